@@ -1,0 +1,114 @@
+// The serial executor and a small thread pool: workers sleep between calls and take pieces from one
+// counter.
+#include "core/executor.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace kvx {
+namespace {
+
+thread_local bool inside_piece = false;
+
+void run_all(int num_pieces, const std::function<void(int)>& piece) {
+  for (int i = 0; i < num_pieces; ++i) piece(i);
+}
+
+class SerialExecutor final : public Executor {
+ public:
+  int num_threads() const override { return 1; }
+  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
+    run_all(num_pieces, piece);
+  }
+};
+
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int num_threads) {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+
+  ~ThreadPool() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  int num_threads() const override { return static_cast<int>(workers_.size()) + 1; }
+
+  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
+    if (num_pieces <= 1 || workers_.empty() || inside_piece) return run_all(num_pieces, piece);
+    std::lock_guard one_call_at_a_time(call_mutex_);
+    {
+      std::lock_guard lock(mutex_);
+      piece_ = &piece;
+      num_pieces_ = num_pieces;
+      next_.store(0, std::memory_order_relaxed);
+      ++generation_;
+    }
+    wake_.notify_all();
+    take_pieces(piece, num_pieces);
+    // A worker that woke late must not touch the next call's counter with this call's piece: wait
+    // for all inside.
+    std::unique_lock lock(mutex_);
+    piece_ = nullptr;
+    idle_.wait(lock, [this] { return busy_workers_ == 0; });
+  }
+
+ private:
+  void take_pieces(const std::function<void(int)>& piece, int num_pieces) {
+    inside_piece = true;
+    for (int i = next_.fetch_add(1); i < num_pieces; i = next_.fetch_add(1)) piece(i);
+    inside_piece = false;
+  }
+
+  void work() {
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stopping_ || (generation_ != seen && piece_ != nullptr); });
+      if (stopping_) return;
+      seen = generation_;
+      const std::function<void(int)>& piece = *piece_;
+      const int num_pieces = num_pieces_;
+      ++busy_workers_;
+      lock.unlock();
+      take_pieces(piece, num_pieces);
+      lock.lock();
+      if (--busy_workers_ == 0) idle_.notify_all();
+    }
+  }
+
+  std::mutex call_mutex_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  const std::function<void(int)>* piece_ = nullptr;  // null: no call is open for joining
+  int num_pieces_ = 0;
+  uint64_t generation_ = 0;
+  int busy_workers_ = 0;
+  bool stopping_ = false;
+  std::atomic<int> next_{0};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace
+
+Executor& serial_executor() {
+  static SerialExecutor executor;
+  return executor;
+}
+
+std::unique_ptr<Executor> make_thread_pool(int num_threads) {
+  if (num_threads <= 0) num_threads = std::max(1u, std::thread::hardware_concurrency());
+  return std::make_unique<ThreadPool>(num_threads);
+}
+
+}  // namespace kvx

@@ -1,0 +1,12 @@
+// Markers for code that one definition serves on the CPU and, when nvcc compiles it, on the GPU.
+#pragma once
+
+#if defined(__CUDACC__)
+#define KVX_HOST_DEVICE __host__ __device__
+#else
+#define KVX_HOST_DEVICE
+#endif
+
+// Small functions that kernels share are always inlined. A kernel file is compiled once per CPU
+// level, and a shared out-of-line copy would be one level's instructions running on every machine.
+#define KVX_INLINE KVX_HOST_DEVICE inline __attribute__((always_inline))

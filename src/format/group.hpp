@@ -1,0 +1,122 @@
+// quantize_group and dequantize_group: one group of numbers to codes and a scale, and back. The one
+// definition of the arithmetic for symmetric formats, on the CPU at every level and on the GPU
+// (docs/numbers.md, sections 2, 3 and 5).
+#pragma once
+
+#include "format/scale.hpp"
+
+namespace kvx::format {
+
+// How the encoder picks a group's scale. Readers never need to know.
+enum class ScaleChoice : uint8_t { kAmax, k4Over6, kSearch };
+
+constexpr std::string_view name_of(ScaleChoice choice) {
+  constexpr std::string_view kNames[] = {"amax", "4over6", "search"};
+  return kNames[static_cast<int>(choice)];
+}
+
+struct GroupMagnitude {
+  float amax;
+  bool has_nonfinite;
+};
+
+// Magnitudes compare as unsigned integers; a NaN or an infinity is above every number.
+KVX_INLINE GroupMagnitude group_magnitude(const float* x, int n) {
+  uint32_t largest = 0;
+  for (int i = 0; i < n; ++i) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return {std::bit_cast<float>(largest), largest >= 0x7F800000u};
+}
+
+KVX_INLINE bool is_finite(float x) {
+  return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) < 0x7F800000u;
+}
+
+template <class Codec>
+KVX_INLINE void encode_group(float inverse_step, const float* x, int n,
+                             typename Codec::Code* codes) {
+  for (int i = 0; i < n; ++i) codes[i] = Codec::encode(x[i] * inverse_step);
+}
+
+// The sum of squared errors in the one order that every machine uses: sixteen lanes, then halves.
+template <class Codec>
+KVX_INLINE float squared_error(float step, const float* x, int n) {
+  const float inverse_step = reciprocal(step);
+  float lanes[16] = {};
+  for (int first = 0; first < n; first += 16) {
+    const int count = n - first < 16 ? n - first : 16;
+    for (int lane = 0; lane < count; ++lane) {
+      const float value = x[first + lane];
+      const float error = value - Codec::decode(Codec::encode(value * inverse_step)) * step;
+      lanes[lane] += error * error;
+    }
+  }
+  for (int width = 8; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
+// Tries the choice's candidates in order; the first with the smallest error wins.
+// Requires: amax is positive and finite.
+template <class Codec>
+KVX_INLINE StoredScale choose_scale(const ScaleMaker& maker, ScaleChoice choice, float amax,
+                                    const float* x, int n) {
+  constexpr float kCandidates4Over6[] = {1.0f, 1.5f};
+  constexpr float kCandidatesSearch[] = {1.0f, 0.7f, 0.8f, 0.9f, 1.1f, 1.2f, 1.3f, 1.5f};
+  StoredScale best = maker.make(Codec::kQmax, amax);
+  if (choice == ScaleChoice::kAmax) return best;
+  const bool is_search = choice == ScaleChoice::kSearch;
+  const int num_candidates = is_search ? 8 : 2;
+  float best_error = squared_error<Codec>(maker.step(best), x, n);
+  for (int c = 1; c < num_candidates; ++c) {
+    const float target = amax * (is_search ? kCandidatesSearch[c] : kCandidates4Over6[c]);
+    const StoredScale scale = maker.make(Codec::kQmax, target > kFloatMax ? kFloatMax : target);
+    const float error = squared_error<Codec>(maker.step(scale), x, n);
+    if (error < best_error) {
+      best_error = error;
+      best = scale;
+    }
+  }
+  return best;
+}
+
+// Computes the group's scale and codes. x: [n]; codes: [n], one code each, not yet packed.
+template <class Codec>
+KVX_INLINE StoredScale quantize_group(const ScaleMaker& maker, ScaleChoice choice, const float* x,
+                                      int n, typename Codec::Code* codes) {
+  const GroupMagnitude group = group_magnitude(x, n);
+  if (group.has_nonfinite || group.amax == 0) {
+    for (int i = 0; i < n; ++i) codes[i] = 0;
+    return group.has_nonfinite ? nan_scale(maker.type) : StoredScale{0};
+  }
+  const StoredScale scale = choose_scale<Codec>(maker, choice, group.amax, x, n);
+  encode_group<Codec>(reciprocal(maker.step(scale)), x, n, codes);
+  return scale;
+}
+
+// Codes under a step that is already fixed (a given or page-shared scale). Returns how many inputs
+// were NaN or infinite and could not be said in a code.
+template <class Codec>
+KVX_INLINE int quantize_group_with_step(float step, const float* x, int n,
+                                        typename Codec::Code* codes) {
+  encode_group<Codec>(step > 0 ? reciprocal(step) : 0.0f, x, n, codes);
+  if (!group_magnitude(x, n).has_nonfinite) return 0;
+  int counted = 0;
+  for (int i = 0; i < n; ++i) {
+    if (is_finite(x[i])) continue;
+    codes[i] = Codec::encode_nonfinite(x[i]);
+    counted += Codec::kCountsNonfinite ? 1 : 0;
+  }
+  return counted;
+}
+
+// codes: [n]; x: [n].
+template <class Codec>
+KVX_INLINE void dequantize_group(float step, const typename Codec::Code* codes, int n, float* x) {
+  for (int i = 0; i < n; ++i) x[i] = Codec::decode(codes[i]) * step;
+}
+
+}  // namespace kvx::format
