@@ -1,0 +1,78 @@
+// Views: where the rows and scales of one layer lie, for every verb. A view is checked where it is
+// made (at the door, or by the pool that owns the memory) and cannot be wrong afterwards.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "format/spec.hpp"
+
+namespace kvx::ops {
+
+// Codes of (block, token, head) begin at base + block * block_stride + token * token_stride + head
+// * head_stride. All strides are bytes; head counts from the run's first head. A row's codes are
+// contiguous.
+struct CodeAddress {
+  uint8_t* base = nullptr;
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+
+  uint8_t* at(int64_t block, int64_t token, int head) const {
+    return base + block * block_stride + token * token_stride + head * head_stride;
+  }
+};
+
+// The scale of (block, token, head, group), likewise. A zero stride shares it: all zero is per
+// tensor, only the head's is per head, all but the token's is shared by a page. Null when the
+// format has no scale.
+struct ScaleAddress {
+  uint8_t* base = nullptr;
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  int64_t group_stride = 0;
+
+  uint8_t* at(int64_t block, int64_t token, int head) const {
+    return base + block * block_stride + token * token_stride + head * head_stride;
+  }
+};
+
+// K or V of a run of heads that are stored alike.
+struct SideView {
+  format::FormatSpec spec;
+  int head_dim = 0;  // 0: this side is not stored
+  CodeAddress codes;
+  ScaleAddress scales;
+  const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
+  bool is_alias = false;  // V that is a part of K's rows (latent caches): never written
+
+  float tensor_scale(int head) const { return tensor_scales ? tensor_scales[head] : 1.0f; }
+};
+
+// Heads [first_head, first_head + num_heads) of a layer: one format for K, one for V.
+struct HeadRun {
+  int first_head = 0;
+  int num_heads = 0;
+  SideView k;
+  SideView v;
+};
+
+// One layer of a cache. Block ids are [0, num_blocks), slots block * block_size + token.
+// All runs of a layer have the same head_dim for K, and for V.
+struct LayerView {
+  int64_t num_blocks = 0;
+  int block_size = 0;
+  int num_kv_heads = 0;
+  std::span<const HeadRun> runs;
+};
+
+// Block ids of a batch: block b of sequence s is ids[s * row_stride + b].
+struct BlockTable {
+  const int32_t* ids = nullptr;
+  int64_t row_stride = 0;
+
+  int32_t at(int sequence, int64_t block) const { return ids[sequence * row_stride + block]; }
+};
+
+}  // namespace kvx::ops
