@@ -1,0 +1,70 @@
+// Recipe: how a whole cache stores keys and values, named by one string everywhere.
+//
+//   recipe = format ["/" format] [":" option {"," option}]        K and V, or one format for both
+//   int8      int8/int4      nvfp4:k.hadamard,search,sink=16,recent=64      int4:auto
+//
+// An option applies to both sides where their formats take it; "k." or "v." in front limits it to
+// one side.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/result.hpp"
+#include "format/spec.hpp"
+
+namespace kvx::kv {
+
+// How K or V is stored once it is quantised.
+struct SideRecipe {
+  format::FormatSpec spec;
+  bool hadamard = false;
+
+  friend bool operator==(const SideRecipe&, const SideRecipe&) = default;
+};
+
+struct Recipe {
+  std::string text;  // as it was given
+  SideRecipe k;
+  SideRecipe v;
+  // Wide ends: the first sink_tokens and the last recent_tokens, in whole blocks, stay in
+  // wide_spec; a block is quantised when it leaves the window. Without them every append is
+  // immediate.
+  bool has_wide_ends = false;
+  int sink_tokens = 0;
+  int recent_tokens = 0;
+  format::FormatSpec wide_spec;
+};
+
+// INVALID_ARGUMENT names the part of the text that is wrong, and what was expected there.
+Result<Recipe> parse_recipe(std::string_view text);
+
+// Another recipe for some layers, or for some heads of layers; it has no wide ends of its own.
+struct LayerHead {
+  int layer = 0;
+  int head = -1;  // -1: all heads of the layer
+};
+struct RecipeOverride {
+  std::vector<LayerHead> where;
+  Recipe recipe;
+};
+
+// "0,1=bf16" or "0-3,29=int8/int4".
+Result<RecipeOverride> parse_layer_override(std::string_view text);
+// "2:0,2:1=int8", layer:head.
+Result<RecipeOverride> parse_head_override(std::string_view text);
+
+// The options, for help texts.
+struct OptionHelp {
+  std::string_view form;  // "sink=N"
+  std::string_view help;
+};
+std::span<const OptionHelp> recipe_options();
+
+// The options that `auto` stands for with this format, as they would be written; empty for the
+// 16-bit formats and f32.
+std::string_view recommended_options(format::FormatId id);
+
+}  // namespace kvx::kv
