@@ -78,6 +78,9 @@ std::optional<Enum> named(std::string_view name, std::initializer_list<Enum> val
   return std::nullopt;
 }
 
+// What follows "=" in an option; empty when there is no "=".
+using OptionValue = std::optional<std::string_view>;
+
 // One side while its options are being read.
 struct SideDraft {
   FormatId id = FormatId::kBF16;
@@ -91,7 +94,7 @@ struct SideDraft {
   }
 
   // Whether the option is one of this format's; remembers it if so.
-  bool take(std::string_view word, std::string_view value);
+  bool take(std::string_view word, OptionValue value);
   bool take_scale_choice(ScaleChoice choice);
 };
 
@@ -111,25 +114,25 @@ bool take_choice(const format::Choices<T>& allowed, std::optional<T> value,
   return true;
 }
 
-bool SideDraft::take(std::string_view word, std::string_view value) {
+bool SideDraft::take(std::string_view word, OptionValue value) {
   if (word == "hadamard") return hadamard = true;
   if (word == "search") return take_scale_choice(ScaleChoice::kSearch);
   if (word == "4over6") return take_scale_choice(ScaleChoice::k4Over6);
   if (word == "scale") {
     return take_choice(facts().scale_types,
-                       named(value, {ScaleType::kF16, ScaleType::kBF16, ScaleType::kF32}),
+                       named(*value, {ScaleType::kF16, ScaleType::kBF16, ScaleType::kF32}),
                        options.scale_type);
   }
   if (word == "rule") {
     return take_choice(facts().scale_rules,
-                       named(value, {ScaleRule::kE8M0Ceil, ScaleRule::kE8M0Floor}),
+                       named(*value, {ScaleRule::kE8M0Ceil, ScaleRule::kE8M0Floor}),
                        options.scale_rule);
   }
   if (word == "source") {
     if (facts().scale_types.preferred() == ScaleType::kNone) return false;
     return take_choice(
         facts().scale_sources,
-        named(value, {ScaleSource::kComputed, ScaleSource::kGiven, ScaleSource::kPageShared}),
+        named(*value, {ScaleSource::kComputed, ScaleSource::kGiven, ScaleSource::kPageShared}),
         options.scale_source);
   }
   for (int size : {32, 64, 128}) {
@@ -152,23 +155,23 @@ struct Draft {
 
   Status apply(std::string_view option);
   Status apply_auto();
-  Result<bool> apply_to_cache(std::string_view word, std::string_view value);
-  bool apply_to_sides(std::string_view word, std::string_view value);
+  Result<bool> apply_to_cache(std::string_view word, OptionValue value);
+  bool apply_to_sides(std::string_view word, OptionValue value);
 };
 
 // Options of the cache as a whole. False: the word is not one of them.
-Result<bool> Draft::apply_to_cache(std::string_view word, std::string_view value) {
+Result<bool> Draft::apply_to_cache(std::string_view word, OptionValue value) {
   if (word == "sink") {
-    KVX_ASSIGN_OR_RETURN(sink, parse_number("sink", value, 0, kMaxTokens));
+    KVX_ASSIGN_OR_RETURN(sink, parse_number("sink", value.value_or(""), 0, kMaxTokens));
   } else if (word == "recent") {
-    KVX_ASSIGN_OR_RETURN(recent, parse_number("recent", value, 1, kMaxTokens));
+    KVX_ASSIGN_OR_RETURN(recent, parse_number("recent", value.value_or(""), 1, kMaxTokens));
   } else if (word == "wide") {
-    KVX_ASSIGN_OR_RETURN(wide, parse_format(value));
+    KVX_ASSIGN_OR_RETURN(wide, parse_format(value.value_or("")));
     if (format::facts_of(wide).scale_types.preferred() != ScaleType::kNone) {
-      return invalid_argument("wide is '{}'; expected bf16, f16 or f32", value);
+      return invalid_argument("wide is '{}'; expected bf16, f16 or f32", *value);
     }
     wide_is_named = true;
-  } else if (word == "immediate" && value == kNoValue) {
+  } else if (word == "immediate" && !value) {
     immediate = true;
   } else {
     return false;
@@ -176,12 +179,12 @@ Result<bool> Draft::apply_to_cache(std::string_view word, std::string_view value
   return true;
 }
 
-bool Draft::apply_to_sides(std::string_view word, std::string_view value) {
+bool Draft::apply_to_sides(std::string_view word, OptionValue value) {
   const bool k_only = word.starts_with("k.");
   const bool v_only = word.starts_with("v.");
   if (k_only || v_only) word.remove_prefix(2);
   const bool wants_value = word == "scale" || word == "rule" || word == "source";
-  if (wants_value == (value == kNoValue)) return false;
+  if (wants_value == !value) return false;
   const bool k_takes_it = !v_only && k.take(word, value);
   const bool v_takes_it = !k_only && v.take(word, value);
   return k_takes_it || v_takes_it;
@@ -191,8 +194,8 @@ Status Draft::apply(std::string_view option) {
   if (option == "auto") return apply_auto();
   const size_t equals = option.find('=');
   const std::string_view word = option.substr(0, equals);
-  const std::string_view value =
-      equals == std::string_view::npos ? kNoValue : option.substr(equals + 1);
+  const OptionValue value =
+      equals == std::string_view::npos ? OptionValue() : option.substr(equals + 1);
   KVX_ASSIGN_OR_RETURN(const bool is_the_caches, apply_to_cache(word, value));
   if (is_the_caches || apply_to_sides(word, value)) return {};
   return invalid_argument(
