@@ -1,0 +1,30 @@
+# Language level, warnings and floating-point rules of every target; KVX_SANITIZE adds a sanitizer
+# to all of them.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 99)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# No contraction anywhere a byte is decided (docs/numbers.md); attention kernels opt back in where
+# they are written.
+add_compile_options(-Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
+                    -ffp-contract=off)
+
+set(KVX_SANITIZE "" CACHE STRING "what -fsanitize= gets for the whole tree, empty for nothing")
+option(KVX_FUZZ "build the fuzz targets (clang only)" OFF)
+
+if(KVX_SANITIZE)
+  add_compile_options(-fsanitize=${KVX_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${KVX_SANITIZE})
+endif()
+if(KVX_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "KVX_FUZZ needs clang, CMAKE_CXX_COMPILER is ${CMAKE_CXX_COMPILER}")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

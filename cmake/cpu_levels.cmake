@@ -1,0 +1,34 @@
+# The flags of every instruction-set level: one source file a level,
+# src/<folder>/cpu/level_<name>.cpp.
+#
+# A level's file is compiled with more instructions than the machine may have, so nothing outside
+# it may be built
+# with its flags, and it runs only after src/device has found the level on this machine.
+set(KVX_CPU_LEVELS scalar)
+set(KVX_CPU_FLAGS_scalar "")
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  list(APPEND KVX_CPU_LEVELS avx2 avx512)
+  set(KVX_CPU_FLAGS_avx2 -mavx2 -mfma -mf16c)
+  set(KVX_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
+                           -mprefer-vector-width=512)
+endif()
+
+# Gives each level file in `sources_var` its flags, and drops the files of levels that this
+# processor family lacks.
+# Must be called in the directory that makes the target (source properties belong to a directory).
+function(kvx_set_cpu_level_flags sources_var)
+  set(kept "")
+  foreach(source IN LISTS ${sources_var})
+    if(source MATCHES "/cpu/level_([a-z0-9]+)\\.cpp$")
+      set(level ${CMAKE_MATCH_1})
+      if(NOT level IN_LIST KVX_CPU_LEVELS)
+        continue()
+      endif()
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
+                                  "${KVX_CPU_FLAGS_${level}};-O3")
+    endif()
+    list(APPEND kept ${source})
+  endforeach()
+  set(${sources_var} ${kept} PARENT_SCOPE)
+endfunction()

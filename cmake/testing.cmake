@@ -1,0 +1,29 @@
+# kvx_add_test: one GoogleTest binary, one line in ctest.
+#
+#   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU])
+#
+# One process a binary, not one a test case, keeps ctest fast; the cases are counted from the XML
+# reports
+# (tools/dev/count_tests.py). A skipped case fails its binary, unless the test says GPU: those are
+# counted and shown.
+if(NOT BUILD_TESTING)
+  return()
+endif()
+
+find_package(GTest 1.12 REQUIRED)
+set(KVX_TEST_REPORTS ${CMAKE_BINARY_DIR}/test-reports)
+
+function(kvx_add_test name)
+  cmake_parse_arguments(arg "GPU" "" "LIBS;LABELS" ${ARGN})
+  add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name} --gtest_output=xml:${KVX_TEST_REPORTS}/${name}.xml)
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
+  if(arg_GPU)
+    set_property(TEST ${name} APPEND PROPERTY LABELS gpu)
+  else()
+    set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+  endif()
+endfunction()
