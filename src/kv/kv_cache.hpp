@@ -1,5 +1,6 @@
-// KvCache: the assembled cache. A recipe and a geometry become block pools; sequences grow in steps; each layer of a step appends
-// its K and V and attends, straight from the packed bytes, with wide ends where the recipe has them.
+// KvCache: the assembled cache. A recipe and a geometry become block pools; sequences grow in
+// steps; each layer of a step appends its K and V and attends, straight from the packed bytes, with
+// wide ends where the recipe has them.
 #pragma once
 
 #include <memory>
@@ -7,24 +8,17 @@
 #include <vector>
 
 #include "cache/account.hpp"
-#include "kv/recipe.hpp"
+#include "kv/layer_plan.hpp"
 #include "ops/cpu/kernel_table.hpp"
 #include "ops/transform.hpp"
 
 namespace kvx::kv {
 
-struct CacheGeometry {
-  int num_layers = 0;
-  int num_kv_heads = 0;
-  int k_head_dim = 0;
-  int v_head_dim = 0;
-  // [num_layers]: a layer's sliding window in tokens, 0 for all. Empty: all layers see everything. Layers of one window form a layer group.
-  std::vector<int> layer_windows;
-};
-
-// Calibrated numbers that a recipe may need; empty vectors mean none. Scales are steps (value = code * scale).
+// Calibrated numbers that a recipe may need; empty vectors mean none. Scales are steps (value =
+// code * scale).
 struct StaticScales {
-  std::vector<float> group_scales;   // [num_kv_heads, groups]; for source=given. fp8: one group, 1.0 when empty
+  std::vector<float>
+      group_scales;  // [num_kv_heads, groups]; for source=given. fp8: one group, 1.0 when empty
   std::vector<float> tensor_scales;  // [num_kv_heads]; nvfp4's second level, 1.0 when empty
 };
 struct LayerCalibration {
@@ -43,7 +37,8 @@ struct KvCacheConfig {
   int block_size = 64;                        // tokens, 1 to 1024
   int max_sequences = 1;
   int64_t max_tokens_per_sequence = 0;
-  int max_step_tokens = 512;  // of one sequence in one step; wide ends reserve 16-bit blocks for them
+  int max_step_tokens =
+      512;  // of one sequence in one step; wide ends reserve 16-bit blocks for them
 };
 
 struct StepEntry {
@@ -61,7 +56,8 @@ struct AttentionParams {
 
 class KvCache {
  public:
-  // Everything is allocated here. INVALID_ARGUMENT names what does not fit (a head_dim that a format can't do, a missing scale table).
+  // Everything is allocated here. INVALID_ARGUMENT names what does not fit (a head_dim that a
+  // format can't do, a missing scale table).
   static Result<std::unique_ptr<KvCache>> create(KvCacheConfig config,
                                                  const ops::CpuContext& context);
   virtual ~KvCache() = default;
@@ -70,19 +66,21 @@ class KvCache {
   virtual void free_sequence(int sequence) = 0;
   virtual int64_t num_tokens(int sequence) const = 0;
 
-  // A step adds tokens to some sequences: begin_step reserves every block of every layer group (all or nothing), each layer then calls
-  // append_and_attend once, end_step makes the tokens part of the sequences. abort_step gives the blocks back.
-  // OUT_OF_RANGE: a sequence would pass max_tokens_per_sequence, or the pool has too few blocks.
+  // A step adds tokens to some sequences: begin_step reserves every block of every layer group (all
+  // or nothing), each layer then calls append_and_attend once, end_step makes the tokens part of
+  // the sequences. abort_step gives the blocks back. OUT_OF_RANGE: a sequence would pass
+  // max_tokens_per_sequence, or the pool has too few blocks.
   virtual Status begin_step(std::span<const StepEntry> entries) = 0;
-  // Rows are the entries' tokens, one entry after the other. k, v: [tokens, num_kv_heads, head_dim]; q, out: [tokens, num_q_heads, head_dim].
-  // A query sees just what it would see if its tokens came one by one: the step is cut at block borders where that matters.
+  // Rows are the entries' tokens, one entry after the other. k, v: [tokens, num_kv_heads,
+  // head_dim]; q, out: [tokens, num_q_heads, head_dim]. A query sees just what it would see if its
+  // tokens came one by one: the step is cut at block borders where that matters.
   virtual Status append_and_attend(int layer, const AttentionParams& params, FloatRows q,
                                    FloatRows k, FloatRows v, MutableFloatRows out) = 0;
   virtual Status end_step() = 0;
   virtual void abort_step() = 0;
 
-  // Stored rows of a sequence's tokens [first_token, first_token + num_tokens), transforms undone, as dense
-  // [num_tokens, num_kv_heads, head_dim]; a null target is not wanted.
+  // Stored rows of a sequence's tokens [first_token, first_token + num_tokens), transforms undone,
+  // as dense [num_tokens, num_kv_heads, head_dim]; a null target is not wanted.
   virtual Status gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
                         MutableFloatRows k, MutableFloatRows v) const = 0;
 
@@ -92,8 +90,8 @@ class KvCache {
   virtual cache::MemoryAccount account() const = 0;
 };
 
-// What a recipe costs, before anything is allocated: averages over layers, heads, K and V; wide ends are counted at the given
-// number of tokens.
+// What a recipe costs, before anything is allocated: averages over layers, heads, K and V; wide
+// ends are counted at the given number of tokens.
 struct RecipeCost {
   double bits_per_value = 0;
   double bytes_per_token = 0;  // all layers

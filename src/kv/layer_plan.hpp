@@ -1,0 +1,47 @@
+// LayerPlan: what a recipe and its overrides mean for one layer: runs of heads that are stored
+// alike.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kv/recipe.hpp"
+
+namespace kvx::kv {
+
+struct CacheGeometry {
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int k_head_dim = 0;
+  int v_head_dim = 0;  // 0: nothing is stored for V
+  // [num_layers]: a layer's sliding window in tokens, 0 for all. Empty: all layers see everything.
+  // Layers of one window form a layer group with block tables of its own.
+  std::vector<int> layer_windows;
+
+  int window_of(int layer) const { return layer_windows.empty() ? 0 : layer_windows[layer]; }
+};
+
+// INVALID_ARGUMENT: a count outside its range, or layer_windows of another length than num_layers.
+Status check_geometry(const CacheGeometry& geometry);
+
+struct HeadRunPlan {
+  int first_head = 0;
+  int num_heads = 0;
+  SideRecipe k;
+  SideRecipe v;
+};
+
+struct LayerPlan {
+  std::vector<HeadRunPlan> runs;  // in head order, covering all heads
+  // A rotation belongs to the whole layer: it is the recipe's, or that of an override of the whole
+  // layer.
+  bool k_hadamard = false;
+  bool v_hadamard = false;
+};
+
+// One plan a layer. INVALID_ARGUMENT: an override of a layer or head that does not exist, or a
+// head_dim that a format can't do.
+Result<std::vector<LayerPlan>> plan_layers(const CacheGeometry& geometry, const Recipe& recipe,
+                                           std::span<const RecipeOverride> overrides);
+
+}  // namespace kvx::kv
