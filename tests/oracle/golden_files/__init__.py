@@ -1,0 +1,1 @@
+"""golden_files: the cases of each tests/golden/*.json, one module a file (or a family of files)."""
