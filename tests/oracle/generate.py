@@ -34,7 +34,10 @@ def differences(made, committed, names):
             continue
         ours, theirs = (made / name).read_bytes(), (committed / name).read_bytes()
         if ours != theirs:
-            at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b),
+                min(len(ours), len(theirs)),
+            )
             line = ours[:at].count(b"\n") + 1
             yield f"{committed / name} differs from the generator's at byte {at}, line {line}"
 

@@ -1,4 +1,4 @@
-"""search.json: scales chosen by 4 over 6 and by search (docs/numbers.md 5); rows_*.json has amax."""
+"""search.json: scales chosen by 4 over 6 and by search (docs/numbers.md 5); rows_* have amax."""
 
 from fractions import Fraction
 

@@ -76,7 +76,6 @@ def common_rows(head_dim, element):
         ("normal_1", base),
         ("normal_0.02", normal(head_dim, "0.02", "a")),
         ("normal_0.001", normal(head_dim, "0.001", "b")),
-        ("normal_300", normal(head_dim, "300", "c")),
         ("constant", [binary32.nearest(Fraction("0.7"))] * head_dim),
         ("all_zero", [0.0] * head_dim),
         ("zeros_of_both_signs", [-0.0 if d % 3 else 0.0 for d in range(head_dim)]),

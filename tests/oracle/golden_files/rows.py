@@ -25,7 +25,13 @@ OTHER_HEAD_DIMS = (80, 96, 128)
 WIDE_HEAD_DIMS = (192, 256, 576)
 FULL_OPTIONS = 2  # a format's first option sets see every row, the others the telling ones
 TELLING_ROWS = (
-    "normal_1", "zeros_of_both_signs", "denormal", "largest", "outliers", "inf_and_nan", "ties"
+    "normal_1",
+    "zeros_of_both_signs",
+    "denormal",
+    "largest",
+    "outliers",
+    "inf_and_nan",
+    "ties",
 )
 
 

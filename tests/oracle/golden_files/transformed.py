@@ -45,9 +45,7 @@ def case(head_dim, present, hadamard):
     values = terms_of(head_dim)
     transform = Transform(**{term: values[term] for term in present}, hadamard=hadamard)
     transformed = transform.apply(row_of(head_dim))
-    nvfp4 = quantize_row(
-        "nvfp4", inputs.f32_input(transformed), Options(tensor_scale=TENSOR_SCALE)
-    )
+    nvfp4 = quantize_row("nvfp4", inputs.f32_input(transformed), Options(tensor_scale=TENSOR_SCALE))
     decoded = [binary32.from_bits(bits) for bits in nvfp4.decoded_bits]
     return {
         "head_dim": head_dim,

@@ -65,7 +65,10 @@ def written_case(policy, dtype):
     sides = [
         [
             [
-                [token_codes(dtype, head_dim, f"{side} {layer} {head} {token}") for token in range(block_len)]
+                [
+                    token_codes(dtype, head_dim, f"{side} {layer} {head} {token}")
+                    for token in range(block_len)
+                ]
                 for head in range(heads)
             ]
             for layer in range(layers)
