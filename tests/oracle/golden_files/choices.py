@@ -1,5 +1,6 @@
 """search.json: scales chosen by 4 over 6 and by search (docs/numbers.md 5); rows_* have amax."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 from kvx_oracle import binary32
@@ -35,7 +36,7 @@ def cases():
         for choice in ("4over6", "search"):
             if choice == "4over6" and element.name != "e2m1":
                 continue
-            chosen = Options(**{**options.__dict__, "scale_choice": choice})
+            chosen = replace(options, scale_choice=choice)
             for row_name, source in rows:
                 yield {"format": name, **case(name, source, row_name, chosen)}
 

@@ -1,5 +1,6 @@
 """rows_<format>.json: whole rows of every format, and how search.json's cases are made too."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 from kvx_oracle import binary32
@@ -75,10 +76,9 @@ def given_scales(name, head_dim, base, seed, **options):
     fmt = GROUPED[name]
     options = Options(**options)
     scale_type = options.scale_type or fmt.scale_type
-    scales = []
-    for _ in range(num_groups(fmt, options, head_dim)):
-        scales.append(given_code(scale_type, Fraction(base), random))
-    return Options(**{**options.__dict__, "given_scales": tuple(scales)})
+    count = num_groups(fmt, options, head_dim)
+    scales = tuple(given_code(scale_type, Fraction(base), random) for _ in range(count))
+    return replace(options, given_scales=scales)
 
 
 def given_code(scale_type, base, random):
@@ -93,7 +93,7 @@ def fixed_scale(name, head_dim, code, **options):
     """Options with the same given scale code in every group."""
     options = Options(**options)
     count = num_groups(GROUPED[name], options, head_dim)
-    return Options(**{**options.__dict__, "given_scales": (code,) * count})
+    return replace(options, given_scales=(code,) * count)
 
 
 def f32_code(text):
@@ -111,32 +111,29 @@ def option_makers(name):
             lambda d, text=text: fixed_scale(name, d, f32_code(text))
             for text in ("1", "0.0371", "1e-41", "3e38")
         ]
+    given = lambda d: given_scales(name, d, "0.4", "given")
     if name in ("int8", "int4"):
-        base = "0.02" if name == "int8" else "0.4"
-        makers = [
-            lambda d, g=g, t=t: Options(group_size=g, scale_type=t)
-            for g in (64, 32, 128)
-            for t in (F16, F32)
-        ]
-        makers += [
-            lambda d, t=t: given_scales(name, d, base, "given", group_size=32, scale_type=t)
-            for t in (F16, F32)
-        ]
-        makers.append(lambda d: fixed_scale(name, d, 1))  # 2^-24: everything saturates
-        return makers
+        return integer_option_makers(name)
     if name == "mxfp4":
-        return [
-            lambda d: Options(scale_rule="e8m0_floor"),
-            lambda d: Options(scale_rule="e8m0_ceil"),
-            lambda d: given_scales(name, d, "0.4", "given"),
-        ]
-    if name == "mxfp4_g16":
-        return [lambda d: Options(), lambda d: given_scales(name, d, "0.4", "given")]
-    if name == "nvfp4":
-        return [lambda d: Options(), lambda d: given_scales(name, d, "0.4", "given")]
-    makers = [lambda d, t=t: Options(scale_type=t) for t in (F16, F32)]
-    makers.append(lambda d: given_scales(name, d, "0.4", "given"))
-    return makers
+        return [lambda d, r=r: Options(scale_rule=r) for r in ("e8m0_floor", "e8m0_ceil")] + [given]
+    if name in ("fp4_row", "int4_row"):
+        return [lambda d, t=t: Options(scale_type=t) for t in (F16, F32)] + [given]
+    return [lambda d: Options(), given]
+
+
+def integer_option_makers(name):
+    base = "0.02" if name == "int8" else "0.4"
+    computed = [
+        lambda d, g=g, t=t: Options(group_size=g, scale_type=t)
+        for g in (64, 32, 128)
+        for t in (F16, F32)
+    ]
+    given = [
+        lambda d, t=t: given_scales(name, d, base, "given", group_size=32, scale_type=t)
+        for t in (F16, F32)
+    ]
+    smallest = lambda d: fixed_scale(name, d, 1)  # F16 2^-24: everything saturates
+    return [*computed, *given, smallest]
 
 
 def fits(name, head_dim):

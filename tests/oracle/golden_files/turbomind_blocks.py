@@ -59,27 +59,30 @@ def shape_fields(shape):
     }
 
 
-def written_case(policy, dtype):
+def written_case(policy, dtype, first_token):
+    """One block whose every row is written; `first_token` numbers its rows in the sequence."""
     shape = BlockShape(policy, *TINY)
-    layers, heads, head_dim, block_len = TINY
     sides = [
         [
             [
                 [
-                    token_codes(dtype, head_dim, f"{side} {layer} {head} {token}")
-                    for token in range(block_len)
+                    token_codes(
+                        dtype, shape.head_dim, f"{side} {layer} {head} {first_token + slot}"
+                    )
+                    for slot in range(shape.block_len)
                 ]
-                for head in range(heads)
+                for head in range(shape.num_heads)
             ]
-            for layer in range(layers)
+            for layer in range(shape.num_layers)
         ]
         for side in ("key", "value")
     ]
     block, scales = write_block(shape, dtype, sides)
     return {
         **shape_fields(shape),
+        "first_token": first_token,
         "dtype": dtype.name,
-        # [layer][head][token][dim], 16-bit patterns
+        # [layer][head][slot][dim], 16-bit patterns
         "keys": flat(sides[0]),
         "values": flat(sides[1]),
         "block": block.hex(),
@@ -97,5 +100,7 @@ def flat(side):
 
 def files():
     sizes = [size_case(policy, *shape) for shape in SHAPES for policy in POLICIES]
-    written = [written_case(policy, dtype) for policy in POLICIES for dtype in (F16, BF16)]
+    written = [written_case(policy, dtype, 0) for policy in POLICIES for dtype in (F16, BF16)]
+    # The next block of the FP4 sequence, so that a reader can tell tokens of two blocks apart.
+    written += [written_case(16, dtype, TINY[3]) for dtype in (F16, BF16)]
     yield "turbomind_blocks.json", {"sizes": sizes, "written": written}

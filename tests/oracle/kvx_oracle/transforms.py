@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from . import binary32
 from .small_float import F32
-from fractions import Fraction
 
 
 @dataclass(frozen=True)
