@@ -1,0 +1,63 @@
+// Memory hands out zeroed, aligned regions of one kind of memory; a Region gives itself back.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/result.hpp"
+
+namespace kvx::cache {
+
+enum class MemoryKind : uint8_t { kHost };
+
+class Memory;
+
+// An owned piece of memory. Zero when handed out; begins on 64 bytes or better.
+class Region {
+ public:
+  Region() = default;
+  Region(Region&& other) noexcept;
+  Region& operator=(Region&& other) noexcept;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+
+  uint8_t* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  MemoryKind kind() const { return kind_; }
+
+ private:
+  friend class Memory;
+  Region(Memory* owner, MemoryKind kind, uint8_t* data, int64_t bytes)
+      : owner_(owner), kind_(kind), data_(data), bytes_(bytes) {}
+
+  Memory* owner_ = nullptr;
+  MemoryKind kind_ = MemoryKind::kHost;
+  uint8_t* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Outlives the regions that it hands out. allocate() may be called from several threads.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual MemoryKind kind() const = 0;
+
+  // INVALID_ARGUMENT when bytes < 1, OUT_OF_RANGE when the machine has not that much; both name
+  // `what` the memory is for and the bytes.
+  Result<Region> allocate(int64_t bytes, std::string_view what);
+
+ protected:
+  // Null when there is not that much. Requires: bytes > 0.
+  virtual uint8_t* allocate_zeroed(int64_t bytes) = 0;
+  virtual void free(uint8_t* data, int64_t bytes) = 0;
+
+ private:
+  friend class Region;
+};
+
+// The machine's main memory, on huge pages where the system has them to give. Pages are taken when
+// they are first written.
+Memory& host_memory();
+
+}  // namespace kvx::cache

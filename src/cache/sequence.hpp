@@ -1,0 +1,125 @@
+// Sequence: the tokens of one sequence, as blocks of each layer group; it takes blocks from a pool
+// and gives them back, and touches no bytes.
+//
+// To append n tokens:
+//
+//   release_expired(pool)             sliding windows let go of what no later query reads
+//   take_moves(pool, n, moves)        blocks that leave the wide window get a packed block each
+//   ... copy every move's bytes from wide_id to packed_id (ops::copy_blocks) ...
+//   finish_moves(pool, moves)         the tables name the packed blocks, the wide ones are free
+//   reserve(pool, n)                  blocks for the new tokens
+//   ... append to slots(group, ...), attend ...
+//   advance(n)
+//
+// Without wide ends and windows reserve() and advance() are enough.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache/block_pool.hpp"
+#include "cache/block_table.hpp"
+#include "cache/wide_ends.hpp"
+#include "core/result.hpp"
+
+namespace kvx::cache {
+
+// Layers that share block ids, and the pool's classes that they take blocks from.
+struct LayerGroup {
+  int packed_class = 0;
+  int wide_class = 0;  // used only with wide ends
+  WideEnds wide_ends;
+  int64_t window = 0;  // of a sliding-window group, in tokens; 0: every token is read
+};
+
+struct SequenceShape {
+  int64_t block_size = 0;
+  int64_t max_tokens = 0;
+  std::vector<LayerGroup> groups;
+};
+
+// A block that leaves the wide window: its bytes go from a wide block to a packed one.
+struct BlockMove {
+  int group = 0;
+  int64_t block = 0;  // of the sequence
+  int32_t wide_id = kNoBlock;
+  int32_t packed_id = kNoBlock;
+};
+
+class Sequence {
+ public:
+  // INVALID_ARGUMENT names the field: block_size or max_tokens < 1, no group, a negative window.
+  static Result<Sequence> create(const SequenceShape& shape);
+
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t max_tokens() const { return shape_.max_tokens; }
+  int64_t block_size() const { return shape_.block_size; }
+  int num_groups() const { return static_cast<int>(groups_.size()); }
+  const BlockTable& table(int group) const { return groups_[group].table; }
+
+  // Blocks [0, wide_head) and [wide_tail, end) of a group's table are ids of its wide class, the
+  // others of its packed class. Without wide ends: 0 and the end.
+  int64_t wide_head(int group) const { return shape_.groups[group].wide_ends.head_blocks; }
+  int64_t wide_tail(int group) const;
+
+  // Tokens until the open block is full; a whole block when none is open.
+  int64_t tokens_left_in_block() const { return block_size() - num_tokens_ % block_size(); }
+  // The most tokens that one reserve() takes: with wide ends the rest of one block, since a block
+  // must be written before it leaves the window.
+  int64_t most_tokens_at_once() const;
+
+  // OUT_OF_RANGE, nothing changed: blocks are short, or num_tokens goes beyond max_tokens.
+  // INVALID_ARGUMENT, nothing changed: num_tokens < 1 or > most_tokens_at_once(). Moves are added
+  // to `moves`; nothing is added when no block leaves. The blocks that the following reserve()
+  // needs are counted too, those that finish_moves() frees included.
+  Status take_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves);
+  // Requires: take_moves() of this sequence gave these moves.
+  Status finish_moves(BlockPool& pool, std::span<const BlockMove> moves);
+
+  // Blocks for the next num_tokens in every group, all or none; blocks reserved before are used
+  // first. Errors as take_moves(); INVALID_ARGUMENT also when a block had to leave the window
+  // first.
+  Status reserve(BlockPool& pool, int64_t num_tokens);
+
+  // The slots of tokens [first_token, first_token + slots.size()): id * block_size + offset. The
+  // ids are of the class of each token's block. Requires: those blocks are reserved.
+  void slots(int group, int64_t first_token, std::span<int64_t> slots) const;
+
+  // The reserved tokens are written. Requires: reserve() of at least num_tokens.
+  void advance(int64_t num_tokens);
+
+  // Frees blocks of sliding-window groups that no query at num_tokens() or later reads. Their
+  // entries become kNoBlock.
+  Status release_expired(BlockPool& pool);
+
+  // Forgets the tokens from num_tokens on and frees blocks without tokens. OUT_OF_RANGE, nothing
+  // changed: num_tokens is negative or more than there are, or a window has left tokens behind that
+  // the shorter sequence reads. UNSUPPORTED, nothing changed: it would cut a block that has left
+  // the wide window (whole blocks may go).
+  Status truncate(BlockPool& pool, int64_t num_tokens);
+
+  // Gives all blocks back. A sequence that still has blocks when it dies leaks them.
+  Status clear(BlockPool& pool);
+
+ private:
+  struct GroupState {
+    BlockTable table;
+    int64_t wide_tail = 0;    // with wide ends: the first block of the window
+    int64_t first_block = 0;  // blocks before it are released
+  };
+
+  explicit Sequence(const SequenceShape& shape);
+  Status check_append(int64_t num_tokens) const;
+  Status check_truncate(int group, int64_t num_tokens) const;
+  int class_of(int group, int64_t block) const;
+  bool leaves_window(int group, int64_t num_tokens) const;
+  int64_t num_new_blocks(int group, int64_t num_tokens) const;
+
+  SequenceShape shape_;
+  std::vector<GroupState> groups_;
+  std::vector<int64_t> needed_;  // [classes], scratch of the all-or-nothing check
+  int64_t num_tokens_ = 0;
+};
+
+}  // namespace kvx::cache
