@@ -13,13 +13,12 @@ KVX_INLINE constexpr float bf16_to_f32(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// Round to nearest even, overflow to infinity, NaN becomes sign | 0x7FC0.
+// Round to nearest even, overflow to infinity; every NaN becomes 0x7FC0.
 KVX_INLINE constexpr uint16_t f32_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t nan = ((bits >> 16) & 0x8000u) | 0x7FC0u;
   const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-  return static_cast<uint16_t>(is_nan ? nan : rounded);
+  return static_cast<uint16_t>(is_nan ? 0x7FC0u : rounded);
 }
 
 KVX_INLINE constexpr float f16_to_f32(uint16_t half) {
@@ -34,7 +33,7 @@ KVX_INLINE constexpr float f16_to_f32(uint16_t half) {
   return std::bit_cast<float>(bits | sign);
 }
 
-// Round to nearest even, overflow to infinity, NaN becomes sign | 0x7E00.
+// Round to nearest even, overflow to infinity; every NaN becomes 0x7E00.
 KVX_INLINE constexpr uint16_t f32_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
@@ -48,8 +47,7 @@ KVX_INLINE constexpr uint16_t f32_to_f16(float value) {
       (magnitude + 0x0FFFu + ((magnitude >> 13) & 1u) - ((127u - 15u) << 23)) >> 13;
   uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
   half = magnitude >= 0x477FF000u ? 0x7C00u : half;  // 65520 and above round to infinity
-  half = magnitude > 0x7F800000u ? 0x7E00u : half;
-  return static_cast<uint16_t>(half | sign);
+  return static_cast<uint16_t>(magnitude > 0x7F800000u ? 0x7E00u : half | sign);
 }
 
 static_assert(f32_to_f16(1.0f) == 0x3C00 && f16_to_f32(0x3C00) == 1.0f);

@@ -20,7 +20,9 @@ namespace kvx::format {
 struct F32Codec {
   using Code = uint32_t;
   static constexpr int kBits = 32;
-  KVX_INLINE static constexpr Code encode(float value) { return std::bit_cast<uint32_t>(value); }
+  KVX_INLINE static constexpr Code encode(float value) {
+    return value == value ? std::bit_cast<uint32_t>(value) : 0x7FC00000u;
+  }
   KVX_INLINE static constexpr float decode(Code code) { return std::bit_cast<float>(code); }
 };
 struct F16Codec {

@@ -137,4 +137,22 @@ Result<float> tensor_scale_for_weights(float amax) {
   return tensor_scale(amax, 6.0f * 448.0f);
 }
 
+Status check_tensor_scale(float scale) {
+  constexpr float kLargest = kFloatMax / E4M3::kMax;
+  if (scale > 0 && scale <= kLargest) return {};
+  return invalid_argument("tensor scale is {}; expected a positive number, at most {}", scale,
+                          kLargest);
+}
+
+Result<StoredScale> given_scale(ScaleType type, float step) {
+  if (!(step > 0) || !is_finite(step)) {
+    return invalid_argument("scale is {}; expected a positive finite number", step);
+  }
+  if (type != ScaleType::kE8M0) return round_scale(type, step);
+  const uint32_t bits = std::bit_cast<uint32_t>(step);
+  const StoredScale scale{step == E8M0::decode(0) ? 0 : bits >> 23};
+  if (E8M0::decode(scale.bits) == step) return scale;
+  return invalid_argument("scale is {}; an E8M0 scale is a power of two", step);
+}
+
 }  // namespace kvx::format

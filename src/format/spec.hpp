@@ -69,4 +69,11 @@ double bits_per_value(const FormatSpec& spec, int head_dim, int block_size);
 Result<float> tensor_scale_for_kv(float amax);
 Result<float> tensor_scale_for_weights(float amax);
 
+// INVALID_ARGUMENT unless positive and at most FLT_MAX / 448 (docs/numbers.md, section 2).
+Status check_tensor_scale(float scale);
+
+// A calibrated step in its stored type. INVALID_ARGUMENT: not positive and finite, or no power of
+// two for E8M0.
+Result<StoredScale> given_scale(ScaleType type, float step);
+
 }  // namespace kvx::format

@@ -96,11 +96,7 @@ def sixteen_bit_case(fmt):
 
 
 def encode_bits(fmt, bits):
-    """From bits, not from a Python float, which would lose a NaN's sign."""
-    number = binary32.from_bits(bits)
-    if math.isnan(number):
-        return fmt.nan_code | (fmt.sign_bit if bits >> 31 else 0)
-    return fmt.encode(number)
+    return fmt.encode(binary32.from_bits(bits))
 
 
 def decode_bits(fmt, code):

@@ -123,9 +123,9 @@ class FloatFormat:
 
     def encode(self, number):
         """IEEE conversion of a binary32 number: nearest even, overflow to infinity."""
-        sign = self.sign_bit if math.copysign(1.0, number) < 0 else 0
         if math.isnan(number):
-            return sign | self.nan_code
+            return self.nan_code
+        sign = self.sign_bit if math.copysign(1.0, number) < 0 else 0
         if math.isinf(number):
             return sign | self.infinity_code
         return sign | self.code_of_rounded(Fraction(abs(number)))
