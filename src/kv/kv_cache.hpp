@@ -1,44 +1,27 @@
 // KvCache: the assembled cache. A recipe and a geometry become block pools; sequences grow in
-// steps; each layer of a step appends its K and V and attends, straight from the packed bytes, with
-// wide ends where the recipe has them.
+// steps; each layer of a step appends its K and V and attends, straight from the packed bytes.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "cache/account.hpp"
-#include "kv/layer_plan.hpp"
-#include "ops/cpu/kernel_table.hpp"
-#include "ops/transform.hpp"
+#include "cache/sequence.hpp"
+#include "kv/group_plan.hpp"
+#include "kv/layer_store.hpp"
+#include "ops/copy_blocks/copy_blocks.hpp"
 
 namespace kvx::kv {
-
-// Calibrated numbers that a recipe may need; empty vectors mean none. Scales are steps (value =
-// code * scale).
-struct StaticScales {
-  std::vector<float>
-      group_scales;  // [num_kv_heads, groups]; for source=given. fp8: one group, 1.0 when empty
-  std::vector<float> tensor_scales;  // [num_kv_heads]; nvfp4's second level, 1.0 when empty
-};
-struct LayerCalibration {
-  StaticScales k;
-  StaticScales v;
-  // Beside the Hadamard rotation, which the recipe names. mean, factor: [num_kv_heads, head_dim].
-  std::vector<float> k_mean, v_mean, k_factor, v_factor;
-  std::vector<float> k_block_offset;  // [num_offset_blocks, num_kv_heads, k_head_dim]
-};
 
 struct KvCacheConfig {
   CacheGeometry geometry;
   Recipe recipe;
   std::vector<RecipeOverride> overrides;      // later ones win
-  std::vector<LayerCalibration> calibration;  // [num_layers] or empty
+  std::vector<LayerCalibration> calibration;  // [num_layers], or empty
   int block_size = 64;                        // tokens, 1 to 1024
   int max_sequences = 1;
   int64_t max_tokens_per_sequence = 0;
-  int max_step_tokens =
-      512;  // of one sequence in one step; wide ends reserve 16-bit blocks for them
+  int64_t memory_budget_bytes = 0;  // of all regions; 0: what max_sequences full sequences need
 };
 
 struct StepEntry {
@@ -46,56 +29,114 @@ struct StepEntry {
   int num_tokens = 0;
 };
 
-// Attention's own parameters for one layer. The window is the geometry's.
+// Attention's own parameters of one layer. Its window is the geometry's.
 struct AttentionParams {
   int num_q_heads = 0;
   float softmax_scale = 1.0f;
-  float softcap = 0.0f;
-  const float* sinks = nullptr;  // [num_q_heads]
+  float softcap = 0.0f;          // 0: none
+  const float* sinks = nullptr;  // [num_q_heads], or null
 };
 
 class KvCache {
  public:
-  // Everything is allocated here. INVALID_ARGUMENT names what does not fit (a head_dim that a
-  // format can't do, a missing scale table).
+  // Allocates everything. INVALID_ARGUMENT names what does not fit: a geometry, an override, a
+  // head_dim, a missing table; OUT_OF_RANGE: a budget below one sequence, with the bytes that it
+  // needs.
   static Result<std::unique_ptr<KvCache>> create(KvCacheConfig config,
                                                  const ops::CpuContext& context);
-  virtual ~KvCache() = default;
 
-  virtual Result<int> create_sequence() = 0;
-  virtual void free_sequence(int sequence) = 0;
-  virtual int64_t num_tokens(int sequence) const = 0;
+  // OUT_OF_RANGE: max_sequences are in use.
+  Result<int> create_sequence();
+  // Gives the sequence's blocks back. INVALID_ARGUMENT: no such sequence, or a step is open.
+  Status free_sequence(int sequence);
+  // Requires: the sequence is in use.
+  int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
+  // The most tokens of this sequence that one step takes: with wide ends the rest of the open
+  // block, since a block is written before it leaves the window and every query sees just what it
+  // would see if its tokens came one by one.
+  int64_t max_step_tokens(int sequence) const;
 
-  // A step adds tokens to some sequences: begin_step reserves every block of every layer group (all
-  // or nothing), each layer then calls append_and_attend once, end_step makes the tokens part of
-  // the sequences. abort_step gives the blocks back. OUT_OF_RANGE: a sequence would pass
-  // max_tokens_per_sequence, or the pool has too few blocks.
-  virtual Status begin_step(std::span<const StepEntry> entries) = 0;
-  // Rows are the entries' tokens, one entry after the other. k, v: [tokens, num_kv_heads,
-  // head_dim]; q, out: [tokens, num_q_heads, head_dim]. A query sees just what it would see if its
-  // tokens came one by one: the step is cut at block borders where that matters.
-  virtual Status append_and_attend(int layer, const AttentionParams& params, FloatRows q,
-                                   FloatRows k, FloatRows v, MutableFloatRows out) = 0;
-  virtual Status end_step() = 0;
-  virtual void abort_step() = 0;
+  // A step adds tokens to some sequences, each named once. begin_step reserves their blocks in
+  // every layer group and quantises the blocks that leave the window; then every layer calls
+  // append_and_attend once; end_step makes the tokens part of the sequences. INVALID_ARGUMENT or
+  // OUT_OF_RANGE, nothing changed: a sequence not in use or named twice, more tokens than
+  // max_step_tokens or max_tokens_per_sequence, too few free blocks.
+  Status begin_step(std::span<const StepEntry> entries);
+  // Rows are the entries' tokens, one entry after the other. k, v: [tokens, num_kv_heads, head_dim]
+  // after RoPE; q: [tokens, num_q_heads, k head_dim]; out: [tokens, num_q_heads, v head_dim].
+  Status append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
+                           FloatRows v, MutableFloatRows out);
+  Status end_step();
 
-  // Stored rows of a sequence's tokens [first_token, first_token + num_tokens), transforms undone,
-  // as dense [num_tokens, num_kv_heads, head_dim]; a null target is not wanted.
-  virtual Status gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
-                        MutableFloatRows k, MutableFloatRows v) const = 0;
+  // Stored rows of tokens [first_token, first_token + num_tokens), transforms undone, to
+  // [num_tokens, num_kv_heads, head_dim]; a side whose data is null is not wanted. OUT_OF_RANGE:
+  // tokens that the sequence has not.
+  Status gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
+                MutableFloatRows k, MutableFloatRows v) const;
 
-  virtual const KvCacheConfig& config() const = 0;
+  const KvCacheConfig& config() const { return config_; }
   // NaN or infinite inputs that given or page-shared scales could not express, since creation.
-  virtual int64_t nonfinite_inputs() const = 0;
-  virtual cache::MemoryAccount account() const = 0;
+  int64_t nonfinite_inputs() const { return nonfinite_inputs_; }
+  cache::PoolAccount account() const;
+  // Bytes that the sequence's tokens take, whole blocks; and K and V bytes that its next token's
+  // attention reads.
+  cache::ByteCount sequence_bytes(int64_t num_tokens) const;
+  int64_t bytes_read_per_step(int64_t num_tokens) const;
+
+ private:
+  // What the verbs need to know of the open step in one group.
+  struct GroupStep {
+    std::vector<int64_t> slots;
+    std::vector<int32_t> block_ids;  // [entries, row_stride]
+    std::vector<int32_t> wide_head;
+    std::vector<int32_t> wide_tail;
+    int64_t row_stride = 0;
+  };
+  struct Step {
+    bool is_open = false;
+    std::vector<StepEntry> entries;
+    std::vector<int64_t> positions;
+    std::vector<int32_t> q_starts;
+    std::vector<int32_t> seq_lens;
+    std::vector<GroupStep> groups;
+  };
+
+  KvCache(KvCacheConfig config, const ops::CpuContext& context)
+      : config_(std::move(config)), context_(context) {}
+
+  Status create_pool();
+  Status create_layers(std::span<const LayerPlan> plans);
+  Status create_sequences();
+  Status check_entries(std::span<const StepEntry> entries) const;
+  Status check_free_blocks(std::span<const StepEntry> entries) const;
+  Status quantise_leaving_blocks(const StepEntry& entry);
+  void describe_step(std::span<const StepEntry> entries);
+  int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
+  int wide_class(int group) const { return 2 * group + 1; }
+  bool has_wide_ends() const { return wide_ends_.is_on(); }
+
+  KvCacheConfig config_;
+  ops::CpuContext context_;
+  cache::WideEnds wide_ends_;
+  std::vector<GroupPlan> groups_;
+  std::vector<int> group_of_layer_;
+  std::unique_ptr<cache::BlockPool> pool_;
+  std::vector<std::unique_ptr<LayerStore>> layers_;
+  std::vector<cache::Sequence> sequences_;
+  std::vector<bool> in_use_;
+  Step step_;
+  std::vector<cache::BlockMove> moves_;
+  std::vector<ops::BlockCopy> copies_;
+  int64_t nonfinite_inputs_ = 0;
 };
 
-// What a recipe costs, before anything is allocated: averages over layers, heads, K and V; wide
-// ends are counted at the given number of tokens.
+// What a recipe costs when every sequence is num_tokens long, wide ends included; nothing is
+// allocated.
 struct RecipeCost {
-  double bits_per_value = 0;
-  double bytes_per_token = 0;  // all layers
-  int64_t tokens_per_gib = 0;  // sequences of num_tokens tokens each
+  double bits_per_value =
+      0;  // of packed blocks: codes and scales, averaged over layers, heads, K and V
+  double bytes_per_token = 0;  // all layers, at num_tokens
+  int64_t tokens_per_gib = 0;
 };
 Result<RecipeCost> cost_of(const KvCacheConfig& config, int64_t num_tokens);
 

@@ -1,0 +1,50 @@
+// plan_groups sorts layers by window and lays out a block record for each kind of block.
+#include "kv/group_plan.hpp"
+
+#include <algorithm>
+
+#include "kv/layer_store.hpp"
+
+namespace kvx::kv {
+
+Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
+                                           std::span<const LayerPlan> layers, const Recipe& recipe,
+                                           int block_size) {
+  std::vector<GroupPlan> groups;
+  for (int layer = 0; layer < geometry.num_layers; ++layer) {
+    const int window = geometry.window_of(layer);
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [window](const GroupPlan& g) { return g.window == window; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {window, {}, {}, {}});
+    group->layers.push_back(layer);
+  }
+  for (GroupPlan& group : groups) {
+    cache::GroupBytes packed{block_size, {}};
+    cache::GroupBytes wide{block_size, {}};
+    for (int layer : group.layers) {
+      packed.layers.push_back(packed_bytes(geometry, layers[layer]));
+      wide.layers.push_back(wide_bytes(geometry, recipe.wide_spec));
+    }
+    KVX_ASSIGN_OR_RETURN(group.packed, cache::layout_block(packed));
+    if (!recipe.has_wide_ends) continue;
+    KVX_ASSIGN_OR_RETURN(group.wide, cache::layout_block(wide));
+  }
+  return groups;
+}
+
+std::vector<cache::GroupSizes> sizes_of(std::span<const GroupPlan> groups,
+                                        const cache::WideEnds& wide_ends) {
+  std::vector<cache::GroupSizes> sizes;
+  for (const GroupPlan& group : groups) {
+    sizes.push_back(
+        {&group.packed, wide_ends.is_on() ? &group.wide : nullptr, wide_ends, group.window});
+  }
+  return sizes;
+}
+
+Result<cache::WideEnds> wide_ends_of(const Recipe& recipe, int block_size) {
+  if (!recipe.has_wide_ends) return cache::WideEnds{};
+  return cache::make_wide_ends(recipe.sink_tokens, recipe.recent_tokens, block_size);
+}
+
+}  // namespace kvx::kv

@@ -1,0 +1,34 @@
+// GroupPlan: the layers that share block ids, and the records of their packed and wide blocks.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cache/account.hpp"
+#include "cache/block_layout.hpp"
+#include "kv/layer_plan.hpp"
+
+namespace kvx::kv {
+
+// Layers of one sliding window (or of none). Their index in `layers` is their index in the layouts.
+struct GroupPlan {
+  int window = 0;  // tokens; 0: every token is read
+  std::vector<int> layers;
+  cache::BlockLayout packed;
+  cache::BlockLayout wide;  // no layers without wide ends
+};
+
+// Groups in the order of their first layers. INVALID_ARGUMENT: a block_size outside its range, or
+// sizes that overflow.
+Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
+                                           std::span<const LayerPlan> layers, const Recipe& recipe,
+                                           int block_size);
+
+// As the memory account wants them; they point into the groups.
+std::vector<cache::GroupSizes> sizes_of(std::span<const GroupPlan> groups,
+                                        const cache::WideEnds& wide_ends);
+
+// All off when the recipe has none.
+Result<cache::WideEnds> wide_ends_of(const Recipe& recipe, int block_size);
+
+}  // namespace kvx::kv
