@@ -50,7 +50,8 @@ struct BlockCounts {
 };
 // How the blocks of a sequence of num_tokens are stored; those before first_block are released.
 // Requires: first_block <= blocks_for(num_tokens, block_size).
-// Neither number shrinks while a sequence grows: these are also the most that it holds on the way.
+// With first_block 0 neither number shrinks while a sequence grows: they are also the most that it
+// holds on the way.
 BlockCounts count_blocks(const WideEnds& ends, int64_t num_tokens, int64_t block_size,
                          int64_t first_block = 0);
 
