@@ -49,8 +49,11 @@ struct BlockMove {
 
 class Sequence {
  public:
-  // INVALID_ARGUMENT names the field: block_size or max_tokens < 1, no group, a negative window.
+  // INVALID_ARGUMENT names the field: block_size or max_tokens < 1, no group, a negative number, a
+  // sink without a window, a class of both packed and wide blocks.
   static Result<Sequence> create(const SequenceShape& shape);
+  Sequence(Sequence&&) = default;
+  Sequence& operator=(Sequence&&) = default;
 
   int64_t num_tokens() const { return num_tokens_; }
   int64_t max_tokens() const { return shape_.max_tokens; }
@@ -110,11 +113,14 @@ class Sequence {
   };
 
   explicit Sequence(const SequenceShape& shape);
-  Status check_append(int64_t num_tokens) const;
+  Status check_append(const BlockPool& pool, int64_t num_tokens) const;
   Status check_truncate(int group, int64_t num_tokens) const;
+  Status check_needed(const BlockPool& pool) const;
   int class_of(int group, int64_t block) const;
   bool leaves_window(int group, int64_t num_tokens) const;
   int64_t num_new_blocks(int group, int64_t num_tokens) const;
+  void count_new_blocks(int64_t num_tokens);
+  Status drop_blocks(BlockPool& pool, int group, int64_t num_blocks);
 
   SequenceShape shape_;
   std::vector<GroupState> groups_;

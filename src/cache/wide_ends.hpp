@@ -48,16 +48,25 @@ struct BlockCounts {
   int64_t packed = 0;
   int64_t wide = 0;
 };
-// How a sequence of num_tokens is stored.
-BlockCounts count_blocks(const WideEnds& ends, int64_t num_tokens, int64_t block_size);
-// The most that it ever holds of each kind while it grows to num_tokens.
-BlockCounts most_blocks(const WideEnds& ends, int64_t num_tokens, int64_t block_size);
+// How the blocks of a sequence of num_tokens are stored; those before first_block are released.
+// Requires: first_block <= blocks_for(num_tokens, block_size).
+// With first_block 0 neither number shrinks while a sequence grows: they are also the most that it
+// holds on the way.
+BlockCounts count_blocks(const WideEnds& ends, int64_t num_tokens, int64_t block_size,
+                         int64_t first_block = 0);
 
 // How many leading blocks of a sliding-window layer no query at first_query or later reads: all of
 // their tokens are at least `window` before it. window 0: none.
 constexpr int64_t expired_blocks(int64_t first_query, int64_t window, int64_t block_size) {
   if (window == 0 || first_query < window) return 0;
   return (first_query - window + 1) / block_size;
+}
+
+// The most blocks that a sequence of such a layer holds when it releases the expired ones before
+// each append of at most tokens_at_once. Requires: window > 0, the others > 0.
+constexpr int64_t most_window_blocks(int64_t window, int64_t tokens_at_once, int64_t block_size) {
+  // window - 1 old tokens and the new ones are neighbours; the first may be a block's last.
+  return (window - 1 + tokens_at_once + block_size - 2) / block_size + 1;
 }
 
 }  // namespace kvx::cache

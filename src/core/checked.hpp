@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 namespace kvx {
@@ -42,6 +43,15 @@ constexpr T ceil_div(T a, T b) {
 template <class T>
 constexpr T round_up(T a, T b) {
   return ceil_div(a, b) * b;
+}
+
+// floor(a * b / c) without overflow on the way; a result that does not fit is the largest int64.
+// Requires: a >= 0, b >= 0, c > 0.
+constexpr int64_t mul_div(int64_t a, int64_t b, int64_t c) {
+  __extension__ using Int128 = __int128;
+  constexpr Int128 kMost = std::numeric_limits<int64_t>::max();
+  const Int128 result = Int128{a} * b / c;
+  return static_cast<int64_t>(result < kMost ? result : kMost);
 }
 
 }  // namespace kvx

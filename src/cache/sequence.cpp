@@ -1,0 +1,293 @@
+// Sequence: takes and returns blocks, all groups or none.
+#include "cache/sequence.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvx::cache {
+namespace {
+
+Status check_group(const LayerGroup& group, size_t index) {
+  if (group.window < 0) {
+    return invalid_argument("window of layer group {} is {}; expected 0 or more", index,
+                            group.window);
+  }
+  if (group.packed_class < 0 || group.wide_class < 0) {
+    return invalid_argument("layer group {} takes blocks of classes {} and {}; expected 0 or more",
+                            index, group.packed_class, group.wide_class);
+  }
+  if (group.wide_ends.head_blocks < 0 || group.wide_ends.recent_blocks < 0) {
+    return invalid_argument("wide ends of layer group {} are {} and {} blocks; expected 0 or more",
+                            index, group.wide_ends.head_blocks, group.wide_ends.recent_blocks);
+  }
+  if (group.wide_ends.head_blocks > 0 && !group.wide_ends.is_on()) {
+    return invalid_argument(
+        "recent_blocks of layer group {} is 0 with head_blocks {}; expected 1 "
+        "or more: the open block is wide",
+        index, group.wide_ends.head_blocks);
+  }
+  return {};
+}
+
+// A class holds blocks of one kind. take_moves() relies on it: what it takes from one class never
+// waits for what it frees in the same.
+Status check_classes(std::span<const LayerGroup> groups) {
+  for (const LayerGroup& wide : groups) {
+    if (!wide.wide_ends.is_on()) continue;
+    for (const LayerGroup& packed : groups) {
+      if (wide.wide_class == packed.packed_class) {
+        return invalid_argument("class {} holds wide and packed blocks; expected two classes",
+                                wide.wide_class);
+      }
+    }
+  }
+  return {};
+}
+
+size_t count_classes(std::span<const LayerGroup> groups) {
+  int last = 0;
+  for (const LayerGroup& group : groups) {
+    last = std::max({last, group.packed_class, group.wide_class});
+  }
+  return static_cast<size_t>(last) + 1;
+}
+
+}  // namespace
+
+Result<Sequence> Sequence::create(const SequenceShape& shape) {
+  if (shape.block_size < 1) {
+    return invalid_argument("block_size is {}; expected 1 or more", shape.block_size);
+  }
+  if (shape.max_tokens < 1) {
+    return invalid_argument("max_tokens is {}; expected 1 or more", shape.max_tokens);
+  }
+  if (shape.groups.empty()) return invalid_argument("num_groups is 0; expected 1 or more");
+  for (size_t i = 0; i < shape.groups.size(); ++i) {
+    KVX_RETURN_IF_ERROR(check_group(shape.groups[i], i));
+  }
+  KVX_RETURN_IF_ERROR(check_classes(shape.groups));
+  return Sequence(shape);
+}
+
+Sequence::Sequence(const SequenceShape& shape)
+    : shape_(shape), needed_(count_classes(shape.groups)) {
+  const int64_t max_blocks = blocks_for(shape.max_tokens, shape.block_size);
+  for (const LayerGroup& group : shape.groups) {
+    groups_.push_back({BlockTable(max_blocks), group.wide_ends.head_blocks, 0});
+  }
+}
+
+int64_t Sequence::wide_tail(int group) const {
+  const GroupState& state = groups_[group];
+  return shape_.groups[group].wide_ends.is_on() ? state.wide_tail : state.table.size();
+}
+
+int64_t Sequence::most_tokens_at_once() const {
+  const int64_t room = max_tokens() - num_tokens_;
+  const bool any_wide =
+      std::any_of(shape_.groups.begin(), shape_.groups.end(),
+                  [](const LayerGroup& group) { return group.wide_ends.is_on(); });
+  return any_wide ? std::min(room, tokens_left_in_block()) : room;
+}
+
+Status Sequence::check_append(const BlockPool& pool, int64_t num_tokens) const {
+  if (static_cast<size_t>(pool.num_classes()) < needed_.size()) {
+    return invalid_argument("the pool has {} classes; the sequence takes blocks of {}",
+                            pool.num_classes(), needed_.size());
+  }
+  if (num_tokens < 1) return invalid_argument("num_tokens is {}; expected 1 or more", num_tokens);
+  if (num_tokens > max_tokens() - num_tokens_) {
+    return out_of_range("{} tokens after {} go beyond max_tokens {}", num_tokens, num_tokens_,
+                        max_tokens());
+  }
+  if (num_tokens > most_tokens_at_once()) {
+    return invalid_argument(
+        "num_tokens is {}; expected at most {}, the rest of the open block: with wide ends a block "
+        "is written before it is packed",
+        num_tokens, most_tokens_at_once());
+  }
+  return {};
+}
+
+int Sequence::class_of(int group, int64_t block) const {
+  const LayerGroup& facts = shape_.groups[group];
+  const bool is_wide = facts.wide_ends.is_on() &&
+                       (block < facts.wide_ends.head_blocks || block >= groups_[group].wide_tail);
+  return is_wide ? facts.wide_class : facts.packed_class;
+}
+
+bool Sequence::leaves_window(int group, int64_t num_tokens) const {
+  const WideEnds& ends = shape_.groups[group].wide_ends;
+  if (!ends.is_on()) return false;
+  const int64_t tail = wide_tail_block(ends, num_tokens_ + num_tokens, block_size());
+  return tail > groups_[group].wide_tail;
+}
+
+int64_t Sequence::num_new_blocks(int group, int64_t num_tokens) const {
+  const int64_t end = blocks_for(num_tokens_ + num_tokens, block_size());
+  return std::max<int64_t>(end - groups_[group].table.size(), 0);
+}
+
+// Counts what reserve() needs into needed_. A new block is the sequence's last: wide, if any is.
+void Sequence::count_new_blocks(int64_t num_tokens) {
+  std::fill(needed_.begin(), needed_.end(), 0);
+  for (int group = 0; group < num_groups(); ++group) {
+    needed_[class_of(group, groups_[group].table.size())] += num_new_blocks(group, num_tokens);
+  }
+}
+
+Status Sequence::check_needed(const BlockPool& pool) const {
+  for (int i = 0; i < static_cast<int>(needed_.size()); ++i) {
+    if (needed_[i] > pool.num_free(i)) {
+      return out_of_range("class '{}' has {} free blocks of {}; {} are wanted", pool.name(i),
+                          pool.num_free(i), pool.num_blocks(i), needed_[i]);
+    }
+  }
+  return {};
+}
+
+Status Sequence::take_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves) {
+  KVX_RETURN_IF_ERROR(check_append(pool, num_tokens));
+  count_new_blocks(num_tokens);
+  for (int group = 0; group < num_groups(); ++group) {
+    if (!leaves_window(group, num_tokens)) continue;
+    const LayerGroup& facts = shape_.groups[group];
+    const int32_t leaving = groups_[group].table[groups_[group].wide_tail];
+    ++needed_[facts.packed_class];
+    if (pool.use_count(facts.wide_class, leaving) == 1) --needed_[facts.wide_class];
+  }
+  KVX_RETURN_IF_ERROR(check_needed(pool));
+
+  for (int group = 0; group < num_groups(); ++group) {
+    if (!leaves_window(group, num_tokens)) continue;
+    const GroupState& state = groups_[group];
+    BlockMove move{group, state.wide_tail, state.table[state.wide_tail], kNoBlock};
+    KVX_RETURN_IF_ERROR(
+        pool.allocate(shape_.groups[group].packed_class, std::span(&move.packed_id, 1)));
+    moves.push_back(move);
+  }
+  return {};
+}
+
+Status Sequence::finish_moves(BlockPool& pool, std::span<const BlockMove> moves) {
+  for (const BlockMove& move : moves) {
+    GroupState& state = groups_[move.group];
+    const int32_t wide_id = state.table.replace(move.block, move.packed_id);
+    state.wide_tail = move.block + 1;
+    KVX_RETURN_IF_ERROR(pool.release(shape_.groups[move.group].wide_class, wide_id));
+  }
+  return {};
+}
+
+Status Sequence::reserve(BlockPool& pool, int64_t num_tokens) {
+  KVX_RETURN_IF_ERROR(check_append(pool, num_tokens));
+  for (int group = 0; group < num_groups(); ++group) {
+    if (leaves_window(group, num_tokens)) {
+      return invalid_argument(
+          "block {} of layer group {} leaves the wide window; expected take_moves() before "
+          "reserve()",
+          groups_[group].wide_tail, group);
+    }
+  }
+  count_new_blocks(num_tokens);
+  KVX_RETURN_IF_ERROR(check_needed(pool));
+
+  for (int group = 0; group < num_groups(); ++group) {
+    BlockTable& table = groups_[group].table;
+    for (int64_t left = num_new_blocks(group, num_tokens); left > 0; --left) {
+      int32_t id = kNoBlock;
+      KVX_RETURN_IF_ERROR(pool.allocate(class_of(group, table.size()), std::span(&id, 1)));
+      table.push(id);
+    }
+  }
+  return {};
+}
+
+void Sequence::slots(int group, int64_t first_token, std::span<int64_t> slots) const {
+  const BlockTable& table = groups_[group].table;
+  int64_t token = first_token;
+  for (int64_t& slot : slots) {
+    slot = table[token / block_size()] * block_size() + token % block_size();
+    ++token;
+  }
+}
+
+void Sequence::advance(int64_t num_tokens) {
+  assert(blocks_for(num_tokens_ + num_tokens, block_size()) <= groups_[0].table.size());
+  num_tokens_ += num_tokens;
+}
+
+Status Sequence::release_expired(BlockPool& pool) {
+  for (int group = 0; group < num_groups(); ++group) {
+    GroupState& state = groups_[group];
+    const int64_t expired = expired_blocks(num_tokens_, shape_.groups[group].window, block_size());
+    for (; state.first_block < expired; ++state.first_block) {
+      const int block_class = class_of(group, state.first_block);
+      const int32_t id = state.table.replace(state.first_block, kNoBlock);
+      KVX_RETURN_IF_ERROR(pool.release(block_class, id));
+    }
+    // A block that is gone does not leave the window a second time.
+    state.wide_tail = std::max(state.wide_tail, state.first_block);
+  }
+  return {};
+}
+
+Status Sequence::check_truncate(int group, int64_t num_tokens) const {
+  const LayerGroup& facts = shape_.groups[group];
+  const GroupState& state = groups_[group];
+  if (state.first_block > expired_blocks(num_tokens, facts.window, block_size())) {
+    return out_of_range(
+        "num_tokens is {}; the window of layer group {} has left its first {} blocks behind, which "
+        "a sequence of that length reads",
+        num_tokens, group, state.first_block);
+  }
+  const int64_t cut = num_tokens / block_size();
+  const bool cuts_packed = facts.wide_ends.is_on() && num_tokens % block_size() != 0 &&
+                           cut >= facts.wide_ends.head_blocks && cut < state.wide_tail;
+  if (cuts_packed) {
+    return unsupported(
+        "num_tokens is {}; it cuts block {} of layer group {}, which has left the wide window "
+        "(expected a multiple of block_size {} or at least {})",
+        num_tokens, cut, group, block_size(), state.wide_tail * block_size());
+  }
+  return {};
+}
+
+Status Sequence::truncate(BlockPool& pool, int64_t num_tokens) {
+  if (num_tokens < 0 || num_tokens > num_tokens_) {
+    return out_of_range("num_tokens is {}; expected 0 to {}", num_tokens, num_tokens_);
+  }
+  for (int group = 0; group < num_groups(); ++group) {
+    KVX_RETURN_IF_ERROR(check_truncate(group, num_tokens));
+  }
+  const int64_t num_blocks = blocks_for(num_tokens, block_size());
+  for (int group = 0; group < num_groups(); ++group) {
+    KVX_RETURN_IF_ERROR(drop_blocks(pool, group, num_blocks));
+  }
+  num_tokens_ = num_tokens;
+  return {};
+}
+
+Status Sequence::clear(BlockPool& pool) {
+  for (int group = 0; group < num_groups(); ++group) {
+    KVX_RETURN_IF_ERROR(drop_blocks(pool, group, 0));
+  }
+  num_tokens_ = 0;
+  return {};
+}
+
+// Frees a group's blocks from num_blocks on.
+Status Sequence::drop_blocks(BlockPool& pool, int group, int64_t num_blocks) {
+  GroupState& state = groups_[group];
+  while (state.table.size() > num_blocks) {
+    const int block_class = class_of(group, state.table.size() - 1);
+    const int32_t id = state.table.pop();
+    if (id != kNoBlock) KVX_RETURN_IF_ERROR(pool.release(block_class, id));
+  }
+  state.first_block = std::min(state.first_block, num_blocks);
+  state.wide_tail =
+      std::max(shape_.groups[group].wide_ends.head_blocks, std::min(state.wide_tail, num_blocks));
+  return {};
+}
+
+}  // namespace kvx::cache
