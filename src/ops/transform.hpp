@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+namespace kvx::ops::cpu {
+struct KernelTable;
+}
+
 namespace kvx::ops {
 
 // Pointers are null where a term is absent. Their memory belongs to the caller and outlives the
@@ -29,5 +33,30 @@ struct LayerTransform {
 constexpr int hadamard_block(int head_dim) {
   return head_dim & -head_dim;
 }
+
+// Which rows of the transform's tables belong to a head.
+struct HeadPlace {
+  int head = 0;  // of the layer
+  int num_kv_heads = 0;
+  int head_dim = 0;
+};
+
+// Absolute positions of consecutive rows: list[r], or first + r without a list.
+struct RowPositions {
+  const int64_t* list = nullptr;
+  int64_t first = 0;
+  int block_size = 1;
+
+  int64_t block_of(int row) const { return (list ? list[row] : first + row) / block_size; }
+};
+
+// In place, rows [num_rows, head_dim] of one head. With a block_offset, every row's block is inside
+// its table (checked by the verb). undo(apply(x)) is x up to rounding.
+void apply_transform(const cpu::KernelTable& kernels, const SideTransform& transform,
+                     const HeadPlace& place, const RowPositions& positions, float* rows,
+                     int num_rows);
+void undo_transform(const cpu::KernelTable& kernels, const SideTransform& transform,
+                    const HeadPlace& place, const RowPositions& positions, float* rows,
+                    int num_rows);
 
 }  // namespace kvx::ops

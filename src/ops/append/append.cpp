@@ -1,0 +1,148 @@
+// append: checks every slot, cuts the tokens into runs inside a block, and encodes run by run.
+#include "ops/append/append.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "format/spec.hpp"
+#include "ops/pieces.hpp"
+#include "ops/side_rows.hpp"
+
+namespace kvx::ops {
+namespace {
+
+// Consecutive tokens of the call in consecutive slots of one block.
+struct AppendRun {
+  TokenRun tokens;
+  int64_t first_row;  // of the caller's k and v
+  int64_t place;      // runs that may share bytes have the same place
+};
+
+Status check_slots(const AppendArgs& args) {
+  const int64_t num_slots = args.cache.num_blocks * args.cache.block_size;
+  for (size_t t = 0; t < args.slot_mapping.size(); ++t) {
+    if (args.slot_mapping[t] < num_slots) continue;
+    return out_of_range("slot_mapping[{}] is {}; the cache has {} slots ({} blocks of {})", t,
+                        args.slot_mapping[t], num_slots, args.cache.num_blocks,
+                        args.cache.block_size);
+  }
+  return {};
+}
+
+Status check_positions(const AppendArgs& args, const SideTransform& transform) {
+  if (transform.block_offset == nullptr) return {};
+  if (args.positions.size() < args.slot_mapping.size()) {
+    return invalid_argument("positions has {} entries; a block_offset transform needs {}",
+                            args.positions.size(), args.slot_mapping.size());
+  }
+  const int64_t num_positions = transform.num_offset_blocks * args.cache.block_size;
+  for (size_t t = 0; t < args.slot_mapping.size(); ++t) {
+    if (args.slot_mapping[t] < 0) continue;
+    if (args.positions[t] >= 0 && args.positions[t] < num_positions) continue;
+    return invalid_argument("positions[{}] is {}; block_offset covers 0 to {} ({} blocks of {})", t,
+                            args.positions[t], num_positions - 1, transform.num_offset_blocks,
+                            args.cache.block_size);
+  }
+  return {};
+}
+
+// Returns how many tokens the runs hold.
+int64_t cut_into_runs(const AppendArgs& args, std::vector<AppendRun>& runs) {
+  const std::span<const int64_t> slots = args.slot_mapping;
+  const int block_size = args.cache.block_size;
+  const int longest = tokens_encoded_at_once(args.cache);
+  const int64_t places_per_block = (block_size + longest - 1) / longest;
+  const int64_t num_tokens = static_cast<int64_t>(slots.size());
+  int64_t written = 0;
+  runs.clear();
+  for (int64_t t = 0; t < num_tokens;) {
+    if (slots[t] < 0) {
+      ++t;
+      continue;
+    }
+    const int64_t block = slots[t] / block_size;
+    const int offset = static_cast<int>(slots[t] % block_size);
+    const int place = offset / longest;
+    const int room = std::min((place + 1) * longest, block_size) - offset;
+    int n = 1;
+    while (n < room && t + n < num_tokens && slots[t + n] == slots[t] + n) ++n;
+    runs.push_back({{block, offset, n}, t, block * places_per_block + place});
+    written += n;
+    t += n;
+  }
+  return written;
+}
+
+// One call's work, shared by its pieces.
+struct AppendTask {
+  const CpuContext& context;
+  const AppendArgs& args;
+  std::span<const AppendRun> runs;
+  Pieces pieces;
+  std::atomic<int64_t> nonfinite{0};
+
+  void run(int piece) {
+    const int head = pieces.head_of(piece);
+    int64_t found = 0;
+    for (const AppendRun& run : runs) {
+      if (run.place % pieces.num_stripes != pieces.stripe_of(piece)) continue;
+      const HeadRun& heads = run_of_head(args.cache, head);
+      const int head_in_run = head - heads.first_head;
+      found += append_side(heads.k, head_in_run, head, run, args.k, args.transform.k);
+      found += append_side(heads.v, head_in_run, head, run, args.v, args.transform.v);
+    }
+    if (found != 0) nonfinite += found;
+  }
+
+  // Returns the non-finite inputs that the codes could not say.
+  int64_t append_side(const SideView& side, int head_in_run, int head, const AppendRun& run,
+                      const FloatRows& input, const SideTransform& transform) const {
+    if (side.head_dim == 0 || side.is_alias) return 0;
+    if (transform.is_identity() && stored_dtype(side.spec) == input.dtype) {
+      copy_rows(side, head_in_run, head, run, input);
+      return 0;
+    }
+    const int num_tokens = run.tokens.num_tokens;
+    float* rows = scratch_floats(int64_t{num_tokens} * side.head_dim);
+    for (int t = 0; t < num_tokens; ++t) {
+      context.kernels->load_floats(input.dtype, input.row(run.first_row + t, head), side.head_dim,
+                                   rows + int64_t{t} * side.head_dim);
+    }
+    const RowPositions positions = {
+        .list = args.positions.empty() ? nullptr : args.positions.data() + run.first_row,
+        .block_size = args.cache.block_size};
+    apply_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
+                    positions, rows, num_tokens);
+    return context.kernels->of(side.spec).encode_rows(
+        encode_job(side, head_in_run, run.tokens, rows));
+  }
+
+  // The cache's own type: the bits stay, whatever they are.
+  void copy_rows(const SideView& side, int head_in_run, int head, const AppendRun& run,
+                 const FloatRows& input) const {
+    const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
+    for (int t = 0; t < run.tokens.num_tokens; ++t) {
+      memcpy(side.codes.at(run.tokens.block, run.tokens.first_token + t, head_in_run),
+             input.row(run.first_row + t, head), row_bytes);
+    }
+  }
+};
+
+}  // namespace
+
+Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
+  KVX_RETURN_IF_ERROR(check_slots(args));
+  KVX_RETURN_IF_ERROR(check_positions(args, args.transform.k));
+  KVX_RETURN_IF_ERROR(check_positions(args, args.transform.v));
+
+  thread_local std::vector<AppendRun> runs;  // kept, so that a warm call allocates nothing
+  const int64_t tokens_written = cut_into_runs(args, runs);
+  const int64_t num_floats = tokens_written * floats_per_token(args.cache);
+  AppendTask task{context, args, runs,
+                  cut_into_pieces(args.cache.num_kv_heads, std::ssize(runs), num_floats)};
+  run_pieces(*context.executor, task.pieces.count(), num_floats, task);
+  return AppendReport{tokens_written, task.nonfinite};
+}
+
+}  // namespace kvx::ops

@@ -1,0 +1,216 @@
+// encode_rows: f32 rows of one head to stored rows, for any format. The arithmetic is format/'s;
+// here are the loops over tokens and groups, and where the bytes go.
+#pragma once
+
+#include "format/affine.hpp"
+#include "format/packing.hpp"
+#include "format/spec.hpp"
+#include "ops/cpu/facts_in_kernels.hpp"
+#include "ops/cpu/kernel_table.hpp"
+#include "ops/cpu/level.hpp"
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+// Where a job's rows come from and go to, token by token.
+struct EncodeRow {
+  const float* x;   // [head_dim]
+  uint8_t* codes;   // the row's packed codes
+  uint8_t* scales;  // of its group 0
+};
+
+// token counts inside the block.
+KVX_INLINE EncodeRow encode_row(const EncodeJob& job, int token) {
+  return {job.rows + int64_t{token - job.first_token} * job.head_dim,
+          job.codes + token * job.token_stride, job.scales + token * job.scale_token_stride};
+}
+
+template <class Format>
+KVX_INLINE void encode_plain(const EncodeJob& job) {
+  using Codec = typename Format::Codec;
+  typename Codec::Code codes[format::kMaxHeadDim];
+  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
+    const EncodeRow row = encode_row(job, t);
+    for (int i = 0; i < job.head_dim; ++i) codes[i] = Codec::encode(row.x[i]);
+    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+  }
+}
+
+// row parameters: [scale: 2 bytes][zero: 2 bytes]
+template <class Format, format::ScaleType T>
+KVX_INLINE void encode_affine(const EncodeJob& job) {
+  using Codec = typename Format::Codec;
+  typename Codec::Code codes[format::kMaxHeadDim];
+  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
+    const EncodeRow row = encode_row(job, t);
+    const format::AffineParams params =
+        format::quantize_affine<Codec, T>(row.x, job.head_dim, codes);
+    memcpy(row.scales, &params.scale, 2);
+    memcpy(row.scales + 2, &params.zero, 2);
+    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+  }
+}
+
+// One scale a group, made here. Size: numbers in a full group, 0 when only known at run time.
+template <class Format, int Size>
+void encode_computed(const EncodeJob& job) {
+  using Codec = typename Format::Codec;
+  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
+  const format::ScaleChoice choice = job.spec->scale_choice;
+  const int size = Size != 0 ? Size : job.head_dim;
+  typename Codec::Code codes[format::kMaxHeadDim];
+  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
+    const EncodeRow row = encode_row(job, t);
+    uint8_t* scale = row.scales;
+    int first = 0;
+    for (; first + size <= job.head_dim; first += size, scale += job.scale_group_stride) {
+      store_scale(maker.type,
+                  quantize_group<Codec>(maker, choice, row.x + first, size, codes + first), scale);
+    }
+    if (first < job.head_dim) {  // the last group is shorter
+      store_scale(
+          maker.type,
+          quantize_group<Codec>(maker, choice, row.x + first, job.head_dim - first, codes + first),
+          scale);
+    }
+    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+  }
+}
+
+// Scales are read. Returns the non-finite inputs that the codes could not say.
+template <class Format, int Size>
+int64_t encode_given(const EncodeJob& job) {
+  using Codec = typename Format::Codec;
+  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
+  const int size = Size != 0 ? Size : job.head_dim;
+  typename Codec::Code codes[format::kMaxHeadDim];
+  int64_t nonfinite = 0;
+  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
+    const EncodeRow row = encode_row(job, t);
+    const uint8_t* scale = row.scales;
+    for (int first = 0; first < job.head_dim; first += size, scale += job.scale_group_stride) {
+      const float step = maker.step(format::load_scale(maker.type, scale));
+      const int n = job.head_dim - first < size ? job.head_dim - first : size;
+      nonfinite += format::quantize_group_with_step<Codec>(step, row.x + first, n, codes + first);
+    }
+    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+  }
+  return nonfinite;
+}
+
+// One group of head_dim, [first, first + n), of all tokens of a page-shared job.
+struct PageGroup {
+  int first;
+  int n;
+  uint8_t* scale;
+};
+
+// The largest finite magnitude of the run in this group; 0 when there is none.
+KVX_INLINE float finite_amax(const EncodeJob& job, PageGroup group) {
+  float amax = 0;
+  for (int t = 0; t < job.num_tokens; ++t) {
+    const float* x = job.rows + int64_t{t} * job.head_dim + group.first;
+    for (int i = 0; i < group.n; ++i) {
+      const float magnitude = format::is_finite(x[i]) ? std::fabs(x[i]) : 0.0f;
+      amax = magnitude > amax ? magnitude : amax;
+    }
+  }
+  return amax;
+}
+
+// The block's earlier tokens move from one step to a larger one.
+template <class Format>
+KVX_INLINE void requantize_page_group(const EncodeJob& job, PageGroup group, float old_step,
+                                      float step) {
+  using Codec = typename Format::Codec;
+  constexpr format::Packing kPacking = Format::kFacts.packing;
+  typename Codec::Code codes[format::kMaxHeadDim];
+  float values[format::kMaxHeadDim];
+  for (int t = 0; t < job.first_token; ++t) {
+    uint8_t* row = job.codes + t * job.token_stride;
+    format::unpack<kPacking>(row, group.first, group.n, codes);
+    format::dequantize_group<Codec>(old_step, codes, group.n, values);
+    format::quantize_group_with_step<Codec>(step, values, group.n, codes);
+    format::pack<kPacking>(codes, group.first, group.n, row);
+  }
+}
+
+// docs/numbers.md, section 2, "Page-shared scales".
+template <class Format>
+KVX_INLINE int64_t encode_page_group(const EncodeJob& job, const format::ScaleMaker& maker,
+                                     PageGroup group) {
+  using Codec = typename Format::Codec;
+  const float amax = finite_amax(job, group);
+  const bool is_first_run = job.first_token == 0;
+  const format::StoredScale old =
+      is_first_run ? format::StoredScale{0} : format::load_scale(maker.type, group.scale);
+  const format::StoredScale wanted =
+      amax > 0 ? maker.make(Codec::kQmax, amax) : format::StoredScale{0};
+  const bool grows = is_first_run || maker.step(wanted) > maker.step(old);
+  const float step = maker.step(grows ? wanted : old);
+  if (grows) {
+    format::store_scale(maker.type, wanted, group.scale);
+    requantize_page_group<Format>(job, group, maker.step(old), step);
+  }
+  // A step of 0 encodes every finite input as 0, as an all-zero group must be.
+  const float run_step = amax > 0 ? step : 0.0f;
+  typename Codec::Code codes[format::kMaxHeadDim];
+  int64_t nonfinite = 0;
+  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
+    const EncodeRow row = encode_row(job, t);
+    nonfinite +=
+        format::quantize_group_with_step<Codec>(run_step, row.x + group.first, group.n, codes);
+    format::pack<Format::kFacts.packing>(codes, group.first, group.n, row.codes);
+  }
+  return nonfinite;
+}
+
+template <class Format>
+int64_t encode_page_shared(const EncodeJob& job) {
+  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
+  const int size = job.spec->group_size == format::kWholeRow ? job.head_dim : job.spec->group_size;
+  int64_t nonfinite = 0;
+  uint8_t* scale = job.scales;
+  for (int first = 0; first < job.head_dim; first += size, scale += job.scale_group_stride) {
+    const int n = job.head_dim - first < size ? job.head_dim - first : size;
+    nonfinite += encode_page_group<Format>(job, maker, {first, n, scale});
+  }
+  return nonfinite;
+}
+
+// Finds the spec's group size among those that the format has, so that the compiler knows it.
+template <class Format, int Index = 0>
+int64_t encode_groups(const EncodeJob& job) {
+  constexpr auto kSizes = Format::kFacts.group_sizes;
+  if constexpr (Index + 1 < kSizes.count) {
+    if (job.spec->group_size != kSizes.values[Index]) return encode_groups<Format, Index + 1>(job);
+  }
+  constexpr int kSize = kSizes.values[Index];
+  if (job.spec->scale_source == format::ScaleSource::kGiven) {
+    return encode_given<Format, kSize>(job);
+  }
+  encode_computed<Format, kSize>(job);
+  return 0;
+}
+
+template <class Format>
+int64_t encode_rows(const EncodeJob& job) {
+  using format::ScaleType;
+  if constexpr (is_plain<Format>()) {
+    encode_plain<Format>(job);
+    return 0;
+  } else if constexpr (is_affine<Format>()) {
+    const bool is_f16 = job.spec->scale_type == ScaleType::kF16;
+    is_f16 ? encode_affine<Format, ScaleType::kF16>(job)
+           : encode_affine<Format, ScaleType::kBF16>(job);
+    return 0;
+  } else {
+    if (job.spec->scale_source == format::ScaleSource::kPageShared) {
+      return encode_page_shared<Format>(job);
+    }
+    return encode_groups<Format>(job);
+  }
+}
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu

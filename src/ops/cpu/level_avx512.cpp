@@ -1,0 +1,4 @@
+// The kernels for AVX-512 F, BW, VL and DQ.
+#define KVX_CPU_LEVEL level_avx512
+#define KVX_CPU_LEVEL_ID device::CpuLevel::kAvx512
+#include "ops/cpu/level.inc"

@@ -1,0 +1,83 @@
+// Rows of one head of a view, as the CPU kernels take them, and the scratch that verbs decode into.
+#pragma once
+
+#include <optional>
+
+#include "ops/cache_view.hpp"
+#include "ops/cpu/kernel_table.hpp"
+
+namespace kvx::ops {
+
+// The run of heads that `head` of the layer is in. Requires: the runs cover it.
+inline const HeadRun& run_of_head(const LayerView& layer, int head) {
+  const HeadRun* run = layer.runs.data();
+  while (head >= run->first_head + run->num_heads) ++run;
+  return *run;
+}
+
+// Numbers of one token in all heads, K and V.
+inline int64_t floats_per_token(const LayerView& layer) {
+  int64_t floats = 0;
+  for (const HeadRun& run : layer.runs) {
+    floats += int64_t{run.num_heads} * (run.k.head_dim + run.v.head_dim);
+  }
+  return floats;
+}
+
+// Tokens [first_token, first_token + num_tokens) of a block.
+struct TokenRun {
+  int64_t block = 0;
+  int first_token = 0;
+  int num_tokens = 0;
+};
+
+// head counts from the run's first head, as in SideView. rows: [tokens.num_tokens, head_dim].
+inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun& tokens,
+                                 const float* rows) {
+  return {
+      .spec = &side.spec,
+      .head_dim = side.head_dim,
+      .tensor_scale = side.tensor_scale(head),
+      .rows = rows,
+      .first_token = tokens.first_token,
+      .num_tokens = tokens.num_tokens,
+      .codes = side.codes.at(tokens.block, 0, head),
+      .token_stride = side.codes.token_stride,
+      .scales = side.scales.at(tokens.block, 0, head),
+      .scale_token_stride = side.scales.token_stride,
+      .scale_group_stride = side.scales.group_stride,
+  };
+}
+
+inline cpu::DecodeJob decode_job(const SideView& side, int head, const TokenRun& tokens,
+                                 cpu::DecodeFor purpose, float* rows) {
+  return {
+      .spec = &side.spec,
+      .head_dim = side.head_dim,
+      .tensor_scale = side.tensor_scale(head),
+      .purpose = purpose,
+      .rows = rows,
+      .first_token = tokens.first_token,
+      .num_tokens = tokens.num_tokens,
+      .codes = side.codes.at(tokens.block, 0, head),
+      .token_stride = side.codes.token_stride,
+      .scales = side.scales.at(tokens.block, 0, head),
+      .scale_token_stride = side.scales.token_stride,
+      .scale_group_stride = side.scales.group_stride,
+  };
+}
+
+// The caller's type whose bits the format stores unchanged, if any.
+std::optional<DType> stored_dtype(const format::FormatSpec& spec);
+
+// How many tokens of a block are handled at once: few enough for their rows to stay in a core's
+// first cache (16 KiB of f32 at head_dim 128).
+inline constexpr int kTokensAtOnce = 32;
+
+// The same for a verb that encodes into the layer: a page-shared scale wants to see its whole run.
+int tokens_encoded_at_once(const LayerView& layer);
+
+// This thread's scratch, [num_floats] at least; it grows to the largest call's size and stays.
+float* scratch_floats(int64_t num_floats);
+
+}  // namespace kvx::ops
