@@ -63,7 +63,7 @@ Status KvCache::create_pool() {
   // A sliding-window group is given the whole length too: its blocks come back as they expire, but
   // a long prompt may hold them all.
   const cache::BlockCounts blocks =
-      cache::most_blocks(wide_ends_, config_.max_tokens_per_sequence, config_.block_size);
+      cache::count_blocks(wide_ends_, config_.max_tokens_per_sequence, config_.block_size);
   std::vector<cache::ClassDemand> demands;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupPlan& group = groups_[g];
