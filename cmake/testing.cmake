@@ -1,4 +1,5 @@
-# kvx_add_test: one GoogleTest binary, one line in ctest.
+# kvx_add_test: one GoogleTest binary, one line in ctest. It links kvx_core, GoogleMock, RapidCheck
+# and nlohmann-json.
 #
 #   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU])
 #
@@ -11,13 +12,16 @@ if(NOT BUILD_TESTING)
 endif()
 
 find_package(GTest 1.12 REQUIRED)
+find_package(rapidcheck REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
 set(KVX_TEST_REPORTS ${CMAKE_BINARY_DIR}/test-reports)
 
 function(kvx_add_test name)
   cmake_parse_arguments(arg "GPU" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
+                        rapidcheck nlohmann_json::nlohmann_json)
   target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name} --gtest_output=xml:${KVX_TEST_REPORTS}/${name}.xml)
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")

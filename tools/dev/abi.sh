@@ -1,0 +1,43 @@
+# ./dev abi: holds libkvx.so against the committed description of its ABI.
+
+ABI_DUMP=abi/libkvx.abi
+ABI_LIBRARY=build/dev/src/libkvx.so
+
+help_abi() {
+  cat <<'END'
+Compares libkvx.so with abi/libkvx.abi; an incompatible change is an error.
+
+usage: ./dev abi [--update]
+
+  --update   write abi/libkvx.abi anew (after an additive change, in the same commit)
+END
+}
+
+cmd_abi() {
+  [[ $# -eq 0 || $* == --update ]] || bad_usage abi "unknown option '$1'"
+  ensure_packages
+  build_preset dev kvx
+  if [[ ! -f $ABI_DUMP && ${1:-} != --update ]]; then
+    fail "$ABI_DUMP is missing: run ./dev abi --update and commit it"
+  fi
+  [[ ! -f $ABI_DUMP ]] || refuse_incompatible_change
+  if [[ ${1:-} == --update ]]; then
+    mkdir -p abi
+    abidw --headers-dir include --exported-interfaces-only --no-comp-dir-path --no-corpus-path \
+      --no-show-locs --no-elf-needed --out-file "$ABI_DUMP" "$ABI_LIBRARY"
+    did "wrote $ABI_DUMP"
+  else
+    abidiff "$ABI_DUMP" "$ABI_LIBRARY" ||
+      fail "the ABI of libkvx.so grew: run ./dev abi --update and commit $ABI_DUMP"
+    did "the ABI of libkvx.so is the one of $ABI_DUMP"
+  fi
+  summary
+}
+
+# What stands in the dump must stay as it is, types and enumerators included; --update does not
+# change that. abidiff's own verdict "incompatible" covers removed symbols only.
+refuse_incompatible_change() {
+  step "abidiff $ABI_DUMP $ABI_LIBRARY"
+  abidiff --no-added-syms "$ABI_DUMP" "$ABI_LIBRARY" ||
+    fail "$ABI_LIBRARY is not compatible with $ABI_DUMP: the ABI grows, it does not change"
+}

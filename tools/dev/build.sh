@@ -1,0 +1,51 @@
+# ./dev build: configures and compiles one preset.
+
+help_build() {
+  cat <<'END'
+Builds the library, the tools and the tests into build/<preset>.
+
+usage: ./dev build [PRESET] [-- NINJA OPTIONS]
+
+  PRESET    dev (default), release, asan, tsan or fuzz, as in CMakePresets.json
+
+example: ./dev build asan -- -j4
+END
+}
+
+cmd_build() {
+  local preset=dev
+  if (($# > 0)) && [[ $1 != -* ]]; then
+    preset=$1
+    shift
+  fi
+  if (($# > 0)); then
+    [[ $1 == -- ]] || bad_usage build "unknown option '$1'"
+    shift
+  fi
+  [[ $preset =~ ^(dev|release|asan|tsan|fuzz)$ ]] || bad_usage build "unknown preset '$preset'"
+  ensure_packages
+  build_preset "$preset" "$@"
+  summary
+}
+
+# Configures once, then lets ninja find out what is left to do. Further arguments go to ninja.
+build_preset() {
+  local preset=$1
+  shift
+  if command -v ccache >/dev/null; then
+    export CMAKE_C_COMPILER_LAUNCHER=${CMAKE_C_COMPILER_LAUNCHER:-ccache}
+    export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
+  fi
+  mkdir -p "build/$preset"
+  if [[ ! -f build/$preset/build.ninja ]]; then
+    step "Configuring build/$preset"
+    cmake --preset "$preset" >"build/$preset/configure.log" 2>&1 || {
+      cat "build/$preset/configure.log" >&2
+      fail "cmake could not configure the preset $preset"
+    }
+  fi
+  step "Building build/$preset"
+  NINJA_STATUS='[%f/%t %es] ' cmake --build "build/$preset" -- "$@" ||
+    fail "the build of $preset failed"
+  did "built build/$preset"
+}

@@ -1,0 +1,61 @@
+# ./dev test: builds a preset and runs its tests on the real model.
+
+help_test() {
+  cat <<'END'
+Builds and runs the tests; what they need is installed and downloaded first.
+
+usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
+
+  --preset P  dev (default), asan or tsan
+  --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
+  -R REGEX    only test binaries whose name matches
+  -L LABEL    only test binaries with this label (threaded, gpu)
+
+example: ./dev test -R cache
+END
+}
+
+cmd_test() {
+  local preset=dev ctest_options=()
+  while (($# > 0)); do
+    case $1 in
+      --full) export KVX_TEST_FULL=1 ;;
+      --preset | -R | -L)
+        (($# > 1)) || bad_usage test "$1 needs a value"
+        if [[ $1 == --preset ]]; then preset=$2; else ctest_options+=("$1" "$2"); fi
+        shift
+        ;;
+      *) bad_usage test "unknown option '$1'" ;;
+    esac
+    shift
+  done
+  [[ $preset =~ ^(dev|asan|tsan)$ ]] || bad_usage test "unknown preset '$preset'"
+
+  ensure_packages
+  ensure_model
+  ensure_text
+  build_preset "$preset"
+  summary
+  echo
+  run_tests "$preset" ${ctest_options[@]+"${ctest_options[@]}"}
+}
+
+# Runs ctest on a built preset, counts the cases in its binaries, ends with ctest's own last lines.
+run_tests() {
+  local preset=$1
+  shift
+  KVX_TEST_MODEL=$(model_path)
+  KVX_TEST_TEXT=$(text_path)
+  export KVX_TEST_MODEL KVX_TEST_TEXT
+  export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+
+  local build=build/$preset status=0
+  rm -rf "$build/test-reports"
+  step "Testing build/$preset"
+  ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" --timeout 1200 \
+    "$@" 2>&1 | tee "$build/ctest.log" || status=1
+  echo
+  /usr/bin/python3 tools/dev/count_tests.py "$build/test-reports"
+  sed -n '/tests passed.*tests failed out of/,$p' "$build/ctest.log"
+  return $status
+}
