@@ -1,0 +1,161 @@
+// The checks of attend's arguments: heads, numbers, lengths, and the blocks that it would read.
+#include "ops/attend/check.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/checked.hpp"
+
+namespace kvx::ops {
+namespace {
+
+bool has_wide_ends(const AttendArgs& args) {
+  return args.wide_head_blocks != nullptr;
+}
+
+Status check_view(const char* name, const LayerView& view) {
+  if (view.block_size <= 0) {
+    return invalid_argument("{}.block_size is {}; expected at least 1", name, view.block_size);
+  }
+  if (view.num_kv_heads <= 0 || view.runs.empty()) {
+    return invalid_argument("{}.num_kv_heads is {} in {} runs; expected at least 1", name,
+                            view.num_kv_heads, view.runs.size());
+  }
+  for (const HeadRun& run : view.runs) {
+    for (const SideView* side : {&run.k, &run.v}) {
+      const char* side_name = side == &run.k ? "k" : "v";
+      if (side->head_dim <= 0 || side->head_dim > format::kMaxHeadDim) {
+        return invalid_argument("{}.{}.head_dim is {}; attention needs 1 to {}", name, side_name,
+                                side->head_dim, format::kMaxHeadDim);
+      }
+      if (!side->codes.base) return invalid_argument("{}.{}.codes is null", name, side_name);
+    }
+  }
+  return {};
+}
+
+Status check_views(const AttendArgs& args) {
+  KVX_RETURN_IF_ERROR(check_view("packed", args.packed));
+  if ((args.wide_head_blocks == nullptr) != (args.wide_tail_block == nullptr)) {
+    return invalid_argument("{} is null; wide ends need wide_head_blocks and wide_tail_block",
+                            args.wide_head_blocks ? "wide_tail_block" : "wide_head_blocks");
+  }
+  if (!has_wide_ends(args)) return {};
+  KVX_RETURN_IF_ERROR(check_view("wide", args.wide));
+  const HeadRun& packed = args.packed.runs.front();
+  const HeadRun& wide = args.wide.runs.front();
+  if (args.wide.block_size != args.packed.block_size ||
+      args.wide.num_kv_heads != args.packed.num_kv_heads || wide.k.head_dim != packed.k.head_dim ||
+      wide.v.head_dim != packed.v.head_dim) {
+    return invalid_argument(
+        "wide has block_size {}, {} KV heads, head_dim {}/{}; expected packed's {}, {}, {}/{}",
+        args.wide.block_size, args.wide.num_kv_heads, wide.k.head_dim, wide.v.head_dim,
+        args.packed.block_size, args.packed.num_kv_heads, packed.k.head_dim, packed.v.head_dim);
+  }
+  return {};
+}
+
+Status check_numbers(const AttendArgs& args) {
+  if (args.num_q_heads <= 0 || args.num_q_heads % args.packed.num_kv_heads != 0) {
+    return invalid_argument("num_q_heads is {}; expected a positive multiple of num_kv_heads {}",
+                            args.num_q_heads, args.packed.num_kv_heads);
+  }
+  if (!std::isfinite(args.softmax_scale)) {
+    return invalid_argument("softmax_scale is {}; expected a finite number", args.softmax_scale);
+  }
+  if (!std::isfinite(args.softcap) || args.softcap < 0) {
+    return invalid_argument("softcap is {}; expected 0 (none) or a positive finite number",
+                            args.softcap);
+  }
+  if (args.window < 0) {
+    return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
+  }
+  if (args.num_sequences < 0) {
+    return invalid_argument("num_sequences is {}; expected at least 0", args.num_sequences);
+  }
+  if (args.max_blocks_per_sequence < 0) {
+    return invalid_argument("max_blocks_per_sequence is {}; expected at least 0",
+                            args.max_blocks_per_sequence);
+  }
+  return {};
+}
+
+Status check_pointers(const AttendArgs& args) {
+  struct Needed {
+    const char* name;
+    const void* pointer;
+  };
+  const Needed needed[] = {{"block_table", args.block_table.ids},
+                           {"seq_lens", args.seq_lens},
+                           {"q_starts", args.q_starts},
+                           {"q", args.q.data},
+                           {"out", args.out.data}};
+  for (const Needed& field : needed) {
+    if (!field.pointer) return invalid_argument("{} is null", field.name);
+  }
+  return {};
+}
+
+Status check_lengths(const AttendArgs& args, int s) {
+  const int64_t q_len = int64_t{args.q_starts[s + 1]} - args.q_starts[s];
+  if (args.q_starts[s] < 0 || q_len < 0) {
+    return invalid_argument("q_starts[{}..{}] is {}, {}; expected non-negative and not decreasing",
+                            s, s + 1, args.q_starts[s], args.q_starts[s + 1]);
+  }
+  const int64_t seq_len = args.seq_lens[s];
+  if (seq_len < q_len) {
+    return invalid_argument("seq_lens[{}] is {}; expected at least its {} new tokens", s, seq_len,
+                            q_len);
+  }
+  const int64_t num_blocks = ceil_div<int64_t>(seq_len, args.packed.block_size);
+  if (num_blocks > args.max_blocks_per_sequence) {
+    return out_of_range("seq_lens[{}] is {}; {} blocks of {} tokens hold less", s, seq_len,
+                        args.max_blocks_per_sequence, args.packed.block_size);
+  }
+  if (args.transform.k.block_offset && num_blocks > args.transform.k.num_offset_blocks) {
+    return out_of_range("seq_lens[{}] is {}; transform.k.block_offset has {} blocks of {} tokens",
+                        s, seq_len, args.transform.k.num_offset_blocks, args.packed.block_size);
+  }
+  if (args.tree_mask && args.tree_mask_stride < q_len) {
+    return invalid_argument("tree_mask_stride is {}; sequence {} has {} new tokens",
+                            args.tree_mask_stride, s, q_len);
+  }
+  return {};
+}
+
+// Only the blocks that a query reads: those before the window may be gone already.
+Status check_blocks(const AttendArgs& args, int s) {
+  const int64_t q_len = args.q_starts[s + 1] - args.q_starts[s];
+  if (q_len == 0) return {};
+  const int64_t seq_len = args.seq_lens[s];
+  const int64_t first_token =
+      args.window > 0 ? std::max<int64_t>(0, seq_len - q_len - args.window + 1) : 0;
+  const int64_t end = ceil_div<int64_t>(seq_len, args.packed.block_size);
+  for (int64_t b = first_token / args.packed.block_size; b < end; ++b) {
+    const bool wide =
+        has_wide_ends(args) && (b < args.wide_head_blocks[s] || b >= args.wide_tail_block[s]);
+    const int64_t num_blocks = wide ? args.wide.num_blocks : args.packed.num_blocks;
+    const int32_t id = args.block_table.at(s, b);
+    if (id < 0 || id >= num_blocks) {
+      return out_of_range("block_table[{}][{}] is {}; expected a block of {} in [0, {})", s, b, id,
+                          wide ? "wide" : "packed", num_blocks);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_attend(const AttendArgs& args) {
+  KVX_RETURN_IF_ERROR(check_views(args));
+  KVX_RETURN_IF_ERROR(check_numbers(args));
+  if (args.num_sequences == 0) return {};
+  KVX_RETURN_IF_ERROR(check_pointers(args));
+  for (int s = 0; s < args.num_sequences; ++s) {
+    KVX_RETURN_IF_ERROR(check_lengths(args, s));
+    KVX_RETURN_IF_ERROR(check_blocks(args, s));
+  }
+  return {};
+}
+
+}  // namespace kvx::ops

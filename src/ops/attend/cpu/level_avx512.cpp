@@ -1,0 +1,3 @@
+// The tile kernels for AVX-512 F, BW, VL and DQ.
+#define KVX_CPU_LEVEL level_avx512
+#include "ops/attend/cpu/level.inc"

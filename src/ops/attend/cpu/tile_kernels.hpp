@@ -1,0 +1,45 @@
+// TileKernels: the f32 arithmetic of attention on small tiles that fit in the first cache, one
+// table for each CPU level. They decide no stored byte, so products may be fused (FMA), and levels
+// agree to rounding only.
+#pragma once
+
+#include "device/cpu_level.hpp"
+#include "ops/attend/softmax_state.hpp"
+
+namespace kvx::ops::cpu {
+
+// c += a * b, row-major; a stride is the distance of two rows in floats.
+struct TileProduct {
+  const float* a;  // [rows, inner]
+  int a_stride;
+  const float* b;  // [inner, columns]
+  int b_stride;
+  float* c;  // [rows, columns]
+  int c_stride;
+  int rows;
+  int inner;
+  int columns;
+};
+
+struct TileKernels {
+  void (*add_product)(const TileProduct&);
+
+  // source: dense [rows, columns]; element (r, c) goes to target[c * target_stride + r].
+  void (*transpose)(const float* source, int rows, int columns, float* target, int target_stride);
+
+  float (*dot)(const float* a, const float* b, int n);
+
+  bool (*all_finite)(const float* values, int n);
+
+  // scores[i] = softcap((scores[i] + bias) * softmax_scale); softcap 0: none.
+  void (*scale_scores)(float* scores, int n, float bias, float softmax_scale, float softcap);
+
+  // Adds n scores to a row's softmax. scores: [n], out comes exp(score - state.max). sums:
+  // [num_sums], the row's weighted sum of values so far, rescaled when the maximum grows.
+  void (*absorb_scores)(float* scores, int n, SoftmaxState& state, float* sums, int num_sums);
+};
+
+// Requires: device::supports(level).
+const TileKernels& tile_kernels(device::CpuLevel level);
+
+}  // namespace kvx::ops::cpu
