@@ -1,0 +1,402 @@
+// The assembled cache: steps, wide ends, layer groups, overrides and calibration, against plain
+// attention in double precision.
+#include "kv/kv_cache.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+namespace kvx::kv {
+namespace {
+
+constexpr int kNumLayers = 2;
+constexpr int kNumKvHeads = 2;
+constexpr int kNumQHeads = 6;
+constexpr int kHeadDim = 64;
+
+ops::CpuContext context() {
+  static const device::CpuLevel level = device::choose_cpu_level().value();
+  return {&ops::cpu::kernel_table(level), &serial_executor()};
+}
+
+KvCacheConfig config_of(std::string_view recipe, int block_size = 16) {
+  KvCacheConfig config;
+  config.geometry = {kNumLayers, kNumKvHeads, kHeadDim, kHeadDim, {}};
+  config.recipe = parse_recipe(recipe).value();
+  config.block_size = block_size;
+  config.max_sequences = 2;
+  config.max_tokens_per_sequence = 400;
+  return config;
+}
+
+std::unique_ptr<KvCache> created(KvCacheConfig config) {
+  Result<std::unique_ptr<KvCache>> cache = KvCache::create(std::move(config), context());
+  if (!cache.ok()) {
+    ADD_FAILURE() << cache.error().message;
+    return nullptr;
+  }
+  return std::move(cache).value();
+}
+
+std::string creation_error(KvCacheConfig config) {
+  const Result<std::unique_ptr<KvCache>> cache = KvCache::create(std::move(config), context());
+  return cache.ok() ? "accepted" : cache.error().message;
+}
+
+// Rows of one stream of tokens: the same tokens give the same rows however they are cut into steps.
+struct Stream {
+  std::vector<float> q, k, v;  // [tokens, heads, head_dim]
+
+  explicit Stream(int num_tokens, uint32_t seed = 1) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<float>& rows, int heads) {
+      rows.resize(static_cast<size_t>(num_tokens) * heads * kHeadDim);
+      for (float& x : rows) x = normal(random);
+    };
+    fill(q, kNumQHeads);
+    fill(k, kNumKvHeads);
+    fill(v, kNumKvHeads);
+  }
+  FloatRows rows(const std::vector<float>& from, int heads, int64_t first) const {
+    return dense_rows(from.data() + first * heads * kHeadDim, DType::kF32, heads, kHeadDim);
+  }
+};
+
+AttentionParams params() {
+  return {kNumQHeads, 0.125f, 0.0f, nullptr};
+}
+
+// Feeds tokens [first, last) in steps of at most step_tokens; returns layer 0's output rows.
+std::vector<float> feed(KvCache& cache, int sequence, const Stream& stream, int first, int last,
+                        int step_tokens) {
+  std::vector<float> out(static_cast<size_t>(last - first) * kNumQHeads * kHeadDim);
+  std::vector<float> ignored(out.size());
+  for (int at = first; at < last;) {
+    const int64_t most = std::min<int64_t>(step_tokens, cache.max_step_tokens(sequence));
+    const int count = static_cast<int>(std::min<int64_t>(most, last - at));
+    const StepEntry entry{sequence, count};
+    const Status begun = cache.begin_step({&entry, 1});
+    EXPECT_TRUE(begun.ok()) << begun.error().message;
+    if (!begun.ok()) return out;
+    for (int layer = 0; layer < kNumLayers; ++layer) {
+      float* target = (layer == 0 ? out : ignored).data() +
+                      static_cast<size_t>(at - first) * kNumQHeads * kHeadDim;
+      const Status done = cache.append_and_attend(
+          layer, params(), stream.rows(stream.q, kNumQHeads, at),
+          stream.rows(stream.k, kNumKvHeads, at), stream.rows(stream.v, kNumKvHeads, at),
+          dense_rows(target, DType::kF32, kNumQHeads, kHeadDim));
+      EXPECT_TRUE(done.ok()) << done.error().message;
+    }
+    EXPECT_TRUE(cache.end_step().ok());
+    at += count;
+  }
+  return out;
+}
+
+// Plain causal attention in double precision; a query sees its own and the window - 1 tokens before
+// it.
+std::vector<float> plain_attention(const Stream& stream, int num_tokens, int window = 0) {
+  std::vector<float> out(static_cast<size_t>(num_tokens) * kNumQHeads * kHeadDim);
+  for (int t = 0; t < num_tokens; ++t) {
+    for (int h = 0; h < kNumQHeads; ++h) {
+      const int kv_head = h * kNumKvHeads / kNumQHeads;
+      const float* q = &stream.q[(static_cast<size_t>(t) * kNumQHeads + h) * kHeadDim];
+      const int first = window == 0 ? 0 : std::max(0, t - window + 1);
+      std::vector<double> sum(kHeadDim, 0.0);
+      double total = 0;
+      for (int s = first; s <= t; ++s) {
+        const size_t row = (static_cast<size_t>(s) * kNumKvHeads + kv_head) * kHeadDim;
+        double dot = 0;
+        for (int d = 0; d < kHeadDim; ++d) dot += double{q[d]} * stream.k[row + d];
+        const double weight = std::exp(dot * 0.125);
+        total += weight;
+        for (int d = 0; d < kHeadDim; ++d) sum[d] += weight * stream.v[row + d];
+      }
+      for (int d = 0; d < kHeadDim; ++d) {
+        out[(static_cast<size_t>(t) * kNumQHeads + h) * kHeadDim + d] =
+            static_cast<float>(sum[d] / total);
+      }
+    }
+  }
+  return out;
+}
+
+double relative_rms(const std::vector<float>& measured, const std::vector<float>& expected) {
+  double error = 0;
+  double norm = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    error += std::pow(double{measured[i]} - expected[i], 2);
+    norm += std::pow(double{expected[i]}, 2);
+  }
+  return std::sqrt(error / norm);
+}
+
+TEST(KvCache, AnF32CacheIsPlainAttention) {
+  const Stream stream(100);
+  auto cache = created(config_of("f32"));
+  const int sequence = cache->create_sequence().value();
+  EXPECT_LT(
+      relative_rms(feed(*cache, sequence, stream, 0, 100, 1000), plain_attention(stream, 100)),
+      1e-6);
+}
+
+TEST(KvCache, WideEndsOfF32AroundF32BlocksChangeNothing) {
+  const Stream stream(150);
+  auto cache = created(config_of("f32:sink=20,recent=30,wide=f32,hadamard"));
+  const int sequence = cache->create_sequence().value();
+  EXPECT_LT(
+      relative_rms(feed(*cache, sequence, stream, 0, 150, 1000), plain_attention(stream, 150)),
+      1e-6);
+}
+
+TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
+  const Stream stream(130);
+  for (const char* recipe :
+       {"bf16", "int8", "nvfp4:auto", "int4:hadamard,sink=4,recent=40,wide=f16", "fp8_e4m3",
+        "mxfp4:auto", "int4_affine:auto", "int8/int4:auto"}) {
+    auto cache = created(config_of(recipe));
+    const int steps = cache->create_sequence().value();
+    const int tokens = cache->create_sequence().value();
+    const std::vector<float> in_steps = feed(*cache, steps, stream, 0, 130, 1000);
+    const std::vector<float> one_by_one = feed(*cache, tokens, stream, 0, 130, 1);
+    EXPECT_LT(relative_rms(in_steps, one_by_one), 1e-6) << recipe;
+    std::vector<float> k(130 * kNumKvHeads * kHeadDim), k_one_by_one(k.size());
+    const MutableFloatRows none;
+    for (int layer = 0; layer < kNumLayers; ++layer) {
+      ASSERT_TRUE(cache
+                      ->gather(steps, layer, 0, 130,
+                               dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), none)
+                      .ok());
+      ASSERT_TRUE(cache
+                      ->gather(tokens, layer, 0, 130,
+                               dense_rows(k_one_by_one.data(), DType::kF32, kNumKvHeads, kHeadDim),
+                               none)
+                      .ok());
+      EXPECT_EQ(k, k_one_by_one) << recipe << ", layer " << layer;
+    }
+  }
+}
+
+TEST(KvCache, WideEndsKeepTheirTokensIn16BitsAndTheMiddlePacked) {
+  const Stream stream(160);
+  auto cache = created(config_of("int4:sink=10,recent=40,wide=f32", 16));
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, 160, 7);
+  std::vector<float> k(160 * kNumKvHeads * kHeadDim);
+  ASSERT_TRUE(cache
+                  ->gather(sequence, 0, 0, 160,
+                           dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
+                  .ok());
+  // 160 tokens are ten blocks: block 0 is the sink, 7 to 9 hold the recent 40.
+  for (int token = 0; token < 160; ++token) {
+    const bool is_wide = token < 16 || token >= 7 * 16;
+    const size_t row = static_cast<size_t>(token) * kNumKvHeads * kHeadDim;
+    const bool is_exact =
+        std::equal(k.begin() + row, k.begin() + row + kHeadDim, stream.k.begin() + row);
+    EXPECT_EQ(is_exact, is_wide) << "token " << token;
+  }
+}
+
+TEST(KvCache, SequencesOfOneStepDoNotSeeEachOther) {
+  const Stream a(60, 1), b(60, 2);
+  for (const char* recipe : {"int8", "nvfp4:auto"}) {
+    auto cache = created(config_of(recipe));
+    const int alone_a = cache->create_sequence().value();
+    const int alone_b = cache->create_sequence().value();
+    const std::vector<float> expected_a = feed(*cache, alone_a, a, 0, 60, 16);
+    const std::vector<float> expected_b = feed(*cache, alone_b, b, 0, 60, 16);
+    ASSERT_TRUE(cache->free_sequence(alone_a).ok());
+    ASSERT_TRUE(cache->free_sequence(alone_b).ok());
+    const int first = cache->create_sequence().value();
+    const int second = cache->create_sequence().value();
+    feed(*cache, first, a, 0, 20, 16);
+    feed(*cache, second, b, 0, 35, 16);
+
+    const StepEntry entries[] = {{second, 1}, {first, 2}};
+    ASSERT_TRUE(cache->begin_step(entries).ok());
+    Stream both(3);
+    const auto put = [](std::vector<float>& to, int to_row, const std::vector<float>& from,
+                        int from_row, int count, int heads) {
+      const int width = heads * kHeadDim;
+      std::copy_n(from.begin() + from_row * width, count * width, to.begin() + to_row * width);
+    };
+    put(both.q, 0, b.q, 35, 1, kNumQHeads), put(both.q, 1, a.q, 20, 2, kNumQHeads);
+    put(both.k, 0, b.k, 35, 1, kNumKvHeads), put(both.k, 1, a.k, 20, 2, kNumKvHeads);
+    put(both.v, 0, b.v, 35, 1, kNumKvHeads), put(both.v, 1, a.v, 20, 2, kNumKvHeads);
+    std::vector<float> out(3 * kNumQHeads * kHeadDim);
+    ASSERT_TRUE(cache
+                    ->append_and_attend(0, params(), both.rows(both.q, kNumQHeads, 0),
+                                        both.rows(both.k, kNumKvHeads, 0),
+                                        both.rows(both.v, kNumKvHeads, 0),
+                                        dense_rows(out.data(), DType::kF32, kNumQHeads, kHeadDim))
+                    .ok());
+    const int width = kNumQHeads * kHeadDim;
+    const auto expected_row = [width](const std::vector<float>& rows, int row) {
+      return std::vector<float>(rows.begin() + row * width, rows.begin() + (row + 1) * width);
+    };
+    EXPECT_LT(relative_rms(expected_row(out, 0), expected_row(expected_b, 35)), 1e-6) << recipe;
+    EXPECT_LT(relative_rms(expected_row(out, 1), expected_row(expected_a, 20)), 1e-6) << recipe;
+    EXPECT_LT(relative_rms(expected_row(out, 2), expected_row(expected_a, 21)), 1e-6) << recipe;
+  }
+}
+
+TEST(KvCache, LayersWithAWindowSeeTheWindowAndGiveOldBlocksBack) {
+  const Stream stream(200);
+  KvCacheConfig config = config_of("f32");
+  config.geometry.layer_windows = {24, 0};
+  auto cache = created(config);
+  const int sequence = cache->create_sequence().value();
+  EXPECT_LT(
+      relative_rms(feed(*cache, sequence, stream, 0, 200, 5), plain_attention(stream, 200, 24)),
+      1e-6);
+  const cache::PoolAccount account = cache->account();
+  ASSERT_EQ(account.classes.size(), 2u);
+  EXPECT_LT(account.classes[0].used.total() * 3, account.classes[1].used.total());
+}
+
+TEST(KvCache, OverridesStoreTheirLayersAndHeadsApart) {
+  const Stream stream(40);
+  KvCacheConfig config = config_of("int4");
+  config.overrides.push_back(parse_head_override("0:1=f32").value());
+  config.overrides.push_back(parse_layer_override("1=f32").value());
+  auto cache = created(config);
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, 40, 40);
+  std::vector<float> k(40 * kNumKvHeads * kHeadDim);
+  const MutableFloatRows rows = dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim);
+  ASSERT_TRUE(cache->gather(sequence, 1, 0, 40, rows, {}).ok());
+  EXPECT_EQ(k, stream.k);
+  ASSERT_TRUE(cache->gather(sequence, 0, 0, 40, rows, {}).ok());
+  for (int head : {0, 1}) {
+    const bool is_exact = std::equal(k.begin() + head * kHeadDim, k.begin() + (head + 1) * kHeadDim,
+                                     stream.k.begin() + head * kHeadDim);
+    EXPECT_EQ(is_exact, head == 1);
+  }
+}
+
+TEST(KvCache, CalibratedScalesAreReadFromTheirTable) {
+  const Stream stream(20);
+  KvCacheConfig config = config_of("int8:source=given");
+  config.calibration.resize(kNumLayers);
+  for (LayerCalibration& layer : config.calibration) {
+    layer.k.group_scales = {0.03125f, 0.0625f};  // one group of 64 a head
+    layer.v.group_scales = {0.03125f, 0.03125f};
+  }
+  auto cache = created(config);
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, 20, 20);
+  std::vector<float> k(20 * kNumKvHeads * kHeadDim);
+  ASSERT_TRUE(
+      cache
+          ->gather(sequence, 0, 0, 20, dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
+          .ok());
+  for (size_t i = 0; i < k.size(); ++i) {
+    const float step = i / kHeadDim % kNumKvHeads == 0 ? 0.03125f : 0.0625f;
+    EXPECT_EQ(k[i], std::nearbyint(std::clamp(stream.k[i] / step, -127.0f, 127.0f)) * step) << i;
+  }
+}
+
+TEST(KvCache, CountsWhatGivenScalesCannotSay) {
+  Stream stream(4);
+  stream.k[5] = std::numeric_limits<float>::quiet_NaN();
+  stream.v[70] = std::numeric_limits<float>::infinity();
+  KvCacheConfig config = config_of("int8:source=given");
+  config.calibration.resize(kNumLayers);
+  for (LayerCalibration& layer : config.calibration) {
+    layer.k.group_scales = layer.v.group_scales = {0.1f, 0.1f};
+  }
+  auto cache = created(config);
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, 4, 4);
+  EXPECT_EQ(cache->nonfinite_inputs(), 2 * kNumLayers);
+}
+
+TEST(KvCache, ABudgetLimitsTheBlocksAndAFullPoolChangesNothing) {
+  KvCacheConfig config = config_of("bf16");
+  const auto whole = created(config);
+  config.memory_budget_bytes = whole->account().allocated.total() / 2;  // room for one of two
+  auto cache = created(config);
+  const Stream stream(400);
+  const int first = cache->create_sequence().value();
+  const int second = cache->create_sequence().value();
+  feed(*cache, first, stream, 0, 390, 100);
+  const StepEntry entries[] = {{first, 5}, {second, 300}};
+  const Status begun = cache->begin_step(entries);
+  ASSERT_FALSE(begun.ok());
+  EXPECT_EQ(begun.error().code, ErrorCode::kOutOfRange);
+  EXPECT_NE(begun.error().message.find("blocks of group 0 packed"), std::string::npos);
+  EXPECT_EQ(cache->num_tokens(first), 390);
+  feed(*cache, first, stream, 390, 400, 10);
+
+  config.memory_budget_bytes = 1000;
+  EXPECT_NE(creation_error(config).find("bytes"), std::string::npos);
+}
+
+TEST(KvCache, ErrorsNameTheFieldTheValueAndWhatWasExpected) {
+  const auto with = [](auto change) {
+    KvCacheConfig config = config_of("int8");
+    change(config);
+    return creation_error(config);
+  };
+  EXPECT_EQ(with([](KvCacheConfig& c) { c.geometry.num_kv_heads = 0; }),
+            "num_kv_heads is 0; expected 1 to 16384");
+  EXPECT_NE(with([](KvCacheConfig& c) { c.block_size = 0; }).find("block_size is 0"),
+            std::string::npos);
+  EXPECT_NE(with([](KvCacheConfig& c) { c.max_tokens_per_sequence = 0; }).find("is 0; expected 1"),
+            std::string::npos);
+  EXPECT_EQ(with([](KvCacheConfig& c) {
+              c.recipe = parse_recipe("mxfp4").value();
+              c.geometry.k_head_dim = 80;
+            }),
+            "head_dim is 80; mxfp4 needs a multiple of 32");
+  EXPECT_EQ(
+      with([](KvCacheConfig& c) { c.overrides.push_back(parse_layer_override("7=bf16").value()); }),
+      "layer is 7; the cache has layers 0 to 1");
+  EXPECT_EQ(with([](KvCacheConfig& c) { c.recipe = parse_recipe("int8:source=given").value(); }),
+            "layer 0 k_group_scales is missing; source=given needs 2 calibrated scales");
+  EXPECT_EQ(with([](KvCacheConfig& c) {
+              c.calibration.resize(kNumLayers);
+              c.calibration[1].v_factor = std::vector<float>(kNumKvHeads * kHeadDim, 0.0f);
+            }),
+            "layer 1 v_factor[0] is 0; expected a positive finite number");
+  EXPECT_NE(with([](KvCacheConfig& c) {
+              c.recipe = parse_recipe("nvfp4").value();
+              c.calibration.resize(kNumLayers);
+              c.calibration[0].k.tensor_scales = {1.0f, -1.0f};
+            }).find("k_tensor_scales[1] is -1"),
+            std::string::npos);
+
+  auto cache = created(config_of("int8:recent=16"));
+  const int sequence = cache->create_sequence().value();
+  const StepEntry too_long{sequence, 17};
+  EXPECT_EQ(cache->begin_step({&too_long, 1}).error().message,
+            "entries[0].num_tokens is 17; expected 1 to 16 in one step");
+  const StepEntry beyond{sequence, 401};
+  EXPECT_EQ(cache->begin_step({&beyond, 1}).error().message,
+            "entries[0].num_tokens is 401; the sequence has 0 of 400 tokens");
+  const StepEntry unknown{1, 1};
+  EXPECT_EQ(cache->begin_step({&unknown, 1}).error().message,
+            "entries[0].sequence is 1; it is not in use");
+  EXPECT_FALSE(cache->end_step().ok());
+  EXPECT_FALSE(cache->gather(sequence, 0, 0, 1, {}, {}).ok());
+}
+
+TEST(KvCache, CostsFollowFromTheFacts) {
+  KvCacheConfig config = config_of("int8", 64);
+  const RecipeCost cost = cost_of(config, 4096).value();
+  EXPECT_DOUBLE_EQ(cost.bits_per_value, 8.25);
+  EXPECT_DOUBLE_EQ(cost.bytes_per_token, kNumLayers * kNumKvHeads * 2 * (kHeadDim + 2.0));
+  EXPECT_EQ(cost.tokens_per_gib, static_cast<int64_t>((1 << 30) / cost.bytes_per_token));
+  config.recipe = parse_recipe("nvfp4:sink=16,recent=64").value();
+  const RecipeCost wide = cost_of(config, 4096).value();
+  EXPECT_DOUBLE_EQ(wide.bits_per_value, 4.5);
+  // Of 64 blocks, the first and the last are bf16.
+  EXPECT_DOUBLE_EQ(wide.bytes_per_token,
+                   kNumLayers * kNumKvHeads * 2 * (62 * 36.0 + 2 * 128.0) / 64);
+}
+
+}  // namespace
+}  // namespace kvx::kv
