@@ -1,10 +1,14 @@
-# cmake --install --component kvx: the shared library, its headers, a CMake package and a pkg-
-# config file.
+# cmake --install: the tool, and as the component kvx the shared library, its headers, a CMake
+# package and a pkg-config file.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT kvx)
 install(DIRECTORY include/kvx DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT kvx)
+
+if(TARGET kvx_tool)
+  install(TARGETS kvx_tool COMPONENT tools)
+endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvx)
 install(EXPORT kvx-targets NAMESPACE kvx:: DESTINATION ${package_dir} COMPONENT kvx)

@@ -12,10 +12,10 @@ LIMIT_PERCENT = 2.0
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         caches = json.load(file)["caches"]
-    good = [c for c in caches if c["perplexity_change_percent"] < LIMIT_PERCENT]
+    good = [c for c in caches if c["change_percent"]["value"] < LIMIT_PERCENT]
     if not good:
         sys.exit(f"no cache stays under {LIMIT_PERCENT} % of perplexity")
-    print(min(good, key=lambda c: c["bits_per_value"])["cache"])
+    print(min(good, key=lambda c: c["bits_per_value"])["name"])
 
 
 main()
