@@ -25,8 +25,9 @@ std::string safe_in_script(std::string text) {
 
 std::string report_html(const CompareReport& report) {
   std::string page(report_page());
-  fill(page, "{{REPORT_JSON}}", safe_in_script(report_json(report)));
+  // The library first: a name in the data may look like a slot.
   fill(page, "{{CHART_JS}}", chart_js());
+  fill(page, "{{REPORT_JSON}}", safe_in_script(report_json(report)));
   return page;
 }
 
