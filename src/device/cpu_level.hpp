@@ -11,6 +11,9 @@ namespace kvx::device {
 // place here.
 enum class CpuLevel { kScalar, kAvx2, kAvx512 };
 
+// From the plainest to the best.
+inline constexpr CpuLevel kAllCpuLevels[] = {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512};
+
 constexpr std::string_view name_of(CpuLevel level) {
   constexpr std::string_view kNames[] = {"scalar", "avx2", "avx512"};
   return kNames[static_cast<int>(level)];

@@ -1,0 +1,107 @@
+// The report as table, JSON and page.
+#include "tools/kvx/report/report.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+namespace kvx::tool {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+CompareReport two_caches() {
+  CompareReport report;
+  report.version = "1.2.3";
+  report.model = "model.gguf";
+  report.text = "text.txt";
+  report.cpu_level = "avx2";
+  report.products = "f32";
+  report.threads = 2;
+  report.context = 1024;
+  report.num_windows = 4;
+  report.num_scored_tokens = 2044;
+  CacheReport base;
+  base.name = "bf16";
+  base.bits_per_value = 16;
+  base.bytes_per_token = 23040;
+  base.tokens_per_gib = 46603;
+  base.perplexity = {12, 0.5};
+  base.change_percent = {0, 0};
+  base.same_top_percent = {100, 0};
+  base.layers = {{1, 0}, {1, 0}};
+  CacheReport other = base;
+  other.name = "nvfp4:auto";
+  other.bits_per_value = 4.5;
+  other.change_percent = {0.9, 0.1};
+  other.kl = {0.0072, 0.0005};
+  other.layers = {{0.999, 0.05}, {0.99, 0.15}};
+  report.caches = {base, other};
+  return report;
+}
+
+TEST(Report, ShowsTheWorstLayer) {
+  const CompareReport report = two_caches();
+  EXPECT_EQ(worst_layer(report.caches[1]).relative_error, 0.15);
+  EXPECT_THAT(
+      report_table(report, false),
+      ContainsRegex("nvfp4:auto +4\\.50 .*\\+0\\.90 \\+- 0\\.10 +0\\.00720.*0\\.99000 +0\\.1500"));
+}
+
+TEST(Report, ShowsNoErrorThatItDoesNotKnow) {
+  CompareReport report = two_caches();
+  report.caches[1].change_percent.standard_error = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(report_table(report, false), ContainsRegex("\\+0\\.90 +0\\.00720"));
+}
+
+TEST(Report, TellsOfInputsThatWereLost) {
+  CompareReport report = two_caches();
+  EXPECT_THAT(report_table(report, false), Not(HasSubstr("not finite")));
+  report.caches[1].nonfinite_inputs = 3;
+  EXPECT_THAT(report_table(report, false), HasSubstr("nvfp4:auto: 3 inputs were not finite"));
+}
+
+TEST(Report, IsJsonWithNullForWhatIsNoNumber) {
+  CompareReport report = two_caches();
+  report.caches[1].perplexity = {std::numeric_limits<double>::quiet_NaN(), 1};
+  const auto json = nlohmann::json::parse(report_json(report));
+  EXPECT_EQ(json["context"], 1024);
+  EXPECT_EQ(json["caches"][1]["name"], "nvfp4:auto");
+  EXPECT_EQ(json["caches"][1]["kl"]["value"], 0.0072);
+  EXPECT_TRUE(json["caches"][1]["perplexity"]["value"].is_null());
+  EXPECT_EQ(json["caches"][1]["attention_by_layer"][1]["relative_error"], 0.15);
+}
+
+TEST(Report, SurvivesAFileNameThatIsNoUtf8) {
+  CompareReport report = two_caches();
+  report.text = "caf\xE9.txt";
+  EXPECT_TRUE(nlohmann::json::accept(report_json(report)));
+}
+
+TEST(Report, IsAPageThatHoldsItsDataAndItsCharts) {
+  const std::string page = report_html(two_caches());
+  EXPECT_THAT(page, HasSubstr("\"name\": \"nvfp4:auto\""));
+  EXPECT_THAT(page, HasSubstr("Chart.js v3"));
+  EXPECT_THAT(page, Not(HasSubstr("{{REPORT_JSON}}")));
+  EXPECT_THAT(page, Not(HasSubstr("{{CHART_JS}}")));
+}
+
+TEST(Report, IsAPageThatLoadsNothing) {
+  const std::string page = report_html(two_caches());
+  EXPECT_THAT(page, Not(ContainsRegex("<(script|link|img|iframe)[^>]*(src|href)=")));
+  EXPECT_THAT(page, Not(HasSubstr("@import")));
+}
+
+TEST(Report, CannotBeBrokenOutOfByAName) {
+  CompareReport report = two_caches();
+  report.text = "</script><b>";
+  EXPECT_THAT(report_html(report), Not(HasSubstr("</script><b>")));
+}
+
+}  // namespace
+}  // namespace kvx::tool

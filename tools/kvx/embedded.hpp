@@ -1,0 +1,12 @@
+// Files that the build puts into the program (embed.cmake), so that a report needs nothing beside
+// itself.
+#pragma once
+
+#include <string_view>
+
+namespace kvx::tool {
+
+std::string_view report_page();  // report/report.html
+std::string_view chart_js();     // Chart.js (MIT), Debian's libjs-chart.js
+
+}  // namespace kvx::tool

@@ -1,0 +1,20 @@
+// Files that appear whole or not at all, and text files read whole.
+#pragma once
+
+#include <string>
+
+#include "core/result.hpp"
+
+namespace kvx::tool {
+
+// INVALID_ARGUMENT when `path` could not be written later: its folder is missing or closed, or it
+// is a folder itself. field: the option's name, for the message.
+Status check_can_write(const std::string& field, const std::string& path);
+
+// Writes beside `path` and renames: a reader sees the old file or the new one, never a part.
+Status write_file(const std::string& field, const std::string& path, std::string_view content);
+
+// INVALID_ARGUMENT when the file is missing, is a folder, or cannot be read.
+Result<std::string> read_file(const std::string& field, const std::string& path);
+
+}  // namespace kvx::tool

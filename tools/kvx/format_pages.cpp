@@ -1,0 +1,185 @@
+// The formats' table and page, from the facts.
+#include "tools/kvx/format_pages.hpp"
+
+#include <fmt/format.h>
+
+#include "format/list.hpp"
+#include "format/spec.hpp"
+#include "kv/recipe.hpp"
+#include "tools/kvx/row_drawing.hpp"
+#include "tools/kvx/table.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using format::Choices;
+using format::Facts;
+using format::FormatSpec;
+
+constexpr int kBlockSize = 64;  // only page-shared scales would depend on it
+constexpr int kShownHeadDims[] = {64, 128};
+
+// Every format's defaults are a legal spec: make_spec cannot fail here.
+FormatSpec default_spec(const Facts& facts) {
+  return format::make_spec(facts).value();
+}
+
+std::string text_of(int group_size) {
+  return group_size == format::kWholeRow ? "row" : std::to_string(group_size);
+}
+template <class Enum>
+std::string text_of(Enum value) {
+  return std::string(name_of(value));
+}
+
+template <class T>
+std::string list_of(const Choices<T>& choices) {
+  std::string text;
+  for (int i = 0; i < choices.count; ++i) {
+    text += (i == 0 ? "" : ", ") + text_of(choices.values[i]);
+  }
+  return text;
+}
+
+std::string group_text(const FormatSpec& spec) {
+  return spec.has_scale() ? text_of(spec.group_size) : "-";
+}
+
+std::string scale_text(const FormatSpec& spec) {
+  if (!spec.has_scale()) return "-";
+  std::string text = text_of(spec.scale_type);
+  if (spec.is_affine()) text += " + zero";
+  if (spec.facts->has_tensor_scale) text += " x f32";
+  return text;
+}
+
+std::string bits_text(const FormatSpec& spec, int head_dim) {
+  return fmt::format("{:.4g}", format::bits_per_value(spec, head_dim, kBlockSize));
+}
+
+Table sizes_table() {
+  Table table({{"name"},
+               {"element"},
+               {"group"},
+               {"scale"},
+               {"bits at 64", Align::kRight},
+               {"bits at 128", Align::kRight},
+               {"head_dim", Align::kRight},
+               {"what it is"}});
+  for (const Facts* facts : format::kAllFacts) {
+    const FormatSpec spec = default_spec(*facts);
+    const int multiple = facts->head_dim_multiple;
+    table.add_row(
+        {std::string(facts->name), std::string(facts->element), group_text(spec), scale_text(spec),
+         bits_text(spec, kShownHeadDims[0]), bits_text(spec, kShownHeadDims[1]),
+         multiple == 1 ? "any" : fmt::format("{} n", multiple), std::string(facts->summary)});
+  }
+  return table;
+}
+
+std::string recommended_text(const Facts& facts) {
+  const std::string_view options = kv::recommended_options(facts.id);
+  return options.empty() ? "-" : std::string(options);
+}
+
+Table choices_table() {
+  Table table({{"name"},
+               {"groups of"},
+               {"scale type"},
+               {"scale rule"},
+               {"scale source"},
+               {"auto stands for"}});
+  for (const Facts* facts : format::kAllFacts) {
+    if (!default_spec(*facts).has_scale()) continue;
+    table.add_row({std::string(facts->name), list_of(facts->group_sizes),
+                   list_of(facts->scale_types), list_of(facts->scale_rules),
+                   list_of(facts->scale_sources), recommended_text(*facts)});
+  }
+  return table;
+}
+
+Table options_table() {
+  Table table({{"option"}, {"what it does"}});
+  for (const kv::OptionHelp& option : kv::recipe_options()) {
+    // A bar inside a Markdown cell would end it.
+    std::string form(option.form);
+    for (size_t at = 0; (at = form.find('|', at)) != std::string::npos; at += 2) {
+      form.insert(at, "\\");
+    }
+    table.add_row({form, std::string(option.help)});
+  }
+  return table;
+}
+
+std::string format_section(const Facts& facts) {
+  constexpr int kHeadDim = kShownHeadDims[0];
+  const FormatSpec spec = default_spec(facts);
+  std::string text = fmt::format("### {}\n\n{}.\n\n```\n{}```\n\n", facts.name, facts.summary,
+                                 draw_row(spec, kHeadDim));
+  text += fmt::format("Codes: {} of {} bits, {}.", facts.element, facts.element_bits,
+                      name_of(facts.packing));
+  if (spec.scale_source == format::ScaleSource::kGiven) {
+    text += fmt::format(" The {} scale is given by default and lies outside the row.",
+                        name_of(spec.scale_type));
+  }
+  if (facts.has_tensor_scale) {
+    text += " The f32 tensor scale (one a layer and KV head) lies outside the row.";
+  }
+  return text + "\n\n";
+}
+
+}  // namespace
+
+std::string formats_text(bool color) {
+  return sizes_table().text(color) +
+         "\nbits: per value, the row's scales included, at head_dim 64 and 128. head_dim: what it "
+         "must be a multiple of.\nThe first of several choices is the default:\n\n" +
+         choices_table().text(color) +
+         "\nA cache is named format[/format][:option,...]; 'kvx formats --help' lists the "
+         "options.\n";
+}
+
+std::string formats_markdown() {
+  std::string text =
+      "# Formats\n\n"
+      "Printed by `kvx formats --markdown` from the facts in `src/format/formats/`; a test keeps "
+      "the two equal. How a\nnumber becomes these bytes is in [numbers.md](numbers.md).\n\n"
+      "## Sizes\n\n"
+      "Bits per value count the row's own scales, with default options, at head_dim 64 and 128. "
+      "`head_dim` says what it\nmust be a multiple of.\n\n";
+  text += sizes_table().markdown();
+  text +=
+      "\n## Choices\n\n"
+      "The first of several is the default. `auto` in a recipe stands for the options in the last "
+      "column.\n\n";
+  text += choices_table().markdown();
+  text +=
+      "\n## Naming a cache\n\n"
+      "One string names a cache everywhere: `format[/format][:option,...]`, K before the slash and "
+      "V after it, or one\nformat for both: `int8`, `int8/int4`, "
+      "`nvfp4:k.hadamard,search,sink=16,recent=64`, `int4:auto`. An option applies\nto both sides "
+      "where their formats take it; `k.` or `v.` in front of it limits it to one.\n\n";
+  text += options_table().markdown();
+  text +=
+      "\n## Rows\n\n"
+      "The bytes of one row (one token, one head) at head_dim 64 with default options. A pool may "
+      "keep the scales in a\nregion of their own; their bytes are the same there. Numbers of more "
+      "than one byte are little-endian.\n\n";
+  for (const Facts* facts : format::kAllFacts) text += format_section(*facts);
+  text.pop_back();  // one line break ends the file
+  return text;
+}
+
+std::string recipe_help() {
+  std::string text =
+      "A cache is named by one string everywhere:\n"
+      "  format[/format][:option,...]    K and V, or one format for both\n\n"
+      "Options (for both sides where their formats take them; k. or v. in front limits one to a "
+      "side):\n";
+  for (const kv::OptionHelp& option : kv::recipe_options()) {
+    text += fmt::format("  {:<28}{}\n", option.form, option.help);
+  }
+  return text;
+}
+
+}  // namespace kvx::tool

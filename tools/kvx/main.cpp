@@ -1,0 +1,64 @@
+// kvx: the command line tool. Exit codes: 0 done, 2 bad input (one line says what), 1 our own
+// fault.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "tools/kvx/command.hpp"
+#include "tools/kvx/version.hpp"
+
+namespace kvx::tool {
+namespace {
+
+constexpr int kOk = 0;
+constexpr int kInternalFault = 1;
+constexpr int kBadInput = 2;
+
+int fail(int exit_code, std::string_view message) {
+  fmt::print(stderr, "kvx: {}\n", message);
+  return exit_code;
+}
+
+// CLI11 may put advice on further lines; the first one says what is wrong.
+std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+int exit_code_of(const Error& error) {
+  return error.code == ErrorCode::kInternal ? kInternalFault : kBadInput;
+}
+
+int run_tool(int argc, char** argv) {
+  CLI::App app(
+      "kvx: quantised KV caches on real models. 'kvx COMMAND --help' shows options and examples.",
+      "kvx");
+  app.set_version_flag("--version", fmt::format("kvx {}", kVersion));
+  app.require_subcommand(1);
+  Action action;
+  add_run(app, action);
+  add_compare(app, action);
+  add_bench(app, action);
+  add_formats(app, action);
+  add_info(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::ParseError& error) {
+    return fail(kBadInput, first_line(error.what()));
+  }
+  const Status status = action();
+  return status.ok() ? kOk : fail(exit_code_of(status.error()), status.error().message);
+}
+
+}  // namespace
+}  // namespace kvx::tool
+
+int main(int argc, char** argv) {
+  try {
+    return kvx::tool::run_tool(argc, argv);
+  } catch (const std::exception& error) {  // out of memory, mostly
+    return kvx::tool::fail(kvx::tool::kInternalFault, error.what());
+  }
+}

@@ -1,0 +1,59 @@
+// Cuts a list at the commas that separate recipes, and leaves each recipe to its parser.
+#include "tools/kvx/recipe_list.hpp"
+
+#include "format/spec.hpp"
+
+namespace kvx::tool {
+namespace {
+
+bool begins_with_a_format(std::string_view piece) {
+  return format::format_named(piece.substr(0, piece.find_first_of(":/"))).has_value();
+}
+
+std::vector<std::string> cut_into_recipes(std::string_view text) {
+  std::vector<std::string> recipes;
+  size_t first = 0;
+  while (first <= text.size()) {
+    const size_t comma = std::min(text.find(',', first), text.size());
+    const std::string piece(text.substr(first, comma - first));
+    const bool has_options = !recipes.empty() && recipes.back().find(':') != std::string::npos;
+    if (has_options && !begins_with_a_format(piece)) {
+      recipes.back() += "," + piece;
+    } else {
+      recipes.push_back(piece);
+    }
+    first = comma + 1;
+  }
+  return recipes;
+}
+
+}  // namespace
+
+Result<std::vector<kv::Recipe>> parse_recipe_list(std::string_view text) {
+  std::vector<kv::Recipe> recipes;
+  for (const std::string& one : cut_into_recipes(text)) {
+    KVX_ASSIGN_OR_RETURN(kv::Recipe recipe, kv::parse_recipe(one));
+    for (const kv::Recipe& earlier : recipes) {
+      if (earlier.text == one) {
+        return invalid_argument("formats has '{}' twice; expected each once", one);
+      }
+    }
+    recipes.push_back(std::move(recipe));
+  }
+  return recipes;
+}
+
+Result<std::vector<kv::RecipeOverride>> parse_overrides(const OverrideTexts& texts) {
+  std::vector<kv::RecipeOverride> overrides;
+  for (const std::string& text : texts.layers) {
+    KVX_ASSIGN_OR_RETURN(kv::RecipeOverride one, kv::parse_layer_override(text));
+    overrides.push_back(std::move(one));
+  }
+  for (const std::string& text : texts.heads) {
+    KVX_ASSIGN_OR_RETURN(kv::RecipeOverride one, kv::parse_head_override(text));
+    overrides.push_back(std::move(one));
+  }
+  return overrides;
+}
+
+}  // namespace kvx::tool

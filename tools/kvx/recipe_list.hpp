@@ -1,0 +1,25 @@
+// Lists of recipes on the command line: "bf16,int8/int4,nvfp4:hadamard,sink=16,int4:auto".
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/result.hpp"
+#include "kv/recipe.hpp"
+
+namespace kvx::tool {
+
+// Commas separate recipes and a recipe's options alike. A piece begins a new recipe when its first
+// word is a format's name, or when the recipe before it has no options yet; otherwise it is one
+// more option. INVALID_ARGUMENT: a piece is wrong, or a recipe stands there twice.
+Result<std::vector<kv::Recipe>> parse_recipe_list(std::string_view text);
+
+// --layers and --heads, as they were given; each may stand several times.
+struct OverrideTexts {
+  std::vector<std::string> layers;  // "0,1=bf16"
+  std::vector<std::string> heads;   // "2:0,2:1=int8"
+};
+Result<std::vector<kv::RecipeOverride>> parse_overrides(const OverrideTexts& texts);
+
+}  // namespace kvx::tool

@@ -1,0 +1,34 @@
+// The report as one page: the template with the library and the data put into its two slots.
+#include <string>
+#include <string_view>
+
+#include "tools/kvx/embedded.hpp"
+#include "tools/kvx/report/report.hpp"
+
+namespace kvx::tool {
+namespace {
+
+// Requires: slot stands in page once (a test holds the template to it).
+void fill(std::string& page, std::string_view slot, std::string_view content) {
+  page.replace(page.find(slot), slot.size(), content);
+}
+
+// "</" would end the script element early: "<\/" means the same to JSON and nothing to HTML.
+std::string safe_in_script(std::string text) {
+  for (size_t at = 0; (at = text.find("</", at)) != std::string::npos; at += 3) {
+    text.insert(at + 1, "\\");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string report_html(const CompareReport& report) {
+  std::string page(report_page());
+  // The library first: a name in the data may look like a slot.
+  fill(page, "{{CHART_JS}}", chart_js());
+  fill(page, "{{REPORT_JSON}}", safe_in_script(report_json(report)));
+  return page;
+}
+
+}  // namespace kvx::tool

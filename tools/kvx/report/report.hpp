@@ -1,0 +1,60 @@
+// CompareReport: what kvx compare found out, as data. The table, the JSON and the HTML page are
+// made from it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quality/cache_quality.hpp"
+
+namespace kvx::tool {
+
+// Attention's output on one window, beside the 16-bit cache fed with the same q, k and v.
+struct LayerError {
+  double cosine_similarity = 0;
+  double relative_error = 0;
+};
+
+struct CacheReport {
+  std::string name;  // the recipe
+  double bits_per_value = 0;
+  double bytes_per_token = 0;  // all layers, K and V, at the context in question
+  int64_t tokens_per_gib = 0;
+  quality::Estimate perplexity{};
+  quality::Estimate change_percent{};    // of perplexity against the base cache, paired
+  quality::Estimate kl{};                // nats a token
+  quality::Estimate same_top_percent{};  // tokens where both caches put the same token first
+  std::vector<LayerError> layers;
+  double prefill_tokens_per_second = 0;
+  double decode_tokens_per_second = 0;
+  int64_t nonfinite_inputs = 0;
+};
+
+struct CompareReport {
+  std::string version;
+  std::string model;
+  std::string text;
+  std::string cpu_level;
+  std::string products;  // what the matrix products compute in
+  int threads = 0;
+  int context = 0;
+  int num_windows = 0;
+  int64_t num_scored_tokens = 0;
+  std::string overrides;            // --layers and --heads as given, empty without
+  std::vector<CacheReport> caches;  // the base cache first
+};
+
+// The layer with the largest relative error. Requires: layers is not empty.
+const LayerError& worst_layer(const CacheReport& cache);
+
+// The table for people. Columns are explained below it.
+std::string report_table(const CompareReport& report, bool color);
+
+// Numbers that are not finite become null.
+std::string report_json(const CompareReport& report);
+
+// One page that needs nothing beside itself: table and charts, light and dark.
+std::string report_html(const CompareReport& report);
+
+}  // namespace kvx::tool

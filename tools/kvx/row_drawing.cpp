@@ -1,0 +1,84 @@
+// Rows are drawn from the spec's sizes: codes first, then the scales that lie in the row.
+#include "tools/kvx/row_drawing.hpp"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "format/packing.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using format::FormatSpec;
+using format::Packing;
+
+struct Box {
+  int num_bytes;
+  std::string label;
+};
+
+std::string count_of(int count, std::string_view what) {
+  return count == 1 ? fmt::format("{}", what) : fmt::format("{} x {}", count, what);
+}
+
+std::vector<Box> boxes_of(const FormatSpec& spec, int head_dim) {
+  std::vector<Box> boxes = {
+      {code_bytes_per_row(spec, head_dim), count_of(head_dim, spec.facts->element)}};
+  if (!spec.has_scale() || spec.scale_source != format::ScaleSource::kComputed) return boxes;
+  const std::string type(name_of(spec.scale_type));
+  if (spec.is_affine()) {
+    boxes.push_back({bytes_of(spec.scale_type), "scale " + type});
+    boxes.push_back({bytes_of(spec.scale_type), "zero " + type});
+  } else {
+    boxes.push_back({scale_bytes_per_row(spec, head_dim),
+                     count_of(groups_per_row(spec, head_dim), "scale " + type)});
+  }
+  return boxes;
+}
+
+std::string byte_of_two(int byte, int low, int high) {
+  return fmt::format("byte {}: e{} | e{} << 4", byte, low, high);
+}
+
+// Where two codes share a byte: which ones. TurboMind's order repeats every four bytes.
+std::string nibble_line(Packing packing) {
+  switch (packing) {
+    case Packing::kBytes:
+      return "";
+    case Packing::kNibbles:
+      return byte_of_two(0, 0, 1) + "   " + byte_of_two(1, 2, 3) + "   ...\n";
+    case Packing::kWords:
+      return "each 4 bytes one uint32 of eight: e0 | e1 << 4 | e2 << 8 | ... | e7 << 28\n";
+    case Packing::kTurboMind: {
+      std::string line;
+      for (int b = 0; b < 4; ++b) {
+        const int low = format::kTurboMindFirst[b];
+        line += byte_of_two(b, low, low + 2) + "   ";
+      }
+      return line + "...\n";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string draw_row(const FormatSpec& spec, int head_dim) {
+  constexpr size_t kMinWidth = 12;
+  std::string edge = "+";
+  std::string labels = "|";
+  std::string offsets;
+  int offset = 0;
+  for (const Box& box : boxes_of(spec, head_dim)) {
+    const size_t width = std::max(kMinWidth, box.label.size() + 2);
+    edge += std::string(width, '-') + "+";
+    labels += fmt::format(" {:<{}}|", box.label, width - 1);
+    offsets += fmt::format("{:<{}}", offset, width + 1);
+    offset += box.num_bytes;
+  }
+  return fmt::format("{0}\n{1}\n{0}\n{2}{3} bytes\n{4}", edge, labels, offsets, offset,
+                     nibble_line(spec.facts->packing));
+}
+
+}  // namespace kvx::tool

@@ -1,0 +1,74 @@
+// The status table: a verb works on a level when the level's table has the kernels that the verb
+// calls.
+#include "tools/kvx/status_page.hpp"
+
+#include <fmt/format.h>
+
+#include "device/cpu_level.hpp"
+#include "format/list.hpp"
+#include "ops/cpu/kernel_table.hpp"
+#include "tools/kvx/table.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using ops::cpu::FormatKernels;
+
+struct Verb {
+  const char* name;
+  bool encodes;
+  bool decodes;
+};
+
+constexpr Verb kVerbs[] = {
+    {"append", true, false},
+    {"gather", false, true},
+    {"copy_blocks", true, true},  // the same format: bytes; another: decoded and encoded
+    {"attend", false, true},
+};
+
+bool works(const Verb& verb, const FormatKernels& kernels) {
+  return (!verb.encodes || kernels.encode_rows) && (!verb.decodes || kernels.decode_rows);
+}
+
+// The CPU levels where the verb works. Tables are constants: reading one runs none of its kernels.
+std::string levels_of(const Verb& verb, format::FormatId id) {
+  std::string names;
+  for (const device::CpuLevel level : device::kAllCpuLevels) {
+    const ops::cpu::KernelTable& table = ops::cpu::kernel_table(level);
+    const int index = static_cast<int>(id);
+    if (index >= table.num_formats || !works(verb, table.formats[index])) continue;
+    names += (names.empty() ? "" : ", ") + std::string(name_of(level));
+  }
+  return names.empty() ? "no" : names;
+}
+
+Table status_table() {
+  std::vector<Table::Column> columns = {{"format"}};
+  for (const Verb& verb : kVerbs) columns.push_back({verb.name});
+  columns.push_back({"CUDA"});
+  Table table(columns);
+  for (const format::Facts* facts : format::kAllFacts) {
+    std::vector<std::string> row = {std::string(facts->name)};
+    for (const Verb& verb : kVerbs) row.push_back(levels_of(verb, facts->id));
+    row.push_back("not yet");
+    table.add_row(row);
+  }
+  return table;
+}
+
+}  // namespace
+
+std::string status_text(bool color) {
+  return status_table().text(color);
+}
+
+std::string status_markdown() {
+  return "# Status\n\n"
+         "Which format works in which verb on which backend. Printed by `kvx info --status "
+         "--markdown` from the kernel tables; a\ntest keeps the two equal. CPU levels are chosen "
+         "at start by what the machine runs; `KVX_CPU` forces one.\n\n" +
+         status_table().markdown();
+}
+
+}  // namespace kvx::tool
