@@ -31,11 +31,11 @@ Status check_side(const SideBytes& side, const Where& where) {
         "to be 0",
         where.layer, where.run, where.side, side.row_scale_bytes, side.page_scale_bytes);
   }
-  const int64_t scale_bytes = side.row_scale_bytes + side.page_scale_bytes;
-  if (side.row_code_bytes == 0 && scale_bytes > 0) {
+  const bool has_scales = side.row_scale_bytes > 0 || side.page_scale_bytes > 0;
+  if (side.row_code_bytes == 0 && has_scales) {
     return invalid_argument(
-        "row_code_bytes of layer {}, run {}, {} is 0 with {} bytes of scales; expected codes",
-        where.layer, where.run, where.side, scale_bytes);
+        "row_code_bytes of layer {}, run {}, {} is 0 with scales; expected codes", where.layer,
+        where.run, where.side);
   }
   return {};
 }

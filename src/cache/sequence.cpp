@@ -235,11 +235,14 @@ Status Sequence::release_expired(BlockPool& pool) {
 Status Sequence::check_truncate(int group, int64_t num_tokens) const {
   const LayerGroup& facts = shape_.groups[group];
   const GroupState& state = groups_[group];
-  if (state.first_block > expired_blocks(num_tokens, facts.window, block_size())) {
+  const int64_t first_read = std::max<int64_t>(num_tokens - facts.window + 1, 0);
+  const int64_t open_block_start = num_tokens / block_size() * block_size();
+  const int64_t first_kept = state.first_block * block_size();
+  if (std::min(first_read, open_block_start) < std::min(num_tokens, first_kept)) {
     return out_of_range(
-        "num_tokens is {}; the window of layer group {} has left its first {} blocks behind, which "
-        "a sequence of that length reads",
-        num_tokens, group, state.first_block);
+        "num_tokens is {}; the window of layer group {} has left the first {} tokens behind, which "
+        "a sequence of that length reads or writes beside",
+        num_tokens, group, first_kept);
   }
   const int64_t cut = num_tokens / block_size();
   const bool cuts_packed = facts.wide_ends.is_on() && num_tokens % block_size() != 0 &&

@@ -1,0 +1,173 @@
+// BlockPool: one id, one block, one count.
+#include "cache/block_pool.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+
+namespace kvx::cache {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int kPacked = 0;
+constexpr int kWide = 1;
+
+// Four packed blocks in two regions (codes, scales), two wide ones in one.
+BlockPool small_pool() {
+  const std::array<BlockClassSpec, 2> classes = {BlockClassSpec{"packed", 4, {256, 64}},
+                                                 BlockClassSpec{"wide", 2, {1024}}};
+  Result<BlockPool> pool = BlockPool::create(host_memory(), classes);
+  EXPECT_TRUE(pool.ok());
+  return std::move(pool).value();
+}
+
+int32_t allocate_one(BlockPool& pool, int block_class) {
+  int32_t id = kNoBlock;
+  const Status status = pool.allocate(block_class, std::span(&id, 1));
+  EXPECT_TRUE(status.ok());
+  return id;
+}
+
+std::string refusal_of(const BlockClassSpec& spec) {
+  const auto pool = BlockPool::create(host_memory(), std::span(&spec, 1));
+  return pool.ok() ? "accepted" : pool.error().message;
+}
+
+TEST(BlockPool, HandsOutDenseIdsOfEachClassFromZero) {
+  BlockPool pool = small_pool();
+  std::array<int32_t, 4> packed;
+  std::array<int32_t, 2> wide;
+  ASSERT_TRUE(pool.allocate(kPacked, packed).ok());
+  ASSERT_TRUE(pool.allocate(kWide, wide).ok());
+  EXPECT_THAT(packed, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(wide, ElementsAre(0, 1));
+}
+
+TEST(BlockPool, OneIdNamesTheBlockInEveryRegionOfItsClass) {
+  const BlockPool pool = small_pool();
+  ASSERT_EQ(pool.num_regions(kPacked), 2);
+  EXPECT_EQ(pool.block_bytes(kPacked, 0), 256);
+  EXPECT_EQ(pool.block_bytes(kPacked, 1), 64);
+  EXPECT_EQ(pool.block_bytes(kWide), 1024);
+  // The last byte of the last block of every region is there, and zero.
+  EXPECT_EQ(pool.region(kPacked, 0)[4 * 256 - 1], 0);
+  EXPECT_EQ(pool.region(kPacked, 1)[4 * 64 - 1], 0);
+  EXPECT_EQ(pool.region(kWide)[2 * 1024 - 1], 0);
+}
+
+TEST(BlockPool, CountsTheBytesOfEveryRegion) {
+  EXPECT_EQ(small_pool().allocated_bytes(), 4 * (256 + 64) + 2 * 1024);
+}
+
+TEST(BlockPool, TakesAllBlocksOrNone) {
+  BlockPool pool = small_pool();
+  allocate_one(pool, kPacked);
+  std::array<int32_t, 4> ids;
+  ids.fill(99);
+  const Status status = pool.allocate(kPacked, ids);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, ErrorCode::kOutOfRange);
+  EXPECT_EQ(status.error().message, "class 'packed' has 3 free blocks of 4; 4 are wanted");
+  EXPECT_THAT(ids, ElementsAre(99, 99, 99, 99));
+  EXPECT_EQ(pool.num_free(kPacked), 3);
+}
+
+TEST(BlockPool, AllocatingNothingAlwaysWorks) {
+  BlockPool pool = small_pool();
+  EXPECT_TRUE(pool.allocate(kPacked, {}).ok());
+  EXPECT_EQ(pool.num_used(kPacked), 0);
+}
+
+TEST(BlockPool, ReturnsABlockWhenItsLastUserLeaves) {
+  BlockPool pool = small_pool();
+  const int32_t id = allocate_one(pool, kPacked);
+  ASSERT_TRUE(pool.retain(kPacked, id).ok());
+  ASSERT_TRUE(pool.release(kPacked, id).ok());
+  EXPECT_EQ(pool.use_count(kPacked, id), 1);
+  EXPECT_EQ(pool.num_used(kPacked), 1);
+  ASSERT_TRUE(pool.release(kPacked, id).ok());
+  EXPECT_EQ(pool.use_count(kPacked, id), 0);
+  EXPECT_EQ(pool.num_used(kPacked), 0);
+}
+
+TEST(BlockPool, TakesTheBlockThatWasFreedLastFirst) {
+  BlockPool pool = small_pool();
+  std::array<int32_t, 3> ids;
+  ASSERT_TRUE(pool.allocate(kPacked, ids).ok());
+  ASSERT_TRUE(pool.release(kPacked, ids[0]).ok());
+  ASSERT_TRUE(pool.release(kPacked, ids[2]).ok());
+  EXPECT_EQ(allocate_one(pool, kPacked), ids[2]);
+  EXPECT_EQ(allocate_one(pool, kPacked), ids[0]);
+}
+
+TEST(BlockPool, CountsAGenerationUpOnlyWhenTheBlockIsFreed) {
+  BlockPool pool = small_pool();
+  const int32_t id = allocate_one(pool, kWide);
+  const uint32_t before = pool.generation(kWide, id);
+  ASSERT_TRUE(pool.retain(kWide, id).ok());
+  ASSERT_TRUE(pool.release(kWide, id).ok());
+  EXPECT_EQ(pool.generation(kWide, id), before);
+  ASSERT_TRUE(pool.release(kWide, id).ok());
+  EXPECT_EQ(pool.generation(kWide, id), before + 1);
+  EXPECT_EQ(allocate_one(pool, kWide), id);
+  EXPECT_EQ(pool.generation(kWide, id), before + 1);
+}
+
+TEST(BlockPool, RefusesToFreeOrShareAFreeBlock) {
+  BlockPool pool = small_pool();
+  const int32_t id = allocate_one(pool, kPacked);
+  ASSERT_TRUE(pool.release(kPacked, id).ok());
+  const std::string message = "block 0 of class 'packed' is free; expected a block in use";
+  const Status released = pool.release(kPacked, id);
+  ASSERT_FALSE(released.ok());
+  EXPECT_EQ(released.error().message, message);
+  const Status retained = pool.retain(kPacked, id);
+  ASSERT_FALSE(retained.ok());
+  EXPECT_EQ(retained.error().message, message);
+  EXPECT_EQ(pool.num_free(kPacked), 4);
+}
+
+TEST(BlockPool, RefusesIdsThatItDoesNotHave) {
+  BlockPool pool = small_pool();
+  for (int32_t id : {-1, 4, std::numeric_limits<int32_t>::max()}) {
+    const Status status = pool.release(kPacked, id);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, ErrorCode::kOutOfRange);
+    EXPECT_EQ(status.error().message,
+              fmt::format("block {} of class 'packed'; expected 0 to 3", id));
+  }
+}
+
+TEST(BlockPool, AClassMayHaveNoBlocks) {
+  const BlockClassSpec spec{"wide", 0, {64}};
+  auto pool = BlockPool::create(host_memory(), std::span(&spec, 1));
+  ASSERT_TRUE(pool.ok());
+  EXPECT_EQ(pool.value().region(0), nullptr);
+  int32_t id;
+  EXPECT_FALSE(pool.value().allocate(0, std::span(&id, 1)).ok());
+}
+
+TEST(BlockPool, NamesTheClassAndFieldThatAreWrong) {
+  EXPECT_EQ(refusal_of({"packed", -1, {64}}),
+            "num_blocks of class 'packed' is -1; expected 0 to 2147483647");
+  EXPECT_EQ(refusal_of({"packed", int64_t{1} << 31, {64}}),
+            "num_blocks of class 'packed' is 2147483648; expected 0 to 2147483647");
+  EXPECT_EQ(refusal_of({"packed", 1, {}}), "class 'packed' has 0 regions; expected 1 or more");
+  EXPECT_EQ(refusal_of({"packed", 1, {64, 0}}),
+            "block_bytes of class 'packed' is 0; expected 1 or more");
+  EXPECT_EQ(refusal_of({"packed", 2, {int64_t{1} << 62}}),
+            "block_bytes of class 'packed' is 4611686018427387904; expected 2 blocks of it to fit "
+            "in 63 bits");
+  EXPECT_EQ(refusal_of({"packed", 1, {int64_t{1} << 60}}),
+            "blocks of class 'packed': no memory for 1152921504606846976 bytes");
+  const auto none = BlockPool::create(host_memory(), {});
+  ASSERT_FALSE(none.ok());
+  EXPECT_THAT(none.error().message, HasSubstr("0 classes"));
+}
+
+}  // namespace
+}  // namespace kvx::cache

@@ -1,0 +1,31 @@
+// What the model-based tests share: how many operations, and which.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string_view>
+
+namespace kvx::cache {
+
+// KVX_TEST_FULL=1 asks for the long run.
+inline int64_t num_operations(int64_t usual, int64_t full) {
+  const char* wanted = std::getenv("KVX_TEST_FULL");
+  return wanted && std::string_view(wanted) == "1" ? full : usual;
+}
+
+// The same history for the same seed on every machine (the standard's distributions are not).
+class RandomHistory {
+ public:
+  explicit RandomHistory(uint64_t seed) : engine_(seed) {}
+
+  // In [low, high].
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+}  // namespace kvx::cache
