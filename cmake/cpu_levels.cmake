@@ -26,7 +26,7 @@ function(kvx_set_cpu_level_flags sources_var)
         continue()
       endif()
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
-                                  "${KVX_CPU_FLAGS_${level}};-O3")
+                                  "${KVX_CPU_FLAGS_${level}};-O3;-fno-trapping-math;-fno-math-errno")
     endif()
     list(APPEND kept ${source})
   endforeach()

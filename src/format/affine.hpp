@@ -28,35 +28,54 @@ struct ParamFloat {
   KVX_INLINE static float round(float x) { return value(bits(x)); }
 };
 
-// Orders floats as integers so that -0 comes before +0. Requires: x is not NaN.
+// Orders floats as integers: -0 comes before +0, NaNs beyond the infinities of their sign.
 KVX_INLINE int32_t ordered_bits(float x) {
   const int32_t bits = std::bit_cast<int32_t>(x);
   return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
+KVX_INLINE float float_of_ordered(int32_t bits) {
+  return std::bit_cast<float>(bits ^ ((bits >> 31) & 0x7FFFFFFF));
+}
 
-// x: [n]; codes: [n], not yet packed.
-template <class Codec, ScaleType T>
-KVX_INLINE AffineParams quantize_affine(const float* x, int n, typename Codec::Code* codes) {
-  using Param = ParamFloat<T>;
-  float low = Param::round(x[0]);
-  float high = low;
-  bool has_nonfinite = false;
+// The smallest and largest of a row that is already in the parameters' type. As ordered integers
+// they come out of one vector loop; infinities and NaNs lie outside the finite numbers.
+struct AffineRange {
+  float low;
+  float high;
+  bool has_nonfinite;
+};
+
+KVX_INLINE AffineRange affine_range(const float* x, int n) {
+  int32_t low = ordered_bits(x[0]);
+  int32_t high = low;
+  KVX_VECTOR_LOOP
   for (int i = 0; i < n; ++i) {
-    const float value = Param::round(x[i]);
-    has_nonfinite |= !is_finite(value);
-    low = ordered_bits(value) < ordered_bits(low) ? value : low;
-    high = value > high ? value : high;
+    const int32_t bits = ordered_bits(x[i]);
+    low = bits < low ? bits : low;
+    high = bits > high ? bits : high;
   }
-  if (has_nonfinite) {
+  constexpr int32_t kInfinity = 0x7F800000;
+  const bool has_nonfinite = high >= kInfinity || low <= (kInfinity ^ -1);
+  return {float_of_ordered(low), float_of_ordered(high), has_nonfinite};
+}
+
+// x: [n]; codes: [n], not yet packed; rounded: [n], scratch.
+template <class Codec, ScaleType T>
+KVX_INLINE AffineParams quantize_affine(const float* x, int n, typename Codec::Code* codes,
+                                        float* rounded) {
+  using Param = ParamFloat<T>;
+  for (int i = 0; i < n; ++i) rounded[i] = Param::round(x[i]);
+  const AffineRange range = affine_range(rounded, n);
+  if (range.has_nonfinite) {
     for (int i = 0; i < n; ++i) codes[i] = 0;
     const uint16_t nan = static_cast<uint16_t>(nan_scale(T).bits);
     return {nan, nan};
   }
-  const AffineParams params = {Param::bits((high - low) / Codec::kQmax), Param::bits(low)};
+  const float low = range.low;
+  const AffineParams params = {Param::bits((range.high - low) / Codec::kQmax), Param::bits(low)};
   const float inverse = Param::round(1.0f / Param::value(params.scale));
   for (int i = 0; i < n; ++i) {
-    const float distance = Param::round(Param::round(x[i]) - low);
-    codes[i] = Codec::encode(Param::round(distance * inverse));
+    codes[i] = Codec::encode(Param::round(Param::round(rounded[i] - low) * inverse));
   }
   return params;
 }

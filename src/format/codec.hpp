@@ -5,8 +5,14 @@
 //   kBits             bits of a code in a packed row
 //   kQmax             largest finite magnitude; scale rules divide by it
 //   kCountsNonfinite  true when the element cannot say NaN: with a given scale such inputs are
-//   counted encode(product)   docs/numbers.md, sections 1 and 3; product is not NaN
+//                     counted
+//   encode(product)   docs/numbers.md, sections 1 and 3; any code for a NaN, which is replaced
+//   decode(code)      the number that a code says
+//   rounded(product)  decode(encode(product)), without passing through Code: a loop with 8-bit and
+//                     32-bit numbers does not vectorise over a short group
 //   encode_nonfinite  the code of a NaN or infinite input under a given scale
+//
+// A format without a scale needs Code, kBits, encode and decode; an affine one kQmax beside them.
 #pragma once
 
 #include <cmath>
@@ -47,6 +53,9 @@ struct SmallFloatCodec {
     return static_cast<Code>(Float::encode(product));
   }
   KVX_INLINE static constexpr float decode(Code code) { return Float::decode(code); }
+  KVX_INLINE static constexpr float rounded(float product) {
+    return Float::decode(Float::encode(product));
+  }
 };
 
 struct E2M1Codec : SmallFloatCodec<E2M1> {
@@ -96,6 +105,9 @@ struct SignedCodec {
     constexpr int kShift = 32 - Bits;
     return static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(code) << kShift) >>
                               kShift);
+  }
+  KVX_INLINE static constexpr float rounded(float product) {
+    return static_cast<float>(round_to_int(clamp(product, -kQmax, kQmax)));
   }
   KVX_INLINE static constexpr Code encode_nonfinite(float) { return 0; }
 };

@@ -1,6 +1,6 @@
-// quantize_group and dequantize_group: one group of numbers to codes and a scale, and back. The one
-// definition of the arithmetic for symmetric formats, on the CPU at every level and on the GPU
-// (docs/numbers.md, sections 2, 3 and 5).
+// One group of numbers to codes and a scale, and back: the one definition of the arithmetic for
+// symmetric formats, on the CPU at every level and on the GPU (docs/numbers.md, sections 2, 3 and
+// 5).
 #pragma once
 
 #include "format/scale.hpp"
@@ -23,6 +23,7 @@ struct GroupMagnitude {
 // Magnitudes compare as unsigned integers; a NaN or an infinity is above every number.
 KVX_INLINE GroupMagnitude group_magnitude(const float* x, int n) {
   uint32_t largest = 0;
+  KVX_VECTOR_LOOP
   for (int i = 0; i < n; ++i) {
     const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu;
     largest = magnitude > largest ? magnitude : largest;
@@ -34,10 +35,11 @@ KVX_INLINE bool is_finite(float x) {
   return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) < 0x7F800000u;
 }
 
+// What one number adds to a group's squared error.
 template <class Codec>
-KVX_INLINE void encode_group(float inverse_step, const float* x, int n,
-                             typename Codec::Code* codes) {
-  for (int i = 0; i < n; ++i) codes[i] = Codec::encode(x[i] * inverse_step);
+KVX_INLINE float square_of_error(float step, float inverse_step, float value) {
+  const float error = value - Codec::rounded(value * inverse_step) * step;
+  return error * error;
 }
 
 // The sum of squared errors in the one order that every machine uses: sixteen lanes, then halves.
@@ -45,13 +47,15 @@ template <class Codec>
 KVX_INLINE float squared_error(float step, const float* x, int n) {
   const float inverse_step = reciprocal(step);
   float lanes[16] = {};
-  for (int first = 0; first < n; first += 16) {
-    const int count = n - first < 16 ? n - first : 16;
-    for (int lane = 0; lane < count; ++lane) {
-      const float value = x[first + lane];
-      const float error = value - Codec::decode(Codec::encode(value * inverse_step)) * step;
-      lanes[lane] += error * error;
+  int first = 0;
+  for (; first + 16 <= n; first += 16) {
+    KVX_VECTOR_LOOP
+    for (int lane = 0; lane < 16; ++lane) {
+      lanes[lane] += square_of_error<Codec>(step, inverse_step, x[first + lane]);
     }
+  }
+  for (int lane = 0; first + lane < n; ++lane) {
+    lanes[lane] += square_of_error<Codec>(step, inverse_step, x[first + lane]);
   }
   for (int width = 8; width > 0; width /= 2) {
     for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
@@ -83,26 +87,43 @@ KVX_INLINE StoredScale choose_scale(const ScaleMaker& maker, ScaleChoice choice,
   return best;
 }
 
-// Computes the group's scale and codes. x: [n]; codes: [n], one code each, not yet packed.
+// Quantising is two steps, so that the second runs over a whole row whatever its groups are: the
+// products x * inv of each group, then one code a product.
+
+// Makes the group's scale. x: [n]; products: [n].
 template <class Codec>
-KVX_INLINE StoredScale quantize_group(const ScaleMaker& maker, ScaleChoice choice, const float* x,
-                                      int n, typename Codec::Code* codes) {
+KVX_INLINE StoredScale scale_group(const ScaleMaker& maker, ScaleChoice choice, const float* x,
+                                   int n, float* products) {
   const GroupMagnitude group = group_magnitude(x, n);
   if (group.has_nonfinite || group.amax == 0) {
-    for (int i = 0; i < n; ++i) codes[i] = 0;
+    KVX_VECTOR_LOOP
+    for (int i = 0; i < n; ++i) products[i] = 0;  // +0, so that every code is 0
     return group.has_nonfinite ? nan_scale(maker.type) : StoredScale{0};
   }
   const StoredScale scale = choose_scale<Codec>(maker, choice, group.amax, x, n);
-  encode_group<Codec>(reciprocal(maker.step(scale)), x, n, codes);
+  const float inverse_step = reciprocal(maker.step(scale));
+  KVX_VECTOR_LOOP
+  for (int i = 0; i < n; ++i) products[i] = x[i] * inverse_step;
   return scale;
 }
 
-// Codes under a step that is already fixed (a given or page-shared scale). Returns how many inputs
-// were NaN or infinite and could not be said in a code.
+// The same under a step that is already fixed (a given or page-shared scale). A step of 0 makes
+// every product 0.
+KVX_INLINE void scale_group_with_step(float step, const float* x, int n, float* products) {
+  const float inverse_step = step > 0 ? reciprocal(step) : 0.0f;
+  KVX_VECTOR_LOOP
+  for (int i = 0; i < n; ++i) products[i] = x[i] * inverse_step;
+}
+
 template <class Codec>
-KVX_INLINE int quantize_group_with_step(float step, const float* x, int n,
-                                        typename Codec::Code* codes) {
-  encode_group<Codec>(step > 0 ? reciprocal(step) : 0.0f, x, n, codes);
+KVX_INLINE void encode_products(const float* products, int n, typename Codec::Code* codes) {
+  for (int i = 0; i < n; ++i) codes[i] = Codec::encode(products[i]);
+}
+
+// After scale_group_with_step and encode_products: the codes of NaN and infinite inputs. Returns
+// how many of them a code could not say.
+template <class Codec>
+KVX_INLINE int encode_nonfinite(const float* x, int n, typename Codec::Code* codes) {
   if (!group_magnitude(x, n).has_nonfinite) return 0;
   int counted = 0;
   for (int i = 0; i < n; ++i) {
@@ -113,7 +134,18 @@ KVX_INLINE int quantize_group_with_step(float step, const float* x, int n,
   return counted;
 }
 
-// codes: [n]; x: [n].
+// Dequantising is two steps as well: one number a code, then the group's step.
+template <class Codec>
+KVX_INLINE void decode_codes(const typename Codec::Code* codes, int n, float* x) {
+  for (int i = 0; i < n; ++i) x[i] = Codec::decode(codes[i]);
+}
+
+KVX_INLINE void multiply_group(float step, int n, float* x) {
+  KVX_VECTOR_LOOP
+  for (int i = 0; i < n; ++i) x[i] *= step;
+}
+
+// Both at once. codes: [n]; x: [n].
 template <class Codec>
 KVX_INLINE void dequantize_group(float step, const typename Codec::Code* codes, int n, float* x) {
   for (int i = 0; i < n; ++i) x[i] = Codec::decode(codes[i]) * step;

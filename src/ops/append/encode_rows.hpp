@@ -41,10 +41,11 @@ template <class Format, format::ScaleType T>
 KVX_INLINE void encode_affine(const EncodeJob& job) {
   using Codec = typename Format::Codec;
   typename Codec::Code codes[format::kMaxHeadDim];
+  float rounded[format::kMaxHeadDim];
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
     const EncodeRow row = encode_row(job, t);
     const format::AffineParams params =
-        format::quantize_affine<Codec, T>(row.x, job.head_dim, codes);
+        format::quantize_affine<Codec, T>(row.x, job.head_dim, codes, rounded);
     memcpy(row.scales, &params.scale, 2);
     memcpy(row.scales + 2, &params.zero, 2);
     format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
@@ -58,21 +59,23 @@ void encode_computed(const EncodeJob& job) {
   const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
   const format::ScaleChoice choice = job.spec->scale_choice;
   const int size = Size != 0 ? Size : job.head_dim;
+  float products[format::kMaxHeadDim];
   typename Codec::Code codes[format::kMaxHeadDim];
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
     const EncodeRow row = encode_row(job, t);
     uint8_t* scale = row.scales;
     int first = 0;
     for (; first + size <= job.head_dim; first += size, scale += job.scale_group_stride) {
-      store_scale(maker.type,
-                  quantize_group<Codec>(maker, choice, row.x + first, size, codes + first), scale);
+      const format::StoredScale stored =
+          format::scale_group<Codec>(maker, choice, row.x + first, size, products + first);
+      format::store_scale(maker.type, stored, scale);
     }
     if (first < job.head_dim) {  // the last group is shorter
-      store_scale(
-          maker.type,
-          quantize_group<Codec>(maker, choice, row.x + first, job.head_dim - first, codes + first),
-          scale);
+      const format::StoredScale stored = format::scale_group<Codec>(
+          maker, choice, row.x + first, job.head_dim - first, products + first);
+      format::store_scale(maker.type, stored, scale);
     }
+    format::encode_products<Codec>(products, job.head_dim, codes);
     format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
   }
 }
@@ -83,6 +86,7 @@ int64_t encode_given(const EncodeJob& job) {
   using Codec = typename Format::Codec;
   const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
   const int size = Size != 0 ? Size : job.head_dim;
+  float products[format::kMaxHeadDim];
   typename Codec::Code codes[format::kMaxHeadDim];
   int64_t nonfinite = 0;
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
@@ -91,8 +95,10 @@ int64_t encode_given(const EncodeJob& job) {
     for (int first = 0; first < job.head_dim; first += size, scale += job.scale_group_stride) {
       const float step = maker.step(format::load_scale(maker.type, scale));
       const int n = job.head_dim - first < size ? job.head_dim - first : size;
-      nonfinite += format::quantize_group_with_step<Codec>(step, row.x + first, n, codes + first);
+      format::scale_group_with_step(step, row.x + first, n, products + first);
     }
+    format::encode_products<Codec>(products, job.head_dim, codes);
+    nonfinite += format::encode_nonfinite<Codec>(row.x, job.head_dim, codes);
     format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
   }
   return nonfinite;
@@ -105,17 +111,32 @@ struct PageGroup {
   uint8_t* scale;
 };
 
+// Codes of one token's group under a fixed step, packed. Returns the non-finite inputs that the
+// codes could not say.
+template <class Format>
+KVX_INLINE int encode_under_step(float step, const float* x, PageGroup group, uint8_t* row) {
+  using Codec = typename Format::Codec;
+  float products[format::kMaxHeadDim];
+  typename Codec::Code codes[format::kMaxHeadDim];
+  format::scale_group_with_step(step, x, group.n, products);
+  format::encode_products<Codec>(products, group.n, codes);
+  const int nonfinite = format::encode_nonfinite<Codec>(x, group.n, codes);
+  format::pack<Format::kFacts.packing>(codes, group.first, group.n, row);
+  return nonfinite;
+}
+
 // The largest finite magnitude of the run in this group; 0 when there is none.
 KVX_INLINE float finite_amax(const EncodeJob& job, PageGroup group) {
-  float amax = 0;
+  uint32_t largest = 0;
   for (int t = 0; t < job.num_tokens; ++t) {
     const float* x = job.rows + int64_t{t} * job.head_dim + group.first;
     for (int i = 0; i < group.n; ++i) {
-      const float magnitude = format::is_finite(x[i]) ? std::fabs(x[i]) : 0.0f;
-      amax = magnitude > amax ? magnitude : amax;
+      const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu;
+      const uint32_t finite = magnitude < 0x7F800000u ? magnitude : 0u;
+      largest = finite > largest ? finite : largest;
     }
   }
-  return amax;
+  return std::bit_cast<float>(largest);
 }
 
 // The block's earlier tokens move from one step to a larger one.
@@ -130,8 +151,7 @@ KVX_INLINE void requantize_page_group(const EncodeJob& job, PageGroup group, flo
     uint8_t* row = job.codes + t * job.token_stride;
     format::unpack<kPacking>(row, group.first, group.n, codes);
     format::dequantize_group<Codec>(old_step, codes, group.n, values);
-    format::quantize_group_with_step<Codec>(step, values, group.n, codes);
-    format::pack<kPacking>(codes, group.first, group.n, row);
+    encode_under_step<Format>(step, values, group, row);
   }
 }
 
@@ -154,13 +174,10 @@ KVX_INLINE int64_t encode_page_group(const EncodeJob& job, const format::ScaleMa
   }
   // A step of 0 encodes every finite input as 0, as an all-zero group must be.
   const float run_step = amax > 0 ? step : 0.0f;
-  typename Codec::Code codes[format::kMaxHeadDim];
   int64_t nonfinite = 0;
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
     const EncodeRow row = encode_row(job, t);
-    nonfinite +=
-        format::quantize_group_with_step<Codec>(run_step, row.x + group.first, group.n, codes);
-    format::pack<Format::kFacts.packing>(codes, group.first, group.n, row.codes);
+    nonfinite += encode_under_step<Format>(run_step, row.x + group.first, group, row.codes);
   }
   return nonfinite;
 }

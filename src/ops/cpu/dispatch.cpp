@@ -7,22 +7,21 @@ namespace kvx::ops::cpu {
 namespace level_scalar {
 const KernelTable& table();
 }
+#if defined(__x86_64__)
 namespace level_avx2 {
 const KernelTable& table();
 }
 namespace level_avx512 {
 const KernelTable& table();
 }
+#endif
 
 const KernelTable& kernel_table(device::CpuLevel level) {
-  switch (level) {
-    case device::CpuLevel::kAvx512:
-      return level_avx512::table();
-    case device::CpuLevel::kAvx2:
-      return level_avx2::table();
-    case device::CpuLevel::kScalar:
-      break;
-  }
+#if defined(__x86_64__)
+  if (level == device::CpuLevel::kAvx512) return level_avx512::table();
+  if (level == device::CpuLevel::kAvx2) return level_avx2::table();
+#endif
+  (void)level;
   return level_scalar::table();
 }
 

@@ -31,7 +31,7 @@ KVX_INLINE void decode_plain(const DecodeJob& job) {
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
     const DecodeRow row = decode_row(job, t);
     format::unpack<Format::kFacts.packing>(row.codes, 0, job.head_dim, codes);
-    for (int i = 0; i < job.head_dim; ++i) row.x[i] = Codec::decode(codes[i]);
+    format::decode_codes<Codec>(codes, job.head_dim, row.x);
   }
 }
 
@@ -63,15 +63,16 @@ void decode_symmetric(const DecodeJob& job) {
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
     const DecodeRow row = decode_row(job, t);
     format::unpack<Format::kFacts.packing>(row.codes, 0, job.head_dim, codes);
+    format::decode_codes<Codec>(codes, job.head_dim, row.x);
     const uint8_t* scale = row.scales;
     int first = 0;
     for (; first + size <= job.head_dim; first += size, scale += job.scale_group_stride) {
       const float step = maker.step(format::load_scale(maker.type, scale));
-      format::dequantize_group<Codec>(step, codes + first, size, row.x + first);
+      format::multiply_group(step, size, row.x + first);
     }
     if (first < job.head_dim) {  // the last group is shorter
       const float step = maker.step(format::load_scale(maker.type, scale));
-      format::dequantize_group<Codec>(step, codes + first, job.head_dim - first, row.x + first);
+      format::multiply_group(step, job.head_dim - first, row.x + first);
     }
   }
 }
