@@ -25,8 +25,11 @@ function(kvx_set_cpu_level_flags sources_var)
       if(NOT level IN_LIST KVX_CPU_LEVELS)
         continue()
       endif()
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
-                                  "${KVX_CPU_FLAGS_${level}};-O3;-fno-trapping-math;-fno-math-errno")
+      set(flags ${KVX_CPU_FLAGS_${level}} -O3 -fno-trapping-math -fno-math-errno)
+      if(source MATCHES "/attend/cpu/")  # decides no byte: products may be fused
+        list(APPEND flags -ffp-contract=fast)
+      endif()
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
     endif()
     list(APPEND kept ${source})
   endforeach()

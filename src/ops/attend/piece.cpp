@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "ops/side_rows.hpp"
+
 namespace kvx::ops {
 namespace {
 
@@ -181,12 +183,6 @@ class Piece {
            (block < args_.wide_head_blocks[sequence_] || block >= args_.wide_tail_block[sequence_]);
   }
 
-  const HeadRun& run_of(const LayerView& view) const {
-    const HeadRun* run = view.runs.data();
-    while (kv_head_ >= run->first_head + run->num_heads) ++run;
-    return *run;
-  }
-
   // rows: [n, head_dim], from the blocks in which the tokens lie.
   template <Side S>
   void decode(int first, int n, float* rows) const {
@@ -196,31 +192,14 @@ class Piece {
       const int offset = token % block_size;
       const int count = std::min(block_size - offset, first + n - token);
       const LayerView& view = is_wide(block) ? args_.wide : args_.packed;
-      const HeadRun& run = run_of(view);
+      const HeadRun& run = run_of_head(view, kv_head_);
       const SideView& side = S == Side::kKey ? run.k : run.v;
-      decode_rows(side, kv_head_ - run.first_head, args_.block_table.at(sequence_, block), offset,
-                  count, rows + (token - first) * side.head_dim);
+      const TokenRun tokens = {args_.block_table.at(sequence_, block), offset, count};
+      kernels_.of(side.spec).decode_rows(decode_job(side, kv_head_ - run.first_head, tokens,
+                                                    cpu::DecodeFor::kAttend,
+                                                    rows + (token - first) * side.head_dim));
       token += count;
     }
-  }
-
-  void decode_rows(const SideView& side, int head, int64_t block_id, int first_token,
-                   int num_tokens, float* rows) const {
-    const ScaleAddress& scales = side.scales;
-    kernels_.of(side.spec).decode_rows({
-        .spec = &side.spec,
-        .head_dim = side.head_dim,
-        .tensor_scale = side.tensor_scale(head),
-        .purpose = cpu::DecodeFor::kAttend,
-        .rows = rows,
-        .first_token = first_token,
-        .num_tokens = num_tokens,
-        .codes = side.codes.at(block_id, 0, head),
-        .token_stride = side.codes.token_stride,
-        .scales = scales.base ? scales.at(block_id, 0, head) : nullptr,
-        .scale_token_stride = scales.token_stride,
-        .scale_group_stride = scales.group_stride,
-    });
   }
 
   // The sink joins the softmax, V's transform is undone, and the mean of V counts for all of the
