@@ -138,7 +138,8 @@ TEST(TurboMindLayout, FindsScalesThroughTheSequencesBlocks) {
 }
 
 TEST(TurboMindLayout, TurnsATableOfPointersIntoIds) {
-  uint8_t memory[64];
+  uint8_t around[96];
+  uint8_t* memory = around + 16;
   const Pools pools = {.data = memory, .data_stride = 16, .num_blocks = 4};
   const uint8_t* pointers[] = {memory + 48, memory, memory + 16};
   int32_t ids[3];
