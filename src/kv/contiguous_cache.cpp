@@ -1,10 +1,10 @@
-// The contiguous cache over the verbs: positions, ring and eviction; the bytes are the verbs' work.
+// The contiguous cache over the verbs: positions, rings and eviction; the bytes are the verbs'
+// work.
 #include "kv/contiguous_cache.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "kv/scale_table.hpp"
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/gather/gather.hpp"
@@ -13,20 +13,11 @@ namespace kvx::kv {
 
 Result<ContiguousCache> ContiguousCache::create(ContiguousConfig config,
                                                 const ops::CpuContext& context) {
-  KVX_RETURN_IF_ERROR(check_contiguous(config));
+  KVX_ASSIGN_OR_RETURN(const std::vector<LayerPlan> plans, plan_contiguous(config));
   ContiguousCache cache(std::move(config), context);
-  const ContiguousConfig& checked = cache.config_;
-  for (int l = 0; l < checked.num_layers; ++l) {
-    const ContiguousFormats& formats = checked.formats_of(l);
-    Layer& layer = cache.layers_[l];
-    KVX_ASSIGN_OR_RETURN(layer.k, cache.make_side(formats.k, checked.k_head_dim, formats.k_scales,
-                                                  fmt::format("layer {} K", l)));
-    KVX_ASSIGN_OR_RETURN(layer.v, cache.make_side(formats.v, checked.v_head_dim, formats.v_scales,
-                                                  fmt::format("layer {} V", l)));
-    layer.run = {.first_head = 0,
-                 .num_heads = checked.num_kv_heads,
-                 .k = cache.side_view(formats.k, checked.k_head_dim, layer.k),
-                 .v = cache.side_view(formats.v, checked.v_head_dim, layer.v)};
+  for (int l = 0; l < cache.config_.geometry.num_layers; ++l) {
+    KVX_ASSIGN_OR_RETURN(Layer layer, cache.make_layer(l, plans[l]));
+    cache.layers_.push_back(std::move(layer));
   }
   return cache;
 }
@@ -34,89 +25,91 @@ Result<ContiguousCache> ContiguousCache::create(ContiguousConfig config,
 ContiguousCache::ContiguousCache(ContiguousConfig config, const ops::CpuContext& context)
     : config_(std::move(config)),
       context_(context),
-      capacity_(config_.capacity()),
-      layers_(config_.num_layers),
       seq_lens_(config_.batch_size),
       q_starts_(config_.batch_size + 1) {
   for (int b = 0; b < config_.batch_size; ++b) block_ids_.insert(block_ids_.end(), 2, b);
 }
 
-Result<ContiguousCache::Side> ContiguousCache::make_side(const format::FormatSpec& spec,
-                                                         int head_dim, const StaticScales& scales,
-                                                         std::string_view what) const {
-  const RowBytes row = row_bytes(spec, head_dim);
-  const int64_t num_rows = int64_t{config_.batch_size} * config_.num_kv_heads * capacity_;
-  Side side;
-  KVX_ASSIGN_OR_RETURN(side.codes, cache::host_memory().allocate(num_rows * row.codes, what));
-  if (row.scales > 0) {
-    KVX_ASSIGN_OR_RETURN(side.scales, cache::host_memory().allocate(num_rows * row.scales, what));
+Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const LayerPlan& plan) const {
+  const CacheGeometry& geometry = config_.geometry;
+  const LayerCalibration none;
+  Layer layer;
+  layer.capacity = config_.capacity(index);
+  layer.position_bytes = bytes_per_position(config_, plan);
+  KVX_ASSIGN_OR_RETURN(
+      layer.tables,
+      LayerTables::create(geometry, index, plan,
+                          config_.calibration.empty() ? none : config_.calibration[index]));
+  for (const HeadRunPlan& run : plan.runs) {
+    ops::HeadRun view;
+    view.first_head = run.first_head;
+    view.num_heads = run.num_heads;
+    KVX_ASSIGN_OR_RETURN(view.k, make_side(layer, run.k.spec, geometry.k_head_dim, run.num_heads));
+    KVX_ASSIGN_OR_RETURN(view.v, make_side(layer, run.v.spec, geometry.v_head_dim, run.num_heads));
+    layer.tables.attach(layer.runs.size(), view);
+    layer.runs.push_back(view);
   }
-  if (spec.has_scale() && spec.scale_source == format::ScaleSource::kGiven) {
-    KVX_ASSIGN_OR_RETURN(side.given, make_scale_table(spec, head_dim, config_.num_kv_heads,
-                                                      scales.group_scales, what));
-  } else if (!scales.group_scales.empty()) {
-    return invalid_argument("{} has {} given scales; {} computes its own", what,
-                            scales.group_scales.size(), spec.facts->name);
-  }
-  KVX_RETURN_IF_ERROR(check_tensor_scales(spec, config_.num_kv_heads, scales.tensor_scales, what));
-  side.tensor_scales = scales.tensor_scales;
-  return side;
+  return layer;
 }
 
-ops::SideView ContiguousCache::side_view(const format::FormatSpec& spec, int head_dim,
-                                         const Side& side) const {
-  const RowBytes row = row_bytes(spec, head_dim);
-  const int64_t heads = config_.num_kv_heads;
-  const int group_bytes = format::scale_bytes_per_group(spec);
+// Allocates the arrays of K or V of a run of heads.
+Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::FormatSpec& spec,
+                                                 int head_dim, int num_heads) const {
+  const int64_t num_rows = int64_t{config_.batch_size} * num_heads * layer.capacity;
+  const int64_t code_bytes = format::code_bytes_per_row(spec, head_dim);
   ops::SideView view;
   view.spec = spec;
   view.head_dim = head_dim;
-  view.codes = {.base = side.codes.data(),
-                .block_stride = heads * capacity_ * row.codes,
-                .token_stride = row.codes,
-                .head_stride = capacity_ * row.codes};
-  if (row.scales > 0) {
-    view.scales = {.base = side.scales.data(),
-                   .block_stride = heads * capacity_ * row.scales,
-                   .token_stride = row.scales,
-                   .head_stride = capacity_ * row.scales,
-                   .group_stride = group_bytes};
-  } else if (!side.given.empty()) {
-    // Append reads given scales only; views have one pointer type for both.
-    view.scales = {.base = const_cast<uint8_t*>(side.given.data()),
-                   .head_stride = int64_t{group_bytes} * format::groups_per_row(spec, head_dim),
-                   .group_stride = group_bytes};
-  }
-  view.tensor_scales = side.tensor_scales.empty() ? nullptr : side.tensor_scales.data();
+  KVX_ASSIGN_OR_RETURN(
+      cache::Region codes,
+      cache::host_memory().allocate(num_rows * code_bytes, "a contiguous cache's codes"));
+  view.codes = {.base = codes.data(),
+                .block_stride = num_heads * layer.capacity * code_bytes,
+                .token_stride = code_bytes,
+                .head_stride = layer.capacity * code_bytes};
+  layer.regions.push_back(std::move(codes));
+  if (!spec.has_scale() || spec.scale_source != format::ScaleSource::kComputed) return view;
+
+  const int64_t scale_bytes = format::scale_bytes_per_row(spec, head_dim);
+  KVX_ASSIGN_OR_RETURN(
+      cache::Region scales,
+      cache::host_memory().allocate(num_rows * scale_bytes, "a contiguous cache's scales"));
+  view.scales = {.base = scales.data(),
+                 .block_stride = num_heads * layer.capacity * scale_bytes,
+                 .token_stride = scale_bytes,
+                 .head_stride = layer.capacity * scale_bytes,
+                 .group_stride = format::scale_bytes_per_group(spec)};
+  layer.regions.push_back(std::move(scales));
   return view;
 }
 
 ops::LayerView ContiguousCache::view(int layer) const {
   return {.num_blocks = config_.batch_size,
-          .block_size = capacity_,
-          .num_kv_heads = config_.num_kv_heads,
-          .runs = {&layers_[layer].run, 1}};
+          .block_size = layers_[layer].capacity,
+          .num_kv_heads = config_.geometry.num_kv_heads,
+          .runs = layers_[layer].runs};
 }
 
 Status ContiguousCache::check_layer(int layer) const {
-  if (layer >= 0 && layer < config_.num_layers) return {};
-  return invalid_argument("layer is {}; expected 0 to {}", layer, config_.num_layers - 1);
+  const int num_layers = config_.geometry.num_layers;
+  if (layer >= 0 && layer < num_layers) return {};
+  return invalid_argument("layer is {}; expected 0 to {}", layer, num_layers - 1);
 }
 
 Status ContiguousCache::append(int layer, int num_tokens, FloatRows k, FloatRows v) {
   KVX_RETURN_IF_ERROR(check_layer(layer));
-  if (num_tokens < 1) return invalid_argument("num_tokens is {}; expected 1 or more", num_tokens);
   Layer& target = layers_[layer];
+  if (num_tokens < 1) return invalid_argument("num_tokens is {}; expected 1 or more", num_tokens);
   if (target.num_pending > 0) {
     return invalid_argument("layer {} has appended {} tokens since the last advance", layer,
                             target.num_pending);
   }
-  const int64_t past_end = int64_t{seq_len_} + num_tokens - config_.max_seq_len;
-  if (past_end > 0 && config_.overflow == Overflow::kError) {
+  const int64_t num_past_end = int64_t{seq_len_} + num_tokens - config_.max_seq_len;
+  if (num_past_end > 0 && config_.overflow == Overflow::kError) {
     return out_of_range("seq_len is {} and {} tokens come; max_seq_len is {}", seq_len_, num_tokens,
                         config_.max_seq_len);
   }
-  const int64_t num_evicted = std::max<int64_t>(past_end, 0);
+  const int64_t num_evicted = std::max<int64_t>(num_past_end, 0);
   if (num_evicted > 0) {
     evict(target, static_cast<int>(std::min<int64_t>(num_evicted, seq_len_)));
   }
@@ -125,13 +118,15 @@ Status ContiguousCache::append(int layer, int num_tokens, FloatRows k, FloatRows
   for (int b = 0; b < config_.batch_size; ++b) {
     for (int t = 0; t < num_tokens; ++t) {
       const int64_t position = seq_len_ + t - num_evicted;
-      const bool is_kept = num_tokens - t <= capacity_;  // a longer write would overtake itself
-      slots_.push_back(is_kept ? int64_t{b} * capacity_ + position % capacity_ : -1);
+      // Of a write longer than the array only its end stays.
+      const bool is_kept = num_tokens - t <= target.capacity;
+      const int64_t slot = int64_t{b} * target.capacity + position % target.capacity;
+      slots_.push_back(is_kept ? slot : -1);
     }
   }
   KVX_ASSIGN_OR_RETURN(const ops::AppendReport report,
                        ops::append(context_, {.cache = view(layer),
-                                              .transform = {},
+                                              .transform = target.tables.transform(),
                                               .k = k,
                                               .v = v,
                                               .slot_mapping = slots_,
@@ -141,30 +136,35 @@ Status ContiguousCache::append(int layer, int num_tokens, FloatRows k, FloatRows
   return {};
 }
 
-// Moves the rows of tokens num_tokens and later to the front.
+// Drops the first num_tokens tokens and moves the others to the front.
 void ContiguousCache::evict(Layer& layer, int num_tokens) {
-  const auto move_rows = [&](uint8_t* first_row, int64_t row) {
-    std::memmove(first_row, first_row + num_tokens * row, (seq_len_ - num_tokens) * row);
+  const auto move_rows = [&](uint8_t* first_row, int64_t row_bytes) {
+    std::memmove(first_row, first_row + num_tokens * row_bytes,
+                 (seq_len_ - num_tokens) * row_bytes);
   };
-  for (const ops::SideView* side : {&layer.run.k, &layer.run.v}) {
+  const auto move_side = [&](const ops::SideView& side, int block, int head) {
+    move_rows(side.codes.at(block, 0, head), side.codes.token_stride);
+    if (side.scales.token_stride > 0) {
+      move_rows(side.scales.at(block, 0, head), side.scales.token_stride);
+    }
+  };
+  for (const ops::HeadRun& run : layer.runs) {
     for (int b = 0; b < config_.batch_size; ++b) {
-      for (int head = 0; head < config_.num_kv_heads; ++head) {
-        move_rows(side->codes.at(b, 0, head), side->codes.token_stride);
-        if (side->scales.token_stride > 0) {
-          move_rows(side->scales.at(b, 0, head), side->scales.token_stride);
-        }
+      for (int head = 0; head < run.num_heads; ++head) {
+        move_side(run.k, b, head);
+        move_side(run.v, b, head);
       }
     }
   }
 }
 
 Status ContiguousCache::advance(int num_tokens) {
-  for (int l = 0; l < config_.num_layers; ++l) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
     if (layers_[l].num_pending == num_tokens) continue;
     return invalid_argument("num_tokens is {}; layer {} has appended {}", num_tokens, l,
                             layers_[l].num_pending);
   }
-  seq_len_ = length(0);
+  seq_len_ = length(layers_.front());
   for (Layer& layer : layers_) layer.num_pending = 0;
   return {};
 }
@@ -174,51 +174,54 @@ void ContiguousCache::reset() {
   for (Layer& layer : layers_) layer.num_pending = 0;
 }
 
-int ContiguousCache::length(int layer) const {
-  const int64_t appended = int64_t{seq_len_} + layers_[layer].num_pending;
+int ContiguousCache::length(const Layer& layer) const {
+  const int64_t appended = int64_t{seq_len_} + layer.num_pending;
   return static_cast<int>(std::min<int64_t>(appended, config_.max_seq_len));
 }
 
 int ContiguousCache::num_held(int layer) const {
-  return std::min(length(layer), capacity_);
+  return std::min(length(layers_[layer]), layers_[layer].capacity);
 }
 
-ContiguousCache::Span ContiguousCache::span_of(int layer) const {
+// The sequence's length in block_ids_: a ring's last pass, and the whole pass before it.
+int ContiguousCache::length_in_blocks(const Layer& layer) const {
   const int num_tokens = length(layer);
-  const int last_pass = std::max(num_tokens - 1, 0) / capacity_;
-  const int base = std::max(last_pass - 1, 0) * capacity_;
-  return {.num_tokens = num_tokens - base, .base = base};
+  const int num_full_passes = std::max(num_tokens - 1, 0) / layer.capacity;
+  return num_tokens - std::max(num_full_passes - 1, 0) * layer.capacity;
 }
 
 Status ContiguousCache::check_queries(int layer, int q_len, int window) const {
-  if (q_len < 1 || q_len > length(layer)) {
+  const int num_tokens = length(layers_[layer]);
+  if (q_len < 1 || q_len > num_tokens) {
     return invalid_argument("q_len is {}; expected 1 to {}, the tokens that are there", q_len,
-                            length(layer));
+                            num_tokens);
   }
-  if (config_.window == 0) return {};
-  if (window > config_.window) {
-    return invalid_argument("window is {}; the ring keeps {}", window, config_.window);
+  const int ring_window = config_.geometry.window_of(layer);
+  if (ring_window == 0) return {};
+  if (window > ring_window) {
+    return invalid_argument("window is {}; layer {} keeps {}", window, layer, ring_window);
   }
-  const int64_t num_lost = length(layer) - num_held(layer);
-  const int64_t oldest_seen = int64_t{length(layer)} - q_len - window + 1;
-  if (std::max<int64_t>(oldest_seen, 0) >= num_lost) return {};
+  const int num_lost = num_tokens - num_held(layer);
+  const int oldest_seen = std::max(num_tokens - q_len - window + 1, 0);
+  if (oldest_seen >= num_lost) return {};
+  const int capacity = layers_[layer].capacity;
   return invalid_argument(
       "q_len is {}; a ring of {} tokens serves {} queries with a window of {} (see max_append)",
-      q_len, capacity_, capacity_ - window + 1, window);
+      q_len, capacity, capacity - window + 1, window);
 }
 
 Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRows out,
                                const ContiguousAttention& attention) const {
   KVX_RETURN_IF_ERROR(check_layer(layer));
-  const int window = attention.window > 0 ? attention.window : config_.window;
+  const int window = attention.window > 0 ? attention.window : config_.geometry.window_of(layer);
   KVX_RETURN_IF_ERROR(check_queries(layer, q_len, window));
-  const Span span = span_of(layer);
   for (int b = 0; b < config_.batch_size; ++b) {
-    seq_lens_[b] = span.num_tokens;
+    seq_lens_[b] = length_in_blocks(layers_[layer]);
     q_starts_[b + 1] = q_starts_[b] + q_len;
   }
   ops::AttendArgs args;
   args.packed = view(layer);
+  args.transform = layers_[layer].tables.transform();
   args.num_sequences = config_.batch_size;
   args.block_table = {block_ids_.data(), 2};
   args.max_blocks_per_sequence = 2;
@@ -237,17 +240,17 @@ Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRo
 
 Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v) const {
   KVX_RETURN_IF_ERROR(check_layer(layer));
-  const Span span = span_of(layer);
-  const int64_t num_tokens = num_held(layer);
+  const int num_tokens = num_held(layer);
+  const int first_token = length_in_blocks(layers_[layer]) - num_tokens;
   std::vector<ops::GatherRange> ranges;
   for (int b = 0; b < config_.batch_size; ++b) {
     ranges.push_back({.sequence = b,
-                      .first_token = span.num_tokens - num_tokens,
+                      .first_token = first_token,
                       .num_tokens = num_tokens,
-                      .first_row = b * num_tokens});
+                      .first_row = int64_t{b} * num_tokens});
   }
   return ops::gather(context_, {.cache = view(layer),
-                                .transform = {},
+                                .transform = layers_[layer].tables.transform(),
                                 .block_table = {block_ids_.data(), 2},
                                 .max_blocks_per_sequence = 2,
                                 .num_sequences = config_.batch_size,
@@ -256,13 +259,28 @@ Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v
                                 .v = v});
 }
 
+int64_t ContiguousCache::allocated_bytes() const {
+  int64_t bytes = 0;
+  for (const Layer& layer : layers_) bytes += layer.position_bytes * layer.capacity;
+  return bytes;
+}
+
 int64_t ContiguousCache::used_bytes() const {
-  return bytes_per_position(config_) * std::min(seq_len_, capacity_);
+  int64_t bytes = 0;
+  for (const Layer& layer : layers_) {
+    bytes += layer.position_bytes * std::min(seq_len_, layer.capacity);
+  }
+  return bytes;
 }
 
 int64_t ContiguousCache::read_bytes_per_step() const {
-  const int num_seen = config_.window > 0 ? std::min(seq_len_, config_.window) : seq_len_;
-  return bytes_per_position(config_) * num_seen;
+  int64_t bytes = 0;
+  for (int l = 0; l < config_.geometry.num_layers; ++l) {
+    const int window = config_.geometry.window_of(l);
+    const int num_seen = window > 0 ? std::min(seq_len_, window) : seq_len_;
+    bytes += layers_[l].position_bytes * num_seen;
+  }
+  return bytes;
 }
 
 }  // namespace kvx::kv
