@@ -213,7 +213,7 @@ Status ContiguousCache::check_queries(int layer, int q_len, int window) const {
 Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRows out,
                                const ContiguousAttention& attention) const {
   KVX_RETURN_IF_ERROR(check_layer(layer));
-  const int window = attention.window > 0 ? attention.window : config_.geometry.window_of(layer);
+  const int window = attention.window != 0 ? attention.window : config_.geometry.window_of(layer);
   KVX_RETURN_IF_ERROR(check_queries(layer, q_len, window));
   for (int b = 0; b < config_.batch_size; ++b) {
     seq_lens_[b] = length_in_blocks(layers_[layer]);

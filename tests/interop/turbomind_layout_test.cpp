@@ -208,7 +208,7 @@ TEST(TurboMindLayout, RefusesPoolsThatDoNotHoldTheBlocks) {
   EXPECT_THAT(message(good, 2), HasSubstr("layer is 2; expected 0 to 1"));
 
   const float bad[] = {1, 1, 1, -2};
-  EXPECT_THAT(message(good, 1, {.k = bad}), HasSubstr("global_k_scales[1][1] is -2"));
+  EXPECT_THAT(message(good, 1, {.k = bad}), HasSubstr("global_k_scales[1][1]: tensor scale is -2"));
   EXPECT_EQ(message(good, 0, {.k = bad}), "accepted");
 }
 

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "core/checked.hpp"
-#include "format/group.hpp"
 
 namespace kvx::interop::turbomind {
 namespace {
@@ -71,9 +70,10 @@ Status check_global_scales(const Geometry& geometry, std::string_view field, con
   }
   for (int head = 0; head < geometry.num_kv_heads; ++head) {
     const float scale = scales[int64_t{layer} * geometry.num_kv_heads + head];
-    if (scale > 0 && format::is_finite(scale)) continue;
-    return invalid_argument("{}[{}][{}] is {}; expected a positive finite number", field, layer,
-                            head, scale);
+    const Status status = format::check_tensor_scale(scale);
+    if (!status.ok()) {
+      return invalid_argument("{}[{}][{}]: {}", field, layer, head, status.error().message);
+    }
   }
   return {};
 }
