@@ -6,28 +6,9 @@
 #include <vector>
 
 #include "cache/block_layout.hpp"
-#include "kv/layer_plan.hpp"
-#include "ops/cache_view.hpp"
-#include "ops/transform.hpp"
+#include "kv/layer_tables.hpp"
 
 namespace kvx::kv {
-
-// Calibrated numbers that a recipe may need; an empty vector means none. Scales are steps: value =
-// code * scale.
-struct StaticScales {
-  // For source=given: [num_kv_heads, groups of the head's format]. fp8 has one group a head,
-  // and 1.0 when this is empty.
-  std::vector<float> group_scales;
-  std::vector<float> tensor_scales;  // [num_kv_heads], nvfp4's second level; 1.0 when empty
-};
-
-struct LayerCalibration {
-  StaticScales k;
-  StaticScales v;
-  std::vector<float> k_mean, v_mean;      // [num_kv_heads, head_dim]
-  std::vector<float> k_factor, v_factor;  // [num_kv_heads, head_dim], positive and finite
-  std::vector<float> k_block_offset;      // [num_offset_blocks, num_kv_heads, k_head_dim]
-};
 
 // Row sizes of a layer, for cache::layout_block.
 cache::LayerBytes packed_bytes(const CacheGeometry& geometry, const LayerPlan& plan);
@@ -44,8 +25,7 @@ struct LayerMemory {
 // Views point into the store: it stays where it is.
 class LayerStore {
  public:
-  // wide.layout is null without wide ends. INVALID_ARGUMENT names the table of the calibration that
-  // is missing, has another length than expected or holds a number that is not positive and finite.
+  // wide.layout is null without wide ends. Errors as LayerTables::create.
   static Result<std::unique_ptr<LayerStore>> create(const CacheGeometry& geometry, int layer,
                                                     const LayerPlan& plan,
                                                     const format::FormatSpec& wide_spec,
@@ -55,18 +35,16 @@ class LayerStore {
 
   const ops::LayerView& packed() const { return packed_; }
   const ops::LayerView& wide() const { return wide_; }
-  const ops::LayerTransform& transform() const { return transform_; }
+  const ops::LayerTransform& transform() const { return tables_.transform(); }
 
  private:
   LayerStore() = default;
 
-  LayerCalibration calibration_;
-  std::vector<std::vector<uint8_t>> given_scales_;  // [K and V of each run], in their stored type
+  LayerTables tables_;
   std::vector<ops::HeadRun> packed_runs_;
   std::vector<ops::HeadRun> wide_runs_;
   ops::LayerView packed_;
   ops::LayerView wide_;
-  ops::LayerTransform transform_;
 };
 
 }  // namespace kvx::kv

@@ -63,7 +63,7 @@ const AllowedEdges& allowed_edges() {
       {"device", {"core"}},
       {"ops", {"core", "format", "cache", "device"}},
       {"kv", {"core", "format", "cache", "ops", "device"}},
-      {"interop", {"core", "format", "cache"}},
+      {"interop", {"core", "format", "cache", "ops"}},
       {"quality", {"core", "format", "ops", "kv"}},
       {"tier", {"core", "cache", "ops"}},
       {"abi",

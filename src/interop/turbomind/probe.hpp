@@ -1,0 +1,32 @@
+// Debug probe: the first stored bytes of one row of an fp4 cache, read through the same addresses
+// that append writes and attend reads.
+#pragma once
+
+#include <span>
+
+#include "interop/turbomind/layout.hpp"
+
+namespace kvx::interop::turbomind {
+
+struct Fp4KvProbeResult {
+  uint8_t k_scale0;  // of K's elements 0 to 15
+  uint8_t v_scale0;
+  uint8_t k_scale1;  // of K's elements 16 to 31
+  uint8_t v_scale1;
+  uint8_t kv_byte0;  // K's elements 0 (low four bits) and 1
+
+  friend bool operator==(const Fp4KvProbeResult&, const Fp4KvProbeResult&) = default;
+};
+
+// A sequence's blocks, in order, in both pools: equally many.
+struct SequenceBlocks {
+  std::span<uint8_t* const> data;
+  std::span<uint8_t* const> scales;
+};
+
+// INVALID_ARGUMENT: a layout without fp4 or with head_dim below 32 (one scale only), tables of
+// different lengths, a layer, head or token that does not exist.
+Result<Fp4KvProbeResult> fp4_kv_probe_host(const BlockLayout& layout, const SequenceBlocks& blocks,
+                                           int layer, int head, int64_t token);
+
+}  // namespace kvx::interop::turbomind
