@@ -11,8 +11,6 @@
 namespace kvx::device {
 namespace {
 
-constexpr CpuLevel kLevels[] = {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512};
-
 #if defined(__x86_64__)
 
 struct Features {
@@ -65,12 +63,12 @@ Result<CpuLevel> choose_cpu_level() {
   const char* forced = std::getenv("KVX_CPU");
   if (forced == nullptr || *forced == '\0') {
     CpuLevel best = CpuLevel::kScalar;
-    for (const CpuLevel level : kLevels) {
+    for (const CpuLevel level : kAllCpuLevels) {
       if (supports(level)) best = level;
     }
     return best;
   }
-  for (const CpuLevel level : kLevels) {
+  for (const CpuLevel level : kAllCpuLevels) {
     if (name_of(level) != forced) continue;
     if (supports(level)) return level;
     return unsupported("KVX_CPU is {}; this machine does not run it", forced);

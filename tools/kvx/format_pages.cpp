@@ -64,15 +64,14 @@ Table sizes_table() {
                {"scale"},
                {"bits at 64", Align::kRight},
                {"bits at 128", Align::kRight},
-               {"head_dim", Align::kRight},
+               {"multiple of", Align::kRight},
                {"what it is"}});
   for (const Facts* facts : format::kAllFacts) {
     const FormatSpec spec = default_spec(*facts);
-    const int multiple = facts->head_dim_multiple;
-    table.add_row(
-        {std::string(facts->name), std::string(facts->element), group_text(spec), scale_text(spec),
-         bits_text(spec, kShownHeadDims[0]), bits_text(spec, kShownHeadDims[1]),
-         multiple == 1 ? "any" : fmt::format("{} n", multiple), std::string(facts->summary)});
+    table.add_row({std::string(facts->name), std::string(facts->element), group_text(spec),
+                   scale_text(spec), bits_text(spec, kShownHeadDims[0]),
+                   bits_text(spec, kShownHeadDims[1]), std::to_string(facts->head_dim_multiple),
+                   std::string(facts->summary)});
   }
   return table;
 }
@@ -132,8 +131,8 @@ std::string format_section(const Facts& facts) {
 
 std::string formats_text(bool color) {
   return sizes_table().text(color) +
-         "\nbits: per value, the row's scales included, at head_dim 64 and 128. head_dim: what it "
-         "must be a multiple of.\nThe first of several choices is the default:\n\n" +
+         "\nbits: per value, the row's scales included, at head_dim 64 and 128. multiple of: what "
+         "head_dim must be.\nThe first of several choices is the default:\n\n" +
          choices_table().text(color) +
          "\nA cache is named format[/format][:option,...]; 'kvx formats --help' lists the "
          "options.\n";
@@ -146,7 +145,7 @@ std::string formats_markdown() {
       "the two equal. How a\nnumber becomes these bytes is in [numbers.md](numbers.md).\n\n"
       "## Sizes\n\n"
       "Bits per value count the row's own scales, with default options, at head_dim 64 and 128. "
-      "`head_dim` says what it\nmust be a multiple of.\n\n";
+      "`multiple of` says what\nhead_dim must be.\n\n";
   text += sizes_table().markdown();
   text +=
       "\n## Choices\n\n"

@@ -34,10 +34,7 @@ int run_tool(int argc, char** argv) {
       "kvx: quantised KV caches on real models. 'kvx COMMAND --help' shows options and examples.",
       "kvx");
   app.set_version_flag("--version", fmt::format("kvx {}", kVersion));
-  app.require_subcommand(1);
   Action action;
-  add_run(app, action);
-  add_compare(app, action);
   add_bench(app, action);
   add_formats(app, action);
   add_info(app, action);
@@ -47,6 +44,9 @@ int run_tool(int argc, char** argv) {
     return app.exit(help_or_version);
   } catch (const CLI::ParseError& error) {
     return fail(kBadInput, first_line(error.what()));
+  }
+  if (!action) {
+    return fail(kBadInput, "command is missing; expected one of those in 'kvx --help'");
   }
   const Status status = action();
   return status.ok() ? kOk : fail(exit_code_of(status.error()), status.error().message);

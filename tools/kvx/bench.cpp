@@ -1,0 +1,145 @@
+// kvx bench: how fast the verbs go over packed bytes, beside how fast the machine reads memory.
+#include <cstdio>
+
+#include "tools/kvx/bench/bench_cache.hpp"
+#include "tools/kvx/bench/bench_report.hpp"
+#include "tools/kvx/bench/read_bandwidth.hpp"
+#include "tools/kvx/bench/timing.hpp"
+#include "tools/kvx/command.hpp"
+#include "tools/kvx/engine.hpp"
+#include "tools/kvx/files.hpp"
+#include "tools/kvx/recipe_list.hpp"
+#include "tools/kvx/terminal.hpp"
+#include "tools/kvx/version.hpp"
+
+namespace kvx::tool {
+namespace {
+
+struct BenchOptions {
+  std::string formats = "bf16,fp8_e4m3,int8,int8/int4,int4,int4_affine,mxfp4,nvfp4";
+  std::vector<int> lengths = {8192};
+  BenchShape shape;
+  int threads = 0;
+  double min_seconds = 0.3;
+  std::string json;
+  std::string csv;
+};
+
+// A call that fails ends the measuring; the verbs' own checks name what is wrong.
+template <class Call>
+Result<double> median_seconds(double min_seconds, const Call& call) {
+  Status status;
+  const std::vector<double> seconds = time_calls(min_seconds, [&] {
+    if (status.ok()) status = call();
+  });
+  KVX_RETURN_IF_ERROR(status);
+  return median(seconds);
+}
+
+// All verbs on one cache, appended to the report.
+Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& engine,
+               double min_seconds, BenchReport& report) {
+  KVX_ASSIGN_OR_RETURN(const std::unique_ptr<BenchCache> cache,
+                       BenchCache::create(shape, recipe, engine.context));
+  const int64_t all_tokens = int64_t{shape.num_sequences} * shape.length;
+  const auto add = [&](const char* verb, int64_t cache_tokens, int64_t num_tokens,
+                       const auto& call) -> Status {
+    KVX_ASSIGN_OR_RETURN(const double seconds, median_seconds(min_seconds, call));
+    report.measurements.push_back(
+        {recipe.text, verb, shape, seconds, cache->packed_bytes(cache_tokens), num_tokens});
+    return {};
+  };
+  // Sequences take turns, so that no call finds in a cache what the one before it read.
+  int turn = 0;
+  const auto next = [&] { return turn++ % shape.num_sequences; };
+  KVX_RETURN_IF_ERROR(add("append", all_tokens, all_tokens, [&] { return cache->append_all(); }));
+  KVX_RETURN_IF_ERROR(
+      add("gather", shape.length, shape.length, [&] { return cache->gather(next()); }));
+  KVX_RETURN_IF_ERROR(add("attend decode", all_tokens, shape.num_sequences,
+                          [&] { return cache->attend_decode(); }));
+  return add("attend prefill", shape.length, shape.prefill_tokens,
+             [&] { return cache->attend_prefill(next()); });
+}
+
+Status run_bench(const BenchOptions& options) {
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
+  if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
+  if (!options.csv.empty()) KVX_RETURN_IF_ERROR(check_can_write("csv", options.csv));
+  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
+
+  BenchReport report;
+  report.version = kVersion;
+  report.cpu_level = engine.level_name();
+  report.threads = engine.executor->num_threads();
+  Progress progress;
+  const double num_caches = static_cast<double>(recipes.size() * options.lengths.size());
+  int num_done = 0;
+  for (const int length : options.lengths) {
+    for (const kv::Recipe& recipe : recipes) {
+      progress.show(num_done++ / num_caches, fmt::format("{}, length {}", recipe.text, length));
+      BenchShape shape = options.shape;
+      shape.length = length;
+      shape.prefill_tokens = std::min(shape.prefill_tokens, length);
+      KVX_RETURN_IF_ERROR(measure(shape, recipe, engine, options.min_seconds, report));
+    }
+  }
+  progress.show(1, "reading memory");
+  report.read_gigabytes_per_second = read_bandwidth(*engine.executor) / 1e9;
+  progress.finish();
+  fmt::print("{}", bench_table(report, wants_color(stdout)));
+  if (!options.json.empty()) {
+    KVX_RETURN_IF_ERROR(write_file("json", options.json, bench_json(report)));
+  }
+  if (!options.csv.empty()) KVX_RETURN_IF_ERROR(write_file("csv", options.csv, bench_csv(report)));
+  return {};
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("bench", "Measure append, gather and attend on packed caches");
+  auto o = std::make_shared<BenchOptions>();
+  BenchShape& shape = o->shape;
+  command->add_option("--formats", o->formats, "Caches to measure, separated by commas")
+      ->capture_default_str();
+  command->add_option("--lengths", o->lengths, "Tokens in a sequence; several with commas")
+      ->delimiter(',')
+      ->check(whole_number(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--sequences", shape.num_sequences, "Sequences")
+      ->check(whole_number(1, 1 << 16))
+      ->capture_default_str();
+  command->add_option("--heads", shape.num_kv_heads, "KV heads")
+      ->check(whole_number(1, 1024))
+      ->capture_default_str();
+  command->add_option("--q-heads", shape.num_q_heads, "Query heads, a multiple of --heads")
+      ->check(whole_number(1, 65536))
+      ->capture_default_str();
+  command->add_option("--head-dim", shape.head_dim, "Numbers in a head's K or V")
+      ->check(whole_number(1, format::kMaxHeadDim))
+      ->capture_default_str();
+  command->add_option("--block-size", shape.block_size, "Tokens in a block")
+      ->check(whole_number(1, cache::kMaxBlockSize))
+      ->capture_default_str();
+  command
+      ->add_option("--prefill", shape.prefill_tokens,
+                   "Queries in the prefill measurement: the last N tokens of a sequence")
+      ->check(whole_number(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--threads", o->threads, "Threads; 0 is one a core")
+      ->check(whole_number(0, kMaxThreads));
+  command->add_option("--min-seconds", o->min_seconds, "Time given to each measurement at least")
+      ->check(CLI::Range(0.0, 60.0))
+      ->capture_default_str();
+  command->add_option("--json", o->json, "Write the measurements as JSON to this file");
+  command->add_option("--csv", o->csv, "Write the measurements as CSV to this file");
+  command->footer(
+      "Examples:\n"
+      "  kvx bench\n"
+      "  kvx bench --formats bf16,nvfp4 --lengths 1024,8192,32768 --csv bench.csv\n"
+      "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n");
+  command->callback([&action, o] { action = [o] { return run_bench(*o); }; });
+}
+
+}  // namespace kvx::tool

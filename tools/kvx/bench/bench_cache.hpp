@@ -1,0 +1,68 @@
+// BenchCache: one layer of a paged cache, filled by append, with the verbs that kvx bench measures.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cache/memory.hpp"
+#include "kv/group_plan.hpp"
+#include "kv/layer_store.hpp"
+#include "ops/cpu/kernel_table.hpp"
+
+namespace kvx::tool {
+
+struct BenchShape {
+  int num_sequences = 8;
+  int length = 8192;  // tokens a sequence
+  int num_kv_heads = 8;
+  int num_q_heads = 32;
+  int head_dim = 128;
+  int block_size = 64;
+  int prefill_tokens = 512;  // of a sequence's end, when prefill attention is measured
+};
+
+class BenchCache {
+ public:
+  // INVALID_ARGUMENT names what does not fit: a count, a head_dim that the format can't do, a
+  // recipe with wide ends (they are a cache's policy; bench measures one format).
+  static Result<std::unique_ptr<BenchCache>> create(const BenchShape& shape,
+                                                    const kv::Recipe& recipe,
+                                                    const ops::CpuContext& context);
+
+  // Codes and scales of num_tokens of one sequence, as they lie in blocks.
+  int64_t packed_bytes(int64_t num_tokens) const;
+
+  // Every token of every sequence, in calls of one step each.
+  Status append_all();
+  // Every token of one sequence, to f32.
+  Status gather(int sequence);
+  // One query a sequence, for all sequences in one call.
+  Status attend_decode();
+  // The last prefill_tokens of one sequence, causal.
+  Status attend_prefill(int sequence);
+
+ private:
+  BenchCache(const BenchShape& shape, const ops::CpuContext& context)
+      : shape_(shape), context_(context) {}
+
+  Status attend(int first_sequence, int num_sequences, int queries_per_sequence);
+  void fill_inputs();
+  void fill_block_table();
+  int64_t blocks_per_sequence() const;
+
+  BenchShape shape_;
+  ops::CpuContext context_;
+  kv::GroupPlan group_;
+  cache::Region memory_;
+  std::unique_ptr<kv::LayerStore> store_;
+  std::vector<int32_t> block_ids_;  // [num_sequences, blocks_per_sequence]
+  std::vector<float> rows_;         // [kStepTokens, num_kv_heads, head_dim], K and V alike
+  std::vector<int64_t> slots_;      // [kStepTokens]
+  std::vector<int64_t> positions_;  // [kStepTokens]
+  std::vector<float> queries_;      // [max(num_sequences, prefill), num_q_heads, head_dim]
+  std::vector<float> out_;          // the same shape
+  std::vector<float> gathered_k_;   // [length, num_kv_heads, head_dim]
+  std::vector<float> gathered_v_;   // the same shape
+};
+
+}  // namespace kvx::tool

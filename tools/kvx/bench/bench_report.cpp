@@ -1,0 +1,91 @@
+// The measurements of kvx bench, written down in three ways.
+#include "tools/kvx/bench/bench_report.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tools/kvx/table.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const BenchReport& report, const Measurement& m) {
+  return {{"format", m.format},
+          {"verb", m.verb},
+          {"sequences", m.shape.num_sequences},
+          {"length", m.shape.length},
+          {"kv_heads", m.shape.num_kv_heads},
+          {"q_heads", m.shape.num_q_heads},
+          {"head_dim", m.shape.head_dim},
+          {"block_size", m.shape.block_size},
+          {"tokens", m.num_tokens},
+          {"packed_bytes", m.packed_bytes},
+          {"seconds", m.seconds},
+          {"gb_per_second", m.gigabytes_per_second()},
+          {"percent_of_read", report.percent_of_read(m)},
+          {"tokens_per_second", m.tokens_per_second()}};
+}
+
+// A recipe may hold commas.
+std::string csv_cell(const Json& value) {
+  return value.is_string() ? fmt::format("\"{}\"", value.get<std::string>()) : value.dump();
+}
+
+}  // namespace
+
+std::string bench_table(const BenchReport& report, bool color) {
+  Table table({{"format"},
+               {"length", Align::kRight},
+               {"verb"},
+               {"packed MB", Align::kRight},
+               {"ms", Align::kRight},
+               {"GB/s", Align::kRight},
+               {"% of read", Align::kRight},
+               {"tokens/s", Align::kRight}});
+  for (const Measurement& m : report.measurements) {
+    table.add_row({m.format, fmt::format("{}", m.shape.length), m.verb,
+                   fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
+                   fmt::format("{:.2f}", 1e3 * m.seconds),
+                   fmt::format("{:.2f}", m.gigabytes_per_second()),
+                   fmt::format("{:.1f}", report.percent_of_read(m)),
+                   fmt::format("{:.0f}", m.tokens_per_second())});
+  }
+  return table.text(color) +
+         fmt::format(
+             "\nread: {:.1f} GB/s with {} threads, the best of three loops over 256 MiB; {}.\n"
+             "GB/s: packed bytes (codes and scales) that a call goes over once, by its median "
+             "time.\n",
+             report.read_gigabytes_per_second, report.threads, report.cpu_level);
+}
+
+std::string bench_json(const BenchReport& report) {
+  Json measurements = Json::array();
+  for (const Measurement& m : report.measurements) measurements.push_back(json_of(report, m));
+  const Json json = {{"version", report.version},
+                     {"cpu_level", report.cpu_level},
+                     {"threads", report.threads},
+                     {"read_gb_per_second", report.read_gigabytes_per_second},
+                     {"measurements", measurements}};
+  return json.dump(2) + "\n";
+}
+
+std::string bench_csv(const BenchReport& report) {
+  std::string text;
+  for (const Measurement& m : report.measurements) {
+    const Json row = json_of(report, m);
+    std::string titles;
+    std::string cells;
+    for (const auto& [title, value] : row.items()) {
+      titles += (titles.empty() ? "" : ",") + title;
+      cells += (cells.empty() ? "" : ",") + csv_cell(value);
+    }
+    if (text.empty()) text = titles + "\n";
+    text += cells + "\n";
+  }
+  return text;
+}
+
+}  // namespace kvx::tool
