@@ -1,0 +1,28 @@
+// AttentionBackend: where a model's K and V go and where its attention comes from, one sequence.
+#pragma once
+
+#include <cstdint>
+
+#include "core/result.hpp"
+
+namespace kvx::runner {
+
+// Model::forward opens a step, calls append_and_attend once a layer, in order, and closes the step.
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+
+  // Tokens of all closed steps: the next token's position.
+  virtual int64_t num_tokens() const = 0;
+  // The most tokens that the next step may have; 0 when the sequence is full.
+  virtual int64_t max_step_tokens() const = 0;
+
+  virtual Status begin_step(int num_tokens) = 0;
+  // k, v: [num_tokens, num_kv_heads, head_dim], q, out: [num_tokens, num_q_heads, head_dim], all
+  // after RoPE. Each token sees itself and every token before it.
+  virtual Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
+                                   const float* v, float* out) = 0;
+  virtual Status end_step() = 0;
+};
+
+}  // namespace kvx::runner

@@ -1,0 +1,227 @@
+// oneDNN runs single-threaded on small tiles: a panel of weight rows times a strip of tokens. The
+// tiles are our executor's pieces, so there is one thread pool and one order of summation.
+#include "runner/linear.hpp"
+
+#include <algorithm>
+#include <dnnl.hpp>
+#include <map>
+#include <tuple>
+
+#include "core/checked.hpp"
+#include "core/float16.hpp"
+
+// libgomp's, which oneDNN was built with. Declared here because clang has no omp.h of its own.
+extern "C" void omp_set_num_threads(int num_threads);
+
+namespace kvx::runner {
+namespace {
+
+// Measured in docs/decisions/0002-matrix-products.md.
+constexpr int kPanelRows = 192;
+constexpr int kStripTokens = 128;
+
+const dnnl::engine& cpu_engine() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+dnnl::memory::data_type data_type_of(DType type) {
+  return type == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+dnnl::memory::desc dense(int64_t rows, int64_t columns, dnnl::memory::data_type type) {
+  return {{rows, columns}, type, dnnl::memory::format_tag::ab};
+}
+
+dnnl::primitive_attr own_scratchpad() {
+  dnnl::primitive_attr attributes;
+  // A primitive runs in several threads at once: each brings its own scratch memory.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
+// [num_tokens, num_columns] x [num_columns, num_rows], with the weights in layout.
+dnnl::matmul::primitive_desc describe(int num_tokens, int num_columns, int num_rows, DType type,
+                                      const dnnl::memory::desc& layout) {
+  const auto element = data_type_of(type);
+  const dnnl::matmul::desc operation(dense(num_tokens, num_columns, element), layout,
+                                     dense(num_tokens, num_rows, dnnl::memory::data_type::f32));
+  return {operation, own_scratchpad(), cpu_engine()};
+}
+
+// oneDNN's choice of layout depends on the number of tokens; a full strip decides for all.
+dnnl::memory::desc packed_layout(int num_columns, int num_rows, DType type) {
+  const dnnl::memory::desc any({num_columns, num_rows}, data_type_of(type),
+                               dnnl::memory::format_tag::any);
+  return describe(kStripTokens, num_columns, num_rows, type, any).weights_desc();
+}
+
+// What one thread needs while it multiplies a tile; grows to the largest tile and stays.
+struct ThreadScratch {
+  std::vector<float> product;
+  std::vector<uint8_t> scratchpad;
+  dnnl::stream stream{cpu_engine()};
+};
+
+ThreadScratch& thread_scratch() {
+  omp_set_num_threads(1);  // for this thread: oneDNN must not start threads of its own
+  thread_local ThreadScratch scratch;
+  return scratch;
+}
+
+template <class T>
+T* at_least(std::vector<T>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+  return buffer.data();
+}
+
+struct Panel {
+  int part = 0;
+  int first_row = 0;
+  int num_rows = 0;
+  dnnl::memory weights;
+};
+
+struct Product {
+  dnnl::matmul::primitive_desc description;
+  dnnl::matmul primitive;
+};
+
+}  // namespace
+
+struct Linear::Packed {
+  int num_columns = 0;
+  DType type = DType::kF32;
+  std::vector<LinearPart> parts;
+  std::vector<Panel> panels;
+  std::map<std::pair<int, int>, Product> products;  // by tokens in the strip, rows in the panel
+  std::vector<uint16_t> bf16_input;
+
+  void pack(Panel& panel) const;
+  const void* input_in_weights_type(const float* x, int num_tokens, Executor& executor);
+  void prepare(int num_tokens);
+  void multiply_tile(const Panel& panel, const void* input, int first_token, int num_tokens,
+                     float* out) const;
+};
+
+void Linear::Packed::pack(Panel& panel) const {
+  ThreadScratch& scratch = thread_scratch();
+  const int64_t elements = int64_t{panel.num_rows} * num_columns;
+  std::vector<float> rows(static_cast<size_t>(elements));
+  parts[panel.part].read_rows(panel.first_row, panel.num_rows, rows.data());
+  // A row of weights is a column of oneDNN's [num_columns, num_rows].
+  const dnnl::memory::desc plain({num_columns, panel.num_rows}, dnnl::memory::data_type::f32,
+                                 dnnl::memory::format_tag::ba);
+  dnnl::memory source(plain, cpu_engine(), rows.data());
+  panel.weights = dnnl::memory(packed_layout(num_columns, panel.num_rows, type), cpu_engine());
+  dnnl::reorder(source, panel.weights).execute(scratch.stream, source, panel.weights);
+  scratch.stream.wait();
+}
+
+// bf16 weights want a bf16 input: rounded once here, for all panels.
+const void* Linear::Packed::input_in_weights_type(const float* x, int num_tokens,
+                                                  Executor& executor) {
+  if (type == DType::kF32) return x;
+  const int64_t columns = num_columns;
+  uint16_t* out = at_least(bf16_input, static_cast<size_t>(num_tokens * columns));
+  constexpr int kTokensAPiece = 16;
+  executor.parallel_for(ceil_div(num_tokens, kTokensAPiece), [&](int piece) {
+    const int64_t begin = piece * kTokensAPiece * columns;
+    const int64_t end = std::min<int64_t>(begin + kTokensAPiece * columns, num_tokens * columns);
+    for (int64_t i = begin; i < end; ++i) out[i] = f32_to_bf16(x[i]);
+  });
+  return out;
+}
+
+// Makes the primitives that num_tokens need, before threads share them.
+void Linear::Packed::prepare(int num_tokens) {
+  for (const int strip : {std::min(num_tokens, kStripTokens), num_tokens % kStripTokens}) {
+    if (strip == 0) continue;
+    for (const Panel& panel : panels) {
+      const std::pair key(strip, panel.num_rows);
+      if (products.contains(key)) continue;
+      const auto description =
+          describe(strip, num_columns, panel.num_rows, type, panel.weights.get_desc());
+      products.emplace(key, Product{description, dnnl::matmul(description)});
+    }
+  }
+}
+
+void Linear::Packed::multiply_tile(const Panel& panel, const void* input, int first_token,
+                                   int num_tokens, float* out) const {
+  ThreadScratch& scratch = thread_scratch();
+  const Product& product = products.at({num_tokens, panel.num_rows});
+  const size_t element_bytes = static_cast<size_t>(bytes_of(type));
+  const auto* rows = static_cast<const uint8_t*>(input) +
+                     static_cast<size_t>(first_token) * num_columns * element_bytes;
+  float* tile = at_least(scratch.product, static_cast<size_t>(kStripTokens) * kPanelRows);
+  const auto scratchpad_desc = product.description.scratchpad_desc();
+  uint8_t* scratchpad = at_least(scratch.scratchpad, scratchpad_desc.get_size());
+
+  const auto& engine = cpu_engine();
+  product.primitive.execute(
+      scratch.stream,
+      {{DNNL_ARG_SRC, {product.description.src_desc(), engine, const_cast<uint8_t*>(rows)}},
+       {DNNL_ARG_WEIGHTS, panel.weights},
+       {DNNL_ARG_DST, {product.description.dst_desc(), engine, tile}},
+       {DNNL_ARG_SCRATCHPAD, {scratchpad_desc, engine, scratchpad}}});
+  scratch.stream.wait();
+
+  const LinearPart& part = parts[panel.part];
+  for (int token = 0; token < num_tokens; ++token) {
+    const float* from = tile + int64_t{token} * panel.num_rows;
+    float* to = out + int64_t{first_token + token} * part.num_rows + panel.first_row;
+    std::copy_n(from, panel.num_rows, to);
+    if (part.bias.empty()) continue;
+    for (int row = 0; row < panel.num_rows; ++row) to[row] += part.bias[panel.first_row + row];
+  }
+}
+
+Linear::Linear(std::unique_ptr<Packed> packed) : packed_(std::move(packed)) {}
+Linear::Linear(Linear&&) noexcept = default;
+Linear& Linear::operator=(Linear&&) noexcept = default;
+Linear::~Linear() = default;
+
+bool cpu_multiplies_bf16() {
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto bf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  return (isa & bf16) == bf16;
+}
+
+Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DType weights) try {
+  auto packed = std::make_unique<Packed>();
+  packed->num_columns = num_columns;
+  packed->type = weights;
+  packed->parts = std::move(parts);
+  for (size_t i = 0; i < packed->parts.size(); ++i) {
+    const int rows = packed->parts[i].num_rows;
+    for (int first = 0; first < rows; first += kPanelRows) {
+      packed->panels.push_back({static_cast<int>(i), first, std::min(kPanelRows, rows - first),
+                                dnnl::memory()});
+    }
+  }
+  for (Panel& panel : packed->panels) packed->pack(panel);
+  return Linear(std::move(packed));
+} catch (const dnnl::error& error) {
+  return internal_error("oneDNN cannot pack a matrix of {} columns: {}", num_columns, error.what());
+}
+
+Status Linear::multiply(const float* x, int num_tokens, std::span<float* const> outs,
+                        Executor& executor) try {
+  packed_->prepare(num_tokens);
+  const void* input = packed_->input_in_weights_type(x, num_tokens, executor);
+  const int num_panels = static_cast<int>(packed_->panels.size());
+  const int num_strips = ceil_div(num_tokens, kStripTokens);
+  executor.parallel_for(num_panels * num_strips, [&](int tile) {
+    const Panel& panel = packed_->panels[tile % num_panels];
+    const int first = tile / num_panels * kStripTokens;
+    packed_->multiply_tile(panel, input, first, std::min(kStripTokens, num_tokens - first),
+                           outs[panel.part]);
+  });
+  return {};
+} catch (const dnnl::error& error) {
+  return internal_error("oneDNN cannot multiply {} tokens by {} columns: {}", num_tokens,
+                        packed_->num_columns, error.what());
+}
+
+}  // namespace kvx::runner

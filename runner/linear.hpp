@@ -1,0 +1,48 @@
+// Matrix products: weights packed once for oneDNN, f32 or bf16, multiplied on a kvx::Executor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "core/executor.hpp"
+#include "core/result.hpp"
+
+namespace kvx::runner {
+
+// True where the CPU multiplies bf16 itself; elsewhere bf16 weights are refused, not emulated.
+bool cpu_multiplies_bf16();
+
+// One weight matrix [num_rows, num_columns] and its optional bias [num_rows].
+struct LinearPart {
+  int num_rows = 0;
+  // Writes rows [first_row, first_row + num_rows) as f32, row after row.
+  std::function<void(int first_row, int num_rows, float* out)> read_rows;
+  std::vector<float> bias;
+};
+
+// Several matrices that multiply the same input (q, k and v; gate and up), in one pass over the
+// threads. The work is cut by shape alone, so results do not depend on the number of threads.
+class Linear {
+ public:
+  // weights: kF32 or kBF16. INTERNAL: oneDNN refuses a shape.
+  static Result<Linear> create(int num_columns, std::vector<LinearPart> parts, DType weights);
+  Linear(Linear&&) noexcept;
+  Linear& operator=(Linear&&) noexcept;
+  ~Linear();
+
+  // out[p] = x * parts[p]^T + bias. x: [num_tokens, num_columns]; outs[p]: [num_tokens, num_rows of
+  // part p]. Not to be called from several threads at once.
+  Status multiply(const float* x, int num_tokens, std::span<float* const> outs,
+                  Executor& executor);
+
+ private:
+  struct Packed;
+  explicit Linear(std::unique_ptr<Packed> packed);
+  std::unique_ptr<Packed> packed_;
+};
+
+}  // namespace kvx::runner

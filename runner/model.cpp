@@ -1,0 +1,229 @@
+// Loading tensors into packed matrices, and the forward pass, layer by layer.
+#include "runner/model.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "runner/elementwise.hpp"
+
+namespace kvx::runner {
+namespace {
+
+std::string layer_tensor(int layer, const char* name) {
+  return fmt::format("blk.{}.{}", layer, name);
+}
+
+Result<const GgufTensor*> find_matrix(const GgufView& gguf, const std::string& name,
+                                      int num_columns, int num_rows) {
+  const GgufTensor* tensor = gguf.find_tensor(name);
+  if (tensor == nullptr) return invalid_argument("tensor {} is missing", name);
+  if (tensor->dims.size() != 2 || tensor->dims[0] != num_columns || tensor->dims[1] != num_rows) {
+    return invalid_argument("tensor {} is [{}]; [{}, {}] was expected", name,
+                            fmt::join(tensor->dims, ", "), num_columns, num_rows);
+  }
+  return tensor;
+}
+
+Result<std::vector<float>> read_vector(const GgufView& gguf, const std::string& name, int size) {
+  const GgufTensor* tensor = gguf.find_tensor(name);
+  if (tensor == nullptr) return invalid_argument("tensor {} is missing", name);
+  if (tensor->dims.size() != 1 || tensor->dims[0] != size) {
+    return invalid_argument("tensor {} is [{}]; [{}] was expected", name,
+                            fmt::join(tensor->dims, ", "), size);
+  }
+  std::vector<float> values(static_cast<size_t>(size));
+  dequantize(tensor->type, tensor->data.data(), size, values.data());
+  return values;
+}
+
+void reserve(std::vector<float>& buffer, int rows, int columns) {
+  const size_t size = static_cast<size_t>(rows) * static_cast<size_t>(columns);
+  if (buffer.size() < size) buffer.resize(size);
+}
+
+}  // namespace
+
+Model::Model(MappedFile file, GgufView gguf, ModelConfig config, DType weights, Executor& executor)
+    : file_(std::move(file)),
+      gguf_(std::move(gguf)),
+      config_(std::move(config)),
+      weights_type_(weights),
+      executor_(executor) {}
+
+Result<std::unique_ptr<Model>> Model::load(const std::string& path, DType weights,
+                                           Executor& executor) {
+  if (weights == DType::kF16) return unsupported("weights are f16; f32 and bf16 are multiplied");
+  if (weights == DType::kBF16 && !cpu_multiplies_bf16()) {
+    return unsupported("weights are bf16; this CPU does not multiply bf16, f32 was expected");
+  }
+  KVX_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
+  KVX_ASSIGN_OR_RETURN(GgufView gguf, GgufView::parse(file.bytes()));
+  KVX_ASSIGN_OR_RETURN(ModelConfig config, read_model_config(gguf));
+  std::unique_ptr<Model> model(
+      new Model(std::move(file), std::move(gguf), std::move(config), weights, executor));
+  KVX_RETURN_IF_ERROR(model->load_weights());
+  return model;
+}
+
+Status Model::load_weights() {
+  const std::string embedding = "token_embd.weight";
+  KVX_ASSIGN_OR_RETURN(embedding_,
+                       find_matrix(gguf_, embedding, config_.hidden, config_.vocab_size));
+  for (int i = 0; i < config_.num_layers; ++i) {
+    KVX_ASSIGN_OR_RETURN(Layer layer, load_layer(i));
+    layers_.push_back(std::move(layer));
+  }
+  KVX_ASSIGN_OR_RETURN(final_norm_, read_vector(gguf_, "output_norm.weight", config_.hidden));
+  // A model without output.weight multiplies by its embedding.
+  const std::string own = "output.weight";
+  const std::string& output = gguf_.find_tensor(own) != nullptr ? own : embedding;
+  KVX_ASSIGN_OR_RETURN(output_,
+                       load_linear(config_.hidden, {{{output, config_.vocab_size}}}));
+  file_.release_pages();  // all but the embedding's rows have been packed
+  return {};
+}
+
+Result<Model::Layer> Model::load_layer(int index) {
+  const auto name = [index](const char* part) { return layer_tensor(index, part); };
+  const int hidden = config_.hidden;
+  KVX_ASSIGN_OR_RETURN(auto attention_norm,
+                       read_vector(gguf_, name("attn_norm.weight"), hidden));
+  KVX_ASSIGN_OR_RETURN(auto feed_forward_norm,
+                       read_vector(gguf_, name("ffn_norm.weight"), hidden));
+  KVX_ASSIGN_OR_RETURN(Linear qkv, load_linear(hidden, {{{name("attn_q.weight"), config_.q_size()},
+                                                         {name("attn_k.weight"), config_.kv_size()},
+                                                         {name("attn_v.weight"),
+                                                          config_.kv_size()}}}));
+  KVX_ASSIGN_OR_RETURN(Linear attention_out,
+                       load_linear(config_.q_size(), {{{name("attn_output.weight"), hidden}}}));
+  KVX_ASSIGN_OR_RETURN(
+      Linear gate_up, load_linear(hidden, {{{name("ffn_gate.weight"), config_.feed_forward},
+                                            {name("ffn_up.weight"), config_.feed_forward}}}));
+  KVX_ASSIGN_OR_RETURN(Linear down,
+                       load_linear(config_.feed_forward, {{{name("ffn_down.weight"), hidden}}}));
+  return Layer{std::move(attention_norm),    std::move(qkv),     std::move(attention_out),
+               std::move(feed_forward_norm), std::move(gate_up), std::move(down)};
+}
+
+// A bias is the tensor of the same name that ends in .bias, if there is one.
+Result<Linear> Model::load_linear(int num_columns,
+                                  std::span<const std::pair<std::string, int>> matrices) {
+  std::vector<LinearPart> parts;
+  for (const auto& [name, num_rows] : matrices) {
+    KVX_ASSIGN_OR_RETURN(const GgufTensor* tensor,
+                         find_matrix(gguf_, name, num_columns, num_rows));
+    LinearPart part;
+    part.num_rows = num_rows;
+    part.read_rows = [tensor](int first_row, int rows, float* out) {
+      dequantize(tensor->type, tensor->row(first_row), rows * tensor->row_elements(), out);
+    };
+    const std::string bias = name.substr(0, name.rfind('.')) + ".bias";
+    if (gguf_.find_tensor(bias) != nullptr) {
+      KVX_ASSIGN_OR_RETURN(part.bias, read_vector(gguf_, bias, num_rows));
+    }
+    parts.push_back(std::move(part));
+  }
+  return Linear::create(num_columns, std::move(parts), weights_type_);
+}
+
+Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden) {
+  for (const int token : tokens) {
+    if (token < 0 || token >= config_.vocab_size) {
+      return invalid_argument("token is {}; 0 to {} is the vocabulary", token,
+                              config_.vocab_size - 1);
+    }
+  }
+  const int64_t end = backend.num_tokens() + static_cast<int64_t>(tokens.size());
+  if (end > config_.context_length) {
+    return out_of_range("the sequence would have {} tokens; the model's context is {}", end,
+                        config_.context_length);
+  }
+  while (!tokens.empty()) {
+    const int64_t most = std::min<int64_t>(kMostStepTokens, backend.max_step_tokens());
+    if (most <= 0) {
+      return out_of_range("the cache is full after {} tokens; {} more were to come",
+                          backend.num_tokens(), tokens.size());
+    }
+    const auto step = tokens.first(std::min(tokens.size(), static_cast<size_t>(most)));
+    KVX_RETURN_IF_ERROR(forward_step(step, backend, hidden));
+    tokens = tokens.subspan(step.size());
+    if (hidden != nullptr) hidden += static_cast<int64_t>(step.size()) * config_.hidden;
+  }
+  return {};
+}
+
+Status Model::forward_step(std::span<const int> tokens, AttentionBackend& backend, float* hidden) {
+  const int num_tokens = static_cast<int>(tokens.size());
+  embed(tokens);
+  const int num_pairs = config_.rope_dims / 2;
+  reserve(step_.cosines, num_tokens, num_pairs);
+  reserve(step_.sines, num_tokens, num_pairs);
+  rope_angles(backend.num_tokens(), num_tokens, config_.rope_frequencies, step_.cosines.data(),
+              step_.sines.data());
+  reserve(step_.normed, num_tokens, config_.hidden);
+  reserve(step_.delta, num_tokens, config_.hidden);
+  reserve(step_.q, num_tokens, config_.q_size());
+  reserve(step_.k, num_tokens, config_.kv_size());
+  reserve(step_.v, num_tokens, config_.kv_size());
+  reserve(step_.attended, num_tokens, config_.q_size());
+  reserve(step_.gate, num_tokens, config_.feed_forward);
+  reserve(step_.up, num_tokens, config_.feed_forward);
+
+  KVX_RETURN_IF_ERROR(backend.begin_step(num_tokens));
+  for (int i = 0; i < config_.num_layers; ++i) {
+    KVX_RETURN_IF_ERROR(forward_layer(i, num_tokens, backend));
+  }
+  KVX_RETURN_IF_ERROR(backend.end_step());
+  if (hidden != nullptr) {
+    rms_norm(step_.x.data(), num_tokens, final_norm_, config_.norm_epsilon, hidden, executor_);
+  }
+  return {};
+}
+
+Status Model::forward_layer(int index, int num_tokens, AttentionBackend& backend) {
+  Layer& layer = layers_[index];
+  Activations& a = step_;
+  rms_norm(a.x.data(), num_tokens, layer.attention_norm, config_.norm_epsilon, a.normed.data(),
+           executor_);
+  KVX_RETURN_IF_ERROR(layer.qkv.multiply(a.normed.data(), num_tokens,
+                                         std::array{a.q.data(), a.k.data(), a.v.data()},
+                                         executor_));
+  rotate(num_tokens, config_.num_q_heads, a.q.data());
+  rotate(num_tokens, config_.num_kv_heads, a.k.data());
+  KVX_RETURN_IF_ERROR(backend.append_and_attend(index, num_tokens, a.q.data(), a.k.data(),
+                                                a.v.data(), a.attended.data()));
+  KVX_RETURN_IF_ERROR(layer.attention_out.multiply(a.attended.data(), num_tokens,
+                                                   std::array{a.delta.data()}, executor_));
+  add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
+
+  rms_norm(a.x.data(), num_tokens, layer.feed_forward_norm, config_.norm_epsilon, a.normed.data(),
+           executor_);
+  KVX_RETURN_IF_ERROR(layer.gate_up.multiply(a.normed.data(), num_tokens,
+                                             std::array{a.gate.data(), a.up.data()}, executor_));
+  silu_multiply(a.gate.data(), a.up.data(), num_tokens, config_.feed_forward, executor_);
+  KVX_RETURN_IF_ERROR(
+      layer.down.multiply(a.gate.data(), num_tokens, std::array{a.delta.data()}, executor_));
+  add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
+  return {};
+}
+
+void Model::embed(std::span<const int> tokens) {
+  reserve(step_.x, static_cast<int>(tokens.size()), config_.hidden);
+  float* row = step_.x.data();
+  for (const int token : tokens) {
+    dequantize(embedding_->type, embedding_->row(token), config_.hidden, row);
+    row += config_.hidden;
+  }
+}
+
+void Model::rotate(int num_tokens, int num_heads, float* rows) const {
+  rope(rows, num_tokens, num_heads, config_.head_dim, config_.rope_dims / 2, step_.cosines.data(),
+       step_.sines.data(), executor_);
+}
+
+Status Model::logits(const float* hidden, int num_tokens, float* out) {
+  return output_->multiply(hidden, num_tokens, std::array{out}, executor_);
+}
+
+}  // namespace kvx::runner

@@ -1,0 +1,79 @@
+// Model: a Llama's weights and its forward pass; K and V live in an AttentionBackend.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "core/executor.hpp"
+#include "runner/attention_backend.hpp"
+#include "runner/linear.hpp"
+#include "runner/mapped_file.hpp"
+#include "runner/model_config.hpp"
+
+namespace kvx::runner {
+
+// The most tokens of one forward pass; bounds the activations' memory.
+constexpr int kMostStepTokens = 512;
+
+class Model {
+ public:
+  // weights: kF32 or kBF16 (refused where the CPU does not multiply it). The executor must outlive
+  // the model. Errors name the value or tensor that is missing or does not fit.
+  static Result<std::unique_ptr<Model>> load(const std::string& path, DType weights,
+                                             Executor& executor);
+
+  const ModelConfig& config() const { return config_; }
+  const GgufView& gguf() const { return gguf_; }
+  DType weights_type() const { return weights_type_; }
+
+  // Feeds tokens, in as many steps as the backend needs. hidden: [tokens, hidden] after the last
+  // norm, what logits() takes; null: not wanted. INVALID_ARGUMENT: a token outside the vocabulary;
+  // OUT_OF_RANGE: the backend is full or the model's context is too short.
+  Status forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden);
+
+  // hidden: [num_tokens, hidden]; out: [num_tokens, vocab_size]. A caller with many tokens asks in
+  // strips: 64 tokens of a vocabulary of 49152 are 12 MiB.
+  Status logits(const float* hidden, int num_tokens, float* out);
+
+ private:
+  struct Layer {
+    std::vector<float> attention_norm;
+    Linear qkv;
+    Linear attention_out;
+    std::vector<float> feed_forward_norm;
+    Linear gate_up;
+    Linear down;
+  };
+  // Of one step, [num_tokens, ...] each.
+  struct Activations {
+    std::vector<float> x, normed, q, k, v, attended, gate, up, delta;
+    std::vector<float> cosines, sines;  // [num_tokens, rope_dims / 2]
+  };
+
+  Model(MappedFile file, GgufView gguf, ModelConfig config, DType weights, Executor& executor);
+  Status load_weights();
+  Result<Layer> load_layer(int index);
+  Result<Linear> load_linear(int num_columns, std::span<const std::pair<std::string, int>> parts);
+
+  Status forward_step(std::span<const int> tokens, AttentionBackend& backend, float* hidden);
+  Status forward_layer(int index, int num_tokens, AttentionBackend& backend);
+  void embed(std::span<const int> tokens);
+  void rotate(int num_tokens, int num_heads, float* rows) const;
+
+  MappedFile file_;
+  GgufView gguf_;
+  ModelConfig config_;
+  DType weights_type_;
+  Executor& executor_;
+  const GgufTensor* embedding_ = nullptr;
+  std::vector<Layer> layers_;
+  std::vector<float> final_norm_;
+  std::optional<Linear> output_;
+  Activations step_;
+};
+
+}  // namespace kvx::runner
