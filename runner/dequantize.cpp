@@ -103,8 +103,8 @@ struct ScaleAndMin {
 // high nibble) and their upper two in the tops of the first eight bytes.
 ScaleAndMin k_scale_and_min(const uint8_t* packed, int i) {
   if (i < 4) return {packed[i] & 63, packed[i + 4] & 63};
-  return {(packed[i + 4] & 15) | (packed[i - 4] >> 6) << 4,
-          (packed[i + 4] >> 4) | (packed[i] >> 6) << 4};
+  return {(packed[i + 4] & 15) | (packed[i - 4] >> 6) << 4, (packed[i + 4] >> 4) | (packed[i] >> 6)
+                                                                                       << 4};
 }
 
 // [d f16][dmin f16][scales 12 bytes][nibbles 128 bytes]: 32 bytes hold two groups of 32 elements,

@@ -194,8 +194,8 @@ struct TensorEntry {
 Status read_dims(Cursor& cursor, GgufTensor& tensor) {
   KVX_ASSIGN_OR_RETURN(const uint32_t num_dims, cursor.read<uint32_t>(tensor.name));
   if (num_dims < 1 || num_dims > kMostDims) {
-    return invalid_argument("tensor {} has {} dimensions; 1 to {} are allowed",
-                            shown(tensor.name), num_dims, kMostDims);
+    return invalid_argument("tensor {} has {} dimensions; 1 to {} are allowed", shown(tensor.name),
+                            num_dims, kMostDims);
   }
   CheckedSize elements = 1;
   for (uint32_t i = 0; i < num_dims; ++i) {
@@ -252,8 +252,7 @@ Status place(TensorEntry& entry, std::span<const uint8_t> data, int64_t alignmen
         "GGUF is truncated: tensor {} needs bytes {} + {} of the data section, which has {}", name,
         entry.offset, bytes, size);
   }
-  entry.tensor.data =
-      data.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(bytes));
+  entry.tensor.data = data.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(bytes));
   return {};
 }
 
@@ -316,13 +315,13 @@ Result<GgufView> GgufView::parse(std::span<const uint8_t> file) {
     KVX_ASSIGN_OR_RETURN(TensorEntry entry, read_tensor(cursor));
     entries.push_back(std::move(entry));
   }
-  KVX_ASSIGN_OR_RETURN(const int64_t alignment,
-                       view.integer_or("general.alignment", 8, kLargestAlignment,
-                                       kDefaultAlignment));
+  KVX_ASSIGN_OR_RETURN(
+      const int64_t alignment,
+      view.integer_or("general.alignment", 8, kLargestAlignment, kDefaultAlignment));
   const auto data_start =
       static_cast<size_t>(round_up(static_cast<int64_t>(cursor.position()), alignment));
-  const auto data = data_start < file.size() ? file.subspan(data_start)
-                                             : std::span<const uint8_t>();
+  const auto data =
+      data_start < file.size() ? file.subspan(data_start) : std::span<const uint8_t>();
   for (TensorEntry& entry : entries) {
     KVX_RETURN_IF_ERROR(place(entry, data, alignment));
     const std::string_view name = entry.tensor.name;

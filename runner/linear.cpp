@@ -196,8 +196,8 @@ Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DT
   for (size_t i = 0; i < packed->parts.size(); ++i) {
     const int rows = packed->parts[i].num_rows;
     for (int first = 0; first < rows; first += kPanelRows) {
-      packed->panels.push_back({static_cast<int>(i), first, std::min(kPanelRows, rows - first),
-                                dnnl::memory()});
+      packed->panels.push_back(
+          {static_cast<int>(i), first, std::min(kPanelRows, rows - first), dnnl::memory()});
     }
   }
   for (Panel& panel : packed->panels) packed->pack(panel);

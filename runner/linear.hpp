@@ -36,8 +36,7 @@ class Linear {
 
   // out[p] = x * parts[p]^T + bias. x: [num_tokens, num_columns]; outs[p]: [num_tokens, num_rows of
   // part p]. Not to be called from several threads at once.
-  Status multiply(const float* x, int num_tokens, std::span<float* const> outs,
-                  Executor& executor);
+  Status multiply(const float* x, int num_tokens, std::span<float* const> outs, Executor& executor);
 
  private:
   struct Packed;

@@ -78,8 +78,7 @@ Status Model::load_weights() {
   // A model without output.weight multiplies by its embedding.
   const std::string own = "output.weight";
   const std::string& output = gguf_.find_tensor(own) != nullptr ? own : embedding;
-  KVX_ASSIGN_OR_RETURN(output_,
-                       load_linear(config_.hidden, {{{output, config_.vocab_size}}}));
+  KVX_ASSIGN_OR_RETURN(output_, load_linear(config_.hidden, {{{output, config_.vocab_size}}}));
   file_.release_pages();  // all but the embedding's rows have been packed
   return {};
 }
@@ -87,19 +86,17 @@ Status Model::load_weights() {
 Result<Model::Layer> Model::load_layer(int index) {
   const auto name = [index](const char* part) { return layer_tensor(index, part); };
   const int hidden = config_.hidden;
-  KVX_ASSIGN_OR_RETURN(auto attention_norm,
-                       read_vector(gguf_, name("attn_norm.weight"), hidden));
-  KVX_ASSIGN_OR_RETURN(auto feed_forward_norm,
-                       read_vector(gguf_, name("ffn_norm.weight"), hidden));
-  KVX_ASSIGN_OR_RETURN(Linear qkv, load_linear(hidden, {{{name("attn_q.weight"), config_.q_size()},
-                                                         {name("attn_k.weight"), config_.kv_size()},
-                                                         {name("attn_v.weight"),
-                                                          config_.kv_size()}}}));
+  KVX_ASSIGN_OR_RETURN(auto attention_norm, read_vector(gguf_, name("attn_norm.weight"), hidden));
+  KVX_ASSIGN_OR_RETURN(auto feed_forward_norm, read_vector(gguf_, name("ffn_norm.weight"), hidden));
+  KVX_ASSIGN_OR_RETURN(Linear qkv,
+                       load_linear(hidden, {{{name("attn_q.weight"), config_.q_size()},
+                                             {name("attn_k.weight"), config_.kv_size()},
+                                             {name("attn_v.weight"), config_.kv_size()}}}));
   KVX_ASSIGN_OR_RETURN(Linear attention_out,
                        load_linear(config_.q_size(), {{{name("attn_output.weight"), hidden}}}));
-  KVX_ASSIGN_OR_RETURN(
-      Linear gate_up, load_linear(hidden, {{{name("ffn_gate.weight"), config_.feed_forward},
-                                            {name("ffn_up.weight"), config_.feed_forward}}}));
+  KVX_ASSIGN_OR_RETURN(Linear gate_up,
+                       load_linear(hidden, {{{name("ffn_gate.weight"), config_.feed_forward},
+                                             {name("ffn_up.weight"), config_.feed_forward}}}));
   KVX_ASSIGN_OR_RETURN(Linear down,
                        load_linear(config_.feed_forward, {{{name("ffn_down.weight"), hidden}}}));
   return Layer{std::move(attention_norm),    std::move(qkv),     std::move(attention_out),
@@ -111,8 +108,7 @@ Result<Linear> Model::load_linear(int num_columns,
                                   std::span<const std::pair<std::string, int>> matrices) {
   std::vector<LinearPart> parts;
   for (const auto& [name, num_rows] : matrices) {
-    KVX_ASSIGN_OR_RETURN(const GgufTensor* tensor,
-                         find_matrix(gguf_, name, num_columns, num_rows));
+    KVX_ASSIGN_OR_RETURN(const GgufTensor* tensor, find_matrix(gguf_, name, num_columns, num_rows));
     LinearPart part;
     part.num_rows = num_rows;
     part.read_rows = [tensor](int first_row, int rows, float* out) {
@@ -186,9 +182,8 @@ Status Model::forward_layer(int index, int num_tokens, AttentionBackend& backend
   Activations& a = step_;
   rms_norm(a.x.data(), num_tokens, layer.attention_norm, config_.norm_epsilon, a.normed.data(),
            executor_);
-  KVX_RETURN_IF_ERROR(layer.qkv.multiply(a.normed.data(), num_tokens,
-                                         std::array{a.q.data(), a.k.data(), a.v.data()},
-                                         executor_));
+  KVX_RETURN_IF_ERROR(layer.qkv.multiply(
+      a.normed.data(), num_tokens, std::array{a.q.data(), a.k.data(), a.v.data()}, executor_));
   rotate(num_tokens, config_.num_q_heads, a.q.data());
   rotate(num_tokens, config_.num_kv_heads, a.k.data());
   KVX_RETURN_IF_ERROR(backend.append_and_attend(index, num_tokens, a.q.data(), a.k.data(),

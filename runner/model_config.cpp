@@ -22,12 +22,9 @@ Status read_int(const GgufView& gguf, const char* key, int64_t most, int& out) {
 Status read_sizes(const GgufView& gguf, ModelConfig& config) {
   KVX_RETURN_IF_ERROR(read_int(gguf, "llama.block_count", kMostLayers, config.num_layers));
   KVX_RETURN_IF_ERROR(read_int(gguf, "llama.embedding_length", kMostSize, config.hidden));
-  KVX_RETURN_IF_ERROR(
-      read_int(gguf, "llama.feed_forward_length", kMostSize, config.feed_forward));
-  KVX_RETURN_IF_ERROR(
-      read_int(gguf, "llama.attention.head_count", kMostHeads, config.num_q_heads));
-  KVX_RETURN_IF_ERROR(
-      read_int(gguf, "llama.context_length", kMostContext, config.context_length));
+  KVX_RETURN_IF_ERROR(read_int(gguf, "llama.feed_forward_length", kMostSize, config.feed_forward));
+  KVX_RETURN_IF_ERROR(read_int(gguf, "llama.attention.head_count", kMostHeads, config.num_q_heads));
+  KVX_RETURN_IF_ERROR(read_int(gguf, "llama.context_length", kMostContext, config.context_length));
   const GgufTensor* embedding = gguf.find_tensor("token_embd.weight");
   if (embedding == nullptr) return invalid_argument("tensor token_embd.weight is missing");
   config.vocab_size = static_cast<int>(embedding->num_rows());
@@ -35,9 +32,8 @@ Status read_sizes(const GgufView& gguf, ModelConfig& config) {
 }
 
 Status read_heads(const GgufView& gguf, ModelConfig& config) {
-  KVX_ASSIGN_OR_RETURN(const int64_t kv_heads,
-                       gguf.integer_or("llama.attention.head_count_kv", 1, kMostHeads,
-                                       config.num_q_heads));
+  KVX_ASSIGN_OR_RETURN(const int64_t kv_heads, gguf.integer_or("llama.attention.head_count_kv", 1,
+                                                               kMostHeads, config.num_q_heads));
   config.num_kv_heads = static_cast<int>(kv_heads);
   if (config.num_q_heads % config.num_kv_heads != 0) {
     return invalid_argument(
@@ -47,15 +43,14 @@ Status read_heads(const GgufView& gguf, ModelConfig& config) {
   KVX_ASSIGN_OR_RETURN(const int64_t head_dim,
                        gguf.integer_or("llama.attention.key_length", 2, kMostHeadDim,
                                        config.hidden / config.num_q_heads));
-  KVX_ASSIGN_OR_RETURN(
-      const int64_t value_dim,
-      gguf.integer_or("llama.attention.value_length", 2, kMostHeadDim, head_dim));
+  KVX_ASSIGN_OR_RETURN(const int64_t value_dim,
+                       gguf.integer_or("llama.attention.value_length", 2, kMostHeadDim, head_dim));
   if (value_dim != head_dim) {
     return unsupported("llama.attention.value_length is {}; the runner needs key_length ({})",
                        value_dim, head_dim);
   }
-  KVX_ASSIGN_OR_RETURN(const int64_t rope_dims, gguf.integer_or("llama.rope.dimension_count", 2,
-                                                                kMostHeadDim, head_dim));
+  KVX_ASSIGN_OR_RETURN(const int64_t rope_dims,
+                       gguf.integer_or("llama.rope.dimension_count", 2, kMostHeadDim, head_dim));
   if (rope_dims > head_dim || rope_dims % 2 != 0) {
     return invalid_argument(
         "llama.rope.dimension_count is {}; an even number up to head_dim ({}) was expected",

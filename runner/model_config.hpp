@@ -26,8 +26,8 @@ struct ModelConfig {
   int kv_size() const { return num_kv_heads * head_dim; }
 };
 
-// UNSUPPORTED: another architecture, or a rope scaling other than none, linear and llama3's factors.
-// INVALID_ARGUMENT names the value that is missing or cannot be.
+// UNSUPPORTED: another architecture, or a rope scaling other than none, linear and llama3's
+// factors. INVALID_ARGUMENT names the value that is missing or cannot be.
 Result<ModelConfig> read_model_config(const GgufView& gguf);
 
 }  // namespace kvx::runner
