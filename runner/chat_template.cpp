@@ -13,6 +13,17 @@ Status append_text(const Tokenizer& tokenizer, std::string_view text, std::vecto
   return {};
 }
 
+// In a Jinja string a line break may be written as the two characters \n.
+std::string with_line_breaks(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool is_break = text.substr(i).starts_with("\\n");
+    out.push_back(is_break ? '\n' : text[i]);
+    if (is_break) ++i;
+  }
+  return out;
+}
+
 }  // namespace
 
 Status check_chat_support(const Tokenizer& tokenizer) {
@@ -28,9 +39,7 @@ Status check_chat_support(const Tokenizer& tokenizer) {
 std::string default_system_message(const GgufView& gguf) {
   const auto text = gguf.string_or("tokenizer.chat_template", "");
   if (!text.ok()) return {};
-  std::string source(text.value());
-  // In a Jinja string a line break may be written as the two characters \n.
-  for (size_t at; (at = source.find("\\n")) != std::string::npos;) source.replace(at, 2, "\n");
+  const std::string source = with_line_breaks(text.value());
   const std::string opening = std::string(kStart) + "system\n";
   for (size_t at = source.find(opening); at != std::string::npos;
        at = source.find(opening, at + 1)) {

@@ -1,0 +1,66 @@
+// The model's dense f32 rows as the cache's views.
+#include "runner/kv_attention.hpp"
+
+#include <cmath>
+#include <utility>
+
+#include "device/cpu_level.hpp"
+
+namespace kvx::runner {
+
+kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOptions& options) {
+  kv::KvCacheConfig config;
+  config.geometry.num_layers = model.num_layers;
+  config.geometry.num_kv_heads = model.num_kv_heads;
+  config.geometry.k_head_dim = model.head_dim;
+  config.geometry.v_head_dim = model.head_dim;
+  config.recipe = options.recipe;
+  config.overrides = options.overrides;
+  config.calibration = options.calibration;
+  config.block_size = options.block_size;
+  config.max_tokens_per_sequence = options.max_tokens;
+  return config;
+}
+
+KvAttention::KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model)
+    : cache_(std::move(cache)),
+      sequence_(sequence),
+      num_q_heads_(model.num_q_heads),
+      num_kv_heads_(model.num_kv_heads),
+      head_dim_(model.head_dim),
+      softmax_scale_(1.0f / std::sqrt(static_cast<float>(model.head_dim))) {}
+
+Result<std::unique_ptr<KvAttention>> KvAttention::create(const ModelConfig& model,
+                                                         const KvAttentionOptions& options,
+                                                         Executor& executor) {
+  KVX_ASSIGN_OR_RETURN(const device::CpuLevel level, device::choose_cpu_level());
+  const ops::CpuContext context{&ops::cpu::kernel_table(level), &executor};
+  KVX_ASSIGN_OR_RETURN(auto cache, kv::KvCache::create(cache_config_of(model, options), context));
+  KVX_ASSIGN_OR_RETURN(const int sequence, cache->create_sequence());
+  return std::unique_ptr<KvAttention>(new KvAttention(std::move(cache), sequence, model));
+}
+
+Status KvAttention::begin_step(int num_tokens) {
+  const kv::StepEntry entry{sequence_, num_tokens};
+  return cache_->begin_step({&entry, 1});
+}
+
+Status KvAttention::append_and_attend(int layer, int, const float* q, const float* k,
+                                      const float* v, float* out) {
+  kv::AttentionParams params;
+  params.num_q_heads = num_q_heads_;
+  params.softmax_scale = softmax_scale_;
+  return cache_->append_and_attend(layer, params,
+                                   dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
+                                   dense_rows(k, DType::kF32, num_kv_heads_, head_dim_),
+                                   dense_rows(v, DType::kF32, num_kv_heads_, head_dim_),
+                                   dense_rows(out, DType::kF32, num_q_heads_, head_dim_));
+}
+
+Status KvAttention::reset() {
+  KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
+  KVX_ASSIGN_OR_RETURN(sequence_, cache_->create_sequence());
+  return {};
+}
+
+}  // namespace kvx::runner

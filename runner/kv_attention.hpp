@@ -1,0 +1,53 @@
+// KvAttention: one sequence of a kvx::kv::KvCache as a model's AttentionBackend.
+#pragma once
+
+#include <memory>
+
+#include "kv/kv_cache.hpp"
+#include "runner/attention_backend.hpp"
+#include "runner/model_config.hpp"
+
+namespace kvx::runner {
+
+struct KvAttentionOptions {
+  kv::Recipe recipe;
+  std::vector<kv::RecipeOverride> overrides;
+  std::vector<kv::LayerCalibration> calibration;
+  int block_size = 64;     // tokens
+  int64_t max_tokens = 0;  // of the sequence
+};
+
+// What the options mean for this model: the cache's own configuration, also for kv::cost_of.
+kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOptions& options);
+
+class KvAttention final : public AttentionBackend {
+ public:
+  // The executor must outlive the cache. Errors are KvCache::create's.
+  static Result<std::unique_ptr<KvAttention>> create(const ModelConfig& model,
+                                                     const KvAttentionOptions& options,
+                                                     Executor& executor);
+
+  int64_t num_tokens() const override { return cache_->num_tokens(sequence_); }
+  int64_t max_step_tokens() const override { return cache_->max_step_tokens(sequence_); }
+  Status begin_step(int num_tokens) override;
+  Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
+                           const float* v, float* out) override;
+  Status end_step() override { return cache_->end_step(); }
+
+  // Forgets all tokens, keeps the memory.
+  Status reset();
+  const kv::KvCache& cache() const { return *cache_; }
+  int sequence() const { return sequence_; }
+
+ private:
+  KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model);
+
+  std::unique_ptr<kv::KvCache> cache_;
+  int sequence_;
+  int num_q_heads_;
+  int num_kv_heads_;
+  int head_dim_;
+  float softmax_scale_;
+};
+
+}  // namespace kvx::runner
