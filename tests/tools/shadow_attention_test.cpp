@@ -44,9 +44,9 @@ std::vector<float> step(ShadowAttention& attention, const std::vector<float>& q)
   std::vector<float> out(q.size());
   EXPECT_TRUE(attention.begin_step(num_tokens).ok());
   for (int layer = 0; layer < kLayers; ++layer) {
-    EXPECT_TRUE(attention
-                    .append_and_attend(layer, num_tokens, q.data(), q.data(), q.data(), out.data())
-                    .ok());
+    EXPECT_TRUE(
+        attention.append_and_attend(layer, num_tokens, q.data(), q.data(), q.data(), out.data())
+            .ok());
   }
   EXPECT_TRUE(attention.end_step().ok());
   return out;

@@ -3,6 +3,7 @@
 
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/compare/comparison.hpp"
+#include "tools/kvx/compare/window_scores.hpp"
 #include "tools/kvx/engine.hpp"
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/model_files.hpp"
@@ -56,14 +57,15 @@ Result<std::vector<int>> read_tokens(const CompareOptions& options,
 }
 
 ComparisonPlan plan_of(const CompareOptions& options, std::vector<kv::Recipe> recipes,
-                       const std::vector<kv::RecipeOverride>& overrides,
-                       const runner::ModelConfig& model) {
+                       const std::vector<kv::RecipeOverride>& overrides) {
   ComparisonPlan plan{{}, options.context, options.num_windows};
   for (kv::Recipe& recipe : recipes) {
-    kv::KvCacheConfig config =
-        cache_config(model, std::move(recipe), options.context, options.block_size);
-    if (!plan.caches.empty()) config.overrides = overrides;  // the base stays as it is
-    plan.caches.push_back(std::move(config));
+    runner::KvAttentionOptions cache;
+    cache.recipe = std::move(recipe);
+    if (!plan.caches.empty()) cache.overrides = overrides;  // the base stays as it is
+    cache.block_size = options.block_size;
+    cache.max_tokens = options.context;
+    plan.caches.push_back(std::move(cache));
   }
   return plan;
 }
@@ -107,8 +109,7 @@ Status run_compare(const CompareOptions& options) {
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
   KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, read_tokens(options, loaded.tokenizer));
 
-  const ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides,
-                                      loaded.model->config());
+  const ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides);
   CompareReport report = header_of(options, engine);
   Progress progress;
   KVX_ASSIGN_OR_RETURN(report.caches,
@@ -127,13 +128,14 @@ Status run_compare(const CompareOptions& options) {
 }  // namespace
 
 void add_compare(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "compare", "Measure what caches cost and lose on a model and a text");
+  CLI::App* command =
+      app.add_subcommand("compare", "Measure what caches cost and lose on a model and a text");
   auto o = std::make_shared<CompareOptions>();
   command->add_option("-m,--model", o->model, "The model, a GGUF file")->required();
   command->add_option("-f,--text", o->text, "The text, UTF-8")->required();
-  command->add_option("--formats", o->formats,
-                      "Caches, separated by commas; bf16 is always run, as the base")
+  command
+      ->add_option("--formats", o->formats,
+                   "Caches, separated by commas; bf16 is always run, as the base")
       ->capture_default_str();
   command->add_option("--ctx", o->context, "Tokens in a window; its second half is scored")
       ->check(whole_number(4, 1 << 24))
@@ -141,17 +143,20 @@ void add_compare(CLI::App& app, Action& action) {
   command->add_option("--chunks", o->num_windows, "Windows, from the beginning of the text")
       ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("--layers", o->overrides.layers,
-                      "Other caches for some layers, as 0,1=bf16; may be repeated")
+  command
+      ->add_option("--layers", o->overrides.layers,
+                   "Other caches for some layers, as 0,1=bf16; may be repeated")
       ->expected(1);
-  command->add_option("--heads", o->overrides.heads,
-                      "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
+  command
+      ->add_option("--heads", o->overrides.heads,
+                   "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
       ->expected(1);
   command->add_option("--block-size", o->block_size, "Tokens in a block")
       ->check(whole_number(1, cache::kMaxBlockSize))
       ->capture_default_str();
-  command->add_option("--products", o->products,
-                      "What matrix products compute in; f32 leaves the figures to the cache alone")
+  command
+      ->add_option("--products", o->products,
+                   "What matrix products compute in; f32 leaves the figures to the cache alone")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")

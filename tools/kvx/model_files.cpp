@@ -1,8 +1,6 @@
 // Loads a model and its tokenizer; every message names the option or field.
 #include "tools/kvx/model_files.hpp"
 
-#include "tools/kvx/files.hpp"
-
 namespace kvx::tool {
 
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
@@ -16,16 +14,6 @@ Result<LoadedModel> load_model(const std::string& path, const std::string& produ
                             tokenizer.size(), model->config().vocab_size);
   }
   return LoadedModel{std::move(model), std::move(tokenizer)};
-}
-
-kv::KvCacheConfig cache_config(const runner::ModelConfig& model, kv::Recipe recipe,
-                               int64_t max_tokens, int block_size) {
-  kv::KvCacheConfig config;
-  config.geometry = {model.num_layers, model.num_kv_heads, model.head_dim, model.head_dim, {}};
-  config.recipe = std::move(recipe);
-  config.block_size = block_size;
-  config.max_tokens_per_sequence = max_tokens;
-  return config;
 }
 
 Status check_context(const std::string& field, int64_t num_tokens,

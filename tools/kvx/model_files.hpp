@@ -1,10 +1,9 @@
-// A model for a command: weights and tokenizer from one GGUF file, and the cache that fits it.
+// A model for a command: weights and tokenizer from one GGUF file.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "kv/kv_cache.hpp"
 #include "runner/model.hpp"
 #include "runner/tokenizer.hpp"
 
@@ -18,10 +17,6 @@ struct LoadedModel {
 // products: "f32" or "bf16", what the matrix products compute in.
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
                                Executor& executor);
-
-// A cache of one sequence of max_tokens for this model.
-kv::KvCacheConfig cache_config(const runner::ModelConfig& model, kv::Recipe recipe,
-                               int64_t max_tokens, int block_size);
 
 // INVALID_ARGUMENT when num_tokens exceeds the model's context. field: what asks for them.
 Status check_context(const std::string& field, int64_t num_tokens,

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "runner/kv_attention.hpp"
 #include "tools/kvx/compare/shadow_attention.hpp"
 #include "tools/kvx/compare/window_scores.hpp"
 
@@ -21,7 +20,7 @@ constexpr int kPieceTokens = 256;  // between two looks at the progress line
 // One cache and what is known of it so far.
 struct Subject {
   std::string name;
-  std::unique_ptr<kv::KvCache> cache;
+  std::unique_ptr<runner::KvAttention> attention;
   quality::CacheQuality quality;
   std::vector<WindowReport> windows;
   std::vector<LayerError> layers;
@@ -47,8 +46,6 @@ class Comparison {
   Result<std::vector<CacheReport>> reports() const;
 
  private:
-  using Attention = std::unique_ptr<runner::KvAttention>;
-
   Status create_caches();
   Status measure_attention();
   Status run_window(int window);
@@ -77,10 +74,11 @@ class Comparison {
 };
 
 Status Comparison::create_caches() {
-  for (const kv::KvCacheConfig& config : plan_.caches) {
+  for (const runner::KvAttentionOptions& options : plan_.caches) {
     Subject subject;
-    subject.name = config.recipe.text;
-    KVX_ASSIGN_OR_RETURN(subject.cache, kv::KvCache::create(config, engine_.context));
+    subject.name = options.recipe.text;
+    KVX_ASSIGN_OR_RETURN(subject.attention,
+                         runner::KvAttention::create(model_.config(), options, *engine_.executor));
     subjects_.push_back(std::move(subject));
   }
   return {};
@@ -115,15 +113,10 @@ Status Comparison::decode(std::span<const int> tokens, runner::AttentionBackend&
 // All caches see the first window's q, k and v of the base cache.
 Status Comparison::measure_attention() {
   const runner::ModelConfig& config = model_.config();
-  std::vector<Attention> attentions;
   std::vector<runner::AttentionBackend*> shadows;
-  for (Subject& subject : subjects_) {
-    KVX_ASSIGN_OR_RETURN(Attention attention, runner::KvAttention::create(*subject.cache, config));
-    attentions.push_back(std::move(attention));
-    if (attentions.size() > 1) shadows.push_back(attentions.back().get());
-  }
-  ShadowAttention attention(*attentions.front(), shadows, config.num_layers, config.q_size(),
-                            first_scored(plan_.context));
+  for (size_t s = 1; s < subjects_.size(); ++s) shadows.push_back(subjects_[s].attention.get());
+  ShadowAttention attention(*subjects_.front().attention, shadows, config.num_layers,
+                            config.q_size(), first_scored(plan_.context));
   doing_ = "attention of all caches";
   show_progress(doing_);
   KVX_RETURN_IF_ERROR(feed(window_tokens(0), attention, nullptr));
@@ -146,14 +139,14 @@ Status Comparison::forward_window(int window, Subject& subject, std::vector<floa
   const std::span<const int> tokens = window_tokens(window);
   const int64_t hidden_size = model_.config().hidden;
   hidden.resize(scored * hidden_size);
-  KVX_ASSIGN_OR_RETURN(const Attention attention,
-                       runner::KvAttention::create(*subject.cache, model_.config()));
+  runner::KvAttention& attention = *subject.attention;
+  KVX_RETURN_IF_ERROR(attention.reset());
 
   const auto prefill_start = Clock::now();
-  KVX_RETURN_IF_ERROR(feed(tokens.first(first), *attention, nullptr));
-  KVX_RETURN_IF_ERROR(feed(tokens.subspan(first, prefilled), *attention, hidden.data()));
+  KVX_RETURN_IF_ERROR(feed(tokens.first(first), attention, nullptr));
+  KVX_RETURN_IF_ERROR(feed(tokens.subspan(first, prefilled), attention, hidden.data()));
   const auto decode_start = Clock::now();
-  KVX_RETURN_IF_ERROR(decode(tokens.subspan(first + prefilled, decoded), *attention,
+  KVX_RETURN_IF_ERROR(decode(tokens.subspan(first + prefilled, decoded), attention,
                              hidden.data() + prefilled * hidden_size));
   const auto end = Clock::now();
   subject.prefill_seconds += std::chrono::duration<double>(decode_start - prefill_start).count();
@@ -179,8 +172,7 @@ Status Comparison::run_window(int window) {
   }
   const std::span<const int> targets =
       window_tokens(window).subspan(first_scored(plan_.context) + 1, num_scored(plan_.context));
-  KVX_ASSIGN_OR_RETURN(const auto scores,
-                       score_window(model_, hidden, targets, *engine_.executor));
+  KVX_ASSIGN_OR_RETURN(const auto scores, score_window(model_, hidden, targets, *engine_.executor));
   for (size_t s = 0; s < subjects_.size(); ++s) {
     subjects_[s].quality.add_window(scores[s]);
     subjects_[s].windows.push_back(report_of(scores[s]));
@@ -195,8 +187,8 @@ double rate(int64_t tokens, double seconds) {
 Result<std::vector<CacheReport>> Comparison::reports() const {
   std::vector<CacheReport> reports;
   for (const Subject& subject : subjects_) {
-    KVX_ASSIGN_OR_RETURN(const kv::RecipeCost cost,
-                         kv::cost_of(subject.cache->config(), plan_.context));
+    const kv::KvCache& cache = subject.attention->cache();
+    KVX_ASSIGN_OR_RETURN(const kv::RecipeCost cost, kv::cost_of(cache.config(), plan_.context));
     CacheReport report;
     report.name = subject.name;
     report.bits_per_value = cost.bits_per_value;
@@ -210,7 +202,7 @@ Result<std::vector<CacheReport>> Comparison::reports() const {
     report.layers = subject.layers;
     report.prefill_tokens_per_second = rate(subject.prefill_tokens, subject.prefill_seconds);
     report.decode_tokens_per_second = rate(subject.decode_tokens, subject.decode_seconds);
-    report.nonfinite_inputs = subject.cache->nonfinite_inputs();
+    report.nonfinite_inputs = cache.nonfinite_inputs();
     reports.push_back(std::move(report));
   }
   return reports;
