@@ -35,6 +35,8 @@ int run_tool(int argc, char** argv) {
       "kvx");
   app.set_version_flag("--version", fmt::format("kvx {}", kVersion));
   Action action;
+  add_run(app, action);
+  add_compare(app, action);
   add_bench(app, action);
   add_formats(app, action);
   add_info(app, action);

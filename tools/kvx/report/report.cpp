@@ -25,6 +25,10 @@ Json json_of(const CacheReport& cache) {
     layers.push_back(
         {{"cosine_similarity", layer.cosine_similarity}, {"relative_error", layer.relative_error}});
   }
+  Json windows = Json::array();
+  for (const WindowReport& window : cache.windows) {
+    windows.push_back({{"perplexity", window.perplexity}, {"kl", window.kl}});
+  }
   return {{"name", cache.name},
           {"bits_per_value", cache.bits_per_value},
           {"bytes_per_token", cache.bytes_per_token},
@@ -33,6 +37,7 @@ Json json_of(const CacheReport& cache) {
           {"change_percent", json_of(cache.change_percent)},
           {"kl", json_of(cache.kl)},
           {"same_top_percent", json_of(cache.same_top_percent)},
+          {"windows", windows},
           {"attention_by_layer", layers},
           {"prefill_tokens_per_second", cache.prefill_tokens_per_second},
           {"decode_tokens_per_second", cache.decode_tokens_per_second},

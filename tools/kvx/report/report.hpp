@@ -16,6 +16,12 @@ struct LayerError {
   double relative_error = 0;
 };
 
+// One window alone.
+struct WindowReport {
+  double perplexity = 0;
+  double kl = 0;
+};
+
 struct CacheReport {
   std::string name;  // the recipe
   double bits_per_value = 0;
@@ -25,6 +31,7 @@ struct CacheReport {
   quality::Estimate change_percent{};    // of perplexity against the base cache, paired
   quality::Estimate kl{};                // nats a token
   quality::Estimate same_top_percent{};  // tokens where both caches put the same token first
+  std::vector<WindowReport> windows;
   std::vector<LayerError> layers;
   double prefill_tokens_per_second = 0;
   double decode_tokens_per_second = 0;

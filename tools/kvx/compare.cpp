@@ -1,0 +1,175 @@
+// kvx compare: what caches cost and what they lose, on a real model and a real text.
+#include <cstdio>
+
+#include "tools/kvx/command.hpp"
+#include "tools/kvx/compare/comparison.hpp"
+#include "tools/kvx/compare/window_scores.hpp"
+#include "tools/kvx/engine.hpp"
+#include "tools/kvx/files.hpp"
+#include "tools/kvx/model_files.hpp"
+#include "tools/kvx/recipe_list.hpp"
+#include "tools/kvx/report/report.hpp"
+#include "tools/kvx/version.hpp"
+
+namespace kvx::tool {
+namespace {
+
+constexpr const char* kBaseCache = "bf16";
+
+struct CompareOptions {
+  std::string model;
+  std::string text;
+  std::string formats = "bf16,fp8_e4m3,int8,int8/int4,nvfp4,nvfp4:auto,int4:auto";
+  int context = 2048;
+  int num_windows = 4;
+  OverrideTexts overrides;
+  int block_size = 64;
+  std::string products = "f32";
+  int threads = 0;
+  std::string json;
+  std::string html;
+};
+
+// The base cache first, whether it was asked for or not.
+std::vector<kv::Recipe> with_base_first(std::vector<kv::Recipe> recipes) {
+  const auto base = std::find_if(recipes.begin(), recipes.end(), [](const kv::Recipe& recipe) {
+    return recipe.text == kBaseCache;
+  });
+  if (base == recipes.end()) {
+    recipes.insert(recipes.begin(), kv::parse_recipe(kBaseCache).value());
+  } else {
+    std::rotate(recipes.begin(), base, base + 1);
+  }
+  return recipes;
+}
+
+Result<std::vector<int>> read_tokens(const CompareOptions& options,
+                                     const runner::Tokenizer& tokenizer) {
+  KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
+  KVX_ASSIGN_OR_RETURN(std::vector<int> tokens,
+                       tokenizer.encode(text, runner::SpecialTokens::kAsText));
+  const int64_t wanted = int64_t{options.num_windows} * options.context;
+  if (static_cast<int64_t>(tokens.size()) < wanted) {
+    return invalid_argument("text is '{}' with {} tokens; {} windows of {} need {}", options.text,
+                            tokens.size(), options.num_windows, options.context, wanted);
+  }
+  return tokens;
+}
+
+ComparisonPlan plan_of(const CompareOptions& options, std::vector<kv::Recipe> recipes,
+                       const std::vector<kv::RecipeOverride>& overrides) {
+  ComparisonPlan plan{{}, options.context, options.num_windows};
+  for (kv::Recipe& recipe : recipes) {
+    runner::KvAttentionOptions cache;
+    cache.recipe = std::move(recipe);
+    if (!plan.caches.empty()) cache.overrides = overrides;  // the base stays as it is
+    cache.block_size = options.block_size;
+    cache.max_tokens = options.context;
+    plan.caches.push_back(std::move(cache));
+  }
+  return plan;
+}
+
+std::string joined(const OverrideTexts& texts) {
+  std::string text;
+  for (const std::string& one : texts.layers) text += " --layers " + one;
+  for (const std::string& one : texts.heads) text += " --heads " + one;
+  return text.empty() ? text : text.substr(1);
+}
+
+std::string file_name(const std::string& path) {
+  return path.substr(path.find_last_of('/') + 1);
+}
+
+CompareReport header_of(const CompareOptions& options, const Engine& engine) {
+  CompareReport report;
+  report.version = kVersion;
+  report.model = file_name(options.model);
+  report.text = file_name(options.text);
+  report.cpu_level = engine.level_name();
+  report.products = options.products;
+  report.threads = engine.executor->num_threads();
+  report.context = options.context;
+  report.num_windows = options.num_windows;
+  report.num_scored_tokens = int64_t{options.num_windows} * num_scored(options.context);
+  report.overrides = joined(options.overrides);
+  return report;
+}
+
+Status run_compare(const CompareOptions& options) {
+  // What needs no model is checked first: a mistyped format should not wait for the weights.
+  KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
+                       parse_overrides(options.overrides));
+  if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
+  if (!options.html.empty()) KVX_RETURN_IF_ERROR(check_can_write("html", options.html));
+  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
+  KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
+                       load_model(options.model, options.products, *engine.executor));
+  KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
+  KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, read_tokens(options, loaded.tokenizer));
+
+  const ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides);
+  CompareReport report = header_of(options, engine);
+  Progress progress;
+  KVX_ASSIGN_OR_RETURN(report.caches,
+                       compare_caches(*loaded.model, tokens, plan, engine, progress));
+  progress.finish();
+  fmt::print("{}", report_table(report, wants_color(stdout)));
+  if (!options.json.empty()) {
+    KVX_RETURN_IF_ERROR(write_file("json", options.json, report_json(report)));
+  }
+  if (!options.html.empty()) {
+    KVX_RETURN_IF_ERROR(write_file("html", options.html, report_html(report)));
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("compare", "Measure what caches cost and lose on a model and a text");
+  auto o = std::make_shared<CompareOptions>();
+  command->add_option("-m,--model", o->model, "The model, a GGUF file")->required();
+  command->add_option("-f,--text", o->text, "The text, UTF-8")->required();
+  command
+      ->add_option("--formats", o->formats,
+                   "Caches, separated by commas; bf16 is always run, as the base")
+      ->capture_default_str();
+  command->add_option("--ctx", o->context, "Tokens in a window; its second half is scored")
+      ->check(whole_number(4, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--chunks", o->num_windows, "Windows, from the beginning of the text")
+      ->check(whole_number(1, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--layers", o->overrides.layers,
+                   "Other caches for some layers, as 0,1=bf16; may be repeated")
+      ->expected(1);
+  command
+      ->add_option("--heads", o->overrides.heads,
+                   "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
+      ->expected(1);
+  command->add_option("--block-size", o->block_size, "Tokens in a block")
+      ->check(whole_number(1, cache::kMaxBlockSize))
+      ->capture_default_str();
+  command
+      ->add_option("--products", o->products,
+                   "What matrix products compute in; f32 leaves the figures to the cache alone")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--threads", o->threads, "Threads; 0 is one a core")
+      ->check(whole_number(0, kMaxThreads));
+  command->add_option("--json", o->json, "Write everything that was measured to this file");
+  command->add_option("--html", o->html, "Write a page with charts to this file");
+  command->footer(
+      "Examples:\n"
+      "  kvx compare -m model.gguf -f text.txt\n"
+      "  kvx compare -m model.gguf -f text.txt --formats int8,nvfp4,nvfp4:auto --html report.html\n"
+      "  kvx compare -m model.gguf -f text.txt --formats int4:auto --layers 0,29=bf16 --chunks 8\n"
+      "\n'kvx formats --help' explains how a cache is named.");
+  command->callback([&action, o] { action = [o] { return run_compare(*o); }; });
+}
+
+}  // namespace kvx::tool

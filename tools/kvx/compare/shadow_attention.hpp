@@ -1,0 +1,40 @@
+// ShadowAttention: one backend that answers and others that are fed the same q, k and v beside it,
+// so that their outputs differ by what their caches lose and by nothing else.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "quality/vector_error.hpp"
+#include "runner/attention_backend.hpp"
+
+namespace kvx::tool {
+
+class ShadowAttention : public runner::AttentionBackend {
+ public:
+  // Outputs of tokens before first_measured are not compared: a window's first tokens lie wholly in
+  // a wide cache's 16-bit blocks. All backends are empty and outlive this one.
+  ShadowAttention(runner::AttentionBackend& base, std::vector<runner::AttentionBackend*> shadows,
+                  int num_layers, int row_size, int64_t first_measured);
+
+  int64_t num_tokens() const override { return base_.num_tokens(); }
+  // What all of them can take.
+  int64_t max_step_tokens() const override;
+  Status begin_step(int num_tokens) override;
+  Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
+                           const float* v, float* out) override;
+  Status end_step() override;
+
+  // [num_layers] of the shadow, against the base.
+  std::span<const quality::VectorError> errors(size_t shadow) const { return errors_[shadow]; }
+
+ private:
+  runner::AttentionBackend& base_;
+  std::vector<runner::AttentionBackend*> shadows_;
+  std::vector<std::vector<quality::VectorError>> errors_;  // [shadows][num_layers]
+  int row_size_;                                           // num_q_heads * v head_dim
+  int64_t first_measured_;
+  std::vector<float> shadow_out_;  // [num_tokens, row_size]
+};
+
+}  // namespace kvx::tool

@@ -1,0 +1,25 @@
+// A model for a command: weights and tokenizer from one GGUF file.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "runner/model.hpp"
+#include "runner/tokenizer.hpp"
+
+namespace kvx::tool {
+
+struct LoadedModel {
+  std::unique_ptr<runner::Model> model;
+  runner::Tokenizer tokenizer;
+};
+
+// products: "f32" or "bf16", what the matrix products compute in.
+Result<LoadedModel> load_model(const std::string& path, const std::string& products,
+                               Executor& executor);
+
+// INVALID_ARGUMENT when num_tokens exceeds the model's context. field: what asks for them.
+Status check_context(const std::string& field, int64_t num_tokens,
+                     const runner::ModelConfig& model);
+
+}  // namespace kvx::tool
