@@ -6,22 +6,19 @@
 
 #include "tests/interop/turbomind_golden.hpp"
 #include "tests/interop/turbomind_pool.hpp"
+#include "tests/support/compare_bytes.hpp"
 
 namespace kvx::interop::turbomind {
 namespace {
 
 using ::testing::Each;
 
-DType dtype_of(const nlohmann::json& written) {
-  return written.at("dtype") == "f16" ? DType::kF16 : DType::kBF16;
-}
-
 // One layer of numbers [layer][head][token][dim] as [token, head, dim] rows.
-FloatRows layer_rows(const std::vector<uint16_t>& words, const BlockLayout& layout, int layer) {
+FloatRows layer_rows(const std::vector<uint8_t>& memory, const BlockLayout& layout, int layer) {
   const Geometry& geometry = layout.geometry;
   const int64_t head_numbers = int64_t{geometry.block_len} * geometry.head_dim;
-  const uint16_t* first = words.data() + layer * geometry.num_kv_heads * head_numbers;
-  return {reinterpret_cast<const uint8_t*>(first), geometry.dtype, geometry.head_dim, head_numbers};
+  const int64_t layer_bytes = geometry.num_kv_heads * head_numbers * bytes_of(geometry.dtype);
+  return {memory.data() + layer * layer_bytes, geometry.dtype, geometry.head_dim, head_numbers};
 }
 
 TEST(TurboMindBytes, AreTheOraclesForPolicies0And4And8And16) {
@@ -29,17 +26,19 @@ TEST(TurboMindBytes, AreTheOraclesForPolicies0And4And8And16) {
   ASSERT_EQ(cases.size(), 10u);  // four policies and policy 16's second block, in f16 and bf16
   for (const auto& written : cases) {
     SCOPED_TRACE(shape_text(written) + " " + written.at("dtype").get<std::string>());
-    const auto layout = make_block_layout(geometry_of(written, dtype_of(written)));
+    const DType dtype = tests::dtype_named(written.at("dtype"));
+    const auto layout = make_block_layout(geometry_of(written, dtype));
     ASSERT_TRUE(layout.ok());
-    const std::vector<uint16_t> keys = hex_words(written.at("keys"));
-    const std::vector<uint16_t> values = hex_words(written.at("values"));
+    const std::vector<uint8_t> keys = tests::memory_of(dtype, written.at("keys"));
+    const std::vector<uint8_t> values = tests::memory_of(dtype, written.at("values"));
     TestPool pool(layout.value(), 3);
     for (int layer = 0; layer < layout.value().geometry.num_layers; ++layer) {
       append_block(pool, layer, 1, layer_rows(keys, layout.value(), layer),
                    layer_rows(values, layout.value(), layer));
     }
-    EXPECT_EQ(pool.data_block(1), hex_bytes(written.at("block")));
-    EXPECT_EQ(pool.scale_block(1), hex_bytes(written.at("scale_block")));
+    EXPECT_TRUE(tests::same_bytes(tests::bytes_of_hex(written.at("block")), pool.data_block(1)));
+    EXPECT_TRUE(
+        tests::same_bytes(tests::bytes_of_hex(written.at("scale_block")), pool.scale_block(1)));
     for (const int other : {0, 2}) {
       EXPECT_THAT(pool.data_block(other), Each(kUntouched));
       EXPECT_THAT(pool.scale_block(other), Each(kUntouched));

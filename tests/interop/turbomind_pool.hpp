@@ -6,10 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "core/executor.hpp"
-#include "device/cpu_level.hpp"
 #include "interop/turbomind/layout.hpp"
 #include "ops/append/append.hpp"
+#include "tests/support/cpu_levels.hpp"
 
 namespace kvx::interop::turbomind {
 
@@ -39,7 +38,7 @@ struct TestPool {
 };
 
 inline ops::CpuContext scalar_context() {
-  return {&ops::cpu::kernel_table(device::CpuLevel::kScalar), &serial_executor()};
+  return tests::serial_context(device::CpuLevel::kScalar);
 }
 
 // Dense f32 [tokens, heads, head_dim].

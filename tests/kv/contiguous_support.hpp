@@ -8,13 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include "core/executor.hpp"
 #include "kv/contiguous_cache.hpp"
+#include "tests/support/cpu_levels.hpp"
 
 namespace kvx::kv {
 
 inline ops::CpuContext scalar_context() {
-  return {&ops::cpu::kernel_table(device::CpuLevel::kScalar), &serial_executor()};
+  return tests::serial_context(device::CpuLevel::kScalar);
 }
 
 inline Recipe recipe_of(std::string_view text) {
