@@ -81,18 +81,13 @@ Status check_numbers(const AttendArgs& args) {
 }
 
 Status check_pointers(const AttendArgs& args) {
-  struct Needed {
-    const char* name;
-    const void* pointer;
-  };
-  const Needed needed[] = {{"block_table", args.block_table.ids},
-                           {"seq_lens", args.seq_lens},
-                           {"q_starts", args.q_starts},
-                           {"q", args.q.data},
-                           {"out", args.out.data}};
-  for (const Needed& field : needed) {
-    if (!field.pointer) return invalid_argument("{} is null", field.name);
-  }
+  if (!args.seq_lens) return invalid_argument("seq_lens is null");
+  if (!args.q_starts) return invalid_argument("q_starts is null");
+  const int64_t num_queries = int64_t{args.q_starts[args.num_sequences]} - args.q_starts[0];
+  if (num_queries == 0) return {};  // nothing is read or written
+  if (!args.block_table.ids) return invalid_argument("block_table is null");
+  if (!args.q.data) return invalid_argument("q is null; {} queries need it", num_queries);
+  if (!args.out.data) return invalid_argument("out is null; {} queries need it", num_queries);
   return {};
 }
 

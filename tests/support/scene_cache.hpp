@@ -1,0 +1,184 @@
+// SceneCache: the blocks of one layer in a test's own memory, in any format and row order, and its
+// stored rows read back in double precision.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/float16.hpp"
+#include "format/list.hpp"
+#include "format/packing.hpp"
+#include "ops/cpu/kernel_table.hpp"
+#include "ops/side_rows.hpp"
+#include "ops/transform.hpp"
+
+namespace kvx::tests {
+
+using Row = std::vector<double>;
+
+struct RunOptions {
+  int num_heads = 2;
+  std::string k_format = "f32";
+  std::string v_format = "f32";
+};
+
+// Where rows of a block lie: [token][head], [head][token], or [token][head] with a row's K, V and
+// scales side by side.
+enum class RowOrder { kNhd, kHnd, kFused };
+
+struct SceneOptions {
+  std::vector<RunOptions> runs = {RunOptions{}};
+  int key_dim = 64;
+  int value_dim = 64;
+  int q_per_kv = 2;
+  int block_size = 16;
+  std::vector<int> seq_lens = {37};
+  std::vector<int> q_lens = {1};
+  RowOrder order = RowOrder::kNhd;
+  unsigned table_seed = 1;  // which physical blocks; the numbers do not depend on it
+  DType q_type = DType::kF32;
+  DType out_type = DType::kF32;
+  float softmax_scale = 0.15f;
+  float softcap = 0.0f;
+  int window = 0;
+  bool sinks = false;
+  bool k_mean = false, k_factor = false, k_offset = false, k_hadamard = false;
+  bool v_mean = false, v_factor = false, v_hadamard = false;
+  std::string wide_format;  // empty: no wide ends
+  int wide_head = 1;        // blocks
+  int wide_tail = 2;        // blocks
+};
+
+inline format::FormatSpec spec_named(const std::string& name) {
+  return format::make_spec(format::format_named(name).value()).value();
+}
+
+// The blocks of one layer. Every byte starts as 0xFF, which is NaN in all that can say it.
+class SceneCache {
+ public:
+  SceneCache(const SceneOptions& options, const std::vector<RunOptions>& formats, int num_blocks)
+      : options_(options) {
+    int first_head = 0;
+    for (const RunOptions& run : formats) {
+      add_run(first_head, run, num_blocks);
+      first_head += run.num_heads;
+    }
+    view_ = {num_blocks, options.block_size, first_head, runs_};
+  }
+
+  const ops::LayerView& view() const { return view_; }
+  ops::HeadRun& run(int i) { return runs_[i]; }
+
+ private:
+  void add_run(int first_head, const RunOptions& run, int num_blocks) {
+    ops::HeadRun view;
+    view.first_head = first_head;
+    view.num_heads = run.num_heads;
+    ops::SideView* sides[] = {&view.k, &view.v};
+    int64_t codes_bytes[2], row_bytes[2], total = 0;
+    for (int i = 0; i < 2; ++i) {
+      sides[i]->spec = spec_named(i == 0 ? run.k_format : run.v_format);
+      sides[i]->head_dim = i == 0 ? options_.key_dim : options_.value_dim;
+      codes_bytes[i] = format::code_bytes_per_row(sides[i]->spec, sides[i]->head_dim);
+      row_bytes[i] =
+          codes_bytes[i] + format::scale_bytes_per_row(sides[i]->spec, sides[i]->head_dim);
+      total += row_bytes[i];
+    }
+    const int64_t rows = int64_t{num_blocks} * options_.block_size * run.num_heads;
+    std::vector<uint8_t>& bytes = memory_.emplace_back(rows * total, uint8_t{0xFF});
+    int64_t offset = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int64_t stride = options_.order == RowOrder::kFused ? total : row_bytes[i];
+      const bool by_head = options_.order == RowOrder::kHnd;
+      ops::SideView& side = *sides[i];
+      side.codes = {bytes.data() + offset, options_.block_size * run.num_heads * stride,
+                    by_head ? stride : run.num_heads * stride,
+                    by_head ? options_.block_size * stride : stride};
+      if (side.spec.has_scale()) {
+        side.scales = {side.codes.base + codes_bytes[i], side.codes.block_stride,
+                       side.codes.token_stride, side.codes.head_stride,
+                       format::scale_bytes_per_group(side.spec)};
+        if (side.spec.scale_source == format::ScaleSource::kGiven) give_scales(side, run.num_heads);
+      }
+      offset += options_.order == RowOrder::kFused ? row_bytes[i] : rows * row_bytes[i];
+    }
+    runs_.push_back(view);
+  }
+
+  // One f32 scale a head, elsewhere, shared by all blocks and tokens.
+  void give_scales(ops::SideView& side, int num_heads) {
+    std::vector<uint8_t>& bytes = memory_.emplace_back(num_heads * 4);
+    for (int h = 0; h < num_heads; ++h) {
+      const float scale = 0.01f * static_cast<float>(h + 1);
+      memcpy(bytes.data() + 4 * h, &scale, 4);
+    }
+    side.scales = {bytes.data(), 0, 0, 4, 0};
+  }
+
+  SceneOptions options_;
+  std::deque<std::vector<uint8_t>> memory_;
+  std::vector<ops::HeadRun> runs_;
+  ops::LayerView view_;
+};
+
+// An affine row exactly as code * scale + zero; any other as the scalar level decodes it (which
+// golden vectors check).
+inline Row decoded_row(const ops::SideView& side, int head_in_run, int64_t block, int token) {
+  const int dim = side.head_dim;
+  if (!side.spec.is_affine()) {
+    std::vector<float> row(dim);
+    ops::cpu::kernel_table(device::CpuLevel::kScalar)
+        .of(side.spec)
+        .decode_rows(ops::decode_job(side, head_in_run, {block, token, 1},
+                                     ops::cpu::DecodeFor::kGather, row.data()));
+    return Row(row.begin(), row.end());
+  }
+  const uint8_t* bytes = side.codes.at(block, token, head_in_run);
+  std::vector<uint8_t> codes(dim);
+  if (side.spec.facts->packing == format::Packing::kTurboMind) {
+    format::unpack<format::Packing::kTurboMind>(bytes, 0, dim, codes.data());
+  } else {
+    format::unpack<format::Packing::kBytes>(bytes, 0, dim, codes.data());
+  }
+  uint16_t params[2];
+  memcpy(params, side.scales.at(block, token, head_in_run), sizeof params);
+  const bool is_f16 = side.spec.scale_type == format::ScaleType::kF16;
+  const double scale = is_f16 ? f16_to_f32(params[0]) : bf16_to_f32(params[0]);
+  const double zero = is_f16 ? f16_to_f32(params[1]) : bf16_to_f32(params[1]);
+  Row row(dim);
+  for (int d = 0; d < dim; ++d) row[d] = codes[d] * scale + zero;
+  return row;
+}
+
+// x of docs/numbers.md, section 6, from y: the Hadamard matrix written out, all in double.
+inline Row untransformed(const Row& y, const ops::SideTransform& transform, int kv_head,
+                         int num_kv_heads, int64_t position_block) {
+  const int dim = static_cast<int>(y.size());
+  Row x = y;
+  if (transform.hadamard) {
+    const int n = ops::hadamard_block(dim);
+    for (int d = 0; d < dim; ++d) {
+      x[d] = 0;
+      for (int e = 0; e < n; ++e) {
+        const double sign = std::popcount(static_cast<unsigned>(d % n & e)) % 2 == 0 ? 1 : -1;
+        x[d] += sign * y[d / n * n + e];
+      }
+      x[d] /= std::sqrt(n);
+    }
+  }
+  for (int d = 0; d < dim; ++d) {
+    if (transform.factor) x[d] /= transform.factor[kv_head * dim + d];
+    if (transform.block_offset) {
+      x[d] += transform.block_offset[(position_block * num_kv_heads + kv_head) * dim + d];
+    }
+    if (transform.mean) x[d] += transform.mean[kv_head * dim + d];
+  }
+  return x;
+}
+
+}  // namespace kvx::tests
