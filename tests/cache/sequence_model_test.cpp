@@ -271,5 +271,9 @@ TEST(Sequence, FollowsItsModelWithWideEndsInAWindow) {
   run_history({4, {{0, 1, {1, 3}, 0}, {2, 3, {1, 2}, 30}}});
 }
 
+TEST(Sequence, FollowsItsModelWhenBlocksExpireBeforeTheyWouldBePacked) {
+  run_history({4, {{0, 1, {1, 3}, 0}, {2, 3, {1, 3}, 5}}});
+}
+
 }  // namespace
 }  // namespace kvx::cache
