@@ -69,7 +69,7 @@ TEST(Gguf, RefusesLiesInTheHeader) {
   constexpr uint64_t kHuge = 0xFFFFFFFFFFFFFFF0u;
   const Lie lies[] = {
       {"more values than bytes", [](auto& w) { w.extra_values = kHuge; }, "truncated"},
-      {"more tensors than bytes", [](auto& w) { w.extra_tensors = kHuge; }, "trunc"},
+      {"more tensors than bytes", [](auto& w) { w.extra_tensors = kHuge; }, "tensor "},
       {"version 1", [](auto& w) { w.version = 1; }, "GGUF version is 1; 2 and 3"},
       {"big-endian", [](auto& w) { w.version = 0x03000000; }, "little-endian"},
       {"no dimensions", [](auto& w) { w.tensor_at("t", 0, {}, 0); }, "has 0 dimensions"},

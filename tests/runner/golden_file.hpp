@@ -8,7 +8,7 @@
 namespace kvx::tests {
 
 inline nlohmann::json golden_cases(const std::string& name) {
-  std::ifstream file(std::string(KVX_SOURCE_DIR "/tests/golden/") + name + ".json");
+  std::ifstream file(std::string(KVX_SOURCE_DIR "/tests/golden/runner/") + name + ".json");
   return nlohmann::json::parse(file).at("cases");
 }
 

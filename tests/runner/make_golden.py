@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/{tokenizer_smollm,tokenizer_splits,dequantize,tiny_llama}.json.
+"""Writes tests/golden/runner/{tokenizer_smollm,tokenizer_splits,dequantize,tiny_llama}.json.
 
 Independent of our code: the PyPI packages gguf 0.19.0 (dequantisation, reading the model),
 tokenizers 0.23.3 (tokens and splits), and a plain double-precision Llama below.
 
     pip install gguf==0.19.0 tokenizers==0.23.3 numpy
-    make_golden.py SmolLM2-135M-Instruct.Q4_1.gguf ../golden
+    make_golden.py SmolLM2-135M-Instruct.Q4_1.gguf ../golden/runner
 """
 
 import json
