@@ -61,10 +61,22 @@ Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& 
              [&] { return cache->attend_prefill(next()); });
 }
 
+BenchShape shape_of(const BenchOptions& options, int length) {
+  BenchShape shape = options.shape;
+  shape.length = length;
+  shape.prefill_tokens = std::min(shape.prefill_tokens, length);
+  return shape;
+}
+
 Status run_bench(const BenchOptions& options) {
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
   if (!options.csv.empty()) KVX_RETURN_IF_ERROR(check_can_write("csv", options.csv));
+  for (const int length : options.lengths) {
+    for (const kv::Recipe& recipe : recipes) {
+      KVX_RETURN_IF_ERROR(BenchCache::check(shape_of(options, length), recipe));
+    }
+  }
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
 
   BenchReport report;
@@ -77,10 +89,8 @@ Status run_bench(const BenchOptions& options) {
   for (const int length : options.lengths) {
     for (const kv::Recipe& recipe : recipes) {
       progress.show(num_done++ / num_caches, fmt::format("{}, length {}", recipe.text, length));
-      BenchShape shape = options.shape;
-      shape.length = length;
-      shape.prefill_tokens = std::min(shape.prefill_tokens, length);
-      KVX_RETURN_IF_ERROR(measure(shape, recipe, engine, options.min_seconds, report));
+      KVX_RETURN_IF_ERROR(
+          measure(shape_of(options, length), recipe, engine, options.min_seconds, report));
     }
   }
   progress.show(1, "reading memory");

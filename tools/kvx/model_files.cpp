@@ -3,17 +3,27 @@
 
 namespace kvx::tool {
 
-Result<LoadedModel> load_model(const std::string& path, const std::string& products,
-                               Executor& executor) {
-  const DType weights = products == "bf16" ? DType::kBF16 : DType::kF32;
+namespace {
+
+Result<LoadedModel> load(const std::string& path, DType weights, Executor& executor) {
   KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::Model> model,
                        runner::Model::load(path, weights, executor));
   KVX_ASSIGN_OR_RETURN(runner::Tokenizer tokenizer, runner::Tokenizer::create(model->gguf()));
   if (tokenizer.size() != model->config().vocab_size) {
-    return invalid_argument("model is '{}'; its tokenizer has {} tokens, its vocabulary {}", path,
+    return invalid_argument("the tokenizer has {} tokens; expected vocab_size, {}",
                             tokenizer.size(), model->config().vocab_size);
   }
   return LoadedModel{std::move(model), std::move(tokenizer)};
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const std::string& path, const std::string& products,
+                               Executor& executor) {
+  Result<LoadedModel> loaded =
+      load(path, products == "bf16" ? DType::kBF16 : DType::kF32, executor);
+  if (loaded.ok()) return loaded;
+  return Error{loaded.error().code, fmt::format("model is '{}'; {}", path, loaded.error().message)};
 }
 
 Status check_context(const std::string& field, int64_t num_tokens,

@@ -36,25 +36,47 @@ Status check_shape(const BenchShape& shape, const kv::Recipe& recipe) {
   return {};
 }
 
+// One layer, one group.
+struct BenchPlan {
+  kv::CacheGeometry geometry;
+  kv::LayerPlan layer;
+  kv::GroupPlan group;
+};
+
+Result<BenchPlan> plan_cache(const BenchShape& shape, const kv::Recipe& recipe) {
+  BenchPlan plan;
+  plan.geometry = {1, shape.num_kv_heads, shape.head_dim, shape.head_dim, {}};
+  KVX_ASSIGN_OR_RETURN(std::vector<kv::LayerPlan> layers,
+                       kv::plan_layers(plan.geometry, recipe, {}));
+  KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
+                       kv::plan_groups(plan.geometry, layers, recipe, shape.block_size));
+  plan.layer = std::move(layers.front());
+  plan.group = std::move(groups.front());
+  return plan;
+}
+
 }  // namespace
+
+Status BenchCache::check(const BenchShape& shape, const kv::Recipe& recipe) {
+  KVX_RETURN_IF_ERROR(check_shape(shape, recipe));
+  KVX_RETURN_IF_ERROR(plan_cache(shape, recipe));
+  return {};
+}
 
 Result<std::unique_ptr<BenchCache>> BenchCache::create(const BenchShape& shape,
                                                        const kv::Recipe& recipe,
                                                        const ops::CpuContext& context) {
   KVX_RETURN_IF_ERROR(check_shape(shape, recipe));
-  const kv::CacheGeometry geometry{1, shape.num_kv_heads, shape.head_dim, shape.head_dim, {}};
-  KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerPlan> layers,
-                       kv::plan_layers(geometry, recipe, {}));
+  KVX_ASSIGN_OR_RETURN(BenchPlan plan, plan_cache(shape, recipe));
   std::unique_ptr<BenchCache> cache(new BenchCache(shape, context));
-  KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
-                       kv::plan_groups(geometry, layers, recipe, shape.block_size));
-  cache->group_ = std::move(groups.front());
+  cache->group_ = std::move(plan.group);
+  const cache::BlockLayout& layout = cache->group_.packed;
   const int64_t num_blocks = shape.num_sequences * cache->blocks_per_sequence();
-  KVX_ASSIGN_OR_RETURN(cache->memory_,
-                       cache::host_memory().allocate(num_blocks * cache->group_.packed.block_bytes,
-                                                     "the cache of kvx bench"));
-  const kv::LayerMemory memory{cache->memory_.data(), num_blocks, &cache->group_.packed, 0};
-  KVX_ASSIGN_OR_RETURN(cache->store_, kv::LayerStore::create(geometry, 0, layers.front(),
+  KVX_ASSIGN_OR_RETURN(
+      cache->memory_,
+      cache::host_memory().allocate(num_blocks * layout.block_bytes, "the cache of kvx bench"));
+  const kv::LayerMemory memory{cache->memory_.data(), num_blocks, &layout, 0};
+  KVX_ASSIGN_OR_RETURN(cache->store_, kv::LayerStore::create(plan.geometry, 0, plan.layer,
                                                              recipe.wide_spec, {}, memory, {}));
   cache->fill_inputs();
   cache->fill_block_table();

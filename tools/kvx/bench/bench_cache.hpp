@@ -23,8 +23,11 @@ struct BenchShape {
 
 class BenchCache {
  public:
-  // INVALID_ARGUMENT names what does not fit: a count, a head_dim that the format can't do, a
-  // recipe with wide ends (they are a cache's policy; bench measures one format).
+  // What create() would refuse, without the memory. INVALID_ARGUMENT names what does not fit: a
+  // count, a head_dim that the format can't do, a recipe with wide ends (they are a cache's policy;
+  // bench measures formats).
+  static Status check(const BenchShape& shape, const kv::Recipe& recipe);
+
   static Result<std::unique_ptr<BenchCache>> create(const BenchShape& shape,
                                                     const kv::Recipe& recipe,
                                                     const ops::CpuContext& context);

@@ -92,7 +92,7 @@ std::string report_table(const CompareReport& report, bool color) {
   for (const CacheReport& cache : report.caches) table.add_row(row_of(cache));
   std::string text = table.text(color);
   text += fmt::format(
-      "\n{} windows of {} tokens, {} tokens scored; {} products, {} threads, {}.\n"
+      "\n{} x {} tokens, {} tokens scored; {} products, {} threads, {}.\n"
       "change, KL (nats), top-1: against {}. cosine, rel. error: of the attention output, worst "
       "layer.\n",
       report.num_windows, report.context, report.num_scored_tokens, report.products, report.threads,

@@ -1,0 +1,23 @@
+// Loads a golden file of the runner (made by make_golden.py, which says how).
+#pragma once
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace kvx::tests {
+
+inline nlohmann::json golden_cases(const std::string& name) {
+  std::ifstream file(std::string(KVX_SOURCE_DIR "/tests/golden/runner/") + name + ".json");
+  return nlohmann::json::parse(file).at("cases");
+}
+
+inline std::string bytes_from_hex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i < hex.size(); i += 2) {
+    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
+}  // namespace kvx::tests

@@ -1,0 +1,110 @@
+// The program from outside, without a model: help, pages, bench's files, and bad input.
+#include <gmock/gmock.h>
+
+#include "tests/tools/cli_runner.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+TEST_F(Cli, TellsItsVersion) {
+  const Outcome outcome = kvx("--version");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, ContainsRegex("^kvx [0-9]+\\.[0-9]+\\.[0-9]+\n$"));
+}
+
+TEST_F(Cli, HelpsWithExamplesForEveryCommand) {
+  EXPECT_EQ(kvx("--help").exit_code, 0);
+  for (const char* command : {"run", "compare", "bench", "formats", "info"}) {
+    const Outcome outcome = kvx(fmt::format("{} --help", command));
+    EXPECT_EQ(outcome.exit_code, 0) << command;
+    EXPECT_THAT(outcome.out, HasSubstr("Examples:")) << command;
+    EXPECT_THAT(outcome.out, HasSubstr(fmt::format("kvx {}", command)));
+  }
+}
+
+TEST_F(Cli, PrintsThePagesThatDocsHolds) {
+  const auto doc = [](const char* name) {
+    return read_file("page", fmt::format("{}/docs/{}", KVX_SOURCE_DIR, name)).value();
+  };
+  EXPECT_EQ(kvx("formats --markdown").out, doc("formats.md"));
+  EXPECT_EQ(kvx("info --status --markdown").out, doc("status.md"));
+}
+
+TEST_F(Cli, ListsFormatsAndTheMachineWithoutColourWhereNobodyLooks) {
+  const Outcome formats = kvx("formats", "TERM=xterm");
+  EXPECT_EQ(formats.exit_code, 0);
+  EXPECT_THAT(formats.out, HasSubstr("nvfp4"));
+  EXPECT_THAT(formats.out, Not(HasSubstr("\x1b")));
+  const Outcome info = kvx("info", "KVX_CPU=scalar");
+  EXPECT_EQ(info.exit_code, 0);
+  EXPECT_THAT(info.out, HasSubstr("cpu level  scalar"));
+}
+
+TEST_F(Cli, NamesTheOptionsOfARecipe) {
+  EXPECT_THAT(kvx("formats --help").out, HasSubstr("sink=N"));
+}
+
+TEST_F(Cli, WritesWhatBenchMeasured) {
+  const Outcome outcome =
+      kvx("bench --formats int8,nvfp4 --lengths 64 --sequences 2 --heads 1 --q-heads 1 "
+          "--head-dim 64 --min-seconds 0 --threads 2 --json b.json --csv b.csv");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("attend decode"));
+  EXPECT_THAT(read_file("json", work() / "b.json").value(), StartsWith("{"));
+  EXPECT_THAT(read_file("csv", work() / "b.csv").value(), StartsWith("format,verb"));
+  EXPECT_EQ(num_files(), 2);
+}
+
+TEST_F(Cli, RefusesCommandsAndOptionsThatItDoesNotKnow) {
+  expect_refused("", "command is missing");
+  expect_refused("fly", "fly");
+  expect_refused("info --colour", "--colour");
+  expect_refused("info --markdown", "--status");
+}
+
+TEST_F(Cli, RefusesNumbersOutOfRange) {
+  expect_refused("compare -m m -f t --ctx 0", "--ctx: is '0'; expected a whole number from 4");
+  expect_refused("compare -m m -f t --ctx two", "--ctx: is 'two'");
+  expect_refused("compare -m m -f t --chunks 0", "--chunks: is '0'");
+  expect_refused("run -m m -p x -n -1", "--tokens: is '-1'");
+  expect_refused("bench --heads 0", "--heads: is '0'");
+  expect_refused("bench --block-size 1025", "--block-size: is '1025'");
+  expect_refused("bench --lengths 64,x", "--lengths: is 'x'");
+}
+
+TEST_F(Cli, RefusesCachesThatDoNotExist) {
+  expect_refused("compare -m m -f t --formats bf16,int9", "format is 'int9'; expected one of f32");
+  expect_refused("compare -m m -f t --formats nvfp4:serach", "option is 'serach'");
+  expect_refused("compare -m m -f t --layers 0=int9", "int9");
+  expect_refused("compare -m m -f t --heads 0=int8", "layer:head");
+  expect_refused("run -m m -p x --cache int8/int4/int4", "int8/int4/int4");
+  expect_refused("bench --formats int8:sink=16", "int8:sink=16");
+  expect_refused("bench --formats nvfp4 --head-dim 40 --csv b.csv", "head_dim is 40; nvfp4");
+}
+
+TEST_F(Cli, RefusesFilesThatAreNotThere) {
+  expect_refused("compare -f t", "--model");
+  expect_refused("compare -m missing.gguf -f t --json r.json", "missing.gguf");
+  expect_refused("run -m missing.gguf -p x", "missing.gguf");
+  expect_refused("run -m . -p x", "'.'");
+}
+
+TEST_F(Cli, RefusesTargetsBeforeItBeginsToWork) {
+  expect_refused("compare -m m -f t --json missing/r.json", "json is 'missing/r.json'");
+  expect_refused("compare -m m -f t --html .", "html is '.'");
+  expect_refused("bench --csv missing/b.csv", "csv is 'missing/b.csv'");
+}
+
+TEST_F(Cli, RefusesACpuLevelThatDoesNotExist) {
+  const Outcome outcome = kvx("bench", "KVX_CPU=mmx");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("KVX_CPU is mmx"));
+}
+
+}  // namespace
+}  // namespace kvx::tool
