@@ -15,6 +15,10 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 add_compile_options(-Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
                     -ffp-contract=off)
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  add_compile_options(-Wno-restrict)  # false alarms on std::string at -O3 (GCC bug 105651)
+endif()
+
 set(KVX_SANITIZE "" CACHE STRING "what -fsanitize= gets for the whole tree, empty for nothing")
 option(KVX_FUZZ "build the fuzz targets (clang only)" OFF)
 

@@ -188,26 +188,15 @@ Status KvCache::check_entries(std::span<const StepEntry> entries) const {
 }
 
 // Before anything moves: do all entries together find their blocks?
-Status KvCache::check_free_blocks(std::span<const StepEntry> entries) const {
-  cache::BlockCounts needed;
+Status KvCache::check_free_blocks(std::span<const StepEntry> entries) {
+  needed_blocks_.assign(pool_->num_classes(), 0);
   for (const StepEntry& entry : entries) {
-    const int64_t before = sequences_[entry.sequence].num_tokens();
-    const cache::BlockCounts old_blocks =
-        cache::count_blocks(wide_ends_, before, config_.block_size);
-    const cache::BlockCounts new_blocks =
-        cache::count_blocks(wide_ends_, before + entry.num_tokens, config_.block_size);
-    needed.packed += new_blocks.packed - old_blocks.packed;
-    needed.wide += new_blocks.wide - old_blocks.wide;
+    sequences_[entry.sequence].add_needed_blocks(*pool_, entry.num_tokens, needed_blocks_);
   }
-  const auto check = [this](int block_class, int64_t blocks) -> Status {
-    if (blocks <= pool_->num_free(block_class)) return {};
-    return out_of_range("the step needs {} blocks of {}; {} of {} are free", blocks,
-                        pool_->name(block_class), pool_->num_free(block_class),
-                        pool_->num_blocks(block_class));
-  };
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    KVX_RETURN_IF_ERROR(check(packed_class(g), needed.packed));
-    if (has_wide_ends()) KVX_RETURN_IF_ERROR(check(wide_class(g), needed.wide));
+  for (int c = 0; c < pool_->num_classes(); ++c) {
+    if (needed_blocks_[c] <= pool_->num_free(c)) continue;
+    return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
+                        pool_->name(c), pool_->num_free(c), pool_->num_blocks(c));
   }
   return {};
 }

@@ -108,7 +108,7 @@ class KvCache {
   Status create_layers(std::span<const LayerPlan> plans);
   Status create_sequences();
   Status check_entries(std::span<const StepEntry> entries) const;
-  Status check_free_blocks(std::span<const StepEntry> entries) const;
+  Status check_free_blocks(std::span<const StepEntry> entries);
   Status quantise_leaving_blocks(const StepEntry& entry);
   void describe_step(std::span<const StepEntry> entries);
   int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
@@ -127,6 +127,7 @@ class KvCache {
   Step step_;
   std::vector<cache::BlockMove> moves_;
   std::vector<ops::BlockCopy> copies_;
+  std::vector<int64_t> needed_blocks_;  // [classes of the pool], scratch
   int64_t nonfinite_inputs_ = 0;
 };
 
