@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <dnnl.hpp>
 #include <map>
+#include <mutex>
 #include <tuple>
 
 #include "core/checked.hpp"
@@ -58,6 +59,7 @@ dnnl::memory::desc packed_layout(int num_columns, int num_rows, DType type) {
 
 // What one thread needs while it multiplies a tile; grows to the largest tile and stays.
 struct ThreadScratch {
+  std::vector<uint16_t> bf16_input;
   std::vector<float> product;
   std::vector<uint8_t> scratchpad;
   dnnl::stream stream{cpu_engine()};
@@ -75,16 +77,40 @@ T* at_least(std::vector<T>& buffer, size_t size) {
   return buffer.data();
 }
 
+// A primitive for one shape of tile, with its descriptions at hand.
+struct Product {
+  explicit Product(const dnnl::matmul::primitive_desc& description)
+      : primitive(description),
+        input(description.src_desc()),
+        output(description.dst_desc()),
+        scratchpad(description.scratchpad_desc()) {}
+
+  dnnl::matmul primitive;
+  dnnl::memory::desc input, output, scratchpad;
+};
+
+// Layers share their shapes, so primitives live once for the whole process. Entries stay where they
+// are; their number is bounded by the strip's length times the models' shapes.
+const Product& product_of(int num_tokens, int num_columns, int num_rows, DType type) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, int, int, DType>, Product> products;
+  const std::lock_guard lock(mutex);
+  const std::tuple key(num_tokens, num_columns, num_rows, type);
+  const auto found = products.find(key);
+  if (found != products.end()) return found->second;
+  const auto layout = packed_layout(num_columns, num_rows, type);
+  const auto description = describe(num_tokens, num_columns, num_rows, type, layout);
+  return products.emplace(key, Product(description)).first->second;
+}
+
 struct Panel {
   int part = 0;
   int first_row = 0;
   int num_rows = 0;
-  dnnl::memory weights;
-};
-
-struct Product {
-  dnnl::matmul::primitive_desc description;
-  dnnl::matmul primitive;
+  dnnl::memory weights{};
+  // For the whole strips of the prepared number of tokens, and for what is left.
+  const Product* strip = nullptr;
+  const Product* rest = nullptr;
 };
 
 }  // namespace
@@ -94,11 +120,10 @@ struct Linear::Packed {
   DType type = DType::kF32;
   std::vector<LinearPart> parts;
   std::vector<Panel> panels;
-  std::map<std::pair<int, int>, Product> products;  // by tokens in the strip, rows in the panel
-  std::vector<uint16_t> bf16_input;
+  int prepared_tokens = 0;
 
   void pack(Panel& panel) const;
-  const void* input_in_weights_type(const float* x, int num_tokens, Executor& executor);
+  const void* input_in_weights_type(const float* x, int num_tokens, Executor& executor) const;
   void prepare(int num_tokens);
   void multiply_tile(const Panel& panel, const void* input, int first_token, int num_tokens,
                      float* out) const;
@@ -118,12 +143,13 @@ void Linear::Packed::pack(Panel& panel) const {
   scratch.stream.wait();
 }
 
-// bf16 weights want a bf16 input: rounded once here, for all panels.
+// bf16 weights want a bf16 input: rounded once here, for all panels, into the calling thread's
+// scratch.
 const void* Linear::Packed::input_in_weights_type(const float* x, int num_tokens,
-                                                  Executor& executor) {
+                                                  Executor& executor) const {
   if (type == DType::kF32) return x;
   const int64_t columns = num_columns;
-  uint16_t* out = at_least(bf16_input, static_cast<size_t>(num_tokens * columns));
+  uint16_t* out = at_least(thread_scratch().bf16_input, static_cast<size_t>(num_tokens * columns));
   constexpr int kTokensAPiece = 16;
   executor.parallel_for(ceil_div(num_tokens, kTokensAPiece), [&](int piece) {
     const int64_t begin = piece * kTokensAPiece * columns;
@@ -133,38 +159,36 @@ const void* Linear::Packed::input_in_weights_type(const float* x, int num_tokens
   return out;
 }
 
-// Makes the primitives that num_tokens need, before threads share them.
+// Makes the primitives that num_tokens need; the pieces must find them, for they must not throw.
 void Linear::Packed::prepare(int num_tokens) {
-  for (const int strip : {std::min(num_tokens, kStripTokens), num_tokens % kStripTokens}) {
-    if (strip == 0) continue;
-    for (const Panel& panel : panels) {
-      const std::pair key(strip, panel.num_rows);
-      if (products.contains(key)) continue;
-      const auto description =
-          describe(strip, num_columns, panel.num_rows, type, panel.weights.get_desc());
-      products.emplace(key, Product{description, dnnl::matmul(description)});
+  if (num_tokens == prepared_tokens) return;
+  prepared_tokens = 0;
+  const int rest = num_tokens % kStripTokens;
+  for (Panel& panel : panels) {
+    if (num_tokens >= kStripTokens) {
+      panel.strip = &product_of(kStripTokens, num_columns, panel.num_rows, type);
     }
+    if (rest > 0) panel.rest = &product_of(rest, num_columns, panel.num_rows, type);
   }
+  prepared_tokens = num_tokens;
 }
 
 void Linear::Packed::multiply_tile(const Panel& panel, const void* input, int first_token,
                                    int num_tokens, float* out) const {
   ThreadScratch& scratch = thread_scratch();
-  const Product& product = products.at({num_tokens, panel.num_rows});
+  const Product& product = num_tokens == kStripTokens ? *panel.strip : *panel.rest;
   const size_t element_bytes = static_cast<size_t>(bytes_of(type));
   const auto* rows = static_cast<const uint8_t*>(input) +
                      static_cast<size_t>(first_token) * num_columns * element_bytes;
   float* tile = at_least(scratch.product, static_cast<size_t>(kStripTokens) * kPanelRows);
-  const auto scratchpad_desc = product.description.scratchpad_desc();
-  uint8_t* scratchpad = at_least(scratch.scratchpad, scratchpad_desc.get_size());
+  uint8_t* scratchpad = at_least(scratch.scratchpad, product.scratchpad.get_size());
 
   const auto& engine = cpu_engine();
-  product.primitive.execute(
-      scratch.stream,
-      {{DNNL_ARG_SRC, {product.description.src_desc(), engine, const_cast<uint8_t*>(rows)}},
-       {DNNL_ARG_WEIGHTS, panel.weights},
-       {DNNL_ARG_DST, {product.description.dst_desc(), engine, tile}},
-       {DNNL_ARG_SCRATCHPAD, {scratchpad_desc, engine, scratchpad}}});
+  product.primitive.execute(scratch.stream,
+                            {{DNNL_ARG_SRC, {product.input, engine, const_cast<uint8_t*>(rows)}},
+                             {DNNL_ARG_WEIGHTS, panel.weights},
+                             {DNNL_ARG_DST, {product.output, engine, tile}},
+                             {DNNL_ARG_SCRATCHPAD, {product.scratchpad, engine, scratchpad}}});
   scratch.stream.wait();
 
   const LinearPart& part = parts[panel.part];
@@ -196,8 +220,9 @@ Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DT
   for (size_t i = 0; i < packed->parts.size(); ++i) {
     const int rows = packed->parts[i].num_rows;
     for (int first = 0; first < rows; first += kPanelRows) {
-      packed->panels.push_back(
-          {static_cast<int>(i), first, std::min(kPanelRows, rows - first), dnnl::memory()});
+      packed->panels.push_back({.part = static_cast<int>(i),
+                                .first_row = first,
+                                .num_rows = std::min(kPanelRows, rows - first)});
     }
   }
   for (Panel& panel : packed->panels) packed->pack(panel);
