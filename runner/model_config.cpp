@@ -45,6 +45,11 @@ Status read_heads(const GgufView& gguf, ModelConfig& config) {
                                        config.hidden / config.num_q_heads));
   KVX_ASSIGN_OR_RETURN(const int64_t value_dim,
                        gguf.integer_or("llama.attention.value_length", 2, kMostHeadDim, head_dim));
+  if (head_dim < 2) {
+    return invalid_argument(
+        "llama.embedding_length is {}; at least two for each of {} heads were expected",
+        config.hidden, config.num_q_heads);
+  }
   if (value_dim != head_dim) {
     return unsupported("llama.attention.value_length is {}; the runner needs key_length ({})",
                        value_dim, head_dim);
