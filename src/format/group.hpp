@@ -108,11 +108,11 @@ KVX_INLINE StoredScale scale_group(const ScaleMaker& maker, ScaleChoice choice, 
 }
 
 // The same under a step that is already fixed (a given or page-shared scale). A step of 0 makes
-// every product 0.
+// every product +0, so that every code is 0.
 KVX_INLINE void scale_group_with_step(float step, const float* x, int n, float* products) {
-  const float inverse_step = step > 0 ? reciprocal(step) : 0.0f;
+  const float inverse_step = reciprocal(step);
   KVX_VECTOR_LOOP
-  for (int i = 0; i < n; ++i) products[i] = x[i] * inverse_step;
+  for (int i = 0; i < n; ++i) products[i] = step > 0 ? x[i] * inverse_step : 0.0f;
 }
 
 template <class Codec>

@@ -128,7 +128,8 @@ struct ScaleMaker {
   }
 };
 
-// inv of docs/numbers.md, section 3. Requires: step > 0.
+// inv of docs/numbers.md, section 3. A step of 0 (a tiny tensor scale times a tiny scale) gives
+// FLT_MAX.
 KVX_INLINE float reciprocal(float step) {
   const float inverse = 1.0f / step;
   return inverse > kFloatMax ? kFloatMax : inverse;

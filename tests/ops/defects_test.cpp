@@ -117,7 +117,7 @@ TEST(Defects33, UnevenHeadDim80KeepsDims64To79) {
     std::vector<float> x(80, 0.0f);
     for (int i = 64; i < 80; ++i) x[i] = 4.0f;
     const StoredRow row = store_row(spec, x);
-    for (int i = 64; i < 80; ++i) EXPECT_NEAR(row.back[i], 4.0f, 0.05f) << facts->name << " " << i;
+    for (int i = 64; i < 80; ++i) EXPECT_NEAR(row.back[i], 4.0f, 0.13f) << facts->name << " " << i;
   }
 }
 
@@ -128,7 +128,7 @@ TEST(Defects33, HeadDimsBeyond128AreKept) {
       const std::vector<float> x(head_dim, -4.0f);
       const StoredRow row = store_row(computed_spec(*facts), x);
       for (int i = 0; i < head_dim; ++i) {
-        ASSERT_NEAR(row.back[i], -4.0f, 0.05f) << facts->name << " " << i;
+        ASSERT_NEAR(row.back[i], -4.0f, 0.13f) << facts->name << " " << i;
       }
     }
   }

@@ -87,9 +87,13 @@ TEST(Resolutions, C13IntegersUnderAGivenScaleCountWhatTheyCannotSay) {
 TEST(Resolutions, C14TheSmallestAndLargestExponentBytesAreNumbers) {
   const auto spec = spec_named("mxfp4");
   EXPECT_EQ(store_row(spec, row_of(32, 0x1p-149f)).scales[0], 0);
+  const std::vector<float> finite = row_of(32, 0x1.8p127f);
+  EXPECT_EQ(store_row(spec, finite).scales[0], 127 + 125);
+  EXPECT_EQ(store_row(spec, finite).back, finite);
+  // 4 * 2^126 is above FLT_MAX: the byte is still a number's, and what comes back is visible.
   const StoredRow largest = store_row(spec, row_of(32, std::numeric_limits<float>::max()));
   EXPECT_EQ(largest.scales[0], 127 + 126);
-  EXPECT_TRUE(std::isfinite(largest.back[0]));
+  EXPECT_EQ(largest.back[0], kInfinity);
 }
 
 TEST(Resolutions, C15CodesAreMadeWithTheRoundedScale) {
@@ -185,7 +189,7 @@ TEST(Resolutions, C21AnF16ScaleSaturatesAndAnF32ScaleReachesFurther) {
 
 TEST(Resolutions, C27AGivenScaleIsTheStep) {
   const auto spec =
-      spec_named("int8", {.scale_source = ScaleSource::kGiven, .scale_type = ScaleType::kF32});
+      spec_named("int8", {.scale_type = ScaleType::kF32, .scale_source = ScaleSource::kGiven});
   const float step = 4.0f / 127;  // calibrated on amax 4
   const StoredRow row =
       store_row(spec, std::vector<float>(32, 1.0f), 1, {std::bit_cast<uint32_t>(step)});
