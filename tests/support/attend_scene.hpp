@@ -12,19 +12,12 @@
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "tests/support/attend_reference.hpp"
+#include "tests/support/cpu_levels.hpp"
 #include "tests/support/scene_cache.hpp"
 
 namespace kvx::tests {
 
 using device::CpuLevel;
-
-inline std::vector<CpuLevel> supported_levels() {
-  std::vector<CpuLevel> levels;
-  for (CpuLevel level : {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
-    if (device::supports(level)) levels.push_back(level);
-  }
-  return levels;
-}
 
 class AttendScene {
  public:
@@ -217,8 +210,7 @@ class AttendScene {
     append.v = dense_rows(v, DType::kF32, num_kv_heads_, options_.value_dim);
     append.slot_mapping = slots;
     append.positions = positions;
-    const auto report =
-        ops::append({&ops::cpu::kernel_table(CpuLevel::kScalar), &serial_executor()}, append);
+    const auto report = ops::append(serial_context(CpuLevel::kScalar), append);
     ASSERT_TRUE(report.ok()) << report.error().message;
   }
 
