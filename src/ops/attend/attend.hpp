@@ -44,7 +44,7 @@ struct AttendArgs {
       nullptr;  // [num_q_heads] logits that take probability and add no value; lse counts them
   // [total_q, tree_mask_stride] bytes: entry j of a query's row says whether it sees new token j of
   // its sequence (j < its q_len). It replaces the causal rule among the new tokens; all earlier
-  // tokens are seen. Null: causal.
+  // tokens are seen, less those that a window hides, counted in slots. Null: causal.
   const uint8_t* tree_mask = nullptr;
   int64_t tree_mask_stride = 0;
 };

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "ops/attend/softmax_state.hpp"
+#include "ops/attend/tiling.hpp"
+#include "tests/support/allocation_counter.hpp"
 #include "tests/support/attend_scene.hpp"
 
 namespace kvx::tests {
@@ -32,7 +34,7 @@ TEST(AttendLaws, PermutedPhysicalBlocksGiveEqualBits) {
   options.table_seed = 99;
   AttendScene permuted(options);
   ASSERT_NE(scene.table(), permuted.table());
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     EXPECT_EQ(bits_of_run(scene, level), bits_of_run(permuted, level));
   }
 }
@@ -47,7 +49,7 @@ TEST(AttendLaws, TheOrderOfRowsInMemoryDoesNotMatter) {
     AttendScene hnd(options);
     options.order = RowOrder::kFused;
     AttendScene fused(options);
-    for (CpuLevel level : supported_levels()) {
+    for (CpuLevel level : cpu_levels_here()) {
       const std::vector<uint8_t> bits = bits_of_run(nhd, level);
       EXPECT_EQ(bits, bits_of_run(hnd, level)) << format;
       EXPECT_EQ(bits, bits_of_run(fused, level)) << format;
@@ -60,7 +62,7 @@ TEST(AttendLaws, AContiguousCacheIsOneBlockASequence) {
   AttendScene paged(options);
   options.block_size = 128;
   AttendScene contiguous(options);
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     EXPECT_EQ(bits_of_run(paged, level), bits_of_run(contiguous, level));
   }
 }
@@ -70,11 +72,32 @@ TEST(AttendLaws, TheNumberOfThreadsDoesNotMatter) {
   options.sinks = true;
   options.window = 33;
   AttendScene scene(options);
-  const CpuLevel level = supported_levels().back();
+  const CpuLevel level = cpu_levels_here().back();
   const std::vector<uint8_t> bits = bits_of_run(scene, level);
   for (int num_threads : {2, 3, 8}) {
     const auto pool = make_thread_pool(num_threads);
     for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EQ(bits, bits_of_run(scene, level, *pool));
+  }
+}
+
+TEST(AttendLaws, NothingIsAllocatedAndScratchDoesNotGrowWithTheLength) {
+  // A piece's memory is one struct on its thread's stack, whatever the length.
+  static_assert(sizeof(ops::AttendScratch) <= 64 * 1024);
+  const auto pool = make_thread_pool(2);
+  for (int seq_len : {40, 4000}) {
+    SceneOptions options;
+    options.runs = {{2, "int8", "nvfp4"}};
+    options.seq_lens = {seq_len};
+    options.q_lens = {30};
+    options.k_mean = options.k_offset = options.v_mean = options.v_hadamard = true;
+    AttendScene scene(options);
+    for (CpuLevel level : cpu_levels_here()) {
+      ASSERT_TRUE(scene.attend(level, *pool).ok());
+      const int64_t before = num_allocations();
+      const Status status = scene.attend(level, *pool);
+      EXPECT_EQ(num_allocations() - before, 0);
+      EXPECT_TRUE(status.ok());
+    }
   }
 }
 
@@ -84,7 +107,7 @@ TEST(AttendLaws, ACausalTreeMaskEqualsNoMask) {
   for (int row = 0; row < 62; ++row) {
     for (int j = 0; j < 60; ++j) mask[row * 60 + j] = row >= 60 ? j == 0 : j <= row;
   }
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     scene.args().tree_mask = nullptr;
     const AttendOutput causal = scene.run(level);
     scene.args().tree_mask = mask.data();
@@ -109,7 +132,7 @@ TEST(AttendLaws, ATreeMaskShowsEachQueryItsBranch) {
   scene.args().tree_mask = mask.data();
   scene.args().tree_mask_stride = 7;
   const AttendOutput expected = scene.reference();
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     EXPECT_LE(relative_rms(scene.run(level).out, expected.out), 1e-5);
   }
 }
@@ -125,7 +148,7 @@ TEST(AttendLaws, AQueryThatSeesNothingGetsZeros) {
   scene.args().tree_mask_stride = 2;
   const std::vector<float> sinks(scene.num_q_heads(), 0.5f);
   const int row = scene.num_q_heads() * options.value_dim;
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     for (bool with_sink : {false, true}) {
       scene.args().sinks = with_sink ? sinks.data() : nullptr;
       const AttendOutput got = scene.run(level);
@@ -145,7 +168,7 @@ TEST(AttendLaws, PartsOfASequenceMergeToTheWhole) {
   options.q_lens = {1};
   AttendScene scene(options);
   const int split = 48;  // a whole number of blocks
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     const AttendOutput whole = scene.run(level);
     const int32_t lens[] = {split, 96 - split};
     AttendOutput parts[2];
@@ -182,7 +205,7 @@ void expect_transform_changes_nothing(const SceneOptions& transformed) {
   plain.v_mean = plain.v_factor = plain.v_hadamard = false;
   AttendScene plain_scene(plain);
   AttendScene scene(transformed);
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     const AttendOutput expected = plain_scene.run(level);
     const AttendOutput got = scene.run(level);
     EXPECT_LE(relative_rms(got.out, expected.out), 5e-6);
@@ -219,7 +242,7 @@ TEST(AttendLaws, WideEndsInTheSameFormatEqualOneUniformCache) {
   AttendScene uniform(options);
   options.wide_format = "f32";
   AttendScene wide(options);
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     EXPECT_EQ(bits_of_run(uniform, level), bits_of_run(wide, level));
   }
 }
@@ -239,7 +262,7 @@ TEST(AttendLaws, ValuesMayBeAPartOfTheKeysRows) {
     std::copy_n(keys.begin() + t * 96, 64, scene.values().begin() + t * 64);
   }
   scene.fill();
-  const CpuLevel level = supported_levels().back();
+  const CpuLevel level = cpu_levels_here().back();
   const std::vector<uint8_t> stored_twice = bits_of_run(scene, level);
   ops::HeadRun& run = scene.packed().run(0);
   run.v.codes = run.k.codes;
@@ -254,7 +277,7 @@ TEST(AttendLaws, BlocksBeforeTheWindowAreNeverRead) {
   options.q_lens = {4};
   options.window = 20;  // the first query sees tokens 177 to 196
   AttendScene scene(options);
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     const std::vector<uint8_t> bits = bits_of_run(scene, level);
     const std::vector<int32_t> table = scene.table();
     for (int block = 0; block < 177 / options.block_size; ++block) scene.table()[block] = -7;
@@ -288,7 +311,7 @@ TEST(AttendLaws, ANanReachesTheQueriesThatSeeItAndNoOthers) {
       std::vector<float>& numbers = in_key ? scene.keys() : scene.values();
       for (int d = 0; d < 64; ++d) numbers[20 * 64 + d] = std::nanf("");
       scene.fill();
-      for (CpuLevel level : supported_levels()) {
+      for (CpuLevel level : cpu_levels_here()) {
         const std::vector<bool> is_nan = nan_queries(scene.run(level), 40);
         for (int q = 0; q < 40; ++q) {
           EXPECT_EQ(is_nan[q], q >= 20 && q < 30) << format << " query " << q;
@@ -311,7 +334,7 @@ TEST(AttendLaws, BytesPastTheLengthNeverMatter) {
   std::copy(shorter.keys().begin(), shorter.keys().end(), longer.keys().begin());
   std::copy(shorter.values().begin(), shorter.values().end(), longer.values().begin());
   longer.fill();
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     const std::vector<uint8_t> bits = bits_of_run(shorter, level);
     const ops::AttendArgs saved = shorter.args();
     shorter.args().packed = longer.args().packed;

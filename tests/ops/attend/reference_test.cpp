@@ -35,7 +35,7 @@ TEST_P(EveryFormat, IsAttendedAsTheReferenceSays) {
   options.seq_lens = {0, 1, 37, 90, 70, 21};
   options.q_lens = {0, 1, 1, 90, 5, 0};
   AttendScene scene(options);
-  for (CpuLevel level : supported_levels()) expect_near_reference(scene, level);
+  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level);
 }
 
 // All head_dims that the format can store.
@@ -74,7 +74,7 @@ TEST(Attend, HandlesHeadDimsThatFillNoVector) {
     options.seq_lens = {29, 40};
     options.q_lens = {29, 1};
     AttendScene scene(options);
-    for (CpuLevel level : supported_levels()) expect_near_reference(scene, level);
+    for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level);
   }
 }
 
@@ -86,7 +86,7 @@ TEST(Attend, HandlesEveryBlockSize) {
     options.seq_lens = {150, 65};
     options.q_lens = {20, 1};
     AttendScene scene(options);
-    for (CpuLevel level : supported_levels()) expect_near_reference(scene, level);
+    for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level);
   }
 }
 
@@ -96,7 +96,7 @@ TEST(Attend, ReadsKeysAndValuesOfDifferentFormatsInRunsOfHeads) {
   options.seq_lens = {75, 33};
   options.q_lens = {12, 1};
   AttendScene scene(options);
-  for (CpuLevel level : supported_levels()) expect_near_reference(scene, level);
+  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level);
 }
 
 TEST(Attend, TakesAndGivesSixteenBitFloats) {
@@ -107,7 +107,7 @@ TEST(Attend, TakesAndGivesSixteenBitFloats) {
     options.q_lens = {12};
     AttendScene scene(options);
     const double half_ulp = type == DType::kF16 ? 0x1p-11 : 0x1p-8;
-    for (CpuLevel level : supported_levels()) expect_near_reference(scene, level, half_ulp);
+    for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, half_ulp);
   }
 }
 
@@ -118,7 +118,7 @@ TEST(Attend, KeepsItsAccuracyOverThousandsOfTokens) {
   options.seq_lens = {6000};
   options.q_lens = {2};
   AttendScene scene(options);
-  for (CpuLevel level : supported_levels()) expect_near_reference(scene, level);
+  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level);
 }
 
 TEST(Attend, StandsLargeScores) {
@@ -128,7 +128,7 @@ TEST(Attend, StandsLargeScores) {
   options.q_lens = {30};
   AttendScene scene(options);
   // A score near 1000 carries 6e-5 of f32 rounding, and so does its probability.
-  for (CpuLevel level : supported_levels()) expect_near_reference(scene, level, 1e-4);
+  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, 1e-4);
 }
 
 RC_GTEST_PROP(Attend, AgreesWithTheReferenceWhateverTheFeatures, ()) {
@@ -164,7 +164,7 @@ RC_GTEST_PROP(Attend, AgreesWithTheReferenceWhateverTheFeatures, ()) {
   options.wide_tail = *rc::gen::inRange(0, 4);
   AttendScene scene(options);
   const AttendOutput expected = scene.reference();
-  for (CpuLevel level : supported_levels()) {
+  for (CpuLevel level : cpu_levels_here()) {
     const AttendOutput got = scene.run(level);
     RC_ASSERT(relative_rms(got.out, expected.out) <= 1e-5);
     for (size_t i = 0; i < got.lse.size(); ++i) {
