@@ -2,7 +2,7 @@
 #include "cache/sequence.hpp"
 
 #include <algorithm>
-#include <utility>
+#include <cassert>
 
 namespace kvx::cache {
 namespace {
@@ -128,15 +128,24 @@ int64_t Sequence::num_new_blocks(int group, int64_t num_tokens) const {
   return std::max<int64_t>(end - groups_[group].table.size(), 0);
 }
 
-// Counts what reserve() needs into needed_. A new block is the sequence's last: wide, if any is.
-void Sequence::count_new_blocks(int64_t num_tokens) {
-  std::fill(needed_.begin(), needed_.end(), 0);
+void Sequence::add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
+                                 std::span<int64_t> needed) const {
   for (int group = 0; group < num_groups(); ++group) {
-    needed_[class_of(group, groups_[group].table.size())] += num_new_blocks(group, num_tokens);
+    const GroupState& state = groups_[group];
+    // A new block is the sequence's last: wide, if any is.
+    needed[class_of(group, state.table.size())] += num_new_blocks(group, num_tokens);
+    if (!leaves_window(group, num_tokens)) continue;
+    const LayerGroup& facts = shape_.groups[group];
+    ++needed[facts.packed_class];
+    if (pool.use_count(facts.wide_class, state.table[state.wide_tail]) == 1) {
+      --needed[facts.wide_class];
+    }
   }
 }
 
-Status Sequence::check_needed(const BlockPool& pool) const {
+Status Sequence::check_free_blocks(const BlockPool& pool, int64_t num_tokens) {
+  std::fill(needed_.begin(), needed_.end(), 0);
+  add_needed_blocks(pool, num_tokens, needed_);
   for (int i = 0; i < static_cast<int>(needed_.size()); ++i) {
     if (needed_[i] > pool.num_free(i)) {
       return out_of_range("class '{}' has {} free blocks of {}; {} are wanted", pool.name(i),
@@ -148,15 +157,7 @@ Status Sequence::check_needed(const BlockPool& pool) const {
 
 Status Sequence::take_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves) {
   KVX_RETURN_IF_ERROR(check_append(pool, num_tokens));
-  count_new_blocks(num_tokens);
-  for (int group = 0; group < num_groups(); ++group) {
-    if (!leaves_window(group, num_tokens)) continue;
-    const LayerGroup& facts = shape_.groups[group];
-    const int32_t leaving = groups_[group].table[groups_[group].wide_tail];
-    ++needed_[facts.packed_class];
-    if (pool.use_count(facts.wide_class, leaving) == 1) --needed_[facts.wide_class];
-  }
-  KVX_RETURN_IF_ERROR(check_needed(pool));
+  KVX_RETURN_IF_ERROR(check_free_blocks(pool, num_tokens));
 
   for (int group = 0; group < num_groups(); ++group) {
     if (!leaves_window(group, num_tokens)) continue;
@@ -189,8 +190,7 @@ Status Sequence::reserve(BlockPool& pool, int64_t num_tokens) {
           groups_[group].wide_tail, group);
     }
   }
-  count_new_blocks(num_tokens);
-  KVX_RETURN_IF_ERROR(check_needed(pool));
+  KVX_RETURN_IF_ERROR(check_free_blocks(pool, num_tokens));
 
   for (int group = 0; group < num_groups(); ++group) {
     BlockTable& table = groups_[group].table;

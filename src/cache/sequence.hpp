@@ -72,6 +72,12 @@ class Sequence {
   // must be written before it leaves the window.
   int64_t most_tokens_at_once() const;
 
+  // Adds to needed, [classes of the pool], the blocks that take_moves() and reserve() will take,
+  // less the wide ones that come back between them. A batch of sequences fits when the sums do.
+  // Requires: 1 <= num_tokens <= most_tokens_at_once().
+  void add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
+                         std::span<int64_t> needed) const;
+
   // OUT_OF_RANGE, nothing changed: blocks are short, or num_tokens goes beyond max_tokens.
   // INVALID_ARGUMENT, nothing changed: num_tokens < 1 or > most_tokens_at_once(). Moves are added
   // to `moves`; nothing is added when no block leaves. The blocks that the following reserve()
@@ -115,11 +121,10 @@ class Sequence {
   explicit Sequence(const SequenceShape& shape);
   Status check_append(const BlockPool& pool, int64_t num_tokens) const;
   Status check_truncate(int group, int64_t num_tokens) const;
-  Status check_needed(const BlockPool& pool) const;
+  Status check_free_blocks(const BlockPool& pool, int64_t num_tokens);
   int class_of(int group, int64_t block) const;
   bool leaves_window(int group, int64_t num_tokens) const;
   int64_t num_new_blocks(int group, int64_t num_tokens) const;
-  void count_new_blocks(int64_t num_tokens);
   Status drop_blocks(BlockPool& pool, int group, int64_t num_blocks);
 
   SequenceShape shape_;

@@ -30,11 +30,11 @@ struct FormatSpec {
 
 // What a caller may ask for beside the format's name; absent means the format's default.
 struct SpecOptions {
-  std::optional<int> group_size;
-  std::optional<ScaleType> scale_type;
-  std::optional<ScaleRule> scale_rule;
-  std::optional<ScaleSource> scale_source;
-  std::optional<ScaleChoice> scale_choice;
+  std::optional<int> group_size = std::nullopt;
+  std::optional<ScaleType> scale_type = std::nullopt;
+  std::optional<ScaleRule> scale_rule = std::nullopt;
+  std::optional<ScaleSource> scale_source = std::nullopt;
+  std::optional<ScaleChoice> scale_choice = std::nullopt;
 };
 
 // INVALID_ARGUMENT names the option, its value and what the format allows.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
@@ -195,6 +196,10 @@ Status ContiguousCache::check_queries(int layer, int q_len, int window) const {
   if (q_len < 1 || q_len > num_tokens) {
     return invalid_argument("q_len is {}; expected 1 to {}, the tokens that are there", q_len,
                             num_tokens);
+  }
+  if (int64_t{config_.batch_size} * q_len > std::numeric_limits<int32_t>::max()) {
+    return out_of_range("batch_size {} x q_len {} is more queries than one call can take",
+                        config_.batch_size, q_len);
   }
   const int ring_window = config_.geometry.window_of(layer);
   if (ring_window == 0) return {};

@@ -49,7 +49,7 @@ class ContiguousCache {
   // The last q_len tokens of each sequence ask; tokens that the layer has appended and no advance
   // has counted are among them. q: [batch * q_len, num_q_heads, k_head_dim]; out: the same with
   // v_head_dim. INVALID_ARGUMENT: q_len beyond the tokens that are there, or beyond what a full
-  // ring still holds for its first query (max_append).
+  // ring still holds for its first query (max_append). OUT_OF_RANGE: 2^31 queries or more.
   Status attend(int layer, int q_len, FloatRows q, MutableFloatRows out,
                 const ContiguousAttention& attention) const;
 

@@ -174,6 +174,17 @@ TEST(Sequence, CountsASharedWideBlockAsNotComingBack) {
   EXPECT_EQ(pool.num_used(kPacked), 0);
 }
 
+TEST(Sequence, SaysWhatABatchWillTake) {
+  BlockPool pool = make_pool({8, 8, 8});
+  Sequence first = make_sequence({wide_ended_group(0, 1), window_group(5)});
+  Sequence second = make_sequence({wide_ended_group(0, 1), window_group(5)});
+  append(first, pool, 4);
+  std::array<int64_t, 3> needed = {};
+  first.add_needed_blocks(pool, 1, needed);   // one wide block is packed, and comes back
+  second.add_needed_blocks(pool, 4, needed);  // its first block
+  EXPECT_THAT(needed, ElementsAre(1, 1, 2));
+}
+
 TEST(Sequence, MovesNothingWhenThePoolIsShort) {
   BlockPool pool = make_pool({0, 3, 0});
   Sequence sequence = make_sequence({wide_ended_group(0, 1)});

@@ -48,7 +48,7 @@ class TestSide {
   // Writes one scale's bits everywhere (given scales).
   void fill_scales(format::StoredScale scale) {
     const int size = format::bytes_of(view.spec.scale_type);
-    for (size_t i = 0; i + size <= scales.size(); i += size) {
+    for (size_t i = 0; size > 0 && i + size <= scales.size(); i += size) {
       format::store_scale(view.spec.scale_type, scale, scales.data() + i);
     }
   }
