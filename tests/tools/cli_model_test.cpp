@@ -1,0 +1,97 @@
+// The program from outside with a model, a tiny one: run and compare from end to end, and what they
+// refuse.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/cli_runner.hpp"
+#include "tests/tools/tiny_model.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class CliModel : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    const std::vector<uint8_t> file = tests::tiny_chat_model().file();
+    write("model.gguf", {reinterpret_cast<const char*>(file.data()), file.size()});
+    write("text.txt", tests::tiny_text(200));
+  }
+  void write(const char* name, std::string_view content) {
+    ASSERT_TRUE(write_file("file", work() / name, content).ok());
+  }
+};
+
+TEST_F(CliModel, ComparesCachesAndWritesItsReports) {
+  const Outcome outcome =
+      kvx("compare -m model.gguf -f text.txt --formats int8,int4:sink=4,recent=8 --ctx 32 "
+          "--chunks 2 --block-size 4 --layers 0=bf16 --json r.json --html r.html");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("int4:sink=4,recent=8"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b")));
+  const auto json = nlohmann::json::parse(read_file("json", work() / "r.json").value());
+  ASSERT_EQ(json["caches"].size(), 3u);
+  EXPECT_EQ(json["caches"][0]["name"], "bf16");
+  EXPECT_EQ(json["num_scored_tokens"], 2 * 15);
+  // Layer 0 is stored in bf16, as the base cache's is.
+  EXPECT_EQ(json["caches"][1]["attention_by_layer"][0]["relative_error"], 0);
+  EXPECT_GT(json["caches"][1]["attention_by_layer"][1]["relative_error"], 0);
+  EXPECT_THAT(read_file("html", work() / "r.html").value(), HasSubstr("int4:sink=4,recent=8"));
+}
+
+TEST_F(CliModel, WritesTextToStdoutAndSpeedToStderr) {
+  const Outcome outcome = kvx("run -m model.gguf -p 'hello' -n 8 --cache int8 --raw");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, Not(IsEmpty()));
+  EXPECT_THAT(outcome.err, HasSubstr("prefill 5 tokens"));
+  EXPECT_THAT(outcome.err, HasSubstr("cache int8: "));
+}
+
+TEST_F(CliModel, WritesTheSameTextEveryTime) {
+  const std::string command = "run -m model.gguf -p 'hello' -n 12 --temperature 1 --seed 3";
+  const Outcome first = kvx(command + " --threads 1");
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(kvx(command + " --threads 2").out, first.out);
+}
+
+TEST_F(CliModel, ChatsWithoutAPromptUntilTheInputEnds) {
+  const Outcome outcome = kvx("run -m model.gguf -n 4");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(CliModel, RefusesTextsAndPromptsThatDoNotFit) {
+  expect_refused("compare -m model.gguf -f missing.txt --ctx 32", "text is 'missing.txt'");
+  expect_refused("compare -m model.gguf -f text.txt --ctx 64 --chunks 4 --formats int8 --json r",
+                 "200 tokens; 4 windows of 64 need 256");
+  expect_refused("compare -m model.gguf -f text.txt --ctx 65",
+                 "ctx is 65; the model's context is 64 tokens");
+  expect_refused(fmt::format("run -m model.gguf --raw -p '{}'", tests::tiny_text(64)),
+                 "prompt has 64 tokens after 0; the context is 64 tokens");
+  expect_refused("run -m model.gguf -p x --ctx 65", "ctx is 65");
+}
+
+TEST_F(CliModel, RefusesAHeadDimThatAFormatCannotStore) {
+  expect_refused("compare -m model.gguf -f text.txt --ctx 32 --formats nvfp4 --json r.json",
+                 "head_dim is 8; nvfp4 needs a multiple of 16");
+  expect_refused("run -m model.gguf -p x --cache mxfp4", "head_dim is 8; mxfp4");
+}
+
+TEST_F(CliModel, RefusesLayersAndHeadsThatTheModelHasNot) {
+  expect_refused("compare -m model.gguf -f text.txt --ctx 32 --formats int8 --layers 2=bf16", "2");
+  expect_refused("compare -m model.gguf -f text.txt --ctx 32 --formats int8 --heads 0:2=bf16", "2");
+}
+
+TEST_F(CliModel, RefusesATruncatedModel) {
+  const std::string whole = read_file("model", work() / "model.gguf").value();
+  write("model.gguf", std::string_view(whole).substr(0, whole.size() / 2));
+  expect_refused("run -m model.gguf -p x", "model is 'model.gguf'");
+}
+
+}  // namespace
+}  // namespace kvx::tool
