@@ -16,7 +16,7 @@ struct CacheGeometry {
   int v_head_dim = 0;  // 0: nothing is stored for V
   // [num_layers]: a layer's sliding window in tokens, 0 for all. Empty: all layers see everything.
   // Layers of one window form a layer group with block tables of its own.
-  std::vector<int> layer_windows;
+  std::vector<int> layer_windows = {};
 
   int window_of(int layer) const { return layer_windows.empty() ? 0 : layer_windows[layer]; }
 };
