@@ -1,29 +1,9 @@
-// Verbs allocate nothing once they run. This file replaces the binary's operator new to count.
+// Attend allocates nothing once it runs. (append: append_test.cpp)
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "ops/attend/tiling.hpp"
+#include "tests/support/allocation_counter.hpp"
 #include "tests/support/attend_scene.hpp"
-
-namespace {
-std::atomic<int64_t> num_allocations{0};
-}
-
-// Not inlined: the compiler would see malloc's memory given to a foreign delete.
-__attribute__((noinline)) void* operator new(size_t size) {
-  ++num_allocations;
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace kvx::tests {
 namespace {
@@ -41,9 +21,9 @@ TEST(Allocations, AttendAllocatesNothingAndItsScratchDoesNotGrowWithTheLength) {
     AttendScene scene(options);
     for (CpuLevel level : supported_levels()) {
       ASSERT_TRUE(scene.attend(level, *pool).ok());
-      const int64_t before = num_allocations;
+      const int64_t before = num_allocations();
       const Status status = scene.attend(level, *pool);
-      EXPECT_EQ(num_allocations - before, 0);
+      EXPECT_EQ(num_allocations() - before, 0);
       EXPECT_TRUE(status.ok());
     }
   }
