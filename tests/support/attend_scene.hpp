@@ -12,19 +12,12 @@
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "tests/support/attend_reference.hpp"
+#include "tests/support/cpu_levels.hpp"
 #include "tests/support/scene_cache.hpp"
 
 namespace kvx::tests {
 
 using device::CpuLevel;
-
-inline std::vector<CpuLevel> supported_levels() {
-  std::vector<CpuLevel> levels;
-  for (CpuLevel level : {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
-    if (device::supports(level)) levels.push_back(level);
-  }
-  return levels;
-}
 
 class AttendScene {
  public:
