@@ -235,9 +235,9 @@ KVX_API kvx_status_t kvx_write_kv(const kvx_cache_desc_t* cache, const kvx_write
 KVX_API kvx_status_t kvx_gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
                                    void* stream);
 
-/* The same with a backend's kernels. The forms with a type's name ask for cache and IO of it and
- * are UNSUPPORTED with others; prefill: sequence s's tokens are rows [s * tokens_per_seq, ...), in
- * consecutive slots. Host memory is served by the CPU. */
+/* The same with a backend's kernels; host memory is served by the CPU. The forms with a type's name
+ * ask for cache and IO of it and are UNSUPPORTED with others. prefill: the tokens are sequences of
+ * tokens_per_seq, which is a hint: every token still has its slot. */
 KVX_API kvx_status_t kvx_launch_write_kv(const kvx_cache_desc_t* cache,
                                          const kvx_write_desc_t* write, void* stream);
 KVX_API kvx_status_t kvx_launch_write_kv_f32(const kvx_cache_desc_t* cache,
