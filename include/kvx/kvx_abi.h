@@ -309,6 +309,362 @@ enum {
  * size below 8. */
 KVX_API kvx_status_t kvx_query_features(kvx_features_t* features);
 
+/* ---- formats: how a row of K or V is stored ----
+ *
+ * The structs from here on hold each other by pointer and may be shorter than the library's: what a
+ * caller's struct has not counts as zero. */
+
+typedef enum kvx_format {
+  KVX_FORMAT_INVALID = 0,
+  KVX_FORMAT_F32 = 1,
+  KVX_FORMAT_F16 = 2,
+  KVX_FORMAT_BF16 = 3,
+  KVX_FORMAT_FP8_E4M3 = 4,
+  KVX_FORMAT_FP8_E5M2 = 5,
+  KVX_FORMAT_INT8 = 6,
+  KVX_FORMAT_INT4 = 7,
+  KVX_FORMAT_INT8_AFFINE = 8,
+  KVX_FORMAT_INT4_AFFINE = 9,
+  KVX_FORMAT_MXFP4_G16 = 10,
+  KVX_FORMAT_MXFP4 = 11,
+  KVX_FORMAT_NVFP4 = 12,
+  KVX_FORMAT_FP4_ROW = 13,
+  KVX_FORMAT_INT4_ROW = 14
+} kvx_format_t;
+
+typedef enum kvx_scale_type {
+  KVX_SCALE_TYPE_DEFAULT = 0,
+  KVX_SCALE_TYPE_F32 = 1,
+  KVX_SCALE_TYPE_F16 = 2,
+  KVX_SCALE_TYPE_BF16 = 3,
+  KVX_SCALE_TYPE_E8M0 = 4,
+  KVX_SCALE_TYPE_E4M3 = 5
+} kvx_scale_type_t;
+
+typedef enum kvx_scale_rule {
+  KVX_SCALE_RULE_DEFAULT = 0,
+  KVX_SCALE_RULE_AMAX = 1,
+  KVX_SCALE_RULE_E8M0_CEIL = 2,
+  KVX_SCALE_RULE_E8M0_FLOOR = 3,
+  KVX_SCALE_RULE_AFFINE = 4
+} kvx_scale_rule_t;
+
+typedef enum kvx_scale_source {
+  KVX_SCALE_SOURCE_DEFAULT = 0,
+  KVX_SCALE_SOURCE_COMPUTED = 1,   /* by append, one per group of a row */
+  KVX_SCALE_SOURCE_GIVEN = 2,      /* by the caller; append reads it */
+  KVX_SCALE_SOURCE_PAGE_SHARED = 3 /* by append, one per group of a block */
+} kvx_scale_source_t;
+
+/* How the encoder picks a scale; readers need not know. */
+typedef enum kvx_scale_choice {
+  KVX_SCALE_CHOICE_DEFAULT = 0,
+  KVX_SCALE_CHOICE_AMAX = 1,
+  KVX_SCALE_CHOICE_4OVER6 = 2,
+  KVX_SCALE_CHOICE_SEARCH = 3
+} kvx_scale_choice_t;
+
+#define KVX_GROUP_WHOLE_ROW 0xFFFFFFFFu
+
+typedef struct kvx_format_spec_t {
+  uint32_t size;
+  uint32_t format;       /* kvx_format_t */
+  uint32_t group_size;   /* along head_dim; 0: the format's default; KVX_GROUP_WHOLE_ROW */
+  uint32_t scale_type;   /* kvx_scale_type_t */
+  uint32_t scale_rule;   /* kvx_scale_rule_t */
+  uint32_t scale_source; /* kvx_scale_source_t */
+  uint32_t scale_choice; /* kvx_scale_choice_t */
+  uint32_t reserved;     /* 0 */
+} kvx_format_spec_t;
+
+/* A format for rows of one head_dim, all defaults filled in. */
+typedef struct kvx_format_info_t {
+  uint32_t size;
+  uint32_t head_dim_multiple; /* head_dim must be a multiple of this */
+  const char* name;           /* "int8"; lives as long as the library */
+  const char* summary;        /* one line */
+  uint32_t group_size;        /* numbers that share a scale; head_dim for a whole row */
+  uint32_t groups_per_row;    /* 0: no scale */
+  uint32_t code_bytes_per_row;
+  uint32_t scale_bytes_per_row;   /* wherever they lie */
+  uint32_t scale_bytes_per_group; /* an affine format's scale and zero together */
+  uint32_t scale_type;            /* kvx_scale_type_t; 0: none */
+  uint32_t scale_rule;            /* kvx_scale_rule_t; 0: none */
+  uint32_t scale_source;          /* kvx_scale_source_t */
+  uint32_t has_tensor_scale;      /* 1: a second, f32 scale per head */
+  uint32_t reserved;
+} kvx_format_info_t;
+
+/* INVALID_ARGUMENT: no such format, an option that it has not, a head_dim that it cannot store. */
+KVX_API kvx_status_t kvx_format_info(const kvx_format_spec_t* spec, uint32_t head_dim,
+                                     kvx_format_info_t* info);
+
+/* ---- a layer of a cache in the caller's memory ---- */
+
+/* K or V of a run of heads that are stored alike. Strides are bytes; codes of a row are contiguous.
+ * A scale's stride of 0 shares it: only the head's set is a scale per head. */
+typedef struct kvx_side_t {
+  uint32_t size;
+  uint32_t head_dim;
+  const kvx_format_spec_t* spec;
+  void* codes; /* of block 0, token 0, the run's first head */
+  int64_t code_block_stride;
+  int64_t code_token_stride;
+  int64_t code_head_stride;
+  void* scales; /* likewise, group 0; null: the format has none */
+  int64_t scale_block_stride;
+  int64_t scale_token_stride;
+  int64_t scale_head_stride;
+  int64_t scale_group_stride;
+  const float* tensor_scales; /* [heads of the run]; null: 1 */
+} kvx_side_t;
+
+typedef struct kvx_head_run_t {
+  uint32_t size;
+  uint32_t num_heads;
+  const kvx_side_t* k;
+  const kvx_side_t* v; /* null: not stored */
+} kvx_head_run_t;
+
+enum { KVX_TRANSFORM_HADAMARD = 1 << 0 };
+
+/* y = H((x - mean - block_offset) * factor): applied by append, undone by gather, folded into q and
+ * the output by attend. Null: an absent term. */
+typedef struct kvx_transform_t {
+  uint32_t size;
+  uint32_t flags;            /* KVX_TRANSFORM_* */
+  const float* mean;         /* [num_kv_heads, head_dim] */
+  const float* factor;       /* [num_kv_heads, head_dim], positive */
+  const float* block_offset; /* [num_offset_blocks, num_kv_heads, head_dim]; K only */
+  int64_t num_offset_blocks; /* a token's is that of its position / block_size */
+} kvx_transform_t;
+
+/* Either `cache`, a v1 descriptor of F16, BF16 or F32 whose rows are contiguous, and nothing else
+ * but transforms; or runs, in head order, with the four counts. */
+typedef struct kvx_layer_t {
+  uint32_t size;
+  uint32_t block_size; /* tokens */
+  int64_t num_blocks;
+  uint32_t num_kv_heads;
+  uint32_t num_runs;
+  const kvx_head_run_t* const* runs; /* [num_runs] */
+  const kvx_cache_desc_t* cache;
+  const kvx_transform_t* k_transform;
+  const kvx_transform_t* v_transform;
+} kvx_layer_t;
+
+/* Opaque pages, as an engine that knows nothing of formats hands them over: [num_blocks,
+ * num_kv_heads, block_size * bytes_per_token], uint8. The order inside a page is the library's; a
+ * page of zeros is legal and decodes to zeros. */
+typedef struct kvx_page_desc_t {
+  uint32_t size;
+  uint32_t block_size; /* a multiple of 4 */
+  uint32_t k_head_dim;
+  uint32_t v_head_dim;             /* 0: no V */
+  const kvx_format_spec_t* k_spec; /* computed scales, or none */
+  const kvx_format_spec_t* v_spec;
+} kvx_page_desc_t;
+
+/* Bytes of one token of one KV head, K and V together. */
+KVX_API kvx_status_t kvx_page_bytes_per_token(const kvx_page_desc_t* page, uint64_t* bytes);
+
+/* Fills k and v (ignored when v_head_dim is 0) for pages that begin at `pages`; their spec pointers
+ * are page's. */
+KVX_API kvx_status_t kvx_describe_pages(const kvx_page_desc_t* page, void* pages,
+                                        uint32_t num_kv_heads, kvx_side_t* k, kvx_side_t* v);
+
+/* ---- the verbs ---- */
+
+/* Threads of the caller. parallel_for calls piece(context, i) once for every i below num_pieces, in
+ * any threads, and returns when all have returned. Results do not depend on the number of threads.
+ */
+typedef struct kvx_executor_t {
+  uint32_t size;
+  uint32_t num_threads;
+  void* user;
+  void (*parallel_for)(void* user, uint32_t num_pieces, void (*piece)(void* context, uint32_t i),
+                       void* context);
+} kvx_executor_t;
+
+/* Floats [tokens, heads, head_dim]; rows are contiguous. */
+typedef struct kvx_rows_t {
+  uint32_t size;
+  uint32_t dtype; /* KVX_DTYPE_F16, BF16 or F32 */
+  void* data;
+  int64_t token_stride; /* elements; both 0: dense */
+  int64_t head_stride;
+} kvx_rows_t;
+
+typedef struct kvx_append_args_t {
+  uint32_t size;
+  uint32_t slot_dtype; /* KVX_DTYPE_S32 or S64 */
+  const kvx_layer_t* layer;
+  const kvx_rows_t* k; /* [num_tokens, num_kv_heads, k head_dim] */
+  const kvx_rows_t* v; /* null when no V is stored */
+  int64_t num_tokens;
+  const void* slots;        /* [num_tokens]; negative: not written */
+  const int64_t* positions; /* [num_tokens], absolute; needed with a block_offset only */
+  /* Null: a slot beyond the cache is OUT_OF_RANGE and nothing is written. Otherwise such tokens are
+   * not written, and their number is added here. */
+  uint64_t* out_of_range_slots;
+  uint64_t* nonfinite_inputs; /* added: NaN and infinities that the codes cannot say; may be null */
+  const kvx_executor_t* executor; /* null: the calling thread */
+} kvx_append_args_t;
+
+/* Rows to slots, transformed and quantised on the way. Of equal slots the later token stays. */
+KVX_API kvx_status_t kvx_append(const kvx_append_args_t* args, void* stream);
+
+/* Range i is tokens [first_tokens[i], first_tokens[i] + num_tokens[i]) of sequence sequences[i], to
+ * rows first_rows[i], ... of k and v. Null arrays: range i is the whole of sequence i, one after
+ * the other, and num_ranges is the table's seq_count. */
+typedef struct kvx_gather_args_t {
+  uint32_t size;
+  uint32_t num_ranges;
+  const kvx_layer_t* layer;
+  const kvx_block_table_t* block_table; /* PACKED or RAGGED */
+  const kvx_seq_lens_t* seq_lens;
+  const int32_t* sequences;
+  const int64_t* first_tokens;
+  const int64_t* num_tokens;
+  const int64_t* first_rows;
+  const kvx_rows_t* k; /* null: not wanted */
+  const kvx_rows_t* v;
+  const kvx_executor_t* executor;
+} kvx_gather_args_t;
+
+/* Stored rows to floats, transforms undone. */
+KVX_API kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream);
+
+typedef struct kvx_attend_args_t {
+  uint32_t size;
+  uint32_t num_q_heads; /* a multiple of num_kv_heads */
+  const kvx_layer_t* layer;
+  const kvx_block_table_t* block_table; /* PACKED or RAGGED */
+  const kvx_seq_lens_t* seq_lens;       /* tokens in the cache, the queries' own included */
+  /* [seq_count + 1]: queries of sequence s are rows q_starts[s] .. q_starts[s + 1], its last tokens
+   * (causal). Null: one query a sequence. */
+  const int32_t* q_starts;
+  const kvx_rows_t* q;   /* [queries, num_q_heads, k head_dim] */
+  const kvx_rows_t* out; /* [queries, num_q_heads, v head_dim] */
+  float* lse;            /* [queries, num_q_heads], natural log, or null */
+  float softmax_scale;   /* 0: 1 / sqrt(k head_dim) */
+  float softcap;         /* 0: none */
+  uint32_t window;       /* a query sees its own and window - 1 tokens before it; 0: all */
+  uint32_t reserved;     /* 0 */
+  const float* sinks;    /* [num_q_heads] logits that take probability, or null */
+  const uint8_t*
+      tree_mask; /* [queries, tree_mask_stride]: which new tokens a query sees; or null */
+  int64_t tree_mask_stride;
+  /* Wide ends: blocks [0, wide_head_blocks[s]) and [wide_tail_blocks[s], end) of sequence s lie in
+   * `wide`. All null: none. */
+  const kvx_layer_t* wide;
+  const int32_t* wide_head_blocks;
+  const int32_t* wide_tail_blocks;
+  void* workspace; /* at least kvx_attend_workspace's bytes */
+  uint64_t workspace_bytes;
+  const kvx_executor_t* executor;
+} kvx_attend_args_t;
+
+/* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. */
+KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
+
+/* Attention straight from the stored bytes, decode and prefill. */
+KVX_API kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream);
+
+typedef struct kvx_copy_args_t {
+  uint32_t size;
+  uint32_t num_copies;
+  const kvx_layer_t* from;
+  const kvx_layer_t* to;
+  const int64_t* from_blocks; /* [num_copies] */
+  const int64_t* to_blocks;
+  const int32_t* num_tokens;  /* the first tokens of the block; null: all */
+  uint64_t* nonfinite_inputs; /* added, as in kvx_append; may be null */
+  const kvx_executor_t* executor;
+} kvx_copy_args_t;
+
+/* Blocks as they are stored where both layers store alike, decoded and encoded again where not.
+ * Transforms are not looked at: both layers hold transformed rows. */
+KVX_API kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* args, void* stream);
+
+typedef struct kvx_transcode_args_t {
+  uint32_t size;
+  uint32_t slot_dtype; /* KVX_DTYPE_S32 or S64, of both lists */
+  const kvx_layer_t* from;
+  const kvx_layer_t* to;
+  int64_t num_tokens;
+  const void* from_slots; /* [num_tokens] */
+  const void* to_slots;   /* [num_tokens]; a negative slot in either list: not copied */
+  uint64_t* nonfinite_inputs;
+  const kvx_executor_t* executor;
+} kvx_transcode_args_t;
+
+/* Tokens from slots to slots, any format, layout, block size and transform to any other (but no
+ * block_offset). The layers lie in different memory. */
+KVX_API kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* stream);
+
+/* ---- caches that own their memory ---- */
+
+/* A cache of all layers: pools, block tables and sequences. One thread at a time uses it. */
+typedef struct kvx_cache_s* kvx_cache_t;
+
+typedef struct kvx_cache_config_t {
+  uint32_t size;
+  uint32_t num_layers;
+  uint32_t num_kv_heads;
+  uint32_t k_head_dim;
+  uint32_t v_head_dim; /* 0: no V */
+  uint32_t block_size; /* tokens; 0: 64 */
+  uint32_t max_sequences;
+  uint32_t num_threads; /* of a pool of our own; 0 or 1: the calling thread. Unused with executor */
+  int64_t max_tokens_per_sequence;
+  int64_t memory_budget_bytes;    /* 0: what max_sequences full sequences need */
+  const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "int4:auto" */
+  const int32_t* layer_windows;   /* [num_layers], 0: none; or null */
+  const kvx_executor_t* executor; /* kept until kvx_cache_free; or null */
+} kvx_cache_config_t;
+
+KVX_API kvx_status_t kvx_cache_create(const kvx_cache_config_t* config, kvx_cache_t* cache);
+/* Null is allowed. */
+KVX_API void kvx_cache_free(kvx_cache_t cache);
+
+/* OUT_OF_RANGE: max_sequences are in use. */
+KVX_API kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence);
+KVX_API kvx_status_t kvx_sequence_free(kvx_cache_t cache, int32_t sequence);
+/* max_step: the most tokens that one step takes of this sequence; may be null. */
+KVX_API kvx_status_t kvx_sequence_tokens(kvx_cache_t cache, int32_t sequence, int64_t* num_tokens,
+                                         int64_t* max_step);
+
+/* A step adds tokens to some sequences, each named once: begin, then kvx_step_layer once for every
+ * layer, then end. */
+KVX_API kvx_status_t kvx_step_begin(kvx_cache_t cache, uint32_t num_entries,
+                                    const int32_t* sequences, const int32_t* num_tokens);
+
+/* Rows are the entries' tokens, one entry after the other. */
+typedef struct kvx_step_layer_args_t {
+  uint32_t size;
+  uint32_t layer;
+  uint32_t num_q_heads;
+  float softmax_scale;   /* 0: 1 / sqrt(k head_dim) */
+  float softcap;         /* 0: none */
+  uint32_t reserved;     /* 0 */
+  const kvx_rows_t* q;   /* [tokens, num_q_heads, k head_dim] */
+  const kvx_rows_t* k;   /* [tokens, num_kv_heads, k head_dim] */
+  const kvx_rows_t* v;   /* [tokens, num_kv_heads, v head_dim] */
+  const kvx_rows_t* out; /* [tokens, num_q_heads, v head_dim] */
+  const float* sinks;    /* [num_q_heads], or null */
+} kvx_step_layer_args_t;
+
+/* Appends the step's K and V to a layer and attends. */
+KVX_API kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_args_t* args);
+KVX_API kvx_status_t kvx_step_end(kvx_cache_t cache);
+
+/* Stored rows of tokens [first_token, first_token + num_tokens) as floats; k or v null: not wanted.
+ */
+KVX_API kvx_status_t kvx_sequence_gather(kvx_cache_t cache, int32_t sequence, uint32_t layer,
+                                         int64_t first_token, int64_t num_tokens,
+                                         const kvx_rows_t* k, const kvx_rows_t* v);
+
 #ifdef __cplusplus
 }
 #endif
