@@ -9,34 +9,6 @@
 namespace kvx::abi {
 namespace {
 
-struct Axis {
-  int64_t extent;
-  int64_t stride;  // elements
-};
-
-// The elements from the first to the last, or a finding when strides let elements share an address:
-// every axis must step over all that the axes with smaller strides take.
-Result<int64_t> span_of(std::span<Axis> axes, std::string_view name, Findings& findings) {
-  std::sort(axes.begin(), axes.end(),
-            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
-  CheckedSize taken = 1;
-  for (const Axis& axis : axes) {
-    if (axis.extent == 1) continue;
-    const auto inner = taken.get();
-    if (inner && axis.stride < *inner) {
-      findings.add(
-          unsupported("{} has a stride of {} over elements that take {}; strides that "
-                      "let elements share an address are not supported",
-                      name, axis.stride, *inner));
-      return 0;
-    }
-    taken = taken + CheckedSize(axis.extent - 1) * CheckedSize(axis.stride);
-  }
-  const auto total = taken.get();
-  if (!total) return invalid_argument("{} has strides beyond 64-bit addresses", name);
-  return *total;
-}
-
 void check_rule(const kvx_tensor_desc_t& tensor, int element_bytes, std::string_view name,
                 Findings& findings) {
   const int64_t elements_in_16_bytes = 16 / element_bytes;
@@ -54,6 +26,28 @@ void check_rule(const kvx_tensor_desc_t& tensor, int element_bytes, std::string_
 }
 
 }  // namespace
+
+Result<int64_t> span_of(std::span<Axis> axes, int64_t element, std::string_view name,
+                        Findings& findings) {
+  std::sort(axes.begin(), axes.end(),
+            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  CheckedSize taken = element;
+  for (const Axis& axis : axes) {
+    if (axis.extent == 1) continue;
+    const auto inner = taken.get();
+    if (inner && axis.stride < *inner) {
+      findings.add(
+          unsupported("{} has a stride of {} over what takes {}; strides that "
+                      "let elements share an address are not supported",
+                      name, axis.stride, *inner));
+      return 0;
+    }
+    taken = taken + CheckedSize(axis.extent - 1) * CheckedSize(axis.stride);
+  }
+  const auto total = taken.get();
+  if (!total) return invalid_argument("{} has strides beyond 64-bit addresses", name);
+  return *total;
+}
 
 Result<Element> check_element(const kvx_tensor_desc_t& tensor, std::string_view name) {
   switch (number_of(tensor.dtype)) {
@@ -112,7 +106,7 @@ Result<int64_t> check_strides(const kvx_tensor_desc_t& tensor, StrideRule rule, 
   std::array<Axis, KVX_MAX_TENSOR_DIMS> axes{};
   for (uint32_t i = 0; i < tensor.ndim; ++i) axes[i] = {tensor.shape[i], tensor.stride[i]};
   KVX_ASSIGN_OR_RETURN(const int64_t elements,
-                       span_of(std::span(axes).first(tensor.ndim), name, findings));
+                       span_of(std::span(axes).first(tensor.ndim), 1, name, findings));
   const auto bytes = (CheckedSize(elements) * CheckedSize(element_bytes)).get();
   if (!bytes) return invalid_argument("{} has strides beyond 64-bit addresses", name);
   return *bytes;

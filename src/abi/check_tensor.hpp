@@ -31,6 +31,17 @@ enum class StrideRule {
 Result<int64_t> check_strides(const kvx_tensor_desc_t& tensor, StrideRule rule, int element_bytes,
                               std::string_view name, Findings& findings);
 
+struct Axis {
+  int64_t extent;
+  int64_t stride;
+};
+
+// What lies from the first element to the last, in the strides' unit, an element taking `element`.
+// A finding when strides let elements share an address: every axis must step over all that the axes
+// with smaller strides take. INVALID_ARGUMENT: beyond 64-bit addresses. Sorts the axes.
+Result<int64_t> span_of(std::span<Axis> axes, int64_t element, std::string_view name,
+                        Findings& findings);
+
 // Data that does not begin on a whole element is added to the findings.
 void check_alignment(const void* data, int element_bytes, std::string_view name,
                      Findings& findings);

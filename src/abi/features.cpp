@@ -34,7 +34,8 @@ constexpr kvx_features_t kFeatures = {
               KVX_TRAIT_SECONDARY_POOL | KVX_TRAIT_BEAMS | KVX_TRAIT_PADDED_WRITE_IO |
               KVX_TRAIT_DENSE_GATHER_IO | KVX_TRAIT_STRIDED_IO | KVX_TRAIT_REPORTS_OUT_OF_RANGE |
               KVX_TRAIT_LAUNCH_ON_HOST,
-    .formats = 0,
+    // Numbers from 1 on.
+    .formats = ((uint64_t{1} << format::kNumFormats) - 1) << 1,
 };
 
 Status query_features(kvx_features_t* features) {
