@@ -16,6 +16,8 @@ endif()
 
 # Gives each level file in `sources_var` its flags, and drops the files of levels that this
 # processor family lacks.
+# -fno-trapping-math and -fno-math-errno change no value: they let the compiler compute both sides of
+# a choice, without which loops over small floats do not vectorise.
 # Must be called in the directory that makes the target (source properties belong to a directory).
 function(kvx_set_cpu_level_flags sources_var)
   set(kept "")

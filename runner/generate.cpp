@@ -2,6 +2,7 @@
 #include "runner/generate.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <string>
 
 namespace kvx::runner {
@@ -41,7 +42,15 @@ Status logits_after(Model& model, AttentionBackend& backend, std::span<const int
   std::vector<float> hidden(tokens.size() * hidden_size);
   KVX_RETURN_IF_ERROR(model.forward(tokens, backend, hidden.data()));
   logits.resize(static_cast<size_t>(model.config().vocab_size));
-  return model.logits(hidden.data() + (tokens.size() - 1) * hidden_size, 1, logits.data());
+  KVX_RETURN_IF_ERROR(
+      model.logits(hidden.data() + (tokens.size() - 1) * hidden_size, 1, logits.data()));
+  // A number lost in the weights or the cache must not end as a plausible token.
+  for (const float logit : logits) {
+    if (!std::isnan(logit)) continue;
+    return internal_error("the logits after token {} are NaN: the model or its cache lost a number",
+                          backend.num_tokens() - 1);
+  }
+  return {};
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ Result<Tokenizer> Tokenizer::create(const GgufView& gguf) {
   KVX_ASSIGN_OR_RETURN(UnicodeSplit split, UnicodeSplit::create(pre));
   Tokenizer tokenizer(std::move(split));
   KVX_RETURN_IF_ERROR(tokenizer.read_tokens(gguf));
+  if (pre == "llama-bpe") tokenizer.keep_whole_words();
   KVX_RETURN_IF_ERROR(tokenizer.read_merges(gguf));
   KVX_RETURN_IF_ERROR(tokenizer.read_ids(gguf));
   return tokenizer;
@@ -65,12 +66,22 @@ Status Tokenizer::read_tokens(const GgufView& gguf) {
     bytes_.push_back(bytes.value_or(std::string(tokens[i])));
     is_special_.push_back(special);
     const int id = static_cast<int>(i);
-    if (special && !tokens[i].empty()) special_.emplace_back(tokens[i], id);
+    if (special && !tokens[i].empty()) {
+      special_.push_back({std::string(tokens[i]), id, types[i] == kUserDefined});
+    }
     if (bytes && bytes->size() == 1) token_of_byte_[static_cast<uint8_t>((*bytes)[0])] = id;
   }
   std::stable_sort(special_.begin(), special_.end(),
-                   [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+                   [](const auto& a, const auto& b) { return a.text < b.text; });
   return {};
+}
+
+// Llama 3's vocabulary has words that no order of its merges makes; a word that is a token is taken
+// as it is.
+void Tokenizer::keep_whole_words() {
+  for (int token = 0; token < size(); ++token) {
+    if (!is_special(token)) whole_words_.emplace(bytes_[token], token);
+  }
 }
 
 Status Tokenizer::read_merges(const GgufView& gguf) {
@@ -113,29 +124,53 @@ Status Tokenizer::read_ids(const GgufView& gguf) {
 Result<std::vector<int>> Tokenizer::encode(std::string_view text, SpecialTokens special) const {
   std::vector<int> out;
   size_t text_begin = 0;
-  if (special == SpecialTokens::kParse) {
-    for (size_t i = 0; i < text.size();) {
-      const auto found = std::find_if(special_.begin(), special_.end(), [&](const auto& token) {
-        return text.substr(i).starts_with(token.first);
-      });
-      if (found == special_.end()) {
-        ++i;
-        continue;
-      }
-      KVX_RETURN_IF_ERROR(encode_text(text.substr(text_begin, i - text_begin), out));
-      out.push_back(found->second);
-      i += found->first.size();
-      text_begin = i;
+  for (size_t i = 0; i < text.size();) {
+    const Special* found = special_at(text.substr(i), special);
+    if (found == nullptr) {
+      ++i;
+      continue;
     }
+    KVX_RETURN_IF_ERROR(encode_text(text.substr(text_begin, i - text_begin), out));
+    out.push_back(found->token);
+    i += found->text.size();
+    text_begin = i;
   }
   KVX_RETURN_IF_ERROR(encode_text(text.substr(text_begin), out));
   return out;
 }
 
+// The longest special token that text starts with. Each byte narrows the range of those that agree
+// so far; one that ends there is the first of the range.
+const Tokenizer::Special* Tokenizer::special_at(std::string_view text,
+                                                SpecialTokens special) const {
+  const Special* longest = nullptr;
+  auto first = special_.begin();
+  auto last = special_.end();
+  for (size_t i = 0; i < text.size(); ++i) {
+    const int next = static_cast<uint8_t>(text[i]);
+    const auto byte_of = [i](const Special& s) {
+      return i < s.text.size() ? static_cast<uint8_t>(s.text[i]) : -1;
+    };
+    first = std::partition_point(first, last, [&](const Special& s) { return byte_of(s) < next; });
+    last = std::partition_point(first, last, [&](const Special& s) { return byte_of(s) == next; });
+    if (first == last) break;
+    const bool counts = special == SpecialTokens::kParse || first->is_word;
+    if (first->text.size() == i + 1 && counts) longest = &*first;
+  }
+  return longest;
+}
+
 Status Tokenizer::encode_text(std::string_view text, std::vector<int>& out) const {
-  KVX_ASSIGN_OR_RETURN(const std::vector<std::string> pieces, split_.split(text));
+  KVX_ASSIGN_OR_RETURN(const std::vector<std::string_view> pieces, split_.split(text));
   std::vector<int> tokens;
-  for (const std::string& piece : pieces) {
+  for (const std::string_view piece : pieces) {
+    if (!whole_words_.empty()) {
+      const auto whole = whole_words_.find(std::string(piece));
+      if (whole != whole_words_.end()) {
+        out.push_back(whole->second);
+        continue;
+      }
+    }
     tokens.clear();
     KVX_RETURN_IF_ERROR(bytes_to_tokens(piece, tokens));
     merge(tokens);
@@ -221,8 +256,8 @@ bool Tokenizer::ends_generation(int token) const {
 }
 
 std::optional<int> Tokenizer::find_special(std::string_view name) const {
-  for (const auto& [text, id] : special_) {
-    if (text == name) return id;
+  for (const Special& special : special_) {
+    if (special.text == name) return special.token;
   }
   return std::nullopt;
 }

@@ -16,7 +16,8 @@ namespace kvx::runner {
 
 enum class SpecialTokens {
   kParse,   // "<|im_end|>" in the text is the token: for templates
-  kAsText,  // it is ten characters: for text that others wrote
+  kAsText,  // it is ten characters: for text that others wrote. User-defined tokens are no marks of
+            // the template, but words of the vocabulary, and are found all the same
 };
 
 class Tokenizer {
@@ -25,8 +26,8 @@ class Tokenizer {
   // INVALID_ARGUMENT: a token, merge or id that contradicts the others.
   static Result<Tokenizer> create(const GgufView& gguf);
 
-  // What is not UTF-8 becomes U+FFFD. A byte without a token becomes the unknown token;
-  // INVALID_ARGUMENT where the model has none.
+  // Any bytes; UnicodeSplit says how those that are not UTF-8 are cut. A byte without a token
+  // becomes the unknown token; INVALID_ARGUMENT where the model has none.
   Result<std::vector<int>> encode(std::string_view text, SpecialTokens special) const;
 
   // A token's bytes, not always whole characters; a special token's are its name.
@@ -47,13 +48,20 @@ class Tokenizer {
     int rank = 0;
     int token = 0;
   };
+  struct Special {
+    std::string text;
+    int token = 0;
+    bool is_word = false;  // user-defined
+  };
 
   explicit Tokenizer(UnicodeSplit split) : split_(std::move(split)) {}
   Status read_tokens(const GgufView& gguf);
+  void keep_whole_words();
   Status read_merges(const GgufView& gguf);
   Status read_ids(const GgufView& gguf);
 
   Status encode_text(std::string_view text, std::vector<int>& out) const;
+  const Special* special_at(std::string_view text, SpecialTokens special) const;
   Status bytes_to_tokens(std::string_view piece, std::vector<int>& out) const;
   const Merge* find_merge(int left, int right) const;
   void merge(std::vector<int>& tokens) const;
@@ -61,7 +69,8 @@ class Tokenizer {
   UnicodeSplit split_;
   std::vector<std::string> bytes_;                    // [size]
   std::vector<bool> is_special_;                      // [size]
-  std::vector<std::pair<std::string, int>> special_;  // longest first
+  std::vector<Special> special_;                      // sorted by text
+  std::unordered_map<std::string, int> whole_words_;  // empty where every word is merged
   std::unordered_map<uint64_t, Merge> merges_;        // by left << 32 | right
   std::vector<int> token_of_byte_;                    // [256], -1: none
   std::optional<int> unknown_;

@@ -4,6 +4,7 @@
 
 #include <unicode/regex.h>
 #include <unicode/unistr.h>
+#include <unicode/utf8.h>
 
 #include <span>
 #include <utility>
@@ -25,6 +26,7 @@ constexpr const char* kGpt2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^"
   "\\p{L}\\p{N}]+[\\r\\n]*|" KVX_SPACE "*[\\r\\n]+|" KVX_SPACE "+(?!\\P{White_Space})|" KVX_SPACE \
   "+"
 
+constexpr const char* kGpt2Alone[] = {kGpt2};
 constexpr const char* kSmollm[] = {"\\p{N}", kGpt2};
 constexpr const char* kLlamaBpe[] = {KVX_CL100K("\\p{N}{1,3}|")};
 constexpr const char* kQwen2[] = {KVX_CL100K("\\p{N}|")};
@@ -39,8 +41,32 @@ struct PreTokeniser {
   std::span<const char* const> patterns;
 };
 
-constexpr PreTokeniser kPreTokenisers[] = {
-    {"smollm", kSmollm}, {"llama-bpe", kLlamaBpe}, {"qwen2", kQwen2}, {"default", kDefault}};
+constexpr PreTokeniser kPreTokenisers[] = {{"smollm", kSmollm},
+                                           {"llama-bpe", kLlamaBpe},
+                                           {"qwen2", kQwen2},
+                                           {"gpt-2", kGpt2Alone},
+                                           {"default", kDefault}};
+
+// A text as ICU's expressions read it, and where in the text it came from.
+struct Utf16Text {
+  icu::UnicodeString units;
+  std::vector<int32_t> begins;  // [units.length() + 1]: the byte where a unit's character begins
+};
+
+Utf16Text utf16_of(std::string_view text) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+  const auto size = static_cast<int32_t>(text.size());
+  Utf16Text out;
+  for (int32_t next = 0; next < size;) {
+    const int32_t begin = next;
+    UChar32 character = 0;
+    U8_NEXT_OR_FFFD(bytes, next, size, character);
+    out.units.append(character);
+    out.begins.resize(static_cast<size_t>(out.units.length()), begin);
+  }
+  out.begins.push_back(size);
+  return out;
+}
 
 // Half-open ranges of UTF-16 units.
 struct Range {
@@ -92,21 +118,22 @@ Result<UnicodeSplit> UnicodeSplit::create(std::string_view name) {
     }
     return UnicodeSplit(std::move(patterns));
   }
-  return unsupported("tokenizer.ggml.pre is {}; smollm, llama-bpe, qwen2 and default are known",
-                     name.substr(0, 40));
+  return unsupported(
+      "tokenizer.ggml.pre is {}; smollm, llama-bpe, qwen2, gpt-2 and default are known",
+      name.substr(0, 40));
 }
 
-Result<std::vector<std::string>> UnicodeSplit::split(std::string_view text) const {
+Result<std::vector<std::string_view>> UnicodeSplit::split(std::string_view text) const {
   constexpr size_t kMostBytes = size_t{1} << 30;  // ICU counts UTF-16 units in 32 bits
   if (text.size() > kMostBytes) {
     return invalid_argument("the text has {} bytes; up to {} can be split", text.size(),
                             kMostBytes);
   }
-  const auto utf16 = icu::UnicodeString::fromUTF8({text.data(), static_cast<int32_t>(text.size())});
-  std::vector<Range> ranges{{0, utf16.length()}};
+  const Utf16Text utf16 = utf16_of(text);
+  std::vector<Range> ranges{{0, utf16.units.length()}};
   for (const auto& pattern : patterns_->compiled) {
     UErrorCode status = U_ZERO_ERROR;
-    const std::unique_ptr<icu::RegexMatcher> matcher(pattern->matcher(utf16, status));
+    const std::unique_ptr<icu::RegexMatcher> matcher(pattern->matcher(utf16.units, status));
     if (U_FAILURE(status)) return internal_error("ICU: {}", u_errorName(status));
     // A piece is matched as if it stood alone.
     matcher->useAnchoringBounds(true);
@@ -117,11 +144,13 @@ Result<std::vector<std::string>> UnicodeSplit::split(std::string_view text) cons
     }
     ranges = std::move(finer);
   }
-  std::vector<std::string> pieces;
+  std::vector<std::string_view> pieces;
   pieces.reserve(ranges.size());
   for (const Range range : ranges) {
     if (range.begin == range.end) continue;
-    utf16.tempSubStringBetween(range.begin, range.end).toUTF8String(pieces.emplace_back());
+    const auto begin = static_cast<size_t>(utf16.begins[range.begin]);
+    const auto end = static_cast<size_t>(utf16.begins[range.end]);
+    pieces.push_back(text.substr(begin, end - begin));
   }
   return pieces;
 }

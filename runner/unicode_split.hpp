@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,15 +11,16 @@ namespace kvx::runner {
 
 class UnicodeSplit {
  public:
-  // name: tokenizer.ggml.pre; smollm, llama-bpe, qwen2 and default are known, UNSUPPORTED
+  // name: tokenizer.ggml.pre; smollm, llama-bpe, qwen2, gpt-2 and default are known, UNSUPPORTED
   // otherwise.
   static Result<UnicodeSplit> create(std::string_view name);
   UnicodeSplit(UnicodeSplit&&) noexcept;
   UnicodeSplit& operator=(UnicodeSplit&&) noexcept;
   ~UnicodeSplit();
 
-  // Pieces in UTF-8; together they are the text, with U+FFFD for what is not UTF-8.
-  Result<std::vector<std::string>> split(std::string_view text) const;
+  // Views into text, in order; together they are the text, byte for byte. What is not UTF-8 is
+  // classed as U+FFFD (neither letter, number nor space), but stays what it was.
+  Result<std::vector<std::string_view>> split(std::string_view text) const;
 
  private:
   struct Patterns;

@@ -1,15 +1,5 @@
 // kvx_get_version: which version of the C ABI this library speaks.
-#include <cstddef>
-
-#include "kvx/kvx_abi.h"
-
-// The layout of v1.1, which never changes.
-static_assert(sizeof(kvx_version_t) == 16 && alignof(kvx_version_t) == 4);
-static_assert(offsetof(kvx_version_t, size) == 0);
-static_assert(offsetof(kvx_version_t, abi_major) == 4);
-static_assert(offsetof(kvx_version_t, abi_minor) == 8);
-static_assert(offsetof(kvx_version_t, abi_patch) == 12);
-static_assert(sizeof(kvx_status_t) == 4);
+#include "abi/call.hpp"
 
 namespace {
 
@@ -20,10 +10,15 @@ constexpr kvx_version_t kVersionNow{sizeof(kvx_version_t), KVX_ABI_VERSION_MAJOR
 }  // namespace
 
 extern "C" kvx_status_t kvx_get_version(kvx_version_t* version) {
-  if (version == nullptr) return KVX_STATUS_INVALID_ARGUMENT;
-  // Callers of 1.1 had no duty to set size: for them the answer is the version that they know.
-  const bool knows_only_11 = version->size == 0;
-  if (!knows_only_11 && version->size < sizeof(kvx_version_t)) return KVX_STATUS_INVALID_ARGUMENT;
-  *version = knows_only_11 ? kVersion11 : kVersionNow;
-  return KVX_STATUS_OK;
+  return kvx::abi::run_call([&]() -> kvx::Status {
+    if (version == nullptr) return kvx::invalid_argument("version is null");
+    // Callers of 1.1 had no duty to set size: for them the answer is the version that they know.
+    const bool knows_only_11 = version->size == 0;
+    if (!knows_only_11 && version->size < sizeof(kvx_version_t)) {
+      return kvx::invalid_argument("version.size is {}; expected 0 or at least {}", version->size,
+                                   sizeof(kvx_version_t));
+    }
+    *version = knows_only_11 ? kVersion11 : kVersionNow;
+    return {};
+  });
 }

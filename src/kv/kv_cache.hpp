@@ -49,6 +49,9 @@ class KvCache {
   Result<int> create_sequence();
   // Gives the sequence's blocks back. INVALID_ARGUMENT: no such sequence, or a step is open.
   Status free_sequence(int sequence);
+  bool is_in_use(int sequence) const {
+    return sequence >= 0 && sequence < config_.max_sequences && in_use_[sequence];
+  }
   // Requires: the sequence is in use.
   int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
   // The most tokens of this sequence that one step takes: with wide ends the rest of the open

@@ -1,4 +1,5 @@
-// Loads a golden file of the runner (made by make_golden.py, which says how).
+// Loads a golden file of the runner (made by make_golden.py or make_tokenizer_golden.py, which say
+// how).
 #pragma once
 
 #include <fstream>
@@ -7,9 +8,13 @@
 
 namespace kvx::tests {
 
-inline nlohmann::json golden_cases(const std::string& name) {
+inline nlohmann::json golden_file(const std::string& name) {
   std::ifstream file(std::string(KVX_SOURCE_DIR "/tests/golden/runner/") + name + ".json");
-  return nlohmann::json::parse(file).at("cases");
+  return nlohmann::json::parse(file);
+}
+
+inline nlohmann::json golden_cases(const std::string& name) {
+  return golden_file(name).at("cases");
 }
 
 inline std::string bytes_from_hex(const std::string& hex) {

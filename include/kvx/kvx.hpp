@@ -1,0 +1,187 @@
+// kvx.hpp: a thin C++20 face over kvx_abi.h: Result instead of status codes, handles that free
+// themselves, spans, and descriptors of the common cases. It holds no code of its own beyond that.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "kvx/kvx_abi.h"
+
+namespace kvx::api {
+
+// Why a call failed: the text is kvx_last_error()'s.
+struct Failure {
+  kvx_status_t status;
+  std::string text;
+};
+
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: implicit
+  Result(Failure failure) : state_(std::in_place_index<1>, std::move(failure)) {}  // NOLINT
+
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+  // Requires: ok().
+  T& operator*() { return *std::get_if<0>(&state_); }
+  T* operator->() { return std::get_if<0>(&state_); }
+  // Requires: !ok().
+  const Failure& failure() const { return *std::get_if<1>(&state_); }
+
+ private:
+  std::variant<T, Failure> state_;
+};
+
+using Status = Result<std::monostate>;
+
+// Turns the status of a call that has just returned in this thread into a Status.
+inline Status to_status(kvx_status_t status) {
+  if (status == KVX_STATUS_OK) return std::monostate{};
+  return Failure{status, kvx_last_error()};
+}
+
+// A struct of zeros that knows its size.
+template <class Struct>
+Struct sized() {
+  Struct object{};
+  object.size = sizeof object;
+  return object;
+}
+
+// ---- descriptors of host memory ----
+
+// Dense and row-major.
+inline kvx_tensor_desc_t tensor(void* data, kvx_dtype_t dtype, kvx_layout_t layout,
+                                std::initializer_list<int64_t> shape) {
+  auto desc = sized<kvx_tensor_desc_t>();
+  desc.dtype = dtype;
+  desc.layout = layout;
+  desc.memory = KVX_MEMORY_HOST;
+  desc.ndim = static_cast<uint32_t>(shape.size());
+  int64_t stride = 1;
+  for (uint32_t i = desc.ndim; i-- > 0;) {
+    desc.shape[i] = shape.begin()[i];
+    desc.stride[i] = stride;
+    stride *= desc.shape[i];
+  }
+  desc.data = data;
+  return desc;
+}
+
+struct CacheShape {
+  uint32_t num_blocks;
+  uint32_t block_size;
+  uint32_t num_kv_heads;
+  uint32_t head_dim;
+};
+
+// K and V as [num_blocks, block_size, num_kv_heads, head_dim].
+inline kvx_cache_desc_t nhd_cache(void* k, void* v, kvx_dtype_t dtype, const CacheShape& shape) {
+  auto desc = sized<kvx_cache_desc_t>();
+  desc.num_blocks = shape.num_blocks;
+  desc.block_size = shape.block_size;
+  desc.num_kv_heads = shape.num_kv_heads;
+  desc.head_dim = shape.head_dim;
+  desc.k = tensor(k, dtype, KVX_LAYOUT_BLOCK_NHD,
+                  {shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim});
+  desc.v = desc.k;
+  desc.v.data = v;
+  return desc;
+}
+
+// Block ids [sequences, blocks_per_sequence].
+inline kvx_block_table_t packed_table(std::span<const int32_t> ids, uint32_t blocks_per_sequence) {
+  auto table = sized<kvx_block_table_t>();
+  table.format = KVX_BLOCK_TABLE_PACKED;
+  table.index_dtype = KVX_DTYPE_S32;
+  table.max_blocks_per_seq = blocks_per_sequence;
+  table.seq_count = static_cast<uint32_t>(ids.size() / blocks_per_sequence);
+  table.beam_width = 1;
+  table.indices = ids.data();
+  table.indices_count = static_cast<uint32_t>(ids.size());
+  return table;
+}
+
+inline kvx_seq_lens_t seq_lens(std::span<const int32_t> lengths) {
+  auto desc = sized<kvx_seq_lens_t>();
+  desc.dtype = KVX_DTYPE_S32;
+  desc.seq_count = static_cast<uint32_t>(lengths.size());
+  desc.lengths = lengths.data();
+  return desc;
+}
+
+// Dense floats [tokens, heads, head_dim]; only calls that say so write to them.
+inline kvx_rows_t rows(const void* data, kvx_dtype_t dtype) {
+  auto desc = sized<kvx_rows_t>();
+  desc.dtype = static_cast<uint32_t>(dtype);
+  desc.data = const_cast<void*>(data);
+  return desc;
+}
+
+// ---- calls ----
+
+inline Status append(const kvx_append_args_t& args, void* stream = nullptr) {
+  return to_status(kvx_append(&args, stream));
+}
+inline Status gather(const kvx_gather_args_t& args, void* stream = nullptr) {
+  return to_status(kvx_gather(&args, stream));
+}
+inline Status attend(const kvx_attend_args_t& args, void* stream = nullptr) {
+  return to_status(kvx_attend(&args, stream));
+}
+inline Status copy_blocks(const kvx_copy_args_t& args, void* stream = nullptr) {
+  return to_status(kvx_copy_blocks(&args, stream));
+}
+inline Status transcode(const kvx_transcode_args_t& args, void* stream = nullptr) {
+  return to_status(kvx_transcode(&args, stream));
+}
+
+// A cache that owns its memory.
+class Cache {
+ public:
+  static Result<Cache> create(const kvx_cache_config_t& config) {
+    kvx_cache_t handle = nullptr;
+    const kvx_status_t status = kvx_cache_create(&config, &handle);
+    if (status != KVX_STATUS_OK) return Failure{status, kvx_last_error()};
+    return Cache(handle);
+  }
+  ~Cache() { kvx_cache_free(handle_); }
+  Cache(Cache&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Cache& operator=(Cache&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+
+  Result<int32_t> create_sequence() {
+    int32_t sequence = 0;
+    const kvx_status_t status = kvx_sequence_create(handle_, &sequence);
+    if (status != KVX_STATUS_OK) return Failure{status, kvx_last_error()};
+    return sequence;
+  }
+  Status free_sequence(int32_t sequence) { return to_status(kvx_sequence_free(handle_, sequence)); }
+
+  // One number of tokens for each sequence.
+  Status begin_step(std::span<const int32_t> sequences, std::span<const int32_t> num_tokens) {
+    if (sequences.size() != num_tokens.size()) {
+      return Failure{KVX_STATUS_INVALID_ARGUMENT, "a step has as many sequences as token counts"};
+    }
+    return to_status(kvx_step_begin(handle_, static_cast<uint32_t>(sequences.size()),
+                                    sequences.data(), num_tokens.data()));
+  }
+  Status step_layer(const kvx_step_layer_args_t& args) {
+    return to_status(kvx_step_layer(handle_, &args));
+  }
+  Status end_step() { return to_status(kvx_step_end(handle_)); }
+
+  kvx_cache_t handle() const { return handle_; }
+
+ private:
+  explicit Cache(kvx_cache_t handle) : handle_(handle) {}
+  kvx_cache_t handle_;
+};
+
+}  // namespace kvx::api

@@ -1,0 +1,90 @@
+// kvx_gather: stored rows of token ranges, decoded.
+#include "abi/call.hpp"
+#include "abi/executor.hpp"
+#include "abi/kernels.hpp"
+#include "abi/layer_view.hpp"
+#include "abi/table_view.hpp"
+#include "ops/gather/gather.hpp"
+
+namespace kvx::abi {
+namespace {
+
+// Sequence i whole, one after the other.
+void whole_sequences(const TableOfCaller& table, std::vector<ops::GatherRange>& ranges) {
+  int64_t first_row = 0;
+  for (int s = 0; s < table.num_sequences; ++s) {
+    ranges.push_back({s, 0, table.seq_lens[s], first_row});
+    first_row += table.seq_lens[s];
+  }
+}
+
+Status read_ranges(const kvx_gather_args_t& args, const TableOfCaller& table,
+                   std::vector<ops::GatherRange>& ranges) {
+  ranges.clear();
+  const void* const arrays[] = {args.sequences, args.first_tokens, args.num_tokens,
+                                args.first_rows};
+  const auto is_null = [](const void* array) { return array == nullptr; };
+  if (std::all_of(std::begin(arrays), std::end(arrays), is_null)) {
+    if (args.num_ranges != static_cast<uint32_t>(table.num_sequences)) {
+      return invalid_argument(
+          "args.num_ranges is {}; without arrays of ranges it is the table's "
+          "seq_count {}",
+          args.num_ranges, table.num_sequences);
+    }
+    whole_sequences(table, ranges);
+    return {};
+  }
+  if (std::any_of(std::begin(arrays), std::end(arrays), is_null)) {
+    return invalid_argument(
+        "args has some of sequences, first_tokens, num_tokens and first_rows; "
+        "expected all or none");
+  }
+  for (uint32_t i = 0; i < args.num_ranges; ++i) {
+    const ops::GatherRange range = {args.sequences[i], args.first_tokens[i], args.num_tokens[i],
+                                    args.first_rows[i]};
+    if (range.sequence >= 0 && range.sequence < table.num_sequences && range.first_token >= 0 &&
+        range.num_tokens >= 0 &&
+        range.num_tokens > table.seq_lens[range.sequence] - range.first_token) {
+      return out_of_range("range {} is {} tokens from {}; sequence {} has {}", i, range.num_tokens,
+                          range.first_token, range.sequence, table.seq_lens[range.sequence]);
+    }
+    ranges.push_back(range);
+  }
+  return {};
+}
+
+Status gather(const kvx_gather_args_t* caller) {
+  KVX_ASSIGN_OR_RETURN(const kvx_gather_args_t known, read_struct(caller, "args"));
+  thread_local LayerOfCaller layer;
+  KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer));
+  thread_local TableOfCaller table;
+  KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
+  KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
+  thread_local std::vector<ops::GatherRange> ranges;
+  KVX_RETURN_IF_ERROR(read_ranges(known, table, ranges));
+
+  ops::GatherArgs args;
+  args.cache = layer.view;
+  args.transform = layer.transform;
+  args.block_table = table.table;
+  args.max_blocks_per_sequence = table.max_blocks;
+  args.num_sequences = table.num_sequences;
+  args.ranges = ranges;
+  const int num_heads = layer.view.num_kv_heads;
+  if (known.k != nullptr) {
+    KVX_ASSIGN_OR_RETURN(args.k, read_rows(known.k, num_heads, layer.k_head_dim(), "k"));
+  }
+  if (known.v != nullptr) {
+    if (layer.v_head_dim() == 0) return invalid_argument("args.v is set; the layer stores no V");
+    KVX_ASSIGN_OR_RETURN(args.v, read_rows(known.v, num_heads, layer.v_head_dim(), "v"));
+  }
+  KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
+  return ops::gather({kernels, &chosen_executor(threads)}, args);
+}
+
+}  // namespace
+}  // namespace kvx::abi
+
+extern "C" kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* /*stream*/) {
+  return kvx::abi::run_call([&] { return kvx::abi::gather(args); });
+}

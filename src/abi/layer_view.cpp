@@ -1,0 +1,304 @@
+// Reads a caller's layer: either a v1 cache descriptor or runs of heads with their formats.
+#include "abi/layer_view.hpp"
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "abi/check_cache.hpp"
+#include "abi/format_spec.hpp"
+#include "abi/guard.hpp"
+#include "core/checked.hpp"
+
+namespace kvx::abi {
+namespace {
+
+constexpr int kMostHeads = 65536;
+
+// --- a v1 descriptor ---
+
+Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, const char* name) {
+  const auto dtype = float_type(side.element);
+  if (!dtype) {
+    return unsupported("{}.dtype is F8; describe it by runs, with its scales", name);
+  }
+  if (side.row.num_runs != 1 || side.row.element_stride != bytes_of(side.element)) {
+    return unsupported(
+        "{} has rows in pieces (HND_PACKED or free strides); kvx's verbs read "
+        "contiguous rows",
+        name);
+  }
+  using format::FormatId;
+  const FormatId id = *dtype == DType::kF32   ? FormatId::kF32
+                      : *dtype == DType::kF16 ? FormatId::kF16
+                                              : FormatId::kBF16;
+  ops::SideView view;
+  KVX_ASSIGN_OR_RETURN(view.spec, format::make_spec(id));
+  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, head_dim));
+  view.head_dim = head_dim;
+  view.codes = {side.data, side.block_stride, side.token_stride, side.head_stride};
+  return view;
+}
+
+Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+  if (layer.num_runs != 0 || layer.num_blocks != 0 || layer.block_size != 0 ||
+      layer.num_kv_heads != 0) {
+    return invalid_argument("{} has a cache and runs or counts; expected one of the two", name);
+  }
+  Findings findings;
+  KVX_ASSIGN_OR_RETURN(const CacheView cache, check_cache(layer.cache, findings));
+  KVX_RETURN_IF_ERROR(findings.status());
+  if (cache.num_heads > kMostHeads || cache.head_dim > format::kMaxHeadDim ||
+      cache.block_size > INT32_MAX / 2 || cache.num_blocks > INT32_MAX) {
+    return unsupported(
+        "{}.cache has {} heads of {}, {} blocks of {}; expected at most {} heads of "
+        "{} and 31-bit blocks",
+        name, cache.num_heads, cache.head_dim, cache.num_blocks, cache.block_size, kMostHeads,
+        format::kMaxHeadDim);
+  }
+  ops::HeadRun run = {
+      .first_head = 0, .num_heads = static_cast<int>(cache.num_heads), .k = {}, .v = {}};
+  const int head_dim = static_cast<int>(cache.head_dim);
+  KVX_ASSIGN_OR_RETURN(run.k, view_of_cache_side(cache.k, head_dim, "cache.k"));
+  KVX_ASSIGN_OR_RETURN(run.v, view_of_cache_side(cache.v, head_dim, "cache.v"));
+  result.runs.assign(1, run);
+  result.view = {cache.num_blocks, static_cast<int>(cache.block_size), run.num_heads, result.runs};
+  return {};
+}
+
+// --- runs ---
+
+// What the addresses of a side count.
+struct Counts {
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t num_heads;
+};
+
+Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
+                   const std::string& name) {
+  if (side.codes == nullptr) return invalid_argument("{}.codes is null", name);
+  std::array<Axis, 3> axes = {{{counts.num_blocks, side.code_block_stride},
+                               {counts.block_size, side.code_token_stride},
+                               {counts.num_heads, side.code_head_stride}}};
+  Findings findings;
+  KVX_RETURN_IF_ERROR(span_of(axes, row_bytes, name + ".codes", findings));
+  return findings.status();
+}
+
+// Scales that append writes must not lie over each other; given ones may be shared at will.
+Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spec,
+                           const Counts& counts, const std::string& name) {
+  const int64_t groups = format::groups_per_row(spec, static_cast<int>(side.head_dim));
+  std::array<Axis, 4> axes = {{{counts.num_blocks, side.scale_block_stride},
+                               {counts.block_size, side.scale_token_stride},
+                               {counts.num_heads, side.scale_head_stride},
+                               {groups, side.scale_group_stride}}};
+  for (const Axis& axis : axes) {
+    if (axis.stride >= 0) continue;
+    return invalid_argument("{}.scales has a stride of {}; expected 0 or more", name, axis.stride);
+  }
+  if (spec.scale_source == format::ScaleSource::kPageShared) {
+    if (side.scale_token_stride != 0) {
+      return invalid_argument("{}.scale_token_stride is {}; page-shared scales have 0", name,
+                              side.scale_token_stride);
+    }
+    axes[1].extent = 1;
+  }
+  if (spec.scale_source == format::ScaleSource::kGiven) {
+    CheckedSize last = 0;
+    for (const Axis& axis : axes) {
+      last = last + CheckedSize(axis.extent - 1) * CheckedSize(axis.stride);
+    }
+    if (last.get()) return {};
+    return invalid_argument("{}.scales has strides beyond 64-bit addresses", name);
+  }
+  Findings findings;
+  KVX_RETURN_IF_ERROR(
+      span_of(axes, format::scale_bytes_per_group(spec), name + ".scales", findings));
+  return findings.status();
+}
+
+// Scales per tensor or head are few enough to be looked at in every call.
+Status check_given_scales(const ops::SideView& side, int num_heads, const std::string& name) {
+  if (side.spec.scale_source != format::ScaleSource::kGiven || side.spec.is_affine()) return {};
+  if (side.scales.block_stride != 0 || side.scales.token_stride != 0) return {};
+  const int groups = format::groups_per_row(side.spec, side.head_dim);
+  for (int head = 0; head < num_heads; ++head) {
+    for (int group = 0; group < groups; ++group) {
+      const uint8_t* source = side.scales.at(0, 0, head) + group * side.scales.group_stride;
+      const float step = format::decode_scale(side.spec.scale_type,
+                                              format::load_scale(side.spec.scale_type, source));
+      if (step > 0 && std::isfinite(step)) continue;
+      return invalid_argument(
+          "{}.scales of head {}, group {} is {}; expected a positive finite "
+          "number",
+          name, head, group, step);
+    }
+  }
+  return {};
+}
+
+Status check_tensor_scales(const ops::SideView& side, int num_heads, const std::string& name) {
+  if (side.tensor_scales == nullptr) return {};
+  if (!side.spec.facts->has_tensor_scale) {
+    return invalid_argument("{}.tensor_scales is set; {} has none", name, side.spec.facts->name);
+  }
+  for (int head = 0; head < num_heads; ++head) {
+    KVX_RETURN_IF_ERROR(format::check_tensor_scale(side.tensor_scales[head]));
+  }
+  return {};
+}
+
+Result<ops::SideView> read_side(const kvx_side_t* caller, const Counts& counts,
+                                const std::string& name) {
+  KVX_ASSIGN_OR_RETURN(const kvx_side_t side, read_struct(caller, name));
+  ops::SideView view;
+  KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
+  view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
+  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
+  const int row_bytes = format::code_bytes_per_row(view.spec, view.head_dim);
+  KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name));
+  view.codes = {static_cast<uint8_t*>(side.codes), side.code_block_stride, side.code_token_stride,
+                side.code_head_stride};
+  view.tensor_scales = side.tensor_scales;
+  const int num_heads = static_cast<int>(counts.num_heads);
+  KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads, name));
+  if (!view.spec.has_scale()) return view;
+  if (side.scales == nullptr) {
+    return invalid_argument("{}.scales is null; {} has scales", name, view.spec.facts->name);
+  }
+  KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name));
+  view.scales = {static_cast<uint8_t*>(side.scales), side.scale_block_stride,
+                 side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
+  KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
+  return view;
+}
+
+Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+  if (layer.num_blocks < 1 || layer.num_blocks > INT32_MAX || layer.block_size < 1 ||
+      layer.block_size > INT32_MAX / 2 || layer.num_kv_heads < 1 ||
+      layer.num_kv_heads > kMostHeads) {
+    return invalid_argument(
+        "{} has {} blocks of {} tokens and {} KV heads; expected at least 1 of "
+        "each and at most {} heads",
+        name, layer.num_blocks, layer.block_size, layer.num_kv_heads, kMostHeads);
+  }
+  if (layer.runs == nullptr || layer.num_runs < 1 || layer.num_runs > layer.num_kv_heads) {
+    return invalid_argument("{} has {} runs at {}; expected 1 to num_kv_heads {}", name,
+                            layer.num_runs, static_cast<const void*>(layer.runs),
+                            layer.num_kv_heads);
+  }
+  result.runs.clear();
+  int64_t first_head = 0;
+  for (uint32_t r = 0; r < layer.num_runs; ++r) {
+    const std::string run_name = fmt::format("{}.runs[{}]", name, r);
+    KVX_ASSIGN_OR_RETURN(const kvx_head_run_t run, read_struct(layer.runs[r], run_name));
+    if (run.num_heads < 1 || first_head + run.num_heads > layer.num_kv_heads) {
+      return invalid_argument("{}.num_heads is {}; expected 1 to the {} heads that are left",
+                              run_name, run.num_heads, layer.num_kv_heads - first_head);
+    }
+    const Counts counts = {layer.num_blocks, layer.block_size, run.num_heads};
+    ops::HeadRun view = {.first_head = static_cast<int>(first_head),
+                         .num_heads = static_cast<int>(run.num_heads),
+                         .k = {},
+                         .v = {}};
+    KVX_ASSIGN_OR_RETURN(view.k, read_side(run.k, counts, run_name + ".k"));
+    if (run.v != nullptr) {
+      KVX_ASSIGN_OR_RETURN(view.v, read_side(run.v, counts, run_name + ".v"));
+    }
+    result.runs.push_back(view);
+    const ops::HeadRun& first = result.runs.front();
+    if (view.k.head_dim != first.k.head_dim || view.v.head_dim != first.v.head_dim) {
+      return invalid_argument("{} has head_dims {} and {}; expected runs[0]'s {} and {}", run_name,
+                              view.k.head_dim, view.v.head_dim, first.k.head_dim, first.v.head_dim);
+    }
+    first_head += run.num_heads;
+  }
+  if (first_head != layer.num_kv_heads) {
+    return invalid_argument("{}.runs have {} heads; expected num_kv_heads {}", name, first_head,
+                            layer.num_kv_heads);
+  }
+  result.view = {layer.num_blocks, static_cast<int>(layer.block_size),
+                 static_cast<int>(layer.num_kv_heads), result.runs};
+  return {};
+}
+
+// --- transforms ---
+
+Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num_heads,
+                                          int head_dim, bool may_have_offset,
+                                          const std::string& name) {
+  if (caller == nullptr) return ops::SideTransform{};
+  KVX_ASSIGN_OR_RETURN(const kvx_transform_t known, read_struct(caller, name));
+  if ((known.flags & ~uint32_t{KVX_TRANSFORM_HADAMARD}) != 0) {
+    return Error{ErrorCode::kIncompatible,
+                 fmt::format("{}.flags is {:#x}; this library knows 0x1", name, known.flags)};
+  }
+  if (head_dim == 0) return invalid_argument("{} is set; no V is stored", name);
+  if ((known.block_offset != nullptr && !may_have_offset) ||
+      (known.block_offset == nullptr) != (known.num_offset_blocks == 0) ||
+      known.num_offset_blocks < 0) {
+    return invalid_argument(
+        "{}.block_offset is {} with {} blocks; expected both or neither, for K "
+        "only",
+        name, static_cast<const void*>(known.block_offset), known.num_offset_blocks);
+  }
+  const int64_t count = int64_t{num_heads} * head_dim;
+  for (int64_t i = 0; known.factor != nullptr && i < count; ++i) {
+    if (known.factor[i] > 0 && std::isfinite(known.factor[i])) continue;
+    return invalid_argument("{}.factor[{}] is {}; expected a positive finite number", name, i,
+                            known.factor[i]);
+  }
+  return ops::SideTransform{.mean = known.mean,
+                            .factor = known.factor,
+                            .block_offset = known.block_offset,
+                            .num_offset_blocks = known.num_offset_blocks,
+                            .hadamard = (known.flags & KVX_TRANSFORM_HADAMARD) != 0};
+}
+
+}  // namespace
+
+Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOfCaller& result) {
+  const std::string name(given_name);
+  KVX_ASSIGN_OR_RETURN(const kvx_layer_t known, read_struct(layer, name));
+  KVX_RETURN_IF_ERROR(known.cache != nullptr ? read_cache(known, name, result)
+                                             : read_runs(known, name, result));
+  KVX_ASSIGN_OR_RETURN(result.transform.k,
+                       read_transform(known.k_transform, result.view.num_kv_heads,
+                                      result.k_head_dim(), true, name + ".k_transform"));
+  KVX_ASSIGN_OR_RETURN(result.transform.v,
+                       read_transform(known.v_transform, result.view.num_kv_heads,
+                                      result.v_head_dim(), false, name + ".v_transform"));
+  return {};
+}
+
+Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
+                                   std::string_view name) {
+  KVX_ASSIGN_OR_RETURN(const kvx_rows_t known, read_struct(rows, name));
+  if (known.data == nullptr) return invalid_argument("{}.data is null", name);
+  if (known.token_stride < 0 || known.head_stride < 0) {
+    return invalid_argument("{} has strides {} and {}; expected 0 or more", name,
+                            known.token_stride, known.head_stride);
+  }
+  MutableFloatRows view = {static_cast<uint8_t*>(known.data), DType::kF32, known.token_stride,
+                           known.head_stride};
+  if (known.token_stride == 0 && known.head_stride == 0) {
+    view.head_stride = head_dim;
+    view.token_stride = int64_t{num_heads} * head_dim;
+  }
+  switch (known.dtype) {
+    case KVX_DTYPE_F32:
+      return view;
+    case KVX_DTYPE_F16:
+      view.dtype = DType::kF16;
+      return view;
+    case KVX_DTYPE_BF16:
+      view.dtype = DType::kBF16;
+      return view;
+    default:
+      return invalid_argument("{}.dtype is {}; expected F16 1, BF16 2 or F32 3", name, known.dtype);
+  }
+}
+
+}  // namespace kvx::abi

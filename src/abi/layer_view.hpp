@@ -1,0 +1,36 @@
+// A caller's layer as the verbs see it.
+#pragma once
+
+#include <vector>
+
+#include "abi/check_tensor.hpp"
+#include "core/rows.hpp"
+#include "kvx/kvx_abi.h"
+#include "ops/cache_view.hpp"
+#include "ops/transform.hpp"
+
+namespace kvx::abi {
+
+// The view's runs point into `runs`: a layer stays where it is. Reading another layer into it keeps
+// the memory, so that a warm call allocates nothing.
+struct LayerOfCaller {
+  std::vector<ops::HeadRun> runs;
+  ops::LayerView view;
+  ops::LayerTransform transform;
+
+  int k_head_dim() const { return runs.front().k.head_dim; }
+  int v_head_dim() const { return runs.front().v.head_dim; }
+};
+
+// INVALID_ARGUMENT, UNSUPPORTED or INCOMPATIBLE names the field.
+Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller& result);
+
+// Floats of a caller: [tokens, num_heads, head_dim].
+Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
+                                   std::string_view name);
+
+inline FloatRows as_input(const MutableFloatRows& rows) {
+  return {rows.data, rows.dtype, rows.token_stride, rows.head_stride};
+}
+
+}  // namespace kvx::abi

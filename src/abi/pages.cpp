@@ -1,0 +1,127 @@
+// Opaque pages: where a row's codes and scales lie inside a page that an engine hands over.
+//
+//   page of one block and KV head, block_size * bytes_per_token bytes:
+//     [K codes: block_size rows][K scales: block_size rows][V codes][V scales]
+//
+// A multiple of four tokens keeps every section on four bytes, the largest scale's.
+#include <algorithm>
+#include <cstring>
+
+#include "abi/call.hpp"
+#include "abi/format_spec.hpp"
+#include "abi/guard.hpp"
+
+namespace kvx::abi {
+namespace {
+
+struct PageSide {
+  int64_t head_dim = 0;  // 0: not stored
+  int64_t code_bytes = 0;
+  int64_t scale_bytes = 0;
+  int64_t group_bytes = 0;
+};
+
+struct Page {
+  int64_t block_size = 0;
+  PageSide k;
+  PageSide v;
+
+  int64_t bytes_per_token() const {
+    return k.code_bytes + k.scale_bytes + v.code_bytes + v.scale_bytes;
+  }
+};
+
+Result<PageSide> read_side(const kvx_format_spec_t* spec, uint32_t head_dim,
+                           std::string_view name) {
+  KVX_ASSIGN_OR_RETURN(const format::FormatSpec known, read_format(spec, name));
+  const int dim = static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX));
+  KVX_RETURN_IF_ERROR(format::check_head_dim(known, dim));
+  if (known.has_scale() && known.scale_source != format::ScaleSource::kComputed) {
+    return unsupported("{}.scale_source is {}; a page holds computed scales", name,
+                       format::name_of(known.scale_source));
+  }
+  return PageSide{dim, format::code_bytes_per_row(known, dim),
+                  format::scale_bytes_per_row(known, dim), format::scale_bytes_per_group(known)};
+}
+
+Result<Page> read_page(const kvx_page_desc_t* caller) {
+  KVX_ASSIGN_OR_RETURN(const kvx_page_desc_t known, read_struct(caller, "page"));
+  if (known.block_size == 0 || known.block_size % 4 != 0 || known.block_size > INT32_MAX / 2) {
+    return invalid_argument("page.block_size is {}; expected a positive multiple of 4",
+                            known.block_size);
+  }
+  Page page;
+  page.block_size = known.block_size;
+  KVX_ASSIGN_OR_RETURN(page.k, read_side(known.k_spec, known.k_head_dim, "page.k_spec"));
+  if (known.v_head_dim != 0) {
+    KVX_ASSIGN_OR_RETURN(page.v, read_side(known.v_spec, known.v_head_dim, "page.v_spec"));
+  }
+  return page;
+}
+
+kvx_side_t describe_side(const Page& page, const PageSide& side, const kvx_format_spec_t* spec,
+                         uint8_t* first, int64_t num_kv_heads) {
+  const int64_t head_bytes = page.block_size * page.bytes_per_token();
+  kvx_side_t result{};
+  result.size = sizeof result;
+  result.head_dim = static_cast<uint32_t>(side.head_dim);
+  result.spec = spec;
+  result.codes = first;
+  result.code_block_stride = head_bytes * num_kv_heads;
+  result.code_token_stride = side.code_bytes;
+  result.code_head_stride = head_bytes;
+  if (side.scale_bytes == 0) return result;
+  result.scales = first + page.block_size * side.code_bytes;
+  result.scale_block_stride = result.code_block_stride;
+  result.scale_token_stride = side.scale_bytes;
+  result.scale_head_stride = head_bytes;
+  result.scale_group_stride = side.group_bytes;
+  return result;
+}
+
+// Fills what the caller's struct has room for.
+Status fill_side(const kvx_side_t& answer, kvx_side_t* side, std::string_view name) {
+  if (side == nullptr) return invalid_argument("{} is null", name);
+  if (side->size < sizeof answer) {
+    return invalid_argument("{}.size is {}; expected {}", name, side->size, sizeof answer);
+  }
+  *side = answer;
+  return {};
+}
+
+Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_kv_heads,
+                      kvx_side_t* k, kvx_side_t* v) {
+  KVX_ASSIGN_OR_RETURN(const Page page, read_page(caller));
+  if (pages == nullptr) return invalid_argument("pages is null");
+  if (num_kv_heads < 1 || num_kv_heads > 65536) {
+    return invalid_argument("num_kv_heads is {}; expected 1 to 65536", num_kv_heads);
+  }
+  auto* first = static_cast<uint8_t*>(pages);
+  const bool has_v = page.v.head_dim != 0;
+  if (has_v && (v == nullptr || v->size < sizeof *v)) return fill_side({}, v, "v");
+  KVX_RETURN_IF_ERROR(
+      fill_side(describe_side(page, page.k, caller->k_spec, first, num_kv_heads), k, "k"));
+  if (!has_v) return {};
+  uint8_t* first_v = first + page.block_size * (page.k.code_bytes + page.k.scale_bytes);
+  return fill_side(describe_side(page, page.v, caller->v_spec, first_v, num_kv_heads), v, "v");
+}
+
+Status page_bytes_per_token(const kvx_page_desc_t* caller, uint64_t* bytes) {
+  KVX_ASSIGN_OR_RETURN(const Page page, read_page(caller));
+  if (bytes == nullptr) return invalid_argument("bytes is null");
+  *bytes = static_cast<uint64_t>(page.bytes_per_token());
+  return {};
+}
+
+}  // namespace
+}  // namespace kvx::abi
+
+extern "C" kvx_status_t kvx_page_bytes_per_token(const kvx_page_desc_t* page, uint64_t* bytes) {
+  return kvx::abi::run_call([&] { return kvx::abi::page_bytes_per_token(page, bytes); });
+}
+
+extern "C" kvx_status_t kvx_describe_pages(const kvx_page_desc_t* page, void* pages,
+                                           uint32_t num_kv_heads, kvx_side_t* k, kvx_side_t* v) {
+  return kvx::abi::run_call(
+      [&] { return kvx::abi::describe_pages(page, pages, num_kv_heads, k, v); });
+}

@@ -1,0 +1,33 @@
+// Lists of slots as the verbs take them: 64 bits each.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "core/result.hpp"
+#include "kvx/kvx_abi.h"
+
+namespace kvx::abi {
+
+// INVALID_ARGUMENT: no index type, a negative count, null with a count. The vector keeps its memory
+// from call to call.
+inline Status read_slots(uint32_t dtype, const void* slots, int64_t count, std::string_view name,
+                         std::vector<int64_t>& result) {
+  if (dtype != KVX_DTYPE_S32 && dtype != KVX_DTYPE_S64) {
+    return invalid_argument("args.slot_dtype is {}; expected S32 6 or S64 7", dtype);
+  }
+  if (count < 0) return invalid_argument("args.num_tokens is {}; expected 0 or more", count);
+  if (slots == nullptr && count != 0) {
+    return invalid_argument("args.{} is null; expected {} entries", name, count);
+  }
+  if (dtype == KVX_DTYPE_S64) {
+    const auto* wide = static_cast<const int64_t*>(slots);
+    result.assign(wide, wide + count);
+  } else {
+    const auto* narrow = static_cast<const int32_t*>(slots);
+    result.assign(narrow, narrow + count);
+  }
+  return {};
+}
+
+}  // namespace kvx::abi

@@ -1,0 +1,145 @@
+// kvx_write_kv: checks everything, then moves runs of tokens in consecutive slots.
+#include "abi/write.hpp"
+
+#include <cmath>
+
+#include "abi/call.hpp"
+#include "abi/check_cache.hpp"
+#include "abi/check_index.hpp"
+#include "abi/guard.hpp"
+#include "abi/kernels.hpp"
+#include "abi/move_rows.hpp"
+
+namespace kvx::abi {
+namespace {
+
+struct WritePlan {
+  CacheView cache;
+  IoView io;
+  SlotView slots;
+  ScaleView k_scale;
+  ScaleView v_scale;
+};
+
+// Scales are read for caches of 8-bit floats that receive another type.
+bool needs_scale(const CacheSide& cache, const IoSide& io) {
+  return !float_type(cache.element) && cache.element != io.element;
+}
+
+void check_types(const CacheSide& cache, const IoSide& io, std::optional<Element> only,
+                 std::string_view name, Findings& findings) {
+  if (!can_write(io.element, cache.element)) {
+    findings.add(
+        unsupported("io.{} has 8-bit floats and cache.{} another type; expected F16, "
+                    "BF16, F32 or the cache's own",
+                    name, name[0]));
+  }
+  if (only && (cache.element != *only || io.element != *only)) {
+    findings.add(unsupported("cache.{} or io.{} has another dtype than this function's name says",
+                             name[0], name));
+  }
+}
+
+Result<WritePlan> check_write(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
+                              std::optional<Element> only) {
+  if (cache == nullptr || write == nullptr) {
+    return invalid_argument("{} is null", cache == nullptr ? "cache" : "write");
+  }
+  Findings findings;
+  WritePlan plan;
+  KVX_RETURN_IF_ERROR(check_top_level(write, "write"));
+  KVX_RETURN_IF_ERROR(check_io_sizes(write->io));
+  KVX_RETURN_IF_ERROR(check_nested(write->slots, "slots"));
+  KVX_RETURN_IF_ERROR(check_scale_size(write->k_scale_desc, "k_scale_desc"));
+  KVX_RETURN_IF_ERROR(check_scale_size(write->v_scale_desc, "v_scale_desc"));
+  KVX_ASSIGN_OR_RETURN(plan.cache, check_cache(cache, findings));
+  KVX_ASSIGN_OR_RETURN(plan.io, check_io(write->io, 0, plan.cache, findings));
+  KVX_ASSIGN_OR_RETURN(plan.slots, check_slot_mapping(write->slots, plan.io.num_tokens, findings));
+  check_types(plan.cache.k, plan.io.k, only, "key", findings);
+  check_types(plan.cache.v, plan.io.v, only, "value", findings);
+  if (needs_scale(plan.cache.k, plan.io.k)) {
+    KVX_ASSIGN_OR_RETURN(plan.k_scale, check_scale(write->k_scale_desc, write->k_scale, plan.cache,
+                                                   "k_scale", findings));
+  }
+  if (needs_scale(plan.cache.v, plan.io.v)) {
+    KVX_ASSIGN_OR_RETURN(plan.v_scale, check_scale(write->v_scale_desc, write->v_scale, plan.cache,
+                                                   "v_scale", findings));
+  }
+  KVX_RETURN_IF_ERROR(findings.status());
+  if (plan.io.num_tokens > 0) KVX_RETURN_IF_ERROR(check_apart(plan.io, plan.cache));
+  return plan;
+}
+
+// Every scale that the tokens use: positive and finite.
+Status check_scales(const WritePlan& plan, const ScaleView& scale, std::string_view name) {
+  if (scale.data == nullptr) return {};
+  const int64_t num_heads = scale.head_stride != 0 ? plan.cache.num_heads : 1;
+  int64_t checked_block = -1;
+  for (int64_t t = 0; t < plan.slots.num_tokens; ++t) {
+    const int64_t slot = plan.slots.at(t);
+    if (slot < 0) continue;
+    const int64_t block = slot / plan.cache.block_size;
+    const bool is_known = checked_block >= 0 && (scale.block_stride == 0 || block == checked_block);
+    if (is_known) continue;
+    for (int64_t h = 0; h < num_heads; ++h) {
+      const float value = scale.at(block, h);
+      if (value > 0 && std::isfinite(value)) continue;
+      return invalid_argument("{} of block {}, head {} is {}; expected a positive finite number",
+                              name, block, h, value);
+    }
+    checked_block = block;
+  }
+  return {};
+}
+
+// Tokens from t on that go to consecutive slots of one block.
+int64_t run_length(const WritePlan& plan, int64_t t) {
+  const int64_t slot = plan.slots.at(t);
+  const int64_t room = plan.cache.block_size - slot % plan.cache.block_size;
+  const int64_t most = std::min({room, plan.slots.num_tokens - t, plan.io.tokens_in_a_row(t)});
+  int64_t n = 1;
+  while (n < most && plan.slots.at(t + n) == slot + n) ++n;
+  return n;
+}
+
+TokenRun run_at(const WritePlan& plan, const CacheSide& side, const IoSide& io, int64_t t,
+                int64_t num_tokens) {
+  const int64_t slot = plan.slots.at(t);
+  const int64_t block = slot / plan.cache.block_size;
+  const int64_t offset = slot % plan.cache.block_size;
+  return {.cache = side.data + block * side.block_stride + offset * side.token_stride,
+          .io = io.token(t),
+          .num_tokens = num_tokens,
+          .block = block};
+}
+
+}  // namespace
+
+Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
+                std::optional<Element> only) {
+  KVX_ASSIGN_OR_RETURN(const WritePlan plan, check_write(cache, write, only));
+  KVX_RETURN_IF_ERROR(check_slots(plan.slots, plan.cache));
+  KVX_RETURN_IF_ERROR(check_scales(plan, plan.k_scale, "k_scale"));
+  KVX_RETURN_IF_ERROR(check_scales(plan, plan.v_scale, "v_scale"));
+  KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
+  RowMover k(*kernels, plan.cache, plan.cache.k, plan.io.k);
+  RowMover v(*kernels, plan.cache, plan.cache.v, plan.io.v);
+  for (int64_t t = 0; t < plan.slots.num_tokens;) {
+    if (plan.slots.at(t) < 0) {
+      ++t;
+      continue;
+    }
+    const int64_t n = run_length(plan, t);
+    k.write(run_at(plan, plan.cache.k, plan.io.k, t, n), plan.k_scale);
+    v.write(run_at(plan, plan.cache.v, plan.io.v, t, n), plan.v_scale);
+    t += n;
+  }
+  return {};
+}
+
+}  // namespace kvx::abi
+
+extern "C" kvx_status_t kvx_write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
+                                     void* /*stream*/) {
+  return kvx::abi::run_call([&] { return kvx::abi::write_kv(cache, write, std::nullopt); });
+}

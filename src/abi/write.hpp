@@ -1,0 +1,16 @@
+// kvx_write_kv's work, for all the functions that share it.
+#pragma once
+
+#include <optional>
+
+#include "abi/views.hpp"
+#include "core/result.hpp"
+#include "kvx/kvx_abi.h"
+
+namespace kvx::abi {
+
+// only: cache and IO are of this type, or the call is UNSUPPORTED.
+Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
+                std::optional<Element> only);
+
+}  // namespace kvx::abi

@@ -1,0 +1,89 @@
+// Every struct of the C ABI has the offsets and sizes of its specification, in C++ and in C.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <string>
+
+#include "kvx/kvx_abi.h"
+#include "tests/abi/layout_c.h"
+
+namespace {
+
+TEST(Layout, OfEveryStructInCppIsTheSpecifications) {
+#define KVX_STRUCT(type, bytes, alignment)         \
+  EXPECT_EQ(sizeof(type), size_t{bytes}) << #type; \
+  EXPECT_EQ(alignof(type), size_t{alignment}) << #type;
+#define KVX_FIELD(type, field, offset) \
+  EXPECT_EQ(offsetof(type, field), size_t{offset}) << #type "." #field;
+#include "abi/layout.inc"
+#undef KVX_STRUCT
+#undef KVX_FIELD
+}
+
+// layout_c.c looks at the same list with a C compiler's eyes.
+TEST(Layout, OfEveryStructInCIsTheSpecifications) {
+  EXPECT_STREQ(kvx_first_wrong_layout_in_c(), "");
+}
+
+TEST(Layout, IsWrittenDownForEveryStructOfTheHeader) {
+  std::ifstream header(KVX_SOURCE_DIR "/include/kvx/kvx_abi.h");
+  ASSERT_TRUE(header) << "the header is where it was";
+  std::set<std::string> listed;
+#define KVX_STRUCT(type, bytes, alignment) listed.insert(#type);
+#define KVX_FIELD(type, field, offset)
+#include "abi/layout.inc"
+#undef KVX_STRUCT
+#undef KVX_FIELD
+  std::set<std::string> declared;
+  const std::regex end_of_struct(R"(^\} (kvx_\w+_t);)");
+  bool is_enum = false;
+  for (std::string line; std::getline(header, line);) {
+    if (line.starts_with("typedef ")) is_enum = line.starts_with("typedef enum");
+    std::smatch match;
+    if (!is_enum && std::regex_search(line, match, end_of_struct)) declared.insert(match[1]);
+  }
+  EXPECT_EQ(declared, listed);
+}
+
+TEST(Numbers, OfTheEnumsAreTheSpecifications) {
+  EXPECT_EQ(KVX_STATUS_OK, 0);
+  EXPECT_EQ(KVX_STATUS_INTERNAL_ERROR, 5);
+  EXPECT_EQ(KVX_DTYPE_INVALID, 0);
+  EXPECT_EQ(KVX_DTYPE_F16, 1);
+  EXPECT_EQ(KVX_DTYPE_BF16, 2);
+  EXPECT_EQ(KVX_DTYPE_F32, 3);
+  EXPECT_EQ(KVX_DTYPE_F8_E4M3, 4);
+  EXPECT_EQ(KVX_DTYPE_F8_E5M2, 5);
+  EXPECT_EQ(KVX_DTYPE_S32, 6);
+  EXPECT_EQ(KVX_DTYPE_S64, 7);
+  EXPECT_EQ(KVX_DTYPE_U32, 8);
+  EXPECT_EQ(KVX_DTYPE_U64, 9);
+  EXPECT_EQ(KVX_DTYPE_U8, 10);
+  EXPECT_EQ(KVX_MEMORY_UNKNOWN, 0);
+  EXPECT_EQ(KVX_MEMORY_HOST, 1);
+  EXPECT_EQ(KVX_MEMORY_DEVICE, 2);
+  EXPECT_EQ(KVX_MEMORY_UNIFIED, 3);
+  EXPECT_EQ(KVX_LAYOUT_INVALID, 0);
+  EXPECT_EQ(KVX_LAYOUT_BLOCK_NHD, 1);
+  EXPECT_EQ(KVX_LAYOUT_BLOCK_HND, 2);
+  EXPECT_EQ(KVX_LAYOUT_BLOCK_HND_PACKED, 3);
+  EXPECT_EQ(KVX_LAYOUT_BLOCK_CUSTOM, 15);
+  EXPECT_EQ(KVX_MAX_TENSOR_DIMS, 5);
+  EXPECT_EQ(KVX_BLOCK_TABLE_INVALID, 0);
+  EXPECT_EQ(KVX_BLOCK_TABLE_PACKED, 1);
+  EXPECT_EQ(KVX_BLOCK_TABLE_RAGGED, 2);
+  EXPECT_EQ(KVX_BLOCK_TABLE_KV_OFFSETS, 3);
+  EXPECT_EQ(KVX_BLOCK_TABLE_FLAG_NONE, 0);
+  EXPECT_EQ(KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX, 1);
+  EXPECT_EQ(KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES, 2);
+  EXPECT_EQ(KVX_SCALE_NONE, 0);
+  EXPECT_EQ(KVX_SCALE_PER_TENSOR, 1);
+  EXPECT_EQ(KVX_SCALE_PER_BLOCK, 2);
+  EXPECT_EQ(KVX_SCALE_PER_HEAD, 3);
+  EXPECT_EQ(KVX_SCALE_PER_BLOCK_HEAD, 4);
+}
+
+}  // namespace
