@@ -89,7 +89,7 @@ TEST_F(Cli, RefusesCachesThatDoNotExist) {
 
 TEST_F(Cli, RefusesFilesThatAreNotThere) {
   expect_refused("compare -f t", "--model");
-  expect_refused("compare -m missing.gguf -f t --json r.json", "missing.gguf");
+  expect_refused("compare -m missing.gguf -f /dev/null --json r.json", "missing.gguf");
   expect_refused("run -m missing.gguf -p x", "missing.gguf");
   expect_refused("run -m . -p x", "'.'");
 }

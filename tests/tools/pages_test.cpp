@@ -27,8 +27,8 @@ TEST(Pages, StatusIsWhatTheToolPrints) {
 
 // A code block of the README is indented by four spaces, code in main by two.
 TEST(Pages, TheReadmesExampleIsTheProgramThatRuns) {
-  const auto program = read_file(
-      "example", std::string(KVX_SOURCE_DIR) + "/examples/paged_cache/paged_cache.cpp");
+  const auto program =
+      read_file("example", std::string(KVX_SOURCE_DIR) + "/examples/paged_cache/paged_cache.cpp");
   const auto readme = read_file("README", std::string(KVX_SOURCE_DIR) + "/README.md");
   ASSERT_TRUE(program.ok() && readme.ok());
   std::istringstream lines(program.value());

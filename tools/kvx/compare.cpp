@@ -43,9 +43,8 @@ std::vector<kv::Recipe> with_base_first(std::vector<kv::Recipe> recipes) {
   return recipes;
 }
 
-Result<std::vector<int>> read_tokens(const CompareOptions& options,
-                                     const runner::Tokenizer& tokenizer) {
-  KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
+Result<std::vector<int>> tokens_of(const std::string& text, const CompareOptions& options,
+                                   const runner::Tokenizer& tokenizer) {
   KVX_ASSIGN_OR_RETURN(std::vector<int> tokens,
                        tokenizer.encode(text, runner::SpecialTokens::kAsText));
   const int64_t wanted = int64_t{options.num_windows} * options.context;
@@ -103,11 +102,12 @@ Status run_compare(const CompareOptions& options) {
                        parse_overrides(options.overrides));
   if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
   if (!options.html.empty()) KVX_RETURN_IF_ERROR(check_can_write("html", options.html));
+  KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
   KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
                        load_model(options.model, options.products, *engine.executor));
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
-  KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, read_tokens(options, loaded.tokenizer));
+  KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, tokens_of(text, options, loaded.tokenizer));
 
   const ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides);
   CompareReport report = header_of(options, engine);

@@ -123,15 +123,17 @@ Status run_once(const RunOptions& options) {
   return {};
 }
 
-// The tokens of the user's next words. An answer ended with <|im_end|> (or was cut off); the
-// template puts a line break between messages.
-Result<std::vector<int>> next_turn(const Session& session, const std::string& words) {
+// The tokens of the user's next words. The template ends an answer with <|im_end|>, which one that
+// was cut off lacks, and a line break.
+Result<std::vector<int>> next_turn(const Session& session, const std::string& words,
+                                   bool answer_was_cut) {
   const runner::Tokenizer& tokenizer = session.loaded.tokenizer;
   if (session.attention->num_tokens() == 0) {
     return runner::encode_chat(tokenizer, first_messages(session, words));
   }
-  KVX_ASSIGN_OR_RETURN(std::vector<int> tokens,
-                       tokenizer.encode("\n", runner::SpecialTokens::kAsText));
+  KVX_ASSIGN_OR_RETURN(
+      std::vector<int> tokens,
+      tokenizer.encode(answer_was_cut ? "<|im_end|>\n" : "\n", runner::SpecialTokens::kParse));
   const runner::ChatMessage message{"user", words};
   KVX_ASSIGN_OR_RETURN(const std::vector<int> turn, runner::encode_chat(tokenizer, {&message, 1}));
   tokens.insert(tokens.end(), turn.begin(), turn.end());
@@ -145,13 +147,15 @@ Status chat(const RunOptions& options) {
   const bool is_person = is_terminal(stdin);
   if (is_person) fmt::print(stderr, "A line is a turn; Ctrl-D ends the chat.\n");
   std::string words;
+  bool answer_was_cut = false;
   while (true) {
     if (is_person) fmt::print(stderr, "> ");
     if (!std::getline(std::cin, words)) break;
     if (words.empty()) continue;
-    KVX_ASSIGN_OR_RETURN(const std::vector<int> turn, next_turn(session, words));
+    KVX_ASSIGN_OR_RETURN(const std::vector<int> turn, next_turn(session, words, answer_was_cut));
     KVX_ASSIGN_OR_RETURN(const runner::GenerateResult result,
                          write(session, turn, options.generate));
+    answer_was_cut = !result.model_ended;
     fmt::print("\n");
     print_speed(session, result);
   }

@@ -18,10 +18,10 @@ struct ComparisonPlan {
   int num_windows = 0;
 };
 
-// Runs every window through every cache and scores the second half of each window (window_scores.
-// hpp). Before that, the first window goes through all caches at once: the base cache answers and
-// the others show how far their attention outputs are from its (ShadowAttention). The last tokens
-// of the last window are fed one by one, which measures decoding and changes no result.
+// Runs every window through every cache and scores its second half (compare/window_scores.hpp).
+// Before that, the first window goes through all caches at once: the base cache answers and the
+// others show how far their attention outputs are from its (ShadowAttention). The last tokens of
+// the last window are fed one by one, which measures decoding and changes no result.
 //
 // tokens: at least num_windows * context. Errors are those of KvAttention::create and of the model.
 Result<std::vector<CacheReport>> compare_caches(runner::Model& model, std::span<const int> tokens,
