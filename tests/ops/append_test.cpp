@@ -20,7 +20,7 @@ using testing::HasSubstr;
 const LayerShape kShape = {.num_blocks = 3, .block_size = 4, .num_heads = 2};
 
 CpuContext best_context() {
-  return serial_context(supported_levels().back());
+  return serial_context(cpu_levels_here().back());
 }
 
 TestLayer int8_layer() {

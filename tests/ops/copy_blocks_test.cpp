@@ -18,7 +18,7 @@ const LayerShape kShape = {.num_blocks = 3, .block_size = 4, .num_heads = 2};
 const LayerShape kHnd = {.num_blocks = 3, .block_size = 4, .num_heads = 2, .order = Order::kHnd};
 
 CpuContext best_context() {
-  return serial_context(supported_levels().back());
+  return serial_context(cpu_levels_here().back());
 }
 
 void fill(TestLayer& layer, uint32_t seed) {

@@ -16,7 +16,7 @@ namespace {
 using namespace kvx::tests;  // NOLINT: builders
 
 CpuContext best_context() {
-  return serial_context(supported_levels().back());
+  return serial_context(cpu_levels_here().back());
 }
 
 // 3.1.1: decode never applied the scales.

@@ -17,7 +17,7 @@ using testing::HasSubstr;
 const LayerShape kShape = {.num_blocks = 4, .block_size = 4, .num_heads = 2};
 
 CpuContext best_context() {
-  return serial_context(supported_levels().back());
+  return serial_context(cpu_levels_here().back());
 }
 
 // f32 rows in slots 0..15, so that gathered numbers are known exactly.

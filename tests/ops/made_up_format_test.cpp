@@ -81,7 +81,7 @@ void expect_close(const std::vector<float>& x, const std::vector<float>& back, f
 }
 
 TEST(MadeUpFormat, GoesThroughAppendAndGatherWithEverySourceOfScales) {
-  const LargerTable larger(supported_levels().back());
+  const LargerTable larger(cpu_levels_here().back());
   const CpuContext context = {&larger.table, &serial_executor()};
   for (const int group_size : {8, 24}) {
     for (int s = 0; s < 3; ++s) {
@@ -109,7 +109,7 @@ TEST(MadeUpFormat, ItsWrongOptionsAreNamed) {
 
 // Attention over the made-up bytes is attention over the numbers that they say.
 TEST(MadeUpFormat, GoesThroughAttend) {
-  const LargerTable larger(supported_levels().back());
+  const LargerTable larger(cpu_levels_here().back());
   const CpuContext context = {&larger.table, &serial_executor()};
   const auto spec = format::make_spec(MadeUp::kFacts).value();
   TestLayer packed(spec, spec, kShape);

@@ -76,9 +76,9 @@ TEST(PageShared, OneCallForAWholeBlockIsOneScaleThatClipsNothing) {
   for (const format::Facts* facts : formats_with_page_scales()) {
     Page page(*facts);
     const KvRows rows = growing_rows(8);
-    page.append(serial_context(supported_levels().back()), rows, 0, 8);
+    page.append(serial_context(cpu_levels_here().back()), rows, 0, 8);
     const KvRows back =
-        gather_slots(serial_context(supported_levels().back()), page.layer, kShape, 8);
+        gather_slots(serial_context(cpu_levels_here().back()), page.layer, kShape, 8);
     const int length = format::group_length(page.spec, kShape.k_dim);
     for (size_t i = 0; i < rows.k.size(); ++i) {
       const int head = static_cast<int>(i / 96 % 2);
@@ -92,7 +92,7 @@ TEST(PageShared, OneCallForAWholeBlockIsOneScaleThatClipsNothing) {
 // Each growth at least doubles the step here, so the errors of all requantisations add up to less
 // than two of the last.
 TEST(PageShared, TokenByTokenStaysWithinTwoRoundingsOfTheLastStep) {
-  for (const device::CpuLevel level : supported_levels()) {
+  for (const device::CpuLevel level : cpu_levels_here()) {
     for (const format::Facts* facts : formats_with_page_scales()) {
       Page page(*facts);
       const KvRows rows = growing_rows(8);
@@ -112,7 +112,7 @@ TEST(PageShared, TokenByTokenStaysWithinTwoRoundingsOfTheLastStep) {
 TEST(PageShared, ASmallerTokenLeavesTheScaleAndEarlierCodesAlone) {
   for (const format::Facts* facts : formats_with_page_scales()) {
     Page page(*facts);
-    const CpuContext context = serial_context(supported_levels().back());
+    const CpuContext context = serial_context(cpu_levels_here().back());
     const KvRows rows = growing_rows(2);
     page.append(context, token_of(rows, 1), 0, 1);
     const auto scales = page.layer.k.scales;
@@ -127,7 +127,7 @@ TEST(PageShared, ASmallerTokenLeavesTheScaleAndEarlierCodesAlone) {
 
 TEST(PageShared, ANewFirstTokenForgetsTheBlocksFormerScale) {
   Page page("int8");
-  const CpuContext context = serial_context(supported_levels().back());
+  const CpuContext context = serial_context(cpu_levels_here().back());
   const KvRows rows = growing_rows(8);
   page.append(context, token_of(rows, 7), 0, 1);
   const float large = page.step(0, 0, 0);
@@ -138,7 +138,7 @@ TEST(PageShared, ANewFirstTokenForgetsTheBlocksFormerScale) {
 TEST(PageShared, ABadTokenDoesNotDestroyTheOthersAndIsNotPlausible) {
   for (const format::Facts* facts : formats_with_page_scales()) {
     Page page(*facts);
-    const CpuContext context = serial_context(supported_levels().back());
+    const CpuContext context = serial_context(cpu_levels_here().back());
     const KvRows rows = growing_rows(3);
     page.append(context, token_of(rows, 0), 0, 1);
     const auto scales = page.layer.k.scales;
@@ -167,7 +167,7 @@ TEST(PageShared, ABadTokenDoesNotDestroyTheOthersAndIsNotPlausible) {
 TEST(PageShared, AnAllZeroPageStoresZeroBytesAndGrowsFromThem) {
   for (const format::Facts* facts : formats_with_page_scales()) {
     Page page(*facts);
-    const CpuContext context = serial_context(supported_levels().back());
+    const CpuContext context = serial_context(cpu_levels_here().back());
     KvRows zeros = token_of(growing_rows(1), 0);
     for (size_t i = 0; i < zeros.k.size(); ++i) zeros.k[i] = zeros.v[i] = i % 2 ? -0.0f : 0.0f;
     page.append(context, zeros, 0, 1);

@@ -7,7 +7,7 @@
 
 namespace kvx::tests {
 
-inline std::vector<device::CpuLevel> supported_levels() {
+inline std::vector<device::CpuLevel> cpu_levels_here() {
   using device::CpuLevel;
   std::vector<CpuLevel> levels;
   for (const CpuLevel level : {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512}) {

@@ -38,7 +38,7 @@ inline StoredRow store_row(device::CpuLevel level, const format::FormatSpec& spe
 
 inline StoredRow store_row(const format::FormatSpec& spec, const std::vector<float>& x,
                            float tensor_scale = 1.0f, format::StoredScale given = {0}) {
-  return store_row(supported_levels().back(), spec, x, tensor_scale, given);
+  return store_row(cpu_levels_here().back(), spec, x, tensor_scale, given);
 }
 
 }  // namespace kvx::tests
