@@ -67,7 +67,7 @@ double error_bound(const FormatSpec& spec, double x, double amax) {
   return amax * slack / 14 + clipped + coarse;
 }
 
-RC_GTEST_PROP(Laws, TheErrorStaysWithinWhatTheFactsImply, ()) {
+RC_GTEST_PROP(RowLaws, TheErrorStaysWithinWhatTheFactsImply, ()) {
   const Case c = any_case();
   RC_PRE(!c.spec.is_affine());
   const std::vector<float> x = any_row(c.head_dim);
@@ -86,7 +86,7 @@ RC_GTEST_PROP(Laws, TheErrorStaysWithinWhatTheFactsImply, ()) {
   }
 }
 
-RC_GTEST_PROP(Laws, AnAffineRowIsWithinOneStepAndTheParametersRounding, ()) {
+RC_GTEST_PROP(RowLaws, AnAffineRowIsWithinOneStepAndTheParametersRounding, ()) {
   const Case c = any_case();
   RC_PRE(c.spec.is_affine());
   const std::vector<float> x = any_row(c.head_dim);
@@ -100,7 +100,7 @@ RC_GTEST_PROP(Laws, AnAffineRowIsWithinOneStepAndTheParametersRounding, ()) {
   }
 }
 
-RC_GTEST_PROP(Laws, AnAllZeroRowIsZeroBytesAndZerosBack, ()) {
+RC_GTEST_PROP(RowLaws, AnAllZeroRowIsZeroBytesAndZerosBack, ()) {
   const Case c = any_case();
   const StoredRow row = store(c, std::vector<float>(c.head_dim, 0.0f));
   for (const uint8_t byte : row.codes) RC_ASSERT(byte == 0);
@@ -108,7 +108,7 @@ RC_GTEST_PROP(Laws, AnAllZeroRowIsZeroBytesAndZerosBack, ()) {
   for (const float x : row.back) RC_ASSERT(x == 0.0f);
 }
 
-RC_GTEST_PROP(Laws, NegatingARowNegatesWhatComesBackAndLeavesTheScales, ()) {
+RC_GTEST_PROP(RowLaws, NegatingARowNegatesWhatComesBackAndLeavesTheScales, ()) {
   const Case c = any_case();
   RC_PRE(!c.spec.is_affine());
   std::vector<float> x = any_row(c.head_dim);
@@ -121,7 +121,7 @@ RC_GTEST_PROP(Laws, NegatingARowNegatesWhatComesBackAndLeavesTheScales, ()) {
 
 // Not for affine rows (their zero moves) nor for E4M3 scales (a saturated or clipped group may fit
 // a smaller one); for the others the largest code is qmax or its scale is a power of two.
-RC_GTEST_PROP(Laws, StoringWhatCameBackGivesTheSameBytes, ()) {
+RC_GTEST_PROP(RowLaws, StoringWhatCameBackGivesTheSameBytes, ()) {
   const Case c = any_case();
   RC_PRE(!c.spec.has_scale() || c.spec.scale_type == format::ScaleType::kE8M0 ||
          c.spec.scale_type == format::ScaleType::kF32);
@@ -140,7 +140,7 @@ RC_GTEST_PROP(Laws, StoringWhatCameBackGivesTheSameBytes, ()) {
   RC_ASSERT(row.scales == again.scales);
 }
 
-RC_GTEST_PROP(Laws, DoublingARowChangesOnlyAPowerOfTwoScaleByOne, ()) {
+RC_GTEST_PROP(RowLaws, DoublingARowChangesOnlyAPowerOfTwoScaleByOne, ()) {
   const Case c = any_case();
   RC_PRE(c.spec.scale_type == format::ScaleType::kE8M0);
   std::vector<float> x = any_row(c.head_dim);
@@ -151,7 +151,7 @@ RC_GTEST_PROP(Laws, DoublingARowChangesOnlyAPowerOfTwoScaleByOne, ()) {
   for (size_t g = 0; g < row.scales.size(); ++g) RC_ASSERT(row.scales[g] + 1 == doubled.scales[g]);
 }
 
-RC_GTEST_PROP(Laws, DoublingARowDoublesWhatComesBackFromAnyFloatScale, ()) {
+RC_GTEST_PROP(RowLaws, DoublingARowDoublesWhatComesBackFromAnyFloatScale, ()) {
   const Case c = any_case();
   RC_PRE(c.spec.has_scale() && !c.spec.is_affine() &&
          c.spec.scale_type != format::ScaleType::kE8M0);
@@ -165,7 +165,7 @@ RC_GTEST_PROP(Laws, DoublingARowDoublesWhatComesBackFromAnyFloatScale, ()) {
 }
 
 // Page-shared scales are the exception; page_shared_test.cpp has their bound.
-RC_GTEST_PROP(Laws, AppendAtOnceEqualsAppendTokenByToken, ()) {
+RC_GTEST_PROP(RowLaws, AppendAtOnceEqualsAppendTokenByToken, ()) {
   const Case c = any_case();
   const LayerShape shape = {.num_blocks = 3,
                             .block_size = *rc::gen::inRange(1, 20),

@@ -152,9 +152,9 @@ bool same_or_both_nan(const std::vector<float>& a, const std::vector<float>& b) 
   return true;
 }
 
-class Levels : public testing::TestWithParam<CpuLevel> {};
+class LevelRows : public testing::TestWithParam<CpuLevel> {};
 
-TEST_P(Levels, WriteAndReadTheScalarLevelsBytes) {
+TEST_P(LevelRows, WriteAndReadTheScalarLevelsBytes) {
   for (const format::Facts* facts : format::kAllFacts) {
     for (const FormatSpec& spec : all_specs(*facts)) {
       for (const int head_dim : {32, 64, 80, 96, 128, 192, 256, 576}) {
@@ -181,7 +181,7 @@ TEST_P(Levels, WriteAndReadTheScalarLevelsBytes) {
   }
 }
 
-TEST_P(Levels, ConvertFloatsAsTheScalarLevelDoes) {
+TEST_P(LevelRows, ConvertFloatsAsTheScalarLevelDoes) {
   const auto& scalar = cpu::kernel_table(CpuLevel::kScalar);
   const auto& level = cpu::kernel_table(GetParam());
   std::vector<uint16_t> all(0x10000);
@@ -200,7 +200,7 @@ TEST_P(Levels, ConvertFloatsAsTheScalarLevelDoes) {
   }
 }
 
-TEST_P(Levels, RotateAsTheScalarLevelDoes) {
+TEST_P(LevelRows, RotateAsTheScalarLevelDoes) {
   for (const int head_dim : {1, 2, 48, 64, 80, 96, 128, 256, 576}) {
     std::vector<float> expected = normal_floats(size_t(5) * head_dim, 23);
     std::vector<float> found = expected;
@@ -210,7 +210,7 @@ TEST_P(Levels, RotateAsTheScalarLevelDoes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryLevel, Levels, testing::ValuesIn(cpu_levels_here()),
+INSTANTIATE_TEST_SUITE_P(EveryLevel, LevelRows, testing::ValuesIn(cpu_levels_here()),
                          [](const auto& level) { return std::string(name_of(level.param)); });
 
 }  // namespace
