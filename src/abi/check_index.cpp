@@ -137,14 +137,25 @@ Result<SlotView> check_slot_mapping(const kvx_slot_mapping_t& mapping, int64_t n
   return SlotView{slots, num_tokens, mapping.invalid_slot};
 }
 
-Status check_slots(const SlotView& slots, const CacheView& cache) {
+namespace {
+
+template <class Slot>
+Status check_slots_of(const Slot* list, const SlotView& slots, const CacheView& cache) {
   const int64_t num_slots = cache.num_slots();
   for (int64_t t = 0; t < slots.num_tokens; ++t) {
-    if (slots.at(t) < num_slots) continue;
+    if (list[t] < num_slots || list[t] == slots.invalid_slot) continue;
     return out_of_range("slots[{}] is {}; the cache has {} slots ({} blocks of {})", t, slots.at(t),
                         num_slots, cache.num_blocks, cache.block_size);
   }
   return {};
+}
+
+}  // namespace
+
+Status check_slots(const SlotView& slots, const CacheView& cache) {
+  const void* list = slots.slots.data;
+  return slots.slots.is_64_bit ? check_slots_of(static_cast<const int64_t*>(list), slots, cache)
+                               : check_slots_of(static_cast<const int32_t*>(list), slots, cache);
 }
 
 Result<TableView> check_table(const kvx_block_table_t& table, const kvx_cache_desc_t& cache,

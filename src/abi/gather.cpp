@@ -222,8 +222,8 @@ Status gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
   if (plan.io.num_tokens == 0) return {};
   KVX_RETURN_IF_ERROR(check_contents(plan));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
-  RowMover k(*kernels, plan.cache, plan.cache.k, plan.io.k);
-  RowMover v(*kernels, plan.cache, plan.cache.v, plan.io.v);
+  RowMover k(*kernels, plan.cache, plan.cache.k, plan.io.k, plan.io.num_tokens);
+  RowMover v(*kernels, plan.cache, plan.cache.v, plan.io.v, plan.io.num_tokens);
   for (int64_t row = 0; row < plan.table.num_rows(); ++row) {
     KVX_RETURN_IF_ERROR(for_each_segment(plan, row, [&](const Segment& segment) -> Status {
       gather_side(plan, plan.cache.k, plan.io.k, segment, segment.k_entry, k);

@@ -20,7 +20,14 @@ void copy_innermost(uint8_t* to, const uint8_t* from, const Level& level) {
   }
 }
 
-void copy_innermost(uint8_t* to, const uint8_t* from, const Level& level, int64_t bytes) {
+void copy_innermost(uint8_t* to, const uint8_t* from, const Level& level, int64_t bytes,
+                    StreamCopy stream) {
+  if (stream != nullptr && bytes >= kStreamedPieceBytes) {
+    for (int64_t i = 0; i < level.count; ++i) {
+      stream(to + i * level.to_stride, from + i * level.from_stride, bytes);
+    }
+    return;
+  }
   switch (bytes) {  // sizes for which the compiler knows better than a call
     case 1:
       return copy_innermost<1>(to, from, level);
@@ -44,7 +51,8 @@ using Nest = std::array<Level, kLevels>;
 
 // Copies pieces of `bytes`, level by level. Levels that follow each other without a gap on both
 // sides become one piece: a canonical NHD run is one memcpy.
-void copy_nest(uint8_t* to, const uint8_t* from, Nest nest, int64_t bytes) {
+void copy_nest(uint8_t* to, const uint8_t* from, Nest nest, int64_t bytes,
+               StreamCopy stream = nullptr) {
   int last = kLevels - 1;
   while (last >= 0) {
     const Level& level = nest[last];
@@ -61,7 +69,7 @@ void copy_nest(uint8_t* to, const uint8_t* from, Nest nest, int64_t bytes) {
         copy_innermost(
             to + a * nest[0].to_stride + b * nest[1].to_stride + c * nest[2].to_stride,
             from + a * nest[0].from_stride + b * nest[1].from_stride + c * nest[2].from_stride,
-            innermost, bytes);
+            innermost, bytes, stream);
       }
     }
   }
@@ -104,22 +112,30 @@ bool can_gather(Element cache, Element io) {
 }
 
 RowMover::RowMover(const ops::cpu::KernelTable& kernels, const CacheView& cache,
-                   const CacheSide& side, const IoSide& io)
+                   const CacheSide& side, const IoSide& io, int64_t num_tokens)
     : kernels_(kernels),
       side_(side),
       io_(io),
       num_heads_(cache.num_heads),
       head_dim_(cache.head_dim) {
-  if (side.element == io.element) return;
+  if (side.element == io.element) {
+    const int64_t row_bytes = num_heads_ * head_dim_ * bytes_of(side.element);
+    if (num_tokens >= kStreamedCallBytes / row_bytes) stream_ = stream_copy();
+    return;
+  }
   spec_ = spec_of(side.element);
   codes_.resize(static_cast<size_t>(head_dim_) * bytes_of(side.element));
+}
+
+RowMover::~RowMover() {
+  if (stream_ != nullptr) finish_streams();
 }
 
 void RowMover::write(const TokenRun& run, const ScaleView& scale) {
   if (side_.element == io_.element) {
     copy_nest(run.cache, run.io,
               nest_to_cache(side_, run.num_tokens, num_heads_, io_.token_stride, io_.head_stride),
-              bytes_of(side_.element));
+              bytes_of(side_.element), stream_);
     return;
   }
   for (int64_t t = 0; t < run.num_tokens; ++t) {
@@ -136,7 +152,7 @@ void RowMover::gather(const TokenRun& run) {
     copy_nest(run.io, run.cache,
               reversed(nest_to_cache(side_, run.num_tokens, num_heads_, io_.token_stride,
                                      io_.head_stride)),
-              bytes_of(side_.element));
+              bytes_of(side_.element), stream_);
     return;
   }
   for (int64_t t = 0; t < run.num_tokens; ++t) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "abi/stream_copy.hpp"
 #include "abi/views.hpp"
 #include "ops/cpu/kernel_table.hpp"
 
@@ -19,9 +20,11 @@ struct TokenRun {
 
 class RowMover {
  public:
-  // `heads` and `head_dim` of both sides. Allocates what conversion needs; nothing later fails.
+  // num_tokens: of the whole call. Allocates what conversion needs; nothing later fails.
   RowMover(const ops::cpu::KernelTable& kernels, const CacheView& cache, const CacheSide& side,
-           const IoSide& io);
+           const IoSide& io, int64_t num_tokens);
+  ~RowMover();
+  RowMover(const RowMover&) = delete;
 
   void write(const TokenRun& run, const ScaleView& scale);
   void gather(const TokenRun& run);
@@ -37,6 +40,7 @@ class RowMover {
   int64_t head_dim_;
   format::FormatSpec spec_;            // of the cache's elements
   std::vector<uint8_t> codes_;         // one row of the cache's elements, contiguous
+  StreamCopy stream_ = nullptr;        // set when the call is worth it
   static constexpr int kAtOnce = 512;  // numbers that are converted at once
 };
 

@@ -122,8 +122,8 @@ Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
   KVX_RETURN_IF_ERROR(check_scales(plan, plan.k_scale, "k_scale"));
   KVX_RETURN_IF_ERROR(check_scales(plan, plan.v_scale, "v_scale"));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
-  RowMover k(*kernels, plan.cache, plan.cache.k, plan.io.k);
-  RowMover v(*kernels, plan.cache, plan.cache.v, plan.io.v);
+  RowMover k(*kernels, plan.cache, plan.cache.k, plan.io.k, plan.io.num_tokens);
+  RowMover v(*kernels, plan.cache, plan.cache.v, plan.io.v, plan.io.num_tokens);
   for (int64_t t = 0; t < plan.slots.num_tokens;) {
     if (plan.slots.at(t) < 0) {
       ++t;

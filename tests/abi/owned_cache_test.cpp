@@ -1,0 +1,178 @@
+// Caches that own their memory: steps, attention, gather, and misuse.
+#include <gtest/gtest.h>
+
+#include "tests/abi/caller_layer.hpp"
+
+namespace kvx::abi_test {
+namespace {
+
+constexpr int kQHeads = 4;
+
+kvx_cache_config_t config_of(const char* recipe) {
+  auto config = sized<kvx_cache_config_t>();
+  config.num_layers = 2;
+  config.num_kv_heads = 2;
+  config.k_head_dim = config.v_head_dim = 32;
+  config.block_size = 8;
+  config.max_sequences = 2;
+  config.max_tokens_per_sequence = 64;
+  config.recipe = recipe;
+  return config;
+}
+
+// One token of one sequence through every layer; gives the last layer's output.
+std::vector<float> step(api::Cache& cache, int32_t sequence, const std::vector<float>& q,
+                        const std::vector<float>& k, const std::vector<float>& v) {
+  const int32_t sequences[] = {sequence};
+  const int32_t counts[] = {static_cast<int32_t>(k.size() / 64)};
+  std::vector<float> out(q.size());
+  const kvx_rows_t q_rows = api::rows(q.data(), KVX_DTYPE_F32);
+  const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
+  const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
+  const kvx_rows_t out_rows = api::rows(out.data(), KVX_DTYPE_F32);
+  EXPECT_TRUE(cache.begin_step(sequences, counts).ok()) << kvx_last_error();
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    auto args = sized<kvx_step_layer_args_t>();
+    args.layer = layer;
+    args.num_q_heads = kQHeads;
+    args.q = &q_rows;
+    args.k = &k_rows;
+    args.v = &v_rows;
+    args.out = &out_rows;
+    EXPECT_TRUE(cache.step_layer(args).ok()) << kvx_last_error();
+  }
+  EXPECT_TRUE(cache.end_step().ok()) << kvx_last_error();
+  return out;
+}
+
+TEST(OwnedCache, AttendsToWhatItsStepsAppended) {
+  const kvx_cache_config_t config = config_of("f32");
+  auto cache = api::Cache::create(config);
+  ASSERT_TRUE(cache.ok()) << kvx_last_error();
+  const int32_t sequence = *cache->create_sequence();
+  std::vector<float> all_k;
+  std::vector<float> all_v;
+  for (int t = 0; t < 20; ++t) {
+    const std::vector<float> k = test_rows(1, 2, 32, static_cast<float>(t));
+    const std::vector<float> v = test_rows(1, 2, 32, static_cast<float>(t) + 0.5f);
+    const std::vector<float> q = test_rows(1, kQHeads, 32, static_cast<float>(t) + 0.7f);
+    all_k.insert(all_k.end(), k.begin(), k.end());
+    all_v.insert(all_v.end(), v.begin(), v.end());
+    const std::vector<float> out = step(*cache, sequence, q, k, v);
+    ASSERT_LT(
+        largest_difference(out, plain_attention(q, all_k, all_v, 1, t + 1, kQHeads, Geometry{})),
+        2e-5)
+        << t;
+  }
+  int64_t num_tokens = 0;
+  int64_t max_step = 0;
+  ASSERT_EQ(kvx_sequence_tokens(cache->handle(), sequence, &num_tokens, &max_step), KVX_STATUS_OK);
+  EXPECT_EQ(num_tokens, 20);
+  EXPECT_EQ(max_step, 44);
+
+  std::vector<float> k(5 * 64);
+  const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
+  ASSERT_EQ(kvx_sequence_gather(cache->handle(), sequence, 1, 7, 5, &rows, nullptr), KVX_STATUS_OK)
+      << kvx_last_error();
+  EXPECT_EQ(k, std::vector<float>(all_k.begin() + 7 * 64, all_k.begin() + 12 * 64));
+}
+
+TEST(OwnedCache, TakesRecipesWithWideEndsAndThreads) {
+  kvx_cache_config_t config = config_of("int4:k.hadamard,sink=8,recent=16");
+  config.num_threads = 2;
+  auto cache = api::Cache::create(config);
+  ASSERT_TRUE(cache.ok()) << kvx_last_error();
+  const int32_t sequence = *cache->create_sequence();
+  for (int t = 0; t < 40; ++t) {
+    const std::vector<float> rows = test_rows(1, 2, 32, static_cast<float>(t));
+    step(*cache, sequence, test_rows(1, kQHeads, 32, 1.0f), rows, rows);
+  }
+  EXPECT_TRUE(cache->free_sequence(sequence).ok());
+}
+
+TEST(OwnedCache, GivesSequencesOutAndTakesThemBack) {
+  auto cache = api::Cache::create(config_of("int8"));
+  ASSERT_TRUE(cache.ok());
+  const int32_t first = *cache->create_sequence();
+  ASSERT_TRUE(cache->create_sequence().ok());
+  const auto third = cache->create_sequence();
+  ASSERT_FALSE(third.ok());
+  EXPECT_EQ(third.failure().status, KVX_STATUS_OUT_OF_RANGE);
+  EXPECT_TRUE(cache->free_sequence(first).ok());
+  EXPECT_FALSE(cache->free_sequence(first).ok());
+  EXPECT_EQ(*cache->create_sequence(), first);
+}
+
+TEST(OwnedCache, RefusesConfigurationsThatCannotBe) {
+  const auto refused = [](auto change, kvx_status_t status = KVX_STATUS_INVALID_ARGUMENT) {
+    kvx_cache_config_t config = config_of("int8");
+    change(config);
+    kvx_cache_t cache = nullptr;
+    EXPECT_EQ(kvx_cache_create(&config, &cache), status) << kvx_last_error();
+    EXPECT_EQ(cache, nullptr);
+    EXPECT_STRNE(kvx_last_error(), "");
+  };
+  refused([](auto& config) { config.recipe = nullptr; });
+  refused([](auto& config) { config.recipe = "int9"; });
+  refused([](auto& config) { config.num_layers = 0; });
+  refused([](auto& config) { config.num_layers = UINT32_MAX; });
+  refused([](auto& config) { config.num_kv_heads = 0; });
+  refused([](auto& config) { config.k_head_dim = 0; });
+  refused([](auto& config) { config.k_head_dim = UINT32_MAX; });
+  refused([](auto& config) { config.v_head_dim = 4096; });
+  refused([](auto& config) { config.block_size = 4096; });
+  refused([](auto& config) { config.max_sequences = 0; });
+  refused([](auto& config) { config.max_tokens_per_sequence = -1; });
+  refused([](auto& config) { config.size = 0; });
+  refused([](auto& config) { config.memory_budget_bytes = 100; }, KVX_STATUS_OUT_OF_RANGE);
+  const kvx_cache_config_t config = config_of("int8");
+  EXPECT_EQ(kvx_cache_create(&config, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  kvx_cache_t cache = nullptr;
+  EXPECT_EQ(kvx_cache_create(nullptr, &cache), KVX_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(OwnedCache, RefusesCallsOutOfOrderAndNullHandles) {
+  auto cache = api::Cache::create(config_of("int8"));
+  ASSERT_TRUE(cache.ok());
+  const int32_t sequence = *cache->create_sequence();
+  EXPECT_FALSE(cache->end_step().ok());
+  const std::vector<float> q = test_rows(1, kQHeads, 32, 0);
+  const kvx_rows_t rows = api::rows(q.data(), KVX_DTYPE_F32);
+  auto args = sized<kvx_step_layer_args_t>();
+  args.num_q_heads = kQHeads;
+  args.q = args.k = args.v = args.out = &rows;
+  EXPECT_FALSE(cache->step_layer(args).ok()) << "no step is open";
+  const int32_t twice[] = {sequence, sequence};
+  const int32_t counts[] = {1, 1};
+  EXPECT_FALSE(cache->begin_step(twice, counts).ok());
+  const int32_t unknown[] = {1};
+  const int32_t one[] = {1};
+  EXPECT_FALSE(cache->begin_step(unknown, one).ok());
+  const int32_t known[] = {sequence};
+  ASSERT_TRUE(cache->begin_step(known, one).ok());
+  args.layer = 2;
+  EXPECT_FALSE(cache->step_layer(args).ok());
+  args.layer = 0;
+  args.k = nullptr;
+  EXPECT_FALSE(cache->step_layer(args).ok());
+
+  int32_t number = 0;
+  int64_t count = 0;
+  EXPECT_EQ(kvx_sequence_create(nullptr, &number), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_create(cache->handle(), nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_free(nullptr, 0), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_tokens(nullptr, 0, &count, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_tokens(cache->handle(), 7, &count, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_step_begin(nullptr, 0, nullptr, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_step_begin(cache->handle(), 1, nullptr, one), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_step_layer(nullptr, &args), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_step_end(nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_gather(nullptr, 0, 0, 0, 0, nullptr, nullptr),
+            KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_gather(cache->handle(), sequence, 9, 0, 0, nullptr, nullptr),
+            KVX_STATUS_INVALID_ARGUMENT);
+  kvx_cache_free(nullptr);
+}
+
+}  // namespace
+}  // namespace kvx::abi_test
