@@ -101,7 +101,6 @@ TEST(Append, WithATransformIsUndoneByGather) {
 }
 
 TEST(Append, ReadsGivenScalesAndRefusesThoseThatAreNone) {
-  Geometry geometry;
   const kvx_format_spec_t spec = format_spec(KVX_FORMAT_FP8_E4M3, KVX_SCALE_SOURCE_GIVEN);
   std::vector<uint8_t> codes(6 * 8 * 2 * 32);
   std::vector<float> scales = {0.5f, 0.25f};  // a head each
