@@ -283,7 +283,8 @@ class Case {
     write.io = io_;
     write.slots.size = sizeof write.slots;
     write.slots.dtype = KVX_DTYPE_S64;
-    write.slots.token_count = static_cast<uint32_t>(std::ssize(slots_) + count_change_);
+    write.slots.token_count =
+        static_cast<uint32_t>(slots_.size()) + static_cast<uint32_t>(count_change_);
     write.slots.invalid_slot = invalid_slot_;
     write.slots.slots = slots_.data();
     const std::vector<uint8_t> before[4] = {memory_[0], memory_[1], memory_[2], memory_[3]};
@@ -323,7 +324,8 @@ class Case {
     gather.block_table.beam_width = 1;
     gather.block_table.max_blocks_per_seq = static_cast<uint32_t>(width_);
     gather.block_table.indices = blocks_.data();
-    gather.block_table.indices_count = static_cast<uint32_t>(std::ssize(blocks_) + count_change_);
+    gather.block_table.indices_count =
+        static_cast<uint32_t>(blocks_.size()) + static_cast<uint32_t>(count_change_);
     gather.seq_lens = {sizeof gather.seq_lens, KVX_DTYPE_S64, static_cast<uint32_t>(rows_),
                        lengths_.data()};
     const std::vector<uint8_t> before[4] = {memory_[0], memory_[1], memory_[2], memory_[3]};
