@@ -35,10 +35,14 @@ Status append(const kvx_append_args_t* caller) {
   args.transform = layer.transform;
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows k,
                        read_rows(known.k, layer.view.num_kv_heads, layer.k_head_dim(), "k"));
+  KVX_RETURN_IF_ERROR(
+      check_apart(layer, k, known.num_tokens, layer.view.num_kv_heads, layer.k_head_dim(), "k"));
   args.k = as_input(k);
   if (layer.v_head_dim() != 0) {
     KVX_ASSIGN_OR_RETURN(const MutableFloatRows v,
                          read_rows(known.v, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
+    KVX_RETURN_IF_ERROR(
+        check_apart(layer, v, known.num_tokens, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
     args.v = as_input(v);
   }
   const int64_t skipped = known.out_of_range_slots == nullptr

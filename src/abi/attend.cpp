@@ -85,6 +85,9 @@ Status attend(const kvx_attend_args_t* caller) {
                        read_rows(known.q, args.num_q_heads, layer.k_head_dim(), "q"));
   args.q = as_input(q);
   KVX_ASSIGN_OR_RETURN(args.out, read_rows(known.out, args.num_q_heads, layer.v_head_dim(), "out"));
+  const int64_t num_queries = args.q_starts[table.num_sequences];
+  KVX_RETURN_IF_ERROR(
+      check_apart(layer, args.out, num_queries, args.num_q_heads, layer.v_head_dim(), "out"));
   args.lse = known.lse;
   args.softmax_scale = known.softmax_scale != 0
                            ? known.softmax_scale

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "abi/guard.hpp"
+
 namespace kvx::abi {
 namespace {
 
@@ -31,7 +33,7 @@ extern "C" const char* kvx_last_error(void) {
 }
 
 extern "C" const char* kvx_status_name(kvx_status_t status) {
-  switch (static_cast<int>(status)) {
+  switch (kvx::abi::number_of(status)) {
     case KVX_STATUS_OK:
       return "OK";
     case KVX_STATUS_INVALID_ARGUMENT:

@@ -94,23 +94,28 @@ Status check_cache_shape(const kvx_tensor_desc_t& tensor, const CacheView& cache
   return check_shape(tensor, std::span(expected).first(order.ndim), name);
 }
 
+// Requires: checked strides. An axis of one element has no step: its stride may be any number.
+int64_t stride_bytes(const kvx_tensor_desc_t& tensor, int axis, int element_bytes) {
+  return tensor.shape[axis] == 1 ? 0 : tensor.stride[axis] * element_bytes;
+}
+
 // Requires: checked strides. Runs that follow each other without a gap are one.
 RowShape row_shape(const kvx_tensor_desc_t& tensor, const AxisOrder& order, int element_bytes) {
   const int last = order.ndim - 1;
-  RowShape row = {.num_runs = 1,
-                  .run_length = tensor.shape[last],
-                  .run_stride = 0,
-                  .element_stride = tensor.stride[last] * element_bytes};
-  if (order.ndim == 4) return row;
-  row.num_runs = tensor.shape[2];
-  row.run_stride = tensor.stride[2] * element_bytes;
-  if (row.run_length == 1) {
-    return {1, row.num_runs, 0, row.run_stride};
+  const auto one_run = [element_bytes](int64_t length, int64_t stride) {
+    return RowShape{1, length, 0, length == 1 ? element_bytes : stride};
+  };
+  const int64_t run_length = tensor.shape[last];
+  const int64_t element_stride = stride_bytes(tensor, last, element_bytes);
+  if (order.ndim == 4) return one_run(run_length, element_stride);
+  const int64_t num_runs = tensor.shape[2];
+  const int64_t run_stride = stride_bytes(tensor, 2, element_bytes);
+  if (num_runs == 1) return one_run(run_length, element_stride);
+  if (run_length == 1) return one_run(num_runs, run_stride);
+  if (run_stride == run_length * element_stride) {
+    return one_run(num_runs * run_length, element_stride);
   }
-  if (row.run_stride == row.run_length * row.element_stride) {
-    return {1, row.num_runs * row.run_length, 0, row.element_stride};
-  }
-  return row;
+  return {num_runs, run_length, run_stride, element_stride};
 }
 
 // Fills `side`, which is meaningless when something was added to the findings.
@@ -130,9 +135,9 @@ Status check_side(const kvx_tensor_desc_t& tensor, const CacheView& cache, std::
   check_alignment(tensor.data, bytes, name, findings);
   if (!findings.status().ok()) return {};
   side.data = static_cast<uint8_t*>(tensor.data);
-  side.block_stride = tensor.stride[0] * bytes;
-  side.token_stride = tensor.stride[order.token] * bytes;
-  side.head_stride = tensor.stride[order.head] * bytes;
+  side.block_stride = stride_bytes(tensor, 0, bytes);
+  side.token_stride = stride_bytes(tensor, order.token, bytes);
+  side.head_stride = stride_bytes(tensor, order.head, bytes);
   side.row = row_shape(tensor, order, bytes);
   side.block_bytes = side.total_bytes - (cache.num_blocks - 1) * side.block_stride;
   return {};
@@ -170,12 +175,12 @@ Status check_io_tensor(const kvx_tensor_desc_t& tensor, const kvx_kv_io_desc_t& 
   check_alignment(tensor.data, bytes, name, findings);
   if (!findings.status().ok()) return {};
   side.data = static_cast<uint8_t*>(tensor.data);
-  side.head_stride = tensor.stride[last - 1] * bytes;
-  side.token_stride = tensor.stride[last - 2] * bytes;
+  side.head_stride = stride_bytes(tensor, last - 1, bytes);
+  side.token_stride = stride_bytes(tensor, last - 2, bytes);
   side.tokens_per_piece = num_tokens;
-  if (is_padded && tensor.stride[0] != tensor.shape[1] * tensor.stride[1]) {
+  if (is_padded && stride_bytes(tensor, 0, bytes) != tensor.shape[1] * side.token_stride) {
     side.tokens_per_piece = tensor.shape[1];
-    side.piece_stride = tensor.stride[0] * bytes;
+    side.piece_stride = stride_bytes(tensor, 0, bytes);
   }
   return {};
 }

@@ -69,7 +69,7 @@ Result<Element> check_element(const kvx_tensor_desc_t& tensor, std::string_view 
   }
 }
 
-Status check_memory(kvx_memory_type_t memory, std::string_view name, Findings& findings) {
+Status check_memory(const kvx_memory_type_t& memory, std::string_view name, Findings& findings) {
   const uint32_t number = number_of(memory);
   switch (number) {
     case KVX_MEMORY_HOST:
@@ -119,7 +119,7 @@ void check_alignment(const void* data, int element_bytes, std::string_view name,
                            data, element_bytes));
 }
 
-Result<IndexArray> check_indices(kvx_dtype_t dtype, const void* data, int64_t count,
+Result<IndexArray> check_indices(const kvx_dtype_t& dtype, const void* data, int64_t count,
                                  std::string_view dtype_name, std::string_view data_name,
                                  Findings& findings) {
   const uint32_t number = number_of(dtype);

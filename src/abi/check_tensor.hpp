@@ -14,7 +14,7 @@ namespace kvx::abi {
 Result<Element> check_element(const kvx_tensor_desc_t& tensor, std::string_view name);
 
 // INVALID_ARGUMENT: no memory kind. Memory that is not the host's is added to the findings.
-Status check_memory(kvx_memory_type_t memory, std::string_view name, Findings& findings);
+Status check_memory(const kvx_memory_type_t& memory, std::string_view name, Findings& findings);
 
 // INVALID_ARGUMENT: another ndim or shape.
 Status check_shape(const kvx_tensor_desc_t& tensor, std::span<const int64_t> expected,
@@ -47,7 +47,7 @@ void check_alignment(const void* data, int element_bytes, std::string_view name,
                      Findings& findings);
 
 // INVALID_ARGUMENT: another type than S32 and S64, or null data where entries are expected.
-Result<IndexArray> check_indices(kvx_dtype_t dtype, const void* data, int64_t count,
+Result<IndexArray> check_indices(const kvx_dtype_t& dtype, const void* data, int64_t count,
                                  std::string_view dtype_name, std::string_view data_name,
                                  Findings& findings);
 

@@ -4,6 +4,7 @@
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/table_view.hpp"
+#include "core/checked.hpp"
 #include "ops/gather/gather.hpp"
 
 namespace kvx::abi {
@@ -78,6 +79,14 @@ Status gather(const kvx_gather_args_t* caller) {
     if (layer.v_head_dim() == 0) return invalid_argument("args.v is set; the layer stores no V");
     KVX_ASSIGN_OR_RETURN(args.v, read_rows(known.v, num_heads, layer.v_head_dim(), "v"));
   }
+  int64_t num_rows = 0;
+  for (const ops::GatherRange& range : ranges) {
+    const auto end = (CheckedSize(range.first_row) + CheckedSize(range.num_tokens)).get();
+    if (!end) return out_of_range("a range begins at row {}; expected 0 or more", range.first_row);
+    num_rows = std::max(num_rows, *end);
+  }
+  KVX_RETURN_IF_ERROR(check_apart(layer, args.k, num_rows, num_heads, layer.k_head_dim(), "k"));
+  KVX_RETURN_IF_ERROR(check_apart(layer, args.v, num_rows, num_heads, layer.v_head_dim(), "v"));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   return ops::gather({kernels, &chosen_executor(threads)}, args);
 }

@@ -62,6 +62,7 @@ Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCall
   KVX_ASSIGN_OR_RETURN(run.k, view_of_cache_side(cache.k, head_dim, "cache.k"));
   KVX_ASSIGN_OR_RETURN(run.v, view_of_cache_side(cache.v, head_dim, "cache.v"));
   result.runs.assign(1, run);
+  result.memory.assign({{cache.k.data, cache.k.total_bytes}, {cache.v.data, cache.v.total_bytes}});
   result.view = {cache.num_blocks, static_cast<int>(cache.block_size), run.num_heads, result.runs};
   return {};
 }
@@ -76,19 +77,23 @@ struct Counts {
 };
 
 Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
-                   const std::string& name) {
+                   const std::string& name, std::vector<MemoryRange>& memory) {
   if (side.codes == nullptr) return invalid_argument("{}.codes is null", name);
   std::array<Axis, 3> axes = {{{counts.num_blocks, side.code_block_stride},
                                {counts.block_size, side.code_token_stride},
                                {counts.num_heads, side.code_head_stride}}};
   Findings findings;
-  KVX_RETURN_IF_ERROR(span_of(axes, row_bytes, name + ".codes", findings));
+  KVX_ASSIGN_OR_RETURN(const int64_t bytes, span_of(axes, row_bytes, name + ".codes", findings));
+  memory.push_back({static_cast<const uint8_t*>(side.codes), bytes});
   return findings.status();
 }
 
 // Scales that append writes must not lie over each other; given ones may be shared at will.
 Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spec,
-                           const Counts& counts, const std::string& name) {
+                           const Counts& counts, const std::string& name,
+                           std::vector<MemoryRange>& memory) {
+  const auto* begin = static_cast<const uint8_t*>(side.scales);
+  const int group_bytes = format::scale_bytes_per_group(spec);
   const int64_t groups = format::groups_per_row(spec, static_cast<int>(side.head_dim));
   std::array<Axis, 4> axes = {{{counts.num_blocks, side.scale_block_stride},
                                {counts.block_size, side.scale_token_stride},
@@ -106,16 +111,17 @@ Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spe
     axes[1].extent = 1;
   }
   if (spec.scale_source == format::ScaleSource::kGiven) {
-    CheckedSize last = 0;
+    CheckedSize last = group_bytes;
     for (const Axis& axis : axes) {
       last = last + CheckedSize(axis.extent - 1) * CheckedSize(axis.stride);
     }
+    memory.push_back({begin, last.get().value_or(0)});
     if (last.get()) return {};
     return invalid_argument("{}.scales has strides beyond 64-bit addresses", name);
   }
   Findings findings;
-  KVX_RETURN_IF_ERROR(
-      span_of(axes, format::scale_bytes_per_group(spec), name + ".scales", findings));
+  KVX_ASSIGN_OR_RETURN(const int64_t bytes, span_of(axes, group_bytes, name + ".scales", findings));
+  memory.push_back({begin, bytes});
   return findings.status();
 }
 
@@ -151,14 +157,14 @@ Status check_tensor_scales(const ops::SideView& side, int num_heads, const std::
 }
 
 Result<ops::SideView> read_side(const kvx_side_t* caller, const Counts& counts,
-                                const std::string& name) {
+                                const std::string& name, std::vector<MemoryRange>& memory) {
   KVX_ASSIGN_OR_RETURN(const kvx_side_t side, read_struct(caller, name));
   ops::SideView view;
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
   view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
   const int row_bytes = format::code_bytes_per_row(view.spec, view.head_dim);
-  KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name));
+  KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name, memory));
   view.codes = {static_cast<uint8_t*>(side.codes), side.code_block_stride, side.code_token_stride,
                 side.code_head_stride};
   view.tensor_scales = side.tensor_scales;
@@ -168,7 +174,7 @@ Result<ops::SideView> read_side(const kvx_side_t* caller, const Counts& counts,
   if (side.scales == nullptr) {
     return invalid_argument("{}.scales is null; {} has scales", name, view.spec.facts->name);
   }
-  KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name));
+  KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name, memory));
   view.scales = {static_cast<uint8_t*>(side.scales), side.scale_block_stride,
                  side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
   KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
@@ -190,6 +196,7 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
                             layer.num_kv_heads);
   }
   result.runs.clear();
+  result.memory.clear();
   int64_t first_head = 0;
   for (uint32_t r = 0; r < layer.num_runs; ++r) {
     const std::string run_name = fmt::format("{}.runs[{}]", name, r);
@@ -203,9 +210,9 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
                          .num_heads = static_cast<int>(run.num_heads),
                          .k = {},
                          .v = {}};
-    KVX_ASSIGN_OR_RETURN(view.k, read_side(run.k, counts, run_name + ".k"));
+    KVX_ASSIGN_OR_RETURN(view.k, read_side(run.k, counts, run_name + ".k", result.memory));
     if (run.v != nullptr) {
-      KVX_ASSIGN_OR_RETURN(view.v, read_side(run.v, counts, run_name + ".v"));
+      KVX_ASSIGN_OR_RETURN(view.v, read_side(run.v, counts, run_name + ".v", result.memory));
     }
     result.runs.push_back(view);
     const ops::HeadRun& first = result.runs.front();
@@ -299,6 +306,26 @@ Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int he
     default:
       return invalid_argument("{}.dtype is {}; expected F16 1, BF16 2 or F32 3", name, known.dtype);
   }
+}
+
+Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
+                   int num_heads, int head_dim, std::string_view name) {
+  if (num_rows <= 0 || rows.data == nullptr) return {};
+  const auto bytes =
+      ((CheckedSize(num_rows - 1) * CheckedSize(rows.token_stride) +
+        CheckedSize(num_heads - 1) * CheckedSize(rows.head_stride) + CheckedSize(head_dim)) *
+       CheckedSize(bytes_of(rows.dtype)))
+          .get();
+  if (!bytes) return invalid_argument("{} has rows beyond 64-bit addresses", name);
+  const auto begin = reinterpret_cast<uintptr_t>(rows.data);
+  const auto end = begin + static_cast<uintptr_t>(*bytes);
+  for (const MemoryRange& range : layer.memory) {
+    const auto range_begin = reinterpret_cast<uintptr_t>(range.begin);
+    const auto range_end = range_begin + static_cast<uintptr_t>(range.bytes);
+    if (end <= range_begin || range_end <= begin) continue;
+    return invalid_argument("{} lies over the layer's memory; expected memory apart from it", name);
+  }
+  return {};
 }
 
 }  // namespace kvx::abi

@@ -11,12 +11,18 @@
 
 namespace kvx::abi {
 
+struct MemoryRange {
+  const uint8_t* begin = nullptr;
+  int64_t bytes = 0;
+};
+
 // The view's runs point into `runs`: a layer stays where it is. Reading another layer into it keeps
 // the memory, so that a warm call allocates nothing.
 struct LayerOfCaller {
   std::vector<ops::HeadRun> runs;
   ops::LayerView view;
   ops::LayerTransform transform;
+  std::vector<MemoryRange> memory;  // of codes and scales
 
   int k_head_dim() const { return runs.front().k.head_dim; }
   int v_head_dim() const { return runs.front().v.head_dim; }
@@ -28,6 +34,11 @@ Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller
 // Floats of a caller: [tokens, num_heads, head_dim].
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
                                    std::string_view name);
+
+// INVALID_ARGUMENT: rows [num_rows, num_heads, head_dim] that lie over the layer's codes or scales,
+// or reach beyond 64-bit addresses.
+Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
+                   int num_heads, int head_dim, std::string_view name);
 
 inline FloatRows as_input(const MutableFloatRows& rows) {
   return {rows.data, rows.dtype, rows.token_stride, rows.head_stride};

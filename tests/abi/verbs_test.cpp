@@ -101,7 +101,6 @@ TEST(Append, WithATransformIsUndoneByGather) {
 }
 
 TEST(Append, ReadsGivenScalesAndRefusesThoseThatAreNone) {
-  Geometry geometry;
   const kvx_format_spec_t spec = format_spec(KVX_FORMAT_FP8_E4M3, KVX_SCALE_SOURCE_GIVEN);
   std::vector<uint8_t> codes(6 * 8 * 2 * 32);
   std::vector<float> scales = {0.5f, 0.25f};  // a head each
@@ -477,6 +476,33 @@ TEST(Verbs, RefuseEveryPointerThatIsNull) {
   refused([](auto& args) { args.softmax_scale = NAN; });
   refused([](auto& args) { args.reserved = 1; });
   refused([](auto& args) { args.workspace_bytes = 1; });
+}
+
+TEST(Verbs, RefuseRowsThatLieOverTheLayer) {
+  Filled filled(KVX_FORMAT_F32);
+  const std::vector<uint8_t> before = filled.layer.memory;
+  const kvx_rows_t inside = api::rows(filled.layer.memory.data() + 64, KVX_DTYPE_F32);
+  const kvx_rows_t outside = api::rows(filled.k.data(), KVX_DTYPE_F32);
+  const int64_t slot = 0;
+  auto append = sized<kvx_append_args_t>();
+  append.layer = &filled.layer.layer;
+  append.k = &outside;
+  append.v = &inside;
+  append.slot_dtype = KVX_DTYPE_S64;
+  append.slots = &slot;
+  append.num_tokens = 1;
+  EXPECT_EQ(kvx_append(&append, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  auto gather = sized<kvx_gather_args_t>();
+  gather.layer = &filled.layer.layer;
+  gather.block_table = &filled.sequence.table;
+  gather.seq_lens = &filled.sequence.seq_lens;
+  gather.num_ranges = 1;
+  gather.k = &inside;
+  EXPECT_EQ(kvx_gather(&gather, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  Attention attention(filled.layer.layer, filled.sequence, 1);
+  attention.args.out = &inside;
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(filled.layer.memory, before);
 }
 
 TEST(Verbs, RefuseLayersThatCannotBe) {

@@ -81,6 +81,18 @@ TEST(WriteKv, TakesAnyHeadDimWithCanonicalStrides) {
   }
 }
 
+TEST(WriteKv, IgnoresTheStrideOfAnAxisOfOneElement) {
+  // The fuzzer found the product of such a stride to overflow.
+  Cache cache({.num_blocks = 1, .block_size = 4, .num_heads = 1, .head_dim = 16});
+  Io io(cache.shape(), 1);
+  for (kvx_tensor_desc_t* tensor : {&cache.desc.k, &cache.desc.v}) {
+    tensor->stride[0] = INT64_MAX - 7;
+    tensor->stride[2] = INT64_MIN;
+  }
+  io.desc.key.stride[0] = INT64_MAX - 7;
+  write_and_expect(cache, io, {3});
+}
+
 TEST(WriteKv, LetsTheLaterTokenOfEqualSlotsWin) {
   Cache cache;
   const Io io(cache.shape(), 3);
