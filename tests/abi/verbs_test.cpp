@@ -160,6 +160,38 @@ TEST(Gather, TakesRangesOfTokens) {
   EXPECT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OUT_OF_RANGE);
 }
 
+TEST(Runs, OfHeadsStoreEachHeadInItsOwnFormat) {
+  // Head 0 in int8 pages, head 1 as f32 in memory of its own.
+  const Geometry one_head = {.num_kv_heads = 1};
+  PagedLayer first(one_head, in_page(KVX_FORMAT_INT8), in_page(KVX_FORMAT_INT8));
+  PagedLayer second(one_head, in_page(KVX_FORMAT_F32), in_page(KVX_FORMAT_F32));
+  const kvx_head_run_t* runs[] = {&first.run, &second.run};
+  auto layer = sized<kvx_layer_t>();
+  layer.block_size = 8;
+  layer.num_blocks = 6;
+  layer.num_kv_heads = 2;
+  layer.num_runs = 2;
+  layer.runs = runs;
+  const OneSequence sequence({4, 1, 5}, kTokens);
+  const std::vector<float> rows = test_rows(kTokens, 2, 32, 0.3f);
+  ASSERT_EQ(append_rows(layer, rows, rows, slots_of(sequence, 8)), KVX_STATUS_OK)
+      << kvx_last_error();
+  std::vector<float> k(rows.size());
+  std::vector<float> v(rows.size());
+  ASSERT_EQ(gather_rows(layer, sequence, k, v), KVX_STATUS_OK) << kvx_last_error();
+  double of_int8 = 0;
+  double of_f32 = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    double& largest = i / 32 % 2 == 0 ? of_int8 : of_f32;
+    largest = std::max(largest, std::fabs(static_cast<double>(k[i]) - rows[i]));
+  }
+  EXPECT_EQ(of_f32, 0);
+  EXPECT_GT(of_int8, 0);
+  EXPECT_LT(of_int8, 0.01);
+  layer.num_kv_heads = 3;  // the runs have two
+  EXPECT_EQ(append_rows(layer, rows, rows, {0}), KVX_STATUS_INVALID_ARGUMENT);
+}
+
 // --- attend ---
 
 constexpr int kQHeads = 4;

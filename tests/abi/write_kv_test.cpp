@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "core/float16.hpp"
 #include "format/small_float.hpp"
@@ -304,6 +305,31 @@ TEST(WriteKv, LooksOnlyAtTheScalesOfTheBlocksThatItWrites) {
   kvx_write_desc_t write = write_desc(io, slots);
   write.k_scale_desc = scale_desc({"", KVX_SCALE_PER_BLOCK, {5}, {1}}, data.data());
   EXPECT_EQ(kvx_write_kv(&cache.desc, &write, nullptr), KVX_STATUS_OK) << kvx_last_error();
+}
+
+TEST(WriteKv, MayRunInSeveralThreadsThatWriteDifferentSlots) {
+  Cache cache;
+  Cache alone;
+  const Io io(cache.shape(), 20);
+  std::vector<int64_t> all(20);
+  for (int64_t t = 0; t < 20; ++t) all[static_cast<size_t>(t)] = (t * 7) % 20;
+  const kvx_write_desc_t whole = write_desc(io, all);
+  ASSERT_EQ(kvx_write_kv(&alone.desc, &whole, nullptr), KVX_STATUS_OK);
+  std::vector<std::thread> threads;
+  for (int64_t part = 0; part < 4; ++part) {
+    threads.emplace_back([&, part] {
+      kvx_write_desc_t write = whole;
+      write.io.num_tokens = write.slots.token_count = 5;
+      write.slots.slots = all.data() + part * 5;
+      for (kvx_tensor_desc_t* tensor : {&write.io.key, &write.io.value}) {
+        tensor->shape[0] = 5;
+        tensor->data = static_cast<uint8_t*>(tensor->data) + part * 5 * tensor->stride[0] * 2;
+      }
+      EXPECT_EQ(kvx_write_kv(&cache.desc, &write, nullptr), KVX_STATUS_OK);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(cache.k_memory == alone.k_memory && cache.v_memory == alone.v_memory);
 }
 
 // --- the kernels' entry points ---
