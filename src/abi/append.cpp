@@ -45,6 +45,9 @@ Status append(const kvx_append_args_t* caller) {
         check_apart(layer, v, known.num_tokens, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
     args.v = as_input(v);
   }
+  if (layer.v_head_dim() == 0 && known.v != nullptr) {
+    return invalid_argument("args.v is set; the layer stores no V");
+  }
   const int64_t skipped = known.out_of_range_slots == nullptr
                               ? 0
                               : skip_beyond(layer.view.num_blocks * layer.view.block_size, slots);

@@ -63,7 +63,12 @@ Status attend(const kvx_attend_args_t* caller) {
   KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer));
   KVX_RETURN_IF_ERROR(check_numbers(known, layer));
   KVX_RETURN_IF_ERROR(check_wide_ends(known));
-  if (known.wide != nullptr) KVX_RETURN_IF_ERROR(read_layer(known.wide, "wide", wide));
+  if (known.wide != nullptr) {
+    KVX_RETURN_IF_ERROR(read_layer(known.wide, "wide", wide));
+    if (!wide.transform.k.is_identity() || !wide.transform.v.is_identity()) {
+      return invalid_argument("wide has a transform; both layers hold rows of layer's transform");
+    }
+  }
   thread_local TableOfCaller table;
   KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));

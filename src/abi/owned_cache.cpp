@@ -27,20 +27,20 @@ Result<kv::KvCache*> cache_of(kvx_cache_t handle) {
   return owned(handle)->cache.get();
 }
 
-Status check_most(const char* name, uint64_t value, uint64_t least, uint64_t most) {
+Status check_range(const char* name, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return {};
   return invalid_argument("config.{} is {}; expected {} to {}", name, value, least, most);
 }
 
 Result<kv::KvCacheConfig> read_config(const kvx_cache_config_t& known) {
   constexpr uint64_t kMost = 1 << 20;
-  KVX_RETURN_IF_ERROR(check_most("num_layers", known.num_layers, 1, kMost));
-  KVX_RETURN_IF_ERROR(check_most("num_kv_heads", known.num_kv_heads, 1, kMost));
-  KVX_RETURN_IF_ERROR(check_most("k_head_dim", known.k_head_dim, 1, format::kMaxHeadDim));
-  KVX_RETURN_IF_ERROR(check_most("v_head_dim", known.v_head_dim, 0, format::kMaxHeadDim));
-  KVX_RETURN_IF_ERROR(check_most("block_size", known.block_size, 0, cache::kMaxBlockSize));
-  KVX_RETURN_IF_ERROR(check_most("max_sequences", known.max_sequences, 1, kMost));
-  KVX_RETURN_IF_ERROR(check_most("num_threads", known.num_threads, 0, 4096));
+  KVX_RETURN_IF_ERROR(check_range("num_layers", known.num_layers, 1, kMost));
+  KVX_RETURN_IF_ERROR(check_range("num_kv_heads", known.num_kv_heads, 1, kMost));
+  KVX_RETURN_IF_ERROR(check_range("k_head_dim", known.k_head_dim, 1, format::kMaxHeadDim));
+  KVX_RETURN_IF_ERROR(check_range("v_head_dim", known.v_head_dim, 0, format::kMaxHeadDim));
+  KVX_RETURN_IF_ERROR(check_range("block_size", known.block_size, 0, cache::kMaxBlockSize));
+  KVX_RETURN_IF_ERROR(check_range("max_sequences", known.max_sequences, 1, kMost));
+  KVX_RETURN_IF_ERROR(check_range("num_threads", known.num_threads, 0, 4096));
   if (known.recipe == nullptr) return invalid_argument("config.recipe is null");
   kv::KvCacheConfig config;
   KVX_ASSIGN_OR_RETURN(config.recipe, kv::parse_recipe(known.recipe));

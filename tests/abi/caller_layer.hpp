@@ -94,7 +94,10 @@ inline kvx_status_t append_rows(const kvx_layer_t& layer, const std::vector<floa
   auto args = sized<kvx_append_args_t>();
   args.layer = &layer;
   args.k = &k_rows;
-  args.v = &v_rows;
+  if (layer.cache != nullptr || layer.runs == nullptr || layer.runs[0] == nullptr ||
+      layer.runs[0]->v != nullptr) {
+    args.v = &v_rows;
+  }
   args.slot_dtype = KVX_DTYPE_S64;
   args.slots = slots.data();
   args.num_tokens = static_cast<int64_t>(slots.size());
@@ -178,5 +181,51 @@ inline double largest_difference(const std::vector<float>& a, const std::vector<
   }
   return largest;
 }
+
+inline constexpr int kTokens = 21;
+
+// The sequence's rows, and the layer that holds them.
+struct Filled {
+  explicit Filled(kvx_format_t k_format, kvx_format_t v_format = KVX_FORMAT_INVALID)
+      : layer(geometry, in_page(k_format),
+              in_page(v_format == KVX_FORMAT_INVALID ? k_format : v_format)),
+        k(test_rows(kTokens, 2, 32, 0.3f)),
+        v(test_rows(kTokens, 2, 32, 1.9f)) {
+    status = append_rows(layer.layer, k, v, slots_of(sequence, geometry.block_size));
+  }
+
+  Geometry geometry;
+  PagedLayer layer;
+  OneSequence sequence{{4, 1, 5}, kTokens};
+  std::vector<float> k;
+  std::vector<float> v;
+  kvx_status_t status;
+};
+
+inline constexpr int kQHeads = 4;
+
+struct Attention {
+  Attention(const kvx_layer_t& layer, const OneSequence& sequence, int num_queries)
+      : q(test_rows(num_queries, kQHeads, 32, 4.2f)),
+        out(static_cast<size_t>(num_queries * kQHeads * 32)),
+        starts{0, num_queries} {
+    q_rows = api::rows(q.data(), KVX_DTYPE_F32);
+    out_rows = api::rows(out.data(), KVX_DTYPE_F32);
+    args.layer = &layer;
+    args.block_table = &sequence.table;
+    args.seq_lens = &sequence.seq_lens;
+    args.q_starts = starts.data();
+    args.num_q_heads = kQHeads;
+    args.q = &q_rows;
+    args.out = &out_rows;
+  }
+  Attention(const Attention&) = delete;
+  std::vector<float> q;
+  std::vector<float> out;
+  std::vector<int32_t> starts;
+  kvx_rows_t q_rows;
+  kvx_rows_t out_rows;
+  kvx_attend_args_t args = sized<kvx_attend_args_t>();
+};
 
 }  // namespace kvx::abi_test

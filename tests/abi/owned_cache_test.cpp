@@ -6,8 +6,6 @@
 namespace kvx::abi_test {
 namespace {
 
-constexpr int kQHeads = 4;
-
 kvx_cache_config_t config_of(const char* recipe) {
   auto config = sized<kvx_cache_config_t>();
   config.num_layers = 2;

@@ -1,35 +1,11 @@
-// The verbs of 1.2 over callers' memory: append, gather, attend, copy_blocks, transcode.
+// The verbs of 1.2 over callers' memory: append, gather, copy_blocks, transcode; and bad input.
 #include <gtest/gtest.h>
-
-#include <atomic>
-#include <functional>
-#include <thread>
 
 #include "format/list.hpp"
 #include "tests/abi/caller_layer.hpp"
 
 namespace kvx::abi_test {
 namespace {
-
-constexpr int kTokens = 21;
-
-// The sequence's rows, and the layer that holds them.
-struct Filled {
-  explicit Filled(kvx_format_t k_format, kvx_format_t v_format = KVX_FORMAT_INVALID)
-      : layer(geometry, in_page(k_format),
-              in_page(v_format == KVX_FORMAT_INVALID ? k_format : v_format)),
-        k(test_rows(kTokens, 2, 32, 0.3f)),
-        v(test_rows(kTokens, 2, 32, 1.9f)) {
-    status = append_rows(layer.layer, k, v, slots_of(sequence, geometry.block_size));
-  }
-
-  Geometry geometry;
-  PagedLayer layer;
-  OneSequence sequence{{4, 1, 5}, kTokens};
-  std::vector<float> k;
-  std::vector<float> v;
-  kvx_status_t status;
-};
 
 TEST(Append, AndGatherGiveBackEveryRowOfEveryFormat) {
   for (uint32_t number = 1; number <= format::kNumFormats; ++number) {
@@ -127,6 +103,15 @@ TEST(Append, ReadsGivenScalesAndRefusesThoseThatAreNone) {
   ASSERT_EQ(append_rows(layer, rows, rows, {9}), KVX_STATUS_OK) << kvx_last_error();
   EXPECT_EQ(codes[(8 + 1) * 64], 0x48);       // 2 / 0.5 = 4 in E4M3
   EXPECT_EQ(codes[(8 + 1) * 64 + 32], 0x50);  // 2 / 0.25 = 8
+  const kvx_rows_t k_rows = api::rows(rows.data(), KVX_DTYPE_F32);
+  const int64_t slot = 9;
+  auto args = sized<kvx_append_args_t>();
+  args.layer = &layer;
+  args.k = args.v = &k_rows;
+  args.slot_dtype = KVX_DTYPE_S64;
+  args.slots = &slot;
+  args.num_tokens = 1;
+  EXPECT_EQ(kvx_append(&args, nullptr), KVX_STATUS_INVALID_ARGUMENT) << "there is no V to write";
   for (const float bad : {0.0f, -1.0f, NAN, INFINITY}) {
     scales[1] = bad;
     EXPECT_EQ(append_rows(layer, rows, rows, {9}), KVX_STATUS_INVALID_ARGUMENT) << bad;
@@ -190,223 +175,6 @@ TEST(Runs, OfHeadsStoreEachHeadInItsOwnFormat) {
   EXPECT_LT(of_int8, 0.01);
   layer.num_kv_heads = 3;  // the runs have two
   EXPECT_EQ(append_rows(layer, rows, rows, {0}), KVX_STATUS_INVALID_ARGUMENT);
-}
-
-// --- attend ---
-
-constexpr int kQHeads = 4;
-
-struct Attention {
-  Attention(const kvx_layer_t& layer, const OneSequence& sequence, int num_queries)
-      : q(test_rows(num_queries, kQHeads, 32, 4.2f)),
-        out(static_cast<size_t>(num_queries * kQHeads * 32)),
-        starts{0, num_queries} {
-    q_rows = api::rows(q.data(), KVX_DTYPE_F32);
-    out_rows = api::rows(out.data(), KVX_DTYPE_F32);
-    args.layer = &layer;
-    args.block_table = &sequence.table;
-    args.seq_lens = &sequence.seq_lens;
-    args.q_starts = starts.data();
-    args.num_q_heads = kQHeads;
-    args.q = &q_rows;
-    args.out = &out_rows;
-  }
-  Attention(const Attention&) = delete;
-  std::vector<float> q;
-  std::vector<float> out;
-  std::vector<int32_t> starts;
-  kvx_rows_t q_rows;
-  kvx_rows_t out_rows;
-  kvx_attend_args_t args = sized<kvx_attend_args_t>();
-};
-
-TEST(Attend, IsAttentionOverTheRowsThatGatherGives) {
-  for (const kvx_format_t format :
-       {KVX_FORMAT_F32, KVX_FORMAT_F16, KVX_FORMAT_INT8, KVX_FORMAT_INT4, KVX_FORMAT_NVFP4}) {
-    for (const int num_queries : {1, 5}) {
-      SCOPED_TRACE(std::to_string(format) + ", queries " + std::to_string(num_queries));
-      Filled filled(format, KVX_FORMAT_INT8);
-      std::vector<float> k(filled.k.size());
-      std::vector<float> v(filled.v.size());
-      ASSERT_EQ(gather_rows(filled.layer.layer, filled.sequence, k, v), KVX_STATUS_OK);
-      Attention attention(filled.layer.layer, filled.sequence, num_queries);
-      if (num_queries == 1) attention.args.q_starts = nullptr;
-      ASSERT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-      const std::vector<float> expected =
-          plain_attention(attention.q, k, v, num_queries, kTokens, kQHeads, filled.geometry);
-      EXPECT_LT(largest_difference(attention.out, expected), 2e-5);
-    }
-  }
-}
-
-TEST(Attend, ReadsACallersOwnNhdAndHndCaches) {
-  const Geometry geometry;
-  const std::vector<float> k = test_rows(kTokens, 2, 32, 0.3f);
-  const std::vector<float> v = test_rows(kTokens, 2, 32, 1.9f);
-  const OneSequence sequence({4, 1, 5}, kTokens);
-  for (const kvx_layout_t layout : {KVX_LAYOUT_BLOCK_NHD, KVX_LAYOUT_BLOCK_HND}) {
-    std::vector<float> k_cache(6 * 8 * 64);
-    std::vector<float> v_cache(6 * 8 * 64);
-    kvx_cache_desc_t cache =
-        api::nhd_cache(k_cache.data(), v_cache.data(), KVX_DTYPE_F32, {6, 8, 2, 32});
-    if (layout == KVX_LAYOUT_BLOCK_HND) {
-      cache.k = api::tensor(k_cache.data(), KVX_DTYPE_F32, layout, {6, 2, 8, 32});
-      cache.v = api::tensor(v_cache.data(), KVX_DTYPE_F32, layout, {6, 2, 8, 32});
-    }
-    auto layer = sized<kvx_layer_t>();
-    layer.cache = &cache;
-    ASSERT_EQ(append_rows(layer, k, v, slots_of(sequence, 8)), KVX_STATUS_OK) << kvx_last_error();
-    const size_t token_1_head_1 =
-        4 * 512 + (layout == KVX_LAYOUT_BLOCK_NHD ? 64 + 32 : 8 * 32 + 32);
-    EXPECT_EQ(k_cache[token_1_head_1], k[64 + 32]);
-    Attention attention(layer, sequence, 1);
-    ASSERT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-    EXPECT_LT(largest_difference(attention.out,
-                                 plain_attention(attention.q, k, v, 1, kTokens, kQHeads, geometry)),
-              2e-5);
-  }
-}
-
-TEST(Attend, TakesEveryTableOfOneCache) {
-  Filled filled(KVX_FORMAT_INT8);
-  Attention packed(filled.layer.layer, filled.sequence, 1);
-  ASSERT_EQ(kvx_attend(&packed.args, nullptr), KVX_STATUS_OK);
-
-  const std::vector<int64_t> blocks64 = {4, 1, 5};
-  const std::vector<int64_t> lengths64 = {kTokens};
-  const std::vector<int32_t> page_sums = {0, 3};
-  const std::vector<int32_t> token_sums = {0, kTokens};
-  std::vector<int64_t> per_token;
-  for (int t = 0; t < kTokens; ++t) per_token.push_back(blocks64[t / 8]);
-
-  kvx_block_table_t table = filled.sequence.table;
-  table.index_dtype = KVX_DTYPE_S64;
-  table.indices = blocks64.data();
-  kvx_seq_lens_t lengths = filled.sequence.seq_lens;
-  lengths.dtype = KVX_DTYPE_S64;
-  lengths.lengths = lengths64.data();
-  Attention wide_ids(filled.layer.layer, filled.sequence, 1);
-  wide_ids.args.block_table = &table;
-  wide_ids.args.seq_lens = &lengths;
-  ASSERT_EQ(kvx_attend(&wide_ids.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_EQ(wide_ids.out, packed.out);
-
-  table.format = KVX_BLOCK_TABLE_RAGGED;
-  table.indptr_dtype = KVX_DTYPE_S32;
-  table.indptr_count = 2;
-  table.indptr = page_sums.data();
-  table.flags = KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES;
-  Attention pages(filled.layer.layer, filled.sequence, 1);
-  pages.args.block_table = &table;
-  ASSERT_EQ(kvx_attend(&pages.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_EQ(pages.out, packed.out);
-
-  table.flags = 0;
-  table.indptr = token_sums.data();
-  table.indices = per_token.data();
-  table.indices_count = kTokens;
-  Attention tokens(filled.layer.layer, filled.sequence, 1);
-  tokens.args.block_table = &table;
-  ASSERT_EQ(kvx_attend(&tokens.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_EQ(tokens.out, packed.out);
-  per_token[2] = 0;
-  EXPECT_EQ(kvx_attend(&tokens.args, nullptr), KVX_STATUS_UNSUPPORTED);
-}
-
-TEST(Attend, ReadsWideEndsFromAnotherLayer) {
-  Filled packed(KVX_FORMAT_INT4);
-  Filled wide(KVX_FORMAT_F32);
-  const std::vector<int32_t> head = {1};
-  const std::vector<int32_t> tail = {2};
-  Attention attention(packed.layer.layer, packed.sequence, 1);
-  attention.args.wide = &wide.layer.layer;
-  attention.args.wide_head_blocks = head.data();
-  attention.args.wide_tail_blocks = tail.data();
-  ASSERT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  std::vector<float> k(packed.k.size());
-  std::vector<float> v(packed.v.size());
-  ASSERT_EQ(gather_rows(packed.layer.layer, packed.sequence, k, v), KVX_STATUS_OK);
-  for (size_t i = 0; i < k.size(); ++i) {
-    const size_t block = i / 64 / 8;
-    if (block == 1) continue;
-    k[i] = wide.k[i];
-    v[i] = wide.v[i];
-  }
-  EXPECT_LT(largest_difference(attention.out, plain_attention(attention.q, k, v, 1, kTokens,
-                                                              kQHeads, packed.geometry)),
-            2e-5);
-  attention.args.wide_tail_blocks = nullptr;
-  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
-}
-
-TEST(Attend, NeedsNoWorkspaceOnTheCpu) {
-  Filled filled(KVX_FORMAT_INT8);
-  Attention attention(filled.layer.layer, filled.sequence, 1);
-  uint64_t bytes = 99;
-  ASSERT_EQ(kvx_attend_workspace(&attention.args, &bytes), KVX_STATUS_OK);
-  EXPECT_EQ(bytes, 0u);
-}
-
-TEST(Attend, OverNoSequencesIsANoOp) {
-  Filled filled(KVX_FORMAT_INT8);
-  Attention attention(filled.layer.layer, filled.sequence, 1);
-  kvx_block_table_t table = filled.sequence.table;
-  kvx_seq_lens_t lengths = filled.sequence.seq_lens;
-  table.seq_count = table.indices_count = lengths.seq_count = 0;
-  attention.args.block_table = &table;
-  attention.args.seq_lens = &lengths;
-  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_EQ(attention.out, std::vector<float>(attention.out.size()));
-}
-
-// --- the caller's threads ---
-
-void run_on_two_threads(void* user, uint32_t num_pieces, void (*piece)(void*, uint32_t),
-                        void* context) {
-  *static_cast<std::atomic<int>*>(user) += static_cast<int>(num_pieces);
-  std::thread odd([&] {
-    for (uint32_t i = 1; i < num_pieces; i += 2) piece(context, i);
-  });
-  for (uint32_t i = 0; i < num_pieces; i += 2) piece(context, i);
-  odd.join();
-}
-
-TEST(Executor, OfTheCallerRunsThePiecesAndChangesNoBit) {
-  constexpr int kMany = 2048;
-  const Geometry geometry = {.num_blocks = 256};
-  const std::vector<float> k = test_rows(kMany, 2, 32, 0.3f);
-  std::vector<int32_t> blocks;
-  for (int32_t b = 255; b >= 0; --b) blocks.push_back(b);
-  const OneSequence sequence(blocks, kMany);
-  PagedLayer alone(geometry, in_page(KVX_FORMAT_INT8), in_page(KVX_FORMAT_INT4));
-  PagedLayer helped(geometry, in_page(KVX_FORMAT_INT8), in_page(KVX_FORMAT_INT4));
-  std::atomic<int> pieces = 0;
-  auto executor = sized<kvx_executor_t>();
-  executor.num_threads = 2;
-  executor.user = &pieces;
-  executor.parallel_for = run_on_two_threads;
-  const std::vector<int64_t> slots = slots_of(sequence, 8);
-  ASSERT_EQ(append_rows(alone.layer, k, k, slots), KVX_STATUS_OK) << kvx_last_error();
-  const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
-  auto append = sized<kvx_append_args_t>();
-  append.layer = &helped.layer;
-  append.k = append.v = &rows;
-  append.slot_dtype = KVX_DTYPE_S64;
-  append.slots = slots.data();
-  append.num_tokens = kMany;
-  append.executor = &executor;
-  ASSERT_EQ(kvx_append(&append, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_GT(pieces, 1);
-  EXPECT_EQ(helped.memory, alone.memory);
-
-  Attention one(alone.layer, sequence, 1);
-  Attention two(helped.layer, sequence, 1);
-  two.args.executor = &executor;
-  ASSERT_EQ(kvx_attend(&one.args, nullptr), KVX_STATUS_OK);
-  ASSERT_EQ(kvx_attend(&two.args, nullptr), KVX_STATUS_OK);
-  EXPECT_EQ(one.out, two.out);
-  executor.parallel_for = nullptr;
-  EXPECT_EQ(kvx_attend(&two.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
 }
 
 // --- copies ---
