@@ -1,9 +1,10 @@
-// The serial executor and a small thread pool: workers sleep between calls and take pieces from one
-// counter.
+// The serial executor and a small thread pool: workers take pieces from one counter, watch for the
+// next call for a moment, then sleep.
 #include "core/executor.hpp"
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -26,6 +27,23 @@ class SerialExecutor final : public Executor {
   }
 };
 
+// Waking a sleeper costs tens of microseconds, about what a decode step's matrix product takes;
+// spinning for ever starves the other threads of a busy machine. So both sides watch for this long
+// first.
+constexpr std::chrono::microseconds kWatchTime(50);
+
+template <class Condition>
+bool watch_for(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + kWatchTime;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  return true;
+}
+
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int num_threads) {
@@ -46,20 +64,25 @@ class ThreadPool final : public Executor {
   void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
     if (num_pieces <= 1 || workers_.empty() || inside_piece) return run_all(num_pieces, piece);
     std::lock_guard one_call_at_a_time(call_mutex_);
+    bool has_sleepers = false;
     {
       std::lock_guard lock(mutex_);
       piece_ = &piece;
       num_pieces_ = num_pieces;
       next_.store(0, std::memory_order_relaxed);
       ++generation_;
+      has_sleepers = num_sleepers_ > 0;
     }
-    wake_.notify_all();
+    if (has_sleepers) wake_.notify_all();
     take_pieces(piece, num_pieces);
-    // A worker that woke late must not touch the next call's counter with this call's piece: wait
-    // for all inside.
+    {
+      std::lock_guard lock(mutex_);
+      piece_ = nullptr;  // who comes now comes too late
+    }
+    // A worker that is still inside must not meet the next call's counter with this call's piece.
+    if (watch_for([this] { return num_busy_ == 0; })) return;
     std::unique_lock lock(mutex_);
-    piece_ = nullptr;
-    idle_.wait(lock, [this] { return busy_workers_ == 0; });
+    idle_.wait(lock, [this] { return num_busy_ == 0; });
   }
 
  private:
@@ -71,30 +94,35 @@ class ThreadPool final : public Executor {
 
   void work() {
     uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return stopping_ || (generation_ != seen && piece_ != nullptr); });
+      watch_for([&] { return generation_ != seen; });
+      std::unique_lock lock(mutex_);
+      ++num_sleepers_;
+      wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      --num_sleepers_;
       if (stopping_) return;
       seen = generation_;
+      if (piece_ == nullptr) continue;
       const std::function<void(int)>& piece = *piece_;
       const int num_pieces = num_pieces_;
-      ++busy_workers_;
+      ++num_busy_;
       lock.unlock();
       take_pieces(piece, num_pieces);
       lock.lock();
-      if (--busy_workers_ == 0) idle_.notify_all();
+      if (--num_busy_ == 0) idle_.notify_all();
     }
   }
 
   std::mutex call_mutex_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards what follows; the atomics are written under it and watched without
   std::condition_variable wake_;
   std::condition_variable idle_;
   const std::function<void(int)>* piece_ = nullptr;  // null: no call is open for joining
   int num_pieces_ = 0;
-  uint64_t generation_ = 0;
-  int busy_workers_ = 0;
+  int num_sleepers_ = 0;
   bool stopping_ = false;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int> num_busy_{0};
   std::atomic<int> next_{0};
   std::vector<std::thread> workers_;
 };
