@@ -6,23 +6,40 @@
 
 enum { BLOCKS = 4, BLOCK_SIZE = 16, KV_HEADS = 2, Q_HEADS = 8, DIM = 64, TOKENS = 40 };
 
-/* The engine's cache [BLOCKS, BLOCK_SIZE, KV_HEADS, DIM] and the block table of its one sequence. */
+/* The engine's cache [BLOCKS, BLOCK_SIZE, KV_HEADS, DIM] and the block table of its one sequence.
+ */
 static float keys[BLOCKS][BLOCK_SIZE][KV_HEADS][DIM], values[BLOCKS][BLOCK_SIZE][KV_HEADS][DIM];
 static const int32_t block_ids[] = {2, 0, 3}, lengths[] = {TOKENS};
 static float q[Q_HEADS][DIM], out[Q_HEADS][DIM];
 
 static kvx_tensor_desc_t nhd(void* data) {
-  kvx_tensor_desc_t tensor = {sizeof tensor, KVX_DTYPE_F32, KVX_LAYOUT_BLOCK_NHD, KVX_MEMORY_HOST, 4,
+  kvx_tensor_desc_t tensor = {sizeof tensor,
+                              KVX_DTYPE_F32,
+                              KVX_LAYOUT_BLOCK_NHD,
+                              KVX_MEMORY_HOST,
+                              4,
                               {BLOCKS, BLOCK_SIZE, KV_HEADS, DIM},
-                              {BLOCK_SIZE * KV_HEADS * DIM, KV_HEADS * DIM, DIM, 1}, data};
+                              {BLOCK_SIZE * KV_HEADS * DIM, KV_HEADS * DIM, DIM, 1},
+                              data};
   return tensor;
 }
 
 int main(void) {
-  kvx_cache_desc_t cache = {sizeof cache, BLOCKS, BLOCK_SIZE, KV_HEADS, DIM, nhd(keys), nhd(values),
-                            {0, KVX_MEMORY_UNKNOWN, 0, NULL, NULL}};
-  kvx_block_table_t table = {sizeof table, KVX_BLOCK_TABLE_PACKED, KVX_DTYPE_S32, KVX_DTYPE_INVALID,
-                             1, 1, 3, block_ids, NULL, 3, 0, 0};
+  kvx_cache_desc_t cache = {
+      sizeof cache, BLOCKS,    BLOCK_SIZE,  KV_HEADS,
+      DIM,          nhd(keys), nhd(values), {0, KVX_MEMORY_UNKNOWN, 0, NULL, NULL}};
+  kvx_block_table_t table = {sizeof table,
+                             KVX_BLOCK_TABLE_PACKED,
+                             KVX_DTYPE_S32,
+                             KVX_DTYPE_INVALID,
+                             1,
+                             1,
+                             3,
+                             block_ids,
+                             NULL,
+                             3,
+                             0,
+                             0};
   kvx_seq_lens_t seq_lens = {sizeof seq_lens, KVX_DTYPE_S32, 1, lengths};
   kvx_rows_t q_rows = {sizeof q_rows, KVX_DTYPE_F32, q, 0, 0};
   kvx_rows_t out_rows = {sizeof out_rows, KVX_DTYPE_F32, out, 0, 0};

@@ -1,4 +1,5 @@
-// The README's example: a cache of packed blocks, a prompt appended and attended to, the memory that it took.
+// The README's example: a cache of packed blocks, a prompt appended and attended to, the memory
+// that it took.
 #include <cstdio>
 #include <vector>
 
@@ -25,9 +26,10 @@ int main() {
 
   const kvx::kv::StepEntry step{cache->create_sequence().value(), kTokens};
   const bool ok = cache->begin_step({&step, 1}).ok() &&
-                  cache->append_and_attend(0, {.num_q_heads = kQHeads, .softmax_scale = 0.125f},
-                                           rows(q.data(), kQHeads), rows(k.data(), kKvHeads),
-                                           rows(v.data(), kKvHeads), rows(out.data(), kQHeads))
+                  cache
+                      ->append_and_attend(0, {.num_q_heads = kQHeads, .softmax_scale = 0.125f},
+                                          rows(q.data(), kQHeads), rows(k.data(), kKvHeads),
+                                          rows(v.data(), kKvHeads), rows(out.data(), kQHeads))
                       .ok() &&
                   cache->end_step().ok();
   // end README
