@@ -233,8 +233,8 @@ TEST(KvCache, SequencesOfOneStepDoNotSeeEachOther) {
                                         both.rows(both.v, kNumKvHeads, 0),
                                         dense_rows(out.data(), DType::kF32, kNumQHeads, kHeadDim))
                     .ok());
-    const int width = kNumQHeads * kHeadDim;
-    const auto expected_row = [width](const std::vector<float>& rows, int row) {
+    constexpr int width = kNumQHeads * kHeadDim;
+    const auto expected_row = [](const std::vector<float>& rows, int row) {
       return std::vector<float>(rows.begin() + row * width, rows.begin() + (row + 1) * width);
     };
     EXPECT_LT(relative_rms(expected_row(out, 0), expected_row(expected_b, 35)), 1e-6) << recipe;
