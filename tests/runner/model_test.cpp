@@ -97,15 +97,17 @@ TEST_F(RealModel, PredictsTextThroughTheCacheAsThroughPlainAttention) {
   EXPECT_NEAR(perplexity(*cache("bf16", kTokens), kTokens), expected, 1e-2 * expected);
 }
 
-// Recorded with the f32 products, which are pinned; a change of any byte's meaning moves them.
+// Recorded with the f32 products, which are pinned. Another compiler or CPU rounds K and V by a
+// last bit, which tips some codes over: the fewer bits, the more of the figure is such chance
+// (nvfp4: 1.7 % between g++ and clang).
 TEST_F(RealModel, KeepsTheRecordedPerplexities) {
   constexpr size_t kTokens = 512;
   const double f32 = perplexity(*cache("f32", kTokens), kTokens);
   EXPECT_NEAR(f32, 4.40262, 1e-3 * f32);
   EXPECT_NEAR(perplexity(*cache("bf16", kTokens), kTokens), f32, 1e-3 * f32);
-  EXPECT_NEAR(perplexity(*cache("int8", kTokens), kTokens), 4.40978, 2e-3 * f32);
-  EXPECT_NEAR(perplexity(*cache("nvfp4", kTokens), kTokens), 4.77661, 2e-3 * f32);
-  EXPECT_NEAR(perplexity(*cache("nvfp4:auto", kTokens), kTokens), 4.42349, 2e-3 * f32);
+  EXPECT_NEAR(perplexity(*cache("int8", kTokens), kTokens), 4.40978, 1e-2 * f32);
+  EXPECT_NEAR(perplexity(*cache("nvfp4", kTokens), kTokens), 4.77661, 5e-2 * f32);
+  EXPECT_NEAR(perplexity(*cache("nvfp4:auto", kTokens), kTokens), 4.42349, 2e-2 * f32);
 }
 
 TEST_F(RealModel, GeneratesTheSameTextTwiceAndWholeCharacters) {
