@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <unordered_map>
 
 #include "core/checked.hpp"
 #include "core/float16.hpp"
@@ -18,7 +19,7 @@ namespace kvx::runner {
 namespace {
 
 // Measured in docs/decisions/0002-matrix-products.md.
-constexpr int kPanelRows = 192;
+constexpr int kPanelRows = 288;
 constexpr int kStripTokens = 128;
 
 const dnnl::engine& cpu_engine() {
@@ -57,20 +58,6 @@ dnnl::memory::desc packed_layout(int num_columns, int num_rows, DType type) {
   return describe(kStripTokens, num_columns, num_rows, type, any).weights_desc();
 }
 
-// What one thread needs while it multiplies a tile; grows to the largest tile and stays.
-struct ThreadScratch {
-  std::vector<uint16_t> bf16_input;
-  std::vector<float> product;
-  std::vector<uint8_t> scratchpad;
-  dnnl::stream stream{cpu_engine()};
-};
-
-ThreadScratch& thread_scratch() {
-  omp_set_num_threads(1);  // for this thread: oneDNN must not start threads of its own
-  thread_local ThreadScratch scratch;
-  return scratch;
-}
-
 template <class T>
 T* at_least(std::vector<T>& buffer, size_t size) {
   if (buffer.size() < size) buffer.resize(size);
@@ -88,6 +75,38 @@ struct Product {
   dnnl::matmul primitive;
   dnnl::memory::desc input, output, scratchpad;
 };
+
+using Arguments = std::unordered_map<int, dnnl::memory>;
+
+// What one thread needs while it multiplies a tile; grows to the largest tile and stays.
+struct ThreadScratch {
+  std::vector<uint16_t> bf16_input;
+  std::vector<float> product;
+  std::vector<uint8_t> scratchpad;
+  dnnl::stream stream{cpu_engine()};
+  // Made once: making them for every tile cost up to 5 % of decoding.
+  std::map<const Product*, Arguments> arguments;
+
+  Arguments& arguments_of(const Product& tile) {
+    const auto [entry, is_new] = arguments.try_emplace(&tile);
+    if (is_new) {
+      const auto without_data = [](const dnnl::memory::desc& layout) {
+        return dnnl::memory(layout, cpu_engine(), nullptr);
+      };
+      entry->second = {{DNNL_ARG_SRC, without_data(tile.input)},
+                       {DNNL_ARG_WEIGHTS, dnnl::memory()},
+                       {DNNL_ARG_DST, without_data(tile.output)},
+                       {DNNL_ARG_SCRATCHPAD, without_data(tile.scratchpad)}};
+    }
+    return entry->second;
+  }
+};
+
+ThreadScratch& thread_scratch() {
+  omp_set_num_threads(1);  // for this thread: oneDNN must not start threads of its own
+  thread_local ThreadScratch scratch;
+  return scratch;
+}
 
 // Layers share their shapes, so primitives live once for the whole process. Entries stay where they
 // are; their number is bounded by the strip's length times the models' shapes.
@@ -122,14 +141,14 @@ struct Linear::Packed {
   std::vector<Panel> panels;
   int prepared_tokens = 0;
 
-  void pack(Panel& panel) const;
+  Status pack(Panel& panel, WeightMemory& memory) const;
   const void* input_in_weights_type(const float* x, int num_tokens, Executor& executor) const;
   void prepare(int num_tokens);
   void multiply_tile(const Panel& panel, const void* input, int first_token, int num_tokens,
                      float* out) const;
 };
 
-void Linear::Packed::pack(Panel& panel) const {
+Status Linear::Packed::pack(Panel& panel, WeightMemory& memory) const {
   ThreadScratch& scratch = thread_scratch();
   const int64_t elements = int64_t{panel.num_rows} * num_columns;
   std::vector<float> rows(static_cast<size_t>(elements));
@@ -138,9 +157,12 @@ void Linear::Packed::pack(Panel& panel) const {
   const dnnl::memory::desc plain({num_columns, panel.num_rows}, dnnl::memory::data_type::f32,
                                  dnnl::memory::format_tag::ba);
   dnnl::memory source(plain, cpu_engine(), rows.data());
-  panel.weights = dnnl::memory(packed_layout(num_columns, panel.num_rows, type), cpu_engine());
+  const dnnl::memory::desc layout = packed_layout(num_columns, panel.num_rows, type);
+  KVX_ASSIGN_OR_RETURN(uint8_t * bytes, memory.take(static_cast<int64_t>(layout.get_size())));
+  panel.weights = dnnl::memory(layout, cpu_engine(), bytes);
   dnnl::reorder(source, panel.weights).execute(scratch.stream, source, panel.weights);
   scratch.stream.wait();
+  return {};
 }
 
 // bf16 weights want a bf16 input: rounded once here, for all panels, into the calling thread's
@@ -183,12 +205,12 @@ void Linear::Packed::multiply_tile(const Panel& panel, const void* input, int fi
   float* tile = at_least(scratch.product, static_cast<size_t>(kStripTokens) * kPanelRows);
   uint8_t* scratchpad = at_least(scratch.scratchpad, product.scratchpad.get_size());
 
-  const auto& engine = cpu_engine();
-  product.primitive.execute(scratch.stream,
-                            {{DNNL_ARG_SRC, {product.input, engine, const_cast<uint8_t*>(rows)}},
-                             {DNNL_ARG_WEIGHTS, panel.weights},
-                             {DNNL_ARG_DST, {product.output, engine, tile}},
-                             {DNNL_ARG_SCRATCHPAD, {product.scratchpad, engine, scratchpad}}});
+  Arguments& arguments = scratch.arguments_of(product);
+  arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<uint8_t*>(rows));
+  arguments.at(DNNL_ARG_WEIGHTS) = panel.weights;
+  arguments.at(DNNL_ARG_DST).set_data_handle(tile);
+  arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(scratchpad);
+  product.primitive.execute(scratch.stream, arguments);
   scratch.stream.wait();
 
   const LinearPart& part = parts[panel.part];
@@ -212,7 +234,8 @@ bool cpu_multiplies_bf16() {
   return (isa & bf16) == bf16;
 }
 
-Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DType weights) try {
+Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DType weights,
+                              WeightMemory& memory) try {
   auto packed = std::make_unique<Packed>();
   packed->num_columns = num_columns;
   packed->type = weights;
@@ -225,7 +248,7 @@ Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DT
                                 .num_rows = std::min(kPanelRows, rows - first)});
     }
   }
-  for (Panel& panel : packed->panels) packed->pack(panel);
+  for (Panel& panel : packed->panels) KVX_RETURN_IF_ERROR(packed->pack(panel, memory));
   return Linear(std::move(packed));
 } catch (const dnnl::error& error) {
   return internal_error("oneDNN cannot pack a matrix of {} columns: {}", num_columns, error.what());

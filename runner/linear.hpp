@@ -10,6 +10,7 @@
 #include "core/dtype.hpp"
 #include "core/executor.hpp"
 #include "core/result.hpp"
+#include "runner/weight_memory.hpp"
 
 namespace kvx::runner {
 
@@ -28,8 +29,10 @@ struct LinearPart {
 // threads. The work is cut by shape alone, so results do not depend on the number of threads.
 class Linear {
  public:
-  // weights: kF32 or kBF16. INTERNAL: oneDNN refuses a shape.
-  static Result<Linear> create(int num_columns, std::vector<LinearPart> parts, DType weights);
+  // weights: kF32 or kBF16, packed into memory, which outlives the Linear. INTERNAL: oneDNN refuses
+  // a shape.
+  static Result<Linear> create(int num_columns, std::vector<LinearPart> parts, DType weights,
+                               WeightMemory& memory);
   Linear(Linear&&) noexcept;
   Linear& operator=(Linear&&) noexcept;
   ~Linear();

@@ -120,7 +120,7 @@ Result<Linear> Model::load_linear(int num_columns,
     }
     parts.push_back(std::move(part));
   }
-  return Linear::create(num_columns, std::move(parts), weights_type_);
+  return Linear::create(num_columns, std::move(parts), weights_type_, weight_memory_);
 }
 
 Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden) {

@@ -70,6 +70,7 @@ class Model {
   DType weights_type_;
   Executor& executor_;
   const GgufTensor* embedding_ = nullptr;
+  WeightMemory weight_memory_;  // before what lives in it
   std::vector<Layer> layers_;
   std::vector<float> final_norm_;
   std::optional<Linear> output_;

@@ -68,7 +68,7 @@ const AllowedEdges& allowed_edges() {
       {"tier", {"core", "cache", "ops"}},
       {"abi",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "kvx"}},
-      {"runner", {"core", "device", "kv", "quality", "kvx"}},
+      {"runner", {"core", "cache", "device", "kv", "quality", "kvx"}},
       {"tools",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "runner",
         "kvx"}},
