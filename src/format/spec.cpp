@@ -4,27 +4,11 @@
 #include <string>
 
 #include "core/checked.hpp"
+#include "format/choice_text.hpp"
 #include "format/list.hpp"
 
 namespace kvx::format {
 namespace {
-
-std::string text_of(int group_size) {
-  return group_size == kWholeRow ? "row" : std::to_string(group_size);
-}
-template <class Enum>
-std::string text_of(Enum value) {
-  return std::string(name_of(value));
-}
-
-template <class T>
-std::string list_of(const Choices<T>& choices) {
-  std::string text;
-  for (int i = 0; i < choices.count; ++i) {
-    text += (i == 0 ? "" : " or ") + text_of(choices.values[i]);
-  }
-  return text;
-}
 
 template <class T>
 Status choose(const Facts& facts, std::string_view field, const Choices<T>& choices,
@@ -32,7 +16,7 @@ Status choose(const Facts& facts, std::string_view field, const Choices<T>& choi
   chosen = wanted.value_or(choices.preferred());
   if (choices.allows(chosen)) return {};
   return invalid_argument("{} is {}; {} takes {}", field, text_of(chosen), facts.name,
-                          list_of(choices));
+                          list_of(choices, " or "));
 }
 
 Status check_scale_choice(const Facts& facts, const FormatSpec& spec) {

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "format/choice_text.hpp"
 #include "format/list.hpp"
 #include "format/spec.hpp"
 #include "kv/recipe.hpp"
@@ -15,6 +16,8 @@ namespace {
 using format::Choices;
 using format::Facts;
 using format::FormatSpec;
+using format::list_of;
+using format::text_of;
 
 constexpr int kBlockSize = 64;  // only page-shared scales would depend on it
 constexpr int kShownHeadDims[] = {64, 128};
@@ -22,23 +25,6 @@ constexpr int kShownHeadDims[] = {64, 128};
 // Every format's defaults are a legal spec: make_spec cannot fail here.
 FormatSpec default_spec(const Facts& facts) {
   return format::make_spec(facts).value();
-}
-
-std::string text_of(int group_size) {
-  return group_size == format::kWholeRow ? "row" : std::to_string(group_size);
-}
-template <class Enum>
-std::string text_of(Enum value) {
-  return std::string(name_of(value));
-}
-
-template <class T>
-std::string list_of(const Choices<T>& choices) {
-  std::string text;
-  for (int i = 0; i < choices.count; ++i) {
-    text += (i == 0 ? "" : ", ") + text_of(choices.values[i]);
-  }
-  return text;
 }
 
 std::string group_text(const FormatSpec& spec) {
@@ -90,9 +76,9 @@ Table choices_table() {
                {"auto stands for"}});
   for (const Facts* facts : format::kAllFacts) {
     if (!default_spec(*facts).has_scale()) continue;
-    table.add_row({std::string(facts->name), list_of(facts->group_sizes),
-                   list_of(facts->scale_types), list_of(facts->scale_rules),
-                   list_of(facts->scale_sources), recommended_text(*facts)});
+    table.add_row({std::string(facts->name), list_of(facts->group_sizes, ", "),
+                   list_of(facts->scale_types, ", "), list_of(facts->scale_rules, ", "),
+                   list_of(facts->scale_sources, ", "), recommended_text(*facts)});
   }
   return table;
 }
