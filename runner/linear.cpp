@@ -19,7 +19,7 @@ namespace kvx::runner {
 namespace {
 
 // Measured in docs/decisions/0002-matrix-products.md.
-constexpr int kPanelRows = 288;
+constexpr int kPanelRows = 320;  // whole blocks of 64, oneDNN's: it pads others
 constexpr int kStripTokens = 128;
 
 const dnnl::engine& cpu_engine() {

@@ -73,6 +73,7 @@ Status Model::load_weights() {
   for (int i = 0; i < config_.num_layers; ++i) {
     KVX_ASSIGN_OR_RETURN(Layer layer, load_layer(i));
     layers_.push_back(std::move(layer));
+    file_.release_pages();  // packed is packed: the file and its copy are never both in memory
   }
   KVX_ASSIGN_OR_RETURN(final_norm_, read_vector(gguf_, "output_norm.weight", config_.hidden));
   // A model without output.weight multiplies by its embedding.

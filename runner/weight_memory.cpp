@@ -9,7 +9,7 @@ namespace kvx::runner {
 
 Result<uint8_t*> WeightMemory::take(int64_t bytes) {
   constexpr int64_t kAlignment = 64;
-  constexpr int64_t kChunkBytes = int64_t{32} << 20;
+  constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of addresses; pages come when written
   const int64_t begin = round_up(used_, kAlignment);
   if (!chunks_.empty() && bytes <= chunks_.back().bytes() - begin) {
     used_ = begin + bytes;
