@@ -185,30 +185,29 @@ void refuses_kv_offsets(const Provider& provider) {
                               "a gather of KV_OFFSETS with block_size 6");
 }
 
-// Products that are small numbers in 32 bits.
+// No tokens, so that a provider whose products wrap around finds nothing else wrong.
+void ask_for_no_tokens(GatherCall& call) {
+  call.gather.io.num_tokens = 0;
+  call.gather.io.key.shape[0] = call.gather.io.value.shape[0] = 0;
+}
+
+// Products that are 0 in 32 bits.
 void multiplies_in_64_bits(const Provider& provider) {
-  refuse_gathers(provider, {},
-                 {{"2^31 sequences of 2 blocks and no indices", kInvalid,
-                   [](GatherCall& c) {
-                     c.gather.block_table.seq_count = c.gather.seq_lens.seq_count = 0x80000000u;
-                     c.gather.block_table.max_blocks_per_seq = 2;
-                     c.gather.block_table.indices_count = 0;
-                   }},
-                  {"2^30 sequences of max_seq_len 4 and no tokens", kInvalid, [](GatherCall& c) {
-                     c.gather.block_table.seq_count = c.gather.seq_lens.seq_count = 1u << 30;
-                     c.gather.block_table.max_blocks_per_seq = 4;
-                     c.gather.block_table.indices_count = 0;
-                     c.gather.max_seq_len = 4;
-                     c.gather.io.num_tokens = 0;
-                     for (auto* tensor : {&c.gather.io.key, &c.gather.io.value}) {
-                       tensor->shape[0] = 0;
-                     }
-                   }}});
-  GatherCall ragged(GatherCase{.table = TableKind::kRaggedTokens});
+  GatherCall packed(GatherCase{.is_dense = true});
+  kvx_block_table_t& table = packed.gather.block_table;
+  table.seq_count = packed.gather.seq_lens.seq_count = 1u << 30;
+  table.max_blocks_per_seq = packed.gather.max_seq_len = 4;
+  table.indices_count = 0;
+  ask_for_no_tokens(packed);
+  packed.must_refuse(provider.gather_kv, kInvalid,
+                     "a gather of 2^30 sequences of 4 blocks and 4 tokens, with no index");
+  GatherCall ragged(GatherCase{.table = TableKind::kRaggedTokens, .is_dense = true});
   ragged.gather.block_table.seq_count = ragged.gather.seq_lens.seq_count = UINT32_MAX;
   ragged.gather.block_table.indptr_count = 0;
+  ragged.gather.max_seq_len = 0;
+  ask_for_no_tokens(ragged);
   ragged.must_refuse(provider.gather_kv, kInvalid,
-                     "a gather of 2^32 - 1 ragged sequences and no sums");
+                     "a gather of 2^32 - 1 ragged sequences, with no prefix sum");
 }
 
 // Whatever it answers, nothing outside the cache may be read and nothing outside the rows written.
@@ -285,7 +284,8 @@ std::vector<Check> bad_gather_checks() {
           {Section::kValidation, "refuse bad KV_OFFSETS tables",
            Features(packed).add(needs_of(TableKind::kKvOffsets)).add(hnd().needs()),
            refuses_kv_offsets},
-          {Section::kValidation, "multiply counts in 64 bits", ragged, multiplies_in_64_bits},
+          {Section::kValidation, "multiply counts in 64 bits",
+           Features(ragged).add_flags(kTraits, KVX_TRAIT_DENSE_GATHER_IO), multiplies_in_64_bits},
           {Section::kBlockTables, "read nothing outside the cache", ragged, reads_nothing_outside},
           {Section::kErrors, "report blocks outside the cache", reports, reports_blocks_outside},
           {Section::kErrors, "report lengths outside the table", reports, reports_lengths_outside}};

@@ -26,6 +26,8 @@ class Buffer {
   uint8_t* open_begin() const { return open_; }
   int64_t open_bytes() const { return open_bytes_; }
   bool holds(const void* address) const;
+  // Nobody may touch it any more; its addresses are not given out again while it lives.
+  void close();
 
  private:
   std::string name_;
@@ -64,6 +66,10 @@ class Memory {
   // The byte that must stand at an address of one of the buffers. Requires: a picture.
   uint8_t* expect(const void* address);
   std::optional<Difference> first_difference() const;
+
+  void close() {
+    for (const auto& buffer : buffers_) buffer->close();
+  }
 
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
 

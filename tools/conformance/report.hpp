@@ -7,7 +7,7 @@ namespace kvx::conformance {
 
 struct Report {
   std::string library;
-  std::string claims_from;            // "v1.1" or "queried"
+  std::string claims_from;                 // "v1.1" or "queried"
   std::vector<std::string> unjudged = {};  // claimed, but no check of this run needs it
   std::vector<Result> results = {};
 
