@@ -1,0 +1,82 @@
+// Buffers between pages that nobody may touch.
+#include "tools/conformance/memory.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+
+#include "tools/conformance/numbers.hpp"
+
+namespace kvx::conformance {
+
+Buffer::Buffer(std::string name, int64_t num_bytes)
+    : name_(std::move(name)), num_bytes_(num_bytes) {
+  constexpr int64_t kAlignment = 16;
+  constexpr int64_t kLeastCanary = 64;  // before the data
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  open_bytes_ = (num_bytes + kAlignment + kLeastCanary + page - 1) / page * page;
+  mapped_bytes_ = open_bytes_ + 2 * page;
+  void* mapped = mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::runtime_error("no memory for a buffer of " + name_);
+  mapped_ = static_cast<uint8_t*>(mapped);
+  open_ = mapped_ + page;
+  mprotect(mapped_, static_cast<size_t>(page), PROT_NONE);
+  mprotect(open_ + open_bytes_, static_cast<size_t>(page), PROT_NONE);
+  data_ = open_ + (open_bytes_ - num_bytes) / kAlignment * kAlignment;
+  // No two buffers of a call look alike: what comes from the wrong one is seen.
+  const uint64_t seed = std::hash<std::string>()(name_);
+  for (int64_t i = 0; i < open_bytes_; ++i) {
+    open_[i] = static_cast<uint8_t>(noise(seed + static_cast<uint64_t>(i)));
+  }
+}
+
+Buffer::~Buffer() {
+  munmap(mapped_, static_cast<size_t>(mapped_bytes_));
+}
+
+void Buffer::close() {
+  mprotect(open_, static_cast<size_t>(open_bytes_), PROT_NONE);
+}
+
+bool Buffer::holds(const void* address) const {
+  const auto* byte = static_cast<const uint8_t*>(address);
+  return byte >= open_ && byte < open_ + open_bytes_;
+}
+
+Buffer& Memory::add(std::string name, int64_t num_bytes) {
+  return *buffers_.emplace_back(std::make_unique<Buffer>(std::move(name), num_bytes));
+}
+
+void Memory::take_picture() {
+  pictures_.clear();
+  for (const auto& buffer : buffers_) {
+    pictures_.emplace_back(buffer->open_begin(), buffer->open_begin() + buffer->open_bytes());
+  }
+}
+
+uint8_t* Memory::expect(const void* address) {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!buffers_[i]->holds(address)) continue;
+    return pictures_[i].data() + (static_cast<const uint8_t*>(address) - buffers_[i]->open_begin());
+  }
+  throw std::logic_error("the judge expects a byte outside its buffers");
+}
+
+std::optional<Difference> Memory::first_difference() const {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const Buffer& buffer = *buffers_[i];
+    const std::vector<uint8_t>& picture = pictures_[i];
+    const auto [found, expected] = std::mismatch(
+        buffer.open_begin(), buffer.open_begin() + buffer.open_bytes(), picture.begin());
+    if (expected == picture.end()) continue;
+    return Difference{buffer.name(), found - buffer.data(), found, *found, *expected};
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvx::conformance

@@ -1,0 +1,47 @@
+// Loads a provider's library and finds its functions by name.
+#include "tools/conformance/provider.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <stdexcept>
+
+namespace kvx::conformance {
+namespace {
+
+template <class Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+template <class Function>
+void find_required(void* library, const char* name, Function& function) {
+  find(library, name, function);
+  if (function == nullptr) throw std::runtime_error(fmt::format("it does not export {}", name));
+}
+
+}  // namespace
+
+Provider load_provider(const std::string& path) {
+  // A name without a slash would be looked for in the system's folders.
+  const std::string file = std::filesystem::absolute(path).string();
+  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error(dlerror());
+  Provider provider;
+  find_required(library, "kvx_get_version", provider.get_version);
+  find_required(library, "kvx_validate_cache_desc", provider.validate_cache_desc);
+  find_required(library, "kvx_write_kv", provider.write_kv);
+  find_required(library, "kvx_gather_kv", provider.gather_kv);
+  find(library, "kvx_launch_write_kv", provider.launch_write_kv);
+  find(library, "kvx_launch_write_kv_f16", provider.launch_write_kv_f16);
+  find(library, "kvx_launch_write_kv_prefill", provider.launch_write_kv_prefill);
+  find(library, "kvx_launch_gather_kv", provider.launch_gather_kv);
+  find(library, "kvx_launch_gather_kv_f16", provider.launch_gather_kv_f16);
+  find(library, "kvx_query_features", provider.query_features);
+  find(library, "kvx_last_error", provider.last_error);
+  find(library, "kvx_status_name", provider.status_name);
+  return provider;
+}
+
+}  // namespace kvx::conformance

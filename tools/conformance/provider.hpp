@@ -1,0 +1,33 @@
+// Provider: somebody's shared library, seen through the C ABI's header.
+#pragma once
+
+#include <kvx/kvx_abi.h>
+
+#include <string>
+
+namespace kvx::conformance {
+
+using WriteFunction = decltype(&kvx_write_kv);
+using GatherFunction = decltype(&kvx_gather_kv);
+
+// The four functions of KVX v1 are always there; the others are null where the library has none.
+struct Provider {
+  decltype(&kvx_get_version) get_version = nullptr;
+  decltype(&kvx_validate_cache_desc) validate_cache_desc = nullptr;
+  WriteFunction write_kv = nullptr;
+  GatherFunction gather_kv = nullptr;
+
+  WriteFunction launch_write_kv = nullptr;
+  WriteFunction launch_write_kv_f16 = nullptr;
+  decltype(&kvx_launch_write_kv_prefill) launch_write_kv_prefill = nullptr;
+  GatherFunction launch_gather_kv = nullptr;
+  GatherFunction launch_gather_kv_f16 = nullptr;
+  decltype(&kvx_query_features) query_features = nullptr;
+  decltype(&kvx_last_error) last_error = nullptr;
+  decltype(&kvx_status_name) status_name = nullptr;
+};
+
+// Throws std::runtime_error that says what cannot be loaded. The library stays loaded.
+Provider load_provider(const std::string& path);
+
+}  // namespace kvx::conformance

@@ -1,0 +1,94 @@
+// Runs checks in processes of their own.
+#include "tools/conformance/runner.hpp"
+
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <stdexcept>
+
+#include "tools/conformance/cuda_driver.hpp"
+
+namespace kvx::conformance {
+namespace {
+
+constexpr unsigned kSeconds = 60;  // a check that takes longer hangs
+
+struct ChildEnd {
+  int status;        // as waitpid tells
+  std::string text;  // what the child wrote
+};
+
+// Runs `body`, which writes its complaint to a file descriptor, in a child.
+template <class Body>
+ChildEnd run_in_child(const Body& body) {
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("no pipe to a child process");
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("no child process");
+  if (child == 0) {
+    close(ends[0]);
+    alarm(kSeconds);
+    const std::string complaint = body();
+    const auto written = write(ends[1], complaint.data(), complaint.size());
+    _exit(written == static_cast<ssize_t>(complaint.size()) && complaint.empty() ? 0 : 1);
+  }
+  close(ends[1]);
+  ChildEnd end{};
+  char piece[4096];
+  for (ssize_t n; (n = read(ends[0], piece, sizeof piece)) > 0;) {
+    end.text.append(piece, static_cast<size_t>(n));
+  }
+  close(ends[0]);
+  waitpid(child, &end.status, 0);
+  return end;
+}
+
+std::string complaint_of(const Check& check, const Provider& provider) {
+  try {
+    check.ask(provider);
+    return "";
+  } catch (const Failed& failed) {
+    return failed.text;
+  } catch (const std::exception& error) {
+    return std::string("an exception: ") + error.what();
+  }
+}
+
+std::string text_of(const ChildEnd& end) {
+  if (!end.text.empty()) return end.text;
+  if (!WIFSIGNALED(end.status)) return fmt::format("ends with status {}", end.status);
+  const int signal = WTERMSIG(end.status);
+  if (signal == SIGALRM) return fmt::format("hangs for {} seconds", kSeconds);
+  if (signal == SIGSEGV || signal == SIGBUS) {
+    return fmt::format("touches memory outside the call's buffers ({})", strsignal(signal));
+  }
+  return fmt::format("dies: {}", strsignal(signal));
+}
+
+}  // namespace
+
+bool has_gpu() {
+  const ChildEnd end =
+      run_in_child([] { return std::string(CudaDriver::open().has_value() ? "" : "none"); });
+  return end.status == 0;
+}
+
+Result run_check(const Check& check, const Provider& provider, const Features& claims,
+                 bool has_gpu) {
+  if (check.on_device && !has_gpu) return {&check, Outcome::kNotRun, "no GPU in this machine"};
+  if (!claims.covers(check.needs)) {
+    return {&check, Outcome::kAbsent,
+            fmt::format("{}", fmt::join((check.needs - claims).names(), ", "))};
+  }
+  if (check.is_exported && !check.is_exported(provider)) {
+    return {&check, Outcome::kAbsent, "a function of 1.2"};
+  }
+  const ChildEnd end = run_in_child([&] { return complaint_of(check, provider); });
+  if (end.status == 0) return {&check, Outcome::kPassed, ""};
+  return {&check, Outcome::kFailed, text_of(end)};
+}
+
+}  // namespace kvx::conformance

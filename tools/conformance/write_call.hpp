@@ -1,0 +1,67 @@
+// WriteCall: a write with all its memory, and the judge of what it must leave behind.
+#pragma once
+
+#include "tools/conformance/check.hpp"
+#include "tools/conformance/tensors.hpp"
+
+namespace kvx::conformance {
+
+// Scales are powers of two from 1/8 to 8, K's and V's different ones.
+struct ScaleCase {
+  kvx_scale_granularity_t granularity = KVX_SCALE_NONE;
+  kvx_dtype_t dtype = KVX_DTYPE_F32;
+  bool by_pointer = false;  // k_scale and v_scale instead of descriptors
+  int gap = 0;              // elements between scales
+
+  int exponent(int side, int64_t block, int64_t head) const;
+};
+
+struct WriteCase {
+  Geometry geometry = {};
+  Arrangement arrangement = {};
+  kvx_dtype_t k_cache = KVX_DTYPE_F16;
+  kvx_dtype_t v_cache = KVX_DTYPE_F16;
+  kvx_dtype_t k_io = KVX_DTYPE_F16;
+  kvx_dtype_t v_io = KVX_DTYPE_F16;
+  int64_t num_sequences = 0;  // of padded IO
+  int64_t gap = 0;            // of IO
+  kvx_dtype_t slot_dtype = KVX_DTYPE_S64;
+  std::vector<int64_t> slots = {};  // empty: some of the geometry's, in a jumble
+  int64_t invalid_slot = -1;
+  ScaleCase scale = {};
+
+  WriteCase& set_types(kvx_dtype_t cache, kvx_dtype_t io) {
+    k_cache = v_cache = cache;
+    k_io = v_io = io;
+    return *this;
+  }
+};
+
+class WriteCall {
+ public:
+  explicit WriteCall(const WriteCase& write_case);
+  WriteCall(const WriteCall&) = delete;
+
+  // OK, and every byte of the memory is what the specification says.
+  void must_move(WriteFunction function);
+  // This status, and no byte has changed.
+  void must_refuse(WriteFunction function, kvx_status_t expected, const std::string& what);
+  // Changes the picture to what a right write leaves.
+  void expect_moved();
+
+  WriteCase given;
+  Memory memory;
+  kvx_cache_desc_t cache{};
+  kvx_write_desc_t write{};
+
+ private:
+  const void* add_scales(int side, kvx_scale_desc_t& desc);
+  void fill_io();
+
+  const kvx_tensor_desc_t& cache_tensor(int side) const { return side == 0 ? cache.k : cache.v; }
+  const kvx_tensor_desc_t& io_tensor(int side) const {
+    return side == 0 ? write.io.key : write.io.value;
+  }
+};
+
+}  // namespace kvx::conformance
