@@ -147,9 +147,9 @@ Status Sequence::check_free_blocks(const BlockPool& pool, int64_t num_tokens) {
   std::fill(needed_.begin(), needed_.end(), 0);
   add_needed_blocks(pool, num_tokens, needed_);
   for (int i = 0; i < static_cast<int>(needed_.size()); ++i) {
-    if (needed_[i] > pool.num_free(i)) {
+    if (needed_[i] > pool.num_available(i)) {
       return out_of_range("class '{}' has {} free blocks of {}; {} are wanted", pool.name(i),
-                          pool.num_free(i), pool.num_blocks(i), needed_[i]);
+                          pool.num_available(i), pool.num_blocks(i), needed_[i]);
     }
   }
   return {};

@@ -194,9 +194,9 @@ Status KvCache::check_free_blocks(std::span<const StepEntry> entries) {
     sequences_[entry.sequence].add_needed_blocks(*pool_, entry.num_tokens, needed_blocks_);
   }
   for (int c = 0; c < pool_->num_classes(); ++c) {
-    if (needed_blocks_[c] <= pool_->num_free(c)) continue;
+    if (needed_blocks_[c] <= pool_->num_available(c)) continue;
     return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
-                        pool_->name(c), pool_->num_free(c), pool_->num_blocks(c));
+                        pool_->name(c), pool_->num_available(c), pool_->num_blocks(c));
   }
   return {};
 }
