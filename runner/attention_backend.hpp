@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/result.hpp"
 
@@ -23,6 +24,8 @@ class AttentionBackend {
   virtual Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                                    const float* v, float* out) = 0;
   virtual Status end_step() = 0;
+  // The tokens of the step that was just closed. A backend that shares prefixes wants to know.
+  virtual Status record_tokens(std::span<const int>) { return {}; }
 };
 
 }  // namespace kvx::runner

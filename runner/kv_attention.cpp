@@ -19,6 +19,7 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   config.calibration = options.calibration;
   config.block_size = options.block_size;
   config.max_tokens_per_sequence = options.max_tokens;
+  config.prefix = options.prefix;
   return config;
 }
 
@@ -60,6 +61,12 @@ Status KvAttention::append_and_attend(int layer, int, const float* q, const floa
 Status KvAttention::reset() {
   KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
   KVX_ASSIGN_OR_RETURN(sequence_, cache_->create_sequence());
+  return {};
+}
+
+Status KvAttention::reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens) {
+  KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
+  KVX_ASSIGN_OR_RETURN(sequence_, cache_->create_sequence_from(keys, tokens));
   return {};
 }
 

@@ -15,6 +15,7 @@ struct KvAttentionOptions {
   std::vector<kv::LayerCalibration> calibration;
   int block_size = 64;     // tokens
   int64_t max_tokens = 0;  // of the sequence
+  kv::PrefixCacheConfig prefix;
 };
 
 // What the options mean for this model: the cache's own configuration, also for kv::cost_of.
@@ -34,9 +35,17 @@ class KvAttention final : public AttentionBackend {
                            const float* v, float* out) override;
   Status end_step() override { return cache_->end_step(); }
 
+  Status record_tokens(std::span<const int> tokens) override {
+    return cache_->record_tokens(sequence_, tokens);
+  }
+
   // Forgets all tokens, keeps the memory.
   Status reset();
+  // The same, then begins with the longest cached prefix of the tokens: num_tokens() says how much,
+  // at least the last one is left to feed. Needs options.prefix.is_on.
+  Status reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens);
   const kv::KvCache& cache() const { return *cache_; }
+  kv::KvCache& cache() { return *cache_; }
   int sequence() const { return sequence_; }
 
  private:

@@ -172,6 +172,7 @@ Status Model::forward_step(std::span<const int> tokens, AttentionBackend& backen
     KVX_RETURN_IF_ERROR(forward_layer(i, num_tokens, backend));
   }
   KVX_RETURN_IF_ERROR(backend.end_step());
+  KVX_RETURN_IF_ERROR(backend.record_tokens(tokens));
   if (hidden != nullptr) {
     rms_norm(step_.x.data(), num_tokens, final_norm_, config_.norm_epsilon, hidden, executor_);
   }

@@ -6,14 +6,29 @@
 // its class: one id moves data and scales together, and a block table's entries index a view
 // directly. One counter, one free list and one generation stand behind each (class, id).
 //
-// One thread at a time. Nothing is allocated after create().
+// A block is in one of three states:
+//
+//   active   use count > 0
+//   cached   use count 0, its content kept for the next one who wants it; it is evicted, by the
+//            class's policy, when a block is wanted and none is free
+//   free     use count 0, nothing of worth in it
+//
+//            allocate              retain
+//     free ────────────▶ active ◀────────── cached
+//       ▲   last release │     last release   ▲
+//       ├────────────────┴──── of a kept one ─┤
+//       └──────────── evict, discard ─────────┘
+//
+// One thread at a time. Nothing is allocated after create(); each call is O(1) a block.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cache/eviction_policy.hpp"
 #include "cache/memory.hpp"
 #include "core/result.hpp"
 
@@ -27,18 +42,50 @@ struct BlockClassSpec {
   std::vector<int64_t> block_bytes;  // of each region; a record with its own scales needs one
 };
 
+struct BlockPoolOptions {
+  EvictionKind eviction = EvictionKind::kLru;
+  bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free
+};
+
+// Is told of a cached block before its content goes to make room; its bytes are still there.
+class EvictionListener {
+ public:
+  virtual ~EvictionListener() = default;
+  virtual void on_evict(int block_class, int32_t id) = 0;
+};
+
+// A class's blocks by state, and what happened since creation.
+struct BlockClassSnapshot {
+  std::string name;
+  int64_t block_bytes = 0;  // of all regions
+  int64_t num_active = 0;
+  int64_t num_cached = 0;
+  int64_t num_free = 0;
+  int64_t num_evicted = 0;
+  int64_t num_revived = 0;  // cached blocks that were wanted again
+};
+
 class BlockPool {
  public:
   // INVALID_ARGUMENT names the class and field: none at all, a negative number of blocks or more
   // than 2^31 - 1, no region, block_bytes < 1 or too large. OUT_OF_RANGE when memory is short.
-  static Result<BlockPool> create(Memory& memory, std::span<const BlockClassSpec> classes);
+  static Result<BlockPool> create(Memory& memory, std::span<const BlockClassSpec> classes,
+                                  const BlockPoolOptions& options = {});
+  // Null: nobody. The listener must not call back into the pool.
+  void set_eviction_listener(EvictionListener* listener) { listener_ = listener; }
 
   int num_classes() const { return static_cast<int>(classes_.size()); }
   const std::string& name(int block_class) const { return of(block_class).name; }
   int32_t num_blocks(int block_class) const { return of(block_class).num_blocks; }
   int32_t num_free(int block_class) const { return of(block_class).num_free; }
+  int32_t num_cached(int block_class) const { return of(block_class).num_cached; }
+  // What allocate() can give: free and cached blocks.
+  int32_t num_available(int block_class) const {
+    return num_free(block_class) + num_cached(block_class);
+  }
+  // Active blocks.
   int32_t num_used(int block_class) const {
-    return num_blocks(block_class) - num_free(block_class);
+    return num_blocks(block_class) - num_available(block_class);
   }
 
   int num_regions(int block_class) const {
@@ -54,19 +101,37 @@ class BlockPool {
   // All regions of all classes.
   int64_t allocated_bytes() const;
 
-  // Takes ids.size() blocks with a use count of 1, all or none. OUT_OF_RANGE when fewer are free.
-  // The block freed last is taken first: its bytes may still be in the processor's caches.
+  // Takes ids.size() blocks with a use count of 1, all or none: free ones, then cached ones, which
+  // it evicts. OUT_OF_RANGE when both together are too few. The block freed last is taken first:
+  // its bytes may still be in the processor's caches.
   Status allocate(int block_class, std::span<int32_t> ids);
 
-  // One more user of a block in use. OUT_OF_RANGE: no such id; INVALID_ARGUMENT: a free block.
+  // One more user of an active or cached block ("lock"). OUT_OF_RANGE: no such id;
+  // INVALID_ARGUMENT: a free block.
   Status retain(int block_class, int32_t id);
 
-  // One user less; the last one frees the block. Errors as retain's: a block cannot be freed twice.
+  // One user less ("unlock"); the last one frees the block, or leaves it cached when it is kept.
+  // OUT_OF_RANGE: no such id; INVALID_ARGUMENT: not active, a block cannot be freed twice.
   Status release(int block_class, int32_t id);
+
+  // From now on the block is cached, not freed, when its last user leaves. key: part of a hash of
+  // its content, for policies that remember. Errors as release's.
+  Status keep(int block_class, int32_t id, uint32_t key);
+  // No longer: a cached block becomes free, an active one with its last user. Errors as retain's.
+  Status discard(int block_class, int32_t id);
+  // The policy hears that the block was useful. Errors as retain's.
+  Status touch(int block_class, int32_t id);
+  // Makes up to num_blocks cached blocks free, in the policy's order; returns how many.
+  int64_t evict(int block_class, int64_t num_blocks);
+
+  // Is the block active or cached, and still the one that the generation was read from?
+  bool verify(int block_class, int32_t id, uint32_t generation) const;
+  BlockClassSnapshot snapshot(int block_class) const;
 
   // Requires: 0 <= id < num_blocks.
   int32_t use_count(int block_class, int32_t id) const { return block(block_class, id).use_count; }
-  // Goes up each time the block is freed: a handle that kept the old number is stale.
+  bool is_kept(int block_class, int32_t id) const { return block(block_class, id).is_kept; }
+  // Goes up each time the block is freed (31 bits): a handle that kept the old number is stale.
   uint32_t generation(int block_class, int32_t id) const {
     return block(block_class, id).generation;
   }
@@ -77,24 +142,36 @@ class BlockPool {
     Region memory;
   };
   struct Block {
-    int32_t use_count = 0;  // 0: free
-    uint32_t generation = 0;
+    int32_t use_count = 0;  // 0: cached when it is kept, else free
+    uint32_t generation : 31 = 0;
+    uint32_t is_kept : 1 = 0;
     int32_t next_free = kNoBlock;
+    uint32_t key = 0;
   };
   struct BlockClass {
     std::string name;
     int32_t num_blocks = 0;
     int32_t num_free = 0;
+    int32_t num_cached = 0;
+    int64_t num_evicted = 0;
+    int64_t num_revived = 0;
     int32_t first_free = kNoBlock;
     std::vector<BlockRegion> regions;
     std::vector<Block> blocks;  // [num_blocks]
+    std::unique_ptr<EvictionPolicy> policy;
   };
 
   const BlockClass& of(int block_class) const { return classes_[block_class]; }
   const Block& block(int block_class, int32_t id) const { return of(block_class).blocks[id]; }
-  Result<Block*> used_block(int block_class, int32_t id);
+  Status check_id(int block_class, int32_t id) const;
+  Status check_active(int block_class, int32_t id) const;
+  Status check_content(int block_class, int32_t id) const;
+  void free_block(BlockClass& owner, int32_t id);
+  void evict_one(int block_class);
 
   std::vector<BlockClass> classes_;
+  BlockPoolOptions options_;
+  EvictionListener* listener_ = nullptr;
 };
 
 }  // namespace kvx::cache

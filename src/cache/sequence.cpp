@@ -71,10 +71,14 @@ Result<Sequence> Sequence::create(const SequenceShape& shape) {
 
 Sequence::Sequence(const SequenceShape& shape)
     : shape_(shape), needed_(count_classes(shape.groups)) {
-  const int64_t max_blocks = blocks_for(shape.max_tokens, shape.block_size);
-  for (const LayerGroup& group : shape.groups) {
-    groups_.push_back({BlockTable(max_blocks), group.wide_ends.head_blocks, 0});
+  for (int group = 0; group < static_cast<int>(shape.groups.size()); ++group) {
+    groups_.push_back(empty_state(group));
   }
+}
+
+Sequence::GroupState Sequence::empty_state(int group) const {
+  const int64_t max_blocks = blocks_for(shape_.max_tokens, shape_.block_size);
+  return {BlockTable(max_blocks), shape_.groups[group].wide_ends.head_blocks, 0};
 }
 
 int64_t Sequence::wide_tail(int group) const {
@@ -132,12 +136,15 @@ void Sequence::add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
                                  std::span<int64_t> needed) const {
   for (int group = 0; group < num_groups(); ++group) {
     const GroupState& state = groups_[group];
+    if (must_copy_open_block(pool, group)) {
+      ++needed[class_of(group, num_tokens_ / block_size())];
+    }
     // A new block is the sequence's last: wide, if any is.
     needed[class_of(group, state.table.size())] += num_new_blocks(group, num_tokens);
     if (!leaves_window(group, num_tokens)) continue;
     const LayerGroup& facts = shape_.groups[group];
     ++needed[facts.packed_class];
-    if (pool.use_count(facts.wide_class, state.table[state.wide_tail]) == 1) {
+    if (pool.use_count(facts.wide_class, state.table[state.wide_tail]) == 1) {  // freed or cached
       --needed[facts.wide_class];
     }
   }
@@ -146,10 +153,14 @@ void Sequence::add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
 Status Sequence::check_free_blocks(const BlockPool& pool, int64_t num_tokens) {
   std::fill(needed_.begin(), needed_.end(), 0);
   add_needed_blocks(pool, num_tokens, needed_);
+  return check_needed(pool);
+}
+
+Status Sequence::check_needed(const BlockPool& pool) const {
   for (int i = 0; i < static_cast<int>(needed_.size()); ++i) {
-    if (needed_[i] > pool.num_free(i)) {
+    if (needed_[i] > pool.num_available(i)) {
       return out_of_range("class '{}' has {} free blocks of {}; {} are wanted", pool.name(i),
-                          pool.num_free(i), pool.num_blocks(i), needed_[i]);
+                          pool.num_available(i), pool.num_blocks(i), needed_[i]);
     }
   }
   return {};

@@ -12,6 +12,13 @@
 //   advance(n)
 //
 // Without wide ends and windows reserve() and advance() are enough.
+//
+// Sequences may share blocks: forks, and those that begin with the same cached prefix. A shared
+// block, and one that the prefix index keeps, is never written: before an append
+//
+//   take_copies(pool, copies)         the open block, where it is shared, gets one of its own
+//   ... copy every copy's tokens from from_id to to_id, blocks of one class ...
+//   finish_copies(pool, copies)
 #pragma once
 
 #include <cstdint>
@@ -47,6 +54,25 @@ struct BlockMove {
   int32_t packed_id = kNoBlock;
 };
 
+// An open block that others still need as it is: its first num_tokens go to a block of the
+// sequence's own.
+struct OpenBlockCopy {
+  int group = 0;
+  int64_t block = 0;  // of the sequence
+  int block_class = 0;
+  int32_t from_id = kNoBlock;
+  int32_t to_id = kNoBlock;
+  int num_tokens = 0;
+};
+
+// Blocks that a sequence begins with: ids of a group's blocks [first_block, ids.size()), of the
+// wide class in its head and from wide_tail on. Entries before first_block are not read.
+struct GroupPrefix {
+  std::span<const int32_t> ids;
+  int64_t first_block = 0;
+  int64_t wide_tail = 0;  // ignored without wide ends
+};
+
 class Sequence {
  public:
   // INVALID_ARGUMENT names the field: block_size or max_tokens < 1, no group, a negative number, a
@@ -72,9 +98,9 @@ class Sequence {
   // must be written before it leaves the window.
   int64_t most_tokens_at_once() const;
 
-  // Adds to needed, [classes of the pool], the blocks that take_moves() and reserve() will take,
-  // less the wide ones that come back between them. A batch of sequences fits when the sums do.
-  // Requires: 1 <= num_tokens <= most_tokens_at_once().
+  // Adds to needed, [classes of the pool], the blocks that take_copies(), take_moves() and
+  // reserve() will take, less the wide ones that come back between them. A batch of sequences fits
+  // when the sums do. Requires: 1 <= num_tokens <= most_tokens_at_once().
   void add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
                          std::span<int64_t> needed) const;
 
@@ -108,6 +134,21 @@ class Sequence {
   // the wide window (whole blocks may go).
   Status truncate(BlockPool& pool, int64_t num_tokens);
 
+  // The open block where it is shared or kept: one a group at most. Errors as take_moves();
+  // nothing is added when the sequence owns its open blocks.
+  Status take_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies);
+  // Requires: take_copies() of this sequence gave these copies.
+  Status finish_copies(BlockPool& pool, std::span<const OpenBlockCopy> copies);
+
+  // Becomes the other's twin: the same tokens in the same blocks, each with one more user.
+  // INVALID_ARGUMENT, nothing changed: this one has tokens or blocks. Requires: equal shapes.
+  Status share(BlockPool& pool, const Sequence& other);
+
+  // Begins with num_tokens in these blocks, one prefix a group, each block with one more user; the
+  // window of wide blocks grows again from wide_tail on. INVALID_ARGUMENT, nothing changed: this
+  // one has tokens or blocks, or the prefixes do not hold num_tokens; retain()'s errors.
+  Status adopt(BlockPool& pool, int64_t num_tokens, std::span<const GroupPrefix> prefixes);
+
   // Gives all blocks back. A sequence that still has blocks when it dies leaks them.
   Status clear(BlockPool& pool);
 
@@ -122,7 +163,12 @@ class Sequence {
   Status check_append(const BlockPool& pool, int64_t num_tokens) const;
   Status check_truncate(int group, int64_t num_tokens) const;
   Status check_free_blocks(const BlockPool& pool, int64_t num_tokens);
+  Status check_needed(const BlockPool& pool) const;
+  GroupState empty_state(int group) const;
   int class_of(int group, int64_t block) const;
+  Status check_empty() const;
+  Status retain_blocks(BlockPool& pool, int group);
+  bool must_copy_open_block(const BlockPool& pool, int group) const;
   bool leaves_window(int group, int64_t num_tokens) const;
   int64_t num_new_blocks(int group, int64_t num_tokens) const;
   Status drop_blocks(BlockPool& pool, int group, int64_t num_blocks);

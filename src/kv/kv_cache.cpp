@@ -54,6 +54,7 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   KVX_RETURN_IF_ERROR(cache->create_pool());
   KVX_RETURN_IF_ERROR(cache->create_layers(plans));
   KVX_RETURN_IF_ERROR(cache->create_sequences());
+  KVX_RETURN_IF_ERROR(cache->create_prefix_cache(plans));
   return cache;
 }
 
@@ -86,7 +87,8 @@ Status KvCache::create_pool() {
     classes.push_back({demands[c].name, num_blocks[c], {demands[c].block_bytes}});
   }
   KVX_ASSIGN_OR_RETURN(cache::BlockPool pool,
-                       cache::BlockPool::create(cache::host_memory(), classes));
+                       cache::BlockPool::create(cache::host_memory(), classes,
+                                                {config_.eviction, config_.zeroes_on_free}));
   pool_ = std::make_unique<cache::BlockPool>(std::move(pool));
   return {};
 }
@@ -118,12 +120,17 @@ Status KvCache::create_layers(std::span<const LayerPlan> plans) {
   return {};
 }
 
-Status KvCache::create_sequences() {
+cache::SequenceShape KvCache::sequence_shape() const {
   cache::SequenceShape shape{config_.block_size, config_.max_tokens_per_sequence, {}};
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     shape.groups.push_back(
         {packed_class(g), has_wide_ends() ? wide_class(g) : 0, wide_ends_, groups_[g].window});
   }
+  return shape;
+}
+
+Status KvCache::create_sequences() {
+  const cache::SequenceShape shape = sequence_shape();
   for (int s = 0; s < config_.max_sequences; ++s) {
     KVX_ASSIGN_OR_RETURN(cache::Sequence sequence, cache::Sequence::create(shape));
     sequences_.push_back(std::move(sequence));
@@ -136,22 +143,34 @@ Status KvCache::create_sequences() {
 // ---- sequences and steps
 // --------------------------------------------------------------------------------------------
 
-Result<int> KvCache::create_sequence() {
+Result<int> KvCache::take_sequence() {
   const auto unused = std::find(in_use_.begin(), in_use_.end(), false);
   if (unused == in_use_.end()) {
     return out_of_range("all {} sequences are in use; free one or raise max_sequences",
                         config_.max_sequences);
   }
-  *unused = true;
   return static_cast<int>(unused - in_use_.begin());
 }
 
-Status KvCache::free_sequence(int sequence) {
+Status KvCache::check_sequence(int sequence) const {
   if (sequence < 0 || sequence >= config_.max_sequences || !in_use_[sequence]) {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
   if (step_.is_open) return invalid_argument("a step is open; call end_step first");
+  return {};
+}
+
+Result<int> KvCache::create_sequence() {
+  KVX_ASSIGN_OR_RETURN(const int sequence, take_sequence());
+  if (prefixes_) KVX_RETURN_IF_ERROR(prefixes_->begin(sequence, {}));
+  in_use_[sequence] = true;
+  return sequence;
+}
+
+Status KvCache::free_sequence(int sequence) {
+  KVX_RETURN_IF_ERROR(check_sequence(sequence));
   KVX_RETURN_IF_ERROR(sequences_[sequence].clear(*pool_));
+  if (prefixes_) prefixes_->end(sequence);
   in_use_[sequence] = false;
   return {};
 }
@@ -194,9 +213,9 @@ Status KvCache::check_free_blocks(std::span<const StepEntry> entries) {
     sequences_[entry.sequence].add_needed_blocks(*pool_, entry.num_tokens, needed_blocks_);
   }
   for (int c = 0; c < pool_->num_classes(); ++c) {
-    if (needed_blocks_[c] <= pool_->num_free(c)) continue;
+    if (needed_blocks_[c] <= pool_->num_available(c)) continue;
     return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
-                        pool_->name(c), pool_->num_free(c), pool_->num_blocks(c));
+                        pool_->name(c), pool_->num_available(c), pool_->num_blocks(c));
   }
   return {};
 }
@@ -220,7 +239,8 @@ Status KvCache::quantise_leaving_blocks(const StepEntry& entry) {
       nonfinite_inputs_ += nonfinite;
     }
   }
-  return sequence.finish_moves(*pool_, moves_);
+  KVX_RETURN_IF_ERROR(sequence.finish_moves(*pool_, moves_));
+  return prefixes_ ? prefixes_->record_moves(entry.sequence, moves_) : Status{};
 }
 
 Status KvCache::begin_step(std::span<const StepEntry> entries) {
@@ -230,6 +250,7 @@ Status KvCache::begin_step(std::span<const StepEntry> entries) {
   }
   KVX_RETURN_IF_ERROR(check_free_blocks(entries));
   for (const StepEntry& entry : entries) {
+    KVX_RETURN_IF_ERROR(copy_open_blocks(entry));
     KVX_RETURN_IF_ERROR(quantise_leaving_blocks(entry));
     KVX_RETURN_IF_ERROR(sequences_[entry.sequence].reserve(*pool_, entry.num_tokens));
   }

@@ -2,6 +2,7 @@
 // steps; each layer of a step appends its K and V and attends, straight from the packed bytes.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "cache/sequence.hpp"
 #include "kv/group_plan.hpp"
 #include "kv/layer_store.hpp"
+#include "kv/prefix_cache.hpp"
 #include "ops/copy_blocks/copy_blocks.hpp"
 
 namespace kvx::kv {
@@ -22,6 +24,9 @@ struct KvCacheConfig {
   int max_sequences = 1;
   int64_t max_tokens_per_sequence = 0;
   int64_t memory_budget_bytes = 0;  // of all regions; 0: what max_sequences full sequences need
+  PrefixCacheConfig prefix;         // off: a block is free when its last sequence leaves
+  cache::EvictionKind eviction = cache::EvictionKind::kLru;  // of cached blocks
+  bool zeroes_on_free = false;  // a freed block's bytes are overwritten with zeros
 };
 
 struct StepEntry {
@@ -35,6 +40,14 @@ struct AttentionParams {
   float softmax_scale = 1.0f;
   float softcap = 0.0f;          // 0: none
   const float* sinks = nullptr;  // [num_q_heads], or null
+};
+
+// What a cache holds and what happened since its creation.
+struct KvCacheSnapshot {
+  std::vector<cache::BlockClassSnapshot> classes;
+  cache::PrefixCounters prefix;  // zeros while prefixes are off
+  int num_sequences = 0;
+  int64_t metadata_bytes = 0;  // of the prefix index
 };
 
 class KvCache {
@@ -59,6 +72,36 @@ class KvCache {
   // would see if its tokens came one by one.
   int64_t max_step_tokens(int sequence) const;
 
+  // ---- sharing (kv_cache_sharing.cpp)
+
+  // A new sequence that begins with the longest cached prefix of `tokens` under these keys: its
+  // num_tokens() says how much. At least the last token is left, so that its logits can be
+  // computed. With wide ends the sequence is as one cut to that length: blocks that are cached
+  // packed stay packed, and the window grows again. UNSUPPORTED: prefixes are off, or a tenant
+  // without sha256; OUT_OF_RANGE: max_sequences are in use.
+  Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
+  // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
+  // recorded tokens can be found by later sequences. Nothing while prefixes are off.
+  // INVALID_ARGUMENT or OUT_OF_RANGE: no such sequence, a step is open, more tokens than it has.
+  Status record_tokens(int sequence, std::span<const int32_t> tokens);
+
+  // A twin with the same tokens in the same blocks; the open block is copied by whoever writes to
+  // it first. Errors as free_sequence and create_sequence.
+  Result<int> fork_sequence(int sequence);
+  // Forgets the tokens from num_tokens on. The rest is bit for bit as if they had never come with
+  // immediate append, and with wide ends while no block left the window for them: one that did
+  // stays packed, and the window grows again. Sequence::truncate's errors; UNSUPPORTED: a cut
+  // inside a packed block, or inside a page whose shared scale may have grown (fork before a
+  // speculative append instead).
+  Status truncate_sequence(int sequence, int64_t num_tokens);
+  // Forgets all cached blocks that no sequence uses. INVALID_ARGUMENT: a step is open.
+  Status clear_prefixes();
+  KvCacheSnapshot snapshot() const;
+  // Called for every cached block that comes or goes; it must not call back.
+  void set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener);
+
+  // ---- steps
+
   // A step adds tokens to some sequences, each named once. begin_step reserves their blocks in
   // every layer group and quantises the blocks that leave the window; then every layer calls
   // append_and_attend once; end_step makes the tokens part of the sequences. INVALID_ARGUMENT or
@@ -70,6 +113,10 @@ class KvCache {
   Status append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
                            FloatRows v, MutableFloatRows out);
   Status end_step();
+  // The same after a verification: of entry i's tokens the first kept_tokens[i] stay, 0 of them
+  // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED as
+  // truncate_sequence.
+  Status end_step(std::span<const int> kept_tokens);
 
   // Stored rows of tokens [first_token, first_token + num_tokens), transforms undone, to
   // [num_tokens, num_kv_heads, head_dim]; a side whose data is null is not wanted. OUT_OF_RANGE:
@@ -110,6 +157,12 @@ class KvCache {
   Status create_pool();
   Status create_layers(std::span<const LayerPlan> plans);
   Status create_sequences();
+  Status create_prefix_cache(std::span<const LayerPlan> plans);
+  cache::SequenceShape sequence_shape() const;
+  Result<int> take_sequence();
+  Status check_sequence(int sequence) const;
+  Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
+  Status copy_open_blocks(const StepEntry& entry);
   Status check_entries(std::span<const StepEntry> entries) const;
   Status check_free_blocks(std::span<const StepEntry> entries);
   Status quantise_leaving_blocks(const StepEntry& entry);
@@ -127,8 +180,10 @@ class KvCache {
   std::vector<std::unique_ptr<LayerStore>> layers_;
   std::vector<cache::Sequence> sequences_;
   std::vector<bool> in_use_;
+  std::unique_ptr<PrefixCache> prefixes_;  // null while they are off
   Step step_;
   std::vector<cache::BlockMove> moves_;
+  std::vector<cache::OpenBlockCopy> open_copies_;
   std::vector<ops::BlockCopy> copies_;
   std::vector<int64_t> needed_blocks_;  // [classes of the pool], scratch
   int64_t nonfinite_inputs_ = 0;

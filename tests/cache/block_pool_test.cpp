@@ -121,13 +121,14 @@ TEST(BlockPool, RefusesToFreeOrShareAFreeBlock) {
   BlockPool pool = small_pool();
   const int32_t id = allocate_one(pool, kPacked);
   ASSERT_TRUE(pool.release(kPacked, id).ok());
-  const std::string message = "block 0 of class 'packed' is free; expected a block in use";
   const Status released = pool.release(kPacked, id);
   ASSERT_FALSE(released.ok());
-  EXPECT_EQ(released.error().message, message);
+  EXPECT_EQ(released.error().message,
+            "block 0 of class 'packed' is free; expected a block in use");
   const Status retained = pool.retain(kPacked, id);
   ASSERT_FALSE(retained.ok());
-  EXPECT_EQ(retained.error().message, message);
+  EXPECT_EQ(retained.error().message,
+            "block 0 of class 'packed' is free; expected one in use or cached");
   EXPECT_EQ(pool.num_free(kPacked), 4);
 }
 
@@ -167,6 +168,55 @@ TEST(BlockPool, NamesTheClassAndFieldThatAreWrong) {
   const auto none = BlockPool::create(host_memory(), {});
   ASSERT_FALSE(none.ok());
   EXPECT_THAT(none.error().message, HasSubstr("0 classes"));
+}
+
+// Writes down what was evicted, and what its first byte was at that moment.
+class EvictionLog : public EvictionListener {
+ public:
+  explicit EvictionLog(const BlockPool& pool) : pool_(pool) {}
+  void on_evict(int block_class, int32_t id) override {
+    ids.push_back(id);
+    first_bytes.push_back(pool_.region(block_class)[id * pool_.block_bytes(block_class)]);
+  }
+  std::vector<int32_t> ids;
+  std::vector<int> first_bytes;
+
+ private:
+  const BlockPool& pool_;
+};
+
+TEST(BlockPool, TellsOfAnEvictionWhileTheBytesAreStillThere) {
+  const BlockClassSpec spec{"blocks", 2, {64}};
+  BlockPool pool = BlockPool::create(host_memory(), std::span(&spec, 1)).value();
+  EvictionLog log(pool);
+  pool.set_eviction_listener(&log);
+  int32_t ids[2];
+  ASSERT_TRUE(pool.allocate(0, ids).ok());
+  for (int32_t id : ids) {
+    pool.region(0)[id * 64] = static_cast<uint8_t>(7 + id);
+    ASSERT_TRUE(pool.keep(0, id, 0).ok());
+    ASSERT_TRUE(pool.release(0, id).ok());
+  }
+  EXPECT_EQ(pool.snapshot(0).num_cached, 2);
+  int32_t taken;
+  ASSERT_TRUE(pool.allocate(0, std::span(&taken, 1)).ok());
+  EXPECT_EQ(log.ids, std::vector<int32_t>{ids[0]});
+  EXPECT_EQ(log.first_bytes, std::vector<int>{7 + ids[0]});
+}
+
+TEST(BlockPool, ZeroesABlockInAllRegionsWhenItIsFreedIfAsked) {
+  const BlockClassSpec spec{"blocks", 1, {8, 4}};
+  BlockPool pool =
+      BlockPool::create(host_memory(), std::span(&spec, 1), {EvictionKind::kLru, true}).value();
+  int32_t id;
+  ASSERT_TRUE(pool.allocate(0, std::span(&id, 1)).ok());
+  pool.region(0, 0)[7] = pool.region(0, 1)[3] = 1;
+  ASSERT_TRUE(pool.keep(0, id, 0).ok());
+  ASSERT_TRUE(pool.release(0, id).ok());
+  EXPECT_EQ(pool.region(0, 0)[7], 1);  // cached, not free
+  EXPECT_EQ(pool.evict(0, 5), 1);
+  EXPECT_EQ(pool.region(0, 0)[7], 0);
+  EXPECT_EQ(pool.region(0, 1)[3], 0);
 }
 
 }  // namespace

@@ -138,5 +138,40 @@ TEST_F(RealModel, SaysWhenTheCacheIsTooShortForThePrompt) {
   EXPECT_NE(result.error().message.find("the cache is full after 4 tokens"), std::string::npos);
 }
 
+// Feeds tokens in one piece; the last one's logits.
+std::vector<float> last_logits(Model& model, KvAttention& attention, std::span<const int> tokens) {
+  std::vector<float> hidden(tokens.size() * model.config().hidden);
+  const Status forward = model.forward(tokens, attention, hidden.data());
+  EXPECT_TRUE(forward.ok()) << forward.error().message;
+  std::vector<float> logits(model.config().vocab_size);
+  const float* last = hidden.data() + hidden.size() - model.config().hidden;
+  EXPECT_TRUE(model.logits(last, 1, logits.data()).ok());
+  return logits;
+}
+
+TEST_F(RealModel, APrefixHitGivesBitwiseEqualLogits) {
+  std::ifstream file(required_path("KVX_TEST_TEXT"));
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto all = tokenizer->encode(text.str(), SpecialTokens::kAsText).value();
+  const auto tokens = std::span(all).first(300);
+  // With wide ends a continuation is exact: the window's blocks are cached as they are.
+  for (const char* recipe : {"bf16", "nvfp4:immediate,hadamard", "nvfp4:auto"}) {
+    KvAttentionOptions options;
+    options.recipe = kv::parse_recipe(recipe).value();
+    options.max_tokens = 320;
+    options.prefix.is_on = true;
+    const auto attention = KvAttention::create(model->config(), options, *executor).value();
+    last_logits(*model, *attention, tokens.first(256));
+    const auto recomputed = last_logits(*model, *attention, tokens.subspan(256));
+    ASSERT_TRUE(attention->reset().ok());
+    ASSERT_TRUE(attention->cache().clear_prefixes().ok());
+    last_logits(*model, *attention, tokens.first(256));
+    ASSERT_TRUE(attention->reset_to_prefix({}, tokens).ok());
+    ASSERT_EQ(attention->num_tokens(), 256) << recipe;
+    EXPECT_EQ(last_logits(*model, *attention, tokens.subspan(256)), recomputed) << recipe;
+  }
+}
+
 }  // namespace
 }  // namespace kvx::runner

@@ -1,0 +1,83 @@
+// Hashes: XXH3 by xxHash, with the widest instructions that the machine has, and SHA-256 by
+// OpenSSL.
+#include "cache/content_hash.hpp"
+
+#include <fmt/ranges.h>
+#include <openssl/sha.h>
+#include <xxhash.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // after xxhash.h: chooses at run time, XXH3_128bits() stays the name
+#endif
+
+#include <bit>
+#include <cstring>
+
+#include "cache/block_layout.hpp"
+
+namespace kvx::cache {
+namespace {
+
+constexpr std::array<std::string_view, 2> kNames = {"xxh3", "sha256"};
+
+ContentHash xxh3(const void* bytes, size_t num_bytes) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, num_bytes));
+  ContentHash hash;
+  static_assert(sizeof canonical.digest == sizeof hash.bytes);
+  std::memcpy(hash.bytes.data(), canonical.digest, hash.bytes.size());
+  return hash;
+}
+
+ContentHash hash_bytes(HashAlgorithm algorithm, const void* bytes, size_t num_bytes) {
+  if (algorithm == HashAlgorithm::kXxh3) return xxh3(bytes, num_bytes);
+  std::array<uint8_t, SHA256_DIGEST_LENGTH> digest;
+  SHA256(static_cast<const uint8_t*>(bytes), num_bytes, digest.data());
+  ContentHash hash;
+  std::memcpy(hash.bytes.data(), digest.data(), hash.bytes.size());
+  return hash;
+}
+
+}  // namespace
+
+std::string hex(const ContentHash& hash) {
+  return fmt::format("{:02x}", fmt::join(hash.bytes, ""));
+}
+
+std::string_view name_of(HashAlgorithm algorithm) {
+  return kNames[static_cast<size_t>(algorithm)];
+}
+
+std::optional<HashAlgorithm> hash_named(std::string_view name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<HashAlgorithm>(i);
+  }
+  return std::nullopt;
+}
+
+ContentHash checksum(std::span<const uint8_t> bytes) {
+  return xxh3(bytes.data(), bytes.size());
+}
+
+ContentHash hash_block(HashAlgorithm algorithm, const ContentHash& parent,
+                       std::span<const int32_t> tokens) {
+  static_assert(std::endian::native == std::endian::little, "token ids are hashed as they lie");
+  uint8_t bytes[sizeof parent.bytes + kMaxBlockSize * sizeof(int32_t)];
+  std::memcpy(bytes, parent.bytes.data(), parent.bytes.size());
+  std::memcpy(bytes + parent.bytes.size(), tokens.data(), tokens.size_bytes());
+  return hash_bytes(algorithm, bytes, parent.bytes.size() + tokens.size_bytes());
+}
+
+ContentHash hash_scope(HashAlgorithm algorithm, std::string_view scope) {
+  return hash_bytes(algorithm, scope.data(), scope.size());
+}
+
+std::string scope_of(std::string_view fingerprint, const PrefixKeys& keys) {
+  std::string scope;
+  for (std::string_view part : {fingerprint, std::string_view(keys.adapter),
+                                std::string_view(keys.image), std::string_view(keys.tenant)}) {
+    scope += fmt::format("{}:{}\n", part.size(), part);
+  }
+  return scope;
+}
+
+}  // namespace kvx::cache

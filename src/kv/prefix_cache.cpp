@@ -1,0 +1,171 @@
+// PrefixCache: logs beside sequences. Only a log's last node is pinned: that keeps its ancestors.
+#include "kv/prefix_cache.hpp"
+
+namespace kvx::kv {
+
+using cache::BlockKind;
+using cache::kNoBlock;
+using cache::kNoNode;
+
+Result<std::unique_ptr<PrefixCache>> PrefixCache::create(cache::BlockPool& pool,
+                                                         const cache::SequenceShape& shape,
+                                                         const PrefixCacheConfig& config,
+                                                         std::string fingerprint,
+                                                         int max_sequences) {
+  KVX_ASSIGN_OR_RETURN(cache::PrefixIndex index,
+                       cache::PrefixIndex::create(pool, shape, fingerprint, config.hash));
+  return std::unique_ptr<PrefixCache>(
+      new PrefixCache(pool, shape, std::move(index), std::move(fingerprint), max_sequences));
+}
+
+PrefixCache::PrefixCache(cache::BlockPool& pool, const cache::SequenceShape& shape,
+                         cache::PrefixIndex index, std::string fingerprint, int max_sequences)
+    : pool_(&pool),
+      shape_(shape),
+      index_(std::move(index)),
+      fingerprint_(std::move(fingerprint)),
+      logs_(static_cast<size_t>(max_sequences)),
+      ids_(shape.groups.size()) {
+  const auto max_blocks =
+      static_cast<size_t>(cache::blocks_for(shape.max_tokens, shape.block_size));
+  for (Log& log : logs_) {
+    log.tokens.reserve(static_cast<size_t>(shape.max_tokens));
+    log.nodes.reserve(max_blocks);
+  }
+  for (std::vector<int32_t>& ids : ids_) ids.reserve(max_blocks);
+  pool_->set_eviction_listener(this);
+}
+
+PrefixCache::~PrefixCache() {
+  pool_->set_eviction_listener(nullptr);
+}
+
+// ---- a sequence's life
+
+Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys) {
+  Log& log = logs_[sequence];
+  KVX_ASSIGN_OR_RETURN(log.scope, index_.pin_scope(keys));
+  log.keys = keys;
+  log.is_in_use = true;
+  return {};
+}
+
+void PrefixCache::end(int sequence) {
+  Log& log = logs_[sequence];
+  index_.unpin(tip(log));
+  log.tokens.clear();
+  log.nodes.clear();
+  log.is_in_use = false;
+}
+
+void PrefixCache::fork(int from, int to) {
+  const Log& source = logs_[from];
+  Log& log = logs_[to];
+  log.is_in_use = true;
+  log.keys = source.keys;
+  log.scope = source.scope;
+  log.tokens.assign(source.tokens.begin(), source.tokens.end());
+  log.nodes.assign(source.nodes.begin(), source.nodes.end());
+  index_.pin(tip(log));
+}
+
+void PrefixCache::truncate(int sequence, int64_t num_tokens) {
+  Log& log = logs_[sequence];
+  if (num_tokens >= static_cast<int64_t>(log.tokens.size())) return;
+  log.tokens.resize(static_cast<size_t>(num_tokens));
+  const int32_t old_tip = tip(log);
+  const auto num_full = static_cast<size_t>(num_tokens / shape_.block_size);
+  if (log.nodes.size() > num_full) log.nodes.resize(num_full);
+  index_.pin(tip(log));
+  index_.unpin(old_tip);
+}
+
+// ---- finding and being found
+
+bool PrefixCache::is_wide(const cache::Sequence& blocks, int group, int64_t block) const {
+  return shape_.groups[group].wide_ends.is_on() &&
+         (block < blocks.wide_head(group) || block >= blocks.wide_tail(group));
+}
+
+Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
+                                   std::span<const int32_t> tokens, int64_t max_blocks) {
+  Log& log = logs_[sequence];
+  const cache::PrefixMatch match = index_.match(log.scope, tokens, max_blocks);
+  std::vector<cache::GroupPrefix> prefixes;
+  for (int group = 0; group < blocks.num_groups(); ++group) {
+    const cache::GroupMatch& found = match.groups[group];
+    const cache::WideEnds& ends = shape_.groups[group].wide_ends;
+    ids_[group].clear();
+    for (int64_t block = 0; block < match.num_blocks(); ++block) {
+      const bool wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
+      ids_[group].push_back(
+          index_.block_of(match.nodes[block], group, wide ? BlockKind::kWide : BlockKind::kPacked));
+    }
+    prefixes.push_back({ids_[group], found.first_block, found.wide_tail});
+  }
+  const int64_t num_tokens = match.num_blocks() * shape_.block_size;
+  KVX_RETURN_IF_ERROR(blocks.adopt(*pool_, num_tokens, prefixes));
+  for (int group = 0; group < blocks.num_groups(); ++group) {  // for policies that count uses
+    for (int64_t block = prefixes[group].first_block; block < match.num_blocks(); ++block) {
+      const cache::LayerGroup& facts = shape_.groups[group];
+      KVX_RETURN_IF_ERROR(
+          pool_->touch(is_wide(blocks, group, block) ? facts.wide_class : facts.packed_class,
+                       ids_[group][block]));
+    }
+  }
+  log.tokens.assign(tokens.begin(), tokens.begin() + num_tokens);
+  const int32_t old_tip = tip(log);
+  log.nodes.assign(match.nodes.begin(), match.nodes.end());
+  index_.pin(tip(log));
+  index_.unpin(old_tip);
+  return num_tokens;
+}
+
+Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
+                           std::span<const int32_t> tokens) {
+  Log& log = logs_[sequence];
+  const auto num_recorded = static_cast<int64_t>(log.tokens.size());
+  if (static_cast<int64_t>(tokens.size()) > blocks.num_tokens() - num_recorded) {
+    return out_of_range("{} tokens are recorded after {}; the sequence has {}", tokens.size(),
+                        num_recorded, blocks.num_tokens());
+  }
+  log.tokens.insert(log.tokens.end(), tokens.begin(), tokens.end());
+  const auto block_size = static_cast<size_t>(shape_.block_size);
+  const size_t num_full = log.tokens.size() / block_size;
+  while (log.nodes.size() < num_full) {
+    const auto block = static_cast<int64_t>(log.nodes.size());
+    const int32_t parent = tip(log);
+    const std::span<const int32_t> all(log.tokens);
+    const int32_t node =
+        index_.insert(parent, all.subspan(log.nodes.size() * block_size, block_size));
+    if (node == kNoNode) return {};  // no room in the index: not an error, and counted there
+    index_.pin(node);
+    log.nodes.push_back(node);
+    const Status attached = attach_block(node, blocks, block);
+    index_.unpin(parent);
+    KVX_RETURN_IF_ERROR(attached);
+  }
+  return {};
+}
+
+Status PrefixCache::attach_block(int32_t node, const cache::Sequence& blocks, int64_t block) {
+  for (int group = 0; group < blocks.num_groups(); ++group) {
+    const int32_t id = blocks.table(group)[block];
+    if (id == kNoBlock) continue;
+    const BlockKind kind = is_wide(blocks, group, block) ? BlockKind::kWide : BlockKind::kPacked;
+    KVX_RETURN_IF_ERROR(index_.attach(node, group, kind, id));
+  }
+  return {};
+}
+
+Status PrefixCache::record_moves(int sequence, std::span<const cache::BlockMove> moves) {
+  const Log& log = logs_[sequence];
+  for (const cache::BlockMove& move : moves) {
+    if (move.block >= static_cast<int64_t>(log.nodes.size())) continue;
+    KVX_RETURN_IF_ERROR(
+        index_.attach(log.nodes[move.block], move.group, BlockKind::kPacked, move.packed_id));
+  }
+  return {};
+}
+
+}  // namespace kvx::kv

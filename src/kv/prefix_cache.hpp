@@ -1,0 +1,80 @@
+// PrefixCache: what KvCache's sequences hold as text, so that full blocks are found again: the
+// token log of each sequence and its way through the prefix index.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/prefix_index.hpp"
+
+namespace kvx::kv {
+
+struct PrefixCacheConfig {
+  bool is_on = false;
+  cache::HashAlgorithm hash = cache::HashAlgorithm::kXxh3;  // kSha256 where tenants share
+  // Names or hashes what computes K and V: blocks of another model are never taken.
+  std::string model;
+};
+
+// One thread at a time. Logs are allocated once: recording allocates nothing.
+class PrefixCache final : public cache::EvictionListener {
+ public:
+  // pool outlives it and stays where it is. Errors as PrefixIndex::create.
+  static Result<std::unique_ptr<PrefixCache>> create(cache::BlockPool& pool,
+                                                     const cache::SequenceShape& shape,
+                                                     const PrefixCacheConfig& config,
+                                                     std::string fingerprint, int max_sequences);
+  ~PrefixCache() override;
+
+  // The sequence is in use from now on, empty, under these keys. PrefixIndex::pin_scope's errors.
+  Status begin(int sequence, const cache::PrefixKeys& keys);
+  void end(int sequence);
+  // Requires: `to` is not in use.
+  void fork(int from, int to);
+  // Begins `sequence` with the longest cached prefix of `tokens`, at most max_blocks; returns how
+  // many tokens. Requires: begin() was called and nothing recorded.
+  Result<int64_t> adopt(int sequence, cache::Sequence& blocks, std::span<const int32_t> tokens,
+                        int64_t max_blocks);
+
+  // The sequence's next tokens: blocks that are full of them can be found from now on.
+  // OUT_OF_RANGE, nothing changed: more tokens than the sequence has.
+  Status record(int sequence, const cache::Sequence& blocks, std::span<const int32_t> tokens);
+  // Blocks that were packed can be found in their new format too.
+  Status record_moves(int sequence, std::span<const cache::BlockMove> moves);
+  // The recorded tokens from num_tokens on are no longer the sequence's.
+  void truncate(int sequence, int64_t num_tokens);
+
+  std::span<const int32_t> tokens(int sequence) const { return logs_[sequence].tokens; }
+  const cache::PrefixKeys& keys(int sequence) const { return logs_[sequence].keys; }
+  cache::PrefixIndex& index() { return index_; }
+  const cache::PrefixIndex& index() const { return index_; }
+  const std::string& fingerprint() const { return fingerprint_; }
+
+  void on_evict(int block_class, int32_t id) override { index_.on_evict(block_class, id); }
+
+ private:
+  struct Log {
+    bool is_in_use = false;
+    cache::PrefixKeys keys;
+    int32_t scope = cache::kNoNode;
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> nodes;  // of full blocks; fewer than there are when the index was full
+  };
+
+  PrefixCache(cache::BlockPool& pool, const cache::SequenceShape& shape, cache::PrefixIndex index,
+              std::string fingerprint, int max_sequences);
+  static int32_t tip(const Log& log) { return log.nodes.empty() ? log.scope : log.nodes.back(); }
+  bool is_wide(const cache::Sequence& blocks, int group, int64_t block) const;
+  Status attach_block(int32_t node, const cache::Sequence& blocks, int64_t block);
+
+  cache::BlockPool* pool_;
+  cache::SequenceShape shape_;
+  cache::PrefixIndex index_;
+  std::string fingerprint_;
+  std::vector<Log> logs_;
+  std::vector<std::vector<int32_t>> ids_;  // [groups], of adopt()
+};
+
+}  // namespace kvx::kv

@@ -1,0 +1,438 @@
+// The manager against a model: sequences that grow, fork, roll back, die and begin with cached
+// prefixes, in a pool that is too small for them. Each token's place holds a stamp of all tokens
+// before it; after every operation every stamp is read, counts add up, and a match is the longest.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "cache/prefix_index.hpp"
+#include "tests/cache/random_history.hpp"
+
+namespace kvx::cache {
+namespace {
+
+struct Setup {
+  int64_t block_size;
+  std::vector<LayerGroup> groups;
+  EvictionKind eviction = EvictionKind::kLru;
+};
+
+constexpr int kNumSequences = 4;
+constexpr int kNumScopes = 2;
+constexpr int64_t kMaxTokens = 60;
+
+using Tokens = std::vector<int32_t>;
+// A prefix in full: the scope's number, then the tokens.
+using Prefix = std::vector<int32_t>;
+
+// What a token's place must hold: depends on the scope and on every token up to it.
+std::vector<uint32_t> stamps_of(int scope, const Tokens& tokens) {
+  std::vector<uint32_t> stamps;
+  uint32_t stamp = 2166136261u + static_cast<uint32_t>(scope);
+  for (int32_t token : tokens) {
+    stamp = (stamp ^ static_cast<uint32_t>(token)) * 16777619u;
+    stamps.push_back(stamp);
+  }
+  return stamps;
+}
+
+struct ModelSequence {
+  std::unique_ptr<Sequence> sequence;  // null: not in use
+  int scope = 0;
+  Tokens tokens;
+  std::vector<int32_t> nodes;  // of the full blocks, as far as there was room
+};
+
+class ManagerHistory : public EvictionListener {
+ public:
+  ManagerHistory(const Setup& setup, uint64_t seed)
+      : random_(seed),
+        shape_{setup.block_size, kMaxTokens, setup.groups},
+        pool_(make_pool(setup)),
+        index_(PrefixIndex::create(pool_, shape_, "test", HashAlgorithm::kSha256).value()),
+        sequences_(kNumSequences) {
+    pool_.set_eviction_listener(this);
+    for (int scope = 0; scope < kNumScopes; ++scope) {
+      scopes_.push_back(index_.pin_scope({"", "", fmt::format("tenant {}", scope)}).value());
+    }
+  }
+
+  void on_evict(int block_class, int32_t id) override {
+    cached_.erase({block_class, id});
+    index_.on_evict(block_class, id);
+    ++num_evicted;
+  }
+
+  void step() {
+    ModelSequence& one = sequences_[random_.between(0, kNumSequences - 1)];
+    if (!one.sequence) {
+      return random_.between(0, 2) == 0 ? fork(one) : begin(one);
+    }
+    const int64_t dice = random_.between(0, 39);
+    if (dice <= 2) return end(one);
+    if (dice <= 8) return truncate(one);
+    if (dice == 9) return evict_some();
+    if (dice == 10 && random_.between(0, 9) == 0) return clear();
+    append(one);
+  }
+
+  void check() {
+    std::vector<std::map<int32_t, int>> users(pool_.num_classes());
+    for (const ModelSequence& one : sequences_) {
+      if (one.sequence) check_sequence(one, users);
+    }
+    for (int c = 0; c < pool_.num_classes(); ++c) check_class(c, users[c]);
+  }
+
+  int64_t num_hits = 0, num_forks = 0, num_copies = 0, num_truncations = 0, num_evicted = 0;
+  int64_t num_refused = 0;
+
+ private:
+  static BlockPool make_pool(const Setup& setup) {
+    const int64_t num_blocks = 5 * blocks_for(kMaxTokens, setup.block_size) / 2;
+    std::vector<BlockClassSpec> classes;
+    for (size_t group = 0; group < setup.groups.size(); ++group) {
+      // [stamp of each token: uint32]
+      const int64_t block_bytes = setup.block_size * 4;
+      classes.push_back({fmt::format("packed {}", group), num_blocks, {block_bytes}});
+      classes.push_back({fmt::format("wide {}", group), 20, {block_bytes}});
+    }
+    return BlockPool::create(host_memory(), classes, {setup.eviction, true}).value();
+  }
+
+  uint8_t* place(int block_class, int32_t id, int64_t offset) const {
+    return pool_.region(block_class) + id * pool_.block_bytes(block_class) + offset * 4;
+  }
+  bool is_wide(const Sequence& sequence, int group, int64_t block) const {
+    return shape_.groups[group].wide_ends.is_on() &&
+           (block < sequence.wide_head(group) || block >= sequence.wide_tail(group));
+  }
+  int class_of(const Sequence& sequence, int group, int64_t block) const {
+    const LayerGroup& facts = shape_.groups[group];
+    return is_wide(sequence, group, block) ? facts.wide_class : facts.packed_class;
+  }
+  int32_t tip(const ModelSequence& one) const {
+    return one.nodes.empty() ? scopes_[one.scope] : one.nodes.back();
+  }
+  Prefix prefix_of(const ModelSequence& one, int64_t num_blocks) const {
+    Prefix prefix = {one.scope};
+    prefix.insert(prefix.end(), one.tokens.begin(),
+                  one.tokens.begin() + num_blocks * shape_.block_size);
+    return prefix;
+  }
+
+  // ---- operations
+
+  void append(ModelSequence& one) {
+    Sequence& sequence = *one.sequence;
+    ASSERT_TRUE(sequence.release_expired(pool_).ok());
+    const int64_t most = std::min<int64_t>(sequence.most_tokens_at_once(), 3 * shape_.block_size);
+    if (most == 0) return;
+    const int64_t count = random_.between(1, most);
+    std::vector<int64_t> needed(pool_.num_classes());
+    sequence.add_needed_blocks(pool_, count, needed);
+    for (int c = 0; c < pool_.num_classes(); ++c) {
+      if (needed[c] <= pool_.num_available(c)) continue;
+      ++num_refused;
+      return;
+    }
+    std::vector<OpenBlockCopy> copies;
+    ASSERT_TRUE(sequence.take_copies(pool_, copies).ok());
+    for (const OpenBlockCopy& copy : copies) {
+      std::memcpy(place(copy.block_class, copy.to_id, 0), place(copy.block_class, copy.from_id, 0),
+                  copy.num_tokens * 4);
+    }
+    num_copies += static_cast<int64_t>(copies.size());
+    ASSERT_TRUE(sequence.finish_copies(pool_, copies).ok());
+    std::vector<BlockMove> moves;
+    ASSERT_TRUE(sequence.take_moves(pool_, count, moves).ok());
+    for (const BlockMove& move : moves) {
+      const LayerGroup& facts = shape_.groups[move.group];
+      std::memcpy(place(facts.packed_class, move.packed_id, 0),
+                  place(facts.wide_class, move.wide_id, 0), shape_.block_size * 4);
+    }
+    ASSERT_TRUE(sequence.finish_moves(pool_, moves).ok());
+    for (const BlockMove& move : moves) publish(one, move.group, move.block);
+    ASSERT_TRUE(sequence.reserve(pool_, count).ok());
+    for (int64_t i = 0; i < count; ++i) {
+      one.tokens.push_back(static_cast<int32_t>(random_.between(0, 1)));
+    }
+    write_stamps(one, count);
+    sequence.advance(count);
+    publish_full_blocks(one);
+  }
+
+  void write_stamps(const ModelSequence& one, int64_t count) {
+    const std::vector<uint32_t> stamps = stamps_of(one.scope, one.tokens);
+    const auto end = static_cast<int64_t>(one.tokens.size());
+    std::vector<int64_t> slots(count);
+    for (int group = 0; group < one.sequence->num_groups(); ++group) {
+      one.sequence->slots(group, end - count, slots);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t token = end - count + i;
+        const int block_class = class_of(*one.sequence, group, token / shape_.block_size);
+        const auto id = static_cast<int32_t>(slots[i] / shape_.block_size);
+        ASSERT_EQ(pool_.use_count(block_class, id), 1) << "a write to a shared block";
+        std::memcpy(place(block_class, id, slots[i] % shape_.block_size), &stamps[token], 4);
+      }
+    }
+  }
+
+  void publish_full_blocks(ModelSequence& one) {
+    const auto num_full = static_cast<int64_t>(one.tokens.size()) / shape_.block_size;
+    for (auto block = static_cast<int64_t>(one.nodes.size()); block < num_full; ++block) {
+      const int32_t parent = tip(one);
+      const std::span<const int32_t> tokens(one.tokens);
+      const int32_t node =
+          index_.insert(parent, tokens.subspan(block * shape_.block_size, shape_.block_size));
+      ASSERT_NE(node, kNoNode);
+      index_.pin(node);
+      one.nodes.push_back(node);
+      for (int group = 0; group < one.sequence->num_groups(); ++group) publish(one, group, block);
+      index_.unpin(parent);
+    }
+  }
+
+  void publish(ModelSequence& one, int group, int64_t block) {
+    if (block >= static_cast<int64_t>(one.nodes.size())) return;
+    const int32_t id = one.sequence->table(group)[block];
+    if (id == kNoBlock) return;
+    const BlockKind kind =
+        is_wide(*one.sequence, group, block) ? BlockKind::kWide : BlockKind::kPacked;
+    const int32_t node = one.nodes[block];
+    const bool is_new = index_.block_of(node, group, kind) == kNoBlock;
+    ASSERT_TRUE(index_.attach(node, group, kind, id).ok());
+    ASSERT_NE(index_.block_of(node, group, kind), kNoBlock);
+    if (is_new) cached_[{class_of(*one.sequence, group, block), id}] = prefix_of(one, block + 1);
+  }
+
+  void begin(ModelSequence& one) {
+    one.sequence = std::make_unique<Sequence>(Sequence::create(shape_).value());
+    one.scope = static_cast<int>(random_.between(0, kNumScopes - 1));
+    one.tokens.clear();
+    one.nodes.clear();
+    Tokens wanted;
+    for (int64_t i = random_.between(0, kMaxTokens); i > 0; --i) {
+      wanted.push_back(static_cast<int32_t>(random_.between(0, 1)));
+    }
+    // Half of them are likely to hit: another's tokens, with an end of their own.
+    const ModelSequence& other = sequences_[random_.between(0, kNumSequences - 1)];
+    const size_t num_common = std::min<size_t>(
+        wanted.size(), random_.between(0, static_cast<int64_t>(other.tokens.size())));
+    std::copy_n(other.tokens.begin(), num_common, wanted.begin());
+    const PrefixMatch match = index_.match(scopes_[one.scope], wanted, kMaxTokens);
+    ASSERT_EQ(match.num_blocks(), longest_match(one.scope, wanted));
+    adopt(one, match, wanted);
+    num_hits += match.num_blocks() > 0;
+  }
+
+  void adopt(ModelSequence& one, const PrefixMatch& match, const Tokens& wanted) {
+    const int64_t num_blocks = match.num_blocks();
+    std::vector<std::vector<int32_t>> ids;
+    std::vector<GroupPrefix> prefixes;
+    for (size_t group = 0; group < shape_.groups.size(); ++group) {
+      std::vector<int32_t>& group_ids = ids.emplace_back();
+      const GroupMatch& found = match.groups[group];
+      for (int64_t block = 0; block < num_blocks; ++block) {
+        const WideEnds& ends = shape_.groups[group].wide_ends;
+        const bool wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
+        group_ids.push_back(index_.block_of(match.nodes[block], static_cast<int>(group),
+                                            wide ? BlockKind::kWide : BlockKind::kPacked));
+      }
+    }
+    for (size_t group = 0; group < ids.size(); ++group) {
+      prefixes.push_back(
+          {ids[group], match.groups[group].first_block, match.groups[group].wide_tail});
+    }
+    const int64_t num_tokens = num_blocks * shape_.block_size;
+    ASSERT_TRUE(one.sequence->adopt(pool_, num_tokens, prefixes).ok());
+    one.tokens.assign(wanted.begin(), wanted.begin() + num_tokens);
+    one.nodes.assign(match.nodes.begin(), match.nodes.end());
+    index_.pin(tip(one));
+  }
+
+  void fork(ModelSequence& one) {
+    const ModelSequence& other = sequences_[random_.between(0, kNumSequences - 1)];
+    if (!other.sequence) return;
+    one.sequence = std::make_unique<Sequence>(Sequence::create(shape_).value());
+    ASSERT_TRUE(one.sequence->share(pool_, *other.sequence).ok());
+    one.scope = other.scope;
+    one.tokens = other.tokens;
+    one.nodes = other.nodes;
+    index_.pin(tip(one));
+    ++num_forks;
+  }
+
+  void truncate(ModelSequence& one) {
+    const auto length = static_cast<int64_t>(one.tokens.size());
+    const int64_t num_tokens = random_.between(std::max<int64_t>(length - 15, 0), length);
+    if (!one.sequence->truncate(pool_, num_tokens).ok()) return;
+    ++num_truncations;
+    one.tokens.resize(num_tokens);
+    const int32_t old_tip = tip(one);
+    const auto num_full = static_cast<size_t>(num_tokens / shape_.block_size);
+    if (one.nodes.size() > num_full) one.nodes.resize(num_full);
+    index_.pin(tip(one));
+    index_.unpin(old_tip);
+  }
+
+  void end(ModelSequence& one) {
+    ASSERT_TRUE(one.sequence->clear(pool_).ok());
+    index_.unpin(tip(one));
+    one.sequence.reset();
+    one.tokens.clear();
+  }
+
+  void evict_some() {
+    const int block_class = static_cast<int>(random_.between(0, pool_.num_classes() - 1));
+    pool_.evict(block_class, random_.between(1, 3));
+  }
+
+  void clear() {
+    ASSERT_TRUE(index_.clear().ok());
+    cached_.clear();
+  }
+
+  // ---- what must hold
+
+  bool is_cached(const Prefix& prefix, int block_class) const {
+    return std::any_of(cached_.begin(), cached_.end(), [&](const auto& entry) {
+      return entry.first.first == block_class && entry.second == prefix;
+    });
+  }
+
+  // By the definition: the most blocks that every group can serve.
+  int64_t longest_match(int scope, const Tokens& tokens) const {
+    for (auto n = static_cast<int64_t>(tokens.size()) / shape_.block_size; n > 0; --n) {
+      bool is_served =
+          std::all_of(shape_.groups.begin(), shape_.groups.end(),
+                      [&](const LayerGroup& g) { return serves(g, scope, tokens, n); });
+      if (is_served) return n;
+    }
+    return 0;
+  }
+
+  bool serves(const LayerGroup& group, int scope, const Tokens& tokens, int64_t n) const {
+    const int64_t bs = shape_.block_size;
+    const auto has = [&](int64_t block, int block_class) {
+      Prefix prefix = {scope};
+      prefix.insert(prefix.end(), tokens.begin(), tokens.begin() + (block + 1) * bs);
+      return is_cached(prefix, block_class);
+    };
+    bool packed_from_here = false;  // walking down: once packed, always packed
+    for (int64_t block = n - 1; block >= 0; --block) {
+      const bool is_seen = group.window == 0 || n * bs - (block * bs + bs - 1) < group.window;
+      if (!is_seen) break;
+      if (block < group.wide_ends.head_blocks) {
+        if (!has(block, group.wide_class)) return false;
+        continue;
+      }
+      const bool may_be_wide = group.wide_ends.is_on() && !packed_from_here &&
+                               n - block <= group.wide_ends.recent_blocks;
+      if (may_be_wide && has(block, group.wide_class)) continue;
+      packed_from_here = true;
+      if (!has(block, group.packed_class)) return false;
+    }
+    return true;
+  }
+
+  void check_sequence(const ModelSequence& one, std::vector<std::map<int32_t, int>>& users) {
+    const Sequence& sequence = *one.sequence;
+    ASSERT_EQ(sequence.num_tokens(), static_cast<int64_t>(one.tokens.size()));
+    const std::vector<uint32_t> stamps = stamps_of(one.scope, one.tokens);
+    for (int group = 0; group < sequence.num_groups(); ++group) {
+      const BlockTable& table = sequence.table(group);
+      for (int64_t block = 0; block < table.size(); ++block) {
+        if (table[block] == kNoBlock) continue;
+        const int block_class = class_of(sequence, group, block);
+        ++users[block_class][table[block]];
+        for (int64_t offset = 0; offset < shape_.block_size; ++offset) {
+          const int64_t token = block * shape_.block_size + offset;
+          if (token >= sequence.num_tokens()) break;
+          uint32_t stamp;
+          std::memcpy(&stamp, place(block_class, table[block], offset), 4);
+          ASSERT_EQ(stamp, stamps[token]) << "group " << group << ", token " << token;
+        }
+      }
+    }
+  }
+
+  void check_class(int block_class, const std::map<int32_t, int>& users) const {
+    int64_t num_cached = 0;
+    for (int32_t id = 0; id < pool_.num_blocks(block_class); ++id) {
+      const auto used = users.find(id);
+      ASSERT_EQ(pool_.use_count(block_class, id), used == users.end() ? 0 : used->second);
+      const bool is_kept = cached_.contains({block_class, id});
+      ASSERT_EQ(pool_.is_kept(block_class, id), is_kept);
+      num_cached += is_kept && used == users.end();
+    }
+    const BlockClassSnapshot seen = pool_.snapshot(block_class);
+    ASSERT_EQ(seen.num_cached, num_cached);
+    ASSERT_EQ(seen.num_active, static_cast<int64_t>(users.size()));
+    ASSERT_EQ(seen.num_active + seen.num_cached + seen.num_free, pool_.num_blocks(block_class));
+  }
+
+  RandomHistory random_;
+  SequenceShape shape_;
+  BlockPool pool_;
+  PrefixIndex index_;
+  std::vector<int32_t> scopes_;
+  std::vector<ModelSequence> sequences_;
+  std::map<std::pair<int, int32_t>, Prefix> cached_;  // (class, id): what the index says it holds
+};
+
+// Over all setups and seeds 10^6 operations, with KVX_TEST_FULL 10^8.
+void run_history(const Setup& setup) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    ManagerHistory history(setup, seed);
+    const int64_t num_steps = num_operations(48'000, 5'000'000);
+    for (int64_t i = 0; i < num_steps; ++i) {
+      history.step();
+      history.check();
+      if (testing::Test::HasFatalFailure()) FAIL() << "operation " << i;
+    }
+    // The history went where it should.
+    EXPECT_GT(history.num_hits, num_steps / 200);
+    EXPECT_GT(history.num_forks, num_steps / 200);
+    EXPECT_GT(history.num_copies, num_steps / 200);
+    EXPECT_GT(history.num_truncations, num_steps / 200);
+    EXPECT_GT(history.num_evicted, num_steps / 200);
+  }
+}
+
+TEST(Manager, FollowsItsModelWithImmediateAppend) {
+  run_history({4, {{0, 1, {}, 0}}});
+}
+
+TEST(Manager, FollowsItsModelUnderLfu) {
+  run_history({4, {{0, 1, {}, 0}}, EvictionKind::kLfu});
+}
+
+TEST(Manager, FollowsItsModelUnder2Q) {
+  run_history({4, {{0, 1, {}, 0}}, EvictionKind::k2Q});
+}
+
+TEST(Manager, FollowsItsModelWithAWindowBesideFullLayers) {
+  run_history({4, {{0, 1, {}, 0}, {2, 3, {}, 10}}});
+}
+
+TEST(Manager, FollowsItsModelWhereEveryLayerHasAWindow) {
+  run_history({4, {{0, 1, {}, 9}}});
+}
+
+TEST(Manager, FollowsItsModelWithWideEnds) {
+  run_history({4, {{0, 1, {1, 3}, 0}}});
+}
+
+TEST(Manager, FollowsItsModelWithWideEndsInAWindow) {
+  run_history({4, {{0, 1, {1, 3}, 0}, {2, 3, {1, 2}, 22}}});
+}
+
+}  // namespace
+}  // namespace kvx::cache
