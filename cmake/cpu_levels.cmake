@@ -10,8 +10,8 @@ set(KVX_CPU_FLAGS_scalar "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND KVX_CPU_LEVELS avx2 avx512)
   set(KVX_CPU_FLAGS_avx2 -mavx2 -mfma -mf16c)
-  set(KVX_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
-                           -mprefer-vector-width=512)
+  set(KVX_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
+                           -mfma -mf16c -mprefer-vector-width=512)
 endif()
 
 # Gives each level file in `sources_var` its flags, and drops the files of levels that this
@@ -28,6 +28,9 @@ function(kvx_set_cpu_level_flags sources_var)
         continue()
       endif()
       set(flags ${KVX_CPU_FLAGS_${level}} -O3 -fno-trapping-math -fno-math-errno)
+      if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+        list(APPEND flags -Wno-uninitialized -Wno-maybe-uninitialized)  # its AVX-512 headers, GCC bug 105593
+      endif()
       if(source MATCHES "/attend/cpu/")  # decides no byte: products may be fused
         list(APPEND flags -ffp-contract=fast)
       endif()

@@ -41,7 +41,8 @@ Features ask_machine() {
   Features features;
   features.avx2 = has_all(saved, kSavesYmm) && has_all(b, bit_AVX2);
   features.avx512 = features.avx2 && has_all(saved, kSavesZmm) &&
-                    has_all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ);
+                    has_all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) &&
+                    has_all(c, bit_AVX512VNNI | bit_AVX512VBMI);
   return features;
 }
 

@@ -19,6 +19,23 @@ namespace kvx::tests {
 
 using device::CpuLevel;
 
+// What attend's default precision promises, relative to the root mean square of the output: formats
+// of 8 and 4 bits may meet 16-bit fixed-point queries and probabilities.
+inline constexpr double kFloatTolerance = 1e-5;
+inline constexpr double kCodeTolerance = 3e-4;
+
+inline double tolerance_of(const std::string& format) {
+  const auto& facts = format::facts_of(format::format_named(format).value());
+  return facts.element_bits >= 16 ? kFloatTolerance : kCodeTolerance;
+}
+inline double tolerance_of(const std::vector<RunOptions>& runs) {
+  double tolerance = 0;
+  for (const RunOptions& run : runs) {
+    tolerance = std::max({tolerance, tolerance_of(run.k_format), tolerance_of(run.v_format)});
+  }
+  return tolerance;
+}
+
 class AttendScene {
  public:
   explicit AttendScene(const SceneOptions& options) : options_(options) {

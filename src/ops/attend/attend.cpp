@@ -2,32 +2,82 @@
 // executor.
 #include "ops/attend/attend.hpp"
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "core/checked.hpp"
 #include "ops/attend/check.hpp"
 #include "ops/attend/piece.hpp"
 
 namespace kvx::ops {
+namespace {
+
+// The most rows of a sequence and a KV head, and the most tokens that a piece reads.
+struct LargestPiece {
+  int64_t rows = 0;
+  int64_t tokens = 0;
+};
+
+LargestPiece largest_piece(const AttendArgs& args, int q_per_kv) {
+  LargestPiece largest;
+  for (int s = 0; s < args.num_sequences; ++s) {
+    const int64_t q_len = args.q_starts[s + 1] - args.q_starts[s];
+    if (q_len == 0) continue;
+    const int64_t seen = args.window > 0 ? std::min<int64_t>(args.seq_lens[s], args.window + q_len)
+                                         : args.seq_lens[s];
+    largest.rows = std::max(largest.rows, q_len * q_per_kv);
+    largest.tokens = std::max(largest.tokens, seen);
+  }
+  return largest;
+}
+
+// This thread's memory for partial results; it grows to the largest call's size and stays.
+float* partial_results(int64_t num_floats) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < static_cast<size_t>(num_floats)) memory.resize(num_floats);
+  return memory.data();
+}
+
+void run_split(AttendPlan& plan) {
+  const int num_parts = plan.split.num_parts;
+  const int num_pieces = static_cast<int>(plan.num_pieces);
+  plan.partial_results = partial_results(plan.num_pieces * num_parts * plan.floats_per_part());
+  plan.context.executor->parallel_for(num_pieces * num_parts, [p = &plan](int i) {
+    attend_part(*p, i / p->split.num_parts, i % p->split.num_parts);
+  });
+  plan.context.executor->parallel_for(num_pieces, [p = &plan](int i) { merge_parts(*p, i); });
+}
+
+}  // namespace
 
 Status attend(const CpuContext& context, const AttendArgs& args) {
   KVX_RETURN_IF_ERROR(check_attend(args));
   if (args.num_sequences == 0) return {};
   const HeadRun& run = args.packed.runs.front();
+  const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
+  const LargestPiece largest = largest_piece(args, q_per_kv);
   AttendPlan plan = {
       .context = context,
       .args = args,
       .math = cpu::tile_kernels(context.kernels->level),
-      .tiling = choose_tiling(run.k.head_dim, run.v.head_dim),
-      .q_per_kv = args.num_q_heads / args.packed.num_kv_heads,
+      .tiling = choose_tiling(run.k.head_dim, run.v.head_dim, largest.rows),
+      .q_per_kv = q_per_kv,
       .key_dim = run.k.head_dim,
       .value_dim = run.v.head_dim,
       .num_pieces = 0,
+      .split = {},
+      .partial_results = nullptr,
   };
   plan.num_pieces = first_slot(plan, args.num_sequences) * args.packed.num_kv_heads;
   if (plan.num_pieces > std::numeric_limits<int>::max()) {
     return out_of_range("q_starts[{}] is {}; {} pieces of work are more than one call can take",
                         args.num_sequences, args.q_starts[args.num_sequences], plan.num_pieces);
+  }
+  plan.split = choose_split(plan.num_pieces, largest.tokens);
+  if (plan.split.num_parts > 1) {
+    run_split(plan);
+    return {};
   }
   // One captured pointer fits into the std::function: nothing is allocated.
   context.executor->parallel_for(static_cast<int>(plan.num_pieces),

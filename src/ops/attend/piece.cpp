@@ -1,56 +1,95 @@
-// Attention of one piece: decode a tile of keys, score it, absorb the scores into the rows' softmax
-// states, decode the tile of values, add them up; at the end the sink, the transforms and the
-// output.
+// Attention of one piece: score a tile of keys, absorb the scores into the rows' softmax states,
+// add the tile's values up; at the end the sink, the transforms and the output. Tiles are read as
+// they are stored where the level has kernels for it, and decoded first where not.
 #include "ops/attend/piece.hpp"
 
 #include <algorithm>
+#include <cstring>
 
-#include "ops/side_rows.hpp"
+#include "ops/attend/tile_reader.hpp"
 
 namespace kvx::ops {
 namespace {
 
-enum class Side { kKey, kValue };
+// One sequence's rows [first_row, first_row + num_rows) at one KV head.
+struct PiecePlace {
+  int sequence;
+  int kv_head;
+  int64_t first_row;  // of the sequence's q_len * q_per_kv rows
+  int num_rows;       // 0: the slot is empty
+};
 
 class Piece {
  public:
-  Piece(const AttendPlan& plan, int sequence, int64_t first_row, int kv_head,
-        AttendScratch& scratch)
+  Piece(const AttendPlan& plan, const PiecePlace& place, AttendScratch& scratch)
       : plan_(plan),
         args_(plan.args),
         kernels_(*plan.context.kernels),
         math_(plan.math),
-        sequence_(sequence),
-        kv_head_(kv_head),
-        seq_len_(args_.seq_lens[sequence]),
-        q_len_(args_.q_starts[sequence + 1] - args_.q_starts[sequence]),
-        first_row_(first_row),
-        num_rows_(static_cast<int>(
-            std::min<int64_t>(plan.tiling.rows, int64_t{q_len_} * plan.q_per_kv - first_row))),
-        rows_(scratch.rows) {
+        reader_(plan, place.sequence, place.kv_head),
+        sequence_(place.sequence),
+        kv_head_(place.kv_head),
+        seq_len_(args_.seq_lens[place.sequence]),
+        q_len_(args_.q_starts[place.sequence + 1] - args_.q_starts[place.sequence]),
+        first_row_(place.first_row),
+        num_rows_(place.num_rows),
+        rows_(scratch.rows),
+        tiles_(scratch.tiles) {
     const Tiling& t = plan.tiling;
     queries_ = scratch.floats;
-    sums_ = queries_ + t.rows * plan.key_dim;
+    prepared_ = queries_ + t.rows * plan.key_dim;
+    sums_ = prepared_ + t.rows * plan.key_dim;
     scores_ = sums_ + t.rows * plan.value_dim;
     tile_ = scores_ + t.rows * t.tokens;
     key_rows_ = tile_ + t.tokens * std::max(plan.key_dim, plan.value_dim);
   }
 
-  void run() {
+  void attend_all() {
     load_queries();
-    int begin = seq_len_;
-    int end = 0;
-    for (int r = 0; r < num_rows_; ++r) {
-      begin = std::min(begin, rows_[r].first_token);
-      end = std::max(end, rows_[r].end_token);
-    }
-    std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f);
-    for (int token = begin; token < end;) {
-      const int n = std::min(plan_.tiling.tokens, end - token);
-      attend_tile(token, n);
-      token += n;
-    }
+    attend_tokens(first_seen(), end_seen());
     for (int r = 0; r < num_rows_; ++r) finish_row(r);
+  }
+
+  // Leaves the rows' states and sums in `result`.
+  void attend_part(int part, float* result) {
+    load_queries();
+    const int begin = first_seen();
+    const int end = end_seen();
+    const int64_t first_tile = begin / cpu::kMaxTileTokens * cpu::kMaxTileTokens;
+    const int64_t part_begin = first_tile + int64_t{part} * plan_.split.part_tokens;
+    const int64_t part_end = part_begin + plan_.split.part_tokens;
+    attend_tokens(static_cast<int>(std::clamp<int64_t>(part_begin, begin, end)),
+                  static_cast<int>(std::clamp<int64_t>(part_end, begin, end)));
+    for (int r = 0; r < num_rows_; ++r) {
+      float* row = result + int64_t{r} * (plan_.value_dim + 2);
+      row[0] = rows_[r].softmax.sum;
+      row[1] = rows_[r].softmax.max;
+      std::copy_n(sums_ + r * plan_.value_dim, plan_.value_dim, row + 2);
+    }
+  }
+
+  // results: [num_parts] of what attend_part left, added in this order.
+  void merge_results(const float* results) {
+    for (int r = 0; r < num_rows_; ++r) {
+      const auto row_of = [&](int part) {
+        return results + part * plan_.floats_per_part() + int64_t{r} * (plan_.value_dim + 2);
+      };
+      SoftmaxState whole;
+      for (int part = 0; part < plan_.split.num_parts; ++part) {
+        whole = merge(whole, SoftmaxState{row_of(part)[1], row_of(part)[0]});
+      }
+      float* sums = sums_ + r * plan_.value_dim;
+      std::fill_n(sums, plan_.value_dim, 0.0f);
+      for (int part = 0; part < plan_.split.num_parts; ++part) {
+        const float* row = row_of(part);
+        const SoftmaxState state = {row[1], row[0]};
+        if (state.sum == 0) continue;
+        const float factor = rescale(state, whole.max);
+        for (int d = 0; d < plan_.value_dim; ++d) sums[d] += factor * row[2 + d];
+      }
+      rows_[r].softmax = whole;
+      finish_row(r);
+    }
   }
 
  private:
@@ -83,16 +122,42 @@ class Piece {
     if (k.hadamard) kernels_.hadamard_rows(queries_, num_rows_, dim);
   }
 
-  // Tokens [first, first + n) of the sequence.
-  void attend_tile(int first, int n) {
+  int first_seen() const {
+    int first = seq_len_;
+    for (int r = 0; r < num_rows_; ++r) first = std::min(first, rows_[r].first_token);
+    return first;
+  }
+  int end_seen() const {
+    int end = 0;
+    for (int r = 0; r < num_rows_; ++r) end = std::max(end, rows_[r].end_token);
+    return end;
+  }
+
+  void attend_tokens(int begin, int end) {
+    std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f);
+    TileRows* tile = &tiles_[0];
+    TileRows* next = &tiles_[1];
+    reader_.find(begin, begin < end ? reader_.tile_length(begin, end) : 0, *tile);
+    while (tile->num_tokens > 0) {
+      const int after = tile->first_token + tile->num_tokens;
+      reader_.find(after, after < end ? reader_.tile_length(after, end) : 0, *next);
+      attend_tile(*tile, *next);
+      std::swap(tile, next);
+    }
+  }
+
+  void attend_tile(const TileRows& tile, const TileRows& next) {
+    const int first = tile.first_token;
+    const int n = tile.num_tokens;
     const bool has_hidden = hides_some(first, n);
-    score_tile(first, n);
+    score_tile(tile, next);
     if (has_hidden) hide(first, n);
     for (int r = 0; r < num_rows_; ++r) {
       math_.absorb_scores(scores_ + r * plan_.tiling.tokens, n, rows_[r].softmax,
                           sums_ + r * plan_.value_dim, plan_.value_dim);
     }
-    decode<Side::kValue>(first, n, tile_);
+    if (!has_hidden && add_packed_values(tile, next)) return;
+    reader_.decode(Side::kValue, first, n, tile_);
     if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
       return add_seen_values(first, n);
     }
@@ -100,21 +165,57 @@ class Piece {
                        num_rows_, n, plan_.value_dim});
   }
 
-  void score_tile(int first, int n) {
+  void score_tile(const TileRows& tile, const TileRows& next) {
+    const int first = tile.first_token;
+    const int n = tile.num_tokens;
     const int stride = plan_.tiling.tokens;
-    const int dim = plan_.key_dim;
-    for (int i = 0; i < n; i += plan_.tiling.key_chunk) {
-      const int count = std::min(plan_.tiling.key_chunk, n - i);
-      decode<Side::kKey>(first + i, count, key_rows_);
-      math_.transpose(key_rows_, count, dim, tile_ + i, stride);
-    }
-    std::fill_n(scores_, num_rows_ * stride, 0.0f);
-    math_.add_product({queries_, dim, tile_, stride, scores_, stride, num_rows_, dim, n});
+    if (!score_packed(tile, next)) score_decoded(first, n);
     if (args_.transform.k.block_offset) add_block_offsets(first, n);
     for (int r = 0; r < num_rows_; ++r) {
       math_.scale_scores(scores_ + r * stride, n, rows_[r].bias, args_.softmax_scale,
                          args_.softcap);
     }
+  }
+
+  void score_decoded(int first, int n) {
+    const int stride = plan_.tiling.tokens;
+    const int dim = plan_.key_dim;
+    for (int i = 0; i < n; i += plan_.tiling.key_chunk) {
+      const int count = std::min(plan_.tiling.key_chunk, n - i);
+      reader_.decode(Side::kKey, first + i, count, key_rows_);
+      math_.transpose(key_rows_, count, dim, tile_ + i, stride);
+    }
+    std::fill_n(scores_, num_rows_ * stride, 0.0f);
+    math_.add_product({queries_, dim, tile_, stride, scores_, stride, num_rows_, dim, n});
+  }
+
+  // False: there are no kernels for these rows, or they declined.
+  bool score_packed(const TileRows& tile, const TileRows& next) {
+    if (tile.keys.num_tokens == 0) return false;
+    const cpu::PackedKernels* packed = reader_.kernels(Side::kKey, tile.first_token);
+    if (prepared_for_ != tile.keys.spec) {
+      packed->prepare_queries(*tile.keys.spec, plan_.key_dim, queries_, num_rows_, prepared_);
+      prepared_for_ = tile.keys.spec;
+    }
+    return packed->score({.keys = tile.keys,
+                          .next = next.keys,
+                          .queries = queries_,
+                          .prepared = prepared_,
+                          .num_rows = num_rows_,
+                          .scores = scores_,
+                          .scores_stride = plan_.tiling.tokens,
+                          .scratch = tile_});
+  }
+  bool add_packed_values(const TileRows& tile, const TileRows& next) {
+    if (tile.values.num_tokens == 0) return false;
+    return reader_.kernels(Side::kValue, tile.first_token)
+        ->add_values({.values = tile.values,
+                      .next = next.values,
+                      .p = scores_,
+                      .p_stride = plan_.tiling.tokens,
+                      .num_rows = num_rows_,
+                      .sums = sums_,
+                      .scratch = tile_});
   }
 
   // q . offset = q' . H(offset * factor), added to the scores of the block's tokens.
@@ -178,30 +279,6 @@ class Piece {
     }
   }
 
-  bool is_wide(int block) const {
-    return args_.wide_head_blocks &&
-           (block < args_.wide_head_blocks[sequence_] || block >= args_.wide_tail_block[sequence_]);
-  }
-
-  // rows: [n, head_dim], from the blocks in which the tokens lie.
-  template <Side S>
-  void decode(int first, int n, float* rows) const {
-    const int block_size = args_.packed.block_size;
-    for (int token = first; token < first + n;) {
-      const int block = token / block_size;
-      const int offset = token % block_size;
-      const int count = std::min(block_size - offset, first + n - token);
-      const LayerView& view = is_wide(block) ? args_.wide : args_.packed;
-      const HeadRun& run = run_of_head(view, kv_head_);
-      const SideView& side = S == Side::kKey ? run.k : run.v;
-      const TokenRun tokens = {args_.block_table.at(sequence_, block), offset, count};
-      kernels_.of(side.spec).decode_rows(decode_job(side, kv_head_ - run.first_head, tokens,
-                                                    cpu::DecodeFor::kAttend,
-                                                    rows + (token - first) * side.head_dim));
-      token += count;
-    }
-  }
-
   // The sink joins the softmax, V's transform is undone, and the mean of V counts for all of the
   // probability that tokens have.
   void finish_row(int r) {
@@ -231,19 +308,23 @@ class Piece {
   const AttendArgs& args_;
   const cpu::KernelTable& kernels_;
   const cpu::TileKernels& math_;
+  TileReader reader_;
   int sequence_;
   int kv_head_;
   int seq_len_;
   int q_len_;
-  int64_t first_row_;  // of the sequence's q_len * q_per_kv rows
+  int64_t first_row_;
   int num_rows_;
 
   QueryRow* rows_;   // [num_rows]
+  TileRows* tiles_;  // [2]: this one and the next
   float* queries_;   // [tiling.rows, key_dim]
+  float* prepared_;  // [tiling.rows, key_dim], as packed kernels want them
   float* sums_;      // [tiling.rows, value_dim]
   float* scores_;    // [tiling.rows, tiling.tokens]
   float* tile_;      // keys [key_dim, tiling.tokens], then values [tiling.tokens, value_dim]
   float* key_rows_;  // [tiling.key_chunk, key_dim]
+  const format::FormatSpec* prepared_for_ = nullptr;
 };
 
 // The last sequence whose slots begin at or before `slot`.
@@ -261,17 +342,39 @@ int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
   return low;
 }
 
-}  // namespace
-
-void attend_piece(const AttendPlan& plan, int64_t piece) {
+PiecePlace place_of(const AttendPlan& plan, int64_t piece) {
   const int64_t slot = piece / plan.args.packed.num_kv_heads;
-  const int kv_head = static_cast<int>(piece % plan.args.packed.num_kv_heads);
   const int sequence = sequence_of_slot(plan, slot);
   const int64_t first_row = (slot - first_slot(plan, sequence)) * plan.tiling.rows;
   const int64_t q_len = plan.args.q_starts[sequence + 1] - plan.args.q_starts[sequence];
-  if (first_row >= q_len * plan.q_per_kv) return;
+  const int64_t rows_left = q_len * plan.q_per_kv - first_row;
+  return {sequence, static_cast<int>(piece % plan.args.packed.num_kv_heads), first_row,
+          static_cast<int>(std::clamp<int64_t>(rows_left, 0, plan.tiling.rows))};
+}
+
+}  // namespace
+
+void attend_piece(const AttendPlan& plan, int64_t piece) {
+  const PiecePlace place = place_of(plan, piece);
+  if (place.num_rows == 0) return;
   AttendScratch scratch;
-  Piece(plan, sequence, first_row, kv_head, scratch).run();
+  Piece(plan, place, scratch).attend_all();
+}
+
+void attend_part(const AttendPlan& plan, int64_t piece, int part) {
+  const PiecePlace place = place_of(plan, piece);
+  if (place.num_rows == 0) return;
+  AttendScratch scratch;
+  float* results = plan.partial_results + piece * plan.split.num_parts * plan.floats_per_part();
+  Piece(plan, place, scratch).attend_part(part, results + part * plan.floats_per_part());
+}
+
+void merge_parts(const AttendPlan& plan, int64_t piece) {
+  const PiecePlace place = place_of(plan, piece);
+  if (place.num_rows == 0) return;
+  AttendScratch scratch;
+  Piece(plan, place, scratch)
+      .merge_results(plan.partial_results + piece * plan.split.num_parts * plan.floats_per_part());
 }
 
 }  // namespace kvx::ops

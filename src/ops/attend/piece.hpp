@@ -1,5 +1,5 @@
-// A piece of attention: one tile of query rows of one sequence and one KV head, over all tokens
-// that they see.
+// A piece of attention: one tile of query rows of one sequence and one KV head, over the tokens
+// that they see or a part of them.
 #pragma once
 
 #include "ops/attend/attend.hpp"
@@ -20,6 +20,12 @@ struct AttendPlan {
   // Pieces are numbered slot * num_kv_heads + kv_head; sequence s owns the slots from first_slot(s)
   // on.
   int64_t num_pieces;
+  Split split;
+  // [num_pieces, num_parts] partial results, each [rows][sum, max, value_dim weighted sums]; null
+  // without a split.
+  float* partial_results;
+
+  int64_t floats_per_part() const { return int64_t{tiling.rows} * (value_dim + 2); }
 };
 
 // Sequence s's rows are q_len(s) * q_per_kv and need at most first_slot(s + 1) - first_slot(s)
@@ -31,6 +37,11 @@ inline int64_t first_slot(const AttendPlan& plan, int sequence) {
   return rows_before / plan.tiling.rows + sequence;
 }
 
+// Without a split: the whole piece.
 void attend_piece(const AttendPlan& plan, int64_t piece);
+
+// With one: every part of every piece, then every piece's merge.
+void attend_part(const AttendPlan& plan, int64_t piece, int part);
+void merge_parts(const AttendPlan& plan, int64_t piece);
 
 }  // namespace kvx::ops

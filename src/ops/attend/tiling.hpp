@@ -6,11 +6,12 @@
 #include <cstdint>
 
 #include "format/spec.hpp"
+#include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/softmax_state.hpp"
 
 namespace kvx::ops {
 
-// A query row is one head of one token. A tile of the cache is decoded once for `rows` query rows.
+// A query row is one head of one token. A tile of the cache is read once for `rows` query rows.
 struct Tiling {
   int rows;
   int tokens;     // of the cache, in a tile
@@ -18,28 +19,59 @@ struct Tiling {
 };
 
 inline constexpr int kMaxTileRows = 32;
-inline constexpr int kScratchFloats = 15000;
+inline constexpr int kScratchFloats = 20480;
 
+// What a tile is decoded to; packed kernels use the same memory.
+constexpr int tile_floats(const Tiling& t, int key_dim, int value_dim) {
+  return t.tokens * std::max(key_dim, value_dim) + t.key_chunk * key_dim;
+}
 constexpr int scratch_floats(const Tiling& t, int key_dim, int value_dim) {
-  return t.rows * (key_dim + value_dim + t.tokens) + t.tokens * std::max(key_dim, value_dim) +
-         t.key_chunk * key_dim;
+  return t.rows * (2 * key_dim + value_dim + t.tokens) + tile_floats(t, key_dim, value_dim);
 }
 
-// In order of preference: many rows reuse a decoded tile, long tiles spread the cost of a softmax
-// step.
-inline constexpr Tiling kTilings[] = {{32, 64, 16}, {24, 64, 16}, {24, 32, 16},
-                                      {16, 32, 16}, {16, 16, 8},  {8, 16, 8},
+// In order of preference: many rows reuse a tile, long tiles spread the cost of a softmax step. Few
+// rows, as in decoding, leave room for longer tiles.
+inline constexpr int kFewRows = 8;
+inline constexpr Tiling kTilings[] = {{8, 64, 16},  {8, 32, 16},  {32, 64, 16}, {32, 32, 16},
+                                      {24, 32, 16}, {16, 32, 16}, {16, 16, 16}, {8, 16, 16},
                                       {4, 12, 4},   {2, 8, 4},    {2, 4, 4}};
 inline constexpr int kNumTilings = sizeof(kTilings) / sizeof(kTilings[0]);
+inline constexpr int kFirstForManyRows = 2;
 static_assert(scratch_floats(kTilings[kNumTilings - 1], format::kMaxHeadDim, format::kMaxHeadDim) <=
               kScratchFloats);
 
-// Requires: both head_dims are at most kMaxHeadDim.
-constexpr Tiling choose_tiling(int key_dim, int value_dim) {
-  for (const Tiling& tiling : kTilings) {
-    if (scratch_floats(tiling, key_dim, value_dim) <= kScratchFloats) return tiling;
+// Requires: both head_dims are at most kMaxHeadDim. max_rows: the most rows of a sequence and a KV
+// head.
+constexpr Tiling choose_tiling(int key_dim, int value_dim, int64_t max_rows) {
+  for (int i = max_rows <= kFewRows ? 0 : kFirstForManyRows; i < kNumTilings; ++i) {
+    if (scratch_floats(kTilings[i], key_dim, value_dim) <= kScratchFloats) return kTilings[i];
   }
   return kTilings[kNumTilings - 1];
+}
+
+// Whether tiles have the shape, and a piece the memory, that packed kernels need.
+constexpr bool fits_packed_kernels(const Tiling& t, int key_dim, int value_dim) {
+  return t.tokens % cpu::kTokenStep == 0 && t.tokens <= cpu::kMaxTileTokens &&
+         cpu::packed_scratch_floats(std::max(key_dim, value_dim)) <=
+             tile_floats(t, key_dim, value_dim);
+}
+
+// A long sequence is cut into parts, whose softmax states merge in the order of their index.
+struct Split {
+  int num_parts = 1;
+  int part_tokens = 0;  // part i of a piece begins i * part_tokens after the piece's first tile
+};
+
+// num_pieces: without a split. max_tokens: the most that a piece reads.
+constexpr Split choose_split(int64_t num_pieces, int64_t max_tokens) {
+  constexpr int64_t kEnoughPieces = 64;   // for any machine's cores to have some each
+  constexpr int64_t kFewestTokens = 512;  // what outweighs the start of a part and its merging
+  const int64_t wanted = kEnoughPieces / std::max<int64_t>(num_pieces, 1);
+  const int64_t parts =
+      std::clamp<int64_t>(max_tokens / kFewestTokens, 1, std::max<int64_t>(wanted, 1));
+  const int64_t tile = cpu::kMaxTileTokens;
+  const int64_t tokens = ((max_tokens + parts - 1) / parts + 2 * tile - 1) / tile * tile;
+  return {static_cast<int>(parts), static_cast<int>(tokens)};
 }
 
 // What a piece remembers of a query row.
@@ -50,11 +82,20 @@ struct QueryRow {
   SoftmaxState softmax;
 };
 
+// The stored rows of a tile, K and V; none where they are to be decoded.
+struct TileRows {
+  int first_token = 0;
+  int num_tokens = 0;
+  cpu::PackedTile keys;
+  cpu::PackedTile values;
+};
+
 // The memory of a piece, on its thread's stack. Decoding adds one row of codes.
 struct AttendScratch {
   alignas(64) float floats[kScratchFloats];
   QueryRow rows[kMaxTileRows];
+  TileRows tiles[2];
 };
-static_assert(sizeof(AttendScratch) + format::kMaxHeadDim * sizeof(float) <= 64 * 1024);
+static_assert(sizeof(AttendScratch) + format::kMaxHeadDim * sizeof(float) <= 96 * 1024);
 
 }  // namespace kvx::ops

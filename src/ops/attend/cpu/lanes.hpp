@@ -50,8 +50,12 @@ struct LanesOf<Lanes16> {
   using Narrower = Lanes8;
 };
 using Widest = Lanes16;
+typedef uint16_t ShortLanes __attribute__((vector_size(32)));
+typedef uint8_t ByteLanes __attribute__((vector_size(16)));
 #elif defined(__AVX2__)
 using Widest = Lanes8;
+typedef uint16_t ShortLanes __attribute__((vector_size(16)));
+typedef uint8_t ByteLanes __attribute__((vector_size(8)));
 #else
 using Widest = Lanes4;
 #endif

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/cpu_level.hpp"
+#include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/softmax_state.hpp"
 
 namespace kvx::ops::cpu {
@@ -37,6 +38,9 @@ struct TileKernels {
   // Adds n scores to a row's softmax. scores: [n], out comes exp(score - state.max). sums:
   // [num_sums], the row's weighted sum of values so far, rescaled when the maximum grows.
   void (*absorb_scores)(float* scores, int n, SoftmaxState& state, float* sums, int num_sums);
+
+  // Null: rows of this format and head_dim are decoded first.
+  const PackedKernels* (*find_packed)(const format::FormatSpec& spec, int head_dim);
 };
 
 // Requires: device::supports(level).

@@ -1,0 +1,243 @@
+// Scores of integer codes: queries as digits, keys as a tile of bytes, and their products.
+#pragma once
+
+#include "ops/attend/cpu/code_bytes.hpp"
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+// ---- Queries
+//
+// prepared, a row: [high digits: int8 x head_dim][low digits: int8 x head_dim]
+//                  [scales: f32 x spans][corrections: int32 x spans][sum of the row: f32]
+// number = (256 * high + low) * its span's scale. Digits lie in the order in which the key tile has
+// its bytes. A correction undoes the keys' bias: -bias * sum of the span's fixed-point numbers.
+
+inline constexpr int kSpan = 128;  // most numbers in one integer sum: 255 * 127 * 128 * 256 < 2^31
+
+struct QueryLayout {
+  QueryLayout(const format::FormatSpec& spec, int row_length)
+      : head_dim(row_length),
+        group(spec.group_size == format::kWholeRow ? head_dim : spec.group_size),
+        span(group < kSpan ? group : kSpan),
+        num_spans((head_dim + span - 1) / span) {}
+
+  int8_t* digits(float* prepared, int row) const {
+    return reinterpret_cast<int8_t*>(prepared + int64_t{row} * head_dim);
+  }
+  const int8_t* digits(const float* prepared, int row) const {
+    return reinterpret_cast<const int8_t*>(prepared + int64_t{row} * head_dim);
+  }
+  int scales_at(int row) const { return row * head_dim + head_dim / 2; }
+  int corrections_at(int row) const { return scales_at(row) + num_spans; }
+  int sum_at(int row) const { return corrections_at(row) + num_spans; }
+  int end_of_span(int s) const { return (s + 1) * span < head_dim ? (s + 1) * span : head_dim; }
+
+  int head_dim, group, span, num_spans;
+};
+
+// Which number of the row stands at a place of the key tile.
+template <class Codec, format::Packing P>
+constexpr int number_at(int place) {
+  if (!CodeBytes<Codec>::kIsNibble) return place;
+  const int byte = place / 8 * 4 + place % 4;
+  return place % 8 < 4 ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte);
+}
+
+// One span of a finite query.
+template <class Codec, format::Packing P>
+KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const float* query,
+                             float* prepared) {
+  constexpr float kMost = 127 * 256;
+  const int first = s * layout.span;
+  const int end = layout.end_of_span(s);
+  float largest = 0;
+  for (int d = first; d < end; ++d) {
+    const float magnitude = query[d] < 0 ? -query[d] : query[d];
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float inverse = largest > 0x1p-100f ? kMost / largest : 0.0f;
+  int8_t* digits = layout.digits(prepared, row);
+  int total = 0;
+  for (int place = first; place < end; ++place) {
+    const int fixed = format::round_to_int(query[number_at<Codec, P>(place)] * inverse);
+    const int high = (fixed + 128) >> 8;
+    digits[place] = static_cast<int8_t>(high);
+    digits[layout.head_dim + place] = static_cast<int8_t>(fixed - 256 * high);
+    total += fixed;
+  }
+  prepared[layout.scales_at(row) + s] = inverse > 0 ? largest / kMost : 0.0f;
+  const int correction = -CodeBytes<Codec>::kKeyBias * total;
+  memcpy(prepared + layout.corrections_at(row) + s, &correction, sizeof correction);
+}
+
+KVX_INLINE bool is_number(float x) {
+  return x - x == 0;
+}
+
+template <class Codec, format::Packing P>
+void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const float* queries,
+                          int num_rows, float* prepared) {
+  const QueryLayout layout(spec, head_dim);
+  for (int row = 0; row < num_rows; ++row) {
+    const float* query = queries + int64_t{row} * head_dim;
+    float sum = 0;
+    for (int d = 0; d < head_dim; ++d) sum += query[d];
+    prepared[layout.sum_at(row)] = sum;
+    if (!is_number(sum)) continue;  // digits cannot say it, and score goes the plain way
+    for (int s = 0; s < layout.num_spans; ++s) {
+      prepare_span<Codec, P>(layout, row, s, query, prepared);
+    }
+  }
+}
+
+// ---- Keys
+//
+// The key tile: [padded_tokens / 16][head_dim / 4][16 tokens x 4 numbers], bytes.
+
+struct KeyTile {
+  const uint8_t* codes;
+  const float* steps;  // [groups, padded_tokens]
+  const float* zeros;  // [padded_tokens], or null
+};
+
+// Sixteen tokens. rows: [16].
+template <class Codec>
+KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile) {
+  using Code = CodeBytes<Codec>;
+  const __m512i table = Code::kIsNibble ? Code::nibble_table(Code::kKeyOffset) : __m512i{};
+  const __m512i low_four = _mm512_set1_epi8(15);
+  const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kKeyFlip));
+  for (int offset = 0; offset < row_bytes; offset += 16) {
+    __m512i r[4];  // r[i], lane l: token 4 l + i
+    for (int i = 0; i < 4; ++i) r[i] = load_chunks(rows + i, 4, row_bytes, offset);
+    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]);
+    const __m512i b = _mm512_unpacklo_epi32(r[2], r[3]);
+    const __m512i c = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i d = _mm512_unpackhi_epi32(r[2], r[3]);
+    const __m512i words[4] = {_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b),
+                              _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)};
+    const int num_words = row_bytes - offset >= 16 ? 4 : 2;
+    for (int w = 0; w < num_words; ++w) {
+      if constexpr (Code::kIsNibble) {
+        const __m512i low = _mm512_and_si512(words[w], low_four);
+        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(words[w], 4), low_four);
+        _mm512_storeu_si512(tile, _mm512_shuffle_epi8(table, low));
+        _mm512_storeu_si512(tile + 64, _mm512_shuffle_epi8(table, high));
+        tile += 128;
+      } else {
+        _mm512_storeu_si512(tile, _mm512_xor_si512(words[w], flip));
+        tile += 64;
+      }
+    }
+  }
+}
+
+// The digits' integer sums of one span: Rows queries, Groups * 16 tokens.
+template <int Rows, int Groups>
+struct SpanSums {
+  __m512i high[Rows][Groups] = {};
+  __m512i low[Rows][Groups] = {};
+};
+
+template <int Rows, int Groups>
+KVX_INLINE void add_span(const ScoreJob& job, const QueryLayout& layout, int row, int s,
+                         const uint8_t* codes, SpanSums<Rows, Groups>& sums,
+                         Prefetcher& prefetcher) {
+  const int64_t group_bytes = int64_t{16} * layout.head_dim;
+  for (int place = s * layout.span; place < layout.end_of_span(s); place += 4) {
+    __m512i keys[Groups];
+    for (int g = 0; g < Groups; ++g) {
+      keys[g] = _mm512_loadu_si512(codes + g * group_bytes + place * 16);
+      prefetcher.next_line();
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const int8_t* digits = layout.digits(job.prepared, row + r) + place;
+      const __m512i q_high = splat_digits(digits);
+      const __m512i q_low = splat_digits(digits + layout.head_dim);
+      for (int g = 0; g < Groups; ++g) {
+        sums.high[r][g] = _mm512_dpbusd_epi32(sums.high[r][g], keys[g], q_high);
+        sums.low[r][g] = _mm512_dpbusd_epi32(sums.low[r][g], keys[g], q_low);
+      }
+    }
+  }
+}
+
+// Tokens [token, token + Groups * 16) for Rows queries.
+template <int Rows, int Groups>
+KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
+                           const KeyTile& tile, Prefetcher& prefetcher) {
+  const int n = job.keys.padded_tokens();
+  const uint8_t* codes = tile.codes + int64_t{token} * layout.head_dim;
+  __m512 total[Rows][Groups] = {};
+  for (int s = 0; s < layout.num_spans; ++s) {
+    SpanSums<Rows, Groups> sums;
+    add_span(job, layout, row, s, codes, sums, prefetcher);
+    const float* steps = tile.steps + s * layout.span / layout.group * n + token;
+    for (int r = 0; r < Rows; ++r) {
+      const __m512 scale = _mm512_set1_ps(job.prepared[layout.scales_at(row + r) + s]);
+      const __m512i correction = splat_digits(job.prepared + layout.corrections_at(row + r) + s);
+      for (int g = 0; g < Groups; ++g) {
+        const __m512i fixed =
+            _mm512_add_epi32(_mm512_slli_epi32(sums.high[r][g], 8), sums.low[r][g]);
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(fixed, correction));
+        const __m512 weight = _mm512_mul_ps(_mm512_loadu_ps(steps + 16 * g), scale);
+        total[r][g] = _mm512_fmadd_ps(sum, weight, total[r][g]);
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    float* scores = job.scores + (row + r) * job.scores_stride + token;
+    for (int g = 0; g < Groups; ++g) {
+      if (tile.zeros) {
+        const __m512 sum = _mm512_set1_ps(job.prepared[layout.sum_at(row + r)]);
+        const __m512 zeros = _mm512_loadu_ps(tile.zeros + token + 16 * g);
+        total[r][g] = _mm512_fmadd_ps(zeros, sum, total[r][g]);
+      }
+      _mm512_storeu_ps(scores + 16 * g, total[r][g]);
+    }
+  }
+}
+
+template <int Rows>
+static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
+                        const KeyTile& tile, Prefetcher& prefetcher) {
+  const int n = job.keys.padded_tokens();
+  int token = 0;
+  for (; token + 32 <= n; token += 32) {
+    score_rows<Rows, 2>(job, layout, row, token, tile, prefetcher);
+  }
+  if (token < n) score_rows<Rows, 1>(job, layout, row, token, tile, prefetcher);
+}
+
+// A step that is NaN or infinite makes the score so, which is right.
+template <class Codec>
+bool score_codes(const ScoreJob& job) {
+  const PackedTile& keys = job.keys;
+  const int n = keys.padded_tokens();
+  const ScaleRow scales = scale_row(*keys.spec, keys.head_dim);
+  const QueryLayout layout(*keys.spec, keys.head_dim);
+  for (int row = 0; row < job.num_rows; ++row) {
+    if (!is_number(job.prepared[layout.sum_at(row)])) return false;
+  }
+  float* steps = job.scratch;
+  auto* codes = reinterpret_cast<uint8_t*>(steps + scales.count * n);
+  load_steps(keys, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(keys), steps);
+  const int row_bytes = keys.head_dim * Codec::kBits / 8;
+  for (int token = 0; token < n; token += 16) {
+    unpack_keys<Codec>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim);
+  }
+  if (keys.spec->is_affine()) {
+    constexpr float kMiddle = CodeBytes<Codec>::kKeyBias;
+    for (int t = 0; t < n; ++t) steps[n + t] += kMiddle * steps[t];
+  }
+  const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};
+  Prefetcher prefetcher(job.next);
+  for_row_chunks(job.num_rows,
+                 [&]<int Rows>(int row) { score_chunk<Rows>(job, layout, row, tile, prefetcher); });
+  prefetcher.rest();
+  return true;
+}
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu

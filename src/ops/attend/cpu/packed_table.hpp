@@ -1,0 +1,57 @@
+// Which formats have packed kernels at the level being compiled.
+#pragma once
+
+#include "format/list.hpp"
+#include "ops/attend/cpu/packed_kernels.hpp"
+#include "ops/cpu/level.hpp"
+#if defined(__AVX512VNNI__)
+#include "ops/attend/cpu/code_keys.hpp"
+#include "ops/attend/cpu/code_values.hpp"
+#include "ops/attend/cpu/packed_floats.hpp"
+#endif
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+#if defined(__AVX512VNNI__)
+
+template <class Codec, format::Packing P>
+inline constexpr PackedKernels kCodeKernels = {prepare_code_queries<Codec, P>, score_codes<Codec>,
+                                               add_code_values<Codec, P>};
+
+template <class Format>
+constexpr const PackedKernels* packed_kernels_of() {
+  constexpr format::FormatId kId = Format::kFacts.id;
+  if constexpr (kId == format::FormatId::kF32) {
+    return nullptr;  // decoding is a copy
+  } else if constexpr (is_plain<Format>() || kId == format::FormatId::kFp8E4M3 ||
+                       kId == format::FormatId::kFp8E5M2) {
+    return &kFloatKernels<Format>;
+  } else {
+    constexpr format::Packing kPacking = Format::kFacts.packing;  // words are nibbles in that order
+    return &kCodeKernels < typename Format::Codec,
+           kPacking == format::Packing::kWords ? format::Packing::kNibbles : kPacking > ;
+  }
+}
+
+static const PackedKernels* find_packed(const format::FormatSpec& spec, int head_dim) {
+#define KVX_PACKED(Format) packed_kernels_of<format::Format>(),
+  static constexpr const PackedKernels* kKernels[] = {KVX_FOR_EACH_FORMAT(KVX_PACKED)};
+#undef KVX_PACKED
+  const int id = static_cast<int>(spec.facts->id);
+  const int group = spec.group_size == format::kWholeRow ? head_dim : spec.group_size;
+  // Vectors of sixteen numbers lie in one group.
+  const bool fits = head_dim % 16 == 0 && (group % 16 == 0 || group == 1);
+  return id < format::kNumFormats && fits ? kKernels[id] : nullptr;
+}
+
+#else
+
+static const PackedKernels* find_packed(const format::FormatSpec&, int) {
+  return nullptr;
+}
+
+#endif
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu

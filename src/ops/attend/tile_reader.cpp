@@ -1,0 +1,93 @@
+// TileReader walks a sequence's block table.
+#include "ops/attend/tile_reader.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace kvx::ops {
+
+TileReader::TileReader(const AttendPlan& plan, int sequence, int kv_head)
+    : plan_(plan),
+      sequence_(sequence),
+      kv_head_(kv_head),
+      wide_tail_begin_(std::numeric_limits<int64_t>::max()) {
+  const AttendArgs& args = plan.args;
+  kinds_[0] = make_kind(args.packed);
+  if (!args.wide_head_blocks) return;
+  kinds_[1] = make_kind(args.wide);
+  wide_head_end_ = int64_t{args.wide_head_blocks[sequence]} * args.packed.block_size;
+  wide_tail_begin_ = int64_t{args.wide_tail_block[sequence]} * args.packed.block_size;
+}
+
+TileReader::Kind TileReader::make_kind(const LayerView& view) const {
+  const HeadRun& run = run_of_head(view, kv_head_);
+  Kind kind = {.sides = {&run.k, &run.v}, .head_in_run = kv_head_ - run.first_head};
+  if (!fits_packed_kernels(plan_.tiling, plan_.key_dim, plan_.value_dim)) return kind;
+  for (int i = 0; i < 2; ++i) {
+    kind.kernels[i] = plan_.math.find_packed(kind.sides[i]->spec, kind.sides[i]->head_dim);
+  }
+  return kind;
+}
+
+int TileReader::tile_length(int first, int end) const {
+  int64_t last = std::min<int64_t>(int64_t{first} + plan_.tiling.tokens, end);
+  for (const int64_t border : {wide_head_end_, wide_tail_begin_}) {
+    if (border > first) last = std::min(last, border);
+  }
+  return static_cast<int>(last - first);
+}
+
+void TileReader::find(int first, int num_tokens, TileRows& tile) const {
+  tile.first_token = first;
+  tile.num_tokens = num_tokens;
+  find_side(Side::kKey, tile, tile.keys);
+  find_side(Side::kValue, tile, tile.values);
+}
+
+void TileReader::find_side(Side side, const TileRows& tile, cpu::PackedTile& rows) const {
+  rows.num_tokens = 0;
+  if (tile.num_tokens == 0 || !kernels(side, tile.first_token)) return;
+  const Kind& kind = kinds_[is_wide(tile.first_token) ? 1 : 0];
+  const SideView& view = *kind.sides[static_cast<int>(side)];
+  rows.spec = &view.spec;
+  rows.head_dim = view.head_dim;
+  rows.tensor_scale = view.tensor_scale(kind.head_in_run);
+  rows.num_tokens = tile.num_tokens;
+  rows.scale_group_stride = view.scales.group_stride;
+  const int block_size = plan_.args.packed.block_size;
+  for (int i = 0; i < tile.num_tokens;) {
+    const int token = tile.first_token + i;
+    const int offset = token % block_size;
+    const int64_t block = plan_.args.block_table.at(sequence_, token / block_size);
+    const int count = std::min(block_size - offset, tile.num_tokens - i);
+    const uint8_t* codes = view.codes.at(block, offset, kind.head_in_run);
+    const uint8_t* scales = view.scales.at(block, offset, kind.head_in_run);
+    for (int end = i + count; i < end; ++i) {
+      rows.codes[i] = codes;
+      rows.scales[i] = scales;
+      codes += view.codes.token_stride;
+      scales += view.scales.token_stride;
+    }
+  }
+  for (int i = tile.num_tokens; i < rows.padded_tokens(); ++i) {
+    rows.codes[i] = rows.codes[i - 1];
+    rows.scales[i] = rows.scales[i - 1];
+  }
+}
+
+void TileReader::decode(Side side, int first, int num_tokens, float* rows) const {
+  const int block_size = plan_.args.packed.block_size;
+  const Kind& kind = kinds_[is_wide(first) ? 1 : 0];
+  const SideView& view = *kind.sides[static_cast<int>(side)];
+  for (int token = first; token < first + num_tokens;) {
+    const int offset = token % block_size;
+    const int count = std::min(block_size - offset, first + num_tokens - token);
+    const TokenRun run = {plan_.args.block_table.at(sequence_, token / block_size), offset, count};
+    plan_.context.kernels->of(view.spec).decode_rows(
+        decode_job(view, kind.head_in_run, run, cpu::DecodeFor::kAttend,
+                   rows + int64_t{token - first} * view.head_dim));
+    token += count;
+  }
+}
+
+}  // namespace kvx::ops

@@ -1,0 +1,50 @@
+// TileReader finds the stored rows of one sequence and one KV head, and decodes them.
+#pragma once
+
+#include "ops/attend/piece.hpp"
+#include "ops/side_rows.hpp"
+
+namespace kvx::ops {
+
+enum class Side { kKey, kValue };
+
+class TileReader {
+ public:
+  TileReader(const AttendPlan& plan, int sequence, int kv_head);
+
+  // How many tokens the tile that begins at `first` takes: at most the tiling's, before `end`, in
+  // blocks of one kind (wide or packed).
+  int tile_length(int first, int end) const;
+
+  // The tile's rows of the sides that have packed kernels; the other's num_tokens is 0.
+  void find(int first, int num_tokens, TileRows& tile) const;
+
+  // What reads the rows of the tile that begins at `token`; null: decode them.
+  const cpu::PackedKernels* kernels(Side side, int token) const {
+    return kinds_[is_wide(token) ? 1 : 0].kernels[static_cast<int>(side)];
+  }
+
+  // rows: [num_tokens, head_dim], from the blocks in which the tokens lie.
+  void decode(Side side, int first, int num_tokens, float* rows) const;
+
+ private:
+  // One KV head in packed or in wide blocks.
+  struct Kind {
+    const SideView* sides[2] = {};
+    const cpu::PackedKernels* kernels[2] = {};
+    int head_in_run = 0;
+  };
+
+  Kind make_kind(const LayerView& view) const;
+  bool is_wide(int token) const { return token < wide_head_end_ || token >= wide_tail_begin_; }
+  void find_side(Side side, const TileRows& tile, cpu::PackedTile& rows) const;
+
+  const AttendPlan& plan_;
+  int sequence_;
+  int kv_head_;
+  int64_t wide_head_end_ = 0;  // tokens before it lie in wide blocks, and those from
+  int64_t wide_tail_begin_;    // this one on
+  Kind kinds_[2];              // packed, wide
+};
+
+}  // namespace kvx::ops
