@@ -63,6 +63,9 @@ TEST(KvCache, WideEndsOfF32AroundF32BlocksChangeNothing) {
       1e-6);
 }
 
+// Attention over codes may round queries and probabilities to 16 bits.
+constexpr double kCodeTolerance = 1e-4;
+
 TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
   const Stream stream(130);
   for (const char* recipe :
@@ -73,7 +76,7 @@ TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
     const int tokens = cache->create_sequence().value();
     const std::vector<float> in_steps = feed(*cache, steps, stream, 0, 130, 1000);
     const std::vector<float> one_by_one = feed(*cache, tokens, stream, 0, 130, 1);
-    EXPECT_LT(relative_rms(in_steps, one_by_one), 1e-6) << recipe;
+    EXPECT_LT(relative_rms(in_steps, one_by_one), kCodeTolerance) << recipe;
     std::vector<float> k(130 * kNumKvHeads * kHeadDim), k_one_by_one(k.size());
     const MutableFloatRows none;
     for (int layer = 0; layer < kNumLayers; ++layer) {
@@ -148,9 +151,12 @@ TEST(KvCache, SequencesOfOneStepDoNotSeeEachOther) {
     const auto expected_row = [](const std::vector<float>& rows, int row) {
       return std::vector<float>(rows.begin() + row * width, rows.begin() + (row + 1) * width);
     };
-    EXPECT_LT(relative_rms(expected_row(out, 0), expected_row(expected_b, 35)), 1e-6) << recipe;
-    EXPECT_LT(relative_rms(expected_row(out, 1), expected_row(expected_a, 20)), 1e-6) << recipe;
-    EXPECT_LT(relative_rms(expected_row(out, 2), expected_row(expected_a, 21)), 1e-6) << recipe;
+    EXPECT_LT(relative_rms(expected_row(out, 0), expected_row(expected_b, 35)), kCodeTolerance)
+        << recipe;
+    EXPECT_LT(relative_rms(expected_row(out, 1), expected_row(expected_a, 20)), kCodeTolerance)
+        << recipe;
+    EXPECT_LT(relative_rms(expected_row(out, 2), expected_row(expected_a, 21)), kCodeTolerance)
+        << recipe;
   }
 }
 

@@ -40,6 +40,7 @@ TEST(BenchCache, RunsEveryVerb) {
     ASSERT_TRUE(cache.ok()) << cache.error().message;
     EXPECT_TRUE(cache.value()->append_all().ok()) << recipe;
     EXPECT_TRUE(cache.value()->gather(1).ok()) << recipe;
+    EXPECT_TRUE(cache.value()->read_blocks().ok()) << recipe;
     EXPECT_TRUE(cache.value()->attend_decode().ok()) << recipe;
     EXPECT_TRUE(cache.value()->attend_prefill(1).ok()) << recipe;
   }
@@ -81,6 +82,23 @@ TEST(BenchReport, ComparesWithReadingMemory) {
   EXPECT_DOUBLE_EQ(report.measurements[0].gigabytes_per_second(), 2);
   EXPECT_DOUBLE_EQ(report.percent_of_read(report.measurements[0]), 20);
   EXPECT_THAT(bench_table(report, false), HasSubstr("20.0"));
+}
+
+TEST(BenchReport, ComparesDecodingWithReadingItsBlocksAndWithBf16) {
+  BenchReport report;
+  report.read_gigabytes_per_second = 10;
+  const auto add = [&](const char* format, const char* verb, double seconds) {
+    report.measurements.push_back({format, verb, small_shape(), seconds, 1'000'000'000, 80});
+  };
+  add("bf16", kAttendDecode, 2.0);
+  add("int8", kReadBlocks, 0.5);
+  add("int8", kAttendDecode, 1.0);
+  EXPECT_DOUBLE_EQ(report.percent_of_block_read(report.measurements[2]).value(), 50);
+  EXPECT_DOUBLE_EQ(report.time_over_bf16(report.measurements[2]).value(), 0.5);
+  EXPECT_FALSE(report.percent_of_block_read(report.measurements[0]).has_value());
+  EXPECT_FALSE(report.time_over_bf16(report.measurements[1]).has_value());
+  const auto json = nlohmann::json::parse(bench_json(report));
+  EXPECT_TRUE(json["measurements"][1]["time_over_bf16"].is_null());
 }
 
 TEST(BenchReport, IsJson) {

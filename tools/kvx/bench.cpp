@@ -55,8 +55,10 @@ Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& 
   KVX_RETURN_IF_ERROR(add("append", all_tokens, all_tokens, [&] { return cache->append_all(); }));
   KVX_RETURN_IF_ERROR(
       add("gather", shape.length, shape.length, [&] { return cache->gather(next()); }));
-  KVX_RETURN_IF_ERROR(add("attend decode", all_tokens, shape.num_sequences,
-                          [&] { return cache->attend_decode(); }));
+  KVX_RETURN_IF_ERROR(
+      add(kReadBlocks, all_tokens, shape.num_sequences, [&] { return cache->read_blocks(); }));
+  KVX_RETURN_IF_ERROR(
+      add(kAttendDecode, all_tokens, shape.num_sequences, [&] { return cache->attend_decode(); }));
   return add("attend prefill", shape.length, shape.prefill_tokens,
              [&] { return cache->attend_prefill(next()); });
 }

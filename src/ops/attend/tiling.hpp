@@ -64,8 +64,8 @@ struct Split {
 
 // num_pieces: without a split. max_tokens: the most that a piece reads.
 constexpr Split choose_split(int64_t num_pieces, int64_t max_tokens) {
-  constexpr int64_t kEnoughPieces = 64;   // for any machine's cores to have some each
-  constexpr int64_t kFewestTokens = 512;  // what outweighs the start of a part and its merging
+  constexpr int64_t kEnoughPieces = 64;    // for any machine's cores to have some each
+  constexpr int64_t kFewestTokens = 1024;  // what outweighs the start of a part and its merging
   const int64_t wanted = kEnoughPieces / std::max<int64_t>(num_pieces, 1);
   const int64_t parts =
       std::clamp<int64_t>(max_tokens / kFewestTokens, 1, std::max<int64_t>(wanted, 1));

@@ -1,13 +1,16 @@
 // BenchCache calls the public verbs as an engine would: slots and block tables in, floats out.
 #include "tools/kvx/bench/bench_cache.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "core/checked.hpp"
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/gather/gather.hpp"
+#include "ops/side_rows.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -180,6 +183,46 @@ Status BenchCache::attend(int first_sequence, int num_sequences, int queries_per
   args.out = dense_rows(out_.data(), DType::kF32, shape_.num_q_heads, shape_.head_dim);
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   return ops::attend(context_, args);
+}
+
+namespace {
+
+// A sum that depends on every word; asks for `next` while it reads.
+uint64_t sum_of_words(const uint8_t* bytes, int64_t count, const uint8_t* next) {
+  constexpr int64_t kLine = 64;
+  uint64_t sum = 0;
+  int64_t i = 0;
+  for (; i + kLine <= count; i += kLine) {
+    __builtin_prefetch(next + i);
+    uint64_t words[kLine / sizeof(uint64_t)];
+    memcpy(words, bytes + i, kLine);
+    for (const uint64_t word : words) sum += word;
+  }
+  for (; i < count; ++i) sum += bytes[i];
+  return sum;
+}
+
+}  // namespace
+
+Status BenchCache::read_blocks() {
+  const ops::LayerView& layer = store_->packed();
+  read_sums_.assign(int64_t{shape_.num_sequences} * shape_.num_kv_heads, 0);
+  const auto read_head = [&](int piece) {
+    const int32_t* ids = block_ids_.data() + piece / shape_.num_kv_heads * blocks_per_sequence();
+    const int head = piece % shape_.num_kv_heads;
+    const ops::HeadRun& run = ops::run_of_head(layer, head);
+    const ops::CodeAddress& codes = run.k.codes;  // a head's K and V are one contiguous piece
+    const auto head_of_block = [&](int64_t b) {
+      return codes.at(ids[std::min(b, blocks_per_sequence() - 1)], 0, head - run.first_head);
+    };
+    uint64_t sum = 0;
+    for (int64_t b = 0; b < blocks_per_sequence(); ++b) {
+      sum += sum_of_words(head_of_block(b), codes.head_stride, head_of_block(b + 1));
+    }
+    read_sums_[piece] = sum;
+  };
+  context_.executor->parallel_for(static_cast<int>(read_sums_.size()), read_head);
+  return {};
 }
 
 Status BenchCache::attend_decode() {

@@ -39,6 +39,9 @@ class BenchCache {
   Status append_all();
   // Every token of one sequence, to f32.
   Status gather(int sequence);
+  // What attend_decode reads, in its order and with prefetches, without the mathematics: the
+  // yardstick beside it.
+  Status read_blocks();
   // One query a sequence, for all sequences in one call.
   Status attend_decode();
   // The last prefill_tokens of one sequence, causal.
@@ -58,14 +61,15 @@ class BenchCache {
   kv::GroupPlan group_;
   cache::Region memory_;
   std::unique_ptr<kv::LayerStore> store_;
-  std::vector<int32_t> block_ids_;  // [num_sequences, blocks_per_sequence]
-  std::vector<float> rows_;         // [kStepTokens, num_kv_heads, head_dim], K and V alike
-  std::vector<int64_t> slots_;      // [kStepTokens]
-  std::vector<int64_t> positions_;  // [kStepTokens]
-  std::vector<float> queries_;      // [max(num_sequences, prefill), num_q_heads, head_dim]
-  std::vector<float> out_;          // the same shape
-  std::vector<float> gathered_k_;   // [length, num_kv_heads, head_dim]
-  std::vector<float> gathered_v_;   // the same shape
+  std::vector<int32_t> block_ids_;   // [num_sequences, blocks_per_sequence]
+  std::vector<float> rows_;          // [kStepTokens, num_kv_heads, head_dim], K and V alike
+  std::vector<int64_t> slots_;       // [kStepTokens]
+  std::vector<int64_t> positions_;   // [kStepTokens]
+  std::vector<float> queries_;       // [max(num_sequences, prefill), num_q_heads, head_dim]
+  std::vector<float> out_;           // the same shape
+  std::vector<float> gathered_k_;    // [length, num_kv_heads, head_dim]
+  std::vector<float> gathered_v_;    // the same shape
+  std::vector<uint64_t> read_sums_;  // [num_sequences, num_kv_heads]
 };
 
 }  // namespace kvx::tool

@@ -1,12 +1,16 @@
 // BenchReport: what kvx bench measured, as a table, JSON and CSV.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/kvx/bench/bench_cache.hpp"
 
 namespace kvx::tool {
+
+inline constexpr const char* kReadBlocks = "read blocks";
+inline constexpr const char* kAttendDecode = "attend decode";
 
 // One verb on one cache: the median of several calls.
 struct Measurement {
@@ -31,6 +35,13 @@ struct BenchReport {
   double percent_of_read(const Measurement& measurement) const {
     return 100 * measurement.gigabytes_per_second() / read_gigabytes_per_second;
   }
+  // Of the time that reading the same blocks takes without mathematics; only attend decode has it.
+  std::optional<double> percent_of_block_read(const Measurement& measurement) const;
+  // The verb's time over its time on a bf16 cache, where that was measured.
+  std::optional<double> time_over_bf16(const Measurement& measurement) const;
+
+ private:
+  std::optional<double> seconds_of(const char* format, const char* verb, int length) const;
 };
 
 std::string bench_table(const BenchReport& report, bool color);

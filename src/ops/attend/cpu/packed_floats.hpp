@@ -75,17 +75,17 @@ struct FloatLoader<format::E4M3Codec> {
 template <class Codec>
 KVX_INLINE bool has_hidden_nan(const PackedTile& tile) {
   if constexpr (!FloatLoader<Codec>::kHidesNan) return false;
-  bool found = false;
+  using Found = decltype(std::declval<ByteLanes>() == std::declval<ByteLanes>());
+  Found found = {};
   for (int t = 0; t < tile.num_tokens; ++t) {
-    uint8_t is_nan = 0;
-    for (int d = 0; d < tile.head_dim; d += 16) {
-      for (int lane = 0; lane < 16; ++lane) {
-        is_nan |= (tile.codes[t][d + lane] & 0x7F) == 0x7F ? 1 : 0;
-      }
+    for (int d = 0; d < tile.head_dim; d += static_cast<int>(sizeof(ByteLanes))) {
+      ByteLanes codes;
+      memcpy(&codes, tile.codes[t] + d, sizeof codes);
+      found |= (codes & 0x7F) == 0x7F;
     }
-    found |= is_nan != 0;
   }
-  return found;
+  constexpr Found kNone = {};
+  return memcmp(&found, &kNone, sizeof found) != 0;
 }
 
 // Lane j of the result is the sum of rows[j].
