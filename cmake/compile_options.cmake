@@ -12,11 +12,14 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # No contraction anywhere a byte is decided (docs/numbers.md); attention kernels opt back in where
 # they are written.
-add_compile_options(-Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
-                    -ffp-contract=off)
+# CUDA sources have options of their own (cmake/cuda.cmake).
+add_compile_options(
+  "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Werror;-Wshadow;-Wconversion>"
+  "$<$<COMPILE_LANGUAGE:C,CXX>:-Wno-sign-conversion;-ffp-contract=off>")
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  add_compile_options(-Wno-restrict)  # false alarms on std::string at -O3 (GCC bug 105651)
+  # false alarms on std::string at -O3 (GCC bug 105651)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wno-restrict>")
 endif()
 
 set(KVX_SANITIZE "" CACHE STRING "what -fsanitize= gets for the whole tree, empty for nothing")

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "core/result.hpp"
 
 namespace kvx::cache {
 
-enum class MemoryKind : uint8_t { kHost };
+enum class MemoryKind : uint8_t { kHost, kCuda };
 
 class Memory;
 
@@ -59,5 +60,9 @@ class Memory {
 // The machine's main memory, on huge pages where the system has them to give. Pages are taken when
 // they are first written.
 Memory& host_memory();
+
+// Memory of a CUDA device, allocated when it is asked for. UNSUPPORTED as open_cuda_device.
+// Regions must not outlive the process's use of the device.
+Result<std::unique_ptr<Memory>> cuda_memory(int device);
 
 }  // namespace kvx::cache

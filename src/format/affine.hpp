@@ -45,6 +45,13 @@ struct AffineRange {
   bool has_nonfinite;
 };
 
+// low, high: the smallest and largest ordered bits of the row.
+KVX_INLINE AffineRange affine_range(int32_t low, int32_t high) {
+  constexpr int32_t kInfinity = 0x7F800000;
+  const bool has_nonfinite = high >= kInfinity || low <= (kInfinity ^ -1);
+  return {float_of_ordered(low), float_of_ordered(high), has_nonfinite};
+}
+
 KVX_INLINE AffineRange affine_range(const float* x, int n) {
   int32_t low = ordered_bits(x[0]);
   int32_t high = low;
@@ -54,9 +61,34 @@ KVX_INLINE AffineRange affine_range(const float* x, int n) {
     low = bits < low ? bits : low;
     high = bits > high ? bits : high;
   }
-  constexpr int32_t kInfinity = 0x7F800000;
-  const bool has_nonfinite = high >= kInfinity || low <= (kInfinity ^ -1);
-  return {float_of_ordered(low), float_of_ordered(high), has_nonfinite};
+  return affine_range(low, high);
+}
+
+// How a row's numbers become codes: all that its range decides.
+struct AffineEncoder {
+  AffineParams params;
+  float low;
+  float inverse;
+  bool has_nonfinite;  // the parameters are NaN and every code is 0
+};
+
+template <class Codec, ScaleType T>
+KVX_INLINE AffineEncoder affine_encoder(const AffineRange& range) {
+  using Param = ParamFloat<T>;
+  if (range.has_nonfinite) {
+    const uint16_t nan = static_cast<uint16_t>(nan_scale(T).bits);
+    return {{nan, nan}, 0.0f, 0.0f, true};
+  }
+  const AffineParams params = {Param::bits((range.high - range.low) / Codec::kQmax),
+                               Param::bits(range.low)};
+  return {params, range.low, Param::round(1.0f / Param::value(params.scale)), false};
+}
+
+// rounded: a number of the row in the parameters' type. Requires: !encoder.has_nonfinite.
+template <class Codec, ScaleType T>
+KVX_INLINE typename Codec::Code encode_affine_number(const AffineEncoder& encoder, float rounded) {
+  using Param = ParamFloat<T>;
+  return Codec::encode(Param::round(Param::round(rounded - encoder.low) * encoder.inverse));
 }
 
 // x: [n]; codes: [n], not yet packed; rounded: [n], scratch.
@@ -65,19 +97,13 @@ KVX_INLINE AffineParams quantize_affine(const float* x, int n, typename Codec::C
                                         float* rounded) {
   using Param = ParamFloat<T>;
   for (int i = 0; i < n; ++i) rounded[i] = Param::round(x[i]);
-  const AffineRange range = affine_range(rounded, n);
-  if (range.has_nonfinite) {
+  const AffineEncoder encoder = affine_encoder<Codec, T>(affine_range(rounded, n));
+  if (encoder.has_nonfinite) {
     for (int i = 0; i < n; ++i) codes[i] = 0;
-    const uint16_t nan = static_cast<uint16_t>(nan_scale(T).bits);
-    return {nan, nan};
+    return encoder.params;
   }
-  const float low = range.low;
-  const AffineParams params = {Param::bits((range.high - low) / Codec::kQmax), Param::bits(low)};
-  const float inverse = Param::round(1.0f / Param::value(params.scale));
-  for (int i = 0; i < n; ++i) {
-    codes[i] = Codec::encode(Param::round(Param::round(rounded[i] - low) * inverse));
-  }
-  return params;
+  for (int i = 0; i < n; ++i) codes[i] = encode_affine_number<Codec, T>(encoder, rounded[i]);
+  return encoder.params;
 }
 
 // What gather returns: both operations rounded to the parameter type. codes: [n]; x: [n].

@@ -63,22 +63,23 @@ KVX_INLINE float squared_error(float step, const float* x, int n) {
   return lanes[0];
 }
 
-// Tries the choice's candidates in order; the first with the smallest error wins.
+// Tries the choice's candidates in order; the first with the smallest error wins. error_of(step) is
+// the group's squared error: a loop here, a warp together on a GPU.
 // Requires: amax is positive and finite.
-template <class Codec>
+template <class Codec, class ErrorOf>
 KVX_INLINE StoredScale choose_scale(const ScaleMaker& maker, ScaleChoice choice, float amax,
-                                    const float* x, int n) {
+                                    const ErrorOf& error_of) {
   constexpr float kCandidates4Over6[] = {1.0f, 1.5f};
   constexpr float kCandidatesSearch[] = {1.0f, 0.7f, 0.8f, 0.9f, 1.1f, 1.2f, 1.3f, 1.5f};
   StoredScale best = maker.make(Codec::kQmax, amax);
   if (choice == ScaleChoice::kAmax) return best;
   const bool is_search = choice == ScaleChoice::kSearch;
   const int num_candidates = is_search ? 8 : 2;
-  float best_error = squared_error<Codec>(maker.step(best), x, n);
+  float best_error = error_of(maker.step(best));
   for (int c = 1; c < num_candidates; ++c) {
     const float target = amax * (is_search ? kCandidatesSearch[c] : kCandidates4Over6[c]);
     const StoredScale scale = maker.make(Codec::kQmax, target > kFloatMax ? kFloatMax : target);
-    const float error = squared_error<Codec>(maker.step(scale), x, n);
+    const float error = error_of(maker.step(scale));
     if (error < best_error) {
       best_error = error;
       best = scale;
@@ -86,6 +87,14 @@ KVX_INLINE StoredScale choose_scale(const ScaleMaker& maker, ScaleChoice choice,
   }
   return best;
 }
+
+// No lambda: its name would be the same at every CPU level.
+template <class Codec>
+struct ErrorOfGroup {
+  const float* x;  // [n]
+  int n;
+  KVX_INLINE float operator()(float step) const { return squared_error<Codec>(step, x, n); }
+};
 
 // Quantising is two steps, so that the second runs over a whole row whatever its groups are: the
 // products x * inv of each group, then one code a product.
@@ -100,7 +109,8 @@ KVX_INLINE StoredScale scale_group(const ScaleMaker& maker, ScaleChoice choice, 
     for (int i = 0; i < n; ++i) products[i] = 0;  // +0, so that every code is 0
     return group.has_nonfinite ? nan_scale(maker.type) : StoredScale{0};
   }
-  const StoredScale scale = choose_scale<Codec>(maker, choice, group.amax, x, n);
+  const StoredScale scale =
+      choose_scale<Codec>(maker, choice, group.amax, ErrorOfGroup<Codec>{x, n});
   const float inverse_step = reciprocal(maker.step(scale));
   KVX_VECTOR_LOOP
   for (int i = 0; i < n; ++i) products[i] = x[i] * inverse_step;

@@ -9,8 +9,10 @@
 namespace kvx::format {
 
 // TurboMind keeps eight 4-bit codes e0..e7 as e0|e2<<4, e4|e6<<4, e1|e3<<4, e5|e7<<4: byte b holds
-// the codes kTurboMindFirst[b] and, in its high half, kTurboMindFirst[b] + 2.
-inline constexpr int kTurboMindFirst[4] = {0, 4, 1, 5};
+// the codes turbomind_first(b) (0, 4, 1, 5) and, in its high half, turbomind_first(b) + 2.
+KVX_INLINE constexpr int turbomind_first(int b) {
+  return b % 2 * 4 + b / 2;
+}
 
 // Writes codes [first, first + n) of a row, one a byte, into the row's packed bytes.
 // Requires: first and n are even for four-bit codes, multiples of eight for kTurboMind.
@@ -22,7 +24,7 @@ KVX_INLINE void pack(const Code* codes, int first, int n, uint8_t* row) {
     uint8_t* out = row + first / 2;
     for (int i = 0; i < n; i += 8) {
       for (int b = 0; b < 4; ++b) {
-        const int e = i + kTurboMindFirst[b];
+        const int e = i + turbomind_first(b);
         out[i / 2 + b] = static_cast<uint8_t>(codes[e] | (codes[e + 2] << 4));
       }
     }
@@ -43,7 +45,7 @@ KVX_INLINE void unpack(const uint8_t* row, int first, int n, Code* codes) {
     const uint8_t* in = row + first / 2;
     for (int i = 0; i < n; i += 8) {
       for (int b = 0; b < 4; ++b) {
-        const int e = i + kTurboMindFirst[b];
+        const int e = i + turbomind_first(b);
         codes[e] = in[i / 2 + b] & 0xF;
         codes[e + 2] = in[i / 2 + b] >> 4;
       }

@@ -59,8 +59,8 @@ const AllowedEdges& allowed_edges() {
   static const AllowedEdges edges = {
       {"core", {}},
       {"format", {"core"}},
-      {"cache", {"core"}},
       {"device", {"core"}},
+      {"cache", {"core", "device"}},
       {"ops", {"core", "format", "cache", "device"}},
       {"kv", {"core", "format", "cache", "ops", "device"}},
       {"interop", {"core", "format", "cache", "ops"}},

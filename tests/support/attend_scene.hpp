@@ -50,7 +50,9 @@ class AttendScene {
   AttendScene(const AttendScene&) = delete;
 
   ops::AttendArgs& args() { return args_; }
+  const SceneOptions& options() const { return options_; }
   SceneCache& packed() { return *packed_; }
+  SceneCache* wide() { return wide_.get(); }  // null without wide ends
   std::vector<int32_t>& table() { return table_; }
   std::vector<float>& queries() { return q_; }
   // Numbers that were appended: [token of the batch, num_kv_heads, dim].

@@ -27,9 +27,9 @@ struct RunOptions {
   std::string v_format = "f32";
 };
 
-// Where rows of a block lie: [token][head], [head][token], or [token][head] with a row's K, V and
-// scales side by side.
-enum class RowOrder { kNhd, kHnd, kFused };
+// Where rows of a block lie: [token][head], [head][token], [token][head] with a row's K, V and
+// scales side by side, or as a pool's records: [head][K codes, K scales, V codes, V scales].
+enum class RowOrder { kNhd, kHnd, kFused, kRecord };
 
 struct SceneOptions {
   std::vector<RunOptions> runs = {RunOptions{}};
@@ -73,6 +73,8 @@ class SceneCache {
 
   const ops::LayerView& view() const { return view_; }
   ops::HeadRun& run(int i) { return runs_[i]; }
+  // All that the view points to.
+  std::deque<std::vector<uint8_t>>& memory() { return memory_; }
 
  private:
   void add_run(int first_head, const RunOptions& run, int num_blocks) {
@@ -105,9 +107,25 @@ class SceneCache {
                        format::scale_bytes_per_group(side.spec)};
         if (side.spec.scale_source == format::ScaleSource::kGiven) give_scales(side, run.num_heads);
       }
+      if (options_.order == RowOrder::kRecord) {
+        place_in_record(side, bytes.data(), run.num_heads, codes_bytes[i], row_bytes[i], total);
+      }
       offset += options_.order == RowOrder::kFused ? row_bytes[i] : rows * row_bytes[i];
     }
     runs_.push_back(view);
+  }
+
+  // V's part of a head begins where K's ends.
+  void place_in_record(ops::SideView& side, uint8_t* base, int num_heads, int64_t code_bytes,
+                       int64_t row_bytes, int64_t bytes_of_both) const {
+    const int64_t tokens = options_.block_size;
+    const bool is_key = side.codes.base == base;
+    uint8_t* codes = is_key ? base : base + tokens * (bytes_of_both - row_bytes);
+    const int64_t head_stride = tokens * bytes_of_both;
+    side.codes = {codes, num_heads * head_stride, code_bytes, head_stride};
+    if (!side.spec.has_scale() || side.spec.scale_source == format::ScaleSource::kGiven) return;
+    side.scales = {codes + tokens * code_bytes, num_heads * head_stride, row_bytes - code_bytes,
+                   head_stride, side.scales.group_stride};
   }
 
   // One f32 scale a head, elsewhere, shared by all blocks and tokens.

@@ -3,6 +3,7 @@
 
 #include "tools/kvx/bench/bench_cache.hpp"
 #include "tools/kvx/bench/bench_report.hpp"
+#include "tools/kvx/bench/cuda_bench.hpp"
 #include "tools/kvx/bench/read_bandwidth.hpp"
 #include "tools/kvx/bench/timing.hpp"
 #include "tools/kvx/command.hpp"
@@ -23,6 +24,8 @@ struct BenchOptions {
   double min_seconds = 0.3;
   std::string json;
   std::string csv;
+  std::string device = "cpu";
+  std::string shapes = "a,b,c,d";  // of the GPU's measurements
 };
 
 // A call that fails ends the measuring; the verbs' own checks name what is wrong.
@@ -106,6 +109,32 @@ Status run_bench(const BenchOptions& options) {
   return {};
 }
 
+Status run_cuda_bench(const BenchOptions& options) {
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
+  KVX_ASSIGN_OR_RETURN(const std::vector<CudaBenchShape> shapes,
+                       parse_cuda_shapes(options.shapes, options.shape.block_size));
+  if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
+  CudaBenchReport report;
+  report.version = kVersion;
+  KVX_ASSIGN_OR_RETURN(report.device, device::open_cuda_device());
+  KVX_ASSIGN_OR_RETURN(report.bandwidth, measure_cuda_bandwidth(report.device));
+  Progress progress;
+  const double num_cases = static_cast<double>(recipes.size() * shapes.size());
+  int num_done = 0;
+  for (const kv::Recipe& recipe : recipes) {
+    for (const CudaBenchShape& shape : shapes) {
+      progress.show(num_done++ / num_cases, fmt::format("{}, shape {}", recipe.text, shape.name));
+      KVX_RETURN_IF_ERROR(measure_cuda(report.device, shape, recipe, report));
+    }
+  }
+  progress.finish();
+  fmt::print("{}", cuda_bench_table(report, wants_color(stdout)));
+  if (!options.json.empty()) {
+    KVX_RETURN_IF_ERROR(write_file("json", options.json, cuda_bench_json(report)));
+  }
+  return {};
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
@@ -139,6 +168,15 @@ void add_bench(CLI::App& app, Action& action) {
                    "Queries in the prefill measurement: the last N tokens of a sequence")
       ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
+  command->add_option("--device", o->device, "cpu, or cuda for the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--shapes", o->shapes,
+                   "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
+                   "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64 is a with head_dim "
+                   "64, aq4 a with 4 queries a sequence")
+      ->capture_default_str();
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));
   command->add_option("--min-seconds", o->min_seconds, "Time given to each measurement at least")
@@ -150,8 +188,11 @@ void add_bench(CLI::App& app, Action& action) {
       "Examples:\n"
       "  kvx bench\n"
       "  kvx bench --formats bf16,nvfp4 --lengths 1024,8192,32768 --csv bench.csv\n"
+      "  kvx bench --device cuda --formats bf16,int8,nvfp4 --shapes a,b\n"
       "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n");
-  command->callback([&action, o] { action = [o] { return run_bench(*o); }; });
+  command->callback([&action, o] {
+    action = [o] { return o->device == "cuda" ? run_cuda_bench(*o) : run_bench(*o); };
+  });
 }
 
 }  // namespace kvx::tool

@@ -53,7 +53,7 @@ std::string nibble_line(Packing packing) {
     case Packing::kTurboMind: {
       std::string line;
       for (int b = 0; b < 4; ++b) {
-        const int low = format::kTurboMindFirst[b];
+        const int low = format::turbomind_first(b);
         line += byte_of_two(b, low, low + 2) + "   ";
       }
       return line + "...\n";

@@ -1,0 +1,56 @@
+# KVX_CUDA: the CUDA backend. AUTO builds it where nvcc is found, ON fails without, OFF leaves it
+# out; KVX_HAS_CUDA is what came of it.
+#
+# The runtime is linked statically, so libkvx.so also loads on a machine without a driver. Kernels
+# are compiled for Hopper (sm_90a) alone.
+set(KVX_CUDA AUTO CACHE STRING "the CUDA backend: AUTO, ON or OFF")
+set_property(CACHE KVX_CUDA PROPERTY STRINGS AUTO ON OFF)
+if(NOT KVX_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "KVX_CUDA is '${KVX_CUDA}'; expected AUTO, ON or OFF")
+endif()
+
+set(KVX_HAS_CUDA OFF)
+if(NOT KVX_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(nvcc nvcc PATHS /usr/local/cuda/bin)
+    if(nvcc)
+      set(CMAKE_CUDA_COMPILER ${nvcc})
+    endif()
+  endif()
+  set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+  if(NOT CMAKE_CUDA_COMPILER)
+    check_language(CUDA)
+  endif()
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_ARCHITECTURES OFF)  # named below: CMake 3.25 would add PTX to 90a
+    enable_language(CUDA)
+    # CMake 3.25 does not know that nvcc has C++20.
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    find_package(CUDAToolkit 12.4 REQUIRED)
+    set(KVX_HAS_CUDA ON)
+    message(STATUS "KVX_CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for sm_90a")
+  elseif(KVX_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "KVX_CUDA is ON, but nvcc was not found (CUDACXX or CMAKE_CUDA_COMPILER "
+                        "may name it)")
+  else()
+    message(STATUS "KVX_CUDA: nvcc not found, building without the CUDA backend")
+  endif()
+else()
+  message(STATUS "KVX_CUDA: OFF, building without the CUDA backend")
+endif()
+
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+
+# Options of a target of CUDA sources.
+function(kvx_set_cuda_options target)
+  # fmt 9 takes nvcc for a compiler without constexpr.
+  target_compile_definitions(${target} PRIVATE FMT_USE_CONSTEXPR=1)
+  target_compile_options(
+    ${target}
+    PRIVATE -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo
+            -Werror=all-warnings
+            -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-fvisibility=hidden
+            -Xcudafe=--display_error_number)
+endfunction()

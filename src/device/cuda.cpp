@@ -1,0 +1,160 @@
+// The CUDA runtime's calls behind device/cuda.hpp.
+#include "device/cuda.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "device/cuda_error.hpp"
+
+namespace kvx::device {
+namespace {
+
+cudaStream_t stream_of(CudaStream stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
+// Kernels are machine code for compute capability 9.0 (sm_90a), which runs on nothing else.
+Status check_has_kernels(const CudaDevice& device) {
+  if (device.compute_major == 9 && device.compute_minor == 0) return {};
+  return unsupported(
+      "CUDA device {} ({}) has compute capability {}.{}; this build has kernels for 9.0",
+      device.index, device.name, device.compute_major, device.compute_minor);
+}
+
+class Event {
+ public:
+  Event() { cudaEventCreate(&event_); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace
+
+Result<CudaDevice> open_cuda_device(int index) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    return unsupported("no CUDA device: {}", cudaGetErrorString(error));
+  }
+  if (index < 0 || index >= count) {
+    return unsupported("CUDA device {} is not there; this machine has {}", index, count);
+  }
+  cudaDeviceProp found;
+  KVX_RETURN_IF_ERROR(
+      cuda_status(cudaGetDeviceProperties(&found, index), "cudaGetDeviceProperties"));
+  CudaDevice device;
+  device.index = index;
+  device.name = found.name;
+  device.compute_major = found.major;
+  device.compute_minor = found.minor;
+  device.num_multiprocessors = found.multiProcessorCount;
+  device.memory_bytes = static_cast<int64_t>(found.totalGlobalMem);
+  device.l2_bytes = found.l2CacheSize;
+  cudaDriverGetVersion(&device.driver_version);
+  KVX_RETURN_IF_ERROR(check_has_kernels(device));
+  KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(index), "cudaSetDevice"));
+  return device;
+}
+
+Result<uint8_t*> cuda_allocate(int device, int64_t bytes) {
+  KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(device), "cudaSetDevice"));
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes));
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not sticky: the next call shall not see it
+    return out_of_range("CUDA device {} has no {} bytes of memory left", device, bytes);
+  }
+  KVX_RETURN_IF_ERROR(cuda_status(error, "cudaMalloc"));
+  return static_cast<uint8_t*>(data);
+}
+
+void cuda_free(int device, uint8_t* data) {
+  cudaSetDevice(device);
+  cudaFree(data);
+}
+
+Status cuda_copy(void* to, const void* from, int64_t bytes) {
+  return cuda_status(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault),
+                     "cudaMemcpy");
+}
+
+Status cuda_fill(void* to, uint8_t value, int64_t bytes) {
+  KVX_RETURN_IF_ERROR(cuda_status(cudaMemset(to, value, static_cast<size_t>(bytes)), "cudaMemset"));
+  return cuda_synchronize(nullptr);
+}
+
+Status cuda_synchronize(CudaStream stream) {
+  return cuda_status(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+}
+
+Result<OwnedCudaStream> OwnedCudaStream::create() {
+  cudaStream_t stream = nullptr;
+  KVX_RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                                  "cudaStreamCreateWithFlags"));
+  return OwnedCudaStream(stream);
+}
+
+OwnedCudaStream::OwnedCudaStream(OwnedCudaStream&& other) noexcept
+    : stream_(std::exchange(other.stream_, nullptr)) {}
+
+OwnedCudaStream& OwnedCudaStream::operator=(OwnedCudaStream&& other) noexcept {
+  std::swap(stream_, other.stream_);
+  return *this;
+}
+
+OwnedCudaStream::~OwnedCudaStream() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_of(stream_));
+}
+
+Result<CudaGraph> CudaGraph::capture(CudaStream stream, const std::function<Status()>& record) {
+  KVX_RETURN_IF_ERROR(
+      cuda_status(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
+                  "cudaStreamBeginCapture"));
+  const Status recorded = record();
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream_of(stream), &graph);
+  KVX_RETURN_IF_ERROR(recorded);
+  KVX_RETURN_IF_ERROR(cuda_status(ended, "cudaStreamEndCapture"));
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  KVX_RETURN_IF_ERROR(cuda_status(made, "cudaGraphInstantiate"));
+  return CudaGraph(executable);
+}
+
+CudaGraph::CudaGraph(CudaGraph&& other) noexcept
+    : executable_(std::exchange(other.executable_, nullptr)) {}
+
+CudaGraph& CudaGraph::operator=(CudaGraph&& other) noexcept {
+  std::swap(executable_, other.executable_);
+  return *this;
+}
+
+CudaGraph::~CudaGraph() {
+  if (executable_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
+}
+
+Status CudaGraph::launch(CudaStream stream) const {
+  return cuda_status(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), stream_of(stream)),
+                     "cudaGraphLaunch");
+}
+
+Result<float> CudaGraph::time(CudaStream stream) const {
+  const Event begin;
+  const Event end;
+  cudaEventRecord(begin.get(), stream_of(stream));
+  KVX_RETURN_IF_ERROR(launch(stream));
+  cudaEventRecord(end.get(), stream_of(stream));
+  KVX_RETURN_IF_ERROR(cuda_status(cudaEventSynchronize(end.get()), "cudaEventSynchronize"));
+  float milliseconds = 0;
+  KVX_RETURN_IF_ERROR(cuda_status(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()),
+                                  "cudaEventElapsedTime"));
+  return milliseconds;
+}
+
+}  // namespace kvx::device

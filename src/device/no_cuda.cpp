@@ -1,0 +1,59 @@
+// device/cuda*.hpp in a build without CUDA: every call says that it is one. Nothing but
+// open_cuda_device can be reached, since all else needs a device.
+#include "device/cuda.hpp"
+#include "device/cuda_bandwidth.hpp"
+
+namespace kvx::device {
+namespace {
+
+Error no_cuda() {
+  return unsupported("this build of kvx has no CUDA (KVX_CUDA was OFF, or nvcc was not found)");
+}
+
+}  // namespace
+
+Result<CudaDevice> open_cuda_device(int) {
+  return no_cuda();
+}
+Result<uint8_t*> cuda_allocate(int, int64_t) {
+  return no_cuda();
+}
+void cuda_free(int, uint8_t*) {}
+Status cuda_copy(void*, const void*, int64_t) {
+  return no_cuda();
+}
+Status cuda_fill(void*, uint8_t, int64_t) {
+  return no_cuda();
+}
+Status cuda_synchronize(CudaStream) {
+  return no_cuda();
+}
+
+Status cuda_launch_read(const CudaDevice&, CudaStream, const uint8_t*, int64_t, uint8_t*) {
+  return no_cuda();
+}
+Status cuda_launch_copy(const CudaDevice&, CudaStream, const uint8_t*, int64_t, uint8_t*) {
+  return no_cuda();
+}
+
+Result<OwnedCudaStream> OwnedCudaStream::create() {
+  return no_cuda();
+}
+OwnedCudaStream::OwnedCudaStream(OwnedCudaStream&&) noexcept = default;
+OwnedCudaStream& OwnedCudaStream::operator=(OwnedCudaStream&&) noexcept = default;
+OwnedCudaStream::~OwnedCudaStream() = default;
+
+Result<CudaGraph> CudaGraph::capture(CudaStream, const std::function<Status()>&) {
+  return no_cuda();
+}
+CudaGraph::CudaGraph(CudaGraph&&) noexcept = default;
+CudaGraph& CudaGraph::operator=(CudaGraph&&) noexcept = default;
+CudaGraph::~CudaGraph() = default;
+Status CudaGraph::launch(CudaStream) const {
+  return no_cuda();
+}
+Result<float> CudaGraph::time(CudaStream) const {
+  return no_cuda();
+}
+
+}  // namespace kvx::device

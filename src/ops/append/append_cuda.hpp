@@ -1,0 +1,15 @@
+// append on a GPU.
+#pragma once
+
+#include "ops/append/append.hpp"
+#include "ops/cuda/context.hpp"
+
+namespace kvx::ops {
+
+// As append on the CPU, byte for byte, on the context's stream; the spans are in device memory.
+// Slots and positions out of range are skipped and counted in *findings (device memory). Duplicate
+// slots in one call: either token wins. One launch a run of heads. UNSUPPORTED, nothing written:
+// page-shared scales.
+Status append(const CudaContext& context, const AppendArgs& args, CudaFindings* findings);
+
+}  // namespace kvx::ops

@@ -1,0 +1,215 @@
+// encode_row: a warp turns one row of numbers into stored bytes. The arithmetic is format/'s; here
+// the warp takes over the loops over a group.
+#pragma once
+
+#include "format/affine.hpp"
+#include "format/packing.hpp"
+#include "ops/cpu/facts_in_kernels.hpp"
+#include "ops/cuda/side.cuh"
+#include "ops/cuda/visit_format.cuh"
+
+namespace kvx::ops::cuda {
+
+// Groups are shared out to half warps: sixteen lanes, as the squared error's order of addition
+// wants them (docs/numbers.md, section 5).
+inline constexpr int kGroupLanes = 16;
+
+// Where a row goes.
+struct RowTarget {
+  uint8_t* codes;
+  uint8_t* scales;  // of its group 0
+  float tensor_scale;
+};
+
+// A group in shared memory as one lane of sixteen sees it.
+struct GroupPart {
+  const float* x;
+  int n;
+  int lane;  // 0 .. 15
+};
+
+template <class T, class Combine>
+__device__ inline T reduce_group(T value, const Combine& combine) {
+  for (int offset = kGroupLanes / 2; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_xor_sync(kWholeWarp, value, offset));
+  }
+  return value;
+}
+
+__device__ inline format::GroupMagnitude group_magnitude(const GroupPart& part) {
+  uint32_t largest = 0;
+  for (int i = part.lane; i < part.n; i += kGroupLanes) {
+    largest = max(largest, __float_as_uint(part.x[i]) & 0x7FFFFFFFu);
+  }
+  largest = reduce_group(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  return {__uint_as_float(largest), largest >= 0x7F800000u};
+}
+
+// The warp's squared_error: lanes l and l + 8 first, then 4, 2, 1.
+template <class Codec>
+struct WarpErrorOfGroup {
+  GroupPart part;
+  __device__ float operator()(float step) const {
+    const float inverse_step = format::reciprocal(step);
+    float sum = 0;
+    for (int i = part.lane; i < part.n; i += kGroupLanes) {
+      sum += format::square_of_error<Codec>(step, inverse_step, part.x[i]);
+    }
+    return reduce_group(sum, [](float a, float b) { return a + b; });
+  }
+};
+
+// A finite number's product may overflow. Every code saturates long before that, and infinity is
+// how pack_row knows an input that was not finite.
+__device__ inline float finite_product(float x, float inverse_step) {
+  return format::clamp(x * inverse_step, -format::kFloatMax, format::kFloatMax);
+}
+
+// scale_group of the definition: turns the group's numbers into products. Both halves of the warp
+// come here together, an idle one with n = 0.
+template <class Codec>
+__device__ inline void scale_group(const format::ScaleMaker& maker, format::ScaleChoice choice,
+                                   const GroupPart& part, float* x, uint8_t* scale) {
+  const format::GroupMagnitude group = group_magnitude(part);
+  const bool is_plain = !group.has_nonfinite && group.amax != 0;
+  // The halves stay together: a group without a scale of its own goes along with a harmless one.
+  const float amax = is_plain ? group.amax : 1.0f;
+  format::StoredScale stored =
+      format::choose_scale<Codec>(maker, choice, amax, WarpErrorOfGroup<Codec>{part});
+  const float inverse_step = format::reciprocal(maker.step(stored));
+  if (!is_plain)
+    stored = group.has_nonfinite ? format::nan_scale(maker.type) : format::StoredScale{0};
+  for (int i = part.lane; i < part.n; i += kGroupLanes) {
+    x[i] = is_plain ? finite_product(x[i], inverse_step) : 0.0f;
+  }
+  if (part.lane == 0 && part.n > 0) format::store_scale(maker.type, stored, scale);
+}
+
+// Turns a row's numbers into products under computed scales.
+template <class Format>
+__device__ inline void scale_computed(const CudaSide& side, const RowTarget& to, float* x,
+                                      int lane) {
+  const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const int head_dim = side.view.head_dim;
+  for (int pair = 0; pair < side.num_groups; pair += 2) {
+    const int group = pair + lane / kGroupLanes;
+    const int first = min(group * side.group_length, head_dim);
+    const int n = min(side.group_length, head_dim - first);
+    const GroupPart part = {x + first, group < side.num_groups ? n : 0, lane % kGroupLanes};
+    scale_group<typename Format::Codec>(maker, side.view.spec.scale_choice, part, x + first,
+                                        to.scales + group * side.view.scales.group_stride);
+  }
+}
+
+// The same under scales that are read. Products of non-finite numbers stay non-finite.
+template <class Format>
+__device__ inline void scale_given(const CudaSide& side, const RowTarget& to, float* x, int lane) {
+  const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  for (int d = lane; d < side.view.head_dim; d += kWarp) {
+    const uint8_t* scale = to.scales + d / side.group_length * side.view.scales.group_stride;
+    const float step = maker.step(format::load_scale(maker.type, scale));
+    if (!format::is_finite(x[d])) continue;  // stays as it is, for encode_nonfinite
+    x[d] = step > 0 ? finite_product(x[d], format::reciprocal(step)) : 0.0f;
+  }
+}
+
+// Codes are packed four bytes at a time: this many of them.
+template <class Format>
+constexpr int codes_per_word() {
+  return 32 / Format::Codec::kBits;
+}
+
+// code_of(d): the code of number d of the row. Rows begin at any address and have any length.
+template <class Format, class CodeOf>
+__device__ inline void pack_row(int head_dim, uint8_t* row, int lane, const CodeOf& code_of) {
+  using Code = typename Format::Codec::Code;
+  constexpr int kCodes = codes_per_word<Format>();
+  const bool is_aligned = reinterpret_cast<uintptr_t>(row) % 4 == 0;
+  const int num_words = head_dim / kCodes;
+  for (int w = lane; w < num_words; w += kWarp) {
+    Code codes[kCodes];
+#pragma unroll
+    for (int i = 0; i < kCodes; ++i) codes[i] = code_of(w * kCodes + i);
+    alignas(4) uint8_t bytes[4];
+    format::pack<Format::kFacts.packing>(codes, 0, kCodes, bytes);
+    if (is_aligned) {
+      *reinterpret_cast<uint32_t*>(row + 4 * w) = *reinterpret_cast<const uint32_t*>(bytes);
+    } else {
+      for (int b = 0; b < 4; ++b) row[4 * w + b] = bytes[b];
+    }
+  }
+  // What is left of the row is less than a word: one lane.
+  const int rest = head_dim - num_words * kCodes;
+  if (rest == 0 || lane != 0) return;
+  Code codes[kCodes];
+  for (int i = 0; i < rest; ++i) codes[i] = code_of(num_words * kCodes + i);
+  uint8_t bytes[4];
+  format::pack<Format::kFacts.packing>(codes, 0, rest, bytes);
+  const int num_bytes = rest * Format::Codec::kBits / 8;
+  for (int b = 0; b < num_bytes; ++b) row[4 * num_words + b] = bytes[b];
+}
+
+template <class Format, format::ScaleType T>
+__device__ inline void encode_affine_row(const CudaSide& side, const RowTarget& to, float* x,
+                                         int lane) {
+  using Codec = typename Format::Codec;
+  int32_t low = 0x7FFFFFFF;
+  int32_t high = -0x7FFFFFFF - 1;
+  for (int d = lane; d < side.view.head_dim; d += kWarp) {
+    x[d] = format::ParamFloat<T>::round(x[d]);
+    const int32_t bits = format::ordered_bits(x[d]);
+    low = min(low, bits);
+    high = max(high, bits);
+  }
+  low = __reduce_min_sync(kWholeWarp, low);
+  high = __reduce_max_sync(kWholeWarp, high);
+  const auto encoder = format::affine_encoder<Codec, T>(format::affine_range(low, high));
+  __syncwarp();
+  // row parameters: [scale: 2 bytes][zero: 2 bytes]
+  if (lane == 0) memcpy(to.scales, &encoder.params, 4);
+  pack_row<Format>(side.view.head_dim, to.codes, lane, [&](int d) -> typename Codec::Code {
+    return encoder.has_nonfinite ? 0 : format::encode_affine_number<Codec, T>(encoder, x[d]);
+  });
+}
+
+// x: the row in shared memory, overwritten. Returns the lane's count of non-finite numbers that
+// the codes could not say. Requires: the scales are not page-shared (refused on the host).
+template <class Format>
+__device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, float* x, int lane) {
+  using Codec = typename Format::Codec;
+  int counted = 0;
+  __syncwarp();
+  if constexpr (cpu::is_plain<Format>()) {
+    pack_row<Format>(side.view.head_dim, to.codes, lane,
+                     [x](int d) { return Codec::encode(x[d]); });
+  } else if constexpr (cpu::is_affine<Format>()) {
+    if (side.view.spec.scale_type == format::ScaleType::kF16) {
+      encode_affine_row<Format, format::ScaleType::kF16>(side, to, x, lane);
+    } else {
+      encode_affine_row<Format, format::ScaleType::kBF16>(side, to, x, lane);
+    }
+  } else {
+    if (side.view.spec.scale_source == format::ScaleSource::kGiven) {
+      scale_given<Format>(side, to, x, lane);
+    } else {
+      scale_computed<Format>(side, to, x, lane);
+    }
+    __syncwarp();
+    pack_row<Format>(side.view.head_dim, to.codes, lane, [&](int d) -> typename Codec::Code {
+      if (format::is_finite(x[d])) return Codec::encode(x[d]);
+      counted += Codec::kCountsNonfinite ? 1 : 0;
+      return Codec::encode_nonfinite(x[d]);
+    });
+  }
+  __syncwarp();
+  return counted;
+}
+
+__device__ inline int encode_row(const CudaSide& side, const RowTarget& to, float* x, int lane) {
+  int counted = 0;
+  visit_format(side.id,
+               [&]<class Format>() { counted = encode_row_of<Format>(side, to, x, lane); });
+  return counted;
+}
+
+}  // namespace kvx::ops::cuda

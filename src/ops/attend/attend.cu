@@ -1,0 +1,261 @@
+// attend on a GPU: chooses the kernel, plans the splits, hands out the workspace and launches.
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "core/checked.hpp"
+#include "device/cuda_error.hpp"
+#include "ops/attend/attend_cuda.hpp"
+#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/launch.hpp"
+#include "ops/side_rows.hpp"
+
+namespace kvx::ops {
+namespace {
+
+using cuda::AttendJob;
+using cuda::TileKernel;
+using format::ScaleType;
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+bool divides(int64_t value, int64_t by) {
+  return value % by == 0;
+}
+
+// Whether the tiles' copies can take the rows as they lie.
+bool can_copy(const SideView& side) {
+  const CodeAddress& c = side.codes;
+  const bool codes_fit = divides(reinterpret_cast<intptr_t>(c.base), 16) &&
+                         divides(c.block_stride, 16) && divides(c.token_stride, 16) &&
+                         divides(c.head_stride, 16) && std::abs(c.token_stride) < (1 << 24);
+  if (!codes_fit || !side.spec.has_scale()) return codes_fit;
+  const ScaleAddress& s = side.scales;
+  const int group_bytes = format::scale_bytes_per_group(side.spec);
+  const int row_bytes = format::scale_bytes_per_row(side.spec, side.head_dim);
+  // A row's scales lie together; rows shorter than the smallest copy follow each other.
+  const bool row_fits = (row_bytes == group_bytes || s.group_stride == group_bytes) &&
+                        (row_bytes >= 4 ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
+  return row_fits && divides(reinterpret_cast<intptr_t>(s.base), 4) && divides(s.block_stride, 4) &&
+         divides(s.head_stride, 4) && std::abs(s.token_stride) < (1 << 24);
+}
+
+// The kernel's instances have f16 scales for groups of 64 in the symmetric integers.
+bool has_tile_scales(const format::FormatSpec& spec) {
+  using format::FormatId;
+  if (spec.facts->id != FormatId::kInt8 && spec.facts->id != FormatId::kInt4) return true;
+  return spec.scale_type == ScaleType::kF16 && spec.group_size == 64;
+}
+
+TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run) {
+  const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
+                            args.tree_mask || args.wide_head_blocks;
+  if (has_features || run.k.head_dim != run.v.head_dim || args.packed.block_size % 16 != 0) {
+    return {};
+  }
+  if (!can_copy(run.k) || !can_copy(run.v)) return {};
+  if (!has_tile_scales(run.k.spec) || !has_tile_scales(run.v.spec)) return {};
+  return cuda::find_tile_kernel(run.k.spec.facts->id, run.v.spec.facts->id, run.k.head_dim);
+}
+
+bool every_run_has_tiles(const AttendArgs& args) {
+  for (const HeadRun& run : args.packed.runs) {
+    if (!tile_kernel_for(args, run).function) return false;
+  }
+  return true;
+}
+
+int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits) {
+  const int64_t capacity = args.max_blocks_per_sequence * args.packed.block_size;
+  return limits.max_tokens > 0 && limits.max_tokens < capacity ? limits.max_tokens : capacity;
+}
+
+int row_tiles(const AttendArgs& args, const CudaAttendLimits& limits, int rows_of_a_tile) {
+  const int64_t rows = int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
+  return static_cast<int>(ceil_div<int64_t>(rows, rows_of_a_tile));
+}
+
+struct AttendPlanCuda {
+  TileKernel tiles;  // no function: the plain kernel
+  int num_row_tiles = 0;
+  int num_splits = 1;
+};
+
+AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
+                        const CudaAttendLimits& limits, const HeadRun& run, bool uses_tiles) {
+  AttendPlanCuda plan;
+  if (uses_tiles) plan.tiles = tile_kernel_for(args, run);
+  constexpr int kPlainCtas = 2;  // a multiprocessor
+  plan.num_row_tiles = row_tiles(args, limits, uses_tiles ? cuda::kTileRows : cuda::kPlainRows);
+  SplitShape shape;
+  shape.num_pieces = int64_t{args.num_sequences} * run.num_heads * plan.num_row_tiles;
+  shape.max_tokens = max_tokens_of(args, limits);
+  if (args.window > 0) {
+    shape.max_tokens = std::min<int64_t>(shape.max_tokens, int64_t{args.window} + limits.max_q_len);
+  }
+  shape.num_slots = int64_t{context.device.num_multiprocessors} *
+                    (uses_tiles ? plan.tiles.ctas_per_multiprocessor : kPlainCtas);
+  shape.granule = uses_tiles ? plan.tiles.granule * plan.tiles.threads / 32 : 64;
+  plan.num_splits = plan_splits(shape);
+  return plan;
+}
+
+// workspace: [partial_out][partial_softmax], each on 256 bytes
+struct WorkspaceBytes {
+  int64_t out = 0;
+  int64_t softmax = 0;
+  int64_t total() const { return out + softmax; }
+};
+
+WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
+                               int value_dim, int num_splits) {
+  const int64_t parts = limits.total_q * args.num_q_heads * num_splits;
+  return {round_up<int64_t>(parts * value_dim * 4, kWorkspaceAlignment),
+          round_up<int64_t>(parts * 8, kWorkspaceAlignment)};
+}
+
+Status check_view(const char* name, const LayerView& view) {
+  if (view.block_size <= 0 || view.num_kv_heads <= 0 || view.runs.empty()) {
+    return invalid_argument("{} has block_size {}, {} KV heads in {} runs; expected at least 1",
+                            name, view.block_size, view.num_kv_heads, view.runs.size());
+  }
+  for (const HeadRun& run : view.runs) {
+    for (const SideView* side : {&run.k, &run.v}) {
+      if (side->head_dim <= 0 || side->head_dim > format::kMaxHeadDim || !side->codes.base) {
+        return invalid_argument(
+            "{}.{} has head_dim {}, codes {}; attention needs 1 to {} and codes", name,
+            side == &run.k ? "k" : "v", side->head_dim, side->codes.base ? "there" : "null",
+            format::kMaxHeadDim);
+      }
+    }
+  }
+  return {};
+}
+
+// What can be checked without the lengths, which are on the device.
+Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
+  KVX_RETURN_IF_ERROR(check_view("packed", args.packed));
+  if ((args.wide_head_blocks == nullptr) != (args.wide_tail_block == nullptr)) {
+    return invalid_argument("{} is null; wide ends need wide_head_blocks and wide_tail_block",
+                            args.wide_head_blocks ? "wide_tail_block" : "wide_head_blocks");
+  }
+  if (args.wide_head_blocks) {
+    KVX_RETURN_IF_ERROR(check_view("wide", args.wide));
+    if (args.wide.runs.size() != 1) {
+      return unsupported("wide has {} runs of heads; attend on CUDA takes 1",
+                         args.wide.runs.size());
+    }
+  }
+  if (args.num_q_heads <= 0 || args.num_q_heads % args.packed.num_kv_heads != 0) {
+    return invalid_argument("num_q_heads is {}; expected a positive multiple of num_kv_heads {}",
+                            args.num_q_heads, args.packed.num_kv_heads);
+  }
+  if (!std::isfinite(args.softmax_scale) || !std::isfinite(args.softcap) || args.softcap < 0) {
+    return invalid_argument("softmax_scale is {}, softcap {}; expected finite, softcap 0 or more",
+                            args.softmax_scale, args.softcap);
+  }
+  if (args.window < 0) {
+    return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
+  }
+  constexpr int kMaxSequences = 65535;
+  if (args.num_sequences < 0 || args.num_sequences > kMaxSequences) {
+    return invalid_argument("num_sequences is {}; expected 0 to {}", args.num_sequences,
+                            kMaxSequences);
+  }
+  const int64_t most = int64_t{args.num_sequences} * limits.max_q_len;
+  if (limits.max_q_len < 1 || limits.total_q < 0 || limits.total_q > most) {
+    return invalid_argument("max_q_len is {}, total_q {}; expected 1 or more, and 0 to {}",
+                            limits.max_q_len, limits.total_q, most);
+  }
+  const void* needed[] = {args.seq_lens, args.q_starts, args.block_table.ids, args.q.data,
+                          args.out.data};
+  const char* names[] = {"seq_lens", "q_starts", "block_table", "q", "out"};
+  for (int i = 0; i < 5 && limits.total_q > 0; ++i) {
+    if (!needed[i]) return invalid_argument("{} is null", names[i]);
+  }
+  return {};
+}
+
+AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const HeadRun& run,
+                   const AttendPlanCuda& plan, uint8_t* workspace, CudaFindings* findings) {
+  AttendJob job = {};
+  job.packed = cuda::cuda_run(run);
+  job.num_packed_blocks = args.packed.num_blocks;
+  if (args.wide_head_blocks) {
+    job.wide = cuda::cuda_run(args.wide.runs.front());
+    job.num_wide_blocks = args.wide.num_blocks;
+  }
+  job.block_size = args.packed.block_size;
+  job.num_kv_heads = args.packed.num_kv_heads;
+  job.q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
+  job.total_q = limits.total_q;
+  job.max_tokens = max_tokens_of(args, limits);
+  job.max_q_len = limits.max_q_len;
+  job.args = args;
+  job.num_row_tiles = plan.num_row_tiles;
+  job.num_splits = plan.num_splits;
+  const WorkspaceBytes bytes = workspace_bytes(args, limits, run.v.head_dim, plan.num_splits);
+  job.partial_out = reinterpret_cast<float*>(workspace);
+  job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
+  job.findings = findings;
+  return job;
+}
+
+}  // namespace
+
+namespace cuda {
+
+cudaError_t launch_attend_tiles(const TileKernel& kernel, const AttendJob& job,
+                                cudaStream_t stream) {
+  const cudaError_t set = cudaFuncSetAttribute(
+      kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+  if (set != cudaSuccess) return set;
+  const dim3 grid(job.num_splits, job.packed.num_heads * job.num_row_tiles, job.args.num_sequences);
+  void* arguments[] = {const_cast<AttendJob*>(&job)};
+  return cudaLaunchKernel(kernel.function, grid, dim3(kernel.threads), arguments,
+                          kernel.shared_bytes, stream);
+}
+
+}  // namespace cuda
+
+bool attend_has_tiles(const AttendArgs& args) {
+  return every_run_has_tiles(args);
+}
+
+int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
+                               const CudaAttendLimits& limits) {
+  int64_t most = 0;
+  for (const HeadRun& run : args.packed.runs) {
+    for (const bool uses_tiles : {false, true}) {
+      if (uses_tiles && !every_run_has_tiles(args)) continue;
+      const AttendPlanCuda plan = plan_run(context, args, limits, run, uses_tiles);
+      most = std::max(most, workspace_bytes(args, limits, run.v.head_dim, plan.num_splits).total());
+    }
+  }
+  return most;
+}
+
+Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
+              uint8_t* workspace, CudaFindings* findings, CudaAttendPath path) {
+  KVX_RETURN_IF_ERROR(check(args, limits));
+  const bool has_tiles = every_run_has_tiles(args);
+  if (path == CudaAttendPath::kTiles && !has_tiles) {
+    return unsupported("no tensor core kernel takes this call (attend_has_tiles)");
+  }
+  if (args.num_sequences == 0 || limits.total_q == 0) return {};
+  const bool uses_tiles = has_tiles && path != CudaAttendPath::kPlain;
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  for (const HeadRun& run : args.packed.runs) {
+    const AttendPlanCuda plan = plan_run(context, args, limits, run, uses_tiles);
+    const AttendJob job = make_job(args, limits, run, plan, workspace, findings);
+    KVX_RETURN_IF_ERROR(device::cuda_status(uses_tiles
+                                                ? cuda::launch_attend_tiles(plan.tiles, job, stream)
+                                                : cuda::launch_attend_plain(job, stream),
+                                            "attend"));
+    KVX_RETURN_IF_ERROR(
+        device::cuda_status(cuda::launch_merge_splits(job, stream), "attend (merge)"));
+  }
+  return {};
+}
+
+}  // namespace kvx::ops

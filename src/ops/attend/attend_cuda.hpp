@@ -1,0 +1,40 @@
+// attend on a GPU.
+#pragma once
+
+#include "ops/attend/attend.hpp"
+#include "ops/cuda/context.hpp"
+
+namespace kvx::ops {
+
+// What the host must know to shape a launch; the lengths themselves stay on the device. A captured
+// graph serves every batch within them.
+struct CudaAttendLimits {
+  int max_q_len = 1;       // of a sequence
+  int64_t total_q = 0;     // rows of q and out; q_starts[num_sequences] at most
+  int64_t max_tokens = 0;  // of a sequence; 0: max_blocks_per_sequence * block_size
+};
+
+// Which kernels run. kPlain takes everything in binary32; kTiles are the tensor cores' kernels,
+// which take what attend_has_tiles says.
+enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles };
+
+// Whether the tensor cores' kernels take this call: head_dim 64 or 128 alike for K and V, blocks of
+// a multiple of 16 tokens, rows on 16 bytes and scales on 4, no transforms, tree mask or wide ends,
+// and a pair of formats that is compiled. docs/cuda.md names them.
+bool attend_has_tiles(const AttendArgs& args);
+
+// Bytes of device memory that attend needs besides its arguments: what the pieces of split
+// sequences leave for the merge.
+int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
+                               const CudaAttendLimits& limits);
+
+// As attend on the CPU, on the context's stream. Nothing is allocated and nothing waits: the call
+// can be captured. workspace begins on 256 bytes. What is wrong in lengths and tables is counted in
+// *findings: a sequence whose length or queries are out of range gets zeros where its rows are
+// known, tokens of a block out of range are not seen. INVALID_ARGUMENT or UNSUPPORTED, nothing
+// launched.
+Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
+              uint8_t* workspace, CudaFindings* findings,
+              CudaAttendPath path = CudaAttendPath::kChoose);
+
+}  // namespace kvx::ops

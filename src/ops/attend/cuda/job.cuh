@@ -1,0 +1,108 @@
+// What attention kernels share: a call's arguments by value, a sequence's rows, and what a piece
+// leaves behind.
+#pragma once
+
+#include "ops/attend/attend.hpp"
+#include "ops/attend/splits.hpp"
+#include "ops/cuda/floats.cuh"
+#include "ops/cuda/side.cuh"
+
+namespace kvx::ops::cuda {
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+// A piece's softmax over its tokens, scores in units of log2.
+struct Softmax2 {
+  float max;
+  float sum;
+};
+
+struct AttendJob {
+  CudaRun packed;  // one run of heads
+  CudaRun wide;    // without wide ends: no heads
+  int64_t num_packed_blocks;
+  int64_t num_wide_blocks;
+  int block_size;
+  int num_kv_heads;
+  int q_per_kv;
+  int64_t total_q;
+  int64_t max_tokens;
+  int max_q_len;
+  AttendArgs args;  // its views are not used here
+  int num_row_tiles;
+  int num_splits;
+  float* partial_out;         // [total_q, num_q_heads, num_splits, value dim], not normalised
+  Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]
+  CudaFindings* findings;
+};
+
+// One sequence's lengths, read from device memory and checked.
+struct SequenceShape {
+  int seq_len;
+  int q_start;
+  int q_len;
+  bool has_rows;  // its rows of q and out are there
+  bool is_valid;
+  __device__ int first_new_token() const { return seq_len - q_len; }
+};
+
+__device__ inline SequenceShape sequence_shape(const AttendJob& job, int sequence) {
+  SequenceShape shape;
+  shape.seq_len = job.args.seq_lens[sequence];
+  shape.q_start = job.args.q_starts[sequence];
+  const int64_t q_end = job.args.q_starts[sequence + 1];
+  shape.q_len = static_cast<int>(q_end - shape.q_start);
+  shape.has_rows = shape.q_start >= 0 && shape.q_len >= 0 && q_end <= job.total_q;
+  shape.is_valid = shape.has_rows && shape.q_len <= job.max_q_len && shape.seq_len >= shape.q_len &&
+                   shape.seq_len <= job.max_tokens;
+  return shape;
+}
+
+// Row r of a sequence is its new token r / q_per_kv and query head r % q_per_kv of the KV head.
+struct QueryRowAt {
+  int new_token;
+  int q_head;
+};
+
+__device__ inline QueryRowAt query_row(const AttendJob& job, int kv_head, int row) {
+  return {row / job.q_per_kv, kv_head * job.q_per_kv + row % job.q_per_kv};
+}
+
+// The tokens that a query sees, less what a tree mask hides.
+__device__ inline TokenRange seen_by(const AttendJob& job, const SequenceShape& shape,
+                                     int new_token) {
+  const int position = shape.first_new_token() + new_token;
+  const int window = job.args.window;
+  return {window > 0 ? max(0, position - window + 1) : 0,
+          job.args.tree_mask ? shape.seq_len : position + 1};
+}
+
+// The tokens that any of rows [first_row, first_row + num_rows) sees.
+__device__ inline TokenRange seen_by_rows(const AttendJob& job, const SequenceShape& shape,
+                                          int first_row, int num_rows) {
+  const TokenRange first = seen_by(job, shape, first_row / job.q_per_kv);
+  const TokenRange last = seen_by(job, shape, (first_row + num_rows - 1) / job.q_per_kv);
+  return {first.begin, last.end};
+}
+
+__device__ inline int64_t partial_index(const AttendJob& job, int64_t q_token, int q_head,
+                                        int split) {
+  return (q_token * job.args.num_q_heads + q_head) * job.num_splits + split;
+}
+
+// For a sequence that is not valid: the merge finds that its rows saw nothing. Counts it once.
+__device__ inline void leave_empty(const AttendJob& job, const SequenceShape& shape, int kv_head,
+                                   int first_row, int num_rows, int split) {
+  if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0) {
+    atomicAdd(&job.findings->out_of_range, 1ull);
+  }
+  if (!shape.has_rows) return;
+  for (int r = threadIdx.x; r < num_rows; r += blockDim.x) {
+    const QueryRowAt at = query_row(job, kv_head, first_row + r);
+    job.partial_softmax[partial_index(job, shape.q_start + at.new_token, at.q_head, split)] = {
+        -INFINITY, 0.0f};
+  }
+}
+
+}  // namespace kvx::ops::cuda

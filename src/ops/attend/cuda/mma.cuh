@@ -1,0 +1,134 @@
+// The instructions of the tensor cores' path, one function each.
+//
+// mma m16n8k16: D[16][8] += A[16][16] * B[16][8]. Lane = 4 g + t holds
+//   A: rows g, g + 8; columns 2t, 2t + 1 (a0, a1) and 2t + 8, 2t + 9 (a2, a3)
+//   B: rows 2t, 2t + 1 (b0) and 2t + 8, 2t + 9 (b1); column g
+//   D: rows g (d0, d1) and g + 8 (d2, d3); columns 2t, 2t + 1
+#pragma once
+
+#include <cstdint>
+
+namespace kvx::ops::cuda {
+
+struct Fragment {  // of D
+  float d[4];
+};
+
+struct MmaF16 {
+  __device__ static void add(Fragment& f, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                             uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(f.d[0]), "+f"(f.d[1]), "+f"(f.d[2]), "+f"(f.d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+  // Two numbers of 16 bits, low first.
+  __device__ static uint32_t pack(float low, float high) {
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+  static constexpr bool kScalesQueries = true;  // into f16's range, by a power of two
+};
+
+struct MmaBf16 {
+  __device__ static void add(Fragment& f, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                             uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},"
+        "{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(f.d[0]), "+f"(f.d[1]), "+f"(f.d[2]), "+f"(f.d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+  __device__ static uint32_t pack(float low, float high) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+  static constexpr bool kScalesQueries = false;
+};
+
+// Transposes an 8 x 8 matrix of 16-bit numbers: lane (g, t) gives [g][2t, 2t + 1] and takes the
+// transpose's.
+__device__ inline uint32_t transpose_8x8(uint32_t a) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+  return r;
+}
+
+// Four 8 x 8 matrices of 16-bit units, transposed: lane l gives the address of a row, 16 bytes.
+// volatile: shared memory changes under these, and the compiler cannot see by whom.
+__device__ inline uint4 load_matrices_transposed(uint32_t address) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
+__device__ inline uint4 load_shared_16(uint32_t address) {
+  uint4 r;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+__device__ inline uint2 load_shared_8(uint32_t address) {
+  uint2 r;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+  return r;
+}
+__device__ inline uint32_t load_shared_4(uint32_t address) {
+  uint32_t r;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+  return r;
+}
+__device__ inline uint32_t load_shared_2(uint32_t address) {
+  uint16_t r;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(r) : "r"(address) : "memory");
+  return r;
+}
+
+// 2^x; its error is two units in the last place.
+__device__ inline float fast_exp2(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+__device__ inline uint32_t multiply_f16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+// The low 16 bits hold two codes, low first.
+__device__ inline uint32_t e4m3x2_to_f16x2(uint32_t codes) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<uint16_t>(codes)));
+  return r;
+}
+
+// (a & b) | c and (a & b) ^ c in one instruction.
+__device__ inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+__device__ inline uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,111 @@
+// Element types as the tensor cores' path decodes them: a 32-bit word of codes into registers of
+// two 16-bit numbers. What a register's two numbers are (neighbours in a row, or one channel of two
+// tokens) is the business of tile_keys.cuh and tile_values.cuh.
+//
+//   kBits       of a code
+//   Mma         the tensor cores' type that holds every code exactly
+//   kUnit       a decoded number is the code's value divided by this
+//   neighbours  (8 bits) a word b0 b1 b2 b3 into (b0, b1), (b2, b3)
+//   pairs       (8 bits) the same word into (b0, b2), (b1, b3)
+//   nibbles     (4 bits) a word of halves l, h into (l0, h0), (l1, h1), (l2, h2), (l3, h3)
+#pragma once
+
+#include "ops/attend/cuda/mma.cuh"
+
+namespace kvx::ops::cuda {
+
+struct Two {
+  uint32_t a, b;
+};
+struct Four {
+  uint32_t r[4];
+};
+
+struct TileBf16 {
+  static constexpr int kBits = 16;
+  using Mma = MmaBf16;
+  static constexpr float kUnit = 1.0f;
+};
+struct TileF16 {
+  static constexpr int kBits = 16;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 1.0f;
+};
+
+struct TileE4M3 {
+  static constexpr int kBits = 8;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 1.0f;
+  __device__ static Two neighbours(uint32_t w) {
+    return {e4m3x2_to_f16x2(w), e4m3x2_to_f16x2(w >> 16)};
+  }
+  __device__ static Two pairs(uint32_t w) { return neighbours(__byte_perm(w, 0, 0x3120)); }
+};
+
+// E5M2 is the upper half of f16.
+struct TileE5M2 {
+  static constexpr int kBits = 8;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 1.0f;
+  __device__ static Two neighbours(uint32_t w) {
+    return {__byte_perm(w, 0, 0x1404), __byte_perm(w, 0, 0x3424)};
+  }
+  __device__ static Two pairs(uint32_t w) {
+    return {__byte_perm(w, 0, 0x2404), __byte_perm(w, 0, 0x3414)};
+  }
+};
+
+// 0x6400 | u is 1024 + u in f16. Flip: what makes the code unsigned. Bias: what that added.
+template <uint32_t Flip, uint32_t MinusOffset>
+struct TileInteger8 {
+  static constexpr int kBits = 8;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 1.0f;
+  __device__ static uint32_t number(uint32_t w, uint32_t bytes) {
+    return add_f16x2(__byte_perm(w, 0x64646464u, bytes), MinusOffset);
+  }
+  __device__ static Two neighbours(uint32_t w) {
+    return {number(w ^ Flip, 0x4140), number(w ^ Flip, 0x4342)};
+  }
+  __device__ static Two pairs(uint32_t w) {
+    return {number(w ^ Flip, 0x4240), number(w ^ Flip, 0x4341)};
+  }
+};
+using TileInt8 = TileInteger8<0x80808080u, 0xE480E480u>;  // -(1024 + 128)
+using TileUInt8 = TileInteger8<0u, 0xE400E400u>;          // -1024
+
+// As above; the second nibble of a byte lies four bits higher and counts 16 times.
+template <uint32_t Flip, uint32_t MinusLow, uint32_t MinusHigh>
+struct TileInteger4 {
+  static constexpr int kBits = 4;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 1.0f;
+  __device__ static Four nibbles(uint32_t w) {
+    constexpr uint32_t kSixteenth = 0x2C002C00u;
+    constexpr uint32_t kLow = 0x64006400u ^ (Flip & 0x000F000Fu);
+    constexpr uint32_t kHigh = 0x64006400u ^ (Flip & 0x00F000F0u);
+    const uint32_t h = w >> 8;
+    return {add_f16x2(and_xor(w, 0x000F000Fu, kLow), MinusLow),
+            fma_f16x2(and_xor(w, 0x00F000F0u, kHigh), kSixteenth, MinusHigh),
+            add_f16x2(and_xor(h, 0x000F000Fu, kLow), MinusLow),
+            fma_f16x2(and_xor(h, 0x00F000F0u, kHigh), kSixteenth, MinusHigh)};
+  }
+};
+using TileInt4 = TileInteger4<0x88888888u, 0xE408E408u, 0xD480D480u>;  // -1032, -(64 + 8)
+using TileUInt4 = TileInteger4<0u, 0xE400E400u, 0xD400D400u>;          // -1024, -64
+
+// E2M1's exponent and mantissa at f16's, its sign at f16's: the value times 2^-14.
+struct TileE2M1 {
+  static constexpr int kBits = 4;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 16384.0f;
+  __device__ static Four nibbles(uint32_t w) {
+    constexpr uint32_t kMagnitude = 0x0E000E00u;
+    constexpr uint32_t kSign = 0x80008000u;
+    return {and_or(w << 9, kMagnitude, (w << 12) & kSign),
+            and_or(w << 5, kMagnitude, (w << 8) & kSign),
+            and_or(w << 1, kMagnitude, (w << 4) & kSign), and_or(w >> 3, kMagnitude, w & kSign)};
+  }
+};
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,179 @@
+// Keys of a tile as the A operand: 16 tokens by 16 channels at a time, against 8 queries.
+//
+// A sum over channels may take them in any order, so each lane simply owns whole words of its
+// tokens' rows, and the queries are loaded in the same order: no shuffle touches the cache.
+#pragma once
+
+#include "ops/attend/cuda/tile_copy.cuh"
+#include "ops/attend/cuda/tile_decode.cuh"
+#include "ops/attend/cuda/tile_scales.cuh"
+
+namespace kvx::ops::cuda {
+
+// Queries as the B operand: registers [step][2] of 8 columns.
+template <int Dim>
+struct Queries {
+  uint32_t b[Dim / 16][2];
+};
+
+// Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out.
+template <class Element, class Scale, int Dim>
+struct TileKeys {
+  static constexpr int kRowBytes = Dim * Element::kBits / 8;
+  using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
+  using Mma = typename Element::Mma;
+  static constexpr int kParts = Dim / 64;  // of a row, each with accumulators of its own
+
+  // Scores come out divided by this.
+  static constexpr float unit() {
+    if constexpr (Scale::kOnOperand) return Element::kUnit * Scale::kUnit;
+    return Element::kUnit;
+  }
+
+  // The channels of the two numbers of register r of step s, in lane t of four.
+  __device__ static int2 channels(int t, int s, int r) {
+    const int pair = 2 * s + r;
+    if constexpr (Element::kBits == 16) {  // chunk of 8 channels, word, its two halves
+      const int i = pair / 4;
+      const int first = 8 * (8 * (i / 2) + 2 * t + i % 2) + 2 * (pair % 4);
+      return {first, first + 1};
+    } else if constexpr (Element::kBits == 8) {  // chunk of 16 channels, word, pair of bytes
+      const int first = 16 * (4 * (pair / 8) + t) + 2 * (pair % 8);
+      return {first, first + 1};
+    } else {  // eight bytes of each 64 channels, word, nibble of either half
+      const int word = pair / 4;
+      const int first = 64 * (word / 2) + 16 * t + 8 * (word % 2);
+      const int j = pair % 4;
+      if constexpr (kIsTurboMind) return {first + 2 * j, first + 2 * j + 1};
+      return {first + j, first + j + 4};
+    }
+  }
+  // Of the affine formats: codes 0..7 of a word lie as 0 2 4 6 1 3 5 7.
+  static constexpr bool kIsTurboMind = Scale::kHasZero;
+
+  // zero_of_query: the queries' sums, for the affine formats' zeros; of columns 2t and 2t + 1.
+  __device__ static Fragment score(uint32_t tile, const Queries<Dim>& queries, float2 query_sums,
+                                   bool scale_is_bf16, int lane) {
+    Fragment parts[kParts] = {};
+    if constexpr (Element::kBits == 16) {
+      score_16(tile, queries, parts, lane);
+    } else if constexpr (Element::kBits == 8) {
+      score_8(tile, queries, parts, lane);
+    } else {
+      score_4(tile, queries, parts, lane);
+    }
+    return scaled(tile + Copy::kScalesAt, parts, query_sums, scale_is_bf16, lane / 4);
+  }
+
+ private:
+  __device__ static void score_16(uint32_t tile, const Queries<Dim>& queries, Fragment* parts,
+                                  int lane) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < Dim / 32; ++i) {
+      const int chunk = 8 * (i / 2) + 2 * t + i % 2;
+      const uint4 x = load_shared_16(chunk_address<kRowBytes>(tile, g, chunk));
+      const uint4 y = load_shared_16(chunk_address<kRowBytes>(tile, g + 8, chunk));
+      Mma::add(parts[0], x.x, y.x, x.y, y.y, queries.b[2 * i][0], queries.b[2 * i][1]);
+      Mma::add(parts[0], x.z, y.z, x.w, y.w, queries.b[2 * i + 1][0], queries.b[2 * i + 1][1]);
+    }
+  }
+
+  __device__ static void score_8(uint32_t tile, const Queries<Dim>& queries, Fragment* parts,
+                                 int lane) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int chunk = 4 * part + t;
+      const uint4 x = load_shared_16(chunk_address<kRowBytes>(tile, g, chunk));
+      const uint4 y = load_shared_16(chunk_address<kRowBytes>(tile, g + 8, chunk));
+      const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+      const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const Two a = Element::neighbours(xs[w]);
+        const Two b = Element::neighbours(ys[w]);
+        const uint32_t* q = queries.b[4 * part + w];
+        Mma::add(parts[Scale::kGroups == 1 ? 0 : part], a.a, b.a, a.b, b.b, q[0], q[1]);
+      }
+    }
+  }
+
+  __device__ static void score_4(uint32_t tile, const Queries<Dim>& queries, Fragment* parts,
+                                 int lane) {
+    const int g = lane / 4, t = lane % 4;
+    uint32_t low[kParts], high[kParts];  // this lane's scales of tokens g and g + 8, both halves
+    if constexpr (Scale::kOnOperand) operand_scales(tile + Copy::kScalesAt, g, t, low, high);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int chunk = 2 * part + t / 2;
+      const uint32_t half = (t % 2) * 8;
+      const uint2 x = load_shared_8(chunk_address<kRowBytes>(tile, g, chunk) + half);
+      const uint2 y = load_shared_8(chunk_address<kRowBytes>(tile, g + 8, chunk) + half);
+      const uint32_t xs[2] = {x.x, x.y};
+      const uint32_t ys[2] = {y.x, y.y};
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        Four a = Element::nibbles(xs[w]);
+        Four b = Element::nibbles(ys[w]);
+        if constexpr (Scale::kOnOperand) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            a.r[j] = multiply_f16x2(a.r[j], low[part]);
+            b.r[j] = multiply_f16x2(b.r[j], high[part]);
+          }
+        }
+        const int step = 4 * part + 2 * w;
+        Fragment& f = parts[Scale::kGroups == 1 ? 0 : part];
+        Mma::add(f, a.r[0], b.r[0], a.r[1], b.r[1], queries.b[step][0], queries.b[step][1]);
+        Mma::add(f, a.r[2], b.r[2], a.r[3], b.r[3], queries.b[step + 1][0], queries.b[step + 1][1]);
+      }
+    }
+  }
+
+  // Part p of lane t lies in the group of channel 64 p + 16 t.
+  __device__ static void operand_scales(uint32_t scales, int g, int t, uint32_t* low,
+                                        uint32_t* high) {
+    const uint2 a = Scale::load_row(scales, g);
+    const uint2 b = Scale::load_row(scales, g + 8);
+    constexpr int kGroupsAPart = 64 / Scale::kGroup;
+    const uint32_t first = static_cast<uint32_t>(16 * t / Scale::kGroup);
+    // Two bytes, of parts 0 and 1.
+    const uint32_t bytes = first | ((first + kGroupsAPart) << 4);
+    const uint32_t x = Scale::f16x2(__byte_perm(a.x, a.y, bytes));
+    const uint32_t y = Scale::f16x2(__byte_perm(b.x, b.y, bytes));
+    low[0] = __byte_perm(x, 0, 0x1010);
+    high[0] = __byte_perm(y, 0, 0x1010);
+    if constexpr (kParts > 1) {
+      low[1] = __byte_perm(x, 0, 0x3232);
+      high[1] = __byte_perm(y, 0, 0x3232);
+    }
+  }
+
+  __device__ static Fragment scaled(uint32_t scales, const Fragment* parts, float2 query_sums,
+                                    bool scale_is_bf16, int g) {
+    if constexpr (Scale::kIsNone || Scale::kOnOperand) {
+      return parts[0];
+    } else {
+      const auto a = Scale::load(scales, g, scale_is_bf16);
+      const auto b = Scale::load(scales, g + 8, scale_is_bf16);
+      Fragment f;
+      if constexpr (Scale::kHasZero) {
+        f = {{a.zero * query_sums.x, a.zero * query_sums.y, b.zero * query_sums.x,
+              b.zero * query_sums.y}};
+      } else {
+        f = {};
+      }
+#pragma unroll
+      for (int i = 0; i < Scale::kGroups; ++i) {
+        f.d[0] += a.scale[i] * parts[i].d[0];
+        f.d[1] += a.scale[i] * parts[i].d[1];
+        f.d[2] += b.scale[i] * parts[i].d[2];
+        f.d[3] += b.scale[i] * parts[i].d[3];
+      }
+      return f;
+    }
+  }
+};
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,36 @@
+// The pairs of K's and V's formats for which the tensor cores' kernel is compiled. Each has its
+// instances in a file attend/cuda/instances/<family>.cu; a missing one is a link error.
+#pragma once
+
+#include "ops/attend/cuda/launch.hpp"
+
+// WORD(K, V)
+#define KVX_FOR_EACH_TILE_PAIR(WORD) \
+  WORD(kBF16, kBF16)                 \
+  WORD(kF16, kF16)                   \
+  WORD(kFp8E4M3, kFp8E4M3)           \
+  WORD(kFp8E5M2, kFp8E5M2)           \
+  WORD(kInt8, kInt8)                 \
+  WORD(kInt4, kInt4)                 \
+  WORD(kInt8Affine, kInt8Affine)     \
+  WORD(kInt4Affine, kInt4Affine)     \
+  WORD(kMxfp4G16, kMxfp4G16)         \
+  WORD(kMxfp4, kMxfp4)               \
+  WORD(kNvfp4, kNvfp4)               \
+  WORD(kInt8, kInt4)                 \
+  WORD(kFp8E4M3, kNvfp4)             \
+  WORD(kBF16, kInt4)
+
+namespace kvx::ops::cuda {
+
+// head_dim is 64 or 128.
+template <format::FormatId K, format::FormatId V>
+TileKernel tile_instance(int head_dim);
+
+#define KVX_DECLARE_TILE_PAIR(K, V) \
+  template <>                       \
+  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(int head_dim);
+KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
+#undef KVX_DECLARE_TILE_PAIR
+
+}  // namespace kvx::ops::cuda

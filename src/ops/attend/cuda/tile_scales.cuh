@@ -1,0 +1,117 @@
+// How a side's scales enter the tensor cores' path.
+//
+//   kRowBytes    stored scales of a token
+//   kOnOperand   groups of 16 or 32: multiplied into the decoded numbers, as f16. Otherwise scales
+//                go to the scores and the weights, in binary32, for kGroups parts of a row
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "core/float16.hpp"
+#include "ops/attend/cuda/mma.cuh"
+
+namespace kvx::ops::cuda {
+
+// A token's scales for scores or weights: number = scale[group] * code + zero.
+template <int Groups>
+struct RowScale {
+  float scale[Groups];
+  float zero;
+};
+
+struct NoScale {
+  static constexpr int kRowBytes = 0;
+  static constexpr bool kOnOperand = false;
+  static constexpr bool kIsNone = true;
+  static constexpr bool kHasZero = false;
+  static constexpr int kGroups = 1;
+};
+
+// One binary32 scale a row, or given for all rows (strides of 0).
+struct RowF32 {
+  static constexpr int kRowBytes = 4;
+  static constexpr bool kOnOperand = false;
+  static constexpr bool kIsNone = false;
+  static constexpr bool kHasZero = false;
+  static constexpr int kGroups = 1;
+  __device__ static RowScale<1> load(uint32_t scales, int token, bool) {
+    return {{__uint_as_float(load_shared_4(scales + token * 4))}, 0.0f};
+  }
+};
+
+// f16 scales of groups of 64.
+template <int Dim>
+struct GroupF16 {
+  static constexpr int kRowBytes = Dim / 64 * 2;
+  static constexpr bool kOnOperand = false;
+  static constexpr bool kIsNone = false;
+  static constexpr bool kHasZero = false;
+  static constexpr int kGroups = Dim / 64;
+  __device__ static RowScale<kGroups> load(uint32_t scales, int token, bool) {
+    if constexpr (kGroups == 1) {
+      return {{__half2float(
+                  __ushort_as_half(static_cast<uint16_t>(load_shared_2(scales + token * 2))))},
+              0.0f};
+    } else {
+      const uint32_t bits = load_shared_4(scales + token * 4);
+      const float2 both = __half22float2(reinterpret_cast<const __half2&>(bits));
+      return {{both.x, both.y}, 0.0f};
+    }
+  }
+};
+
+// [scale: 2 bytes][zero: 2 bytes], f16 or bf16.
+struct RowAffine {
+  static constexpr int kRowBytes = 4;
+  static constexpr bool kOnOperand = false;
+  static constexpr bool kIsNone = false;
+  static constexpr bool kHasZero = true;
+  static constexpr int kGroups = 1;
+  __device__ static RowScale<1> load(uint32_t scales, int token, bool is_bf16) {
+    const uint32_t bits = load_shared_4(scales + token * 4);
+    if (is_bf16) return {{__uint_as_float(bits << 16)}, __uint_as_float(bits & 0xFFFF0000u)};
+    const float2 both = __half22float2(reinterpret_cast<const __half2&>(bits));
+    return {{both.x}, both.y};
+  }
+};
+
+// Scales that multiply the operand are made two at a time from two bytes, low first.
+struct FromE4M3 {
+  static constexpr float kUnit = 1.0f;
+  __device__ static uint32_t f16x2(uint32_t bytes) { return e4m3x2_to_f16x2(bytes); }
+};
+// 2^(byte - 127) times 2^4 in f16's range: exact together with E2M1 for groups whose largest number
+// lies between 2^-10 and 2^13. Larger ones become infinite and stay visible; smaller ones lose
+// digits that are 2^-24 of that range and less.
+struct FromE8M0 {
+  static constexpr float kUnit = 0.0625f;
+  __device__ static uint32_t f16x2(uint32_t bytes) {
+    constexpr uint32_t kBias = 127 - 15 - 4;
+    const uint32_t low = bytes & 0xFFu;
+    const uint32_t high = (bytes >> 8) & 0xFFu;
+    const uint32_t a = min(max(low, kBias) - kBias, 31u);
+    const uint32_t b = min(max(high, kBias) - kBias, 31u);
+    return (a << 10) | (b << 26);
+  }
+};
+
+template <int Dim, int Group, class From>
+struct OperandScale {
+  static constexpr int kRowBytes = Dim / Group;
+  static constexpr int kGroup = Group;
+  static constexpr bool kOnOperand = true;
+  static constexpr bool kIsNone = false;
+  static constexpr bool kHasZero = false;
+  static constexpr int kGroups = 1;
+  static constexpr float kUnit = From::kUnit;
+
+  // A token's scales, first byte lowest.
+  __device__ static uint2 load_row(uint32_t scales, int token) {
+    if constexpr (kRowBytes == 8) return load_shared_8(scales + token * 8);
+    if constexpr (kRowBytes == 4) return {load_shared_4(scales + token * 4), 0};
+    return {load_shared_2(scales + token * 2), 0};
+  }
+  __device__ static uint32_t f16x2(uint32_t bytes) { return From::f16x2(bytes); }
+};
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,198 @@
+// Values of a tile, transposed, as the A operand: 16 channels by 16 tokens at a time, against the 8
+// queries' weights.
+//
+// ldmatrix transposes units of 16 bits. In 4- and 8-bit rows such a unit holds 4 or 2 channels, so
+// a register holds those channels of tokens 2t and 2t + 1: decoding picks one channel of both.
+#pragma once
+
+#include "ops/attend/cuda/tile_copy.cuh"
+#include "ops/attend/cuda/tile_decode.cuh"
+#include "ops/attend/cuda/tile_scales.cuh"
+
+namespace kvx::ops::cuda {
+
+// Sums over tokens of weight * value: channels by queries 2t and 2t + 1.
+template <int Dim>
+struct ValueSums {
+  Fragment f[Dim / 16];
+  float2 zeros;  // the affine formats' part, the same for all channels
+
+  __device__ void multiply(float2 by) {
+#pragma unroll
+    for (int i = 0; i < Dim / 16; ++i) {
+      f[i].d[0] *= by.x;
+      f[i].d[1] *= by.y;
+      f[i].d[2] *= by.x;
+      f[i].d[3] *= by.y;
+    }
+    zeros.x *= by.x;
+    zeros.y *= by.y;
+  }
+};
+
+// Weights as the B operand: tokens 2t, 2t + 1 and 2t + 8, 2t + 9 of query g.
+struct Weights {
+  uint32_t low, high;
+};
+
+template <class Element, class Scale, int Dim>
+struct TileValues {
+  static constexpr int kRowBytes = Dim * Element::kBits / 8;
+  using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
+  using Mma = typename Element::Mma;
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr bool kIsTurboMind = Scale::kHasZero;
+  // Scales in binary32 multiply weights, in units that f16 holds: their largest is about 1.
+  static constexpr bool kScalesWeights = !Scale::kIsNone && !Scale::kOnOperand;
+
+  // Sums come out divided by this.
+  static constexpr float unit() {
+    if constexpr (Scale::kOnOperand) return Element::kUnit * Scale::kUnit;
+    return Element::kUnit;
+  }
+
+  // The channel of row g (or, high, g + 8) of fragment i.
+  __device__ static int channel(int i, int g, int high) {
+    if constexpr (Element::kBits == 16) return 16 * i + 8 * high + g;
+    if constexpr (Element::kBits == 8) return 16 * i + 2 * g + high;
+    const int nibble = 2 * (i % 2) + high;
+    if constexpr (kIsTurboMind) return 32 * (i / 2) + 8 * (g / 2) + g % 2 + 2 * nibble;
+    return 32 * (i / 2) + 4 * g + nibble;
+  }
+
+  // The largest scale that this lane's tokens multiply weights with.
+  __device__ static float largest_scale(uint32_t tile, bool scale_is_bf16, int lane) {
+    const uint32_t scales = tile + Copy::kScalesAt;
+    float largest = 0;
+    for (int token = lane / 4; token < kTileTokens; token += 8) {
+      const auto row = Scale::load(scales, token, scale_is_bf16);
+#pragma unroll
+      for (int i = 0; i < Scale::kGroups; ++i) largest = fmaxf(largest, row.scale[i]);
+    }
+    return largest;
+  }
+
+  // weights: of tokens g, g + 8 and queries 2t, 2t + 1. scale_unit: a power of two that brings the
+  // scales near 1.
+  __device__ static void add(uint32_t tile, const Fragment& weights, float scale_unit,
+                             bool scale_is_bf16, int lane, ValueSums<Dim>& sums) {
+    Weights w[Scale::kGroups];
+    if constexpr (kScalesWeights) {
+      const uint32_t scales = tile + Copy::kScalesAt;
+      const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
+      const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
+#pragma unroll
+      for (int i = 0; i < Scale::kGroups; ++i) {
+        const float x = a.scale[i] * scale_unit;
+        const float y = b.scale[i] * scale_unit;
+        w[i] = operand({{weights.d[0] * x, weights.d[1] * x, weights.d[2] * y, weights.d[3] * y}});
+      }
+      if constexpr (Scale::kHasZero) {
+        sums.zeros.x += (weights.d[0] * a.zero + weights.d[2] * b.zero) * scale_unit;
+        sums.zeros.y += (weights.d[1] * a.zero + weights.d[3] * b.zero) * scale_unit;
+      }
+    } else {
+      w[0] = operand(weights);
+    }
+    if constexpr (Element::kBits == 16) {
+      add_16(tile, w, lane, sums);
+    } else if constexpr (Element::kBits == 8) {
+      add_8(tile, w, lane, sums);
+    } else {
+      add_4(tile, w, lane, sums);
+    }
+  }
+
+ private:
+  __device__ static Weights operand(const Fragment& w) {
+    return {transpose_8x8(Mma::pack(w.d[0], w.d[1])), transpose_8x8(Mma::pack(w.d[2], w.d[3]))};
+  }
+
+  // Chunks c and c + 1 of all tokens, c even: x and y are chunk c of tokens 0 to 7 and 8 to 15, z
+  // and w chunk c + 1.
+  __device__ static uint4 load_chunks(uint32_t tile, int c, int lane) {
+    const int token = lane % 16;
+    return load_matrices_transposed(chunk_address<kRowBytes>(tile, token, c + lane / 16));
+  }
+
+  __device__ static void add_16(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
+#pragma unroll
+    for (int c = 0; c < kChunks; c += 2) {
+      const uint4 x = load_chunks(tile, c, lane);
+      Mma::add(sums.f[c / 2], x.x, x.z, x.y, x.w, w[0].low, w[0].high);
+    }
+  }
+
+  __device__ static void add_8(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
+#pragma unroll
+    for (int c = 0; c < kChunks; c += 2) {
+      const uint4 x = load_chunks(tile, c, lane);
+      const Weights& weights = w[Scale::kGroups == 1 ? 0 : c / 4];
+      const Two a = Element::pairs(x.x), b = Element::pairs(x.y);
+      Mma::add(sums.f[c], a.a, a.b, b.a, b.b, weights.low, weights.high);
+      const Two d = Element::pairs(x.z), e = Element::pairs(x.w);
+      Mma::add(sums.f[c + 1], d.a, d.b, e.a, e.b, weights.low, weights.high);
+    }
+  }
+
+  __device__ static void add_4(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
+    OperandScales scales;
+    if constexpr (Scale::kOnOperand) scales = operand_scales(tile + Copy::kScalesAt, lane);
+#pragma unroll
+    for (int c = 0; c < kChunks; c += 2) {
+      const uint4 x = load_chunks(tile, c, lane);
+      add_chunk_4(c, x.x, x.y, w, scales, sums);
+      add_chunk_4(c + 1, x.z, x.w, w, scales, sums);
+    }
+  }
+
+  // low, high: chunk c of tokens 0 to 7 and 8 to 15.
+  struct OperandScales {
+    uint32_t low[kChunks];  // of tokens 2t and 2t + 1
+    uint32_t high[kChunks];
+  };
+  __device__ static void add_chunk_4(int c, uint32_t low, uint32_t high, const Weights* w,
+                                     const OperandScales& scales, ValueSums<Dim>& sums) {
+    Four a = Element::nibbles(low);
+    Four b = Element::nibbles(high);
+    if constexpr (Scale::kOnOperand) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        a.r[j] = multiply_f16x2(a.r[j], scales.low[c]);
+        b.r[j] = multiply_f16x2(b.r[j], scales.high[c]);
+      }
+    }
+    const Weights& weights = w[Scale::kGroups == 1 ? 0 : c / 2];
+    Mma::add(sums.f[2 * c], a.r[0], a.r[1], b.r[0], b.r[1], weights.low, weights.high);
+    Mma::add(sums.f[2 * c + 1], a.r[2], a.r[3], b.r[2], b.r[3], weights.low, weights.high);
+  }
+
+  // Chunk c of row g lies in the group of channel 32 c + 4 g: two bytes, of neighbouring tokens.
+  __device__ static OperandScales operand_scales(uint32_t scales, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    OperandScales result;
+    const uint2 a = Scale::load_row(scales, 2 * t), b = Scale::load_row(scales, 2 * t + 1);
+    const uint2 d = Scale::load_row(scales, 2 * t + 8), e = Scale::load_row(scales, 2 * t + 9);
+    const uint32_t as[2] = {a.x, a.y}, bs[2] = {b.x, b.y};
+    const uint32_t ds[2] = {d.x, d.y}, es[2] = {e.x, e.y};
+    constexpr int kGroupsAChunk = 32 / Scale::kGroup;
+    constexpr int kChunksAWord = 4 / kGroupsAChunk;
+    const uint32_t first = static_cast<uint32_t>(4 * g / Scale::kGroup);
+#pragma unroll
+    for (int c = 0; c < kChunks; c += 2) {
+      const uint32_t i = first + (c % kChunksAWord) * kGroupsAChunk;
+      // Chunks c and c + 1: bytes of this token and of the next.
+      const uint32_t bytes =
+          i | ((i + 4) << 4) | ((i + kGroupsAChunk) << 8) | ((i + kGroupsAChunk + 4) << 12);
+      const uint32_t x = __byte_perm(as[c / kChunksAWord], bs[c / kChunksAWord], bytes);
+      const uint32_t y = __byte_perm(ds[c / kChunksAWord], es[c / kChunksAWord], bytes);
+      result.low[c] = Scale::f16x2(x);
+      result.low[c + 1] = Scale::f16x2(x >> 16);
+      result.high[c] = Scale::f16x2(y);
+      result.high[c + 1] = Scale::f16x2(y >> 16);
+    }
+    return result;
+  }
+};
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,411 @@
+// The tensor cores' attention kernel: up to 8 query rows of a KV head against a split of its
+// tokens. Every warp works alone: it copies tiles of 16 tokens into a ring of its own, turns packed
+// bytes into mma operands, and keeps its own softmax and sums; the CTA's warps merge at the end.
+//
+// The cache is the A operand of both products (keys: tokens x channels; values: channels x tokens)
+// and the queries and weights are B, 8 columns: with few queries a KV head nothing is wasted, and
+// rows that are not there cost little.
+#pragma once
+
+#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/tile_keys.cuh"
+#include "ops/attend/cuda/tile_values.cuh"
+
+namespace kvx::ops::cuda {
+
+// How many warps a CTA has, tiles a step takes and steps are on their way.
+template <class Keys, class Values>
+struct TileConfig {
+  static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
+  static constexpr int kWarps = 4;
+  static constexpr int kTilesAtOnce = kTileBytes <= 4608 ? 2 : 1;
+  static constexpr int kStages = kTileBytes <= 2560 ? 3 : kTileBytes <= 4608 ? 2 : 3;
+  static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;
+  static constexpr int kWarpBytes = kStages * kStepBytes;
+  static constexpr int kRingBytes = kWarps * kWarpBytes;
+  static constexpr int kThreads = kWarps * kWarp;
+  // 227 KiB of shared memory a multiprocessor, 1 KiB of it the system's for each CTA.
+  static constexpr int kCtas =
+      (227 << 10) / (kRingBytes + 1024) < 4 ? (227 << 10) / (kRingBytes + 1024) : 4;
+};
+
+// Softmax and sums of queries 2t and 2t + 1 in a lane.
+template <int Dim>
+struct WarpState {
+  ValueSums<Dim> sums = {};
+  // Far below every score, but finite: no difference of two of them is a NaN.
+  float2 max = {-1e30f, -1e30f};
+  float2 sum = {};
+  float scale_unit = 0;  // of V's scales; 0: none seen
+};
+
+template <class Keys, class Values, int Dim>
+class TilePiece {
+ public:
+  using Config = TileConfig<Keys, Values>;
+
+  __device__ TilePiece(const AttendJob& job, const SequenceShape& shape, int sequence, int head,
+                       int first_row, int num_rows, TokenRange tokens, uint32_t ring)
+      : job_(job),
+        shape_(shape),
+        table_(job.args.block_table.ids + sequence * job.args.block_table.row_stride),
+        head_(head),
+        kv_head_(job.packed.first_head + head),
+        first_row_(first_row),
+        num_rows_(num_rows),
+        lane_(threadIdx.x % kWarp),
+        warp_(threadIdx.x / kWarp),
+        ring_(ring + warp_ * Config::kWarpBytes) {
+    tokens_ = tokens;
+    first_step_ = tokens.begin / kStepTokens;
+    const int end_step = (tokens.end + kStepTokens - 1) / kStepTokens;
+    num_steps_ = max(0, (end_step - first_step_ - warp_ + Config::kWarps - 1) / Config::kWarps);
+  }
+
+  __device__ void run() {
+    find_seen();
+    for (int i = 0; i < Config::kStages; ++i) start_copies(i, i);
+    load_queries();
+    int stage = 0;
+    for (int i = 0; i < num_steps_; ++i) {
+      wait_for_copies<Config::kStages - 1>();
+      __syncwarp();
+      attend_step(i, stage);
+      __syncwarp();
+      start_copies(i + Config::kStages, stage);
+      if (++stage == Config::kStages) stage = 0;
+    }
+    wait_for_copies<0>();
+  }
+
+  // Requires: the CTA's rings are no longer used. shared: kWarps * 8 * (Dim + 4) floats and a
+  // Softmax2 for each row of each warp.
+  __device__ void merge_and_store(float* shared, int split);
+
+ private:
+  static constexpr int kStepTokens = Config::kTilesAtOnce * kTileTokens;
+
+  __device__ int step_token(int i) const {
+    return (first_step_ + warp_ + i * Config::kWarps) * kStepTokens;
+  }
+
+  // What this lane's two queries see, and where all queries see everything.
+  __device__ void find_seen() {
+    const int t = lane_ % 4;
+    seen_[0] = seen_of(2 * t);
+    seen_[1] = seen_of(2 * t + 1);
+    seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
+    seen_by_all_.begin = max(seen_by_all_.begin, tokens_.begin);
+    seen_by_all_.end = min(seen_by_all_.end, tokens_.end);
+  }
+  __device__ TokenRange seen_of(int r) const {
+    if (r >= num_rows_) return {0, 0};
+    const TokenRange seen = seen_by(job_, shape_, (first_row_ + r) / job_.q_per_kv);
+    return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
+  }
+
+  // Step i's tiles into a stage of the ring. Tokens past the sequence's end become zeros: what lies
+  // there may be a NaN, and 0 * NaN is one. A block out of range is all zeros, and noted.
+  __device__ void start_copies(int i, int stage) {
+    const int token = step_token(i);
+    if (i < num_steps_) {
+#pragma unroll
+      for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+        start_copy(token + u * kTileTokens, stage * Config::kTilesAtOnce + u);
+      }
+    }
+    commit_copies();
+  }
+
+  __device__ void start_copy(int token, int slot) {
+    const int block = token / job_.block_size;
+    const int offset = token % job_.block_size;
+    const bool is_inside = token < tokens_.end;
+    const int64_t id = is_inside ? table_[block] : 0;
+    const bool is_there = id >= 0 && id < job_.num_packed_blocks;
+    const int num_tokens = is_there && is_inside ? shape_.seq_len - token : 0;
+    const uint32_t missing = 1u << slot;
+    missing_ = is_there ? missing_ & ~missing : missing_ | missing;
+    if (!is_there && lane_ == 0) atomicAdd(&job_.findings->out_of_range, 1ull);
+    const int64_t found = is_there ? id : 0;
+    const uint32_t tile = ring_ + slot * Config::kTileBytes;
+    const CudaSide& k = job_.packed.k;
+    const CudaSide& v = job_.packed.v;
+    Keys::Copy::start(k, k.codes(found, offset, head_), k.scales(found, offset, head_), num_tokens,
+                      tile, lane_);
+    Values::Copy::start(v, v.codes(found, offset, head_), v.scales(found, offset, head_),
+                        num_tokens, tile + Keys::Copy::kBytes, lane_);
+  }
+
+  // Query g of four lanes, each with the channels that its part of the keys has.
+  __device__ void load_queries() {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const bool is_row = g < num_rows_;
+    const QueryRowAt at = query_row(job_, kv_head_, is_row ? first_row_ + g : first_row_);
+    const FloatRows& q = job_.args.q;
+    const uint8_t* row = q.data + ((int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                                   at.q_head * q.head_stride) *
+                                      bytes_of(q.dtype);
+    const auto number = [&](int channel) {
+      return is_row ? load_float(q.dtype, row, channel) : 0.0f;
+    };
+    float scale = 1.0f;  // into the 16-bit type's range, by a power of two
+    if constexpr (Keys::Mma::kScalesQueries) {
+      float largest = 0;
+      for (int d = t; d < Dim; d += 4) largest = fmaxf(largest, fabsf(number(d)));
+      largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
+      if (largest > 0) scale = exp2f(-static_cast<float>(ilogbf(largest)));
+    }
+    float sum = 0;
+#pragma unroll
+    for (int s = 0; s < Dim / 16; ++s) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int2 c = Keys::channels(t, s, r);
+        const float x = number(c.x) * scale, y = number(c.y) * scale;
+        sum += x + y;
+        queries_.b[s][r] = Keys::Mma::pack(x, y);
+      }
+    }
+    sum = over_quad(sum, [](float a, float b) { return a + b; });
+    // Row g's facts go to the lanes whose columns are 2t and 2t + 1.
+    const float factor =
+        job_.args.softmax_scale * Keys::unit() * job_.packed.k.tensor_scale(head_) / scale;
+    query_sums_ = {__shfl_sync(kWholeWarp, sum, 8 * t), __shfl_sync(kWholeWarp, sum, 8 * t + 4)};
+    score_scale_ = {__shfl_sync(kWholeWarp, factor, 8 * t),
+                    __shfl_sync(kWholeWarp, factor, 8 * t + 4)};
+    if (job_.args.softcap == 0) {
+      score_scale_.x *= kLog2E;
+      score_scale_.y *= kLog2E;
+    }
+  }
+  template <class Combine>
+  __device__ static float over_quad(float x, const Combine& combine) {
+    x = combine(x, __shfl_xor_sync(kWholeWarp, x, 1));
+    return combine(x, __shfl_xor_sync(kWholeWarp, x, 2));
+  }
+
+  __device__ void attend_step(int i, int stage) {
+    const int token = step_token(i);
+    Fragment scores[Config::kTilesAtOnce];
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      scores[u] = Keys::score(tile_of(stage, u), queries_, query_sums_, key_scale_is_bf16(), lane_);
+      scale_scores(scores[u]);
+    }
+    const uint32_t stage_bits = ((1u << Config::kTilesAtOnce) - 1)
+                                << (stage * Config::kTilesAtOnce);
+    if (token < seen_by_all_.begin || token + kStepTokens > seen_by_all_.end ||
+        (missing_ & stage_bits) != 0) {
+#pragma unroll
+      for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+        const int slot = stage * Config::kTilesAtOnce + u;
+        hide(token + u * kTileTokens, (missing_ >> slot & 1u) != 0, scores[u]);
+      }
+    }
+    raise_maximum(scores);
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      Fragment& w = scores[u];
+      w.d[0] = fast_exp2(w.d[0] - state_.max.x);
+      w.d[1] = fast_exp2(w.d[1] - state_.max.y);
+      w.d[2] = fast_exp2(w.d[2] - state_.max.x);
+      w.d[3] = fast_exp2(w.d[3] - state_.max.y);
+      state_.sum.x += w.d[0] + w.d[2];
+      state_.sum.y += w.d[1] + w.d[3];
+      const uint32_t values = tile_of(stage, u) + Keys::Copy::kBytes;
+      if constexpr (Values::kScalesWeights) find_scale_unit(values);
+      Values::add(values, w, state_.scale_unit, value_scale_is_bf16(), lane_, state_.sums);
+    }
+  }
+
+  __device__ uint32_t tile_of(int stage, int u) const {
+    return ring_ + (stage * Config::kTilesAtOnce + u) * Config::kTileBytes;
+  }
+  __device__ bool key_scale_is_bf16() const {
+    return job_.packed.k.view.spec.scale_type == format::ScaleType::kBF16;
+  }
+  __device__ bool value_scale_is_bf16() const {
+    return job_.packed.v.view.spec.scale_type == format::ScaleType::kBF16;
+  }
+
+  // To units of log2.
+  __device__ void scale_scores(Fragment& scores) const {
+    scores.d[0] *= score_scale_.x;
+    scores.d[1] *= score_scale_.y;
+    scores.d[2] *= score_scale_.x;
+    scores.d[3] *= score_scale_.y;
+    const float cap = job_.args.softcap;
+    if (cap == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores.d[i] = cap * kLog2E * tanhf(scores.d[i] / cap);
+  }
+
+  __device__ void hide(int token, bool is_missing, Fragment& scores) const {
+    const int g = lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = token + g + 8 * (i / 2);
+      const TokenRange& seen = seen_[i % 2];
+      if (is_missing || at < seen.begin || at >= seen.end) scores.d[i] = -INFINITY;
+    }
+  }
+
+  // The maximum only rises when a score is 2^8 above it: weights of up to 2^8 do no harm, and the
+  // sums are hardly ever touched.
+  __device__ void raise_maximum(const Fragment* scores) {
+    float2 top = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      top.x = fmaxf(top.x, fmaxf(scores[u].d[0], scores[u].d[2]));
+      top.y = fmaxf(top.y, fmaxf(scores[u].d[1], scores[u].d[3]));
+    }
+    constexpr float kSlack = 8.0f;
+    const bool rises = top.x > state_.max.x + kSlack || top.y > state_.max.y + kSlack;
+    if (!__any_sync(kWholeWarp, rises)) return;
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+      top.x = fmaxf(top.x, __shfl_xor_sync(kWholeWarp, top.x, offset));
+      top.y = fmaxf(top.y, __shfl_xor_sync(kWholeWarp, top.y, offset));
+    }
+    top = {fmaxf(top.x, state_.max.x), fmaxf(top.y, state_.max.y)};
+    const float2 by = {fast_exp2(state_.max.x - top.x), fast_exp2(state_.max.y - top.y)};
+    state_.max = top;
+    state_.sum.x *= by.x;
+    state_.sum.y *= by.y;
+    state_.sums.multiply(by);
+  }
+
+  // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
+  __device__ void find_scale_unit(uint32_t values) {
+    const float largest = Values::largest_scale(values, value_scale_is_bf16(), lane_);
+    constexpr float kMost = 16.0f;
+    // Not a number of f32's range: nothing to bring nearer.
+    const bool is_too_large = largest * state_.scale_unit > kMost || state_.scale_unit == 0;
+    if (!__any_sync(kWholeWarp, is_too_large && largest > 0 && largest < INFINITY)) return;
+    float top = largest < INFINITY ? largest : 0.0f;
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+      top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, offset));
+    }
+    const float unit = exp2f(-static_cast<float>(ilogbf(top)));
+    const float by = state_.scale_unit == 0 ? 0.0f : unit / state_.scale_unit;
+    state_.scale_unit = unit;
+    state_.sums.multiply({by, by});
+  }
+
+  const AttendJob& job_;
+  const SequenceShape& shape_;
+  const int32_t* table_;  // of the sequence
+  const int head_;        // of the run
+  const int kv_head_;
+  const int first_row_;
+  const int num_rows_;
+  const int lane_;
+  const int warp_;
+  const uint32_t ring_;  // shared memory: [kStages][kTilesAtOnce] tiles
+  TokenRange tokens_;
+  int first_step_;
+  int num_steps_;
+  TokenRange seen_[2];
+  TokenRange seen_by_all_;
+  uint32_t missing_ = 0;  // tiles of the ring whose block is out of range
+  Queries<Dim> queries_;
+  float2 query_sums_;
+  float2 score_scale_;
+  WarpState<Dim> state_;
+};
+
+template <class Keys, class Values, int Dim>
+__device__ void TilePiece<Keys, Values, Dim>::merge_and_store(float* shared, int split) {
+  constexpr int kStride = Dim + 4;
+  constexpr int kRows = kTileRows;
+  float* out = shared;  // [kWarps][kRows][kStride]
+  auto* softmax = reinterpret_cast<Softmax2*>(shared + Config::kWarps * kRows * kStride);
+  const int g = lane_ / 4, t = lane_ % 4;
+  for (int offset = 4; offset < kWarp; offset *= 2) {
+    state_.sum.x += __shfl_xor_sync(kWholeWarp, state_.sum.x, offset);
+    state_.sum.y += __shfl_xor_sync(kWholeWarp, state_.sum.y, offset);
+    state_.sums.zeros.x += __shfl_xor_sync(kWholeWarp, state_.sums.zeros.x, offset);
+    state_.sums.zeros.y += __shfl_xor_sync(kWholeWarp, state_.sums.zeros.y, offset);
+  }
+  float unit = Values::unit() * job_.packed.v.tensor_scale(head_);
+  if constexpr (Values::kScalesWeights) unit = state_.scale_unit > 0 ? unit / state_.scale_unit : 0;
+#pragma unroll
+  for (int i = 0; i < Dim / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int r = 2 * t + j % 2;
+      const float zero = j % 2 == 0 ? state_.sums.zeros.x : state_.sums.zeros.y;
+      out[(warp_ * kRows + r) * kStride + Values::channel(i, g, j / 2)] =
+          (state_.sums.f[i].d[j] + zero) * unit;
+    }
+  }
+  if (g == 0) {
+    softmax[warp_ * kRows + 2 * t] = {state_.max.x, state_.sum.x};
+    softmax[warp_ * kRows + 2 * t + 1] = {state_.max.y, state_.sum.y};
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_rows_ * Dim; i += Config::kThreads) {
+    const int r = i / Dim, d = i % Dim;
+    float max = -INFINITY;
+    for (int w = 0; w < Config::kWarps; ++w) max = fmaxf(max, softmax[w * kRows + r].max);
+    float sum = 0, total = 0;
+    for (int w = 0; w < Config::kWarps; ++w) {
+      const Softmax2& part = softmax[w * kRows + r];
+      if (part.sum == 0) continue;
+      const float weight = fast_exp2(part.max - max);
+      sum += weight * part.sum;
+      total += weight * out[(w * kRows + r) * kStride + d];
+    }
+    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
+    const int64_t index = partial_index(job_, shape_.q_start + at.new_token, at.q_head, split);
+    job_.partial_out[index * Dim + d] = total;
+    if (d == 0) job_.partial_softmax[index] = {max, sum};
+  }
+}
+
+template <class Keys, class Values>
+constexpr int tile_shared_bytes(int dim) {
+  using Config = TileConfig<Keys, Values>;
+  const int merge = Config::kWarps * kTileRows * ((dim + 4) * 4 + 8);
+  return merge > Config::kRingBytes ? merge : Config::kRingBytes;
+}
+
+template <class Keys, class Values, int Dim>
+__global__ void __launch_bounds__(TileConfig<Keys, Values>::kThreads,
+                                  TileConfig<Keys, Values>::kCtas)
+    attend_tiles(const __grid_constant__ AttendJob job) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int split = blockIdx.x;
+  const int head = blockIdx.y % job.packed.num_heads;
+  const int first_row = blockIdx.y / job.packed.num_heads * kTileRows;
+  const SequenceShape shape = sequence_shape(job, blockIdx.z);
+  const int num_rows = min(kTileRows, shape.q_len * job.q_per_kv - first_row);
+  if (!shape.is_valid) {
+    return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split);
+  }
+  if (num_rows <= 0) return;
+  constexpr int kGranule = TileConfig<Keys, Values>::kTilesAtOnce * kTileTokens;
+  const TokenRange tokens =
+      split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits, split, kGranule);
+  TilePiece<Keys, Values, Dim> piece(job, shape, blockIdx.z, head, first_row, num_rows, tokens,
+                                     static_cast<uint32_t>(__cvta_generic_to_shared(shared)));
+  piece.run();
+  __syncthreads();
+  piece.merge_and_store(reinterpret_cast<float*>(shared), split);
+}
+
+// What an instance tells the host.
+template <class Keys, class Values, int Dim>
+TileKernel tile_kernel() {
+  using Config = TileConfig<Keys, Values>;
+  return {
+      .function = reinterpret_cast<const void*>(&attend_tiles<Keys, Values, Dim>),
+      .threads = Config::kThreads,
+      .shared_bytes = tile_shared_bytes<Keys, Values>(Dim),
+      .ctas_per_multiprocessor = Config::kCtas,
+      .granule = Config::kTilesAtOnce * kTileTokens,
+  };
+}
+
+}  // namespace kvx::ops::cuda

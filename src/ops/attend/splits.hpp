@@ -1,0 +1,61 @@
+// Splits: how attention on a GPU cuts a long sequence into pieces that run side by side. The host
+// plans for the largest batch that may come; the device cuts what came. Shapes decide, nothing
+// else, so results repeat.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.hpp"
+
+namespace kvx::ops {
+
+// What the host knows before a launch.
+struct SplitShape {
+  int64_t num_pieces = 0;  // sequences x KV heads x tiles of query rows: work that needs no split
+  int64_t max_tokens = 0;  // of a sequence
+  int64_t num_slots = 0;   // pieces that the device runs at once
+  int granule = 1;         // tokens that a piece takes at a time; splits are multiples of it
+};
+
+inline constexpr int kMaxSplits = 256;
+
+// Pieces run in waves of num_slots; a piece costs its tokens and a fixed overhead. The fewest
+// splits within half a percent of the cheapest.
+inline int plan_splits(const SplitShape& shape) {
+  constexpr int64_t kOverheadGranules = 6;
+  const int64_t granules = (shape.max_tokens + shape.granule - 1) / shape.granule;
+  if (granules <= 1 || shape.num_pieces < 1) return 1;
+  int best = 1;
+  double best_cost = 0;
+  const int64_t most = granules < kMaxSplits ? granules : kMaxSplits;
+  for (int splits = 1; splits <= most; ++splits) {
+    const int64_t waves = (shape.num_pieces * splits + shape.num_slots - 1) / shape.num_slots;
+    const int64_t in_a_split = (granules + splits - 1) / splits + kOverheadGranules;
+    const double cost = static_cast<double>(waves) * static_cast<double>(in_a_split);
+    if (splits == 1 || cost < best_cost * 0.995) {
+      best = splits;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+struct TokenRange {
+  int begin = 0;
+  int end = 0;
+};
+
+// Split `split` of tokens [begin, end): all but the last take a multiple of the granule, counted
+// from the granule that begin lies in. May be empty.
+KVX_INLINE TokenRange split_of(TokenRange tokens, int num_splits, int split, int granule) {
+  const int first = tokens.begin / granule * granule;
+  const int granules = (tokens.end - first + granule - 1) / granule;
+  const int in_a_split = (granules + num_splits - 1) / num_splits;
+  const int64_t from = int64_t{first} + int64_t{split} * in_a_split * granule;
+  const int64_t to = from + int64_t{in_a_split} * granule;
+  const int begin = static_cast<int>(from > tokens.begin ? from : tokens.begin);
+  const int end = static_cast<int>(to < tokens.end ? to : tokens.end);
+  return {begin, end > begin ? end : begin};
+}
+
+}  // namespace kvx::ops

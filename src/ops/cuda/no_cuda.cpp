@@ -1,0 +1,33 @@
+// The verbs on a GPU in a build without CUDA. They cannot be reached: no context can be made
+// (device/no_cuda.cpp).
+#include "ops/append/append_cuda.hpp"
+#include "ops/attend/attend_cuda.hpp"
+#include "ops/gather/gather_cuda.hpp"
+
+namespace kvx::ops {
+namespace {
+
+Error no_cuda() {
+  return unsupported("this build of kvx has no CUDA (KVX_CUDA was OFF, or nvcc was not found)");
+}
+
+}  // namespace
+
+Status append(const CudaContext&, const AppendArgs&, CudaFindings*) {
+  return no_cuda();
+}
+Status gather(const CudaContext&, const GatherArgs&, int64_t, CudaFindings*) {
+  return no_cuda();
+}
+bool attend_has_tiles(const AttendArgs&) {
+  return false;
+}
+int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const CudaAttendLimits&) {
+  return 0;
+}
+Status attend(const CudaContext&, const AttendArgs&, const CudaAttendLimits&, uint8_t*,
+              CudaFindings*, CudaAttendPath) {
+  return no_cuda();
+}
+
+}  // namespace kvx::ops

@@ -1,0 +1,21 @@
+// visit_format: one branch from a format's number to its type, so that K and V of any two formats
+// share a kernel.
+#pragma once
+
+#include "format/list.hpp"
+
+namespace kvx::ops::cuda {
+
+template <class Visitor>
+__device__ inline void visit_format(format::FormatId id, const Visitor& visitor) {
+  switch (id) {
+#define KVX_FORMAT_CASE(Format)                    \
+  case format::Format::kFacts.id:                  \
+    visitor.template operator()<format::Format>(); \
+    break;
+    KVX_FOR_EACH_FORMAT(KVX_FORMAT_CASE)
+#undef KVX_FORMAT_CASE
+  }
+}
+
+}  // namespace kvx::ops::cuda

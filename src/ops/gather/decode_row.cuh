@@ -1,0 +1,95 @@
+// decode_row: a warp turns one stored row into numbers in shared memory. The arithmetic is
+// format/'s.
+#pragma once
+
+#include "format/affine.hpp"
+#include "format/packing.hpp"
+#include "ops/cpu/facts_in_kernels.hpp"
+#include "ops/cpu/kernel_table.hpp"
+#include "ops/cuda/side.cuh"
+#include "ops/cuda/visit_format.cuh"
+
+namespace kvx::ops::cuda {
+
+// Where a row lies.
+struct RowSource {
+  const uint8_t* codes;
+  const uint8_t* scales;  // of its group 0
+  float tensor_scale;
+};
+
+// What turns codes into numbers, group by group or once a row.
+template <class Format>
+struct RowDecoder {
+  const CudaSide& side;
+  const RowSource& from;
+  cpu::DecodeFor purpose;
+
+  // codes: numbers [first, first + n) of the row, all in one group.
+  __device__ void decode(const typename Format::Codec::Code* codes, int first, int n,
+                         float* x) const {
+    using Codec = typename Format::Codec;
+    if constexpr (cpu::is_plain<Format>()) {
+      format::decode_codes<Codec>(codes, n, x);
+    } else if constexpr (cpu::is_affine<Format>()) {
+      if (side.view.spec.scale_type == format::ScaleType::kF16) {
+        decode_affine<format::ScaleType::kF16>(codes, n, x);
+      } else {
+        decode_affine<format::ScaleType::kBF16>(codes, n, x);
+      }
+    } else {
+      const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, from.tensor_scale);
+      const uint8_t* scale =
+          from.scales + first / side.group_length * side.view.scales.group_stride;
+      const float step = maker.step(format::load_scale(maker.type, scale));
+      format::dequantize_group<Codec>(step, codes, n, x);
+    }
+  }
+
+  template <format::ScaleType T>
+  __device__ void decode_affine(const typename Format::Codec::Code* codes, int n, float* x) const {
+    using Codec = typename Format::Codec;
+    format::AffineParams params;
+    memcpy(&params.scale, from.scales, 2);
+    memcpy(&params.zero, from.scales + 2, 2);
+    if (purpose == cpu::DecodeFor::kGather) {
+      format::dequantize_affine<Codec, T>(params, codes, n, x);
+    } else {
+      format::dequantize_affine_exact<Codec, T>(params, codes, n, x);
+    }
+  }
+};
+
+// Codes are unpacked eight at a time: no group is cut (sizes are multiples of 16, or the row).
+inline constexpr int kCodesAtOnce = 8;
+
+template <class Format>
+__device__ inline void decode_row_of(const CudaSide& side, const RowSource& from,
+                                     cpu::DecodeFor purpose, float* x, int lane) {
+  const RowDecoder<Format> decoder{side, from, purpose};
+  const int head_dim = side.view.head_dim;
+  for (int first = lane * kCodesAtOnce; first < head_dim; first += kWarp * kCodesAtOnce) {
+    typename Format::Codec::Code codes[kCodesAtOnce];
+    float numbers[kCodesAtOnce];
+    const int n = min(kCodesAtOnce, head_dim - first);
+    if (n == kCodesAtOnce) {
+      format::unpack<Format::kFacts.packing>(from.codes, first, kCodesAtOnce, codes);
+      decoder.decode(codes, first, kCodesAtOnce, numbers);
+#pragma unroll
+      for (int i = 0; i < kCodesAtOnce; ++i) x[first + i] = numbers[i];
+    } else {
+      format::unpack<Format::kFacts.packing>(from.codes, first, n, codes);
+      decoder.decode(codes, first, n, numbers);
+      for (int i = 0; i < n; ++i) x[first + i] = numbers[i];
+    }
+  }
+}
+
+// x: [head_dim] in shared memory. The warp's other lanes see it after a __syncwarp.
+__device__ inline void decode_row(const CudaSide& side, const RowSource& from,
+                                  cpu::DecodeFor purpose, float* x, int lane) {
+  visit_format(side.id,
+               [&]<class Format>() { decode_row_of<Format>(side, from, purpose, x, lane); });
+}
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,256 @@
+// attend on the device against double precision over the dequantised cache: formats, shapes,
+// features, both kernels.
+
+#include "tests/gpu/device_scene.hpp"
+#include "tests/support/attend_scene.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using ops::CudaAttendPath;
+
+class GpuAttend : public GpuTest {
+ protected:
+  void expect_near(AttendScene& scene, CudaAttendPath path, double tolerance) {
+    DeviceScene on_device(memory(), context(), scene);
+    const AttendOutput expected = scene.reference();
+    const AttendOutput got = on_device.run(path);
+    EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
+    for (size_t i = 0; i < expected.lse.size(); ++i) {
+      EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
+          << "lse[" << i << "]";
+    }
+    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+  }
+};
+
+// The bounds: f16 queries and f32 output; a bf16 cache or bf16 queries.
+double tile_tolerance(const std::string& k, const std::string& v, DType q_type) {
+  return k == "bf16" || v == "bf16" || q_type == DType::kBF16 ? 3.5e-3 : 3e-4;
+}
+
+TEST_F(GpuAttend, PlainKernelTakesEveryFormatAndHeadDim) {
+  for (const format::Facts* facts : format::kAllFacts) {
+    for (const auto& [key_dim, value_dim] :
+         {std::pair{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {576, 512}}) {
+      if (key_dim % facts->head_dim_multiple != 0) continue;
+      SceneOptions options;
+      options.runs = {{2, std::string(facts->name), std::string(facts->name)}};
+      options.key_dim = key_dim;
+      options.value_dim = value_dim;
+      options.q_per_kv = 3;
+      options.seq_lens = {0, 1, 37, 90, 70, 21};
+      options.q_lens = {0, 1, 1, 90, 5, 0};
+      SCOPED_TRACE(fmt::format("{} {}/{}", facts->name, key_dim, value_dim));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+    }
+  }
+}
+
+const std::pair<const char*, const char*> kTilePairs[] = {
+    {"bf16", "bf16"},
+    {"f16", "f16"},
+    {"fp8_e4m3", "fp8_e4m3"},
+    {"fp8_e5m2", "fp8_e5m2"},
+    {"int8", "int8"},
+    {"int4", "int4"},
+    {"int8_affine", "int8_affine"},
+    {"int4_affine", "int4_affine"},
+    {"mxfp4_g16", "mxfp4_g16"},
+    {"mxfp4", "mxfp4"},
+    {"nvfp4", "nvfp4"},
+    {"int8", "int4"},
+    {"fp8_e4m3", "nvfp4"},
+    {"bf16", "int4"},
+};
+
+bool is_16_bit(const std::string& format) {
+  return format == "bf16" || format == "f16";
+}
+
+TEST_F(GpuAttend, TilesTakeEveryPairOfFormats) {
+  for (const auto& [k, v] : kTilePairs) {
+    for (const int head_dim : {64, 128}) {
+      for (const RowOrder order : {RowOrder::kNhd, RowOrder::kRecord}) {
+        SceneOptions options;
+        options.runs = {{2, k, v}};
+        options.key_dim = options.value_dim = head_dim;
+        options.q_per_kv = 4;
+        options.block_size = 32;
+        options.order = order;
+        options.q_type = DType::kF16;
+        options.seq_lens = {0, 1, 37, 300, 1000, 130, 16};
+        options.q_lens = {0, 1, 1, 1, 2, 7, 1};
+        SCOPED_TRACE(fmt::format("{}/{} {} order {}", k, v, head_dim, static_cast<int>(order)));
+        AttendScene scene(options);
+        // Rows that have their scales beside them do not lie on 16 bytes.
+        const bool fits = order == RowOrder::kRecord || (is_16_bit(k) && is_16_bit(v));
+        EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
+        if (!fits) continue;
+        expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(k, v, options.q_type));
+      }
+    }
+  }
+}
+
+TEST_F(GpuAttend, TilesTakeEveryFeature) {
+  for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4"}) {
+    for (int feature = 0; feature < 6; ++feature) {
+      SceneOptions options;
+      options.runs = {{2, name, name}};
+      options.key_dim = options.value_dim = 128;
+      options.block_size = 16;
+      options.order = RowOrder::kRecord;
+      options.q_per_kv = feature == 0 ? 1 : feature == 1 ? 16 : 8;
+      options.q_type = feature == 2 ? DType::kBF16 : DType::kF32;
+      options.out_type = feature == 3 ? DType::kF16 : DType::kF32;
+      options.window = feature == 4 ? 77 : 0;
+      options.softcap = feature == 5 ? 2.0f : 0.0f;
+      options.sinks = feature >= 3;
+      options.seq_lens = {257, 16, 900};
+      options.q_lens = {1, 16, 4};
+      SCOPED_TRACE(fmt::format("{} feature {}", name, feature));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kTiles,
+                  tile_tolerance(name, name, options.q_type) + (feature == 3 ? 1e-4 : 0.0));
+    }
+  }
+}
+
+TEST_F(GpuAttend, LongSequencesAreSplitAndMerged) {
+  for (const char* name : {"bf16", "int8", "nvfp4"}) {
+    SceneOptions options;
+    options.runs = {{1, name, name}};
+    options.key_dim = options.value_dim = 128;
+    options.block_size = 64;
+    options.order = RowOrder::kRecord;
+    options.seq_lens = {20000};
+    options.q_type = DType::kF16;
+    SCOPED_TRACE(name);
+    AttendScene scene(options);
+    expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
+    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+  }
+}
+
+TEST_F(GpuAttend, HeadsInRunsOfDifferentFormatsWork) {
+  SceneOptions options;
+  options.runs = {{1, "int8", "int4"}, {2, "bf16", "bf16"}, {1, "nvfp4", "nvfp4"}};
+  options.key_dim = options.value_dim = 128;
+  options.block_size = 32;
+  options.order = RowOrder::kRecord;
+  options.seq_lens = {500, 33};
+  options.q_lens = {1, 2};
+  AttendScene scene(options);
+  expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
+  expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+}
+
+TEST_F(GpuAttend, PlainKernelTakesFeaturesAndShapesAtRandom) {
+  std::mt19937 random(11);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
+  const std::string formats[] = {"f32", "bf16", "int8", "int4", "int8_affine", "nvfp4"};
+  for (int i = 0; i < 60; ++i) {
+    SceneOptions options;
+    options.runs = {{1 + below(2), formats[below(6)], formats[below(6)]}};
+    if (below(2)) options.runs.push_back({1, formats[below(6)], formats[below(6)]});
+    options.key_dim = 16 * (1 + below(8));
+    options.value_dim = 16 * (1 + below(8));
+    options.q_per_kv = 1 + below(9);
+    options.block_size = 1 + below(39);
+    options.seq_lens.clear();
+    options.q_lens.clear();
+    for (int s = 1 + below(3); s > 0; --s) {
+      options.seq_lens.push_back(below(150));
+      options.q_lens.push_back(below(std::min(options.seq_lens.back(), 20) + 1));
+    }
+    const RowOrder orders[] = {RowOrder::kNhd, RowOrder::kHnd, RowOrder::kFused, RowOrder::kRecord};
+    options.order = orders[below(4)];
+    options.softcap = below(2) ? 2.0f : 0.0f;
+    options.window = below(2) ? 1 + below(100) : 0;
+    options.sinks = below(2);
+    options.k_mean = below(2);
+    options.k_factor = below(2);
+    options.k_offset = below(2);
+    options.k_hadamard = below(2);
+    options.v_mean = below(2);
+    options.v_factor = below(2);
+    options.v_hadamard = below(2);
+    options.wide_format = below(2) ? "bf16" : "";
+    options.wide_head = below(3);
+    options.wide_tail = below(4);
+    SCOPED_TRACE(fmt::format("case {}", i));
+    AttendScene scene(options);
+    expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+  }
+}
+
+TEST_F(GpuAttend, CapturedGraphsFollowTheLengthsOnTheDevice) {
+  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
+    SceneOptions options;
+    options.runs = {{2, "int8", "int8"}};
+    options.key_dim = options.value_dim = 128;
+    options.order = RowOrder::kRecord;
+    options.q_type = DType::kF16;
+    options.seq_lens = {500, 200};
+    options.q_lens = {1, 1};
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene);
+    auto graph =
+        device::CudaGraph::capture(context().stream, [&] { return on_device.launch(path); });
+    ASSERT_TRUE(graph.ok()) << graph.error().message;
+    std::vector<int32_t> lens[] = {{500, 200}, {17, 33}, {480, 1}};
+    for (std::vector<int32_t>& seq_lens : lens) {
+      std::copy(seq_lens.begin(), seq_lens.end(), const_cast<int32_t*>(scene.args().seq_lens));
+      ASSERT_TRUE(
+          device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), seq_lens.data(), 8)
+              .ok());
+      on_device.poison_outputs();
+      ASSERT_TRUE(graph.value().launch(context().stream).ok());
+      const AttendOutput got = on_device.fetch();
+      EXPECT_LE(relative_rms(got.out, scene.reference().out), 3e-4);
+    }
+  }
+}
+
+TEST_F(GpuAttend, SkipsAndCountsWhatIsOutOfRange) {
+  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
+    SceneOptions options;
+    options.runs = {{1, "int8", "int8"}};
+    options.key_dim = options.value_dim = 128;
+    options.order = RowOrder::kRecord;
+    options.seq_lens = {40, 40, 40};
+    options.q_lens = {1, 1, 1};
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene);
+    std::vector<int32_t> lens = {40, 1 << 30, 40};
+    ASSERT_TRUE(
+        device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), lens.data(), 12).ok());
+    std::vector<int32_t> table = scene.table();
+    table[2 * scene.args().block_table.row_stride] = -5;
+    ASSERT_TRUE(device::cuda_copy(const_cast<int32_t*>(on_device.args().block_table.ids),
+                                  table.data(), std::ssize(table) * 4)
+                    .ok());
+    const AttendOutput got = on_device.run(path);
+    EXPECT_GT(on_device.findings().read().out_of_range, 0u);
+    const int row = scene.num_q_heads() * options.value_dim;
+    for (int d = 0; d < row; ++d) {
+      EXPECT_EQ(got.out[row + d], 0.0);
+      EXPECT_TRUE(std::isfinite(got.out[2 * row + d]));
+    }
+  }
+}
+
+TEST_F(GpuAttend, ErrorsNameWhatIsWrongAndLaunchNothing) {
+  SceneOptions options;
+  AttendScene scene(options);
+  DeviceScene on_device(memory(), context(), scene);
+  on_device.args().num_q_heads = 3;
+  const Status status = on_device.launch(CudaAttendPath::kPlain);
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("num_q_heads is 3"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvx::tests

@@ -1,0 +1,139 @@
+// DeviceScene: an AttendScene, filled by the CPU, attended on the device.
+#pragma once
+
+#include "ops/attend/attend_cuda.hpp"
+#include "tests/gpu/gpu.hpp"
+#include "tests/gpu/mirrored_layer.hpp"
+#include "tests/support/attend_scene.hpp"
+
+namespace kvx::tests {
+
+class DeviceScene {
+ public:
+  DeviceScene(cache::Memory& memory, const ops::CudaContext& context, AttendScene& scene)
+      : context_(context), scene_(scene), mirror_(memory), findings_(memory), args_(scene.args()) {
+    mirror_args(scene.options());
+    make_limits();
+    const int64_t bytes =
+        std::max<int64_t>(ops::attend_workspace_bytes(context, args_, limits_), 1);
+    // What an earlier call left: a kernel that reads what it did not write shows it.
+    workspace_bytes_ = bytes;
+    workspace_ = memory.allocate(bytes + kCanaryBytes, "workspace").value();
+    EXPECT_TRUE(device::cuda_fill(workspace_.data(), 0xFF, bytes + kCanaryBytes).ok());
+  }
+
+  ops::AttendArgs& args() { return args_; }
+  ops::CudaAttendLimits& limits() { return limits_; }
+  const Findings& findings() const { return findings_; }
+  Mirror& mirror() { return mirror_; }
+  bool has_tiles() const { return ops::attend_has_tiles(args_); }
+
+  Status launch(ops::CudaAttendPath path) {
+    return ops::attend(context_, args_, limits_, workspace_.data(), findings_.get(), path);
+  }
+
+  // Poisons the outputs, attends and reads them back.
+  AttendOutput run(ops::CudaAttendPath path) {
+    poison_outputs();
+    const Status status = launch(path);
+    EXPECT_TRUE(status.ok()) << status.error().message;
+    return fetch();
+  }
+
+  void poison_outputs() {
+    if (out_.empty()) return;
+    EXPECT_TRUE(device::cuda_fill(out_on_device_, 0xFF, std::ssize(out_)).ok());
+    EXPECT_TRUE(device::cuda_fill(args_.lse, 0xFF, std::ssize(lse_) * 4).ok());
+  }
+
+  AttendOutput fetch() {
+    const Status done = device::cuda_synchronize(context_.stream);
+    EXPECT_TRUE(done.ok()) << done.error().message;
+    if (out_.empty()) return {};
+    EXPECT_TRUE(device::cuda_copy(out_.data(), out_on_device_, std::ssize(out_)).ok());
+    EXPECT_TRUE(device::cuda_copy(lse_.data(), args_.lse, std::ssize(lse_) * 4).ok());
+    expect_canary();
+    const DType type = scene_.options().out_type;
+    std::vector<float> out(out_.size() / bytes_of(type));
+    ops::cpu::kernel_table(CpuLevel::kScalar)
+        .load_floats(type, out_.data(), static_cast<int>(out.size()), out.data());
+    return {{out.begin(), out.end()}, {lse_.begin(), lse_.end()}};
+  }
+
+ private:
+  static constexpr int64_t kCanaryBytes = 4096;
+
+  void expect_canary() {
+    std::vector<uint8_t> canary(kCanaryBytes);
+    EXPECT_TRUE(
+        device::cuda_copy(canary.data(), workspace_.data() + workspace_bytes_, kCanaryBytes).ok());
+    for (const uint8_t byte : canary) ASSERT_EQ(byte, 0xFF) << "written past the workspace";
+  }
+
+  ops::LayerView mirrored_view(const ops::LayerView& host, SceneCache& cache,
+                               std::vector<ops::HeadRun>& runs) {
+    for (std::vector<uint8_t>& bytes : cache.memory()) mirror_.add(bytes);
+    runs.assign(host.runs.begin(), host.runs.end());
+    for (ops::HeadRun& run : runs) {
+      for (ops::SideView* side : {&run.k, &run.v}) {
+        side->codes.base = mirror_.at(side->codes.base);
+        side->scales.base = mirror_.at(side->scales.base);
+        if (side->tensor_scales) {
+          side->tensor_scales = mirror_.add(side->tensor_scales, run.num_heads);
+        }
+      }
+    }
+    ops::LayerView view = host;
+    view.runs = runs;
+    return view;
+  }
+
+  void mirror_args(const SceneOptions& options) {
+    const ops::AttendArgs& host = scene_.args();
+    args_.packed = mirrored_view(host.packed, scene_.packed(), packed_runs_);
+    if (scene_.wide()) args_.wide = mirrored_view(host.wide, *scene_.wide(), wide_runs_);
+    const int64_t n = host.num_sequences;
+    args_.wide_head_blocks = mirror_.add(host.wide_head_blocks, n);
+    args_.wide_tail_block = mirror_.add(host.wide_tail_block, n);
+    args_.block_table.ids = mirror_.add(host.block_table.ids, n * host.block_table.row_stride);
+    args_.seq_lens = mirror_.add(host.seq_lens, n);
+    args_.q_starts = mirror_.add(host.q_starts, n + 1);
+    const int64_t total_q = host.q_starts[n];
+    const int64_t q_numbers = total_q * host.num_q_heads * options.key_dim;
+    args_.q.data = mirror_.add(host.q.data, q_numbers * bytes_of(options.q_type));
+    out_.resize(total_q * host.num_q_heads * options.value_dim * bytes_of(options.out_type));
+    lse_.resize(total_q * host.num_q_heads);
+    out_on_device_ = mirror_.add(out_);
+    args_.out.data = out_on_device_;
+    args_.lse = mirror_.add(lse_);
+    args_.sinks = mirror_.add(host.sinks, host.num_q_heads);
+    args_.tree_mask = mirror_.add(host.tree_mask, total_q * host.tree_mask_stride);
+    const int64_t heads = host.packed.num_kv_heads;
+    args_.transform.k = mirrored(mirror_, host.transform.k, heads * options.key_dim);
+    args_.transform.v = mirrored(mirror_, host.transform.v, heads * options.value_dim);
+  }
+
+  void make_limits() {
+    const ops::AttendArgs& host = scene_.args();
+    limits_.max_q_len = 1;
+    for (int s = 0; s < host.num_sequences; ++s) {
+      limits_.max_q_len = std::max(limits_.max_q_len, host.q_starts[s + 1] - host.q_starts[s]);
+    }
+    limits_.total_q = host.q_starts[host.num_sequences];
+  }
+
+  ops::CudaContext context_;
+  AttendScene& scene_;
+  Mirror mirror_;
+  Findings findings_;
+  ops::AttendArgs args_;
+  ops::CudaAttendLimits limits_;
+  cache::Region workspace_;
+  int64_t workspace_bytes_ = 0;
+  std::vector<ops::HeadRun> packed_runs_, wide_runs_;
+  std::vector<uint8_t> out_;
+  std::vector<float> lse_;
+  uint8_t* out_on_device_ = nullptr;
+};
+
+}  // namespace kvx::tests

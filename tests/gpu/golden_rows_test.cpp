@@ -1,0 +1,163 @@
+// Every golden row through append and gather on the device, byte for byte.
+#include "ops/append/append_cuda.hpp"
+#include "ops/gather/gather_cuda.hpp"
+#include "tests/gpu/mirrored_layer.hpp"
+#include "tests/support/compare_bytes.hpp"
+#include "tests/support/golden.hpp"
+
+namespace kvx::tests {
+namespace {
+
+// NaNs are compared as NaNs, everything else bit for bit.
+testing::AssertionResult same_floats(const std::vector<float>& expected,
+                                     const std::vector<float>& actual) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (std::isnan(expected[i]) && std::isnan(actual[i])) continue;
+    if (std::bit_cast<uint32_t>(expected[i]) == std::bit_cast<uint32_t>(actual[i])) continue;
+    return testing::AssertionFailure()
+           << "element " << i << ": expected " << expected[i] << ", found " << actual[i];
+  }
+  return testing::AssertionSuccess();
+}
+
+class GpuGoldenRows : public GpuTest {
+ protected:
+  // One row into slot 1 of one block of three, and out again.
+  void check_case(const Json& row, const std::string& format_name) {
+    const format::FormatSpec spec = spec_of(row, format_name);
+    const int head_dim = row["head_dim"];
+    SCOPED_TRACE(fmt::format("{} row {} head_dim {} group {} scale {} {} {}", format_name,
+                             row["row"].get<std::string>(), head_dim, spec.group_size,
+                             name_of(spec.scale_type), name_of(spec.scale_source),
+                             name_of(spec.scale_choice)));
+    const float tensor_scale =
+        row.contains("tensor_scale") ? float_of_hex(row["tensor_scale"]) : 1.0f;
+    TestLayer layer(spec, spec,
+                    {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim});
+    layer.k.view.tensor_scales = &tensor_scale;
+    layer.v.view.head_dim = 0;
+    const std::vector<uint8_t> scales = bytes_of_hex(row["scales"]);
+    if (spec.scale_source == format::ScaleSource::kGiven) {
+      std::copy(scales.begin(), scales.end(), layer.k.view.scales.at(0, 1, 0));
+    }
+    const DType type = dtype_named(row["input_type"]);
+    std::vector<uint8_t> input = memory_of(type, row["input"]);
+
+    Mirror mirror(memory());
+    MirroredLayer on_device(mirror, layer);
+    const Findings findings(memory());
+    append_row(mirror, on_device, {}, type, input, head_dim, findings);
+    EXPECT_TRUE(same_floats(floats_of_hex(row["decoded"]),
+                            gather_row(mirror, on_device, {}, head_dim, findings)));
+    on_device.fetch(mirror);
+    EXPECT_TRUE(same_bytes(scales, layer.k.scales_at(0, 1, 0)));
+    EXPECT_TRUE(same_bytes(bytes_of_hex(row["codes"]), layer.k.codes_at(0, 1, 0)));
+    for (const int token : {0, 2}) {
+      for (const uint8_t byte : layer.k.codes_at(0, token, 0)) ASSERT_EQ(byte, 0xCC);
+    }
+    EXPECT_EQ(findings.read().out_of_range, 0u);
+    if (row.contains("nonfinite_count")) {
+      EXPECT_EQ(findings.read().nonfinite_inputs, row["nonfinite_count"].get<uint64_t>());
+    }
+  }
+
+  void append_row(Mirror& mirror, const MirroredLayer& layer, const ops::SideTransform& transform,
+                  DType type, std::vector<uint8_t>& input, int head_dim, const Findings& findings) {
+    std::vector<int64_t> slot = {1};
+    ops::AppendArgs args;
+    args.cache = layer.view();
+    args.transform.k = transform;
+    const uint8_t* rows = mirror.add(input);
+    args.k = dense_rows(rows, type, 1, head_dim);
+    args.slot_mapping = {mirror.add(slot), 1};
+    args.positions = args.slot_mapping;
+    const Status status = ops::append(context(), args, findings.get());
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    synchronize();
+  }
+
+  std::vector<float> gather_row(Mirror& mirror, const MirroredLayer& layer,
+                                const ops::SideTransform& transform, int head_dim,
+                                const Findings& findings) {
+    std::vector<int32_t> block = {0};
+    std::vector<ops::GatherRange> range = {{.first_token = 1, .num_tokens = 1}};
+    std::vector<float> out(head_dim);
+    ops::GatherArgs args;
+    args.cache = layer.view();
+    args.transform.k = transform;
+    args.block_table = {mirror.add(block), 1};
+    args.max_blocks_per_sequence = 1;
+    args.num_sequences = 1;
+    args.ranges = {mirror.add(range), 1};
+    args.k = dense_rows(mirror.add(out), DType::kF32, 1, head_dim);
+    const Status status = ops::gather(context(), args, 1, findings.get());
+    EXPECT_TRUE(status.ok());
+    synchronize();
+    mirror.fetch(out);
+    return out;
+  }
+};
+
+TEST_F(GpuGoldenRows, EveryFormatsRowsAreTheOraclesBytes) {
+  int cases = 0;
+  for (const format::Facts* facts : format::kAllFacts) {
+    const std::string name(facts->name);
+    const Json golden = read_golden("rows_" + name);
+    for (const Json& row : golden["cases"]) {
+      check_case(row, name);
+      ++cases;
+    }
+  }
+  EXPECT_GE(cases, 1172);
+}
+
+TEST_F(GpuGoldenRows, ScalesChosenBySquaredErrorAreTheOracles) {
+  int cases = 0;
+  const Json golden = read_golden("search");
+  for (const Json& row : golden["cases"]) {
+    check_case(row, row["format"]);
+    ++cases;
+  }
+  EXPECT_GE(cases, 239);
+}
+
+TEST_F(GpuGoldenRows, TransformsAreTheOracles) {
+  const Json golden = read_golden("transforms");
+  int cases = 0;
+  for (const Json& row : golden["cases"]) {
+    const int head_dim = row["head_dim"];
+    SCOPED_TRACE(row.dump().substr(0, 120));
+    const auto terms = std::find_if(golden["terms"].begin(), golden["terms"].end(),
+                                    [&](const Json& t) { return t["head_dim"] == head_dim; });
+    ASSERT_NE(terms, golden["terms"].end());
+    std::vector<float> mean = floats_of_hex((*terms)["mean"]);
+    std::vector<float> factor = floats_of_hex((*terms)["factor"]);
+    std::vector<float> offset = floats_of_hex((*terms)["block_offset"]);
+    Mirror mirror(memory());
+    ops::SideTransform transform;
+    if (row["mean"].get<bool>()) transform.mean = mirror.add(mean);
+    if (row["factor"].get<bool>()) transform.factor = mirror.add(factor);
+    if (row["block_offset"].get<bool>()) {
+      transform.block_offset = mirror.add(offset);
+      transform.num_offset_blocks = 1;
+    }
+    transform.hadamard = row["hadamard"];
+    std::vector<uint8_t> input = memory_of(DType::kF32, (*terms)["input"]);
+    const auto f32 = format::make_spec(format::FormatId::kF32).value();
+    TestLayer layer(f32, f32,
+                    {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim});
+    layer.v.view.head_dim = 0;
+    MirroredLayer on_device(mirror, layer);
+    const Findings findings(memory());
+    append_row(mirror, on_device, transform, DType::kF32, input, head_dim, findings);
+    EXPECT_TRUE(same_floats(floats_of_hex(row["restored"]),
+                            gather_row(mirror, on_device, transform, head_dim, findings)));
+    on_device.fetch(mirror);
+    EXPECT_TRUE(same_bytes(memory_of(DType::kF32, row["transformed"]), layer.k.codes_at(0, 1, 0)));
+    ++cases;
+  }
+  EXPECT_GE(cases, 80);
+}
+
+}  // namespace
+}  // namespace kvx::tests

@@ -1,0 +1,387 @@
+// A cache on the device, filled by append in random block order, and graphs that walk over several
+// sets of sequences, so that no replay finds its bytes in the second-level cache.
+#include "tools/kvx/bench/cuda_bench.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <sstream>
+
+#include "core/checked.hpp"
+#include "device/cuda_bandwidth.hpp"
+#include "format/list.hpp"
+#include "kv/group_plan.hpp"
+#include "kv/layer_store.hpp"
+#include "ops/append/append_cuda.hpp"
+#include "ops/attend/attend_cuda.hpp"
+#include "tools/kvx/bench/timing.hpp"
+#include "tools/kvx/table.hpp"
+
+namespace kvx::tool {
+namespace {
+
+constexpr int kReplays = 11;
+constexpr int64_t kBytesOfSets = int64_t{1} << 30;  // walked over before a set comes again
+constexpr int kMaxSets = 8;
+constexpr int kAppendTokens = 16384;  // a call
+
+// Device memory with what a host vector holds.
+class DeviceArray {
+ public:
+  template <class T>
+  static Result<DeviceArray> of(cache::Memory& memory, const std::vector<T>& host) {
+    const int64_t bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
+    DeviceArray array;
+    KVX_ASSIGN_OR_RETURN(array.region_, memory.allocate(bytes, "an array of kvx bench"));
+    KVX_RETURN_IF_ERROR(device::cuda_copy(array.region_.data(), host.data(), bytes));
+    return array;
+  }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(region_.data());
+  }
+
+ private:
+  cache::Region region_;
+};
+
+// Seconds of one of the calls that `record` puts into a graph.
+Result<double> time_graph(device::CudaStream stream, int num_calls,
+                          const std::function<Status()>& record) {
+  KVX_ASSIGN_OR_RETURN(const device::CudaGraph graph, device::CudaGraph::capture(stream, record));
+  std::vector<double> seconds;
+  for (int i = -3; i < kReplays; ++i) {  // the first three warm up
+    KVX_ASSIGN_OR_RETURN(const float milliseconds, graph.time(stream));
+    if (i >= 0) seconds.push_back(1e-3 * static_cast<double>(milliseconds) / num_calls);
+  }
+  return median(seconds);
+}
+
+std::vector<uint16_t> random_bf16(int64_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> bits(n);
+  for (uint16_t& x : bits) x = f32_to_bf16(normal(random));
+  return bits;
+}
+std::vector<uint16_t> random_f16(int64_t n, unsigned seed) {
+  std::vector<uint16_t> bits = random_bf16(n, seed);
+  for (uint16_t& x : bits) x = f32_to_f16(bf16_to_f32(x));
+  return bits;
+}
+
+class CudaBench {
+ public:
+  CudaBench(const device::CudaDevice& device, const CudaBenchShape& named)
+      : named_(named), shape_(named.shape), context_{device, nullptr} {}
+
+  Status prepare(const kv::Recipe& recipe);
+  Status measure(const std::string& format, CudaBenchReport& report);
+
+ private:
+  int64_t blocks_per_sequence() const { return ceil_div(shape_.length, shape_.block_size); }
+  int64_t blocks_per_set() const { return shape_.num_sequences * blocks_per_sequence(); }
+  int64_t set_bytes() const {
+    return blocks_per_set() * (group_.packed.code_bytes() + group_.packed.scale_bytes());
+  }
+  int64_t tokens_of_set() const { return blocks_per_set() * shape_.block_size; }
+
+  Status move_tables_to_device();
+  Status make_inputs();
+  Status fill();
+  Status append(int64_t first_token, int64_t num_tokens);
+  ops::AttendArgs attend_args(int set) const;
+  Status attend(int set) {
+    return ops::attend(context_, attend_args(set), limits_, workspace_.data(),
+                       findings_.as<ops::CudaFindings>());
+  }
+
+  CudaBenchShape named_;
+  BenchShape shape_;
+  ops::CudaContext context_;
+  std::unique_ptr<cache::Memory> memory_;
+  std::optional<device::OwnedCudaStream> stream_;
+  kv::GroupPlan group_;
+  cache::Region blocks_;
+  std::unique_ptr<kv::LayerStore> store_;
+  std::vector<ops::HeadRun> runs_;
+  std::vector<DeviceArray> tables_;  // given scales and tensor scales
+  int num_sets_ = 1;
+  DeviceArray block_ids_;  // [num_sets, num_sequences, blocks_per_sequence]
+  DeviceArray slots_;      // [num_sets, tokens_of_set]
+  DeviceArray rows_;       // bf16 [kAppendTokens, num_kv_heads, head_dim]
+  DeviceArray queries_, out_, seq_lens_, q_starts_, findings_;
+  ops::CudaAttendLimits limits_;
+  cache::Region workspace_;
+};
+
+Status CudaBench::prepare(const kv::Recipe& recipe) {
+  KVX_ASSIGN_OR_RETURN(memory_, cache::cuda_memory(context_.device.index));
+  KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+  stream_.emplace(std::move(stream));
+  context_.stream = stream_->get();
+  const kv::CacheGeometry geometry = {1, shape_.num_kv_heads, shape_.head_dim, shape_.head_dim, {}};
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerPlan> layers,
+                       kv::plan_layers(geometry, recipe, {}));
+  KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
+                       kv::plan_groups(geometry, layers, recipe, shape_.block_size));
+  group_ = std::move(groups.front());
+  num_sets_ =
+      static_cast<int>(std::clamp<int64_t>(ceil_div(kBytesOfSets, set_bytes()), 2, kMaxSets));
+  const int64_t num_blocks = num_sets_ * blocks_per_set();
+  KVX_ASSIGN_OR_RETURN(
+      blocks_, memory_->allocate(num_blocks * group_.packed.block_bytes, "the cache of kvx bench"));
+  const kv::LayerMemory packed{blocks_.data(), num_blocks, &group_.packed, 0};
+  KVX_ASSIGN_OR_RETURN(store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.wide_spec,
+                                                      {}, packed, {}));
+  KVX_RETURN_IF_ERROR(move_tables_to_device());
+  KVX_RETURN_IF_ERROR(make_inputs());
+  return fill();
+}
+
+// The store's calibration lies in host memory: one number a head.
+Status CudaBench::move_tables_to_device() {
+  runs_.assign(store_->packed().runs.begin(), store_->packed().runs.end());
+  for (ops::HeadRun& run : runs_) {
+    for (ops::SideView* side : {&run.k, &run.v}) {
+      if (side->tensor_scales != nullptr) {
+        const std::vector<float> host(side->tensor_scales, side->tensor_scales + run.num_heads);
+        KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
+        side->tensor_scales = array.as<float>();
+        tables_.push_back(std::move(array));
+      }
+      if (side->spec.scale_source != format::ScaleSource::kGiven) continue;
+      const int64_t bytes = run.num_heads * std::max<int64_t>(side->scales.head_stride, 4);
+      const std::vector<uint8_t> host(side->scales.base, side->scales.base + bytes);
+      KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
+      side->scales.base = array.as<uint8_t>();
+      tables_.push_back(std::move(array));
+    }
+  }
+  return {};
+}
+
+Status CudaBench::make_inputs() {
+  const int64_t per_sequence = blocks_per_sequence();
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(7));
+  KVX_ASSIGN_OR_RETURN(block_ids_, DeviceArray::of(*memory_, ids));
+  std::vector<int64_t> slots(num_sets_ * tokens_of_set());
+  for (int64_t t = 0; t < std::ssize(slots); ++t) {
+    slots[t] = int64_t{ids[t / shape_.block_size]} * shape_.block_size + t % shape_.block_size;
+  }
+  KVX_ASSIGN_OR_RETURN(slots_, DeviceArray::of(*memory_, slots));
+  const int64_t row = int64_t{shape_.num_kv_heads} * shape_.head_dim;
+  KVX_ASSIGN_OR_RETURN(rows_, DeviceArray::of(*memory_, random_bf16(kAppendTokens * row, 1)));
+
+  const int64_t total_q = int64_t{shape_.num_sequences} * named_.q_len;
+  const int64_t q_numbers = total_q * shape_.num_q_heads * shape_.head_dim;
+  KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(q_numbers, 3)));
+  KVX_ASSIGN_OR_RETURN(out_, DeviceArray::of(*memory_, std::vector<uint16_t>(q_numbers)));
+  const std::vector<int32_t> lens(shape_.num_sequences, shape_.length);
+  std::vector<int32_t> starts(shape_.num_sequences + 1);
+  for (int s = 0; s <= shape_.num_sequences; ++s) starts[s] = s * named_.q_len;
+  KVX_ASSIGN_OR_RETURN(seq_lens_, DeviceArray::of(*memory_, lens));
+  KVX_ASSIGN_OR_RETURN(q_starts_, DeviceArray::of(*memory_, starts));
+  KVX_ASSIGN_OR_RETURN(findings_,
+                       DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::CudaFindings))));
+  limits_ = {named_.q_len, total_q, per_sequence * shape_.block_size};
+  KVX_ASSIGN_OR_RETURN(
+      workspace_, memory_->allocate(ops::attend_workspace_bytes(context_, attend_args(0), limits_),
+                                    "attend's workspace"));
+  return {};
+}
+
+// Tokens of all sets one after the other; the rows come again.
+Status CudaBench::append(int64_t first_token, int64_t num_tokens) {
+  ops::AppendArgs args;
+  args.cache = store_->packed();
+  args.cache.runs = runs_;
+  args.k =
+      dense_rows(rows_.as<const uint16_t>(), DType::kBF16, shape_.num_kv_heads, shape_.head_dim);
+  args.v = args.k;
+  args.slot_mapping = {slots_.as<int64_t>() + first_token, static_cast<size_t>(num_tokens)};
+  return ops::append(context_, args, findings_.as<ops::CudaFindings>());
+}
+
+Status CudaBench::fill() {
+  const int64_t all = num_sets_ * tokens_of_set();
+  for (int64_t t = 0; t < all; t += kAppendTokens) {
+    KVX_RETURN_IF_ERROR(append(t, std::min<int64_t>(kAppendTokens, all - t)));
+  }
+  return device::cuda_synchronize(context_.stream);
+}
+
+ops::AttendArgs CudaBench::attend_args(int set) const {
+  ops::AttendArgs args;
+  args.packed = store_->packed();
+  args.packed.runs = runs_;
+  args.num_sequences = shape_.num_sequences;
+  args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
+  args.max_blocks_per_sequence = blocks_per_sequence();
+  args.seq_lens = seq_lens_.as<int32_t>();
+  args.q_starts = q_starts_.as<int32_t>();
+  args.num_q_heads = shape_.num_q_heads;
+  args.q =
+      dense_rows(queries_.as<const uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
+  args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
+  args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  args.window = named_.window;
+  return args;
+}
+
+Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
+  const int num_calls = 2 * num_sets_;
+  KVX_ASSIGN_OR_RETURN(const double attend_seconds,
+                       time_graph(context_.stream, num_calls, [&]() -> Status {
+                         for (int i = 0; i < num_calls; ++i) {
+                           KVX_RETURN_IF_ERROR(attend(i % num_sets_));
+                         }
+                         return Status();
+                       }));
+  report.measurements.push_back({format, named_.name, "attend", attend_seconds, set_bytes()});
+  const int64_t all = num_sets_ * tokens_of_set();
+  const int64_t at_once = std::min<int64_t>(kAppendTokens, all / num_sets_);
+  KVX_ASSIGN_OR_RETURN(const double append_seconds,
+                       time_graph(context_.stream, num_calls, [&]() -> Status {
+                         for (int i = 0; i < num_calls; ++i) {
+                           KVX_RETURN_IF_ERROR(append(i % num_sets_ * tokens_of_set(), at_once));
+                         }
+                         return Status();
+                       }));
+  // bf16 rows in, packed bytes out.
+  const int64_t in = at_once * shape_.num_kv_heads * shape_.head_dim * 2 * 2;
+  const int64_t out = set_bytes() / tokens_of_set() * at_once;
+  report.measurements.push_back({format, named_.name, "append", append_seconds, in + out});
+  ops::CudaFindings found;
+  KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings_.as<ops::CudaFindings>(), sizeof found));
+  if (found.out_of_range != 0) {
+    return internal_error("kernels found {} things out of range", found.out_of_range);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size) {
+  std::vector<CudaBenchShape> shapes;
+  std::stringstream stream(names);
+  for (std::string name; std::getline(stream, name, ',');) {
+    CudaBenchShape named;
+    named.name = name;
+    named.shape.block_size = block_size;
+    BenchShape& s = named.shape;
+    const auto set = [&s](int sequences, int length, int q_heads) {
+      s.num_sequences = sequences;
+      s.length = length;
+      s.num_q_heads = q_heads;
+    };
+    if (name == "a") {
+      set(64, 8192, 32);
+    } else if (name == "b") {
+      set(1, 131072, 32);
+    } else if (name == "c") {
+      set(256, 1024, 32);
+    } else if (name == "d") {
+      set(16, 32768, 64);
+    } else if (name == "a64") {  // head_dim 64, as in GPT-OSS
+      set(64, 8192, 64);
+      s.head_dim = 64;
+    } else if (name == "aq4") {  // speculative verification
+      set(64, 8192, 32);
+      named.q_len = 4;
+    } else {
+      return invalid_argument("shapes has '{}'; expected a, b, c, d, a64 or aq4", name);
+    }
+    shapes.push_back(named);
+  }
+  return shapes;
+}
+
+Result<CudaBandwidth> measure_cuda_bandwidth(const device::CudaDevice& device) {
+  constexpr int64_t kBytes = int64_t{4} << 30;
+  KVX_ASSIGN_OR_RETURN(const std::unique_ptr<cache::Memory> memory,
+                       cache::cuda_memory(device.index));
+  KVX_ASSIGN_OR_RETURN(const cache::Region data, memory->allocate(2 * kBytes, "a read"));
+  KVX_ASSIGN_OR_RETURN(const cache::Region sink, memory->allocate(256, "a read"));
+  KVX_ASSIGN_OR_RETURN(const device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+  CudaBandwidth bandwidth;
+  KVX_ASSIGN_OR_RETURN(const double read, time_graph(stream.get(), 1, [&] {
+                         return device::cuda_launch_read(device, stream.get(), data.data(), kBytes,
+                                                         sink.data());
+                       }));
+  KVX_ASSIGN_OR_RETURN(const double copy, time_graph(stream.get(), 1, [&] {
+                         return device::cuda_launch_copy(device, stream.get(), data.data(), kBytes,
+                                                         data.data() + kBytes);
+                       }));
+  bandwidth.read = static_cast<double>(kBytes) / read / 1e9;
+  bandwidth.copy = 2.0 * static_cast<double>(kBytes) / copy / 1e9;
+  return bandwidth;
+}
+
+Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
+                    const kv::Recipe& recipe, CudaBenchReport& report) {
+  KVX_RETURN_IF_ERROR(BenchCache::check(shape.shape, recipe));
+  CudaBench bench(device, shape);
+  KVX_RETURN_IF_ERROR(bench.prepare(recipe));
+  return bench.measure(recipe.text, report);
+}
+
+namespace {
+
+double yardstick(const CudaBenchReport& report, const CudaMeasurement& m) {
+  return m.verb == "append" ? report.bandwidth.copy : report.bandwidth.read;
+}
+
+}  // namespace
+
+std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
+  Table table({{"format"},
+               {"shape"},
+               {"verb"},
+               {"MB", Align::kRight},
+               {"us", Align::kRight},
+               {"GB/s", Align::kRight},
+               {"%", Align::kRight}});
+  for (const CudaMeasurement& m : report.measurements) {
+    table.add_row({m.format, m.shape, m.verb,
+                   fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
+                   fmt::format("{:.1f}", 1e6 * m.seconds),
+                   fmt::format("{:.0f}", m.gigabytes_per_second()),
+                   fmt::format("{:.1f}", 100 * m.gigabytes_per_second() / yardstick(report, m))});
+  }
+  return table.text(color) +
+         fmt::format(
+             "\n{}, driver for CUDA {}.{}: read {:.0f} GB/s, copy {:.0f} GB/s (read and written), "
+             "over 4 GiB.\n%: of the read for attend, of the copy for append (bf16 rows in, packed "
+             "bytes out). Medians of {} graph replays.\n",
+             report.device.name, report.device.driver_version / 1000,
+             report.device.driver_version % 1000 / 10, report.bandwidth.read, report.bandwidth.copy,
+             kReplays);
+}
+
+std::string cuda_bench_json(const CudaBenchReport& report) {
+  using Json = nlohmann::ordered_json;
+  Json measurements = Json::array();
+  for (const CudaMeasurement& m : report.measurements) {
+    measurements.push_back({{"format", m.format},
+                            {"shape", m.shape},
+                            {"verb", m.verb},
+                            {"packed_bytes", m.packed_bytes},
+                            {"seconds", m.seconds},
+                            {"gb_per_second", m.gigabytes_per_second()},
+                            {"percent", 100 * m.gigabytes_per_second() / yardstick(report, m)}});
+  }
+  const Json json = {{"version", report.version},
+                     {"device", report.device.name},
+                     {"driver_cuda", report.device.driver_version},
+                     {"read_gb_per_second", report.bandwidth.read},
+                     {"copy_gb_per_second", report.bandwidth.copy},
+                     {"measurements", measurements}};
+  return json.dump(2) + "\n";
+}
+
+}  // namespace kvx::tool

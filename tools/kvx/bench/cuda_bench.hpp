@@ -1,0 +1,56 @@
+// The measurements of `kvx bench --device cuda`: attend and append on a GPU, through the public
+// verbs, against the read and copy bandwidth measured in the same run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "device/cuda.hpp"
+#include "kv/recipe.hpp"
+#include "tools/kvx/bench/bench_cache.hpp"
+
+namespace kvx::tool {
+
+// A name and a batch; docs/cuda.md lists them.
+struct CudaBenchShape {
+  std::string name;
+  BenchShape shape;
+  int q_len = 1;
+  int window = 0;
+};
+
+// "a", "b", "c" and "d", or several with commas.
+Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
+
+struct CudaMeasurement {
+  std::string format;
+  std::string shape;
+  std::string verb;
+  double seconds = 0;        // median of eleven graph replays, a call
+  int64_t packed_bytes = 0;  // that the call reads or writes once
+  double gigabytes_per_second() const { return static_cast<double>(packed_bytes) / seconds / 1e9; }
+};
+
+struct CudaBandwidth {
+  double read = 0;  // GB/s, 4 GiB once
+  double copy = 0;  // GB/s, bytes read and written together
+};
+
+struct CudaBenchReport {
+  std::string version;
+  device::CudaDevice device;
+  CudaBandwidth bandwidth;
+  std::vector<CudaMeasurement> measurements;
+};
+
+Result<CudaBandwidth> measure_cuda_bandwidth(const device::CudaDevice& device);
+
+// Every verb on one format and shape, appended to the report.
+Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
+                    const kv::Recipe& recipe, CudaBenchReport& report);
+
+std::string cuda_bench_table(const CudaBenchReport& report, bool color);
+std::string cuda_bench_json(const CudaBenchReport& report);
+
+}  // namespace kvx::tool
