@@ -153,8 +153,11 @@ static void write_row(const kvx_cache_desc_t* cache, const kvx_write_desc_t* wri
   const int64_t block = slot / block_size;
   const int64_t offset = (slot + (FAULT == SLOT_OFF_BY_ONE)) % block_size;
   const int is_k = side == 0 || FAULT == SCALE_OF_K_FOR_V;
-  const float scale = scale_at(is_k ? &write->k_scale_desc : &write->v_scale_desc,
-                               is_k ? write->k_scale : write->v_scale, block, head);
+  float scale = 1;
+  if (needs_scale(tensor, io)) {
+    scale = scale_at(is_k ? &write->k_scale_desc : &write->v_scale_desc,
+                     is_k ? write->k_scale : write->v_scale, block, head);
+  }
   const int64_t dims = cache->head_dim + (FAULT == WRITES_ONE_TOO_MANY);
   for (int64_t d = 0; d < dims; ++d) {
     const int64_t place = cache_place(cache, tensor, block, offset, head, d);

@@ -188,19 +188,27 @@ void refuses_kv_offsets(const Provider& provider) {
 // No tokens, so that a provider whose products wrap around finds nothing else wrong.
 void ask_for_no_tokens(GatherCall& call) {
   call.gather.io.num_tokens = 0;
-  call.gather.io.key.shape[0] = call.gather.io.value.shape[0] = 0;
+  const bool is_padded = !call.given.is_dense;
+  for (kvx_tensor_desc_t* tensor : {&call.gather.io.key, &call.gather.io.value}) {
+    tensor->shape[0] = is_padded ? call.gather.block_table.seq_count : 0;
+    if (!is_padded) continue;
+    tensor->shape[1] = call.gather.max_seq_len;
+    tensor->stride[0] = tensor->shape[1] * tensor->stride[1];
+  }
 }
 
 // Products that are 0 in 32 bits.
 void multiplies_in_64_bits(const Provider& provider) {
-  GatherCall packed(GatherCase{.is_dense = true});
-  kvx_block_table_t& table = packed.gather.block_table;
-  table.seq_count = packed.gather.seq_lens.seq_count = 1u << 30;
-  table.max_blocks_per_seq = packed.gather.max_seq_len = 4;
-  table.indices_count = 0;
-  ask_for_no_tokens(packed);
-  packed.must_refuse(provider.gather_kv, kInvalid,
-                     "a gather of 2^30 sequences of 4 blocks and 4 tokens, with no index");
+  for (const bool is_dense : {true, false}) {
+    GatherCall packed(GatherCase{.is_dense = is_dense});
+    kvx_block_table_t& table = packed.gather.block_table;
+    table.seq_count = packed.gather.seq_lens.seq_count = 1u << 30;
+    table.max_blocks_per_seq = packed.gather.max_seq_len = 4;
+    table.indices_count = 0;
+    ask_for_no_tokens(packed);
+    packed.must_refuse(provider.gather_kv, kInvalid,
+                       "a gather of 2^30 sequences of 4 blocks and 4 tokens, with no index");
+  }
   GatherCall ragged(GatherCase{.table = TableKind::kRaggedTokens, .is_dense = true});
   ragged.gather.block_table.seq_count = ragged.gather.seq_lens.seq_count = UINT32_MAX;
   ragged.gather.block_table.indptr_count = 0;

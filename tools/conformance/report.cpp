@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <set>
 
 namespace kvx::conformance {
 namespace {
@@ -43,12 +42,10 @@ std::string failures(const Report& report) {
 
 // What is absent, each feature once.
 std::string absences(const Report& report) {
-  std::set<std::string> reasons;
-  for (const Result& result : report.results) {
-    if (result.outcome == Outcome::kAbsent) reasons.insert(result.reason);
-  }
-  if (reasons.empty()) return "";
-  return fmt::format("\nabsent: {}\n", fmt::join(reasons, "; "));
+  Features missing;
+  for (const Result& result : report.results) missing.add(result.missing);
+  const std::vector<std::string> names = missing.names();
+  return names.empty() ? "" : fmt::format("\nabsent: {}\n", fmt::join(names, ", "));
 }
 
 }  // namespace

@@ -81,10 +81,11 @@ Result run_check(const Check& check, const Provider& provider, const Features& c
   if (check.on_device && !has_gpu) return {&check, Outcome::kNotRun, "no GPU in this machine"};
   if (!claims.covers(check.needs)) {
     return {&check, Outcome::kAbsent,
-            fmt::format("{}", fmt::join((check.needs - claims).names(), ", "))};
+            fmt::format("{}", fmt::join((check.needs - claims).names(), ", ")),
+            check.needs - claims};
   }
   if (check.is_exported && !check.is_exported(provider)) {
-    return {&check, Outcome::kAbsent, "a function of 1.2"};
+    return {&check, Outcome::kAbsent, "the function of 1.2"};
   }
   const ChildEnd end = run_in_child([&] { return complaint_of(check, provider); });
   if (end.status == 0) return {&check, Outcome::kPassed, ""};

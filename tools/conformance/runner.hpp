@@ -12,6 +12,7 @@ struct Result {
   const Check* check;
   Outcome outcome;
   std::string reason;  // why it failed, what is absent, what is missing to run it
+  Features missing = {};
 };
 
 bool has_gpu();
