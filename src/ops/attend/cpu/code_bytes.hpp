@@ -49,10 +49,8 @@ struct CodeBytes {
 // Which number of a row a nibble is: eight numbers fill four bytes.
 template <format::Packing P>
 constexpr int low_nibble_number(int byte) {
-  // A copy: levels must not share the inline variable at run time.
-  constexpr int kFirst[] = {format::kTurboMindFirst[0], format::kTurboMindFirst[1],
-                            format::kTurboMindFirst[2], format::kTurboMindFirst[3]};
-  return P == format::Packing::kTurboMind ? byte / 4 * 8 + kFirst[byte % 4] : 2 * byte;
+  return P == format::Packing::kTurboMind ? byte / 4 * 8 + format::turbomind_first(byte % 4)
+                                          : 2 * byte;
 }
 template <format::Packing P>
 constexpr int high_nibble_number(int byte) {
