@@ -23,12 +23,22 @@ bool divides(int64_t value, int64_t by) {
   return value % by == 0;
 }
 
+// Whether strides are what a tile's copies compute with: a block's in 32 bits, the rest of a block
+// in 31.
+template <class Address>
+bool fits_in_32_bits(const Address& a, int block_size, int num_heads) {
+  const int64_t inside =
+      std::abs(a.token_stride) * block_size + std::abs(a.head_stride) * num_heads;
+  return a.block_stride >= 0 && a.block_stride <= UINT32_MAX && inside < INT32_MAX / 2 &&
+         std::abs(a.token_stride) < INT32_MAX / 2 && std::abs(a.head_stride) < INT32_MAX / 2;
+}
+
 // Whether the tiles' copies can take the rows as they lie.
-bool can_copy(const SideView& side) {
+bool can_copy(const SideView& side, int block_size, int num_heads) {
   const CodeAddress& c = side.codes;
   const bool codes_fit = divides(reinterpret_cast<intptr_t>(c.base), 16) &&
                          divides(c.block_stride, 16) && divides(c.token_stride, 16) &&
-                         divides(c.head_stride, 16) && std::abs(c.token_stride) < (1 << 24);
+                         divides(c.head_stride, 16) && fits_in_32_bits(c, block_size, num_heads);
   if (!codes_fit || !side.spec.has_scale()) return codes_fit;
   const ScaleAddress& s = side.scales;
   const int group_bytes = format::scale_bytes_per_group(side.spec);
@@ -37,7 +47,7 @@ bool can_copy(const SideView& side) {
   const bool row_fits = (row_bytes == group_bytes || s.group_stride == group_bytes) &&
                         (row_bytes >= 4 ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
   return row_fits && divides(reinterpret_cast<intptr_t>(s.base), 4) && divides(s.block_stride, 4) &&
-         divides(s.head_stride, 4) && std::abs(s.token_stride) < (1 << 24);
+         divides(s.head_stride, 4) && fits_in_32_bits(s, block_size, num_heads);
 }
 
 // The kernel's instances have f16 scales for groups of 64 in the symmetric integers.
@@ -53,7 +63,10 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run) {
   if (has_features || run.k.head_dim != run.v.head_dim || args.packed.block_size % 16 != 0) {
     return {};
   }
-  if (!can_copy(run.k) || !can_copy(run.v)) return {};
+  const int block_size = args.packed.block_size;
+  if (!can_copy(run.k, block_size, run.num_heads) || !can_copy(run.v, block_size, run.num_heads)) {
+    return {};
+  }
   if (!has_tile_scales(run.k.spec) || !has_tile_scales(run.v.spec)) return {};
   return cuda::find_tile_kernel(run.k.spec.facts->id, run.v.spec.facts->id, run.k.head_dim);
 }
@@ -176,6 +189,16 @@ Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
   return {};
 }
 
+template <class Address>
+cuda::TileRegion tile_region(const Address& a) {
+  return {a.base, static_cast<uint32_t>(a.block_stride), static_cast<int>(a.token_stride),
+          static_cast<int>(a.head_stride)};
+}
+
+cuda::TileSide tile_side(const SideView& side) {
+  return {tile_region(side.codes), tile_region(side.scales)};
+}
+
 AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const HeadRun& run,
                    const AttendPlanCuda& plan, uint8_t* workspace, CudaFindings* findings) {
   AttendJob job = {};
@@ -198,6 +221,9 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
   job.findings = findings;
+  job.tile_k = tile_side(run.k);
+  job.tile_v = tile_side(run.v);
+  job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
   return job;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/attend/attend.hpp"
+#include "ops/attend/cuda/tile_copy.cuh"
 #include "ops/attend/splits.hpp"
 #include "ops/cuda/floats.cuh"
 #include "ops/cuda/side.cuh"
@@ -35,6 +36,9 @@ struct AttendJob {
   float* partial_out;         // [total_q, num_q_heads, num_splits, value dim], not normalised
   Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]
   CudaFindings* findings;
+  TileSide tile_k;  // the tensor cores' kernels alone
+  TileSide tile_v;
+  int tiles_per_block;
 };
 
 // One sequence's lengths, read from device memory and checked.

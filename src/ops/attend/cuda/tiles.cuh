@@ -58,6 +58,8 @@ class TilePiece {
         warp_(threadIdx.x / kWarp),
         ring_(ring + warp_ * Config::kWarpBytes) {
     tokens_ = tokens;
+    key_part_ = Keys::Copy::lane_part(job.tile_k, head, lane_);
+    value_part_ = Values::Copy::lane_part(job.tile_v, head, lane_);
     first_step_ = tokens.begin / kStepTokens;
     const int end_step = (tokens.end + kStepTokens - 1) / kStepTokens;
     num_steps_ = max(0, (end_step - first_step_ - warp_ + Config::kWarps - 1) / Config::kWarps);
@@ -65,6 +67,7 @@ class TilePiece {
 
   __device__ void run() {
     find_seen();
+    ask_for_blocks(0);
     for (int i = 0; i < Config::kStages; ++i) start_copies(i, i);
     load_queries();
     int stage = 0;
@@ -105,37 +108,56 @@ class TilePiece {
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
   }
 
+  // The blocks of step i's tiles, asked for a step before they are needed.
+  __device__ void ask_for_blocks(int i) {
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      next_tile_[u] = tile_place(step_token(i) + u * kTileTokens);
+      const bool is_inside = i < num_steps_ && step_token(i) + u * kTileTokens < tokens_.end;
+      next_block_[u] = is_inside ? table_[next_tile_[u].block] : kNoTile;
+    }
+  }
+
+  // Where a token's tile lies in the sequence's blocks.
+  struct TilePlace {
+    int block;
+    int offset;  // tokens
+  };
+  __device__ TilePlace tile_place(int token) const {
+    const int tile = token / kTileTokens;
+    const int per_block = job_.tiles_per_block;
+    if ((per_block & (per_block - 1)) == 0) {
+      const int block = tile >> (31 - __clz(per_block));
+      return {block, (tile & (per_block - 1)) * kTileTokens};
+    }
+    return {tile / per_block, tile % per_block * kTileTokens};
+  }
+
   // Step i's tiles into a stage of the ring. Tokens past the sequence's end become zeros: what lies
   // there may be a NaN, and 0 * NaN is one. A block out of range is all zeros, and noted.
   __device__ void start_copies(int i, int stage) {
-    const int token = step_token(i);
     if (i < num_steps_) {
 #pragma unroll
       for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-        start_copy(token + u * kTileTokens, stage * Config::kTilesAtOnce + u);
+        start_copy(step_token(i) + u * kTileTokens, next_tile_[u].offset, next_block_[u],
+                   stage * Config::kTilesAtOnce + u);
       }
     }
     commit_copies();
+    ask_for_blocks(i + 1);
   }
 
-  __device__ void start_copy(int token, int slot) {
-    const int block = token / job_.block_size;
-    const int offset = token % job_.block_size;
-    const bool is_inside = token < tokens_.end;
-    const int64_t id = is_inside ? table_[block] : 0;
+  __device__ void start_copy(int token, int offset, int id, int slot) {
     const bool is_there = id >= 0 && id < job_.num_packed_blocks;
-    const int num_tokens = is_there && is_inside ? shape_.seq_len - token : 0;
-    const uint32_t missing = 1u << slot;
-    missing_ = is_there ? missing_ & ~missing : missing_ | missing;
-    if (!is_there && lane_ == 0) atomicAdd(&job_.findings->out_of_range, 1ull);
-    const int64_t found = is_there ? id : 0;
+    if (!is_there && id != kNoTile && lane_ == 0) atomicAdd(&job_.findings->out_of_range, 1ull);
+    const uint32_t bit = 1u << slot;
+    missing_ = is_there ? missing_ & ~bit : missing_ | bit;
+    const int num_tokens = is_there ? shape_.seq_len - token : 0;
+    const auto block = static_cast<uint32_t>(is_there ? id : 0);
     const uint32_t tile = ring_ + slot * Config::kTileBytes;
-    const CudaSide& k = job_.packed.k;
-    const CudaSide& v = job_.packed.v;
-    Keys::Copy::start(k, k.codes(found, offset, head_), k.scales(found, offset, head_), num_tokens,
-                      tile, lane_);
-    Values::Copy::start(v, v.codes(found, offset, head_), v.scales(found, offset, head_),
-                        num_tokens, tile + Keys::Copy::kBytes, lane_);
+    Keys::Copy::start(job_.tile_k, key_part_, block, offset, num_tokens, tile, lane_);
+    Values::Copy::start(job_.tile_v, value_part_, block, offset, num_tokens,
+                        tile + Keys::Copy::kBytes, lane_);
   }
 
   // Query g of four lanes, each with the channels that its part of the keys has.
@@ -308,6 +330,11 @@ class TilePiece {
   int num_steps_;
   TokenRange seen_[2];
   TokenRange seen_by_all_;
+  static constexpr int kNoTile = -0x7FFFFFFF;  // past the split's end: no block is asked for
+  TilePlace next_tile_[Config::kTilesAtOnce];
+  int next_block_[Config::kTilesAtOnce];
+  typename Keys::Copy::Lane key_part_;
+  typename Values::Copy::Lane value_part_;
   uint32_t missing_ = 0;  // tiles of the ring whose block is out of range
   Queries<Dim> queries_;
   float2 query_sums_;
