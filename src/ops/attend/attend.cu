@@ -57,18 +57,36 @@ bool has_tile_scales(const format::FormatSpec& spec) {
   return spec.scale_type == ScaleType::kF16 && spec.group_size == 64;
 }
 
+// Rows of a head follow each other inside a block, and so do their scales, all on 16 bytes.
+bool has_dense_rows(const SideView& side) {
+  const int code_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
+  if (side.codes.token_stride != code_bytes) return false;
+  if (!side.spec.has_scale()) return true;
+  const ScaleAddress& s = side.scales;
+  return s.token_stride == format::scale_bytes_per_row(side.spec, side.head_dim) &&
+         divides(reinterpret_cast<intptr_t>(s.base), 16) && divides(s.block_stride, 16) &&
+         divides(s.head_stride, 16);
+}
+
+// One scale a head (or for all heads), the same for all blocks and tokens.
+bool has_shared_scale(const SideView& side) {
+  return side.spec.has_scale() && side.scales.block_stride == 0 && side.scales.token_stride == 0 &&
+         divides(side.scales.head_stride, 4);
+}
+
 TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run) {
   const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
                             args.tree_mask || args.wide_head_blocks;
-  if (has_features || run.k.head_dim != run.v.head_dim || args.packed.block_size % 16 != 0) {
-    return {};
-  }
   const int block_size = args.packed.block_size;
-  if (!can_copy(run.k, block_size, run.num_heads) || !can_copy(run.v, block_size, run.num_heads)) {
-    return {};
+  if (has_features || run.k.head_dim != run.v.head_dim || block_size % 16 != 0) return {};
+  for (const SideView* side : {&run.k, &run.v}) {
+    if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return {};
   }
-  if (!has_tile_scales(run.k.spec) || !has_tile_scales(run.v.spec)) return {};
-  return cuda::find_tile_kernel(run.k.spec.facts->id, run.v.spec.facts->id, run.k.head_dim);
+  return cuda::find_tile_kernel(
+      run.k.spec.facts->id, run.v.spec.facts->id,
+      {.head_dim = run.k.head_dim,
+       .has_dense_rows = has_dense_rows(run.k) && has_dense_rows(run.v),
+       .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v)});
 }
 
 bool every_run_has_tiles(const AttendArgs& args) {
@@ -224,6 +242,13 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.tile_k = tile_side(run.k);
   job.tile_v = tile_side(run.v);
   job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
+  if (has_shared_scale(run.k) && has_shared_scale(run.v) &&
+      run.k.spec.scale_type == ScaleType::kF32 && run.v.spec.scale_type == ScaleType::kF32) {
+    job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);
+    job.shared_v_scale = reinterpret_cast<const float*>(run.v.scales.base);
+    job.shared_k_scale_stride = static_cast<int>(run.k.scales.head_stride / 4);
+    job.shared_v_scale_stride = static_cast<int>(run.v.scales.head_stride / 4);
+  }
   return job;
 }
 
@@ -278,6 +303,7 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
                                                 ? cuda::launch_attend_tiles(plan.tiles, job, stream)
                                                 : cuda::launch_attend_plain(job, stream),
                                             "attend"));
+    if (uses_tiles && plan.num_splits == 1) continue;  // its pieces are whole rows
     KVX_RETURN_IF_ERROR(
         device::cuda_status(cuda::launch_merge_splits(job, stream), "attend (merge)"));
   }

@@ -71,14 +71,8 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   const int64_t first = partial_index(job, token, q_head, 0);
   const Softmax2* parts = job.partial_softmax + first;
   const Softmax2 tokens = merge_softmax(parts, job.num_splits, lane);
-  Softmax2 whole = tokens;
-  if (job.args.sinks) {
-    const float sink = job.args.sinks[q_head] * kLog2E;
-    const float max = fmaxf(tokens.max, sink);
-    whole = {max,
-             (tokens.sum == 0 ? 0.0f : tokens.sum * exp2f(tokens.max - max)) + exp2f(sink - max)};
-  }
-  const float to_whole = tokens.sum == 0 ? 0.0f : exp2f(tokens.max - whole.max) / whole.sum;
+  const Softmax2 whole = with_sink(job, q_head, tokens);
+  const float to_whole = share_of(tokens, whole);
 
   add_splits(job, first, tokens.max, warp, lane, shared + warp * dim);
   __syncthreads();
@@ -93,9 +87,7 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   const TransformRow v = transform_row(job.args.transform.v, kv_head, job.num_kv_heads, dim, 0);
   if (v.hadamard) hadamard_row(out, dim, lane);
   const float probability = tokens.sum * to_whole;
-  uint8_t* target =
-      job.args.out.data + (token * job.args.out.token_stride + q_head * job.args.out.head_stride) *
-                              bytes_of(job.args.out.dtype);
+  uint8_t* target = output_row(job, token, q_head);
   for (int d = lane; d < dim; d += kWarp) {
     float x = out[d];
     if (v.factor) x /= v.factor[d];
@@ -103,8 +95,7 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
     store_float(job.args.out.dtype, x, target, d);
   }
   if (job.args.lse && lane == 0) {
-    job.args.lse[token * job.args.num_q_heads + q_head] =
-        whole.sum == 0 ? -INFINITY : (whole.max + log2f(whole.sum)) * kLn2;
+    job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
   }
 }
 

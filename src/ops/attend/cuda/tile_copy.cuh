@@ -1,8 +1,6 @@
-// Tiles on their way into shared memory: 16 tokens of one head, rows as they lie in their blocks,
-// copied 16 bytes at a time by cp.async.
-//
-// shared memory of a tile's side:
-//   [codes: 16 rows of kRowBytes, their 16-byte chunks swizzled][scales: 16 rows of kScaleRowBytes]
+// Tiles on their way into shared memory: 16 tokens of one head, rows as they lie in their blocks.
+// Rows that follow each other without a gap can come in one bulk copy, as they are; others come 16
+// bytes at a time (cp.async), their chunks swizzled on the way.
 #pragma once
 
 #include "ops/attend/cuda/mma.cuh"
@@ -46,9 +44,44 @@ __device__ constexpr int swizzle(int row) {
   return (row >> 2) & 1;
 }
 
-template <int RowBytes>
+template <int RowBytes, bool IsSwizzled>
 __device__ inline uint32_t chunk_address(uint32_t codes, int row, int chunk) {
-  return codes + row * RowBytes + ((chunk ^ swizzle<RowBytes>(row)) << 4);
+  const int place = IsSwizzled ? chunk ^ swizzle<RowBytes>(row) : chunk;
+  return codes + row * RowBytes + (place << 4);
+}
+
+// Barriers in shared memory that bulk copies arrive at.
+__device__ inline void init_barrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+__device__ inline void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ inline void wait_for_bytes(uint32_t barrier, uint32_t phase) {
+  uint32_t is_done;
+  do {
+    asm volatile(
+        "{.reg .pred p;"
+        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p;}"
+        : "=r"(is_done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
+  } while (!is_done);
+}
+// Read once: the second-level cache may drop it first.
+__device__ inline void copy_bulk(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+      : "memory");
+}
+// Between ordinary accesses of shared memory and a bulk copy into it.
+__device__ inline void fence_bulk_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // A region of a side, codes or scales, as copies address it: all but the block in 32 bits.
@@ -72,8 +105,9 @@ struct TileSide {
 // RowBytes of codes and ScaleRowBytes of scales a token.
 template <int RowBytes, int ScaleRowBytes>
 struct TileCopy {
-  static constexpr int kScalesAt = kTileTokens * RowBytes;
-  static constexpr int kBytes = kScalesAt + (kTileTokens * ScaleRowBytes + 15) / 16 * 16;
+  static constexpr int kCodeBytes = kTileTokens * RowBytes;
+  static constexpr int kScaleBytes = kTileTokens * ScaleRowBytes;
+  static constexpr int kBytes = kCodeBytes + kScaleBytes;
   static constexpr int kChunks = RowBytes / 16;
   static constexpr int kRowsAtOnce = kWarp / kChunks;
   // Rows of two bytes follow each other (checked on the host) and go in pairs.
@@ -95,7 +129,7 @@ struct TileCopy {
   // The tile that begins with token `offset` of a block. num_tokens: that are there; the others
   // become zeros.
   __device__ static void start(const TileSide& side, const Lane& part, uint32_t block, int offset,
-                               int num_tokens, uint32_t to, int lane) {
+                               int num_tokens, uint32_t to, uint32_t scales_to, int lane) {
     const int stride = side.codes.token_stride;
     const uint8_t* from = side.codes.at(block, offset * stride + part.codes);
     if (num_tokens < kTileTokens) {
@@ -115,7 +149,7 @@ struct TileCopy {
       const int token = lane / kWords * kTokensAWord;
       if (kTileTokens / kTokensAWord * kWords < kWarp && token >= kTileTokens) return;
       const int tokens_there = min(max(num_tokens - token, 0), kTokensAWord);
-      copy_async_4(to + kScalesAt + lane * 4,
+      copy_async_4(scales_to + lane * 4,
                    side.scales.at(block, offset * side.scales.token_stride + part.scales),
                    tokens_there * (4 / kTokensAWord));
     }
@@ -123,7 +157,7 @@ struct TileCopy {
 
  private:
   __device__ static uint32_t place(uint32_t to, int i, int lane) {
-    return chunk_address<RowBytes>(to, lane / kChunks + i * kRowsAtOnce, lane % kChunks);
+    return chunk_address<RowBytes, true>(to, lane / kChunks + i * kRowsAtOnce, lane % kChunks);
   }
   __device__ static void start_some(const uint8_t* from, int stride, int num_tokens, uint32_t to,
                                     int lane) {
