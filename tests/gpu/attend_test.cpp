@@ -103,7 +103,7 @@ TEST_F(GpuAttend, TilesTakeEveryFeature) {
       options.block_size = 16;
       options.order = RowOrder::kRecord;
       options.q_per_kv = feature == 0 ? 1 : feature == 1 ? 16 : 8;
-      options.q_type = feature == 2 ? DType::kBF16 : DType::kF32;
+      options.q_type = feature == 2 ? DType::kBF16 : DType::kF16;
       options.out_type = feature == 3 ? DType::kF16 : DType::kF32;
       options.window = feature == 4 ? 77 : 0;
       options.softcap = feature == 5 ? 2.0f : 0.0f;

@@ -23,12 +23,22 @@ bool divides(int64_t value, int64_t by) {
   return value % by == 0;
 }
 
+// Whether strides are what a tile's copies compute with: a block's in 32 bits, the rest of a block
+// in 31.
+template <class Address>
+bool fits_in_32_bits(const Address& a, int block_size, int num_heads) {
+  const int64_t inside =
+      std::abs(a.token_stride) * block_size + std::abs(a.head_stride) * num_heads;
+  return a.block_stride >= 0 && a.block_stride <= UINT32_MAX && inside < INT32_MAX / 2 &&
+         std::abs(a.token_stride) < INT32_MAX / 2 && std::abs(a.head_stride) < INT32_MAX / 2;
+}
+
 // Whether the tiles' copies can take the rows as they lie.
-bool can_copy(const SideView& side) {
+bool can_copy(const SideView& side, int block_size, int num_heads) {
   const CodeAddress& c = side.codes;
   const bool codes_fit = divides(reinterpret_cast<intptr_t>(c.base), 16) &&
                          divides(c.block_stride, 16) && divides(c.token_stride, 16) &&
-                         divides(c.head_stride, 16) && std::abs(c.token_stride) < (1 << 24);
+                         divides(c.head_stride, 16) && fits_in_32_bits(c, block_size, num_heads);
   if (!codes_fit || !side.spec.has_scale()) return codes_fit;
   const ScaleAddress& s = side.scales;
   const int group_bytes = format::scale_bytes_per_group(side.spec);
@@ -37,7 +47,7 @@ bool can_copy(const SideView& side) {
   const bool row_fits = (row_bytes == group_bytes || s.group_stride == group_bytes) &&
                         (row_bytes >= 4 ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
   return row_fits && divides(reinterpret_cast<intptr_t>(s.base), 4) && divides(s.block_stride, 4) &&
-         divides(s.head_stride, 4) && std::abs(s.token_stride) < (1 << 24);
+         divides(s.head_stride, 4) && fits_in_32_bits(s, block_size, num_heads);
 }
 
 // The kernel's instances have f16 scales for groups of 64 in the symmetric integers.
@@ -47,15 +57,36 @@ bool has_tile_scales(const format::FormatSpec& spec) {
   return spec.scale_type == ScaleType::kF16 && spec.group_size == 64;
 }
 
+// Rows of a head follow each other inside a block, and so do their scales, all on 16 bytes.
+bool has_dense_rows(const SideView& side) {
+  const int code_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
+  if (side.codes.token_stride != code_bytes) return false;
+  if (!side.spec.has_scale()) return true;
+  const ScaleAddress& s = side.scales;
+  return s.token_stride == format::scale_bytes_per_row(side.spec, side.head_dim) &&
+         divides(reinterpret_cast<intptr_t>(s.base), 16) && divides(s.block_stride, 16) &&
+         divides(s.head_stride, 16);
+}
+
+// One scale a head (or for all heads), the same for all blocks and tokens.
+bool has_shared_scale(const SideView& side) {
+  return side.spec.has_scale() && side.scales.block_stride == 0 && side.scales.token_stride == 0 &&
+         divides(side.scales.head_stride, 4);
+}
+
 TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run) {
   const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
                             args.tree_mask || args.wide_head_blocks;
-  if (has_features || run.k.head_dim != run.v.head_dim || args.packed.block_size % 16 != 0) {
-    return {};
+  const int block_size = args.packed.block_size;
+  if (has_features || run.k.head_dim != run.v.head_dim || block_size % 16 != 0) return {};
+  for (const SideView* side : {&run.k, &run.v}) {
+    if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return {};
   }
-  if (!can_copy(run.k) || !can_copy(run.v)) return {};
-  if (!has_tile_scales(run.k.spec) || !has_tile_scales(run.v.spec)) return {};
-  return cuda::find_tile_kernel(run.k.spec.facts->id, run.v.spec.facts->id, run.k.head_dim);
+  return cuda::find_tile_kernel(
+      run.k.spec.facts->id, run.v.spec.facts->id,
+      {.head_dim = run.k.head_dim,
+       .has_dense_rows = has_dense_rows(run.k) && has_dense_rows(run.v),
+       .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v)});
 }
 
 bool every_run_has_tiles(const AttendArgs& args) {
@@ -176,6 +207,16 @@ Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
   return {};
 }
 
+template <class Address>
+cuda::TileRegion tile_region(const Address& a) {
+  return {a.base, static_cast<uint32_t>(a.block_stride), static_cast<int>(a.token_stride),
+          static_cast<int>(a.head_stride)};
+}
+
+cuda::TileSide tile_side(const SideView& side) {
+  return {tile_region(side.codes), tile_region(side.scales)};
+}
+
 AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const HeadRun& run,
                    const AttendPlanCuda& plan, uint8_t* workspace, CudaFindings* findings) {
   AttendJob job = {};
@@ -198,6 +239,16 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
   job.findings = findings;
+  job.tile_k = tile_side(run.k);
+  job.tile_v = tile_side(run.v);
+  job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
+  if (has_shared_scale(run.k) && has_shared_scale(run.v) &&
+      run.k.spec.scale_type == ScaleType::kF32 && run.v.spec.scale_type == ScaleType::kF32) {
+    job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);
+    job.shared_v_scale = reinterpret_cast<const float*>(run.v.scales.base);
+    job.shared_k_scale_stride = static_cast<int>(run.k.scales.head_stride / 4);
+    job.shared_v_scale_stride = static_cast<int>(run.v.scales.head_stride / 4);
+  }
   return job;
 }
 
@@ -252,6 +303,7 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
                                                 ? cuda::launch_attend_tiles(plan.tiles, job, stream)
                                                 : cuda::launch_attend_plain(job, stream),
                                             "attend"));
+    if (uses_tiles && plan.num_splits == 1) continue;  // its pieces are whole rows
     KVX_RETURN_IF_ERROR(
         device::cuda_status(cuda::launch_merge_splits(job, stream), "attend (merge)"));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/attend/attend.hpp"
+#include "ops/attend/cuda/tile_copy.cuh"
 #include "ops/attend/splits.hpp"
 #include "ops/cuda/floats.cuh"
 #include "ops/cuda/side.cuh"
@@ -35,6 +36,13 @@ struct AttendJob {
   float* partial_out;         // [total_q, num_q_heads, num_splits, value dim], not normalised
   Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]
   CudaFindings* findings;
+  TileSide tile_k;  // the tensor cores' kernels alone
+  TileSide tile_v;
+  int tiles_per_block;
+  const float* shared_k_scale;  // fp8 with a given scale a head: of the run's head 0, or null
+  const float* shared_v_scale;
+  int shared_k_scale_stride;  // floats from head to head
+  int shared_v_scale_stride;
 };
 
 // One sequence's lengths, read from device memory and checked.
@@ -91,17 +99,57 @@ __device__ inline int64_t partial_index(const AttendJob& job, int64_t q_token, i
   return (q_token * job.args.num_q_heads + q_head) * job.num_splits + split;
 }
 
-// For a sequence that is not valid: the merge finds that its rows saw nothing. Counts it once.
+// All of a row's tokens together with its sink, if it has one.
+__device__ inline Softmax2 with_sink(const AttendJob& job, int q_head, const Softmax2& tokens) {
+  if (!job.args.sinks) return tokens;
+  const float sink = job.args.sinks[q_head] * kLog2E;
+  const float max = tokens.sum == 0 ? sink : fmaxf(tokens.max, sink);
+  const float sum = tokens.sum == 0 ? 0.0f : tokens.sum * exp2f(tokens.max - max);
+  return {max, sum + exp2f(sink - max)};
+}
+
+// What turns a weighted sum over the tokens into their share of the output.
+__device__ inline float share_of(const Softmax2& tokens, const Softmax2& whole) {
+  return tokens.sum == 0 ? 0.0f : exp2f(tokens.max - whole.max) / whole.sum;
+}
+
+__device__ inline float log_sum_exp(const Softmax2& whole) {
+  return whole.sum == 0 ? -INFINITY : (whole.max + log2f(whole.sum)) * kLn2;
+}
+
+__device__ inline uint8_t* output_row(const AttendJob& job, int64_t token, int q_head) {
+  const MutableFloatRows& out = job.args.out;
+  return out.data + (token * out.token_stride + q_head * out.head_stride) * bytes_of(out.dtype);
+}
+
+// Number d of a row whose tokens are all in one piece, and no transform of V is to be undone.
+__device__ inline void store_output(const AttendJob& job, int64_t token, int q_head, int d,
+                                    const Softmax2& tokens, float weighted_sum) {
+  const Softmax2 whole = with_sink(job, q_head, tokens);
+  const float x = tokens.sum == 0 ? 0.0f : weighted_sum * share_of(tokens, whole);
+  store_float(job.args.out.dtype, x, output_row(job, token, q_head), d);
+  if (job.args.lse && d == 0) {
+    job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
+  }
+}
+
+// For a sequence that is not valid: its rows saw nothing. stores_output: no merge follows. Counts
+// it once.
 __device__ inline void leave_empty(const AttendJob& job, const SequenceShape& shape, int kv_head,
-                                   int first_row, int num_rows, int split) {
+                                   int first_row, int num_rows, int split, bool stores_output) {
   if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0) {
     atomicAdd(&job.findings->out_of_range, 1ull);
   }
   if (!shape.has_rows) return;
   for (int r = threadIdx.x; r < num_rows; r += blockDim.x) {
     const QueryRowAt at = query_row(job, kv_head, first_row + r);
-    job.partial_softmax[partial_index(job, shape.q_start + at.new_token, at.q_head, split)] = {
-        -INFINITY, 0.0f};
+    const int64_t token = shape.q_start + at.new_token;
+    if (stores_output) {
+      const int dim = job.packed.v.view.head_dim;
+      for (int d = 0; d < dim; ++d) store_output(job, token, at.q_head, d, {-INFINITY, 0.0f}, 0.0f);
+    } else {
+      job.partial_softmax[partial_index(job, token, at.q_head, split)] = {-INFINITY, 0.0f};
+    }
   }
 }
 

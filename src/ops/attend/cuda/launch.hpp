@@ -18,11 +18,18 @@ struct TileKernel {
   int threads = 0;
   int shared_bytes = 0;
   int ctas_per_multiprocessor = 0;
-  int granule = 0;  // tokens that a warp takes at a time
+  int granule = 0;       // tokens that a warp takes at a time
+  bool is_bulk = false;  // takes rows that follow each other alone, scales too
 };
 
-// The instance for K and V of these formats (groups of 64 for int8 and int4) and this head_dim.
-TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, int head_dim);
+// What an instance is made for, beside the pair of formats (groups of 64 for int8 and int4).
+struct TileTraits {
+  int head_dim = 0;
+  bool has_dense_rows = false;     // rows follow each other inside a head's part of a block
+  bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
+};
+
+TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, const TileTraits& traits);
 
 cudaError_t launch_attend_plain(const AttendJob& job, cudaStream_t stream);
 cudaError_t launch_attend_tiles(const TileKernel& kernel, const AttendJob& job,

@@ -1,5 +1,5 @@
 // merge_splits: the pieces of a row become its output; the sink joins the softmax, V's transform is
-// undone. A warp a row.
+// undone. A CTA a row: its warps share the splits out among themselves.
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
 #include "ops/cuda/transform_row.cuh"
@@ -7,8 +7,9 @@
 namespace kvx::ops::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / kWarp;
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kAtOnce = 4;  // splits whose sums a warp reads before it uses the first
 
 __device__ float weight_of(const Softmax2& part, float max) {
   return part.sum == 0 ? 0.0f : exp2f(part.max - max);
@@ -31,14 +32,38 @@ __device__ Softmax2 merge_softmax(const Softmax2* parts, int num_splits, int lan
   return {max, sum};
 }
 
-__global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ AttendJob job) {
-  extern __shared__ float shared[];
-  const int lane = threadIdx.x % kWarp;
+// Sums of the splits that are this warp's, into out [dim] of its own.
+__device__ void add_splits(const AttendJob& job, int64_t first, float max, int warp, int lane,
+                           float* out) {
   const int dim = job.packed.v.view.head_dim;
-  float* out = shared + threadIdx.x / kWarp * dim;
+  const Softmax2* parts = job.partial_softmax + first;
+  for (int d = lane; d < dim; d += kWarp) {
+    float sum = 0;
+    for (int s = warp; s < job.num_splits; s += kWarps * kAtOnce) {
+      float numbers[kAtOnce], weights[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int split = s + i * kWarps;
+        const bool is_split = split < job.num_splits;
+        weights[i] = is_split ? weight_of(parts[split], max) : 0.0f;
+        numbers[i] = is_split ? job.partial_out[(first + split) * dim + d] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (weights[i] != 0) sum += weights[i] * numbers[i];  // an empty split's are not written
+      }
+    }
+    out[d] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ AttendJob job) {
+  extern __shared__ float shared[];  // [kWarps, dim]
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int dim = job.packed.v.view.head_dim;
   const int64_t run_heads = int64_t{job.packed.num_heads} * job.q_per_kv;
-  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  if (row >= job.total_q * run_heads) return;
+  const int64_t row = blockIdx.x;
   const int64_t token = row / run_heads;
   const int q_head = static_cast<int>(job.packed.first_head * job.q_per_kv + row % run_heads);
   const int kv_head = q_head / job.q_per_kv;
@@ -46,30 +71,23 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   const int64_t first = partial_index(job, token, q_head, 0);
   const Softmax2* parts = job.partial_softmax + first;
   const Softmax2 tokens = merge_softmax(parts, job.num_splits, lane);
-  Softmax2 whole = tokens;
-  if (job.args.sinks) {
-    const float sink = job.args.sinks[q_head] * kLog2E;
-    const float max = fmaxf(tokens.max, sink);
-    whole = {max,
-             (tokens.sum == 0 ? 0.0f : tokens.sum * exp2f(tokens.max - max)) + exp2f(sink - max)};
-  }
-  const float to_whole = tokens.sum == 0 ? 0.0f : exp2f(tokens.max - whole.max) / whole.sum;
+  const Softmax2 whole = with_sink(job, q_head, tokens);
+  const float to_whole = share_of(tokens, whole);
 
+  add_splits(job, first, tokens.max, warp, lane, shared + warp * dim);
+  __syncthreads();
+  if (warp != 0) return;
+  float* out = shared;
   for (int d = lane; d < dim; d += kWarp) {
     float sum = 0;
-    for (int s = 0; s < job.num_splits; ++s) {
-      const float weight = weight_of(parts[s], tokens.max);
-      if (weight != 0) sum += weight * job.partial_out[(first + s) * dim + d];
-    }
+    for (int w = 0; w < kWarps; ++w) sum += shared[w * dim + d];
     out[d] = sum * to_whole;
   }
   __syncwarp();
   const TransformRow v = transform_row(job.args.transform.v, kv_head, job.num_kv_heads, dim, 0);
   if (v.hadamard) hadamard_row(out, dim, lane);
   const float probability = tokens.sum * to_whole;
-  uint8_t* target =
-      job.args.out.data + (token * job.args.out.token_stride + q_head * job.args.out.head_stride) *
-                              bytes_of(job.args.out.dtype);
+  uint8_t* target = output_row(job, token, q_head);
   for (int d = lane; d < dim; d += kWarp) {
     float x = out[d];
     if (v.factor) x /= v.factor[d];
@@ -77,8 +95,7 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
     store_float(job.args.out.dtype, x, target, d);
   }
   if (job.args.lse && lane == 0) {
-    job.args.lse[token * job.args.num_q_heads + q_head] =
-        whole.sum == 0 ? -INFINITY : (whole.max + log2f(whole.sum)) * kLn2;
+    job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
   }
 }
 
@@ -86,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
 
 cudaError_t launch_merge_splits(const AttendJob& job, cudaStream_t stream) {
   const int64_t num_rows = job.total_q * job.packed.num_heads * job.q_per_kv;
-  const auto num_ctas = static_cast<unsigned>((num_rows + kWarps - 1) / kWarps);
+  const auto num_ctas = static_cast<unsigned>(num_rows);
   const int shared_bytes = kWarps * job.packed.v.view.head_dim * static_cast<int>(sizeof(float));
   merge_rows<<<num_ctas, kThreads, shared_bytes, stream>>>(job);
   return cudaGetLastError();

@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads)
   const SequenceShape shape = sequence_shape(job, sequence);
   const int num_rows = min(kRows, shape.q_len * job.q_per_kv - first_row);
   if (!shape.is_valid) {
-    return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split);
+    return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split, false);
   }
   if (num_rows <= 0) return;
   const TokenRange tokens =

@@ -1,8 +1,6 @@
-// Tiles on their way into shared memory: 16 tokens of one head, rows as they lie in their blocks,
-// copied 16 bytes at a time by cp.async.
-//
-// shared memory of a tile's side:
-//   [codes: 16 rows of kRowBytes, their 16-byte chunks swizzled][scales: 16 rows of kScaleRowBytes]
+// Tiles on their way into shared memory: 16 tokens of one head, rows as they lie in their blocks.
+// Rows that follow each other without a gap can come in one bulk copy, as they are; others come 16
+// bytes at a time (cp.async), their chunks swizzled on the way.
 #pragma once
 
 #include "ops/attend/cuda/mma.cuh"
@@ -12,20 +10,21 @@ namespace kvx::ops::cuda {
 
 inline constexpr int kTileTokens = 16;
 
-// Bytes is 4 or 16; nothing is read and zeros are written when `is_there` is false. 4 bytes go
-// through the first cache (scales share its lines), 16 past it.
-template <int Bytes>
-__device__ inline void copy_async(uint32_t to, const uint8_t* from, bool is_there) {
-  const int source_bytes = is_there ? Bytes : 0;
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(source_bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                 "r"(source_bytes)
-                 : "memory");
-  }
+// 16 bytes, past the first cache.
+__device__ inline void copy_async_16(uint32_t to, const uint8_t* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// The first source_bytes of 16; the rest becomes zeros.
+__device__ inline void copy_async_16(uint32_t to, const uint8_t* from, int source_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(source_bytes)
+               : "memory");
+}
+// The same for 4 bytes, through the first cache: neighbours' scales share its lines.
+__device__ inline void copy_async_4(uint32_t to, const uint8_t* from, int source_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(source_bytes)
+               : "memory");
 }
 __device__ inline void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -45,45 +44,127 @@ __device__ constexpr int swizzle(int row) {
   return (row >> 2) & 1;
 }
 
-template <int RowBytes>
+template <int RowBytes, bool IsSwizzled>
 __device__ inline uint32_t chunk_address(uint32_t codes, int row, int chunk) {
-  return codes + row * RowBytes + ((chunk ^ swizzle<RowBytes>(row)) << 4);
+  const int place = IsSwizzled ? chunk ^ swizzle<RowBytes>(row) : chunk;
+  return codes + row * RowBytes + (place << 4);
 }
+
+// Barriers in shared memory that bulk copies arrive at.
+__device__ inline void init_barrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+__device__ inline void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ inline void wait_for_bytes(uint32_t barrier, uint32_t phase) {
+  uint32_t is_done;
+  do {
+    asm volatile(
+        "{.reg .pred p;"
+        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p;}"
+        : "=r"(is_done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
+  } while (!is_done);
+}
+// Read once: the second-level cache may drop it first.
+__device__ inline void copy_bulk(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+      : "memory");
+}
+// Between ordinary accesses of shared memory and a bulk copy into it.
+__device__ inline void fence_bulk_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A region of a side, codes or scales, as copies address it: all but the block in 32 bits.
+struct TileRegion {
+  const uint8_t* base;
+  uint32_t block_stride;
+  int token_stride;
+  int head_stride;
+
+  // within: bytes inside the block.
+  __device__ const uint8_t* at(uint32_t block, int within) const {
+    return base + uint64_t{block} * block_stride + within;
+  }
+};
+
+struct TileSide {
+  TileRegion codes;
+  TileRegion scales;
+};
 
 // RowBytes of codes and ScaleRowBytes of scales a token.
 template <int RowBytes, int ScaleRowBytes>
 struct TileCopy {
-  static constexpr int kScalesAt = kTileTokens * RowBytes;
-  static constexpr int kBytes = kScalesAt + (kTileTokens * ScaleRowBytes + 15) / 16 * 16;
+  static constexpr int kCodeBytes = kTileTokens * RowBytes;
+  static constexpr int kScaleBytes = kTileTokens * ScaleRowBytes;
+  static constexpr int kBytes = kCodeBytes + kScaleBytes;
+  static constexpr int kChunks = RowBytes / 16;
+  static constexpr int kRowsAtOnce = kWarp / kChunks;
+  // Rows of two bytes follow each other (checked on the host) and go in pairs.
+  static constexpr int kTokensAWord = ScaleRowBytes < 4 ? 2 : 1;
+  static constexpr int kWords = ScaleRowBytes < 4 ? 1 : ScaleRowBytes / 4;
 
-  // codes, scales: of the tile's first token. num_tokens: that are there; the others become zeros.
-  __device__ static void start(const CudaSide& side, const uint8_t* codes, const uint8_t* scales,
-                               int num_tokens, uint32_t to, int lane) {
-    constexpr int kChunks = RowBytes / 16;
-    constexpr int kRowsAtOnce = kWarp / kChunks;
-    const int row = lane / kChunks;
-    const int chunk = lane % kChunks;
-    const int stride = static_cast<int>(side.view.codes.token_stride);
-    const uint8_t* from = codes + row * stride + chunk * 16;
-#pragma unroll
-    for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
-      const int r = row + i * kRowsAtOnce;
-      copy_async<16>(chunk_address<RowBytes>(to, r, chunk), from + i * kRowsAtOnce * stride,
-                     r < num_tokens);
-    }
-    if constexpr (ScaleRowBytes > 0) start_scales(side, scales, num_tokens, to + kScalesAt, lane);
+  // This lane's part of addresses inside a block, for one head.
+  struct Lane {
+    int codes;
+    int scales;
+  };
+  __device__ static Lane lane_part(const TileSide& side, int head, int lane) {
+    return {head * side.codes.head_stride + lane / kChunks * side.codes.token_stride +
+                lane % kChunks * 16,
+            head * side.scales.head_stride +
+                lane / kWords * kTokensAWord * side.scales.token_stride + lane % kWords * 4};
   }
 
-  __device__ static void start_scales(const CudaSide& side, const uint8_t* scales, int num_tokens,
-                                      uint32_t to, int lane) {
-    const int stride = static_cast<int>(side.view.scales.token_stride);
-    // Rows of two bytes follow each other (checked on the host) and go in pairs.
-    constexpr int kTokensAWord = ScaleRowBytes < 4 ? 2 : 1;
-    constexpr int kWords = ScaleRowBytes < 4 ? 1 : ScaleRowBytes / 4;
-    const int token = lane / kWords * kTokensAWord;
-    const int word = lane % kWords;
-    if (token < kTileTokens) {
-      copy_async<4>(to + lane * 4, scales + token * stride + word * 4, token < num_tokens);
+  // The tile that begins with token `offset` of a block. num_tokens: that are there; the others
+  // become zeros.
+  __device__ static void start(const TileSide& side, const Lane& part, uint32_t block, int offset,
+                               int num_tokens, uint32_t to, uint32_t scales_to, int lane) {
+    const int stride = side.codes.token_stride;
+    const uint8_t* from = side.codes.at(block, offset * stride + part.codes);
+    if (num_tokens < kTileTokens) {
+      start_some(from, stride, num_tokens, to, lane);
+    } else if (stride == RowBytes) {
+#pragma unroll
+      for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
+        copy_async_16(place(to, i, lane), from + i * kRowsAtOnce * RowBytes);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
+        copy_async_16(place(to, i, lane), from + i * kRowsAtOnce * stride);
+      }
+    }
+    if constexpr (ScaleRowBytes > 0) {
+      const int token = lane / kWords * kTokensAWord;
+      if (kTileTokens / kTokensAWord * kWords < kWarp && token >= kTileTokens) return;
+      const int tokens_there = min(max(num_tokens - token, 0), kTokensAWord);
+      copy_async_4(scales_to + lane * 4,
+                   side.scales.at(block, offset * side.scales.token_stride + part.scales),
+                   tokens_there * (4 / kTokensAWord));
+    }
+  }
+
+ private:
+  __device__ static uint32_t place(uint32_t to, int i, int lane) {
+    return chunk_address<RowBytes, true>(to, lane / kChunks + i * kRowsAtOnce, lane % kChunks);
+  }
+  __device__ static void start_some(const uint8_t* from, int stride, int num_tokens, uint32_t to,
+                                    int lane) {
+#pragma unroll 1
+    for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
+      copy_async_16(place(to, i, lane), from + i * kRowsAtOnce * stride,
+                    lane / kChunks + i * kRowsAtOnce < num_tokens ? 16 : 0);
     }
   }
 };

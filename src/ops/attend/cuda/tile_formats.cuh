@@ -1,6 +1,9 @@
 // The formats that the tensor cores' kernel knows: how each decodes and where its scales go.
 #pragma once
 
+#include <type_traits>
+
+#include "ops/attend/cuda/tile_pairs.hpp"
 #include "ops/attend/cuda/tiles.cuh"
 
 namespace kvx::ops::cuda {
@@ -41,22 +44,56 @@ struct TileFormat<format::FormatId::kMxfp4, Dim> {
   using Scale = OperandScale<Dim, 32, FromE8M0>;
 };
 
-// The instance for K, V and both head_dims; one of these in each instance file.
-template <format::FormatId K, format::FormatId V, int Dim>
+// fp8 under one scale a head: it multiplies scores and sums outside the loop.
+template <class Scale>
+struct WithoutSharedScale {
+  using Type = Scale;
+};
+template <>
+struct WithoutSharedScale<RowF32> {
+  using Type = NoScale;
+};
+
+template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool SharedScales>
 TileKernel tile_kernel_of() {
   using KeyFormat = TileFormat<K, Dim>;
   using ValueFormat = TileFormat<V, Dim>;
-  using Keys = TileKeys<typename KeyFormat::Element, typename KeyFormat::Scale, Dim>;
-  using Values = TileValues<typename ValueFormat::Element, typename ValueFormat::Scale, Dim>;
+  using KeyScale = typename KeyFormat::Scale;
+  using ValueScale = typename ValueFormat::Scale;
+  using Shared = WithoutSharedScale<KeyScale>;
+  using SharedV = WithoutSharedScale<ValueScale>;
+  using KeyChoice = std::conditional_t<SharedScales, typename Shared::Type, KeyScale>;
+  using ValueChoice = std::conditional_t<SharedScales, typename SharedV::Type, ValueScale>;
+  using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk>;
+  using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk>;
   return tile_kernel<Keys, Values, Dim>();
+}
+
+// Rows of four bits come in bulk copies where they lie so: with half the bytes, copying them 16 at
+// a time would cost as many instructions as decoding them.
+template <format::FormatId K, format::FormatId V, int Dim>
+TileKernel tile_kernel_for_dim(const TileTraits& traits) {
+  using Key = TileFormat<K, Dim>;
+  using Value = TileFormat<V, Dim>;
+  if constexpr (Key::Element::kBits == 4 && Value::Element::kBits == 4) {
+    return traits.has_dense_rows ? tile_kernel_of<K, V, Dim, true, false>()
+                                 : tile_kernel_of<K, V, Dim, false, false>();
+  } else if constexpr (std::is_same_v<typename Key::Scale, RowF32>) {
+    return traits.has_shared_scales ? tile_kernel_of<K, V, Dim, false, true>()
+                                    : tile_kernel_of<K, V, Dim, false, false>();
+  } else {
+    return tile_kernel_of<K, V, Dim, false, false>();
+  }
 }
 
 }  // namespace kvx::ops::cuda
 
 // Defines the instances of a pair of formats.
-#define KVX_TILE_INSTANCES(K, V)                                                               \
-  template <>                                                                                  \
-  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(int head_dim) {           \
-    if (head_dim == 64) return tile_kernel_of<format::FormatId::K, format::FormatId::V, 64>(); \
-    return tile_kernel_of<format::FormatId::K, format::FormatId::V, 128>();                    \
+#define KVX_TILE_INSTANCES(K, V)                                                                 \
+  template <>                                                                                    \
+  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(const TileTraits& traits) { \
+    constexpr auto kKey = format::FormatId::K;                                                   \
+    constexpr auto kValue = format::FormatId::V;                                                 \
+    return traits.head_dim == 64 ? tile_kernel_for_dim<kKey, kValue, 64>(traits)                 \
+                                 : tile_kernel_for_dim<kKey, kValue, 128>(traits);               \
   }

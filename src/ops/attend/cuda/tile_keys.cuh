@@ -17,8 +17,10 @@ struct Queries {
 };
 
 // Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out.
-template <class Element, class Scale, int Dim>
+// Bulk: tiles come in bulk copies, unswizzled.
+template <class Element, class Scale, int Dim, bool Bulk>
 struct TileKeys {
+  static constexpr bool kIsBulk = Bulk;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
   using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
   using Mma = typename Element::Mma;
@@ -51,18 +53,18 @@ struct TileKeys {
   // Of the affine formats: codes 0..7 of a word lie as 0 2 4 6 1 3 5 7.
   static constexpr bool kIsTurboMind = Scale::kHasZero;
 
-  // zero_of_query: the queries' sums, for the affine formats' zeros; of columns 2t and 2t + 1.
-  __device__ static Fragment score(uint32_t tile, const Queries<Dim>& queries, float2 query_sums,
-                                   bool scale_is_bf16, int lane) {
+  // query_sums: for the affine formats' zeros; of columns 2t and 2t + 1.
+  __device__ static Fragment score(uint32_t tile, uint32_t scales, const Queries<Dim>& queries,
+                                   float2 query_sums, bool scale_is_bf16, int lane) {
     Fragment parts[kParts] = {};
     if constexpr (Element::kBits == 16) {
       score_16(tile, queries, parts, lane);
     } else if constexpr (Element::kBits == 8) {
       score_8(tile, queries, parts, lane);
     } else {
-      score_4(tile, queries, parts, lane);
+      score_4(tile, scales, queries, parts, lane);
     }
-    return scaled(tile + Copy::kScalesAt, parts, query_sums, scale_is_bf16, lane / 4);
+    return scaled(scales, parts, query_sums, scale_is_bf16, lane / 4);
   }
 
  private:
@@ -72,8 +74,8 @@ struct TileKeys {
 #pragma unroll
     for (int i = 0; i < Dim / 32; ++i) {
       const int chunk = 8 * (i / 2) + 2 * t + i % 2;
-      const uint4 x = load_shared_16(chunk_address<kRowBytes>(tile, g, chunk));
-      const uint4 y = load_shared_16(chunk_address<kRowBytes>(tile, g + 8, chunk));
+      const uint4 x = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g, chunk));
+      const uint4 y = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk));
       Mma::add(parts[0], x.x, y.x, x.y, y.y, queries.b[2 * i][0], queries.b[2 * i][1]);
       Mma::add(parts[0], x.z, y.z, x.w, y.w, queries.b[2 * i + 1][0], queries.b[2 * i + 1][1]);
     }
@@ -85,8 +87,8 @@ struct TileKeys {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int chunk = 4 * part + t;
-      const uint4 x = load_shared_16(chunk_address<kRowBytes>(tile, g, chunk));
-      const uint4 y = load_shared_16(chunk_address<kRowBytes>(tile, g + 8, chunk));
+      const uint4 x = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g, chunk));
+      const uint4 y = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk));
       const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
       const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
@@ -99,17 +101,17 @@ struct TileKeys {
     }
   }
 
-  __device__ static void score_4(uint32_t tile, const Queries<Dim>& queries, Fragment* parts,
-                                 int lane) {
+  __device__ static void score_4(uint32_t tile, uint32_t scales, const Queries<Dim>& queries,
+                                 Fragment* parts, int lane) {
     const int g = lane / 4, t = lane % 4;
     uint32_t low[kParts], high[kParts];  // this lane's scales of tokens g and g + 8, both halves
-    if constexpr (Scale::kOnOperand) operand_scales(tile + Copy::kScalesAt, g, t, low, high);
+    if constexpr (Scale::kOnOperand) operand_scales(scales, g, t, low, high);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int chunk = 2 * part + t / 2;
       const uint32_t half = (t % 2) * 8;
-      const uint2 x = load_shared_8(chunk_address<kRowBytes>(tile, g, chunk) + half);
-      const uint2 y = load_shared_8(chunk_address<kRowBytes>(tile, g + 8, chunk) + half);
+      const uint2 x = load_shared_8(chunk_address<kRowBytes, !Bulk>(tile, g, chunk) + half);
+      const uint2 y = load_shared_8(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk) + half);
       const uint32_t xs[2] = {x.x, x.y};
       const uint32_t ys[2] = {y.x, y.y};
 #pragma unroll

@@ -23,13 +23,13 @@
 
 namespace kvx::ops::cuda {
 
-// head_dim is 64 or 128.
+// Requires: head_dim is 64 or 128.
 template <format::FormatId K, format::FormatId V>
-TileKernel tile_instance(int head_dim);
+TileKernel tile_instance(const TileTraits& traits);
 
 #define KVX_DECLARE_TILE_PAIR(K, V) \
   template <>                       \
-  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(int head_dim);
+  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(const TileTraits& traits);
 KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
 #undef KVX_DECLARE_TILE_PAIR
 

@@ -35,8 +35,9 @@ struct Weights {
   uint32_t low, high;
 };
 
-template <class Element, class Scale, int Dim>
+template <class Element, class Scale, int Dim, bool Bulk>
 struct TileValues {
+  static constexpr bool kIsBulk = Bulk;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
   using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
   using Mma = typename Element::Mma;
@@ -61,8 +62,7 @@ struct TileValues {
   }
 
   // The largest scale that this lane's tokens multiply weights with.
-  __device__ static float largest_scale(uint32_t tile, bool scale_is_bf16, int lane) {
-    const uint32_t scales = tile + Copy::kScalesAt;
+  __device__ static float largest_scale(uint32_t scales, bool scale_is_bf16, int lane) {
     float largest = 0;
     for (int token = lane / 4; token < kTileTokens; token += 8) {
       const auto row = Scale::load(scales, token, scale_is_bf16);
@@ -74,11 +74,10 @@ struct TileValues {
 
   // weights: of tokens g, g + 8 and queries 2t, 2t + 1. scale_unit: a power of two that brings the
   // scales near 1.
-  __device__ static void add(uint32_t tile, const Fragment& weights, float scale_unit,
-                             bool scale_is_bf16, int lane, ValueSums<Dim>& sums) {
+  __device__ static void add(uint32_t tile, uint32_t scales, const Fragment& weights,
+                             float scale_unit, bool scale_is_bf16, int lane, ValueSums<Dim>& sums) {
     Weights w[Scale::kGroups];
     if constexpr (kScalesWeights) {
-      const uint32_t scales = tile + Copy::kScalesAt;
       const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
       const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
 #pragma unroll
@@ -99,7 +98,7 @@ struct TileValues {
     } else if constexpr (Element::kBits == 8) {
       add_8(tile, w, lane, sums);
     } else {
-      add_4(tile, w, lane, sums);
+      add_4(tile, scales, w, lane, sums);
     }
   }
 
@@ -112,7 +111,7 @@ struct TileValues {
   // and w chunk c + 1.
   __device__ static uint4 load_chunks(uint32_t tile, int c, int lane) {
     const int token = lane % 16;
-    return load_matrices_transposed(chunk_address<kRowBytes>(tile, token, c + lane / 16));
+    return load_matrices_transposed(chunk_address<kRowBytes, !Bulk>(tile, token, c + lane / 16));
   }
 
   __device__ static void add_16(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
@@ -135,9 +134,10 @@ struct TileValues {
     }
   }
 
-  __device__ static void add_4(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
+  __device__ static void add_4(uint32_t tile, uint32_t scales_at, const Weights* w, int lane,
+                               ValueSums<Dim>& sums) {
     OperandScales scales;
-    if constexpr (Scale::kOnOperand) scales = operand_scales(tile + Copy::kScalesAt, lane);
+    if constexpr (Scale::kOnOperand) scales = operand_scales(scales_at, lane);
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
       const uint4 x = load_chunks(tile, c, lane);

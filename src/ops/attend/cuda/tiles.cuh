@@ -15,19 +15,29 @@
 namespace kvx::ops::cuda {
 
 // How many warps a CTA has, tiles a step takes and steps are on their way.
+//
+// shared memory of a step: [keys' codes][keys' scales][values' codes][values' scales], each of all
+// the step's tiles
 template <class Keys, class Values>
 struct TileConfig {
+  static constexpr bool kIsBulk = Keys::kIsBulk;
+  static_assert(Keys::kIsBulk == Values::kIsBulk);
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
   static constexpr int kWarps = 4;
   static constexpr int kTilesAtOnce = kTileBytes <= 4608 ? 2 : 1;
   static constexpr int kStages = kTileBytes <= 2560 ? 3 : kTileBytes <= 4608 ? 2 : 3;
+
+  static constexpr int kKeyScalesAt = kTilesAtOnce * Keys::Copy::kCodeBytes;
+  static constexpr int kValuesAt = kTilesAtOnce * Keys::Copy::kBytes;
+  static constexpr int kValueScalesAt = kValuesAt + kTilesAtOnce * Values::Copy::kCodeBytes;
   static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;
   static constexpr int kWarpBytes = kStages * kStepBytes;
   static constexpr int kRingBytes = kWarps * kWarpBytes;
+  static constexpr int kBarrierBytes = kIsBulk ? kWarps * kStages * 8 : 0;
   static constexpr int kThreads = kWarps * kWarp;
   // 227 KiB of shared memory a multiprocessor, 1 KiB of it the system's for each CTA.
-  static constexpr int kCtas =
-      (227 << 10) / (kRingBytes + 1024) < 4 ? (227 << 10) / (kRingBytes + 1024) : 4;
+  static constexpr int kCtaBytes = kRingBytes + kBarrierBytes + 1024;
+  static constexpr int kCtas = (227 << 10) / kCtaBytes < 4 ? (227 << 10) / kCtaBytes : 4;
 };
 
 // Softmax and sums of queries 2t and 2t + 1 in a lane.
@@ -46,7 +56,7 @@ class TilePiece {
   using Config = TileConfig<Keys, Values>;
 
   __device__ TilePiece(const AttendJob& job, const SequenceShape& shape, int sequence, int head,
-                       int first_row, int num_rows, TokenRange tokens, uint32_t ring)
+                       int first_row, int num_rows, TokenRange tokens, uint32_t shared)
       : job_(job),
         shape_(shape),
         table_(job.args.block_table.ids + sequence * job.args.block_table.row_stride),
@@ -56,8 +66,11 @@ class TilePiece {
         num_rows_(num_rows),
         lane_(threadIdx.x % kWarp),
         warp_(threadIdx.x / kWarp),
-        ring_(ring + warp_ * Config::kWarpBytes) {
+        ring_(shared + warp_ * Config::kWarpBytes),
+        barriers_(shared + Config::kRingBytes + warp_ * Config::kStages * 8) {
     tokens_ = tokens;
+    key_part_ = Keys::Copy::lane_part(job.tile_k, head, lane_);
+    value_part_ = Values::Copy::lane_part(job.tile_v, head, lane_);
     first_step_ = tokens.begin / kStepTokens;
     const int end_step = (tokens.end + kStepTokens - 1) / kStepTokens;
     num_steps_ = max(0, (end_step - first_step_ - warp_ + Config::kWarps - 1) / Config::kWarps);
@@ -65,18 +78,32 @@ class TilePiece {
 
   __device__ void run() {
     find_seen();
-    for (int i = 0; i < Config::kStages; ++i) start_copies(i, i);
-    load_queries();
+    if constexpr (Config::kIsBulk) init_barriers();
+    ask_for_blocks(0);
+    // The queries pass through the last stage before it is used.
+    constexpr int kLast = Config::kStages - 1;
+    for (int i = 0; i < kLast; ++i) start_copies(i, i);
+    load_queries(ring_ + kLast * Config::kStepBytes);
+    start_copies(kLast, kLast);
     int stage = 0;
+    uint32_t phase = 0;
     for (int i = 0; i < num_steps_; ++i) {
-      wait_for_copies<Config::kStages - 1>();
-      __syncwarp();
+      if constexpr (Config::kIsBulk) {
+        wait_for_bytes(barriers_ + stage * 8, phase);
+        if (has_unread_values(i, stage)) clear_unread_values(i, stage);
+      } else {
+        wait_for_copies<kLast>();
+        __syncwarp();
+      }
       attend_step(i, stage);
       __syncwarp();
       start_copies(i + Config::kStages, stage);
-      if (++stage == Config::kStages) stage = 0;
+      if (++stage == Config::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
     }
-    wait_for_copies<0>();
+    if constexpr (!Config::kIsBulk) wait_for_copies<0>();
   }
 
   // Requires: the CTA's rings are no longer used. shared: kWarps * 8 * (Dim + 4) floats and a
@@ -105,53 +132,199 @@ class TilePiece {
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
   }
 
-  // Step i's tiles into a stage of the ring. Tokens past the sequence's end become zeros: what lies
-  // there may be a NaN, and 0 * NaN is one. A block out of range is all zeros, and noted.
-  __device__ void start_copies(int i, int stage) {
-    const int token = step_token(i);
-    if (i < num_steps_) {
+  // The blocks of step i's tiles, asked for a step before they are needed.
+  __device__ void ask_for_blocks(int i) {
 #pragma unroll
-      for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-        start_copy(token + u * kTileTokens, stage * Config::kTilesAtOnce + u);
-      }
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      next_tile_[u] = tile_place(step_token(i) + u * kTileTokens);
+      const bool is_inside = i < num_steps_ && step_token(i) + u * kTileTokens < tokens_.end;
+      next_block_[u] = is_inside ? table_[next_tile_[u].block] : kNoTile;
     }
-    commit_copies();
   }
 
-  __device__ void start_copy(int token, int slot) {
-    const int block = token / job_.block_size;
-    const int offset = token % job_.block_size;
-    const bool is_inside = token < tokens_.end;
-    const int64_t id = is_inside ? table_[block] : 0;
-    const bool is_there = id >= 0 && id < job_.num_packed_blocks;
-    const int num_tokens = is_there && is_inside ? shape_.seq_len - token : 0;
-    const uint32_t missing = 1u << slot;
-    missing_ = is_there ? missing_ & ~missing : missing_ | missing;
-    if (!is_there && lane_ == 0) atomicAdd(&job_.findings->out_of_range, 1ull);
-    const int64_t found = is_there ? id : 0;
-    const uint32_t tile = ring_ + slot * Config::kTileBytes;
-    const CudaSide& k = job_.packed.k;
-    const CudaSide& v = job_.packed.v;
-    Keys::Copy::start(k, k.codes(found, offset, head_), k.scales(found, offset, head_), num_tokens,
-                      tile, lane_);
-    Values::Copy::start(v, v.codes(found, offset, head_), v.scales(found, offset, head_),
-                        num_tokens, tile + Keys::Copy::kBytes, lane_);
+  // Where a token's tile lies in the sequence's blocks.
+  struct TilePlace {
+    int block;
+    int offset;  // tokens
+  };
+  __device__ TilePlace tile_place(int token) const {
+    const int tile = token / kTileTokens;
+    const int per_block = job_.tiles_per_block;
+    if ((per_block & (per_block - 1)) == 0) {
+      const int block = tile >> (31 - __clz(per_block));
+      return {block, (tile & (per_block - 1)) * kTileTokens};
+    }
+    return {tile / per_block, tile % per_block * kTileTokens};
+  }
+
+  // Step i's tiles into a stage of the ring. A block out of range is noted.
+  __device__ void start_copies(int i, int stage) {
+    if (i < num_steps_) {
+      note_missing(stage);
+      if constexpr (Config::kIsBulk) {
+        if (lane_ == 0) start_bulk_copies(stage);
+      } else {
+#pragma unroll
+        for (int u = 0; u < Config::kTilesAtOnce; ++u) start_copy(i, u, stage);
+      }
+    }
+    if constexpr (!Config::kIsBulk) commit_copies();
+    ask_for_blocks(i + 1);
+  }
+
+  __device__ bool is_there(int u) const {
+    return next_block_[u] >= 0 && next_block_[u] < job_.num_packed_blocks;
+  }
+
+  __device__ void note_missing(int stage) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      if (is_there(u)) continue;
+      bits |= 1u << u;
+      if (next_block_[u] != kNoTile && lane_ == 0) atomicAdd(&job_.findings->out_of_range, 1ull);
+    }
+    const int at = stage * Config::kTilesAtOnce;
+    missing_ = (missing_ & ~(kStepBits << at)) | (bits << at);
+  }
+
+  // Tokens past the sequence's end become zeros: what lies there may be a NaN, and 0 * NaN is one.
+  __device__ void start_copy(int i, int u, int stage) {
+    const int num_tokens = is_there(u) ? shape_.seq_len - (step_token(i) + u * kTileTokens) : 0;
+    const auto block = static_cast<uint32_t>(is_there(u) ? next_block_[u] : 0);
+    const int offset = next_tile_[u].offset;
+    const uint32_t step = ring_ + stage * Config::kStepBytes;
+    Keys::Copy::start(job_.tile_k, key_part_, block, offset, num_tokens,
+                      step + u * Keys::Copy::kCodeBytes,
+                      step + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes, lane_);
+    Values::Copy::start(job_.tile_v, value_part_, block, offset, num_tokens,
+                        step + Config::kValuesAt + u * Values::Copy::kCodeBytes,
+                        step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes, lane_);
+  }
+
+  __device__ void init_barriers() {
+    if (lane_ == 0) {
+      for (int i = 0; i < Config::kStages; ++i) init_barrier(barriers_ + i * 8);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      fence_bulk_copies();
+    }
+    __syncwarp();
+  }
+
+  // By one lane. Tiles of one block come together.
+  __device__ void start_bulk_copies(int stage) {
+    const uint32_t step = ring_ + stage * Config::kStepBytes;
+    const uint32_t barrier = barriers_ + stage * 8;
+    if (job_.tiles_per_block % Config::kTilesAtOnce == 0) {
+      if (!is_there(0)) return expect_bytes(barrier, 0);
+      expect_bytes(barrier, Config::kStepBytes);
+      return start_bulk_copy(0, Config::kTilesAtOnce, step, barrier);
+    }
+    int num_there = 0;
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) num_there += is_there(u) ? 1 : 0;
+    expect_bytes(barrier, num_there * Config::kTileBytes);
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      if (is_there(u)) start_bulk_copy(u, 1, step, barrier);
+    }
+  }
+
+  __device__ void start_bulk_copy(int u, int num_tiles, uint32_t step, uint32_t barrier) {
+    const auto block = static_cast<uint32_t>(next_block_[u]);
+    const int offset = next_tile_[u].offset;
+    const auto copy = [&](const TileRegion& region, int row_bytes, uint32_t to) {
+      copy_bulk(to + u * kTileTokens * row_bytes,
+                region.at(block, offset * row_bytes + head_ * region.head_stride),
+                num_tiles * kTileTokens * row_bytes, barrier);
+    };
+    constexpr int kKeyScaleRow = Keys::Copy::kScaleBytes / kTileTokens;
+    constexpr int kValueScaleRow = Values::Copy::kScaleBytes / kTileTokens;
+    copy(job_.tile_k.codes, Keys::kRowBytes, step);
+    if (kKeyScaleRow > 0) copy(job_.tile_k.scales, kKeyScaleRow, step + Config::kKeyScalesAt);
+    copy(job_.tile_v.codes, Values::kRowBytes, step + Config::kValuesAt);
+    if (kValueScaleRow > 0) {
+      copy(job_.tile_v.scales, kValueScaleRow, step + Config::kValueScalesAt);
+    }
+  }
+
+  // Bulk copies bring whole tiles, and none where a block is missing: values that no query sees
+  // must become zeros all the same.
+  __device__ bool has_unread_values(int i, int stage) const {
+    return step_token(i) + kStepTokens > shape_.seq_len || is_missing_some(stage);
+  }
+  __device__ bool is_missing_some(int stage) const {
+    return (missing_ >> (stage * Config::kTilesAtOnce) & kStepBits) != 0;
+  }
+  __device__ void clear_unread_values(int i, int stage) {
+    const uint32_t step = ring_ + stage * Config::kStepBytes;
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      const bool is_missing = (missing_ >> (stage * Config::kTilesAtOnce + u) & 1u) != 0;
+      const int left = shape_.seq_len - (step_token(i) + u * kTileTokens);
+      const int first = is_missing ? 0 : min(max(left, 0), kTileTokens);
+      const auto clear = [&](uint32_t rows, int row_bytes) {
+        for (int b = first * row_bytes + lane_ * 2; b < kTileTokens * row_bytes; b += kWarp * 2) {
+          asm volatile("st.shared.u16 [%0], %1;" ::"r"(rows + b), "h"(uint16_t{0}) : "memory");
+        }
+      };
+      clear(step + Config::kValuesAt + u * Values::Copy::kCodeBytes, Values::kRowBytes);
+      clear(step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes,
+            Values::Copy::kScaleBytes / kTileTokens);
+    }
+    fence_bulk_copies();
+    __syncwarp();
+  }
+
+  // The queries in binary32 into shared memory, rows that are not there as zeros. All lanes load
+  // four numbers at a time where rows lie so.
+  __device__ void stage_queries(uint32_t staged) const {
+    constexpr int kQuads = Dim / 4;  // of a row
+    const FloatRows& q = job_.args.q;
+    const int quad_bytes = 4 * bytes_of(q.dtype);
+    const bool is_aligned = reinterpret_cast<uintptr_t>(q.data) % quad_bytes == 0 &&
+                            q.token_stride % 4 == 0 && q.head_stride % 4 == 0;
+#pragma unroll
+    for (int i = 0; i < kTileRows * kQuads / kWarp; ++i) {
+      const int r = (lane_ + i * kWarp) / kQuads;
+      const int first = (lane_ + i * kWarp) % kQuads * 4;
+      float4 x = {};
+      if (r < num_rows_) {
+        const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
+        const uint8_t* row = q.data + ((int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                                       at.q_head * q.head_stride) *
+                                          bytes_of(q.dtype);
+        x = load_quad(q.dtype, row, first, is_aligned);
+      }
+      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(staged + (r * Dim + first) * 4),
+                   "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                   : "memory");
+    }
+    __syncwarp();
+  }
+  __device__ static float4 load_quad(DType type, const uint8_t* row, int first, bool is_aligned) {
+    if (!is_aligned) {
+      return {load_float(type, row, first), load_float(type, row, first + 1),
+              load_float(type, row, first + 2), load_float(type, row, first + 3)};
+    }
+    if (type == DType::kF32) return reinterpret_cast<const float4*>(row)[first / 4];
+    const uint2 bits = reinterpret_cast<const uint2*>(row)[first / 4];
+    const auto number = [type](uint32_t half) {
+      return type == DType::kF16 ? __half2float(__ushort_as_half(static_cast<uint16_t>(half)))
+                                 : __uint_as_float(half << 16);
+    };
+    return {number(bits.x & 0xFFFFu), number(bits.x >> 16), number(bits.y & 0xFFFFu),
+            number(bits.y >> 16)};
   }
 
   // Query g of four lanes, each with the channels that its part of the keys has.
-  __device__ void load_queries() {
+  __device__ void load_queries(uint32_t staged) {
+    stage_queries(staged);
     const int g = lane_ / 4, t = lane_ % 4;
-    const bool is_row = g < num_rows_;
-    const QueryRowAt at = query_row(job_, kv_head_, is_row ? first_row_ + g : first_row_);
-    const FloatRows& q = job_.args.q;
-    const uint8_t* row = q.data + ((int64_t{shape_.q_start} + at.new_token) * q.token_stride +
-                                   at.q_head * q.head_stride) *
-                                      bytes_of(q.dtype);
     const auto number = [&](int channel) {
-      return is_row ? load_float(q.dtype, row, channel) : 0.0f;
+      return __uint_as_float(load_shared_4(staged + (g * Dim + channel) * 4));
     };
     float scale = 1.0f;  // into the 16-bit type's range, by a power of two
-    if constexpr (Keys::Mma::kScalesQueries) {
+    if (Keys::Mma::kScalesQueries && job_.args.q.dtype != DType::kF16) {
       float largest = 0;
       for (int d = t; d < Dim; d += 4) largest = fmaxf(largest, fabsf(number(d)));
       largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
@@ -170,8 +343,7 @@ class TilePiece {
     }
     sum = over_quad(sum, [](float a, float b) { return a + b; });
     // Row g's facts go to the lanes whose columns are 2t and 2t + 1.
-    const float factor =
-        job_.args.softmax_scale * Keys::unit() * job_.packed.k.tensor_scale(head_) / scale;
+    const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head() / scale;
     query_sums_ = {__shfl_sync(kWholeWarp, sum, 8 * t), __shfl_sync(kWholeWarp, sum, 8 * t + 4)};
     score_scale_ = {__shfl_sync(kWholeWarp, factor, 8 * t),
                     __shfl_sync(kWholeWarp, factor, 8 * t + 4)};
@@ -179,6 +351,8 @@ class TilePiece {
       score_scale_.x *= kLog2E;
       score_scale_.y *= kLog2E;
     }
+    if constexpr (Config::kIsBulk) fence_bulk_copies();
+    __syncwarp();
   }
   template <class Combine>
   __device__ static float over_quad(float x, const Combine& combine) {
@@ -188,16 +362,17 @@ class TilePiece {
 
   __device__ void attend_step(int i, int stage) {
     const int token = step_token(i);
+    const uint32_t step = ring_ + stage * Config::kStepBytes;
     Fragment scores[Config::kTilesAtOnce];
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      scores[u] = Keys::score(tile_of(stage, u), queries_, query_sums_, key_scale_is_bf16(), lane_);
+      scores[u] = Keys::score(step + u * Keys::Copy::kCodeBytes,
+                              step + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes, queries_,
+                              query_sums_, key_scale_is_bf16(), lane_);
       scale_scores(scores[u]);
     }
-    const uint32_t stage_bits = ((1u << Config::kTilesAtOnce) - 1)
-                                << (stage * Config::kTilesAtOnce);
     if (token < seen_by_all_.begin || token + kStepTokens > seen_by_all_.end ||
-        (missing_ & stage_bits) != 0) {
+        is_missing_some(stage)) {
 #pragma unroll
       for (int u = 0; u < Config::kTilesAtOnce; ++u) {
         const int slot = stage * Config::kTilesAtOnce + u;
@@ -214,14 +389,23 @@ class TilePiece {
       w.d[3] = fast_exp2(w.d[3] - state_.max.y);
       state_.sum.x += w.d[0] + w.d[2];
       state_.sum.y += w.d[1] + w.d[3];
-      const uint32_t values = tile_of(stage, u) + Keys::Copy::kBytes;
-      if constexpr (Values::kScalesWeights) find_scale_unit(values);
-      Values::add(values, w, state_.scale_unit, value_scale_is_bf16(), lane_, state_.sums);
+      const uint32_t scales = step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes;
+      if constexpr (Values::kScalesWeights) find_scale_unit(scales);
+      Values::add(step + Config::kValuesAt + u * Values::Copy::kCodeBytes, scales, w,
+                  state_.scale_unit, value_scale_is_bf16(), lane_, state_.sums);
     }
   }
 
-  __device__ uint32_t tile_of(int stage, int u) const {
-    return ring_ + (stage * Config::kTilesAtOnce + u) * Config::kTileBytes;
+  // Second-level and given scales of the head.
+  __device__ float key_scale_of_head() const {
+    const float scale =
+        job_.shared_k_scale ? job_.shared_k_scale[head_ * job_.shared_k_scale_stride] : 1.0f;
+    return scale * job_.packed.k.tensor_scale(head_);
+  }
+  __device__ float value_scale_of_head() const {
+    const float scale =
+        job_.shared_v_scale ? job_.shared_v_scale[head_ * job_.shared_v_scale_stride] : 1.0f;
+    return scale * job_.packed.v.tensor_scale(head_);
   }
   __device__ bool key_scale_is_bf16() const {
     return job_.packed.k.view.spec.scale_type == format::ScaleType::kBF16;
@@ -238,8 +422,12 @@ class TilePiece {
     scores.d[3] *= score_scale_.y;
     const float cap = job_.args.softcap;
     if (cap == 0) return;
+      // tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scores.d[i] = cap * kLog2E * tanhf(scores.d[i] / cap);
+    for (int i = 0; i < 4; ++i) {
+      const float exponential = fast_exp2(scores.d[i] * (2.0f * kLog2E / cap));
+      scores.d[i] = cap * kLog2E * (1.0f - __fdividef(2.0f, exponential + 1.0f));
+    }
   }
 
   __device__ void hide(int token, bool is_missing, Fragment& scores) const {
@@ -277,8 +465,8 @@ class TilePiece {
   }
 
   // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
-  __device__ void find_scale_unit(uint32_t values) {
-    const float largest = Values::largest_scale(values, value_scale_is_bf16(), lane_);
+  __device__ void find_scale_unit(uint32_t scales) {
+    const float largest = Values::largest_scale(scales, value_scale_is_bf16(), lane_);
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
     const bool is_too_large = largest * state_.scale_unit > kMost || state_.scale_unit == 0;
@@ -302,12 +490,20 @@ class TilePiece {
   const int num_rows_;
   const int lane_;
   const int warp_;
-  const uint32_t ring_;  // shared memory: [kStages][kTilesAtOnce] tiles
+  const uint32_t ring_;      // shared memory: [kStages] steps
+  const uint32_t barriers_;  // shared memory: [kStages], with bulk copies
+  static constexpr uint32_t kStepBits = (1u << Config::kTilesAtOnce) - 1;
+  static_assert(Config::kStepBytes >= kTileRows * Dim * 4, "queries pass through a stage");
   TokenRange tokens_;
   int first_step_;
   int num_steps_;
   TokenRange seen_[2];
   TokenRange seen_by_all_;
+  static constexpr int kNoTile = -0x7FFFFFFF;  // past the split's end: no block is asked for
+  TilePlace next_tile_[Config::kTilesAtOnce];
+  int next_block_[Config::kTilesAtOnce];
+  typename Keys::Copy::Lane key_part_;
+  typename Values::Copy::Lane value_part_;
   uint32_t missing_ = 0;  // tiles of the ring whose block is out of range
   Queries<Dim> queries_;
   float2 query_sums_;
@@ -328,7 +524,7 @@ __device__ void TilePiece<Keys, Values, Dim>::merge_and_store(float* shared, int
     state_.sums.zeros.x += __shfl_xor_sync(kWholeWarp, state_.sums.zeros.x, offset);
     state_.sums.zeros.y += __shfl_xor_sync(kWholeWarp, state_.sums.zeros.y, offset);
   }
-  float unit = Values::unit() * job_.packed.v.tensor_scale(head_);
+  float unit = Values::unit() * value_scale_of_head();
   if constexpr (Values::kScalesWeights) unit = state_.scale_unit > 0 ? unit / state_.scale_unit : 0;
 #pragma unroll
   for (int i = 0; i < Dim / 16; ++i) {
@@ -358,7 +554,12 @@ __device__ void TilePiece<Keys, Values, Dim>::merge_and_store(float* shared, int
       total += weight * out[(w * kRows + r) * kStride + d];
     }
     const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
-    const int64_t index = partial_index(job_, shape_.q_start + at.new_token, at.q_head, split);
+    const int64_t token = shape_.q_start + at.new_token;
+    if (job_.num_splits == 1) {  // nothing to merge with
+      store_output(job_, token, at.q_head, d, {max, sum}, total);
+      continue;
+    }
+    const int64_t index = partial_index(job_, token, at.q_head, split);
     job_.partial_out[index * Dim + d] = total;
     if (d == 0) job_.partial_softmax[index] = {max, sum};
   }
@@ -368,7 +569,8 @@ template <class Keys, class Values>
 constexpr int tile_shared_bytes(int dim) {
   using Config = TileConfig<Keys, Values>;
   const int merge = Config::kWarps * kTileRows * ((dim + 4) * 4 + 8);
-  return merge > Config::kRingBytes ? merge : Config::kRingBytes;
+  const int ring = Config::kRingBytes + Config::kBarrierBytes;
+  return merge > ring ? merge : ring;
 }
 
 template <class Keys, class Values, int Dim>
@@ -382,7 +584,8 @@ __global__ void __launch_bounds__(TileConfig<Keys, Values>::kThreads,
   const SequenceShape shape = sequence_shape(job, blockIdx.z);
   const int num_rows = min(kTileRows, shape.q_len * job.q_per_kv - first_row);
   if (!shape.is_valid) {
-    return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split);
+    return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split,
+                       job.num_splits == 1);
   }
   if (num_rows <= 0) return;
   constexpr int kGranule = TileConfig<Keys, Values>::kTilesAtOnce * kTileTokens;
@@ -405,6 +608,7 @@ TileKernel tile_kernel() {
       .shared_bytes = tile_shared_bytes<Keys, Values>(Dim),
       .ctas_per_multiprocessor = Config::kCtas,
       .granule = Config::kTilesAtOnce * kTileTokens,
+      .is_bulk = Config::kIsBulk,
   };
 }
 
