@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-#include "format/packing.hpp"
+#include "ops/attend/cpu/code_order.hpp"
 #include "ops/attend/cpu/packed_prefetch.hpp"
 #include "ops/attend/cpu/packed_steps.hpp"
 
@@ -21,8 +21,8 @@ inline namespace KVX_CPU_LEVEL {
 template <class Codec>
 struct CodeBytes {
   static constexpr bool kIsNibble = Codec::kBits == 4;
-  static constexpr bool kIsUnsigned = Codec::decode((1 << Codec::kBits) - 1) > 0;
-  static constexpr float kUnit = Codec::decode(1) < 1.0f ? Codec::decode(1) : 1.0f;
+  static constexpr bool kIsUnsigned = is_unsigned_code<Codec>();
+  static constexpr float kUnit = code_unit<Codec>();
   static constexpr float kLowest = kIsUnsigned ? -static_cast<float>(1 << (Codec::kBits - 1))
                                    : Codec::decode(1 << (Codec::kBits - 1)) < 0.0f
                                        ? Codec::decode(1 << (Codec::kBits - 1))
@@ -45,17 +45,6 @@ struct CodeBytes {
     return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
   }
 };
-
-// Which number of a row a nibble is: eight numbers fill four bytes.
-template <format::Packing P>
-constexpr int low_nibble_number(int byte) {
-  return P == format::Packing::kTurboMind ? byte / 4 * 8 + format::turbomind_first(byte % 4)
-                                          : 2 * byte;
-}
-template <format::Packing P>
-constexpr int high_nibble_number(int byte) {
-  return low_nibble_number<P>(byte) + (P == format::Packing::kTurboMind ? 2 : 1);
-}
 
 // Sixteen bytes of a row, or the eight that are left. Requires: row_bytes is a multiple of 8.
 KVX_INLINE __m128i load_chunk(const uint8_t* row, int row_bytes, int offset) {

@@ -44,6 +44,18 @@ constexpr int number_at(int place) {
   return place % 8 < 4 ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte);
 }
 
+// The lowest bytes of sixteen numbers of a row, in the order of places.
+template <class Codec, format::Packing P>
+KVX_INLINE void store_in_places(__m512i numbers, int8_t* digits) {
+  alignas(16) int8_t order[16];
+  for (int place = 0; place < 16; ++place) {
+    order[place] = static_cast<int8_t>(number_at<Codec, P>(place));
+  }
+  const __m128i bytes = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(numbers),
+                                         _mm_load_si128(reinterpret_cast<const __m128i*>(order)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(digits), bytes);
+}
+
 // One span of a finite query.
 template <class Codec, format::Packing P>
 KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const float* query,
@@ -57,15 +69,18 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const fl
     largest = magnitude > largest ? magnitude : largest;
   }
   const float inverse = largest > 0x1p-100f ? kMost / largest : 0.0f;
-  int8_t* digits = layout.digits(prepared, row);
-  int total = 0;
-  for (int place = first; place < end; ++place) {
-    const int fixed = format::round_to_int(query[number_at<Codec, P>(place)] * inverse);
-    const int high = (fixed + 128) >> 8;
-    digits[place] = static_cast<int8_t>(high);
-    digits[layout.head_dim + place] = static_cast<int8_t>(fixed - 256 * high);
-    total += fixed;
+  int8_t* high_digits = layout.digits(prepared, row);
+  int8_t* low_digits = high_digits + layout.head_dim;
+  __m512i sum = _mm512_setzero_si512();
+  for (int d = first; d < end; d += 16) {
+    const __m512i fixed =
+        _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(query + d), _mm512_set1_ps(inverse)));
+    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
+    sum = _mm512_add_epi32(sum, fixed);
+    store_in_places<Codec, P>(high, high_digits + d);
+    store_in_places<Codec, P>(fixed, low_digits + d);  // what is left is the lowest byte
   }
+  const int total = _mm512_reduce_add_epi32(sum);
   prepared[layout.scales_at(row) + s] = inverse > 0 ? largest / kMost : 0.0f;
   const int correction = -CodeBytes<Codec>::kKeyBias * total;
   memcpy(prepared + layout.corrections_at(row) + s, &correction, sizeof correction);

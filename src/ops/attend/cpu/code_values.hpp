@@ -188,8 +188,9 @@ KVX_INLINE RowWeight weigh_row(const ValueJob& job, const ValueTile& tile, int r
 
 // ---- Products
 
-// Parts * 16 numbers from `part` on, for Rows rows.
-template <int Rows, int Parts>
+// Parts * 16 numbers from `part` on, for Rows rows. OneGroup: they share their steps, so their
+// weights are loaded once.
+template <int Rows, int Parts, bool OneGroup>
 KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, int part,
                           const RowWeight* weights) {
   __m512i high[Rows][Parts] = {};
@@ -198,13 +199,21 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   for (int i = 0; i < Parts; ++i) group[i] = (part + i) / tile.group_parts;
   for (int place = 0; place < kPlaces; ++place) {
     if (four_at(place) >= tile.num_fours) continue;
+    __m512i codes[Parts];
     for (int i = 0; i < Parts; ++i) {
-      const __m512i codes =
-          _mm512_loadu_si512(tile.codes + int64_t{part + i} * kPartBytes + place * 64);
-      for (int r = 0; r < Rows; ++r) {
-        const uint8_t* digits = tile.digits + (r * tile.num_groups + group[i]) * 128 + 4 * place;
-        high[r][i] = _mm512_dpbusd_epi32(high[r][i], splat_digits(digits), codes);
-        low[r][i] = _mm512_dpbusd_epi32(low[r][i], splat_digits(digits + 64), codes);
+      codes[i] = _mm512_loadu_si512(tile.codes + int64_t{part + i} * kPartBytes + place * 64);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const uint8_t* row_digits = tile.digits + r * tile.num_groups * 128 + 4 * place;
+      __m512i weight_high = splat_digits(row_digits + group[0] * 128);
+      __m512i weight_low = splat_digits(row_digits + group[0] * 128 + 64);
+      for (int i = 0; i < Parts; ++i) {
+        if (!OneGroup && i > 0) {
+          weight_high = splat_digits(row_digits + group[i] * 128);
+          weight_low = splat_digits(row_digits + group[i] * 128 + 64);
+        }
+        high[r][i] = _mm512_dpbusd_epi32(high[r][i], weight_high, codes[i]);
+        low[r][i] = _mm512_dpbusd_epi32(low[r][i], weight_low, codes[i]);
       }
     }
   }
@@ -228,9 +237,13 @@ static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
     weights[r] = weigh_row(job, tile, row + r, tile.digits + r * tile.num_groups * 128);
   }
   const int num_parts = job.values.head_dim / 16;
+  const bool pairs_share_steps = tile.num_groups == 1 || tile.group_parts % 2 == 0;
   int part = 0;
-  for (; part + 2 <= num_parts; part += 2) add_parts<Rows, 2>(job, tile, row, part, weights);
-  if (part < num_parts) add_parts<Rows, 1>(job, tile, row, part, weights);
+  for (; part + 2 <= num_parts; part += 2) {
+    pairs_share_steps ? add_parts<Rows, 2, true>(job, tile, row, part, weights)
+                      : add_parts<Rows, 2, false>(job, tile, row, part, weights);
+  }
+  if (part < num_parts) add_parts<Rows, 1, true>(job, tile, row, part, weights);
 }
 
 template <class Codec, format::Packing P>

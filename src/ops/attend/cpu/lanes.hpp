@@ -80,6 +80,34 @@ KVX_INLINE V splat(float value) {
   return V{} + value;
 }
 
+// The sum and the largest of a vector's lanes, halves first.
+template <class V, class Combine, int... Lane>
+KVX_INLINE float fold(const V& lanes, const Combine& combine,
+                      std::integer_sequence<int, Lane...> first_half) {
+  constexpr int kHalf = kLanes<V> / 2;
+  const auto low = __builtin_shufflevector(lanes, lanes, Lane...);
+  const auto high = __builtin_shufflevector(lanes, lanes, (Lane + kHalf)...);
+  const auto both = combine(low, high);
+  if constexpr (kHalf == 2) {
+    return combine(both[0], both[1]);
+  } else {
+    (void)first_half;
+    return fold(both, combine, std::make_integer_sequence<int, kHalf / 2>());
+  }
+}
+template <class V>
+KVX_INLINE float sum_of_lanes(const V& lanes) {
+  return fold(
+      lanes, [](const auto& a, const auto& b) { return a + b; },
+      std::make_integer_sequence<int, kLanes<V> / 2>());
+}
+template <class V>
+KVX_INLINE float max_of_lanes(const V& lanes) {
+  return fold(
+      lanes, [](const auto& a, const auto& b) { return a > b ? a : b; },
+      std::make_integer_sequence<int, kLanes<V> / 2>());
+}
+
 // Calls body.operator()<V>(i) for every full vector of [first, n), from the widest type down to
 // single floats.
 template <class V = Widest, class Body>

@@ -1,91 +1,38 @@
-// Attention over rows of 16-bit and 8-bit floats: they are widened in registers, and everything is
-// binary32.
+// Attention over stored rows that are widened in registers, everything in binary32: floats of 16
+// and 8 bits at every vector level, codes where integer products are not at hand.
 #pragma once
 
-#include <immintrin.h>
-
-#include "ops/attend/cpu/lanes.hpp"
+#include "ops/attend/cpu/packed_loaders.hpp"
 #include "ops/attend/cpu/packed_prefetch.hpp"
 #include "ops/attend/cpu/packed_steps.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// ---- kLanes<Widest> numbers of a row; a number is this times kUnit.
+// The steps of a tile, for kernels that take numbers in parts of sixteen.
+struct FloatSteps {
+  const float* steps = nullptr;  // [groups, padded_tokens]; null: every step is 1
+  const float* zeros = nullptr;  // [padded_tokens], of affine rows
+  int num_groups = 1;
+  int group = 0;  // numbers
+  int stride = 0;
 
-template <class Target, class Source>
-KVX_INLINE Target load_as(const void* source) {
-  Source narrow;
-  memcpy(&narrow, source, sizeof narrow);
-  return __builtin_convertvector(narrow, Target);
-}
-
-KVX_INLINE Widest widen_f16(ShortLanes halves) {
-#if defined(__AVX512F__)
-  return static_cast<Widest>(_mm512_cvtph_ps(__builtin_bit_cast(__m256i, halves)));
-#else
-  return static_cast<Widest>(_mm256_cvtph_ps(__builtin_bit_cast(__m128i, halves)));
-#endif
-}
-
-template <class Codec>
-struct FloatLoader;
-
-template <>
-struct FloatLoader<format::BF16Codec> {
-  static constexpr float kUnit = 1.0f;
-  static constexpr bool kHidesNan = false;
-  KVX_INLINE static Widest load(const uint8_t* row, int number) {
-    using Bits = LanesOf<Widest>::Bits;
-    return __builtin_bit_cast(Widest, load_as<Bits, ShortLanes>(row + 2 * number) << 16);
-  }
-};
-template <>
-struct FloatLoader<format::F16Codec> {
-  static constexpr float kUnit = 1.0f;
-  static constexpr bool kHidesNan = false;
-  KVX_INLINE static Widest load(const uint8_t* row, int number) {
-    ShortLanes halves;
-    memcpy(&halves, row + 2 * number, sizeof halves);
-    return widen_f16(halves);
-  }
-};
-// E5M2 is the upper byte of an F16.
-template <>
-struct FloatLoader<format::E5M2Codec> {
-  static constexpr float kUnit = 1.0f;
-  static constexpr bool kHidesNan = false;
-  KVX_INLINE static Widest load(const uint8_t* row, int number) {
-    return widen_f16(load_as<ShortLanes, ByteLanes>(row + number) << 8);
-  }
-};
-// E4M3's exponent and mantissa in an F16's, whose bias is larger by 8. NaN becomes 480.
-template <>
-struct FloatLoader<format::E4M3Codec> {
-  static constexpr float kUnit = 256.0f;
-  static constexpr bool kHidesNan = true;
-  KVX_INLINE static Widest load(const uint8_t* row, int number) {
-    const ShortLanes codes = load_as<ShortLanes, ByteLanes>(row + number);
-    return widen_f16(((codes & 0x80) << 8) | ((codes & 0x7F) << 7));
-  }
+  const float* of_number(int number) const { return steps + number / group * stride; }
 };
 
-// Whether a row of the tile has a code that says NaN.
-template <class Codec>
-KVX_INLINE bool has_hidden_nan(const PackedTile& tile) {
-  if constexpr (!FloatLoader<Codec>::kHidesNan) return false;
-  using Found = decltype(std::declval<ByteLanes>() == std::declval<ByteLanes>());
-  Found found = {};
-  for (int t = 0; t < tile.num_tokens; ++t) {
-    for (int d = 0; d < tile.head_dim; d += static_cast<int>(sizeof(ByteLanes))) {
-      ByteLanes codes;
-      memcpy(&codes, tile.codes[t] + d, sizeof codes);
-      found |= (codes & 0x7F) == 0x7F;
-    }
-  }
-  constexpr Found kNone = {};
-  return memcmp(&found, &kNone, sizeof found) != 0;
+template <class Loader>
+KVX_INLINE FloatSteps load_float_steps(const PackedTile& tile, float* scratch) {
+  if (!tile.spec->has_scale()) return {};
+  const ScaleRow row = scale_row(*tile.spec, tile.head_dim);
+  load_steps(tile, row, Loader::kUnit * tensor_scale_of(tile), scratch);
+  const int n = tile.padded_tokens();
+  const bool is_affine = tile.spec->is_affine();
+  const bool is_whole_row = tile.spec->group_size == format::kWholeRow;
+  return {.steps = scratch,
+          .zeros = is_affine ? scratch + n : nullptr,
+          .num_groups = is_affine ? 1 : row.count,
+          .group = is_whole_row ? tile.head_dim : tile.spec->group_size,
+          .stride = n};
 }
 
 // Lane j of the result is the sum of rows[j].
@@ -103,142 +50,180 @@ KVX_INLINE V sum_each(V* rows) {
   }
 }
 
-inline constexpr int kTokensAtOnceFloats = kLanes<Widest> == 16 ? 4 : 2;
+// ---- Scores
+
+// prepared, a row: its sum, for affine keys' zeros.
+inline void sum_queries(const format::FormatSpec&, int head_dim, const float* queries, int num_rows,
+                        float* prepared) {
+  for (int row = 0; row < num_rows; ++row) {
+    prepared[row] = 0;
+    for (int d = 0; d < head_dim; ++d) prepared[row] += queries[int64_t{row} * head_dim + d];
+  }
+}
+
+// As many tokens at once as there are registers for their sums.
+inline constexpr int kTokensTogether = kLanes<Widest> == 16 ? 4 : 2;
+
+// sums[i][r] = tokens i's key times row r's query, lane by lane. IsGrouped: a key has several
+// steps, which are multiplied in here.
+template <class Loader, bool IsGrouped, int Rows>
+KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int row, int token,
+                              Prefetcher& prefetcher, Widest (*sums)[Rows]) {
+  const int head_dim = job.keys.head_dim;
+  const uint8_t* const* codes = job.keys.codes + token;
+  for (int d = 0; d < head_dim; d += kPartNumbers) {
+    for (int i = 0; i < kTokensTogether; ++i) {
+      Widest key[kPartVectors];
+      Loader::load_part(codes[i], d, key);
+      for (int v = 0; v < kPartVectors; ++v) {
+        if (IsGrouped) key[v] *= steps.of_number(d)[token + i];
+        const float* queries = job.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
+        for (int r = 0; r < Rows; ++r) {
+          sums[i][r] += key[v] * load<Widest>(queries + int64_t{r} * head_dim);
+        }
+      }
+    }
+    prefetcher.next_line();
+    prefetcher.next_line();
+  }
+}
 
 // kLanes<Widest> tokens from `token` on.
-template <class Codec, int Rows>
-KVX_INLINE void score_float_rows(const ScoreJob& job, int row, int token, const float* steps,
+template <class Loader, bool IsGrouped, int Rows>
+KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, int row, int token,
                                  Prefetcher& prefetcher) {
-  using Loader = FloatLoader<Codec>;
   constexpr int kN = kLanes<Widest>;
-  constexpr int kTokens = kTokensAtOnceFloats;
-  const int head_dim = job.keys.head_dim;
   Widest products[Rows][kN];
-  for (int t = 0; t < kN; t += kTokens) {
-    Widest sums[kTokens][Rows] = {};
-    const uint8_t* const* codes = job.keys.codes + token + t;
-    for (int d = 0; d < head_dim; d += kN) {
-      Widest queries[Rows];
-      for (int r = 0; r < Rows; ++r) {
-        queries[r] = load<Widest>(job.queries + int64_t{row + r} * head_dim + d);
-      }
-      for (int i = 0; i < kTokens; ++i) {
-        const Widest key = Loader::load(codes[i], d);
-        for (int r = 0; r < Rows; ++r) sums[i][r] += key * queries[r];
-      }
-      prefetcher.next_line();
-      prefetcher.next_line();
-    }
-    for (int i = 0; i < kTokens; ++i) {
+  for (int t = 0; t < kN; t += kTokensTogether) {
+    Widest sums[kTokensTogether][Rows] = {};
+    multiply_keys<Loader, IsGrouped, Rows>(job, steps, row, token + t, prefetcher, sums);
+    for (int i = 0; i < kTokensTogether; ++i) {
       for (int r = 0; r < Rows; ++r) products[r][t + i] = sums[i][r];
     }
   }
   for (int r = 0; r < Rows; ++r) {
     Widest scores = sum_each(products[r]);
-    if (steps) scores *= load<Widest>(steps + token);
+    if (steps.steps && !IsGrouped) scores *= load<Widest>(steps.steps + token);
+    if (steps.zeros) scores += load<Widest>(steps.zeros + token) * job.prepared[row + r];
     store<Widest>(scores, job.scores + (row + r) * job.scores_stride + token);
   }
 }
 
-template <class Codec, int Rows>
-static void score_float_chunk(const ScoreJob& job, int row, const float* steps,
+template <class Loader, int Rows>
+static void score_float_chunk(const ScoreJob& job, const FloatSteps& steps, int row,
                               Prefetcher& prefetcher) {
   for (int token = 0; token < job.keys.padded_tokens(); token += kLanes<Widest>) {
-    score_float_rows<Codec, Rows>(job, row, token, steps, prefetcher);
+    steps.num_groups > 1
+        ? score_float_rows<Loader, true, Rows>(job, steps, row, token, prefetcher)
+        : score_float_rows<Loader, false, Rows>(job, steps, row, token, prefetcher);
   }
 }
 
-// The tile's steps, or null where the format has no scale.
-template <class Format>
-KVX_INLINE const float* load_float_steps(const PackedTile& tile, float* scratch) {
-  if constexpr (is_plain<Format>()) {
-    return nullptr;
-  } else {
-    load_steps(tile, scale_row(*tile.spec, tile.head_dim),
-               FloatLoader<typename Format::Codec>::kUnit, scratch);
-    return scratch;
-  }
-}
-
-template <class Format>
+template <class Loader>
 bool score_floats(const ScoreJob& job) {
-  using Codec = typename Format::Codec;
-  if (has_hidden_nan<Codec>(job.keys)) return false;
-  const float* steps = load_float_steps<Format>(job.keys, job.scratch);
+  if (has_hidden_nan<Loader>(job.keys)) return false;
+  const FloatSteps steps = load_float_steps<Loader>(job.keys, job.scratch);
   Prefetcher prefetcher(job.next);
   for_row_chunks(job.num_rows, [&]<int Rows>(int row) {
-    score_float_chunk<Codec, Rows>(job, row, steps, prefetcher);
+    score_float_chunk<Loader, Rows>(job, steps, row, prefetcher);
   });
   prefetcher.rest();
   return true;
 }
 
-// Vectors * kLanes<Widest> numbers from `number` on. weights: [Rows, kMaxTileTokens].
-template <class Codec, int Rows, int Vectors>
-KVX_INLINE void add_float_columns(const ValueJob& job, const float* weights, int row, int number,
-                                  Prefetcher& prefetcher) {
-  constexpr int kN = kLanes<Widest>;
-  float* target = job.sums + int64_t{row} * job.values.head_dim + number;
-  Widest sums[Rows][Vectors];
+// ---- Values
+
+// Parts * 16 numbers from `number` on. weights: [Rows, kMaxTileTokens].
+template <class Loader, int Rows, int Parts>
+KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int row, int number,
+                                Prefetcher& prefetcher) {
+  constexpr int kVectors = Parts * kPartVectors;
+  const int head_dim = job.values.head_dim;
+  float* target = job.sums + int64_t{row} * head_dim + number;
+  Widest sums[Rows][kVectors];
   for (int r = 0; r < Rows; ++r) {
-    for (int v = 0; v < Vectors; ++v) {
-      sums[r][v] = load<Widest>(target + int64_t{r} * job.values.head_dim + v * kN);
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = load<Widest>(target + int64_t{r} * head_dim + v * kLanes<Widest>);
     }
   }
   for (int t = 0; t < job.values.num_tokens; ++t) {
-    for (int v = 0; v < Vectors; ++v) {
-      const Widest value = FloatLoader<Codec>::load(job.values.codes[t], number + v * kN);
-      for (int r = 0; r < Rows; ++r) sums[r][v] += value * weights[r * kMaxTileTokens + t];
+    Widest value[kVectors];
+    for (int p = 0; p < Parts; ++p) {
+      Loader::load_part(job.values.codes[t], number + p * kPartNumbers, value + p * kPartVectors);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const float weight = weights[r * kMaxTileTokens + t];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += value[v] * weight;
     }
     prefetcher.next_line();
   }
   for (int r = 0; r < Rows; ++r) {
-    for (int v = 0; v < Vectors; ++v) {
-      store<Widest>(sums[r][v], target + int64_t{r} * job.values.head_dim + v * kN);
+    for (int v = 0; v < kVectors; ++v) {
+      store<Widest>(sums[r][v], target + int64_t{r} * head_dim + v * kLanes<Widest>);
     }
   }
 }
 
-template <class Codec, int Rows>
-static void add_float_chunk(const ValueJob& job, const float* steps, int row,
+// weights[g][r][t] = p * step. weights: [groups, Rows, kMaxTileTokens].
+template <int Rows>
+KVX_INLINE void weigh_rows(const ValueJob& job, const FloatSteps& steps, int row, float* weights) {
+  for (int g = 0; g < steps.num_groups; ++g) {
+    for (int r = 0; r < Rows; ++r, weights += kMaxTileTokens) {
+      const float* p = job.p + (row + r) * job.p_stride;
+      const float* group_steps = steps.steps + g * steps.stride;
+      for (int t = 0; t < job.values.num_tokens; ++t) {
+        weights[t] = steps.steps ? p[t] * group_steps[t] : p[t];
+      }
+    }
+  }
+}
+
+// Every number of a row gets sum over tokens of p * zero.
+KVX_INLINE void add_zeros(const ValueJob& job, const float* zeros, int row) {
+  const float* p = job.p + row * job.p_stride;
+  float sum = 0;
+  for (int t = 0; t < job.values.num_tokens; ++t) sum += p[t] * zeros[t];
+  float* sums = job.sums + int64_t{row} * job.values.head_dim;
+  for (int d = 0; d < job.values.head_dim; ++d) sums[d] += sum;
+}
+
+template <class Loader, int Rows>
+static void add_float_chunk(const ValueJob& job, const FloatSteps& steps, int row, float* weights,
                             Prefetcher& prefetcher) {
-  constexpr int kVectors = kLanes<Widest> == 16 ? 4 : 2;
-  constexpr int kN = kLanes<Widest>;
-  float weights[Rows * kMaxTileTokens];
-  for (int r = 0; r < Rows; ++r) {
-    const float* p = job.p + (row + r) * job.p_stride;
-    for (int t = 0; t < job.values.num_tokens; ++t) {
-      weights[r * kMaxTileTokens + t] = steps ? p[t] * steps[t] : p[t];
+  constexpr int kParts = kLanes<Widest> == 16 ? 4 : 1;
+  constexpr int kGroupWeights = Rows * kMaxTileTokens;
+  weigh_rows<Rows>(job, steps, row, weights);
+  const int head_dim = job.values.head_dim;
+  int number = 0;
+  if (steps.num_groups == 1) {
+    for (; number + kParts * kPartNumbers <= head_dim; number += kParts * kPartNumbers) {
+      add_float_parts<Loader, Rows, kParts>(job, weights, row, number, prefetcher);
     }
   }
-  int number = 0;
-  for (; number + kVectors * kN <= job.values.head_dim; number += kVectors * kN) {
-    add_float_columns<Codec, Rows, kVectors>(job, weights, row, number, prefetcher);
+  for (; number < head_dim; number += kPartNumbers) {
+    const int group = steps.num_groups == 1 ? 0 : number / steps.group;
+    add_float_parts<Loader, Rows, 1>(job, weights + group * kGroupWeights, row, number, prefetcher);
   }
-  for (; number < job.values.head_dim; number += kN) {
-    add_float_columns<Codec, Rows, 1>(job, weights, row, number, prefetcher);
-  }
+  for (int r = 0; steps.zeros && r < Rows; ++r) add_zeros(job, steps.zeros, row + r);
 }
 
-template <class Format>
+template <class Loader>
 bool add_float_values(const ValueJob& job) {
-  using Codec = typename Format::Codec;
-  if (has_hidden_nan<Codec>(job.values)) return false;
-  const float* steps = load_float_steps<Format>(job.values, job.scratch);
+  if (has_hidden_nan<Loader>(job.values)) return false;
+  const FloatSteps steps = load_float_steps<Loader>(job.values, job.scratch);
+  const int num_step_rows = steps.num_groups + (steps.zeros ? 1 : 0);
+  float* weights = job.scratch + num_step_rows * job.values.padded_tokens();
   Prefetcher prefetcher(job.next);
   for_row_chunks(job.num_rows, [&]<int Rows>(int row) {
-    add_float_chunk<Codec, Rows>(job, steps, row, prefetcher);
+    add_float_chunk<Loader, Rows>(job, steps, row, weights, prefetcher);
   });
   prefetcher.rest();
   return true;
 }
 
-// Queries are used as they are.
-inline void prepare_no_queries(const format::FormatSpec&, int, const float*, int, float*) {}
-
-template <class Format>
-inline constexpr PackedKernels kFloatKernels = {prepare_no_queries, score_floats<Format>,
-                                                add_float_values<Format>};
+template <class Loader>
+inline constexpr PackedKernels kFloatKernels = {sum_queries, score_floats<Loader>,
+                                                add_float_values<Loader>};
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

@@ -1,6 +1,10 @@
 // The steps of a tile's groups, as floats that lie token beside token.
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <cstring>
 
 #include "format/scale.hpp"
@@ -31,6 +35,15 @@ inline ScaleRow scale_row(const format::FormatSpec& spec, int head_dim) {
 
 template <format::ScaleType T>
 KVX_INLINE void decode_steps(const uint32_t* bits, int n, float factor, float* steps) {
+#if defined(__AVX512F__)
+  if constexpr (T == format::ScaleType::kF16) {
+    for (int i = 0; i < n; i += kTokenStep) {
+      const __m256i halves = _mm512_cvtepi32_epi16(_mm512_loadu_si512(bits + i));
+      _mm512_storeu_ps(steps + i, _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor)));
+    }
+    return;
+  }
+#endif
   for (int i = 0; i < n; i += kTokenStep) {
     for (int lane = 0; lane < kTokenStep; ++lane) {
       steps[i + lane] = format::decode_scale(T, {bits[i + lane]}) * factor;

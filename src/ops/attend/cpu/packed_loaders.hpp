@@ -1,0 +1,159 @@
+// Loaders: sixteen numbers of a stored row as binary32 in registers, for any format, without their
+// step. A number is what is loaded times kUnit and its step (and its zero added).
+#pragma once
+
+#include <immintrin.h>
+
+#include "format/packing.hpp"
+#include "ops/attend/cpu/code_order.hpp"
+#include "ops/attend/cpu/lanes.hpp"
+#include "ops/attend/cpu/packed_kernels.hpp"
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+inline constexpr int kPartNumbers = 16;
+inline constexpr int kPartVectors = kPartNumbers / kLanes<Widest>;
+
+// ---- Floats: kLanes<Widest> numbers at once.
+
+template <class Target, class Source>
+KVX_INLINE Target load_as(const void* source) {
+  Source narrow;
+  memcpy(&narrow, source, sizeof narrow);
+  return __builtin_convertvector(narrow, Target);
+}
+
+KVX_INLINE Widest widen_f16(ShortLanes halves) {
+#if defined(__AVX512F__)
+  return static_cast<Widest>(_mm512_cvtph_ps(__builtin_bit_cast(__m256i, halves)));
+#else
+  return static_cast<Widest>(_mm256_cvtph_ps(__builtin_bit_cast(__m128i, halves)));
+#endif
+}
+
+template <class Codec>
+struct FloatLoader;
+
+template <>
+struct FloatLoader<format::BF16Codec> {
+  static constexpr float kUnit = 1.0f;
+  static constexpr bool kHidesNan = false;
+  KVX_INLINE static Widest load(const uint8_t* row, int number) {
+    using Bits = LanesOf<Widest>::Bits;
+    return __builtin_bit_cast(Widest, load_as<Bits, ShortLanes>(row + 2 * number) << 16);
+  }
+};
+template <>
+struct FloatLoader<format::F16Codec> {
+  static constexpr float kUnit = 1.0f;
+  static constexpr bool kHidesNan = false;
+  KVX_INLINE static Widest load(const uint8_t* row, int number) {
+    ShortLanes halves;
+    memcpy(&halves, row + 2 * number, sizeof halves);
+    return widen_f16(halves);
+  }
+};
+// E5M2 is the upper byte of an F16.
+template <>
+struct FloatLoader<format::E5M2Codec> {
+  static constexpr float kUnit = 1.0f;
+  static constexpr bool kHidesNan = false;
+  KVX_INLINE static Widest load(const uint8_t* row, int number) {
+    return widen_f16(load_as<ShortLanes, ByteLanes>(row + number) << 8);
+  }
+};
+// E4M3's exponent and mantissa in an F16's, whose bias is larger by 8. NaN becomes 480.
+template <>
+struct FloatLoader<format::E4M3Codec> {
+  static constexpr float kUnit = 256.0f;
+  static constexpr bool kHidesNan = true;
+  KVX_INLINE static Widest load(const uint8_t* row, int number) {
+    const ShortLanes codes = load_as<ShortLanes, ByteLanes>(row + number);
+    return widen_f16(((codes & 0x80) << 8) | ((codes & 0x7F) << 7));
+  }
+};
+
+// Whether a row of the tile has a code that says NaN.
+template <class Loader>
+KVX_INLINE bool has_hidden_nan(const PackedTile& tile) {
+  if constexpr (!Loader::kHidesNan) return false;
+  using Found = decltype(std::declval<ByteLanes>() == std::declval<ByteLanes>());
+  Found found = {};
+  for (int t = 0; t < tile.num_tokens; ++t) {
+    for (int d = 0; d < tile.head_dim; d += static_cast<int>(sizeof(ByteLanes))) {
+      ByteLanes codes;
+      memcpy(&codes, tile.codes[t] + d, sizeof codes);
+      found |= (codes & 0x7F) == 0x7F;
+    }
+  }
+  constexpr Found kNone = {};
+  return memcmp(&found, &kNone, sizeof found) != 0;
+}
+
+template <class Codec>
+struct FloatPart : FloatLoader<Codec> {
+  KVX_INLINE static void load_part(const uint8_t* row, int number, Widest* part) {
+    for (int v = 0; v < kPartVectors; ++v) {
+      part[v] = FloatLoader<Codec>::load(row, number + v * kLanes<Widest>);
+    }
+  }
+};
+
+// ---- Integer and E2M1 codes
+
+// Sixteen signed or unsigned bytes.
+template <bool IsUnsigned>
+KVX_INLINE void widen_bytes(__m128i bytes, Widest* part) {
+#if defined(__AVX512F__)
+  const __m512i numbers = IsUnsigned ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes);
+  part[0] = static_cast<Widest>(_mm512_cvtepi32_ps(numbers));
+#else
+  for (int v = 0; v < kPartVectors; ++v) {
+    const __m256i numbers = IsUnsigned ? _mm256_cvtepu8_epi32(bytes) : _mm256_cvtepi8_epi32(bytes);
+    part[v] = static_cast<Widest>(_mm256_cvtepi32_ps(numbers));
+    bytes = _mm_srli_si128(bytes, 8);
+  }
+#endif
+}
+
+template <class Codec, format::Packing P>
+struct CodePart {
+  static constexpr float kUnit = code_unit<Codec>();
+  static constexpr bool kHidesNan = false;
+
+  KVX_INLINE static void load_part(const uint8_t* row, int number, Widest* part) {
+    if constexpr (Codec::kBits == 8) {
+      const auto* bytes = reinterpret_cast<const __m128i*>(row + number);
+      widen_bytes<is_unsigned_code<Codec>()>(_mm_loadu_si128(bytes), part);
+    } else {
+      const auto* bytes = reinterpret_cast<const __m128i*>(row + number / 2);
+      widen_bytes<false>(nibble_numbers(_mm_loadl_epi64(bytes)), part);
+    }
+  }
+
+ private:
+  // Eight bytes of nibbles to sixteen signed bytes in the row's order.
+  KVX_INLINE static __m128i nibble_numbers(__m128i bytes) {
+    alignas(16) int8_t table[16];
+    alignas(16) int8_t order[16];
+    for (int code = 0; code < 16; ++code) {
+      table[code] = static_cast<int8_t>(Codec::decode(static_cast<uint8_t>(code)) / kUnit);
+    }
+    for (int byte = 0; byte < 8; ++byte) {
+      order[low_nibble_number<P>(byte)] = static_cast<int8_t>(2 * byte);
+      order[high_nibble_number<P>(byte)] = static_cast<int8_t>(2 * byte + 1);
+    }
+    const __m128i low_four = _mm_set1_epi8(15);
+    const __m128i low = _mm_and_si128(bytes, low_four);
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), low_four);
+    __m128i codes = _mm_unpacklo_epi8(low, high);
+    if constexpr (P == format::Packing::kTurboMind) {
+      codes = _mm_shuffle_epi8(codes, _mm_load_si128(reinterpret_cast<const __m128i*>(order)));
+    }
+    return _mm_shuffle_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(table)), codes);
+  }
+};
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu
