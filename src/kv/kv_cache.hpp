@@ -50,6 +50,20 @@ struct KvCacheSnapshot {
   int64_t metadata_bytes = 0;  // of the prefix index
 };
 
+struct SaveOptions {
+  int zstd_level = 0;  // 0: blocks lie in the file as they lie in the pool
+};
+
+// What load_prefixes() did with a file's blocks; a bad block is a miss, never data.
+struct LoadReport {
+  int64_t num_blocks = 0;
+  int64_t num_loaded = 0;
+  int64_t num_known = 0;  // were there already
+  int64_t num_bad = 0;    // damaged, or after a damaged one
+  int64_t num_no_room = 0;
+  std::string first_problem;  // empty: none
+};
+
 class KvCache {
  public:
   // Allocates everything. INVALID_ARGUMENT names what does not fit: a geometry, an override, a
@@ -99,6 +113,25 @@ class KvCache {
   KvCacheSnapshot snapshot() const;
   // Called for every cached block that comes or goes; it must not call back.
   void set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener);
+
+  // ---- files (kv_cache_file.cpp, docs/cache-file.md)
+
+  // The sequence with its tokens, all of which must have been recorded. Whatever fails, what was at
+  // `path` stays there. UNSUPPORTED: prefixes are off; INVALID_ARGUMENT: a step is open, no such
+  // sequence, unrecorded tokens, the file cannot be written; OUT_OF_RANGE: no free block to copy
+  // the open one to.
+  Status save_sequence(int sequence, const std::string& path, const SaveOptions& options = {});
+  // All blocks that could be found by a new sequence.
+  Status save_prefixes(const std::string& path, const SaveOptions& options = {}) const;
+  // A new sequence as it was saved. All or nothing; INVALID_ARGUMENT: a damaged file, one of
+  // another cache (the message says in what they differ), or one without a sequence; INCOMPATIBLE:
+  // a newer version or the other byte order; OUT_OF_RANGE: too few blocks, or too long.
+  Result<int> load_sequence(const std::string& path);
+  // Blocks of the file that can be found from now on, as many as there is free room for. Errors as
+  // load_sequence; damaged blocks are no error but reported.
+  Result<LoadReport> load_prefixes(const std::string& path);
+  // What the file's blocks must agree in. Empty while prefixes are off.
+  std::string_view fingerprint() const;
 
   // ---- steps
 
@@ -163,6 +196,8 @@ class KvCache {
   Status check_sequence(int sequence) const;
   Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
   Status copy_open_blocks(const StepEntry& entry);
+  Status copy_block(int group, bool is_wide, const ops::BlockCopy& copy);
+  std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
   Status check_entries(std::span<const StepEntry> entries) const;
   Status check_free_blocks(std::span<const StepEntry> entries);
   Status quantise_leaving_blocks(const StepEntry& entry);

@@ -129,14 +129,20 @@ Status KvCache::copy_open_blocks(const StepEntry& entry) {
   KVX_RETURN_IF_ERROR(sequence.take_copies(*pool_, open_copies_));
   for (const cache::OpenBlockCopy& copy : open_copies_) {
     const bool is_wide = has_wide_ends() && copy.block_class == wide_class(copy.group);
-    copies_.assign(1, {copy.from_id, copy.to_id, copy.num_tokens});
-    for (int layer : groups_[copy.group].layers) {
-      const ops::LayerView& view = is_wide ? layers_[layer]->wide() : layers_[layer]->packed();
-      // Copied as stored: nothing can be lost.
-      KVX_RETURN_IF_ERROR(ops::copy_blocks(context_, view, view, copies_));
-    }
+    KVX_RETURN_IF_ERROR(
+        copy_block(copy.group, is_wide, {copy.from_id, copy.to_id, copy.num_tokens}));
   }
   return sequence.finish_copies(*pool_, open_copies_);
+}
+
+// The first tokens of a block to another of its class, as they are stored.
+Status KvCache::copy_block(int group, bool is_wide, const ops::BlockCopy& copy) {
+  copies_.assign(1, copy);
+  for (int layer : groups_[group].layers) {
+    const ops::LayerView& view = is_wide ? layers_[layer]->wide() : layers_[layer]->packed();
+    KVX_RETURN_IF_ERROR(ops::copy_blocks(context_, view, view, copies_));
+  }
+  return {};
 }
 
 }  // namespace kvx::kv

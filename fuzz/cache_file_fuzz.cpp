@@ -1,0 +1,54 @@
+// Any bytes as a cache file: refused or read, never out of bounds. The checksums are put right
+// first, so that the mutations reach what lies behind them.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tier/cache_file.hpp"
+
+namespace {
+
+using kvx::tier::FileHeader;
+using kvx::tier::kHeaderBytes;
+
+void read_pieces(std::span<const uint8_t> bytes, const kvx::tier::FileIndex& index) {
+  constexpr int64_t kMostBytes = 1 << 16;
+  for (const auto& block : index.blocks) {
+    for (const auto& piece : block.pieces) {
+      const int64_t num_bytes = index.kinds[piece.kind].bytes;
+      if (num_bytes > kMostBytes) continue;
+      std::vector<uint8_t> out(static_cast<size_t>(num_bytes));
+      (void)decode_piece(piece,
+                         bytes.subspan(static_cast<size_t>(piece.offset),
+                                       static_cast<size_t>(piece.stored_bytes)),
+                         out);
+    }
+  }
+}
+
+void read_file(std::span<const uint8_t> bytes, bool repairs_checksums) {
+  const auto file_bytes = static_cast<int64_t>(bytes.size());
+  const auto header = kvx::tier::parse_header(
+      bytes.first(std::min<size_t>(bytes.size(), kHeaderBytes)), file_bytes);
+  if (!header.ok()) return;
+  FileHeader at = header.value();
+  const auto index_bytes = bytes.subspan(static_cast<size_t>(at.index_offset),
+                                         static_cast<size_t>(at.index_bytes));
+  if (repairs_checksums) at.index_checksum = kvx::cache::checksum(index_bytes);
+  const auto index = kvx::tier::parse_index(index_bytes, at);
+  if (index.ok()) read_pieces(bytes, index.value());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  std::vector<uint8_t> bytes(data, data + size);
+  read_file(bytes, false);
+  constexpr size_t kChecked = 48;
+  if (size >= kHeaderBytes) {
+    const auto sum = kvx::cache::checksum(std::span(bytes).first(kChecked));
+    std::copy(sum.bytes.begin(), sum.bytes.end(), bytes.begin() + kChecked);
+    read_file(bytes, true);
+  }
+  return 0;
+}

@@ -1,0 +1,192 @@
+// Cache files on disk: pieces, compression, and the rename that makes a file whole.
+#include "tier/cache_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/checked.hpp"
+
+namespace kvx::tier {
+namespace {
+
+constexpr int64_t kPieceAlignment = 64;
+
+Error file_error(const std::string& path, std::string_view what) {
+  return invalid_argument("'{}' {}: {}", path, what, std::strerror(errno));
+}
+
+// What is left of `bytes` after a part that went through; interrupted calls go on.
+template <class Call>
+bool transfer_all(size_t num_bytes, const Call& call) {
+  size_t done = 0;
+  while (done < num_bytes) {
+    const ssize_t moved = call(done);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) return false;
+    done += static_cast<size_t>(moved);
+  }
+  return true;
+}
+
+// So that the new name outlives a power cut.
+Status sync_folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return file_error(folder, "cannot be opened");
+  const bool is_synced = fsync(descriptor) == 0;
+  const Error error = file_error(folder, "cannot be synced");
+  close(descriptor);
+  return is_synced ? Status{} : Status{error};
+}
+
+}  // namespace
+
+Status decode_piece(const FilePiece& piece, std::span<const uint8_t> stored,
+                    std::span<uint8_t> out) {
+  if (piece.codec == Codec::kRaw) {
+    if (stored.size() != out.size()) {
+      return invalid_argument("a piece has {} bytes; expected {}", stored.size(), out.size());
+    }
+    std::memcpy(out.data(), stored.data(), out.size());
+  } else {
+    const size_t num_bytes = ZSTD_decompress(out.data(), out.size(), stored.data(), stored.size());
+    if (ZSTD_isError(num_bytes) || num_bytes != out.size()) {
+      return invalid_argument(
+          "a piece's zstd frame is damaged ({})",
+          ZSTD_isError(num_bytes) ? ZSTD_getErrorName(num_bytes) : "another length");
+    }
+  }
+  const cache::ContentHash found = cache::checksum(out);
+  if (found == piece.checksum) return {};
+  return invalid_argument("a piece's checksum is {}; expected {}", hex(found), hex(piece.checksum));
+}
+
+// ---- writing
+
+Result<CacheFileWriter> CacheFileWriter::create(const std::string& path, int zstd_level) {
+  if (zstd_level < 0 || zstd_level > ZSTD_maxCLevel()) {
+    return invalid_argument("zstd level is {}; expected 0 (none) to {}", zstd_level,
+                            ZSTD_maxCLevel());
+  }
+  std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
+  const int descriptor = open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor < 0) return file_error(path, "cannot be written");
+  return CacheFileWriter(path, std::move(temporary), descriptor, zstd_level);
+}
+
+CacheFileWriter::CacheFileWriter(std::string path, std::string temporary, int descriptor,
+                                 int zstd_level)
+    : path_(std::move(path)),
+      temporary_(std::move(temporary)),
+      descriptor_(descriptor),
+      zstd_level_(zstd_level) {}
+
+CacheFileWriter::CacheFileWriter(CacheFileWriter&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::move(other.temporary_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      zstd_level_(other.zstd_level_),
+      offset_(other.offset_),
+      compressed_(std::move(other.compressed_)) {}
+
+CacheFileWriter::~CacheFileWriter() {
+  if (descriptor_ < 0) return;
+  close(descriptor_);
+  unlink(temporary_.c_str());
+}
+
+Status CacheFileWriter::write_at(int64_t offset, std::span<const uint8_t> bytes) {
+  const bool is_written = transfer_all(bytes.size(), [&](size_t done) {
+    return pwrite(descriptor_, bytes.data() + done, bytes.size() - done,
+                  offset + static_cast<int64_t>(done));
+  });
+  return is_written ? Status{} : Status{file_error(path_, "cannot be written")};
+}
+
+Result<FilePiece> CacheFileWriter::add_piece(int32_t kind, std::span<const uint8_t> block) {
+  FilePiece piece{kind, Codec::kRaw, offset_, 0, cache::checksum(block)};
+  std::span<const uint8_t> stored = block;
+  if (zstd_level_ > 0) {
+    compressed_.resize(ZSTD_compressBound(block.size()));
+    const size_t num_bytes = ZSTD_compress(compressed_.data(), compressed_.size(), block.data(),
+                                           block.size(), zstd_level_);
+    if (!ZSTD_isError(num_bytes) && num_bytes < block.size()) {  // else it stays raw
+      piece.codec = Codec::kZstd;
+      stored = std::span(compressed_).first(num_bytes);
+    }
+  }
+  piece.stored_bytes = static_cast<int64_t>(stored.size());
+  KVX_RETURN_IF_ERROR(write_at(offset_, stored));
+  offset_ = round_up(offset_ + piece.stored_bytes, kPieceAlignment);
+  return piece;
+}
+
+Status CacheFileWriter::finish(const FileIndex& index) {
+  const std::vector<uint8_t> bytes = encode_index(index);
+  KVX_RETURN_IF_ERROR(write_at(offset_, bytes));
+  const FileHeader header{offset_, static_cast<int64_t>(bytes.size()), cache::checksum(bytes)};
+  KVX_RETURN_IF_ERROR(write_at(0, encode_header(header)));
+  if (fsync(descriptor_) != 0) return file_error(path_, "cannot be synced");
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
+    return file_error(path_, "cannot be replaced");
+  }
+  offset_ += header.index_bytes;
+  close(std::exchange(descriptor_, -1));
+  return sync_folder_of(path_);
+}
+
+// ---- reading
+
+Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return file_error(path, "cannot be read");
+  struct stat facts;
+  CacheFileReader reader(descriptor, fstat(descriptor, &facts) == 0 ? facts.st_size : 0);
+  const auto load = [&reader]() -> Status {
+    std::vector<uint8_t> bytes(
+        static_cast<size_t>(std::min<int64_t>(reader.file_bytes_, kHeaderBytes)));
+    KVX_RETURN_IF_ERROR(reader.read_at(0, bytes));
+    KVX_ASSIGN_OR_RETURN(const FileHeader header, parse_header(bytes, reader.file_bytes_));
+    bytes.resize(static_cast<size_t>(header.index_bytes));
+    KVX_RETURN_IF_ERROR(reader.read_at(header.index_offset, bytes));
+    KVX_ASSIGN_OR_RETURN(reader.index_, parse_index(bytes, header));
+    return {};
+  };
+  const Status loaded = load();
+  if (loaded.ok()) return reader;
+  return Error{loaded.error().code, fmt::format("'{}': {}", path, loaded.error().message)};
+}
+
+CacheFileReader::CacheFileReader(CacheFileReader&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      file_bytes_(other.file_bytes_),
+      index_(std::move(other.index_)),
+      stored_(std::move(other.stored_)) {}
+
+CacheFileReader::~CacheFileReader() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+Status CacheFileReader::read_at(int64_t offset, std::span<uint8_t> bytes) const {
+  const bool is_read = transfer_all(bytes.size(), [&](size_t done) {
+    return pread(descriptor_, bytes.data() + done, bytes.size() - done,
+                 offset + static_cast<int64_t>(done));
+  });
+  if (is_read) return {};
+  return invalid_argument("{} bytes at {} cannot be read", bytes.size(), offset);
+}
+
+Status CacheFileReader::read_piece(const FilePiece& piece, std::span<uint8_t> out) {
+  stored_.resize(static_cast<size_t>(piece.stored_bytes));
+  KVX_RETURN_IF_ERROR(read_at(piece.offset, stored_));
+  return decode_piece(piece, stored_, out);
+}
+
+}  // namespace kvx::tier
