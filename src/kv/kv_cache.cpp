@@ -344,6 +344,17 @@ Status KvCache::end_step() {
   return {};
 }
 
+// The blocks that the step has reserved go back, so that a fork does not share them.
+Status KvCache::cancel_step() {
+  if (!step_.is_open) return invalid_argument("no step is open; call begin_step first");
+  step_.is_open = false;
+  for (const StepEntry& entry : step_.entries) {
+    cache::Sequence& sequence = sequences_[entry.sequence];
+    KVX_RETURN_IF_ERROR(sequence.truncate(*pool_, sequence.num_tokens()));
+  }
+  return {};
+}
+
 // ---- reading back and accounting
 // ------------------------------------------------------------------------------------
 

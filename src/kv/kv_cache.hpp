@@ -150,6 +150,9 @@ class KvCache {
   // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED as
   // truncate_sequence.
   Status end_step(std::span<const int> kept_tokens);
+  // Leaves the open step without its tokens, whatever its layers have appended. A page's shared
+  // scale that they made grow stays. INVALID_ARGUMENT: no step is open.
+  Status cancel_step();
 
   // Stored rows of tokens [first_token, first_token + num_tokens), transforms undone, to
   // [num_tokens, num_kv_heads, head_dim]; a side whose data is null is not wanted. OUT_OF_RANGE:

@@ -160,6 +160,30 @@ TEST(KvCache, SequencesOfOneStepDoNotSeeEachOther) {
   }
 }
 
+TEST(KvCache, ACancelledStepLeavesNoTokens) {
+  const Stream stream(40), other(40, 2);
+  auto cache = created(config_of("f32"));
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, 20, 20);
+  const StepEntry entry{sequence, 15};
+  ASSERT_TRUE(cache->begin_step({&entry, 1}).ok());
+  EXPECT_EQ(cache->truncate_sequence(sequence, 3).error().message,
+            "a step is open; call end_step first");
+  std::vector<float> ignored(15 * kNumQHeads * kHeadDim);
+  ASSERT_TRUE(cache
+                  ->append_and_attend(0, params(), other.rows(other.q, kNumQHeads, 20),
+                                      other.rows(other.k, kNumKvHeads, 20),
+                                      other.rows(other.v, kNumKvHeads, 20),
+                                      dense_rows(ignored.data(), DType::kF32, kNumQHeads, kHeadDim))
+                  .ok());
+  ASSERT_TRUE(cache->cancel_step().ok());
+  EXPECT_EQ(cache->cancel_step().error().message, "no step is open; call begin_step first");
+  EXPECT_EQ(cache->num_tokens(sequence), 20);
+  const std::vector<float> tail = feed(*cache, sequence, stream, 20, 40, 6);
+  const std::vector<float> all = plain_attention(stream, 40);
+  EXPECT_LT(relative_rms(tail, std::vector<float>(all.end() - tail.size(), all.end())), 1e-6);
+}
+
 TEST(KvCache, LayersWithAWindowSeeTheWindowAndGiveOldBlocksBack) {
   const Stream stream(200);
   KvCacheConfig config = config_of("f32");

@@ -69,6 +69,7 @@ const AllowedEdges& allowed_edges() {
       {"abi",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "kvx"}},
       {"runner", {"core", "cache", "device", "kv", "quality", "kvx"}},
+      {"python", {"core", "format", "cache", "device", "ops", "kv", "interop"}},
       {"tools",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "runner",
         "kvx"}},
@@ -81,6 +82,7 @@ std::vector<std::string> find_violations(const fs::path& root, const AllowedEdge
   collect(root, "src", true, sources);
   collect(root, "runner", false, sources);
   collect(root, "tools", false, sources);
+  collect(root, "python", false, sources);
 
   std::vector<std::string> violations;
   for (const Source& source : sources) {

@@ -5,11 +5,14 @@ help_test() {
 Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
+       ./dev test --hf
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
   -R REGEX    only test binaries whose name matches
   -L LABEL    only test binaries with this label (threaded, gpu)
+  --hf        only the transformers suite (tests/hf), in an environment of its own: 2.6 GB of
+              downloads at the first run, 5 GB on the disk
 
 example: ./dev test -R cache
 END
@@ -20,6 +23,11 @@ cmd_test() {
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
+      --hf)
+        (($# == 1)) || bad_usage test "--hf stands alone"
+        test_hf
+        return
+        ;;
       --preset | -R | -L)
         (($# > 1)) || bad_usage test "$1 needs a value"
         if [[ $1 == --preset ]]; then preset=$2; else ctest_options+=("$1" "$2"); fi
@@ -34,6 +42,7 @@ cmd_test() {
   ensure_packages
   ensure_model
   ensure_text
+  [[ $preset != dev ]] || configure_python
   build_preset "$preset"
   summary
   echo

@@ -1,0 +1,157 @@
+"""Cache: paged K and V of several sequences, quantised by a recipe, with attention over the bytes."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvx import _core
+from kvx.arrays import checked_array, empty_like
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a cache: all that is allocated, and what blocks in use take."""
+
+    allocated: int
+    used: int
+    used_codes: int
+    used_scales: int
+    used_padding: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a recipe costs when every sequence is ``num_tokens`` long, wide ends included."""
+
+    bits_per_value: float
+    bytes_per_token: float
+    tokens_per_gib: int
+
+
+class Cache(_core.PagedCache):
+    """Paged keys and values of up to ``max_sequences`` sequences, in the formats of a recipe.
+
+    num_layers, num_kv_heads, head_dim: the model's; v_head_dim when values differ from keys
+    recipe:          ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``; kvx.recipe_options() lists more
+    max_tokens:      of one sequence. Memory is mapped for all of it and used as tokens come.
+    block_size:      tokens a block, 1 to 1024
+    layer_windows:   a sliding window in tokens for each layer, 0 for none
+    layer_overrides: another recipe for some layers: ``["0-1=bf16", "29=int8"]``
+    head_overrides:  for some heads: ``["2:0,2:1=int8"]`` (layer:head)
+    memory_budget_bytes: of all blocks; 0 for what max_sequences full sequences need
+
+    Tokens come in steps: begin_step, append_and_attend once for every layer, end_step; ``step()``
+    does the first and the last. Threads may share a cache; its calls wait for each other.
+
+    Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        recipe: str,
+        max_tokens: int,
+        max_sequences: int = 1,
+        v_head_dim: int | None = None,
+        block_size: int = 64,
+        layer_windows: Sequence[int] = (),
+        layer_overrides: Sequence[str] = (),
+        head_overrides: Sequence[str] = (),
+        memory_budget_bytes: int = 0,
+    ):
+        super().__init__(
+            num_layers,
+            num_kv_heads,
+            head_dim,
+            head_dim if v_head_dim is None else v_head_dim,
+            list(layer_windows),
+            recipe,
+            list(layer_overrides),
+            list(head_overrides),
+            block_size,
+            max_sequences,
+            max_tokens,
+            memory_budget_bytes,
+        )
+        self.recipe = recipe
+
+    def __repr__(self) -> str:
+        return (
+            f"kvx.Cache({self.recipe!r}, {self.num_layers} layers, {self.num_kv_heads} KV heads, "
+            f"head_dim {self.k_head_dim}/{self.v_head_dim})"
+        )
+
+    @contextmanager
+    def step(self, entries: Iterable[tuple[int, int]]):
+        """``with cache.step([(sequence, num_tokens), ...]):`` appends in every layer inside.
+
+        The tokens are part of the sequences afterwards; an exception inside drops them.
+        Raises kvx.Error as begin_step and end_step do.
+        """
+        self.begin_step(list(entries))
+        try:
+            yield self
+        except BaseException:
+            self.cancel_step()
+            raise
+        try:
+            self.end_step()
+        except _core.Error:  # a layer has not appended
+            self.cancel_step()
+            raise
+
+    def append_and_attend(
+        self, layer, q, k, v, out=None, *, softmax_scale=None, softcap=0.0, sinks=None
+    ):
+        """Appends the step's keys and values to a layer and returns attention over all its tokens.
+
+        Rows are the entries' tokens, one entry after the other; each query sees its own token and
+        those before it, within the layer's window.
+
+        q:   [tokens, num_q_heads, head_dim], after RoPE; num_q_heads a multiple of num_kv_heads
+        k:   [tokens, num_kv_heads, head_dim], after RoPE
+        v:   [tokens, num_kv_heads, v_head_dim]
+        out: [tokens, num_q_heads, v_head_dim], apart from the inputs; None makes one like q
+        softmax_scale: 1 / sqrt(head_dim) when None
+        softcap: scores become softcap * tanh(score / softcap); 0 for none
+        sinks: float32 [num_q_heads], logits that take part in the softmax without a value
+
+        float32, float16 or bfloat16, in any strides but a contiguous head_dim; nothing is copied.
+        Raises kvx.Error: no open step, a layer twice, another shape, dtype or device.
+        """
+        if out is None:
+            heads = tuple(checked_array(q, "q").shape[:2])
+            out = empty_like(q, (*heads, self.v_head_dim))
+        super().append_and_attend(layer, q, k, v, out, softmax_scale, softcap, sinks)
+        return out
+
+    def gather(self, sequence, layer, first_token=0, num_tokens=None, *, like=None):
+        """The stored keys and values of a sequence's tokens, decoded, rotations undone.
+
+        Returns (k, v): [num_tokens, num_kv_heads, head_dim], float32 NumPy arrays, or arrays of
+        ``like``'s library and dtype. num_tokens: up to the sequence's end when None.
+        Raises kvx.OutOfRangeError: tokens that the sequence has not.
+        """
+        there = self.num_tokens(sequence)
+        if num_tokens is None:
+            num_tokens = there - first_token
+        if first_token < 0 or not 0 <= num_tokens <= there - first_token:
+            raise _core.OutOfRangeError(
+                f"tokens {first_token} to {first_token + num_tokens} are wanted; the sequence has "
+                f"{there}"
+            )
+        k = empty_like(like, (num_tokens, self.num_kv_heads, self.k_head_dim))
+        v = empty_like(like, (num_tokens, self.num_kv_heads, self.v_head_dim))
+        super().gather(sequence, layer, first_token, k, v)
+        return k, v
+
+    def memory(self) -> Memory:
+        """Bytes allocated and used, of all sequences together."""
+        return Memory(**super().memory())
+
+    def cost(self, num_tokens: int) -> Cost:
+        """What this cache's recipe costs at ``num_tokens`` tokens a sequence."""
+        return Cost(**super().cost(num_tokens))

@@ -1,0 +1,73 @@
+"""Formats with their facts, and the recipe strings that name a whole cache."""
+
+from dataclasses import dataclass
+
+from kvx import _core
+
+
+@dataclass(frozen=True)
+class Format:
+    """The facts of a format; everything else about it follows from them.
+
+    The first of several choices is the default. ``group_sizes`` are numbers along head_dim that
+    share a scale ("row": all of them).
+    """
+
+    name: str
+    element: str
+    element_bits: int
+    group_sizes: list[str]
+    scale_types: list[str]
+    scale_rules: list[str]
+    scale_sources: list[str]
+    has_tensor_scale: bool
+    packing: str
+    head_dim_multiple: int
+    recommended_options: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class SideRecipe:
+    """How keys, or values, are stored once they are quantised."""
+
+    format: str
+    group_size: str
+    scale_type: str
+    scale_rule: str
+    scale_source: str
+    scale_choice: str
+    hadamard: bool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe string means. The first ``sink_tokens`` and the last ``recent_tokens`` stay in
+    ``wide_format`` (None: every token is quantised when it is appended)."""
+
+    text: str
+    k: SideRecipe
+    v: SideRecipe
+    sink_tokens: int
+    recent_tokens: int
+    wide_format: str | None
+
+
+def formats() -> list[Format]:
+    """All formats, in the order in which the documentation shows them."""
+    return [Format(**facts) for facts in _core.formats()]
+
+
+def parse_recipe(text: str) -> Recipe:
+    """What ``text`` means: ``"int8"``, ``"int8/int4"`` (keys/values), ``"nvfp4:auto"``.
+
+    Raises kvx.Error: names the part of the text that is wrong, and what was expected there.
+    """
+    fields = _core.parse_recipe(text)
+    sides = {side: SideRecipe(**fields.pop(side)) for side in ("k", "v")}
+    return Recipe(**fields, **sides)
+
+
+def recipe_options() -> list[tuple[str, str]]:
+    """The options of a recipe, as (form, help)."""
+    return _core.recipe_options()

@@ -1,0 +1,167 @@
+"""metal-marlin's Python API over kvx: preallocated [batch, kv_heads, max_seq_len, head_dim] caches."""
+
+from dataclasses import dataclass
+
+from kvx import _core
+from kvx._core import Error, OutOfRangeError
+from kvx.arrays import checked_array, empty_like
+
+_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+# 4-bit rows are uint32 words of eight with one float16 scale a row: amax / 6 for E2M1, amax / 7
+# for integers. 8-bit rows have a scale as well, so that nothing needs calibration.
+_QUANTIZED = {"fp4": "fp4_row", "int4": "int4_row", "int8": "int8", "fp8": "fp8_e4m3:source=computed"}
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """What a cache is made for.
+
+    num_heads, num_kv_heads: query heads, a multiple of the KV heads
+    max_seq_len: tokens of a sequence; past it update() raises, unless evict
+    dtype:    how numbers are stored when nothing is quantised: "float16", "bfloat16", "float32"
+    quantize: False, True or "fp4" (E2M1), "int4", "int8", "fp8" (E4M3)
+    window:   a sliding window in tokens, kept in a ring of that size; 0 for none
+    evict:    past max_seq_len the oldest tokens leave instead of an error
+    max_append: with a window, tokens of one update() that attention() must serve
+
+    Raises kvx.Error naming the field.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_seq_len: int
+    dtype: str = "float16"
+    quantize: bool | str = False
+    window: int = 0
+    evict: bool = False
+    max_append: int = 1
+
+    def __post_init__(self):
+        if self.dtype not in _DTYPES:
+            raise Error(f"dtype is {self.dtype!r}; expected one of {', '.join(_DTYPES)}")
+        if not isinstance(self.quantize, bool) and self.quantize not in _QUANTIZED:
+            raise Error(
+                f"quantize is {self.quantize!r}; expected False, True or one of {', '.join(_QUANTIZED)}"
+            )
+
+    @property
+    def recipe(self) -> str:
+        """The kvx recipe that this configuration means."""
+        if self.quantize is False:
+            return _DTYPES[self.dtype]
+        return _QUANTIZED["fp4" if self.quantize is True else self.quantize]
+
+
+class KVCache:
+    """Keys and values of ``batch_size`` sequences of one length.
+
+    Every layer's update(), then one advance(). Raises kvx.Error, kvx.OutOfRangeError past
+    max_seq_len (nothing is written then).
+    """
+
+    def __init__(self, config: CacheConfig, batch_size: int = 1):
+        self.config = config
+        self.batch_size = batch_size
+        self._cache = _core.ContiguousCache(
+            config.num_layers,
+            config.num_kv_heads,
+            config.num_heads,
+            config.head_dim,
+            [config.window] * config.num_layers if config.window else [],
+            config.recipe,
+            batch_size,
+            config.max_seq_len,
+            config.evict,
+            config.max_append,
+        )
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens that advance() has counted."""
+        return self._cache.seq_len
+
+    def append(self, layer_idx: int, k_new, v_new) -> None:
+        """Stores new tokens of a layer: [batch, num_kv_heads, tokens, head_dim]; what attention()
+        over the packed bytes needs, without update()'s decoded copy."""
+        tokens = self._tokens_of(k_new, "k_new")
+        self._tokens_of(v_new, "v_new")
+        self._cache.append(layer_idx, tokens, _token_rows(k_new), _token_rows(v_new))
+
+    def update(self, layer_idx: int, k_new, v_new):
+        """Stores new tokens of a layer and returns all of its keys and values, the new included.
+
+        k_new, v_new: [batch, num_kv_heads, tokens, head_dim]
+        Returns (k, v): [batch, num_kv_heads, tokens held, head_dim], decoded, of k_new's library and
+        dtype. The position stays until advance().
+        """
+        self.append(layer_idx, k_new, v_new)
+        return self.get_kv(layer_idx, like=k_new)
+
+    def get_kv(self, layer_idx: int, *, like=None):
+        """A layer's keys and values, decoded: [batch, num_kv_heads, tokens held, head_dim]."""
+        held = self._cache.num_held(layer_idx)
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        k = empty_like(like, (self.batch_size * held, heads, dim))
+        v = empty_like(like, (self.batch_size * held, heads, dim))
+        self._cache.gather(layer_idx, k, v)
+        shape = (self.batch_size, held, heads, dim)
+        return k.reshape(shape).swapaxes(1, 2), v.reshape(shape).swapaxes(1, 2)
+
+    def attention(self, layer_idx: int, q, *, scale: float | None = None):
+        """Attention of the last tokens over the packed bytes, causal.
+
+        q: [batch, num_heads, tokens, head_dim]; scale: 1 / sqrt(head_dim) when None
+        Returns [batch, num_heads, tokens, head_dim] of q's library and dtype.
+        """
+        batch, heads, tokens, dim = _shape_of(q, "q")
+        rows = _token_rows(q)
+        out = empty_like(q, (batch * tokens, heads, dim))
+        self._cache.attend(layer_idx, tokens, rows, out, dim**-0.5 if scale is None else scale)
+        return out.reshape((batch, tokens, heads, dim)).swapaxes(1, 2)
+
+    def advance(self, num_tokens: int = 1) -> None:
+        """Makes the tokens that every layer has stored part of the sequences.
+        Raises kvx.Error: a layer has not stored just num_tokens."""
+        self._cache.advance(num_tokens)
+
+    def reset(self) -> None:
+        """Forgets all tokens; the memory stays."""
+        self._cache.reset()
+
+    def memory_usage_mb(self) -> float:
+        """MiB that the tokens held take, all layers, keys and values, scales included."""
+        return self._cache.used_bytes() / _MIB
+
+    def memory_allocated_mb(self) -> float:
+        """MiB that max_seq_len tokens (or the window) take."""
+        return self._cache.allocated_bytes() / _MIB
+
+    def read_mb_per_step(self) -> float:
+        """MiB of keys and values that attention of one new token reads."""
+        return self._cache.read_bytes_per_step() / _MIB
+
+    def _tokens_of(self, array, name):
+        batch, _, tokens, _ = _shape_of(array, name)
+        if batch != self.batch_size:
+            raise Error(f"{name} has {batch} sequences; expected batch_size, {self.batch_size}")
+        return tokens
+
+
+def _shape_of(array, name):
+    shape = tuple(checked_array(array, name).shape)
+    if len(shape) != 4:
+        raise Error(f"{name} has the shape {list(shape)}; expected [batch, heads, tokens, head_dim]")
+    return shape
+
+
+def _token_rows(array):
+    """[batch, heads, tokens, dim] as [batch * tokens, heads, dim]: a view for one sequence or one
+    token, else a copy."""
+    batch, heads, tokens, dim = array.shape
+    return array.swapaxes(1, 2).reshape((batch * tokens, heads, dim))
+
+
+__all__ = ["CacheConfig", "Error", "KVCache", "OutOfRangeError"]

@@ -1,0 +1,197 @@
+"""TurboMind's words for a KV cache: quant_policy as a bitmask, modes, block sizes, estimates.
+
+For LMDeploy users: the same names and numbers, checked by kvx before an engine sees them.
+"""
+
+import argparse
+import warnings
+from dataclasses import dataclass
+
+from kvx import _core
+from kvx._core import Error, KvCacheMode, UnsupportedError
+
+QUANT_POLICIES = (0, 4, 8, 16)  # bits of a mask, never bit widths
+KV_CACHE_FORMATS = ("auto", "int", "fp4")
+FP4_BIT = 16
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Bytes of one block of the data pool, and of the scale pool (0 without one).
+
+    q_bits: of a stored number; t_bits: of each of a token's two parameters (scale and zero)
+    """
+
+    q_bits: int
+    t_bits: int
+    block_bytes: int
+    scale_block_bytes: int
+
+    @property
+    def bytes_per_block(self) -> int:
+        """What a block costs: a memory budget divides by this."""
+        return self.block_bytes + self.scale_block_bytes
+
+
+def get_kv_cache_mode(
+    quant_policy: int, sm_version: int, *, fp4_format: str = "auto", fall_back: bool = False
+) -> KvCacheMode:
+    """The mode that a policy means on a GPU of ``sm_version`` (major * 10 + minor; 0: the CPU).
+
+    FP4 goes before int8, int8 before int4. fp4_format: "auto", "mx" or "nv".
+    Raises kvx.Error: a reserved or unknown bit. kvx.UnsupportedError: FP4 on an architecture without
+    it, unless fall_back allows the int8 bit, then the int4 bit, then no quantisation.
+    """
+    return _core.get_kv_cache_mode(quant_policy, sm_version, fp4_format, fall_back)
+
+
+def get_cache_block_size(
+    mode: KvCacheMode,
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_len: int = 64,
+    dtype: str = "float16",
+) -> BlockSizes:
+    """Bytes of a block, both pools. dtype is the engine's compute type.
+
+    Raises kvx.Error: a count below 1, a head_dim that the mode cannot store (FP4: a multiple of 16),
+    another dtype than float16 and bfloat16.
+    """
+    return BlockSizes(
+        **_core.turbomind_block_sizes(mode, dtype, num_layers, num_kv_heads, head_dim, block_len)
+    )
+
+
+@dataclass
+class TurbomindEngineConfig:
+    """The fields of LMDeploy's engine configuration that decide about the KV cache, checked.
+
+    quant_policy:    0 none, 4 int4, 8 int8, 16 the FP4 family
+    kv_cache_format: "auto" follows quant_policy; "int" and "fp4" must agree with it
+    device_type:     "cuda" (TurboMind has no other)
+    capability:      (major, minor) of the GPU, when known: FP4 is checked against it
+
+    Raises kvx.Error naming the field.
+    """
+
+    dtype: str = "auto"
+    cache_block_seq_len: int = 64
+    quant_policy: int = 0
+    kv_cache_format: str = "auto"
+    device_type: str = "cuda"
+    capability: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        check_quant_policy(self.quant_policy)
+        _check_choice("dtype", self.dtype, ("auto", "float16", "bfloat16"))
+        _check_choice("kv_cache_format", self.kv_cache_format, KV_CACHE_FORMATS)
+        _check_choice("device_type", self.device_type, ("cuda",))
+        if self.cache_block_seq_len < 1:
+            raise Error(f"cache_block_seq_len is {self.cache_block_seq_len}; expected 1 or more")
+        is_fp4 = self.quant_policy == FP4_BIT
+        if self.kv_cache_format == "fp4" and not is_fp4:
+            raise Error(f"kv_cache_format is 'fp4' but quant_policy is {self.quant_policy}; expected 16")
+        if self.kv_cache_format == "int" and self.quant_policy not in (4, 8):
+            raise Error(
+                f"kv_cache_format is 'int' but quant_policy is {self.quant_policy}; expected 4 or 8"
+            )
+        if self.capability is None:
+            if is_fp4:
+                warnings.warn("quant_policy 16 is not checked: capability is unknown", stacklevel=3)
+        else:
+            self.mode(self.sm_version)  # raises where the GPU has no such mode
+
+    @property
+    def sm_version(self) -> int:
+        """major * 10 + minor of the GPU. Raises kvx.Error: capability is not known."""
+        if self.capability is None:
+            raise Error("capability is None; expected the GPU's (major, minor)")
+        major, minor = self.capability
+        return major * 10 + minor
+
+    def mode(self, sm_version: int) -> KvCacheMode:
+        """What a cache of this configuration stores on such a GPU."""
+        return get_kv_cache_mode(self.quant_policy, sm_version)
+
+    def update_from(self, overrides: dict) -> None:
+        """Takes a model's own settings (a YAML engine_config, Hugging Face overrides) for fields
+        that it names, but never quant_policy and kv_cache_format: those are the user's.
+
+        Raises kvx.Error: a field that does not exist, or a value that does not fit; nothing has
+        changed then.
+        """
+        fields = dict(self.__dict__)
+        for name, value in overrides.items():
+            if name not in fields:
+                raise Error(f"{name} is no field; expected one of {', '.join(fields)}")
+            if name not in ("quant_policy", "kv_cache_format"):
+                fields[name] = value
+        self.__dict__.update(TurbomindEngineConfig(**fields).__dict__)
+
+    def estimate(
+        self, *, num_layers: int, num_kv_heads: int, head_dim: int, memory_bytes: int
+    ) -> dict:
+        """Blocks and tokens that ``memory_bytes`` hold, the scale pool counted.
+
+        Raises kvx.Error as get_cache_block_size does, and for an unknown capability.
+        """
+        if memory_bytes < 0:
+            raise Error(f"memory_bytes is {memory_bytes}; expected 0 or more")
+        sizes = get_cache_block_size(
+            self.mode(self.sm_version),
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_len=self.cache_block_seq_len,
+            dtype="float16" if self.dtype == "auto" else self.dtype,
+        )
+        blocks = memory_bytes // sizes.bytes_per_block
+        return {
+            "blocks": blocks,
+            "tokens": blocks * self.cache_block_seq_len,
+            "bytes_per_block": sizes.bytes_per_block,
+        }
+
+
+def check_quant_policy(quant_policy: int) -> int:
+    """quant_policy itself. Raises kvx.Error unless it is 0, 4, 8 or 16."""
+    _check_choice("quant_policy", quant_policy, QUANT_POLICIES)
+    return quant_policy
+
+
+def add_cli_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--quant-policy`` and ``--kv-cache-format``, as LMDeploy's tools spell them."""
+    parser.add_argument(
+        "--quant-policy",
+        type=int,
+        default=0,
+        choices=QUANT_POLICIES,
+        help="the KV cache: 0 not quantised, 4 int4, 8 int8, 16 FP4 (NVFP4 from Blackwell on, "
+        "MXFP4 on Ada and Hopper)",
+    )
+    parser.add_argument(
+        "--kv-cache-format",
+        default="auto",
+        choices=KV_CACHE_FORMATS,
+        help="auto follows --quant-policy; int and fp4 insist on it",
+    )
+
+
+def _check_choice(name, value, choices):
+    if isinstance(value, bool) or value not in choices:
+        raise Error(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
+
+
+__all__ = [
+    "BlockSizes",
+    "Error",
+    "KvCacheMode",
+    "TurbomindEngineConfig",
+    "UnsupportedError",
+    "add_cli_arguments",
+    "check_quant_policy",
+    "get_cache_block_size",
+    "get_kv_cache_mode",
+]

@@ -1,0 +1,210 @@
+// Checks of arrays: one rule a function, each with the message that helps to fix the call.
+#include "python/src/arrays.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "python/src/errors.hpp"
+
+namespace kvx::python {
+namespace {
+
+std::string name_of_type(nb::handle object) {
+  return nb::cast<std::string>(nb::handle(object.type()).attr("__name__"));
+}
+
+// The array behind a Python object, on the CPU.
+template <class Array>
+Array cpu_array(nb::handle object, const char* name) {
+  Array array;
+  bool is_array = false;
+  try {
+    is_array = nb::try_cast(object, array);
+  } catch (nb::python_error&) {
+    is_array = false;  // the object's own __dlpack__ refused
+  }
+  if (!is_array) {
+    throw CoreError(invalid_argument(
+        "{} is a {} that cannot be {} in place; expected a{} NumPy array or tensor on the CPU "
+        "(a tensor that requires grad: pass .detach())",
+        name, name_of_type(object), Array::ReadOnly ? "read" : "written",
+        Array::ReadOnly ? "" : " writable"));
+  }
+  if (array.device_type() != nb::device::cpu::value) {
+    throw CoreError(
+        invalid_argument("{} lies on a device of DLPack type {}; expected the CPU (pass .cpu())",
+                         name, array.device_type()));
+  }
+  return array;
+}
+
+template <class Array>
+std::string shape_text(const Array& array) {
+  std::string text;
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", array.shape(i));
+  }
+  return text;
+}
+
+std::string size_text(int64_t size, const char* word) {
+  return size < 0 ? word : std::to_string(size);
+}
+
+template <class Array>
+DType float_type(const Array& array, const char* name) {
+  const nb::dlpack::dtype type = array.dtype();
+  const auto is = [&type](nb::dlpack::dtype_code code, int bits) {
+    return type.code == static_cast<uint8_t>(code) && type.bits == bits && type.lanes == 1;
+  };
+  if (is(nb::dlpack::dtype_code::Float, 32)) return DType::kF32;
+  if (is(nb::dlpack::dtype_code::Float, 16)) return DType::kF16;
+  if (is(nb::dlpack::dtype_code::Bfloat, 16)) return DType::kBF16;
+  throw CoreError(
+      invalid_argument("{} has a dtype of DLPack code {} with {} bits; expected float32, float16 "
+                       "or bfloat16",
+                       name, type.code, type.bits));
+}
+
+template <class Byte, class Array>
+BasicFloatRows<Byte> rows_of(const Array& array, const char* name, const RowsShape& expected) {
+  const DType dtype = float_type(array, name);
+  const int64_t sizes[] = {expected.num_tokens, expected.num_heads, expected.head_dim};
+  bool fits = array.ndim() == 3;
+  for (size_t i = 0; fits && i < 3; ++i) {
+    fits = sizes[i] < 0 || static_cast<int64_t>(array.shape(i)) == sizes[i];
+  }
+  if (!fits) {
+    throw CoreError(invalid_argument("{} has the shape [{}]; expected [{}, {}, {}]", name,
+                                     shape_text(array), size_text(sizes[0], "tokens"),
+                                     size_text(sizes[1], "heads"),
+                                     size_text(sizes[2], "head_dim")));
+  }
+  if (array.size() > 0 && array.shape(2) > 1 && array.stride(2) != 1) {
+    throw CoreError(
+        invalid_argument("{} has a stride of {} elements along head_dim; expected 1 (pass a "
+                         "contiguous copy)",
+                         name, array.stride(2)));
+  }
+  return {static_cast<Byte*>(array.data()), dtype, array.stride(0), array.stride(1)};
+}
+
+// Rows of an output must not lie over each other: threads write them at once.
+void check_rows_apart(const nb::ndarray<>& array, const char* name) {
+  if (array.size() == 0) return;
+  struct Axis {
+    int64_t stride;
+    int64_t size;
+  };
+  Axis inner{std::abs(array.stride(1)), static_cast<int64_t>(array.shape(1))};
+  Axis outer{std::abs(array.stride(0)), static_cast<int64_t>(array.shape(0))};
+  if (outer.stride < inner.stride) std::swap(inner, outer);
+  const auto head_dim = static_cast<int64_t>(array.shape(2));
+  const bool heads_apart = inner.size <= 1 || inner.stride >= head_dim;
+  const int64_t inner_extent =
+      inner.size <= 1 ? head_dim : (inner.size - 1) * inner.stride + head_dim;
+  if (heads_apart && (outer.size <= 1 || outer.stride >= inner_extent)) return;
+  throw CoreError(
+      invalid_argument("{} has rows that lie over each other (strides {}, {}); expected "
+                       "memory of its own for every row",
+                       name, array.stride(0), array.stride(1)));
+}
+
+template <class Array>
+void check_contiguous(const Array& array, const char* name) {
+  if (array.size() == 0) return;
+  int64_t expected = 1;
+  for (size_t i = array.ndim(); i-- > 0;) {
+    if (array.shape(i) > 1 && array.stride(i) != expected) {
+      throw CoreError(invalid_argument("{} is not contiguous; pass a contiguous copy", name));
+    }
+    expected *= static_cast<int64_t>(array.shape(i));
+  }
+}
+
+template <class Array>
+Array bytes_array(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
+  Array array = cpu_array<Array>(object, name);
+  const nb::dlpack::dtype type = array.dtype();
+  const bool is_uint8 =
+      type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt) && type.bits == 8;
+  const bool fits = is_uint8 && array.ndim() == 2 && static_cast<int64_t>(array.shape(0)) == rows &&
+                    static_cast<int64_t>(array.shape(1)) == bytes;
+  if (!fits) {
+    throw CoreError(
+        invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 "
+                         "[{}, {}]",
+                         name, shape_text(array), type.bits, rows, bytes));
+  }
+  check_contiguous(array, name);
+  return array;
+}
+
+// First and one past the last byte of an array.
+struct Extent {
+  const char* first;
+  const char* end;
+};
+template <class Array>
+Extent extent_of(const Array& array) {
+  int64_t low = 0;
+  int64_t high = 0;
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    if (array.shape(i) == 0) return {nullptr, nullptr};
+    const int64_t reach = (static_cast<int64_t>(array.shape(i)) - 1) * array.stride(i);
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto* data = static_cast<const char*>(array.data());
+  const auto item = static_cast<int64_t>(array.itemsize());
+  return {data + low * item, data + (high + 1) * item};
+}
+
+}  // namespace
+
+InputRows input_rows(nb::handle object, const char* name, const RowsShape& expected) {
+  auto array = cpu_array<nb::ndarray<nb::ro>>(object, name);
+  const FloatRows rows = rows_of<const uint8_t>(array, name, expected);
+  const auto tokens = static_cast<int64_t>(array.shape(0));
+  const auto heads = static_cast<int>(array.shape(1));
+  return {std::move(array), rows, tokens, heads};
+}
+
+OutputRows output_rows(nb::handle object, const char* name, const RowsShape& expected) {
+  auto array = cpu_array<nb::ndarray<>>(object, name);
+  const MutableFloatRows rows = rows_of<uint8_t>(array, name, expected);
+  check_rows_apart(array, name);
+  return {std::move(array), rows};
+}
+
+nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n) {
+  auto array = cpu_array<nb::ndarray<nb::ro>>(object, name);
+  if (float_type(array, name) != DType::kF32 || static_cast<int64_t>(array.size()) != n) {
+    throw CoreError(
+        invalid_argument("{} has the shape [{}] and {}-bit elements; expected {} "
+                         "float32",
+                         name, shape_text(array), array.dtype().bits, n));
+  }
+  check_contiguous(array, name);
+  return array;
+}
+
+nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
+  return bytes_array<nb::ndarray<nb::ro>>(object, name, rows, bytes);
+}
+nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
+  return bytes_array<nb::ndarray<>>(object, name, rows, bytes);
+}
+
+void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name) {
+  const Extent a = extent_of(out);
+  const Extent b = extent_of(in);
+  if (a.first < b.end && b.first < a.end) {
+    throw CoreError(invalid_argument("out lies over {}; expected memory of its own", in_name));
+  }
+}
+
+}  // namespace kvx::python

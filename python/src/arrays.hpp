@@ -1,0 +1,48 @@
+// Arrays that Python hands over (NumPy, PyTorch, JAX: buffer protocol or DLPack), checked and seen
+// as the core's rows. Nothing is copied; an array that would need a copy is an error that says so.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "core/rows.hpp"
+
+namespace kvx::python {
+
+namespace nb = nanobind;
+
+// What [num_tokens, num_heads, head_dim] rows must look like; a negative size may be anything.
+struct RowsShape {
+  int64_t num_tokens = 0;
+  int64_t num_heads = 0;
+  int64_t head_dim = 0;
+};
+
+// The array lives as long as this does.
+struct InputRows {
+  nb::ndarray<nb::ro> array;
+  FloatRows rows;
+  int64_t num_tokens = 0;
+  int num_heads = 0;
+};
+struct OutputRows {
+  nb::ndarray<> array;
+  MutableFloatRows rows;
+};
+
+// Throws CoreError naming `name`, what is wrong with it and the fix: no array, not on the CPU, not
+// f32, f16 or bf16, another shape, head_dim not contiguous. An output must also be writable, its
+// rows apart.
+InputRows input_rows(nb::handle object, const char* name, const RowsShape& expected);
+OutputRows output_rows(nb::handle object, const char* name, const RowsShape& expected);
+
+// A contiguous array of n floats (f32).
+nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n);
+// Contiguous uint8 [rows, bytes].
+nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
+nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
+
+// Throws CoreError when an output's memory and an input's meet.
+void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name);
+
+}  // namespace kvx::python

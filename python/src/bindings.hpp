@@ -1,0 +1,14 @@
+// The parts of kvx._core; module.cpp calls each once.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kvx::python {
+
+void bind_formats(nanobind::module_& module);
+void bind_rows(nanobind::module_& module);
+void bind_paged_cache(nanobind::module_& module);
+void bind_contiguous_cache(nanobind::module_& module);
+void bind_turbomind(nanobind::module_& module);
+
+}  // namespace kvx::python

@@ -1,0 +1,58 @@
+// The process's current context; a cache keeps the one that it was made with.
+#include "python/src/context.hpp"
+
+#include <unistd.h>
+
+#include "python/src/errors.hpp"
+
+namespace kvx::python {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+std::shared_ptr<const Context>& current() {
+  static std::shared_ptr<const Context> context;
+  return context;
+}
+
+}  // namespace
+
+Context::Context(int num_threads)
+    : threads_(make_thread_pool(num_threads)),
+      cpu_{&ops::cpu::kernel_table(value_of(device::choose_cpu_level())), threads_.get()},
+      process_(getpid()) {}
+
+// A forked child has no threads to wait for.
+Context::~Context() {
+  if (getpid() != process_) static_cast<void>(threads_.release());
+}
+
+const ops::CpuContext& Context::cpu() const {
+  if (getpid() != process_) {
+    throw CoreError(
+        unsupported("this process was forked from process {}, whose threads did not "
+                    "come along; use the 'spawn' start method, or call "
+                    "kvx.set_num_threads() and make the cache anew",
+                    process_));
+  }
+  return cpu_;
+}
+
+std::shared_ptr<const Context> current_context() {
+  if (!current()) current() = std::make_shared<const Context>(0);
+  return current();
+}
+
+void set_num_threads(int num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw CoreError(
+        invalid_argument("num_threads is {}; expected 0 to {}", num_threads, kMaxThreads));
+  }
+  current() = std::make_shared<const Context>(num_threads);
+}
+
+int num_threads() {
+  return current_context()->cpu().executor->num_threads();
+}
+
+}  // namespace kvx::python

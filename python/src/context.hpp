@@ -1,0 +1,36 @@
+// The threads and kernels that the module's verbs run with, shared by all caches of a process.
+#pragma once
+
+#include <memory>
+
+#include "ops/cpu/kernel_table.hpp"
+
+namespace kvx::python {
+
+class Context {
+ public:
+  // Throws CoreError: KVX_CPU forces a level that this machine lacks.
+  explicit Context(int num_threads);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // Throws CoreError in a forked child, where the threads are gone.
+  const ops::CpuContext& cpu() const;
+
+ private:
+  std::unique_ptr<Executor> threads_;
+  ops::CpuContext cpu_;
+  int process_;
+};
+
+// Made at the first call, with a thread a core unless set_num_threads came before. Called with the
+// GIL held.
+std::shared_ptr<const Context> current_context();
+
+// For caches that are made from now on; 0 means a thread a core. INVALID_ARGUMENT: negative or
+// beyond 1024.
+void set_num_threads(int num_threads);
+int num_threads();
+
+}  // namespace kvx::python

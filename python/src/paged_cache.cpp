@@ -1,0 +1,287 @@
+// PagedCache: kv::KvCache for Python. One lock a cache, taken without the GIL, so that threads wait
+// for each other and never see half a step.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+
+#include "kv/kv_cache.hpp"
+#include "python/src/arrays.hpp"
+#include "python/src/bindings.hpp"
+#include "python/src/context.hpp"
+#include "python/src/errors.hpp"
+
+namespace kvx::python {
+namespace {
+
+using Entries = std::vector<std::pair<int, int>>;  // (sequence, num_tokens)
+
+struct Options {
+  kv::CacheGeometry geometry;
+  std::string recipe;
+  std::vector<std::string> layer_overrides;
+  std::vector<std::string> head_overrides;
+  int block_size = 64;
+  int max_sequences = 1;
+  int64_t max_tokens = 0;
+  int64_t memory_budget_bytes = 0;
+};
+
+kv::KvCacheConfig config_of(const Options& options) {
+  kv::KvCacheConfig config;
+  config.geometry = options.geometry;
+  config.recipe = value_of(kv::parse_recipe(options.recipe));
+  for (const std::string& text : options.layer_overrides) {
+    config.overrides.push_back(value_of(kv::parse_layer_override(text)));
+  }
+  for (const std::string& text : options.head_overrides) {
+    config.overrides.push_back(value_of(kv::parse_head_override(text)));
+  }
+  config.block_size = options.block_size;
+  config.max_sequences = options.max_sequences;
+  config.max_tokens_per_sequence = options.max_tokens;
+  config.memory_budget_bytes = options.memory_budget_bytes;
+  return config;
+}
+
+class PagedCache {
+ public:
+  explicit PagedCache(const Options& options)
+      : context_(current_context()),
+        cache_(value_of(kv::KvCache::create(config_of(options), context_->cpu()))),
+        geometry_(cache_->config().geometry),
+        has_appended_(geometry_.num_layers, false) {}
+
+  void close() {
+    locked([&] { cache_.reset(); }, kMayBeClosed);
+  }
+
+  int create_sequence() {
+    return locked([&] { return value_of(cache_->create_sequence()); });
+  }
+  void free_sequence(int sequence) {
+    locked([&] { throw_if_error(cache_->free_sequence(sequence)); });
+  }
+  int fork_sequence(int sequence) {
+    return locked([&] { return value_of(cache_->fork_sequence(sequence)); });
+  }
+  void truncate(int sequence, int64_t num_tokens) {
+    locked([&] { throw_if_error(cache_->truncate_sequence(sequence, num_tokens)); });
+  }
+  int64_t num_tokens(int sequence) {
+    return locked([&] {
+      check_in_use(sequence);
+      return cache_->num_tokens(sequence);
+    });
+  }
+  int64_t max_step_tokens(int sequence) {
+    return locked([&] {
+      check_in_use(sequence);
+      return cache_->max_step_tokens(sequence);
+    });
+  }
+
+  void begin_step(const Entries& entries) {
+    locked([&] {
+      std::vector<kv::StepEntry> step;
+      int64_t tokens = 0;
+      for (const auto& [sequence, num_tokens] : entries) {
+        step.push_back({sequence, num_tokens});
+        tokens += num_tokens;
+      }
+      throw_if_error(cache_->begin_step(step));
+      step_tokens_ = tokens;
+      has_appended_.assign(geometry_.num_layers, false);
+    });
+  }
+
+  void append_and_attend(int layer, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
+                         std::optional<float> softmax_scale, float softcap, nb::handle sinks) {
+    const InputRows queries = input_rows(q, "q", {-1, -1, geometry_.k_head_dim});
+    const int64_t tokens = queries.num_tokens;
+    const InputRows keys =
+        input_rows(k, "k", {tokens, geometry_.num_kv_heads, geometry_.k_head_dim});
+    const InputRows values =
+        input_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim});
+    const OutputRows output =
+        output_rows(out, "out", {tokens, queries.num_heads, geometry_.v_head_dim});
+    check_apart(output.array, queries.array, "q");
+    check_apart(output.array, keys.array, "k");
+    check_apart(output.array, values.array, "v");
+    nb::ndarray<nb::ro> sink_array;
+    if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads);
+
+    kv::AttentionParams params;
+    params.num_q_heads = queries.num_heads;
+    params.softmax_scale =
+        softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(geometry_.k_head_dim)));
+    params.softcap = softcap;
+    if (sink_array.is_valid()) params.sinks = static_cast<const float*>(sink_array.data());
+    locked([&] {
+      check_layer_is_due(layer, params.num_q_heads, tokens);
+      throw_if_error(cache_->append_and_attend(layer, params, queries.rows, keys.rows, values.rows,
+                                               output.rows));
+      has_appended_[layer] = true;
+    });
+  }
+
+  void end_step() {
+    locked([&] {
+      for (int layer = 0; step_tokens_ > 0 && layer < geometry_.num_layers; ++layer) {
+        if (has_appended_[layer]) continue;
+        throw CoreError(
+            invalid_argument("layer {} has not appended in this step; call "
+                             "append_and_attend for every layer, or cancel_step",
+                             layer));
+      }
+      throw_if_error(cache_->end_step());
+      step_tokens_ = 0;
+    });
+  }
+  void cancel_step() {
+    locked([&] {
+      throw_if_error(cache_->cancel_step());
+      step_tokens_ = 0;
+    });
+  }
+
+  void gather(int sequence, int layer, int64_t first_token, nb::handle k, nb::handle v) {
+    const OutputRows keys = output_rows(k, "k", {-1, geometry_.num_kv_heads, geometry_.k_head_dim});
+    const auto tokens = static_cast<int64_t>(keys.array.shape(0));
+    const OutputRows values =
+        output_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim});
+    check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
+    locked([&] {
+      throw_if_error(cache_->gather(sequence, layer, first_token, tokens, keys.rows, values.rows));
+    });
+  }
+
+  nb::dict memory() {
+    const cache::PoolAccount account = locked([&] { return cache_->account(); });
+    nb::dict dict;
+    dict["allocated"] = account.allocated.total();
+    dict["used"] = account.used.total();
+    dict["used_codes"] = account.used.codes;
+    dict["used_scales"] = account.used.scales;
+    dict["used_padding"] = account.used.padding;
+    return dict;
+  }
+  nb::dict cost(int64_t num_tokens) {
+    const kv::RecipeCost cost =
+        locked([&] { return value_of(kv::cost_of(cache_->config(), num_tokens)); });
+    nb::dict dict;
+    dict["bits_per_value"] = cost.bits_per_value;
+    dict["bytes_per_token"] = cost.bytes_per_token;
+    dict["tokens_per_gib"] = cost.tokens_per_gib;
+    return dict;
+  }
+  int64_t nonfinite_inputs() {
+    return locked([&] { return cache_->nonfinite_inputs(); });
+  }
+
+  // Fixed at creation.
+  int num_layers() const { return geometry_.num_layers; }
+  int num_kv_heads() const { return geometry_.num_kv_heads; }
+  int k_head_dim() const { return geometry_.k_head_dim; }
+  int v_head_dim() const { return geometry_.v_head_dim; }
+
+ private:
+  enum Closed { kMustBeOpen, kMayBeClosed };
+
+  template <class F>
+  std::invoke_result_t<F> locked(F f, Closed closed = kMustBeOpen) {
+    nb::gil_scoped_release no_gil;
+    const std::lock_guard lock(mutex_);
+    if (!cache_ && closed == kMustBeOpen) {
+      throw CoreError(invalid_argument("the cache is closed; make another one"));
+    }
+    context_->cpu();  // refuses to run in a forked child
+    return f();
+  }
+
+  void check_in_use(int sequence) const {
+    if (!cache_->is_in_use(sequence)) {
+      throw CoreError(invalid_argument("sequence is {}; it is not in use", sequence));
+    }
+  }
+
+  void check_layer_is_due(int layer, int num_q_heads, int64_t tokens) const {
+    if (step_tokens_ == 0) {
+      throw CoreError(invalid_argument("no step is open; call begin_step first"));
+    }
+    if (tokens != step_tokens_) {
+      throw CoreError(
+          invalid_argument("q has {} tokens; the open step has {}", tokens, step_tokens_));
+    }
+    if (num_q_heads < 1 || num_q_heads % geometry_.num_kv_heads != 0) {
+      throw CoreError(invalid_argument("q has {} heads; expected a multiple of num_kv_heads, {}",
+                                       num_q_heads, geometry_.num_kv_heads));
+    }
+    if (layer >= 0 && layer < geometry_.num_layers && has_appended_[layer]) {
+      throw CoreError(invalid_argument("layer {} has already appended in this step", layer));
+    }
+  }
+
+  std::shared_ptr<const Context> context_;
+  std::mutex mutex_;
+  std::unique_ptr<kv::KvCache> cache_;  // null once closed
+  const kv::CacheGeometry geometry_;
+  int64_t step_tokens_ = 0;  // of the open step; 0 without one
+  std::vector<bool> has_appended_;
+};
+
+}  // namespace
+
+void bind_paged_cache(nb::module_& module) {
+  nb::class_<PagedCache>(module, "PagedCache")
+      .def(
+          "__init__",
+          [](PagedCache* self, int num_layers, int num_kv_heads, int k_head_dim, int v_head_dim,
+             std::vector<int> layer_windows, std::string recipe,
+             std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
+             int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes) {
+            new (self) PagedCache(
+                {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
+                 std::move(recipe),
+                 std::move(layer_overrides),
+                 std::move(head_overrides),
+                 block_size,
+                 max_sequences,
+                 max_tokens,
+                 memory_budget_bytes});
+          },
+          nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"),
+          nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
+          nb::arg("layer_overrides"), nb::arg("head_overrides"), nb::arg("block_size"),
+          nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"))
+      .def("close", &PagedCache::close)
+      .def("create_sequence", &PagedCache::create_sequence)
+      .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"))
+      .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"))
+      .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"))
+      .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"))
+      .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"))
+      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"))
+      .def("append_and_attend", &PagedCache::append_and_attend, nb::arg("layer"),
+           nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
+           nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none())
+      .def("end_step", &PagedCache::end_step)
+      .def("cancel_step", &PagedCache::cancel_step)
+      .def("gather", &PagedCache::gather, nb::arg("sequence"), nb::arg("layer"),
+           nb::arg("first_token"), nb::arg("k").none(), nb::arg("v").none())
+      .def("memory", &PagedCache::memory)
+      .def("cost", &PagedCache::cost, nb::arg("num_tokens"))
+      .def("nonfinite_inputs", &PagedCache::nonfinite_inputs)
+      .def_prop_ro("num_layers", &PagedCache::num_layers)
+      .def_prop_ro("num_kv_heads", &PagedCache::num_kv_heads)
+      .def_prop_ro("k_head_dim", &PagedCache::k_head_dim)
+      .def_prop_ro("v_head_dim", &PagedCache::v_head_dim);
+}
+
+}  // namespace kvx::python

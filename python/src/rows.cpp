@@ -1,0 +1,194 @@
+// Rows outside of any cache: quantised into arrays of their own, and back.
+//
+//   codes  uint8 [rows, code bytes of a row]    scales  uint8 [rows, scale bytes of a row]
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <numeric>
+
+#include "kv/recipe.hpp"
+#include "ops/append/append.hpp"
+#include "ops/gather/gather.hpp"
+#include "python/src/arrays.hpp"
+#include "python/src/bindings.hpp"
+#include "python/src/context.hpp"
+#include "python/src/errors.hpp"
+
+namespace kvx::python {
+namespace {
+
+using format::FormatSpec;
+using format::ScaleSource;
+
+// How rows of one head_dim are stored. Given scales are the same for all rows.
+struct RowFormat {
+  kv::SideRecipe side;
+  int head_dim = 0;
+  float tensor_scale = 1.0f;
+  std::vector<uint8_t> given_scales;
+};
+
+std::vector<uint8_t> stored_scales(const FormatSpec& spec, int head_dim,
+                                   const std::vector<float>& steps) {
+  const int groups = groups_per_row(spec, head_dim);
+  if (steps.empty() && spec.facts->group_sizes.preferred() == format::kWholeRow) {
+    return stored_scales(spec, head_dim, {1.0f});  // fp8 as caches read it without a calibration
+  }
+  if (static_cast<int>(steps.size()) != groups) {
+    throw CoreError(
+        invalid_argument("steps has {} numbers; {} with given scales needs {} for "
+                         "head_dim {}, one a group",
+                         steps.size(), spec.facts->name, groups, head_dim));
+  }
+  const int bytes = scale_bytes_per_group(spec);
+  std::vector<uint8_t> stored;
+  for (const float step : steps) {
+    const auto scale = value_of(format::given_scale(spec.scale_type, step));
+    for (int b = 0; b < bytes; ++b) stored.push_back(static_cast<uint8_t>(scale.bits >> (8 * b)));
+  }
+  return stored;
+}
+
+RowFormat row_format(std::string_view recipe_text, int head_dim, float tensor_scale,
+                     const std::vector<float>& steps) {
+  const auto recipe = value_of(kv::parse_recipe(recipe_text));
+  if (recipe.has_wide_ends) {
+    throw CoreError(
+        invalid_argument("format is '{}'; rows have no ends to keep in 16 bits (leave "
+                         "auto, sink and recent out, or add immediate)",
+                         recipe_text));
+  }
+  if (!(recipe.k == recipe.v)) {
+    throw CoreError(
+        invalid_argument("format is '{}'; rows have one format, not one for keys and "
+                         "one for values",
+                         recipe_text));
+  }
+  RowFormat rows{recipe.k, head_dim, tensor_scale, {}};
+  const FormatSpec& spec = rows.side.spec;
+  throw_if_error(check_head_dim(spec, head_dim));
+  throw_if_error(format::check_tensor_scale(tensor_scale));
+  if (tensor_scale != 1.0f && !spec.facts->has_tensor_scale) {
+    throw CoreError(
+        invalid_argument("tensor_scale is {}; {} has none", tensor_scale, spec.facts->name));
+  }
+  if (spec.scale_source == ScaleSource::kPageShared) {
+    throw CoreError(
+        unsupported("format is '{}'; page-shared scales need a cache's blocks", recipe_text));
+  }
+  if (spec.scale_source == ScaleSource::kGiven) {
+    rows.given_scales = stored_scales(spec, head_dim, steps);
+  } else if (!steps.empty()) {
+    throw CoreError(
+        invalid_argument("steps has {} numbers; '{}' makes its own scales (expected "
+                         "none, or source=given)",
+                         steps.size(), recipe_text));
+  }
+  return rows;
+}
+
+// Bytes of a row's codes, and of the scales that quantising it writes.
+int code_bytes(const RowFormat& rows) {
+  return code_bytes_per_row(rows.side.spec, rows.head_dim);
+}
+int scale_bytes(const RowFormat& rows) {
+  return rows.given_scales.empty() ? scale_bytes_per_row(rows.side.spec, rows.head_dim) : 0;
+}
+
+int rows_in_one_block(int64_t num_rows) {
+  if (num_rows > std::numeric_limits<int>::max()) {
+    throw CoreError(out_of_range("x has {} rows; expected at most {} in one call", num_rows,
+                                 std::numeric_limits<int>::max()));
+  }
+  return static_cast<int>(num_rows);
+}
+
+// The rows as a layer of one block and one head that stores K alone.
+ops::HeadRun run_of(RowFormat& rows, uint8_t* codes, uint8_t* scales) {
+  ops::HeadRun run{0, 1, {}, {}};
+  run.k.spec = rows.side.spec;
+  run.k.head_dim = rows.head_dim;
+  run.k.codes = {codes, 0, code_bytes(rows), 0};
+  const int group_bytes = scale_bytes_per_group(rows.side.spec);
+  run.k.scales = rows.given_scales.empty()
+                     ? ops::ScaleAddress{scales, 0, scale_bytes(rows), 0, group_bytes}
+                     : ops::ScaleAddress{rows.given_scales.data(), 0, 0, 0, group_bytes};
+  run.k.tensor_scales = &rows.tensor_scale;
+  run.v.spec = rows.side.spec;
+  return run;
+}
+
+std::tuple<int, int> row_bytes(std::string_view format, int head_dim,
+                               const std::vector<float>& steps) {
+  const RowFormat rows = row_format(format, head_dim, 1.0f, steps);
+  return {code_bytes(rows), scale_bytes(rows)};
+}
+
+// x: [rows, 1, head_dim]. Returns the non-finite numbers that given scales could not express.
+int64_t quantize_rows(nb::handle x, nb::handle codes, nb::handle scales, std::string_view format,
+                      float tensor_scale, const std::vector<float>& steps) {
+  const InputRows input = input_rows(x, "x", {-1, 1, -1});
+  const int block_size = rows_in_one_block(input.num_tokens);
+  RowFormat rows = row_format(format, static_cast<int>(input.array.shape(2)), tensor_scale, steps);
+  const auto code_array = output_bytes(codes, "codes", input.num_tokens, code_bytes(rows));
+  const auto scale_array = output_bytes(scales, "scales", input.num_tokens, scale_bytes(rows));
+  if (input.num_tokens == 0) return 0;
+  const ops::HeadRun run = run_of(rows, static_cast<uint8_t*>(code_array.data()),
+                                  static_cast<uint8_t*>(scale_array.data()));
+  const auto context = current_context();
+
+  nb::gil_scoped_release no_gil;
+  std::vector<int64_t> slots(input.num_tokens);
+  std::iota(slots.begin(), slots.end(), 0);
+  ops::AppendArgs args;
+  args.cache = {1, block_size, 1, {&run, 1}};
+  args.transform.k.hadamard = rows.side.hadamard;
+  args.k = input.rows;
+  args.slot_mapping = slots;
+  return value_of(ops::append(context->cpu(), args)).nonfinite_inputs;
+}
+
+// out: [rows, 1, head_dim].
+void dequantize_rows(nb::handle codes, nb::handle scales, nb::handle out, std::string_view format,
+                     float tensor_scale, const std::vector<float>& steps) {
+  const OutputRows output = output_rows(out, "out", {-1, 1, -1});
+  const auto num_rows = static_cast<int64_t>(output.array.shape(0));
+  const int block_size = rows_in_one_block(num_rows);
+  RowFormat rows = row_format(format, static_cast<int>(output.array.shape(2)), tensor_scale, steps);
+  const auto code_array = input_bytes(codes, "codes", num_rows, code_bytes(rows));
+  const auto scale_array = input_bytes(scales, "scales", num_rows, scale_bytes(rows));
+  if (num_rows == 0) return;
+  // gather reads through a view that could be written through; it does not.
+  const ops::HeadRun run =
+      run_of(rows, const_cast<uint8_t*>(static_cast<const uint8_t*>(code_array.data())),
+             const_cast<uint8_t*>(static_cast<const uint8_t*>(scale_array.data())));
+  const auto context = current_context();
+
+  nb::gil_scoped_release no_gil;
+  const int32_t block = 0;
+  const ops::GatherRange range{0, 0, num_rows, 0};
+  ops::GatherArgs args;
+  args.cache = {1, block_size, 1, {&run, 1}};
+  args.transform.k.hadamard = rows.side.hadamard;
+  args.block_table = {&block, 1};
+  args.max_blocks_per_sequence = 1;
+  args.num_sequences = 1;
+  args.ranges = {&range, 1};
+  args.k = output.rows;
+  throw_if_error(ops::gather(context->cpu(), args));
+}
+
+}  // namespace
+
+void bind_rows(nb::module_& module) {
+  module.def("row_bytes", &row_bytes, nb::arg("format"), nb::arg("head_dim"), nb::arg("steps"));
+  module.def("quantize_rows", &quantize_rows, nb::arg("x").none(), nb::arg("codes").none(),
+             nb::arg("scales").none(), nb::arg("format"), nb::arg("tensor_scale"),
+             nb::arg("steps"));
+  module.def("dequantize_rows", &dequantize_rows, nb::arg("codes").none(), nb::arg("scales").none(),
+             nb::arg("out").none(), nb::arg("format"), nb::arg("tensor_scale"), nb::arg("steps"));
+}
+
+}  // namespace kvx::python

@@ -1,0 +1,109 @@
+"""Rows outside of a cache: shapes, strides, dtypes, laws, and what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import random_rows
+
+import kvx
+
+COMPUTED = ["int8", "int4:g32", "fp8_e4m3:source=computed", "nvfp4", "mxfp4", "int8_affine", "bf16"]
+
+
+def same_bytes(a, b):
+    return a.codes.tobytes() == b.codes.tobytes() and a.scales.tobytes() == b.scales.tobytes()
+
+
+def test_leading_shape_is_kept_and_zero_rows_are_rows():
+    rows = kvx.quantize(random_rows(1, 2, 3, 64), "nvfp4")
+    assert rows.codes.shape == (2, 3, 32) and rows.scales.shape == (2, 3, 4)
+    assert rows.dequantize().shape == (2, 3, 64)
+    assert rows.nbytes == 6 * 36
+    assert kvx.quantize(np.empty((0, 64), np.float32), "int8").dequantize().shape == (0, 64)
+    assert kvx.quantize(random_rows(1, 64), "int8").dequantize().shape == (64,)
+
+
+def test_any_row_stride_gives_the_same_bytes():
+    wide = random_rows(2, 10, 128)
+    for view in (wide[:, 32:96], wide[::-1, :64], wide[::3, 64:]):
+        assert same_bytes(kvx.quantize(view, "int8"), kvx.quantize(view.copy(), "int8"))
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    x = random_rows(3, 3000, 128)
+    results = []
+    try:
+        for threads in (1, 3):
+            kvx.set_num_threads(threads)
+            assert kvx.num_threads() == threads
+            results.append(kvx.quantize(x, "nvfp4:search"))
+    finally:
+        kvx.set_num_threads(0)
+    assert same_bytes(*results)
+
+
+@given(st.sampled_from(COMPUTED), st.integers(0, 2**32 - 1), st.sampled_from([64, 96, 128]))
+def test_quantising_what_was_decoded_changes_little_and_zero_stays_zero(recipe, seed, head_dim):
+    x = random_rows(seed, 4, head_dim)
+    x[0] = 0
+    once = kvx.quantize(x, recipe).dequantize()
+    assert not once[0].any()
+    # A 4-bit step is amax / 6 at most, and half of it the largest error of a code.
+    assert np.abs(once - x).max() <= np.abs(x).max() * 0.26
+    assert np.isfinite(once).all()
+
+
+@given(st.sampled_from(["int8", "int4", "nvfp4", "mxfp4"]), st.integers(0, 2**32 - 1))
+def test_signs_are_symmetric(recipe, seed):
+    x = random_rows(seed, 3, 64)
+    assert np.array_equal(kvx.quantize(-x, recipe).dequantize(), -kvx.quantize(x, recipe).dequantize())
+
+
+def test_a_nan_stays_visible_in_its_group_alone():
+    x = random_rows(4, 1, 128)
+    x[0, 5] = np.nan
+    found = kvx.quantize(x, "int8:g64").dequantize()[0]
+    assert np.isnan(found[:64]).all() and np.isfinite(found[64:]).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: kvx.quantize(x, "int9"), "format is 'int9'; expected one of"),
+        (lambda x: kvx.quantize(x, "int8:auto"), "rows have no ends to keep in 16 bits"),
+        (lambda x: kvx.quantize(x, "int8/int4"), "rows have one format"),
+        (lambda x: kvx.quantize(x, "int8:source=page"), "page-shared scales need a cache's blocks"),
+        (lambda x: kvx.quantize(x, "int8:source=given"), "steps has 0 numbers"),
+        (lambda x: kvx.quantize(x, "int8", steps=[1.0]), "makes its own scales"),
+        (lambda x: kvx.quantize(x, "int8", tensor_scale=2.0), "tensor_scale is 2; int8 has none"),
+        (lambda x: kvx.quantize(x, "nvfp4", tensor_scale=-1.0), "tensor scale is -1"),
+        (lambda x: kvx.quantize(x[:, :63], "int4"), "head_dim is 63; int4 needs a multiple of 2"),
+        (lambda x: kvx.quantize(x.astype(np.float64), "int8"), "expected float32, float16 or"),
+        (lambda x: kvx.quantize(x.astype(np.int8), "int8"), "expected float32, float16 or"),
+        (lambda x: kvx.quantize(np.zeros((2, 0), np.float32), "int8"), "x"),
+        (lambda x: kvx.quantize(x, "int8").__class__(
+            codes=np.zeros((4, 3), np.uint8), scales=np.zeros((4, 2), np.uint8),
+            format="int8", head_dim=64).dequantize(), "expected uint8 [4, 64]"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(call, message):
+    with pytest.raises(kvx.Error) as error:
+        call(random_rows(5, 4, 64))
+    assert message in str(error.value)
+
+
+def test_what_is_no_array_is_a_type_error():
+    for x in ([1.0, 2.0], None, "text", 3):
+        with pytest.raises(TypeError, match="expected a NumPy array"):
+            kvx.quantize(x, "int8")
+
+
+def test_formats_and_recipes_say_what_they_are():
+    names = [f.name for f in kvx.formats()]
+    assert "nvfp4" in names and len(names) == len(set(names)) == 14
+    recipe = kvx.parse_recipe("int8/int4:sink=16,recent=64")
+    assert (recipe.k.format, recipe.v.format) == ("int8", "int4")
+    assert (recipe.sink_tokens, recipe.recent_tokens, recipe.wide_format) == (16, 64, "bf16")
+    assert kvx.parse_recipe("int8").wide_format is None
+    assert any(form.startswith("sink=") for form, _ in kvx.recipe_options())
