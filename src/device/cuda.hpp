@@ -70,7 +70,7 @@ class CudaGraph {
 
  private:
   explicit CudaGraph(void* executable) : executable_(executable) {}
-  void* executable_;
+  [[maybe_unused]] void* executable_;  // unused where there is no CUDA
 };
 
 }  // namespace kvx::device
