@@ -2,68 +2,54 @@
 #include <kvx/kvx_abi.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 enum { BLOCKS = 4, BLOCK_SIZE = 16, KV_HEADS = 2, Q_HEADS = 8, DIM = 64, TOKENS = 40 };
 
-/* The engine's cache [BLOCKS, BLOCK_SIZE, KV_HEADS, DIM] and the block table of its one sequence.
- */
+/* The engine's cache [BLOCKS, BLOCK_SIZE, KV_HEADS, DIM], one sequence's block table, queries. */
 static float keys[BLOCKS][BLOCK_SIZE][KV_HEADS][DIM], values[BLOCKS][BLOCK_SIZE][KV_HEADS][DIM];
 static const int32_t block_ids[] = {2, 0, 3}, lengths[] = {TOKENS};
 static float q[Q_HEADS][DIM], out[Q_HEADS][DIM];
 
 static kvx_tensor_desc_t nhd(void* data) {
-  kvx_tensor_desc_t tensor = {sizeof tensor,
-                              KVX_DTYPE_F32,
-                              KVX_LAYOUT_BLOCK_NHD,
-                              KVX_MEMORY_HOST,
-                              4,
-                              {BLOCKS, BLOCK_SIZE, KV_HEADS, DIM},
-                              {BLOCK_SIZE * KV_HEADS * DIM, KV_HEADS * DIM, DIM, 1},
-                              data};
+  kvx_tensor_desc_t tensor = {.size = sizeof tensor, .dtype = KVX_DTYPE_F32, .ndim = 4};
+  const int64_t shape[] = {BLOCKS, BLOCK_SIZE, KV_HEADS, DIM};
+  tensor.layout = KVX_LAYOUT_BLOCK_NHD;
+  tensor.memory = KVX_MEMORY_HOST;
+  tensor.data = data;
+  for (int i = 3; i >= 0; --i) {
+    tensor.shape[i] = shape[i];
+    tensor.stride[i] = i == 3 ? 1 : tensor.stride[i + 1] * shape[i + 1];
+  }
   return tensor;
 }
 
 int main(void) {
-  kvx_cache_desc_t cache = {
-      sizeof cache, BLOCKS,    BLOCK_SIZE,  KV_HEADS,
-      DIM,          nhd(keys), nhd(values), {0, KVX_MEMORY_UNKNOWN, 0, NULL, NULL}};
-  kvx_block_table_t table = {sizeof table,
-                             KVX_BLOCK_TABLE_PACKED,
-                             KVX_DTYPE_S32,
-                             KVX_DTYPE_INVALID,
-                             1,
-                             1,
-                             3,
-                             block_ids,
-                             NULL,
-                             3,
-                             0,
-                             0};
+  kvx_cache_desc_t cache = {.size = sizeof cache, .num_blocks = BLOCKS, .block_size = BLOCK_SIZE};
+  cache.num_kv_heads = KV_HEADS;
+  cache.head_dim = DIM;
+  cache.k = nhd(keys);
+  cache.v = nhd(values);
+  kvx_block_table_t table = {.size = sizeof table, .format = KVX_BLOCK_TABLE_PACKED};
+  table.index_dtype = KVX_DTYPE_S32;
+  table.seq_count = table.beam_width = 1;
+  table.max_blocks_per_seq = table.indices_count = 3;
+  table.indices = block_ids;
   kvx_seq_lens_t seq_lens = {sizeof seq_lens, KVX_DTYPE_S32, 1, lengths};
   kvx_rows_t q_rows = {sizeof q_rows, KVX_DTYPE_F32, q, 0, 0};
   kvx_rows_t out_rows = {sizeof out_rows, KVX_DTYPE_F32, out, 0, 0};
-  kvx_layer_t layer;
-  kvx_attend_args_t args;
-  int t, h, d;
-
-  /* Every key is alike, so all tokens weigh the same: the output is the mean of the values. */
-  for (t = 0; t < TOKENS; ++t)
-    for (h = 0; h < KV_HEADS; ++h)
-      for (d = 0; d < DIM; ++d)
-        values[block_ids[t / BLOCK_SIZE]][t % BLOCK_SIZE][h][d] = (float)(t + h);
-
-  memset(&layer, 0, sizeof layer);
-  layer.size = sizeof layer;
-  layer.cache = &cache;
-  memset(&args, 0, sizeof args);
-  args.size = sizeof args;
-  args.layer = &layer;
+  kvx_layer_t layer = {.size = sizeof layer, .cache = &cache};
+  kvx_attend_args_t args = {.size = sizeof args, .num_q_heads = Q_HEADS, .layer = &layer};
   args.block_table = &table;
   args.seq_lens = &seq_lens;
-  args.num_q_heads = Q_HEADS;
   args.q = &q_rows;
   args.out = &out_rows;
+
+  /* Every key is alike, so all tokens weigh the same: the output is the mean of the values. */
+  for (int i = 0; i < TOKENS * KV_HEADS * DIM; ++i) {
+    const int token = i / DIM / KV_HEADS, head = i / DIM % KV_HEADS;
+    values[block_ids[token / BLOCK_SIZE]][token % BLOCK_SIZE][head][i % DIM] =
+        (float)(token + head);
+  }
   if (kvx_attend(&args, NULL) != KVX_STATUS_OK) {
     fprintf(stderr, "kvx_attend: %s\n", kvx_last_error());
     return 1;

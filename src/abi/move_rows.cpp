@@ -1,6 +1,7 @@
 // Moves rows between a caller's tensors and a cache of any layout.
 #include "abi/move_rows.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace kvx::abi {
@@ -27,6 +28,10 @@ void copy_innermost(uint8_t* to, const uint8_t* from, const Level& level, int64_
       stream(to + i * level.to_stride, from + i * level.from_stride, bytes);
     }
     return;
+  }
+  const bool is_gap_free = level.to_stride == bytes && level.count * bytes >= kStreamedPieceBytes;
+  if (stream != nullptr && bytes == kStreamedUnitBytes && is_gap_free) {
+    return stream_units(to, from, level.from_stride, level.count);
   }
   switch (bytes) {  // sizes for which the compiler knows better than a call
     case 1:
@@ -75,7 +80,7 @@ void copy_nest(uint8_t* to, const uint8_t* from, Nest nest, int64_t bytes,
   }
 }
 
-// From contiguous rows to the cache's; swap the strides for the other direction.
+// From contiguous rows to the cache's.
 Nest nest_to_cache(const CacheSide& side, int64_t num_tokens, int64_t num_heads,
                    int64_t io_token_stride, int64_t io_head_stride) {
   const int bytes = bytes_of(side.element);
@@ -86,6 +91,15 @@ Nest nest_to_cache(const CacheSide& side, int64_t num_tokens, int64_t num_heads,
            {row.run_length, row.element_stride, bytes}}};
 }
 
+// A write goes through the cache as it lies, so that lines are filled one after the other.
+Nest in_order_of_target(Nest nest) {
+  std::stable_sort(nest.begin(), nest.end(), [](const Level& a, const Level& b) {
+    return a.count > 1 && (b.count == 1 || a.to_stride > b.to_stride);
+  });
+  return nest;
+}
+
+// The other direction; a gather goes through its output as that lies already.
 Nest reversed(Nest nest) {
   for (Level& level : nest) std::swap(level.to_stride, level.from_stride);
   return nest;
@@ -134,7 +148,8 @@ RowMover::~RowMover() {
 void RowMover::write(const TokenRun& run, const ScaleView& scale) {
   if (side_.element == io_.element) {
     copy_nest(run.cache, run.io,
-              nest_to_cache(side_, run.num_tokens, num_heads_, io_.token_stride, io_.head_stride),
+              in_order_of_target(nest_to_cache(side_, run.num_tokens, num_heads_, io_.token_stride,
+                                               io_.head_stride)),
               bytes_of(side_.element), stream_);
     return;
   }

@@ -49,6 +49,15 @@ StreamCopy stream_copy() {
   return has_avx512 ? stream_avx512 : stream_sse2;
 }
 
+void stream_units(uint8_t* to, const uint8_t* from, int64_t from_stride, int64_t count) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(to) % kStreamedUnitBytes == 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const __m128i unit = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_stride));
+    auto* target = reinterpret_cast<__m128i*>(to + i * kStreamedUnitBytes);
+    is_aligned ? _mm_stream_si128(target, unit) : _mm_storeu_si128(target, unit);
+  }
+}
+
 void finish_streams() {
   _mm_sfence();
 }
@@ -58,6 +67,7 @@ void finish_streams() {
 StreamCopy stream_copy() {
   return nullptr;
 }
+void stream_units(uint8_t*, const uint8_t*, int64_t, int64_t) {}
 void finish_streams() {}
 
 #endif

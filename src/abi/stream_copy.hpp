@@ -16,6 +16,11 @@ using StreamCopy = void (*)(uint8_t* to, const uint8_t* from, int64_t bytes);
 // This machine's copy past the caches; null where there is none. Any alignment.
 StreamCopy stream_copy();
 
+// `count` units of 16 bytes, from_stride apart, to one place after the other, as HND_PACKED has its
+// packs. Requires: stream_copy() is not null.
+inline constexpr int64_t kStreamedUnitBytes = 16;
+void stream_units(uint8_t* to, const uint8_t* from, int64_t from_stride, int64_t count);
+
 // Makes what was streamed visible to other threads, as plain stores are.
 void finish_streams();
 
