@@ -193,6 +193,7 @@ class Piece {
   bool score_packed(const TileRows& tile, const TileRows& next) {
     if (tile.keys.num_tokens == 0) return false;
     const cpu::PackedKernels* packed = reader_.kernels(Side::kKey, tile.first_token);
+    if (num_rows_ > packed->most_rows) return false;
     if (prepared_for_ != tile.keys.spec) {
       packed->prepare_queries(*tile.keys.spec, plan_.key_dim, queries_, num_rows_, prepared_);
       prepared_for_ = tile.keys.spec;
@@ -208,14 +209,15 @@ class Piece {
   }
   bool add_packed_values(const TileRows& tile, const TileRows& next) {
     if (tile.values.num_tokens == 0) return false;
-    return reader_.kernels(Side::kValue, tile.first_token)
-        ->add_values({.values = tile.values,
-                      .next = next.values,
-                      .p = scores_,
-                      .p_stride = plan_.tiling.tokens,
-                      .num_rows = num_rows_,
-                      .sums = sums_,
-                      .scratch = tile_});
+    const cpu::PackedKernels* packed = reader_.kernels(Side::kValue, tile.first_token);
+    if (num_rows_ > packed->most_rows) return false;
+    return packed->add_values({.values = tile.values,
+                               .next = next.values,
+                               .p = scores_,
+                               .p_stride = plan_.tiling.tokens,
+                               .num_rows = num_rows_,
+                               .sums = sums_,
+                               .scratch = tile_});
   }
 
   // q . offset = q' . H(offset * factor), added to the scores of the block's tokens.

@@ -221,9 +221,10 @@ bool add_float_values(const ValueJob& job) {
   return true;
 }
 
+// Rows are widened again for every chunk of query rows: with many, widening them once wins.
 template <class Loader>
 inline constexpr PackedKernels kFloatKernels = {sum_queries, score_floats<Loader>,
-                                                add_float_values<Loader>};
+                                                add_float_values<Loader>, 2 * kRowChunk};
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

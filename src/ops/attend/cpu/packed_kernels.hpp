@@ -57,6 +57,8 @@ constexpr int packed_scratch_floats(int head_dim) {
   return code_floats + step_floats + weight_floats;
 }
 
+inline constexpr int kAnyRows = 1 << 20;
+
 // score and add_values return false, and have written nothing, where the stored numbers need the
 // plain way: scales that are no finite positive number, codes that say NaN.
 struct PackedKernels {
@@ -64,6 +66,7 @@ struct PackedKernels {
                           int num_rows, float* prepared);
   bool (*score)(const ScoreJob&);
   bool (*add_values)(const ValueJob&);
+  int most_rows;  // with more, a tile that is decoded once is faster
 };
 
 }  // namespace kvx::ops::cpu

@@ -20,7 +20,7 @@ inline namespace KVX_CPU_LEVEL {
 template <class Codec, format::Packing P>
 inline constexpr PackedKernels kCodeKernels =
 #if defined(__AVX512VNNI__)
-    {prepare_code_queries<Codec, P>, score_codes<Codec>, add_code_values<Codec, P>};
+    {prepare_code_queries<Codec, P>, score_codes<Codec>, add_code_values<Codec, P>, kAnyRows};
 #else
     kFloatKernels<CodePart<Codec, P>>;
 #endif
