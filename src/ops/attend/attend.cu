@@ -243,7 +243,7 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.tile_k = tile_side(run.k);
   job.tile_v = tile_side(run.v);
   job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
-  job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_together);
+  job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
   if (has_shared_scale(run.k) && has_shared_scale(run.v) &&
       run.k.spec.scale_type == ScaleType::kF32 && run.v.spec.scale_type == ScaleType::kF32) {
     job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);

@@ -50,13 +50,9 @@ __device__ inline uint32_t chunk_address(uint32_t codes, int row, int chunk) {
   return codes + row * RowBytes + (place << 4);
 }
 
-// Barriers in shared memory: warps arrive, bulk copies bring bytes.
-__device__ inline void init_barrier(uint32_t barrier, int num_arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals)
-               : "memory");
-}
-__device__ inline void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+// Barriers in shared memory: one lane says how many bytes to expect, bulk copies bring them.
+__device__ inline void init_barrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
 __device__ inline void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

@@ -1,9 +1,7 @@
-// Rings of steps on their way into shared memory. A step of a CTA is kTilesAtOnce tiles for each of
-// its warps, neighbours in the sequence.
+// Rings of steps on their way into shared memory, a ring a warp: no warp waits for another.
 //
-// WarpRing: each warp copies its own tiles with cp.async, rows as they may lie.
-// CtaRing: the warps share the copying: each brings one region (keys' codes, keys' scales, values'
-// codes, values' scales) of all their tiles in few bulk copies.
+// CopyRing: cp.async, 16 bytes at a time, rows as they may lie.
+// BulkRing: a few bulk copies a step, for rows that follow each other without a gap.
 #pragma once
 
 #include "ops/attend/cuda/job.cuh"
@@ -12,9 +10,9 @@
 
 namespace kvx::ops::cuda {
 
-// How many warps a CTA has, tiles a warp's step takes and steps are on their way.
+// How many warps a CTA has, tiles a step takes and steps are on their way.
 //
-// shared memory of a step, of a warp or of the whole CTA:
+// shared memory of a step:
 //   [keys' codes][keys' scales][values' codes][values' scales], each of all the step's tiles
 template <class Keys, class Values>
 struct TileConfig {
@@ -26,20 +24,16 @@ struct TileConfig {
   static constexpr int kStages = kTileBytes <= 2560 ? 3 : kTileBytes <= 4608 ? 2 : 3;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
-  // Tiles that lie together in shared memory.
-  static constexpr int kTilesTogether = kIsBulk ? kWarps * kTilesAtOnce : kTilesAtOnce;
-  static constexpr int kKeyScalesAt = kTilesTogether * Keys::Copy::kCodeBytes;
-  static constexpr int kValuesAt = kTilesTogether * Keys::Copy::kBytes;
-  static constexpr int kValueScalesAt = kValuesAt + kTilesTogether * Values::Copy::kCodeBytes;
-  static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;  // of a warp
+  static constexpr int kKeyScalesAt = kTilesAtOnce * Keys::Copy::kCodeBytes;
+  static constexpr int kValuesAt = kTilesAtOnce * Keys::Copy::kBytes;
+  static constexpr int kValueScalesAt = kValuesAt + kTilesAtOnce * Values::Copy::kCodeBytes;
+  static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;
   static constexpr int kRingBytes = kWarps * kStages * kStepBytes;
-  static constexpr int kBarrierBytes = kIsBulk ? 2 * kStages * 8 : 0;
+  static constexpr int kBarrierBytes = kIsBulk ? kWarps * kStages * 8 : 0;
   static constexpr int kThreads = kWarps * kWarp;
   // 227 KiB of shared memory a multiprocessor, 1 KiB of it the system's for each CTA.
   static constexpr int kCtaBytes = kRingBytes + kBarrierBytes + 1024;
   static constexpr int kCtas = (227 << 10) / kCtaBytes < 4 ? (227 << 10) / kCtaBytes : 4;
-  // Tokens that splits are multiples of.
-  static constexpr int kGranule = kIsBulk ? kWarps * kStepTokens : kStepTokens;
 };
 
 // Which tiles a CTA walks over.
@@ -71,10 +65,40 @@ __device__ inline bool is_block(const AttendJob& job, int id) {
   return id >= 0 && id < job.num_packed_blocks;
 }
 
-// What both rings have: the current stage, and which of the warp's tiles have no block.
-template <class Config>
+// What both rings have: the warp's steps, the current stage, and which of its tiles have no block.
+template <class Keys, class Values>
 class TileRing {
  public:
+  using Config = TileConfig<Keys, Values>;
+
+  __device__ TileRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+      : walk_(walk),
+        lane_(lane),
+        ring_(shared + warp * Config::kStages * Config::kStepBytes),
+        first_step_(walk.tokens.begin / Config::kStepTokens + warp) {
+    const int end_step = (walk.tokens.end + Config::kStepTokens - 1) / Config::kStepTokens;
+    num_steps_ = max(0, (end_step - first_step_ + Config::kWarps - 1) / Config::kWarps);
+  }
+
+  __device__ int num_steps() const { return num_steps_; }
+  // The first token of step i.
+  __device__ int token(int i) const {
+    return (first_step_ + i * Config::kWarps) * Config::kStepTokens;
+  }
+  // A stage that no copy is on its way to until the queries are loaded.
+  __device__ uint32_t scratch() const { return ring_ + kLast * Config::kStepBytes; }
+
+  // Of the current step: where tile u lies, and whether its block is missing.
+  __device__ uint32_t keys(int u) const { return step() + u * Keys::Copy::kCodeBytes; }
+  __device__ uint32_t key_scales(int u) const {
+    return step() + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes;
+  }
+  __device__ uint32_t values(int u) const {
+    return step() + Config::kValuesAt + u * Values::Copy::kCodeBytes;
+  }
+  __device__ uint32_t value_scales(int u) const {
+    return step() + Config::kValueScalesAt + u * Values::Copy::kScaleBytes;
+  }
   __device__ bool is_missing(int u) const {
     return (missing_ >> (stage_ * Config::kTilesAtOnce + u) & 1u) != 0;
   }
@@ -83,7 +107,10 @@ class TileRing {
   }
 
  protected:
+  static constexpr int kLast = Config::kStages - 1;
   static constexpr uint32_t kStepBits = (1u << Config::kTilesAtOnce) - 1;
+
+  __device__ uint32_t step() const { return ring_ + stage_ * Config::kStepBytes; }
   __device__ void note_missing(int stage, uint32_t bits) {
     const int at = stage * Config::kTilesAtOnce;
     missing_ = (missing_ & ~(kStepBits << at)) | (bits << at);
@@ -95,33 +122,34 @@ class TileRing {
     }
   }
 
+  const TileWalk& walk_;
+  const int lane_;
+  const uint32_t ring_;  // shared memory: [kStages] steps
+  const int first_step_;
+  int num_steps_;
   int stage_ = 0;
   uint32_t phase_ = 0;
   uint32_t missing_ = 0;  // a bit for each tile of the ring
 };
 
 template <class Keys, class Values>
-class WarpRing : public TileRing<TileConfig<Keys, Values>> {
+class CopyRing : public TileRing<Keys, Values> {
+  using Base = TileRing<Keys, Values>;
+  using Base::kLast;
+  using Base::lane_;
+  using Base::num_steps_;
+  using Base::ring_;
+  using Base::stage_;
+  using Base::walk_;
+
  public:
-  using Config = TileConfig<Keys, Values>;
+  using Base::token;
+  using typename Base::Config;
 
-  __device__ WarpRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : walk_(walk),
-        ring_(shared + warp * Config::kStages * Config::kStepBytes),
-        first_step_(walk.tokens.begin / Config::kStepTokens + warp),
-        lane_(lane),
+  __device__ CopyRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+      : Base(walk, shared, warp, lane),
         key_part_(Keys::Copy::lane_part(walk.job.tile_k, walk.head, lane)),
-        value_part_(Values::Copy::lane_part(walk.job.tile_v, walk.head, lane)) {
-    const int end_step = (walk.tokens.end + Config::kStepTokens - 1) / Config::kStepTokens;
-    num_steps_ = max(0, (end_step - first_step_ + Config::kWarps - 1) / Config::kWarps);
-  }
-
-  __device__ int num_steps() const { return num_steps_; }
-  __device__ int token(int i) const {
-    return (first_step_ + i * Config::kWarps) * Config::kStepTokens;
-  }
-  // A stage that no copy is on its way to until the queries are loaded.
-  __device__ uint32_t scratch() const { return ring_ + kLast * Config::kStepBytes; }
+        value_part_(Values::Copy::lane_part(walk.job.tile_v, walk.head, lane)) {}
 
   __device__ void begin() {
     ask_for_blocks(0);
@@ -137,28 +165,12 @@ class WarpRing : public TileRing<TileConfig<Keys, Values>> {
   }
   __device__ void next(int i) {
     __syncwarp();
-    start(i + Config::kStages, this->stage_);
+    start(i + Config::kStages, stage_);
     this->advance();
   }
   __device__ void end() { wait_for_copies<0>(); }
 
-  // The current step, of tile u of the warp.
-  __device__ uint32_t keys(int u) const { return step() + u * Keys::Copy::kCodeBytes; }
-  __device__ uint32_t key_scales(int u) const {
-    return step() + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes;
-  }
-  __device__ uint32_t values(int u) const {
-    return step() + Config::kValuesAt + u * Values::Copy::kCodeBytes;
-  }
-  __device__ uint32_t value_scales(int u) const {
-    return step() + Config::kValueScalesAt + u * Values::Copy::kScaleBytes;
-  }
-
  private:
-  static constexpr int kLast = Config::kStages - 1;
-
-  __device__ uint32_t step() const { return ring_ + this->stage_ * Config::kStepBytes; }
-
   // The blocks of step i's tiles, a step before they are needed.
   __device__ void ask_for_blocks(int i) {
 #pragma unroll
@@ -201,142 +213,121 @@ class WarpRing : public TileRing<TileConfig<Keys, Values>> {
                         step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes, lane_);
   }
 
-  const TileWalk& walk_;
-  const uint32_t ring_;
-  const int first_step_;
-  const int lane_;
   const typename Keys::Copy::Lane key_part_;
   const typename Values::Copy::Lane value_part_;
-  int num_steps_;
   int next_offset_[Config::kTilesAtOnce];
   int next_block_[Config::kTilesAtOnce];
 };
 
+// Lane 4 c + r brings region r (keys' codes, keys' scales, values' codes, values' scales) of the
+// step's copy c, which takes tiles_per_copy neighbours in one block.
 template <class Keys, class Values>
-class CtaRing : public TileRing<TileConfig<Keys, Values>> {
- public:
-  using Config = TileConfig<Keys, Values>;
+class BulkRing : public TileRing<Keys, Values> {
+  using Base = TileRing<Keys, Values>;
+  using Base::kLast;
+  using Base::lane_;
+  using Base::num_steps_;
+  using Base::phase_;
+  using Base::ring_;
+  using Base::stage_;
+  using Base::walk_;
 
-  // Requires: the walk begins on a granule.
-  __device__ CtaRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : walk_(walk), ring_(shared), warp_(warp), lane_(lane) {
-    num_steps_ = (walk.tokens.end - first_token() + kStepTokens - 1) / kStepTokens;
+ public:
+  using Base::token;
+  using typename Base::Config;
+
+  __device__ BulkRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+      : Base(walk, shared, warp, lane),
+        barriers_(shared + Config::kRingBytes + warp * Config::kStages * 8),
+        copy_(lane / kRegions) {
     choose_region();
   }
 
-  __device__ int num_steps() const { return num_steps_; }
-  __device__ int token(int i) const {
-    return first_token() + i * kStepTokens + warp_ * Config::kStepTokens;
-  }
-  __device__ uint32_t scratch() const {
-    return ring_ + kLast * kBytes + warp_ * Config::kStepBytes;
-  }
-
   __device__ void begin() {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < 2 * Config::kStages; ++i) init_barrier(full(0) + i * 8, Config::kWarps);
+    if (lane_ == 0) {
+      for (int i = 0; i < Config::kStages; ++i) init_barrier(barriers_ + i * 8);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       fence_bulk_copies();
     }
+    __syncwarp();
     ask_for_blocks(0);
-    __syncthreads();
     for (int i = 0; i < kLast; ++i) start(i, i);
   }
   __device__ void after_queries() {
     fence_bulk_copies();
-    __syncthreads();
+    __syncwarp();
+    start(kLast, kLast);
   }
   __device__ void wait(int i) {
-    wait_for_barrier(full(this->stage_), this->phase_);
+    wait_for_barrier(barriers_ + stage_ * 8, phase_);
     if (token(i) + Config::kStepTokens > walk_.seq_len || this->is_missing_some()) clear_unread(i);
   }
-  // The stage before this one is free when all warps have left it: the next copies go there.
   __device__ void next(int i) {
     __syncwarp();
-    if (lane_ == 0) arrive(empty(this->stage_));
-    const int before = this->stage_ == 0 ? kLast : this->stage_ - 1;
-    const uint32_t phase_before = this->stage_ == 0 ? this->phase_ ^ 1 : this->phase_;
-    if (i + kLast < num_steps_) {
-      if (i > 0) wait_for_barrier(empty(before), phase_before);
-      start(i + kLast, before);
-    }
+    start(i + Config::kStages, stage_);
     this->advance();
   }
   __device__ void end() {}
 
-  __device__ uint32_t keys(int u) const { return step() + tile(u) * Keys::Copy::kCodeBytes; }
-  __device__ uint32_t key_scales(int u) const {
-    return step() + Config::kKeyScalesAt + tile(u) * Keys::Copy::kScaleBytes;
-  }
-  __device__ uint32_t values(int u) const {
-    return step() + Config::kValuesAt + tile(u) * Values::Copy::kCodeBytes;
-  }
-  __device__ uint32_t value_scales(int u) const {
-    return step() + Config::kValueScalesAt + tile(u) * Values::Copy::kScaleBytes;
-  }
-
  private:
-  static constexpr int kLast = Config::kStages - 1;
-  static constexpr int kTiles = Config::kTilesTogether;  // of a step
-  static constexpr int kStepTokens = kTiles * kTileTokens;
-  static constexpr int kBytes = Config::kWarps * Config::kStepBytes;
-  static_assert(Config::kWarps == 4, "a warp a region");
-
-  __device__ int first_token() const { return walk_.tokens.begin / kStepTokens * kStepTokens; }
-  __device__ uint32_t step() const { return ring_ + this->stage_ * kBytes; }
-  __device__ int tile(int u) const { return warp_ * Config::kTilesAtOnce + u; }
-  __device__ uint32_t full(int stage) const { return ring_ + Config::kRingBytes + stage * 8; }
-  __device__ uint32_t empty(int stage) const { return full(Config::kStages + stage); }
+  static constexpr int kRegions = 4;
 
   __device__ void choose_region() {
-    const TileSide& side = warp_ < 2 ? walk_.job.tile_k : walk_.job.tile_v;
-    const TileRegion& region = warp_ % 2 == 0 ? side.codes : side.scales;
-    const int code_bytes = warp_ < 2 ? Keys::Copy::kCodeBytes : Values::Copy::kCodeBytes;
-    const int scale_bytes = warp_ < 2 ? Keys::Copy::kScaleBytes : Values::Copy::kScaleBytes;
-    tile_bytes_ = warp_ % 2 == 0 ? code_bytes : scale_bytes;
+    const int r = lane_ % kRegions;
+    const TileSide& k = walk_.job.tile_k;
+    const TileSide& v = walk_.job.tile_v;
+    const TileRegion& region = r == 0 ? k.codes : r == 1 ? k.scales : r == 2 ? v.codes : v.scales;
+    tile_bytes_ = r == 0   ? Keys::Copy::kCodeBytes
+                  : r == 1 ? Keys::Copy::kScaleBytes
+                  : r == 2 ? Values::Copy::kCodeBytes
+                           : Values::Copy::kScaleBytes;
+    region_at_ = r == 0   ? 0
+                 : r == 1 ? Config::kKeyScalesAt
+                 : r == 2 ? Config::kValuesAt
+                          : Config::kValueScalesAt;
     region_ = region.base + int64_t{walk_.head} * region.head_stride;
     block_stride_ = region.block_stride;
-    const int at[] = {0, Config::kKeyScalesAt, Config::kValuesAt, Config::kValueScalesAt};
-    region_at_ = warp_ == 0 ? at[0] : warp_ == 1 ? at[1] : warp_ == 2 ? at[2] : at[3];
   }
 
-  // A copy takes tiles_per_copy neighbours in one block; lane l does copy l of its region.
-  __device__ int num_copies() const { return kTiles / walk_.job.tiles_per_copy; }
-
+  // The block of step i's copy of this lane, a step before it is needed.
   __device__ void ask_for_blocks(int i) {
-    const int first =
-        first_token() + i * kStepTokens + lane_ * walk_.job.tiles_per_copy * kTileTokens;
+    const int tile = copy_ * walk_.job.tiles_per_copy;
+    const int first = token(i) + tile * kTileTokens;
     const TilePlace place = tile_place(walk_.job, first / kTileTokens);
     next_offset_ = place.offset;
-    const bool is_inside = i < num_steps_ && lane_ < num_copies() && first < walk_.tokens.end;
+    const bool is_inside =
+        i < num_steps_ && tile < Config::kTilesAtOnce && first < walk_.tokens.end;
     next_block_ = is_inside ? walk_.table[place.block] : kNoTile;
   }
 
   __device__ void start(int i, int stage) {
     if (i >= num_steps_) return;
+    const int tiles_per_copy = walk_.job.tiles_per_copy;
     const bool is_there = is_block(walk_.job, next_block_);
-    if (!is_there && next_block_ != kNoTile && warp_ == 0) {
+    if (!is_there && next_block_ != kNoTile && lane_ % kRegions == 0) {
       atomicAdd(&walk_.job.findings->out_of_range, 1ull);
     }
     const uint32_t there = __ballot_sync(kWholeWarp, is_there);
-    const int tiles_per_copy = walk_.job.tiles_per_copy;
     uint32_t missing = 0;
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      if ((there >> (tile(u) / tiles_per_copy) & 1u) == 0) missing |= 1u << u;
+      const int lane = (tiles_per_copy == 1 ? u : 0) * kRegions;
+      if ((there >> lane & 1u) == 0) missing |= 1u << u;
     }
     this->note_missing(stage, missing);
-    const int bytes = tiles_per_copy * tile_bytes_;
-    if (lane_ == 0) expect_bytes(full(stage), __popc(there) * bytes);
-    __syncwarp();
-    if (is_there) {
-      const int row_bytes = tile_bytes_ / kTileTokens;
-      copy_bulk(ring_ + stage * kBytes + region_at_ + lane_ * bytes,
-                region_ + uint64_t{static_cast<uint32_t>(next_block_)} * block_stride_ +
-                    next_offset_ * row_bytes,
-                bytes, full(stage));
+    const uint32_t barrier = barriers_ + stage * 8;
+    if (lane_ == 0) {
+      expect_bytes(barrier, __popc(there) / kRegions * tiles_per_copy * Config::kTileBytes);
     }
     __syncwarp();
+    if (is_there) {
+      const uint32_t to =
+          ring_ + stage * Config::kStepBytes + region_at_ + copy_ * tiles_per_copy * tile_bytes_;
+      copy_bulk(to,
+                region_ + uint64_t{static_cast<uint32_t>(next_block_)} * block_stride_ +
+                    next_offset_ * (tile_bytes_ / kTileTokens),
+                tiles_per_copy * tile_bytes_, barrier);
+    }
     ask_for_blocks(i + 1);
   }
 
@@ -346,8 +337,8 @@ class CtaRing : public TileRing<TileConfig<Keys, Values>> {
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
       const int left = walk_.seq_len - (token(i) + u * kTileTokens);
       const int first = this->is_missing(u) ? 0 : min(max(left, 0), kTileTokens);
-      clear_rows(values(u), first, Values::Copy::kCodeBytes / kTileTokens);
-      clear_rows(value_scales(u), first, Values::Copy::kScaleBytes / kTileTokens);
+      clear_rows(this->values(u), first, Values::Copy::kCodeBytes / kTileTokens);
+      clear_rows(this->value_scales(u), first, Values::Copy::kScaleBytes / kTileTokens);
     }
     fence_bulk_copies();
     __syncwarp();
@@ -358,12 +349,9 @@ class CtaRing : public TileRing<TileConfig<Keys, Values>> {
     }
   }
 
-  const TileWalk& walk_;
-  const uint32_t ring_;  // shared memory: [kStages] steps, [kStages] full, [kStages] empty barriers
-  const int warp_;
-  const int lane_;
-  int num_steps_;
-  // The region that this warp brings.
+  const uint32_t barriers_;  // shared memory: [kStages]
+  const int copy_;
+  // The region that this lane brings.
   const uint8_t* region_;
   uint32_t block_stride_;
   int tile_bytes_;

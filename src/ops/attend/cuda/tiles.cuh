@@ -29,7 +29,7 @@ template <class Keys, class Values, int Dim>
 class TilePiece {
  public:
   using Config = TileConfig<Keys, Values>;
-  using Ring = std::conditional_t<Config::kIsBulk, CtaRing<Keys, Values>, WarpRing<Keys, Values>>;
+  using Ring = std::conditional_t<Config::kIsBulk, BulkRing<Keys, Values>, CopyRing<Keys, Values>>;
 
   __device__ TilePiece(const TileWalk& walk, const SequenceShape& shape, int first_row,
                        int num_rows, uint32_t shared)
@@ -51,7 +51,7 @@ class TilePiece {
     ring_.after_queries();
     for (int i = 0; i < ring_.num_steps(); ++i) {
       ring_.wait(i);
-      if (ring_.token(i) < tokens_.end) attend_step(ring_.token(i));
+      attend_step(ring_.token(i));
       ring_.next(i);
     }
     ring_.end();
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(TileConfig<Keys, Values>::kThreads,
   }
   if (num_rows <= 0) return;
   const TokenRange tokens = split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits,
-                                     split, TileConfig<Keys, Values>::kGranule);
+                                     split, TileConfig<Keys, Values>::kStepTokens);
   const TileWalk walk = {
       job, job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride,
       shape.seq_len, head, tokens};
@@ -394,8 +394,8 @@ TileKernel tile_kernel() {
       .threads = Config::kThreads,
       .shared_bytes = tile_shared_bytes<Keys, Values>(Dim),
       .ctas_per_multiprocessor = Config::kCtas,
-      .granule = Config::kIsBulk ? Config::kGranule : Config::kGranule * Config::kWarps,
-      .tiles_together = Config::kIsBulk ? Config::kTilesTogether : 1,
+      .granule = Config::kStepTokens * Config::kWarps,
+      .tiles_at_once = Config::kTilesAtOnce,
   };
 }
 
