@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "core/checked.hpp"
 #include "device/cuda_error.hpp"
@@ -126,7 +127,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   }
   shape.num_slots = int64_t{context.device.num_multiprocessors} *
                     (uses_tiles ? plan.tiles.ctas_per_multiprocessor : kPlainCtas);
-  shape.granule = uses_tiles ? plan.tiles.granule * plan.tiles.threads / 32 : 64;
+  shape.granule = uses_tiles ? plan.tiles.granule : 64;
   plan.num_splits = plan_splits(shape);
   return plan;
 }
@@ -242,6 +243,7 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.tile_k = tile_side(run.k);
   job.tile_v = tile_side(run.v);
   job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
+  job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
   if (has_shared_scale(run.k) && has_shared_scale(run.v) &&
       run.k.spec.scale_type == ScaleType::kF32 && run.v.spec.scale_type == ScaleType::kF32) {
     job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);

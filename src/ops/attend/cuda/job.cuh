@@ -39,6 +39,7 @@ struct AttendJob {
   TileSide tile_k;  // the tensor cores' kernels alone
   TileSide tile_v;
   int tiles_per_block;
+  int tiles_per_copy;           // of a bulk copy: neighbours in one block
   const float* shared_k_scale;  // fp8 with a given scale a head: of the run's head 0, or null
   const float* shared_v_scale;
   int shared_k_scale_stride;  // floats from head to head

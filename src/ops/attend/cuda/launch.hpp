@@ -18,8 +18,8 @@ struct TileKernel {
   int threads = 0;
   int shared_bytes = 0;
   int ctas_per_multiprocessor = 0;
-  int granule = 0;       // tokens that a warp takes at a time
-  bool is_bulk = false;  // takes rows that follow each other alone, scales too
+  int granule = 0;        // tokens that a CTA takes at a time
+  int tiles_at_once = 0;  // of a warp
 };
 
 // What an instance is made for, beside the pair of formats (groups of 64 for int8 and int4).

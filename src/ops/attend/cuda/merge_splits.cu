@@ -7,7 +7,7 @@
 namespace kvx::ops::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kAtOnce = 4;  // splits whose sums a warp reads before it uses the first
 
@@ -32,33 +32,58 @@ __device__ Softmax2 merge_softmax(const Softmax2* parts, int num_splits, int lan
   return {max, sum};
 }
 
+// A lane reads one number of a row, or four where rows lie on 16 bytes.
+template <class T>
+__device__ T load_numbers(const float* row, int d);
+template <>
+__device__ float load_numbers<float>(const float* row, int d) {
+  return row[d];
+}
+template <>
+__device__ float4 load_numbers<float4>(const float* row, int d) {
+  return *reinterpret_cast<const float4*>(row + d);
+}
+__device__ void add_weighted(float weight, float x, float& sum) {
+  sum += weight * x;
+}
+__device__ void add_weighted(float weight, const float4& x, float4& sum) {
+  sum.x += weight * x.x;
+  sum.y += weight * x.y;
+  sum.z += weight * x.z;
+  sum.w += weight * x.w;
+}
+
 // Sums of the splits that are this warp's, into out [dim] of its own.
+template <class T>
 __device__ void add_splits(const AttendJob& job, int64_t first, float max, int warp, int lane,
                            float* out) {
+  constexpr int kNumbers = sizeof(T) / sizeof(float);
   const int dim = job.packed.v.view.head_dim;
   const Softmax2* parts = job.partial_softmax + first;
-  for (int d = lane; d < dim; d += kWarp) {
-    float sum = 0;
+  for (int d = lane * kNumbers; d < dim; d += kWarp * kNumbers) {
+    T sum = {};
     for (int s = warp; s < job.num_splits; s += kWarps * kAtOnce) {
-      float numbers[kAtOnce], weights[kAtOnce];
+      T numbers[kAtOnce];
+      float weights[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int split = s + i * kWarps;
         const bool is_split = split < job.num_splits;
         weights[i] = is_split ? weight_of(parts[split], max) : 0.0f;
-        numbers[i] = is_split ? job.partial_out[(first + split) * dim + d] : 0.0f;
+        numbers[i] = is_split ? load_numbers<T>(job.partial_out + (first + split) * dim, d) : T{};
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (weights[i] != 0) sum += weights[i] * numbers[i];  // an empty split's are not written
+        // An empty split's numbers are not written.
+        if (weights[i] != 0) add_weighted(weights[i], numbers[i], sum);
       }
     }
-    out[d] = sum;
+    *reinterpret_cast<T*>(out + d) = sum;
   }
 }
 
 __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ AttendJob job) {
-  extern __shared__ float shared[];  // [kWarps, dim]
+  extern __shared__ __align__(16) float shared[];  // [kWarps, dim]
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int dim = job.packed.v.view.head_dim;
@@ -74,7 +99,11 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   const Softmax2 whole = with_sink(job, q_head, tokens);
   const float to_whole = share_of(tokens, whole);
 
-  add_splits(job, first, tokens.max, warp, lane, shared + warp * dim);
+  if (dim % 4 == 0) {
+    add_splits<float4>(job, first, tokens.max, warp, lane, shared + warp * dim);
+  } else {
+    add_splits<float>(job, first, tokens.max, warp, lane, shared + warp * dim);
+  }
   __syncthreads();
   if (warp != 0) return;
   float* out = shared;

@@ -50,7 +50,7 @@ __device__ inline uint32_t chunk_address(uint32_t codes, int row, int chunk) {
   return codes + row * RowBytes + (place << 4);
 }
 
-// Barriers in shared memory that bulk copies arrive at.
+// Barriers in shared memory: one lane says how many bytes to expect, bulk copies bring them.
 __device__ inline void init_barrier(uint32_t barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
@@ -58,7 +58,7 @@ __device__ inline void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-__device__ inline void wait_for_bytes(uint32_t barrier, uint32_t phase) {
+__device__ inline void wait_for_barrier(uint32_t barrier, uint32_t phase) {
   uint32_t is_done;
   do {
     asm volatile(

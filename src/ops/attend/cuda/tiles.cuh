@@ -7,38 +7,13 @@
 // rows that are not there cost little.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
-#include "ops/attend/cuda/tile_keys.cuh"
-#include "ops/attend/cuda/tile_values.cuh"
+#include "ops/attend/cuda/tile_ring.cuh"
 
 namespace kvx::ops::cuda {
-
-// How many warps a CTA has, tiles a step takes and steps are on their way.
-//
-// shared memory of a step: [keys' codes][keys' scales][values' codes][values' scales], each of all
-// the step's tiles
-template <class Keys, class Values>
-struct TileConfig {
-  static constexpr bool kIsBulk = Keys::kIsBulk;
-  static_assert(Keys::kIsBulk == Values::kIsBulk);
-  static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
-  static constexpr int kWarps = 4;
-  static constexpr int kTilesAtOnce = kTileBytes <= 4608 ? 2 : 1;
-  static constexpr int kStages = kTileBytes <= 2560 ? 3 : kTileBytes <= 4608 ? 2 : 3;
-
-  static constexpr int kKeyScalesAt = kTilesAtOnce * Keys::Copy::kCodeBytes;
-  static constexpr int kValuesAt = kTilesAtOnce * Keys::Copy::kBytes;
-  static constexpr int kValueScalesAt = kValuesAt + kTilesAtOnce * Values::Copy::kCodeBytes;
-  static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;
-  static constexpr int kWarpBytes = kStages * kStepBytes;
-  static constexpr int kRingBytes = kWarps * kWarpBytes;
-  static constexpr int kBarrierBytes = kIsBulk ? kWarps * kStages * 8 : 0;
-  static constexpr int kThreads = kWarps * kWarp;
-  // 227 KiB of shared memory a multiprocessor, 1 KiB of it the system's for each CTA.
-  static constexpr int kCtaBytes = kRingBytes + kBarrierBytes + 1024;
-  static constexpr int kCtas = (227 << 10) / kCtaBytes < 4 ? (227 << 10) / kCtaBytes : 4;
-};
 
 // Softmax and sums of queries 2t and 2t + 1 in a lane.
 template <int Dim>
@@ -54,56 +29,32 @@ template <class Keys, class Values, int Dim>
 class TilePiece {
  public:
   using Config = TileConfig<Keys, Values>;
+  using Ring = std::conditional_t<Config::kIsBulk, BulkRing<Keys, Values>, CopyRing<Keys, Values>>;
 
-  __device__ TilePiece(const AttendJob& job, const SequenceShape& shape, int sequence, int head,
-                       int first_row, int num_rows, TokenRange tokens, uint32_t shared)
-      : job_(job),
+  __device__ TilePiece(const TileWalk& walk, const SequenceShape& shape, int first_row,
+                       int num_rows, uint32_t shared)
+      : job_(walk.job),
         shape_(shape),
-        table_(job.args.block_table.ids + sequence * job.args.block_table.row_stride),
-        head_(head),
-        kv_head_(job.packed.first_head + head),
+        tokens_(walk.tokens),
+        head_(walk.head),
+        kv_head_(walk.job.packed.first_head + walk.head),
         first_row_(first_row),
         num_rows_(num_rows),
         lane_(threadIdx.x % kWarp),
         warp_(threadIdx.x / kWarp),
-        ring_(shared + warp_ * Config::kWarpBytes),
-        barriers_(shared + Config::kRingBytes + warp_ * Config::kStages * 8) {
-    tokens_ = tokens;
-    key_part_ = Keys::Copy::lane_part(job.tile_k, head, lane_);
-    value_part_ = Values::Copy::lane_part(job.tile_v, head, lane_);
-    first_step_ = tokens.begin / kStepTokens;
-    const int end_step = (tokens.end + kStepTokens - 1) / kStepTokens;
-    num_steps_ = max(0, (end_step - first_step_ - warp_ + Config::kWarps - 1) / Config::kWarps);
-  }
+        ring_(walk, shared, warp_, lane_) {}
 
   __device__ void run() {
     find_seen();
-    if constexpr (Config::kIsBulk) init_barriers();
-    ask_for_blocks(0);
-    // The queries pass through the last stage before it is used.
-    constexpr int kLast = Config::kStages - 1;
-    for (int i = 0; i < kLast; ++i) start_copies(i, i);
-    load_queries(ring_ + kLast * Config::kStepBytes);
-    start_copies(kLast, kLast);
-    int stage = 0;
-    uint32_t phase = 0;
-    for (int i = 0; i < num_steps_; ++i) {
-      if constexpr (Config::kIsBulk) {
-        wait_for_bytes(barriers_ + stage * 8, phase);
-        if (has_unread_values(i, stage)) clear_unread_values(i, stage);
-      } else {
-        wait_for_copies<kLast>();
-        __syncwarp();
-      }
-      attend_step(i, stage);
-      __syncwarp();
-      start_copies(i + Config::kStages, stage);
-      if (++stage == Config::kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
+    ring_.begin();
+    load_queries(ring_.scratch());
+    ring_.after_queries();
+    for (int i = 0; i < ring_.num_steps(); ++i) {
+      ring_.wait(i);
+      attend_step(ring_.token(i));
+      ring_.next(i);
     }
-    if constexpr (!Config::kIsBulk) wait_for_copies<0>();
+    ring_.end();
   }
 
   // Requires: the CTA's rings are no longer used. shared: kWarps * 8 * (Dim + 4) floats and a
@@ -111,12 +62,6 @@ class TilePiece {
   __device__ void merge_and_store(float* shared, int split);
 
  private:
-  static constexpr int kStepTokens = Config::kTilesAtOnce * kTileTokens;
-
-  __device__ int step_token(int i) const {
-    return (first_step_ + warp_ + i * Config::kWarps) * kStepTokens;
-  }
-
   // What this lane's two queries see, and where all queries see everything.
   __device__ void find_seen() {
     const int t = lane_ % 4;
@@ -130,149 +75,6 @@ class TilePiece {
     if (r >= num_rows_) return {0, 0};
     const TokenRange seen = seen_by(job_, shape_, (first_row_ + r) / job_.q_per_kv);
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
-  }
-
-  // The blocks of step i's tiles, asked for a step before they are needed.
-  __device__ void ask_for_blocks(int i) {
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      next_tile_[u] = tile_place(step_token(i) + u * kTileTokens);
-      const bool is_inside = i < num_steps_ && step_token(i) + u * kTileTokens < tokens_.end;
-      next_block_[u] = is_inside ? table_[next_tile_[u].block] : kNoTile;
-    }
-  }
-
-  // Where a token's tile lies in the sequence's blocks.
-  struct TilePlace {
-    int block;
-    int offset;  // tokens
-  };
-  __device__ TilePlace tile_place(int token) const {
-    const int tile = token / kTileTokens;
-    const int per_block = job_.tiles_per_block;
-    if ((per_block & (per_block - 1)) == 0) {
-      const int block = tile >> (31 - __clz(per_block));
-      return {block, (tile & (per_block - 1)) * kTileTokens};
-    }
-    return {tile / per_block, tile % per_block * kTileTokens};
-  }
-
-  // Step i's tiles into a stage of the ring. A block out of range is noted.
-  __device__ void start_copies(int i, int stage) {
-    if (i < num_steps_) {
-      note_missing(stage);
-      if constexpr (Config::kIsBulk) {
-        if (lane_ == 0) start_bulk_copies(stage);
-      } else {
-#pragma unroll
-        for (int u = 0; u < Config::kTilesAtOnce; ++u) start_copy(i, u, stage);
-      }
-    }
-    if constexpr (!Config::kIsBulk) commit_copies();
-    ask_for_blocks(i + 1);
-  }
-
-  __device__ bool is_there(int u) const {
-    return next_block_[u] >= 0 && next_block_[u] < job_.num_packed_blocks;
-  }
-
-  __device__ void note_missing(int stage) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      if (is_there(u)) continue;
-      bits |= 1u << u;
-      if (next_block_[u] != kNoTile && lane_ == 0) atomicAdd(&job_.findings->out_of_range, 1ull);
-    }
-    const int at = stage * Config::kTilesAtOnce;
-    missing_ = (missing_ & ~(kStepBits << at)) | (bits << at);
-  }
-
-  // Tokens past the sequence's end become zeros: what lies there may be a NaN, and 0 * NaN is one.
-  __device__ void start_copy(int i, int u, int stage) {
-    const int num_tokens = is_there(u) ? shape_.seq_len - (step_token(i) + u * kTileTokens) : 0;
-    const auto block = static_cast<uint32_t>(is_there(u) ? next_block_[u] : 0);
-    const int offset = next_tile_[u].offset;
-    const uint32_t step = ring_ + stage * Config::kStepBytes;
-    Keys::Copy::start(job_.tile_k, key_part_, block, offset, num_tokens,
-                      step + u * Keys::Copy::kCodeBytes,
-                      step + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes, lane_);
-    Values::Copy::start(job_.tile_v, value_part_, block, offset, num_tokens,
-                        step + Config::kValuesAt + u * Values::Copy::kCodeBytes,
-                        step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes, lane_);
-  }
-
-  __device__ void init_barriers() {
-    if (lane_ == 0) {
-      for (int i = 0; i < Config::kStages; ++i) init_barrier(barriers_ + i * 8);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      fence_bulk_copies();
-    }
-    __syncwarp();
-  }
-
-  // By one lane. Tiles of one block come together.
-  __device__ void start_bulk_copies(int stage) {
-    const uint32_t step = ring_ + stage * Config::kStepBytes;
-    const uint32_t barrier = barriers_ + stage * 8;
-    if (job_.tiles_per_block % Config::kTilesAtOnce == 0) {
-      if (!is_there(0)) return expect_bytes(barrier, 0);
-      expect_bytes(barrier, Config::kStepBytes);
-      return start_bulk_copy(0, Config::kTilesAtOnce, step, barrier);
-    }
-    int num_there = 0;
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) num_there += is_there(u) ? 1 : 0;
-    expect_bytes(barrier, num_there * Config::kTileBytes);
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      if (is_there(u)) start_bulk_copy(u, 1, step, barrier);
-    }
-  }
-
-  __device__ void start_bulk_copy(int u, int num_tiles, uint32_t step, uint32_t barrier) {
-    const auto block = static_cast<uint32_t>(next_block_[u]);
-    const int offset = next_tile_[u].offset;
-    const auto copy = [&](const TileRegion& region, int row_bytes, uint32_t to) {
-      copy_bulk(to + u * kTileTokens * row_bytes,
-                region.at(block, offset * row_bytes + head_ * region.head_stride),
-                num_tiles * kTileTokens * row_bytes, barrier);
-    };
-    constexpr int kKeyScaleRow = Keys::Copy::kScaleBytes / kTileTokens;
-    constexpr int kValueScaleRow = Values::Copy::kScaleBytes / kTileTokens;
-    copy(job_.tile_k.codes, Keys::kRowBytes, step);
-    if (kKeyScaleRow > 0) copy(job_.tile_k.scales, kKeyScaleRow, step + Config::kKeyScalesAt);
-    copy(job_.tile_v.codes, Values::kRowBytes, step + Config::kValuesAt);
-    if (kValueScaleRow > 0) {
-      copy(job_.tile_v.scales, kValueScaleRow, step + Config::kValueScalesAt);
-    }
-  }
-
-  // Bulk copies bring whole tiles, and none where a block is missing: values that no query sees
-  // must become zeros all the same.
-  __device__ bool has_unread_values(int i, int stage) const {
-    return step_token(i) + kStepTokens > shape_.seq_len || is_missing_some(stage);
-  }
-  __device__ bool is_missing_some(int stage) const {
-    return (missing_ >> (stage * Config::kTilesAtOnce) & kStepBits) != 0;
-  }
-  __device__ void clear_unread_values(int i, int stage) {
-    const uint32_t step = ring_ + stage * Config::kStepBytes;
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      const bool is_missing = (missing_ >> (stage * Config::kTilesAtOnce + u) & 1u) != 0;
-      const int left = shape_.seq_len - (step_token(i) + u * kTileTokens);
-      const int first = is_missing ? 0 : min(max(left, 0), kTileTokens);
-      const auto clear = [&](uint32_t rows, int row_bytes) {
-        for (int b = first * row_bytes + lane_ * 2; b < kTileTokens * row_bytes; b += kWarp * 2) {
-          asm volatile("st.shared.u16 [%0], %1;" ::"r"(rows + b), "h"(uint16_t{0}) : "memory");
-        }
-      };
-      clear(step + Config::kValuesAt + u * Values::Copy::kCodeBytes, Values::kRowBytes);
-      clear(step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes,
-            Values::Copy::kScaleBytes / kTileTokens);
-    }
-    fence_bulk_copies();
-    __syncwarp();
   }
 
   // The queries in binary32 into shared memory, rows that are not there as zeros. All lanes load
@@ -351,8 +153,6 @@ class TilePiece {
       score_scale_.x *= kLog2E;
       score_scale_.y *= kLog2E;
     }
-    if constexpr (Config::kIsBulk) fence_bulk_copies();
-    __syncwarp();
   }
   template <class Combine>
   __device__ static float over_quad(float x, const Combine& combine) {
@@ -360,23 +160,20 @@ class TilePiece {
     return combine(x, __shfl_xor_sync(kWholeWarp, x, 2));
   }
 
-  __device__ void attend_step(int i, int stage) {
-    const int token = step_token(i);
-    const uint32_t step = ring_ + stage * Config::kStepBytes;
+  // token: the step's first.
+  __device__ void attend_step(int token) {
     Fragment scores[Config::kTilesAtOnce];
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      scores[u] = Keys::score(step + u * Keys::Copy::kCodeBytes,
-                              step + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes, queries_,
-                              query_sums_, key_scale_is_bf16(), lane_);
+      scores[u] = Keys::score(ring_.keys(u), ring_.key_scales(u), queries_, query_sums_,
+                              key_scale_is_bf16(), lane_);
       scale_scores(scores[u]);
     }
-    if (token < seen_by_all_.begin || token + kStepTokens > seen_by_all_.end ||
-        is_missing_some(stage)) {
+    if (token < seen_by_all_.begin || token + Config::kStepTokens > seen_by_all_.end ||
+        ring_.is_missing_some()) {
 #pragma unroll
       for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-        const int slot = stage * Config::kTilesAtOnce + u;
-        hide(token + u * kTileTokens, (missing_ >> slot & 1u) != 0, scores[u]);
+        hide(token + u * kTileTokens, ring_.is_missing(u), scores[u]);
       }
     }
     raise_maximum(scores);
@@ -389,10 +186,9 @@ class TilePiece {
       w.d[3] = fast_exp2(w.d[3] - state_.max.y);
       state_.sum.x += w.d[0] + w.d[2];
       state_.sum.y += w.d[1] + w.d[3];
-      const uint32_t scales = step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes;
-      if constexpr (Values::kScalesWeights) find_scale_unit(scales);
-      Values::add(step + Config::kValuesAt + u * Values::Copy::kCodeBytes, scales, w,
-                  state_.scale_unit, value_scale_is_bf16(), lane_, state_.sums);
+      if constexpr (Values::kScalesWeights) find_scale_unit(ring_.value_scales(u));
+      Values::add(ring_.values(u), ring_.value_scales(u), w, state_.scale_unit,
+                  value_scale_is_bf16(), lane_, state_.sums);
     }
   }
 
@@ -483,28 +279,17 @@ class TilePiece {
 
   const AttendJob& job_;
   const SequenceShape& shape_;
-  const int32_t* table_;  // of the sequence
-  const int head_;        // of the run
+  const TokenRange tokens_;
+  const int head_;  // of the run
   const int kv_head_;
   const int first_row_;
   const int num_rows_;
   const int lane_;
   const int warp_;
-  const uint32_t ring_;      // shared memory: [kStages] steps
-  const uint32_t barriers_;  // shared memory: [kStages], with bulk copies
-  static constexpr uint32_t kStepBits = (1u << Config::kTilesAtOnce) - 1;
+  Ring ring_;
   static_assert(Config::kStepBytes >= kTileRows * Dim * 4, "queries pass through a stage");
-  TokenRange tokens_;
-  int first_step_;
-  int num_steps_;
   TokenRange seen_[2];
   TokenRange seen_by_all_;
-  static constexpr int kNoTile = -0x7FFFFFFF;  // past the split's end: no block is asked for
-  TilePlace next_tile_[Config::kTilesAtOnce];
-  int next_block_[Config::kTilesAtOnce];
-  typename Keys::Copy::Lane key_part_;
-  typename Values::Copy::Lane value_part_;
-  uint32_t missing_ = 0;  // tiles of the ring whose block is out of range
   Queries<Dim> queries_;
   float2 query_sums_;
   float2 score_scale_;
@@ -588,10 +373,12 @@ __global__ void __launch_bounds__(TileConfig<Keys, Values>::kThreads,
                        job.num_splits == 1);
   }
   if (num_rows <= 0) return;
-  constexpr int kGranule = TileConfig<Keys, Values>::kTilesAtOnce * kTileTokens;
-  const TokenRange tokens =
-      split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits, split, kGranule);
-  TilePiece<Keys, Values, Dim> piece(job, shape, blockIdx.z, head, first_row, num_rows, tokens,
+  const TokenRange tokens = split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits,
+                                     split, TileConfig<Keys, Values>::kStepTokens);
+  const TileWalk walk = {
+      job, job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride,
+      shape.seq_len, head, tokens};
+  TilePiece<Keys, Values, Dim> piece(walk, shape, first_row, num_rows,
                                      static_cast<uint32_t>(__cvta_generic_to_shared(shared)));
   piece.run();
   __syncthreads();
@@ -607,8 +394,8 @@ TileKernel tile_kernel() {
       .threads = Config::kThreads,
       .shared_bytes = tile_shared_bytes<Keys, Values>(Dim),
       .ctas_per_multiprocessor = Config::kCtas,
-      .granule = Config::kTilesAtOnce * kTileTokens,
-      .is_bulk = Config::kIsBulk,
+      .granule = Config::kStepTokens * Config::kWarps,
+      .tiles_at_once = Config::kTilesAtOnce,
   };
 }
 
