@@ -3,10 +3,11 @@
 #
 #   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU])
 #
+# Building the target tests_<label> builds what ctest -L <label> runs.
+#
 # One process a binary, not one a test case, keeps ctest fast; the cases are counted from the XML
-# reports
-# (tools/dev/count_tests.py). A skipped case fails its binary, unless the test says GPU: those are
-# counted and shown.
+# reports (tools/dev/count_tests.py). A skipped case fails its binary, unless the test says GPU:
+# those are counted and shown.
 if(NOT BUILD_TESTING)
   return()
 endif()
@@ -24,10 +25,17 @@ function(kvx_add_test name)
                         rapidcheck nlohmann_json::nlohmann_json)
   target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name} --gtest_output=xml:${KVX_TEST_REPORTS}/${name}.xml)
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
   if(arg_GPU)
-    set_property(TEST ${name} APPEND PROPERTY LABELS gpu)
-  else()
+    list(APPEND arg_LABELS gpu)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
+  foreach(label IN LISTS arg_LABELS)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${name})
+  endforeach()
+  if(NOT arg_GPU)
     set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
   endif()
 endfunction()

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/float16.hpp"
+#include "runner/model.hpp"
 
 namespace kvx::runner {
 namespace {
@@ -90,9 +91,11 @@ TEST(Linear, MultipliesInF32) {
   expect_correct(DType::kF32);
 }
 
-TEST(Linear, MultipliesInBf16WhereTheCpuDoes) {
-  if (!cpu_multiplies_bf16()) GTEST_SKIP() << "this CPU has no bf16 products";
-  expect_correct(DType::kBF16);
+TEST(Linear, MultipliesInBf16WhereTheCpuDoesAndElsewhereModelsRefuseIt) {
+  if (cpu_multiplies_bf16()) return expect_correct(DType::kBF16);
+  const auto model = Model::load("any.gguf", DType::kBF16, serial_executor());
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().code, ErrorCode::kUnsupported) << model.error().message;
 }
 
 TEST(Linear, GivesTheSameBitsOnAnyNumberOfThreads) {

@@ -19,7 +19,7 @@ END
 }
 
 cmd_test() {
-  local preset=dev ctest_options=()
+  local preset=dev ctest_options=() targets=()
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
@@ -31,6 +31,7 @@ cmd_test() {
       --preset | -R | -L)
         (($# > 1)) || bad_usage test "$1 needs a value"
         if [[ $1 == --preset ]]; then preset=$2; else ctest_options+=("$1" "$2"); fi
+        if [[ $1 == -L ]]; then targets+=("tests_$2"); fi
         shift
         ;;
       *) bad_usage test "unknown option '$1'" ;;
@@ -43,7 +44,7 @@ cmd_test() {
   ensure_model
   ensure_text
   [[ $preset != dev ]] || configure_python
-  build_preset "$preset"
+  build_preset "$preset" ${targets[@]+"${targets[@]}"}
   summary
   echo
   run_tests "$preset" ${ctest_options[@]+"${ctest_options[@]}"}
