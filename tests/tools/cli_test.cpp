@@ -60,6 +60,20 @@ TEST_F(Cli, WritesWhatBenchMeasured) {
   EXPECT_EQ(num_files(), 2);
 }
 
+TEST_F(Cli, WritesWhatBenchMeasuredOfTheAbiInTheColumnsOfItsOwnBenchmark) {
+  const Outcome outcome =
+      kvx("bench abi --sequences 1,2 --lengths 32 --heads 1 --head-dim 16 --tokens-per-seq 4 "
+          "--iters 2 --warmup 1 --csv b.csv");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("% of memcpy"));
+  const std::string csv = read_file("csv", work() / "b.csv").value();
+  EXPECT_THAT(csv, StartsWith("kernel,seq_count,seq_len,block_size,num_heads,head_dim,num_blocks,"
+                              "iters,warmup,ms_per,tokens_per_s,gb_per_s,tokens_per_seq\n"));
+  EXPECT_THAT(csv, HasSubstr("\nwrite_nhd,1,32,16,1,16,2,2,1,"));
+  EXPECT_THAT(csv, HasSubstr("\ngather_hnd_packed,2,32,16,1,16,4,2,1,"));
+  EXPECT_THAT(csv, HasSubstr("\nmemcpy_write_hnd,"));
+}
+
 TEST_F(Cli, RefusesCommandsAndOptionsThatItDoesNotKnow) {
   expect_refused("", "command is missing");
   expect_refused("fly", "fly");
@@ -75,6 +89,11 @@ TEST_F(Cli, RefusesNumbersOutOfRange) {
   expect_refused("bench --heads 0", "--heads: is '0'");
   expect_refused("bench --block-size 1025", "--block-size: is '1025'");
   expect_refused("bench --lengths 64,x", "--lengths: is 'x'");
+  expect_refused("bench abi --tokens-per-seq 0", "--tokens-per-seq: is '0'");
+  expect_refused("bench abi --lengths 8 --tokens-per-seq 16", "tokens-per-seq is 16");
+  expect_refused("bench abi --head-dim 12", "head-dim is 12");
+  expect_refused("bench abi --layouts nhd,dhn", "dhn");
+  expect_refused("bench abi --iters -1", "--iters");
 }
 
 TEST_F(Cli, RefusesCachesThatDoNotExist) {

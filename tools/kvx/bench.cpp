@@ -189,8 +189,11 @@ void add_bench(CLI::App& app, Action& action) {
       "  kvx bench\n"
       "  kvx bench --formats bf16,nvfp4 --lengths 1024,8192,32768 --csv bench.csv\n"
       "  kvx bench --device cuda --formats bf16,int8,nvfp4 --shapes a,b\n"
-      "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n");
-  command->callback([&action, o] {
+      "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n"
+      "  kvx bench abi --csv abi.csv\n");
+  const CLI::App* abi = add_bench_abi(*command, action);
+  command->callback([&action, o, abi] {
+    if (abi->parsed()) return;
     action = [o] { return o->device == "cuda" ? run_cuda_bench(*o) : run_bench(*o); };
   });
 }

@@ -14,6 +14,8 @@ using Action = std::function<Status()>;
 void add_run(CLI::App& app, Action& action);
 void add_compare(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+// kvx bench abi; the command that was added to `bench`.
+CLI::App* add_bench_abi(CLI::App& bench, Action& action);
 void add_formats(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 

@@ -1,0 +1,66 @@
+// AbiCache: a 16-bit cache in a caller's memory, with the C ABI's calls that kvx bench abi
+// measures.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/result.hpp"
+#include "kvx/kvx_abi.h"
+
+namespace kvx::tool {
+
+struct AbiShape {
+  int seq_count = 8;
+  int seq_len = 1024;       // tokens of each sequence in the cache
+  int tokens_per_seq = 16;  // that a write adds to each sequence, at its end
+  int num_heads = 8;
+  int head_dim = 128;
+  int block_size = 16;
+
+  int num_blocks() const { return seq_count * ((seq_len + block_size - 1) / block_size); }
+  int64_t row_bytes() const { return int64_t{num_heads} * head_dim * 2; }  // of one token's K
+};
+
+// "nhd", "nhd_strided" (halves of a fused tensor), "hnd", "hnd_packed".
+const std::vector<std::string>& abi_layouts();
+
+class AbiCache {
+ public:
+  // INVALID_ARGUMENT: tokens_per_seq above seq_len, a head_dim that no pack of 8 divides.
+  static Status check(const AbiShape& shape);
+
+  // Requires: a checked shape, a layout of the list.
+  AbiCache(const AbiShape& shape, const std::string& layout);
+  AbiCache(const AbiCache&) = delete;
+
+  Status write();
+  Status gather();
+  // The same bytes from one array to another, for comparison.
+  void copy_as_write();
+  void copy_as_gather();
+
+  int64_t tokens_of_write() const { return int64_t{shape_.seq_count} * shape_.tokens_per_seq; }
+  int64_t tokens_of_gather() const { return int64_t{shape_.seq_count} * shape_.seq_len; }
+
+ private:
+  void describe_cache(const std::string& layout);
+  void describe_calls();
+  kvx_tensor_desc_t io_tensor(int64_t tokens, std::vector<uint16_t>& memory) const;
+  void copy(int64_t tokens);
+
+  AbiShape shape_;
+  std::vector<uint16_t> k_;  // both halves of a fused tensor lie in k_
+  std::vector<uint16_t> v_;
+  std::vector<uint16_t> key_;  // [tokens_of_gather, num_heads, head_dim]
+  std::vector<uint16_t> value_;
+  std::vector<uint16_t> copied_;  // as much as key_ and value_ together
+  std::vector<int64_t> slots_;    // [tokens_of_write]
+  std::vector<int32_t> blocks_;   // [seq_count, blocks of a sequence]
+  std::vector<int32_t> lengths_;
+  kvx_cache_desc_t cache_{};
+  kvx_write_desc_t write_{};
+  kvx_gather_desc_t gather_{};
+};
+
+}  // namespace kvx::tool
