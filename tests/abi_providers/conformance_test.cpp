@@ -73,6 +73,7 @@ const Broken kBroken[] = {
     {"PLAN_IS_STATIC", "write at the same time"},
     {"KEEPS_POINTERS", "keep no pointer after a call"},
     {"K_AND_V_CHANGE_PLACES", "gather PACKED NHD"},
+    {"ENDS_THE_PROCESS", "write F16 NHD"},
     {"WRITES_ONE_TOO_MANY", "write every slot alone"},
 };
 

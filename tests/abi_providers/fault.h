@@ -39,6 +39,7 @@ enum fault {
   PLAN_IS_STATIC,             /* a call's plan lies in memory that all threads share */
   KEEPS_POINTERS,             /* looks at the slots of the call before */
   K_AND_V_CHANGE_PLACES,      /* a gather's key comes from V */
+  ENDS_THE_PROCESS,           /* exit(0) in the first call that moves something */
   WRITES_ONE_TOO_MANY         /* an element behind every row */
 };
 
