@@ -75,8 +75,8 @@ class Case {
   // For whoever has to find out why.
   void describe(kvx_status_t status, kvx_status_t slow,
                 const std::vector<std::vector<uint8_t>>& after) {
-    std::fprintf(stderr, "%s: status %d, the slow provider's %d\n",
-                 is_write_ ? "write" : "gather", status, slow);
+    std::fprintf(stderr, "%s: status %d, the slow provider's %d\n", is_write_ ? "write" : "gather",
+                 status, slow);
     for (const kvx_tensor_desc_t* tensor : {&cache().k, &cache().v, &io().key, &io().value}) {
       uint32_t words[4];
       memcpy(words, tensor, sizeof words);
