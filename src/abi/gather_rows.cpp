@@ -79,8 +79,14 @@ Status gather(const kvx_gather_args_t* caller) {
     if (layer.v_head_dim() == 0) return invalid_argument("args.v is set; the layer stores no V");
     KVX_ASSIGN_OR_RETURN(args.v, read_rows(known.v, num_heads, layer.v_head_dim(), "v"));
   }
+  // Ranges are bounded before the rows are measured by them: 2^31 rows lie over everything.
+  const int64_t capacity = table.max_blocks * layer.view.block_size;
   int64_t num_rows = 0;
   for (const ops::GatherRange& range : ranges) {
+    if (range.num_tokens > capacity) {
+      return out_of_range("a range is {} tokens; a block table row covers {}", range.num_tokens,
+                          capacity);
+    }
     const auto end = (CheckedSize(range.first_row) + CheckedSize(range.num_tokens)).get();
     if (!end) return out_of_range("a range begins at row {}; expected 0 or more", range.first_row);
     num_rows = std::max(num_rows, *end);
