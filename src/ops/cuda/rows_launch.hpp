@@ -22,7 +22,7 @@ struct RowsLaunch {
     launch.num_rows = num_units * num_heads * 2;
     const int64_t wanted = ceil_div<int64_t>(launch.num_rows, kWarpsPerCta);
     // More rows than that are taken in turns.
-    launch.num_ctas = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{1} << 20));
+    launch.num_ctas = static_cast<unsigned>(std::min<int64_t>(wanted, 8192));
     launch.shared_bytes = kWarpsPerCta * head_dim * static_cast<int>(sizeof(float));
     return launch;
   }
