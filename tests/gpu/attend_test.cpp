@@ -63,6 +63,8 @@ const std::pair<const char*, const char*> kTilePairs[] = {
     {"int8", "int4"},
     {"fp8_e4m3", "nvfp4"},
     {"bf16", "int4"},
+    {"fp8_e4m3@row", "fp8_e4m3@row"},
+    {"fp8_e5m2@row", "fp8_e5m2@row"},
 };
 
 bool is_16_bit(const std::string& format) {

@@ -1,6 +1,7 @@
 // A TestLayer's memory on the device, and its view there.
 #pragma once
 
+#include "ops/transform.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/support/test_layer.hpp"
 

@@ -54,8 +54,12 @@ struct SceneOptions {
   int wide_tail = 2;        // blocks
 };
 
+// "fp8_e4m3@row" is the format with scales computed for each row.
 inline format::FormatSpec spec_named(const std::string& name) {
-  return format::make_spec(format::format_named(name).value()).value();
+  const size_t at = name.find("@row");
+  format::SpecOptions options;
+  if (at != std::string::npos) options.scale_source = format::ScaleSource::kComputed;
+  return format::make_spec(format::format_named(name.substr(0, at)).value(), options).value();
 }
 
 // The blocks of one layer. Every byte starts as 0xFF, which is NaN in all that can say it.

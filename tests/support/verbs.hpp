@@ -84,4 +84,10 @@ inline format::FormatSpec computed_spec(const format::Facts& facts) {
   return format::make_spec(facts, {.scale_source = format::ScaleSource::kComputed}).value();
 }
 
+// The same, or the format's only one where it has no scale.
+inline format::FormatSpec computed_or_only(const format::Facts& facts) {
+  const bool computes = facts.scale_sources.allows(format::ScaleSource::kComputed);
+  return computes ? computed_spec(facts) : format::make_spec(facts).value();
+}
+
 }  // namespace kvx::tests

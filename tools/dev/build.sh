@@ -6,7 +6,7 @@ Builds the library, the tools and the tests into build/<preset>.
 
 usage: ./dev build [PRESET] [-- NINJA OPTIONS]
 
-  PRESET    dev (default), release, asan, tsan or fuzz, as in CMakePresets.json
+  PRESET    dev (default), release, cuda, asan, tsan or fuzz, as in CMakePresets.json
 
 example: ./dev build asan -- -j4
 END
@@ -22,7 +22,7 @@ cmd_build() {
     [[ $1 == -- ]] || bad_usage build "unknown option '$1'"
     shift
   fi
-  [[ $preset =~ ^(dev|release|asan|tsan|fuzz)$ ]] || bad_usage build "unknown preset '$preset'"
+  [[ $preset =~ ^(dev|release|cuda|asan|tsan|fuzz)$ ]] || bad_usage build "unknown preset '$preset'"
   ensure_packages
   build_preset "$preset" "$@"
   summary
@@ -35,6 +35,7 @@ build_preset() {
   if command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=${CMAKE_C_COMPILER_LAUNCHER:-ccache}
     export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
+    export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER:-ccache}
   fi
   mkdir -p "build/$preset"
   if [[ ! -f build/$preset/build.ninja ]]; then

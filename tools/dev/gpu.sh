@@ -1,21 +1,62 @@
-# ./dev gpu: the tests that need a GPU.
+# ./dev gpu: everything that needs a GPU: tests, compute-sanitizer, benchmark.
 
 help_gpu() {
   cat <<'END'
-Runs the tests labelled gpu, and takes a missing GPU for a failure.
+Builds with CUDA, runs the GPU's tests, the same under compute-sanitizer, and the benchmark.
 
-usage: ./dev gpu [-R REGEX]
+usage: ./dev gpu [--tests | --bench] [-R FILTER]
+
+  --tests    only the tests, a missing GPU is a failure
+  --bench    only the benchmark: kvx bench --device cuda
+  -R FILTER  only test cases that GoogleTest's filter names
+
+Needs an NVIDIA driver, a Hopper GPU and nvcc (KVX_CUDA in cmake/cuda.cmake).
 END
 }
 
+# Test cases that between them launch every kernel, small enough to run under the sanitizer.
+SANITIZED='GpuAppend.HandlesHeadDims*:GpuAppend.Skips*:GpuGoldenRows.Transforms*:GpuCopyBlocks.Skips*'
+SANITIZED+=':GpuAttend.Tiles*:GpuAttend.Captured*:GpuAttend.Skips*:GpuAttend.Heads*'
+
 cmd_gpu() {
+  local only=all filter='*'
+  while (($# > 0)); do
+    case $1 in
+      --tests | --bench) only=${1#--} ;;
+      -R)
+        (($# > 1)) || bad_usage gpu "$1 needs a value"
+        filter=$2
+        shift
+        ;;
+      *) bad_usage gpu "unknown option '$1'" ;;
+    esac
+    shift
+  done
   command -v nvidia-smi >/dev/null || fail "no NVIDIA driver on this machine (nvidia-smi is missing)"
-  grep -q '"name": "cuda"' CMakePresets.json ||
-    fail "this version has no CUDA backend (CMakePresets.json has no preset cuda)"
   export KVX_REQUIRE_GPU=1
   ensure_packages
-  ensure_model
-  ensure_text
   build_preset cuda
-  run_tests cuda -L gpu "$@"
+  local tests=build/cuda/tests/gpu/gpu_test
+  if [[ $only != bench ]]; then
+    step "GPU tests"
+    "$tests" --gtest_brief=1 --gtest_filter="$filter" || fail "GPU tests failed"
+  fi
+  if [[ $only == all ]]; then
+    sanitize "$tests"
+  fi
+  if [[ $only != tests ]]; then
+    step "kvx bench --device cuda"
+    build/cuda/tools/kvx/kvx bench --device cuda
+  fi
+}
+
+# Every kernel under each of compute-sanitizer's tools.
+sanitize() {
+  command -v compute-sanitizer >/dev/null || fail "compute-sanitizer is missing (CUDA toolkit)"
+  local tool
+  for tool in memcheck racecheck synccheck initcheck; do
+    step "compute-sanitizer $tool"
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$1" --gtest_brief=1 \
+      --gtest_filter="$SANITIZED" || fail "compute-sanitizer $tool found errors"
+  done
 }

@@ -51,7 +51,7 @@ Table status_table() {
   for (const format::Facts* facts : format::kAllFacts) {
     std::vector<std::string> row = {std::string(facts->name)};
     for (const Verb& verb : kVerbs) row.push_back(levels_of(verb, facts->id));
-    row.push_back("not yet");
+    row.push_back("sm_90a");  // every verb visits the one list of formats
     table.add_row(row);
   }
   return table;
@@ -67,7 +67,9 @@ std::string status_markdown() {
   return "# Status\n\n"
          "Which format works in which verb on which backend. Printed by `kvx info --status "
          "--markdown` from the kernel tables; a\ntest keeps the two equal. CPU levels are chosen "
-         "at start by what the machine runs; `KVX_CPU` forces one.\n\n" +
+         "at start by what the machine runs; `KVX_CPU` forces one. CUDA: all four verbs, where it "
+         "is "
+         "built;\n[cuda.md](cuda.md) says what takes its fast kernels.\n\n" +
          status_table().markdown();
 }
 

@@ -3,6 +3,7 @@
 
 #include "device/cuda_error.hpp"
 #include "ops/append/append_cuda.hpp"
+#include "ops/append/encode_quad.cuh"
 #include "ops/append/encode_row.cuh"
 #include "ops/cuda/floats.cuh"
 #include "ops/cuda/rows_launch.hpp"
@@ -18,6 +19,7 @@ struct AppendSide {
   FloatRows input;
   SideTransform transform;
   bool keeps_bits;  // the cache's own type, untransformed
+  bool uses_quads;  // four neighbours a lane, without shared memory
 };
 
 struct AppendJob {
@@ -30,12 +32,31 @@ struct AppendJob {
   int block_size;
   const int64_t* slot_mapping;  // [num_tokens]
   const int64_t* positions;     // [num_tokens], or null
-  int64_t num_rows;
+  uint32_t num_rows;
   CudaFindings* findings;
 };
 
-__device__ void copy_bits(const uint8_t* from, int num_bytes, uint8_t* to, int lane) {
-  for (int i = lane; i < num_bytes; i += kWarp) to[i] = from[i];
+// 16 bits a number, or 32.
+__device__ void copy_bits(const AppendSide& part, const uint8_t* from, uint8_t* to, int lane) {
+  if (!part.uses_quads) {
+    for (int i = lane; i < part.side.code_bytes; i += kWarp) to[i] = from[i];
+  } else if (lane * kQuad >= part.side.view.head_dim) {
+    return;
+  } else if (part.input.dtype == DType::kF32) {
+    reinterpret_cast<uint4*>(to)[lane] = reinterpret_cast<const uint4*>(from)[lane];
+  } else {
+    reinterpret_cast<uint2*>(to)[lane] = reinterpret_cast<const uint2*>(from)[lane];
+  }
+}
+
+// Slots are mostly fewer than 2^31, and a 64-bit division costs as much as encoding.
+__device__ TokenRun place_of_slot(const AppendJob& job, int64_t slot) {
+  if (job.num_slots <= INT32_MAX) {
+    const auto s = static_cast<uint32_t>(slot);
+    const auto size = static_cast<uint32_t>(job.block_size);
+    return {s / size, static_cast<int>(s % size), 1};
+  }
+  return {slot / job.block_size, static_cast<int>(slot % job.block_size), 1};
 }
 
 __device__ void append_row(const AppendJob& job, const AppendSide& part, int64_t token, int head,
@@ -54,24 +75,29 @@ __device__ void append_row(const AppendJob& job, const AppendSide& part, int64_t
     if (lane == 0 && head == 0) atomicAdd(&job.findings->out_of_range, 1ull);
     return;
   }
-  const int64_t block = slot / job.block_size;
-  const int64_t offset = slot % job.block_size;
+  const TokenRun place = place_of_slot(job, slot);
   const uint8_t* input = part.input.data + (token * part.input.token_stride +
                                             (job.first_head + head) * part.input.head_stride) *
                                                bytes_of(part.input.dtype);
-  if (part.keeps_bits) {
-    return copy_bits(input, side.code_bytes, side.codes(block, offset, head), lane);
+  const RowTarget to = {side.codes(place.block, place.first_token, head),
+                        side.scales(place.block, place.first_token, head), side.tensor_scale(head)};
+  if (part.keeps_bits) return copy_bits(part, input, to.codes, lane);
+  const TransformRow transform = transform_row(
+      part.transform, job.first_head + head, job.num_kv_heads, side.view.head_dim, position_block);
+  int counted = 0;
+  if (part.uses_quads) {
+    Quad q = {};
+    if (lane * kQuad < side.view.head_dim) q = load_quad(part.input.dtype, input, lane);
+    apply_transform_quad(transform, q, side.view.head_dim, lane);
+    counted = encode_quad(side, to, q, lane);
+  } else {
+    __syncwarp();
+    for (int d = lane; d < side.view.head_dim; d += kWarp) {
+      x[d] = load_float(part.input.dtype, input, d);
+    }
+    apply_transform_row(transform, x, side.view.head_dim, lane);
+    counted = encode_row(side, to, x, lane);
   }
-  __syncwarp();
-  for (int d = lane; d < side.view.head_dim; d += kWarp) {
-    x[d] = load_float(part.input.dtype, input, d);
-  }
-  apply_transform_row(transform_row(part.transform, job.first_head + head, job.num_kv_heads,
-                                    side.view.head_dim, position_block),
-                      x, side.view.head_dim, lane);
-  const RowTarget to = {side.codes(block, offset, head), side.scales(block, offset, head),
-                        side.tensor_scale(head)};
-  const int counted = encode_row(side, to, x, lane);
   if (counted > 0)
     atomicAdd(&job.findings->nonfinite_inputs, static_cast<unsigned long long>(counted));
 }
@@ -83,10 +109,11 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
   const int warp = threadIdx.x / kWarp;
   const int warps_per_cta = RowsLaunch::kThreads / kWarp;
   float* x = shared + warp * max(job.k.side.view.head_dim, job.v.side.view.head_dim);
-  for (int64_t row = int64_t{blockIdx.x} * warps_per_cta + warp; row < job.num_rows;
-       row += int64_t{gridDim.x} * warps_per_cta) {
-    const int64_t token = row / (2 * job.num_heads);
-    const int in_token = static_cast<int>(row % (2 * job.num_heads));
+  const auto rows_of_token = static_cast<uint32_t>(2 * job.num_heads);
+  for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < job.num_rows;
+       row += gridDim.x * warps_per_cta) {
+    const uint32_t token = row / rows_of_token;
+    const int in_token = static_cast<int>(row % rows_of_token);
     const bool is_key = in_token < job.num_heads;
     append_row(job, is_key ? job.k : job.v, token, is_key ? in_token : in_token - job.num_heads, x,
                lane);
@@ -96,7 +123,8 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
 AppendSide append_side(const SideView& side, const FloatRows& input,
                        const SideTransform& transform) {
   return {cuda_side(side), input, transform,
-          side.head_dim > 0 && transform.is_identity() && stored_dtype(side.spec) == input.dtype};
+          side.head_dim > 0 && transform.is_identity() && stored_dtype(side.spec) == input.dtype,
+          side.head_dim > 0 && fits_quads(side, input)};
 }
 
 Status check_can_append(const SideView& side) {
@@ -122,6 +150,10 @@ Status append(const CudaContext& context, const AppendArgs& args, CudaFindings* 
   for (const HeadRun& run : args.cache.runs) {
     const auto launch = cuda::RowsLaunch::of(std::ssize(args.slot_mapping), run.num_heads,
                                              std::max(run.k.head_dim, run.v.head_dim));
+    if (launch.num_rows > INT32_MAX) {
+      return invalid_argument("slot_mapping has {} tokens; {} rows are more than one call can take",
+                              args.slot_mapping.size(), launch.num_rows);
+    }
     const cuda::AppendJob job = {
         .k = cuda::append_side(run.k, args.k, args.transform.k),
         .v = cuda::append_side(run.v, args.v, args.transform.v),
@@ -132,7 +164,7 @@ Status append(const CudaContext& context, const AppendArgs& args, CudaFindings* 
         .block_size = args.cache.block_size,
         .slot_mapping = args.slot_mapping.data(),
         .positions = args.positions.data(),
-        .num_rows = launch.num_rows,
+        .num_rows = static_cast<uint32_t>(launch.num_rows),
         .findings = findings,
     };
     cuda::append_rows<<<launch.num_ctas, cuda::RowsLaunch::kThreads, launch.shared_bytes,

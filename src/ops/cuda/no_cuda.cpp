@@ -2,6 +2,7 @@
 // (device/no_cuda.cpp).
 #include "ops/append/append_cuda.hpp"
 #include "ops/attend/attend_cuda.hpp"
+#include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 
 namespace kvx::ops {
@@ -17,6 +18,10 @@ Status append(const CudaContext&, const AppendArgs&, CudaFindings*) {
   return no_cuda();
 }
 Status gather(const CudaContext&, const GatherArgs&, int64_t, CudaFindings*) {
+  return no_cuda();
+}
+Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const BlockCopy*,
+                   int64_t, CudaFindings*) {
   return no_cuda();
 }
 bool attend_has_tiles(const AttendArgs&) {

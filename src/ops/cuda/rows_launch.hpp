@@ -21,8 +21,9 @@ struct RowsLaunch {
     RowsLaunch launch;
     launch.num_rows = num_units * num_heads * 2;
     const int64_t wanted = ceil_div<int64_t>(launch.num_rows, kWarpsPerCta);
-    // More rows than that are taken in turns.
-    launch.num_ctas = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{1} << 20));
+    // Enough to fill any device; more rows are taken in turns.
+    constexpr int64_t kMostCtas = 8192;
+    launch.num_ctas = static_cast<unsigned>(std::min(wanted, kMostCtas));
     launch.shared_bytes = kWarpsPerCta * head_dim * static_cast<int>(sizeof(float));
     return launch;
   }

@@ -86,12 +86,9 @@ struct FromE4M3 {
 struct FromE8M0 {
   static constexpr float kUnit = 0.0625f;
   __device__ static uint32_t f16x2(uint32_t bytes) {
-    constexpr uint32_t kBias = 127 - 15 - 4;
-    const uint32_t low = bytes & 0xFFu;
-    const uint32_t high = (bytes >> 8) & 0xFFu;
-    const uint32_t a = min(max(low, kBias) - kBias, 31u);
-    const uint32_t b = min(max(high, kBias) - kBias, 31u);
-    return (a << 10) | (b << 26);
+    constexpr uint32_t kBias = (127 - 15 - 4) * 0x00010001u;
+    const uint32_t both = __byte_perm(bytes, 0, 0x4140);  // a half each
+    return __vminu2(__vmaxu2(both, kBias) - kBias, 31 * 0x00010001u) << 10;
   }
 };
 

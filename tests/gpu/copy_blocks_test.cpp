@@ -1,0 +1,74 @@
+// copy_blocks on the device against the CPU, byte for byte.
+#include "ops/copy_blocks/copy_blocks_cuda.hpp"
+
+#include "format/list.hpp"
+#include "tests/gpu/mirrored_layer.hpp"
+#include "tests/support/compare_bytes.hpp"
+#include "tests/support/verbs.hpp"
+
+namespace kvx::tests {
+namespace {
+
+class GpuCopyBlocks : public GpuTest {
+ protected:
+  // Copies some blocks, one of them in part, on both machines.
+  void compare(const format::FormatSpec& from_spec, const format::FormatSpec& to_spec) {
+    SCOPED_TRACE(fmt::format("{} to {}", from_spec.facts->name, to_spec.facts->name));
+    const LayerShape shape = {.num_blocks = 4, .block_size = 8, .num_heads = 2, .k_dim = 128};
+    LayerShape to_shape = shape;
+    to_shape.order = Order::kHnd;
+    TestLayer from(from_spec, from_spec, shape);
+    TestLayer host(to_spec, to_spec, to_shape);
+    TestLayer device(to_spec, to_spec, to_shape);
+    const auto cpu = serial_context(device::CpuLevel::kScalar);
+    ASSERT_TRUE(append_rows(cpu, from, shape, normal_rows(shape, 32, 3), slots_from(0, 32)).ok());
+    std::vector<ops::BlockCopy> copies = {{0, 3, 8}, {2, 0, 5}, {1, 1, 8}};
+    ASSERT_TRUE(ops::copy_blocks(cpu, from.view(), host.view(), copies).ok());
+
+    Mirror mirror(memory());
+    MirroredLayer from_device(mirror, from);
+    MirroredLayer to_device(mirror, device);
+    const Findings findings(memory());
+    const Status status = ops::copy_blocks(context(), from_device.view(), to_device.view(),
+                                           mirror.add(copies), 3, findings.get());
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    synchronize();
+    to_device.fetch(mirror);
+    EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
+    EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
+    EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
+    EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+    EXPECT_EQ(findings.read().out_of_range, 0u);
+  }
+};
+
+TEST_F(GpuCopyBlocks, WritesTheCpusBytesFromEveryFormatToEveryOther) {
+  for (const format::Facts* from : format::kAllFacts) {
+    for (const format::Facts* to : format::kAllFacts) {
+      compare(computed_or_only(*from), computed_or_only(*to));
+    }
+  }
+}
+
+TEST_F(GpuCopyBlocks, SkipsAndCountsCopiesOutOfRange) {
+  const format::FormatSpec spec = spec_named("int8");
+  const LayerShape shape = {.num_blocks = 2, .block_size = 4, .num_heads = 1};
+  TestLayer from(spec, spec, shape);
+  TestLayer to(spec, spec, shape);
+  to.k.codes.assign(to.k.codes.size(), 0x11);
+  Mirror mirror(memory());
+  MirroredLayer from_device(mirror, from);
+  MirroredLayer to_device(mirror, to);
+  std::vector<ops::BlockCopy> copies = {{0, 2, 4}, {-1, 0, 4}, {0, 0, 5}};
+  const Findings findings(memory());
+  ASSERT_TRUE(ops::copy_blocks(context(), from_device.view(), to_device.view(), mirror.add(copies),
+                               3, findings.get())
+                  .ok());
+  synchronize();
+  EXPECT_EQ(findings.read().out_of_range, 3u);
+  to_device.fetch(mirror);
+  for (const uint8_t byte : to.k.codes) ASSERT_EQ(byte, 0x11);
+}
+
+}  // namespace
+}  // namespace kvx::tests
