@@ -16,6 +16,8 @@ void add_compare(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_formats(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
+void add_cache(CLI::App& app, Action& action);
+void add_replay(CLI::App& app, Action& action);
 
 // Accepts whole numbers from low to high; the message names the value and what was expected.
 CLI::Validator whole_number(int64_t low, int64_t high);
