@@ -70,4 +70,11 @@ Status KvAttention::reset_to_prefix(const cache::PrefixKeys& keys, std::span<con
   return {};
 }
 
+Status KvAttention::load(const std::string& path) {
+  KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
+  const Result<int> loaded = cache_->load_sequence(path);
+  KVX_ASSIGN_OR_RETURN(sequence_, loaded.ok() ? loaded : cache_->create_sequence());
+  return loaded.ok() ? Status{} : Status{loaded.error()};
+}
+
 }  // namespace kvx::runner

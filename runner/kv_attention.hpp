@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "kv/kv_cache.hpp"
 #include "runner/attention_backend.hpp"
@@ -44,6 +45,9 @@ class KvAttention final : public AttentionBackend {
   // The same, then begins with the longest cached prefix of the tokens: num_tokens() says how much,
   // at least the last one is left to feed. Needs options.prefix.is_on.
   Status reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens);
+  // Becomes the sequence of a file. KvCache::load_sequence's errors; the old tokens are gone even
+  // so.
+  Status load(const std::string& path);
   const kv::KvCache& cache() const { return *cache_; }
   kv::KvCache& cache() { return *cache_; }
   int sequence() const { return sequence_; }

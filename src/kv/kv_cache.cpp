@@ -78,8 +78,10 @@ Status KvCache::create_pool() {
                          cache::plan_pool(config_.memory_budget_bytes, demands));
     num_blocks = plan.num_blocks;
   } else {
+    // With prefixes one more: save_sequence() copies the open block through it.
+    const int64_t num_spare = config_.prefix.is_on ? 1 : 0;
     for (const cache::ClassDemand& demand : demands) {
-      num_blocks.push_back(demand.blocks_per_sequence * config_.max_sequences);
+      num_blocks.push_back(demand.blocks_per_sequence * config_.max_sequences + num_spare);
     }
   }
   std::vector<cache::BlockClassSpec> classes;

@@ -98,6 +98,10 @@ class KvCache {
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.
   // INVALID_ARGUMENT or OUT_OF_RANGE: no such sequence, a step is open, more tokens than it has.
   Status record_tokens(int sequence, std::span<const int32_t> tokens);
+  // What was recorded; empty while prefixes are off. Requires: the sequence is in use.
+  std::span<const int32_t> recorded_tokens(int sequence) const {
+    return prefixes_ ? prefixes_->tokens(sequence) : std::span<const int32_t>();
+  }
 
   // A twin with the same tokens in the same blocks; the open block is copied by whoever writes to
   // it first. Errors as free_sequence and create_sequence.

@@ -204,8 +204,8 @@ TEST_F(KvCacheFile, LoadsAsManyPrefixesAsThereIsRoomFor) {
   feed(*cache, one, stream, 0, 112, 1000);
   ASSERT_TRUE(cache->record_tokens(one, token_ids(112)).ok());
   ASSERT_TRUE(cache->save_prefixes(path_).ok());
-  config.max_tokens_per_sequence = 64;
-  config.max_sequences = 1;  // four blocks
+  config.max_tokens_per_sequence = 48;
+  config.max_sequences = 1;  // four blocks, the spare one with them
   auto small = created(config);
   const LoadReport report = small->load_prefixes(path_).value();
   EXPECT_EQ(report.num_loaded, 4);

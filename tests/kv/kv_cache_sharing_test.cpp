@@ -301,7 +301,7 @@ TEST(Prefix, EventsTellWhatComesAndGoes) {
   const Stream stream(200);
   KvCacheConfig config = config_of("int8", kBlockSize);
   config.max_tokens_per_sequence = 64;
-  config.max_sequences = 1;  // four blocks in all
+  config.max_sequences = 1;  // five blocks in all
   config.prefix.is_on = true;
   auto cache = created(config);
   std::vector<std::pair<cache::PrefixEvent::Kind, int32_t>> events;  // with the first token
@@ -312,7 +312,7 @@ TEST(Prefix, EventsTellWhatComesAndGoes) {
   feed_and_record(*cache, one, stream, 0, 48);
   ASSERT_TRUE(cache->free_sequence(one).ok());
   const int two = cache->create_sequence().value();
-  feed(*cache, two, stream, 0, 32, 1000);  // takes the free block and evicts the chain's last
+  feed(*cache, two, stream, 0, 48, 1000);  // takes the free blocks and evicts the chain's last
   using Kind = cache::PrefixEvent::Kind;
   const std::vector<std::pair<Kind, int32_t>> expected = {
       {Kind::kStored, 0}, {Kind::kStored, 16}, {Kind::kStored, 32}, {Kind::kRemoved, 32}};
@@ -334,7 +334,7 @@ TEST(Prefix, AStepThatFindsNoBlocksChangesNothing) {
   ASSERT_FALSE(needs.ok());
   config.memory_budget_bytes = 0;
   config.max_tokens_per_sequence = 64;
-  auto cache = created(config);  // eight blocks
+  auto cache = created(config);
   const int one = cache->create_sequence().value();
   feed(*cache, one, stream, 0, 40, 1000);
   const int twin = cache->fork_sequence(one).value();

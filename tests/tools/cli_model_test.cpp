@@ -93,5 +93,69 @@ TEST_F(CliModel, RefusesATruncatedModel) {
   expect_refused("run -m model.gguf -p x", "model is 'model.gguf'");
 }
 
+// ---- cache files
+
+TEST_F(CliModel, ASavedCacheGoesOnAsTheRunWould) {
+  for (const char* cache : {"bf16", "int4:sink=4,recent=8"}) {
+    const std::string options = fmt::format("-m model.gguf --block-size 4 --cache {} ", cache);
+    const Outcome run = kvx("run " + options + "--raw -p 'hello there my friend' -n 12");
+    const Outcome saved =
+        kvx("cache save " + options + "--raw -p 'hello there my friend' -o c.kvx --zstd 3");
+    ASSERT_EQ(saved.exit_code, 0) << saved.err;
+    EXPECT_EQ(saved.out, "21 tokens in c.kvx\n");
+    const Outcome loaded = kvx("cache load " + options + "c.kvx -n 12");
+    ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+    EXPECT_EQ(loaded.out, run.out);
+    EXPECT_EQ(kvx("cache verify c.kvx").exit_code, 0);
+    EXPECT_THAT(kvx("cache inspect c.kvx").out, HasSubstr("a sequence of 21 tokens"));
+  }
+}
+
+TEST_F(CliModel, SaysWhatIsWrongWithACacheFile) {
+  ASSERT_EQ(kvx("cache save -m model.gguf --block-size 4 -f text.txt --ctx 32 -o c.kvx").exit_code,
+            2);  // 200 tokens
+  write("short.txt", "hello there");
+  ASSERT_EQ(kvx("cache save -m model.gguf --block-size 4 -f short.txt -o c.kvx").exit_code, 0);
+  expect_refused("cache load -m model.gguf --block-size 8 c.kvx", "block_size is 4; expected 8");
+  expect_refused("cache load -m model.gguf --block-size 4 --cache int8 c.kvx", "layers_from_0");
+  expect_refused("cache load -m model.gguf none.kvx", "No such file");
+  expect_refused("cache inspect model.gguf", "it is no cache file");
+  std::string bytes = read_file("file", work() / "c.kvx").value();
+  bytes[100] = static_cast<char>(bytes[100] ^ 1);
+  write("bad.kvx", bytes);
+  expect_refused("cache verify bad.kvx", "pieces are bad; block 0: a piece's checksum is");
+  expect_refused("cache load -m model.gguf --block-size 4 bad.kvx", "checksum");
+}
+
+TEST_F(CliModel, ASecondRunBeginsWithTheFirstOnesBlocks) {
+  const std::string command =
+      "run -m model.gguf --block-size 4 --raw -p 'hello there my friend' -n 8";
+  const Outcome plain = kvx(command);
+  const Outcome first = kvx(command + " --prefix-cache p.kvx");
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("prefix cache: 0 of 21 prompt tokens"));
+  const Outcome second = kvx(command + " --prefix-cache p.kvx");
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(second.err, HasSubstr("prefix cache: 20 of 21 prompt tokens"));
+  EXPECT_EQ(first.out, plain.out);
+  EXPECT_EQ(second.out, plain.out);
+  expect_refused("run -m model.gguf -p hello --prefix-cache model.gguf", "it is no cache file");
+}
+
+TEST_F(CliModel, ReplaysATraceAndWritesItsChart) {
+  const Outcome outcome =
+      kvx("replay --generate 300 --blocks 100,1000 --host-blocks 500 --bytes-per-token 23040 "
+          "--save-trace t.jsonl --html r.html --json r.json");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("prefill saved %"));
+  const auto json = nlohmann::json::parse(read_file("json", work() / "r.json").value());
+  EXPECT_EQ(json["runs"].size(), 6u);  // three policies, two sizes
+  EXPECT_THAT(read_file("html", work() / "r.html").value(), HasSubstr("generated, seed 1"));
+  // The same trace from a file gives the same table.
+  EXPECT_EQ(kvx("replay t.jsonl --blocks 100,1000 --host-blocks 500 --bytes-per-token 23040").out,
+            outcome.out);
+  expect_refused("replay model.gguf", "line 1 of the trace");
+}
+
 }  // namespace
 }  // namespace kvx::tool

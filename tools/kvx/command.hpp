@@ -18,6 +18,8 @@ void add_bench(CLI::App& app, Action& action);
 CLI::App* add_bench_abi(CLI::App& bench, Action& action);
 void add_formats(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
+void add_cache(CLI::App& app, Action& action);
+void add_replay(CLI::App& app, Action& action);
 
 // Accepts whole numbers from low to high; the message names the value and what was expected.
 CLI::Validator whole_number(int64_t low, int64_t high);

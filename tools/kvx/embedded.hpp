@@ -7,6 +7,7 @@
 namespace kvx::tool {
 
 std::string_view report_page();  // report/report.html
+std::string_view replay_page();  // replay/replay.html
 std::string_view chart_js();     // Chart.js (MIT), Debian's libjs-chart.js
 
 }  // namespace kvx::tool

@@ -40,6 +40,8 @@ int run_tool(int argc, char** argv) {
   add_bench(app, action);
   add_formats(app, action);
   add_info(app, action);
+  add_cache(app, action);
+  add_replay(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {

@@ -1,14 +1,15 @@
-// The report as one page: the template with the library and the data put into its two slots.
+// Reports as pages: a template with the library and the data put into its two slots.
 #include <string>
 #include <string_view>
 
 #include "tools/kvx/embedded.hpp"
+#include "tools/kvx/report/page.hpp"
 #include "tools/kvx/report/report.hpp"
 
 namespace kvx::tool {
 namespace {
 
-// Requires: slot stands in page once (a test holds the template to it).
+// Requires: slot stands in page once.
 void fill(std::string& page, std::string_view slot, std::string_view content) {
   page.replace(page.find(slot), slot.size(), content);
 }
@@ -23,12 +24,16 @@ std::string safe_in_script(std::string text) {
 
 }  // namespace
 
-std::string report_html(const CompareReport& report) {
-  std::string page(report_page());
+std::string page_with_data(std::string_view page, std::string json) {
+  std::string filled(page);
   // The library first: a name in the data may look like a slot.
-  fill(page, "{{CHART_JS}}", chart_js());
-  fill(page, "{{REPORT_JSON}}", safe_in_script(report_json(report)));
-  return page;
+  fill(filled, "{{CHART_JS}}", chart_js());
+  fill(filled, "{{REPORT_JSON}}", safe_in_script(std::move(json)));
+  return filled;
+}
+
+std::string report_html(const CompareReport& report) {
+  return page_with_data(report_page(), report_json(report));
 }
 
 }  // namespace kvx::tool

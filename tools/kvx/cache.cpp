@@ -1,0 +1,195 @@
+// kvx cache: a prompt's cache in a file: save it, go on from it, look into it, check it.
+#include <algorithm>
+#include <cstdio>
+
+#include "tier/cache_file.hpp"
+#include "tools/kvx/command.hpp"
+#include "tools/kvx/files.hpp"
+#include "tools/kvx/session.hpp"
+#include "tools/kvx/table.hpp"
+#include "tools/kvx/terminal.hpp"
+
+namespace kvx::tool {
+namespace {
+
+// ---- save
+
+struct SaveCommand {
+  SessionOptions session;
+  std::string prompt;
+  std::string text;  // a file
+  bool is_raw = false;
+  std::string out;
+  int zstd_level = 0;
+};
+
+Status save(const SaveCommand& options) {
+  KVX_RETURN_IF_ERROR(check_can_write("out", options.out));
+  std::string prompt = options.prompt;
+  if (!options.text.empty()) {
+    KVX_ASSIGN_OR_RETURN(prompt, read_file("file", options.text));
+  }
+  KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, true));
+  KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens,
+                       prompt_tokens(session, prompt, options.is_raw || !options.text.empty()));
+  if (static_cast<int64_t>(tokens.size()) > context_of(session)) {
+    return invalid_argument("prompt has {} tokens; the context is {} tokens", tokens.size(),
+                            context_of(session));
+  }
+  runner::KvAttention& attention = *session.attention;
+  KVX_RETURN_IF_ERROR(session.loaded.model->forward(tokens, attention, nullptr));
+  KVX_RETURN_IF_ERROR(
+      attention.cache().save_sequence(attention.sequence(), options.out, {options.zstd_level}));
+  fmt::print("{} tokens in {}\n", tokens.size(), options.out);
+  return {};
+}
+
+void add_save(CLI::App& parent, Action& action) {
+  CLI::App* command = parent.add_subcommand("save", "Feed a prompt and save its cache");
+  auto o = std::make_shared<SaveCommand>();
+  add_session_options(*command, o->session);
+  CLI::Option_group* input = command->add_option_group("input");
+  input->add_option("-p,--prompt", o->prompt, "What the user says");
+  input->add_option("-f,--file", o->text, "A text, as it stands");
+  input->require_option(1);
+  command->add_flag("--raw", o->is_raw, "The prompt as it stands, without a chat template");
+  command->add_option("-o,--out", o->out, "The file")->required();
+  command->add_option("--zstd", o->zstd_level, "Compress with this level; 0 is not at all")
+      ->check(whole_number(0, 22))
+      ->capture_default_str();
+  command->callback([&action, o] { action = [o] { return save(*o); }; });
+}
+
+// ---- load
+
+struct LoadCommand {
+  SessionOptions session;
+  std::string file;
+  runner::GenerateOptions generate;
+};
+
+// The last token is fed again, because its logits are not in the file.
+Status load(const LoadCommand& options) {
+  KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, true));
+  runner::KvAttention& attention = *session.attention;
+  KVX_RETURN_IF_ERROR(attention.load(options.file));
+  const int64_t num_tokens = attention.num_tokens();
+  const int last = attention.cache().recorded_tokens(attention.sequence()).back();
+  KVX_RETURN_IF_ERROR(attention.cache().truncate_sequence(attention.sequence(), num_tokens - 1));
+  KVX_ASSIGN_OR_RETURN(const runner::GenerateResult result,
+                       write(session, std::span(&last, 1), options.generate));
+  fmt::print("\n");
+  print_speed(session, result);
+  return {};
+}
+
+void add_load(CLI::App& parent, Action& action) {
+  CLI::App* command = parent.add_subcommand("load", "Go on writing from a saved cache");
+  auto o = std::make_shared<LoadCommand>();
+  add_session_options(*command, o->session);
+  command->add_option("file", o->file, "The file")->required();
+  command->add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
+      ->check(whole_number(1, 1 << 24))
+      ->capture_default_str();
+  command
+      ->add_option("--temperature", o->generate.sampling.temperature,
+                   "0 always takes the likeliest token")
+      ->capture_default_str();
+  command->add_option("--seed", o->generate.sampling.seed, "Of the draws")->capture_default_str();
+  command->callback([&action, o] { action = [o] { return load(*o); }; });
+}
+
+// ---- inspect and verify
+
+int64_t num_tokens_of(const tier::FileIndex& index, int32_t last_block) {
+  int64_t count = 0;
+  for (int32_t block = last_block; block >= 0; block = index.blocks[block].parent) {
+    count += static_cast<int64_t>(index.blocks[block].tokens.size());
+  }
+  return count;
+}
+
+Status inspect(const std::string& path) {
+  KVX_ASSIGN_OR_RETURN(const auto file, tier::CacheFileReader::open(path));
+  const tier::FileIndex& index = file.index();
+  fmt::print("{}: version {}, {} bytes\n{}", path, tier::kFileVersion, file.file_bytes(),
+             index.fingerprint);
+  fmt::print("{} blocks of {} tokens, {} scopes\n", index.blocks.size(), index.block_size,
+             index.scopes.size());
+  for (int32_t last_block : index.sequences) {
+    fmt::print("a sequence of {} tokens\n", num_tokens_of(index, last_block));
+  }
+  Table table({{"group", Align::kRight},
+               {"kind", Align::kLeft},
+               {"pieces", Align::kRight},
+               {"bytes", Align::kRight},
+               {"stored", Align::kRight}});
+  for (int32_t kind = 0; kind < static_cast<int32_t>(index.kinds.size()); ++kind) {
+    int64_t num_pieces = 0;
+    int64_t stored_bytes = 0;
+    for (const tier::FileBlock& block : index.blocks) {
+      for (const tier::FilePiece& piece : block.pieces) {
+        if (piece.kind != kind) continue;
+        ++num_pieces;
+        stored_bytes += piece.stored_bytes;
+      }
+    }
+    const tier::PieceKind& facts = index.kinds[kind];
+    table.add_row({std::to_string(facts.group), facts.is_wide ? "wide" : "packed",
+                   std::to_string(num_pieces), std::to_string(num_pieces * facts.bytes),
+                   std::to_string(stored_bytes)});
+  }
+  fmt::print("{}", table.text(wants_color(stdout)));
+  return {};
+}
+
+Status verify(const std::string& path) {
+  KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
+  const tier::FileIndex& index = file.index();
+  int64_t num_pieces = 0;
+  int64_t num_bad = 0;
+  std::string first_problem;
+  for (size_t b = 0; b < index.blocks.size(); ++b) {
+    for (const tier::FilePiece& piece : index.blocks[b].pieces) {
+      std::vector<uint8_t> bytes(static_cast<size_t>(index.kinds[piece.kind].bytes));
+      const Status read = file.read_piece(piece, bytes);
+      ++num_pieces;
+      if (read.ok()) continue;
+      if (num_bad++ == 0) first_problem = fmt::format("block {}: {}", b, read.error().message);
+    }
+  }
+  if (num_bad > 0) {
+    return invalid_argument("'{}': {} of {} pieces are bad; {}", path, num_bad, num_pieces,
+                            first_problem);
+  }
+  fmt::print("{}: {} blocks, {} pieces, all as they were written\n", path, index.blocks.size(),
+             num_pieces);
+  return {};
+}
+
+void add_file_command(CLI::App& parent, Action& action, const char* name, const char* help,
+                      Status (*run)(const std::string&)) {
+  CLI::App* command = parent.add_subcommand(name, help);
+  auto path = std::make_shared<std::string>();
+  command->add_option("file", *path, "The file")->required();
+  command->callback([&action, path, run] { action = [path, run] { return run(*path); }; });
+}
+
+}  // namespace
+
+void add_cache(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("cache", "Save a prompt's cache, go on from it, look into it, check it");
+  command->require_subcommand(1);
+  add_save(*command, action);
+  add_load(*command, action);
+  add_file_command(*command, action, "inspect", "Print what a cache file holds", inspect);
+  add_file_command(*command, action, "verify", "Check every block of a cache file", verify);
+  command->footer(
+      "Examples:\n"
+      "  kvx cache save -m model.gguf --cache nvfp4:auto -f book.txt -o book.kvx\n"
+      "  kvx cache load -m model.gguf --cache nvfp4:auto book.kvx -n 50\n"
+      "  kvx cache inspect book.kvx\n");
+}
+
+}  // namespace kvx::tool

@@ -1,0 +1,13 @@
+// A report's page: a template with Chart.js and the data put into its two slots.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace kvx::tool {
+
+// Requires: {{CHART_JS}} and {{REPORT_JSON}} stand in the page once (a test holds the templates to
+// it).
+std::string page_with_data(std::string_view page, std::string json);
+
+}  // namespace kvx::tool

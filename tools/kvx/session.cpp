@@ -1,0 +1,133 @@
+// Session: opening, prompting, writing; shared by kvx run and kvx cache.
+#include "tools/kvx/session.hpp"
+
+#include <cstdio>
+
+#include "cache/content_hash.hpp"
+#include "runner/chat_template.hpp"
+#include "runner/mapped_file.hpp"
+#include "tools/kvx/command.hpp"
+
+namespace kvx::tool {
+namespace {
+
+// Models promise contexts that nobody wants to pay for unasked.
+constexpr int kMostDefaultContext = 8192;
+
+// The prompt and at least one token of an answer must fit.
+Status check_fits(const Session& session, size_t num_tokens) {
+  const int64_t used = session.attention->num_tokens();
+  if (used + static_cast<int64_t>(num_tokens) < context_of(session)) return {};
+  return invalid_argument("prompt has {} tokens after {}; the context is {} tokens", num_tokens,
+                          used, context_of(session));
+}
+
+// What computes K and V: the file's bytes, and how its products are rounded.
+Result<std::string> model_identity(const SessionOptions& options) {
+  KVX_ASSIGN_OR_RETURN(const runner::MappedFile file, runner::MappedFile::open(options.model));
+  return fmt::format("{} {}", hex(cache::checksum(file.bytes())), options.products);
+}
+
+}  // namespace
+
+Result<Session> open_session(const SessionOptions& options, bool shares_prefixes) {
+  runner::KvAttentionOptions cache;
+  KVX_ASSIGN_OR_RETURN(cache.recipe, kv::parse_recipe(options.cache));
+  KVX_ASSIGN_OR_RETURN(cache.overrides, parse_overrides(options.overrides));
+  cache.block_size = options.block_size;
+  KVX_ASSIGN_OR_RETURN(Engine engine, make_engine(options.threads));
+  KVX_ASSIGN_OR_RETURN(LoadedModel loaded,
+                       load_model(options.model, options.products, *engine.executor));
+  const runner::ModelConfig& model = loaded.model->config();
+  KVX_RETURN_IF_ERROR(check_context("ctx", options.context, model));
+  cache.max_tokens =
+      options.context > 0 ? options.context : std::min(kMostDefaultContext, model.context_length);
+  cache.prefix.is_on = shares_prefixes;
+  if (shares_prefixes) {
+    KVX_ASSIGN_OR_RETURN(cache.prefix.model, model_identity(options));
+  }
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::KvAttention> attention,
+                       runner::KvAttention::create(model, cache, *engine.executor));
+  return Session{std::move(engine), std::move(loaded), std::move(attention)};
+}
+
+int64_t context_of(const Session& session) {
+  return session.attention->cache().config().max_tokens_per_sequence;
+}
+
+Result<runner::GenerateResult> write(Session& session, std::span<const int> prompt,
+                                     runner::GenerateOptions options) {
+  KVX_RETURN_IF_ERROR(check_fits(session, prompt.size()));
+  const int64_t room =
+      context_of(session) - session.attention->num_tokens() - static_cast<int64_t>(prompt.size());
+  options.max_tokens = static_cast<int>(std::min<int64_t>(options.max_tokens, room));
+  const auto print = [](std::string_view text) {
+    fmt::print("{}", text);
+    return std::fflush(stdout) == 0;  // a reader that went away ends the text
+  };
+  return runner::generate(*session.loaded.model, session.loaded.tokenizer, *session.attention,
+                          prompt, options, print);
+}
+
+// "prefill 35 tokens, 290 tokens/s; decode ...": to stderr, so that stdout is the text alone.
+void print_speed(const Session& session, const runner::GenerateResult& result) {
+  const auto rate = [](int tokens, double seconds) { return seconds > 0 ? tokens / seconds : 0.0; };
+  const int64_t num_tokens = session.attention->num_tokens();
+  fmt::print(stderr,
+             "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.1f} tokens/s; cache {}: {} "
+             "bytes for {} tokens\n",
+             result.prompt_tokens, rate(result.prompt_tokens, result.prefill_seconds),
+             result.decoded_tokens, rate(result.decoded_tokens, result.decode_seconds),
+             session.attention->cache().config().recipe.text,
+             session.attention->cache().sequence_bytes(num_tokens).total(), num_tokens);
+}
+
+// What a chat begins with: the model's own system message, if it has one, and the user's words.
+std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words) {
+  std::vector<runner::ChatMessage> messages;
+  std::string system = runner::default_system_message(session.loaded.model->gguf());
+  if (!system.empty()) messages.push_back({"system", std::move(system)});
+  messages.push_back({"user", std::move(words)});
+  return messages;
+}
+
+Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
+                                       bool is_raw) {
+  const runner::Tokenizer& tokenizer = session.loaded.tokenizer;
+  if (!is_raw) {
+    return runner::encode_chat(tokenizer, first_messages(session, prompt));
+  }
+  KVX_ASSIGN_OR_RETURN(std::vector<int> tokens,
+                       tokenizer.encode(prompt, runner::SpecialTokens::kAsText));
+  if (tokenizer.adds_bos() && tokenizer.bos()) tokens.insert(tokens.begin(), *tokenizer.bos());
+  return tokens;
+}
+
+void add_session_options(CLI::App& command, SessionOptions& options) {
+  command.add_option("-m,--model", options.model, "The model, a GGUF file")->required();
+  command.add_option("--cache", options.cache, "The cache; see kvx formats --help")
+      ->capture_default_str();
+  command
+      .add_option("--layers", options.overrides.layers, "Other caches for some layers, as 0,1=bf16")
+      ->expected(1);
+  command
+      .add_option("--heads", options.overrides.heads,
+                  "Other caches for some heads, layer:head, as 2:0,2:1=int8")
+      ->expected(1);
+  command
+      .add_option("--ctx", options.context,
+                  fmt::format("Tokens that the cache holds; by default the model's context, {} "
+                              "at most",
+                              kMostDefaultContext))
+      ->check(whole_number(1, 1 << 24));
+  command.add_option("--block-size", options.block_size, "Tokens in a block")
+      ->check(whole_number(1, cache::kMaxBlockSize))
+      ->capture_default_str();
+  command.add_option("--products", options.products, "What matrix products compute in")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  command.add_option("--threads", options.threads, "Threads; 0 is one a core")
+      ->check(whole_number(0, kMaxThreads));
+}
+
+}  // namespace kvx::tool

@@ -1,0 +1,59 @@
+// Session: a model with its cache, ready to write; what kvx run and kvx cache share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runner/chat_template.hpp"
+#include "runner/generate.hpp"
+#include "runner/kv_attention.hpp"
+#include "tools/kvx/engine.hpp"
+#include "tools/kvx/model_files.hpp"
+#include "tools/kvx/recipe_list.hpp"
+
+namespace kvx::tool {
+
+struct SessionOptions {
+  std::string model;
+  std::string cache = "bf16";
+  OverrideTexts overrides;
+  int context = 0;  // 0: the model's, up to a bound
+  int block_size = 64;
+  std::string products = "f32";
+  int threads = 0;
+};
+
+struct Session {
+  Engine engine;
+  LoadedModel loaded;
+  std::unique_ptr<runner::KvAttention> attention;
+};
+
+// --model, --cache and so on.
+void add_session_options(CLI::App& command, SessionOptions& options);
+
+// shares_prefixes: blocks can be found again and saved; the model's file is read once more for its
+// hash.
+Result<Session> open_session(const SessionOptions& options, bool shares_prefixes);
+
+// Tokens that the cache holds at most.
+int64_t context_of(const Session& session);
+
+// What a chat begins with: the model's own system message, if it has one, and the user's words.
+std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words);
+
+// The prompt through the chat template, or as it stands.
+Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
+                                       bool is_raw);
+
+// Writes to stdout until the model ends, or max_tokens, or the context. prompt: what the cache does
+// not hold yet.
+Result<runner::GenerateResult> write(Session& session, std::span<const int> prompt,
+                                     runner::GenerateOptions options);
+
+// "prefill 35 tokens, 290 tokens/s; decode ...": to stderr, so that stdout is the text alone.
+void print_speed(const Session& session, const runner::GenerateResult& result);
+
+}  // namespace kvx::tool
