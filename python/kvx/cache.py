@@ -1,4 +1,4 @@
-"""Cache: paged K and V of several sequences, quantised by a recipe, with attention over the bytes."""
+"""Cache: paged K and V of several sequences, stored by a recipe, with attention over the bytes."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvx import _core
 from kvx.arrays import checked_array, empty_like
+from kvx.errors import Error, OutOfRangeError
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Cache(_core.PagedCache):
             raise
         try:
             self.end_step()
-        except _core.Error:  # a layer has not appended
+        except Error:  # a layer has not appended
             self.cancel_step()
             raise
 
@@ -139,7 +140,7 @@ class Cache(_core.PagedCache):
         if num_tokens is None:
             num_tokens = there - first_token
         if first_token < 0 or not 0 <= num_tokens <= there - first_token:
-            raise _core.OutOfRangeError(
+            raise OutOfRangeError(
                 f"tokens {first_token} to {first_token + num_tokens} are wanted; the sequence has "
                 f"{there}"
             )

@@ -1,18 +1,20 @@
-"""A transformers cache whose keys and values are kvx's packed bytes, and the attention that reads them.
+"""A transformers cache of kvx's packed keys and values, and the attention that reads them.
 
     import kvx.hf
     cache = kvx.hf.Cache(kvx.hf.enable(model).config, "nvfp4:auto")
     model.generate(**inputs, past_key_values=cache)
 
-How the two meet: transformers never hands the cache to the attention function. So ``update`` returns
-the new keys and values with the layer attached to them, and the function that ``enable`` registers
-appends them and attends in one verb. Tokens that the attention mask hides are not stored at all.
+How the two meet: transformers never hands the cache to the attention function. So ``update``
+returns the new keys and values with the layer attached to them, and the function that ``enable``
+registers appends them and attends in one verb. Tokens that the attention mask hides are not stored
+at all.
 """
 
 from dataclasses import dataclass
 
-from kvx import Error, OutOfRangeError, UnsupportedError, parse_recipe
 from kvx.cache import Cache as PagedCache
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.formats import parse_recipe
 
 try:
     import torch
@@ -45,10 +47,14 @@ def enable(model):
 def _layer_windows(config):
     """Every layer's sliding window, 0 for none."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; kvx.hf has no cache for it")
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model; kvx.hf has no cache for it"
+        )
     decoder = config.get_text_config(decoder=True)
     if getattr(decoder, "num_kv_shared_layers", None):
-        raise UnsupportedError(f"{config.model_type} shares keys and values between layers; kvx.hf cannot")
+        raise UnsupportedError(
+            f"{config.model_type} shares keys and values between layers; kvx.hf cannot"
+        )
     types, arguments = get_layer_types_and_kwargs(decoder)
     windows = []
     for index, (kind, argument) in enumerate(zip(types, arguments)):
@@ -92,7 +98,9 @@ class Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states, value_states):
         if key_states.device.type != "cpu":
-            raise UnsupportedError(f"keys lie on {key_states.device}; kvx.hf works on the CPU so far")
+            raise UnsupportedError(
+                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
+            )
         batch, heads, _, head_dim = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cache = PagedCache(
@@ -102,7 +110,7 @@ class Layer(CacheLayerMixin):
             v_head_dim=value_states.shape[-1],
             recipe=self.recipe,
             max_tokens=self.owner.max_tokens,
-            max_sequences=batch,
+            max_sequences=max(batch, self.owner.max_batch),
             block_size=self.owner.block_size,
             layer_windows=[self.window] if self.window else [],
         )
@@ -124,8 +132,8 @@ class Layer(CacheLayerMixin):
             )
         if self.length + key_states.shape[2] > self.owner.max_tokens:
             raise OutOfRangeError(
-                f"{self.length + key_states.shape[2]} tokens; max_tokens is {self.owner.max_tokens} "
-                f"(kvx.hf.Cache(..., max_tokens=...) makes a larger cache)"
+                f"{self.length + key_states.shape[2]} tokens; max_tokens is "
+                f"{self.owner.max_tokens} (kvx.hf.Cache(..., max_tokens=...) makes a larger cache)"
             )
         carrier = key_states.view_as(key_states)
         carrier.kvx_layer = self
@@ -194,16 +202,17 @@ class Layer(CacheLayerMixin):
         self.length = length
 
     def select(self, indices):
-        """Sequences in another order, some left out; a sequence cannot come twice."""
-        if len(set(indices)) != len(indices):
-            raise UnsupportedError(
-                f"rows {indices} of the batch are wanted, one of them twice; kvx.hf cannot copy a "
-                f"sequence yet (beam search: use num_beams=1)"
-            )
+        """Row i of the batch becomes what row indices[i] was. A row that comes twice is forked: its
+        blocks are shared until one of the two writes to them."""
         for b, sequence in enumerate(self.sequences):
             if b not in indices:
                 self.cache.free_sequence(sequence)
-        self.sequences = [self.sequences[b] for b in indices]
+        chosen, taken = [], set()
+        for b in indices:
+            sequence = self.sequences[b]
+            chosen.append(self.cache.fork_sequence(sequence) if b in taken else sequence)
+            taken.add(b)
+        self.sequences = chosen
 
     def reorder_cache(self, beam_idx):
         self.select(beam_idx.tolist())
@@ -212,8 +221,7 @@ class Layer(CacheLayerMixin):
         self.select(indices.tolist())
 
     def batch_repeat_interleave(self, repeats):
-        if repeats != 1:
-            self.select([b for b in range(len(self.sequences)) for _ in range(repeats)])
+        self.select(_repeated(len(self.sequences), repeats))
 
     def offload(self):
         raise UnsupportedError("a kvx cache cannot be offloaded")
@@ -230,19 +238,25 @@ class Cache(TransformersCache):
     max_tokens: of one sequence, padding counted; the model's max_position_embeddings when None.
                 Memory is mapped for all of it and used as tokens come.
     layer_recipes: other recipes for some layers, {0: "bf16"}
+    max_batch:  rows that batch_repeat_interleave() may lead to; the first call's rows when 0
     block_size: tokens a block
 
     Raises kvx.Error for a recipe that does not exist, kvx.UnsupportedError for a model that kvx.hf
-    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (duplicated rows, as
-    beam search wants them; 4-D masks; gradients) and kvx.OutOfRangeError past max_tokens.
+    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (4-D masks,
+    gradients, another attention implementation) and kvx.OutOfRangeError past max_tokens.
     """
 
-    def __init__(self, config, recipe, *, max_tokens=None, layer_recipes=None, block_size=64):
+    def __init__(
+        self, config, recipe, *, max_tokens=None, layer_recipes=None, max_batch=0, block_size=64
+    ):
         windows = _layer_windows(config)
         self.config = config.get_text_config(decoder=True)
         self.max_tokens = max_tokens or getattr(self.config, "max_position_embeddings", None)
         if not self.max_tokens:
-            raise Error(f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own")
+            raise Error(
+                f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own"
+            )
+        self.max_batch = max_batch
         self.block_size = block_size
         self.recipe = recipe
         layer_recipes = layer_recipes or {}
@@ -268,8 +282,8 @@ class Cache(TransformersCache):
         if self._waiting is not None or self.config._attn_implementation != NAME:
             self._waiting = None
             raise UnsupportedError(
-                f"the attention implementation is {self.config._attn_implementation!r} and does not "
-                f"read a kvx cache; call kvx.hf.enable(model)"
+                f"the attention implementation is {self.config._attn_implementation!r} and does "
+                f"not read a kvx cache; call kvx.hf.enable(model)"
             )
         states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._waiting = self.layers[layer_idx]
@@ -321,7 +335,9 @@ class Cache(TransformersCache):
         length = self.get_seq_length()
         kept = tokens_to_remove if tokens_to_remove > 0 else length + tokens_to_remove
         if kept < 0:
-            raise OutOfRangeError(f"{-tokens_to_remove} positions are to go; the cache has {length}")
+            raise OutOfRangeError(
+                f"{-tokens_to_remove} positions are to go; the cache has {length}"
+            )
         if kept >= length:
             return
         tokens = self._stored_tokens(kept)
@@ -354,12 +370,16 @@ class Cache(TransformersCache):
         self._select(torch.arange(self.batch_size)[indices].tolist())
 
     def batch_repeat_interleave(self, repeats):
-        self._select([b for b in range(self.batch_size) for _ in range(repeats)])
+        self._select(_repeated(self.batch_size, repeats))
 
     def memory(self):
         """Bytes used by all layers together (whole blocks), codes and scales."""
         caches = [layer.cache for layer in self.layers if layer.cache is not None]
         return sum(cache.memory().used for cache in caches)
+
+
+def _repeated(batch, repeats):
+    return [b for b in range(batch) for _ in range(repeats)]
 
 
 def _rows_of(shown):
@@ -388,12 +408,14 @@ def attention(
     layer = getattr(key, "kvx_layer", None)
     if layer is None:
         raise UnsupportedError(
-            "attention without a kvx cache; pass past_key_values=kvx.hf.Cache(model.config, recipe), "
-            "or set another attention implementation"
+            "attention without a kvx cache; pass past_key_values=kvx.hf.Cache(model.config, "
+            "recipe), or set another attention implementation"
         )
     layer.owner.take_waiting(key)
     if dropout:
-        raise UnsupportedError(f"dropout is {dropout}; kvx.hf computes inference (call model.eval())")
+        raise UnsupportedError(
+            f"dropout is {dropout}; kvx.hf computes inference (call model.eval())"
+        )
     if query.requires_grad or key.requires_grad or value.requires_grad:
         raise UnsupportedError("gradients are wanted; kvx.hf computes inference (torch.no_grad())")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -401,7 +423,8 @@ def attention(
         raise UnsupportedError("attention that is not causal, or has a position bias")
     if (sliding_window or 0) != layer.window:
         raise UnsupportedError(
-            f"layer {layer.index} attends with a window of {sliding_window}; its cache has {layer.window}"
+            f"layer {layer.index} attends with a window of {sliding_window}; its cache has "
+            f"{layer.window}"
         )
     if attention_mask is not None and attention_mask.dim() != 2:
         raise UnsupportedError(
