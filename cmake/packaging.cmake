@@ -6,9 +6,11 @@ install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT kvx)
 install(DIRECTORY include/kvx DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT kvx)
 
-if(TARGET kvx_tool)
-  install(TARGETS kvx_tool COMPONENT tools)
-endif()
+foreach(tool kvx_tool kvx_conformance)
+  if(TARGET ${tool})
+    install(TARGETS ${tool} COMPONENT tools)
+  endif()
+endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvx)
 install(EXPORT kvx-targets NAMESPACE kvx:: DESTINATION ${package_dir} COMPONENT kvx)
