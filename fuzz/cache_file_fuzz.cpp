@@ -18,10 +18,10 @@ void read_pieces(std::span<const uint8_t> bytes, const kvx::tier::FileIndex& ind
       const int64_t num_bytes = index.kinds[piece.kind].bytes;
       if (num_bytes > kMostBytes) continue;
       std::vector<uint8_t> out(static_cast<size_t>(num_bytes));
-      (void)decode_piece(piece,
-                         bytes.subspan(static_cast<size_t>(piece.offset),
-                                       static_cast<size_t>(piece.stored_bytes)),
-                         out);
+      (void)decode_piece(
+          piece,
+          bytes.subspan(static_cast<size_t>(piece.offset), static_cast<size_t>(piece.stored_bytes)),
+          out);
     }
   }
 }
@@ -32,8 +32,8 @@ void read_file(std::span<const uint8_t> bytes, bool repairs_checksums) {
       bytes.first(std::min<size_t>(bytes.size(), kHeaderBytes)), file_bytes);
   if (!header.ok()) return;
   FileHeader at = header.value();
-  const auto index_bytes = bytes.subspan(static_cast<size_t>(at.index_offset),
-                                         static_cast<size_t>(at.index_bytes));
+  const auto index_bytes =
+      bytes.subspan(static_cast<size_t>(at.index_offset), static_cast<size_t>(at.index_bytes));
   if (repairs_checksums) at.index_checksum = kvx::cache::checksum(index_bytes);
   const auto index = kvx::tier::parse_index(index_bytes, at);
   if (index.ok()) read_pieces(bytes, index.value());
