@@ -41,6 +41,9 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
                                     const BlockPoolOptions& options) {
   if (classes.empty()) return invalid_argument("the pool has 0 classes; expected 1 or more");
   for (const BlockClassSpec& spec : classes) KVX_RETURN_IF_ERROR(check_spec(spec));
+  if (options.zeroes_on_free && memory.kind() != MemoryKind::kHost) {
+    return unsupported("zeroes_on_free is on; expected blocks in host memory");
+  }
 
   BlockPool pool;
   pool.options_ = options;

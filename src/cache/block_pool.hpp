@@ -44,7 +44,7 @@ struct BlockClassSpec {
 
 struct BlockPoolOptions {
   EvictionKind eviction = EvictionKind::kLru;
-  bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free
+  bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free; host only
 };
 
 // Is told of a cached block before its content goes to make room; its bytes are still there.

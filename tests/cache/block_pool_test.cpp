@@ -123,8 +123,7 @@ TEST(BlockPool, RefusesToFreeOrShareAFreeBlock) {
   ASSERT_TRUE(pool.release(kPacked, id).ok());
   const Status released = pool.release(kPacked, id);
   ASSERT_FALSE(released.ok());
-  EXPECT_EQ(released.error().message,
-            "block 0 of class 'packed' is free; expected a block in use");
+  EXPECT_EQ(released.error().message, "block 0 of class 'packed' is free; expected a block in use");
   const Status retained = pool.retain(kPacked, id);
   ASSERT_FALSE(retained.ok());
   EXPECT_EQ(retained.error().message,

@@ -173,58 +173,5 @@ TEST_F(RealModel, APrefixHitGivesBitwiseEqualLogits) {
   }
 }
 
-std::vector<float> all_logits(Model& model, KvAttention& attention, std::span<const int> tokens) {
-  std::vector<float> hidden(tokens.size() * model.config().hidden);
-  EXPECT_TRUE(model.forward(tokens, attention, hidden.data()).ok());
-  std::vector<float> logits(tokens.size() * model.config().vocab_size);
-  EXPECT_TRUE(model.logits(hidden.data(), static_cast<int>(tokens.size()), logits.data()).ok());
-  return logits;
-}
-
-// Mean KL divergence in nats.
-double mean_kl(const std::vector<float>& expected, const std::vector<float>& found, size_t vocab) {
-  double sum = 0;
-  for (size_t row = 0; row < expected.size(); row += vocab) {
-    const auto log_sum = [&](const std::vector<float>& logits) {
-      double total = 0;
-      for (size_t i = row; i < row + vocab; ++i) total += std::exp(double{logits[i]});
-      return std::log(total);
-    };
-    const double expected_log = log_sum(expected);
-    const double found_log = log_sum(found);
-    for (size_t i = row; i < row + vocab; ++i) {
-      const double log_p = expected[i] - expected_log;
-      sum += std::exp(log_p) * (log_p - (found[i] - found_log));
-    }
-  }
-  return sum / (static_cast<double>(expected.size()) / static_cast<double>(vocab));
-}
-
-TEST_F(RealModel, ABranchFromPackedBlocksStaysWithinItsBound) {
-  std::ifstream file(required_path("KVX_TEST_TEXT"));
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto all = tokenizer->encode(text.str(), SpecialTokens::kAsText).value();
-  const auto tokens = std::span(all).first(512);
-  std::vector<int> branch(all.begin(), all.begin() + 256);
-  branch.insert(branch.end(), all.begin() + 2000, all.begin() + 2064);
-  KvAttentionOptions options;
-  options.recipe = kv::parse_recipe("nvfp4:auto").value();
-  options.max_tokens = 576;
-  options.prefix.is_on = true;
-  const auto attention = KvAttention::create(model->config(), options, *executor).value();
-  last_logits(*model, *attention, std::span(branch).first(256));
-  const auto recomputed = all_logits(*model, *attention, std::span(branch).subspan(256));
-  ASSERT_TRUE(attention->reset().ok());
-  ASSERT_TRUE(attention->cache().clear_prefixes().ok());
-  last_logits(*model, *attention, tokens);
-  ASSERT_TRUE(attention->reset_to_prefix({}, branch).ok());
-  ASSERT_EQ(attention->num_tokens(), 256);
-  const auto hit = all_logits(*model, *attention, std::span(branch).subspan(256));
-  const double kl = mean_kl(recomputed, hit, model->config().vocab_size);
-  RecordProperty("mean_kl", std::to_string(kl));
-  EXPECT_LT(kl, 0.02);
-}
-
 }  // namespace
 }  // namespace kvx::runner
