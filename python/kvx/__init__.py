@@ -3,19 +3,12 @@
 Arrays come from NumPy, PyTorch (CPU) or anything else that speaks the buffer protocol or DLPack; kvx
 links none of them and copies nothing on the way in. Every verb runs without the GIL. A call that
 kvx refuses raises ``kvx.Error`` (a ``ValueError``) that names the argument, its value and what was
-expected, and changes nothing.
+expected, and changes nothing. No gradient flows through a verb.
 """
 
-from kvx._core import (
-    Error,
-    InternalError,
-    OutOfRangeError,
-    UnsupportedError,
-    __version__,
-    num_threads,
-    set_num_threads,
-)
+from kvx._core import __version__, num_threads, set_num_threads
 from kvx.cache import Cache, Cost, Memory
+from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
 from kvx.formats import Format, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.rows import Rows, dequantize, quantize
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvx import _core
 from kvx.arrays import checked_array, empty_like
+from kvx.errors import Error, OutOfRangeError
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Cache(_core.PagedCache):
             raise
         try:
             self.end_step()
-        except _core.Error:  # a layer has not appended
+        except Error:  # a layer has not appended
             self.cancel_step()
             raise
 
@@ -139,7 +140,7 @@ class Cache(_core.PagedCache):
         if num_tokens is None:
             num_tokens = there - first_token
         if first_token < 0 or not 0 <= num_tokens <= there - first_token:
-            raise _core.OutOfRangeError(
+            raise OutOfRangeError(
                 f"tokens {first_token} to {first_token + num_tokens} are wanted; the sequence has "
                 f"{there}"
             )

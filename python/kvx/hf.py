@@ -11,8 +11,9 @@ appends them and attends in one verb. Tokens that the attention mask hides are n
 
 from dataclasses import dataclass
 
-from kvx import Error, OutOfRangeError, UnsupportedError, parse_recipe
 from kvx.cache import Cache as PagedCache
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.formats import parse_recipe
 
 try:
     import torch
@@ -102,7 +103,7 @@ class Layer(CacheLayerMixin):
             v_head_dim=value_states.shape[-1],
             recipe=self.recipe,
             max_tokens=self.owner.max_tokens,
-            max_sequences=batch,
+            max_sequences=max(batch, self.owner.max_batch),
             block_size=self.owner.block_size,
             layer_windows=[self.window] if self.window else [],
         )
@@ -194,16 +195,17 @@ class Layer(CacheLayerMixin):
         self.length = length
 
     def select(self, indices):
-        """Sequences in another order, some left out; a sequence cannot come twice."""
-        if len(set(indices)) != len(indices):
-            raise UnsupportedError(
-                f"rows {indices} of the batch are wanted, one of them twice; kvx.hf cannot copy a "
-                f"sequence yet (beam search: use num_beams=1)"
-            )
+        """Row i of the batch becomes what row indices[i] was. A row that comes twice is forked: its
+        blocks are shared until one of the two writes to them."""
         for b, sequence in enumerate(self.sequences):
             if b not in indices:
                 self.cache.free_sequence(sequence)
-        self.sequences = [self.sequences[b] for b in indices]
+        chosen, taken = [], set()
+        for b in indices:
+            sequence = self.sequences[b]
+            chosen.append(self.cache.fork_sequence(sequence) if b in taken else sequence)
+            taken.add(b)
+        self.sequences = chosen
 
     def reorder_cache(self, beam_idx):
         self.select(beam_idx.tolist())
@@ -212,8 +214,7 @@ class Layer(CacheLayerMixin):
         self.select(indices.tolist())
 
     def batch_repeat_interleave(self, repeats):
-        if repeats != 1:
-            self.select([b for b in range(len(self.sequences)) for _ in range(repeats)])
+        self.select(_repeated(len(self.sequences), repeats))
 
     def offload(self):
         raise UnsupportedError("a kvx cache cannot be offloaded")
@@ -230,19 +231,23 @@ class Cache(TransformersCache):
     max_tokens: of one sequence, padding counted; the model's max_position_embeddings when None.
                 Memory is mapped for all of it and used as tokens come.
     layer_recipes: other recipes for some layers, {0: "bf16"}
+    max_batch:  rows that batch_repeat_interleave() may lead to; the first call's rows when 0
     block_size: tokens a block
 
     Raises kvx.Error for a recipe that does not exist, kvx.UnsupportedError for a model that kvx.hf
-    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (duplicated rows, as
-    beam search wants them; 4-D masks; gradients) and kvx.OutOfRangeError past max_tokens.
+    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (4-D masks, gradients,
+    another attention implementation) and kvx.OutOfRangeError past max_tokens.
     """
 
-    def __init__(self, config, recipe, *, max_tokens=None, layer_recipes=None, block_size=64):
+    def __init__(
+        self, config, recipe, *, max_tokens=None, layer_recipes=None, max_batch=0, block_size=64
+    ):
         windows = _layer_windows(config)
         self.config = config.get_text_config(decoder=True)
         self.max_tokens = max_tokens or getattr(self.config, "max_position_embeddings", None)
         if not self.max_tokens:
             raise Error(f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own")
+        self.max_batch = max_batch
         self.block_size = block_size
         self.recipe = recipe
         layer_recipes = layer_recipes or {}
@@ -354,12 +359,16 @@ class Cache(TransformersCache):
         self._select(torch.arange(self.batch_size)[indices].tolist())
 
     def batch_repeat_interleave(self, repeats):
-        self._select([b for b in range(self.batch_size) for _ in range(repeats)])
+        self._select(_repeated(self.batch_size, repeats))
 
     def memory(self):
         """Bytes used by all layers together (whole blocks), codes and scales."""
         caches = [layer.cache for layer in self.layers if layer.cache is not None]
         return sum(cache.memory().used for cache in caches)
+
+
+def _repeated(batch, repeats):
+    return [b for b in range(batch) for _ in range(repeats)]
 
 
 def _rows_of(shown):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from kvx import _core
-from kvx._core import Error, OutOfRangeError
 from kvx.arrays import checked_array, empty_like
+from kvx.errors import Error, OutOfRangeError
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # 4-bit rows are uint32 words of eight with one float16 scale a row: amax / 6 for E2M1, amax / 7

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvx import _core
 from kvx.arrays import checked_array
+from kvx.errors import Error
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
     """
     shape = tuple(checked_array(x, "x").shape)
     if not shape:
-        raise _core.Error("x has the shape []; expected [..., head_dim]")
+        raise Error("x has the shape []; expected [..., head_dim]")
     head_dim = shape[-1]
     steps = [float(step) for step in steps]
     flat = x.reshape((-1, 1, head_dim)) if head_dim else x

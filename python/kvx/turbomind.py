@@ -8,7 +8,8 @@ import warnings
 from dataclasses import dataclass
 
 from kvx import _core
-from kvx._core import Error, KvCacheMode, UnsupportedError
+from kvx._core import KvCacheMode
+from kvx.errors import Error, UnsupportedError
 
 QUANT_POLICIES = (0, 4, 8, 16)  # bits of a mask, never bit widths
 KV_CACHE_FORMATS = ("auto", "int", "fp4")

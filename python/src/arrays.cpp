@@ -28,11 +28,11 @@ Array cpu_array(nb::handle object, const char* name) {
     is_array = false;  // the object's own __dlpack__ refused
   }
   if (!is_array) {
-    throw CoreError(invalid_argument(
-        "{} is a {} that cannot be {} in place; expected a{} NumPy array or tensor on the CPU "
-        "(a tensor that requires grad: pass .detach())",
-        name, name_of_type(object), Array::ReadOnly ? "read" : "written",
-        Array::ReadOnly ? "" : " writable"));
+    throw CoreError(
+        invalid_argument("{} is a {} that cannot be {} in place; expected a{} NumPy array or dense "
+                         "tensor on the CPU",
+                         name, name_of_type(object), Array::ReadOnly ? "read" : "written",
+                         Array::ReadOnly ? "" : " writable"));
   }
   if (array.device_type() != nb::device::cpu::value) {
     throw CoreError(

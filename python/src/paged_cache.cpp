@@ -260,24 +260,43 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
           nb::arg("layer_overrides"), nb::arg("head_overrides"), nb::arg("block_size"),
           nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"))
-      .def("close", &PagedCache::close)
-      .def("create_sequence", &PagedCache::create_sequence)
-      .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"))
-      .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"))
-      .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"))
-      .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"))
-      .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"))
-      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"))
+      .def("close", &PagedCache::close,
+           "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
+      .def("create_sequence", &PagedCache::create_sequence,
+           "A new, empty sequence: its number. Raises kvx.OutOfRangeError: all max_sequences are "
+           "in use.")
+      .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"),
+           "Gives a sequence's blocks back. Raises kvx.Error: no such sequence, or a step is open.")
+      .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"),
+           "A twin with the same tokens in the same blocks, which are shared until one of the two "
+           "writes. Raises as create_sequence and free_sequence.")
+      .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"),
+           "Forgets the tokens from num_tokens on. Raises kvx.OutOfRangeError: more than there "
+           "are, or a sliding window has left tokens behind that the shorter sequence reads; "
+           "kvx.UnsupportedError: a cut inside a block that has left the 16-bit ends, or inside a "
+           "page with a shared scale.")
+      .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"), "Tokens of a sequence.")
+      .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"),
+           "The most tokens of this sequence that one step takes: with 16-bit ends the rest of the "
+           "open block; 0 when it is full.")
+      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"),
+           "Opens a step: entries are (sequence, num_tokens), each sequence once. Raises kvx.Error "
+           "or kvx.OutOfRangeError naming the entry; nothing has changed then.")
       .def("append_and_attend", &PagedCache::append_and_attend, nb::arg("layer"),
            nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
            nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none())
-      .def("end_step", &PagedCache::end_step)
-      .def("cancel_step", &PagedCache::cancel_step)
+      .def("end_step", &PagedCache::end_step,
+           "Makes the step's tokens part of their sequences. Raises kvx.Error: a layer has not "
+           "appended.")
+      .def("cancel_step", &PagedCache::cancel_step,
+           "Leaves the open step without its tokens. Raises kvx.Error: no step is open.")
       .def("gather", &PagedCache::gather, nb::arg("sequence"), nb::arg("layer"),
            nb::arg("first_token"), nb::arg("k").none(), nb::arg("v").none())
       .def("memory", &PagedCache::memory)
       .def("cost", &PagedCache::cost, nb::arg("num_tokens"))
-      .def("nonfinite_inputs", &PagedCache::nonfinite_inputs)
+      .def("nonfinite_inputs", &PagedCache::nonfinite_inputs,
+           "NaN or infinite inputs that given or page-shared scales could not express, since "
+           "creation.")
       .def_prop_ro("num_layers", &PagedCache::num_layers)
       .def_prop_ro("num_kv_heads", &PagedCache::num_kv_heads)
       .def_prop_ro("k_head_dim", &PagedCache::k_head_dim)

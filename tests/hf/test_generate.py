@@ -49,6 +49,24 @@ def test_sampling_and_several_sequences_of_a_prompt(model_name):
     )
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_beam_search_forks_sequences(model_name, recipe):
+    inputs = left_padded(2, 70, [0, 9])
+    options = dict(num_beams=3, num_return_sequences=2)
+    assert torch.equal(
+        kvx_tokens(model_name, inputs, recipe, **options),
+        stock_tokens(model_name, inputs, **options),
+    )
+
+
+def test_assisted_generation_crops_what_was_not_accepted(model_name):
+    inputs = {"input_ids": prompt(tokens=30)}
+    options = dict(assistant_model=tiny_model("llama"))
+    assert torch.equal(
+        kvx_tokens(model_name, inputs, **options), stock_tokens(model_name, inputs, **options)
+    )
+
+
 def test_prompt_lookup_crops_what_was_not_accepted(model_name):
     ids = prompt(tokens=10).repeat(1, 4)
     options = dict(prompt_lookup_num_tokens=3)
@@ -142,6 +160,19 @@ def test_quantised_logits_stay_near(recipe):
     if recipe == "int8":
         # 4 layers, 2 heads, K and V, whole blocks of 64 tokens of 32 bytes and a scale of 2
         assert cache.memory() == 4 * 2 * 2 * 256 * 34
+
+
+def test_repeated_rows_go_on_apart():
+    model = kvx.hf.enable(tiny_model("llama"))
+    caches = kvx.hf.Cache(model.config, "f32", max_batch=4), kvx.hf.Cache(model.config, "f32")
+    ids, next_ids = prompt(2, 9), torch.tensor([[5], [6], [7], [8]])
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=caches[0])
+        caches[0].batch_repeat_interleave(2)
+        found = model(input_ids=next_ids, past_key_values=caches[0]).logits
+        model(input_ids=ids.repeat_interleave(2, 0), past_key_values=caches[1])
+        expected = model(input_ids=next_ids, past_key_values=caches[1]).logits
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_hidden_tokens_take_no_memory():

@@ -41,10 +41,12 @@ def test_kvx_attention_with_another_cache_or_none():
         model(input_ids=prompt(), use_cache=False)
 
 
-def test_beam_search():
+def test_more_rows_than_the_cache_has_room_for():
     model, cache = enabled()
-    with pytest.raises(kvx.UnsupportedError, match="one of them twice.*num_beams=1"):
-        tokens_of(model, cache, {"input_ids": prompt()}, num_beams=3)
+    with torch.no_grad():
+        model(input_ids=prompt(2), past_key_values=cache)
+    with pytest.raises(kvx.OutOfRangeError, match="all 2 sequences are in use"):
+        cache.batch_repeat_interleave(2)
 
 
 def test_gradients_and_dropout():

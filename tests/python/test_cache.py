@@ -129,6 +129,22 @@ def test_a_truncated_sequence_goes_on():
     assert relative_error(tail, attention(*rows)[30:]) < 2e-6
 
 
+def test_a_fork_shares_the_past_and_goes_its_own_way():
+    cache = new_cache("int8")
+    rows, other = stream(100), stream(100, seed=5)
+    one = cache.create_sequence()
+    feed(cache, one, *(x[:70] for x in rows))
+    used = cache.memory().used
+    twin = cache.fork_sequence(one)
+    assert cache.memory().used == used
+    ends = [
+        feed(cache, sequence, *(x[70:] for x in end)) for sequence, end in ((one, rows), (twin, other))
+    ]
+    mixed = [np.concatenate([x[:70], y[70:]]) for x, y in zip(rows, other)]
+    assert relative_error(ends[0], attention(*rows)[70:]) < 2e-2
+    assert relative_error(ends[1], attention(*mixed)[70:]) < 2e-2
+
+
 def test_an_exception_in_a_step_drops_its_tokens():
     cache = new_cache()
     rows = stream(8)

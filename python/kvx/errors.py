@@ -1,0 +1,20 @@
+"""What kvx raises."""
+
+
+class Error(ValueError):
+    """A call that kvx refuses; it says which argument, its value and what was expected.
+
+    Nothing has changed.
+    """
+
+
+class OutOfRangeError(Error):
+    """Too many tokens, too few free blocks, or memory that the machine has not."""
+
+
+class UnsupportedError(Error):
+    """Something that kvx cannot do."""
+
+
+class InternalError(RuntimeError):
+    """A fault of kvx itself."""

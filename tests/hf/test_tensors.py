@@ -1,0 +1,84 @@
+"""torch tensors in the verbs: bfloat16, views, what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kvx
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def bf16_of(text):
+    bits = np.frombuffer(bytes.fromhex(text), ">u2").astype(np.int16)
+    return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+def test_bfloat16_rows_are_the_oracles_bytes():
+    told = 0
+    for path in sorted(GOLDEN.glob("rows_*.json")):
+        golden = json.loads(path.read_text())
+        for case in golden["cases"]:
+            is_plain = case.get("scale_choice", "amax") == "amax" and "tensor_scale" not in case
+            defaults = case.get("scale_source", "computed") == "computed" and is_plain
+            if case["input_type"] != "bf16" or not defaults:
+                continue
+            fmt = {f.name: f for f in kvx.formats()}[golden["format"]]
+            choices = [(fmt.group_sizes, "group_size"), (fmt.scale_types, "scale_type")]
+            choices += [(fmt.scale_types, "param_type"), (fmt.scale_rules, "scale_rule")]
+            options = [w for words, key in choices if len(words) > 1 and key in case for w in [
+                {"group_size": "g{}", "scale_rule": "rule={}"}.get(key, "scale={}").format(
+                    str(case[key]).removeprefix("e8m0_"))]]  # fmt: skip
+            if len(fmt.scale_sources) > 1:
+                options.append("source=computed")
+            recipe = ":".join(filter(None, [golden["format"], ",".join(options)]))
+            rows = kvx.quantize(bf16_of(case["input"])[None], recipe)
+            assert rows.codes.tobytes().hex() == case["codes"], (recipe, case["row"])
+            assert rows.scales.tobytes().hex() == case["scales"], (recipe, case["row"])
+            told += 1
+    assert told >= 30
+
+
+def new_cache():
+    return kvx.Cache(num_layers=1, num_kv_heads=2, head_dim=32, recipe="bf16", max_tokens=64)
+
+
+def rows(heads, dtype=torch.bfloat16):
+    """[tokens, heads, dim] as models have them: a transposed view of [heads, tokens, dim]."""
+    torch.manual_seed(heads)
+    return torch.randn((heads, 9, 32)).to(dtype).transpose(0, 1)
+
+
+def test_views_of_bfloat16_tensors_are_read_in_place():
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    q, k, v = rows(4), rows(2), rows(2) + 1
+    with cache.step([(sequence, 9)]):
+        out = cache.append_and_attend(0, q, k, v)
+    assert out.dtype == torch.bfloat16 and out.shape == (9, 4, 32)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.float().transpose(0, 1) for x in (q, k, v)), is_causal=True, enable_gqa=True
+    )
+    assert torch.allclose(out.float().transpose(0, 1), expected, atol=2e-2)
+    found_k, found_v = cache.gather(sequence, 0, like=k)
+    assert torch.equal(found_k, k) and torch.equal(found_v, v)
+
+
+def test_tensors_that_cannot_be_read_in_place_are_refused():
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    cache.begin_step([(sequence, 9)])
+    q, k, v = rows(4), rows(2), rows(2)
+    for bad, message in [
+        (q.to("meta"), "q is a Tensor that cannot be read in place"),
+        (q.to(torch.float64), "expected float32, float16 or bfloat16"),
+        (q.to(torch.float8_e4m3fn), "8 bits; expected float32, float16 or bfloat16"),
+        (q.to_sparse(), "q is a Tensor that cannot be read in place"),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            cache.append_and_attend(0, bad, k, v, torch.empty((9, 4, 32)))
+    assert cache.append_and_attend(0, q, k, v).isfinite().all()
+    cache.end_step()

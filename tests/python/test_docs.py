@@ -1,0 +1,25 @@
+"""The documentation's code runs, and everything public is documented."""
+
+import inspect
+
+from pages import run_blocks
+
+import kvx
+import kvx.marlin
+import kvx.turbomind
+
+
+def test_every_block_of_the_python_page_runs():
+    assert run_blocks("docs/python.md") >= 5
+
+
+def test_everything_public_has_a_docstring():
+    modules = [kvx, kvx.marlin, kvx.turbomind]
+    things = [(name, getattr(module, name)) for module in modules for name in module.__all__]
+    for name, thing in list(things):
+        if inspect.isclass(thing):
+            things += [(f"{name}.{n}", getattr(thing, n)) for n in dir(thing) if n[0] != "_"]
+    missing = [
+        name for name, thing in things if callable(thing) and not (inspect.getdoc(thing) or "").strip()
+    ]
+    assert not missing
