@@ -1,4 +1,4 @@
-"""Cache: paged K and V of several sequences, quantised by a recipe, with attention over the bytes."""
+"""Cache: paged K and V of several sequences, stored by a recipe, with attention over the bytes."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager

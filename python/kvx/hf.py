@@ -1,12 +1,13 @@
-"""A transformers cache whose keys and values are kvx's packed bytes, and the attention that reads them.
+"""A transformers cache of kvx's packed keys and values, and the attention that reads them.
 
     import kvx.hf
     cache = kvx.hf.Cache(kvx.hf.enable(model).config, "nvfp4:auto")
     model.generate(**inputs, past_key_values=cache)
 
-How the two meet: transformers never hands the cache to the attention function. So ``update`` returns
-the new keys and values with the layer attached to them, and the function that ``enable`` registers
-appends them and attends in one verb. Tokens that the attention mask hides are not stored at all.
+How the two meet: transformers never hands the cache to the attention function. So ``update``
+returns the new keys and values with the layer attached to them, and the function that ``enable``
+registers appends them and attends in one verb. Tokens that the attention mask hides are not stored
+at all.
 """
 
 from dataclasses import dataclass
@@ -46,10 +47,14 @@ def enable(model):
 def _layer_windows(config):
     """Every layer's sliding window, 0 for none."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; kvx.hf has no cache for it")
+        raise UnsupportedError(
+            f"{config.model_type} is an encoder-decoder model; kvx.hf has no cache for it"
+        )
     decoder = config.get_text_config(decoder=True)
     if getattr(decoder, "num_kv_shared_layers", None):
-        raise UnsupportedError(f"{config.model_type} shares keys and values between layers; kvx.hf cannot")
+        raise UnsupportedError(
+            f"{config.model_type} shares keys and values between layers; kvx.hf cannot"
+        )
     types, arguments = get_layer_types_and_kwargs(decoder)
     windows = []
     for index, (kind, argument) in enumerate(zip(types, arguments)):
@@ -93,7 +98,9 @@ class Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states, value_states):
         if key_states.device.type != "cpu":
-            raise UnsupportedError(f"keys lie on {key_states.device}; kvx.hf works on the CPU so far")
+            raise UnsupportedError(
+                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
+            )
         batch, heads, _, head_dim = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cache = PagedCache(
@@ -125,8 +132,8 @@ class Layer(CacheLayerMixin):
             )
         if self.length + key_states.shape[2] > self.owner.max_tokens:
             raise OutOfRangeError(
-                f"{self.length + key_states.shape[2]} tokens; max_tokens is {self.owner.max_tokens} "
-                f"(kvx.hf.Cache(..., max_tokens=...) makes a larger cache)"
+                f"{self.length + key_states.shape[2]} tokens; max_tokens is "
+                f"{self.owner.max_tokens} (kvx.hf.Cache(..., max_tokens=...) makes a larger cache)"
             )
         carrier = key_states.view_as(key_states)
         carrier.kvx_layer = self
@@ -235,8 +242,8 @@ class Cache(TransformersCache):
     block_size: tokens a block
 
     Raises kvx.Error for a recipe that does not exist, kvx.UnsupportedError for a model that kvx.hf
-    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (4-D masks, gradients,
-    another attention implementation) and kvx.OutOfRangeError past max_tokens.
+    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (4-D masks,
+    gradients, another attention implementation) and kvx.OutOfRangeError past max_tokens.
     """
 
     def __init__(
@@ -246,7 +253,9 @@ class Cache(TransformersCache):
         self.config = config.get_text_config(decoder=True)
         self.max_tokens = max_tokens or getattr(self.config, "max_position_embeddings", None)
         if not self.max_tokens:
-            raise Error(f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own")
+            raise Error(
+                f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own"
+            )
         self.max_batch = max_batch
         self.block_size = block_size
         self.recipe = recipe
@@ -273,8 +282,8 @@ class Cache(TransformersCache):
         if self._waiting is not None or self.config._attn_implementation != NAME:
             self._waiting = None
             raise UnsupportedError(
-                f"the attention implementation is {self.config._attn_implementation!r} and does not "
-                f"read a kvx cache; call kvx.hf.enable(model)"
+                f"the attention implementation is {self.config._attn_implementation!r} and does "
+                f"not read a kvx cache; call kvx.hf.enable(model)"
             )
         states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._waiting = self.layers[layer_idx]
@@ -326,7 +335,9 @@ class Cache(TransformersCache):
         length = self.get_seq_length()
         kept = tokens_to_remove if tokens_to_remove > 0 else length + tokens_to_remove
         if kept < 0:
-            raise OutOfRangeError(f"{-tokens_to_remove} positions are to go; the cache has {length}")
+            raise OutOfRangeError(
+                f"{-tokens_to_remove} positions are to go; the cache has {length}"
+            )
         if kept >= length:
             return
         tokens = self._stored_tokens(kept)
@@ -397,12 +408,14 @@ def attention(
     layer = getattr(key, "kvx_layer", None)
     if layer is None:
         raise UnsupportedError(
-            "attention without a kvx cache; pass past_key_values=kvx.hf.Cache(model.config, recipe), "
-            "or set another attention implementation"
+            "attention without a kvx cache; pass past_key_values=kvx.hf.Cache(model.config, "
+            "recipe), or set another attention implementation"
         )
     layer.owner.take_waiting(key)
     if dropout:
-        raise UnsupportedError(f"dropout is {dropout}; kvx.hf computes inference (call model.eval())")
+        raise UnsupportedError(
+            f"dropout is {dropout}; kvx.hf computes inference (call model.eval())"
+        )
     if query.requires_grad or key.requires_grad or value.requires_grad:
         raise UnsupportedError("gradients are wanted; kvx.hf computes inference (torch.no_grad())")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -410,7 +423,8 @@ def attention(
         raise UnsupportedError("attention that is not causal, or has a position bias")
     if (sliding_window or 0) != layer.window:
         raise UnsupportedError(
-            f"layer {layer.index} attends with a window of {sliding_window}; its cache has {layer.window}"
+            f"layer {layer.index} attends with a window of {sliding_window}; its cache has "
+            f"{layer.window}"
         )
     if attention_mask is not None and attention_mask.dim() != 2:
         raise UnsupportedError(

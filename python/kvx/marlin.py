@@ -1,4 +1,4 @@
-"""metal-marlin's Python API over kvx: preallocated [batch, kv_heads, max_seq_len, head_dim] caches."""
+"""metal-marlin's Python API over kvx: caches of a fixed size, [batch, heads, tokens, dim]."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,12 @@ from kvx.errors import Error, OutOfRangeError
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # 4-bit rows are uint32 words of eight with one float16 scale a row: amax / 6 for E2M1, amax / 7
 # for integers. 8-bit rows have a scale as well, so that nothing needs calibration.
-_QUANTIZED = {"fp4": "fp4_row", "int4": "int4_row", "int8": "int8", "fp8": "fp8_e4m3:source=computed"}
+_QUANTIZED = {
+    "fp4": "fp4_row",
+    "int4": "int4_row",
+    "int8": "int8",
+    "fp8": "fp8_e4m3:source=computed",
+}
 _MIB = 1 << 20
 
 
@@ -44,7 +49,8 @@ class CacheConfig:
             raise Error(f"dtype is {self.dtype!r}; expected one of {', '.join(_DTYPES)}")
         if not isinstance(self.quantize, bool) and self.quantize not in _QUANTIZED:
             raise Error(
-                f"quantize is {self.quantize!r}; expected False, True or one of {', '.join(_QUANTIZED)}"
+                f"quantize is {self.quantize!r}; expected False, True or one of "
+                f"{', '.join(_QUANTIZED)}"
             )
 
     @property
@@ -94,8 +100,8 @@ class KVCache:
         """Stores new tokens of a layer and returns all of its keys and values, the new included.
 
         k_new, v_new: [batch, num_kv_heads, tokens, head_dim]
-        Returns (k, v): [batch, num_kv_heads, tokens held, head_dim], decoded, of k_new's library and
-        dtype. The position stays until advance().
+        Returns (k, v): [batch, num_kv_heads, tokens held, head_dim], decoded, of k_new's library
+        and dtype. The position stays until advance().
         """
         self.append(layer_idx, k_new, v_new)
         return self.get_kv(layer_idx, like=k_new)
@@ -153,7 +159,9 @@ class KVCache:
 def _shape_of(array, name):
     shape = tuple(checked_array(array, name).shape)
     if len(shape) != 4:
-        raise Error(f"{name} has the shape {list(shape)}; expected [batch, heads, tokens, head_dim]")
+        raise Error(
+            f"{name} has the shape {list(shape)}; expected [batch, heads, tokens, head_dim]"
+        )
     return shape
 
 

@@ -40,8 +40,8 @@ def get_kv_cache_mode(
     """The mode that a policy means on a GPU of ``sm_version`` (major * 10 + minor; 0: the CPU).
 
     FP4 goes before int8, int8 before int4. fp4_format: "auto", "mx" or "nv".
-    Raises kvx.Error: a reserved or unknown bit. kvx.UnsupportedError: FP4 on an architecture without
-    it, unless fall_back allows the int8 bit, then the int4 bit, then no quantisation.
+    Raises kvx.Error: a reserved or unknown bit. kvx.UnsupportedError: FP4 on an architecture
+    without it, unless fall_back allows the int8 bit, then the int4 bit, then no quantisation.
     """
     return _core.get_kv_cache_mode(quant_policy, sm_version, fp4_format, fall_back)
 
@@ -57,8 +57,8 @@ def get_cache_block_size(
 ) -> BlockSizes:
     """Bytes of a block, both pools. dtype is the engine's compute type.
 
-    Raises kvx.Error: a count below 1, a head_dim that the mode cannot store (FP4: a multiple of 16),
-    another dtype than float16 and bfloat16.
+    Raises kvx.Error: a count below 1, a head_dim that the mode cannot store (FP4: a multiple of
+    16), another dtype than float16 and bfloat16.
     """
     return BlockSizes(
         **_core.turbomind_block_sizes(mode, dtype, num_layers, num_kv_heads, head_dim, block_len)
@@ -93,7 +93,9 @@ class TurbomindEngineConfig:
             raise Error(f"cache_block_seq_len is {self.cache_block_seq_len}; expected 1 or more")
         is_fp4 = self.quant_policy == FP4_BIT
         if self.kv_cache_format == "fp4" and not is_fp4:
-            raise Error(f"kv_cache_format is 'fp4' but quant_policy is {self.quant_policy}; expected 16")
+            raise Error(
+                f"kv_cache_format is 'fp4' but quant_policy is {self.quant_policy}; expected 16"
+            )
         if self.kv_cache_format == "int" and self.quant_policy not in (4, 8):
             raise Error(
                 f"kv_cache_format is 'int' but quant_policy is {self.quant_policy}; expected 4 or 8"

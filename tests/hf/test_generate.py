@@ -28,17 +28,13 @@ def test_greedy_says_something(model_name):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_greedy(model_name, recipe):
     inputs = {"input_ids": prompt(tokens=83)}
-    assert torch.equal(
-        kvx_tokens(model_name, inputs, recipe), stock_tokens(model_name, inputs)
-    )
+    assert torch.equal(kvx_tokens(model_name, inputs, recipe), stock_tokens(model_name, inputs))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_left_padded_batches(model_name, recipe):
     inputs = left_padded(3, 30, [0, 11, 29])
-    assert torch.equal(
-        kvx_tokens(model_name, inputs, recipe), stock_tokens(model_name, inputs)
-    )
+    assert torch.equal(kvx_tokens(model_name, inputs, recipe), stock_tokens(model_name, inputs))
 
 
 def test_sampling_and_several_sequences_of_a_prompt(model_name):

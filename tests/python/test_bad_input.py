@@ -1,4 +1,4 @@
-"""Nothing that Python hands over crashes the module: it is refused, by name, and changes nothing."""
+"""Nothing that Python hands over crashes the module: it is refused by name, and nothing changes."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 from reference import attention, random_rows, relative_error
 
 import kvx
@@ -48,7 +49,7 @@ BAD_CALLS = {
     "out has the shape": (Q, K, V, np.empty((3, 4, 31), np.float32)),
     "out is a ndarray that cannot be written in place": (Q, K, V, read_only(np.empty_like(Q))),
     "out has rows that lie over each other": (
-        Q, K, V, np.lib.stride_tricks.as_strided(np.empty(300, np.float32), (3, 4, 32), (0, 128, 4))),
+        Q, K, V, as_strided(np.empty(300, np.float32), (3, 4, 32), (0, 128, 4))),
     "out lies over q": (Q, K, V, Q),
 }  # fmt: skip
 
@@ -143,11 +144,14 @@ if child == 0:
     os._exit(9)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=60).returncode == 7
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=60).returncode == 7
+    )
 
 
 NUMBERS = st.one_of(
-    st.integers(-3, 70), st.sampled_from([-(2**31), 2**31 - 1, 2**31, 2**63, -(2**70), 2.5, None, "1"])
+    st.integers(-3, 70),
+    st.sampled_from([-(2**31), 2**31 - 1, 2**31, 2**63, -(2**70), 2.5, None, "1"]),
 )
 ARRAYS = st.one_of(
     NUMBERS,
@@ -166,9 +170,7 @@ CALLS = st.one_of(
     st.tuples(st.just("append_and_attend"), NUMBERS, ARRAYS, ARRAYS, ARRAYS, ARRAYS),
     st.tuples(st.just("append_and_attend"), st.just(0), st.just(Q), st.just(K), st.just(V), ARRAYS),
     st.tuples(st.sampled_from(["end_step", "cancel_step", "create_sequence", "memory"])),
-    st.tuples(
-        st.sampled_from(["free_sequence", "num_tokens", "max_step_tokens", "cost"]), NUMBERS
-    ),
+    st.tuples(st.sampled_from(["free_sequence", "num_tokens", "max_step_tokens", "cost"]), NUMBERS),
     st.tuples(st.sampled_from(["truncate"]), NUMBERS, NUMBERS),
     st.tuples(st.just("gather"), NUMBERS, NUMBERS, NUMBERS, NUMBERS),
 )

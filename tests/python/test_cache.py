@@ -138,7 +138,8 @@ def test_a_fork_shares_the_past_and_goes_its_own_way():
     twin = cache.fork_sequence(one)
     assert cache.memory().used == used
     ends = [
-        feed(cache, sequence, *(x[70:] for x in end)) for sequence, end in ((one, rows), (twin, other))
+        feed(cache, sequence, *(x[70:] for x in end))
+        for sequence, end in ((one, rows), (twin, other))
     ]
     mixed = [np.concatenate([x[:70], y[70:]]) for x, y in zip(rows, other)]
     assert relative_error(ends[0], attention(*rows)[70:]) < 2e-2

@@ -20,6 +20,8 @@ def test_everything_public_has_a_docstring():
         if inspect.isclass(thing):
             things += [(f"{name}.{n}", getattr(thing, n)) for n in dir(thing) if n[0] != "_"]
     missing = [
-        name for name, thing in things if callable(thing) and not (inspect.getdoc(thing) or "").strip()
+        name
+        for name, thing in things
+        if callable(thing) and not (inspect.getdoc(thing) or "").strip()
     ]
     assert not missing

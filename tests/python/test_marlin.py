@@ -106,7 +106,10 @@ def test_a_configuration_that_cannot_be_is_refused(change, message):
 def test_arrays_of_another_shape_are_refused():
     cache = KVCache(CacheConfig(**CONFIG), batch_size=2)
     k = new_tokens(1, 3)
-    for bad, message in [(k[:1], "k_new has 1 sequences"), (k[0], r"k_new has the shape \[2, 3, 64\]")]:
+    for bad, message in [
+        (k[:1], "k_new has 1 sequences"),
+        (k[0], r"k_new has the shape \[2, 3, 64\]"),
+    ]:
         with pytest.raises(kvx.Error, match=message):
             cache.update(0, bad, k)
     with pytest.raises(kvx.Error, match="layer"):

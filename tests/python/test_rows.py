@@ -57,7 +57,9 @@ def test_quantising_what_was_decoded_changes_little_and_zero_stays_zero(recipe, 
 @given(st.sampled_from(["int8", "int4", "nvfp4", "mxfp4"]), st.integers(0, 2**32 - 1))
 def test_signs_are_symmetric(recipe, seed):
     x = random_rows(seed, 3, 64)
-    assert np.array_equal(kvx.quantize(-x, recipe).dequantize(), -kvx.quantize(x, recipe).dequantize())
+    assert np.array_equal(
+        kvx.quantize(-x, recipe).dequantize(), -kvx.quantize(x, recipe).dequantize()
+    )
 
 
 def test_a_nan_stays_visible_in_its_group_alone():

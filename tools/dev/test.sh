@@ -11,7 +11,7 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
   -R REGEX    only test binaries whose name matches
   -L LABEL    only test binaries with this label (threaded, gpu)
-  --hf        only the transformers suite (tests/hf), in an environment of its own: 2.6 GB of
+  --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
 
 example: ./dev test -R cache

@@ -25,7 +25,7 @@ cmd_wheel() {
     export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
   fi
   step "Building the sdist and the wheel"
-  "$python" -m build --no-isolation --outdir "$out/plain" . >"$out/build.log" 2>&1 || {
+  "$python" -m build --sdist --wheel --no-isolation --outdir "$out/plain" . >"$out/build.log" 2>&1 || {
     tail -n 60 "$out/build.log" >&2
     fail "the wheel could not be built; see $out/build.log"
   }
