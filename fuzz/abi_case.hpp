@@ -85,8 +85,8 @@ inline void set_tensor(Choices& choices, kvx_tensor_desc_t& tensor,
   }
 }
 
-// Bytes that a tensor takes, or -1 when that is more than kMostBytes or nonsense.
-inline int64_t bytes_taken(const kvx_tensor_desc_t& tensor) {
+// Bytes that a tensor takes, or -1 when that is more than `most` or nonsense.
+inline int64_t bytes_taken(const kvx_tensor_desc_t& tensor, int64_t most = kMostBytes) {
   if (tensor.ndim > KVX_MAX_TENSOR_DIMS) return -1;
   int64_t last = 0;
   for (uint32_t i = 0; i < tensor.ndim; ++i) {
@@ -95,12 +95,12 @@ inline int64_t bytes_taken(const kvx_tensor_desc_t& tensor) {
     int64_t step = 0;
     if (tensor.shape[i] < 0 || tensor.stride[i] < 0 ||
         __builtin_mul_overflow(tensor.shape[i] - 1, tensor.stride[i], &step) ||
-        __builtin_add_overflow(last, step, &last) || last > kMostBytes) {
+        __builtin_add_overflow(last, step, &last) || last > most) {
       return -1;
     }
   }
   const int64_t bytes = (last + 1) * bytes_of(tensor.dtype);
-  return bytes <= kMostBytes ? bytes : -1;
+  return bytes <= most ? bytes : -1;
 }
 
 // Bytes of finite numbers of ordinary size in every type; some buffers hold anything instead.

@@ -10,6 +10,8 @@ namespace {
 
 using api::sized;
 
+// More than any tensor of a case takes, its padding included: a buffer is never smaller than it.
+constexpr int64_t kMostVerbBytes = 1 << 20;
 constexpr kvx_dtype_t kPlain[] = {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32};
 
 struct Shape {
@@ -39,7 +41,7 @@ struct FloatLayer {
       tensor->layout = layout;
       tensor->dtype = choices.pick(kPlain);
       std::vector<uint8_t>& bytes = tensor == &cache.k ? k : v;
-      fill(bytes, bytes_taken(*tensor), seed++, false);
+      fill(bytes, bytes_taken(*tensor, kMostVerbBytes), seed++, false);
       tensor->data = bytes.data();
     }
     layer.cache = &cache;
@@ -64,7 +66,7 @@ struct Rows {
       tensor->dtype = choices.pick(kPlain);
       const bool is_key = tensor == &io.key;
       std::vector<uint8_t>& bytes = is_key ? key : value;
-      fill(bytes, std::max<int64_t>(bytes_taken(*tensor), 0), seed++, false);
+      fill(bytes, bytes_taken(*tensor, kMostVerbBytes), seed++, false);
       tensor->data = bytes.data();
       (is_key ? k : v) = {sizeof(kvx_rows_t), static_cast<uint32_t>(tensor->dtype), tensor->data,
                           tensor->stride[0], tensor->stride[1]};
