@@ -354,6 +354,11 @@ PiecePlace place_of(const AttendPlan& plan, int64_t piece) {
           static_cast<int>(std::clamp<int64_t>(rows_left, 0, plan.tiling.rows))};
 }
 
+// What the parts of a piece left, [num_parts] of floats_per_part().
+float* results_of(const AttendPlan& plan, int64_t piece) {
+  return plan.partial_results + piece * plan.split.num_parts * plan.floats_per_part();
+}
+
 }  // namespace
 
 void attend_piece(const AttendPlan& plan, int64_t piece) {
@@ -367,16 +372,15 @@ void attend_part(const AttendPlan& plan, int64_t piece, int part) {
   const PiecePlace place = place_of(plan, piece);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
-  float* results = plan.partial_results + piece * plan.split.num_parts * plan.floats_per_part();
-  Piece(plan, place, scratch).attend_part(part, results + part * plan.floats_per_part());
+  Piece(plan, place, scratch)
+      .attend_part(part, results_of(plan, piece) + part * plan.floats_per_part());
 }
 
 void merge_parts(const AttendPlan& plan, int64_t piece) {
   const PiecePlace place = place_of(plan, piece);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
-  Piece(plan, place, scratch)
-      .merge_results(plan.partial_results + piece * plan.split.num_parts * plan.floats_per_part());
+  Piece(plan, place, scratch).merge_results(results_of(plan, piece));
 }
 
 }  // namespace kvx::ops
