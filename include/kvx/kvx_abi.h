@@ -302,12 +302,33 @@ enum {
   KVX_TRAIT_DENSE_GATHER_IO = 1 << 6,      /* 3-D IO in gathers */
   KVX_TRAIT_STRIDED_IO = 1 << 7,           /* IO rows with gaps between them */
   KVX_TRAIT_REPORTS_OUT_OF_RANGE = 1 << 8, /* host calls return OUT_OF_RANGE and write nothing */
-  KVX_TRAIT_LAUNCH_ON_HOST = 1 << 9        /* kvx_launch_* serve host memory */
+  KVX_TRAIT_LAUNCH_ON_HOST = 1 << 9,       /* kvx_launch_* serve host memory */
+  KVX_TRAIT_ROWS_IN_PIECES = 1 << 10,      /* 1.2's verbs: HND_PACKED, code_piece_bytes */
+  KVX_TRAIT_V_IN_K = 1 << 11               /* 1.2's verbs: KVX_SIDE_PREFIX_OF_K */
 };
 
 /* Fills at most features->size bytes and sets size to what was filled. INVALID_ARGUMENT: null, or a
  * size below 8. */
 KVX_API kvx_status_t kvx_query_features(kvx_features_t* features);
+
+/* ---- what the library tells ---- */
+
+enum { KVX_LOG_DEBUG = 1, KVX_LOG_INFO = 2, KVX_LOG_WARNING = 3 };
+
+/* write is called by whichever thread has something to say, one call at a time; text lives during
+ * the call. It must not call kvx_set_log; what the library would say about its own calls is lost.
+ */
+typedef struct kvx_log_t {
+  uint32_t size;
+  uint32_t least; /* KVX_LOG_*: nothing below is told; 0: everything */
+  void* user;
+  void (*write)(void* user, uint32_t level, const char* text);
+} kvx_log_t;
+
+/* One hook for the process; null: silence, as at the start. The hook that was there is not called
+ * any more when this returns. Two threads must not set hooks at the same time. Errors are no log
+ * lines: see kvx_last_error. INVALID_ARGUMENT: no write, or called by a hook. */
+KVX_API kvx_status_t kvx_set_log(const kvx_log_t* log);
 
 /* ---- formats: how a row of K or V is stored ----
  *
@@ -401,8 +422,15 @@ KVX_API kvx_status_t kvx_format_info(const kvx_format_spec_t* spec, uint32_t hea
 
 /* ---- a layer of a cache in the caller's memory ---- */
 
-/* K or V of a run of heads that are stored alike. Strides are bytes; codes of a row are contiguous.
- * A scale's stride of 0 shares it: only the head's set is a scale per head. */
+enum {
+  /* A V that is the first head_dim numbers of K's rows, as latent caches (MLA) keep it: its other
+   * fields are zero, append takes no v, and no layer of it has transforms. */
+  KVX_SIDE_PREFIX_OF_K = 1 << 0
+};
+
+/* K or V of a run of heads that are stored alike. Strides are bytes; codes of a row are contiguous
+ * but for code_piece_bytes. A scale's stride of 0 shares it: only the head's set is a scale per
+ * head. */
 typedef struct kvx_side_t {
   uint32_t size;
   uint32_t head_dim;
@@ -417,6 +445,11 @@ typedef struct kvx_side_t {
   int64_t scale_head_stride;
   int64_t scale_group_stride;
   const float* tensor_scales; /* [heads of the run]; null: 1 */
+  uint32_t flags;             /* KVX_SIDE_* */
+  /* 0: contiguous. Otherwise a row's codes lie in pieces of this many bytes, code_piece_stride
+   * apart, as in HND_PACKED; not with page-shared scales. */
+  uint32_t code_piece_bytes;
+  int64_t code_piece_stride;
 } kvx_side_t;
 
 typedef struct kvx_head_run_t {
@@ -439,8 +472,8 @@ typedef struct kvx_transform_t {
   int64_t num_offset_blocks; /* a token's is that of its position / block_size */
 } kvx_transform_t;
 
-/* Either `cache`, a v1 descriptor of F16, BF16 or F32 whose rows are contiguous, and nothing else
- * but transforms; or runs, in head order, with the four counts. */
+/* Either `cache`, a v1 descriptor of F16, BF16 or F32, and nothing else but transforms; or runs, in
+ * head order, with the four counts. */
 typedef struct kvx_layer_t {
   uint32_t size;
   uint32_t block_size; /* tokens */
@@ -608,6 +641,16 @@ KVX_API kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* strea
 /* A cache of all layers: pools, block tables and sequences. One thread at a time uses it. */
 typedef struct kvx_cache_s* kvx_cache_t;
 
+/* The caller's memory for a cache's pools. */
+typedef struct kvx_allocator_t {
+  uint32_t size;
+  uint32_t reserved; /* 0 */
+  void* user;
+  /* Host memory, of any content, on a multiple of alignment (a power of two); null: none left. */
+  void* (*allocate)(void* user, uint64_t bytes, uint64_t alignment);
+  void (*free)(void* user, void* data, uint64_t bytes);
+} kvx_allocator_t;
+
 typedef struct kvx_cache_config_t {
   uint32_t size;
   uint32_t num_layers;
@@ -622,6 +665,8 @@ typedef struct kvx_cache_config_t {
   const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "int4:auto" */
   const int32_t* layer_windows;   /* [num_layers], 0: none; or null */
   const kvx_executor_t* executor; /* kept until kvx_cache_free; or null */
+  /* Of all K and V; called by kvx_cache_create and kvx_cache_free. Null: the system's memory. */
+  const kvx_allocator_t* allocator;
 } kvx_cache_config_t;
 
 KVX_API kvx_status_t kvx_cache_create(const kvx_cache_config_t* config, kvx_cache_t* cache);

@@ -38,15 +38,15 @@ Status append(const kvx_append_args_t* caller) {
   KVX_RETURN_IF_ERROR(
       check_apart(layer, k, known.num_tokens, layer.view.num_kv_heads, layer.k_head_dim(), "k"));
   args.k = as_input(k);
-  if (layer.v_head_dim() != 0) {
+  if (layer.has_own_v()) {
     KVX_ASSIGN_OR_RETURN(const MutableFloatRows v,
                          read_rows(known.v, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
     KVX_RETURN_IF_ERROR(
         check_apart(layer, v, known.num_tokens, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
     args.v = as_input(v);
   }
-  if (layer.v_head_dim() == 0 && known.v != nullptr) {
-    return invalid_argument("args.v is set; the layer stores no V");
+  if (!layer.has_own_v() && known.v != nullptr) {
+    return invalid_argument("args.v is set; the layer stores no V beside K");
   }
   const int64_t skipped = known.out_of_range_slots == nullptr
                               ? 0

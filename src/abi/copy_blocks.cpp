@@ -12,12 +12,19 @@
 namespace kvx::abi {
 namespace {
 
+// A V that is a part of K's rows cannot take in one that is not.
+Status check_values(const LayerOfCaller& from, const LayerOfCaller& to) {
+  if (!to.runs.front().v.is_alias || !from.has_own_v()) return {};
+  return unsupported("to keeps V as a prefix of K, from beside it; expected rows of one kind");
+}
+
 Status copy_blocks(const kvx_copy_args_t* caller) {
   KVX_ASSIGN_OR_RETURN(const kvx_copy_args_t known, read_struct(caller, "args"));
   thread_local LayerOfCaller from;
   thread_local LayerOfCaller to;
   KVX_RETURN_IF_ERROR(read_layer(known.from, "from", from));
   KVX_RETURN_IF_ERROR(read_layer(known.to, "to", to));
+  KVX_RETURN_IF_ERROR(check_values(from, to));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
   if (known.num_copies == 0) return {};
   if (known.from_blocks == nullptr || known.to_blocks == nullptr) {
@@ -128,7 +135,7 @@ Result<int64_t> transcode_tokens(const ops::CpuContext& context, Transcode& work
   gather.num_sequences = 1;
   gather.ranges = work.ranges;
   gather.k = dense_rows(static_cast<void*>(work.k_rows.data()), DType::kF32, num_heads, k_dim);
-  if (v_dim != 0) {
+  if (work.to.has_own_v()) {
     gather.v = dense_rows(static_cast<void*>(work.v_rows.data()), DType::kF32, num_heads, v_dim);
   }
   KVX_RETURN_IF_ERROR(ops::gather(context, gather));
@@ -148,6 +155,7 @@ Status transcode(const kvx_transcode_args_t* caller) {
   KVX_RETURN_IF_ERROR(read_layer(known.from, "from", work.from));
   KVX_RETURN_IF_ERROR(read_layer(known.to, "to", work.to));
   KVX_RETURN_IF_ERROR(check_layers(work));
+  KVX_RETURN_IF_ERROR(check_values(work.from, work.to));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
   KVX_RETURN_IF_ERROR(read_slots(known.slot_dtype, known.from_slots, known.num_tokens, "from_slots",
                                  work.from_slots));

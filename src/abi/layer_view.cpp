@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "abi/check_cache.hpp"
@@ -22,10 +23,12 @@ Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, co
   if (!dtype) {
     return unsupported("{}.dtype is F8; describe it by runs, with its scales", name);
   }
-  if (side.row.num_runs != 1 || side.row.element_stride != bytes_of(side.element)) {
+  const RowShape& row = side.row;
+  const bool has_gaps = row.element_stride != bytes_of(side.element);
+  if (row.num_runs != 1 && has_gaps) {
     return unsupported(
-        "{} has rows in pieces (HND_PACKED or free strides); kvx's verbs read "
-        "contiguous rows",
+        "{} has rows in pieces with gaps between their elements; kvx's verbs read "
+        "pieces without gaps",
         name);
   }
   using format::FormatId;
@@ -37,6 +40,11 @@ Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, co
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, head_dim));
   view.head_dim = head_dim;
   view.codes = {side.data, side.block_stride, side.token_stride, side.head_stride};
+  if (row.num_runs != 1 || has_gaps) {
+    const int64_t elements = has_gaps ? 1 : row.run_length;
+    view.codes.piece_bytes = static_cast<int>(elements * bytes_of(side.element));
+    view.codes.piece_stride = has_gaps ? row.element_stride : row.run_stride;
+  }
   return view;
 }
 
@@ -79,11 +87,20 @@ struct Counts {
 Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
                    const std::string& name, std::vector<MemoryRange>& memory) {
   if (side.codes == nullptr) return invalid_argument("{}.codes is null", name);
-  std::array<Axis, 3> axes = {{{counts.num_blocks, side.code_block_stride},
+  const int piece_bytes =
+      side.code_piece_bytes == 0
+          ? row_bytes
+          : static_cast<int>(std::min<uint32_t>(side.code_piece_bytes, INT32_MAX));
+  if (row_bytes % piece_bytes != 0) {
+    return invalid_argument("{}.code_piece_bytes is {}; expected a divisor of the row's {} bytes",
+                            name, side.code_piece_bytes, row_bytes);
+  }
+  std::array<Axis, 4> axes = {{{counts.num_blocks, side.code_block_stride},
                                {counts.block_size, side.code_token_stride},
-                               {counts.num_heads, side.code_head_stride}}};
+                               {counts.num_heads, side.code_head_stride},
+                               {row_bytes / piece_bytes, side.code_piece_stride}}};
   Findings findings;
-  KVX_ASSIGN_OR_RETURN(const int64_t bytes, span_of(axes, row_bytes, name + ".codes", findings));
+  KVX_ASSIGN_OR_RETURN(const int64_t bytes, span_of(axes, piece_bytes, name + ".codes", findings));
   memory.push_back({static_cast<const uint8_t*>(side.codes), bytes});
   return findings.status();
 }
@@ -156,17 +173,33 @@ Status check_tensor_scales(const ops::SideView& side, int num_heads, const std::
   return {};
 }
 
-Result<ops::SideView> read_side(const kvx_side_t* caller, const Counts& counts,
+Status check_flags(const kvx_side_t& side, uint32_t known, const std::string& name) {
+  if ((side.flags & ~known) == 0) return {};
+  return Error{ErrorCode::kIncompatible,
+               fmt::format("{}.flags is {:#x}; expected none but {:#x}", name, side.flags, known)};
+}
+
+Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                                 const std::string& name, std::vector<MemoryRange>& memory) {
-  KVX_ASSIGN_OR_RETURN(const kvx_side_t side, read_struct(caller, name));
+  KVX_RETURN_IF_ERROR(check_flags(side, 0, name));
   ops::SideView view;
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
   view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
   const int row_bytes = format::code_bytes_per_row(view.spec, view.head_dim);
   KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name, memory));
-  view.codes = {static_cast<uint8_t*>(side.codes), side.code_block_stride, side.code_token_stride,
-                side.code_head_stride};
+  view.codes = {static_cast<uint8_t*>(side.codes),
+                side.code_block_stride,
+                side.code_token_stride,
+                side.code_head_stride,
+                side.code_piece_stride,
+                static_cast<int>(side.code_piece_bytes)};
+  if (view.codes.is_in_pieces() && view.spec.scale_source == format::ScaleSource::kPageShared) {
+    return unsupported(
+        "{} has page-shared scales and rows in pieces; a growing scale reads and "
+        "writes its block's rows as they lie",
+        name);
+  }
   view.tensor_scales = side.tensor_scales;
   const int num_heads = static_cast<int>(counts.num_heads);
   KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads, name));
@@ -179,6 +212,46 @@ Result<ops::SideView> read_side(const kvx_side_t* caller, const Counts& counts,
                  side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
   KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
   return view;
+}
+
+// A V whose bytes are the beginning of K's rows.
+Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideView& k,
+                                       const std::string& name) {
+  KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_PREFIX_OF_K, name));
+  kvx_side_t expected{};
+  expected.size = side.size;
+  expected.head_dim = side.head_dim;
+  expected.flags = side.flags;
+  if (memcmp(&side, &expected, sizeof side) != 0) {
+    return invalid_argument(
+        "{} is a prefix of K and describes memory; expected head_dim and flags "
+        "alone",
+        name);
+  }
+  if (side.head_dim < 1 || side.head_dim > static_cast<uint32_t>(k.head_dim)) {
+    return invalid_argument("{}.head_dim is {}; expected 1 to K's {}", name, side.head_dim,
+                            k.head_dim);
+  }
+  ops::SideView view = k;
+  view.head_dim = static_cast<int>(side.head_dim);
+  view.is_alias = true;
+  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
+  return view;
+}
+
+// Codes and scales are pushed to `memory`.
+Status read_run(const kvx_head_run_t& run, const Counts& counts, const std::string& name,
+                std::vector<MemoryRange>& memory, ops::HeadRun& view) {
+  KVX_ASSIGN_OR_RETURN(const kvx_side_t k, read_struct(run.k, name + ".k"));
+  KVX_ASSIGN_OR_RETURN(view.k, read_side(k, counts, name + ".k", memory));
+  if (run.v == nullptr) return {};
+  KVX_ASSIGN_OR_RETURN(const kvx_side_t v, read_struct(run.v, name + ".v"));
+  if ((v.flags & KVX_SIDE_PREFIX_OF_K) != 0) {
+    KVX_ASSIGN_OR_RETURN(view.v, read_prefix_of_k(v, view.k, name + ".v"));
+    return {};
+  }
+  KVX_ASSIGN_OR_RETURN(view.v, read_side(v, counts, name + ".v", memory));
+  return {};
 }
 
 Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
@@ -210,15 +283,16 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
                          .num_heads = static_cast<int>(run.num_heads),
                          .k = {},
                          .v = {}};
-    KVX_ASSIGN_OR_RETURN(view.k, read_side(run.k, counts, run_name + ".k", result.memory));
-    if (run.v != nullptr) {
-      KVX_ASSIGN_OR_RETURN(view.v, read_side(run.v, counts, run_name + ".v", result.memory));
-    }
+    KVX_RETURN_IF_ERROR(read_run(run, counts, run_name, result.memory, view));
     result.runs.push_back(view);
     const ops::HeadRun& first = result.runs.front();
     if (view.k.head_dim != first.k.head_dim || view.v.head_dim != first.v.head_dim) {
       return invalid_argument("{} has head_dims {} and {}; expected runs[0]'s {} and {}", run_name,
                               view.k.head_dim, view.v.head_dim, first.k.head_dim, first.v.head_dim);
+    }
+    if (view.v.is_alias != first.v.is_alias) {
+      return invalid_argument("{}.v is {} of K; expected the same of all runs", run_name,
+                              view.v.is_alias ? "a prefix" : "no prefix");
     }
     first_head += run.num_heads;
   }
@@ -277,6 +351,12 @@ Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOf
   KVX_ASSIGN_OR_RETURN(result.transform.v,
                        read_transform(known.v_transform, result.view.num_kv_heads,
                                       result.v_head_dim(), false, name + ".v_transform"));
+  const bool is_transformed =
+      !result.transform.k.is_identity() || !result.transform.v.is_identity();
+  if (result.runs.front().v.is_alias && is_transformed) {
+    return unsupported("{} has a transform and a V that is a prefix of K; one would change both",
+                       name);
+  }
   return {};
 }
 

@@ -26,6 +26,8 @@ struct LayerOfCaller {
 
   int k_head_dim() const { return runs.front().k.head_dim; }
   int v_head_dim() const { return runs.front().v.head_dim; }
+  // Whether V has rows of its own: it is stored, and not as a part of K's.
+  bool has_own_v() const { return v_head_dim() != 0 && !runs.front().v.is_alias; }
 };
 
 // INVALID_ARGUMENT, UNSUPPORTED or INCOMPATIBLE names the field.

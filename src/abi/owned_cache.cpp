@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "abi/call.hpp"
+#include "abi/callers_memory.hpp"
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
@@ -11,8 +12,9 @@ namespace kvx::abi {
 namespace {
 
 // What a kvx_cache_t points to; the header's struct has no definition, so that nothing of this
-// stands in the ABI. The executor outlives the cache that runs on it.
+// stands in the ABI. The executor and the memory outlive the cache that runs on them.
 struct OwnedCache {
+  std::optional<CallersMemory> callers_memory;
   std::optional<CallersExecutor> callers_threads;
   std::unique_ptr<Executor> own_threads;
   std::unique_ptr<kv::KvCache> cache;
@@ -64,6 +66,8 @@ Status create(const kvx_cache_config_t* caller, kvx_cache_t* result) {
   KVX_ASSIGN_OR_RETURN(const kvx_cache_config_t known, read_struct(caller, "config"));
   KVX_ASSIGN_OR_RETURN(kv::KvCacheConfig config, read_config(known));
   auto handle = std::make_unique<OwnedCache>();
+  KVX_ASSIGN_OR_RETURN(auto memory, read_allocator(known.allocator));
+  if (memory) config.memory = &handle->callers_memory.emplace(*memory);
   KVX_ASSIGN_OR_RETURN(handle->callers_threads, read_executor(known.executor));
   if (!handle->callers_threads && known.num_threads > 1) {
     handle->own_threads = make_thread_pool(static_cast<int>(known.num_threads));

@@ -79,14 +79,19 @@ kvx_side_t describe_side(const Page& page, const PageSide& side, const kvx_forma
   return result;
 }
 
-// Fills what the caller's struct has room for.
-Status fill_side(const kvx_side_t& answer, kvx_side_t* side, std::string_view name) {
+// The least that a caller's struct has; what came later is zero here.
+constexpr uint32_t kLeastSideBytes = offsetof(kvx_side_t, flags);
+
+Status check_room(const kvx_side_t* side, std::string_view name) {
   if (side == nullptr) return invalid_argument("{} is null", name);
-  if (side->size < sizeof answer) {
-    return invalid_argument("{}.size is {}; expected {}", name, side->size, sizeof answer);
-  }
-  *side = answer;
-  return {};
+  if (side->size >= kLeastSideBytes) return {};
+  return invalid_argument("{}.size is {}; expected at least {}", name, side->size, kLeastSideBytes);
+}
+
+// Fills what the caller's struct has room for.
+void fill_side(kvx_side_t answer, kvx_side_t* side) {
+  answer.size = std::min<uint32_t>(side->size, sizeof answer);
+  memcpy(side, &answer, answer.size);
 }
 
 Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_kv_heads,
@@ -98,12 +103,13 @@ Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_k
   }
   auto* first = static_cast<uint8_t*>(pages);
   const bool has_v = page.v.head_dim != 0;
-  if (has_v && (v == nullptr || v->size < sizeof *v)) return fill_side({}, v, "v");
-  KVX_RETURN_IF_ERROR(
-      fill_side(describe_side(page, page.k, caller->k_spec, first, num_kv_heads), k, "k"));
+  KVX_RETURN_IF_ERROR(check_room(k, "k"));
+  if (has_v) KVX_RETURN_IF_ERROR(check_room(v, "v"));
+  fill_side(describe_side(page, page.k, caller->k_spec, first, num_kv_heads), k);
   if (!has_v) return {};
   uint8_t* first_v = first + page.block_size * (page.k.code_bytes + page.k.scale_bytes);
-  return fill_side(describe_side(page, page.v, caller->v_spec, first_v, num_kv_heads), v, "v");
+  fill_side(describe_side(page, page.v, caller->v_spec, first_v, num_kv_heads), v);
+  return {};
 }
 
 Status page_bytes_per_token(const kvx_page_desc_t* caller, uint64_t* bytes) {

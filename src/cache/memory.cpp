@@ -3,9 +3,12 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "core/checked.hpp"
+#include "core/log.hpp"
 
 namespace kvx::cache {
 
@@ -70,7 +73,10 @@ class HostMemory final : public Memory {
     if (before > 0) munmap(mapped, before);
     if (before < kHugePageBytes) munmap(mapped + before + kept, kHugePageBytes - before);
     // Advice only: without huge pages the memory works the same.
-    madvise(mapped + before, kept, MADV_HUGEPAGE);
+    if (madvise(mapped + before, kept, MADV_HUGEPAGE) != 0) {
+      log(LogLevel::kWarning, "no huge pages for {} bytes: {}", bytes,
+          std::generic_category().message(errno));
+    }
     return mapped + before;
   }
 };

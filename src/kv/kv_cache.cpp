@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cache/pool_plan.hpp"
+#include "core/log.hpp"
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/gather/gather.hpp"
@@ -88,9 +89,14 @@ Status KvCache::create_pool() {
   for (size_t c = 0; c < demands.size(); ++c) {
     classes.push_back({demands[c].name, num_blocks[c], {demands[c].block_bytes}});
   }
-  KVX_ASSIGN_OR_RETURN(cache::BlockPool pool,
-                       cache::BlockPool::create(cache::host_memory(), classes,
-                                                {config_.eviction, config_.zeroes_on_free}));
+  cache::Memory& memory = config_.memory ? *config_.memory : cache::host_memory();
+  KVX_ASSIGN_OR_RETURN(
+      cache::BlockPool pool,
+      cache::BlockPool::create(memory, classes, {config_.eviction, config_.zeroes_on_free}));
+  for (const cache::BlockClassSpec& spec : classes) {
+    log(LogLevel::kInfo, "a cache has {} blocks of {} bytes for {}", spec.num_blocks,
+        spec.block_bytes.front(), spec.name);
+  }
   pool_ = std::make_unique<cache::BlockPool>(std::move(pool));
   return {};
 }
@@ -215,7 +221,12 @@ Status KvCache::check_free_blocks(std::span<const StepEntry> entries) {
     sequences_[entry.sequence].add_needed_blocks(*pool_, entry.num_tokens, needed_blocks_);
   }
   for (int c = 0; c < pool_->num_classes(); ++c) {
-    if (needed_blocks_[c] <= pool_->num_available(c)) continue;
+    if (needed_blocks_[c] <= pool_->num_free(c)) continue;
+    if (needed_blocks_[c] <= pool_->num_available(c)) {
+      log(LogLevel::kDebug, "the step evicts {} cached blocks of {}",
+          needed_blocks_[c] - pool_->num_free(c), pool_->name(c));
+      continue;
+    }
     return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
                         pool_->name(c), pool_->num_available(c), pool_->num_blocks(c));
   }
@@ -343,7 +354,15 @@ Status KvCache::end_step() {
   if (!step_.is_open) return invalid_argument("no step is open; call begin_step first");
   for (const StepEntry& entry : step_.entries) sequences_[entry.sequence].advance(entry.num_tokens);
   step_.is_open = false;
+  warn_of_nonfinite_inputs();
   return {};
+}
+
+// Once a cache: a model that makes one NaN makes many.
+void KvCache::warn_of_nonfinite_inputs() {
+  if (nonfinite_inputs_ == 0 || has_warned_of_nonfinite_) return;
+  has_warned_of_nonfinite_ = true;
+  log(LogLevel::kWarning, "{} NaN or infinite inputs are stored as zeros", nonfinite_inputs_);
 }
 
 // The blocks that the step has reserved go back, so that a fork does not share them.

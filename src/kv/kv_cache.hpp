@@ -26,7 +26,8 @@ struct KvCacheConfig {
   int64_t memory_budget_bytes = 0;  // of all regions; 0: what max_sequences full sequences need
   PrefixCacheConfig prefix;         // off: a block is free when its last sequence leaves
   cache::EvictionKind eviction = cache::EvictionKind::kLru;  // of cached blocks
-  bool zeroes_on_free = false;  // a freed block's bytes are overwritten with zeros
+  bool zeroes_on_free = false;      // a freed block's bytes are overwritten with zeros
+  cache::Memory* memory = nullptr;  // of the pools, outlives the cache; null: the host's
 };
 
 struct StepEntry {
@@ -207,6 +208,7 @@ class KvCache {
   std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
   Status check_entries(std::span<const StepEntry> entries) const;
   Status check_free_blocks(std::span<const StepEntry> entries);
+  void warn_of_nonfinite_inputs();
   Status quantise_leaving_blocks(const StepEntry& entry);
   void describe_step(std::span<const StepEntry> entries);
   int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
@@ -229,6 +231,7 @@ class KvCache {
   std::vector<ops::BlockCopy> copies_;
   std::vector<int64_t> needed_blocks_;  // [classes of the pool], scratch
   int64_t nonfinite_inputs_ = 0;
+  bool has_warned_of_nonfinite_ = false;
 };
 
 // What a recipe costs when every sequence is num_tokens long, wide ends included; nothing is

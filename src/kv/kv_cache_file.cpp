@@ -2,6 +2,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "core/log.hpp"
 #include "kv/fingerprint.hpp"
 #include "kv/kv_cache.hpp"
 #include "tier/cache_file.hpp"
@@ -343,6 +344,10 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
       KVX_RETURN_IF_ERROR(nodes.attach(node, facts.group, kind, id));
       ++report.num_loaded;
     }
+  }
+  if (report.num_bad != 0) {
+    log(LogLevel::kWarning, "{} of {} blocks in {} are damaged and were not loaded; the first: {}",
+        report.num_bad, report.num_blocks, path, report.first_problem);
   }
   return report;
 }

@@ -11,13 +11,18 @@ namespace kvx::ops {
 
 // Codes of (block, token, head) begin at base + block * block_stride + token * token_stride + head
 // * head_stride. All strides are bytes; head counts from the run's first head. A row's codes are
-// contiguous.
+// contiguous, or lie in pieces, as in [block, head, head_dim / pack, token, pack]: then byte i is
+// i % piece_bytes of piece i / piece_bytes, which begins that many piece_strides further on.
 struct CodeAddress {
   uint8_t* base = nullptr;
   int64_t block_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+  int64_t piece_stride = 0;
+  int piece_bytes =
+      0;  // 0: contiguous. Pieces are the CPU verbs' alone, without page-shared scales
 
+  bool is_in_pieces() const { return piece_bytes != 0; }
   uint8_t* at(int64_t block, int64_t token, int head) const {
     return base + block * block_stride + token * token_stride + head * head_stride;
   }

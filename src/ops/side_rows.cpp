@@ -2,9 +2,81 @@
 #include "ops/side_rows.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace kvx::ops {
+namespace {
+
+// Calls move(row's bytes, code's index, count) for every piece of a row.
+template <class Byte, class Move>
+void for_each_piece(const CodeAddress& address, Byte* row, int num_bytes, Move move) {
+  for (int i = 0; i < num_bytes; i += address.piece_bytes) {
+    move(row, i, static_cast<size_t>(std::min(address.piece_bytes, num_bytes - i)));
+    row += address.piece_stride;
+  }
+}
+
+}  // namespace
+
+void load_codes(const CodeAddress& address, const uint8_t* row, int num_bytes, uint8_t* codes) {
+  if (!address.is_in_pieces()) {
+    memcpy(codes, row, static_cast<size_t>(num_bytes));
+    return;
+  }
+  for_each_piece(address, row, num_bytes, [codes](const uint8_t* piece, int i, size_t count) {
+    memcpy(codes + i, piece, count);
+  });
+}
+
+void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes, uint8_t* row) {
+  if (!address.is_in_pieces()) {
+    memcpy(row, codes, static_cast<size_t>(num_bytes));
+    return;
+  }
+  for_each_piece(address, row, num_bytes,
+                 [codes](uint8_t* piece, int i, size_t count) { memcpy(piece, codes + i, count); });
+}
+
+// Pieces are put together token by token, so that the kernels see contiguous rows only.
+int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
+                    const TokenRun& tokens, const float* rows) {
+  const cpu::FormatKernels& format = kernels.of(side.spec);
+  if (!side.codes.is_in_pieces()) return format.encode_rows(encode_job(side, head, tokens, rows));
+  const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
+  uint8_t codes[kMaxRowBytes];
+  int64_t nonfinite = 0;
+  for (int t = 0; t < tokens.num_tokens; ++t) {
+    const int token = tokens.first_token + t;
+    cpu::EncodeJob job = encode_job(side, head, {tokens.block, 0, 1}, rows);
+    job.rows = rows + int64_t{t} * side.head_dim;
+    job.codes = codes;
+    job.scales = side.scales.at(tokens.block, token, head);
+    nonfinite += format.encode_rows(job);
+    store_codes(side.codes, codes, row_bytes, side.codes.at(tokens.block, token, head));
+  }
+  return nonfinite;
+}
+
+void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
+                 const TokenRun& tokens, cpu::DecodeFor purpose, float* rows) {
+  const cpu::FormatKernels& format = kernels.of(side.spec);
+  if (!side.codes.is_in_pieces()) {
+    format.decode_rows(decode_job(side, head, tokens, purpose, rows));
+    return;
+  }
+  const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
+  uint8_t codes[kMaxRowBytes];
+  for (int t = 0; t < tokens.num_tokens; ++t) {
+    const int token = tokens.first_token + t;
+    load_codes(side.codes, side.codes.at(tokens.block, token, head), row_bytes, codes);
+    cpu::DecodeJob job = decode_job(side, head, {tokens.block, 0, 1}, purpose, rows);
+    job.rows = rows + int64_t{t} * side.head_dim;
+    job.codes = codes;
+    job.scales = side.scales.at(tokens.block, token, head);
+    format.decode_rows(job);
+  }
+}
 
 std::optional<DType> stored_dtype(const format::FormatSpec& spec) {
   switch (spec.facts->id) {

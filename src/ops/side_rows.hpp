@@ -31,7 +31,8 @@ struct TokenRun {
   int num_tokens = 0;
 };
 
-// head counts from the run's first head, as in SideView. rows: [tokens.num_tokens, head_dim].
+// For rows that do not lie in pieces. head counts from the run's first head, as in SideView. rows:
+// [tokens.num_tokens, head_dim].
 inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun& tokens,
                                  const float* rows) {
   return {
@@ -66,6 +67,19 @@ inline cpu::DecodeJob decode_job(const SideView& side, int head, const TokenRun&
       .scale_group_stride = side.scales.group_stride,
   };
 }
+
+// The same for any rows. Returns the non-finite inputs that the codes could not say.
+int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
+                    const TokenRun& tokens, const float* rows);
+void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
+                 const TokenRun& tokens, cpu::DecodeFor purpose, float* rows);
+
+// A row's codes, [num_bytes], from where it lies and to there. row: address.at(...).
+void load_codes(const CodeAddress& address, const uint8_t* row, int num_bytes, uint8_t* codes);
+void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes, uint8_t* row);
+
+// The most bytes that a row's codes take: the scratch for a row in pieces.
+inline constexpr int kMaxRowBytes = format::kMaxHeadDim * static_cast<int>(sizeof(float));
 
 // The caller's type whose bits the format stores unchanged, if any.
 std::optional<DType> stored_dtype(const format::FormatSpec& spec);

@@ -114,8 +114,7 @@ struct AppendTask {
         .block_size = args.cache.block_size};
     apply_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
                     positions, rows, num_tokens);
-    return context.kernels->of(side.spec).encode_rows(
-        encode_job(side, head_in_run, run.tokens, rows));
+    return encode_rows(*context.kernels, side, head_in_run, run.tokens, rows);
   }
 
   // The cache's own type: the bits stay, whatever they are.
@@ -123,8 +122,8 @@ struct AppendTask {
                  const FloatRows& input) const {
     const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
     for (int t = 0; t < run.tokens.num_tokens; ++t) {
-      memcpy(side.codes.at(run.tokens.block, run.tokens.first_token + t, head_in_run),
-             input.row(run.first_row + t, head), row_bytes);
+      store_codes(side.codes, input.row(run.first_row + t, head), row_bytes,
+                  side.codes.at(run.tokens.block, run.tokens.first_token + t, head_in_run));
     }
   }
 };

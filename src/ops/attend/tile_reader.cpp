@@ -24,6 +24,7 @@ TileReader::Kind TileReader::make_kind(const LayerView& view) const {
   Kind kind = {.sides = {&run.k, &run.v}, .head_in_run = kv_head_ - run.first_head};
   if (!fits_packed_kernels(plan_.tiling, plan_.key_dim, plan_.value_dim)) return kind;
   for (int i = 0; i < 2; ++i) {
+    if (kind.sides[i]->codes.is_in_pieces()) continue;
     kind.kernels[i] = plan_.math.find_packed(kind.sides[i]->spec, kind.sides[i]->head_dim);
   }
   return kind;
@@ -83,9 +84,8 @@ void TileReader::decode(Side side, int first, int num_tokens, float* rows) const
     const int offset = token % block_size;
     const int count = std::min(block_size - offset, first + num_tokens - token);
     const TokenRun run = {plan_.args.block_table.at(sequence_, token / block_size), offset, count};
-    plan_.context.kernels->of(view.spec).decode_rows(
-        decode_job(view, kind.head_in_run, run, cpu::DecodeFor::kAttend,
-                   rows + int64_t{token - first} * view.head_dim));
+    decode_rows(*plan_.context.kernels, view, kind.head_in_run, run, cpu::DecodeFor::kAttend,
+                rows + int64_t{token - first} * view.head_dim);
     token += count;
   }
 }

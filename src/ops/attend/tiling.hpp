@@ -90,12 +90,13 @@ struct TileRows {
   cpu::PackedTile values;
 };
 
-// The memory of a piece, on its thread's stack. Decoding adds one row of codes.
+// The memory of a piece, on its thread's stack. Decoding adds one row of codes, and one more where
+// rows lie in pieces.
 struct AttendScratch {
   alignas(64) float floats[kScratchFloats];
   QueryRow rows[kMaxTileRows];
   TileRows tiles[2];
 };
-static_assert(sizeof(AttendScratch) + format::kMaxHeadDim * sizeof(float) <= 96 * 1024);
+static_assert(sizeof(AttendScratch) + 2 * format::kMaxHeadDim * sizeof(float) <= 96 * 1024);
 
 }  // namespace kvx::ops

@@ -100,9 +100,11 @@ bool codes_fit(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& co
 
 void copy_as_stored(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& copy) {
   const int row_bytes = format::code_bytes_per_row(from.side.spec, from.side.head_dim);
+  uint8_t codes[kMaxRowBytes];  // source and target may be one place
   for (int t = 0; t < copy.num_tokens; ++t) {
-    memmove(to.side.codes.at(copy.to_block, t, to.head),
-            from.side.codes.at(copy.from_block, t, from.head), row_bytes);
+    load_codes(from.side.codes, from.side.codes.at(copy.from_block, t, from.head), row_bytes,
+               codes);
+    store_codes(to.side.codes, codes, row_bytes, to.side.codes.at(copy.to_block, t, to.head));
   }
   if (from.side.spec.scale_source == format::ScaleSource::kGiven) return;
   const int bytes = format::scale_bytes_per_group(from.side.spec);
@@ -146,11 +148,9 @@ struct CopyTask {
     float* rows = scratch_floats(int64_t{at_once} * target.side.head_dim);
     for (int t = 0; t < copy.num_tokens; t += at_once) {
       const int n = std::min(at_once, copy.num_tokens - t);
-      context.kernels->of(source.side.spec)
-          .decode_rows(decode_job(source.side, source.head, {copy.from_block, t, n},
-                                  cpu::DecodeFor::kGather, rows));
-      found += context.kernels->of(target.side.spec)
-                   .encode_rows(encode_job(target.side, target.head, {copy.to_block, t, n}, rows));
+      decode_rows(*context.kernels, source.side, source.head, {copy.from_block, t, n},
+                  cpu::DecodeFor::kGather, rows);
+      found += encode_rows(*context.kernels, target.side, target.head, {copy.to_block, t, n}, rows);
     }
     return found;
   }

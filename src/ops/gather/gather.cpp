@@ -92,8 +92,7 @@ struct GatherTask {
     }
     const int num_tokens = unit.tokens.num_tokens;
     float* rows = scratch_floats(int64_t{num_tokens} * side.head_dim);
-    context.kernels->of(side.spec).decode_rows(
-        decode_job(side, head_in_run, unit.tokens, cpu::DecodeFor::kGather, rows));
+    decode_rows(*context.kernels, side, head_in_run, unit.tokens, cpu::DecodeFor::kGather, rows);
     undo_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
                    {.first = unit.first_position, .block_size = args.cache.block_size}, rows,
                    num_tokens);
@@ -108,8 +107,9 @@ struct GatherTask {
                  const MutableFloatRows& output) const {
     const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
     for (int t = 0; t < unit.tokens.num_tokens; ++t) {
-      memcpy(output.row(unit.first_row + t, head),
-             side.codes.at(unit.tokens.block, unit.tokens.first_token + t, head_in_run), row_bytes);
+      load_codes(side.codes,
+                 side.codes.at(unit.tokens.block, unit.tokens.first_token + t, head_in_run),
+                 row_bytes, output.row(unit.first_row + t, head));
     }
   }
 };
