@@ -47,6 +47,7 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
 
   BlockPool pool;
   pool.options_ = options;
+  pool.memory_kind_ = memory.kind();
   for (const BlockClassSpec& spec : classes) {
     BlockClass& added = pool.classes_.emplace_back();
     added.name = spec.name;
@@ -64,7 +65,7 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
     added.num_free = added.num_blocks;
     added.first_free = added.num_blocks > 0 ? 0 : kNoBlock;
     for (int32_t id = 0; id + 1 < added.num_blocks; ++id) added.blocks[id].next_free = id + 1;
-    added.policy = make_eviction_policy(options.eviction, added.num_blocks);
+    added.order = std::make_unique<EvictionOrder>(options.eviction, added.num_blocks);
   }
   return pool;
 }
@@ -89,11 +90,18 @@ Status BlockPool::allocate(int block_class, std::span<int32_t> ids) {
     id = from.first_free;
     Block& taken = from.blocks[id];
     from.first_free = taken.next_free;
-    taken.next_free = kNoBlock;
     taken.use_count = 1;
   }
   from.num_free -= static_cast<int32_t>(wanted);
   return {};
+}
+
+void BlockPool::promise(int block_class, int64_t num_blocks) {
+  classes_[block_class].num_promised += static_cast<int32_t>(num_blocks);
+}
+
+void BlockPool::redeem(int block_class, int64_t num_blocks) {
+  classes_[block_class].num_promised -= static_cast<int32_t>(num_blocks);
 }
 
 Status BlockPool::check_id(int block_class, int32_t id) const {
@@ -128,7 +136,11 @@ Status BlockPool::retain(int block_class, int32_t id) {
                         owner.name, shared.use_count);
   }
   if (shared.use_count == 0) {
-    owner.policy->remove(id);
+    if (num_available(block_class) < 1) {
+      return out_of_range("block {} of class '{}' is cached; all {} that are left are promised", id,
+                          owner.name, owner.num_promised);
+    }
+    owner.order->remove(id);
     --owner.num_cached;
     ++owner.num_revived;
   }
@@ -142,7 +154,7 @@ Status BlockPool::release(int block_class, int32_t id) {
   Block& left = owner.blocks[id];
   if (--left.use_count > 0) return {};
   if (left.is_kept) {
-    owner.policy->insert(id, left.key);
+    owner.order->insert(id, left.key);
     ++owner.num_cached;
   } else {
     free_block(owner, id);
@@ -164,8 +176,9 @@ Status BlockPool::discard(int block_class, int32_t id) {
   Block& discarded = owner.blocks[id];
   if (!discarded.is_kept) return {};
   discarded.is_kept = 0;
+  owner.order->unhold(id);
   if (discarded.use_count > 0) return {};
-  owner.policy->remove(id);
+  owner.order->remove(id);
   --owner.num_cached;
   free_block(owner, id);
   return {};
@@ -173,7 +186,7 @@ Status BlockPool::discard(int block_class, int32_t id) {
 
 Status BlockPool::touch(int block_class, int32_t id) {
   KVX_RETURN_IF_ERROR(check_content(block_class, id));
-  classes_[block_class].policy->touch(id);
+  classes_[block_class].order->touch(id);
   return {};
 }
 
@@ -186,7 +199,7 @@ int64_t BlockPool::evict(int block_class, int64_t num_blocks) {
 // Requires: a block is cached.
 void BlockPool::evict_one(int block_class) {
   BlockClass& owner = classes_[block_class];
-  const int32_t id = owner.policy->evict();
+  const int32_t id = owner.order->evict();
   if (listener_ != nullptr) listener_->on_evict(block_class, id);
   owner.blocks[id].is_kept = 0;
   --owner.num_cached;
@@ -201,7 +214,7 @@ void BlockPool::free_block(BlockClass& owner, int32_t id) {
   freed.next_free = owner.first_free;
   owner.first_free = id;
   ++owner.num_free;
-  owner.policy->forget(id);
+  owner.order->forget(id);
   if (!options_.zeroes_on_free) return;
   for (const BlockRegion& region : owner.regions) {
     std::memset(region.memory.data() + id * region.block_bytes, 0,

@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/eviction_policy.hpp"
+#include "cache/eviction_order.hpp"
 #include "cache/memory.hpp"
 #include "core/result.hpp"
 
@@ -47,7 +47,8 @@ struct BlockPoolOptions {
   bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free; host only
 };
 
-// Is told of a cached block before its content goes to make room; its bytes are still there.
+// Is told of a cached block before its content goes to make room; its bytes are still there. It may
+// call unhold(), nothing else of the pool.
 class EvictionListener {
  public:
   virtual ~EvictionListener() = default;
@@ -71,7 +72,7 @@ class BlockPool {
   // than 2^31 - 1, no region, block_bytes < 1 or too large. OUT_OF_RANGE when memory is short.
   static Result<BlockPool> create(Memory& memory, std::span<const BlockClassSpec> classes,
                                   const BlockPoolOptions& options = {});
-  // Null: nobody. The listener must not call back into the pool.
+  // Null: nobody.
   void set_eviction_listener(EvictionListener* listener) { listener_ = listener; }
 
   int num_classes() const { return static_cast<int>(classes_.size()); }
@@ -79,13 +80,13 @@ class BlockPool {
   int32_t num_blocks(int block_class) const { return of(block_class).num_blocks; }
   int32_t num_free(int block_class) const { return of(block_class).num_free; }
   int32_t num_cached(int block_class) const { return of(block_class).num_cached; }
-  // What allocate() can give: free and cached blocks.
+  // What allocate() can give: free and cached blocks, less the promised.
   int32_t num_available(int block_class) const {
-    return num_free(block_class) + num_cached(block_class);
+    return num_free(block_class) + num_cached(block_class) - of(block_class).num_promised;
   }
   // Active blocks.
   int32_t num_used(int block_class) const {
-    return num_blocks(block_class) - num_available(block_class);
+    return num_blocks(block_class) - num_free(block_class) - num_cached(block_class);
   }
 
   int num_regions(int block_class) const {
@@ -94,6 +95,8 @@ class BlockPool {
   int64_t block_bytes(int block_class, int region = 0) const {
     return of(block_class).regions[region].block_bytes;
   }
+  MemoryKind memory_kind() const { return memory_kind_; }
+  bool zeroes_on_free() const { return options_.zeroes_on_free; }
   // The address of block 0; null in a class without blocks.
   uint8_t* region(int block_class, int region = 0) const {
     return of(block_class).regions[region].memory.data();
@@ -106,8 +109,13 @@ class BlockPool {
   // its bytes may still be in the processor's caches.
   Status allocate(int block_class, std::span<int32_t> ids);
 
-  // One more user of an active or cached block ("lock"). OUT_OF_RANGE: no such id;
-  // INVALID_ARGUMENT: a free block.
+  // Sets blocks aside for an allocate() to come, which redeems them first. Requires: num_blocks <=
+  // num_available(); to redeem, that many are promised.
+  void promise(int block_class, int64_t num_blocks);
+  void redeem(int block_class, int64_t num_blocks);
+
+  // One more user of an active or cached block ("lock"). OUT_OF_RANGE: no such id, or a cached
+  // block that a promise needs; INVALID_ARGUMENT: a free block.
   Status retain(int block_class, int32_t id);
 
   // One user less ("unlock"); the last one frees the block, or leaves it cached when it is kept.
@@ -121,6 +129,10 @@ class BlockPool {
   Status discard(int block_class, int32_t id);
   // The policy hears that the block was useful. Errors as retain's.
   Status touch(int block_class, int32_t id);
+  // Other blocks' contents are of no use without this one's, or no longer: it is evicted after
+  // them. Requires: the block is active or cached.
+  void hold(int block_class, int32_t id) { classes_[block_class].order->hold(id); }
+  void unhold(int block_class, int32_t id) { classes_[block_class].order->unhold(id); }
   // Makes up to num_blocks cached blocks free, in the policy's order; returns how many.
   int64_t evict(int block_class, int64_t num_blocks);
 
@@ -145,20 +157,23 @@ class BlockPool {
     int32_t use_count = 0;  // 0: cached when it is kept, else free
     uint32_t generation : 31 = 0;
     uint32_t is_kept : 1 = 0;
-    int32_t next_free = kNoBlock;
-    uint32_t key = 0;
+    union {
+      int32_t next_free = kNoBlock;  // of a free block
+      uint32_t key;                  // of a kept one
+    };
   };
   struct BlockClass {
     std::string name;
     int32_t num_blocks = 0;
     int32_t num_free = 0;
     int32_t num_cached = 0;
+    int32_t num_promised = 0;
     int64_t num_evicted = 0;
     int64_t num_revived = 0;
     int32_t first_free = kNoBlock;
     std::vector<BlockRegion> regions;
     std::vector<Block> blocks;  // [num_blocks]
-    std::unique_ptr<EvictionPolicy> policy;
+    std::unique_ptr<EvictionOrder> order;
   };
 
   const BlockClass& of(int block_class) const { return classes_[block_class]; }
@@ -171,6 +186,7 @@ class BlockPool {
 
   std::vector<BlockClass> classes_;
   BlockPoolOptions options_;
+  MemoryKind memory_kind_ = MemoryKind::kHost;
   EvictionListener* listener_ = nullptr;
 };
 

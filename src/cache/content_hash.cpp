@@ -9,8 +9,10 @@
 #include <xxh_x86dispatch.h>  // after xxhash.h: chooses at run time, XXH3_128bits() stays the name
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
 
 #include "cache/block_layout.hpp"
 
@@ -19,13 +21,17 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kNames = {"xxh3", "sha256"};
 
-ContentHash xxh3(const void* bytes, size_t num_bytes) {
+ContentHash canonical_hash(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, num_bytes));
-  ContentHash hash;
-  static_assert(sizeof canonical.digest == sizeof hash.bytes);
-  std::memcpy(hash.bytes.data(), canonical.digest, hash.bytes.size());
-  return hash;
+  XXH128_canonicalFromHash(&canonical, hash);
+  ContentHash result;
+  static_assert(sizeof canonical.digest == sizeof result.bytes);
+  std::memcpy(result.bytes.data(), canonical.digest, result.bytes.size());
+  return result;
+}
+
+ContentHash xxh3(const void* bytes, size_t num_bytes) {
+  return canonical_hash(XXH3_128bits(bytes, num_bytes));
 }
 
 ContentHash hash_bytes(HashAlgorithm algorithm, const void* bytes, size_t num_bytes) {
@@ -56,6 +62,21 @@ std::optional<HashAlgorithm> hash_named(std::string_view name) {
 
 ContentHash checksum(std::span<const uint8_t> bytes) {
   return xxh3(bytes.data(), bytes.size());
+}
+
+ContentHash copy_with_checksum(std::span<uint8_t> to, std::span<const uint8_t> from) {
+  constexpr size_t kPieceBytes = 16 << 10;  // stays in the first cache between copy and hash
+  struct FreeState {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  };
+  const std::unique_ptr<XXH3_state_t, FreeState> state(XXH3_createState());
+  XXH3_128bits_reset(state.get());
+  for (size_t at = 0; at < from.size(); at += kPieceBytes) {
+    const size_t count = std::min(kPieceBytes, from.size() - at);
+    std::memcpy(to.data() + at, from.data() + at, count);
+    XXH3_128bits_update(state.get(), to.data() + at, count);
+  }
+  return canonical_hash(XXH3_128bits_digest(state.get()));
 }
 
 ContentHash hash_block(HashAlgorithm algorithm, const ContentHash& parent,

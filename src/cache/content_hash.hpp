@@ -35,6 +35,10 @@ std::optional<HashAlgorithm> hash_named(std::string_view name);
 // The checksum of stored bytes: XXH3-128, seed 0.
 ContentHash checksum(std::span<const uint8_t> bytes);
 
+// Copies, and returns the checksum of what was copied: one pass over memory, not two. Requires: as
+// many bytes on both sides, which do not overlap.
+ContentHash copy_with_checksum(std::span<uint8_t> to, std::span<const uint8_t> from);
+
 // Requires: tokens.size() <= kMaxBlockSize.
 ContentHash hash_block(HashAlgorithm algorithm, const ContentHash& parent,
                        std::span<const int32_t> tokens);

@@ -5,7 +5,6 @@
 #include <bit>
 #include <vector>
 
-#include "cache/id_lists.hpp"
 #include "cache/key_history.hpp"
 
 namespace kvx::cache {
@@ -13,7 +12,7 @@ namespace {
 
 class Lru final : public EvictionPolicy {
  public:
-  explicit Lru(int32_t num_blocks) : lists_(num_blocks, 1) {}
+  explicit Lru(IdLists& lists) : lists_(lists) {}
 
   void insert(int32_t id, uint32_t) override { lists_.push_back(0, id); }
   void remove(int32_t id) override { lists_.remove(id); }
@@ -28,24 +27,31 @@ class Lru final : public EvictionPolicy {
     lists_.remove(id);
     return id;
   }
+  void put_first(int32_t id) override { lists_.push_front(0, id); }
 
  private:
-  IdLists lists_;
+  IdLists& lists_;
 };
 
-// One list a number of uses, up to kMostUses; the mask says which have blocks.
+// LFU with dynamic aging (Arlitt et al., 2000): a block's level is its uses and the age at the time
+// that it was let go of; the age is the level of the block evicted last. So a block that was once
+// used often does not stay for ever; few uses are counted, that the age may overtake them soon
+// (bench/results). Levels lie within kMostUses of the age: a list each, modulo kPolicyLists, and a
+// mask that says which have blocks.
 class Lfu final : public EvictionPolicy {
  public:
-  explicit Lfu(int32_t num_blocks)
-      : lists_(num_blocks, kMostUses + 1), uses_(static_cast<size_t>(num_blocks)) {}
+  Lfu(IdLists& lists, int32_t num_blocks)
+      : lists_(lists),
+        uses_(static_cast<size_t>(num_blocks)),
+        list_(static_cast<size_t>(num_blocks)) {}
 
   void insert(int32_t id, uint32_t) override {
-    lists_.push_back(uses_[id], id);
-    mask_ |= uint64_t{1} << uses_[id];
+    join(id, uses_[id]);
+    lists_.push_back(list_[id], id);
   }
   void remove(int32_t id) override {
     lists_.remove(id);
-    if (lists_.is_empty(uses_[id])) mask_ &= ~(uint64_t{1} << uses_[id]);
+    if (lists_.is_empty(list_[id])) mask_ ^= bit_of(id);
   }
   void touch(int32_t id) override {
     const bool was_inserted = lists_.contains(id);
@@ -55,17 +61,31 @@ class Lfu final : public EvictionPolicy {
   }
   void forget(int32_t id) override { uses_[id] = 0; }
   int32_t evict() override {
-    const int32_t id = lists_.front(std::countr_zero(mask_));
+    age_ = (age_ + std::countr_zero(std::rotr(mask_, age_))) % kPolicyLists;
+    const int32_t id = lists_.front(age_);
     remove(id);
     return id;
   }
+  void put_first(int32_t id) override {
+    join(id, 0);
+    lists_.push_front(list_[id], id);
+  }
 
  private:
-  static constexpr int kMostUses = 63;
+  static constexpr uint8_t kMostUses = 3;
+  static_assert(kMostUses < kPolicyLists && kPolicyLists == 8, "a bit of the mask each");
 
-  IdLists lists_;
+  uint8_t bit_of(int32_t id) const { return static_cast<uint8_t>(1u << list_[id]); }
+  void join(int32_t id, int uses) {
+    list_[id] = static_cast<uint8_t>((age_ + uses) % kPolicyLists);
+    mask_ |= bit_of(id);
+  }
+
+  IdLists& lists_;
   std::vector<uint8_t> uses_;
-  uint64_t mask_ = 0;
+  std::vector<uint8_t> list_;  // of inserted blocks
+  uint8_t mask_ = 0;
+  int age_ = 0;  // modulo kPolicyLists
 };
 
 // 2Q (Johnson and Shasha, 1994): a block's first time is spent in a FIFO queue; one that was used
@@ -73,8 +93,8 @@ class Lfu final : public EvictionPolicy {
 // in an LRU list. The queue gives way first while it holds more than a quarter of all blocks.
 class TwoQueues final : public EvictionPolicy {
  public:
-  explicit TwoQueues(int32_t num_blocks)
-      : lists_(num_blocks, 2),
+  TwoQueues(IdLists& lists, int32_t num_blocks)
+      : lists_(lists),
         blocks_(static_cast<size_t>(num_blocks)),
         most_in_queue_(num_blocks / 4),
         evicted_(num_blocks / 2) {}
@@ -108,6 +128,10 @@ class TwoQueues final : public EvictionPolicy {
       return id;
     }
   }
+  void put_first(int32_t id) override {
+    lists_.push_front(list_of(blocks_[id]), id);
+    if (!blocks_[id].is_hot) ++num_in_queue_;
+  }
 
  private:
   enum List { kQueue, kHot };
@@ -118,7 +142,7 @@ class TwoQueues final : public EvictionPolicy {
   };
   static List list_of(const Block& block) { return block.is_hot ? kHot : kQueue; }
 
-  IdLists lists_;
+  IdLists& lists_;
   std::vector<Block> blocks_;
   int32_t num_in_queue_ = 0;
   int32_t most_in_queue_;
@@ -140,16 +164,17 @@ std::optional<EvictionKind> eviction_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionKind kind, int32_t num_blocks) {
+std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionKind kind, IdLists& lists,
+                                                     int32_t num_blocks) {
   switch (kind) {
     case EvictionKind::kLfu:
-      return std::make_unique<Lfu>(num_blocks);
+      return std::make_unique<Lfu>(lists, num_blocks);
     case EvictionKind::k2Q:
-      return std::make_unique<TwoQueues>(num_blocks);
+      return std::make_unique<TwoQueues>(lists, num_blocks);
     case EvictionKind::kLru:
       break;
   }
-  return std::make_unique<Lru>(num_blocks);
+  return std::make_unique<Lru>(lists);
 }
 
 }  // namespace kvx::cache

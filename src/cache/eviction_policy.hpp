@@ -1,5 +1,5 @@
 // EvictionPolicy: which cached block goes first when a class has no free one. It sees ids only;
-// every call is O(1) and allocates nothing.
+// every call is O(1), amortised, and allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,13 @@
 #include <optional>
 #include <string_view>
 
+#include "cache/id_lists.hpp"
+
 namespace kvx::cache {
 
 enum class EvictionKind : uint8_t {
   kLru,  // the block that was let go of first
-  kLfu,  // the block used least often, the oldest of these first
+  kLfu,  // the block used least often, the oldest of these first; old uses lose their weight
   k2Q,   // blocks used once wait in a queue of their own, so that one long scan evicts no others
 };
 
@@ -35,8 +37,15 @@ class EvictionPolicy {
   virtual void forget(int32_t id) = 0;
   // Removes and returns the block to go. Requires: one is inserted.
   virtual int32_t evict() = 0;
+  // evict() returned it, but it stayed: inserted again, before all others that are worth as much.
+  virtual void put_first(int32_t id) = 0;
 };
 
-std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionKind kind, int32_t num_blocks);
+// A policy keeps its blocks in lists [0, kPolicyLists).
+inline constexpr int kPolicyLists = 8;
+
+// Requires: lists hold num_blocks ids and outlive the policy.
+std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionKind kind, IdLists& lists,
+                                                     int32_t num_blocks);
 
 }  // namespace kvx::cache

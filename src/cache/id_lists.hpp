@@ -21,13 +21,8 @@ class IdLists {
   int32_t front(int list) const { return links_[anchor(list)].next; }
 
   // Requires: the id is in no list.
-  void push_back(int list, int32_t id) {
-    const int32_t end = anchor(list);
-    const int32_t last = links_[end].previous;
-    links_[id] = {last, end};
-    links_[last].next = id;
-    links_[end].previous = id;
-  }
+  void push_back(int list, int32_t id) { put_between(links_[anchor(list)].previous, id); }
+  void push_front(int list, int32_t id) { put_between(anchor(list), id); }
   // Requires: the id is in a list.
   void remove(int32_t id) {
     const Link gone = links_[id];
@@ -44,6 +39,12 @@ class IdLists {
 
   // A list is a ring that begins and ends at its anchor; an id in no list is a ring of its own.
   int32_t anchor(int list) const { return num_ids_ + list; }
+  void put_between(int32_t previous, int32_t id) {
+    const int32_t next = links_[previous].next;
+    links_[id] = {previous, next};
+    links_[previous].next = id;
+    links_[next].previous = id;
+  }
 
   int32_t num_ids_;
   std::vector<Link> links_;

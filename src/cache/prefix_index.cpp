@@ -78,7 +78,7 @@ int32_t PrefixIndex::take_node(const ContentHash& hash, int32_t parent) {
   int32_t& bucket = bucket_of(hash);
   nodes_[node] = {hash, parent, 0, bucket};
   bucket = node;
-  if (parent != kNoNode) ++nodes_[parent].num_dependents;
+  if (parent != kNoNode) add_dependent(parent);
   ++counters_.num_nodes;
   return node;
 }
@@ -131,7 +131,7 @@ int32_t PrefixIndex::insert(int32_t parent, std::span<const int32_t> tokens) {
 }
 
 void PrefixIndex::unpin(int32_t node) {
-  --nodes_[node].num_dependents;
+  drop_dependent(node);
   remove_unused(node);
 }
 
@@ -153,7 +153,7 @@ void PrefixIndex::remove_unused(int32_t node) {
       scopes_.erase(scope_of(fingerprint_, keys->second));
       scope_keys_.erase(keys);
     } else {
-      --nodes_[parent].num_dependents;
+      drop_dependent(parent);
     }
     nodes_[node] = {};
     nodes_[node].next = first_unused_;
@@ -178,6 +178,44 @@ void PrefixIndex::for_each_node(const std::function<void(int32_t)>& visit) const
   }
 }
 
+// ---- what must not go before its children
+
+void PrefixIndex::add_dependent(int32_t node) {
+  if (nodes_[node].num_dependents++ == 0) hold_blocks(node);
+}
+
+void PrefixIndex::drop_dependent(int32_t node) {
+  if (--nodes_[node].num_dependents == 0) unhold_blocks(node);
+}
+
+// A longer match reads all packed blocks before it and the head's wide ones; of a window group it
+// reads the last ones only.
+bool PrefixIndex::is_needed_by_children(int32_t node, int group, BlockKind kind) const {
+  const LayerGroup& facts = shape_.groups[group];
+  if (facts.window > 0) return false;
+  return kind == BlockKind::kPacked || is_among_first(node, facts.wide_ends.head_blocks);
+}
+
+bool PrefixIndex::is_among_first(int32_t node, int64_t num_blocks) const {
+  for (; num_blocks > 0; --num_blocks) {
+    node = nodes_[node].parent;
+    if (is_scope(node)) return true;
+  }
+  return false;
+}
+
+void PrefixIndex::hold_blocks(int32_t node) {
+  for_each_block(node, [this, node](int group, BlockKind kind, int32_t id) {
+    if (is_needed_by_children(node, group, kind)) pool_->hold(class_of(group, kind), id);
+  });
+}
+
+void PrefixIndex::unhold_blocks(int32_t node) {
+  for_each_block(node, [this](int group, BlockKind kind, int32_t id) {
+    pool_->unhold(class_of(group, kind), id);
+  });
+}
+
 // ---- blocks
 
 Status PrefixIndex::attach(int32_t node, int group, BlockKind kind, int32_t id) {
@@ -188,6 +226,9 @@ Status PrefixIndex::attach(int32_t node, int group, BlockKind kind, int32_t id) 
   const bool is_new = !has_blocks(node);
   blocks_[slot] = id;
   node_of_block_[block_class][id] = node;
+  if (nodes_[node].num_dependents > 0 && is_needed_by_children(node, group, kind)) {
+    pool_->hold(block_class, id);
+  }
   if (is_new) {
     ++counters_.num_stored;
     tell(PrefixEvent::Kind::kStored, node);
@@ -222,13 +263,13 @@ Status PrefixIndex::clear() {
       KVX_RETURN_IF_ERROR(pool_->discard(block_class, id));
     }
   }
-  if (listener_) listener_({PrefixEvent::Kind::kAllCleared, {}, {}, {}});
+  if (listener_) listener_({PrefixEvent::Kind::kAllCleared, {}, {}, {}, Tier::kFirst});
   return {};
 }
 
 void PrefixIndex::tell(PrefixEvent::Kind kind, int32_t node) const {
   if (!listener_) return;
-  listener_({kind, hash(node), hash(parent(node)), tokens(node)});
+  listener_({kind, hash(node), hash(parent(node)), tokens(node), Tier::kFirst});
 }
 
 // ---- matching

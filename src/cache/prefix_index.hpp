@@ -7,8 +7,9 @@
 // A match walks down from the scope, one block of tokens at a time, and compares parents and token
 // ids themselves: hashes only find, so that no collision and no other scope can serve a block.
 //
-// The index counts no users: blocks are the pool's. It keeps blocks in the pool (BlockPool::keep)
-// and hears when they are evicted. One thread at a time; nothing is allocated after create() but
+// The index counts no users: blocks are the pool's. It keeps blocks in the pool (BlockPool::keep),
+// holds those that no longer match can do without (BlockPool::hold), and hears when they are
+// evicted. One thread at a time; nothing is allocated after create() but
 // the text of a new scope.
 #pragma once
 
@@ -43,12 +44,15 @@ struct PrefixMatch {
   int64_t num_blocks() const { return static_cast<int64_t>(nodes.size()); }
 };
 
+enum class Tier : uint8_t { kFirst, kHost };
+
 struct PrefixEvent {
   enum class Kind : uint8_t { kStored, kRemoved, kAllCleared };
   Kind kind;
   ContentHash hash;
   ContentHash parent;  // of a block without a parent: its scope's hash
   std::span<const int32_t> tokens;
+  Tier tier = Tier::kFirst;  // where it came or went
 };
 
 struct PrefixCounters {
@@ -88,7 +92,7 @@ class PrefixIndex {
   Status attach(int32_t node, int group, BlockKind kind, int32_t id);
 
   // A pinned node, and so all its ancestors, stay.
-  void pin(int32_t node) { ++nodes_[node].num_dependents; }
+  void pin(int32_t node) { add_dependent(node); }
   void unpin(int32_t node);
 
   // The block's content is going. Nothing when it is no block of a node.
@@ -146,6 +150,22 @@ class PrefixIndex {
   int32_t take_node(const ContentHash& hash, int32_t parent);
   void detach(int32_t node, size_t slot);
   bool has_blocks(int32_t node) const;
+  void add_dependent(int32_t node);
+  void drop_dependent(int32_t node);
+  bool is_needed_by_children(int32_t node, int group, BlockKind kind) const;
+  bool is_among_first(int32_t node, int64_t num_blocks) const;
+  // Calls visit(group, kind, id) for each block of the node.
+  template <class Visit>
+  void for_each_block(int32_t node, const Visit& visit) const {
+    const size_t first = slot_of(node, 0, BlockKind::kPacked);
+    for (size_t i = 0; i < slots_per_node_; ++i) {
+      if (blocks_[first + i] == kNoBlock) continue;
+      visit(static_cast<int>(i % num_groups()), static_cast<BlockKind>(i / num_groups()),
+            blocks_[first + i]);
+    }
+  }
+  void hold_blocks(int32_t node);
+  void unhold_blocks(int32_t node);
   void remove_unused(int32_t node);
   void cross_out(int group);
   GroupMatch group_match(int group) const;

@@ -5,8 +5,7 @@
 
 #include "cache/pool_plan.hpp"
 #include "core/log.hpp"
-#include "ops/append/append.hpp"
-#include "ops/attend/attend.hpp"
+#include "kv/kv_step.hpp"
 #include "ops/gather/gather.hpp"
 
 namespace kvx::kv {
@@ -41,6 +40,11 @@ Status check_config(const KvCacheConfig& config) {
 }
 
 }  // namespace
+
+KvCache::KvCache(KvCacheConfig config, const ops::CpuContext& context)
+    : config_(std::move(config)), context_(context) {}
+
+KvCache::~KvCache() = default;
 
 Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
                                                  const ops::CpuContext& context) {
@@ -143,8 +147,8 @@ Status KvCache::create_sequences() {
     KVX_ASSIGN_OR_RETURN(cache::Sequence sequence, cache::Sequence::create(shape));
     sequences_.push_back(std::move(sequence));
   }
-  in_use_.assign(config_.max_sequences, false);
-  step_.groups.resize(groups_.size());
+  uses_.assign(config_.max_sequences, Use::kFree);
+  step_ = std::make_unique<KvStep>(*this);
   return {};
 }
 
@@ -152,34 +156,43 @@ Status KvCache::create_sequences() {
 // --------------------------------------------------------------------------------------------
 
 Result<int> KvCache::take_sequence() {
-  const auto unused = std::find(in_use_.begin(), in_use_.end(), false);
-  if (unused == in_use_.end()) {
+  const auto unused = std::find(uses_.begin(), uses_.end(), Use::kFree);
+  if (unused == uses_.end()) {
     return out_of_range("all {} sequences are in use; free one or raise max_sequences",
                         config_.max_sequences);
   }
-  return static_cast<int>(unused - in_use_.begin());
+  return static_cast<int>(unused - uses_.begin());
+}
+
+bool KvCache::is_in_use(int sequence) const {
+  const std::lock_guard lock(books_);
+  return is_known(sequence);
 }
 
 Status KvCache::check_sequence(int sequence) const {
-  if (sequence < 0 || sequence >= config_.max_sequences || !in_use_[sequence]) {
+  if (!is_known(sequence)) {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
-  if (step_.is_open) return invalid_argument("a step is open; call end_step first");
+  if (uses_[sequence] == Use::kInStep) {
+    return invalid_argument("sequence {} is in an open step; call end_step first", sequence);
+  }
   return {};
 }
 
 Result<int> KvCache::create_sequence() {
+  const std::lock_guard lock(books_);
   KVX_ASSIGN_OR_RETURN(const int sequence, take_sequence());
   if (prefixes_) KVX_RETURN_IF_ERROR(prefixes_->begin(sequence, {}));
-  in_use_[sequence] = true;
+  uses_[sequence] = Use::kIdle;
   return sequence;
 }
 
 Status KvCache::free_sequence(int sequence) {
+  const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   KVX_RETURN_IF_ERROR(sequences_[sequence].clear(*pool_));
   if (prefixes_) prefixes_->end(sequence);
-  in_use_[sequence] = false;
+  uses_[sequence] = Use::kFree;
   return {};
 }
 
@@ -188,192 +201,32 @@ int64_t KvCache::max_step_tokens(int sequence) const {
   return std::min(tokens.most_tokens_at_once(), tokens.max_tokens() - tokens.num_tokens());
 }
 
-Status KvCache::check_entries(std::span<const StepEntry> entries) const {
-  if (step_.is_open) return invalid_argument("a step is open; call end_step first");
-  if (entries.empty()) return invalid_argument("entries is empty; expected at least one sequence");
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const StepEntry& entry = entries[i];
-    if (entry.sequence < 0 || entry.sequence >= config_.max_sequences || !in_use_[entry.sequence]) {
-      return invalid_argument("entries[{}].sequence is {}; it is not in use", i, entry.sequence);
-    }
-    for (size_t j = 0; j < i; ++j) {
-      if (entries[j].sequence == entry.sequence) {
-        return invalid_argument("entries[{}].sequence is {}; it is named twice", i, entry.sequence);
-      }
-    }
-    const cache::Sequence& sequence = sequences_[entry.sequence];
-    if (entry.num_tokens > sequence.max_tokens() - sequence.num_tokens()) {
-      return out_of_range("entries[{}].num_tokens is {}; the sequence has {} of {} tokens", i,
-                          entry.num_tokens, sequence.num_tokens(), sequence.max_tokens());
-    }
-    if (entry.num_tokens < 1 || entry.num_tokens > max_step_tokens(entry.sequence)) {
-      return invalid_argument("entries[{}].num_tokens is {}; expected 1 to {} in one step", i,
-                              entry.num_tokens, max_step_tokens(entry.sequence));
-    }
-  }
-  return {};
-}
-
-// Before anything moves: do all entries together find their blocks?
-Status KvCache::check_free_blocks(std::span<const StepEntry> entries) {
-  needed_blocks_.assign(pool_->num_classes(), 0);
-  for (const StepEntry& entry : entries) {
-    sequences_[entry.sequence].add_needed_blocks(*pool_, entry.num_tokens, needed_blocks_);
-  }
-  for (int c = 0; c < pool_->num_classes(); ++c) {
-    if (needed_blocks_[c] <= pool_->num_free(c)) continue;
-    if (needed_blocks_[c] <= pool_->num_available(c)) {
-      log(LogLevel::kDebug, "the step evicts {} cached blocks of {}",
-          needed_blocks_[c] - pool_->num_free(c), pool_->name(c));
-      continue;
-    }
-    return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
-                        pool_->name(c), pool_->num_available(c), pool_->num_blocks(c));
-  }
-  return {};
-}
-
-// Blocks that leave the entry's recent window go from 16 bits to their packed format, in all layers
-// of their group.
-Status KvCache::quantise_leaving_blocks(const StepEntry& entry) {
-  cache::Sequence& sequence = sequences_[entry.sequence];
-  moves_.clear();
-  KVX_RETURN_IF_ERROR(sequence.take_moves(*pool_, entry.num_tokens, moves_));
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    copies_.clear();
-    for (const cache::BlockMove& move : moves_) {
-      if (move.group == g) copies_.push_back({move.wide_id, move.packed_id, config_.block_size});
-    }
-    if (copies_.empty()) continue;
-    for (int layer : groups_[g].layers) {
-      const LayerStore& store = *layers_[layer];
-      KVX_ASSIGN_OR_RETURN(const int64_t nonfinite,
-                           ops::copy_blocks(context_, store.wide(), store.packed(), copies_));
-      nonfinite_inputs_ += nonfinite;
-    }
-  }
-  KVX_RETURN_IF_ERROR(sequence.finish_moves(*pool_, moves_));
-  return prefixes_ ? prefixes_->record_moves(entry.sequence, moves_) : Status{};
-}
-
 Status KvCache::begin_step(std::span<const StepEntry> entries) {
-  KVX_RETURN_IF_ERROR(check_entries(entries));
-  for (const StepEntry& entry : entries) {
-    KVX_RETURN_IF_ERROR(sequences_[entry.sequence].release_expired(*pool_));
-  }
-  KVX_RETURN_IF_ERROR(check_free_blocks(entries));
-  for (const StepEntry& entry : entries) {
-    KVX_RETURN_IF_ERROR(copy_open_blocks(entry));
-    KVX_RETURN_IF_ERROR(quantise_leaving_blocks(entry));
-    KVX_RETURN_IF_ERROR(sequences_[entry.sequence].reserve(*pool_, entry.num_tokens));
-  }
-  describe_step(entries);
-  return {};
-}
-
-// Once a step, for all layers: slots, positions, lengths and block tables as the verbs take them.
-void KvCache::describe_step(std::span<const StepEntry> entries) {
-  step_.is_open = true;
-  step_.entries.assign(entries.begin(), entries.end());
-  step_.positions.clear();
-  step_.q_starts.assign(1, 0);
-  step_.seq_lens.clear();
-  for (const StepEntry& entry : entries) {
-    const int64_t first = sequences_[entry.sequence].num_tokens();
-    for (int t = 0; t < entry.num_tokens; ++t) step_.positions.push_back(first + t);
-    step_.q_starts.push_back(step_.q_starts.back() + entry.num_tokens);
-    step_.seq_lens.push_back(static_cast<int32_t>(first + entry.num_tokens));
-  }
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    GroupStep& group = step_.groups[g];
-    group.slots.resize(step_.positions.size());
-    group.row_stride = 0;
-    for (const StepEntry& entry : entries) {
-      group.row_stride = std::max(group.row_stride, sequences_[entry.sequence].table(g).size());
-    }
-    group.block_ids.assign(group.row_stride * entries.size(), cache::kNoBlock);
-    group.wide_head.clear();
-    group.wide_tail.clear();
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const cache::Sequence& sequence = sequences_[entries[i].sequence];
-      const std::span<int64_t> slots(group.slots.data() + step_.q_starts[i], entries[i].num_tokens);
-      sequence.slots(g, sequence.num_tokens(), slots);
-      const cache::BlockTable& table = sequence.table(g);
-      std::copy_n(table.data(), table.size(), group.block_ids.begin() + i * group.row_stride);
-      group.wide_head.push_back(static_cast<int32_t>(sequence.wide_head(g)));
-      group.wide_tail.push_back(static_cast<int32_t>(sequence.wide_tail(g)));
-    }
-  }
+  return step_->begin(entries);
 }
 
 Status KvCache::append_and_attend(int layer, const AttentionParams& params, FloatRows q,
                                   FloatRows k, FloatRows v, MutableFloatRows out) {
-  if (layer < 0 || layer >= config_.geometry.num_layers) {
-    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer,
-                            config_.geometry.num_layers - 1);
-  }
-  if (!step_.is_open) return invalid_argument("no step is open; call begin_step first");
-  const LayerStore& store = *layers_[layer];
-  const int g = group_of_layer_[layer];
-  const GroupStep& group = step_.groups[g];
-
-  ops::AppendArgs append;
-  append.cache = has_wide_ends() ? store.wide() : store.packed();
-  append.transform = store.transform();
-  append.k = k;
-  append.v = v;
-  append.slot_mapping = group.slots;
-  append.positions = step_.positions;
-  KVX_ASSIGN_OR_RETURN(const ops::AppendReport report, ops::append(context_, append));
-  nonfinite_inputs_ += report.nonfinite_inputs;
-
-  ops::AttendArgs attend;
-  attend.packed = store.packed();
-  if (has_wide_ends()) {
-    attend.wide = store.wide();
-    attend.wide_head_blocks = group.wide_head.data();
-    attend.wide_tail_block = group.wide_tail.data();
-  }
-  attend.transform = store.transform();
-  attend.num_sequences = static_cast<int>(step_.entries.size());
-  attend.block_table = {group.block_ids.data(), group.row_stride};
-  attend.max_blocks_per_sequence = group.row_stride;
-  attend.seq_lens = step_.seq_lens.data();
-  attend.q_starts = step_.q_starts.data();
-  attend.num_q_heads = params.num_q_heads;
-  attend.q = q;
-  attend.out = out;
-  attend.softmax_scale = params.softmax_scale;
-  attend.softcap = params.softcap;
-  attend.window = groups_[g].window;
-  attend.sinks = params.sinks;
-  return ops::attend(context_, attend);
+  return step_->append_and_attend(layer, params, q, k, v, out);
 }
 
 Status KvCache::end_step() {
-  if (!step_.is_open) return invalid_argument("no step is open; call begin_step first");
-  for (const StepEntry& entry : step_.entries) sequences_[entry.sequence].advance(entry.num_tokens);
-  step_.is_open = false;
-  warn_of_nonfinite_inputs();
-  return {};
+  return step_->end();
+}
+
+Status KvCache::end_step(std::span<const int> kept_tokens) {
+  return step_->end(kept_tokens);
 }
 
 // Once a cache: a model that makes one NaN makes many.
 void KvCache::warn_of_nonfinite_inputs() {
   if (nonfinite_inputs_ == 0 || has_warned_of_nonfinite_) return;
   has_warned_of_nonfinite_ = true;
-  log(LogLevel::kWarning, "{} NaN or infinite inputs are stored as zeros", nonfinite_inputs_);
+  log(LogLevel::kWarning, "{} NaN or infinite inputs are stored as zeros", nonfinite_inputs());
 }
 
-// The blocks that the step has reserved go back, so that a fork does not share them.
 Status KvCache::cancel_step() {
-  if (!step_.is_open) return invalid_argument("no step is open; call begin_step first");
-  step_.is_open = false;
-  for (const StepEntry& entry : step_.entries) {
-    cache::Sequence& sequence = sequences_[entry.sequence];
-    KVX_RETURN_IF_ERROR(sequence.truncate(*pool_, sequence.num_tokens()));
-  }
-  return {};
+  return step_->cancel();
 }
 
 // ---- reading back and accounting
@@ -381,7 +234,7 @@ Status KvCache::cancel_step() {
 
 Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
                        MutableFloatRows k, MutableFloatRows v) const {
-  if (sequence < 0 || sequence >= config_.max_sequences || !in_use_[sequence]) {
+  if (!is_in_use(sequence)) {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
   if (layer < 0 || layer >= config_.geometry.num_layers) {
@@ -427,6 +280,7 @@ cache::PoolAccount KvCache::account() const {
     layouts.push_back(group.packed);
     if (has_wide_ends()) layouts.push_back(group.wide);
   }
+  const std::lock_guard lock(books_);
   return cache::account_pool(*pool_, layouts);
 }
 

@@ -1,9 +1,15 @@
 // KvCache: the assembled cache. A recipe and a geometry become block pools; sequences grow in
 // steps; each layer of a step appends its K and V and attends, straight from the packed bytes.
+//
+// Several threads may use one cache: a sequence belongs to one of them at a time (its writer), and
+// each writer has a KvStep of its own (kv_step.hpp). Everything else here may be called by any
+// thread; it takes the cache's lock, which files hold while they are read or written.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -65,6 +71,8 @@ struct LoadReport {
   std::string first_problem;  // empty: none
 };
 
+class KvStep;
+
 class KvCache {
  public:
   // Allocates everything. INVALID_ARGUMENT names what does not fit: a geometry, an override, a
@@ -72,15 +80,14 @@ class KvCache {
   // needs.
   static Result<std::unique_ptr<KvCache>> create(KvCacheConfig config,
                                                  const ops::CpuContext& context);
+  ~KvCache();
 
   // OUT_OF_RANGE: max_sequences are in use.
   Result<int> create_sequence();
-  // Gives the sequence's blocks back. INVALID_ARGUMENT: no such sequence, or a step is open.
+  // Gives the sequence's blocks back. INVALID_ARGUMENT: no such sequence, or it is in an open step.
   Status free_sequence(int sequence);
-  bool is_in_use(int sequence) const {
-    return sequence >= 0 && sequence < config_.max_sequences && in_use_[sequence];
-  }
-  // Requires: the sequence is in use.
+  bool is_in_use(int sequence) const;
+  // Its writer's to ask. Requires: the sequence is in use.
   int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
   // The most tokens of this sequence that one step takes: with wide ends the rest of the open
   // block, since a block is written before it leaves the window and every query sees just what it
@@ -97,7 +104,8 @@ class KvCache {
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.
-  // INVALID_ARGUMENT or OUT_OF_RANGE: no such sequence, a step is open, more tokens than it has.
+  // INVALID_ARGUMENT or OUT_OF_RANGE: no such sequence, it is in an open step, more tokens than it
+  // has.
   Status record_tokens(int sequence, std::span<const int32_t> tokens);
   // What was recorded; empty while prefixes are off. Requires: the sequence is in use.
   std::span<const int32_t> recorded_tokens(int sequence) const {
@@ -113,7 +121,7 @@ class KvCache {
   // inside a packed block, or inside a page whose shared scale may have grown (fork before a
   // speculative append instead).
   Status truncate_sequence(int sequence, int64_t num_tokens);
-  // Forgets all cached blocks that no sequence uses. INVALID_ARGUMENT: a step is open.
+  // Forgets all cached blocks that no sequence uses.
   Status clear_prefixes();
   KvCacheSnapshot snapshot() const;
   // Called for every cached block that comes or goes; it must not call back.
@@ -122,9 +130,9 @@ class KvCache {
   // ---- files (kv_cache_file.cpp, docs/cache-file.md)
 
   // The sequence with its tokens, all of which must have been recorded. Whatever fails, what was at
-  // `path` stays there. UNSUPPORTED: prefixes are off; INVALID_ARGUMENT: a step is open, no such
-  // sequence, unrecorded tokens, the file cannot be written; OUT_OF_RANGE: no free block to copy
-  // the open one to.
+  // `path` stays there. UNSUPPORTED: prefixes are off; INVALID_ARGUMENT: no such sequence, it is in
+  // an open step, unrecorded tokens, the file cannot be written; OUT_OF_RANGE: no free block to
+  // copy the open one to.
   Status save_sequence(int sequence, const std::string& path, const SaveOptions& options = {});
   // All blocks that could be found by a new sequence.
   Status save_prefixes(const std::string& path, const SaveOptions& options = {}) const;
@@ -140,7 +148,8 @@ class KvCache {
 
   // ---- steps
 
-  // A step adds tokens to some sequences, each named once. begin_step reserves their blocks in
+  // The cache's own step, for callers with one thread. A step adds tokens to some sequences, each
+  // named once. begin_step reserves their blocks in
   // every layer group and quantises the blocks that leave the window; then every layer calls
   // append_and_attend once; end_step makes the tokens part of the sequences. INVALID_ARGUMENT or
   // OUT_OF_RANGE, nothing changed: a sequence not in use or named twice, more tokens than
@@ -167,7 +176,7 @@ class KvCache {
 
   const KvCacheConfig& config() const { return config_; }
   // NaN or infinite inputs that given or page-shared scales could not express, since creation.
-  int64_t nonfinite_inputs() const { return nonfinite_inputs_; }
+  int64_t nonfinite_inputs() const { return nonfinite_inputs_.load(); }
   cache::PoolAccount account() const;
   // Bytes that the sequence's tokens take, whole blocks; and K and V bytes that its next token's
   // attention reads.
@@ -175,42 +184,27 @@ class KvCache {
   int64_t bytes_read_per_step(int64_t num_tokens) const;
 
  private:
-  // What the verbs need to know of the open step in one group.
-  struct GroupStep {
-    std::vector<int64_t> slots;
-    std::vector<int32_t> block_ids;  // [entries, row_stride]
-    std::vector<int32_t> wide_head;
-    std::vector<int32_t> wide_tail;
-    int64_t row_stride = 0;
-  };
-  struct Step {
-    bool is_open = false;
-    std::vector<StepEntry> entries;
-    std::vector<int64_t> positions;
-    std::vector<int32_t> q_starts;
-    std::vector<int32_t> seq_lens;
-    std::vector<GroupStep> groups;
-  };
+  friend class KvStep;
+  enum class Use : uint8_t { kFree, kIdle, kInStep };
 
-  KvCache(KvCacheConfig config, const ops::CpuContext& context)
-      : config_(std::move(config)), context_(context) {}
+  KvCache(KvCacheConfig config, const ops::CpuContext& context);
 
   Status create_pool();
   Status create_layers(std::span<const LayerPlan> plans);
   Status create_sequences();
   Status create_prefix_cache(std::span<const LayerPlan> plans);
   cache::SequenceShape sequence_shape() const;
+  // The lock is held by who calls these.
   Result<int> take_sequence();
+  bool is_known(int sequence) const {
+    return sequence >= 0 && sequence < config_.max_sequences && uses_[sequence] != Use::kFree;
+  }
   Status check_sequence(int sequence) const;
   Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
-  Status copy_open_blocks(const StepEntry& entry);
+  void forget_block(int block_class, int32_t id);
+  void warn_of_nonfinite_inputs();
   Status copy_block(int group, bool is_wide, const ops::BlockCopy& copy);
   std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
-  Status check_entries(std::span<const StepEntry> entries) const;
-  Status check_free_blocks(std::span<const StepEntry> entries);
-  void warn_of_nonfinite_inputs();
-  Status quantise_leaving_blocks(const StepEntry& entry);
-  void describe_step(std::span<const StepEntry> entries);
   int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
   int wide_class(int group) const { return 2 * group + 1; }
   bool has_wide_ends() const { return wide_ends_.is_on(); }
@@ -220,18 +214,16 @@ class KvCache {
   cache::WideEnds wide_ends_;
   std::vector<GroupPlan> groups_;
   std::vector<int> group_of_layer_;
-  std::unique_ptr<cache::BlockPool> pool_;
   std::vector<std::unique_ptr<LayerStore>> layers_;
+  // Guards what follows; bytes of blocks and a sequence in a step are its writer's.
+  mutable std::mutex books_;
+  std::unique_ptr<cache::BlockPool> pool_;
   std::vector<cache::Sequence> sequences_;
-  std::vector<bool> in_use_;
+  std::vector<Use> uses_;                  // [sequences]
   std::unique_ptr<PrefixCache> prefixes_;  // null while they are off
-  Step step_;
-  std::vector<cache::BlockMove> moves_;
-  std::vector<cache::OpenBlockCopy> open_copies_;
-  std::vector<ops::BlockCopy> copies_;
-  std::vector<int64_t> needed_blocks_;  // [classes of the pool], scratch
-  int64_t nonfinite_inputs_ = 0;
   bool has_warned_of_nonfinite_ = false;
+  std::atomic<int64_t> nonfinite_inputs_ = 0;
+  std::unique_ptr<KvStep> step_;  // the cache's own
 };
 
 // What a recipe costs when every sequence is num_tokens long, wide ends included; nothing is

@@ -23,7 +23,7 @@ Status KvCache::create_prefix_cache(std::span<const LayerPlan> plans) {
 Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
                                           std::span<const int32_t> tokens) {
   if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
-  if (step_.is_open) return invalid_argument("a step is open; call end_step first");
+  const std::lock_guard lock(books_);
   KVX_ASSIGN_OR_RETURN(const int sequence, take_sequence());
   KVX_RETURN_IF_ERROR(prefixes_->begin(sequence, keys));
   const auto num_wanted = static_cast<int64_t>(tokens.size()) - 1;
@@ -34,29 +34,33 @@ Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
     prefixes_->end(sequence);
     return adopted.error();
   }
-  in_use_[sequence] = true;
+  uses_[sequence] = Use::kIdle;
   return sequence;
 }
 
 Status KvCache::record_tokens(int sequence, std::span<const int32_t> tokens) {
+  const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   if (!prefixes_) return {};
   return prefixes_->record(sequence, sequences_[sequence], tokens);
 }
 
 Status KvCache::clear_prefixes() {
-  if (step_.is_open) return invalid_argument("a step is open; call end_step first");
+  const std::lock_guard lock(books_);
   return prefixes_ ? prefixes_->index().clear() : Status{};
 }
 
 void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
+  const std::lock_guard lock(books_);
   if (prefixes_) prefixes_->index().set_listener(std::move(listener));
 }
 
 KvCacheSnapshot KvCache::snapshot() const {
+  const std::lock_guard lock(books_);
   KvCacheSnapshot snapshot;
   for (int c = 0; c < pool_->num_classes(); ++c) snapshot.classes.push_back(pool_->snapshot(c));
-  snapshot.num_sequences = static_cast<int>(std::count(in_use_.begin(), in_use_.end(), true));
+  snapshot.num_sequences =
+      config_.max_sequences - static_cast<int>(std::count(uses_.begin(), uses_.end(), Use::kFree));
   if (!prefixes_) return snapshot;
   snapshot.prefix = prefixes_->index().counters();
   snapshot.metadata_bytes = prefixes_->index().metadata_bytes();
@@ -66,11 +70,12 @@ KvCacheSnapshot KvCache::snapshot() const {
 // ---- forks and cuts
 
 Result<int> KvCache::fork_sequence(int sequence) {
+  const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   KVX_ASSIGN_OR_RETURN(const int twin, take_sequence());
   KVX_RETURN_IF_ERROR(sequences_[twin].share(*pool_, sequences_[sequence]));
   if (prefixes_) prefixes_->fork(sequence, twin);
-  in_use_[twin] = true;
+  uses_[twin] = Use::kIdle;
   return twin;
 }
 
@@ -88,6 +93,7 @@ Status KvCache::check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_b
 }
 
 Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
+  const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   KVX_RETURN_IF_ERROR(check_cut(sequence, num_tokens, sequences_[sequence].num_tokens()));
   KVX_RETURN_IF_ERROR(sequences_[sequence].truncate(*pool_, num_tokens));
@@ -95,52 +101,18 @@ Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
   return {};
 }
 
-Status KvCache::end_step(std::span<const int> kept_tokens) {
-  if (!step_.is_open) return invalid_argument("no step is open; call begin_step first");
-  if (kept_tokens.size() != step_.entries.size()) {
-    return invalid_argument("kept_tokens has {} counts; the step has {} entries",
-                            kept_tokens.size(), step_.entries.size());
-  }
-  for (size_t i = 0; i < kept_tokens.size(); ++i) {
-    const StepEntry& entry = step_.entries[i];
-    if (kept_tokens[i] < 0 || kept_tokens[i] > entry.num_tokens) {
-      return invalid_argument("kept_tokens[{}] is {}; expected 0 to {}", i, kept_tokens[i],
-                              entry.num_tokens);
-    }
-    const int64_t before = sequences_[entry.sequence].num_tokens();
-    KVX_RETURN_IF_ERROR(
-        check_cut(entry.sequence, before + kept_tokens[i], before + entry.num_tokens));
-  }
-  KVX_RETURN_IF_ERROR(end_step());
-  for (size_t i = 0; i < kept_tokens.size(); ++i) {
-    const StepEntry& entry = step_.entries[i];
-    cache::Sequence& sequence = sequences_[entry.sequence];
-    const int64_t kept = sequence.num_tokens() - entry.num_tokens + kept_tokens[i];
-    KVX_RETURN_IF_ERROR(sequence.truncate(*pool_, kept));
-  }
-  return {};
-}
-
-// An open block that another sequence or the prefix index needs as it is gets a copy, in all layers
-// of its group.
-Status KvCache::copy_open_blocks(const StepEntry& entry) {
-  cache::Sequence& sequence = sequences_[entry.sequence];
-  open_copies_.clear();
-  KVX_RETURN_IF_ERROR(sequence.take_copies(*pool_, open_copies_));
-  for (const cache::OpenBlockCopy& copy : open_copies_) {
-    const bool is_wide = has_wide_ends() && copy.block_class == wide_class(copy.group);
-    KVX_RETURN_IF_ERROR(
-        copy_block(copy.group, is_wide, {copy.from_id, copy.to_id, copy.num_tokens}));
-  }
-  return sequence.finish_copies(*pool_, open_copies_);
+// From now on no new sequence finds it.
+void KvCache::forget_block(int block_class, int32_t id) {
+  if (!prefixes_ || !pool_->is_kept(block_class, id)) return;
+  prefixes_->index().on_evict(block_class, id);
+  (void)pool_->discard(block_class, id);
 }
 
 // The first tokens of a block to another of its class, as they are stored.
 Status KvCache::copy_block(int group, bool is_wide, const ops::BlockCopy& copy) {
-  copies_.assign(1, copy);
   for (int layer : groups_[group].layers) {
     const ops::LayerView& view = is_wide ? layers_[layer]->wide() : layers_[layer]->packed();
-    KVX_RETURN_IF_ERROR(ops::copy_blocks(context_, view, view, copies_));
+    KVX_RETURN_IF_ERROR(ops::copy_blocks(context_, view, view, {&copy, 1}));
   }
   return {};
 }

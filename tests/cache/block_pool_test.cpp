@@ -218,5 +218,31 @@ TEST(BlockPool, ZeroesABlockInAllRegionsWhenItIsFreedIfAsked) {
   EXPECT_EQ(pool.region(0, 1)[3], 0);
 }
 
+TEST(BlockPool, PromisedBlocksAreNobodyElses) {
+  BlockPool pool = small_pool();
+  pool.promise(kPacked, 3);
+  EXPECT_EQ(pool.num_available(kPacked), 1);
+  EXPECT_EQ(pool.num_used(kPacked), 0);
+  std::array<int32_t, 2> two;
+  EXPECT_FALSE(pool.allocate(kPacked, two).ok());
+  allocate_one(pool, kPacked);
+  pool.redeem(kPacked, 3);
+  std::array<int32_t, 3> three;
+  EXPECT_TRUE(pool.allocate(kPacked, three).ok());
+}
+
+TEST(BlockPool, ACachedBlockThatAPromiseNeedsCannotBeRevived) {
+  BlockPool pool = small_pool();
+  const int32_t kept = allocate_one(pool, kWide);
+  ASSERT_TRUE(pool.keep(kWide, kept, 1).ok());
+  ASSERT_TRUE(pool.release(kWide, kept).ok());
+  pool.promise(kWide, 2);
+  const Status refused = pool.retain(kWide, kept);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message, HasSubstr("promised"));
+  pool.redeem(kWide, 1);
+  EXPECT_TRUE(pool.retain(kWide, kept).ok());
+}
+
 }  // namespace
 }  // namespace kvx::cache

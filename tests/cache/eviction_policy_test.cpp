@@ -26,6 +26,7 @@ class PolicyModel {
   virtual void touch(int32_t id) = 0;
   virtual void forget(int32_t id) = 0;
   virtual int32_t evict() = 0;
+  virtual void put_first(int32_t id) = 0;
 };
 
 class LruModel : public PolicyModel {
@@ -41,6 +42,7 @@ class LruModel : public PolicyModel {
     order_.erase(order_.begin());
     return id;
   }
+  void put_first(int32_t id) override { order_.insert(order_.begin(), id); }
 
  private:
   std::vector<int32_t> order_;
@@ -48,24 +50,34 @@ class LruModel : public PolicyModel {
 
 class LfuModel : public PolicyModel {
  public:
-  void insert(int32_t id, uint32_t) override { order_.push_back(id); }
+  void insert(int32_t id, uint32_t) override {
+    level_[id] = age_ + uses_[id];
+    order_.push_back(id);
+  }
   void remove(int32_t id) override { std::erase(order_, id); }
   void touch(int32_t id) override {
-    uses_[id] = std::min(uses_[id] + 1, 63);
-    if (std::erase(order_, id) > 0) order_.push_back(id);
+    uses_[id] = std::min(uses_[id] + 1, 3);
+    if (std::erase(order_, id) > 0) insert(id, 0);
   }
   void forget(int32_t id) override { uses_[id] = 0; }
   int32_t evict() override {
     const int32_t id = *std::min_element(order_.begin(), order_.end(), [this](auto a, auto b) {
-      return uses_[a] < uses_[b];  // the first of equals
+      return level_[a] < level_[b];  // the first of equals
     });
     std::erase(order_, id);
+    age_ = level_[id];
     return id;
+  }
+  void put_first(int32_t id) override {
+    level_[id] = age_;
+    order_.insert(order_.begin(), id);
   }
 
  private:
   std::vector<int32_t> order_;
   int uses_[kNumBlocks] = {};
+  int level_[kNumBlocks] = {};
+  int age_ = 0;  // the level of the block evicted last
 };
 
 class TwoQueuesModel : public PolicyModel {
@@ -96,6 +108,10 @@ class TwoQueuesModel : public PolicyModel {
       hot_.push_back(id);
     }
   }
+  void put_first(int32_t id) override {
+    std::vector<int32_t>& list = is_hot_[id] ? hot_ : queue_;
+    list.insert(list.begin(), id);
+  }
 
  private:
   void remember(uint32_t key) {
@@ -112,7 +128,8 @@ class TwoQueuesModel : public PolicyModel {
 
 // A history as a pool makes them: blocks are inserted, used again, touched, evicted and discarded.
 void follow(EvictionKind kind, PolicyModel& model) {
-  const auto policy = make_eviction_policy(kind, kNumBlocks);
+  IdLists lists(kNumBlocks, kPolicyLists);
+  const auto policy = make_eviction_policy(kind, lists, kNumBlocks);
   std::vector<State> states(kNumBlocks, State::kUsed);
   const auto operations = *rc::gen::container<std::vector<std::tuple<int, int32_t, uint32_t>>>(
       rc::gen::tuple(rc::gen::inRange(0, 6), rc::gen::inRange(0, kNumBlocks),
@@ -134,6 +151,11 @@ void follow(EvictionKind kind, PolicyModel& model) {
     } else if (operation == 4 && any_inserted) {
       const int32_t evicted = policy->evict();
       RC_ASSERT(evicted == model.evict());
+      if (key % 4 == 0) {  // it stays
+        policy->put_first(evicted);
+        model.put_first(evicted);
+        continue;
+      }
       policy->forget(evicted);
       model.forget(evicted);
       states[evicted] = State::kUnknown;
@@ -149,7 +171,7 @@ RC_GTEST_PROP(EvictionPolicy, LruEvictsTheBlockThatWasLetGoOfFirst, ()) {
   follow(EvictionKind::kLru, model);
 }
 
-RC_GTEST_PROP(EvictionPolicy, LfuEvictsTheBlockOfFewestUses, ()) {
+RC_GTEST_PROP(EvictionPolicy, LfuEvictsTheBlockOfFewestUsesAndAges, ()) {
   LfuModel model;
   follow(EvictionKind::kLfu, model);
 }
@@ -160,7 +182,8 @@ RC_GTEST_PROP(EvictionPolicy, TwoQueuesFollowTheirModel, ()) {
 }
 
 TEST(EvictionPolicy, AScanOfNewBlocksEvictsNoHotOneUnder2Q) {
-  const auto policy = make_eviction_policy(EvictionKind::k2Q, 8);
+  IdLists lists(8, kPolicyLists);
+  const auto policy = make_eviction_policy(EvictionKind::k2Q, lists, 8);
   for (int32_t id = 0; id < 8; ++id) policy->insert(id, static_cast<uint32_t>(id));
   policy->touch(0);
   // Block 0 was used again, so it becomes hot; the scan's blocks go before it.

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "kv/kv_cache.hpp"
+#include "kv/kv_step.hpp"
 
 namespace kvx::kv {
 
@@ -64,30 +64,36 @@ inline AttentionParams params() {
 }
 
 // Feeds tokens [first, last) in steps of at most step_tokens; returns layer 0's output rows.
-inline std::vector<float> feed(KvCache& cache, int sequence, const Stream& stream, int first,
-                               int last, int step_tokens) {
+inline std::vector<float> feed(KvStep& step, KvCache& cache, int sequence, const Stream& stream,
+                               int first, int last, int step_tokens) {
   std::vector<float> out(static_cast<size_t>(last - first) * kNumQHeads * kHeadDim);
   std::vector<float> ignored(out.size());
   for (int at = first; at < last;) {
     const int64_t most = std::min<int64_t>(step_tokens, cache.max_step_tokens(sequence));
     const int count = static_cast<int>(std::min<int64_t>(most, last - at));
     const StepEntry entry{sequence, count};
-    const Status begun = cache.begin_step({&entry, 1});
+    const Status begun = step.begin({&entry, 1});
     EXPECT_TRUE(begun.ok()) << begun.error().message;
     if (!begun.ok()) return out;
     for (int layer = 0; layer < kNumLayers; ++layer) {
       float* target = (layer == 0 ? out : ignored).data() +
                       static_cast<size_t>(at - first) * kNumQHeads * kHeadDim;
-      const Status done = cache.append_and_attend(
+      const Status done = step.append_and_attend(
           layer, params(), stream.rows(stream.q, kNumQHeads, at),
           stream.rows(stream.k, kNumKvHeads, at), stream.rows(stream.v, kNumKvHeads, at),
           dense_rows(target, DType::kF32, kNumQHeads, kHeadDim));
       EXPECT_TRUE(done.ok()) << done.error().message;
     }
-    EXPECT_TRUE(cache.end_step().ok());
+    EXPECT_TRUE(step.end().ok());
     at += count;
   }
   return out;
+}
+
+inline std::vector<float> feed(KvCache& cache, int sequence, const Stream& stream, int first,
+                               int last, int step_tokens) {
+  KvStep step(cache);
+  return feed(step, cache, sequence, stream, first, last, step_tokens);
 }
 
 inline double relative_rms(const std::vector<float>& measured, const std::vector<float>& expected) {

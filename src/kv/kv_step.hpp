@@ -1,0 +1,83 @@
+// KvStep: tokens on their way into some sequences of a cache, layer by layer.
+//
+//   step.begin(entries)             books blocks, quantises those that leave the window
+//   step.append_and_attend(layer)   once a layer
+//   step.end()                      the tokens are the sequences'
+//
+// A writer thread owns one and uses it again and again. Steps of different sequences may be open at
+// once, each in its own thread: a step takes the cache's lock to begin and to end, for its
+// bookkeeping alone; bytes move and attention runs without it.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kv/kv_cache.hpp"
+
+namespace kvx::kv {
+
+class KvStep {
+ public:
+  // The cache outlives the step.
+  explicit KvStep(KvCache& cache);
+  // Cancels an open step.
+  ~KvStep();
+  KvStep(const KvStep&) = delete;
+  KvStep& operator=(const KvStep&) = delete;
+
+  bool is_open() const { return is_open_; }
+
+  // As KvCache's begin_step, append_and_attend, end_step and cancel_step. INVALID_ARGUMENT also: a
+  // sequence that is in another step.
+  Status begin(std::span<const StepEntry> entries);
+  Status append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
+                           FloatRows v, MutableFloatRows out);
+  Status end();
+  Status end(std::span<const int> kept_tokens);
+  Status cancel();
+
+ private:
+  using Use = KvCache::Use;
+  // What the verbs need to know in one group.
+  struct GroupStep {
+    std::vector<int64_t> slots;
+    std::vector<int32_t> block_ids;  // [entries, row_stride]
+    std::vector<int32_t> wide_head;
+    std::vector<int32_t> wide_tail;
+    int64_t row_stride = 0;
+  };
+
+  // The lock is held by these ...
+  Status take_sequences(std::span<const StepEntry> entries);
+  Status check_entry(std::span<const StepEntry> entries, size_t i) const;
+  void leave_sequences();
+  Status book_blocks();
+  Status count_needed_blocks();
+  Status take_blocks();
+  void promise_the_rest();
+  void redeem_the_rest();
+  Status finish_blocks();
+  void give_up_blocks();
+  void advance();
+  // ... and not by these.
+  Status move_bytes();
+  void describe();
+
+  KvCache& cache_;
+  bool is_open_ = false;
+  std::vector<StepEntry> entries_;
+  std::vector<int64_t> positions_;
+  std::vector<int32_t> q_starts_;
+  std::vector<int32_t> seq_lens_;
+  std::vector<GroupStep> groups_;
+  // Of begin().
+  std::vector<cache::BlockMove> moves_;
+  std::vector<size_t> move_ends_;  // [entries]
+  std::vector<cache::OpenBlockCopy> open_copies_;
+  std::vector<size_t> copy_ends_;  // [entries]
+  std::vector<ops::BlockCopy> copies_;
+  std::vector<int64_t> needed_blocks_;  // [classes of the pool]
+  std::vector<int64_t> promised_;       // [classes]
+};
+
+}  // namespace kvx::kv
