@@ -28,7 +28,9 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return ok(); }
   // Requires: ok().
   T& operator*() { return *std::get_if<0>(&state_); }
+  const T& operator*() const { return *std::get_if<0>(&state_); }
   T* operator->() { return std::get_if<0>(&state_); }
+  const T* operator->() const { return std::get_if<0>(&state_); }
   // Requires: !ok().
   const Failure& failure() const { return *std::get_if<1>(&state_); }
 
@@ -42,6 +44,13 @@ using Status = Result<std::monostate>;
 inline Status to_status(kvx_status_t status) {
   if (status == KVX_STATUS_OK) return std::monostate{};
   return Failure{status, kvx_last_error()};
+}
+
+// value(), or why the call that has just returned failed.
+template <class Value>
+auto value_or_failure(kvx_status_t status, Value value) -> Result<decltype(value())> {
+  if (status != KVX_STATUS_OK) return Failure{status, kvx_last_error()};
+  return value();
 }
 
 // A struct of zeros that knows its size.
@@ -143,11 +152,11 @@ inline Status transcode(const kvx_transcode_args_t& args, void* stream = nullptr
 // A cache that owns its memory.
 class Cache {
  public:
-  static Result<Cache> create(const kvx_cache_config_t& config) {
+  static Result<Cache> create(const kvx_cache_config_t& config,
+                              const kvx_cache_options_t* options = nullptr) {
     kvx_cache_t handle = nullptr;
-    const kvx_status_t status = kvx_cache_create(&config, &handle);
-    if (status != KVX_STATUS_OK) return Failure{status, kvx_last_error()};
-    return Cache(handle);
+    return value_or_failure(kvx_cache_create_with(&config, options, &handle),
+                            [&] { return Cache(handle); });
   }
   ~Cache() { kvx_cache_free(handle_); }
   Cache(Cache&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -156,13 +165,40 @@ class Cache {
     return *this;
   }
 
+  // ---- sequences
+
   Result<int32_t> create_sequence() {
     int32_t sequence = 0;
-    const kvx_status_t status = kvx_sequence_create(handle_, &sequence);
-    if (status != KVX_STATUS_OK) return Failure{status, kvx_last_error()};
-    return sequence;
+    return value_or_failure(kvx_sequence_create(handle_, &sequence), [&] { return sequence; });
+  }
+  // Begins with the longest cached prefix of tokens; num_tokens() says how much that is.
+  Result<int32_t> create_sequence_from(std::span<const int32_t> tokens,
+                                       const kvx_prefix_keys_t* keys = nullptr) {
+    int32_t sequence = 0;
+    return value_or_failure(
+        kvx_sequence_create_from(handle_, keys, tokens.data(), static_cast<int64_t>(tokens.size()),
+                                 &sequence, nullptr),
+        [&] { return sequence; });
+  }
+  Result<int32_t> fork_sequence(int32_t sequence) {
+    int32_t twin = 0;
+    return value_or_failure(kvx_sequence_fork(handle_, sequence, &twin), [&] { return twin; });
+  }
+  Status truncate_sequence(int32_t sequence, int64_t num_tokens) {
+    return to_status(kvx_sequence_truncate(handle_, sequence, num_tokens));
+  }
+  Status record_tokens(int32_t sequence, std::span<const int32_t> tokens) {
+    return to_status(
+        kvx_sequence_record(handle_, sequence, tokens.data(), static_cast<int64_t>(tokens.size())));
+  }
+  Result<int64_t> num_tokens(int32_t sequence) const {
+    int64_t count = 0;
+    return value_or_failure(kvx_sequence_tokens(handle_, sequence, &count, nullptr),
+                            [&] { return count; });
   }
   Status free_sequence(int32_t sequence) { return to_status(kvx_sequence_free(handle_, sequence)); }
+
+  // ---- steps
 
   // One number of tokens for each sequence.
   Status begin_step(std::span<const int32_t> sequences, std::span<const int32_t> num_tokens) {
@@ -176,6 +212,51 @@ class Cache {
     return to_status(kvx_step_layer(handle_, &args));
   }
   Status end_step() { return to_status(kvx_step_end(handle_)); }
+  // Of each sequence's tokens the first kept_tokens stay.
+  Status end_step(std::span<const int32_t> kept_tokens) {
+    return to_status(
+        kvx_step_end_kept(handle_, static_cast<uint32_t>(kept_tokens.size()), kept_tokens.data()));
+  }
+  Status cancel_step() { return to_status(kvx_step_cancel(handle_)); }
+
+  // ---- cached blocks and files
+
+  Result<int64_t> evict(int64_t num_blocks) {
+    int64_t num_evicted = 0;
+    return value_or_failure(kvx_cache_evict(handle_, num_blocks, &num_evicted),
+                            [&] { return num_evicted; });
+  }
+  Status clear_prefixes() { return to_status(kvx_cache_clear_prefixes(handle_)); }
+  Status save_sequence(int32_t sequence, const std::string& path,
+                       const kvx_save_options_t* options = nullptr) {
+    return to_status(kvx_sequence_save(handle_, sequence, path.c_str(), options));
+  }
+  Result<int32_t> load_sequence(const std::string& path,
+                                const kvx_load_options_t* options = nullptr) {
+    int32_t sequence = 0;
+    return value_or_failure(kvx_sequence_load(handle_, path.c_str(), options, &sequence),
+                            [&] { return sequence; });
+  }
+  Status save_prefixes(const std::string& path, const kvx_save_options_t* options = nullptr) {
+    return to_status(kvx_cache_save_prefixes(handle_, path.c_str(), options));
+  }
+  Result<kvx_load_report_t> load_prefixes(const std::string& path,
+                                          const kvx_load_options_t* options = nullptr) {
+    auto report = sized<kvx_load_report_t>();
+    return value_or_failure(kvx_cache_load_prefixes(handle_, path.c_str(), options, &report),
+                            [&] { return report; });
+  }
+
+  // ---- facts
+
+  Result<kvx_cache_snapshot_t> snapshot() const {
+    auto seen = sized<kvx_cache_snapshot_t>();
+    return value_or_failure(kvx_cache_snapshot(handle_, &seen), [&] { return seen; });
+  }
+  Result<kvx_block_class_t> block_class(uint32_t index) const {
+    auto facts = sized<kvx_block_class_t>();
+    return value_or_failure(kvx_cache_block_class(handle_, index, &facts), [&] { return facts; });
+  }
 
   kvx_cache_t handle() const { return handle_; }
 

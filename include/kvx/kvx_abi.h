@@ -710,6 +710,217 @@ KVX_API kvx_status_t kvx_sequence_gather(kvx_cache_t cache, int32_t sequence, ui
                                          int64_t first_token, int64_t num_tokens,
                                          const kvx_rows_t* k, const kvx_rows_t* v);
 
+/* ---- caches that own their memory: prefixes, forks, cuts, files, facts ----
+ *
+ * A sequence's number is its handle: kvx_sequence_free ends it, and a number that was freed is
+ * refused like one that never was, though another sequence may live in the same place. Likewise a
+ * kvx_cache_t after kvx_cache_free. */
+
+enum {
+  KVX_CACHE_PREFIXES = 1 << 0,      /* full blocks of recorded tokens can be found again */
+  KVX_CACHE_ZEROES_ON_FREE = 1 << 1 /* a freed block's bytes are overwritten with zeros */
+};
+
+typedef enum kvx_prefix_hash {
+  KVX_PREFIX_HASH_DEFAULT = 0, /* XXH3 */
+  KVX_PREFIX_HASH_XXH3 = 1,
+  KVX_PREFIX_HASH_SHA256 = 2 /* needed where tenants share a cache */
+} kvx_prefix_hash_t;
+
+/* Which cached block goes first. */
+typedef enum kvx_eviction {
+  KVX_EVICTION_DEFAULT = 0, /* LRU */
+  KVX_EVICTION_LRU = 1,
+  KVX_EVICTION_LFU = 2,
+  KVX_EVICTION_2Q = 3
+} kvx_eviction_t;
+
+typedef struct kvx_cache_options_t {
+  uint32_t size;
+  uint32_t flags;       /* KVX_CACHE_* */
+  uint32_t prefix_hash; /* kvx_prefix_hash_t */
+  uint32_t eviction;    /* kvx_eviction_t */
+  const char* model;    /* names or hashes what computes K and V; null: "" */
+} kvx_cache_options_t;
+
+/* kvx_cache_create with options; null: as it. */
+KVX_API kvx_status_t kvx_cache_create_with(const kvx_cache_config_t* config,
+                                           const kvx_cache_options_t* options, kvx_cache_t* cache);
+
+/* What sets blocks of equal tokens apart. Null and "" are the same. */
+typedef struct kvx_prefix_keys_t {
+  uint32_t size;
+  uint32_t reserved;   /* 0 */
+  const char* adapter; /* a LoRA's name, say */
+  const char* image;   /* hashes of what stands behind placeholder tokens */
+  const char* tenant;  /* a salt: blocks are never shared across tenants */
+} kvx_prefix_keys_t;
+
+/* A new sequence that begins with the longest cached prefix of tokens: num_found of them, at most
+ * all but the last. UNSUPPORTED: without KVX_CACHE_PREFIXES, or a tenant without SHA256. */
+KVX_API kvx_status_t kvx_sequence_create_from(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
+                                              const int32_t* tokens, int64_t num_tokens,
+                                              int32_t* sequence, int64_t* num_found);
+/* Says which tokens the sequence holds next, after the steps that added them. Nothing without
+ * KVX_CACHE_PREFIXES. */
+KVX_API kvx_status_t kvx_sequence_record(kvx_cache_t cache, int32_t sequence, const int32_t* tokens,
+                                         int64_t num_tokens);
+/* Copies the first `capacity` recorded tokens; num_tokens: how many there are. */
+KVX_API kvx_status_t kvx_sequence_recorded(kvx_cache_t cache, int32_t sequence, int32_t* tokens,
+                                           int64_t capacity, int64_t* num_tokens);
+
+/* A twin with the same tokens in the same blocks; whoever writes first copies the open block. */
+KVX_API kvx_status_t kvx_sequence_fork(kvx_cache_t cache, int32_t sequence, int32_t* twin);
+/* Forgets the tokens from num_tokens on. */
+KVX_API kvx_status_t kvx_sequence_truncate(kvx_cache_t cache, int32_t sequence, int64_t num_tokens);
+
+/* Ends a verification step: of entry i's tokens the first kept_tokens[i] stay. */
+KVX_API kvx_status_t kvx_step_end_kept(kvx_cache_t cache, uint32_t num_entries,
+                                       const int32_t* kept_tokens);
+/* Leaves the open step without its tokens. */
+KVX_API kvx_status_t kvx_step_cancel(kvx_cache_t cache);
+
+/* Forgets up to num_blocks cached blocks of every class, in the policy's order; num_evicted: of all
+ * classes. */
+KVX_API kvx_status_t kvx_cache_evict(kvx_cache_t cache, int64_t num_blocks, int64_t* num_evicted);
+/* Forgets all cached blocks; those in use are free with their last sequence. */
+KVX_API kvx_status_t kvx_cache_clear_prefixes(kvx_cache_t cache);
+
+/* -- files (docs/cache-file.md). Paths are the system's own; 0-terminated. */
+
+typedef struct kvx_save_options_t {
+  uint32_t size;
+  int32_t zstd_level; /* 0: blocks as they lie in memory; 1 to 22 */
+} kvx_save_options_t;
+
+/* A sequence all of whose tokens were recorded. Whatever fails, what was at path stays there.
+ * options may be null. */
+KVX_API kvx_status_t kvx_sequence_save(kvx_cache_t cache, int32_t sequence, const char* path,
+                                       const kvx_save_options_t* options);
+/* All blocks that a new sequence could begin with. */
+KVX_API kvx_status_t kvx_cache_save_prefixes(kvx_cache_t cache, const char* path,
+                                             const kvx_save_options_t* options);
+
+typedef struct kvx_load_options_t {
+  uint32_t size;
+  uint32_t flags; /* 0 */
+} kvx_load_options_t;
+
+/* A new sequence as it was saved. INVALID_ARGUMENT: a damaged file, or one of another cache; the
+ * message says in what they differ. options may be null. */
+KVX_API kvx_status_t kvx_sequence_load(kvx_cache_t cache, const char* path,
+                                       const kvx_load_options_t* options, int32_t* sequence);
+
+typedef struct kvx_load_report_t {
+  uint32_t size;
+  uint32_t reserved;
+  int64_t num_blocks; /* in the file */
+  int64_t num_loaded;
+  int64_t num_known; /* were there already */
+  int64_t num_bad;   /* damaged: a miss, never data */
+  int64_t num_no_room;
+} kvx_load_report_t;
+
+/* Blocks of the file that new sequences can begin with from now on; report may be null. */
+KVX_API kvx_status_t kvx_cache_load_prefixes(kvx_cache_t cache, const char* path,
+                                             const kvx_load_options_t* options,
+                                             kvx_load_report_t* report);
+
+typedef struct kvx_file_info_t {
+  uint32_t size;
+  uint32_t version;
+  uint32_t block_size; /* tokens */
+  uint32_t num_scopes; /* adapters, images and tenants apart */
+  uint32_t num_sequences;
+  uint32_t reserved;
+  int64_t num_blocks;
+  int64_t num_tokens; /* of the first sequence; 0: none */
+  int64_t num_pieces; /* a block of one layer group, packed or wide */
+  int64_t file_bytes;
+  int64_t stored_bytes; /* of pieces, in the file */
+  int64_t memory_bytes; /* of pieces, in a cache */
+} kvx_file_info_t;
+
+/* What the file's index says. */
+KVX_API kvx_status_t kvx_file_inspect(const char* path, kvx_file_info_t* info);
+/* Reads every piece. INVALID_ARGUMENT says how many are damaged, and the first. */
+KVX_API kvx_status_t kvx_file_verify(const char* path);
+/* What a file's blocks must agree in with a cache's, a fact a line. At most capacity bytes of text
+ * are written, a 0 last; bytes: what the whole needs, its 0 included. */
+KVX_API kvx_status_t kvx_file_fingerprint(const char* path, char* text, uint64_t capacity,
+                                          uint64_t* bytes);
+KVX_API kvx_status_t kvx_cache_fingerprint(kvx_cache_t cache, char* text, uint64_t capacity,
+                                           uint64_t* bytes);
+
+/* -- facts and events. Out structs are filled up to their caller's size, which is set to that. */
+
+typedef struct kvx_cache_snapshot_t {
+  uint32_t size;
+  uint32_t num_classes; /* for kvx_cache_block_class */
+  int64_t num_sequences;
+  int64_t allocated_bytes; /* of all blocks */
+  int64_t metadata_bytes;  /* of the prefix index */
+  int64_t nonfinite_inputs;
+  int64_t prefix_queries;     /* since creation, as all that follow */
+  int64_t prefix_hit_blocks;  /* found */
+  int64_t prefix_miss_blocks; /* full blocks asked for and not found */
+  int64_t prefix_stored;
+  int64_t prefix_removed;
+  int64_t prefix_refused; /* found no room */
+  int64_t prefix_nodes;   /* now */
+} kvx_cache_snapshot_t;
+
+KVX_API kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot);
+
+/* A class: the blocks of one layer group, packed, or wide at a sequence's ends. */
+typedef struct kvx_block_class_t {
+  uint32_t size;
+  uint32_t layer_group;
+  const char* name; /* lives as long as the cache */
+  uint32_t is_wide;
+  uint32_t block_size; /* tokens */
+  int64_t window;      /* tokens; 0: every token is read */
+  int64_t block_bytes; /* codes and scales of all layers of the group */
+  int64_t num_blocks;  /* active + cached + free */
+  int64_t num_active;  /* sequences use them */
+  int64_t num_cached;  /* nobody does, their content is kept */
+  int64_t num_free;
+  int64_t num_evicted;
+  int64_t num_revived; /* cached blocks that were wanted again */
+} kvx_block_class_t;
+
+/* OUT_OF_RANGE: index is not below num_classes. */
+KVX_API kvx_status_t kvx_cache_block_class(kvx_cache_t cache, uint32_t index,
+                                           kvx_block_class_t* block_class);
+
+typedef enum kvx_cache_event_kind {
+  KVX_CACHE_EVENT_STORED = 1,
+  KVX_CACHE_EVENT_REMOVED = 2,
+  KVX_CACHE_EVENT_ALL_CLEARED = 3 /* of no block: the rest is zero */
+} kvx_cache_event_kind_t;
+
+typedef struct kvx_cache_event_t {
+  uint32_t size;
+  uint32_t kind;         /* kvx_cache_event_kind_t */
+  const uint8_t* hash;   /* [16] */
+  const uint8_t* parent; /* [16]; of a first block: its scope's */
+  const int32_t* tokens; /* [num_tokens], the block's own */
+  int64_t num_tokens;
+} kvx_cache_event_t;
+
+/* on_event hears of every cached block that comes or goes, in the thread of the call that moved it.
+ * It is over when it returns, and the cache refuses calls from inside it. */
+typedef struct kvx_cache_listener_t {
+  uint32_t size;
+  uint32_t reserved; /* 0 */
+  void* user;
+  void (*on_event)(void* user, const kvx_cache_event_t* event);
+} kvx_cache_listener_t;
+
+/* Null: nobody listens any more. */
+KVX_API kvx_status_t kvx_cache_set_listener(kvx_cache_t cache,
+                                            const kvx_cache_listener_t* listener);
+
 #ifdef __cplusplus
 }
 #endif

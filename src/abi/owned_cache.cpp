@@ -1,32 +1,101 @@
 // Caches that own their memory: kvx_cache_*, kvx_sequence_* and kvx_step_* over kv::KvCache.
+#include "abi/owned_cache.hpp"
+
+#include <bit>
 #include <cmath>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
 
 #include "abi/call.hpp"
-#include "abi/callers_memory.hpp"
-#include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
-#include "kv/kv_cache.hpp"
 
 namespace kvx::abi {
+
+// ---- handles
+
 namespace {
 
-// What a kvx_cache_t points to; the header's struct has no definition, so that nothing of this
-// stands in the ABI. The executor and the memory outlive the cache that runs on them.
-struct OwnedCache {
-  std::optional<CallersMemory> callers_memory;
-  std::optional<CallersExecutor> callers_threads;
-  std::unique_ptr<Executor> own_threads;
-  std::unique_ptr<kv::KvCache> cache;
+// Handles are numbers that are given once, so that a stale one is found out and not followed.
+class Handles {
+ public:
+  kvx_cache_t add(std::unique_ptr<OwnedCache> cache) {
+    const std::lock_guard lock(mutex_);
+    caches_.emplace(++last_, std::move(cache));
+    return reinterpret_cast<kvx_cache_t>(last_);
+  }
+  // Null: no such handle.
+  OwnedCache* find(kvx_cache_t handle) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = caches_.find(reinterpret_cast<uintptr_t>(handle));
+    return found == caches_.end() ? nullptr : found->second.get();
+  }
+  // Null: no such handle, or its listener is running: the call that it runs in needs the cache.
+  std::unique_ptr<OwnedCache> remove(kvx_cache_t handle) {
+    const std::lock_guard lock(mutex_);
+    const auto found = caches_.find(reinterpret_cast<uintptr_t>(handle));
+    if (found == caches_.end() || found->second->is_in_listener) return nullptr;
+    std::unique_ptr<OwnedCache> cache = std::move(found->second);
+    caches_.erase(found);
+    return cache;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<uintptr_t, std::unique_ptr<OwnedCache>> caches_;
+  uintptr_t last_ = 0;
 };
 
-OwnedCache* owned(kvx_cache_t handle) {
-  return reinterpret_cast<OwnedCache*>(handle);
+// Never destroyed: a cache that its caller keeps until the process ends may run on threads that are
+// gone by then.
+Handles& handles() {
+  static auto* const all = new Handles;
+  return *all;
 }
 
-Result<kv::KvCache*> cache_of(kvx_cache_t handle) {
+}  // namespace
+
+SequenceNumbers::SequenceNumbers(int max_sequences)
+    : index_bits_(std::bit_width(static_cast<unsigned>(max_sequences - 1))),
+      num_ended_(static_cast<size_t>(max_sequences), 0) {}
+
+int32_t SequenceNumbers::number_of(int sequence) const {
+  return num_ended_[sequence] << index_bits_ | sequence;
+}
+
+int SequenceNumbers::sequence_of(int32_t number) const {
+  const int32_t sequence = number & ((1 << index_bits_) - 1);
+  const bool is_current = number >= 0 && sequence < static_cast<int32_t>(num_ended_.size()) &&
+                          number == number_of(sequence);
+  return is_current ? sequence : -1;
+}
+
+void SequenceNumbers::retire(int sequence) {
+  num_ended_[sequence] = (num_ended_[sequence] + 1) & (INT32_MAX >> index_bits_);
+}
+
+Result<int> OwnedCache::sequence(int32_t number) const {
+  const int index = numbers.sequence_of(number);
+  if (cache->is_in_use(index)) return index;
+  return invalid_argument("sequence is {}; it is not in use", number);
+}
+
+Result<OwnedCache*> find_cache(kvx_cache_t handle) {
   if (handle == nullptr) return invalid_argument("cache is null");
-  return owned(handle)->cache.get();
+  OwnedCache* const cache = handles().find(handle);
+  if (cache == nullptr) return invalid_argument("cache is no handle, or one that was freed");
+  if (cache->is_in_listener) return invalid_argument("cache is called from inside its listener");
+  return cache;
+}
+
+// ---- creation
+
+namespace {
+
+Result<kv::KvCache*> cache_of(kvx_cache_t handle) {
+  KVX_ASSIGN_OR_RETURN(const OwnedCache* owned, find_cache(handle));
+  return owned->cache.get();
 }
 
 Status check_range(const char* name, uint64_t value, uint64_t least, uint64_t most) {
@@ -61,10 +130,40 @@ Result<kv::KvCacheConfig> read_config(const kvx_cache_config_t& known) {
   return config;
 }
 
-Status create(const kvx_cache_config_t* caller, kvx_cache_t* result) {
+Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config) {
+  if (caller == nullptr) return {};
+  KVX_ASSIGN_OR_RETURN(const kvx_cache_options_t known, read_struct(caller, "options"));
+  constexpr uint32_t kFlags = KVX_CACHE_PREFIXES | KVX_CACHE_ZEROES_ON_FREE;
+  if ((known.flags & ~kFlags) != 0) {
+    return Error{
+        ErrorCode::kIncompatible,
+        fmt::format("options.flags is {:#x}; this library knows {:#x}", known.flags, kFlags)};
+  }
+  if (known.prefix_hash > KVX_PREFIX_HASH_SHA256) {
+    return invalid_argument("options.prefix_hash is {}; expected 0 to {}", known.prefix_hash,
+                            static_cast<int>(KVX_PREFIX_HASH_SHA256));
+  }
+  if (known.eviction > KVX_EVICTION_2Q) {
+    return invalid_argument("options.eviction is {}; expected 0 to {}", known.eviction,
+                            static_cast<int>(KVX_EVICTION_2Q));
+  }
+  config.zeroes_on_free = (known.flags & KVX_CACHE_ZEROES_ON_FREE) != 0;
+  config.prefix.is_on = (known.flags & KVX_CACHE_PREFIXES) != 0;
+  config.prefix.hash = known.prefix_hash == KVX_PREFIX_HASH_SHA256 ? cache::HashAlgorithm::kSha256
+                                                                   : cache::HashAlgorithm::kXxh3;
+  if (known.model != nullptr) config.prefix.model = known.model;
+  constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLru,
+                                               cache::EvictionKind::kLfu, cache::EvictionKind::k2Q};
+  config.eviction = kPolicies[known.eviction];
+  return {};
+}
+
+Status create(const kvx_cache_config_t* caller, const kvx_cache_options_t* options,
+              kvx_cache_t* result) {
   if (result == nullptr) return invalid_argument("cache is null");
   KVX_ASSIGN_OR_RETURN(const kvx_cache_config_t known, read_struct(caller, "config"));
   KVX_ASSIGN_OR_RETURN(kv::KvCacheConfig config, read_config(known));
+  KVX_RETURN_IF_ERROR(read_options(options, config));
   auto handle = std::make_unique<OwnedCache>();
   KVX_ASSIGN_OR_RETURN(auto memory, read_allocator(known.allocator));
   if (memory) config.memory = &handle->callers_memory.emplace(*memory);
@@ -76,42 +175,60 @@ Status create(const kvx_cache_config_t* caller, kvx_cache_t* result) {
       handle->own_threads ? *handle->own_threads : chosen_executor(handle->callers_threads);
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   KVX_ASSIGN_OR_RETURN(handle->cache, kv::KvCache::create(std::move(config), {kernels, &executor}));
-  *result = reinterpret_cast<kvx_cache_t>(handle.release());
+  handle->numbers = SequenceNumbers(handle->cache->config().max_sequences);
+  *result = handles().add(std::move(handle));
   return {};
 }
 
-void free_cache(kvx_cache_t handle) {
-  delete owned(handle);
-}
+// ---- sequences and steps
 
 Status sequence_create(kvx_cache_t handle, int32_t* sequence) {
-  KVX_ASSIGN_OR_RETURN(kv::KvCache * cache, cache_of(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (sequence == nullptr) return invalid_argument("sequence is null");
-  KVX_ASSIGN_OR_RETURN(*sequence, cache->create_sequence());
+  KVX_ASSIGN_OR_RETURN(const int index, owned->cache->create_sequence());
+  *sequence = owned->numbers.number_of(index);
+  return {};
+}
+
+Status sequence_free(kvx_cache_t handle, int32_t sequence) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
+  KVX_RETURN_IF_ERROR(owned->cache->free_sequence(index));
+  owned->numbers.retire(index);
   return {};
 }
 
 Status sequence_tokens(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens,
                        int64_t* max_step) {
-  KVX_ASSIGN_OR_RETURN(const kv::KvCache* cache, cache_of(handle));
+  KVX_ASSIGN_OR_RETURN(const OwnedCache* owned, find_cache(handle));
   if (num_tokens == nullptr) return invalid_argument("num_tokens is null");
-  if (!cache->is_in_use(sequence)) {
-    return invalid_argument("sequence is {}; it is not in use", sequence);
-  }
-  *num_tokens = cache->num_tokens(sequence);
-  if (max_step != nullptr) *max_step = cache->max_step_tokens(sequence);
+  KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
+  *num_tokens = owned->cache->num_tokens(index);
+  if (max_step != nullptr) *max_step = owned->cache->max_step_tokens(index);
   return {};
 }
 
 Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* sequences,
                   const int32_t* num_tokens) {
-  KVX_ASSIGN_OR_RETURN(kv::KvCache * cache, cache_of(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (num_entries != 0 && (sequences == nullptr || num_tokens == nullptr)) {
     return invalid_argument("{} is null", sequences == nullptr ? "sequences" : "num_tokens");
   }
+  // So that an unset count is an error and not a walk over foreign memory.
+  const int max_sequences = owned->cache->config().max_sequences;
+  if (num_entries > static_cast<uint32_t>(max_sequences)) {
+    return invalid_argument("num_entries is {}; expected 1 to max_sequences, {}", num_entries,
+                            max_sequences);
+  }
   std::vector<kv::StepEntry> entries;
-  for (uint32_t i = 0; i < num_entries; ++i) entries.push_back({sequences[i], num_tokens[i]});
-  return cache->begin_step(entries);
+  for (uint32_t i = 0; i < num_entries; ++i) {
+    const int index = owned->numbers.sequence_of(sequences[i]);
+    if (!owned->cache->is_in_use(index)) {
+      return invalid_argument("sequences[{}] is {}; it is not in use", i, sequences[i]);
+    }
+    entries.push_back({index, num_tokens[i]});
+  }
+  return owned->cache->begin_step(entries);
 }
 
 Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
@@ -146,8 +263,9 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
 
 Status sequence_gather(kvx_cache_t handle, int32_t sequence, uint32_t layer, int64_t first_token,
                        int64_t num_tokens, const kvx_rows_t* k, const kvx_rows_t* v) {
-  KVX_ASSIGN_OR_RETURN(const kv::KvCache* cache, cache_of(handle));
-  const kv::CacheGeometry& geometry = cache->config().geometry;
+  KVX_ASSIGN_OR_RETURN(const OwnedCache* owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
+  const kv::CacheGeometry& geometry = owned->cache->config().geometry;
   if (layer >= static_cast<uint32_t>(geometry.num_layers)) {
     return invalid_argument("layer is {}; the cache has {}", layer, geometry.num_layers);
   }
@@ -159,18 +277,25 @@ Status sequence_gather(kvx_cache_t handle, int32_t sequence, uint32_t layer, int
   if (v != nullptr) {
     KVX_ASSIGN_OR_RETURN(v_rows, read_rows(v, geometry.num_kv_heads, geometry.v_head_dim, "v"));
   }
-  return cache->gather(sequence, static_cast<int>(layer), first_token, num_tokens, k_rows, v_rows);
+  return owned->cache->gather(index, static_cast<int>(layer), first_token, num_tokens, k_rows,
+                              v_rows);
 }
 
 }  // namespace
 }  // namespace kvx::abi
 
 extern "C" kvx_status_t kvx_cache_create(const kvx_cache_config_t* config, kvx_cache_t* cache) {
-  return kvx::abi::run_call([&] { return kvx::abi::create(config, cache); });
+  return kvx_cache_create_with(config, nullptr, cache);
+}
+
+extern "C" kvx_status_t kvx_cache_create_with(const kvx_cache_config_t* config,
+                                              const kvx_cache_options_t* options,
+                                              kvx_cache_t* cache) {
+  return kvx::abi::run_call([&] { return kvx::abi::create(config, options, cache); });
 }
 
 extern "C" void kvx_cache_free(kvx_cache_t cache) {
-  kvx::abi::free_cache(cache);
+  (void)kvx::abi::handles().remove(cache);
 }
 
 extern "C" kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence) {
@@ -178,10 +303,7 @@ extern "C" kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence
 }
 
 extern "C" kvx_status_t kvx_sequence_free(kvx_cache_t cache, int32_t sequence) {
-  return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(kvx::kv::KvCache * known, kvx::abi::cache_of(cache));
-    return known->free_sequence(sequence);
-  });
+  return kvx::abi::run_call([&] { return kvx::abi::sequence_free(cache, sequence); });
 }
 
 extern "C" kvx_status_t kvx_sequence_tokens(kvx_cache_t cache, int32_t sequence,

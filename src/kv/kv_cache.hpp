@@ -57,6 +57,14 @@ struct KvCacheSnapshot {
   int64_t metadata_bytes = 0;  // of the prefix index
 };
 
+// What the blocks of a class are for.
+struct BlockClassFacts {
+  const std::string& name;  // the pool's
+  int group = 0;
+  bool is_wide = false;
+  int window = 0;  // tokens; 0: every token is read
+};
+
 struct SaveOptions {
   int zstd_level = 0;  // 0: blocks lie in the file as they lie in the pool
 };
@@ -123,7 +131,12 @@ class KvCache {
   Status truncate_sequence(int sequence, int64_t num_tokens);
   // Forgets all cached blocks that no sequence uses.
   Status clear_prefixes();
+  // Forgets up to num_blocks cached blocks of every class, in the policy's order; how many in all.
+  // INVALID_ARGUMENT: a step is open, or a negative number.
+  Result<int64_t> evict_blocks(int64_t num_blocks);
   KvCacheSnapshot snapshot() const;
+  // Requires: 0 <= block_class < snapshot().classes.size().
+  BlockClassFacts facts_of_class(int block_class) const;
   // Called for every cached block that comes or goes; it must not call back.
   void set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener);
 

@@ -50,6 +50,20 @@ Status KvCache::clear_prefixes() {
   return prefixes_ ? prefixes_->index().clear() : Status{};
 }
 
+Result<int64_t> KvCache::evict_blocks(int64_t num_blocks) {
+  if (step_.is_open) return invalid_argument("a step is open; call end_step first");
+  if (num_blocks < 0) return invalid_argument("num_blocks is {}; expected 0 or more", num_blocks);
+  int64_t num_evicted = 0;
+  for (int c = 0; c < pool_->num_classes(); ++c) num_evicted += pool_->evict(c, num_blocks);
+  return num_evicted;
+}
+
+BlockClassFacts KvCache::facts_of_class(int block_class) const {
+  const int group = has_wide_ends() ? block_class / 2 : block_class;
+  const bool is_wide = has_wide_ends() && block_class == wide_class(group);
+  return {pool_->name(block_class), group, is_wide, groups_[group].window};
+}
+
 void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
   const std::lock_guard lock(books_);
   if (prefixes_) prefixes_->index().set_listener(std::move(listener));

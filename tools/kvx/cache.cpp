@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "tier/cache_file.hpp"
+#include "tier/file_summary.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/session.hpp"
@@ -101,14 +101,6 @@ void add_load(CLI::App& parent, Action& action) {
 
 // ---- inspect and verify
 
-int64_t num_tokens_of(const tier::FileIndex& index, int32_t last_block) {
-  int64_t count = 0;
-  for (int32_t block = last_block; block >= 0; block = index.blocks[block].parent) {
-    count += static_cast<int64_t>(index.blocks[block].tokens.size());
-  }
-  return count;
-}
-
 Status inspect(const std::string& path) {
   KVX_ASSIGN_OR_RETURN(const auto file, tier::CacheFileReader::open(path));
   const tier::FileIndex& index = file.index();
@@ -117,27 +109,20 @@ Status inspect(const std::string& path) {
   fmt::print("{} blocks of {} tokens, {} scopes\n", index.blocks.size(), index.block_size,
              index.scopes.size());
   for (int32_t last_block : index.sequences) {
-    fmt::print("a sequence of {} tokens\n", num_tokens_of(index, last_block));
+    fmt::print("a sequence of {} tokens\n", tier::num_tokens_of(index, last_block));
   }
   Table table({{"group", Align::kRight},
                {"kind", Align::kLeft},
                {"pieces", Align::kRight},
                {"bytes", Align::kRight},
                {"stored", Align::kRight}});
-  for (int32_t kind = 0; kind < static_cast<int32_t>(index.kinds.size()); ++kind) {
-    int64_t num_pieces = 0;
-    int64_t stored_bytes = 0;
-    for (const tier::FileBlock& block : index.blocks) {
-      for (const tier::FilePiece& piece : block.pieces) {
-        if (piece.kind != kind) continue;
-        ++num_pieces;
-        stored_bytes += piece.stored_bytes;
-      }
-    }
+  const std::vector<tier::KindSummary> kinds = tier::summarize_kinds(index);
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
     const tier::PieceKind& facts = index.kinds[kind];
+    const tier::KindSummary& summary = kinds[kind];
     table.add_row({std::to_string(facts.group), facts.is_wide ? "wide" : "packed",
-                   std::to_string(num_pieces), std::to_string(num_pieces * facts.bytes),
-                   std::to_string(stored_bytes)});
+                   std::to_string(summary.num_pieces), std::to_string(summary.memory_bytes),
+                   std::to_string(summary.stored_bytes)});
   }
   fmt::print("{}", table.text(wants_color(stdout)));
   return {};
@@ -145,25 +130,13 @@ Status inspect(const std::string& path) {
 
 Status verify(const std::string& path) {
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
-  const tier::FileIndex& index = file.index();
+  KVX_RETURN_IF_ERROR(tier::check_pieces(file, path));
   int64_t num_pieces = 0;
-  int64_t num_bad = 0;
-  std::string first_problem;
-  for (size_t b = 0; b < index.blocks.size(); ++b) {
-    for (const tier::FilePiece& piece : index.blocks[b].pieces) {
-      std::vector<uint8_t> bytes(static_cast<size_t>(index.kinds[piece.kind].bytes));
-      const Status read = file.read_piece(piece, bytes);
-      ++num_pieces;
-      if (read.ok()) continue;
-      if (num_bad++ == 0) first_problem = fmt::format("block {}: {}", b, read.error().message);
-    }
+  for (const tier::KindSummary& kind : tier::summarize_kinds(file.index())) {
+    num_pieces += kind.num_pieces;
   }
-  if (num_bad > 0) {
-    return invalid_argument("'{}': {} of {} pieces are bad; {}", path, num_bad, num_pieces,
-                            first_problem);
-  }
-  fmt::print("{}: {} blocks, {} pieces, all as they were written\n", path, index.blocks.size(),
-             num_pieces);
+  fmt::print("{}: {} blocks, {} pieces, all as they were written\n", path,
+             file.index().blocks.size(), num_pieces);
   return {};
 }
 
