@@ -75,7 +75,8 @@ bool has_shared_scale(const SideView& side) {
          divides(side.scales.head_stride, 4);
 }
 
-TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run) {
+// num_rows: query rows of a sequence and KV head.
+TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t num_rows) {
   const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
                             args.tree_mask || args.wide_head_blocks;
   const int block_size = args.packed.block_size;
@@ -87,12 +88,13 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run) {
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.head_dim = run.k.head_dim,
        .has_dense_rows = has_dense_rows(run.k) && has_dense_rows(run.v),
-       .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v)});
+       .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
+       .has_many_rows = num_rows > cuda::kTileRows});
 }
 
 bool every_run_has_tiles(const AttendArgs& args) {
   for (const HeadRun& run : args.packed.runs) {
-    if (!tile_kernel_for(args, run).function) return false;
+    if (!tile_kernel_for(args, run, 1).function) return false;
   }
   return true;
 }
@@ -102,33 +104,58 @@ int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits) {
   return limits.max_tokens > 0 && limits.max_tokens < capacity ? limits.max_tokens : capacity;
 }
 
-int row_tiles(const AttendArgs& args, const CudaAttendLimits& limits, int rows_of_a_tile) {
-  const int64_t rows = int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
-  return static_cast<int>(ceil_div<int64_t>(rows, rows_of_a_tile));
+// Query rows of a sequence and KV head.
+int64_t max_rows_of(const AttendArgs& args, const CudaAttendLimits& limits) {
+  return int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
 }
 
 struct AttendPlanCuda {
   TileKernel tiles;  // no function: the plain kernel
+  int warps_of_cta = 0;
   int num_row_tiles = 0;
   int num_splits = 1;
 };
 
+// Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
+// leave less to merge. Steps of a warp take the same time in all.
+void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
+  const TileKernel& kernel = plan.tiles;
+  double best_cost = 0;
+  for (const int warps : {4, 8, 2, 1}) {
+    const int ctas = std::min(
+        kernel.warps_at_once / warps,
+        cuda::kMultiprocessorBytes / (warps * kernel.warp_shared_bytes + cuda::kReservedBytes));
+    shape.num_slots = int64_t{context.device.num_multiprocessors} * ctas;
+    shape.granule = kernel.step_tokens * warps;
+    const SplitPlan splits = plan_splits(shape);
+    if (plan.warps_of_cta != 0 && splits.cost > 0.97 * best_cost) continue;
+    plan.warps_of_cta = warps;
+    plan.num_splits = splits.num_splits;
+    best_cost = splits.cost;
+  }
+}
+
 AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
                         const CudaAttendLimits& limits, const HeadRun& run, bool uses_tiles) {
   AttendPlanCuda plan;
-  if (uses_tiles) plan.tiles = tile_kernel_for(args, run);
-  constexpr int kPlainCtas = 2;  // a multiprocessor
-  plan.num_row_tiles = row_tiles(args, limits, uses_tiles ? cuda::kTileRows : cuda::kPlainRows);
+  const int64_t num_rows = max_rows_of(args, limits);
+  if (uses_tiles) plan.tiles = tile_kernel_for(args, run, num_rows);
+  plan.num_row_tiles = static_cast<int>(
+      ceil_div<int64_t>(num_rows, uses_tiles ? plan.tiles.rows : cuda::kPlainRows));
   SplitShape shape;
   shape.num_pieces = int64_t{args.num_sequences} * run.num_heads * plan.num_row_tiles;
   shape.max_tokens = max_tokens_of(args, limits);
   if (args.window > 0) {
     shape.max_tokens = std::min<int64_t>(shape.max_tokens, int64_t{args.window} + limits.max_q_len);
   }
-  shape.num_slots = int64_t{context.device.num_multiprocessors} *
-                    (uses_tiles ? plan.tiles.ctas_per_multiprocessor : kPlainCtas);
-  shape.granule = uses_tiles ? plan.tiles.granule : 64;
-  plan.num_splits = plan_splits(shape);
+  if (uses_tiles) {
+    plan_tiles(context, shape, plan);
+  } else {
+    constexpr int kPlainCtas = 2;  // a multiprocessor
+    shape.num_slots = int64_t{context.device.num_multiprocessors} * kPlainCtas;
+    shape.granule = 64;
+    plan.num_splits = plan_splits(shape).num_splits;
+  }
   return plan;
 }
 
@@ -258,15 +285,16 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
 
 namespace cuda {
 
-cudaError_t launch_attend_tiles(const TileKernel& kernel, const AttendJob& job,
+cudaError_t launch_attend_tiles(const TileKernel& kernel, int warps_of_cta, const AttendJob& job,
                                 cudaStream_t stream) {
+  const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
   const cudaError_t set = cudaFuncSetAttribute(
-      kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+      kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (set != cudaSuccess) return set;
   const dim3 grid(job.num_splits, job.packed.num_heads * job.num_row_tiles, job.args.num_sequences);
   void* arguments[] = {const_cast<AttendJob*>(&job)};
-  return cudaLaunchKernel(kernel.function, grid, dim3(kernel.threads), arguments,
-                          kernel.shared_bytes, stream);
+  return cudaLaunchKernel(kernel.function, grid, dim3(warps_of_cta * cuda::kWarp), arguments,
+                          shared_bytes, stream);
 }
 
 }  // namespace cuda
@@ -301,10 +329,10 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
   for (const HeadRun& run : args.packed.runs) {
     const AttendPlanCuda plan = plan_run(context, args, limits, run, uses_tiles);
     const AttendJob job = make_job(args, limits, run, plan, workspace, findings);
-    KVX_RETURN_IF_ERROR(device::cuda_status(uses_tiles
-                                                ? cuda::launch_attend_tiles(plan.tiles, job, stream)
-                                                : cuda::launch_attend_plain(job, stream),
-                                            "attend"));
+    KVX_RETURN_IF_ERROR(device::cuda_status(
+        uses_tiles ? cuda::launch_attend_tiles(plan.tiles, plan.warps_of_cta, job, stream)
+                   : cuda::launch_attend_plain(job, stream),
+        "attend"));
     if (uses_tiles && plan.num_splits == 1) continue;  // its pieces are whole rows
     KVX_RETURN_IF_ERROR(
         device::cuda_status(cuda::launch_merge_splits(job, stream), "attend (merge)"));

@@ -3,6 +3,7 @@
 // else, so results repeat.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/host_device.hpp"
@@ -19,23 +20,24 @@ struct SplitShape {
 
 inline constexpr int kMaxSplits = 256;
 
-// Pieces run in waves of num_slots; a piece costs its tokens and a fixed overhead. The fewest
-// splits within half a percent of the cheapest.
-inline int plan_splits(const SplitShape& shape) {
-  constexpr int64_t kOverheadGranules = 6;
-  const int64_t granules = (shape.max_tokens + shape.granule - 1) / shape.granule;
-  if (granules <= 1 || shape.num_pieces < 1) return 1;
-  int best = 1;
-  double best_cost = 0;
-  const int64_t most = granules < kMaxSplits ? granules : kMaxSplits;
-  for (int splits = 1; splits <= most; ++splits) {
+struct SplitPlan {
+  int num_splits = 1;
+  double cost = 0;  // of all waves, in granules of one piece
+};
+
+// Pieces run in waves of num_slots; a piece costs its tokens and a fixed overhead, and each split
+// is one more to merge. The fewest splits within half a percent of the cheapest.
+inline SplitPlan plan_splits(const SplitShape& shape) {
+  constexpr int64_t kOverheadGranules = 2;
+  constexpr double kMergeGranules = 0.1;
+  const int64_t granules =
+      std::max<int64_t>((shape.max_tokens + shape.granule - 1) / shape.granule, 1);
+  SplitPlan best;
+  for (int splits = 1; splits <= std::min<int64_t>(granules, kMaxSplits); ++splits) {
     const int64_t waves = (shape.num_pieces * splits + shape.num_slots - 1) / shape.num_slots;
     const int64_t in_a_split = (granules + splits - 1) / splits + kOverheadGranules;
-    const double cost = static_cast<double>(waves) * static_cast<double>(in_a_split);
-    if (splits == 1 || cost < best_cost * 0.995) {
-      best = splits;
-      best_cost = cost;
-    }
+    const double cost = static_cast<double>(waves * in_a_split) + kMergeGranules * (splits - 1);
+    if (splits == 1 || cost < best.cost * 0.995) best = {splits, cost};
   }
   return best;
 }

@@ -10,15 +10,19 @@ namespace kvx::ops::cuda {
 struct AttendJob;
 
 inline constexpr int kPlainRows = 16;  // query rows of a piece of the plain kernel
-inline constexpr int kTileRows = 8;    // and of the tensor cores'
+inline constexpr int kTileRows = 8;    // of a column of the tensor cores' kernel
 
-// An instance of the tensor cores' kernel.
+// Shared memory of a multiprocessor, and the system's part of it for each CTA.
+inline constexpr int kMultiprocessorBytes = 227 << 10;
+inline constexpr int kReservedBytes = 1 << 10;
+
+// An instance of the tensor cores' kernel. Its CTAs may have any number of warps.
 struct TileKernel {
   const void* function = nullptr;  // null: there is none
-  int threads = 0;
-  int shared_bytes = 0;
-  int ctas_per_multiprocessor = 0;
-  int granule = 0;        // tokens that a CTA takes at a time
+  int rows = 0;                    // query rows of a piece
+  int warps_at_once = 0;           // of a multiprocessor, at most
+  int warp_shared_bytes = 0;
+  int step_tokens = 0;    // that a warp takes at a time
   int tiles_at_once = 0;  // of a warp
 };
 
@@ -27,12 +31,13 @@ struct TileTraits {
   int head_dim = 0;
   bool has_dense_rows = false;     // rows follow each other inside a head's part of a block
   bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
+  bool has_many_rows = false;      // more than 8 query rows a sequence and KV head
 };
 
 TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, const TileTraits& traits);
 
 cudaError_t launch_attend_plain(const AttendJob& job, cudaStream_t stream);
-cudaError_t launch_attend_tiles(const TileKernel& kernel, const AttendJob& job,
+cudaError_t launch_attend_tiles(const TileKernel& kernel, int warps_of_cta, const AttendJob& job,
                                 cudaStream_t stream);
 cudaError_t launch_merge_splits(const AttendJob& job, cudaStream_t stream);
 

@@ -112,10 +112,19 @@ __device__ inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
-// The low 16 bits hold two codes, low first.
-__device__ inline uint32_t e4m3x2_to_f16x2(uint32_t codes) {
-  uint32_t r;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<uint16_t>(codes)));
+struct Two {
+  uint32_t a, b;
+};
+// Four codes into (first, second), (third, fourth). One function for both: the instruction takes
+// either half of a register, but a shift by 16 in front of it would stay.
+__device__ inline Two e4m3x4_to_f16x2(uint32_t codes) {
+  Two r;
+  asm("{.reg .b16 low, high;"
+      " mov.b32 {low, high}, %2;"
+      " cvt.rn.f16x2.e4m3x2 %0, low;"
+      " cvt.rn.f16x2.e4m3x2 %1, high;}"
+      : "=r"(r.a), "=r"(r.b)
+      : "r"(codes));
   return r;
 }
 

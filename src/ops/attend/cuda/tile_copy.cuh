@@ -70,6 +70,17 @@ __device__ inline void wait_for_barrier(uint32_t barrier, uint32_t phase) {
         : "memory");
   } while (!is_done);
 }
+// One lane of the warp, and the compiler knows that it is one: operands of bulk copies go through
+// registers of the warp, and for any other condition it would make a loop over the lanes.
+__device__ inline bool is_elected() {
+  uint32_t is_one;
+  asm volatile(
+      "{.reg .pred p;"
+      " elect.sync _|p, 0xFFFFFFFF;"
+      " selp.u32 %0, 1, 0, p;}"
+      : "=r"(is_one));
+  return is_one != 0;
+}
 // Read once: the second-level cache may drop it first.
 __device__ inline void copy_bulk(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
   constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;

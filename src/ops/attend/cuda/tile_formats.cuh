@@ -55,7 +55,7 @@ struct WithoutSharedScale<RowF32> {
 };
 
 template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool SharedScales>
-TileKernel tile_kernel_of() {
+TileKernel tile_kernel_of(const TileTraits& traits) {
   using KeyFormat = TileFormat<K, Dim>;
   using ValueFormat = TileFormat<V, Dim>;
   using KeyScale = typename KeyFormat::Scale;
@@ -66,7 +66,8 @@ TileKernel tile_kernel_of() {
   using ValueChoice = std::conditional_t<SharedScales, typename SharedV::Type, ValueScale>;
   using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk>;
   using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk>;
-  return tile_kernel<Keys, Values, Dim>();
+  return traits.has_many_rows ? tile_kernel<Keys, Values, Dim, 2>()
+                              : tile_kernel<Keys, Values, Dim, 1>();
 }
 
 // Rows of four bits come in bulk copies where they lie so: with half the bytes, copying them 16 at
@@ -76,13 +77,13 @@ TileKernel tile_kernel_for_dim(const TileTraits& traits) {
   using Key = TileFormat<K, Dim>;
   using Value = TileFormat<V, Dim>;
   if constexpr (Key::Element::kBits == 4 && Value::Element::kBits == 4) {
-    return traits.has_dense_rows ? tile_kernel_of<K, V, Dim, true, false>()
-                                 : tile_kernel_of<K, V, Dim, false, false>();
+    return traits.has_dense_rows ? tile_kernel_of<K, V, Dim, true, false>(traits)
+                                 : tile_kernel_of<K, V, Dim, false, false>(traits);
   } else if constexpr (std::is_same_v<typename Key::Scale, RowF32>) {
-    return traits.has_shared_scales ? tile_kernel_of<K, V, Dim, false, true>()
-                                    : tile_kernel_of<K, V, Dim, false, false>();
+    return traits.has_shared_scales ? tile_kernel_of<K, V, Dim, false, true>(traits)
+                                    : tile_kernel_of<K, V, Dim, false, false>(traits);
   } else {
-    return tile_kernel_of<K, V, Dim, false, false>();
+    return tile_kernel_of<K, V, Dim, false, false>(traits);
   }
 }
 

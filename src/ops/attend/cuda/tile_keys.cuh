@@ -14,10 +14,11 @@ namespace kvx::ops::cuda {
 template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
+  float2 sums;  // of columns 2t and 2t + 1: for the affine formats' zeros
 };
 
-// Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out.
-// Bulk: tiles come in bulk copies, unswizzled.
+// Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. Columns: of 8
+// queries each; a decoded key meets all of them. Bulk: tiles come in bulk copies, unswizzled.
 template <class Element, class Scale, int Dim, bool Bulk>
 struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
@@ -42,21 +43,22 @@ struct TileKeys {
     } else if constexpr (Element::kBits == 8) {  // chunk of 16 channels, word, pair of bytes
       const int first = 16 * (4 * (pair / 8) + t) + 2 * (pair % 8);
       return {first, first + 1};
-    } else {  // eight bytes of each 64 channels, word, nibble of either half
+    } else {  // eight bytes of each 64 channels, word, two nibbles
       const int word = pair / 4;
       const int first = 64 * (word / 2) + 16 * t + 8 * (word % 2);
-      const int j = pair % 4;
-      if constexpr (kIsTurboMind) return {first + 2 * j, first + 2 * j + 1};
-      return {first + j, first + j + 4};
+      const int2 nibbles = Element::key_pair(pair % 4);
+      return {first + code_of_nibble(nibbles.x), first + code_of_nibble(nibbles.y)};
     }
   }
   // Of the affine formats: codes 0..7 of a word lie as 0 2 4 6 1 3 5 7.
   static constexpr bool kIsTurboMind = Scale::kHasZero;
+  __device__ static int code_of_nibble(int n) { return kIsTurboMind ? n % 4 * 2 + n / 4 : n; }
 
-  // query_sums: for the affine formats' zeros; of columns 2t and 2t + 1.
-  __device__ static Fragment score(uint32_t tile, uint32_t scales, const Queries<Dim>& queries,
-                                   float2 query_sums, bool scale_is_bf16, int lane) {
-    Fragment parts[kParts] = {};
+  template <int Columns>
+  __device__ static void score(uint32_t tile, uint32_t scales,
+                               const Queries<Dim> (&queries)[Columns], bool scale_is_bf16, int lane,
+                               Fragment (&scores)[Columns]) {
+    Fragment parts[Columns][kParts] = {};
     if constexpr (Element::kBits == 16) {
       score_16(tile, queries, parts, lane);
     } else if constexpr (Element::kBits == 8) {
@@ -64,25 +66,46 @@ struct TileKeys {
     } else {
       score_4(tile, scales, queries, parts, lane);
     }
-    return scaled(scales, parts, query_sums, scale_is_bf16, lane / 4);
+    if constexpr (Scale::kIsNone || Scale::kOnOperand) {
+#pragma unroll
+      for (int c = 0; c < Columns; ++c) scores[c] = parts[c][0];
+    } else {
+      const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
+      const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
+#pragma unroll
+      for (int c = 0; c < Columns; ++c) scores[c] = scaled(a, b, parts[c], queries[c].sums);
+    }
   }
 
  private:
-  __device__ static void score_16(uint32_t tile, const Queries<Dim>& queries, Fragment* parts,
-                                  int lane) {
+  // A step's 16 channels into the accumulators of a part.
+  template <int Columns>
+  __device__ static void add(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                             const Queries<Dim> (&queries)[Columns], int step,
+                             Fragment (&parts)[Columns][kParts], int part) {
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      Mma::add(parts[c][part], a0, a1, a2, a3, queries[c].b[step][0], queries[c].b[step][1]);
+    }
+  }
+
+  template <int Columns>
+  __device__ static void score_16(uint32_t tile, const Queries<Dim> (&queries)[Columns],
+                                  Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < Dim / 32; ++i) {
       const int chunk = 8 * (i / 2) + 2 * t + i % 2;
       const uint4 x = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g, chunk));
       const uint4 y = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk));
-      Mma::add(parts[0], x.x, y.x, x.y, y.y, queries.b[2 * i][0], queries.b[2 * i][1]);
-      Mma::add(parts[0], x.z, y.z, x.w, y.w, queries.b[2 * i + 1][0], queries.b[2 * i + 1][1]);
+      add(x.x, y.x, x.y, y.y, queries, 2 * i, parts, 0);
+      add(x.z, y.z, x.w, y.w, queries, 2 * i + 1, parts, 0);
     }
   }
 
-  __device__ static void score_8(uint32_t tile, const Queries<Dim>& queries, Fragment* parts,
-                                 int lane) {
+  template <int Columns>
+  __device__ static void score_8(uint32_t tile, const Queries<Dim> (&queries)[Columns],
+                                 Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -95,14 +118,15 @@ struct TileKeys {
       for (int w = 0; w < 4; ++w) {
         const Two a = Element::neighbours(xs[w]);
         const Two b = Element::neighbours(ys[w]);
-        const uint32_t* q = queries.b[4 * part + w];
-        Mma::add(parts[Scale::kGroups == 1 ? 0 : part], a.a, b.a, a.b, b.b, q[0], q[1]);
+        add(a.a, b.a, a.b, b.b, queries, 4 * part + w, parts, Scale::kGroups == 1 ? 0 : part);
       }
     }
   }
 
-  __device__ static void score_4(uint32_t tile, uint32_t scales, const Queries<Dim>& queries,
-                                 Fragment* parts, int lane) {
+  template <int Columns>
+  __device__ static void score_4(uint32_t tile, uint32_t scales,
+                                 const Queries<Dim> (&queries)[Columns],
+                                 Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
     uint32_t low[kParts], high[kParts];  // this lane's scales of tokens g and g + 8, both halves
     if constexpr (Scale::kOnOperand) operand_scales(scales, g, t, low, high);
@@ -116,8 +140,8 @@ struct TileKeys {
       const uint32_t ys[2] = {y.x, y.y};
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        Four a = Element::nibbles(xs[w]);
-        Four b = Element::nibbles(ys[w]);
+        Four a = Element::for_keys(xs[w]);
+        Four b = Element::for_keys(ys[w]);
         if constexpr (Scale::kOnOperand) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -126,9 +150,9 @@ struct TileKeys {
           }
         }
         const int step = 4 * part + 2 * w;
-        Fragment& f = parts[Scale::kGroups == 1 ? 0 : part];
-        Mma::add(f, a.r[0], b.r[0], a.r[1], b.r[1], queries.b[step][0], queries.b[step][1]);
-        Mma::add(f, a.r[2], b.r[2], a.r[3], b.r[3], queries.b[step + 1][0], queries.b[step + 1][1]);
+        const int to = Scale::kGroups == 1 ? 0 : part;
+        add(a.r[0], b.r[0], a.r[1], b.r[1], queries, step, parts, to);
+        add(a.r[2], b.r[2], a.r[3], b.r[3], queries, step + 1, parts, to);
       }
     }
   }
@@ -140,41 +164,35 @@ struct TileKeys {
     const uint2 b = Scale::load_row(scales, g + 8);
     constexpr int kGroupsAPart = 64 / Scale::kGroup;
     const uint32_t first = static_cast<uint32_t>(16 * t / Scale::kGroup);
-    // Two bytes, of parts 0 and 1.
-    const uint32_t bytes = first | ((first + kGroupsAPart) << 4);
-    const uint32_t x = Scale::f16x2(__byte_perm(a.x, a.y, bytes));
-    const uint32_t y = Scale::f16x2(__byte_perm(b.x, b.y, bytes));
-    low[0] = __byte_perm(x, 0, 0x1010);
-    high[0] = __byte_perm(y, 0, 0x1010);
+    // Two bytes, of parts 0 and 1; each twice, to be a pair.
+    const uint32_t bytes = first * 0x11u | ((first + kGroupsAPart) * 0x1100u);
+    const Two x = Scale::f16x2(__byte_perm(a.x, a.y, bytes));
+    const Two y = Scale::f16x2(__byte_perm(b.x, b.y, bytes));
+    low[0] = x.a;
+    high[0] = y.a;
     if constexpr (kParts > 1) {
-      low[1] = __byte_perm(x, 0, 0x3232);
-      high[1] = __byte_perm(y, 0, 0x3232);
+      low[1] = x.b;
+      high[1] = y.b;
     }
   }
 
-  __device__ static Fragment scaled(uint32_t scales, const Fragment* parts, float2 query_sums,
-                                    bool scale_is_bf16, int g) {
-    if constexpr (Scale::kIsNone || Scale::kOnOperand) {
-      return parts[0];
-    } else {
-      const auto a = Scale::load(scales, g, scale_is_bf16);
-      const auto b = Scale::load(scales, g + 8, scale_is_bf16);
-      Fragment f;
-      if constexpr (Scale::kHasZero) {
-        f = {{a.zero * query_sums.x, a.zero * query_sums.y, b.zero * query_sums.x,
-              b.zero * query_sums.y}};
-      } else {
-        f = {};
-      }
-#pragma unroll
-      for (int i = 0; i < Scale::kGroups; ++i) {
-        f.d[0] += a.scale[i] * parts[i].d[0];
-        f.d[1] += a.scale[i] * parts[i].d[1];
-        f.d[2] += b.scale[i] * parts[i].d[2];
-        f.d[3] += b.scale[i] * parts[i].d[3];
-      }
-      return f;
+  // a, b: of tokens g and g + 8.
+  __device__ static Fragment scaled(const RowScale<Scale::kGroups>& a,
+                                    const RowScale<Scale::kGroups>& b, const Fragment* parts,
+                                    float2 query_sums) {
+    Fragment f = {};
+    if constexpr (Scale::kHasZero) {
+      f = {{a.zero * query_sums.x, a.zero * query_sums.y, b.zero * query_sums.x,
+            b.zero * query_sums.y}};
     }
+#pragma unroll
+    for (int i = 0; i < Scale::kGroups; ++i) {
+      f.d[0] += a.scale[i] * parts[i].d[0];
+      f.d[1] += a.scale[i] * parts[i].d[1];
+      f.d[2] += b.scale[i] * parts[i].d[2];
+      f.d[3] += b.scale[i] * parts[i].d[3];
+    }
+    return f;
   }
 };
 

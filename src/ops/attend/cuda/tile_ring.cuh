@@ -5,35 +5,39 @@
 #pragma once
 
 #include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/launch.hpp"
 #include "ops/attend/cuda/tile_keys.cuh"
 #include "ops/attend/cuda/tile_values.cuh"
 
 namespace kvx::ops::cuda {
 
-// How many warps a CTA has, tiles a step takes and steps are on their way.
+// How many tiles a step takes, how many steps are on their way, and how many warps fit.
 //
-// shared memory of a step:
-//   [keys' codes][keys' scales][values' codes][values' scales], each of all the step's tiles
-template <class Keys, class Values>
+// shared memory of a warp: [kStages] steps, [kStages] barriers
+// of a step: [keys' codes][keys' scales][values' codes][values' scales], each of all its tiles
+template <class KeyTiles, class ValueTiles, int Columns>
 struct TileConfig {
+  using Keys = KeyTiles;
+  using Values = ValueTiles;
   static constexpr bool kIsBulk = Keys::kIsBulk;
   static_assert(Keys::kIsBulk == Values::kIsBulk);
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
-  static constexpr int kWarps = 4;
-  static constexpr int kTilesAtOnce = kTileBytes <= 4608 ? 2 : 1;
-  static constexpr int kStages = kTileBytes <= 2560 ? 3 : kTileBytes <= 4608 ? 2 : 3;
+  static constexpr int kTilesAtOnce = kTileBytes < 4096 ? 2 : 1;
+  static constexpr int kStages = 2560 < kTileBytes && kTileBytes < 4096 ? 2 : 3;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
   static constexpr int kKeyScalesAt = kTilesAtOnce * Keys::Copy::kCodeBytes;
   static constexpr int kValuesAt = kTilesAtOnce * Keys::Copy::kBytes;
   static constexpr int kValueScalesAt = kValuesAt + kTilesAtOnce * Values::Copy::kCodeBytes;
   static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;
-  static constexpr int kRingBytes = kWarps * kStages * kStepBytes;
-  static constexpr int kBarrierBytes = kIsBulk ? kWarps * kStages * 8 : 0;
-  static constexpr int kThreads = kWarps * kWarp;
-  // 227 KiB of shared memory a multiprocessor, 1 KiB of it the system's for each CTA.
-  static constexpr int kCtaBytes = kRingBytes + kBarrierBytes + 1024;
-  static constexpr int kCtas = (227 << 10) / kCtaBytes < 4 ? (227 << 10) / kCtaBytes : 4;
+  static constexpr int kRingBytes = kStages * kStepBytes;
+  static constexpr int kWarpBytes = kRingBytes + (kIsBulk ? 32 : 0);
+  static_assert(kStages * 8 <= 32 && kRingBytes % 16 == 0);
+  // Of a multiprocessor, in CTAs of 1, 2, 4 or 8: as many as shared memory and registers are for.
+  static constexpr int kWarpsInMemory = kMultiprocessorBytes / (kWarpBytes + kReservedBytes / 4);
+  static constexpr int kWarpsInRegisters = Columns == 1 ? 16 : 12;
+  static constexpr int kWarpsAtOnce =
+      (kWarpsInMemory < kWarpsInRegisters ? kWarpsInMemory : kWarpsInRegisters) / 4 * 4;
 };
 
 // Which tiles a CTA walks over.
@@ -66,25 +70,26 @@ __device__ inline bool is_block(const AttendJob& job, int id) {
 }
 
 // What both rings have: the warp's steps, the current stage, and which of its tiles have no block.
-template <class Keys, class Values>
+template <class TheConfig>
 class TileRing {
  public:
-  using Config = TileConfig<Keys, Values>;
+  using Config = TheConfig;
+  using Keys = typename Config::Keys;
+  using Values = typename Config::Values;
 
   __device__ TileRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
       : walk_(walk),
         lane_(lane),
-        ring_(shared + warp * Config::kStages * Config::kStepBytes),
+        num_warps_(static_cast<int>(blockDim.x) / kWarp),
+        ring_(shared + warp * Config::kWarpBytes),
         first_step_(walk.tokens.begin / Config::kStepTokens + warp) {
     const int end_step = (walk.tokens.end + Config::kStepTokens - 1) / Config::kStepTokens;
-    num_steps_ = max(0, (end_step - first_step_ + Config::kWarps - 1) / Config::kWarps);
+    num_steps_ = max(0, (end_step - first_step_ + num_warps_ - 1) / num_warps_);
   }
 
   __device__ int num_steps() const { return num_steps_; }
   // The first token of step i.
-  __device__ int token(int i) const {
-    return (first_step_ + i * Config::kWarps) * Config::kStepTokens;
-  }
+  __device__ int token(int i) const { return (first_step_ + i * num_warps_) * Config::kStepTokens; }
   // A stage that no copy is on its way to until the queries are loaded.
   __device__ uint32_t scratch() const { return ring_ + kLast * Config::kStepBytes; }
 
@@ -102,9 +107,8 @@ class TileRing {
   __device__ bool is_missing(int u) const {
     return (missing_ >> (stage_ * Config::kTilesAtOnce + u) & 1u) != 0;
   }
-  __device__ bool is_missing_some() const {
-    return (missing_ >> (stage_ * Config::kTilesAtOnce) & kStepBits) != 0;
-  }
+  // Of any step in the ring: hardly ever.
+  __device__ bool may_be_missing() const { return missing_ != 0; }
 
  protected:
   static constexpr int kLast = Config::kStages - 1;
@@ -112,6 +116,7 @@ class TileRing {
 
   __device__ uint32_t step() const { return ring_ + stage_ * Config::kStepBytes; }
   __device__ void note_missing(int stage, uint32_t bits) {
+    if ((missing_ | bits) == 0) return;
     const int at = stage * Config::kTilesAtOnce;
     missing_ = (missing_ & ~(kStepBits << at)) | (bits << at);
   }
@@ -124,6 +129,7 @@ class TileRing {
 
   const TileWalk& walk_;
   const int lane_;
+  const int num_warps_;
   const uint32_t ring_;  // shared memory: [kStages] steps
   const int first_step_;
   int num_steps_;
@@ -132,15 +138,17 @@ class TileRing {
   uint32_t missing_ = 0;  // a bit for each tile of the ring
 };
 
-template <class Keys, class Values>
-class CopyRing : public TileRing<Keys, Values> {
-  using Base = TileRing<Keys, Values>;
+template <class TheConfig>
+class CopyRing : public TileRing<TheConfig> {
+  using Base = TileRing<TheConfig>;
   using Base::kLast;
   using Base::lane_;
   using Base::num_steps_;
   using Base::ring_;
   using Base::stage_;
   using Base::walk_;
+  using typename Base::Keys;
+  using typename Base::Values;
 
  public:
   using Base::token;
@@ -219,29 +227,28 @@ class CopyRing : public TileRing<Keys, Values> {
   int next_block_[Config::kTilesAtOnce];
 };
 
-// Lane 4 c + r brings region r (keys' codes, keys' scales, values' codes, values' scales) of the
-// step's copy c, which takes tiles_per_copy neighbours in one block.
-template <class Keys, class Values>
-class BulkRing : public TileRing<Keys, Values> {
-  using Base = TileRing<Keys, Values>;
+// One lane asks for a step: each region (keys' codes, keys' scales, values' codes, values' scales)
+// of its tiles, together where they are neighbours in one block.
+template <class TheConfig>
+class BulkRing : public TileRing<TheConfig> {
+  using Base = TileRing<TheConfig>;
   using Base::kLast;
+  using Base::kStepBits;
   using Base::lane_;
   using Base::num_steps_;
   using Base::phase_;
   using Base::ring_;
   using Base::stage_;
   using Base::walk_;
+  using typename Base::Keys;
+  using typename Base::Values;
 
  public:
   using Base::token;
   using typename Base::Config;
 
   __device__ BulkRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : Base(walk, shared, warp, lane),
-        barriers_(shared + Config::kRingBytes + warp * Config::kStages * 8),
-        copy_(lane / kRegions) {
-    choose_region();
-  }
+      : Base(walk, shared, warp, lane), barriers_(this->ring_ + Config::kRingBytes) {}
 
   __device__ void begin() {
     if (lane_ == 0) {
@@ -260,7 +267,7 @@ class BulkRing : public TileRing<Keys, Values> {
   }
   __device__ void wait(int i) {
     wait_for_barrier(barriers_ + stage_ * 8, phase_);
-    if (token(i) + Config::kStepTokens > walk_.seq_len || this->is_missing_some()) clear_unread(i);
+    if (token(i) + Config::kStepTokens > walk_.seq_len || this->may_be_missing()) clear_unread(i);
   }
   __device__ void next(int i) {
     __syncwarp();
@@ -270,71 +277,84 @@ class BulkRing : public TileRing<Keys, Values> {
   __device__ void end() {}
 
  private:
-  static constexpr int kRegions = 4;
+  static constexpr int kTiles = Config::kTilesAtOnce;
 
-  __device__ void choose_region() {
-    const int r = lane_ % kRegions;
-    const TileSide& k = walk_.job.tile_k;
-    const TileSide& v = walk_.job.tile_v;
-    const TileRegion& region = r == 0 ? k.codes : r == 1 ? k.scales : r == 2 ? v.codes : v.scales;
-    tile_bytes_ = r == 0   ? Keys::Copy::kCodeBytes
-                  : r == 1 ? Keys::Copy::kScaleBytes
-                  : r == 2 ? Values::Copy::kCodeBytes
-                           : Values::Copy::kScaleBytes;
-    region_at_ = r == 0   ? 0
-                 : r == 1 ? Config::kKeyScalesAt
-                 : r == 2 ? Config::kValuesAt
-                          : Config::kValueScalesAt;
-    region_ = region.base + int64_t{walk_.head} * region.head_stride;
-    block_stride_ = region.block_stride;
-  }
+  // Whether the step's tiles are neighbours in one block.
+  __device__ bool is_one_copy() const { return walk_.job.tiles_per_copy == kTiles; }
 
-  // The block of step i's copy of this lane, a step before it is needed.
+  // The blocks of step i's tiles, a step before they are needed.
   __device__ void ask_for_blocks(int i) {
-    const int tile = copy_ * walk_.job.tiles_per_copy;
-    const int first = token(i) + tile * kTileTokens;
-    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-    next_offset_ = place.offset;
-    const bool is_inside =
-        i < num_steps_ && tile < Config::kTilesAtOnce && first < walk_.tokens.end;
-    next_block_ = is_inside ? walk_.table[place.block] : kNoTile;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      if (u > 0 && is_one_copy()) break;
+      const int first = token(i) + u * kTileTokens;
+      const TilePlace place = tile_place(walk_.job, first / kTileTokens);
+      next_offset_[u] = place.offset;
+      const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
+      next_block_[u] = is_inside ? walk_.table[place.block] : kNoTile;
+    }
   }
 
   __device__ void start(int i, int stage) {
     if (i >= num_steps_) return;
-    const int tiles_per_copy = walk_.job.tiles_per_copy;
-    const bool is_there = is_block(walk_.job, next_block_);
-    if (!is_there && next_block_ != kNoTile && lane_ % kRegions == 0) {
-      atomicAdd(&walk_.job.findings->out_of_range, 1ull);
-    }
-    const uint32_t there = __ballot_sync(kWholeWarp, is_there);
-    uint32_t missing = 0;
+    const bool is_one = is_one_copy();
+    uint32_t missing = is_missing_block(0) ? (is_one ? kStepBits : 1u) : 0u;
 #pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      const int lane = (tiles_per_copy == 1 ? u : 0) * kRegions;
-      if ((there >> lane & 1u) == 0) missing |= 1u << u;
+    for (int u = 1; u < kTiles; ++u) {
+      if (!is_one && is_missing_block(u)) missing |= 1u << u;
     }
     this->note_missing(stage, missing);
-    const uint32_t barrier = barriers_ + stage * 8;
-    if (lane_ == 0) {
-      expect_bytes(barrier, __popc(there) / kRegions * tiles_per_copy * Config::kTileBytes);
+    if (is_elected()) {
+      const uint32_t barrier = barriers_ + stage * 8;
+      const uint32_t to = ring_ + stage * Config::kStepBytes;
+      expect_bytes(barrier, __popc(~missing & kStepBits) * Config::kTileBytes);
+      if (is_one) {
+        if (missing == 0) copy_tiles<kTiles>(0, to, barrier);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kTiles; ++u) {
+          if ((missing >> u & 1u) == 0) copy_tiles<1>(u, to, barrier);
+        }
+      }
     }
     __syncwarp();
-    if (is_there) {
-      const uint32_t to =
-          ring_ + stage * Config::kStepBytes + region_at_ + copy_ * tiles_per_copy * tile_bytes_;
-      copy_bulk(to,
-                region_ + uint64_t{static_cast<uint32_t>(next_block_)} * block_stride_ +
-                    next_offset_ * (tile_bytes_ / kTileTokens),
-                tiles_per_copy * tile_bytes_, barrier);
-    }
     ask_for_blocks(i + 1);
+  }
+  // Counts it, unless no tile was asked for.
+  __device__ bool is_missing_block(int u) const {
+    if (is_block(walk_.job, next_block_[u])) return false;
+    if (next_block_[u] != kNoTile && lane_ == 0) {
+      atomicAdd(&walk_.job.findings->out_of_range, 1ull);
+    }
+    return true;
+  }
+
+  // Tiles u to u + Tiles, which follow each other in one block.
+  template <int Tiles>
+  __device__ void copy_tiles(int u, uint32_t to, uint32_t barrier) const {
+    using K = typename Keys::Copy;
+    using V = typename Values::Copy;
+    const TileSide& k = walk_.job.tile_k;
+    const TileSide& v = walk_.job.tile_v;
+    copy_rows<Tiles, K::kCodeBytes>(k.codes, u, to, barrier);
+    copy_rows<Tiles, K::kScaleBytes>(k.scales, u, to + Config::kKeyScalesAt, barrier);
+    copy_rows<Tiles, V::kCodeBytes>(v.codes, u, to + Config::kValuesAt, barrier);
+    copy_rows<Tiles, V::kScaleBytes>(v.scales, u, to + Config::kValueScalesAt, barrier);
+  }
+  template <int Tiles, int TileBytes>
+  __device__ void copy_rows(const TileRegion& region, int u, uint32_t to, uint32_t barrier) const {
+    if constexpr (TileBytes > 0) {
+      const int within =
+          walk_.head * region.head_stride + next_offset_[u] * (TileBytes / kTileTokens);
+      copy_bulk(to + u * TileBytes, region.at(static_cast<uint32_t>(next_block_[u]), within),
+                Tiles * TileBytes, barrier);
+    }
   }
 
   // Bulk copies bring whole tiles, and none where a block is missing. Values that no query sees
   // must be zeros all the same: what lies there may be a NaN, and 0 * NaN is one.
   __device__ void clear_unread(int i) {
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+    for (int u = 0; u < kTiles; ++u) {
       const int left = walk_.seq_len - (token(i) + u * kTileTokens);
       const int first = this->is_missing(u) ? 0 : min(max(left, 0), kTileTokens);
       clear_rows(this->values(u), first, Values::Copy::kCodeBytes / kTileTokens);
@@ -344,20 +364,15 @@ class BulkRing : public TileRing<Keys, Values> {
     __syncwarp();
   }
   __device__ void clear_rows(uint32_t rows, int first, int row_bytes) const {
+#pragma unroll 1
     for (int b = first * row_bytes + lane_ * 2; b < kTileTokens * row_bytes; b += kWarp * 2) {
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(rows + b), "h"(uint16_t{0}) : "memory");
     }
   }
 
   const uint32_t barriers_;  // shared memory: [kStages]
-  const int copy_;
-  // The region that this lane brings.
-  const uint8_t* region_;
-  uint32_t block_stride_;
-  int tile_bytes_;
-  int region_at_;  // in a step
-  int next_offset_;
-  int next_block_;
+  int next_offset_[kTiles];
+  int next_block_[kTiles];
 };
 
 }  // namespace kvx::ops::cuda

@@ -75,19 +75,24 @@ struct RowAffine {
   }
 };
 
-// Scales that multiply the operand are made two at a time from two bytes, low first.
+// Scales that multiply the operand are made from four bytes, low first, as pairs of f16.
 struct FromE4M3 {
   static constexpr float kUnit = 1.0f;
-  __device__ static uint32_t f16x2(uint32_t bytes) { return e4m3x2_to_f16x2(bytes); }
+  __device__ static Two f16x2(uint32_t bytes) { return e4m3x4_to_f16x2(bytes); }
 };
 // 2^(byte - 127) times 2^4 in f16's range: exact together with E2M1 for groups whose largest number
-// lies between 2^-10 and 2^13. Larger ones become infinite and stay visible; smaller ones lose
+// lies between 2^-16 and 2^13. Larger ones become infinite and stay visible; smaller ones lose
 // digits that are 2^-24 of that range and less.
 struct FromE8M0 {
   static constexpr float kUnit = 0.0625f;
-  __device__ static uint32_t f16x2(uint32_t bytes) {
+  __device__ static Two f16x2(uint32_t bytes) {
+    return {of_halves(__byte_perm(bytes, 0, 0x4140)), of_halves(__byte_perm(bytes, 0, 0x4342))};
+  }
+
+ private:
+  // A byte in each half.
+  __device__ static uint32_t of_halves(uint32_t both) {
     constexpr uint32_t kBias = (127 - 15 - 4) * 0x00010001u;
-    const uint32_t both = __byte_perm(bytes, 0, 0x4140);  // a half each
     return __vminu2(__vmaxu2(both, kBias) - kBias, 31 * 0x00010001u) << 10;
   }
 };
@@ -108,7 +113,7 @@ struct OperandScale {
     if constexpr (kRowBytes == 4) return {load_shared_4(scales + token * 4), 0};
     return {load_shared_2(scales + token * 2), 0};
   }
-  __device__ static uint32_t f16x2(uint32_t bytes) { return From::f16x2(bytes); }
+  __device__ static Two f16x2(uint32_t bytes) { return From::f16x2(bytes); }
 };
 
 }  // namespace kvx::ops::cuda

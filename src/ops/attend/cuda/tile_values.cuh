@@ -72,26 +72,33 @@ struct TileValues {
     return largest;
   }
 
-  // weights: of tokens g, g + 8 and queries 2t, 2t + 1. scale_unit: a power of two that brings the
-  // scales near 1.
-  __device__ static void add(uint32_t tile, uint32_t scales, const Fragment& weights,
-                             float scale_unit, bool scale_is_bf16, int lane, ValueSums<Dim>& sums) {
-    Weights w[Scale::kGroups];
+  // weights: of tokens g, g + 8 and queries 2t, 2t + 1 of each column; a decoded value meets all of
+  // them. scale_unit: a power of two that brings the scales near 1.
+  template <int Columns>
+  __device__ static void add(uint32_t tile, uint32_t scales, const Fragment (&weights)[Columns],
+                             float scale_unit, bool scale_is_bf16, int lane,
+                             ValueSums<Dim> (&sums)[Columns]) {
+    Weights w[Columns][Scale::kGroups];
     if constexpr (kScalesWeights) {
       const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
       const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
 #pragma unroll
-      for (int i = 0; i < Scale::kGroups; ++i) {
-        const float x = a.scale[i] * scale_unit;
-        const float y = b.scale[i] * scale_unit;
-        w[i] = operand({{weights.d[0] * x, weights.d[1] * x, weights.d[2] * y, weights.d[3] * y}});
-      }
-      if constexpr (Scale::kHasZero) {
-        sums.zeros.x += (weights.d[0] * a.zero + weights.d[2] * b.zero) * scale_unit;
-        sums.zeros.y += (weights.d[1] * a.zero + weights.d[3] * b.zero) * scale_unit;
+      for (int c = 0; c < Columns; ++c) {
+        const float* d = weights[c].d;
+#pragma unroll
+        for (int i = 0; i < Scale::kGroups; ++i) {
+          const float x = a.scale[i] * scale_unit;
+          const float y = b.scale[i] * scale_unit;
+          w[c][i] = operand({{d[0] * x, d[1] * x, d[2] * y, d[3] * y}});
+        }
+        if constexpr (Scale::kHasZero) {
+          sums[c].zeros.x += (d[0] * a.zero + d[2] * b.zero) * scale_unit;
+          sums[c].zeros.y += (d[1] * a.zero + d[3] * b.zero) * scale_unit;
+        }
       }
     } else {
-      w[0] = operand(weights);
+#pragma unroll
+      for (int c = 0; c < Columns; ++c) w[c][0] = operand(weights[c]);
     }
     if constexpr (Element::kBits == 16) {
       add_16(tile, w, lane, sums);
@@ -103,8 +110,23 @@ struct TileValues {
   }
 
  private:
+  template <int Columns>
+  using AllWeights = Weights[Columns][Scale::kGroups];
+
   __device__ static Weights operand(const Fragment& w) {
     return {transpose_8x8(Mma::pack(w.d[0], w.d[1])), transpose_8x8(Mma::pack(w.d[2], w.d[3]))};
+  }
+
+  // Sixteen channels of all tokens into fragment i of every column's sums.
+  template <int Columns>
+  __device__ static void add(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                             const AllWeights<Columns>& w, int group,
+                             ValueSums<Dim> (&sums)[Columns], int i) {
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const Weights& weights = w[c][Scale::kGroups == 1 ? 0 : group];
+      Mma::add(sums[c].f[i], a0, a1, a2, a3, weights.low, weights.high);
+    }
   }
 
   // Chunks c and c + 1 of all tokens, c even: x and y are chunk c of tokens 0 to 7 and 8 to 15, z
@@ -114,28 +136,35 @@ struct TileValues {
     return load_matrices_transposed(chunk_address<kRowBytes, !Bulk>(tile, token, c + lane / 16));
   }
 
-  __device__ static void add_16(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
+  template <int Columns>
+  __device__ static void add_16(uint32_t tile, const AllWeights<Columns>& w, int lane,
+                                ValueSums<Dim> (&sums)[Columns]) {
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
-      const uint4 x = load_chunks(tile, c, lane);
-      Mma::add(sums.f[c / 2], x.x, x.z, x.y, x.w, w[0].low, w[0].high);
+      // In the order of the operand: no register moves.
+      const int token = lane % 8 + lane / 16 * 8;
+      const uint4 x =
+          load_matrices_transposed(chunk_address<kRowBytes, !Bulk>(tile, token, c + lane / 8 % 2));
+      add(x.x, x.y, x.z, x.w, w, 0, sums, c / 2);
     }
   }
 
-  __device__ static void add_8(uint32_t tile, const Weights* w, int lane, ValueSums<Dim>& sums) {
+  template <int Columns>
+  __device__ static void add_8(uint32_t tile, const AllWeights<Columns>& w, int lane,
+                               ValueSums<Dim> (&sums)[Columns]) {
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
       const uint4 x = load_chunks(tile, c, lane);
-      const Weights& weights = w[Scale::kGroups == 1 ? 0 : c / 4];
       const Two a = Element::pairs(x.x), b = Element::pairs(x.y);
-      Mma::add(sums.f[c], a.a, a.b, b.a, b.b, weights.low, weights.high);
+      add(a.a, a.b, b.a, b.b, w, c / 4, sums, c);
       const Two d = Element::pairs(x.z), e = Element::pairs(x.w);
-      Mma::add(sums.f[c + 1], d.a, d.b, e.a, e.b, weights.low, weights.high);
+      add(d.a, d.b, e.a, e.b, w, c / 4, sums, c + 1);
     }
   }
 
-  __device__ static void add_4(uint32_t tile, uint32_t scales_at, const Weights* w, int lane,
-                               ValueSums<Dim>& sums) {
+  template <int Columns>
+  __device__ static void add_4(uint32_t tile, uint32_t scales_at, const AllWeights<Columns>& w,
+                               int lane, ValueSums<Dim> (&sums)[Columns]) {
     OperandScales scales;
     if constexpr (Scale::kOnOperand) scales = operand_scales(scales_at, lane);
 #pragma unroll
@@ -151,10 +180,12 @@ struct TileValues {
     uint32_t low[kChunks];  // of tokens 2t and 2t + 1
     uint32_t high[kChunks];
   };
-  __device__ static void add_chunk_4(int c, uint32_t low, uint32_t high, const Weights* w,
-                                     const OperandScales& scales, ValueSums<Dim>& sums) {
-    Four a = Element::nibbles(low);
-    Four b = Element::nibbles(high);
+  template <int Columns>
+  __device__ static void add_chunk_4(int c, uint32_t low, uint32_t high,
+                                     const AllWeights<Columns>& w, const OperandScales& scales,
+                                     ValueSums<Dim> (&sums)[Columns]) {
+    Four a = Element::for_values(low);
+    Four b = Element::for_values(high);
     if constexpr (Scale::kOnOperand) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -162,9 +193,8 @@ struct TileValues {
         b.r[j] = multiply_f16x2(b.r[j], scales.high[c]);
       }
     }
-    const Weights& weights = w[Scale::kGroups == 1 ? 0 : c / 2];
-    Mma::add(sums.f[2 * c], a.r[0], a.r[1], b.r[0], b.r[1], weights.low, weights.high);
-    Mma::add(sums.f[2 * c + 1], a.r[2], a.r[3], b.r[2], b.r[3], weights.low, weights.high);
+    add(a.r[0], a.r[1], b.r[0], b.r[1], w, c / 2, sums, 2 * c);
+    add(a.r[2], a.r[3], b.r[2], b.r[3], w, c / 2, sums, 2 * c + 1);
   }
 
   // Chunk c of row g lies in the group of channel 32 c + 4 g: two bytes, of neighbouring tokens.
@@ -186,10 +216,11 @@ struct TileValues {
           i | ((i + 4) << 4) | ((i + kGroupsAChunk) << 8) | ((i + kGroupsAChunk + 4) << 12);
       const uint32_t x = __byte_perm(as[c / kChunksAWord], bs[c / kChunksAWord], bytes);
       const uint32_t y = __byte_perm(ds[c / kChunksAWord], es[c / kChunksAWord], bytes);
-      result.low[c] = Scale::f16x2(x);
-      result.low[c + 1] = Scale::f16x2(x >> 16);
-      result.high[c] = Scale::f16x2(y);
-      result.high[c + 1] = Scale::f16x2(y >> 16);
+      const Two low = Scale::f16x2(x), high = Scale::f16x2(y);
+      result.low[c] = low.a;
+      result.low[c + 1] = low.b;
+      result.high[c] = high.a;
+      result.high[c + 1] = high.b;
     }
     return result;
   }

@@ -1,10 +1,10 @@
-// The tensor cores' attention kernel: up to 8 query rows of a KV head against a split of its
+// The tensor cores' attention kernel: up to 8 or 16 query rows of a KV head against a split of its
 // tokens. Every warp works alone: it copies tiles of 16 tokens into a ring of its own, turns packed
 // bytes into mma operands, and keeps its own softmax and sums; the CTA's warps merge at the end.
 //
 // The cache is the A operand of both products (keys: tokens x channels; values: channels x tokens)
 // and the queries and weights are B, 8 columns: with few queries a KV head nothing is wasted, and
-// rows that are not there cost little.
+// rows that are not there cost little. With more than 8 rows a decoded operand meets two B's.
 #pragma once
 
 #include <type_traits>
@@ -15,21 +15,21 @@
 
 namespace kvx::ops::cuda {
 
-// Softmax and sums of queries 2t and 2t + 1 in a lane.
-template <int Dim>
+// Softmax and sums of queries 2t and 2t + 1 of each column of 8, in a lane.
+template <int Dim, int Columns>
 struct WarpState {
-  ValueSums<Dim> sums = {};
-  // Far below every score, but finite: no difference of two of them is a NaN.
-  float2 max = {-1e30f, -1e30f};
-  float2 sum = {};
+  ValueSums<Dim> sums[Columns] = {};
+  float2 max[Columns];
+  float2 sum[Columns] = {};
   float scale_unit = 0;  // of V's scales; 0: none seen
 };
 
-template <class Keys, class Values, int Dim>
+template <class Keys, class Values, int Dim, int Columns>
 class TilePiece {
  public:
-  using Config = TileConfig<Keys, Values>;
-  using Ring = std::conditional_t<Config::kIsBulk, BulkRing<Keys, Values>, CopyRing<Keys, Values>>;
+  static constexpr int kRows = Columns * kTileRows;
+  using Config = TileConfig<Keys, Values, Columns>;
+  using Ring = std::conditional_t<Config::kIsBulk, BulkRing<Config>, CopyRing<Config>>;
 
   __device__ TilePiece(const TileWalk& walk, const SequenceShape& shape, int first_row,
                        int num_rows, uint32_t shared)
@@ -46,6 +46,8 @@ class TilePiece {
 
   __device__ void run() {
     find_seen();
+    // Far below every score, but finite: no difference of two of them is a NaN.
+    for (float2& max : state_.max) max = {-1e30f, -1e30f};
     ring_.begin();
     load_queries(ring_.scratch());
     ring_.after_queries();
@@ -57,16 +59,13 @@ class TilePiece {
     ring_.end();
   }
 
-  // Requires: the CTA's rings are no longer used. shared: kWarps * 8 * (Dim + 4) floats and a
-  // Softmax2 for each row of each warp.
+  // Requires: the CTA's rings are no longer used. shared: Dim + 4 floats and a Softmax2 for each
+  // row of each warp.
   __device__ void merge_and_store(float* shared, int split);
 
  private:
-  // What this lane's two queries see, and where all queries see everything.
+  // Where all queries see everything.
   __device__ void find_seen() {
-    const int t = lane_ % 4;
-    seen_[0] = seen_of(2 * t);
-    seen_[1] = seen_of(2 * t + 1);
     seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
     seen_by_all_.begin = max(seen_by_all_.begin, tokens_.begin);
     seen_by_all_.end = min(seen_by_all_.end, tokens_.end);
@@ -77,21 +76,22 @@ class TilePiece {
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
   }
 
-  // The queries in binary32 into shared memory, rows that are not there as zeros. All lanes load
-  // four numbers at a time where rows lie so.
-  __device__ void stage_queries(uint32_t staged) const {
+  // The 8 queries of a column in binary32 into shared memory, rows that are not there as zeros. All
+  // lanes load four numbers at a time where rows lie so.
+  __device__ void stage_queries(int column, uint32_t staged) const {
     constexpr int kQuads = Dim / 4;  // of a row
     const FloatRows& q = job_.args.q;
     const int quad_bytes = 4 * bytes_of(q.dtype);
     const bool is_aligned = reinterpret_cast<uintptr_t>(q.data) % quad_bytes == 0 &&
                             q.token_stride % 4 == 0 && q.head_stride % 4 == 0;
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kTileRows * kQuads / kWarp; ++i) {
       const int r = (lane_ + i * kWarp) / kQuads;
       const int first = (lane_ + i * kWarp) % kQuads * 4;
       float4 x = {};
-      if (r < num_rows_) {
-        const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
+      if (column * kTileRows + r < num_rows_) {
+        const QueryRowAt at = query_row(job_, kv_head_, first_row_ + column * kTileRows + r);
         const uint8_t* row = q.data + ((int64_t{shape_.q_start} + at.new_token) * q.token_stride +
                                        at.q_head * q.head_stride) *
                                           bytes_of(q.dtype);
@@ -118,13 +118,22 @@ class TilePiece {
             number(bits.y >> 16)};
   }
 
-  // Query g of four lanes, each with the channels that its part of the keys has.
   __device__ void load_queries(uint32_t staged) {
-    stage_queries(staged);
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      stage_queries(c, staged);
+      load_column(staged, queries_[c], score_scale_[c]);
+    }
+  }
+  // Query g of four lanes, each with the channels that its part of the keys has.
+  __device__ void load_column(uint32_t staged, Queries<Dim>& queries, float2& score_scale) {
     const int g = lane_ / 4, t = lane_ % 4;
     const auto number = [&](int channel) {
       return __uint_as_float(load_shared_4(staged + (g * Dim + channel) * 4));
     };
+    // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
+    const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head();
+    const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
     float scale = 1.0f;  // into the 16-bit type's range, by a power of two
     if (Keys::Mma::kScalesQueries && job_.args.q.dtype != DType::kF16) {
       float largest = 0;
@@ -138,20 +147,19 @@ class TilePiece {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int2 c = Keys::channels(t, s, r);
-        const float x = number(c.x) * scale, y = number(c.y) * scale;
+        const float x = number(c.x) * (scale * sign), y = number(c.y) * (scale * sign);
         sum += x + y;
-        queries_.b[s][r] = Keys::Mma::pack(x, y);
+        queries.b[s][r] = Keys::Mma::pack(x, y);
       }
     }
     sum = over_quad(sum, [](float a, float b) { return a + b; });
     // Row g's facts go to the lanes whose columns are 2t and 2t + 1.
-    const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head() / scale;
-    query_sums_ = {__shfl_sync(kWholeWarp, sum, 8 * t), __shfl_sync(kWholeWarp, sum, 8 * t + 4)};
-    score_scale_ = {__shfl_sync(kWholeWarp, factor, 8 * t),
-                    __shfl_sync(kWholeWarp, factor, 8 * t + 4)};
+    const float by = fabsf(factor) / scale;
+    queries.sums = {__shfl_sync(kWholeWarp, sum, 8 * t), __shfl_sync(kWholeWarp, sum, 8 * t + 4)};
+    score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
     if (job_.args.softcap == 0) {
-      score_scale_.x *= kLog2E;
-      score_scale_.y *= kLog2E;
+      score_scale.x *= kLog2E;
+      score_scale.y *= kLog2E;
     }
   }
   template <class Combine>
@@ -162,32 +170,38 @@ class TilePiece {
 
   // token: the step's first.
   __device__ void attend_step(int token) {
-    Fragment scores[Config::kTilesAtOnce];
+    Fragment scores[Config::kTilesAtOnce][Columns];
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      scores[u] = Keys::score(ring_.keys(u), ring_.key_scales(u), queries_, query_sums_,
-                              key_scale_is_bf16(), lane_);
-      scale_scores(scores[u]);
+      Keys::score(ring_.keys(u), ring_.key_scales(u), queries_, key_scale_is_bf16(), lane_,
+                  scores[u]);
     }
-    if (token < seen_by_all_.begin || token + Config::kStepTokens > seen_by_all_.end ||
-        ring_.is_missing_some()) {
+    const bool has_cap = job_.args.softcap != 0;
+    const bool sees_all = token >= seen_by_all_.begin &&
+                          token + Config::kStepTokens <= seen_by_all_.end &&
+                          !ring_.may_be_missing();
+    float2 by[Columns];  // what is left to bring scores to units of log2
 #pragma unroll
-      for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-        hide(token + u * kTileTokens, ring_.is_missing(u), scores[u]);
+    for (int c = 0; c < Columns; ++c) {
+      if (has_cap) cap(scores, c);
+      by[c] = has_cap ? float2{1.0f, 1.0f} : score_scale_[c];
+      if (!sees_all) hide(token, scores, c);
+    }
+    raise_maximum(scores, by);
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+#pragma unroll
+      for (int c = 0; c < Columns; ++c) {
+        Fragment& w = scores[u][c];
+        w.d[0] = fast_exp2(w.d[0] * by[c].x - state_.max[c].x);
+        w.d[1] = fast_exp2(w.d[1] * by[c].y - state_.max[c].y);
+        w.d[2] = fast_exp2(w.d[2] * by[c].x - state_.max[c].x);
+        w.d[3] = fast_exp2(w.d[3] * by[c].y - state_.max[c].y);
+        state_.sum[c].x += w.d[0] + w.d[2];
+        state_.sum[c].y += w.d[1] + w.d[3];
       }
-    }
-    raise_maximum(scores);
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      Fragment& w = scores[u];
-      w.d[0] = fast_exp2(w.d[0] - state_.max.x);
-      w.d[1] = fast_exp2(w.d[1] - state_.max.y);
-      w.d[2] = fast_exp2(w.d[2] - state_.max.x);
-      w.d[3] = fast_exp2(w.d[3] - state_.max.y);
-      state_.sum.x += w.d[0] + w.d[2];
-      state_.sum.y += w.d[1] + w.d[3];
       if constexpr (Values::kScalesWeights) find_scale_unit(ring_.value_scales(u));
-      Values::add(ring_.values(u), ring_.value_scales(u), w, state_.scale_unit,
+      Values::add(ring_.values(u), ring_.value_scales(u), scores[u], state_.scale_unit,
                   value_scale_is_bf16(), lane_, state_.sums);
     }
   }
@@ -210,54 +224,68 @@ class TilePiece {
     return job_.packed.v.view.spec.scale_type == format::ScaleType::kBF16;
   }
 
-  // To units of log2.
-  __device__ void scale_scores(Fragment& scores) const {
-    scores.d[0] *= score_scale_.x;
-    scores.d[1] *= score_scale_.y;
-    scores.d[2] *= score_scale_.x;
-    scores.d[3] *= score_scale_.y;
-    const float cap = job_.args.softcap;
-    if (cap == 0) return;
-      // tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
+  using Scores = Fragment[Config::kTilesAtOnce][Columns];
+
+  // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
+  __device__ void cap(Scores& scores, int c) const {
+    const float most = job_.args.softcap;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float exponential = fast_exp2(scores.d[i] * (2.0f * kLog2E / cap));
-      scores.d[i] = cap * kLog2E * (1.0f - __fdividef(2.0f, exponential + 1.0f));
+    for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
+      float& x = scores[i / 4][c].d[i % 4];
+      x *= (i % 2 == 0 ? score_scale_[c].x : score_scale_[c].y) * (2.0f * kLog2E / most);
+      x = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
     }
   }
 
-  __device__ void hide(int token, bool is_missing, Fragment& scores) const {
-    const int g = lane_ / 4;
+  // first_token: of the step.
+  __device__ void hide(int first_token, Scores& scores, int c) const {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const int row = c * kTileRows + 2 * t;
+    const TokenRange seen_by_columns[2] = {seen_of(row), seen_of(row + 1)};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = token + g + 8 * (i / 2);
-      const TokenRange& seen = seen_[i % 2];
-      if (is_missing || at < seen.begin || at >= seen.end) scores.d[i] = -INFINITY;
+    for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
+      const int at = first_token + i / 4 * kTileTokens + g + 8 * (i % 4 / 2);
+      const TokenRange& seen = seen_by_columns[i % 2];
+      if (ring_.is_missing(i / 4) || at < seen.begin || at >= seen.end) {
+        scores[i / 4][c].d[i % 4] = -INFINITY;
+      }
     }
   }
 
   // The maximum only rises when a score is 2^8 above it: weights of up to 2^8 do no harm, and the
-  // sums are hardly ever touched.
-  __device__ void raise_maximum(const Fragment* scores) {
-    float2 top = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      top.x = fmaxf(top.x, fmaxf(scores[u].d[0], scores[u].d[2]));
-      top.y = fmaxf(top.y, fmaxf(scores[u].d[1], scores[u].d[3]));
-    }
+  // sums are hardly ever touched. by_unit: what brings scores to units of log2.
+  __device__ void raise_maximum(const Scores& scores, const float2 (&by_unit)[Columns]) {
     constexpr float kSlack = 8.0f;
-    const bool rises = top.x > state_.max.x + kSlack || top.y > state_.max.y + kSlack;
-    if (!__any_sync(kWholeWarp, rises)) return;
-    for (int offset = 4; offset < kWarp; offset *= 2) {
-      top.x = fmaxf(top.x, __shfl_xor_sync(kWholeWarp, top.x, offset));
-      top.y = fmaxf(top.y, __shfl_xor_sync(kWholeWarp, top.y, offset));
+    float2 top[Columns];
+    bool rises = false;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const float* first = scores[0][c].d;
+      top[c] = {fmaxf(first[0], first[2]), fmaxf(first[1], first[3])};
+#pragma unroll
+      for (int u = 1; u < Config::kTilesAtOnce; ++u) {
+        const float* d = scores[u][c].d;
+        top[c] = {fmaxf(top[c].x, fmaxf(d[0], d[2])), fmaxf(top[c].y, fmaxf(d[1], d[3]))};
+      }
+      top[c] = {top[c].x * by_unit[c].x, top[c].y * by_unit[c].y};
+      rises |= top[c].x > state_.max[c].x + kSlack || top[c].y > state_.max[c].y + kSlack;
     }
-    top = {fmaxf(top.x, state_.max.x), fmaxf(top.y, state_.max.y)};
-    const float2 by = {fast_exp2(state_.max.x - top.x), fast_exp2(state_.max.y - top.y)};
-    state_.max = top;
-    state_.sum.x *= by.x;
-    state_.sum.y *= by.y;
-    state_.sums.multiply(by);
+    if (!__any_sync(kWholeWarp, rises)) return;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      float2 most = top[c];
+      for (int offset = 4; offset < kWarp; offset *= 2) {
+        most.x = fmaxf(most.x, __shfl_xor_sync(kWholeWarp, most.x, offset));
+        most.y = fmaxf(most.y, __shfl_xor_sync(kWholeWarp, most.y, offset));
+      }
+      float2& max = state_.max[c];
+      most = {fmaxf(most.x, max.x), fmaxf(most.y, max.y)};
+      const float2 by = {fast_exp2(max.x - most.x), fast_exp2(max.y - most.y)};
+      max = most;
+      state_.sum[c].x *= by.x;
+      state_.sum[c].y *= by.y;
+      state_.sums[c].multiply(by);
+    }
   }
 
   // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
@@ -274,7 +302,8 @@ class TilePiece {
     const float unit = exp2f(-static_cast<float>(ilogbf(top)));
     const float by = state_.scale_unit == 0 ? 0.0f : unit / state_.scale_unit;
     state_.scale_unit = unit;
-    state_.sums.multiply({by, by});
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) state_.sums[c].multiply({by, by});
   }
 
   const AttendJob& job_;
@@ -288,50 +317,53 @@ class TilePiece {
   const int warp_;
   Ring ring_;
   static_assert(Config::kStepBytes >= kTileRows * Dim * 4, "queries pass through a stage");
-  TokenRange seen_[2];
   TokenRange seen_by_all_;
-  Queries<Dim> queries_;
-  float2 query_sums_;
-  float2 score_scale_;
-  WarpState<Dim> state_;
+  Queries<Dim> queries_[Columns];
+  float2 score_scale_[Columns];
+  WarpState<Dim, Columns> state_;
 };
 
-template <class Keys, class Values, int Dim>
-__device__ void TilePiece<Keys, Values, Dim>::merge_and_store(float* shared, int split) {
+template <class Keys, class Values, int Dim, int Columns>
+__device__ void TilePiece<Keys, Values, Dim, Columns>::merge_and_store(float* shared, int split) {
   constexpr int kStride = Dim + 4;
-  constexpr int kRows = kTileRows;
-  float* out = shared;  // [kWarps][kRows][kStride]
-  auto* softmax = reinterpret_cast<Softmax2*>(shared + Config::kWarps * kRows * kStride);
+  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
+  float* out = shared;  // [num_warps][kRows][kStride]
+  auto* softmax = reinterpret_cast<Softmax2*>(shared + num_warps * kRows * kStride);
   const int g = lane_ / 4, t = lane_ % 4;
-  for (int offset = 4; offset < kWarp; offset *= 2) {
-    state_.sum.x += __shfl_xor_sync(kWholeWarp, state_.sum.x, offset);
-    state_.sum.y += __shfl_xor_sync(kWholeWarp, state_.sum.y, offset);
-    state_.sums.zeros.x += __shfl_xor_sync(kWholeWarp, state_.sums.zeros.x, offset);
-    state_.sums.zeros.y += __shfl_xor_sync(kWholeWarp, state_.sums.zeros.y, offset);
-  }
   float unit = Values::unit() * value_scale_of_head();
   if constexpr (Values::kScalesWeights) unit = state_.scale_unit > 0 ? unit / state_.scale_unit : 0;
 #pragma unroll
-  for (int i = 0; i < Dim / 16; ++i) {
+  for (int c = 0; c < Columns; ++c) {
+    float2& sum = state_.sum[c];
+    float2& zeros = state_.sums[c].zeros;
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+      sum.x += __shfl_xor_sync(kWholeWarp, sum.x, offset);
+      sum.y += __shfl_xor_sync(kWholeWarp, sum.y, offset);
+      zeros.x += __shfl_xor_sync(kWholeWarp, zeros.x, offset);
+      zeros.y += __shfl_xor_sync(kWholeWarp, zeros.y, offset);
+    }
+    const int row = warp_ * kRows + c * kTileRows + 2 * t;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int r = 2 * t + j % 2;
-      const float zero = j % 2 == 0 ? state_.sums.zeros.x : state_.sums.zeros.y;
-      out[(warp_ * kRows + r) * kStride + Values::channel(i, g, j / 2)] =
-          (state_.sums.f[i].d[j] + zero) * unit;
+    for (int i = 0; i < Dim / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float zero = j % 2 == 0 ? zeros.x : zeros.y;
+        out[(row + j % 2) * kStride + Values::channel(i, g, j / 2)] =
+            (state_.sums[c].f[i].d[j] + zero) * unit;
+      }
+    }
+    if (g == 0) {
+      softmax[row] = {state_.max[c].x, sum.x};
+      softmax[row + 1] = {state_.max[c].y, sum.y};
     }
   }
-  if (g == 0) {
-    softmax[warp_ * kRows + 2 * t] = {state_.max.x, state_.sum.x};
-    softmax[warp_ * kRows + 2 * t + 1] = {state_.max.y, state_.sum.y};
-  }
   __syncthreads();
-  for (int i = threadIdx.x; i < num_rows_ * Dim; i += Config::kThreads) {
+  for (int i = threadIdx.x; i < num_rows_ * Dim; i += num_warps * kWarp) {
     const int r = i / Dim, d = i % Dim;
     float max = -INFINITY;
-    for (int w = 0; w < Config::kWarps; ++w) max = fmaxf(max, softmax[w * kRows + r].max);
+    for (int w = 0; w < num_warps; ++w) max = fmaxf(max, softmax[w * kRows + r].max);
     float sum = 0, total = 0;
-    for (int w = 0; w < Config::kWarps; ++w) {
+    for (int w = 0; w < num_warps; ++w) {
       const Softmax2& part = softmax[w * kRows + r];
       if (part.sum == 0) continue;
       const float weight = fast_exp2(part.max - max);
@@ -350,51 +382,45 @@ __device__ void TilePiece<Keys, Values, Dim>::merge_and_store(float* shared, int
   }
 }
 
-template <class Keys, class Values>
-constexpr int tile_shared_bytes(int dim) {
-  using Config = TileConfig<Keys, Values>;
-  const int merge = Config::kWarps * kTileRows * ((dim + 4) * 4 + 8);
-  const int ring = Config::kRingBytes + Config::kBarrierBytes;
-  return merge > ring ? merge : ring;
-}
-
-template <class Keys, class Values, int Dim>
-__global__ void __launch_bounds__(TileConfig<Keys, Values>::kThreads,
-                                  TileConfig<Keys, Values>::kCtas)
+template <class Keys, class Values, int Dim, int Columns>
+__global__ void __launch_bounds__(TileConfig<Keys, Values, Columns>::kWarpsAtOnce* kWarp)
     attend_tiles(const __grid_constant__ AttendJob job) {
+  using Piece = TilePiece<Keys, Values, Dim, Columns>;
   extern __shared__ __align__(128) uint8_t shared[];
   const int split = blockIdx.x;
   const int head = blockIdx.y % job.packed.num_heads;
-  const int first_row = blockIdx.y / job.packed.num_heads * kTileRows;
+  const int first_row = blockIdx.y / job.packed.num_heads * Piece::kRows;
   const SequenceShape shape = sequence_shape(job, blockIdx.z);
-  const int num_rows = min(kTileRows, shape.q_len * job.q_per_kv - first_row);
+  const int num_rows = min(Piece::kRows, shape.q_len * job.q_per_kv - first_row);
   if (!shape.is_valid) {
     return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split,
                        job.num_splits == 1);
   }
   if (num_rows <= 0) return;
   const TokenRange tokens = split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits,
-                                     split, TileConfig<Keys, Values>::kStepTokens);
+                                     split, Piece::Config::kStepTokens);
   const TileWalk walk = {
       job, job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride,
       shape.seq_len, head, tokens};
-  TilePiece<Keys, Values, Dim> piece(walk, shape, first_row, num_rows,
-                                     static_cast<uint32_t>(__cvta_generic_to_shared(shared)));
+  Piece piece(walk, shape, first_row, num_rows,
+              static_cast<uint32_t>(__cvta_generic_to_shared(shared)));
   piece.run();
   __syncthreads();
   piece.merge_and_store(reinterpret_cast<float*>(shared), split);
 }
 
 // What an instance tells the host.
-template <class Keys, class Values, int Dim>
+template <class Keys, class Values, int Dim, int Columns>
 TileKernel tile_kernel() {
-  using Config = TileConfig<Keys, Values>;
+  using Config = TileConfig<Keys, Values, Columns>;
+  constexpr int kRows = Columns * kTileRows;
+  constexpr int kMergeBytes = kRows * ((Dim + 4) * 4 + static_cast<int>(sizeof(Softmax2)));
   return {
-      .function = reinterpret_cast<const void*>(&attend_tiles<Keys, Values, Dim>),
-      .threads = Config::kThreads,
-      .shared_bytes = tile_shared_bytes<Keys, Values>(Dim),
-      .ctas_per_multiprocessor = Config::kCtas,
-      .granule = Config::kStepTokens * Config::kWarps,
+      .function = reinterpret_cast<const void*>(&attend_tiles<Keys, Values, Dim, Columns>),
+      .rows = kRows,
+      .warps_at_once = Config::kWarpsAtOnce,
+      .warp_shared_bytes = kMergeBytes > Config::kWarpBytes ? kMergeBytes : Config::kWarpBytes,
+      .step_tokens = Config::kStepTokens,
       .tiles_at_once = Config::kTilesAtOnce,
   };
 }
