@@ -1,4 +1,4 @@
-// How fast a CUDA device reads its memory: the yardstick of kvx bench.
+// How fast a CUDA device reads its memory, and launches: the yardsticks of kvx bench.
 #pragma once
 
 #include "device/cuda.hpp"
@@ -13,5 +13,8 @@ Status cuda_launch_read(const CudaDevice& device, CudaStream stream, const uint8
 // Launches a kernel that copies [from, from + bytes) to `to`. The same requirements.
 Status cuda_launch_copy(const CudaDevice& device, CudaStream stream, const uint8_t* from,
                         int64_t bytes, uint8_t* to);
+
+// Launches a kernel that does nothing.
+Status cuda_launch_nothing(CudaStream stream);
 
 }  // namespace kvx::device

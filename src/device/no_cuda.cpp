@@ -35,6 +35,9 @@ Status cuda_launch_read(const CudaDevice&, CudaStream, const uint8_t*, int64_t, 
 Status cuda_launch_copy(const CudaDevice&, CudaStream, const uint8_t*, int64_t, uint8_t*) {
   return no_cuda();
 }
+Status cuda_launch_nothing(CudaStream) {
+  return no_cuda();
+}
 
 Result<OwnedCudaStream> OwnedCudaStream::create() {
   return no_cuda();

@@ -16,6 +16,8 @@
 #include "kv/layer_store.hpp"
 #include "ops/append/append_cuda.hpp"
 #include "ops/attend/attend_cuda.hpp"
+#include "ops/copy_blocks/copy_blocks_cuda.hpp"
+#include "ops/gather/gather_cuda.hpp"
 #include "tools/kvx/bench/timing.hpp"
 #include "tools/kvx/table.hpp"
 
@@ -25,7 +27,7 @@ namespace {
 constexpr int kReplays = 11;
 constexpr int64_t kBytesOfSets = int64_t{1} << 30;  // walked over before a set comes again
 constexpr int kMaxSets = 8;
-constexpr int kAppendTokens = 16384;  // a call
+constexpr int kTokens = 16384;  // that a call of append, gather or copy_blocks moves
 
 // Device memory with what a host vector holds.
 class DeviceArray {
@@ -88,15 +90,33 @@ class CudaBench {
   }
   int64_t tokens_of_set() const { return blocks_per_set() * shape_.block_size; }
 
-  Status move_tables_to_device();
-  Status make_inputs();
-  Status fill();
-  Status append(int64_t first_token, int64_t num_tokens);
-  ops::AttendArgs attend_args(int set) const;
-  Status attend(int set) {
-    return ops::attend(context_, attend_args(set), limits_, workspace_.data(),
-                       findings_.as<ops::CudaFindings>());
+  int64_t tokens_at_once() const { return std::min<int64_t>(kTokens, tokens_of_set()); }
+  int64_t row_bytes() const { return int64_t{shape_.num_kv_heads} * shape_.head_dim * 2; }
+  int64_t side_bytes() const { return kTokens * row_bytes(); }
+  uint8_t* rows_of(int set) const { return rows_.data() + set * 2 * side_bytes(); }
+  ops::CudaFindings* findings() const { return findings_.as<ops::CudaFindings>(); }
+  ops::LayerView packed() const {
+    ops::LayerView view = store_->packed();
+    view.runs = runs_;
+    return view;
   }
+
+  Status move_tables_to_device();
+  Status make_tokens();
+  Status make_queries();
+  Status make_copies();
+  Status fill();
+  ops::AttendArgs attend_args(int set) const;
+  Status append(int set, int64_t first_token, int64_t num_tokens);
+  Status gather(int set);
+  Status copy(int set);
+  Status pack(int set);
+
+  Result<double> time_calls(const std::function<Status(int set)>& call);
+  Result<double> time_copy(int64_t bytes);
+  Status measure_attend(CudaMeasurement m, CudaBenchReport& report);
+  Status measure_step(CudaMeasurement m, CudaBenchReport& report);
+  Status measure_moves(CudaMeasurement m, CudaBenchReport& report);
 
   CudaBenchShape named_;
   BenchShape shape_;
@@ -111,7 +131,11 @@ class CudaBench {
   int num_sets_ = 1;
   DeviceArray block_ids_;  // [num_sets, num_sequences, blocks_per_sequence]
   DeviceArray slots_;      // [num_sets, tokens_of_set]
-  DeviceArray rows_;       // bf16 [kAppendTokens, num_kv_heads, head_dim]
+  cache::Region rows_;     // bf16 [num_sets, K and V, kTokens, num_kv_heads, head_dim]
+  cache::Region copied_;   // the same again
+  DeviceArray ranges_;     // tokens_at_once of the sequences
+  DeviceArray copies_;     // [num_sets, tokens_at_once / block_size]: to the next set's blocks
+  DeviceArray packs_;      // the same, from the set's rows as if they were blocks
   DeviceArray queries_, out_, seq_lens_, q_starts_, findings_;
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
@@ -137,8 +161,10 @@ Status CudaBench::prepare(const kv::Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.wide_spec,
                                                       {}, packed, {}));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
-  KVX_RETURN_IF_ERROR(make_inputs());
-  return fill();
+  KVX_RETURN_IF_ERROR(make_tokens());
+  KVX_RETURN_IF_ERROR(make_queries());
+  KVX_RETURN_IF_ERROR(fill());
+  return make_copies();
 }
 
 // The store's calibration lies in host memory: one number a head.
@@ -163,8 +189,8 @@ Status CudaBench::move_tables_to_device() {
   return {};
 }
 
-Status CudaBench::make_inputs() {
-  const int64_t per_sequence = blocks_per_sequence();
+// Blocks in random order and the rows that fill them.
+Status CudaBench::make_tokens() {
   std::vector<int32_t> ids(num_sets_ * blocks_per_set());
   std::iota(ids.begin(), ids.end(), 0);
   std::shuffle(ids.begin(), ids.end(), std::mt19937(7));
@@ -174,9 +200,20 @@ Status CudaBench::make_inputs() {
     slots[t] = int64_t{ids[t / shape_.block_size]} * shape_.block_size + t % shape_.block_size;
   }
   KVX_ASSIGN_OR_RETURN(slots_, DeviceArray::of(*memory_, slots));
-  const int64_t row = int64_t{shape_.num_kv_heads} * shape_.head_dim;
-  KVX_ASSIGN_OR_RETURN(rows_, DeviceArray::of(*memory_, random_bf16(kAppendTokens * row, 1)));
+  KVX_ASSIGN_OR_RETURN(findings_,
+                       DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::CudaFindings))));
+  const std::vector<uint16_t> side = random_bf16(side_bytes() / 2, 1);
+  const int num_sides = 2 * num_sets_;
+  KVX_ASSIGN_OR_RETURN(rows_, memory_->allocate(num_sides * side_bytes(), "rows of kvx bench"));
+  KVX_ASSIGN_OR_RETURN(copied_, memory_->allocate(num_sides * side_bytes(), "rows of kvx bench"));
+  for (int i = 0; i < num_sides; ++i) {
+    KVX_RETURN_IF_ERROR(
+        device::cuda_copy(rows_.data() + i * side_bytes(), side.data(), side_bytes()));
+  }
+  return {};
+}
 
+Status CudaBench::make_queries() {
   const int64_t total_q = int64_t{shape_.num_sequences} * named_.q_len;
   const int64_t q_numbers = total_q * shape_.num_q_heads * shape_.head_dim;
   KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(q_numbers, 3)));
@@ -186,39 +223,100 @@ Status CudaBench::make_inputs() {
   for (int s = 0; s <= shape_.num_sequences; ++s) starts[s] = s * named_.q_len;
   KVX_ASSIGN_OR_RETURN(seq_lens_, DeviceArray::of(*memory_, lens));
   KVX_ASSIGN_OR_RETURN(q_starts_, DeviceArray::of(*memory_, starts));
-  KVX_ASSIGN_OR_RETURN(findings_,
-                       DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::CudaFindings))));
-  limits_ = {named_.q_len, total_q, per_sequence * shape_.block_size};
+  limits_ = {named_.q_len, total_q, blocks_per_sequence() * shape_.block_size};
   KVX_ASSIGN_OR_RETURN(
       workspace_, memory_->allocate(ops::attend_workspace_bytes(context_, attend_args(0), limits_),
                                     "attend's workspace"));
   return {};
 }
 
-// Tokens of all sets one after the other; the rows come again.
-Status CudaBench::append(int64_t first_token, int64_t num_tokens) {
+Status CudaBench::make_copies() {
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  KVX_RETURN_IF_ERROR(device::cuda_copy(ids.data(), block_ids_.as<int32_t>(), std::ssize(ids) * 4));
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  std::vector<ops::BlockCopy> copies, packs;
+  for (int set = 0; set < num_sets_; ++set) {
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      const int64_t to = ids[(set + 1) % num_sets_ * blocks_per_set() + b];
+      copies.push_back({ids[set * blocks_per_set() + b], to, shape_.block_size});
+      packs.push_back({b, to, shape_.block_size});
+    }
+  }
+  KVX_ASSIGN_OR_RETURN(copies_, DeviceArray::of(*memory_, copies));
+  KVX_ASSIGN_OR_RETURN(packs_, DeviceArray::of(*memory_, packs));
+  const int64_t tokens = tokens_at_once() / shape_.num_sequences;
+  std::vector<ops::GatherRange> ranges;
+  for (int s = 0; s < shape_.num_sequences; ++s) ranges.push_back({s, 0, tokens, s * tokens});
+  KVX_ASSIGN_OR_RETURN(ranges_, DeviceArray::of(*memory_, ranges));
+  return {};
+}
+
+// Slots of all sets one after the other; the set's rows come again.
+Status CudaBench::append(int set, int64_t first_token, int64_t num_tokens) {
+  const auto rows = [&](int side) {
+    return dense_rows(reinterpret_cast<const uint16_t*>(rows_of(set) + side * side_bytes()),
+                      DType::kBF16, shape_.num_kv_heads, shape_.head_dim);
+  };
   ops::AppendArgs args;
-  args.cache = store_->packed();
-  args.cache.runs = runs_;
-  args.k =
-      dense_rows(rows_.as<const uint16_t>(), DType::kBF16, shape_.num_kv_heads, shape_.head_dim);
-  args.v = args.k;
+  args.cache = packed();
+  args.k = rows(0);
+  args.v = rows(1);
   args.slot_mapping = {slots_.as<int64_t>() + first_token, static_cast<size_t>(num_tokens)};
-  return ops::append(context_, args, findings_.as<ops::CudaFindings>());
+  return ops::append(context_, args, findings());
 }
 
 Status CudaBench::fill() {
   const int64_t all = num_sets_ * tokens_of_set();
-  for (int64_t t = 0; t < all; t += kAppendTokens) {
-    KVX_RETURN_IF_ERROR(append(t, std::min<int64_t>(kAppendTokens, all - t)));
+  for (int64_t t = 0; t < all; t += kTokens) {
+    KVX_RETURN_IF_ERROR(append(0, t, std::min<int64_t>(kTokens, all - t)));
   }
   return device::cuda_synchronize(context_.stream);
 }
 
+// The first tokens of all sequences, as bf16.
+Status CudaBench::gather(int set) {
+  const auto rows = [&](int side) {
+    uint8_t* data = copied_.data() + (2 * set + side) * side_bytes();
+    return dense_rows(reinterpret_cast<uint16_t*>(data), DType::kBF16, shape_.num_kv_heads,
+                      shape_.head_dim);
+  };
+  ops::GatherArgs args;
+  args.cache = packed();
+  args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
+  args.max_blocks_per_sequence = blocks_per_sequence();
+  args.num_sequences = shape_.num_sequences;
+  args.ranges = {ranges_.as<ops::GatherRange>(), static_cast<size_t>(shape_.num_sequences)};
+  args.k = rows(0);
+  args.v = rows(1);
+  return ops::gather(context_, args, tokens_at_once() / shape_.num_sequences, findings());
+}
+
+Status CudaBench::copy(int set) {
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  return ops::copy_blocks(context_, packed(), packed(),
+                          copies_.as<ops::BlockCopy>() + set * num_blocks, num_blocks, findings());
+}
+
+// The set's rows as blocks of 16 bits that leave the recent window.
+Status CudaBench::pack(int set) {
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  const auto wide_side = [&](int side) {
+    ops::SideView view;
+    view.spec = format::make_spec(format::FormatId::kBF16).value();
+    view.head_dim = shape_.head_dim;
+    view.codes = {rows_of(set) + side * side_bytes(), shape_.block_size * row_bytes(), row_bytes(),
+                  int64_t{shape_.head_dim} * 2};
+    return view;
+  };
+  const ops::HeadRun run = {0, shape_.num_kv_heads, wide_side(0), wide_side(1)};
+  const ops::LayerView wide = {num_blocks, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
+  return ops::copy_blocks(context_, wide, packed(), packs_.as<ops::BlockCopy>() + set * num_blocks,
+                          num_blocks, findings());
+}
+
 ops::AttendArgs CudaBench::attend_args(int set) const {
   ops::AttendArgs args;
-  args.packed = store_->packed();
-  args.packed.runs = runs_;
+  args.packed = packed();
   args.num_sequences = shape_.num_sequences;
   args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
   args.max_blocks_per_sequence = blocks_per_sequence();
@@ -233,31 +331,83 @@ ops::AttendArgs CudaBench::attend_args(int set) const {
   return args;
 }
 
-Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
+// Seconds a call, each of the sets twice.
+Result<double> CudaBench::time_calls(const std::function<Status(int set)>& call) {
   const int num_calls = 2 * num_sets_;
-  KVX_ASSIGN_OR_RETURN(const double attend_seconds,
-                       time_graph(context_.stream, num_calls, [&]() -> Status {
-                         for (int i = 0; i < num_calls; ++i) {
-                           KVX_RETURN_IF_ERROR(attend(i % num_sets_));
-                         }
-                         return Status();
+  return time_graph(context_.stream, num_calls, [&]() -> Status {
+    for (int i = 0; i < num_calls; ++i) KVX_RETURN_IF_ERROR(call(i % num_sets_));
+    return Status();
+  });
+}
+
+// bytes: read and written together.
+Result<double> CudaBench::time_copy(int64_t bytes) {
+  return time_calls([&](int set) {
+    return device::cuda_launch_copy(context_.device, context_.stream, rows_of(set),
+                                    bytes / 2 / 16 * 16, copied_.data() + set * 2 * side_bytes());
+  });
+}
+
+Status CudaBench::measure_attend(CudaMeasurement m, CudaBenchReport& report) {
+  m.verb = "attend";
+  m.packed_bytes = set_bytes();
+  m.yardstick_seconds = static_cast<double>(m.packed_bytes) / report.bandwidth.read / 1e9;
+  KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) {
+                         return ops::attend(context_, attend_args(set), limits_, workspace_.data(),
+                                            findings());
                        }));
-  report.measurements.push_back({format, named_.name, "attend", attend_seconds, set_bytes()});
-  const int64_t all = num_sets_ * tokens_of_set();
-  const int64_t at_once = std::min<int64_t>(kAppendTokens, all / num_sets_);
-  KVX_ASSIGN_OR_RETURN(const double append_seconds,
-                       time_graph(context_.stream, num_calls, [&]() -> Status {
-                         for (int i = 0; i < num_calls; ++i) {
-                           KVX_RETURN_IF_ERROR(append(i % num_sets_ * tokens_of_set(), at_once));
-                         }
-                         return Status();
+  report.measurements.push_back(m);
+  return {};
+}
+
+// A decode step's append: a token a sequence.
+Status CudaBench::measure_step(CudaMeasurement m, CudaBenchReport& report) {
+  m.verb = "step";
+  m.packed_bytes = (set_bytes() / tokens_of_set() + 2 * row_bytes()) * shape_.num_sequences;
+  KVX_ASSIGN_OR_RETURN(m.yardstick_seconds, time_calls([&](int) {
+                         return device::cuda_launch_nothing(context_.stream);
                        }));
-  // bf16 rows in, packed bytes out.
-  const int64_t in = at_once * shape_.num_kv_heads * shape_.head_dim * 2 * 2;
-  const int64_t out = set_bytes() / tokens_of_set() * at_once;
-  report.measurements.push_back({format, named_.name, "append", append_seconds, in + out});
+  KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) {
+                         return append(set, set * tokens_of_set(), shape_.num_sequences);
+                       }));
+  report.measurements.push_back(m);
+  return {};
+}
+
+Status CudaBench::measure_moves(CudaMeasurement m, CudaBenchReport& report) {
+  const int64_t rows = 2 * row_bytes() * tokens_at_once();
+  const int64_t packed = set_bytes() / tokens_of_set() * tokens_at_once();
+  struct Move {
+    const char* verb;
+    int64_t bytes;
+    std::function<Status(int set)> call;
+  };
+  const Move moves[] = {
+      {"append", rows + packed,
+       [&](int set) { return append(set, set * tokens_of_set(), tokens_at_once()); }},
+      {"gather", packed + rows, [&](int set) { return gather(set); }},
+      {"copy", 2 * packed, [&](int set) { return copy(set); }},
+      {"pack", rows + packed, [&](int set) { return pack(set); }},
+  };
+  for (const Move& move : moves) {
+    m.verb = move.verb;
+    m.packed_bytes = move.bytes;
+    KVX_ASSIGN_OR_RETURN(m.yardstick_seconds, time_copy(move.bytes));
+    KVX_ASSIGN_OR_RETURN(m.seconds, time_calls(move.call));
+    report.measurements.push_back(m);
+  }
+  return {};
+}
+
+Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
+  CudaMeasurement m;
+  m.format = format;
+  m.shape = named_.name;
+  KVX_RETURN_IF_ERROR(measure_attend(m, report));
+  KVX_RETURN_IF_ERROR(measure_step(m, report));
+  KVX_RETURN_IF_ERROR(measure_moves(m, report));
   ops::CudaFindings found;
-  KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings_.as<ops::CudaFindings>(), sizeof found));
+  KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings(), sizeof found));
   if (found.out_of_range != 0) {
     return internal_error("kernels found {} things out of range", found.out_of_range);
   }
@@ -330,14 +480,6 @@ Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shap
   return bench.measure(recipe.text, report);
 }
 
-namespace {
-
-double yardstick(const CudaBenchReport& report, const CudaMeasurement& m) {
-  return m.verb == "append" ? report.bandwidth.copy : report.bandwidth.read;
-}
-
-}  // namespace
-
 std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
   Table table({{"format"},
                {"shape"},
@@ -351,13 +493,16 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
                    fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
                    fmt::format("{:.1f}", 1e6 * m.seconds),
                    fmt::format("{:.0f}", m.gigabytes_per_second()),
-                   fmt::format("{:.1f}", 100 * m.gigabytes_per_second() / yardstick(report, m))});
+                   fmt::format("{:.1f}", m.percent())});
   }
   return table.text(color) +
          fmt::format(
              "\n{}, driver for CUDA {}.{}: read {:.0f} GB/s, copy {:.0f} GB/s (read and written), "
-             "over 4 GiB.\n%: of the read for attend, of the copy for append (bf16 rows in, packed "
-             "bytes out). Medians of {} graph replays.\n",
+             "over 4 GiB.\n%: attend of that read; append (bf16 rows to packed bytes), gather "
+             "(back), copy "
+             "(packed blocks) and pack (16-bit blocks to packed ones) of a copy of as many bytes, "
+             "timed alike; step (append of a token a sequence) of a launch that does nothing. "
+             "Medians of {} graph replays.\n",
              report.device.name, report.device.driver_version / 1000,
              report.device.driver_version % 1000 / 10, report.bandwidth.read, report.bandwidth.copy,
              kReplays);
@@ -373,7 +518,8 @@ std::string cuda_bench_json(const CudaBenchReport& report) {
                             {"packed_bytes", m.packed_bytes},
                             {"seconds", m.seconds},
                             {"gb_per_second", m.gigabytes_per_second()},
-                            {"percent", 100 * m.gigabytes_per_second() / yardstick(report, m)}});
+                            {"yardstick_seconds", m.yardstick_seconds},
+                            {"percent", m.percent()}});
   }
   const Json json = {{"version", report.version},
                      {"device", report.device.name},

@@ -1,5 +1,5 @@
-// The measurements of `kvx bench --device cuda`: attend and append on a GPU, through the public
-// verbs, against the read and copy bandwidth measured in the same run.
+// The measurements of `kvx bench --device cuda`: the verbs on a GPU, through their public
+// functions, against yardsticks measured in the same run.
 #pragma once
 
 #include <string>
@@ -29,6 +29,10 @@ struct CudaMeasurement {
   std::string verb;
   double seconds = 0;        // median of eleven graph replays, a call
   int64_t packed_bytes = 0;  // that the call reads or writes once
+  // attend: these bytes at the read bandwidth; step: a launch that does nothing; the others: a copy
+  // of as many bytes, in the same graph over the same sets.
+  double yardstick_seconds = 0;
+  double percent() const { return 100 * yardstick_seconds / seconds; }
   double gigabytes_per_second() const { return static_cast<double>(packed_bytes) / seconds / 1e9; }
 };
 

@@ -1,0 +1,47 @@
+// append's plain kernel: a warp a row, in shared memory. It takes every head_dim, address and
+// encoder option.
+#pragma once
+
+#include "ops/append/append_job.cuh"
+#include "ops/cuda/floats.cuh"
+#include "ops/cuda/rows_launch.hpp"
+
+namespace kvx::ops::cuda {
+
+__device__ inline void append_row(const AppendJob& job, const AppendSide& part, uint32_t row,
+                                  float* x, int lane) {
+  const CudaSide& side = part.side;
+  const AppendRow at = append_row_at(job, row);
+  const AppendTarget target = append_target(job, part, at, job.slot_mapping[at.token], lane == 0);
+  if (!target.is_stored) return;
+  const uint8_t* input = part.input_row(at.token, job.first_head + at.head);
+  if (part.keeps_bits) {
+    for (int i = lane; i < side.code_bytes; i += kWarp) target.to.codes[i] = input[i];
+    return;
+  }
+  __syncwarp();
+  for (int d = lane; d < side.view.head_dim; d += kWarp) {
+    x[d] = load_float(part.input.dtype, input, d);
+  }
+  apply_transform_row(append_transform(job, part, at, target.position_block), x, side.view.head_dim,
+                      lane);
+  count_nonfinite(job, encode_row(side, target.to, x, lane));
+}
+
+// blockIdx.y: K or V.
+__global__ void __launch_bounds__(RowsLaunch::kThreads)
+    append_rows(const __grid_constant__ AppendJob job) {
+  extern __shared__ float shared[];
+  const AppendSide& part = job.sides[blockIdx.y];
+  if (!part.is_stored()) return;
+  const int lane = threadIdx.x % kWarp;
+  const uint32_t warp = threadIdx.x / kWarp;
+  const uint32_t warps_per_cta = RowsLaunch::kThreads / kWarp;
+  float* x = shared + warp * static_cast<uint32_t>(part.side.view.head_dim);
+  for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < job.num_rows;
+       row += gridDim.x * warps_per_cta) {
+    append_row(job, part, row, x, lane);
+  }
+}
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,453 @@
+// encode_chunk: lanes turn rows into stored bytes, sixteen neighbours a lane, in registers: half
+// the groups need no other lane, and a scale's arithmetic is shared by sixteen numbers. The same
+// bytes as encode_row, for scales from amax, given scales, affine rows and formats without scales.
+#pragma once
+
+#include "core/rows.hpp"
+#include "ops/append/encode_row.cuh"
+#include "ops/append/hardware_codes.cuh"
+#include "ops/cuda/transform_row.cuh"
+
+namespace kvx::ops::cuda {
+
+inline constexpr int kChunk = 16;
+
+struct Chunk {
+  float x[kChunk];
+};
+
+// Where a lane's chunk lies in its row. A row has a power of two of lanes, the last of them idle.
+struct ChunkPlace {
+  int chunk;            // of the row
+  bool is_inside;       // else the chunk holds zeros and nothing is stored
+  int lanes_per_group;  // a power of two
+
+  __device__ bool leads_group() const { return chunk % lanes_per_group == 0; }
+  __device__ int group() const { return chunk / lanes_per_group; }
+};
+
+// In registers: strides below sixteen inside a lane, the others between lanes.
+__device__ inline void hadamard_chunk(Chunk& chunk, int head_dim, int lane) {
+  const int n = hadamard_block(head_dim);  // at least kChunk, which divides head_dim
+#pragma unroll
+  for (int stride = 1; stride < kChunk; stride *= 2) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if ((i & stride) != 0) continue;
+      const float a = chunk.x[i];
+      const float b = chunk.x[i + stride];
+      chunk.x[i] = a + b;
+      chunk.x[i + stride] = a - b;
+    }
+  }
+  for (int lanes = 1; lanes * kChunk < n; lanes *= 2) {
+    const bool is_upper = (lane & lanes) != 0;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float other = __shfl_xor_sync(kWholeWarp, chunk.x[i], lanes);
+      chunk.x[i] = is_upper ? other - chunk.x[i] : chunk.x[i] + other;
+    }
+  }
+  const float norm = hadamard_norm(n);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) chunk.x[i] *= norm;
+}
+
+__device__ inline void apply_transform_chunk(const TransformRow& row, const ChunkPlace& place,
+                                             int head_dim, int lane, Chunk& chunk) {
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const int d = place.chunk * kChunk + i;
+    if (place.is_inside && row.mean) chunk.x[i] -= row.mean[d];
+    if (place.is_inside && row.offset) chunk.x[i] -= row.offset[d];
+    if (place.is_inside && row.factor) chunk.x[i] *= row.factor[d];
+  }
+  if (row.hadamard) hadamard_chunk(chunk, head_dim, lane);
+}
+
+template <class Format>
+inline constexpr int kChunkWords = kChunk* Format::Codec::kBits / 32;
+
+// A chunk's packed codes: the one place that knows how they lie in a row.
+template <class Format>
+__device__ inline void store_chunk(const uint32_t (&words)[kChunkWords<Format>],
+                                   const ChunkPlace& place, uint8_t* row) {
+  if (!place.is_inside) return;
+  constexpr int kWords = kChunkWords<Format>;
+  uint8_t* to = row + place.chunk * kWords * 4;
+  if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+  } else {
+#pragma unroll
+    for (int w = 0; w < kWords; w += 4) {
+      reinterpret_cast<uint4*>(to)[w / 4] = {words[w], words[w + 1], words[w + 2], words[w + 3]};
+    }
+  }
+}
+
+// Codes, one each, into words.
+template <class Format>
+__device__ inline void pack_chunk(const typename Format::Codec::Code (&codes)[kChunk],
+                                  uint32_t (&words)[kChunkWords<Format>]) {
+  alignas(4) uint8_t bytes[sizeof(words)];
+  format::pack<Format::kFacts.packing>(codes, 0, kChunk, bytes);
+#pragma unroll
+  for (int w = 0; w < kChunkWords<Format>; ++w) {
+    words[w] = reinterpret_cast<const uint32_t*>(bytes)[w];
+  }
+}
+
+// A NaN or an infinity shows in the result.
+__device__ inline float chunk_magnitude(const Chunk& chunk) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(chunk.x[i])));
+  }
+  return largest;
+}
+
+// The definition's group_magnitude over the lanes of a group.
+__device__ inline format::GroupMagnitude group_magnitude(float of_chunk, int lanes) {
+  uint32_t largest = __float_as_uint(of_chunk);
+  for (int offset = 1; offset < lanes; offset *= 2) {
+    largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, offset));
+  }
+  return {__uint_as_float(largest), largest >= 0x7F800000u};
+}
+
+// format::store_scale for a scale that lies on its own size.
+__device__ inline void store_aligned_scale(format::ScaleType type, format::StoredScale stored,
+                                           uint8_t* to) {
+  const int bytes = format::bytes_of(type);
+  if (bytes == 1) *to = static_cast<uint8_t>(stored.bits);
+  if (bytes == 2) *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(stored.bits);
+  if (bytes == 4) *reinterpret_cast<uint32_t*>(to) = stored.bits;
+}
+
+// What stands between a group's numbers and its codes.
+struct ChunkStep {
+  float step;
+  float inverse;
+  bool is_given;   // scales that are read
+  bool is_zeroed;  // every code is 0
+};
+
+template <class Format>
+__device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to,
+                                       const ChunkPlace& place, float magnitude) {
+  const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  uint8_t* scale = to.scales + place.group() * side.view.scales.group_stride;
+  if (side.view.spec.scale_source == format::ScaleSource::kGiven) {
+    const auto stored =
+        place.is_inside ? format::load_scale(maker.type, scale) : format::StoredScale{0};
+    const float step = maker.step(stored);
+    return {step, format::reciprocal(step), true, false};
+  }
+  const format::GroupMagnitude group = group_magnitude(magnitude, place.lanes_per_group);
+  const bool is_zeroed = group.has_nonfinite || group.amax == 0;
+  format::StoredScale stored =
+      hardware_make(maker, Format::Codec::kQmax, is_zeroed ? 1.0f : group.amax);
+  const float step = hardware_step(maker, stored);
+  if (is_zeroed) {
+    stored = group.has_nonfinite ? format::nan_scale(maker.type) : format::StoredScale{0};
+  }
+  if (place.is_inside && place.leads_group()) store_aligned_scale(maker.type, stored, scale);
+  return {step, format::reciprocal(step), false, is_zeroed};
+}
+
+// Any numbers, by the definition. Returns how many of them the codes could not say.
+template <class Format>
+__device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
+                                      uint32_t (&words)[kChunkWords<Format>]) {
+  using Codec = typename Format::Codec;
+  typename Codec::Code codes[kChunk];
+  const bool is_zero = step.is_given && !(step.step > 0);
+  int counted = 0;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const float x = chunk.x[i];
+    const bool is_number = format::is_finite(x);
+    codes[i] = is_number ? Codec::encode(is_zero ? 0.0f : finite_product(x, step.inverse))
+                         : Codec::encode_nonfinite(x);
+    counted += !is_number && Codec::kCountsNonfinite ? 1 : 0;
+  }
+  pack_chunk<Format>(codes, words);
+  return counted;
+}
+
+template <class Format>
+__device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget& to,
+                                          const ChunkPlace& place, const Chunk& chunk) {
+  using Hardware = HardwareCodes<typename Format::Codec>;
+  const float magnitude = chunk_magnitude(chunk);
+  const ChunkStep step = chunk_step<Format>(side, to, place, magnitude);
+  uint32_t words[kChunkWords<Format>] = {};
+  int counted = 0;
+  const bool is_ordinary =
+      magnitude * step.inverse < Hardware::kMost && (step.step > 0 || !step.is_given);
+  if (is_ordinary && !step.is_zeroed) {
+    float products[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * step.inverse;
+#pragma unroll
+    for (int w = 0; w < kChunkWords<Format>; ++w) {
+      words[w] = Hardware::word(products + w * codes_per_word<Format>());
+    }
+  } else if (!step.is_zeroed) {
+    counted = encode_extremes<Format>(chunk, step, words);
+  }
+  store_chunk<Format>(words, place, to.codes);
+  return counted;
+}
+
+// Smallest of a row in the first half, largest with its sign turned in the second.
+struct AffineBounds {
+  __half low;
+  __half high;
+  bool has_nonfinite;
+};
+
+__device__ inline AffineBounds affine_bounds(const __half2 (&x)[kChunk / 2],
+                                             const ChunkPlace& place) {
+  const __half2 infinities = __half2half2(__ushort_as_half(0x7C00));
+  __half2 low = x[0];
+  __half2 high = x[0];
+#pragma unroll
+  for (int i = 1; i < kChunk / 2; ++i) {
+    low = __hmin2_nan(low, x[i]);
+    high = __hmax2_nan(high, x[i]);
+  }
+  high = __hneg2(high);
+  __half2 both = __hmin2_nan(__lows2half2(low, high), __highs2half2(low, high));
+  if (!place.is_inside) both = infinities;
+  for (int offset = 1; offset < place.lanes_per_group; offset *= 2) {
+    both = __hmin2_nan(both, __shfl_xor_sync(kWholeWarp, both, offset));
+  }
+  const bool is_finite = __hbgt2(both, __hneg2(infinities));
+  return {__low2half(both), __hneg(__high2half(both)), !is_finite};
+}
+
+// The code of each half in its low bits, under those of 1024.
+template <class Codec>
+__device__ inline uint32_t affine_codes_f16(__half2 x, __half2 zero, __half2 inverse) {
+  const __half2 most = __half2half2(__float2half_rn(Codec::kQmax));
+  const __half2 product = __hmul2_rn(__hsub2_rn(x, zero), inverse);
+  const __half2 clamped = __hmin2(__hmax2(product, __half2half2(__ushort_as_half(0))), most);
+  const __half2 sum = __hadd2_rn(clamped, __half2half2(__ushort_as_half(0x6400)));
+  return *reinterpret_cast<const uint32_t*>(&sum);
+}
+
+// F16 parameters: all of docs/numbers.md, section 4, is F16 arithmetic and done as such, two
+// numbers at a time.
+template <class Format>
+__device__ inline void encode_affine_f16(const RowTarget& to, const ChunkPlace& place,
+                                         const Chunk& chunk) {
+  using Codec = typename Format::Codec;
+  __half2 x[kChunk / 2];
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; ++i) {
+    x[i] = __floats2half2_rn(chunk.x[2 * i], chunk.x[2 * i + 1]);
+  }
+  const AffineBounds bounds = affine_bounds(x, place);
+  const float range = __half2float(bounds.high) - __half2float(bounds.low);
+  const __half scale = __float2half_rn(range / Codec::kQmax);
+  const __half2 inverse = __half2half2(__float2half_rn(1.0f / __half2float(scale)));
+  const __half2 zero = __half2half2(bounds.low);
+  if (place.is_inside && place.chunk == 0) {
+    // row parameters: [scale: 2 bytes][zero: 2 bytes]
+    const uint32_t params = __half_as_ushort(scale) | uint32_t{__half_as_ushort(bounds.low)} << 16;
+    *reinterpret_cast<uint32_t*>(to.scales) = bounds.has_nonfinite ? 0x7E007E00u : params;
+  }
+  uint32_t codes[kChunk / 2];
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; ++i) codes[i] = affine_codes_f16<Codec>(x[i], zero, inverse);
+  uint32_t words[kChunkWords<Format>];
+#pragma unroll
+  for (int w = 0; w < kChunkWords<Format>; ++w) {
+    if constexpr (Codec::kBits == 8) {
+      words[w] = __byte_perm(codes[2 * w], codes[2 * w + 1], 0x6420);
+    } else {
+      // TurboMind's order: a word's low half holds the even numbers, its high half the odd ones.
+      words[w] = codes[4 * w] + (codes[4 * w + 1] << 4) + (codes[4 * w + 2] << 8) +
+                 (codes[4 * w + 3] << 12) - 0x64006400u * 0x1111u;
+    }
+    if (bounds.has_nonfinite) words[w] = 0;
+  }
+  store_chunk<Format>(words, place, to.codes);
+}
+
+// BF16 parameters, by the definition.
+template <class Format>
+__device__ inline void encode_affine_bf16(const RowTarget& to, const ChunkPlace& place,
+                                          const Chunk& chunk) {
+  using Codec = typename Format::Codec;
+  constexpr format::ScaleType kType = format::ScaleType::kBF16;
+  float x[kChunk];
+  int32_t low = 0x7FFFFFFF;
+  int32_t high = -0x7FFFFFFF - 1;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    x[i] = format::ParamFloat<kType>::round(chunk.x[i]);
+    if (!place.is_inside) continue;
+    low = min(low, format::ordered_bits(x[i]));
+    high = max(high, format::ordered_bits(x[i]));
+  }
+  for (int offset = 1; offset < place.lanes_per_group; offset *= 2) {
+    low = min(low, __shfl_xor_sync(kWholeWarp, low, offset));
+    high = max(high, __shfl_xor_sync(kWholeWarp, high, offset));
+  }
+  const auto encoder = format::affine_encoder<Codec, kType>(format::affine_range(low, high));
+  if (place.is_inside && place.chunk == 0) {
+    // row parameters: [scale: 2 bytes][zero: 2 bytes]
+    *reinterpret_cast<uint32_t*>(to.scales) = encoder.params.scale | uint32_t{encoder.params.zero}
+                                                                         << 16;
+  }
+  typename Codec::Code codes[kChunk];
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    codes[i] =
+        encoder.has_nonfinite ? 0 : format::encode_affine_number<Codec, kType>(encoder, x[i]);
+  }
+  uint32_t words[kChunkWords<Format>];
+  pack_chunk<Format>(codes, words);
+  store_chunk<Format>(words, place, to.codes);
+}
+
+// Returns the lane's count of non-finite numbers that the codes could not say. Whole warps come
+// here together.
+template <class Format>
+__device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,
+                                      const ChunkPlace& place, const Chunk& chunk) {
+  using Codec = typename Format::Codec;
+  if constexpr (cpu::is_affine<Format>()) {
+    if (side.view.spec.scale_type == format::ScaleType::kF16) {
+      encode_affine_f16<Format>(to, place, chunk);
+    } else {
+      encode_affine_bf16<Format>(to, place, chunk);
+    }
+    return 0;
+  } else if constexpr (cpu::is_plain<Format>()) {
+    typename Codec::Code codes[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) codes[i] = Codec::encode(chunk.x[i]);
+    uint32_t words[kChunkWords<Format>];
+    pack_chunk<Format>(codes, words);
+    store_chunk<Format>(words, place, to.codes);
+    return 0;
+  } else {
+    return encode_scaled_chunk<Format>(side, to, place, chunk);
+  }
+}
+
+__device__ inline int encode_chunk(const CudaSide& side, const RowTarget& to,
+                                   const ChunkPlace& place, const Chunk& chunk) {
+  int counted = 0;
+  visit_format(side.id,
+               [&]<class Format>() { counted = encode_chunk_of<Format>(side, to, place, chunk); });
+  return counted;
+}
+
+// Sixteen neighbours as they came. Bytes: of a number.
+template <int Bytes>
+struct RawChunk {
+  static constexpr int kVectors = kChunk * Bytes / 16;
+  uint4 vectors[kVectors];
+};
+
+template <int Bytes>
+__device__ inline RawChunk<Bytes> load_chunk(const uint8_t* from) {
+  RawChunk<Bytes> raw;
+#pragma unroll
+  for (int i = 0; i < raw.kVectors; ++i)
+    raw.vectors[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+  return raw;
+}
+
+__device__ inline Chunk numbers_of(const RawChunk<4>& raw, DType) {
+  Chunk chunk;
+#pragma unroll
+  for (int i = 0; i < raw.kVectors; ++i) {
+    const uint4 v = raw.vectors[i];
+    chunk.x[4 * i] = __uint_as_float(v.x);
+    chunk.x[4 * i + 1] = __uint_as_float(v.y);
+    chunk.x[4 * i + 2] = __uint_as_float(v.z);
+    chunk.x[4 * i + 3] = __uint_as_float(v.w);
+  }
+  return chunk;
+}
+__device__ inline Chunk numbers_of(const RawChunk<2>& raw, DType type) {
+  Chunk chunk;
+#pragma unroll
+  for (int i = 0; i < raw.kVectors; ++i) {
+    const uint32_t words[4] = {raw.vectors[i].x, raw.vectors[i].y, raw.vectors[i].z,
+                               raw.vectors[i].w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int at = 8 * i + 2 * w;
+      if (type == DType::kBF16) {
+        chunk.x[at] = __uint_as_float(words[w] << 16);
+        chunk.x[at + 1] = __uint_as_float(words[w] & 0xFFFF0000u);
+      } else {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[w]));
+        chunk.x[at] = pair.x;
+        chunk.x[at + 1] = pair.y;
+      }
+    }
+  }
+  return chunk;
+}
+
+template <int Bytes>
+__device__ inline void store_raw(const RawChunk<Bytes>& raw, const ChunkPlace& place,
+                                 uint8_t* row) {
+  if (!place.is_inside) return;
+  auto* to = reinterpret_cast<uint4*>(row + place.chunk * kChunk * Bytes);
+#pragma unroll
+  for (int i = 0; i < raw.kVectors; ++i) to[i] = raw.vectors[i];
+}
+
+// How a side's rows are shared out: lanes a row, of which num_chunks work.
+struct ChunkRows {
+  int log2_lanes = 0;
+  int num_chunks = 0;
+  int lanes_per_group = 1;
+
+  __device__ int rows_per_warp() const { return kWarp >> log2_lanes; }
+};
+
+inline ChunkRows chunk_rows(const SideView& side) {
+  ChunkRows rows;
+  rows.num_chunks = side.head_dim / kChunk;
+  while ((1 << rows.log2_lanes) < rows.num_chunks) ++rows.log2_lanes;
+  const int group = format::group_length(side.spec, side.head_dim);
+  const bool is_whole_row = group >= side.head_dim;
+  rows.lanes_per_group = is_whole_row ? 1 << rows.log2_lanes : std::max(group / kChunk, 1);
+  return rows;
+}
+
+// Whether rows of this side can go sixteen neighbours a lane.
+inline bool fits_chunks(const SideView& side, const FloatRows& input) {
+  const auto lies_on = [](int64_t bytes, const void* base, std::initializer_list<int64_t> strides) {
+    bool lies = reinterpret_cast<intptr_t>(base) % bytes == 0;
+    for (const int64_t stride : strides) lies = lies && stride % bytes == 0;
+    return lies;
+  };
+  const int dim = side.head_dim;
+  const int group = format::group_length(side.spec, dim);
+  const bool groups_fit =
+      !side.spec.has_scale() || group >= dim || (group % kChunk == 0 && (group & (group - 1)) == 0);
+  const int store_bytes = std::min(16, kChunk * side.spec.facts->element_bits / 8);
+  const int scale_bytes = std::max(format::scale_bytes_per_group(side.spec), 1);
+  const CodeAddress& c = side.codes;
+  const ScaleAddress& s = side.scales;
+  const int64_t in = bytes_of(input.dtype);
+  return dim % kChunk == 0 && dim <= kChunk * kWarp && groups_fit &&
+         side.spec.scale_choice == format::ScaleChoice::kAmax &&
+         lies_on(store_bytes, c.base, {c.block_stride, c.token_stride, c.head_stride}) &&
+         lies_on(scale_bytes, s.base,
+                 {s.block_stride, s.token_stride, s.head_stride, s.group_stride}) &&
+         lies_on(16, input.data, {input.token_stride * in, input.head_stride * in});
+}
+
+}  // namespace kvx::ops::cuda

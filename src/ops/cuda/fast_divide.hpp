@@ -1,0 +1,33 @@
+// FastDivide: division by a number that the host knows, without the device's division.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "core/host_device.hpp"
+
+namespace kvx::ops::cuda {
+
+// quotient(n) = n / divisor for n < 2^31. With 2^shift the power of two at or above the divisor,
+// (2^32 + multiplier) / 2^(32 + shift) exceeds 1 / divisor by less than any such n notices
+// (Granlund and Montgomery, 1994).
+struct FastDivide {
+  uint32_t divisor = 1;
+  uint32_t multiplier = 1;
+  int shift = 0;
+
+  FastDivide() = default;
+  // Requires: 1 <= by < 2^31.
+  explicit FastDivide(int by) : divisor(static_cast<uint32_t>(by)) {
+    shift = std::bit_width(divisor - 1);
+    const uint64_t excess = (uint64_t{1} << shift) - divisor;
+    multiplier = static_cast<uint32_t>((excess << 32) / divisor + 1);
+  }
+
+  KVX_INLINE uint32_t quotient(uint32_t n) const {
+    const auto high = static_cast<uint32_t>((uint64_t{n} * multiplier) >> 32);
+    return (high + n) >> shift;
+  }
+};
+
+}  // namespace kvx::ops::cuda
