@@ -5,25 +5,14 @@
 #include "format/affine.hpp"
 #include "format/packing.hpp"
 #include "format/spec.hpp"
+#include "ops/append/encode_row.hpp"
+#if defined(__AVX2__)
+#include "ops/append/encode_parts.hpp"
+#endif
 #include "ops/cpu/facts_in_kernels.hpp"
-#include "ops/cpu/kernel_table.hpp"
-#include "ops/cpu/level.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
-
-// Where a job's rows come from and go to, token by token.
-struct EncodeRow {
-  const float* x;   // [head_dim]
-  uint8_t* codes;   // the row's packed codes
-  uint8_t* scales;  // of its group 0
-};
-
-// token counts inside the block.
-KVX_INLINE EncodeRow encode_row(const EncodeJob& job, int token) {
-  return {job.rows + int64_t{token - job.first_token} * job.head_dim,
-          job.codes + token * job.token_stride, job.scales + token * job.scale_token_stride};
-}
 
 template <class Format>
 KVX_INLINE void encode_plain(const EncodeJob& job) {
@@ -52,40 +41,6 @@ KVX_INLINE void encode_affine(const EncodeJob& job) {
   }
 }
 
-// A row's groups under scales from their amax, all at once: a scale is scalar work of dozens of
-// instructions, and sixteen of them take no longer than one. Same numbers as format::scale_group.
-// Size: numbers in a group, all full.
-template <class Codec, int Size>
-KVX_INLINE void scale_row_by_amax(const format::ScaleMaker& maker, const EncodeJob& job,
-                                  const EncodeRow& row, float* products) {
-  constexpr int kMaxGroups = format::kMaxHeadDim / Size;
-  const int num_groups = job.head_dim / Size;
-  float amax[kMaxGroups];
-  format::StoredScale scales[kMaxGroups];
-  float inverses[kMaxGroups];
-  for (int g = 0; g < num_groups; ++g) {
-    amax[g] = format::group_magnitude(row.x + g * Size, Size).amax;
-  }
-  for (int g = 0; g < num_groups; ++g) {
-    scales[g] = maker.make(Codec::kQmax, amax[g]);
-    inverses[g] = format::reciprocal(maker.step(scales[g]));
-  }
-  uint8_t* target = row.scales;
-  for (int g = 0; g < num_groups; ++g, target += job.scale_group_stride) {
-    const float* x = row.x + g * Size;
-    float* out = products + g * Size;
-    const bool is_plain_group = amax[g] > 0 && format::is_finite(amax[g]);
-    const format::StoredScale scale =
-        is_plain_group
-            ? scales[g]
-            : format::scale_group<Codec>(maker, format::ScaleChoice::kAmax, x, Size, out);
-    format::store_scale(maker.type, scale, target);
-    if (!is_plain_group) continue;
-    KVX_VECTOR_LOOP
-    for (int i = 0; i < Size; ++i) out[i] = x[i] * inverses[g];
-  }
-}
-
 // One scale a group, made here. Size: numbers in a full group, 0 when only known at run time.
 template <class Format, int Size>
 void encode_computed(const EncodeJob& job) {
@@ -97,14 +52,6 @@ void encode_computed(const EncodeJob& job) {
   typename Codec::Code codes[format::kMaxHeadDim];
   for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
     const EncodeRow row = encode_row(job, t);
-    if constexpr (Size == 16) {  // short groups, many scales
-      if (choice == format::ScaleChoice::kAmax && job.head_dim % Size == 0) {
-        scale_row_by_amax<Codec, Size>(maker, job, row, products);
-        format::encode_products<Codec>(products, job.head_dim, codes);
-        format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
-        continue;
-      }
-    }
     uint8_t* scale = row.scales;
     int first = 0;
     for (; first + size <= job.head_dim; first += size, scale += job.scale_group_stride) {
@@ -253,21 +200,44 @@ int64_t encode_groups(const EncodeJob& job) {
 }
 
 template <class Format>
-int64_t encode_rows(const EncodeJob& job) {
+int64_t encode_affine_rows(const EncodeJob& job) {
   using format::ScaleType;
+  const bool is_f16 = job.spec->scale_type == ScaleType::kF16;
+#if defined(__AVX2__)
+  if (job.head_dim % kPartNumbers == 0) {
+    is_f16 ? encode_affine_parts<Format, ScaleType::kF16>(job)
+           : encode_affine_parts<Format, ScaleType::kBF16>(job);
+    return 0;
+  }
+#endif
+  is_f16 ? encode_affine<Format, ScaleType::kF16>(job)
+         : encode_affine<Format, ScaleType::kBF16>(job);
+  return 0;
+}
+
+template <class Format>
+int64_t encode_scaled_rows(const EncodeJob& job) {
+  using format::ScaleSource;
+  if (job.spec->scale_source == ScaleSource::kPageShared) return encode_page_shared<Format>(job);
+#if defined(__AVX2__)
+  if (job.head_dim % kPartNumbers == 0) {
+    return job.spec->scale_source == ScaleSource::kGiven
+               ? encode_given_parts<Format>(job, encode_groups<Format>)
+               : encode_computed_parts<Format>(job);
+  }
+#endif
+  return encode_groups<Format>(job);
+}
+
+template <class Format>
+int64_t encode_rows(const EncodeJob& job) {
   if constexpr (is_plain<Format>()) {
     encode_plain<Format>(job);
     return 0;
   } else if constexpr (is_affine<Format>()) {
-    const bool is_f16 = job.spec->scale_type == ScaleType::kF16;
-    is_f16 ? encode_affine<Format, ScaleType::kF16>(job)
-           : encode_affine<Format, ScaleType::kBF16>(job);
-    return 0;
+    return encode_affine_rows<Format>(job);
   } else {
-    if (job.spec->scale_source == format::ScaleSource::kPageShared) {
-      return encode_page_shared<Format>(job);
-    }
-    return encode_groups<Format>(job);
+    return encode_scaled_rows<Format>(job);
   }
 }
 

@@ -6,14 +6,11 @@
 
 #include "format/packing.hpp"
 #include "ops/attend/cpu/code_order.hpp"
-#include "ops/attend/cpu/lanes.hpp"
+#include "ops/cpu/lanes.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
-
-inline constexpr int kPartNumbers = 16;
-inline constexpr int kPartVectors = kPartNumbers / kLanes<Widest>;
 
 // ---- Floats: kLanes<Widest> numbers at once.
 

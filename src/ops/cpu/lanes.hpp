@@ -63,6 +63,10 @@ using Widest = Lanes4;
 template <class V>
 inline constexpr int kLanes = sizeof(V) / sizeof(float);
 
+// Rows are taken in parts of sixteen numbers, the same at every level.
+inline constexpr int kPartNumbers = 16;
+inline constexpr int kPartVectors = kPartNumbers / kLanes<Widest>;
+
 template <class V>
 KVX_INLINE V load(const float* source) {
   V lanes;
@@ -82,17 +86,16 @@ KVX_INLINE V splat(float value) {
 
 // The sum and the largest of a vector's lanes, halves first.
 template <class V, class Combine, int... Lane>
-KVX_INLINE float fold(const V& lanes, const Combine& combine,
-                      std::integer_sequence<int, Lane...> first_half) {
+KVX_INLINE auto fold(const V& lanes, const Combine& combine,
+                     std::integer_sequence<int, Lane...> first_half) {
   constexpr int kHalf = kLanes<V> / 2;
-  const auto low = __builtin_shufflevector(lanes, lanes, Lane...);
-  const auto high = __builtin_shufflevector(lanes, lanes, (Lane + kHalf)...);
-  const auto both = combine(low, high);
-  if constexpr (kHalf == 2) {
-    return combine(both[0], both[1]);
-  } else {
+  if constexpr (kHalf == 2) {  // a vector of two lanes would pass through memory
     (void)first_half;
-    return fold(both, combine, std::make_integer_sequence<int, kHalf / 2>());
+    return combine(combine(lanes[0], lanes[2]), combine(lanes[1], lanes[3]));
+  } else {
+    const auto low = __builtin_shufflevector(lanes, lanes, Lane...);
+    const auto high = __builtin_shufflevector(lanes, lanes, (Lane + kHalf)...);
+    return fold(combine(low, high), combine, std::make_integer_sequence<int, kHalf / 2>());
   }
 }
 template <class V>
@@ -102,7 +105,7 @@ KVX_INLINE float sum_of_lanes(const V& lanes) {
       std::make_integer_sequence<int, kLanes<V> / 2>());
 }
 template <class V>
-KVX_INLINE float max_of_lanes(const V& lanes) {
+KVX_INLINE auto max_of_lanes(const V& lanes) {
   return fold(
       lanes, [](const auto& a, const auto& b) { return a > b ? a : b; },
       std::make_integer_sequence<int, kLanes<V> / 2>());

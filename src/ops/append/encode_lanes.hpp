@@ -1,0 +1,184 @@
+// What append needs of vectors: the codecs of format/ for lanes of numbers, and how sixteen codes
+// become bytes. Every function gives the numbers of the scalar definition, bit for bit, in fewer
+// instructions; tests hold it to that.
+#pragma once
+
+#include <immintrin.h>
+
+#include "format/affine.hpp"
+#include "format/packing.hpp"
+#include "ops/cpu/lanes.hpp"
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+using LaneBits = LanesOf<Widest>::Bits;
+using LaneInts = decltype(Widest{} < Widest{});
+
+KVX_INLINE LaneBits bits_of(const Widest& x) {
+  return __builtin_bit_cast(LaneBits, x);
+}
+KVX_INLINE Widest floats_of(const LaneBits& bits) {
+  return __builtin_bit_cast(Widest, bits);
+}
+KVX_INLINE LaneBits magnitude_bits(const Widest& x) {
+  return bits_of(x) & 0x7FFFFFFFu;
+}
+
+// One instruction, where the compilers make two of a comparison. With a NaN: the bound.
+#if defined(__AVX512F__)
+KVX_INLINE Widest at_least(const Widest& x, float bound) {
+  return static_cast<Widest>(_mm512_max_ps(static_cast<__m512>(x), _mm512_set1_ps(bound)));
+}
+KVX_INLINE Widest at_most(const Widest& x, float bound) {
+  return static_cast<Widest>(_mm512_min_ps(static_cast<__m512>(x), _mm512_set1_ps(bound)));
+}
+#else
+KVX_INLINE Widest at_least(const Widest& x, float bound) {
+  return static_cast<Widest>(_mm256_max_ps(static_cast<__m256>(x), _mm256_set1_ps(bound)));
+}
+KVX_INLINE Widest at_most(const Widest& x, float bound) {
+  return static_cast<Widest>(_mm256_min_ps(static_cast<__m256>(x), _mm256_set1_ps(bound)));
+}
+#endif
+
+template <class Bits>
+KVX_INLINE Bits larger_of(const Bits& a, const Bits& b) {
+  return a > b ? a : b;
+}
+
+// ---- Codecs: codes(products), in the low kBits of each lane with anything above them, and
+// rounded(products), the numbers that the codes say (zeros of either sign are +0).
+
+template <class Codec>
+struct LanesCodec;
+
+// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+inline constexpr float kIntegerMagic = 12582912.0f;
+
+template <int kBits>
+struct LanesCodec<format::SignedCodec<kBits>> {
+  static constexpr float kQmax = format::SignedCodec<kBits>::kQmax;
+  KVX_INLINE static Widest shifted(const Widest& products) {
+    return at_most(at_least(products, -kQmax), kQmax) + kIntegerMagic;
+  }
+  KVX_INLINE static LaneBits codes(const Widest& products) { return bits_of(shifted(products)); }
+  KVX_INLINE static Widest rounded(const Widest& products) {
+    return shifted(products) - kIntegerMagic;
+  }
+};
+
+// A NaN becomes the lower bound, which is its code 0.
+template <int kBits>
+struct LanesCodec<format::UnsignedCodec<kBits>> {
+  KVX_INLINE static LaneBits codes(const Widest& products) {
+    constexpr float kQmax = format::UnsignedCodec<kBits>::kQmax;
+    return bits_of(at_most(at_least(products, 0.0f), kQmax) + kIntegerMagic);
+  }
+};
+
+// A number of exponent e is rounded to whole multiples of its unit, 2^(e - mantissa bits), by
+// adding 2^23 units; below the smallest normal number the unit stays that of the subnormal ones.
+template <class Float, int kExponentBits>
+struct LanesSmallFloat {
+  static constexpr int kBits = Float::kBits;
+  static constexpr int kMantissaBits = kBits - 1 - kExponentBits;
+  static constexpr uint32_t kMaxBits = std::bit_cast<uint32_t>(Float::kMax);
+  static constexpr uint32_t kSmallestNormal =
+      std::bit_cast<uint32_t>(Float::decode(1u << kMantissaBits));
+
+  struct Parts {
+    LaneBits exponent;  // at least the smallest normal number's
+    Widest magnitude;   // at most kMax
+    Widest magic;       // 2^23 units
+  };
+  KVX_INLINE static Parts parts(const Widest& products) {
+    const LaneBits magnitude = magnitude_bits(products);
+    const LaneBits capped = magnitude < kMaxBits ? magnitude : LaneBits{} + kMaxBits;
+    const LaneBits exponent = larger_of(capped & 0x7F800000u, LaneBits{} + kSmallestNormal);
+    return {exponent, floats_of(capped),
+            floats_of(exponent + (static_cast<uint32_t>(23 - kMantissaBits) << 23))};
+  }
+
+  KVX_INLINE static LaneBits codes(const Widest& products) {
+    const Parts p = parts(products);
+    const LaneBits units = bits_of(p.magnitude + p.magic) - bits_of(p.magic);
+    const LaneBits code = units + ((p.exponent - kSmallestNormal) >> (23 - kMantissaBits));
+    return code | ((bits_of(products) >> (32 - kBits)) & Float::kSignBit);
+  }
+  KVX_INLINE static Widest rounded(const Widest& products) {
+    const Parts p = parts(products);
+    const Widest magnitude = (p.magnitude + p.magic) - p.magic;
+    return floats_of(bits_of(magnitude) | (bits_of(products) & 0x80000000u));
+  }
+};
+template <>
+struct LanesCodec<format::E2M1Codec> : LanesSmallFloat<format::E2M1, 2> {};
+template <>
+struct LanesCodec<format::E4M3Codec> : LanesSmallFloat<format::E4M3, 4> {};
+template <>
+struct LanesCodec<format::E5M2Codec> : LanesSmallFloat<format::E5M2, 5> {};
+
+// ParamFloat<T>::round. A NaN stays one.
+template <format::ScaleType T>
+KVX_INLINE Widest round_to_param(const Widest& x) {
+  if constexpr (T == format::ScaleType::kF16) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_cvtps_ph(static_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT);
+    return static_cast<Widest>(_mm512_cvtph_ps(halves));
+#else
+    const __m128i halves = _mm256_cvtps_ph(static_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT);
+    return static_cast<Widest>(_mm256_cvtph_ps(halves));
+#endif
+  } else {
+    const LaneBits bits = bits_of(x);
+    const LaneBits rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u;
+    return floats_of((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits : rounded);
+  }
+}
+
+// format::ordered_bits.
+KVX_INLINE LaneInts ordered_lanes(const Widest& x) {
+  const LaneInts bits = __builtin_bit_cast(LaneInts, x);
+  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+// ---- Bytes
+
+// The low bytes of sixteen lanes.
+KVX_INLINE __m128i low_bytes(const LaneBits* part) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_epi8(__builtin_bit_cast(__m512i, part[0]));
+#else
+  const __m256i low = __builtin_bit_cast(__m256i, part[0] & 0xFFu);
+  const __m256i high = __builtin_bit_cast(__m256i, part[1] & 0xFFu);
+  // [low 0-3][high 0-3][low 4-7][high 4-7], 16 bits each
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
+  return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+#endif
+}
+
+// Sixteen codes, one a byte, to where the row has numbers [number, number + 16).
+template <format::Packing P>
+KVX_INLINE void store_codes(__m128i codes, int number, uint8_t* row) {
+  if constexpr (P == format::Packing::kBytes) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(row + number), codes);
+    return;
+  }
+  if constexpr (P == format::Packing::kTurboMind) {
+    alignas(16) int8_t order[16];
+    for (int byte = 0; byte < 8; ++byte) {
+      const int first = byte / 4 * 8 + format::turbomind_first(byte % 4);
+      order[2 * byte] = static_cast<int8_t>(first);
+      order[2 * byte + 1] = static_cast<int8_t>(first + 2);
+    }
+    codes = _mm_shuffle_epi8(codes, _mm_load_si128(reinterpret_cast<const __m128i*>(order)));
+  }
+  const __m128i pairs = _mm_and_si128(codes, _mm_set1_epi8(15));
+  const __m128i nibbles = _mm_maddubs_epi16(pairs, _mm_set1_epi16(0x1001));  // low + 16 * high
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(row + number / 2),
+                   _mm_packus_epi16(nibbles, nibbles));
+}
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu

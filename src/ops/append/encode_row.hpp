@@ -1,0 +1,23 @@
+// EncodeRow: where one row of an encode job comes from and goes to.
+#pragma once
+
+#include "ops/cpu/kernel_table.hpp"
+#include "ops/cpu/level.hpp"
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+struct EncodeRow {
+  const float* x;   // [head_dim]
+  uint8_t* codes;   // the row's packed codes
+  uint8_t* scales;  // of its group 0
+};
+
+// token counts inside the block.
+KVX_INLINE EncodeRow encode_row(const EncodeJob& job, int token) {
+  return {job.rows + int64_t{token - job.first_token} * job.head_dim,
+          job.codes + token * job.token_stride, job.scales + token * job.scale_token_stride};
+}
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu
