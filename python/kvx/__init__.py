@@ -6,30 +6,44 @@ that kvx refuses raises ``kvx.Error`` (a ``ValueError``) that names the argument
 was expected, and changes nothing. No gradient flows through a verb.
 """
 
-from kvx._core import __version__, num_threads, set_num_threads
-from kvx.cache import Cache, Cost, Memory
+from kvx._core import __version__, num_threads, set_num_threads, use_openmp
+from kvx.cache import Cache, Cost, LoadReport, Memory
+from kvx.compare import CacheFigures, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
+from kvx.files import CacheFile, PieceKind, inspect, verify
 from kvx.formats import Format, Recipe, SideRecipe, formats, parse_recipe, recipe_options
-from kvx.rows import Rows, dequantize, quantize
+from kvx.paged_layer import PagedLayer
+from kvx.rows import Rows, dequantize, quantize, transcode
 
 __all__ = [
     "Cache",
+    "CacheFigures",
+    "CacheFile",
     "Cost",
     "Error",
+    "Estimate",
     "Format",
     "InternalError",
+    "LoadReport",
     "Memory",
     "OutOfRangeError",
+    "PagedLayer",
+    "PieceKind",
     "Recipe",
     "Rows",
     "SideRecipe",
     "UnsupportedError",
     "__version__",
+    "compare",
     "dequantize",
     "formats",
+    "inspect",
     "num_threads",
     "parse_recipe",
     "quantize",
     "recipe_options",
     "set_num_threads",
+    "transcode",
+    "use_openmp",
+    "verify",
 ]

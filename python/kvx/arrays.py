@@ -24,3 +24,8 @@ def checked_array(array, name):
             f"{name} is a {type(array).__name__}; expected a NumPy array or a tensor on the CPU"
         )
     return array
+
+
+def token_list(tokens):
+    """Token numbers of a list, an array or a tensor as a list."""
+    return tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)

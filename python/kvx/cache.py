@@ -1,11 +1,12 @@
 """Cache: paged K and V of several sequences, stored by a recipe, with attention over the bytes."""
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvx import _core
-from kvx.arrays import checked_array, empty_like
+from kvx.arrays import checked_array, empty_like, token_list
 from kvx.errors import Error, OutOfRangeError
 
 
@@ -29,6 +30,18 @@ class Cost:
     tokens_per_gib: int
 
 
+@dataclass(frozen=True)
+class LoadReport:
+    """What load_prefixes did with a file's blocks. A bad block is a miss, never data."""
+
+    blocks: int
+    loaded: int
+    known: int
+    bad: int
+    no_room: int
+    first_problem: str
+
+
 class Cache(_core.PagedCache):
     """Paged keys and values of up to ``max_sequences`` sequences, in the formats of a recipe.
 
@@ -40,6 +53,9 @@ class Cache(_core.PagedCache):
     layer_overrides: another recipe for some layers: ``["0-1=bf16", "29=int8"]``
     head_overrides:  for some heads: ``["2:0,2:1=int8"]`` (layer:head)
     memory_budget_bytes: of all blocks; 0 for what max_sequences full sequences need
+    prefix_model:    names what computes K and V, and turns prefixes and files on: blocks are found
+                     again by their tokens, in caches and files of the same name
+    prefix_hash:     of the tokens, ``"xxh3"``, or ``"sha256"`` where tenants share a cache
 
     Tokens come in steps: begin_step, append_and_attend once for every layer, end_step; ``step()``
     does the first and the last. Threads may share a cache; its calls wait for each other.
@@ -62,6 +78,8 @@ class Cache(_core.PagedCache):
         layer_overrides: Sequence[str] = (),
         head_overrides: Sequence[str] = (),
         memory_budget_bytes: int = 0,
+        prefix_model: str | None = None,
+        prefix_hash: str = "xxh3",
     ):
         super().__init__(
             num_layers,
@@ -76,6 +94,8 @@ class Cache(_core.PagedCache):
             max_sequences,
             max_tokens,
             memory_budget_bytes,
+            prefix_model,
+            prefix_hash,
         )
         self.recipe = recipe
 
@@ -148,6 +168,52 @@ class Cache(_core.PagedCache):
         v = empty_like(like, (num_tokens, self.num_kv_heads, self.v_head_dim))
         super().gather(sequence, layer, first_token, k, v)
         return k, v
+
+    def create_sequence_from(self, tokens, *, adapter="", image="", tenant="") -> int:
+        """A new sequence that begins with the longest cached prefix of ``tokens``: its number.
+
+        num_tokens(sequence) says how many are there; at least the last is not, so that its logits
+        can be computed. adapter, image, tenant set blocks of equal tokens apart.
+        Raises kvx.UnsupportedError: no prefix_model was given, or a tenant without sha256;
+        kvx.OutOfRangeError: max_sequences are in use.
+        """
+        return super().create_sequence_from(token_list(tokens), adapter, image, tenant)
+
+    def record_tokens(self, sequence, tokens) -> None:
+        """Says which tokens the sequence holds, in order, after the steps that added them.
+
+        Blocks full of recorded tokens are found by create_sequence_from; files hold recorded tokens.
+        Raises kvx.OutOfRangeError: more tokens than the sequence has.
+        """
+        super().record_tokens(sequence, token_list(tokens))
+
+    def save_sequence(self, sequence, path, *, zstd_level: int = 0) -> None:
+        """Writes the sequence to a checked file (docs/cache-file.md); all tokens must be recorded.
+
+        Whatever fails, what was at ``path`` stays there. zstd_level 0 stores blocks as they are.
+        Raises kvx.UnsupportedError: no prefix_model was given; kvx.Error: an open step, tokens
+        that were not recorded, a file that cannot be written.
+        """
+        super().save_sequence(sequence, os.fspath(path), zstd_level)
+
+    def load_sequence(self, path) -> int:
+        """A new sequence as it was saved: its number. All or nothing.
+
+        Raises kvx.Error: a damaged file, or one of another cache (it says in what they differ);
+        kvx.OutOfRangeError: no room.
+        """
+        return super().load_sequence(os.fspath(path))
+
+    def save_prefixes(self, path, *, zstd_level: int = 0) -> None:
+        """Writes all blocks that a new sequence could find. Errors as save_sequence."""
+        super().save_prefixes(os.fspath(path), zstd_level)
+
+    def load_prefixes(self, path) -> LoadReport:
+        """Blocks of the file can be found from now on, as many as there is room for.
+
+        Raises kvx.Error as load_sequence does; damaged blocks are reported instead.
+        """
+        return LoadReport(**super().load_prefixes(os.fspath(path)))
 
     def memory(self) -> Memory:
         """Bytes allocated and used, of all sequences together."""

@@ -1,5 +1,6 @@
 """Rows of numbers outside of any cache: quantised to bytes, and back."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,11 +78,44 @@ def dequantize(rows: Rows, dtype=np.float32) -> np.ndarray:
     out = np.empty(leading + (rows.head_dim,), dtype)
     flat = out.reshape((-1, 1, rows.head_dim))
     _core.dequantize_rows(
-        np.ascontiguousarray(rows.codes).reshape((flat.shape[0], rows.codes.shape[-1])),
-        np.ascontiguousarray(rows.scales).reshape((flat.shape[0], rows.scales.shape[-1])),
+        _flat(rows.codes),
+        _flat(rows.scales),
         flat,
         rows.format,
         rows.tensor_scale,
         rows.steps,
     )
     return out
+
+
+def transcode(rows: Rows, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
+    """Quantised rows in another format: decoded and quantised by its rule, row by row; copied where
+    the two are stored alike. Arguments as in quantize().
+
+    Raises kvx.Error as quantize() does; kvx.UnsupportedError: only one of the two formats rotates.
+    """
+    steps = [float(step) for step in steps]
+    code_bytes, scale_bytes = _core.row_bytes(format, rows.head_dim, steps)
+    leading = rows.codes.shape[:-1]
+    codes = np.empty(leading + (code_bytes,), np.uint8)
+    scales = np.empty(leading + (scale_bytes,), np.uint8)
+    nonfinite = _core.transcode_rows(
+        _flat(rows.codes),
+        _flat(rows.scales),
+        rows.format,
+        rows.tensor_scale,
+        rows.steps,
+        math.prod(leading),
+        rows.head_dim,
+        _flat(codes),
+        _flat(scales),
+        format,
+        tensor_scale,
+        steps,
+    )
+    return Rows(codes, scales, format, rows.head_dim, tensor_scale, steps, nonfinite)
+
+
+def _flat(array):
+    """[..., bytes] as [rows, bytes]; a view of a contiguous array."""
+    return np.ascontiguousarray(array).reshape((math.prod(array.shape[:-1]), array.shape[-1]))

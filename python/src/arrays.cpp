@@ -199,6 +199,40 @@ nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, in
   return bytes_array<nb::ndarray<>>(object, name, rows, bytes);
 }
 
+template <class Int>
+nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions) {
+  auto array = cpu_array<nb::ndarray<nb::ro>>(object, name);
+  const size_t last = num_dimensions - 1;
+  const bool fits = array.dtype() == nb::dtype<Int>() && array.ndim() == num_dimensions &&
+                    (array.shape(last) <= 1 || array.stride(last) == 1);
+  if (fits) return array;
+  throw CoreError(
+      invalid_argument("{} has the shape [{}] and {}-bit elements; expected int{} in {} "
+                       "dimension{}, contiguous",
+                       name, shape_text(array), array.dtype().bits, 8 * sizeof(Int), num_dimensions,
+                       num_dimensions == 1 ? "" : "s"));
+}
+template nb::ndarray<nb::ro> input_ints<int32_t>(nb::handle, const char*, size_t);
+template nb::ndarray<nb::ro> input_ints<int64_t>(nb::handle, const char*, size_t);
+
+PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes) {
+  auto array = cpu_array<nb::ndarray<>>(object, name);
+  int64_t inner_bytes = 1;
+  bool fits = array.dtype() == nb::dtype<uint8_t>() && array.ndim() >= 2;
+  for (size_t i = array.ndim(); fits && i-- > 1;) {
+    fits = array.shape(i) <= 1 || array.stride(i) == inner_bytes;
+    inner_bytes *= static_cast<int64_t>(array.shape(i));
+  }
+  const int64_t stride = array.ndim() == 0 ? 0 : array.stride(0);
+  if (fits && inner_bytes >= page_bytes && stride >= page_bytes) {
+    return {std::move(array), stride};
+  }
+  throw CoreError(
+      invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 [pages, ...], "
+                       "each page contiguous and of at least {} bytes",
+                       name, shape_text(array), array.dtype().bits, page_bytes));
+}
+
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name) {
   const Extent a = extent_of(out);
   const Extent b = extent_of(in);

@@ -42,6 +42,17 @@ nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n)
 nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
 nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
 
+// Contiguous int32 or int64 numbers; of two dimensions the rows may be apart.
+template <class Int>
+nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions);
+
+// An engine's pages, uint8 [pages, ...], writable, each page contiguous and of page_bytes or more.
+struct PageMemory {
+  nb::ndarray<> array;
+  int64_t page_stride = 0;  // bytes
+};
+PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes);
+
 // Throws CoreError when an output's memory and an input's meet.
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name);
 

@@ -8,7 +8,10 @@ namespace kvx::python {
 void bind_formats(nanobind::module_& module);
 void bind_rows(nanobind::module_& module);
 void bind_paged_cache(nanobind::module_& module);
+void bind_paged_layer(nanobind::module_& module);
 void bind_contiguous_cache(nanobind::module_& module);
+void bind_cache_files(nanobind::module_& module);
+void bind_quality(nanobind::module_& module);
 void bind_turbomind(nanobind::module_& module);
 
 }  // namespace kvx::python

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "python/src/errors.hpp"
+#include "python/src/openmp_executor.hpp"
 
 namespace kvx::python {
 namespace {
@@ -17,8 +18,8 @@ std::shared_ptr<const Context>& current() {
 
 }  // namespace
 
-Context::Context(int num_threads)
-    : threads_(make_thread_pool(num_threads)),
+Context::Context(std::unique_ptr<Executor> threads)
+    : threads_(std::move(threads)),
       cpu_{&ops::cpu::kernel_table(value_of(device::choose_cpu_level())), threads_.get()},
       process_(getpid()) {}
 
@@ -39,7 +40,7 @@ const ops::CpuContext& Context::cpu() const {
 }
 
 std::shared_ptr<const Context> current_context() {
-  if (!current()) current() = std::make_shared<const Context>(0);
+  if (!current()) current() = std::make_shared<const Context>(make_thread_pool(0));
   return current();
 }
 
@@ -48,7 +49,11 @@ void set_num_threads(int num_threads) {
     throw CoreError(
         invalid_argument("num_threads is {}; expected 0 to {}", num_threads, kMaxThreads));
   }
-  current() = std::make_shared<const Context>(num_threads);
+  current() = std::make_shared<const Context>(make_thread_pool(num_threads));
+}
+
+void use_openmp(const std::string& library) {
+  current() = std::make_shared<const Context>(make_openmp_executor(library));
 }
 
 int num_threads() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "ops/cpu/kernel_table.hpp"
 
@@ -10,7 +11,7 @@ namespace kvx::python {
 class Context {
  public:
   // Throws CoreError: KVX_CPU forces a level that this machine lacks.
-  explicit Context(int num_threads);
+  explicit Context(std::unique_ptr<Executor> threads);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -31,6 +32,9 @@ std::shared_ptr<const Context> current_context();
 // For caches that are made from now on; 0 means a thread a core. INVALID_ARGUMENT: negative or
 // beyond 1024.
 void set_num_threads(int num_threads);
+// The same with the OpenMP threads of a library that the process has loaded; errors as
+// make_openmp_executor.
+void use_openmp(const std::string& library);
 int num_threads();
 
 }  // namespace kvx::python

@@ -1,5 +1,6 @@
 // kvx._core: what the Python package needs of the core. Its users import kvx, not this.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
@@ -45,11 +46,18 @@ NB_MODULE(_core, module) {
   module.def("set_num_threads", &set_num_threads, nb::arg("num_threads"),
              "Threads for caches and rows from now on; 0 means one a core. Results never depend on "
              "it.");
+  module.def("use_openmp", &use_openmp, nb::arg("library"),
+             "Runs caches and rows from now on upon the threads of an OpenMP library that the "
+             "process has loaded (its path), which a program that computes with them wants. Raises "
+             "kvx.Error: it is not loaded, or no OpenMP library.");
   module.def("num_threads", &num_threads, "Threads that new caches run on.");
   bind_formats(module);
   bind_rows(module);
   bind_paged_cache(module);
+  bind_paged_layer(module);
   bind_contiguous_cache(module);
+  bind_cache_files(module);
+  bind_quality(module);
   bind_turbomind(module);
 }
 

@@ -21,6 +21,7 @@ namespace kvx::python {
 namespace {
 
 using Entries = std::vector<std::pair<int, int>>;  // (sequence, num_tokens)
+using Tokens = std::vector<int32_t>;
 
 struct Options {
   kv::CacheGeometry geometry;
@@ -31,7 +32,15 @@ struct Options {
   int max_sequences = 1;
   int64_t max_tokens = 0;
   int64_t memory_budget_bytes = 0;
+  std::optional<std::string> prefix_model;  // none: prefixes are off
+  std::string prefix_hash;
 };
+
+cache::HashAlgorithm hash_algorithm(const std::string& name) {
+  if (name == "xxh3") return cache::HashAlgorithm::kXxh3;
+  if (name == "sha256") return cache::HashAlgorithm::kSha256;
+  throw CoreError(invalid_argument("prefix_hash is '{}'; expected xxh3 or sha256", name));
+}
 
 kv::KvCacheConfig config_of(const Options& options) {
   kv::KvCacheConfig config;
@@ -47,6 +56,9 @@ kv::KvCacheConfig config_of(const Options& options) {
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens;
   config.memory_budget_bytes = options.memory_budget_bytes;
+  config.prefix.is_on = options.prefix_model.has_value();
+  config.prefix.model = options.prefix_model.value_or("");
+  config.prefix.hash = hash_algorithm(options.prefix_hash);
   return config;
 }
 
@@ -85,6 +97,49 @@ class PagedCache {
       check_in_use(sequence);
       return cache_->max_step_tokens(sequence);
     });
+  }
+
+  int create_sequence_from(const Tokens& tokens, std::string adapter, std::string image,
+                           std::string tenant) {
+    const cache::PrefixKeys keys{std::move(adapter), std::move(image), std::move(tenant)};
+    return locked([&] { return value_of(cache_->create_sequence_from(keys, tokens)); });
+  }
+  void record_tokens(int sequence, const Tokens& tokens) {
+    locked([&] { throw_if_error(cache_->record_tokens(sequence, tokens)); });
+  }
+  Tokens recorded_tokens(int sequence) {
+    return locked([&] {
+      check_in_use(sequence);
+      const std::span<const int32_t> tokens = cache_->recorded_tokens(sequence);
+      return Tokens(tokens.begin(), tokens.end());
+    });
+  }
+  void clear_prefixes() {
+    locked([&] { throw_if_error(cache_->clear_prefixes()); });
+  }
+
+  void save_sequence(int sequence, const std::string& path, int zstd_level) {
+    locked([&] { throw_if_error(cache_->save_sequence(sequence, path, {zstd_level})); });
+  }
+  void save_prefixes(const std::string& path, int zstd_level) {
+    locked([&] { throw_if_error(cache_->save_prefixes(path, {zstd_level})); });
+  }
+  int load_sequence(const std::string& path) {
+    return locked([&] { return value_of(cache_->load_sequence(path)); });
+  }
+  nb::dict load_prefixes(const std::string& path) {
+    const kv::LoadReport report = locked([&] { return value_of(cache_->load_prefixes(path)); });
+    nb::dict dict;
+    dict["blocks"] = report.num_blocks;
+    dict["loaded"] = report.num_loaded;
+    dict["known"] = report.num_known;
+    dict["bad"] = report.num_bad;
+    dict["no_room"] = report.num_no_room;
+    dict["first_problem"] = report.first_problem;
+    return dict;
+  }
+  std::string fingerprint() {
+    return locked([&] { return std::string(cache_->fingerprint()); });
   }
 
   void begin_step(const Entries& entries) {
@@ -245,7 +300,8 @@ void bind_paged_cache(nb::module_& module) {
           [](PagedCache* self, int num_layers, int num_kv_heads, int k_head_dim, int v_head_dim,
              std::vector<int> layer_windows, std::string recipe,
              std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
-             int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes) {
+             int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes,
+             std::optional<std::string> prefix_model, std::string prefix_hash) {
             new (self) PagedCache(
                 {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
                  std::move(recipe),
@@ -254,12 +310,15 @@ void bind_paged_cache(nb::module_& module) {
                  block_size,
                  max_sequences,
                  max_tokens,
-                 memory_budget_bytes});
+                 memory_budget_bytes,
+                 std::move(prefix_model),
+                 std::move(prefix_hash)});
           },
           nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"),
           nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
           nb::arg("layer_overrides"), nb::arg("head_overrides"), nb::arg("block_size"),
-          nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"))
+          nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"),
+          nb::arg("prefix_model").none(), nb::arg("prefix_hash"))
       .def("close", &PagedCache::close,
            "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
       .def("create_sequence", &PagedCache::create_sequence,
@@ -275,6 +334,20 @@ void bind_paged_cache(nb::module_& module) {
            "are, or a sliding window has left tokens behind that the shorter sequence reads; "
            "kvx.UnsupportedError: a cut inside a block that has left the 16-bit ends, or inside a "
            "page with a shared scale.")
+      .def("create_sequence_from", &PagedCache::create_sequence_from, nb::arg("tokens"),
+           nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"))
+      .def("record_tokens", &PagedCache::record_tokens, nb::arg("sequence"), nb::arg("tokens"))
+      .def("recorded_tokens", &PagedCache::recorded_tokens, nb::arg("sequence"),
+           "The tokens that were recorded, in order.")
+      .def("clear_prefixes", &PagedCache::clear_prefixes,
+           "Forgets all cached blocks that no sequence uses. Raises kvx.Error: a step is open.")
+      .def("save_sequence", &PagedCache::save_sequence, nb::arg("sequence"), nb::arg("path"),
+           nb::arg("zstd_level"))
+      .def("save_prefixes", &PagedCache::save_prefixes, nb::arg("path"), nb::arg("zstd_level"))
+      .def("load_sequence", &PagedCache::load_sequence, nb::arg("path"))
+      .def("load_prefixes", &PagedCache::load_prefixes, nb::arg("path"))
+      .def("fingerprint", &PagedCache::fingerprint,
+           "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
       .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"), "Tokens of a sequence.")
       .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"),
            "The most tokens of this sequence that one step takes: with 16-bit ends the rest of the "

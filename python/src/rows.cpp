@@ -10,6 +10,7 @@
 
 #include "kv/recipe.hpp"
 #include "ops/append/append.hpp"
+#include "ops/copy_blocks/copy_blocks.hpp"
 #include "ops/gather/gather.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
@@ -120,6 +121,13 @@ ops::HeadRun run_of(RowFormat& rows, uint8_t* codes, uint8_t* scales) {
   return run;
 }
 
+// Verbs read through a view that could be written through; they do not.
+ops::HeadRun readable_run_of(RowFormat& rows, const nb::ndarray<nb::ro>& codes,
+                             const nb::ndarray<nb::ro>& scales) {
+  return run_of(rows, const_cast<uint8_t*>(static_cast<const uint8_t*>(codes.data())),
+                const_cast<uint8_t*>(static_cast<const uint8_t*>(scales.data())));
+}
+
 std::tuple<int, int> row_bytes(std::string_view format, int head_dim,
                                const std::vector<float>& steps) {
   const RowFormat rows = row_format(format, head_dim, 1.0f, steps);
@@ -160,10 +168,7 @@ void dequantize_rows(nb::handle codes, nb::handle scales, nb::handle out, std::s
   const auto code_array = input_bytes(codes, "codes", num_rows, code_bytes(rows));
   const auto scale_array = input_bytes(scales, "scales", num_rows, scale_bytes(rows));
   if (num_rows == 0) return;
-  // gather reads through a view that could be written through; it does not.
-  const ops::HeadRun run =
-      run_of(rows, const_cast<uint8_t*>(static_cast<const uint8_t*>(code_array.data())),
-             const_cast<uint8_t*>(static_cast<const uint8_t*>(scale_array.data())));
+  const ops::HeadRun run = readable_run_of(rows, code_array, scale_array);
   const auto context = current_context();
 
   nb::gil_scoped_release no_gil;
@@ -180,6 +185,38 @@ void dequantize_rows(nb::handle codes, nb::handle scales, nb::handle out, std::s
   throw_if_error(ops::gather(context->cpu(), args));
 }
 
+// Codes and scales of one format to those of another, without the numbers between them. Returns the
+// non-finite numbers that given scales could not express.
+int64_t transcode_rows(nb::handle codes, nb::handle scales, std::string_view format,
+                       float tensor_scale, const std::vector<float>& steps, int64_t num_rows,
+                       int head_dim, nb::handle out_codes, nb::handle out_scales,
+                       std::string_view out_format, float out_tensor_scale,
+                       const std::vector<float>& out_steps) {
+  RowFormat from = row_format(format, head_dim, tensor_scale, steps);
+  RowFormat to = row_format(out_format, head_dim, out_tensor_scale, out_steps);
+  if (from.side.hadamard != to.side.hadamard) {
+    throw CoreError(
+        unsupported("format is '{}' and the rows are '{}': only one of the two rotates; dequantize "
+                    "and quantize them instead",
+                    out_format, format));
+  }
+  const auto to_codes = output_bytes(out_codes, "out_codes", num_rows, code_bytes(to));
+  const auto to_scales = output_bytes(out_scales, "out_scales", num_rows, scale_bytes(to));
+  const auto from_codes = input_bytes(codes, "codes", num_rows, code_bytes(from));
+  const auto from_scales = input_bytes(scales, "scales", num_rows, scale_bytes(from));
+  const int block_size = rows_in_one_block(num_rows);
+  if (num_rows == 0) return 0;
+  const ops::HeadRun source = readable_run_of(from, from_codes, from_scales);
+  const ops::HeadRun target =
+      run_of(to, static_cast<uint8_t*>(to_codes.data()), static_cast<uint8_t*>(to_scales.data()));
+  const auto context = current_context();
+
+  nb::gil_scoped_release no_gil;
+  const ops::BlockCopy copy{0, 0, block_size};
+  return value_of(ops::copy_blocks(context->cpu(), {1, block_size, 1, {&source, 1}},
+                                   {1, block_size, 1, {&target, 1}}, {&copy, 1}));
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& module) {
@@ -189,6 +226,10 @@ void bind_rows(nb::module_& module) {
              nb::arg("steps"));
   module.def("dequantize_rows", &dequantize_rows, nb::arg("codes").none(), nb::arg("scales").none(),
              nb::arg("out").none(), nb::arg("format"), nb::arg("tensor_scale"), nb::arg("steps"));
+  module.def("transcode_rows", &transcode_rows, nb::arg("codes").none(), nb::arg("scales").none(),
+             nb::arg("format"), nb::arg("tensor_scale"), nb::arg("steps"), nb::arg("num_rows"),
+             nb::arg("head_dim"), nb::arg("out_codes").none(), nb::arg("out_scales").none(),
+             nb::arg("out_format"), nb::arg("out_tensor_scale"), nb::arg("out_steps"));
 }
 
 }  // namespace kvx::python

@@ -69,7 +69,7 @@ const AllowedEdges& allowed_edges() {
       {"abi",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "kvx"}},
       {"runner", {"core", "cache", "device", "kv", "quality", "kvx"}},
-      {"python", {"core", "format", "cache", "device", "ops", "kv", "interop"}},
+      {"python", {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier"}},
       {"tools",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "runner",
         "kvx"}},

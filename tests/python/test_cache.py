@@ -51,6 +51,13 @@ def test_attention_is_plain_attention(recipe):
     assert relative_error(found, attention(*rows)) < TOLERANCE[recipe]
 
 
+def test_a_cache_may_be_no_longer_than_its_16_bit_ends():
+    cache = new_cache("nvfp4:auto", max_tokens=100)
+    rows = stream(100)
+    found = feed(cache, cache.create_sequence(), *rows)
+    assert relative_error(found, attention(*rows)) < 6e-3
+
+
 def test_windows_softcap_sinks_and_scale():
     cache = new_cache(layer_windows=[24, 0], num_layers=2)
     rows = stream(90)

@@ -109,3 +109,23 @@ def test_formats_and_recipes_say_what_they_are():
     assert (recipe.sink_tokens, recipe.recent_tokens, recipe.wide_format) == (16, 64, "bf16")
     assert kvx.parse_recipe("int8").wide_format is None
     assert any(form.startswith("sink=") for form, _ in kvx.recipe_options())
+
+
+@pytest.mark.parametrize("source", COMPUTED)
+@pytest.mark.parametrize("target", COMPUTED)
+def test_transcoding_is_decoding_and_quantising(source, target):
+    rows = kvx.quantize(random_rows(8, 5, 3, 64), source)
+    found = kvx.transcode(rows, target)
+    assert found.format == target and found.codes.shape[:2] == (5, 3)
+    expected = rows if source == target else kvx.quantize(rows.dequantize(), target)
+    assert same_bytes(found, expected)
+
+
+def test_transcoding_takes_given_scales_and_refuses_another_rotation():
+    rows = kvx.quantize(random_rows(8, 5, 64), "int8")
+    found = kvx.transcode(rows, "fp8_e4m3", steps=[0.25])
+    assert same_bytes(found, kvx.quantize(rows.dequantize(), "fp8_e4m3", steps=[0.25]))
+    with pytest.raises(kvx.UnsupportedError, match="only one of the two rotates"):
+        kvx.transcode(rows, "int4:hadamard")
+    with pytest.raises(kvx.Error, match="int5"):
+        kvx.transcode(rows, "int5")

@@ -2,6 +2,7 @@
 
 TEST_REQUIREMENTS=tests/python/requirements.txt
 HF_REQUIREMENTS=tests/hf/requirements.txt
+VLLM_REQUIREMENTS=tests/vllm/requirements.txt
 
 # The folder of the environment that a requirements file asks for; another content, another folder.
 python_env() { echo "$(cache_dir)/python-$(sha256sum "$ROOT/$1" | cut -c1-12)"; }
@@ -42,14 +43,21 @@ configure_python() {
   }
 }
 
-# The transformers suite, on the module that build/dev has.
-test_hf() {
+# The transformers suite and the vLLM suite, on the module that build/dev has.
+test_hf() { run_python_suite "$HF_REQUIREMENTS" tests/hf; }
+test_vllm() { run_python_suite "$VLLM_REQUIREMENTS" tests/vllm; }
+
+run_python_suite() {
+  local requirements=$1 suite=$2
   ensure_packages
-  ensure_python_env "$HF_REQUIREMENTS"
+  ensure_model
+  ensure_text
+  ensure_python_env "$requirements"
   configure_python
   build_preset dev kvx_python kvx_tool
   summary
-  step "Testing kvx.hf"
-  PYTHONPATH=build/dev/python PYTHONDONTWRITEBYTECODE=1 \
-    "$(python_env "$HF_REQUIREMENTS")/bin/python" -m pytest -q -p no:cacheprovider tests/hf
+  step "Testing $suite"
+  KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) \
+    PYTHONPATH=build/dev/python PYTHONDONTWRITEBYTECODE=1 \
+    "$(python_env "$requirements")/bin/python" -m pytest -q -p no:cacheprovider "$suite"
 }

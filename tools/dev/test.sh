@@ -5,7 +5,7 @@ help_test() {
 Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
-       ./dev test --hf
+       ./dev test --hf | --vllm
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
@@ -13,6 +13,7 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   -L LABEL    only test binaries with this label (threaded, gpu)
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
+  --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
 
 example: ./dev test -R cache
 END
@@ -23,9 +24,9 @@ cmd_test() {
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
-      --hf)
-        (($# == 1)) || bad_usage test "--hf stands alone"
-        test_hf
+      --hf | --vllm)
+        (($# == 1)) || bad_usage test "$1 stands alone"
+        "test_${1#--}"
         return
         ;;
       --preset | -R | -L)

@@ -16,6 +16,8 @@ END
 cmd_wheel() {
   (($# == 0)) || bad_usage wheel "unknown option '$1'"
   ensure_packages
+  ensure_model
+  ensure_text
   ensure_python_env "$WHEEL_REQUIREMENTS"
   local python out=build/wheel
   python=$(python_env "$WHEEL_REQUIREMENTS")/bin/python
@@ -46,7 +48,8 @@ cmd_wheel() {
     "$out/venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps \
       -r "$TEST_REQUIREMENTS" "$wheel" ||
     fail "the wheel cannot be installed"
-  PYTHONDONTWRITEBYTECODE=1 "$out/venv/bin/python" -m pytest -q -p no:cacheprovider tests/python ||
+  KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) PYTHONDONTWRITEBYTECODE=1 \
+    "$out/venv/bin/python" -m pytest -q -p no:cacheprovider tests/python ||
     fail "the tests fail on the installed wheel"
   did "tests/python pass on the installed wheel"
   summary

@@ -13,6 +13,7 @@ at all.
 from dataclasses import dataclass
 
 from kvx.cache import Cache as PagedCache
+from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
 
@@ -377,6 +378,18 @@ class Cache(TransformersCache):
         caches = [layer.cache for layer in self.layers if layer.cache is not None]
         return sum(cache.memory().used for cache in caches)
 
+    def cost(self, num_tokens) -> Cost:
+        """What the recipe costs at ``num_tokens`` tokens a row, all layers together.
+
+        Raises kvx.Error: no keys and values have come yet, whose sizes it follows from.
+        """
+        if any(layer.cache is None for layer in self.layers):
+            raise Error("the cache is empty; its cost follows from the first keys and values")
+        costs = [layer.cache.cost(num_tokens) for layer in self.layers]
+        bytes_per_token = sum(cost.bytes_per_token for cost in costs)
+        bits = sum(cost.bits_per_value for cost in costs) / len(costs)
+        return Cost(bits, bytes_per_token, int(2**30 / bytes_per_token))
+
 
 def _repeated(batch, repeats):
     return [b for b in range(batch) for _ in range(repeats)]
@@ -461,3 +474,5 @@ def padding_mask(
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, padding_mask)
+
+from kvx.hf.compare import compare  # noqa: E402  it needs what stands above

@@ -1,0 +1,83 @@
+"""compare: what caches cost and what they lose, on a model and a text."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvx.errors import Error
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error (None where there are too few tokens to tell)."""
+
+    value: float
+    standard_error: float | None
+
+    def __str__(self):
+        error = "" if self.standard_error is None else f" +- {self.standard_error:.2g}"
+        return f"{self.value:.4g}{error}"
+
+
+@dataclass(frozen=True)
+class CacheFigures:
+    """What one cache costs and loses beside the base cache, the first of the list.
+
+    change_percent:   of perplexity, paired token by token
+    kl:               nats a token
+    same_top_percent: tokens where both caches put the same token first
+    """
+
+    name: str
+    bits_per_value: float
+    bytes_per_token: float
+    tokens_per_gib: int
+    perplexity: Estimate
+    change_percent: Estimate
+    kl: Estimate
+    same_top_percent: Estimate
+
+
+ESTIMATES = ("perplexity", "change_percent", "kl", "same_top_percent")
+_PLAIN = ("name", "bits_per_value", "bytes_per_token", "tokens_per_gib")
+
+
+def compare(
+    model, text, recipes: Sequence[str], *, context: int = 2048, windows: int = 4, threads: int = 0
+) -> list[CacheFigures]:
+    """Measures caches as ``kvx compare`` does: perplexity and KL divergence against a bf16 cache.
+
+    model:   a GGUF file of the Llama family; kvx.hf.compare takes a transformers model instead
+    text:    a UTF-8 file of at least context * windows tokens
+    recipes: ``["int8", "nvfp4:auto"]``; bf16 comes first, whether named or not
+    context: tokens of a window; its second half is scored
+
+    The command line tool does it, in a process of its own,.
+    Raises kvx.Error with the tool's words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        options = {
+            "--model": model,
+            "--text": text,
+            "--formats": ",".join(recipes),
+            "--ctx": context,
+            "--chunks": windows,
+            "--threads": threads,
+            "--json": report,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        command = [sys.executable, "-m", "kvx", "compare", *words]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise Error(done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: "))
+        return [_figures_of(cache) for cache in json.loads(report.read_text())["caches"]]
+
+
+def _figures_of(cache):
+    estimates = {name: Estimate(**cache[name]) for name in ESTIMATES}
+    return CacheFigures(**{name: cache[name] for name in _PLAIN}, **estimates)

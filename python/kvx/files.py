@@ -1,0 +1,53 @@
+"""Cache files: what one holds, and whether it is whole."""
+
+import os
+from dataclasses import dataclass
+
+from kvx import _core
+from kvx.errors import Error
+
+
+@dataclass(frozen=True)
+class PieceKind:
+    """Blocks of one layer group, packed or in 16 bits (wide): how many, and their bytes in memory
+    and in the file."""
+
+    layer_group: int
+    is_wide: bool
+    pieces: int
+    bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """What a cache file holds. ``sequences`` are the token numbers of each saved sequence."""
+
+    version: int
+    file_bytes: int
+    fingerprint: str
+    block_size: int
+    blocks: int
+    sequences: list[list[int]]
+    kinds: list[PieceKind]
+
+
+def inspect(path) -> CacheFile:
+    """Reads a cache file's index, which is checked; its blocks are not read.
+
+    Raises kvx.Error: no cache file, a damaged one, or one of a newer version.
+    """
+    fields = _core.inspect_file(os.fspath(path))
+    return CacheFile(**{**fields, "kinds": [PieceKind(**kind) for kind in fields["kinds"]]})
+
+
+def verify(path) -> int:
+    """Reads every block of a cache file and checks it; returns how many pieces there are.
+
+    Raises kvx.Error naming the first damaged block, or as inspect() does.
+    """
+    pieces = sum(kind.pieces for kind in inspect(path).kinds)
+    damage = _core.find_damage(os.fspath(path))
+    if damage:
+        raise Error(f"'{path}': {len(damage)} of {pieces} pieces are bad; {damage[0]}")
+    return pieces

@@ -1,0 +1,99 @@
+"""kvx in vLLM: an attention backend whose pages are kvx's packed bytes.
+
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvx": {"recipe": "int4"}}'
+
+vLLM finds ``register`` by the entry point ``vllm.general_plugins`` and calls it in each of its
+processes; nothing changes until the backend is asked for.
+"""
+
+import logging
+import os
+
+from kvx.errors import UnsupportedError
+from kvx.vllm.recipe import RECIPE_VARIABLE
+
+try:
+    import vllm
+except ImportError as error:
+    raise ImportError(f"kvx.vllm needs vLLM 0.32: pip install vllm ({error})") from error
+
+TESTED_VERSION = "0.32"
+BACKEND = "kvx.vllm.backend.KvxBackend"
+_log = logging.getLogger("vllm.kvx")  # below "vllm": its handlers show it
+
+
+def register() -> None:
+    """Registers the attention backend CUSTOM, and makes vLLM's CPU platform honour it.
+
+    Where vLLM's interface is another, an error is logged and nothing is registered.
+    Raises kvx.UnsupportedError instead when KVX_VLLM_RECIPE asks for kvx.
+    """
+    problem = interface_problem()
+    if problem:
+        message = (
+            f"kvx does not know the interface of vLLM {vllm.__version__}: {problem}; it was made "
+            f"for {TESTED_VERSION}. The attention backend CUSTOM is not kvx's."
+        )
+        if os.environ.get(RECIPE_VARIABLE):
+            raise UnsupportedError(message)
+        _log.error(message)
+        return
+    if not vllm.__version__.startswith(TESTED_VERSION + "."):
+        _log.warning("kvx was tested with vLLM %s, not %s", TESTED_VERSION, vllm.__version__)
+
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from kvx.vllm.cpu_platform import honour_custom_backend
+
+    register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
+    honour_custom_backend()
+
+
+def interface_problem() -> str | None:
+    """What vLLM lacks of the interface that kvx uses; None if nothing."""
+    import dataclasses
+    import inspect
+
+    try:
+        from vllm.platforms.cpu import CpuPlatform
+        from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+        from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout, get_kv_quant_mode  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    hook = inspect.signature(CpuPlatform.get_attn_backend_cls).parameters
+    needed = [
+        (AttentionBackendEnum.__members__, "AttentionBackendEnum", ["CUSTOM"]),
+        (KVCacheLayout.__members__, "KVCacheLayout", ["LBHNC"]),
+        (
+            dir(AttentionBackend),
+            "AttentionBackend",
+            [
+                "customize_spec",
+                "forward_includes_kv_cache_update",
+                "get_supported_kernel_block_sizes",
+                "supported_kv_cache_layouts",
+                "validate_configuration",
+            ],
+        ),
+        (
+            [field.name for field in dataclasses.fields(AttentionSpec)],
+            "AttentionSpec",
+            ["block_size", "num_kv_heads", "head_size", "head_size_v", "kv_quant_mode"]
+            + ["state_content_bytes"],
+        ),
+        (
+            [field.name for field in dataclasses.fields(CommonAttentionMetadata)],
+            "CommonAttentionMetadata",
+            ["query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping", "causal"],
+        ),
+        (hook, "CpuPlatform.get_attn_backend_cls", ["selected_backend", "attn_selector_config"]),
+    ]
+    for there, owner, names in needed:
+        missing = [name for name in names if name not in there]
+        if missing:
+            return f"{owner} has no {', '.join(missing)}"
+    return None
+
+
+__all__ = ["interface_problem", "register"]

@@ -1,0 +1,81 @@
+"""Which kvx recipe a layer of vLLM's stores its keys and values by."""
+
+import os
+
+from kvx.errors import Error, UnsupportedError
+from kvx.formats import parse_recipe
+
+RECIPE_VARIABLE = "KVX_VLLM_RECIPE"
+DEFAULT_RECIPE = "int8"
+
+# What --kv-cache-dtype, or a checkpoint's own scheme, means to kvx.
+_OF_CACHE_DTYPE = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+    "fp8_per_token_head": "fp8_e4m3:source=computed",
+    "int8_per_token_head": "int8",
+    "int4_per_token_head": "int4",
+    "nvfp4": "nvfp4",
+    "nvfp4_4over6": "nvfp4:4over6",
+}
+_OF_MODEL_DTYPE = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+CACHE_DTYPES = ["auto", *_OF_CACHE_DTYPE]
+
+
+def options_of(vllm_config) -> dict:
+    """The "kvx" part of --additional-config. Raises kvx.Error: an unknown option."""
+    options = (vllm_config.additional_config or {}).get("kvx", {})
+    unknown = sorted(set(options) - {"recipe", "unit_scales"})
+    if unknown:
+        raise Error(f"additional_config has kvx.{unknown[0]}; expected recipe or unit_scales")
+    return options
+
+
+def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
+    """kv_cache_dtype: the layer's; "auto" for layers that --kv-cache-dtype-skip-layers names too.
+
+    Raises kvx.Error: two wishes at once, or a recipe that does not exist.
+    """
+    wish = options_of(vllm_config).get("recipe") or os.environ.get(RECIPE_VARIABLE)
+    of_all_layers = vllm_config.cache_config.cache_dtype
+    if wish and (kv_cache_dtype != "auto" or of_all_layers != "auto"):
+        named = kv_cache_dtype if kv_cache_dtype != "auto" else of_all_layers
+        raise Error(
+            f"recipe is '{wish}' and the cache's dtype is '{named}' (by --kv-cache-dtype or the "
+            f"checkpoint); expected one of the two"
+        )
+    if kv_cache_dtype != "auto":
+        recipe = _OF_CACHE_DTYPE[kv_cache_dtype]
+    elif of_all_layers != "auto":  # a skipped layer
+        recipe = _OF_MODEL_DTYPE[str(vllm_config.model_config.dtype).removeprefix("torch.")]
+    else:
+        recipe = wish or DEFAULT_RECIPE
+    _check(recipe)
+    return recipe
+
+
+def is_static(recipe: str) -> bool:
+    """Whether the scales are the checkpoint's."""
+    parsed = parse_recipe(recipe)
+    return "given" in (parsed.k.scale_source, parsed.v.scale_source) and _is_fp8(parsed)
+
+
+def _check(recipe):
+    parsed = parse_recipe(recipe)
+    if parsed.wide_format is not None:
+        raise Error(
+            f"recipe is '{recipe}'; vLLM's pages have no 16-bit ends (add immediate, or leave auto, "
+            f"sink and recent out)"
+        )
+    for side in (parsed.k, parsed.v):
+        if side.scale_source == "given" and not side.format.startswith(("fp8", "f", "bf")):
+            raise UnsupportedError(
+                f"recipe is '{recipe}'; vLLM's k_scale and v_scale are those of fp8 alone"
+            )
+
+
+def _is_fp8(parsed):
+    return parsed.k.format.startswith("fp8") or parsed.v.format.startswith("fp8")

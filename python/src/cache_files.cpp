@@ -1,0 +1,95 @@
+// Cache files seen from outside: what one holds, and whether its blocks are as they were written.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/src/bindings.hpp"
+#include "python/src/errors.hpp"
+#include "tier/cache_file.hpp"
+
+namespace kvx::python {
+namespace {
+
+namespace nb = nanobind;
+
+// The tokens of a sequence, from its first block to its last.
+std::vector<int32_t> tokens_of(const tier::FileIndex& index, int32_t last_block) {
+  std::vector<int32_t> chain;
+  for (int32_t block = last_block; block >= 0; block = index.blocks[block].parent) {
+    chain.push_back(block);
+  }
+  std::vector<int32_t> tokens;
+  for (auto block = chain.rbegin(); block != chain.rend(); ++block) {
+    const std::vector<int32_t>& more = index.blocks[*block].tokens;
+    tokens.insert(tokens.end(), more.begin(), more.end());
+  }
+  return tokens;
+}
+
+nb::list kinds_of(const tier::FileIndex& index) {
+  std::vector<int64_t> pieces(index.kinds.size());
+  std::vector<int64_t> stored_bytes(index.kinds.size());
+  for (const tier::FileBlock& block : index.blocks) {
+    for (const tier::FilePiece& piece : block.pieces) {
+      ++pieces[piece.kind];
+      stored_bytes[piece.kind] += piece.stored_bytes;
+    }
+  }
+  nb::list kinds;
+  for (size_t i = 0; i < index.kinds.size(); ++i) {
+    nb::dict kind;
+    kind["layer_group"] = index.kinds[i].group;
+    kind["is_wide"] = index.kinds[i].is_wide;
+    kind["pieces"] = pieces[i];
+    kind["bytes"] = pieces[i] * index.kinds[i].bytes;
+    kind["stored_bytes"] = stored_bytes[i];
+    kinds.append(kind);
+  }
+  return kinds;
+}
+
+tier::CacheFileReader opened(const std::string& path) {
+  nb::gil_scoped_release no_gil;
+  return value_of(tier::CacheFileReader::open(path));
+}
+
+nb::dict inspect_file(const std::string& path) {
+  const tier::CacheFileReader file = opened(path);
+  const tier::FileIndex& index = file.index();
+  nb::dict dict;
+  dict["version"] = tier::kFileVersion;
+  dict["file_bytes"] = file.file_bytes();
+  dict["fingerprint"] = index.fingerprint;
+  dict["block_size"] = index.block_size;
+  dict["blocks"] = index.blocks.size();
+  nb::list sequences;
+  for (const int32_t last : index.sequences) sequences.append(nb::cast(tokens_of(index, last)));
+  dict["sequences"] = sequences;
+  dict["kinds"] = kinds_of(index);
+  return dict;
+}
+
+// One message a damaged piece.
+std::vector<std::string> find_damage(const std::string& path) {
+  nb::gil_scoped_release no_gil;
+  auto file = value_of(tier::CacheFileReader::open(path));
+  const tier::FileIndex& index = file.index();
+  std::vector<std::string> problems;
+  std::vector<uint8_t> bytes;
+  for (size_t b = 0; b < index.blocks.size(); ++b) {
+    for (const tier::FilePiece& piece : index.blocks[b].pieces) {
+      bytes.resize(static_cast<size_t>(index.kinds[piece.kind].bytes));
+      const Status read = file.read_piece(piece, bytes);
+      if (!read.ok()) problems.push_back(fmt::format("block {}: {}", b, read.error().message));
+    }
+  }
+  return problems;
+}
+
+}  // namespace
+
+void bind_cache_files(nb::module_& module) {
+  module.def("inspect_file", &inspect_file, nb::arg("path"));
+  module.def("find_damage", &find_damage, nb::arg("path"));
+}
+
+}  // namespace kvx::python

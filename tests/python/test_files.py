@@ -1,0 +1,112 @@
+"""Prefixes that are found again, and cache files."""
+
+import numpy as np
+import pytest
+from reference import random_rows
+
+import kvx
+
+SHAPE = dict(num_layers=2, num_kv_heads=2, head_dim=64, max_tokens=512, max_sequences=4)
+
+
+def new_cache(recipe="int8", **options):
+    return kvx.Cache(recipe=recipe, **{**SHAPE, "prefix_model": "a model", **options})
+
+
+def feed(cache, sequence, tokens):
+    """Appends rows that follow from the tokens and their positions, and records the tokens."""
+    first = cache.num_tokens(sequence)
+    for at in range(first, first + len(tokens)):
+        token = tokens[at - first]
+        with cache.step([(sequence, 1)]):
+            for layer in range(2):
+                rows = random_rows(1000 * at + token + layer, 1, 10, 64)
+                cache.append_and_attend(layer, rows[:, :6], rows[:, 6:8], rows[:, 8:])
+    cache.record_tokens(sequence, tokens)
+
+
+def stored(cache, sequence):
+    return np.stack([side for layer in range(2) for side in cache.gather(sequence, layer)])
+
+
+def text(count):
+    return np.arange(count, dtype=np.int64) % 7
+
+
+def test_a_prefix_is_found_again_by_its_tokens():
+    cache = new_cache()
+    first = cache.create_sequence()
+    feed(cache, first, text(150))
+    second = cache.create_sequence_from(text(140))
+    assert cache.num_tokens(second) == 128  # whole blocks
+    assert np.array_equal(stored(cache, second), stored(cache, first)[:, :128])
+    assert cache.recorded_tokens(second) == text(128).tolist()
+    assert cache.num_tokens(cache.create_sequence_from(text(140), adapter="another")) == 0
+    cache.free_sequence(first)
+    cache.free_sequence(second)
+    cache.clear_prefixes()
+    assert cache.num_tokens(cache.create_sequence_from(text(140))) == 0
+
+
+def test_a_sequence_comes_back_from_its_file(tmp_path):
+    cache = new_cache("nvfp4:auto")
+    sequence = cache.create_sequence()
+    feed(cache, sequence, text(200))
+    for level in (0, 3):
+        path = tmp_path / f"level{level}.kvx"
+        cache.save_sequence(sequence, path, zstd_level=level)
+        other = new_cache("nvfp4:auto")
+        loaded = other.load_sequence(path)
+        assert np.array_equal(stored(other, loaded), stored(cache, sequence))
+        found = kvx.inspect(path)
+        assert found.sequences == [text(200).tolist()] and found.fingerprint == cache.fingerprint()
+        assert found.file_bytes == path.stat().st_size and found.block_size == 64
+        assert {kind.is_wide for kind in found.kinds} == {False, True}
+        assert kvx.verify(path) == sum(kind.pieces for kind in found.kinds)
+
+
+def test_prefixes_come_back_from_their_file(tmp_path):
+    cache = new_cache()
+    feed(cache, cache.create_sequence(), text(150))
+    cache.save_prefixes(tmp_path / "prefixes.kvx")
+    other = new_cache()
+    report = other.load_prefixes(tmp_path / "prefixes.kvx")
+    assert (report.blocks, report.loaded, report.bad) == (2, 2, 0)
+    assert other.num_tokens(other.create_sequence_from(text(150))) == 128
+    assert other.load_prefixes(tmp_path / "prefixes.kvx").known == 2
+
+
+def test_a_damaged_file_is_refused_and_named(tmp_path):
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    feed(cache, sequence, text(70))
+    path = tmp_path / "file.kvx"
+    cache.save_sequence(sequence, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    with pytest.raises(kvx.Error, match="1 of 2 pieces are bad; block 0"):
+        kvx.verify(path)
+    with pytest.raises(kvx.Error):
+        cache.load_sequence(path)
+    assert cache.load_sequence is not None and cache.num_tokens(sequence) == 70
+    path.write_bytes(b"no cache file")
+    with pytest.raises(kvx.Error, match="file.kvx"):
+        kvx.inspect(path)
+
+
+def test_files_of_another_cache_and_caches_without_prefixes_are_refused(tmp_path):
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    feed(cache, sequence, text(10))
+    cache.save_sequence(sequence, tmp_path / "file.kvx")
+    with pytest.raises(kvx.Error, match="nvfp4"):
+        new_cache("nvfp4").load_sequence(tmp_path / "file.kvx")
+    plain = new_cache(prefix_model=None)
+    with pytest.raises(kvx.UnsupportedError):
+        plain.create_sequence_from([1, 2, 3])
+    with pytest.raises(kvx.Error, match="prefix_hash is 'md5'"):
+        new_cache(prefix_hash="md5")
+    with pytest.raises(kvx.UnsupportedError):
+        cache.create_sequence_from([1, 2, 3], tenant="needs sha256")
+    with pytest.raises(kvx.OutOfRangeError):
+        cache.record_tokens(sequence, [1])

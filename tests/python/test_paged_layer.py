@@ -1,0 +1,169 @@
+"""Attention over an engine's own pages, beside plain attention in float64."""
+
+import numpy as np
+import pytest
+from reference import attention, random_rows, relative_error
+
+import kvx
+
+TOLERANCE = {"f32": 2e-6, "bf16": 6e-3, "int8": 2e-2, "int8/int4": 0.2, "nvfp4:auto,immediate": 0.2}
+
+
+class Engine:
+    """Pages in a shuffled order, as an engine hands them out; page 0 belongs to nobody."""
+
+    def __init__(self, recipe, num_pages=40, block_size=16, padding=0, **options):
+        self.layer = kvx.PagedLayer(
+            recipe, num_kv_heads=2, head_dim=64, block_size=block_size, **options
+        )
+        self.block_size = block_size
+        whole = np.zeros((num_pages, self.layer.page_bytes + padding), np.uint8)
+        self.pages = whole[:, : self.layer.page_bytes]
+        self.free = list(np.random.default_rng(0).permutation(np.arange(1, num_pages)))
+        self.tables, self.lengths = [], []
+
+    def add(self, tokens, table=()):
+        needed = -(-tokens // self.block_size) - len(table)
+        self.tables.append([*table, *(self.free.pop() for _ in range(needed))])
+        self.lengths.append(0)
+        return len(self.tables) - 1
+
+    def step(self, parts, padding=0, **options):
+        """parts: (sequence, q, k, v); returns attention's rows. Padding as CUDA graphs make it."""
+        slots, starts = [], [0]
+        for sequence, q, _, _ in parts:
+            first = self.lengths[sequence]
+            table = self.tables[sequence]
+            for at in range(first, first + len(q)):
+                slots.append(table[at // self.block_size] * self.block_size + at % self.block_size)
+            self.lengths[sequence] += len(q)
+            starts.append(starts[-1] + len(q))
+        q, k, v = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
+        q, k, v = (
+            np.concatenate([x, np.full_like(x[:1], 7).repeat(padding, 0)]) for x in (q, k, v)
+        )
+        slots = np.array(slots + padding * [-1], np.int64)
+        self.layer.append(self.pages, k, v, slots)
+        rows = len(parts) + padding
+        table = np.zeros((rows, max(map(len, self.tables)) + 3), np.int32)
+        for row, part in enumerate(parts):
+            table[row, : len(self.tables[part[0]])] = self.tables[part[0]]
+        lengths = np.array([self.lengths[p[0]] for p in parts] + padding * [0], np.int32)
+        starts = np.array(starts + padding * starts[-1:], np.int32)
+        out = self.layer.attend(self.pages, q, table, lengths, starts, **options)
+        return np.split(out, starts[1 : len(parts)])
+
+
+def stream(tokens, seed=0):
+    return [random_rows(seed + i, tokens, heads, 64) for i, heads in enumerate((6, 2, 2))]
+
+
+@pytest.mark.parametrize("recipe", TOLERANCE)
+@pytest.mark.parametrize("padding", [0, 64])
+def test_prompts_and_decoding_of_several_sequences_are_plain_attention(recipe, padding):
+    engine = Engine(recipe, padding=padding)
+    texts = [stream(100, 10), stream(40, 20), stream(65, 30)]
+    sequences = [engine.add(len(text[0])) for text in texts]
+    found = [[] for _ in texts]
+    for cut in ((0, 33), (33, 39), (39, 40)):  # a prompt in two chunks, then a token
+        parts = [(s, *(x[slice(*cut)] for x in text)) for s, text in zip(sequences, texts)]
+        for rows, more in zip(found, engine.step(parts)):
+            rows.append(more)
+    for rows, text in zip(found, texts):
+        expected = attention(*(x[:40] for x in text))
+        assert relative_error(np.concatenate(rows), expected) < TOLERANCE[recipe]
+
+
+def test_windows_softcap_sinks_and_scale():
+    engine = Engine("f32")
+    text = stream(70)
+    options = dict(softcap=5.0, sinks=np.linspace(-1, 2, 6, dtype=np.float32), window=24)
+    (found,) = engine.step([(engine.add(70), *text)], softmax_scale=0.2, **options)
+    assert relative_error(found, attention(*text, scale=0.2, **options)) < 2e-6
+
+
+def test_padded_rows_are_neither_stored_nor_read():
+    engine = Engine("int8")
+    text = stream(20)
+    sequence = engine.add(20)
+    before = engine.pages[0].copy()
+    (found,) = engine.step([(sequence, *text)], padding=3)
+    assert relative_error(found[:20], attention(*text)) < 2e-2
+    assert np.array_equal(engine.pages[0], before)
+
+
+def test_sequences_share_the_pages_of_a_prefix():
+    engine = Engine("f32")
+    text, other = stream(32), stream(32, seed=9)
+    first = engine.add(32)
+    engine.step([(first, *text)])
+    second = engine.add(32, table=engine.tables[first][:1])
+    engine.lengths[second] = 16
+    (found,) = engine.step([(second, *(x[16:] for x in other))])
+    mixed = [np.concatenate([x[:16], y[16:]]) for x, y in zip(text, other)]
+    assert relative_error(found, attention(*mixed)[16:]) < 2e-6
+
+
+def test_what_was_stored_is_read_back():
+    engine = Engine("f32")
+    _, k, v = stream(37)
+    sequence = engine.add(37)
+    engine.step([(sequence, random_rows(1, 37, 2, 64), k, v)])
+    found = engine.layer.gather(engine.pages, engine.tables[sequence], 37)
+    assert np.array_equal(found[0], k) and np.array_equal(found[1], v)
+
+
+def test_given_scales_are_the_engines():
+    steps = dict(k_steps=[0.5, 0.25], v_steps=[0.125, 0.0625])
+    engine = Engine("fp8_e4m3", **steps)
+    _, k, v = stream(16)
+    sequence = engine.add(16)
+    engine.step([(sequence, random_rows(1, 16, 2, 64), k, v)])
+    found = engine.layer.gather(engine.pages, engine.tables[sequence], 16)
+    for side, name, rows in ((k, "k_steps", found[0]), (v, "v_steps", found[1])):
+        for head in range(2):
+            stored = kvx.quantize(side[:, head], "fp8_e4m3", steps=[steps[name][head]])
+            assert np.array_equal(rows[:, head], stored.dequantize())
+
+
+def test_a_page_takes_what_its_format_takes():
+    def page_bytes(recipe):
+        return kvx.PagedLayer(recipe, num_kv_heads=3, head_dim=64, block_size=128).page_bytes
+
+    assert page_bytes("bf16") == 3 * 128 * 256
+    assert page_bytes("int8") == 3 * 128 * 132
+    assert page_bytes("int4") == 3 * 128 * 68
+    assert page_bytes("nvfp4") == 3 * 128 * 72
+
+
+def test_what_does_not_fit_is_refused():
+    engine = Engine("int8", num_pages=4)
+    layer, pages = engine.layer, engine.pages
+    q, k, v = stream(3)
+    slots, table = np.array([16, 17, 18]), np.array([[1, 0]], np.int32)
+    lengths, starts = np.array([3], np.int32), np.array([0, 3], np.int32)
+    for call, message in [
+        (lambda: layer.append(pages, k, v, np.array([16, 17, 64])), "slot"),
+        (lambda: layer.append(pages, k, v, slots.astype(np.int32)), "slots has the shape .* int64"),
+        (lambda: layer.append(pages, k[:2], v, slots), "k has 2 tokens; the step has 3"),
+        (lambda: layer.append(pages[:, 1:], k, v, slots), "pages has the shape"),
+        (lambda: layer.append(pages.astype(np.int8), k, v, slots), "pages has the shape"),
+        (lambda: layer.append(np.broadcast_to(pages[0], pages.shape), k, v, slots), "pages is"),
+        (lambda: layer.attend(pages, q, table, lengths[:0], starts), "expected n, n and n"),
+        (lambda: layer.attend(pages, q[:2], table, lengths, starts), "q has 2 tokens"),
+        (lambda: layer.attend(pages, q, table + 4, lengths, starts), "block"),
+        (lambda: layer.attend(pages, q, table, lengths + 99, starts), "seq_len"),
+        (lambda: layer.attend(pages, q, table, lengths, -starts), "q has 3 tokens"),
+        (lambda: layer.attend(pages, q[:, :5], table, lengths, starts), "a multiple of num_kv"),
+        (lambda: kvx.PagedLayer("nvfp4:auto", num_kv_heads=1, head_dim=64), "add immediate"),
+        (lambda: kvx.PagedLayer("int8", num_kv_heads=1, head_dim=64, block_size=0), "block_size"),
+        (
+            lambda: kvx.PagedLayer("fp8_e4m3", num_kv_heads=2, head_dim=64, k_steps=[1]).append(
+                np.zeros((1, 1 << 16), np.uint8), k, v, slots
+            ),
+            "group_scales has 1 numbers; expected 2",
+        ),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            call()
+    assert not pages[1].any()

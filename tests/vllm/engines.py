@@ -1,0 +1,91 @@
+"""Engines on tiny random models, so small that vLLM's own start is what takes the time."""
+
+import gc
+
+import torch
+import transformers
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+SIZES = dict(
+    vocab_size=97,
+    hidden_size=128,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    tie_word_embeddings=False,
+    torch_dtype="float32",
+)
+GEMMA = {"sliding_window": 40, "query_pre_attn_scalar": 64, "tie_word_embeddings": True}
+CONFIGS = {
+    "llama": ("LlamaConfig", {}),
+    "gemma2": ("Gemma2Config", GEMMA),
+    "gemma3": ("Gemma3TextConfig", GEMMA),
+}
+BLOCK = 32
+
+
+def save_model(name, folder):
+    """A random model in `folder`, large weights behind small embeddings: else it repeats itself."""
+    config_class, options = CONFIGS[name]
+    torch.manual_seed(7)
+    config = getattr(transformers, config_class)(**{**SIZES, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed_tokens" not in parameter_name:
+                parameter.mul_(8)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def prompts(lengths, seed=3):
+    torch.manual_seed(seed)
+    return [{"prompt_token_ids": torch.randint(3, 97, (n,)).tolist()} for n in lengths]
+
+
+class Engine:
+    """``with Engine(model, recipe) as engine``: kvx by a recipe, vLLM's own attention for None."""
+
+    def __init__(self, model, recipe=None, **options):
+        if recipe is not None:
+            options["attention_backend"] = "CUSTOM"
+            options.setdefault("additional_config", {"kvx": {"recipe": recipe}})
+        defaults = dict(
+            dtype="float32",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=256,
+            kv_cache_memory_bytes=1 << 24,
+        )
+        self.llm = LLM(model, **{**defaults, **options})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        del self.llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def tokens(self, inputs, count=20):
+        return [output.outputs[0].token_ids for output in self.outputs(inputs, count)]
+
+    def outputs(self, inputs, count=20):
+        sampling = SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, detokenize=False
+        )
+        return self.llm.generate(inputs, sampling, use_tqdm=False)
+
+    @property
+    def cached_tokens(self):
+        """That vLLM's memory holds."""
+        config = self.llm.llm_engine.vllm_config.cache_config
+        return config.num_gpu_blocks * config.block_size
