@@ -50,6 +50,16 @@ const char* title_of(Section section) {
       return "Device memory";
     case Section::kWords:
       return "1.2 Errors in words";
+    case Section::kFormatWords:
+      return "1.2 Formats and pages";
+    case Section::kAppend:
+      return "1.2 Append";
+    case Section::kGather:
+      return "1.2 Gather";
+    case Section::kAttend:
+      return "1.2 Attend";
+    case Section::kCopies:
+      return "1.2 Copies";
     case Section::kNumSections:
       break;
   }
@@ -66,7 +76,8 @@ std::vector<Check> all_checks() {
   for (const auto& part :
        {version_checks(), descriptor_checks(), write_checks(), gather_checks(), table_checks(),
         slot_checks(), size_checks(), scale_checks(), bad_write_checks(), bad_gather_checks(),
-        thread_checks(), device_checks()}) {
+        thread_checks(), device_checks(), format_checks(), append_checks(), row_gather_checks(),
+        attend_checks(), bad_attend_checks(), copy_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   std::stable_sort(all.begin(), all.end(),

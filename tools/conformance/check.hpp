@@ -30,6 +30,11 @@ enum class Section {
   kLaunch,
   kDevice,
   kWords,
+  kFormatWords,
+  kAppend,
+  kGather,
+  kAttend,
+  kCopies,
   kNumSections
 };
 const char* title_of(Section section);
@@ -73,6 +78,12 @@ std::vector<Check> bad_write_checks();
 std::vector<Check> bad_gather_checks();
 std::vector<Check> thread_checks();
 std::vector<Check> device_checks();
+std::vector<Check> format_checks();
+std::vector<Check> append_checks();
+std::vector<Check> row_gather_checks();
+std::vector<Check> attend_checks();
+std::vector<Check> bad_attend_checks();
+std::vector<Check> copy_checks();
 
 // All of them, in the order of the specification's sections.
 std::vector<Check> all_checks();

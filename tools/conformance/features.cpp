@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <stdexcept>
-#include <utility>
+
+#include "tools/conformance/row_codec.hpp"
 
 namespace kvx::conformance {
 namespace {
@@ -60,6 +60,8 @@ constexpr FeatureName kNames[] = {
     {kTraits, KVX_TRAIT_STRIDED_IO, "trait STRIDED_IO"},
     {kTraits, KVX_TRAIT_REPORTS_OUT_OF_RANGE, "trait REPORTS_OUT_OF_RANGE"},
     {kTraits, KVX_TRAIT_LAUNCH_ON_HOST, "trait LAUNCH_ON_HOST"},
+    {kTraits, KVX_TRAIT_ROWS_IN_PIECES, "trait ROWS_IN_PIECES"},
+    {kTraits, KVX_TRAIT_V_IN_K, "trait V_IN_K"},
 };
 
 }  // namespace
@@ -83,8 +85,10 @@ std::vector<std::string> Features::names() const {
     names.emplace_back(feature.name);
     unnamed.bits_[feature.mask] &= ~feature.flag;
   }
-  if (const int formats = std::popcount(std::exchange(unnamed.bits_[kFormats], 0))) {
-    names.push_back(fmt::format("{} formats of 1.2's own verbs", formats));
+  for (const FormatFacts& facts : all_formats()) {
+    const uint64_t flag = bit(facts.format);
+    if ((bits_[kFormats] & flag) != 0) names.push_back(fmt::format("format {}", facts.name));
+    unnamed.bits_[kFormats] &= ~flag;
   }
   for (int mask = 0; mask < kNumMasks; ++mask) {
     if (unnamed.bits_[mask] == 0) continue;

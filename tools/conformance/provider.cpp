@@ -41,6 +41,15 @@ Provider load_provider(const std::string& path) {
   find(library, "kvx_query_features", provider.query_features);
   find(library, "kvx_last_error", provider.last_error);
   find(library, "kvx_status_name", provider.status_name);
+  find(library, "kvx_format_info", provider.format_info);
+  find(library, "kvx_page_bytes_per_token", provider.page_bytes_per_token);
+  find(library, "kvx_describe_pages", provider.describe_pages);
+  find(library, "kvx_append", provider.append);
+  find(library, "kvx_gather", provider.gather);
+  find(library, "kvx_attend_workspace", provider.attend_workspace);
+  find(library, "kvx_attend", provider.attend);
+  find(library, "kvx_copy_blocks", provider.copy_blocks);
+  find(library, "kvx_transcode", provider.transcode);
   return provider;
 }
 

@@ -25,6 +25,17 @@ struct Provider {
   decltype(&kvx_query_features) query_features = nullptr;
   decltype(&kvx_last_error) last_error = nullptr;
   decltype(&kvx_status_name) status_name = nullptr;
+
+  // The verbs of 1.2, on layers in the caller's memory.
+  decltype(&kvx_format_info) format_info = nullptr;
+  decltype(&kvx_page_bytes_per_token) page_bytes_per_token = nullptr;
+  decltype(&kvx_describe_pages) describe_pages = nullptr;
+  decltype(&kvx_append) append = nullptr;
+  decltype(&kvx_gather) gather = nullptr;
+  decltype(&kvx_attend_workspace) attend_workspace = nullptr;
+  decltype(&kvx_attend) attend = nullptr;
+  decltype(&kvx_copy_blocks) copy_blocks = nullptr;
+  decltype(&kvx_transcode) transcode = nullptr;
 };
 
 // Throws std::runtime_error that says what cannot be loaded. The library stays loaded.
