@@ -77,6 +77,32 @@ const Broken kBroken[] = {
     {"WRITES_ONE_TOO_MANY", "write every slot alone"},
 };
 
+// Of a wrapper of libkvx.so (verb_fault.h).
+const Broken kBrokenVerbs[] = {
+    {"GIVEN_SCALE_INVERTED", "append fp8_e4m3 under a scale for all"},
+    {"LAST_CODE_DIFFERS", "append int8 NHD"},
+    {"NEGATIVE_SLOT_IS_ZERO", "append bf16 NHD"},
+    {"COUNTED_SLOT_IS_WRITTEN", "append counts slots beyond and writes none"},
+    {"WRITES_BEFORE_IT_REFUSES", "append refuses slots beyond, having written nothing"},
+    {"EARLIER_TOKEN_STAYS", "append of equal slots"},
+    {"TRANSFORM_FORGOTTEN", "append with transforms"},
+    {"NONFINITE_UNCOUNTED", "append counts what codes cannot say"},
+    {"TRANSFORM_NOT_UNDONE", "gather undoes transforms"},
+    {"RANGE_OFF_BY_ONE", "gather ranges"},
+    {"FIRST_ROW_IGNORED", "gather ranges"},
+    {"WINDOW_OFF_BY_ONE", "attend with a window"},
+    {"SINKS_IGNORED", "attend with sinks"},
+    {"SOFTCAP_IGNORED", "attend with a softcap"},
+    {"NOT_CAUSAL", "attend int8"},
+    {"TREE_MASK_IGNORED", "attend with a tree mask"},
+    {"WIDE_ENDS_IGNORED", "attend with wide ends"},
+    {"LSE_IN_BASE_TWO", "attend with an LSE"},
+    {"LAST_TOKEN_LOST", "attend bf16"},
+    {"COPIES_WHOLE_BLOCKS", "copy int8 blocks as they are stored"},
+    {"SLOTS_CHANGE_PLACES", "transcode bf16 to fp8_e4m3"},
+    {"PAGES_WITHOUT_SCALES", "pages of int8"},
+};
+
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
@@ -91,7 +117,9 @@ TEST(Conformance, PassesKvxWithEverythingThatItClaims) {
     if (check["section"] == "Device memory") continue;  // absent on a machine with a GPU
     EXPECT_EQ(check["outcome"], "passed") << check["name"];
   }
-  EXPECT_GT(report["passed"].get<int>(), 150);
+  EXPECT_GT(report["passed"].get<int>(), 500);
+  EXPECT_TRUE(report["not_judged"].empty() || report["not_judged"] == Json({"memory DEVICE"}))
+      << report["not_judged"];
 }
 
 TEST(Conformance, PassesKvxAsAProviderOf11) {
@@ -107,25 +135,32 @@ TEST(Conformance, PassesASecondProviderWrittenFromTheSpecification) {
   }
 }
 
-TEST(Conformance, CatchesEveryBrokenProviderByTheCheckThatNamesItsFault) {
-  for (const Broken& broken : kBroken) {
-    SCOPED_TRACE(broken.fault);
-    const std::string filter = std::string(" --json --filter \"") + broken.check + "\"";
-    const Judgement run = run_kit(provider("broken_" + lower(broken.fault)) + filter);
-    EXPECT_EQ(run.exit_code, 1) << run.text;
-    const Json report = Json::parse(run.text);
-    std::set<std::string> failed;
-    for (const Json& check : report["checks"]) {
-      if (check["outcome"] == "failed" && check["reason"] != "") failed.insert(check["name"]);
-    }
-    EXPECT_TRUE(failed.contains(broken.check)) << run.text;
-    // The same question to the provider without the fault.
-    EXPECT_EQ(run_kit(provider("slow_provider") + filter).exit_code, 0);
+// sound: the same provider without the fault.
+void expect_caught(const Broken& broken, const std::string& sound) {
+  SCOPED_TRACE(broken.fault);
+  const std::string filter = std::string(" --json --filter \"") + broken.check + "\"";
+  const Judgement run = run_kit(provider("broken_" + lower(broken.fault)) + filter);
+  EXPECT_EQ(run.exit_code, 1) << run.text;
+  const Json report = Json::parse(run.text);
+  std::set<std::string> failed;
+  for (const Json& check : report["checks"]) {
+    if (check["outcome"] == "failed" && check["reason"] != "") failed.insert(check["name"]);
   }
+  EXPECT_TRUE(failed.contains(broken.check)) << run.text;
+  EXPECT_EQ(run_kit(provider(sound) + filter).exit_code, 0);
 }
 
-TEST(Conformance, HasABrokenProviderForEveryFault) {
-  std::ifstream file(KVX_SOURCE_DIR "/tests/abi_providers/fault.h");
+TEST(Conformance, CatchesEveryBrokenProviderByTheCheckThatNamesItsFault) {
+  for (const Broken& broken : kBroken) expect_caught(broken, "slow_provider");
+}
+
+TEST(Conformance, CatchesEveryBrokenVerbByTheCheckThatNamesItsFault) {
+  for (const Broken& broken : kBrokenVerbs) expect_caught(broken, "wrapped_kvx");
+}
+
+// The enumerators of a header, less the first.
+std::set<std::string> faults_in(const std::string& header) {
+  std::ifstream file(KVX_SOURCE_DIR "/tests/abi_providers/" + header);
   const std::string text(std::istreambuf_iterator<char>(file), {});
   std::set<std::string> faults;
   const std::regex line("\n  ([A-Z_0-9]+)");
@@ -133,9 +168,17 @@ TEST(Conformance, HasABrokenProviderForEveryFault) {
     faults.insert((*match)[1]);
   }
   faults.erase("NO_FAULT");
+  faults.erase("NO_VERB_FAULT");
+  return faults;
+}
+
+TEST(Conformance, HasABrokenProviderForEveryFault) {
   std::set<std::string> broken;
   for (const Broken& b : kBroken) broken.insert(b.fault);
-  EXPECT_EQ(broken, faults);
+  EXPECT_EQ(broken, faults_in("fault.h"));
+  broken.clear();
+  for (const Broken& b : kBrokenVerbs) broken.insert(b.fault);
+  EXPECT_EQ(broken, faults_in("verb_fault.h"));
 }
 
 TEST(Conformance, SaysWhatFailedAndGoesOnAfterACrash) {
