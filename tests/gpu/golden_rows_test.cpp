@@ -1,24 +1,12 @@
 // Every golden row through append and gather on the device, byte for byte.
+#include "tests/support/golden_rows.hpp"
 #include "ops/append/append_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/compare_bytes.hpp"
-#include "tests/support/golden.hpp"
 
 namespace kvx::tests {
 namespace {
-
-// NaNs are compared as NaNs, everything else bit for bit.
-testing::AssertionResult same_floats(const std::vector<float>& expected,
-                                     const std::vector<float>& actual) {
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (std::isnan(expected[i]) && std::isnan(actual[i])) continue;
-    if (std::bit_cast<uint32_t>(expected[i]) == std::bit_cast<uint32_t>(actual[i])) continue;
-    return testing::AssertionFailure()
-           << "element " << i << ": expected " << expected[i] << ", found " << actual[i];
-  }
-  return testing::AssertionSuccess();
-}
 
 class GpuGoldenRows : public GpuTest {
  protected:
@@ -26,12 +14,8 @@ class GpuGoldenRows : public GpuTest {
   void check_case(const Json& row, const std::string& format_name) {
     const format::FormatSpec spec = spec_of(row, format_name);
     const int head_dim = row["head_dim"];
-    SCOPED_TRACE(fmt::format("{} row {} head_dim {} group {} scale {} {} {}", format_name,
-                             row["row"].get<std::string>(), head_dim, spec.group_size,
-                             name_of(spec.scale_type), name_of(spec.scale_source),
-                             name_of(spec.scale_choice)));
-    const float tensor_scale =
-        row.contains("tensor_scale") ? float_of_hex(row["tensor_scale"]) : 1.0f;
+    SCOPED_TRACE(title_of_row(row, format_name, spec));
+    const float tensor_scale = tensor_scale_of(row);
     TestLayer layer(spec, spec,
                     {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim});
     layer.k.view.tensor_scales = &tensor_scale;
@@ -99,40 +83,20 @@ class GpuGoldenRows : public GpuTest {
 };
 
 TEST_F(GpuGoldenRows, EveryFormatsRowsAreTheOraclesBytes) {
-  int cases = 0;
-  for (const format::Facts* facts : format::kAllFacts) {
-    const std::string name(facts->name);
-    const Json golden = read_golden("rows_" + name);
-    for (const Json& row : golden["cases"]) {
-      check_case(row, name);
-      ++cases;
-    }
-  }
-  EXPECT_GE(cases, 1172);
+  for_each_golden_row([this](const Json& row, const std::string& name) { check_case(row, name); });
 }
 
 TEST_F(GpuGoldenRows, ScalesChosenBySquaredErrorAreTheOracles) {
-  int cases = 0;
-  const Json golden = read_golden("search");
-  for (const Json& row : golden["cases"]) {
-    check_case(row, row["format"]);
-    ++cases;
-  }
-  EXPECT_GE(cases, 239);
+  for_each_golden_choice(
+      [this](const Json& row, const std::string& name) { check_case(row, name); });
 }
 
 TEST_F(GpuGoldenRows, TransformsAreTheOracles) {
-  const Json golden = read_golden("transforms");
-  int cases = 0;
-  for (const Json& row : golden["cases"]) {
+  for_each_golden_transform([this](const Json& row, const Json& terms, const Json&) {
     const int head_dim = row["head_dim"];
-    SCOPED_TRACE(row.dump().substr(0, 120));
-    const auto terms = std::find_if(golden["terms"].begin(), golden["terms"].end(),
-                                    [&](const Json& t) { return t["head_dim"] == head_dim; });
-    ASSERT_NE(terms, golden["terms"].end());
-    std::vector<float> mean = floats_of_hex((*terms)["mean"]);
-    std::vector<float> factor = floats_of_hex((*terms)["factor"]);
-    std::vector<float> offset = floats_of_hex((*terms)["block_offset"]);
+    std::vector<float> mean = floats_of_hex(terms["mean"]);
+    std::vector<float> factor = floats_of_hex(terms["factor"]);
+    std::vector<float> offset = floats_of_hex(terms["block_offset"]);
     Mirror mirror(memory());
     ops::SideTransform transform;
     if (row["mean"].get<bool>()) transform.mean = mirror.add(mean);
@@ -142,7 +106,7 @@ TEST_F(GpuGoldenRows, TransformsAreTheOracles) {
       transform.num_offset_blocks = 1;
     }
     transform.hadamard = row["hadamard"];
-    std::vector<uint8_t> input = memory_of(DType::kF32, (*terms)["input"]);
+    std::vector<uint8_t> input = memory_of(DType::kF32, terms["input"]);
     const auto f32 = format::make_spec(format::FormatId::kF32).value();
     TestLayer layer(f32, f32,
                     {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim});
@@ -154,9 +118,7 @@ TEST_F(GpuGoldenRows, TransformsAreTheOracles) {
                             gather_row(mirror, on_device, transform, head_dim, findings)));
     on_device.fetch(mirror);
     EXPECT_TRUE(same_bytes(memory_of(DType::kF32, row["transformed"]), layer.k.codes_at(0, 1, 0)));
-    ++cases;
-  }
-  EXPECT_GE(cases, 80);
+  });
 }
 
 }  // namespace

@@ -1,13 +1,11 @@
 // Every golden row through append and gather, byte for byte, at every CPU level.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "ops/append/append.hpp"
 #include "ops/gather/gather.hpp"
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/cpu_levels.hpp"
-#include "tests/support/golden.hpp"
+#include "tests/support/golden_rows.hpp"
 #include "tests/support/test_layer.hpp"
 
 namespace kvx::tests {
@@ -80,30 +78,13 @@ class OneRow {
   int head_dim_;
 };
 
-// NaNs are compared as NaNs, everything else bit for bit.
-testing::AssertionResult same_floats(const std::vector<float>& expected,
-                                     const std::vector<float>& actual) {
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (std::isnan(expected[i]) && std::isnan(actual[i])) continue;
-    if (std::bit_cast<uint32_t>(expected[i]) == std::bit_cast<uint32_t>(actual[i])) continue;
-    return testing::AssertionFailure()
-           << "element " << i << ": expected " << expected[i] << ", found " << actual[i];
-  }
-  return testing::AssertionSuccess();
-}
-
 void check_case(device::CpuLevel level, const Json& row, const std::string& format_name) {
   const FormatSpec spec = spec_of(row, format_name);
   const int head_dim = row["head_dim"];
-  SCOPED_TRACE(fmt::format("{} row {} head_dim {} group {} scale {} {} {} at {}", format_name,
-                           row["row"].get<std::string>(), head_dim, spec.group_size,
-                           name_of(spec.scale_type), name_of(spec.scale_source),
-                           name_of(spec.scale_choice), name_of(level)));
-  const float tensor_scale =
-      row.contains("tensor_scale") ? float_of_hex(row["tensor_scale"]) : 1.0f;
+  SCOPED_TRACE(fmt::format("{} at {}", title_of_row(row, format_name, spec), name_of(level)));
   const DType type = dtype_named(row["input_type"]);
   const std::vector<uint8_t> scales = bytes_of_hex(row["scales"]);
-  OneRow cache(spec, head_dim, tensor_scale);
+  OneRow cache(spec, head_dim, tensor_scale_of(row));
   if (spec.scale_source == format::ScaleSource::kGiven) cache.give_scales(scales);
   const ops::AppendReport report = cache.append(level, {}, type, memory_of(type, row["input"]));
 
@@ -128,26 +109,13 @@ void check_case(device::CpuLevel level, const Json& row, const std::string& form
 class GoldenRows : public testing::TestWithParam<device::CpuLevel> {};
 
 TEST_P(GoldenRows, EveryFormatsRowsAreTheOraclesBytes) {
-  int cases = 0;
-  for (const format::Facts* facts : format::kAllFacts) {
-    const std::string name(facts->name);
-    const Json golden = read_golden("rows_" + name);
-    for (const Json& row : golden["cases"]) {
-      check_case(GetParam(), row, name);
-      ++cases;
-    }
-  }
-  EXPECT_GE(cases, 1172);
+  for_each_golden_row(
+      [](const Json& row, const std::string& name) { check_case(GetParam(), row, name); });
 }
 
 TEST_P(GoldenRows, ScalesChosenBySquaredErrorAreTheOracles) {
-  int cases = 0;
-  const Json golden = read_golden("search");
-  for (const Json& row : golden["cases"]) {
-    check_case(GetParam(), row, row["format"]);
-    ++cases;
-  }
-  EXPECT_GE(cases, 239);
+  for_each_golden_choice(
+      [](const Json& row, const std::string& name) { check_case(GetParam(), row, name); });
 }
 
 // The terms of one head_dim as a transform; the vectors hold the memory.
@@ -168,19 +136,12 @@ struct Terms {
 };
 
 TEST_P(GoldenRows, TransformsAreTheOracles) {
-  const Json golden = read_golden("transforms");
-  const float tensor_scale = float_of_hex(golden["nvfp4_tensor_scale"]);
-  int cases = 0;
-  for (const Json& row : golden["cases"]) {
+  for_each_golden_transform([](const Json& row, const Json& terms, const Json& golden) {
     const int head_dim = row["head_dim"];
-    SCOPED_TRACE(row.dump().substr(0, 120));
-    const auto terms = std::find_if(golden["terms"].begin(), golden["terms"].end(),
-                                    [&](const Json& t) { return t["head_dim"] == head_dim; });
-    ASSERT_NE(terms, golden["terms"].end());
-    const Terms of_dim = {floats_of_hex((*terms)["mean"]), floats_of_hex((*terms)["block_offset"]),
-                          floats_of_hex((*terms)["factor"])};
+    const Terms of_dim = {floats_of_hex(terms["mean"]), floats_of_hex(terms["block_offset"]),
+                          floats_of_hex(terms["factor"])};
     const ops::SideTransform transform = of_dim.present(row);
-    const std::vector<uint8_t> input = memory_of(DType::kF32, (*terms)["input"]);
+    const std::vector<uint8_t> input = memory_of(DType::kF32, terms["input"]);
 
     OneRow plain(format::make_spec(format::FormatId::kF32).value(), head_dim, 1.0f);
     plain.append(GetParam(), transform, DType::kF32, input);
@@ -188,16 +149,15 @@ TEST_P(GoldenRows, TransformsAreTheOracles) {
     EXPECT_TRUE(same_floats(floats_of_hex(row["restored"]), plain.gather(GetParam(), transform)));
 
     if (row.contains("nvfp4_codes")) {
-      OneRow nvfp4(format::make_spec(format::FormatId::kNvfp4).value(), head_dim, tensor_scale);
+      OneRow nvfp4(format::make_spec(format::FormatId::kNvfp4).value(), head_dim,
+                   float_of_hex(golden["nvfp4_tensor_scale"]));
       nvfp4.append(GetParam(), transform, DType::kF32, input);
       EXPECT_TRUE(same_bytes(bytes_of_hex(row["nvfp4_codes"]), nvfp4.codes()));
       EXPECT_TRUE(same_bytes(bytes_of_hex(row["nvfp4_scales"]), nvfp4.scales()));
       EXPECT_TRUE(
           same_floats(floats_of_hex(row["nvfp4_gathered"]), nvfp4.gather(GetParam(), transform)));
     }
-    ++cases;
-  }
-  EXPECT_GE(cases, 80);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryLevel, GoldenRows, testing::ValuesIn(cpu_levels_here()),
