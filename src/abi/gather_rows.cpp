@@ -1,10 +1,11 @@
 // kvx_gather: stored rows of token ranges, decoded.
+#include <algorithm>
+
 #include "abi/call.hpp"
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/table_view.hpp"
-#include "core/checked.hpp"
 #include "ops/gather/gather.hpp"
 
 namespace kvx::abi {
@@ -80,16 +81,11 @@ Status gather(const kvx_gather_args_t* caller) {
     KVX_ASSIGN_OR_RETURN(args.v, read_rows(known.v, num_heads, layer.v_head_dim(), "v"));
   }
   // Ranges are bounded before the rows are measured by them: 2^31 rows lie over everything.
-  const int64_t capacity = table.max_blocks * layer.view.block_size;
+  KVX_RETURN_IF_ERROR(ops::check_gather(args));
   int64_t num_rows = 0;
   for (const ops::GatherRange& range : ranges) {
-    if (range.num_tokens > capacity) {
-      return out_of_range("a range is {} tokens; a block table row covers {}", range.num_tokens,
-                          capacity);
-    }
-    const auto end = (CheckedSize(range.first_row) + CheckedSize(range.num_tokens)).get();
-    if (!end) return out_of_range("a range begins at row {}; expected 0 or more", range.first_row);
-    num_rows = std::max(num_rows, *end);
+    if (range.num_tokens == 0) continue;
+    num_rows = std::max(num_rows, range.first_row + range.num_tokens);
   }
   KVX_RETURN_IF_ERROR(check_apart(layer, args.k, num_rows, num_heads, layer.k_head_dim(), "k"));
   KVX_RETURN_IF_ERROR(check_apart(layer, args.v, num_rows, num_heads, layer.v_head_dim(), "v"));

@@ -36,8 +36,9 @@ Status check_range(const GatherArgs& args, const GatherRange& range, size_t inde
     return out_of_range("ranges[{}] is {} tokens from {}; a block table row covers {}", index,
                         range.num_tokens, range.first_token, capacity);
   }
-  if (range.first_row < 0) {
-    return out_of_range("ranges[{}].first_row is {}; expected 0 or more", index, range.first_row);
+  if (range.first_row < 0 || range.first_row > INT64_MAX - range.num_tokens) {
+    return out_of_range("ranges[{}].first_row is {}; expected 0 or more and rows below 2^63", index,
+                        range.first_row);
   }
   const int64_t end = range.first_token + range.num_tokens;
   for (const SideTransform* transform : {&args.transform.k, &args.transform.v}) {
@@ -116,12 +117,17 @@ struct GatherTask {
 
 }  // namespace
 
-Status gather(const CpuContext& context, const GatherArgs& args) {
-  int64_t num_tokens = 0;
+Status check_gather(const GatherArgs& args) {
   for (size_t i = 0; i < args.ranges.size(); ++i) {
     KVX_RETURN_IF_ERROR(check_range(args, args.ranges[i], i));
-    num_tokens += args.ranges[i].num_tokens;
   }
+  return {};
+}
+
+Status gather(const CpuContext& context, const GatherArgs& args) {
+  KVX_RETURN_IF_ERROR(check_gather(args));
+  int64_t num_tokens = 0;
+  for (const GatherRange& range : args.ranges) num_tokens += range.num_tokens;
   const int64_t num_floats = num_tokens * floats_per_token(args.cache);
   GatherTask task{
       context, args,

@@ -30,6 +30,9 @@ struct GatherArgs {
   MutableFloatRows v;  // [rows, num_kv_heads, v head_dim]; data null: not wanted
 };
 
+// What gather refuses, for who must know it before: the door bounds rows by checked ranges.
+Status check_gather(const GatherArgs& args);
+
 // OUT_OF_RANGE, nothing written: a range beyond its block table row, or a block id outside [0,
 // num_blocks).
 Status gather(const CpuContext& context, const GatherArgs& args);
