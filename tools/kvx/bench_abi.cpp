@@ -90,6 +90,55 @@ Status measure(const AbiBenchOptions& options, const AbiShape& shape,
   return {};
 }
 
+// What the checks of a call cost, apart from the bytes that it moves.
+struct CheckTimes {
+  double write_descriptors;  // seconds a call
+  double slot;               // seconds each
+  double gather_descriptors;
+  double table_entry;
+};
+
+// Calls that take a microsecond or less are timed by the hundred.
+template <class Call>
+double seconds_of_short(const AbiBenchOptions& options, const Call& call) {
+  constexpr int kAtOnce = 100;
+  std::vector<double> seconds;
+  for (int i = 0; i < options.warmup + options.iters; ++i) {
+    const double together = time_of([&] {
+      for (int n = 0; n < kAtOnce; ++n) call();
+    });
+    if (i >= options.warmup) seconds.push_back(together / kAtOnce);
+  }
+  return median(std::move(seconds));
+}
+
+Result<CheckTimes> measure_checks(const AbiBenchOptions& options) {
+  AbiShape shape;
+  shape.tokens_per_seq = shape.seq_len;
+  AbiCache cache(shape, "nhd");
+  Status status;
+  const auto keep = [&status](Status result) {
+    if (status.ok()) status = std::move(result);
+  };
+  const int64_t slots = cache.tokens_of_write();
+  const double one = seconds_of_short(options, [&] { keep(cache.write_nowhere(1)); });
+  const double all = seconds_of_short(options, [&] { keep(cache.write_nowhere(slots)); });
+  const double none = seconds_of_short(options, [&] { keep(cache.gather_nothing(false)); });
+  const double table = seconds_of_short(options, [&] { keep(cache.gather_nothing(true)); });
+  KVX_RETURN_IF_ERROR(status);
+  return CheckTimes{one, (all - one) / static_cast<double>(slots - 1), none,
+                    (table - none) / static_cast<double>(cache.table_entries())};
+}
+
+std::string text_of(const CheckTimes& times) {
+  return fmt::format(
+      "\nChecks alone, in calls that move nothing: a write's descriptors {:.2f} us, each of its "
+      "slots "
+      "{:.2f} ns;\na gather's descriptors {:.2f} us, each entry of its table {:.2f} ns.\n",
+      1e6 * times.write_descriptors, 1e9 * times.slot, 1e6 * times.gather_descriptors,
+      1e9 * times.table_entry);
+}
+
 std::string table_of(const std::vector<AbiMeasurement>& measurements, bool color) {
   Table table({{"kernel"},
                {"sequences", Align::kRight},
@@ -154,8 +203,9 @@ Status run_bench_abi(const AbiBenchOptions& options) {
                               shapes[i].seq_len, shapes[i].num_heads));
     KVX_RETURN_IF_ERROR(measure(options, shapes[i], found));
   }
+  KVX_ASSIGN_OR_RETURN(const CheckTimes checks, measure_checks(options));
   progress.finish();
-  fmt::print("{}", table_of(found, wants_color(stdout)));
+  fmt::print("{}{}", table_of(found, wants_color(stdout)), text_of(checks));
   if (options.csv.empty()) return {};
   return write_file("csv", options.csv, csv_of(options, found));
 }

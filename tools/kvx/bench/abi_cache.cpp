@@ -110,6 +110,9 @@ void AbiCache::describe_calls() {
     }
   }
   lengths_.assign(static_cast<size_t>(shape_.seq_count), shape_.seq_len);
+  skipped_slots_.assign(slots_.size(), -1);
+  unmapped_blocks_.assign(blocks_.size(), -1);
+  zero_lengths_.assign(lengths_.size(), 0);
 
   const auto fill_io = [this](kvx_kv_io_desc_t& io, int64_t tokens) {
     io.size = sizeof io;
@@ -143,6 +146,22 @@ Status AbiCache::write() {
 
 Status AbiCache::gather() {
   return status_of(kvx_gather_kv(&cache_, &gather_, nullptr), "kvx_gather_kv");
+}
+
+Status AbiCache::write_nowhere(int64_t num_tokens) {
+  kvx_write_desc_t write = write_;
+  write.io.num_tokens = static_cast<uint32_t>(num_tokens);
+  write.io.key.shape[0] = write.io.value.shape[0] = num_tokens;
+  write.slots.token_count = write.io.num_tokens;
+  write.slots.slots = skipped_slots_.data();
+  return status_of(kvx_write_kv(&cache_, &write, nullptr), "kvx_write_kv");
+}
+
+Status AbiCache::gather_nothing(bool reads_table) {
+  kvx_gather_desc_t gather = gather_;
+  gather.block_table.indices = unmapped_blocks_.data();
+  gather.seq_lens.lengths = reads_table ? lengths_.data() : zero_lengths_.data();
+  return status_of(kvx_gather_kv(&cache_, &gather, nullptr), "kvx_gather_kv");
 }
 
 void AbiCache::copy(int64_t tokens) {

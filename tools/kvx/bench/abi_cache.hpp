@@ -36,12 +36,18 @@ class AbiCache {
 
   Status write();
   Status gather();
+  // The same calls with nothing to move, which leaves their checks: num_tokens slots that are all
+  // skipped, and a table without blocks, read for as many tokens as its sequences have or for none.
+  // Requires: num_tokens <= tokens_of_write().
+  Status write_nowhere(int64_t num_tokens);
+  Status gather_nothing(bool reads_table);
   // The same bytes from one array to another, for comparison.
   void copy_as_write();
   void copy_as_gather();
 
   int64_t tokens_of_write() const { return int64_t{shape_.seq_count} * shape_.tokens_per_seq; }
   int64_t tokens_of_gather() const { return int64_t{shape_.seq_count} * shape_.seq_len; }
+  int64_t table_entries() const { return static_cast<int64_t>(blocks_.size()); }
 
  private:
   void describe_cache(const std::string& layout);
@@ -58,6 +64,9 @@ class AbiCache {
   std::vector<int64_t> slots_;    // [tokens_of_write]
   std::vector<int32_t> blocks_;   // [seq_count, blocks of a sequence]
   std::vector<int32_t> lengths_;
+  std::vector<int64_t> skipped_slots_;    // [tokens_of_write], -1
+  std::vector<int32_t> unmapped_blocks_;  // as blocks_, -1
+  std::vector<int32_t> zero_lengths_;
   kvx_cache_desc_t cache_{};
   kvx_write_desc_t write_{};
   kvx_gather_desc_t gather_{};
