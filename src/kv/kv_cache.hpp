@@ -132,7 +132,7 @@ class KvCache {
   // Forgets all cached blocks that no sequence uses.
   Status clear_prefixes();
   // Forgets up to num_blocks cached blocks of every class, in the policy's order; how many in all.
-  // INVALID_ARGUMENT: a step is open, or a negative number.
+  // INVALID_ARGUMENT: a negative number.
   Result<int64_t> evict_blocks(int64_t num_blocks);
   KvCacheSnapshot snapshot() const;
   // Requires: 0 <= block_class < snapshot().classes.size().
