@@ -315,9 +315,8 @@ KVX_API kvx_status_t kvx_query_features(kvx_features_t* features);
 
 enum { KVX_LOG_DEBUG = 1, KVX_LOG_INFO = 2, KVX_LOG_WARNING = 3 };
 
-/* write is called by whichever thread has something to say, one call at a time; text lives during
- * the call. It must not call kvx_set_log; what the library would say about its own calls is lost.
- */
+/* write is called by whichever thread has something to say, one call at a time, inside the call
+ * that it happens in; text lives until write returns. It must not call this library. */
 typedef struct kvx_log_t {
   uint32_t size;
   uint32_t least; /* KVX_LOG_*: nothing below is told; 0: everything */
