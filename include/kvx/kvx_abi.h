@@ -483,6 +483,16 @@ typedef struct kvx_layer_t {
   const kvx_cache_desc_t* cache;
   const kvx_transform_t* k_transform;
   const kvx_transform_t* v_transform;
+  /* Where everything lies that a call with this layer names by address: codes, scales, transforms,
+   * rows, slots, tables, lengths, lists of ranges or blocks. 0: where `cache` says, or the host.
+   * DEVICE and UNIFIED: the call is a launch on `stream` that allocates nothing and waits for
+   * nothing; what the host cannot look at (slots, ids, lengths) is skipped there where it leads
+   * nowhere. */
+  uint32_t memory; /* kvx_memory_type_t */
+  uint32_t reserved;
+  /* Of a GPU's layer, in its memory: [2], slots, ids and lengths that were out of range, and
+   * non-finite inputs as in kvx_append. Every call adds to them. Null: not counted. */
+  uint64_t* findings;
 } kvx_layer_t;
 
 /* Opaque pages, as an engine that knows nothing of formats hands them over: [num_blocks,
@@ -574,7 +584,7 @@ typedef struct kvx_attend_args_t {
   const kvx_block_table_t* block_table; /* PACKED or RAGGED */
   const kvx_seq_lens_t* seq_lens;       /* tokens in the cache, the queries' own included */
   /* [seq_count + 1]: queries of sequence s are rows q_starts[s] .. q_starts[s + 1], its last tokens
-   * (causal). Null: one query a sequence. */
+   * (causal). Null: one query a sequence (on a GPU they must be given). */
   const int32_t* q_starts;
   const kvx_rows_t* q;   /* [queries, num_q_heads, k head_dim] */
   const kvx_rows_t* out; /* [queries, num_q_heads, v head_dim] */
@@ -592,12 +602,19 @@ typedef struct kvx_attend_args_t {
   const kvx_layer_t* wide;
   const int32_t* wide_head_blocks;
   const int32_t* wide_tail_blocks;
-  void* workspace; /* at least kvx_attend_workspace's bytes */
+  void* workspace; /* at least kvx_attend_workspace's bytes; on a GPU on 256 bytes, in its memory */
   uint64_t workspace_bytes;
   const kvx_executor_t* executor;
+  /* What the host must know of arrays that it cannot read; on the host all three are not looked at.
+   * A captured call serves every batch within them. */
+  int64_t num_queries;   /* rows of q and out */
+  int64_t max_tokens;    /* of a sequence; 0: what a row of the table holds */
+  uint32_t max_q_len;    /* queries of a sequence */
+  uint32_t reserved_end; /* 0 */
 } kvx_attend_args_t;
 
-/* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. */
+/* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. On a GPU it depends
+ * on shapes and maxima alone. */
 KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
 
 /* Attention straight from the stored bytes, decode and prefill. */

@@ -1,10 +1,11 @@
 // kvx_attend: attention over a layer in the caller's memory.
-#include "ops/attend/attend.hpp"
+#include "ops/attend/attend_cuda.hpp"
 
 #include <cmath>
 #include <numeric>
 
 #include "abi/call.hpp"
+#include "abi/device_verb.hpp"
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
@@ -15,8 +16,9 @@ namespace {
 
 // What stands beside the pointers.
 Status check_numbers(const kvx_attend_args_t& args, const LayerOfCaller& layer) {
-  if (args.reserved != 0) {
-    return invalid_argument("args.reserved is {}; expected 0", args.reserved);
+  if (args.reserved != 0 || args.reserved_end != 0) {
+    return invalid_argument("args.reserved is {}, reserved_end {}; expected 0", args.reserved,
+                            args.reserved_end);
   }
   if (args.num_q_heads < 1 || args.num_q_heads > INT32_MAX) {
     return invalid_argument(
@@ -56,43 +58,40 @@ const int32_t* one_query_each(int num_sequences) {
   return starts.data();
 }
 
-Status attend(const kvx_attend_args_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t known, read_struct(caller, "args"));
-  thread_local LayerOfCaller layer;
-  thread_local LayerOfCaller wide;
-  KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer));
-  KVX_RETURN_IF_ERROR(check_numbers(known, layer));
-  KVX_RETURN_IF_ERROR(check_wide_ends(known));
-  if (known.wide != nullptr) {
-    KVX_RETURN_IF_ERROR(read_layer(known.wide, "wide", wide));
-    if (!wide.transform.k.is_identity() || !wide.transform.v.is_identity()) {
-      return invalid_argument("wide has a transform; both layers hold rows of layer's transform");
-    }
-  }
-  thread_local TableOfCaller table;
-  KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
-  KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
-  if (table.num_sequences == 0) return {};
+// The layers of a call: both on the host, or both on a GPU.
+struct Layers {
+  LayerOfCaller packed;
+  LayerOfCaller wide;
+};
 
+Status read_layers(const kvx_attend_args_t& known, Layers& layers) {
+  KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layers.packed, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(check_numbers(known, layers.packed));
+  KVX_RETURN_IF_ERROR(check_wide_ends(known));
+  if (known.wide == nullptr) return {};
+  const LayerOfCaller& wide = layers.wide;
+  KVX_RETURN_IF_ERROR(read_layer(known.wide, "wide", layers.wide, LayerPlace::kAnywhere));
+  if (!wide.transform.k.is_identity() || !wide.transform.v.is_identity()) {
+    return invalid_argument("wide has a transform; both layers hold rows of layer's transform");
+  }
+  if (wide.is_on_device() == layers.packed.is_on_device()) return {};
+  return unsupported("wide and layer lie one on the host and one on a GPU; expected both in one");
+}
+
+// All but the table, the lengths and the queries' starts.
+Result<ops::AttendArgs> read_args(const kvx_attend_args_t& known, const Layers& layers) {
+  const LayerOfCaller& layer = layers.packed;
   ops::AttendArgs args;
   args.packed = layer.view;
-  if (known.wide != nullptr) args.wide = wide.view;
+  if (known.wide != nullptr) args.wide = layers.wide.view;
   args.wide_head_blocks = known.wide_head_blocks;
   args.wide_tail_block = known.wide_tail_blocks;
   args.transform = layer.transform;
-  args.num_sequences = table.num_sequences;
-  args.block_table = table.table;
-  args.max_blocks_per_sequence = table.max_blocks;
-  args.seq_lens = table.seq_lens;
-  args.q_starts = known.q_starts != nullptr ? known.q_starts : one_query_each(table.num_sequences);
   args.num_q_heads = static_cast<int>(known.num_q_heads);
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows q,
                        read_rows(known.q, args.num_q_heads, layer.k_head_dim(), "q"));
   args.q = as_input(q);
   KVX_ASSIGN_OR_RETURN(args.out, read_rows(known.out, args.num_q_heads, layer.v_head_dim(), "out"));
-  const int64_t num_queries = args.q_starts[table.num_sequences];
-  KVX_RETURN_IF_ERROR(
-      check_apart(layer, args.out, num_queries, args.num_q_heads, layer.v_head_dim(), "out"));
   args.lse = known.lse;
   args.softmax_scale = known.softmax_scale != 0
                            ? known.softmax_scale
@@ -102,14 +101,123 @@ Status attend(const kvx_attend_args_t* caller) {
   args.sinks = known.sinks;
   args.tree_mask = known.tree_mask;
   args.tree_mask_stride = known.tree_mask_stride;
+  return args;
+}
+
+// What kernels and their workspace are shaped by.
+struct DeviceAttend {
+  ops::AttendArgs args;
+  ops::CudaAttendLimits limits;
+};
+
+Result<DeviceAttend> read_on_device(const kvx_attend_args_t& known, const Layers& layers) {
+  KVX_ASSIGN_OR_RETURN(const DeviceTable table,
+                       read_device_table(known.block_table, known.seq_lens));
+  DeviceAttend attend;
+  attend.args.num_sequences = table.num_sequences;
+  if (table.num_sequences == 0) return attend;
+  KVX_ASSIGN_OR_RETURN(attend.args, read_args(known, layers));
+  attend.args.num_sequences = table.num_sequences;
+  attend.args.block_table = table.table;
+  attend.args.max_blocks_per_sequence = table.max_blocks;
+  attend.args.seq_lens = table.seq_lens;
+  attend.args.q_starts = known.q_starts;
+  if (known.q_starts == nullptr) {
+    return unsupported("args.q_starts is null; a call on a GPU reads the queries' starts there");
+  }
+  if (known.max_q_len < 1 || known.max_q_len > INT32_MAX || known.num_queries < 0) {
+    return invalid_argument(
+        "args.max_q_len is {} and num_queries {}; for a call on a GPU the host must be told both",
+        known.max_q_len, known.num_queries);
+  }
+  if (known.max_tokens < 0) {
+    return invalid_argument("args.max_tokens is {}; expected 0 or more", known.max_tokens);
+  }
+  attend.limits = {.max_q_len = static_cast<int>(known.max_q_len),
+                   .total_q = known.num_queries,
+                   .max_tokens = known.max_tokens};
+  return attend;
+}
+
+Result<DeviceVerb> begin(const kvx_attend_args_t& known, const Layers& layers,
+                         const ops::AttendArgs& args, void* stream) {
+  VerbAddresses addresses(layers.packed);
+  if (known.wide != nullptr) addresses.add(layers.wide, "wide");
+  addresses.add("block_table.indices", args.block_table.ids)
+      .add("seq_lens.lengths", args.seq_lens)
+      .add("args.q_starts", args.q_starts)
+      .add_rows("q.data", args.q)
+      .add_rows("out.data", args.out)
+      .add("args.lse", args.lse)
+      .add("args.sinks", args.sinks)
+      .add("args.tree_mask", args.tree_mask)
+      .add("args.wide_head_blocks", args.wide_head_blocks)
+      .add("args.wide_tail_blocks", args.wide_tail_block)
+      .add("args.workspace", static_cast<const uint8_t*>(known.workspace));
+  return begin_on_device(layers.packed, addresses, stream);
+}
+
+Status attend_on_device(const kvx_attend_args_t& known, const Layers& layers, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(known, layers));
+  if (call.args.num_sequences == 0) return {};
+  const LayerOfCaller& layer = layers.packed;
+  KVX_RETURN_IF_ERROR(check_apart(layer, call.args.out, call.limits.total_q, call.args.num_q_heads,
+                                  layer.v_head_dim(), "out"));
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(known, layers, call.args, stream));
+  const int64_t needed = ops::attend_workspace_bytes(verb.context, call.args, call.limits);
+  constexpr uintptr_t kAlignment = 256;
+  if (known.workspace_bytes < static_cast<uint64_t>(needed) ||
+      reinterpret_cast<uintptr_t>(known.workspace) % kAlignment != 0) {
+    return invalid_argument(
+        "args.workspace is {} bytes at {}; expected {} (kvx_attend_workspace) "
+        "on a multiple of {}",
+        known.workspace_bytes, known.workspace, needed, kAlignment);
+  }
+  return ops::attend(verb.context, call.args, call.limits, static_cast<uint8_t*>(known.workspace),
+                     verb.findings);
+}
+
+Status attend(const kvx_attend_args_t* caller, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t known, read_struct(caller, "args"));
+  thread_local Layers layers;
+  KVX_RETURN_IF_ERROR(read_layers(known, layers));
+  const LayerOfCaller& layer = layers.packed;
+  if (layer.is_on_device()) return attend_on_device(known, layers, stream);
+  thread_local TableOfCaller table;
+  KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
+  KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
+  if (table.num_sequences == 0) return {};
+  KVX_ASSIGN_OR_RETURN(ops::AttendArgs args, read_args(known, layers));
+  args.num_sequences = table.num_sequences;
+  args.block_table = table.table;
+  args.max_blocks_per_sequence = table.max_blocks;
+  args.seq_lens = table.seq_lens;
+  args.q_starts = known.q_starts != nullptr ? known.q_starts : one_query_each(table.num_sequences);
+  const int64_t num_queries = args.q_starts[table.num_sequences];
+  KVX_RETURN_IF_ERROR(
+      check_apart(layer, args.out, num_queries, args.num_q_heads, layer.v_head_dim(), "out"));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   return ops::attend({kernels, &chosen_executor(threads)}, args);
 }
 
-// The CPU's kernels take their scratch from the thread's stack.
+// The CPU's kernels take their scratch from the thread's stack: whatever a call on the host says,
+// and one without a layer, needs nothing.
 Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
-  KVX_RETURN_IF_ERROR(read_struct(caller, "args"));
+  KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t known, read_struct(caller, "args"));
   if (bytes == nullptr) return invalid_argument("bytes is null");
+  if (known.layer != nullptr) {
+    thread_local Layers layers;
+    KVX_RETURN_IF_ERROR(read_layers(known, layers));
+    if (layers.packed.is_on_device()) {
+      KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(known, layers));
+      if (call.args.num_sequences > 0) {
+        KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(known, layers, call.args, nullptr));
+        *bytes = static_cast<uint64_t>(
+            ops::attend_workspace_bytes(verb.context, call.args, call.limits));
+        return {};
+      }
+    }
+  }
   *bytes = 0;
   return {};
 }
@@ -121,6 +229,6 @@ extern "C" kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint
   return kvx::abi::run_call([&] { return kvx::abi::attend_workspace(args, bytes); });
 }
 
-extern "C" kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* /*stream*/) {
-  return kvx::abi::run_call([&] { return kvx::abi::attend(args); });
+extern "C" kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream) {
+  return kvx::abi::run_call([&] { return kvx::abi::attend(args, stream); });
 }

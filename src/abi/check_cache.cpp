@@ -5,6 +5,7 @@
 
 #include "abi/call.hpp"
 #include "abi/check_tensor.hpp"
+#include "abi/device_memory.hpp"
 #include "abi/guard.hpp"
 #include "core/checked.hpp"
 
@@ -23,7 +24,7 @@ Status check_pool(const kvx_pool_desc_t& pool, Findings& findings) {
   }
   KVX_RETURN_IF_ERROR(check_nested(pool, "cache.pool"));
   const bool is_used = pool.primary != nullptr || pool.secondary != nullptr;
-  return is_used ? check_memory(pool.memory, "cache.pool.memory", findings) : Status();
+  return is_used ? check_memory(number_of(pool.memory), "cache.pool", findings) : Status();
 }
 
 Status check_counts(const kvx_cache_desc_t& cache) {
@@ -124,7 +125,7 @@ Status check_side(const kvx_tensor_desc_t& tensor, const CacheView& cache, std::
   KVX_ASSIGN_OR_RETURN(side.element, check_element(tensor, name));
   KVX_ASSIGN_OR_RETURN(const AxisOrder order, order_of(tensor, name));
   KVX_RETURN_IF_ERROR(check_cache_shape(tensor, cache, order, name));
-  KVX_RETURN_IF_ERROR(check_memory(tensor.memory, name, findings));
+  KVX_RETURN_IF_ERROR(check_memory(number_of(tensor.memory), name, findings));
   if (tensor.data == nullptr) return invalid_argument("{}.data is null", name);
   const bool is_custom = number_of(tensor.layout) == KVX_LAYOUT_BLOCK_CUSTOM;
   const int bytes = bytes_of(side.element);
@@ -133,6 +134,7 @@ Status check_side(const kvx_tensor_desc_t& tensor, const CacheView& cache, std::
       check_strides(tensor, is_custom ? StrideRule::kFree : StrideRule::kCanonicalOr16Bytes, bytes,
                     name, findings));
   check_alignment(tensor.data, bytes, name, findings);
+  side.memory = memory_kind(number_of(tensor.memory));
   if (!findings.status().ok()) return {};
   side.data = static_cast<uint8_t*>(tensor.data);
   side.block_stride = stride_bytes(tensor, 0, bytes);
@@ -160,7 +162,8 @@ Status check_io_tensor(const kvx_tensor_desc_t& tensor, const kvx_kv_io_desc_t& 
                 io.head_dim};
   }
   KVX_RETURN_IF_ERROR(check_shape(tensor, std::span(expected).first(is_padded ? 4 : 3), name));
-  KVX_RETURN_IF_ERROR(check_memory(tensor.memory, name, findings));
+  KVX_RETURN_IF_ERROR(check_memory(number_of(tensor.memory), name, findings));
+  side.memory = memory_kind(number_of(tensor.memory));
   if (num_tokens == 0) return {};
   if (tensor.data == nullptr) return invalid_argument("{}.data is null", name);
 
@@ -253,7 +256,13 @@ Status check_apart(const IoView& io, const CacheView& cache) {
 extern "C" kvx_status_t kvx_validate_cache_desc(const kvx_cache_desc_t* cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
     kvx::abi::Findings findings;
-    KVX_RETURN_IF_ERROR(kvx::abi::check_cache(cache, findings));
-    return findings.status();
+    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheView view, kvx::abi::check_cache(cache, findings));
+    const kvx::abi::CallAddress addresses[] = {{"cache.k", view.k.data, view.k.memory},
+                                               {"cache.v", view.v.data, view.v.memory}};
+    kvx::abi::check_one_place(addresses, findings);
+    KVX_RETURN_IF_ERROR(findings.status());
+    if (view.k.memory == kvx::abi::MemoryKind::kHost) return {};
+    KVX_RETURN_IF_ERROR(kvx::abi::find_device(addresses));
+    return {};
   });
 }

@@ -84,6 +84,7 @@ Status check_kv_offsets(const kvx_block_table_t& table, const kvx_cache_desc_t& 
         "both",
         cache.pool.primary, cache.pool.bytes_per_block);
   }
+  view.pool_memory = memory_kind(number_of(cache.pool.memory));
   view.primary = static_cast<uint8_t*>(cache.pool.primary);
   view.secondary = static_cast<uint8_t*>(cache.pool.secondary);
   view.bytes_per_block = cache.pool.bytes_per_block;

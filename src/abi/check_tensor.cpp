@@ -5,6 +5,7 @@
 
 #include "abi/guard.hpp"
 #include "core/checked.hpp"
+#include "device/cuda_caller.hpp"
 
 namespace kvx::abi {
 namespace {
@@ -69,21 +70,30 @@ Result<Element> check_element(const kvx_tensor_desc_t& tensor, std::string_view 
   }
 }
 
-Status check_memory(const kvx_memory_type_t& memory, std::string_view name, Findings& findings) {
-  const uint32_t number = number_of(memory);
-  switch (number) {
+Status check_memory(uint32_t memory, std::string_view name, Findings& findings) {
+  switch (memory) {
     case KVX_MEMORY_HOST:
       return {};
     case KVX_MEMORY_DEVICE:
     case KVX_MEMORY_UNIFIED:
-      findings.add(
-          unsupported("{}.memory is {}; this build has no CUDA backend and takes host "
-                      "memory (1) only",
-                      name, number));
+      if (const Status usable = device::check_usable_cuda_device(); !usable.ok()) {
+        findings.add(unsupported("{}.memory is {}; {}", name, memory, usable.error().message));
+      }
       return {};
     default:
       return invalid_argument("{}.memory is {}; expected HOST 1, DEVICE 2 or UNIFIED 3", name,
-                              number);
+                              memory);
+  }
+}
+
+MemoryKind memory_kind(uint32_t memory) {
+  switch (memory) {
+    case KVX_MEMORY_DEVICE:
+      return MemoryKind::kDevice;
+    case KVX_MEMORY_UNIFIED:
+      return MemoryKind::kUnified;
+    default:
+      return MemoryKind::kHost;
   }
 }
 

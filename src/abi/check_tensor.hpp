@@ -13,8 +13,11 @@ namespace kvx::abi {
 // INVALID_ARGUMENT: no float type.
 Result<Element> check_element(const kvx_tensor_desc_t& tensor, std::string_view name);
 
-// INVALID_ARGUMENT: no memory kind. Memory that is not the host's is added to the findings.
-Status check_memory(const kvx_memory_type_t& memory, std::string_view name, Findings& findings);
+// INVALID_ARGUMENT: no memory kind. A GPU's memory where no GPU can be used is added to the
+// findings.
+Status check_memory(uint32_t memory, std::string_view name, Findings& findings);
+// Requires: checked.
+MemoryKind memory_kind(uint32_t memory);
 
 // INVALID_ARGUMENT: another ndim or shape.
 Status check_shape(const kvx_tensor_desc_t& tensor, std::span<const int64_t> expected,

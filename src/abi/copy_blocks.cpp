@@ -1,7 +1,8 @@
 // kvx_copy_blocks and kvx_transcode: stored rows to other places, formats and orders.
-#include "ops/copy_blocks/copy_blocks.hpp"
+#include "ops/copy_blocks/copy_blocks_cuda.hpp"
 
 #include "abi/call.hpp"
+#include "abi/device_verb.hpp"
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
@@ -18,12 +19,34 @@ Status check_values(const LayerOfCaller& from, const LayerOfCaller& to) {
   return unsupported("to keeps V as a prefix of K, from beside it; expected rows of one kind");
 }
 
-Status copy_blocks(const kvx_copy_args_t* caller) {
+Status copy_on_device(const kvx_copy_args_t& known, const LayerOfCaller& from,
+                      const LayerOfCaller& to, void* stream) {
+  if (from.is_on_device() != to.is_on_device()) {
+    return unsupported("from and to lie one on the host and one on a GPU; expected both in one");
+  }
+  if (known.nonfinite_inputs != nullptr) {
+    return unsupported("args.nonfinite_inputs is set; a layer on a GPU counts in its findings");
+  }
+  VerbAddresses addresses(to);
+  addresses.add(from, "from")
+      .add("args.from_blocks", known.from_blocks)
+      .add("args.to_blocks", known.to_blocks)
+      .add("args.num_tokens", known.num_tokens);
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(to, addresses, stream));
+  return ops::copy_blocks(verb.context, from.view, to.view,
+                          {.count = known.num_copies,
+                           .from_blocks = known.from_blocks,
+                           .to_blocks = known.to_blocks,
+                           .num_tokens = known.num_tokens},
+                          verb.findings);
+}
+
+Status copy_blocks(const kvx_copy_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_copy_args_t known, read_struct(caller, "args"));
   thread_local LayerOfCaller from;
   thread_local LayerOfCaller to;
-  KVX_RETURN_IF_ERROR(read_layer(known.from, "from", from));
-  KVX_RETURN_IF_ERROR(read_layer(known.to, "to", to));
+  KVX_RETURN_IF_ERROR(read_layer(known.from, "from", from, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(known.to, "to", to, LayerPlace::kAnywhere));
   KVX_RETURN_IF_ERROR(check_values(from, to));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
   if (known.num_copies == 0) return {};
@@ -31,6 +54,7 @@ Status copy_blocks(const kvx_copy_args_t* caller) {
     return invalid_argument("args.{} is null",
                             known.from_blocks == nullptr ? "from_blocks" : "to_blocks");
   }
+  if (from.is_on_device() || to.is_on_device()) return copy_on_device(known, from, to, stream);
   thread_local std::vector<ops::BlockCopy> copies;
   copies.clear();
   for (uint32_t i = 0; i < known.num_copies; ++i) {
@@ -185,8 +209,8 @@ Status transcode(const kvx_transcode_args_t* caller) {
 }  // namespace
 }  // namespace kvx::abi
 
-extern "C" kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* args, void* /*stream*/) {
-  return kvx::abi::run_call([&] { return kvx::abi::copy_blocks(args); });
+extern "C" kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* args, void* stream) {
+  return kvx::abi::run_call([&] { return kvx::abi::copy_blocks(args, stream); });
 }
 
 extern "C" kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* /*stream*/) {

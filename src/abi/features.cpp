@@ -1,8 +1,9 @@
-// kvx_query_features: what the v1 calls of this build can do.
+// kvx_query_features: what the v1 calls of this build can do on this machine.
 #include <algorithm>
 #include <cstring>
 
 #include "abi/call.hpp"
+#include "device/cuda_caller.hpp"
 #include "format/list.hpp"
 
 namespace kvx::abi {
@@ -45,6 +46,9 @@ Status query_features(kvx_features_t* features) {
     return invalid_argument("features.size is {}; expected at least {}", features->size, kLeast);
   }
   kvx_features_t answer = kFeatures;
+  if (device::check_usable_cuda_device().ok()) {
+    answer.memory_types |= bits({KVX_MEMORY_DEVICE, KVX_MEMORY_UNIFIED});
+  }
   answer.size = std::min<uint32_t>(features->size, sizeof answer);
   memcpy(features, &answer, answer.size);
   return {};

@@ -2,9 +2,14 @@
 // hold, and a second time to copy.
 #include "abi/gather.hpp"
 
+#include <array>
+
 #include "abi/call.hpp"
 #include "abi/check_cache.hpp"
 #include "abi/check_index.hpp"
+#include "abi/device_memory.hpp"
+#include "abi/device_rows.hpp"
+#include "abi/gather_plan.hpp"
 #include "abi/guard.hpp"
 #include "abi/kernels.hpp"
 #include "abi/move_rows.hpp"
@@ -12,19 +17,6 @@
 
 namespace kvx::abi {
 namespace {
-
-struct GatherPlan {
-  CacheView cache;
-  IoView io;
-  TableView table;
-  IndexArray seq_lens;
-  int64_t max_seq_len = 0;
-
-  // Tokens that a row of the output receives; rows are sequences, or beams of sequences.
-  int64_t length(int64_t row) const {
-    return std::min(seq_lens.at(row / table.num_beams), max_seq_len);
-  }
-};
 
 // Consecutive tokens of a row in one block. The entries of the table stand as they are there.
 struct Segment {
@@ -34,10 +26,6 @@ struct Segment {
   int64_t k_entry = 0;
   int64_t v_entry = 0;
 };
-
-// Bits of a KVCacheIndex.
-constexpr uint32_t kSecondaryPool = 0x80000000u;
-constexpr uint32_t kNullIndex = 0xFFFFFFFFu;
 
 void check_types(const CacheSide& cache, const IoSide& io, std::optional<Element> only,
                  std::string_view name, Findings& findings) {
@@ -51,6 +39,24 @@ void check_types(const CacheSide& cache, const IoSide& io, std::optional<Element
     findings.add(unsupported("cache.{} or io.{} has another dtype than this function's name says",
                              name[0], name));
   }
+}
+
+// The tensors, and behind them the arrays that a GPU reads for itself. With pools nothing is read
+// at cache.k and cache.v.
+std::array<CallAddress, 7> addresses_of(const GatherPlan& plan) {
+  const bool has_pools = plan.reads_pools();
+  const MemoryKind pools = plan.table.pool_memory;
+  const CacheSide& k = plan.cache.k;
+  const CacheSide& v = plan.cache.v;
+  return {{{"io.key", plan.io.k.data, plan.io.k.memory},
+           {"io.value", plan.io.v.data, plan.io.v.memory},
+           has_pools ? CallAddress{"cache.pool.primary", plan.table.primary, pools}
+                     : CallAddress{"cache.k", k.data, k.memory},
+           has_pools ? CallAddress{"cache.pool.secondary", plan.table.secondary, pools}
+                     : CallAddress{"cache.v", v.data, v.memory},
+           readable("block_table.indices", plan.table.indices.data),
+           readable("block_table.indptr", plan.table.indptr.data),
+           readable("seq_lens.lengths", plan.seq_lens.data)}};
 }
 
 Result<GatherPlan> check_gather(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
@@ -78,9 +84,11 @@ Result<GatherPlan> check_gather(const kvx_cache_desc_t* cache, const kvx_gather_
   KVX_ASSIGN_OR_RETURN(plan.io, check_io(gather->io, plan.table.num_rows(), plan.cache, findings));
   check_types(plan.cache.k, plan.io.k, only, "key", findings);
   check_types(plan.cache.v, plan.io.v, only, "value", findings);
+  check_one_place(addresses_of(plan), findings);
   KVX_RETURN_IF_ERROR(findings.status());
-  const bool reads_cache = plan.table.kind != TableView::Kind::kKvOffsets;
-  if (plan.io.num_tokens > 0 && reads_cache) KVX_RETURN_IF_ERROR(check_apart(plan.io, plan.cache));
+  if (plan.io.num_tokens > 0 && !plan.reads_pools()) {
+    KVX_RETURN_IF_ERROR(check_apart(plan.io, plan.cache));
+  }
   return plan;
 }
 
@@ -109,29 +117,6 @@ Status check_length(const GatherPlan& plan, int64_t row) {
                       plan.cache.block_size);
 }
 
-// The table's entries for one token of a row.
-void read_entries(const TableView& table, int64_t block_size, Segment& segment) {
-  const int64_t block = segment.first_token / block_size;
-  switch (table.kind) {
-    case TableView::Kind::kPacked:
-      segment.k_entry = table.indices.at(segment.row * table.max_blocks + block);
-      break;
-    case TableView::Kind::kRaggedPages:
-      segment.k_entry = table.indices.at(table.indptr.at(segment.row) + block);
-      break;
-    case TableView::Kind::kRaggedTokens:
-      segment.k_entry = table.indices.at(table.indptr.at(segment.row) + segment.first_token);
-      break;
-    case TableView::Kind::kKvOffsets: {
-      const int64_t k_row = segment.row * 2;  // [rows, 2 (K, V), max_blocks]
-      segment.k_entry = table.indices.at(k_row * table.max_blocks + block);
-      segment.v_entry = table.indices.at((k_row + 1) * table.max_blocks + block);
-      return;
-    }
-  }
-  segment.v_entry = segment.k_entry;
-}
-
 // A block per token may change in the middle of a block.
 int64_t tokens_of_one_block(const TableView& table, const Segment& segment, int64_t most) {
   if (table.kind != TableView::Kind::kRaggedTokens) return most;
@@ -147,26 +132,14 @@ Status for_each_segment(const GatherPlan& plan, int64_t row, Visit visit) {
   const int64_t length = plan.length(row);
   const int64_t block_size = plan.cache.block_size;
   for (int64_t t = 0; t < length;) {
-    Segment segment = {.row = row, .first_token = t};
-    read_entries(plan.table, block_size, segment);
+    const TokenEntries entries = entries_of(plan.table, row, t, block_size);
+    Segment segment = {.row = row, .first_token = t, .k_entry = entries.k, .v_entry = entries.v};
     const int64_t most = std::min(length - t, block_size - t % block_size);
     segment.num_tokens = tokens_of_one_block(plan.table, segment, most);
     KVX_RETURN_IF_ERROR(visit(segment));
     t += segment.num_tokens;
   }
   return {};
-}
-
-// The first byte of the block that an entry names; null for an entry without a block, whose rows
-// are left as they are. Requires: a checked entry.
-uint8_t* block_of(const GatherPlan& plan, const CacheSide& side, int64_t entry) {
-  if (plan.table.kind != TableView::Kind::kKvOffsets) {
-    return entry < 0 ? nullptr : side.data + entry * side.block_stride;
-  }
-  const auto index = static_cast<uint32_t>(entry);
-  if (index == kNullIndex) return nullptr;
-  uint8_t* pool = (index & kSecondaryPool) != 0 ? plan.table.secondary : plan.table.primary;
-  return pool + int64_t{index & ~kSecondaryPool} * plan.table.bytes_per_block;
 }
 
 // A KVCacheIndex counts blocks of the pool, whose number nobody tells: what is read must at least
@@ -181,7 +154,8 @@ Status check_pool_entry(const GatherPlan& plan, const CacheSide& side, const Seg
         "cache.pool.secondary is null",
         index & ~kSecondaryPool, segment.row, segment.first_token);
   }
-  return check_apart(plan.io, block_of(plan, side, entry), side.block_bytes, "a block of the pool");
+  return check_apart(plan.io, block_of(plan.table, side, entry), side.block_bytes,
+                     "a block of the pool");
 }
 
 Status check_segment(const GatherPlan& plan, const Segment& segment) {
@@ -206,7 +180,7 @@ Status check_contents(const GatherPlan& plan) {
 
 void gather_side(const GatherPlan& plan, const CacheSide& side, const IoSide& io,
                  const Segment& segment, int64_t entry, RowMover& mover) {
-  uint8_t* block = block_of(plan, side, entry);
+  uint8_t* block = block_of(plan.table, side, entry);
   if (block == nullptr) return;
   const int64_t offset = segment.first_token % plan.cache.block_size;
   mover.gather({.cache = block + offset * side.token_stride,
@@ -214,12 +188,7 @@ void gather_side(const GatherPlan& plan, const CacheSide& side, const IoSide& io
                 .num_tokens = segment.num_tokens});
 }
 
-}  // namespace
-
-Status gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
-                 std::optional<Element> only) {
-  KVX_ASSIGN_OR_RETURN(const GatherPlan plan, check_gather(cache, gather, only));
-  if (plan.io.num_tokens == 0) return {};
+Status gather_on_host(const GatherPlan& plan) {
   KVX_RETURN_IF_ERROR(check_contents(plan));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   RowMover k(*kernels, plan.cache, plan.cache.k, plan.io.k, plan.io.num_tokens);
@@ -234,9 +203,22 @@ Status gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
   return {};
 }
 
+}  // namespace
+
+Status gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
+                 std::optional<Element> only, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const GatherPlan plan, check_gather(cache, gather, only));
+  if (plan.io.num_tokens == 0) return {};
+  if (!plan.is_on_device()) return gather_on_host(plan);
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses_of(plan)));
+  KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device->index));
+  return gather_on_device(plan, stream);
+}
+
 }  // namespace kvx::abi
 
 extern "C" kvx_status_t kvx_gather_kv(const kvx_cache_desc_t* cache,
-                                      const kvx_gather_desc_t* gather, void* /*stream*/) {
-  return kvx::abi::run_call([&] { return kvx::abi::gather_kv(cache, gather, std::nullopt); });
+                                      const kvx_gather_desc_t* gather, void* stream) {
+  return kvx::abi::run_call(
+      [&] { return kvx::abi::gather_kv(cache, gather, std::nullopt, stream); });
 }

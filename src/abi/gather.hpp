@@ -9,8 +9,9 @@
 
 namespace kvx::abi {
 
-// only: cache and IO are of this type, or the call is UNSUPPORTED.
+// only: cache and IO are of this type, or the call is UNSUPPORTED. stream: of calls with a GPU's
+// memory.
 Status gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
-                 std::optional<Element> only);
+                 std::optional<Element> only, void* stream);
 
 }  // namespace kvx::abi

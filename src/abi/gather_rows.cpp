@@ -2,11 +2,13 @@
 #include <algorithm>
 
 #include "abi/call.hpp"
+#include "abi/device_verb.hpp"
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/table_view.hpp"
 #include "ops/gather/gather.hpp"
+#include "ops/gather/gather_cuda.hpp"
 
 namespace kvx::abi {
 namespace {
@@ -20,26 +22,28 @@ void whole_sequences(const TableOfCaller& table, std::vector<ops::GatherRange>& 
   }
 }
 
-Status read_ranges(const kvx_gather_args_t& args, const TableOfCaller& table,
-                   std::vector<ops::GatherRange>& ranges) {
-  ranges.clear();
-  const void* const arrays[] = {args.sequences, args.first_tokens, args.num_tokens,
-                                args.first_rows};
-  const auto is_null = [](const void* array) { return array == nullptr; };
-  if (std::all_of(std::begin(arrays), std::end(arrays), is_null)) {
-    if (args.num_ranges != static_cast<uint32_t>(table.num_sequences)) {
-      return invalid_argument(
-          "args.num_ranges is {}; without arrays of ranges it is the table's "
-          "seq_count {}",
-          args.num_ranges, table.num_sequences);
-    }
-    whole_sequences(table, ranges);
-    return {};
-  }
-  if (std::any_of(std::begin(arrays), std::end(arrays), is_null)) {
+// The arrays of ranges; without them a range is a sequence.
+Status check_all_or_none(const kvx_gather_args_t& args, int num_sequences) {
+  const int given = (args.sequences != nullptr) + (args.first_tokens != nullptr) +
+                    (args.num_tokens != nullptr) + (args.first_rows != nullptr);
+  if (given != 0 && given != 4) {
     return invalid_argument(
         "args has some of sequences, first_tokens, num_tokens and first_rows; "
         "expected all or none");
+  }
+  if (given == 4 || args.num_ranges == static_cast<uint32_t>(num_sequences)) return {};
+  return invalid_argument(
+      "args.num_ranges is {}; without arrays of ranges it is the table's seq_count {}",
+      args.num_ranges, num_sequences);
+}
+
+Status read_ranges(const kvx_gather_args_t& args, const TableOfCaller& table,
+                   std::vector<ops::GatherRange>& ranges) {
+  ranges.clear();
+  KVX_RETURN_IF_ERROR(check_all_or_none(args, table.num_sequences));
+  if (args.sequences == nullptr) {
+    whole_sequences(table, ranges);
+    return {};
   }
   for (uint32_t i = 0; i < args.num_ranges; ++i) {
     const ops::GatherRange range = {args.sequences[i], args.first_tokens[i], args.num_tokens[i],
@@ -55,10 +59,61 @@ Status read_ranges(const kvx_gather_args_t& args, const TableOfCaller& table,
   return {};
 }
 
-Status gather(const kvx_gather_args_t* caller) {
+Status read_outputs(const kvx_gather_args_t& known, const LayerOfCaller& layer,
+                    ops::GatherArgs& args) {
+  args.cache = layer.view;
+  args.transform = layer.transform;
+  const int num_heads = layer.view.num_kv_heads;
+  if (known.k != nullptr) {
+    KVX_ASSIGN_OR_RETURN(args.k, read_rows(known.k, num_heads, layer.k_head_dim(), "k"));
+  }
+  if (known.v == nullptr) return {};
+  if (layer.v_head_dim() == 0) return invalid_argument("args.v is set; the layer stores no V");
+  KVX_ASSIGN_OR_RETURN(args.v, read_rows(known.v, num_heads, layer.v_head_dim(), "v"));
+  return {};
+}
+
+Result<ops::CudaGatherRanges> device_ranges(const kvx_gather_args_t& known,
+                                            const DeviceTable& table) {
+  const ops::CudaGatherRanges ranges = {.count = known.num_ranges,
+                                        .sequences = known.sequences,
+                                        .first_tokens = known.first_tokens,
+                                        .num_tokens = known.num_tokens,
+                                        .first_rows = known.first_rows,
+                                        .seq_lens = table.seq_lens};
+  KVX_RETURN_IF_ERROR(check_all_or_none(known, table.num_sequences));
+  return ranges;
+}
+
+Status gather_on_device(const kvx_gather_args_t& known, const LayerOfCaller& layer, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const DeviceTable table,
+                       read_device_table(known.block_table, known.seq_lens));
+  KVX_ASSIGN_OR_RETURN(const ops::CudaGatherRanges ranges, device_ranges(known, table));
+  if (table.num_sequences == 0 || ranges.count == 0) return {};
+  ops::GatherArgs args;
+  KVX_RETURN_IF_ERROR(read_outputs(known, layer, args));
+  args.block_table = table.table;
+  args.max_blocks_per_sequence = table.max_blocks;
+  args.num_sequences = table.num_sequences;
+  const VerbAddresses addresses = VerbAddresses(layer)
+                                      .add_rows("k.data", args.k)
+                                      .add_rows("v.data", args.v)
+                                      .add("block_table.indices", table.table.ids)
+                                      .add("seq_lens.lengths", table.seq_lens)
+                                      .add("args.sequences", known.sequences)
+                                      .add("args.first_tokens", known.first_tokens)
+                                      .add("args.num_tokens", known.num_tokens)
+                                      .add("args.first_rows", known.first_rows);
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
+  return ops::gather(verb.context, args, ranges, table.max_blocks * layer.view.block_size,
+                     verb.findings);
+}
+
+Status gather(const kvx_gather_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_gather_args_t known, read_struct(caller, "args"));
   thread_local LayerOfCaller layer;
-  KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer));
+  KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer, LayerPlace::kAnywhere));
+  if (layer.is_on_device()) return gather_on_device(known, layer, stream);
   thread_local TableOfCaller table;
   KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
@@ -66,22 +121,14 @@ Status gather(const kvx_gather_args_t* caller) {
   KVX_RETURN_IF_ERROR(read_ranges(known, table, ranges));
 
   ops::GatherArgs args;
-  args.cache = layer.view;
-  args.transform = layer.transform;
+  KVX_RETURN_IF_ERROR(read_outputs(known, layer, args));
   args.block_table = table.table;
   args.max_blocks_per_sequence = table.max_blocks;
   args.num_sequences = table.num_sequences;
   args.ranges = ranges;
-  const int num_heads = layer.view.num_kv_heads;
-  if (known.k != nullptr) {
-    KVX_ASSIGN_OR_RETURN(args.k, read_rows(known.k, num_heads, layer.k_head_dim(), "k"));
-  }
-  if (known.v != nullptr) {
-    if (layer.v_head_dim() == 0) return invalid_argument("args.v is set; the layer stores no V");
-    KVX_ASSIGN_OR_RETURN(args.v, read_rows(known.v, num_heads, layer.v_head_dim(), "v"));
-  }
   // Ranges are bounded before the rows are measured by them: 2^31 rows lie over everything.
   KVX_RETURN_IF_ERROR(ops::check_gather(args));
+  const int num_heads = layer.view.num_kv_heads;
   int64_t num_rows = 0;
   for (const ops::GatherRange& range : ranges) {
     if (range.num_tokens == 0) continue;
@@ -96,6 +143,6 @@ Status gather(const kvx_gather_args_t* caller) {
 }  // namespace
 }  // namespace kvx::abi
 
-extern "C" kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* /*stream*/) {
-  return kvx::abi::run_call([&] { return kvx::abi::gather(args); });
+extern "C" kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream) {
+  return kvx::abi::run_call([&] { return kvx::abi::gather(args, stream); });
 }

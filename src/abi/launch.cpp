@@ -8,7 +8,7 @@ namespace kvx::abi {
 namespace {
 
 Status write_prefill(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
-                     int32_t tokens_per_seq, std::optional<Element> only) {
+                     int32_t tokens_per_seq, std::optional<Element> only, void* stream) {
   KVX_RETURN_IF_ERROR(check_top_level(cache, "cache"));
   KVX_RETURN_IF_ERROR(check_top_level(write, "write"));
   const int64_t num_tokens = write->io.num_tokens;
@@ -16,7 +16,7 @@ Status write_prefill(const kvx_cache_desc_t* cache, const kvx_write_desc_t* writ
     return invalid_argument("tokens_per_seq is {}; expected a positive divisor of io.num_tokens {}",
                             tokens_per_seq, num_tokens);
   }
-  return write_kv(cache, write, only);
+  return write_kv(cache, write, only, stream);
 }
 
 }  // namespace
@@ -30,19 +30,19 @@ Status write_prefill(const kvx_cache_desc_t* cache, const kvx_write_desc_t* writ
   FORM(_bf16, kvx::abi::Element::kBF16)
 
 #define KVX_LAUNCH_FUNCTIONS(suffix, only)                                                       \
-  extern "C" kvx_status_t kvx_launch_write_kv##suffix(const kvx_cache_desc_t* cache,             \
-                                                      const kvx_write_desc_t* write, void*) {    \
-    return kvx::abi::run_call([&] { return kvx::abi::write_kv(cache, write, only); });           \
+  extern "C" kvx_status_t kvx_launch_write_kv##suffix(                                           \
+      const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, void* stream) {              \
+    return kvx::abi::run_call([&] { return kvx::abi::write_kv(cache, write, only, stream); });   \
   }                                                                                              \
-  extern "C" kvx_status_t kvx_launch_write_kv_prefill##suffix(const kvx_cache_desc_t* cache,     \
-                                                              const kvx_write_desc_t* write,     \
-                                                              int32_t tokens_per_seq, void*) {   \
+  extern "C" kvx_status_t kvx_launch_write_kv_prefill##suffix(                                   \
+      const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, int32_t tokens_per_seq,      \
+      void* stream) {                                                                            \
     return kvx::abi::run_call(                                                                   \
-        [&] { return kvx::abi::write_prefill(cache, write, tokens_per_seq, only); });            \
+        [&] { return kvx::abi::write_prefill(cache, write, tokens_per_seq, only, stream); });    \
   }                                                                                              \
-  extern "C" kvx_status_t kvx_launch_gather_kv##suffix(const kvx_cache_desc_t* cache,            \
-                                                       const kvx_gather_desc_t* gather, void*) { \
-    return kvx::abi::run_call([&] { return kvx::abi::gather_kv(cache, gather, only); });         \
+  extern "C" kvx_status_t kvx_launch_gather_kv##suffix(                                          \
+      const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather, void* stream) {            \
+    return kvx::abi::run_call([&] { return kvx::abi::gather_kv(cache, gather, only, stream); }); \
   }
 
 KVX_FOR_EACH_LAUNCH(KVX_LAUNCH_FUNCTIONS)

@@ -56,6 +56,10 @@ Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCall
   Findings findings;
   KVX_ASSIGN_OR_RETURN(const CacheView cache, check_cache(layer.cache, findings));
   KVX_RETURN_IF_ERROR(findings.status());
+  if (cache.k.memory != cache.v.memory) {
+    return unsupported("{}.cache has K and V in memory of different kinds; expected one", name);
+  }
+  result.kind = cache.k.memory;
   if (cache.num_heads > kMostHeads || cache.head_dim > format::kMaxHeadDim ||
       cache.block_size > INT32_MAX / 2 || cache.num_blocks > INT32_MAX) {
     return unsupported(
@@ -82,6 +86,7 @@ struct Counts {
   int64_t num_blocks;
   int64_t block_size;
   int64_t num_heads;
+  bool are_readable;  // scales; not those on a GPU
 };
 
 Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
@@ -162,11 +167,13 @@ Status check_given_scales(const ops::SideView& side, int num_heads, const std::s
   return {};
 }
 
-Status check_tensor_scales(const ops::SideView& side, int num_heads, const std::string& name) {
+Status check_has_tensor_scales(const ops::SideView& side, const std::string& name) {
+  if (side.tensor_scales == nullptr || side.spec.facts->has_tensor_scale) return {};
+  return invalid_argument("{}.tensor_scales is set; {} has none", name, side.spec.facts->name);
+}
+
+Status check_tensor_scales(const ops::SideView& side, int num_heads) {
   if (side.tensor_scales == nullptr) return {};
-  if (!side.spec.facts->has_tensor_scale) {
-    return invalid_argument("{}.tensor_scales is set; {} has none", name, side.spec.facts->name);
-  }
   for (int head = 0; head < num_heads; ++head) {
     KVX_RETURN_IF_ERROR(format::check_tensor_scale(side.tensor_scales[head]));
   }
@@ -202,7 +209,8 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   }
   view.tensor_scales = side.tensor_scales;
   const int num_heads = static_cast<int>(counts.num_heads);
-  KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads, name));
+  KVX_RETURN_IF_ERROR(check_has_tensor_scales(view, name));
+  if (counts.are_readable) KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads));
   if (!view.spec.has_scale()) return view;
   if (side.scales == nullptr) {
     return invalid_argument("{}.scales is null; {} has scales", name, view.spec.facts->name);
@@ -210,7 +218,7 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name, memory));
   view.scales = {static_cast<uint8_t*>(side.scales), side.scale_block_stride,
                  side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
-  KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
+  if (counts.are_readable) KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
   return view;
 }
 
@@ -278,7 +286,8 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
       return invalid_argument("{}.num_heads is {}; expected 1 to the {} heads that are left",
                               run_name, run.num_heads, layer.num_kv_heads - first_head);
     }
-    const Counts counts = {layer.num_blocks, layer.block_size, run.num_heads};
+    const Counts counts = {layer.num_blocks, layer.block_size, run.num_heads,
+                           !result.is_on_device()};
     ops::HeadRun view = {.first_head = static_cast<int>(first_head),
                          .num_heads = static_cast<int>(run.num_heads),
                          .k = {},
@@ -305,10 +314,47 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
   return {};
 }
 
+// --- memory ---
+
+// The kind that the layer says; a cache's own is read with it.
+Status read_place(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+  if (layer.reserved != 0) {
+    return invalid_argument("{}.reserved is {}; expected 0", name, layer.reserved);
+  }
+  result.kind = MemoryKind::kHost;
+  result.findings = reinterpret_cast<ops::CudaFindings*>(layer.findings);
+  if (layer.memory == 0) return {};
+  Findings findings;
+  KVX_RETURN_IF_ERROR(check_memory(layer.memory, name, findings));
+  KVX_RETURN_IF_ERROR(findings.status());
+  result.kind = memory_kind(layer.memory);
+  return {};
+}
+
+// After everything else was read: what cannot be comes before what cannot be done.
+Status check_place(const kvx_layer_t& layer, const std::string& name, LayerPlace place,
+                   const LayerOfCaller& result) {
+  if (layer.memory != 0 && memory_kind(layer.memory) != result.kind) {
+    return invalid_argument("{}.memory is {}; its cache says another kind", name, layer.memory);
+  }
+  if (result.is_on_device() && place == LayerPlace::kHost) {
+    return unsupported("{} lies in a GPU's memory; this call takes host memory", name);
+  }
+  for (const ops::HeadRun& run : result.runs) {
+    if (!result.is_on_device()) break;
+    if (!run.k.codes.is_in_pieces() && !run.v.codes.is_in_pieces()) continue;
+    return unsupported("{} has rows in pieces; a GPU's kernels read contiguous rows", name);
+  }
+  if (!result.is_on_device() && layer.findings != nullptr) {
+    return invalid_argument("{}.findings is set; only a layer in a GPU's memory has them", name);
+  }
+  return {};
+}
+
 // --- transforms ---
 
 Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num_heads,
-                                          int head_dim, bool may_have_offset,
+                                          int head_dim, bool may_have_offset, bool is_readable,
                                           const std::string& name) {
   if (caller == nullptr) return ops::SideTransform{};
   KVX_ASSIGN_OR_RETURN(const kvx_transform_t known, read_struct(caller, name));
@@ -326,7 +372,7 @@ Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num
         name, static_cast<const void*>(known.block_offset), known.num_offset_blocks);
   }
   const int64_t count = int64_t{num_heads} * head_dim;
-  for (int64_t i = 0; known.factor != nullptr && i < count; ++i) {
+  for (int64_t i = 0; is_readable && known.factor != nullptr && i < count; ++i) {
     if (known.factor[i] > 0 && std::isfinite(known.factor[i])) continue;
     return invalid_argument("{}.factor[{}] is {}; expected a positive finite number", name, i,
                             known.factor[i]);
@@ -340,24 +386,28 @@ Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num
 
 }  // namespace
 
-Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOfCaller& result) {
+Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOfCaller& result,
+                  LayerPlace place) {
   const std::string name(given_name);
   KVX_ASSIGN_OR_RETURN(const kvx_layer_t known, read_struct(layer, name));
+  KVX_RETURN_IF_ERROR(read_place(known, name, result));
   KVX_RETURN_IF_ERROR(known.cache != nullptr ? read_cache(known, name, result)
                                              : read_runs(known, name, result));
-  KVX_ASSIGN_OR_RETURN(result.transform.k,
-                       read_transform(known.k_transform, result.view.num_kv_heads,
-                                      result.k_head_dim(), true, name + ".k_transform"));
-  KVX_ASSIGN_OR_RETURN(result.transform.v,
-                       read_transform(known.v_transform, result.view.num_kv_heads,
-                                      result.v_head_dim(), false, name + ".v_transform"));
+  KVX_ASSIGN_OR_RETURN(
+      result.transform.k,
+      read_transform(known.k_transform, result.view.num_kv_heads, result.k_head_dim(), true,
+                     !result.is_on_device(), name + ".k_transform"));
+  KVX_ASSIGN_OR_RETURN(
+      result.transform.v,
+      read_transform(known.v_transform, result.view.num_kv_heads, result.v_head_dim(), false,
+                     !result.is_on_device(), name + ".v_transform"));
   const bool is_transformed =
       !result.transform.k.is_identity() || !result.transform.v.is_identity();
   if (result.runs.front().v.is_alias && is_transformed) {
     return unsupported("{} has a transform and a V that is a prefix of K; one would change both",
                        name);
   }
-  return {};
+  return check_place(known, name, place, result);
 }
 
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,

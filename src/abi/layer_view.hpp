@@ -7,6 +7,7 @@
 #include "core/rows.hpp"
 #include "kvx/kvx_abi.h"
 #include "ops/cache_view.hpp"
+#include "ops/cuda/context.hpp"
 #include "ops/transform.hpp"
 
 namespace kvx::abi {
@@ -23,6 +24,10 @@ struct LayerOfCaller {
   ops::LayerView view;
   ops::LayerTransform transform;
   std::vector<MemoryRange> memory;  // of codes and scales
+  MemoryKind kind = MemoryKind::kHost;
+  ops::CudaFindings* findings = nullptr;  // of a layer on a GPU, or null
+
+  bool is_on_device() const { return kind != MemoryKind::kHost; }
 
   int k_head_dim() const { return runs.front().k.head_dim; }
   int v_head_dim() const { return runs.front().v.head_dim; }
@@ -30,8 +35,12 @@ struct LayerOfCaller {
   bool has_own_v() const { return v_head_dim() != 0 && !runs.front().v.is_alias; }
 };
 
-// INVALID_ARGUMENT, UNSUPPORTED or INCOMPATIBLE names the field.
-Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller& result);
+enum class LayerPlace { kHost, kAnywhere };
+
+// INVALID_ARGUMENT, UNSUPPORTED or INCOMPATIBLE names the field. A layer on a GPU is UNSUPPORTED
+// for calls that do not say kAnywhere; its scales and factors are not looked at.
+Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller& result,
+                  LayerPlace place = LayerPlace::kHost);
 
 // Floats of a caller: [tokens, num_heads, head_dim].
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,

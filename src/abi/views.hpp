@@ -1,5 +1,5 @@
 // What the v1 calls work on: descriptors that were checked, turned into addresses and strides in
-// bytes that cannot be wrong.
+// bytes that cannot be wrong. Where an index leads is computed here once, for the host and the GPU.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "core/dtype.hpp"
 #include "core/float16.hpp"
+#include "core/host_device.hpp"
 
 namespace kvx::abi {
 
@@ -43,6 +44,10 @@ constexpr std::optional<DType> float_type(Element element) {
   }
 }
 
+// What a descriptor says about its memory. The calls run on the host, or on the GPU for both
+// others.
+enum class MemoryKind : uint8_t { kHost, kDevice, kUnified };
+
 // Where the head_dim elements of one row lie: num_runs runs of run_length elements. One run of
 // head_dim in NHD and HND, head_dim / pack runs of pack elements in HND_PACKED.
 struct RowShape {
@@ -55,6 +60,7 @@ struct RowShape {
 // K or V of a cache: row (block, token, head) begins at data + the sum of index * stride.
 struct CacheSide {
   uint8_t* data = nullptr;
+  MemoryKind memory = MemoryKind::kHost;
   Element element = Element::kF32;
   int64_t block_stride = 0;  // bytes, as all strides here
   int64_t token_stride = 0;
@@ -83,6 +89,7 @@ struct CacheView {
 // is one piece. Rows are contiguous.
 struct IoSide {
   uint8_t* data = nullptr;
+  MemoryKind memory = MemoryKind::kHost;
   Element element = Element::kF32;
   int64_t tokens_per_piece = 1;
   int64_t piece_stride = 0;  // bytes
@@ -90,7 +97,7 @@ struct IoSide {
   int64_t head_stride = 0;
   int64_t total_bytes = 0;
 
-  uint8_t* token(int64_t t) const {
+  KVX_INLINE uint8_t* token(int64_t t) const {
     return data + t / tokens_per_piece * piece_stride + t % tokens_per_piece * token_stride;
   }
   int64_t tokens_left_in_piece(int64_t t) const { return tokens_per_piece - t % tokens_per_piece; }
@@ -112,9 +119,39 @@ struct IndexArray {
   const void* data = nullptr;
   bool is_64_bit = false;
 
-  int64_t at(int64_t i) const {
+  KVX_INLINE int64_t at(int64_t i) const {
     return is_64_bit ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
   }
+};
+
+struct SlotView {
+  IndexArray slots;
+  int64_t num_tokens = 0;
+  int64_t invalid_slot = -1;
+
+  // Negative when the token is not to be written.
+  KVX_INLINE int64_t at(int64_t token) const {
+    const int64_t slot = slots.at(token);
+    return slot == invalid_slot ? -1 : slot;
+  }
+};
+
+// A rectangle [rows, width] of block ids, or a list of them with prefix sums.
+struct TableView {
+  enum class Kind : uint8_t { kPacked, kRaggedTokens, kRaggedPages, kKvOffsets };
+  Kind kind = Kind::kPacked;
+  int64_t num_sequences = 0;
+  int64_t num_beams = 1;
+  int64_t max_blocks = 0;
+  IndexArray indices;
+  int64_t num_indices = 0;
+  IndexArray indptr;  // [num_sequences + 1]; ragged only
+  MemoryKind pool_memory = MemoryKind::kHost;
+  uint8_t* primary = nullptr;
+  uint8_t* secondary = nullptr;
+  int64_t bytes_per_block = 0;
+
+  int64_t num_rows() const { return num_sequences * num_beams; }
 };
 
 // The scale of (block, head): value = code * scale. A stride of 0 shares it.
@@ -124,7 +161,7 @@ struct ScaleView {
   int64_t block_stride = 0;  // bytes
   int64_t head_stride = 0;
 
-  float at(int64_t block, int64_t head) const {
+  KVX_INLINE float at(int64_t block, int64_t head) const {
     if (data == nullptr) return 1.0f;
     const uint8_t* source = data + block * block_stride + head * head_stride;
     uint32_t bits = 0;

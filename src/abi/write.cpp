@@ -1,25 +1,21 @@
 // kvx_write_kv: checks everything, then moves runs of tokens in consecutive slots.
 #include "abi/write.hpp"
 
+#include <array>
 #include <cmath>
 
 #include "abi/call.hpp"
 #include "abi/check_cache.hpp"
 #include "abi/check_index.hpp"
+#include "abi/device_memory.hpp"
+#include "abi/device_rows.hpp"
 #include "abi/guard.hpp"
 #include "abi/kernels.hpp"
 #include "abi/move_rows.hpp"
+#include "abi/write_plan.hpp"
 
 namespace kvx::abi {
 namespace {
-
-struct WritePlan {
-  CacheView cache;
-  IoView io;
-  SlotView slots;
-  ScaleView k_scale;
-  ScaleView v_scale;
-};
 
 // Scales are read for caches of 8-bit floats that receive another type.
 bool needs_scale(const CacheSide& cache, const IoSide& io) {
@@ -38,6 +34,17 @@ void check_types(const CacheSide& cache, const IoSide& io, std::optional<Element
     findings.add(unsupported("cache.{} or io.{} has another dtype than this function's name says",
                              name[0], name));
   }
+}
+
+// The tensors, and behind them the arrays that a GPU reads for itself.
+std::array<CallAddress, 7> addresses_of(const WritePlan& plan) {
+  return {{{"cache.k", plan.cache.k.data, plan.cache.k.memory},
+           {"cache.v", plan.cache.v.data, plan.cache.v.memory},
+           {"io.key", plan.io.k.data, plan.io.k.memory},
+           {"io.value", plan.io.v.data, plan.io.v.memory},
+           readable("slots.slots", plan.slots.slots.data),
+           readable("k_scale", plan.k_scale.data),
+           readable("v_scale", plan.v_scale.data)}};
 }
 
 Result<WritePlan> check_write(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
@@ -65,6 +72,7 @@ Result<WritePlan> check_write(const kvx_cache_desc_t* cache, const kvx_write_des
     KVX_ASSIGN_OR_RETURN(plan.v_scale, check_scale(write->v_scale_desc, write->v_scale, plan.cache,
                                                    "v_scale", findings));
   }
+  check_one_place(addresses_of(plan), findings);
   KVX_RETURN_IF_ERROR(findings.status());
   if (plan.io.num_tokens > 0) KVX_RETURN_IF_ERROR(check_apart(plan.io, plan.cache));
   return plan;
@@ -113,11 +121,7 @@ TokenRun run_at(const WritePlan& plan, const CacheSide& side, const IoSide& io, 
           .block = block};
 }
 
-}  // namespace
-
-Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
-                std::optional<Element> only) {
-  KVX_ASSIGN_OR_RETURN(const WritePlan plan, check_write(cache, write, only));
+Status write_on_host(const WritePlan& plan) {
   KVX_RETURN_IF_ERROR(check_slots(plan.slots, plan.cache));
   KVX_RETURN_IF_ERROR(check_scales(plan, plan.k_scale, "k_scale"));
   KVX_RETURN_IF_ERROR(check_scales(plan, plan.v_scale, "v_scale"));
@@ -137,9 +141,21 @@ Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
   return {};
 }
 
+}  // namespace
+
+Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
+                std::optional<Element> only, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const WritePlan plan, check_write(cache, write, only));
+  if (plan.io.num_tokens == 0) return {};
+  if (!plan.is_on_device()) return write_on_host(plan);
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses_of(plan)));
+  KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device->index));
+  return write_on_device(plan, stream);
+}
+
 }  // namespace kvx::abi
 
 extern "C" kvx_status_t kvx_write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
-                                     void* /*stream*/) {
-  return kvx::abi::run_call([&] { return kvx::abi::write_kv(cache, write, std::nullopt); });
+                                     void* stream) {
+  return kvx::abi::run_call([&] { return kvx::abi::write_kv(cache, write, std::nullopt, stream); });
 }

@@ -1,10 +1,12 @@
-// The CUDA runtime's calls behind device/cuda.hpp.
+// The CUDA runtime's calls behind device/cuda.hpp and device/cuda_caller.hpp.
 #include "device/cuda.hpp"
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "device/cuda_caller.hpp"
 #include "device/cuda_error.hpp"
 
 namespace kvx::device {
@@ -34,9 +36,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-}  // namespace
-
-Result<CudaDevice> open_cuda_device(int index) {
+Result<CudaDevice> find_cuda_device(int index) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     return unsupported("no CUDA device: {}", cudaGetErrorString(error));
@@ -57,8 +57,80 @@ Result<CudaDevice> open_cuda_device(int index) {
   device.l2_bytes = found.l2CacheSize;
   cudaDriverGetVersion(&device.driver_version);
   KVX_RETURN_IF_ERROR(check_has_kernels(device));
+  return device;
+}
+
+// At least one entry: where there is no device, why.
+const std::vector<Result<CudaDevice>>& known_devices() {
+  static const std::vector<Result<CudaDevice>> devices = [] {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    std::vector<Result<CudaDevice>> found;
+    for (int i = 0; i < std::max(count, 1); ++i) found.push_back(find_cuda_device(i));
+    return found;
+  }();
+  return devices;
+}
+
+}  // namespace
+
+Result<CudaDevice> open_cuda_device(int index) {
+  KVX_ASSIGN_OR_RETURN(CudaDevice device, find_cuda_device(index));
   KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(index), "cudaSetDevice"));
   return device;
+}
+
+Result<const CudaDevice*> known_cuda_device(int index) {
+  const auto& devices = known_devices();
+  if (index < 0 || index >= std::ssize(devices)) {
+    return unsupported("CUDA device {} is not there; this machine has {}", index, devices.size());
+  }
+  const Result<CudaDevice>& device = devices[static_cast<size_t>(index)];
+  if (!device.ok()) return device.error();
+  return &device.value();
+}
+
+Status check_usable_cuda_device() {
+  const auto& devices = known_devices();
+  const auto is_usable = [](const Result<CudaDevice>& device) { return device.ok(); };
+  if (std::any_of(devices.begin(), devices.end(), is_usable)) return {};
+  return devices.front().error();
+}
+
+Result<CudaAddress> find_cuda_address(const void* address) {
+  cudaPointerAttributes found;
+  KVX_RETURN_IF_ERROR(
+      cuda_status(cudaPointerGetAttributes(&found, address), "cudaPointerGetAttributes"));
+  switch (found.type) {
+    case cudaMemoryTypeHost:
+      return CudaAddress{CudaMemoryKind::kPinned, found.device};
+    case cudaMemoryTypeDevice:
+      return CudaAddress{CudaMemoryKind::kDevice, found.device};
+    case cudaMemoryTypeManaged:
+      return CudaAddress{CudaMemoryKind::kManaged, found.device};
+    default:
+      return CudaAddress{};
+  }
+}
+
+Result<int> current_cuda_device() {
+  int index = 0;
+  KVX_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
+  return index;
+}
+
+Result<CurrentCudaDevice> CurrentCudaDevice::set(int index) {
+  KVX_ASSIGN_OR_RETURN(const int previous, current_cuda_device());
+  if (previous == index) return CurrentCudaDevice(-1);
+  KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(index), "cudaSetDevice"));
+  return CurrentCudaDevice(previous);
+}
+
+CurrentCudaDevice::CurrentCudaDevice(CurrentCudaDevice&& other) noexcept
+    : previous_(std::exchange(other.previous_, -1)) {}
+
+CurrentCudaDevice::~CurrentCudaDevice() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
 Result<uint8_t*> cuda_allocate(int device, int64_t bytes) {

@@ -1,7 +1,8 @@
-// device/cuda*.hpp in a build without CUDA: every call says that it is one. Nothing but
-// open_cuda_device can be reached, since all else needs a device.
+// device/cuda*.hpp in a build without CUDA: every call says that it is one. Only what
+// looks for a device can be reached, since all else needs one.
 #include "device/cuda.hpp"
 #include "device/cuda_bandwidth.hpp"
+#include "device/cuda_caller.hpp"
 
 namespace kvx::device {
 namespace {
@@ -15,6 +16,23 @@ Error no_cuda() {
 Result<CudaDevice> open_cuda_device(int) {
   return no_cuda();
 }
+Result<const CudaDevice*> known_cuda_device(int) {
+  return no_cuda();
+}
+Status check_usable_cuda_device() {
+  return no_cuda();
+}
+Result<CudaAddress> find_cuda_address(const void*) {
+  return no_cuda();
+}
+Result<int> current_cuda_device() {
+  return no_cuda();
+}
+Result<CurrentCudaDevice> CurrentCudaDevice::set(int) {
+  return no_cuda();
+}
+CurrentCudaDevice::CurrentCudaDevice(CurrentCudaDevice&& other) noexcept = default;
+CurrentCudaDevice::~CurrentCudaDevice() = default;
 Result<uint8_t*> cuda_allocate(int, int64_t) {
   return no_cuda();
 }

@@ -38,6 +38,7 @@ class Memory {
   }
   uint8_t* data() { return bytes_.data() + kMargin; }
   const uint8_t* data() const { return bytes_.data() + kMargin; }
+  std::vector<uint8_t>& bytes() { return bytes_; }  // with the canaries
   friend bool operator==(const Memory&, const Memory&) = default;
 
  private:

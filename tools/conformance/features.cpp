@@ -7,6 +7,8 @@
 
 #include "tools/conformance/row_codec.hpp"
 
+#include "tools/conformance/runner.hpp"
+
 namespace kvx::conformance {
 namespace {
 
@@ -135,7 +137,7 @@ Features claims_queried(const Provider& provider) {
   }
   kvx_features_t f{};
   f.size = sizeof f;
-  const kvx_status_t status = provider.query_features(&f);
+  const kvx_status_t status = query_in_child(provider, f);
   if (status != KVX_STATUS_OK) {
     throw std::runtime_error(fmt::format("kvx_query_features returns status {}; expected OK 0",
                                          static_cast<int>(status)));

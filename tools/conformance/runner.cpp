@@ -2,11 +2,13 @@
 #include "tools/conformance/runner.hpp"
 
 #include <fmt/ranges.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 #include "tools/conformance/cuda_driver.hpp"
@@ -76,6 +78,26 @@ std::string text_of(const ChildEnd& end) {
 }
 
 }  // namespace
+
+kvx_status_t query_in_child(const Provider& provider, kvx_features_t& features) {
+  struct Answer {
+    kvx_status_t status;
+    kvx_features_t features;
+  };
+  void* shared =
+      mmap(nullptr, sizeof(Answer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) throw std::runtime_error("no memory to share with a child process");
+  auto* answer = new (shared) Answer{KVX_STATUS_INTERNAL_ERROR, features};
+  const ChildEnd end = run_in_child([&] {
+    answer->status = provider.query_features(&answer->features);
+    return std::string();
+  });
+  const Answer got = *answer;
+  munmap(shared, sizeof(Answer));
+  if (!is_well(end)) throw std::runtime_error("kvx_query_features " + text_of(end));
+  features = got.features;
+  return got.status;
+}
 
 bool has_gpu() {
   const ChildEnd end =

@@ -15,6 +15,10 @@ struct Result {
   Features missing = {};
 };
 
+// kvx_query_features, asked in a process of its own: once a process has asked CUDA for its devices,
+// its children cannot use them.
+kvx_status_t query_in_child(const Provider& provider, kvx_features_t& features);
+
 bool has_gpu();
 
 Result run_check(const Check& check, const Provider& provider, const Features& claims,

@@ -26,7 +26,7 @@ struct CopyJob {
   int block_size;
   int64_t num_from_blocks;
   int64_t num_to_blocks;
-  const BlockCopy* copies;
+  CudaBlockCopies copies;
   int64_t num_rows;
   CudaFindings* findings;
 };
@@ -92,6 +92,13 @@ __device__ bool is_inside(const CopyJob& job, const BlockCopy& copy) {
          copy.num_tokens <= job.block_size;
 }
 
+__device__ BlockCopy copy_at(const CopyJob& job, int64_t i) {
+  const CudaBlockCopies& copies = job.copies;
+  if (copies.list) return copies.list[i];
+  return {copies.from_blocks[i], copies.to_blocks[i],
+          copies.num_tokens ? copies.num_tokens[i] : job.block_size};
+}
+
 // Rows are (copy, token of the block, side, head).
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
     copy_rows(const __grid_constant__ CopyJob job) {
@@ -104,7 +111,7 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
        row += int64_t{gridDim.x} * warps_per_cta) {
     const int64_t unit = row / (2 * job.num_heads);
     const int in_unit = static_cast<int>(row % (2 * job.num_heads));
-    const BlockCopy copy = job.copies[unit / job.block_size];
+    const BlockCopy copy = copy_at(job, unit / job.block_size);
     const int token = static_cast<int>(unit % job.block_size);
     if (!is_inside(job, copy)) {
       if (token == 0 && in_unit == 0 && lane == 0) atomicAdd(&job.findings->out_of_range, 1ull);
@@ -157,13 +164,13 @@ Status check(const LayerView& from, const LayerView& to) {
 }  // namespace cuda
 
 Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
-                   const BlockCopy* copies, int64_t num_copies, CudaFindings* findings) {
+                   const CudaBlockCopies& copies, CudaFindings* findings) {
   KVX_RETURN_IF_ERROR(cuda::check(from, to));
-  if (num_copies == 0) return {};
+  if (copies.count == 0) return {};
   for (size_t r = 0; r < from.runs.size(); ++r) {
     const HeadRun& source = from.runs[r];
     const HeadRun& target = to.runs[r];
-    const auto launch = cuda::RowsLaunch::of(num_copies * from.block_size, source.num_heads,
+    const auto launch = cuda::RowsLaunch::of(copies.count * from.block_size, source.num_heads,
                                              std::max(source.k.head_dim, source.v.head_dim));
     const cuda::CopyJob job = {
         .k = cuda::copy_side(source.k, target.k),

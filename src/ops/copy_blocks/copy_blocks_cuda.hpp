@@ -6,12 +6,25 @@
 
 namespace kvx::ops {
 
-// As copy_blocks on the CPU, on the context's stream, all pairs in one launch a run of heads; the
-// copies are in device memory, num_copies of them. Rows of one call are copied side by side: a
-// block that is one copy's source must not be another's target. Copies out of range are skipped and
-// counted. INVALID_ARGUMENT or UNSUPPORTED, nothing written: geometries that differ, runs that are
-// cut differently, page-shared scales that would have to be made.
+// Copies in device memory: a list, or arrays of their blocks and (null: whole blocks) tokens.
+struct CudaBlockCopies {
+  int64_t count = 0;
+  const BlockCopy* list = nullptr;
+  const int64_t* from_blocks = nullptr;  // [count]
+  const int64_t* to_blocks = nullptr;
+  const int32_t* num_tokens = nullptr;
+};
+
+// As copy_blocks on the CPU, on the context's stream, all pairs in one launch a run of heads. Rows
+// of one call are copied side by side: a block that is one copy's source must not be another's
+// target. Copies out of range are skipped and counted. INVALID_ARGUMENT or UNSUPPORTED, nothing
+// written: geometries that differ, runs that are cut differently, page-shared scales that would
+// have to be made.
 Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
-                   const BlockCopy* copies, int64_t num_copies, CudaFindings* findings);
+                   const CudaBlockCopies& copies, CudaFindings* findings);
+inline Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
+                          const BlockCopy* copies, int64_t num_copies, CudaFindings* findings) {
+  return copy_blocks(context, from, to, {.count = num_copies, .list = copies}, findings);
+}
 
 }  // namespace kvx::ops

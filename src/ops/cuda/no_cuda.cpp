@@ -17,11 +17,15 @@ Error no_cuda() {
 Status append(const CudaContext&, const AppendArgs&, CudaFindings*) {
   return no_cuda();
 }
+Status gather(const CudaContext&, const GatherArgs&, const CudaGatherRanges&, int64_t,
+              CudaFindings*) {
+  return no_cuda();
+}
 Status gather(const CudaContext&, const GatherArgs&, int64_t, CudaFindings*) {
   return no_cuda();
 }
-Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const BlockCopy*,
-                   int64_t, CudaFindings*) {
+Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const CudaBlockCopies&,
+                   CudaFindings*) {
   return no_cuda();
 }
 bool attend_has_tiles(const AttendArgs&) {

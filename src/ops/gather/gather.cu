@@ -31,17 +31,35 @@ struct GatherJob {
   BlockTable table;
   int64_t max_blocks_per_sequence;
   int num_sequences;
-  const GatherRange* ranges;
+  CudaGatherRanges ranges;
   int64_t max_tokens;  // of a range
   int64_t num_rows;
   CudaFindings* findings;
 };
 
+// Sequence i whole; the others before it in the output.
+__device__ GatherRange whole_sequence(const int32_t* seq_lens, int i) {
+  GatherRange range = {i, 0, seq_lens[i], 0};
+  for (int s = 0; s < i; ++s) range.first_row += max(seq_lens[s], 0);
+  return range;
+}
+
+__device__ GatherRange range_at(const CudaGatherRanges& ranges, int i) {
+  if (ranges.list) return ranges.list[i];
+  if (!ranges.sequences) return whole_sequence(ranges.seq_lens, i);
+  return {ranges.sequences[i], ranges.first_tokens[i], ranges.num_tokens[i], ranges.first_rows[i]};
+}
+
 __device__ bool is_inside(const GatherJob& job, const GatherRange& range) {
   const int64_t capacity = job.max_blocks_per_sequence * job.block_size;
-  return range.sequence >= 0 && range.sequence < job.num_sequences && range.first_token >= 0 &&
-         range.num_tokens >= 0 && range.first_token <= capacity &&
-         range.num_tokens <= capacity - range.first_token && range.first_row >= 0;
+  const bool is_known = range.sequence >= 0 && range.sequence < job.num_sequences;
+  if (is_known && job.ranges.seq_lens) {
+    const int64_t length = job.ranges.seq_lens[range.sequence];
+    if (range.first_token > length || range.num_tokens > length - range.first_token) return false;
+  }
+  return is_known && range.first_token >= 0 && range.num_tokens >= 0 &&
+         range.first_token <= capacity && range.num_tokens <= capacity - range.first_token &&
+         range.first_row >= 0;
 }
 
 // A token of a range, and where its row goes.
@@ -90,7 +108,7 @@ __device__ void gather_row(const GatherJob& job, const GatherSide& part, const G
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
     gather_rows(const __grid_constant__ GatherJob job) {
   extern __shared__ float shared[];
-  const GatherRange range = job.ranges[blockIdx.y];
+  const GatherRange range = range_at(job.ranges, blockIdx.y);
   if (!is_inside(job, range)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(&job.findings->out_of_range, 1ull);
     return;
@@ -122,12 +140,18 @@ GatherSide gather_side(const SideView& side, const MutableFloatRows& output,
 
 Status gather(const CudaContext& context, const GatherArgs& args, int64_t max_tokens,
               CudaFindings* findings) {
-  constexpr size_t kMaxRanges = 65535;
-  if (args.ranges.size() > kMaxRanges) {
-    return invalid_argument("ranges has {} entries; expected at most {}", args.ranges.size(),
-                            kMaxRanges);
+  return gather(context, args, {.count = std::ssize(args.ranges), .list = args.ranges.data()},
+                max_tokens, findings);
+}
+
+Status gather(const CudaContext& context, const GatherArgs& args, const CudaGatherRanges& ranges,
+              int64_t max_tokens, CudaFindings* findings) {
+  constexpr int64_t kMaxRanges = 65535;
+  if (ranges.count > kMaxRanges) {
+    return invalid_argument("{} ranges are asked for; a call on CUDA takes at most {}",
+                            ranges.count, kMaxRanges);
   }
-  if (args.ranges.empty() || max_tokens == 0) return {};
+  if (ranges.count == 0 || max_tokens == 0) return {};
   for (const HeadRun& run : args.cache.runs) {
     const auto launch =
         cuda::RowsLaunch::of(max_tokens, run.num_heads, std::max(run.k.head_dim, run.v.head_dim));
@@ -142,12 +166,12 @@ Status gather(const CudaContext& context, const GatherArgs& args, int64_t max_to
         .table = args.block_table,
         .max_blocks_per_sequence = args.max_blocks_per_sequence,
         .num_sequences = args.num_sequences,
-        .ranges = args.ranges.data(),
+        .ranges = ranges,
         .max_tokens = max_tokens,
         .num_rows = launch.num_rows,
         .findings = findings,
     };
-    const dim3 grid(launch.num_ctas, static_cast<unsigned>(args.ranges.size()));
+    const dim3 grid(launch.num_ctas, static_cast<unsigned>(ranges.count));
     cuda::gather_rows<<<grid, cuda::RowsLaunch::kThreads, launch.shared_bytes,
                         static_cast<cudaStream_t>(context.stream)>>>(job);
     KVX_RETURN_IF_ERROR(device::cuda_launch_status("gather"));

@@ -1,0 +1,314 @@
+// The v1 calls' rows on a GPU: a thread moves one unit (device_units.hpp) of several tokens.
+#include <cuda_runtime.h>
+
+#include <numeric>
+
+#include "abi/device_rows.hpp"
+#include "abi/device_units.hpp"
+#include "core/checked.hpp"
+#include "device/cuda_error.hpp"
+#include "format/codec.hpp"
+#include "format/group.hpp"
+
+namespace kvx::abi {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTokensAtOnce = 4;  // of a thread: loads before the first store
+
+// K or V of a call.
+struct MovedSide {
+  CacheSide cache;
+  IoSide io;
+  ScaleView scale;
+  RowUnits units;
+  bool is_key;
+};
+
+// Threads of a block: [units][tokens] with units next to each other, or the other way round.
+struct Launch {
+  dim3 grid;  // tokens, units, sides
+  dim3 block;
+};
+
+// What a thread moves; null where there is nothing to move.
+struct Move {
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  float step = 1.0f;
+};
+
+// ---- where the tokens of a call lie ----
+
+struct Write {
+  WritePlan plan;
+  MovedSide sides[2];
+  int64_t num_slots;
+
+  int64_t num_tokens() const { return plan.io.num_tokens; }
+
+  // IO is read whether the slot is good or not: nothing waits for the slot but the store.
+  __device__ Move move_of(const MovedSide& side, const Unit& unit, int64_t token) const {
+    Move move;
+    move.from = side.io.token(token) + unit.io_offset;
+    const int64_t slot = plan.slots.at(token);
+    if (slot < 0 || slot >= num_slots) return move;
+    const int64_t block = slot / plan.cache.block_size;
+    const int64_t offset = slot - block * plan.cache.block_size;
+    move.step = side.scale.at(block, unit.head);
+    if (!(move.step > 0) || !format::is_finite(move.step)) return move;
+    move.to = side.cache.data + block * side.cache.block_stride + offset * side.cache.token_stride +
+              unit.cache_offset;
+    return move;
+  }
+};
+
+struct Gather {
+  GatherPlan plan;
+  MovedSide sides[2];
+
+  int64_t num_tokens() const { return plan.io.num_tokens; }
+
+  __device__ Move move_of(const MovedSide& side, const Unit& unit, int64_t output) const {
+    const int64_t row = output / plan.max_seq_len;
+    const int64_t token = output - row * plan.max_seq_len;
+    const int64_t block_size = plan.cache.block_size;
+    if (token >= plan.length(row) || !has_entries(plan.table, row, token, block_size)) return {};
+    const TokenEntries entries = entries_of(plan.table, row, token, block_size);
+    const int64_t entry = side.is_key ? entries.k : entries.v;
+    if (!plan.reads_pools() && entry >= plan.cache.num_blocks) return {};
+    const uint8_t* block = block_of(plan.table, side.cache, entry);
+    if (block == nullptr) return {};
+    return {block + token % block_size * side.cache.token_stride + unit.cache_offset,
+            side.io.token(output) + unit.io_offset, 1.0f};
+  }
+};
+
+// ---- how a unit is moved ----
+
+template <class Word>
+struct Copy {
+  __device__ static void move(const MovedSide&, const Move (&moves)[kTokensAtOnce], bool) {
+    Word words[kTokensAtOnce];
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      if (moves[i].from) words[i] = *reinterpret_cast<const Word*>(moves[i].from);
+    }
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      if (moves[i].to && moves[i].from) *reinterpret_cast<Word*>(moves[i].to) = words[i];
+    }
+  }
+};
+
+// N numbers of one type, as they lie in memory.
+template <class Bits, int N>
+struct alignas(sizeof(Bits) * N) Numbers {
+  Bits bits[N];
+};
+
+template <int N>
+__device__ void load_numbers(Element element, const uint8_t* from, float (&x)[N]) {
+  if (element == Element::kF32) {
+    const auto numbers = *reinterpret_cast<const Numbers<float, N>*>(from);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = numbers.bits[i];
+    return;
+  }
+  const auto numbers = *reinterpret_cast<const Numbers<uint16_t, N>*>(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    x[i] = element == Element::kF16 ? f16_to_f32(numbers.bits[i]) : bf16_to_f32(numbers.bits[i]);
+  }
+}
+
+template <class Codec, class Bits, int N>
+__device__ void store_plain(const float (&x)[N], uint8_t* to) {
+  Numbers<Bits, N> numbers;
+#pragma unroll
+  for (int i = 0; i < N; ++i) numbers.bits[i] = Codec::encode(x[i]);
+  *reinterpret_cast<Numbers<Bits, N>*>(to) = numbers;
+}
+
+template <class Codec, int N>
+__device__ void store_scaled(const float (&x)[N], float step, uint8_t* to) {
+  const float inverse_step = format::reciprocal(step);
+  Numbers<uint8_t, N> codes;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    codes.bits[i] = format::is_finite(x[i]) ? Codec::encode(x[i] * inverse_step)
+                                            : Codec::encode_nonfinite(x[i]);
+  }
+  *reinterpret_cast<Numbers<uint8_t, N>*>(to) = codes;
+}
+
+// A NaN on its way into an F32 cache becomes the one NaN; on its way out it keeps its bits.
+struct BitsOfF32 {
+  __device__ static uint32_t encode(float x) { return __float_as_uint(x); }
+};
+
+template <int N>
+__device__ void store_numbers(Element element, const float (&x)[N], float step, bool is_write,
+                              uint8_t* to) {
+  switch (element) {
+    case Element::kF32:
+      if (is_write) return store_plain<format::F32Codec, uint32_t>(x, to);
+      return store_plain<BitsOfF32, uint32_t>(x, to);
+    case Element::kF16:
+      return store_plain<format::F16Codec, uint16_t>(x, to);
+    case Element::kBF16:
+      return store_plain<format::BF16Codec, uint16_t>(x, to);
+    case Element::kE4M3:
+      return store_scaled<format::E4M3Codec>(x, step, to);
+    case Element::kE5M2:
+      return store_scaled<format::E5M2Codec>(x, step, to);
+  }
+}
+
+template <int N>
+struct Convert {
+  __device__ static void move(const MovedSide& side, const Move (&moves)[kTokensAtOnce],
+                              bool is_write) {
+    const Element source = is_write ? side.io.element : side.cache.element;
+    const Element target = is_write ? side.cache.element : side.io.element;
+    float x[kTokensAtOnce][N];
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      if (moves[i].from) load_numbers(source, moves[i].from, x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      if (moves[i].to && moves[i].from) {
+        store_numbers(target, x[i], moves[i].step, is_write, moves[i].to);
+      }
+    }
+  }
+};
+
+constexpr bool is_write(const Write*) {
+  return true;
+}
+constexpr bool is_write(const Gather*) {
+  return false;
+}
+
+template <class Mover, class Call>
+__global__ void __launch_bounds__(kThreads)
+    move_rows(const __grid_constant__ Call call, int first_side) {
+  const MovedSide& side = call.sides[first_side + blockIdx.z];
+  const bool by_token = side.units.is_by_token;
+  const uint32_t unit_number =
+      by_token ? blockIdx.y * blockDim.y + threadIdx.y : blockIdx.y * blockDim.x + threadIdx.x;
+  if (unit_number >= side.units.num_units) return;
+  const Unit unit = unit_at(side.units, side.cache, side.io, unit_number);
+  const int step = by_token ? blockDim.x : blockDim.y;
+  const int64_t first =
+      int64_t{blockIdx.x} * step * kTokensAtOnce + (by_token ? threadIdx.x : threadIdx.y);
+  const int64_t num_tokens = call.plan.io.num_tokens;
+  Move moves[kTokensAtOnce];
+#pragma unroll
+  for (int i = 0; i < kTokensAtOnce; ++i) {
+    const int64_t token = first + i * step;
+    if (token < num_tokens) moves[i] = call.move_of(side, unit, token);
+  }
+  Mover::move(side, moves, is_write(static_cast<const Call*>(nullptr)));
+}
+
+// ---- launches ----
+
+template <class Call>
+using Kernel = void (*)(const Call, int);
+
+template <class Call>
+Kernel<Call> kernel_for(const MovedSide& side) {
+  if (side.units.converts) {
+    return side.units.elements == 1 ? &move_rows<Convert<1>, Call> : &move_rows<Convert<4>, Call>;
+  }
+  switch (side.units.bytes(side.cache.element)) {
+    case 16:
+      return &move_rows<Copy<uint4>, Call>;
+    case 8:
+      return &move_rows<Copy<uint2>, Call>;
+    case 4:
+      return &move_rows<Copy<uint32_t>, Call>;
+    case 2:
+      return &move_rows<Copy<uint16_t>, Call>;
+    default:
+      return &move_rows<Copy<uint8_t>, Call>;
+  }
+}
+
+Launch launch_of(const RowUnits& units, int64_t num_tokens, int num_sides) {
+  unsigned width = 0;  // units
+  unsigned depth = 0;  // tokens
+  if (units.is_by_token) {
+    depth = 32;
+    width = static_cast<unsigned>(std::min<int64_t>(units.num_units, kThreads / 32));
+  } else {
+    width = static_cast<unsigned>(std::min<int64_t>(units.num_units, kThreads));
+    depth = static_cast<unsigned>(std::min<int64_t>(num_tokens, kThreads / width));
+  }
+  const auto token_ctas =
+      static_cast<unsigned>(ceil_div<int64_t>(num_tokens, int64_t{depth} * kTokensAtOnce));
+  const auto unit_ctas = static_cast<unsigned>(ceil_div<int64_t>(units.num_units, width));
+  return {dim3(token_ctas, unit_ctas, num_sides),
+          units.is_by_token ? dim3(depth, width) : dim3(width, depth)};
+}
+
+Status check_fits(const RowUnits& units, const char* name) {
+  constexpr int64_t kMostUnits = int64_t{65535} * (kThreads / 32);  // of a grid's second dimension
+  if (units.num_units <= kMostUnits) return {};
+  return unsupported("a token of {} is {} pieces on the GPU; expected at most {}", name,
+                     units.num_units, kMostUnits);
+}
+
+// K and V in one launch where they are cut alike.
+template <class Call>
+Status launch(const Call& call, const char* name, void* stream) {
+  const MovedSide& k = call.sides[0];
+  const MovedSide& v = call.sides[1];
+  KVX_RETURN_IF_ERROR(check_fits(k.units, "K"));
+  KVX_RETURN_IF_ERROR(check_fits(v.units, "V"));
+  const bool are_alike = kernel_for<Call>(k) == kernel_for<Call>(v) &&
+                         k.units.num_units == v.units.num_units &&
+                         k.units.is_by_token == v.units.is_by_token;
+  for (int side = 0; side < (are_alike ? 1 : 2); ++side) {
+    const MovedSide& moved = call.sides[side];
+    const Launch shape = launch_of(moved.units, call.num_tokens(), are_alike ? 2 : 1);
+    kernel_for<Call>(moved)<<<shape.grid, shape.block, 0, static_cast<cudaStream_t>(stream)>>>(
+        call, side);
+    KVX_RETURN_IF_ERROR(device::cuda_launch_status(name));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status write_on_device(const WritePlan& plan, void* stream) {
+  constexpr int64_t kWidest = 16;
+  const CacheView& cache = plan.cache;
+  const Write call = {
+      plan,
+      {{cache.k, plan.io.k, plan.k_scale, units_of(cache, cache.k, plan.io.k, kWidest), true},
+       {cache.v, plan.io.v, plan.v_scale, units_of(cache, cache.v, plan.io.v, kWidest), false}},
+      cache.num_slots()};
+  return launch(call, "kvx_write_kv", stream);
+}
+
+Status gather_on_device(const GatherPlan& plan, void* stream) {
+  const CacheView& cache = plan.cache;
+  int64_t alignment = 16;
+  if (plan.reads_pools()) {
+    alignment = std::gcd(plan.table.bytes_per_block,
+                         static_cast<int64_t>((reinterpret_cast<uintptr_t>(plan.table.primary) |
+                                               reinterpret_cast<uintptr_t>(plan.table.secondary)) %
+                                              16));
+  }
+  const Gather call = {
+      plan,
+      {{cache.k, plan.io.k, {}, units_of(cache, cache.k, plan.io.k, alignment), true},
+       {cache.v, plan.io.v, {}, units_of(cache, cache.v, plan.io.v, alignment), false}}};
+  return launch(call, "kvx_gather_kv", stream);
+}
+
+}  // namespace kvx::abi

@@ -1,0 +1,20 @@
+// The v1 calls' rows on a GPU: launches on the caller's stream, which allocate nothing and wait for
+// nothing.
+//
+// What the host cannot look at is looked at there: tokens with a slot or a table entry that leads
+// nowhere are skipped, and so are rows whose scale is not positive and finite. Of equal slots in
+// one call any token's bytes stay.
+#pragma once
+
+#include "abi/gather_plan.hpp"
+#include "abi/write_plan.hpp"
+#include "core/result.hpp"
+
+namespace kvx::abi {
+
+// Requires: a checked plan whose memory the current device reaches, at least one token.
+// INTERNAL_ERROR: CUDA refuses the launch, with its words.
+Status write_on_device(const WritePlan& plan, void* stream);
+Status gather_on_device(const GatherPlan& plan, void* stream);
+
+}  // namespace kvx::abi

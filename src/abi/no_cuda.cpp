@@ -1,0 +1,25 @@
+// The door's own GPU code in a build without CUDA. It cannot be reached: no descriptor with a
+// GPU's memory passes its checks (device/no_cuda.cpp).
+#include "abi/device_findings.hpp"
+#include "abi/device_rows.hpp"
+
+namespace kvx::abi {
+namespace {
+
+Error no_cuda() {
+  return unsupported("this build of kvx has no CUDA (KVX_CUDA was OFF, or nvcc was not found)");
+}
+
+}  // namespace
+
+Status write_on_device(const WritePlan&, void*) {
+  return no_cuda();
+}
+Status gather_on_device(const GatherPlan&, void*) {
+  return no_cuda();
+}
+Result<ops::CudaFindings*> ignored_findings() {
+  return no_cuda();
+}
+
+}  // namespace kvx::abi

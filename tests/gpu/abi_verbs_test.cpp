@@ -1,0 +1,265 @@
+// The verbs of 1.2 on layers in device memory: the host's bytes and rows, and the host's attention.
+#include "tests/abi/caller_layer.hpp"
+#include "tests/gpu/gpu.hpp"
+#include "tests/support/compare_bytes.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using abi_test::Filled;
+using abi_test::Geometry;
+using abi_test::PagedLayer;
+using abi_test::sized;
+
+// A PagedLayer's pages on the device, and its description there.
+class DeviceLayer {
+ public:
+  DeviceLayer(cache::Memory& memory, PagedLayer& host)
+      : host_(host), mirror_(memory), findings_(memory), k_(host.k), v_(host.v), run_(host.run) {
+    mirror_.add(host.memory);
+    for (kvx_side_t* side : {&k_, &v_}) {
+      side->codes = mirror_.at(static_cast<uint8_t*>(side->codes));
+      side->scales = mirror_.at(static_cast<uint8_t*>(side->scales));
+    }
+    run_.k = &k_;
+    run_.v = &v_;
+    layer = host.layer;
+    layer.runs = &runs_;
+    layer.memory = KVX_MEMORY_DEVICE;
+    layer.findings = reinterpret_cast<uint64_t*>(findings_.get());
+  }
+  DeviceLayer(const DeviceLayer&) = delete;
+
+  Mirror& mirror() { return mirror_; }
+  void fetch() { mirror_.fetch(host_.memory); }
+  uint64_t out_of_range() const { return findings_.read().out_of_range; }
+
+  kvx_layer_t layer;
+
+ private:
+  PagedLayer& host_;
+  Mirror mirror_;
+  Findings findings_;
+  kvx_side_t k_;
+  kvx_side_t v_;
+  kvx_head_run_t run_;
+  const kvx_head_run_t* runs_ = &run_;
+};
+
+class GpuAbiVerbs : public GpuTest {
+ protected:
+  // Rows of `filled` to its slots and `more`, on the device.
+  kvx_status_t append(DeviceLayer& device, Filled& filled, const std::vector<int64_t>& more = {}) {
+    const kvx_rows_t k = api::rows(device.mirror().add(filled.k), KVX_DTYPE_F32);
+    const kvx_rows_t v = api::rows(device.mirror().add(filled.v), KVX_DTYPE_F32);
+    slots = abi_test::slots_of(filled.sequence, filled.geometry.block_size);
+    std::copy(more.begin(), more.end(), slots.begin());
+    auto args = sized<kvx_append_args_t>();
+    args.layer = &device.layer;
+    args.k = &k;
+    args.v = &v;
+    args.slot_dtype = KVX_DTYPE_S64;
+    args.slots = device.mirror().add(slots);
+    args.num_tokens = std::ssize(slots);
+    return kvx_append(&args, context().stream);
+  }
+
+  std::vector<int64_t> slots;
+};
+
+const kvx_format_t kSomeFormats[] = {KVX_FORMAT_F32,  KVX_FORMAT_BF16,        KVX_FORMAT_FP8_E4M3,
+                                     KVX_FORMAT_INT8, KVX_FORMAT_INT4_AFFINE, KVX_FORMAT_MXFP4,
+                                     KVX_FORMAT_NVFP4};
+
+TEST_F(GpuAbiVerbs, AppendWritesTheHostsBytes) {
+  for (const kvx_format_t format : kSomeFormats) {
+    SCOPED_TRACE(format);
+    Filled filled(format);
+    ASSERT_EQ(filled.status, KVX_STATUS_OK) << kvx_last_error();
+    PagedLayer pages(filled.geometry, abi_test::in_page(format), abi_test::in_page(format));
+    DeviceLayer device(memory(), pages);
+    ASSERT_EQ(append(device, filled), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    device.fetch();
+    EXPECT_TRUE(same_bytes(filled.layer.memory, pages.memory));
+    EXPECT_EQ(device.out_of_range(), 0u);
+  }
+}
+
+TEST_F(GpuAbiVerbs, AppendSkipsAndCountsSlotsBeyondTheLayer) {
+  Filled filled(KVX_FORMAT_INT8);
+  PagedLayer pages(filled.geometry, abi_test::in_page(KVX_FORMAT_INT8),
+                   abi_test::in_page(KVX_FORMAT_INT8));
+  const std::vector<uint8_t> before = pages.memory;
+  DeviceLayer device(memory(), pages);
+  std::vector<int64_t> beyond(abi_test::kTokens, 48);
+  beyond[0] = INT64_MAX;
+  beyond[1] = -1;
+  ASSERT_EQ(append(device, filled, beyond), KVX_STATUS_OK) << kvx_last_error();
+  synchronize();
+  device.fetch();
+  EXPECT_TRUE(same_bytes(before, pages.memory));
+  EXPECT_EQ(device.out_of_range(), 2u * (abi_test::kTokens - 1));  // K and V
+}
+
+// A gather of `num_ranges` with arrays, or of all sequences without.
+struct DeviceGather {
+  DeviceGather(DeviceLayer& device, Filled& filled, int64_t num_rows)
+      : k(static_cast<size_t>(num_rows) * 64, -7.0f), v(k) {
+    Mirror& mirror = device.mirror();
+    k_rows = api::rows(mirror.add(k), KVX_DTYPE_F32);
+    v_rows = api::rows(mirror.add(v), KVX_DTYPE_F32);
+    table = filled.sequence.table;
+    table.indices = mirror.add(filled.sequence.blocks);
+    lengths = filled.sequence.seq_lens;
+    lengths.lengths = mirror.add(filled.sequence.lengths);
+    args.layer = &device.layer;
+    args.block_table = &table;
+    args.seq_lens = &lengths;
+    args.num_ranges = 1;
+    args.k = &k_rows;
+    args.v = &v_rows;
+  }
+  std::vector<float> k;
+  std::vector<float> v;
+  kvx_rows_t k_rows;
+  kvx_rows_t v_rows;
+  kvx_block_table_t table;
+  kvx_seq_lens_t lengths;
+  kvx_gather_args_t args = sized<kvx_gather_args_t>();
+};
+
+TEST_F(GpuAbiVerbs, GatherReadsTheHostsRowsWholeOrByRanges) {
+  for (const kvx_format_t format : kSomeFormats) {
+    SCOPED_TRACE(format);
+    Filled filled(format);
+    std::vector<float> k(filled.k.size());
+    std::vector<float> v(filled.v.size());
+    ASSERT_EQ(abi_test::gather_rows(filled.layer.layer, filled.sequence, k, v), KVX_STATUS_OK);
+    DeviceLayer device(memory(), filled.layer);
+    DeviceGather whole(device, filled, abi_test::kTokens);
+    ASSERT_EQ(kvx_gather(&whole.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+
+    DeviceGather ranges(device, filled, 8);
+    std::vector<int32_t> sequences = {0, 0, 0};
+    std::vector<int64_t> first_tokens = {6, 20, 20};
+    std::vector<int64_t> num_tokens = {5, 1, 2};  // the last one ends beyond the sequence
+    std::vector<int64_t> first_rows = {0, 5, 6};
+    ranges.args.num_ranges = 3;
+    ranges.args.sequences = device.mirror().add(sequences);
+    ranges.args.first_tokens = device.mirror().add(first_tokens);
+    ranges.args.num_tokens = device.mirror().add(num_tokens);
+    ranges.args.first_rows = device.mirror().add(first_rows);
+    ASSERT_EQ(kvx_gather(&ranges.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    device.mirror().fetch(whole.k);
+    device.mirror().fetch(whole.v);
+    device.mirror().fetch(ranges.k);
+    EXPECT_EQ(whole.k, k);
+    EXPECT_EQ(whole.v, v);
+    EXPECT_TRUE(std::equal(ranges.k.begin(), ranges.k.begin() + 5 * 64, k.begin() + 6 * 64));
+    EXPECT_TRUE(std::equal(k.begin() + 20 * 64, k.end(), ranges.k.begin() + 5 * 64));
+    EXPECT_EQ(ranges.k[6 * 64], -7.0f);
+    EXPECT_GT(device.out_of_range(), 0u);
+  }
+}
+
+TEST_F(GpuAbiVerbs, AttendGivesTheHostsAttention) {
+  for (const kvx_format_t format : kSomeFormats) {
+    for (const int num_queries : {1, 5}) {
+      SCOPED_TRACE(std::to_string(format) + ", queries " + std::to_string(num_queries));
+      Filled filled(format);
+      abi_test::Attention host(filled.layer.layer, filled.sequence, num_queries);
+      ASSERT_EQ(kvx_attend(&host.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+
+      DeviceLayer device(memory(), filled.layer);
+      abi_test::Attention there(filled.layer.layer, filled.sequence, num_queries);
+      DeviceGather described(device, filled, 1);  // for its table
+      there.args.layer = &device.layer;
+      there.args.block_table = &described.table;
+      there.args.seq_lens = &described.lengths;
+      there.q_rows.data = device.mirror().add(there.q);
+      there.out_rows.data = device.mirror().add(there.out);
+      there.args.q_starts = device.mirror().add(there.starts);
+      there.args.num_queries = num_queries;
+      there.args.max_q_len = static_cast<uint32_t>(num_queries);
+      uint64_t bytes = 0;
+      ASSERT_EQ(kvx_attend_workspace(&there.args, &bytes), KVX_STATUS_OK) << kvx_last_error();
+      ASSERT_GT(bytes, 0u);
+      auto workspace = memory().allocate(static_cast<int64_t>(bytes), "workspace");
+      ASSERT_TRUE(workspace.ok());
+      there.args.workspace = workspace.value().data();
+      there.args.workspace_bytes = bytes - 1;
+      EXPECT_EQ(kvx_attend(&there.args, context().stream), KVX_STATUS_INVALID_ARGUMENT);
+      there.args.workspace_bytes = bytes;
+      ASSERT_EQ(kvx_attend(&there.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+      synchronize();
+      device.mirror().fetch(there.out);
+      EXPECT_LT(abi_test::largest_difference(there.out, host.out), 1e-4);
+      EXPECT_EQ(device.out_of_range(), 0u);
+    }
+  }
+}
+
+TEST_F(GpuAbiVerbs, CopyBlocksWritesTheHostsBytes) {
+  for (const kvx_format_t to : {KVX_FORMAT_INT8, KVX_FORMAT_BF16}) {
+    Filled filled(KVX_FORMAT_INT8);
+    PagedLayer host(filled.geometry, abi_test::in_page(to), abi_test::in_page(to));
+    PagedLayer pages(filled.geometry, abi_test::in_page(to), abi_test::in_page(to));
+    std::vector<int64_t> from_blocks = {4, 1};
+    std::vector<int64_t> to_blocks = {0, 5};
+    std::vector<int32_t> num_tokens = {8, 3};
+    auto args = sized<kvx_copy_args_t>();
+    args.num_copies = 2;
+    args.from = &filled.layer.layer;
+    args.to = &host.layer;
+    args.from_blocks = from_blocks.data();
+    args.to_blocks = to_blocks.data();
+    args.num_tokens = num_tokens.data();
+    ASSERT_EQ(kvx_copy_blocks(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    DeviceLayer from(memory(), filled.layer);
+    DeviceLayer device(memory(), pages);
+    args.from = &from.layer;
+    args.to = &device.layer;
+    args.from_blocks = device.mirror().add(from_blocks);
+    args.to_blocks = device.mirror().add(to_blocks);
+    args.num_tokens = device.mirror().add(num_tokens);
+    ASSERT_EQ(kvx_copy_blocks(&args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    device.fetch();
+    EXPECT_TRUE(same_bytes(host.memory, pages.memory));
+  }
+}
+
+TEST_F(GpuAbiVerbs, RefuseWhatTheDeviceCannotDoAndSayWhy) {
+  Filled filled(KVX_FORMAT_INT8);
+  DeviceLayer device(memory(), filled.layer);
+  const auto says = [](const char* words) {
+    return std::string(kvx_last_error()).find(words) != std::string::npos;
+  };
+  const kvx_rows_t host_rows = api::rows(filled.k.data(), KVX_DTYPE_F32);
+  auto append_args = sized<kvx_append_args_t>();
+  append_args.layer = &device.layer;
+  append_args.k = append_args.v = &host_rows;
+  append_args.num_tokens = 1;
+  slots = {0};
+  append_args.slots = device.mirror().add(slots);
+  append_args.slot_dtype = KVX_DTYPE_S32;
+  EXPECT_EQ(kvx_append(&append_args, nullptr), KVX_STATUS_UNSUPPORTED);
+  EXPECT_TRUE(says("slot_dtype")) << kvx_last_error();
+  append_args.slot_dtype = KVX_DTYPE_S64;
+  EXPECT_EQ(kvx_append(&append_args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("k.data")) << kvx_last_error();
+  auto transcode = sized<kvx_transcode_args_t>();
+  transcode.from = transcode.to = &device.layer;
+  EXPECT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_UNSUPPORTED);
+  EXPECT_TRUE(says("from lies in a GPU's memory")) << kvx_last_error();
+  kvx_layer_t as_host = device.layer;
+  as_host.memory = KVX_MEMORY_HOST;
+  append_args.layer = &as_host;
+  EXPECT_EQ(kvx_append(&append_args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("findings")) << kvx_last_error();
+}
+
+}  // namespace
+}  // namespace kvx::tests

@@ -1,0 +1,229 @@
+// kvx_write_kv with device memory: the host's bytes, whatever the layout, the types and the scales.
+#include "tests/gpu/device_v1.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using abi_test::Cache;
+using abi_test::Io;
+using abi_test::Layout;
+using abi_test::Shape;
+
+struct Case {
+  Shape shape = {};
+  Layout layout = {};
+  kvx_dtype_t io = KVX_DTYPE_F16;
+  kvx_dtype_t k = KVX_DTYPE_F16;
+  kvx_dtype_t v = KVX_DTYPE_F16;
+  int64_t num_sequences = 0;
+  int64_t gap = 0;
+  kvx_scale_granularity_t granularity = KVX_SCALE_NONE;
+  kvx_dtype_t scale_dtype = KVX_DTYPE_F32;
+  std::vector<int64_t> slots = {3, 4, 5, 6, 7, 8, -1, 19, 0, 2, 11, 10};
+};
+
+// Scales [blocks, heads] of which a granularity uses some.
+std::vector<float> some_scales(const Shape& shape) {
+  std::vector<float> scales;
+  for (uint32_t i = 0; i < shape.num_blocks * shape.num_heads; ++i) {
+    scales.push_back(0.03f + 0.011f * static_cast<float>(i));
+  }
+  return scales;
+}
+
+kvx_scale_desc_t scale_desc(const Case& given, const void* scales) {
+  kvx_scale_desc_t desc{};
+  if (given.granularity == KVX_SCALE_NONE) return desc;
+  desc.size = sizeof desc;
+  desc.dtype = given.scale_dtype;
+  desc.granularity = given.granularity;
+  desc.data = scales;
+  const auto add_axis = [&desc](int64_t extent, int64_t stride) {
+    desc.shape[desc.ndim] = extent;
+    desc.stride[desc.ndim++] = stride;
+  };
+  const bool has_blocks =
+      given.granularity == KVX_SCALE_PER_BLOCK || given.granularity == KVX_SCALE_PER_BLOCK_HEAD;
+  const bool has_heads =
+      given.granularity == KVX_SCALE_PER_HEAD || given.granularity == KVX_SCALE_PER_BLOCK_HEAD;
+  if (has_blocks) add_axis(given.shape.num_blocks, given.shape.num_heads);
+  if (has_heads) add_axis(given.shape.num_heads, 1);
+  if (desc.ndim == 0) add_axis(1, 1);
+  return desc;
+}
+
+class GpuAbiWrite : public GpuTest {
+ protected:
+  // The same write on both; slots beyond the cache are skipped on the device only.
+  void compare(const Case& given) {
+    Cache host(given.shape, given.layout, given.k, given.v);
+    Cache device(given.shape, given.layout, given.k, given.v);
+    Io io(given.shape, std::ssize(given.slots), given.io, given.io, given.num_sequences, given.gap);
+    std::vector<int64_t> known = given.slots;
+    for (int64_t& slot : known) slot = slot < given.shape.num_slots() ? slot : -1;
+    std::vector<float> scales = some_scales(given.shape);
+
+    kvx_write_desc_t write = abi_test::write_desc(io, known);
+    write.k_scale_desc = write.v_scale_desc = scale_desc(given, scales.data());
+    ASSERT_EQ(kvx_write_kv(&host.desc, &write, nullptr), KVX_STATUS_OK) << kvx_last_error();
+
+    DeviceV1 there(memory());
+    there.add(device);
+    there.add(io);
+    std::vector<int64_t> slots = given.slots;
+    kvx_write_desc_t call = abi_test::write_desc(io, slots);
+    call.io = there.carried(io.desc);
+    call.slots.slots = there.add(slots);
+    call.k_scale_desc = call.v_scale_desc = scale_desc(given, there.add(scales));
+    const kvx_cache_desc_t cache = there.carried(device.desc);
+    ASSERT_EQ(kvx_write_kv(&cache, &call, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    there.fetch();
+    EXPECT_TRUE(host.k_memory == device.k_memory) << "K differs";
+    EXPECT_TRUE(host.v_memory == device.v_memory) << "V differs";
+  }
+};
+
+TEST_F(GpuAbiWrite, PutsTheHostsBytesWhereEachLayoutSays) {
+  for (const Layout& layout : abi_test::all_layouts()) {
+    for (const kvx_dtype_t dtype :
+         {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E5M2}) {
+      SCOPED_TRACE(layout.name + ", dtype " + std::to_string(dtype));
+      compare({.layout = layout, .io = dtype, .k = dtype, .v = dtype});
+    }
+  }
+}
+
+TEST_F(GpuAbiWrite, TakesShapesThatAreNoMultipleOfAnything) {
+  for (const uint32_t head_dim : {1u, 5u, 80u, 128u, 264u}) {
+    for (const uint32_t heads : {1u, 3u, 8u}) {
+      SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(head_dim));
+      const Shape shape = {.num_heads = heads, .head_dim = head_dim};
+      compare({.shape = shape});
+      compare({.shape = shape, .layout = {.layout = KVX_LAYOUT_BLOCK_HND}});
+      compare({.shape = shape, .io = KVX_DTYPE_F32, .k = KVX_DTYPE_BF16, .v = KVX_DTYPE_F8_E4M3});
+      compare({.shape = shape,
+               .layout = {.layout = KVX_LAYOUT_BLOCK_HND_PACKED, .k_pack = 1, .v_pack = 1}});
+    }
+  }
+}
+
+TEST_F(GpuAbiWrite, TakesPaddedAndGappedIo) {
+  for (const auto& [sequences, gap] : {std::pair{0, 16}, {3, 0}, {3, 32}, {12, 0}, {1, 0}}) {
+    SCOPED_TRACE(std::to_string(sequences) + " sequences, gap " + std::to_string(gap));
+    compare({.num_sequences = sequences, .gap = gap});
+  }
+}
+
+TEST_F(GpuAbiWrite, EncodesWithScalesOfEveryGranularity) {
+  for (const kvx_scale_granularity_t granularity :
+       {KVX_SCALE_NONE, KVX_SCALE_PER_TENSOR, KVX_SCALE_PER_BLOCK, KVX_SCALE_PER_HEAD,
+        KVX_SCALE_PER_BLOCK_HEAD}) {
+    for (const kvx_dtype_t io : {KVX_DTYPE_F32, KVX_DTYPE_F16, KVX_DTYPE_BF16}) {
+      SCOPED_TRACE(std::to_string(granularity) + ", io " + std::to_string(io));
+      compare(
+          {.io = io, .k = KVX_DTYPE_F8_E4M3, .v = KVX_DTYPE_F8_E5M2, .granularity = granularity});
+    }
+  }
+}
+
+TEST_F(GpuAbiWrite, SkipsSlotsBeyondTheCache) {
+  compare({.slots = {20, INT64_MAX, 5, -3, INT64_MIN, 19}});
+}
+
+TEST_F(GpuAbiWrite, FillsACacheOfManyTokens) {
+  const Shape shape = {.num_blocks = 700, .block_size = 16, .num_heads = 8, .head_dim = 128};
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < shape.num_slots(); ++i) slots.push_back(i * 4097 % shape.num_slots());
+  compare({.shape = shape, .slots = slots});
+  compare({.shape = shape,
+           .layout = {.layout = KVX_LAYOUT_BLOCK_HND_PACKED, .k_pack = 8, .v_pack = 1},
+           .slots = slots});
+}
+
+TEST_F(GpuAbiWrite, WritesNothingWithAScaleThatIsNone) {
+  Cache cache({}, {}, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E4M3);
+  Io io(cache.shape(), 2, KVX_DTYPE_F32, KVX_DTYPE_F32);
+  std::vector<int64_t> slots = {0, 5};
+  for (const float bad : {0.0f, -1.0f, INFINITY, NAN}) {
+    const abi_test::Memory before = cache.k_memory;
+    DeviceV1 there(memory());
+    there.add(cache);
+    there.add(io);
+    std::vector<float> scale = {bad};
+    kvx_write_desc_t write = abi_test::write_desc(io, slots);
+    write.io = there.carried(io.desc);
+    write.slots.slots = there.add(slots);
+    write.k_scale = write.v_scale = there.add(scale);
+    const kvx_cache_desc_t desc = there.carried(cache.desc);
+    ASSERT_EQ(kvx_write_kv(&desc, &write, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    there.fetch();
+    EXPECT_TRUE(before == cache.k_memory) << bad;
+  }
+}
+
+TEST_F(GpuAbiWrite, CapturedInAGraphFollowsTheSlotsThatLieThereThen) {
+  Cache host;
+  Cache device;
+  Io io(host.shape(), 4);
+  std::vector<int64_t> slots = {1, 2, 3, 4};
+  DeviceV1 there(memory());
+  there.add(device);
+  there.add(io);
+  kvx_write_desc_t write = abi_test::write_desc(io, slots);
+  write.io = there.carried(io.desc);
+  int64_t* slots_there = there.add(slots);
+  write.slots.slots = slots_there;
+  const kvx_cache_desc_t cache = there.carried(device.desc);
+  const auto graph = device::CudaGraph::capture(context().stream, [&]() -> Status {
+    if (kvx_launch_write_kv_f16(&cache, &write, context().stream) == KVX_STATUS_OK) return {};
+    return Error{ErrorCode::kInternal, kvx_last_error()};
+  });
+  ASSERT_TRUE(graph.ok()) << graph.error().message;
+  slots = {19, 0, 11, -1};
+  ASSERT_TRUE(device::cuda_copy(slots_there, slots.data(), 4 * sizeof(int64_t)).ok());
+  ASSERT_TRUE(graph.value().launch(context().stream).ok());
+  synchronize();
+  there.fetch();
+  const kvx_write_desc_t expected = abi_test::write_desc(io, slots);
+  ASSERT_EQ(kvx_write_kv(&host.desc, &expected, nullptr), KVX_STATUS_OK);
+  EXPECT_TRUE(host.k_memory == device.k_memory);
+  EXPECT_TRUE(host.v_memory == device.v_memory);
+}
+
+TEST_F(GpuAbiWrite, NamesThePointerThatContradictsItsDescriptor) {
+  Cache cache;
+  Io io(cache.shape(), 1);
+  std::vector<int64_t> slots = {0};
+  DeviceV1 there(memory());
+  there.add(cache);
+  there.add(io);
+  const kvx_cache_desc_t good_cache = there.carried(cache.desc);
+  kvx_write_desc_t good = abi_test::write_desc(io, slots);
+  good.io = there.carried(io.desc);
+  good.slots.slots = there.add(slots);
+  const auto refuses = [&](const kvx_cache_desc_t& desc, const kvx_write_desc_t& write,
+                           kvx_status_t status, const char* field) {
+    EXPECT_EQ(kvx_write_kv(&desc, &write, nullptr), status);
+    EXPECT_NE(std::string(kvx_last_error()).find(field), std::string::npos) << kvx_last_error();
+  };
+  kvx_cache_desc_t bad_cache = good_cache;
+  bad_cache.v.data = cache.v_memory.data();
+  refuses(bad_cache, good, KVX_STATUS_INVALID_ARGUMENT, "cache.v");
+  bad_cache = good_cache;
+  bad_cache.k.memory = KVX_MEMORY_UNIFIED;
+  refuses(bad_cache, good, KVX_STATUS_INVALID_ARGUMENT, "cache.k");
+  bad_cache = good_cache;
+  bad_cache.k.memory = KVX_MEMORY_HOST;
+  refuses(bad_cache, good, KVX_STATUS_UNSUPPORTED, "HOST 1");
+  kvx_write_desc_t bad = good;
+  bad.slots.slots = slots.data();
+  refuses(good_cache, bad, KVX_STATUS_INVALID_ARGUMENT, "slots.slots");
+  bad = good;
+  bad.io.key.data = io.k_memory.data();
+  refuses(good_cache, bad, KVX_STATUS_INVALID_ARGUMENT, "io.key");
+}
+
+}  // namespace
+}  // namespace kvx::tests
