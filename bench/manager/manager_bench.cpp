@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "cache/prefix_index.hpp"
+#include "kv/kv_step.hpp"
 
 namespace kvx::cache {
 namespace {
@@ -101,6 +102,41 @@ double contended_nanoseconds(int64_t num_blocks) {
   other.join();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return 1e9 * seconds.count() / (2 * kPairs);
+}
+
+// What a step of one token costs beside its attention: begin() and end(), by `num_threads` writers
+// at once, each with a sequence of its own. Microseconds of wall clock.
+double step_microseconds(int num_threads) {
+  constexpr int kSteps = 100'000;
+  kv::KvCacheConfig config;
+  config.geometry = {1, 1, 16, 16, {}};
+  config.recipe = kv::parse_recipe("int8").value();
+  config.block_size = 16;
+  config.max_sequences = num_threads;
+  config.max_tokens_per_sequence = kSteps;
+  const auto level = device::choose_cpu_level().value();
+  const ops::CpuContext context{&ops::cpu::kernel_table(level), &serial_executor()};
+  const auto cache = kv::KvCache::create(config, context).value();
+  const auto write = [&cache] {
+    kv::KvStep step(*cache);
+    const kv::StepEntry entry{cache->create_sequence().value(), 1};
+    for (int i = 0; i < kSteps; ++i) {
+      must(step.begin({&entry, 1}));
+      if (i % 1000 == 999) {  // short tables: their copy is no part of the books
+        must(step.cancel());
+        must(cache->truncate_sequence(entry.sequence, 0));
+      } else {
+        must(step.end());
+      }
+    }
+  };
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::thread> others;
+  for (int i = 1; i < num_threads; ++i) others.emplace_back(write);
+  write();
+  for (std::thread& other : others) other.join();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  return 1e6 * seconds.count() / kSteps;
 }
 
 struct Evictions : EvictionListener {
@@ -200,6 +236,8 @@ void run(int largest_power) {
   }
   fmt::print("\nallocate + free behind one mutex, two threads: {:.0f} ns a pair\n",
              contended_nanoseconds(1'000'000));
+  fmt::print("begin + end of a step of one token: {:.2f} us; with two writers at once {:.2f} us\n",
+             step_microseconds(1), step_microseconds(2));
   fmt::print("fork of 100k tokens, blocks of 16: {:.2f} us per 1,000 tokens\n",
              fork_microseconds());
   fmt::print("hashing of token ids, blocks of 16: {} {:.2f} GB/s, {} {:.2f} GB/s\n", "xxh3",

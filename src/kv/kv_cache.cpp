@@ -60,6 +60,7 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   KVX_RETURN_IF_ERROR(cache->create_layers(plans));
   KVX_RETURN_IF_ERROR(cache->create_sequences());
   KVX_RETURN_IF_ERROR(cache->create_prefix_cache(plans));
+  KVX_RETURN_IF_ERROR(cache->create_host_tier());
   return cache;
 }
 
@@ -190,6 +191,8 @@ Result<int> KvCache::create_sequence() {
 Status KvCache::free_sequence(int sequence) {
   const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
+  collect();
+  if (prefixes_) prefixes_->store_tail(sequence);
   KVX_RETURN_IF_ERROR(sequences_[sequence].clear(*pool_));
   if (prefixes_) prefixes_->end(sequence);
   uses_[sequence] = Use::kFree;

@@ -34,6 +34,7 @@ struct KvCacheConfig {
   cache::EvictionKind eviction = cache::EvictionKind::kLru;  // of cached blocks
   bool zeroes_on_free = false;      // a freed block's bytes are overwritten with zeros
   cache::Memory* memory = nullptr;  // of the pools, outlives the cache; null: the host's
+  tier::HostTierConfig host_tier;   // behind the pool; needs prefixes
 };
 
 struct StepEntry {
@@ -53,6 +54,7 @@ struct AttentionParams {
 struct KvCacheSnapshot {
   std::vector<cache::BlockClassSnapshot> classes;
   cache::PrefixCounters prefix;  // zeros while prefixes are off
+  tier::HostTierSnapshot host;   // zeros without a host tier
   int num_sequences = 0;
   int64_t metadata_bytes = 0;  // of the prefix index
 };
@@ -80,6 +82,7 @@ struct LoadReport {
 };
 
 class KvStep;
+class Prefetch;
 
 class KvCache {
  public:
@@ -107,7 +110,8 @@ class KvCache {
   // A new sequence that begins with the longest cached prefix of `tokens` under these keys: its
   // num_tokens() says how much. At least the last token is left, so that its logits can be
   // computed. With wide ends the sequence is as one cut to that length: blocks that are cached
-  // packed stay packed, and the window grows again. UNSUPPORTED: prefixes are off, or a tenant
+  // packed stay packed, and the window grows again. Blocks that only the host tier has are brought
+  // back first; this waits for them. UNSUPPORTED: prefixes are off, or a tenant
   // without sha256; OUT_OF_RANGE: max_sequences are in use.
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
@@ -139,6 +143,15 @@ class KvCache {
   BlockClassFacts facts_of_class(int block_class) const;
   // Called for every cached block that comes or goes; it must not call back.
   void set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener);
+
+  // ---- the host tier (kv_cache_tier.cpp)
+
+  // A hint that a sequence of these tokens will come: what only the host tier has of them sets out
+  // for the pool, as far as there is room; this does not wait. UNSUPPORTED: no host tier, or as
+  // create_sequence_from.
+  Result<Prefetch> prefetch(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
+  // Waits until no block is under way between the tiers.
+  void wait_for_tiers();
 
   // ---- files (kv_cache_file.cpp, docs/cache-file.md)
 
@@ -198,6 +211,7 @@ class KvCache {
 
  private:
   friend class KvStep;
+  friend class Prefetch;
   enum class Use : uint8_t { kFree, kIdle, kInStep };
 
   KvCache(KvCacheConfig config, const ops::CpuContext& context);
@@ -207,7 +221,17 @@ class KvCache {
   Status create_sequences();
   Status create_prefix_cache(std::span<const LayerPlan> plans);
   cache::SequenceShape sequence_shape() const;
+  Status create_host_tier();
+  // The lock, when no block is under way.
+  std::unique_lock<std::mutex> lock_settled() const;
+
   // The lock is held by who calls these.
+  void settle(std::unique_lock<std::mutex>& lock) const;
+  bool is_settled() const { return !host_ || host_->is_idle(); }
+  void collect() const;
+  tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
+                             std::span<const int32_t> tokens, int64_t max_blocks);
+  int64_t most_cached_blocks(std::span<const int32_t> tokens) const;
   Result<int> take_sequence();
   bool is_known(int sequence) const {
     return sequence >= 0 && sequence < config_.max_sequences && uses_[sequence] != Use::kFree;
@@ -236,7 +260,32 @@ class KvCache {
   std::unique_ptr<PrefixCache> prefixes_;  // null while they are off
   bool has_warned_of_nonfinite_ = false;
   std::atomic<int64_t> nonfinite_inputs_ = 0;
-  std::unique_ptr<KvStep> step_;  // the cache's own
+  std::unique_ptr<tier::HostTier> host_;  // null without one
+  std::unique_ptr<KvStep> step_;          // the cache's own
+};
+
+// Blocks on their way back from the host tier; they stay in the pool as long as this lives. The
+// cache outlives it.
+class Prefetch {
+ public:
+  Prefetch(Prefetch&& other) noexcept;
+  Prefetch& operator=(Prefetch&&) = delete;
+  // Waits, and lets go of the blocks.
+  ~Prefetch();
+
+  bool is_done() const;
+  void wait() const;
+  int64_t num_blocks() const { return promotion_.num_loads; }  // that set out
+
+ private:
+  friend class KvCache;
+  Prefetch(KvCache& cache, int32_t scope, int32_t host_scope, tier::Promotion promotion)
+      : cache_(&cache), scope_(scope), host_scope_(host_scope), promotion_(std::move(promotion)) {}
+
+  KvCache* cache_;
+  int32_t scope_;
+  int32_t host_scope_;
+  tier::Promotion promotion_;
 };
 
 // What a recipe costs when every sequence is num_tokens long, wide ends included; nothing is

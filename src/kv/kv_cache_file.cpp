@@ -96,7 +96,7 @@ std::span<uint8_t> KvCache::block_bytes(int block_class, int32_t id) const {
 
 Status KvCache::save_sequence(int sequence, const std::string& path, const SaveOptions& options) {
   if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
-  const std::lock_guard lock(books_);
+  const auto lock = lock_settled();
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   const cache::Sequence& blocks = sequences_[sequence];
   const std::span<const int32_t> tokens = prefixes_->tokens(sequence);
@@ -143,7 +143,7 @@ Status KvCache::save_sequence(int sequence, const std::string& path, const SaveO
 
 Status KvCache::save_prefixes(const std::string& path, const SaveOptions& options) const {
   if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
-  const std::lock_guard lock(books_);
+  const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileWriter::create(path, options.zstd_level));
   const cache::PrefixIndex& nodes = prefixes_->index();
   tier::FileIndex index{
@@ -240,7 +240,7 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
 
 Result<int> KvCache::load_sequence(const std::string& path) {
   if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
-  const std::lock_guard lock(books_);
+  const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   const auto kinds = kinds_of(*pool_, groups_.size());
   KVX_RETURN_IF_ERROR(check_same_cache(file.index(), fingerprint(), kinds, path));
@@ -292,7 +292,7 @@ Result<int> KvCache::load_sequence(const std::string& path) {
 
 Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
   if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
-  const std::lock_guard lock(books_);
+  const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   const tier::FileIndex& index = file.index();
   KVX_RETURN_IF_ERROR(

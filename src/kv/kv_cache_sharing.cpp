@@ -23,18 +23,27 @@ Status KvCache::create_prefix_cache(std::span<const LayerPlan> plans) {
 Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
                                           std::span<const int32_t> tokens) {
   if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
-  const std::lock_guard lock(books_);
+  std::unique_lock lock(books_);
+  collect();
   KVX_ASSIGN_OR_RETURN(const int sequence, take_sequence());
   KVX_RETURN_IF_ERROR(prefixes_->begin(sequence, keys));
-  const auto num_wanted = static_cast<int64_t>(tokens.size()) - 1;
-  const int64_t num_most = std::min(num_wanted, config_.max_tokens_per_sequence);
-  const int64_t max_blocks = std::max<int64_t>(num_most, 0) / config_.block_size;
-  const auto adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, max_blocks);
+  const int64_t max_blocks = most_cached_blocks(tokens);
+  tier::Promotion promotion;
+  if (host_) {
+    uses_[sequence] = Use::kInStep;  // nobody else's while the lock is open
+    promotion = bring_back(lock, sequence, tokens, max_blocks);
+  }
+  auto adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, max_blocks);
+  if (!adopted.ok() && adopted.error().code == ErrorCode::kOutOfRange) {
+    // Cached blocks that are promised to a step are no hit.
+    adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, 0);
+  }
+  if (host_) host_->release(promotion);
+  uses_[sequence] = adopted.ok() ? Use::kIdle : Use::kFree;
   if (!adopted.ok()) {
     prefixes_->end(sequence);
     return adopted.error();
   }
-  uses_[sequence] = Use::kIdle;
   return sequence;
 }
 
@@ -42,11 +51,13 @@ Status KvCache::record_tokens(int sequence, std::span<const int32_t> tokens) {
   const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   if (!prefixes_) return {};
+  collect();
   return prefixes_->record(sequence, sequences_[sequence], tokens);
 }
 
 Status KvCache::clear_prefixes() {
-  const std::lock_guard lock(books_);
+  const auto lock = lock_settled();
+  if (host_) KVX_RETURN_IF_ERROR(host_->clear());
   return prefixes_ ? prefixes_->index().clear() : Status{};
 }
 
@@ -66,11 +77,13 @@ BlockClassFacts KvCache::facts_of_class(int block_class) const {
 
 void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
   const std::lock_guard lock(books_);
+  if (host_) host_->set_listener(listener);
   if (prefixes_) prefixes_->index().set_listener(std::move(listener));
 }
 
 KvCacheSnapshot KvCache::snapshot() const {
   const std::lock_guard lock(books_);
+  collect();
   KvCacheSnapshot snapshot;
   for (int c = 0; c < pool_->num_classes(); ++c) snapshot.classes.push_back(pool_->snapshot(c));
   snapshot.num_sequences =
@@ -78,6 +91,7 @@ KvCacheSnapshot KvCache::snapshot() const {
   if (!prefixes_) return snapshot;
   snapshot.prefix = prefixes_->index().counters();
   snapshot.metadata_bytes = prefixes_->index().metadata_bytes();
+  if (host_) snapshot.host = host_->snapshot();
   return snapshot;
 }
 

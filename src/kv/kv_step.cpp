@@ -21,7 +21,12 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   if (is_open_) return invalid_argument("a step is open; call end_step first");
   std::unique_lock lock(cache_.books_);
   KVX_RETURN_IF_ERROR(take_sequences(entries));
+  cache_.collect();
   Status status = book_blocks();
+  if (!status.ok() && !cache_.is_settled()) {  // a block on its way out is free when it is there
+    cache_.settle(lock);
+    status = book_blocks();
+  }
   if (status.ok()) {
     lock.unlock();
     status = move_bytes();

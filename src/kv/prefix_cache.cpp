@@ -1,6 +1,8 @@
 // PrefixCache: logs beside sequences. Only a log's last node is pinned: that keeps its ancestors.
 #include "kv/prefix_cache.hpp"
 
+#include <algorithm>
+
 namespace kvx::kv {
 
 using cache::BlockKind;
@@ -45,6 +47,14 @@ PrefixCache::~PrefixCache() {
 Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys) {
   Log& log = logs_[sequence];
   KVX_ASSIGN_OR_RETURN(log.scope, index_.pin_scope(keys));
+  if (host_) {
+    const Result<int32_t> scope = host_->nodes().pin_scope(keys);
+    if (!scope.ok()) {
+      index_.unpin(log.scope);
+      return scope.error();
+    }
+    log.host_scope = scope.value();
+  }
   log.keys = keys;
   log.is_in_use = true;
   return {};
@@ -53,8 +63,10 @@ Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys) {
 void PrefixCache::end(int sequence) {
   Log& log = logs_[sequence];
   index_.unpin(tip(log));
+  if (host_) host_->nodes().unpin(host_tip(log));
   log.tokens.clear();
   log.nodes.clear();
+  log.host_nodes.clear();
   log.is_in_use = false;
 }
 
@@ -67,6 +79,10 @@ void PrefixCache::fork(int from, int to) {
   log.tokens.assign(source.tokens.begin(), source.tokens.end());
   log.nodes.assign(source.nodes.begin(), source.nodes.end());
   index_.pin(tip(log));
+  if (!host_) return;
+  log.host_scope = source.host_scope;
+  log.host_nodes.assign(source.host_nodes.begin(), source.host_nodes.end());
+  host_->nodes().pin(host_tip(log));
 }
 
 void PrefixCache::truncate(int sequence, int64_t num_tokens) {
@@ -78,6 +94,56 @@ void PrefixCache::truncate(int sequence, int64_t num_tokens) {
   if (log.nodes.size() > num_full) log.nodes.resize(num_full);
   index_.pin(tip(log));
   index_.unpin(old_tip);
+  if (!host_) return;
+  const int32_t old_host_tip = host_tip(log);
+  if (log.host_nodes.size() > num_full) log.host_nodes.resize(num_full);
+  host_->nodes().pin(host_tip(log));
+  host_->nodes().unpin(old_host_tip);
+}
+
+// ---- the host tier
+
+// The sequence's way there gets as long as here, or as there is room for nodes.
+void PrefixCache::follow_in_host(Log& log) {
+  if (!host_) return;
+  const auto block_size = static_cast<size_t>(shape_.block_size);
+  while (log.host_nodes.size() < log.nodes.size()) {
+    const int32_t parent = host_tip(log);
+    const int32_t node = host_->nodes().insert(
+        parent, std::span(log.tokens).subspan(log.host_nodes.size() * block_size, block_size));
+    if (node == kNoNode) return;
+    host_->nodes().pin(node);
+    log.host_nodes.push_back(node);
+    host_->nodes().unpin(parent);
+  }
+}
+
+// A wide block behind the head is packed sooner or later: only those of a sequence that ends go as
+// they are.
+void PrefixCache::store_block(const Log& log, int64_t block, bool with_tail) {
+  if (block >= static_cast<int64_t>(log.host_nodes.size())) return;
+  for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
+    const cache::WideEnds& ends = shape_.groups[group].wide_ends;
+    for (const BlockKind kind : {BlockKind::kPacked, BlockKind::kWide}) {
+      if (kind == BlockKind::kWide && !ends.is_on()) continue;
+      if (kind == BlockKind::kWide && block >= ends.head_blocks && !with_tail) continue;
+      const int32_t id = index_.block_of(log.nodes[block], group, kind);
+      if (id != kNoBlock) host_->store(log.host_nodes[block], group, kind, id);
+    }
+  }
+}
+
+void PrefixCache::store_tail(int sequence) {
+  if (!host_) return;
+  const Log& log = logs_[sequence];
+  int64_t num_recent = 0;
+  for (const cache::LayerGroup& group : shape_.groups) {
+    num_recent = std::max(num_recent, group.wide_ends.recent_blocks);
+  }
+  const auto num_blocks = static_cast<int64_t>(log.nodes.size());
+  for (int64_t block = std::max<int64_t>(num_blocks - num_recent, 0); block < num_blocks; ++block) {
+    store_block(log, block, true);
+  }
 }
 
 // ---- finding and being found
@@ -118,6 +184,10 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   log.nodes.assign(match.nodes.begin(), match.nodes.end());
   index_.pin(tip(log));
   index_.unpin(old_tip);
+  follow_in_host(log);
+  for (int64_t block = 0; host_ && block < match.num_blocks(); ++block) {
+    store_block(log, block, false);
+  }
   return num_tokens;
 }
 
@@ -144,6 +214,8 @@ Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
     const Status attached = attach_block(node, blocks, block);
     index_.unpin(parent);
     KVX_RETURN_IF_ERROR(attached);
+    follow_in_host(log);
+    if (host_) store_block(log, block, false);
   }
   return {};
 }
@@ -164,6 +236,7 @@ Status PrefixCache::record_moves(int sequence, std::span<const cache::BlockMove>
     if (move.block >= static_cast<int64_t>(log.nodes.size())) continue;
     KVX_RETURN_IF_ERROR(
         index_.attach(log.nodes[move.block], move.group, BlockKind::kPacked, move.packed_id));
+    if (host_) store_block(log, move.block, false);
   }
   return {};
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/prefix_index.hpp"
+#include "tier/host_tier.hpp"
 
 namespace kvx::kv {
 
@@ -28,11 +29,23 @@ class PrefixCache final : public cache::EvictionListener {
                                                      std::string fingerprint, int max_sequences);
   ~PrefixCache() override;
 
+  // Blocks that can be found are copied there from now on. Requires: no sequence is in use; the
+  // tier outlives the sequences. Null: nowhere.
+  void set_host_tier(tier::HostTier* host) { host_ = host; }
+
   // The sequence is in use from now on, empty, under these keys. PrefixIndex::pin_scope's errors.
   Status begin(int sequence, const cache::PrefixKeys& keys);
+  // The sequence is about to give its blocks back: the last ones, wide to the end, go to the host
+  // tier too.
+  void store_tail(int sequence);
   void end(int sequence);
   // Requires: `to` is not in use.
   void fork(int from, int to);
+  // Sends what the host tier has of `tokens` on its way to the pool. Requires: a host tier.
+  tier::Promotion promote(int sequence, std::span<const int32_t> tokens, int64_t max_blocks) {
+    const Log& log = logs_[sequence];
+    return host_->promote(log.scope, log.host_scope, tokens, max_blocks);
+  }
   // Begins `sequence` with the longest cached prefix of `tokens`, at most max_blocks; returns how
   // many tokens. Requires: begin() was called and nothing recorded.
   Result<int64_t> adopt(int sequence, cache::Sequence& blocks, std::span<const int32_t> tokens,
@@ -61,11 +74,19 @@ class PrefixCache final : public cache::EvictionListener {
     int32_t scope = cache::kNoNode;
     std::vector<int32_t> tokens;
     std::vector<int32_t> nodes;  // of full blocks; fewer than there are when the index was full
+    // The same in the host tier.
+    int32_t host_scope = cache::kNoNode;
+    std::vector<int32_t> host_nodes;
   };
 
   PrefixCache(cache::BlockPool& pool, const cache::SequenceShape& shape, cache::PrefixIndex index,
               std::string fingerprint, int max_sequences);
   static int32_t tip(const Log& log) { return log.nodes.empty() ? log.scope : log.nodes.back(); }
+  static int32_t host_tip(const Log& log) {
+    return log.host_nodes.empty() ? log.host_scope : log.host_nodes.back();
+  }
+  void follow_in_host(Log& log);
+  void store_block(const Log& log, int64_t block, bool with_tail);
   bool is_wide(const cache::Sequence& blocks, int group, int64_t block) const;
   Status attach_block(int32_t node, const cache::Sequence& blocks, int64_t block);
 
@@ -75,6 +96,7 @@ class PrefixCache final : public cache::EvictionListener {
   std::string fingerprint_;
   std::vector<Log> logs_;
   std::vector<std::vector<int32_t>> ids_;  // [groups], of adopt()
+  tier::HostTier* host_ = nullptr;
 };
 
 }  // namespace kvx::kv

@@ -14,11 +14,13 @@ constexpr int kNumWriters = 4;
 constexpr int kNumTokens = 72;
 constexpr int kNumCommon = 40;  // tokens that all streams begin with
 
-std::unique_ptr<KvCache> cache_for_writers(std::string_view recipe, int max_sequences) {
+std::unique_ptr<KvCache> cache_for_writers(std::string_view recipe, int max_sequences,
+                                           int64_t host_bytes = 0) {
   KvCacheConfig config = config_of(recipe, 16);
   config.max_sequences = max_sequences;
   config.max_tokens_per_sequence = kNumTokens;
   config.prefix.is_on = true;
+  config.host_tier.budget_bytes = host_bytes;
   return created(std::move(config));
 }
 
@@ -75,8 +77,9 @@ void write_once(KvCache& cache, KvStep& step, const Writing& writing, bool begin
   EXPECT_TRUE(cache.free_sequence(sequence).ok());
 }
 
-void expect_writers_undisturbed(std::string_view recipe, bool begins_with_prefix) {
-  const auto cache = cache_for_writers(recipe, 2 * kNumWriters);
+void expect_writers_undisturbed(std::string_view recipe, bool begins_with_prefix,
+                                int64_t host_bytes = 0) {
+  const auto cache = cache_for_writers(recipe, 2 * kNumWriters, host_bytes);
   std::vector<Writing> writings;
   for (uint32_t w = 0; w < kNumWriters; ++w) writings.push_back(make_writing(recipe, w + 1));
   std::vector<std::thread> writers;
@@ -96,6 +99,7 @@ void expect_writers_undisturbed(std::string_view recipe, bool begins_with_prefix
   });
   for (std::thread& writer : writers) writer.join();
   watcher.join();
+  cache->wait_for_tiers();
   for (const cache::BlockClassSnapshot& one : cache->snapshot().classes) {
     EXPECT_EQ(one.num_active, 0) << one.name;
   }
@@ -103,6 +107,10 @@ void expect_writers_undisturbed(std::string_view recipe, bool begins_with_prefix
 
 TEST(KvStep, ManyWritersGetWhatEachGetsAlone) {
   expect_writers_undisturbed("int8/int4", true);
+}
+
+TEST(KvStep, ManyWritersGetWhatEachGetsAloneWithAHostTier) {
+  expect_writers_undisturbed("int8/int4", true, 1 << 20);
 }
 
 // A branch off a cached prefix is packed where a sequence of its own is wide, so here all begin

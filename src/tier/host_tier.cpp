@@ -1,0 +1,262 @@
+// HostTier: what the books say before and after each copy.
+#include "tier/host_tier.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace kvx::tier {
+
+using cache::BlockKind;
+using cache::kNoBlock;
+using cache::kNoNode;
+
+// ---- creation
+
+namespace {
+
+// The budget is shared in the first tier's proportions; every class gets a block at least.
+Result<std::vector<cache::BlockClassSpec>> plan_classes(const cache::BlockPool& first,
+                                                        int64_t budget_bytes) {
+  double first_bytes = 0;
+  int64_t least_bytes = 0;
+  for (int c = 0; c < first.num_classes(); ++c) {
+    if (first.num_regions(c) != 1) {
+      return unsupported("class '{}' has {} regions; expected 1: a host tier moves whole records",
+                         first.name(c), first.num_regions(c));
+    }
+    first_bytes += static_cast<double>(first.block_bytes(c)) * first.num_blocks(c);
+    least_bytes += first.block_bytes(c);
+  }
+  if (budget_bytes < least_bytes) {
+    return out_of_range("budget_bytes of the host tier is {}; one block of each class needs {}",
+                        budget_bytes, least_bytes);
+  }
+  const double scale = static_cast<double>(budget_bytes - least_bytes) / std::max(first_bytes, 1.0);
+  std::vector<cache::BlockClassSpec> classes;
+  for (int c = 0; c < first.num_classes(); ++c) {
+    const auto num_more = static_cast<int64_t>(scale * first.num_blocks(c));
+    constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+    classes.push_back({first.name(c) + " in host memory",
+                       std::min(1 + num_more, kMostBlocks),
+                       {first.block_bytes(c)}});
+  }
+  return classes;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HostTier>> HostTier::create(
+    cache::BlockPool& pool, cache::PrefixIndex& index, const cache::SequenceShape& shape,
+    std::string fingerprint, cache::HashAlgorithm algorithm, const HostTierConfig& config) {
+  KVX_ASSIGN_OR_RETURN(const auto classes, plan_classes(pool, config.budget_bytes));
+  const cache::BlockPoolOptions options{config.eviction, pool.zeroes_on_free()};
+  KVX_ASSIGN_OR_RETURN(cache::BlockPool own,
+                       cache::BlockPool::create(cache::host_memory(), classes, options));
+  return std::unique_ptr<HostTier>(
+      new HostTier(pool, index, shape, std::move(own), std::move(fingerprint), algorithm));
+}
+
+HostTier::HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
+                   const cache::SequenceShape& shape, cache::BlockPool pool,
+                   std::string fingerprint, cache::HashAlgorithm algorithm)
+    : first_pool_(&first_pool),
+      first_index_(&first_index),
+      shape_(shape),
+      pool_(std::move(pool)),
+      index_(cache::PrefixIndex::create(pool_, shape, std::move(fingerprint), algorithm).value()),
+      queue_(std::make_unique<TransferQueue>()) {
+  pool_.set_eviction_listener(this);
+  for (int c = 0; c < pool_.num_classes(); ++c) {
+    checksums_.emplace_back(static_cast<size_t>(pool_.num_blocks(c)));
+  }
+}
+
+HostTier::~HostTier() = default;
+
+int HostTier::class_of(int group, BlockKind kind) const {
+  const cache::LayerGroup& facts = shape_.groups[group];
+  return kind == BlockKind::kWide ? facts.wide_class : facts.packed_class;
+}
+
+// ---- the way out
+
+int64_t HostTier::key_of(const Job& job) const {
+  const auto num_groups = static_cast<int64_t>(shape_.groups.size());
+  return (int64_t{job.node} * 2 + static_cast<int64_t>(job.kind)) * num_groups + job.group;
+}
+
+void HostTier::store(int32_t node, int group, BlockKind kind, int32_t first_id) {
+  const int block_class = class_of(group, kind);
+  const int32_t present = index_.block_of(node, group, kind);
+  if (present != kNoBlock) {
+    (void)pool_.touch(block_class, present);
+    return;
+  }
+  Job job{group, kind, block_class, node, first_id, kNoBlock};
+  if (stores_under_way_.contains(key_of(job))) return;
+  if (!pool_.allocate(block_class, std::span(&job.host_id, 1)).ok()) {
+    ++num_dropped_;
+    return;
+  }
+  if (!first_pool_->retain(block_class, first_id).ok()) {
+    (void)pool_.release(block_class, job.host_id);
+    ++num_dropped_;
+    return;
+  }
+  index_.pin(node);
+  stores_under_way_.insert(key_of(job));
+  push(Direction::kStore, job, nullptr);
+}
+
+void HostTier::push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group) {
+  if (unused_jobs_.empty()) {
+    unused_jobs_.push_back(static_cast<int64_t>(jobs_.size()));
+    jobs_.emplace_back();
+  }
+  const int64_t tag = unused_jobs_.back();
+  unused_jobs_.pop_back();
+  jobs_[tag] = job;
+  ++num_jobs_;
+  const int64_t bytes = pool_.block_bytes(job.block_class);
+  uint8_t* const first = first_pool_->region(job.block_class) + job.first_id * bytes;
+  uint8_t* const host = block_bytes(job.block_class, job.host_id);
+  const bool is_store = direction == Direction::kStore;
+  queue_->push({direction, is_store ? first : host, is_store ? host : first, bytes,
+                first_pool_->memory_kind(), tag, std::move(group)});
+}
+
+void HostTier::collect() {
+  finished_.clear();
+  queue_->take_finished(finished_);
+  for (const FinishedTransfer& done : finished_) {
+    const Job job = jobs_[done.tag];
+    unused_jobs_.push_back(done.tag);
+    --num_jobs_;
+    if (done.direction == Direction::kStore) {
+      finish_store(job, done);
+    } else {
+      finish_load(job, done);
+    }
+  }
+}
+
+void HostTier::finish_store(const Job& job, const FinishedTransfer& done) {
+  stores_under_way_.erase(key_of(job));
+  if (done.is_copied && index_.attach(job.node, job.group, job.kind, job.host_id).ok()) {
+    checksums_[job.block_class][job.host_id] = done.checksum;
+    ++num_stored_;
+  } else {
+    ++num_dropped_;
+  }
+  (void)pool_.release(job.block_class, job.host_id);
+  (void)first_pool_->release(job.block_class, job.first_id);
+  index_.unpin(job.node);
+}
+
+// ---- the way back
+
+Promotion HostTier::promote(int32_t first_scope, int32_t scope, std::span<const int32_t> tokens,
+                            int64_t max_blocks) {
+  Promotion promotion;
+  promotion.group = std::make_shared<TransferGroup>();
+  const cache::PrefixMatch match = index_.match(scope, tokens, max_blocks);
+  const auto block_size = static_cast<size_t>(shape_.block_size);
+  std::vector<Job> missing;
+  int32_t node = first_scope;
+  for (int64_t block = 0; block < match.num_blocks(); ++block) {
+    node = first_index_->insert(node, tokens.subspan(block * block_size, block_size));
+    if (node == kNoNode) break;  // no room in the first tier's index, which counts it
+    first_index_->pin(node);
+    promotion.pinned.push_back(node);
+    want_block(promotion, match, block, node, missing);
+  }
+  // What is there is held by now, so that making room does not evict it.
+  for (Job& job : missing) {
+    if (!first_pool_->allocate(job.block_class, std::span(&job.first_id, 1)).ok()) {
+      promotion.ran_short = true;
+      break;
+    }
+    promotion.held.emplace_back(job.block_class, job.first_id);
+    (void)pool_.retain(job.block_class, job.host_id);
+    (void)pool_.touch(job.block_class, job.host_id);
+    push(Direction::kLoad, job, promotion.group);
+    ++promotion.num_loads;
+  }
+  return promotion;
+}
+
+// What a match of the first tier will read of this block: held where it is there, else missing.
+void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
+                          int32_t first_node, std::vector<Job>& missing) {
+  for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
+    const cache::WideEnds& ends = shape_.groups[group].wide_ends;
+    const cache::GroupMatch& found = match.groups[group];
+    if (block < found.first_block) continue;  // a window has passed it
+    const bool is_wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
+    Job job{group, is_wide ? BlockKind::kWide : BlockKind::kPacked, 0, first_node, 0, 0};
+    job.block_class = class_of(group, job.kind);
+    job.host_id = index_.block_of(match.nodes[block], group, job.kind);
+    job.first_id = first_index_->block_of(first_node, group, job.kind);
+    if (job.first_id == kNoBlock) {
+      missing.push_back(job);
+    } else if (first_pool_->retain(job.block_class, job.first_id).ok()) {
+      promotion.held.emplace_back(job.block_class, job.first_id);
+    }
+  }
+}
+
+void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
+  if (done.is_copied && done.checksum == checksums_[job.block_class][job.host_id]) {
+    if (first_index_->attach(job.node, job.group, job.kind, job.first_id).ok()) ++num_loaded_;
+  } else {
+    ++num_bad_;
+    last_problem_ = fmt::format("block {} of class '{}' has another checksum than when it came",
+                                job.host_id, pool_.name(job.block_class));
+    index_.on_evict(job.block_class, job.host_id);
+    (void)pool_.discard(job.block_class, job.host_id);
+  }
+  (void)pool_.release(job.block_class, job.host_id);
+}
+
+void HostTier::release(Promotion& promotion) {
+  // The chain's end first, as sequences do.
+  std::reverse(promotion.held.begin(), promotion.held.end());
+  for (const auto& [block_class, id] : promotion.held) (void)first_pool_->release(block_class, id);
+  std::reverse(promotion.pinned.begin(), promotion.pinned.end());
+  for (int32_t node : promotion.pinned) first_index_->unpin(node);
+  promotion = {};
+}
+
+// ---- what there is
+
+HostTierSnapshot HostTier::snapshot() const {
+  HostTierSnapshot snapshot;
+  for (int c = 0; c < pool_.num_classes(); ++c) {
+    const cache::BlockClassSnapshot one = pool_.snapshot(c);
+    snapshot.held_bytes += (one.num_active + one.num_cached) * one.block_bytes;
+    snapshot.metadata_bytes +=
+        static_cast<int64_t>(checksums_[c].size() * sizeof(cache::ContentHash));
+    snapshot.classes.push_back(one);
+  }
+  snapshot.prefix = index_.counters();
+  snapshot.allocated_bytes = pool_.allocated_bytes();
+  snapshot.metadata_bytes += index_.metadata_bytes();
+  snapshot.num_stored = num_stored_;
+  snapshot.num_loaded = num_loaded_;
+  snapshot.num_bad = num_bad_;
+  snapshot.num_dropped = num_dropped_;
+  snapshot.stores_queued = queue_->depth(Direction::kStore);
+  snapshot.loads_queued = queue_->depth(Direction::kLoad);
+  snapshot.last_problem = last_problem_;
+  return snapshot;
+}
+
+void HostTier::set_listener(const std::function<void(const cache::PrefixEvent&)>& listener) {
+  if (!listener) return index_.set_listener({});
+  index_.set_listener([listener](cache::PrefixEvent event) {
+    event.tier = cache::Tier::kHost;
+    listener(event);
+  });
+}
+
+}  // namespace kvx::tier

@@ -1,0 +1,149 @@
+// HostTier: a copy in host memory of every block that can be found, kept when the first tier's pool
+// needs the room. It is a pool and a prefix index of its own, with its own budget and policy, and
+// a queue between the two.
+//
+//   first tier (host or device)      host tier
+//   pool, index   ── store() ─────▶  pool, index, a checksum a block
+//                 ◀── promote() ──
+//
+// A block's record travels whole, scales with codes, and its node names the format, so neither can
+// be mistaken. What comes back must have the checksum that it left with; else it is a miss:
+// counted, forgotten, never served.
+//
+// One thread at a time (the cache's lock), but for wait(), is_done() and wait_for_all(). The
+// queue's thread touches bytes alone; collect() does the books for what has finished.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "cache/prefix_index.hpp"
+#include "tier/transfer_queue.hpp"
+
+namespace kvx::tier {
+
+struct HostTierConfig {
+  int64_t budget_bytes = 0;  // of blocks; 0: no host tier
+  cache::EvictionKind eviction = cache::EvictionKind::kLru;
+};
+
+struct HostTierSnapshot {
+  std::vector<cache::BlockClassSnapshot> classes;
+  cache::PrefixCounters prefix;
+  int64_t allocated_bytes = 0;
+  int64_t held_bytes = 0;      // of blocks that can be found or are under way
+  int64_t metadata_bytes = 0;  // index and checksums
+  int64_t num_stored = 0;      // blocks that came
+  int64_t num_loaded = 0;      // blocks that went back
+  int64_t num_bad = 0;         // blocks whose bytes had changed
+  int64_t num_dropped = 0;     // blocks that found no room
+  int64_t stores_queued = 0;
+  int64_t loads_queued = 0;
+  std::string last_problem;  // empty: none
+};
+
+// Blocks on their way back, and those that were there already: none of them is evicted until the
+// promotion is released.
+struct Promotion {
+  std::shared_ptr<TransferGroup> group;
+  int64_t num_loads = 0;
+  bool ran_short = false;                     // the first tier had no room for more
+  std::vector<std::pair<int, int32_t>> held;  // class and id in the first tier
+  std::vector<int32_t> pinned;                // nodes of the first tier's index
+};
+
+class HostTier final : public cache::EvictionListener {
+ public:
+  // pool and index are the first tier's, made for this shape; they outlive this one. OUT_OF_RANGE:
+  // a budget smaller than a block of each class (the message says the bytes), or memory is short;
+  // UNSUPPORTED: blocks in several regions.
+  static Result<std::unique_ptr<HostTier>> create(cache::BlockPool& pool, cache::PrefixIndex& index,
+                                                  const cache::SequenceShape& shape,
+                                                  std::string fingerprint,
+                                                  cache::HashAlgorithm algorithm,
+                                                  const HostTierConfig& config);
+  ~HostTier() override;
+
+  // Nodes of a sequence's way: pin_scope(), insert(), pin(), unpin().
+  cache::PrefixIndex& nodes() { return index_; }
+  const cache::PrefixIndex& nodes() const { return index_; }
+
+  // A copy of the first tier's block sets out, unless there is one: then it has been useful. Room
+  // is made by the policy. The first tier's block has one more user until the copy is there.
+  // Requires: node is pinned or has a pinned descendant; the block is full and never written again.
+  void store(int32_t node, int group, cache::BlockKind kind, int32_t first_id);
+
+  // Blocks that begin the tokens set out for the first tier, as far as it has room. Requires: both
+  // scopes are pinned until release().
+  Promotion promote(int32_t first_scope, int32_t scope, std::span<const int32_t> tokens,
+                    int64_t max_blocks);
+  // Requires: is_done() and then collect().
+  void release(Promotion& promotion);
+
+  // The books of what has finished.
+  void collect();
+  void wait(const Promotion& promotion) const { queue_->wait(*promotion.group); }
+  bool is_done(const Promotion& promotion) const { return queue_->is_done(*promotion.group); }
+  // Until nothing is under way.
+  void wait_for_all() const { queue_->wait_for_all(); }
+  bool is_idle() const { return num_jobs_ == 0; }
+  // Blocks that are under way to this tier.
+  int64_t num_stores() const { return static_cast<int64_t>(stores_under_way_.size()); }
+
+  // Forgets everything. Requires: is_idle().
+  Status clear() { return index_.clear(); }
+
+  HostTierSnapshot snapshot() const;
+  // Where a block of this tier lies.
+  uint8_t* block_bytes(int block_class, int32_t id) const {
+    return pool_.region(block_class) + id * pool_.block_bytes(block_class);
+  }
+  // Events of this tier, marked as such. It must not call back.
+  void set_listener(const std::function<void(const cache::PrefixEvent&)>& listener);
+
+  void on_evict(int block_class, int32_t id) override { index_.on_evict(block_class, id); }
+
+ private:
+  // A block under way. node: of this tier when it is stored, of the first one when it is loaded.
+  struct Job {
+    int group = 0;
+    cache::BlockKind kind = cache::BlockKind::kPacked;
+    int block_class = 0;
+    int32_t node = cache::kNoNode;
+    int32_t first_id = cache::kNoBlock;
+    int32_t host_id = cache::kNoBlock;
+  };
+  HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
+           const cache::SequenceShape& shape, cache::BlockPool pool, std::string fingerprint,
+           cache::HashAlgorithm algorithm);
+  int class_of(int group, cache::BlockKind kind) const;
+  int64_t key_of(const Job& job) const;
+  void push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group);
+  void finish_store(const Job& job, const FinishedTransfer& done);
+  void finish_load(const Job& job, const FinishedTransfer& done);
+  void want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
+                  int32_t first_node, std::vector<Job>& missing);
+
+  cache::BlockPool* first_pool_;
+  cache::PrefixIndex* first_index_;
+  cache::SequenceShape shape_;
+  cache::BlockPool pool_;
+  cache::PrefixIndex index_;
+  std::vector<std::vector<cache::ContentHash>> checksums_;  // [classes][blocks]
+  std::vector<Job> jobs_;                                   // a transfer's tag is its place here
+  std::vector<int64_t> unused_jobs_;
+  int64_t num_jobs_ = 0;
+  std::unordered_set<int64_t> stores_under_way_;
+  std::vector<FinishedTransfer> finished_;  // scratch of collect()
+  int64_t num_stored_ = 0;
+  int64_t num_loaded_ = 0;
+  int64_t num_bad_ = 0;
+  int64_t num_dropped_ = 0;
+  std::string last_problem_;
+  std::unique_ptr<TransferQueue> queue_;  // last: its thread reads and writes the pools' bytes
+};
+
+}  // namespace kvx::tier

@@ -1,0 +1,76 @@
+// TransferQueue: blocks on their way between tiers, copied by a thread of its own while others
+// compute. Every copy takes the checksum of what it copied along.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cache/content_hash.hpp"
+#include "cache/memory.hpp"
+
+namespace kvx::tier {
+
+enum class Direction : uint8_t { kStore, kLoad };  // away from the first tier, back to it
+
+// Several transfers that somebody waits for together.
+struct TransferGroup {
+  int num_open = 0;  // guarded by the queue's lock
+};
+
+struct Transfer {
+  Direction direction = Direction::kStore;
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  int64_t bytes = 0;
+  cache::MemoryKind first_tier = cache::MemoryKind::kHost;  // the other side is host memory
+  int64_t tag = 0;                                          // the caller's
+  std::shared_ptr<TransferGroup> group;                     // null: nobody waits
+};
+
+struct FinishedTransfer {
+  Direction direction = Direction::kStore;
+  int64_t tag = 0;
+  bool is_copied = false;  // false: the device refused, to's bytes are unspecified
+  cache::ContentHash checksum;
+};
+
+// Every call may come from any thread.
+class TransferQueue {
+ public:
+  TransferQueue();
+  // Waits for the transfer under way; the others are dropped.
+  ~TransferQueue();
+  TransferQueue(const TransferQueue&) = delete;
+  TransferQueue& operator=(const TransferQueue&) = delete;
+
+  // Loads go before stores: somebody waits for them. Bytes of both sides stay where they are until
+  // the transfer is finished.
+  void push(Transfer transfer);
+  // Adds those that have finished since the last call.
+  void take_finished(std::vector<FinishedTransfer>& finished);
+  void wait(const TransferGroup& group);
+  bool is_done(const TransferGroup& group) const;
+  void wait_for_all();
+  // Waiting and under way.
+  int64_t depth(Direction direction) const;
+
+ private:
+  void work();
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;      // there is work, or the end
+  std::condition_variable progress_;  // something has finished
+  std::deque<Transfer> stores_;
+  std::deque<Transfer> loads_;
+  std::vector<FinishedTransfer> finished_;
+  int64_t num_open_[2] = {};  // by direction
+  bool is_stopping_ = false;
+  std::thread worker_;  // last: it uses all of the above
+};
+
+}  // namespace kvx::tier

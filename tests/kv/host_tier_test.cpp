@@ -1,0 +1,187 @@
+// The host tier behind an assembled cache: what the pool had no room for comes back, byte for byte.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/kv/stream.hpp"
+
+namespace kvx::kv {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kBlockSize = 16;
+constexpr int kNumTokens = 112;
+constexpr const char* kRecipes[] = {"bf16", "int8/int4", "nvfp4:immediate", "nvfp4:auto",
+                                    "int4:sink=10,recent=40,wide=f16"};
+
+std::vector<int32_t> token_ids(int count, int32_t first) {
+  std::vector<int32_t> ids(count);
+  for (int i = 0; i < count; ++i) ids[i] = first + i;
+  return ids;
+}
+
+// Room for num_sequences sequences; a host tier of host_bytes, or none.
+std::unique_ptr<KvCache> tiered_cache(std::string_view recipe, int num_sequences,
+                                      int64_t host_bytes) {
+  KvCacheConfig config = config_of(recipe, kBlockSize);
+  config.max_sequences = num_sequences;
+  config.max_tokens_per_sequence = kNumTokens;
+  config.prefix.is_on = true;
+  config.host_tier.budget_bytes = host_bytes;
+  return created(std::move(config));
+}
+
+// A sequence of its own comes and goes; its tokens are 1000 * seed and on.
+void write_and_leave(KvCache& cache, int seed, int num_tokens) {
+  const int sequence = cache.create_sequence().value();
+  const Stream stream(num_tokens, seed);
+  feed(cache, sequence, stream, 0, num_tokens, 1000);
+  ASSERT_TRUE(cache.record_tokens(sequence, token_ids(num_tokens, 1000 * seed)).ok());
+  ASSERT_TRUE(cache.free_sequence(sequence).ok());
+}
+
+// What a sequence that begins with what is cached of stream `seed` gives for the rest.
+std::vector<float> continue_cached(KvCache& cache, int seed, int64_t& num_cached) {
+  const Result<int> sequence = cache.create_sequence_from({}, token_ids(kNumTokens, 1000 * seed));
+  EXPECT_TRUE(sequence.ok()) << sequence.error().message;
+  num_cached = cache.num_tokens(sequence.value());
+  const Stream stream(kNumTokens, seed);
+  const auto out =
+      feed(cache, sequence.value(), stream, static_cast<int>(num_cached), kNumTokens, 1000);
+  EXPECT_TRUE(cache.free_sequence(sequence.value()).ok());
+  return out;
+}
+
+TEST(HostTier, GivesBackWhatThePoolHadNoRoomFor) {
+  for (const char* recipe : kRecipes) {
+    SCOPED_TRACE(recipe);
+    const auto roomy = tiered_cache(recipe, 4, 0);
+    const auto tiered = tiered_cache(recipe, 1, 4 << 20);
+    for (int seed : {1, 2, 3}) {
+      write_and_leave(*roomy, seed, kNumTokens);
+      write_and_leave(*tiered, seed, kNumTokens);
+    }
+    int64_t num_cached = 0, num_cached_in_tiers = 0;
+    const auto expected = continue_cached(*roomy, 1, num_cached);
+    EXPECT_EQ(continue_cached(*tiered, 1, num_cached_in_tiers), expected);
+    EXPECT_EQ(num_cached, kNumTokens - kBlockSize);
+    EXPECT_EQ(num_cached_in_tiers, num_cached);
+    const tier::HostTierSnapshot host = tiered->snapshot().host;
+    EXPECT_GT(host.num_loaded, 0);
+    EXPECT_EQ(host.num_bad, 0);
+    EXPECT_EQ(host.num_dropped, 0);
+    EXPECT_GT(host.held_bytes, 0);
+    EXPECT_LE(host.held_bytes, host.allocated_bytes);
+    EXPECT_LE(host.allocated_bytes, 4 << 20);
+  }
+}
+
+TEST(HostTier, PrefetchBringsBlocksBackBeforeTheyAreWanted) {
+  const auto cache = tiered_cache("int8", 1, 4 << 20);
+  for (int seed : {1, 2}) write_and_leave(*cache, seed, kNumTokens);
+  cache->wait_for_tiers();
+  constexpr int64_t kNumLost = kNumTokens / kBlockSize - 2;  // one found room beside the second
+  {
+    const Prefetch hint = cache->prefetch({}, token_ids(kNumTokens, 1000)).value();
+    EXPECT_EQ(hint.num_blocks(), kNumLost);
+    hint.wait();
+    EXPECT_TRUE(hint.is_done());
+  }
+  EXPECT_EQ(cache->snapshot().host.num_loaded, kNumLost);
+  int64_t num_cached = 0;
+  continue_cached(*cache, 1, num_cached);
+  EXPECT_EQ(num_cached, kNumTokens - kBlockSize);
+  EXPECT_EQ(cache->snapshot().host.num_loaded, kNumLost);
+}
+
+TEST(HostTier, APrefetchThatIsDroppedLeavesNothingInUse) {
+  const auto cache = tiered_cache("int8", 1, 4 << 20);
+  for (int seed : {1, 2}) write_and_leave(*cache, seed, kNumTokens);
+  { const auto dropped = cache->prefetch({}, token_ids(kNumTokens, 1000)); }
+  cache->wait_for_tiers();
+  EXPECT_EQ(cache->snapshot().classes[0].num_active, 0);
+}
+
+TEST(HostTier, ClearingForgetsItsBlocksToo) {
+  const auto cache = tiered_cache("int8", 1, 4 << 20);
+  write_and_leave(*cache, 1, kNumTokens);
+  ASSERT_TRUE(cache->clear_prefixes().ok());
+  EXPECT_EQ(cache->snapshot().host.held_bytes, 0);
+  int64_t num_cached = -1;
+  continue_cached(*cache, 1, num_cached);
+  EXPECT_EQ(num_cached, 0);
+}
+
+TEST(HostTier, KeepsToItsBudgetByItsPolicy) {
+  const auto cache = tiered_cache("int8", 1, 0);
+  const int64_t sequence_bytes = cache->account().allocated.total();
+  const auto tiered = tiered_cache("int8", 1, 2 * sequence_bytes);
+  for (int seed : {1, 2, 3, 4}) write_and_leave(*tiered, seed, kNumTokens);
+  tiered->wait_for_tiers();
+  const tier::HostTierSnapshot host = tiered->snapshot().host;
+  EXPECT_LE(host.allocated_bytes, 2 * sequence_bytes);
+  EXPECT_GT(host.classes[0].num_evicted, 0);
+  int64_t num_cached = -1;
+  continue_cached(*tiered, 1, num_cached);
+  EXPECT_EQ(num_cached, 0) << "the oldest is gone";
+  continue_cached(*tiered, 3, num_cached);
+  EXPECT_GT(num_cached, 0);
+}
+
+TEST(HostTier, ABudgetSmallerThanABlockIsRefused) {
+  KvCacheConfig config = config_of("int8", kBlockSize);
+  config.prefix.is_on = true;
+  config.host_tier.budget_bytes = 100;
+  const auto refused = KvCache::create(config, context());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kOutOfRange);
+  EXPECT_THAT(refused.error().message,
+              HasSubstr("host tier is 100; one block of each class needs"));
+}
+
+TEST(HostTier, NeedsPrefixes) {
+  KvCacheConfig config = config_of("int8", kBlockSize);
+  config.host_tier.budget_bytes = 1 << 20;
+  EXPECT_FALSE(KvCache::create(config, context()).ok());
+  const auto without = tiered_cache("int8", 1, 0);
+  EXPECT_EQ(without->prefetch({}, {}).error().code, ErrorCode::kUnsupported);
+}
+
+TEST(HostTier, ItsEventsNameIt) {
+  const auto cache = tiered_cache("int8", 1, 4 << 20);
+  int64_t num_first = 0, num_host = 0;
+  cache->set_prefix_listener([&](const cache::PrefixEvent& event) {
+    ++(event.tier == cache::Tier::kHost ? num_host : num_first);
+  });
+  write_and_leave(*cache, 1, kNumTokens);
+  cache->wait_for_tiers();
+  EXPECT_EQ(num_first, kNumTokens / kBlockSize);
+  EXPECT_EQ(num_host, kNumTokens / kBlockSize);
+}
+
+// Sequences of a tenant are found under its name alone, in both tiers.
+TEST(HostTier, ATenantNeverSeesAnothersBlocks) {
+  KvCacheConfig config = config_of("int8", kBlockSize);
+  config.max_sequences = 1;
+  config.max_tokens_per_sequence = kNumTokens;
+  config.prefix = {true, cache::HashAlgorithm::kSha256, ""};
+  config.host_tier.budget_bytes = 4 << 20;
+  const auto cache = created(config);
+  const auto ids = token_ids(kNumTokens, 0);
+  const Stream stream(kNumTokens);
+  const int one = cache->create_sequence_from({"", "", "one"}, ids).value();
+  feed(*cache, one, stream, 0, kNumTokens, 1000);
+  ASSERT_TRUE(cache->record_tokens(one, ids).ok());
+  ASSERT_TRUE(cache->free_sequence(one).ok());
+  cache->wait_for_tiers();
+  const int two = cache->create_sequence_from({"", "", "two"}, ids).value();
+  EXPECT_EQ(cache->num_tokens(two), 0);
+  feed(*cache, two, stream, 0, kNumTokens, 1000);  // evicts the first one's
+  ASSERT_TRUE(cache->free_sequence(two).ok());
+  const int again = cache->create_sequence_from({"", "", "one"}, ids).value();
+  EXPECT_EQ(cache->num_tokens(again), kNumTokens - kBlockSize);
+  EXPECT_GT(cache->snapshot().host.num_loaded, 0);
+}
+
+}  // namespace
+}  // namespace kvx::kv

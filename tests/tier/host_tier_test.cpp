@@ -1,0 +1,224 @@
+// HostTier: bytes go and come back whole, or they are a miss.
+#include "tier/host_tier.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace kvx::tier {
+namespace {
+
+using cache::BlockKind;
+using cache::kNoBlock;
+
+constexpr int64_t kBlockBytes = 4096 + 64;  // no multiple of the pieces that are copied at once
+constexpr int kBlockSize = 2;
+
+// A first tier of some blocks and a host tier behind it.
+struct Tiers : cache::EvictionListener {
+  cache::SequenceShape shape{kBlockSize, 64, {{0, 0, {}, 0}}};
+  cache::BlockPool pool;
+  cache::PrefixIndex index;
+  std::unique_ptr<HostTier> host;
+  int32_t scope;
+  int32_t host_scope;
+
+  Tiers(int64_t num_blocks, int64_t num_host_blocks)
+      : pool(make_pool(num_blocks)),
+        index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
+        host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
+                              {num_host_blocks * kBlockBytes, cache::EvictionKind::kLru})
+                 .value()),
+        scope(index.pin_scope({}).value()),
+        host_scope(host->nodes().pin_scope({}).value()) {
+    pool.set_eviction_listener(this);
+  }
+  static cache::BlockPool make_pool(int64_t num_blocks) {
+    const cache::BlockClassSpec spec{"blocks", num_blocks, {kBlockBytes}};
+    return cache::BlockPool::create(cache::host_memory(), std::span(&spec, 1)).value();
+  }
+  void on_evict(int block_class, int32_t id) override { index.on_evict(block_class, id); }
+
+  std::span<uint8_t> bytes(int32_t id) {
+    return {pool.region(0) + id * kBlockBytes, static_cast<size_t>(kBlockBytes)};
+  }
+  static std::vector<int32_t> tokens(int chain, int num_blocks) {
+    std::vector<int32_t> tokens(num_blocks * kBlockSize);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      tokens[i] = 1000 * chain + static_cast<int32_t>(i);
+    }
+    return tokens;
+  }
+  static uint8_t value_of(int chain, int block, int64_t at) {
+    return static_cast<uint8_t>(31 * chain + 7 * block + at % 251);
+  }
+
+  // A chain of blocks is computed, copied to the host and let go of.
+  void add_chain(int chain, int num_blocks) {
+    const std::vector<int32_t> all = tokens(chain, num_blocks);
+    std::vector<int32_t> ids(num_blocks);
+    ASSERT_TRUE(pool.allocate(0, ids).ok());
+    int32_t node = scope;
+    int32_t host_node = host_scope;
+    for (int b = 0; b < num_blocks; ++b) {
+      for (int64_t at = 0; at < kBlockBytes; ++at) bytes(ids[b])[at] = value_of(chain, b, at);
+      const auto one = std::span(all).subspan(b * kBlockSize, kBlockSize);
+      node = index.insert(node, one);
+      ASSERT_TRUE(index.attach(node, 0, BlockKind::kPacked, ids[b]).ok());
+      host_node = host->nodes().insert(host_node, one);
+      host->store(host_node, 0, BlockKind::kPacked, ids[b]);
+    }
+    settle();
+    for (int b = num_blocks; b-- > 0;) ASSERT_TRUE(pool.release(0, ids[b]).ok());
+  }
+  void settle() {
+    host->wait_for_all();
+    host->collect();
+  }
+  // Brings a chain back; returns how many of its blocks the first tier has then.
+  int64_t bring_back(int chain, int num_blocks) {
+    const std::vector<int32_t> all = tokens(chain, num_blocks);
+    Promotion promotion = host->promote(scope, host_scope, all, num_blocks);
+    host->wait(promotion);
+    host->collect();
+    const cache::PrefixMatch match = index.match(scope, all, num_blocks);
+    for (int64_t b = 0; b < match.num_blocks(); ++b) {
+      const int32_t id = index.block_of(match.nodes[b], 0, BlockKind::kPacked);
+      for (int64_t at = 0; at < kBlockBytes; ++at) {
+        EXPECT_EQ(bytes(id)[at], value_of(chain, static_cast<int>(b), at));
+        if (testing::Test::HasFailure()) return -1;
+      }
+    }
+    const int64_t num_found = match.num_blocks();
+    host->release(promotion);
+    return num_found;
+  }
+  // The host's copy of a block of a chain.
+  uint8_t* host_bytes(int chain, int block) {
+    const auto all = tokens(chain, block + 1);
+    const cache::PrefixMatch match = host->nodes().match(host_scope, all, block + 1);
+    EXPECT_EQ(match.num_blocks(), block + 1);
+    return host->block_bytes(0, host->nodes().block_of(match.nodes[block], 0, BlockKind::kPacked));
+  }
+};
+
+TEST(HostTierBlocks, ComeBackAsTheyWent) {
+  Tiers tiers(6, 20);
+  tiers.add_chain(1, 5);
+  tiers.add_chain(2, 6);  // evicts the first
+  EXPECT_EQ(tiers.index.match(tiers.scope, Tiers::tokens(1, 5), 5).num_blocks(), 0);
+  EXPECT_EQ(tiers.bring_back(1, 5), 5);
+  EXPECT_EQ(tiers.host->snapshot().num_loaded, 5);
+  EXPECT_EQ(tiers.pool.snapshot(0).num_active, 0);
+}
+
+TEST(HostTierBlocks, AFlippedBitAnywhereIsAMissAndNeverData) {
+  for (int64_t at : {int64_t{0}, int64_t{1}, int64_t{4095}, int64_t{4096}, kBlockBytes - 1}) {
+    for (int bit : {0, 7}) {
+      Tiers tiers(6, 20);
+      tiers.add_chain(1, 5);
+      tiers.add_chain(2, 6);
+      tiers.host_bytes(1, 2)[at] ^= static_cast<uint8_t>(1 << bit);
+      EXPECT_EQ(tiers.bring_back(1, 5), 2) << "byte " << at;
+      const HostTierSnapshot seen = tiers.host->snapshot();
+      EXPECT_EQ(seen.num_bad, 1);
+      EXPECT_EQ(seen.num_loaded, 4) << "those behind it came back whole";
+      EXPECT_NE(seen.last_problem.find("checksum"), std::string::npos) << seen.last_problem;
+      EXPECT_EQ(tiers.pool.snapshot(0).num_active, 0);
+      // It is gone, not asked for again.
+      EXPECT_EQ(tiers.bring_back(1, 5), 2);
+      EXPECT_EQ(tiers.host->snapshot().num_bad, 1);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(HostTierBlocks, OnlyAsManyComeBackAsThereIsRoomFor) {
+  Tiers tiers(6, 20);
+  tiers.add_chain(1, 6);
+  tiers.add_chain(2, 6);
+  std::vector<int32_t> in_use(4);
+  ASSERT_TRUE(tiers.pool.allocate(0, in_use).ok());
+  EXPECT_EQ(tiers.bring_back(1, 6), 2);
+  EXPECT_EQ(tiers.pool.snapshot(0).num_active, 4);
+}
+
+TEST(HostTierBlocks, WhatIsThereAlreadyIsNotEvictedForTheRest) {
+  Tiers tiers(6, 20);
+  tiers.add_chain(1, 6);
+  std::vector<int32_t> ids(3);
+  ASSERT_TRUE(tiers.pool.allocate(0, ids).ok());  // the chain's last three go
+  for (int32_t id : ids) ASSERT_TRUE(tiers.pool.release(0, id).ok());
+  EXPECT_EQ(tiers.bring_back(1, 6), 6);
+  EXPECT_EQ(tiers.host->snapshot().num_loaded, 3);
+}
+
+TEST(HostTierBlocks, AFullTierEvictsAndAnswersWithWhatItHas) {
+  Tiers tiers(6, 8);
+  tiers.add_chain(1, 6);
+  tiers.add_chain(2, 6);
+  tiers.add_chain(3, 6);
+  EXPECT_LE(tiers.host->snapshot().held_bytes, 8 * kBlockBytes);
+  EXPECT_EQ(tiers.bring_back(1, 6), 0);
+  EXPECT_EQ(tiers.bring_back(2, 6), 2) << "chains go from their ends";
+}
+
+TEST(HostTierBlocks, ATierOfOneBlockDropsWhatDoesNotFit) {
+  Tiers tiers(6, 1);
+  tiers.add_chain(1, 6);
+  EXPECT_GT(tiers.host->snapshot().num_dropped + tiers.host->snapshot().classes[0].num_evicted, 0);
+  tiers.add_chain(2, 6);
+  EXPECT_LE(tiers.bring_back(1, 6), 1);
+}
+
+TEST(HostTierBlocks, ABudgetSmallerThanABlockIsRefused) {
+  Tiers tiers(2, 1);
+  const auto refused =
+      HostTier::create(tiers.pool, tiers.index, tiers.shape, "", cache::HashAlgorithm::kXxh3,
+                       {kBlockBytes - 1, cache::EvictionKind::kLru});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kOutOfRange);
+}
+
+TEST(HostTierBlocks, AreUnderWayWhileTheQueueHasThem) {
+  Tiers tiers(6, 20);
+  tiers.add_chain(1, 4);
+  EXPECT_TRUE(tiers.host->is_idle());
+  const HostTierSnapshot seen = tiers.host->snapshot();
+  EXPECT_EQ(seen.stores_queued + seen.loads_queued, 0);
+  EXPECT_EQ(seen.num_stored, 4);
+  EXPECT_EQ(seen.held_bytes, 4 * kBlockBytes);
+}
+
+TEST(TransferQueue, CopiesWithTheChecksumOfWhatItCopied) {
+  TransferQueue queue;
+  std::vector<uint8_t> from(100'000), to(100'000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * i);
+  const auto group = std::make_shared<TransferGroup>();
+  queue.push({Direction::kLoad, from.data(), to.data(), static_cast<int64_t>(from.size()),
+              cache::MemoryKind::kHost, 7, group});
+  queue.wait(*group);
+  EXPECT_TRUE(queue.is_done(*group));
+  std::vector<FinishedTransfer> finished;
+  queue.take_finished(finished);
+  ASSERT_EQ(finished.size(), 1u);
+  EXPECT_EQ(finished[0].tag, 7);
+  EXPECT_TRUE(finished[0].is_copied);
+  EXPECT_EQ(finished[0].checksum, cache::checksum(from));
+  EXPECT_EQ(to, from);
+}
+
+// Blocks that no device has: the copy is refused, and so is the block.
+TEST(TransferQueue, ADeviceThatRefusesACopyIsReported) {
+  TransferQueue queue;
+  std::vector<uint8_t> from(64), to(64);
+  queue.push({Direction::kLoad, from.data(), nullptr, 64, cache::MemoryKind::kCuda, 1, nullptr});
+  queue.wait_for_all();
+  std::vector<FinishedTransfer> finished;
+  queue.take_finished(finished);
+  ASSERT_EQ(finished.size(), 1u);
+  EXPECT_FALSE(finished[0].is_copied);
+}
+
+}  // namespace
+}  // namespace kvx::tier
