@@ -36,21 +36,15 @@ struct TileKeys {
     return Element::kUnit;
   }
 
-  // The channels of the two numbers of register r of step s, in lane t of four.
-  __device__ static int2 channels(int t, int s, int r) {
-    const int pair = 2 * s + r;
-    if constexpr (Element::kBits == 16) {  // chunk of 8 channels, word, its two halves
-      const int i = pair / 4;
-      const int first = 8 * (8 * (i / 2) + 2 * t + i % 2) + 2 * (pair % 4);
-      return {first, first + 1};
-    } else if constexpr (Element::kBits == 8) {  // chunk of 16 channels, word, pair of bytes
-      const int first = 16 * (4 * (pair / 8) + t) + 2 * (pair % 8);
-      return {first, first + 1};
-    } else {  // eight bytes of each 64 channels, word, two nibbles
-      const int word = pair / 4;
-      const int first = 64 * (word / 2) + 16 * t + 8 * (word % 2);
-      const int2 nibbles = Element::key_pair(pair % 4);
-      return {first + code_of_nibble(nibbles.x), first + code_of_nibble(nibbles.y)};
+  // The channels of the two numbers of register r of step s, in lane t of four: counted from the
+  // lane's first in these 64, which is 64 (s / 4) + 16 t.
+  __device__ static int2 channels(int s, int r) {
+    const int pair = (2 * s + r) % 8;
+    if constexpr (Element::kBits > 4) {
+      return {2 * pair, 2 * pair + 1};
+    } else {
+      const int2 nibbles = Element::key_pair(pair % 4);  // of a word of 8
+      return {pair / 4 * 8 + code_of_nibble(nibbles.x), pair / 4 * 8 + code_of_nibble(nibbles.y)};
     }
   }
   // What register r of step s multiplies queries with, and what it has beside the codes: into the

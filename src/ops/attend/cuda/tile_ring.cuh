@@ -92,8 +92,6 @@ class TileRing {
   __device__ int num_steps() const { return num_steps_; }
   // The first token of step i.
   __device__ int token(int i) const { return (first_step_ + i * num_warps_) * Config::kStepTokens; }
-  // A stage that no copy is on its way to until the queries are loaded.
-  __device__ uint32_t scratch() const { return ring_ + kLast * Config::kStageBytes; }
 
   // Tile u of the current stage's keys or values.
   __device__ uint32_t keys(int u) const { return stage() + u * Keys::Copy::kCodeBytes; }
@@ -112,7 +110,6 @@ class TileRing {
 
  protected:
   static constexpr int kTiles = Config::kTilesAtOnce;
-  static constexpr int kLast = Config::kStages - 1;
   static constexpr int kSteps = Config::kIsBulk ? 2 : Config::kStages;  // in the ring at once
   static constexpr uint32_t kStepBits = (1u << kTiles) - 1;
 
@@ -146,7 +143,6 @@ class TileRing {
 template <class TheConfig>
 class CopyRing : public TileRing<TheConfig> {
   using Base = TileRing<TheConfig>;
-  using Base::kLast;
   using Base::kTiles;
   using Base::lane_;
   using Base::num_steps_;
@@ -165,67 +161,78 @@ class CopyRing : public TileRing<TheConfig> {
         key_part_(Keys::Copy::lane_part(walk.job.tile_k, walk.head, lane)),
         value_part_(Values::Copy::lane_part(walk.job.tile_v, walk.head, lane)) {}
 
+  // All first blocks are asked for before the first is waited for.
   __device__ void begin() {
-    ask_for_blocks(0);
-    for (int i = 0; i < kLast; ++i) start(i, i);
-  }
-  __device__ void after_queries() {
-    __syncwarp();
-    start(kLast, kLast);
+    Blocks first[Config::kStages];
+#pragma unroll
+    for (int i = 0; i < Config::kStages; ++i) first[i] = blocks_of(i);
+    next_ = blocks_of(Config::kStages);
+#pragma unroll
+    for (int i = 0; i < Config::kStages; ++i) start(i, i, first[i]);
   }
   __device__ void wait_for_keys(int) {
-    wait_for_copies<kLast>();
+    wait_for_copies<Config::kStages - 1>();
     __syncwarp();
   }
   __device__ void release_keys(int) {}
   __device__ void wait_for_values(int) {}
   __device__ void release_values(int i) {
     __syncwarp();
-    start(i + Config::kStages, stage_);
+    start(i + Config::kStages, stage_, next_);
+    next_ = blocks_of(i + Config::kStages + 1);
     this->advance();
   }
-  __device__ void end() { wait_for_copies<0>(); }
+  __device__ void end() {
+    wait_for_copies<0>();
+  }
 
  private:
-  // The blocks of step i's tiles, a step before they are needed.
-  __device__ void ask_for_blocks(int i) {
+  struct Blocks {
+    int id[kTiles];
+    int offset[kTiles];  // of the tile in its block, in tokens
+  };
+  // Of step i's tiles; a step is asked for before it is needed.
+  __device__ Blocks blocks_of(int i) const {
+    Blocks blocks;
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) {
       const int first = token(i) + u * kTileTokens;
       const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-      next_offset_[u] = place.offset;
+      blocks.offset[u] = place.offset;
       const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
-      next_block_[u] = is_inside ? walk_.table[place.block] : kNoTile;
+      blocks.id[u] = is_inside ? walk_.table[place.block] : kNoTile;
     }
+    return blocks;
   }
 
-  __device__ void start(int i, int stage) {
+  __device__ void start(int i, int stage, const Blocks& blocks) {
     if (i < num_steps_) {
       uint32_t missing = 0;
 #pragma unroll
       for (int u = 0; u < kTiles; ++u) {
-        const bool is_there = is_block(walk_.job, next_block_[u]);
+        const bool is_there = is_block(walk_.job, blocks.id[u]);
         if (!is_there) missing |= 1u << u;
-        if (!is_there && next_block_[u] != kNoTile && lane_ == 0) {
+        if (!is_there && blocks.id[u] != kNoTile && lane_ == 0) {
           atomicAdd(&walk_.job.findings->out_of_range, 1ull);
         }
-        start_tile(token(i) + u * kTileTokens, u, is_there, ring_ + stage * Config::kStageBytes);
+        const int num_tokens = is_there ? walk_.seq_len - (token(i) + u * kTileTokens) : 0;
+        start_tile(is_there ? blocks.id[u] : 0, blocks.offset[u], num_tokens, u,
+                   ring_ + stage * Config::kStageBytes);
       }
       this->note_missing(i, missing);
     }
     commit_copies();
-    ask_for_blocks(i + 1);
   }
 
-  // Tokens past the sequence's end become zeros: what lies there may be a NaN, and 0 * NaN is one.
-  __device__ void start_tile(int first_token, int u, bool is_there, uint32_t step) {
-    const int num_tokens = is_there ? walk_.seq_len - first_token : 0;
-    const auto block = static_cast<uint32_t>(is_there ? next_block_[u] : 0);
-    Keys::Copy::start(walk_.job.tile_k, key_part_, block, next_offset_[u], num_tokens,
+  // num_tokens: of the tile that are there; the others become zeros: what lies past the sequence's
+  // end may be a NaN, and 0 * NaN is one.
+  __device__ void start_tile(int block_id, int offset, int num_tokens, int u, uint32_t step) const {
+    const auto block = static_cast<uint32_t>(block_id);
+    Keys::Copy::start(walk_.job.tile_k, key_part_, block, offset, num_tokens,
                       step + u * Keys::Copy::kCodeBytes,
                       step + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes, lane_);
     const uint32_t values = step + Config::kKeyBytes;
-    Values::Copy::start(walk_.job.tile_v, value_part_, block, next_offset_[u], num_tokens,
+    Values::Copy::start(walk_.job.tile_v, value_part_, block, offset, num_tokens,
                         values + u * Values::Copy::kCodeBytes,
                         values + kTiles * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes,
                         lane_);
@@ -233,15 +240,13 @@ class CopyRing : public TileRing<TheConfig> {
 
   const typename Keys::Copy::Lane key_part_;
   const typename Values::Copy::Lane value_part_;
-  int next_offset_[kTiles];
-  int next_block_[kTiles];
+  Blocks next_;
 };
 
 // One lane asks for the copies; lane l knows the block of tile l % kTiles.
 template <class TheConfig>
 class BulkRing : public TileRing<TheConfig> {
   using Base = TileRing<TheConfig>;
-  using Base::kLast;
   using Base::kStepBits;
   using Base::kTiles;
   using Base::lane_;
@@ -267,14 +272,12 @@ class BulkRing : public TileRing<TheConfig> {
       fence_bulk_copies();
     }
     __syncwarp();
-    static_assert(kLast == 2, "keys and values of step 0, while the queries take the third stage");
-    ask_for_blocks(0);
+    static_assert(Config::kStages == 3, "a step and the next one's keys");
+    next_ = block_of(0);
+    const Block second = block_of(1);
     start_keys(0, 0);
     start_values(0, 1);
-  }
-  __device__ void after_queries() {
-    fence_bulk_copies();
-    __syncwarp();
+    next_ = second;
     start_keys(1, 2);
   }
 
@@ -282,6 +285,7 @@ class BulkRing : public TileRing<TheConfig> {
   __device__ void release_keys(int i) {
     __syncwarp();
     start_values(i + 1, stage_);
+    next_ = block_of(i + 2);
     this->advance();
   }
   __device__ void wait_for_values(int i) {
@@ -296,23 +300,26 @@ class BulkRing : public TileRing<TheConfig> {
   __device__ void end() {}
 
  private:
-  // The blocks of step i's tiles, before they are needed. All tiles of a copy are its first's.
-  __device__ void ask_for_blocks(int i) {
+  struct Block {
+    int id;
+    int offset;  // of the tile in its block, in tokens
+  };
+  // Of this lane's tile of step i: of the first tile of its copy. Asked for before it is needed.
+  __device__ Block block_of(int i) const {
     const int per_copy = walk_.job.tiles_per_copy;
     const int tile = lane_ % kTiles / per_copy * per_copy;
     const int first = token(i) + tile * kTileTokens;
     const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-    next_offset_ = place.offset;
     const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
-    next_block_ = is_inside ? walk_.table[place.block] : kNoTile;
+    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
   }
 
   __device__ void start_keys(int i, int stage) {
     if (i >= num_steps_) return;
-    const bool is_there = is_block(walk_.job, next_block_);
+    const bool is_there = is_block(walk_.job, next_.id);
     next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
     const int per_copy = walk_.job.tiles_per_copy;
-    if (!is_there && next_block_ != kNoTile && lane_ < kTiles && lane_ % per_copy == 0) {
+    if (!is_there && next_.id != kNoTile && lane_ < kTiles && lane_ % per_copy == 0) {
       atomicAdd(&walk_.job.findings->out_of_range, 1ull);
     }
     this->note_missing(i, next_missing_);
@@ -322,7 +329,6 @@ class BulkRing : public TileRing<TheConfig> {
   __device__ void start_values(int i, int stage) {
     if (i >= num_steps_) return;
     start_side<typename Values::Copy>(walk_.job.tile_v, stage);
-    ask_for_blocks(i + 1);
   }
 
   template <class Copy>
@@ -335,8 +341,8 @@ class BulkRing : public TileRing<TheConfig> {
       expect_bytes(barrier, is_there ? kTiles * Copy::kBytes : 0);
       if (is_there) {
         const int within = walk_.head * side.codes.head_stride;
-        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_block_), within),
-                  kTiles * Copy::kBytes, barrier);
+        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_.id), within), kTiles * Copy::kBytes,
+                  barrier);
       }
       return;
     }
@@ -351,8 +357,8 @@ class BulkRing : public TileRing<TheConfig> {
   template <int TileBytes>
   __device__ void copy_rows(const TileRegion& region, uint32_t to, int num_tiles,
                             uint32_t barrier) const {
-    const int within = walk_.head * region.head_stride + next_offset_ * (TileBytes / kTileTokens);
-    copy_bulk(to + lane_ * TileBytes, region.at(static_cast<uint32_t>(next_block_), within),
+    const int within = walk_.head * region.head_stride + next_.offset * (TileBytes / kTileTokens);
+    copy_bulk(to + lane_ * TileBytes, region.at(static_cast<uint32_t>(next_.id), within),
               num_tiles * TileBytes, barrier);
   }
 
@@ -376,8 +382,7 @@ class BulkRing : public TileRing<TheConfig> {
   }
 
   const uint32_t barriers_;  // shared memory: [kStages]
-  int next_offset_;
-  int next_block_;
+  Block next_;
   uint32_t next_missing_ = 0;
 };
 

@@ -49,8 +49,8 @@ class TilePiece {
     // Far below every score, but finite: no difference of two of them is a NaN.
     for (float2& max : state_.max) max = {-1e30f, -1e30f};
     ring_.begin();
-    load_queries(ring_.scratch());
-    ring_.after_queries();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) load_column(c, queries_[c], score_scale_[c]);
     for (int i = 0; i < ring_.num_steps(); ++i) {
       attend_step(i);
     }
@@ -74,61 +74,49 @@ class TilePiece {
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
   }
 
-  // The 8 queries of a column in binary32 into shared memory, rows that are not there as zeros. All
-  // lanes load four numbers at a time where rows lie so.
-  __device__ void stage_queries(int column, uint32_t staged) const {
-    constexpr int kQuads = Dim / 4;  // of a row
+  static constexpr int kParts = Dim / 64;
+
+  // This lane's channels of query row r of the piece: [64 p + 16 t, 64 p + 16 t + 16) of part p.
+  __device__ void load_row(int r, float (&x)[kParts][16]) const {
     const FloatRows& q = job_.args.q;
-    const int quad_bytes = 4 * bytes_of(q.dtype);
-    const bool is_aligned = reinterpret_cast<uintptr_t>(q.data) % quad_bytes == 0 &&
-                            q.token_stride % 4 == 0 && q.head_stride % 4 == 0;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kTileRows * kQuads / kWarp; ++i) {
-      const int r = (lane_ + i * kWarp) / kQuads;
-      const int first = (lane_ + i * kWarp) % kQuads * 4;
-      float4 x = {};
-      if (column * kTileRows + r < num_rows_) {
-        const QueryRowAt at = query_row(job_, kv_head_, first_row_ + column * kTileRows + r);
-        const uint8_t* row = q.data + ((int64_t{shape_.q_start} + at.new_token) * q.token_stride +
-                                       at.q_head * q.head_stride) *
-                                          bytes_of(q.dtype);
-        x = load_quad(q.dtype, row, first, is_aligned);
+    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
+    const int64_t row_at = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                           int64_t{at.q_head} * q.head_stride;
+    const uint8_t* row = q.data + row_at * bytes_of(q.dtype);
+    const int first = lane_ % 4 * 16;
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
+      for (int p = 0; p < kParts; ++p) {
+        for (int i = 0; i < 16; ++i) x[p][i] = load_float(q.dtype, row, 64 * p + first + i);
       }
-      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(staged + (r * Dim + first) * 4),
-                   "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-                   : "memory");
+      return;
     }
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kParts * 4; ++i) {
+      load_quad(q.dtype, row, i / 4 * 64 + first + i % 4 * 4, &x[i / 4][i % 4 * 4]);
+    }
   }
-  __device__ static float4 load_quad(DType type, const uint8_t* row, int first, bool is_aligned) {
-    if (!is_aligned) {
-      return {load_float(type, row, first), load_float(type, row, first + 1),
-              load_float(type, row, first + 2), load_float(type, row, first + 3)};
+  // Requires: rows lie on 16 bytes.
+  __device__ static void load_quad(DType type, const uint8_t* row, int first, float* x) {
+    if (type == DType::kF32) {
+      const float4 quad = reinterpret_cast<const float4*>(row)[first / 4];
+      x[0] = quad.x, x[1] = quad.y, x[2] = quad.z, x[3] = quad.w;
+      return;
     }
-    if (type == DType::kF32) return reinterpret_cast<const float4*>(row)[first / 4];
     const uint2 bits = reinterpret_cast<const uint2*>(row)[first / 4];
-    const auto number = [type](uint32_t half) {
-      return type == DType::kF16 ? __half2float(__ushort_as_half(static_cast<uint16_t>(half)))
-                                 : __uint_as_float(half << 16);
-    };
-    return {number(bits.x & 0xFFFFu), number(bits.x >> 16), number(bits.y & 0xFFFFu),
-            number(bits.y >> 16)};
+    const uint32_t halves[4] = {bits.x & 0xFFFFu, bits.x >> 16, bits.y & 0xFFFFu, bits.y >> 16};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] = type == DType::kF16 ? __half2float(__ushort_as_half(static_cast<uint16_t>(halves[i])))
+                                 : __uint_as_float(halves[i] << 16);
+    }
   }
 
-  __device__ void load_queries(uint32_t staged) {
-#pragma unroll
-    for (int c = 0; c < Columns; ++c) {
-      stage_queries(c, staged);
-      load_column(staged, queries_[c], score_scale_[c]);
-    }
-  }
-  // Query g of four lanes, each with the channels that its part of the keys has.
-  __device__ void load_column(uint32_t staged, Queries<Dim>& queries, float2& score_scale) {
+  // Query g of four lanes, each with the channels that its part of the keys has; zeros for a row
+  // that is not there.
+  __device__ void load_column(int column, Queries<Dim>& queries, float2& score_scale) const {
     const int g = lane_ / 4, t = lane_ % 4;
-    const auto number = [&](int channel) {
-      return __uint_as_float(load_shared_4(staged + (g * Dim + channel) * 4));
-    };
+    float numbers[kParts][16] = {};
+    if (column * kTileRows + g < num_rows_) load_row(column * kTileRows + g, numbers);
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head();
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
@@ -136,18 +124,22 @@ class TilePiece {
     constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
     if (Keys::Mma::kScalesQueries && (kHasFactors || job_.args.q.dtype != DType::kF16)) {
       float largest = 0;
-      for (int d = t; d < Dim; d += 4) largest = fmaxf(largest, fabsf(number(d)));
+#pragma unroll
+      for (int i = 0; i < kParts * 16; ++i) {
+        largest = fmaxf(largest, fabsf(numbers[i / 16][i % 16]));
+      }
       largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
       if (largest > 0 && largest < INFINITY) scale = exp2f(-static_cast<float>(ilogbf(largest)));
     }
     float sum = 0;
-    float starts[Dim / 64] = {};
+    float starts[kParts] = {};
 #pragma unroll
     for (int s = 0; s < Dim / 16; ++s) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int2 c = Keys::channels(t, s, r);
-        const float x = number(c.x) * (scale * sign), y = number(c.y) * (scale * sign);
+        const int2 c = Keys::channels(s, r);
+        const float x = numbers[s / 4][c.x] * (scale * sign);
+        const float y = numbers[s / 4][c.y] * (scale * sign);
         sum += x + y;
         const float factor_of_key = Keys::factor(s, r);
         queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
@@ -165,7 +157,7 @@ class TilePiece {
     queries.sums = of_columns(sum);
     if constexpr (Keys::kHasOffset) {
 #pragma unroll
-      for (int i = 0; i < Dim / 64; ++i) queries.starts[i] = of_columns(starts[i]);
+      for (int i = 0; i < kParts; ++i) queries.starts[i] = of_columns(starts[i]);
     }
     const float by = fabsf(factor) / scale;
     score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
@@ -344,7 +336,6 @@ class TilePiece {
   const int lane_;
   const int warp_;
   Ring ring_;
-  static_assert(Config::kStageBytes >= kTileRows * Dim * 4, "queries pass through a stage");
   TokenRange seen_by_all_;
   Queries<Dim> queries_[Columns];
   float2 score_scale_[Columns];
