@@ -241,8 +241,15 @@ cuda::TileRegion tile_region(const Address& a) {
           static_cast<int>(a.head_stride)};
 }
 
-cuda::TileSide tile_side(const SideView& side) {
-  return {tile_region(side.codes), tile_region(side.scales)};
+// tiles_at_once: of a warp's step.
+cuda::TileSide tile_side(const SideView& side, int block_size, int tiles_at_once) {
+  const CodeAddress& c = side.codes;
+  const ScaleAddress& s = side.scales;
+  const int64_t code_bytes = int64_t{block_size} * c.token_stride;
+  const bool has_scales_behind = s.base == c.base + code_bytes &&
+                                 s.block_stride == c.block_stride && s.head_stride == c.head_stride;
+  return {tile_region(c), tile_region(s),
+          block_size == tiles_at_once * cuda::kTileTokens && has_scales_behind};
 }
 
 AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const HeadRun& run,
@@ -267,8 +274,8 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
   job.findings = findings;
-  job.tile_k = tile_side(run.k);
-  job.tile_v = tile_side(run.v);
+  job.tile_k = tile_side(run.k, job.block_size, plan.tiles.tiles_at_once);
+  job.tile_v = tile_side(run.v, job.block_size, plan.tiles.tiles_at_once);
   job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
   job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
   if (has_shared_scale(run.k) && has_shared_scale(run.v) &&

@@ -6,6 +6,8 @@
 //   D: rows g (d0, d1) and g + 8 (d2, d3); columns 2t, 2t + 1
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 namespace kvx::ops::cuda {
@@ -27,6 +29,9 @@ struct MmaF16 {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
+  }
+  __device__ static float2 unpack(uint32_t bits) {
+    return __half22float2(reinterpret_cast<const __half2&>(bits));
   }
   static constexpr bool kScalesQueries = true;  // into f16's range, by a power of two
 };

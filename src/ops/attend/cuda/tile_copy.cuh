@@ -111,6 +111,7 @@ struct TileRegion {
 struct TileSide {
   TileRegion codes;
   TileRegion scales;
+  bool is_step;  // a head's part of a block is a step of bulk copies: codes, then scales
 };
 
 // RowBytes of codes and ScaleRowBytes of scales a token.

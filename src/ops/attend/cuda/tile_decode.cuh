@@ -5,10 +5,16 @@
 //   kBits       of a code
 //   Mma         the tensor cores' type that holds every code exactly
 //   kUnit       a decoded number is the code's value divided by this
-//   neighbours  (8 bits) a word b0 b1 b2 b3 into (b0, b1), (b2, b3)
-//   pairs       (8 bits) the same word into (b0, b2), (b1, b3)
-//   for_values  (4 bits) a word of halves l, h into (l0, h0), (l1, h1), (l2, h2), (l3, h3)
-//   for_keys    (4 bits) a word into pairs; register j has the nibbles that key_pair(j) names
+//   for_values  (8 bits) a word b0 b1 b2 b3 into (b0, b2), (b1, b3)
+//               (4 bits) a word of halves l, h into (l0, h0), (l1, h1), (l2, h2), (l3, h3)
+//   for_keys    (8 bits) a word b0 b1 b2 b3 into (b0, b1), (b2, b3)
+//               (4 bits) a word into pairs; register j has the nibbles that key_pair(j) names
+//
+// Integers as keys keep the offset that the exponent trick leaves: the queries know what it adds to
+// a score, and the sum begins with minus that.
+//   kHasKeyOffset  whether there is one
+//   key_offset     what register j of for_keys has beside the code, times key_factor
+//   key_factor     what multiplies the queries that meet register j
 #pragma once
 
 #include "ops/attend/cuda/mma.cuh"
@@ -23,19 +29,22 @@ struct TileBf16 {
   static constexpr int kBits = 16;
   using Mma = MmaBf16;
   static constexpr float kUnit = 1.0f;
+  static constexpr bool kHasKeyOffset = false;
 };
 struct TileF16 {
   static constexpr int kBits = 16;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
+  static constexpr bool kHasKeyOffset = false;
 };
 
 struct TileE4M3 {
   static constexpr int kBits = 8;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
-  __device__ static Two neighbours(uint32_t w) { return e4m3x4_to_f16x2(w); }
-  __device__ static Two pairs(uint32_t w) { return neighbours(__byte_perm(w, 0, 0x3120)); }
+  static constexpr bool kHasKeyOffset = false;
+  __device__ static Two for_keys(uint32_t w) { return e4m3x4_to_f16x2(w); }
+  __device__ static Two for_values(uint32_t w) { return for_keys(__byte_perm(w, 0, 0x3120)); }
 };
 
 // E5M2 is the upper half of f16.
@@ -43,10 +52,11 @@ struct TileE5M2 {
   static constexpr int kBits = 8;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
-  __device__ static Two neighbours(uint32_t w) {
+  static constexpr bool kHasKeyOffset = false;
+  __device__ static Two for_keys(uint32_t w) {
     return {__byte_perm(w, 0, 0x1404), __byte_perm(w, 0, 0x3424)};
   }
-  __device__ static Two pairs(uint32_t w) {
+  __device__ static Two for_values(uint32_t w) {
     return {__byte_perm(w, 0, 0x2404), __byte_perm(w, 0, 0x3414)};
   }
 };
@@ -57,14 +67,20 @@ struct TileInteger8 {
   static constexpr int kBits = 8;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
-  __device__ static uint32_t number(uint32_t w, uint32_t bytes) {
-    return add_f16x2(__byte_perm(w, 0x64646464u, bytes), MinusOffset);
+  static constexpr bool kHasKeyOffset = true;
+  __device__ static float key_offset(int) { return Flip != 0 ? 1024.0f + 128.0f : 1024.0f; }
+  __device__ static float key_factor(int) { return 1.0f; }
+  __device__ static Two for_keys(uint32_t w) {
+    return {raised(w ^ Flip, 0x4140), raised(w ^ Flip, 0x4342)};
   }
-  __device__ static Two neighbours(uint32_t w) {
-    return {number(w ^ Flip, 0x4140), number(w ^ Flip, 0x4342)};
+  __device__ static Two for_values(uint32_t w) {
+    return {add_f16x2(raised(w ^ Flip, 0x4240), MinusOffset),
+            add_f16x2(raised(w ^ Flip, 0x4341), MinusOffset)};
   }
-  __device__ static Two pairs(uint32_t w) {
-    return {number(w ^ Flip, 0x4240), number(w ^ Flip, 0x4341)};
+
+ private:
+  __device__ static uint32_t raised(uint32_t w, uint32_t bytes) {
+    return __byte_perm(w, 0x64646464u, bytes);
   }
 };
 using TileInt8 = TileInteger8<0x80808080u, 0xE480E480u>;  // -(1024 + 128)
@@ -76,18 +92,29 @@ struct TileInteger4 {
   static constexpr int kBits = 4;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
+  static constexpr bool kHasKeyOffset = true;
+  // Odd registers are 1024 + 16 u, and meet a sixteenth of the query.
+  __device__ static float key_factor(int j) { return j % 2 == 0 ? 1.0f : 0.0625f; }
+  __device__ static float key_offset(int j) {
+    constexpr float kZero = Flip != 0 ? 8.0f : 0.0f;  // u of code 0
+    return 1024.0f + (j % 2 == 0 ? kZero : 16.0f * kZero);
+  }
   __device__ static int2 key_pair(int j) { return {j, j + 4}; }
-  __device__ static Four for_keys(uint32_t w) { return for_values(w); }
+  __device__ static Four for_keys(uint32_t w) {
+    const uint32_t h = w >> 8;
+    return {and_xor(w, 0x000F000Fu, kLow), and_xor(w, 0x00F000F0u, kHigh),
+            and_xor(h, 0x000F000Fu, kLow), and_xor(h, 0x00F000F0u, kHigh)};
+  }
   __device__ static Four for_values(uint32_t w) {
     constexpr uint32_t kSixteenth = 0x2C002C00u;
-    constexpr uint32_t kLow = 0x64006400u ^ (Flip & 0x000F000Fu);
-    constexpr uint32_t kHigh = 0x64006400u ^ (Flip & 0x00F000F0u);
-    const uint32_t h = w >> 8;
-    return {add_f16x2(and_xor(w, 0x000F000Fu, kLow), MinusLow),
-            fma_f16x2(and_xor(w, 0x00F000F0u, kHigh), kSixteenth, MinusHigh),
-            add_f16x2(and_xor(h, 0x000F000Fu, kLow), MinusLow),
-            fma_f16x2(and_xor(h, 0x00F000F0u, kHigh), kSixteenth, MinusHigh)};
+    const Four x = for_keys(w);
+    return {add_f16x2(x.r[0], MinusLow), fma_f16x2(x.r[1], kSixteenth, MinusHigh),
+            add_f16x2(x.r[2], MinusLow), fma_f16x2(x.r[3], kSixteenth, MinusHigh)};
   }
+
+ private:
+  static constexpr uint32_t kLow = 0x64006400u ^ (Flip & 0x000F000Fu);
+  static constexpr uint32_t kHigh = 0x64006400u ^ (Flip & 0x00F000F0u);
 };
 using TileInt4 = TileInteger4<0x88888888u, 0xE408E408u, 0xD480D480u>;  // -1032, -(64 + 8)
 using TileUInt4 = TileInteger4<0u, 0xE400E400u, 0xD400D400u>;          // -1024, -64
@@ -99,6 +126,7 @@ struct TileE2M1 {
   static constexpr int kBits = 4;
   using Mma = MmaF16;
   static constexpr float kUnit = 64.0f;
+  static constexpr bool kHasKeyOffset = false;
   __device__ static int2 key_pair(int j) {
     const int first = j / 2 + j % 2 * 4;
     return {first, first + 2};

@@ -14,7 +14,9 @@ namespace kvx::ops::cuda {
 template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
-  float2 sums;  // of columns 2t and 2t + 1: for the affine formats' zeros
+  // Of columns 2t and 2t + 1:
+  float2 sums;              // for the affine formats' zeros
+  float2 starts[Dim / 64];  // of the scores' parts: what takes away the keys' offsets
 };
 
 // Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. Columns: of 8
@@ -22,6 +24,7 @@ struct Queries {
 template <class Element, class Scale, int Dim, bool Bulk>
 struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
+  static constexpr bool kHasOffset = Element::kHasKeyOffset;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
   using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
   using Mma = typename Element::Mma;
@@ -33,23 +36,26 @@ struct TileKeys {
     return Element::kUnit;
   }
 
-  // The channels of the two numbers of register r of step s, in lane t of four.
-  __device__ static int2 channels(int t, int s, int r) {
-    const int pair = 2 * s + r;
-    if constexpr (Element::kBits == 16) {  // chunk of 8 channels, word, its two halves
-      const int i = pair / 4;
-      const int first = 8 * (8 * (i / 2) + 2 * t + i % 2) + 2 * (pair % 4);
-      return {first, first + 1};
-    } else if constexpr (Element::kBits == 8) {  // chunk of 16 channels, word, pair of bytes
-      const int first = 16 * (4 * (pair / 8) + t) + 2 * (pair % 8);
-      return {first, first + 1};
-    } else {  // eight bytes of each 64 channels, word, two nibbles
-      const int word = pair / 4;
-      const int first = 64 * (word / 2) + 16 * t + 8 * (word % 2);
-      const int2 nibbles = Element::key_pair(pair % 4);
-      return {first + code_of_nibble(nibbles.x), first + code_of_nibble(nibbles.y)};
+  // The channels of the two numbers of register r of step s, in lane t of four: counted from the
+  // lane's first in these 64, which is 64 (s / 4) + 16 t.
+  __device__ static int2 channels(int s, int r) {
+    const int pair = (2 * s + r) % 8;
+    if constexpr (Element::kBits > 4) {
+      return {2 * pair, 2 * pair + 1};
+    } else {
+      const int2 nibbles = Element::key_pair(pair % 4);  // of a word of 8
+      return {pair / 4 * 8 + code_of_nibble(nibbles.x), pair / 4 * 8 + code_of_nibble(nibbles.y)};
     }
   }
+  // What register r of step s multiplies queries with, and what it has beside the codes: into the
+  // part of the scores that the second number names.
+  __device__ static float factor(int s, int r) {
+    if constexpr (Element::kHasKeyOffset) return Element::key_factor((2 * s + r) % 4);
+    return 1.0f;
+  }
+  __device__ static float offset(int s, int r) { return Element::key_offset((2 * s + r) % 4); }
+  __device__ static int part(int s) { return Scale::kGroups == 1 ? 0 : s / 4; }
+
   // Of the affine formats: codes 0..7 of a word lie as 0 2 4 6 1 3 5 7.
   static constexpr bool kIsTurboMind = Scale::kHasZero;
   __device__ static int code_of_nibble(int n) { return kIsTurboMind ? n % 4 * 2 + n / 4 : n; }
@@ -59,6 +65,13 @@ struct TileKeys {
                                const Queries<Dim> (&queries)[Columns], bool scale_is_bf16, int lane,
                                Fragment (&scores)[Columns]) {
     Fragment parts[Columns][kParts] = {};
+    if constexpr (Element::kHasKeyOffset) {
+#pragma unroll
+      for (int i = 0; i < Columns * Scale::kGroups; ++i) {
+        const float2 start = queries[i / Scale::kGroups].starts[i % Scale::kGroups];
+        parts[i / Scale::kGroups][i % Scale::kGroups] = {{start.x, start.y, start.x, start.y}};
+      }
+    }
     if constexpr (Element::kBits == 16) {
       score_16(tile, queries, parts, lane);
     } else if constexpr (Element::kBits == 8) {
@@ -116,8 +129,8 @@ struct TileKeys {
       const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const Two a = Element::neighbours(xs[w]);
-        const Two b = Element::neighbours(ys[w]);
+        const Two a = Element::for_keys(xs[w]);
+        const Two b = Element::for_keys(ys[w]);
         add(a.a, b.a, a.b, b.b, queries, 4 * part + w, parts, Scale::kGroups == 1 ? 0 : part);
       }
     }

@@ -1,7 +1,8 @@
-// Rings of steps on their way into shared memory, a ring a warp: no warp waits for another.
+// Rings of tiles on their way into shared memory, a ring a warp: no warp waits for another.
 //
-// CopyRing: cp.async, 16 bytes at a time, rows as they may lie.
-// BulkRing: a few bulk copies a step, for rows that follow each other without a gap.
+// CopyRing: cp.async, 16 bytes at a time, rows as they may lie; a stage is a step's keys and
+// values. BulkRing: bulk copies, for rows that follow each other without a gap; keys and values of
+// a step are stages of their own, and where a pool's block is a step, each of them is one copy.
 #pragma once
 
 #include "ops/attend/cuda/job.cuh"
@@ -11,10 +12,11 @@
 
 namespace kvx::ops::cuda {
 
-// How many tiles a step takes, how many steps are on their way, and how many warps fit.
+// How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
-// shared memory of a warp: [kStages] steps, [kStages] barriers
-// of a step: [keys' codes][keys' scales][values' codes][values' scales], each of all its tiles
+// shared memory of a warp: [kStages] stages, [kStages] barriers
+// of a side's stage:       [codes][scales], each of all the step's tiles
+// of a step's stage:       [keys' side][values' side]
 template <class KeyTiles, class ValueTiles, int Columns>
 struct TileConfig {
   using Keys = KeyTiles;
@@ -22,15 +24,15 @@ struct TileConfig {
   static constexpr bool kIsBulk = Keys::kIsBulk;
   static_assert(Keys::kIsBulk == Values::kIsBulk);
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
-  static constexpr int kTilesAtOnce = kTileBytes < 4096 ? 2 : 1;
-  static constexpr int kStages = 2560 < kTileBytes && kTileBytes < 4096 ? 2 : 3;
+  static constexpr int kTilesAtOnce = kIsBulk ? 4 : kTileBytes < 4096 ? 2 : 1;
+  static constexpr int kStages = !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2 : 3;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
-  static constexpr int kKeyScalesAt = kTilesAtOnce * Keys::Copy::kCodeBytes;
-  static constexpr int kValuesAt = kTilesAtOnce * Keys::Copy::kBytes;
-  static constexpr int kValueScalesAt = kValuesAt + kTilesAtOnce * Values::Copy::kCodeBytes;
-  static constexpr int kStepBytes = kTilesAtOnce * kTileBytes;
-  static constexpr int kRingBytes = kStages * kStepBytes;
+  static constexpr int kKeyBytes = kTilesAtOnce * Keys::Copy::kBytes;
+  static constexpr int kValueBytes = kTilesAtOnce * Values::Copy::kBytes;
+  static constexpr int kSideBytes = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
+  static constexpr int kStageBytes = kIsBulk ? kSideBytes : kKeyBytes + kValueBytes;
+  static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kWarpBytes = kRingBytes + (kIsBulk ? 32 : 0);
   static_assert(kStages * 8 <= 32 && kRingBytes % 16 == 0);
   // Of a multiprocessor, in CTAs of 1, 2, 4 or 8: as many as shared memory and registers are for.
@@ -69,7 +71,7 @@ __device__ inline bool is_block(const AttendJob& job, int id) {
   return id >= 0 && id < job.num_packed_blocks;
 }
 
-// What both rings have: the warp's steps, the current stage, and which of its tiles have no block.
+// What both rings have: the warp's steps, the current stage, and which tiles have no block.
 template <class TheConfig>
 class TileRing {
  public:
@@ -90,34 +92,34 @@ class TileRing {
   __device__ int num_steps() const { return num_steps_; }
   // The first token of step i.
   __device__ int token(int i) const { return (first_step_ + i * num_warps_) * Config::kStepTokens; }
-  // A stage that no copy is on its way to until the queries are loaded.
-  __device__ uint32_t scratch() const { return ring_ + kLast * Config::kStepBytes; }
 
-  // Of the current step: where tile u lies, and whether its block is missing.
-  __device__ uint32_t keys(int u) const { return step() + u * Keys::Copy::kCodeBytes; }
+  // Tile u of the current stage's keys or values.
+  __device__ uint32_t keys(int u) const { return stage() + u * Keys::Copy::kCodeBytes; }
   __device__ uint32_t key_scales(int u) const {
-    return step() + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes;
+    return stage() + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes;
   }
-  __device__ uint32_t values(int u) const {
-    return step() + Config::kValuesAt + u * Values::Copy::kCodeBytes;
-  }
+  __device__ uint32_t values(int u) const { return value_side() + u * Values::Copy::kCodeBytes; }
   __device__ uint32_t value_scales(int u) const {
-    return step() + Config::kValueScalesAt + u * Values::Copy::kScaleBytes;
+    return value_side() + kTiles * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes;
   }
-  __device__ bool is_missing(int u) const {
-    return (missing_ >> (stage_ * Config::kTilesAtOnce + u) & 1u) != 0;
+  // Whether tile u of step i, which is in the ring, has no block; and whether any may have none.
+  __device__ bool is_missing(int i, int u) const {
+    return (missing_ >> (i % kSteps * kTiles + u) & 1u) != 0;
   }
-  // Of any step in the ring: hardly ever.
   __device__ bool may_be_missing() const { return missing_ != 0; }
 
  protected:
-  static constexpr int kLast = Config::kStages - 1;
-  static constexpr uint32_t kStepBits = (1u << Config::kTilesAtOnce) - 1;
+  static constexpr int kTiles = Config::kTilesAtOnce;
+  static constexpr int kSteps = Config::kIsBulk ? 2 : Config::kStages;  // in the ring at once
+  static constexpr uint32_t kStepBits = (1u << kTiles) - 1;
 
-  __device__ uint32_t step() const { return ring_ + stage_ * Config::kStepBytes; }
-  __device__ void note_missing(int stage, uint32_t bits) {
+  __device__ uint32_t stage() const { return ring_ + stage_ * Config::kStageBytes; }
+  __device__ uint32_t value_side() const {
+    return stage() + (Config::kIsBulk ? 0 : Config::kKeyBytes);
+  }
+  __device__ void note_missing(int i, uint32_t bits) {
     if ((missing_ | bits) == 0) return;
-    const int at = stage * Config::kTilesAtOnce;
+    const int at = i % kSteps * kTiles;
     missing_ = (missing_ & ~(kStepBits << at)) | (bits << at);
   }
   __device__ void advance() {
@@ -130,7 +132,7 @@ class TileRing {
   const TileWalk& walk_;
   const int lane_;
   const int num_warps_;
-  const uint32_t ring_;  // shared memory: [kStages] steps
+  const uint32_t ring_;  // shared memory: [kStages] stages
   const int first_step_;
   int num_steps_;
   int stage_ = 0;
@@ -141,7 +143,7 @@ class TileRing {
 template <class TheConfig>
 class CopyRing : public TileRing<TheConfig> {
   using Base = TileRing<TheConfig>;
-  using Base::kLast;
+  using Base::kTiles;
   using Base::lane_;
   using Base::num_steps_;
   using Base::ring_;
@@ -159,81 +161,94 @@ class CopyRing : public TileRing<TheConfig> {
         key_part_(Keys::Copy::lane_part(walk.job.tile_k, walk.head, lane)),
         value_part_(Values::Copy::lane_part(walk.job.tile_v, walk.head, lane)) {}
 
+  // All first blocks are asked for before the first is waited for.
   __device__ void begin() {
-    ask_for_blocks(0);
-    for (int i = 0; i < kLast; ++i) start(i, i);
+    Blocks first[Config::kStages];
+#pragma unroll
+    for (int i = 0; i < Config::kStages; ++i) first[i] = blocks_of(i);
+    next_ = blocks_of(Config::kStages);
+#pragma unroll
+    for (int i = 0; i < Config::kStages; ++i) start(i, i, first[i]);
   }
-  __device__ void after_queries() {
-    __syncwarp();
-    start(kLast, kLast);
-  }
-  __device__ void wait(int) {
-    wait_for_copies<kLast>();
+  __device__ void wait_for_keys(int) {
+    wait_for_copies<Config::kStages - 1>();
     __syncwarp();
   }
-  __device__ void next(int i) {
+  __device__ void release_keys(int) {}
+  __device__ void wait_for_values(int) {}
+  __device__ void release_values(int i) {
     __syncwarp();
-    start(i + Config::kStages, stage_);
+    start(i + Config::kStages, stage_, next_);
+    next_ = blocks_of(i + Config::kStages + 1);
     this->advance();
   }
-  __device__ void end() { wait_for_copies<0>(); }
-
- private:
-  // The blocks of step i's tiles, a step before they are needed.
-  __device__ void ask_for_blocks(int i) {
-#pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      const int first = token(i) + u * kTileTokens;
-      const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-      next_offset_[u] = place.offset;
-      const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
-      next_block_[u] = is_inside ? walk_.table[place.block] : kNoTile;
-    }
+  __device__ void end() {
+    wait_for_copies<0>();
   }
 
-  __device__ void start(int i, int stage) {
+ private:
+  struct Blocks {
+    int id[kTiles];
+    int offset[kTiles];  // of the tile in its block, in tokens
+  };
+  // Of step i's tiles; a step is asked for before it is needed.
+  __device__ Blocks blocks_of(int i) const {
+    Blocks blocks;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      const int first = token(i) + u * kTileTokens;
+      const TilePlace place = tile_place(walk_.job, first / kTileTokens);
+      blocks.offset[u] = place.offset;
+      const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
+      blocks.id[u] = is_inside ? walk_.table[place.block] : kNoTile;
+    }
+    return blocks;
+  }
+
+  __device__ void start(int i, int stage, const Blocks& blocks) {
     if (i < num_steps_) {
       uint32_t missing = 0;
 #pragma unroll
-      for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-        const bool is_there = is_block(walk_.job, next_block_[u]);
+      for (int u = 0; u < kTiles; ++u) {
+        const bool is_there = is_block(walk_.job, blocks.id[u]);
         if (!is_there) missing |= 1u << u;
-        if (!is_there && next_block_[u] != kNoTile && lane_ == 0) {
+        if (!is_there && blocks.id[u] != kNoTile && lane_ == 0) {
           atomicAdd(&walk_.job.findings->out_of_range, 1ull);
         }
-        start_tile(token(i) + u * kTileTokens, u, is_there, ring_ + stage * Config::kStepBytes);
+        const int num_tokens = is_there ? walk_.seq_len - (token(i) + u * kTileTokens) : 0;
+        start_tile(is_there ? blocks.id[u] : 0, blocks.offset[u], num_tokens, u,
+                   ring_ + stage * Config::kStageBytes);
       }
-      this->note_missing(stage, missing);
+      this->note_missing(i, missing);
     }
     commit_copies();
-    ask_for_blocks(i + 1);
   }
 
-  // Tokens past the sequence's end become zeros: what lies there may be a NaN, and 0 * NaN is one.
-  __device__ void start_tile(int first_token, int u, bool is_there, uint32_t step) {
-    const int num_tokens = is_there ? walk_.seq_len - first_token : 0;
-    const auto block = static_cast<uint32_t>(is_there ? next_block_[u] : 0);
-    Keys::Copy::start(walk_.job.tile_k, key_part_, block, next_offset_[u], num_tokens,
+  // num_tokens: of the tile that are there; the others become zeros: what lies past the sequence's
+  // end may be a NaN, and 0 * NaN is one.
+  __device__ void start_tile(int block_id, int offset, int num_tokens, int u, uint32_t step) const {
+    const auto block = static_cast<uint32_t>(block_id);
+    Keys::Copy::start(walk_.job.tile_k, key_part_, block, offset, num_tokens,
                       step + u * Keys::Copy::kCodeBytes,
-                      step + Config::kKeyScalesAt + u * Keys::Copy::kScaleBytes, lane_);
-    Values::Copy::start(walk_.job.tile_v, value_part_, block, next_offset_[u], num_tokens,
-                        step + Config::kValuesAt + u * Values::Copy::kCodeBytes,
-                        step + Config::kValueScalesAt + u * Values::Copy::kScaleBytes, lane_);
+                      step + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes, lane_);
+    const uint32_t values = step + Config::kKeyBytes;
+    Values::Copy::start(walk_.job.tile_v, value_part_, block, offset, num_tokens,
+                        values + u * Values::Copy::kCodeBytes,
+                        values + kTiles * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes,
+                        lane_);
   }
 
   const typename Keys::Copy::Lane key_part_;
   const typename Values::Copy::Lane value_part_;
-  int next_offset_[Config::kTilesAtOnce];
-  int next_block_[Config::kTilesAtOnce];
+  Blocks next_;
 };
 
-// One lane asks for a step: each region (keys' codes, keys' scales, values' codes, values' scales)
-// of its tiles, together where they are neighbours in one block.
+// One lane asks for the copies; lane l knows the block of tile l % kTiles.
 template <class TheConfig>
 class BulkRing : public TileRing<TheConfig> {
   using Base = TileRing<TheConfig>;
-  using Base::kLast;
   using Base::kStepBits;
+  using Base::kTiles;
   using Base::lane_;
   using Base::num_steps_;
   using Base::phase_;
@@ -257,98 +272,94 @@ class BulkRing : public TileRing<TheConfig> {
       fence_bulk_copies();
     }
     __syncwarp();
-    ask_for_blocks(0);
-    for (int i = 0; i < kLast; ++i) start(i, i);
+    static_assert(Config::kStages == 3, "a step and the next one's keys");
+    next_ = block_of(0);
+    const Block second = block_of(1);
+    start_keys(0, 0);
+    start_values(0, 1);
+    next_ = second;
+    start_keys(1, 2);
   }
-  __device__ void after_queries() {
-    fence_bulk_copies();
+
+  __device__ void wait_for_keys(int) { wait_for_barrier(barriers_ + stage_ * 8, phase_); }
+  __device__ void release_keys(int i) {
     __syncwarp();
-    start(kLast, kLast);
+    start_values(i + 1, stage_);
+    next_ = block_of(i + 2);
+    this->advance();
   }
-  __device__ void wait(int i) {
+  __device__ void wait_for_values(int i) {
     wait_for_barrier(barriers_ + stage_ * 8, phase_);
     if (token(i) + Config::kStepTokens > walk_.seq_len || this->may_be_missing()) clear_unread(i);
   }
-  __device__ void next(int i) {
+  __device__ void release_values(int i) {
     __syncwarp();
-    start(i + Config::kStages, stage_);
+    start_keys(i + 2, stage_);
     this->advance();
   }
   __device__ void end() {}
 
  private:
-  static constexpr int kTiles = Config::kTilesAtOnce;
-
-  // Whether the step's tiles are neighbours in one block.
-  __device__ bool is_one_copy() const { return walk_.job.tiles_per_copy == kTiles; }
-
-  // The blocks of step i's tiles, a step before they are needed.
-  __device__ void ask_for_blocks(int i) {
-#pragma unroll
-    for (int u = 0; u < kTiles; ++u) {
-      if (u > 0 && is_one_copy()) break;
-      const int first = token(i) + u * kTileTokens;
-      const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-      next_offset_[u] = place.offset;
-      const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
-      next_block_[u] = is_inside ? walk_.table[place.block] : kNoTile;
-    }
+  struct Block {
+    int id;
+    int offset;  // of the tile in its block, in tokens
+  };
+  // Of this lane's tile of step i: of the first tile of its copy. Asked for before it is needed.
+  __device__ Block block_of(int i) const {
+    const int per_copy = walk_.job.tiles_per_copy;
+    const int tile = lane_ % kTiles / per_copy * per_copy;
+    const int first = token(i) + tile * kTileTokens;
+    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
+    const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
+    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
   }
 
-  __device__ void start(int i, int stage) {
+  __device__ void start_keys(int i, int stage) {
     if (i >= num_steps_) return;
-    const bool is_one = is_one_copy();
-    uint32_t missing = is_missing_block(0) ? (is_one ? kStepBits : 1u) : 0u;
-#pragma unroll
-    for (int u = 1; u < kTiles; ++u) {
-      if (!is_one && is_missing_block(u)) missing |= 1u << u;
-    }
-    this->note_missing(stage, missing);
-    if (is_elected()) {
-      const uint32_t barrier = barriers_ + stage * 8;
-      const uint32_t to = ring_ + stage * Config::kStepBytes;
-      expect_bytes(barrier, __popc(~missing & kStepBits) * Config::kTileBytes);
-      if (is_one) {
-        if (missing == 0) copy_tiles<kTiles>(0, to, barrier);
-      } else {
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          if ((missing >> u & 1u) == 0) copy_tiles<1>(u, to, barrier);
-        }
-      }
-    }
-    __syncwarp();
-    ask_for_blocks(i + 1);
-  }
-  // Counts it, unless no tile was asked for.
-  __device__ bool is_missing_block(int u) const {
-    if (is_block(walk_.job, next_block_[u])) return false;
-    if (next_block_[u] != kNoTile && lane_ == 0) {
+    const bool is_there = is_block(walk_.job, next_.id);
+    next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
+    const int per_copy = walk_.job.tiles_per_copy;
+    if (!is_there && next_.id != kNoTile && lane_ < kTiles && lane_ % per_copy == 0) {
       atomicAdd(&walk_.job.findings->out_of_range, 1ull);
     }
-    return true;
+    this->note_missing(i, next_missing_);
+    start_side<typename Keys::Copy>(walk_.job.tile_k, stage);
+  }
+  // Requires: its keys were the last that were asked for.
+  __device__ void start_values(int i, int stage) {
+    if (i >= num_steps_) return;
+    start_side<typename Values::Copy>(walk_.job.tile_v, stage);
   }
 
-  // Tiles u to u + Tiles, which follow each other in one block.
-  template <int Tiles>
-  __device__ void copy_tiles(int u, uint32_t to, uint32_t barrier) const {
-    using K = typename Keys::Copy;
-    using V = typename Values::Copy;
-    const TileSide& k = walk_.job.tile_k;
-    const TileSide& v = walk_.job.tile_v;
-    copy_rows<Tiles, K::kCodeBytes>(k.codes, u, to, barrier);
-    copy_rows<Tiles, K::kScaleBytes>(k.scales, u, to + Config::kKeyScalesAt, barrier);
-    copy_rows<Tiles, V::kCodeBytes>(v.codes, u, to + Config::kValuesAt, barrier);
-    copy_rows<Tiles, V::kScaleBytes>(v.scales, u, to + Config::kValueScalesAt, barrier);
-  }
-  template <int Tiles, int TileBytes>
-  __device__ void copy_rows(const TileRegion& region, int u, uint32_t to, uint32_t barrier) const {
-    if constexpr (TileBytes > 0) {
-      const int within =
-          walk_.head * region.head_stride + next_offset_[u] * (TileBytes / kTileTokens);
-      copy_bulk(to + u * TileBytes, region.at(static_cast<uint32_t>(next_block_[u]), within),
-                Tiles * TileBytes, barrier);
+  template <class Copy>
+  __device__ void start_side(const TileSide& side, int stage) {
+    const uint32_t barrier = barriers_ + stage * 8;
+    const uint32_t to = ring_ + stage * Config::kStageBytes;
+    if (side.is_step) {
+      if (!is_elected()) return;
+      const bool is_there = next_missing_ == 0;
+      expect_bytes(barrier, is_there ? kTiles * Copy::kBytes : 0);
+      if (is_there) {
+        const int within = walk_.head * side.codes.head_stride;
+        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_.id), within), kTiles * Copy::kBytes,
+                  barrier);
+      }
+      return;
     }
+    if (lane_ == 0) expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes);
+    __syncwarp();
+    const int per_copy = walk_.job.tiles_per_copy;
+    if (lane_ >= kTiles || lane_ % per_copy != 0 || (next_missing_ >> lane_ & 1u) != 0) return;
+    copy_rows<Copy::kCodeBytes>(side.codes, to, per_copy, barrier);
+    copy_rows<Copy::kScaleBytes>(side.scales, to + kTiles * Copy::kCodeBytes, per_copy, barrier);
+  }
+  // This lane's tile and what follows it in its block.
+  template <int TileBytes>
+  __device__ void copy_rows(const TileRegion& region, uint32_t to, int num_tiles,
+                            uint32_t barrier) const {
+    const int within = walk_.head * region.head_stride + next_.offset * (TileBytes / kTileTokens);
+    copy_bulk(to + lane_ * TileBytes, region.at(static_cast<uint32_t>(next_.id), within),
+              num_tiles * TileBytes, barrier);
   }
 
   // Bulk copies bring whole tiles, and none where a block is missing. Values that no query sees
@@ -356,7 +367,7 @@ class BulkRing : public TileRing<TheConfig> {
   __device__ void clear_unread(int i) {
     for (int u = 0; u < kTiles; ++u) {
       const int left = walk_.seq_len - (token(i) + u * kTileTokens);
-      const int first = this->is_missing(u) ? 0 : min(max(left, 0), kTileTokens);
+      const int first = this->is_missing(i, u) ? 0 : min(max(left, 0), kTileTokens);
       clear_rows(this->values(u), first, Values::Copy::kCodeBytes / kTileTokens);
       clear_rows(this->value_scales(u), first, Values::Copy::kScaleBytes / kTileTokens);
     }
@@ -371,8 +382,8 @@ class BulkRing : public TileRing<TheConfig> {
   }
 
   const uint32_t barriers_;  // shared memory: [kStages]
-  int next_offset_[kTiles];
-  int next_block_[kTiles];
+  Block next_;
+  uint32_t next_missing_ = 0;
 };
 
 }  // namespace kvx::ops::cuda

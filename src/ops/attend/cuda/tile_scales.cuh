@@ -92,8 +92,9 @@ struct FromE8M0 {
  private:
   // A byte in each half.
   __device__ static uint32_t of_halves(uint32_t both) {
-    constexpr uint32_t kBias = (127 - 15 - 4) * 0x00010001u;
-    return __vminu2(__vmaxu2(both, kBias) - kBias, 31 * 0x00010001u) << 10;
+    constexpr uint32_t kMinusBias = 0xFF94FF94u;  // 15 + 4 - 127
+    constexpr uint32_t kLargest = 31 * 0x00010001u;
+    return __viaddmin_s16x2_relu(both, kMinusBias, kLargest) << 10;
   }
 };
 

@@ -155,9 +155,9 @@ struct TileValues {
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
       const uint4 x = load_chunks(tile, c, lane);
-      const Two a = Element::pairs(x.x), b = Element::pairs(x.y);
+      const Two a = Element::for_values(x.x), b = Element::for_values(x.y);
       add(a.a, a.b, b.a, b.b, w, c / 4, sums, c);
-      const Two d = Element::pairs(x.z), e = Element::pairs(x.w);
+      const Two d = Element::for_values(x.z), e = Element::for_values(x.w);
       add(d.a, d.b, e.a, e.b, w, c / 4, sums, c + 1);
     }
   }

@@ -49,12 +49,10 @@ class TilePiece {
     // Far below every score, but finite: no difference of two of them is a NaN.
     for (float2& max : state_.max) max = {-1e30f, -1e30f};
     ring_.begin();
-    load_queries(ring_.scratch());
-    ring_.after_queries();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) load_column(c, queries_[c], score_scale_[c]);
     for (int i = 0; i < ring_.num_steps(); ++i) {
-      ring_.wait(i);
-      attend_step(ring_.token(i));
-      ring_.next(i);
+      attend_step(i);
     }
     ring_.end();
   }
@@ -76,86 +74,92 @@ class TilePiece {
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
   }
 
-  // The 8 queries of a column in binary32 into shared memory, rows that are not there as zeros. All
-  // lanes load four numbers at a time where rows lie so.
-  __device__ void stage_queries(int column, uint32_t staged) const {
-    constexpr int kQuads = Dim / 4;  // of a row
+  static constexpr int kParts = Dim / 64;
+
+  // This lane's channels of query row r of the piece: [64 p + 16 t, 64 p + 16 t + 16) of part p.
+  __device__ void load_row(int r, float (&x)[kParts][16]) const {
     const FloatRows& q = job_.args.q;
-    const int quad_bytes = 4 * bytes_of(q.dtype);
-    const bool is_aligned = reinterpret_cast<uintptr_t>(q.data) % quad_bytes == 0 &&
-                            q.token_stride % 4 == 0 && q.head_stride % 4 == 0;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kTileRows * kQuads / kWarp; ++i) {
-      const int r = (lane_ + i * kWarp) / kQuads;
-      const int first = (lane_ + i * kWarp) % kQuads * 4;
-      float4 x = {};
-      if (column * kTileRows + r < num_rows_) {
-        const QueryRowAt at = query_row(job_, kv_head_, first_row_ + column * kTileRows + r);
-        const uint8_t* row = q.data + ((int64_t{shape_.q_start} + at.new_token) * q.token_stride +
-                                       at.q_head * q.head_stride) *
-                                          bytes_of(q.dtype);
-        x = load_quad(q.dtype, row, first, is_aligned);
+    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
+    const int64_t row_at = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                           int64_t{at.q_head} * q.head_stride;
+    const uint8_t* row = q.data + row_at * bytes_of(q.dtype);
+    const int first = lane_ % 4 * 16;
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
+      for (int p = 0; p < kParts; ++p) {
+        for (int i = 0; i < 16; ++i) x[p][i] = load_float(q.dtype, row, 64 * p + first + i);
       }
-      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(staged + (r * Dim + first) * 4),
-                   "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-                   : "memory");
+      return;
     }
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kParts * 4; ++i) {
+      load_quad(q.dtype, row, i / 4 * 64 + first + i % 4 * 4, &x[i / 4][i % 4 * 4]);
+    }
   }
-  __device__ static float4 load_quad(DType type, const uint8_t* row, int first, bool is_aligned) {
-    if (!is_aligned) {
-      return {load_float(type, row, first), load_float(type, row, first + 1),
-              load_float(type, row, first + 2), load_float(type, row, first + 3)};
+  // Requires: rows lie on 16 bytes.
+  __device__ static void load_quad(DType type, const uint8_t* row, int first, float* x) {
+    if (type == DType::kF32) {
+      const float4 quad = reinterpret_cast<const float4*>(row)[first / 4];
+      x[0] = quad.x, x[1] = quad.y, x[2] = quad.z, x[3] = quad.w;
+      return;
     }
-    if (type == DType::kF32) return reinterpret_cast<const float4*>(row)[first / 4];
     const uint2 bits = reinterpret_cast<const uint2*>(row)[first / 4];
-    const auto number = [type](uint32_t half) {
-      return type == DType::kF16 ? __half2float(__ushort_as_half(static_cast<uint16_t>(half)))
-                                 : __uint_as_float(half << 16);
-    };
-    return {number(bits.x & 0xFFFFu), number(bits.x >> 16), number(bits.y & 0xFFFFu),
-            number(bits.y >> 16)};
+    const uint32_t halves[4] = {bits.x & 0xFFFFu, bits.x >> 16, bits.y & 0xFFFFu, bits.y >> 16};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] = type == DType::kF16 ? __half2float(__ushort_as_half(static_cast<uint16_t>(halves[i])))
+                                 : __uint_as_float(halves[i] << 16);
+    }
   }
 
-  __device__ void load_queries(uint32_t staged) {
-#pragma unroll
-    for (int c = 0; c < Columns; ++c) {
-      stage_queries(c, staged);
-      load_column(staged, queries_[c], score_scale_[c]);
-    }
-  }
-  // Query g of four lanes, each with the channels that its part of the keys has.
-  __device__ void load_column(uint32_t staged, Queries<Dim>& queries, float2& score_scale) {
+  // Query g of four lanes, each with the channels that its part of the keys has; zeros for a row
+  // that is not there.
+  __device__ void load_column(int column, Queries<Dim>& queries, float2& score_scale) const {
     const int g = lane_ / 4, t = lane_ % 4;
-    const auto number = [&](int channel) {
-      return __uint_as_float(load_shared_4(staged + (g * Dim + channel) * 4));
-    };
+    float numbers[kParts][16] = {};
+    if (column * kTileRows + g < num_rows_) load_row(column * kTileRows + g, numbers);
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head();
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
     float scale = 1.0f;  // into the 16-bit type's range, by a power of two
-    if (Keys::Mma::kScalesQueries && job_.args.q.dtype != DType::kF16) {
+    constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
+    if (Keys::Mma::kScalesQueries && (kHasFactors || job_.args.q.dtype != DType::kF16)) {
       float largest = 0;
-      for (int d = t; d < Dim; d += 4) largest = fmaxf(largest, fabsf(number(d)));
+#pragma unroll
+      for (int i = 0; i < kParts * 16; ++i) {
+        largest = fmaxf(largest, fabsf(numbers[i / 16][i % 16]));
+      }
       largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
-      if (largest > 0) scale = exp2f(-static_cast<float>(ilogbf(largest)));
+      if (largest > 0 && largest < INFINITY) scale = exp2f(-static_cast<float>(ilogbf(largest)));
     }
     float sum = 0;
+    float starts[kParts] = {};
 #pragma unroll
     for (int s = 0; s < Dim / 16; ++s) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int2 c = Keys::channels(t, s, r);
-        const float x = number(c.x) * (scale * sign), y = number(c.y) * (scale * sign);
+        const int2 c = Keys::channels(s, r);
+        const float x = numbers[s / 4][c.x] * (scale * sign);
+        const float y = numbers[s / 4][c.y] * (scale * sign);
         sum += x + y;
-        queries.b[s][r] = Keys::Mma::pack(x, y);
+        const float factor_of_key = Keys::factor(s, r);
+        queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
+        if constexpr (Keys::kHasOffset) {
+          const float2 rounded = Keys::Mma::unpack(queries.b[s][r]);
+          starts[Keys::part(s)] -= Keys::offset(s, r) * (rounded.x + rounded.y);
+        }
       }
     }
-    sum = over_quad(sum, [](float a, float b) { return a + b; });
     // Row g's facts go to the lanes whose columns are 2t and 2t + 1.
+    const auto of_columns = [t](float x) {
+      x = over_quad(x, [](float a, float b) { return a + b; });
+      return float2{__shfl_sync(kWholeWarp, x, 8 * t), __shfl_sync(kWholeWarp, x, 8 * t + 4)};
+    };
+    queries.sums = of_columns(sum);
+    if constexpr (Keys::kHasOffset) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) queries.starts[i] = of_columns(starts[i]);
+    }
     const float by = fabsf(factor) / scale;
-    queries.sums = {__shfl_sync(kWholeWarp, sum, 8 * t), __shfl_sync(kWholeWarp, sum, 8 * t + 4)};
     score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
     if (job_.args.softcap == 0) {
       score_scale.x *= kLog2E;
@@ -168,14 +172,31 @@ class TilePiece {
     return combine(x, __shfl_xor_sync(kWholeWarp, x, 2));
   }
 
-  // token: the step's first.
-  __device__ void attend_step(int token) {
-    Fragment scores[Config::kTilesAtOnce][Columns];
+  using Scores = Fragment[Config::kTilesAtOnce][Columns];
+
+  __device__ void attend_step(int i) {
+    Scores scores;
+    ring_.wait_for_keys(i);
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
       Keys::score(ring_.keys(u), ring_.key_scales(u), queries_, key_scale_is_bf16(), lane_,
                   scores[u]);
     }
+    ring_.release_keys(i);
+    weigh(i, scores);
+    ring_.wait_for_values(i);
+    if constexpr (Values::kScalesWeights) find_scale_unit();
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      Values::add(ring_.values(u), ring_.value_scales(u), scores[u], state_.scale_unit,
+                  value_scale_is_bf16(), lane_, state_.sums);
+    }
+    ring_.release_values(i);
+  }
+
+  // Scores of step i become weights.
+  __device__ void weigh(int i, Scores& scores) {
+    const int token = ring_.token(i);
     const bool has_cap = job_.args.softcap != 0;
     const bool sees_all = token >= seen_by_all_.begin &&
                           token + Config::kStepTokens <= seen_by_all_.end &&
@@ -185,7 +206,7 @@ class TilePiece {
     for (int c = 0; c < Columns; ++c) {
       if (has_cap) cap(scores, c);
       by[c] = has_cap ? float2{1.0f, 1.0f} : score_scale_[c];
-      if (!sees_all) hide(token, scores, c);
+      if (!sees_all) hide(i, scores, c);
     }
     raise_maximum(scores, by);
 #pragma unroll
@@ -200,9 +221,6 @@ class TilePiece {
         state_.sum[c].x += w.d[0] + w.d[2];
         state_.sum[c].y += w.d[1] + w.d[3];
       }
-      if constexpr (Values::kScalesWeights) find_scale_unit(ring_.value_scales(u));
-      Values::add(ring_.values(u), ring_.value_scales(u), scores[u], state_.scale_unit,
-                  value_scale_is_bf16(), lane_, state_.sums);
     }
   }
 
@@ -224,8 +242,6 @@ class TilePiece {
     return job_.packed.v.view.spec.scale_type == format::ScaleType::kBF16;
   }
 
-  using Scores = Fragment[Config::kTilesAtOnce][Columns];
-
   // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
   __device__ void cap(Scores& scores, int c) const {
     const float most = job_.args.softcap;
@@ -237,16 +253,15 @@ class TilePiece {
     }
   }
 
-  // first_token: of the step.
-  __device__ void hide(int first_token, Scores& scores, int c) const {
+  __device__ void hide(int step, Scores& scores, int c) const {
     const int g = lane_ / 4, t = lane_ % 4;
     const int row = c * kTileRows + 2 * t;
     const TokenRange seen_by_columns[2] = {seen_of(row), seen_of(row + 1)};
 #pragma unroll
     for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
-      const int at = first_token + i / 4 * kTileTokens + g + 8 * (i % 4 / 2);
+      const int at = ring_.token(step) + i / 4 * kTileTokens + g + 8 * (i % 4 / 2);
       const TokenRange& seen = seen_by_columns[i % 2];
-      if (ring_.is_missing(i / 4) || at < seen.begin || at >= seen.end) {
+      if (ring_.is_missing(step, i / 4) || at < seen.begin || at >= seen.end) {
         scores[i / 4][c].d[i % 4] = -INFINITY;
       }
     }
@@ -289,8 +304,13 @@ class TilePiece {
   }
 
   // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
-  __device__ void find_scale_unit(uint32_t scales) {
-    const float largest = Values::largest_scale(scales, value_scale_is_bf16(), lane_);
+  __device__ void find_scale_unit() {
+    float largest = 0;
+#pragma unroll
+    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+      largest = fmaxf(largest,
+                      Values::largest_scale(ring_.value_scales(u), value_scale_is_bf16(), lane_));
+    }
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
     const bool is_too_large = largest * state_.scale_unit > kMost || state_.scale_unit == 0;
@@ -316,7 +336,6 @@ class TilePiece {
   const int lane_;
   const int warp_;
   Ring ring_;
-  static_assert(Config::kStepBytes >= kTileRows * Dim * 4, "queries pass through a stage");
   TokenRange seen_by_all_;
   Queries<Dim> queries_[Columns];
   float2 score_scale_[Columns];
