@@ -121,7 +121,7 @@ def test_a_crop_into_what_is_packed():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (transformers.T5Config(), "is an encoder-decoder model"),
+        (transformers.T5Config(), "is an encoder-decoder model; use"),
         (transformers.JambaConfig(), "is of the type"),
     ],
 )

@@ -6,7 +6,8 @@ from kvx import _core
 from kvx.arrays import token_list
 from kvx.compare import ESTIMATES, CacheFigures, Estimate
 from kvx.errors import Error
-from kvx.hf import Cache, enable
+from kvx.hf.cache import Cache
+from kvx.hf.interface import enable
 from kvx.progress import progress
 
 

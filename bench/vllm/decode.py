@@ -1,0 +1,96 @@
+"""Decode throughput of vLLM on the CPU: its own attention beside kvx's recipes, in one run.
+
+    python bench/vllm/decode.py MODEL [--recipes int8,int4,nvfp4] [--context 4096] [--batch 8]
+
+MODEL is a folder that vLLM loads; None is vLLM's own attention over a 16-bit cache. One engine after
+the other is filled with `batch` prompts of `context` random tokens; then the steps that decode one
+token of each are timed. Rounds alternate so that a slow minute of the machine hits all alike.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # all cores, one process
+
+import torch
+from vllm import LLM, SamplingParams
+
+WARM_STEPS = 2
+
+
+class Decoder:
+    """An engine whose prompts are in the cache."""
+
+    def __init__(self, recipe, options):
+        kvx = {"attention_backend": "CUSTOM", "additional_config": {"kvx": {"recipe": recipe}}}
+        self.name = recipe or "vLLM's own"
+        self.batch, self.steps = options.batch, []
+        tokens = options.context + options.rounds * options.steps + WARM_STEPS + 1
+        self.llm = LLM(
+            options.model,
+            dtype="bfloat16",
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            max_model_len=tokens,
+            max_num_seqs=options.batch,
+            kv_cache_memory_bytes=1 << 30,
+            skip_tokenizer_init=True,
+            **(kvx if recipe else {}),
+        )
+        torch.manual_seed(1)
+        config = self.llm.llm_engine.vllm_config
+        vocabulary = config.model_config.get_vocab_size()
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens - options.context, ignore_eos=True, detokenize=False
+        )
+        for request in range(options.batch):
+            ids = torch.randint(0, vocabulary, (options.context,)).tolist()
+            self.llm.llm_engine.add_request(str(request), {"prompt_token_ids": ids}, sampling)
+        started, first_tokens = time.perf_counter(), set()
+        while len(first_tokens) < options.batch:
+            first_tokens |= {output.request_id for output in self.llm.llm_engine.step()}
+        self.prefill_seconds = time.perf_counter() - started
+        self.cached_tokens = config.cache_config.num_gpu_blocks * config.cache_config.block_size
+        for _ in range(WARM_STEPS):
+            self.llm.llm_engine.step()
+
+    def decode(self, count):
+        for _ in range(count):
+            started = time.perf_counter()
+            outputs = self.llm.llm_engine.step()
+            self.steps.append(time.perf_counter() - started)
+            assert len(outputs) == self.batch, "a step decoded fewer requests than there are"
+
+    def report(self, stock):
+        step = statistics.median(self.steps)
+        return (
+            f"{self.name:12} {self.cached_tokens:8} tokens/GiB {self.cached_tokens / stock.cached_tokens:5.2f}x"
+            f"   {1000 * step:8.1f} ms/step {self.batch / step:7.1f} tokens/s "
+            f"{statistics.median(stock.steps) / step:5.2f}x   prefill {self.prefill_seconds:6.1f} s"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--recipes", default="int8,int4,nvfp4")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8, help="timed steps a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--wait", action="store_true", help="wait for Enter before timing")
+    options = parser.parse_args()
+    decoders = [Decoder(recipe, options) for recipe in [None, *options.recipes.split(",")]]
+    if options.wait:
+        input("filled; press Enter to time\n")
+    for _ in range(options.rounds):
+        for decoder in decoders:
+            decoder.decode(options.steps)
+    for decoder in decoders:
+        print(decoder.report(decoders[0]))
+
+
+if __name__ == "__main__":
+    main()

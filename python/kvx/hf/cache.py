@@ -1,0 +1,375 @@
+"""The cache of a decoder's own keys and values."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin
+
+from kvx.cache import Cache as PagedCache
+from kvx.cache import Cost
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.formats import parse_recipe
+from kvx.hf.interface import NAME, layer_windows
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which of a sequence's new tokens are stored: all from ``first`` on, or those of ``index``."""
+
+    first: int = 0
+    index: "torch.Tensor | None" = None
+
+    def of(self, tokens):
+        """tokens: [tokens, heads, head_dim]."""
+        return tokens[self.first :] if self.index is None else tokens[self.index]
+
+
+class Layer(CacheLayerMixin):
+    """One layer's keys and values: a kvx cache of one layer, a sequence a row of the batch."""
+
+    is_compileable = False
+    is_croppable = True
+    is_cross = False
+    supports_early_init = False
+
+    def __init__(self, owner: "Cache", index: int, recipe: str, window: int):
+        super().__init__()
+        self.owner = owner
+        self.index = index
+        self.recipe = recipe
+        self.window = window
+        self.is_sliding = window > 0
+        self.length = 0  # positions seen, hidden ones included
+        self.cache: PagedCache | None = None
+        self.sequences: list[int] = []
+
+    def lazy_initialization(self, key_states, value_states):
+        if key_states.device.type != "cpu":
+            raise UnsupportedError(
+                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
+            )
+        batch, heads, _, head_dim = key_states.shape
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.cache = PagedCache(
+            num_layers=1,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            v_head_dim=value_states.shape[-1],
+            recipe=self.recipe,
+            max_tokens=self.owner.max_tokens,
+            max_sequences=max(batch, self.owner.max_batch),
+            block_size=self.owner.block_size,
+            layer_windows=[self.window] if self.window else [],
+        )
+        self.sequences = [self.cache.create_sequence() for _ in range(batch)]
+        self.is_initialized = True
+
+    @property
+    def batch_size(self):
+        return len(self.sequences)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Returns the new keys and values, which carry the layer to the attention function."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if key_states.shape[0] != len(self.sequences):
+            raise Error(
+                f"the batch has {key_states.shape[0]} rows; the cache was made for "
+                f"{len(self.sequences)} (call reset(), or make another cache)"
+            )
+        if self.length + key_states.shape[2] > self.owner.max_tokens:
+            raise OutOfRangeError(
+                f"{self.length + key_states.shape[2]} tokens; max_tokens is "
+                f"{self.owner.max_tokens} (kvx.hf.Cache(..., max_tokens=...) makes a larger cache)"
+            )
+        carrier = key_states.view_as(key_states)
+        carrier.kvx_layer = self
+        return carrier, value_states
+
+    def attend(self, query, key, value, mask, scaling, softcap, sinks):
+        """query [batch, heads, tokens, dim]; key, value: the new tokens' [batch, kv_heads, tokens,
+        dim]; mask: bool [batch, all positions] or None. Returns [batch, tokens, heads, dim]."""
+        batch, heads, tokens, _ = query.shape
+        rows = self.owner.rows_of(mask, self.length, tokens, batch)
+        options = {"softmax_scale": scaling, "softcap": softcap or 0.0, "sinks": sinks}
+        shape = (batch, tokens, heads, value.shape[-1])
+        if rows is None and tokens == 1:
+            out = query.new_empty(shape)
+            with self.cache.step([(sequence, 1) for sequence in self.sequences]):
+                self.cache.append_and_attend(
+                    0, query[:, :, 0], key[:, :, 0], value[:, :, 0], out[:, 0], **options
+                )
+        else:
+            # A hidden token's output is read by nobody, but must be a number.
+            out = query.new_empty(shape) if rows is None else query.new_zeros(shape)
+            for b in range(batch):
+                stored = _Rows() if rows is None else rows[b]
+                self._append_sequence(b, stored, query[b], key[b], value[b], out[b], options)
+        self.length += tokens
+        return out
+
+    def _append_sequence(self, b, stored, query, key, value, out, options):
+        # [heads, tokens, dim] to the verbs' [tokens, heads, dim]: a view.
+        q, k, v = (stored.of(x.transpose(0, 1)) for x in (query, key, value))
+        target = stored.of(out)
+        sequence = self.sequences[b]
+        first = 0
+        while first < len(q):
+            # With wide ends a step ends where a block ends (kvx.Cache.max_step_tokens).
+            count = min(len(q) - first, self.cache.max_step_tokens(sequence))
+            part = slice(first, first + count)
+            with self.cache.step([(sequence, count)]):
+                self.cache.append_and_attend(0, q[part], k[part], v[part], target[part], **options)
+            first += count
+        if stored.index is not None:
+            out[stored.index] = target
+
+    def get_seq_length(self):
+        return self.length
+
+    def get_mask_sizes(self, query_length):
+        return self.length + query_length, 0
+
+    def get_max_length(self):
+        return self.window or self.owner.max_tokens
+
+    def reset(self):
+        for position, sequence in enumerate(self.sequences):
+            self.cache.free_sequence(sequence)
+            self.sequences[position] = self.cache.create_sequence()
+        self.length = 0
+
+    def crop(self, tokens_to_remove):
+        raise UnsupportedError("a single layer cannot be cropped; crop the kvx.hf.Cache")
+
+    def truncate(self, length, tokens):
+        """Keeps ``length`` positions, of which sequence b stores tokens[b]."""
+        for sequence, count in zip(self.sequences, tokens):
+            self.cache.truncate(sequence, count)
+        self.length = length
+
+    def select(self, indices):
+        """Row i of the batch becomes what row indices[i] was. A row that comes twice is forked: its
+        blocks are shared until one of the two writes to them."""
+        for b, sequence in enumerate(self.sequences):
+            if b not in indices:
+                self.cache.free_sequence(sequence)
+        chosen, taken = [], set()
+        for b in indices:
+            sequence = self.sequences[b]
+            chosen.append(self.cache.fork_sequence(sequence) if b in taken else sequence)
+            taken.add(b)
+        self.sequences = chosen
+
+    def reorder_cache(self, beam_idx):
+        self.select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices):
+        self.select(indices.tolist())
+
+    def batch_repeat_interleave(self, repeats):
+        self.select(_repeated(len(self.sequences), repeats))
+
+    def offload(self):
+        raise UnsupportedError("a kvx cache cannot be offloaded")
+
+    def prefetch(self):
+        raise UnsupportedError("a kvx cache cannot be offloaded")
+
+
+class Cache(TransformersCache):
+    """A transformers cache in the formats of a kvx recipe.
+
+    config:     the model's; its attention implementation must be kvx (kvx.hf.enable)
+    recipe:     ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``, ...
+    max_tokens: of one sequence, padding counted; the model's max_position_embeddings when None.
+                Memory is mapped for all of it and used as tokens come.
+    layer_recipes: other recipes for some layers, {0: "bf16"}
+    max_batch:  rows that batch_repeat_interleave() may lead to; the first call's rows when 0
+    block_size: tokens a block
+
+    Raises kvx.Error for a recipe that does not exist, kvx.UnsupportedError for a model that kvx.hf
+    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (4-D masks,
+    gradients, another attention implementation) and kvx.OutOfRangeError past max_tokens.
+    """
+
+    def __init__(
+        self, config, recipe, *, max_tokens=None, layer_recipes=None, max_batch=0, block_size=64
+    ):
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnsupportedError(
+                f"{config.model_type} is an encoder-decoder model; use kvx.hf.EncoderDecoderCache"
+            )
+        self._create(config, recipe, max_tokens, layer_recipes, max_batch, block_size)
+
+    @classmethod
+    def of_decoder(cls, config, recipe, max_tokens, layer_recipes, max_batch, block_size):
+        """Of the decoder's own tokens in an encoder-decoder model."""
+        cache = cls.__new__(cls)
+        cache._create(config, recipe, max_tokens, layer_recipes, max_batch, block_size)
+        return cache
+
+    def _create(self, config, recipe, max_tokens, layer_recipes, max_batch, block_size):
+        windows = layer_windows(config)
+        self.model_config = config
+        self.config = config.get_text_config(decoder=True)
+        self.max_tokens = max_tokens or getattr(self.config, "max_position_embeddings", None)
+        if not self.max_tokens:
+            raise Error(
+                f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own"
+            )
+        self.max_batch = max_batch
+        self.block_size = block_size
+        self.recipe = recipe
+        layer_recipes = layer_recipes or {}
+        for text in (recipe, *layer_recipes.values()):
+            parse_recipe(text)  # refused here rather than at the first token
+        unknown = sorted(set(layer_recipes) - set(range(len(windows))))
+        if unknown:
+            raise Error(f"layer_recipes names layer {unknown[0]}; the model has {len(windows)}")
+        super().__init__(
+            layers=[
+                Layer(self, index, layer_recipes.get(index, recipe), window)
+                for index, window in enumerate(windows)
+            ]
+        )
+        self._waiting: Layer | None = None  # updated, not yet attended
+        self._columns = None  # bool [batch, positions]: what the sequences store; None for all
+        self._rows_key = self._rows = None
+
+    def __repr__(self):
+        return f"kvx.hf.Cache({self.recipe!r}, {len(self.layers)} layers)"
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        if self._waiting is not None:
+            layer, self._waiting = self._waiting.index, None
+            raise UnsupportedError(
+                f"the attention of layer {layer} does not read a kvx cache; call "
+                f"kvx.hf.enable(model), if this model uses transformers' attention interface at all"
+            )
+        if self._implementation != NAME:
+            raise UnsupportedError(
+                f"the attention implementation is {self._implementation!r} and does "
+                f"not read a kvx cache; call kvx.hf.enable(model)"
+            )
+        states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self._waiting = self.layers[layer_idx]
+        return states
+
+    @property
+    def _implementation(self):
+        """An encoder-decoder model's decoder part is a copy of its configuration, made once."""
+        is_copy = getattr(self.model_config, "is_encoder_decoder", False)
+        return (self.model_config if is_copy else self.config)._attn_implementation
+
+    def take_waiting(self, key):
+        """The layer that these keys were appended for."""
+        layer = getattr(key, "kvx_layer", None)
+        if layer is not self._waiting:
+            raise UnsupportedError("keys and values were changed between update() and attention")
+        self._waiting = None
+        return layer
+
+    def rows_of(self, mask, past, tokens, batch):
+        """Which new tokens each sequence stores: a _Rows each, or None for all of all.
+
+        The same for every layer of a forward pass, so it is worked out once.
+        """
+        key = (None if mask is None else id(mask), past, tokens)
+        if key == self._rows_key and past > 0:
+            return self._rows
+        if mask is None:
+            mask = torch.ones((batch, past + tokens), dtype=torch.bool)
+        if mask.shape != (batch, past + tokens):
+            raise Error(
+                f"attention_mask has the shape {list(mask.shape)}; expected [{batch}, "
+                f"{past + tokens}], all positions of the cache and the new ones"
+            )
+        stored = torch.ones((batch, past), dtype=torch.bool)
+        if self._columns is not None:
+            stored = self._columns[:, :past]
+        if not torch.equal(mask[:, :past], stored):
+            raise UnsupportedError(
+                "attention_mask hides or shows other earlier tokens than in the call that stored "
+                "them; kvx.hf does not store hidden tokens"
+            )
+        self._columns = None if bool(mask.all()) else mask
+        self._rows = None if bool(mask[:, past:].all()) else [_rows_of(row[past:]) for row in mask]
+        self._rows_key = key
+        return self._rows
+
+    def crop(self, tokens_to_remove):
+        """Forgets the last positions: a negative number of them, or (positive) all from there on.
+
+        Raises kvx.UnsupportedError where that would cut a block that is no longer in 16 bits (wide
+        ends; a multiple of block_size can go), kvx.OutOfRangeError where a sliding window has left
+        tokens behind that the shorter sequence reads.
+        """
+        length = self.get_seq_length()
+        kept = tokens_to_remove if tokens_to_remove > 0 else length + tokens_to_remove
+        if kept < 0:
+            raise OutOfRangeError(
+                f"{-tokens_to_remove} positions are to go; the cache has {length}"
+            )
+        if kept >= length:
+            return
+        tokens = self._stored_tokens(kept)
+        # Sliding layers first: they alone may refuse what the others allow.
+        for layer in sorted(self.layers, key=lambda layer: not layer.is_sliding):
+            layer.truncate(kept, tokens)
+        self._columns = None if self._columns is None else self._columns[:, :kept]
+        self._rows_key = None
+
+    def _stored_tokens(self, length):
+        if self._columns is None:
+            return [length] * self.layers[0].batch_size
+        return self._columns[:, :length].sum(1).tolist()
+
+    def reset(self):
+        super().reset()
+        self._waiting = self._columns = self._rows_key = None
+
+    def _select(self, indices):
+        for layer in self.layers:
+            layer.select(indices)
+        if self._columns is not None:
+            self._columns = self._columns[indices]
+        self._rows_key = None
+
+    def reorder_cache(self, beam_idx):
+        self._select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices):
+        self._select(torch.arange(self.batch_size)[indices].tolist())
+
+    def batch_repeat_interleave(self, repeats):
+        self._select(_repeated(self.batch_size, repeats))
+
+    def memory(self):
+        """Bytes used by all layers together (whole blocks), codes and scales."""
+        caches = [layer.cache for layer in self.layers if layer.cache is not None]
+        return sum(cache.memory().used for cache in caches)
+
+    def cost(self, num_tokens) -> Cost:
+        """What the recipe costs at ``num_tokens`` tokens a row, all layers together.
+
+        Raises kvx.Error: no keys and values have come yet, whose sizes it follows from.
+        """
+        if any(layer.cache is None for layer in self.layers):
+            raise Error("the cache is empty; its cost follows from the first keys and values")
+        costs = [layer.cache.cost(num_tokens) for layer in self.layers]
+        bytes_per_token = sum(cost.bytes_per_token for cost in costs)
+        bits = sum(cost.bits_per_value for cost in costs) / len(costs)
+        return Cost(bits, bytes_per_token, int(2**30 / bytes_per_token))
+
+
+def _repeated(batch, repeats):
+    return [b for b in range(batch) for _ in range(repeats)]
+
+
+def _rows_of(shown):
+    """shown: bool [tokens]."""
+    index = shown.nonzero().squeeze(1)
+    is_left_padded = len(index) == 0 or len(shown) - int(index[0]) == len(index)
+    return _Rows(first=len(shown) - len(index)) if is_left_padded else _Rows(index=index)
