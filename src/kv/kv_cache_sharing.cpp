@@ -62,7 +62,7 @@ Status KvCache::clear_prefixes() {
 }
 
 Result<int64_t> KvCache::evict_blocks(int64_t num_blocks) {
-  const std::lock_guard lock(books_);
+  const auto lock = lock_settled();
   if (num_blocks < 0) return invalid_argument("num_blocks is {}; expected 0 or more", num_blocks);
   int64_t num_evicted = 0;
   for (int c = 0; c < pool_->num_classes(); ++c) num_evicted += pool_->evict(c, num_blocks);
