@@ -6,6 +6,7 @@
 #include <openssl/sha.h>
 #include <xxhash.h>
 #if defined(__x86_64__)
+#include <emmintrin.h>
 #include <xxh_x86dispatch.h>  // after xxhash.h: chooses at run time, XXH3_128bits() stays the name
 #endif
 
@@ -32,6 +33,30 @@ ContentHash canonical_hash(XXH128_hash_t hash) {
 
 ContentHash xxh3(const void* bytes, size_t num_bytes) {
   return canonical_hash(XXH3_128bits(bytes, num_bytes));
+}
+
+// Stores that do not read the target's cache lines first: half again as fast as memcpy for blocks
+// that nobody reads soon.
+void copy_past_caches(uint8_t* to, const uint8_t* from, size_t count) {
+#if defined(__x86_64__)
+  constexpr size_t kLineBytes = 64;
+  if (reinterpret_cast<uintptr_t>(to) % kLineBytes == 0) {
+    for (; count >= kLineBytes; to += kLineBytes, from += kLineBytes, count -= kLineBytes) {
+      for (size_t at = 0; at < kLineBytes; at += sizeof(__m128i)) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+      }
+    }
+  }
+#endif
+  std::memcpy(to, from, count);
+}
+
+// Before another thread is told of the bytes.
+void finish_copies_past_caches() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 ContentHash hash_bytes(HashAlgorithm algorithm, const void* bytes, size_t num_bytes) {
@@ -65,7 +90,7 @@ ContentHash checksum(std::span<const uint8_t> bytes) {
 }
 
 ContentHash copy_with_checksum(std::span<uint8_t> to, std::span<const uint8_t> from) {
-  constexpr size_t kPieceBytes = 16 << 10;  // stays in the first cache between copy and hash
+  constexpr size_t kPieceBytes = 8 << 10;  // stays in the first cache between hash and copy
   struct FreeState {
     void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
   };
@@ -73,9 +98,10 @@ ContentHash copy_with_checksum(std::span<uint8_t> to, std::span<const uint8_t> f
   XXH3_128bits_reset(state.get());
   for (size_t at = 0; at < from.size(); at += kPieceBytes) {
     const size_t count = std::min(kPieceBytes, from.size() - at);
-    std::memcpy(to.data() + at, from.data() + at, count);
-    XXH3_128bits_update(state.get(), to.data() + at, count);
+    XXH3_128bits_update(state.get(), from.data() + at, count);
+    copy_past_caches(to.data() + at, from.data() + at, count);
   }
+  finish_copies_past_caches();
   return canonical_hash(XXH3_128bits_digest(state.get()));
 }
 

@@ -175,7 +175,7 @@ Status KvCache::check_sequence(int sequence) const {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
   if (uses_[sequence] == Use::kInStep) {
-    return invalid_argument("sequence {} is in an open step; call end_step first", sequence);
+    return invalid_argument("a step is open with sequence {}; call end_step first", sequence);
   }
   return {};
 }

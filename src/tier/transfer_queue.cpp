@@ -58,8 +58,8 @@ void TransferQueue::work() {
     lock.lock();
     finished_.push_back(done);
     --num_open_[static_cast<int>(transfer.direction)];
-    if (transfer.group) --transfer.group->num_open;
-    progress_.notify_all();
+    const bool ends_group = transfer.group && --transfer.group->num_open == 0;
+    if (ends_group || num_open_[0] + num_open_[1] == 0) progress_.notify_all();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <limits>
 
 namespace kvx::cache {
@@ -216,6 +217,30 @@ TEST(BlockPool, ZeroesABlockInAllRegionsWhenItIsFreedIfAsked) {
   EXPECT_EQ(pool.evict(0, 5), 1);
   EXPECT_EQ(pool.region(0, 0)[7], 0);
   EXPECT_EQ(pool.region(0, 1)[3], 0);
+}
+
+// Memory that says it is a device's.
+class DeviceLikeMemory final : public Memory {
+ public:
+  MemoryKind kind() const override { return MemoryKind::kCuda; }
+
+ protected:
+  uint8_t* allocate_zeroed(int64_t bytes) override {
+    return static_cast<uint8_t*>(std::calloc(1, static_cast<size_t>(bytes)));
+  }
+  void free(uint8_t* data, int64_t) override { std::free(data); }
+};
+
+TEST(BlockPool, RefusesToZeroBlocksOfADevice) {
+  DeviceLikeMemory device;
+  const BlockClassSpec spec{"packed", 4, {256}};
+  const auto refused = BlockPool::create(device, std::span(&spec, 1), {EvictionKind::kLru, true});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(refused.error().message, HasSubstr("zeroes_on_free"));
+  const auto without = BlockPool::create(device, std::span(&spec, 1));
+  ASSERT_TRUE(without.ok());
+  EXPECT_EQ(without.value().memory_kind(), MemoryKind::kCuda);
 }
 
 TEST(BlockPool, PromisedBlocksAreNobodyElses) {

@@ -168,7 +168,7 @@ TEST(KvCache, ACancelledStepLeavesNoTokens) {
   const StepEntry entry{sequence, 15};
   ASSERT_TRUE(cache->begin_step({&entry, 1}).ok());
   EXPECT_EQ(cache->truncate_sequence(sequence, 3).error().message,
-            "sequence 0 is in an open step; call end_step first");
+            "a step is open with sequence 0; call end_step first");
   std::vector<float> ignored(15 * kNumQHeads * kHeadDim);
   ASSERT_TRUE(cache
                   ->append_and_attend(0, params(), other.rows(other.q, kNumQHeads, 20),
