@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kv/fingerprint.hpp"
 #include "tier/cache_file.hpp"
 
 namespace {
@@ -36,7 +37,9 @@ void read_file(std::span<const uint8_t> bytes, bool repairs_checksums) {
       bytes.subspan(static_cast<size_t>(at.index_offset), static_cast<size_t>(at.index_bytes));
   if (repairs_checksums) at.index_checksum = kvx::cache::checksum(index_bytes);
   const auto index = kvx::tier::parse_index(index_bytes, at);
-  if (index.ok()) read_pieces(bytes, index.value());
+  if (!index.ok()) return;
+  read_pieces(bytes, index.value());
+  (void)kvx::kv::parse_fingerprint(index.value().fingerprint);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "device/cpu_level.hpp"
+#include "kv/transcode.hpp"
 
 namespace kvx::runner {
 
@@ -70,9 +71,10 @@ Status KvAttention::reset_to_prefix(const cache::PrefixKeys& keys, std::span<con
   return {};
 }
 
-Status KvAttention::load(const std::string& path) {
+Status KvAttention::load(const std::string& path, FileOf file) {
   KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
-  const Result<int> loaded = cache_->load_sequence(path);
+  const Result<int> loaded = file == FileOf::kAnyCache ? kv::transcode_sequence(*cache_, path)
+                                                       : cache_->load_sequence(path);
   KVX_ASSIGN_OR_RETURN(sequence_, loaded.ok() ? loaded : cache_->create_sequence());
   return loaded.ok() ? Status{} : Status{loaded.error()};
 }

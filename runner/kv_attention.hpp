@@ -45,9 +45,10 @@ class KvAttention final : public AttentionBackend {
   // The same, then begins with the longest cached prefix of the tokens: num_tokens() says how much,
   // at least the last one is left to feed. Needs options.prefix.is_on.
   Status reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens);
-  // Becomes the sequence of a file. KvCache::load_sequence's errors; the old tokens are gone even
-  // so.
-  Status load(const std::string& path);
+  // Becomes the sequence of a file. The errors of KvCache::load_sequence or transcode_sequence; the
+  // old tokens are gone even so.
+  enum class FileOf { kThisCache, kAnyCache };
+  Status load(const std::string& path, FileOf file = FileOf::kThisCache);
   const kv::KvCache& cache() const { return *cache_; }
   kv::KvCache& cache() { return *cache_; }
   int sequence() const { return sequence_; }

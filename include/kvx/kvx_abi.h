@@ -757,6 +757,9 @@ typedef struct kvx_cache_options_t {
   uint32_t prefix_hash; /* kvx_prefix_hash_t */
   uint32_t eviction;    /* kvx_eviction_t */
   const char* model;    /* names or hashes what computes K and V; null: "" */
+  /* [num_layers]: in a layer with a window, the sequence's first tokens that every query sees too
+   * (attention sinks), 0 in others; or null. */
+  const int32_t* layer_sinks;
 } kvx_cache_options_t;
 
 /* kvx_cache_create with options; null: as it. */
@@ -817,9 +820,15 @@ KVX_API kvx_status_t kvx_sequence_save(kvx_cache_t cache, int32_t sequence, cons
 KVX_API kvx_status_t kvx_cache_save_prefixes(kvx_cache_t cache, const char* path,
                                              const kvx_save_options_t* options);
 
+enum {
+  /* A file of another format, block size or other wide ends is decoded and appended anew; without
+   * this it is refused. */
+  KVX_LOAD_TRANSCODE = 1 << 0
+};
+
 typedef struct kvx_load_options_t {
   uint32_t size;
-  uint32_t flags; /* 0 */
+  uint32_t flags; /* KVX_LOAD_* */
 } kvx_load_options_t;
 
 /* A new sequence as it was saved. INVALID_ARGUMENT: a damaged file, or one of another cache; the
@@ -896,6 +905,7 @@ typedef struct kvx_block_class_t {
   uint32_t is_wide;
   uint32_t block_size; /* tokens */
   int64_t window;      /* tokens; 0: every token is read */
+  int64_t sinks;       /* tokens that the window does not leave behind */
   int64_t block_bytes; /* codes and scales of all layers of the group */
   int64_t num_blocks;  /* active + cached + free */
   int64_t num_active;  /* sequences use them */

@@ -152,6 +152,10 @@ Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config
   config.prefix.hash = known.prefix_hash == KVX_PREFIX_HASH_SHA256 ? cache::HashAlgorithm::kSha256
                                                                    : cache::HashAlgorithm::kXxh3;
   if (known.model != nullptr) config.prefix.model = known.model;
+  if (known.layer_sinks != nullptr) {
+    config.geometry.layer_sinks.assign(known.layer_sinks,
+                                       known.layer_sinks + config.geometry.num_layers);
+  }
   constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLru,
                                                cache::EvictionKind::kLfu, cache::EvictionKind::k2Q};
   config.eviction = kPolicies[known.eviction];

@@ -40,6 +40,7 @@ Status block_class(kvx_cache_t handle, uint32_t index, kvx_block_class_t* caller
   answer.is_wide = facts.is_wide ? 1 : 0;
   answer.block_size = static_cast<uint32_t>(owned->cache->config().block_size);
   answer.window = facts.window;
+  answer.sinks = facts.sinks;
   answer.block_bytes = one.block_bytes;
   answer.num_blocks = one.num_active + one.num_cached + one.num_free;
   answer.num_active = one.num_active;

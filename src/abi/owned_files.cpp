@@ -1,6 +1,7 @@
 // Files of owned caches: sequences and prefixes to a file and back, and what a file holds.
 #include "abi/call.hpp"
 #include "abi/owned_cache.hpp"
+#include "kv/transcode.hpp"
 #include "tier/file_summary.hpp"
 
 namespace kvx::abi {
@@ -21,12 +22,14 @@ Result<kv::SaveOptions> read_save_options(const kvx_save_options_t* caller) {
   return kv::SaveOptions{known.zstd_level};
 }
 
-Status check_load_options(const kvx_load_options_t* caller) {
-  if (caller == nullptr) return {};
+// Is transcoding asked for?
+Result<bool> read_load_options(const kvx_load_options_t* caller) {
+  if (caller == nullptr) return false;
   KVX_ASSIGN_OR_RETURN(const kvx_load_options_t known, read_struct(caller, "options"));
-  if (known.flags == 0) return {};
+  if (known.flags <= KVX_LOAD_TRANSCODE) return known.flags == KVX_LOAD_TRANSCODE;
   return Error{ErrorCode::kIncompatible,
-               fmt::format("options.flags is {:#x}; this library knows none", known.flags)};
+               fmt::format("options.flags is {:#x}; this library knows {:#x}", known.flags,
+                           static_cast<uint32_t>(KVX_LOAD_TRANSCODE))};
 }
 
 // ---- caches
@@ -52,9 +55,10 @@ Status load_sequence(kvx_cache_t handle, const char* caller_path, const kvx_load
                      int32_t* sequence) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
-  KVX_RETURN_IF_ERROR(check_load_options(options));
+  KVX_ASSIGN_OR_RETURN(const bool transcodes, read_load_options(options));
   if (sequence == nullptr) return invalid_argument("sequence is null");
-  KVX_ASSIGN_OR_RETURN(const int index, owned->cache->load_sequence(path));
+  KVX_ASSIGN_OR_RETURN(const int index, transcodes ? kv::transcode_sequence(*owned->cache, path)
+                                                   : owned->cache->load_sequence(path));
   *sequence = owned->numbers.number_of(index);
   return {};
 }
@@ -63,9 +67,11 @@ Status load_prefixes(kvx_cache_t handle, const char* caller_path, const kvx_load
                      kvx_load_report_t* report) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
-  KVX_RETURN_IF_ERROR(check_load_options(options));
+  KVX_ASSIGN_OR_RETURN(const bool transcodes, read_load_options(options));
   if (report != nullptr) KVX_RETURN_IF_ERROR(check_out_struct(report, "report"));
-  KVX_ASSIGN_OR_RETURN(const kv::LoadReport done, owned->cache->load_prefixes(path));
+  KVX_ASSIGN_OR_RETURN(const kv::LoadReport done, transcodes
+                                                      ? kv::transcode_prefixes(*owned->cache, path)
+                                                      : owned->cache->load_prefixes(path));
   if (report == nullptr) return {};
   kvx_load_report_t answer{};
   answer.num_blocks = done.num_blocks;

@@ -39,6 +39,11 @@ ByteCount group_bytes(const GroupSizes& group, int64_t first_token, int64_t num_
   return bytes;
 }
 
+// Sinks are stored as a sequence's first block is.
+const BlockLayout& layout_of_sinks(const GroupSizes& group) {
+  return group.wide_ends.is_on() ? *group.wide : *group.packed;
+}
+
 }  // namespace
 
 ByteCount& ByteCount::operator+=(const ByteCount& other) {
@@ -75,6 +80,8 @@ ByteCount sequence_bytes(std::span<const GroupSizes> groups, int64_t num_tokens)
     const int64_t block_size = group.packed->block_size;
     const int64_t first_block = expired_blocks(num_tokens, group.window, block_size);
     bytes += group_bytes(group, first_block * block_size, num_tokens);
+    const int64_t sink_blocks = std::min(blocks_for(group.sinks, block_size), first_block);
+    bytes += token_bytes(layout_of_sinks(group), sink_blocks, sink_blocks * block_size);
   }
   return bytes;
 }
@@ -91,6 +98,10 @@ int64_t bytes_read_per_step(std::span<const GroupSizes> groups, int64_t num_toke
     const int64_t seen = group.window > 0 ? std::min(num_tokens, group.window) : num_tokens;
     const ByteCount read = group_bytes(group, num_tokens - seen, num_tokens);
     bytes += read.codes + read.scales;
+    const int64_t sinks = std::min(group.sinks, num_tokens - seen);
+    const int64_t sink_blocks = blocks_for(sinks, group.packed->block_size);
+    const ByteCount sink_bytes = token_bytes(layout_of_sinks(group), sink_blocks, sinks);
+    bytes += sink_bytes.codes + sink_bytes.scales;
   }
   return bytes;
 }

@@ -44,6 +44,7 @@ struct GroupSizes {
   const BlockLayout* wide = nullptr;
   WideEnds wide_ends;
   int64_t window = 0;  // tokens; 0: every token is read
+  int64_t sinks = 0;   // tokens that a window does not leave behind; with wide ends in their head
 };
 
 // Bytes of one token, packed (padding and page scales' share included), all groups together.

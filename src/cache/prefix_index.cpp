@@ -189,10 +189,13 @@ void PrefixIndex::drop_dependent(int32_t node) {
 }
 
 // A longer match reads all packed blocks before it and the head's wide ones; of a window group it
-// reads the last ones only.
+// reads the last ones only, and its sinks.
 bool PrefixIndex::is_needed_by_children(int32_t node, int group, BlockKind kind) const {
   const LayerGroup& facts = shape_.groups[group];
-  if (facts.window > 0) return false;
+  if (facts.window > 0) {
+    const BlockKind kind_of_sinks = facts.wide_ends.is_on() ? BlockKind::kWide : BlockKind::kPacked;
+    return kind == kind_of_sinks && is_among_first(node, facts.sink_blocks);
+  }
   return kind == BlockKind::kPacked || is_among_first(node, facts.wide_ends.head_blocks);
 }
 
@@ -297,9 +300,9 @@ PrefixMatch PrefixIndex::match(int32_t scope, std::span<const int32_t> tokens, i
   return {matched_, matched_groups_};
 }
 
-// Crosses out the lengths that a group cannot serve. A match of n blocks needs, of those that its
-// window still sees, the head's wide, the others packed; its last ones may be wide instead, as many
-// as the recent window holds.
+// Crosses out the lengths that a group cannot serve. A match of n blocks needs, of its sinks and of
+// those that its window still sees, the head's wide, the others packed; its last ones may be wide
+// instead, as many as the recent window holds.
 void PrefixIndex::cross_out(int group) {
   const LayerGroup& facts = shape_.groups[group];
   const WideEnds& ends = facts.wide_ends;
@@ -309,18 +312,25 @@ void PrefixIndex::cross_out(int group) {
   int64_t wide_run = 0;              // wide blocks in a row that end at n
   int64_t last_head_missing = -1;    // of the head blocks before n
   int64_t last_packed_missing = -1;  // of the blocks before `seen`
+  bool is_sink_missing = false;
   int64_t seen = 0;
   for (int64_t n = 1; n <= static_cast<int64_t>(matched_.size()); ++n) {
     const bool is_wide = ends.is_on() && has(n - 1, BlockKind::kWide);
     wide_run = is_wide ? wide_run + 1 : 0;
     if (n <= ends.head_blocks && !is_wide) last_head_missing = n - 1;
+    if (n <= facts.sink_blocks) {  // with wide ends they are head blocks
+      const BlockKind kind = ends.is_on() ? BlockKind::kWide : BlockKind::kPacked;
+      is_sink_missing = is_sink_missing || !has(n - 1, kind);
+    }
     const int64_t first = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
     const int64_t first_packed = std::max(first, ends.head_blocks);
     const int64_t tail = std::max(first_packed, n - std::min(wide_run, ends.recent_blocks));
     for (; seen < std::min(tail, n); ++seen) {  // the tail never goes back
       if (!has(seen, BlockKind::kPacked)) last_packed_missing = seen;
     }
-    if (last_head_missing >= first || last_packed_missing >= first_packed) fits_[n] = 0;
+    if (is_sink_missing || last_head_missing >= first || last_packed_missing >= first_packed) {
+      fits_[n] = 0;
+    }
   }
 }
 

@@ -30,8 +30,9 @@ inline constexpr int32_t kNoNode = -1;
 
 enum class BlockKind : uint8_t { kPacked, kWide };
 
-// What a match found for one layer group: blocks [0, first_block) are not needed any more, as a
-// sliding window has passed them; [wide_tail, end) are wide, and so are the head blocks.
+// What a match found for one layer group: blocks [0, first_block) are not needed any more, but for
+// sinks, as a sliding window has passed them; [wide_tail, end) are wide, and so are the head
+// blocks.
 struct GroupMatch {
   int64_t first_block = 0;
   int64_t wide_tail = 0;

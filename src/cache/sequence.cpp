@@ -20,6 +20,14 @@ Status check_group(const LayerGroup& group, size_t index) {
     return invalid_argument("wide ends of layer group {} are {} and {} blocks; expected 0 or more",
                             index, group.wide_ends.head_blocks, group.wide_ends.recent_blocks);
   }
+  const bool has_packed_sinks =
+      group.wide_ends.is_on() && group.sink_blocks > group.wide_ends.head_blocks;
+  if (group.sink_blocks < 0 || has_packed_sinks || (group.sink_blocks > 0 && group.window == 0)) {
+    return invalid_argument(
+        "sink_blocks of layer group {} is {} with a window of {} and {} head blocks; expected 0 "
+        "without a window, at most head_blocks with wide ends",
+        index, group.sink_blocks, group.window, group.wide_ends.head_blocks);
+  }
   if (group.wide_ends.head_blocks > 0 && !group.wide_ends.is_on()) {
     return invalid_argument(
         "recent_blocks of layer group {} is 0 with head_blocks {}; expected 1 "
@@ -118,6 +126,10 @@ int Sequence::class_of(int group, int64_t block) const {
   const bool is_wide = facts.wide_ends.is_on() &&
                        (block < facts.wide_ends.head_blocks || block >= groups_[group].wide_tail);
   return is_wide ? facts.wide_class : facts.packed_class;
+}
+
+bool Sequence::is_released(int group, int64_t block) const {
+  return block < groups_[group].first_block && block >= shape_.groups[group].sink_blocks;
 }
 
 bool Sequence::leaves_window(int group, int64_t num_tokens) const {
@@ -233,6 +245,7 @@ Status Sequence::release_expired(BlockPool& pool) {
     GroupState& state = groups_[group];
     const int64_t expired = expired_blocks(num_tokens_, shape_.groups[group].window, block_size());
     for (; state.first_block < expired; ++state.first_block) {
+      if (state.first_block < shape_.groups[group].sink_blocks) continue;
       const int block_class = class_of(group, state.first_block);
       const int32_t id = state.table.replace(state.first_block, kNoBlock);
       KVX_RETURN_IF_ERROR(pool.release(block_class, id));
@@ -249,11 +262,13 @@ Status Sequence::check_truncate(int group, int64_t num_tokens) const {
   const int64_t first_read = std::max<int64_t>(num_tokens - facts.window + 1, 0);
   const int64_t open_block_start = num_tokens / block_size() * block_size();
   const int64_t first_kept = state.first_block * block_size();
-  if (std::min(first_read, open_block_start) < std::min(num_tokens, first_kept)) {
+  const int64_t sinks_end = facts.sink_blocks * block_size();
+  const int64_t first_needed = std::max(std::min(first_read, open_block_start), sinks_end);
+  if (first_needed < std::min(num_tokens, first_kept)) {
     return out_of_range(
-        "num_tokens is {}; the window of layer group {} has left the first {} tokens behind, which "
-        "a sequence of that length reads or writes beside",
-        num_tokens, group, first_kept);
+        "num_tokens is {}; the window of layer group {} has left tokens {} to {} behind, and a "
+        "sequence of that length reads or writes beside some",
+        num_tokens, group, sinks_end, first_kept - 1);
   }
   const int64_t cut = num_tokens / block_size();
   const bool cuts_packed = facts.wide_ends.is_on() && num_tokens % block_size() != 0 &&

@@ -38,6 +38,9 @@ struct LayerGroup {
   int wide_class = 0;  // used only with wide ends
   WideEnds wide_ends;
   int64_t window = 0;  // of a sliding-window group, in tokens; 0: every token is read
+  // With a window: its first blocks, which every query reads (attention sinks). They stay, and with
+  // wide ends they are wide: at most head_blocks.
+  int64_t sink_blocks = 0;
 };
 
 struct SequenceShape {
@@ -65,8 +68,8 @@ struct OpenBlockCopy {
   int num_tokens = 0;
 };
 
-// Blocks that a sequence begins with: ids of a group's blocks [first_block, ids.size()), of the
-// wide class in its head and from wide_tail on. Entries before first_block are not read.
+// Blocks that a sequence begins with: ids of a group's blocks [first_block, ids.size()) and of its
+// sink blocks, of the wide class in its head and from wide_tail on. Other entries are not read.
 struct GroupPrefix {
   std::span<const int32_t> ids;
   int64_t first_block = 0;
@@ -124,8 +127,8 @@ class Sequence {
   // The reserved tokens are written. Requires: reserve() of at least num_tokens.
   void advance(int64_t num_tokens);
 
-  // Frees blocks of sliding-window groups that no query at num_tokens() or later reads. Their
-  // entries become kNoBlock.
+  // Frees blocks of sliding-window groups that no query at num_tokens() or later reads, sinks
+  // apart. Their entries become kNoBlock.
   Status release_expired(BlockPool& pool);
 
   // Forgets the tokens from num_tokens on and frees blocks without tokens. OUT_OF_RANGE, nothing
@@ -156,7 +159,7 @@ class Sequence {
   struct GroupState {
     BlockTable table;
     int64_t wide_tail = 0;    // with wide ends: the first block of the window
-    int64_t first_block = 0;  // blocks before it are released
+    int64_t first_block = 0;  // blocks before it are released, sinks apart
   };
 
   explicit Sequence(const SequenceShape& shape);
@@ -170,6 +173,7 @@ class Sequence {
   Status retain_blocks(BlockPool& pool, int group);
   bool must_copy_open_block(const BlockPool& pool, int group) const;
   bool leaves_window(int group, int64_t num_tokens) const;
+  bool is_released(int group, int64_t block) const;
   int64_t num_new_blocks(int group, int64_t num_tokens) const;
   Status drop_blocks(BlockPool& pool, int group, int64_t num_blocks);
 

@@ -57,10 +57,12 @@ Status Sequence::check_empty() const {
 // One more user of every block in the group's table; all or none.
 Status Sequence::retain_blocks(BlockPool& pool, int group) {
   const GroupState& state = groups_[group];
-  for (int64_t block = state.first_block; block < state.table.size(); ++block) {
+  for (int64_t block = 0; block < state.table.size(); ++block) {
+    if (is_released(group, block)) continue;
     const Status retained = pool.retain(class_of(group, block), state.table[block]);
     if (retained.ok()) continue;
-    while (--block >= state.first_block) {
+    while (--block >= 0) {
+      if (is_released(group, block)) continue;
       KVX_RETURN_IF_ERROR(pool.release(class_of(group, block), state.table[block]));
     }
     return retained;
@@ -103,10 +105,10 @@ Status Sequence::adopt(BlockPool& pool, int64_t num_tokens, std::span<const Grou
   for (int group = 0; group < num_groups(); ++group) {
     const GroupPrefix& prefix = prefixes[group];
     GroupState& state = groups_[group];
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      state.table.push(block < prefix.first_block ? kNoBlock : prefix.ids[block]);
-    }
     state.first_block = prefix.first_block;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      state.table.push(is_released(group, block) ? kNoBlock : prefix.ids[block]);
+    }
     state.wide_tail = std::max(prefix.wide_tail, shape_.groups[group].wide_ends.head_blocks);
     const Status retained = retain_blocks(pool, group);
     if (retained.ok()) continue;

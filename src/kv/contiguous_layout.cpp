@@ -52,6 +52,9 @@ Status check_fields(const ContiguousConfig& config) {
     return invalid_argument("num_q_heads is {}; expected a multiple of num_kv_heads = {}",
                             config.num_q_heads, geometry.num_kv_heads);
   }
+  if (std::ranges::any_of(geometry.layer_sinks, [](int sinks) { return sinks > 0; })) {
+    return unsupported("layer_sinks are given; a contiguous cache's ring keeps its window alone");
+  }
   const bool has_ring = std::ranges::any_of(geometry.layer_windows, [](int w) { return w > 0; });
   if (has_ring && config.overflow == Overflow::kEvict) {
     return invalid_argument(

@@ -23,24 +23,14 @@ std::string layer_text(const LayerPlan& layer) {
   return text;
 }
 
+// Not a word of them where there are none: files of caches without sinks stay as they are.
+std::string sinks_text(int sinks) {
+  return sinks == 0 ? "" : fmt::format(" sinks {}", sinks);
+}
+
 void add_numbers(const std::vector<float>& numbers, std::string& bytes) {
   bytes += fmt::format("{}:", numbers.size());
   bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float));
-}
-
-// Calibrated numbers are too many to spell: their hash stands for them.
-std::string calibration_text(std::span<const LayerCalibration> layers) {
-  if (layers.empty()) return "none";
-  std::string bytes;
-  for (const LayerCalibration& layer : layers) {
-    for (const std::vector<float>* table :
-         {&layer.k.group_scales, &layer.k.tensor_scales, &layer.v.group_scales,
-          &layer.v.tensor_scales, &layer.k_mean, &layer.v_mean, &layer.k_factor, &layer.v_factor,
-          &layer.k_block_offset}) {
-      add_numbers(*table, bytes);
-    }
-  }
-  return hex(cache::checksum({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
 }
 
 std::string_view take_line(std::string_view& text) {
@@ -59,13 +49,28 @@ std::string_view value_of_line(std::string_view line) {
 
 }  // namespace
 
+// Calibrated numbers are too many to spell: their hash stands for them.
+std::string calibration_name(std::span<const LayerCalibration> layers) {
+  if (layers.empty()) return "none";
+  std::string bytes;
+  for (const LayerCalibration& layer : layers) {
+    for (const std::vector<float>* table :
+         {&layer.k.group_scales, &layer.k.tensor_scales, &layer.v.group_scales,
+          &layer.v.tensor_scales, &layer.k_mean, &layer.v_mean, &layer.k_factor, &layer.v_factor,
+          &layer.k_block_offset}) {
+      add_numbers(*table, bytes);
+    }
+  }
+  return hex(cache::checksum({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
+}
+
 std::string fingerprint_of(const FingerprintFacts& facts) {
   const CacheGeometry& geometry = *facts.geometry;
   std::string text;
   const auto add = [&text](std::string_view name, const auto& value) {
     text += fmt::format("{} {}\n", name, value);
   };
-  add("order", "layer,head,k,k_scales,v,v_scales");
+  add("order", kBlockOrder);
   add("block_size", facts.block_size);
   add("num_layers", geometry.num_layers);
   add("num_kv_heads", geometry.num_kv_heads);
@@ -77,12 +82,13 @@ std::string fingerprint_of(const FingerprintFacts& facts) {
   std::string last;
   for (int layer = 0; layer < geometry.num_layers; ++layer) {
     std::string stored =
-        fmt::format("window {}, {}", geometry.window_of(layer), layer_text(facts.layers[layer]));
+        fmt::format("window {}{}, {}", geometry.window_of(layer),
+                    sinks_text(geometry.sinks_of(layer)), layer_text(facts.layers[layer]));
     if (stored == last) continue;
     add(fmt::format("layers_from_{}", layer), stored);
     last = std::move(stored);
   }
-  add("calibration", calibration_text(facts.calibration));
+  add("calibration", calibration_name(facts.calibration));
   add("model", facts.model);
   return text;
 }

@@ -5,11 +5,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kv/group_plan.hpp"
 #include "kv/layer_tables.hpp"
 
 namespace kvx::kv {
+
+// How a block lies in memory (cache/block_layout.hpp), by name.
+inline constexpr std::string_view kBlockOrder = "layer,head,k,k_scales,v,v_scales";
 
 struct FingerprintFacts {
   const CacheGeometry* geometry = nullptr;
@@ -22,6 +26,25 @@ struct FingerprintFacts {
 };
 
 std::string fingerprint_of(const FingerprintFacts& facts);
+
+// What stands for a calibration in a fingerprint: a hash of its tables, or "none".
+std::string calibration_name(std::span<const LayerCalibration> layers);
+
+// What a fingerprint says of its cache: all that is needed to read the cache's blocks, but for the
+// calibrated tables themselves.
+struct StoredCache {
+  CacheGeometry geometry;
+  std::vector<LayerPlan> layers;
+  cache::WideEnds wide_ends;
+  format::FormatSpec wide_spec;  // bf16 where there are no wide ends
+  int block_size = 0;
+  std::string calibration;  // calibration_name()
+  std::string model;
+};
+
+// INVALID_ARGUMENT: a fact that is missing, is no number where one must stand, or names what this
+// library has not.
+Result<StoredCache> parse_fingerprint(std::string_view text);
 
 // The first line in which two fingerprints differ, as "num_layers is 2; expected 4". Empty when
 // they are equal.

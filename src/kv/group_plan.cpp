@@ -10,12 +10,21 @@ namespace kvx::kv {
 Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
                                            std::span<const LayerPlan> layers, const Recipe& recipe,
                                            int block_size) {
+  KVX_ASSIGN_OR_RETURN(const cache::WideEnds ends, wide_ends_of(recipe, block_size));
   std::vector<GroupPlan> groups;
   for (int layer = 0; layer < geometry.num_layers; ++layer) {
     const int window = geometry.window_of(layer);
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [window](const GroupPlan& g) { return g.window == window; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {window, {}, {}, {}});
+    const int sinks = geometry.sinks_of(layer);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const GroupPlan& g) {
+      return g.window == window && g.sinks == sinks;
+    });
+    if (group == groups.end()) {
+      group = groups.insert(groups.end(), {window, sinks, {}, ends, {}, {}});
+      if (ends.is_on()) {
+        group->wide_ends.head_blocks =
+            std::max(ends.head_blocks, cache::blocks_for(sinks, block_size));
+      }
+    }
     group->layers.push_back(layer);
   }
   for (GroupPlan& group : groups) {
@@ -32,12 +41,11 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
   return groups;
 }
 
-std::vector<cache::GroupSizes> sizes_of(std::span<const GroupPlan> groups,
-                                        const cache::WideEnds& wide_ends) {
+std::vector<cache::GroupSizes> sizes_of(std::span<const GroupPlan> groups) {
   std::vector<cache::GroupSizes> sizes;
   for (const GroupPlan& group : groups) {
-    sizes.push_back(
-        {&group.packed, wide_ends.is_on() ? &group.wide : nullptr, wide_ends, group.window});
+    sizes.push_back({&group.packed, group.wide_ends.is_on() ? &group.wide : nullptr,
+                     group.wide_ends, group.window, group.sinks});
   }
   return sizes;
 }

@@ -10,10 +10,13 @@
 
 namespace kvx::kv {
 
-// Layers of one sliding window (or of none). Their index in `layers` is their index in the layouts.
+// Layers of one sliding window (or of none) and as many sinks. Their index in `layers` is their
+// index in the layouts.
 struct GroupPlan {
   int window = 0;  // tokens; 0: every token is read
+  int sinks = 0;   // tokens, with a window
   std::vector<int> layers;
+  cache::WideEnds wide_ends;  // the recipe's; a window's sinks are in its head
   cache::BlockLayout packed;
   cache::BlockLayout wide;  // no layers without wide ends
 };
@@ -25,8 +28,7 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
                                            int block_size);
 
 // As the memory account wants them; they point into the groups.
-std::vector<cache::GroupSizes> sizes_of(std::span<const GroupPlan> groups,
-                                        const cache::WideEnds& wide_ends);
+std::vector<cache::GroupSizes> sizes_of(std::span<const GroupPlan> groups);
 
 // All off when the recipe has none.
 Result<cache::WideEnds> wide_ends_of(const Recipe& recipe, int block_size);

@@ -69,11 +69,11 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
 Status KvCache::create_pool() {
   // A sliding-window group is given the whole length too: its blocks come back as they expire, but
   // a long prompt may hold them all.
-  const cache::BlockCounts blocks =
-      cache::count_blocks(wide_ends_, config_.max_tokens_per_sequence, config_.block_size);
   std::vector<cache::ClassDemand> demands;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupPlan& group = groups_[g];
+    const cache::BlockCounts blocks =
+        cache::count_blocks(group.wide_ends, config_.max_tokens_per_sequence, config_.block_size);
     demands.push_back({fmt::format("group {} packed", g), group.packed.block_bytes, blocks.packed});
     if (!has_wide_ends()) continue;
     demands.push_back({fmt::format("group {} wide", g), group.wide.block_bytes, blocks.wide});
@@ -136,8 +136,9 @@ Status KvCache::create_layers(std::span<const LayerPlan> plans) {
 cache::SequenceShape KvCache::sequence_shape() const {
   cache::SequenceShape shape{config_.block_size, config_.max_tokens_per_sequence, {}};
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    shape.groups.push_back(
-        {packed_class(g), has_wide_ends() ? wide_class(g) : 0, wide_ends_, groups_[g].window});
+    shape.groups.push_back({packed_class(g), has_wide_ends() ? wide_class(g) : 0,
+                            groups_[g].wide_ends, groups_[g].window,
+                            cache::blocks_for(groups_[g].sinks, config_.block_size)});
   }
   return shape;
 }
@@ -288,11 +289,11 @@ cache::PoolAccount KvCache::account() const {
 }
 
 cache::ByteCount KvCache::sequence_bytes(int64_t num_tokens) const {
-  return cache::sequence_bytes(sizes_of(groups_, wide_ends_), num_tokens);
+  return cache::sequence_bytes(sizes_of(groups_), num_tokens);
 }
 
 int64_t KvCache::bytes_read_per_step(int64_t num_tokens) const {
-  return cache::bytes_read_per_step(sizes_of(groups_, wide_ends_), num_tokens);
+  return cache::bytes_read_per_step(sizes_of(groups_), num_tokens);
 }
 
 Result<RecipeCost> cost_of(const KvCacheConfig& config, int64_t num_tokens) {
@@ -302,9 +303,7 @@ Result<RecipeCost> cost_of(const KvCacheConfig& config, int64_t num_tokens) {
                        plan_layers(geometry, config.recipe, config.overrides));
   KVX_ASSIGN_OR_RETURN(const std::vector<GroupPlan> groups,
                        plan_groups(geometry, plans, config.recipe, config.block_size));
-  KVX_ASSIGN_OR_RETURN(const cache::WideEnds wide_ends,
-                       wide_ends_of(config.recipe, config.block_size));
-  const std::vector<cache::GroupSizes> sizes = sizes_of(groups, wide_ends);
+  const std::vector<cache::GroupSizes> sizes = sizes_of(groups);
   double bytes = 0;
   for (const GroupPlan& group : groups) {
     bytes += static_cast<double>(group.packed.code_bytes() + group.packed.scale_bytes()) /

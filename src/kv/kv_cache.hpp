@@ -65,6 +65,7 @@ struct BlockClassFacts {
   int group = 0;
   bool is_wide = false;
   int window = 0;  // tokens; 0: every token is read
+  int sinks = 0;   // tokens that the window does not leave behind
 };
 
 struct SaveOptions {
@@ -190,6 +191,9 @@ class KvCache {
   // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED as
   // truncate_sequence.
   Status end_step(std::span<const int> kept_tokens);
+  // Gives back what sliding windows have left behind, as the sequence's next step would.
+  // INVALID_ARGUMENT: no such sequence, or it is in an open step.
+  Status release_expired(int sequence);
   // Leaves the open step without its tokens, whatever its layers have appended. A page's shared
   // scale that they made grow stays. INVALID_ARGUMENT: no step is open.
   Status cancel_step();
@@ -201,6 +205,7 @@ class KvCache {
                 MutableFloatRows k, MutableFloatRows v) const;
 
   const KvCacheConfig& config() const { return config_; }
+  const ops::CpuContext& context() const { return context_; }
   // NaN or infinite inputs that given or page-shared scales could not express, since creation.
   int64_t nonfinite_inputs() const { return nonfinite_inputs_.load(); }
   cache::PoolAccount account() const;

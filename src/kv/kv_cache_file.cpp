@@ -224,6 +224,11 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
   while (prefix.first_block > 0 && has(prefix.first_block - 1, kind_of(prefix.first_block - 1))) {
     --prefix.first_block;
   }
+  const int64_t sinks_end = std::min(facts.sink_blocks, prefix.first_block);
+  for (int64_t block = 0; block < sinks_end; ++block) {
+    if (has(block, kind_of(block))) continue;
+    return invalid_argument("block {} of its sequence, a sink, is missing", block);
+  }
   // A block that is open stays in 16 bits, and the window has its size.
   const bool window_fits =
       !ends.is_on() || (num_blocks - prefix.wide_tail <= ends.recent_blocks &&
@@ -265,7 +270,8 @@ Result<int> KvCache::load_sequence(const std::string& path) {
     if (!group_shape.ok()) return with_path(group_shape.error());
     cache::GroupPrefix prefix = group_shape.value();
     ids[g].assign(saved.path.size(), kNoBlock);
-    for (auto b = prefix.first_block; b < static_cast<int64_t>(saved.path.size()); ++b) {
+    for (int64_t b = 0; b < static_cast<int64_t>(saved.path.size()); ++b) {
+      if (b < prefix.first_block && b >= facts.sink_blocks) continue;
       const bool is_wide =
           facts.wide_ends.is_on() && (b < facts.wide_ends.head_blocks || b >= prefix.wide_tail);
       const int kind = is_wide ? facts.wide_class : facts.packed_class;

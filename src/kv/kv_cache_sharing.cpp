@@ -72,7 +72,7 @@ Result<int64_t> KvCache::evict_blocks(int64_t num_blocks) {
 BlockClassFacts KvCache::facts_of_class(int block_class) const {
   const int group = has_wide_ends() ? block_class / 2 : block_class;
   const bool is_wide = has_wide_ends() && block_class == wide_class(group);
-  return {pool_->name(block_class), group, is_wide, groups_[group].window};
+  return {pool_->name(block_class), group, is_wide, groups_[group].window, groups_[group].sinks};
 }
 
 void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
@@ -127,6 +127,12 @@ Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
   KVX_RETURN_IF_ERROR(sequences_[sequence].truncate(*pool_, num_tokens));
   if (prefixes_) prefixes_->truncate(sequence, num_tokens);
   return {};
+}
+
+Status KvCache::release_expired(int sequence) {
+  const std::lock_guard lock(books_);
+  KVX_RETURN_IF_ERROR(check_sequence(sequence));
+  return sequences_[sequence].release_expired(*pool_);
 }
 
 // From now on no new sequence finds it.

@@ -263,8 +263,7 @@ void KvStep::describe() {
 
 // ---- a layer
 
-Status KvStep::append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
-                                 FloatRows v, MutableFloatRows out) {
+Status KvStep::append(int layer, FloatRows k, FloatRows v) {
   const KvCacheConfig& config = cache_.config_;
   if (layer < 0 || layer >= config.geometry.num_layers) {
     return invalid_argument("layer is {}; the cache has layers 0 to {}", layer,
@@ -272,19 +271,24 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   }
   if (!is_open_) return invalid_argument("no step is open; call begin_step first");
   const LayerStore& store = *cache_.layers_[layer];
-  const int g = cache_.group_of_layer_[layer];
-  const GroupStep& group = groups_[g];
-
   ops::AppendArgs append;
   append.cache = cache_.has_wide_ends() ? store.wide() : store.packed();
   append.transform = store.transform();
   append.k = k;
   append.v = v;
-  append.slot_mapping = group.slots;
+  append.slot_mapping = groups_[cache_.group_of_layer_[layer]].slots;
   append.positions = positions_;
   KVX_ASSIGN_OR_RETURN(const ops::AppendReport report, ops::append(cache_.context_, append));
   cache_.nonfinite_inputs_ += report.nonfinite_inputs;
+  return {};
+}
 
+Status KvStep::append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
+                                 FloatRows v, MutableFloatRows out) {
+  KVX_RETURN_IF_ERROR(append(layer, k, v));
+  const LayerStore& store = *cache_.layers_[layer];
+  const int g = cache_.group_of_layer_[layer];
+  const GroupStep& group = groups_[g];
   ops::AttendArgs attend;
   attend.packed = store.packed();
   if (cache_.has_wide_ends()) {
@@ -304,6 +308,7 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   attend.softmax_scale = params.softmax_scale;
   attend.softcap = params.softcap;
   attend.window = cache_.groups_[g].window;
+  attend.window_sinks = cache_.groups_[g].sinks;
   attend.sinks = params.sinks;
   return ops::attend(cache_.context_, attend);
 }

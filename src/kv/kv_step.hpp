@@ -32,6 +32,8 @@ class KvStep {
   Status begin(std::span<const StepEntry> entries);
   Status append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
                            FloatRows v, MutableFloatRows out);
+  // The first half of a layer, for rows of which nothing is asked, as a file's.
+  Status append(int layer, FloatRows k, FloatRows v);
   Status end();
   Status end(std::span<const int> kept_tokens);
   Status cancel();

@@ -87,6 +87,20 @@ Status check_geometry(const CacheGeometry& geometry) {
   for (int window : geometry.layer_windows) {
     if (window < 0) return invalid_argument("layer window is {}; expected 0 or more", window);
   }
+  const int num_sinks = static_cast<int>(geometry.layer_sinks.size());
+  if (num_sinks != 0 && num_sinks != geometry.num_layers) {
+    return invalid_argument("layer_sinks has {} entries; expected none or num_layers, {}",
+                            num_sinks, geometry.num_layers);
+  }
+  for (int layer = 0; layer < num_sinks; ++layer) {
+    const int sinks = geometry.sinks_of(layer);
+    const int window = geometry.window_of(layer);
+    if (sinks >= 0 && (sinks == 0 || window > 0)) continue;
+    return invalid_argument(
+        "layer_sinks[{}] is {} with a window of {}; expected 0 or more, 0 "
+        "without a window",
+        layer, sinks, window);
+  }
   return {};
 }
 

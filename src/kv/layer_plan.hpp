@@ -18,10 +18,16 @@ struct CacheGeometry {
   // Layers of one window form a layer group with block tables of its own.
   std::vector<int> layer_windows = {};
 
+  // [num_layers]: in a layer with a window, the sequence's first tokens that every query sees too
+  // (attention sinks, as in StreamingLLM); 0 in the others. Empty: none.
+  std::vector<int> layer_sinks = {};
+
   int window_of(int layer) const { return layer_windows.empty() ? 0 : layer_windows[layer]; }
+  int sinks_of(int layer) const { return layer_sinks.empty() ? 0 : layer_sinks[layer]; }
 };
 
-// INVALID_ARGUMENT: a count outside its range, or layer_windows of another length than num_layers.
+// INVALID_ARGUMENT: a count outside its range, layer_windows or layer_sinks of another
+// length than num_layers, sinks without a window.
 Status check_geometry(const CacheGeometry& geometry);
 
 struct HeadRunPlan {

@@ -172,8 +172,9 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   const int64_t num_tokens = match.num_blocks() * shape_.block_size;
   KVX_RETURN_IF_ERROR(blocks.adopt(*pool_, num_tokens, prefixes));
   for (int group = 0; group < blocks.num_groups(); ++group) {  // for policies that count uses
-    for (int64_t block = prefixes[group].first_block; block < match.num_blocks(); ++block) {
-      const cache::LayerGroup& facts = shape_.groups[group];
+    const cache::LayerGroup& facts = shape_.groups[group];
+    for (int64_t block = 0; block < match.num_blocks(); ++block) {
+      if (block < prefixes[group].first_block && block >= facts.sink_blocks) continue;
       KVX_RETURN_IF_ERROR(
           pool_->touch(is_wide(blocks, group, block) ? facts.wide_class : facts.packed_class,
                        ids_[group][block]));

@@ -191,7 +191,8 @@ void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match,
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
     const cache::WideEnds& ends = shape_.groups[group].wide_ends;
     const cache::GroupMatch& found = match.groups[group];
-    if (block < found.first_block) continue;  // a window has passed it
+    const bool is_sink = block < shape_.groups[group].sink_blocks;
+    if (block < found.first_block && !is_sink) continue;  // a window has passed it
     const bool is_wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
     Job job{group, is_wide ? BlockKind::kWide : BlockKind::kPacked, 0, first_node, 0, 0};
     job.block_class = class_of(group, job.kind);

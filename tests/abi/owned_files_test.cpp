@@ -80,6 +80,13 @@ TEST_F(OwnedFiles, AreRefusedWithTheReason) {
   ASSERT_FALSE(elsewhere.ok());
   EXPECT_EQ(elsewhere.failure().status, KVX_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(elsewhere.failure().text, HasSubstr("layers_from_0 is"));
+  auto transcode = sized<kvx_load_options_t>();
+  transcode.flags = KVX_LOAD_TRANSCODE;
+  api::Cache other = sharing_cache("int4");
+  const auto transcoded = other.load_sequence(path_, &transcode);
+  ASSERT_TRUE(transcoded.ok()) << transcoded.failure().text;
+  EXPECT_EQ(*other.num_tokens(*transcoded), 20);
+  EXPECT_EQ(sharing_cache("bf16").load_prefixes(path_, &transcode)->num_loaded, 2);
   EXPECT_FALSE(cache.load_sequence("/no/such/file").ok());
 
   EXPECT_EQ(kvx_file_verify(path_.c_str()), KVX_STATUS_OK) << kvx_last_error();

@@ -327,7 +327,7 @@ class ManagerHistory : public EvictionListener {
     bool packed_from_here = false;  // walking down: once packed, always packed
     for (int64_t block = n - 1; block >= 0; --block) {
       const bool is_seen = group.window == 0 || n * bs - (block * bs + bs - 1) < group.window;
-      if (!is_seen) break;
+      if (!is_seen && block >= group.sink_blocks) continue;
       if (block < group.wide_ends.head_blocks) {
         if (!has(block, group.wide_class)) return false;
         continue;
@@ -426,12 +426,20 @@ TEST(Manager, FollowsItsModelWhereEveryLayerHasAWindow) {
   run_history({4, {{0, 1, {}, 9}}});
 }
 
+TEST(Manager, FollowsItsModelWithSinksBeforeAWindow) {
+  run_history({4, {{0, 1, {}, 9, 2}, {2, 3, {}, 0}}});
+}
+
 TEST(Manager, FollowsItsModelWithWideEnds) {
   run_history({4, {{0, 1, {1, 3}, 0}}});
 }
 
 TEST(Manager, FollowsItsModelWithWideEndsInAWindow) {
   run_history({4, {{0, 1, {1, 3}, 0}, {2, 3, {1, 2}, 22}}});
+}
+
+TEST(Manager, FollowsItsModelWithWideSinksBeforeAWindow) {
+  run_history({4, {{0, 1, {2, 3}, 10, 1}}});
 }
 
 }  // namespace

@@ -291,8 +291,8 @@ TEST(Sequence, RefusesALengthThatReadsWhatAWindowLeftBehind) {
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, ErrorCode::kOutOfRange);
   EXPECT_EQ(status.error().message,
-            "num_tokens is 11; the window of layer group 0 has left the first 8 tokens behind, "
-            "which a sequence of that length reads or writes beside");
+            "num_tokens is 11; the window of layer group 0 has left tokens 0 to 7 behind, and a "
+            "sequence of that length reads or writes beside some");
   EXPECT_EQ(sequence.num_tokens(), 12);
   EXPECT_TRUE(sequence.truncate(pool, 0).ok());
   EXPECT_EQ(pool.num_used(kWindowed), 0);

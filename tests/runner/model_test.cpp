@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "quality/logits.hpp"
 #include "runner/generate.hpp"
 #include "runner/kv_attention.hpp"
 #include "tests/runner/golden_file.hpp"
@@ -170,6 +171,82 @@ TEST_F(RealModel, APrefixHitGivesBitwiseEqualLogits) {
     ASSERT_TRUE(attention->reset_to_prefix({}, tokens).ok());
     ASSERT_EQ(attention->num_tokens(), 256) << recipe;
     EXPECT_EQ(last_logits(*model, *attention, tokens.subspan(256)), recomputed) << recipe;
+  }
+}
+
+// Feeds tokens; the logits of each, [tokens, vocabulary].
+std::vector<float> all_logits(Model& model, AttentionBackend& attention,
+                              std::span<const int> tokens) {
+  std::vector<float> hidden(tokens.size() * model.config().hidden);
+  EXPECT_TRUE(model.forward(tokens, attention, hidden.data()).ok());
+  std::vector<float> logits(tokens.size() * model.config().vocab_size);
+  EXPECT_TRUE(model.logits(hidden.data(), static_cast<int>(tokens.size()), logits.data()).ok());
+  return logits;
+}
+
+double mean_kl(const std::vector<float>& base, const std::vector<float>& other, size_t vocab) {
+  double sum = 0;
+  for (size_t at = 0; at < base.size(); at += vocab) {
+    const auto p = std::span(base).subspan(at, vocab);
+    const auto q = std::span(other).subspan(at, vocab);
+    sum += quality::kl_divergence(p, quality::summarize(p), q, quality::summarize(q));
+  }
+  return sum / static_cast<double>(base.size() / vocab);
+}
+
+// A branch whose window is cached packed alone pays for that window only. docs/cache-manager.md has
+// more of these figures; the bounds leave room for another CPU's rounding.
+TEST_F(RealModel, ABranchWithWideEndsStaysNearARecomputation) {
+  std::ifstream file(required_path("KVX_TEST_TEXT"));
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto all = tokenizer->encode(text.str(), SpecialTokens::kAsText).value();
+  const char* from_variable = std::getenv("KVX_BRANCH_POINTS");  // 1 in the suite
+  const int num_points = from_variable == nullptr ? 1 : std::atoi(from_variable);
+  constexpr size_t kPrefix = 192;
+  constexpr size_t kMore = 64;
+  const size_t vocab = model->config().vocab_size;
+  constexpr const char* kRecipes[] = {"nvfp4:auto", "int4:auto"};
+  struct {
+    double branch = 0;      // of a branch from its recomputation
+    double recomputed = 0;  // from f32
+    double branched = 0;    // from f32
+  } kl[std::size(kRecipes)];
+  for (int point = 0; point < num_points; ++point) {
+    const auto tokens = std::span(all).subspan(point * 1000, kPrefix + kMore);
+    // The same beginning, then another text, long enough for the prefix to leave the window.
+    std::vector<int> other(tokens.begin(), tokens.begin() + kPrefix);
+    other.insert(other.end(), all.begin() + 500, all.begin() + 600);
+    const auto exact = cache("f32", 320);
+    last_logits(*model, *exact, tokens.first(kPrefix));
+    const auto expected = all_logits(*model, *exact, tokens.subspan(kPrefix));
+    for (size_t r = 0; r < std::size(kRecipes); ++r) {
+      KvAttentionOptions options;
+      options.recipe = kv::parse_recipe(kRecipes[r]).value();
+      options.block_size = 16;
+      options.max_tokens = 320;
+      options.prefix.is_on = true;
+      const auto attention = KvAttention::create(model->config(), options, *executor).value();
+      last_logits(*model, *attention, tokens.first(kPrefix));
+      const auto recomputed = all_logits(*model, *attention, tokens.subspan(kPrefix));
+      ASSERT_TRUE(attention->reset().ok());
+      ASSERT_TRUE(attention->cache().clear_prefixes().ok());
+      last_logits(*model, *attention, other);
+      ASSERT_TRUE(attention->reset_to_prefix({}, tokens).ok());
+      ASSERT_EQ(attention->num_tokens(), int64_t{kPrefix}) << kRecipes[r];
+      const auto branched = all_logits(*model, *attention, tokens.subspan(kPrefix));
+      kl[r].branch += mean_kl(recomputed, branched, vocab) / num_points;
+      kl[r].recomputed += mean_kl(expected, recomputed, vocab) / num_points;
+      kl[r].branched += mean_kl(expected, branched, vocab) / num_points;
+    }
+  }
+  for (size_t r = 0; r < std::size(kRecipes); ++r) {
+    std::printf(
+        "%s: KL %.5f of a branch from its recomputation; from f32 %.5f recomputed, %.5f as a "
+        "branch\n",
+        kRecipes[r], kl[r].branch, kl[r].recomputed, kl[r].branched);
+    EXPECT_GT(kl[r].branch, 0) << "the window's blocks were cached wide: this was no branch";
+    EXPECT_LT(kl[r].branch, 0.02) << kRecipes[r];
   }
 }
 

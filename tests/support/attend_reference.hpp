@@ -30,7 +30,8 @@ inline bool reference_sees(const ops::AttendArgs& args, int sequence, int new_to
   const int q_len = args.q_starts[sequence + 1] - args.q_starts[sequence];
   const int first_new = args.seq_lens[sequence] - q_len;
   const int position = first_new + new_token;
-  if (args.window > 0 && token <= position - args.window) return false;
+  const bool is_before_window = args.window > 0 && token <= position - args.window;
+  if (is_before_window && token >= args.window_sinks) return false;
   if (!args.tree_mask || token < first_new) return token <= position;
   const int64_t q_row = args.q_starts[sequence] + new_token;
   return args.tree_mask[q_row * args.tree_mask_stride + (token - first_new)] != 0;
@@ -71,7 +72,8 @@ inline AttendOutput attend_reference(const ops::AttendArgs& args, const std::vec
     for (int head = 0; q_len > 0 && head < args.packed.num_kv_heads; ++head) {
       std::vector<Row> keys, values;
       for (int t = 0; t < args.seq_lens[s]; ++t) {
-        const bool is_needed = args.window == 0 || t > args.seq_lens[s] - q_len - args.window;
+        const bool is_needed =
+            args.window == 0 || t < args.window_sinks || t > args.seq_lens[s] - q_len - args.window;
         keys.push_back(is_needed ? key_row(s, t, head) : Row());
         values.push_back(is_needed ? value_row(s, t, head) : Row());
       }

@@ -207,6 +207,7 @@ class AttendScene {
     args_.softmax_scale = o.softmax_scale;
     args_.softcap = o.softcap;
     args_.window = o.window;
+    args_.window_sinks = o.window_sinks;
     args_.sinks = o.sinks ? sinks_.data() : nullptr;
   }
 

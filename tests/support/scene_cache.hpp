@@ -46,6 +46,7 @@ struct SceneOptions {
   float softmax_scale = 0.15f;
   float softcap = 0.0f;
   int window = 0;
+  int window_sinks = 0;
   bool sinks = false;
   bool k_mean = false, k_factor = false, k_offset = false, k_hadamard = false;
   bool v_mean = false, v_factor = false, v_hadamard = false;

@@ -118,6 +118,9 @@ TEST_F(CliModel, SaysWhatIsWrongWithACacheFile) {
   ASSERT_EQ(kvx("cache save -m model.gguf --block-size 4 -f short.txt -o c.kvx").exit_code, 0);
   expect_refused("cache load -m model.gguf --block-size 8 c.kvx", "block_size is 4; expected 8");
   expect_refused("cache load -m model.gguf --block-size 4 --cache int8 c.kvx", "layers_from_0");
+  const Outcome transcoded =
+      kvx("cache load -m model.gguf --block-size 8 --cache int8 --transcode c.kvx -n 4");
+  EXPECT_EQ(transcoded.exit_code, 0) << transcoded.err;
   expect_refused("cache load -m model.gguf none.kvx", "No such file");
   expect_refused("cache inspect model.gguf", "it is no cache file");
   std::string bytes = read_file("file", work() / "c.kvx").value();

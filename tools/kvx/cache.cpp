@@ -65,6 +65,7 @@ void add_save(CLI::App& parent, Action& action) {
 struct LoadCommand {
   SessionOptions session;
   std::string file;
+  bool transcodes = false;
   runner::GenerateOptions generate;
 };
 
@@ -72,7 +73,9 @@ struct LoadCommand {
 Status load(const LoadCommand& options) {
   KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, true));
   runner::KvAttention& attention = *session.attention;
-  KVX_RETURN_IF_ERROR(attention.load(options.file));
+  using FileOf = runner::KvAttention::FileOf;
+  KVX_RETURN_IF_ERROR(
+      attention.load(options.file, options.transcodes ? FileOf::kAnyCache : FileOf::kThisCache));
   const int64_t num_tokens = attention.num_tokens();
   const int last = attention.cache().recorded_tokens(attention.sequence()).back();
   KVX_RETURN_IF_ERROR(attention.cache().truncate_sequence(attention.sequence(), num_tokens - 1));
@@ -88,6 +91,8 @@ void add_load(CLI::App& parent, Action& action) {
   auto o = std::make_shared<LoadCommand>();
   add_session_options(*command, o->session);
   command->add_option("file", o->file, "The file")->required();
+  command->add_flag("--transcode", o->transcodes,
+                    "Take a file of another format, block size or other wide ends");
   command->add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
       ->check(whole_number(1, 1 << 24))
       ->capture_default_str();
@@ -162,6 +167,7 @@ void add_cache(CLI::App& app, Action& action) {
       "Examples:\n"
       "  kvx cache save -m model.gguf --cache nvfp4:auto -f book.txt -o book.kvx\n"
       "  kvx cache load -m model.gguf --cache nvfp4:auto book.kvx -n 50\n"
+      "  kvx cache load -m model.gguf --cache int8 --transcode book.kvx\n"
       "  kvx cache inspect book.kvx\n");
 }
 

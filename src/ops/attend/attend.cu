@@ -216,6 +216,9 @@ Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
   if (args.window < 0) {
     return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
   }
+  if (args.window_sinks != 0) {
+    return unsupported("window_sinks is {}; on a GPU a window has no sinks yet", args.window_sinks);
+  }
   constexpr int kMaxSequences = 65535;
   if (args.num_sequences < 0 || args.num_sequences > kMaxSequences) {
     return invalid_argument("num_sequences is {}; expected 0 to {}", args.num_sequences,

@@ -40,6 +40,7 @@ struct AttendArgs {
   float softmax_scale = 1.0f;
   float softcap = 0.0f;  // 0: none
   int window = 0;        // a query sees its own and the window - 1 tokens before; 0: all
+  int window_sinks = 0;  // with a window: a query sees the sequence's first tokens too, so many
   const float* sinks =
       nullptr;  // [num_q_heads] logits that take probability and add no value; lse counts them
   // [total_q, tree_mask_stride] bytes: entry j of a query's row says whether it sees new token j of

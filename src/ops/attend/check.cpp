@@ -73,6 +73,10 @@ Status check_numbers(const AttendArgs& args) {
   if (args.window < 0) {
     return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
   }
+  if (args.window_sinks < 0 || (args.window_sinks > 0 && args.window == 0)) {
+    return invalid_argument("window_sinks is {} with a window of {}; expected 0 or more, 0 without",
+                            args.window_sinks, args.window);
+  }
   if (args.num_sequences < 0) {
     return invalid_argument("num_sequences is {}; expected at least 0", args.num_sequences);
   }
@@ -121,7 +125,7 @@ Status check_lengths(const AttendArgs& args, int s) {
   return {};
 }
 
-// Only the blocks that a query reads: those before the window may be gone already.
+// Only the blocks that a query reads: those between the sinks and the window may be gone already.
 Status check_blocks(const AttendArgs& args, int s) {
   const int64_t q_len = args.q_starts[s + 1] - args.q_starts[s];
   if (q_len == 0) return {};
@@ -129,7 +133,10 @@ Status check_blocks(const AttendArgs& args, int s) {
   const int64_t first_token =
       args.window > 0 ? std::max<int64_t>(0, seq_len - q_len - args.window + 1) : 0;
   const int64_t end = ceil_div<int64_t>(seq_len, args.packed.block_size);
-  for (int64_t b = first_token / args.packed.block_size; b < end; ++b) {
+  const int64_t sinks_end = ceil_div<int64_t>(args.window_sinks, args.packed.block_size);
+  const int64_t first_block = first_token / args.packed.block_size;
+  for (int64_t b = sinks_end > 0 ? 0 : first_block; b < end; ++b) {
+    if (b >= sinks_end && b < first_block) b = first_block;
     const bool wide =
         has_wide_ends(args) && (b < args.wide_head_blocks[s] || b >= args.wide_tail_block[s]);
     const int64_t num_blocks = wide ? args.wide.num_blocks : args.packed.num_blocks;

@@ -33,6 +33,7 @@ class Piece {
         q_len_(args_.q_starts[place.sequence + 1] - args_.q_starts[place.sequence]),
         first_row_(place.first_row),
         num_rows_(place.num_rows),
+        sinks_(args_.window > 0 ? args_.window_sinks : 0),
         rows_(scratch.rows),
         tiles_(scratch.tiles) {
     const Tiling& t = plan.tiling;
@@ -46,6 +47,8 @@ class Piece {
 
   void attend_all() {
     load_queries();
+    clear_sums();
+    attend_tokens(0, std::min(sinks_, first_seen()));
     attend_tokens(first_seen(), end_seen());
     for (int r = 0; r < num_rows_; ++r) finish_row(r);
   }
@@ -58,6 +61,8 @@ class Piece {
     const int64_t first_tile = begin / cpu::kMaxTileTokens * cpu::kMaxTileTokens;
     const int64_t part_begin = first_tile + int64_t{part} * plan_.split.part_tokens;
     const int64_t part_end = part_begin + plan_.split.part_tokens;
+    clear_sums();
+    if (part == 0) attend_tokens(0, std::min(sinks_, begin));
     attend_tokens(static_cast<int>(std::clamp<int64_t>(part_begin, begin, end)),
                   static_cast<int>(std::clamp<int64_t>(part_end, begin, end)));
     for (int r = 0; r < num_rows_; ++r) {
@@ -133,8 +138,9 @@ class Piece {
     return end;
   }
 
+  void clear_sums() { std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f); }
+
   void attend_tokens(int begin, int end) {
-    std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f);
     TileRows* tile = &tiles_[0];
     TileRows* next = &tiles_[1];
     reader_.find(begin, begin < end ? reader_.tile_length(begin, end) : 0, *tile);
@@ -246,7 +252,8 @@ class Piece {
   }
 
   bool sees(int r, int token) const {
-    if (token < rows_[r].first_token || token >= rows_[r].end_token) return false;
+    if (token < rows_[r].first_token && token >= sinks_) return false;
+    if (token >= rows_[r].end_token) return false;
     const int j = token - first_new_token();
     return !args_.tree_mask || j < 0 ||
            args_.tree_mask[q_token(r) * args_.tree_mask_stride + j] != 0;
@@ -255,7 +262,8 @@ class Piece {
   bool hides_some(int first, int n) const {
     if (args_.tree_mask && first + n > first_new_token()) return true;
     for (int r = 0; r < num_rows_; ++r) {
-      if (rows_[r].first_token > first || rows_[r].end_token < first + n) return true;
+      const bool sees_first = rows_[r].first_token <= first || first + n <= sinks_;
+      if (!sees_first || rows_[r].end_token < first + n) return true;
     }
     return false;
   }
@@ -317,6 +325,7 @@ class Piece {
   int q_len_;
   int64_t first_row_;
   int num_rows_;
+  int sinks_;  // tokens that every query sees, whatever its window
 
   QueryRow* rows_;   // [num_rows]
   TileRows* tiles_;  // [2]: this one and the next

@@ -63,6 +63,7 @@ TEST(AttendChecks, NumbersThatCannotBe) {
   expect_invalid([=](AttendArgs& a) { a.softcap = nan; }, {"softcap is nan", "finite"});
   expect_invalid([](AttendArgs& a) { a.softcap = -1; }, {"softcap is -1", "positive"});
   expect_invalid([](AttendArgs& a) { a.window = -1; }, {"window is -1", "expected 0"});
+  expect_invalid([](AttendArgs& a) { a.window_sinks = 1; }, {"window_sinks is 1", "window of 0"});
   expect_invalid([](AttendArgs& a) { a.num_sequences = -1; }, {"num_sequences is -1"});
   expect_invalid([](AttendArgs& a) { a.max_blocks_per_sequence = -1; },
                  {"max_blocks_per_sequence is -1"});

@@ -86,8 +86,9 @@ TEST(AttendLaws, TheNumberOfThreadsDoesNotMatterToASequenceThatIsCutIntoParts) {
   options.seq_lens = {3000, 40, 1500};
   options.q_lens = {2, 1, 0};
   options.sinks = true;
-  for (const int window : {0, 1700}) {
+  for (const int window : {0, 1700, 1701}) {
     options.window = window;
+    options.window_sinks = window == 1701 ? 70 : 0;
     AttendScene scene(options);
     const AttendOutput expected = scene.reference();
     const auto pool = make_thread_pool(3);
@@ -301,6 +302,26 @@ TEST(AttendLaws, BlocksBeforeTheWindowAreNeverRead) {
     const std::vector<uint8_t> bits = bits_of_run(scene, level);
     const std::vector<int32_t> table = scene.table();
     for (int block = 0; block < 177 / options.block_size; ++block) scene.table()[block] = -7;
+    EXPECT_EQ(bits, bits_of_run(scene, level));
+    scene.table() = table;
+  }
+}
+
+TEST(AttendLaws, BlocksBetweenTheSinksAndTheWindowAreNeverRead) {
+  SceneOptions options;
+  options.runs = {{2, "int8", "bf16"}};
+  options.seq_lens = {200};
+  options.q_lens = {4};
+  options.window = 20;  // the first query sees tokens 177 to 196
+  options.window_sinks = 5;
+  AttendScene scene(options);
+  const AttendOutput expected = scene.reference();
+  const int sinks_end = (5 + options.block_size - 1) / options.block_size;
+  for (CpuLevel level : cpu_levels_here()) {
+    const std::vector<uint8_t> bits = bits_of_run(scene, level);
+    EXPECT_LE(relative_rms(scene.run(level).out, expected.out), kCodeTolerance);
+    const std::vector<int32_t> table = scene.table();
+    for (int b = sinks_end; b < 177 / options.block_size; ++b) scene.table()[b] = -7;
     EXPECT_EQ(bits, bits_of_run(scene, level));
     scene.table() = table;
   }

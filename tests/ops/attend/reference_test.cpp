@@ -154,6 +154,7 @@ RC_GTEST_PROP(Attend, AgreesWithTheReferenceWhateverTheFeatures, ()) {
   options.order = *rc::gen::element(RowOrder::kNhd, RowOrder::kHnd, RowOrder::kFused);
   options.softcap = coin() ? 2.0f : 0.0f;
   options.window = coin() ? *rc::gen::inRange(1, 100) : 0;
+  options.window_sinks = options.window > 0 && coin() ? *rc::gen::inRange(1, 60) : 0;
   options.sinks = coin();
   options.k_mean = coin();
   options.k_factor = coin();
