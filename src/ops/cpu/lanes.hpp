@@ -184,5 +184,19 @@ KVX_INLINE void transpose_steps(V* rows) {
   }
 }
 
+// Lane j of the result is all lanes of rows[j] folded, halves first. rows: [kLanes<V>], spent.
+template <class V, class Combine, int Step = kLanes<V> / 2>
+KVX_INLINE V fold_each(V* rows, const Combine& combine) {
+  for (int i = 0; i < Step; ++i) {
+    swap_lanes<Step>(rows[i], rows[i + Step], std::make_integer_sequence<int, kLanes<V>>());
+    rows[i] = combine(rows[i], rows[i + Step]);
+  }
+  if constexpr (Step > 1) {
+    return fold_each<V, Combine, Step / 2>(rows, combine);
+  } else {
+    return rows[0];
+  }
+}
+
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

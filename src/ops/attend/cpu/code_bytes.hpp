@@ -36,13 +36,18 @@ struct CodeBytes {
 
   // The bytes of the sixteen nibbles plus an offset, in each lane of 16 bytes.
   static constexpr int kKeyOffset = kIsUnsigned ? 0 : kKeyBias;
-  KVX_INLINE static __m512i nibble_table(int offset) {
-    alignas(16) int8_t bytes[16];
+  static constexpr Table<int8_t, 16> nibble_bytes(int offset) {
+    Table<int8_t, 16> bytes = {};
     for (int code = 0; code < 16; ++code) {
-      bytes[code] = static_cast<int8_t>(
+      bytes.at[code] = static_cast<int8_t>(
           static_cast<int>(Codec::decode(static_cast<uint8_t>(code)) / kUnit) + offset);
     }
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return bytes;
+  }
+  template <int Offset>
+  KVX_INLINE static __m512i nibble_table() {
+    static constexpr Table<int8_t, 16> kBytes = nibble_bytes(Offset);
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes.at)));
   }
 };
 
@@ -59,6 +64,11 @@ KVX_INLINE __m512i load_chunks(const uint8_t* const* rows, int distance, int row
   chunks = _mm512_inserti32x4(chunks, load_chunk(rows[distance], row_bytes, offset), 1);
   chunks = _mm512_inserti32x4(chunks, load_chunk(rows[2 * distance], row_bytes, offset), 2);
   return _mm512_inserti32x4(chunks, load_chunk(rows[3 * distance], row_bytes, offset), 3);
+}
+
+// The fixed-point numbers of the digits' integer sums.
+KVX_INLINE __m512i join_digits(__m512i high, __m512i low) {
+  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
 // Four digits, to every 32-bit lane.

@@ -10,8 +10,9 @@ inline namespace KVX_CPU_LEVEL {
 //
 // prepared, a row: [high digits: int8 x head_dim][low digits: int8 x head_dim]
 //                  [scales: f32 x spans][corrections: int32 x spans][sum of the row: f32]
-// number = (256 * high + low) * its span's scale. Digits lie in the order in which the key tile has
-// its bytes. A correction undoes the keys' bias: -bias * sum of the span's fixed-point numbers.
+// number = (256 * high + low) * its span's scale. Digits lie in the
+// order in which the key tile has its bytes. A correction undoes the keys' bias: -bias * sum of the
+// span's fixed-point numbers.
 
 inline constexpr int kSpan = 128;  // most numbers in one integer sum: 255 * 127 * 128 * 256 < 2^31
 
@@ -44,15 +45,21 @@ constexpr int number_at(int place) {
   return place % 8 < 4 ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte);
 }
 
+template <class Codec, format::Packing P>
+constexpr Table<int8_t, 16> order_of_places() {
+  Table<int8_t, 16> order = {};
+  for (int place = 0; place < 16; ++place) {
+    order.at[place] = static_cast<int8_t>(number_at<Codec, P>(place));
+  }
+  return order;
+}
+
 // The lowest bytes of sixteen numbers of a row, in the order of places.
 template <class Codec, format::Packing P>
 KVX_INLINE void store_in_places(__m512i numbers, int8_t* digits) {
-  alignas(16) int8_t order[16];
-  for (int place = 0; place < 16; ++place) {
-    order[place] = static_cast<int8_t>(number_at<Codec, P>(place));
-  }
-  const __m128i bytes = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(numbers),
-                                         _mm_load_si128(reinterpret_cast<const __m128i*>(order)));
+  static constexpr Table<int8_t, 16> kOrder = order_of_places<Codec, P>();
+  const __m128i bytes = _mm_shuffle_epi8(
+      _mm512_cvtepi32_epi8(numbers), _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(digits), bytes);
 }
 
@@ -63,11 +70,11 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const fl
   constexpr float kMost = 127 * 256;
   const int first = s * layout.span;
   const int end = layout.end_of_span(s);
-  float largest = 0;
-  for (int d = first; d < end; ++d) {
-    const float magnitude = query[d] < 0 ? -query[d] : query[d];
-    largest = magnitude > largest ? magnitude : largest;
+  __m512 magnitudes = _mm512_setzero_ps();
+  for (int d = first; d < end; d += 16) {
+    magnitudes = _mm512_max_ps(magnitudes, _mm512_abs_ps(_mm512_loadu_ps(query + d)));
   }
+  const float largest = _mm512_reduce_max_ps(magnitudes);
   const float inverse = largest > 0x1p-100f ? kMost / largest : 0.0f;
   int8_t* high_digits = layout.digits(prepared, row);
   int8_t* low_digits = high_digits + layout.head_dim;
@@ -75,8 +82,8 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const fl
   for (int d = first; d < end; d += 16) {
     const __m512i fixed =
         _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(query + d), _mm512_set1_ps(inverse)));
-    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
     sum = _mm512_add_epi32(sum, fixed);
+    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
     store_in_places<Codec, P>(high, high_digits + d);
     store_in_places<Codec, P>(fixed, low_digits + d);  // what is left is the lowest byte
   }
@@ -96,8 +103,9 @@ void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const fl
   const QueryLayout layout(spec, head_dim);
   for (int row = 0; row < num_rows; ++row) {
     const float* query = queries + int64_t{row} * head_dim;
-    float sum = 0;
-    for (int d = 0; d < head_dim; ++d) sum += query[d];
+    __m512 sums = _mm512_setzero_ps();
+    for (int d = 0; d < head_dim; d += 16) sums = _mm512_add_ps(sums, _mm512_loadu_ps(query + d));
+    const float sum = _mm512_reduce_add_ps(sums);
     prepared[layout.sum_at(row)] = sum;
     if (!is_number(sum)) continue;  // digits cannot say it, and score goes the plain way
     for (int s = 0; s < layout.num_spans; ++s) {
@@ -120,7 +128,8 @@ struct KeyTile {
 template <class Codec>
 KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile) {
   using Code = CodeBytes<Codec>;
-  const __m512i table = Code::kIsNibble ? Code::nibble_table(Code::kKeyOffset) : __m512i{};
+  const __m512i table =
+      Code::kIsNibble ? Code::template nibble_table<Code::kKeyOffset>() : __m512i{};
   const __m512i low_four = _mm512_set1_epi8(15);
   const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kKeyFlip));
   for (int offset = 0; offset < row_bytes; offset += 16) {
@@ -148,54 +157,54 @@ KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* 
   }
 }
 
-// The digits' integer sums of one span: Rows queries, Groups * 16 tokens.
-template <int Rows, int Groups>
-struct SpanSums {
-  __m512i high[Rows][Groups] = {};
-  __m512i low[Rows][Groups] = {};
-};
-
-template <int Rows, int Groups>
-KVX_INLINE void add_span(const ScoreJob& job, const QueryLayout& layout, int row, int s,
-                         const uint8_t* codes, SpanSums<Rows, Groups>& sums,
-                         Prefetcher& prefetcher) {
-  const int64_t group_bytes = int64_t{16} * layout.head_dim;
-  for (int place = s * layout.span; place < layout.end_of_span(s); place += 4) {
-    __m512i keys[Groups];
-    for (int g = 0; g < Groups; ++g) {
-      keys[g] = _mm512_loadu_si512(codes + g * group_bytes + place * 16);
-      prefetcher.next_line();
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const int8_t* digits = layout.digits(job.prepared, row + r) + place;
-      const __m512i q_high = splat_digits(digits);
-      const __m512i q_low = splat_digits(digits + layout.head_dim);
-      for (int g = 0; g < Groups; ++g) {
-        sums.high[r][g] = _mm512_dpbusd_epi32(sums.high[r][g], keys[g], q_high);
-        sums.low[r][g] = _mm512_dpbusd_epi32(sums.low[r][g], keys[g], q_low);
-      }
-    }
-  }
-}
-
-// Tokens [token, token + Groups * 16) for Rows queries.
+// Tokens [token, token + Groups * 16) for Rows queries. What the inner loop reads is in local
+// variables: behind a reference the compiler loads it again for every product.
 template <int Rows, int Groups>
 KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
                            const KeyTile& tile, Prefetcher& prefetcher) {
   const int n = job.keys.padded_tokens();
-  const uint8_t* codes = tile.codes + int64_t{token} * layout.head_dim;
+  const int head_dim = layout.head_dim;
+  const uint8_t* codes = tile.codes + int64_t{token} * head_dim;
+  const int lines = prefetcher.lines_per_step(n / (16 * Groups) * (head_dim / 16));
+  const int8_t* digits[Rows];
+  for (int r = 0; r < Rows; ++r) digits[r] = layout.digits(job.prepared, row + r);
   __m512 total[Rows][Groups] = {};
   for (int s = 0; s < layout.num_spans; ++s) {
-    SpanSums<Rows, Groups> sums;
-    add_span(job, layout, row, s, codes, sums, prefetcher);
+    __m512i high[Rows][Groups];
+    __m512i low[Rows][Groups];
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i correction = splat_digits(job.prepared + layout.corrections_at(row + r) + s);
+      for (int g = 0; g < Groups; ++g) {
+        high[r][g] = _mm512_setzero_si512();
+        low[r][g] = correction;
+      }
+    }
+    const int end = layout.end_of_span(s);
+    for (int first = s * layout.span; first < end; first += 16) {
+      prefetcher.next_lines(lines);
+#pragma GCC unroll 4
+      for (int place = first; place < first + 16; place += 4) {
+        __m512i keys[Groups];
+        for (int g = 0; g < Groups; ++g) {
+          keys[g] = _mm512_loadu_si512(codes + g * 16 * head_dim + place * 16);
+        }
+        for (int r = 0; r < Rows; ++r) {
+          const __m512i q_high = splat_digits(digits[r] + place);
+          for (int g = 0; g < Groups; ++g) {
+            high[r][g] = _mm512_dpbusd_epi32(high[r][g], keys[g], q_high);
+          }
+          const __m512i q_low = splat_digits(digits[r] + head_dim + place);
+          for (int g = 0; g < Groups; ++g) {
+            low[r][g] = _mm512_dpbusd_epi32(low[r][g], keys[g], q_low);
+          }
+        }
+      }
+    }
     const float* steps = tile.steps + s * layout.span / layout.group * n + token;
     for (int r = 0; r < Rows; ++r) {
       const __m512 scale = _mm512_set1_ps(job.prepared[layout.scales_at(row + r) + s]);
-      const __m512i correction = splat_digits(job.prepared + layout.corrections_at(row + r) + s);
       for (int g = 0; g < Groups; ++g) {
-        const __m512i fixed =
-            _mm512_add_epi32(_mm512_slli_epi32(sums.high[r][g], 8), sums.low[r][g]);
-        const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(fixed, correction));
+        const __m512 sum = _mm512_cvtepi32_ps(join_digits(high[r][g], low[r][g]));
         const __m512 weight = _mm512_mul_ps(_mm512_loadu_ps(steps + 16 * g), scale);
         total[r][g] = _mm512_fmadd_ps(sum, weight, total[r][g]);
       }

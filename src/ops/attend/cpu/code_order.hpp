@@ -8,6 +8,13 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
+// A register's worth of constants. The compilers fill a table at compile time only if it is told
+// so: static constexpr, from a constexpr function.
+template <class T, int N>
+struct Table {
+  alignas(64) T at[N];
+};
+
 // E2M1 codes are whole multiples of a half.
 template <class Codec>
 constexpr float code_unit() {

@@ -21,26 +21,26 @@ constexpr int four_at(int place) {
 
 // Of four tokens' chunks, one a lane: 16 byte codes, or 8 bytes of nibbles in both halves, as
 // [16 numbers x 4 tokens]. first: the byte of a chunk at which the part begins.
-KVX_INLINE __m512i interleave_index(bool is_nibble, int first) {
-  alignas(64) uint8_t index[64];
+constexpr Table<uint8_t, 64> interleave_index(bool is_nibble, int first) {
+  Table<uint8_t, 64> index = {};
   for (int i = 0; i < 64; ++i) {
     const int column = is_nibble ? i / 4 % 8 : i / 4;
-    index[i] = static_cast<uint8_t>(i % 4 * 16 + first + column);
+    index.at[i] = static_cast<uint8_t>(i % 4 * 16 + first + column);
   }
-  return _mm512_load_si512(index);
+  return index;
 }
 
 // The lane of each of a part's numbers: nibbles have their low ones in lanes 0 to 7, high ones in
 // lanes 8 to 15.
 template <class Codec, format::Packing P>
-KVX_INLINE __m512i lane_of_number() {
-  alignas(64) int32_t lane[16];
-  for (int i = 0; i < 16; ++i) lane[i] = i;
+constexpr Table<int32_t, 16> lane_of_number() {
+  Table<int32_t, 16> lane = {};
+  for (int i = 0; i < 16; ++i) lane.at[i] = i;
   for (int byte = 0; CodeBytes<Codec>::kIsNibble && byte < 8; ++byte) {
-    lane[low_nibble_number<P>(byte)] = byte;
-    lane[high_nibble_number<P>(byte)] = 8 + byte;
+    lane.at[low_nibble_number<P>(byte)] = byte;
+    lane.at[high_nibble_number<P>(byte)] = 8 + byte;
   }
-  return _mm512_load_si512(lane);
+  return lane;
 }
 
 template <class Codec>
@@ -48,24 +48,27 @@ KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher
   using Code = CodeBytes<Codec>;
   const int row_bytes = values.head_dim * Codec::kBits / 8;
   const int num_fours = values.padded_tokens() / 4;
-  const __m512i table = Code::kIsNibble ? Code::nibble_table(0) : __m512i{};
+  const __m512i table = Code::kIsNibble ? Code::template nibble_table<0>() : __m512i{};
   const __m512i low_four = _mm512_set1_epi8(15);
   const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kValueFlip));
-  const __m512i first_part = interleave_index(Code::kIsNibble, 0);
-  const __m512i second_part = interleave_index(Code::kIsNibble, 8);
+  static constexpr Table<uint8_t, 64> kFirst = interleave_index(Code::kIsNibble, 0);
+  static constexpr Table<uint8_t, 64> kSecond = interleave_index(Code::kIsNibble, 8);
+  const __m512i first_part = _mm512_load_si512(kFirst.at);
+  const __m512i second_part = _mm512_load_si512(kSecond.at);
   const __m512i shifts = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
   const auto nibbles = [&](__m512i chunks, __m512i index) {
     const __m512i columns = _mm512_permutexvar_epi8(index, chunks);
     const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(columns, shifts), low_four);
     return _mm512_shuffle_epi8(table, codes);
   };
+  const int lines = prefetcher.lines_per_step(num_fours);
   for (int place = 0; place < kPlaces; ++place) {
     if (four_at(place) >= num_fours) continue;
+    prefetcher.next_lines(lines);
     const uint8_t* const* rows = values.codes + 4 * four_at(place);
     int8_t* out = tile + place * 64;
     for (int offset = 0; offset < row_bytes; offset += 16) {
       const __m512i chunks = load_chunks(rows, 1, row_bytes, offset);
-      prefetcher.next_line();
       if constexpr (Code::kIsNibble) {
         _mm512_storeu_si512(out, nibbles(chunks, first_part));
         out += kPartBytes;
@@ -89,7 +92,6 @@ struct ValueTile {
   uint8_t* digits;       // [rows of a chunk][groups][high and low][64 tokens in order of places]
   int num_groups;
   int group_parts;  // parts of 16 numbers in a group
-  int num_fours;    // of tokens
   __m512i lanes;    // lane_of_number
   int value_bias;
 };
@@ -127,8 +129,8 @@ KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* larg
   return true;
 }
 
-// p * steps of 64 tokens as two digits each: [high: 64][low: 64], in the order of places.
-// Requires: p * steps is 0 to 255 * 256.
+// p * steps of 64 tokens as digits, [high: 64][low: 64] in the order of places; with one digit
+// there are no low ones. Requires: p * steps is 0 to 255 * 256, or to 255.
 KVX_INLINE void store_weight_digits(const __m512* p, const float* steps, int num_vectors,
                                     uint8_t* digits) {
   __m512i fixed[4] = {};
@@ -189,7 +191,7 @@ KVX_INLINE RowWeight weigh_row(const ValueJob& job, const ValueTile& tile, int r
 // ---- Products
 
 // Parts * 16 numbers from `part` on, for Rows rows. OneGroup: they share their steps, so their
-// weights are loaded once.
+// weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes say.
 template <int Rows, int Parts, bool OneGroup>
 KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, int part,
                           const RowWeight* weights) {
@@ -197,23 +199,29 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   __m512i low[Rows][Parts] = {};
   int group[Parts];
   for (int i = 0; i < Parts; ++i) group[i] = (part + i) / tile.group_parts;
-  for (int place = 0; place < kPlaces; ++place) {
-    if (four_at(place) >= tile.num_fours) continue;
-    __m512i codes[Parts];
+  const int8_t* codes = tile.codes + int64_t{part} * kPartBytes;
+  const uint8_t* digits[Rows][Parts];
+  for (int r = 0; r < Rows; ++r) {
     for (int i = 0; i < Parts; ++i) {
-      codes[i] = _mm512_loadu_si512(tile.codes + int64_t{part + i} * kPartBytes + place * 64);
+      digits[r][i] = tile.digits + (r * tile.num_groups + group[i]) * 128;
+    }
+  }
+#pragma GCC unroll 4
+  for (int place = 0; place < kPlaces; ++place) {
+    __m512i values[Parts];
+    for (int i = 0; i < Parts; ++i) {
+      values[i] = _mm512_loadu_si512(codes + i * kPartBytes + place * 64);
     }
     for (int r = 0; r < Rows; ++r) {
-      const uint8_t* row_digits = tile.digits + r * tile.num_groups * 128 + 4 * place;
-      __m512i weight_high = splat_digits(row_digits + group[0] * 128);
-      __m512i weight_low = splat_digits(row_digits + group[0] * 128 + 64);
+      __m512i weight = splat_digits(digits[r][0] + 4 * place);
       for (int i = 0; i < Parts; ++i) {
-        if (!OneGroup && i > 0) {
-          weight_high = splat_digits(row_digits + group[i] * 128);
-          weight_low = splat_digits(row_digits + group[i] * 128 + 64);
-        }
-        high[r][i] = _mm512_dpbusd_epi32(high[r][i], weight_high, codes[i]);
-        low[r][i] = _mm512_dpbusd_epi32(low[r][i], weight_low, codes[i]);
+        if (!OneGroup && i > 0) weight = splat_digits(digits[r][i] + 4 * place);
+        high[r][i] = _mm512_dpbusd_epi32(high[r][i], weight, values[i]);
+      }
+      weight = splat_digits(digits[r][0] + 64 + 4 * place);
+      for (int i = 0; i < Parts; ++i) {
+        if (!OneGroup && i > 0) weight = splat_digits(digits[r][i] + 64 + 4 * place);
+        low[r][i] = _mm512_dpbusd_epi32(low[r][i], weight, values[i]);
       }
     }
   }
@@ -221,7 +229,7 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
     float* sums = job.sums + int64_t{row + r} * job.values.head_dim + part * 16;
     for (int i = 0; i < Parts; ++i) {
       const __m512 scale = _mm512_set1_ps(weights[r].scale * tile.largest[group[i]]);
-      const __m512i fixed = _mm512_add_epi32(_mm512_slli_epi32(high[r][i], 8), low[r][i]);
+      const __m512i fixed = join_digits(high[r][i], low[r][i]);
       const __m512 sum = _mm512_permutexvar_ps(tile.lanes, _mm512_cvtepi32_ps(fixed));
       const __m512 before =
           _mm512_add_ps(_mm512_loadu_ps(sums + 16 * i), _mm512_set1_ps(weights[r].zero));
@@ -232,18 +240,21 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
 
 template <int Rows>
 static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
+  constexpr int kTogether = 2;  // parts whose sums fit in registers
   RowWeight weights[Rows];
   for (int r = 0; r < Rows; ++r) {
     weights[r] = weigh_row(job, tile, row + r, tile.digits + r * tile.num_groups * 128);
   }
   const int num_parts = job.values.head_dim / 16;
-  const bool pairs_share_steps = tile.num_groups == 1 || tile.group_parts % 2 == 0;
+  const bool share_steps = tile.num_groups == 1 || tile.group_parts % kTogether == 0;
   int part = 0;
-  for (; part + 2 <= num_parts; part += 2) {
-    pairs_share_steps ? add_parts<Rows, 2, true>(job, tile, row, part, weights)
-                      : add_parts<Rows, 2, false>(job, tile, row, part, weights);
+  for (; part + kTogether <= num_parts; part += kTogether) {
+    share_steps ? add_parts<Rows, kTogether, true>(job, tile, row, part, weights)
+                : add_parts<Rows, kTogether, false>(job, tile, row, part, weights);
   }
-  if (part < num_parts) add_parts<Rows, 1, true>(job, tile, row, part, weights);
+  for (; part < num_parts; ++part) {
+    add_parts<Rows, 1, true>(job, tile, row, part, weights);
+  }
 }
 
 template <class Codec, format::Packing P>
@@ -257,13 +268,15 @@ bool add_code_values(const ValueJob& job) {
   float* largest = steps + scales.count * n;
   load_steps(values, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(values), steps);
   if (!normalize_steps(steps, num_groups, n, largest)) return false;
-  auto* digits = reinterpret_cast<uint8_t*>(largest + num_groups);
+  // Digits and codes lie on whole lines: a vector across two of them costs twice.
+  auto* digits = reinterpret_cast<uint8_t*>(largest + (num_groups + 15) / 16 * 16);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
   Prefetcher prefetcher(job.next);
   unpack_values<Codec>(values, codes, prefetcher);
   prefetcher.rest();
   const int group =
       values.spec->group_size == format::kWholeRow ? values.head_dim : values.spec->group_size;
+  static constexpr Table<int32_t, 16> kLaneOfNumber = lane_of_number<Codec, P>();
   const ValueTile tile = {.codes = codes,
                           .steps = steps,
                           .zeros = is_affine ? steps + n : nullptr,
@@ -271,8 +284,7 @@ bool add_code_values(const ValueJob& job) {
                           .digits = digits,
                           .num_groups = num_groups,
                           .group_parts = group / 16,
-                          .num_fours = n / 4,
-                          .lanes = lane_of_number<Codec, P>(),
+                          .lanes = _mm512_load_si512(kLaneOfNumber.at),
                           .value_bias = CodeBytes<Codec>::kValueBias};
   for_row_chunks(job.num_rows, [&]<int Rows>(int row) { add_chunk<Rows>(job, tile, row); });
   return true;

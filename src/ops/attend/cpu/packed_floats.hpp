@@ -35,29 +35,17 @@ KVX_INLINE FloatSteps load_float_steps(const PackedTile& tile, float* scratch) {
           .stride = n};
 }
 
-// Lane j of the result is the sum of rows[j].
-template <int Step = 1, class V>
-KVX_INLINE V sum_each(V* rows) {
-  constexpr int kN = kLanes<V>;
-  if constexpr (Step < kN) {
-    for (int i = 0; i < kN; i += 2 * Step) {
-      swap_lanes<Step>(rows[i], rows[i + Step], std::make_integer_sequence<int, kN>());
-      rows[i] += rows[i + Step];
-    }
-    return sum_each<Step * 2>(rows);
-  } else {
-    return rows[0];
-  }
-}
-
 // ---- Scores
 
 // prepared, a row: its sum, for affine keys' zeros.
 inline void sum_queries(const format::FormatSpec&, int head_dim, const float* queries, int num_rows,
                         float* prepared) {
   for (int row = 0; row < num_rows; ++row) {
-    prepared[row] = 0;
-    for (int d = 0; d < head_dim; ++d) prepared[row] += queries[int64_t{row} * head_dim + d];
+    Widest sums = {};
+    for (int d = 0; d < head_dim; d += kLanes<Widest>) {
+      sums += load<Widest>(queries + int64_t{row} * head_dim + d);
+    }
+    prepared[row] = sum_of_lanes(sums);
   }
 }
 
@@ -71,11 +59,14 @@ KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int 
                               Prefetcher& prefetcher, Widest (*sums)[Rows]) {
   const int head_dim = job.keys.head_dim;
   const uint8_t* const* codes = job.keys.codes + token;
-  for (int d = 0; d < head_dim; d += kPartNumbers) {
+  const int lines = prefetcher.lines_per_step(job.keys.padded_tokens() / kTokensTogether *
+                                              (head_dim / Loader::kNumbers));
+  constexpr int kVectors = Loader::kNumbers / kLanes<Widest>;
+  for (int d = 0; d < head_dim; d += Loader::kNumbers) {
     for (int i = 0; i < kTokensTogether; ++i) {
-      Widest key[kPartVectors];
+      Widest key[kVectors];
       Loader::load_part(codes[i], d, key);
-      for (int v = 0; v < kPartVectors; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         if (IsGrouped) key[v] *= steps.of_number(d)[token + i];
         const float* queries = job.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
         for (int r = 0; r < Rows; ++r) {
@@ -83,8 +74,7 @@ KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int 
         }
       }
     }
-    prefetcher.next_line();
-    prefetcher.next_line();
+    prefetcher.next_lines(lines);
   }
 }
 
@@ -102,7 +92,7 @@ KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, i
     }
   }
   for (int r = 0; r < Rows; ++r) {
-    Widest scores = sum_each(products[r]);
+    Widest scores = fold_each(products[r], [](const Widest& a, const Widest& b) { return a + b; });
     if (steps.steps && !IsGrouped) scores *= load<Widest>(steps.steps + token);
     if (steps.zeros) scores += load<Widest>(steps.zeros + token) * job.prepared[row + r];
     store<Widest>(scores, job.scores + (row + r) * job.scores_stride + token);
@@ -133,11 +123,12 @@ bool score_floats(const ScoreJob& job) {
 
 // ---- Values
 
-// Parts * 16 numbers from `number` on. weights: [Rows, kMaxTileTokens].
+// Parts of the loader's numbers from `number` on. weights: [Rows, kMaxTileTokens].
 template <class Loader, int Rows, int Parts>
 KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int row, int number,
                                 Prefetcher& prefetcher) {
-  constexpr int kVectors = Parts * kPartVectors;
+  constexpr int kLoaded = Loader::kNumbers / kLanes<Widest>;
+  constexpr int kVectors = Parts * kLoaded;
   const int head_dim = job.values.head_dim;
   float* target = job.sums + int64_t{row} * head_dim + number;
   Widest sums[Rows][kVectors];
@@ -149,7 +140,7 @@ KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int r
   for (int t = 0; t < job.values.num_tokens; ++t) {
     Widest value[kVectors];
     for (int p = 0; p < Parts; ++p) {
-      Loader::load_part(job.values.codes[t], number + p * kPartNumbers, value + p * kPartVectors);
+      Loader::load_part(job.values.codes[t], number + p * Loader::kNumbers, value + p * kLoaded);
     }
     for (int r = 0; r < Rows; ++r) {
       const float weight = weights[r * kMaxTileTokens + t];
@@ -190,17 +181,17 @@ KVX_INLINE void add_zeros(const ValueJob& job, const float* zeros, int row) {
 template <class Loader, int Rows>
 static void add_float_chunk(const ValueJob& job, const FloatSteps& steps, int row, float* weights,
                             Prefetcher& prefetcher) {
-  constexpr int kParts = kLanes<Widest> == 16 ? 4 : 1;
+  constexpr int kParts = kLanes<Widest> == 16 ? 4 * kPartNumbers / Loader::kNumbers : 1;
   constexpr int kGroupWeights = Rows * kMaxTileTokens;
   weigh_rows<Rows>(job, steps, row, weights);
   const int head_dim = job.values.head_dim;
   int number = 0;
   if (steps.num_groups == 1) {
-    for (; number + kParts * kPartNumbers <= head_dim; number += kParts * kPartNumbers) {
+    for (; number + kParts * Loader::kNumbers <= head_dim; number += kParts * Loader::kNumbers) {
       add_float_parts<Loader, Rows, kParts>(job, weights, row, number, prefetcher);
     }
   }
-  for (; number < head_dim; number += kPartNumbers) {
+  for (; number < head_dim; number += Loader::kNumbers) {
     const int group = steps.num_groups == 1 ? 0 : number / steps.group;
     add_float_parts<Loader, Rows, 1>(job, weights + group * kGroupWeights, row, number, prefetcher);
   }

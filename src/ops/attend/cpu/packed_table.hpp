@@ -48,6 +48,14 @@ static const PackedKernels* find_packed(const format::FormatSpec& spec, int head
 #define KVX_PACKED(Format) packed_kernels_of<format::Format>(),
   static constexpr const PackedKernels* kKernels[] = {KVX_FOR_EACH_FORMAT(KVX_PACKED)};
 #undef KVX_PACKED
+#if defined(__AVX512VBMI__)
+  if (head_dim % 64 == 0) {  // whole blocks of sixty-four numbers
+    static constexpr const PackedKernels* kE4M3 = &kFloatKernels<Fp8Block<format::E4M3Codec>>;
+    static constexpr const PackedKernels* kE5M2 = &kFloatKernels<Fp8Block<format::E5M2Codec>>;
+    if (spec.facts->id == format::FormatId::kFp8E4M3) return kE4M3;
+    if (spec.facts->id == format::FormatId::kFp8E5M2) return kE5M2;
+  }
+#endif
   const int id = static_cast<int>(spec.facts->id);
   const int group = spec.group_size == format::kWholeRow ? head_dim : spec.group_size;
   // Kernels take numbers in parts of sixteen, each in one group.
