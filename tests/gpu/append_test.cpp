@@ -62,7 +62,7 @@ class GpuAppend : public GpuTest {
                              name_of(type), shape.block_size));
     const int num_tokens = shape.num_blocks * shape.block_size - 3;
     std::vector<int64_t> slots = slots_from(0, num_tokens);
-    std::shuffle(slots.begin(), slots.end(), std::mt19937(seed));
+    std::shuffle(slots.begin() + num_tokens / 2, slots.end(), std::mt19937(seed));
     slots[num_tokens / 2] = -1;
     std::vector<uint8_t> rows[2];
     for (int i = 0; i < 2; ++i) {
@@ -227,14 +227,20 @@ TEST_F(GpuAppend, SkipsAndCountsSlotsOutOfRange) {
   }
 }
 
-TEST_F(GpuAppend, RefusesPageSharedScales) {
-  const FormatSpec spec = spec_named("int8", {.scale_source = format::ScaleSource::kPageShared});
-  TestLayer layer(spec, spec, {});
-  ops::AppendArgs args;
-  args.cache = layer.view();
-  const Status status = ops::append(context(), args, nullptr);
-  ASSERT_FALSE(status.ok());
-  EXPECT_EQ(status.error().code, ErrorCode::kUnsupported);
+// All formats that can, each from several types; half of the slots in order, half shuffled.
+TEST_F(GpuAppend, WritesTheCpusBytesUnderPageSharedScales) {
+  uint32_t seed = 5000;
+  for (const format::Facts* facts : format::kAllFacts) {
+    if (!facts->scale_sources.allows(format::ScaleSource::kPageShared)) continue;
+    for (const DType type : {DType::kF32, DType::kBF16}) {
+      const FormatSpec spec =
+          format::make_spec(*facts, {.scale_source = format::ScaleSource::kPageShared}).value();
+      compare(spec, spec, {.num_blocks = 5, .num_heads = 3, .k_dim = 128, .v_dim = 96}, type,
+              seed += 10);
+      compare(spec, computed_or_only(*facts), {.num_blocks = 3, .order = Order::kHnd}, type,
+              seed += 10);
+    }
+  }
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ template <class Codec>
 struct WordsOfProducts {
   __device__ void operator()(uint64_t n, Differences* found) const {
     constexpr int kCodes = 32 / Codec::kBits;
+    constexpr auto kMask = static_cast<uint32_t>((uint64_t{1} << Codec::kBits) - 1);
     float products[kCodes];
     for (int i = 0; i < kCodes; ++i) {
       const float p = __uint_as_float(static_cast<uint32_t>(n * kCodes + i) * 0x9E3779B1u);
@@ -46,7 +47,7 @@ struct WordsOfProducts {
     }
     const uint32_t word = HardwareCodes<Codec>::word(products);
     for (int i = 0; i < kCodes; ++i) {
-      const uint32_t code = word >> (i * Codec::kBits) & ((1u << Codec::kBits) - 1);
+      const uint32_t code = word >> (i * Codec::kBits) & kMask;
       found->compare(code == Codec::encode(products[i]), __float_as_uint(products[i]));
     }
   }
@@ -73,16 +74,16 @@ struct DecodeScales {
 };
 
 // Both halves of words of inputs, all but NaNs.
+template <DType Type>
 struct Numbers {
-  DType type;
   __device__ void operator()(uint64_t n, Differences* found) const {
     const uint32_t bits = static_cast<uint32_t>(n);
-    RawChunk<2> raw = {};
-    raw.vectors[1].z = bits | (bits ^ 0x5555u) << 16;
-    const Chunk chunk = numbers_of(raw, type);
+    uint32_t words[kInputWords<Type>] = {};
+    words[6] = bits | (bits ^ 0x5555u) << 16;
+    const Chunk chunk = numbers_of<Type>(words);
     for (int i = 0; i < 2; ++i) {
       const auto half = static_cast<uint16_t>(i == 0 ? bits : bits ^ 0x5555u);
-      const float expected = type == DType::kF16 ? f16_to_f32(half) : bf16_to_f32(half);
+      const float expected = Type == DType::kF16 ? f16_to_f32(half) : bf16_to_f32(half);
       if (!(expected == expected)) continue;
       found->compare(__float_as_uint(chunk.x[12 + i]) == __float_as_uint(expected), half);
     }
@@ -140,6 +141,9 @@ TEST_F(GpuHardwareCodes, AreTheDefinitionsForEveryProduct) {
   expect_none("int4", kAllFloats / 8, WordsOfProducts<format::Int4Codec>{});
   expect_none("E4M3", kAllFloats / 4, WordsOfProducts<format::E4M3Codec>{});
   expect_none("E5M2", kAllFloats / 4, WordsOfProducts<format::E5M2Codec>{});
+  expect_none("F32", kAllFloats, WordsOfProducts<format::F32Codec>{});
+  expect_none("F16", kAllFloats / 2, WordsOfProducts<format::F16Codec>{});
+  expect_none("BF16", kAllFloats / 2, WordsOfProducts<format::BF16Codec>{});
   expect_none("E2M1", kAllFloats / 8, WordsOfProducts<format::E2M1Codec>{});
 }
 
@@ -151,8 +155,8 @@ TEST_F(GpuHardwareCodes, RoundAndDecodeEveryScaleAsTheDefinition) {
 }
 
 TEST_F(GpuHardwareCodes, ReadEveryInputAsTheDefinition) {
-  expect_none("F16", 0x10000, Numbers{DType::kF16});
-  expect_none("BF16", 0x10000, Numbers{DType::kBF16});
+  expect_none("F16", 0x10000, Numbers<DType::kF16>{});
+  expect_none("BF16", 0x10000, Numbers<DType::kBF16>{});
 }
 
 TEST_F(GpuHardwareCodes, AreTheDefinitionsForEveryPairOfAffineNumbers) {

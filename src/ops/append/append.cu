@@ -4,6 +4,7 @@
 #include "device/cuda_error.hpp"
 #include "ops/append/append_chunks.cuh"
 #include "ops/append/append_cuda.hpp"
+#include "ops/append/append_pages.cuh"
 #include "ops/append/append_rows.cuh"
 #include "ops/side_rows.hpp"
 
@@ -32,62 +33,96 @@ AppendJob append_job(const AppendArgs& args, const HeadRun& run, CudaFindings* f
       .num_slots = args.cache.num_blocks * args.cache.block_size,
       .block_size = args.cache.block_size,
       .by_block_size = FastDivide(args.cache.block_size),
-      .by_num_heads = FastDivide(run.num_heads),
       .slot_mapping = args.slot_mapping.data(),
       .positions = args.positions.data(),
-      .num_rows = static_cast<uint32_t>(std::ssize(args.slot_mapping) * run.num_heads),
+      .num_tokens = static_cast<uint32_t>(args.slot_mapping.size()),
       .findings = findings,
   };
 }
 
-// Whether the run's K and V, as far as they are stored, can go by chunks.
-bool run_fits_chunks(const AppendArgs& args, const HeadRun& run) {
-  const auto fits = [](const SideView& side, const FloatRows& input) {
-    return side.head_dim == 0 || side.is_alias || fits_chunks(side, input);
+// Whether K and V, as far as they are stored, can go by chunks.
+bool run_fits_chunks(const AppendJob& job) {
+  const auto fits = [](const AppendSide& part) {
+    const SideView& side = part.side.view;
+    return side.head_dim == 0 || side.is_alias ||
+           (fits_chunks(side) && fits_chunks(part.input) &&
+            side.spec.scale_choice == format::ScaleChoice::kAmax);
   };
-  const bool alike = run.k.head_dim == 0 || run.v.head_dim == 0 ||
-                     bytes_of(args.k.dtype) == bytes_of(args.v.dtype);
-  return alike && fits(run.k, args.k) && fits(run.v, args.v);
+  const auto& [k, v] = job.sides;
+  const bool alike =
+      k.side.view.head_dim == 0 || v.side.view.head_dim == 0 || k.input.dtype == v.input.dtype;
+  const bool counts_in_32_bits =
+      job.num_tokens <= static_cast<uint32_t>(INT32_MAX / kWarp / job.num_heads);
+  return alike && fits(k) && fits(v) && counts_in_32_bits;
 }
 
 Status launch_rows(const CudaContext& context, const AppendJob& job) {
   const int head_dim = std::max(job.sides[0].side.view.head_dim, job.sides[1].side.view.head_dim);
-  const auto launch = RowsLaunch::of(job.num_rows, 1, head_dim);
+  const auto launch = RowsLaunch::of(job.num_tokens, job.num_heads, head_dim);
   const dim3 grid(ceil_div(launch.num_ctas, 2u), 2);
   append_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
                 static_cast<cudaStream_t>(context.stream)>>>(job);
   return device::cuda_launch_status("append_rows");
 }
 
-Status launch_chunks(const CudaContext& context, const AppendJob& job) {
-  using Launch = AppendChunksLaunch;
-  // Rows of a warp, of the side that has more lanes a row.
-  const int lanes = 1 << std::max(job.sides[0].chunks.log2_lanes, job.sides[1].chunks.log2_lanes);
-  const int64_t rows_per_cta = Launch::kThreads / lanes;
-  const int64_t wanted = ceil_div<int64_t>(job.num_rows, rows_per_cta);
-  const int64_t resident =
-      int64_t{context.device.num_multiprocessors} * Launch::kCtasPerMultiprocessor / 2;
-  const dim3 grid(static_cast<unsigned>(std::min(wanted, resident)), 2);
+Status launch_chunks(const CudaContext& context, const AppendJob& append) {
+  const int lanes =
+      1 << std::max(append.sides[0].chunks.log2_lanes, append.sides[1].chunks.log2_lanes);
+  const auto launch = ChunkLaunch::of(context.device.num_multiprocessors, append.num_tokens,
+                                      append.num_heads, lanes);
+  const AppendChunksJob job = {append, launch.heads_at_once, FastDivide(launch.walks_per_token)};
+  const dim3 grid(launch.num_ctas, 2);
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  const AppendSide& stored = job.sides[job.sides[0].side.view.head_dim == 0 ? 1 : 0];
-  if (bytes_of(stored.input.dtype) == 4) {
-    append_chunks<4><<<grid, Launch::kThreads, 0, stream>>>(job);
-  } else {
-    append_chunks<2><<<grid, Launch::kThreads, 0, stream>>>(job);
+  const AppendSide& stored = append.sides[append.sides[0].side.view.head_dim == 0 ? 1 : 0];
+  switch (stored.input.dtype) {
+    case DType::kF32:
+      append_chunks<DType::kF32><<<grid, ChunkLaunch::kThreads, 0, stream>>>(job);
+      break;
+    case DType::kF16:
+      append_chunks<DType::kF16><<<grid, ChunkLaunch::kThreads, 0, stream>>>(job);
+      break;
+    case DType::kBF16:
+      append_chunks<DType::kBF16><<<grid, ChunkLaunch::kThreads, 0, stream>>>(job);
+      break;
   }
   return device::cuda_launch_status("append_chunks");
 }
 
-Status check_can_append(const SideView& side) {
-  if (side.head_dim == 0 || side.spec.scale_source != format::ScaleSource::kPageShared) return {};
-  return unsupported("{} with page-shared scales: append on CUDA computes a scale for each row",
-                     side.spec.facts->name);
+bool is_page_shared(const AppendSide& part) {
+  return part.side.view.head_dim > 0 &&
+         part.side.view.spec.scale_source == format::ScaleSource::kPageShared;
+}
+
+Status launch_pages(const CudaContext& context, const AppendJob& job) {
+  using Launch = AppendPagesLaunch;
+  const int shared_bytes =
+      std::max(Launch::shared_bytes(job.sides[0].side), Launch::shared_bytes(job.sides[1].side));
+  const dim3 grid(Launch::kStripes, static_cast<unsigned>(job.num_heads), 2);
+  append_pages<<<grid, Launch::kThreads, shared_bytes, static_cast<cudaStream_t>(context.stream)>>>(
+      job);
+  return device::cuda_launch_status("append_pages");
+}
+
+// One launch, or two where one side alone has page-shared scales.
+Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun& run,
+              CudaFindings* findings) {
+  AppendJob rows = append_job(args, run, findings);
+  AppendJob pages = rows;
+  bool has_rows = false;
+  bool has_pages = false;
+  for (int i = 0; i < 2; ++i) {
+    const bool is_shared = is_page_shared(rows.sides[i]);
+    has_pages = has_pages || is_shared;
+    has_rows = has_rows || (!is_shared && rows.sides[i].side.view.head_dim > 0);
+    (is_shared ? rows : pages).sides[i] = {};
+  }
+  if (has_pages) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
+  if (!has_rows) return {};
+  return run_fits_chunks(rows) ? launch_chunks(context, rows) : launch_rows(context, rows);
 }
 
 Status check(const AppendArgs& args) {
   for (const HeadRun& run : args.cache.runs) {
-    KVX_RETURN_IF_ERROR(check_can_append(run.k));
-    KVX_RETURN_IF_ERROR(check_can_append(run.v));
     const int64_t num_rows = std::ssize(args.slot_mapping) * run.num_heads;
     if (num_rows > INT32_MAX) {
       return invalid_argument("slot_mapping has {} tokens; {} rows are more than one call can take",
@@ -109,9 +144,7 @@ Status append(const CudaContext& context, const AppendArgs& args, CudaFindings* 
   KVX_RETURN_IF_ERROR(cuda::check(args));
   if (args.slot_mapping.empty()) return {};
   for (const HeadRun& run : args.cache.runs) {
-    const cuda::AppendJob job = cuda::append_job(args, run, findings);
-    KVX_RETURN_IF_ERROR(cuda::run_fits_chunks(args, run) ? cuda::launch_chunks(context, job)
-                                                         : cuda::launch_rows(context, job));
+    KVX_RETURN_IF_ERROR(cuda::launch(context, args, run, findings));
   }
   return {};
 }

@@ -8,7 +8,7 @@ namespace kvx::ops {
 
 // As append on the CPU, byte for byte, on the context's stream; the spans are in device memory.
 // Slots and positions out of range are skipped and counted in *findings (device memory). Duplicate
-// slots in one call: either token wins. One launch a run of heads. UNSUPPORTED, nothing written:
+// slots in one call: either token wins. One launch a run of heads; two where K alone or V alone has
 // page-shared scales.
 Status append(const CudaContext& context, const AppendArgs& args, CudaFindings* findings);
 

@@ -8,24 +8,25 @@
 
 namespace kvx::ops::cuda {
 
-__device__ inline void append_row(const AppendJob& job, const AppendSide& part, uint32_t row,
-                                  float* x, int lane) {
+__device__ inline void append_row(const AppendJob& job, const AppendSide& part, uint32_t token,
+                                  int head, float* x, int lane) {
   const CudaSide& side = part.side;
-  const AppendRow at = append_row_at(job, row);
-  const AppendTarget target = append_target(job, part, at, job.slot_mapping[at.token], lane == 0);
+  const AppendTarget target =
+      append_target(job, part, token, job.slot_mapping[token], lane == 0 && head == 0);
   if (!target.is_stored) return;
-  const uint8_t* input = part.input_row(at.token, job.first_head + at.head);
+  const uint8_t* input = part.input_row(token, job.first_head + head);
+  const RowTarget to = target.row(side, head);
   if (part.keeps_bits) {
-    for (int i = lane; i < side.code_bytes; i += kWarp) target.to.codes[i] = input[i];
+    for (int i = lane; i < side.code_bytes; i += kWarp) to.codes[i] = input[i];
     return;
   }
   __syncwarp();
   for (int d = lane; d < side.view.head_dim; d += kWarp) {
     x[d] = load_float(part.input.dtype, input, d);
   }
-  apply_transform_row(append_transform(job, part, at, target.position_block), x, side.view.head_dim,
-                      lane);
-  count_nonfinite(job, encode_row(side, target.to, x, lane));
+  apply_transform_row(append_transform(job, part, head, target.position_block), x,
+                      side.view.head_dim, lane);
+  count_nonfinite(job, encode_row(side, to, x, lane));
 }
 
 // blockIdx.y: K or V.
@@ -38,9 +39,10 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
   const uint32_t warp = threadIdx.x / kWarp;
   const uint32_t warps_per_cta = RowsLaunch::kThreads / kWarp;
   float* x = shared + warp * static_cast<uint32_t>(part.side.view.head_dim);
-  for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < job.num_rows;
+  const auto num_heads = static_cast<uint32_t>(job.num_heads);
+  for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < job.num_tokens * num_heads;
        row += gridDim.x * warps_per_cta) {
-    append_row(job, part, row, x, lane);
+    append_row(job, part, row / num_heads, static_cast<int>(row % num_heads), x, lane);
   }
 }
 

@@ -3,87 +3,11 @@
 // bytes as encode_row, for scales from amax, given scales, affine rows and formats without scales.
 #pragma once
 
-#include "core/rows.hpp"
 #include "ops/append/encode_row.cuh"
 #include "ops/append/hardware_codes.cuh"
-#include "ops/cuda/transform_row.cuh"
+#include "ops/cuda/chunk.cuh"
 
 namespace kvx::ops::cuda {
-
-inline constexpr int kChunk = 16;
-
-struct Chunk {
-  float x[kChunk];
-};
-
-// Where a lane's chunk lies in its row. A row has a power of two of lanes, the last of them idle.
-struct ChunkPlace {
-  int chunk;            // of the row
-  bool is_inside;       // else the chunk holds zeros and nothing is stored
-  int lanes_per_group;  // a power of two
-
-  __device__ bool leads_group() const { return chunk % lanes_per_group == 0; }
-  __device__ int group() const { return chunk / lanes_per_group; }
-};
-
-// In registers: strides below sixteen inside a lane, the others between lanes.
-__device__ inline void hadamard_chunk(Chunk& chunk, int head_dim, int lane) {
-  const int n = hadamard_block(head_dim);  // at least kChunk, which divides head_dim
-#pragma unroll
-  for (int stride = 1; stride < kChunk; stride *= 2) {
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      if ((i & stride) != 0) continue;
-      const float a = chunk.x[i];
-      const float b = chunk.x[i + stride];
-      chunk.x[i] = a + b;
-      chunk.x[i + stride] = a - b;
-    }
-  }
-  for (int lanes = 1; lanes * kChunk < n; lanes *= 2) {
-    const bool is_upper = (lane & lanes) != 0;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const float other = __shfl_xor_sync(kWholeWarp, chunk.x[i], lanes);
-      chunk.x[i] = is_upper ? other - chunk.x[i] : chunk.x[i] + other;
-    }
-  }
-  const float norm = hadamard_norm(n);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) chunk.x[i] *= norm;
-}
-
-__device__ inline void apply_transform_chunk(const TransformRow& row, const ChunkPlace& place,
-                                             int head_dim, int lane, Chunk& chunk) {
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    const int d = place.chunk * kChunk + i;
-    if (place.is_inside && row.mean) chunk.x[i] -= row.mean[d];
-    if (place.is_inside && row.offset) chunk.x[i] -= row.offset[d];
-    if (place.is_inside && row.factor) chunk.x[i] *= row.factor[d];
-  }
-  if (row.hadamard) hadamard_chunk(chunk, head_dim, lane);
-}
-
-template <class Format>
-inline constexpr int kChunkWords = kChunk* Format::Codec::kBits / 32;
-
-// A chunk's packed codes: the one place that knows how they lie in a row.
-template <class Format>
-__device__ inline void store_chunk(const uint32_t (&words)[kChunkWords<Format>],
-                                   const ChunkPlace& place, uint8_t* row) {
-  if (!place.is_inside) return;
-  constexpr int kWords = kChunkWords<Format>;
-  uint8_t* to = row + place.chunk * kWords * 4;
-  if constexpr (kWords == 2) {
-    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
-  } else {
-#pragma unroll
-    for (int w = 0; w < kWords; w += 4) {
-      reinterpret_cast<uint4*>(to)[w / 4] = {words[w], words[w + 1], words[w + 2], words[w + 3]};
-    }
-  }
-}
 
 // Codes, one each, into words.
 template <class Format>
@@ -97,14 +21,25 @@ __device__ inline void pack_chunk(const typename Format::Codec::Code (&codes)[kC
   }
 }
 
-// A NaN or an infinity shows in the result.
+__device__ inline float larger_magnitude(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return larger;
+}
+
+// A NaN or an infinity shows in the result. In pairs, since one chain would wait for every step.
 __device__ inline float chunk_magnitude(const Chunk& chunk) {
-  float largest = 0;
+  float largest[kChunk / 2];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(chunk.x[i])));
+  for (int i = 0; i < kChunk / 2; ++i) {
+    largest[i] = larger_magnitude(chunk.x[2 * i], chunk.x[2 * i + 1]);
   }
-  return largest;
+#pragma unroll
+  for (int n = kChunk / 4; n > 0; n /= 2) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) largest[i] = larger_magnitude(largest[i], largest[i + n]);
+  }
+  return largest[0];
 }
 
 // The definition's group_magnitude over the lanes of a group.
@@ -144,7 +79,7 @@ __device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to
     const float step = maker.step(stored);
     return {step, format::reciprocal(step), true, false};
   }
-  const format::GroupMagnitude group = group_magnitude(magnitude, place.lanes_per_group);
+  const format::GroupMagnitude group = group_magnitude(magnitude, place.lanes_per_group());
   const bool is_zeroed = group.has_nonfinite || group.amax == 0;
   format::StoredScale stored =
       hardware_make(maker, Format::Codec::kQmax, is_zeroed ? 1.0f : group.amax);
@@ -177,6 +112,15 @@ __device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
 }
 
 template <class Format>
+__device__ inline void pack_products(const float (&products)[kChunk],
+                                     uint32_t (&words)[kChunkWords<Format>]) {
+#pragma unroll
+  for (int w = 0; w < kChunkWords<Format>; ++w) {
+    words[w] = HardwareCodes<typename Format::Codec>::word(products + w * codes_per_word<Format>());
+  }
+}
+
+template <class Format>
 __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget& to,
                                           const ChunkPlace& place, const Chunk& chunk) {
   using Hardware = HardwareCodes<typename Format::Codec>;
@@ -190,15 +134,29 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
     float products[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * step.inverse;
-#pragma unroll
-    for (int w = 0; w < kChunkWords<Format>; ++w) {
-      words[w] = Hardware::word(products + w * codes_per_word<Format>());
-    }
+    pack_products<Format>(products, words);
   } else if (!step.is_zeroed) {
     counted = encode_extremes<Format>(chunk, step, words);
   }
-  store_chunk<Format>(words, place, to.codes);
+  store_codes<Format>(words, place, to.codes);
   return counted;
+}
+
+// The codes are the numbers.
+template <class Format>
+__device__ inline void encode_plain_chunk(const RowTarget& to, const ChunkPlace& place,
+                                          const Chunk& chunk) {
+  using Codec = typename Format::Codec;
+  uint32_t words[kChunkWords<Format>];
+  if (chunk_magnitude(chunk) < HardwareCodes<Codec>::kMost) {
+    pack_products<Format>(chunk.x, words);
+  } else {
+    typename Codec::Code codes[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) codes[i] = Codec::encode(chunk.x[i]);
+    pack_chunk<Format>(codes, words);
+  }
+  store_codes<Format>(words, place, to.codes);
 }
 
 // Smallest of a row in the first half, largest with its sign turned in the second.
@@ -221,7 +179,7 @@ __device__ inline AffineBounds affine_bounds(const __half2 (&x)[kChunk / 2],
   high = __hneg2(high);
   __half2 both = __hmin2_nan(__lows2half2(low, high), __highs2half2(low, high));
   if (!place.is_inside) both = infinities;
-  for (int offset = 1; offset < place.lanes_per_group; offset *= 2) {
+  for (int offset = 1; offset < place.lanes_per_group(); offset *= 2) {
     both = __hmin2_nan(both, __shfl_xor_sync(kWholeWarp, both, offset));
   }
   const bool is_finite = __hbgt2(both, __hneg2(infinities));
@@ -274,7 +232,7 @@ __device__ inline void encode_affine_f16(const RowTarget& to, const ChunkPlace& 
     }
     if (bounds.has_nonfinite) words[w] = 0;
   }
-  store_chunk<Format>(words, place, to.codes);
+  store_codes<Format>(words, place, to.codes);
 }
 
 // BF16 parameters, by the definition.
@@ -293,7 +251,7 @@ __device__ inline void encode_affine_bf16(const RowTarget& to, const ChunkPlace&
     low = min(low, format::ordered_bits(x[i]));
     high = max(high, format::ordered_bits(x[i]));
   }
-  for (int offset = 1; offset < place.lanes_per_group; offset *= 2) {
+  for (int offset = 1; offset < place.lanes_per_group(); offset *= 2) {
     low = min(low, __shfl_xor_sync(kWholeWarp, low, offset));
     high = max(high, __shfl_xor_sync(kWholeWarp, high, offset));
   }
@@ -311,7 +269,7 @@ __device__ inline void encode_affine_bf16(const RowTarget& to, const ChunkPlace&
   }
   uint32_t words[kChunkWords<Format>];
   pack_chunk<Format>(codes, words);
-  store_chunk<Format>(words, place, to.codes);
+  store_codes<Format>(words, place, to.codes);
 }
 
 // Returns the lane's count of non-finite numbers that the codes could not say. Whole warps come
@@ -328,12 +286,7 @@ __device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,
     }
     return 0;
   } else if constexpr (cpu::is_plain<Format>()) {
-    typename Codec::Code codes[kChunk];
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) codes[i] = Codec::encode(chunk.x[i]);
-    uint32_t words[kChunkWords<Format>];
-    pack_chunk<Format>(codes, words);
-    store_chunk<Format>(words, place, to.codes);
+    encode_plain_chunk<Format>(to, place, chunk);
     return 0;
   } else {
     return encode_scaled_chunk<Format>(side, to, place, chunk);
@@ -346,108 +299,6 @@ __device__ inline int encode_chunk(const CudaSide& side, const RowTarget& to,
   visit_format(side.id,
                [&]<class Format>() { counted = encode_chunk_of<Format>(side, to, place, chunk); });
   return counted;
-}
-
-// Sixteen neighbours as they came. Bytes: of a number.
-template <int Bytes>
-struct RawChunk {
-  static constexpr int kVectors = kChunk * Bytes / 16;
-  uint4 vectors[kVectors];
-};
-
-template <int Bytes>
-__device__ inline RawChunk<Bytes> load_chunk(const uint8_t* from) {
-  RawChunk<Bytes> raw;
-#pragma unroll
-  for (int i = 0; i < raw.kVectors; ++i)
-    raw.vectors[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
-  return raw;
-}
-
-__device__ inline Chunk numbers_of(const RawChunk<4>& raw, DType) {
-  Chunk chunk;
-#pragma unroll
-  for (int i = 0; i < raw.kVectors; ++i) {
-    const uint4 v = raw.vectors[i];
-    chunk.x[4 * i] = __uint_as_float(v.x);
-    chunk.x[4 * i + 1] = __uint_as_float(v.y);
-    chunk.x[4 * i + 2] = __uint_as_float(v.z);
-    chunk.x[4 * i + 3] = __uint_as_float(v.w);
-  }
-  return chunk;
-}
-__device__ inline Chunk numbers_of(const RawChunk<2>& raw, DType type) {
-  Chunk chunk;
-#pragma unroll
-  for (int i = 0; i < raw.kVectors; ++i) {
-    const uint32_t words[4] = {raw.vectors[i].x, raw.vectors[i].y, raw.vectors[i].z,
-                               raw.vectors[i].w};
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const int at = 8 * i + 2 * w;
-      if (type == DType::kBF16) {
-        chunk.x[at] = __uint_as_float(words[w] << 16);
-        chunk.x[at + 1] = __uint_as_float(words[w] & 0xFFFF0000u);
-      } else {
-        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[w]));
-        chunk.x[at] = pair.x;
-        chunk.x[at + 1] = pair.y;
-      }
-    }
-  }
-  return chunk;
-}
-
-template <int Bytes>
-__device__ inline void store_raw(const RawChunk<Bytes>& raw, const ChunkPlace& place,
-                                 uint8_t* row) {
-  if (!place.is_inside) return;
-  auto* to = reinterpret_cast<uint4*>(row + place.chunk * kChunk * Bytes);
-#pragma unroll
-  for (int i = 0; i < raw.kVectors; ++i) to[i] = raw.vectors[i];
-}
-
-// How a side's rows are shared out: lanes a row, of which num_chunks work.
-struct ChunkRows {
-  int log2_lanes = 0;
-  int num_chunks = 0;
-  int lanes_per_group = 1;
-
-  __device__ int rows_per_warp() const { return kWarp >> log2_lanes; }
-};
-
-inline ChunkRows chunk_rows(const SideView& side) {
-  ChunkRows rows;
-  rows.num_chunks = side.head_dim / kChunk;
-  while ((1 << rows.log2_lanes) < rows.num_chunks) ++rows.log2_lanes;
-  const int group = format::group_length(side.spec, side.head_dim);
-  const bool is_whole_row = group >= side.head_dim;
-  rows.lanes_per_group = is_whole_row ? 1 << rows.log2_lanes : std::max(group / kChunk, 1);
-  return rows;
-}
-
-// Whether rows of this side can go sixteen neighbours a lane.
-inline bool fits_chunks(const SideView& side, const FloatRows& input) {
-  const auto lies_on = [](int64_t bytes, const void* base, std::initializer_list<int64_t> strides) {
-    bool lies = reinterpret_cast<intptr_t>(base) % bytes == 0;
-    for (const int64_t stride : strides) lies = lies && stride % bytes == 0;
-    return lies;
-  };
-  const int dim = side.head_dim;
-  const int group = format::group_length(side.spec, dim);
-  const bool groups_fit =
-      !side.spec.has_scale() || group >= dim || (group % kChunk == 0 && (group & (group - 1)) == 0);
-  const int store_bytes = std::min(16, kChunk * side.spec.facts->element_bits / 8);
-  const int scale_bytes = std::max(format::scale_bytes_per_group(side.spec), 1);
-  const CodeAddress& c = side.codes;
-  const ScaleAddress& s = side.scales;
-  const int64_t in = bytes_of(input.dtype);
-  return dim % kChunk == 0 && dim <= kChunk * kWarp && groups_fit &&
-         side.spec.scale_choice == format::ScaleChoice::kAmax &&
-         lies_on(store_bytes, c.base, {c.block_stride, c.token_stride, c.head_stride}) &&
-         lies_on(scale_bytes, s.base,
-                 {s.block_stride, s.token_stride, s.head_stride, s.group_stride}) &&
-         lies_on(16, input.data, {input.token_stride * in, input.head_stride * in});
 }
 
 }  // namespace kvx::ops::cuda

@@ -50,6 +50,30 @@ struct HardwareCodes<format::Int4Codec> {
   }
 };
 
+// The 16- and 32-bit floats say every number; a NaN's bits differ.
+template <>
+struct HardwareCodes<format::F32Codec> {
+  static constexpr float kMost = std::numeric_limits<float>::infinity();
+  __device__ static uint32_t word(const float* p) { return __float_as_uint(p[0]); }
+};
+template <>
+struct HardwareCodes<format::F16Codec> {
+  static constexpr float kMost = std::numeric_limits<float>::infinity();
+  __device__ static uint32_t word(const float* p) {
+    const __half2 pair = __floats2half2_rn(p[0], p[1]);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+};
+template <>
+struct HardwareCodes<format::BF16Codec> {
+  static constexpr float kMost = std::numeric_limits<float>::infinity();
+  __device__ static uint32_t word(const float* p) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(p[1]), "f"(p[0]));
+    return pair;
+  }
+};
+
 __device__ inline uint32_t pair_of_e4m3(float low, float high) {
   uint16_t codes;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));

@@ -1,47 +1,15 @@
-// copy_blocks on a GPU: a warp a row, as stored where both sides store alike, else decoded and
-// encoded again.
+// copy_blocks on a GPU: rows as stored where both sides store alike, else decoded and encoded
+// again; all pairs of a run of heads in one launch.
 #include <cuda_runtime.h>
 
 #include "device/cuda_error.hpp"
-#include "ops/append/encode_row.cuh"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
+#include "ops/copy_blocks/copy_chunks.cuh"
 #include "ops/cuda/rows_launch.hpp"
-#include "ops/gather/decode_row.cuh"
 
 namespace kvx::ops {
 namespace cuda {
 namespace {
-
-struct CopySide {
-  CudaSide from;
-  CudaSide to;
-  bool is_alike;    // the same bytes mean the same numbers, tensor scales aside
-  bool is_skipped;  // not stored, or a part of other rows
-};
-
-struct CopyJob {
-  CopySide k;
-  CopySide v;
-  int num_heads;
-  int block_size;
-  int64_t num_from_blocks;
-  int64_t num_to_blocks;
-  CudaBlockCopies copies;
-  int64_t num_rows;
-  CudaFindings* findings;
-};
-
-__device__ void copy_bytes(const uint8_t* from, int num_bytes, uint8_t* to, int lane) {
-  for (int i = lane; i < num_bytes; i += kWarp) to[i] = from[i];
-}
-
-// A row's place on both sides.
-struct CopyRow {
-  const uint8_t* from_codes;
-  const uint8_t* from_scales;
-  uint8_t* to_codes;
-  uint8_t* to_scales;
-};
 
 // Given scales are not written, so they must be equal already.
 __device__ bool has_equal_scales(const CopySide& side, const CopyRow& row, int lane) {
@@ -56,7 +24,7 @@ __device__ bool has_equal_scales(const CopySide& side, const CopyRow& row, int l
 }
 
 __device__ void copy_as_stored(const CopySide& side, const CopyRow& row, int lane) {
-  copy_bytes(row.from_codes, side.from.code_bytes, row.to_codes, lane);
+  for (int i = lane; i < side.from.code_bytes; i += kWarp) row.to_codes[i] = row.from_codes[i];
   if (side.from.view.spec.scale_source == format::ScaleSource::kGiven) return;
   const int bytes = side.from.scale_bytes;
   for (int i = lane; i < side.from.num_groups * bytes; i += kWarp) {
@@ -66,68 +34,85 @@ __device__ void copy_as_stored(const CopySide& side, const CopyRow& row, int lan
   }
 }
 
-__device__ void copy_row(const CopyJob& job, const CopySide& side, const BlockCopy& copy, int token,
-                         int head, float* x, int lane) {
-  const CopyRow row = {
-      side.from.codes(copy.from_block, token, head), side.from.scales(copy.from_block, token, head),
-      side.to.codes(copy.to_block, token, head), side.to.scales(copy.to_block, token, head)};
-  const float from_scale = side.from.tensor_scale(head);
-  const float to_scale = side.to.tensor_scale(head);
+__device__ void copy_row(const CopyJob& job, const CopySide& side, const CopyRow& row, float* x,
+                         int lane) {
   const bool is_given = side.from.view.spec.scale_source == format::ScaleSource::kGiven;
-  if (side.is_alike && from_scale == to_scale && (!is_given || has_equal_scales(side, row, lane))) {
+  if (side.is_alike && row.from_tensor_scale == row.to_tensor_scale &&
+      (!is_given || has_equal_scales(side, row, lane))) {
     return copy_as_stored(side, row, lane);
   }
   __syncwarp();
-  decode_row(side.from, {row.from_codes, row.from_scales, from_scale}, cpu::DecodeFor::kGather, x,
-             lane);
-  const int counted = encode_row(side.to, {row.to_codes, row.to_scales, to_scale}, x, lane);
+  decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale},
+             cpu::DecodeFor::kGather, x, lane);
+  const int counted =
+      encode_row(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, x, lane);
   if (counted > 0) {
     atomicAdd(&job.findings->nonfinite_inputs, static_cast<unsigned long long>(counted));
   }
 }
 
-__device__ bool is_inside(const CopyJob& job, const BlockCopy& copy) {
-  return copy.from_block >= 0 && copy.from_block < job.num_from_blocks && copy.to_block >= 0 &&
-         copy.to_block < job.num_to_blocks && copy.num_tokens >= 0 &&
-         copy.num_tokens <= job.block_size;
-}
-
-__device__ BlockCopy copy_at(const CopyJob& job, int64_t i) {
-  const CudaBlockCopies& copies = job.copies;
-  if (copies.list) return copies.list[i];
-  return {copies.from_blocks[i], copies.to_blocks[i],
-          copies.num_tokens ? copies.num_tokens[i] : job.block_size};
-}
-
-// Rows are (copy, token of the block, side, head).
+// The plain kernel, a warp a row: every head_dim, address and encoder option. blockIdx: rows, which
+// are (copy, token of the block, head); K or V.
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
     copy_rows(const __grid_constant__ CopyJob job) {
   extern __shared__ float shared[];
+  const CopySide& side = job.sides[blockIdx.y];
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int warps_per_cta = RowsLaunch::kThreads / kWarp;
-  float* x = shared + warp * max(job.k.from.view.head_dim, job.v.from.view.head_dim);
-  for (int64_t row = int64_t{blockIdx.x} * warps_per_cta + warp; row < job.num_rows;
+  float* x = shared + warp * side.from.view.head_dim;
+  const int64_t num_rows = job.copies.count * job.block_size * job.num_heads;
+  for (int64_t row = int64_t{blockIdx.x} * warps_per_cta + warp; row < num_rows;
        row += int64_t{gridDim.x} * warps_per_cta) {
-    const int64_t unit = row / (2 * job.num_heads);
-    const int in_unit = static_cast<int>(row % (2 * job.num_heads));
+    const int64_t unit = row / job.num_heads;
+    const int head = static_cast<int>(row % job.num_heads);
     const BlockCopy copy = copy_at(job, unit / job.block_size);
     const int token = static_cast<int>(unit % job.block_size);
     if (!is_inside(job, copy)) {
-      if (token == 0 && in_unit == 0 && lane == 0) atomicAdd(&job.findings->out_of_range, 1ull);
+      const bool counts = token == 0 && head == 0 && lane == 0 && blockIdx.y == 0;
+      if (counts) atomicAdd(&job.findings->out_of_range, 1ull);
       continue;
     }
-    const bool is_key = in_unit < job.num_heads;
-    const CopySide& side = is_key ? job.k : job.v;
     if (token >= copy.num_tokens || side.is_skipped) continue;
-    copy_row(job, side, copy, token, is_key ? in_unit : in_unit - job.num_heads, x, lane);
+    copy_row(job, side, copy_row_at(side, copy, token, head), x, lane);
   }
 }
 
 CopySide copy_side(const SideView& from, const SideView& to) {
   format::FormatSpec read_as = from.spec;
   read_as.scale_choice = to.spec.scale_choice;
-  return {cuda_side(from), cuda_side(to), read_as == to.spec, to.head_dim == 0 || to.is_alias};
+  const bool is_skipped = to.head_dim == 0 || to.is_alias;
+  CopySide side = {cuda_side(from), cuda_side(to), {}, {}, read_as == to.spec, is_skipped};
+  if (!is_skipped) {
+    side.from_chunks = chunk_rows(from);
+    side.to_chunks = chunk_rows(to);
+  }
+  return side;
+}
+
+bool fits(const CopySide& side) {
+  return side.is_skipped || (fits_chunks(side.from.view) && fits_chunks(side.to.view) &&
+                             side.to.view.spec.scale_choice == format::ScaleChoice::kAmax);
+}
+
+Status launch_rows(const CudaContext& context, const CopyJob& job) {
+  const int head_dim = std::max(job.sides[0].from.view.head_dim, job.sides[1].from.view.head_dim);
+  const auto launch = RowsLaunch::of(job.copies.count * job.block_size, job.num_heads, head_dim);
+  const dim3 grid(ceil_div(launch.num_ctas, 2u), 2);
+  copy_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
+              static_cast<cudaStream_t>(context.stream)>>>(job);
+  return device::cuda_launch_status("copy_rows");
+}
+
+Status launch_chunks(const CudaContext& context, const CopyJob& copy) {
+  const int lanes =
+      1 << std::max(copy.sides[0].from_chunks.log2_lanes, copy.sides[1].from_chunks.log2_lanes);
+  const auto launch = ChunkLaunch::of(context.device.num_multiprocessors,
+                                      copy.copies.count * copy.block_size, copy.num_heads, lanes);
+  const CopyChunksJob job = {copy, launch.heads_at_once, FastDivide(launch.walks_per_token)};
+  copy_chunks<<<dim3(launch.num_ctas, 2), ChunkLaunch::kThreads, 0,
+                static_cast<cudaStream_t>(context.stream)>>>(job);
+  return device::cuda_launch_status("copy_chunks");
 }
 
 Status check_side(const char* name, const SideView& from, const SideView& to) {
@@ -170,22 +155,21 @@ Status copy_blocks(const CudaContext& context, const LayerView& from, const Laye
   for (size_t r = 0; r < from.runs.size(); ++r) {
     const HeadRun& source = from.runs[r];
     const HeadRun& target = to.runs[r];
-    const auto launch = cuda::RowsLaunch::of(copies.count * from.block_size, source.num_heads,
-                                             std::max(source.k.head_dim, source.v.head_dim));
     const cuda::CopyJob job = {
-        .k = cuda::copy_side(source.k, target.k),
-        .v = cuda::copy_side(source.v, target.v),
+        .sides = {cuda::copy_side(source.k, target.k), cuda::copy_side(source.v, target.v)},
         .num_heads = source.num_heads,
         .block_size = from.block_size,
+        .by_block_size = cuda::FastDivide(from.block_size),
         .num_from_blocks = from.num_blocks,
         .num_to_blocks = to.num_blocks,
         .copies = copies,
-        .num_rows = launch.num_rows,
         .findings = findings,
     };
-    cuda::copy_rows<<<launch.num_ctas, cuda::RowsLaunch::kThreads, launch.shared_bytes,
-                      static_cast<cudaStream_t>(context.stream)>>>(job);
-    KVX_RETURN_IF_ERROR(device::cuda_launch_status("copy_blocks"));
+    const bool by_chunks =
+        cuda::fits(job.sides[0]) && cuda::fits(job.sides[1]) &&
+        copies.count <= INT32_MAX / cuda::kWarp / source.num_heads / from.block_size;
+    KVX_RETURN_IF_ERROR(by_chunks ? cuda::launch_chunks(context, job)
+                                  : cuda::launch_rows(context, job));
   }
   return {};
 }

@@ -7,7 +7,7 @@
 namespace kvx::ops::cuda {
 
 template <class Visitor>
-__device__ inline void visit_format(format::FormatId id, const Visitor& visitor) {
+__device__ __forceinline__ void visit_format(format::FormatId id, const Visitor& visitor) {
   switch (id) {
 #define KVX_FORMAT_CASE(Format)                    \
   case format::Format::kFacts.id:                  \

@@ -25,8 +25,8 @@ struct RowDecoder {
   const RowSource& from;
   cpu::DecodeFor purpose;
 
-  // codes: numbers [first, first + n) of the row, all in one group.
-  __device__ void decode(const typename Format::Codec::Code* codes, int first, int n,
+  // codes: n numbers of a group.
+  __device__ void decode(const typename Format::Codec::Code* codes, int group, int n,
                          float* x) const {
     using Codec = typename Format::Codec;
     if constexpr (cpu::is_plain<Format>()) {
@@ -39,8 +39,7 @@ struct RowDecoder {
       }
     } else {
       const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, from.tensor_scale);
-      const uint8_t* scale =
-          from.scales + first / side.group_length * side.view.scales.group_stride;
+      const uint8_t* scale = from.scales + group * side.view.scales.group_stride;
       const float step = maker.step(format::load_scale(maker.type, scale));
       format::dequantize_group<Codec>(step, codes, n, x);
     }
@@ -72,14 +71,15 @@ __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from
     typename Format::Codec::Code codes[kCodesAtOnce];
     float numbers[kCodesAtOnce];
     const int n = min(kCodesAtOnce, head_dim - first);
+    const int group = first / side.group_length;
     if (n == kCodesAtOnce) {
       format::unpack<Format::kFacts.packing>(from.codes, first, kCodesAtOnce, codes);
-      decoder.decode(codes, first, kCodesAtOnce, numbers);
+      decoder.decode(codes, group, kCodesAtOnce, numbers);
 #pragma unroll
       for (int i = 0; i < kCodesAtOnce; ++i) x[first + i] = numbers[i];
     } else {
       format::unpack<Format::kFacts.packing>(from.codes, first, n, codes);
-      decoder.decode(codes, first, n, numbers);
+      decoder.decode(codes, group, n, numbers);
       for (int i = 0; i < n; ++i) x[first + i] = numbers[i];
     }
   }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -19,12 +18,10 @@
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "tools/kvx/bench/timing.hpp"
-#include "tools/kvx/table.hpp"
 
 namespace kvx::tool {
 namespace {
 
-constexpr int kReplays = 11;
 constexpr int64_t kBytesOfSets = int64_t{1} << 30;  // walked over before a set comes again
 constexpr int kMaxSets = 8;
 constexpr int kTokens = 16384;  // that a call of append, gather or copy_blocks moves
@@ -54,7 +51,7 @@ Result<double> time_graph(device::CudaStream stream, int num_calls,
                           const std::function<Status()>& record) {
   KVX_ASSIGN_OR_RETURN(const device::CudaGraph graph, device::CudaGraph::capture(stream, record));
   std::vector<double> seconds;
-  for (int i = -3; i < kReplays; ++i) {  // the first three warm up
+  for (int i = -3; i < kCudaReplays; ++i) {  // the first three warm up
     KVX_ASSIGN_OR_RETURN(const float milliseconds, graph.time(stream));
     if (i >= 0) seconds.push_back(1e-3 * static_cast<double>(milliseconds) / num_calls);
   }
@@ -478,56 +475,6 @@ Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shap
   CudaBench bench(device, shape);
   KVX_RETURN_IF_ERROR(bench.prepare(recipe));
   return bench.measure(recipe.text, report);
-}
-
-std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
-  Table table({{"format"},
-               {"shape"},
-               {"verb"},
-               {"MB", Align::kRight},
-               {"us", Align::kRight},
-               {"GB/s", Align::kRight},
-               {"%", Align::kRight}});
-  for (const CudaMeasurement& m : report.measurements) {
-    table.add_row({m.format, m.shape, m.verb,
-                   fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
-                   fmt::format("{:.1f}", 1e6 * m.seconds),
-                   fmt::format("{:.0f}", m.gigabytes_per_second()),
-                   fmt::format("{:.1f}", m.percent())});
-  }
-  return table.text(color) +
-         fmt::format(
-             "\n{}, driver for CUDA {}.{}: read {:.0f} GB/s, copy {:.0f} GB/s (read and written), "
-             "over 4 GiB.\n%: attend of that read; append (bf16 rows to packed bytes), gather "
-             "(back), copy "
-             "(packed blocks) and pack (16-bit blocks to packed ones) of a copy of as many bytes, "
-             "timed alike; step (append of a token a sequence) of a launch that does nothing. "
-             "Medians of {} graph replays.\n",
-             report.device.name, report.device.driver_version / 1000,
-             report.device.driver_version % 1000 / 10, report.bandwidth.read, report.bandwidth.copy,
-             kReplays);
-}
-
-std::string cuda_bench_json(const CudaBenchReport& report) {
-  using Json = nlohmann::ordered_json;
-  Json measurements = Json::array();
-  for (const CudaMeasurement& m : report.measurements) {
-    measurements.push_back({{"format", m.format},
-                            {"shape", m.shape},
-                            {"verb", m.verb},
-                            {"packed_bytes", m.packed_bytes},
-                            {"seconds", m.seconds},
-                            {"gb_per_second", m.gigabytes_per_second()},
-                            {"yardstick_seconds", m.yardstick_seconds},
-                            {"percent", m.percent()}});
-  }
-  const Json json = {{"version", report.version},
-                     {"device", report.device.name},
-                     {"driver_cuda", report.device.driver_version},
-                     {"read_gb_per_second", report.bandwidth.read},
-                     {"copy_gb_per_second", report.bandwidth.copy},
-                     {"measurements", measurements}};
-  return json.dump(2) + "\n";
 }
 
 }  // namespace kvx::tool

@@ -23,11 +23,13 @@ struct CudaBenchShape {
 // "a", "b", "c" and "d", or several with commas.
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
 
+inline constexpr int kCudaReplays = 11;
+
 struct CudaMeasurement {
   std::string format;
   std::string shape;
   std::string verb;
-  double seconds = 0;        // median of eleven graph replays, a call
+  double seconds = 0;        // median of kCudaReplays graph replays, a call
   int64_t packed_bytes = 0;  // that the call reads or writes once
   // attend: these bytes at the read bandwidth; step: a launch that does nothing; the others: a copy
   // of as many bytes, in the same graph over the same sets.

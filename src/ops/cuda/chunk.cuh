@@ -1,0 +1,233 @@
+// Chunks: sixteen neighbours of a row, in a lane's registers. The fast kernels of append, gather
+// and copy_blocks give each row to a power of two of lanes, which walk over its token's heads.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "core/checked.hpp"
+#include "core/rows.hpp"
+#include "ops/cuda/side.cuh"
+#include "ops/cuda/transform_row.cuh"
+
+namespace kvx::ops::cuda {
+
+inline constexpr int kChunk = 16;
+
+struct Chunk {
+  float x[kChunk];
+};
+
+// How a side's rows are shared out: lanes a row, of which the first num_chunks work.
+struct ChunkRows {
+  int log2_lanes = 0;
+  int num_chunks = 0;
+  int log2_lanes_per_group = 0;
+
+  __device__ int lanes() const { return 1 << log2_lanes; }
+};
+
+inline ChunkRows chunk_rows(const SideView& side) {
+  const auto log2_of = [](int n) { return std::bit_width(static_cast<unsigned>(n - 1)); };
+  const int group = format::group_length(side.spec, side.head_dim);
+  ChunkRows rows;
+  rows.num_chunks = ceil_div(side.head_dim, kChunk);
+  rows.log2_lanes = log2_of(rows.num_chunks);
+  rows.log2_lanes_per_group =
+      group >= side.head_dim ? rows.log2_lanes : log2_of(std::max(group / kChunk, 1));
+  return rows;
+}
+
+// Where a lane's chunk lies in its row.
+struct ChunkPlace {
+  int chunk;  // of the row
+  int log2_lanes_per_group;
+  bool is_inside;  // else the chunk holds zeros and nothing is stored
+
+  __device__ int lanes_per_group() const { return 1 << log2_lanes_per_group; }
+  __device__ int group() const { return chunk >> log2_lanes_per_group; }
+  __device__ bool leads_group() const { return (chunk & (lanes_per_group() - 1)) == 0; }
+};
+
+// Base and strides that are all multiples of `bytes`.
+inline bool lies_on(int64_t bytes, const void* base, std::initializer_list<int64_t> strides) {
+  bool lies = reinterpret_cast<intptr_t>(base) % bytes == 0;
+  for (const int64_t stride : strides) lies = lies && stride % bytes == 0;
+  return lies;
+}
+
+// Whether rows of this side can go by chunks: whole ones, groups that are whole lanes, codes and
+// scales where vectors can reach them.
+inline bool fits_chunks(const SideView& side) {
+  const int dim = side.head_dim;
+  const int group = format::group_length(side.spec, dim);
+  const bool groups_fit =
+      !side.spec.has_scale() || group >= dim || (group % kChunk == 0 && (group & (group - 1)) == 0);
+  const int code_bytes = std::min(16, kChunk * side.spec.facts->element_bits / 8);
+  const int scale_bytes = std::max(format::scale_bytes_per_group(side.spec), 1);
+  const CodeAddress& c = side.codes;
+  const ScaleAddress& s = side.scales;
+  return dim % kChunk == 0 && dim <= kChunk * kWarp && groups_fit &&
+         lies_on(code_bytes, c.base, {c.block_stride, c.token_stride, c.head_stride}) &&
+         lies_on(scale_bytes, s.base,
+                 {s.block_stride, s.token_stride, s.head_stride, s.group_stride});
+}
+template <class Rows>
+bool fits_chunks(const Rows& rows) {
+  const int64_t bytes = bytes_of(rows.dtype);
+  return lies_on(16, rows.data, {rows.token_stride * bytes, rows.head_stride * bytes});
+}
+
+// Bytes of a chunk as vectors.
+template <int Words>
+__device__ inline void load_words(const uint8_t* from, uint32_t (&words)[Words]) {
+  static_assert(Words == 2 || Words % 4 == 0);
+  if constexpr (Words == 2) {
+    const uint2 v = __ldcs(reinterpret_cast<const uint2*>(from));
+    words[0] = v.x;
+    words[1] = v.y;
+  } else {
+#pragma unroll
+    for (int w = 0; w < Words; w += 4) {
+      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from) + w / 4);
+      words[w] = v.x;
+      words[w + 1] = v.y;
+      words[w + 2] = v.z;
+      words[w + 3] = v.w;
+    }
+  }
+}
+template <int Words>
+__device__ inline void store_words(const uint32_t (&words)[Words], uint8_t* to) {
+  static_assert(Words == 2 || Words % 4 == 0);
+  if constexpr (Words == 2) {
+    __stwb(reinterpret_cast<uint2*>(to), uint2{words[0], words[1]});
+  } else {
+#pragma unroll
+    for (int w = 0; w < Words; w += 4) {
+      __stwb(reinterpret_cast<uint4*>(to) + w / 4,
+             uint4{words[w], words[w + 1], words[w + 2], words[w + 3]});
+    }
+  }
+}
+
+// Words of a chunk's packed codes. These two know how a row's codes lie.
+template <class Format>
+inline constexpr int kChunkWords = kChunk* Format::Codec::kBits / 32;
+
+template <class Format>
+__device__ inline void load_codes(const uint8_t* row, const ChunkPlace& place,
+                                  uint32_t (&words)[kChunkWords<Format>]) {
+  if (place.is_inside) load_words(row + place.chunk * kChunkWords<Format> * 4, words);
+}
+template <class Format>
+__device__ inline void store_codes(const uint32_t (&words)[kChunkWords<Format>],
+                                   const ChunkPlace& place, uint8_t* row) {
+  if (place.is_inside) store_words(words, row + place.chunk * kChunkWords<Format> * 4);
+}
+
+// Words of a chunk in a caller's type.
+template <DType Type>
+inline constexpr int kInputWords = kChunk* bytes_of(Type) / 4;
+
+template <DType Type>
+__device__ inline Chunk numbers_of(const uint32_t (&words)[kInputWords<Type>]) {
+  Chunk chunk;
+#pragma unroll
+  for (int w = 0; w < kInputWords<Type>; ++w) {
+    if constexpr (Type == DType::kF32) {
+      chunk.x[w] = __uint_as_float(words[w]);
+    } else if constexpr (Type == DType::kBF16) {
+      chunk.x[2 * w] = __uint_as_float(words[w] << 16);
+      chunk.x[2 * w + 1] = __uint_as_float(words[w] & 0xFFFF0000u);
+    } else {
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[w]));
+      chunk.x[2 * w] = pair.x;
+      chunk.x[2 * w + 1] = pair.y;
+    }
+  }
+  return chunk;
+}
+
+// In registers: strides below sixteen inside a lane, the others between lanes.
+__device__ inline void hadamard_chunk(Chunk& chunk, int head_dim, int lane) {
+  const int n = hadamard_block(head_dim);  // at least kChunk, which divides head_dim
+#pragma unroll
+  for (int stride = 1; stride < kChunk; stride *= 2) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if ((i & stride) != 0) continue;
+      const float a = chunk.x[i];
+      const float b = chunk.x[i + stride];
+      chunk.x[i] = a + b;
+      chunk.x[i + stride] = a - b;
+    }
+  }
+  for (int lanes = 1; lanes * kChunk < n; lanes *= 2) {
+    const bool is_upper = (lane & lanes) != 0;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float other = __shfl_xor_sync(kWholeWarp, chunk.x[i], lanes);
+      chunk.x[i] = is_upper ? other - chunk.x[i] : chunk.x[i] + other;
+    }
+  }
+  const float norm = hadamard_norm(n);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) chunk.x[i] *= norm;
+}
+
+__device__ inline void apply_transform_chunk(const TransformRow& row, const ChunkPlace& place,
+                                             int head_dim, Chunk& chunk) {
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const int d = place.chunk * kChunk + i;
+    if (place.is_inside && row.mean) chunk.x[i] -= row.mean[d];
+    if (place.is_inside && row.offset) chunk.x[i] -= row.offset[d];
+    if (place.is_inside && row.factor) chunk.x[i] *= row.factor[d];
+  }
+  if (row.hadamard) hadamard_chunk(chunk, head_dim, place.chunk);
+}
+
+__device__ inline void undo_transform_chunk(const TransformRow& row, const ChunkPlace& place,
+                                            int head_dim, Chunk& chunk) {
+  if (row.hadamard) hadamard_chunk(chunk, head_dim, place.chunk);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const int d = place.chunk * kChunk + i;
+    if (place.is_inside && row.factor) chunk.x[i] /= row.factor[d];
+    if (place.is_inside && row.offset) chunk.x[i] += row.offset[d];
+    if (place.is_inside && row.mean) chunk.x[i] += row.mean[d];
+  }
+}
+
+// The shape of a launch in which a row's lanes take heads_at_once heads of a token one after the
+// other: many, so that finding the token costs little, but enough walks to fill the device.
+struct ChunkLaunch {
+  static constexpr int kThreads = 128;
+  static constexpr int kCtasPerMultiprocessor = 6;  // what registers allow
+  int heads_at_once = 1;
+  int walks_per_token = 1;
+  unsigned num_ctas = 0;
+
+  // lanes: of a row, K's or V's, whichever has more.
+  static ChunkLaunch of(int num_multiprocessors, int64_t num_tokens, int num_heads, int lanes) {
+    constexpr int kRounds = 4;  // of CTAs on the device, so that the last round costs little
+    const int64_t wanted = int64_t{num_multiprocessors} * kCtasPerMultiprocessor * kRounds;
+    const int walks_per_cta = kThreads / lanes;
+    const auto num_ctas = [&](int heads_at_once) {
+      return ceil_div<int64_t>(num_tokens * ceil_div(num_heads, heads_at_once), walks_per_cta);
+    };
+    ChunkLaunch launch;
+    launch.heads_at_once = num_heads;
+    while (launch.heads_at_once > 1 && 2 * num_ctas(launch.heads_at_once) < wanted) {
+      launch.heads_at_once = ceil_div(launch.heads_at_once, 2);
+    }
+    launch.walks_per_token = ceil_div(num_heads, launch.heads_at_once);
+    launch.num_ctas = static_cast<unsigned>(num_ctas(launch.heads_at_once));
+    return launch;
+  }
+};
+
+}  // namespace kvx::ops::cuda
