@@ -1,5 +1,4 @@
-// kvx_gather_kv: checks everything, walks every sequence's blocks once to check what the tables
-// hold, and a second time to copy.
+// kvx_gather_kv: checks everything, what the tables hold included, before the first byte moves.
 #include "abi/gather.hpp"
 
 #include <array>
@@ -158,22 +157,43 @@ Status check_pool_entry(const GatherPlan& plan, const CacheSide& side, const Seg
                      "a block of the pool");
 }
 
-Status check_segment(const GatherPlan& plan, const Segment& segment) {
-  if (plan.table.kind == TableView::Kind::kKvOffsets) {
-    KVX_RETURN_IF_ERROR(check_pool_entry(plan, plan.cache.k, segment, segment.k_entry));
-    return check_pool_entry(plan, plan.cache.v, segment, segment.v_entry);
+Status check_pool_entries(const GatherPlan& plan, const Segment& segment) {
+  KVX_RETURN_IF_ERROR(check_pool_entry(plan, plan.cache.k, segment, segment.k_entry));
+  return check_pool_entry(plan, plan.cache.v, segment, segment.v_entry);
+}
+
+// Block ids of a row as they stand side by side in `list`: a compare each.
+template <class Id>
+Status check_ids_of(const Id* list, const GatherPlan& plan, int64_t row) {
+  const TableView& table = plan.table;
+  const bool is_per_token = table.kind == TableView::Kind::kRaggedTokens;
+  const int64_t tokens_of_each = is_per_token ? 1 : plan.cache.block_size;
+  const int64_t first =
+      table.indptr.data == nullptr ? row * table.max_blocks : table.indptr.at(row);
+  const int64_t count = ceil_div(plan.length(row), tokens_of_each);
+  for (int64_t i = 0; i < count; ++i) {
+    if (list[first + i] < plan.cache.num_blocks) continue;
+    return out_of_range("block_table names block {} for sequence {}, token {}; the cache has {}",
+                        list[first + i], row, i * tokens_of_each, plan.cache.num_blocks);
   }
-  if (segment.k_entry < plan.cache.num_blocks) return {};
-  return out_of_range("block_table names block {} for sequence {}, token {}; the cache has {}",
-                      segment.k_entry, segment.row, segment.first_token, plan.cache.num_blocks);
+  return {};
+}
+
+Status check_entries(const GatherPlan& plan, int64_t row) {
+  if (plan.table.kind == TableView::Kind::kKvOffsets) {
+    return for_each_segment(
+        plan, row, [&](const Segment& segment) { return check_pool_entries(plan, segment); });
+  }
+  const void* list = plan.table.indices.data;
+  return plan.table.indices.is_64_bit ? check_ids_of(static_cast<const int64_t*>(list), plan, row)
+                                      : check_ids_of(static_cast<const int32_t*>(list), plan, row);
 }
 
 Status check_contents(const GatherPlan& plan) {
   KVX_RETURN_IF_ERROR(check_prefix_sums(plan.table));
   for (int64_t row = 0; row < plan.table.num_rows(); ++row) {
     KVX_RETURN_IF_ERROR(check_length(plan, row));
-    KVX_RETURN_IF_ERROR(for_each_segment(
-        plan, row, [&](const Segment& segment) { return check_segment(plan, segment); }));
+    KVX_RETURN_IF_ERROR(check_entries(plan, row));
   }
   return {};
 }
