@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 
 from kvx import _core
-from kvx.errors import Error
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,5 @@ def verify(path) -> int:
 
     Raises kvx.Error naming the first damaged block, or as inspect() does.
     """
-    pieces = sum(kind.pieces for kind in inspect(path).kinds)
-    damage = _core.find_damage(os.fspath(path))
-    if damage:
-        raise Error(f"'{path}': {len(damage)} of {pieces} pieces are bad; {damage[0]}")
-    return pieces
+    _core.check_file(os.fspath(path))
+    return sum(kind.pieces for kind in inspect(path).kinds)

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "python/src/errors.hpp"
+#include "python/src/exchange.hpp"
 
 namespace kvx::python {
 namespace {
@@ -17,17 +18,29 @@ std::string name_of_type(nb::handle object) {
   return nb::cast<std::string>(nb::handle(object.type()).attr("__name__"));
 }
 
+template <class Array>
+bool take_array(nb::handle object, Array& array) {
+  nb::dlpack::dltensor tensor;
+  if (exchange(object, tensor)) {
+    // int64_t sizes are never negative here, so they are size_t as they lie.
+    array =
+        Array(tensor.data, static_cast<size_t>(tensor.ndim),
+              reinterpret_cast<const size_t*>(tensor.shape), object, tensor.strides, tensor.dtype,
+              tensor.device.device_type, tensor.device.device_id, '\0', tensor.byte_offset);
+    return true;
+  }
+  try {
+    return nb::try_cast(object, array);
+  } catch (nb::python_error&) {
+    return false;  // the object's own __dlpack__ refused
+  }
+}
+
 // The array behind a Python object, on the CPU.
 template <class Array>
 Array cpu_array(nb::handle object, const char* name) {
   Array array;
-  bool is_array = false;
-  try {
-    is_array = nb::try_cast(object, array);
-  } catch (nb::python_error&) {
-    is_array = false;  // the object's own __dlpack__ refused
-  }
-  if (!is_array) {
+  if (!take_array(object, array)) {
     throw CoreError(
         invalid_argument("{} is a {} that cannot be {} in place; expected a{} NumPy array or dense "
                          "tensor on the CPU",

@@ -4,7 +4,7 @@
 
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
-#include "tier/cache_file.hpp"
+#include "tier/file_summary.hpp"
 
 namespace kvx::python {
 namespace {
@@ -26,22 +26,15 @@ std::vector<int32_t> tokens_of(const tier::FileIndex& index, int32_t last_block)
 }
 
 nb::list kinds_of(const tier::FileIndex& index) {
-  std::vector<int64_t> pieces(index.kinds.size());
-  std::vector<int64_t> stored_bytes(index.kinds.size());
-  for (const tier::FileBlock& block : index.blocks) {
-    for (const tier::FilePiece& piece : block.pieces) {
-      ++pieces[piece.kind];
-      stored_bytes[piece.kind] += piece.stored_bytes;
-    }
-  }
+  const std::vector<tier::KindSummary> summaries = tier::summarize_kinds(index);
   nb::list kinds;
-  for (size_t i = 0; i < index.kinds.size(); ++i) {
+  for (size_t i = 0; i < summaries.size(); ++i) {
     nb::dict kind;
     kind["layer_group"] = index.kinds[i].group;
     kind["is_wide"] = index.kinds[i].is_wide;
-    kind["pieces"] = pieces[i];
-    kind["bytes"] = pieces[i] * index.kinds[i].bytes;
-    kind["stored_bytes"] = stored_bytes[i];
+    kind["pieces"] = summaries[i].num_pieces;
+    kind["bytes"] = summaries[i].memory_bytes;
+    kind["stored_bytes"] = summaries[i].stored_bytes;
     kinds.append(kind);
   }
   return kinds;
@@ -68,28 +61,17 @@ nb::dict inspect_file(const std::string& path) {
   return dict;
 }
 
-// One message a damaged piece.
-std::vector<std::string> find_damage(const std::string& path) {
+void check_file(const std::string& path) {
   nb::gil_scoped_release no_gil;
   auto file = value_of(tier::CacheFileReader::open(path));
-  const tier::FileIndex& index = file.index();
-  std::vector<std::string> problems;
-  std::vector<uint8_t> bytes;
-  for (size_t b = 0; b < index.blocks.size(); ++b) {
-    for (const tier::FilePiece& piece : index.blocks[b].pieces) {
-      bytes.resize(static_cast<size_t>(index.kinds[piece.kind].bytes));
-      const Status read = file.read_piece(piece, bytes);
-      if (!read.ok()) problems.push_back(fmt::format("block {}: {}", b, read.error().message));
-    }
-  }
-  return problems;
+  throw_if_error(tier::check_pieces(file, path));
 }
 
 }  // namespace
 
 void bind_cache_files(nb::module_& module) {
   module.def("inspect_file", &inspect_file, nb::arg("path"));
-  module.def("find_damage", &find_damage, nb::arg("path"));
+  module.def("check_file", &check_file, nb::arg("path"));
 }
 
 }  // namespace kvx::python

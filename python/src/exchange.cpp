@@ -1,0 +1,63 @@
+// The exchange table hangs on the type, in a capsule; looked up once a type.
+#include "python/src/exchange.hpp"
+
+#include <unordered_map>
+
+namespace kvx::python {
+namespace {
+
+namespace nb = nanobind;
+
+// The layout of DLPackExchangeAPI, version 1 (dlpack.h of DLPack 1.2 and later), up to what is
+// used.
+struct ExchangeTable {
+  struct Version {
+    uint32_t major;
+    uint32_t minor;
+  } version;
+  ExchangeTable* previous;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object;
+  void* managed_tensor_to_py_object;
+  int (*dltensor_from_py_object)(void* object, nb::dlpack::dltensor* out);  // may be null
+};
+using Exchange = decltype(ExchangeTable::dltensor_from_py_object);
+
+constexpr uint32_t kMajorVersion = 1;
+constexpr size_t kMaxTypes = 64;  // a program that makes types for ever is not remembered
+
+Exchange find_exchange(nb::handle type) {
+  PyObject* capsule = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
+  if (capsule == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto* table =
+      static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  Py_DECREF(capsule);
+  if (table == nullptr) PyErr_Clear();
+  while (table != nullptr && table->version.major != kMajorVersion) table = table->previous;
+  return table == nullptr ? nullptr : table->dltensor_from_py_object;
+}
+
+Exchange exchange_of(nb::handle type) {
+  // Types that are remembered stay alive, so that no other takes their address.
+  static auto& known = *new std::unordered_map<PyObject*, Exchange>;
+  const auto found = known.find(type.ptr());
+  if (found != known.end()) return found->second;
+  const Exchange exchange = find_exchange(type);
+  if (known.size() < kMaxTypes) known.emplace(type.inc_ref().ptr(), exchange);
+  return exchange;
+}
+
+}  // namespace
+
+bool exchange(nb::handle object, nb::dlpack::dltensor& tensor) {
+  const Exchange function = exchange_of(object.type());
+  if (function == nullptr) return false;
+  if (function(object.ptr(), &tensor) == 0) return tensor.ndim == 0 || tensor.strides != nullptr;
+  PyErr_Clear();
+  return false;
+}
+
+}  // namespace kvx::python

@@ -1,0 +1,15 @@
+// DLPack's C exchange API: a tensor's address and shape by one call, without the capsule that
+// __dlpack__() makes for every tensor. PyTorch has it; arrays without it take the usual way.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+namespace kvx::python {
+
+// Fills `tensor`, whose pointers live as long as the object, and returns true; false, no Python
+// error set: the object's type has no exchange API, or the API refuses this object (a sparse
+// one, say), and the usual way says why. Called with the GIL held.
+bool exchange(nanobind::handle object, nanobind::dlpack::dltensor& tensor);
+
+}  // namespace kvx::python
