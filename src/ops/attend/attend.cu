@@ -117,11 +117,16 @@ struct AttendPlanCuda {
 };
 
 // Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
-// leave less to merge. Steps of a warp take the same time in all.
+// leave less to merge, and their warps keep pace. Two a multiprocessor, if others are not 3 %
+// better. Steps of a warp take the same time in all.
 void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
+  constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
+  shape.overhead = kOverheadTokens / kernel.step_tokens;
   double best_cost = 0;
-  for (const int warps : {4, 8, 2, 1}) {
+  for (const int wanted_ctas : {2, 1, 4, 8, 16}) {
+    const int warps = kernel.warps_at_once / wanted_ctas;
+    if (warps == 0) continue;
     const int ctas = std::min(
         kernel.warps_at_once / warps,
         cuda::kMultiprocessorBytes / (warps * kernel.warp_shared_bytes + cuda::kReservedBytes));

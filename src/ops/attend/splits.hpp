@@ -16,6 +16,7 @@ struct SplitShape {
   int64_t max_tokens = 0;  // of a sequence
   int64_t num_slots = 0;   // pieces that the device runs at once
   int granule = 1;         // tokens that a piece takes at a time; splits are multiples of it
+  double overhead = 2;     // a piece's beginning and end, in granules
 };
 
 inline constexpr int kMaxSplits = 256;
@@ -28,15 +29,16 @@ struct SplitPlan {
 // Pieces run in waves of num_slots; a piece costs its tokens and a fixed overhead, and each split
 // is one more to merge. The fewest splits within half a percent of the cheapest.
 inline SplitPlan plan_splits(const SplitShape& shape) {
-  constexpr int64_t kOverheadGranules = 2;
-  constexpr double kMergeGranules = 0.1;
+  constexpr double kMergeGranules = 0.03;
   const int64_t granules =
       std::max<int64_t>((shape.max_tokens + shape.granule - 1) / shape.granule, 1);
   SplitPlan best;
   for (int splits = 1; splits <= std::min<int64_t>(granules, kMaxSplits); ++splits) {
     const int64_t waves = (shape.num_pieces * splits + shape.num_slots - 1) / shape.num_slots;
-    const int64_t in_a_split = (granules + splits - 1) / splits + kOverheadGranules;
-    const double cost = static_cast<double>(waves * in_a_split) + kMergeGranules * (splits - 1);
+    const int64_t in_a_split = (granules + splits - 1) / splits;
+    const double cost =
+        static_cast<double>(waves) * (static_cast<double>(in_a_split) + shape.overhead) +
+        kMergeGranules * (splits - 1);
     if (splits == 1 || cost < best.cost * 0.995) best = {splits, cost};
   }
   return best;
