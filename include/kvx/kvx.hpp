@@ -247,6 +247,19 @@ class Cache {
                             [&] { return report; });
   }
 
+  // ---- the host tier
+
+  // A handle for kvx_prefetch_is_done; the blocks stay in the pool until end_prefetch.
+  Result<uint64_t> prefetch(std::span<const int32_t> tokens,
+                            const kvx_prefix_keys_t* keys = nullptr) {
+    uint64_t handle = 0;
+    return value_or_failure(kvx_cache_prefetch(handle_, keys, tokens.data(),
+                                               static_cast<int64_t>(tokens.size()), &handle),
+                            [&] { return handle; });
+  }
+  Status end_prefetch(uint64_t prefetch) { return to_status(kvx_prefetch_end(handle_, prefetch)); }
+  Status wait_for_tiers() { return to_status(kvx_cache_wait_for_tiers(handle_)); }
+
   // ---- facts
 
   Result<kvx_cache_snapshot_t> snapshot() const {

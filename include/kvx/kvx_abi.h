@@ -760,6 +760,11 @@ typedef struct kvx_cache_options_t {
   /* [num_layers]: in a layer with a window, the sequence's first tokens that every query sees too
    * (attention sinks), 0 in others; or null. */
   const int32_t* layer_sinks;
+  /* Of host memory, for copies of blocks that can be found: what the pool evicts comes back from
+   * there. 0: no host tier; others need KVX_CACHE_PREFIXES. */
+  int64_t host_tier_bytes;
+  uint32_t host_tier_eviction; /* kvx_eviction_t */
+  uint32_t reserved;           /* 0 */
 } kvx_cache_options_t;
 
 /* kvx_cache_create with options; null: as it. */
@@ -877,6 +882,22 @@ KVX_API kvx_status_t kvx_file_fingerprint(const char* path, char* text, uint64_t
 KVX_API kvx_status_t kvx_cache_fingerprint(kvx_cache_t cache, char* text, uint64_t capacity,
                                            uint64_t* bytes);
 
+/* -- the host tier. Copies of blocks that can be found go there by themselves, in a thread of the
+ * cache's own; kvx_sequence_create_from brings back what it needs and waits for it. */
+
+/* A hint that a sequence of these tokens will come: what the host tier alone has of them sets out
+ * for the pool, as far as there is room, and stays there until kvx_prefetch_end. This does not
+ * wait. UNSUPPORTED: no host tier, or as kvx_sequence_create_from. */
+KVX_API kvx_status_t kvx_cache_prefetch(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
+                                        const int32_t* tokens, int64_t num_tokens,
+                                        uint64_t* prefetch);
+/* Whether all blocks of the prefetch have arrived, 0 or 1. */
+KVX_API kvx_status_t kvx_prefetch_is_done(kvx_cache_t cache, uint64_t prefetch, uint32_t* is_done);
+/* Waits for the blocks and lets them go: cached, and evicted when others need the room. */
+KVX_API kvx_status_t kvx_prefetch_end(kvx_cache_t cache, uint64_t prefetch);
+/* Waits until no block is under way between the tiers. */
+KVX_API kvx_status_t kvx_cache_wait_for_tiers(kvx_cache_t cache);
+
 /* -- facts and events. Out structs are filled up to their caller's size, which is set to that. */
 
 typedef struct kvx_cache_snapshot_t {
@@ -891,8 +912,17 @@ typedef struct kvx_cache_snapshot_t {
   int64_t prefix_miss_blocks; /* full blocks asked for and not found */
   int64_t prefix_stored;
   int64_t prefix_removed;
-  int64_t prefix_refused; /* found no room */
-  int64_t prefix_nodes;   /* now */
+  int64_t prefix_refused;       /* found no room */
+  int64_t prefix_nodes;         /* now */
+  int64_t host_allocated_bytes; /* the host tier's blocks; all that follow are 0 without one */
+  int64_t host_held_bytes;      /* of blocks that can be found there or are on their way */
+  int64_t host_metadata_bytes;  /* index and checksums */
+  int64_t host_stored;          /* blocks that came */
+  int64_t host_loaded;          /* blocks that went back */
+  int64_t host_bad;             /* blocks whose bytes had changed: misses */
+  int64_t host_dropped;         /* blocks that found no room */
+  int64_t host_stores_queued;   /* now */
+  int64_t host_loads_queued;    /* now */
 } kvx_cache_snapshot_t;
 
 KVX_API kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot);
@@ -925,6 +955,8 @@ typedef enum kvx_cache_event_kind {
   KVX_CACHE_EVENT_ALL_CLEARED = 3 /* of no block: the rest is zero */
 } kvx_cache_event_kind_t;
 
+typedef enum kvx_cache_tier { KVX_CACHE_TIER_POOL = 0, KVX_CACHE_TIER_HOST = 1 } kvx_cache_tier_t;
+
 typedef struct kvx_cache_event_t {
   uint32_t size;
   uint32_t kind;         /* kvx_cache_event_kind_t */
@@ -932,6 +964,8 @@ typedef struct kvx_cache_event_t {
   const uint8_t* parent; /* [16]; of a first block: its scope's */
   const int32_t* tokens; /* [num_tokens], the block's own */
   int64_t num_tokens;
+  uint32_t tier;     /* kvx_cache_tier_t: where the block came or went */
+  uint32_t reserved; /* 0 */
 } kvx_cache_event_t;
 
 /* on_event hears of every cached block that comes or goes, in the thread of the call that moved it.

@@ -130,6 +130,29 @@ Result<kv::KvCacheConfig> read_config(const kvx_cache_config_t& known) {
   return config;
 }
 
+Result<cache::EvictionKind> read_eviction(uint32_t policy, const char* name) {
+  constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLru,
+                                               cache::EvictionKind::kLfu, cache::EvictionKind::k2Q};
+  if (policy < std::size(kPolicies)) return kPolicies[policy];
+  return invalid_argument("{} is {}; expected 0 to {}", name, policy, std::size(kPolicies) - 1);
+}
+
+Status read_host_tier(const kvx_cache_options_t& known, kv::KvCacheConfig& config) {
+  if (known.reserved != 0) return invalid_argument("options.reserved is {}", known.reserved);
+  if (known.host_tier_bytes < 0) {
+    return invalid_argument("options.host_tier_bytes is {}; expected 0 or more",
+                            known.host_tier_bytes);
+  }
+  if (known.host_tier_bytes > 0 && !config.prefix.is_on) {
+    return invalid_argument("options.host_tier_bytes is {}; expected KVX_CACHE_PREFIXES with it",
+                            known.host_tier_bytes);
+  }
+  config.host_tier.budget_bytes = known.host_tier_bytes;
+  KVX_ASSIGN_OR_RETURN(config.host_tier.eviction,
+                       read_eviction(known.host_tier_eviction, "options.host_tier_eviction"));
+  return {};
+}
+
 Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config) {
   if (caller == nullptr) return {};
   KVX_ASSIGN_OR_RETURN(const kvx_cache_options_t known, read_struct(caller, "options"));
@@ -143,10 +166,6 @@ Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config
     return invalid_argument("options.prefix_hash is {}; expected 0 to {}", known.prefix_hash,
                             static_cast<int>(KVX_PREFIX_HASH_SHA256));
   }
-  if (known.eviction > KVX_EVICTION_2Q) {
-    return invalid_argument("options.eviction is {}; expected 0 to {}", known.eviction,
-                            static_cast<int>(KVX_EVICTION_2Q));
-  }
   config.zeroes_on_free = (known.flags & KVX_CACHE_ZEROES_ON_FREE) != 0;
   config.prefix.is_on = (known.flags & KVX_CACHE_PREFIXES) != 0;
   config.prefix.hash = known.prefix_hash == KVX_PREFIX_HASH_SHA256 ? cache::HashAlgorithm::kSha256
@@ -156,10 +175,8 @@ Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config
     config.geometry.layer_sinks.assign(known.layer_sinks,
                                        known.layer_sinks + config.geometry.num_layers);
   }
-  constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLru,
-                                               cache::EvictionKind::kLfu, cache::EvictionKind::k2Q};
-  config.eviction = kPolicies[known.eviction];
-  return {};
+  KVX_ASSIGN_OR_RETURN(config.eviction, read_eviction(known.eviction, "options.eviction"));
+  return read_host_tier(known, config);
 }
 
 Status create(const kvx_cache_config_t* caller, const kvx_cache_options_t* options,

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "abi/callers_memory.hpp"
@@ -35,6 +37,8 @@ struct OwnedCache {
   std::unique_ptr<Executor> own_threads;
   std::unique_ptr<kv::KvCache> cache;
   SequenceNumbers numbers{1};
+  std::unordered_map<uint64_t, kv::Prefetch> prefetches;  // by handle; they end before the cache
+  uint64_t last_prefetch = 0;
   bool is_in_listener = false;  // the caller's listener is running
 
   // INVALID_ARGUMENT: the number is not that of a living sequence.
@@ -43,6 +47,10 @@ struct OwnedCache {
 
 // INVALID_ARGUMENT: null, a handle that was freed or never was, a call from inside a listener.
 Result<OwnedCache*> find_cache(kvx_cache_t handle);
+
+// Null: no keys.
+Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller);
+Result<std::span<const int32_t>> read_tokens(const int32_t* tokens, int64_t num_tokens);
 
 // An out struct that can be filled. INVALID_ARGUMENT: null, or a size below 8.
 template <class Struct>

@@ -23,6 +23,15 @@ Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
   answer.prefix_removed = seen.prefix.num_removed;
   answer.prefix_refused = seen.prefix.num_refused;
   answer.prefix_nodes = seen.prefix.num_nodes;
+  answer.host_allocated_bytes = seen.host.allocated_bytes;
+  answer.host_held_bytes = seen.host.held_bytes;
+  answer.host_metadata_bytes = seen.host.metadata_bytes;
+  answer.host_stored = seen.host.num_stored;
+  answer.host_loaded = seen.host.num_loaded;
+  answer.host_bad = seen.host.num_bad;
+  answer.host_dropped = seen.host.num_dropped;
+  answer.host_stores_queued = seen.host.stores_queued;
+  answer.host_loads_queued = seen.host.loads_queued;
   return write_struct(answer, caller, "snapshot");
 }
 
@@ -58,6 +67,7 @@ static_assert(sizeof(cache::ContentHash) == 16);
 void tell(const kvx_cache_listener_t& listener, const cache::PrefixEvent& event) {
   kvx_cache_event_t told{};
   told.size = sizeof told;
+  told.tier = event.tier == cache::Tier::kFirst ? KVX_CACHE_TIER_POOL : KVX_CACHE_TIER_HOST;
   if (event.kind == cache::PrefixEvent::Kind::kAllCleared) {
     told.kind = KVX_CACHE_EVENT_ALL_CLEARED;
   } else {

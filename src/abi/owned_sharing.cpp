@@ -3,8 +3,6 @@
 #include "abi/owned_cache.hpp"
 
 namespace kvx::abi {
-namespace {
-
 Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller) {
   if (caller == nullptr) return cache::PrefixKeys{};
   KVX_ASSIGN_OR_RETURN(const kvx_prefix_keys_t known, read_struct(caller, "keys"));
@@ -18,6 +16,8 @@ Result<std::span<const int32_t>> read_tokens(const int32_t* tokens, int64_t num_
   if (num_tokens > 0 && tokens == nullptr) return invalid_argument("tokens is null");
   return std::span(tokens, static_cast<size_t>(num_tokens));
 }
+
+namespace {
 
 Status create_from(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, const int32_t* tokens,
                    int64_t num_tokens, int32_t* sequence, int64_t* num_found) {

@@ -95,7 +95,7 @@ def test_verbs_out_of_order_are_refused():
     cache.append_and_attend(0, Q, K, V)
     with pytest.raises(kvx.Error, match="layer 0 has already appended"):
         cache.append_and_attend(0, Q, K, V)
-    with pytest.raises(kvx.Error, match="is in an open step"):
+    with pytest.raises(kvx.Error, match="a step is open with sequence"):
         cache.free_sequence(sequence)
 
 
