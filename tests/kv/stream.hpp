@@ -63,9 +63,9 @@ inline AttentionParams params() {
   return {kNumQHeads, 0.125f, 0.0f, nullptr};
 }
 
-// Feeds tokens [first, last) in steps of at most step_tokens; returns layer 0's output rows.
+// Feeds tokens [first, last) in steps of at most step_tokens; returns a layer's output rows.
 inline std::vector<float> feed(KvStep& step, KvCache& cache, int sequence, const Stream& stream,
-                               int first, int last, int step_tokens) {
+                               int first, int last, int step_tokens, int read_layer = 0) {
   std::vector<float> out(static_cast<size_t>(last - first) * kNumQHeads * kHeadDim);
   std::vector<float> ignored(out.size());
   for (int at = first; at < last;) {
@@ -76,7 +76,7 @@ inline std::vector<float> feed(KvStep& step, KvCache& cache, int sequence, const
     EXPECT_TRUE(begun.ok()) << begun.error().message;
     if (!begun.ok()) return out;
     for (int layer = 0; layer < kNumLayers; ++layer) {
-      float* target = (layer == 0 ? out : ignored).data() +
+      float* target = (layer == read_layer ? out : ignored).data() +
                       static_cast<size_t>(at - first) * kNumQHeads * kHeadDim;
       const Status done = step.append_and_attend(
           layer, params(), stream.rows(stream.q, kNumQHeads, at),

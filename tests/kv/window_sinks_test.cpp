@@ -38,27 +38,9 @@ std::vector<int32_t> token_ids(int count) {
 
 // Tokens [first, last) through both layers; the second one's output, whose window has sinks.
 std::vector<float> feed_window(KvCache& cache, int sequence, const Stream& stream, int first,
-                               int last, int step_tokens = 1000) {
-  std::vector<float> out(static_cast<size_t>(last - first) * kNumQHeads * kHeadDim);
-  std::vector<float> ignored(out.size());
-  for (int at = first; at < last;) {
-    const int64_t most = std::min<int64_t>(step_tokens, cache.max_step_tokens(sequence));
-    const int count = static_cast<int>(std::min<int64_t>(most, last - at));
-    const StepEntry entry{sequence, count};
-    EXPECT_TRUE(cache.begin_step({&entry, 1}).ok());
-    for (int layer = 0; layer < kNumLayers; ++layer) {
-      float* target = (layer == 1 ? out : ignored).data() +
-                      static_cast<size_t>(at - first) * kNumQHeads * kHeadDim;
-      const Status done = cache.append_and_attend(
-          layer, params(), stream.rows(stream.q, kNumQHeads, at),
-          stream.rows(stream.k, kNumKvHeads, at), stream.rows(stream.v, kNumKvHeads, at),
-          dense_rows(target, DType::kF32, kNumQHeads, kHeadDim));
-      EXPECT_TRUE(done.ok()) << done.error().message;
-    }
-    EXPECT_TRUE(cache.end_step().ok());
-    at += count;
-  }
-  return out;
+                               int last, int step_tokens) {
+  KvStep step(cache);
+  return feed(step, cache, sequence, stream, first, last, step_tokens, /*read_layer=*/1);
 }
 
 // Attention of token t's query over [0, kSinks) and (t - kWindow, t], in double.

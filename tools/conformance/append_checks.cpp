@@ -183,17 +183,8 @@ kvx_status_t write_by_append(const kvx_cache_desc_t* cache, const kvx_write_desc
   kvx_layer_t layer{};
   layer.size = sizeof layer;
   layer.cache = cache;
-  const auto rows_of = [](const kvx_tensor_desc_t& tensor) {
-    kvx_rows_t rows{};
-    rows.size = sizeof rows;
-    rows.dtype = static_cast<uint32_t>(tensor.dtype);
-    rows.data = tensor.data;
-    rows.token_stride = tensor.stride[0];
-    rows.head_stride = tensor.stride[1];
-    return rows;
-  };
-  const kvx_rows_t k = rows_of(write->io.key);
-  const kvx_rows_t v = rows_of(write->io.value);
+  const kvx_rows_t k = rows_of_v1(write->io.key);
+  const kvx_rows_t v = rows_of_v1(write->io.value);
   kvx_append_args_t args{};
   args.size = sizeof args;
   args.layer = &layer;

@@ -192,17 +192,8 @@ kvx_status_t gather_by_rows(const kvx_cache_desc_t* cache, const kvx_gather_desc
   kvx_layer_t layer{};
   layer.size = sizeof layer;
   layer.cache = cache;
-  const auto rows_of = [](const kvx_tensor_desc_t& tensor) {
-    kvx_rows_t rows{};
-    rows.size = sizeof rows;
-    rows.dtype = static_cast<uint32_t>(tensor.dtype);
-    rows.data = tensor.data;
-    rows.token_stride = tensor.stride[tensor.ndim - 3];
-    rows.head_stride = tensor.stride[tensor.ndim - 2];
-    return rows;
-  };
-  const kvx_rows_t k = rows_of(gather->io.key);
-  const kvx_rows_t v = rows_of(gather->io.value);
+  const kvx_rows_t k = rows_of_v1(gather->io.key);
+  const kvx_rows_t v = rows_of_v1(gather->io.value);
   Ranges ranges;
   for (uint32_t s = 0; s < gather->seq_lens.seq_count; ++s) {
     const int64_t length = gather->seq_lens.dtype == KVX_DTYPE_S64

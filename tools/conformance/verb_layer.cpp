@@ -274,6 +274,16 @@ std::vector<float> some_row(uint64_t place, int head_dim) {
 
 // ---- floats
 
+kvx_rows_t rows_of_v1(const kvx_tensor_desc_t& tensor) {
+  kvx_rows_t rows{};
+  rows.size = sizeof rows;
+  rows.dtype = static_cast<uint32_t>(tensor.dtype);
+  rows.data = tensor.data;
+  rows.token_stride = tensor.stride[tensor.ndim - 3];
+  rows.head_stride = tensor.stride[tensor.ndim - 2];
+  return rows;
+}
+
 FloatTensor::FloatTensor(Memory& memory, const std::string& name, kvx_dtype_t dtype, int64_t tokens,
                          int64_t heads, int dim, int64_t gap)
     : num_tokens(tokens), num_heads(heads), head_dim(dim) {

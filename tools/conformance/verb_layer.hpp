@@ -132,6 +132,9 @@ struct FloatTensor {
   uint8_t* at(int64_t token, int64_t head, int dim) const;
 };
 
+// A v1 call's IO tensor as the verbs take rows: its last axes are [tokens, heads, head_dim].
+kvx_rows_t rows_of_v1(const kvx_tensor_desc_t& tensor);
+
 // Block ids [sequences, width] and lengths, in all the kinds of tables that the verbs take.
 struct TableCase {
   kvx_block_table_format_t format = KVX_BLOCK_TABLE_PACKED;
