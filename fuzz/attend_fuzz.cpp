@@ -71,23 +71,9 @@ class Case {
 
   // The stored rows of all slots, as floats: block b is sequence 0's block b.
   void gather_rows(const kvx_layer_t& layer) {
-    std::vector<int32_t> ids(shape_.num_blocks);
-    std::iota(ids.begin(), ids.end(), 0);
-    const auto length = static_cast<int32_t>(shape_.num_slots());
-    const kvx_block_table_t table = api::packed_table(ids, shape_.num_blocks);
-    const kvx_seq_lens_t lengths = api::seq_lens({&length, 1});
-    k_.resize(static_cast<size_t>(length * row_floats()));
+    k_.resize(static_cast<size_t>(shape_.num_slots() * row_floats()));
     v_.resize(k_.size());
-    const kvx_rows_t k_rows = api::rows(k_.data(), KVX_DTYPE_F32);
-    const kvx_rows_t v_rows = api::rows(v_.data(), KVX_DTYPE_F32);
-    auto args = sized<kvx_gather_args_t>();
-    args.layer = &layer;
-    args.block_table = &table;
-    args.seq_lens = &lengths;
-    args.num_ranges = 1;
-    args.k = &k_rows;
-    args.v = &v_rows;
-    expect(kvx_gather(&args, nullptr) == KVX_STATUS_OK, "every slot has a row");
+    gather_slots(layer, shape_, k_, v_);
   }
 
   void attend(const kvx_layer_t& layer, bool is_affine) {

@@ -2,6 +2,8 @@
 // pages of any format.
 #pragma once
 
+#include <numeric>
+
 #include "fuzz/abi_case.hpp"
 #include "kvx/kvx.hpp"
 
@@ -87,5 +89,26 @@ struct Pages {
     return true;
   }
 };
+
+// The stored rows of all slots, as floats [slots, heads, head_dim]: block b is sequence 0's block
+// b.
+inline void gather_slots(const kvx_layer_t& layer, const Shape& shape, std::vector<float>& k,
+                         std::vector<float>& v) {
+  std::vector<int32_t> ids(shape.num_blocks);
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto length = static_cast<int32_t>(shape.num_slots());
+  const kvx_block_table_t table = api::packed_table(ids, shape.num_blocks);
+  const kvx_seq_lens_t lengths = api::seq_lens({&length, 1});
+  const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
+  const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
+  auto args = sized<kvx_gather_args_t>();
+  args.layer = &layer;
+  args.block_table = &table;
+  args.seq_lens = &lengths;
+  args.num_ranges = 1;
+  args.k = &k_rows;
+  args.v = &v_rows;
+  expect(kvx_gather(&args, nullptr) == KVX_STATUS_OK, "every slot has a row");
+}
 
 }  // namespace kvx::fuzz

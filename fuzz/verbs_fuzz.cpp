@@ -349,22 +349,8 @@ class Case {
     args.num_tokens = std::ssize(slots);
     args.from_slots = args.to_slots = slots.data();
     expect(kvx_transcode(&args, nullptr) == KVX_STATUS_OK, "pages become floats");
-    std::vector<int32_t> blocks;
-    for (uint32_t b = 0; b < shape_.num_blocks; ++b) blocks.push_back(static_cast<int32_t>(b));
-    const auto length = static_cast<int32_t>(shape_.num_slots());
-    const kvx_block_table_t table = api::packed_table(blocks, shape_.num_blocks);
-    const kvx_seq_lens_t lengths = api::seq_lens({&length, 1});
     std::vector<float> gathered_k(elements), gathered_v(elements);
-    const kvx_rows_t k_rows = api::rows(gathered_k.data(), KVX_DTYPE_F32);
-    const kvx_rows_t v_rows = api::rows(gathered_v.data(), KVX_DTYPE_F32);
-    auto gather = sized<kvx_gather_args_t>();
-    gather.layer = &pages;
-    gather.block_table = &table;
-    gather.seq_lens = &lengths;
-    gather.num_ranges = 1;
-    gather.k = &k_rows;
-    gather.v = &v_rows;
-    expect(kvx_gather(&gather, nullptr) == KVX_STATUS_OK, "pages are gathered");
+    gather_slots(pages, shape_, gathered_k, gathered_v);
     const size_t row = size_t{shape_.num_heads} * shape_.head_dim;
     for (const int64_t slot : slots) {
       const size_t at = static_cast<size_t>(slot) * row;
