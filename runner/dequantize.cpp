@@ -107,44 +107,39 @@ ScaleAndMin k_scale_and_min(const uint8_t* packed, int i) {
                                                                                        << 4};
 }
 
-// [d f16][dmin f16][scales 12 bytes][nibbles 128 bytes]: 32 bytes hold two groups of 32 elements,
-// the first in the low halves
-void decode_q4_k(const uint8_t* block, float* out) {
+// Eight groups of 32 elements, step * code - min: 32 bytes of nibbles hold two groups, the first in
+// the low halves; upper_bits(group, i) is what a code has above its nibble.
+// block: [d f16][dmin f16][scales 12 bytes]...
+template <class UpperBits>
+void decode_k_groups(const uint8_t* block, const uint8_t* nibbles, UpperBits upper_bits,
+                     float* out) {
   const float d = load_f16(block);
   const float dmin = load_f16(block + 2);
-  const uint8_t* scales = block + 4;
-  const uint8_t* nibbles = block + 16;
   for (int group = 0; group < 8; ++group) {
-    const ScaleAndMin sm = k_scale_and_min(scales, group);
+    const ScaleAndMin sm = k_scale_and_min(block + 4, group);
     const float step = d * static_cast<float>(sm.scale);
     const float min = dmin * static_cast<float>(sm.min);
     const uint8_t* bytes = nibbles + group / 2 * 32;
     const int shift = group % 2 * 4;
     for (int i = 0; i < 32; ++i) {
-      out[group * 32 + i] = step * static_cast<float>((bytes[i] >> shift) & 15) - min;
+      const int code = ((bytes[i] >> shift) & 15) | upper_bits(group, i);
+      out[group * 32 + i] = step * static_cast<float>(code) - min;
     }
   }
+}
+
+// [d f16][dmin f16][scales 12 bytes][nibbles 128 bytes]
+void decode_q4_k(const uint8_t* block, float* out) {
+  decode_k_groups(
+      block, block + 16, [](int, int) { return 0; }, out);
 }
 
 // [d f16][dmin f16][scales 12 bytes][fifth bits 32 bytes][nibbles 128 bytes]: bit g of byte i is
 // the fifth bit of element i of group g
 void decode_q5_k(const uint8_t* block, float* out) {
-  const float d = load_f16(block);
-  const float dmin = load_f16(block + 2);
-  const uint8_t* scales = block + 4;
   const uint8_t* fifth = block + 16;
-  const uint8_t* nibbles = block + 48;
-  for (int group = 0; group < 8; ++group) {
-    const ScaleAndMin sm = k_scale_and_min(scales, group);
-    const float step = d * static_cast<float>(sm.scale);
-    const float min = dmin * static_cast<float>(sm.min);
-    const uint8_t* bytes = nibbles + group / 2 * 32;
-    const int shift = group % 2 * 4;
-    for (int i = 0; i < 32; ++i) {
-      const int code = ((bytes[i] >> shift) & 15) | ((fifth[i] >> group) & 1) << 4;
-      out[group * 32 + i] = step * static_cast<float>(code) - min;
-    }
-  }
+  const auto upper_bit = [&](int group, int i) { return ((fifth[i] >> group) & 1) << 4; };
+  decode_k_groups(block, block + 48, upper_bit, out);
 }
 
 // [low nibbles 128 bytes][upper two bits 64 bytes][scales int8 x 16][d f16]: each half of 128

@@ -49,19 +49,9 @@ inline void begin(api::Cache& cache, int32_t sequence, int32_t count) {
   ASSERT_TRUE(cache.begin_step(sequences, counts).ok()) << kvx_last_error();
 }
 
-// Rows of tokens first_token, first_token + 1, ... to all layers of the open step.
-inline void append(api::Cache& cache, int32_t first_token, int32_t count) {
-  const auto seed = static_cast<float>(first_token);
-  const std::vector<float> q = test_rows(count, kQHeads, kOwnedDim, seed + 0.7f);
-  std::vector<float> k;
-  std::vector<float> v;
-  for (int32_t token = first_token; token < first_token + count; ++token) {
-    const auto number = static_cast<float>(token);
-    const std::vector<float> k_row = test_rows(1, kOwnedHeads, kOwnedDim, number);
-    const std::vector<float> v_row = test_rows(1, kOwnedHeads, kOwnedDim, number + 0.5f);
-    k.insert(k.end(), k_row.begin(), k_row.end());
-    v.insert(v.end(), v_row.begin(), v_row.end());
-  }
+// The same rows to all layers of the open step; gives the last layer's output.
+inline std::vector<float> step_layers(api::Cache& cache, const std::vector<float>& q,
+                                      const std::vector<float>& k, const std::vector<float>& v) {
   std::vector<float> out(q.size());
   const kvx_rows_t q_rows = api::rows(q.data(), KVX_DTYPE_F32);
   const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
@@ -75,8 +65,24 @@ inline void append(api::Cache& cache, int32_t first_token, int32_t count) {
     args.k = &k_rows;
     args.v = &v_rows;
     args.out = &out_rows;
-    ASSERT_TRUE(cache.step_layer(args).ok()) << kvx_last_error();
+    EXPECT_TRUE(cache.step_layer(args).ok()) << kvx_last_error();
   }
+  return out;
+}
+
+// Rows of tokens first_token, first_token + 1, ... to all layers of the open step.
+inline void append(api::Cache& cache, int32_t first_token, int32_t count) {
+  std::vector<float> k;
+  std::vector<float> v;
+  for (int32_t token = first_token; token < first_token + count; ++token) {
+    const auto number = static_cast<float>(token);
+    const std::vector<float> k_row = test_rows(1, kOwnedHeads, kOwnedDim, number);
+    const std::vector<float> v_row = test_rows(1, kOwnedHeads, kOwnedDim, number + 0.5f);
+    k.insert(k.end(), k_row.begin(), k_row.end());
+    v.insert(v.end(), v_row.begin(), v_row.end());
+  }
+  const float seed = static_cast<float>(first_token) + 0.7f;
+  step_layers(cache, test_rows(count, kQHeads, kOwnedDim, seed), k, v);
 }
 
 // Tokens [first, last), one a step, recorded.

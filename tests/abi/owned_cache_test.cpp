@@ -1,50 +1,22 @@
 // Caches that own their memory: steps, attention, gather, and misuse.
 #include <gtest/gtest.h>
 
-#include "tests/abi/caller_layer.hpp"
+#include "tests/abi/owned_cache.hpp"
 
 namespace kvx::abi_test {
 namespace {
 
-kvx_cache_config_t config_of(const char* recipe) {
-  auto config = sized<kvx_cache_config_t>();
-  config.num_layers = 2;
-  config.num_kv_heads = 2;
-  config.k_head_dim = config.v_head_dim = 32;
-  config.block_size = 8;
-  config.max_sequences = 2;
-  config.max_tokens_per_sequence = 64;
-  config.recipe = recipe;
-  return config;
-}
-
-// One token of one sequence through every layer; gives the last layer's output.
+// A step of one sequence with the same rows in every layer; gives the last layer's output.
 std::vector<float> step(api::Cache& cache, int32_t sequence, const std::vector<float>& q,
                         const std::vector<float>& k, const std::vector<float>& v) {
-  const int32_t sequences[] = {sequence};
-  const int32_t counts[] = {static_cast<int32_t>(k.size() / 64)};
-  std::vector<float> out(q.size());
-  const kvx_rows_t q_rows = api::rows(q.data(), KVX_DTYPE_F32);
-  const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
-  const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
-  const kvx_rows_t out_rows = api::rows(out.data(), KVX_DTYPE_F32);
-  EXPECT_TRUE(cache.begin_step(sequences, counts).ok()) << kvx_last_error();
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    auto args = sized<kvx_step_layer_args_t>();
-    args.layer = layer;
-    args.num_q_heads = kQHeads;
-    args.q = &q_rows;
-    args.k = &k_rows;
-    args.v = &v_rows;
-    args.out = &out_rows;
-    EXPECT_TRUE(cache.step_layer(args).ok()) << kvx_last_error();
-  }
+  begin(cache, sequence, static_cast<int32_t>(k.size()) / (kOwnedHeads * kOwnedDim));
+  std::vector<float> out = step_layers(cache, q, k, v);
   EXPECT_TRUE(cache.end_step().ok()) << kvx_last_error();
   return out;
 }
 
 TEST(OwnedCache, AttendsToWhatItsStepsAppended) {
-  const kvx_cache_config_t config = config_of("f32");
+  const kvx_cache_config_t config = owned_config("f32");
   auto cache = api::Cache::create(config);
   ASSERT_TRUE(cache.ok()) << kvx_last_error();
   const int32_t sequence = *cache->create_sequence();
@@ -76,7 +48,7 @@ TEST(OwnedCache, AttendsToWhatItsStepsAppended) {
 }
 
 TEST(OwnedCache, TakesRecipesWithWideEndsAndThreads) {
-  kvx_cache_config_t config = config_of("int4:k.hadamard,sink=8,recent=16");
+  kvx_cache_config_t config = owned_config("int4:k.hadamard,sink=8,recent=16");
   config.num_threads = 2;
   auto cache = api::Cache::create(config);
   ASSERT_TRUE(cache.ok()) << kvx_last_error();
@@ -89,7 +61,9 @@ TEST(OwnedCache, TakesRecipesWithWideEndsAndThreads) {
 }
 
 TEST(OwnedCache, GivesSequencesOutAndTakesThemBack) {
-  auto cache = api::Cache::create(config_of("int8"));
+  kvx_cache_config_t config = owned_config("int8");
+  config.max_sequences = 2;
+  auto cache = api::Cache::create(config);
   ASSERT_TRUE(cache.ok());
   const int32_t first = *cache->create_sequence();
   ASSERT_TRUE(cache->create_sequence().ok());
@@ -107,7 +81,7 @@ TEST(OwnedCache, GivesSequencesOutAndTakesThemBack) {
 
 TEST(OwnedCache, RefusesConfigurationsThatCannotBe) {
   const auto refused = [](auto change, kvx_status_t status = KVX_STATUS_INVALID_ARGUMENT) {
-    kvx_cache_config_t config = config_of("int8");
+    kvx_cache_config_t config = owned_config("int8");
     change(config);
     kvx_cache_t cache = nullptr;
     EXPECT_EQ(kvx_cache_create(&config, &cache), status) << kvx_last_error();
@@ -127,14 +101,14 @@ TEST(OwnedCache, RefusesConfigurationsThatCannotBe) {
   refused([](auto& config) { config.max_tokens_per_sequence = -1; });
   refused([](auto& config) { config.size = 0; });
   refused([](auto& config) { config.memory_budget_bytes = 100; }, KVX_STATUS_OUT_OF_RANGE);
-  const kvx_cache_config_t config = config_of("int8");
+  const kvx_cache_config_t config = owned_config("int8");
   EXPECT_EQ(kvx_cache_create(&config, nullptr), KVX_STATUS_INVALID_ARGUMENT);
   kvx_cache_t cache = nullptr;
   EXPECT_EQ(kvx_cache_create(nullptr, &cache), KVX_STATUS_INVALID_ARGUMENT);
 }
 
 TEST(OwnedCache, RefusesCallsOutOfOrderAndNullHandles) {
-  auto cache = api::Cache::create(config_of("int8"));
+  auto cache = api::Cache::create(owned_config("int8"));
   ASSERT_TRUE(cache.ok());
   const int32_t sequence = *cache->create_sequence();
   EXPECT_FALSE(cache->end_step().ok());

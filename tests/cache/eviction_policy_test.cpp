@@ -18,18 +18,7 @@ constexpr int32_t kNumBlocks = 12;
 enum class State { kUnknown, kInserted, kUsed };
 
 // What each policy promises, as plainly as it can be said. Ids are in order of their insertion.
-class PolicyModel {
- public:
-  virtual ~PolicyModel() = default;
-  virtual void insert(int32_t id, uint32_t key) = 0;
-  virtual void remove(int32_t id) = 0;
-  virtual void touch(int32_t id) = 0;
-  virtual void forget(int32_t id) = 0;
-  virtual int32_t evict() = 0;
-  virtual void put_first(int32_t id) = 0;
-};
-
-class LruModel : public PolicyModel {
+class LruModel : public EvictionPolicy {
  public:
   void insert(int32_t id, uint32_t) override { order_.push_back(id); }
   void remove(int32_t id) override { std::erase(order_, id); }
@@ -48,7 +37,7 @@ class LruModel : public PolicyModel {
   std::vector<int32_t> order_;
 };
 
-class LfuModel : public PolicyModel {
+class LfuModel : public EvictionPolicy {
  public:
   void insert(int32_t id, uint32_t) override {
     level_[id] = age_ + uses_[id];
@@ -80,7 +69,7 @@ class LfuModel : public PolicyModel {
   int age_ = 0;  // the level of the block evicted last
 };
 
-class TwoQueuesModel : public PolicyModel {
+class TwoQueuesModel : public EvictionPolicy {
  public:
   void insert(int32_t id, uint32_t key) override {
     key_[id] = key;
@@ -127,7 +116,7 @@ class TwoQueuesModel : public PolicyModel {
 };
 
 // A history as a pool makes them: blocks are inserted, used again, touched, evicted and discarded.
-void follow(EvictionKind kind, PolicyModel& model) {
+void follow(EvictionKind kind, EvictionPolicy& model) {
   IdLists lists(kNumBlocks, kPolicyLists);
   const auto policy = make_eviction_policy(kind, lists, kNumBlocks);
   std::vector<State> states(kNumBlocks, State::kUsed);

@@ -1,4 +1,4 @@
-// Reports as pages: a template with the library and the data put into its two slots.
+// Reports as pages: a template with the style, the library and the data put into its slots.
 #include <string>
 #include <string_view>
 
@@ -26,7 +26,8 @@ std::string safe_in_script(std::string text) {
 
 std::string page_with_data(std::string_view page, std::string json) {
   std::string filled(page);
-  // The library first: a name in the data may look like a slot.
+  // The data last: a name in the data may look like a slot.
+  fill(filled, "{{PAGE_CSS}}", page_css());
   fill(filled, "{{CHART_JS}}", chart_js());
   fill(filled, "{{REPORT_JSON}}", safe_in_script(std::move(json)));
   return filled;
