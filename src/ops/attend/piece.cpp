@@ -35,7 +35,8 @@ class Piece {
         num_rows_(place.num_rows),
         sinks_(args_.window > 0 ? args_.window_sinks : 0),
         rows_(scratch.rows),
-        tiles_(scratch.tiles) {
+        tiles_(scratch.tiles),
+        prefetcher_(scratch.prefetcher) {
     const Tiling& t = plan.tiling;
     queries_ = scratch.floats;
     prepared_ = queries_ + t.rows * plan.key_dim;
@@ -147,22 +148,25 @@ class Piece {
     while (tile->num_tokens > 0) {
       const int after = tile->first_token + tile->num_tokens;
       reader_.find(after, after < end ? reader_.tile_length(after, end) : 0, *next);
-      attend_tile(*tile, *next);
+      prefetcher_.start(next->keys, next->values);
+      attend_tile(*tile);
       std::swap(tile, next);
     }
   }
 
-  void attend_tile(const TileRows& tile, const TileRows& next) {
+  void attend_tile(const TileRows& tile) {
     const int first = tile.first_token;
     const int n = tile.num_tokens;
     const bool has_hidden = hides_some(first, n);
-    score_tile(tile, next);
+    score_tile(tile);
     if (has_hidden) hide(first, n);
+    prefetcher_.pace(cpu::PhaseShares::kSoftmax, num_rows_);
     for (int r = 0; r < num_rows_; ++r) {
+      prefetcher_.step();
       math_.absorb_scores(scores_ + r * plan_.tiling.tokens, n, rows_[r].softmax,
                           sums_ + r * plan_.value_dim, plan_.value_dim);
     }
-    if (!has_hidden && add_packed_values(tile, next)) return;
+    if (!has_hidden && add_packed_values(tile)) return;
     reader_.decode(Side::kValue, first, n, tile_);
     if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
       return add_seen_values(first, n);
@@ -171,11 +175,11 @@ class Piece {
                        num_rows_, n, plan_.value_dim});
   }
 
-  void score_tile(const TileRows& tile, const TileRows& next) {
+  void score_tile(const TileRows& tile) {
     const int first = tile.first_token;
     const int n = tile.num_tokens;
     const int stride = plan_.tiling.tokens;
-    if (!score_packed(tile, next)) score_decoded(first, n);
+    if (!score_packed(tile)) score_decoded(first, n);
     if (args_.transform.k.block_offset) add_block_offsets(first, n);
     for (int r = 0; r < num_rows_; ++r) {
       math_.scale_scores(scores_ + r * stride, n, rows_[r].bias, args_.softmax_scale,
@@ -196,7 +200,7 @@ class Piece {
   }
 
   // False: there are no kernels for these rows, or they declined.
-  bool score_packed(const TileRows& tile, const TileRows& next) {
+  bool score_packed(const TileRows& tile) {
     if (tile.keys.num_tokens == 0) return false;
     const cpu::PackedKernels* packed = reader_.kernels(Side::kKey, tile.first_token);
     if (num_rows_ > packed->most_rows) return false;
@@ -205,7 +209,7 @@ class Piece {
       prepared_for_ = tile.keys.spec;
     }
     return packed->score({.keys = tile.keys,
-                          .next = next.keys,
+                          .prefetcher = prefetcher_,
                           .queries = queries_,
                           .prepared = prepared_,
                           .num_rows = num_rows_,
@@ -213,12 +217,12 @@ class Piece {
                           .scores_stride = plan_.tiling.tokens,
                           .scratch = tile_});
   }
-  bool add_packed_values(const TileRows& tile, const TileRows& next) {
+  bool add_packed_values(const TileRows& tile) {
     if (tile.values.num_tokens == 0) return false;
     const cpu::PackedKernels* packed = reader_.kernels(Side::kValue, tile.first_token);
     if (num_rows_ > packed->most_rows) return false;
     return packed->add_values({.values = tile.values,
-                               .next = next.values,
+                               .prefetcher = prefetcher_,
                                .p = scores_,
                                .p_stride = plan_.tiling.tokens,
                                .num_rows = num_rows_,
@@ -329,6 +333,7 @@ class Piece {
 
   QueryRow* rows_;   // [num_rows]
   TileRows* tiles_;  // [2]: this one and the next
+  cpu::Prefetcher& prefetcher_;
   float* queries_;   // [tiling.rows, key_dim]
   float* prepared_;  // [tiling.rows, key_dim], as packed kernels want them
   float* sums_;      // [tiling.rows, value_dim]

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "format/spec.hpp"
-#include "ops/attend/cpu/packed_kernels.hpp"
+#include "ops/attend/cpu/prefetcher.hpp"
 #include "ops/attend/softmax_state.hpp"
 
 namespace kvx::ops {
@@ -96,6 +96,7 @@ struct AttendScratch {
   alignas(64) float floats[kScratchFloats];
   QueryRow rows[kMaxTileRows];
   TileRows tiles[2];
+  cpu::Prefetcher prefetcher;
 };
 static_assert(sizeof(AttendScratch) + 2 * format::kMaxHeadDim * sizeof(float) <= 96 * 1024);
 

@@ -9,8 +9,8 @@
 #include <immintrin.h>
 
 #include "ops/attend/cpu/code_order.hpp"
-#include "ops/attend/cpu/packed_prefetch.hpp"
 #include "ops/attend/cpu/packed_steps.hpp"
+#include "ops/attend/cpu/row_chunks.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {

@@ -126,13 +126,15 @@ struct KeyTile {
 
 // Sixteen tokens. rows: [16].
 template <class Codec>
-KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile) {
+KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile,
+                            Prefetcher& prefetcher) {
   using Code = CodeBytes<Codec>;
   const __m512i table =
       Code::kIsNibble ? Code::template nibble_table<Code::kKeyOffset>() : __m512i{};
   const __m512i low_four = _mm512_set1_epi8(15);
   const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kKeyFlip));
   for (int offset = 0; offset < row_bytes; offset += 16) {
+    prefetcher.step();
     __m512i r[4];  // r[i], lane l: token 4 l + i
     for (int i = 0; i < 4; ++i) r[i] = load_chunks(rows + i, 4, row_bytes, offset);
     const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]);
@@ -161,11 +163,10 @@ KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* 
 // variables: behind a reference the compiler loads it again for every product.
 template <int Rows, int Groups>
 KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
-                           const KeyTile& tile, Prefetcher& prefetcher) {
+                           const KeyTile& tile) {
   const int n = job.keys.padded_tokens();
   const int head_dim = layout.head_dim;
   const uint8_t* codes = tile.codes + int64_t{token} * head_dim;
-  const int lines = prefetcher.lines_per_step(n / (16 * Groups) * (head_dim / 16));
   const int8_t* digits[Rows];
   for (int r = 0; r < Rows; ++r) digits[r] = layout.digits(job.prepared, row + r);
   __m512 total[Rows][Groups] = {};
@@ -181,7 +182,7 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     }
     const int end = layout.end_of_span(s);
     for (int first = s * layout.span; first < end; first += 16) {
-      prefetcher.next_lines(lines);
+      job.prefetcher.step();
 #pragma GCC unroll 4
       for (int place = first; place < first + 16; place += 4) {
         __m512i keys[Groups];
@@ -225,13 +226,13 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
 
 template <int Rows>
 static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
-                        const KeyTile& tile, Prefetcher& prefetcher) {
+                        const KeyTile& tile) {
   const int n = job.keys.padded_tokens();
   int token = 0;
   for (; token + 32 <= n; token += 32) {
-    score_rows<Rows, 2>(job, layout, row, token, tile, prefetcher);
+    score_rows<Rows, 2>(job, layout, row, token, tile);
   }
-  if (token < n) score_rows<Rows, 1>(job, layout, row, token, tile, prefetcher);
+  if (token < n) score_rows<Rows, 1>(job, layout, row, token, tile);
 }
 
 // A step that is NaN or infinite makes the score so, which is right.
@@ -248,18 +249,20 @@ bool score_codes(const ScoreJob& job) {
   auto* codes = reinterpret_cast<uint8_t*>(steps + scales.count * n);
   load_steps(keys, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(keys), steps);
   const int row_bytes = keys.head_dim * Codec::kBits / 8;
+  job.prefetcher.pace(PhaseShares::kUnpackKeys, n / 16 * ((row_bytes + 15) / 16));
   for (int token = 0; token < n; token += 16) {
-    unpack_keys<Codec>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim);
+    unpack_keys<Codec>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim,
+                       job.prefetcher);
   }
   if (keys.spec->is_affine()) {
     constexpr float kMiddle = CodeBytes<Codec>::kKeyBias;
     for (int t = 0; t < n; ++t) steps[n + t] += kMiddle * steps[t];
   }
   const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};
-  Prefetcher prefetcher(job.next);
+  const int steps_a_chunk = (n + 31) / 32 * (keys.head_dim / 16);
+  job.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows,
-                 [&]<int Rows>(int row) { score_chunk<Rows>(job, layout, row, tile, prefetcher); });
-  prefetcher.rest();
+                 [&]<int Rows>(int row) { score_chunk<Rows>(job, layout, row, tile); });
   return true;
 }
 

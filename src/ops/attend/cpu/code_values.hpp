@@ -61,10 +61,10 @@ KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher
     const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(columns, shifts), low_four);
     return _mm512_shuffle_epi8(table, codes);
   };
-  const int lines = prefetcher.lines_per_step(num_fours);
+  prefetcher.pace(PhaseShares::kUnpackValues, num_fours);
   for (int place = 0; place < kPlaces; ++place) {
     if (four_at(place) >= num_fours) continue;
-    prefetcher.next_lines(lines);
+    prefetcher.step();
     const uint8_t* const* rows = values.codes + 4 * four_at(place);
     int8_t* out = tile + place * 64;
     for (int offset = 0; offset < row_bytes; offset += 16) {
@@ -206,22 +206,25 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
       digits[r][i] = tile.digits + (r * tile.num_groups + group[i]) * 128;
     }
   }
+  for (int first = 0; first < kPlaces; first += 4) {
+    job.prefetcher.step();
 #pragma GCC unroll 4
-  for (int place = 0; place < kPlaces; ++place) {
-    __m512i values[Parts];
-    for (int i = 0; i < Parts; ++i) {
-      values[i] = _mm512_loadu_si512(codes + i * kPartBytes + place * 64);
-    }
-    for (int r = 0; r < Rows; ++r) {
-      __m512i weight = splat_digits(digits[r][0] + 4 * place);
+    for (int place = first; place < first + 4; ++place) {
+      __m512i values[Parts];
       for (int i = 0; i < Parts; ++i) {
-        if (!OneGroup && i > 0) weight = splat_digits(digits[r][i] + 4 * place);
-        high[r][i] = _mm512_dpbusd_epi32(high[r][i], weight, values[i]);
+        values[i] = _mm512_loadu_si512(codes + i * kPartBytes + place * 64);
       }
-      weight = splat_digits(digits[r][0] + 64 + 4 * place);
-      for (int i = 0; i < Parts; ++i) {
-        if (!OneGroup && i > 0) weight = splat_digits(digits[r][i] + 64 + 4 * place);
-        low[r][i] = _mm512_dpbusd_epi32(low[r][i], weight, values[i]);
+      for (int r = 0; r < Rows; ++r) {
+        __m512i weight = splat_digits(digits[r][0] + 4 * place);
+        for (int i = 0; i < Parts; ++i) {
+          if (!OneGroup && i > 0) weight = splat_digits(digits[r][i] + 4 * place);
+          high[r][i] = _mm512_dpbusd_epi32(high[r][i], weight, values[i]);
+        }
+        weight = splat_digits(digits[r][0] + 64 + 4 * place);
+        for (int i = 0; i < Parts; ++i) {
+          if (!OneGroup && i > 0) weight = splat_digits(digits[r][i] + 64 + 4 * place);
+          low[r][i] = _mm512_dpbusd_epi32(low[r][i], weight, values[i]);
+        }
       }
     }
   }
@@ -238,9 +241,10 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   }
 }
 
+inline constexpr int kTogether = 2;  // parts whose sums fit in registers
+
 template <int Rows>
 static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
-  constexpr int kTogether = 2;  // parts whose sums fit in registers
   RowWeight weights[Rows];
   for (int r = 0; r < Rows; ++r) {
     weights[r] = weigh_row(job, tile, row + r, tile.digits + r * tile.num_groups * 128);
@@ -271,9 +275,7 @@ bool add_code_values(const ValueJob& job) {
   // Digits and codes lie on whole lines: a vector across two of them costs twice.
   auto* digits = reinterpret_cast<uint8_t*>(largest + (num_groups + 15) / 16 * 16);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
-  Prefetcher prefetcher(job.next);
-  unpack_values<Codec>(values, codes, prefetcher);
-  prefetcher.rest();
+  unpack_values<Codec>(values, codes, job.prefetcher);
   const int group =
       values.spec->group_size == format::kWholeRow ? values.head_dim : values.spec->group_size;
   static constexpr Table<int32_t, 16> kLaneOfNumber = lane_of_number<Codec, P>();
@@ -286,7 +288,10 @@ bool add_code_values(const ValueJob& job) {
                           .group_parts = group / 16,
                           .lanes = _mm512_load_si512(kLaneOfNumber.at),
                           .value_bias = CodeBytes<Codec>::kValueBias};
+  const int steps_a_chunk = (values.head_dim / 16 + kTogether - 1) / kTogether * (kPlaces / 4);
+  job.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows, [&]<int Rows>(int row) { add_chunk<Rows>(job, tile, row); });
+  job.prefetcher.rest();
   return true;
 }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "ops/attend/cpu/packed_loaders.hpp"
-#include "ops/attend/cpu/packed_prefetch.hpp"
 #include "ops/attend/cpu/packed_steps.hpp"
+#include "ops/attend/cpu/row_chunks.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -56,11 +56,9 @@ inline constexpr int kTokensTogether = kLanes<Widest> == 16 ? 4 : 2;
 // steps, which are multiplied in here.
 template <class Loader, bool IsGrouped, int Rows>
 KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int row, int token,
-                              Prefetcher& prefetcher, Widest (*sums)[Rows]) {
+                              Widest (*sums)[Rows]) {
   const int head_dim = job.keys.head_dim;
   const uint8_t* const* codes = job.keys.codes + token;
-  const int lines = prefetcher.lines_per_step(job.keys.padded_tokens() / kTokensTogether *
-                                              (head_dim / Loader::kNumbers));
   constexpr int kVectors = Loader::kNumbers / kLanes<Widest>;
   for (int d = 0; d < head_dim; d += Loader::kNumbers) {
     for (int i = 0; i < kTokensTogether; ++i) {
@@ -74,19 +72,18 @@ KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int 
         }
       }
     }
-    prefetcher.next_lines(lines);
+    job.prefetcher.step();
   }
 }
 
 // kLanes<Widest> tokens from `token` on.
 template <class Loader, bool IsGrouped, int Rows>
-KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, int row, int token,
-                                 Prefetcher& prefetcher) {
+KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, int row, int token) {
   constexpr int kN = kLanes<Widest>;
   Widest products[Rows][kN];
   for (int t = 0; t < kN; t += kTokensTogether) {
     Widest sums[kTokensTogether][Rows] = {};
-    multiply_keys<Loader, IsGrouped, Rows>(job, steps, row, token + t, prefetcher, sums);
+    multiply_keys<Loader, IsGrouped, Rows>(job, steps, row, token + t, sums);
     for (int i = 0; i < kTokensTogether; ++i) {
       for (int r = 0; r < Rows; ++r) products[r][t + i] = sums[i][r];
     }
@@ -100,12 +97,10 @@ KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, i
 }
 
 template <class Loader, int Rows>
-static void score_float_chunk(const ScoreJob& job, const FloatSteps& steps, int row,
-                              Prefetcher& prefetcher) {
+static void score_float_chunk(const ScoreJob& job, const FloatSteps& steps, int row) {
   for (int token = 0; token < job.keys.padded_tokens(); token += kLanes<Widest>) {
-    steps.num_groups > 1
-        ? score_float_rows<Loader, true, Rows>(job, steps, row, token, prefetcher)
-        : score_float_rows<Loader, false, Rows>(job, steps, row, token, prefetcher);
+    steps.num_groups > 1 ? score_float_rows<Loader, true, Rows>(job, steps, row, token)
+                         : score_float_rows<Loader, false, Rows>(job, steps, row, token);
   }
 }
 
@@ -113,11 +108,12 @@ template <class Loader>
 bool score_floats(const ScoreJob& job) {
   if (has_hidden_nan<Loader>(job.keys)) return false;
   const FloatSteps steps = load_float_steps<Loader>(job.keys, job.scratch);
-  Prefetcher prefetcher(job.next);
-  for_row_chunks(job.num_rows, [&]<int Rows>(int row) {
-    score_float_chunk<Loader, Rows>(job, steps, row, prefetcher);
-  });
-  prefetcher.rest();
+  const int steps_a_chunk =
+      job.keys.padded_tokens() / kTokensTogether * (job.keys.head_dim / Loader::kNumbers);
+  job.prefetcher.pace(PhaseShares::kUnpackKeys + PhaseShares::kScore,
+                      steps_a_chunk * num_row_chunks(job.num_rows));
+  for_row_chunks(job.num_rows,
+                 [&]<int Rows>(int row) { score_float_chunk<Loader, Rows>(job, steps, row); });
   return true;
 }
 
@@ -125,8 +121,7 @@ bool score_floats(const ScoreJob& job) {
 
 // Parts of the loader's numbers from `number` on. weights: [Rows, kMaxTileTokens].
 template <class Loader, int Rows, int Parts>
-KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int row, int number,
-                                Prefetcher& prefetcher) {
+KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int row, int number) {
   constexpr int kLoaded = Loader::kNumbers / kLanes<Widest>;
   constexpr int kVectors = Parts * kLoaded;
   const int head_dim = job.values.head_dim;
@@ -146,7 +141,7 @@ KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int r
       const float weight = weights[r * kMaxTileTokens + t];
       for (int v = 0; v < kVectors; ++v) sums[r][v] += value[v] * weight;
     }
-    prefetcher.next_line();
+    job.prefetcher.step();
   }
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
@@ -178,22 +173,26 @@ KVX_INLINE void add_zeros(const ValueJob& job, const float* zeros, int row) {
   for (int d = 0; d < job.values.head_dim; ++d) sums[d] += sum;
 }
 
+// As many of the loader's parts at once as there are registers for their sums.
+template <class Loader>
+inline constexpr int kFloatPartsTogether =
+    kLanes<Widest> == 16 ? 4 * kPartNumbers / Loader::kNumbers : 1;
+
 template <class Loader, int Rows>
-static void add_float_chunk(const ValueJob& job, const FloatSteps& steps, int row, float* weights,
-                            Prefetcher& prefetcher) {
-  constexpr int kParts = kLanes<Widest> == 16 ? 4 * kPartNumbers / Loader::kNumbers : 1;
+static void add_float_chunk(const ValueJob& job, const FloatSteps& steps, int row, float* weights) {
+  constexpr int kParts = kFloatPartsTogether<Loader>;
   constexpr int kGroupWeights = Rows * kMaxTileTokens;
   weigh_rows<Rows>(job, steps, row, weights);
   const int head_dim = job.values.head_dim;
   int number = 0;
   if (steps.num_groups == 1) {
     for (; number + kParts * Loader::kNumbers <= head_dim; number += kParts * Loader::kNumbers) {
-      add_float_parts<Loader, Rows, kParts>(job, weights, row, number, prefetcher);
+      add_float_parts<Loader, Rows, kParts>(job, weights, row, number);
     }
   }
   for (; number < head_dim; number += Loader::kNumbers) {
     const int group = steps.num_groups == 1 ? 0 : number / steps.group;
-    add_float_parts<Loader, Rows, 1>(job, weights + group * kGroupWeights, row, number, prefetcher);
+    add_float_parts<Loader, Rows, 1>(job, weights + group * kGroupWeights, row, number);
   }
   for (int r = 0; steps.zeros && r < Rows; ++r) add_zeros(job, steps.zeros, row + r);
 }
@@ -204,11 +203,14 @@ bool add_float_values(const ValueJob& job) {
   const FloatSteps steps = load_float_steps<Loader>(job.values, job.scratch);
   const int num_step_rows = steps.num_groups + (steps.zeros ? 1 : 0);
   float* weights = job.scratch + num_step_rows * job.values.padded_tokens();
-  Prefetcher prefetcher(job.next);
+  const int parts_together = steps.num_groups == 1 ? kFloatPartsTogether<Loader> : 1;
+  const int passes = (job.values.head_dim / Loader::kNumbers + parts_together - 1) / parts_together;
+  job.prefetcher.pace(PhaseShares::kUnpackValues + PhaseShares::kAddValues,
+                      passes * job.values.num_tokens * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows, [&]<int Rows>(int row) {
-    add_float_chunk<Loader, Rows>(job, steps, row, weights, prefetcher);
+    add_float_chunk<Loader, Rows>(job, steps, row, weights);
   });
-  prefetcher.rest();
+  job.prefetcher.rest();
   return true;
 }
 

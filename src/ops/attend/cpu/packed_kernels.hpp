@@ -8,6 +8,8 @@
 
 namespace kvx::ops::cpu {
 
+class Prefetcher;
+
 inline constexpr int kMaxTileTokens = 64;
 inline constexpr int kTokenStep = 16;  // kernels take a tile's tokens in steps of this many
 
@@ -25,13 +27,12 @@ struct PackedTile {
   int padded_tokens() const { return (num_tokens + kTokenStep - 1) / kTokenStep * kTokenStep; }
 };
 
-// A stride is the distance of two rows in floats. Kernels ask for the next tile's bytes while they
-// work on this one's.
+// A stride is the distance of two rows in floats. Kernels let the prefetcher step while they work.
 struct ScoreJob {
   const PackedTile& keys;
-  const PackedTile& next;  // num_tokens may be 0
-  const float* queries;    // [num_rows, head_dim]
-  const float* prepared;   // what prepare_queries made of them
+  Prefetcher& prefetcher;
+  const float* queries;   // [num_rows, head_dim]
+  const float* prepared;  // what prepare_queries made of them
   int num_rows;
   float* scores;  // [num_rows, padded_tokens]: out, q . k; anything past num_tokens
   int scores_stride;
@@ -40,7 +41,7 @@ struct ScoreJob {
 
 struct ValueJob {
   const PackedTile& values;
-  const PackedTile& next;
+  Prefetcher& prefetcher;
   const float* p;  // [num_rows, num_tokens], probabilities up to the row's factor: 0 to 1
   int p_stride;
   int num_rows;
