@@ -24,13 +24,15 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   return config;
 }
 
-KvAttention::KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model)
+KvAttention::KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model,
+                         ops::Precision precision)
     : cache_(std::move(cache)),
       sequence_(sequence),
       num_q_heads_(model.num_q_heads),
       num_kv_heads_(model.num_kv_heads),
       head_dim_(model.head_dim),
-      softmax_scale_(1.0f / std::sqrt(static_cast<float>(model.head_dim))) {}
+      softmax_scale_(1.0f / std::sqrt(static_cast<float>(model.head_dim))),
+      precision_(precision) {}
 
 Result<std::unique_ptr<KvAttention>> KvAttention::create(const ModelConfig& model,
                                                          const KvAttentionOptions& options,
@@ -39,7 +41,8 @@ Result<std::unique_ptr<KvAttention>> KvAttention::create(const ModelConfig& mode
   const ops::CpuContext context{&ops::cpu::kernel_table(level), &executor};
   KVX_ASSIGN_OR_RETURN(auto cache, kv::KvCache::create(cache_config_of(model, options), context));
   KVX_ASSIGN_OR_RETURN(const int sequence, cache->create_sequence());
-  return std::unique_ptr<KvAttention>(new KvAttention(std::move(cache), sequence, model));
+  return std::unique_ptr<KvAttention>(
+      new KvAttention(std::move(cache), sequence, model, options.precision));
 }
 
 Status KvAttention::begin_step(int num_tokens) {
@@ -52,6 +55,7 @@ Status KvAttention::append_and_attend(int layer, int, const float* q, const floa
   kv::AttentionParams params;
   params.num_q_heads = num_q_heads_;
   params.softmax_scale = softmax_scale_;
+  params.precision = precision_;
   return cache_->append_and_attend(layer, params,
                                    dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
                                    dense_rows(k, DType::kF32, num_kv_heads_, head_dim_),

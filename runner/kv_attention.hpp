@@ -17,6 +17,7 @@ struct KvAttentionOptions {
   int block_size = 64;     // tokens
   int64_t max_tokens = 0;  // of the sequence
   kv::PrefixCacheConfig prefix;
+  ops::Precision precision = ops::Precision::kAccurate;
 };
 
 // What the options mean for this model: the cache's own configuration, also for kv::cost_of.
@@ -54,7 +55,8 @@ class KvAttention final : public AttentionBackend {
   int sequence() const { return sequence_; }
 
  private:
-  KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model);
+  KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model,
+              ops::Precision precision);
 
   std::unique_ptr<kv::KvCache> cache_;
   int sequence_;
@@ -62,6 +64,7 @@ class KvAttention final : public AttentionBackend {
   int num_kv_heads_;
   int head_dim_;
   float softmax_scale_;
+  ops::Precision precision_;
 };
 
 }  // namespace kvx::runner

@@ -577,6 +577,13 @@ typedef struct kvx_gather_args_t {
 /* Stored rows to floats, transforms undone. */
 KVX_API kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream);
 
+/* How exact attention has to be: its root mean square error against double precision over the
+ * stored numbers, relative to the output. */
+typedef enum kvx_precision {
+  KVX_PRECISION_ACCURATE = 0, /* 1e-5 where K and V have 16 bits and more, 3e-4 elsewhere */
+  KVX_PRECISION_FAST = 1      /* 8e-3, where that saves time; a GPU makes no difference */
+} kvx_precision_t;
+
 typedef struct kvx_attend_args_t {
   uint32_t size;
   uint32_t num_q_heads; /* a multiple of num_kv_heads */
@@ -611,6 +618,8 @@ typedef struct kvx_attend_args_t {
   int64_t max_tokens;    /* of a sequence; 0: what a row of the table holds */
   uint32_t max_q_len;    /* queries of a sequence */
   uint32_t reserved_end; /* 0 */
+  uint32_t precision;    /* kvx_precision_t */
+  uint32_t reserved_2;   /* 0 */
 } kvx_attend_args_t;
 
 /* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. On a GPU it depends
@@ -714,6 +723,8 @@ typedef struct kvx_step_layer_args_t {
   const kvx_rows_t* v;   /* [tokens, num_kv_heads, v head_dim] */
   const kvx_rows_t* out; /* [tokens, num_q_heads, v head_dim] */
   const float* sinks;    /* [num_q_heads], or null */
+  uint32_t precision;    /* kvx_precision_t */
+  uint32_t reserved_2;   /* 0 */
 } kvx_step_layer_args_t;
 
 /* Appends the step's K and V to a layer and attends. */

@@ -125,7 +125,17 @@ class Cache(_core.PagedCache):
             raise
 
     def append_and_attend(
-        self, layer, q, k, v, out=None, *, softmax_scale=None, softcap=0.0, sinks=None
+        self,
+        layer,
+        q,
+        k,
+        v,
+        out=None,
+        *,
+        softmax_scale=None,
+        softcap=0.0,
+        sinks=None,
+        precision="accurate",
     ):
         """Appends the step's keys and values to a layer and returns attention over all its tokens.
 
@@ -139,14 +149,19 @@ class Cache(_core.PagedCache):
         softmax_scale: 1 / sqrt(head_dim) when None
         softcap: scores become softcap * tanh(score / softcap); 0 for none
         sinks: float32 [num_q_heads], logits that take part in the softmax without a value
+        precision: "accurate", or "fast", which may be off by 8e-3 of the output's size
 
         float32, float16 or bfloat16, in any strides but a contiguous head_dim; nothing is copied.
-        Raises kvx.Error: no open step, a layer twice, another shape, dtype or device.
+        Raises kvx.Error: another precision, no open step, a layer twice, another shape, dtype or device.
         """
+        if precision not in ("accurate", "fast"):
+            raise Error(f"precision is {precision!r}; expected 'accurate' or 'fast'")
         if out is None:
             heads = tuple(checked_array(q, "q").shape[:2])
             out = empty_like(q, (*heads, self.v_head_dim))
-        super().append_and_attend(layer, q, k, v, out, softmax_scale, softcap, sinks)
+        super().append_and_attend(
+            layer, q, k, v, out, softmax_scale, softcap, sinks, precision == "fast"
+        )
         return out
 
     def gather(self, sequence, layer, first_token=0, num_tokens=None, *, like=None):

@@ -157,7 +157,8 @@ class PagedCache {
   }
 
   void append_and_attend(int layer, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-                         std::optional<float> softmax_scale, float softcap, nb::handle sinks) {
+                         std::optional<float> softmax_scale, float softcap, nb::handle sinks,
+                         bool is_fast) {
     const InputRows queries = input_rows(q, "q", {-1, -1, geometry_.k_head_dim});
     const int64_t tokens = queries.num_tokens;
     const InputRows keys =
@@ -177,6 +178,7 @@ class PagedCache {
     params.softmax_scale =
         softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(geometry_.k_head_dim)));
     params.softcap = softcap;
+    if (is_fast) params.precision = ops::Precision::kFast;
     if (sink_array.is_valid()) params.sinks = static_cast<const float*>(sink_array.data());
     locked([&] {
       check_layer_is_due(layer, params.num_q_heads, tokens);
@@ -357,7 +359,8 @@ void bind_paged_cache(nb::module_& module) {
            "or kvx.OutOfRangeError naming the entry; nothing has changed then.")
       .def("append_and_attend", &PagedCache::append_and_attend, nb::arg("layer"),
            nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
-           nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none())
+           nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none(),
+           nb::arg("is_fast"))
       .def("end_step", &PagedCache::end_step,
            "Makes the step's tokens part of their sequences. Raises kvx.Error: a layer has not "
            "appended.")

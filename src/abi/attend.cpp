@@ -9,6 +9,7 @@
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
+#include "abi/precision.hpp"
 #include "abi/table_view.hpp"
 
 namespace kvx::abi {
@@ -16,9 +17,9 @@ namespace {
 
 // What stands beside the pointers.
 Status check_numbers(const kvx_attend_args_t& args, const LayerOfCaller& layer) {
-  if (args.reserved != 0 || args.reserved_end != 0) {
-    return invalid_argument("args.reserved is {}, reserved_end {}; expected 0", args.reserved,
-                            args.reserved_end);
+  if (args.reserved != 0 || args.reserved_end != 0 || args.reserved_2 != 0) {
+    return invalid_argument("args.reserved is {}, reserved_end {}, reserved_2 {}; expected 0",
+                            args.reserved, args.reserved_end, args.reserved_2);
   }
   if (args.num_q_heads < 1 || args.num_q_heads > INT32_MAX) {
     return invalid_argument(
@@ -101,6 +102,7 @@ Result<ops::AttendArgs> read_args(const kvx_attend_args_t& known, const Layers& 
   args.sinks = known.sinks;
   args.tree_mask = known.tree_mask;
   args.tree_mask_stride = known.tree_mask_stride;
+  KVX_ASSIGN_OR_RETURN(args.precision, read_precision(known.precision));
   return args;
 }
 

@@ -10,6 +10,7 @@
 #include "abi/call.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
+#include "abi/precision.hpp"
 
 namespace kvx::abi {
 
@@ -256,7 +257,11 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
   KVX_ASSIGN_OR_RETURN(kv::KvCache * cache, cache_of(handle));
   KVX_ASSIGN_OR_RETURN(const kvx_step_layer_args_t known, read_struct(caller, "args"));
   const kv::CacheGeometry& geometry = cache->config().geometry;
-  if (known.reserved != 0) return invalid_argument("args.reserved is {}", known.reserved);
+  if (known.reserved != 0 || known.reserved_2 != 0) {
+    return invalid_argument("args.reserved is {}, reserved_2 {}; expected 0", known.reserved,
+                            known.reserved_2);
+  }
+  KVX_ASSIGN_OR_RETURN(const ops::Precision precision, read_precision(known.precision));
   if (known.layer >= static_cast<uint32_t>(geometry.num_layers)) {
     return invalid_argument("args.layer is {}; the cache has {}", known.layer, geometry.num_layers);
   }
@@ -278,8 +283,8 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
                           ? known.softmax_scale
                           : 1.0f / std::sqrt(static_cast<float>(geometry.k_head_dim));
   return cache->append_and_attend(static_cast<int>(known.layer),
-                                  {num_q_heads, scale, known.softcap, known.sinks}, as_input(q),
-                                  as_input(k), as_input(v), out);
+                                  {num_q_heads, scale, known.softcap, known.sinks, precision},
+                                  as_input(q), as_input(k), as_input(v), out);
 }
 
 Status sequence_gather(kvx_cache_t handle, int32_t sequence, uint32_t layer, int64_t first_token,

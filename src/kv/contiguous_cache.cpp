@@ -240,6 +240,7 @@ Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRo
   args.softcap = attention.softcap;
   args.window = window;
   args.sinks = attention.sinks;
+  args.precision = attention.precision;
   return ops::attend(context_, args);
 }
 

@@ -13,6 +13,7 @@
 #include "cache/memory.hpp"
 #include "core/rows.hpp"
 #include "kv/contiguous_layout.hpp"
+#include "ops/attend/precision.hpp"
 #include "ops/cpu/kernel_table.hpp"
 
 namespace kvx::kv {
@@ -23,6 +24,7 @@ struct ContiguousAttention {
   int window = 0;                // 0: the layer's own; on a ring not more than that
   const float* sinks = nullptr;  // [num_q_heads], or null
   float* lse = nullptr;          // [batch * q_len, num_q_heads], or null
+  ops::Precision precision = ops::Precision::kAccurate;
 };
 
 // All sequences of the batch have the same length. Rows of a call are the sequences' tokens, one

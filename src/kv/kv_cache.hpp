@@ -17,6 +17,7 @@
 #include "kv/group_plan.hpp"
 #include "kv/layer_store.hpp"
 #include "kv/prefix_cache.hpp"
+#include "ops/attend/precision.hpp"
 #include "ops/copy_blocks/copy_blocks.hpp"
 
 namespace kvx::kv {
@@ -48,6 +49,7 @@ struct AttentionParams {
   float softmax_scale = 1.0f;
   float softcap = 0.0f;          // 0: none
   const float* sinks = nullptr;  // [num_q_heads], or null
+  ops::Precision precision = ops::Precision::kAccurate;
 };
 
 // What a cache holds and what happened since its creation.

@@ -310,6 +310,7 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   attend.window = cache_.groups_[g].window;
   attend.window_sinks = cache_.groups_[g].sinks;
   attend.sinks = params.sinks;
+  attend.precision = params.precision;
   return ops::attend(cache_.context_, attend);
 }
 

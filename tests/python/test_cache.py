@@ -58,6 +58,17 @@ def test_a_cache_may_be_no_longer_than_its_16_bit_ends():
     assert relative_error(found, attention(*rows)) < 6e-3
 
 
+def test_the_fast_precision_stays_near_the_accurate_one():
+    rows = stream(200)
+    outputs = []
+    for precision in ("accurate", "fast"):
+        cache = new_cache("int8")
+        outputs.append(feed(cache, cache.create_sequence(), *rows, precision=precision))
+    assert relative_error(*outputs) < 8e-3
+    with pytest.raises(kvx.Error, match="precision is 'exact'; expected"):
+        feed(cache, cache.create_sequence(), *rows, precision="exact")
+
+
 def test_windows_softcap_sinks_and_scale():
     cache = new_cache(layer_windows=[24, 0], num_layers=2)
     rows = stream(90)

@@ -195,6 +195,7 @@ std::vector<Check> bad_attend_checks() {
     refuse("a softcap of -1", kInvalid, [](Call& c) { c.args.softcap = -1; });
     refuse("a scale of NaN", kInvalid, [](Call& c) { c.args.softmax_scale = std::nanf(""); });
     refuse("a reserved field", kInvalid, [](Call& c) { c.args.reserved = 1; });
+    refuse("a precision that is none", kInvalid, [](Call& c) { c.args.precision = 2; });
     refuse("wide ends without their layer", kInvalid, [](Call& c) { c.args.wide = nullptr; });
     refuse("out over the cache", kInvalid, [](Call& c) {
       c.out.rows.data = const_cast<kvx_side_t*>(c.source.layer.runs[0]->k)->codes;

@@ -177,6 +177,8 @@ void add_bench(CLI::App& app, Action& action) {
                    "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64 is a with head_dim "
                    "64, aq4 a with 4 queries a sequence")
       ->capture_default_str();
+  command->add_flag("--fast", shape.is_fast,
+                    "Attention may be off by 8e-3 of its size where that saves time");
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));
   command->add_option("--min-seconds", o->min_seconds, "Time given to each measurement at least")

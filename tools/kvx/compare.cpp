@@ -24,6 +24,7 @@ struct CompareOptions {
   int num_windows = 4;
   OverrideTexts overrides;
   int block_size = 64;
+  bool is_fast = false;
   std::string products = "f32";
   int threads = 0;
   std::string json;
@@ -63,6 +64,7 @@ ComparisonPlan plan_of(const CompareOptions& options, std::vector<kv::Recipe> re
     cache.recipe = std::move(recipe);
     if (!plan.caches.empty()) cache.overrides = overrides;  // the base stays as it is
     cache.block_size = options.block_size;
+    if (options.is_fast) cache.precision = ops::Precision::kFast;
     cache.max_tokens = options.context;
     plan.caches.push_back(std::move(cache));
   }
@@ -159,6 +161,8 @@ void add_compare(CLI::App& app, Action& action) {
                    "What matrix products compute in; f32 leaves the figures to the cache alone")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
+  command->add_flag("--fast", o->is_fast,
+                    "Attention may be off by 8e-3 of its size where that saves time");
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));
   command->add_option("--json", o->json, "Write everything that was measured to this file");

@@ -35,6 +35,7 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   KVX_ASSIGN_OR_RETURN(cache.recipe, kv::parse_recipe(options.cache));
   KVX_ASSIGN_OR_RETURN(cache.overrides, parse_overrides(options.overrides));
   cache.block_size = options.block_size;
+  if (options.is_fast) cache.precision = ops::Precision::kFast;
   KVX_ASSIGN_OR_RETURN(Engine engine, make_engine(options.threads));
   KVX_ASSIGN_OR_RETURN(LoadedModel loaded,
                        load_model(options.model, options.products, *engine.executor));
@@ -126,6 +127,8 @@ void add_session_options(CLI::App& command, SessionOptions& options) {
   command.add_option("--products", options.products, "What matrix products compute in")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
+  command.add_flag("--fast", options.is_fast,
+                   "Attention may be off by 8e-3 of its size where that saves time");
   command.add_option("--threads", options.threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));
 }

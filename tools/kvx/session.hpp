@@ -22,6 +22,7 @@ struct SessionOptions {
   int context = 0;  // 0: the model's, up to a bound
   int block_size = 64;
   std::string products = "f32";
+  bool is_fast = false;
   int threads = 0;
 };
 

@@ -7,6 +7,7 @@
 
 #include <span>
 
+#include "ops/attend/precision.hpp"
 #include "ops/cache_view.hpp"
 #include "ops/cpu/kernel_table.hpp"
 #include "ops/transform.hpp"
@@ -48,6 +49,8 @@ struct AttendArgs {
   // tokens are seen, less those that a window hides, counted in slots. Null: causal.
   const uint8_t* tree_mask = nullptr;
   int64_t tree_mask_stride = 0;
+
+  Precision precision = Precision::kAccurate;  // on a GPU both are the same
 };
 
 // A query that sees nothing gets zeros and lse = -infinity (with a sink: lse = the sink).

@@ -159,13 +159,7 @@ class Piece {
     const int n = tile.num_tokens;
     const bool has_hidden = hides_some(first, n);
     score_tile(tile);
-    if (has_hidden) hide(first, n);
-    prefetcher_.pace(cpu::PhaseShares::kSoftmax, num_rows_);
-    for (int r = 0; r < num_rows_; ++r) {
-      prefetcher_.step();
-      math_.absorb_scores(scores_ + r * plan_.tiling.tokens, n, rows_[r].softmax,
-                          sums_ + r * plan_.value_dim, plan_.value_dim);
-    }
+    absorb_scores(first, n, has_hidden);
     if (!has_hidden && add_packed_values(tile)) return;
     reader_.decode(Side::kValue, first, n, tile_);
     if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
@@ -175,16 +169,37 @@ class Piece {
                        num_rows_, n, plan_.value_dim});
   }
 
-  void score_tile(const TileRows& tile) {
-    const int first = tile.first_token;
-    const int n = tile.num_tokens;
+  // Scores become probabilities up to the rows' factors.
+  void absorb_scores(int first, int n, bool has_hidden) {
     const int stride = plan_.tiling.tokens;
-    if (!score_packed(tile)) score_decoded(first, n);
-    if (args_.transform.k.block_offset) add_block_offsets(first, n);
+    const int dim = plan_.value_dim;
+    prefetcher_.pace(cpu::PhaseShares::kSoftmax, num_rows_);
+    for (int r = 0; r < num_rows_; ++r) prefetcher_.step();
+    if (n == cpu::kMaxTileTokens && !has_hidden && args_.softcap == 0) {
+      return math_.absorb_tile({.scores = scores_,
+                                .scores_stride = stride,
+                                .rows = rows_,
+                                .num_rows = num_rows_,
+                                .softmax_scale = args_.softmax_scale,
+                                .sums = sums_,
+                                .num_sums = dim});
+    }
     for (int r = 0; r < num_rows_; ++r) {
       math_.scale_scores(scores_ + r * stride, n, rows_[r].bias, args_.softmax_scale,
                          args_.softcap);
     }
+    if (has_hidden) hide(first, n);
+    for (int r = 0; r < num_rows_; ++r) {
+      math_.absorb_scores(scores_ + r * stride, n, rows_[r].softmax, sums_ + r * dim, dim);
+    }
+  }
+
+  // scores_ = q . k, offsets of blocks included.
+  void score_tile(const TileRows& tile) {
+    const int first = tile.first_token;
+    const int n = tile.num_tokens;
+    if (!score_packed(tile)) score_decoded(first, n);
+    if (args_.transform.k.block_offset) add_block_offsets(first, n);
   }
 
   void score_decoded(int first, int n) {

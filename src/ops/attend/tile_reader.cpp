@@ -5,22 +5,6 @@
 #include <limits>
 
 namespace kvx::ops {
-namespace {
-
-// Addresses are integers here: without scales the first one is null.
-void fill_addresses(const uint8_t* first, int64_t stride, int count, const uint8_t** addresses) {
-  constexpr int kTogether = 16;  // known at compile time, so that the loop becomes straight code
-  auto at = reinterpret_cast<uintptr_t>(first);
-  int i = 0;
-  for (; i + kTogether <= count; i += kTogether) {
-    for (int j = 0; j < kTogether; ++j, at += stride) {
-      addresses[i + j] = reinterpret_cast<const uint8_t*>(at);
-    }
-  }
-  for (; i < count; ++i, at += stride) addresses[i] = reinterpret_cast<const uint8_t*>(at);
-}
-
-}  // namespace
 
 TileReader::TileReader(const AttendPlan& plan, int sequence, int kv_head)
     : plan_(plan),
@@ -41,7 +25,8 @@ TileReader::Kind TileReader::make_kind(const LayerView& view) const {
   if (!fits_packed_kernels(plan_.tiling, plan_.key_dim, plan_.value_dim)) return kind;
   for (int i = 0; i < 2; ++i) {
     if (kind.sides[i]->codes.is_in_pieces()) continue;
-    kind.kernels[i] = plan_.math.find_packed(kind.sides[i]->spec, kind.sides[i]->head_dim);
+    kind.kernels[i] =
+        plan_.math.find_packed(kind.sides[i]->spec, kind.sides[i]->head_dim, plan_.args.precision);
   }
   return kind;
 }
@@ -77,10 +62,10 @@ void TileReader::find_side(Side side, const TileRows& tile, cpu::PackedTile& row
     const int offset = token % block_size;
     const int64_t block = plan_.args.block_table.at(sequence_, token / block_size);
     const int count = std::min(block_size - offset, tile.num_tokens - i);
-    fill_addresses(view.codes.at(block, offset, kind.head_in_run), view.codes.token_stride, count,
-                   rows.codes + i);
-    fill_addresses(view.scales.at(block, offset, kind.head_in_run), view.scales.token_stride, count,
-                   rows.scales + i);
+    plan_.math.fill_addresses(view.codes.at(block, offset, kind.head_in_run),
+                              view.codes.token_stride, count, rows.codes + i);
+    plan_.math.fill_addresses(view.scales.at(block, offset, kind.head_in_run),
+                              view.scales.token_stride, count, rows.scales + i);
     i += count;
   }
   for (int i = tile.num_tokens; i < rows.padded_tokens(); ++i) {

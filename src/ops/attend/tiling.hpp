@@ -7,7 +7,7 @@
 
 #include "format/spec.hpp"
 #include "ops/attend/cpu/prefetcher.hpp"
-#include "ops/attend/softmax_state.hpp"
+#include "ops/attend/query_row.hpp"
 
 namespace kvx::ops {
 
@@ -73,14 +73,6 @@ constexpr Split choose_split(int64_t num_pieces, int64_t max_tokens) {
   const int64_t tokens = ((max_tokens + parts - 1) / parts + 2 * tile - 1) / tile * tile;
   return {static_cast<int>(parts), static_cast<int>(tokens)};
 }
-
-// What a piece remembers of a query row.
-struct QueryRow {
-  int first_token = 0;  // it sees tokens [first_token, end_token) of its sequence, less what a tree
-  int end_token = 0;    // mask hides
-  float bias = 0.0f;    // q . mean of K
-  SoftmaxState softmax;
-};
 
 // The stored rows of a tile, K and V; none where they are to be decoded.
 struct TileRows {

@@ -182,6 +182,7 @@ Status BenchCache::attend(int first_sequence, int num_sequences, int queries_per
                       shape_.head_dim);
   args.out = dense_rows(out_.data(), DType::kF32, shape_.num_q_heads, shape_.head_dim);
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  if (shape_.is_fast) args.precision = ops::Precision::kFast;
   return ops::attend(context_, args);
 }
 

@@ -19,6 +19,7 @@ struct BenchShape {
   int head_dim = 128;
   int block_size = 64;
   int prefill_tokens = 512;  // of a sequence's end, when prefill attention is measured
+  bool is_fast = false;      // attention's precision
 };
 
 class BenchCache {

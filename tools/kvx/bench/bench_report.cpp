@@ -25,6 +25,7 @@ Json json_of(const BenchReport& report, const Measurement& m) {
           {"q_heads", m.shape.num_q_heads},
           {"head_dim", m.shape.head_dim},
           {"block_size", m.shape.block_size},
+          {"precision", m.shape.is_fast ? "fast" : "accurate"},
           {"tokens", m.num_tokens},
           {"packed_bytes", m.packed_bytes},
           {"seconds", m.seconds},

@@ -10,17 +10,21 @@ inline namespace KVX_CPU_LEVEL {
 //
 // prepared, a row: [high digits: int8 x head_dim][low digits: int8 x head_dim]
 //                  [scales: f32 x spans][corrections: int32 x spans][sum of the row: f32]
-// number = (256 * high + low) * its span's scale. Digits lie in the
+// number = (256 * high + low) * its span's scale, or high * scale with one digit. Digits lie in the
 // order in which the key tile has its bytes. A correction undoes the keys' bias: -bias * sum of the
 // span's fixed-point numbers.
 
-inline constexpr int kSpan = 128;  // most numbers in one integer sum: 255 * 127 * 128 * 256 < 2^31
+// Most numbers that share a query's scale. Two digits: what one integer sum takes, 255 * 127 * 128
+// * 256 < 2^31. One digit: a smaller span has a smaller largest number.
+constexpr int most_in_span(int num_digits) {
+  return num_digits == 2 ? 128 : 32;
+}
 
 struct QueryLayout {
-  QueryLayout(const format::FormatSpec& spec, int row_length)
+  QueryLayout(const format::FormatSpec& spec, int row_length, int num_digits)
       : head_dim(row_length),
         group(spec.group_size == format::kWholeRow ? head_dim : spec.group_size),
-        span(group < kSpan ? group : kSpan),
+        span(group < most_in_span(num_digits) ? group : most_in_span(num_digits)),
         num_spans((head_dim + span - 1) / span) {}
 
   int8_t* digits(float* prepared, int row) const {
@@ -64,10 +68,10 @@ KVX_INLINE void store_in_places(__m512i numbers, int8_t* digits) {
 }
 
 // One span of a finite query.
-template <class Codec, format::Packing P>
+template <class Codec, format::Packing P, int Digits>
 KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const float* query,
                              float* prepared) {
-  constexpr float kMost = 127 * 256;
+  constexpr float kMost = Digits == 2 ? 127 * 256 : 127;
   const int first = s * layout.span;
   const int end = layout.end_of_span(s);
   __m512 magnitudes = _mm512_setzero_ps();
@@ -83,6 +87,10 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const fl
     const __m512i fixed =
         _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(query + d), _mm512_set1_ps(inverse)));
     sum = _mm512_add_epi32(sum, fixed);
+    if constexpr (Digits == 1) {
+      store_in_places<Codec, P>(fixed, high_digits + d);
+      continue;
+    }
     const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
     store_in_places<Codec, P>(high, high_digits + d);
     store_in_places<Codec, P>(fixed, low_digits + d);  // what is left is the lowest byte
@@ -97,10 +105,10 @@ KVX_INLINE bool is_number(float x) {
   return x - x == 0;
 }
 
-template <class Codec, format::Packing P>
+template <class Codec, format::Packing P, int Digits>
 void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const float* queries,
                           int num_rows, float* prepared) {
-  const QueryLayout layout(spec, head_dim);
+  const QueryLayout layout(spec, head_dim, Digits);
   for (int row = 0; row < num_rows; ++row) {
     const float* query = queries + int64_t{row} * head_dim;
     __m512 sums = _mm512_setzero_ps();
@@ -109,7 +117,7 @@ void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const fl
     prepared[layout.sum_at(row)] = sum;
     if (!is_number(sum)) continue;  // digits cannot say it, and score goes the plain way
     for (int s = 0; s < layout.num_spans; ++s) {
-      prepare_span<Codec, P>(layout, row, s, query, prepared);
+      prepare_span<Codec, P, Digits>(layout, row, s, query, prepared);
     }
   }
 }
@@ -161,7 +169,7 @@ KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* 
 
 // Tokens [token, token + Groups * 16) for Rows queries. What the inner loop reads is in local
 // variables: behind a reference the compiler loads it again for every product.
-template <int Rows, int Groups>
+template <int Rows, int Groups, int Digits>
 KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
                            const KeyTile& tile) {
   const int n = job.keys.padded_tokens();
@@ -176,7 +184,7 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     for (int r = 0; r < Rows; ++r) {
       const __m512i correction = splat_digits(job.prepared + layout.corrections_at(row + r) + s);
       for (int g = 0; g < Groups; ++g) {
-        high[r][g] = _mm512_setzero_si512();
+        high[r][g] = Digits == 1 ? correction : _mm512_setzero_si512();
         low[r][g] = correction;
       }
     }
@@ -184,7 +192,8 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     for (int first = s * layout.span; first < end; first += 16) {
       job.prefetcher.step();
 #pragma GCC unroll 4
-      for (int place = first; place < first + 16; place += 4) {
+      for (int four = 0; four < 4; ++four) {
+        const int place = first + 4 * four;
         __m512i keys[Groups];
         for (int g = 0; g < Groups; ++g) {
           keys[g] = _mm512_loadu_si512(codes + g * 16 * head_dim + place * 16);
@@ -194,6 +203,7 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
           for (int g = 0; g < Groups; ++g) {
             high[r][g] = _mm512_dpbusd_epi32(high[r][g], keys[g], q_high);
           }
+          if constexpr (Digits == 1) continue;
           const __m512i q_low = splat_digits(digits[r] + head_dim + place);
           for (int g = 0; g < Groups; ++g) {
             low[r][g] = _mm512_dpbusd_epi32(low[r][g], keys[g], q_low);
@@ -205,7 +215,8 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     for (int r = 0; r < Rows; ++r) {
       const __m512 scale = _mm512_set1_ps(job.prepared[layout.scales_at(row + r) + s]);
       for (int g = 0; g < Groups; ++g) {
-        const __m512 sum = _mm512_cvtepi32_ps(join_digits(high[r][g], low[r][g]));
+        const __m512i fixed = Digits == 1 ? high[r][g] : join_digits(high[r][g], low[r][g]);
+        const __m512 sum = _mm512_cvtepi32_ps(fixed);
         const __m512 weight = _mm512_mul_ps(_mm512_loadu_ps(steps + 16 * g), scale);
         total[r][g] = _mm512_fmadd_ps(sum, weight, total[r][g]);
       }
@@ -224,24 +235,24 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
   }
 }
 
-template <int Rows>
+template <int Rows, int Digits>
 static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
                         const KeyTile& tile) {
   const int n = job.keys.padded_tokens();
   int token = 0;
   for (; token + 32 <= n; token += 32) {
-    score_rows<Rows, 2>(job, layout, row, token, tile);
+    score_rows<Rows, 2, Digits>(job, layout, row, token, tile);
   }
-  if (token < n) score_rows<Rows, 1>(job, layout, row, token, tile);
+  if (token < n) score_rows<Rows, 1, Digits>(job, layout, row, token, tile);
 }
 
 // A step that is NaN or infinite makes the score so, which is right.
-template <class Codec>
+template <class Codec, int Digits>
 bool score_codes(const ScoreJob& job) {
   const PackedTile& keys = job.keys;
   const int n = keys.padded_tokens();
   const ScaleRow scales = scale_row(*keys.spec, keys.head_dim);
-  const QueryLayout layout(*keys.spec, keys.head_dim);
+  const QueryLayout layout(*keys.spec, keys.head_dim, Digits);
   for (int row = 0; row < job.num_rows; ++row) {
     if (!is_number(job.prepared[layout.sum_at(row)])) return false;
   }
@@ -262,7 +273,7 @@ bool score_codes(const ScoreJob& job) {
   const int steps_a_chunk = (n + 31) / 32 * (keys.head_dim / 16);
   job.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows,
-                 [&]<int Rows>(int row) { score_chunk<Rows>(job, layout, row, tile); });
+                 [&]<int Rows>(int row) { score_chunk<Rows, Digits>(job, layout, row, tile); });
   return true;
 }
 

@@ -209,7 +209,8 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   for (int first = 0; first < kPlaces; first += 4) {
     job.prefetcher.step();
 #pragma GCC unroll 4
-    for (int place = first; place < first + 4; ++place) {
+    for (int next = 0; next < 4; ++next) {
+      const int place = first + next;
       __m512i values[Parts];
       for (int i = 0; i < Parts; ++i) {
         values[i] = _mm512_loadu_si512(codes + i * kPartBytes + place * 64);
@@ -241,7 +242,7 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   }
 }
 
-inline constexpr int kTogether = 2;  // parts whose sums fit in registers
+inline constexpr int kPartsTogether = 2;  // parts whose sums fit in registers
 
 template <int Rows>
 static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
@@ -250,11 +251,11 @@ static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
     weights[r] = weigh_row(job, tile, row + r, tile.digits + r * tile.num_groups * 128);
   }
   const int num_parts = job.values.head_dim / 16;
-  const bool share_steps = tile.num_groups == 1 || tile.group_parts % kTogether == 0;
+  const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
   int part = 0;
-  for (; part + kTogether <= num_parts; part += kTogether) {
-    share_steps ? add_parts<Rows, kTogether, true>(job, tile, row, part, weights)
-                : add_parts<Rows, kTogether, false>(job, tile, row, part, weights);
+  for (; part + kPartsTogether <= num_parts; part += kPartsTogether) {
+    share_steps ? add_parts<Rows, kPartsTogether, true>(job, tile, row, part, weights)
+                : add_parts<Rows, kPartsTogether, false>(job, tile, row, part, weights);
   }
   for (; part < num_parts; ++part) {
     add_parts<Rows, 1, true>(job, tile, row, part, weights);
@@ -288,7 +289,8 @@ bool add_code_values(const ValueJob& job) {
                           .group_parts = group / 16,
                           .lanes = _mm512_load_si512(kLaneOfNumber.at),
                           .value_bias = CodeBytes<Codec>::kValueBias};
-  const int steps_a_chunk = (values.head_dim / 16 + kTogether - 1) / kTogether * (kPlaces / 4);
+  const int steps_a_chunk =
+      (values.head_dim / 16 + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
   job.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows, [&]<int Rows>(int row) { add_chunk<Rows>(job, tile, row); });
   job.prefetcher.rest();

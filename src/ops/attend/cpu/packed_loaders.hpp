@@ -99,6 +99,33 @@ struct FloatPart : FloatLoader<Codec> {
 };
 
 #if defined(__AVX512VBMI__)
+// Word 2 i is number i, word 2 i + 1 number 16 + i.
+constexpr Table<uint8_t, 64> order_of_bf16_bytes() {
+  Table<uint8_t, 64> order = {};
+  for (int byte = 0; byte < 64; ++byte) {
+    const int number = byte / 4 + (byte / 2 % 2) * 16;
+    order.at[byte] = static_cast<uint8_t>(2 * number + byte % 2);
+  }
+  return order;
+}
+
+// Thirty-two BF16 numbers at once: one shuffle sorts them so that a shift and a mask widen them,
+// where widening the halves of a register takes four.
+struct Bf16Block {
+  static constexpr float kUnit = 1.0f;
+  static constexpr bool kHidesNan = false;
+  static constexpr int kNumbers = 32;
+
+  KVX_INLINE static void load_part(const uint8_t* row, int number, Widest* part) {
+    static constexpr Table<uint8_t, 64> kOrder = order_of_bf16_bytes();
+    const __m512i words =
+        _mm512_permutexvar_epi8(_mm512_load_si512(kOrder.at), _mm512_loadu_si512(row + 2 * number));
+    const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    part[0] = __builtin_bit_cast(Widest, _mm512_slli_epi32(words, 16));
+    part[1] = __builtin_bit_cast(Widest, _mm512_and_si512(words, odd));
+  }
+};
+
 // Sixty-four fp8 numbers at once, by looking up the two bytes of their BF16, in which every one of
 // them is exact.
 template <class Codec>

@@ -3,6 +3,7 @@
 
 #include "format/list.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
+#include "ops/attend/precision.hpp"
 #include "ops/cpu/facts_in_kernels.hpp"
 #if defined(__AVX512VNNI__)
 #include "ops/attend/cpu/code_keys.hpp"
@@ -17,10 +18,12 @@ inline namespace KVX_CPU_LEVEL {
 
 #if defined(__AVX2__)
 
-template <class Codec, format::Packing P>
+// Digits: of a query.
+template <class Codec, format::Packing P, int Digits>
 inline constexpr PackedKernels kCodeKernels =
 #if defined(__AVX512VNNI__)
-    {prepare_code_queries<Codec, P>, score_codes<Codec>, add_code_values<Codec, P>, kAnyRows};
+    {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, Digits>, add_code_values<Codec, P>,
+     kAnyRows};
 #else
     kFloatKernels<CodePart<Codec, P>>;
 #endif
@@ -30,7 +33,7 @@ constexpr format::Packing order_of_codes(format::Packing packing) {
   return packing == format::Packing::kWords ? format::Packing::kNibbles : packing;
 }
 
-template <class Format>
+template <class Format, int Digits>
 constexpr const PackedKernels* packed_kernels_of() {
   using Codec = typename Format::Codec;
   constexpr format::FormatId kId = Format::kFacts.id;
@@ -40,15 +43,23 @@ constexpr const PackedKernels* packed_kernels_of() {
                        kId == format::FormatId::kFp8E5M2) {
     return &kFloatKernels<FloatPart<Codec>>;
   } else {
-    return &kCodeKernels<Codec, order_of_codes(Format::kFacts.packing)>;
+    return &kCodeKernels<Codec, order_of_codes(Format::kFacts.packing), Digits>;
   }
 }
 
-static const PackedKernels* find_packed(const format::FormatSpec& spec, int head_dim) {
-#define KVX_PACKED(Format) packed_kernels_of<format::Format>(),
-  static constexpr const PackedKernels* kKernels[] = {KVX_FOR_EACH_FORMAT(KVX_PACKED)};
-#undef KVX_PACKED
+static const PackedKernels* find_packed(const format::FormatSpec& spec, int head_dim,
+                                        Precision precision) {
+#define KVX_ACCURATE(Format) packed_kernels_of<format::Format, 2>(),
+#define KVX_FAST(Format) packed_kernels_of<format::Format, 1>(),
+  static constexpr const PackedKernels* kAccurate[] = {KVX_FOR_EACH_FORMAT(KVX_ACCURATE)};
+  static constexpr const PackedKernels* kFast[] = {KVX_FOR_EACH_FORMAT(KVX_FAST)};
+#undef KVX_ACCURATE
+#undef KVX_FAST
 #if defined(__AVX512VBMI__)
+  if (head_dim % 32 == 0 && spec.facts->id == format::FormatId::kBF16) {
+    static constexpr const PackedKernels* kBF16 = &kFloatKernels<Bf16Block>;
+    return kBF16;
+  }
   if (head_dim % 64 == 0) {  // whole blocks of sixty-four numbers
     static constexpr const PackedKernels* kE4M3 = &kFloatKernels<Fp8Block<format::E4M3Codec>>;
     static constexpr const PackedKernels* kE5M2 = &kFloatKernels<Fp8Block<format::E5M2Codec>>;
@@ -60,12 +71,13 @@ static const PackedKernels* find_packed(const format::FormatSpec& spec, int head
   const int group = spec.group_size == format::kWholeRow ? head_dim : spec.group_size;
   // Kernels take numbers in parts of sixteen, each in one group.
   const bool fits = head_dim % 16 == 0 && (group % 16 == 0 || !spec.has_scale());
-  return id < format::kNumFormats && fits ? kKernels[id] : nullptr;
+  if (id >= format::kNumFormats || !fits) return nullptr;
+  return precision == Precision::kFast ? kFast[id] : kAccurate[id];
 }
 
 #else
 
-static const PackedKernels* find_packed(const format::FormatSpec&, int) {
+static const PackedKernels* find_packed(const format::FormatSpec&, int, Precision) {
   return nullptr;
 }
 

@@ -5,7 +5,8 @@
 
 #include "device/cpu_level.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
-#include "ops/attend/softmax_state.hpp"
+#include "ops/attend/precision.hpp"
+#include "ops/attend/query_row.hpp"
 
 namespace kvx::ops::cpu {
 
@@ -20,6 +21,17 @@ struct TileProduct {
   int rows;
   int inner;
   int columns;
+};
+
+// The softmax step of a full tile without hidden tokens.
+struct SoftmaxJob {
+  float* scores;  // [num_rows, kMaxTileTokens]: q . k in, exp(score - max) out
+  int scores_stride;
+  QueryRow* rows;  // [num_rows]: biases in, states in and out
+  int num_rows;
+  float softmax_scale;
+  float* sums;  // [num_rows, num_sums]: the rows' weighted sums of values so far
+  int num_sums;
 };
 
 struct TileKernels {
@@ -39,8 +51,16 @@ struct TileKernels {
   // [num_sums], the row's weighted sum of values so far, rescaled when the maximum grows.
   void (*absorb_scores)(float* scores, int n, SoftmaxState& state, float* sums, int num_sums);
 
+  // scale_scores without a softcap and absorb_scores, for all rows.
+  void (*absorb_tile)(const SoftmaxJob&);
+
+  // addresses[i] = first + i * stride, as integers: first may be null. addresses: [count].
+  void (*fill_addresses)(const uint8_t* first, int64_t stride, int count,
+                         const uint8_t** addresses);
+
   // Null: rows of this format and head_dim are decoded first.
-  const PackedKernels* (*find_packed)(const format::FormatSpec& spec, int head_dim);
+  const PackedKernels* (*find_packed)(const format::FormatSpec& spec, int head_dim,
+                                      Precision precision);
 };
 
 // Requires: device::supports(level).
