@@ -47,7 +47,8 @@ class Prefetcher {
 
   KVX_INLINE void next_line() {
     if (at_ < end_) {
-      __builtin_prefetch(at_);
+      // To the second cache: in the first one the next tile would push out this one.
+      __builtin_prefetch(at_, 0, 2);
       at_ += kLine;
     } else if (list_ < num_lists_) {
       start_run();
