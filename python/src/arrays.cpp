@@ -47,6 +47,12 @@ Array cpu_array(nb::handle object, const char* name) {
                          name, name_of_type(object), Array::ReadOnly ? "read" : "written",
                          Array::ReadOnly ? "" : " writable"));
   }
+  if (is_negated(object)) {
+    throw CoreError(
+        invalid_argument("{} is a view of numbers that are negated when they are read; pass "
+                         ".resolve_neg()",
+                         name));
+  }
   if (array.device_type() != nb::device::cpu::value) {
     throw CoreError(
         invalid_argument("{} lies on a device of DLPack type {}; expected the CPU (pass .cpu())",

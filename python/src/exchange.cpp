@@ -40,24 +40,33 @@ Exchange find_exchange(nb::handle type) {
   return table == nullptr ? nullptr : table->dltensor_from_py_object;
 }
 
-Exchange exchange_of(nb::handle type) {
+struct TypeFacts {
+  Exchange exchange = nullptr;
+  bool has_is_neg = false;  // torch's tensors, whose sign may be kept apart from the numbers
+};
+
+TypeFacts facts_of(nb::handle type) {
   // Types that are remembered stay alive, so that no other takes their address.
-  static auto& known = *new std::unordered_map<PyObject*, Exchange>;
+  static auto& known = *new std::unordered_map<PyObject*, TypeFacts>;
   const auto found = known.find(type.ptr());
   if (found != known.end()) return found->second;
-  const Exchange exchange = find_exchange(type);
-  if (known.size() < kMaxTypes) known.emplace(type.inc_ref().ptr(), exchange);
-  return exchange;
+  const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg")};
+  if (known.size() < kMaxTypes) known.emplace(type.inc_ref().ptr(), facts);
+  return facts;
 }
 
 }  // namespace
 
 bool exchange(nb::handle object, nb::dlpack::dltensor& tensor) {
-  const Exchange function = exchange_of(object.type());
+  const Exchange function = facts_of(object.type()).exchange;
   if (function == nullptr) return false;
   if (function(object.ptr(), &tensor) == 0) return tensor.ndim == 0 || tensor.strides != nullptr;
   PyErr_Clear();
   return false;
+}
+
+bool is_negated(nb::handle object) {
+  return facts_of(object.type()).has_is_neg && nb::cast<bool>(object.attr("is_neg")());
 }
 
 }  // namespace kvx::python

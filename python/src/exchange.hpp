@@ -12,4 +12,8 @@ namespace kvx::python {
 // one, say), and the usual way says why. Called with the GIL held.
 bool exchange(nanobind::handle object, nanobind::dlpack::dltensor& tensor);
 
+// Whether the numbers in memory are the negatives of the object's (torch: a view such as the
+// imaginary part of a conjugate); no exchange says so.
+bool is_negated(nanobind::handle object);
+
 }  // namespace kvx::python

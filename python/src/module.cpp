@@ -41,6 +41,7 @@ void translate(const std::exception_ptr& exception, void*) {
 
 NB_MODULE(_core, module) {
   nb::register_exception_translator(translate, nullptr);
+  nb::set_leak_warnings(false);  // engines hold on to caches until the process ends
 
   module.attr("__version__") = KVX_VERSION;
   module.def("set_num_threads", &set_num_threads, nb::arg("num_threads"),
@@ -57,6 +58,8 @@ NB_MODULE(_core, module) {
   bind_paged_layer(module);
   bind_contiguous_cache(module);
   bind_cache_files(module);
+  bind_block_files(module);
+  bind_host_blocks(module);
   bind_quality(module);
   bind_turbomind(module);
 }

@@ -75,6 +75,15 @@ def test_slices_and_parameters_are_read_where_they_lie():
             assert np.array_equal(kvx.quantize(tensor, "int8").codes, expected.codes)
 
 
+def test_a_view_of_negated_numbers_is_refused():
+    x = torch.randn(3, 64)
+    negated = torch._neg_view(x)  # what torch makes of z.conj().imag
+    with pytest.raises(kvx.Error, match=r"x is a view of numbers that are negated.*resolve_neg"):
+        kvx.quantize(negated, "int8")
+    found = kvx.quantize(negated.resolve_neg(), "int8")
+    assert np.array_equal(found.codes, kvx.quantize((-x).numpy(), "int8").codes)
+
+
 def test_tensors_that_cannot_be_read_in_place_are_refused():
     cache = new_cache()
     sequence = cache.create_sequence()

@@ -71,6 +71,7 @@ class Engine:
         return self
 
     def __exit__(self, *_):
+        self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         gc.collect()
         cleanup_dist_env_and_memory()

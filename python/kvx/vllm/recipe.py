@@ -34,12 +34,17 @@ def options_of(vllm_config) -> dict:
     return options
 
 
+def recipe_wish(vllm_config) -> str | None:
+    """The recipe that --additional-config or the environment asks for."""
+    return options_of(vllm_config).get("recipe") or os.environ.get(RECIPE_VARIABLE)
+
+
 def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
     """kv_cache_dtype: the layer's; "auto" for layers that --kv-cache-dtype-skip-layers names too.
 
     Raises kvx.Error: two wishes at once, or a recipe that does not exist.
     """
-    wish = options_of(vllm_config).get("recipe") or os.environ.get(RECIPE_VARIABLE)
+    wish = recipe_wish(vllm_config)
     of_all_layers = vllm_config.cache_config.cache_dtype
     if wish and (kv_cache_dtype != "auto" or of_all_layers != "auto"):
         named = kv_cache_dtype if kv_cache_dtype != "auto" else of_all_layers

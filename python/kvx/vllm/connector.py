@@ -1,0 +1,312 @@
+"""A KV connector that keeps vLLM's full blocks in files, where other engines find them.
+
+    --kv-transfer-config '{"kv_connector": "KvxFileConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "kvx.vllm.connector",
+        "kv_connector_extra_config": {"path": "DIR"}}'
+
+Each block is a cache file of its own (docs/cache-file.md) with a page of every layer, as the pages
+lie in vLLM's memory. Its name is vLLM's hash of all tokens up to the block's end; its folder is
+named by what else decides the bytes (``fingerprint_of``). A file is believed nothing: what is
+damaged, or is another block after all, is a miss, counted and deleted.
+
+vLLM makes two of these: one in the scheduler, which decides what is loaded and saved, and one in
+the worker, which does it.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvx import _core
+from kvx.errors import Error, UnsupportedError
+from kvx.vllm.backend import KvxImpl
+from kvx.vllm.recipe import DEFAULT_RECIPE, options_of, recipe_wish
+
+_log = init_logger("vllm.kvx")
+_NULL_BLOCK = 0  # stands for a block that left its layer's sliding window
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block on its way. page_ids: where it lies, one number a group of layers."""
+
+    name: str
+    tokens: list[int]
+    page_ids: list[int]
+
+
+@dataclass
+class Step(KVConnectorMetadata):
+    """What the worker does before a step, and after it."""
+
+    loads: list[Block] = field(default_factory=list)
+    saves: list[Block] = field(default_factory=list)
+
+
+@dataclass
+class _Running:
+    """A request's blocks, as vLLM names their pages step by step."""
+
+    request: object
+    page_ids: list[list[int]] = field(default_factory=list)  # [groups][blocks]
+    looked_at: int = 0  # blocks that are saved, or need not be
+
+
+class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
+    """Extra config: path, a folder (made when it is not there); zstd_level, 0 for none.
+
+    ``counts`` says what happened to blocks: found, missed, bad (files that were not believed) in
+    the scheduler, loaded, saved and bad in the worker.
+
+    Raises kvx.UnsupportedError: several workers, blocks of several sizes, pages that are not kvx's.
+    """
+
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        options = vllm_config.kv_transfer_config.kv_connector_extra_config
+        if not options.get("path"):
+            raise Error("kv_connector_extra_config has no path; expected a folder for the files")
+        if vllm_config.parallel_config.world_size != 1:
+            raise UnsupportedError(
+                f"{vllm_config.parallel_config.world_size} workers; kvx's files hold one's pages"
+            )
+        self.groups = kv_cache_config.kv_cache_groups
+        sizes = {group.kv_cache_spec.block_size for group in self.groups}
+        if len(sizes) != 1:
+            raise UnsupportedError(f"blocks of {sorted(sizes)} tokens; kvx's files hold one size")
+        (self.block_size,) = sizes
+        self.windows = [_window_of(group.kv_cache_spec) for group in self.groups]
+        fingerprint = fingerprint_of(vllm_config, self.groups)
+        self.folder = Path(options["path"]) / hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.zstd_level = int(options.get("zstd_level", 0))
+        self.files = _core.BlockFiles(fingerprint, self.block_size)
+        self.counts = Counter()
+        self._context = vllm_config.compilation_config.static_forward_context
+        # scheduler
+        self._found = {}  # request: (first block, number of blocks) that files hold
+        self._running: dict[str, _Running] = {}
+        self._loads: list[Block] = []
+        # worker
+        self._layers = []  # (group, pages of all blocks)
+        self._bad_pages = set()
+
+    @property
+    def requires_kv_delivery(self):
+        return False  # a block that is not saved is a later miss, nothing more
+
+    def _path(self, name):
+        return str(self.folder / f"{name}.kvx")
+
+    # ---- the scheduler's side
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        """How many tokens after the computed ones are in files; never the last of all."""
+        first = num_computed_tokens // self.block_size
+        if self._found.get(request.request_id, (None, 0))[0] != first:
+            last = (request.num_tokens - 1) // self.block_size
+            self._check_hashes(request)
+            count = 0
+            while first + count < last and self._is_there(request, first + count):
+                count += 1
+            self._found[request.request_id] = (first, count)
+        return self._found[request.request_id][1] * self.block_size, False
+
+    def _check_hashes(self, request):
+        expected = request.num_tokens // self.block_size
+        if len(request.block_hashes) != expected:
+            raise UnsupportedError(
+                f"a request of {request.num_tokens} tokens has {len(request.block_hashes)} block "
+                f"hashes; kvx's files expect one a block, {expected}"
+            )
+
+    def _is_there(self, request, index):
+        """A bad file is a miss, and makes room for a good one."""
+        block = self._block(request, index, [])
+        path = self._path(block.name)
+        if not os.path.exists(path):
+            self.counts["missed"] += 1
+            return False
+        try:
+            self.files.check(path, block.name, block.tokens)
+        except Error as error:
+            self.counts["bad"] += 1
+            _log.warning("kvx computes a block anew: %s", error)
+            Path(path).unlink(missing_ok=True)
+            return False
+        self.counts["found"] += 1
+        return True
+
+    def _block(self, request, index, page_ids):
+        tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
+        return Block(bytes(request.block_hashes[index]).hex(), list(tokens), page_ids)
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        """vLLM has pages for the request; some of them are to be loaded."""
+        self._running.setdefault(request.request_id, _Running(request))
+        if num_external_tokens == 0:
+            return
+        first, _ = self._found[request.request_id]
+        page_ids = blocks.get_block_ids()
+        for index in range(first, first + num_external_tokens // self.block_size):
+            ids = [group[index] for group in page_ids]
+            self._loads.append(self._block(request, index, ids))
+
+    def build_connector_meta(self, scheduler_output):
+        """The step's loads, and the blocks that it will have filled."""
+        step = Step(loads=self._loads)
+        self._loads = []
+        scheduled = scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            self._found.pop(new.req_id, None)
+            running = self._running[new.req_id]
+            running.page_ids = [list(ids) for ids in new.block_ids]
+            self._add_saves(step, running, new.num_computed_tokens, scheduled[new.req_id])
+        cached = scheduler_output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            running = self._running[request_id]
+            more = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:  # preempted: it has other pages now
+                self._found.pop(request_id, None)
+                running.page_ids = [list(ids) for ids in more]
+            elif more is not None:
+                for known, ids in zip(running.page_ids, more):
+                    known += ids
+            self._add_saves(step, running, cached.num_computed_tokens[i], scheduled[request_id])
+        return step
+
+    def _add_saves(self, step, running, computed, scheduled):
+        """computed: tokens before the step. Blocks that a sliding window has left are gone."""
+        request = running.request
+        full = min(
+            (computed + scheduled) // self.block_size,
+            len(request.block_hashes),  # of a step in flight vLLM knows no tokens yet
+            *map(len, running.page_ids),
+        )
+        for index in range(running.looked_at, full):
+            ids = [group[index] for group in running.page_ids]
+            end = (index + 1) * self.block_size
+            is_held = all(not window or end > computed - window + 1 for window in self.windows)
+            block = self._block(request, index, ids)
+            if is_held and _NULL_BLOCK not in ids and not os.path.exists(self._path(block.name)):
+                step.saves.append(block)
+        running.looked_at = max(running.looked_at, full)
+
+    def request_finished(self, request, block_ids):
+        """False: vLLM frees the pages; what is saved was saved in its step."""
+        self._running.pop(request.request_id, None)
+        self._found.pop(request.request_id, None)
+        return False, None
+
+    def request_finished_all_groups(self, request, block_ids):
+        return self.request_finished(request, block_ids)
+
+    # ---- the worker's side
+
+    def register_kv_caches(self, kv_caches):
+        """kv_caches: uint8 [blocks, ...] a layer, by name."""
+        self._layers = []
+        for group, members in enumerate(self.groups):
+            for name in members.layer_names:
+                if not isinstance(getattr(self._context.get(name), "impl", None), KvxImpl):
+                    raise UnsupportedError(
+                        f"{name} does not keep its pages in kvx's order; KvxFileConnector needs "
+                        f"--attention-backend CUSTOM"
+                    )
+                self._layers.append((group, kv_caches[name]))
+
+    def _pages(self, block):
+        """A page of each layer; None where it is vLLM's null block."""
+        ids = block.page_ids
+        return [
+            None if ids[group] == _NULL_BLOCK else pages[ids[group] : ids[group] + 1]
+            for group, pages in self._layers
+        ]
+
+    def start_load_kv(self, forward_context, **kwargs):
+        for block in self._get_connector_metadata().loads:
+            try:
+                self.files.load(
+                    self._path(block.name), block.name, block.tokens, self._pages(block)
+                )
+                self.counts["loaded"] += 1
+            except Error as error:  # it was whole when the scheduler looked
+                self.counts["bad"] += 1
+                if len(self.groups) > 1:  # vLLM recovers from this in models of one group alone
+                    raise
+                _log.warning("kvx could not load a block: %s", error)
+                self._bad_pages.add(block.page_ids[0])
+
+    def get_block_ids_with_load_errors(self):
+        bad, self._bad_pages = self._bad_pages, set()
+        return bad
+
+    def wait_for_layer_load(self, layer_name):
+        """Everything is there once start_load_kv returns."""
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        """Blocks are saved whole, after the step."""
+
+    def wait_for_save(self):
+        for block in self._get_connector_metadata().saves:
+            try:
+                self.files.save(
+                    self._path(block.name),
+                    block.name,
+                    block.tokens,
+                    self._pages(block),
+                    self.zstd_level,
+                )
+                self.counts["saved"] += 1
+            except Error as error:  # a full disk is no reason to stop
+                self.counts["unsaved"] += 1
+                _log.warning("kvx could not save a block: %s", error)
+
+
+def _window_of(spec):
+    """The sliding window of a group's layers, None for none."""
+    layers = getattr(spec, "kv_cache_specs", None)
+    specs = layers.values() if layers else [spec]
+    windows = [w for w in (getattr(spec, "sliding_window", None) for spec in specs) if w]
+    return min(windows, default=None)
+
+
+def fingerprint_of(vllm_config, groups) -> str:
+    """All that decides a page's bytes beside its tokens, a fact a line."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    facts = {
+        "order": "vllm,head,k,k_scales,v,v_scales",
+        "model": model.model,
+        "weights": _weights_of(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "recipe": recipe_wish(vllm_config) or DEFAULT_RECIPE,
+        "unit_scales": options_of(vllm_config).get("unit_scales", False),
+        "cache_dtype": cache.cache_dtype,
+        "skipped_layers": ",".join(cache.kv_cache_dtype_skip_layers or []),
+        "block_size": groups[0].kv_cache_spec.block_size,
+    }
+    facts |= {f"group_{i}": ",".join(group.layer_names) for i, group in enumerate(groups)}
+    return "".join(f"{name} {value}\n" for name, value in facts.items())
+
+
+def _weights_of(model):
+    """A hub's commit; of a folder, its files' names, sizes and times."""
+    folder = Path(model.model)
+    if not folder.is_dir():
+        return getattr(model.hf_config, "_commit_hash", None) or model.revision
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

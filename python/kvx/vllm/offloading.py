@@ -1,0 +1,213 @@
+"""An offloading spec for vLLM's CPU platform: blocks that leave vLLM's pages wait in host memory.
+
+    --kv-transfer-config '{"kv_connector": "KvxOffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "kvx.vllm.offloading",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592,
+            "spec_name": "KvxOffloadingSpec", "spec_module_path": "kvx.vllm.offloading"}}'
+
+The manager, in vLLM's scheduler, decides which block lies in which slot. The worker has the copies
+made by the queue of kvx's host tier, a thread beside the engine's, with a checksum a page: a block
+that comes back changed is counted, forgotten and computed anew.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    LookupResult,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+    PrepareStoreOutput,
+    RequestOffloadingContext,
+    TransferResult,
+)
+
+from kvx import _core
+from kvx.errors import Error, UnsupportedError
+
+_log = init_logger("vllm.kvx")
+
+
+class Slots(BlockIDsLoadStoreSpec):
+    """Places in host memory, in the order of the blocks that they are for."""
+
+
+@dataclass
+class _Entry:
+    slot: int
+    is_ready: bool = False
+    readers: int = 0
+
+
+class KvxOffloadingManager(OffloadingManager):
+    """Which block lies in which slot; the one that was not used for the longest time makes room."""
+
+    def __init__(self, num_slots):
+        self._num_slots = num_slots
+        self.distrusts_loads = False  # complete_load() forgets what was loaded
+        self.reset_cache()
+
+    def reset_cache(self):
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the longest unused first
+        self._free = list(range(self._num_slots))
+
+    def on_new_request(self, req_context):
+        return RequestOffloadingContext()
+
+    def lookup(self, key, req_context):
+        entry = self._entries.get(key)
+        if entry is None:
+            return LookupResult.MISS
+        return LookupResult.HIT if entry.is_ready else LookupResult.HIT_PENDING
+
+    def touch(self, keys, req_context):
+        for key in reversed(list(keys)):  # a prefix's beginning goes last
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def prepare_load(self, keys, req_context):
+        entries = [self._entries[key] for key in keys]
+        for entry in entries:
+            entry.readers += 1
+        return Slots([entry.slot for entry in entries])
+
+    def complete_load(self, keys, req_context):
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is None:  # forgotten since
+                continue
+            entry.readers -= 1
+            if self.distrusts_loads and entry.readers == 0:
+                self._forget(key)
+
+    def prepare_store(self, keys, req_context):
+        new = [key for key in keys if key not in self._entries]
+        evicted = self._make_room(len(new), set(keys))
+        new = new[: len(self._free)]
+        slots = [self._free.pop() for _ in new]
+        self._entries.update((key, _Entry(slot)) for key, slot in zip(new, slots))
+        return PrepareStoreOutput(new, Slots(slots), evicted)
+
+    def _make_room(self, wanted, kept):
+        idle = (
+            key
+            for key, entry in self._entries.items()
+            if entry.is_ready and entry.readers == 0 and key not in kept
+        )
+        evicted = [key for key, _ in zip(idle, range(wanted - len(self._free)))]
+        for key in evicted:
+            self._forget(key)
+        return evicted
+
+    def complete_store(self, keys, req_context, success=True):
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is None or entry.is_ready:
+                continue
+            entry.is_ready = success
+            if not success:
+                self._forget(key)
+
+    def _forget(self, key):
+        self._free.append(self._entries.pop(key).slot)
+
+
+class KvxOffloadingWorker(OffloadingWorker):
+    """Copies blocks between vLLM's pages and slots in host memory. bad_jobs: loads that failed."""
+
+    def __init__(self, kv_caches, num_slots):
+        pages = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
+        groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
+        self.blocks = _core.HostBlocks(groups, num_slots)
+        self.bad_jobs = 0
+        self.bad_blocks = set()  # vLLM's, since it last asked
+        self._loads = {}  # job: vLLM's blocks
+        self._started = {}
+
+    def submit_store(self, job_id, src_spec, dst_spec):
+        self._submit(self.blocks.store, job_id, src_spec, dst_spec)
+        return True
+
+    def submit_load(self, job_id, src_spec, dst_spec):
+        self._loads[job_id] = dst_spec.block_ids.tolist()
+        self._submit(self.blocks.load, job_id, dst_spec, src_spec)
+        return True
+
+    def _submit(self, verb, job_id, pages, slots):
+        """pages: vLLM's blocks, group by group; slots: as many."""
+        self._started[job_id] = time.perf_counter()
+        block_ids, slot_ids = pages.block_ids.tolist(), slots.block_ids.tolist()
+        first = 0
+        for group, size in enumerate(pages.group_sizes):
+            part = slice(first, first + size)
+            verb(job_id, group, block_ids[part], slot_ids[part])
+            first += size
+
+    def get_finished(self):
+        results = []
+        for job_id, is_whole, num_bytes in self.blocks.take_finished():
+            loaded = self._loads.pop(job_id, [])
+            if not is_whole:
+                self.bad_jobs += 1
+                self.bad_blocks.update(loaded)
+                _log.warning("kvx computes %d blocks anew: host memory has changed", len(loaded))
+            seconds = time.perf_counter() - self._started.pop(job_id)
+            # Bad blocks are told of apart: vLLM's connector knows no job that fails.
+            results.append(TransferResult(job_id, True, num_bytes, seconds))
+        return results
+
+    def wait(self, job_ids):
+        self.blocks.wait_for_all()
+
+
+class KvxOffloadingSpec(OffloadingSpec):
+    """Extra config: cpu_bytes_to_use.
+
+    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: several workers, or chunks
+    of several blocks.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        if config.parallel.world_size != 1 or self.blocks_per_chunk != 1:
+            raise UnsupportedError(
+                f"{config.parallel.world_size} workers and chunks of {self.blocks_per_chunk} "
+                f"blocks; kvx's host memory serves one worker, block by block"
+            )
+        wanted = int(self.extra_config.get("cpu_bytes_to_use") or 0)
+        block = config.worker_kv_bytes_per_block
+        if wanted < block:
+            raise Error(f"cpu_bytes_to_use is {wanted}; expected at least a block's {block}")
+        self.num_slots = wanted // block
+
+    def get_manager(self):
+        return KvxOffloadingManager(self.num_slots)
+
+    def get_worker(self, kv_caches):
+        return KvxOffloadingWorker(kv_caches, self.num_slots)
+
+
+class KvxOffloadingConnector(OffloadingConnector):
+    """vLLM's own, which with this also knows blocks that came back changed.
+
+    Without ``"kv_load_failure_policy": "recompute"`` their requests fail.
+    """
+
+    def get_block_ids_with_load_errors(self):
+        worker = self.connector_worker.worker
+        bad, worker.bad_blocks = worker.bad_blocks, set()
+        return bad
+
+    def update_connector_output(self, connector_output):
+        """Of the loads that have ended, those of a step with a bad block are all forgotten."""
+        manager = self.scheduler.manager
+        manager.distrusts_loads = bool(connector_output.invalid_block_ids)
+        super().update_connector_output(connector_output)
+        manager.distrusts_loads = False

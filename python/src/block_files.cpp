@@ -1,0 +1,136 @@
+// BlockFiles: an engine's blocks in cache files (docs/cache-file.md), a block a file. The engine
+// names a block by a hash of all tokens up to its end; the file holds that name, the block's own
+// tokens and a page of every layer, each with its checksum.
+//
+//   scope  image = the block's name     kinds  one a layer     blocks  [the one, its parent the
+//   scope]
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "kv/fingerprint.hpp"
+#include "python/src/arrays.hpp"
+#include "python/src/bindings.hpp"
+#include "python/src/errors.hpp"
+#include "tier/cache_file.hpp"
+#include "tier/file_summary.hpp"
+
+namespace kvx::python {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+class BlockFiles {
+ public:
+  // fingerprint: all that decides a page's bytes beside its tokens, a fact a line. tokens: a
+  // block's.
+  BlockFiles(std::string fingerprint, int block_size)
+      : fingerprint_(std::move(fingerprint)), block_size_(block_size) {}
+
+  // pages: each layer's page, uint8 [1, ...]. Returns the file's bytes.
+  int64_t save(const std::string& path, const std::string& name, const Tokens& tokens,
+               const std::vector<nb::object>& pages, int zstd_level) const {
+    const std::vector<nb::ndarray<>> arrays = arrays_of(pages);
+    nb::gil_scoped_release no_gil;
+    tier::FileIndex index = index_of(name, tokens);
+    auto file = value_of(tier::CacheFileWriter::create(path, zstd_level));
+    for (const nb::ndarray<>& page : arrays) {
+      const auto layer = static_cast<int32_t>(index.kinds.size());
+      const std::span<uint8_t> bytes = bytes_of(page);
+      index.kinds.push_back({layer, false, static_cast<int64_t>(bytes.size())});
+      index.blocks[0].pieces.push_back(value_of(file.add_piece(layer, bytes)));
+    }
+    throw_if_error(file.finish(index));
+    return file.bytes_written();
+  }
+
+  // Throws what is wrong with the file, or how it is another block; all of it is read.
+  void check(const std::string& path, const std::string& name, const Tokens& tokens) const {
+    nb::gil_scoped_release no_gil;
+    auto file = opened(path, name, tokens);
+    throw_if_error(tier::check_pieces(file, path));
+  }
+
+  // pages as in save(), or None for a layer that needs none. After an error they are unspecified.
+  void load(const std::string& path, const std::string& name, const Tokens& tokens,
+            const std::vector<nb::object>& pages) const {
+    const std::vector<nb::ndarray<>> arrays = arrays_of(pages);
+    nb::gil_scoped_release no_gil;
+    auto file = opened(path, name, tokens);
+    const std::vector<tier::FilePiece>& pieces = file.index().blocks[0].pieces;
+    if (pieces.size() != arrays.size()) {
+      throw CoreError(invalid_argument("'{}': it has {} layers; expected {}", path, pieces.size(),
+                                       arrays.size()));
+    }
+    for (size_t layer = 0; layer < arrays.size(); ++layer) {
+      if (!arrays[layer].is_valid()) continue;
+      const std::span<uint8_t> page = bytes_of(arrays[layer]);
+      const int64_t bytes = file.index().kinds[pieces[layer].kind].bytes;
+      if (bytes != static_cast<int64_t>(page.size())) {
+        throw CoreError(invalid_argument("'{}': layer {} has pages of {} bytes; expected {}", path,
+                                         layer, bytes, page.size()));
+      }
+      throw_if_error(file.read_piece(pieces[layer], page));
+    }
+  }
+
+ private:
+  static std::vector<nb::ndarray<>> arrays_of(const std::vector<nb::object>& pages) {
+    std::vector<nb::ndarray<>> arrays;
+    for (const nb::object& page : pages) {
+      arrays.push_back(page.is_none() ? nb::ndarray<>() : page_memory(page, "pages", 1).array);
+    }
+    return arrays;
+  }
+  static std::span<uint8_t> bytes_of(const nb::ndarray<>& page) {
+    return {static_cast<uint8_t*>(page.data()), page.size()};
+  }
+
+  tier::FileIndex index_of(const std::string& name, const Tokens& tokens) const {
+    if (static_cast<int64_t>(tokens.size()) != block_size_) {
+      throw CoreError(
+          invalid_argument("tokens has {} numbers; expected {}", tokens.size(), block_size_));
+    }
+    tier::FileIndex index;
+    index.fingerprint = fingerprint_;
+    index.block_size = block_size_;
+    index.scopes = {{"", name, ""}};
+    index.blocks = {{-1, tokens, {}}};
+    return index;
+  }
+
+  tier::CacheFileReader opened(const std::string& path, const std::string& name,
+                               const Tokens& tokens) const {
+    const tier::FileIndex expected = index_of(name, tokens);
+    auto file = value_of(tier::CacheFileReader::open(path));
+    const tier::FileIndex& found = file.index();
+    if (found.fingerprint != fingerprint_) {
+      throw CoreError(
+          {ErrorCode::kIncompatible,
+           fmt::format("'{}': {}", path, kv::first_difference(found.fingerprint, fingerprint_))});
+    }
+    const bool is_block = found.block_size == block_size_ && found.scopes == expected.scopes &&
+                          found.blocks.size() == 1 && found.blocks[0].parent == -1 &&
+                          found.blocks[0].tokens == tokens;
+    if (!is_block) {
+      throw CoreError({ErrorCode::kIncompatible, fmt::format("'{}': it is another block", path)});
+    }
+    return file;
+  }
+
+  const std::string fingerprint_;
+  const int block_size_;
+};
+
+}  // namespace
+
+void bind_block_files(nb::module_& module) {
+  nb::class_<BlockFiles>(module, "BlockFiles")
+      .def(nb::init<std::string, int>(), nb::arg("fingerprint"), nb::arg("block_size"))
+      .def("save", &BlockFiles::save, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
+           nb::arg("pages"), nb::arg("zstd_level"))
+      .def("check", &BlockFiles::check, nb::arg("path"), nb::arg("name"), nb::arg("tokens"))
+      .def("load", &BlockFiles::load, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
+           nb::arg("pages"));
+}
+
+}  // namespace kvx::python

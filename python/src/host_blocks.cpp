@@ -1,0 +1,200 @@
+// HostBlocks: copies of an engine's blocks in host memory, made and read back by the host tier's
+// queue. Which block lies in which slot is the engine's affair; that a block comes back as it went
+// is seen to here.
+//
+//   slot  [page of the group's first layer][of its second] ...     a checksum a page
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "cache/memory.hpp"
+#include "core/checked.hpp"
+#include "python/src/arrays.hpp"
+#include "python/src/bindings.hpp"
+#include "python/src/errors.hpp"
+#include "tier/transfer_queue.hpp"
+
+namespace kvx::python {
+namespace {
+
+using tier::Direction;
+
+struct Layer {
+  PageMemory pages;
+  int64_t page_bytes = 0;
+  int64_t offset = 0;  // in a slot
+};
+
+class HostBlocks {
+ public:
+  // groups: for each group of layers, each layer's pages, uint8 [pages, bytes].
+  HostBlocks(const std::vector<std::vector<nb::object>>& groups, int64_t num_slots)
+      : num_slots_(num_slots) {
+    for (const std::vector<nb::object>& layers : groups) {
+      int64_t offset = 0;
+      std::vector<Layer>& group = groups_.emplace_back();
+      for (const nb::object& object : layers) {
+        PageMemory pages = page_memory(object, "pages", 1);
+        const int64_t bytes =
+            static_cast<int64_t>(pages.array.size()) / static_cast<int64_t>(pages.array.shape(0));
+        group.push_back({std::move(pages), bytes, offset});
+        offset += bytes;
+      }
+      slot_bytes_ = std::max(slot_bytes_, offset);
+      most_layers_ = std::max(most_layers_, group.size());
+    }
+    if (num_slots < 1 || slot_bytes_ < 1) {
+      throw CoreError(
+          invalid_argument("num_slots is {} and a slot has {} bytes; expected at least "
+                           "1 of each",
+                           num_slots, slot_bytes_));
+    }
+    const auto bytes = (CheckedSize(num_slots) * slot_bytes_).get();
+    if (!bytes) throw CoreError(out_of_range("num_slots is {}; that is too many", num_slots));
+    memory_ = value_of(cache::host_memory().allocate(*bytes, "blocks in host memory"));
+    checksums_.resize(static_cast<size_t>(num_slots) * most_layers_);
+  }
+
+  int64_t slot_bytes() const { return slot_bytes_; }
+
+  // One job's copies, page to slot; block_ids and slots have as many numbers.
+  void store(int64_t job, int group, const std::vector<int64_t>& block_ids,
+             const std::vector<int64_t>& slots) {
+    push(Direction::kStore, job, group, block_ids, slots);
+  }
+  void load(int64_t job, int group, const std::vector<int64_t>& block_ids,
+            const std::vector<int64_t>& slots) {
+    push(Direction::kLoad, job, group, block_ids, slots);
+  }
+
+  // Jobs that have ended since the last call: (job, all pages are as they were stored, bytes).
+  nb::list take_finished() {
+    collect();
+    nb::list ended;
+    std::erase_if(jobs_, [&ended](const auto& entry) {
+      const auto& [number, job] = entry;
+      if (job.num_open > 0) return false;
+      ended.append(nb::make_tuple(number, job.is_whole, job.bytes));
+      return true;
+    });
+    return ended;
+  }
+
+  void wait_for_all() {
+    nb::gil_scoped_release no_gil;
+    queue_.wait_for_all();
+  }
+
+  // All slots as they lie, uint8 [slots, bytes].
+  nb::ndarray<nb::numpy, uint8_t> memory() {
+    const size_t shape[] = {static_cast<size_t>(num_slots_), static_cast<size_t>(slot_bytes_)};
+    return {memory_.data(), 2, shape, nb::find(this)};
+  }
+
+ private:
+  struct Job {
+    int64_t num_open = 0;
+    int64_t bytes = 0;
+    bool is_whole = true;
+  };
+  struct Copy {
+    int64_t job = 0;
+    size_t checksum = 0;  // its place in checksums_
+    int64_t bytes = 0;
+  };
+
+  void push(Direction direction, int64_t job, int group, const std::vector<int64_t>& block_ids,
+            const std::vector<int64_t>& slots) {
+    check(group, block_ids, slots);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      for (size_t l = 0; l < groups_[group].size(); ++l) {
+        const Layer& layer = groups_[group][l];
+        auto* page = static_cast<uint8_t*>(layer.pages.array.data()) +
+                     block_ids[i] * layer.pages.page_stride;
+        uint8_t* copy = memory_.data() + slots[i] * slot_bytes_ + layer.offset;
+        const int64_t tag = next_tag_++;
+        copies_[tag] = {job, static_cast<size_t>(slots[i]) * most_layers_ + l, layer.page_bytes};
+        ++jobs_[job].num_open;
+        const bool stores = direction == Direction::kStore;
+        tier::Transfer transfer;
+        transfer.direction = direction;
+        transfer.from = stores ? page : copy;
+        transfer.to = stores ? copy : page;
+        transfer.bytes = layer.page_bytes;
+        transfer.tag = tag;
+        queue_.push(std::move(transfer));
+      }
+    }
+    jobs_[job];  // one without blocks ends as well
+  }
+
+  void check(int group, const std::vector<int64_t>& block_ids,
+             const std::vector<int64_t>& slots) const {
+    if (group < 0 || group >= static_cast<int>(groups_.size())) {
+      throw CoreError(invalid_argument("group is {}; expected 0 to {}", group, groups_.size() - 1));
+    }
+    if (block_ids.size() != slots.size()) {
+      throw CoreError(invalid_argument("block_ids has {} numbers and slots {}; expected as many",
+                                       block_ids.size(), slots.size()));
+    }
+    for (const int64_t slot : slots) {
+      if (slot >= 0 && slot < num_slots_) continue;
+      throw CoreError(out_of_range("a slot is {}; expected 0 to {}", slot, num_slots_ - 1));
+    }
+    for (const Layer& layer : groups_[group]) {
+      const auto num_pages = static_cast<int64_t>(layer.pages.array.shape(0));
+      for (const int64_t id : block_ids) {
+        if (id >= 0 && id < num_pages) continue;
+        throw CoreError(out_of_range("a block is {}; expected 0 to {}", id, num_pages - 1));
+      }
+    }
+  }
+
+  // The books of what has finished.
+  void collect() {
+    finished_.clear();
+    queue_.take_finished(finished_);
+    for (const tier::FinishedTransfer& done : finished_) {
+      const auto found = copies_.find(done.tag);
+      const Copy copy = found->second;
+      copies_.erase(found);
+      Job& job = jobs_[copy.job];
+      --job.num_open;
+      job.bytes += copy.bytes;
+      cache::ContentHash& checksum = checksums_[copy.checksum];
+      if (done.direction == Direction::kStore) checksum = done.checksum;
+      job.is_whole = job.is_whole && done.is_copied && checksum == done.checksum;
+    }
+  }
+
+  const int64_t num_slots_;
+  std::vector<std::vector<Layer>> groups_;
+  int64_t slot_bytes_ = 0;
+  size_t most_layers_ = 0;
+  cache::Region memory_;
+  std::vector<cache::ContentHash> checksums_;  // [slots, most_layers_]
+  std::unordered_map<int64_t, Copy> copies_;   // by tag
+  std::unordered_map<int64_t, Job> jobs_;
+  int64_t next_tag_ = 0;
+  std::vector<tier::FinishedTransfer> finished_;
+  tier::TransferQueue queue_;  // last: its thread reads and writes the memory
+};
+
+}  // namespace
+
+void bind_host_blocks(nb::module_& module) {
+  nb::class_<HostBlocks>(module, "HostBlocks")
+      .def(nb::init<const std::vector<std::vector<nb::object>>&, int64_t>(), nb::arg("groups"),
+           nb::arg("num_slots"))
+      .def_prop_ro("slot_bytes", &HostBlocks::slot_bytes)
+      .def("store", &HostBlocks::store, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
+           nb::arg("slots"))
+      .def("load", &HostBlocks::load, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
+           nb::arg("slots"))
+      .def("take_finished", &HostBlocks::take_finished)
+      .def("wait_for_all", &HostBlocks::wait_for_all)
+      .def_prop_ro("memory", &HostBlocks::memory);
+}
+
+}  // namespace kvx::python

@@ -1,0 +1,130 @@
+"""What kvx.vllm keeps blocks in: files of a block each, and host memory."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvx
+from kvx import _core
+
+FINGERPRINT = "model tiny\nrecipe int8\n"
+TOKENS = [3, 1, 4, 1]
+
+
+def pages(seed, layers=3, size=100):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, (1, 2, size // 2), np.uint8) for _ in range(layers)]
+
+
+@pytest.fixture
+def files():
+    return _core.BlockFiles(FINGERPRINT, 4)
+
+
+@pytest.mark.parametrize("zstd_level", [0, 3])
+def test_a_block_returns_from_its_file(files, tmp_path, zstd_level):
+    path, stored = str(tmp_path / "a.kvx"), pages(1)
+    stored[1][:] = 0  # compresses well
+    num_bytes = files.save(path, "a", TOKENS, stored, zstd_level)
+    assert num_bytes == (tmp_path / "a.kvx").stat().st_size
+    files.check(path, "a", TOKENS)
+    found = pages(2)
+    files.load(path, "a", TOKENS, found)
+    assert all(np.array_equal(a, b) for a, b in zip(found, stored))
+    untouched = pages(2)
+    files.load(path, "a", TOKENS, [None, None, untouched[2]])
+    assert np.array_equal(untouched[2], stored[2])
+    inside = kvx.inspect(path)
+    assert (inside.fingerprint, inside.blocks, inside.block_size) == (FINGERPRINT, 1, 4)
+    assert kvx.verify(path) == 3
+
+
+def test_a_file_of_another_block_or_cache_is_refused(files, tmp_path):
+    path = str(tmp_path / "a.kvx")
+    files.save(path, "a", TOKENS, pages(1), 0)
+    other = _core.BlockFiles(FINGERPRINT.replace("int8", "int4"), 4)
+    for call, message in [
+        (lambda: files.check(path, "b", TOKENS), "it is another block"),
+        (lambda: files.check(path, "a", [3, 1, 4, 2]), "it is another block"),
+        (lambda: files.check(path, "a", TOKENS[:3]), "tokens has 3 numbers; expected 4"),
+        (lambda: other.check(path, "a", TOKENS), "recipe is int8; expected int4"),
+        (lambda: files.load(path, "a", TOKENS, pages(1, layers=2)), "has 3 layers; expected 2"),
+        (lambda: files.load(path, "a", TOKENS, pages(1, size=98)), "of 100 bytes; expected 98"),
+        (lambda: files.load(path, "a", TOKENS, [np.zeros(9, np.uint8)] * 3), "pages has the shape"),
+        (lambda: files.check(path + "x", "a", TOKENS), "cannot be read"),
+        (lambda: files.save(path + "/x", "a", TOKENS, pages(1), 0), "cannot be written"),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            call()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_no_flipped_bit_passes(tmp_path_factory, place, bit):
+    """In the header, a page, or the index; in the zeros between them nothing can be lost."""
+    path = tmp_path_factory.mktemp("bits") / "a.kvx"
+    files, stored = _core.BlockFiles(FINGERPRINT, 4), pages(1, size=128)
+    files.save(str(path), "a", TOKENS, stored, 0)
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+    with pytest.raises(kvx.Error):
+        files.check(str(path), "a", TOKENS)
+
+
+def new_host_blocks():
+    """Two groups of layers over 6 blocks: pages of 8 and 16 bytes, and of 12."""
+    rng = np.random.default_rng(0)
+    layers = [rng.integers(0, 256, (6, size), np.uint8) for size in (8, 16, 12)]
+    return layers, _core.HostBlocks([layers[:2], layers[2:]], 4)
+
+
+def test_blocks_return_from_host_memory():
+    layers, blocks = new_host_blocks()
+    assert blocks.slot_bytes == 24 and blocks.memory.shape == (4, 24)
+    expected = [layer.copy() for layer in layers]
+    blocks.store(1, 0, [5, 2], [0, 3])
+    blocks.store(1, 1, [4], [1])
+    blocks.wait_for_all()
+    assert blocks.take_finished() == [(1, True, 2 * 24 + 12)]
+    assert blocks.take_finished() == []
+    for layer in layers:
+        layer[:] = 0
+    blocks.load(2, 0, [1, 0], [0, 3])  # to other blocks than they came from
+    blocks.load(3, 1, [4], [1])
+    blocks.load(4, 1, [], [])
+    blocks.wait_for_all()
+    assert sorted(blocks.take_finished()) == [(2, True, 48), (3, True, 12), (4, True, 0)]
+    for layer, before in zip(layers[:2], expected):
+        assert np.array_equal(layer[[1, 0]], before[[5, 2]]) and not layer[2:].any()
+    assert np.array_equal(layers[2][4], expected[2][4])
+
+
+@given(st.integers(0, 23), st.integers(0, 7))
+def test_memory_that_changes_is_noticed(place, bit):
+    _, blocks = new_host_blocks()
+    blocks.store(1, 0, [5, 2], [0, 3])
+    blocks.wait_for_all()
+    assert blocks.take_finished() == [(1, True, 48)]
+    blocks.memory[3, place] ^= 1 << bit
+    blocks.load(2, 0, [1], [0])
+    blocks.load(3, 0, [1, 0], [0, 3])
+    blocks.wait_for_all()
+    assert sorted(blocks.take_finished()) == [(2, True, 24), (3, False, 48)]
+
+
+def test_what_does_not_fit_host_memory_is_refused():
+    layers, blocks = new_host_blocks()
+    for call, message in [
+        (lambda: blocks.store(1, 2, [0], [0]), "group is 2; expected 0 to 1"),
+        (lambda: blocks.store(1, 0, [6], [0]), "a block is 6; expected 0 to 5"),
+        (lambda: blocks.load(1, 0, [0], [4]), "a slot is 4; expected 0 to 3"),
+        (lambda: blocks.load(1, 0, [0, 1], [0]), "block_ids has 2 numbers and slots 1"),
+        (lambda: _core.HostBlocks([layers], 0), "num_slots is 0"),
+        (lambda: _core.HostBlocks([], 3), "a slot has 0 bytes"),
+        (lambda: _core.HostBlocks([layers], 2**62), "that is too many"),
+        (lambda: _core.HostBlocks([[layers[0].astype(np.int8)]], 1), "pages has the shape"),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            call()
+    assert blocks.take_finished() == []
