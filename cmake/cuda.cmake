@@ -1,13 +1,33 @@
 # KVX_CUDA: the CUDA backend. AUTO builds it where nvcc is found, ON fails without, OFF leaves it
 # out; KVX_HAS_CUDA is what came of it.
 #
-# The runtime is linked statically, so libkvx.so also loads on a machine without a driver. Kernels
-# are compiled for Hopper (sm_90a) alone.
+# The runtime is linked statically, so libkvx.so also loads on a machine without a driver.
 set(KVX_CUDA AUTO CACHE STRING "the CUDA backend: AUTO, ON or OFF")
 set_property(CACHE KVX_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT KVX_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "KVX_CUDA is '${KVX_CUDA}'; expected AUTO, ON or OFF")
 endif()
+
+# What kernels are compiled for, one target after the other:
+#   90a         machine code of that compute capability
+#   80-virtual  PTX, which a driver compiles for any device that is as new
+#   80-on-90    what 80-virtual becomes on a device of 9.0, compiled here: runs an older
+#               architecture's code on a newer device without waiting for its driver
+set(KVX_CUDA_TARGETS 90a CACHE STRING "compute capabilities of the kernels, as cmake/cuda.cmake says")
+
+# kvx_cuda_target_option(TARGET VARIABLE): nvcc's option for one of them.
+function(kvx_cuda_target_option target variable)
+  if(target MATCHES "^([0-9]+[af]?)$")
+    set(option arch=compute_${target},code=sm_${target})
+  elseif(target MATCHES "^([0-9]+)-virtual$")
+    set(option arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1})
+  elseif(target MATCHES "^([0-9]+)-on-([0-9]+)$")
+    set(option arch=compute_${CMAKE_MATCH_1},code=sm_${CMAKE_MATCH_2})
+  else()
+    message(FATAL_ERROR "KVX_CUDA_TARGETS has '${target}'; expected 90a, 80-virtual or 80-on-90")
+  endif()
+  set(${variable} -gencode=${option} PARENT_SCOPE)
+endfunction()
 
 set(KVX_HAS_CUDA OFF)
 if(NOT KVX_CUDA STREQUAL "OFF")
@@ -30,7 +50,13 @@ if(NOT KVX_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     find_package(CUDAToolkit 12.4 REQUIRED)
     set(KVX_HAS_CUDA ON)
-    message(STATUS "KVX_CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for sm_90a")
+    set(kvx_gencode "")
+    foreach(target IN LISTS KVX_CUDA_TARGETS)
+      kvx_cuda_target_option(${target} option)
+      list(APPEND kvx_gencode ${option})
+    endforeach()
+    list(JOIN KVX_CUDA_TARGETS " " kvx_targets)
+    message(STATUS "KVX_CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for ${kvx_targets}")
   elseif(KVX_CUDA STREQUAL "ON")
     message(FATAL_ERROR "KVX_CUDA is ON, but nvcc was not found (CUDACXX or CMAKE_CUDA_COMPILER "
                         "may name it)")
@@ -49,8 +75,8 @@ function(kvx_set_cuda_options target)
   target_compile_definitions(${target} PRIVATE FMT_USE_CONSTEXPR=1)
   target_compile_options(
     ${target}
-    PRIVATE -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo
-            -Werror=all-warnings
+    PRIVATE ${kvx_gencode} --expt-relaxed-constexpr -Xfatbin=-compress-all -Werror=all-warnings
+            $<$<NOT:$<CONFIG:Release>>:-lineinfo>
             -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-fvisibility=hidden
             -Xcudafe=--display_error_number)
 endfunction()

@@ -8,6 +8,7 @@
 
 #include "device/cuda_caller.hpp"
 #include "device/cuda_error.hpp"
+#include "device/cuda_targets.hpp"
 
 namespace kvx::device {
 namespace {
@@ -16,12 +17,17 @@ cudaStream_t stream_of(CudaStream stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// Kernels are machine code for compute capability 9.0 (sm_90a), which runs on nothing else.
 Status check_has_kernels(const CudaDevice& device) {
-  if (device.compute_major == 9 && device.compute_minor == 0) return {};
+  if (device.compute_major < kOldestCudaMajor) {
+    return unsupported("CUDA device {} ({}) has compute capability {}.{}; kvx needs {}.0 or later",
+                       device.index, device.name, device.compute_major, device.compute_minor,
+                       kOldestCudaMajor);
+  }
+  constexpr const char* kTargets = KVX_CUDA_TARGETS;
+  if (cuda_targets_run_on(kTargets, device.compute_major, device.compute_minor)) return {};
   return unsupported(
-      "CUDA device {} ({}) has compute capability {}.{}; this build has kernels for 9.0",
-      device.index, device.name, device.compute_major, device.compute_minor);
+      "CUDA device {} ({}) has compute capability {}.{}; this build has kernels for {}",
+      device.index, device.name, device.compute_major, device.compute_minor, kTargets);
 }
 
 class Event {
@@ -55,6 +61,9 @@ Result<CudaDevice> find_cuda_device(int index) {
   device.num_multiprocessors = found.multiProcessorCount;
   device.memory_bytes = static_cast<int64_t>(found.totalGlobalMem);
   device.l2_bytes = found.l2CacheSize;
+  device.shared_bytes_per_multiprocessor = static_cast<int>(found.sharedMemPerMultiprocessor);
+  device.shared_bytes_per_cta = static_cast<int>(found.sharedMemPerBlockOptin);
+  device.reserved_shared_bytes = static_cast<int>(found.reservedSharedMemPerBlock);
   cudaDriverGetVersion(&device.driver_version);
   KVX_RETURN_IF_ERROR(check_has_kernels(device));
   return device;

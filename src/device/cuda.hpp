@@ -20,6 +20,11 @@ struct CudaDevice {
   int num_multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
+  // Shared memory: of all CTAs of a multiprocessor together, each with what the system reserves in
+  // it; and what one CTA can ask for.
+  int shared_bytes_per_multiprocessor = 0;
+  int shared_bytes_per_cta = 0;
+  int reserved_shared_bytes = 0;
   int driver_version = 0;  // as CUDA counts: 13000 is 13.0
 };
 
@@ -27,8 +32,12 @@ struct CudaDevice {
 using CudaStream = void*;
 
 // UNSUPPORTED: a build without CUDA, a machine without a driver or a device, an index that is not
-// there, a device for which the build has no kernels (they are for compute capability 9.0).
+// there, a device older than compute capability 8.0, one for which the build has no kernels.
 Result<CudaDevice> open_cuda_device(int index = 0);
+
+// The compute capability, times ten, that the kernels which run on the current device were compiled
+// for: 80 where PTX of 8.0 serves a later one. 0 when CUDA does not say; launches will say why.
+int cuda_code_version(const CudaDevice& device);
 
 // Device memory of the current device. OUT_OF_RANGE names `what` and the bytes when there is not
 // that much; INTERNAL_ERROR after an earlier launch broke the context.

@@ -55,6 +55,12 @@ Status cuda_launch_copy(const CudaDevice& device, CudaStream stream, const uint8
   return cuda_launch_status("copy_all");
 }
 
+Status cuda_launch_memcpy(CudaStream stream, const void* from, int64_t bytes, void* to) {
+  return cuda_status(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
+                                     static_cast<cudaStream_t>(stream)),
+                     "cudaMemcpyAsync");
+}
+
 Status cuda_launch_nothing(CudaStream stream) {
   do_nothing<<<1, 32, 0, static_cast<cudaStream_t>(stream)>>>();
   return cuda_launch_status("do_nothing");

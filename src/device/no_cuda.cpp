@@ -33,6 +33,9 @@ Result<CurrentCudaDevice> CurrentCudaDevice::set(int) {
 }
 CurrentCudaDevice::CurrentCudaDevice(CurrentCudaDevice&& other) noexcept = default;
 CurrentCudaDevice::~CurrentCudaDevice() = default;
+int cuda_code_version(const CudaDevice&) {
+  return 0;
+}
 Result<uint8_t*> cuda_allocate(int, int64_t) {
   return no_cuda();
 }
@@ -51,6 +54,9 @@ Status cuda_launch_read(const CudaDevice&, CudaStream, const uint8_t*, int64_t, 
   return no_cuda();
 }
 Status cuda_launch_copy(const CudaDevice&, CudaStream, const uint8_t*, int64_t, uint8_t*) {
+  return no_cuda();
+}
+Status cuda_launch_memcpy(CudaStream, const void*, int64_t, void*) {
   return no_cuda();
 }
 Status cuda_launch_nothing(CudaStream) {

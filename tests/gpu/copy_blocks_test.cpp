@@ -40,12 +40,56 @@ class GpuCopyBlocks : public GpuTest {
     EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
     EXPECT_EQ(findings.read().out_of_range, 0u);
   }
+
+  // Whole blocks, a part of one, a block that is not there.
+  void copy_inside(const format::FormatSpec& spec, Order order, int block_size) {
+    SCOPED_TRACE(fmt::format("{}, blocks of {}, {}", spec.facts->name, block_size,
+                             order == Order::kHnd ? "HND" : "NHD"));
+    const LayerShape shape = {
+        .num_blocks = 6, .block_size = block_size, .num_heads = 3, .k_dim = 128, .order = order};
+    TestLayer host(spec, spec, shape);
+    TestLayer device(spec, spec, shape);
+    const auto cpu = serial_context(device::CpuLevel::kScalar);
+    const int num_tokens = 3 * block_size;
+    const auto rows = normal_rows(shape, num_tokens, 5);
+    for (TestLayer* layer : {&host, &device}) {
+      ASSERT_TRUE(append_rows(cpu, *layer, shape, rows, slots_from(0, num_tokens)).ok());
+    }
+    std::vector<ops::BlockCopy> copies = {{0, 5, block_size}, {2, 3, block_size - 3}, {1, 4, 1}};
+    ASSERT_TRUE(ops::copy_blocks(cpu, host.view(), host.view(), copies).ok());
+
+    Mirror mirror(memory());
+    MirroredLayer on_device(mirror, device);
+    const Findings findings(memory());
+    copies.push_back({6, 3, block_size});
+    const Status status = ops::copy_blocks(context(), on_device.view(), on_device.view(),
+                                           mirror.add(copies), std::ssize(copies), findings.get());
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    synchronize();
+    on_device.fetch(mirror);
+    EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
+    EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
+    EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
+    EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+    EXPECT_EQ(findings.read().out_of_range, 1u);
+  }
 };
 
 TEST_F(GpuCopyBlocks, WritesTheCpusBytesFromEveryFormatToEveryOther) {
   for (const format::Facts* from : format::kAllFacts) {
     for (const format::Facts* to : format::kAllFacts) {
       compare(computed_or_only(*from), computed_or_only(*to));
+    }
+  }
+}
+
+// Inside one cache nothing has to be looked at: scales are the same table, rows lie alike.
+TEST_F(GpuCopyBlocks, MovesRunsOfRowsInsideACache) {
+  for (const format::Facts* facts : format::kAllFacts) {
+    for (const Order order : {Order::kHnd, Order::kNhd}) {
+      for (const int block_size : {16, 48}) {
+        copy_inside(computed_or_only(*facts), order, block_size);
+      }
     }
   }
 }

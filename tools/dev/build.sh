@@ -4,9 +4,11 @@ help_build() {
   cat <<'END'
 Builds the library, the tools and the tests into build/<preset>.
 
-usage: ./dev build [PRESET] [-- NINJA OPTIONS]
+usage: ./dev build [PRESET | --release] [-- NINJA OPTIONS]
 
-  PRESET    dev (default), release, cuda, asan, tsan or fuzz, as in CMakePresets.json
+  PRESET     dev (default), release, release-all, cuda, asan, tsan or fuzz, as in
+             CMakePresets.json
+  --release  release-all: what is given away, with kernels for every supported GPU
 
 example: ./dev build asan -- -j4
 END
@@ -14,7 +16,10 @@ END
 
 cmd_build() {
   local preset=dev
-  if (($# > 0)) && [[ $1 != -* ]]; then
+  if [[ ${1-} == --release ]]; then
+    preset=release-all
+    shift
+  elif (($# > 0)) && [[ $1 != -* ]]; then
     preset=$1
     shift
   fi
@@ -22,7 +27,7 @@ cmd_build() {
     [[ $1 == -- ]] || bad_usage build "unknown option '$1'"
     shift
   fi
-  [[ $preset =~ ^(dev|release|cuda|asan|tsan|fuzz)$ ]] || bad_usage build "unknown preset '$preset'"
+  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan|fuzz)$ ]] || bad_usage build "unknown preset '$preset'"
   ensure_packages
   build_preset "$preset" "$@"
   summary

@@ -1,6 +1,9 @@
 // kvx bench abi: the C ABI's write and gather beside memcpy of the same bytes, in the columns that
-// KVX's own benchmark prints.
+// KVX's own benchmark prints; on a GPU beside cudaMemcpyAsync.
 #include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
 
 #include "tools/kvx/bench/abi_cache.hpp"
 #include "tools/kvx/bench/timing.hpp"
@@ -23,6 +26,7 @@ struct AbiBenchOptions {
   int block_size = 16;
   int iters = 20;
   int warmup = 3;
+  std::string device = "cpu";
   std::string csv;
 };
 
@@ -65,21 +69,71 @@ TwoTimes medians_of(const AbiBenchOptions& options, const Call& call, const Copy
   return {median(std::move(calls)), median(std::move(copies))};
 }
 
-Status measure(const AbiBenchOptions& options, const AbiShape& shape,
+// What the calls run on.
+struct AbiDevice {
+  std::unique_ptr<cache::Memory> memory;
+  device::OwnedCudaStream stream;
+};
+
+Result<AbiDevice> open_device() {
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice device, device::open_cuda_device());
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<cache::Memory> memory, cache::cuda_memory(device.index));
+  KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+  return AbiDevice{std::move(memory), std::move(stream)};
+}
+
+// Seconds a call, many in a graph, so that the device and not the host is timed.
+Result<double> seconds_on_device(const AbiBenchOptions& options, device::CudaStream stream,
+                                 const std::function<Status()>& call) {
+  constexpr int kAtOnce = 32;
+  KVX_ASSIGN_OR_RETURN(const device::CudaGraph graph,
+                       device::CudaGraph::capture(stream, [&]() -> Status {
+                         for (int i = 0; i < kAtOnce; ++i) KVX_RETURN_IF_ERROR(call());
+                         return {};
+                       }));
+  std::vector<double> seconds;
+  for (int i = 0; i < options.warmup + options.iters; ++i) {
+    KVX_ASSIGN_OR_RETURN(const float milliseconds, graph.time(stream));
+    if (i >= options.warmup) seconds.push_back(1e-3 * static_cast<double>(milliseconds) / kAtOnce);
+  }
+  return median(std::move(seconds));
+}
+
+// device: null for the CPU.
+Result<TwoTimes> times_of(const AbiBenchOptions& options, const AbiDevice* device,
+                          const std::function<Status()>& call,
+                          const std::function<Status()>& copy) {
+  if (device != nullptr) {
+    const device::CudaStream stream = device->stream.get();
+    KVX_ASSIGN_OR_RETURN(const double call_seconds, seconds_on_device(options, stream, call));
+    KVX_ASSIGN_OR_RETURN(const double copy_seconds, seconds_on_device(options, stream, copy));
+    return TwoTimes{call_seconds, copy_seconds};
+  }
+  Status status;
+  const auto keep = [&status](Status result) {
+    if (status.ok()) status = std::move(result);
+  };
+  const TwoTimes times = medians_of(
+      options, [&] { keep(call()); }, [&] { keep(copy()); });
+  KVX_RETURN_IF_ERROR(status);
+  return times;
+}
+
+Status measure(const AbiBenchOptions& options, const AbiDevice* device, const AbiShape& shape,
                std::vector<AbiMeasurement>& found) {
   AbiShape whole = shape;  // a gather fetches all tokens
   whole.tokens_per_seq = shape.seq_len;
   for (const std::string& layout : options.layouts) {
     AbiCache cache(shape, layout);
-    Status status;
-    const auto keep = [&status](Status result) {
-      if (status.ok()) status = std::move(result);
-    };
-    const TwoTimes write = medians_of(
-        options, [&] { keep(cache.write()); }, [&] { cache.copy_as_write(); });
-    const TwoTimes gather = medians_of(
-        options, [&] { keep(cache.gather()); }, [&] { cache.copy_as_gather(); });
-    KVX_RETURN_IF_ERROR(status);
+    if (device != nullptr) {
+      KVX_RETURN_IF_ERROR(cache.move_to_device(*device->memory, device->stream.get()));
+    }
+    KVX_ASSIGN_OR_RETURN(const TwoTimes write, times_of(
+                                                   options, device, [&] { return cache.write(); },
+                                                   [&] { return cache.copy_as_write(); }));
+    KVX_ASSIGN_OR_RETURN(const TwoTimes gather, times_of(
+                                                    options, device, [&] { return cache.gather(); },
+                                                    [&] { return cache.copy_as_gather(); }));
     const auto add = [&](const std::string& verb, const AbiShape& s, int64_t tokens, TwoTimes t) {
       found.push_back({verb + "_" + layout, s, tokens, t.call, t.copy / t.call});
       found.push_back({"memcpy_" + verb + "_" + layout, s, tokens, t.copy, 1});
@@ -139,7 +193,8 @@ std::string text_of(const CheckTimes& times) {
       1e9 * times.table_entry);
 }
 
-std::string table_of(const std::vector<AbiMeasurement>& measurements, bool color) {
+std::string table_of(const std::vector<AbiMeasurement>& measurements, bool is_on_device,
+                     bool color) {
   Table table({{"kernel"},
                {"sequences", Align::kRight},
                {"length", Align::kRight},
@@ -156,9 +211,15 @@ std::string table_of(const std::vector<AbiMeasurement>& measurements, bool color
          fmt::format("{:.4f}", 1e3 * m.seconds), fmt::format("{:.1f}", gigabytes_per_second(m)),
          fmt::format("{:.0f}", 100 * m.memcpy_share)});
   }
-  return table.text(color) +
-         "\nF16, one thread, the median of the calls. GB/s counts bytes read and bytes written, K "
-         "and V; memcpy moves the same\nbytes from one array to another, call by call in turn.\n";
+  const char* footnote =
+      is_on_device
+          ? "\nF16, the median of graphs of 32 calls. GB/s counts bytes read and bytes "
+            "written, K and V; memcpy is two\ncudaMemcpyAsync of the same bytes, in graphs "
+            "alike. Small ones lie in the second-level cache.\n"
+          : "\nF16, one thread, the median of the calls. GB/s counts bytes read and bytes "
+            "written, K and V; memcpy moves the same\nbytes from one array to another, "
+            "call by call in turn.\n";
+  return table.text(color) + footnote;
 }
 
 std::string csv_of(const AbiBenchOptions& options, const std::vector<AbiMeasurement>& found) {
@@ -195,17 +256,25 @@ Status run_bench_abi(const AbiBenchOptions& options) {
   const std::vector<AbiShape> shapes = shapes_of(options);
   for (const AbiShape& shape : shapes) KVX_RETURN_IF_ERROR(AbiCache::check(shape));
   if (!options.csv.empty()) KVX_RETURN_IF_ERROR(check_can_write("csv", options.csv));
+  std::optional<AbiDevice> device;
+  if (options.device == "cuda") {
+    KVX_ASSIGN_OR_RETURN(device, open_device());
+  }
   std::vector<AbiMeasurement> found;
   Progress progress;
   for (size_t i = 0; i < shapes.size(); ++i) {
     progress.show(static_cast<double>(i) / static_cast<double>(shapes.size()),
                   fmt::format("{} sequences of {}, {} heads", shapes[i].seq_count,
                               shapes[i].seq_len, shapes[i].num_heads));
-    KVX_RETURN_IF_ERROR(measure(options, shapes[i], found));
+    KVX_RETURN_IF_ERROR(measure(options, device ? &*device : nullptr, shapes[i], found));
   }
-  KVX_ASSIGN_OR_RETURN(const CheckTimes checks, measure_checks(options));
+  std::string checks;
+  if (!device) {
+    KVX_ASSIGN_OR_RETURN(const CheckTimes times, measure_checks(options));
+    checks = text_of(times);
+  }
   progress.finish();
-  fmt::print("{}{}", table_of(found, wants_color(stdout)), text_of(checks));
+  fmt::print("{}{}", table_of(found, device.has_value(), wants_color(stdout)), checks);
   if (options.csv.empty()) return {};
   return write_file("csv", options.csv, csv_of(options, found));
 }
@@ -242,6 +311,9 @@ CLI::App* add_bench_abi(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_option("--warmup", o->warmup, "Calls before them")
       ->check(whole_number(0, 1000000))
+      ->capture_default_str();
+  command->add_option("--device", o->device, "cpu, or cuda for the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command->add_option("--csv", o->csv, "Write the measurements as CSV to this file");
   command->footer(

@@ -71,21 +71,14 @@ Status launch_chunks(const CudaContext& context, const AppendJob& append) {
   const auto launch = ChunkLaunch::of(context.device.num_multiprocessors, append.num_tokens,
                                       append.num_heads, lanes);
   const AppendChunksJob job = {append, launch.heads_at_once, FastDivide(launch.walks_per_token)};
-  const dim3 grid(launch.num_ctas, 2);
-  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const LaunchShape shape = {dim3(launch.num_ctas, 2), ChunkLaunch::kThreads};
   const AppendSide& stored = append.sides[append.sides[0].side.view.head_dim == 0 ? 1 : 0];
-  switch (stored.input.dtype) {
-    case DType::kF32:
-      append_chunks<DType::kF32><<<grid, ChunkLaunch::kThreads, 0, stream>>>(job);
-      break;
-    case DType::kF16:
-      append_chunks<DType::kF16><<<grid, ChunkLaunch::kThreads, 0, stream>>>(job);
-      break;
-    case DType::kBF16:
-      append_chunks<DType::kBF16><<<grid, ChunkLaunch::kThreads, 0, stream>>>(job);
-      break;
-  }
-  return device::cuda_launch_status("append_chunks");
+  const auto launch_for = [&](void (*kernel)(AppendChunksJob)) {
+    return launch_overlapping(context, "append_chunks", kernel, shape, job);
+  };
+  if (stored.input.dtype == DType::kF32) return launch_for(append_chunks<DType::kF32>);
+  if (stored.input.dtype == DType::kF16) return launch_for(append_chunks<DType::kF16>);
+  return launch_for(append_chunks<DType::kBF16>);
 }
 
 bool is_page_shared(const AppendSide& part) {

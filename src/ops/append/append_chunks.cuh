@@ -4,6 +4,7 @@
 
 #include "ops/append/append_job.cuh"
 #include "ops/append/encode_chunk.cuh"
+#include "ops/cuda/overlapping_launch.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -100,6 +101,7 @@ __device__ __forceinline__ void walk_heads(const AppendChunksJob& job, const App
 template <DType Input>
 __global__ void __launch_bounds__(ChunkLaunch::kThreads, ChunkLaunch::kCtasPerMultiprocessor)
     append_chunks(const __grid_constant__ AppendChunksJob job) {
+  wait_for_earlier_launches();
   const AppendSide& part = job.append.sides[blockIdx.y];
   if (!part.is_stored()) return;
   InputChunk<Input> next = {};

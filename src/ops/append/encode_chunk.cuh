@@ -128,12 +128,15 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
   const ChunkStep step = chunk_step<Format>(side, to, place, magnitude);
   uint32_t words[kChunkWords<Format>] = {};
   int counted = 0;
-  const bool is_ordinary =
-      magnitude * step.inverse < Hardware::kMost && (step.step > 0 || !step.is_given);
+  // Under a unit, what is not a normal number any more is so small that its code is 0 all the same.
+  constexpr float kLeastInverse = Hardware::kUnit == 1.0f ? 0.0f : 0x1p-100f;
+  const bool is_ordinary = magnitude * step.inverse < Hardware::kMost &&
+                           step.inverse >= kLeastInverse && (step.step > 0 || !step.is_given);
   if (is_ordinary && !step.is_zeroed) {
+    const float inverse = step.inverse * Hardware::kUnit;
     float products[kChunk];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * step.inverse;
+    for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * inverse;
     pack_products<Format>(products, words);
   } else if (!step.is_zeroed) {
     counted = encode_extremes<Format>(chunk, step, words);

@@ -1,16 +1,17 @@
-// Hopper's own conversions, where they give what format/ defines. tests/gpu/hardware_codes_test.cu
-// compares them over every binary32 product, every scale and every code.
+// The device's own conversions, where they give what format/ defines. tests/gpu/
+// hardware_codes_test.cu compares them over every binary32 product, every scale and every code.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include "format/scale.hpp"
+#include "ops/cuda/fp8.cuh"
 
 namespace kvx::ops::cuda {
 
-// HardwareCodes<Codec>::word packs 32 / kBits products, the first in the lowest bits. It is the
-// definition's encode for magnitudes below kMost; beyond that integers and E2M1 would have to
-// saturate, which a computed scale seldom asks for.
+// HardwareCodes<Codec>::word packs 32 / kBits products, the first in the lowest bits, each times
+// kUnit. It is the definition's encode for magnitudes below kMost; beyond that integers and E2M1
+// would have to saturate, which a computed scale seldom asks for.
 template <class Codec>
 struct HardwareCodes;
 
@@ -29,6 +30,7 @@ __device__ inline uint32_t integer_bits(float product) {
 template <>
 struct HardwareCodes<format::Int8Codec> {
   static constexpr float kMost = 127.5f;
+  static constexpr float kUnit = 1.0f;
   __device__ static uint32_t word(const float* p) {
     return low_bytes(integer_bits(p[0]), integer_bits(p[1]), integer_bits(p[2]),
                      integer_bits(p[3]));
@@ -40,6 +42,7 @@ struct HardwareCodes<format::Int8Codec> {
 template <>
 struct HardwareCodes<format::Int4Codec> {
   static constexpr float kMost = 7.5f;
+  static constexpr float kUnit = 1.0f;
   static constexpr uint32_t kEights = 0x88888888u;
   static constexpr uint32_t kMagics = kIntegerMagicBits * 0x11111111u;
   __device__ static uint32_t word(const float* p) {
@@ -54,11 +57,13 @@ struct HardwareCodes<format::Int4Codec> {
 template <>
 struct HardwareCodes<format::F32Codec> {
   static constexpr float kMost = std::numeric_limits<float>::infinity();
+  static constexpr float kUnit = 1.0f;
   __device__ static uint32_t word(const float* p) { return __float_as_uint(p[0]); }
 };
 template <>
 struct HardwareCodes<format::F16Codec> {
   static constexpr float kMost = std::numeric_limits<float>::infinity();
+  static constexpr float kUnit = 1.0f;
   __device__ static uint32_t word(const float* p) {
     const __half2 pair = __floats2half2_rn(p[0], p[1]);
     return *reinterpret_cast<const uint32_t*>(&pair);
@@ -67,6 +72,7 @@ struct HardwareCodes<format::F16Codec> {
 template <>
 struct HardwareCodes<format::BF16Codec> {
   static constexpr float kMost = std::numeric_limits<float>::infinity();
+  static constexpr float kUnit = 1.0f;
   __device__ static uint32_t word(const float* p) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(p[1]), "f"(p[0]));
@@ -74,20 +80,10 @@ struct HardwareCodes<format::BF16Codec> {
   }
 };
 
-__device__ inline uint32_t pair_of_e4m3(float low, float high) {
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  return codes;
-}
-__device__ inline uint32_t pair_of_e5m2(float low, float high) {
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  return codes;
-}
-
 template <>
 struct HardwareCodes<format::E4M3Codec> {
   static constexpr float kMost = std::numeric_limits<float>::infinity();
+  static constexpr float kUnit = 1.0f;
   __device__ static uint32_t word(const float* p) {
     return pair_of_e4m3(p[0], p[1]) | pair_of_e4m3(p[2], p[3]) << 16;
   }
@@ -95,6 +91,7 @@ struct HardwareCodes<format::E4M3Codec> {
 template <>
 struct HardwareCodes<format::E5M2Codec> {
   static constexpr float kMost = std::numeric_limits<float>::infinity();
+  static constexpr float kUnit = 1.0f;
   __device__ static uint32_t word(const float* p) {
     return pair_of_e5m2(p[0], p[1]) | pair_of_e5m2(p[2], p[3]) << 16;
   }
@@ -106,15 +103,25 @@ struct HardwareCodes<format::E5M2Codec> {
 template <>
 struct HardwareCodes<format::E2M1Codec> {
   static constexpr float kMost = 7.0f;
+  static constexpr float kUnit = 0x1p-14f;
 
-  __device__ static float rounded(float product) {
-    const float p = __fmul_rn(product, 0x1p-14f);
-    float larger;  // with p's sign
-    asm("max.xorsign.abs.f32 %0, %1, %2;" : "=f"(larger) : "f"(p), "f"(0x1p-14f));
+  __device__ static float rounded(float p) {
+    const float larger = larger_with_sign(p, 0x1p-14f);
     const float power = __uint_as_float(__float_as_uint(larger) & 0xFF800000u);
     const float sum = __fmaf_rn(power, 0x1p22f, p);
     // A quarter of E stays, so that a zero keeps its sign; it reaches bit 0 of the byte alone.
     return __fmaf_rn(power, -(0x1p22f - 0.25f), sum);
+  }
+
+  // The larger magnitude with p's sign. Requires: least > 0.
+  __device__ static float larger_with_sign(float p, float least) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 860
+    float larger;
+    asm("max.xorsign.abs.f32 %0, %1, %2;" : "=f"(larger) : "f"(p), "f"(least));
+    return larger;
+#else
+    return copysignf(fmaxf(fabsf(p), least), p);
+#endif
   }
 
   __device__ static uint32_t word(const float* p) {
@@ -144,8 +151,7 @@ __device__ inline float hardware_decode_scale(format::ScaleType type, format::St
     return __half2float(__ushort_as_half(static_cast<uint16_t>(scale.bits)));
   }
   if (type == format::ScaleType::kE4M3) {
-    uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(scale.bits)));
+    const uint32_t halves = e4m3x2_to_f16x2(scale.bits);
     return __half2float(__ushort_as_half(static_cast<uint16_t>(halves)));
   }
   return format::decode_scale(type, scale);

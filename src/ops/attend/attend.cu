@@ -75,8 +75,14 @@ bool has_shared_scale(const SideView& side) {
          divides(side.scales.head_stride, 4);
 }
 
-// num_rows: query rows of a sequence and KV head.
-TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t num_rows) {
+// Bulk copies came with 9.0; code for older devices may serve a newer one.
+bool has_bulk_copies(const CudaContext& context) {
+  return device::cuda_code_version(context.device) >= 90;
+}
+
+// num_rows: query rows of a sequence and KV head. has_bulk: whether bulk copies can be used.
+TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t num_rows,
+                           bool has_bulk) {
   const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
                             args.tree_mask || args.wide_head_blocks;
   const int block_size = args.packed.block_size;
@@ -87,14 +93,14 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
   return cuda::find_tile_kernel(
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.head_dim = run.k.head_dim,
-       .has_dense_rows = has_dense_rows(run.k) && has_dense_rows(run.v),
+       .has_dense_rows = has_bulk && has_dense_rows(run.k) && has_dense_rows(run.v),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
        .has_many_rows = num_rows > cuda::kTileRows});
 }
 
 bool every_run_has_tiles(const AttendArgs& args) {
   for (const HeadRun& run : args.packed.runs) {
-    if (!tile_kernel_for(args, run, 1).function) return false;
+    if (!tile_kernel_for(args, run, 1, false).function) return false;
   }
   return true;
 }
@@ -121,16 +127,19 @@ struct AttendPlanCuda {
 // better. Steps of a warp take the same time in all.
 void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
+  const device::CudaDevice& device = context.device;
   constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
   shape.overhead = kOverheadTokens / kernel.step_tokens;
   double best_cost = 0;
   for (const int wanted_ctas : {2, 1, 4, 8, 16}) {
-    const int warps = kernel.warps_at_once / wanted_ctas;
+    const int warps = std::min(kernel.warps_at_once / wanted_ctas,
+                               device.shared_bytes_per_cta / kernel.warp_shared_bytes);
+    const int cta_bytes = warps * kernel.warp_shared_bytes + device.reserved_shared_bytes;
     if (warps == 0) continue;
-    const int ctas = std::min(
-        kernel.warps_at_once / warps,
-        cuda::kMultiprocessorBytes / (warps * kernel.warp_shared_bytes + cuda::kReservedBytes));
-    shape.num_slots = int64_t{context.device.num_multiprocessors} * ctas;
+    const int ctas =
+        std::min(kernel.warps_at_once / warps, device.shared_bytes_per_multiprocessor / cta_bytes);
+    if (ctas == 0) continue;
+    shape.num_slots = int64_t{device.num_multiprocessors} * ctas;
     shape.granule = kernel.step_tokens * warps;
     const SplitPlan splits = plan_splits(shape);
     if (plan.warps_of_cta != 0 && splits.cost > 0.97 * best_cost) continue;
@@ -144,7 +153,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
                         const CudaAttendLimits& limits, const HeadRun& run, bool uses_tiles) {
   AttendPlanCuda plan;
   const int64_t num_rows = max_rows_of(args, limits);
-  if (uses_tiles) plan.tiles = tile_kernel_for(args, run, num_rows);
+  if (uses_tiles) plan.tiles = tile_kernel_for(args, run, num_rows, has_bulk_copies(context));
   plan.num_row_tiles = static_cast<int>(
       ceil_div<int64_t>(num_rows, uses_tiles ? plan.tiles.rows : cuda::kPlainRows));
   SplitShape shape;
@@ -239,6 +248,19 @@ Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
   const char* names[] = {"seq_lens", "q_starts", "block_table", "q", "out"};
   for (int i = 0; i < 5 && limits.total_q > 0; ++i) {
     if (!needed[i]) return invalid_argument("{} is null", names[i]);
+  }
+  return {};
+}
+
+// The plain kernel takes rows of any length that the device's shared memory holds sixteen of.
+Status check_shared_memory(const CudaContext& context, const AttendArgs& args) {
+  const bool has_offset = args.transform.k.block_offset != nullptr;
+  const int most = context.device.shared_bytes_per_cta;
+  for (const HeadRun& run : args.packed.runs) {
+    const int least = cuda::least_plain_shared_bytes(run.k.head_dim, run.v.head_dim, has_offset);
+    if (least <= most) continue;
+    return unsupported("head_dim {} and {} need {} bytes of shared memory; CUDA device {} has {}",
+                       run.k.head_dim, run.v.head_dim, least, context.device.index, most);
   }
   return {};
 }
@@ -339,6 +361,7 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
     return unsupported("no tensor core kernel takes this call (attend_has_tiles)");
   }
   if (args.num_sequences == 0 || limits.total_q == 0) return {};
+  KVX_RETURN_IF_ERROR(check_shared_memory(context, args));
   const bool uses_tiles = has_tiles && path != CudaAttendPath::kPlain;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   for (const HeadRun& run : args.packed.runs) {
@@ -346,7 +369,7 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
     const AttendJob job = make_job(args, limits, run, plan, workspace, findings);
     KVX_RETURN_IF_ERROR(device::cuda_status(
         uses_tiles ? cuda::launch_attend_tiles(plan.tiles, plan.warps_of_cta, job, stream)
-                   : cuda::launch_attend_plain(job, stream),
+                   : cuda::launch_attend_plain(job, context.device.shared_bytes_per_cta, stream),
         "attend"));
     if (uses_tiles && plan.num_splits == 1) continue;  // its pieces are whole rows
     KVX_RETURN_IF_ERROR(

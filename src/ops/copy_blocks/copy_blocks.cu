@@ -5,6 +5,7 @@
 #include "device/cuda_error.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/copy_blocks/copy_chunks.cuh"
+#include "ops/copy_blocks/copy_runs.cuh"
 #include "ops/cuda/rows_launch.hpp"
 
 namespace kvx::ops {
@@ -110,9 +111,36 @@ Status launch_chunks(const CudaContext& context, const CopyJob& copy) {
   const auto launch = ChunkLaunch::of(context.device.num_multiprocessors,
                                       copy.copies.count * copy.block_size, copy.num_heads, lanes);
   const CopyChunksJob job = {copy, launch.heads_at_once, FastDivide(launch.walks_per_token)};
-  copy_chunks<<<dim3(launch.num_ctas, 2), ChunkLaunch::kThreads, 0,
-                static_cast<cudaStream_t>(context.stream)>>>(job);
-  return device::cuda_launch_status("copy_chunks");
+  return launch_overlapping(context, "copy_chunks", copy_chunks,
+                            {dim3(launch.num_ctas, 2), ChunkLaunch::kThreads}, job);
+}
+
+// Where rows can be moved without a look at them.
+bool find_runs(const CopyJob& copy, CopyRunsJob& job) {
+  int num_runs = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (!find_regions(copy.sides[i], copy.num_heads, job.regions[i], num_runs)) return false;
+  }
+  if (num_runs == 0 || copy.copies.count > INT32_MAX / num_runs) return false;
+  job.num_runs = static_cast<uint32_t>(num_runs);
+  job.by_num_runs = FastDivide(num_runs);
+  job.copy = copy;
+  return true;
+}
+
+Status launch_runs(const CudaContext& context, const CopyRunsJob& job) {
+  const int64_t num_warps = job.copy.copies.count * job.num_runs;
+  const auto num_ctas = static_cast<unsigned>(ceil_div<int64_t>(num_warps, CopyRunsLaunch::kWarps));
+  return launch_overlapping(context, "copy_runs", copy_runs,
+                            {dim3(num_ctas, 2), CopyRunsLaunch::kThreads}, job);
+}
+
+Status launch(const CudaContext& context, const CopyJob& job) {
+  CopyRunsJob runs = {};
+  if (find_runs(job, runs)) return launch_runs(context, runs);
+  const bool by_chunks = fits(job.sides[0]) && fits(job.sides[1]) &&
+                         job.copies.count <= INT32_MAX / kWarp / job.num_heads / job.block_size;
+  return by_chunks ? launch_chunks(context, job) : launch_rows(context, job);
 }
 
 Status check_side(const char* name, const SideView& from, const SideView& to) {
@@ -165,11 +193,7 @@ Status copy_blocks(const CudaContext& context, const LayerView& from, const Laye
         .copies = copies,
         .findings = findings,
     };
-    const bool by_chunks =
-        cuda::fits(job.sides[0]) && cuda::fits(job.sides[1]) &&
-        copies.count <= INT32_MAX / cuda::kWarp / source.num_heads / from.block_size;
-    KVX_RETURN_IF_ERROR(by_chunks ? cuda::launch_chunks(context, job)
-                                  : cuda::launch_rows(context, job));
+    KVX_RETURN_IF_ERROR(cuda::launch(context, job));
   }
   return {};
 }

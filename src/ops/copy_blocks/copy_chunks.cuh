@@ -3,6 +3,7 @@
 
 #include "ops/append/encode_chunk.cuh"
 #include "ops/copy_blocks/copy_job.cuh"
+#include "ops/cuda/overlapping_launch.cuh"
 #include "ops/gather/decode_chunk.cuh"
 
 namespace kvx::ops::cuda {
@@ -16,12 +17,6 @@ struct CopyChunksJob {
   FastDivide by_walks_per_token;
 };
 
-// A scale on its own size, or an affine row's two.
-__device__ inline uint32_t scale_bits(const uint8_t* scale, int bytes) {
-  if (bytes == 1) return *scale;
-  if (bytes == 2) return *reinterpret_cast<const uint16_t*>(scale);
-  return bytes == 4 ? *reinterpret_cast<const uint32_t*>(scale) : 0;
-}
 __device__ inline void store_scale_bits(uint32_t bits, int bytes, uint8_t* scale) {
   if (bytes == 1) *scale = static_cast<uint8_t>(bits);
   if (bytes == 2) *reinterpret_cast<uint16_t*>(scale) = static_cast<uint16_t>(bits);
@@ -89,6 +84,7 @@ __device__ inline void copy_chunk(const CopyJob& job, const CopySide& side, cons
 // blockIdx: walks over (copy, token of the block), K or V.
 __global__ void __launch_bounds__(ChunkLaunch::kThreads, kCopyCtasPerMultiprocessor)
     copy_chunks(const __grid_constant__ CopyChunksJob chunks) {
+  wait_for_earlier_launches();
   const CopyJob& job = chunks.copy;
   const CopySide& side = job.sides[blockIdx.y];
   const uint32_t walk =

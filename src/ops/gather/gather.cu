@@ -95,9 +95,8 @@ Status launch_chunks(const CudaContext& context, const GatherJob& gather, unsign
   const int64_t most = std::max<int64_t>(kMostCtas / num_ranges, 1);
   const auto ctas = static_cast<unsigned>(
       std::min(ceil_div<int64_t>(lanes_of_range, ChunkLaunch::kThreads), most));
-  gather_chunks<<<dim3(ctas, num_ranges, 2), ChunkLaunch::kThreads, 0,
-                  static_cast<cudaStream_t>(context.stream)>>>(job);
-  return device::cuda_launch_status("gather_chunks");
+  return launch_overlapping(context, "gather_chunks", gather_chunks,
+                            {dim3(ctas, num_ranges, 2), ChunkLaunch::kThreads}, job);
 }
 
 }  // namespace
@@ -126,6 +125,7 @@ Status gather(const CudaContext& context, const GatherArgs& args, const CudaGath
         .num_kv_heads = args.cache.num_kv_heads,
         .num_blocks = args.cache.num_blocks,
         .block_size = args.cache.block_size,
+        .by_block_size = cuda::FastDivide(args.cache.block_size),
         .table = args.block_table,
         .max_blocks_per_sequence = args.max_blocks_per_sequence,
         .num_sequences = args.num_sequences,

@@ -31,6 +31,7 @@ struct GatherJob {
   int num_kv_heads;
   int64_t num_blocks;
   int block_size;
+  FastDivide by_block_size;
   BlockTable table;
   int64_t max_blocks_per_sequence;
   int num_sequences;
@@ -83,8 +84,11 @@ __device__ inline GatherSource gather_source(const GatherJob& job, const GatherS
                                              bool counts) {
   GatherSource source;
   const int64_t token = range.first_token + token_of_range;
-  source.position_block = token / job.block_size;
-  source.offset = token % job.block_size;
+  // Tokens are mostly fewer than 2^31, and a 64-bit division costs as much as decoding.
+  source.position_block = token <= INT32_MAX
+                              ? job.by_block_size.quotient(static_cast<uint32_t>(token))
+                              : token / job.block_size;
+  source.offset = token - source.position_block * job.block_size;
   source.block = job.table.ids[range.sequence * job.table.row_stride + source.position_block];
   const bool is_outside =
       source.block < 0 || source.block >= job.num_blocks ||

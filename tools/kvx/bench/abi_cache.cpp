@@ -6,6 +6,8 @@
 #include <numeric>
 #include <random>
 
+#include "device/cuda_bandwidth.hpp"
+
 namespace kvx::tool {
 namespace {
 
@@ -141,11 +143,11 @@ void AbiCache::describe_calls() {
 }
 
 Status AbiCache::write() {
-  return status_of(kvx_write_kv(&cache_, &write_, nullptr), "kvx_write_kv");
+  return status_of(kvx_write_kv(&cache_, &write_, stream_), "kvx_write_kv");
 }
 
 Status AbiCache::gather() {
-  return status_of(kvx_gather_kv(&cache_, &gather_, nullptr), "kvx_gather_kv");
+  return status_of(kvx_gather_kv(&cache_, &gather_, stream_), "kvx_gather_kv");
 }
 
 Status AbiCache::write_nowhere(int64_t num_tokens) {
@@ -164,17 +166,65 @@ Status AbiCache::gather_nothing(bool reads_table) {
   return status_of(kvx_gather_kv(&cache_, &gather, nullptr), "kvx_gather_kv");
 }
 
-void AbiCache::copy(int64_t tokens) {
-  const auto bytes = static_cast<size_t>(tokens * shape_.row_bytes());
-  memcpy(copied_.data(), key_.data(), bytes);
-  memcpy(copied_.data() + copied_.size() / 2, value_.data(), bytes);
+Result<uint8_t*> AbiCache::moved(const void* host, int64_t bytes) {
+  KVX_ASSIGN_OR_RETURN(cache::Region region, memory_->allocate(bytes, "an array of kvx bench"));
+  KVX_RETURN_IF_ERROR(device::cuda_copy(region.data(), host, bytes));
+  regions_.push_back(std::move(region));
+  return regions_.back().data();
 }
 
-void AbiCache::copy_as_write() {
-  copy(tokens_of_write());
+template <class T>
+Result<T*> AbiCache::moved(const std::vector<T>& host) {
+  KVX_ASSIGN_OR_RETURN(uint8_t * data,
+                       moved(host.data(), std::ssize(host) * static_cast<int64_t>(sizeof(T))));
+  return reinterpret_cast<T*>(data);
 }
-void AbiCache::copy_as_gather() {
-  copy(tokens_of_gather());
+
+Status AbiCache::move_to_device(cache::Memory& memory, device::CudaStream stream) {
+  memory_ = &memory;
+  stream_ = stream;
+  const bool is_fused = v_.empty();
+  const auto v_of_fused = static_cast<const uint16_t*>(cache_.v.data) - k_.data();
+  KVX_ASSIGN_OR_RETURN(uint16_t * k, moved(k_));
+  uint16_t* v = k + v_of_fused;
+  if (!is_fused) {
+    KVX_ASSIGN_OR_RETURN(v, moved(v_));
+  }
+  cache_.k.data = k;
+  cache_.v.data = v;
+  KVX_ASSIGN_OR_RETURN(uint16_t * key, moved(key_));
+  KVX_ASSIGN_OR_RETURN(uint16_t * value, moved(value_));
+  for (kvx_kv_io_desc_t* io : {&write_.io, &gather_.io}) {
+    io->key.data = key;
+    io->value.data = value;
+    io->key.memory = io->value.memory = KVX_MEMORY_DEVICE;
+  }
+  cache_.k.memory = cache_.v.memory = KVX_MEMORY_DEVICE;
+  KVX_ASSIGN_OR_RETURN(write_.slots.slots, moved(slots_));
+  KVX_ASSIGN_OR_RETURN(gather_.block_table.indices, moved(blocks_));
+  KVX_ASSIGN_OR_RETURN(gather_.seq_lens.lengths, moved(lengths_));
+  KVX_ASSIGN_OR_RETURN(copied_on_device_, moved(copied_));
+  return {};
+}
+
+Status AbiCache::copy(int64_t tokens) {
+  const int64_t bytes = tokens * shape_.row_bytes();
+  const auto half = copied_.size() / 2;
+  if (memory_ == nullptr) {
+    memcpy(copied_.data(), key_.data(), static_cast<size_t>(bytes));
+    memcpy(copied_.data() + half, value_.data(), static_cast<size_t>(bytes));
+    return {};
+  }
+  auto* to = static_cast<uint16_t*>(copied_on_device_);
+  KVX_RETURN_IF_ERROR(device::cuda_launch_memcpy(stream_, write_.io.key.data, bytes, to));
+  return device::cuda_launch_memcpy(stream_, write_.io.value.data, bytes, to + half);
+}
+
+Status AbiCache::copy_as_write() {
+  return copy(tokens_of_write());
+}
+Status AbiCache::copy_as_gather() {
+  return copy(tokens_of_gather());
 }
 
 }  // namespace kvx::tool

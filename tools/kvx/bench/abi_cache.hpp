@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "cache/memory.hpp"
 #include "core/result.hpp"
+#include "device/cuda.hpp"
 #include "kvx/kvx_abi.h"
 
 namespace kvx::tool {
@@ -34,6 +36,10 @@ class AbiCache {
   AbiCache(const AbiShape& shape, const std::string& layout);
   AbiCache(const AbiCache&) = delete;
 
+  // Puts all that the calls read and write into a device's memory; from then on they and the copies
+  // are launches on the stream, and those with nothing to move are no more.
+  Status move_to_device(cache::Memory& memory, device::CudaStream stream);
+
   Status write();
   Status gather();
   // The same calls with nothing to move, which leaves their checks: num_tokens slots that are all
@@ -41,9 +47,9 @@ class AbiCache {
   // Requires: num_tokens <= tokens_of_write().
   Status write_nowhere(int64_t num_tokens);
   Status gather_nothing(bool reads_table);
-  // The same bytes from one array to another, for comparison.
-  void copy_as_write();
-  void copy_as_gather();
+  // The same bytes from one array to another, for comparison: memcpy, cudaMemcpyAsync.
+  Status copy_as_write();
+  Status copy_as_gather();
 
   int64_t tokens_of_write() const { return int64_t{shape_.seq_count} * shape_.tokens_per_seq; }
   int64_t tokens_of_gather() const { return int64_t{shape_.seq_count} * shape_.seq_len; }
@@ -53,7 +59,10 @@ class AbiCache {
   void describe_cache(const std::string& layout);
   void describe_calls();
   kvx_tensor_desc_t io_tensor(int64_t tokens, std::vector<uint16_t>& memory) const;
-  void copy(int64_t tokens);
+  Status copy(int64_t tokens);
+  Result<uint8_t*> moved(const void* host, int64_t bytes);
+  template <class T>
+  Result<T*> moved(const std::vector<T>& host);
 
   AbiShape shape_;
   std::vector<uint16_t> k_;  // both halves of a fused tensor lie in k_
@@ -70,6 +79,11 @@ class AbiCache {
   kvx_cache_desc_t cache_{};
   kvx_write_desc_t write_{};
   kvx_gather_desc_t gather_{};
+  // On a device:
+  cache::Memory* memory_ = nullptr;
+  device::CudaStream stream_ = nullptr;
+  std::vector<cache::Region> regions_;
+  void* copied_on_device_ = nullptr;
 };
 
 }  // namespace kvx::tool

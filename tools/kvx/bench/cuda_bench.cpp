@@ -158,6 +158,10 @@ Status CudaBench::prepare(const kv::Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.wide_spec,
                                                       {}, packed, {}));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
+  if (named_.pages != PageOrder::kPool) {
+    KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
+                                                shape_.block_size, runs_.front()));
+  }
   KVX_RETURN_IF_ERROR(make_tokens());
   KVX_RETURN_IF_ERROR(make_queries());
   KVX_RETURN_IF_ERROR(fill());
@@ -199,7 +203,8 @@ Status CudaBench::make_tokens() {
   KVX_ASSIGN_OR_RETURN(slots_, DeviceArray::of(*memory_, slots));
   KVX_ASSIGN_OR_RETURN(findings_,
                        DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::CudaFindings))));
-  const std::vector<uint16_t> side = random_bf16(side_bytes() / 2, 1);
+  static std::vector<uint16_t> side;  // the same for all measurements that have as many
+  if (std::ssize(side) != side_bytes() / 2) side = random_bf16(side_bytes() / 2, 1);
   const int num_sides = 2 * num_sets_;
   KVX_ASSIGN_OR_RETURN(rows_, memory_->allocate(num_sides * side_bytes(), "rows of kvx bench"));
   KVX_ASSIGN_OR_RETURN(copied_, memory_->allocate(num_sides * side_bytes(), "rows of kvx bench"));
@@ -401,8 +406,10 @@ Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
   m.format = format;
   m.shape = named_.name;
   KVX_RETURN_IF_ERROR(measure_attend(m, report));
-  KVX_RETURN_IF_ERROR(measure_step(m, report));
-  KVX_RETURN_IF_ERROR(measure_moves(m, report));
+  if (named_.pages == PageOrder::kPool) {
+    KVX_RETURN_IF_ERROR(measure_step(m, report));
+    KVX_RETURN_IF_ERROR(measure_moves(m, report));
+  }
   ops::CudaFindings found;
   KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings(), sizeof found));
   if (found.out_of_range != 0) {
@@ -420,6 +427,12 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     CudaBenchShape named;
     named.name = name;
     named.shape.block_size = block_size;
+    if (const size_t colon = name.find(':'); colon != std::string::npos) {
+      KVX_ASSIGN_OR_RETURN(const PageLayout layout, parse_page_layout(name.substr(colon + 1)));
+      named.pages = layout.order;
+      if (layout.block_size > 0) named.shape.block_size = layout.block_size;
+      name.resize(colon);
+    }
     BenchShape& s = named.shape;
     const auto set = [&s](int sequences, int length, int q_heads) {
       s.num_sequences = sequences;

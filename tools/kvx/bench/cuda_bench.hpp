@@ -9,6 +9,7 @@
 #include "device/cuda.hpp"
 #include "kv/recipe.hpp"
 #include "tools/kvx/bench/bench_cache.hpp"
+#include "tools/kvx/bench/callers_pages.hpp"
 
 namespace kvx::tool {
 
@@ -18,9 +19,10 @@ struct CudaBenchShape {
   BenchShape shape;
   int q_len = 1;
   int window = 0;
+  PageOrder pages = PageOrder::kPool;
 };
 
-// "a", "b", "c" and "d", or several with commas.
+// "a", "b", "c" and "d", or several with commas; "a:nhd16" on a caller's pages.
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
 
 inline constexpr int kCudaReplays = 11;

@@ -12,7 +12,8 @@ struct AttendJob;
 inline constexpr int kPlainRows = 16;  // query rows of a piece of the plain kernel
 inline constexpr int kTileRows = 8;    // of a column of the tensor cores' kernel
 
-// Shared memory of a multiprocessor, and the system's part of it for each CTA.
+// Hopper's shared memory of a multiprocessor, which instances are laid out for, and the system's
+// part of it for each CTA. Where there is less, fewer warps run at once.
 inline constexpr int kMultiprocessorBytes = 227 << 10;
 inline constexpr int kReservedBytes = 1 << 10;
 
@@ -36,7 +37,10 @@ struct TileTraits {
 
 TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, const TileTraits& traits);
 
-cudaError_t launch_attend_plain(const AttendJob& job, cudaStream_t stream);
+// shared_bytes: that a CTA can have.
+cudaError_t launch_attend_plain(const AttendJob& job, int shared_bytes, cudaStream_t stream);
+// Shared memory that the plain kernel cannot do without.
+int least_plain_shared_bytes(int key_dim, int value_dim, bool has_block_offset);
 cudaError_t launch_attend_tiles(const TileKernel& kernel, int warps_of_cta, const AttendJob& job,
                                 cudaStream_t stream);
 cudaError_t launch_merge_splits(const AttendJob& job, cudaStream_t stream);

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/fp8.cuh"
+
 namespace kvx::ops::cuda {
 
 struct Fragment {  // of D
@@ -123,6 +125,7 @@ struct Two {
 // Four codes into (first, second), (third, fourth). One function for both: the instruction takes
 // either half of a register, but a shift by 16 in front of it would stay.
 __device__ inline Two e4m3x4_to_f16x2(uint32_t codes) {
+#if KVX_HAS_FP8_CONVERSIONS
   Two r;
   asm("{.reg .b16 low, high;"
       " mov.b32 {low, high}, %2;"
@@ -131,6 +134,10 @@ __device__ inline Two e4m3x4_to_f16x2(uint32_t codes) {
       : "=r"(r.a), "=r"(r.b)
       : "r"(codes));
   return r;
+#else
+  return {e4m3_of_upper_bytes(__byte_perm(codes, 0, 0x1404)),
+          e4m3_of_upper_bytes(__byte_perm(codes, 0, 0x3424))};
+#endif
 }
 
 // (a & b) | c and (a & b) ^ c in one instruction.

@@ -1,6 +1,8 @@
 // The plain attention kernel: every format, feature and shape, in binary32. A CTA takes a tile of
 // query rows and a split of the tokens: it decodes a tile of keys and values into shared memory,
 // scores, updates the softmax, adds up. The tensor cores' kernels are measured against it.
+#include <algorithm>
+
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
 #include "ops/cuda/transform_row.cuh"
@@ -284,13 +286,14 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int Columns>
-cudaError_t launch(const AttendJob& job, cudaStream_t stream) {
+cudaError_t launch(const AttendJob& job, int shared_bytes_there, cudaStream_t stream) {
   const int key_dim = job.packed.k.view.head_dim;
   const int value_dim = job.packed.v.view.head_dim;
-  constexpr int kSharedBytes = 200 << 10;
+  constexpr int kMostSharedBytes = 200 << 10;
+  const int most = std::min(shared_bytes_there, kMostSharedBytes);
   int tokens = kMaxTileTokens;
   const bool has_offset = job.args.transform.k.block_offset != nullptr;
-  while (tile_floats(key_dim, value_dim, tokens, has_offset) * 4 > kSharedBytes) tokens /= 2;
+  while (tile_floats(key_dim, value_dim, tokens, has_offset) * 4 > most) tokens /= 2;
   const int shared_bytes = tile_floats(key_dim, value_dim, tokens, has_offset) * 4;
   const cudaError_t set = cudaFuncSetAttribute(
       attend_plain<Columns>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -302,8 +305,14 @@ cudaError_t launch(const AttendJob& job, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_attend_plain(const AttendJob& job, cudaStream_t stream) {
-  return job.packed.v.view.head_dim <= kThreads ? launch<1>(job, stream) : launch<4>(job, stream);
+int least_plain_shared_bytes(int key_dim, int value_dim, bool has_block_offset) {
+  return tile_floats(key_dim, value_dim, 1, has_block_offset) * 4;
+}
+
+// Requires: shared_bytes >= least_plain_shared_bytes.
+cudaError_t launch_attend_plain(const AttendJob& job, int shared_bytes, cudaStream_t stream) {
+  return job.packed.v.view.head_dim <= kThreads ? launch<1>(job, shared_bytes, stream)
+                                                : launch<4>(job, shared_bytes, stream);
 }
 
 }  // namespace kvx::ops::cuda

@@ -50,6 +50,13 @@ __device__ inline uint32_t chunk_address(uint32_t codes, int row, int chunk) {
   return codes + row * RowBytes + (place << 4);
 }
 
+// Bulk copies and their barriers, elect and the fences came with compute capability 9.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kHasBulkCopies = false;
+#else
+inline constexpr bool kHasBulkCopies = true;
+#endif
+
 // Barriers in shared memory: one lane says how many bytes to expect, bulk copies bring them.
 __device__ inline void init_barrier(uint32_t barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");

@@ -153,4 +153,29 @@ struct TileE2M1 {
   }
 };
 
+// Where E2M1 has an instruction, the scales of nvfp4 take it: theirs and the numbers' product lies
+// in f16's range. E8M0 scales need the room that TileE2M1's unit gives them.
+#if KVX_HAS_E2M1_CONVERSION
+struct TileE2M1UnderE4M3 {
+  static constexpr int kBits = 4;
+  using Mma = MmaF16;
+  static constexpr float kUnit = 1.0f;
+  static constexpr bool kHasKeyOffset = false;
+  __device__ static int2 key_pair(int j) { return {2 * j, 2 * j + 1}; }
+  __device__ static Four for_keys(uint32_t w) {
+    Four x;
+    e2m1x8_to_f16x2(w, x.r);
+    return x;
+  }
+  // A byte of each pair: the lower half's code, then the upper half's.
+  __device__ static Four for_values(uint32_t w) {
+    const uint32_t even = and_or(w, 0x00000F0Fu, w >> 12 & 0x0000F0F0u);      // pairs 0 and 2
+    const uint32_t odd = and_or(w >> 4, 0x00000F0Fu, w >> 16 & 0x0000F0F0u);  // 1 and 3
+    return for_keys(__byte_perm(even, odd, 0x5140));
+  }
+};
+#else
+using TileE2M1UnderE4M3 = TileE2M1;
+#endif
+
 }  // namespace kvx::ops::cuda

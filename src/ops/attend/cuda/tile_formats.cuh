@@ -30,7 +30,7 @@ KVX_TILE_FORMAT(kInt4Affine, TileUInt4, RowAffine);
 // A comma in a macro's argument needs a name.
 template <int Dim>
 struct TileFormat<format::FormatId::kNvfp4, Dim> {
-  using Element = TileE2M1;
+  using Element = TileE2M1UnderE4M3;
   using Scale = OperandScale<Dim, 16, FromE4M3>;
 };
 template <int Dim>

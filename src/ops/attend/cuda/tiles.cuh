@@ -401,10 +401,8 @@ __device__ void TilePiece<Keys, Values, Dim, Columns>::merge_and_store(float* sh
   }
 }
 
-template <class Keys, class Values, int Dim, int Columns>
-__global__ void __launch_bounds__(TileConfig<Keys, Values, Columns>::kWarpsAtOnce* kWarp)
-    attend_tiles(const __grid_constant__ AttendJob job) {
-  using Piece = TilePiece<Keys, Values, Dim, Columns>;
+template <class Piece>
+__device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int split = blockIdx.x;
   const int head = blockIdx.y % job.packed.num_heads;
@@ -426,6 +424,17 @@ __global__ void __launch_bounds__(TileConfig<Keys, Values, Columns>::kWarpsAtOnc
   piece.run();
   __syncthreads();
   piece.merge_and_store(reinterpret_cast<float*>(shared), split);
+}
+
+template <class Keys, class Values, int Dim, int Columns>
+__global__ void __launch_bounds__(TileConfig<Keys, Values, Columns>::kWarpsAtOnce* kWarp)
+    attend_tiles(const __grid_constant__ AttendJob job) {
+  using Piece = TilePiece<Keys, Values, Dim, Columns>;
+  if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
+    __trap();  // the host knows (cuda_code_version) and chooses the instance without them
+  } else {
+    attend_tiles_of<Piece>(job);
+  }
 }
 
 // What an instance tells the host.

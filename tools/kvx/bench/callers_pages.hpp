@@ -1,0 +1,28 @@
+// Pages as an engine keeps them: codes in its own order of tokens and heads, scales in regions of
+// their own, so that the verbs are measured on callers' memory too.
+#pragma once
+
+#include <string_view>
+
+#include "cache/memory.hpp"
+#include "ops/cache_view.hpp"
+
+namespace kvx::tool {
+
+enum class PageOrder { kPool, kNhd, kHnd };
+
+struct PageLayout {
+  PageOrder order = PageOrder::kPool;
+  int block_size = 0;  // 0: as the call says
+};
+
+// "pool", or "nhd16", "hnd64", ...: the order and the tokens of a block.
+Result<PageLayout> parse_page_layout(std::string_view name);
+
+// Points a run's codes and computed scales to new memory in that order. Given scales stay.
+//   [K codes][V codes][K scales][V scales], each [block][token][head][row] or
+//   [block][head][token][row]
+Result<cache::Region> lay_out_pages(cache::Memory& memory, PageOrder order, int64_t num_blocks,
+                                    int block_size, ops::HeadRun& run);
+
+}  // namespace kvx::tool
