@@ -283,6 +283,18 @@ Status KvStep::describe() {
   return verbs_->place(tables_);
 }
 
+namespace {
+
+// A GPU's tiles begin at multiples of their own, before the window does: what they read there is
+// hidden from every query, but a block must be there to be read.
+void name_blocks_for_tiles(std::span<int32_t> row) {
+  const auto is_there = [](int32_t id) { return id != cache::kNoBlock; };
+  const auto known = std::find_if(row.begin(), row.end(), is_there);
+  if (known != row.end()) std::replace(row.begin(), row.end(), cache::kNoBlock, *known);
+}
+
+}  // namespace
+
 void KvStep::describe_group(int g) {
   GroupStep& group = groups_[g];
   group.slots.resize(positions_.size());
@@ -299,7 +311,9 @@ void KvStep::describe_group(int g) {
     const std::span<int64_t> slots(group.slots.data() + q_starts_[i], entries_[i].num_tokens);
     sequence.slots(g, sequence.num_tokens(), slots);
     const cache::BlockTable& table = sequence.table(g);
-    std::copy_n(table.data(), table.size(), group.block_ids.begin() + i * group.row_stride);
+    const std::span row(group.block_ids.data() + i * group.row_stride, group.row_stride);
+    std::copy_n(table.data(), table.size(), row.begin());
+    if (cache_.config_.cuda) name_blocks_for_tiles(row.first(table.size()));
     group.wide_head.push_back(static_cast<int32_t>(sequence.wide_head(g)));
     group.wide_tail.push_back(static_cast<int32_t>(sequence.wide_tail(g)));
   }

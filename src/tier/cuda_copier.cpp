@@ -18,8 +18,8 @@
 namespace kvx::tier {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{4} << 20;
-constexpr int64_t kBatchBytes = int64_t{64} << 20;
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // at least, and a block a thread
+constexpr int64_t kBatchBytes = int64_t{128} << 20;
 constexpr int kMostHashThreads = 8;  // they outrun a PCIe 5 bus
 
 int num_hash_threads() {
@@ -98,10 +98,11 @@ Status CudaCopier::try_copy(Direction direction, std::span<const BlockTransfer> 
 }
 
 void CudaCopier::cut(std::span<const BlockTransfer> transfers) {
+  const auto num_threads = static_cast<size_t>(executor_->num_threads());
   chunks_.assign(1, {});
   int64_t bytes = 0;
   for (size_t i = 0; i < transfers.size(); ++i) {
-    if (bytes >= kChunkBytes) {
+    if (bytes >= kChunkBytes && chunks_.back().count >= num_threads) {
       chunks_.push_back({i, 0});
       bytes = 0;
     }

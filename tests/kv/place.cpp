@@ -18,10 +18,10 @@ bool wants_gpu() {
   return is_set("KVX_TEST_DEVICE", "cuda");
 }
 
-class PlaceEnvironment final : public testing::Environment {
+// Without a GPU each case skips, so that each is counted.
+class PlaceListener final : public testing::EmptyTestEventListener {
  public:
-  void SetUp() override {
-    if (!wants_gpu()) return;
+  void OnTestStart(const testing::TestInfo&) override {
     const Result<device::CudaDevice> device = device::open_cuda_device();
     if (device.ok()) return;
     if (is_set("KVX_REQUIRE_GPU", "1")) FAIL() << device.error().message;
@@ -29,8 +29,12 @@ class PlaceEnvironment final : public testing::Environment {
   }
 };
 
-[[maybe_unused]] const auto* const registered =
-    testing::AddGlobalTestEnvironment(new PlaceEnvironment);
+[[maybe_unused]] const bool is_registered = [] {
+  if (wants_gpu()) {
+    testing::UnitTest::GetInstance()->listeners().Append(new PlaceListener);
+  }
+  return true;
+}();
 
 // Dense f32 rows where the caches lie.
 class PlacedRows {
