@@ -2,7 +2,6 @@
 #include "cache/block_pool.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "core/checked.hpp"
@@ -41,13 +40,10 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
                                     const BlockPoolOptions& options) {
   if (classes.empty()) return invalid_argument("the pool has 0 classes; expected 1 or more");
   for (const BlockClassSpec& spec : classes) KVX_RETURN_IF_ERROR(check_spec(spec));
-  if (options.zeroes_on_free && memory.kind() != MemoryKind::kHost) {
-    return unsupported("zeroes_on_free is on; expected blocks in host memory");
-  }
 
   BlockPool pool;
   pool.options_ = options;
-  pool.memory_kind_ = memory.kind();
+  pool.memory_ = &memory;
   for (const BlockClassSpec& spec : classes) {
     BlockClass& added = pool.classes_.emplace_back();
     added.name = spec.name;
@@ -196,6 +192,10 @@ int64_t BlockPool::evict(int block_class, int64_t num_blocks) {
   return num_evicted;
 }
 
+void BlockPool::clear(int block_class, int32_t id) {
+  clear_block(of(block_class), id);
+}
+
 // Requires: a block is cached.
 void BlockPool::evict_one(int block_class) {
   BlockClass& owner = classes_[block_class];
@@ -215,10 +215,12 @@ void BlockPool::free_block(BlockClass& owner, int32_t id) {
   owner.first_free = id;
   ++owner.num_free;
   owner.order->forget(id);
-  if (!options_.zeroes_on_free) return;
+  if (options_.zeroes_on_free) clear_block(owner, id);
+}
+
+void BlockPool::clear_block(const BlockClass& owner, int32_t id) {
   for (const BlockRegion& region : owner.regions) {
-    std::memset(region.memory.data() + id * region.block_bytes, 0,
-                static_cast<size_t>(region.block_bytes));
+    memory_->clear(region.memory.data() + id * region.block_bytes, region.block_bytes);
   }
 }
 

@@ -44,7 +44,7 @@ struct BlockClassSpec {
 
 struct BlockPoolOptions {
   EvictionKind eviction = EvictionKind::kLru;
-  bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free; host only
+  bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free
 };
 
 // Is told of a cached block before its content goes to make room; its bytes are still there. It may
@@ -69,7 +69,8 @@ struct BlockClassSnapshot {
 class BlockPool {
  public:
   // INVALID_ARGUMENT names the class and field: none at all, a negative number of blocks or more
-  // than 2^31 - 1, no region, block_bytes < 1 or too large. OUT_OF_RANGE when memory is short.
+  // than 2^31 - 1, no region, block_bytes < 1 or too large. OUT_OF_RANGE when memory is short. The
+  // memory outlives the pool.
   static Result<BlockPool> create(Memory& memory, std::span<const BlockClassSpec> classes,
                                   const BlockPoolOptions& options = {});
   // Null: nobody.
@@ -95,7 +96,7 @@ class BlockPool {
   int64_t block_bytes(int block_class, int region = 0) const {
     return of(block_class).regions[region].block_bytes;
   }
-  MemoryKind memory_kind() const { return memory_kind_; }
+  MemoryKind memory_kind() const { return memory_->kind(); }
   bool zeroes_on_free() const { return options_.zeroes_on_free; }
   // The address of block 0; null in a class without blocks.
   uint8_t* region(int block_class, int region = 0) const {
@@ -135,6 +136,8 @@ class BlockPool {
   void unhold(int block_class, int32_t id) { classes_[block_class].order->unhold(id); }
   // Makes up to num_blocks cached blocks free, in the policy's order; returns how many.
   int64_t evict(int block_class, int64_t num_blocks);
+  // Zeros to all of a block's bytes (Memory::clear). Requires: 0 <= id < num_blocks.
+  void clear(int block_class, int32_t id);
 
   // Is the block active or cached, and still the one that the generation was read from?
   bool verify(int block_class, int32_t id, uint32_t generation) const;
@@ -182,11 +185,12 @@ class BlockPool {
   Status check_active(int block_class, int32_t id) const;
   Status check_content(int block_class, int32_t id) const;
   void free_block(BlockClass& owner, int32_t id);
+  void clear_block(const BlockClass& owner, int32_t id);
   void evict_one(int block_class);
 
   std::vector<BlockClass> classes_;
   BlockPoolOptions options_;
-  MemoryKind memory_kind_ = MemoryKind::kHost;
+  Memory* memory_ = nullptr;
   EvictionListener* listener_ = nullptr;
 };
 

@@ -1,14 +1,20 @@
-// Memory of a CUDA device.
+// Memory of a CUDA device, and pinned memory of the host beside it.
 #include "cache/memory.hpp"
-#include "device/cuda.hpp"
+#include "core/log.hpp"
+#include "device/cuda_async.hpp"
 
 namespace kvx::cache {
 namespace {
 
 class CudaMemory final : public Memory {
  public:
-  explicit CudaMemory(int device) : device_(device) {}
+  CudaMemory(int device, device::CudaStream stream) : device_(device), stream_(stream) {}
   MemoryKind kind() const override { return MemoryKind::kCuda; }
+  void clear(uint8_t* data, int64_t bytes) override {
+    const Status cleared = device::cuda_fill_async(data, 0, bytes, stream_);
+    if (!cleared.ok())
+      log(LogLevel::kWarning, "blocks keep their bytes: {}", cleared.error().message);
+  }
 
  protected:
   uint8_t* allocate_zeroed(int64_t bytes) override {
@@ -24,13 +30,37 @@ class CudaMemory final : public Memory {
 
  private:
   int device_;
+  device::CudaStream stream_;
+};
+
+class PinnedMemory final : public Memory {
+ public:
+  explicit PinnedMemory(int device) : device_(device) {}
+  MemoryKind kind() const override { return MemoryKind::kHost; }
+
+ protected:
+  uint8_t* allocate_zeroed(int64_t bytes) override {
+    const Result<uint8_t*> data = device::cuda_allocate_pinned(device_, bytes);
+    if (!data.ok()) return nullptr;
+    clear(data.value(), bytes);
+    return data.value();
+  }
+  void free(uint8_t* data, int64_t) override { device::cuda_free_pinned(data); }
+
+ private:
+  int device_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Memory>> cuda_memory(int device) {
+Result<std::unique_ptr<Memory>> cuda_memory(int device, device::CudaStream stream) {
   KVX_RETURN_IF_ERROR(device::open_cuda_device(device));
-  return std::unique_ptr<Memory>(new CudaMemory(device));
+  return std::unique_ptr<Memory>(new CudaMemory(device, stream));
+}
+
+Result<std::unique_ptr<Memory>> pinned_memory(int device) {
+  KVX_RETURN_IF_ERROR(device::open_cuda_device(device));
+  return std::unique_ptr<Memory>(new PinnedMemory(device));
 }
 
 }  // namespace kvx::cache

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -35,6 +36,10 @@ Result<Region> Memory::allocate(int64_t bytes, std::string_view what) {
   uint8_t* data = allocate_zeroed(bytes);
   if (!data) return out_of_range("{}: no memory for {} bytes", what, bytes);
   return Region(this, kind(), data, bytes);
+}
+
+void Memory::clear(uint8_t* data, int64_t bytes) {
+  std::memset(data, 0, static_cast<size_t>(bytes));
 }
 
 namespace {

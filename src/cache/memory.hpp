@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/result.hpp"
+#include "device/cuda.hpp"
 
 namespace kvx::cache {
 
@@ -47,6 +48,9 @@ class Memory {
   // INVALID_ARGUMENT when bytes < 1, OUT_OF_RANGE when the machine has not that much; both name
   // `what` the memory is for and the bytes.
   Result<Region> allocate(int64_t bytes, std::string_view what);
+  // Zeros to a piece of a region. On a device this is on its way when it returns, behind what the
+  // memory's stream was given before.
+  virtual void clear(uint8_t* data, int64_t bytes);
 
  protected:
   // Null when there is not that much. Requires: bytes > 0.
@@ -61,8 +65,11 @@ class Memory {
 // they are first written.
 Memory& host_memory();
 
-// Memory of a CUDA device, allocated when it is asked for. UNSUPPORTED as open_cuda_device.
-// Regions must not outlive the process's use of the device.
-Result<std::unique_ptr<Memory>> cuda_memory(int device);
+// Memory of a CUDA device, allocated when it is asked for; the stream is the one that clear() goes
+// to. UNSUPPORTED as open_cuda_device. Regions must not outlive the process's use of the device.
+Result<std::unique_ptr<Memory>> cuda_memory(int device, device::CudaStream stream = nullptr);
+
+// Main memory that a CUDA device copies from and to by itself. Errors as cuda_memory.
+Result<std::unique_ptr<Memory>> pinned_memory(int device);
 
 }  // namespace kvx::cache

@@ -1,6 +1,7 @@
 // device/cuda*.hpp in a build without CUDA: every call says that it is one. Only what
 // looks for a device can be reached, since all else needs one.
 #include "device/cuda.hpp"
+#include "device/cuda_async.hpp"
 #include "device/cuda_bandwidth.hpp"
 #include "device/cuda_caller.hpp"
 
@@ -69,6 +70,36 @@ Result<OwnedCudaStream> OwnedCudaStream::create() {
 OwnedCudaStream::OwnedCudaStream(OwnedCudaStream&&) noexcept = default;
 OwnedCudaStream& OwnedCudaStream::operator=(OwnedCudaStream&&) noexcept = default;
 OwnedCudaStream::~OwnedCudaStream() = default;
+
+Result<uint8_t*> cuda_allocate_pinned(int, int64_t) {
+  return no_cuda();
+}
+void cuda_free_pinned(uint8_t*) {}
+Status cuda_copy_async(void*, const void*, int64_t, CudaStream) {
+  return no_cuda();
+}
+Status cuda_fill_async(void*, uint8_t, int64_t, CudaStream) {
+  return no_cuda();
+}
+Status cuda_copy_batch(std::span<const CudaCopy>, CudaStream) {
+  return no_cuda();
+}
+
+Result<CudaEvent> CudaEvent::create() {
+  return no_cuda();
+}
+CudaEvent::CudaEvent(CudaEvent&&) noexcept = default;
+CudaEvent& CudaEvent::operator=(CudaEvent&&) noexcept = default;
+CudaEvent::~CudaEvent() = default;
+Status CudaEvent::record(CudaStream) const {
+  return no_cuda();
+}
+Status CudaEvent::wait() const {
+  return no_cuda();
+}
+Status CudaEvent::hold_back(CudaStream) const {
+  return no_cuda();
+}
 
 Result<CudaGraph> CudaGraph::capture(CudaStream, const std::function<Status()>&) {
   return no_cuda();

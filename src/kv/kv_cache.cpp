@@ -5,8 +5,9 @@
 
 #include "cache/pool_plan.hpp"
 #include "core/log.hpp"
+#include "kv/cpu_verbs.hpp"
+#include "kv/cuda_verbs.hpp"
 #include "kv/kv_step.hpp"
-#include "ops/gather/gather.hpp"
 
 namespace kvx::kv {
 
@@ -39,6 +40,50 @@ Status check_config(const KvCacheConfig& config) {
   return {};
 }
 
+bool has_page_scales(const LayerPlan& plan) {
+  return std::ranges::any_of(plan.runs, [](const HeadRunPlan& run) {
+    const auto is_page = [](const SideRecipe& side) {
+      return side.spec.scale_source == format::ScaleSource::kPageShared;
+    };
+    return is_page(run.k) || is_page(run.v);
+  });
+}
+
+// What the verbs of a GPU do not do yet, before anything is allocated there.
+Status check_cuda_config(const KvCacheConfig& config, std::span<const LayerPlan> plans) {
+  constexpr int kMaxEntries = 65535;  // of attend on CUDA
+  if (config.memory != nullptr) {
+    return invalid_argument("memory and cuda are both given; expected one place for the pools");
+  }
+  if (config.max_sequences > kMaxEntries) {
+    return invalid_argument("max_sequences is {}; expected 1 to {} on a GPU", config.max_sequences,
+                            kMaxEntries);
+  }
+  if (config.cuda->max_step_tokens < config.max_sequences) {
+    return invalid_argument(
+        "cuda.max_step_tokens is {}; expected at least max_sequences, {}: a token of each in one "
+        "step",
+        config.cuda->max_step_tokens, config.max_sequences);
+  }
+  for (int layer = 0; layer < config.geometry.num_layers; ++layer) {
+    if (config.geometry.sinks_of(layer) > 0) {
+      return unsupported(
+          "layer_sinks[{}] is {}; on a GPU a window has no sinks yet (expected 0, or a cache on "
+          "the "
+          "host)",
+          layer, config.geometry.sinks_of(layer));
+    }
+    if (has_page_scales(plans[layer])) {
+      return unsupported(
+          "the recipe of layer {} has source=page; a GPU's copies take scales of rows only "
+          "(expected "
+          "source=computed, or a cache on the host)",
+          layer);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 KvCache::KvCache(KvCacheConfig config, const ops::CpuContext& context)
@@ -56,12 +101,37 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   KVX_ASSIGN_OR_RETURN(cache->wide_ends_, wide_ends_of(kept.recipe, kept.block_size));
   KVX_ASSIGN_OR_RETURN(cache->groups_,
                        plan_groups(kept.geometry, plans, kept.recipe, kept.block_size));
+  KVX_RETURN_IF_ERROR(cache->create_place(plans));
   KVX_RETURN_IF_ERROR(cache->create_pool());
   KVX_RETURN_IF_ERROR(cache->create_layers(plans));
   KVX_RETURN_IF_ERROR(cache->create_sequences());
   KVX_RETURN_IF_ERROR(cache->create_prefix_cache(plans));
   KVX_RETURN_IF_ERROR(cache->create_host_tier());
   return cache;
+}
+
+Status KvCache::create_place(std::span<const LayerPlan> plans) {
+  if (config_.memory != nullptr && config_.memory->kind() != cache::MemoryKind::kHost) {
+    return invalid_argument("memory is a device's; expected the host's, or config.cuda");
+  }
+  if (!config_.cuda) return {};
+  KVX_RETURN_IF_ERROR(check_cuda_config(config_, plans));
+  KVX_ASSIGN_OR_RETURN(place_, CudaPlace::create(config_.cuda->context));
+  return {};
+}
+
+Result<std::unique_ptr<Verbs>> KvCache::create_verbs() {
+  if (!place_) return std::unique_ptr<Verbs>(new CpuVerbs(context_, nonfinite_inputs_));
+  CudaVerbLimits limits;
+  limits.max_step_tokens = config_.cuda->max_step_tokens;
+  limits.max_entries = config_.max_sequences;
+  limits.max_blocks = cache::blocks_for(config_.max_tokens_per_sequence, config_.block_size);
+  limits.num_groups = static_cast<int64_t>(groups_.size());
+  for (int c = 0; c < pool_->num_classes(); ++c) {
+    limits.max_block_bytes = std::max(limits.max_block_bytes, pool_->block_bytes(c));
+  }
+  KVX_ASSIGN_OR_RETURN(auto verbs, CudaVerbs::create(*place_, limits));
+  return std::unique_ptr<Verbs>(std::move(verbs));
 }
 
 // Classes: packed and, with wide ends, wide blocks of each group in turn (packed_class,
@@ -94,7 +164,8 @@ Status KvCache::create_pool() {
   for (size_t c = 0; c < demands.size(); ++c) {
     classes.push_back({demands[c].name, num_blocks[c], {demands[c].block_bytes}});
   }
-  cache::Memory& memory = config_.memory ? *config_.memory : cache::host_memory();
+  cache::Memory& on_host = config_.memory ? *config_.memory : cache::host_memory();
+  cache::Memory& memory = place_ ? *place_->memory : on_host;
   KVX_ASSIGN_OR_RETURN(
       cache::BlockPool pool,
       cache::BlockPool::create(memory, classes, {config_.eviction, config_.zeroes_on_free}));
@@ -127,7 +198,7 @@ Status KvCache::create_layers(std::span<const LayerPlan> plans) {
           LayerStore::create(
               config_.geometry, layer, plans[layer], config_.recipe.wide_spec,
               config_.calibration.empty() ? kNotCalibrated : config_.calibration[layer], packed,
-              wide));
+              wide, place_ ? place_->memory.get() : nullptr));
     }
   }
   return {};
@@ -150,8 +221,9 @@ Status KvCache::create_sequences() {
     sequences_.push_back(std::move(sequence));
   }
   uses_.assign(config_.max_sequences, Use::kFree);
+  KVX_ASSIGN_OR_RETURN(verbs_, create_verbs());
   step_ = std::make_unique<KvStep>(*this);
-  return {};
+  return step_->prepare();
 }
 
 // ---- sequences and steps
@@ -202,7 +274,9 @@ Status KvCache::free_sequence(int sequence) {
 
 int64_t KvCache::max_step_tokens(int sequence) const {
   const cache::Sequence& tokens = sequences_[sequence];
-  return std::min(tokens.most_tokens_at_once(), tokens.max_tokens() - tokens.num_tokens());
+  const int64_t most =
+      std::min(tokens.most_tokens_at_once(), tokens.max_tokens() - tokens.num_tokens());
+  return config_.cuda ? std::min<int64_t>(most, config_.cuda->max_step_tokens) : most;
 }
 
 Status KvCache::begin_step(std::span<const StepEntry> entries) {
@@ -222,11 +296,19 @@ Status KvCache::end_step(std::span<const int> kept_tokens) {
   return step_->end(kept_tokens);
 }
 
-// Once a cache: a model that makes one NaN makes many.
+int64_t KvCache::nonfinite_inputs() const {
+  const Result<int64_t> counted = verbs_->nonfinite_inputs();
+  if (counted.ok()) return counted.value();
+  log(LogLevel::kWarning, "{}", counted.error().message);
+  return 0;
+}
+
+// Once a cache: a model that makes one NaN makes many. A GPU's are known when somebody asks.
 void KvCache::warn_of_nonfinite_inputs() {
   if (nonfinite_inputs_ == 0 || has_warned_of_nonfinite_) return;
   has_warned_of_nonfinite_ = true;
-  log(LogLevel::kWarning, "{} NaN or infinite inputs are stored as zeros", nonfinite_inputs());
+  log(LogLevel::kWarning, "{} NaN or infinite inputs are stored as zeros",
+      nonfinite_inputs_.load());
 }
 
 Status KvCache::cancel_step() {
@@ -260,22 +342,20 @@ Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num
   args.num_sequences = 1;
   args.k = k;
   args.v = v;
+  const LayerStore& store = *layers_[layer];
   const int64_t head_end = tokens.wide_head(g) * bs;
   const int64_t tail_begin = tokens.wide_tail(g) * bs;
   // The wide head, the packed middle and the wide tail, each as far as the range reaches into it.
-  const auto gather_part = [&](const ops::LayerView& view, int64_t begin, int64_t end) -> Status {
+  std::vector<GatherPart> parts;
+  const auto add_part = [&](const ops::LayerView& view, int64_t begin, int64_t end) {
     begin = std::max(begin, first_token);
     end = std::min(end, last);
-    if (begin >= end) return {};
-    const ops::GatherRange range{0, begin, end - begin, begin - first_token};
-    args.cache = view;
-    args.ranges = {&range, 1};
-    return ops::gather(context_, args);
+    if (begin < end) parts.push_back({&view, {0, begin, end - begin, begin - first_token}});
   };
-  const LayerStore& store = *layers_[layer];
-  KVX_RETURN_IF_ERROR(gather_part(store.wide(), 0, head_end));
-  KVX_RETURN_IF_ERROR(gather_part(store.packed(), head_end, tail_begin));
-  return gather_part(store.wide(), std::max(head_end, tail_begin), last);
+  add_part(store.wide(), 0, head_end);
+  add_part(store.packed(), head_end, tail_begin);
+  add_part(store.wide(), std::max(head_end, tail_begin), last);
+  return verbs_->gather(args, parts);
 }
 
 cache::PoolAccount KvCache::account() const {

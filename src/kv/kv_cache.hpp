@@ -10,15 +10,17 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "cache/sequence.hpp"
+#include "kv/cuda_place.hpp"
 #include "kv/group_plan.hpp"
 #include "kv/layer_store.hpp"
 #include "kv/prefix_cache.hpp"
+#include "kv/verbs.hpp"
 #include "ops/attend/precision.hpp"
-#include "ops/copy_blocks/copy_blocks.hpp"
 
 namespace kvx::kv {
 
@@ -34,8 +36,12 @@ struct KvCacheConfig {
   PrefixCacheConfig prefix;         // off: a block is free when its last sequence leaves
   cache::EvictionKind eviction = cache::EvictionKind::kLru;  // of cached blocks
   bool zeroes_on_free = false;      // a freed block's bytes are overwritten with zeros
-  cache::Memory* memory = nullptr;  // of the pools, outlives the cache; null: the host's
-  tier::HostTierConfig host_tier;   // behind the pool; needs prefixes
+  cache::Memory* memory = nullptr;  // of the pools, on the host, outlives the cache; null: kvx's
+  // The pools lie in a GPU's memory: rows given to the cache and taken from it (k, v, q, out) and
+  // attention's sinks are then in memory that it reads, and calls return when their work is on its
+  // way in the stream.
+  std::optional<CudaPlacement> cuda;
+  tier::HostTierConfig host_tier;  // behind the pool; needs prefixes
 };
 
 struct StepEntry {
@@ -91,7 +97,7 @@ class KvCache {
  public:
   // Allocates everything. INVALID_ARGUMENT names what does not fit: a geometry, an override, a
   // head_dim, a missing table; OUT_OF_RANGE: a budget below one sequence, with the bytes that it
-  // needs.
+  // needs; UNSUPPORTED: what a GPU's verbs do not do yet, by its field.
   static Result<std::unique_ptr<KvCache>> create(KvCacheConfig config,
                                                  const ops::CpuContext& context);
   ~KvCache();
@@ -105,7 +111,7 @@ class KvCache {
   int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
   // The most tokens of this sequence that one step takes: with wide ends the rest of the open
   // block, since a block is written before it leaves the window and every query sees just what it
-  // would see if its tokens came one by one.
+  // would see if its tokens came one by one; on a GPU cuda.max_step_tokens.
   int64_t max_step_tokens(int sequence) const;
 
   // ---- sharing (kv_cache_sharing.cpp)
@@ -208,8 +214,11 @@ class KvCache {
 
   const KvCacheConfig& config() const { return config_; }
   const ops::CpuContext& context() const { return context_; }
-  // NaN or infinite inputs that given or page-shared scales could not express, since creation.
-  int64_t nonfinite_inputs() const { return nonfinite_inputs_.load(); }
+  // NaN or infinite inputs that given or page-shared scales could not express, since creation. On a
+  // GPU this waits; an error of what was launched is logged and counts none.
+  int64_t nonfinite_inputs() const;
+  // Waits for what was launched on a GPU; nothing on the host. INTERNAL_ERROR: some of it failed.
+  Status synchronize() const { return verbs_->synchronize(); }
   cache::PoolAccount account() const;
   // Bytes that the sequence's tokens take, whole blocks; and K and V bytes that its next token's
   // attention reads.
@@ -223,6 +232,9 @@ class KvCache {
 
   KvCache(KvCacheConfig config, const ops::CpuContext& context);
 
+  Status create_place(std::span<const LayerPlan> plans);
+  // What a writer's steps move bytes with.
+  Result<std::unique_ptr<Verbs>> create_verbs();
   Status create_pool();
   Status create_layers(std::span<const LayerPlan> plans);
   Status create_sequences();
@@ -247,7 +259,9 @@ class KvCache {
   Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
   void forget_block(int block_class, int32_t id);
   void warn_of_nonfinite_inputs();
-  Status copy_block(int group, bool is_wide, const ops::BlockCopy& copy);
+  // A group's layers, for copies from packed to packed blocks, wide to wide, or wide to packed.
+  enum class CopyKind : uint8_t { kPacked, kWide, kPack };
+  std::vector<LayerCopy> layer_copies(int group, CopyKind kind) const;
   std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
   int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
   int wide_class(int group) const { return 2 * group + 1; }
@@ -258,6 +272,7 @@ class KvCache {
   cache::WideEnds wide_ends_;
   std::vector<GroupPlan> groups_;
   std::vector<int> group_of_layer_;
+  std::unique_ptr<CudaPlace> place_;  // null on the host
   std::vector<std::unique_ptr<LayerStore>> layers_;
   // Guards what follows; bytes of blocks and a sequence in a step are its writer's.
   mutable std::mutex books_;
@@ -268,6 +283,7 @@ class KvCache {
   bool has_warned_of_nonfinite_ = false;
   std::atomic<int64_t> nonfinite_inputs_ = 0;
   std::unique_ptr<tier::HostTier> host_;  // null without one
+  std::unique_ptr<Verbs> verbs_;          // of what is no step's
   std::unique_ptr<KvStep> step_;          // the cache's own
 };
 

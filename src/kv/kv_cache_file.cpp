@@ -1,5 +1,4 @@
 // KvCache: sequences and prefixes to files and back. A piece's kind is its class in the pool.
-#include <cstring>
 #include <unordered_map>
 
 #include "core/log.hpp"
@@ -128,12 +127,13 @@ Status KvCache::save_sequence(int sequence, const std::string& path, const SaveO
       if (held.size() < block_size) {  // what lies after the tokens does not leave the pool
         const int32_t open = id;
         KVX_ASSIGN_OR_RETURN(id, copy.take(block_class));
-        const std::span<uint8_t> bytes = block_bytes(block_class, id);
-        std::memset(bytes.data(), 0, bytes.size());
-        KVX_RETURN_IF_ERROR(copy_block(g, is_wide, {open, id, static_cast<int>(held.size())}));
+        pool_->clear(block_class, id);
+        const ops::BlockCopy tokens_alone{open, id, static_cast<int>(held.size())};
+        KVX_RETURN_IF_ERROR(verbs_->copy_blocks(
+            layer_copies(g, is_wide ? CopyKind::kWide : CopyKind::kPacked), {&tokens_alone, 1}));
       }
-      KVX_ASSIGN_OR_RETURN(const tier::FilePiece piece,
-                           file.add_piece(block_class, block_bytes(block_class, id)));
+      KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->readable(block_bytes(block_class, id)));
+      KVX_ASSIGN_OR_RETURN(const tier::FilePiece piece, file.add_piece(block_class, bytes));
       saved.pieces.push_back(piece);
     }
   }
@@ -165,7 +165,8 @@ Status KvCache::save_prefixes(const std::string& path, const SaveOptions& option
           nodes.block_of(node, index.kinds[kind].group,
                          index.kinds[kind].is_wide ? BlockKind::kWide : BlockKind::kPacked);
       if (id == kNoBlock) continue;
-      auto piece = file.add_piece(kind, block_bytes(kind, id));
+      const auto bytes = verbs_->readable(block_bytes(kind, id));
+      auto piece = bytes.ok() ? file.add_piece(kind, bytes.value()) : bytes.error();
       if (!piece.ok()) {
         status = piece.error();
         return;
@@ -276,9 +277,10 @@ Result<int> KvCache::load_sequence(const std::string& path) {
           facts.wide_ends.is_on() && (b < facts.wide_ends.head_blocks || b >= prefix.wide_tail);
       const int kind = is_wide ? facts.wide_class : facts.packed_class;
       KVX_ASSIGN_OR_RETURN(ids[g][b], taken.take(kind));
-      const Status read =
-          file.read_piece(*piece_of(*saved.path[b], kind), block_bytes(kind, ids[g][b]));
+      KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->writable(block_bytes(kind, ids[g][b])));
+      const Status read = file.read_piece(*piece_of(*saved.path[b], kind), bytes);
       if (!read.ok()) return with_path(read.error());
+      KVX_RETURN_IF_ERROR(verbs_->written(block_bytes(kind, ids[g][b])));
     }
     prefix.ids = ids[g];
     prefixes.push_back(prefix);
@@ -343,11 +345,13 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
       }
       TakenBlocks taken(*pool_);
       KVX_ASSIGN_OR_RETURN(const int32_t id, taken.take(piece.kind));
-      const Status read = file.read_piece(piece, block_bytes(piece.kind, id));
+      KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->writable(block_bytes(piece.kind, id)));
+      const Status read = file.read_piece(piece, bytes);
       if (!read.ok()) {
         note(report.num_bad, read.error().message);
         continue;
       }
+      KVX_RETURN_IF_ERROR(verbs_->written(block_bytes(piece.kind, id)));
       KVX_RETURN_IF_ERROR(nodes.attach(node, facts.group, kind, id));
       ++report.num_loaded;
     }

@@ -142,13 +142,15 @@ void KvCache::forget_block(int block_class, int32_t id) {
   (void)pool_->discard(block_class, id);
 }
 
-// The first tokens of a block to another of its class, as they are stored.
-Status KvCache::copy_block(int group, bool is_wide, const ops::BlockCopy& copy) {
+std::vector<LayerCopy> KvCache::layer_copies(int group, CopyKind kind) const {
+  std::vector<LayerCopy> copies;
   for (int layer : groups_[group].layers) {
-    const ops::LayerView& view = is_wide ? layers_[layer]->wide() : layers_[layer]->packed();
-    KVX_RETURN_IF_ERROR(ops::copy_blocks(context_, view, view, {&copy, 1}));
+    const LayerStore& store = *layers_[layer];
+    const ops::LayerView& wide = store.wide_in_packed_runs();
+    copies.push_back({kind == CopyKind::kPacked ? &store.packed() : &wide,
+                      kind == CopyKind::kWide ? &wide : &store.packed()});
   }
-  return {};
+  return copies;
 }
 
 }  // namespace kvx::kv

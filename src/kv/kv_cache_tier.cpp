@@ -11,9 +11,15 @@ Status KvCache::create_host_tier() {
     return invalid_argument("host_tier.budget_bytes is {}; expected 0 while prefixes are off",
                             config_.host_tier.budget_bytes);
   }
+  tier::TierLink link = tier::host_link();
+  if (place_) {
+    const ops::CudaContext& context = place_->context;
+    KVX_ASSIGN_OR_RETURN(
+        link, tier::cuda_link(context.device.index, context.stream, *place_->pinned));
+  }
   KVX_ASSIGN_OR_RETURN(host_, tier::HostTier::create(*pool_, prefixes_->index(), sequence_shape(),
                                                      prefixes_->fingerprint(), config_.prefix.hash,
-                                                     config_.host_tier));
+                                                     config_.host_tier, std::move(link)));
   prefixes_->set_host_tier(host_.get());
   return {};
 }

@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "core/log.hpp"
-#include "ops/append/append.hpp"
-#include "ops/attend/attend.hpp"
 
 namespace kvx::kv {
 
@@ -15,10 +13,17 @@ KvStep::~KvStep() {
   if (is_open_) (void)cancel();
 }
 
+Status KvStep::prepare() {
+  if (verbs_) return {};
+  KVX_ASSIGN_OR_RETURN(verbs_, cache_.create_verbs());
+  return {};
+}
+
 // ---- begin
 
 Status KvStep::begin(std::span<const StepEntry> entries) {
   if (is_open_) return invalid_argument("a step is open; call end_step first");
+  KVX_RETURN_IF_ERROR(prepare());
   std::unique_lock lock(cache_.books_);
   KVX_RETURN_IF_ERROR(take_sequences(entries));
   cache_.collect();
@@ -44,8 +49,9 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   }
   lock.unlock();
   is_open_ = true;
-  describe();
-  return {};
+  status = describe();
+  if (!status.ok()) KVX_RETURN_IF_ERROR(cancel());
+  return status;
 }
 
 // All entries' sequences become this step's, or none.
@@ -61,7 +67,20 @@ Status KvStep::take_sequences(std::span<const StepEntry> entries) {
     cache_.uses_[entries[i].sequence] = Use::kInStep;
     entries_.push_back(entries[i]);
   }
-  return {};
+  const Status status = check_num_tokens();
+  if (!status.ok()) leave_sequences();
+  return status;
+}
+
+// A GPU's tables have room for so many.
+Status KvStep::check_num_tokens() const {
+  if (!cache_.config_.cuda) return {};
+  int64_t num_tokens = 0;
+  for (const StepEntry& entry : entries_) num_tokens += entry.num_tokens;
+  const int most = cache_.config_.cuda->max_step_tokens;
+  if (num_tokens <= most) return {};
+  return invalid_argument("the entries have {} tokens; expected at most cuda.max_step_tokens, {}",
+                          num_tokens, most);
 }
 
 void KvStep::leave_sequences() {
@@ -173,12 +192,29 @@ void KvStep::redeem_the_rest() {
 // Open blocks that others need as they are get copies; blocks that leave the recent window go from
 // 16 bits to their packed format, in all layers of their group.
 Status KvStep::move_bytes() {
-  for (const cache::OpenBlockCopy& copy : open_copies_) {
-    const bool is_wide =
-        cache_.has_wide_ends() && copy.block_class == cache_.wide_class(copy.group);
-    KVX_RETURN_IF_ERROR(
-        cache_.copy_block(copy.group, is_wide, {copy.from_id, copy.to_id, copy.num_tokens}));
+  if (!open_copies_.empty()) KVX_RETURN_IF_ERROR(copy_open_blocks());
+  return moves_.empty() ? Status() : pack_blocks();
+}
+
+Status KvStep::copy_open_blocks() {
+  using CopyKind = KvCache::CopyKind;
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+    for (const CopyKind kind : {CopyKind::kPacked, CopyKind::kWide}) {
+      const bool is_wide = kind == CopyKind::kWide;
+      if (is_wide && !cache_.has_wide_ends()) continue;
+      copies_.clear();
+      for (const cache::OpenBlockCopy& copy : open_copies_) {
+        if (copy.block_class != (is_wide ? cache_.wide_class(g) : cache_.packed_class(g))) continue;
+        copies_.push_back({copy.from_id, copy.to_id, copy.num_tokens});
+      }
+      if (copies_.empty()) continue;
+      KVX_RETURN_IF_ERROR(verbs_->copy_blocks(cache_.layer_copies(g, kind), copies_));
+    }
   }
+  return {};
+}
+
+Status KvStep::pack_blocks() {
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     copies_.clear();
     for (const cache::BlockMove& move : moves_) {
@@ -186,12 +222,8 @@ Status KvStep::move_bytes() {
       copies_.push_back({move.wide_id, move.packed_id, cache_.config_.block_size});
     }
     if (copies_.empty()) continue;
-    for (int layer : cache_.groups_[g].layers) {
-      const LayerStore& store = *cache_.layers_[layer];
-      KVX_ASSIGN_OR_RETURN(const int64_t nonfinite, ops::copy_blocks(cache_.context_, store.wide(),
-                                                                     store.packed(), copies_));
-      cache_.nonfinite_inputs_ += nonfinite;
-    }
+    KVX_RETURN_IF_ERROR(
+        verbs_->copy_blocks(cache_.layer_copies(g, KvCache::CopyKind::kPack), copies_));
   }
   return {};
 }
@@ -228,37 +260,65 @@ void KvStep::give_up_blocks() {
 }
 
 // Once a step, for all layers: slots, positions, lengths and block tables as the verbs take them.
-void KvStep::describe() {
+Status KvStep::describe() {
   positions_.clear();
   q_starts_.assign(1, 0);
   seq_lens_.clear();
+  tables_.max_q_len = 0;
+  tables_.max_tokens = 0;
   for (const StepEntry& entry : entries_) {
     const int64_t first = cache_.sequences_[entry.sequence].num_tokens();
-    for (int t = 0; t < entry.num_tokens; ++t) positions_.push_back(first + t);
+    const int64_t end = first + entry.num_tokens;
+    for (int64_t position = first; position < end; ++position) positions_.push_back(position);
     q_starts_.push_back(q_starts_.back() + entry.num_tokens);
-    seq_lens_.push_back(static_cast<int32_t>(first + entry.num_tokens));
+    seq_lens_.push_back(static_cast<int32_t>(end));
+    tables_.max_q_len = std::max(tables_.max_q_len, entry.num_tokens);
+    tables_.max_tokens = std::max(tables_.max_tokens, end);
   }
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    GroupStep& group = groups_[g];
-    group.slots.resize(positions_.size());
-    group.row_stride = 0;
-    for (const StepEntry& entry : entries_) {
-      group.row_stride =
-          std::max(group.row_stride, cache_.sequences_[entry.sequence].table(g).size());
-    }
-    group.block_ids.assign(group.row_stride * entries_.size(), cache::kNoBlock);
-    group.wide_head.clear();
-    group.wide_tail.clear();
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
-      const std::span<int64_t> slots(group.slots.data() + q_starts_[i], entries_[i].num_tokens);
-      sequence.slots(g, sequence.num_tokens(), slots);
-      const cache::BlockTable& table = sequence.table(g);
-      std::copy_n(table.data(), table.size(), group.block_ids.begin() + i * group.row_stride);
-      group.wide_head.push_back(static_cast<int32_t>(sequence.wide_head(g)));
-      group.wide_tail.push_back(static_cast<int32_t>(sequence.wide_tail(g)));
-    }
+  tables_.positions = positions_;
+  tables_.q_starts = q_starts_;
+  tables_.seq_lens = seq_lens_;
+  tables_.groups.resize(groups_.size());
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) describe_group(g);
+  return verbs_->place(tables_);
+}
+
+namespace {
+
+// A GPU's tiles begin at multiples of their own, before the window does: what they read there is
+// hidden from every query, but a block must be there to be read.
+void name_blocks_for_tiles(std::span<int32_t> row) {
+  const auto is_there = [](int32_t id) { return id != cache::kNoBlock; };
+  const auto known = std::find_if(row.begin(), row.end(), is_there);
+  if (known != row.end()) std::replace(row.begin(), row.end(), cache::kNoBlock, *known);
+}
+
+}  // namespace
+
+void KvStep::describe_group(int g) {
+  GroupStep& group = groups_[g];
+  group.slots.resize(positions_.size());
+  group.row_stride = 0;
+  for (const StepEntry& entry : entries_) {
+    group.row_stride =
+        std::max(group.row_stride, cache_.sequences_[entry.sequence].table(g).size());
   }
+  group.block_ids.assign(group.row_stride * entries_.size(), cache::kNoBlock);
+  group.wide_head.clear();
+  group.wide_tail.clear();
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
+    const std::span<int64_t> slots(group.slots.data() + q_starts_[i], entries_[i].num_tokens);
+    sequence.slots(g, sequence.num_tokens(), slots);
+    const cache::BlockTable& table = sequence.table(g);
+    const std::span row(group.block_ids.data() + i * group.row_stride, group.row_stride);
+    std::copy_n(table.data(), table.size(), row.begin());
+    if (cache_.config_.cuda) name_blocks_for_tiles(row.first(table.size()));
+    group.wide_head.push_back(static_cast<int32_t>(sequence.wide_head(g)));
+    group.wide_tail.push_back(static_cast<int32_t>(sequence.wide_tail(g)));
+  }
+  tables_.groups[g] = {group.slots, group.block_ids, group.wide_head, group.wide_tail,
+                       group.row_stride};
 }
 
 // ---- a layer
@@ -276,11 +336,9 @@ Status KvStep::append(int layer, FloatRows k, FloatRows v) {
   append.transform = store.transform();
   append.k = k;
   append.v = v;
-  append.slot_mapping = groups_[cache_.group_of_layer_[layer]].slots;
-  append.positions = positions_;
-  KVX_ASSIGN_OR_RETURN(const ops::AppendReport report, ops::append(cache_.context_, append));
-  cache_.nonfinite_inputs_ += report.nonfinite_inputs;
-  return {};
+  append.slot_mapping = tables_.groups[cache_.group_of_layer_[layer]].slots;
+  append.positions = tables_.positions;
+  return verbs_->append(append);
 }
 
 Status KvStep::append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
@@ -288,7 +346,7 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   KVX_RETURN_IF_ERROR(append(layer, k, v));
   const LayerStore& store = *cache_.layers_[layer];
   const int g = cache_.group_of_layer_[layer];
-  const GroupStep& group = groups_[g];
+  const GroupTables& group = tables_.groups[g];
   ops::AttendArgs attend;
   attend.packed = store.packed();
   if (cache_.has_wide_ends()) {
@@ -300,8 +358,8 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   attend.num_sequences = static_cast<int>(entries_.size());
   attend.block_table = {group.block_ids.data(), group.row_stride};
   attend.max_blocks_per_sequence = group.row_stride;
-  attend.seq_lens = seq_lens_.data();
-  attend.q_starts = q_starts_.data();
+  attend.seq_lens = tables_.seq_lens.data();
+  attend.q_starts = tables_.q_starts.data();
   attend.num_q_heads = params.num_q_heads;
   attend.q = q;
   attend.out = out;
@@ -311,7 +369,7 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   attend.window_sinks = cache_.groups_[g].sinks;
   attend.sinks = params.sinks;
   attend.precision = params.precision;
-  return ops::attend(cache_.context_, attend);
+  return verbs_->attend(attend, tables_);
 }
 
 // ---- end

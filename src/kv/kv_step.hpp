@@ -25,6 +25,9 @@ class KvStep {
   KvStep(const KvStep&) = delete;
   KvStep& operator=(const KvStep&) = delete;
 
+  // Allocates what its steps need; begin() does it where nobody has. OUT_OF_RANGE: a GPU has no
+  // room for it.
+  Status prepare();
   bool is_open() const { return is_open_; }
 
   // As KvCache's begin_step, append_and_attend, end_step and cancel_step. INVALID_ARGUMENT also: a
@@ -40,7 +43,7 @@ class KvStep {
 
  private:
   using Use = KvCache::Use;
-  // What the verbs need to know in one group.
+  // What GroupTables point to on the host.
   struct GroupStep {
     std::vector<int64_t> slots;
     std::vector<int32_t> block_ids;  // [entries, row_stride]
@@ -52,6 +55,7 @@ class KvStep {
   // The lock is held by these ...
   Status take_sequences(std::span<const StepEntry> entries);
   Status check_entry(std::span<const StepEntry> entries, size_t i) const;
+  Status check_num_tokens() const;
   void leave_sequences();
   Status book_blocks();
   Status count_needed_blocks();
@@ -63,7 +67,10 @@ class KvStep {
   void advance();
   // ... and not by these.
   Status move_bytes();
-  void describe();
+  Status copy_open_blocks();
+  Status pack_blocks();
+  Status describe();
+  void describe_group(int group);
 
   KvCache& cache_;
   bool is_open_ = false;
@@ -72,6 +79,8 @@ class KvStep {
   std::vector<int32_t> q_starts_;
   std::vector<int32_t> seq_lens_;
   std::vector<GroupStep> groups_;
+  std::unique_ptr<Verbs> verbs_;  // null until prepare()
+  StepTables tables_;             // all of the above, where the verbs read it
   // Of begin().
   std::vector<cache::BlockMove> moves_;
   std::vector<size_t> move_ends_;  // [entries]

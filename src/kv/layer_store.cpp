@@ -33,6 +33,12 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
   return view;
 }
 
+// 16- and 32-bit rows have no scales.
+ops::SideView from_head(ops::SideView side, int head) {
+  if (side.head_dim > 0) side.codes.base += head * side.codes.head_stride;
+  return side;
+}
+
 ops::LayerView layer_view(const CacheGeometry& geometry, const LayerMemory& memory,
                           std::span<const ops::HeadRun> runs) {
   return {memory.num_blocks, static_cast<int>(memory.layout->block_size), geometry.num_kv_heads,
@@ -57,9 +63,11 @@ cache::LayerBytes wide_bytes(const CacheGeometry& geometry, const FormatSpec& wi
 
 Result<std::unique_ptr<LayerStore>> LayerStore::create(
     const CacheGeometry& geometry, int layer, const LayerPlan& plan, const FormatSpec& wide_spec,
-    const LayerCalibration& calibration, const LayerMemory& packed, const LayerMemory& wide) {
+    const LayerCalibration& calibration, const LayerMemory& packed, const LayerMemory& wide,
+    cache::Memory* device) {
   std::unique_ptr<LayerStore> store(new LayerStore);
   KVX_ASSIGN_OR_RETURN(store->tables_, LayerTables::create(geometry, layer, plan, calibration));
+  if (device != nullptr) KVX_RETURN_IF_ERROR(store->tables_.place_in(*device));
 
   const cache::LayerPlace& place = packed.layout->layers[packed.layer_in_group];
   for (size_t r = 0; r < plan.runs.size(); ++r) {
@@ -78,6 +86,13 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
                                  side_view(wide_spec, geometry.k_head_dim, wide, run, run.k),
                                  side_view(wide_spec, geometry.v_head_dim, wide, run, run.v)});
     store->wide_ = layer_view(geometry, wide, store->wide_runs_);
+    for (const HeadRunPlan& cut : plan.runs) {
+      const ops::HeadRun& whole = store->wide_runs_.front();
+      store->cut_wide_runs_.push_back({cut.first_head, cut.num_heads,
+                                       from_head(whole.k, cut.first_head),
+                                       from_head(whole.v, cut.first_head)});
+    }
+    store->wide_in_packed_runs_ = layer_view(geometry, wide, store->cut_wide_runs_);
   }
   return store;
 }

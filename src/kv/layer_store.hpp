@@ -25,16 +25,17 @@ struct LayerMemory {
 // Views point into the store: it stays where it is.
 class LayerStore {
  public:
-  // wide.layout is null without wide ends. Errors as LayerTables::create.
-  static Result<std::unique_ptr<LayerStore>> create(const CacheGeometry& geometry, int layer,
-                                                    const LayerPlan& plan,
-                                                    const format::FormatSpec& wide_spec,
-                                                    const LayerCalibration& calibration,
-                                                    const LayerMemory& packed,
-                                                    const LayerMemory& wide);
+  // wide.layout is null without wide ends; device: where the blocks lie, null: the host. Errors as
+  // LayerTables::create and LayerTables::place_in.
+  static Result<std::unique_ptr<LayerStore>> create(
+      const CacheGeometry& geometry, int layer, const LayerPlan& plan,
+      const format::FormatSpec& wide_spec, const LayerCalibration& calibration,
+      const LayerMemory& packed, const LayerMemory& wide, cache::Memory* device = nullptr);
 
   const ops::LayerView& packed() const { return packed_; }
   const ops::LayerView& wide() const { return wide_; }
+  // The same, its runs of heads cut as packed()'s are.
+  const ops::LayerView& wide_in_packed_runs() const { return wide_in_packed_runs_; }
   const ops::LayerTransform& transform() const { return tables_.transform(); }
 
  private:
@@ -43,8 +44,10 @@ class LayerStore {
   LayerTables tables_;
   std::vector<ops::HeadRun> packed_runs_;
   std::vector<ops::HeadRun> wide_runs_;
+  std::vector<ops::HeadRun> cut_wide_runs_;
   ops::LayerView packed_;
   ops::LayerView wide_;
+  ops::LayerView wide_in_packed_runs_;
 };
 
 }  // namespace kvx::kv

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "cache/memory_copy.hpp"
+
 namespace kvx::kv {
 namespace {
 
@@ -127,17 +129,24 @@ Result<std::vector<std::vector<uint8_t>>> store_given_runs(const SideInput& side
   return runs;
 }
 
-void attach_side(const StaticScales& scales, const std::vector<uint8_t>& given, int first_head,
-                 ops::SideView& side) {
-  if (side.head_dim == 0) return;
-  if (side.spec.facts->has_tensor_scale && !scales.tensor_scales.empty()) {
-    side.tensor_scales = scales.tensor_scales.data() + first_head;
-  }
-  if (given.empty()) return;
-  const int64_t scale_bytes = format::scale_bytes_per_group(side.spec);
-  const int64_t groups = format::groups_per_row(side.spec, side.head_dim);
-  // append only reads given scales; an address has one pointer type for both.
-  side.scales = {const_cast<uint8_t*>(given.data()), 0, 0, groups * scale_bytes, scale_bytes};
+template <class T>
+Result<const T*> copy_to(cache::Memory& device, std::vector<cache::Region>& regions, const T* table,
+                         size_t count) {
+  if (table == nullptr || count == 0) return table;
+  const auto bytes = static_cast<int64_t>(count * sizeof(T));
+  KVX_ASSIGN_OR_RETURN(cache::Region region, device.allocate(bytes, "a layer's calibration"));
+  KVX_RETURN_IF_ERROR(
+      cache::copy_device_memory(region.data(), reinterpret_cast<const uint8_t*>(table), bytes));
+  const auto* copied = reinterpret_cast<const T*>(region.data());
+  regions.push_back(std::move(region));
+  return copied;
+}
+
+std::vector<const uint8_t*> places_of(const std::vector<std::vector<uint8_t>>& given) {
+  std::vector<const uint8_t*> places;
+  for (const std::vector<uint8_t>& run : given)
+    places.push_back(run.empty() ? nullptr : run.data());
+  return places;
 }
 
 }  // namespace
@@ -165,12 +174,47 @@ Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer
                          plan.v_hadamard};
   KVX_ASSIGN_OR_RETURN(result.given_k_, store_given_runs(k, plan, true));
   KVX_ASSIGN_OR_RETURN(result.given_v_, store_given_runs(v, plan, false));
+  result.k_scales_ = {data_or_null(tables.k.tensor_scales), places_of(result.given_k_)};
+  result.v_scales_ = {data_or_null(tables.v.tensor_scales), places_of(result.given_v_)};
   return result;
 }
 
+Status LayerTables::place_in(cache::Memory& device) {
+  const auto place = [&](auto& table, size_t count) -> Status {
+    KVX_ASSIGN_OR_RETURN(table, copy_to(device, on_device_, table, count));
+    return {};
+  };
+  const LayerCalibration& tables = calibration_;
+  KVX_RETURN_IF_ERROR(place(transform_.k.mean, tables.k_mean.size()));
+  KVX_RETURN_IF_ERROR(place(transform_.v.mean, tables.v_mean.size()));
+  KVX_RETURN_IF_ERROR(place(transform_.k.factor, tables.k_factor.size()));
+  KVX_RETURN_IF_ERROR(place(transform_.v.factor, tables.v_factor.size()));
+  KVX_RETURN_IF_ERROR(place(transform_.k.block_offset, tables.k_block_offset.size()));
+  KVX_RETURN_IF_ERROR(place(k_scales_.tensor, tables.k.tensor_scales.size()));
+  KVX_RETURN_IF_ERROR(place(v_scales_.tensor, tables.v.tensor_scales.size()));
+  for (size_t run = 0; run < given_k_.size(); ++run) {
+    KVX_RETURN_IF_ERROR(place(k_scales_.given[run], given_k_[run].size()));
+    KVX_RETURN_IF_ERROR(place(v_scales_.given[run], given_v_[run].size()));
+  }
+  return {};
+}
+
+void LayerTables::attach_side(const ScalesPlace& scales, size_t run, int first_head,
+                              ops::SideView& side) {
+  if (side.head_dim == 0) return;
+  if (side.spec.facts->has_tensor_scale && scales.tensor != nullptr) {
+    side.tensor_scales = scales.tensor + first_head;
+  }
+  if (scales.given[run] == nullptr) return;
+  const int64_t scale_bytes = format::scale_bytes_per_group(side.spec);
+  const int64_t groups = format::groups_per_row(side.spec, side.head_dim);
+  // append only reads given scales; an address has one pointer type for both.
+  side.scales = {const_cast<uint8_t*>(scales.given[run]), 0, 0, groups * scale_bytes, scale_bytes};
+}
+
 void LayerTables::attach(size_t run, ops::HeadRun& view) const {
-  attach_side(calibration_.k, given_k_[run], view.first_head, view.k);
-  attach_side(calibration_.v, given_v_[run], view.first_head, view.v);
+  attach_side(k_scales_, run, view.first_head, view.k);
+  attach_side(v_scales_, run, view.first_head, view.v);
 }
 
 }  // namespace kvx::kv

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cache/memory.hpp"
 #include "kv/layer_plan.hpp"
 #include "ops/cache_view.hpp"
 #include "ops/transform.hpp"
@@ -35,6 +36,10 @@ class LayerTables {
   static Result<LayerTables> create(const CacheGeometry& geometry, int layer, const LayerPlan& plan,
                                     const LayerCalibration& calibration);
 
+  // Copies them to a device's memory: transform() and views attached from now on point there.
+  // OUT_OF_RANGE: it has no room.
+  Status place_in(cache::Memory& device);
+
   LayerTables() = default;
   LayerTables(LayerTables&&) = default;
   LayerTables& operator=(LayerTables&&) = default;
@@ -45,11 +50,22 @@ class LayerTables {
   void attach(size_t run, ops::HeadRun& view) const;
 
  private:
+  // Where one side's scales lie. Null, or empty: there are none.
+  struct ScalesPlace {
+    const float* tensor = nullptr;
+    std::vector<const uint8_t*> given;  // [run]
+  };
+  static void attach_side(const ScalesPlace& scales, size_t run, int first_head,
+                          ops::SideView& side);
+
   LayerCalibration calibration_;
   ops::LayerTransform transform_;
+  ScalesPlace k_scales_;
+  ScalesPlace v_scales_;
   // [run], in their stored type; empty where scales are not given.
   std::vector<std::vector<uint8_t>> given_k_;
   std::vector<std::vector<uint8_t>> given_v_;
+  std::vector<cache::Region> on_device_;  // empty: all of the above lies where it is
 };
 
 }  // namespace kvx::kv

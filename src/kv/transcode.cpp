@@ -29,6 +29,11 @@ bool has_block_offsets(std::span<const LayerCalibration> calibration) {
 
 // Can rows of the stored cache be this cache's?
 Status check_convertible(const StoredCache& stored, const KvCacheConfig& config) {
+  if (config.cuda) {
+    return unsupported(
+        "the file holds blocks of another cache and this one lies on a GPU (transcode it on the "
+        "host, save it there, and load that file)");
+  }
   const CacheGeometry& have = stored.geometry;
   const CacheGeometry& want = config.geometry;
   KVX_RETURN_IF_ERROR(check_same("num_layers", have.num_layers, want.num_layers));

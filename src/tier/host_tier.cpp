@@ -45,26 +45,31 @@ Result<std::vector<cache::BlockClassSpec>> plan_classes(const cache::BlockPool& 
 
 }  // namespace
 
-Result<std::unique_ptr<HostTier>> HostTier::create(
-    cache::BlockPool& pool, cache::PrefixIndex& index, const cache::SequenceShape& shape,
-    std::string fingerprint, cache::HashAlgorithm algorithm, const HostTierConfig& config) {
+Result<std::unique_ptr<HostTier>> HostTier::create(cache::BlockPool& pool,
+                                                   cache::PrefixIndex& index,
+                                                   const cache::SequenceShape& shape,
+                                                   std::string fingerprint,
+                                                   cache::HashAlgorithm algorithm,
+                                                   const HostTierConfig& config, TierLink link) {
   KVX_ASSIGN_OR_RETURN(const auto classes, plan_classes(pool, config.budget_bytes));
   const cache::BlockPoolOptions options{config.eviction, pool.zeroes_on_free()};
   KVX_ASSIGN_OR_RETURN(cache::BlockPool own,
-                       cache::BlockPool::create(cache::host_memory(), classes, options));
-  return std::unique_ptr<HostTier>(
-      new HostTier(pool, index, shape, std::move(own), std::move(fingerprint), algorithm));
+                       cache::BlockPool::create(*link.memory, classes, options));
+  return std::unique_ptr<HostTier>(new HostTier(pool, index, shape, std::move(own),
+                                                std::move(fingerprint), algorithm,
+                                                std::move(link.copier)));
 }
 
 HostTier::HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
                    const cache::SequenceShape& shape, cache::BlockPool pool,
-                   std::string fingerprint, cache::HashAlgorithm algorithm)
+                   std::string fingerprint, cache::HashAlgorithm algorithm,
+                   std::unique_ptr<BlockCopier> copier)
     : first_pool_(&first_pool),
       first_index_(&first_index),
       shape_(shape),
       pool_(std::move(pool)),
       index_(cache::PrefixIndex::create(pool_, shape, std::move(fingerprint), algorithm).value()),
-      queue_(std::make_unique<TransferQueue>()) {
+      queue_(std::make_unique<TransferQueue>(std::move(copier))) {
   pool_.set_eviction_listener(this);
   for (int c = 0; c < pool_.num_classes(); ++c) {
     checksums_.emplace_back(static_cast<size_t>(pool_.num_blocks(c)));
@@ -121,8 +126,8 @@ void HostTier::push(Direction direction, const Job& job, std::shared_ptr<Transfe
   uint8_t* const first = first_pool_->region(job.block_class) + job.first_id * bytes;
   uint8_t* const host = block_bytes(job.block_class, job.host_id);
   const bool is_store = direction == Direction::kStore;
-  queue_->push({direction, is_store ? first : host, is_store ? host : first, bytes,
-                first_pool_->memory_kind(), tag, std::move(group)});
+  const BlockTransfer block{is_store ? first : host, is_store ? host : first, bytes};
+  queue_->push({direction, block, tag, std::move(group)});
 }
 
 void HostTier::collect() {
@@ -142,8 +147,8 @@ void HostTier::collect() {
 
 void HostTier::finish_store(const Job& job, const FinishedTransfer& done) {
   stores_under_way_.erase(key_of(job));
-  if (done.is_copied && index_.attach(job.node, job.group, job.kind, job.host_id).ok()) {
-    checksums_[job.block_class][job.host_id] = done.checksum;
+  if (done.block.is_copied && index_.attach(job.node, job.group, job.kind, job.host_id).ok()) {
+    checksums_[job.block_class][job.host_id] = done.block.checksum;
     ++num_stored_;
   } else {
     ++num_dropped_;
@@ -207,7 +212,7 @@ void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match,
 }
 
 void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
-  if (done.is_copied && done.checksum == checksums_[job.block_class][job.host_id]) {
+  if (done.block.is_copied && done.block.checksum == checksums_[job.block_class][job.host_id]) {
     if (first_index_->attach(job.node, job.group, job.kind, job.first_id).ok()) ++num_loaded_;
   } else {
     ++num_bad_;

@@ -57,14 +57,15 @@ struct Promotion {
 
 class HostTier final : public cache::EvictionListener {
  public:
-  // pool and index are the first tier's, made for this shape; they outlive this one. OUT_OF_RANGE:
-  // a budget smaller than a block of each class (the message says the bytes), or memory is short;
-  // UNSUPPORTED: blocks in several regions.
+  // pool and index are the first tier's, made for this shape; they outlive this one. The link joins
+  // it to that pool's memory. OUT_OF_RANGE: a budget smaller than a block of each class (the
+  // message says the bytes), or memory is short; UNSUPPORTED: blocks in several regions.
   static Result<std::unique_ptr<HostTier>> create(cache::BlockPool& pool, cache::PrefixIndex& index,
                                                   const cache::SequenceShape& shape,
                                                   std::string fingerprint,
                                                   cache::HashAlgorithm algorithm,
-                                                  const HostTierConfig& config);
+                                                  const HostTierConfig& config,
+                                                  TierLink link = host_link());
   ~HostTier() override;
 
   // Nodes of a sequence's way: pin_scope(), insert(), pin(), unpin().
@@ -118,7 +119,7 @@ class HostTier final : public cache::EvictionListener {
   };
   HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
            const cache::SequenceShape& shape, cache::BlockPool pool, std::string fingerprint,
-           cache::HashAlgorithm algorithm);
+           cache::HashAlgorithm algorithm, std::unique_ptr<BlockCopier> copier);
   int class_of(int group, cache::BlockKind kind) const;
   int64_t key_of(const Job& job) const;
   void push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group);

@@ -1,30 +1,10 @@
 // TransferQueue: one worker, loads first.
 #include "tier/transfer_queue.hpp"
 
-#include "cache/memory_copy.hpp"
-
 namespace kvx::tier {
-namespace {
 
-FinishedTransfer copy(const Transfer& transfer) {
-  FinishedTransfer done{transfer.direction, transfer.tag, true, {}};
-  const auto bytes = static_cast<size_t>(transfer.bytes);
-  const std::span<uint8_t> to(transfer.to, bytes);
-  const std::span<const uint8_t> from(transfer.from, bytes);
-  if (transfer.first_tier == cache::MemoryKind::kHost) {
-    done.checksum = cache::copy_with_checksum(to, from);
-    return done;
-  }
-  // The host's side is what can be read here: it is hashed, after or before the device's copy.
-  if (transfer.direction == Direction::kLoad) done.checksum = cache::checksum(from);
-  done.is_copied = cache::copy_device_memory(to.data(), from.data(), transfer.bytes).ok();
-  if (transfer.direction == Direction::kStore) done.checksum = cache::checksum(to);
-  return done;
-}
-
-}  // namespace
-
-TransferQueue::TransferQueue() : worker_([this] { work(); }) {}
+TransferQueue::TransferQueue(std::unique_ptr<BlockCopier> copier)
+    : copier_(std::move(copier)), worker_([this] { work(); }) {}
 
 TransferQueue::~TransferQueue() {
   {
@@ -50,17 +30,38 @@ void TransferQueue::work() {
   while (true) {
     wake_.wait(lock, [this] { return is_stopping_ || !loads_.empty() || !stores_.empty(); });
     if (is_stopping_) return;
-    std::deque<Transfer>& queue = loads_.empty() ? stores_ : loads_;
-    const Transfer transfer = std::move(queue.front());
-    queue.pop_front();
+    take_batch();
     lock.unlock();
-    const FinishedTransfer done = copy(transfer);
+    blocks_.clear();
+    for (const Transfer& transfer : batch_) blocks_.push_back(transfer.block);
+    copied_.resize(batch_.size());
+    copier_->copy(batch_.front().direction, blocks_, copied_);
     lock.lock();
-    finished_.push_back(done);
-    --num_open_[static_cast<int>(transfer.direction)];
-    const bool ends_group = transfer.group && --transfer.group->num_open == 0;
-    if (ends_group || num_open_[0] + num_open_[1] == 0) progress_.notify_all();
+    finish_batch();
   }
+}
+
+// As many as the copier likes. Requires: there are some.
+void TransferQueue::take_batch() {
+  std::deque<Transfer>& queue = loads_.empty() ? stores_ : loads_;
+  batch_.clear();
+  int64_t bytes = 0;
+  while (!queue.empty() && bytes < copier_->batch_bytes()) {
+    bytes += queue.front().block.bytes;
+    batch_.push_back(std::move(queue.front()));
+    queue.pop_front();
+  }
+}
+
+void TransferQueue::finish_batch() {
+  bool ends_group = false;
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    const Transfer& transfer = batch_[i];
+    finished_.push_back({transfer.direction, transfer.tag, copied_[i]});
+    --num_open_[static_cast<int>(transfer.direction)];
+    ends_group |= transfer.group && --transfer.group->num_open == 0;
+  }
+  if (ends_group || num_open_[0] + num_open_[1] == 0) progress_.notify_all();
 }
 
 void TransferQueue::take_finished(std::vector<FinishedTransfer>& finished) {

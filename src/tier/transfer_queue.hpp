@@ -10,12 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "cache/content_hash.hpp"
-#include "cache/memory.hpp"
+#include "tier/block_copier.hpp"
 
 namespace kvx::tier {
-
-enum class Direction : uint8_t { kStore, kLoad };  // away from the first tier, back to it
 
 // Several transfers that somebody waits for together.
 struct TransferGroup {
@@ -24,26 +21,22 @@ struct TransferGroup {
 
 struct Transfer {
   Direction direction = Direction::kStore;
-  const uint8_t* from = nullptr;
-  uint8_t* to = nullptr;
-  int64_t bytes = 0;
-  cache::MemoryKind first_tier = cache::MemoryKind::kHost;  // the other side is host memory
-  int64_t tag = 0;                                          // the caller's
-  std::shared_ptr<TransferGroup> group;                     // null: nobody waits
+  BlockTransfer block;
+  int64_t tag = 0;                       // the caller's
+  std::shared_ptr<TransferGroup> group;  // null: nobody waits
 };
 
 struct FinishedTransfer {
   Direction direction = Direction::kStore;
   int64_t tag = 0;
-  bool is_copied = false;  // false: the device refused, to's bytes are unspecified
-  cache::ContentHash checksum;
+  CopiedBlock block;
 };
 
 // Every call may come from any thread.
 class TransferQueue {
  public:
-  TransferQueue();
-  // Waits for the transfer under way; the others are dropped.
+  explicit TransferQueue(std::unique_ptr<BlockCopier> copier);
+  // Waits for the transfers under way; the others are dropped.
   ~TransferQueue();
   TransferQueue(const TransferQueue&) = delete;
   TransferQueue& operator=(const TransferQueue&) = delete;
@@ -61,6 +54,8 @@ class TransferQueue {
 
  private:
   void work();
+  void take_batch();
+  void finish_batch();
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;      // there is work, or the end
@@ -70,6 +65,11 @@ class TransferQueue {
   std::vector<FinishedTransfer> finished_;
   int64_t num_open_[2] = {};  // by direction
   bool is_stopping_ = false;
+  // Of the worker alone:
+  std::unique_ptr<BlockCopier> copier_;
+  std::vector<Transfer> batch_;  // of one direction
+  std::vector<BlockTransfer> blocks_;
+  std::vector<CopiedBlock> copied_;
   std::thread worker_;  // last: it uses all of the above
 };
 

@@ -219,10 +219,13 @@ TEST(BlockPool, ZeroesABlockInAllRegionsWhenItIsFreedIfAsked) {
   EXPECT_EQ(pool.region(0, 1)[3], 0);
 }
 
-// Memory that says it is a device's.
+// Memory that the host cannot write by itself, as a device's.
 class DeviceLikeMemory final : public Memory {
  public:
   MemoryKind kind() const override { return MemoryKind::kCuda; }
+  void clear(uint8_t* data, int64_t bytes) override { cleared.emplace_back(data, bytes); }
+
+  std::vector<std::pair<uint8_t*, int64_t>> cleared;
 
  protected:
   uint8_t* allocate_zeroed(int64_t bytes) override {
@@ -231,16 +234,17 @@ class DeviceLikeMemory final : public Memory {
   void free(uint8_t* data, int64_t) override { std::free(data); }
 };
 
-TEST(BlockPool, RefusesToZeroBlocksOfADevice) {
+TEST(BlockPool, LeavesZeroingToTheMemoryThatItsBlocksLieIn) {
   DeviceLikeMemory device;
   const BlockClassSpec spec{"packed", 4, {256}};
-  const auto refused = BlockPool::create(device, std::span(&spec, 1), {EvictionKind::kLru, true});
-  ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
-  EXPECT_THAT(refused.error().message, HasSubstr("zeroes_on_free"));
-  const auto without = BlockPool::create(device, std::span(&spec, 1));
-  ASSERT_TRUE(without.ok());
-  EXPECT_EQ(without.value().memory_kind(), MemoryKind::kCuda);
+  auto pool = BlockPool::create(device, std::span(&spec, 1), {EvictionKind::kLru, true}).value();
+  EXPECT_EQ(pool.memory_kind(), MemoryKind::kCuda);
+  int32_t ids[2];
+  ASSERT_TRUE(pool.allocate(0, ids).ok());
+  EXPECT_TRUE(device.cleared.empty());
+  ASSERT_TRUE(pool.release(0, ids[1]).ok());
+  ASSERT_EQ(device.cleared.size(), 1u);
+  EXPECT_EQ(device.cleared[0], std::pair(pool.region(0) + ids[1] * 256, int64_t{256}));
 }
 
 TEST(BlockPool, PromisedBlocksAreNobodyElses) {

@@ -45,13 +45,18 @@ std::vector<float> plain_attention(const Stream& stream, int num_tokens, int win
   return out;
 }
 
+// Attention in binary32; on a GPU with its own exponential.
+double exact_tolerance() {
+  return is_on_gpu() ? 1e-5 : 1e-6;
+}
+
 TEST(KvCache, AnF32CacheIsPlainAttention) {
   const Stream stream(100);
   auto cache = created(config_of("f32"));
   const int sequence = cache->create_sequence().value();
   EXPECT_LT(
       relative_rms(feed(*cache, sequence, stream, 0, 100, 1000), plain_attention(stream, 100)),
-      1e-6);
+      exact_tolerance());
 }
 
 TEST(KvCache, WideEndsOfF32AroundF32BlocksChangeNothing) {
@@ -60,11 +65,13 @@ TEST(KvCache, WideEndsOfF32AroundF32BlocksChangeNothing) {
   const int sequence = cache->create_sequence().value();
   EXPECT_LT(
       relative_rms(feed(*cache, sequence, stream, 0, 150, 1000), plain_attention(stream, 150)),
-      1e-6);
+      exact_tolerance());
 }
 
-// Attention over codes may round queries and probabilities to 16 bits.
-constexpr double kCodeTolerance = 1e-4;
+// Attention over codes may round queries and probabilities to 16 bits, a GPU's over bf16 to bf16.
+double code_tolerance() {
+  return is_on_gpu() ? 3.5e-3 : 1e-4;
+}
 
 TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
   const Stream stream(130);
@@ -76,18 +83,15 @@ TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
     const int tokens = cache->create_sequence().value();
     const std::vector<float> in_steps = feed(*cache, steps, stream, 0, 130, 1000);
     const std::vector<float> one_by_one = feed(*cache, tokens, stream, 0, 130, 1);
-    EXPECT_LT(relative_rms(in_steps, one_by_one), kCodeTolerance) << recipe;
+    EXPECT_LT(relative_rms(in_steps, one_by_one), code_tolerance()) << recipe;
     std::vector<float> k(130 * kNumKvHeads * kHeadDim), k_one_by_one(k.size());
     const MutableFloatRows none;
     for (int layer = 0; layer < kNumLayers; ++layer) {
-      ASSERT_TRUE(cache
-                      ->gather(steps, layer, 0, 130,
-                               dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), none)
+      ASSERT_TRUE(gather(*cache, steps, layer, 0, 130,
+                         dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), none)
                       .ok());
-      ASSERT_TRUE(cache
-                      ->gather(tokens, layer, 0, 130,
-                               dense_rows(k_one_by_one.data(), DType::kF32, kNumKvHeads, kHeadDim),
-                               none)
+      ASSERT_TRUE(gather(*cache, tokens, layer, 0, 130,
+                         dense_rows(k_one_by_one.data(), DType::kF32, kNumKvHeads, kHeadDim), none)
                       .ok());
       EXPECT_EQ(k, k_one_by_one) << recipe << ", layer " << layer;
     }
@@ -100,9 +104,8 @@ TEST(KvCache, WideEndsKeepTheirTokensIn16BitsAndTheMiddlePacked) {
   const int sequence = cache->create_sequence().value();
   feed(*cache, sequence, stream, 0, 160, 7);
   std::vector<float> k(160 * kNumKvHeads * kHeadDim);
-  ASSERT_TRUE(cache
-                  ->gather(sequence, 0, 0, 160,
-                           dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
+  ASSERT_TRUE(gather(*cache, sequence, 0, 0, 160,
+                     dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
                   .ok());
   // 160 tokens are ten blocks: block 0 is the sink, 7 to 9 hold the recent 40.
   for (int token = 0; token < 160; ++token) {
@@ -141,21 +144,20 @@ TEST(KvCache, SequencesOfOneStepDoNotSeeEachOther) {
     put(both.k, 0, b.k, 35, 1, kNumKvHeads), put(both.k, 1, a.k, 20, 2, kNumKvHeads);
     put(both.v, 0, b.v, 35, 1, kNumKvHeads), put(both.v, 1, a.v, 20, 2, kNumKvHeads);
     std::vector<float> out(3 * kNumQHeads * kHeadDim);
-    ASSERT_TRUE(cache
-                    ->append_and_attend(0, params(), both.rows(both.q, kNumQHeads, 0),
-                                        both.rows(both.k, kNumKvHeads, 0),
-                                        both.rows(both.v, kNumKvHeads, 0),
-                                        dense_rows(out.data(), DType::kF32, kNumQHeads, kHeadDim))
+    ASSERT_TRUE(append_and_attend(*cache, 3, 0, params(), both.rows(both.q, kNumQHeads, 0),
+                                  both.rows(both.k, kNumKvHeads, 0),
+                                  both.rows(both.v, kNumKvHeads, 0),
+                                  dense_rows(out.data(), DType::kF32, kNumQHeads, kHeadDim))
                     .ok());
     constexpr int width = kNumQHeads * kHeadDim;
     const auto expected_row = [](const std::vector<float>& rows, int row) {
       return std::vector<float>(rows.begin() + row * width, rows.begin() + (row + 1) * width);
     };
-    EXPECT_LT(relative_rms(expected_row(out, 0), expected_row(expected_b, 35)), kCodeTolerance)
+    EXPECT_LT(relative_rms(expected_row(out, 0), expected_row(expected_b, 35)), code_tolerance())
         << recipe;
-    EXPECT_LT(relative_rms(expected_row(out, 1), expected_row(expected_a, 20)), kCodeTolerance)
+    EXPECT_LT(relative_rms(expected_row(out, 1), expected_row(expected_a, 20)), code_tolerance())
         << recipe;
-    EXPECT_LT(relative_rms(expected_row(out, 2), expected_row(expected_a, 21)), kCodeTolerance)
+    EXPECT_LT(relative_rms(expected_row(out, 2), expected_row(expected_a, 21)), code_tolerance())
         << recipe;
   }
 }
@@ -170,18 +172,18 @@ TEST(KvCache, ACancelledStepLeavesNoTokens) {
   EXPECT_EQ(cache->truncate_sequence(sequence, 3).error().message,
             "a step is open with sequence 0; call end_step first");
   std::vector<float> ignored(15 * kNumQHeads * kHeadDim);
-  ASSERT_TRUE(cache
-                  ->append_and_attend(0, params(), other.rows(other.q, kNumQHeads, 20),
-                                      other.rows(other.k, kNumKvHeads, 20),
-                                      other.rows(other.v, kNumKvHeads, 20),
-                                      dense_rows(ignored.data(), DType::kF32, kNumQHeads, kHeadDim))
+  ASSERT_TRUE(append_and_attend(*cache, 15, 0, params(), other.rows(other.q, kNumQHeads, 20),
+                                other.rows(other.k, kNumKvHeads, 20),
+                                other.rows(other.v, kNumKvHeads, 20),
+                                dense_rows(ignored.data(), DType::kF32, kNumQHeads, kHeadDim))
                   .ok());
   ASSERT_TRUE(cache->cancel_step().ok());
   EXPECT_EQ(cache->cancel_step().error().message, "no step is open; call begin_step first");
   EXPECT_EQ(cache->num_tokens(sequence), 20);
   const std::vector<float> tail = feed(*cache, sequence, stream, 20, 40, 6);
   const std::vector<float> all = plain_attention(stream, 40);
-  EXPECT_LT(relative_rms(tail, std::vector<float>(all.end() - tail.size(), all.end())), 1e-6);
+  EXPECT_LT(relative_rms(tail, std::vector<float>(all.end() - tail.size(), all.end())),
+            exact_tolerance());
 }
 
 TEST(KvCache, LayersWithAWindowSeeTheWindowAndGiveOldBlocksBack) {
@@ -192,7 +194,7 @@ TEST(KvCache, LayersWithAWindowSeeTheWindowAndGiveOldBlocksBack) {
   const int sequence = cache->create_sequence().value();
   EXPECT_LT(
       relative_rms(feed(*cache, sequence, stream, 0, 200, 5), plain_attention(stream, 200, 24)),
-      1e-6);
+      exact_tolerance());
   const cache::PoolAccount account = cache->account();
   ASSERT_EQ(account.classes.size(), 2u);
   EXPECT_LT(account.classes[0].used.total() * 3, account.classes[1].used.total());
@@ -208,9 +210,9 @@ TEST(KvCache, OverridesStoreTheirLayersAndHeadsApart) {
   feed(*cache, sequence, stream, 0, 40, 40);
   std::vector<float> k(40 * kNumKvHeads * kHeadDim);
   const MutableFloatRows rows = dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim);
-  ASSERT_TRUE(cache->gather(sequence, 1, 0, 40, rows, {}).ok());
+  ASSERT_TRUE(gather(*cache, sequence, 1, 0, 40, rows, {}).ok());
   EXPECT_EQ(k, stream.k);
-  ASSERT_TRUE(cache->gather(sequence, 0, 0, 40, rows, {}).ok());
+  ASSERT_TRUE(gather(*cache, sequence, 0, 0, 40, rows, {}).ok());
   for (int head : {0, 1}) {
     const bool is_exact = std::equal(k.begin() + head * kHeadDim, k.begin() + (head + 1) * kHeadDim,
                                      stream.k.begin() + head * kHeadDim);
@@ -230,10 +232,9 @@ TEST(KvCache, CalibratedScalesAreReadFromTheirTable) {
   const int sequence = cache->create_sequence().value();
   feed(*cache, sequence, stream, 0, 20, 20);
   std::vector<float> k(20 * kNumKvHeads * kHeadDim);
-  ASSERT_TRUE(
-      cache
-          ->gather(sequence, 0, 0, 20, dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
-          .ok());
+  ASSERT_TRUE(gather(*cache, sequence, 0, 0, 20,
+                     dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
+                  .ok());
   for (size_t i = 0; i < k.size(); ++i) {
     const float step = i / kHeadDim % kNumKvHeads == 0 ? 0.03125f : 0.0625f;
     EXPECT_EQ(k[i], std::nearbyint(std::clamp(stream.k[i] / step, -127.0f, 127.0f)) * step) << i;

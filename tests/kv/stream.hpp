@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "kv/kv_step.hpp"
+#include "tests/kv/place.hpp"
 
 namespace kvx::kv {
 
@@ -27,6 +27,7 @@ inline KvCacheConfig config_of(std::string_view recipe, int block_size = 16) {
   config.block_size = block_size;
   config.max_sequences = 2;
   config.max_tokens_per_sequence = 400;
+  if (is_on_gpu()) config.cuda = CudaPlacement{*test_gpu()};
   return config;
 }
 
@@ -78,8 +79,8 @@ inline std::vector<float> feed(KvStep& step, KvCache& cache, int sequence, const
     for (int layer = 0; layer < kNumLayers; ++layer) {
       float* target = (layer == read_layer ? out : ignored).data() +
                       static_cast<size_t>(at - first) * kNumQHeads * kHeadDim;
-      const Status done = step.append_and_attend(
-          layer, params(), stream.rows(stream.q, kNumQHeads, at),
+      const Status done = append_and_attend(
+          cache, step, count, layer, params(), stream.rows(stream.q, kNumQHeads, at),
           stream.rows(stream.k, kNumKvHeads, at), stream.rows(stream.v, kNumKvHeads, at),
           dense_rows(target, DType::kF32, kNumQHeads, kHeadDim));
       EXPECT_TRUE(done.ok()) << done.error().message;

@@ -62,7 +62,7 @@ const AllowedEdges& allowed_edges() {
       {"device", {"core"}},
       {"cache", {"core", "device"}},
       {"ops", {"core", "format", "cache", "device"}},
-      {"tier", {"core", "cache"}},
+      {"tier", {"core", "cache", "device"}},
       {"kv", {"core", "format", "cache", "ops", "device", "tier"}},
       {"interop", {"core", "format", "cache", "ops"}},
       {"quality", {"core", "format", "ops", "kv"}},

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 
 namespace kvx::tier {
 namespace {
@@ -191,33 +193,71 @@ TEST(HostTierBlocks, AreUnderWayWhileTheQueueHasThem) {
 }
 
 TEST(TransferQueue, CopiesWithTheChecksumOfWhatItCopied) {
-  TransferQueue queue;
+  TransferQueue queue(host_link().copier);
   std::vector<uint8_t> from(100'000), to(100'000);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * i);
   const auto group = std::make_shared<TransferGroup>();
-  queue.push({Direction::kLoad, from.data(), to.data(), static_cast<int64_t>(from.size()),
-              cache::MemoryKind::kHost, 7, group});
+  queue.push(
+      {Direction::kLoad, {from.data(), to.data(), static_cast<int64_t>(from.size())}, 7, group});
   queue.wait(*group);
   EXPECT_TRUE(queue.is_done(*group));
   std::vector<FinishedTransfer> finished;
   queue.take_finished(finished);
   ASSERT_EQ(finished.size(), 1u);
   EXPECT_EQ(finished[0].tag, 7);
-  EXPECT_TRUE(finished[0].is_copied);
-  EXPECT_EQ(finished[0].checksum, cache::checksum(from));
+  EXPECT_TRUE(finished[0].block.is_copied);
+  EXPECT_EQ(finished[0].block.checksum, cache::checksum(from));
   EXPECT_EQ(to, from);
 }
 
-// Blocks that no device has: the copy is refused, and so is the block.
-TEST(TransferQueue, ADeviceThatRefusesACopyIsReported) {
-  TransferQueue queue;
-  std::vector<uint8_t> from(64), to(64);
-  queue.push({Direction::kLoad, from.data(), nullptr, 64, cache::MemoryKind::kCuda, 1, nullptr});
+// A copier that takes three blocks of 64 bytes at once, and refuses what it is told to.
+class BatchingCopier final : public BlockCopier {
+ public:
+  BatchingCopier(std::vector<size_t>& batches, bool refuses)
+      : batches_(batches), refuses_(refuses) {}
+  int64_t batch_bytes() const override { return 3 * 64; }
+  void copy(Direction, std::span<const BlockTransfer> transfers,
+            std::span<CopiedBlock> results) override {
+    batches_.push_back(transfers.size());
+    for (CopiedBlock& result : results) result.is_copied = !refuses_;
+  }
+
+ private:
+  std::vector<size_t>& batches_;
+  bool refuses_;
+};
+
+TEST(TransferQueue, ACopyThatIsRefusedIsReported) {
+  std::vector<size_t> batches;
+  TransferQueue queue(std::make_unique<BatchingCopier>(batches, true));
+  queue.push({Direction::kLoad, {nullptr, nullptr, 64}, 1, nullptr});
   queue.wait_for_all();
   std::vector<FinishedTransfer> finished;
   queue.take_finished(finished);
   ASSERT_EQ(finished.size(), 1u);
-  EXPECT_FALSE(finished[0].is_copied);
+  EXPECT_FALSE(finished[0].block.is_copied);
+}
+
+TEST(TransferQueue, GivesACopierAsManyBlocksAsItLikesAndFinishesEachOnce) {
+  std::vector<size_t> batches;
+  TransferQueue queue(std::make_unique<BatchingCopier>(batches, false));
+  const auto group = std::make_shared<TransferGroup>();
+  constexpr int kNumBlocks = 100;
+  for (int tag = 0; tag < kNumBlocks; ++tag) {
+    queue.push(
+        {tag % 2 == 0 ? Direction::kStore : Direction::kLoad, {nullptr, nullptr, 64}, tag, group});
+  }
+  queue.wait(*group);
+  std::vector<FinishedTransfer> finished;
+  queue.take_finished(finished);
+  std::set<int64_t> tags;
+  for (const FinishedTransfer& one : finished) {
+    EXPECT_EQ(one.direction, one.tag % 2 == 0 ? Direction::kStore : Direction::kLoad);
+    tags.insert(one.tag);
+  }
+  EXPECT_EQ(finished.size(), static_cast<size_t>(kNumBlocks));
+  EXPECT_EQ(tags.size(), finished.size());
+  EXPECT_LE(*std::max_element(batches.begin(), batches.end()), 3u);
 }
 
 }  // namespace

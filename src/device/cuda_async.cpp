@@ -1,0 +1,106 @@
+// The CUDA runtime's calls behind device/cuda_async.hpp.
+#include "device/cuda_async.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+#include <vector>
+
+#include "device/cuda_error.hpp"
+
+namespace kvx::device {
+namespace {
+
+cudaStream_t stream_of(CudaStream stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
+}  // namespace
+
+Result<uint8_t*> cuda_allocate_pinned(int device, int64_t bytes) {
+  KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(device), "cudaSetDevice"));
+  void* data = nullptr;
+  const cudaError_t error = cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not sticky: the next call shall not see it
+    return out_of_range("the system pins no {} bytes of host memory", bytes);
+  }
+  KVX_RETURN_IF_ERROR(cuda_status(error, "cudaHostAlloc"));
+  return static_cast<uint8_t*>(data);
+}
+
+void cuda_free_pinned(uint8_t* data) {
+  cudaFreeHost(data);
+}
+
+Status cuda_copy_async(void* to, const void* from, int64_t bytes, CudaStream stream) {
+  return cuda_status(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_of(stream)),
+      "cudaMemcpyAsync");
+}
+
+Status cuda_fill_async(void* to, uint8_t value, int64_t bytes, CudaStream stream) {
+  return cuda_status(cudaMemsetAsync(to, value, static_cast<size_t>(bytes), stream_of(stream)),
+                     "cudaMemsetAsync");
+}
+
+Status cuda_copy_batch(std::span<const CudaCopy> copies, CudaStream stream) {
+#if CUDART_VERSION >= 13000
+  if (copies.empty()) return {};
+  std::vector<void*> targets;
+  std::vector<const void*> sources;
+  std::vector<size_t> sizes;
+  for (const CudaCopy& copy : copies) {
+    targets.push_back(copy.to);
+    sources.push_back(copy.from);
+    sizes.push_back(static_cast<size_t>(copy.bytes));
+  }
+  cudaMemcpyAttributes attributes = {};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  size_t first = 0;  // the attributes hold from the first copy on
+  return cuda_status(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(),
+                                          sizes.size(), &attributes, &first, 1, stream_of(stream)),
+                     "cudaMemcpyBatchAsync");
+#else
+  for (const CudaCopy& copy : copies) {
+    KVX_RETURN_IF_ERROR(cuda_copy_async(copy.to, copy.from, copy.bytes, stream));
+  }
+  return {};
+#endif
+}
+
+Result<CudaEvent> CudaEvent::create() {
+  cudaEvent_t event = nullptr;
+  KVX_RETURN_IF_ERROR(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                                  "cudaEventCreateWithFlags"));
+  return CudaEvent(event);
+}
+
+CudaEvent::CudaEvent(CudaEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+
+CudaEvent& CudaEvent::operator=(CudaEvent&& other) noexcept {
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+CudaEvent::~CudaEvent() {
+  if (event_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(event_));
+}
+
+Status CudaEvent::record(CudaStream stream) const {
+  return cuda_status(cudaEventRecord(static_cast<cudaEvent_t>(event_), stream_of(stream)),
+                     "cudaEventRecord");
+}
+
+Status CudaEvent::wait() const {
+  return cuda_status(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)),
+                     "cudaEventSynchronize");
+}
+
+Status CudaEvent::hold_back(CudaStream stream) const {
+  return cuda_status(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event_), 0),
+                     "cudaStreamWaitEvent");
+}
+
+}  // namespace kvx::device

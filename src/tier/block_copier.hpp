@@ -1,0 +1,54 @@
+// BlockCopier: copies blocks between a first tier and host memory, with the checksum of what it
+// copied; how depends on where the first tier lies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "cache/content_hash.hpp"
+#include "cache/memory.hpp"
+#include "device/cuda.hpp"
+
+namespace kvx::tier {
+
+enum class Direction : uint8_t { kStore, kLoad };  // away from the first tier, back to it
+
+// Both sides stay where they are until it is done.
+struct BlockTransfer {
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  int64_t bytes = 0;
+};
+
+struct CopiedBlock {
+  bool is_copied = false;  // false: the device refused, the target's bytes are unspecified
+  cache::ContentHash checksum;
+};
+
+// One thread at a time.
+class BlockCopier {
+ public:
+  virtual ~BlockCopier() = default;
+  // Bytes that it likes to have at once.
+  virtual int64_t batch_bytes() const = 0;
+  // Waits until all are there. Requires: as many results as transfers.
+  virtual void copy(Direction direction, std::span<const BlockTransfer> transfers,
+                    std::span<CopiedBlock> results) = 0;
+};
+
+// How a host tier is joined to its first tier.
+struct TierLink {
+  cache::Memory* memory = nullptr;  // of the host tier's blocks; outlives it
+  std::unique_ptr<BlockCopier> copier;
+};
+
+// The first tier lies in host memory.
+TierLink host_link();
+
+// The first tier lies in the device's memory and is written and read in compute's order. Copies run
+// on a stream of their own beside what compute is given later; pinned: host memory that the device
+// copies from and to. Errors as device::OwnedCudaStream's.
+Result<TierLink> cuda_link(int device, device::CudaStream compute, cache::Memory& pinned);
+
+}  // namespace kvx::tier

@@ -1,0 +1,26 @@
+// Blocks from host memory to host memory: copied and hashed in one pass.
+#include "tier/block_copier.hpp"
+
+namespace kvx::tier {
+namespace {
+
+class HostCopier final : public BlockCopier {
+ public:
+  int64_t batch_bytes() const override { return 1; }  // a block: who waits for it goes on at once
+  void copy(Direction, std::span<const BlockTransfer> transfers,
+            std::span<CopiedBlock> results) override {
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const auto bytes = static_cast<size_t>(transfers[i].bytes);
+      results[i] = {
+          true, cache::copy_with_checksum({transfers[i].to, bytes}, {transfers[i].from, bytes})};
+    }
+  }
+};
+
+}  // namespace
+
+TierLink host_link() {
+  return {&cache::host_memory(), std::make_unique<HostCopier>()};
+}
+
+}  // namespace kvx::tier
