@@ -177,7 +177,8 @@ void add_bench(CLI::App& app, Action& action) {
           "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
           "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64 is a with head_dim "
           "64, aq4 a with 4 queries a sequence; a:nhd16 is a on a caller's pages, NHD or HND, "
-          "in blocks of 16 tokens, scales in regions of their own")
+          "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
+          "pc 1024 queries at the end of 32768 tokens")
       ->capture_default_str();
   command->add_flag("--fast", shape.is_fast,
                     "Attention may be off by 8e-3 of its size where that saves time");
