@@ -175,7 +175,8 @@ void add_bench(CLI::App& app, Action& action) {
       ->add_option("--shapes", o->shapes,
                    "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
                    "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64 is a with head_dim "
-                   "64, aq4 a with 4 queries a sequence")
+                   "64, aq4 a with 4 queries a sequence; prefill: p is a prompt of 8192, pc 1024 "
+                   "queries at the end of 32768 tokens")
       ->capture_default_str();
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));

@@ -9,12 +9,15 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/prefill_launch.hpp"
+#include "ops/cuda/chunk.cuh"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops {
 namespace {
 
 using cuda::AttendJob;
+using cuda::PrefillKernel;
 using cuda::TileKernel;
 using format::ScaleType;
 
@@ -75,21 +78,41 @@ bool has_shared_scale(const SideView& side) {
          divides(side.scales.head_stride, 4);
 }
 
-// num_rows: query rows of a sequence and KV head.
-TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t num_rows) {
+// Whether the tensor cores' kernels can take the run, if an instance is compiled.
+bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
   const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
                             args.tree_mask || args.wide_head_blocks;
   const int block_size = args.packed.block_size;
-  if (has_features || run.k.head_dim != run.v.head_dim || block_size % 16 != 0) return {};
+  if (has_features || run.k.head_dim != run.v.head_dim || block_size % 16 != 0) return false;
   for (const SideView* side : {&run.k, &run.v}) {
-    if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return {};
+    if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return false;
   }
+  return true;
+}
+
+// num_rows: query rows of a sequence and KV head.
+TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t num_rows) {
+  if (!can_have_tiles(args, run)) return {};
   return cuda::find_tile_kernel(
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.head_dim = run.k.head_dim,
        .has_dense_rows = has_dense_rows(run.k) && has_dense_rows(run.v),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
        .has_many_rows = num_rows > cuda::kTileRows});
+}
+
+PrefillKernel prefill_kernel_for(const AttendArgs& args, const HeadRun& run) {
+  if (!can_have_tiles(args, run)) return {};
+  if (!cuda::fits_chunks(args.q) || !cuda::fits_chunks(args.out)) return {};
+  return cuda::find_prefill_kernel({run.k.spec.facts->id, has_shared_scale(run.k)},
+                                   {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim);
+}
+
+bool every_run_has_prefill(const AttendArgs& args) {
+  for (const HeadRun& run : args.packed.runs) {
+    if (!prefill_kernel_for(args, run).function) return false;
+  }
+  return true;
 }
 
 bool every_run_has_tiles(const AttendArgs& args) {
@@ -110,7 +133,8 @@ int64_t max_rows_of(const AttendArgs& args, const CudaAttendLimits& limits) {
 }
 
 struct AttendPlanCuda {
-  TileKernel tiles;  // no function: the plain kernel
+  TileKernel tiles;  // no function in either: the plain kernel
+  PrefillKernel prefill;
   int warps_of_cta = 0;
   int num_row_tiles = 0;
   int num_splits = 1;
@@ -140,21 +164,36 @@ void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& pl
   }
 }
 
+// Long prompts have pieces enough; a few rows on a long prefix are split.
+void plan_prefill(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
+  shape.num_slots = context.device.num_multiprocessors;
+  shape.granule = plan.prefill.step_tokens;
+  plan.num_splits = shape.num_pieces >= shape.num_slots ? 1 : plan_splits(shape).num_splits;
+}
+
 AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
-                        const CudaAttendLimits& limits, const HeadRun& run, bool uses_tiles) {
+                        const CudaAttendLimits& limits, const HeadRun& run, CudaAttendPath path) {
   AttendPlanCuda plan;
   const int64_t num_rows = max_rows_of(args, limits);
-  if (uses_tiles) plan.tiles = tile_kernel_for(args, run, num_rows);
-  plan.num_row_tiles = static_cast<int>(
-      ceil_div<int64_t>(num_rows, uses_tiles ? plan.tiles.rows : cuda::kPlainRows));
+  int rows_of_piece = cuda::kPlainRows;
+  if (path == CudaAttendPath::kTiles) {
+    plan.tiles = tile_kernel_for(args, run, num_rows);
+    rows_of_piece = plan.tiles.rows;
+  } else if (path == CudaAttendPath::kPrefill) {
+    plan.prefill = prefill_kernel_for(args, run);
+    rows_of_piece = cuda::kPrefillRows;
+  }
+  plan.num_row_tiles = static_cast<int>(ceil_div<int64_t>(num_rows, rows_of_piece));
   SplitShape shape;
   shape.num_pieces = int64_t{args.num_sequences} * run.num_heads * plan.num_row_tiles;
   shape.max_tokens = max_tokens_of(args, limits);
   if (args.window > 0) {
     shape.max_tokens = std::min<int64_t>(shape.max_tokens, int64_t{args.window} + limits.max_q_len);
   }
-  if (uses_tiles) {
+  if (path == CudaAttendPath::kTiles) {
     plan_tiles(context, shape, plan);
+  } else if (path == CudaAttendPath::kPrefill) {
+    plan_prefill(context, shape, plan);
   } else {
     constexpr int kPlainCtas = 2;  // a multiprocessor
     shape.num_slots = int64_t{context.device.num_multiprocessors} * kPlainCtas;
@@ -162,6 +201,21 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
     plan.num_splits = plan_splits(shape).num_splits;
   }
   return plan;
+}
+
+// Whether a kernel takes the call.
+bool takes(CudaAttendPath path, const AttendArgs& args) {
+  if (path == CudaAttendPath::kTiles) return every_run_has_tiles(args);
+  return path != CudaAttendPath::kPrefill || every_run_has_prefill(args);
+}
+
+// The fastest that takes the call. From so many query rows a KV head on, a prefill kernel's tile of
+// 128 rows costs less than the tile kernel's passes over the cache.
+CudaAttendPath choose_path(const AttendArgs& args, const CudaAttendLimits& limits) {
+  constexpr int kPrefillFrom = 33;
+  const bool has_many_rows = max_rows_of(args, limits) >= kPrefillFrom;
+  if (has_many_rows && takes(CudaAttendPath::kPrefill, args)) return CudaAttendPath::kPrefill;
+  return takes(CudaAttendPath::kTiles, args) ? CudaAttendPath::kTiles : CudaAttendPath::kPlain;
 }
 
 // workspace: [partial_out][partial_softmax], each on 256 bytes
@@ -286,11 +340,15 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.tile_v = tile_side(run.v, job.block_size, plan.tiles.tiles_at_once);
   job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
   job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
-  if (has_shared_scale(run.k) && has_shared_scale(run.v) &&
-      run.k.spec.scale_type == ScaleType::kF32 && run.v.spec.scale_type == ScaleType::kF32) {
+  const bool shares_k = has_shared_scale(run.k) && run.k.spec.scale_type == ScaleType::kF32;
+  const bool shares_v = has_shared_scale(run.v) && run.v.spec.scale_type == ScaleType::kF32;
+  const bool shares_both = shares_k && shares_v;
+  if (shares_k && (shares_both || plan.prefill.shares_scales)) {
     job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);
-    job.shared_v_scale = reinterpret_cast<const float*>(run.v.scales.base);
     job.shared_k_scale_stride = static_cast<int>(run.k.scales.head_stride / 4);
+  }
+  if (shares_v && (shares_both || plan.prefill.shares_scales)) {
+    job.shared_v_scale = reinterpret_cast<const float*>(run.v.scales.base);
     job.shared_v_scale_stride = static_cast<int>(run.v.scales.head_stride / 4);
   }
   return job;
@@ -318,13 +376,18 @@ bool attend_has_tiles(const AttendArgs& args) {
   return every_run_has_tiles(args);
 }
 
+bool attend_has_prefill(const AttendArgs& args) {
+  return every_run_has_prefill(args);
+}
+
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
                                const CudaAttendLimits& limits) {
   int64_t most = 0;
-  for (const HeadRun& run : args.packed.runs) {
-    for (const bool uses_tiles : {false, true}) {
-      if (uses_tiles && !every_run_has_tiles(args)) continue;
-      const AttendPlanCuda plan = plan_run(context, args, limits, run, uses_tiles);
+  for (const CudaAttendPath path :
+       {CudaAttendPath::kPlain, CudaAttendPath::kTiles, CudaAttendPath::kPrefill}) {
+    if (!takes(path, args)) continue;
+    for (const HeadRun& run : args.packed.runs) {
+      const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
       most = std::max(most, workspace_bytes(args, limits, run.v.head_dim, plan.num_splits).total());
     }
   }
@@ -334,21 +397,25 @@ int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& arg
 Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
               uint8_t* workspace, CudaFindings* findings, CudaAttendPath path) {
   KVX_RETURN_IF_ERROR(check(args, limits));
-  const bool has_tiles = every_run_has_tiles(args);
-  if (path == CudaAttendPath::kTiles && !has_tiles) {
-    return unsupported("no tensor core kernel takes this call (attend_has_tiles)");
+  if (!takes(path, args)) {
+    return unsupported("no {} kernel takes this call (attend_has_{})",
+                       path == CudaAttendPath::kTiles ? "tensor core" : "prefill",
+                       path == CudaAttendPath::kTiles ? "tiles" : "prefill");
   }
   if (args.num_sequences == 0 || limits.total_q == 0) return {};
-  const bool uses_tiles = has_tiles && path != CudaAttendPath::kPlain;
+  if (path == CudaAttendPath::kChoose) path = choose_path(args, limits);
   const auto stream = static_cast<cudaStream_t>(context.stream);
   for (const HeadRun& run : args.packed.runs) {
-    const AttendPlanCuda plan = plan_run(context, args, limits, run, uses_tiles);
+    const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
     const AttendJob job = make_job(args, limits, run, plan, workspace, findings);
-    KVX_RETURN_IF_ERROR(device::cuda_status(
-        uses_tiles ? cuda::launch_attend_tiles(plan.tiles, plan.warps_of_cta, job, stream)
-                   : cuda::launch_attend_plain(job, stream),
-        "attend"));
-    if (uses_tiles && plan.num_splits == 1) continue;  // its pieces are whole rows
+    const cudaError_t launched =
+        path == CudaAttendPath::kPrefill ? cuda::launch_attend_prefill(plan.prefill, job, stream)
+        : path == CudaAttendPath::kTiles
+            ? cuda::launch_attend_tiles(plan.tiles, plan.warps_of_cta, job, stream)
+            : cuda::launch_attend_plain(job, stream);
+    KVX_RETURN_IF_ERROR(device::cuda_status(launched, "attend"));
+    // Pieces of the tensor cores' kernels are then whole rows.
+    if (path != CudaAttendPath::kPlain && plan.num_splits == 1) continue;
     KVX_RETURN_IF_ERROR(
         device::cuda_status(cuda::launch_merge_splits(job, stream), "attend (merge)"));
   }

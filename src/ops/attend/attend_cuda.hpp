@@ -14,14 +14,20 @@ struct CudaAttendLimits {
   int64_t max_tokens = 0;  // of a sequence; 0: max_blocks_per_sequence * block_size
 };
 
-// Which kernels run. kPlain takes everything in binary32; kTiles are the tensor cores' kernels,
-// which take what attend_has_tiles says.
-enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles };
+// Which kernel runs. kPlain takes everything in binary32; kTiles and kPrefill are the tensor
+// cores', for few and for many queries a sequence, and take what attend_has_tiles and
+// attend_has_prefill say.
+enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill };
 
-// Whether the tensor cores' kernels take this call: head_dim 64 or 128 alike for K and V, blocks of
+// Whether the tile kernel takes this call: head_dim 64 or 128 alike for K and V, blocks of
 // a multiple of 16 tokens, rows on 16 bytes and scales on 4, no transforms, tree mask or wide ends,
 // and a pair of formats that is compiled. docs/cuda.md names them.
 bool attend_has_tiles(const AttendArgs& args);
+
+// Whether the prefill kernel takes this call: as above, q and out on 16 bytes, and K and V both
+// bf16, both f16, both of fp8 (one scale a head), nvfp4, mxfp4 and mxfp4_g16, or both of fp8, int8,
+// int4 and the affine formats. On Hopper alone.
+bool attend_has_prefill(const AttendArgs& args);
 
 // Bytes of device memory that attend needs besides its arguments: what the pieces of split
 // sequences leave for the merge.

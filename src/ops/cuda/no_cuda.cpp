@@ -31,6 +31,9 @@ Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const
 bool attend_has_tiles(const AttendArgs&) {
   return false;
 }
+bool attend_has_prefill(const AttendArgs&) {
+  return false;
+}
 int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const CudaAttendLimits&) {
   return 0;
 }

@@ -112,6 +112,7 @@ class CudaBench {
   Result<double> time_calls(const std::function<Status(int set)>& call);
   Result<double> time_copy(int64_t bytes);
   Status measure_attend(CudaMeasurement m, CudaBenchReport& report);
+  Status measure_prefill(CudaMeasurement m, CudaBenchReport& report);
   Status measure_step(CudaMeasurement m, CudaBenchReport& report);
   Status measure_moves(CudaMeasurement m, CudaBenchReport& report);
 
@@ -357,6 +358,21 @@ Status CudaBench::measure_attend(CudaMeasurement m, CudaBenchReport& report) {
   return {};
 }
 
+// Causal: each query sees itself and all tokens before it.
+Status CudaBench::measure_prefill(CudaMeasurement m, CudaBenchReport& report) {
+  m.verb = "prefill";
+  m.packed_bytes = set_bytes();
+  const double queries = named_.q_len;
+  const double pairs = queries * (shape_.length - queries) + queries * (queries + 1) / 2;
+  m.flops = 4.0 * shape_.head_dim * shape_.num_q_heads * pairs * shape_.num_sequences;
+  KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) {
+                         return ops::attend(context_, attend_args(set), limits_, workspace_.data(),
+                                            findings());
+                       }));
+  report.measurements.push_back(m);
+  return {};
+}
+
 // A decode step's append: a token a sequence.
 Status CudaBench::measure_step(CudaMeasurement m, CudaBenchReport& report) {
   m.verb = "step";
@@ -400,9 +416,13 @@ Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
   CudaMeasurement m;
   m.format = format;
   m.shape = named_.name;
-  KVX_RETURN_IF_ERROR(measure_attend(m, report));
-  KVX_RETURN_IF_ERROR(measure_step(m, report));
-  KVX_RETURN_IF_ERROR(measure_moves(m, report));
+  if (named_.is_prefill()) {
+    KVX_RETURN_IF_ERROR(measure_prefill(m, report));
+  } else {
+    KVX_RETURN_IF_ERROR(measure_attend(m, report));
+    KVX_RETURN_IF_ERROR(measure_step(m, report));
+    KVX_RETURN_IF_ERROR(measure_moves(m, report));
+  }
   ops::CudaFindings found;
   KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings(), sizeof found));
   if (found.out_of_range != 0) {
@@ -440,8 +460,14 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else if (name == "aq4") {  // speculative verification
       set(64, 8192, 32);
       named.q_len = 4;
+    } else if (name == "p") {  // a whole prompt
+      set(1, 8192, 32);
+      named.q_len = s.length;
+    } else if (name == "pc") {  // a chunk of a prompt on a cached prefix
+      set(1, 32768, 32);
+      named.q_len = 1024;
     } else {
-      return invalid_argument("shapes has '{}'; expected a, b, c, d, a64 or aq4", name);
+      return invalid_argument("shapes has '{}'; expected a, b, c, d, a64, aq4, p or pc", name);
     }
     shapes.push_back(named);
   }

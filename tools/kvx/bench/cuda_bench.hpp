@@ -18,9 +18,12 @@ struct CudaBenchShape {
   BenchShape shape;
   int q_len = 1;
   int window = 0;
+
+  // Prompts, or chunks of them: bound by arithmetic, not by bytes.
+  bool is_prefill() const { return q_len > 16; }
 };
 
-// "a", "b", "c" and "d", or several with commas.
+// "a", "b", "c", "d", "a64", "aq4", "p" and "pc", or several with commas.
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
 
 inline constexpr int kCudaReplays = 11;
@@ -31,9 +34,11 @@ struct CudaMeasurement {
   std::string verb;
   double seconds = 0;        // median of kCudaReplays graph replays, a call
   int64_t packed_bytes = 0;  // that the call reads or writes once
+  double flops = 0;  // prefill: 4 * head_dim * query heads * (query, token) pairs that are seen
   // attend: these bytes at the read bandwidth; step: a launch that does nothing; the others: a copy
   // of as many bytes, in the same graph over the same sets.
   double yardstick_seconds = 0;
+  double teraflops_per_second() const { return flops / seconds / 1e12; }
   double percent() const { return 100 * yardstick_seconds / seconds; }
   double gigabytes_per_second() const { return static_cast<double>(packed_bytes) / seconds / 1e9; }
 };

@@ -13,13 +13,15 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
                {"MB", Align::kRight},
                {"us", Align::kRight},
                {"GB/s", Align::kRight},
-               {"%", Align::kRight}});
+               {"%", Align::kRight},
+               {"TFLOP/s", Align::kRight}});
   for (const CudaMeasurement& m : report.measurements) {
     table.add_row({m.format, m.shape, m.verb,
                    fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
                    fmt::format("{:.1f}", 1e6 * m.seconds),
                    fmt::format("{:.0f}", m.gigabytes_per_second()),
-                   fmt::format("{:.1f}", m.percent())});
+                   m.flops > 0 ? "" : fmt::format("{:.1f}", m.percent()),
+                   m.flops > 0 ? fmt::format("{:.0f}", m.teraflops_per_second()) : ""});
   }
   return table.text(color) +
          fmt::format(
@@ -28,7 +30,8 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
              "(back), copy "
              "(packed blocks) and pack (16-bit blocks to packed ones) of a copy of as many bytes, "
              "timed alike; step (append of a token a sequence) of a launch that does nothing. "
-             "Medians of {} graph replays.\n",
+             "TFLOP/s of prefill: 4 * head_dim * query heads * causal pairs. Medians of {} graph "
+             "replays.\n",
              report.device.name, report.device.driver_version / 1000,
              report.device.driver_version % 1000 / 10, report.bandwidth.read, report.bandwidth.copy,
              kCudaReplays);
@@ -45,7 +48,8 @@ std::string cuda_bench_json(const CudaBenchReport& report) {
                             {"seconds", m.seconds},
                             {"gb_per_second", m.gigabytes_per_second()},
                             {"yardstick_seconds", m.yardstick_seconds},
-                            {"percent", m.percent()}});
+                            {"percent", m.percent()},
+                            {"tflops_per_second", m.teraflops_per_second()}});
   }
   const Json json = {{"version", report.version},
                      {"device", report.device.name},

@@ -1,0 +1,77 @@
+// find_prefill_kernel: from formats to the compiled instance; and its launch.
+#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/prefill_launch.hpp"
+
+namespace kvx::ops::cuda {
+namespace {
+
+using format::FormatId;
+
+bool is_fp8(FormatId id) {
+  return id == FormatId::kFp8E4M3 || id == FormatId::kFp8E5M2;
+}
+bool is_fp4(FormatId id) {
+  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4 || id == FormatId::kMxfp4G16;
+}
+bool goes_into_operand(const PrefillSide& side) {
+  return is_fp4(side.id) || (is_fp8(side.id) && side.has_shared_scale);
+}
+bool goes_onto_scores(const PrefillSide& side) {
+  switch (side.id) {
+    case FormatId::kInt8:
+    case FormatId::kInt4:
+    case FormatId::kInt8Affine:
+    case FormatId::kInt4Affine:
+      return true;
+    default:
+      return is_fp8(side.id);
+  }
+}
+
+// PTX of other architectures has no body for these kernels.
+bool is_compiled_for_device(const PrefillKernel& kernel) {
+  cudaFuncAttributes attributes;
+  if (!kernel.function || cudaFuncGetAttributes(&attributes, kernel.function) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  return attributes.ptxVersion == 90 && attributes.binaryVersion == 90;
+}
+
+PrefillKernel choose(const PrefillSide& k, const PrefillSide& v, int head_dim) {
+  if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16) {
+    return prefill_instance<MmaBf16, PrefillScales::kNone>(head_dim);
+  }
+  if (k.id == FormatId::kF16 && v.id == FormatId::kF16) {
+    return prefill_instance<MmaF16, PrefillScales::kNone>(head_dim);
+  }
+  if (goes_into_operand(k) && goes_into_operand(v)) {
+    return prefill_instance<MmaF16, PrefillScales::kOnOperand>(head_dim);
+  }
+  if (goes_onto_scores(k) && goes_onto_scores(v)) {
+    return prefill_instance<MmaF16, PrefillScales::kOnScores>(head_dim);
+  }
+  return {};
+}
+
+}  // namespace
+
+PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim) {
+  if (head_dim != 64 && head_dim != 128) return {};
+  const PrefillKernel kernel = choose(k, v, head_dim);
+  return is_compiled_for_device(kernel) ? kernel : PrefillKernel{};
+}
+
+cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
+                                  cudaStream_t stream) {
+  const cudaError_t set = cudaFuncSetAttribute(
+      kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+  if (set != cudaSuccess) return set;
+  const dim3 grid(job.num_row_tiles, job.packed.num_heads * job.num_splits, job.args.num_sequences);
+  void* arguments[] = {const_cast<AttendJob*>(&job)};
+  constexpr int kThreads = 3 * 128;  // a warpgroup that fills, two that multiply
+  return cudaLaunchKernel(kernel.function, grid, dim3(kThreads), arguments, kernel.shared_bytes,
+                          stream);
+}
+
+}  // namespace kvx::ops::cuda

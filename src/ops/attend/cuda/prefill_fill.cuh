@@ -1,0 +1,432 @@
+// The prefill kernel's producing warpgroup: blocks of the cache into rings of 16-bit tiles. Rows of
+// 16 bits are copied (cp.async), packed ones decoded on the way, once for 128 query rows.
+#pragma once
+
+#include "ops/attend/cuda/prefill_shape.cuh"
+#include "ops/attend/cuda/tile_scales.cuh"
+
+namespace kvx::ops::cuda {
+
+// Where 16 tokens of a tile lie, in the lane that has the group's number. None are there before the
+// split's first token, behind its last, and in a block whose id is out of range.
+struct GroupsAt {
+  uint32_t block;
+  int offset;      // tokens into the block
+  int num_tokens;  // that are there
+
+  __device__ GroupsAt of_group(int group) const {
+    return {__shfl_sync(kWholeWarp, block, group), __shfl_sync(kWholeWarp, offset, group),
+            __shfl_sync(kWholeWarp, num_tokens, group)};
+  }
+};
+
+template <class Shape>
+class GroupFinder {
+ public:
+  __device__ GroupFinder(const PrefillWalk& walk, const PrefillRing<Shape>& ring)
+      : walk_(walk), ring_(ring), lane_(threadIdx.x % kWarp) {
+    next_id_ = load_id(0);
+  }
+
+  // Of the next tile; its ids were asked for a tile ago.
+  __device__ GroupsAt next() {
+    const int32_t id = next_id_;
+    const int first = token(tile_);
+    const bool is_wanted = is_read(tile_);
+    const bool is_there = is_wanted && id >= 0 && id < walk_.job.num_packed_blocks;
+    const uint32_t missing = __ballot_sync(kWholeWarp, is_wanted && !is_there);
+    if (missing != 0 && threadIdx.x == 0) {
+      atomicAdd(&walk_.job.findings->out_of_range,
+                static_cast<unsigned long long>(__popc(missing)));
+    }
+    missing_ = (missing_ & ~(0xFFu << shift_of(tile_))) | missing << shift_of(tile_);
+    const int group = first / kTileTokens;
+    const GroupsAt at = {static_cast<uint32_t>(id), group % walk_.job.tiles_per_block * kTileTokens,
+                         is_there ? min(kTileTokens, walk_.tokens.end - first) : 0};
+    ++tile_;
+    next_id_ = load_id(tile_);
+    return at;
+  }
+  // For the consumers: bits of the tile's groups whose blocks are not there. The tile is one of the
+  // last four.
+  __device__ void say_missing(int tile) const {
+    if (threadIdx.x != 0) return;
+    const uint32_t missing = missing_ >> shift_of(tile) & 0xFFu;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(ring_.missing(tile)), "r"(missing) : "memory");
+  }
+
+ private:
+  static_assert(Shape::kTokens / kTileTokens <= 8);
+  __device__ static int shift_of(int tile) { return tile % 4 * 8; }
+  __device__ int token(int tile) const {
+    return walk_.first_token + tile * Shape::kTokens + lane_ * kTileTokens;
+  }
+  __device__ bool is_read(int tile) const {
+    const int first = token(tile);
+    return lane_ < Shape::kTokens / kTileTokens && first < walk_.tokens.end &&
+           first + kTileTokens > walk_.tokens.begin;
+  }
+  __device__ int32_t load_id(int tile) const {
+    return is_read(tile) ? walk_.ids[token(tile) / kTileTokens / walk_.job.tiles_per_block] : -1;
+  }
+
+  const PrefillWalk& walk_;
+  const PrefillRing<Shape>& ring_;
+  int lane_;
+  int tile_ = 0;
+  int32_t next_id_;
+  uint32_t missing_ = 0;  // a byte a tile
+};
+
+// Rows of 16 bits: a side of a tile is a group of copies, of which the last is under way while the
+// next is asked for.
+template <class Shape>
+class CopyFiller {
+ public:
+  __device__ static void run(const PrefillWalk& walk, const PrefillRing<Shape>& ring) {
+    GroupFinder<Shape> finder(walk, ring);
+    for (int tile = 0; tile < walk.num_tiles; ++tile) {
+      const GroupsAt groups = finder.next();
+      ring.wait_free(0, tile);
+      copy(walk, walk.job.tile_k, groups, ring.keys(tile));
+      commit_copies();
+      if (tile > 0) {
+        wait_for_copies<1>();
+        ring.fill(1, tile - 1);
+      }
+      ring.wait_free(1, tile);
+      copy(walk, walk.job.tile_v, groups, ring.values(tile));
+      commit_copies();
+      wait_for_copies<1>();
+      finder.say_missing(tile);
+      ring.fill(0, tile);
+    }
+    wait_for_copies<0>();
+    ring.fill(1, walk.num_tiles - 1);
+  }
+
+ private:
+  static constexpr int kChunks = Shape::kDim / 8;
+  static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
+
+  __device__ static void copy(const PrefillWalk& walk, const TileSide& side, const GroupsAt& groups,
+                              uint32_t to) {
+    const int thread = threadIdx.x;
+    const int chunk = thread % kChunks;
+    const int row = thread / kChunks;  // of the first rows
+    const TileRegion& codes = side.codes;
+    const uint8_t* head = codes.base + int64_t{walk.head} * codes.head_stride + chunk * 16;
+    to += chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8);
+#pragma unroll
+    for (int first = 0; first < Shape::kTokens; first += kTileTokens) {
+      const GroupsAt at = groups.of_group(first / kTileTokens);
+      const uint8_t* from =
+          head + uint64_t{at.block} * codes.block_stride + (at.offset + row) * codes.token_stride;
+#pragma unroll
+      for (int r = 0; r < kTileTokens; r += kRowsAtOnce) {
+        const bool is_there = row + r < at.num_tokens;
+        copy_async_16(to + (first + r) * 128, is_there ? from + r * codes.token_stride : head,
+                      is_there ? 16 : 0);
+      }
+    }
+  }
+};
+
+// Affine codes less 128 or 8, the middle of what they can be: a sum over large positive numbers
+// that the zero takes away again would lose digits.
+using CentredUInt8 = TileInteger8<0u, 0xE480E480u>;               // -(1024 + 128)
+using CentredUInt4 = TileInteger4<0u, 0xE408E408u, 0xD480D480u>;  // -1032, -(64 + 8)
+
+// A unit: one side of 64 tokens. Its packed rows go by cp.async to where the thread that asked for
+// them reads them again: no other has to wait for it.
+inline constexpr int kUnitTokens = 64;
+inline constexpr int kUnitPasses = 4;  // of 16 bytes of codes a thread, at most
+
+// How a side's packed rows are shared out among the producing threads.
+template <class Shape, int Bits>
+struct PackedRows {
+  static constexpr int kLog2Chunks = Shape::kDim / 128 + (Bits == 8 ? 2 : 1);  // 16 bytes each
+  static constexpr int kRowsAtOnce = kWarpgroup >> kLog2Chunks;                // multiples of 8
+  static constexpr int kPasses = kUnitTokens / kRowsAtOnce;
+  static_assert(kPasses <= kUnitPasses);
+  __device__ static int chunk() { return threadIdx.x & ((1 << kLog2Chunks) - 1); }
+  __device__ static int row() { return threadIdx.x >> kLog2Chunks; }  // of the first pass
+};
+
+// Bytes of group scales that a chunk of codes has, where they go into the tile.
+__device__ inline int scale_bytes_of_chunk(format::FormatId id) {
+  using format::FormatId;
+  if (id == FormatId::kMxfp4) return 1;
+  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4G16 ? 2 : 0;
+}
+
+// A token's scales, and what is added to its numbers.
+struct TokenScales {
+  float scale[2];
+  float zero;
+};
+
+template <class Shape>
+class DecodeFiller {
+ public:
+  __device__ static void run(const PrefillWalk& walk, const PrefillRing<Shape>& ring) {
+    DecodeFiller filler(walk, ring);
+    filler.fill_all();
+  }
+
+ private:
+  static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a side of a tile
+  static constexpr int kUnitsOfTile = 2 * kUnits;
+  static constexpr int kAhead = Shape::kRawUnits - 1;
+
+  __device__ DecodeFiller(const PrefillWalk& walk, const PrefillRing<Shape>& ring)
+      : walk_(walk), job_(walk.job), ring_(ring), finder_(walk, ring) {}
+
+  __device__ void fill_all() {
+    const int num_units = walk_.num_tiles * kUnitsOfTile;
+    for (int u = 0; u < kAhead; ++u) start(u, num_units);
+#pragma unroll 1
+    for (int u = 0; u < num_units; ++u) {
+      wait_for_copies<kAhead - 1>();
+      start(u + kAhead, num_units);  // where the unit before this was
+      const int tile = u / kUnitsOfTile;
+      const int side = u / kUnits % 2;
+      const int unit = u % kUnits;
+      if (unit == 0) ring_.wait_free(side, tile);
+      if (unit == 0 && side == 0) finder_.say_missing(tile);
+      decode(raw_unit(u), side, tile, unit);
+      if (unit == kUnits - 1) ring_.fill(side, tile);
+    }
+  }
+
+  __device__ uint32_t raw_unit(int u) const {
+    return ring_.shared + Shape::kRaw + u % Shape::kRawUnits * Shape::kRawUnitBytes;
+  }
+  // This thread's parts of a unit.
+  __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
+    return raw + pass * kWarpgroup * 16 + threadIdx.x * 16;
+  }
+  __device__ static uint32_t raw_scales(uint32_t raw, int pass) {
+    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 + threadIdx.x * 4;
+  }
+
+  __device__ const CudaSide& side_of(int side) const {
+    return side == 0 ? job_.packed.k : job_.packed.v;
+  }
+  __device__ const TileSide& tile_side_of(int side) const {
+    return side == 0 ? job_.tile_k : job_.tile_v;
+  }
+
+  // A group of copies for every unit, also behind the last.
+  __device__ void start(int u, int num_units) {
+    if (u < num_units) {
+      if (u % kUnitsOfTile == 0) groups_ = finder_.next();
+      const int side = u / kUnits % 2;
+      if (bits_of(side_of(side).id) == 8) {
+        copy_rows<8>(side, u % kUnits, raw_unit(u));
+      } else {
+        copy_rows<4>(side, u % kUnits, raw_unit(u));
+      }
+      if constexpr (Shape::kScalesScores) {
+        if (side == 1) copy_token_scales(u % kUnits, raw_unit(u));
+      }
+    }
+    commit_copies();
+  }
+
+  template <int Bits>
+  __device__ void copy_rows(int side, int unit, uint32_t raw) const {
+    using Rows = PackedRows<Shape, Bits>;
+    const TileRegion& codes = tile_side_of(side).codes;
+    const TileRegion& scales = tile_side_of(side).scales;
+    const int scale_bytes = Shape::kScalesScores ? 0 : scale_bytes_of_chunk(side_of(side).id);
+    const uint8_t* head = codes.base + int64_t{walk_.head} * codes.head_stride + Rows::chunk() * 16;
+    const uint8_t* head_scales = scales.base + int64_t{walk_.head} * scales.head_stride;
+#pragma unroll
+    for (int p = 0; p < Rows::kPasses; ++p) {
+      const int row = unit * kUnitTokens + Rows::row() + p * Rows::kRowsAtOnce;
+      const GroupsAt at = groups_.of_group(row / kTileTokens);  // a warp's rows are of one group
+      const int in_block = at.offset + row % kTileTokens;
+      const bool is_there = row % kTileTokens < at.num_tokens;
+      const uint8_t* from =
+          head + uint64_t{at.block} * codes.block_stride + in_block * codes.token_stride;
+      copy_async_16(raw_codes(raw, p), is_there ? from : head, is_there ? 16 : 0);
+      if (scale_bytes == 0) continue;
+      // The word that they lie in.
+      const int in_row = in_block * scales.token_stride + Rows::chunk() * scale_bytes;
+      const uint8_t* word = head_scales + uint64_t{at.block} * scales.block_stride + (in_row & ~3);
+      copy_async_4(raw_scales(raw, p), is_there ? word : head, is_there ? 4 : 0);
+    }
+  }
+
+  // Threads 0 to 63: a token each. Both sides' come with V's unit and leave with it.
+  __device__ void copy_token_scales(int unit, uint32_t raw) const {
+    const int row = unit * kUnitTokens + static_cast<int>(threadIdx.x);
+    if (threadIdx.x >= kUnitTokens) return;
+    const GroupsAt at = groups_.of_group(row / kTileTokens);
+    const bool is_there = row % kTileTokens < at.num_tokens;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const TileRegion& from = tile_side_of(s).scales;
+      const int in_rows = (at.offset + row % kTileTokens) * from.token_stride;
+      const uint8_t* head = from.base + int64_t{walk_.head} * from.head_stride;
+      const uint8_t* word = head + uint64_t{at.block} * from.block_stride + (in_rows & ~3);
+      copy_async_4(token_scale_word(raw, s), is_there ? word : head, is_there ? 4 : 0);
+    }
+  }
+  __device__ static uint32_t token_scale_word(uint32_t raw, int side) {
+    return raw + Shape::kRawCodeBytes + side * kUnitTokens * 4 + threadIdx.x * 4;
+  }
+  // Rows of two bytes share a word.
+  __device__ uint32_t token_scale_bits(uint32_t raw, int side) const {
+    const int row = threadIdx.x % kTileTokens;
+    return load_shared_4(token_scale_word(raw, side)) >>
+           (row * tile_side_of(side).scales.token_stride % 4 * 8);
+  }
+
+  // centre: what tiles have subtracted from the codes.
+  __device__ static TokenScales affine_scales(const CudaSide& side, uint32_t bits, float centre) {
+    float2 params = __half22float2(reinterpret_cast<const __half2&>(bits));
+    if (side.view.spec.scale_type == format::ScaleType::kBF16) {
+      params = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
+    }
+    return {{params.x, params.x}, fmaf(centre, params.x, params.y)};
+  }
+  __device__ TokenScales token_scales_of(const CudaSide& side, uint32_t bits) const {
+    using format::FormatId;
+    const float2 halves = __half22float2(reinterpret_cast<const __half2&>(bits));
+    switch (side.id) {
+      case FormatId::kFp8E4M3:
+      case FormatId::kFp8E5M2:
+        return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
+      case FormatId::kInt8:
+      case FormatId::kInt4:
+        return {{halves.x, halves.y}, 0.0f};
+      case FormatId::kInt8Affine:
+        return affine_scales(side, bits, 128.0f);
+      case FormatId::kInt4Affine:
+        return affine_scales(side, bits, 8.0f);
+      default:
+        return {{1.0f, 1.0f}, 0.0f};
+    }
+  }
+
+  __device__ void decode(uint32_t raw, int side, int tile, int unit) const {
+    using format::FormatId;
+    const uint32_t to =
+        (side == 0 ? ring_.keys(tile) : ring_.values(tile)) + unit * kUnitTokens * 128;
+    const FormatId id = side_of(side).id;
+    if constexpr (Shape::kScalesScores) {
+      if (side == 1) store_token_scales(raw, tile, unit);
+      switch (id) {
+        case FormatId::kFp8E4M3:
+          return decode_codes<TileE4M3, NoScale>(raw, side, to);
+        case FormatId::kFp8E5M2:
+          return decode_codes<TileE5M2, NoScale>(raw, side, to);
+        case FormatId::kInt8:
+          return decode_codes<TileInt8, NoScale>(raw, side, to);
+        case FormatId::kInt8Affine:
+          return decode_codes<CentredUInt8, NoScale>(raw, side, to);
+        case FormatId::kInt4:
+          return decode_codes<TileInt4, NoScale>(raw, side, to);
+        default:
+          return decode_codes<CentredUInt4, NoScale>(raw, side, to);
+      }
+    } else {
+      switch (id) {
+        case FormatId::kFp8E4M3:
+          return decode_codes<TileE4M3, NoScale>(raw, side, to);
+        case FormatId::kFp8E5M2:
+          return decode_codes<TileE5M2, NoScale>(raw, side, to);
+        case FormatId::kNvfp4:
+          return decode_codes<TileE2M1, FromE4M3>(raw, side, to);
+        default:
+          return decode_codes<TileE2M1, FromE8M0>(raw, side, to);
+      }
+    }
+  }
+
+  // A chunk of codes is two chunks of the tile, or four. Eight lanes that store at once hit all
+  // banks: lanes in the upper 64 channels take their chunks in another order.
+  template <class Element, class From>
+  __device__ void decode_codes(uint32_t raw, int side, uint32_t to) const {
+    using Rows = PackedRows<Shape, Element::kBits>;
+    constexpr bool kHasScales = !std::is_same_v<From, NoScale>;
+    constexpr int kChunks = Element::kBits == 8 ? 2 : 4;  // of the tile
+    const int first = Rows::chunk() * kChunks;
+    const int turn = first >= 8 ? kChunks / 2 : 0;
+    uint32_t places[kChunks];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = first + (i ^ turn);
+      places[i] = to + chunk / 8 * Shape::kBlockBytes + wgmma_chunk(Rows::row(), chunk % 8);
+    }
+    [[maybe_unused]] const int scale_bytes = scale_bytes_of_chunk(side_of(side).id);
+    [[maybe_unused]] const int scale_stride = tile_side_of(side).scales.token_stride;
+#pragma unroll
+    for (int p = 0; p < Rows::kPasses; ++p) {
+      const uint4 codes = load_shared_16(raw_codes(raw, p));
+      const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+      [[maybe_unused]] Two scales = {};
+      if constexpr (kHasScales) {
+        const int row = Rows::row() + p * Rows::kRowsAtOnce;
+        const int in_word = (row % kTileTokens * scale_stride + Rows::chunk() * scale_bytes) % 4;
+        const uint32_t bytes = load_shared_4(raw_scales(raw, p)) >> (8 * in_word);
+        scales = From::f16x2(__byte_perm(bytes, 0, scale_bytes == 1 ? 0x0000 : 0x1100));
+      }
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        const int other = i ^ (kChunks / 2);
+        Four x;
+        if constexpr (Element::kBits == 8) {
+          const Two low = Element::for_values(turn ? words[2 * other] : words[2 * i]);
+          const Two high = Element::for_values(turn ? words[2 * other + 1] : words[2 * i + 1]);
+          x = {low.a, low.b, high.a, high.b};
+        } else {
+          x = Element::for_values(turn ? words[other] : words[i]);
+        }
+        if constexpr (kHasScales) {
+          const uint32_t scale = (i < 2) != (turn != 0) ? scales.a : scales.b;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) x.r[j] = multiply_f16x2(x.r[j], scale);
+        }
+        store_chunk(places[i] + p * Rows::kRowsAtOnce * 128, x);
+      }
+    }
+  }
+
+  __device__ void store_token_scales(uint32_t raw, int tile, int unit) const {
+    const int row = threadIdx.x;
+    if (row >= kUnitTokens) return;  // whole warps
+    float largest = 0;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const TokenScales scales = token_scales_of(side_of(s), token_scale_bits(raw, s));
+      const int first = s == 0 ? PrefillRing<Shape>::kKeyScale : PrefillRing<Shape>::kValueScale;
+      const int zero = s == 0 ? PrefillRing<Shape>::kKeyZero : PrefillRing<Shape>::kValueZero;
+      const int at = 4 * (unit * kUnitTokens + row);
+#pragma unroll
+      for (int i = 0; i < Shape::kParts; ++i) {
+        store_float(ring_.token_scales(tile, first + i) + at, scales.scale[i]);
+        if (s == 1) largest = fmaxf(largest, fabsf(scales.scale[i]));
+      }
+      store_float(ring_.token_scales(tile, zero) + at, scales.zero);
+    }
+    // Numbers that are not negative have the order of their bits.
+    const uint32_t top = __reduce_max_sync(kWholeWarp, __float_as_uint(largest));
+    if (row % kWarp == 0) {
+      store_float(ring_.tops(tile) + 4 * (unit * 2 + row / kWarp), __uint_as_float(top));
+    }
+  }
+  __device__ static void store_float(uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+  }
+
+  const PrefillWalk& walk_;
+  const AttendJob& job_;
+  const PrefillRing<Shape>& ring_;
+  GroupFinder<Shape> finder_;
+  GroupsAt groups_ = {};  // of the tile whose rows are asked for
+};
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,55 @@
+// The prefill kernel as the host calls it. It has few instances, since formats are told apart while
+// it runs; each is in a file attend/cuda/instances/prefill_<family>.cu, a missing one is a link
+// error.
+#pragma once
+
+#include "ops/attend/cuda/launch.hpp"
+
+namespace kvx::ops::cuda {
+
+inline constexpr int kPrefillRows = 128;  // query rows of a piece
+
+// An instance of the prefill kernel.
+struct PrefillKernel {
+  const void* function = nullptr;  // null: there is none
+  int shared_bytes = 0;
+  int step_tokens = 0;         // that a CTA takes at a time
+  bool shares_scales = false;  // one scale a head multiplies scores and sums outside the loop
+};
+
+// What K or V is to the prefill kernel. has_shared_scale: one given scale a head.
+struct PrefillSide {
+  format::FormatId id;
+  bool has_shared_scale;
+};
+
+// No function where the device or the build is not Hopper's.
+PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim);
+
+cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
+                                  cudaStream_t stream);
+
+struct MmaF16;
+struct MmaBf16;
+
+// Where a format's scales go.
+enum class PrefillScales {
+  kNone,       // 16-bit formats: tiles are copies of the rows
+  kOnOperand,  // into the tiles: one scale a head, E2M1 under group scales (products are exact)
+  kOnScores,   // tiles are codes; scales of rows and groups of 64 go to scores and weights
+};
+
+// Requires: head_dim is 64 or 128.
+template <class Mma, PrefillScales Scales>
+PrefillKernel prefill_instance(int head_dim);
+
+template <>
+PrefillKernel prefill_instance<MmaBf16, PrefillScales::kNone>(int head_dim);
+template <>
+PrefillKernel prefill_instance<MmaF16, PrefillScales::kNone>(int head_dim);
+template <>
+PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
+template <>
+PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
+
+}  // namespace kvx::ops::cuda

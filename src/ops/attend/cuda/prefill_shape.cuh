@@ -1,0 +1,181 @@
+// The shape of the prefill kernel's CTA, and what its warpgroups share: 128 query rows of a KV head
+// against a split of its tokens. One warpgroup fills rings of K and V tiles, two multiply, 64 query
+// rows each.
+//
+// shared memory, from 1024 bytes on:
+//   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kStages]
+//   [packed rows: kRawUnits][row facts][tile facts: kStages][barriers]
+// Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another.
+#pragma once
+
+#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/prefill_launch.hpp"
+#include "ops/attend/cuda/tile_decode.cuh"
+#include "ops/attend/cuda/wgmma.cuh"
+
+namespace kvx::ops::cuda {
+
+inline constexpr int kConsumers = 2;
+inline constexpr int kPrefillThreads = (1 + kConsumers) * kWarpgroup;
+inline constexpr int kConsumerRows = kPrefillRows / kConsumers;
+inline constexpr int kProducerWarps = kWarpgroup / kWarp;
+
+template <class MmaType, int HeadDim, PrefillScales Where>
+struct PrefillShape {
+  using Mma = MmaType;
+  static constexpr int kDim = HeadDim;
+  static constexpr PrefillScales kScales = Where;
+  static constexpr bool kScalesScores = Where == PrefillScales::kOnScores;
+  // Parts of a row with scales of their own: a sum of scores, and weights, for each.
+  static constexpr int kParts = kScalesScores ? kDim / 64 : 1;
+  static constexpr int kTokens = kParts == 1 ? 128 : 64;  // of a tile: what registers allow
+  static constexpr int kColumnBlocks = kDim / 64;
+
+  static constexpr int kQueryBlockBytes = kConsumerRows * 128;  // 64 channels of a warpgroup
+  static constexpr int kQueryBytes = kQueryBlockBytes * kColumnBlocks;
+  static constexpr int kBlockBytes = kTokens * 128;  // 64 channels of a tile
+  static constexpr int kTileBytes = kBlockBytes * kColumnBlocks;
+  static constexpr int kStages = kTileBytes > (16 << 10) ? 2 : 4;
+  // Numbers a token: K's scales of each part, K's zero, and V's.
+  static constexpr int kTokenScales = kScalesScores ? 2 * (kParts + 1) : 0;
+  static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
+  // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
+  // bytes of codes a thread, and four words of scales, or those of a token.
+  static constexpr int kRawUnits = kScales == PrefillScales::kNone ? 0 : 4;
+  static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
+  static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
+  static constexpr int kTops = 4;  // V's largest scales, of parts of a tile
+
+  static constexpr int kKeys = kConsumers * kQueryBytes;
+  static constexpr int kValues = kKeys + kStages * kTileBytes;
+  static constexpr int kTokenScalesAt = kValues + kStages * kTileBytes;
+  static constexpr int kRaw = kTokenScalesAt + kStages * kScaleBytes;
+  static constexpr int kRowFacts = kRaw + kRawUnits * kRawUnitBytes;
+  static constexpr int kMissing = kRowFacts + kConsumers * kConsumerRows * 8;
+  static constexpr int kTopsAt = kMissing + kStages * 4;
+  static constexpr int kBarriers = kTopsAt + kStages * kTops * 4;
+  static constexpr int kBytes = kBarriers + 4 * kStages * 8;
+  static constexpr int kAlignment = 1024;
+  static_assert(kBarriers % 8 == 0);
+  static_assert(kBytes + kAlignment <= kMultiprocessorBytes);
+
+  // 65536 registers: 128 producing threads and 256 that multiply.
+  static constexpr int kProducerRegisters = Where == PrefillScales::kNone ? 40 : 56;
+  static constexpr int kConsumerRegisters = Where == PrefillScales::kNone ? 232 : 224;
+};
+
+// Which two numbers of eight a register of a tile holds: decoding needs no more than masks then,
+// and queries and outputs are put in the same order.
+enum class PairOrder {
+  kNeighbours,  // (0, 1), (2, 3), (4, 5), (6, 7): 16 bits, and 4 bits in TurboMind's packing
+  kBytes,       // (0, 2), (1, 3), (4, 6), (5, 7)
+  kNibbles,     // (0, 4), (1, 5), (2, 6), (3, 7)
+};
+__device__ inline int first_of_pair(PairOrder order, int j) {
+  if (order == PairOrder::kNeighbours) return 2 * j;
+  return order == PairOrder::kBytes ? j / 2 * 4 + j % 2 : j;
+}
+__device__ inline int second_of_pair(PairOrder order, int j) {
+  if (order == PairOrder::kNeighbours) return 2 * j + 1;
+  return order == PairOrder::kBytes ? j / 2 * 4 + j % 2 + 2 : j + 4;
+}
+__device__ inline int bits_of(format::FormatId id) {
+  using format::FormatId;
+  switch (id) {
+    case FormatId::kBF16:
+    case FormatId::kF16:
+      return 16;
+    case FormatId::kFp8E4M3:
+    case FormatId::kFp8E5M2:
+    case FormatId::kInt8:
+    case FormatId::kInt8Affine:
+      return 8;
+    default:
+      return 4;
+  }
+}
+__device__ inline PairOrder pair_order_of(format::FormatId id) {
+  const int bits = bits_of(id);
+  if (bits == 16 || id == format::FormatId::kInt4Affine) return PairOrder::kNeighbours;
+  return bits == 8 ? PairOrder::kBytes : PairOrder::kNibbles;
+}
+// A number is what is decoded times this, where scales go into the tile.
+__device__ inline float unit_of(format::FormatId id) {
+  using format::FormatId;
+  if (id == FormatId::kNvfp4) return TileE2M1::kUnit;
+  const bool is_mx = id == FormatId::kMxfp4 || id == FormatId::kMxfp4G16;
+  return is_mx ? TileE2M1::kUnit * 0.0625f : 1.0f;  // FromE8M0::kUnit
+}
+
+// What a CTA reads.
+struct PrefillWalk {
+  const AttendJob& job;
+  const int32_t* ids;  // of the sequence's blocks
+  TokenRange tokens;
+  int head;  // of the run
+  int first_token;
+  int num_tiles;
+};
+
+// Rings of tiles, as both sides see them.
+template <class Shape>
+struct PrefillRing {
+  uint32_t shared;
+
+  __device__ uint32_t keys(int tile) const { return tile_at(Shape::kKeys, tile); }
+  __device__ uint32_t values(int tile) const { return tile_at(Shape::kValues, tile); }
+  __device__ uint32_t missing(int tile) const { return shared + Shape::kMissing + 4 * stage(tile); }
+  __device__ uint32_t tops(int tile) const {
+    return shared + Shape::kTopsAt + 4 * Shape::kTops * stage(tile);
+  }
+  // Number `which` of the tile's tokens: [kTokens].
+  __device__ uint32_t token_scales(int tile, int which) const {
+    return shared + Shape::kTokenScalesAt + stage(tile) * Shape::kScaleBytes +
+           which * Shape::kTokens * 4;
+  }
+  static constexpr int kKeyScale = 0;
+  static constexpr int kKeyZero = Shape::kParts;
+  static constexpr int kValueScale = Shape::kParts + 1;
+  static constexpr int kValueZero = 2 * Shape::kParts + 1;
+
+  // side: 0 for K, 1 for V.
+  __device__ void begin() const {
+    for (int i = 0; i < 2 * Shape::kStages; ++i) {
+      init_barrier(barrier(0) + 8 * i, kProducerWarps);
+      init_barrier(barrier(2 * Shape::kStages) + 8 * i, kConsumers * kWarpgroup / kWarp);
+    }
+  }
+  __device__ void wait_filled(int side, int tile) const {
+    wait_for_arrivals(filled(side, tile), (tile / Shape::kStages) & 1);
+  }
+  __device__ void wait_free(int side, int tile) const {
+    // A fresh barrier's phase before the first counts as over.
+    wait_for_arrivals(freed(side, tile), (tile / Shape::kStages + 1) & 1);
+  }
+  // By all lanes of a warp that are done with their writes, or reads.
+  __device__ void fill(int side, int tile) const {
+    fence_bulk_copies();
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(filled(side, tile));
+  }
+  __device__ void free(int side, int tile) const {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(freed(side, tile));
+  }
+
+ private:
+  __device__ static int stage(int tile) { return tile % Shape::kStages; }
+  __device__ uint32_t tile_at(int base, int tile) const {
+    return shared + base + stage(tile) * Shape::kTileBytes;
+  }
+  __device__ uint32_t barrier(int i) const { return shared + Shape::kBarriers + 8 * i; }
+  __device__ uint32_t filled(int side, int tile) const {
+    return barrier(side * Shape::kStages + stage(tile));
+  }
+  __device__ uint32_t freed(int side, int tile) const {
+    return barrier((2 + side) * Shape::kStages + stage(tile));
+  }
+};
+
+}  // namespace kvx::ops::cuda

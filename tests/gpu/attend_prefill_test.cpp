@@ -1,0 +1,200 @@
+// attend's prefill kernel on the device against double precision over the dequantised cache:
+// formats, features, shapes, queries that begin anywhere in a sequence.
+#include "tests/gpu/device_scene.hpp"
+#include "tests/support/attend_scene.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using ops::CudaAttendPath;
+
+class GpuPrefill : public GpuTest {
+ protected:
+  // The bounds: f16 queries and f32 output; a bf16 cache or bf16 queries.
+  static double tolerance_of(const SceneOptions& options) {
+    const bool is_bf16 = options.runs.front().k_format == "bf16" || options.q_type == DType::kBF16;
+    return is_bf16 ? 3.5e-3 : 3e-4;
+  }
+
+  void expect_near(const SceneOptions& options, double rounding_of_output = 0) {
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene);
+    ASSERT_TRUE(ops::attend_has_prefill(on_device.args()));
+    const AttendOutput expected = scene.reference();
+    const AttendOutput got = on_device.run(CudaAttendPath::kPrefill);
+    const double tolerance = tolerance_of(options) + rounding_of_output;
+    EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
+    for (size_t i = 0; i < expected.lse.size(); ++i) {
+      EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
+          << "lse[" << i << "]";
+    }
+    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+  }
+};
+
+const std::pair<const char*, const char*> kPairs[] = {
+    {"bf16", "bf16"},
+    {"f16", "f16"},
+    {"fp8_e4m3", "fp8_e4m3"},
+    {"fp8_e5m2", "fp8_e5m2"},
+    {"nvfp4", "nvfp4"},
+    {"mxfp4", "mxfp4"},
+    {"mxfp4_g16", "mxfp4_g16"},
+    {"fp8_e4m3", "nvfp4"},
+    {"fp8_e4m3@row", "fp8_e4m3@row"},
+    {"fp8_e5m2@row", "fp8_e5m2@row"},
+    {"int8", "int8"},
+    {"int4", "int4"},
+    {"int8_affine", "int8_affine"},
+    {"int4_affine", "int4_affine"},
+    {"int8", "int4"},
+    {"fp8_e4m3", "int8_affine"},
+};
+
+SceneOptions options_of(const std::string& k, const std::string& v, int head_dim) {
+  SceneOptions options;
+  options.runs = {{2, k, v}};
+  options.key_dim = options.value_dim = head_dim;
+  options.q_per_kv = 4;
+  options.block_size = 32;
+  options.order = RowOrder::kRecord;
+  options.q_type = DType::kF16;
+  return options;
+}
+
+TEST_F(GpuPrefill, TakesEveryPairOfFormats) {
+  for (const auto& [k, v] : kPairs) {
+    for (const int head_dim : {64, 128}) {
+      SceneOptions options = options_of(k, v, head_dim);
+      // A whole prompt, chunks on a prefix, nothing, one token.
+      options.seq_lens = {300, 0, 700, 131, 1, 16};
+      options.q_lens = {300, 0, 37, 2, 1, 0};
+      SCOPED_TRACE(fmt::format("{}/{} {}", k, v, head_dim));
+      expect_near(options);
+    }
+  }
+}
+
+TEST_F(GpuPrefill, TakesEveryFeature) {
+  for (const char* name : {"bf16", "f16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
+    for (int feature = 0; feature < 7; ++feature) {
+      SceneOptions options = options_of(name, name, feature == 6 ? 64 : 128);
+      options.block_size = feature % 2 == 0 ? 16 : 64;
+      options.q_per_kv = feature == 0 ? 1 : feature == 1 ? 16 : 7;
+      options.q_type = feature == 2 ? DType::kBF16 : DType::kF16;
+      options.out_type = feature == 3 ? DType::kF16 : DType::kF32;
+      options.window = feature == 4 || feature == 6 ? 77 : 0;
+      options.softcap = feature == 5 ? 2.0f : 0.0f;
+      options.sinks = feature >= 3;
+      options.softmax_scale = feature == 1 ? -0.1f : 0.15f;
+      options.seq_lens = {257, 90, 400};
+      options.q_lens = {255, 3, 64};
+      SCOPED_TRACE(fmt::format("{} feature {}", name, feature));
+      expect_near(options, feature == 3 ? 1e-4 : 0);
+    }
+  }
+}
+
+TEST_F(GpuPrefill, ReadsBlocksOfAnyOrder) {
+  for (const char* name : {"bf16", "f16"}) {
+    for (const RowOrder order : {RowOrder::kNhd, RowOrder::kHnd, RowOrder::kFused}) {
+      SceneOptions options = options_of(name, name, 128);
+      options.order = order;
+      options.seq_lens = {333};
+      options.q_lens = {100};
+      SCOPED_TRACE(fmt::format("{} order {}", name, static_cast<int>(order)));
+      expect_near(options);
+    }
+  }
+}
+
+// Few pieces of a long sequence are split and merged.
+TEST_F(GpuPrefill, SplitsAFewQueriesOnALongPrefix) {
+  for (const char* name : {"bf16", "nvfp4", "int8"}) {
+    SceneOptions options = options_of(name, name, 128);
+    options.runs.front().num_heads = 1;
+    options.seq_lens = {9000};
+    options.q_lens = {20};
+    options.sinks = true;
+    SCOPED_TRACE(name);
+    expect_near(options);
+  }
+}
+
+// Odd numbers of queries, of heads and of tokens, drawn at random.
+TEST_F(GpuPrefill, TakesBatchesOfAnyLengths) {
+  std::mt19937 random(5);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
+  for (int i = 0; i < 40; ++i) {
+    const auto& [k, v] = kPairs[below(std::size(kPairs))];
+    SceneOptions options = options_of(k, v, 64 << below(2));
+    options.table_seed = 1 + i;
+    options.q_per_kv = 1 + below(8);
+    options.block_size = 16 * (1 + below(4));
+    options.window = below(3) == 0 ? 1 + below(200) : 0;
+    options.sinks = below(2);
+    options.seq_lens.clear();
+    options.q_lens.clear();
+    for (int s = 1 + below(4); s > 0; --s) {
+      options.seq_lens.push_back(below(500));
+      options.q_lens.push_back(below(std::min(options.seq_lens.back(), 299) + 1));
+    }
+    SCOPED_TRACE(fmt::format("case {}: {}/{}", i, k, v));
+    expect_near(options);
+  }
+}
+
+TEST_F(GpuPrefill, CapturedGraphsFollowTheLengthsOnTheDevice) {
+  for (const char* name : {"f16", "int8"}) {
+    SceneOptions options = options_of(name, name, 128);
+    options.seq_lens = {500, 200};
+    options.q_lens = {60, 60};
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene);
+    auto graph = device::CudaGraph::capture(
+        context().stream, [&] { return on_device.launch(CudaAttendPath::kChoose); });
+    ASSERT_TRUE(graph.ok()) << graph.error().message;
+    std::vector<int32_t> lens[] = {{500, 200}, {61, 133}, {480, 60}};
+    for (std::vector<int32_t>& seq_lens : lens) {
+      std::copy(seq_lens.begin(), seq_lens.end(), const_cast<int32_t*>(scene.args().seq_lens));
+      ASSERT_TRUE(
+          device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), seq_lens.data(), 8)
+              .ok());
+      on_device.poison_outputs();
+      ASSERT_TRUE(graph.value().launch(context().stream).ok());
+      const AttendOutput got = on_device.fetch();
+      EXPECT_LE(relative_rms(got.out, scene.reference().out), 3e-4);
+    }
+  }
+}
+
+TEST_F(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
+  for (const char* name : {"bf16", "nvfp4", "int8"}) {
+    SceneOptions options = options_of(name, name, 128);
+    options.runs.front().num_heads = 1;
+    options.seq_lens = {100, 100, 100};
+    options.q_lens = {40, 40, 40};
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene);
+    std::vector<int32_t> lens = {100, 1 << 30, 100};
+    ASSERT_TRUE(
+        device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), lens.data(), 12).ok());
+    std::vector<int32_t> table = scene.table();
+    table[2 * scene.args().block_table.row_stride] = -5;
+    table[2 * scene.args().block_table.row_stride + 1] = 1 << 30;
+    ASSERT_TRUE(device::cuda_copy(const_cast<int32_t*>(on_device.args().block_table.ids),
+                                  table.data(), std::ssize(table) * 4)
+                    .ok());
+    const AttendOutput got = on_device.run(CudaAttendPath::kPrefill);
+    EXPECT_GT(on_device.findings().read().out_of_range, 0u);
+    const AttendOutput plain = on_device.run(CudaAttendPath::kPlain);
+    const int rows = 40 * scene.num_q_heads() * options.value_dim;
+    SCOPED_TRACE(name);
+    for (int d = 0; d < rows; ++d) ASSERT_EQ(got.out[rows + d], 0.0) << d;
+    // What the plain kernel sees of the others, the blocks that are not there hidden.
+    EXPECT_LE(relative_rms(got.out, plain.out), tolerance_of(options));
+  }
+}
+
+}  // namespace
+}  // namespace kvx::tests
