@@ -12,8 +12,7 @@ class GpuPrefill : public GpuTest {
  protected:
   // The bounds: f16 queries and f32 output; a bf16 cache or bf16 queries.
   static double tolerance_of(const SceneOptions& options) {
-    const bool is_bf16 =
-        options.runs.front().k_format == "bf16" || options.q_type == DType::kBF16;
+    const bool is_bf16 = options.runs.front().k_format == "bf16" || options.q_type == DType::kBF16;
     return is_bf16 ? 3.5e-3 : 3e-4;
   }
 

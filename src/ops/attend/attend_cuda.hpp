@@ -14,9 +14,9 @@ struct CudaAttendLimits {
   int64_t max_tokens = 0;  // of a sequence; 0: max_blocks_per_sequence * block_size
 };
 
-// Which kernel runs. kPlain takes everything in binary32; kTiles and kPrefill are the tensor cores',
-// for few and for many queries a sequence, and take what attend_has_tiles and attend_has_prefill
-// say.
+// Which kernel runs. kPlain takes everything in binary32; kTiles and kPrefill are the tensor
+// cores', for few and for many queries a sequence, and take what attend_has_tiles and
+// attend_has_prefill say.
 enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill };
 
 // Whether the tile kernel takes this call: head_dim 64 or 128 alike for K and V, blocks of

@@ -21,8 +21,10 @@ bool goes_onto_scores(const PrefillSide& side) {
     case FormatId::kInt8:
     case FormatId::kInt4:
     case FormatId::kInt8Affine:
-    case FormatId::kInt4Affine: return true;
-    default: return is_fp8(side.id);
+    case FormatId::kInt4Affine:
+      return true;
+    default:
+      return is_fp8(side.id);
   }
 }
 

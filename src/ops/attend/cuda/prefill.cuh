@@ -30,8 +30,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
                             ? (tokens.end - first_token + Shape::kTokens - 1) / Shape::kTokens
                             : 0;
   const PrefillWalk walk = {
-      job,  job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride,
-      tokens, head, first_token, num_tiles};
+      job,         job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride,
+      tokens,      head,
+      first_token, num_tiles};
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const PrefillRing<Shape> ring = {(base + Shape::kAlignment - 1) &
                                    ~static_cast<uint32_t>(Shape::kAlignment - 1)};
@@ -65,12 +66,11 @@ PrefillKernel prefill_kernel() {
 }
 
 // Defines the instances for one way of scales and type of operands.
-#define KVX_PREFILL_INSTANCES(Mma, Scales)                                      \
-  template <>                                                                   \
-  PrefillKernel prefill_instance<Mma, PrefillScales::Scales>(int head_dim) {    \
-    return head_dim == 64                                                       \
-               ? prefill_kernel<PrefillShape<Mma, 64, PrefillScales::Scales>>() \
-               : prefill_kernel<PrefillShape<Mma, 128, PrefillScales::Scales>>(); \
+#define KVX_PREFILL_INSTANCES(Mma, Scales)                                                   \
+  template <>                                                                                \
+  PrefillKernel prefill_instance<Mma, PrefillScales::Scales>(int head_dim) {                 \
+    return head_dim == 64 ? prefill_kernel<PrefillShape<Mma, 64, PrefillScales::Scales>>()   \
+                          : prefill_kernel<PrefillShape<Mma, 128, PrefillScales::Scales>>(); \
   }
 
 }  // namespace kvx::ops::cuda

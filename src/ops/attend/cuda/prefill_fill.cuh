@@ -34,25 +34,30 @@ class GroupFinder {
     const int first = token(tile_);
     const bool is_wanted = is_read(tile_);
     const bool is_there = is_wanted && id >= 0 && id < walk_.job.num_packed_blocks;
-    missing_ = __ballot_sync(kWholeWarp, is_wanted && !is_there);
-    if (missing_ != 0 && threadIdx.x == 0) {
-      atomicAdd(&walk_.job.findings->out_of_range, static_cast<unsigned long long>(__popc(missing_)));
+    const uint32_t missing = __ballot_sync(kWholeWarp, is_wanted && !is_there);
+    if (missing != 0 && threadIdx.x == 0) {
+      atomicAdd(&walk_.job.findings->out_of_range,
+                static_cast<unsigned long long>(__popc(missing)));
     }
+    missing_ = (missing_ & ~(0xFFu << shift_of(tile_))) | missing << shift_of(tile_);
     const int group = first / kTileTokens;
-    const GroupsAt at = {static_cast<uint32_t>(id),
-                         group % walk_.job.tiles_per_block * kTileTokens,
+    const GroupsAt at = {static_cast<uint32_t>(id), group % walk_.job.tiles_per_block * kTileTokens,
                          is_there ? min(kTileTokens, walk_.tokens.end - first) : 0};
     ++tile_;
     next_id_ = load_id(tile_);
     return at;
   }
-  // For the consumers: bits of the last tile's groups whose blocks are not there.
+  // For the consumers: bits of the tile's groups whose blocks are not there. The tile is one of the
+  // last four.
   __device__ void say_missing(int tile) const {
     if (threadIdx.x != 0) return;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(ring_.missing(tile)), "r"(missing_) : "memory");
+    const uint32_t missing = missing_ >> shift_of(tile) & 0xFFu;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(ring_.missing(tile)), "r"(missing) : "memory");
   }
 
  private:
+  static_assert(Shape::kTokens / kTileTokens <= 8);
+  __device__ static int shift_of(int tile) { return tile % 4 * 8; }
   __device__ int token(int tile) const {
     return walk_.first_token + tile * Shape::kTokens + lane_ * kTileTokens;
   }
@@ -70,7 +75,7 @@ class GroupFinder {
   int lane_;
   int tile_ = 0;
   int32_t next_id_;
-  uint32_t missing_ = 0;
+  uint32_t missing_ = 0;  // a byte a tile
 };
 
 // Rows of 16 bits: a side of a tile is a group of copies, of which the last is under way while the
@@ -127,42 +132,33 @@ class CopyFiller {
   }
 };
 
-// Affine codes less 128 or 8, the middle of what they can be: a sum over large positive numbers that
-// the zero takes away again would lose digits.
-using CentredUInt8 = TileInteger8<0u, 0xE480E480u>;                // -(1024 + 128)
+// Affine codes less 128 or 8, the middle of what they can be: a sum over large positive numbers
+// that the zero takes away again would lose digits.
+using CentredUInt8 = TileInteger8<0u, 0xE480E480u>;               // -(1024 + 128)
 using CentredUInt4 = TileInteger4<0u, 0xE408E408u, 0xD480D480u>;  // -1032, -(64 + 8)
 
-// A unit: one side of 64 tokens, 16 bytes of codes a thread and pass.
+// A unit: one side of 64 tokens. Its packed rows go by cp.async to where the thread that asked for
+// them reads them again: no other has to wait for it.
 inline constexpr int kUnitTokens = 64;
+inline constexpr int kUnitPasses = 4;  // of 16 bytes of codes a thread, at most
 
 // How a side's packed rows are shared out among the producing threads.
+template <class Shape, int Bits>
 struct PackedRows {
-  int bits;
-  int log2_chunks;      // of 16 bytes, in a row
-  int log2_scale_bytes;  // of a chunk, where scales go into the tile; -1: they do not
-
-  __device__ int rows_at_once() const { return kWarpgroup >> log2_chunks; }
-  __device__ int num_passes() const { return kUnitTokens / rows_at_once(); }
-  __device__ int chunk() const { return threadIdx.x & ((1 << log2_chunks) - 1); }
-  __device__ int row() const { return threadIdx.x >> log2_chunks; }
+  static constexpr int kLog2Chunks = Shape::kDim / 128 + (Bits == 8 ? 2 : 1);  // 16 bytes each
+  static constexpr int kRowsAtOnce = kWarpgroup >> kLog2Chunks;                // multiples of 8
+  static constexpr int kPasses = kUnitTokens / kRowsAtOnce;
+  static_assert(kPasses <= kUnitPasses);
+  __device__ static int chunk() { return threadIdx.x & ((1 << kLog2Chunks) - 1); }
+  __device__ static int row() { return threadIdx.x >> kLog2Chunks; }  // of the first pass
 };
 
-template <class Shape>
-__device__ inline PackedRows packed_rows(format::FormatId id) {
+// Bytes of group scales that a chunk of codes has, where they go into the tile.
+__device__ inline int scale_bytes_of_chunk(format::FormatId id) {
   using format::FormatId;
-  const int bits = bits_of(id);
-  const bool has_bytes = id == FormatId::kNvfp4 || id == FormatId::kMxfp4G16;
-  return {bits, Shape::kDim / 128 + (bits == 8 ? 2 : 1),
-          has_bytes ? 1 : id == FormatId::kMxfp4 ? 0 : -1};
+  if (id == FormatId::kMxfp4) return 1;
+  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4G16 ? 2 : 0;
 }
-
-// What a thread reads of a unit, ahead of its decoding.
-struct PackedUnit {
-  static constexpr int kPasses = 4;
-  uint4 codes[kPasses];
-  uint32_t scales[kPasses];
-  uint32_t token_scales[2];  // K's and V's of a token, where they go to scores and weights
-};
 
 // A token's scales, and what is added to its numbers.
 struct TokenScales {
@@ -180,96 +176,112 @@ class DecodeFiller {
 
  private:
   static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a side of a tile
-  static constexpr int kRowChunks = Shape::kDim / 8;           // of a tile
+  static constexpr int kUnitsOfTile = 2 * kUnits;
+  static constexpr int kAhead = Shape::kRawUnits - 1;
 
   __device__ DecodeFiller(const PrefillWalk& walk, const PrefillRing<Shape>& ring)
       : walk_(walk), job_(walk.job), ring_(ring), finder_(walk, ring) {}
 
   __device__ void fill_all() {
-    GroupsAt groups = finder_.next();
-    PackedUnit ahead = load(0, 0, groups);
+    const int num_units = walk_.num_tiles * kUnitsOfTile;
+    for (int u = 0; u < kAhead; ++u) start(u, num_units);
 #pragma unroll 1
-    for (int u = 0; u < walk_.num_tiles * 2 * kUnits; ++u) {
-      const int tile = u / (2 * kUnits);
+    for (int u = 0; u < num_units; ++u) {
+      wait_for_copies<kAhead - 1>();
+      start(u + kAhead, num_units);  // where the unit before this was
+      const int tile = u / kUnitsOfTile;
       const int side = u / kUnits % 2;
       const int unit = u % kUnits;
-      const PackedUnit now = ahead;
-      if (side == 0 && unit == 0) {
-        ring_.wait_free(0, tile);
-        finder_.say_missing(tile);
-      }
-      if (side == 1 && unit == 0) ring_.wait_free(1, tile);
-      const int next = u + 1;
-      if (next % (2 * kUnits) == 0) groups = finder_.next();
-      if (next < walk_.num_tiles * 2 * kUnits) {
-        ahead = load(next / kUnits % 2, next % kUnits, groups);
-      }
-      decode(now, side, tile, unit);
+      if (unit == 0) ring_.wait_free(side, tile);
+      if (unit == 0 && side == 0) finder_.say_missing(tile);
+      decode(raw_unit(u), side, tile, unit);
       if (unit == kUnits - 1) ring_.fill(side, tile);
     }
+  }
+
+  __device__ uint32_t raw_unit(int u) const {
+    return ring_.shared + Shape::kRaw + u % Shape::kRawUnits * Shape::kRawUnitBytes;
+  }
+  // This thread's parts of a unit.
+  __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
+    return raw + pass * kWarpgroup * 16 + threadIdx.x * 16;
+  }
+  __device__ static uint32_t raw_scales(uint32_t raw, int pass) {
+    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 + threadIdx.x * 4;
   }
 
   __device__ const CudaSide& side_of(int side) const {
     return side == 0 ? job_.packed.k : job_.packed.v;
   }
+  __device__ const TileSide& tile_side_of(int side) const {
+    return side == 0 ? job_.tile_k : job_.tile_v;
+  }
 
-  __device__ PackedUnit load(int side, int unit, const GroupsAt& groups) const {
-    const TileSide& from = side == 0 ? job_.tile_k : job_.tile_v;
-    const PackedRows rows = packed_rows<Shape>(side_of(side).id);
-    PackedUnit raw = {};
-    const uint8_t* codes =
-        from.codes.base + int64_t{walk_.head} * from.codes.head_stride + rows.chunk() * 16;
-    const uint8_t* scales = from.scales.base + int64_t{walk_.head} * from.scales.head_stride +
-                            (rows.chunk() << max(rows.log2_scale_bytes, 0));
+  // A group of copies for every unit, also behind the last.
+  __device__ void start(int u, int num_units) {
+    if (u < num_units) {
+      if (u % kUnitsOfTile == 0) groups_ = finder_.next();
+      const int side = u / kUnits % 2;
+      if (bits_of(side_of(side).id) == 8) {
+        copy_rows<8>(side, u % kUnits, raw_unit(u));
+      } else {
+        copy_rows<4>(side, u % kUnits, raw_unit(u));
+      }
+      if constexpr (Shape::kScalesScores) {
+        if (side == 1) copy_token_scales(u % kUnits, raw_unit(u));
+      }
+    }
+    commit_copies();
+  }
+
+  template <int Bits>
+  __device__ void copy_rows(int side, int unit, uint32_t raw) const {
+    using Rows = PackedRows<Shape, Bits>;
+    const TileRegion& codes = tile_side_of(side).codes;
+    const TileRegion& scales = tile_side_of(side).scales;
+    const int scale_bytes = Shape::kScalesScores ? 0 : scale_bytes_of_chunk(side_of(side).id);
+    const uint8_t* head = codes.base + int64_t{walk_.head} * codes.head_stride + Rows::chunk() * 16;
+    const uint8_t* head_scales = scales.base + int64_t{walk_.head} * scales.head_stride;
 #pragma unroll
-    for (int p = 0; p < PackedUnit::kPasses; ++p) {
-      if (p >= rows.num_passes()) break;
-      const int row = rows.row() + p * rows.rows_at_once();  // a warp's are of one group
-      const GroupsAt at = groups.of_group((unit * kUnitTokens + row) / kTileTokens);
-      const int in_group = row % kTileTokens;
-      if (in_group >= at.num_tokens) continue;
-      raw.codes[p] = __ldg(reinterpret_cast<const uint4*>(
-          codes + uint64_t{at.block} * from.codes.block_stride +
-          (at.offset + in_group) * from.codes.token_stride));
-      if (rows.log2_scale_bytes < 0) continue;
-      const uint8_t* s = scales + uint64_t{at.block} * from.scales.block_stride +
-                         (at.offset + in_group) * from.scales.token_stride;
-      raw.scales[p] =
-          rows.log2_scale_bytes == 0 ? *s : uint32_t{*reinterpret_cast<const uint16_t*>(s)};
+    for (int p = 0; p < Rows::kPasses; ++p) {
+      const int row = unit * kUnitTokens + Rows::row() + p * Rows::kRowsAtOnce;
+      const GroupsAt at = groups_.of_group(row / kTileTokens);  // a warp's rows are of one group
+      const int in_block = at.offset + row % kTileTokens;
+      const bool is_there = row % kTileTokens < at.num_tokens;
+      const uint8_t* from =
+          head + uint64_t{at.block} * codes.block_stride + in_block * codes.token_stride;
+      copy_async_16(raw_codes(raw, p), is_there ? from : head, is_there ? 16 : 0);
+      if (scale_bytes == 0) continue;
+      // The word that they lie in.
+      const int in_row = in_block * scales.token_stride + Rows::chunk() * scale_bytes;
+      const uint8_t* word = head_scales + uint64_t{at.block} * scales.block_stride + (in_row & ~3);
+      copy_async_4(raw_scales(raw, p), is_there ? word : head, is_there ? 4 : 0);
     }
-    if constexpr (Shape::kScalesScores) {
-      if (side == 1) load_token_scales(unit, groups, raw);
-    }
-    return raw;
   }
 
   // Threads 0 to 63: a token each. Both sides' come with V's unit and leave with it.
-  __device__ void load_token_scales(int unit, const GroupsAt& groups, PackedUnit& raw) const {
-    const int row = threadIdx.x;
-    if (row >= kUnitTokens) return;
-    const GroupsAt at = groups.of_group((unit * kUnitTokens + row) / kTileTokens);
-    const int in_group = row % kTileTokens;
-    if (in_group >= at.num_tokens) return;
+  __device__ void copy_token_scales(int unit, uint32_t raw) const {
+    const int row = unit * kUnitTokens + static_cast<int>(threadIdx.x);
+    if (threadIdx.x >= kUnitTokens) return;
+    const GroupsAt at = groups_.of_group(row / kTileTokens);
+    const bool is_there = row % kTileTokens < at.num_tokens;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const TileRegion& from = s == 0 ? job_.tile_k.scales : job_.tile_v.scales;
-      if (!has_token_scales(side_of(s).id)) continue;
-      const uint8_t* at_token = from.base + int64_t{walk_.head} * from.head_stride +
-                                uint64_t{at.block} * from.block_stride +
-                                (at.offset + in_group) * from.token_stride;
-      raw.token_scales[s] = is_half_word(side_of(s).id)
-                                ? uint32_t{*reinterpret_cast<const uint16_t*>(at_token)}
-                                : *reinterpret_cast<const uint32_t*>(at_token);
+      const TileRegion& from = tile_side_of(s).scales;
+      const int in_rows = (at.offset + row % kTileTokens) * from.token_stride;
+      const uint8_t* head = from.base + int64_t{walk_.head} * from.head_stride;
+      const uint8_t* word = head + uint64_t{at.block} * from.block_stride + (in_rows & ~3);
+      copy_async_4(token_scale_word(raw, s), is_there ? word : head, is_there ? 4 : 0);
     }
   }
-  __device__ static bool has_token_scales(format::FormatId id) {
-    using format::FormatId;
-    return id != FormatId::kNvfp4 && id != FormatId::kMxfp4 && id != FormatId::kMxfp4G16;
+  __device__ static uint32_t token_scale_word(uint32_t raw, int side) {
+    return raw + Shape::kRawCodeBytes + side * kUnitTokens * 4 + threadIdx.x * 4;
   }
-  // One f16 scale a row.
-  __device__ static bool is_half_word(format::FormatId id) {
-    using format::FormatId;
-    return Shape::kDim == 64 && (id == FormatId::kInt8 || id == FormatId::kInt4);
+  // Rows of two bytes share a word.
+  __device__ uint32_t token_scale_bits(uint32_t raw, int side) const {
+    const int row = threadIdx.x % kTileTokens;
+    return load_shared_4(token_scale_word(raw, side)) >>
+           (row * tile_side_of(side).scales.token_stride % 4 * 8);
   }
 
   // centre: what tiles have subtracted from the codes.
@@ -285,35 +297,51 @@ class DecodeFiller {
     const float2 halves = __half22float2(reinterpret_cast<const __half2&>(bits));
     switch (side.id) {
       case FormatId::kFp8E4M3:
-      case FormatId::kFp8E5M2: return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
+      case FormatId::kFp8E5M2:
+        return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
       case FormatId::kInt8:
-      case FormatId::kInt4: return {{halves.x, halves.y}, 0.0f};
-      case FormatId::kInt8Affine: return affine_scales(side, bits, 128.0f);
-      case FormatId::kInt4Affine: return affine_scales(side, bits, 8.0f);
-      default: return {{1.0f, 1.0f}, 0.0f};
+      case FormatId::kInt4:
+        return {{halves.x, halves.y}, 0.0f};
+      case FormatId::kInt8Affine:
+        return affine_scales(side, bits, 128.0f);
+      case FormatId::kInt4Affine:
+        return affine_scales(side, bits, 8.0f);
+      default:
+        return {{1.0f, 1.0f}, 0.0f};
     }
   }
 
-  __device__ void decode(const PackedUnit& raw, int side, int tile, int unit) const {
+  __device__ void decode(uint32_t raw, int side, int tile, int unit) const {
     using format::FormatId;
-    const uint32_t to = (side == 0 ? ring_.keys(tile) : ring_.values(tile)) + unit * kUnitTokens * 128;
+    const uint32_t to =
+        (side == 0 ? ring_.keys(tile) : ring_.values(tile)) + unit * kUnitTokens * 128;
     const FormatId id = side_of(side).id;
     if constexpr (Shape::kScalesScores) {
       if (side == 1) store_token_scales(raw, tile, unit);
       switch (id) {
-        case FormatId::kFp8E4M3: return decode_codes<TileE4M3, NoScale>(raw, id, to);
-        case FormatId::kFp8E5M2: return decode_codes<TileE5M2, NoScale>(raw, id, to);
-        case FormatId::kInt8: return decode_codes<TileInt8, NoScale>(raw, id, to);
-        case FormatId::kInt8Affine: return decode_codes<CentredUInt8, NoScale>(raw, id, to);
-        case FormatId::kInt4: return decode_codes<TileInt4, NoScale>(raw, id, to);
-        default: return decode_codes<CentredUInt4, NoScale>(raw, id, to);
+        case FormatId::kFp8E4M3:
+          return decode_codes<TileE4M3, NoScale>(raw, side, to);
+        case FormatId::kFp8E5M2:
+          return decode_codes<TileE5M2, NoScale>(raw, side, to);
+        case FormatId::kInt8:
+          return decode_codes<TileInt8, NoScale>(raw, side, to);
+        case FormatId::kInt8Affine:
+          return decode_codes<CentredUInt8, NoScale>(raw, side, to);
+        case FormatId::kInt4:
+          return decode_codes<TileInt4, NoScale>(raw, side, to);
+        default:
+          return decode_codes<CentredUInt4, NoScale>(raw, side, to);
       }
     } else {
       switch (id) {
-        case FormatId::kFp8E4M3: return decode_codes<TileE4M3, NoScale>(raw, id, to);
-        case FormatId::kFp8E5M2: return decode_codes<TileE5M2, NoScale>(raw, id, to);
-        case FormatId::kNvfp4: return decode_codes<TileE2M1, FromE4M3>(raw, id, to);
-        default: return decode_codes<TileE2M1, FromE8M0>(raw, id, to);
+        case FormatId::kFp8E4M3:
+          return decode_codes<TileE4M3, NoScale>(raw, side, to);
+        case FormatId::kFp8E5M2:
+          return decode_codes<TileE5M2, NoScale>(raw, side, to);
+        case FormatId::kNvfp4:
+          return decode_codes<TileE2M1, FromE4M3>(raw, side, to);
+        default:
+          return decode_codes<TileE2M1, FromE8M0>(raw, side, to);
       }
     }
   }
@@ -321,20 +349,30 @@ class DecodeFiller {
   // A chunk of codes is two chunks of the tile, or four. Eight lanes that store at once hit all
   // banks: lanes in the upper 64 channels take their chunks in another order.
   template <class Element, class From>
-  __device__ void decode_codes(const PackedUnit& raw, format::FormatId id, uint32_t to) const {
+  __device__ void decode_codes(uint32_t raw, int side, uint32_t to) const {
+    using Rows = PackedRows<Shape, Element::kBits>;
+    constexpr bool kHasScales = !std::is_same_v<From, NoScale>;
     constexpr int kChunks = Element::kBits == 8 ? 2 : 4;  // of the tile
-    const PackedRows rows = packed_rows<Shape>(id);
-    const int first = rows.chunk() * kChunks;
+    const int first = Rows::chunk() * kChunks;
     const int turn = first >= 8 ? kChunks / 2 : 0;
-    const bool is_wide_group = id == format::FormatId::kMxfp4;
+    uint32_t places[kChunks];
 #pragma unroll
-    for (int p = 0; p < PackedUnit::kPasses; ++p) {
-      if (p >= rows.num_passes()) break;
-      const int row = rows.row() + p * rows.rows_at_once();
-      const uint32_t words[4] = {raw.codes[p].x, raw.codes[p].y, raw.codes[p].z, raw.codes[p].w};
-      Two scales = {};
-      if constexpr (!std::is_same_v<From, NoScale>) {
-        scales = From::f16x2(__byte_perm(raw.scales[p], 0, is_wide_group ? 0x0000 : 0x1100));
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = first + (i ^ turn);
+      places[i] = to + chunk / 8 * Shape::kBlockBytes + wgmma_chunk(Rows::row(), chunk % 8);
+    }
+    [[maybe_unused]] const int scale_bytes = scale_bytes_of_chunk(side_of(side).id);
+    [[maybe_unused]] const int scale_stride = tile_side_of(side).scales.token_stride;
+#pragma unroll
+    for (int p = 0; p < Rows::kPasses; ++p) {
+      const uint4 codes = load_shared_16(raw_codes(raw, p));
+      const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+      [[maybe_unused]] Two scales = {};
+      if constexpr (kHasScales) {
+        const int row = Rows::row() + p * Rows::kRowsAtOnce;
+        const int in_word = (row % kTileTokens * scale_stride + Rows::chunk() * scale_bytes) % 4;
+        const uint32_t bytes = load_shared_4(raw_scales(raw, p)) >> (8 * in_word);
+        scales = From::f16x2(__byte_perm(bytes, 0, scale_bytes == 1 ? 0x0000 : 0x1100));
       }
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
@@ -346,25 +384,24 @@ class DecodeFiller {
           x = {low.a, low.b, high.a, high.b};
         } else {
           x = Element::for_values(turn ? words[other] : words[i]);
-          if constexpr (!std::is_same_v<From, NoScale>) {
-            const uint32_t scale = (i < 2) != (turn != 0) ? scales.a : scales.b;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x.r[j] = multiply_f16x2(x.r[j], scale);
-          }
         }
-        const int chunk = first + (i ^ turn);
-        store_chunk(to + chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8), x);
+        if constexpr (kHasScales) {
+          const uint32_t scale = (i < 2) != (turn != 0) ? scales.a : scales.b;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) x.r[j] = multiply_f16x2(x.r[j], scale);
+        }
+        store_chunk(places[i] + p * Rows::kRowsAtOnce * 128, x);
       }
     }
   }
 
-  __device__ void store_token_scales(const PackedUnit& raw, int tile, int unit) const {
+  __device__ void store_token_scales(uint32_t raw, int tile, int unit) const {
     const int row = threadIdx.x;
     if (row >= kUnitTokens) return;  // whole warps
     float largest = 0;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const TokenScales scales = token_scales_of(side_of(s), raw.token_scales[s]);
+      const TokenScales scales = token_scales_of(side_of(s), token_scale_bits(raw, s));
       const int first = s == 0 ? PrefillRing<Shape>::kKeyScale : PrefillRing<Shape>::kValueScale;
       const int zero = s == 0 ? PrefillRing<Shape>::kKeyZero : PrefillRing<Shape>::kValueZero;
       const int at = 4 * (unit * kUnitTokens + row);
@@ -389,6 +426,7 @@ class DecodeFiller {
   const AttendJob& job_;
   const PrefillRing<Shape>& ring_;
   GroupFinder<Shape> finder_;
+  GroupsAt groups_ = {};  // of the tile whose rows are asked for
 };
 
 }  // namespace kvx::ops::cuda

@@ -16,9 +16,9 @@ class PrefillRows {
   static constexpr int kParts = Shape::kParts;
   static constexpr int kTokens = Shape::kTokens;
   static constexpr int kDim = Shape::kDim;
-  static constexpr int kScores = kTokens / 2;         // of a thread, a part
-  static constexpr int kSums = kDim / kParts / 2;     // likewise
-  static constexpr int kSteps = kTokens / 16;         // of a product with V
+  static constexpr int kScores = kTokens / 2;      // of a thread, a part
+  static constexpr int kSums = kDim / kParts / 2;  // likewise
+  static constexpr int kSteps = kTokens / 16;      // of a product with V
   static constexpr int kKeySteps = kDim / kParts / 16;
 
  public:
@@ -56,8 +56,12 @@ class PrefillRows {
   // Rows of the CTA's warpgroups take turns: the second waits for the first.
   static constexpr int kTurn = 1;     // named barriers: kTurn + warpgroup
   static constexpr int kQueries = 3;  // kQueries + warpgroup
-  __device__ void take_turn() const { wait_at(kTurn + consumer_, kConsumers * kWarpgroup); }
-  __device__ void pass_turn() const { pass(kTurn + 1 - consumer_, kConsumers * kWarpgroup); }
+  __device__ void take_turn() const {
+    wait_at(kTurn + consumer_, kConsumers * kWarpgroup);
+  }
+  __device__ void pass_turn() const {
+    pass(kTurn + 1 - consumer_, kConsumers * kWarpgroup);
+  }
 
   __device__ void attend() {
     const int n = walk_.num_tiles;
@@ -145,7 +149,9 @@ class PrefillRows {
   }
 
   // This thread's rows are 16 warp + g and 8 more.
-  __device__ int row(int r) const { return 16 * warp_ + g_ + 8 * r; }
+  __device__ int row(int r) const {
+    return 16 * warp_ + g_ + 8 * r;
+  }
   __device__ TokenRange seen_of(int r) const {
     if (r >= num_rows_) return {0, 0};
     return seen_by(job_, shape_, (first_row_ + r) / job_.q_per_kv);
@@ -307,7 +313,8 @@ class PrefillRows {
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
         const float2 by = pair_of(scales, i / 4);
-        const float first = p == 0 ? 0.0f : scores_[0][i], second = p == 0 ? 0.0f : scores_[0][i + 1];
+        const float first = p == 0 ? 0.0f : scores_[0][i],
+                    second = p == 0 ? 0.0f : scores_[0][i + 1];
         scores_[0][i] = fmaf(scores_[p][i], by.x, first);
         scores_[0][i + 1] = fmaf(scores_[p][i + 1], by.y, second);
       }
@@ -391,8 +398,7 @@ class PrefillRows {
     }
     constexpr float kMost = 16.0f, kLargestUnit = 60.0f;
     if (!(top > 0 && top < INFINITY) || (has_unit_ && top * exp2f(unit_) <= kMost)) return;
-    const float unit =
-        fminf(fmaxf(-static_cast<float>(ilogbf(top)), -kLargestUnit), kLargestUnit);
+    const float unit = fminf(fmaxf(-static_cast<float>(ilogbf(top)), -kLargestUnit), kLargestUnit);
     const float by = exp2f(unit - unit_);
     unit_ = unit;
     has_unit_ = true;
@@ -449,7 +455,8 @@ class PrefillRows {
     // (0, 4), (1, 5), (2, 6), (3, 7)
     const int from = 4 * g_ + 2 * t_ % 4;
     const float2 low = {__shfl_sync(kWholeWarp, x.x, from), __shfl_sync(kWholeWarp, x.x, from + 1)};
-    const float2 high = {__shfl_sync(kWholeWarp, x.y, from), __shfl_sync(kWholeWarp, x.y, from + 1)};
+    const float2 high = {__shfl_sync(kWholeWarp, x.y, from),
+                         __shfl_sync(kWholeWarp, x.y, from + 1)};
     return t_ < 2 ? low : high;
   }
   __device__ static void store_pair(DType type, uint8_t* row, int first, float2 x) {

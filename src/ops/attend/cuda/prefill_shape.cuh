@@ -4,7 +4,7 @@
 //
 // shared memory, from 1024 bytes on:
 //   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kStages]
-//   [row facts][tile facts: kStages][barriers]
+//   [packed rows: kRawUnits][row facts][tile facts: kStages][barriers]
 // Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another.
 #pragma once
 
@@ -40,12 +40,18 @@ struct PrefillShape {
   // Numbers a token: K's scales of each part, K's zero, and V's.
   static constexpr int kTokenScales = kScalesScores ? 2 * (kParts + 1) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
+  // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
+  // bytes of codes a thread, and four words of scales, or those of a token.
+  static constexpr int kRawUnits = kScales == PrefillScales::kNone ? 0 : 4;
+  static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
+  static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
   static constexpr int kTops = 4;  // V's largest scales, of parts of a tile
 
   static constexpr int kKeys = kConsumers * kQueryBytes;
   static constexpr int kValues = kKeys + kStages * kTileBytes;
   static constexpr int kTokenScalesAt = kValues + kStages * kTileBytes;
-  static constexpr int kRowFacts = kTokenScalesAt + kStages * kScaleBytes;
+  static constexpr int kRaw = kTokenScalesAt + kStages * kScaleBytes;
+  static constexpr int kRowFacts = kRaw + kRawUnits * kRawUnitBytes;
   static constexpr int kMissing = kRowFacts + kConsumers * kConsumerRows * 8;
   static constexpr int kTopsAt = kMissing + kStages * 4;
   static constexpr int kBarriers = kTopsAt + kStages * kTops * 4;
@@ -55,12 +61,12 @@ struct PrefillShape {
   static_assert(kBytes + kAlignment <= kMultiprocessorBytes);
 
   // 65536 registers: 128 producing threads and 256 that multiply.
-  static constexpr int kProducerRegisters = Where == PrefillScales::kNone ? 40 : 72;
-  static constexpr int kConsumerRegisters = Where == PrefillScales::kNone ? 232 : 216;
+  static constexpr int kProducerRegisters = Where == PrefillScales::kNone ? 40 : 56;
+  static constexpr int kConsumerRegisters = Where == PrefillScales::kNone ? 232 : 224;
 };
 
-// Which two numbers of eight a register of a tile holds: decoding needs no more than masks then, and
-// queries and outputs are put in the same order.
+// Which two numbers of eight a register of a tile holds: decoding needs no more than masks then,
+// and queries and outputs are put in the same order.
 enum class PairOrder {
   kNeighbours,  // (0, 1), (2, 3), (4, 5), (6, 7): 16 bits, and 4 bits in TurboMind's packing
   kBytes,       // (0, 2), (1, 3), (4, 6), (5, 7)
@@ -78,12 +84,15 @@ __device__ inline int bits_of(format::FormatId id) {
   using format::FormatId;
   switch (id) {
     case FormatId::kBF16:
-    case FormatId::kF16: return 16;
+    case FormatId::kF16:
+      return 16;
     case FormatId::kFp8E4M3:
     case FormatId::kFp8E5M2:
     case FormatId::kInt8:
-    case FormatId::kInt8Affine: return 8;
-    default: return 4;
+    case FormatId::kInt8Affine:
+      return 8;
+    default:
+      return 4;
   }
 }
 __device__ inline PairOrder pair_order_of(format::FormatId id) {

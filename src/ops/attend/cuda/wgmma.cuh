@@ -1,9 +1,10 @@
 // Hopper's asynchronous tensor core instructions, one function each (sm_90a).
 //
-// wgmma m64nNk16: a warpgroup of 128 threads; D[64][N] += A[64][16] * B[16][N]. Thread 32 w + 4 g + t
-// holds of D rows 16 w + g (d[4 j], d[4 j + 1]) and 16 w + g + 8 (d[4 j + 2], d[4 j + 3]), columns
-// 8 j + 2 t and 8 j + 2 t + 1; of A in registers the pairs [g][2t], [g + 8][2t], [g][2t + 8],
-// [g + 8][2t + 8]. So D's columns 16 s to 16 s + 15, packed to 16 bits, are A of step s as they lie.
+// wgmma m64nNk16: a warpgroup of 128 threads; D[64][N] += A[64][16] * B[16][N]. Thread 32 w + 4 g +
+// t holds of D rows 16 w + g (d[4 j], d[4 j + 1]) and 16 w + g + 8 (d[4 j + 2], d[4 j + 3]),
+// columns 8 j + 2 t and 8 j + 2 t + 1; of A in registers the pairs [g][2t], [g + 8][2t], [g][2t +
+// 8], [g + 8][2t + 8]. So D's columns 16 s to 16 s + 15, packed to 16 bits, are A of step s as they
+// lie.
 //
 // Operands in shared memory are tiles of 64 numbers (128 bytes) a row, rows one after the other, on
 // 1024 bytes; the 16-byte chunk c of row r lies at c ^ (r % 8).
@@ -31,43 +32,41 @@ inline constexpr int kWarpgroup = 128;
 #define KVX_D32                                                                             \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
   "%24,%25,%26,%27,%28,%29,%30,%31}"
-#define KVX_D64                                                                             \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+#define KVX_D64                                                                              \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"  \
   "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
   "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
 // D = A B, or D += A B: both from shared memory, both with their sum's index contiguous.
 // D += A B: A from registers, B with its columns contiguous.
-#define KVX_WGMMA(Type, TypeName)                                                                 \
-  __device__ inline void wgmma_shared(Type, float(&d)[32], uint64_t a, uint64_t b, bool adds) {   \
-    asm volatile(                                                                                 \
-        "{.reg .pred p; setp.ne.b32 p, %34, 0;"                                                   \
-        " wgmma.mma_async.sync.aligned.m64n64k16.f32." TypeName "." TypeName " " KVX_D32          \
-        ", %32, %33, p, 1, 1, 0, 0;}"                                                             \
-        : KVX_R32(d, 0)                                                                           \
-        : "l"(a), "l"(b), "r"(int{adds}));                                                        \
-  }                                                                                               \
-  __device__ inline void wgmma_shared(Type, float(&d)[64], uint64_t a, uint64_t b, bool adds) {   \
-    asm volatile(                                                                                 \
-        "{.reg .pred p; setp.ne.b32 p, %66, 0;"                                                   \
-        " wgmma.mma_async.sync.aligned.m64n128k16.f32." TypeName "." TypeName " " KVX_D64         \
-        ", %64, %65, p, 1, 1, 0, 0;}"                                                             \
-        : KVX_R32(d, 0), KVX_R32(d, 32)                                                           \
-        : "l"(a), "l"(b), "r"(int{adds}));                                                        \
-  }                                                                                               \
+#define KVX_WGMMA(Type, TypeName)                                                                  \
+  __device__ inline void wgmma_shared(Type, float(&d)[32], uint64_t a, uint64_t b, bool adds) {    \
+    asm volatile(                                                                                  \
+        "{.reg .pred p; setp.ne.b32 p, %34, 0;"                                                    \
+        " wgmma.mma_async.sync.aligned.m64n64k16.f32." TypeName "." TypeName " " KVX_D32           \
+        ", %32, %33, p, 1, 1, 0, 0;}"                                                              \
+        : KVX_R32(d, 0)                                                                            \
+        : "l"(a), "l"(b), "r"(int{adds}));                                                         \
+  }                                                                                                \
+  __device__ inline void wgmma_shared(Type, float(&d)[64], uint64_t a, uint64_t b, bool adds) {    \
+    asm volatile(                                                                                  \
+        "{.reg .pred p; setp.ne.b32 p, %66, 0;"                                                    \
+        " wgmma.mma_async.sync.aligned.m64n128k16.f32." TypeName "." TypeName " " KVX_D64          \
+        ", %64, %65, p, 1, 1, 0, 0;}"                                                              \
+        : KVX_R32(d, 0), KVX_R32(d, 32)                                                            \
+        : "l"(a), "l"(b), "r"(int{adds}));                                                         \
+  }                                                                                                \
   __device__ inline void wgmma_registers(Type, float(&d)[32], const uint32_t(&a)[4], uint64_t b) { \
-    asm volatile(                                                                                 \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TypeName "." TypeName " " KVX_D32           \
-        ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                                   \
-        : KVX_R32(d, 0)                                                                           \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                    \
-  }                                                                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TypeName "." TypeName " " KVX_D32   \
+                 ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                           \
+                 : KVX_R32(d, 0)                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                            \
+  }                                                                                                \
   __device__ inline void wgmma_registers(Type, float(&d)[64], const uint32_t(&a)[4], uint64_t b) { \
-    asm volatile(                                                                                 \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TypeName "." TypeName " " KVX_D64          \
-        ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                                   \
-        : KVX_R32(d, 0), KVX_R32(d, 32)                                                           \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." TypeName "." TypeName " " KVX_D64  \
+                 ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                           \
+                 : KVX_R32(d, 0), KVX_R32(d, 32)                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                            \
   }
 KVX_WGMMA(MmaF16, "f16")
 KVX_WGMMA(MmaBf16, "bf16")
