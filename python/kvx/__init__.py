@@ -8,10 +8,10 @@ was expected, and changes nothing. No gradient flows through a verb.
 
 from kvx._core import __version__, num_threads, set_num_threads, use_openmp
 from kvx.cache import Cache, Cost, LoadReport, Memory
-from kvx.compare import CacheFigures, Estimate, compare
+from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
 from kvx.files import CacheFile, PieceKind, inspect, verify
-from kvx.formats import Format, Recipe, SideRecipe, formats, parse_recipe, recipe_options
+from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.paged_layer import PagedLayer
 from kvx.rows import Rows, dequantize, quantize, transcode
 
@@ -19,10 +19,12 @@ __all__ = [
     "Cache",
     "CacheFigures",
     "CacheFile",
+    "Comparison",
     "Cost",
     "Error",
     "Estimate",
     "Format",
+    "Formats",
     "InternalError",
     "LoadReport",
     "Memory",

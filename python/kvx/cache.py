@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvx import _core
 from kvx.arrays import checked_array, empty_like, token_list
 from kvx.errors import Error, OutOfRangeError
+from kvx.html import table
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,20 @@ class Cache(_core.PagedCache):
             f"kvx.Cache({self.recipe!r}, {self.num_layers} layers, {self.num_kv_heads} KV heads, "
             f"head_dim {self.k_head_dim}/{self.v_head_dim})"
         )
+
+    def _repr_html_(self):
+        memory = self.memory()
+        facts = [
+            ("recipe", self.recipe),
+            ("layers", self.num_layers),
+            ("KV heads", self.num_kv_heads),
+            ("head_dim", f"{self.k_head_dim} / {self.v_head_dim}"),
+            ("bytes in use", memory.used),
+            ("of these codes", memory.used_codes),
+            ("of these scales", memory.used_scales),
+            ("bytes allocated", memory.allocated),
+        ]
+        return table(("kvx.Cache", ""), facts)
 
     @contextmanager
     def step(self, entries: Iterable[tuple[int, int]]):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvx.errors import Error
+from kvx.html import table
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,44 @@ class CacheFigures:
     same_top_percent: Estimate
 
 
+class Comparison(list):
+    """CacheFigures, the base cache's first; a table where it is printed."""
+
+    _HEADER = ("cache", "bits", "bytes/token", "perplexity", "change %", "KL", "same top %")
+
+    def _table(self):
+        return [
+            (
+                cache.name,
+                cache.bits_per_value,
+                cache.bytes_per_token,
+                *(str(getattr(cache, name)) for name in ESTIMATES),
+            )
+            for cache in self
+        ]
+
+    def __str__(self):
+        rows = [self._HEADER, *(tuple(map(_text, row)) for row in self._table())]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in rows
+        )
+
+    def _repr_html_(self):
+        return table(self._HEADER, self._table())
+
+
 ESTIMATES = ("perplexity", "change_percent", "kl", "same_top_percent")
 _PLAIN = ("name", "bits_per_value", "bytes_per_token", "tokens_per_gib")
 
 
 def compare(
     model, text, recipes: Sequence[str], *, context: int = 2048, windows: int = 4, threads: int = 0
-) -> list[CacheFigures]:
+) -> Comparison:
     """Measures caches as ``kvx compare`` does: perplexity and KL divergence against a bf16 cache.
 
     model:   a GGUF file of the Llama family; kvx.hf.compare takes a transformers model instead
@@ -56,7 +88,7 @@ def compare(
     recipes: ``["int8", "nvfp4:auto"]``; bf16 comes first, whether named or not
     context: tokens of a window; its second half is scored
 
-    The command line tool does it, in a process of its own,.
+    The command line tool does it, in a process of its own.
     Raises kvx.Error with the tool's words.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -75,9 +107,14 @@ def compare(
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             raise Error(done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: "))
-        return [_figures_of(cache) for cache in json.loads(report.read_text())["caches"]]
+        caches = json.loads(report.read_text())["caches"]
+        return Comparison(_figures_of(cache) for cache in caches)
 
 
 def _figures_of(cache):
     estimates = {name: Estimate(**cache[name]) for name in ESTIMATES}
     return CacheFigures(**{name: cache[name] for name in _PLAIN}, **estimates)
+
+
+def _text(cell):
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)

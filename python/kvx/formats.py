@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvx import _core
+from kvx.html import table
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,27 @@ class Format:
     head_dim_multiple: int
     recommended_options: str
     summary: str
+
+
+class Formats(list):
+    """Formats; a table in a notebook."""
+
+    def _repr_html_(self):
+        header = ("format", "bits", "groups", "scales", "options", "")
+        return table(
+            header,
+            [
+                (
+                    fmt.name,
+                    fmt.element_bits,
+                    ", ".join(fmt.group_sizes),
+                    ", ".join(fmt.scale_types),
+                    fmt.recommended_options,
+                    fmt.summary,
+                )
+                for fmt in self
+            ],
+        )
 
 
 @dataclass(frozen=True)
@@ -53,9 +75,9 @@ class Recipe:
     wide_format: str | None
 
 
-def formats() -> list[Format]:
+def formats() -> Formats:
     """All formats, in the order in which the documentation shows them."""
-    return [Format(**facts) for facts in _core.formats()]
+    return Formats(Format(**facts) for facts in _core.formats())
 
 
 def parse_recipe(text: str) -> Recipe:

@@ -10,7 +10,7 @@ from kvx.arrays import checked_array
 from kvx.errors import Error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rows:
     """Quantised rows, as docs/numbers.md defines their bytes.
 
@@ -25,6 +25,14 @@ class Rows:
     tensor_scale: float = 1.0
     steps: list[float] = field(default_factory=list)
     nonfinite_inputs: int = 0  # numbers that given scales could not express (stored as code 0)
+
+    def __repr__(self):
+        rows = math.prod(self.codes.shape[:-1])
+        bits = 8 * self.nbytes / max(rows * self.head_dim, 1)
+        return (
+            f"kvx.Rows({self.format!r}, {rows} rows of {self.head_dim}, {self.nbytes} bytes, "
+            f"{bits:.4g} bits a value)"
+        )
 
     @property
     def nbytes(self) -> int:

@@ -37,10 +37,10 @@ CONFIGS = {
 }
 
 
-def tiny_model(name, dtype=torch.float32):
+def tiny_model(name, dtype=torch.float32, **sizes):
     config_class, options = CONFIGS[name]
     torch.manual_seed(7)
-    config = getattr(transformers, config_class)(**{**SIZES, **options})
+    config = getattr(transformers, config_class)(**{**SIZES, **options, **sizes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # else a random model says one token for ever

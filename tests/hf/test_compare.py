@@ -39,3 +39,10 @@ def test_caches_are_measured_as_torch_measures_them():
 def test_too_short_a_text_is_refused():
     with pytest.raises(kvx.Error, match="10 tokens; 4 windows of 2048 need 8192"):
         kvx.hf.compare(tiny_model("llama"), range(10), ["int8"])
+
+
+def test_a_bar_shows_the_windows_unless_it_is_not_wanted(capsys):
+    options = dict(context=8, windows=2, base="f32")
+    for shown in (True, False):
+        kvx.hf.compare(tiny_model("llama"), range(3, 19), [], shows_progress=shown, **options)
+        assert ("windows" in capsys.readouterr().err) == shown

@@ -2,11 +2,16 @@
 
 import inspect
 
+import matplotlib
 from pages import run_blocks
 
 import kvx
 import kvx.marlin
+import kvx.plot
 import kvx.turbomind
+
+
+matplotlib.use("Agg")
 
 
 def test_every_block_of_the_python_page_runs():
@@ -14,7 +19,7 @@ def test_every_block_of_the_python_page_runs():
 
 
 def test_everything_public_has_a_docstring():
-    modules = [kvx, kvx.marlin, kvx.turbomind]
+    modules = [kvx, kvx.marlin, kvx.plot, kvx.turbomind]
     things = [(name, getattr(module, name)) for module in modules for name in module.__all__]
     for name, thing in list(things):
         if inspect.isclass(thing):

@@ -4,7 +4,7 @@ import torch
 
 from kvx import _core
 from kvx.arrays import token_list
-from kvx.compare import ESTIMATES, CacheFigures, Estimate
+from kvx.compare import ESTIMATES, CacheFigures, Comparison, Estimate
 from kvx.errors import Error
 from kvx.hf.cache import Cache
 from kvx.hf.interface import enable
@@ -19,7 +19,7 @@ def compare(model, tokens, recipes, *, context=2048, windows=4, base="bf16", sho
     recipes: ``["int8", "nvfp4:auto"]``; the base comes first, whether named or not
     context: tokens of a window; its second half is scored
 
-    Returns a kvx.CacheFigures each. Raises kvx.Error: too few tokens, a recipe that does not exist.
+    Returns a kvx.Comparison. Raises kvx.Error: too few tokens, a recipe that does not exist.
     """
     tokens = token_list(tokens)
     if context < 4 or windows < 1 or len(tokens) < context * windows:
@@ -42,10 +42,10 @@ def compare(model, tokens, recipes, *, context=2048, windows=4, base="bf16", sho
             base_logits = logits if base_logits is None else base_logits
             quality.add_window(base_logits, logits, targets)
             costs[recipe] = cache.cost(context)
-    return [
+    return Comparison(
         _figures(recipe, costs[recipe], quality.figures())
         for recipe, quality in zip(recipes, qualities)
-    ]
+    )
 
 
 def _logits(model, window, cache, count):
