@@ -14,8 +14,8 @@ Status KvCache::create_host_tier() {
   tier::TierLink link = tier::host_link();
   if (place_) {
     const ops::CudaContext& context = place_->context;
-    KVX_ASSIGN_OR_RETURN(
-        link, tier::cuda_link(context.device.index, context.stream, *place_->pinned));
+    KVX_ASSIGN_OR_RETURN(link,
+                         tier::cuda_link(context.device.index, context.stream, *place_->pinned));
   }
   KVX_ASSIGN_OR_RETURN(host_, tier::HostTier::create(*pool_, prefixes_->index(), sequence_shape(),
                                                      prefixes_->fingerprint(), config_.prefix.hash,
