@@ -24,9 +24,10 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   return config;
 }
 
-KvAttention::KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model,
-                         ops::Precision precision)
-    : cache_(std::move(cache)),
+KvAttention::KvAttention(std::unique_ptr<GpuRows> rows, std::unique_ptr<kv::KvCache> cache,
+                         int sequence, const ModelConfig& model, ops::Precision precision)
+    : gpu_rows_(std::move(rows)),
+      cache_(std::move(cache)),
       sequence_(sequence),
       num_q_heads_(model.num_q_heads),
       num_kv_heads_(model.num_kv_heads),
@@ -39,10 +40,16 @@ Result<std::unique_ptr<KvAttention>> KvAttention::create(const ModelConfig& mode
                                                          Executor& executor) {
   KVX_ASSIGN_OR_RETURN(const device::CpuLevel level, device::choose_cpu_level());
   const ops::CpuContext context{&ops::cpu::kernel_table(level), &executor};
-  KVX_ASSIGN_OR_RETURN(auto cache, kv::KvCache::create(cache_config_of(model, options), context));
+  kv::KvCacheConfig config = cache_config_of(model, options);
+  std::unique_ptr<GpuRows> rows;
+  if (options.on_gpu) {
+    KVX_ASSIGN_OR_RETURN(rows, GpuRows::create(model));
+    config.cuda = rows->placement();
+  }
+  KVX_ASSIGN_OR_RETURN(auto cache, kv::KvCache::create(std::move(config), context));
   KVX_ASSIGN_OR_RETURN(const int sequence, cache->create_sequence());
   return std::unique_ptr<KvAttention>(
-      new KvAttention(std::move(cache), sequence, model, options.precision));
+      new KvAttention(std::move(rows), std::move(cache), sequence, model, options.precision));
 }
 
 Status KvAttention::begin_step(int num_tokens) {
@@ -50,17 +57,26 @@ Status KvAttention::begin_step(int num_tokens) {
   return cache_->begin_step({&entry, 1});
 }
 
-Status KvAttention::append_and_attend(int layer, int, const float* q, const float* k,
+Status KvAttention::append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                                       const float* v, float* out) {
+  float* const host_out = out;
+  if (gpu_rows_) {
+    KVX_RETURN_IF_ERROR(gpu_rows_->put(num_tokens, q, k, v));
+    q = gpu_rows_->q();
+    k = gpu_rows_->k();
+    v = gpu_rows_->v();
+    out = gpu_rows_->out();
+  }
   kv::AttentionParams params;
   params.num_q_heads = num_q_heads_;
   params.softmax_scale = softmax_scale_;
   params.precision = precision_;
-  return cache_->append_and_attend(layer, params,
-                                   dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
-                                   dense_rows(k, DType::kF32, num_kv_heads_, head_dim_),
-                                   dense_rows(v, DType::kF32, num_kv_heads_, head_dim_),
-                                   dense_rows(out, DType::kF32, num_q_heads_, head_dim_));
+  KVX_RETURN_IF_ERROR(
+      cache_->append_and_attend(layer, params, dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
+                                dense_rows(k, DType::kF32, num_kv_heads_, head_dim_),
+                                dense_rows(v, DType::kF32, num_kv_heads_, head_dim_),
+                                dense_rows(out, DType::kF32, num_q_heads_, head_dim_)));
+  return gpu_rows_ ? gpu_rows_->get(num_tokens, host_out) : Status();
 }
 
 Status KvAttention::reset() {

@@ -6,6 +6,7 @@
 
 #include "kv/kv_cache.hpp"
 #include "runner/attention_backend.hpp"
+#include "runner/gpu_rows.hpp"
 #include "runner/model_config.hpp"
 
 namespace kvx::runner {
@@ -18,14 +19,17 @@ struct KvAttentionOptions {
   int64_t max_tokens = 0;  // of the sequence
   kv::PrefixCacheConfig prefix;
   ops::Precision precision = ops::Precision::kAccurate;
+  bool on_gpu = false;  // the cache lies on the first GPU and attention runs there
 };
 
-// What the options mean for this model: the cache's own configuration, also for kv::cost_of.
+// What the options mean for this model: the cache's own configuration, also for kv::cost_of; on_gpu
+// apart.
 kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOptions& options);
 
 class KvAttention final : public AttentionBackend {
  public:
-  // The executor must outlive the cache. Errors are KvCache::create's.
+  // The executor must outlive the cache. Errors are KvCache::create's; UNSUPPORTED: on_gpu without
+  // a device (device::open_cuda_device).
   static Result<std::unique_ptr<KvAttention>> create(const ModelConfig& model,
                                                      const KvAttentionOptions& options,
                                                      Executor& executor);
@@ -55,9 +59,10 @@ class KvAttention final : public AttentionBackend {
   int sequence() const { return sequence_; }
 
  private:
-  KvAttention(std::unique_ptr<kv::KvCache> cache, int sequence, const ModelConfig& model,
-              ops::Precision precision);
+  KvAttention(std::unique_ptr<GpuRows> rows, std::unique_ptr<kv::KvCache> cache, int sequence,
+              const ModelConfig& model, ops::Precision precision);
 
+  std::unique_ptr<GpuRows> gpu_rows_;  // null on the host; its stream is the cache's
   std::unique_ptr<kv::KvCache> cache_;
   int sequence_;
   int num_q_heads_;

@@ -126,13 +126,18 @@ struct Chain : cache::EvictionListener {
       host->store(host_nodes[i], 0, cache::BlockKind::kPacked,
                   index.block_of(nodes[i], 0, cache::BlockKind::kPacked));
     }
-    host->wait_for_all();
-    host->collect();
+    collect_all();
+  }
+  // As a cache's calls do while blocks are under way.
+  void collect_all() {
+    while (!host->is_idle()) {
+      host->wait_for_some();
+      host->collect();
+    }
   }
   void load_all() {
     Promotion promotion = host->promote(scope, host_scope, tokens, num_blocks);
-    host->wait(promotion);
-    host->collect();
+    collect_all();
     host->release(promotion);
   }
   // The same blocks by the calling thread, or the same bytes by the device in one copy.

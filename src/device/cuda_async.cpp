@@ -39,6 +39,15 @@ Status cuda_copy_async(void* to, const void* from, int64_t bytes, CudaStream str
       "cudaMemcpyAsync");
 }
 
+Status cuda_copy_lines_async(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                             int64_t line_bytes, int64_t num_lines, CudaStream stream) {
+  const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
+  return cuda_status(
+      cudaMemcpy2DAsync(to, size(to_stride), from, size(from_stride), size(line_bytes),
+                        size(num_lines), cudaMemcpyDefault, stream_of(stream)),
+      "cudaMemcpy2DAsync");
+}
+
 Status cuda_fill_async(void* to, uint8_t value, int64_t bytes, CudaStream stream) {
   return cuda_status(cudaMemsetAsync(to, value, static_cast<size_t>(bytes), stream_of(stream)),
                      "cudaMemsetAsync");

@@ -78,6 +78,9 @@ void cuda_free_pinned(uint8_t*) {}
 Status cuda_copy_async(void*, const void*, int64_t, CudaStream) {
   return no_cuda();
 }
+Status cuda_copy_lines_async(void*, int64_t, const void*, int64_t, int64_t, int64_t, CudaStream) {
+  return no_cuda();
+}
 Status cuda_fill_async(void*, uint8_t, int64_t, CudaStream) {
   return no_cuda();
 }

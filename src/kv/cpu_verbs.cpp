@@ -1,6 +1,8 @@
 // CpuVerbs: each call is the verb's own.
 #include "kv/cpu_verbs.hpp"
 
+#include <cstring>
+
 namespace kvx::kv {
 
 Status CpuVerbs::append(const ops::AppendArgs& args) {
@@ -28,6 +30,14 @@ Status CpuVerbs::gather(ops::GatherArgs args, std::span<const GatherPart> parts)
     args.cache = *part.view;
     args.ranges = {&part.range, 1};
     KVX_RETURN_IF_ERROR(ops::gather(context_, args));
+  }
+  return {};
+}
+
+Status CpuVerbs::copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) {
+  const auto bytes = static_cast<size_t>(shape.head_dim * bytes_of(from.dtype));
+  for (int t = 0; t < shape.num_tokens; ++t) {
+    for (int h = 0; h < shape.num_heads; ++h) std::memcpy(to.row(t, h), from.row(t, h), bytes);
   }
   return {};
 }

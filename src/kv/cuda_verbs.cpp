@@ -124,6 +124,17 @@ Status CudaVerbs::gather(ops::GatherArgs args, std::span<const GatherPart> parts
   return {};
 }
 
+Status CudaVerbs::copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) {
+  KVX_ASSIGN_OR_RETURN(const auto current, use_device());
+  const int64_t bytes = bytes_of(from.dtype);
+  for (int h = 0; h < shape.num_heads; ++h) {
+    KVX_RETURN_IF_ERROR(device::cuda_copy_lines_async(
+        to.row(0, h), to.token_stride * bytes, from.row(0, h), from.token_stride * bytes,
+        shape.head_dim * bytes, shape.num_tokens, place_.context.stream));
+  }
+  return {};
+}
+
 // ---- bytes for the host
 
 Result<std::span<const uint8_t>> CudaVerbs::readable(std::span<const uint8_t> block) {

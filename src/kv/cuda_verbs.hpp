@@ -33,6 +33,7 @@ class CudaVerbs final : public Verbs {
   Status copy_blocks(std::span<const LayerCopy> layers,
                      std::span<const ops::BlockCopy> copies) override;
   Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) override;
+  Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) override;
   Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override;
   Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override;
   Status written(std::span<uint8_t> block) override;

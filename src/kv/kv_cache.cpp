@@ -105,6 +105,7 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   KVX_RETURN_IF_ERROR(cache->create_pool());
   KVX_RETURN_IF_ERROR(cache->create_layers(plans));
   KVX_RETURN_IF_ERROR(cache->create_sequences());
+  KVX_RETURN_IF_ERROR(cache->create_speculations());
   KVX_RETURN_IF_ERROR(cache->create_prefix_cache(plans));
   KVX_RETURN_IF_ERROR(cache->create_host_tier());
   return cache;
@@ -154,8 +155,11 @@ Status KvCache::create_pool() {
                          cache::plan_pool(config_.memory_budget_bytes, demands));
     num_blocks = plan.num_blocks;
   } else {
-    // With prefixes one more: save_sequence() copies the open block through it.
-    const int64_t num_spare = config_.prefix.is_on ? 1 : 0;
+    // With prefixes one more: save_sequence() copies the open block through it; and a page for
+    // each sequence that speculates.
+    const bool keeps_pages = config_.max_speculative_tokens > 0 && has_growing_pages();
+    const int64_t num_spare =
+        (config_.prefix.is_on ? 1 : 0) + (keeps_pages ? config_.max_sequences : 0);
     for (const cache::ClassDemand& demand : demands) {
       num_blocks.push_back(demand.blocks_per_sequence * config_.max_sequences + num_spare);
     }
@@ -266,6 +270,7 @@ Status KvCache::free_sequence(int sequence) {
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   collect();
   if (prefixes_) prefixes_->store_tail(sequence);
+  if (!speculations_.empty()) speculations_[sequence].let_go(*pool_);
   KVX_RETURN_IF_ERROR(sequences_[sequence].clear(*pool_));
   if (prefixes_) prefixes_->end(sequence);
   uses_[sequence] = Use::kFree;

@@ -19,7 +19,7 @@
 #include "kv/group_plan.hpp"
 #include "kv/layer_store.hpp"
 #include "kv/prefix_cache.hpp"
-#include "kv/verbs.hpp"
+#include "kv/speculation.hpp"
 #include "ops/attend/precision.hpp"
 
 namespace kvx::kv {
@@ -32,6 +32,10 @@ struct KvCacheConfig {
   int block_size = 64;                        // tokens, 1 to 1024
   int max_sequences = 1;
   int64_t max_tokens_per_sequence = 0;
+  // Tokens of a sequence in steps that say is_speculative, since the last that stayed for sure: a
+  // cut reaches back to any of them, also where pages share scales and append is immediate. Costs
+  // memory for their rows and a block a group; elsewhere cuts are exact without it. 0: none.
+  int max_speculative_tokens = 0;
   int64_t memory_budget_bytes = 0;  // of all regions; 0: what max_sequences full sequences need
   PrefixCacheConfig prefix;         // off: a block is free when its last sequence leaves
   cache::EvictionKind eviction = cache::EvictionKind::kLru;  // of cached blocks
@@ -47,6 +51,7 @@ struct KvCacheConfig {
 struct StepEntry {
   int sequence = 0;
   int num_tokens = 0;
+  bool is_speculative = false;  // some may go again: KvCacheConfig::max_speculative_tokens
 };
 
 // Attention's own parameters of one layer. Its window is the geometry's.
@@ -138,9 +143,10 @@ class KvCache {
   Result<int> fork_sequence(int sequence);
   // Forgets the tokens from num_tokens on. The rest is bit for bit as if they had never come with
   // immediate append, and with wide ends while no block left the window for them: one that did
-  // stays packed, and the window grows again. Sequence::truncate's errors; UNSUPPORTED: a cut
-  // inside a packed block, or inside a page whose shared scale may have grown (fork before a
-  // speculative append instead).
+  // stays packed, and the window grows again. What is left is no speculation any more.
+  // Sequence::truncate's errors; UNSUPPORTED: a cut inside a packed block, or inside a page whose
+  // shared scale may have grown, before the tokens of speculative steps; OUT_OF_RANGE: others hold
+  // such a page and no block is left for a new one.
   Status truncate_sequence(int sequence, int64_t num_tokens);
   // Forgets all cached blocks that no sequence uses.
   Status clear_prefixes();
@@ -196,14 +202,15 @@ class KvCache {
                            FloatRows v, MutableFloatRows out);
   Status end_step();
   // The same after a verification: of entry i's tokens the first kept_tokens[i] stay, 0 of them
-  // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED as
-  // truncate_sequence.
+  // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED and
+  // OUT_OF_RANGE as truncate_sequence.
   Status end_step(std::span<const int> kept_tokens);
   // Gives back what sliding windows have left behind, as the sequence's next step would.
   // INVALID_ARGUMENT: no such sequence, or it is in an open step.
   Status release_expired(int sequence);
   // Leaves the open step without its tokens, whatever its layers have appended. A page's shared
-  // scale that they made grow stays. INVALID_ARGUMENT: no step is open.
+  // scale that they made grow stays, unless they are speculative. INVALID_ARGUMENT: no step is
+  // open.
   Status cancel_step();
 
   // Stored rows of tokens [first_token, first_token + num_tokens), transforms undone, to
@@ -238,6 +245,7 @@ class KvCache {
   Status create_pool();
   Status create_layers(std::span<const LayerPlan> plans);
   Status create_sequences();
+  Status create_speculations();
   Status create_prefix_cache(std::span<const LayerPlan> plans);
   cache::SequenceShape sequence_shape() const;
   Status create_host_tier();
@@ -257,6 +265,16 @@ class KvCache {
   }
   Status check_sequence(int sequence) const;
   Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
+  // ---- kv_cache_speculation.cpp
+  // Whether a page's scale may grow under codes that are there already.
+  bool has_growing_pages() const;
+  bool cuts_growing_page(int64_t num_tokens, int64_t num_tokens_before) const {
+    return has_growing_pages() && num_tokens % config_.block_size != 0 &&
+           num_tokens < num_tokens_before;
+  }
+  Status cut(Verbs& verbs, int sequence, int64_t num_tokens, int64_t num_written);
+  Status restore_page(Verbs& verbs, int sequence);
+  Status append_again(Verbs& verbs, int sequence, int64_t first_token);
   void forget_block(int block_class, int32_t id);
   void warn_of_nonfinite_inputs();
   // A group's layers, for copies from packed to packed blocks, wide to wide, or wide to packed.
@@ -279,6 +297,7 @@ class KvCache {
   std::unique_ptr<cache::BlockPool> pool_;
   std::vector<cache::Sequence> sequences_;
   std::vector<Use> uses_;                  // [sequences]
+  std::vector<Speculation> speculations_;  // [sequences], or none
   std::unique_ptr<PrefixCache> prefixes_;  // null while they are off
   bool has_warned_of_nonfinite_ = false;
   std::atomic<int64_t> nonfinite_inputs_ = 0;

@@ -107,24 +107,16 @@ Result<int> KvCache::fork_sequence(int sequence) {
   return twin;
 }
 
-// Requires: 0 <= num_tokens <= num_tokens_before.
-Status KvCache::check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const {
-  const bool has_page_scales =
-      std::any_of(groups_.begin(), groups_.end(),
-                  [](const GroupPlan& group) { return group.packed.page_scale_bytes > 0; });
-  const bool cuts_block = num_tokens % config_.block_size != 0 && num_tokens < num_tokens_before;
-  if (has_wide_ends() || !has_page_scales || !cuts_block) return {};
-  return unsupported(
-      "sequence {} would be cut to {} tokens, inside a page whose shared scale may have grown; "
-      "expected a multiple of block_size {}, or a fork made before the append",
-      sequence, num_tokens, config_.block_size);
-}
-
 Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
   const std::lock_guard lock(books_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
-  KVX_RETURN_IF_ERROR(check_cut(sequence, num_tokens, sequences_[sequence].num_tokens()));
-  KVX_RETURN_IF_ERROR(sequences_[sequence].truncate(*pool_, num_tokens));
+  const int64_t num_before = sequences_[sequence].num_tokens();
+  if (num_tokens < 0 || num_tokens > num_before) {
+    return out_of_range("num_tokens is {}; expected 0 to {}", num_tokens, num_before);
+  }
+  KVX_RETURN_IF_ERROR(check_cut(sequence, num_tokens, num_before));
+  KVX_RETURN_IF_ERROR(cut(*verbs_, sequence, num_tokens, num_before));
+  if (!speculations_.empty()) speculations_[sequence].let_go(*pool_);
   if (prefixes_) prefixes_->truncate(sequence, num_tokens);
   return {};
 }

@@ -68,10 +68,12 @@ tier::Promotion KvCache::bring_back(std::unique_lock<std::mutex>& lock, int sequ
     host_->release(promotion);
     promotion = prefixes_->promote(sequence, tokens, max_blocks);
   }
-  if (promotion.num_loads == 0) return promotion;
-  lock.unlock();
-  host_->wait(promotion);
-  lock.lock();
+  while (!host_->is_done(promotion)) {
+    lock.unlock();
+    host_->wait_for_some();
+    lock.lock();
+    collect();  // while others are on their way
+  }
   collect();
   return promotion;
 }

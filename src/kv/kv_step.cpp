@@ -1,4 +1,4 @@
-// KvStep: books, bytes, books; then layer by layer.
+// KvStep: books, bytes, books to begin; books to end.
 #include "kv/kv_step.hpp"
 
 #include <algorithm>
@@ -27,6 +27,12 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   std::unique_lock lock(cache_.books_);
   KVX_RETURN_IF_ERROR(take_sequences(entries));
   cache_.collect();
+  const Status kept = keep_pages();
+  if (!kept.ok()) {
+    give_up_pages();
+    leave_sequences();
+    return kept;
+  }
   Status status = book_blocks();
   if (!status.ok() && !cache_.is_settled()) {  // a block on its way out is free when it is there
     cache_.settle(lock);
@@ -44,9 +50,11 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
     }
   }
   if (!status.ok()) {
+    give_up_pages();
     leave_sequences();
     return status;
   }
+  settle_pages();
   lock.unlock();
   is_open_ = true;
   status = describe();
@@ -110,6 +118,60 @@ Status KvStep::check_entry(std::span<const StepEntry> entries, size_t i) const {
   }
   return {};
 }
+
+// ---- pages whose shared scales may grow (speculation.hpp)
+
+bool KvStep::speculates(const StepEntry& entry) const {
+  return entry.is_speculative && !cache_.speculations_.empty();
+}
+
+// A page that this step may make grow, and that may have to come back, gets one more user.
+Status KvStep::keep_pages() {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const StepEntry& entry = entries_[i];
+    if (entry.is_speculative && cache_.has_growing_pages() && cache_.speculations_.empty()) {
+      return invalid_argument(
+          "entries[{}] is speculative; expected max_speculative_tokens of the cache above 0", i);
+    }
+    if (!speculates(entry)) continue;
+    Speculation& speculation = cache_.speculations_[entry.sequence];
+    if (!speculation.is_open()) {
+      KVX_RETURN_IF_ERROR(speculation.open(*cache_.pool_, cache_.sequence_shape(),
+                                           cache_.sequences_[entry.sequence]));
+    }
+    if (speculation.has_room(entry.num_tokens)) continue;
+    return invalid_argument(
+        "entries[{}] has {} speculative tokens after {} others; expected at most "
+        "max_speculative_tokens, {}, before they are cut or a step that is none",
+        i, entry.num_tokens, cache_.num_tokens(entry.sequence) - speculation.first_token(),
+        cache_.config_.max_speculative_tokens);
+  }
+  return {};
+}
+
+// The step takes place.
+void KvStep::settle_pages() {
+  if (cache_.speculations_.empty()) return;
+  for (const StepEntry& entry : entries_) {
+    Speculation& speculation = cache_.speculations_[entry.sequence];
+    if (speculates(entry)) {
+      speculation.begin_step(entry.num_tokens);
+    } else {
+      speculation.let_go(*cache_.pool_);
+    }
+  }
+}
+
+// The step does not: what began with it ends.
+void KvStep::give_up_pages() {
+  for (const StepEntry& entry : entries_) {
+    if (!speculates(entry)) continue;
+    Speculation& speculation = cache_.speculations_[entry.sequence];
+    if (speculation.is_open() && !speculation.has_tokens()) speculation.let_go(*cache_.pool_);
+  }
+}
+
+// ---- blocks
 
 // Before anything moves all blocks are found: those that bytes go to now are taken, the others are
 // promised.
@@ -259,119 +321,6 @@ void KvStep::give_up_blocks() {
   }
 }
 
-// Once a step, for all layers: slots, positions, lengths and block tables as the verbs take them.
-Status KvStep::describe() {
-  positions_.clear();
-  q_starts_.assign(1, 0);
-  seq_lens_.clear();
-  tables_.max_q_len = 0;
-  tables_.max_tokens = 0;
-  for (const StepEntry& entry : entries_) {
-    const int64_t first = cache_.sequences_[entry.sequence].num_tokens();
-    const int64_t end = first + entry.num_tokens;
-    for (int64_t position = first; position < end; ++position) positions_.push_back(position);
-    q_starts_.push_back(q_starts_.back() + entry.num_tokens);
-    seq_lens_.push_back(static_cast<int32_t>(end));
-    tables_.max_q_len = std::max(tables_.max_q_len, entry.num_tokens);
-    tables_.max_tokens = std::max(tables_.max_tokens, end);
-  }
-  tables_.positions = positions_;
-  tables_.q_starts = q_starts_;
-  tables_.seq_lens = seq_lens_;
-  tables_.groups.resize(groups_.size());
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) describe_group(g);
-  return verbs_->place(tables_);
-}
-
-namespace {
-
-// A GPU's tiles begin at multiples of their own, before the window does: what they read there is
-// hidden from every query, but a block must be there to be read.
-void name_blocks_for_tiles(std::span<int32_t> row) {
-  const auto is_there = [](int32_t id) { return id != cache::kNoBlock; };
-  const auto known = std::find_if(row.begin(), row.end(), is_there);
-  if (known != row.end()) std::replace(row.begin(), row.end(), cache::kNoBlock, *known);
-}
-
-}  // namespace
-
-void KvStep::describe_group(int g) {
-  GroupStep& group = groups_[g];
-  group.slots.resize(positions_.size());
-  group.row_stride = 0;
-  for (const StepEntry& entry : entries_) {
-    group.row_stride =
-        std::max(group.row_stride, cache_.sequences_[entry.sequence].table(g).size());
-  }
-  group.block_ids.assign(group.row_stride * entries_.size(), cache::kNoBlock);
-  group.wide_head.clear();
-  group.wide_tail.clear();
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
-    const std::span<int64_t> slots(group.slots.data() + q_starts_[i], entries_[i].num_tokens);
-    sequence.slots(g, sequence.num_tokens(), slots);
-    const cache::BlockTable& table = sequence.table(g);
-    const std::span row(group.block_ids.data() + i * group.row_stride, group.row_stride);
-    std::copy_n(table.data(), table.size(), row.begin());
-    if (cache_.config_.cuda) name_blocks_for_tiles(row.first(table.size()));
-    group.wide_head.push_back(static_cast<int32_t>(sequence.wide_head(g)));
-    group.wide_tail.push_back(static_cast<int32_t>(sequence.wide_tail(g)));
-  }
-  tables_.groups[g] = {group.slots, group.block_ids, group.wide_head, group.wide_tail,
-                       group.row_stride};
-}
-
-// ---- a layer
-
-Status KvStep::append(int layer, FloatRows k, FloatRows v) {
-  const KvCacheConfig& config = cache_.config_;
-  if (layer < 0 || layer >= config.geometry.num_layers) {
-    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer,
-                            config.geometry.num_layers - 1);
-  }
-  if (!is_open_) return invalid_argument("no step is open; call begin_step first");
-  const LayerStore& store = *cache_.layers_[layer];
-  ops::AppendArgs append;
-  append.cache = cache_.has_wide_ends() ? store.wide() : store.packed();
-  append.transform = store.transform();
-  append.k = k;
-  append.v = v;
-  append.slot_mapping = tables_.groups[cache_.group_of_layer_[layer]].slots;
-  append.positions = tables_.positions;
-  return verbs_->append(append);
-}
-
-Status KvStep::append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
-                                 FloatRows v, MutableFloatRows out) {
-  KVX_RETURN_IF_ERROR(append(layer, k, v));
-  const LayerStore& store = *cache_.layers_[layer];
-  const int g = cache_.group_of_layer_[layer];
-  const GroupTables& group = tables_.groups[g];
-  ops::AttendArgs attend;
-  attend.packed = store.packed();
-  if (cache_.has_wide_ends()) {
-    attend.wide = store.wide();
-    attend.wide_head_blocks = group.wide_head.data();
-    attend.wide_tail_block = group.wide_tail.data();
-  }
-  attend.transform = store.transform();
-  attend.num_sequences = static_cast<int>(entries_.size());
-  attend.block_table = {group.block_ids.data(), group.row_stride};
-  attend.max_blocks_per_sequence = group.row_stride;
-  attend.seq_lens = tables_.seq_lens.data();
-  attend.q_starts = tables_.q_starts.data();
-  attend.num_q_heads = params.num_q_heads;
-  attend.q = q;
-  attend.out = out;
-  attend.softmax_scale = params.softmax_scale;
-  attend.softcap = params.softcap;
-  attend.window = cache_.groups_[g].window;
-  attend.window_sinks = cache_.groups_[g].sinks;
-  attend.sinks = params.sinks;
-  attend.precision = params.precision;
-  return verbs_->attend(attend, tables_);
-}
-
 // ---- end
 
 Status KvStep::end() {
@@ -396,6 +345,7 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     return invalid_argument("kept_tokens has {} counts; the step has {} entries",
                             kept_tokens.size(), entries_.size());
   }
+  const std::lock_guard lock(cache_.books_);
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
     if (kept_tokens[i] < 0 || kept_tokens[i] > entry.num_tokens) {
@@ -406,12 +356,13 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     KVX_RETURN_IF_ERROR(
         cache_.check_cut(entry.sequence, before + kept_tokens[i], before + entry.num_tokens));
   }
-  const std::lock_guard lock(cache_.books_);
   advance();
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
-    cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
-    const int64_t kept = sequence.num_tokens() - entries_[i].num_tokens + kept_tokens[i];
-    KVX_RETURN_IF_ERROR(sequence.truncate(*cache_.pool_, kept));
+    const StepEntry& entry = entries_[i];
+    const int64_t written = cache_.sequences_[entry.sequence].num_tokens();
+    const int64_t kept = written - entry.num_tokens + kept_tokens[i];
+    KVX_RETURN_IF_ERROR(cache_.cut(*verbs_, entry.sequence, kept, written));
+    if (speculates(entry)) cache_.speculations_[entry.sequence].let_go(*cache_.pool_);
   }
   return {};
 }
@@ -423,8 +374,11 @@ Status KvStep::cancel() {
   const std::lock_guard lock(cache_.books_);
   leave_sequences();
   for (const StepEntry& entry : entries_) {
-    cache::Sequence& sequence = cache_.sequences_[entry.sequence];
-    KVX_RETURN_IF_ERROR(sequence.truncate(*cache_.pool_, sequence.num_tokens()));
+    const int64_t num_tokens = cache_.sequences_[entry.sequence].num_tokens();
+    const bool speculated = speculates(entry);
+    if (speculated) cache_.speculations_[entry.sequence].cancel_step();
+    const int64_t num_written = num_tokens + (speculated ? entry.num_tokens : 0);
+    KVX_RETURN_IF_ERROR(cache_.cut(*verbs_, entry.sequence, num_tokens, num_written));
   }
   return {};
 }

@@ -57,6 +57,10 @@ class KvStep {
   Status check_entry(std::span<const StepEntry> entries, size_t i) const;
   Status check_num_tokens() const;
   void leave_sequences();
+  Status keep_pages();
+  void settle_pages();
+  void give_up_pages();
+  bool speculates(const StepEntry& entry) const;
   Status book_blocks();
   Status count_needed_blocks();
   Status take_blocks();
@@ -71,6 +75,7 @@ class KvStep {
   Status pack_blocks();
   Status describe();
   void describe_group(int group);
+  Status log_rows(int layer, FloatRows k, FloatRows v);
 
   KvCache& cache_;
   bool is_open_ = false;

@@ -45,6 +45,13 @@ struct GatherPart {
   ops::GatherRange range;
 };
 
+// Dense or not, rows of so many tokens.
+struct RowsShape {
+  int num_tokens = 0;
+  int num_heads = 0;
+  int head_dim = 0;
+};
+
 // Rows (k, v, q, out) and attention's sinks lie where the blocks lie; lists, tables and ranges are
 // the host's. One writer's at a time, but for gather(). On a device calls return when the work is
 // on its way, in the stream's order; what fails there is an error of a later call.
@@ -62,6 +69,9 @@ class Verbs {
                              std::span<const ops::BlockCopy> copies) = 0;
   // args.cache and args.ranges are each part's; its table has one row.
   virtual Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) = 0;
+
+  // Rows of one type from place to place, as they are.
+  virtual Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) = 0;
 
   // A block's bytes for the host to read, and a place to write them to, until the next call of
   // either; written() says that they are complete.

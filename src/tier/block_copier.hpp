@@ -26,15 +26,20 @@ struct CopiedBlock {
   cache::ContentHash checksum;
 };
 
-// One thread at a time.
+// One thread at a time. Batches are finished in the order in which they were started.
 class BlockCopier {
  public:
   virtual ~BlockCopier() = default;
-  // Bytes that it likes to have at once.
+  // Bytes that it likes to have in a batch.
   virtual int64_t batch_bytes() const = 0;
-  // Waits until all are there. Requires: as many results as transfers.
-  virtual void copy(Direction direction, std::span<const BlockTransfer> transfers,
-                    std::span<CopiedBlock> results) = 0;
+  // Batches that may be started before the first of them is finished.
+  virtual int max_started() const = 0;
+  // The transfers stay as they are until they are finished.
+  virtual void start(Direction direction, std::span<const BlockTransfer> transfers) = 0;
+  // Waits until all are there. Requires: the first batch that was started and not finished, as many
+  // results.
+  virtual void finish(Direction direction, std::span<const BlockTransfer> transfers,
+                      std::span<CopiedBlock> results) = 0;
 };
 
 // How a host tier is joined to its first tier.

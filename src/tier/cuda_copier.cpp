@@ -1,10 +1,10 @@
-// Blocks over the bus of a CUDA device: many at once, on a stream of their own, and hashed by some
-// threads of the host while others are on their way.
+// Blocks over the bus of a CUDA device: many by one call, on a stream of their own, and hashed by
+// some threads of the host while others are on their way.
 //
-//   store   copy c0 | copy c1 | copy c2 | ...      c: a chunk of the batch
-//                     hash c0 | hash c1 | hash c2
-//   load    copy c0 | copy c1 | copy c2 | ...
-//           hash c0 c1 c2 ...
+//   bus       batch 0 | batch 1 | batch 2 | ...
+//   threads             hash 0  | hash 1  | hash 2     of what is on the host: the source of a
+//   load,
+//                                                      the target of a store
 #include <algorithm>
 #include <thread>
 #include <vector>
@@ -18,101 +18,82 @@
 namespace kvx::tier {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{4} << 20;  // at least, and a block a thread
-constexpr int64_t kBatchBytes = int64_t{128} << 20;
-constexpr int kMostHashThreads = 8;  // they outrun a PCIe 5 bus
+constexpr int64_t kBatchBytes = int64_t{32} << 20;  // a half millisecond of PCIe 5
+constexpr int kMaxStarted = 3;
+constexpr int kMostHashThreads = 12;  // outrun the bus
 
+// Threads that compute leave the device's own caller room.
 int num_hash_threads() {
   const auto num_cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(num_cores / 2, 1, kMostHashThreads);
+  return std::clamp(num_cores - 2, 1, kMostHashThreads);
 }
+
+struct Started {
+  device::CudaEvent arrived;
+  Status status;
+};
 
 class CudaCopier final : public BlockCopier {
  public:
   CudaCopier(int device, device::CudaStream compute, device::OwnedCudaStream stream,
-             device::CudaEvent ready)
+             device::CudaEvent ready, std::vector<Started> started)
       : device_(device),
         compute_(compute),
         stream_(std::move(stream)),
         ready_(std::move(ready)),
+        started_(std::move(started)),
         executor_(make_thread_pool(num_hash_threads())) {}
 
   int64_t batch_bytes() const override { return kBatchBytes; }
+  int max_started() const override { return kMaxStarted; }
 
-  void copy(Direction direction, std::span<const BlockTransfer> transfers,
-            std::span<CopiedBlock> results) override {
-    const Status done = try_copy(direction, transfers, results);
-    if (done.ok()) return;
+  void start(Direction, std::span<const BlockTransfer> transfers) override {
+    Started& batch = started_[next_start_++ % started_.size()];
+    batch.status = send(transfers, batch.arrived);
+  }
+
+  void finish(Direction direction, std::span<const BlockTransfer> transfers,
+              std::span<CopiedBlock> results) override {
+    const Started& batch = started_[next_finish_++ % started_.size()];
+    Status status = batch.status;
+    if (direction == Direction::kLoad && status.ok()) hash(direction, transfers, results);
+    const Status arrived = batch.arrived.wait();
+    if (status.ok()) status = arrived;
+    if (direction == Direction::kStore && status.ok()) hash(direction, transfers, results);
+    if (status.ok()) return;
     log(LogLevel::kWarning, "{} blocks did not pass between the tiers: {}", transfers.size(),
-        done.error().message);
+        status.error().message);
     for (CopiedBlock& result : results) result.is_copied = false;
   }
 
  private:
-  struct Chunk {
-    size_t first = 0;
-    size_t count = 0;
-  };
-
-  Status try_copy(Direction direction, std::span<const BlockTransfer> transfers,
-                  std::span<CopiedBlock> results);
-  Status send(std::span<const BlockTransfer> transfers);
+  Status send(std::span<const BlockTransfer> transfers, const device::CudaEvent& arrived);
+  void join_neighbours(std::span<const BlockTransfer> transfers);
   void hash(Direction direction, std::span<const BlockTransfer> transfers,
             std::span<CopiedBlock> results);
-  void cut(std::span<const BlockTransfer> transfers);
 
   int device_;
   device::CudaStream compute_;
   device::OwnedCudaStream stream_;
   device::CudaEvent ready_;  // what compute was given
+  std::vector<Started> started_;
+  size_t next_start_ = 0;
+  size_t next_finish_ = 0;
   std::unique_ptr<Executor> executor_;
-  std::vector<Chunk> chunks_;
-  std::vector<device::CudaEvent> arrived_;  // [chunks]
   std::vector<device::CudaCopy> copies_;
 };
 
-Status CudaCopier::try_copy(Direction direction, std::span<const BlockTransfer> transfers,
-                            std::span<CopiedBlock> results) {
+Status CudaCopier::send(std::span<const BlockTransfer> transfers,
+                        const device::CudaEvent& arrived) {
   KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device_));
   KVX_RETURN_IF_ERROR(ready_.record(compute_));
   KVX_RETURN_IF_ERROR(ready_.hold_back(stream_.get()));
-  cut(transfers);
-  while (arrived_.size() < chunks_.size()) {
-    KVX_ASSIGN_OR_RETURN(device::CudaEvent event, device::CudaEvent::create());
-    arrived_.push_back(std::move(event));
-  }
-  for (size_t c = 0; c < chunks_.size(); ++c) {
-    KVX_RETURN_IF_ERROR(send(transfers.subspan(chunks_[c].first, chunks_[c].count)));
-    KVX_RETURN_IF_ERROR(arrived_[c].record(stream_.get()));
-  }
-  if (direction == Direction::kLoad) {
-    hash(direction, transfers, results);
-    return arrived_[chunks_.size() - 1].wait();
-  }
-  for (size_t c = 0; c < chunks_.size(); ++c) {
-    KVX_RETURN_IF_ERROR(arrived_[c].wait());
-    hash(direction, transfers.subspan(chunks_[c].first, chunks_[c].count),
-         results.subspan(chunks_[c].first, chunks_[c].count));
-  }
-  return {};
+  join_neighbours(transfers);
+  KVX_RETURN_IF_ERROR(device::cuda_copy_batch(copies_, stream_.get()));
+  return arrived.record(stream_.get());
 }
 
-void CudaCopier::cut(std::span<const BlockTransfer> transfers) {
-  const auto num_threads = static_cast<size_t>(executor_->num_threads());
-  chunks_.assign(1, {});
-  int64_t bytes = 0;
-  for (size_t i = 0; i < transfers.size(); ++i) {
-    if (bytes >= kChunkBytes && chunks_.back().count >= num_threads) {
-      chunks_.push_back({i, 0});
-      bytes = 0;
-    }
-    ++chunks_.back().count;
-    bytes += transfers[i].bytes;
-  }
-}
-
-// Neighbours on both sides go as one.
-Status CudaCopier::send(std::span<const BlockTransfer> transfers) {
+void CudaCopier::join_neighbours(std::span<const BlockTransfer> transfers) {
   copies_.clear();
   for (const BlockTransfer& next : transfers) {
     const bool is_neighbour = !copies_.empty() &&
@@ -124,10 +105,8 @@ Status CudaCopier::send(std::span<const BlockTransfer> transfers) {
       copies_.push_back({next.to, next.from, next.bytes});
     }
   }
-  return device::cuda_copy_batch(copies_, stream_.get());
 }
 
-// The host's side is what can be read here.
 void CudaCopier::hash(Direction direction, std::span<const BlockTransfer> transfers,
                       std::span<CopiedBlock> results) {
   executor_->parallel_for(static_cast<int>(transfers.size()), [&](int i) {
@@ -143,8 +122,13 @@ Result<TierLink> cuda_link(int device, device::CudaStream compute, cache::Memory
   KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device));
   KVX_ASSIGN_OR_RETURN(auto stream, device::OwnedCudaStream::create());
   KVX_ASSIGN_OR_RETURN(auto ready, device::CudaEvent::create());
-  return TierLink{
-      &pinned, std::make_unique<CudaCopier>(device, compute, std::move(stream), std::move(ready))};
+  std::vector<Started> started;
+  for (int i = 0; i < kMaxStarted; ++i) {
+    KVX_ASSIGN_OR_RETURN(auto arrived, device::CudaEvent::create());
+    started.push_back({std::move(arrived), {}});
+  }
+  return TierLink{&pinned, std::make_unique<CudaCopier>(device, compute, std::move(stream),
+                                                        std::move(ready), std::move(started))};
 }
 
 }  // namespace kvx::tier

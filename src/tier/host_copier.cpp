@@ -7,8 +7,10 @@ namespace {
 class HostCopier final : public BlockCopier {
  public:
   int64_t batch_bytes() const override { return 1; }  // a block: who waits for it goes on at once
-  void copy(Direction, std::span<const BlockTransfer> transfers,
-            std::span<CopiedBlock> results) override {
+  int max_started() const override { return 1; }
+  void start(Direction, std::span<const BlockTransfer>) override {}
+  void finish(Direction, std::span<const BlockTransfer> transfers,
+              std::span<CopiedBlock> results) override {
     for (size_t i = 0; i < transfers.size(); ++i) {
       const auto bytes = static_cast<size_t>(transfers[i].bytes);
       results[i] = {

@@ -88,6 +88,8 @@ class HostTier final : public cache::EvictionListener {
   void collect();
   void wait(const Promotion& promotion) const { queue_->wait(*promotion.group); }
   bool is_done(const Promotion& promotion) const { return queue_->is_done(*promotion.group); }
+  // Until there is something to collect, or nothing under way.
+  void wait_for_some() const { queue_->wait_for_some(); }
   // Until nothing is under way.
   void wait_for_all() const { queue_->wait_for_all(); }
   bool is_idle() const { return num_jobs_ == 0; }

@@ -25,43 +25,52 @@ void TransferQueue::push(Transfer transfer) {
   wake_.notify_one();
 }
 
+// As many batches as the copier likes are under way; then the first of them is waited for.
 void TransferQueue::work() {
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return is_stopping_ || !loads_.empty() || !stores_.empty(); });
-    if (is_stopping_) return;
-    take_batch();
-    lock.unlock();
-    blocks_.clear();
-    for (const Transfer& transfer : batch_) blocks_.push_back(transfer.block);
-    copied_.resize(batch_.size());
-    copier_->copy(batch_.front().direction, blocks_, copied_);
-    lock.lock();
-    finish_batch();
+    wake_.wait(lock, [this] { return is_stopping_ || has_waiting() || !started_.empty(); });
+    const bool can_start = static_cast<int>(started_.size()) < copier_->max_started();
+    if (!is_stopping_ && has_waiting() && can_start) {
+      start_batch(lock);
+    } else if (!started_.empty()) {
+      finish_batch(lock);
+    } else if (is_stopping_) {
+      return;
+    }
   }
 }
 
-// As many as the copier likes. Requires: there are some.
-void TransferQueue::take_batch() {
+// The lock is open while the copier works. Requires: some are waiting.
+void TransferQueue::start_batch(std::unique_lock<std::mutex>& lock) {
   std::deque<Transfer>& queue = loads_.empty() ? stores_ : loads_;
-  batch_.clear();
+  Batch& batch = started_.emplace_back();
   int64_t bytes = 0;
   while (!queue.empty() && bytes < copier_->batch_bytes()) {
     bytes += queue.front().block.bytes;
-    batch_.push_back(std::move(queue.front()));
+    batch.blocks.push_back(queue.front().block);
+    batch.transfers.push_back(std::move(queue.front()));
     queue.pop_front();
   }
+  lock.unlock();
+  copier_->start(batch.transfers.front().direction, batch.blocks);
+  lock.lock();
 }
 
-void TransferQueue::finish_batch() {
-  bool ends_group = false;
-  for (size_t i = 0; i < batch_.size(); ++i) {
-    const Transfer& transfer = batch_[i];
+void TransferQueue::finish_batch(std::unique_lock<std::mutex>& lock) {
+  const Batch batch = std::move(started_.front());
+  started_.pop_front();
+  lock.unlock();
+  copied_.resize(batch.blocks.size());
+  copier_->finish(batch.transfers.front().direction, batch.blocks, copied_);
+  lock.lock();
+  for (size_t i = 0; i < batch.transfers.size(); ++i) {
+    const Transfer& transfer = batch.transfers[i];
     finished_.push_back({transfer.direction, transfer.tag, copied_[i]});
     --num_open_[static_cast<int>(transfer.direction)];
-    ends_group |= transfer.group && --transfer.group->num_open == 0;
+    if (transfer.group) --transfer.group->num_open;
   }
-  if (ends_group || num_open_[0] + num_open_[1] == 0) progress_.notify_all();
+  progress_.notify_all();
 }
 
 void TransferQueue::take_finished(std::vector<FinishedTransfer>& finished) {
@@ -83,6 +92,11 @@ bool TransferQueue::is_done(const TransferGroup& group) const {
 void TransferQueue::wait_for_all() {
   std::unique_lock lock(mutex_);
   progress_.wait(lock, [this] { return num_open_[0] + num_open_[1] == 0; });
+}
+
+void TransferQueue::wait_for_some() {
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [this] { return !finished_.empty() || num_open_[0] + num_open_[1] == 0; });
 }
 
 int64_t TransferQueue::depth(Direction direction) const {

@@ -49,13 +49,22 @@ class TransferQueue {
   void wait(const TransferGroup& group);
   bool is_done(const TransferGroup& group) const;
   void wait_for_all();
+  // Until there is something for take_finished(), or nothing under way.
+  void wait_for_some();
   // Waiting and under way.
   int64_t depth(Direction direction) const;
 
  private:
+  // Transfers of one direction.
+  struct Batch {
+    std::vector<Transfer> transfers;
+    std::vector<BlockTransfer> blocks;
+  };
+
   void work();
-  void take_batch();
-  void finish_batch();
+  bool has_waiting() const { return !loads_.empty() || !stores_.empty(); }
+  void start_batch(std::unique_lock<std::mutex>& lock);
+  void finish_batch(std::unique_lock<std::mutex>& lock);
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;      // there is work, or the end
@@ -67,8 +76,7 @@ class TransferQueue {
   bool is_stopping_ = false;
   // Of the worker alone:
   std::unique_ptr<BlockCopier> copier_;
-  std::vector<Transfer> batch_;  // of one direction
-  std::vector<BlockTransfer> blocks_;
+  std::deque<Batch> started_;
   std::vector<CopiedBlock> copied_;
   std::thread worker_;  // last: it uses all of the above
 };

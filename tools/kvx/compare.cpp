@@ -26,6 +26,7 @@ struct CompareOptions {
   int block_size = 64;
   bool is_fast = false;
   std::string products = "f32";
+  std::string device = "cpu";
   int threads = 0;
   std::string json;
   std::string html;
@@ -66,6 +67,7 @@ ComparisonPlan plan_of(const CompareOptions& options, std::vector<kv::Recipe> re
     cache.block_size = options.block_size;
     if (options.is_fast) cache.precision = ops::Precision::kFast;
     cache.max_tokens = options.context;
+    cache.on_gpu = options.device == "cuda";
     plan.caches.push_back(std::move(cache));
   }
   return plan;
@@ -88,6 +90,7 @@ CompareReport header_of(const CompareOptions& options, const Engine& engine) {
   report.model = file_name(options.model);
   report.text = file_name(options.text);
   report.cpu_level = engine.level_name();
+  if (options.device == "cuda") report.cpu_level += ", caches on the GPU";
   report.products = options.products;
   report.threads = engine.executor->num_threads();
   report.context = options.context;
@@ -163,6 +166,11 @@ void add_compare(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--fast", o->is_fast,
                     "Attention may be off by 8e-3 of its size where that saves time");
+  command
+      ->add_option("--device", o->device,
+                   "Where the caches lie and attention runs: cpu, or cuda for the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));
   command->add_option("--json", o->json, "Write everything that was measured to this file");

@@ -22,10 +22,11 @@ Status check_fits(const Session& session, size_t num_tokens) {
                           used, context_of(session));
 }
 
-// What computes K and V: the file's bytes, and how its products are rounded.
+// What computes K and V: the file's bytes, how its products are rounded, and where attention runs.
 Result<std::string> model_identity(const SessionOptions& options) {
   KVX_ASSIGN_OR_RETURN(const runner::MappedFile file, runner::MappedFile::open(options.model));
-  return fmt::format("{} {}", hex(cache::checksum(file.bytes())), options.products);
+  return fmt::format("{} {}{}", hex(cache::checksum(file.bytes())), options.products,
+                     options.device == "cpu" ? "" : " " + options.device);
 }
 
 }  // namespace
@@ -36,6 +37,7 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   KVX_ASSIGN_OR_RETURN(cache.overrides, parse_overrides(options.overrides));
   cache.block_size = options.block_size;
   if (options.is_fast) cache.precision = ops::Precision::kFast;
+  cache.on_gpu = options.device == "cuda";
   KVX_ASSIGN_OR_RETURN(Engine engine, make_engine(options.threads));
   KVX_ASSIGN_OR_RETURN(LoadedModel loaded,
                        load_model(options.model, options.products, *engine.executor));
@@ -129,6 +131,11 @@ void add_session_options(CLI::App& command, SessionOptions& options) {
       ->capture_default_str();
   command.add_flag("--fast", options.is_fast,
                    "Attention may be off by 8e-3 of its size where that saves time");
+  command
+      .add_option("--device", options.device,
+                  "Where the cache lies and attention runs: cpu, or cuda for the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command.add_option("--threads", options.threads, "Threads; 0 is one a core")
       ->check(whole_number(0, kMaxThreads));
 }

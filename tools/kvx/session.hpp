@@ -23,6 +23,7 @@ struct SessionOptions {
   int block_size = 64;
   std::string products = "f32";
   bool is_fast = false;
+  std::string device = "cpu";
   int threads = 0;
 };
 

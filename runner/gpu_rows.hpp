@@ -1,0 +1,42 @@
+// GpuRows: q, k, v and the output of one call on a GPU, for a model whose products are the host's.
+#pragma once
+
+#include <memory>
+
+#include "kv/cuda_place.hpp"
+#include "runner/model_config.hpp"
+
+namespace kvx::runner {
+
+class GpuRows {
+ public:
+  static constexpr int kMaxTokens = 512;  // of a call
+
+  // The first device. UNSUPPORTED as device::open_cuda_device.
+  static Result<std::unique_ptr<GpuRows>> create(const ModelConfig& model);
+
+  // For the cache that the rows go to.
+  kv::CudaPlacement placement() const { return {{device_, stream_.get()}, kMaxTokens}; }
+
+  // [num_tokens, heads, head_dim] each, as a model has them. Requires: num_tokens <= kMaxTokens.
+  Status put(int num_tokens, const float* q, const float* k, const float* v);
+  // Waits for the stream.
+  Status get(int num_tokens, float* out) const;
+
+  const float* q() const { return reinterpret_cast<const float*>(q_.data()); }
+  const float* k() const { return reinterpret_cast<const float*>(k_.data()); }
+  const float* v() const { return reinterpret_cast<const float*>(v_.data()); }
+  float* out() const { return reinterpret_cast<float*>(out_.data()); }
+
+ private:
+  GpuRows(device::CudaDevice device, device::OwnedCudaStream stream, const ModelConfig& model);
+
+  device::CudaDevice device_;
+  device::OwnedCudaStream stream_;
+  int64_t q_bytes_;   // of a token
+  int64_t kv_bytes_;  // of a token's K or V
+  std::unique_ptr<cache::Memory> memory_;
+  cache::Region q_, k_, v_, out_;
+};
+
+}  // namespace kvx::runner
