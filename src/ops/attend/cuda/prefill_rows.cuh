@@ -115,7 +115,7 @@ class PrefillRows {
 
   __device__ void multiply_keys(int tile) {
     const uint64_t q = wgmma_tile(queries(), 16);
-    const uint64_t k = wgmma_tile(ring_.keys(tile), 16);
+    const uint64_t k = wgmma_tile(ring_.tile(0, tile), 16);
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
 #pragma unroll
@@ -129,7 +129,7 @@ class PrefillRows {
     }
   }
   __device__ void multiply_values(int tile) {
-    const uint64_t v = wgmma_tile(ring_.values(tile), Shape::kBlockBytes);
+    const uint64_t v = wgmma_tile(ring_.tile(1, tile), Shape::kBlockBytes);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
