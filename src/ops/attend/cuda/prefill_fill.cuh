@@ -29,7 +29,7 @@ class GroupFinder {
  public:
   __device__ explicit GroupFinder(const PrefillSideWalk<Shape>& side)
       : side_(side), walk_(side.walk), lane_(static_cast<int>(threadIdx.x) % kWarp) {
-    next_id_ = load_id(0);
+    load_id(0);
   }
 
   // Moves to the next tile, whose ids were asked for a tile ago.
@@ -45,10 +45,10 @@ class GroupFinder {
     }
     missing_ = (missing_ & ~(0xFFu << shift_of(tile_))) | missing << shift_of(tile_);
     block_ = is_there ? static_cast<uint32_t>(id) : 0;
-    offset_ = is_there ? first / kTileTokens % walk_.job.tiles_per_block * kTileTokens : 0;
+    offset_ = is_there ? next_offset_ : 0;
     num_tokens_ = is_there ? min(kTileTokens, walk_.tokens.end - first) : 0;
     ++tile_;
-    next_id_ = load_id(tile_);
+    load_id(tile_);
   }
   // Of a group: the bytes from a region's base, in this lane's head, to its first token. In block 0
   // where it is not there.
@@ -78,15 +78,21 @@ class GroupFinder {
     return lane_ < Shape::kTokens / kTileTokens && first < walk_.tokens.end &&
            first + kTileTokens > walk_.tokens.begin;
   }
-  __device__ int32_t load_id(int tile) const {
-    return is_read(tile) ? walk_.ids[token(tile) / kTileTokens / walk_.job.tiles_per_block] : -1;
+  __device__ void load_id(int tile) {
+    next_id_ = -1;
+    if (!is_read(tile)) return;
+    const int group = token(tile) / kTileTokens;
+    const int block = group / walk_.job.tiles_per_block;
+    next_id_ = walk_.ids[block];
+    next_offset_ = (group - block * walk_.job.tiles_per_block) * kTileTokens;
   }
 
   const PrefillSideWalk<Shape>& side_;
   const PrefillWalk& walk_;
   int lane_;
   int tile_ = 0;
-  int32_t next_id_;
+  int32_t next_id_ = -1;
+  int next_offset_ = 0;
   uint32_t missing_ = 0;  // a byte a tile
   uint32_t block_ = 0;
   int offset_ = 0;      // tokens into the block
@@ -362,15 +368,21 @@ class DecodeFiller {
     }
     [[maybe_unused]] const int scale_bytes = scale_bytes_of_chunk(side_.facts().id);
     [[maybe_unused]] const int scale_stride = side_.rows().scales.token_stride;
+    uint4 codes[Rows::kPasses];  // all are asked for before the first is used
+    [[maybe_unused]] uint32_t group_scales[Rows::kPasses];
 #pragma unroll
     for (int p = 0; p < Rows::kPasses; ++p) {
-      const uint4 codes = load_shared_16(raw_codes(raw, p));
-      const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+      codes[p] = load_shared_16(raw_codes(raw, p));
+      if constexpr (kHasScales) group_scales[p] = load_shared_4(raw_scales(raw, p));
+    }
+#pragma unroll
+    for (int p = 0; p < Rows::kPasses; ++p) {
+      const uint32_t words[4] = {codes[p].x, codes[p].y, codes[p].z, codes[p].w};
       [[maybe_unused]] Two scales = {};
       if constexpr (kHasScales) {
         const int row = Rows::row() + p * Rows::kRowsAtOnce;
         const int in_word = (row % kTileTokens * scale_stride + Rows::chunk() * scale_bytes) % 4;
-        const uint32_t bytes = load_shared_4(raw_scales(raw, p)) >> (8 * in_word);
+        const uint32_t bytes = group_scales[p] >> (8 * in_word);
         scales = From::f16x2(__byte_perm(bytes, 0, scale_bytes == 1 ? 0x0000 : 0x1100));
       }
 #pragma unroll
