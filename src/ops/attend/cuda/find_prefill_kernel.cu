@@ -69,7 +69,7 @@ cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& 
   if (set != cudaSuccess) return set;
   const dim3 grid(job.num_row_tiles, job.packed.num_heads * job.num_splits, job.args.num_sequences);
   void* arguments[] = {const_cast<AttendJob*>(&job)};
-  constexpr int kThreads = 3 * 128;  // a warpgroup that fills, two that multiply
+  constexpr int kThreads = 4 * 128;  // two warpgroups that fill, two that multiply
   return cudaLaunchKernel(kernel.function, grid, dim3(kThreads), arguments, kernel.shared_bytes,
                           stream);
 }

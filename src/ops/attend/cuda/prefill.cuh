@@ -41,18 +41,19 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 
   // The same in all lanes, and the compiler sees that it is.
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0);
-  if (warp < kProducerWarps) {
-    give_registers<Shape::kProducerRegisters>();
+  if (warp < 2 * kFillingWarps) {
+    give_registers<Shape::kFillingRegisters>();
     if (num_tiles > 0) {
+      const PrefillSideWalk<Shape> side = {walk, ring, warp / kFillingWarps};
       if constexpr (Shape::kScales == PrefillScales::kNone) {
-        CopyFiller<Shape>::run(walk, ring);
+        CopyFiller<Shape>::run(side);
       } else {
-        DecodeFiller<Shape>::run(walk, ring);
+        DecodeFiller<Shape>(side).run();
       }
     }
   } else {
-    take_registers<Shape::kConsumerRegisters>();
-    PrefillRows<Shape> rows(walk, shape, ring, warp - kProducerWarps, first_row, num_rows);
+    take_registers<Shape::kMultiplyingRegisters>();
+    PrefillRows<Shape> rows(walk, shape, ring, warp - 2 * kFillingWarps, first_row, num_rows);
     rows.run();
     rows.store(split);
   }

@@ -1,5 +1,6 @@
-// The prefill kernel's producing warpgroup: blocks of the cache into rings of 16-bit tiles. Rows of
-// 16 bits are copied (cp.async), packed ones decoded on the way, once for 128 query rows.
+// The prefill kernel's filling warpgroups, one for K and one for V: blocks of the cache into rings
+// of 16-bit tiles. Rows of 16 bits are copied (cp.async), packed ones decoded on the way, once for
+// 128 query rows.
 #pragma once
 
 #include "ops/attend/cuda/prefill_shape.cuh"
@@ -7,29 +8,32 @@
 
 namespace kvx::ops::cuda {
 
-// Where 16 tokens of a tile lie, in the lane that has the group's number. None are there before the
-// split's first token, behind its last, and in a block whose id is out of range.
-struct GroupsAt {
-  uint32_t block;
-  int offset;      // tokens into the block
-  int num_tokens;  // that are there
+// What one warpgroup fills.
+template <class Shape>
+struct PrefillSideWalk {
+  const PrefillWalk& walk;
+  const PrefillRing<Shape>& ring;
+  int side;  // 0 is K, 1 is V
 
-  __device__ GroupsAt of_group(int group) const {
-    return {__shfl_sync(kWholeWarp, block, group), __shfl_sync(kWholeWarp, offset, group),
-            __shfl_sync(kWholeWarp, num_tokens, group)};
+  __device__ const CudaSide& facts() const {
+    return side == 0 ? walk.job.packed.k : walk.job.packed.v;
   }
+  __device__ const TileSide& rows() const { return side == 0 ? walk.job.tile_k : walk.job.tile_v; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kWarpgroup; }
 };
 
+// Where the groups of 16 tokens of a tile lie: lane i has group i's place. None are there before
+// the split's first token, behind its last, and in a block whose id is out of range.
 template <class Shape>
 class GroupFinder {
  public:
-  __device__ GroupFinder(const PrefillWalk& walk, const PrefillRing<Shape>& ring)
-      : walk_(walk), ring_(ring), lane_(threadIdx.x % kWarp) {
-    next_id_ = load_id(0);
+  __device__ explicit GroupFinder(const PrefillSideWalk<Shape>& side)
+      : side_(side), walk_(side.walk), lane_(static_cast<int>(threadIdx.x) % kWarp) {
+    load_id(0);
   }
 
-  // Of the next tile; its ids were asked for a tile ago.
-  __device__ GroupsAt next() {
+  // Moves to the next tile, whose ids were asked for a tile ago.
+  __device__ void next() {
     const int32_t id = next_id_;
     const int first = token(tile_);
     const bool is_wanted = is_read(tile_);
@@ -40,19 +44,27 @@ class GroupFinder {
                 static_cast<unsigned long long>(__popc(missing)));
     }
     missing_ = (missing_ & ~(0xFFu << shift_of(tile_))) | missing << shift_of(tile_);
-    const int group = first / kTileTokens;
-    const GroupsAt at = {static_cast<uint32_t>(id), group % walk_.job.tiles_per_block * kTileTokens,
-                         is_there ? min(kTileTokens, walk_.tokens.end - first) : 0};
+    block_ = is_there ? static_cast<uint32_t>(id) : 0;
+    offset_ = is_there ? next_offset_ : 0;
+    num_tokens_ = is_there ? min(kTileTokens, walk_.tokens.end - first) : 0;
     ++tile_;
-    next_id_ = load_id(tile_);
-    return at;
+    load_id(tile_);
   }
-  // For the consumers: bits of the tile's groups whose blocks are not there. The tile is one of the
-  // last four.
+  // Of a group: the bytes from a region's base, in this lane's head, to its first token. In block 0
+  // where it is not there.
+  __device__ int64_t bytes_to(const TileRegion& region, int group) const {
+    const int64_t bytes = static_cast<int64_t>(uint64_t{block_} * region.block_stride) +
+                          offset_ * region.token_stride;
+    return __shfl_sync(kWholeWarp, bytes, group);
+  }
+  __device__ int num_tokens(int group) const { return __shfl_sync(kWholeWarp, num_tokens_, group); }
+  // For those that multiply: bits of the tile's groups whose blocks are not there. The tile is one
+  // of the last four.
   __device__ void say_missing(int tile) const {
     if (threadIdx.x != 0) return;
     const uint32_t missing = missing_ >> shift_of(tile) & 0xFFu;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(ring_.missing(tile)), "r"(missing) : "memory");
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(side_.ring.missing(tile)), "r"(missing)
+                 : "memory");
   }
 
  private:
@@ -66,67 +78,65 @@ class GroupFinder {
     return lane_ < Shape::kTokens / kTileTokens && first < walk_.tokens.end &&
            first + kTileTokens > walk_.tokens.begin;
   }
-  __device__ int32_t load_id(int tile) const {
-    return is_read(tile) ? walk_.ids[token(tile) / kTileTokens / walk_.job.tiles_per_block] : -1;
+  __device__ void load_id(int tile) {
+    next_id_ = -1;
+    if (!is_read(tile)) return;
+    const int group = token(tile) / kTileTokens;
+    const int block = group / walk_.job.tiles_per_block;
+    next_id_ = walk_.ids[block];
+    next_offset_ = (group - block * walk_.job.tiles_per_block) * kTileTokens;
   }
 
+  const PrefillSideWalk<Shape>& side_;
   const PrefillWalk& walk_;
-  const PrefillRing<Shape>& ring_;
   int lane_;
   int tile_ = 0;
-  int32_t next_id_;
+  int32_t next_id_ = -1;
+  int next_offset_ = 0;
   uint32_t missing_ = 0;  // a byte a tile
+  uint32_t block_ = 0;
+  int offset_ = 0;      // tokens into the block
+  int num_tokens_ = 0;  // that are there
 };
 
-// Rows of 16 bits: a side of a tile is a group of copies, of which the last is under way while the
-// next is asked for.
+// Rows of 16 bits.
 template <class Shape>
 class CopyFiller {
  public:
-  __device__ static void run(const PrefillWalk& walk, const PrefillRing<Shape>& ring) {
-    GroupFinder<Shape> finder(walk, ring);
-    for (int tile = 0; tile < walk.num_tiles; ++tile) {
-      const GroupsAt groups = finder.next();
-      ring.wait_free(0, tile);
-      copy(walk, walk.job.tile_k, groups, ring.keys(tile));
+  __device__ static void run(const PrefillSideWalk<Shape>& side) {
+    GroupFinder<Shape> finder(side);
+    for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
+      finder.next();
+      side.ring.wait_free(side.side, tile);
+      copy(side, finder, side.ring.tile(side.side, tile));
       commit_copies();
-      if (tile > 0) {
-        wait_for_copies<1>();
-        ring.fill(1, tile - 1);
-      }
-      ring.wait_free(1, tile);
-      copy(walk, walk.job.tile_v, groups, ring.values(tile));
-      commit_copies();
-      wait_for_copies<1>();
       finder.say_missing(tile);
-      ring.fill(0, tile);
+      wait_for_copies<0>();
+      side.ring.fill(side.side, tile);
     }
-    wait_for_copies<0>();
-    ring.fill(1, walk.num_tiles - 1);
   }
 
  private:
   static constexpr int kChunks = Shape::kDim / 8;
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
 
-  __device__ static void copy(const PrefillWalk& walk, const TileSide& side, const GroupsAt& groups,
+  __device__ static void copy(const PrefillSideWalk<Shape>& side, const GroupFinder<Shape>& finder,
                               uint32_t to) {
-    const int thread = threadIdx.x;
-    const int chunk = thread % kChunks;
-    const int row = thread / kChunks;  // of the first rows
-    const TileRegion& codes = side.codes;
-    const uint8_t* head = codes.base + int64_t{walk.head} * codes.head_stride + chunk * 16;
+    const int chunk = side.thread() % kChunks;
+    const int row = side.thread() / kChunks;  // of the first rows
+    const TileRegion& codes = side.rows().codes;
+    const uint8_t* from = codes.base + int64_t{side.walk.head} * codes.head_stride +
+                          int64_t{row} * codes.token_stride + chunk * 16;
+    const int64_t rows_on = int64_t{kRowsAtOnce} * codes.token_stride;
     to += chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8);
 #pragma unroll
     for (int first = 0; first < Shape::kTokens; first += kTileTokens) {
-      const GroupsAt at = groups.of_group(first / kTileTokens);
-      const uint8_t* from =
-          head + uint64_t{at.block} * codes.block_stride + (at.offset + row) * codes.token_stride;
+      const uint8_t* group = from + finder.bytes_to(codes, first / kTileTokens);
+      const int num_tokens = finder.num_tokens(first / kTileTokens);
 #pragma unroll
       for (int r = 0; r < kTileTokens; r += kRowsAtOnce) {
-        const bool is_there = row + r < at.num_tokens;
-        copy_async_16(to + (first + r) * 128, is_there ? from + r * codes.token_stride : head,
-                      is_there ? 16 : 0);
+        copy_async_16(to + (first + r) * 128, group, row + r < num_tokens ? 16 : 0);
+        group += rows_on;
       }
     }
   }
@@ -150,7 +160,9 @@ struct PackedRows {
   static constexpr int kPasses = kUnitTokens / kRowsAtOnce;
   static_assert(kPasses <= kUnitPasses);
   __device__ static int chunk() { return threadIdx.x & ((1 << kLog2Chunks) - 1); }
-  __device__ static int row() { return threadIdx.x >> kLog2Chunks; }  // of the first pass
+  __device__ static int row() {
+    return threadIdx.x % kWarpgroup >> kLog2Chunks;
+  }  // of the first pass
 };
 
 // Bytes of group scales that a chunk of codes has, where they go into the tile.
@@ -169,119 +181,147 @@ struct TokenScales {
 template <class Shape>
 class DecodeFiller {
  public:
-  __device__ static void run(const PrefillWalk& walk, const PrefillRing<Shape>& ring) {
-    DecodeFiller filler(walk, ring);
-    filler.fill_all();
+  __device__ explicit DecodeFiller(const PrefillSideWalk<Shape>& side)
+      : side_(side), ring_(side.ring), finder_(side) {}
+
+  __device__ void run() {
+    using format::FormatId;
+    const FormatId id = side_.facts().id;
+    if constexpr (Shape::kScalesScores) {
+      switch (id) {
+        case FormatId::kFp8E4M3:
+          return fill<TileE4M3, NoScale>();
+        case FormatId::kFp8E5M2:
+          return fill<TileE5M2, NoScale>();
+        case FormatId::kInt8:
+          return fill<TileInt8, NoScale>();
+        case FormatId::kInt8Affine:
+          return fill<CentredUInt8, NoScale>();
+        case FormatId::kInt4:
+          return fill<TileInt4, NoScale>();
+        default:
+          return fill<CentredUInt4, NoScale>();
+      }
+    } else {
+      switch (id) {
+        case FormatId::kFp8E4M3:
+          return fill<TileE4M3, NoScale>();
+        case FormatId::kFp8E5M2:
+          return fill<TileE5M2, NoScale>();
+        case FormatId::kNvfp4:
+          return fill<TileE2M1, FromE4M3>();
+        default:
+          return fill<TileE2M1, FromE8M0>();
+      }
+    }
   }
 
  private:
-  static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a side of a tile
-  static constexpr int kUnitsOfTile = 2 * kUnits;
+  static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a tile
   static constexpr int kAhead = Shape::kRawUnits - 1;
 
-  __device__ DecodeFiller(const PrefillWalk& walk, const PrefillRing<Shape>& ring)
-      : walk_(walk), job_(walk.job), ring_(ring), finder_(walk, ring) {}
-
-  __device__ void fill_all() {
-    const int num_units = walk_.num_tiles * kUnitsOfTile;
-    for (int u = 0; u < kAhead; ++u) start(u, num_units);
+  template <class Element, class From>
+  __device__ void fill() {
+    const int num_units = side_.walk.num_tiles * kUnits;
+    for (int u = 0; u < kAhead; ++u) start<Element, From>(u, num_units);
 #pragma unroll 1
     for (int u = 0; u < num_units; ++u) {
       wait_for_copies<kAhead - 1>();
-      start(u + kAhead, num_units);  // where the unit before this was
-      const int tile = u / kUnitsOfTile;
-      const int side = u / kUnits % 2;
+      start<Element, From>(u + kAhead, num_units);  // where the unit before this was
+      const int tile = u / kUnits;
       const int unit = u % kUnits;
-      if (unit == 0) ring_.wait_free(side, tile);
-      if (unit == 0 && side == 0) finder_.say_missing(tile);
-      decode(raw_unit(u), side, tile, unit);
-      if (unit == kUnits - 1) ring_.fill(side, tile);
+      if (unit == 0) {
+        ring_.wait_free(side_.side, tile);
+        finder_.say_missing(tile);
+      }
+      decode<Element, From>(raw_unit(u), ring_.tile(side_.side, tile) + unit * kUnitTokens * 128);
+      if constexpr (Shape::kScalesScores) {
+        if (side_.side == 1) store_token_scales(raw_unit(u), tile, unit);
+      }
+      if (unit == kUnits - 1) ring_.fill(side_.side, tile);
     }
   }
 
   __device__ uint32_t raw_unit(int u) const {
-    return ring_.shared + Shape::kRaw + u % Shape::kRawUnits * Shape::kRawUnitBytes;
+    return ring_.shared + Shape::kRaw +
+           (side_.side * Shape::kRawUnits + u % Shape::kRawUnits) * Shape::kRawUnitBytes;
   }
   // This thread's parts of a unit.
   __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
-    return raw + pass * kWarpgroup * 16 + threadIdx.x * 16;
+    return raw + pass * kWarpgroup * 16 + PrefillSideWalk<Shape>::thread() * 16;
   }
   __device__ static uint32_t raw_scales(uint32_t raw, int pass) {
-    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 + threadIdx.x * 4;
-  }
-
-  __device__ const CudaSide& side_of(int side) const {
-    return side == 0 ? job_.packed.k : job_.packed.v;
-  }
-  __device__ const TileSide& tile_side_of(int side) const {
-    return side == 0 ? job_.tile_k : job_.tile_v;
+    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 +
+           PrefillSideWalk<Shape>::thread() * 4;
   }
 
   // A group of copies for every unit, also behind the last.
+  template <class Element, class From>
   __device__ void start(int u, int num_units) {
     if (u < num_units) {
-      if (u % kUnitsOfTile == 0) groups_ = finder_.next();
-      const int side = u / kUnits % 2;
-      if (bits_of(side_of(side).id) == 8) {
-        copy_rows<8>(side, u % kUnits, raw_unit(u));
-      } else {
-        copy_rows<4>(side, u % kUnits, raw_unit(u));
-      }
+      if (u % kUnits == 0) finder_.next();
+      copy_rows<Element, From>(u % kUnits, raw_unit(u));
       if constexpr (Shape::kScalesScores) {
-        if (side == 1) copy_token_scales(u % kUnits, raw_unit(u));
+        if (side_.side == 1) copy_token_scales(u % kUnits, raw_unit(u));
       }
     }
     commit_copies();
   }
 
-  template <int Bits>
-  __device__ void copy_rows(int side, int unit, uint32_t raw) const {
-    using Rows = PackedRows<Shape, Bits>;
-    const TileRegion& codes = tile_side_of(side).codes;
-    const TileRegion& scales = tile_side_of(side).scales;
-    const int scale_bytes = Shape::kScalesScores ? 0 : scale_bytes_of_chunk(side_of(side).id);
-    const uint8_t* head = codes.base + int64_t{walk_.head} * codes.head_stride + Rows::chunk() * 16;
-    const uint8_t* head_scales = scales.base + int64_t{walk_.head} * scales.head_stride;
+  template <class Element, class From>
+  __device__ void copy_rows(int unit, uint32_t raw) const {
+    using Rows = PackedRows<Shape, Element::kBits>;
+    const TileRegion& codes = side_.rows().codes;
+    const TileRegion& scales = side_.rows().scales;
+    const uint8_t* head =
+        codes.base + int64_t{side_.walk.head} * codes.head_stride + Rows::chunk() * 16;
+    [[maybe_unused]] const uint8_t* head_scales =
+        scales.base + int64_t{side_.walk.head} * scales.head_stride;
+    [[maybe_unused]] const int scale_bytes = scale_bytes_of_chunk(side_.facts().id);
 #pragma unroll
     for (int p = 0; p < Rows::kPasses; ++p) {
-      const int row = unit * kUnitTokens + Rows::row() + p * Rows::kRowsAtOnce;
-      const GroupsAt at = groups_.of_group(row / kTileTokens);  // a warp's rows are of one group
-      const int in_block = at.offset + row % kTileTokens;
-      const bool is_there = row % kTileTokens < at.num_tokens;
-      const uint8_t* from =
-          head + uint64_t{at.block} * codes.block_stride + in_block * codes.token_stride;
-      copy_async_16(raw_codes(raw, p), is_there ? from : head, is_there ? 16 : 0);
-      if (scale_bytes == 0) continue;
-      // The word that they lie in.
-      const int in_row = in_block * scales.token_stride + Rows::chunk() * scale_bytes;
-      const uint8_t* word = head_scales + uint64_t{at.block} * scales.block_stride + (in_row & ~3);
-      copy_async_4(raw_scales(raw, p), is_there ? word : head, is_there ? 4 : 0);
+      const int row = Rows::row() + p * Rows::kRowsAtOnce;  // a warp's rows are of one group
+      const int group = (unit * kUnitTokens + row) / kTileTokens;
+      const int in_group = row % kTileTokens;
+      const bool is_there = in_group < finder_.num_tokens(group);
+      copy_async_16(raw_codes(raw, p),
+                    head + (finder_.bytes_to(codes, group) + in_group * codes.token_stride),
+                    is_there ? 16 : 0);
+      if constexpr (!std::is_same_v<From, NoScale>) {  // the word that they lie in
+        const int in_row = in_group * scales.token_stride + Rows::chunk() * scale_bytes;
+        copy_async_4(raw_scales(raw, p),
+                     head_scales + (finder_.bytes_to(scales, group) + (in_row & ~3)),
+                     is_there ? 4 : 0);
+      }
     }
   }
 
-  // Threads 0 to 63: a token each. Both sides' come with V's unit and leave with it.
+  // Threads 0 to 63: a token each, K's scales and V's, with V's rows.
   __device__ void copy_token_scales(int unit, uint32_t raw) const {
-    const int row = unit * kUnitTokens + static_cast<int>(threadIdx.x);
-    if (threadIdx.x >= kUnitTokens) return;
-    const GroupsAt at = groups_.of_group(row / kTileTokens);
-    const bool is_there = row % kTileTokens < at.num_tokens;
+    const int row = side_.thread();
+    if (row >= kUnitTokens) return;  // whole warps
+    const int group = (unit * kUnitTokens + row) / kTileTokens;
+    const bool is_there = row % kTileTokens < finder_.num_tokens(group);
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const TileRegion& from = tile_side_of(s).scales;
-      const int in_rows = (at.offset + row % kTileTokens) * from.token_stride;
-      const uint8_t* head = from.base + int64_t{walk_.head} * from.head_stride;
-      const uint8_t* word = head + uint64_t{at.block} * from.block_stride + (in_rows & ~3);
-      copy_async_4(token_scale_word(raw, s), is_there ? word : head, is_there ? 4 : 0);
+      const TileRegion& from = scales_of(s);
+      const uint8_t* head = from.base + int64_t{side_.walk.head} * from.head_stride;
+      const int in_rows = row % kTileTokens * from.token_stride;
+      copy_async_4(token_scale_word(raw, s),
+                   head + (finder_.bytes_to(from, group) + (in_rows & ~3)), is_there ? 4 : 0);
     }
   }
+  __device__ const TileRegion& scales_of(int side) const {
+    return side == 0 ? side_.walk.job.tile_k.scales : side_.walk.job.tile_v.scales;
+  }
   __device__ static uint32_t token_scale_word(uint32_t raw, int side) {
-    return raw + Shape::kRawCodeBytes + side * kUnitTokens * 4 + threadIdx.x * 4;
+    return raw + Shape::kRawCodeBytes + (side * kUnitTokens + PrefillSideWalk<Shape>::thread()) * 4;
   }
   // Rows of two bytes share a word.
   __device__ uint32_t token_scale_bits(uint32_t raw, int side) const {
-    const int row = threadIdx.x % kTileTokens;
+    const int row = side_.thread() % kTileTokens;
     return load_shared_4(token_scale_word(raw, side)) >>
-           (row * tile_side_of(side).scales.token_stride % 4 * 8);
+           (row * scales_of(side).token_stride % 4 * 8);
   }
 
   // centre: what tiles have subtracted from the codes.
@@ -311,45 +351,10 @@ class DecodeFiller {
     }
   }
 
-  __device__ void decode(uint32_t raw, int side, int tile, int unit) const {
-    using format::FormatId;
-    const uint32_t to =
-        (side == 0 ? ring_.keys(tile) : ring_.values(tile)) + unit * kUnitTokens * 128;
-    const FormatId id = side_of(side).id;
-    if constexpr (Shape::kScalesScores) {
-      if (side == 1) store_token_scales(raw, tile, unit);
-      switch (id) {
-        case FormatId::kFp8E4M3:
-          return decode_codes<TileE4M3, NoScale>(raw, side, to);
-        case FormatId::kFp8E5M2:
-          return decode_codes<TileE5M2, NoScale>(raw, side, to);
-        case FormatId::kInt8:
-          return decode_codes<TileInt8, NoScale>(raw, side, to);
-        case FormatId::kInt8Affine:
-          return decode_codes<CentredUInt8, NoScale>(raw, side, to);
-        case FormatId::kInt4:
-          return decode_codes<TileInt4, NoScale>(raw, side, to);
-        default:
-          return decode_codes<CentredUInt4, NoScale>(raw, side, to);
-      }
-    } else {
-      switch (id) {
-        case FormatId::kFp8E4M3:
-          return decode_codes<TileE4M3, NoScale>(raw, side, to);
-        case FormatId::kFp8E5M2:
-          return decode_codes<TileE5M2, NoScale>(raw, side, to);
-        case FormatId::kNvfp4:
-          return decode_codes<TileE2M1, FromE4M3>(raw, side, to);
-        default:
-          return decode_codes<TileE2M1, FromE8M0>(raw, side, to);
-      }
-    }
-  }
-
   // A chunk of codes is two chunks of the tile, or four. Eight lanes that store at once hit all
   // banks: lanes in the upper 64 channels take their chunks in another order.
   template <class Element, class From>
-  __device__ void decode_codes(uint32_t raw, int side, uint32_t to) const {
+  __device__ void decode(uint32_t raw, uint32_t to) const {
     using Rows = PackedRows<Shape, Element::kBits>;
     constexpr bool kHasScales = !std::is_same_v<From, NoScale>;
     constexpr int kChunks = Element::kBits == 8 ? 2 : 4;  // of the tile
@@ -361,17 +366,23 @@ class DecodeFiller {
       const int chunk = first + (i ^ turn);
       places[i] = to + chunk / 8 * Shape::kBlockBytes + wgmma_chunk(Rows::row(), chunk % 8);
     }
-    [[maybe_unused]] const int scale_bytes = scale_bytes_of_chunk(side_of(side).id);
-    [[maybe_unused]] const int scale_stride = tile_side_of(side).scales.token_stride;
+    [[maybe_unused]] const int scale_bytes = scale_bytes_of_chunk(side_.facts().id);
+    [[maybe_unused]] const int scale_stride = side_.rows().scales.token_stride;
+    uint4 codes[Rows::kPasses];  // all are asked for before the first is used
+    [[maybe_unused]] uint32_t group_scales[Rows::kPasses];
 #pragma unroll
     for (int p = 0; p < Rows::kPasses; ++p) {
-      const uint4 codes = load_shared_16(raw_codes(raw, p));
-      const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+      codes[p] = load_shared_16(raw_codes(raw, p));
+      if constexpr (kHasScales) group_scales[p] = load_shared_4(raw_scales(raw, p));
+    }
+#pragma unroll
+    for (int p = 0; p < Rows::kPasses; ++p) {
+      const uint32_t words[4] = {codes[p].x, codes[p].y, codes[p].z, codes[p].w};
       [[maybe_unused]] Two scales = {};
       if constexpr (kHasScales) {
         const int row = Rows::row() + p * Rows::kRowsAtOnce;
         const int in_word = (row % kTileTokens * scale_stride + Rows::chunk() * scale_bytes) % 4;
-        const uint32_t bytes = load_shared_4(raw_scales(raw, p)) >> (8 * in_word);
+        const uint32_t bytes = group_scales[p] >> (8 * in_word);
         scales = From::f16x2(__byte_perm(bytes, 0, scale_bytes == 1 ? 0x0000 : 0x1100));
       }
 #pragma unroll
@@ -396,12 +407,13 @@ class DecodeFiller {
   }
 
   __device__ void store_token_scales(uint32_t raw, int tile, int unit) const {
-    const int row = threadIdx.x;
+    const int row = side_.thread();
     if (row >= kUnitTokens) return;  // whole warps
     float largest = 0;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const TokenScales scales = token_scales_of(side_of(s), token_scale_bits(raw, s));
+      const TokenScales scales = token_scales_of(
+          s == 0 ? side_.walk.job.packed.k : side_.walk.job.packed.v, token_scale_bits(raw, s));
       const int first = s == 0 ? PrefillRing<Shape>::kKeyScale : PrefillRing<Shape>::kValueScale;
       const int zero = s == 0 ? PrefillRing<Shape>::kKeyZero : PrefillRing<Shape>::kValueZero;
       const int at = 4 * (unit * kUnitTokens + row);
@@ -422,11 +434,9 @@ class DecodeFiller {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
   }
 
-  const PrefillWalk& walk_;
-  const AttendJob& job_;
+  const PrefillSideWalk<Shape>& side_;
   const PrefillRing<Shape>& ring_;
-  GroupFinder<Shape> finder_;
-  GroupsAt groups_ = {};  // of the tile whose rows are asked for
+  GroupFinder<Shape> finder_;  // of the tile whose rows are asked for
 };
 
 }  // namespace kvx::ops::cuda

@@ -115,7 +115,7 @@ class PrefillRows {
 
   __device__ void multiply_keys(int tile) {
     const uint64_t q = wgmma_tile(queries(), 16);
-    const uint64_t k = wgmma_tile(ring_.keys(tile), 16);
+    const uint64_t k = wgmma_tile(ring_.tile(0, tile), 16);
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
 #pragma unroll
@@ -129,7 +129,7 @@ class PrefillRows {
     }
   }
   __device__ void multiply_values(int tile) {
-    const uint64_t v = wgmma_tile(ring_.values(tile), Shape::kBlockBytes);
+    const uint64_t v = wgmma_tile(ring_.tile(1, tile), Shape::kBlockBytes);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -181,17 +181,23 @@ class PrefillRows {
     return given * job_.packed.v.tensor_scale(walk_.head) * unit_of(job_.packed.v.id);
   }
 
-  // Eight numbers of a query row, on 16 bytes.
-  __device__ static void load_eight(DType type, const uint8_t* row, int first, float (&x)[8]) {
+  // Eight numbers of a query row as they lie: 16 bytes, or 32.
+  struct Eight {
+    uint4 words[2];
+  };
+  __device__ static Eight load_eight(DType type, const uint8_t* row, int chunk) {
+    const uint4* from = reinterpret_cast<const uint4*>(row);
+    if (type == DType::kF32) return {from[2 * chunk], from[2 * chunk + 1]};
+    return {from[chunk], {}};
+  }
+  __device__ static void widen(DType type, const Eight& eight, float (&x)[8]) {
+    const uint4 a = eight.words[0], b = eight.words[1];
+    const uint32_t words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     if (type == DType::kF32) {
-      const float4* quads = reinterpret_cast<const float4*>(row) + first / 4;
-      const float4 a = quads[0], b = quads[1];
-      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
-      x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(words[i]);
       return;
     }
-    const uint4 bits = reinterpret_cast<const uint4*>(row)[first / 8];
-    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (type == DType::kF16) {
@@ -208,6 +214,8 @@ class PrefillRows {
   // them. Rows that are not there become zeros.
   __device__ void load_queries() {
     constexpr int kLanes = kDim / 8;  // of a row
+    constexpr int kRowsAtOnce = kWarp / kLanes;
+    constexpr int kRounds = 16 / kRowsAtOnce;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int chunk = lane % kLanes;
     const PairOrder order = pair_order_of(job_.packed.k.id);
@@ -216,16 +224,22 @@ class PrefillRows {
     const float factor = job_.args.softmax_scale * key_scale_of_head();
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
     const float to_log2 = job_.args.softcap == 0 ? kLog2E : 1.0f;
-#pragma unroll 1
-    for (int i = lane / kLanes; i < 16; i += kWarp / kLanes) {
-      const int r = 16 * warp_ + i;
-      float x[8] = {};
-      if (r < num_rows_) {
-        const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
-        const int64_t first = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
-                              int64_t{at.q_head} * q.head_stride;
-        load_eight(q.dtype, q.data + first * bytes_of(q.dtype), chunk * 8, x);
-      }
+    Eight eights[kRounds];  // all are asked for before the first is used
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int r = 16 * warp_ + i * kRowsAtOnce + lane / kLanes;
+      eights[i] = {};
+      if (r >= num_rows_) continue;
+      const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
+      const int64_t first = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                            int64_t{at.q_head} * q.head_stride;
+      eights[i] = load_eight(q.dtype, q.data + first * bytes_of(q.dtype), chunk);
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int r = 16 * warp_ + i * kRowsAtOnce + lane / kLanes;
+      float x[8];
+      widen(q.dtype, eights[i], x);
       float scale = 1.0f;  // into f16's range, by a power of two
       if (Mma::kScalesQueries && q.dtype != DType::kF16) {
         float largest = 0;
@@ -445,26 +459,63 @@ class PrefillRows {
     }
   }
 
-  // From a tile's order of channels to the rows': this thread's pair of columns 2t, 2t + 1.
-  __device__ float2 natural_pair(PairOrder order, float2 x) const {
-    if (order == PairOrder::kNeighbours) return x;
-    if (order == PairOrder::kBytes) {  // (0, 2), (1, 3): neighbours exchange
-      const float other = __shfl_xor_sync(kWholeWarp, t_ % 2 == 0 ? x.y : x.x, 1);
-      return t_ % 2 == 0 ? float2{x.x, other} : float2{other, x.y};
-    }
-    // (0, 4), (1, 5), (2, 6), (3, 7)
+  // From a tile's order of channels to the rows'.
+  __device__ void put_in_order() {
+    if constexpr (Shape::kScales == PrefillScales::kNone) return;
+    const PairOrder order = pair_order_of(job_.packed.v.id);
+    if (order == PairOrder::kNeighbours) return;
     const int from = 4 * g_ + 2 * t_ % 4;
-    const float2 low = {__shfl_sync(kWholeWarp, x.x, from), __shfl_sync(kWholeWarp, x.x, from + 1)};
-    const float2 high = {__shfl_sync(kWholeWarp, x.y, from),
-                         __shfl_sync(kWholeWarp, x.y, from + 1)};
-    return t_ < 2 ? low : high;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+      for (int i = 0; i < kSums; i += 2) {
+        float& a = sums_[p][i];
+        float& b = sums_[p][i + 1];
+        if (order == PairOrder::kBytes) {  // (0, 2), (1, 3): neighbours exchange
+          const float other = __shfl_xor_sync(kWholeWarp, t_ % 2 == 0 ? b : a, 1);
+          (t_ % 2 == 0 ? b : a) = other;
+        } else {  // (0, 4), (1, 5), (2, 6), (3, 7)
+          const float low_a = __shfl_sync(kWholeWarp, a, from);
+          const float low_b = __shfl_sync(kWholeWarp, a, from + 1);
+          const float high_a = __shfl_sync(kWholeWarp, b, from);
+          const float high_b = __shfl_sync(kWholeWarp, b, from + 1);
+          a = t_ < 2 ? low_a : high_a;
+          b = t_ < 2 ? low_b : high_b;
+        }
+      }
+    }
   }
-  __device__ static void store_pair(DType type, uint8_t* row, int first, float2 x) {
+  // This thread's numbers of row r, as (sum + zero) * share: columns 8 i + 2 t and the next. Store:
+  // takes i and the pair.
+  template <class Store>
+  __device__ void for_pairs(int r, float zero, float share, const Store& store) const {
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const float* sums = &sums_[i / (kSums / 4)][i % (kSums / 4) * 4 + 2 * r];
+      store(i, (sums[0] + zero) * share, (sums[1] + zero) * share);
+    }
+  }
+  __device__ void store_row(int r, DType type, uint8_t* row, float zero, float share) const {
     if (type == DType::kF32) {
-      reinterpret_cast<float2*>(row)[first / 2] = x;
+      float2* out = reinterpret_cast<float2*>(row) + t_;
+      for_pairs(r, zero, share, [&](int i, float a, float b) { out[4 * i] = {a, b}; });
+      return;
+    }
+    uint32_t* out = reinterpret_cast<uint32_t*>(row) + t_;
+    if (type == DType::kF16) {
+      for_pairs(r, zero, share, [&](int i, float a, float b) { out[4 * i] = MmaF16::pack(a, b); });
     } else {
-      reinterpret_cast<uint32_t*>(row)[first / 2] =
-          type == DType::kF16 ? MmaF16::pack(x.x, x.y) : MmaBf16::pack(x.x, x.y);
+      for_pairs(r, zero, share, [&](int i, float a, float b) { out[4 * i] = MmaBf16::pack(a, b); });
+    }
+  }
+  // A row that saw nothing: weights of 0, but 0 * NaN is NaN.
+  __device__ void clear_sums(int r) {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i / 2 % 2 == r) sums_[p][i] = 0;
+      }
     }
   }
 
@@ -499,35 +550,29 @@ class PrefillRows {
 // Whole rows, or what this split leaves for the merge.
 template <class Shape>
 __device__ void PrefillRows<Shape>::store(int split) {
-  const PairOrder order = pair_order_of(job_.packed.v.id);
   const float unit = value_scale_of_head();
   const bool is_whole = job_.num_splits == 1;
+  put_in_order();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const Softmax2 tokens = {max_[r] - unit_, over_quad_sum(sum_[r])};
     const float zero = over_quad_sum(zeros_[r]);
-    const bool is_there = row(r) < num_rows_;
-    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + (is_there ? row(r) : 0));
+    if (row(r) >= num_rows_) continue;
+    if (tokens.sum == 0) clear_sums(r);
+    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + row(r));
     const int64_t token = shape_.q_start + at.new_token;
-    const Softmax2 whole = with_sink(job_, at.q_head, tokens);
-    const float share = is_whole ? unit * share_of(tokens, whole) : unit;
-    const int64_t index = partial_index(job_, token, at.q_head, split);
-    const DType type = is_whole ? job_.args.out.dtype : DType::kF32;
-    uint8_t* out = is_whole ? output_row(job_, token, at.q_head)
-                            : reinterpret_cast<uint8_t*>(job_.partial_out + index * kDim);
-#pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
-      const float* sums = &sums_[i / (kSums / 4)][i % (kSums / 4) * 4 + 2 * r];
-      float2 x = {tokens.sum == 0 ? 0.0f : (sums[0] + zero) * share,
-                  tokens.sum == 0 ? 0.0f : (sums[1] + zero) * share};
-      x = natural_pair(order, x);
-      if (is_there) store_pair(type, out, 8 * i + 2 * t_, x);
-    }
-    if (!is_there || t_ != 0) continue;
-    if (!is_whole) {
-      job_.partial_softmax[index] = tokens;
-    } else if (job_.args.lse) {
-      job_.args.lse[token * job_.args.num_q_heads + at.q_head] = log_sum_exp(whole);
+    if (is_whole) {
+      const Softmax2 whole = with_sink(job_, at.q_head, tokens);
+      store_row(r, job_.args.out.dtype, output_row(job_, token, at.q_head), zero,
+                unit * share_of(tokens, whole));
+      if (t_ == 0 && job_.args.lse) {
+        job_.args.lse[token * job_.args.num_q_heads + at.q_head] = log_sum_exp(whole);
+      }
+    } else {
+      const int64_t index = partial_index(job_, token, at.q_head, split);
+      store_row(r, DType::kF32, reinterpret_cast<uint8_t*>(job_.partial_out + index * kDim), zero,
+                unit);
+      if (t_ == 0) job_.partial_softmax[index] = tokens;
     }
   }
 }

@@ -1,10 +1,10 @@
 // The shape of the prefill kernel's CTA, and what its warpgroups share: 128 query rows of a KV head
-// against a split of its tokens. One warpgroup fills rings of K and V tiles, two multiply, 64 query
-// rows each.
+// against a split of its tokens. One warpgroup fills a ring of K tiles, one a ring of V's, two
+// multiply, 64 query rows each.
 //
 // shared memory, from 1024 bytes on:
 //   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kStages]
-//   [packed rows: kRawUnits][row facts][tile facts: kStages][barriers]
+//   [packed rows: 2 x kRawUnits][row facts][tile facts: kStages][barriers]
 // Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another.
 #pragma once
 
@@ -17,9 +17,9 @@
 namespace kvx::ops::cuda {
 
 inline constexpr int kConsumers = 2;
-inline constexpr int kPrefillThreads = (1 + kConsumers) * kWarpgroup;
+inline constexpr int kPrefillThreads = (2 + kConsumers) * kWarpgroup;
 inline constexpr int kConsumerRows = kPrefillRows / kConsumers;
-inline constexpr int kProducerWarps = kWarpgroup / kWarp;
+inline constexpr int kFillingWarps = kWarpgroup / kWarp;  // of a side
 
 template <class MmaType, int HeadDim, PrefillScales Where>
 struct PrefillShape {
@@ -42,7 +42,7 @@ struct PrefillShape {
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
   // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
   // bytes of codes a thread, and four words of scales, or those of a token.
-  static constexpr int kRawUnits = kScales == PrefillScales::kNone ? 0 : 4;
+  static constexpr int kRawUnits = kScales == PrefillScales::kNone ? 0 : 3;
   static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
   static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
   static constexpr int kTops = 4;  // V's largest scales, of parts of a tile
@@ -51,7 +51,7 @@ struct PrefillShape {
   static constexpr int kValues = kKeys + kStages * kTileBytes;
   static constexpr int kTokenScalesAt = kValues + kStages * kTileBytes;
   static constexpr int kRaw = kTokenScalesAt + kStages * kScaleBytes;
-  static constexpr int kRowFacts = kRaw + kRawUnits * kRawUnitBytes;
+  static constexpr int kRowFacts = kRaw + 2 * kRawUnits * kRawUnitBytes;
   static constexpr int kMissing = kRowFacts + kConsumers * kConsumerRows * 8;
   static constexpr int kTopsAt = kMissing + kStages * 4;
   static constexpr int kBarriers = kTopsAt + kStages * kTops * 4;
@@ -60,9 +60,9 @@ struct PrefillShape {
   static_assert(kBarriers % 8 == 0);
   static_assert(kBytes + kAlignment <= kMultiprocessorBytes);
 
-  // 65536 registers: 128 producing threads and 256 that multiply.
-  static constexpr int kProducerRegisters = Where == PrefillScales::kNone ? 40 : 56;
-  static constexpr int kConsumerRegisters = Where == PrefillScales::kNone ? 232 : 224;
+  // 65536 registers: 256 threads that fill and 256 that multiply.
+  static constexpr int kFillingRegisters = Where == PrefillScales::kNone ? 40 : 48;
+  static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
 
 // Which two numbers of eight a register of a tile holds: decoding needs no more than masks then,
@@ -123,8 +123,10 @@ template <class Shape>
 struct PrefillRing {
   uint32_t shared;
 
-  __device__ uint32_t keys(int tile) const { return tile_at(Shape::kKeys, tile); }
-  __device__ uint32_t values(int tile) const { return tile_at(Shape::kValues, tile); }
+  // side: 0 for K, 1 for V.
+  __device__ uint32_t tile(int side, int tile) const {
+    return shared + Shape::kKeys + (side * Shape::kStages + stage(tile)) * Shape::kTileBytes;
+  }
   __device__ uint32_t missing(int tile) const { return shared + Shape::kMissing + 4 * stage(tile); }
   __device__ uint32_t tops(int tile) const {
     return shared + Shape::kTopsAt + 4 * Shape::kTops * stage(tile);
@@ -139,10 +141,9 @@ struct PrefillRing {
   static constexpr int kValueScale = Shape::kParts + 1;
   static constexpr int kValueZero = 2 * Shape::kParts + 1;
 
-  // side: 0 for K, 1 for V.
   __device__ void begin() const {
     for (int i = 0; i < 2 * Shape::kStages; ++i) {
-      init_barrier(barrier(0) + 8 * i, kProducerWarps);
+      init_barrier(barrier(0) + 8 * i, kFillingWarps);
       init_barrier(barrier(2 * Shape::kStages) + 8 * i, kConsumers * kWarpgroup / kWarp);
     }
   }
@@ -166,9 +167,6 @@ struct PrefillRing {
 
  private:
   __device__ static int stage(int tile) { return tile % Shape::kStages; }
-  __device__ uint32_t tile_at(int base, int tile) const {
-    return shared + base + stage(tile) * Shape::kTileBytes;
-  }
   __device__ uint32_t barrier(int i) const { return shared + Shape::kBarriers + 8 * i; }
   __device__ uint32_t filled(int side, int tile) const {
     return barrier(side * Shape::kStages + stage(tile));
