@@ -165,8 +165,44 @@ class ScaledPartEncoder {
       candidates_.count <= 2 ? search_scales<2>(first_token, n)
                              : search_scales<kMostCandidates>(first_token, n);
     } else {
-      for (int i = 0; i < n; ++i) scales_[i] = maker_.make(Codec::kQmax, amax_[i]).bits;
-      for (int i = 0; i < n; ++i) inverses_[i] = format::reciprocal(maker_.step({scales_[i]}));
+      float steps[kMostGroups];
+      make_scales(1.0f, n, scales_, steps, inverses_);
+    }
+  }
+
+  // The scales of n groups for a multiple of their amax, the steps and the steps' reciprocals. All
+  // arrays: [kMostGroups].
+  KVX_INLINE void make_scales(float multiple, int n, uint32_t* scales, float* steps,
+                              float* inverses) const {
+    if constexpr (T == format::ScaleType::kE4M3) {
+      return make_e4m3_scales(multiple, n, scales, steps, inverses);
+    }
+    for (int i = 0; i < n; ++i) {
+      const float target = amax_[i] * multiple;
+      const float capped = target > format::kFloatMax ? format::kFloatMax : target;
+      scales[i] = maker_.make(Codec::kQmax, capped).bits;
+    }
+    for (int i = 0; i < n; ++i) {
+      steps[i] = maker_.step({scales[i]});
+      inverses[i] = format::reciprocal(steps[i]);
+    }
+  }
+
+  // ScaleMaker::make and step in vectors: a scale's value is its rounded number.
+  KVX_INLINE void make_e4m3_scales(float multiple, int n, uint32_t* scales, float* steps,
+                                   float* inverses) const {
+    using E4M3 = LanesCodec<format::E4M3Codec>;
+    const float divisor =
+        maker_.has_tensor_scale ? Codec::kQmax * maker_.tensor_scale : Codec::kQmax;
+    const float unit = maker_.has_tensor_scale ? maker_.tensor_scale : 1.0f;
+    for (int i = 0; i < n; i += kLanes<Widest>) {
+      const Widest target = at_most(load<Widest>(amax_ + i) * multiple, format::kFloatMax);
+      const Widest exact = at_most(at_least(target / divisor, 0x1p-9f), format::E4M3::kMax);
+      const LaneBits codes = E4M3::codes(exact) & 0xFFu;
+      const Widest step = E4M3::rounded(exact) * unit;
+      __builtin_memcpy(scales + i, &codes, sizeof codes);
+      store<Widest>(step, steps + i);
+      store<Widest>(at_most(1.0f / step, format::kFloatMax), inverses + i);
     }
   }
 
@@ -178,16 +214,7 @@ class ScaledPartEncoder {
     float steps[kCount][kMostGroups];
     float inverses[kCount][kMostGroups];
     for (int c = 0; c < kCount; ++c) {
-      const float multiple = candidates_.multiples[c];
-      for (int i = 0; i < n; ++i) {
-        const float target = amax_[i] * multiple;
-        const float capped = target > format::kFloatMax ? format::kFloatMax : target;
-        scales[c][i] = maker_.make(Codec::kQmax, capped).bits;
-      }
-      for (int i = 0; i < n; ++i) {
-        steps[c][i] = maker_.step({scales[c][i]});
-        inverses[c][i] = format::reciprocal(steps[c][i]);
-      }
+      make_scales(candidates_.multiples[c], n, scales[c], steps[c], inverses[c]);
     }
     for (int i = 0; i < n; ++i) {
       float errors[kCount];
@@ -226,8 +253,8 @@ class ScaledPartEncoder {
   int groups_;
   format::ScaleMaker maker_;
   Candidates candidates_;
-  // Of the groups at hand, token by token.
-  float amax_[kMostGroups];
+  // Of the groups at hand, token by token; whole vectors of them are computed with.
+  float amax_[kMostGroups] = {};
   uint32_t scales_[kMostGroups];
   float inverses_[kMostGroups];
 };
