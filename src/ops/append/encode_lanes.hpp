@@ -42,6 +42,17 @@ KVX_INLINE Widest at_most(const Widest& x, float bound) {
 }
 #endif
 
+// x, its magnitude no larger than the bound, which is positive. Requires: x is no NaN.
+KVX_INLINE Widest within(const Widest& x, float bound) {
+#if defined(__AVX512F__)
+  constexpr int kSmallerMagnitudeSignOfFirst = 0x2;
+  return static_cast<Widest>(
+      _mm512_range_ps(static_cast<__m512>(x), _mm512_set1_ps(bound), kSmallerMagnitudeSignOfFirst));
+#else
+  return at_most(at_least(x, -bound), bound);
+#endif
+}
+
 template <class Bits>
 KVX_INLINE Bits larger_of(const Bits& a, const Bits& b) {
   return a > b ? a : b;
@@ -63,8 +74,9 @@ struct LanesCodec<format::SignedCodec<kBits>> {
     return at_most(at_least(products, -kQmax), kQmax) + kIntegerMagic;
   }
   KVX_INLINE static LaneBits codes(const Widest& products) { return bits_of(shifted(products)); }
+  // Requires: no NaN.
   KVX_INLINE static Widest rounded(const Widest& products) {
-    return shifted(products) - kIntegerMagic;
+    return (within(products, kQmax) + kIntegerMagic) - kIntegerMagic;
   }
 };
 
@@ -106,10 +118,14 @@ struct LanesSmallFloat {
     const LaneBits code = units + ((p.exponent - kSmallestNormal) >> (23 - kMantissaBits));
     return code | ((bits_of(products) >> (32 - kBits)) & Float::kSignBit);
   }
+  // Adding 1.5 * 2^23 units rounds numbers of both signs. Requires: no NaN.
   KVX_INLINE static Widest rounded(const Widest& products) {
-    const Parts p = parts(products);
-    const Widest magnitude = (p.magnitude + p.magic) - p.magic;
-    return floats_of(bits_of(magnitude) | (bits_of(products) & 0x80000000u));
+    const Widest capped = within(products, Float::kMax);
+    const LaneBits exponent =
+        larger_of(bits_of(capped) & 0x7F800000u, LaneBits{} + kSmallestNormal);
+    constexpr uint32_t kUp = (static_cast<uint32_t>(23 - kMantissaBits) << 23) | 0x400000u;
+    const Widest magic = floats_of(exponent + kUp);
+    return (capped + magic) - magic;
   }
 };
 template <>

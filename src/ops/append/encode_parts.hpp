@@ -30,24 +30,71 @@ KVX_INLINE float amax_of_span(const PartSpan& span) {
   return std::bit_cast<float>(max_of_lanes(largest));
 }
 
-// format::squared_error, whose order of adding is sixteen lanes, then halves.
-template <class Codec>
-struct ErrorOfSpan {
-  PartSpan span;
-  KVX_INLINE float operator()(float step) const {
-    const float inverse = format::reciprocal(step);
-    Widest sums[kPartVectors] = {};
-    for (int i = 0; i < span.n; i += kPartNumbers) {
-      for (int v = 0; v < kPartVectors; ++v) {
-        const Widest x = load<Widest>(span.x + i + v * kLanes<Widest>);
-        const Widest error = x - LanesCodec<Codec>::rounded(x * inverse) * step;
-        sums[v] += error * error;
+// Sixteen lanes to eight, the first step of adding halves.
+KVX_INLINE Lanes8 add_halves(const Widest* part) {
+#if defined(__AVX512F__)
+  const auto whole = static_cast<__m512>(part[0]);
+  return static_cast<Lanes8>(_mm512_castps512_ps256(whole)) +
+         static_cast<Lanes8>(_mm512_extractf32x8_ps(whole, 1));
+#else
+  return part[0] + part[1];
+#endif
+}
+
+// format::squared_error of Count candidates side by side, whose order of adding is sixteen lanes,
+// then halves. steps, inverses: of candidate c at [c * stride]. errors: [Count].
+template <class Codec, int Count>
+KVX_INLINE void errors_of_span(const PartSpan& span, const float* steps, const float* inverses,
+                               int stride, float* errors) {
+  Widest sums[Count][kPartVectors] = {};
+  for (int i = 0; i < span.n; i += kPartNumbers) {
+    for (int v = 0; v < kPartVectors; ++v) {
+      const Widest x = load<Widest>(span.x + i + v * kLanes<Widest>);
+      for (int c = 0; c < Count; ++c) {
+        const Widest error =
+            x - LanesCodec<Codec>::rounded(x * inverses[c * stride]) * steps[c * stride];
+        sums[c][v] += error * error;
       }
     }
-    if constexpr (kPartVectors == 2) sums[0] += sums[1];
-    return sum_of_lanes(sums[0]);
+  }
+  Lanes8 halves[Count];
+  for (int c = 0; c < Count; ++c) halves[c] = add_halves(sums[c]);
+  if constexpr (Count == 8) {
+    const auto add = [](const Lanes8& a, const Lanes8& b) { return a + b; };
+    store<Lanes8>(fold_each(halves, add), errors);
+  } else {
+    for (int c = 0; c < Count; ++c) errors[c] = sum_of_lanes(halves[c]);
+  }
+}
+
+// What multiples of a group's amax format::choose_scale tries, in its order, asked of itself: with
+// a scale of 32 bits and a largest code of 1 the steps are the multiples.
+inline constexpr int kMostCandidates = 8;
+
+struct Candidates {
+  float multiples[kMostCandidates];
+  int count;
+};
+
+struct UnitCodec {
+  static constexpr float kQmax = 1.0f;
+};
+struct StepRecorder {
+  Candidates* candidates;
+  KVX_INLINE float operator()(float step) const {
+    if (candidates->count < kMostCandidates) candidates->multiples[candidates->count++] = step;
+    return 0.0f;
   }
 };
+
+KVX_INLINE Candidates candidates_of(format::ScaleChoice choice) {
+  const format::ScaleMaker exact = {format::ScaleType::kF32, format::ScaleRule::kAmax, 1.0f, false};
+  Candidates candidates = {};
+  format::choose_scale<UnitCodec>(exact, choice, 1.0f, StepRecorder{&candidates});
+  // Too few: the first again, which cannot win twice.
+  for (int c = candidates.count; c < kMostCandidates; ++c) candidates.multiples[c] = 1.0f;
+  return candidates;
+}
 
 template <class Codec, format::Packing P>
 KVX_INLINE void encode_span(const PartSpan& span, float inverse, uint8_t* row) {
@@ -76,7 +123,8 @@ class ScaledPartEncoder {
       : job_(job),
         size_(job.spec->group_size == format::kWholeRow ? job.head_dim : job.spec->group_size),
         groups_((job.head_dim + size_ - 1) / size_),
-        maker_(scale_maker<Format>(*job.spec, job.tensor_scale)) {
+        maker_(scale_maker<Format>(*job.spec, job.tensor_scale)),
+        candidates_(candidates_of(job.spec->scale_choice)) {
     maker_.type = T;
   }
 
@@ -113,15 +161,74 @@ class ScaledPartEncoder {
   // Groups without a plain scale get one here too; write() does not look at it.
   KVX_INLINE void choose_scales(int first_token, int n) {
     const format::ScaleChoice choice = job_.spec->scale_choice;
-    if (choice == format::ScaleChoice::kAmax) {
-      for (int i = 0; i < n; ++i) scales_[i] = maker_.make(Codec::kQmax, amax_[i]).bits;
+    if (choice != format::ScaleChoice::kAmax) {
+      candidates_.count <= 2 ? search_scales<2>(first_token, n)
+                             : search_scales<kMostCandidates>(first_token, n);
     } else {
-      for (int i = 0; i < n; ++i) {
-        const ErrorOfSpan<Codec> error = {span(first_token + i / groups_, i % groups_)};
-        scales_[i] = format::choose_scale<Codec>(maker_, choice, amax_[i], error).bits;
-      }
+      float steps[kMostGroups];
+      make_scales(1.0f, n, scales_, steps, inverses_);
     }
-    for (int i = 0; i < n; ++i) inverses_[i] = format::reciprocal(maker_.step({scales_[i]}));
+  }
+
+  // The scales of n groups for a multiple of their amax, the steps and the steps' reciprocals. All
+  // arrays: [kMostGroups].
+  KVX_INLINE void make_scales(float multiple, int n, uint32_t* scales, float* steps,
+                              float* inverses) const {
+    if constexpr (T == format::ScaleType::kE4M3) {
+      return make_e4m3_scales(multiple, n, scales, steps, inverses);
+    }
+    for (int i = 0; i < n; ++i) {
+      const float target = amax_[i] * multiple;
+      const float capped = target > format::kFloatMax ? format::kFloatMax : target;
+      scales[i] = maker_.make(Codec::kQmax, capped).bits;
+    }
+    for (int i = 0; i < n; ++i) {
+      steps[i] = maker_.step({scales[i]});
+      inverses[i] = format::reciprocal(steps[i]);
+    }
+  }
+
+  // ScaleMaker::make and step in vectors: a scale's value is its rounded number.
+  KVX_INLINE void make_e4m3_scales(float multiple, int n, uint32_t* scales, float* steps,
+                                   float* inverses) const {
+    using E4M3 = LanesCodec<format::E4M3Codec>;
+    const float divisor =
+        maker_.has_tensor_scale ? Codec::kQmax * maker_.tensor_scale : Codec::kQmax;
+    const float unit = maker_.has_tensor_scale ? maker_.tensor_scale : 1.0f;
+    for (int i = 0; i < n; i += kLanes<Widest>) {
+      const Widest target = at_most(load<Widest>(amax_ + i) * multiple, format::kFloatMax);
+      const Widest exact = at_most(at_least(target / divisor, 0x1p-9f), format::E4M3::kMax);
+      const LaneBits codes = E4M3::codes(exact) & 0xFFu;
+      const Widest step = E4M3::rounded(exact) * unit;
+      __builtin_memcpy(scales + i, &codes, sizeof codes);
+      store<Widest>(step, steps + i);
+      store<Widest>(at_most(1.0f / step, format::kFloatMax), inverses + i);
+    }
+  }
+
+  // format::choose_scale for all groups: every candidate's scales side by side, then every group's
+  // errors.
+  template <int kCount>
+  KVX_INLINE void search_scales(int first_token, int n) {
+    uint32_t scales[kCount][kMostGroups];
+    float steps[kCount][kMostGroups];
+    float inverses[kCount][kMostGroups];
+    for (int c = 0; c < kCount; ++c) {
+      make_scales(candidates_.multiples[c], n, scales[c], steps[c], inverses[c]);
+    }
+    for (int i = 0; i < n; ++i) {
+      float errors[kCount];
+      errors_of_span<Codec, kCount>(span(first_token + i / groups_, i % groups_), &steps[0][i],
+                                    &inverses[0][i], kMostGroups, errors);
+      int best = 0;
+      float best_error = errors[0];
+      for (int c = 1; c < kCount; ++c) {
+        best = errors[c] < best_error ? c : best;
+        best_error = errors[c] < best_error ? errors[c] : best_error;
+      }
+      scales_[i] = scales[best][i];
+      inverses_[i] = inverses[best][i];
+    }
   }
 
   KVX_INLINE void write(int first_token, int n) {
@@ -145,8 +252,9 @@ class ScaledPartEncoder {
   int size_;  // numbers in a full group
   int groups_;
   format::ScaleMaker maker_;
-  // Of the groups at hand, token by token.
-  float amax_[kMostGroups];
+  Candidates candidates_;
+  // Of the groups at hand, token by token; whole vectors of them are computed with.
+  float amax_[kMostGroups] = {};
   uint32_t scales_[kMostGroups];
   float inverses_[kMostGroups];
 };
