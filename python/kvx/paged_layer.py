@@ -6,6 +6,7 @@ import numpy as np
 
 from kvx import _core
 from kvx.arrays import checked_array, empty_like
+from kvx.errors import OutOfRangeError
 
 
 class PagedLayer(_core.PagedLayer):
@@ -37,6 +38,7 @@ class PagedLayer(_core.PagedLayer):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        self.block_size = block_size
         self.recipe = recipe
         super().__init__(
             recipe,
@@ -111,7 +113,14 @@ class PagedLayer(_core.PagedLayer):
         """The first ``num_tokens`` of a sequence, decoded: (k, v) as kvx.Cache.gather returns them.
 
         block_ids: int32 [pages of the sequence]
+        Raises kvx.OutOfRangeError: more tokens than the pages hold.
         """
+        there = len(block_ids) * self.block_size
+        if not 0 <= num_tokens <= there:
+            raise OutOfRangeError(
+                f"num_tokens is {num_tokens}; {len(block_ids)} pages of {self.block_size} hold "
+                f"{there}"
+            )
         k = empty_like(like, (num_tokens, self.num_kv_heads, self.head_dim))
         v = empty_like(like, (num_tokens, self.num_kv_heads, self.v_head_dim))
         super().gather(pages, np.asarray(block_ids, np.int32), k, v)

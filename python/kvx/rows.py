@@ -82,6 +82,7 @@ def dequantize(rows: Rows, dtype=np.float32) -> np.ndarray:
 
     Raises kvx.Error: codes or scales that do not have the format's sizes.
     """
+    _core.row_bytes(rows.format, rows.head_dim, rows.steps)  # refuses a head_dim that cannot be
     leading = rows.codes.shape[:-1]
     out = np.empty(leading + (rows.head_dim,), dtype)
     flat = out.reshape((-1, 1, rows.head_dim))

@@ -28,7 +28,7 @@ SIZES = dict(
 RECIPES = ["f32", "f32:sink=16,recent=32,wide=f32"]
 
 
-@pytest.fixture(params=["BartConfig", "MBartConfig"])
+@pytest.fixture(params=["BartConfig", "MBartConfig", "PegasusConfig"])
 def config_class(request):
     return getattr(transformers, request.param)
 

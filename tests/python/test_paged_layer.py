@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reference import attention, random_rows, relative_error
 
 import kvx
@@ -152,6 +154,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: layer.attend(pages, q, table, lengths[:0], starts), "expected n, n and n"),
         (lambda: layer.attend(pages, q[:2], table, lengths, starts), "q has 2 tokens"),
         (lambda: layer.attend(pages, q, table + 4, lengths, starts), "block"),
+        (lambda: layer.gather(pages, [1, 2], 33), "num_tokens is 33; 2 pages of 16 hold 32"),
         (lambda: layer.attend(pages, q, table, lengths + 99, starts), "seq_len"),
         (lambda: layer.attend(pages, q, table, lengths, -starts), "q has 3 tokens"),
         (lambda: layer.attend(pages, q[:, :5], table, lengths, starts), "a multiple of num_kv"),
@@ -167,3 +170,102 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(kvx.Error, match=message):
             call()
     assert not pages[1].any()
+
+
+class Model:
+    """What pages should hold: the engine's sequences as lists of rows, and their tables."""
+
+    def __init__(self, recipe):
+        self.engine = Engine(recipe, num_pages=24, block_size=4)
+        self.texts = []  # (k, v) of each sequence
+
+    def add(self, shared):
+        """A sequence that begins with whole pages of the first one, which both then only read."""
+        pages = min(shared, len(self.texts[0][0]) // 4) if self.texts else 0
+        table = self.engine.tables[0][:pages] if pages else ()
+        self.engine.lengths.append(4 * pages)
+        self.engine.tables.append(list(table))
+        self.texts.append(tuple(x[: 4 * pages] for x in (self.texts[0] if pages else EMPTY)))
+
+    def step(self, seed, counts):
+        """Appends counts[s] tokens to sequence s, and compares attention with the model's."""
+        parts = []
+        for s, count in enumerate(counts[: len(self.texts)]):
+            needed = -(-(len(self.texts[s][0]) + count) // 4) - len(self.engine.tables[s])
+            if count == 0 or needed > len(self.engine.free):
+                continue
+            self.engine.tables[s] += [self.engine.free.pop() for _ in range(needed)]
+            q, k, v = stream(count, seed=seed + 3 * s)
+            self.texts[s] = tuple(np.concatenate(xy) for xy in zip(self.texts[s], (k, v)))
+            parts.append((s, q, k, v))
+        if not parts:
+            return
+        for (s, q, _, _), found in zip(parts, self.engine.step(parts)):
+            assert relative_error(found, attention(q, *self.texts[s])) < 3e-6
+
+    def check(self):
+        for s, text in enumerate(self.texts):
+            found = self.engine.layer.gather(self.engine.pages, self.engine.tables[s], len(text[0]))
+            assert all(np.array_equal(a, b) for a, b in zip(found, text))
+
+
+EMPTY = (np.empty((0, 2, 64), np.float32),) * 2
+OPERATIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 4)),
+    st.tuples(st.just("step"), st.integers(0, 2**31), st.lists(st.integers(0, 9), max_size=4)),
+)
+
+
+@given(st.lists(OPERATIONS, max_size=12))
+def test_any_history_of_an_engine_is_plain_attention(operations):
+    model = Model("f32")
+    model.add(0)
+    for verb, *arguments in operations:
+        getattr(model, verb)(*arguments)
+    model.check()
+
+
+NUMBERS = st.one_of(st.integers(-3, 70), st.sampled_from([-(2**31), 2**31 - 1, 2**40]))
+
+
+def int_arrays(kind, dimensions):
+    """Any numbers in any small shape of so many dimensions; seldom of another type or one more."""
+    sizes = st.lists(st.integers(0, 3), min_size=dimensions, max_size=dimensions)
+    good = st.builds(
+        lambda shape, number: np.full(shape, number % 2**31, kind), sizes, st.integers(-3, 70)
+    )
+    return st.one_of(good, st.sampled_from([None, 3, np.zeros(3, "f4"), np.zeros((1, 1, 1), kind)]))
+
+
+ROWS = st.builds(
+    lambda tokens, heads, kind: np.ones((tokens, heads, 64), kind),
+    st.integers(0, 5),
+    st.integers(0, 7),
+    st.sampled_from(["f4", "f2", "f8", "u1"]),
+)
+
+
+@given(
+    ROWS, ROWS, int_arrays(np.int64, 1), int_arrays(np.int32, 2), int_arrays(np.int32, 1),
+    int_arrays(np.int32, 1), st.one_of(NUMBERS, st.floats(), st.none()),
+)  # fmt: skip
+def test_random_calls_are_done_or_refused(q, k, slots, table, lengths, starts, number):
+    engine = Engine("int8", num_pages=4)
+    layer, pages = engine.layer, engine.pages
+    for call in (
+        lambda: layer.append(pages, k, k, slots),
+        lambda: layer.attend(pages, q, table, lengths, starts),
+        lambda: layer.attend(pages, q, table, lengths, starts, window=number),
+        lambda: layer.attend(pages, q, table, lengths, starts, softmax_scale=number),
+        lambda: layer.attend(pages, q, table, lengths, starts, softcap=number),
+        lambda: layer.gather(pages, [1, 2], number),
+        lambda: layer.append(q, k, k, slots),
+    ):
+        try:
+            call()
+        except (kvx.Error, TypeError, ValueError):
+            pass
+    text = stream(20)
+    pages[:] = 0
+    (found,) = engine.step([(engine.add(20), *text)])
+    assert relative_error(found, attention(*text)) < 2e-2

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from reference import random_rows
 
 import kvx
@@ -129,3 +130,46 @@ def test_transcoding_takes_given_scales_and_refuses_another_rotation():
         kvx.transcode(rows, "int4:hadamard")
     with pytest.raises(kvx.Error, match="int5"):
         kvx.transcode(rows, "int5")
+
+
+ROWS_OF_ANY_SHAPE = arrays(
+    st.sampled_from([np.float32, np.float16]),
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([64, 96, 128])),
+    elements=st.floats(-65504, 65504, width=16),
+)
+
+
+@given(ROWS_OF_ANY_SHAPE, st.sampled_from(COMPUTED))
+def test_rows_are_quantised_one_by_one_whatever_lies_beside_them(x, recipe):
+    whole = kvx.quantize(x, recipe)
+    assert whole.codes.shape[:2] == x.shape[:2] and whole.dequantize().shape == x.shape
+    for index in np.ndindex(x.shape[:2]):
+        row = kvx.quantize(x[index], recipe)
+        assert np.array_equal(row.codes, whole.codes[index])
+        assert np.array_equal(row.scales, whole.scales[index])
+
+
+SYMMETRIC = ["int8", "int4:g32", "nvfp4", "mxfp4"]
+
+
+@given(ROWS_OF_ANY_SHAPE, st.sampled_from(SYMMETRIC), st.integers(-5, 5))
+def test_a_power_of_two_goes_into_the_scales_alone(x, recipe, exponent):
+    # Within the scales' own range: nvfp4's end at 448, which is 2688 with six as the code.
+    x = np.where(np.abs(x) < 2.0**-2, 0, np.clip(x, -(2.0**6), 2.0**6)).astype(np.float32)
+    x[..., ::32] = 2.0**5  # no group of small numbers alone
+    x[..., 16::32] = 2.0**5
+    one, other = kvx.quantize(x, recipe), kvx.quantize(x * 2.0**exponent, recipe)
+    assert np.array_equal(one.codes, other.codes)
+    assert np.array_equal(one.dequantize() * np.float32(2.0**exponent), other.dequantize())
+
+
+@given(st.integers(0, 3), st.integers(-2, 300), st.integers(-2, 300), st.sampled_from(COMPUTED))
+def test_codes_of_any_size_are_decoded_or_refused(rows, code_bytes, scale_bytes, recipe):
+    codes, scales = (np.full((rows, max(n, 0)), 7, np.uint8) for n in (code_bytes, scale_bytes))
+    for head_dim in (64, code_bytes, scale_bytes):
+        stored = kvx.Rows(codes, scales, recipe, head_dim)
+        for call in (stored.dequantize, lambda: kvx.transcode(stored, "int8")):
+            try:
+                call()
+            except (kvx.Error, TypeError):
+                pass
