@@ -26,7 +26,7 @@ class DeviceScene {
   ops::CudaAttendLimits& limits() { return limits_; }
   const Findings& findings() const { return findings_; }
   Mirror& mirror() { return mirror_; }
-  bool has_tiles() const { return ops::attend_has_tiles(args_); }
+  bool has_tiles() const { return ops::attend_has_tiles(context_, args_); }
 
   Status launch(ops::CudaAttendPath path) {
     return ops::attend(context_, args_, limits_, workspace_.data(), findings_.get(), path);

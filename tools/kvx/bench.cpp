@@ -26,6 +26,7 @@ struct BenchOptions {
   std::string csv;
   std::string device = "cpu";
   std::string shapes = "a,b,c,d";  // of the GPU's measurements
+  bool only_attend = false;
 };
 
 // A call that fails ends the measuring; the verbs' own checks name what is wrong.
@@ -124,7 +125,7 @@ Status run_cuda_bench(const BenchOptions& options) {
   for (const kv::Recipe& recipe : recipes) {
     for (const CudaBenchShape& shape : shapes) {
       progress.show(num_done++ / num_cases, fmt::format("{}, shape {}", recipe.text, shape.name));
-      KVX_RETURN_IF_ERROR(measure_cuda(report.device, shape, recipe, report));
+      KVX_RETURN_IF_ERROR(measure_cuda(report.device, shape, recipe, options.only_attend, report));
     }
   }
   progress.finish();
@@ -176,10 +177,13 @@ void add_bench(CLI::App& app, Action& action) {
           "--shapes", o->shapes,
           "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
           "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64 is a with head_dim "
-          "64, aq4 a with 4 queries a sequence; a:nhd16 is a on a caller's pages, NHD or HND, "
+          "64, aq4 and aq8 a with 4 and 8 queries a sequence, mixed 64 sequences of 128 to 32768 "
+          "tokens, oss and ossw GPT-OSS's layers without and with their window, or "
+          "SEQUENCESxTOKENS; a:nhd16 is a on a caller's pages, NHD or HND, "
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
           "pc 1024 queries at the end of 32768 tokens")
       ->capture_default_str();
+  command->add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");
   command->add_flag("--fast", shape.is_fast,
                     "Attention may be off by 8e-3 of its size where that saves time");
   command->add_option("--threads", o->threads, "Threads; 0 is one a core")

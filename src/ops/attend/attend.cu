@@ -78,12 +78,23 @@ bool has_shared_scale(const SideView& side) {
          divides(side.scales.head_stride, 4);
 }
 
+// Whether the wide ends are what the kernels know beside packed tokens: bf16.
+bool has_tile_ends(const AttendArgs& args, const HeadRun& run) {
+  if (args.wide.runs.size() != 1) return false;
+  const HeadRun& wide = args.wide.runs.front();
+  for (const SideView* side : {&wide.k, &wide.v}) {
+    const bool is_known =
+        side->spec.facts->id == format::FormatId::kBF16 && side->head_dim == run.k.head_dim;
+    if (!is_known || !can_copy(*side, args.packed.block_size, wide.num_heads)) return false;
+  }
+  return true;
+}
+
 // Whether the tensor cores' kernels can take the run, if an instance is compiled.
 bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
-  const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
-                            args.tree_mask || args.wide_head_blocks;
   const int block_size = args.packed.block_size;
-  if (has_features || run.k.head_dim != run.v.head_dim || block_size % 16 != 0) return false;
+  if (args.transform.k.block_offset || block_size % 16 != 0) return false;
+  if (run.k.head_dim != run.v.head_dim) return false;
   for (const SideView* side : {&run.k, &run.v}) {
     if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return false;
   }
@@ -104,16 +115,20 @@ bool has_wgmma(const CudaContext& context) {
 TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t num_rows,
                            bool has_bulk) {
   if (!can_have_tiles(args, run)) return {};
-  return cuda::find_tile_kernel(
+  const TileKernel kernel = cuda::find_tile_kernel(
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.head_dim = run.k.head_dim,
        .has_dense_rows = has_bulk && has_dense_rows(run.k) && has_dense_rows(run.v),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
        .has_many_rows = num_rows > cuda::kTileRows});
+  const bool fits = !args.wide_head_blocks || (kernel.takes_wide && has_tile_ends(args, run));
+  return fits ? kernel : TileKernel{};
 }
 
 PrefillKernel prefill_kernel_for(const AttendArgs& args, const HeadRun& run) {
-  if (!can_have_tiles(args, run)) return {};
+  const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
+                            args.tree_mask || args.wide_head_blocks;
+  if (has_features || !can_have_tiles(args, run)) return {};
   if (!cuda::fits_chunks(args.q) || !cuda::fits_chunks(args.out)) return {};
   return cuda::find_prefill_kernel({run.k.spec.facts->id, has_shared_scale(run.k)},
                                    {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim);
@@ -127,9 +142,9 @@ bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args) {
   return true;
 }
 
-bool every_run_has_tiles(const AttendArgs& args) {
+bool every_run_has_tiles(const CudaContext& context, const AttendArgs& args) {
   for (const HeadRun& run : args.packed.runs) {
-    if (!tile_kernel_for(args, run, 1, false).function) return false;
+    if (!tile_kernel_for(args, run, 1, has_bulk_copies(context)).function) return false;
   }
   return true;
 }
@@ -220,7 +235,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
 
 // Whether a kernel takes the call.
 bool takes(CudaAttendPath path, const CudaContext& context, const AttendArgs& args) {
-  if (path == CudaAttendPath::kTiles) return every_run_has_tiles(args);
+  if (path == CudaAttendPath::kTiles) return every_run_has_tiles(context, args);
   return path != CudaAttendPath::kPrefill || every_run_has_prefill(context, args);
 }
 
@@ -370,6 +385,13 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.findings = findings;
   job.tile_k = tile_side(run.k, job.block_size, plan.tiles.tiles_at_once);
   job.tile_v = tile_side(run.v, job.block_size, plan.tiles.tiles_at_once);
+  job.transforms_k = !args.transform.k.is_identity();
+  job.transforms_v = !args.transform.v.is_identity();
+  if (args.wide_head_blocks) {
+    const HeadRun& wide = args.wide.runs.front();
+    job.tile_wide_k = tile_side(wide.k, job.block_size, 1);
+    job.tile_wide_v = tile_side(wide.v, job.block_size, 1);
+  }
   job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
   job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
   const bool shares_k = has_shared_scale(run.k) && run.k.spec.scale_type == ScaleType::kF32;
@@ -404,8 +426,8 @@ cudaError_t launch_attend_tiles(const TileKernel& kernel, int warps_of_cta, cons
 
 }  // namespace cuda
 
-bool attend_has_tiles(const AttendArgs& args) {
-  return every_run_has_tiles(args);
+bool attend_has_tiles(const CudaContext& context, const AttendArgs& args) {
+  return every_run_has_tiles(context, args);
 }
 
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args) {

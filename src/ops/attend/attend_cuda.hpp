@@ -20,11 +20,12 @@ struct CudaAttendLimits {
 enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill };
 
 // Whether the tile kernel takes this call: head_dim 64 or 128 alike for K and V, blocks of
-// a multiple of 16 tokens, rows on 16 bytes and scales on 4, no transforms, tree mask or wide ends,
-// and a pair of formats that is compiled. docs/cuda.md names them.
-bool attend_has_tiles(const AttendArgs& args);
+// a multiple of 16 tokens, rows on 16 bytes and scales on 4, wide ends (if any) in bf16, no offsets
+// by block, and a pair of formats that is compiled. docs/cuda.md names them.
+bool attend_has_tiles(const CudaContext& context, const AttendArgs& args);
 
-// Whether the prefill kernel takes this call: as above, q and out on 16 bytes, and K and V both
+// Whether the prefill kernel takes this call: as above, without transforms, tree mask and wide
+// ends, q and out on 16 bytes, and K and V both
 // bf16, both f16, both of fp8 (one scale a head), nvfp4, mxfp4 and mxfp4_g16, or both of fp8, int8,
 // int4 and the affine formats. In code for Hopper alone.
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);

@@ -28,7 +28,7 @@ Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const
                    CudaFindings*) {
   return no_cuda();
 }
-bool attend_has_tiles(const AttendArgs&) {
+bool attend_has_tiles(const CudaContext&, const AttendArgs&) {
   return false;
 }
 bool attend_has_prefill(const CudaContext&, const AttendArgs&) {

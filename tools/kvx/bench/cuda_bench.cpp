@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -77,7 +78,7 @@ class CudaBench {
       : named_(named), shape_(named.shape), context_{device, nullptr} {}
 
   Status prepare(const kv::Recipe& recipe);
-  Status measure(const std::string& format, CudaBenchReport& report);
+  Status measure(const std::string& format, bool only_attend, CudaBenchReport& report);
 
  private:
   int64_t blocks_per_sequence() const { return ceil_div(shape_.length, shape_.block_size); }
@@ -86,6 +87,11 @@ class CudaBench {
     return blocks_per_set() * (group_.packed.code_bytes() + group_.packed.scale_bytes());
   }
   int64_t tokens_of_set() const { return blocks_per_set() * shape_.block_size; }
+  int64_t attend_bytes() const;
+  bool has_wide_ends() const { return group_.wide_ends.is_on(); }
+  int64_t wide_blocks_per_sequence() const {
+    return group_.wide_ends.head_blocks + group_.wide_ends.recent_blocks;
+  }
 
   int64_t tokens_at_once() const { return std::min<int64_t>(kTokens, tokens_of_set()); }
   int64_t row_bytes() const { return int64_t{shape_.num_kv_heads} * shape_.head_dim * 2; }
@@ -100,11 +106,16 @@ class CudaBench {
 
   Status move_tables_to_device();
   Status make_tokens();
+  void make_lens();
+  Status make_wide_ends();
   Status make_queries();
   Status make_copies();
   Status fill();
   ops::AttendArgs attend_args(int set) const;
-  Status append(int set, int64_t first_token, int64_t num_tokens);
+  Status append(const ops::LayerView& cache, const int64_t* slots, int set, int64_t num_tokens);
+  Status append(int set, int64_t first_token, int64_t num_tokens) {
+    return append(packed(), slots_.as<int64_t>() + first_token, set, num_tokens);
+  }
   Status gather(int set);
   Status copy(int set);
   Status pack(int set);
@@ -127,13 +138,18 @@ class CudaBench {
   std::vector<ops::HeadRun> runs_;
   std::vector<DeviceArray> tables_;  // given scales and tensor scales
   int num_sets_ = 1;
-  DeviceArray block_ids_;  // [num_sets, num_sequences, blocks_per_sequence]
-  DeviceArray slots_;      // [num_sets, tokens_of_set]
-  cache::Region rows_;     // bf16 [num_sets, K and V, kTokens, num_kv_heads, head_dim]
-  cache::Region copied_;   // the same again
-  DeviceArray ranges_;     // tokens_at_once of the sequences
-  DeviceArray copies_;     // [num_sets, tokens_at_once / block_size]: to the next set's blocks
-  DeviceArray packs_;      // the same, from the set's rows as if they were blocks
+  cache::Region wide_blocks_;
+  DeviceArray block_ids_;   // [num_sets, num_sequences, blocks_per_sequence]
+  DeviceArray attend_ids_;  // the same, but the wide ends' blocks are of their own pool
+  DeviceArray wide_head_, wide_tail_;
+  DeviceArray sinks_;
+  std::vector<int32_t> lens_;  // of a set's sequences
+  DeviceArray slots_;          // [num_sets, tokens_of_set]
+  cache::Region rows_;         // bf16 [num_sets, K and V, kTokens, num_kv_heads, head_dim]
+  cache::Region copied_;       // the same again
+  DeviceArray ranges_;         // tokens_at_once of the sequences
+  DeviceArray copies_;         // [num_sets, tokens_at_once / block_size]: to the next set's blocks
+  DeviceArray packs_;          // the same, from the set's rows as if they were blocks
   DeviceArray queries_, out_, seq_lens_, q_starts_, findings_;
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
@@ -156,16 +172,26 @@ Status CudaBench::prepare(const kv::Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(
       blocks_, memory_->allocate(num_blocks * group_.packed.block_bytes, "the cache of kvx bench"));
   const kv::LayerMemory packed{blocks_.data(), num_blocks, &group_.packed, 0};
+  kv::LayerMemory wide;
+  if (has_wide_ends()) {
+    wide = {nullptr, num_sets_ * shape_.num_sequences * wide_blocks_per_sequence(), &group_.wide,
+            0};
+    KVX_ASSIGN_OR_RETURN(wide_blocks_, memory_->allocate(wide.num_blocks * group_.wide.block_bytes,
+                                                         "the wide ends of kvx bench"));
+    wide.base = wide_blocks_.data();
+  }
   KVX_ASSIGN_OR_RETURN(store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.wide_spec,
-                                                      {}, packed, {}));
+                                                      {}, packed, wide));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
   if (named_.pages != PageOrder::kPool) {
     KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
                                                 shape_.block_size, runs_.front()));
   }
   KVX_RETURN_IF_ERROR(make_tokens());
+  make_lens();
   KVX_RETURN_IF_ERROR(make_queries());
   KVX_RETURN_IF_ERROR(fill());
+  if (has_wide_ends()) KVX_RETURN_IF_ERROR(make_wide_ends());
   return make_copies();
 }
 
@@ -216,16 +242,79 @@ Status CudaBench::make_tokens() {
   return {};
 }
 
+void CudaBench::make_lens() {
+  lens_.assign(shape_.num_sequences, shape_.length);
+  if (!named_.is_mixed) return;
+  constexpr double kShortest = 128;
+  const double ratio = shape_.length / kShortest;
+  for (int s = 0; s < shape_.num_sequences; ++s) {
+    lens_[s] = static_cast<int32_t>(kShortest * std::pow(ratio, (s + 0.5) / shape_.num_sequences));
+  }
+  std::shuffle(lens_.begin(), lens_.end(), std::mt19937(5));
+}
+
+// What attend reads of a set, once each.
+int64_t CudaBench::attend_bytes() const {
+  const auto bytes_of_block = [](const cache::BlockLayout& layout) {
+    return layout.code_bytes() + layout.scale_bytes();
+  };
+  int64_t packed = 0, wide = 0;
+  for (const int32_t len : lens_) {
+    const int64_t seen = named_.window > 0 ? std::min(named_.window, len) : len;
+    const int64_t blocks = ceil_div<int64_t>(seen, shape_.block_size);
+    const int64_t ends = has_wide_ends() ? std::min(blocks, wide_blocks_per_sequence()) : 0;
+    packed += blocks - ends;
+    wide += ends;
+  }
+  return packed * bytes_of_block(group_.packed) + wide * bytes_of_block(group_.wide);
+}
+
+// Blocks of the ends in a pool of their own, in random order, filled by append.
+Status CudaBench::make_wide_ends() {
+  const int64_t num_wide = num_sets_ * shape_.num_sequences * wide_blocks_per_sequence();
+  std::vector<int32_t> wide_ids(num_wide);
+  std::iota(wide_ids.begin(), wide_ids.end(), 0);
+  std::shuffle(wide_ids.begin(), wide_ids.end(), std::mt19937(9));
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  KVX_RETURN_IF_ERROR(device::cuda_copy(ids.data(), block_ids_.as<int32_t>(), std::ssize(ids) * 4));
+  const cache::WideEnds& ends = group_.wide_ends;
+  std::vector<int32_t> heads, tails;
+  int64_t next = 0;
+  for (int64_t i = 0; i < int64_t{num_sets_} * shape_.num_sequences; ++i) {
+    const int64_t len = lens_[i % shape_.num_sequences];
+    const int64_t blocks = ceil_div<int64_t>(len, shape_.block_size);
+    const int64_t tail = cache::wide_tail_block(ends, len, shape_.block_size);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const bool is_wide = b < ends.head_blocks || b >= tail;
+      if (is_wide) ids[i * blocks_per_sequence() + b] = wide_ids[next++];
+    }
+    heads.push_back(static_cast<int32_t>(ends.head_blocks));
+    tails.push_back(static_cast<int32_t>(tail));
+  }
+  KVX_ASSIGN_OR_RETURN(attend_ids_, DeviceArray::of(*memory_, ids));
+  KVX_ASSIGN_OR_RETURN(wide_head_, DeviceArray::of(*memory_, heads));
+  KVX_ASSIGN_OR_RETURN(wide_tail_, DeviceArray::of(*memory_, tails));
+  std::vector<int64_t> slots(num_wide * shape_.block_size);
+  std::iota(slots.begin(), slots.end(), int64_t{0});
+  KVX_ASSIGN_OR_RETURN(const DeviceArray wide_slots, DeviceArray::of(*memory_, slots));
+  for (int64_t t = 0; t < std::ssize(slots); t += kTokens) {
+    KVX_RETURN_IF_ERROR(append(store_->wide(), wide_slots.as<int64_t>() + t, 0,
+                               std::min<int64_t>(kTokens, std::ssize(slots) - t)));
+  }
+  return device::cuda_synchronize(context_.stream);
+}
+
 Status CudaBench::make_queries() {
   const int64_t total_q = int64_t{shape_.num_sequences} * named_.q_len;
   const int64_t q_numbers = total_q * shape_.num_q_heads * shape_.head_dim;
   KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(q_numbers, 3)));
   KVX_ASSIGN_OR_RETURN(out_, DeviceArray::of(*memory_, std::vector<uint16_t>(q_numbers)));
-  const std::vector<int32_t> lens(shape_.num_sequences, shape_.length);
   std::vector<int32_t> starts(shape_.num_sequences + 1);
   for (int s = 0; s <= shape_.num_sequences; ++s) starts[s] = s * named_.q_len;
-  KVX_ASSIGN_OR_RETURN(seq_lens_, DeviceArray::of(*memory_, lens));
+  KVX_ASSIGN_OR_RETURN(seq_lens_, DeviceArray::of(*memory_, lens_));
   KVX_ASSIGN_OR_RETURN(q_starts_, DeviceArray::of(*memory_, starts));
+  KVX_ASSIGN_OR_RETURN(sinks_,
+                       DeviceArray::of(*memory_, std::vector<float>(shape_.num_q_heads, 0.5f)));
   limits_ = {named_.q_len, total_q, blocks_per_sequence() * shape_.block_size};
   KVX_ASSIGN_OR_RETURN(
       workspace_, memory_->allocate(ops::attend_workspace_bytes(context_, attend_args(0), limits_),
@@ -255,16 +344,18 @@ Status CudaBench::make_copies() {
 }
 
 // Slots of all sets one after the other; the set's rows come again.
-Status CudaBench::append(int set, int64_t first_token, int64_t num_tokens) {
+Status CudaBench::append(const ops::LayerView& cache, const int64_t* slots, int set,
+                         int64_t num_tokens) {
   const auto rows = [&](int side) {
     return dense_rows(reinterpret_cast<const uint16_t*>(rows_of(set) + side * side_bytes()),
                       DType::kBF16, shape_.num_kv_heads, shape_.head_dim);
   };
   ops::AppendArgs args;
-  args.cache = packed();
+  args.cache = cache;
+  args.transform = store_->transform();
   args.k = rows(0);
   args.v = rows(1);
-  args.slot_mapping = {slots_.as<int64_t>() + first_token, static_cast<size_t>(num_tokens)};
+  args.slot_mapping = {slots, static_cast<size_t>(num_tokens)};
   return ops::append(context_, args, findings());
 }
 
@@ -320,8 +411,15 @@ Status CudaBench::pack(int set) {
 ops::AttendArgs CudaBench::attend_args(int set) const {
   ops::AttendArgs args;
   args.packed = packed();
+  args.transform = store_->transform();
   args.num_sequences = shape_.num_sequences;
   args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
+  if (has_wide_ends()) {
+    args.wide = store_->wide();
+    args.wide_head_blocks = wide_head_.as<int32_t>() + set * shape_.num_sequences;
+    args.wide_tail_block = wide_tail_.as<int32_t>() + set * shape_.num_sequences;
+    args.block_table.ids = attend_ids_.as<int32_t>() + set * blocks_per_set();
+  }
   args.max_blocks_per_sequence = blocks_per_sequence();
   args.seq_lens = seq_lens_.as<int32_t>();
   args.q_starts = q_starts_.as<int32_t>();
@@ -331,6 +429,7 @@ ops::AttendArgs CudaBench::attend_args(int set) const {
   args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   args.window = named_.window;
+  if (named_.has_sinks) args.sinks = sinks_.as<float>();
   return args;
 }
 
@@ -353,7 +452,7 @@ Result<double> CudaBench::time_copy(int64_t bytes) {
 
 Status CudaBench::measure_attend(CudaMeasurement m, CudaBenchReport& report) {
   m.verb = "attend";
-  m.packed_bytes = set_bytes();
+  m.packed_bytes = attend_bytes();
   m.yardstick_seconds = static_cast<double>(m.packed_bytes) / report.bandwidth.read / 1e9;
   KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) {
                          return ops::attend(context_, attend_args(set), limits_, workspace_.data(),
@@ -417,7 +516,7 @@ Status CudaBench::measure_moves(CudaMeasurement m, CudaBenchReport& report) {
   return {};
 }
 
-Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
+Status CudaBench::measure(const std::string& format, bool only_attend, CudaBenchReport& report) {
   CudaMeasurement m;
   m.format = format;
   m.shape = named_.name;
@@ -425,7 +524,7 @@ Status CudaBench::measure(const std::string& format, CudaBenchReport& report) {
     KVX_RETURN_IF_ERROR(measure_prefill(m, report));
   } else {
     KVX_RETURN_IF_ERROR(measure_attend(m, report));
-    if (named_.pages == PageOrder::kPool) {
+    if (named_.pages == PageOrder::kPool && !only_attend && !has_wide_ends()) {
       KVX_RETURN_IF_ERROR(measure_step(m, report));
       KVX_RETURN_IF_ERROR(measure_moves(m, report));
     }
@@ -479,9 +578,28 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else if (name == "pc") {  // a chunk of a prompt on a cached prefix
       set(1, 32768, 32);
       named.q_len = 1024;
+    } else if (name == "aq8") {
+      set(64, 8192, 32);
+      named.q_len = 8;
+    } else if (name == "mixed") {
+      set(64, 32768, 32);
+      named.is_mixed = true;
+    } else if (name == "oss" || name == "ossw") {  // GPT-OSS's two kinds of layers
+      set(64, 8192, 64);
+      s.head_dim = 64;
+      named.has_sinks = true;
+      named.window = name == "ossw" ? 128 : 0;
+    } else if (int sequences = 0, tokens = 0;
+               std::sscanf(name.c_str(), "%dx%d", &sequences, &tokens) == 2 && sequences > 0 &&
+               sequences <= 4096 && tokens > 0 && tokens <= 1 << 20) {
+      set(sequences, tokens, 32);
     } else {
-      return invalid_argument("shapes has '{}'; expected a, b, c, d, a64, aq4, p or pc", name);
+      return invalid_argument(
+          "shapes has '{}'; expected a, b, c, d, a64, aq4, aq8, mixed, oss, ossw, p, pc "
+          "or SEQUENCESxTOKENS",
+          name);
     }
+    s.prefill_tokens = std::min(s.prefill_tokens, s.length);
     shapes.push_back(named);
   }
   return shapes;
@@ -509,11 +627,13 @@ Result<CudaBandwidth> measure_cuda_bandwidth(const device::CudaDevice& device) {
 }
 
 Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
-                    const kv::Recipe& recipe, CudaBenchReport& report) {
-  KVX_RETURN_IF_ERROR(BenchCache::check(shape.shape, recipe));
+                    const kv::Recipe& recipe, bool only_attend, CudaBenchReport& report) {
+  kv::Recipe without_ends = recipe;  // the check is the CPU's, which measures none
+  without_ends.has_wide_ends = false;
+  KVX_RETURN_IF_ERROR(BenchCache::check(shape.shape, without_ends));
   CudaBench bench(device, shape);
   KVX_RETURN_IF_ERROR(bench.prepare(recipe));
-  return bench.measure(recipe.text, report);
+  return bench.measure(recipe.text, only_attend, report);
 }
 
 }  // namespace kvx::tool

@@ -20,12 +20,14 @@ struct CudaBenchShape {
   int q_len = 1;
   int window = 0;
   PageOrder pages = PageOrder::kPool;
+  bool has_sinks = false;
+  bool is_mixed = false;  // lengths from 128 to the shape's, evenly on a logarithmic scale
 
   // Prompts, or chunks of them: bound by arithmetic, not by bytes.
   bool is_prefill() const { return q_len > 16; }
 };
 
-// "a", "b", "c", "d", "a64", "aq4", "p" and "pc", or several with commas; "a:nhd16" on a caller's
+// Names with commas: of docs/cuda.md, or SEQUENCESxTOKENS ("4x65536"); "a:nhd16" on a caller's
 // pages.
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
 
@@ -60,9 +62,10 @@ struct CudaBenchReport {
 
 Result<CudaBandwidth> measure_cuda_bandwidth(const device::CudaDevice& device);
 
-// Every verb on one format and shape, appended to the report.
+// Every verb on one format and shape, appended to the report; only attend where the recipe has wide
+// ends, or where that is asked for.
 Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
-                    const kv::Recipe& recipe, CudaBenchReport& report);
+                    const kv::Recipe& recipe, bool only_attend, CudaBenchReport& report);
 
 std::string cuda_bench_table(const CudaBenchReport& report, bool color);
 std::string cuda_bench_json(const CudaBenchReport& report);

@@ -38,6 +38,10 @@ struct AttendJob {
   CudaFindings* findings;
   TileSide tile_k;  // the tensor cores' kernels alone
   TileSide tile_v;
+  TileSide tile_wide_k;
+  TileSide tile_wide_v;
+  bool transforms_k;
+  bool transforms_v;
   int tiles_per_block;
   int tiles_per_copy;           // of a bulk copy: neighbours in one block
   const float* shared_k_scale;  // fp8 with a given scale a head: of the run's head 0, or null

@@ -23,8 +23,9 @@ struct TileKernel {
   int rows = 0;                    // query rows of a piece
   int warps_at_once = 0;           // of a multiprocessor, at most
   int warp_shared_bytes = 0;
-  int step_tokens = 0;    // that a warp takes at a time
-  int tiles_at_once = 0;  // of a warp
+  int step_tokens = 0;      // that a warp takes at a time
+  int tiles_at_once = 0;    // of a warp
+  bool takes_wide = false;  // ends in bf16
 };
 
 // What an instance is made for, beside the pair of formats (groups of 64 for int8 and int4).

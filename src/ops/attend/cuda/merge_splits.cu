@@ -1,8 +1,7 @@
-// merge_splits: the pieces of a row become its output; the sink joins the softmax, V's transform is
-// undone. A CTA a row: its warps share the splits out among themselves.
-#include "ops/attend/cuda/job.cuh"
+// merge_splits: the pieces of a row become its output. A CTA a row: its warps share the splits out
+// among themselves.
+#include "ops/attend/cuda/finish_row.cuh"
 #include "ops/attend/cuda/launch.hpp"
-#include "ops/cuda/transform_row.cuh"
 
 namespace kvx::ops::cuda {
 namespace {
@@ -91,14 +90,10 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   const int64_t row = blockIdx.x;
   const int64_t token = row / run_heads;
   const int q_head = static_cast<int>(job.packed.first_head * job.q_per_kv + row % run_heads);
-  const int kv_head = q_head / job.q_per_kv;
 
   const int64_t first = partial_index(job, token, q_head, 0);
   const Softmax2* parts = job.partial_softmax + first;
   const Softmax2 tokens = merge_softmax(parts, job.num_splits, lane);
-  const Softmax2 whole = with_sink(job, q_head, tokens);
-  const float to_whole = share_of(tokens, whole);
-
   if (dim % 4 == 0) {
     add_splits<float4>(job, first, tokens.max, warp, lane, shared + warp * dim);
   } else {
@@ -106,26 +101,12 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   }
   __syncthreads();
   if (warp != 0) return;
-  float* out = shared;
   for (int d = lane; d < dim; d += kWarp) {
     float sum = 0;
     for (int w = 0; w < kWarps; ++w) sum += shared[w * dim + d];
-    out[d] = sum * to_whole;
+    shared[d] = sum;
   }
-  __syncwarp();
-  const TransformRow v = transform_row(job.args.transform.v, kv_head, job.num_kv_heads, dim, 0);
-  if (v.hadamard) hadamard_row(out, dim, lane);
-  const float probability = tokens.sum * to_whole;
-  uint8_t* target = output_row(job, token, q_head);
-  for (int d = lane; d < dim; d += kWarp) {
-    float x = out[d];
-    if (v.factor) x /= v.factor[d];
-    if (v.mean) x += probability * v.mean[d];
-    store_float(job.args.out.dtype, x, target, d);
-  }
-  if (job.args.lse && lane == 0) {
-    job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
-  }
+  finish_row(job, token, q_head, tokens, shared, lane);
 }
 
 }  // namespace

@@ -66,8 +66,14 @@ TileKernel tile_kernel_of(const TileTraits& traits) {
   using ValueChoice = std::conditional_t<SharedScales, typename SharedV::Type, ValueScale>;
   using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk>;
   using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk>;
-  return traits.has_many_rows ? tile_kernel<Keys, Values, Dim, 2>()
-                              : tile_kernel<Keys, Values, Dim, 1>();
+  // Wide ends are a pool's: its rows are dense, and its fp8 has given scales.
+  constexpr int kKeyBits = KeyFormat::Element::kBits, kValueBits = ValueFormat::Element::kBits;
+  constexpr bool kIsPools =
+      (Bulk || kKeyBits > 4 || kValueBits > 4) &&
+      (SharedScales || !std::is_same_v<KeyScale, RowF32> || !std::is_same_v<ValueScale, RowF32>);
+  constexpr bool kTakesWide = kIsPools && (kKeyBits < 16 || kValueBits < 16);
+  return traits.has_many_rows ? tile_kernel<Keys, Values, Dim, 2, kTakesWide>()
+                              : tile_kernel<Keys, Values, Dim, 1, kTakesWide>();
 }
 
 // Rows of four bits come in bulk copies where they lie so: with half the bytes, copying them 16 at

@@ -17,15 +17,20 @@ namespace kvx::ops::cuda {
 // shared memory of a warp: [kStages] stages, [kStages] barriers
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
-template <class KeyTiles, class ValueTiles, int Columns>
+// IsWide: of the sequence's wide ends, which are few tokens. One tile in one stage is enough, and
+// leaves room beside it.
+template <class KeyTiles, class ValueTiles, int Columns, bool IsWide>
 struct TileConfig {
   using Keys = KeyTiles;
   using Values = ValueTiles;
+  static constexpr bool kIsWide = IsWide;
   static constexpr bool kIsBulk = Keys::kIsBulk;
   static_assert(Keys::kIsBulk == Values::kIsBulk);
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
-  static constexpr int kTilesAtOnce = kIsBulk ? 4 : kTileBytes < 4096 ? 2 : 1;
-  static constexpr int kStages = !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2 : 3;
+  static constexpr int kTilesAtOnce = kIsBulk ? 4 : !kIsWide && kTileBytes < 4096 ? 2 : 1;
+  static constexpr int kStages = kIsWide                                              ? 1
+                                 : !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2
+                                                                                      : 3;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
   static constexpr int kKeyBytes = kTilesAtOnce * Keys::Copy::kBytes;
@@ -35,11 +40,6 @@ struct TileConfig {
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kWarpBytes = kRingBytes + (kIsBulk ? 32 : 0);
   static_assert(kStages * 8 <= 32 && kRingBytes % 16 == 0);
-  // Of a multiprocessor, in CTAs of 1, 2, 4 or 8: as many as shared memory and registers are for.
-  static constexpr int kWarpsInMemory = kMultiprocessorBytes / (kWarpBytes + kReservedBytes / 4);
-  static constexpr int kWarpsInRegisters = Columns == 1 ? 16 : 12;
-  static constexpr int kWarpsAtOnce =
-      (kWarpsInMemory < kWarpsInRegisters ? kWarpsInMemory : kWarpsInRegisters) / 4 * 4;
 };
 
 // Which tiles a CTA walks over.
@@ -49,6 +49,7 @@ struct TileWalk {
   int seq_len;
   int head;  // of the run
   TokenRange tokens;
+  TokenRange hole;  // in the walk over wide ends: the packed tokens between them, whole tiles
 };
 
 // Where a tile lies in the sequence's blocks.
@@ -67,10 +68,6 @@ __device__ inline TilePlace tile_place(const AttendJob& job, int tile) {
 
 inline constexpr int kNoTile = -0x7FFFFFFF;  // past the split's end: no block is asked for
 
-__device__ inline bool is_block(const AttendJob& job, int id) {
-  return id >= 0 && id < job.num_packed_blocks;
-}
-
 // What both rings have: the warp's steps, the current stage, and which tiles have no block.
 template <class TheConfig>
 class TileRing {
@@ -79,19 +76,24 @@ class TileRing {
   using Keys = typename Config::Keys;
   using Values = typename Config::Values;
 
+  // shared: memory of this warp, Config::kWarpBytes.
   __device__ TileRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
       : walk_(walk),
         lane_(lane),
         num_warps_(static_cast<int>(blockDim.x) / kWarp),
-        ring_(shared + warp * Config::kWarpBytes),
+        ring_(shared),
         first_step_(walk.tokens.begin / Config::kStepTokens + warp) {
-    const int end_step = (walk.tokens.end + Config::kStepTokens - 1) / Config::kStepTokens;
+    const int end = walk.tokens.end - hole_tokens();
+    const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
     num_steps_ = max(0, (end_step - first_step_ + num_warps_ - 1) / num_warps_);
   }
 
   __device__ int num_steps() const { return num_steps_; }
   // The first token of step i.
-  __device__ int token(int i) const { return (first_step_ + i * num_warps_) * Config::kStepTokens; }
+  __device__ int token(int i) const {
+    const int at = (first_step_ + i * num_warps_) * Config::kStepTokens;
+    return Config::kIsWide && at >= walk_.hole.begin ? at + hole_tokens() : at;
+  }
 
   // Tile u of the current stage's keys or values.
   __device__ uint32_t keys(int u) const { return stage() + u * Keys::Copy::kCodeBytes; }
@@ -112,6 +114,25 @@ class TileRing {
   static constexpr int kTiles = Config::kTilesAtOnce;
   static constexpr int kSteps = Config::kIsBulk ? 2 : Config::kStages;  // in the ring at once
   static constexpr uint32_t kStepBits = (1u << kTiles) - 1;
+
+  __device__ int hole_tokens() const {
+    return Config::kIsWide ? walk_.hole.end - walk_.hole.begin : 0;
+  }
+  __device__ const TileSide& side_of_keys() const {
+    return Config::kIsWide ? walk_.job.tile_wide_k : walk_.job.tile_k;
+  }
+  __device__ const TileSide& side_of_values() const {
+    return Config::kIsWide ? walk_.job.tile_wide_v : walk_.job.tile_v;
+  }
+  __device__ bool is_block(int id) const {
+    const int64_t num = Config::kIsWide ? walk_.job.num_wide_blocks : walk_.job.num_packed_blocks;
+    return id >= 0 && id < num;
+  }
+  // Whether any of these tokens is asked for. Those before the walk's first may have no block, or
+  // one of the other kind.
+  __device__ bool is_inside(int first, int num_tokens) const {
+    return first < walk_.tokens.end && first + num_tokens > walk_.tokens.begin;
+  }
 
   __device__ uint32_t stage() const { return ring_ + stage_ * Config::kStageBytes; }
   __device__ uint32_t value_side() const {
@@ -158,8 +179,8 @@ class CopyRing : public TileRing<TheConfig> {
 
   __device__ CopyRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
       : Base(walk, shared, warp, lane),
-        key_part_(Keys::Copy::lane_part(walk.job.tile_k, walk.head, lane)),
-        value_part_(Values::Copy::lane_part(walk.job.tile_v, walk.head, lane)) {}
+        key_part_(Keys::Copy::lane_part(this->side_of_keys(), walk.head, lane)),
+        value_part_(Values::Copy::lane_part(this->side_of_values(), walk.head, lane)) {}
 
   // All first blocks are asked for before the first is waited for.
   __device__ void begin() {
@@ -199,7 +220,7 @@ class CopyRing : public TileRing<TheConfig> {
       const int first = token(i) + u * kTileTokens;
       const TilePlace place = tile_place(walk_.job, first / kTileTokens);
       blocks.offset[u] = place.offset;
-      const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
+      const bool is_inside = i < num_steps_ && this->is_inside(first, kTileTokens);
       blocks.id[u] = is_inside ? walk_.table[place.block] : kNoTile;
     }
     return blocks;
@@ -210,7 +231,7 @@ class CopyRing : public TileRing<TheConfig> {
       uint32_t missing = 0;
 #pragma unroll
       for (int u = 0; u < kTiles; ++u) {
-        const bool is_there = is_block(walk_.job, blocks.id[u]);
+        const bool is_there = this->is_block(blocks.id[u]);
         if (!is_there) missing |= 1u << u;
         if (!is_there && blocks.id[u] != kNoTile && lane_ == 0) {
           atomicAdd(&walk_.job.findings->out_of_range, 1ull);
@@ -228,11 +249,11 @@ class CopyRing : public TileRing<TheConfig> {
   // end may be a NaN, and 0 * NaN is one.
   __device__ void start_tile(int block_id, int offset, int num_tokens, int u, uint32_t step) const {
     const auto block = static_cast<uint32_t>(block_id);
-    Keys::Copy::start(walk_.job.tile_k, key_part_, block, offset, num_tokens,
+    Keys::Copy::start(this->side_of_keys(), key_part_, block, offset, num_tokens,
                       step + u * Keys::Copy::kCodeBytes,
                       step + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes, lane_);
     const uint32_t values = step + Config::kKeyBytes;
-    Values::Copy::start(walk_.job.tile_v, value_part_, block, offset, num_tokens,
+    Values::Copy::start(this->side_of_values(), value_part_, block, offset, num_tokens,
                         values + u * Values::Copy::kCodeBytes,
                         values + kTiles * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes,
                         lane_);
@@ -310,13 +331,13 @@ class BulkRing : public TileRing<TheConfig> {
     const int tile = lane_ % kTiles / per_copy * per_copy;
     const int first = token(i) + tile * kTileTokens;
     const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-    const bool is_inside = i < num_steps_ && first < walk_.tokens.end;
+    const bool is_inside = i < num_steps_ && this->is_inside(first, per_copy * kTileTokens);
     return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
   }
 
   __device__ void start_keys(int i, int stage) {
     if (i >= num_steps_) return;
-    const bool is_there = is_block(walk_.job, next_.id);
+    const bool is_there = this->is_block(next_.id);
     next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
     const int per_copy = walk_.job.tiles_per_copy;
     if (!is_there && next_.id != kNoTile && lane_ < kTiles && lane_ % per_copy == 0) {

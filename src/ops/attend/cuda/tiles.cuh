@@ -1,6 +1,7 @@
 // The tensor cores' attention kernel: up to 8 or 16 query rows of a KV head against a split of its
 // tokens. Every warp works alone: it copies tiles of 16 tokens into a ring of its own, turns packed
 // bytes into mma operands, and keeps its own softmax and sums; the CTA's warps merge at the end.
+// A sequence's wide ends are walked over by the same warps after their packed tokens.
 //
 // The cache is the A operand of both products (keys: tokens x channels; values: channels x tokens)
 // and the queries and weights are B, 8 columns: with few queries a KV head nothing is wasted, and
@@ -9,27 +10,36 @@
 
 #include <type_traits>
 
-#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/finish_row.cuh"
 #include "ops/attend/cuda/launch.hpp"
 #include "ops/attend/cuda/tile_ring.cuh"
 
 namespace kvx::ops::cuda {
 
-// Softmax and sums of queries 2t and 2t + 1 of each column of 8, in a lane.
-template <int Dim, int Columns>
-struct WarpState {
-  ValueSums<Dim> sums[Columns] = {};
+// Softmax of queries 2t and 2t + 1 of each column of 8, in a lane: of its own tokens, but with the
+// warp's maximum.
+template <int Columns>
+struct LaneSoftmax {
   float2 max[Columns];
-  float2 sum[Columns] = {};
-  float scale_unit = 0;  // of V's scales; 0: none seen
+  float2 sum[Columns];
 };
 
-template <class Keys, class Values, int Dim, int Columns>
+// What a warp leaves in shared memory: weighted sums of V's numbers, and their softmax.
+template <int Dim, int Columns>
+struct WarpRows {
+  static constexpr int kDim = Dim;
+  static constexpr int kColumns = Columns;
+  static constexpr int kRows = Columns * kTileRows;
+  float sums[kRows][Dim + 4];  // lanes that store one channel of different rows meet no bank twice
+  Softmax2 softmax[kRows];
+};
+
+template <class Keys, class Values, int Dim, int Columns, bool IsWide>
 class TilePiece {
  public:
-  static constexpr int kRows = Columns * kTileRows;
-  using Config = TileConfig<Keys, Values, Columns>;
+  using Config = TileConfig<Keys, Values, Columns, IsWide>;
   using Ring = std::conditional_t<Config::kIsBulk, BulkRing<Config>, CopyRing<Config>>;
+  using Rows = WarpRows<Dim, Columns>;
 
   __device__ TilePiece(const TileWalk& walk, const SequenceShape& shape, int first_row,
                        int num_rows, uint32_t shared)
@@ -37,36 +47,52 @@ class TilePiece {
         shape_(shape),
         tokens_(walk.tokens),
         head_(walk.head),
-        kv_head_(walk.job.packed.first_head + walk.head),
+        kv_head_(run_of_heads().first_head + walk.head),
         first_row_(first_row),
         num_rows_(num_rows),
         lane_(threadIdx.x % kWarp),
         warp_(threadIdx.x / kWarp),
         ring_(walk, shared, warp_, lane_) {}
 
-  __device__ void run() {
+  __device__ void begin() {
     find_seen();
-    // Far below every score, but finite: no difference of two of them is a NaN.
-    for (float2& max : state_.max) max = {-1e30f, -1e30f};
     ring_.begin();
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) load_column(c, queries_[c], score_scale_[c]);
+    for (int c = 0; c < Columns; ++c) load_column(c);
+  }
+  __device__ void start_empty() {
+    // Far below every score, but finite: no difference of two of them is a NaN.
+    for (float2& max : softmax_.max) max = {-1e30f, -1e30f};
+    for (float2& sum : softmax_.sum) sum = {};
+  }
+  // Goes on where the walk over packed tokens ended.
+  __device__ void start_with(const Rows& rows, const LaneSoftmax<Columns>& softmax);
+  __device__ void run() {
     for (int i = 0; i < ring_.num_steps(); ++i) {
       attend_step(i);
     }
     ring_.end();
+    __syncwarp();
   }
-
-  // Requires: the CTA's rings are no longer used. shared: Dim + 4 floats and a Softmax2 for each
-  // row of each warp.
-  __device__ void merge_and_store(float* shared, int split);
+  __device__ const LaneSoftmax<Columns>& softmax() const {
+    return softmax_;
+  }
+  __device__ void leave_sums(Rows& rows);
+  __device__ void leave_softmax(Rows& rows);
 
  private:
+  __device__ const CudaRun& run_of_heads() const {
+    return IsWide ? job_.wide : job_.packed;
+  }
+
   // Where all queries see everything.
   __device__ void find_seen() {
     seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
     seen_by_all_.begin = max(seen_by_all_.begin, tokens_.begin);
     seen_by_all_.end = min(seen_by_all_.end, tokens_.end);
+    if (job_.args.tree_mask) {
+      seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
+    }
   }
   __device__ TokenRange seen_of(int r) const {
     if (r >= num_rows_) return {0, 0};
@@ -111,18 +137,74 @@ class TilePiece {
     }
   }
 
+  // The query as it meets K's transformed rows, and what the score has beside them: q . mean.
+  __device__ float fold_transform(float (&x)[kParts][16]) const {
+    const TransformRow k =
+        transform_row(job_.args.transform.k, kv_head_, job_.num_kv_heads, Dim, 0);
+    float bias = 0;
+#pragma unroll
+    for (int i = 0; i < kParts * 16; ++i) {
+      const int d = i / 16 * 64 + lane_ % 4 * 16 + i % 16;
+      if (k.mean) bias += x[i / 16][i % 16] * k.mean[d];
+      if (k.factor) x[i / 16][i % 16] = __fdividef(x[i / 16][i % 16], k.factor[d]);
+    }
+    if (k.hadamard) rotate(x);
+    return bias;
+  }
+  // Hadamard: channel 64 p + 16 t + i is number i of part p in lane t.
+  __device__ void rotate(float (&x)[kParts][16]) const {
+    constexpr int kBlock = hadamard_block(Dim);
+    constexpr int kNumbers = kParts * 16;
+#pragma unroll
+    for (int stride = 1; stride < 16; stride *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        if ((i & stride) == 0) butterfly(x[i / 16][i % 16], x[i / 16][i % 16 + stride]);
+      }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        float& own = x[i / 16][i % 16];
+        const float other = __shfl_xor_sync(kWholeWarp, own, lanes);
+        own = (lane_ & lanes) == 0 ? own + other : other - own;
+      }
+    }
+#pragma unroll
+    for (int parts = 1; parts < kBlock / 64; parts *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        if ((i / 16 & parts) == 0) butterfly(x[i / 16][i % 16], x[i / 16 + parts][i % 16]);
+      }
+    }
+    const float norm = hadamard_norm(kBlock);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) x[i / 16][i % 16] *= norm;
+  }
+  __device__ static void butterfly(float& a, float& b) {
+    const float sum = a + b;
+    b = a - b;
+    a = sum;
+  }
+
   // Query g of four lanes, each with the channels that its part of the keys has; zeros for a row
   // that is not there.
-  __device__ void load_column(int column, Queries<Dim>& queries, float2& score_scale) const {
+  __device__ void load_column(int column) {
+    Queries<Dim>& queries = queries_[column];
     const int g = lane_ / 4, t = lane_ % 4;
     float numbers[kParts][16] = {};
     if (column * kTileRows + g < num_rows_) load_row(column * kTileRows + g, numbers);
+    const bool is_transformed = job_.transforms_k;
+    float bias = 0;
+    if (is_transformed) bias = fold_transform(numbers) * job_.args.softmax_scale;
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head();
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
     float scale = 1.0f;  // into the 16-bit type's range, by a power of two
     constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
-    if (Keys::Mma::kScalesQueries && (kHasFactors || job_.args.q.dtype != DType::kF16)) {
+    if (Keys::Mma::kScalesQueries &&
+        (kHasFactors || is_transformed || job_.args.q.dtype != DType::kF16)) {
       float largest = 0;
 #pragma unroll
       for (int i = 0; i < kParts * 16; ++i) {
@@ -140,11 +222,12 @@ class TilePiece {
         const int2 c = Keys::channels(s, r);
         const float x = numbers[s / 4][c.x] * (scale * sign);
         const float y = numbers[s / 4][c.y] * (scale * sign);
-        sum += x + y;
         const float factor_of_key = Keys::factor(s, r);
         queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
         if constexpr (Keys::kHasOffset) {
+          // Of what the codes meet, so that a row's zero takes away what its codes bring.
           const float2 rounded = Keys::Mma::unpack(queries.b[s][r]);
+          sum += (rounded.x + rounded.y) / factor_of_key;
           starts[Keys::part(s)] -= Keys::offset(s, r) * (rounded.x + rounded.y);
         }
       }
@@ -160,10 +243,14 @@ class TilePiece {
       for (int i = 0; i < kParts; ++i) queries.starts[i] = of_columns(starts[i]);
     }
     const float by = fabsf(factor) / scale;
+    float2& score_scale = score_scale_[column];
     score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
+    bias_[column] = is_transformed ? of_columns(bias) : float2{};
     if (job_.args.softcap == 0) {
       score_scale.x *= kLog2E;
       score_scale.y *= kLog2E;
+      bias_[column].x *= kLog2E;
+      bias_[column].y *= kLog2E;
     }
   }
   template <class Combine>
@@ -188,8 +275,8 @@ class TilePiece {
     if constexpr (Values::kScalesWeights) find_scale_unit();
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      Values::add(ring_.values(u), ring_.value_scales(u), scores[u], state_.scale_unit,
-                  value_scale_is_bf16(), lane_, state_.sums);
+      Values::add(ring_.values(u), ring_.value_scales(u), scores[u], scale_unit_,
+                  value_scale_is_bf16(), lane_, sums_);
     }
     ring_.release_values(i);
   }
@@ -214,23 +301,25 @@ class TilePiece {
 #pragma unroll
       for (int c = 0; c < Columns; ++c) {
         Fragment& w = scores[u][c];
-        w.d[0] = fast_exp2(w.d[0] * by[c].x - state_.max[c].x);
-        w.d[1] = fast_exp2(w.d[1] * by[c].y - state_.max[c].y);
-        w.d[2] = fast_exp2(w.d[2] * by[c].x - state_.max[c].x);
-        w.d[3] = fast_exp2(w.d[3] * by[c].y - state_.max[c].y);
-        state_.sum[c].x += w.d[0] + w.d[2];
-        state_.sum[c].y += w.d[1] + w.d[3];
+        w.d[0] = fast_exp2(w.d[0] * by[c].x - softmax_.max[c].x);
+        w.d[1] = fast_exp2(w.d[1] * by[c].y - softmax_.max[c].y);
+        w.d[2] = fast_exp2(w.d[2] * by[c].x - softmax_.max[c].x);
+        w.d[3] = fast_exp2(w.d[3] * by[c].y - softmax_.max[c].y);
+        softmax_.sum[c].x += w.d[0] + w.d[2];
+        softmax_.sum[c].y += w.d[1] + w.d[3];
       }
     }
   }
 
   // Second-level and given scales of the head.
   __device__ float key_scale_of_head() const {
+    if constexpr (IsWide) return 1.0f;
     const float scale =
         job_.shared_k_scale ? job_.shared_k_scale[head_ * job_.shared_k_scale_stride] : 1.0f;
     return scale * job_.packed.k.tensor_scale(head_);
   }
   __device__ float value_scale_of_head() const {
+    if constexpr (IsWide) return 1.0f;
     const float scale =
         job_.shared_v_scale ? job_.shared_v_scale[head_ * job_.shared_v_scale_stride] : 1.0f;
     return scale * job_.packed.v.tensor_scale(head_);
@@ -248,7 +337,9 @@ class TilePiece {
 #pragma unroll
     for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
       float& x = scores[i / 4][c].d[i % 4];
-      x *= (i % 2 == 0 ? score_scale_[c].x : score_scale_[c].y) * (2.0f * kLog2E / most);
+      x = x * (i % 2 == 0 ? score_scale_[c].x : score_scale_[c].y) +
+          (i % 2 == 0 ? bias_[c].x : bias_[c].y);
+      x *= 2.0f * kLog2E / most;
       x = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
     }
   }
@@ -261,10 +352,19 @@ class TilePiece {
     for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
       const int at = ring_.token(step) + i / 4 * kTileTokens + g + 8 * (i % 4 / 2);
       const TokenRange& seen = seen_by_columns[i % 2];
-      if (ring_.is_missing(step, i / 4) || at < seen.begin || at >= seen.end) {
+      if (ring_.is_missing(step, i / 4) || at < seen.begin || at >= seen.end ||
+          is_masked(row + i % 2, at)) {
         scores[i / 4][c].d[i % 4] = -INFINITY;
       }
     }
+  }
+  // By the tree mask. Requires: row r is there.
+  __device__ bool is_masked(int r, int token) const {
+    const int j = token - shape_.first_new_token();
+    if (!job_.args.tree_mask || j < 0) return false;
+    const int new_token = (first_row_ + r) / job_.q_per_kv;
+    const int64_t row = int64_t{shape_.q_start} + new_token;
+    return job_.args.tree_mask[row * job_.args.tree_mask_stride + j] == 0;
   }
 
   // The maximum only rises when a score is 2^8 above it: weights of up to 2^8 do no harm, and the
@@ -283,7 +383,7 @@ class TilePiece {
         top[c] = {fmaxf(top[c].x, fmaxf(d[0], d[2])), fmaxf(top[c].y, fmaxf(d[1], d[3]))};
       }
       top[c] = {top[c].x * by_unit[c].x, top[c].y * by_unit[c].y};
-      rises |= top[c].x > state_.max[c].x + kSlack || top[c].y > state_.max[c].y + kSlack;
+      rises |= top[c].x > softmax_.max[c].x + kSlack || top[c].y > softmax_.max[c].y + kSlack;
     }
     if (!__any_sync(kWholeWarp, rises)) return;
 #pragma unroll
@@ -293,13 +393,13 @@ class TilePiece {
         most.x = fmaxf(most.x, __shfl_xor_sync(kWholeWarp, most.x, offset));
         most.y = fmaxf(most.y, __shfl_xor_sync(kWholeWarp, most.y, offset));
       }
-      float2& max = state_.max[c];
+      float2& max = softmax_.max[c];
       most = {fmaxf(most.x, max.x), fmaxf(most.y, max.y)};
       const float2 by = {fast_exp2(max.x - most.x), fast_exp2(max.y - most.y)};
       max = most;
-      state_.sum[c].x *= by.x;
-      state_.sum[c].y *= by.y;
-      state_.sums[c].multiply(by);
+      softmax_.sum[c].x *= by.x;
+      softmax_.sum[c].y *= by.y;
+      sums_[c].multiply(by);
     }
   }
 
@@ -313,17 +413,17 @@ class TilePiece {
     }
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
-    const bool is_too_large = largest * state_.scale_unit > kMost || state_.scale_unit == 0;
+    const bool is_too_large = largest * scale_unit_ > kMost || scale_unit_ == 0;
     if (!__any_sync(kWholeWarp, is_too_large && largest > 0 && largest < INFINITY)) return;
     float top = largest < INFINITY ? largest : 0.0f;
     for (int offset = 4; offset < kWarp; offset *= 2) {
       top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, offset));
     }
     const float unit = exp2f(-static_cast<float>(ilogbf(top)));
-    const float by = state_.scale_unit == 0 ? 0.0f : unit / state_.scale_unit;
-    state_.scale_unit = unit;
+    const float by = scale_unit_ == 0 ? 0.0f : unit / scale_unit_;
+    scale_unit_ = unit;
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) state_.sums[c].multiply({by, by});
+    for (int c = 0; c < Columns; ++c) sums_[c].multiply({by, by});
   }
 
   const AttendJob& job_;
@@ -339,117 +439,256 @@ class TilePiece {
   TokenRange seen_by_all_;
   Queries<Dim> queries_[Columns];
   float2 score_scale_[Columns];
-  WarpState<Dim, Columns> state_;
+  float2 bias_[Columns];  // of scores: before the cap, or in units of log2
+  ValueSums<Dim> sums_[Columns] = {};
+  LaneSoftmax<Columns> softmax_;
+  float scale_unit_ = 0;  // of V's scales; 0: none seen
 };
 
-template <class Keys, class Values, int Dim, int Columns>
-__device__ void TilePiece<Keys, Values, Dim, Columns>::merge_and_store(float* shared, int split) {
-  constexpr int kStride = Dim + 4;
-  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
-  float* out = shared;  // [num_warps][kRows][kStride]
-  auto* softmax = reinterpret_cast<Softmax2*>(shared + num_warps * kRows * kStride);
+template <class Keys, class Values, int Dim, int Columns, bool IsWide>
+__device__ void TilePiece<Keys, Values, Dim, Columns, IsWide>::start_with(
+    const Rows& rows, const LaneSoftmax<Columns>& softmax) {
+  const int g = lane_ / 4, t = lane_ % 4;
+  softmax_ = softmax;
+#pragma unroll
+  for (int i = 0; i < Columns * Dim / 16; ++i) {
+    const int c = i / (Dim / 16), f = i % (Dim / 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums_[c].f[f].d[j] = rows.sums[c * kTileRows + 2 * t + j % 2][Values::channel(f, g, j / 2)];
+    }
+  }
+}
+
+template <class Keys, class Values, int Dim, int Columns, bool IsWide>
+__device__ void TilePiece<Keys, Values, Dim, Columns, IsWide>::leave_sums(Rows& rows) {
   const int g = lane_ / 4, t = lane_ % 4;
   float unit = Values::unit() * value_scale_of_head();
-  if constexpr (Values::kScalesWeights) unit = state_.scale_unit > 0 ? unit / state_.scale_unit : 0;
+  if constexpr (Values::kScalesWeights) unit = scale_unit_ > 0 ? unit / scale_unit_ : 0;
 #pragma unroll
   for (int c = 0; c < Columns; ++c) {
-    float2& sum = state_.sum[c];
-    float2& zeros = state_.sums[c].zeros;
+    float2& zeros = sums_[c].zeros;
     for (int offset = 4; offset < kWarp; offset *= 2) {
-      sum.x += __shfl_xor_sync(kWholeWarp, sum.x, offset);
-      sum.y += __shfl_xor_sync(kWholeWarp, sum.y, offset);
       zeros.x += __shfl_xor_sync(kWholeWarp, zeros.x, offset);
       zeros.y += __shfl_xor_sync(kWholeWarp, zeros.y, offset);
     }
-    const int row = warp_ * kRows + c * kTileRows + 2 * t;
 #pragma unroll
     for (int i = 0; i < Dim / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float zero = j % 2 == 0 ? zeros.x : zeros.y;
-        out[(row + j % 2) * kStride + Values::channel(i, g, j / 2)] =
-            (state_.sums[c].f[i].d[j] + zero) * unit;
+        rows.sums[c * kTileRows + 2 * t + j % 2][Values::channel(i, g, j / 2)] =
+            (sums_[c].f[i].d[j] + zero) * unit;
       }
     }
-    if (g == 0) {
-      softmax[row] = {state_.max[c].x, sum.x};
-      softmax[row + 1] = {state_.max[c].y, sum.y};
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < num_rows_ * Dim; i += num_warps * kWarp) {
-    const int r = i / Dim, d = i % Dim;
-    float max = -INFINITY;
-    for (int w = 0; w < num_warps; ++w) max = fmaxf(max, softmax[w * kRows + r].max);
-    float sum = 0, total = 0;
-    for (int w = 0; w < num_warps; ++w) {
-      const Softmax2& part = softmax[w * kRows + r];
-      if (part.sum == 0) continue;
-      const float weight = fast_exp2(part.max - max);
-      sum += weight * part.sum;
-      total += weight * out[(w * kRows + r) * kStride + d];
-    }
-    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
-    const int64_t token = shape_.q_start + at.new_token;
-    if (job_.num_splits == 1) {  // nothing to merge with
-      store_output(job_, token, at.q_head, d, {max, sum}, total);
-      continue;
-    }
-    const int64_t index = partial_index(job_, token, at.q_head, split);
-    job_.partial_out[index * Dim + d] = total;
-    if (d == 0) job_.partial_softmax[index] = {max, sum};
   }
 }
 
-template <class Piece>
+template <class Keys, class Values, int Dim, int Columns, bool IsWide>
+__device__ void TilePiece<Keys, Values, Dim, Columns, IsWide>::leave_softmax(Rows& rows) {
+  const bool has_cap = job_.args.softcap != 0;
+#pragma unroll
+  for (int c = 0; c < Columns; ++c) {
+    float2 sum = softmax_.sum[c];
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+      sum.x += __shfl_xor_sync(kWholeWarp, sum.x, offset);
+      sum.y += __shfl_xor_sync(kWholeWarp, sum.y, offset);
+    }
+    if (lane_ / 4 != 0) continue;
+    // What all scores of a row have in common only moves its maximum.
+    const float2 bias = has_cap ? float2{} : bias_[c];
+    Softmax2* softmax = &rows.softmax[c * kTileRows + 2 * (lane_ % 4)];
+    softmax[0] = {softmax_.max[c].x + bias.x, sum.x};
+    softmax[1] = {softmax_.max[c].y + bias.y, sum.y};
+  }
+}
+
+// A CTA's piece of the call.
+struct PiecePlace {
+  SequenceShape shape;
+  const int32_t* table;  // of the sequence
+  int kv_head;           // of the layer
+  int first_row;
+  int num_rows;
+  TokenRange tokens;
+  TokenRange packed;  // of the sequence: the others are wide
+};
+
+// Of the sequence's tokens.
+__device__ inline TokenRange packed_tokens(const AttendJob& job, int sequence, int seq_len) {
+  if (!job.args.wide_head_blocks) return {0, seq_len};
+  const int num_blocks = (seq_len + job.block_size - 1) / job.block_size;
+  const int head = min(max(job.args.wide_head_blocks[sequence], 0), num_blocks);
+  const int tail = min(max(job.args.wide_tail_block[sequence], head), num_blocks);
+  return {head * job.block_size, tail * job.block_size};
+}
+
+__device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
+  const TokenRange both = {max(a.begin, b.begin), min(a.end, b.end)};
+  return both.begin < both.end ? both : TokenRange{};
+}
+
+// The piece's wide tokens, after its packed ones, whose sums lie in rows. A function of its own,
+// for all pairs of formats: it runs once, beside loops that have all registers. shared: this warp's
+// ring.
+template <int Dim, int Columns>
+__device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace place,
+                                              LaneSoftmax<Columns> softmax, uint32_t shared,
+                                              WarpRows<Dim, Columns>* rows) {
+  using Keys = TileKeys<TileBf16, NoScale, Dim, false>;
+  using Values = TileValues<TileBf16, NoScale, Dim, false>;
+  const int first_tile = place.tokens.begin / kTileTokens * kTileTokens;
+  const int end_tile = (place.tokens.end + kTileTokens - 1) / kTileTokens * kTileTokens;
+  const TokenRange hole = {min(max(place.packed.begin, first_tile), end_tile),
+                           min(max(place.packed.end, first_tile), end_tile)};
+  const TileWalk walk = {
+      job,          place.table, place.shape.seq_len, place.kv_head - job.wide.first_head,
+      place.tokens, hole};
+  TilePiece<Keys, Values, Dim, Columns, true> piece(walk, place.shape, place.first_row,
+                                                    place.num_rows, shared);
+  piece.begin();
+  piece.start_with(*rows, softmax);
+  piece.run();
+  piece.leave_sums(*rows);
+  piece.leave_softmax(*rows);
+}
+
+// How a warp's shared memory is used, and how many warps a multiprocessor takes.
+//
+// [ring over packed tokens                    ]
+// [ring over wide tokens][rows for the merge]       after it, in the same memory
+template <class Keys, class Values, int Dim, int Columns, bool TakesWide>
+struct WarpMemory {
+  using Packed = TileConfig<Keys, Values, Columns, false>;
+  using Rows = WarpRows<Dim, Columns>;
+  static constexpr bool kTakesWide = TakesWide;
+  static constexpr int kRowsAt = kTakesWide ? 4 * kTileTokens * Dim : 0;
+  static constexpr int kRowsEnd = kRowsAt + static_cast<int>(sizeof(Rows));
+  static constexpr int kBytes = kRowsEnd > Packed::kWarpBytes ? kRowsEnd : Packed::kWarpBytes;
+  static_assert(kRowsAt % 16 == 0 && kBytes % 16 == 0);
+  // In CTAs of 1, 2, 4 or 8 warps: as many as shared memory and registers are for.
+  static constexpr int kInMemory = kMultiprocessorBytes / (kBytes + kReservedBytes / 4);
+  static constexpr int kInRegisters = Columns == 1 ? 16 : 12;
+  static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
+};
+
+// All warps' rows together. Where nothing else is to be merged with, they become the output.
+template <class Memory>
+__device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8_t* shared,
+                            int split) {
+  using Rows = typename Memory::Rows;
+  constexpr int kDim = Rows::kDim;
+  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
+  const auto rows_of = [shared](int warp) -> Rows& {
+    return *reinterpret_cast<Rows*>(shared + warp * Memory::kBytes + Memory::kRowsAt);
+  };
+  // Row r's softmax over all warps; add(warp, weight) for each that saw a token.
+  const auto merge = [&](int r, const auto& add) {
+    Softmax2 whole = {-INFINITY, 0.0f};
+    for (int w = 0; w < num_warps; ++w) whole.max = fmaxf(whole.max, rows_of(w).softmax[r].max);
+    for (int w = 0; w < num_warps; ++w) {
+      const Softmax2& part = rows_of(w).softmax[r];
+      if (part.sum == 0) continue;
+      const float weight = fast_exp2(part.max - whole.max);
+      whole.sum += weight * part.sum;
+      add(w, weight);
+    }
+    return whole;
+  };
+  const bool is_whole = job.num_splits == 1;
+  for (int i = threadIdx.x; i < place.num_rows * kDim; i += num_warps * kWarp) {
+    const int r = i / kDim, d = i % kDim;
+    float total = 0;
+    const Softmax2 whole =
+        merge(r, [&](int w, float weight) { total += weight * rows_of(w).sums[r][d]; });
+    const QueryRowAt at = query_row(job, place.kv_head, place.first_row + r);
+    const int64_t token = place.shape.q_start + at.new_token;
+    if (is_whole && job.transforms_v) {
+      rows_of(0).sums[r][d] = total;  // only this thread reads it before
+    } else if (is_whole) {
+      store_output(job, token, at.q_head, d, whole, total);
+    } else {
+      const int64_t index = partial_index(job, token, at.q_head, split);
+      job.partial_out[index * kDim + d] = total;
+      if (d == 0) job.partial_softmax[index] = whole;
+    }
+  }
+  if (!is_whole || !job.transforms_v) return;
+  __syncthreads();
+  const int warp = threadIdx.x / kWarp;
+  for (int r = warp; r < place.num_rows; r += num_warps) {
+    const QueryRowAt at = query_row(job, place.kv_head, place.first_row + r);
+    const Softmax2 whole = merge(r, [](int, float) {});
+    finish_row(job, place.shape.q_start + at.new_token, at.q_head, whole, rows_of(0).sums[r],
+               threadIdx.x % kWarp);
+  }
+}
+
+template <class Memory, class Keys, class Values>
 __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
+  using Rows = typename Memory::Rows;
   extern __shared__ __align__(128) uint8_t shared[];
   const int split = blockIdx.x;
   const int head = blockIdx.y % job.packed.num_heads;
-  const int first_row = blockIdx.y / job.packed.num_heads * Piece::kRows;
-  const SequenceShape shape = sequence_shape(job, blockIdx.z);
-  const int num_rows = min(Piece::kRows, shape.q_len * job.q_per_kv - first_row);
-  if (!shape.is_valid) {
-    return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split,
+  PiecePlace place;
+  place.shape = sequence_shape(job, blockIdx.z);
+  place.table = job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride;
+  place.kv_head = job.packed.first_head + head;
+  place.first_row = blockIdx.y / job.packed.num_heads * Rows::kRows;
+  place.num_rows = min(Rows::kRows, place.shape.q_len * job.q_per_kv - place.first_row);
+  if (!place.shape.is_valid) {
+    return leave_empty(job, place.shape, place.kv_head, place.first_row, place.num_rows, split,
                        job.num_splits == 1);
   }
-  if (num_rows <= 0) return;
-  const TokenRange tokens = split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits,
-                                     split, Piece::Config::kStepTokens);
+  if (place.num_rows <= 0) return;
+  place.tokens = split_of(seen_by_rows(job, place.shape, place.first_row, place.num_rows),
+                          job.num_splits, split, Memory::Packed::kStepTokens);
+  place.packed = packed_tokens(job, blockIdx.z, place.shape.seq_len);
+
+  uint8_t* own = shared + threadIdx.x / kWarp * Memory::kBytes;
+  const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(own));
+  Rows* rows = reinterpret_cast<Rows*>(own + Memory::kRowsAt);
   const TileWalk walk = {
-      job, job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride,
-      shape.seq_len, head, tokens};
-  Piece piece(walk, shape, first_row, num_rows,
-              static_cast<uint32_t>(__cvta_generic_to_shared(shared)));
+      job, place.table, place.shape.seq_len, head, common_tokens(place.tokens, place.packed), {}};
+  TilePiece<Keys, Values, Rows::kDim, Rows::kColumns, false> piece(
+      walk, place.shape, place.first_row, place.num_rows, ring);
+  piece.begin();
+  piece.start_empty();
   piece.run();
+  piece.leave_sums(*rows);
+  const bool has_wide =
+      place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end;
+  if constexpr (Memory::kTakesWide) {
+    __syncwarp();
+    if (has_wide) attend_wide_ends(job, place, piece.softmax(), ring, rows);
+  }
+  if (!Memory::kTakesWide || !has_wide) piece.leave_softmax(*rows);
   __syncthreads();
-  piece.merge_and_store(reinterpret_cast<float*>(shared), split);
+  merge_warps<Memory>(job, place, shared, split);
 }
 
-template <class Keys, class Values, int Dim, int Columns>
-__global__ void __launch_bounds__(TileConfig<Keys, Values, Columns>::kWarpsAtOnce* kWarp)
+template <class Memory, class Keys, class Values>
+__global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
     attend_tiles(const __grid_constant__ AttendJob job) {
-  using Piece = TilePiece<Keys, Values, Dim, Columns>;
   if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
     __trap();  // the host knows (cuda_code_version) and chooses the instance without them
   } else {
-    attend_tiles_of<Piece>(job);
+    attend_tiles_of<Memory, Keys, Values>(job);
   }
 }
 
 // What an instance tells the host.
-template <class Keys, class Values, int Dim, int Columns>
+template <class Keys, class Values, int Dim, int Columns, bool TakesWide>
 TileKernel tile_kernel() {
-  using Config = TileConfig<Keys, Values, Columns>;
-  constexpr int kRows = Columns * kTileRows;
-  constexpr int kMergeBytes = kRows * ((Dim + 4) * 4 + static_cast<int>(sizeof(Softmax2)));
+  using Memory = WarpMemory<Keys, Values, Dim, Columns, TakesWide>;
   return {
-      .function = reinterpret_cast<const void*>(&attend_tiles<Keys, Values, Dim, Columns>),
-      .rows = kRows,
-      .warps_at_once = Config::kWarpsAtOnce,
-      .warp_shared_bytes = kMergeBytes > Config::kWarpBytes ? kMergeBytes : Config::kWarpBytes,
-      .step_tokens = Config::kStepTokens,
-      .tiles_at_once = Config::kTilesAtOnce,
+      .function = reinterpret_cast<const void*>(&attend_tiles<Memory, Keys, Values>),
+      .rows = Memory::Rows::kRows,
+      .warps_at_once = Memory::kWarpsAtOnce,
+      .warp_shared_bytes = Memory::kBytes,
+      .step_tokens = Memory::Packed::kStepTokens,
+      .tiles_at_once = Memory::Packed::kTilesAtOnce,
+      .takes_wide = Memory::kTakesWide,
   };
 }
 

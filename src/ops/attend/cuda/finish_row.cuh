@@ -1,0 +1,34 @@
+// A row's end: its weighted sum over all tokens becomes the output. The sink joins the softmax, V's
+// transform is undone, output and log-sum-exp are stored. By one warp.
+#pragma once
+
+#include "ops/attend/cuda/job.cuh"
+#include "ops/cuda/transform_row.cuh"
+
+namespace kvx::ops::cuda {
+
+// sums: shared memory, [dim]; they are overwritten.
+__device__ inline void finish_row(const AttendJob& job, int64_t token, int q_head,
+                                  const Softmax2& tokens, float* sums, int lane) {
+  const int dim = job.packed.v.view.head_dim;
+  const Softmax2 whole = with_sink(job, q_head, tokens);
+  const float to_whole = share_of(tokens, whole);
+  for (int d = lane; d < dim; d += kWarp) sums[d] *= to_whole;
+  __syncwarp();
+  const TransformRow v =
+      transform_row(job.args.transform.v, q_head / job.q_per_kv, job.num_kv_heads, dim, 0);
+  if (v.hadamard) hadamard_row(sums, dim, lane);
+  const float probability = tokens.sum * to_whole;
+  uint8_t* target = output_row(job, token, q_head);
+  for (int d = lane; d < dim; d += kWarp) {
+    float x = sums[d];
+    if (v.factor) x /= v.factor[d];
+    if (v.mean) x += probability * v.mean[d];
+    store_float(job.args.out.dtype, x, target, d);
+  }
+  if (job.args.lse && lane == 0) {
+    job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
+  }
+}
+
+}  // namespace kvx::ops::cuda
