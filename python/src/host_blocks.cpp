@@ -119,9 +119,7 @@ class HostBlocks {
         const bool stores = direction == Direction::kStore;
         tier::Transfer transfer;
         transfer.direction = direction;
-        transfer.from = stores ? page : copy;
-        transfer.to = stores ? copy : page;
-        transfer.bytes = layer.page_bytes;
+        transfer.block = {stores ? page : copy, stores ? copy : page, layer.page_bytes};
         transfer.tag = tag;
         queue_.push(std::move(transfer));
       }
@@ -163,8 +161,8 @@ class HostBlocks {
       --job.num_open;
       job.bytes += copy.bytes;
       cache::ContentHash& checksum = checksums_[copy.checksum];
-      if (done.direction == Direction::kStore) checksum = done.checksum;
-      job.is_whole = job.is_whole && done.is_copied && checksum == done.checksum;
+      if (done.direction == Direction::kStore) checksum = done.block.checksum;
+      job.is_whole = job.is_whole && done.block.is_copied && checksum == done.block.checksum;
     }
   }
 
@@ -178,7 +176,8 @@ class HostBlocks {
   std::unordered_map<int64_t, Job> jobs_;
   int64_t next_tag_ = 0;
   std::vector<tier::FinishedTransfer> finished_;
-  tier::TransferQueue queue_;  // last: its thread reads and writes the memory
+  tier::TransferQueue queue_{
+      tier::host_link().copier};  // last: its thread reads and writes the memory
 };
 
 }  // namespace
