@@ -66,13 +66,19 @@ Status launch_rows(const CudaContext& context, const AppendJob& job) {
 }
 
 Status launch_chunks(const CudaContext& context, const AppendJob& append) {
-  const int lanes =
-      1 << std::max(append.sides[0].chunks.log2_lanes, append.sides[1].chunks.log2_lanes);
-  const auto launch = ChunkLaunch::of(context.device.num_multiprocessors, append.num_tokens,
-                                      append.num_heads, lanes);
-  const AppendChunksJob job = {append, launch.heads_at_once, FastDivide(launch.walks_per_token)};
-  const LaunchShape shape = {dim3(launch.num_ctas, 2), ChunkLaunch::kThreads};
-  const AppendSide& stored = append.sides[append.sides[0].side.view.head_dim == 0 ? 1 : 0];
+  const auto& [k, v] = append.sides;
+  const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
+  const auto is_stored = [](const AppendSide& part) {
+    return part.side.view.head_dim > 0 && !part.side.view.is_alias;
+  };
+  const int num_sides = is_stored(k) && is_stored(v) ? 2 : 1;
+  const AppendWalks walks =
+      AppendWalks::of(context.device.num_multiprocessors * kAppendCtasPerMultiprocessor,
+                      append.num_tokens, append.num_heads, lanes, num_sides);
+  const AppendChunksJob job = {append, walks};
+  const LaunchShape shape = {dim3(walks.num_ctas(append.num_tokens, append.num_heads, lanes), 2),
+                             AppendWalks::kThreads};
+  const AppendSide& stored = k.side.view.head_dim == 0 ? v : k;
   const auto launch_for = [&](void (*kernel)(AppendChunksJob)) {
     return launch_overlapping(context, "append_chunks", kernel, shape, job);
   };

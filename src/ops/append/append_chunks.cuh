@@ -1,5 +1,5 @@
-// append's fast kernel: a row's lanes walk over heads of a token, the next head's loads under way
-// while they encode this one's.
+// append's fast kernel: a warp walks over heads of its tokens, a row to some of its lanes, the next
+// head's loads under way while it encodes this one's. copy_blocks uses it to pack 16-bit blocks.
 #pragma once
 
 #include "ops/append/append_job.cuh"
@@ -8,116 +8,208 @@
 
 namespace kvx::ops::cuda {
 
-struct AppendChunksJob {
-  AppendJob append;
-  int heads_at_once;
-  FastDivide by_walks_per_token;
+// A warp takes the heads of a few tokens together, one head a step, then those of the next ones.
+// Steps are shared out evenly to as many warps as the device holds at once: none is left for a
+// second round, and each warp finds its first token and waits for it but once.
+struct AppendWalks {
+  static constexpr int kThreads = 128;
+  uint32_t steps_of_warp = 0;
+  FastDivide by_num_heads;
+
+  // num_ctas_at_once: of the device. lanes: of a row, K's or V's, whichever has more. num_sides:
+  // that are stored.
+  static AppendWalks of(int num_ctas_at_once, int64_t num_tokens, int num_heads, int lanes,
+                        int num_sides) {
+    const int64_t num_warps = int64_t{num_ctas_at_once} * (kThreads / kWarp) / num_sides;
+    const int64_t num_steps = ceil_div<int64_t>(num_tokens, kWarp / lanes) * num_heads;
+    return {static_cast<uint32_t>(ceil_div(num_steps, num_warps)), FastDivide(num_heads)};
+  }
+  unsigned num_ctas(int64_t num_tokens, int num_heads, int lanes) const {
+    const int64_t num_steps = ceil_div<int64_t>(num_tokens, kWarp / lanes) * num_heads;
+    const int64_t num_warps = ceil_div<int64_t>(num_steps, steps_of_warp);
+    return static_cast<unsigned>(ceil_div<int64_t>(num_warps, kThreads / kWarp));
+  }
 };
 
-// A lane's chunk of one head after the other.
-struct AppendWalk {
-  const uint8_t* input;  // of this head, as long as there is one
-  int head;              // of the run
-  int end;
-  AppendTarget target;
-  RowTarget to;  // of this head, as far as it is stored
-  float next_tensor_scale;
-  ChunkPlace place;
+struct AppendChunksJob {
+  AppendJob append;
+  AppendWalks walks;
+};
 
-  __device__ bool is_stored() const { return target.is_stored && head < end; }
-  __device__ bool has_next() const { return head + 1 < end; }
-  __device__ void next(const AppendSide& part) {
-    ++head;
-    input += part.input.head_stride * bytes_of(part.input.dtype);
-    to.codes += part.side.view.codes.head_stride;
-    to.scales += part.side.view.scales.head_stride;
-    to.tensor_scale = next_tensor_scale;
+// Where a walk's rows come from and go to. A ticket is what must be loaded to know that; it is
+// asked for a token ahead. These are append's: a slot.
+struct SlotRows {
+  using Ticket = int64_t;
+  static constexpr bool kInputNeedsTicket = false;
+  const AppendJob& job;
+
+  __device__ uint32_t num_tokens() const { return job.num_tokens; }
+  __device__ Ticket ticket(uint32_t token) const { return job.slot_mapping[token]; }
+  __device__ bool has_input(uint32_t, const Ticket&) const { return true; }
+  // Of head 0 of the run.
+  __device__ const uint8_t* input(const AppendSide& part, uint32_t token, const Ticket&) const {
+    return part.input_row(token, job.first_head);
+  }
+  __device__ AppendTarget target(const AppendSide& part, uint32_t token, const Ticket& slot,
+                                 bool counts) const {
+    return append_target(job, part, token, slot, counts);
   }
 };
 
 template <DType Input>
 using InputChunk = uint32_t[kInputWords<Input>];
 
-// The lane's walk, with its first chunk already being loaded into `words`. A lane without work has
-// an empty one; end counts from the warp's heads alike in all lanes.
-template <DType Input>
-__device__ inline AppendWalk begin_walk(const AppendChunksJob& job, const AppendSide& part,
-                                        InputChunk<Input>& words) {
-  const AppendJob& append = job.append;
-  const int lane = static_cast<int>(threadIdx.x);
-  const uint32_t walk_at =
-      (blockIdx.x * ChunkLaunch::kThreads + threadIdx.x) >> part.chunks.log2_lanes;
-  const uint32_t token = job.by_walks_per_token.quotient(walk_at);
-  const uint32_t walk_of_token = walk_at - token * job.by_walks_per_token.divisor;
-  AppendWalk walk = {};
-  walk.to.tensor_scale = walk.next_tensor_scale = 1.0f;
-  walk.place = {lane & (part.chunks.lanes() - 1), part.chunks.log2_lanes_per_group, false};
-  if (token >= append.num_tokens || walk.place.chunk >= part.chunks.num_chunks) return walk;
-  walk.head = static_cast<int>(walk_of_token) * job.heads_at_once;
-  walk.end = min(walk.head + job.heads_at_once, append.num_heads);
-  walk.input = part.input_row(token, append.first_head + walk.head) +
-               walk.place.chunk * kInputWords<Input> * 4;
-  load_words(walk.input, words);
-  const int64_t slot = append.slot_mapping[token];
-  walk.target = append_target(append, part, token, slot, walk.place.chunk == 0 && walk.head == 0);
-  if (walk.target.is_stored) walk.to = walk.target.row(part.side, walk.head);
-  return walk;
-}
+// One lane's walk.
+template <DType Input, class Rows>
+class AppendWalk {
+ public:
+  __device__ AppendWalk(const Rows& rows, const AppendSide& part, const AppendWalks& walks,
+                        int num_heads)
+      : rows_(rows), part_(part), num_heads_(num_heads), input_stride_(head_bytes(part)) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lanes = part.chunks.lanes();
+    place = {lane & (lanes - 1), part.chunks.log2_lanes_per_group, false};
+    tokens_at_once_ = static_cast<uint32_t>(kWarp / lanes);
+    const uint32_t warp = (blockIdx.x * AppendWalks::kThreads + threadIdx.x) / kWarp;
+    const uint32_t first_step = warp * walks.steps_of_warp;
+    const uint32_t group = walks.by_num_heads.quotient(first_step);
+    head = static_cast<int>(first_step - group * static_cast<uint32_t>(num_heads));
+    token_ = group * tokens_at_once_ + static_cast<uint32_t>(lane >> part.chunks.log2_lanes);
+    const uint32_t num_groups = (rows.num_tokens() + tokens_at_once_ - 1) / tokens_at_once_;
+    const uint32_t num_steps = num_groups * static_cast<uint32_t>(num_heads);
+    steps_left_ = min(walks.steps_of_warp, num_steps - min(first_step, num_steps));
+  }
 
-template <class Format, DType Input>
-__device__ inline void append_chunk(const AppendJob& job, const AppendSide& part,
-                                    const AppendWalk& walk, const InputChunk<Input>& words) {
-  ChunkPlace place = walk.place;
-  place.is_inside = walk.is_stored();
+  // Calls per_chunk(words) for every step. All lanes of a warp take as many.
+  template <class PerChunk>
+  __device__ __forceinline__ void run(const PerChunk& per_chunk) {
+    if (steps_left_ == 0) return;
+    const uint8_t* input = Rows::kInputNeedsTicket ? nullptr : input_of(token_, head, {});
+    wait_for_earlier_launches();  // what needs nothing of theirs has been done before
+    InputChunk<Input> next = {};
+    if (!Rows::kInputNeedsTicket && has_row(token_)) load_words(input, next);
+    const Ticket ticket = ticket_of(token_);
+    find_target(ticket);
+    if (Rows::kInputNeedsTicket && target.is_stored) {
+      input = input_of(token_, head, ticket);
+      load_words(input, next);
+    }
+    const bool changes_token = head + static_cast<int>(steps_left_) > num_heads_;
+    if (changes_token) next_ticket_ = ticket_of(token_ + tokens_at_once_);
+#pragma unroll 1
+    for (; steps_left_ > 0; --steps_left_) {
+      InputChunk<Input> words;
+#pragma unroll
+      for (int w = 0; w < kInputWords<Input>; ++w) words[w] = next[w];
+      const bool is_last_head = head + 1 == num_heads_;
+      if (steps_left_ > 1) {
+        const uint32_t token = token_ + (is_last_head ? tokens_at_once_ : 0);
+        input = is_last_head ? input_of(token, 0, next_ticket_) : input + input_stride_;
+        const bool has_input = is_last_head ? rows_.has_input(token, next_ticket_)
+                                            : target.is_stored || !Rows::kInputNeedsTicket;
+        if (has_row(token) && has_input) load_words(input, next);
+        next_tensor_scale_ = part_.side.tensor_scale(is_last_head ? 0 : head + 1);
+      }
+      place.is_inside = target.is_stored;
+      per_chunk(words);
+      if (steps_left_ > 1) advance(is_last_head);
+    }
+  }
+
+  int head = 0;  // of the run
+  AppendTarget target;
+  RowTarget to = {};  // of this head, as far as it is stored
+  ChunkPlace place;
+
+ private:
+  using Ticket = typename Rows::Ticket;
+
+  __device__ static int64_t head_bytes(const AppendSide& part) {
+    return part.input.head_stride * bytes_of(Input);
+  }
+  __device__ bool has_row(uint32_t token) const {
+    return token < rows_.num_tokens() && place.chunk < part_.chunks.num_chunks;
+  }
+  __device__ Ticket ticket_of(uint32_t token) const {
+    return has_row(token) ? rows_.ticket(token) : Ticket{};
+  }
+  // Of this lane's chunk.
+  __device__ const uint8_t* input_of(uint32_t token, int of_head, const Ticket& ticket) const {
+    return rows_.input(part_, token, ticket) + of_head * input_stride_ +
+           place.chunk * kInputWords<Input> * 4;
+  }
+  __device__ void find_target(const Ticket& ticket) {
+    target = {};
+    if (!has_row(token_)) return;
+    target = rows_.target(part_, token_, ticket, place.chunk == 0 && head == 0);
+    if (target.is_stored) to = target.row(part_.side, head);
+  }
+  __device__ void advance(bool is_last_head) {
+    if (is_last_head) {
+      head = 0;
+      token_ += tokens_at_once_;
+      const Ticket ticket = next_ticket_;
+      next_ticket_ = ticket_of(token_ + tokens_at_once_);
+      find_target(ticket);
+    } else {
+      ++head;
+      to.codes += part_.side.view.codes.head_stride;
+      to.scales += part_.side.view.scales.head_stride;
+      to.tensor_scale = next_tensor_scale_;
+    }
+  }
+
+  const Rows rows_;
+  const AppendSide& part_;
+  const int num_heads_;
+  const int64_t input_stride_;
+  uint32_t tokens_at_once_;
+  uint32_t token_;
+  uint32_t steps_left_;
+  Ticket next_ticket_ = {};
+  float next_tensor_scale_ = 1.0f;
+};
+
+template <class Format, DType Input, class Walk>
+__device__ inline void append_chunk(const AppendJob& job, const AppendSide& part, const Walk& walk,
+                                    const InputChunk<Input>& words) {
   Chunk chunk = numbers_of<Input>(words);
   if (part.is_transformed) {
-    const int head = min(walk.head, job.num_heads - 1);
-    apply_transform_chunk(append_transform(job, part, head, walk.target.position_block), place,
-                          part.side.view.head_dim, chunk);
+    apply_transform_chunk(append_transform(job, part, walk.head, walk.target.position_block),
+                          walk.place, part.side.view.head_dim, chunk);
   }
-  const int counted = encode_chunk_of<Format>(part.side, walk.to, place, chunk);
-  if (place.is_inside) count_nonfinite(job, counted);
+  const int counted = encode_chunk_of<Format>(part.side, walk.to, walk.place, chunk);
+  if (walk.place.is_inside) count_nonfinite(job, counted);
 }
 
-// Calls per_chunk(words) for every head of the walk. All lanes of a warp take as many steps.
-template <DType Input, class PerChunk>
-__device__ __forceinline__ void walk_heads(const AppendChunksJob& job, const AppendSide& part,
-                                           AppendWalk& walk, InputChunk<Input>& next,
-                                           const PerChunk& per_chunk) {
-#pragma unroll 1
-  for (int i = 0; i < job.heads_at_once; ++i, walk.next(part)) {
-    InputChunk<Input> words;
-#pragma unroll
-    for (int w = 0; w < kInputWords<Input>; ++w) words[w] = next[w];
-    if (walk.has_next()) {
-      load_words(walk.input + part.input.head_stride * bytes_of(Input), next);
-      walk.next_tensor_scale = part.side.tensor_scale(walk.head + 1);
-    }
-    per_chunk(words);
-  }
-}
-
-// blockIdx.y: K or V.
-template <DType Input>
-__global__ void __launch_bounds__(ChunkLaunch::kThreads, ChunkLaunch::kCtasPerMultiprocessor)
-    append_chunks(const __grid_constant__ AppendChunksJob job) {
-  wait_for_earlier_launches();
-  const AppendSide& part = job.append.sides[blockIdx.y];
-  if (!part.is_stored()) return;
-  InputChunk<Input> next = {};
-  AppendWalk walk = begin_walk<Input>(job, part, next);
+template <DType Input, class Rows>
+__device__ __forceinline__ void append_walk(const AppendChunksJob& job, const AppendSide& part,
+                                            const Rows& rows) {
+  AppendWalk<Input, Rows> walk(rows, part, job.walks, job.append.num_heads);
   if (part.keeps_bits) {
-    walk_heads<Input>(job, part, walk, next, [&](const InputChunk<Input>& words) {
+    walk.run([&](const InputChunk<Input>& words) {
       const int at = walk.place.chunk * kInputWords<Input> * 4;
-      if (walk.is_stored()) store_words(words, walk.to.codes + at);
+      if (walk.place.is_inside) store_words(words, walk.to.codes + at);
     });
     return;
   }
   visit_format(part.side.id, [&]<class Format>() {
-    walk_heads<Input>(job, part, walk, next, [&](const InputChunk<Input>& words) {
+    walk.run([&](const InputChunk<Input>& words) {
       append_chunk<Format, Input>(job.append, part, walk, words);
     });
   });
+}
+
+// Registers for fewer CTAs spill nothing but wait more, for more they spill more: 6 and 8 were
+// slower in most formats.
+inline constexpr int kAppendCtasPerMultiprocessor = 7;
+
+// blockIdx.y: K or V.
+template <DType Input>
+__global__ void __launch_bounds__(AppendWalks::kThreads, kAppendCtasPerMultiprocessor)
+    append_chunks(const __grid_constant__ AppendChunksJob job) {
+  const AppendSide& part = job.append.sides[blockIdx.y];
+  if (part.is_stored()) append_walk<Input>(job, part, SlotRows{job.append});
 }
 
 }  // namespace kvx::ops::cuda

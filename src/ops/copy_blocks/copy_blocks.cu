@@ -2,10 +2,13 @@
 // again; all pairs of a run of heads in one launch.
 #include <cuda_runtime.h>
 
+#include <optional>
+
 #include "device/cuda_error.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/copy_blocks/copy_chunks.cuh"
 #include "ops/copy_blocks/copy_runs.cuh"
+#include "ops/copy_blocks/pack_chunks.cuh"
 #include "ops/cuda/rows_launch.hpp"
 
 namespace kvx::ops {
@@ -135,11 +138,65 @@ Status launch_runs(const CudaContext& context, const CopyRunsJob& job) {
                             {dim3(num_ctas, 2), CopyRunsLaunch::kThreads}, job);
 }
 
+// A side as append sees it: rows of 16 bits into the target.
+AppendSide pack_side(const CopySide& side) {
+  if (side.is_skipped) return {};
+  const SideView& from = side.from.view;
+  const DType type = stored_dtype(from.spec).value();
+  const CodeAddress& c = from.codes;
+  return {.side = side.to,
+          .input = {c.base, type, c.token_stride / bytes_of(type), c.head_stride / bytes_of(type)},
+          .transform = {},
+          .chunks = side.to_chunks,
+          .is_transformed = false,
+          .keeps_bits = false};
+}
+
+// Whether all that is stored comes from rows of one 16-bit type and is encoded.
+bool find_packing(const CopyJob& copy, PackChunksJob& job) {
+  std::optional<DType> type;
+  for (int i = 0; i < 2; ++i) {
+    const CopySide& side = copy.sides[i];
+    if (side.is_skipped) continue;
+    const auto stored = stored_dtype(side.from.view.spec);
+    const bool is_16_bits = stored && bytes_of(*stored) == 2;
+    if (side.is_alike || !is_16_bits || (type && *type != *stored)) return false;
+    type = stored;
+    job.block_strides[i] = side.from.view.codes.block_stride;
+  }
+  job.copy = copy;
+  AppendJob& append = job.append.append;
+  append.sides[0] = pack_side(copy.sides[0]);
+  append.sides[1] = pack_side(copy.sides[1]);
+  append.num_heads = copy.num_heads;
+  append.num_tokens = static_cast<uint32_t>(copy.copies.count * copy.block_size);
+  append.findings = copy.findings;
+  return type.has_value();
+}
+
+Status launch_packing(const CudaContext& context, PackChunksJob& job) {
+  const AppendJob& append = job.append.append;
+  const auto& [k, v] = append.sides;
+  const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
+  const bool has_both = k.side.view.head_dim > 0 && v.side.view.head_dim > 0;
+  job.append.walks =
+      AppendWalks::of(context.device.num_multiprocessors * kPackCtasPerMultiprocessor,
+                      append.num_tokens, append.num_heads, lanes, has_both ? 2 : 1);
+  const unsigned num_ctas = job.append.walks.num_ctas(append.num_tokens, append.num_heads, lanes);
+  const LaunchShape shape = {dim3(num_ctas, 2), AppendWalks::kThreads};
+  const DType type = (k.side.view.head_dim > 0 ? k : v).input.dtype;
+  return launch_overlapping(
+      context, "pack_chunks",
+      type == DType::kF16 ? pack_chunks<DType::kF16> : pack_chunks<DType::kBF16>, shape, job);
+}
+
 Status launch(const CudaContext& context, const CopyJob& job) {
   CopyRunsJob runs = {};
   if (find_runs(job, runs)) return launch_runs(context, runs);
   const bool by_chunks = fits(job.sides[0]) && fits(job.sides[1]) &&
                          job.copies.count <= INT32_MAX / kWarp / job.num_heads / job.block_size;
+  PackChunksJob packing = {};
+  if (by_chunks && find_packing(job, packing)) return launch_packing(context, packing);
   return by_chunks ? launch_chunks(context, job) : launch_rows(context, job);
 }
 
