@@ -72,8 +72,9 @@ Status launch_chunks(const CudaContext& context, const AppendJob& append) {
     return part.side.view.head_dim > 0 && !part.side.view.is_alias;
   };
   const int num_sides = is_stored(k) && is_stored(v) ? 2 : 1;
-  const AppendWalks walks = AppendWalks::of(context.device.num_multiprocessors, append.num_tokens,
-                                            append.num_heads, lanes, num_sides);
+  const AppendWalks walks =
+      AppendWalks::of(context.device.num_multiprocessors * kAppendCtasPerMultiprocessor,
+                      append.num_tokens, append.num_heads, lanes, num_sides);
   const AppendChunksJob job = {append, walks};
   const LaunchShape shape = {dim3(walks.num_ctas(append.num_tokens, append.num_heads, lanes), 2),
                              AppendWalks::kThreads};

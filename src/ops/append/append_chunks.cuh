@@ -13,15 +13,14 @@ namespace kvx::ops::cuda {
 // second round, and each warp finds its first token and waits for it but once.
 struct AppendWalks {
   static constexpr int kThreads = 128;
-  static constexpr int kCtasPerMultiprocessor = 6;  // what registers allow
   uint32_t steps_of_warp = 0;
   FastDivide by_num_heads;
 
-  // lanes: of a row, K's or V's, whichever has more. num_sides: that are stored.
-  static AppendWalks of(int num_multiprocessors, int64_t num_tokens, int num_heads, int lanes,
+  // num_ctas_at_once: of the device. lanes: of a row, K's or V's, whichever has more. num_sides:
+  // that are stored.
+  static AppendWalks of(int num_ctas_at_once, int64_t num_tokens, int num_heads, int lanes,
                         int num_sides) {
-    const int64_t num_warps =
-        int64_t{num_multiprocessors} * kCtasPerMultiprocessor * (kThreads / kWarp) / num_sides;
+    const int64_t num_warps = int64_t{num_ctas_at_once} * (kThreads / kWarp) / num_sides;
     const int64_t num_steps = ceil_div<int64_t>(num_tokens, kWarp / lanes) * num_heads;
     return {static_cast<uint32_t>(ceil_div(num_steps, num_warps)), FastDivide(num_heads)};
   }
@@ -201,9 +200,13 @@ __device__ __forceinline__ void append_walk(const AppendChunksJob& job, const Ap
   });
 }
 
+// Registers for fewer CTAs spill nothing but wait more, for more they spill more: 6 and 8 were
+// slower in most formats.
+inline constexpr int kAppendCtasPerMultiprocessor = 7;
+
 // blockIdx.y: K or V.
 template <DType Input>
-__global__ void __launch_bounds__(AppendWalks::kThreads, AppendWalks::kCtasPerMultiprocessor)
+__global__ void __launch_bounds__(AppendWalks::kThreads, kAppendCtasPerMultiprocessor)
     append_chunks(const __grid_constant__ AppendChunksJob job) {
   const AppendSide& part = job.append.sides[blockIdx.y];
   if (part.is_stored()) append_walk<Input>(job, part, SlotRows{job.append});

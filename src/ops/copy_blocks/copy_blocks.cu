@@ -179,8 +179,9 @@ Status launch_packing(const CudaContext& context, PackChunksJob& job) {
   const auto& [k, v] = append.sides;
   const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
   const bool has_both = k.side.view.head_dim > 0 && v.side.view.head_dim > 0;
-  job.append.walks = AppendWalks::of(context.device.num_multiprocessors, append.num_tokens,
-                                     append.num_heads, lanes, has_both ? 2 : 1);
+  job.append.walks =
+      AppendWalks::of(context.device.num_multiprocessors * kPackCtasPerMultiprocessor,
+                      append.num_tokens, append.num_heads, lanes, has_both ? 2 : 1);
   const unsigned num_ctas = job.append.walks.num_ctas(append.num_tokens, append.num_heads, lanes);
   const LaunchShape shape = {dim3(num_ctas, 2), AppendWalks::kThreads};
   const DType type = (k.side.view.head_dim > 0 ? k : v).input.dtype;

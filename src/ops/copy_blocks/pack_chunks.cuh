@@ -21,6 +21,7 @@ struct BlockRows {
   static constexpr bool kInputNeedsTicket = true;
   const PackChunksJob& job;
   const int side;
+  const bool counts_copies;  // one side of the call does
 
   __device__ uint32_t num_tokens() const { return job.append.append.num_tokens; }
   __device__ Ticket ticket(uint32_t token) const { return {copy_at(job.copy, copy_of(token))}; }
@@ -36,7 +37,7 @@ struct BlockRows {
   __device__ AppendTarget target(const AppendSide&, uint32_t token, const Ticket& ticket,
                                  bool counts) const {
     const uint32_t at = token_of_block(token);
-    if (counts && at == 0 && side == 0 && !is_inside(job.copy, ticket.copy)) {
+    if (counts && counts_copies && at == 0 && !is_inside(job.copy, ticket.copy)) {
       atomicAdd(&job.copy.findings->out_of_range, 1ull);
     }
     AppendTarget target;
@@ -54,13 +55,17 @@ struct BlockRows {
   }
 };
 
+inline constexpr int kPackCtasPerMultiprocessor = 6;  // as measured; append has 7
+
 // blockIdx.y: K or V.
 template <DType Input>
-__global__ void __launch_bounds__(AppendWalks::kThreads, AppendWalks::kCtasPerMultiprocessor)
+__global__ void __launch_bounds__(AppendWalks::kThreads, kPackCtasPerMultiprocessor)
     pack_chunks(const __grid_constant__ PackChunksJob job) {
   const auto side = static_cast<int>(blockIdx.y);
   const AppendSide& part = job.append.append.sides[side];
-  if (part.is_stored()) append_walk<Input>(job.append, part, BlockRows{job, side});
+  if (!part.is_stored()) return;
+  const bool is_first = side == 0 || !job.append.append.sides[0].is_stored();
+  append_walk<Input>(job.append, part, BlockRows{job, side, is_first});
 }
 
 }  // namespace kvx::ops::cuda

@@ -213,7 +213,7 @@ struct ChunkLaunch {
 
   // lanes: of a row, K's or V's, whichever has more.
   static ChunkLaunch of(int num_multiprocessors, int64_t num_tokens, int num_heads, int lanes) {
-    constexpr int kRounds = 4;  // of CTAs on the device, so that the last round costs little
+    constexpr int kRounds = 2;  // of CTAs on the device, so that the last round costs little
     const int64_t wanted = int64_t{num_multiprocessors} * kCtasPerMultiprocessor * kRounds;
     const int walks_per_cta = kThreads / lanes;
     const auto num_ctas = [&](int heads_at_once) {
