@@ -28,17 +28,10 @@ bool goes_onto_scores(const PrefillSide& side) {
   }
 }
 
-// PTX of other architectures has no body for these kernels.
-bool is_compiled_for_device(const PrefillKernel& kernel) {
-  cudaFuncAttributes attributes;
-  if (!kernel.function || cudaFuncGetAttributes(&attributes, kernel.function) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return false;
-  }
-  return attributes.ptxVersion == 90 && attributes.binaryVersion == 90;
-}
+}  // namespace
 
-PrefillKernel choose(const PrefillSide& k, const PrefillSide& v, int head_dim) {
+PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim) {
+  if (head_dim != 64 && head_dim != 128) return {};
   if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16) {
     return prefill_instance<MmaBf16, PrefillScales::kNone>(head_dim);
   }
@@ -52,14 +45,6 @@ PrefillKernel choose(const PrefillSide& k, const PrefillSide& v, int head_dim) {
     return prefill_instance<MmaF16, PrefillScales::kOnScores>(head_dim);
   }
   return {};
-}
-
-}  // namespace
-
-PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim) {
-  if (head_dim != 64 && head_dim != 128) return {};
-  const PrefillKernel kernel = choose(k, v, head_dim);
-  return is_compiled_for_device(kernel) ? kernel : PrefillKernel{};
 }
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
