@@ -10,7 +10,7 @@ usage: ./dev gpu [--tests | --bench] [-R FILTER] [--built DIR] [-- BENCH OPTIONS
   --bench      only the benchmark: kvx bench --device cuda
   -R FILTER    only test cases that GoogleTest's filter names
   --built DIR  builds nothing: DIR is a build folder, this machine's or a copy of another's, of
-               which tests/gpu/gpu_test and tools/kvx/kvx are needed
+               which tests/gpu/gpu_test, tests/kv_test and tools/kvx/kvx are needed
 
 Needs an NVIDIA driver, a GPU of compute capability 8.0 or later and, to build, nvcc
 (KVX_CUDA and KVX_CUDA_TARGETS in cmake/cuda.cmake; kernels are built for 9.0 unless told).
@@ -24,6 +24,9 @@ SANITIZED+=':GpuAttend.Tiles*:GpuAttend.Captured*:GpuAttend.Skips*:GpuAttend.Hea
 SANITIZED+=':GpuPrefill.Captured*:GpuPrefill.Skips*:GpuPrefill.Splits*'
 SANITIZED+=':GpuAbiWrite.Takes*:GpuAbiWrite.Encodes*:GpuAbiWrite.Skips*:GpuAbiWrite.Captured*'
 SANITIZED+=':GpuAbiGather.Takes*:GpuAbiGather.Converts*:GpuAbiGather.Skips*:GpuAbiGather.Reads*:GpuAbiVerbs.*'
+
+# Cases of the assembled cache with its blocks on the device.
+SANITIZED_KV='Fork.Shares*:PartialAcceptance.*:Prefix.ATenant*:HostTier.*:Place.Zeroes*'
 
 cmd_gpu() {
   local only=all filter='*' built=''
@@ -55,16 +58,21 @@ cmd_gpu() {
     ensure_packages
     build_preset cuda
   fi
-  local tests=$built/tests/gpu/gpu_test kvx=$built/tools/kvx/kvx program
-  for program in "$tests" "$kvx"; do
+  local tests=$built/tests/gpu/gpu_test kv_tests=$built/tests/kv_test
+  local kvx=$built/tools/kvx/kvx program
+  for program in "$tests" "$kv_tests" "$kvx"; do
     [[ -x $program ]] || fail "$program is missing"
   done
   if [[ $only != bench ]]; then
     step "GPU tests"
     "$tests" --gtest_brief=1 --gtest_filter="$filter" || fail "GPU tests failed"
+    if [[ $filter == '*' ]]; then
+      KVX_TEST_DEVICE=cuda "$kv_tests" --gtest_brief=1 || fail "the assembled cache's tests failed"
+    fi
   fi
   if [[ $only == all ]]; then
-    sanitize "$tests"
+    sanitize "$tests" "$SANITIZED"
+    KVX_TEST_DEVICE=cuda sanitize "$kv_tests" "$SANITIZED_KV"
   fi
   if [[ $only != tests ]]; then
     step "kvx bench --device cuda"
@@ -72,13 +80,13 @@ cmd_gpu() {
   fi
 }
 
-# Every kernel under each of compute-sanitizer's tools.
+# Some cases of a binary under each of compute-sanitizer's tools.
 sanitize() {
   command -v compute-sanitizer >/dev/null || fail "compute-sanitizer is missing (CUDA toolkit)"
   local tool
   for tool in memcheck racecheck synccheck initcheck; do
     step "compute-sanitizer $tool"
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$1" --gtest_brief=1 \
-      --gtest_filter="$SANITIZED" || fail "compute-sanitizer $tool found errors"
+      --gtest_filter="$2" || fail "compute-sanitizer $tool found errors"
   done
 }
