@@ -29,14 +29,8 @@ class PlaceListener final : public testing::EmptyTestEventListener {
   }
 };
 
-// Cases of caches that a GPU takes; the command line may name others.
-constexpr const char* kGpuCases =
-    "KvCache.*:KvCacheFile.*:KvStep.*:Fork.*:Truncate.*:PartialAcceptance.*:Prefix.*:HostTier.*:"
-    "Place.*";
-
 [[maybe_unused]] const bool is_registered = [] {
   if (wants_gpu()) {
-    testing::GTEST_FLAG(filter) = kGpuCases;
     testing::UnitTest::GetInstance()->listeners().Append(new PlaceListener);
   }
   return true;
