@@ -208,6 +208,17 @@ class Cache {
     return to_status(kvx_step_begin(handle_, static_cast<uint32_t>(sequences.size()),
                                     sequences.data(), num_tokens.data()));
   }
+  // Where is_speculative is not 0, the sequence's tokens may go again.
+  Status begin_step(std::span<const int32_t> sequences, std::span<const int32_t> num_tokens,
+                    std::span<const uint8_t> is_speculative) {
+    if (sequences.size() != num_tokens.size() || sequences.size() != is_speculative.size()) {
+      return Failure{KVX_STATUS_INVALID_ARGUMENT,
+                     "a step has as many sequences as token counts and speculative marks"};
+    }
+    return to_status(kvx_step_begin_with(handle_, static_cast<uint32_t>(sequences.size()),
+                                         sequences.data(), num_tokens.data(),
+                                         is_speculative.data()));
+  }
   Status step_layer(const kvx_step_layer_args_t& args) {
     return to_status(kvx_step_layer(handle_, &args));
   }
@@ -218,6 +229,8 @@ class Cache {
         kvx_step_end_kept(handle_, static_cast<uint32_t>(kept_tokens.size()), kept_tokens.data()));
   }
   Status cancel_step() { return to_status(kvx_step_cancel(handle_)); }
+  // On a GPU: until the steps' work is done.
+  Status synchronize() { return to_status(kvx_cache_synchronize(handle_)); }
 
   // ---- cached blocks and files
 

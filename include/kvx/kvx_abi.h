@@ -663,7 +663,9 @@ KVX_API kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* strea
 
 /* ---- caches that own their memory ---- */
 
-/* A cache of all layers: pools, block tables and sequences. One thread at a time uses it. */
+/* A cache of all layers: pools, block tables and sequences. One thread at a time uses it. On a GPU
+ * (kvx_cache_options_t.memory) rows and sinks are in memory that it reads, and calls return when
+ * their work is on its way in the cache's stream. */
 typedef struct kvx_cache_s* kvx_cache_t;
 
 /* The caller's memory for a cache's pools. */
@@ -776,6 +778,18 @@ typedef struct kvx_cache_options_t {
   int64_t host_tier_bytes;
   uint32_t host_tier_eviction; /* kvx_eviction_t */
   uint32_t reserved;           /* 0 */
+  /* Tokens of a sequence in speculative steps (kvx_step_begin_with), since the last that stayed for
+   * sure: a cut reaches back to any of them also where pages share scales; elsewhere cuts are exact
+   * without it. 0: none. */
+  uint32_t max_speculative_tokens;
+  /* kvx_memory_type_t of the pools: 0 or KVX_MEMORY_HOST, or KVX_MEMORY_DEVICE, which excludes the
+   * allocator. UNSUPPORTED, by its name: what a GPU's cache does not do yet. */
+  uint32_t memory;
+  /* With KVX_MEMORY_DEVICE: the device's index; the most tokens of all entries of a step together,
+   * 0: 4096; a cudaStream_t for all work, which outlives the cache, null: the default stream. */
+  uint32_t device;
+  uint32_t max_step_tokens;
+  void* stream;
 } kvx_cache_options_t;
 
 /* kvx_cache_create with options; null: as it. */
@@ -809,11 +823,19 @@ KVX_API kvx_status_t kvx_sequence_fork(kvx_cache_t cache, int32_t sequence, int3
 /* Forgets the tokens from num_tokens on. */
 KVX_API kvx_status_t kvx_sequence_truncate(kvx_cache_t cache, int32_t sequence, int64_t num_tokens);
 
+/* kvx_step_begin; is_speculative: [num_entries], other than 0 where tokens may go again
+ * (kvx_cache_options_t.max_speculative_tokens). Null: none. */
+KVX_API kvx_status_t kvx_step_begin_with(kvx_cache_t cache, uint32_t num_entries,
+                                         const int32_t* sequences, const int32_t* num_tokens,
+                                         const uint8_t* is_speculative);
 /* Ends a verification step: of entry i's tokens the first kept_tokens[i] stay. */
 KVX_API kvx_status_t kvx_step_end_kept(kvx_cache_t cache, uint32_t num_entries,
                                        const int32_t* kept_tokens);
 /* Leaves the open step without its tokens. */
 KVX_API kvx_status_t kvx_step_cancel(kvx_cache_t cache);
+/* Waits for what the cache's calls have launched on a GPU; nothing on the host. INTERNAL_ERROR:
+ * some of it failed. */
+KVX_API kvx_status_t kvx_cache_synchronize(kvx_cache_t cache);
 
 /* Forgets up to num_blocks cached blocks of every class, in the policy's order; num_evicted: of all
  * classes. */

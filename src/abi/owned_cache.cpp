@@ -2,6 +2,7 @@
 #include "abi/owned_cache.hpp"
 
 #include <bit>
+#include <climits>
 #include <cmath>
 #include <mutex>
 #include <shared_mutex>
@@ -82,22 +83,28 @@ Result<int> OwnedCache::sequence(int32_t number) const {
   return invalid_argument("sequence is {}; it is not in use", number);
 }
 
-Result<OwnedCache*> find_cache(kvx_cache_t handle) {
+namespace {
+
+Result<CacheCall> call_of(OwnedCache* cache) {
+  const std::optional<kv::CudaPlacement>& place = cache->cache->config().cuda;
+  if (!place) return CacheCall(cache);
+  KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(place->context.device.index));
+  return CacheCall(cache, std::move(current));
+}
+
+}  // namespace
+
+Result<CacheCall> find_cache(kvx_cache_t handle) {
   if (handle == nullptr) return invalid_argument("cache is null");
   OwnedCache* const cache = handles().find(handle);
   if (cache == nullptr) return invalid_argument("cache is no handle, or one that was freed");
   if (cache->is_in_listener) return invalid_argument("cache is called from inside its listener");
-  return cache;
+  return call_of(cache);
 }
 
 // ---- creation
 
 namespace {
-
-Result<kv::KvCache*> cache_of(kvx_cache_t handle) {
-  KVX_ASSIGN_OR_RETURN(const OwnedCache* owned, find_cache(handle));
-  return owned->cache.get();
-}
 
 Status check_range(const char* name, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return {};
@@ -154,6 +161,32 @@ Status read_host_tier(const kvx_cache_options_t& known, kv::KvCacheConfig& confi
   return {};
 }
 
+// Where the pools lie.
+Status read_memory(const kvx_cache_options_t& known, kv::KvCacheConfig& config) {
+  constexpr uint32_t kMostStepTokens = 1 << 24;
+  if (known.memory == KVX_MEMORY_UNKNOWN || known.memory == KVX_MEMORY_HOST) {
+    if (known.device == 0 && known.max_step_tokens == 0 && known.stream == nullptr) return {};
+    return invalid_argument(
+        "options.memory is {}; expected KVX_MEMORY_DEVICE with a device, max_step_tokens or stream",
+        known.memory);
+  }
+  if (known.memory != KVX_MEMORY_DEVICE) {
+    return invalid_argument("options.memory is {}; expected 0, KVX_MEMORY_HOST or _DEVICE",
+                            known.memory);
+  }
+  if (known.max_step_tokens > kMostStepTokens) {
+    return invalid_argument("options.max_step_tokens is {}; expected 0 to {}",
+                            known.max_step_tokens, kMostStepTokens);
+  }
+  if (known.device > INT_MAX) return invalid_argument("options.device is {}", known.device);
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice device,
+                       device::open_cuda_device(static_cast<int>(known.device)));
+  kv::CudaPlacement& place = config.cuda.emplace();
+  place.context = {device, known.stream};
+  if (known.max_step_tokens != 0) place.max_step_tokens = static_cast<int>(known.max_step_tokens);
+  return {};
+}
+
 Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config) {
   if (caller == nullptr) return {};
   KVX_ASSIGN_OR_RETURN(const kvx_cache_options_t known, read_struct(caller, "options"));
@@ -177,6 +210,12 @@ Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config
                                        known.layer_sinks + config.geometry.num_layers);
   }
   KVX_ASSIGN_OR_RETURN(config.eviction, read_eviction(known.eviction, "options.eviction"));
+  if (known.max_speculative_tokens > INT_MAX) {
+    return invalid_argument("options.max_speculative_tokens is {}; expected 0 to {}",
+                            known.max_speculative_tokens, INT_MAX);
+  }
+  config.max_speculative_tokens = static_cast<int>(known.max_speculative_tokens);
+  KVX_RETURN_IF_ERROR(read_memory(known, config));
   return read_host_tier(known, config);
 }
 
@@ -196,16 +235,30 @@ Status create(const kvx_cache_config_t* caller, const kvx_cache_options_t* optio
   Executor& executor =
       handle->own_threads ? *handle->own_threads : chosen_executor(handle->callers_threads);
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
+  std::optional<device::CurrentCudaDevice> current;
+  if (config.cuda) {
+    KVX_ASSIGN_OR_RETURN(auto set,
+                         device::CurrentCudaDevice::set(config.cuda->context.device.index));
+    current.emplace(std::move(set));
+  }
   KVX_ASSIGN_OR_RETURN(handle->cache, kv::KvCache::create(std::move(config), {kernels, &executor}));
   handle->numbers = SequenceNumbers(handle->cache->config().max_sequences);
   *result = handles().add(std::move(handle));
   return {};
 }
 
+// Nothing is left to be told whether a device could be made current for it.
+void free_cache(kvx_cache_t handle) {
+  std::unique_ptr<OwnedCache> cache = handles().remove(handle);
+  if (!cache) return;
+  const Result<CacheCall> call = call_of(cache.get());
+  cache.reset();
+}
+
 // ---- sequences and steps
 
 Status sequence_create(kvx_cache_t handle, int32_t* sequence) {
-  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
   if (sequence == nullptr) return invalid_argument("sequence is null");
   KVX_ASSIGN_OR_RETURN(const int index, owned->cache->create_sequence());
   *sequence = owned->numbers.number_of(index);
@@ -213,7 +266,7 @@ Status sequence_create(kvx_cache_t handle, int32_t* sequence) {
 }
 
 Status sequence_free(kvx_cache_t handle, int32_t sequence) {
-  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   KVX_RETURN_IF_ERROR(owned->cache->free_sequence(index));
   owned->numbers.retire(index);
@@ -222,7 +275,7 @@ Status sequence_free(kvx_cache_t handle, int32_t sequence) {
 
 Status sequence_tokens(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens,
                        int64_t* max_step) {
-  KVX_ASSIGN_OR_RETURN(const OwnedCache* owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
   if (num_tokens == nullptr) return invalid_argument("num_tokens is null");
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   *num_tokens = owned->cache->num_tokens(index);
@@ -230,9 +283,10 @@ Status sequence_tokens(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens
   return {};
 }
 
+// is_speculative: null: none.
 Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* sequences,
-                  const int32_t* num_tokens) {
-  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+                  const int32_t* num_tokens, const uint8_t* is_speculative) {
+  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
   if (num_entries != 0 && (sequences == nullptr || num_tokens == nullptr)) {
     return invalid_argument("{} is null", sequences == nullptr ? "sequences" : "num_tokens");
   }
@@ -248,15 +302,15 @@ Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* seque
     if (!owned->cache->is_in_use(index)) {
       return invalid_argument("sequences[{}] is {}; it is not in use", i, sequences[i]);
     }
-    entries.push_back({index, num_tokens[i]});
+    entries.push_back({index, num_tokens[i], is_speculative != nullptr && is_speculative[i] != 0});
   }
   return owned->cache->begin_step(entries);
 }
 
 Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
-  KVX_ASSIGN_OR_RETURN(kv::KvCache * cache, cache_of(handle));
+  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const kvx_step_layer_args_t known, read_struct(caller, "args"));
-  const kv::CacheGeometry& geometry = cache->config().geometry;
+  const kv::CacheGeometry& geometry = owned->cache->config().geometry;
   if (known.reserved != 0 || known.reserved_2 != 0) {
     return invalid_argument("args.reserved is {}, reserved_2 {}; expected 0", known.reserved,
                             known.reserved_2);
@@ -282,14 +336,14 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
   const float scale = known.softmax_scale != 0
                           ? known.softmax_scale
                           : 1.0f / std::sqrt(static_cast<float>(geometry.k_head_dim));
-  return cache->append_and_attend(static_cast<int>(known.layer),
-                                  {num_q_heads, scale, known.softcap, known.sinks, precision},
-                                  as_input(q), as_input(k), as_input(v), out);
+  return owned->cache->append_and_attend(
+      static_cast<int>(known.layer), {num_q_heads, scale, known.softcap, known.sinks, precision},
+      as_input(q), as_input(k), as_input(v), out);
 }
 
 Status sequence_gather(kvx_cache_t handle, int32_t sequence, uint32_t layer, int64_t first_token,
                        int64_t num_tokens, const kvx_rows_t* k, const kvx_rows_t* v) {
-  KVX_ASSIGN_OR_RETURN(const OwnedCache* owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   const kv::CacheGeometry& geometry = owned->cache->config().geometry;
   if (layer >= static_cast<uint32_t>(geometry.num_layers)) {
@@ -321,7 +375,7 @@ extern "C" kvx_status_t kvx_cache_create_with(const kvx_cache_config_t* config,
 }
 
 extern "C" void kvx_cache_free(kvx_cache_t cache) {
-  (void)kvx::abi::handles().remove(cache);
+  kvx::abi::free_cache(cache);
 }
 
 extern "C" kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence) {
@@ -340,8 +394,15 @@ extern "C" kvx_status_t kvx_sequence_tokens(kvx_cache_t cache, int32_t sequence,
 
 extern "C" kvx_status_t kvx_step_begin(kvx_cache_t cache, uint32_t num_entries,
                                        const int32_t* sequences, const int32_t* num_tokens) {
-  return kvx::abi::run_call(
-      [&] { return kvx::abi::step_begin(cache, num_entries, sequences, num_tokens); });
+  return kvx_step_begin_with(cache, num_entries, sequences, num_tokens, nullptr);
+}
+
+extern "C" kvx_status_t kvx_step_begin_with(kvx_cache_t cache, uint32_t num_entries,
+                                            const int32_t* sequences, const int32_t* num_tokens,
+                                            const uint8_t* is_speculative) {
+  return kvx::abi::run_call([&] {
+    return kvx::abi::step_begin(cache, num_entries, sequences, num_tokens, is_speculative);
+  });
 }
 
 extern "C" kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_args_t* args) {
@@ -350,8 +411,15 @@ extern "C" kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_a
 
 extern "C" kvx_status_t kvx_step_end(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(kvx::kv::KvCache * known, kvx::abi::cache_of(cache));
-    return known->end_step();
+    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    return owned->cache->end_step();
+  });
+}
+
+extern "C" kvx_status_t kvx_cache_synchronize(kvx_cache_t cache) {
+  return kvx::abi::run_call([&]() -> kvx::Status {
+    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    return owned->cache->synchronize();
   });
 }
 

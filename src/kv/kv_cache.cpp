@@ -69,15 +69,13 @@ Status check_cuda_config(const KvCacheConfig& config, std::span<const LayerPlan>
     if (config.geometry.sinks_of(layer) > 0) {
       return unsupported(
           "layer_sinks[{}] is {}; on a GPU a window has no sinks yet (expected 0, or a cache on "
-          "the "
-          "host)",
+          "the host)",
           layer, config.geometry.sinks_of(layer));
     }
     if (has_page_scales(plans[layer])) {
       return unsupported(
           "the recipe of layer {} has source=page; a GPU's copies take scales of rows only "
-          "(expected "
-          "source=computed, or a cache on the host)",
+          "(expected source=computed, or a cache on the host)",
           layer);
     }
   }
