@@ -53,6 +53,7 @@ class CacheCall {
   CacheCall(OwnedCache* cache, device::CurrentCudaDevice current)
       : cache_(cache), current_(std::move(current)) {}
   OwnedCache* operator->() const { return cache_; }
+  OwnedCache* get() const { return cache_; }  // outlives the call
 
  private:
   OwnedCache* cache_;
