@@ -49,24 +49,27 @@ inline void begin(api::Cache& cache, int32_t sequence, int32_t count) {
   ASSERT_TRUE(cache.begin_step(sequences, counts).ok()) << kvx_last_error();
 }
 
-// The same rows to all layers of the open step; gives the last layer's output.
-inline std::vector<float> step_layers(api::Cache& cache, const std::vector<float>& q,
-                                      const std::vector<float>& k, const std::vector<float>& v) {
-  std::vector<float> out(q.size());
-  const kvx_rows_t q_rows = api::rows(q.data(), KVX_DTYPE_F32);
-  const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
-  const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
-  const kvx_rows_t out_rows = api::rows(out.data(), KVX_DTYPE_F32);
+// The same rows to all layers of the open step.
+inline void step_layers(api::Cache& cache, const kvx_rows_t& q, const kvx_rows_t& k,
+                        const kvx_rows_t& v, const kvx_rows_t& out) {
   for (uint32_t layer = 0; layer < kOwnedLayers; ++layer) {
     auto args = sized<kvx_step_layer_args_t>();
     args.layer = layer;
     args.num_q_heads = kQHeads;
-    args.q = &q_rows;
-    args.k = &k_rows;
-    args.v = &v_rows;
-    args.out = &out_rows;
+    args.q = &q;
+    args.k = &k;
+    args.v = &v;
+    args.out = &out;
     EXPECT_TRUE(cache.step_layer(args).ok()) << kvx_last_error();
   }
+}
+
+// Gives the last layer's output.
+inline std::vector<float> step_layers(api::Cache& cache, const std::vector<float>& q,
+                                      const std::vector<float>& k, const std::vector<float>& v) {
+  std::vector<float> out(q.size());
+  step_layers(cache, api::rows(q.data(), KVX_DTYPE_F32), api::rows(k.data(), KVX_DTYPE_F32),
+              api::rows(v.data(), KVX_DTYPE_F32), api::rows(out.data(), KVX_DTYPE_F32));
   return out;
 }
 

@@ -31,20 +31,24 @@ void append_loud(api::Cache& cache, int32_t count) {
   step_layers(cache, test_rows(count, kQHeads, kOwnedDim, 1.0f), rows, rows);
 }
 
+// The step stays open.
+void speculate(api::Cache& cache, int32_t sequence, int32_t count) {
+  ASSERT_TRUE(begin_marked(cache, sequence, count, 1).ok()) << kvx_last_error();
+  append_loud(cache, count);
+}
+
 TEST(OwnedSpeculation, TakesPagesWithASharedScaleBackBitForBit) {
   api::Cache cache = page_cache(16);
   const int32_t sequence = *cache.create_sequence();
   feed(cache, sequence, 0, 13);
   const std::vector<float> before = rows_of(cache, sequence);
-  ASSERT_TRUE(begin_marked(cache, sequence, 6, 1).ok()) << kvx_last_error();
-  append_loud(cache, 6);
+  speculate(cache, sequence, 6);
   ASSERT_TRUE(cache.end_step().ok()) << kvx_last_error();
   EXPECT_NE(rows_of(cache, sequence, 13), before) << "the scale grew, so the codes are others";
   ASSERT_TRUE(cache.truncate_sequence(sequence, 13).ok()) << kvx_last_error();
   EXPECT_EQ(rows_of(cache, sequence), before);
 
-  ASSERT_TRUE(begin_marked(cache, sequence, 6, 1).ok()) << kvx_last_error();
-  append_loud(cache, 6);
+  speculate(cache, sequence, 6);
   ASSERT_TRUE(cache.cancel_step().ok());
   EXPECT_EQ(rows_of(cache, sequence), before);
 }
@@ -53,8 +57,7 @@ TEST(OwnedSpeculation, KeepsWhatAVerificationAcceptsAsIfNoMoreHadCome) {
   api::Cache cache = page_cache(16);
   const int32_t sequence = *cache.create_sequence();
   feed(cache, sequence, 0, 13);
-  ASSERT_TRUE(begin_marked(cache, sequence, 6, 1).ok()) << kvx_last_error();
-  append_loud(cache, 6);
+  speculate(cache, sequence, 6);
   const int32_t two[] = {2};
   ASSERT_TRUE(cache.end_step(two).ok()) << kvx_last_error();
   EXPECT_EQ(*cache.num_tokens(sequence), 15);

@@ -44,22 +44,11 @@ TEST_F(GpuAbiCache, HoldsAndAttendsToTheHostsRows) {
 
   Mirror mirror(memory());
   std::vector<float> out(q.size());
-  const kvx_rows_t q_rows = api::rows(mirror.add(q), KVX_DTYPE_F32);
-  const kvx_rows_t k_rows = api::rows(mirror.add(k), KVX_DTYPE_F32);
-  const kvx_rows_t v_rows = api::rows(mirror.add(v), KVX_DTYPE_F32);
-  const kvx_rows_t out_rows = api::rows(mirror.add(out), KVX_DTYPE_F32);
   const int32_t sequence = *on_device.create_sequence();
   begin(on_device, sequence);
-  for (uint32_t layer = 0; layer < abi_test::kOwnedLayers; ++layer) {
-    auto args = sized<kvx_step_layer_args_t>();
-    args.layer = layer;
-    args.num_q_heads = kQHeads;
-    args.q = &q_rows;
-    args.k = &k_rows;
-    args.v = &v_rows;
-    args.out = &out_rows;
-    ASSERT_TRUE(on_device.step_layer(args).ok()) << kvx_last_error();
-  }
+  abi_test::step_layers(
+      on_device, api::rows(mirror.add(q), KVX_DTYPE_F32), api::rows(mirror.add(k), KVX_DTYPE_F32),
+      api::rows(mirror.add(v), KVX_DTYPE_F32), api::rows(mirror.add(out), KVX_DTYPE_F32));
   ASSERT_TRUE(on_device.end_step().ok());
   ASSERT_TRUE(on_device.synchronize().ok()) << kvx_last_error();
   mirror.fetch(out);
