@@ -1,6 +1,8 @@
 // DeviceScene: an AttendScene, filled by the CPU, attended on the device.
 #pragma once
 
+#include <cstring>
+
 #include "ops/attend/attend_cuda.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
@@ -38,6 +40,21 @@ class DeviceScene {
     const Status status = launch(path);
     EXPECT_TRUE(status.ok()) << status.error().message;
     return fetch();
+  }
+
+  // Captured once, the call serves every batch of other lengths. all_lens: of two sequences.
+  void expect_replays(ops::CudaAttendPath path, std::span<const std::vector<int32_t>> all_lens) {
+    auto graph = device::CudaGraph::capture(context_.stream, [&] { return launch(path); });
+    ASSERT_TRUE(graph.ok()) << graph.error().message;
+    for (const std::vector<int32_t>& lens : all_lens) {
+      const int64_t bytes = std::ssize(lens) * 4;
+      memcpy(const_cast<int32_t*>(scene_.args().seq_lens), lens.data(), lens.size() * 4);
+      ASSERT_TRUE(device::cuda_copy(const_cast<int32_t*>(args_.seq_lens), lens.data(), bytes).ok());
+      poison_outputs();
+      ASSERT_TRUE(graph.value().launch(context_.stream).ok());
+      const AttendOutput got = fetch();
+      EXPECT_LE(relative_rms(got.out, scene_.reference().out), 3e-4);
+    }
   }
 
   void poison_outputs() {
