@@ -83,23 +83,12 @@ Result<int> OwnedCache::sequence(int32_t number) const {
   return invalid_argument("sequence is {}; it is not in use", number);
 }
 
-namespace {
-
-Result<CacheCall> call_of(OwnedCache* cache) {
-  const std::optional<kv::CudaPlacement>& place = cache->cache->config().cuda;
-  if (!place) return CacheCall(cache);
-  KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(place->context.device.index));
-  return CacheCall(cache, std::move(current));
-}
-
-}  // namespace
-
-Result<CacheCall> find_cache(kvx_cache_t handle) {
+Result<OwnedCache*> find_cache(kvx_cache_t handle) {
   if (handle == nullptr) return invalid_argument("cache is null");
   OwnedCache* const cache = handles().find(handle);
   if (cache == nullptr) return invalid_argument("cache is no handle, or one that was freed");
   if (cache->is_in_listener) return invalid_argument("cache is called from inside its listener");
-  return call_of(cache);
+  return cache;
 }
 
 // ---- creation
@@ -235,30 +224,16 @@ Status create(const kvx_cache_config_t* caller, const kvx_cache_options_t* optio
   Executor& executor =
       handle->own_threads ? *handle->own_threads : chosen_executor(handle->callers_threads);
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
-  std::optional<device::CurrentCudaDevice> current;
-  if (config.cuda) {
-    KVX_ASSIGN_OR_RETURN(auto set,
-                         device::CurrentCudaDevice::set(config.cuda->context.device.index));
-    current.emplace(std::move(set));
-  }
   KVX_ASSIGN_OR_RETURN(handle->cache, kv::KvCache::create(std::move(config), {kernels, &executor}));
   handle->numbers = SequenceNumbers(handle->cache->config().max_sequences);
   *result = handles().add(std::move(handle));
   return {};
 }
 
-// Nothing is left to be told whether a device could be made current for it.
-void free_cache(kvx_cache_t handle) {
-  std::unique_ptr<OwnedCache> cache = handles().remove(handle);
-  if (!cache) return;
-  const Result<CacheCall> call = call_of(cache.get());
-  cache.reset();
-}
-
 // ---- sequences and steps
 
 Status sequence_create(kvx_cache_t handle, int32_t* sequence) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (sequence == nullptr) return invalid_argument("sequence is null");
   KVX_ASSIGN_OR_RETURN(const int index, owned->cache->create_sequence());
   *sequence = owned->numbers.number_of(index);
@@ -266,7 +241,7 @@ Status sequence_create(kvx_cache_t handle, int32_t* sequence) {
 }
 
 Status sequence_free(kvx_cache_t handle, int32_t sequence) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   KVX_RETURN_IF_ERROR(owned->cache->free_sequence(index));
   owned->numbers.retire(index);
@@ -275,7 +250,7 @@ Status sequence_free(kvx_cache_t handle, int32_t sequence) {
 
 Status sequence_tokens(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens,
                        int64_t* max_step) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (num_tokens == nullptr) return invalid_argument("num_tokens is null");
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   *num_tokens = owned->cache->num_tokens(index);
@@ -286,7 +261,7 @@ Status sequence_tokens(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens
 // is_speculative: null: none.
 Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* sequences,
                   const int32_t* num_tokens, const uint8_t* is_speculative) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (num_entries != 0 && (sequences == nullptr || num_tokens == nullptr)) {
     return invalid_argument("{} is null", sequences == nullptr ? "sequences" : "num_tokens");
   }
@@ -308,7 +283,7 @@ Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* seque
 }
 
 Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const kvx_step_layer_args_t known, read_struct(caller, "args"));
   const kv::CacheGeometry& geometry = owned->cache->config().geometry;
   if (known.reserved != 0 || known.reserved_2 != 0) {
@@ -343,7 +318,7 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
 
 Status sequence_gather(kvx_cache_t handle, int32_t sequence, uint32_t layer, int64_t first_token,
                        int64_t num_tokens, const kvx_rows_t* k, const kvx_rows_t* v) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   const kv::CacheGeometry& geometry = owned->cache->config().geometry;
   if (layer >= static_cast<uint32_t>(geometry.num_layers)) {
@@ -375,7 +350,7 @@ extern "C" kvx_status_t kvx_cache_create_with(const kvx_cache_config_t* config,
 }
 
 extern "C" void kvx_cache_free(kvx_cache_t cache) {
-  kvx::abi::free_cache(cache);
+  (void)kvx::abi::handles().remove(cache);
 }
 
 extern "C" kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence) {
@@ -411,14 +386,14 @@ extern "C" kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_a
 
 extern "C" kvx_status_t kvx_step_end(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    KVX_ASSIGN_OR_RETURN(kvx::abi::OwnedCache * owned, kvx::abi::find_cache(cache));
     return owned->cache->end_step();
   });
 }
 
 extern "C" kvx_status_t kvx_cache_synchronize(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    KVX_ASSIGN_OR_RETURN(kvx::abi::OwnedCache * owned, kvx::abi::find_cache(cache));
     return owned->cache->synchronize();
   });
 }

@@ -9,7 +9,6 @@
 
 #include "abi/callers_memory.hpp"
 #include "abi/executor.hpp"
-#include "device/cuda_caller.hpp"
 #include "kv/kv_cache.hpp"
 
 namespace kvx::abi {
@@ -46,22 +45,8 @@ struct OwnedCache {
   Result<int> sequence(int32_t number) const;
 };
 
-// A call's cache; its device, if it lies on one, is current until the end of the call.
-class CacheCall {
- public:
-  explicit CacheCall(OwnedCache* cache) : cache_(cache) {}
-  CacheCall(OwnedCache* cache, device::CurrentCudaDevice current)
-      : cache_(cache), current_(std::move(current)) {}
-  OwnedCache* operator->() const { return cache_; }
-  OwnedCache* get() const { return cache_; }  // outlives the call
-
- private:
-  OwnedCache* cache_;
-  std::optional<device::CurrentCudaDevice> current_;
-};
-
 // INVALID_ARGUMENT: null, a handle that was freed or never was, a call from inside a listener.
-Result<CacheCall> find_cache(kvx_cache_t handle);
+Result<OwnedCache*> find_cache(kvx_cache_t handle);
 
 // Null: no keys.
 Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller);

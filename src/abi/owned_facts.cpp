@@ -6,7 +6,7 @@ namespace kvx::abi {
 namespace {
 
 Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   const kv::KvCacheSnapshot seen = owned->cache->snapshot();
   kvx_cache_snapshot_t answer{};
   answer.num_classes = static_cast<uint32_t>(seen.classes.size());
@@ -36,7 +36,7 @@ Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
 }
 
 Status block_class(kvx_cache_t handle, uint32_t index, kvx_block_class_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   const kv::KvCacheSnapshot seen = owned->cache->snapshot();
   if (index >= seen.classes.size()) {
     return out_of_range("index is {}; the cache has {} classes", index, seen.classes.size());
@@ -82,7 +82,7 @@ void tell(const kvx_cache_listener_t& listener, const cache::PrefixEvent& event)
 }
 
 Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (caller == nullptr) {
     owned->cache->set_prefix_listener({});
     return {};
@@ -90,10 +90,10 @@ Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
   KVX_ASSIGN_OR_RETURN(const kvx_cache_listener_t known, read_struct(caller, "listener"));
   if (known.reserved != 0) return invalid_argument("listener.reserved is {}", known.reserved);
   if (known.on_event == nullptr) return invalid_argument("listener.on_event is null");
-  owned->cache->set_prefix_listener([cache = owned.get(), known](const cache::PrefixEvent& event) {
-    cache->is_in_listener = true;
+  owned->cache->set_prefix_listener([owned, known](const cache::PrefixEvent& event) {
+    owned->is_in_listener = true;
     tell(known, event);
-    cache->is_in_listener = false;
+    owned->is_in_listener = false;
   });
   return {};
 }

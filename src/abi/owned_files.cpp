@@ -36,7 +36,7 @@ Result<bool> read_load_options(const kvx_load_options_t* caller) {
 
 Status save_sequence(kvx_cache_t handle, int32_t sequence, const char* caller_path,
                      const kvx_save_options_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
   KVX_ASSIGN_OR_RETURN(const kv::SaveOptions options, read_save_options(caller));
@@ -45,7 +45,7 @@ Status save_sequence(kvx_cache_t handle, int32_t sequence, const char* caller_pa
 
 Status save_prefixes(kvx_cache_t handle, const char* caller_path,
                      const kvx_save_options_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
   KVX_ASSIGN_OR_RETURN(const kv::SaveOptions options, read_save_options(caller));
   return owned->cache->save_prefixes(path, options);
@@ -53,7 +53,7 @@ Status save_prefixes(kvx_cache_t handle, const char* caller_path,
 
 Status load_sequence(kvx_cache_t handle, const char* caller_path, const kvx_load_options_t* options,
                      int32_t* sequence) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
   KVX_ASSIGN_OR_RETURN(const bool transcodes, read_load_options(options));
   if (sequence == nullptr) return invalid_argument("sequence is null");
@@ -65,7 +65,7 @@ Status load_sequence(kvx_cache_t handle, const char* caller_path, const kvx_load
 
 Status load_prefixes(kvx_cache_t handle, const char* caller_path, const kvx_load_options_t* options,
                      kvx_load_report_t* report) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
   KVX_ASSIGN_OR_RETURN(const bool transcodes, read_load_options(options));
   if (report != nullptr) KVX_RETURN_IF_ERROR(check_out_struct(report, "report"));
@@ -131,7 +131,7 @@ Status file_fingerprint(const char* caller_path, char* text, uint64_t capacity, 
 }
 
 Status cache_fingerprint(kvx_cache_t handle, char* text, uint64_t capacity, uint64_t* bytes) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   return copy_text(owned->cache->fingerprint(), text, capacity, bytes);
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 Status create_from(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, const int32_t* tokens,
                    int64_t num_tokens, int32_t* sequence, int64_t* num_found) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (sequence == nullptr) return invalid_argument("sequence is null");
   KVX_ASSIGN_OR_RETURN(const cache::PrefixKeys keys, read_keys(caller_keys));
   KVX_ASSIGN_OR_RETURN(const std::span<const int32_t> wanted, read_tokens(tokens, num_tokens));
@@ -32,7 +32,7 @@ Status create_from(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, con
 }
 
 Status record(kvx_cache_t handle, int32_t sequence, const int32_t* tokens, int64_t num_tokens) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   KVX_ASSIGN_OR_RETURN(const std::span<const int32_t> added, read_tokens(tokens, num_tokens));
   return owned->cache->record_tokens(index, added);
@@ -40,7 +40,7 @@ Status record(kvx_cache_t handle, int32_t sequence, const int32_t* tokens, int64
 
 Status recorded(kvx_cache_t handle, int32_t sequence, int32_t* tokens, int64_t capacity,
                 int64_t* num_tokens) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   if (num_tokens == nullptr) return invalid_argument("num_tokens is null");
   if (capacity < 0) return invalid_argument("capacity is {}; expected 0 or more", capacity);
@@ -52,7 +52,7 @@ Status recorded(kvx_cache_t handle, int32_t sequence, int32_t* tokens, int64_t c
 }
 
 Status fork(kvx_cache_t handle, int32_t sequence, int32_t* twin) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   if (twin == nullptr) return invalid_argument("twin is null");
   KVX_ASSIGN_OR_RETURN(const int forked, owned->cache->fork_sequence(index));
@@ -61,19 +61,19 @@ Status fork(kvx_cache_t handle, int32_t sequence, int32_t* twin) {
 }
 
 Status truncate(kvx_cache_t handle, int32_t sequence, int64_t num_tokens) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
   return owned->cache->truncate_sequence(index, num_tokens);
 }
 
 Status end_kept(kvx_cache_t handle, uint32_t num_entries, const int32_t* kept_tokens) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (num_entries != 0 && kept_tokens == nullptr) return invalid_argument("kept_tokens is null");
   return owned->cache->end_step(std::span(kept_tokens, num_entries));
 }
 
 Status evict(kvx_cache_t handle, int64_t num_blocks, int64_t* num_evicted) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const int64_t evicted, owned->cache->evict_blocks(num_blocks));
   if (num_evicted != nullptr) *num_evicted = evicted;
   return {};
@@ -116,7 +116,7 @@ extern "C" kvx_status_t kvx_step_end_kept(kvx_cache_t cache, uint32_t num_entrie
 
 extern "C" kvx_status_t kvx_step_cancel(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    KVX_ASSIGN_OR_RETURN(kvx::abi::OwnedCache * owned, kvx::abi::find_cache(cache));
     return owned->cache->cancel_step();
   });
 }
@@ -128,7 +128,7 @@ extern "C" kvx_status_t kvx_cache_evict(kvx_cache_t cache, int64_t num_blocks,
 
 extern "C" kvx_status_t kvx_cache_clear_prefixes(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    KVX_ASSIGN_OR_RETURN(kvx::abi::OwnedCache * owned, kvx::abi::find_cache(cache));
     return owned->cache->clear_prefixes();
   });
 }

@@ -7,7 +7,7 @@ namespace {
 
 Status prefetch(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, const int32_t* tokens,
                 int64_t num_tokens, uint64_t* result) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (result == nullptr) return invalid_argument("prefetch is null");
   KVX_ASSIGN_OR_RETURN(const cache::PrefixKeys keys, read_keys(caller_keys));
   KVX_ASSIGN_OR_RETURN(const std::span<const int32_t> wanted, read_tokens(tokens, num_tokens));
@@ -22,7 +22,7 @@ Error unknown_prefetch(uint64_t number) {
 }
 
 Status is_done(kvx_cache_t handle, uint64_t number, uint32_t* result) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (result == nullptr) return invalid_argument("is_done is null");
   const auto found = owned->prefetches.find(number);
   if (found == owned->prefetches.end()) return unknown_prefetch(number);
@@ -31,7 +31,7 @@ Status is_done(kvx_cache_t handle, uint64_t number, uint32_t* result) {
 }
 
 Status end(kvx_cache_t handle, uint64_t number) {
-  KVX_ASSIGN_OR_RETURN(const CacheCall owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (owned->prefetches.erase(number) == 0) return unknown_prefetch(number);
   return {};
 }
@@ -57,7 +57,7 @@ extern "C" kvx_status_t kvx_prefetch_end(kvx_cache_t cache, uint64_t prefetch) {
 
 extern "C" kvx_status_t kvx_cache_wait_for_tiers(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
-    KVX_ASSIGN_OR_RETURN(const kvx::abi::CacheCall owned, kvx::abi::find_cache(cache));
+    KVX_ASSIGN_OR_RETURN(kvx::abi::OwnedCache * owned, kvx::abi::find_cache(cache));
     owned->cache->wait_for_tiers();
     return {};
   });

@@ -2,6 +2,7 @@
 #include "cache/memory.hpp"
 #include "core/log.hpp"
 #include "device/cuda_async.hpp"
+#include "device/cuda_caller.hpp"
 
 namespace kvx::cache {
 namespace {
@@ -11,9 +12,9 @@ class CudaMemory final : public Memory {
   CudaMemory(int device, device::CudaStream stream) : device_(device), stream_(stream) {}
   MemoryKind kind() const override { return MemoryKind::kCuda; }
   void clear(uint8_t* data, int64_t bytes) override {
-    const Status cleared = device::cuda_fill_async(data, 0, bytes, stream_);
-    if (!cleared.ok())
-      log(LogLevel::kWarning, "blocks keep their bytes: {}", cleared.error().message);
+    const Status cleared = fill_with_zeros(data, bytes);
+    if (cleared.ok()) return;
+    log(LogLevel::kWarning, "blocks keep their bytes: {}", cleared.error().message);
   }
 
  protected:
@@ -29,6 +30,11 @@ class CudaMemory final : public Memory {
   void free(uint8_t* data, int64_t) override { device::cuda_free(device_, data); }
 
  private:
+  Status fill_with_zeros(uint8_t* data, int64_t bytes) {
+    KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device_));
+    return device::cuda_fill_async(data, 0, bytes, stream_);
+  }
+
   int device_;
   device::CudaStream stream_;
 };

@@ -143,7 +143,7 @@ CurrentCudaDevice::~CurrentCudaDevice() {
 }
 
 Result<uint8_t*> cuda_allocate(int device, int64_t bytes) {
-  KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(device), "cudaSetDevice"));
+  KVX_ASSIGN_OR_RETURN(const auto current, CurrentCudaDevice::set(device));
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes));
   if (error == cudaErrorMemoryAllocation) {
@@ -155,7 +155,7 @@ Result<uint8_t*> cuda_allocate(int device, int64_t bytes) {
 }
 
 void cuda_free(int device, uint8_t* data) {
-  cudaSetDevice(device);
+  const Result<CurrentCudaDevice> current = CurrentCudaDevice::set(device);
   cudaFree(data);
 }
 

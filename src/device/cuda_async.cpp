@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda_caller.hpp"
 #include "device/cuda_error.hpp"
 
 namespace kvx::device {
@@ -18,7 +19,7 @@ cudaStream_t stream_of(CudaStream stream) {
 }  // namespace
 
 Result<uint8_t*> cuda_allocate_pinned(int device, int64_t bytes) {
-  KVX_RETURN_IF_ERROR(cuda_status(cudaSetDevice(device), "cudaSetDevice"));
+  KVX_ASSIGN_OR_RETURN(const auto current, CurrentCudaDevice::set(device));
   void* data = nullptr;
   const cudaError_t error = cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable);
   if (error == cudaErrorMemoryAllocation) {

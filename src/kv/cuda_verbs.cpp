@@ -32,6 +32,8 @@ int64_t bytes_of_lists(const CudaVerbLimits& limits) {
 
 Result<std::unique_ptr<CudaVerbs>> CudaVerbs::create(const CudaPlace& place,
                                                      const CudaVerbLimits& limits) {
+  KVX_ASSIGN_OR_RETURN(const auto current,
+                       device::CurrentCudaDevice::set(place.context.device.index));
   KVX_ASSIGN_OR_RETURN(CudaUpload tables, CudaUpload::create(place, bytes_of_tables(limits)));
   KVX_ASSIGN_OR_RETURN(CudaUpload lists, CudaUpload::create(place, bytes_of_lists(limits)));
   KVX_ASSIGN_OR_RETURN(cache::Region block,
@@ -41,6 +43,7 @@ Result<std::unique_ptr<CudaVerbs>> CudaVerbs::create(const CudaPlace& place,
 }
 
 CudaVerbs::~CudaVerbs() {
+  const Result<device::CurrentCudaDevice> current = use_device();
   (void)device::cuda_synchronize(place_.context.stream);
 }
 

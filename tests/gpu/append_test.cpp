@@ -95,10 +95,7 @@ class GpuAppend : public GpuTest {
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     on_device.fetch(mirror);
-    EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
-    EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
-    EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
-    EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+    expect_same_bytes(host, device);
     EXPECT_EQ(findings.read().nonfinite_inputs,
               static_cast<uint64_t>(report.value().nonfinite_inputs));
     EXPECT_EQ(findings.read().out_of_range, 0u);

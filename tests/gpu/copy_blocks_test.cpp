@@ -3,7 +3,6 @@
 
 #include "format/list.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
-#include "tests/support/compare_bytes.hpp"
 #include "tests/support/verbs.hpp"
 
 namespace kvx::tests {
@@ -34,10 +33,7 @@ class GpuCopyBlocks : public GpuTest {
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     to_device.fetch(mirror);
-    EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
-    EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
-    EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
-    EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+    expect_same_bytes(host, device);
     EXPECT_EQ(findings.read().out_of_range, 0u);
   }
 
@@ -67,10 +63,7 @@ class GpuCopyBlocks : public GpuTest {
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     on_device.fetch(mirror);
-    EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
-    EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
-    EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
-    EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+    expect_same_bytes(host, device);
     EXPECT_EQ(findings.read().out_of_range, 1u);
   }
 };

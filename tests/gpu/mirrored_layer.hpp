@@ -3,9 +3,18 @@
 
 #include "ops/transform.hpp"
 #include "tests/gpu/gpu.hpp"
+#include "tests/support/compare_bytes.hpp"
 #include "tests/support/test_layer.hpp"
 
 namespace kvx::tests {
+
+// After a verb on the host and its twin on the device.
+inline void expect_same_bytes(const TestLayer& host, const TestLayer& device) {
+  EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
+  EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
+  EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
+  EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+}
 
 class MirroredLayer {
  public:
