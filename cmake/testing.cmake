@@ -17,6 +17,21 @@ find_package(rapidcheck REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 set(KVX_TEST_REPORTS ${CMAKE_BINARY_DIR}/test-reports)
 
+# The headers are compiled with the first test's options, which are every test's. (ccache knows GCC's
+# precompiled headers only with -fpch-preprocess.)
+function(kvx_precompile_test_headers name)
+  target_compile_options(
+    ${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess>)
+  get_property(owner GLOBAL PROPERTY kvx_test_headers_owner)
+  if(owner)
+    target_precompile_headers(${name} REUSE_FROM ${owner})
+  else()
+    target_precompile_headers(
+      ${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${PROJECT_SOURCE_DIR}/tests/precompiled.hpp>)
+    set_property(GLOBAL PROPERTY kvx_test_headers_owner ${name})
+  endif()
+endfunction()
+
 function(kvx_add_test name)
   cmake_parse_arguments(arg "GPU" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
@@ -24,6 +39,7 @@ function(kvx_add_test name)
   target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
                         rapidcheck nlohmann_json::nlohmann_json)
   target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  kvx_precompile_test_headers(${name})
   add_test(NAME ${name} COMMAND ${name} --gtest_output=xml:${KVX_TEST_REPORTS}/${name}.xml)
   if(arg_GPU)
     list(APPEND arg_LABELS gpu)

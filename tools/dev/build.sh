@@ -6,7 +6,7 @@ Builds the library, the tools and the tests into build/<preset>.
 
 usage: ./dev build [PRESET | --release] [-- NINJA OPTIONS]
 
-  PRESET     dev (default), release, release-all, cuda, asan, tsan or fuzz, as in
+  PRESET     dev (default), release, release-all, cuda, asan or tsan, as in
              CMakePresets.json
   --release  release-all: what is given away, with kernels for every supported GPU
 
@@ -27,7 +27,7 @@ cmd_build() {
     [[ $1 == -- ]] || bad_usage build "unknown option '$1'"
     shift
   fi
-  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan|fuzz)$ ]] || bad_usage build "unknown preset '$preset'"
+  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan)$ ]] || bad_usage build "unknown preset '$preset'"
   ensure_packages
   build_preset "$preset" "$@"
   summary
@@ -38,6 +38,8 @@ build_preset() {
   local preset=$1
   shift
   if command -v ccache >/dev/null; then
+    # what ccache asks for where headers are precompiled
+    export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
     export CMAKE_C_COMPILER_LAUNCHER=${CMAKE_C_COMPILER_LAUNCHER:-ccache}
     export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
     export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER:-ccache}

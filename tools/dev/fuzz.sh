@@ -45,7 +45,7 @@ cmd_fuzz() {
   done
 
   ensure_packages
-  build_preset fuzz "${targets[@]/%/_fuzz}"
+  build_preset asan "${targets[@]/%/_fuzz}"
   for target in "${targets[@]}"; do
     fuzz_one "$target" "$seconds"
   done
@@ -59,7 +59,7 @@ fuzz_one() {
   local folders=("$found")
   [[ -d $seeds ]] && folders+=("$seeds")
   step "Fuzzing $target for $seconds s"
-  "build/fuzz/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=25 -rss_limit_mb=4096 \
+  "build/asan/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=25 -rss_limit_mb=4096 \
     -artifact_prefix=build/fuzz/crashes/ -print_final_stats=1 "${folders[@]}" >"$log" 2>&1 || {
     tail -n 60 "$log" >&2
     fail "the fuzz target $target found a fault; its input lies in build/fuzz/crashes"
