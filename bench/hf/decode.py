@@ -104,7 +104,9 @@ def main():
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).eval()
     with torch.inference_mode():
-        decoders = [Decoder(model, recipe, options) for recipe in [None, *options.recipes.split(",")]]
+        decoders = [
+            Decoder(model, recipe, options) for recipe in [None, *options.recipes.split(",")]
+        ]
         if options.wait:
             input("filled; press Enter to time\n")
         for _ in range(options.rounds):
