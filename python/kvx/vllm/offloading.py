@@ -183,7 +183,7 @@ class KvxOffloadingSpec(OffloadingSpec):
         super().__init__(config)
         if config.parallel.pp_size != 1 or self.blocks_per_chunk != 1:
             raise UnsupportedError(
-                f"pipeline_parallel_size is {config.parallel.pp_size} and chunks have "
+                f"pipeline_parallel_size is {config.parallel.pp_size}, in chunks of "
                 f"{self.blocks_per_chunk} blocks; kvx's host memory takes all layers, block by block"
             )
         wanted = int(self.extra_config.get("cpu_bytes_to_use") or 0)
