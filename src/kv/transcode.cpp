@@ -301,7 +301,8 @@ Result<LoadReport> transcode_prefixes(KvCache& cache, const std::string& path) {
   for (const tier::FileBlock& block : index.blocks) {
     if (block.parent >= 0) has_child[block.parent] = 1;
   }
-  Progress progress{{}, std::vector<uint8_t>(index.blocks.size(), 0)};
+  Progress progress;
+  progress.is_counted.resize(index.blocks.size(), 0);
   progress.report.num_blocks = static_cast<int64_t>(index.blocks.size());
   for (int32_t leaf = 0; leaf < static_cast<int32_t>(index.blocks.size()); ++leaf) {
     if (has_child[leaf] != 0) continue;

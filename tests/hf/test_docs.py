@@ -12,4 +12,4 @@ def test_every_block_of_the_transformers_page_runs():
     pages = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
     inputs = left_padded(1, 30, [0])
-    assert pages.run_blocks("docs/transformers.md", model=tiny_model("qwen3"), inputs=inputs) == 3
+    assert pages.run_blocks("docs/transformers.md", model=tiny_model("qwen3"), inputs=inputs) == 4

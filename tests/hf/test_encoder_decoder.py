@@ -134,12 +134,69 @@ def test_the_encoders_keys_have_no_16_bit_ends(recipe, packed):
     kvx.parse_recipe(packed)
 
 
-def test_t5_is_refused():
+def test_rows_are_repeated_and_chosen_in_both_caches(config_class):
+    model, cache = kvx_cache(config_class, "f32")
+    with torch.no_grad():
+        model(**prompt(), decoder_input_ids=torch.full((2, 3), 5), past_key_values=cache)
+    cache = kvx.hf.EncoderDecoderCache(model.config, "f32", max_batch=4)
+    with torch.no_grad():
+        model(**prompt(), decoder_input_ids=torch.full((2, 3), 5), past_key_values=cache)
+        cache.batch_repeat_interleave(2)
+        assert cache.cross_attention_cache.layers[0].num_rows == 4
+        cache.batch_select_indices(torch.tensor([0, 3]))
+    assert cache.cross_attention_cache.layers[0].num_rows == 2
+
+
+T5_SIZES = dict(
+    vocab_size=97,
+    d_model=64,
+    d_kv=16,
+    d_ff=64,
+    num_layers=2,
+    num_decoder_layers=3,
+    num_heads=4,
+    decoder_start_token_id=0,
+    eos_token_id=None,
+    tie_word_embeddings=False,
+)
+
+
+def new_t5():
     torch.manual_seed(7)
-    sizes = dict(vocab_size=97, d_model=64, d_kv=16, num_layers=2, num_heads=4)
-    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+    config = transformers.T5Config(**T5_SIZES)
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
-    with pytest.raises(kvx.UnsupportedError, match="layer 0 does not read a kvx cache"):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "shared" not in name and "embed" not in name:
+                parameter.mul_(8)
+    return model
+
+
+def test_t5_is_refused_by_its_position_bias():
+    model = new_t5()
+    with pytest.raises(kvx.UnsupportedError, match="t5 adds a position bias"):
         kvx.hf.enable(model)
-        cache = kvx.hf.EncoderDecoderCache(model.config, "f32", max_tokens=64)
-        tokens_of(model, cache, prompt())
+    with pytest.raises(kvx.UnsupportedError, match="DecodingEncoderDecoderCache"):
+        kvx.hf.EncoderDecoderCache(model.config, "f32", max_tokens=64)
+
+
+@pytest.mark.parametrize("hidden", [(0, 0), (0, 37)])
+@pytest.mark.parametrize("options", [{}, dict(num_beams=3, num_return_sequences=2)])
+def test_t5_on_decoded_keys_and_values(hidden, options):
+    model = new_t5()
+    stock = transformers.EncoderDecoderCache(DynamicCache(), DynamicCache())
+    expected = tokens_of(model, stock, prompt(hidden), **options)
+    assert len(set(expected.flatten().tolist())) > 4
+    cache = kvx.hf.DecodingEncoderDecoderCache(model.config, "f32")
+    assert torch.equal(tokens_of(model, cache, prompt(hidden), **options), expected)
+
+
+def test_t5_from_int8():
+    model = new_t5()
+    cache = kvx.hf.DecodingEncoderDecoderCache(model.config, "int8")
+    first = tokens_of(model, cache, prompt())
+    # 2 rows; 3 layers; K and V of 4 heads of 16 numbers with a 2-byte scale; 90 of the encoder's
+    # tokens in 2 pages of 64 and 30 of the decoder's in 1
+    assert cache.memory() == 2 * 3 * 2 * 4 * (16 + 2) * 64 * (2 + 1)
+    cache.reset()
+    assert torch.equal(tokens_of(model, cache, prompt()), first)

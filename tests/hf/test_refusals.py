@@ -138,3 +138,17 @@ def test_arguments():
     ]:
         with pytest.raises(kvx.Error, match=message):
             kvx.hf.Cache(config, **options)
+
+
+def test_a_transformers_with_another_interface_is_named_at_import(monkeypatch):
+    from kvx.hf import requirements
+
+    assert requirements.interface_problem() is None
+    monkeypatch.delattr(transformers.cache_utils.CacheLayerMixin, "get_mask_sizes")
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    message = "interface of transformers 5.99.0: CacheLayerMixin has no get_mask_sizes; it was made"
+    with pytest.raises(ImportError, match=message):
+        requirements.check_interface()
+    monkeypatch.delattr(transformers.cache_utils, "EncoderDecoderCache")
+    with pytest.raises(ImportError, match="cannot import name 'EncoderDecoderCache'"):
+        requirements.check_interface()

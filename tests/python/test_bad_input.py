@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import threading
 
+import dlpack_device
 import numpy as np
 import pytest
+from dlpack_device import OnDevice
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
@@ -64,6 +67,54 @@ def test_a_bad_array_is_named_and_the_step_goes_on(message):
     assert message in str(error.value)
     out = cache.append_and_attend(0, Q, K, V)
     cache.end_step()
+    assert relative_error(out, attention(Q, K, V)) < 2e-2
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+@pytest.mark.parametrize("device_type", [dlpack_device.CUDA, dlpack_device.CUDA_MANAGED])
+def test_an_array_of_a_gpu_is_named_and_the_step_goes_on(name, device_type):
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    arrays = {"q": Q, "k": K, "v": V, "out": np.empty_like(Q)}
+    with cache.step([(sequence, 3)]):
+        bad = {**arrays, name: OnDevice(arrays[name], device_type)}
+        message = f"{name} lies on a device of DLPack type {device_type}; expected the CPU"
+        with pytest.raises(kvx.Error, match=message):
+            cache.append_and_attend(0, **bad)
+        out = cache.append_and_attend(0, **arrays)
+    assert relative_error(out, attention(Q, K, V)) < 2e-2
+    with pytest.raises(kvx.Error, match=f"x lies on a device of DLPack type {device_type}"):
+        kvx.quantize(OnDevice(Q, device_type), "int8")
+
+
+def test_arrays_that_change_meanwhile_crash_nothing():
+    """The GIL is free in a verb: nobody keeps another thread from writing to its arrays."""
+    cache = new_cache()
+    arrays = [array.copy() for array in (Q, K, V)]
+    is_done = threading.Event()
+
+    def scribble():
+        numbers = np.array([0, 1, -1e30, np.nan, np.inf, 1e-40], np.float32)
+        while not is_done.is_set():
+            for array in arrays:
+                array[...] = np.random.default_rng().choice(numbers, array.shape)
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    try:
+        for _ in range(30):
+            sequence = cache.create_sequence()
+            for _ in range(5):
+                with cache.step([(sequence, 3)]):
+                    cache.append_and_attend(0, *arrays)
+            kvx.quantize(arrays[0], "nvfp4:search").dequantize()
+            cache.free_sequence(sequence)
+    finally:
+        is_done.set()
+        thread.join()
+    sequence = cache.create_sequence()
+    with cache.step([(sequence, 3)]):
+        out = cache.append_and_attend(0, Q, K, V)
     assert relative_error(out, attention(Q, K, V)) < 2e-2
 
 

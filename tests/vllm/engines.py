@@ -6,6 +6,7 @@ import torch
 import transformers
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
 SIZES = dict(
     vocab_size=97,
@@ -65,7 +66,11 @@ class Engine:
             max_model_len=256,
             kv_cache_memory_bytes=1 << 24,
         )
-        self.llm = LLM(model, **{**defaults, **options})
+        try:
+            self.llm = LLM(model, **{**defaults, **options})
+        except BaseException:
+            _clean_up()
+            raise
 
     def __enter__(self):
         return self
@@ -73,8 +78,7 @@ class Engine:
     def __exit__(self, *_):
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+        _clean_up()
 
     def tokens(self, inputs, count=20):
         return [output.outputs[0].token_ids for output in self.outputs(inputs, count)]
@@ -90,3 +94,10 @@ class Engine:
         """That vLLM's memory holds."""
         config = self.llm.llm_engine.vllm_config.cache_config
         return config.num_gpu_blocks * config.block_size
+
+
+def _clean_up():
+    """What an engine leaves behind in its process, its KV connector among it."""
+    ensure_kv_transfer_shutdown()
+    gc.collect()
+    cleanup_dist_env_and_memory()

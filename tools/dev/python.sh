@@ -26,19 +26,19 @@ ensure_python_env() {
   did "Python environment of $requirements: installed"
 }
 
-# Makes build/dev build kvx._core with the test environment's nanobind.
+# Makes build/<preset> build kvx._core with the test environment's nanobind.
 configure_python() {
+  local preset=$1 python
   ensure_python_env "$TEST_REQUIREMENTS"
-  local python
   python=$(python_env "$TEST_REQUIREMENTS")/bin/python
-  local cache=build/dev/CMakeCache.txt
+  local cache=build/$preset/CMakeCache.txt
   [[ -f $cache ]] && grep -q '^KVX_PYTHON:BOOL=ON$' "$cache" &&
     grep -q "^Python_EXECUTABLE:[A-Z]*=$python\$" "$cache" && return
-  step "Configuring build/dev with the Python module"
-  mkdir -p build/dev
-  cmake --preset dev -DKVX_PYTHON=ON -DPython_EXECUTABLE="$python" -U 'nanobind_*' -U '_Python*' \
-    >build/dev/configure.log 2>&1 || {
-    cat build/dev/configure.log >&2
+  step "Configuring build/$preset with the Python module"
+  mkdir -p "build/$preset"
+  cmake --preset "$preset" -DKVX_PYTHON=ON -DPython_EXECUTABLE="$python" -U 'nanobind_*' \
+    -U '_Python*' >"build/$preset/configure.log" 2>&1 || {
+    cat "build/$preset/configure.log" >&2
     fail "cmake could not configure the Python module"
   }
 }
@@ -53,11 +53,30 @@ run_python_suite() {
   ensure_model
   ensure_text
   ensure_python_env "$requirements"
-  configure_python
+  configure_python dev
   build_preset dev kvx_python kvx_tool
   summary
   step "Testing $suite"
   KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) \
     PYTHONPATH=build/dev/python PYTHONDONTWRITEBYTECODE=1 \
     "$(python_env "$requirements")/bin/python" -m pytest -q -p no:cacheprovider "$suite"
+}
+
+# The package's own suite on a module with AddressSanitizer and UBSan, whose runtime the interpreter
+# has to bring along. Python keeps memory until its end: leaks are not looked for.
+test_python_asan() {
+  ensure_packages
+  ensure_model
+  ensure_text
+  configure_python asan
+  build_preset asan kvx_python kvx_tool
+  summary
+  step "Testing tests/python under AddressSanitizer"
+  local runtime
+  runtime=$(clang++ -print-file-name=libclang_rt.asan-x86_64.so)
+  KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) \
+    PYTHONPATH=build/asan/python PYTHONDONTWRITEBYTECODE=1 \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    LD_PRELOAD="$runtime $(clang++ -print-file-name=libstdc++.so.6)" \
+    "$(python_env "$TEST_REQUIREMENTS")/bin/python" -m pytest -q -p no:cacheprovider tests/python
 }

@@ -5,7 +5,7 @@ help_test() {
 Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
-       ./dev test --hf | --vllm
+       ./dev test --hf | --vllm | --python-asan
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
@@ -14,6 +14,8 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
+  --python-asan  only the Python package's suite (tests/python), on a module with
+              AddressSanitizer and UndefinedBehaviorSanitizer
 
 example: ./dev test -R cache
 END
@@ -24,9 +26,10 @@ cmd_test() {
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
-      --hf | --vllm)
+      --hf | --vllm | --python-asan)
         (($# == 1)) || bad_usage test "$1 stands alone"
-        "test_${1#--}"
+        local suite=${1#--}
+        "test_${suite//-/_}"
         return
         ;;
       --preset | -R | -L)
@@ -44,7 +47,7 @@ cmd_test() {
   ensure_packages
   ensure_model
   ensure_text
-  [[ $preset != dev ]] || configure_python
+  [[ $preset != dev ]] || configure_python dev
   build_preset "$preset" ${targets[@]+"${targets[@]}"}
   summary
   echo

@@ -69,7 +69,8 @@ std::string status_markdown() {
          "--markdown` from the kernel tables; a\ntest keeps the two equal. CPU levels are chosen "
          "at start by what the machine runs; `KVX_CPU` forces one. CUDA: all four verbs, where it "
          "is "
-         "built;\n[cuda.md](cuda.md) says what takes its fast kernels.\n\n" +
+         "built;\n[cuda.md](cuda.md) says what takes its fast kernels. Of the Python package's "
+         "suites and wheels [status-python.md](status-python.md) has the last results.\n\n" +
          status_table().markdown();
 }
 

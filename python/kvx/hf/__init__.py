@@ -10,17 +10,25 @@ registers appends them and attends in one verb. Tokens that the attention mask h
 at all.
 """
 
-try:
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"kvx.hf needs torch and transformers 5.19 or newer: pip install 'kvx[hf]' ({error})"
-    ) from error
+from kvx.hf.requirements import check_interface
 
-from kvx.hf.cache import Cache
-from kvx.hf.compare import compare
-from kvx.hf.encoder_decoder import EncoderDecoderCache
-from kvx.hf.interface import NAME, enable
+check_interface()
 
-__all__ = ["NAME", "Cache", "EncoderDecoderCache", "compare", "enable"]
+from kvx.hf.cache import Cache  # noqa: E402
+from kvx.hf.compare import compare  # noqa: E402
+from kvx.hf.decoding import DecodingCache  # noqa: E402
+from kvx.hf.encoder_decoder import (  # noqa: E402
+    DecodingEncoderDecoderCache,
+    EncoderDecoderCache,
+)
+from kvx.hf.interface import NAME, enable  # noqa: E402
+
+__all__ = [
+    "NAME",
+    "Cache",
+    "DecodingCache",
+    "DecodingEncoderDecoderCache",
+    "EncoderDecoderCache",
+    "compare",
+    "enable",
+]

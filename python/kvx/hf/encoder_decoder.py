@@ -8,7 +8,8 @@ from transformers.cache_utils import EncoderDecoderCache as TransformersEncoderD
 from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf.cache import Cache, _repeated
-from kvx.hf.interface import NAME, layer_windows
+from kvx.hf.decoding import DecodingCache
+from kvx.hf.interface import NAME, layer_windows, refuse_position_bias
 from kvx.paged_layer import PagedLayer
 
 
@@ -111,6 +112,10 @@ class CrossLayer(CacheLayerMixin):
         )
         return out.view(rows, tokens, heads, -1)
 
+    @property
+    def num_rows(self):
+        return len(self.tables if self.waiting is None else self.waiting[0])
+
     def select(self, indices):
         """Rows share pages: nothing is copied."""
         if self.waiting is not None:
@@ -167,39 +172,61 @@ class CrossCache(TransformersCache):
     def reorder_cache(self, beam_idx):
         self.select(beam_idx)
 
+    def batch_select_indices(self, indices):
+        self.select(indices)
+
+    def batch_repeat_interleave(self, repeats):
+        self.select(torch.tensor(_repeated(self.layers[0].num_rows, repeats)))
+
     def memory(self):
         """Bytes of all layers together."""
         return sum(layer.pages.nbytes for layer in self.layers if layer.pages is not None)
 
 
-class EncoderDecoderCache(TransformersEncoderDecoderCache):
-    """For generate() with an encoder-decoder model (BART, mBART): both caches by a recipe.
-
-    Arguments as in kvx.hf.Cache; one recipe for all layers. The encoder's keys and values have no 16-bit ends.
-    Raises as kvx.hf.Cache does; models with a position bias (T5) are refused at their first token.
-    """
-
-    def __init__(self, config, recipe, *, max_tokens=None, max_batch=0, block_size=64):
-        own = Cache.of_decoder(config, recipe, max_tokens, None, max_batch, block_size)
-        layer_count = len(layer_windows(config))
-        super().__init__(own, CrossCache(config, _without_ends(recipe), layer_count, block_size))
+class _TwoCaches(TransformersEncoderDecoderCache):
+    """The decoder's own tokens, and what it sees of the encoder's. transformers' class allows what
+    follows to its own caches alone."""
 
     def memory(self):
         """Bytes used by both caches, all layers."""
         return self.self_attention_cache.memory() + self.cross_attention_cache.memory()
 
     def crop(self, tokens_to_remove):
-        """Forgets the decoder's last tokens, as kvx.hf.Cache.crop."""
+        """Forgets the decoder's last tokens, as the cache of a decoder does."""
         self.self_attention_cache.crop(tokens_to_remove)
 
     def batch_repeat_interleave(self, repeats):
-        rows = self.self_attention_cache.batch_size
         self.self_attention_cache.batch_repeat_interleave(repeats)
-        self.cross_attention_cache.select(torch.tensor(_repeated(rows, repeats)))
+        self.cross_attention_cache.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices):
         self.self_attention_cache.batch_select_indices(indices)
-        self.cross_attention_cache.select(indices)
+        self.cross_attention_cache.batch_select_indices(indices)
+
+
+class EncoderDecoderCache(_TwoCaches):
+    """For generate() with an encoder-decoder model (BART, mBART): both caches by a recipe.
+
+    Arguments as in kvx.hf.Cache; one recipe for all layers. The encoder's keys and values have no 16-bit ends.
+    Raises as kvx.hf.Cache does; a model with a position bias (T5) needs DecodingEncoderDecoderCache.
+    """
+
+    def __init__(self, config, recipe, *, max_tokens=None, max_batch=0, block_size=64):
+        refuse_position_bias(config)
+        own = Cache.of_decoder(config, recipe, max_tokens, None, max_batch, block_size)
+        layer_count = len(layer_windows(config))
+        super().__init__(own, CrossCache(config, _without_ends(recipe), layer_count, block_size))
+
+
+class DecodingEncoderDecoderCache(_TwoCaches):
+    """The same decoded in full at every step, for any attention implementation, T5's among them:
+    two of kvx.hf.DecodingCache, with its arguments and errors."""
+
+    def __init__(self, config, recipe, *, block_size=64):
+        super().__init__(
+            DecodingCache(config, recipe, block_size=block_size),
+            DecodingCache(config, recipe, block_size=block_size),
+        )
 
 
 def _without_ends(recipe):

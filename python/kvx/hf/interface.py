@@ -13,10 +13,11 @@ NAME = "kvx"  # of the attention implementation
 def enable(model):
     """Makes ``model`` compute attention with kvx and returns it; its caches are then kvx.hf.Cache.
 
-    Raises kvx.UnsupportedError: layers of other kinds, or a model without transformers' attention
-    interface.
+    Raises kvx.UnsupportedError: layers of other kinds, a position bias, or a model without
+    transformers' attention interface.
     """
     layer_windows(model.config)
+    refuse_position_bias(model.config)
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise UnsupportedError(
@@ -41,6 +42,16 @@ def layer_windows(config):
             )
         windows.append(argument["sliding_window"] if kind == "sliding_attention" else 0)
     return windows
+
+
+def refuse_position_bias(config):
+    """T5 and its family add a learned bias to every score; kvx's attention has none."""
+    if hasattr(config.get_text_config(decoder=True), "relative_attention_num_buckets"):
+        raise UnsupportedError(
+            f"{config.model_type} adds a position bias to its scores, which kvx's attention cannot; "
+            f"kvx.hf.DecodingEncoderDecoderCache hands packed keys and values, decoded, to the "
+            f"model's own attention"
+        )
 
 
 def attention(

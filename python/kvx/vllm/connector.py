@@ -9,8 +9,9 @@ lie in vLLM's memory. Its name is vLLM's hash of all tokens up to the block's en
 named by what else decides the bytes (``fingerprint_of``). A file is believed nothing: what is
 damaged, or is another block after all, is a miss, counted and deleted.
 
-vLLM makes two of these: one in the scheduler, which decides what is loaded and saved, and one in
-the worker, which does it.
+vLLM makes one of these in the scheduler, which decides what is loaded and saved, and one in each
+worker, which does it. Tensor-parallel workers have heads of their own, so each has a folder of its
+own; a block is there when all of them have it.
 """
 
 import hashlib
@@ -62,13 +63,43 @@ class _Running:
     looked_at: int = 0  # blocks that are saved, or need not be
 
 
+class _WorkersFiles:
+    """The files of one worker's pages."""
+
+    def __init__(self, root, fingerprint, block_size, zstd_level):
+        self.folder = Path(root) / hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._files = _core.BlockFiles(fingerprint, block_size)
+        self._zstd_level = zstd_level
+
+    def path(self, block):
+        return str(self.folder / f"{block.name}.kvx")
+
+    def has(self, block):
+        return os.path.exists(self.path(block))
+
+    def forget(self, block):
+        Path(self.path(block)).unlink(missing_ok=True)
+
+    def check(self, block):
+        """Reads the whole file. Raises kvx.Error: damaged, or another block."""
+        self._files.check(self.path(block), block.name, block.tokens)
+
+    def load(self, block, pages):
+        self._files.load(self.path(block), block.name, block.tokens, pages)
+
+    def save(self, block, pages):
+        self._files.save(self.path(block), block.name, block.tokens, pages, self._zstd_level)
+
+
 class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     """Extra config: path, a folder (made when it is not there); zstd_level, 0 for none.
 
     ``counts`` says what happened to blocks: found, missed, bad (files that were not believed) in
-    the scheduler, loaded, saved and bad in the worker.
+    the scheduler, loaded, saved and bad in a worker.
 
-    Raises kvx.UnsupportedError: several workers, blocks of several sizes, pages that are not kvx's.
+    Raises kvx.UnsupportedError: pipeline parallelism, blocks of several sizes, pages that are not
+    kvx's.
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -78,9 +109,11 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
         if not options.get("path"):
             raise Error("kv_connector_extra_config has no path; expected a folder for the files")
-        if vllm_config.parallel_config.world_size != 1:
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size != 1:
             raise UnsupportedError(
-                f"{vllm_config.parallel_config.world_size} workers; kvx's files hold one's pages"
+                f"pipeline_parallel_size is {parallel.pipeline_parallel_size}; kvx's files hold "
+                f"pages of all layers, expected 1"
             )
         self.groups = kv_cache_config.kv_cache_groups
         sizes = {group.kv_cache_spec.block_size for group in self.groups}
@@ -88,11 +121,16 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
             raise UnsupportedError(f"blocks of {sorted(sizes)} tokens; kvx's files hold one size")
         (self.block_size,) = sizes
         self.windows = [_window_of(group.kv_cache_spec) for group in self.groups]
-        fingerprint = fingerprint_of(vllm_config, self.groups)
-        self.folder = Path(options["path"]) / hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.zstd_level = int(options.get("zstd_level", 0))
-        self.files = _core.BlockFiles(fingerprint, self.block_size)
+        zstd_level = int(options.get("zstd_level", 0))
+        self.workers = [
+            _WorkersFiles(
+                options["path"],
+                fingerprint_of(vllm_config, self.groups, worker),
+                self.block_size,
+                zstd_level,
+            )
+            for worker in range(parallel.world_size)
+        ]
         self.counts = Counter()
         self._context = vllm_config.compilation_config.static_forward_context
         # scheduler
@@ -100,15 +138,13 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         self._running: dict[str, _Running] = {}
         self._loads: list[Block] = []
         # worker
+        self.files = self.workers[parallel.rank]
         self._layers = []  # (group, pages of all blocks)
         self._bad_pages = set()
 
     @property
     def requires_kv_delivery(self):
         return False  # a block that is not saved is a later miss, nothing more
-
-    def _path(self, name):
-        return str(self.folder / f"{name}.kvx")
 
     # ---- the scheduler's side
 
@@ -135,19 +171,22 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     def _is_there(self, request, index):
         """A bad file is a miss, and makes room for a good one."""
         block = self._block(request, index, [])
-        path = self._path(block.name)
-        if not os.path.exists(path):
+        if not self._have_all(block):
             self.counts["missed"] += 1
             return False
-        try:
-            self.files.check(path, block.name, block.tokens)
-        except Error as error:
-            self.counts["bad"] += 1
-            _log.warning("kvx computes a block anew: %s", error)
-            Path(path).unlink(missing_ok=True)
-            return False
+        for files in self.workers:
+            try:
+                files.check(block)
+            except Error as error:
+                self.counts["bad"] += 1
+                _log.warning("kvx computes a block anew: %s", error)
+                files.forget(block)
+                return False
         self.counts["found"] += 1
         return True
+
+    def _have_all(self, block):
+        return all(files.has(block) for files in self.workers)
 
     def _block(self, request, index, page_ids):
         tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
@@ -200,7 +239,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
             end = (index + 1) * self.block_size
             is_held = all(not window or end > computed - window + 1 for window in self.windows)
             block = self._block(request, index, ids)
-            if is_held and _NULL_BLOCK not in ids and not os.path.exists(self._path(block.name)):
+            if is_held and _NULL_BLOCK not in ids and not self._have_all(block):
                 step.saves.append(block)
         running.looked_at = max(running.looked_at, full)
 
@@ -238,9 +277,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context, **kwargs):
         for block in self._get_connector_metadata().loads:
             try:
-                self.files.load(
-                    self._path(block.name), block.name, block.tokens, self._pages(block)
-                )
+                self.files.load(block, self._pages(block))
                 self.counts["loaded"] += 1
             except Error as error:  # it was whole when the scheduler looked
                 self.counts["bad"] += 1
@@ -261,14 +298,10 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self):
         for block in self._get_connector_metadata().saves:
+            if self.files.has(block):  # another worker lacks it
+                continue
             try:
-                self.files.save(
-                    self._path(block.name),
-                    block.name,
-                    block.tokens,
-                    self._pages(block),
-                    self.zstd_level,
-                )
+                self.files.save(block, self._pages(block))
                 self.counts["saved"] += 1
             except Error as error:  # a full disk is no reason to stop
                 self.counts["unsaved"] += 1
@@ -283,8 +316,8 @@ def _window_of(spec):
     return min(windows, default=None)
 
 
-def fingerprint_of(vllm_config, groups) -> str:
-    """All that decides a page's bytes beside its tokens, a fact a line."""
+def fingerprint_of(vllm_config, groups, worker=0) -> str:
+    """All that decides the bytes of a worker's page beside its tokens, a fact a line."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     facts = {
         "order": "vllm,head,k,k_scales,v,v_scales",
@@ -297,6 +330,7 @@ def fingerprint_of(vllm_config, groups) -> str:
         "cache_dtype": cache.cache_dtype,
         "skipped_layers": ",".join(cache.kv_cache_dtype_skip_layers or []),
         "block_size": groups[0].kv_cache_spec.block_size,
+        "worker": f"{worker} of {vllm_config.parallel_config.world_size}",
     }
     facts |= {f"group_{i}": ",".join(group.layer_names) for i, group in enumerate(groups)}
     return "".join(f"{name} {value}\n" for name, value in facts.items())

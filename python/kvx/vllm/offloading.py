@@ -43,6 +43,7 @@ class Slots(BlockIDsLoadStoreSpec):
 class _Entry:
     slot: int
     is_ready: bool = False
+    is_doubtful: bool = False  # forgotten once nobody reads it
     readers: int = 0
 
 
@@ -51,7 +52,6 @@ class KvxOffloadingManager(OffloadingManager):
 
     def __init__(self, num_slots):
         self._num_slots = num_slots
-        self.distrusts_loads = False  # complete_load() forgets what was loaded
         self.reset_cache()
 
     def reset_cache(self):
@@ -63,7 +63,7 @@ class KvxOffloadingManager(OffloadingManager):
 
     def lookup(self, key, req_context):
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or entry.is_doubtful:
             return LookupResult.MISS
         return LookupResult.HIT if entry.is_ready else LookupResult.HIT_PENDING
 
@@ -84,8 +84,13 @@ class KvxOffloadingManager(OffloadingManager):
             if entry is None:  # forgotten since
                 continue
             entry.readers -= 1
-            if self.distrusts_loads and entry.readers == 0:
+            if entry.is_doubtful and entry.readers == 0:
                 self._forget(key)
+
+    def doubt_loads(self):
+        """A load that is under way has brought back a bad block: which, vLLM does not say here."""
+        for entry in self._entries.values():
+            entry.is_doubtful = entry.is_doubtful or entry.readers > 0
 
     def prepare_store(self, keys, req_context):
         new = [key for key in keys if key not in self._entries]
@@ -168,21 +173,21 @@ class KvxOffloadingWorker(OffloadingWorker):
 
 
 class KvxOffloadingSpec(OffloadingSpec):
-    """Extra config: cpu_bytes_to_use.
+    """Extra config: cpu_bytes_to_use, of all workers of an engine together.
 
-    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: several workers, or chunks
-    of several blocks.
+    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: pipeline parallelism, or
+    chunks of several blocks.
     """
 
     def __init__(self, config):
         super().__init__(config)
-        if config.parallel.world_size != 1 or self.blocks_per_chunk != 1:
+        if config.parallel.pp_size != 1 or self.blocks_per_chunk != 1:
             raise UnsupportedError(
-                f"{config.parallel.world_size} workers and chunks of {self.blocks_per_chunk} "
-                f"blocks; kvx's host memory serves one worker, block by block"
+                f"pipeline_parallel_size is {config.parallel.pp_size}, in chunks of "
+                f"{self.blocks_per_chunk} blocks; kvx's host memory takes all layers, block by block"
             )
         wanted = int(self.extra_config.get("cpu_bytes_to_use") or 0)
-        block = config.worker_kv_bytes_per_block
+        block = config.worker_kv_bytes_per_block * config.parallel.world_size
         if wanted < block:
             raise Error(f"cpu_bytes_to_use is {wanted}; expected at least a block's {block}")
         self.num_slots = wanted // block
@@ -206,8 +211,8 @@ class KvxOffloadingConnector(OffloadingConnector):
         return bad
 
     def update_connector_output(self, connector_output):
-        """Of the loads that have ended, those of a step with a bad block are all forgotten."""
-        manager = self.scheduler.manager
-        manager.distrusts_loads = bool(connector_output.invalid_block_ids)
+        """All loads that are under way when one is bad are forgotten: some worker may have ended
+        its part of that one steps before the others do."""
+        if connector_output.invalid_block_ids:
+            self.scheduler.manager.doubt_loads()
         super().update_connector_output(connector_output)
-        manager.distrusts_loads = False

@@ -1,0 +1,78 @@
+"""What a verb costs from Python: whole calls of one token, the work in C++ included.
+
+    python bench/python/verbs.py [--threads 1]
+
+The smallest work there is (int8, one head of 32, a few tokens), so that nearly all of it is the way
+from Python to C++ and back: an upper bound of the overhead. The best of many short runs is told.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+import kvx
+
+RUNS = 200
+CALLS = 200  # a run
+TOKENS = 8
+
+
+def best_of(call):
+    best = float("inf")
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        best = min(best, (time.perf_counter() - started) / (CALLS))
+    return 1e6 * best
+
+
+def calls(to_array):
+    """Each verb's call by name, on arrays that to_array makes of NumPy's."""
+    rows = np.random.default_rng(0).standard_normal((1, 1, 32)).astype(np.float32)
+    q, k, v, out = (to_array(rows.copy()) for _ in range(4))
+    ints = {name: np.array(x, t) for name, x, t in [
+        ("slot", [TOKENS], np.int64), ("table", [[0]], np.int32), ("length", [TOKENS], np.int32),
+        ("starts", [0, 1], np.int32)]}  # fmt: skip
+    ints = {name: to_array(array) for name, array in ints.items()}
+    layer = kvx.PagedLayer("int8", num_kv_heads=1, head_dim=32, block_size=16)
+    pages = to_array(np.zeros((1, layer.page_bytes), np.uint8))
+    for token in range(TOKENS):
+        layer.append(pages, k, v, to_array(np.array([token], np.int64)))
+    cache = kvx.Cache(num_layers=1, num_kv_heads=1, head_dim=32, recipe="int8", max_tokens=64)
+    sequence = cache.create_sequence()
+
+    def step():
+        cache.begin_step([(sequence, 1)])
+        cache.append_and_attend(0, q, k, v, out)
+        cache.end_step()
+        cache.truncate(sequence, 0)
+
+    return {
+        "append": lambda: layer.append(pages, k, v, ints["slot"]),
+        "attend": lambda: layer.attend(
+            pages, q, ints["table"], ints["length"], ints["starts"], out
+        ),
+        "begin_step, append_and_attend, end_step, truncate": step,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    kvx.set_num_threads(parser.parse_args().threads)
+    libraries = {"NumPy": lambda array: array}
+    try:
+        import torch
+
+        libraries["torch"] = torch.from_numpy
+    except ImportError:
+        pass
+    for library, to_array in libraries.items():
+        for verb, call in calls(to_array).items():
+            print(f"{library:6} {best_of(call):6.2f} us  {verb}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A cache that hands out all its keys and values, decoded: for models whose attention kvx does not
+compute (a position bias, another attention implementation), where that is asked for by name.
+
+What is kept is packed. Each layer's keys and values are decoded anew at every step, so this saves
+memory and no time.
+"""
+
+import torch
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin
+
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.formats import parse_recipe
+from kvx.hf.interface import layer_windows
+from kvx.paged_layer import PagedLayer
+
+
+class DecodingLayer(CacheLayerMixin):
+    """One layer: pages for each row of the batch, in the order of its tokens."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False  # a window is the attention's affair
+    supports_early_init = False
+
+    def __init__(self, recipe: str, block_size: int):
+        self.recipe = recipe
+        self.block_size = block_size
+        self.layer: PagedLayer | None = None
+        self.pages: list[torch.Tensor] = []  # uint8 [pages, page_bytes] a row
+        self.length = 0
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states, value_states):
+        if key_states.device.type != "cpu":
+            raise UnsupportedError(
+                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
+            )
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.layer = PagedLayer(
+            self.recipe,
+            num_kv_heads=key_states.shape[1],
+            head_dim=key_states.shape[-1],
+            v_head_dim=value_states.shape[-1],
+            block_size=self.block_size,
+        )
+        self.pages = [self._new_pages(0)] * len(key_states)
+        self.is_initialized = True
+
+    def _new_pages(self, count):
+        return torch.zeros((count, self.layer.page_bytes), dtype=torch.uint8)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Takes the new tokens' [rows, heads, tokens, dim]; returns those of all tokens."""
+        if key_states.requires_grad or value_states.requires_grad:
+            raise UnsupportedError("gradients are wanted; use torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if len(key_states) != len(self.pages):
+            raise Error(
+                f"the batch has {len(key_states)} rows; the cache holds {len(self.pages)} "
+                f"(make another cache)"
+            )
+        slots = torch.arange(self.length, self.length + key_states.shape[2])
+        self.length += key_states.shape[2]
+        wanted = -(-self.length // self.block_size)
+        for b, (k, v) in enumerate(zip(key_states, value_states)):
+            if wanted > len(self.pages[b]):
+                grown = self._new_pages(max(wanted, 2 * len(self.pages[b])))
+                grown[: len(self.pages[b])] = self.pages[b]
+                self.pages[b] = grown
+            self.layer.append(self.pages[b], k.transpose(0, 1), v.transpose(0, 1), slots)
+        return self._decoded()
+
+    def _decoded(self):
+        """Keys and values, [rows, heads, length, dim]."""
+        like = torch.empty(0, dtype=self.dtype)
+        block_ids = torch.arange(-(-self.length // self.block_size), dtype=torch.int32)
+        rows = [self.layer.gather(p, block_ids, self.length, like=like) for p in self.pages]
+        return tuple(torch.stack(side).transpose(1, 2) for side in zip(*rows))
+
+    # An encoder-decoder model reads these instead of update() once the encoder's are there.
+    @property
+    def keys(self):
+        return self._decoded()[0] if self.is_initialized else None
+
+    @property
+    def values(self):
+        return self._decoded()[1] if self.is_initialized else None
+
+    def get_seq_length(self):
+        return self.length
+
+    def get_mask_sizes(self, query_length):
+        return self.length + query_length, 0
+
+    def get_max_length(self):
+        return -1
+
+    def reset(self):
+        self.length = 0
+
+    def crop(self, tokens_to_remove):
+        """Forgets the last positions: a negative number of them, or (positive) all from there on."""
+        kept = tokens_to_remove if tokens_to_remove > 0 else self.length + tokens_to_remove
+        if kept < 0:
+            raise OutOfRangeError(
+                f"{-tokens_to_remove} positions are to go; the cache has {self.length}"
+            )
+        self.length = min(kept, self.length)
+
+    def _select(self, indices):
+        """Row i of the batch becomes what row indices[i] was."""
+        self.pages = [self.pages[b].clone() for b in indices]
+
+    def reorder_cache(self, beam_idx):
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats):
+        self._select(torch.arange(len(self.pages)).repeat_interleave(repeats).tolist())
+
+    def batch_select_indices(self, indices):
+        self._select(torch.arange(len(self.pages))[indices].tolist())
+
+    def offload(self):
+        raise UnsupportedError("a kvx cache cannot be offloaded")
+
+    def prefetch(self):
+        raise UnsupportedError("a kvx cache cannot be offloaded")
+
+
+class DecodingCache(TransformersCache):
+    """Keys and values in the formats of a recipe, decoded in full for whatever attention asks.
+
+    config:     the model's, with any attention implementation but kvx's own
+    recipe:     ``"int8"``, ``"nvfp4:auto,immediate"``; there are no 16-bit ends
+    block_size: tokens a block
+
+    Raises kvx.Error: a recipe that does not exist, or one with 16-bit ends;
+    kvx.UnsupportedError: layers without keys and values of their own.
+    """
+
+    def __init__(self, config, recipe, *, block_size=64):
+        if parse_recipe(recipe).wide_format is not None:
+            raise Error(
+                f"recipe is '{recipe}'; a DecodingCache has no 16-bit ends (add immediate, or leave "
+                f"auto, sink and recent out)"
+            )
+        self.recipe = recipe
+        super().__init__(
+            layers=[DecodingLayer(recipe, block_size) for _ in range(_num_layers(config))]
+        )
+
+    def __repr__(self):
+        return f"kvx.hf.DecodingCache({self.recipe!r}, {len(self.layers)} layers)"
+
+    def memory(self):
+        """Bytes of all layers' pages."""
+        return sum(pages.nbytes for layer in self.layers for pages in layer.pages)
+
+
+def _num_layers(config):
+    """T5's decoder may have more layers than its encoder, and a name of its own for how many."""
+    decoder = config.get_text_config(decoder=True)
+    return getattr(decoder, "num_decoder_layers", None) or len(layer_windows(config))

@@ -1,0 +1,114 @@
+"""Two tensor-parallel workers: each has heads of its own, so files and host memory of its own."""
+
+import pytest
+from engines import BLOCK, Engine, prompts, save_model
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+import kvx
+from kvx.vllm.offloading import KvxOffloadingManager
+
+WORKERS = 2
+CACHED = 96  # of 120 tokens: whole blocks, less the last token
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def on_one_machine(monkeypatch):
+    """The scheduler in this process, a core a worker: vLLM wants a NUMA node for each otherwise."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, range(WORKERS))))
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions for workers
+
+
+def two_workers(model, connector, **extra):
+    module = "connector" if connector == "KvxFileConnector" else "offloading"
+    transfer = {
+        "kv_connector": connector,
+        "kv_connector_module_path": f"kvx.vllm.{module}",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+    return Engine(model, "int8", tensor_parallel_size=WORKERS, kv_transfer_config=transfer)
+
+
+def said(engine, prompt):
+    """(tokens, how many of the prompt's were cached) once vLLM's own blocks are forgotten."""
+    engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made
+    assert engine.llm.reset_prefix_cache()
+    (output,) = engine.outputs([prompt])
+    return output.outputs[0].token_ids, output.num_cached_tokens
+
+
+def test_each_worker_has_files_of_its_own(model, tmp_path):
+    (prompt,) = prompts([120])
+    with two_workers(model, "KvxFileConnector", path=str(tmp_path)) as engine:
+        (expected,) = engine.tokens([prompt])
+        folders = sorted(tmp_path.iterdir())
+        files = [sorted(folder.iterdir()) for folder in folders]
+        assert len(folders) == WORKERS
+        assert all(len(of_worker) == 139 // BLOCK for of_worker in files)
+        facts = [kvx.inspect(of_worker[0]).fingerprint.splitlines() for of_worker in files]
+        assert {*facts[0]} ^ {*facts[1]} == {"worker 0 of 2", "worker 1 of 2"}
+        for one, other in zip(*files):
+            assert one.name == other.name and one.read_bytes() != other.read_bytes()
+        assert said(engine, prompt) == (expected, CACHED)
+
+        scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        for of_worker in files:  # one worker's file is enough to make a block a miss
+            sound = {file: file.read_bytes() for file in of_worker}
+            for file, content in sound.items():
+                file.write_bytes(content[:100] + bytes([content[100] ^ 4]) + content[101:])
+            scheduler.counts.clear()
+            assert said(engine, prompt) == (expected, 0)
+            assert scheduler.counts["bad"] == 1  # the first; those after it are of no use
+            anew = [file for file, content in sound.items() if file.read_bytes() == content]
+            assert len(anew) == 1
+            for file, content in sound.items():
+                file.write_bytes(content)
+        assert said(engine, prompt) == (expected, CACHED)
+
+
+def _damage_workers_memory(worker, rank):
+    if worker.rank == rank:
+        get_kv_transfer_group().connector_worker.worker.blocks.memory[:, 7] ^= 1
+
+
+def _bad_jobs(worker):
+    return get_kv_transfer_group().connector_worker.worker.bad_jobs
+
+
+def test_each_worker_has_host_memory_of_its_own(model):
+    (prompt,) = prompts([120])
+    extra = {
+        "spec_name": "KvxOffloadingSpec",
+        "spec_module_path": "kvx.vllm.offloading",
+        "cpu_bytes_to_use": 1 << 24,
+    }
+    with two_workers(model, "KvxOffloadingConnector", **extra) as engine:
+        (expected,) = engine.tokens([prompt])
+        assert said(engine, prompt) == (expected, CACHED)
+        for rank in range(WORKERS):
+            before = engine.llm.collective_rpc(_bad_jobs)
+            engine.llm.collective_rpc(_damage_workers_memory, args=(rank,))
+            assert said(engine, prompt) == (expected, 0)
+            after = engine.llm.collective_rpc(_bad_jobs)
+            assert [b - a for a, b in zip(before, after)] == [int(w == rank) for w in range(WORKERS)]
+            assert said(engine, prompt) == (expected, 0)  # forgotten
+            assert said(engine, prompt) == (expected, CACHED)  # stored anew
+
+
+def test_a_bad_block_is_forgotten_though_another_worker_ends_later():
+    manager = KvxOffloadingManager(4)
+    stored = manager.prepare_store([b"a", b"b"], None)
+    manager.complete_store(stored.keys_to_store, None)
+    manager.prepare_load([b"a"], None)
+    manager.doubt_loads()  # worker 0 has ended its part; a step later worker 1 ends its own
+    assert manager.lookup(b"a", None).name == "MISS"
+    manager.complete_load([b"a"], None)
+    assert manager.prepare_store([b"a", b"b"], None).keys_to_store == [b"a"]
+    assert manager.lookup(b"b", None).name == "HIT"
