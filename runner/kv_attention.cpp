@@ -20,7 +20,9 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   config.calibration = options.calibration;
   config.block_size = options.block_size;
   config.max_tokens_per_sequence = options.max_tokens;
+  config.memory_budget_bytes = options.memory_budget_bytes;
   config.prefix = options.prefix;
+  config.host_tier = options.host_tier;
   return config;
 }
 

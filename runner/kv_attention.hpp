@@ -15,9 +15,11 @@ struct KvAttentionOptions {
   kv::Recipe recipe;
   std::vector<kv::RecipeOverride> overrides;
   std::vector<kv::LayerCalibration> calibration;
-  int block_size = 64;     // tokens
-  int64_t max_tokens = 0;  // of the sequence
+  int block_size = 64;              // tokens
+  int64_t max_tokens = 0;           // of the sequence
+  int64_t memory_budget_bytes = 0;  // 0: what max_tokens need
   kv::PrefixCacheConfig prefix;
+  tier::HostTierConfig host_tier;  // needs prefix.is_on
   ops::Precision precision = ops::Precision::kAccurate;
   bool on_gpu = false;  // the cache lies on the first GPU and attention runs there
 };

@@ -8,6 +8,7 @@
 
 #include "device/cuda_caller.hpp"
 #include "device/cuda_error.hpp"
+#include "device/memory_size.hpp"
 
 namespace kvx::device {
 namespace {
@@ -28,6 +29,15 @@ Result<uint8_t*> cuda_allocate_pinned(int device, int64_t bytes) {
   }
   KVX_RETURN_IF_ERROR(cuda_status(error, "cudaHostAlloc"));
   return static_cast<uint8_t*>(data);
+}
+
+Result<int64_t> cuda_free_bytes(int device) {
+  KVX_RETURN_IF_ERROR(open_cuda_device(device));
+  KVX_ASSIGN_OR_RETURN(const auto current, CurrentCudaDevice::set(device));
+  size_t num_free = 0;
+  size_t num_all = 0;
+  KVX_RETURN_IF_ERROR(cuda_status(cudaMemGetInfo(&num_free, &num_all), "cudaMemGetInfo"));
+  return static_cast<int64_t>(num_free);
 }
 
 void cuda_free_pinned(uint8_t* data) {

@@ -4,6 +4,7 @@
 #include "device/cuda_async.hpp"
 #include "device/cuda_bandwidth.hpp"
 #include "device/cuda_caller.hpp"
+#include "device/memory_size.hpp"
 
 namespace kvx::device {
 namespace {
@@ -75,6 +76,9 @@ Result<uint8_t*> cuda_allocate_pinned(int, int64_t) {
   return no_cuda();
 }
 void cuda_free_pinned(uint8_t*) {}
+Result<int64_t> cuda_free_bytes(int) {
+  return no_cuda();
+}
 Status cuda_copy_async(void*, const void*, int64_t, CudaStream) {
   return no_cuda();
 }

@@ -66,12 +66,6 @@ Status check_cuda_config(const KvCacheConfig& config, std::span<const LayerPlan>
         config.cuda->max_step_tokens, config.max_sequences);
   }
   for (int layer = 0; layer < config.geometry.num_layers; ++layer) {
-    if (config.geometry.sinks_of(layer) > 0) {
-      return unsupported(
-          "layer_sinks[{}] is {}; on a GPU a window has no sinks yet (expected 0, or a cache on "
-          "the host)",
-          layer, config.geometry.sinks_of(layer));
-    }
     if (has_page_scales(plans[layer])) {
       return unsupported(
           "the recipe of layer {} has source=page; a GPU's copies take scales of rows only "

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kv/kv_step.hpp"
+#include "kv/staged_rows.hpp"
 #include "kv/stored_chain.hpp"
 
 namespace kvx::kv {
@@ -29,11 +30,6 @@ bool has_block_offsets(std::span<const LayerCalibration> calibration) {
 
 // Can rows of the stored cache be this cache's?
 Status check_convertible(const StoredCache& stored, const KvCacheConfig& config) {
-  if (config.cuda) {
-    return unsupported(
-        "the file holds blocks of another cache and this one lies on a GPU (transcode it on the "
-        "host, save it there, and load that file)");
-  }
   const CacheGeometry& have = stored.geometry;
   const CacheGeometry& want = config.geometry;
   KVX_RETURN_IF_ERROR(check_same("num_layers", have.num_layers, want.num_layers));
@@ -118,28 +114,48 @@ Status check_windows(const StoredChain& chain, const KvCacheConfig& config, int6
   return {};
 }
 
+// K and V of some tokens in one layer.
+struct LayerRows {
+  StagedRows k;
+  StagedRows v;
+};
+
+Result<LayerRows> create_rows(const KvCacheConfig& config) {
+  const CacheGeometry& geometry = config.geometry;
+  const int64_t num_heads = kTokensAtOnce * geometry.num_kv_heads;
+  const int64_t v_floats = num_heads * std::max(geometry.v_head_dim, 1);
+  KVX_ASSIGN_OR_RETURN(StagedRows k,
+                       StagedRows::create(config.cuda, num_heads * geometry.k_head_dim));
+  KVX_ASSIGN_OR_RETURN(StagedRows v, StagedRows::create(config.cuda, v_floats));
+  return LayerRows{std::move(k), std::move(v)};
+}
+
 // Tokens [first, first + count) of the chain to all layers of the open step.
-Status append_rows(KvStep& step, const StoredChain& chain, int64_t first, int count) {
+Status append_rows(KvStep& step, const StoredChain& chain, LayerRows& rows, int64_t first,
+                   int count) {
   const CacheGeometry& geometry = chain.stored().geometry;
-  const size_t num_heads = static_cast<size_t>(count) * geometry.num_kv_heads;
-  std::vector<float> k(num_heads * geometry.k_head_dim);
-  std::vector<float> v(num_heads * geometry.v_head_dim);
   const int heads = geometry.num_kv_heads;
+  const int64_t num_heads = int64_t{count} * heads;
+  const auto target = [heads](float* data, int head_dim) {
+    if (head_dim == 0) return MutableFloatRows();
+    return dense_rows(static_cast<void*>(data), DType::kF32, heads, head_dim);
+  };
+  const auto source = [heads](const float* data, int head_dim) {
+    return dense_rows(static_cast<const void*>(data), DType::kF32, heads, head_dim);
+  };
   for (int layer = 0; layer < geometry.num_layers; ++layer) {
     // A window has left the first tokens behind: in their places zeros go into blocks that this
     // cache's window leaves behind too.
-    std::fill(k.begin(), k.end(), 0.0f);
-    std::fill(v.begin(), v.end(), 0.0f);
-    const auto k_rows =
-        dense_rows(static_cast<void*>(k.data()), DType::kF32, heads, geometry.k_head_dim);
-    const auto v_rows =
-        dense_rows(static_cast<void*>(v.data()), DType::kF32, heads, geometry.v_head_dim);
-    const MutableFloatRows no_rows;
-    KVX_RETURN_IF_ERROR(chain.gather(layer, first, count, k_rows, v.empty() ? no_rows : v_rows));
-    const auto as_input = [](const MutableFloatRows& rows) {
-      return FloatRows{rows.data, rows.dtype, rows.token_stride, rows.head_stride};
-    };
-    KVX_RETURN_IF_ERROR(step.append(layer, as_input(k_rows), as_input(v_rows)));
+    std::fill_n(rows.k.host(), num_heads * geometry.k_head_dim, 0.0f);
+    std::fill_n(rows.v.host(), num_heads * geometry.v_head_dim, 0.0f);
+    KVX_RETURN_IF_ERROR(chain.gather(layer, first, count,
+                                     target(rows.k.host(), geometry.k_head_dim),
+                                     target(rows.v.host(), geometry.v_head_dim)));
+    KVX_RETURN_IF_ERROR(rows.k.send());
+    KVX_RETURN_IF_ERROR(rows.v.send());
+    KVX_RETURN_IF_ERROR(step.append(layer, source(rows.k.placed(), geometry.k_head_dim),
+                                    source(rows.v.placed(), geometry.v_head_dim)));
+    KVX_RETURN_IF_ERROR(rows.k.wait());  // their stream is one
   }
   return {};
 }
@@ -147,12 +163,13 @@ Status append_rows(KvStep& step, const StoredChain& chain, int64_t first, int co
 // Tokens from the sequence's end to the path's.
 Status feed(KvCache& cache, int sequence, const StoredChain& chain, int64_t num_tokens) {
   KvStep step(cache);
+  KVX_ASSIGN_OR_RETURN(LayerRows rows, create_rows(cache.config()));
   while (cache.num_tokens(sequence) < num_tokens) {
     const int64_t first = cache.num_tokens(sequence);
     const int64_t most = std::min(cache.max_step_tokens(sequence), kTokensAtOnce);
     const StepEntry entry{sequence, static_cast<int>(std::min(most, num_tokens - first))};
     KVX_RETURN_IF_ERROR(step.begin({&entry, 1}));
-    KVX_RETURN_IF_ERROR(append_rows(step, chain, first, entry.num_tokens));
+    KVX_RETURN_IF_ERROR(append_rows(step, chain, rows, first, entry.num_tokens));
     KVX_RETURN_IF_ERROR(step.end());
   }
   return cache.release_expired(sequence);

@@ -26,7 +26,8 @@ struct CopiedBlock {
   cache::ContentHash checksum;
 };
 
-// One thread at a time. Batches are finished in the order in which they were started.
+// One thread starts and one finishes; they are the same where max_started() is 1. Batches are
+// finished in the order in which they were started.
 class BlockCopier {
  public:
   virtual ~BlockCopier() = default;

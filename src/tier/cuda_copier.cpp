@@ -1,14 +1,16 @@
 // Blocks over the bus of a CUDA device: many by one call, on a stream of their own, and hashed by
-// some threads of the host while others are on their way.
+// some threads of the host when they have passed, while others are on their way.
 //
 //   bus       batch 0 | batch 1 | batch 2 | ...
-//   threads             hash 0  | hash 1  | hash 2     of what is on the host: the source of a
-//   load,
-//                                                      the target of a store
+//   threads             hash 0  | hash 1  | hash 2     of what is on the host
+//
+// A load is hashed behind the bus too: what changes on the host before or while it passes is seen,
+// and threads that read in step with the bus hold it up.
 #include <algorithm>
 #include <thread>
 #include <vector>
 
+#include "core/checked.hpp"
 #include "core/executor.hpp"
 #include "core/log.hpp"
 #include "device/cuda_async.hpp"
@@ -18,14 +20,21 @@
 namespace kvx::tier {
 namespace {
 
-constexpr int64_t kBatchBytes = int64_t{32} << 20;  // a half millisecond of PCIe 5
-constexpr int kMaxStarted = 3;
+constexpr int64_t kBatchBytes = int64_t{16} << 20;  // 0.3 ms of PCIe 5
+constexpr int kMaxStarted = 4;
 constexpr int kMostHashThreads = 12;  // outrun the bus
+// Threads share large blocks: their hash is that of the pieces' hashes.
+constexpr int64_t kHashPieceBytes = 256 << 10;
 
 // Threads that compute leave the device's own caller room.
 int num_hash_threads() {
   const auto num_cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(num_cores - 2, 1, kMostHashThreads);
+}
+
+cache::ContentHash checksum_of(std::span<const cache::ContentHash> pieces) {
+  static_assert(sizeof(cache::ContentHash) == sizeof(cache::ContentHash::bytes));
+  return cache::checksum({pieces.front().bytes.data(), pieces.size_bytes()});
 }
 
 struct Started {
@@ -56,10 +65,8 @@ class CudaCopier final : public BlockCopier {
               std::span<CopiedBlock> results) override {
     const Started& batch = started_[next_finish_++ % started_.size()];
     Status status = batch.status;
-    if (direction == Direction::kLoad && status.ok()) hash(direction, transfers, results);
-    const Status arrived = batch.arrived.wait();
-    if (status.ok()) status = arrived;
-    if (direction == Direction::kStore && status.ok()) hash(direction, transfers, results);
+    if (status.ok()) status = batch.arrived.wait();
+    if (status.ok()) hash(direction, transfers, results);
     if (status.ok()) return;
     log(LogLevel::kWarning, "{} blocks did not pass between the tiers: {}", transfers.size(),
         status.error().message);
@@ -80,7 +87,9 @@ class CudaCopier final : public BlockCopier {
   size_t next_start_ = 0;
   size_t next_finish_ = 0;
   std::unique_ptr<Executor> executor_;
-  std::vector<device::CudaCopy> copies_;
+  std::vector<device::CudaCopy> copies_;          // start()'s
+  std::vector<std::span<const uint8_t>> pieces_;  // finish()'s
+  std::vector<cache::ContentHash> hashes_;        // [pieces]
 };
 
 Status CudaCopier::send(std::span<const BlockTransfer> transfers,
@@ -109,11 +118,24 @@ void CudaCopier::join_neighbours(std::span<const BlockTransfer> transfers) {
 
 void CudaCopier::hash(Direction direction, std::span<const BlockTransfer> transfers,
                       std::span<CopiedBlock> results) {
-  executor_->parallel_for(static_cast<int>(transfers.size()), [&](int i) {
-    const BlockTransfer& one = transfers[i];
-    const uint8_t* on_host = direction == Direction::kLoad ? one.from : one.to;
-    results[i] = {true, cache::checksum({on_host, static_cast<size_t>(one.bytes)})};
-  });
+  pieces_.clear();
+  for (const BlockTransfer& one : transfers) {
+    const uint8_t* const on_host = direction == Direction::kLoad ? one.from : one.to;
+    for (int64_t at = 0; at < one.bytes; at += kHashPieceBytes) {
+      const int64_t bytes = std::min(kHashPieceBytes, one.bytes - at);
+      pieces_.push_back({on_host + at, static_cast<size_t>(bytes)});
+    }
+  }
+  hashes_.resize(pieces_.size());
+  executor_->parallel_for(static_cast<int>(pieces_.size()),
+                          [&](int i) { hashes_[i] = cache::checksum(pieces_[i]); });
+  auto next = std::span<const cache::ContentHash>(hashes_);
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const int64_t num_pieces = ceil_div(transfers[i].bytes, kHashPieceBytes);
+    const auto own = next.first(static_cast<size_t>(num_pieces));
+    next = next.subspan(own.size());
+    results[i] = {true, own.size() == 1 ? own.front() : checksum_of(own)};
+  }
 }
 
 }  // namespace

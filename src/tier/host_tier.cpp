@@ -177,20 +177,26 @@ Promotion HostTier::promote(int32_t first_scope, int32_t scope, std::span<const 
   }
   // What is there is held by now, so that making room does not evict it.
   for (Job& job : missing) {
-    if (!first_pool_->allocate(job.block_class, std::span(&job.first_id, 1)).ok()) {
-      promotion.ran_short = true;
-      break;
-    }
-    promotion.held.emplace_back(job.block_class, job.first_id);
-    (void)pool_.retain(job.block_class, job.host_id);
-    (void)pool_.touch(job.block_class, job.host_id);
-    push(Direction::kLoad, job, promotion.group);
-    ++promotion.num_loads;
+    if (start_load(promotion, job)) continue;
+    promotion.ran_short = true;
+    break;
   }
   return promotion;
 }
 
-// What a match of the first tier will read of this block: held where it is there, else missing.
+// False when the first tier has no room.
+bool HostTier::start_load(Promotion& promotion, Job job) {
+  if (!first_pool_->allocate(job.block_class, std::span(&job.first_id, 1)).ok()) return false;
+  promotion.held.emplace_back(job.block_class, job.first_id);
+  (void)pool_.retain(job.block_class, job.host_id);
+  (void)pool_.touch(job.block_class, job.host_id);
+  push(Direction::kLoad, job, promotion.group);
+  ++promotion.num_loads;
+  return true;
+}
+
+// What a match of the first tier will read of this block: held where it is there; else on its way
+// at once while blocks are free, so that copies begin before all is looked up; else missing.
 void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
                           int32_t first_node, std::vector<Job>& missing) {
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
@@ -204,7 +210,8 @@ void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match,
     job.host_id = index_.block_of(match.nodes[block], group, job.kind);
     job.first_id = first_index_->block_of(first_node, group, job.kind);
     if (job.first_id == kNoBlock) {
-      missing.push_back(job);
+      const bool can_start = missing.empty() && first_pool_->num_free(job.block_class) > 0;
+      if (!can_start || !start_load(promotion, job)) missing.push_back(job);
     } else if (first_pool_->retain(job.block_class, job.first_id).ok()) {
       promotion.held.emplace_back(job.block_class, job.first_id);
     }

@@ -129,6 +129,7 @@ class HostTier final : public cache::EvictionListener {
   void finish_load(const Job& job, const FinishedTransfer& done);
   void want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
                   int32_t first_node, std::vector<Job>& missing);
+  bool start_load(Promotion& promotion, Job job);
 
   cache::BlockPool* first_pool_;
   cache::PrefixIndex* first_index_;

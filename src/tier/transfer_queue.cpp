@@ -1,10 +1,12 @@
-// TransferQueue: one worker, loads first.
+// TransferQueue: one thread starts batches, loads first, another waits for them.
 #include "tier/transfer_queue.hpp"
 
 namespace kvx::tier {
 
 TransferQueue::TransferQueue(std::unique_ptr<BlockCopier> copier)
-    : copier_(std::move(copier)), worker_([this] { work(); }) {}
+    : copier_(std::move(copier)), starter_([this] { start_batches(); }) {
+  if (copier_->max_started() > 1) finisher_ = std::thread([this] { finish_batches(); });
+}
 
 TransferQueue::~TransferQueue() {
   {
@@ -12,7 +14,8 @@ TransferQueue::~TransferQueue() {
     is_stopping_ = true;
   }
   wake_.notify_all();
-  worker_.join();
+  starter_.join();
+  if (finisher_.joinable()) finisher_.join();
 }
 
 void TransferQueue::push(Transfer transfer) {
@@ -25,26 +28,34 @@ void TransferQueue::push(Transfer transfer) {
   wake_.notify_one();
 }
 
-// As many batches as the copier likes are under way; then the first of them is waited for.
-void TransferQueue::work() {
+// As many batches as the copier likes are under way.
+void TransferQueue::start_batches() {
+  const bool finishes_too = copier_->max_started() == 1;
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return is_stopping_ || has_waiting() || !started_.empty(); });
-    const bool can_start = static_cast<int>(started_.size()) < copier_->max_started();
-    if (!is_stopping_ && has_waiting() && can_start) {
-      start_batch(lock);
-    } else if (!started_.empty()) {
-      finish_batch(lock);
-    } else if (is_stopping_) {
-      return;
-    }
+    wake_.wait(lock, [this] { return is_stopping_ || can_start(); });
+    if (is_stopping_) break;
+    start_batch(lock);
+    if (finishes_too) finish_batch(lock);
+  }
+  has_stopped_starting_ = true;
+  started_.notify_one();
+}
+
+void TransferQueue::finish_batches() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    started_.wait(lock, [this] { return has_stopped_starting_ || can_finish(); });
+    if (!can_finish()) return;
+    finish_batch(lock);
+    wake_.notify_one();
   }
 }
 
-// The lock is open while the copier works. Requires: some are waiting.
+// The lock is open while the copier works. Requires: can_start().
 void TransferQueue::start_batch(std::unique_lock<std::mutex>& lock) {
   std::deque<Transfer>& queue = loads_.empty() ? stores_ : loads_;
-  Batch& batch = started_.emplace_back();
+  Batch& batch = batches_.emplace_back();
   int64_t bytes = 0;
   while (!queue.empty() && bytes < copier_->batch_bytes()) {
     bytes += queue.front().block.bytes;
@@ -55,11 +66,13 @@ void TransferQueue::start_batch(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   copier_->start(batch.transfers.front().direction, batch.blocks);
   lock.lock();
+  batch.is_started = true;
+  started_.notify_one();
 }
 
+// Requires: can_finish().
 void TransferQueue::finish_batch(std::unique_lock<std::mutex>& lock) {
-  const Batch batch = std::move(started_.front());
-  started_.pop_front();
+  Batch& batch = batches_.front();
   lock.unlock();
   copied_.resize(batch.blocks.size());
   copier_->finish(batch.transfers.front().direction, batch.blocks, copied_);
@@ -70,6 +83,7 @@ void TransferQueue::finish_batch(std::unique_lock<std::mutex>& lock) {
     --num_open_[static_cast<int>(transfer.direction)];
     if (transfer.group) --transfer.group->num_open;
   }
+  batches_.pop_front();
   progress_.notify_all();
 }
 

@@ -1,5 +1,9 @@
-// TransferQueue: blocks on their way between tiers, copied by a thread of its own while others
+// TransferQueue: blocks on their way between tiers, copied by threads of its own while others
 // compute. Every copy takes the checksum of what it copied along.
+//
+//   push ──▶ [waiting] ── starter ──▶ [under way] ── finisher ──▶ take_finished
+//
+// Where the copier has one batch under way at a time, one thread does both.
 #pragma once
 
 #include <condition_variable>
@@ -59,26 +63,34 @@ class TransferQueue {
   struct Batch {
     std::vector<Transfer> transfers;
     std::vector<BlockTransfer> blocks;
+    bool is_started = false;
   };
 
-  void work();
+  void start_batches();
+  void finish_batches();
   bool has_waiting() const { return !loads_.empty() || !stores_.empty(); }
+  bool can_start() const {
+    return has_waiting() && static_cast<int>(batches_.size()) < copier_->max_started();
+  }
+  bool can_finish() const { return !batches_.empty() && batches_.front().is_started; }
   void start_batch(std::unique_lock<std::mutex>& lock);
   void finish_batch(std::unique_lock<std::mutex>& lock);
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;      // there is work, or the end
+  std::condition_variable wake_;      // the starter: there is work and room for it, or the end
+  std::condition_variable started_;   // the finisher: a batch is under way, or the end
   std::condition_variable progress_;  // something has finished
   std::deque<Transfer> stores_;
   std::deque<Transfer> loads_;
   std::vector<FinishedTransfer> finished_;
   int64_t num_open_[2] = {};  // by direction
   bool is_stopping_ = false;
-  // Of the worker alone:
+  bool has_stopped_starting_ = false;
+  std::deque<Batch> batches_;  // under way, the last one perhaps on the point of it
   std::unique_ptr<BlockCopier> copier_;
-  std::deque<Batch> started_;
-  std::vector<CopiedBlock> copied_;
-  std::thread worker_;  // last: it uses all of the above
+  std::vector<CopiedBlock> copied_;  // the finisher's
+  std::thread starter_;              // these last: they use all of the above
+  std::thread finisher_;
 };
 
 }  // namespace kvx::tier

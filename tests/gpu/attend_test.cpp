@@ -269,6 +269,7 @@ TEST_F(GpuAttend, PlainKernelTakesFeaturesAndShapesAtRandom) {
     options.order = orders[below(4)];
     options.softcap = below(2) ? 2.0f : 0.0f;
     options.window = below(2) ? 1 + below(100) : 0;
+    options.window_sinks = options.window > 0 ? below(3) * below(60) : 0;
     options.sinks = below(2);
     options.k_mean = below(2);
     options.k_factor = below(2);
@@ -283,6 +284,25 @@ TEST_F(GpuAttend, PlainKernelTakesFeaturesAndShapesAtRandom) {
     SCOPED_TRACE(fmt::format("case {}", i));
     AttendScene scene(options);
     expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+  }
+}
+
+// The plain kernel takes them, also where nobody asks for it.
+TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
+  SceneOptions options;
+  options.runs = {{1, "int8", "bf16"}};
+  options.key_dim = options.value_dim = 128;
+  options.q_type = DType::kF16;
+  options.seq_lens = {5000, 300, 90};
+  options.q_lens = {3, 1, 90};
+  options.window = 200;
+  options.window_sinks = 70;
+  AttendScene scene(options);
+  const int sinks_end = (options.window_sinks + options.block_size - 1) / options.block_size;
+  const int first_seen = (5000 - 3 - options.window + 1) / options.block_size;
+  for (int block = sinks_end; block < first_seen; ++block) scene.table()[block] = -7;
+  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kChoose}) {
+    expect_near(scene, path, 1e-4);
   }
 }
 

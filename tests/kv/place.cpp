@@ -110,6 +110,14 @@ Status append_and_attend(KvCache& cache, int num_tokens, int layer, const Attent
   return cache.append_and_attend(layer, params, q, k, v, out);
 }
 
+Status append(const KvCache& cache, KvStep& step, int num_tokens, int layer, FloatRows k,
+              FloatRows v) {
+  if (!cache.config().cuda) return step.append(layer, k, v);
+  const PlacedRows rows[] = {placed(k, num_tokens), placed(v, num_tokens)};
+  KVX_RETURN_IF_ERROR(step.append(layer, k, v));
+  return device::cuda_synchronize(test_gpu()->stream);
+}
+
 Status gather(const KvCache& cache, int sequence, int layer, int64_t first_token,
               int64_t num_tokens, MutableFloatRows k, MutableFloatRows v) {
   if (!cache.config().cuda) return cache.gather(sequence, layer, first_token, num_tokens, k, v);

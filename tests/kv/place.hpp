@@ -21,6 +21,9 @@ Status append_and_attend(const KvCache& cache, KvStep& step, int num_tokens, int
 // The same with the cache's own step.
 Status append_and_attend(KvCache& cache, int num_tokens, int layer, const AttentionParams& params,
                          FloatRows q, FloatRows k, FloatRows v, MutableFloatRows out);
+// The first half of a layer.
+Status append(const KvCache& cache, KvStep& step, int num_tokens, int layer, FloatRows k,
+              FloatRows v);
 Status gather(const KvCache& cache, int sequence, int layer, int64_t first_token,
               int64_t num_tokens, MutableFloatRows k, MutableFloatRows v);
 

@@ -54,21 +54,22 @@ struct Piece {
 };
 
 // Appends a run; the step is left open.
-void write_run(KvStep& step, int sequence, const Piece& run, bool is_speculative) {
+void write_run(const KvCache& cache, KvStep& step, int sequence, const Piece& run,
+               bool is_speculative) {
   const StepEntry entry{sequence, run.count, is_speculative};
   const Status begun = step.begin({&entry, 1});
   ASSERT_TRUE(begun.ok()) << begun.error().message;
   const Stream& stream = *run.stream;
   for (int layer = 0; layer < kNumLayers; ++layer) {
-    ASSERT_TRUE(step.append(layer, stream.rows(stream.k, kNumKvHeads, run.first),
-                            stream.rows(stream.v, kNumKvHeads, run.first))
+    ASSERT_TRUE(append(cache, step, run.count, layer, stream.rows(stream.k, kNumKvHeads, run.first),
+                       stream.rows(stream.v, kNumKvHeads, run.first))
                     .ok());
   }
 }
 
 void append_run(KvCache& cache, int sequence, const Piece& run, bool is_speculative = false) {
   KvStep step(cache);
-  write_run(step, sequence, run, is_speculative);
+  write_run(cache, step, sequence, run, is_speculative);
   ASSERT_TRUE(step.end().ok());
 }
 
@@ -80,9 +81,9 @@ std::vector<float> rows_of(const KvCache& cache, int sequence) {
     const int64_t first = layer == 0 ? 0 : std::max<int64_t>(num_tokens - kWindow + 1, 0);
     const auto count = static_cast<size_t>(num_tokens - first);
     std::vector<float> k(count * kNumKvHeads * kHeadDim), v(k.size());
-    const Status done = cache.gather(sequence, layer, first, num_tokens - first,
-                                     dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim),
-                                     dense_rows(v.data(), DType::kF32, kNumKvHeads, kHeadDim));
+    const Status done = gather(cache, sequence, layer, first, num_tokens - first,
+                               dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim),
+                               dense_rows(v.data(), DType::kF32, kNumKvHeads, kHeadDim));
     EXPECT_TRUE(done.ok()) << done.error().message;
     all.insert(all.end(), k.begin(), k.end());
     all.insert(all.end(), v.begin(), v.end());
@@ -90,8 +91,11 @@ std::vector<float> rows_of(const KvCache& cache, int sequence) {
   return all;
 }
 
+// In a cache of their own on the host, whose bytes are those of any other place.
 std::vector<float> rows_of_runs(std::string_view recipe, const std::vector<Piece>& runs) {
-  auto cache = created(page_config(recipe));
+  KvCacheConfig config = page_config(recipe);
+  config.cuda.reset();
+  auto cache = created(std::move(config));
   const int sequence = cache->create_sequence().value();
   for (const Piece& run : runs) append_run(*cache, sequence, run);
   return rows_of(*cache, sequence);
@@ -147,7 +151,7 @@ TEST(Speculation, PartOfAStepIsKeptBitForBitAndTheRestOfItsPageIsFree) {
       std::vector<Piece> runs = {{&stream, 0, 28}, {&stream, 28, 9}};
       append_run(*cache, sequence, runs[0]);
       KvStep step(*cache);
-      write_run(step, sequence, runs[1], true);
+      write_run(*cache, step, sequence, runs[1], true);
       ASSERT_TRUE(step.end({&kept, 1}).ok());
       ASSERT_EQ(rows_of(*cache, sequence), rows_of_runs(recipe, cut(runs, 28 + kept)));
       ASSERT_TRUE(cache->free_sequence(sequence).ok());
@@ -165,7 +169,7 @@ TEST(Speculation, ACancelledStepLeavesTheTokensBeforeItAsTheyWere) {
   append_run(*cache, sequence, runs[0]);
   append_run(*cache, sequence, runs[1], true);
   KvStep step(*cache);
-  write_run(step, sequence, {&stream, 23, 12}, true);
+  write_run(*cache, step, sequence, {&stream, 23, 12}, true);
   ASSERT_TRUE(step.cancel().ok());
   EXPECT_EQ(rows_of(*cache, sequence), rows_of_runs(recipe, runs));
   ASSERT_TRUE(cache->truncate_sequence(sequence, 21).ok()) << "what came before can still go";
@@ -284,8 +288,9 @@ class History {
     KvStep step(*cache_);
     if (!step.begin({&entry, 1}).ok()) return;
     for (int layer = 0; layer < kNumLayers; ++layer) {
-      ASSERT_TRUE(step.append(layer, run.stream->rows(run.stream->k, kNumKvHeads, before),
-                              run.stream->rows(run.stream->v, kNumKvHeads, before))
+      ASSERT_TRUE(kv::append(*cache_, step, count, layer,
+                             run.stream->rows(run.stream->k, kNumKvHeads, before),
+                             run.stream->rows(run.stream->v, kNumKvHeads, before))
                       .ok());
     }
     const int kept = between(0, 2) == 0 ? between(0, count) : count;

@@ -30,6 +30,12 @@ KvCacheConfig transcode_config(std::string_view recipe, int block_size,
   return config;
 }
 
+// Where files come from: any cache's is the host's, byte for byte.
+std::unique_ptr<KvCache> created_on_host(KvCacheConfig config) {
+  config.cuda.reset();
+  return created(std::move(config));
+}
+
 std::vector<int32_t> token_ids(int count, int32_t first = 0) {
   std::vector<int32_t> ids;
   for (int i = 0; i < count; ++i) ids.push_back(first + i);
@@ -51,7 +57,7 @@ std::vector<float> rows_of(const KvCache& cache, int sequence, int layer, int fi
     return dense_rows(static_cast<void*>(data), DType::kF32, kNumKvHeads, kHeadDim);
   };
   const Status done =
-      cache.gather(sequence, layer, first, last - first, of(rows.data()), of(rows.data() + side));
+      gather(cache, sequence, layer, first, last - first, of(rows.data()), of(rows.data() + side));
   EXPECT_TRUE(done.ok()) << done.error().message;
   return rows;
 }
@@ -94,7 +100,7 @@ TEST_F(Transcode, GivesWhatAppendingTheDecodedRowsGives) {
         Change{"nvfp4:auto", 16, "nvfp4:auto", 64}}) {
     SCOPED_TRACE(
         fmt::format("{} in {} to {} in {}", one.from, one.from_block, one.to, one.to_block));
-    auto source = created(transcode_config(one.from, one.from_block, one.windows));
+    auto source = created_on_host(transcode_config(one.from, one.from_block, one.windows));
     const int original = fed_sequence(*source, stream, kTokens);
     ASSERT_TRUE(source->save_sequence(original, path_).ok());
     const KvCacheConfig config = transcode_config(one.to, one.to_block, one.windows);
@@ -121,7 +127,7 @@ TEST_F(Transcode, GivesWhatAppendingTheDecodedRowsGives) {
 
 TEST_F(Transcode, LoadsAFileOfItsOwnCacheAsItIs) {
   const Stream stream(kTokens);
-  auto source = created(transcode_config("nvfp4:auto", 16));
+  auto source = created_on_host(transcode_config("nvfp4:auto", 16));
   const int original = fed_sequence(*source, stream, kTokens);
   ASSERT_TRUE(source->save_sequence(original, path_).ok());
   auto cache = created(transcode_config("nvfp4:auto", 16));
@@ -131,7 +137,7 @@ TEST_F(Transcode, LoadsAFileOfItsOwnCacheAsItIs) {
 
 TEST_F(Transcode, RefusesWhatItCannotBridge) {
   const Stream stream(kTokens);
-  auto source = created(transcode_config("int8", 16, {0, 30}));
+  auto source = created_on_host(transcode_config("int8", 16, {0, 30}));
   const int original = source->create_sequence().value();
   feed(*source, original, stream, 0, kTokens, 8);  // so that the window leaves blocks behind
   ASSERT_TRUE(source->record_tokens(original, token_ids(kTokens)).ok());
@@ -163,7 +169,7 @@ TEST_F(Transcode, RefusesWhatItCannotBridge) {
 
 TEST_F(Transcode, RefusesADamagedBlock) {
   const Stream stream(kTokens);
-  auto source = created(transcode_config("int8", 16));
+  auto source = created_on_host(transcode_config("int8", 16));
   ASSERT_TRUE(source->save_sequence(fed_sequence(*source, stream, kTokens), path_).ok());
   const auto reader = tier::CacheFileReader::open(path_);
   const int64_t at = reader.value().index().blocks[4].pieces[0].offset + 7;
@@ -193,7 +199,7 @@ TEST_F(Transcode, MakesPrefixesFindableInTheNewFormat) {
   for (const Change& one : {Change{"bf16", 16, "int8", 16}, Change{"int8", 16, "nvfp4:auto", 32},
                             Change{"int4:auto", 16, "int8", 16, {0, 40}}}) {
     SCOPED_TRACE(one.to);
-    auto source = created(transcode_config(one.from, one.from_block, one.windows));
+    auto source = created_on_host(transcode_config(one.from, one.from_block, one.windows));
     const int original = fed_sequence(*source, stream, 112);
     const int branch = source->create_sequence_from({}, token_ids(60)).value();
     const int at = static_cast<int>(source->num_tokens(branch));
@@ -222,7 +228,7 @@ TEST_F(Transcode, MakesPrefixesFindableInTheNewFormat) {
 
 TEST_F(Transcode, SaysWhenThereIsNoRoom) {
   const Stream stream(112);
-  auto source = created(transcode_config("bf16", 16));
+  auto source = created_on_host(transcode_config("bf16", 16));
   fed_sequence(*source, stream, 112);
   ASSERT_TRUE(source->save_prefixes(path_).ok());
   KvCacheConfig config = transcode_config("int8", 16);

@@ -103,8 +103,8 @@ TEST(WindowSinks, StayWhenTheWindowHasLeftThem) {
     }()) << recipe;
     std::vector<float> rows(static_cast<size_t>(kSinks) * kNumKvHeads * kHeadDim);
     const auto k = dense_rows(static_cast<void*>(rows.data()), DType::kF32, kNumKvHeads, kHeadDim);
-    EXPECT_TRUE(cache->gather(sequence, 1, 0, kSinks, k, {}).ok());
-    EXPECT_FALSE(cache->gather(sequence, 1, 32, kSinks, k, {}).ok()) << "these are gone";
+    EXPECT_TRUE(gather(*cache, sequence, 1, 0, kSinks, k, {}).ok());
+    EXPECT_FALSE(gather(*cache, sequence, 1, 32, kSinks, k, {}).ok()) << "these are gone";
   }
 }
 

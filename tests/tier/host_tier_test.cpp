@@ -218,12 +218,14 @@ class BatchingCopier final : public BlockCopier {
   int64_t batch_bytes() const override { return 3 * 64; }
   int max_started() const override { return 2; }
   void start(Direction, std::span<const BlockTransfer> transfers) override {
+    const std::lock_guard lock(mutex_);
     EXPECT_LE(transfers.size(), 3u);
     EXPECT_LT(started_.size(), 2u);
     started_.push_back(transfers.data());
   }
   void finish(Direction, std::span<const BlockTransfer> transfers,
               std::span<CopiedBlock> results) override {
+    const std::lock_guard lock(mutex_);
     ASSERT_FALSE(started_.empty());
     EXPECT_EQ(transfers.data(), started_.front()) << "in the order in which they started";
     started_.erase(started_.begin());
@@ -232,6 +234,7 @@ class BatchingCopier final : public BlockCopier {
   }
 
  private:
+  std::mutex mutex_;  // one thread starts, another one finishes
   std::vector<const BlockTransfer*>& order_;
   std::vector<const BlockTransfer*> started_;
   bool refuses_;

@@ -65,6 +65,18 @@ TEST_F(CliModel, ChatsWithoutAPromptUntilTheInputEnds) {
   EXPECT_EQ(outcome.out, "");
 }
 
+TEST_F(CliModel, ANewChatBeginsWithWhatTheHostTierKept) {
+  write("chat.txt", "abcdefgh\n/new\nijklmnop\n/new\nabcdefgh\n");
+  const std::string command = "run -m model.gguf -n 4 --cache int8 --block-size 4 --ctx 40";
+  const Outcome plain = kvx(command, "", "chat.txt");
+  const Outcome tiered = kvx(command + " --host-tier 1MiB", "", "chat.txt");
+  ASSERT_EQ(tiered.exit_code, 0) << tiered.err;
+  EXPECT_EQ(tiered.out, plain.out);
+  EXPECT_THAT(tiered.err, HasSubstr("prefix cache: 24 of 27 prompt tokens"));
+  EXPECT_THAT(tiered.err, HasSubstr(" went back, 0 bad"));
+  EXPECT_THAT(tiered.err, Not(HasSubstr(" 0 went back")));
+}
+
 TEST_F(CliModel, RefusesTextsAndPromptsThatDoNotFit) {
   expect_refused("compare -m model.gguf -f missing.txt --ctx 32", "text is 'missing.txt'");
   expect_refused("compare -m model.gguf -f text.txt --ctx 64 --chunks 4 --formats int8 --json r",
@@ -74,6 +86,8 @@ TEST_F(CliModel, RefusesTextsAndPromptsThatDoNotFit) {
   expect_refused(fmt::format("run -m model.gguf --raw -p '{}'", tests::tiny_text(64)),
                  "prompt has 64 tokens after 0; the context is 64 tokens");
   expect_refused("run -m model.gguf -p x --ctx 65", "ctx is 65");
+  expect_refused("run -m model.gguf -p x --host-tier much", "'much'");
+  expect_refused("run -m model.gguf -p x --memory 1B", "one block needs");
 }
 
 TEST_F(CliModel, RefusesAHeadDimThatAFormatCannotStore) {

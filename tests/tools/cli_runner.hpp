@@ -30,13 +30,15 @@ class Cli : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // arguments: as typed into a shell whose current folder is work(); environment: "A=1 B=2".
-  Outcome kvx(const std::string& arguments, const std::string& environment = "") {
+  // arguments: as typed into a shell whose current folder is work(); environment: "A=1 B=2"; input:
+  // a file.
+  Outcome kvx(const std::string& arguments, const std::string& environment = "",
+              const std::string& input = "/dev/null") {
     const std::string out = (folder_ / "out").string();
     const std::string err = (folder_ / "err").string();
     const std::string command =
-        fmt::format("cd '{}' && {} '{}' {} >'{}' 2>'{}' </dev/null", work().string(), environment,
-                    KVX_TOOL, arguments, out, err);
+        fmt::format("cd '{}' && {} '{}' {} >'{}' 2>'{}' <'{}'", work().string(), environment,
+                    KVX_TOOL, arguments, out, err, input);
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file("out", out).value(),
             read_file("err", err).value()};

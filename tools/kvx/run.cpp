@@ -19,12 +19,15 @@ struct RunOptions {
   runner::GenerateOptions generate;
 };
 
+bool shares_prefixes(const RunOptions& options) {
+  return !options.prefix_cache.empty() || !options.session.host_tier.empty();
+}
+
 Result<Session> open_run(const RunOptions& options) {
   if (!options.prefix_cache.empty()) {
     KVX_RETURN_IF_ERROR(check_can_write("prefix-cache", options.prefix_cache));
   }
-  KVX_ASSIGN_OR_RETURN(Session session,
-                       open_session(options.session, !options.prefix_cache.empty()));
+  KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, shares_prefixes(options)));
   if (options.prefix_cache.empty() || !std::filesystem::exists(options.prefix_cache)) {
     return session;
   }
@@ -37,17 +40,30 @@ Result<Session> open_run(const RunOptions& options) {
   return session;
 }
 
-// The sequence begins with what is cached of the prompt; returns the rest.
+// A new sequence begins with what is cached of the prompt; returns the rest.
 Result<std::span<const int>> begin_cached(const RunOptions& options, Session& session,
                                           const std::vector<int>& prompt) {
-  if (options.prefix_cache.empty()) return std::span<const int>(prompt);
+  if (!shares_prefixes(options)) {
+    KVX_RETURN_IF_ERROR(session.attention->reset());
+    return std::span<const int>(prompt);
+  }
   KVX_RETURN_IF_ERROR(session.attention->reset_to_prefix({}, prompt));
   const int64_t num_cached = session.attention->num_tokens();
   fmt::print(stderr, "prefix cache: {} of {} prompt tokens\n", num_cached, prompt.size());
   return std::span<const int>(prompt).subspan(static_cast<size_t>(num_cached));
 }
 
-Status save_prefixes(const RunOptions& options, const Session& session) {
+void print_host_tier(const Session& session) {
+  const tier::HostTierSnapshot host = session.attention->cache().snapshot().host;
+  fmt::print(stderr, "host tier: {} blocks came, {} went back, {} bad; {} of {} bytes in use\n",
+             host.num_stored, host.num_loaded, host.num_bad, host.held_bytes, host.allocated_bytes);
+}
+
+Status finish(const RunOptions& options, Session& session) {
+  if (!options.session.host_tier.empty()) {
+    session.attention->cache().wait_for_tiers();
+    print_host_tier(session);
+  }
   if (options.prefix_cache.empty()) return {};
   return session.attention->cache().save_prefixes(options.prefix_cache);
 }
@@ -60,7 +76,11 @@ Status run_once(const RunOptions& options) {
   KVX_ASSIGN_OR_RETURN(const runner::GenerateResult result, write(session, rest, options.generate));
   fmt::print("\n");
   print_speed(session, result);
-  return save_prefixes(options, session);
+  return finish(options, session);
+}
+
+Result<std::vector<int>> first_turn(const Session& session, const std::string& words) {
+  return runner::encode_chat(session.loaded.tokenizer, first_messages(session, words));
 }
 
 // The tokens of the user's next words. The template ends an answer with <|im_end|>, which one that
@@ -68,9 +88,6 @@ Status run_once(const RunOptions& options) {
 Result<std::vector<int>> next_turn(const Session& session, const std::string& words,
                                    bool answer_was_cut) {
   const runner::Tokenizer& tokenizer = session.loaded.tokenizer;
-  if (session.attention->num_tokens() == 0) {
-    return runner::encode_chat(tokenizer, first_messages(session, words));
-  }
   KVX_ASSIGN_OR_RETURN(
       std::vector<int> tokens,
       tokenizer.encode(answer_was_cut ? "<|im_end|>\n" : "\n", runner::SpecialTokens::kParse));
@@ -80,30 +97,35 @@ Result<std::vector<int>> next_turn(const Session& session, const std::string& wo
   return tokens;
 }
 
-// One turn a line until the input ends.
+// One turn a line until the input ends; /new begins another chat.
 Status chat(const RunOptions& options) {
   KVX_ASSIGN_OR_RETURN(Session session, open_run(options));
   KVX_RETURN_IF_ERROR(runner::check_chat_support(session.loaded.tokenizer));
   const bool is_person = is_terminal(stdin);
-  if (is_person) fmt::print(stderr, "A line is a turn; Ctrl-D ends the chat.\n");
+  if (is_person) fmt::print(stderr, "A line is a turn, /new begins anew; Ctrl-D ends the chat.\n");
   std::string words;
+  bool is_new = true;
   bool answer_was_cut = false;
   while (true) {
     if (is_person) fmt::print(stderr, "> ");
     if (!std::getline(std::cin, words)) break;
-    if (words.empty()) continue;
-    KVX_ASSIGN_OR_RETURN(const std::vector<int> turn, next_turn(session, words, answer_was_cut));
+    if (words == "/new") is_new = true;
+    if (words.empty() || words == "/new") continue;
+    KVX_ASSIGN_OR_RETURN(
+        const std::vector<int> turn,
+        is_new ? first_turn(session, words) : next_turn(session, words, answer_was_cut));
     std::span<const int> rest = turn;
-    if (session.attention->num_tokens() == 0) {
+    if (is_new) {
       KVX_ASSIGN_OR_RETURN(rest, begin_cached(options, session, turn));
     }
+    is_new = false;
     KVX_ASSIGN_OR_RETURN(const runner::GenerateResult result,
                          write(session, rest, options.generate));
     answer_was_cut = !result.model_ended;
     fmt::print("\n");
     print_speed(session, result);
   }
-  return save_prefixes(options, session);
+  return finish(options, session);
 }
 
 }  // namespace
@@ -134,8 +156,13 @@ void add_run(CLI::App& app, Action& action) {
       "--prefix-cache", o->prefix_cache,
       "Begin with the blocks of this file where the prompt allows it, and keep what "
       "was computed in it; it is made when it is missing");
+  command->add_option(
+      "--host-tier", o->session.host_tier,
+      "Host memory behind the cache, on the host or a GPU, as --memory says it: blocks that the "
+      "cache has no room for wait there for a chat that begins with them");
   command->footer(
-      "The text goes to stdout; speed and the cache's bytes go to stderr.\n\n"
+      "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line /new\n"
+      "begins another one.\n\n"
       "Examples:\n"
       "  kvx run -m model.gguf -p \"What is a key-value cache?\" -n 100\n"
       "  kvx run -m model.gguf --cache nvfp4:auto\n"

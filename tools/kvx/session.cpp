@@ -4,6 +4,8 @@
 #include <cstdio>
 
 #include "cache/content_hash.hpp"
+#include "device/memory_size.hpp"
+#include "kv/cache_budget.hpp"
 #include "runner/chat_template.hpp"
 #include "runner/mapped_file.hpp"
 #include "tools/kvx/command.hpp"
@@ -29,6 +31,25 @@ Result<std::string> model_identity(const SessionOptions& options) {
                      options.device == "cpu" ? "" : " " + options.device);
 }
 
+Status set_budgets(const SessionOptions& options, const runner::ModelConfig& model,
+                   runner::KvAttentionOptions& cache) {
+  const kv::KvCacheConfig config = runner::cache_config_of(model, cache);
+  const int64_t on_host = device::host_memory_bytes();
+  if (!options.memory.empty()) {
+    int64_t available = on_host;
+    if (cache.on_gpu) {
+      KVX_ASSIGN_OR_RETURN(available, device::cuda_free_bytes(0));
+    }
+    KVX_ASSIGN_OR_RETURN(cache.memory_budget_bytes,
+                         kv::cache_budget_bytes(config, options.memory, available));
+  }
+  if (!options.host_tier.empty()) {
+    KVX_ASSIGN_OR_RETURN(cache.host_tier.budget_bytes,
+                         kv::cache_budget_bytes(config, options.host_tier, on_host));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<Session> open_session(const SessionOptions& options, bool shares_prefixes) {
@@ -46,6 +67,7 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   cache.max_tokens =
       options.context > 0 ? options.context : std::min(kMostDefaultContext, model.context_length);
   cache.prefix.is_on = shares_prefixes;
+  KVX_RETURN_IF_ERROR(set_budgets(options, model, cache));
   if (shares_prefixes) {
     KVX_ASSIGN_OR_RETURN(cache.prefix.model, model_identity(options));
   }
@@ -126,6 +148,10 @@ void add_session_options(CLI::App& command, SessionOptions& options) {
   command.add_option("--block-size", options.block_size, "Tokens in a block")
       ->check(whole_number(1, cache::kMaxBlockSize))
       ->capture_default_str();
+  command.add_option(
+      "--memory", options.memory,
+      "What its blocks may take: 512MiB, a number of blocks, or a share of the memory "
+      "as 0.5; by default what --ctx tokens need");
   command.add_option("--products", options.products, "What matrix products compute in")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();

@@ -25,6 +25,9 @@ struct SessionOptions {
   bool is_fast = false;
   std::string device = "cpu";
   int threads = 0;
+  // As cache::parse_memory_budget reads them; empty: what a sequence of `context` needs, and none.
+  std::string memory;
+  std::string host_tier;  // of kvx run alone
 };
 
 struct Session {

@@ -94,6 +94,7 @@ bool has_tile_ends(const AttendArgs& args, const HeadRun& run) {
 bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
   const int block_size = args.packed.block_size;
   if (args.transform.k.block_offset || block_size % 16 != 0) return false;
+  if (args.window_sinks > 0) return false;
   if (run.k.head_dim != run.v.head_dim) return false;
   for (const SideView* side : {&run.k, &run.v}) {
     if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return false;
@@ -218,7 +219,8 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   shape.num_pieces = int64_t{args.num_sequences} * run.num_heads * plan.num_row_tiles;
   shape.max_tokens = max_tokens_of(args, limits);
   if (args.window > 0) {
-    shape.max_tokens = std::min<int64_t>(shape.max_tokens, int64_t{args.window} + limits.max_q_len);
+    const int64_t most_seen = int64_t{args.window_sinks} + args.window + limits.max_q_len;
+    shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
   if (path == CudaAttendPath::kTiles) {
     plan_tiles(context, shape, plan);
@@ -309,8 +311,9 @@ Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
   if (args.window < 0) {
     return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
   }
-  if (args.window_sinks != 0) {
-    return unsupported("window_sinks is {}; on a GPU a window has no sinks yet", args.window_sinks);
+  if (args.window_sinks < 0 || (args.window_sinks > 0 && args.window == 0)) {
+    return invalid_argument("window_sinks is {} with a window of {}; expected 0 or more, 0 without",
+                            args.window_sinks, args.window);
   }
   constexpr int kMaxSequences = 65535;
   if (args.num_sequences < 0 || args.num_sequences > kMaxSequences) {

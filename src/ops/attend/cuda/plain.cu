@@ -41,6 +41,22 @@ struct RowState {
   float rescale;
 };
 
+// What a tile of rows sees, one place after the other: a window's sinks, then, from place
+// window.begin on, the tokens of that number. A piece takes some of the places.
+struct Places {
+  int num_sinks;
+  TokenRange window;
+
+  __device__ TokenRange all() const { return {window.begin - num_sinks, window.end}; }
+  __device__ int token(int place) const {
+    return place >= window.begin ? place : place - all().begin;
+  }
+};
+
+__device__ Places places_of(const AttendJob& job, TokenRange seen) {
+  return {min(job.args.window_sinks, seen.begin), seen};
+}
+
 // The piece's place in the call.
 struct Piece {
   const AttendJob& job;
@@ -50,7 +66,6 @@ struct Piece {
   int kv_head;  // of the layer
   int first_row;
   int num_rows;
-  TokenRange tokens;
 };
 
 __device__ void load_query(const Piece& piece, const Tile& tile, int r, RowState& state, int lane) {
@@ -130,8 +145,9 @@ __device__ bool load_token(const Piece& piece, const Tile& tile, int token, int 
 }
 
 __device__ bool sees(const Piece& piece, const RowState& state, int r, int token) {
-  if (token < state.seen.begin || token >= state.seen.end) return false;
   const AttendArgs& args = piece.job.args;
+  const bool is_before = token < state.seen.begin && token >= args.window_sinks;
+  if (is_before || token >= state.seen.end) return false;
   const int j = token - piece.shape.first_new_token();
   if (!args.tree_mask || j < 0) return true;
   const int new_token = (piece.first_row + r) / piece.job.q_per_kv;
@@ -221,10 +237,10 @@ __global__ void __launch_bounds__(kThreads)
     return leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split, false);
   }
   if (num_rows <= 0) return;
-  const TokenRange tokens =
-      split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits, split, tile_tokens);
-  const Piece piece = {job,       shape,    sequence, head, job.packed.first_head + head,
-                       first_row, num_rows, tokens};
+  const Places places = places_of(job, seen_by_rows(job, shape, first_row, num_rows));
+  const TokenRange own = split_of(places.all(), job.num_splits, split, tile_tokens);
+  const Piece piece = {job,       shape,   sequence, head, job.packed.first_head + head,
+                       first_row, num_rows};
 
   const int key_dim = job.packed.k.view.head_dim;
   const int value_dim = job.packed.v.view.head_dim;
@@ -252,17 +268,17 @@ __global__ void __launch_bounds__(kThreads)
   Sums<Columns> sums = {};
   __syncthreads();
 
-  for (int first = tokens.begin; first < tokens.end; first += tile_tokens) {
-    const int n = min(tile_tokens, tokens.end - first);
+  for (int first = own.begin; first < own.end; first += tile_tokens) {
+    const int n = min(tile_tokens, own.end - first);
     for (int i = warp; i < n; i += kWarps) {
-      const bool found = load_token(piece, tile, first + i, i, warp, lane);
+      const bool found = load_token(piece, tile, places.token(first + i), i, warp, lane);
       if (lane == 0) is_there[i] = found;
     }
     __syncthreads();
     for (int r = warp; r < kRows; r += kWarps) {
-      const float x = lane < n && r < num_rows
-                          ? score(piece, tile, states[r], r, lane, is_there[lane], first + lane)
-                          : -INFINITY;
+      const float x = lane < n && r < num_rows ? score(piece, tile, states[r], r, lane,
+                                                       is_there[lane], places.token(first + lane))
+                                               : -INFINITY;
       absorb(tile.scores + r * kMaxTileTokens, states[r], lane, x);
     }
     __syncthreads();
