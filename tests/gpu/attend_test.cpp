@@ -23,6 +23,7 @@ class GpuAttend : public GpuTest {
     DeviceScene on_device(memory(), context(), scene);
     const AttendOutput expected = scene.reference();
     const AttendOutput got = on_device.run(path);
+    EXPECT_EQ(rows_not_finite(got.out, scene.options().value_dim), "");
     EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
     for (size_t i = 0; i < expected.lse.size(); ++i) {
       EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
