@@ -235,6 +235,30 @@ TEST_F(GpuAttend, LongSequencesAreSplitAndMerged) {
   }
 }
 
+// Where sequences may be long, the device gives each as many pieces as its length deserves.
+TEST_F(GpuAttend, LongSequencesAmongShortOnesAreCutIntoMorePieces) {
+  for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {
+    for (const bool has_ends : {false, true}) {
+      SceneOptions options;
+      options.runs = {{2, name, name}};
+      options.key_dim = options.value_dim = 64;
+      options.block_size = 64;
+      options.order = RowOrder::kRecord;
+      options.q_type = DType::kF16;
+      options.q_per_kv = has_ends ? 4 : 6;
+      options.wide_format = has_ends && !is_16_bit(name) ? "bf16" : "";
+      options.v_hadamard = has_ends;
+      options.sinks = has_ends;
+      options.seq_lens = {37, 17000, 0, 1, 900, 4100, 64};
+      options.q_lens = {1, 2, 0, 1, 3, 1, 1};
+      SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with wide ends" : ""));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kTiles,
+                  has_ends ? 3.5e-3 : tile_tolerance(name, name, options.q_type));
+    }
+  }
+}
+
 TEST_F(GpuAttend, HeadsInRunsOfDifferentFormatsWork) {
   SceneOptions options;
   options.runs = {{1, "int8", "int4"}, {2, "bf16", "bf16"}, {1, "nvfp4", "nvfp4"}};

@@ -76,8 +76,7 @@ class DeviceScene {
   // What an earlier call left: a kernel that reads what it did not write shows it.
   void poison() {
     poison_shared_memory(context_);
-    EXPECT_TRUE(
-        device::cuda_fill(workspace_.data(), 0xFF, workspace_bytes_ + kCanaryBytes).ok());
+    EXPECT_TRUE(device::cuda_fill(workspace_.data(), 0xFF, workspace_bytes_ + kCanaryBytes).ok());
     if (out_.empty()) return;
     EXPECT_TRUE(device::cuda_fill(out_on_device_, 0xFF, std::ssize(out_)).ok());
     EXPECT_TRUE(device::cuda_fill(args_.lse, 0xFF, std::ssize(lse_) * 4).ok());

@@ -18,9 +18,9 @@ __global__ void fill_shared_memory(int bytes) {
 
 void poison_shared_memory(const ops::CudaContext& context) {
   const int bytes = context.device.shared_bytes_per_cta;
-  ASSERT_EQ(cudaFuncSetAttribute(fill_shared_memory, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 bytes),
-            cudaSuccess);
+  ASSERT_EQ(
+      cudaFuncSetAttribute(fill_shared_memory, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      cudaSuccess);
   fill_shared_memory<<<context.device.num_multiprocessors, 1024, bytes,
                        static_cast<cudaStream_t>(context.stream)>>>(bytes);
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
