@@ -23,6 +23,7 @@ class GpuAttend : public GpuTest {
     DeviceScene on_device(memory(), context(), scene);
     const AttendOutput expected = scene.reference();
     const AttendOutput got = on_device.run(path);
+    EXPECT_EQ(rows_not_finite(got.out, scene.options().value_dim), "");
     EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
     for (size_t i = 0; i < expected.lse.size(); ++i) {
       EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
@@ -231,6 +232,30 @@ TEST_F(GpuAttend, LongSequencesAreSplitAndMerged) {
     AttendScene scene(options);
     expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
     expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+  }
+}
+
+// Where sequences may be long, the device gives each as many pieces as its length deserves.
+TEST_F(GpuAttend, LongSequencesAmongShortOnesAreCutIntoMorePieces) {
+  for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {
+    for (const bool has_ends : {false, true}) {
+      SceneOptions options;
+      options.runs = {{2, name, name}};
+      options.key_dim = options.value_dim = 64;
+      options.block_size = 64;
+      options.order = RowOrder::kRecord;
+      options.q_type = DType::kF16;
+      options.q_per_kv = has_ends ? 4 : 6;
+      options.wide_format = has_ends && !is_16_bit(name) ? "bf16" : "";
+      options.v_hadamard = has_ends;
+      options.sinks = has_ends;
+      options.seq_lens = {37, 17000, 0, 1, 900, 4100, 64};
+      options.q_lens = {1, 2, 0, 1, 3, 1, 1};
+      SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with wide ends" : ""));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kTiles,
+                  has_ends ? 3.5e-3 : tile_tolerance(name, name, options.q_type));
+    }
   }
 }
 

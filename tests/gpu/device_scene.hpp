@@ -1,14 +1,32 @@
 // DeviceScene: an AttendScene, filled by the CPU, attended on the device.
 #pragma once
 
+#include <cmath>
 #include <cstring>
+#include <string>
 
 #include "ops/attend/attend_cuda.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
+#include "tests/gpu/poison.hpp"
 #include "tests/support/attend_scene.hpp"
 
 namespace kvx::tests {
+
+// Which of rows of `dim` numbers are not finite, and where; empty if none is.
+inline std::string rows_not_finite(const std::vector<double>& numbers, int dim) {
+  std::string found;
+  for (size_t row = 0; row < numbers.size() / dim; ++row) {
+    int count = 0, first = -1;
+    for (int d = dim - 1; d >= 0; --d) {
+      if (std::isfinite(numbers[row * dim + d])) continue;
+      ++count;
+      first = d;
+    }
+    if (count > 0) found += fmt::format(" row {}: {} from {} on", row, count, first);
+  }
+  return found;
+}
 
 class DeviceScene {
  public:
@@ -18,10 +36,8 @@ class DeviceScene {
     make_limits();
     const int64_t bytes =
         std::max<int64_t>(ops::attend_workspace_bytes(context, args_, limits_), 1);
-    // What an earlier call left: a kernel that reads what it did not write shows it.
     workspace_bytes_ = bytes;
     workspace_ = memory.allocate(bytes + kCanaryBytes, "workspace").value();
-    EXPECT_TRUE(device::cuda_fill(workspace_.data(), 0xFF, bytes + kCanaryBytes).ok());
   }
 
   ops::AttendArgs& args() { return args_; }
@@ -34,9 +50,9 @@ class DeviceScene {
     return ops::attend(context_, args_, limits_, workspace_.data(), findings_.get(), path);
   }
 
-  // Poisons the outputs, attends and reads them back.
+  // Poisons what the call writes, attends and reads the outputs back.
   AttendOutput run(ops::CudaAttendPath path) {
-    poison_outputs();
+    poison();
     const Status status = launch(path);
     EXPECT_TRUE(status.ok()) << status.error().message;
     return fetch();
@@ -50,14 +66,17 @@ class DeviceScene {
       const int64_t bytes = std::ssize(lens) * 4;
       memcpy(const_cast<int32_t*>(scene_.args().seq_lens), lens.data(), lens.size() * 4);
       ASSERT_TRUE(device::cuda_copy(const_cast<int32_t*>(args_.seq_lens), lens.data(), bytes).ok());
-      poison_outputs();
+      poison();
       ASSERT_TRUE(graph.value().launch(context_.stream).ok());
       const AttendOutput got = fetch();
       EXPECT_LE(relative_rms(got.out, scene_.reference().out), 3e-4);
     }
   }
 
-  void poison_outputs() {
+  // What an earlier call left: a kernel that reads what it did not write shows it.
+  void poison() {
+    poison_shared_memory(context_);
+    EXPECT_TRUE(device::cuda_fill(workspace_.data(), 0xFF, workspace_bytes_ + kCanaryBytes).ok());
     if (out_.empty()) return;
     EXPECT_TRUE(device::cuda_fill(out_on_device_, 0xFF, std::ssize(out_)).ok());
     EXPECT_TRUE(device::cuda_fill(args_.lse, 0xFF, std::ssize(lse_) * 4).ok());

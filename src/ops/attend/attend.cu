@@ -9,14 +9,17 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/plan_pieces.hpp"
 #include "ops/attend/cuda/prefill_launch.hpp"
 #include "ops/cuda/chunk.cuh"
+#include "ops/cuda/overlapping_launch.cuh"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops {
 namespace {
 
 using cuda::AttendJob;
+using cuda::AttendPlanCuda;
 using cuda::PrefillKernel;
 using cuda::TileKernel;
 using format::ScaleType;
@@ -160,48 +163,6 @@ int64_t max_rows_of(const AttendArgs& args, const CudaAttendLimits& limits) {
   return int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
 }
 
-struct AttendPlanCuda {
-  TileKernel tiles;  // no function in either: the plain kernel
-  PrefillKernel prefill;
-  int warps_of_cta = 0;
-  int num_row_tiles = 0;
-  int num_splits = 1;
-};
-
-// Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
-// leave less to merge, and their warps keep pace. Two a multiprocessor, if others are not 3 %
-// better. Steps of a warp take the same time in all.
-void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
-  const TileKernel& kernel = plan.tiles;
-  const device::CudaDevice& device = context.device;
-  constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
-  shape.overhead = kOverheadTokens / kernel.step_tokens;
-  double best_cost = 0;
-  for (const int wanted_ctas : {2, 1, 4, 8, 16}) {
-    const int warps = std::min(kernel.warps_at_once / wanted_ctas,
-                               device.shared_bytes_per_cta / kernel.warp_shared_bytes);
-    const int cta_bytes = warps * kernel.warp_shared_bytes + device.reserved_shared_bytes;
-    if (warps == 0) continue;
-    const int ctas =
-        std::min(kernel.warps_at_once / warps, device.shared_bytes_per_multiprocessor / cta_bytes);
-    if (ctas == 0) continue;
-    shape.num_slots = int64_t{device.num_multiprocessors} * ctas;
-    shape.granule = kernel.step_tokens * warps;
-    const SplitPlan splits = plan_splits(shape);
-    if (plan.warps_of_cta != 0 && splits.cost > 0.97 * best_cost) continue;
-    plan.warps_of_cta = warps;
-    plan.num_splits = splits.num_splits;
-    best_cost = splits.cost;
-  }
-}
-
-// Long prompts have pieces enough; a few rows on a long prefix are split.
-void plan_prefill(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
-  shape.num_slots = context.device.num_multiprocessors;
-  shape.granule = plan.prefill.step_tokens;
-  plan.num_splits = shape.num_pieces >= shape.num_slots ? 1 : plan_splits(shape).num_splits;
-}
-
 AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
                         const CudaAttendLimits& limits, const HeadRun& run, CudaAttendPath path) {
   AttendPlanCuda plan;
@@ -223,9 +184,10 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
     shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
   if (path == CudaAttendPath::kTiles) {
-    plan_tiles(context, shape, plan);
+    cuda::plan_tiles(context, shape, plan);
+    if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, plan);
   } else if (path == CudaAttendPath::kPrefill) {
-    plan_prefill(context, shape, plan);
+    cuda::plan_prefill(context, shape, plan);
   } else {
     constexpr int kPlainCtas = 2;  // a multiprocessor
     shape.num_slots = int64_t{context.device.num_multiprocessors} * kPlainCtas;
@@ -262,9 +224,12 @@ struct WorkspaceBytes {
 };
 
 WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
-                               int value_dim, int num_splits) {
-  const int64_t parts = limits.total_q * args.num_q_heads * num_splits;
-  return {round_up<int64_t>(parts * value_dim * 4, kWorkspaceAlignment),
+                               const HeadRun& run, const AttendPlanCuda& plan) {
+  const int64_t parts =
+      plan.balanced_pieces > 0
+          ? int64_t{plan.balanced_pieces} * plan.num_row_tiles * run.num_heads * plan.tiles.rows
+          : limits.total_q * args.num_q_heads * plan.num_splits;
+  return {round_up<int64_t>(parts * run.v.head_dim * 4, kWorkspaceAlignment),
           round_up<int64_t>(parts * 8, kWorkspaceAlignment)};
 }
 
@@ -382,7 +347,10 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.args = args;
   job.num_row_tiles = plan.num_row_tiles;
   job.num_splits = plan.num_splits;
-  const WorkspaceBytes bytes = workspace_bytes(args, limits, run.v.head_dim, plan.num_splits);
+  job.balanced_pieces = plan.balanced_pieces;
+  job.piece_granule = plan.tiles.step_tokens * plan.warps_of_cta;
+  job.rows_of_piece = plan.tiles.rows;
+  const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
   job.findings = findings;
@@ -415,16 +383,18 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
 
 namespace cuda {
 
-cudaError_t launch_attend_tiles(const TileKernel& kernel, int warps_of_cta, const AttendJob& job,
-                                cudaStream_t stream) {
+cudaError_t launch_attend_tiles(const CudaContext& context, const TileKernel& kernel,
+                                int warps_of_cta, const AttendJob& job) {
   const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
   const cudaError_t set = cudaFuncSetAttribute(
       kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (set != cudaSuccess) return set;
-  const dim3 grid(job.num_splits, job.packed.num_heads * job.num_row_tiles, job.args.num_sequences);
-  void* arguments[] = {const_cast<AttendJob*>(&job)};
-  return cudaLaunchKernel(kernel.function, grid, dim3(warps_of_cta * cuda::kWarp), arguments,
-                          shared_bytes, stream);
+  const auto heads = static_cast<unsigned>(job.packed.num_heads * job.num_row_tiles);
+  const dim3 grid = job.balanced_pieces > 0
+                        ? dim3(static_cast<unsigned>(job.balanced_pieces) * heads)
+                        : dim3(job.num_splits, heads, job.args.num_sequences);
+  return launch_overlapping(context, kernel.function, {grid, warps_of_cta * kWarp, shared_bytes},
+                            &job);
 }
 
 }  // namespace cuda
@@ -445,7 +415,7 @@ int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& arg
     if (!takes(path, context, args)) continue;
     for (const HeadRun& run : args.packed.runs) {
       const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
-      most = std::max(most, workspace_bytes(args, limits, run.v.head_dim, plan.num_splits).total());
+      most = std::max(most, workspace_bytes(args, limits, run, plan).total());
     }
   }
   return most;
@@ -469,13 +439,13 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
     const cudaError_t launched =
         path == CudaAttendPath::kPrefill ? cuda::launch_attend_prefill(plan.prefill, job, stream)
         : path == CudaAttendPath::kTiles
-            ? cuda::launch_attend_tiles(plan.tiles, plan.warps_of_cta, job, stream)
+            ? cuda::launch_attend_tiles(context, plan.tiles, plan.warps_of_cta, job)
             : cuda::launch_attend_plain(job, context.device.shared_bytes_per_cta, stream);
     KVX_RETURN_IF_ERROR(device::cuda_status(launched, "attend"));
     // Pieces of the tensor cores' kernels are then whole rows.
-    if (path != CudaAttendPath::kPlain && plan.num_splits == 1) continue;
+    if (path != CudaAttendPath::kPlain && !plan.is_merged()) continue;
     KVX_RETURN_IF_ERROR(
-        device::cuda_status(cuda::launch_merge_splits(job, stream), "attend (merge)"));
+        device::cuda_status(cuda::launch_merge_splits(context, job), "attend (merge)"));
   }
   return {};
 }

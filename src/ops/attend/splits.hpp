@@ -44,6 +44,34 @@ inline SplitPlan plan_splits(const SplitShape& shape) {
   return best;
 }
 
+// A batch of sequences of different lengths shares a budget of pieces. Each has one at least, and
+// none is longer than needed.
+KVX_INLINE int num_pieces(int granules, int most_of_piece) {
+  return granules <= most_of_piece ? 1 : (granules + most_of_piece - 1) / most_of_piece;
+}
+
+// The fewest granules that the longest piece has, so that all sequences have at most `budget`
+// pieces. sum(value): value(granules) summed over the sequences. Requires: budget >= num_sequences.
+template <class Sum>
+KVX_INLINE int balanced_granules(int num_sequences, int budget, const Sum& sum) {
+  const int total = sum([](int granules) { return granules; });
+  // Rounding up costs each sequence less than one piece.
+  const int spare = budget > num_sequences ? budget - num_sequences : 1;
+  int low = (total + budget - 1) / budget;
+  int high = (total + spare - 1) / spare;
+  low = low > 1 ? low : 1;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    const int pieces = sum([middle](int granules) { return num_pieces(granules, middle); });
+    if (pieces <= budget) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
 struct TokenRange {
   int begin = 0;
   int end = 0;

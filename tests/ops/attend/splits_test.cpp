@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+#include <vector>
+
 namespace kvx::tests {
 namespace {
 
@@ -40,6 +43,53 @@ TEST(Splits, CoverEveryTokenOnce) {
       EXPECT_EQ(next, tokens.end);
     }
   }
+}
+
+// What the device does with a batch's lengths, in granules.
+struct BalancedBatch {
+  std::vector<int> granules;
+  int most(int budget) const {
+    return ops::balanced_granules(static_cast<int>(granules.size()), budget,
+                                  [&](const auto& value) { return sum(value); });
+  }
+  int pieces(int most_of_piece) const {
+    return sum([&](int g) { return ops::num_pieces(g, most_of_piece); });
+  }
+  template <class Value>
+  int sum(const Value& value) const {
+    int total = 0;
+    for (const int g : granules) total += value(g);
+    return total;
+  }
+};
+
+TEST(BalancedPieces, AreAsShortAsTheBudgetAllows) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 2000; ++i) {
+    BalancedBatch batch;
+    const int num_sequences = 1 + static_cast<int>(random() % 70);
+    for (int s = 0; s < num_sequences; ++s) {
+      batch.granules.push_back(static_cast<int>(random() % (random() % 2 ? 600 : 6)));
+    }
+    const int budget = num_sequences + static_cast<int>(random() % 300);
+    const int most = batch.most(budget);
+    ASSERT_GE(most, 1);
+    ASSERT_LE(batch.pieces(most), budget) << "case " << i;
+    if (most == 1) continue;
+    ASSERT_GT(batch.pieces(most - 1), budget) << "case " << i;
+  }
+}
+
+TEST(BalancedPieces, OfEqualSequencesAreEqual) {
+  const BalancedBatch batch = {std::vector<int>(16, 128)};
+  EXPECT_EQ(batch.most(33), 64);
+  EXPECT_EQ(batch.pieces(64), 32);
+}
+
+TEST(BalancedPieces, ALongSequenceAmongShortOnesIsCut) {
+  BalancedBatch batch = {std::vector<int>(63, 2)};
+  batch.granules.push_back(512);
+  EXPECT_LE(batch.most(264), 3);
 }
 
 }  // namespace

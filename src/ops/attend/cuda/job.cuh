@@ -33,8 +33,12 @@ struct AttendJob {
   AttendArgs args;  // its views are not used here
   int num_row_tiles;
   int num_splits;
+  // Where the device says how many pieces each sequence has (balance.cuh); 0: num_splits for all.
+  int balanced_pieces;        // of all sequences together, at most
+  int piece_granule;          // tokens
+  int rows_of_piece;          // query rows
   float* partial_out;         // [total_q, num_q_heads, num_splits, value dim], not normalised
-  Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]
+  Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
   CudaFindings* findings;
   TileSide tile_k;  // the tensor cores' kernels alone
   TileSide tile_v;
@@ -133,6 +137,33 @@ __device__ inline void store_output(const AttendJob& job, int64_t token, int q_h
   const Softmax2 whole = with_sink(job, q_head, tokens);
   const float x = tokens.sum == 0 ? 0.0f : weighted_sum * share_of(tokens, whole);
   store_float(job.args.out.dtype, x, output_row(job, token, q_head), d);
+  if (job.args.lse && d == 0) {
+    job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
+  }
+}
+
+// The same for numbers d to d + 3; d is a multiple of 4.
+__device__ inline void store_output_quad(const AttendJob& job, int64_t token, int q_head, int d,
+                                         const Softmax2& tokens, const float4& weighted_sums) {
+  const Softmax2 whole = with_sink(job, q_head, tokens);
+  const float share = share_of(tokens, whole);
+  const float4 x = {weighted_sums.x * share, weighted_sums.y * share, weighted_sums.z * share,
+                    weighted_sums.w * share};
+  const DType type = job.args.out.dtype;
+  uint8_t* row = output_row(job, token, q_head);
+  uint8_t* to = row + d * bytes_of(type);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(to) % (4 * bytes_of(type)) == 0;
+  if (is_aligned && type == DType::kF32) {
+    *reinterpret_cast<float4*>(to) = x;
+  } else if (is_aligned && type == DType::kF16) {
+    *reinterpret_cast<uint2*>(to) = {MmaF16::pack(x.x, x.y), MmaF16::pack(x.z, x.w)};
+  } else if (is_aligned) {
+    *reinterpret_cast<uint2*>(to) = {MmaBf16::pack(x.x, x.y), MmaBf16::pack(x.z, x.w)};
+  } else {
+    const float numbers[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_float(type, numbers[i], row, d + i);
+  }
   if (job.args.lse && d == 0) {
     job.args.lse[token * job.args.num_q_heads + q_head] = log_sum_exp(whole);
   }

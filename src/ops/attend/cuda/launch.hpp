@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "format/facts.hpp"
+#include "ops/cuda/context.hpp"
 
 namespace kvx::ops::cuda {
 
@@ -42,8 +43,8 @@ TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, const TileTr
 cudaError_t launch_attend_plain(const AttendJob& job, int shared_bytes, cudaStream_t stream);
 // Shared memory that the plain kernel cannot do without.
 int least_plain_shared_bytes(int key_dim, int value_dim, bool has_block_offset);
-cudaError_t launch_attend_tiles(const TileKernel& kernel, int warps_of_cta, const AttendJob& job,
-                                cudaStream_t stream);
-cudaError_t launch_merge_splits(const AttendJob& job, cudaStream_t stream);
+cudaError_t launch_attend_tiles(const CudaContext& context, const TileKernel& kernel,
+                                int warps_of_cta, const AttendJob& job);
+cudaError_t launch_merge_splits(const CudaContext& context, const AttendJob& job);
 
 }  // namespace kvx::ops::cuda

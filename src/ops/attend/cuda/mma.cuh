@@ -73,6 +73,16 @@ __device__ inline uint4 load_matrices_transposed(uint32_t address) {
   return r;
 }
 
+// volatile: asked for where it stands.
+__device__ inline uint4 load_global_16(const uint8_t* from) {
+  uint4 r;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(from)
+               : "memory");
+  return r;
+}
+
 __device__ inline uint4 load_shared_16(uint32_t address) {
   uint4 r;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -117,6 +127,11 @@ __device__ inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
 __device__ inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t r;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+__device__ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
 struct Two {

@@ -7,6 +7,7 @@
 
 #include "ops/attend/cuda/finish_row.cuh"
 #include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/tile_queries.cuh"
 #include "ops/attend/cuda/tile_ring.cuh"
 
 namespace kvx::ops::cuda {
@@ -25,7 +26,8 @@ struct WarpRows {
   static constexpr int kDim = Dim;
   static constexpr int kColumns = Columns;
   static constexpr int kRows = Columns * kTileRows;
-  float sums[kRows][Dim + 4];  // lanes that store one channel of different rows meet no bank twice
+  // Lanes that store one channel of different rows meet no bank twice.
+  alignas(16) float sums[kRows][Dim + 4];
   Softmax2 softmax[kRows];
 };
 
@@ -51,9 +53,18 @@ class TilePiece {
 
   __device__ void begin() {
     find_seen();
+    QueryColumn<Keys, Dim> columns[Columns];
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const int r = c * kTileRows + lane_ / 4;
+      columns[c].ask(job_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
+    }
     ring_.begin();
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) load_column(c);
+    for (int c = 0; c < Columns; ++c) {
+      columns[c].finish(job_, kv_head_, key_scale_of_head(), lane_, queries_[c], score_scale_[c],
+                        bias_[c]);
+    }
   }
   __device__ void start_empty() {
     // Far below every score, but finite: no difference of two of them is a NaN.
@@ -93,165 +104,6 @@ class TilePiece {
     if (r >= num_rows_) return {0, 0};
     const TokenRange seen = seen_by(job_, shape_, (first_row_ + r) / job_.q_per_kv);
     return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
-  }
-
-  static constexpr int kParts = Dim / 64;
-
-  // This lane's channels of query row r of the piece: [64 p + 16 t, 64 p + 16 t + 16) of part p.
-  __device__ void load_row(int r, float (&x)[kParts][16]) const {
-    const FloatRows& q = job_.args.q;
-    const QueryRowAt at = query_row(job_, kv_head_, first_row_ + r);
-    const int64_t row_at = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
-                           int64_t{at.q_head} * q.head_stride;
-    const uint8_t* row = q.data + row_at * bytes_of(q.dtype);
-    const int first = lane_ % 4 * 16;
-    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
-      for (int p = 0; p < kParts; ++p) {
-        for (int i = 0; i < 16; ++i) x[p][i] = load_float(q.dtype, row, 64 * p + first + i);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kParts * 4; ++i) {
-      load_quad(q.dtype, row, i / 4 * 64 + first + i % 4 * 4, &x[i / 4][i % 4 * 4]);
-    }
-  }
-  // Requires: rows lie on 16 bytes.
-  __device__ static void load_quad(DType type, const uint8_t* row, int first, float* x) {
-    if (type == DType::kF32) {
-      const float4 quad = reinterpret_cast<const float4*>(row)[first / 4];
-      x[0] = quad.x, x[1] = quad.y, x[2] = quad.z, x[3] = quad.w;
-      return;
-    }
-    const uint2 bits = reinterpret_cast<const uint2*>(row)[first / 4];
-    const uint32_t halves[4] = {bits.x & 0xFFFFu, bits.x >> 16, bits.y & 0xFFFFu, bits.y >> 16};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = type == DType::kF16 ? __half2float(__ushort_as_half(static_cast<uint16_t>(halves[i])))
-                                 : __uint_as_float(halves[i] << 16);
-    }
-  }
-
-  // The query as it meets K's transformed rows, and what the score has beside them: q . mean.
-  __device__ float fold_transform(float (&x)[kParts][16]) const {
-    const TransformRow k =
-        transform_row(job_.args.transform.k, kv_head_, job_.num_kv_heads, Dim, 0);
-    float bias = 0;
-#pragma unroll
-    for (int i = 0; i < kParts * 16; ++i) {
-      const int d = i / 16 * 64 + lane_ % 4 * 16 + i % 16;
-      if (k.mean) bias += x[i / 16][i % 16] * k.mean[d];
-      if (k.factor) x[i / 16][i % 16] = __fdividef(x[i / 16][i % 16], k.factor[d]);
-    }
-    if (k.hadamard) rotate(x);
-    return bias;
-  }
-  // Hadamard: channel 64 p + 16 t + i is number i of part p in lane t.
-  __device__ void rotate(float (&x)[kParts][16]) const {
-    constexpr int kBlock = hadamard_block(Dim);
-    constexpr int kNumbers = kParts * 16;
-#pragma unroll
-    for (int stride = 1; stride < 16; stride *= 2) {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) {
-        if ((i & stride) == 0) butterfly(x[i / 16][i % 16], x[i / 16][i % 16 + stride]);
-      }
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) {
-        float& own = x[i / 16][i % 16];
-        const float other = __shfl_xor_sync(kWholeWarp, own, lanes);
-        own = (lane_ & lanes) == 0 ? own + other : other - own;
-      }
-    }
-#pragma unroll
-    for (int parts = 1; parts < kBlock / 64; parts *= 2) {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) {
-        if ((i / 16 & parts) == 0) butterfly(x[i / 16][i % 16], x[i / 16 + parts][i % 16]);
-      }
-    }
-    const float norm = hadamard_norm(kBlock);
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i) x[i / 16][i % 16] *= norm;
-  }
-  __device__ static void butterfly(float& a, float& b) {
-    const float sum = a + b;
-    b = a - b;
-    a = sum;
-  }
-
-  // Query g of four lanes, each with the channels that its part of the keys has; zeros for a row
-  // that is not there.
-  __device__ void load_column(int column) {
-    Queries<Dim>& queries = queries_[column];
-    const int g = lane_ / 4, t = lane_ % 4;
-    float numbers[kParts][16] = {};
-    if (column * kTileRows + g < num_rows_) load_row(column * kTileRows + g, numbers);
-    const bool is_transformed = job_.transforms_k;
-    float bias = 0;
-    if (is_transformed) bias = fold_transform(numbers) * job_.args.softmax_scale;
-    // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
-    const float factor = job_.args.softmax_scale * Keys::unit() * key_scale_of_head();
-    const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
-    float scale = 1.0f;  // into the 16-bit type's range, by a power of two
-    constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
-    if (Keys::Mma::kScalesQueries &&
-        (kHasFactors || is_transformed || job_.args.q.dtype != DType::kF16)) {
-      float largest = 0;
-#pragma unroll
-      for (int i = 0; i < kParts * 16; ++i) {
-        largest = fmaxf(largest, fabsf(numbers[i / 16][i % 16]));
-      }
-      largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
-      if (largest > 0 && largest < INFINITY) scale = exp2f(-static_cast<float>(ilogbf(largest)));
-    }
-    float sum = 0;
-    float starts[kParts] = {};
-#pragma unroll
-    for (int s = 0; s < Dim / 16; ++s) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int2 c = Keys::channels(s, r);
-        const float x = numbers[s / 4][c.x] * (scale * sign);
-        const float y = numbers[s / 4][c.y] * (scale * sign);
-        const float factor_of_key = Keys::factor(s, r);
-        queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
-        if constexpr (Keys::kHasOffset) {
-          // Of what the codes meet, so that a row's zero takes away what its codes bring.
-          const float2 rounded = Keys::Mma::unpack(queries.b[s][r]);
-          sum += (rounded.x + rounded.y) / factor_of_key;
-          starts[Keys::part(s)] -= Keys::offset(s, r) * (rounded.x + rounded.y);
-        }
-      }
-    }
-    // Row g's facts go to the lanes whose columns are 2t and 2t + 1.
-    const auto of_columns = [t](float x) {
-      x = over_quad(x, [](float a, float b) { return a + b; });
-      return float2{__shfl_sync(kWholeWarp, x, 8 * t), __shfl_sync(kWholeWarp, x, 8 * t + 4)};
-    };
-    queries.sums = of_columns(sum);
-    if constexpr (Keys::kHasOffset) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) queries.starts[i] = of_columns(starts[i]);
-    }
-    const float by = fabsf(factor) / scale;
-    float2& score_scale = score_scale_[column];
-    score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
-    bias_[column] = is_transformed ? of_columns(bias) : float2{};
-    if (job_.args.softcap == 0) {
-      score_scale.x *= kLog2E;
-      score_scale.y *= kLog2E;
-      bias_[column].x *= kLog2E;
-      bias_[column].y *= kLog2E;
-    }
-  }
-  template <class Combine>
-  __device__ static float over_quad(float x, const Combine& combine) {
-    x = combine(x, __shfl_xor_sync(kWholeWarp, x, 1));
-    return combine(x, __shfl_xor_sync(kWholeWarp, x, 2));
   }
 
   using Scores = Fragment[Config::kTilesAtOnce][Columns];
@@ -400,12 +252,12 @@ class TilePiece {
 
   // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
   __device__ void find_scale_unit() {
-    float largest = 0;
+    typename Values::Largest found;
 #pragma unroll
     for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      largest = fmaxf(largest,
-                      Values::largest_scale(ring_.value_scales(u), value_scale_is_bf16(), lane_));
+      Values::find_largest(ring_.value_scales(u), value_scale_is_bf16(), lane_, found);
     }
+    const float largest = found.value();
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
     const bool is_too_large = largest * scale_unit_ > kMost || scale_unit_ == 0;

@@ -14,7 +14,8 @@ namespace kvx::ops::cuda {
 
 // How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
-// shared memory of a warp: [kStages] stages, [kStages] barriers
+// shared memory of a warp: [kStages] barriers, [kStages] stages. Barriers share their memory with
+// nothing that comes later: compute-sanitizer's tools keep notes in them until the kernel ends.
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
 // IsWide: of the sequence's wide ends, which are few tokens. One tile in one stage is enough, and
@@ -38,7 +39,8 @@ struct TileConfig {
   static constexpr int kSideBytes = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
   static constexpr int kStageBytes = kIsBulk ? kSideBytes : kKeyBytes + kValueBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
-  static constexpr int kWarpBytes = kRingBytes + (kIsBulk ? 32 : 0);
+  static constexpr int kBarrierBytes = kIsBulk ? 32 : 0;
+  static constexpr int kWarpBytes = kBarrierBytes + kRingBytes;
   static_assert(kStages * 8 <= 32 && kRingBytes % 16 == 0);
 };
 
@@ -81,7 +83,7 @@ class TileRing {
       : walk_(walk),
         lane_(lane),
         num_warps_(static_cast<int>(blockDim.x) / kWarp),
-        ring_(shared),
+        ring_(shared + Config::kBarrierBytes),
         first_step_(walk.tokens.begin / Config::kStepTokens + warp) {
     const int end = walk.tokens.end - hole_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
@@ -284,7 +286,7 @@ class BulkRing : public TileRing<TheConfig> {
   using typename Base::Config;
 
   __device__ BulkRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : Base(walk, shared, warp, lane), barriers_(this->ring_ + Config::kRingBytes) {}
+      : Base(walk, shared, warp, lane), barriers_(shared) {}
 
   __device__ void begin() {
     if (lane_ == 0) {
@@ -328,19 +330,21 @@ class BulkRing : public TileRing<TheConfig> {
   // Of this lane's tile of step i: of the first tile of its copy. Asked for before it is needed.
   __device__ Block block_of(int i) const {
     const int per_copy = walk_.job.tiles_per_copy;
-    const int tile = lane_ % kTiles / per_copy * per_copy;
+    const int tile = lane_ % kTiles & -per_copy;
     const int first = token(i) + tile * kTileTokens;
     const TilePlace place = tile_place(walk_.job, first / kTileTokens);
     const bool is_inside = i < num_steps_ && this->is_inside(first, per_copy * kTileTokens);
     return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
   }
 
+  // tiles_per_copy is 1, 2 or 4.
+  __device__ bool is_first_of_copy() const { return (lane_ & (walk_.job.tiles_per_copy - 1)) == 0; }
+
   __device__ void start_keys(int i, int stage) {
     if (i >= num_steps_) return;
     const bool is_there = this->is_block(next_.id);
     next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
-    const int per_copy = walk_.job.tiles_per_copy;
-    if (!is_there && next_.id != kNoTile && lane_ < kTiles && lane_ % per_copy == 0) {
+    if (!is_there && next_.id != kNoTile && lane_ < kTiles && is_first_of_copy()) {
       atomicAdd(&walk_.job.findings->out_of_range, 1ull);
     }
     this->note_missing(i, next_missing_);
@@ -370,7 +374,7 @@ class BulkRing : public TileRing<TheConfig> {
     if (lane_ == 0) expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes);
     __syncwarp();
     const int per_copy = walk_.job.tiles_per_copy;
-    if (lane_ >= kTiles || lane_ % per_copy != 0 || (next_missing_ >> lane_ & 1u) != 0) return;
+    if (lane_ >= kTiles || !is_first_of_copy() || (next_missing_ >> lane_ & 1u) != 0) return;
     copy_rows<Copy::kCodeBytes>(side.codes, to, per_copy, barrier);
     copy_rows<Copy::kScaleBytes>(side.scales, to + kTiles * Copy::kCodeBytes, per_copy, barrier);
   }

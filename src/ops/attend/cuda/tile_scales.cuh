@@ -75,6 +75,31 @@ struct RowAffine {
   }
 };
 
+// The largest of many tokens' scales.
+template <class Scale>
+struct LargestScale {
+  float largest = 0;
+  __device__ void take(uint32_t scales, int token, bool is_bf16) {
+    const auto row = Scale::load(scales, token, is_bf16);
+#pragma unroll
+    for (int i = 0; i < Scale::kGroups; ++i) largest = fmaxf(largest, row.scale[i]);
+  }
+  __device__ float value() const {
+    return largest;
+  }
+};
+template <>
+struct LargestScale<GroupF16<128>> {
+  uint32_t of_groups = 0;
+  __device__ void take(uint32_t scales, int token, bool) {
+    of_groups = max_f16x2(of_groups, load_shared_4(scales + token * 4));
+  }
+  __device__ float value() const {
+    const float2 both = __half22float2(reinterpret_cast<const __half2&>(of_groups));
+    return fmaxf(both.x, both.y);
+  }
+};
+
 // Scales that multiply the operand are made from four bytes, low first, as pairs of f16.
 struct FromE4M3 {
   static constexpr float kUnit = 1.0f;

@@ -61,15 +61,12 @@ struct TileValues {
     return 32 * (i / 2) + 4 * g + nibble;
   }
 
-  // The largest scale that this lane's tokens multiply weights with.
-  __device__ static float largest_scale(uint32_t scales, bool scale_is_bf16, int lane) {
-    float largest = 0;
-    for (int token = lane / 4; token < kTileTokens; token += 8) {
-      const auto row = Scale::load(scales, token, scale_is_bf16);
-#pragma unroll
-      for (int i = 0; i < Scale::kGroups; ++i) largest = fmaxf(largest, row.scale[i]);
-    }
-    return largest;
+  // Of this lane's tokens, what multiplies weights.
+  using Largest = LargestScale<Scale>;
+  __device__ static void find_largest(uint32_t scales, bool scale_is_bf16, int lane,
+                                      Largest& largest) {
+    largest.take(scales, lane / 4, scale_is_bf16);
+    largest.take(scales, lane / 4 + 8, scale_is_bf16);
   }
 
   // weights: of tokens g, g + 8 and queries 2t, 2t + 1 of each column; a decoded value meets all of

@@ -8,20 +8,58 @@
 // rows that are not there cost little. With more than 8 rows a decoded operand meets two B's.
 #pragma once
 
+#include "ops/attend/cuda/balance.cuh"
 #include "ops/attend/cuda/tile_piece.cuh"
+#include "ops/cuda/overlapping_launch.cuh"
 
 namespace kvx::ops::cuda {
 
 // A CTA's piece of the call.
 struct PiecePlace {
+  int sequence;
   SequenceShape shape;
   const int32_t* table;  // of the sequence
+  int head;              // of the run
   int kv_head;           // of the layer
   int first_row;
   int num_rows;
+  int split;
+  int num_splits;
+  int64_t partial;  // balanced: of row 0's partial results
   TokenRange tokens;
   TokenRange packed;  // of the sequence: the others are wide
 };
+
+// What this CTA's index says, but tokens; num_splits is 0 where there is no such piece.
+__device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece) {
+  PiecePlace place = {};
+  int row_tile = 0;
+  if (job.balanced_pieces > 0) {
+    const int cta = static_cast<int>(blockIdx.x);
+    place.head = cta % job.packed.num_heads;
+    row_tile = cta / job.packed.num_heads % job.num_row_tiles;
+    const int piece = cta / job.packed.num_heads / job.num_row_tiles;
+    const SequencePieces pieces = sequence_of_piece(job, piece);
+    place.sequence = pieces.sequence;
+    place.split = piece - pieces.first;
+    place.num_splits = pieces.num;
+    place.partial = balanced_partial(job, piece, place.head, row_tile);
+  } else {
+    place.head = static_cast<int>(blockIdx.y) % job.packed.num_heads;
+    row_tile = static_cast<int>(blockIdx.y) / job.packed.num_heads;
+    place.sequence = static_cast<int>(blockIdx.z);
+    place.split = static_cast<int>(blockIdx.x);
+    place.num_splits = job.num_splits;
+  }
+  if (place.num_splits == 0) return place;
+  place.shape = sequence_shape(job, place.sequence);
+  place.table =
+      job.args.block_table.ids + int64_t{place.sequence} * job.args.block_table.row_stride;
+  place.kv_head = job.packed.first_head + place.head;
+  place.first_row = row_tile * rows_of_piece;
+  place.num_rows = min(rows_of_piece, place.shape.q_len * job.q_per_kv - place.first_row);
+  return place;
+}
 
 // Of the sequence's tokens.
 __device__ inline TokenRange packed_tokens(const AttendJob& job, int sequence, int seq_len) {
@@ -64,14 +102,15 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
 
 // How a warp's shared memory is used, and how many warps a multiprocessor takes.
 //
-// [ring over packed tokens                    ]
-// [ring over wide tokens][rows for the merge]       after it, in the same memory
+// [barriers][ring over packed tokens                     ]
+// [        ][ring over wide tokens ][rows for the merge]   after it, in the same memory
 template <class Keys, class Values, int Dim, int Columns, bool TakesWide>
 struct WarpMemory {
   using Packed = TileConfig<Keys, Values, Columns, false>;
   using Rows = WarpRows<Dim, Columns>;
   static constexpr bool kTakesWide = TakesWide;
-  static constexpr int kRowsAt = kTakesWide ? 4 * kTileTokens * Dim : 0;
+  static constexpr int kWideAt = Packed::kBarrierBytes;
+  static constexpr int kRowsAt = kWideAt + (kTakesWide ? 4 * kTileTokens * Dim : 0);
   static constexpr int kRowsEnd = kRowsAt + static_cast<int>(sizeof(Rows));
   static constexpr int kBytes = kRowsEnd > Packed::kWarpBytes ? kRowsEnd : Packed::kWarpBytes;
   static_assert(kRowsAt % 16 == 0 && kBytes % 16 == 0);
@@ -83,8 +122,7 @@ struct WarpMemory {
 
 // All warps' rows together. Where nothing else is to be merged with, they become the output.
 template <class Memory>
-__device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8_t* shared,
-                            int split) {
+__device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8_t* shared) {
   using Rows = typename Memory::Rows;
   constexpr int kDim = Rows::kDim;
   const int num_warps = static_cast<int>(blockDim.x) / kWarp;
@@ -104,21 +142,32 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8
     }
     return whole;
   };
-  const bool is_whole = job.num_splits == 1;
-  for (int i = threadIdx.x; i < place.num_rows * kDim; i += num_warps * kWarp) {
-    const int r = i / kDim, d = i % kDim;
-    float total = 0;
-    const Softmax2 whole =
-        merge(r, [&](int w, float weight) { total += weight * rows_of(w).sums[r][d]; });
+  const bool is_whole = place.num_splits == 1;
+  constexpr int kQuads = kDim / 4;
+  for (int i = threadIdx.x; i < place.num_rows * kQuads; i += num_warps * kWarp) {
+    const int r = i / kQuads, d = i % kQuads * 4;
+    const auto quad_of = [&](int w) -> float4& {
+      return reinterpret_cast<float4&>(rows_of(w).sums[r][d]);
+    };
+    float4 total = {};
+    const Softmax2 whole = merge(r, [&](int w, float weight) {
+      const float4 x = quad_of(w);
+      total.x += weight * x.x;
+      total.y += weight * x.y;
+      total.z += weight * x.z;
+      total.w += weight * x.w;
+    });
     const QueryRowAt at = query_row(job, place.kv_head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
     if (is_whole && job.transforms_v) {
-      rows_of(0).sums[r][d] = total;  // only this thread reads it before
+      quad_of(0) = total;  // only this thread reads it before
     } else if (is_whole) {
-      store_output(job, token, at.q_head, d, whole, total);
+      store_output_quad(job, token, at.q_head, d, whole, total);
     } else {
-      const int64_t index = partial_index(job, token, at.q_head, split);
-      job.partial_out[index * kDim + d] = total;
+      const int64_t index = job.balanced_pieces > 0
+                                ? place.partial + r
+                                : partial_index(job, token, at.q_head, place.split);
+      *reinterpret_cast<float4*>(job.partial_out + index * kDim + d) = total;
       if (d == 0) job.partial_softmax[index] = whole;
     }
   }
@@ -137,28 +186,23 @@ template <class Memory, class Keys, class Values>
 __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   using Rows = typename Memory::Rows;
   extern __shared__ __align__(128) uint8_t shared[];
-  const int split = blockIdx.x;
-  const int head = blockIdx.y % job.packed.num_heads;
-  PiecePlace place;
-  place.shape = sequence_shape(job, blockIdx.z);
-  place.table = job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride;
-  place.kv_head = job.packed.first_head + head;
-  place.first_row = blockIdx.y / job.packed.num_heads * Rows::kRows;
-  place.num_rows = min(Rows::kRows, place.shape.q_len * job.q_per_kv - place.first_row);
+  PiecePlace place = find_piece(job, Rows::kRows);
+  if (place.num_splits == 0) return;
   if (!place.shape.is_valid) {
-    return leave_empty(job, place.shape, place.kv_head, place.first_row, place.num_rows, split,
-                       job.num_splits == 1);
+    return leave_empty(job, place.shape, place.kv_head, place.first_row, place.num_rows,
+                       place.split, place.num_splits == 1);
   }
   if (place.num_rows <= 0) return;
   place.tokens = split_of(seen_by_rows(job, place.shape, place.first_row, place.num_rows),
-                          job.num_splits, split, Memory::Packed::kStepTokens);
-  place.packed = packed_tokens(job, blockIdx.z, place.shape.seq_len);
+                          place.num_splits, place.split, Memory::Packed::kStepTokens);
+  place.packed = packed_tokens(job, place.sequence, place.shape.seq_len);
 
   uint8_t* own = shared + threadIdx.x / kWarp * Memory::kBytes;
   const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(own));
   Rows* rows = reinterpret_cast<Rows*>(own + Memory::kRowsAt);
   const TileWalk walk = {
-      job, place.table, place.shape.seq_len, head, common_tokens(place.tokens, place.packed), {}};
+      job, place.table, place.shape.seq_len, place.head, common_tokens(place.tokens, place.packed),
+      {}};
   TilePiece<Keys, Values, Rows::kDim, Rows::kColumns, false> piece(
       walk, place.shape, place.first_row, place.num_rows, ring);
   piece.begin();
@@ -169,11 +213,13 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end;
   if constexpr (Memory::kTakesWide) {
     __syncwarp();
-    if (has_wide) attend_wide_ends(job, place, piece.softmax(), ring, rows);
+    if (has_wide) attend_wide_ends(job, place, piece.softmax(), ring + Memory::kWideAt, rows);
   }
   if (!Memory::kTakesWide || !has_wide) piece.leave_softmax(*rows);
   __syncthreads();
-  merge_warps<Memory>(job, place, shared, split);
+  // Not earlier: CTAs of the merge would crowd on the multiprocessors that are free first.
+  let_later_launches_begin();
+  merge_warps<Memory>(job, place, shared);
 }
 
 template <class Memory, class Keys, class Values>
@@ -182,6 +228,7 @@ __global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
   if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
     __trap();  // the host knows (cuda_code_version) and chooses the instance without them
   } else {
+    wait_for_earlier_work();
     attend_tiles_of<Memory, Keys, Values>(job);
   }
 }

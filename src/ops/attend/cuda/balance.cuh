@@ -1,0 +1,77 @@
+// Batches whose sequences differ in length: the device cuts each into as many pieces as its length
+// deserves (splits.hpp), so that all pieces together are at most a grid of fixed size. Every CTA
+// finds its own piece from the lengths; functions here take a whole warp.
+//
+// Piece p of a sequence, KV head h of the run and tile of query rows t is CTA
+// (p' * num_row_tiles + t) * num_heads + h, where p' counts pieces of all sequences in their order.
+#pragma once
+
+#include "ops/attend/cuda/job.cuh"
+
+namespace kvx::ops::cuda {
+
+// Pieces of one sequence; first counts those of the sequences before it.
+struct SequencePieces {
+  int sequence;
+  int first;
+  int num;  // 0: there is no such sequence
+};
+
+__device__ inline int granules_of(const AttendJob& job, int sequence) {
+  const SequenceShape shape = sequence_shape(job, sequence);
+  return shape.is_valid ? (shape.seq_len + job.piece_granule - 1) / job.piece_granule : 0;
+}
+
+// Of sequences before `end`: the sum of what each one's granules give.
+template <class Value>
+__device__ int sum_over_sequences(const AttendJob& job, int end, const Value& value) {
+  int sum = 0;
+  for (int s = threadIdx.x % kWarp; s < end; s += kWarp) sum += value(granules_of(job, s));
+  return __reduce_add_sync(kWholeWarp, sum);
+}
+
+__device__ inline int granules_of_piece(const AttendJob& job) {
+  return balanced_granules(job.args.num_sequences, job.balanced_pieces, [&](const auto& value) {
+    return sum_over_sequences(job, job.args.num_sequences, value);
+  });
+}
+
+__device__ inline SequencePieces pieces_of_sequence(const AttendJob& job, int sequence) {
+  const int most = granules_of_piece(job);
+  const auto num_of = [most](int granules) { return num_pieces(granules, most); };
+  return {sequence, sum_over_sequences(job, sequence, num_of), num_of(granules_of(job, sequence))};
+}
+
+// The sequence that piece `piece` of all sequences belongs to.
+__device__ inline SequencePieces sequence_of_piece(const AttendJob& job, int piece) {
+  const int lane = threadIdx.x % kWarp;
+  const int most = granules_of_piece(job);
+  int before = 0;
+  for (int base = 0; base < job.args.num_sequences; base += kWarp) {
+    const int s = base + lane;
+    const int own = s < job.args.num_sequences ? num_pieces(granules_of(job, s), most) : 0;
+    int end = own;  // of the pieces of sequences up to this lane's
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const int other = __shfl_up_sync(kWholeWarp, end, offset);
+      end += lane >= offset ? other : 0;
+    }
+    const uint32_t behind = __ballot_sync(kWholeWarp, before + end > piece);
+    if (behind != 0) {
+      const int found = __ffs(static_cast<int>(behind)) - 1;
+      const int num = __shfl_sync(kWholeWarp, own, found);
+      return {base + found, before + __shfl_sync(kWholeWarp, end, found) - num, num};
+    }
+    before += __shfl_sync(kWholeWarp, end, kWarp - 1);
+  }
+  return {0, 0, 0};
+}
+
+// Where piece `piece` of all sequences has the partial results of a head and a tile of rows: of its
+// first row.
+__device__ inline int64_t balanced_partial(const AttendJob& job, int piece, int head,
+                                           int row_tile) {
+  const int64_t cta = (int64_t{piece} * job.num_row_tiles + row_tile) * job.packed.num_heads + head;
+  return cta * job.rows_of_piece;
+}
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,90 @@
+// Into which pieces a call is cut, and how many warps a CTA has: from shapes and maxima alone,
+// since a captured call serves every batch within its limits.
+#pragma once
+
+#include <algorithm>
+
+#include "core/checked.hpp"
+#include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/prefill_launch.hpp"
+#include "ops/attend/splits.hpp"
+
+namespace kvx::ops::cuda {
+
+struct AttendPlanCuda {
+  TileKernel tiles;  // no function in either: the plain kernel
+  PrefillKernel prefill;
+  int warps_of_cta = 0;
+  int num_row_tiles = 0;
+  int num_splits = 1;
+  int balanced_pieces = 0;  // of all sequences, a KV head and tile of rows; 0: not balanced
+  bool is_merged() const { return num_splits > 1 || balanced_pieces > 0; }
+};
+
+// How many CTAs of so many warps the device runs at once.
+inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& kernel, int warps) {
+  const int cta_bytes = warps * kernel.warp_shared_bytes + device.reserved_shared_bytes;
+  return int64_t{device.num_multiprocessors} *
+         std::min(kernel.warps_at_once / warps, device.shared_bytes_per_multiprocessor / cta_bytes);
+}
+
+// Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
+// leave less to merge, and their warps keep pace. Two a multiprocessor, if others are not 3 %
+// better. Steps of a warp take the same time in all.
+inline void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
+  const TileKernel& kernel = plan.tiles;
+  const device::CudaDevice& device = context.device;
+  constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
+  shape.overhead = kOverheadTokens / kernel.step_tokens;
+  double best_cost = 0;
+  for (const int wanted_ctas : {2, 1, 4, 8, 16}) {
+    const int warps = std::min(kernel.warps_at_once / wanted_ctas,
+                               device.shared_bytes_per_cta / kernel.warp_shared_bytes);
+    shape.num_slots = warps == 0 ? 0 : tile_slots(device, kernel, warps);
+    if (shape.num_slots == 0) continue;
+    shape.granule = kernel.step_tokens * warps;
+    const SplitPlan splits = plan_splits(shape);
+    if (plan.warps_of_cta != 0 && splits.cost > 0.97 * best_cost) continue;
+    plan.warps_of_cta = warps;
+    plan.num_splits = splits.num_splits;
+    best_cost = splits.cost;
+  }
+}
+
+// The longest sequence of a batch must not keep the device waiting. Where sequences may be long,
+// each gets pieces by its length, from a budget that is a few for each: in the smallest CTAs that
+// fill the device, since then no piece has to be short.
+inline void balance_tiles(const CudaContext& context, const SplitShape& shape, int num_sequences,
+                          AttendPlanCuda& plan) {
+  constexpr int64_t kLong = 16384;
+  constexpr int64_t kPiecesOfSequence = 3;
+  constexpr int64_t kMaxPieces = int64_t{1} << 20;
+  const TileKernel& kernel = plan.tiles;
+  if (num_sequences < 2 || shape.max_tokens < kLong) return;
+  int64_t budget = int64_t{num_sequences} * plan.num_splits;
+  if (plan.num_splits == 1) {
+    int64_t most_warps = 0, slots = 0;
+    for (const int warps : {8, 4, 2, 1}) {
+      const int64_t ctas = tile_slots(context.device, kernel, warps);
+      if (ctas == 0 || ctas * warps < most_warps) continue;
+      most_warps = ctas * warps;
+      slots = ctas;
+      plan.warps_of_cta = warps;
+    }
+    const int64_t ctas_of_piece = shape.num_pieces / num_sequences;
+    const int64_t waves = ceil_div(kPiecesOfSequence * shape.num_pieces, slots);
+    budget = waves * slots / ctas_of_piece;
+  }
+  if (budget < 2 * int64_t{num_sequences} || budget * shape.num_pieces > kMaxPieces * num_sequences)
+    return;
+  plan.balanced_pieces = static_cast<int>(budget);
+}
+
+// Long prompts have pieces enough; a few rows on a long prefix are split.
+inline void plan_prefill(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
+  shape.num_slots = context.device.num_multiprocessors;
+  shape.granule = plan.prefill.step_tokens;
+  plan.num_splits = shape.num_pieces >= shape.num_slots ? 1 : plan_splits(shape).num_splits;
+}
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,186 @@
+// Query rows on their way into registers: asked for early, since behind the cache's first copies of
+// a whole device they would come late; then transformed as K was, brought into the 16-bit type's
+// range and laid out as the B operand that meets the keys.
+//
+// Lane 4 g + t has channels [64 p + 16 t, 64 p + 16 t + 16) of parts p of row g.
+#pragma once
+
+#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/tile_keys.cuh"
+
+namespace kvx::ops::cuda {
+
+template <class Keys, int Dim>
+class QueryColumn {
+ public:
+  // is_there: whether the piece has this lane's row, row `row` of the sequence and KV head.
+  __device__ void ask(const AttendJob& job, const SequenceShape& shape, int kv_head, int row,
+                      bool is_there, int lane) {
+    if (!is_there) return;
+    const FloatRows& q = job.args.q;
+    const QueryRowAt at = query_row(job, kv_head, row);
+    const int64_t row_at = (int64_t{shape.q_start} + at.new_token) * q.token_stride +
+                           int64_t{at.q_head} * q.head_stride;
+    row_ = q.data + row_at * bytes_of(q.dtype);
+    is_here_ = q.dtype != DType::kF32 && reinterpret_cast<uintptr_t>(row_) % 16 == 0;
+    if (!is_here_) return;
+#pragma unroll
+    for (int i = 0; i < kParts * 2; ++i) {
+      bits_[i] = load_global_16(row_ + (i / 2 * 64 + lane % 4 * 16 + i % 2 * 8) * 2);
+    }
+  }
+
+  // key_scale: of all of the head's keys. A row that is not there becomes zeros.
+  // score_scale, bias: what brings scores of columns 2t and 2t + 1 to their size and is added then;
+  // without a cap, in units of log2.
+  __device__ void finish(const AttendJob& job, int kv_head, float key_scale, int lane,
+                         Queries<Dim>& queries, float2& score_scale, float2& bias) const {
+    const int t = lane % 4;
+    float numbers[kParts][16] = {};
+    if (row_) load(job.args.q.dtype, lane, numbers);
+    const bool is_transformed = job.transforms_k;
+    float added = 0;
+    if (is_transformed) added = fold_transform(job, kv_head, lane, numbers);
+    // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
+    const float factor = job.args.softmax_scale * Keys::unit() * key_scale;
+    const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
+    constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
+    float scale = 1.0f;
+    if (Keys::Mma::kScalesQueries &&
+        (kHasFactors || is_transformed || job.args.q.dtype != DType::kF16)) {
+      scale = range_scale(numbers);
+    }
+    float sum = 0;
+    float starts[kParts] = {};
+#pragma unroll
+    for (int s = 0; s < Dim / 16; ++s) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int2 c = Keys::channels(s, r);
+        const float x = numbers[s / 4][c.x] * (scale * sign);
+        const float y = numbers[s / 4][c.y] * (scale * sign);
+        const float factor_of_key = Keys::factor(s, r);
+        queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
+        if constexpr (Keys::kHasOffset) {
+          // Of what the codes meet, so that a row's zero takes away what its codes bring.
+          const float2 rounded = Keys::Mma::unpack(queries.b[s][r]);
+          sum += (rounded.x + rounded.y) / factor_of_key;
+          starts[Keys::part(s)] -= Keys::offset(s, r) * (rounded.x + rounded.y);
+        }
+      }
+    }
+    if constexpr (Keys::kHasOffset) {
+      queries.sums = of_columns(sum, t);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) queries.starts[i] = of_columns(starts[i], t);
+    }
+    const float log2 = job.args.softcap == 0 ? kLog2E : 1.0f;
+    const float by = fabsf(factor) / scale * log2;
+    score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
+    bias = is_transformed ? of_columns(added * job.args.softmax_scale * log2, t) : float2{};
+  }
+
+ private:
+  static constexpr int kParts = Dim / 64;
+
+  __device__ void load(DType type, int lane, float (&x)[kParts][16]) const {
+    const int first = lane % 4 * 16;
+    if (!is_here_) {
+      for (int p = 0; p < kParts; ++p) {
+        for (int i = 0; i < 16; ++i) x[p][i] = load_float(type, row_, 64 * p + first + i);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kParts * 2; ++i) {
+      const uint32_t words[4] = {bits_[i].x, bits_[i].y, bits_[i].z, bits_[i].w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float2 both =
+            type == DType::kF16
+                ? __half22float2(reinterpret_cast<const __half2&>(words[w]))
+                : float2{__uint_as_float(words[w] << 16), __uint_as_float(words[w] & 0xFFFF0000u)};
+        x[i / 2][i % 2 * 8 + 2 * w] = both.x;
+        x[i / 2][i % 2 * 8 + 2 * w + 1] = both.y;
+      }
+    }
+  }
+
+  // The query as it meets K's transformed rows, and what the score has beside them: q . mean.
+  __device__ static float fold_transform(const AttendJob& job, int kv_head, int lane,
+                                         float (&x)[kParts][16]) {
+    const TransformRow k = transform_row(job.args.transform.k, kv_head, job.num_kv_heads, Dim, 0);
+    float bias = 0;
+#pragma unroll
+    for (int i = 0; i < kParts * 16; ++i) {
+      const int d = i / 16 * 64 + lane % 4 * 16 + i % 16;
+      if (k.mean) bias += x[i / 16][i % 16] * k.mean[d];
+      if (k.factor) x[i / 16][i % 16] = __fdividef(x[i / 16][i % 16], k.factor[d]);
+    }
+    if (k.hadamard) rotate(x, lane);
+    return bias;
+  }
+  // Hadamard: channel 64 p + 16 t + i is number i of part p in lane t.
+  __device__ static void rotate(float (&x)[kParts][16], int lane) {
+    constexpr int kBlock = hadamard_block(Dim);
+    constexpr int kNumbers = kParts * 16;
+#pragma unroll
+    for (int stride = 1; stride < 16; stride *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        if ((i & stride) == 0) butterfly(x[i / 16][i % 16], x[i / 16][i % 16 + stride]);
+      }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        float& own = x[i / 16][i % 16];
+        const float other = __shfl_xor_sync(kWholeWarp, own, lanes);
+        own = (lane & lanes) == 0 ? own + other : other - own;
+      }
+    }
+#pragma unroll
+    for (int parts = 1; parts < kBlock / 64; parts *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        if ((i / 16 & parts) == 0) butterfly(x[i / 16][i % 16], x[i / 16 + parts][i % 16]);
+      }
+    }
+    const float norm = hadamard_norm(kBlock);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) x[i / 16][i % 16] *= norm;
+  }
+  __device__ static void butterfly(float& a, float& b) {
+    const float sum = a + b;
+    b = a - b;
+    a = sum;
+  }
+
+  // The power of two that brings the row's largest number to [1, 2).
+  __device__ static float range_scale(const float (&x)[kParts][16]) {
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kParts * 16; ++i) largest = fmaxf(largest, fabsf(x[i / 16][i % 16]));
+    largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
+    return largest > 0 && largest < INFINITY ? exp2f(-static_cast<float>(ilogbf(largest))) : 1.0f;
+  }
+
+  // Row g's facts go to the lanes whose columns are 2t and 2t + 1.
+  __device__ static float2 of_columns(float x, int t) {
+    x = over_quad(x, [](float a, float b) { return a + b; });
+    return {__shfl_sync(kWholeWarp, x, 8 * t), __shfl_sync(kWholeWarp, x, 8 * t + 4)};
+  }
+  template <class Combine>
+  __device__ static float over_quad(float x, const Combine& combine) {
+    x = combine(x, __shfl_xor_sync(kWholeWarp, x, 1));
+    return combine(x, __shfl_xor_sync(kWholeWarp, x, 2));
+  }
+
+  // Rows of 16 bits on 16 bytes come as they are; others are read when they are needed.
+  const uint8_t* row_ = nullptr;  // null: not there
+  bool is_here_ = false;
+  uint4 bits_[kParts * 2];
+};
+
+}  // namespace kvx::ops::cuda
