@@ -54,8 +54,8 @@ struct AttendArgs {
 };
 
 // A query that sees nothing gets zeros and lse = -infinity (with a sink: lse = the sink).
-// Same bits for any number of threads. Scratch is at most 96 KiB a thread, whatever the length; the
-// partial results of long sequences lie in memory that the calling thread keeps, so that a call
+// Same bits for any number of threads. Scratch is at most 176 KiB a thread, whatever the length;
+// the partial results of long sequences lie in memory that the calling thread keeps, so that a call
 // allocates nothing once one of its size has run. INVALID_ARGUMENT or OUT_OF_RANGE, nothing
 // written: lengths, head counts, block ids or pointers that do not fit.
 Status attend(const CpuContext& context, const AttendArgs& args);

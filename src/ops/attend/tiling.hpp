@@ -18,8 +18,8 @@ struct Tiling {
   int key_chunk;  // tokens whose keys are decoded at once, to be transposed into the tile
 };
 
-inline constexpr int kMaxTileRows = 32;
-inline constexpr int kScratchFloats = 20480;
+inline constexpr int kMaxTileRows = 64;
+inline constexpr int kScratchFloats = 40960;
 
 // What a tile is decoded to; packed kernels use the same memory.
 constexpr int tile_floats(const Tiling& t, int key_dim, int value_dim) {
@@ -32,11 +32,11 @@ constexpr int scratch_floats(const Tiling& t, int key_dim, int value_dim) {
 // In order of preference: many rows reuse a tile, long tiles spread the cost of a softmax step. Few
 // rows, as in decoding, leave room for longer tiles.
 inline constexpr int kFewRows = 8;
-inline constexpr Tiling kTilings[] = {{8, 64, 16},  {8, 32, 16},  {32, 64, 16}, {32, 32, 16},
-                                      {24, 32, 16}, {16, 32, 16}, {16, 16, 16}, {8, 16, 16},
+inline constexpr Tiling kTilings[] = {{8, 64, 16},  {64, 64, 16}, {48, 64, 16}, {32, 64, 16},
+                                      {16, 64, 16}, {16, 32, 16}, {16, 16, 16}, {8, 16, 16},
                                       {4, 12, 4},   {2, 8, 4},    {2, 4, 4}};
 inline constexpr int kNumTilings = sizeof(kTilings) / sizeof(kTilings[0]);
-inline constexpr int kFirstForManyRows = 2;
+inline constexpr int kFirstForManyRows = 1;
 static_assert(scratch_floats(kTilings[kNumTilings - 1], format::kMaxHeadDim, format::kMaxHeadDim) <=
               kScratchFloats);
 
@@ -90,6 +90,6 @@ struct AttendScratch {
   TileRows tiles[2];
   cpu::Prefetcher prefetcher;
 };
-static_assert(sizeof(AttendScratch) + 2 * format::kMaxHeadDim * sizeof(float) <= 96 * 1024);
+static_assert(sizeof(AttendScratch) + 2 * format::kMaxHeadDim * sizeof(float) <= 176 * 1024);
 
 }  // namespace kvx::ops

@@ -167,33 +167,39 @@ KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* 
   }
 }
 
-// Tokens [token, token + Groups * 16) for Rows queries. What the inner loop reads is in local
-// variables: behind a reference the compiler loads it again for every product.
+// Tokens [token, token + Groups * 16) for Rows queries. What the loops read is in local variables:
+// behind a reference the compiler loads it again after every store.
 template <int Rows, int Groups, int Digits>
 KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
                            const KeyTile& tile) {
   const int n = job.keys.padded_tokens();
   const int head_dim = layout.head_dim;
+  const int num_spans = layout.num_spans;
+  const int spans_a_group = (layout.group + layout.span - 1) / layout.span;
   const uint8_t* codes = tile.codes + int64_t{token} * head_dim;
+  const float* scales = job.prepared + layout.scales_at(row);
   const int8_t* digits[Rows];
-  for (int r = 0; r < Rows; ++r) digits[r] = layout.digits(job.prepared, row + r);
-  __m512 total[Rows][Groups] = {};
-  for (int s = 0; s < layout.num_spans; ++s) {
+  float* scores[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    digits[r] = layout.digits(job.prepared, row + r);
+    scores[r] = job.scores + (row + r) * job.scores_stride + token;
+  }
+  const float* steps = tile.steps + token;
+  int place = 0;
+  for (int s = 0; s < num_spans; ++s) {
     __m512i high[Rows][Groups];
     __m512i low[Rows][Groups];
     for (int r = 0; r < Rows; ++r) {
-      const __m512i correction = splat_digits(job.prepared + layout.corrections_at(row + r) + s);
+      const __m512i correction = splat_digits(scales + r * head_dim + num_spans + s);
       for (int g = 0; g < Groups; ++g) {
         high[r][g] = Digits == 1 ? correction : _mm512_setzero_si512();
         low[r][g] = correction;
       }
     }
-    const int end = layout.end_of_span(s);
-    for (int first = s * layout.span; first < end; first += 16) {
+    for (const int end = layout.end_of_span(s); place < end;) {
       job.prefetcher.step();
 #pragma GCC unroll 4
-      for (int four = 0; four < 4; ++four) {
-        const int place = first + 4 * four;
+      for (int four = 0; four < 4; ++four, place += 4) {
         __m512i keys[Groups];
         for (int g = 0; g < Groups; ++g) {
           keys[g] = _mm512_loadu_si512(codes + g * 16 * head_dim + place * 16);
@@ -211,39 +217,42 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
         }
       }
     }
-    const float* steps = tile.steps + s * layout.span / layout.group * n + token;
     for (int r = 0; r < Rows; ++r) {
-      const __m512 scale = _mm512_set1_ps(job.prepared[layout.scales_at(row + r) + s]);
+      const __m512 scale = _mm512_set1_ps(scales[r * head_dim + s]);
       for (int g = 0; g < Groups; ++g) {
         const __m512i fixed = Digits == 1 ? high[r][g] : join_digits(high[r][g], low[r][g]);
         const __m512 sum = _mm512_cvtepi32_ps(fixed);
         const __m512 weight = _mm512_mul_ps(_mm512_loadu_ps(steps + 16 * g), scale);
-        total[r][g] = _mm512_fmadd_ps(sum, weight, total[r][g]);
+        const __m512 before = s == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(scores[r] + 16 * g);
+        _mm512_storeu_ps(scores[r] + 16 * g, _mm512_fmadd_ps(sum, weight, before));
       }
     }
+    if ((s + 1) % spans_a_group == 0) steps += n;
   }
-  for (int r = 0; r < Rows; ++r) {
-    float* scores = job.scores + (row + r) * job.scores_stride + token;
-    for (int g = 0; g < Groups; ++g) {
-      if (tile.zeros) {
-        const __m512 sum = _mm512_set1_ps(job.prepared[layout.sum_at(row + r)]);
-        const __m512 zeros = _mm512_loadu_ps(tile.zeros + token + 16 * g);
-        total[r][g] = _mm512_fmadd_ps(zeros, sum, total[r][g]);
-      }
-      _mm512_storeu_ps(scores + 16 * g, total[r][g]);
-    }
+}
+
+// The zeros of an affine tile, for one query.
+KVX_INLINE void add_key_zeros(const ScoreJob& job, const QueryLayout& layout, int row,
+                              const KeyTile& tile) {
+  const __m512 sum = _mm512_set1_ps(job.prepared[layout.sum_at(row)]);
+  float* scores = job.scores + row * job.scores_stride;
+  for (int t = 0; t < job.keys.padded_tokens(); t += 16) {
+    const __m512 before = _mm512_loadu_ps(scores + t);
+    _mm512_storeu_ps(scores + t, _mm512_fmadd_ps(_mm512_loadu_ps(tile.zeros + t), sum, before));
   }
 }
 
 template <int Rows, int Digits>
 static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
                         const KeyTile& tile) {
+  constexpr int kGroups = Digits == 1 ? 4 : 2;  // of sixteen tokens, as many as registers hold
   const int n = job.keys.padded_tokens();
   int token = 0;
-  for (; token + 32 <= n; token += 32) {
-    score_rows<Rows, 2, Digits>(job, layout, row, token, tile);
+  for (; token + 16 * kGroups <= n; token += 16 * kGroups) {
+    score_rows<Rows, kGroups, Digits>(job, layout, row, token, tile);
   }
-  if (token < n) score_rows<Rows, 1, Digits>(job, layout, row, token, tile);
+  for (; token < n; token += 16) score_rows<Rows, 1, Digits>(job, layout, row, token, tile);
+  for (int r = 0; tile.zeros && r < Rows; ++r) add_key_zeros(job, layout, row + r, tile);
 }
 
 // A step that is NaN or infinite makes the score so, which is right.
@@ -270,7 +279,8 @@ bool score_codes(const ScoreJob& job) {
     for (int t = 0; t < n; ++t) steps[n + t] += kMiddle * steps[t];
   }
   const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};
-  const int steps_a_chunk = (n + 31) / 32 * (keys.head_dim / 16);
+  const int tokens_together = Digits == 1 ? 64 : 32;
+  const int steps_a_chunk = (n + tokens_together - 1) / tokens_together * (keys.head_dim / 16);
   job.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows,
                  [&]<int Rows>(int row) { score_chunk<Rows, Digits>(job, layout, row, tile); });

@@ -19,31 +19,34 @@ constexpr int four_at(int place) {
   return place % 4 * 4 + place / 4;
 }
 
-// Of four tokens' chunks, one a lane: 16 byte codes, or 8 bytes of nibbles in both halves, as
-// [16 numbers x 4 tokens]. first: the byte of a chunk at which the part begins.
-constexpr Table<uint8_t, 64> interleave_index(bool is_nibble, int first) {
+// Of four tokens' chunks, one a lane, to [16 numbers x 4 tokens]: the byte of the chunk that has a
+// part's number. first: the byte of a chunk at which the part begins.
+template <class Codec, format::Packing P>
+constexpr Table<uint8_t, 64> interleave_index(int first) {
   Table<uint8_t, 64> index = {};
-  for (int i = 0; i < 64; ++i) {
-    const int column = is_nibble ? i / 4 % 8 : i / 4;
-    index.at[i] = static_cast<uint8_t>(i % 4 * 16 + first + column);
+  for (int token = 0; token < 4; ++token) {
+    for (int byte = 0; byte < (CodeBytes<Codec>::kIsNibble ? 8 : 16); ++byte) {
+      const auto chunk_byte = static_cast<uint8_t>(token * 16 + first + byte);
+      if (CodeBytes<Codec>::kIsNibble) {
+        index.at[4 * low_nibble_number<P>(byte) + token] = chunk_byte;
+        index.at[4 * high_nibble_number<P>(byte) + token] = chunk_byte;
+      } else {
+        index.at[4 * byte + token] = chunk_byte;
+      }
+    }
   }
   return index;
 }
 
-// The lane of each of a part's numbers: nibbles have their low ones in lanes 0 to 7, high ones in
-// lanes 8 to 15.
-template <class Codec, format::Packing P>
-constexpr Table<int32_t, 16> lane_of_number() {
-  Table<int32_t, 16> lane = {};
-  for (int i = 0; i < 16; ++i) lane.at[i] = i;
-  for (int byte = 0; CodeBytes<Codec>::kIsNibble && byte < 8; ++byte) {
-    lane.at[low_nibble_number<P>(byte)] = byte;
-    lane.at[high_nibble_number<P>(byte)] = 8 + byte;
-  }
-  return lane;
+// By how many bits to shift a number's byte to have its nibble in the low four.
+template <format::Packing P>
+constexpr Table<int32_t, 16> nibble_shifts() {
+  Table<int32_t, 16> shifts = {};
+  for (int byte = 0; byte < 8; ++byte) shifts.at[high_nibble_number<P>(byte)] = 4;
+  return shifts;
 }
 
-template <class Codec>
+template <class Codec, format::Packing P>
 KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher& prefetcher) {
   using Code = CodeBytes<Codec>;
   const int row_bytes = values.head_dim * Codec::kBits / 8;
@@ -51,11 +54,12 @@ KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher
   const __m512i table = Code::kIsNibble ? Code::template nibble_table<0>() : __m512i{};
   const __m512i low_four = _mm512_set1_epi8(15);
   const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kValueFlip));
-  static constexpr Table<uint8_t, 64> kFirst = interleave_index(Code::kIsNibble, 0);
-  static constexpr Table<uint8_t, 64> kSecond = interleave_index(Code::kIsNibble, 8);
+  static constexpr Table<uint8_t, 64> kFirst = interleave_index<Codec, P>(0);
+  static constexpr Table<uint8_t, 64> kSecond = interleave_index<Codec, P>(8);
+  static constexpr Table<int32_t, 16> kShifts = nibble_shifts<P>();
   const __m512i first_part = _mm512_load_si512(kFirst.at);
   const __m512i second_part = _mm512_load_si512(kSecond.at);
-  const __m512i shifts = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512i shifts = _mm512_load_si512(kShifts.at);
   const auto nibbles = [&](__m512i chunks, __m512i index) {
     const __m512i columns = _mm512_permutexvar_epi8(index, chunks);
     const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(columns, shifts), low_four);
@@ -92,18 +96,10 @@ struct ValueTile {
   uint8_t* digits;       // [rows of a chunk][groups][high and low][64 tokens in order of places]
   int num_groups;
   int group_parts;  // parts of 16 numbers in a group
-  __m512i lanes;    // lane_of_number
   int value_bias;
 };
 
 // ---- Weights: a row's probabilities times the tokens' steps
-
-// What a row's integer sums are to be multiplied with, and what all of its numbers get from the
-// tokens' zeros.
-struct RowWeight {
-  float scale;
-  float zero;
-};
 
 // Divides each group's steps by their largest. False: a step is no finite number, or negative, or
 // the group's largest is too small to divide by.
@@ -129,12 +125,20 @@ KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* larg
   return true;
 }
 
-// p * steps of 64 tokens as digits, [high: 64][low: 64] in the order of places; with one digit
-// there are no low ones. Requires: p * steps is 0 to 255 * 256, or to 255.
-KVX_INLINE void store_weight_digits(const __m512* p, const float* steps, int num_vectors,
-                                    uint8_t* digits) {
-  __m512i fixed[4] = {};
-  for (int i = 0; i < num_vectors; ++i) {
+// Of a tile with fewer than 64 tokens what follows takes 64 all the same: the probabilities of
+// those that it lacks are 0, and whatever is read as their steps weighs nothing.
+inline constexpr int kTileVectors = kMaxTileTokens / 16;
+
+KVX_INLINE __mmask16 first_lanes(int n) {
+  return static_cast<__mmask16>(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1 << n) - 1);
+}
+
+// p * steps of 64 tokens as digits, [high: 64][low: 64] in the order of places. Requires: p * steps
+// is 0 to 255 * 256, or its p is 0: a product that is no number packs to 0.
+KVX_INLINE void store_weight_digits(const __m512* p, const float* steps, uint8_t* digits) {
+  __m512i fixed[kTileVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileVectors; ++i) {
     fixed[i] = _mm512_cvtps_epi32(_mm512_mul_ps(p[i], _mm512_loadu_ps(steps + 16 * i)));
   }
   const __m512i a = _mm512_packus_epi32(fixed[0], fixed[1]);
@@ -146,46 +150,45 @@ KVX_INLINE void store_weight_digits(const __m512* p, const float* steps, int num
   _mm512_storeu_si512(digits + 64, low);
 }
 
-// sum over tokens of p * (zero - bias * step).
-KVX_INLINE float sum_of_zeros(const __m512* p, const ValueTile& tile, int num_vectors) {
-  const __m512 step_weight = _mm512_set1_ps(static_cast<float>(tile.value_bias) * tile.largest[0]);
-  __m512 sum = {};
-  for (int i = 0; i < num_vectors; ++i) {
-    const __m512 zero = _mm512_fnmadd_ps(_mm512_loadu_ps(tile.steps + 16 * i), step_weight,
-                                         _mm512_loadu_ps(tile.zeros + 16 * i));
-    sum = _mm512_fmadd_ps(p[i], zero, sum);
-  }
-  return _mm512_reduce_add_ps(sum);
-}
-
-KVX_INLINE __mmask16 first_lanes(int n) {
-  return static_cast<__mmask16>(n >= 16 ? 0xFFFF : (1 << n) - 1);
-}
-
-// One row's digits, for every group.
-KVX_INLINE RowWeight weigh_row(const ValueJob& job, const ValueTile& tile, int row,
-                               uint8_t* digits) {
+// One row's digits, for every group. Returns what its integer sums are to be multiplied with.
+KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, uint8_t* digits) {
   constexpr float kMost = 255 * 256;
   constexpr float kNegligible = 0x1p-80f;  // beside the probability of 1 that some tile had
   const int n = job.values.padded_tokens();
-  const int num_vectors = n / 16;
-  __m512 p[kMaxTileTokens / 16];
-  __m512 largest = _mm512_setzero_ps();
-  for (int i = 0; i < num_vectors; ++i) {
-    p[i] = _mm512_maskz_loadu_ps(first_lanes(job.values.num_tokens - 16 * i),
-                                 job.p + row * job.p_stride + 16 * i);
-    largest = _mm512_max_ps(largest, p[i]);
+  const int num_groups = tile.num_groups;
+  const float* steps = tile.steps;
+  const float* source = job.p + row * job.p_stride;
+  __m512 p[kTileVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileVectors; ++i) {
+    p[i] = _mm512_maskz_loadu_ps(first_lanes(job.values.num_tokens - 16 * i), source + 16 * i);
   }
-  const float most = _mm512_reduce_max_ps(largest);
+  const float most =
+      _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(p[0], p[1]), _mm512_max_ps(p[2], p[3])));
   const bool counts = most > kNegligible;
-  const RowWeight weight = {counts ? most / kMost : 0.0f,
-                            tile.zeros ? sum_of_zeros(p, tile, num_vectors) : 0.0f};
   const __m512 inverse = _mm512_set1_ps(counts ? kMost / most : 0.0f);
-  for (int i = 0; i < num_vectors; ++i) p[i] = _mm512_mul_ps(p[i], inverse);
-  for (int g = 0; g < tile.num_groups; ++g) {
-    store_weight_digits(p, tile.steps + g * n, num_vectors, digits + g * 128);
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileVectors; ++i) p[i] = _mm512_mul_ps(p[i], inverse);
+  for (int g = 0; g < num_groups; ++g) store_weight_digits(p, steps + g * n, digits + g * 128);
+  return counts ? most / kMost : 0.0f;
+}
+
+// All of a row's numbers get sum over tokens of p * (zero - bias * step).
+KVX_INLINE void add_value_zeros(const ValueJob& job, const ValueTile& tile, int row) {
+  const __m512 step_weight = _mm512_set1_ps(static_cast<float>(tile.value_bias) * tile.largest[0]);
+  __m512 products = {};
+  for (int t = 0; t < job.values.num_tokens; t += 16) {
+    const __mmask16 there = first_lanes(job.values.num_tokens - t);
+    const __m512 p = _mm512_maskz_loadu_ps(there, job.p + row * job.p_stride + t);
+    const __m512 zero = _mm512_fnmadd_ps(_mm512_maskz_loadu_ps(there, tile.steps + t), step_weight,
+                                         _mm512_maskz_loadu_ps(there, tile.zeros + t));
+    products = _mm512_fmadd_ps(p, zero, products);
   }
-  return weight;
+  const __m512 sum = _mm512_set1_ps(_mm512_reduce_add_ps(products));
+  float* sums = job.sums + int64_t{row} * job.values.head_dim;
+  for (int d = 0; d < job.values.head_dim; d += 16) {
+    _mm512_storeu_ps(sums + d, _mm512_add_ps(_mm512_loadu_ps(sums + d), sum));
+  }
 }
 
 // ---- Products
@@ -194,11 +197,17 @@ KVX_INLINE RowWeight weigh_row(const ValueJob& job, const ValueTile& tile, int r
 // weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes say.
 template <int Rows, int Parts, bool OneGroup>
 KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, int part,
-                          const RowWeight* weights) {
+                          const float* weights) {
   __m512i high[Rows][Parts] = {};
   __m512i low[Rows][Parts] = {};
   int group[Parts];
-  for (int i = 0; i < Parts; ++i) group[i] = (part + i) / tile.group_parts;
+  __m512 largest[Parts];
+  for (int i = 0; i < Parts; ++i) {
+    group[i] = (part + i) / tile.group_parts;
+    largest[i] = _mm512_set1_ps(tile.largest[group[i]]);
+  }
+  const int head_dim = job.values.head_dim;
+  float* sums = job.sums + int64_t{row} * head_dim + part * 16;
   const int8_t* codes = tile.codes + int64_t{part} * kPartBytes;
   const uint8_t* digits[Rows][Parts];
   for (int r = 0; r < Rows; ++r) {
@@ -229,15 +238,12 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
       }
     }
   }
-  for (int r = 0; r < Rows; ++r) {
-    float* sums = job.sums + int64_t{row + r} * job.values.head_dim + part * 16;
+  for (int r = 0; r < Rows; ++r, sums += head_dim) {
+    const __m512 weight = _mm512_set1_ps(weights[r]);
     for (int i = 0; i < Parts; ++i) {
-      const __m512 scale = _mm512_set1_ps(weights[r].scale * tile.largest[group[i]]);
-      const __m512i fixed = join_digits(high[r][i], low[r][i]);
-      const __m512 sum = _mm512_permutexvar_ps(tile.lanes, _mm512_cvtepi32_ps(fixed));
-      const __m512 before =
-          _mm512_add_ps(_mm512_loadu_ps(sums + 16 * i), _mm512_set1_ps(weights[r].zero));
-      _mm512_storeu_ps(sums + 16 * i, _mm512_fmadd_ps(sum, scale, before));
+      const __m512 sum = _mm512_cvtepi32_ps(join_digits(high[r][i], low[r][i]));
+      const __m512 scale = _mm512_mul_ps(weight, largest[i]);
+      _mm512_storeu_ps(sums + 16 * i, _mm512_fmadd_ps(sum, scale, _mm512_loadu_ps(sums + 16 * i)));
     }
   }
 }
@@ -246,8 +252,9 @@ inline constexpr int kPartsTogether = 2;  // parts whose sums fit in registers
 
 template <int Rows>
 static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
-  RowWeight weights[Rows];
+  float weights[Rows];
   for (int r = 0; r < Rows; ++r) {
+    if (tile.zeros) add_value_zeros(job, tile, row + r);
     weights[r] = weigh_row(job, tile, row + r, tile.digits + r * tile.num_groups * 128);
   }
   const int num_parts = job.values.head_dim / 16;
@@ -276,10 +283,9 @@ bool add_code_values(const ValueJob& job) {
   // Digits and codes lie on whole lines: a vector across two of them costs twice.
   auto* digits = reinterpret_cast<uint8_t*>(largest + (num_groups + 15) / 16 * 16);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
-  unpack_values<Codec>(values, codes, job.prefetcher);
+  unpack_values<Codec, P>(values, codes, job.prefetcher);
   const int group =
       values.spec->group_size == format::kWholeRow ? values.head_dim : values.spec->group_size;
-  static constexpr Table<int32_t, 16> kLaneOfNumber = lane_of_number<Codec, P>();
   const ValueTile tile = {.codes = codes,
                           .steps = steps,
                           .zeros = is_affine ? steps + n : nullptr,
@@ -287,7 +293,6 @@ bool add_code_values(const ValueJob& job) {
                           .digits = digits,
                           .num_groups = num_groups,
                           .group_parts = group / 16,
-                          .lanes = _mm512_load_si512(kLaneOfNumber.at),
                           .value_bias = CodeBytes<Codec>::kValueBias};
   const int steps_a_chunk =
       (values.head_dim / 16 + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
