@@ -15,8 +15,7 @@ namespace {
 
 struct Features {
   bool avx2 = false;
-  bool avxvnni =
-      false;  // 256-bit dot products of bytes, which some processors have without AVX-512
+  bool avxvnni = false;  // AVX2 and dot products of bytes
   bool avx512 = false;
 };
 
