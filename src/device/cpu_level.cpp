@@ -15,6 +15,7 @@ namespace {
 
 struct Features {
   bool avx2 = false;
+  bool avxvnni = false;  // AVX2 and dot products of bytes
   bool avx512 = false;
 };
 
@@ -32,6 +33,7 @@ uint64_t saved_states() {
 
 Features ask_machine() {
   constexpr uint64_t kSavesYmm = 0x06;  // XMM and YMM
+  constexpr uint64_t kAvxVnniBit = 1 << 4;
   constexpr uint64_t kSavesZmm = 0xE6;  // and the mask registers, both halves of ZMM
   uint32_t a, b, c, d;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0) return {};
@@ -43,6 +45,9 @@ Features ask_machine() {
   features.avx512 = features.avx2 && has_all(saved, kSavesZmm) &&
                     has_all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) &&
                     has_all(c, bit_AVX512VNNI | bit_AVX512VBMI);
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) {
+    features.avxvnni = features.avx2 && has_all(a, kAvxVnniBit);
+  }
   return features;
 }
 
@@ -54,7 +59,8 @@ bool supports(CpuLevel level) {
   if (level == CpuLevel::kScalar) return true;
 #if defined(__x86_64__)
   static const Features features = ask_machine();
-  return level == CpuLevel::kAvx2 ? features.avx2 : features.avx512;
+  if (level == CpuLevel::kAvx2) return features.avx2;
+  return level == CpuLevel::kAvxVnni ? features.avxvnni : features.avx512;
 #else
   return false;
 #endif
@@ -74,7 +80,7 @@ Result<CpuLevel> choose_cpu_level() {
     if (supports(level)) return level;
     return unsupported("KVX_CPU is {}; this machine does not run it", forced);
   }
-  return invalid_argument("KVX_CPU is {}; expected scalar, avx2 or avx512", forced);
+  return invalid_argument("KVX_CPU is {}; expected scalar, avx2, avxvnni or avx512", forced);
 }
 
 }  // namespace kvx::device

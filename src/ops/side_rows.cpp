@@ -40,7 +40,7 @@ void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes
 
 // Pieces are put together token by token, so that the kernels see contiguous rows only.
 int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
-                    const TokenRun& tokens, const float* rows) {
+                    const TokenRun& tokens, const EncodeRows& rows) {
   const cpu::FormatKernels& format = kernels.of(side.spec);
   if (!side.codes.is_in_pieces()) return format.encode_rows(encode_job(side, head, tokens, rows));
   const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
@@ -49,7 +49,7 @@ int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int h
   for (int t = 0; t < tokens.num_tokens; ++t) {
     const int token = tokens.first_token + t;
     cpu::EncodeJob job = encode_job(side, head, {tokens.block, 0, 1}, rows);
-    job.rows = rows + int64_t{t} * side.head_dim;
+    job.rows = rows.data + t * rows.row_stride;
     job.codes = codes;
     job.scales = side.scales.at(tokens.block, token, head);
     nonfinite += format.encode_rows(job);

@@ -31,15 +31,21 @@ struct TokenRun {
   int num_tokens = 0;
 };
 
+// f32 rows of one head, row_stride floats apart.
+struct EncodeRows {
+  const float* data;
+  int64_t row_stride;
+};
+
 // For rows that do not lie in pieces. head counts from the run's first head, as in SideView. rows:
 // [tokens.num_tokens, head_dim].
 inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun& tokens,
-                                 const float* rows) {
+                                 const EncodeRows& rows) {
   return {
       .spec = &side.spec,
       .head_dim = side.head_dim,
       .tensor_scale = side.tensor_scale(head),
-      .rows = rows,
+      .rows = rows.data,
       .first_token = tokens.first_token,
       .num_tokens = tokens.num_tokens,
       .codes = side.codes.at(tokens.block, 0, head),
@@ -47,6 +53,7 @@ inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun&
       .scales = side.scales.at(tokens.block, 0, head),
       .scale_token_stride = side.scales.token_stride,
       .scale_group_stride = side.scales.group_stride,
+      .row_stride = rows.row_stride,
   };
 }
 
@@ -70,7 +77,7 @@ inline cpu::DecodeJob decode_job(const SideView& side, int head, const TokenRun&
 
 // The same for any rows. Returns the non-finite inputs that the codes could not say.
 int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
-                    const TokenRun& tokens, const float* rows);
+                    const TokenRun& tokens, const EncodeRows& rows);
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                  const TokenRun& tokens, cpu::DecodeFor purpose, float* rows);
 

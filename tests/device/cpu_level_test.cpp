@@ -56,12 +56,13 @@ TEST_F(KvxCpu, NamesAValueThatIsNoLevel) {
     ASSERT_FALSE(chosen.ok()) << wrong;
     EXPECT_EQ(chosen.error().code, ErrorCode::kInvalidArgument);
     EXPECT_THAT(chosen.error().message, HasSubstr(std::string("KVX_CPU is ") + wrong));
-    EXPECT_THAT(chosen.error().message, HasSubstr("scalar, avx2 or avx512"));
+    EXPECT_THAT(chosen.error().message, HasSubstr("scalar, avx2, avxvnni or avx512"));
   }
 }
 
 TEST(CpuLevels, EveryMachineRunsTheScalarLevelAndNoneSkipsOne) {
   EXPECT_TRUE(supports(CpuLevel::kScalar));
+  EXPECT_TRUE(!supports(CpuLevel::kAvxVnni) || supports(CpuLevel::kAvx2));
   EXPECT_TRUE(!supports(CpuLevel::kAvx512) || supports(CpuLevel::kAvx2));
 }
 

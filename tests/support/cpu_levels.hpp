@@ -10,7 +10,7 @@ namespace kvx::tests {
 inline std::vector<device::CpuLevel> cpu_levels_here() {
   using device::CpuLevel;
   std::vector<CpuLevel> levels;
-  for (const CpuLevel level : {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
+  for (const CpuLevel level : device::kAllCpuLevels) {
     if (device::supports(level)) levels.push_back(level);
   }
   return levels;

@@ -89,6 +89,8 @@ struct AppendTask {
       if (run.place % pieces.num_stripes != pieces.stripe_of(piece)) continue;
       const HeadRun& heads = run_of_head(args.cache, head);
       const int head_in_run = head - heads.first_head;
+      prefetch_rows(heads.k, head, run, args.k);
+      prefetch_rows(heads.v, head, run, args.v);
       found += append_side(heads.k, head_in_run, head, run, args.k, args.transform.k);
       found += append_side(heads.v, head_in_run, head, run, args.v, args.transform.v);
     }
@@ -103,6 +105,11 @@ struct AppendTask {
       copy_rows(side, head_in_run, head, run, input);
       return 0;
     }
+    if (transform.is_identity() && can_read_in_place(input)) {
+      const auto* rows = reinterpret_cast<const float*>(input.row(run.first_row, head));
+      return encode_rows(*context.kernels, side, head_in_run, run.tokens,
+                         {rows, input.token_stride});
+    }
     const int num_tokens = run.tokens.num_tokens;
     float* rows = scratch_floats(int64_t{num_tokens} * side.head_dim);
     for (int t = 0; t < num_tokens; ++t) {
@@ -114,7 +121,25 @@ struct AppendTask {
         .block_size = args.cache.block_size};
     apply_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
                     positions, rows, num_tokens);
-    return encode_rows(*context.kernels, side, head_in_run, run.tokens, rows);
+    return encode_rows(*context.kernels, side, head_in_run, run.tokens, {rows, side.head_dim});
+  }
+
+  // Whether rows are floats where floats may lie. A stride of 0 cannot be said to the kernels.
+  static bool can_read_in_place(const FloatRows& input) {
+    return input.dtype == DType::kF32 && input.token_stride != 0 &&
+           reinterpret_cast<uintptr_t>(input.data) % alignof(float) == 0;
+  }
+
+  // A head's rows lie far apart, each in a page of its own for most shapes, where the processor
+  // does not see the next one coming.
+  static void prefetch_rows(const SideView& side, int head, const AppendRun& run,
+                            const FloatRows& input) {
+    constexpr int kLine = 64;
+    const int row_bytes = side.head_dim * bytes_of(input.dtype);
+    for (int t = 0; t < run.tokens.num_tokens; ++t) {
+      const uint8_t* row = input.row(run.first_row + t, head);
+      for (int i = 0; i < row_bytes; i += kLine) __builtin_prefetch(row + i, 0, 2);
+    }
   }
 
   // The cache's own type: the bits stay, whatever they are.

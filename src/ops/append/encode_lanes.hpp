@@ -153,6 +153,58 @@ KVX_INLINE Widest round_to_param(const Widest& x) {
   }
 }
 
+// ---- Scales: their stored bits and what these say.
+
+struct ScaleLanes {
+  LaneBits bits;
+  Widest values;
+};
+
+// The bits of F16 numbers.
+KVX_INLINE LaneBits f16_bits(const Widest& x) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_cvtps_ph(static_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT);
+  return __builtin_bit_cast(LaneBits, _mm512_cvtepu16_epi32(halves));
+#else
+  const __m128i halves = _mm256_cvtps_ph(static_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT);
+  return __builtin_bit_cast(LaneBits, _mm256_cvtepu16_epi32(halves));
+#endif
+}
+
+// format::round_scale. Requires: no NaN.
+template <format::ScaleType T>
+KVX_INLINE ScaleLanes round_scale_lanes(const Widest& exact) {
+  using format::ScaleType;
+  const auto clamp = [&](float lowest, float highest) {
+    return at_most(at_least(exact, lowest), highest);
+  };
+  if constexpr (T == ScaleType::kF16) {
+    const Widest rounded = round_to_param<T>(clamp(0x1p-24f, 65504.0f));
+    return {f16_bits(rounded), rounded};
+  } else if constexpr (T == ScaleType::kBF16) {
+    const Widest rounded = round_to_param<T>(clamp(0x1p-126f, 0x1.FEp127f));
+    return {bits_of(rounded) >> 16, rounded};
+  } else if constexpr (T == ScaleType::kE4M3) {
+    using E4M3 = LanesCodec<format::E4M3Codec>;
+    const Widest clamped = clamp(0x1p-9f, format::E4M3::kMax);
+    return {E4M3::codes(clamped) & 0xFFu, E4M3::rounded(clamped)};
+  } else {
+    static_assert(T == ScaleType::kF32);
+    const Widest clamped = clamp(0x1p-126f, format::kFloatMax);
+    return {bits_of(clamped), clamped};
+  }
+}
+
+// format::e8m0_scale; a scale of 0 says 2^-127.
+KVX_INLINE ScaleLanes e8m0_lanes(format::ScaleRule rule, const Widest& amax) {
+  const LaneBits bits = bits_of(amax);
+  const uint32_t up = rule == format::ScaleRule::kE8M0Ceil ? 1 : 0;
+  const LaneBits above = (bits & 0x7FFFFFu) > 0x400000u ? LaneBits{} + up : LaneBits{};
+  const LaneBits biased = (bits >> 23) + above;  // by two more
+  const LaneBits scale = biased > 2u ? biased - 2u : LaneBits{};
+  return {scale, floats_of(scale > 0u ? scale << 23 : LaneBits{} + 0x400000u)};
+}
+
 // format::ordered_bits.
 KVX_INLINE LaneInts ordered_lanes(const Widest& x) {
   const LaneInts bits = __builtin_bit_cast(LaneInts, x);

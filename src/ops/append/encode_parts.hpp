@@ -22,12 +22,15 @@ struct PartSpan {
   int n;
 };
 
-KVX_INLINE float amax_of_span(const PartSpan& span) {
+KVX_INLINE LaneBits magnitudes_of_span(const PartSpan& span) {
   LaneBits largest = {};
   for (int i = 0; i < span.n; i += kLanes<Widest>) {
     largest = larger_of(largest, magnitude_bits(load<Widest>(span.x + i)));
   }
-  return std::bit_cast<float>(max_of_lanes(largest));
+  return largest;
+}
+KVX_INLINE float amax_of_span(const PartSpan& span) {
+  return std::bit_cast<float>(max_of_lanes(magnitudes_of_span(span)));
 }
 
 // Sixteen lanes to eight, the first step of adding halves.
@@ -148,13 +151,21 @@ class ScaledPartEncoder {
 
   KVX_INLINE PartSpan span(int token, int group) const {
     const int first = group * size_;
-    return {job_.rows + int64_t{token} * job_.head_dim + first, first,
-            std::min(size_, job_.head_dim - first)};
+    return {source_row(job_, token) + first, first, std::min(size_, job_.head_dim - first)};
   }
 
+  // As many groups at once as a vector has lanes: their maxima are found side by side.
   KVX_INLINE void find_amax(int first_token, int n) {
-    for (int i = 0, t = 0; t < n; ++t) {
-      for (int g = 0; g < groups_; ++g, ++i) amax_[i] = amax_of_span(span(first_token + t, g));
+    constexpr int kTogether = kLanes<Widest>;
+    for (int first = 0; first < n * groups_; first += kTogether) {
+      LaneBits magnitudes[kTogether] = {};
+      const int end = std::min(first + kTogether, n * groups_);
+      for (int i = first; i < end; ++i) {
+        magnitudes[i - first] = magnitudes_of_span(span(first_token + i / groups_, i % groups_));
+      }
+      const LaneBits largest = fold_each(
+          magnitudes, [](const LaneBits& a, const LaneBits& b) { return larger_of(a, b); });
+      __builtin_memcpy(amax_ + first, &largest, sizeof largest);
     }
   }
 
@@ -170,37 +181,23 @@ class ScaledPartEncoder {
     }
   }
 
-  // The scales of n groups for a multiple of their amax, the steps and the steps' reciprocals. All
-  // arrays: [kMostGroups].
+  // ScaleMaker::make and step in vectors: the scales of n groups for a multiple of their amax, the
+  // steps and the steps' reciprocals. All arrays: [kMostGroups].
   KVX_INLINE void make_scales(float multiple, int n, uint32_t* scales, float* steps,
                               float* inverses) const {
-    if constexpr (T == format::ScaleType::kE4M3) {
-      return make_e4m3_scales(multiple, n, scales, steps, inverses);
-    }
-    for (int i = 0; i < n; ++i) {
-      const float target = amax_[i] * multiple;
-      const float capped = target > format::kFloatMax ? format::kFloatMax : target;
-      scales[i] = maker_.make(Codec::kQmax, capped).bits;
-    }
-    for (int i = 0; i < n; ++i) {
-      steps[i] = maker_.step({scales[i]});
-      inverses[i] = format::reciprocal(steps[i]);
-    }
-  }
-
-  // ScaleMaker::make and step in vectors: a scale's value is its rounded number.
-  KVX_INLINE void make_e4m3_scales(float multiple, int n, uint32_t* scales, float* steps,
-                                   float* inverses) const {
-    using E4M3 = LanesCodec<format::E4M3Codec>;
     const float divisor =
         maker_.has_tensor_scale ? Codec::kQmax * maker_.tensor_scale : Codec::kQmax;
     const float unit = maker_.has_tensor_scale ? maker_.tensor_scale : 1.0f;
     for (int i = 0; i < n; i += kLanes<Widest>) {
       const Widest target = at_most(load<Widest>(amax_ + i) * multiple, format::kFloatMax);
-      const Widest exact = at_most(at_least(target / divisor, 0x1p-9f), format::E4M3::kMax);
-      const LaneBits codes = E4M3::codes(exact) & 0xFFu;
-      const Widest step = E4M3::rounded(exact) * unit;
-      __builtin_memcpy(scales + i, &codes, sizeof codes);
+      ScaleLanes made;
+      if constexpr (T == format::ScaleType::kE8M0) {
+        made = e8m0_lanes(maker_.rule, target);
+      } else {
+        made = round_scale_lanes<T>(target / divisor);
+      }
+      const Widest step = made.values * unit;
+      __builtin_memcpy(scales + i, &made.bits, sizeof made.bits);
       store<Widest>(step, steps + i);
       store<Widest>(at_most(1.0f / step, format::kFloatMax), inverses + i);
     }

@@ -13,10 +13,15 @@ struct EncodeRow {
   uint8_t* scales;  // of its group 0
 };
 
+// Row i of the job's.
+KVX_INLINE const float* source_row(const EncodeJob& job, int i) {
+  return job.rows + i * (job.row_stride != 0 ? job.row_stride : job.head_dim);
+}
+
 // token counts inside the block.
 KVX_INLINE EncodeRow encode_row(const EncodeJob& job, int token) {
-  return {job.rows + int64_t{token - job.first_token} * job.head_dim,
-          job.codes + token * job.token_stride, job.scales + token * job.scale_token_stride};
+  return {source_row(job, token - job.first_token), job.codes + token * job.token_stride,
+          job.scales + token * job.scale_token_stride};
 }
 
 }  // namespace KVX_CPU_LEVEL

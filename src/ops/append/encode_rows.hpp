@@ -118,7 +118,7 @@ KVX_INLINE int encode_under_step(float step, const float* x, PageGroup group, ui
 KVX_INLINE float finite_amax(const EncodeJob& job, PageGroup group) {
   uint32_t largest = 0;
   for (int t = 0; t < job.num_tokens; ++t) {
-    const float* x = job.rows + int64_t{t} * job.head_dim + group.first;
+    const float* x = source_row(job, t) + group.first;
     for (int i = 0; i < group.n; ++i) {
       const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu;
       const uint32_t finite = magnitude < 0x7F800000u ? magnitude : 0u;

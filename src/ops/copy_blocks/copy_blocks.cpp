@@ -150,7 +150,8 @@ struct CopyTask {
       const int n = std::min(at_once, copy.num_tokens - t);
       decode_rows(*context.kernels, source.side, source.head, {copy.from_block, t, n},
                   cpu::DecodeFor::kGather, rows);
-      found += encode_rows(*context.kernels, target.side, target.head, {copy.to_block, t, n}, rows);
+      found += encode_rows(*context.kernels, target.side, target.head, {copy.to_block, t, n},
+                           {rows, target.side.head_dim});
     }
     return found;
   }

@@ -26,6 +26,7 @@ struct EncodeJob {
   uint8_t* scales;             // of the block's token 0, group 0; null without scales
   int64_t scale_token_stride;  // bytes
   int64_t scale_group_stride;  // bytes
+  int64_t row_stride = 0;      // floats from row to row; 0: head_dim
 };
 
 // gather and attention read affine rows differently (docs/numbers.md, section 4); all other formats

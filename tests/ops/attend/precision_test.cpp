@@ -51,12 +51,14 @@ INSTANTIATE_TEST_SUITE_P(Attend, EveryFormatFast, testing::ValuesIn(format::kAll
                          format_name);
 
 TEST(AttendFast, TakesQueriesOfEightBitsWhereCodesAreMultipliedAsIntegers) {
-  if (!device::supports(CpuLevel::kAvx512)) return;  // no other level has such kernels
-  for (const char* format : {"int8", "int4", "int4_affine", "nvfp4"}) {
-    AttendScene scene(decode_scene(format, 128));
-    const AttendOutput accurate = scene.run(CpuLevel::kAvx512);
-    scene.args().precision = ops::Precision::kFast;
-    EXPECT_GT(relative_rms(scene.run(CpuLevel::kAvx512).out, accurate.out), kCodeTolerance);
+  for (CpuLevel level : {CpuLevel::kAvxVnni, CpuLevel::kAvx512}) {
+    if (!device::supports(level)) continue;  // no other level has such kernels
+    for (const char* format : {"int8", "int4", "int4_affine", "nvfp4"}) {
+      AttendScene scene(decode_scene(format, 128));
+      const AttendOutput accurate = scene.run(level);
+      scene.args().precision = ops::Precision::kFast;
+      EXPECT_GT(relative_rms(scene.run(level).out, accurate.out), kCodeTolerance);
+    }
   }
 }
 

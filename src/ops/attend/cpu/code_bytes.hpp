@@ -1,16 +1,15 @@
-// Integer codes as bytes that vpdpbusd multiplies, for attention with AVX-512 VNNI and VBMI:
-// queries and probabilities become fixed-point numbers of two 8-bit digits, codes stay codes, and
-// dot products are integer. E2M1 codes count halves, so they are integers too.
+// Integer codes as bytes that vpdpbusd multiplies, for attention with AVX-512 or AVX-VNNI: queries
+// and probabilities become fixed-point numbers of two 8-bit digits, codes stay codes, and dot
+// products are integer. E2M1 codes count halves, so they are integers too.
 //
 // Error: a query's digits carry 16 bits of the largest number in a span, a probability's 16 bits of
 // the largest in its tile, so a result is off by some 1e-5 of its size.
 #pragma once
 
-#include <immintrin.h>
-
 #include "ops/attend/cpu/code_order.hpp"
 #include "ops/attend/cpu/packed_steps.hpp"
 #include "ops/attend/cpu/row_chunks.hpp"
+#include "ops/cpu/lanes.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -44,38 +43,22 @@ struct CodeBytes {
     }
     return bytes;
   }
-  template <int Offset>
-  KVX_INLINE static __m512i nibble_table() {
-    static constexpr Table<int8_t, 16> kBytes = nibble_bytes(Offset);
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes.at)));
-  }
 };
 
-// Sixteen bytes of a row, or the eight that are left. Requires: row_bytes is a multiple of 8.
-KVX_INLINE __m128i load_chunk(const uint8_t* row, int row_bytes, int offset) {
-  const auto* chunk = reinterpret_cast<const __m128i*>(row + offset);
-  return offset + 16 <= row_bytes ? _mm_loadu_si128(chunk) : _mm_loadl_epi64(chunk);
-}
+// 32-bit lanes of integers: sums, or four bytes each.
+using Ints = decltype(Widest{} < Widest{});
+inline constexpr int kIntLanes = kLanes<Widest>;
 
-// The chunks of rows 0, distance, 2 * distance and 3 * distance, one a lane.
-KVX_INLINE __m512i load_chunks(const uint8_t* const* rows, int distance, int row_bytes,
-                               int offset) {
-  __m512i chunks = _mm512_castsi128_si512(load_chunk(rows[0], row_bytes, offset));
-  chunks = _mm512_inserti32x4(chunks, load_chunk(rows[distance], row_bytes, offset), 1);
-  chunks = _mm512_inserti32x4(chunks, load_chunk(rows[2 * distance], row_bytes, offset), 2);
-  return _mm512_inserti32x4(chunks, load_chunk(rows[3 * distance], row_bytes, offset), 3);
-}
+// The value tile: [head_dim / kIntLanes parts][16 places of four tokens][kIntLanes numbers x 4
+// tokens], bytes. Place j holds tokens 4 * four_at(j) on, the order in which packing digits to
+// bytes leaves them: lane by lane of 16 bytes, of each lane four numbers of each of four vectors.
+inline constexpr int kPlaces = kMaxTileTokens / 4;
+inline constexpr int kPlaceBytes = 4 * kIntLanes;
+inline constexpr int kPartBytes = kPlaces * kPlaceBytes;
 
-// The fixed-point numbers of the digits' integer sums.
-KVX_INLINE __m512i join_digits(__m512i high, __m512i low) {
-  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-}
-
-// Four digits, to every 32-bit lane.
-KVX_INLINE __m512i splat_digits(const void* four) {
-  int32_t word;
-  memcpy(&word, four, sizeof word);
-  return _mm512_set1_epi32(word);
+constexpr int four_at(int place) {
+  const int in_vectors = place % kIntLanes;
+  return place - in_vectors + in_vectors % 4 * (kIntLanes / 4) + in_vectors / 4;
 }
 
 }  // namespace KVX_CPU_LEVEL

@@ -1,7 +1,7 @@
 // Scores of integer codes: queries as digits, keys as a tile of bytes, and their products.
 #pragma once
 
-#include "ops/attend/cpu/code_bytes.hpp"
+#include "ops/attend/cpu/code_vectors.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -41,32 +41,6 @@ struct QueryLayout {
   int head_dim, group, span, num_spans;
 };
 
-// Which number of the row stands at a place of the key tile.
-template <class Codec, format::Packing P>
-constexpr int number_at(int place) {
-  if (!CodeBytes<Codec>::kIsNibble) return place;
-  const int byte = place / 8 * 4 + place % 4;
-  return place % 8 < 4 ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte);
-}
-
-template <class Codec, format::Packing P>
-constexpr Table<int8_t, 16> order_of_places() {
-  Table<int8_t, 16> order = {};
-  for (int place = 0; place < 16; ++place) {
-    order.at[place] = static_cast<int8_t>(number_at<Codec, P>(place));
-  }
-  return order;
-}
-
-// The lowest bytes of sixteen numbers of a row, in the order of places.
-template <class Codec, format::Packing P>
-KVX_INLINE void store_in_places(__m512i numbers, int8_t* digits) {
-  static constexpr Table<int8_t, 16> kOrder = order_of_places<Codec, P>();
-  const __m128i bytes = _mm_shuffle_epi8(
-      _mm512_cvtepi32_epi8(numbers), _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(digits), bytes);
-}
-
 // One span of a finite query.
 template <class Codec, format::Packing P, int Digits>
 KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const float* query,
@@ -74,28 +48,29 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, const fl
   constexpr float kMost = Digits == 2 ? 127 * 256 : 127;
   const int first = s * layout.span;
   const int end = layout.end_of_span(s);
-  __m512 magnitudes = _mm512_setzero_ps();
-  for (int d = first; d < end; d += 16) {
-    magnitudes = _mm512_max_ps(magnitudes, _mm512_abs_ps(_mm512_loadu_ps(query + d)));
+  Widest magnitudes = {};
+  for (int d = first; d < end; d += kIntLanes) {
+    const Widest x = load<Widest>(query + d);
+    const Widest magnitude = x < 0.0f ? -x : x;
+    magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
   }
-  const float largest = _mm512_reduce_max_ps(magnitudes);
+  const float largest = max_of_lanes(magnitudes);
   const float inverse = largest > 0x1p-100f ? kMost / largest : 0.0f;
   int8_t* high_digits = layout.digits(prepared, row);
   int8_t* low_digits = high_digits + layout.head_dim;
-  __m512i sum = _mm512_setzero_si512();
-  for (int d = first; d < end; d += 16) {
-    const __m512i fixed =
-        _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(query + d), _mm512_set1_ps(inverse)));
-    sum = _mm512_add_epi32(sum, fixed);
+  Ints sum = {};
+  for (int d = first; d < end; d += kIntLanes) {
+    const Ints fixed = to_nearest(load<Widest>(query + d) * inverse);
+    sum += fixed;
     if constexpr (Digits == 1) {
       store_in_places<Codec, P>(fixed, high_digits + d);
       continue;
     }
-    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
-    store_in_places<Codec, P>(high, high_digits + d);
+    store_in_places<Codec, P>((fixed + 128) >> 8, high_digits + d);
     store_in_places<Codec, P>(fixed, low_digits + d);  // what is left is the lowest byte
   }
-  const int total = _mm512_reduce_add_epi32(sum);
+  int total = 0;
+  for (int lane = 0; lane < kIntLanes; ++lane) total += sum[lane];
   prepared[layout.scales_at(row) + s] = inverse > 0 ? largest / kMost : 0.0f;
   const int correction = -CodeBytes<Codec>::kKeyBias * total;
   memcpy(prepared + layout.corrections_at(row) + s, &correction, sizeof correction);
@@ -111,9 +86,9 @@ void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const fl
   const QueryLayout layout(spec, head_dim, Digits);
   for (int row = 0; row < num_rows; ++row) {
     const float* query = queries + int64_t{row} * head_dim;
-    __m512 sums = _mm512_setzero_ps();
-    for (int d = 0; d < head_dim; d += 16) sums = _mm512_add_ps(sums, _mm512_loadu_ps(query + d));
-    const float sum = _mm512_reduce_add_ps(sums);
+    Widest sums = {};
+    for (int d = 0; d < head_dim; d += kIntLanes) sums += load<Widest>(query + d);
+    const float sum = sum_of_lanes(sums);
     prepared[layout.sum_at(row)] = sum;
     if (!is_number(sum)) continue;  // digits cannot say it, and score goes the plain way
     for (int s = 0; s < layout.num_spans; ++s) {
@@ -124,7 +99,7 @@ void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const fl
 
 // ---- Keys
 //
-// The key tile: [padded_tokens / 16][head_dim / 4][16 tokens x 4 numbers], bytes.
+// The key tile: [padded_tokens / kIntLanes][head_dim / 4][kIntLanes tokens x 4 numbers], bytes.
 
 struct KeyTile {
   const uint8_t* codes;
@@ -132,44 +107,9 @@ struct KeyTile {
   const float* zeros;  // [padded_tokens], or null
 };
 
-// Sixteen tokens. rows: [16].
-template <class Codec>
-KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile,
-                            Prefetcher& prefetcher) {
-  using Code = CodeBytes<Codec>;
-  const __m512i table =
-      Code::kIsNibble ? Code::template nibble_table<Code::kKeyOffset>() : __m512i{};
-  const __m512i low_four = _mm512_set1_epi8(15);
-  const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kKeyFlip));
-  for (int offset = 0; offset < row_bytes; offset += 16) {
-    prefetcher.step();
-    __m512i r[4];  // r[i], lane l: token 4 l + i
-    for (int i = 0; i < 4; ++i) r[i] = load_chunks(rows + i, 4, row_bytes, offset);
-    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]);
-    const __m512i b = _mm512_unpacklo_epi32(r[2], r[3]);
-    const __m512i c = _mm512_unpackhi_epi32(r[0], r[1]);
-    const __m512i d = _mm512_unpackhi_epi32(r[2], r[3]);
-    const __m512i words[4] = {_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b),
-                              _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)};
-    const int num_words = row_bytes - offset >= 16 ? 4 : 2;
-    for (int w = 0; w < num_words; ++w) {
-      if constexpr (Code::kIsNibble) {
-        const __m512i low = _mm512_and_si512(words[w], low_four);
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(words[w], 4), low_four);
-        _mm512_storeu_si512(tile, _mm512_shuffle_epi8(table, low));
-        _mm512_storeu_si512(tile + 64, _mm512_shuffle_epi8(table, high));
-        tile += 128;
-      } else {
-        _mm512_storeu_si512(tile, _mm512_xor_si512(words[w], flip));
-        tile += 64;
-      }
-    }
-  }
-}
-
-// Tokens [token, token + Groups * 16) for Rows queries. What the loops read is in local variables:
-// behind a reference the compiler loads it again after every store.
-template <int Rows, int Groups, int Digits>
+// Vectors vectors of tokens from `token` on for Rows queries. What the loops read is in local
+// variables: behind a reference the compiler loads it again after every store.
+template <int Rows, int Vectors, int Digits>
 KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
                            const KeyTile& tile) {
   const int n = job.keys.padded_tokens();
@@ -186,77 +126,75 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
   }
   const float* steps = tile.steps + token;
   int place = 0;
+  int spans_done = 0;  // of the group
   for (int s = 0; s < num_spans; ++s) {
-    __m512i high[Rows][Groups];
-    __m512i low[Rows][Groups];
+    Ints high[Rows][Vectors];
+    Ints low[Rows][Vectors];
     for (int r = 0; r < Rows; ++r) {
-      const __m512i correction = splat_digits(scales + r * head_dim + num_spans + s);
-      for (int g = 0; g < Groups; ++g) {
-        high[r][g] = Digits == 1 ? correction : _mm512_setzero_si512();
-        low[r][g] = correction;
+      const Ints correction = splat_word(scales + r * head_dim + num_spans + s);
+      for (int v = 0; v < Vectors; ++v) {
+        high[r][v] = Digits == 1 ? correction : Ints{};
+        low[r][v] = correction;
       }
     }
     for (const int end = layout.end_of_span(s); place < end;) {
       job.prefetcher.step();
 #pragma GCC unroll 4
       for (int four = 0; four < 4; ++four, place += 4) {
-        __m512i keys[Groups];
-        for (int g = 0; g < Groups; ++g) {
-          keys[g] = _mm512_loadu_si512(codes + g * 16 * head_dim + place * 16);
+        Ints keys[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
+          keys[v] = load_bytes(codes + (v * head_dim + place) * kIntLanes);
         }
         for (int r = 0; r < Rows; ++r) {
-          const __m512i q_high = splat_digits(digits[r] + place);
-          for (int g = 0; g < Groups; ++g) {
-            high[r][g] = _mm512_dpbusd_epi32(high[r][g], keys[g], q_high);
-          }
+          const Ints q_high = splat_word(digits[r] + place);
+          for (int v = 0; v < Vectors; ++v) high[r][v] = add_dots(high[r][v], keys[v], q_high);
           if constexpr (Digits == 1) continue;
-          const __m512i q_low = splat_digits(digits[r] + head_dim + place);
-          for (int g = 0; g < Groups; ++g) {
-            low[r][g] = _mm512_dpbusd_epi32(low[r][g], keys[g], q_low);
-          }
+          const Ints q_low = splat_word(digits[r] + head_dim + place);
+          for (int v = 0; v < Vectors; ++v) low[r][v] = add_dots(low[r][v], keys[v], q_low);
         }
       }
     }
     for (int r = 0; r < Rows; ++r) {
-      const __m512 scale = _mm512_set1_ps(scales[r * head_dim + s]);
-      for (int g = 0; g < Groups; ++g) {
-        const __m512i fixed = Digits == 1 ? high[r][g] : join_digits(high[r][g], low[r][g]);
-        const __m512 sum = _mm512_cvtepi32_ps(fixed);
-        const __m512 weight = _mm512_mul_ps(_mm512_loadu_ps(steps + 16 * g), scale);
-        const __m512 before = s == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(scores[r] + 16 * g);
-        _mm512_storeu_ps(scores[r] + 16 * g, _mm512_fmadd_ps(sum, weight, before));
+      const float scale = scales[r * head_dim + s];
+      for (int v = 0; v < Vectors; ++v) {
+        const Ints fixed = Digits == 1 ? high[r][v] : join_digits(high[r][v], low[r][v]);
+        const Widest weight = load<Widest>(steps + v * kIntLanes) * scale;
+        float* at = scores[r] + v * kIntLanes;
+        store<Widest>((s == 0 ? Widest{} : load<Widest>(at)) + to_floats(fixed) * weight, at);
       }
     }
-    if ((s + 1) % spans_a_group == 0) steps += n;
+    if (++spans_done == spans_a_group) {
+      spans_done = 0;
+      steps += n;
+    }
   }
 }
 
 // The zeros of an affine tile, for one query.
 KVX_INLINE void add_key_zeros(const ScoreJob& job, const QueryLayout& layout, int row,
                               const KeyTile& tile) {
-  const __m512 sum = _mm512_set1_ps(job.prepared[layout.sum_at(row)]);
+  const float sum = job.prepared[layout.sum_at(row)];
   float* scores = job.scores + row * job.scores_stride;
-  for (int t = 0; t < job.keys.padded_tokens(); t += 16) {
-    const __m512 before = _mm512_loadu_ps(scores + t);
-    _mm512_storeu_ps(scores + t, _mm512_fmadd_ps(_mm512_loadu_ps(tile.zeros + t), sum, before));
+  for (int t = 0; t < job.keys.padded_tokens(); t += kIntLanes) {
+    store<Widest>(load<Widest>(scores + t) + load<Widest>(tile.zeros + t) * sum, scores + t);
   }
 }
 
 template <int Rows, int Digits>
 static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
                         const KeyTile& tile) {
-  constexpr int kGroups = Digits == 1 ? 4 : 2;  // of sixteen tokens, as many as registers hold
+  constexpr int kVectors = key_vectors_together(Digits);
   const int n = job.keys.padded_tokens();
   int token = 0;
-  for (; token + 16 * kGroups <= n; token += 16 * kGroups) {
-    score_rows<Rows, kGroups, Digits>(job, layout, row, token, tile);
+  for (; token + kVectors * kIntLanes <= n; token += kVectors * kIntLanes) {
+    score_rows<Rows, kVectors, Digits>(job, layout, row, token, tile);
   }
-  for (; token < n; token += 16) score_rows<Rows, 1, Digits>(job, layout, row, token, tile);
+  for (; token < n; token += kIntLanes) score_rows<Rows, 1, Digits>(job, layout, row, token, tile);
   for (int r = 0; tile.zeros && r < Rows; ++r) add_key_zeros(job, layout, row + r, tile);
 }
 
 // A step that is NaN or infinite makes the score so, which is right.
-template <class Codec, int Digits>
+template <class Codec, format::Packing P, int Digits>
 bool score_codes(const ScoreJob& job) {
   const PackedTile& keys = job.keys;
   const int n = keys.padded_tokens();
@@ -269,18 +207,18 @@ bool score_codes(const ScoreJob& job) {
   auto* codes = reinterpret_cast<uint8_t*>(steps + scales.count * n);
   load_steps(keys, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(keys), steps);
   const int row_bytes = keys.head_dim * Codec::kBits / 8;
-  job.prefetcher.pace(PhaseShares::kUnpackKeys, n / 16 * ((row_bytes + 15) / 16));
-  for (int token = 0; token < n; token += 16) {
-    unpack_keys<Codec>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim,
-                       job.prefetcher);
+  job.prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * unpack_key_steps<Codec>(row_bytes));
+  for (int token = 0; token < n; token += kIntLanes) {
+    unpack_keys<Codec, P>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim,
+                          job.prefetcher);
   }
   if (keys.spec->is_affine()) {
     constexpr float kMiddle = CodeBytes<Codec>::kKeyBias;
     for (int t = 0; t < n; ++t) steps[n + t] += kMiddle * steps[t];
   }
   const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};
-  const int tokens_together = Digits == 1 ? 64 : 32;
-  const int steps_a_chunk = (n + tokens_together - 1) / tokens_together * (keys.head_dim / 16);
+  constexpr int kTokensAtOnce = key_vectors_together(Digits) * kIntLanes;
+  const int steps_a_chunk = (n + kTokensAtOnce - 1) / kTokensAtOnce * (keys.head_dim / 16);
   job.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows,
                  [&]<int Rows>(int row) { score_chunk<Rows, Digits>(job, layout, row, tile); });

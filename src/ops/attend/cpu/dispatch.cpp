@@ -11,6 +11,9 @@ const TileKernels& tile_table();
 namespace level_avx2 {
 const TileKernels& tile_table();
 }
+namespace level_avxvnni {
+const TileKernels& tile_table();
+}
 namespace level_avx512 {
 const TileKernels& tile_table();
 }
@@ -19,6 +22,7 @@ const TileKernels& tile_table();
 const TileKernels& tile_kernels(device::CpuLevel level) {
 #if defined(__x86_64__)
   if (level == device::CpuLevel::kAvx512) return level_avx512::tile_table();
+  if (level == device::CpuLevel::kAvxVnni) return level_avxvnni::tile_table();
   if (level == device::CpuLevel::kAvx2) return level_avx2::tile_table();
 #endif
   (void)level;

@@ -215,7 +215,6 @@ struct CodePart {
     }
   }
 
- private:
   // Eight bytes of nibbles to sixteen signed bytes in the row's order.
   KVX_INLINE static __m128i nibble_numbers(__m128i bytes) {
     alignas(16) int8_t table[16];

@@ -5,7 +5,8 @@
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/precision.hpp"
 #include "ops/cpu/facts_in_kernels.hpp"
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define KVX_HAS_BYTE_DOTS 1
 #include "ops/attend/cpu/code_keys.hpp"
 #include "ops/attend/cpu/code_values.hpp"
 #endif
@@ -21,9 +22,9 @@ inline namespace KVX_CPU_LEVEL {
 // Digits: of a query.
 template <class Codec, format::Packing P, int Digits>
 inline constexpr PackedKernels kCodeKernels =
-#if defined(__AVX512VNNI__)
-    {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, Digits>, add_code_values<Codec, P>,
-     kAnyRows};
+#if defined(KVX_HAS_BYTE_DOTS)
+    {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, P, Digits>,
+     add_code_values<Codec, P>, kAnyRows};
 #else
     kFloatKernels<CodePart<Codec, P>>;
 #endif
