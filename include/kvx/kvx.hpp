@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "kvx/kvx_abi.h"
 
@@ -149,6 +150,37 @@ inline Status transcode(const kvx_transcode_args_t& args, void* stream = nullptr
   return to_status(kvx_transcode(&args, stream));
 }
 
+// ---- cache files ----
+
+inline Result<kvx_file_info_t> inspect_file(const std::string& path) {
+  auto info = sized<kvx_file_info_t>();
+  return value_or_failure(kvx_file_inspect(path.c_str(), &info), [&] { return info; });
+}
+// Reads every block.
+inline Status verify_file(const std::string& path) {
+  return to_status(kvx_file_verify(path.c_str()));
+}
+
+// A text of unknown length. call(text, capacity, bytes): kvx_file_fingerprint, say.
+template <class Call>
+Result<std::string> text_of(const Call& call) {
+  uint64_t bytes = 0;
+  if (const Status asked = to_status(call(nullptr, uint64_t{0}, &bytes)); !asked) {
+    return asked.failure();
+  }
+  std::string text(bytes, '\0');
+  return value_or_failure(call(text.data(), bytes, &bytes), [&] {
+    text.resize(bytes - 1);  // without the 0 at its end
+    return std::move(text);
+  });
+}
+// What a file's blocks must agree in with a cache's, a fact a line.
+inline Result<std::string> file_fingerprint(const std::string& path) {
+  return text_of([&](char* text, uint64_t capacity, uint64_t* bytes) {
+    return kvx_file_fingerprint(path.c_str(), text, capacity, bytes);
+  });
+}
+
 // A cache that owns its memory.
 class Cache {
  public:
@@ -190,6 +222,19 @@ class Cache {
   Status record_tokens(int32_t sequence, std::span<const int32_t> tokens) {
     return to_status(
         kvx_sequence_record(handle_, sequence, tokens.data(), static_cast<int64_t>(tokens.size())));
+  }
+  Result<std::vector<int32_t>> recorded_tokens(int32_t sequence) const {
+    int64_t count = 0;
+    const Status asked = to_status(kvx_sequence_recorded(handle_, sequence, nullptr, 0, &count));
+    if (!asked) return asked.failure();
+    std::vector<int32_t> tokens(static_cast<size_t>(count));
+    return value_or_failure(kvx_sequence_recorded(handle_, sequence, tokens.data(), count, &count),
+                            [&] { return std::move(tokens); });
+  }
+  // Stored rows of tokens [first_token, first_token + num_tokens); k or v null: not wanted.
+  Status gather(int32_t sequence, uint32_t layer, int64_t first_token, int64_t num_tokens,
+                const kvx_rows_t* k, const kvx_rows_t* v) const {
+    return to_status(kvx_sequence_gather(handle_, sequence, layer, first_token, num_tokens, k, v));
   }
   Result<int64_t> num_tokens(int32_t sequence) const {
     int64_t count = 0;
@@ -262,7 +307,7 @@ class Cache {
 
   // ---- the host tier
 
-  // A handle for kvx_prefetch_is_done; the blocks stay in the pool until end_prefetch.
+  // A handle for the next two; the blocks stay in the pool until end_prefetch.
   Result<uint64_t> prefetch(std::span<const int32_t> tokens,
                             const kvx_prefix_keys_t* keys = nullptr) {
     uint64_t handle = 0;
@@ -270,11 +315,26 @@ class Cache {
                                                static_cast<int64_t>(tokens.size()), &handle),
                             [&] { return handle; });
   }
+  Result<bool> is_prefetch_done(uint64_t prefetch) const {
+    uint32_t is_done = 0;
+    return value_or_failure(kvx_prefetch_is_done(handle_, prefetch, &is_done),
+                            [&] { return is_done != 0; });
+  }
   Status end_prefetch(uint64_t prefetch) { return to_status(kvx_prefetch_end(handle_, prefetch)); }
   Status wait_for_tiers() { return to_status(kvx_cache_wait_for_tiers(handle_)); }
 
-  // ---- facts
+  // ---- facts and events
 
+  // What files must agree in.
+  Result<std::string> fingerprint() const {
+    return text_of([&](char* text, uint64_t capacity, uint64_t* bytes) {
+      return kvx_cache_fingerprint(handle_, text, capacity, bytes);
+    });
+  }
+  // Null: nobody listens any more.
+  Status set_listener(const kvx_cache_listener_t* listener) {
+    return to_status(kvx_cache_set_listener(handle_, listener));
+  }
   Result<kvx_cache_snapshot_t> snapshot() const {
     auto seen = sized<kvx_cache_snapshot_t>();
     return value_or_failure(kvx_cache_snapshot(handle_, &seen), [&] { return seen; });

@@ -106,8 +106,7 @@ inline std::vector<float> rows_of(const api::Cache& cache, int32_t sequence,
   std::vector<float> rows(2 * side);
   const kvx_rows_t k = api::rows(rows.data(), KVX_DTYPE_F32);
   const kvx_rows_t v = api::rows(rows.data() + side, KVX_DTYPE_F32);
-  EXPECT_EQ(kvx_sequence_gather(cache.handle(), sequence, kOwnedLayers - 1, 0, num_tokens, &k, &v),
-            KVX_STATUS_OK)
+  EXPECT_TRUE(cache.gather(sequence, kOwnedLayers - 1, 0, num_tokens, &k, &v).ok())
       << kvx_last_error();
   return rows;
 }

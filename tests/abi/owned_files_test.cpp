@@ -114,8 +114,9 @@ TEST_F(OwnedFiles, SayWhatTheyHold) {
   const int32_t sequence = *cache.create_sequence();
   feed(cache, sequence, 0, 37);
   ASSERT_TRUE(cache.save_sequence(sequence, path_).ok());
-  auto info = sized<kvx_file_info_t>();
-  ASSERT_EQ(kvx_file_inspect(path_.c_str(), &info), KVX_STATUS_OK) << kvx_last_error();
+  const auto inspected = api::inspect_file(path_);
+  ASSERT_TRUE(inspected.ok()) << inspected.failure().text;
+  const kvx_file_info_t& info = *inspected;
   EXPECT_EQ(info.version, 1u);
   EXPECT_EQ(info.block_size, 8u);
   EXPECT_EQ(info.num_scopes, 1u);
@@ -136,6 +137,10 @@ TEST_F(OwnedFiles, SayWhatTheyHold) {
   ASSERT_EQ(kvx_cache_fingerprint(cache.handle(), of_cache.data(), bytes, &bytes), KVX_STATUS_OK);
   EXPECT_EQ(of_file, of_cache);
   EXPECT_THAT(of_file, HasSubstr("model a model"));
+  EXPECT_EQ(*api::file_fingerprint(path_), of_file.c_str());
+  EXPECT_EQ(*cache.fingerprint(), of_file.c_str());
+  EXPECT_FALSE(api::file_fingerprint(path_ + ".missing").ok());
+  EXPECT_TRUE(api::verify_file(path_).ok());
   char part[6] = "aaaaa";
   ASSERT_EQ(kvx_cache_fingerprint(cache.handle(), part, 6, &bytes), KVX_STATUS_OK);
   EXPECT_EQ(std::string(part), of_file.substr(0, 5));

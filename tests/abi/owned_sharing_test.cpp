@@ -105,6 +105,8 @@ TEST(OwnedSharing, RemembersTheTokensThatWereRecorded) {
   ASSERT_EQ(kvx_sequence_recorded(cache.handle(), sequence, tokens, 4, &num_tokens), KVX_STATUS_OK);
   EXPECT_EQ(num_tokens, 6);
   EXPECT_THAT(tokens, testing::ElementsAre(3, 4, 5, 6));
+  EXPECT_EQ(*cache.recorded_tokens(sequence), token_ids(3, 9));
+  EXPECT_FALSE(cache.recorded_tokens(sequence + 1).ok());
   const int32_t more[] = {1};
   EXPECT_FALSE(cache.record_tokens(sequence, more).ok()) << "the sequence has no seventh token";
 }
@@ -127,7 +129,7 @@ TEST(OwnedSharing, TellsWhatHappensToItsBlocks) {
     seen.calls_inside.push_back(kvx_cache_clear_prefixes(seen.cache));
     kvx_cache_free(seen.cache);  // ignored
   };
-  ASSERT_EQ(kvx_cache_set_listener(cache.handle(), &listener), KVX_STATUS_OK) << kvx_last_error();
+  ASSERT_TRUE(cache.set_listener(&listener).ok()) << kvx_last_error();
   const int32_t sequence = *cache.create_sequence();
   feed(cache, sequence, 0, 20);
   EXPECT_THAT(log.kinds, testing::ElementsAre(KVX_CACHE_EVENT_STORED, KVX_CACHE_EVENT_STORED));
@@ -140,7 +142,7 @@ TEST(OwnedSharing, TellsWhatHappensToItsBlocks) {
   ASSERT_TRUE(cache.clear_prefixes().ok());
   EXPECT_EQ(log.kinds.back(), uint32_t{KVX_CACHE_EVENT_ALL_CLEARED});
   const size_t num_told = log.kinds.size();
-  ASSERT_EQ(kvx_cache_set_listener(cache.handle(), nullptr), KVX_STATUS_OK);
+  ASSERT_TRUE(cache.set_listener(nullptr).ok());
   ASSERT_TRUE(cache.clear_prefixes().ok());
   EXPECT_EQ(log.kinds.size(), num_told);
 }

@@ -59,6 +59,7 @@ TEST(OwnedTier, BringsBlocksBackAheadOfTime) {
   uint32_t is_done = 0;
   ASSERT_EQ(kvx_prefetch_is_done(cache.handle(), prefetch, &is_done), KVX_STATUS_OK);
   EXPECT_EQ(is_done, 1u);
+  EXPECT_TRUE(*cache.is_prefetch_done(prefetch));
   const int64_t num_loaded = cache.snapshot()->host_loaded;
   EXPECT_GT(num_loaded, 0);
   ASSERT_TRUE(cache.end_prefetch(prefetch).ok());
