@@ -15,7 +15,7 @@ namespace kvx::ops::cuda {
 // How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
 // shared memory of a warp: [kStages] barriers, [kStages] stages. Barriers share their memory with
-// nothing that comes later: compute-sanitizer's tools keep notes in them until the kernel ends.
+// nothing that comes later: PTX allows no other access there, and under racecheck it shows.
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
 // IsWide: of the sequence's wide ends, which are few tokens. One tile in one stage is enough, and
