@@ -23,7 +23,7 @@ struct RowParts {
   int num;  // 0: there is nothing to merge
 };
 
-// The last sequence that begins at this token or before, and has any.
+// The last sequence that begins at this token or before: one without tokens begins with the next.
 __device__ int sequence_of_token(const AttendJob& job, int64_t token) {
   int low = 0, high = job.args.num_sequences - 1;
   while (low < high) {
