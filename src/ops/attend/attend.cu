@@ -216,11 +216,12 @@ CudaAttendPath choose_path(const CudaContext& context, const AttendArgs& args,
                                                       : CudaAttendPath::kPlain;
 }
 
-// workspace: [partial_out][partial_softmax], each on 256 bytes
+// workspace: [partial_out][partial_softmax][sequence_pieces], each on 256 bytes
 struct WorkspaceBytes {
   int64_t out = 0;
   int64_t softmax = 0;
-  int64_t total() const { return out + softmax; }
+  int64_t pieces = 0;
+  int64_t total() const { return out + softmax + pieces; }
 };
 
 WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
@@ -230,7 +231,8 @@ WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& l
           ? int64_t{plan.balanced_pieces} * plan.num_row_tiles * run.num_heads * plan.tiles.rows
           : limits.total_q * args.num_q_heads * plan.num_splits;
   return {round_up<int64_t>(parts * run.v.head_dim * 4, kWorkspaceAlignment),
-          round_up<int64_t>(parts * 8, kWorkspaceAlignment)};
+          round_up<int64_t>(parts * 8, kWorkspaceAlignment),
+          round_up<int64_t>(int64_t{args.num_sequences} * 8, kWorkspaceAlignment)};
 }
 
 Status check_view(const char* name, const LayerView& view) {
@@ -353,6 +355,8 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
+  job.sequence_pieces =
+      reinterpret_cast<cuda::SequencePieces*>(workspace + bytes.out + bytes.softmax);
   job.findings = findings;
   job.tile_k = tile_side(run.k, job.block_size, plan.tiles.tiles_at_once);
   job.tile_v = tile_side(run.v, job.block_size, plan.tiles.tiles_at_once);

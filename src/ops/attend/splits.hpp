@@ -60,8 +60,8 @@ KVX_INLINE int balanced_granules(int num_sequences, int budget, const Sum& sum) 
   int low = (total + budget - 1) / budget;
   int high = (total + spare - 1) / spare;
   low = low > 1 ? low : 1;
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
+  // The lowest first: it is the answer where all sequences are equal.
+  for (int middle = low; low < high; middle = low + (high - low) / 2) {
     const int pieces = sum([middle](int granules) { return num_pieces(granules, middle); });
     if (pieces <= budget) {
       high = middle;

@@ -1,6 +1,7 @@
 // Batches whose sequences differ in length: the device cuts each into as many pieces as its length
 // deserves (splits.hpp), so that all pieces together are at most a grid of fixed size. Every CTA
-// finds its own piece from the lengths; functions here take a whole warp.
+// finds its own piece from the lengths, and a sequence's first piece leaves them for the merge.
+// Functions here take a whole warp.
 //
 // Piece p of a sequence, KV head h of the run and tile of query rows t is CTA
 // (p' * num_row_tiles + t) * num_heads + h, where p' counts pieces of all sequences in their order.
@@ -9,13 +10,6 @@
 #include "ops/attend/cuda/job.cuh"
 
 namespace kvx::ops::cuda {
-
-// Pieces of one sequence; first counts those of the sequences before it.
-struct SequencePieces {
-  int sequence;
-  int first;
-  int num;  // 0: there is no such sequence
-};
 
 __device__ inline int granules_of(const AttendJob& job, int sequence) {
   const SequenceShape shape = sequence_shape(job, sequence);
@@ -36,14 +30,13 @@ __device__ inline int granules_of_piece(const AttendJob& job) {
   });
 }
 
-__device__ inline SequencePieces pieces_of_sequence(const AttendJob& job, int sequence) {
-  const int most = granules_of_piece(job);
-  const auto num_of = [most](int granules) { return num_pieces(granules, most); };
-  return {sequence, sum_over_sequences(job, sequence, num_of), num_of(granules_of(job, sequence))};
-}
+struct FoundPieces {
+  int sequence;
+  SequencePieces pieces;  // none: there is no such sequence
+};
 
 // The sequence that piece `piece` of all sequences belongs to.
-__device__ inline SequencePieces sequence_of_piece(const AttendJob& job, int piece) {
+__device__ inline FoundPieces sequence_of_piece(const AttendJob& job, int piece) {
   const int lane = threadIdx.x % kWarp;
   const int most = granules_of_piece(job);
   int before = 0;
@@ -59,11 +52,11 @@ __device__ inline SequencePieces sequence_of_piece(const AttendJob& job, int pie
     if (behind != 0) {
       const int found = __ffs(static_cast<int>(behind)) - 1;
       const int num = __shfl_sync(kWholeWarp, own, found);
-      return {base + found, before + __shfl_sync(kWholeWarp, end, found) - num, num};
+      return {base + found, {before + __shfl_sync(kWholeWarp, end, found) - num, num}};
     }
     before += __shfl_sync(kWholeWarp, end, kWarp - 1);
   }
-  return {0, 0, 0};
+  return {0, {0, 0}};
 }
 
 // Where piece `piece` of all sequences has the partial results of a head and a tile of rows: of its

@@ -19,6 +19,12 @@ struct Softmax2 {
   float sum;
 };
 
+// Balanced pieces of one sequence; first counts those of the sequences before it.
+struct SequencePieces {
+  int first;
+  int num;
+};
+
 struct AttendJob {
   CudaRun packed;  // one run of heads
   CudaRun wide;    // without wide ends: no heads
@@ -34,11 +40,12 @@ struct AttendJob {
   int num_row_tiles;
   int num_splits;
   // Where the device says how many pieces each sequence has (balance.cuh); 0: num_splits for all.
-  int balanced_pieces;        // of all sequences together, at most
-  int piece_granule;          // tokens
-  int rows_of_piece;          // query rows
-  float* partial_out;         // [total_q, num_q_heads, num_splits, value dim], not normalised
-  Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
+  int balanced_pieces;              // of all sequences together, at most
+  int piece_granule;                // tokens
+  int rows_of_piece;                // query rows
+  float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
+  Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
+  SequencePieces* sequence_pieces;  // [num_sequences]; balanced alone: for the merge
   CudaFindings* findings;
   TileSide tile_k;  // the tensor cores' kernels alone
   TileSide tile_v;

@@ -23,7 +23,7 @@ struct RowParts {
   int num;  // 0: there is nothing to merge
 };
 
-// The last sequence that begins at this token or before, and has any.
+// The last sequence that begins at this token or before: one without tokens begins with the next.
 __device__ int sequence_of_token(const AttendJob& job, int64_t token) {
   int low = 0, high = job.args.num_sequences - 1;
   while (low < high) {
@@ -45,7 +45,7 @@ __device__ RowParts parts_of_row(const AttendJob& job, int64_t token, int q_head
   const SequenceShape shape = sequence_shape(job, sequence);
   const int64_t new_token = token - shape.q_start;
   if (!shape.is_valid || new_token < 0 || new_token >= shape.q_len) return {0, 0, 0};
-  const SequencePieces pieces = pieces_of_sequence(job, sequence);
+  const SequencePieces pieces = job.sequence_pieces[sequence];
   if (pieces.num == 1) return {0, 0, 0};  // it stored its rows itself
   const int row = static_cast<int>(new_token) * job.q_per_kv + q_head % job.q_per_kv;
   const int head = q_head / job.q_per_kv - job.packed.first_head;

@@ -58,10 +58,13 @@ inline void balance_tiles(const CudaContext& context, const SplitShape& shape, i
                           AttendPlanCuda& plan) {
   constexpr int64_t kLong = 16384;
   constexpr int64_t kPiecesOfSequence = 3;
-  constexpr int64_t kMaxPieces = int64_t{1} << 20;
+  constexpr int64_t kMostCtas = int64_t{1} << 20;
+  constexpr int kMostRowTiles = 4;  // many rows are pieces enough, and cost workspace
   const TileKernel& kernel = plan.tiles;
-  if (num_sequences < 2 || shape.max_tokens < kLong) return;
+  if (num_sequences < 2 || shape.max_tokens < kLong || plan.num_row_tiles > kMostRowTiles) return;
+  const int64_t ctas_of_piece = shape.num_pieces / num_sequences;
   int64_t budget = int64_t{num_sequences} * plan.num_splits;
+  int warps_of_cta = plan.warps_of_cta;
   if (plan.num_splits == 1) {
     int64_t most_warps = 0, slots = 0;
     for (const int warps : {8, 4, 2, 1}) {
@@ -69,15 +72,15 @@ inline void balance_tiles(const CudaContext& context, const SplitShape& shape, i
       if (ctas == 0 || ctas * warps < most_warps) continue;
       most_warps = ctas * warps;
       slots = ctas;
-      plan.warps_of_cta = warps;
+      warps_of_cta = warps;
     }
-    const int64_t ctas_of_piece = shape.num_pieces / num_sequences;
     const int64_t waves = ceil_div(kPiecesOfSequence * shape.num_pieces, slots);
     budget = waves * slots / ctas_of_piece;
   }
-  if (budget < 2 * int64_t{num_sequences} || budget * shape.num_pieces > kMaxPieces * num_sequences)
-    return;
+  const int64_t num_ctas = budget * ctas_of_piece;
+  if (budget < 2 * int64_t{num_sequences} || num_ctas > kMostCtas) return;
   plan.balanced_pieces = static_cast<int>(budget);
+  plan.warps_of_cta = warps_of_cta;
 }
 
 // Long prompts have pieces enough; a few rows on a long prefix are split.

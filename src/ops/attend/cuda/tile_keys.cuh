@@ -36,8 +36,14 @@ struct TileKeys {
     return Element::kUnit;
   }
 
-  // The channels of the two numbers of register r of step s, in lane t of four: counted from the
-  // lane's first in these 64, which is 64 (s / 4) + 16 t.
+  // Lane t of four owns Dim / 4 channels, in runs: 16 of each 64, or a whole chunk of 32 where one
+  // load brings it and all channels meet in one sum.
+  static constexpr int kRun = Element::kBits == 4 && Dim == 128 && Scale::kGroups == 1 ? 32 : 16;
+  __device__ static constexpr int owned_channel(int i, int t) {
+    return i / kRun * (4 * kRun) + t * kRun + i % kRun;
+  }
+  // Which of the lane's channels are the two numbers of register r of step s: counted from number
+  // 16 (s / 4).
   __device__ static int2 channels(int s, int r) {
     const int pair = (2 * s + r) % 8;
     if constexpr (Element::kBits > 4) {
@@ -143,18 +149,15 @@ struct TileKeys {
     const int g = lane / 4, t = lane % 4;
     uint32_t low[kParts], high[kParts];  // this lane's scales of tokens g and g + 8, both halves
     if constexpr (Scale::kOnOperand) operand_scales(scales, g, t, low, high);
+    uint32_t xs[kParts * 2], ys[kParts * 2];
+    load_words(tile, g, t, xs);
+    load_words(tile, g + 8, t, ys);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int chunk = 2 * part + t / 2;
-      const uint32_t half = (t % 2) * 8;
-      const uint2 x = load_shared_8(chunk_address<kRowBytes, !Bulk>(tile, g, chunk) + half);
-      const uint2 y = load_shared_8(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk) + half);
-      const uint32_t xs[2] = {x.x, x.y};
-      const uint32_t ys[2] = {y.x, y.y};
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        Four a = Element::for_keys(xs[w]);
-        Four b = Element::for_keys(ys[w]);
+        Four a = Element::for_keys(xs[2 * part + w]);
+        Four b = Element::for_keys(ys[2 * part + w]);
         if constexpr (Scale::kOnOperand) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -170,22 +173,42 @@ struct TileKeys {
     }
   }
 
-  // Part p of lane t lies in the group of channel 64 p + 16 t.
+  // This lane's words of a row of four bits.
+  __device__ static void load_words(uint32_t tile, int row, int t, uint32_t (&words)[kParts * 2]) {
+    if constexpr (kRun == 32) {
+      const uint4 x = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, row, t));
+      words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+    } else {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const uint2 x = load_shared_8(chunk_address<kRowBytes, !Bulk>(tile, row, 2 * part + t / 2) +
+                                      (t % 2) * 8);
+        words[2 * part] = x.x, words[2 * part + 1] = x.y;
+      }
+    }
+  }
+
+  // Numbers 16 p to 16 p + 15 of lane t lie in one group.
   __device__ static void operand_scales(uint32_t scales, int g, int t, uint32_t* low,
                                         uint32_t* high) {
     const uint2 a = Scale::load_row(scales, g);
     const uint2 b = Scale::load_row(scales, g + 8);
-    constexpr int kGroupsAPart = 64 / Scale::kGroup;
-    const uint32_t first = static_cast<uint32_t>(16 * t / Scale::kGroup);
-    // Two bytes, of parts 0 and 1; each twice, to be a pair.
-    const uint32_t bytes = first * 0x11u | ((first + kGroupsAPart) * 0x1100u);
-    const Two x = Scale::f16x2(__byte_perm(a.x, a.y, bytes));
-    const Two y = Scale::f16x2(__byte_perm(b.x, b.y, bytes));
-    low[0] = x.a;
-    high[0] = y.a;
-    if constexpr (kParts > 1) {
-      low[1] = x.b;
-      high[1] = y.b;
+    const auto first = static_cast<uint32_t>(owned_channel(0, t) / Scale::kGroup);
+    if constexpr (kRun == 32 && Scale::kGroup == 32) {
+      low[0] = low[1] = Scale::f16x2_of_byte(a.x, first);
+      high[0] = high[1] = Scale::f16x2_of_byte(b.x, first);
+    } else {
+      // Two bytes, of parts 0 and 1; each twice, to be a pair.
+      const auto second = static_cast<uint32_t>(owned_channel(16, t) / Scale::kGroup);
+      const uint32_t bytes = first * 0x11u | second * 0x1100u;
+      const Two x = Scale::f16x2(__byte_perm(a.x, a.y, bytes));
+      const Two y = Scale::f16x2(__byte_perm(b.x, b.y, bytes));
+      low[0] = x.a;
+      high[0] = y.a;
+      if constexpr (kParts > 1) {
+        low[1] = x.b;
+        high[1] = y.b;
+      }
     }
   }
 

@@ -138,9 +138,11 @@ class TilePiece {
     float2 by[Columns];  // what is left to bring scores to units of log2
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
-      if (has_cap) cap(scores, c);
+      if (has_cap) [[unlikely]]
+        cap(scores, c);
       by[c] = has_cap ? float2{1.0f, 1.0f} : score_scale_[c];
-      if (!sees_all) hide(i, scores, c);
+      if (!sees_all) [[unlikely]]
+        hide(i, scores, c);
     }
     raise_maximum(scores, by);
 #pragma unroll
@@ -232,7 +234,8 @@ class TilePiece {
       top[c] = {top[c].x * by_unit[c].x, top[c].y * by_unit[c].y};
       rises |= top[c].x > softmax_.max[c].x + kSlack || top[c].y > softmax_.max[c].y + kSlack;
     }
-    if (!__any_sync(kWholeWarp, rises)) return;
+    if (!__any_sync(kWholeWarp, rises)) [[likely]]
+      return;
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
       float2 most = top[c];
@@ -261,7 +264,9 @@ class TilePiece {
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
     const bool is_too_large = largest * scale_unit_ > kMost || scale_unit_ == 0;
-    if (!__any_sync(kWholeWarp, is_too_large && largest > 0 && largest < INFINITY)) return;
+    const bool changes = is_too_large && largest > 0 && largest < INFINITY;
+    if (!__any_sync(kWholeWarp, changes)) [[likely]]
+      return;
     float top = largest < INFINITY ? largest : 0.0f;
     for (int offset = 4; offset < kWarp; offset *= 2) {
       top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, offset));

@@ -2,7 +2,8 @@
 // a whole device they would come late; then transformed as K was, brought into the 16-bit type's
 // range and laid out as the B operand that meets the keys.
 //
-// Lane 4 g + t has channels [64 p + 16 t, 64 p + 16 t + 16) of parts p of row g.
+// Lane 4 g + t has the channels of row g that it owns of a key: Keys::owned_channel(i, t), 16 of
+// them a part.
 #pragma once
 
 #include "ops/attend/cuda/job.cuh"
@@ -26,7 +27,7 @@ class QueryColumn {
     if (!is_here_) return;
 #pragma unroll
     for (int i = 0; i < kParts * 2; ++i) {
-      bits_[i] = load_global_16(row_ + (i / 2 * 64 + lane % 4 * 16 + i % 2 * 8) * 2);
+      bits_[i] = load_global_16(row_ + Keys::owned_channel(8 * i, lane % 4) * 2);
     }
   }
 
@@ -84,10 +85,11 @@ class QueryColumn {
   static constexpr int kParts = Dim / 64;
 
   __device__ void load(DType type, int lane, float (&x)[kParts][16]) const {
-    const int first = lane % 4 * 16;
     if (!is_here_) {
       for (int p = 0; p < kParts; ++p) {
-        for (int i = 0; i < 16; ++i) x[p][i] = load_float(type, row_, 64 * p + first + i);
+        for (int i = 0; i < 16; ++i) {
+          x[p][i] = load_float(type, row_, Keys::owned_channel(16 * p + i, lane % 4));
+        }
       }
       return;
     }
@@ -113,24 +115,27 @@ class QueryColumn {
     float bias = 0;
 #pragma unroll
     for (int i = 0; i < kParts * 16; ++i) {
-      const int d = i / 16 * 64 + lane % 4 * 16 + i % 16;
+      const int d = Keys::owned_channel(i, lane % 4);
       if (k.mean) bias += x[i / 16][i % 16] * k.mean[d];
       if (k.factor) x[i / 16][i % 16] = __fdividef(x[i / 16][i % 16], k.factor[d]);
     }
     if (k.hadamard) rotate(x, lane);
     return bias;
   }
-  // Hadamard: channel 64 p + 16 t + i is number i of part p in lane t.
+  // Hadamard: within a run, over the four lanes' runs, over runs.
   __device__ static void rotate(float (&x)[kParts][16], int lane) {
     constexpr int kBlock = hadamard_block(Dim);
+    static_assert(kBlock >= 4 * Keys::kRun);
     constexpr int kNumbers = kParts * 16;
-#pragma unroll
-    for (int stride = 1; stride < 16; stride *= 2) {
+    const auto step = [&x](int stride) {
 #pragma unroll
       for (int i = 0; i < kNumbers; ++i) {
-        if ((i & stride) == 0) butterfly(x[i / 16][i % 16], x[i / 16][i % 16 + stride]);
+        if ((i & stride) == 0)
+          butterfly(x[i / 16][i % 16], x[(i + stride) / 16][(i + stride) % 16]);
       }
-    }
+    };
+#pragma unroll
+    for (int stride = 1; stride < Keys::kRun; stride *= 2) step(stride);
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) {
 #pragma unroll
@@ -141,12 +146,7 @@ class QueryColumn {
       }
     }
 #pragma unroll
-    for (int parts = 1; parts < kBlock / 64; parts *= 2) {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) {
-        if ((i / 16 & parts) == 0) butterfly(x[i / 16][i % 16], x[i / 16 + parts][i % 16]);
-      }
-    }
+    for (int stride = Keys::kRun; stride < kBlock / 4; stride *= 2) step(stride);
     const float norm = hadamard_norm(kBlock);
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) x[i / 16][i % 16] *= norm;

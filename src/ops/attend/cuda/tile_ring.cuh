@@ -15,7 +15,7 @@ namespace kvx::ops::cuda {
 // How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
 // shared memory of a warp: [kStages] barriers, [kStages] stages. Barriers share their memory with
-// nothing that comes later: compute-sanitizer's tools keep notes in them until the kernel ends.
+// nothing that comes later: PTX allows no other access there, and under racecheck it shows.
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
 // IsWide: of the sequence's wide ends, which are few tokens. One tile in one stage is enough, and
@@ -62,7 +62,7 @@ struct TilePlace {
 
 __device__ inline TilePlace tile_place(const AttendJob& job, int tile) {
   const int per_block = job.tiles_per_block;
-  if ((per_block & (per_block - 1)) == 0) {
+  if ((per_block & (per_block - 1)) == 0) [[likely]] {
     return {tile >> (31 - __clz(per_block)), (tile & (per_block - 1)) * kTileTokens};
   }
   return {tile / per_block, tile % per_block * kTileTokens};
@@ -313,7 +313,9 @@ class BulkRing : public TileRing<TheConfig> {
   }
   __device__ void wait_for_values(int i) {
     wait_for_barrier(barriers_ + stage_ * 8, phase_);
-    if (token(i) + Config::kStepTokens > walk_.seq_len || this->may_be_missing()) clear_unread(i);
+    const bool is_end = token(i) + Config::kStepTokens > walk_.seq_len;
+    if (is_end || this->may_be_missing()) [[unlikely]]
+      clear_unread(i);
   }
   __device__ void release_values(int i) {
     __syncwarp();
@@ -344,7 +346,7 @@ class BulkRing : public TileRing<TheConfig> {
     if (i >= num_steps_) return;
     const bool is_there = this->is_block(next_.id);
     next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
-    if (!is_there && next_.id != kNoTile && lane_ < kTiles && is_first_of_copy()) {
+    if (!is_there && next_.id != kNoTile && lane_ < kTiles && is_first_of_copy()) [[unlikely]] {
       atomicAdd(&walk_.job.findings->out_of_range, 1ull);
     }
     this->note_missing(i, next_missing_);

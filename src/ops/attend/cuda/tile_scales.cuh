@@ -110,6 +110,10 @@ struct FromE4M3 {
 // digits that are 2^-24 of that range and less.
 struct FromE8M0 {
   static constexpr float kUnit = 0.0625f;
+  // Byte i of a word, twice.
+  __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
+    return of_halves(__byte_perm(word, 0, i * 0x0101u | 0x4040u));
+  }
   __device__ static Two f16x2(uint32_t bytes) {
     return {of_halves(__byte_perm(bytes, 0, 0x4140)), of_halves(__byte_perm(bytes, 0, 0x4342))};
   }
@@ -140,6 +144,9 @@ struct OperandScale {
     return {load_shared_2(scales + token * 2), 0};
   }
   __device__ static Two f16x2(uint32_t bytes) { return From::f16x2(bytes); }
+  __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
+    return From::f16x2_of_byte(word, i);
+  }
 };
 
 }  // namespace kvx::ops::cuda

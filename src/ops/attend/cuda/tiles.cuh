@@ -39,11 +39,13 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece)
     place.head = cta % job.packed.num_heads;
     row_tile = cta / job.packed.num_heads % job.num_row_tiles;
     const int piece = cta / job.packed.num_heads / job.num_row_tiles;
-    const SequencePieces pieces = sequence_of_piece(job, piece);
-    place.sequence = pieces.sequence;
+    const auto [sequence, pieces] = sequence_of_piece(job, piece);
+    place.sequence = sequence;
     place.split = piece - pieces.first;
     place.num_splits = pieces.num;
     place.partial = balanced_partial(job, piece, place.head, row_tile);
+    const bool is_first = cta == pieces.first * job.packed.num_heads * job.num_row_tiles;
+    if (is_first && pieces.num > 0 && threadIdx.x == 0) job.sequence_pieces[sequence] = pieces;
   } else {
     place.head = static_cast<int>(blockIdx.y) % job.packed.num_heads;
     row_tile = static_cast<int>(blockIdx.y) / job.packed.num_heads;
@@ -217,7 +219,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   }
   if (!Memory::kTakesWide || !has_wide) piece.leave_softmax(*rows);
   __syncthreads();
-  // Not earlier: CTAs of the merge would crowd on the multiprocessors that are free first.
+  // Before a merge not earlier: its CTAs would crowd on the multiprocessors that are free first.
   let_later_launches_begin();
   merge_warps<Memory>(job, place, shared);
 }
@@ -228,6 +230,7 @@ __global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
   if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
     __trap();  // the host knows (cuda_code_version) and chooses the instance without them
   } else {
+    if (job.num_splits == 1 && job.balanced_pieces == 0) let_later_launches_begin();
     wait_for_earlier_work();
     attend_tiles_of<Memory, Keys, Values>(job);
   }
