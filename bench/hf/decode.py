@@ -2,6 +2,8 @@
 
     python bench/hf/decode.py MODEL [--recipes int8,int4] [--context 4096] [--rounds 3]
 
+With --torch-threads each recipe is there twice, on kvx's own threads and on torch's.
+
 MODEL is a folder that transformers loads. Each cache gets the same prompt of `context` tokens; then
 steps of one token are timed, in rounds that alternate between the caches, so that a slow minute of
 the machine hits all alike. Afterwards each cache is dropped: what the process's resident memory
@@ -18,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import kvx.hf
+from kvx.threads import use_torch_threads
 
 WARM_STEPS = 2
 
@@ -25,8 +28,14 @@ WARM_STEPS = 2
 class Decoder:
     """A cache that holds the prompt, and the attention that reads it."""
 
-    def __init__(self, model, recipe, options):
+    def __init__(self, model, recipe, on_torch_threads, options):
         self.model, self.recipe, self.steps = model, recipe, []
+        self.name = recipe or "DynamicCache, SDPA"
+        if on_torch_threads:
+            self.name += ", torch's threads"
+            use_torch_threads()
+        else:
+            kvx.set_num_threads(0)
         self.token = torch.tensor([[17]])
         tokens = options.context + WARM_STEPS + options.rounds * options.steps + 1
         torch.manual_seed(1)
@@ -47,10 +56,6 @@ class Decoder:
         tracemalloc.stop()
         self.decode(WARM_STEPS)
         self.steps.clear()
-
-    @property
-    def name(self):
-        return self.recipe or "DynamicCache, SDPA"
 
     def use(self):
         self.model.set_attn_implementation(kvx.hf.NAME if self.recipe else "sdpa")
@@ -81,7 +86,7 @@ class Decoder:
     def report(self, stock):
         step, prompt = statistics.median(self.steps), self.prompt_seconds
         return (
-            f"{self.name:20} {1000 * step:7.1f} ms/step {1 / step:6.1f} tokens/s "
+            f"{self.name:28} {1000 * step:7.1f} ms/step {1 / step:6.1f} tokens/s "
             f"{statistics.median(stock.steps) / step:5.2f}x   prompt {prompt:6.1f} s   "
             f"{self.counted / 2**20:7.1f} MiB counted {self.resident / 2**20:7.1f} resident "
             f"{self.python_bytes / 2**20:5.2f} Python"
@@ -100,12 +105,16 @@ def main():
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=16, help="timed steps a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--torch-threads", action="store_true", help="measure torch's threads too")
     parser.add_argument("--wait", action="store_true", help="wait for Enter before timing")
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).eval()
     with torch.inference_mode():
-        decoders = [
-            Decoder(model, recipe, options) for recipe in [None, *options.recipes.split(",")]
+        pools = [False, True] if options.torch_threads else [False]
+        decoders = [Decoder(model, None, False, options)] + [
+            Decoder(model, recipe, on_torch_threads, options)
+            for recipe in options.recipes.split(",")
+            for on_torch_threads in pools
         ]
         if options.wait:
             input("filled; press Enter to time\n")

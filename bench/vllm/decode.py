@@ -5,7 +5,8 @@
 MODEL is a folder that vLLM loads. Each engine gets `batch` requests of `context` tokens; then the
 steps that decode one token of each are timed. Rounds alternate between the engines, so that a slow
 minute of the machine hits all alike. Prompts are not computed, which would take most of the time:
-every block of the cache is a copy of one that a real prompt filled.
+every block of the cache is a copy of one that a real prompt filled. With --prompts N each engine then
+computes N whole prompts of `context` tokens, which are timed as well.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class Decoder:
     def __init__(self, recipe, options):
         kvx = {"attention_backend": "CUSTOM", "additional_config": {"kvx": {"recipe": recipe}}}
         self.name = recipe or "vLLM's own"
-        self.batch, self.steps = options.batch, []
+        self.batch, self.steps, self.prompts = options.batch, [], []
         # The first requests decode while the last ones come.
         tokens = options.context + options.rounds * options.steps + SPARE_TOKENS
         self.llm = LLM(
@@ -79,12 +80,25 @@ class Decoder:
             self.steps.append(time.perf_counter() - started)
             assert len(outputs) == self.batch, "a step decoded fewer requests than there are"
 
+    def prompt(self, count, context):
+        """Ends the requests; then times prompts, a new one each time."""
+        self.llm.llm_engine.abort_request([str(request) for request in range(self.batch)])
+        vocabulary = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
+        sampling = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        for _ in range(count):
+            tokens = torch.randint(100, vocabulary, (context,)).tolist()
+            started = time.perf_counter()
+            self.llm.generate({"prompt_token_ids": tokens}, sampling, use_tqdm=False)
+            self.prompts.append(time.perf_counter() - started)
+
     def report(self, stock):
         step = statistics.median(self.steps)
+        prompts = ", ".join(f"{seconds:.1f}" for seconds in self.prompts)
         return (
             f"{self.name:12} {self.cached_tokens:8} tokens/GiB {self.cached_tokens / stock.cached_tokens:5.2f}x"
             f"   {1000 * step:8.1f} ms/step {self.batch / step:7.1f} tokens/s "
             f"{statistics.median(stock.steps) / step:5.2f}x"
+            + (f"   prompts {prompts} s" if prompts else "")
         )
 
 
@@ -96,6 +110,7 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8, help="timed steps a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=0, help="timed prompts an engine")
     parser.add_argument("--wait", action="store_true", help="wait for Enter before timing")
     options = parser.parse_args()
     decoders = [Decoder(recipe, options) for recipe in [None, *options.recipes.split(",")]]
@@ -104,8 +119,13 @@ def main():
     for _ in range(options.rounds):
         for decoder in decoders:
             decoder.decode(options.steps)
+    if options.prompts:
+        if options.wait:
+            input("press Enter to time prompts\n")
+        for decoder in decoders:
+            decoder.prompt(options.prompts, options.context)
     for decoder in decoders:
-        print(decoder.report(decoders[0]))
+        print(decoder.report(decoders[0]), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ cache::SideBytes side_bytes(const FormatSpec& spec, int head_dim) {
   return bytes;
 }
 
+// A pool without blocks has no memory: of a cache that is all 16-bit ends, say.
+uint8_t* after(uint8_t* base, int64_t bytes) {
+  return base == nullptr ? nullptr : base + bytes;
+}
+
 ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory& memory,
                         const cache::RunPlace& run, const cache::SidePlace& place) {
   ops::SideView view;
@@ -24,10 +29,10 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
   view.head_dim = place.is_stored ? head_dim : 0;
   if (!place.is_stored) return view;
   const int64_t block_bytes = memory.layout->block_bytes;
-  view.codes = {memory.base + place.codes_offset, block_bytes, place.code_token_stride,
+  view.codes = {after(memory.base, place.codes_offset), block_bytes, place.code_token_stride,
                 run.head_stride};
   if (place.has_scales) {
-    view.scales = {memory.base + place.scales_offset, block_bytes, place.scale_token_stride,
+    view.scales = {after(memory.base, place.scales_offset), block_bytes, place.scale_token_stride,
                    run.head_stride, format::scale_bytes_per_group(spec)};
   }
   return view;
@@ -35,7 +40,7 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
 
 // 16- and 32-bit rows have no scales.
 ops::SideView from_head(ops::SideView side, int head) {
-  if (side.head_dim > 0) side.codes.base += head * side.codes.head_stride;
+  if (side.head_dim > 0) side.codes.base = after(side.codes.base, head * side.codes.head_stride);
   return side;
 }
 

@@ -68,6 +68,16 @@ TEST(KvCache, WideEndsOfF32AroundF32BlocksChangeNothing) {
       exact_tolerance());
 }
 
+TEST(KvCache, ASequenceMayBeNoLongerThanItsWideEnds) {
+  const Stream stream(60);
+  KvCacheConfig config = config_of("nvfp4:sink=16,recent=64,wide=f32");
+  config.max_tokens_per_sequence = 60;  // the packed pool has no blocks, so no memory
+  auto cache = created(std::move(config));
+  const int sequence = cache->create_sequence().value();
+  EXPECT_LT(relative_rms(feed(*cache, sequence, stream, 0, 60, 1000), plain_attention(stream, 60)),
+            exact_tolerance());
+}
+
 // Attention over codes may round queries and probabilities to 16 bits, a GPU's over bf16 to bf16.
 double code_tolerance() {
   return is_on_gpu() ? 3.5e-3 : 1e-4;

@@ -97,7 +97,9 @@ def test_each_worker_has_host_memory_of_its_own(model):
             engine.llm.collective_rpc(_damage_workers_memory, args=(rank,))
             assert said(engine, prompt) == (expected, 0)
             after = engine.llm.collective_rpc(_bad_jobs)
-            assert [b - a for a, b in zip(before, after)] == [int(w == rank) for w in range(WORKERS)]
+            assert [b - a for a, b in zip(before, after)] == [
+                int(w == rank) for w in range(WORKERS)
+            ]
             assert said(engine, prompt) == (expected, 0)  # forgotten
             assert said(engine, prompt) == (expected, CACHED)  # stored anew
 

@@ -101,7 +101,7 @@ class DecodingLayer(CacheLayerMixin):
         self.length = 0
 
     def crop(self, tokens_to_remove):
-        """Forgets the last positions: a negative number of them, or (positive) all from there on."""
+        """Forgets the last positions: a negative number, or (positive) all from there on."""
         kept = tokens_to_remove if tokens_to_remove > 0 else self.length + tokens_to_remove
         if kept < 0:
             raise OutOfRangeError(
@@ -143,8 +143,8 @@ class DecodingCache(TransformersCache):
     def __init__(self, config, recipe, *, block_size=64):
         if parse_recipe(recipe).wide_format is not None:
             raise Error(
-                f"recipe is '{recipe}'; a DecodingCache has no 16-bit ends (add immediate, or leave "
-                f"auto, sink and recent out)"
+                f"recipe is '{recipe}'; a DecodingCache has no 16-bit ends (add immediate, or "
+                f"leave auto, sink and recent out)"
             )
         self.recipe = recipe
         super().__init__(

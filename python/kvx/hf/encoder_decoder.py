@@ -207,8 +207,8 @@ class _TwoCaches(TransformersEncoderDecoderCache):
 class EncoderDecoderCache(_TwoCaches):
     """For generate() with an encoder-decoder model (BART, mBART): both caches by a recipe.
 
-    Arguments as in kvx.hf.Cache; one recipe for all layers. The encoder's keys and values have no 16-bit ends.
-    Raises as kvx.hf.Cache does; a model with a position bias (T5) needs DecodingEncoderDecoderCache.
+    Arguments as in kvx.hf.Cache; one recipe for all layers. The encoder's keys and values have no
+    16-bit ends. Raises as kvx.hf.Cache does; a position bias (T5) needs DecodingEncoderDecoderCache.
     """
 
     def __init__(self, config, recipe, *, max_tokens=None, max_batch=0, block_size=64):
