@@ -11,12 +11,12 @@ std::string_view name_of(MemoryKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-// Managed memory is also a device's, pinned host memory also unified.
+// DEVICE is what the GPU reads, pinned host memory included; UNIFIED what the host reads as well.
 bool fits(const CallAddress& address, CudaMemoryKind found) {
-  if (address.need == CallAddress::Need::kReadable) return found != CudaMemoryKind::kHost;
-  if (found == CudaMemoryKind::kManaged) return true;
-  return found ==
-         (address.kind == MemoryKind::kDevice ? CudaMemoryKind::kDevice : CudaMemoryKind::kPinned);
+  if (found == CudaMemoryKind::kHost) return false;
+  const bool is_unified =
+      address.need == CallAddress::Need::kAsSaid && address.kind == MemoryKind::kUnified;
+  return !is_unified || found != CudaMemoryKind::kDevice;
 }
 
 Error contradiction(const CallAddress& address, CudaMemoryKind found) {

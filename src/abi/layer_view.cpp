@@ -410,6 +410,11 @@ Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOf
   return check_place(known, name, place, result);
 }
 
+Status check_values(const LayerOfCaller& from, const LayerOfCaller& to) {
+  if (!to.runs.front().v.is_alias || !from.has_own_v()) return {};
+  return unsupported("to keeps V as a prefix of K, from beside it; expected rows of one kind");
+}
+
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
                                    std::string_view name) {
   KVX_ASSIGN_OR_RETURN(const kvx_rows_t known, read_struct(rows, name));

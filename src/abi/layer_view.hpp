@@ -42,6 +42,10 @@ enum class LayerPlace { kHost, kAnywhere };
 Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller& result,
                   LayerPlace place = LayerPlace::kHost);
 
+// Of calls that move stored rows. UNSUPPORTED: a V that is a part of K's rows cannot take in one
+// that is not.
+Status check_values(const LayerOfCaller& from, const LayerOfCaller& to);
+
 // Floats of a caller: [tokens, num_heads, head_dim].
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
                                    std::string_view name);

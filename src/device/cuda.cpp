@@ -111,8 +111,11 @@ Result<CudaAddress> find_cuda_address(const void* address) {
   KVX_RETURN_IF_ERROR(
       cuda_status(cudaPointerGetAttributes(&found, address), "cudaPointerGetAttributes"));
   switch (found.type) {
-    case cudaMemoryTypeHost:
-      return CudaAddress{CudaMemoryKind::kPinned, found.device};
+    case cudaMemoryTypeHost: {
+      const bool is_read_there = found.devicePointer == address;  // or at another address
+      return CudaAddress{is_read_there ? CudaMemoryKind::kPinned : CudaMemoryKind::kHost,
+                         found.device};
+    }
     case cudaMemoryTypeDevice:
       return CudaAddress{CudaMemoryKind::kDevice, found.device};
     case cudaMemoryTypeManaged:

@@ -231,6 +231,54 @@ TEST_F(GpuAbiVerbs, CopyBlocksWritesTheHostsBytes) {
   }
 }
 
+// A layer on the device, one in the host's pinned memory: the GPU reads both.
+TEST_F(GpuAbiVerbs, TranscodeAndCopyBlocksReachPinnedHostMemory) {
+  const auto pinned = cache::pinned_memory(0);
+  ASSERT_TRUE(pinned.ok());
+  for (const uint32_t kind : {KVX_MEMORY_DEVICE, KVX_MEMORY_UNIFIED}) {
+    Filled filled(KVX_FORMAT_INT8);
+    PagedLayer host(filled.geometry, abi_test::in_page(KVX_FORMAT_NVFP4),
+                    abi_test::in_page(KVX_FORMAT_BF16));
+    PagedLayer pages(filled.geometry, abi_test::in_page(KVX_FORMAT_NVFP4),
+                     abi_test::in_page(KVX_FORMAT_BF16));
+    std::vector<int64_t> from_slots = abi_test::slots_of(filled.sequence, 8);
+    std::vector<int64_t> to_slots = from_slots;
+    std::reverse(to_slots.begin(), to_slots.end());
+    auto transcode = sized<kvx_transcode_args_t>();
+    transcode.from = &filled.layer.layer;
+    transcode.to = &host.layer;
+    transcode.slot_dtype = KVX_DTYPE_S64;
+    transcode.num_tokens = std::ssize(from_slots);
+    transcode.from_slots = from_slots.data();
+    transcode.to_slots = to_slots.data();
+    ASSERT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    std::vector<int64_t> from_blocks = {4}, to_blocks = {0};
+    auto copy = sized<kvx_copy_args_t>();
+    copy.num_copies = 1;
+    copy.from = &filled.layer.layer;
+    copy.to = &host.layer;
+    copy.from_blocks = from_blocks.data();
+    copy.to_blocks = to_blocks.data();
+    ASSERT_EQ(kvx_copy_blocks(&copy, nullptr), KVX_STATUS_OK) << kvx_last_error();
+
+    DeviceLayer from(*pinned.value(), filled.layer);
+    from.layer.memory = kind;
+    DeviceLayer device(memory(), pages);
+    transcode.from = copy.from = &from.layer;
+    transcode.to = copy.to = &device.layer;
+    transcode.from_slots = from.mirror().add(from_slots);
+    transcode.to_slots = device.mirror().add(to_slots);
+    copy.from_blocks = from.mirror().add(from_blocks);
+    copy.to_blocks = device.mirror().add(to_blocks);
+    ASSERT_EQ(kvx_transcode(&transcode, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    ASSERT_EQ(kvx_copy_blocks(&copy, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    device.fetch();
+    EXPECT_TRUE(same_bytes(host.memory, pages.memory));
+    EXPECT_EQ(device.out_of_range(), 0u);
+  }
+}
+
 TEST_F(GpuAbiVerbs, RefuseWhatTheDeviceCannotDoAndSayWhy) {
   Filled filled(KVX_FORMAT_INT8);
   DeviceLayer device(memory(), filled.layer);
@@ -251,9 +299,21 @@ TEST_F(GpuAbiVerbs, RefuseWhatTheDeviceCannotDoAndSayWhy) {
   EXPECT_EQ(kvx_append(&append_args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
   EXPECT_TRUE(says("k.data")) << kvx_last_error();
   auto transcode = sized<kvx_transcode_args_t>();
-  transcode.from = transcode.to = &device.layer;
+  transcode.from = &filled.layer.layer;
+  transcode.to = &device.layer;
+  transcode.slot_dtype = KVX_DTYPE_S64;
   EXPECT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_UNSUPPORTED);
-  EXPECT_TRUE(says("from lies in a GPU's memory")) << kvx_last_error();
+  EXPECT_TRUE(says("one on the host and one on a GPU")) << kvx_last_error();
+  transcode.from = &device.layer;
+  transcode.from_slots = transcode.to_slots = slots.data();
+  transcode.num_tokens = 1;
+  EXPECT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("args.from_slots")) << kvx_last_error();
+  kvx_layer_t pageable = filled.layer.layer;
+  pageable.memory = KVX_MEMORY_DEVICE;
+  transcode.from = &pageable;
+  EXPECT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("from is")) << kvx_last_error();
   kvx_layer_t as_host = device.layer;
   as_host.memory = KVX_MEMORY_HOST;
   append_args.layer = &as_host;

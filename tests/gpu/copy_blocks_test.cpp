@@ -2,6 +2,7 @@
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 
 #include "format/list.hpp"
+#include "ops/cuda/common_runs.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/verbs.hpp"
 
@@ -10,15 +11,24 @@ namespace {
 
 class GpuCopyBlocks : public GpuTest {
  protected:
+  struct Specs {
+    format::FormatSpec k;
+    format::FormatSpec v;
+  };
+  void compare(const format::FormatSpec& from, const format::FormatSpec& to) {
+    compare({from, from}, {to, to});
+  }
   // Copies some blocks, one of them in part, on both machines.
-  void compare(const format::FormatSpec& from_spec, const format::FormatSpec& to_spec) {
-    SCOPED_TRACE(fmt::format("{} to {}", from_spec.facts->name, to_spec.facts->name));
+  void compare(const Specs& from_specs, const Specs& to_specs) {
+    SCOPED_TRACE(fmt::format("{} and {} to {} and {}", from_specs.k.facts->name,
+                             from_specs.v.facts->name, to_specs.k.facts->name,
+                             to_specs.v.facts->name));
     const LayerShape shape = {.num_blocks = 4, .block_size = 8, .num_heads = 2, .k_dim = 128};
     LayerShape to_shape = shape;
     to_shape.order = Order::kHnd;
-    TestLayer from(from_spec, from_spec, shape);
-    TestLayer host(to_spec, to_spec, to_shape);
-    TestLayer device(to_spec, to_spec, to_shape);
+    TestLayer from(from_specs.k, from_specs.v, shape);
+    TestLayer host(to_specs.k, to_specs.v, to_shape);
+    TestLayer device(to_specs.k, to_specs.v, to_shape);
     const auto cpu = serial_context(device::CpuLevel::kScalar);
     ASSERT_TRUE(append_rows(cpu, from, shape, normal_rows(shape, 32, 3), slots_from(0, 32)).ok());
     std::vector<ops::BlockCopy> copies = {{0, 3, 8}, {2, 0, 5}, {1, 1, 8}};
@@ -85,6 +95,100 @@ TEST_F(GpuCopyBlocks, MovesRunsOfRowsInsideACache) {
       }
     }
   }
+}
+
+std::vector<format::FormatSpec> specs_with_pages() {
+  std::vector<format::FormatSpec> specs;
+  for (const format::Facts* facts : format::kAllFacts) {
+    if (!facts->scale_sources.allows(format::ScaleSource::kPageShared)) continue;
+    specs.push_back(
+        format::make_spec(*facts, {.scale_source = format::ScaleSource::kPageShared}).value());
+  }
+  return specs;
+}
+
+TEST_F(GpuCopyBlocks, MakesPageSharedScalesFromWholePages) {
+  const format::FormatSpec bf16 = spec_named("bf16");
+  const format::FormatSpec int4 = spec_named("int4");
+  for (const format::FormatSpec& page : specs_with_pages()) {
+    compare(bf16, page);
+    compare(page, bf16);
+    compare({int4, int4}, {page, int4});  // V is copied as it is
+    compare({page, bf16}, {computed_or_only(*page.facts), page});
+    for (const format::FormatSpec& other : specs_with_pages()) compare(page, other);
+  }
+}
+
+TEST_F(GpuCopyBlocks, CopiesPagesWithTheirScalesInsideACache) {
+  for (const format::FormatSpec& page : specs_with_pages()) {
+    copy_inside(page, Order::kHnd, 16);
+    copy_inside(page, Order::kNhd, 48);
+  }
+}
+
+// Copies with a tensor scale a head: equal in the first head, where pages are copied as they are.
+TEST_F(GpuCopyBlocks, DecidesHeadByHeadWhetherAPageMeansTheSame) {
+  const format::FormatSpec page =
+      spec_named("nvfp4", {.scale_source = format::ScaleSource::kPageShared});
+  const LayerShape shape = {.num_blocks = 2, .block_size = 16};
+  // K's and V's lie apart: a mirror keeps a piece of memory once.
+  const std::vector<float> from_k = {0.25f, 0.25f}, from_v = from_k;
+  const std::vector<float> to_k = {0.25f, 0.5f}, to_v = to_k;
+  TestLayer from(page, page, shape);
+  TestLayer host(page, page, shape);
+  TestLayer device(page, page, shape);
+  from.k.view.tensor_scales = from_k.data();
+  from.v.view.tensor_scales = from_v.data();
+  for (TestLayer* to : {&host, &device}) {
+    to->k.view.tensor_scales = to_k.data();
+    to->v.view.tensor_scales = to_v.data();
+  }
+  const auto cpu = serial_context(device::CpuLevel::kScalar);
+  ASSERT_TRUE(append_rows(cpu, from, shape, normal_rows(shape, 20, 3), slots_from(0, 20)).ok());
+  std::vector<ops::BlockCopy> copies = {{0, 1, 16}, {1, 0, 4}};
+  ASSERT_TRUE(ops::copy_blocks(cpu, from.view(), host.view(), copies).ok());
+  Mirror mirror(memory());
+  MirroredLayer from_device(mirror, from);
+  MirroredLayer to_device(mirror, device);
+  const Findings findings(memory());
+  ASSERT_TRUE(ops::copy_blocks(context(), from_device.view(), to_device.view(), mirror.add(copies),
+                               2, findings.get())
+                  .ok());
+  synchronize();
+  to_device.fetch(mirror);
+  expect_same_bytes(host, device);
+}
+
+TEST_F(GpuCopyBlocks, TakesLayersWhoseRunsAreCutDifferently) {
+  const LayerShape shape = {.num_blocks = 3, .block_size = 16, .num_heads = 5, .k_dim = 128};
+  TestLayer from(spec_named("int8"), spec_named("bf16"), shape);
+  TestLayer host(spec_named("nvfp4"), spec_named("int4"), shape);
+  TestLayer device(spec_named("nvfp4"), spec_named("int4"), shape);
+  const auto cpu = serial_context(device::CpuLevel::kScalar);
+  ASSERT_TRUE(append_rows(cpu, from, shape, normal_rows(shape, 48, 3), slots_from(0, 48)).ok());
+  std::vector<ops::BlockCopy> copies = {{0, 2, 16}, {1, 0, 7}};
+  ASSERT_TRUE(ops::copy_blocks(cpu, from.view(), host.view(), copies).ok());
+  Mirror mirror(memory());
+  MirroredLayer from_device(mirror, from);
+  MirroredLayer to_device(mirror, device);
+  const auto cut = [](ops::LayerView view, int first, int second) {
+    const ops::HeadRun& whole = view.runs.front();
+    return std::vector<ops::HeadRun>{
+        ops::cuda::part_of(whole, 0, first), ops::cuda::part_of(whole, first, second),
+        ops::cuda::part_of(whole, first + second, whole.num_heads - first - second)};
+  };
+  ops::LayerView from_view = from_device.view(), to_view = to_device.view();
+  const auto from_runs = cut(from_view, 1, 3), to_runs = cut(to_view, 2, 1);
+  from_view.runs = from_runs;
+  to_view.runs = to_runs;
+  copies.push_back({3, 1, 1});
+  const Findings findings(memory());
+  ASSERT_TRUE(
+      ops::copy_blocks(context(), from_view, to_view, mirror.add(copies), 3, findings.get()).ok());
+  synchronize();
+  to_device.fetch(mirror);
+  expect_same_bytes(host, device);
+  EXPECT_EQ(findings.read().out_of_range, 1u);
 }
 
 TEST_F(GpuCopyBlocks, SkipsAndCountsCopiesOutOfRange) {

@@ -93,10 +93,10 @@ bool is_page_shared(const AppendSide& part) {
 }
 
 Status launch_pages(const CudaContext& context, const AppendJob& job) {
-  using Launch = AppendPagesLaunch;
+  using Launch = PagesLaunch;
   const int shared_bytes =
       std::max(Launch::shared_bytes(job.sides[0].side), Launch::shared_bytes(job.sides[1].side));
-  const dim3 grid(Launch::kStripes, static_cast<unsigned>(job.num_heads), 2);
+  const dim3 grid(kPageStripes, static_cast<unsigned>(job.num_heads), 2);
   append_pages<<<grid, Launch::kThreads, shared_bytes, static_cast<cudaStream_t>(context.stream)>>>(
       job);
   return device::cuda_launch_status("append_pages");

@@ -7,8 +7,10 @@
 #include "device/cuda_error.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/copy_blocks/copy_chunks.cuh"
+#include "ops/copy_blocks/copy_pages.cuh"
 #include "ops/copy_blocks/copy_runs.cuh"
 #include "ops/copy_blocks/pack_chunks.cuh"
+#include "ops/cuda/common_runs.hpp"
 #include "ops/cuda/rows_launch.hpp"
 
 namespace kvx::ops {
@@ -27,17 +29,6 @@ __device__ bool has_equal_scales(const CopySide& side, const CopyRow& row, int l
   return __all_sync(kWholeWarp, is_equal);
 }
 
-__device__ void copy_as_stored(const CopySide& side, const CopyRow& row, int lane) {
-  for (int i = lane; i < side.from.code_bytes; i += kWarp) row.to_codes[i] = row.from_codes[i];
-  if (side.from.view.spec.scale_source == format::ScaleSource::kGiven) return;
-  const int bytes = side.from.scale_bytes;
-  for (int i = lane; i < side.from.num_groups * bytes; i += kWarp) {
-    const int64_t group = i / bytes;
-    row.to_scales[group * side.to.view.scales.group_stride + i % bytes] =
-        row.from_scales[group * side.from.view.scales.group_stride + i % bytes];
-  }
-}
-
 __device__ void copy_row(const CopyJob& job, const CopySide& side, const CopyRow& row, float* x,
                          int lane) {
   const bool is_given = side.from.view.spec.scale_source == format::ScaleSource::kGiven;
@@ -48,11 +39,8 @@ __device__ void copy_row(const CopyJob& job, const CopySide& side, const CopyRow
   __syncwarp();
   decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale},
              cpu::DecodeFor::kGather, x, lane);
-  const int counted =
-      encode_row(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, x, lane);
-  if (counted > 0) {
-    atomicAdd(&job.findings->nonfinite_inputs, static_cast<unsigned long long>(counted));
-  }
+  count_nonfinite(job,
+                  encode_row(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, x, lane));
 }
 
 // The plain kernel, a warp a row: every head_dim, address and encoder option. blockIdx: rows, which
@@ -74,7 +62,7 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
     const int token = static_cast<int>(unit % job.block_size);
     if (!is_inside(job, copy)) {
       const bool counts = token == 0 && head == 0 && lane == 0 && blockIdx.y == 0;
-      if (counts) atomicAdd(&job.findings->out_of_range, 1ull);
+      if (counts) count_outside(job);
       continue;
     }
     if (token >= copy.num_tokens || side.is_skipped) continue;
@@ -190,7 +178,18 @@ Status launch_packing(const CudaContext& context, PackChunksJob& job) {
       type == DType::kF16 ? pack_chunks<DType::kF16> : pack_chunks<DType::kBF16>, shape, job);
 }
 
-Status launch(const CudaContext& context, const CopyJob& job) {
+Status launch_pages(const CudaContext& context, const CopyJob& job) {
+  int shared_bytes = 0;
+  for (const CopySide& side : job.sides) {
+    if (!side.is_skipped) shared_bytes = std::max(shared_bytes, PagesLaunch::shared_bytes(side.to));
+  }
+  const dim3 grid(static_cast<unsigned>(job.copies.count), static_cast<unsigned>(job.num_heads), 2);
+  copy_pages<<<grid, PagesLaunch::kThreads, shared_bytes,
+               static_cast<cudaStream_t>(context.stream)>>>(job);
+  return device::cuda_launch_status("copy_pages");
+}
+
+Status launch_by_rows(const CudaContext& context, const CopyJob& job) {
   CopyRunsJob runs = {};
   if (find_runs(job, runs)) return launch_runs(context, runs);
   const bool by_chunks = fits(job.sides[0]) && fits(job.sides[1]) &&
@@ -200,34 +199,42 @@ Status launch(const CudaContext& context, const CopyJob& job) {
   return by_chunks ? launch_chunks(context, job) : launch_rows(context, job);
 }
 
-Status check_side(const char* name, const SideView& from, const SideView& to) {
-  if (from.head_dim != to.head_dim) {
-    return invalid_argument("{} head_dim is {} in from and {} in to; expected the same", name,
-                            from.head_dim, to.head_dim);
-  }
-  const bool is_shared = to.spec.scale_source == format::ScaleSource::kPageShared ||
-                         from.spec.scale_source == format::ScaleSource::kPageShared;
-  if (to.head_dim == 0 || !is_shared) return {};
-  return unsupported("{} has page-shared scales: copy_blocks on CUDA copies scales of rows", name);
+// Page-shared scales that may have to be made. Where they are copied for sure, rows are copied one
+// by one, each with its page's scale.
+bool needs_pages(const CopySide& side) {
+  const SideView& to = side.to.view;
+  const bool copies = side.is_alike && side.from.view.tensor_scales == to.tensor_scales;
+  return !side.is_skipped && to.spec.scale_source == format::ScaleSource::kPageShared && !copies;
+}
+
+// One launch, or two where one side alone makes page-shared scales.
+Status launch(const CudaContext& context, const CopyJob& job) {
+  CopyJob rows = job;
+  CopyJob pages = job;
+  for (int i = 0; i < 2; ++i) (needs_pages(job.sides[i]) ? rows : pages).sides[i].is_skipped = true;
+  const auto is_empty = [](const CopyJob& part) {
+    return part.sides[0].is_skipped && part.sides[1].is_skipped;
+  };
+  if (!is_empty(pages)) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
+  if (is_empty(rows)) return {};
+  rows.counts_copies = job.counts_copies && is_empty(pages);
+  return launch_by_rows(context, rows);
+}
+
+Status check_dims(const char* name, const SideView& from, const SideView& to) {
+  if (from.head_dim == to.head_dim) return {};
+  return invalid_argument("{} head_dim is {} in from and {} in to; expected the same", name,
+                          from.head_dim, to.head_dim);
 }
 
 Status check(const LayerView& from, const LayerView& to) {
-  if (from.block_size != to.block_size || from.num_kv_heads != to.num_kv_heads ||
-      from.runs.size() != to.runs.size()) {
+  if (from.block_size != to.block_size || from.num_kv_heads != to.num_kv_heads) {
     return invalid_argument(
-        "from has block_size {}, {} KV heads in {} runs, to {}, {} in {}; expected the same",
-        from.block_size, from.num_kv_heads, from.runs.size(), to.block_size, to.num_kv_heads,
-        to.runs.size());
+        "from has block_size {} and {} KV heads, to {} and {}; expected the same", from.block_size,
+        from.num_kv_heads, to.block_size, to.num_kv_heads);
   }
-  for (size_t r = 0; r < from.runs.size(); ++r) {
-    if (from.runs[r].num_heads != to.runs[r].num_heads) {
-      return invalid_argument("run {} has {} heads in from and {} in to; expected the same", r,
-                              from.runs[r].num_heads, to.runs[r].num_heads);
-    }
-    KVX_RETURN_IF_ERROR(check_side("k", from.runs[r].k, to.runs[r].k));
-    KVX_RETURN_IF_ERROR(check_side("v", from.runs[r].v, to.runs[r].v));
-  }
-  return {};
+  KVX_RETURN_IF_ERROR(check_dims("k", from.runs.front().k, to.runs.front().k));
+  return check_dims("v", from.runs.front().v, to.runs.front().v);
 }
 
 }  // namespace
@@ -237,9 +244,7 @@ Status copy_blocks(const CudaContext& context, const LayerView& from, const Laye
                    const CudaBlockCopies& copies, CudaFindings* findings) {
   KVX_RETURN_IF_ERROR(cuda::check(from, to));
   if (copies.count == 0) return {};
-  for (size_t r = 0; r < from.runs.size(); ++r) {
-    const HeadRun& source = from.runs[r];
-    const HeadRun& target = to.runs[r];
+  return cuda::for_each_common_run(from, to, [&](const HeadRun& source, const HeadRun& target) {
     const cuda::CopyJob job = {
         .sides = {cuda::copy_side(source.k, target.k), cuda::copy_side(source.v, target.v)},
         .num_heads = source.num_heads,
@@ -248,11 +253,11 @@ Status copy_blocks(const CudaContext& context, const LayerView& from, const Laye
         .num_from_blocks = from.num_blocks,
         .num_to_blocks = to.num_blocks,
         .copies = copies,
+        .counts_copies = source.first_head == 0,
         .findings = findings,
     };
-    KVX_RETURN_IF_ERROR(cuda::launch(context, job));
-  }
-  return {};
+    return cuda::launch(context, job);
+  });
 }
 
 }  // namespace kvx::ops

@@ -15,11 +15,10 @@ struct CudaBlockCopies {
   const int32_t* num_tokens = nullptr;
 };
 
-// As copy_blocks on the CPU, on the context's stream, all pairs in one launch a run of heads. Rows
-// of one call are copied side by side: a block that is one copy's source must not be another's
-// target. Copies out of range are skipped and counted. INVALID_ARGUMENT or UNSUPPORTED, nothing
-// written: geometries that differ, runs that are cut differently, page-shared scales that would
-// have to be made.
+// As copy_blocks on the CPU, on the context's stream, all pairs in one launch a run of heads that
+// both sides have; two where K alone or V alone makes page-shared scales. Rows of one call are
+// copied side by side: a block that is one copy's source must not be another's target. Copies out
+// of range are skipped and counted. INVALID_ARGUMENT, nothing written: geometries that differ.
 Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
                    const CudaBlockCopies& copies, CudaFindings* findings);
 inline Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,

@@ -76,9 +76,7 @@ __device__ inline void copy_chunk(const CopyJob& job, const CopySide& side, cons
   place.log2_lanes_per_group = side.to_chunks.log2_lanes_per_group;
   const int counted =
       encode_chunk(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, place, chunk);
-  if (place.is_inside && counted > 0) {
-    atomicAdd(&job.findings->nonfinite_inputs, static_cast<unsigned long long>(counted));
-  }
+  if (place.is_inside) count_nonfinite(job, counted);
 }
 
 // blockIdx: walks over (copy, token of the block), K or V.
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(ChunkLaunch::kThreads, kCopyCtasPerMultiproces
     copy = copy_at(job, number);
     const bool is_valid = is_inside(job, copy);
     const bool counts = token == 0 && first_head == 0 && place.chunk == 0 && blockIdx.y == 0;
-    if (!is_valid && counts) atomicAdd(&job.findings->out_of_range, 1ull);
+    if (!is_valid && counts) count_outside(job);
     is_token = is_valid && token < copy.num_tokens && place.chunk < side.from_chunks.num_chunks;
   }
   if (side.is_skipped) return;

@@ -1,4 +1,4 @@
-// What both copy_blocks kernels are told.
+// What copy_blocks' kernels are told.
 #pragma once
 
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
@@ -24,6 +24,7 @@ struct CopyJob {
   int64_t num_from_blocks;
   int64_t num_to_blocks;
   CudaBlockCopies copies;
+  bool counts_copies;  // that are out of range: one launch of a call does
   CudaFindings* findings;
 };
 
@@ -38,6 +39,17 @@ __device__ inline BlockCopy copy_at(const CopyJob& job, int64_t i) {
   if (copies.list) return copies.list[i];
   return {copies.from_blocks[i], copies.to_blocks[i],
           copies.num_tokens ? copies.num_tokens[i] : job.block_size};
+}
+
+// By one thread of the launch for each copy that is not inside.
+__device__ inline void count_outside(const CopyJob& job) {
+  if (job.counts_copies) atomicAdd(&job.findings->out_of_range, 1ull);
+}
+
+__device__ inline void count_nonfinite(const CopyJob& job, int counted) {
+  if (counted > 0) {
+    atomicAdd(&job.findings->nonfinite_inputs, static_cast<unsigned long long>(counted));
+  }
 }
 
 // A row's place on both sides.
@@ -58,6 +70,18 @@ __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& cop
           side.to.codes(copy.to_block, token, head),
           side.to.scales(copy.to_block, token, head),
           side.to.tensor_scale(head)};
+}
+
+// By a warp. Given scales are not written.
+__device__ inline void copy_as_stored(const CopySide& side, const CopyRow& row, int lane) {
+  for (int i = lane; i < side.from.code_bytes; i += kWarp) row.to_codes[i] = row.from_codes[i];
+  if (side.from.view.spec.scale_source == format::ScaleSource::kGiven) return;
+  const int bytes = side.from.scale_bytes;
+  for (int i = lane; i < side.from.num_groups * bytes; i += kWarp) {
+    const int64_t group = i / bytes;
+    row.to_scales[group * side.to.view.scales.group_stride + i % bytes] =
+        row.from_scales[group * side.from.view.scales.group_stride + i % bytes];
+  }
 }
 
 }  // namespace kvx::ops::cuda

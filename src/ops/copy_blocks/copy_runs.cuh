@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(CopyRunsLaunch::kThreads)
   const BlockCopy copy = copy_at(job.copy, number);
   if (!is_inside(job.copy, copy)) {
     const bool counts = run == 0 && lane == 0 && blockIdx.y == 0;
-    if (counts) atomicAdd(&job.copy.findings->out_of_range, 1ull);
+    if (counts) count_outside(job.copy);
     return;
   }
 #pragma unroll

@@ -38,7 +38,7 @@ struct BlockRows {
                                  bool counts) const {
     const uint32_t at = token_of_block(token);
     if (counts && counts_copies && at == 0 && !is_inside(job.copy, ticket.copy)) {
-      atomicAdd(&job.copy.findings->out_of_range, 1ull);
+      count_outside(job.copy);
     }
     AppendTarget target;
     target.is_stored = has_input(token, ticket);

@@ -4,6 +4,7 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
+#include "ops/transcode/transcode_cuda.hpp"
 
 namespace kvx::ops {
 namespace {
@@ -26,6 +27,9 @@ Status gather(const CudaContext&, const GatherArgs&, int64_t, CudaFindings*) {
 }
 Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const CudaBlockCopies&,
                    CudaFindings*) {
+  return no_cuda();
+}
+Status transcode(const CudaContext&, const TranscodeArgs&, CudaFindings*) {
   return no_cuda();
 }
 bool attend_has_tiles(const CudaContext&, const AttendArgs&) {

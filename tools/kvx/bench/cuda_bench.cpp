@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <random>
-#include <sstream>
 
 #include "core/checked.hpp"
 #include "device/cuda_bandwidth.hpp"
@@ -18,7 +16,7 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
-#include "tools/kvx/bench/timing.hpp"
+#include "tools/kvx/bench/device_array.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -26,51 +24,6 @@ namespace {
 constexpr int64_t kBytesOfSets = int64_t{1} << 30;  // walked over before a set comes again
 constexpr int kMaxSets = 8;
 constexpr int kTokens = 16384;  // that a call of append, gather or copy_blocks moves
-
-// Device memory with what a host vector holds.
-class DeviceArray {
- public:
-  template <class T>
-  static Result<DeviceArray> of(cache::Memory& memory, const std::vector<T>& host) {
-    const int64_t bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
-    DeviceArray array;
-    KVX_ASSIGN_OR_RETURN(array.region_, memory.allocate(bytes, "an array of kvx bench"));
-    KVX_RETURN_IF_ERROR(device::cuda_copy(array.region_.data(), host.data(), bytes));
-    return array;
-  }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(region_.data());
-  }
-
- private:
-  cache::Region region_;
-};
-
-// Seconds of one of the calls that `record` puts into a graph.
-Result<double> time_graph(device::CudaStream stream, int num_calls,
-                          const std::function<Status()>& record) {
-  KVX_ASSIGN_OR_RETURN(const device::CudaGraph graph, device::CudaGraph::capture(stream, record));
-  std::vector<double> seconds;
-  for (int i = -3; i < kCudaReplays; ++i) {  // the first three warm up
-    KVX_ASSIGN_OR_RETURN(const float milliseconds, graph.time(stream));
-    if (i >= 0) seconds.push_back(1e-3 * static_cast<double>(milliseconds) / num_calls);
-  }
-  return median(seconds);
-}
-
-std::vector<uint16_t> random_bf16(int64_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<uint16_t> bits(n);
-  for (uint16_t& x : bits) x = f32_to_bf16(normal(random));
-  return bits;
-}
-std::vector<uint16_t> random_f16(int64_t n, unsigned seed) {
-  std::vector<uint16_t> bits = random_bf16(n, seed);
-  for (uint16_t& x : bits) x = f32_to_f16(bf16_to_f32(x));
-  return bits;
-}
 
 class CudaBench {
  public:
@@ -538,93 +491,6 @@ Status CudaBench::measure(const std::string& format, bool only_attend, CudaBench
 }
 
 }  // namespace
-
-Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size) {
-  std::vector<CudaBenchShape> shapes;
-  std::stringstream stream(names);
-  for (std::string name; std::getline(stream, name, ',');) {
-    CudaBenchShape named;
-    named.name = name;
-    named.shape.block_size = block_size;
-    if (const size_t colon = name.find(':'); colon != std::string::npos) {
-      KVX_ASSIGN_OR_RETURN(const PageLayout layout, parse_page_layout(name.substr(colon + 1)));
-      named.pages = layout.order;
-      if (layout.block_size > 0) named.shape.block_size = layout.block_size;
-      name.resize(colon);
-    }
-    BenchShape& s = named.shape;
-    const auto set = [&s](int sequences, int length, int q_heads) {
-      s.num_sequences = sequences;
-      s.length = length;
-      s.num_q_heads = q_heads;
-    };
-    if (name == "a") {
-      set(64, 8192, 32);
-    } else if (name == "b") {
-      set(1, 131072, 32);
-    } else if (name == "c") {
-      set(256, 1024, 32);
-    } else if (name == "d") {
-      set(16, 32768, 64);
-    } else if (name == "a64") {  // head_dim 64, as in GPT-OSS
-      set(64, 8192, 64);
-      s.head_dim = 64;
-    } else if (name == "aq4") {  // speculative verification
-      set(64, 8192, 32);
-      named.q_len = 4;
-    } else if (name == "p") {  // a whole prompt
-      set(1, 8192, 32);
-      named.q_len = s.length;
-    } else if (name == "pc") {  // a chunk of a prompt on a cached prefix
-      set(1, 32768, 32);
-      named.q_len = 1024;
-    } else if (name == "aq8") {
-      set(64, 8192, 32);
-      named.q_len = 8;
-    } else if (name == "mixed") {
-      set(64, 32768, 32);
-      named.is_mixed = true;
-    } else if (name == "oss" || name == "ossw") {  // GPT-OSS's two kinds of layers
-      set(64, 8192, 64);
-      s.head_dim = 64;
-      named.has_sinks = true;
-      named.window = name == "ossw" ? 128 : 0;
-    } else if (int sequences = 0, tokens = 0;
-               std::sscanf(name.c_str(), "%dx%d", &sequences, &tokens) == 2 && sequences > 0 &&
-               sequences <= 4096 && tokens > 0 && tokens <= 1 << 20) {
-      set(sequences, tokens, 32);
-    } else {
-      return invalid_argument(
-          "shapes has '{}'; expected a, b, c, d, a64, aq4, aq8, mixed, oss, ossw, p, pc "
-          "or SEQUENCESxTOKENS",
-          name);
-    }
-    s.prefill_tokens = std::min(s.prefill_tokens, s.length);
-    shapes.push_back(named);
-  }
-  return shapes;
-}
-
-Result<CudaBandwidth> measure_cuda_bandwidth(const device::CudaDevice& device) {
-  constexpr int64_t kBytes = int64_t{4} << 30;
-  KVX_ASSIGN_OR_RETURN(const std::unique_ptr<cache::Memory> memory,
-                       cache::cuda_memory(device.index));
-  KVX_ASSIGN_OR_RETURN(const cache::Region data, memory->allocate(2 * kBytes, "a read"));
-  KVX_ASSIGN_OR_RETURN(const cache::Region sink, memory->allocate(256, "a read"));
-  KVX_ASSIGN_OR_RETURN(const device::OwnedCudaStream stream, device::OwnedCudaStream::create());
-  CudaBandwidth bandwidth;
-  KVX_ASSIGN_OR_RETURN(const double read, time_graph(stream.get(), 1, [&] {
-                         return device::cuda_launch_read(device, stream.get(), data.data(), kBytes,
-                                                         sink.data());
-                       }));
-  KVX_ASSIGN_OR_RETURN(const double copy, time_graph(stream.get(), 1, [&] {
-                         return device::cuda_launch_copy(device, stream.get(), data.data(), kBytes,
-                                                         data.data() + kBytes);
-                       }));
-  bandwidth.read = static_cast<double>(kBytes) / read / 1e9;
-  bandwidth.copy = 2.0 * static_cast<double>(kBytes) / copy / 1e9;
-  return bandwidth;
-}
 
 Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
                     const kv::Recipe& recipe, bool only_attend, CudaBenchReport& report) {

@@ -10,6 +10,7 @@
 #include "kv/recipe.hpp"
 #include "tools/kvx/bench/bench_cache.hpp"
 #include "tools/kvx/bench/callers_pages.hpp"
+#include "tools/kvx/bench/cuda_timing.hpp"
 
 namespace kvx::tool {
 
@@ -31,8 +32,6 @@ struct CudaBenchShape {
 // pages.
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
 
-inline constexpr int kCudaReplays = 11;
-
 struct CudaMeasurement {
   std::string format;
   std::string shape;
@@ -48,19 +47,12 @@ struct CudaMeasurement {
   double gigabytes_per_second() const { return static_cast<double>(packed_bytes) / seconds / 1e9; }
 };
 
-struct CudaBandwidth {
-  double read = 0;  // GB/s, 4 GiB once
-  double copy = 0;  // GB/s, bytes read and written together
-};
-
 struct CudaBenchReport {
   std::string version;
   device::CudaDevice device;
   CudaBandwidth bandwidth;
   std::vector<CudaMeasurement> measurements;
 };
-
-Result<CudaBandwidth> measure_cuda_bandwidth(const device::CudaDevice& device);
 
 // Every verb on one format and shape, appended to the report; only attend where the recipe has wide
 // ends, or where that is asked for.

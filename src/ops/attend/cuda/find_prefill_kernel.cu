@@ -16,6 +16,9 @@ bool is_fp4(FormatId id) {
 bool goes_into_operand(const PrefillSide& side) {
   return is_fp4(side.id) || (is_fp8(side.id) && side.has_shared_scale);
 }
+bool has_groups(const PrefillSide& side) {
+  return side.id == FormatId::kInt8 || side.id == FormatId::kInt4;
+}
 bool goes_onto_scores(const PrefillSide& side) {
   switch (side.id) {
     case FormatId::kInt8:
@@ -42,6 +45,8 @@ PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, in
     return prefill_instance<MmaF16, PrefillScales::kOnOperand>(head_dim);
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
+    const bool has_parts = head_dim == 128 && (has_groups(k) || has_groups(v));
+    if (has_parts) return prefill_instance<MmaF16, PrefillScales::kOnParts>(head_dim);
     return prefill_instance<MmaF16, PrefillScales::kOnScores>(head_dim);
   }
   return {};

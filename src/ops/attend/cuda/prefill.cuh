@@ -66,6 +66,13 @@ PrefillKernel prefill_kernel() {
           Shape::kTokens, Shape::kScales == PrefillScales::kOnOperand};
 }
 
+// The one for rows of two groups.
+#define KVX_PREFILL_INSTANCE_OF_PARTS(Mma)                                    \
+  template <>                                                                 \
+  PrefillKernel prefill_instance<Mma, PrefillScales::kOnParts>(int) {         \
+    return prefill_kernel<PrefillShape<Mma, 128, PrefillScales::kOnParts>>(); \
+  }
+
 // Defines the instances for one way of scales and type of operands.
 #define KVX_PREFILL_INSTANCES(Mma, Scales)                                                   \
   template <>                                                                                \

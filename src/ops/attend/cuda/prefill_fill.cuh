@@ -172,7 +172,7 @@ __device__ inline int scale_bytes_of_chunk(format::FormatId id) {
   return id == FormatId::kNvfp4 || id == FormatId::kMxfp4G16 ? 2 : 0;
 }
 
-// A token's scales, and what is added to its numbers.
+// What multiplies a token's codes, by parts of the row, and what is added then.
 struct TokenScales {
   float scale[2];
   float zero;
@@ -219,7 +219,6 @@ class DecodeFiller {
  private:
   static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a tile
   static constexpr int kAhead = Shape::kRawUnits - 1;
-
   template <class Element, class From>
   __device__ void fill() {
     const int num_units = side_.walk.num_tiles * kUnits;
@@ -236,7 +235,7 @@ class DecodeFiller {
       }
       decode<Element, From>(raw_unit(u), ring_.tile(side_.side, tile) + unit * kUnitTokens * 128);
       if constexpr (Shape::kScalesScores) {
-        if (side_.side == 1) store_token_scales(raw_unit(u), tile, unit);
+        if (side_.side == 0) store_token_scales(raw_unit(u), tile, unit);
       }
       if (unit == kUnits - 1) ring_.fill(side_.side, tile);
     }
@@ -262,7 +261,7 @@ class DecodeFiller {
       if (u % kUnits == 0) finder_.next();
       copy_rows<Element, From>(u % kUnits, raw_unit(u));
       if constexpr (Shape::kScalesScores) {
-        if (side_.side == 1) copy_token_scales(u % kUnits, raw_unit(u));
+        if (side_.side == 0) copy_token_scales(u % kUnits, raw_unit(u));
       }
     }
     commit_copies();
@@ -296,7 +295,7 @@ class DecodeFiller {
     }
   }
 
-  // Threads 0 to 63: a token each, K's scales and V's, with V's rows.
+  // Threads 0 to 63: a token each, K's scales and V's, with K's rows.
   __device__ void copy_token_scales(int unit, uint32_t raw) const {
     const int row = side_.thread();
     if (row >= kUnitTokens) return;  // whole warps
@@ -332,22 +331,19 @@ class DecodeFiller {
     }
     return {{params.x, params.x}, fmaf(centre, params.x, params.y)};
   }
-  __device__ TokenScales token_scales_of(const CudaSide& side, uint32_t bits) const {
+  __device__ static TokenScales token_scales_of(const CudaSide& side, uint32_t bits) {
     using format::FormatId;
     const float2 halves = __half22float2(reinterpret_cast<const __half2&>(bits));
     switch (side.id) {
       case FormatId::kFp8E4M3:
       case FormatId::kFp8E5M2:
         return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
-      case FormatId::kInt8:
-      case FormatId::kInt4:
-        return {{halves.x, halves.y}, 0.0f};
       case FormatId::kInt8Affine:
         return affine_scales(side, bits, 128.0f);
       case FormatId::kInt4Affine:
         return affine_scales(side, bits, 8.0f);
       default:
-        return {{1.0f, 1.0f}, 0.0f};
+        return {{halves.x, halves.y}, 0.0f};
     }
   }
 
@@ -407,23 +403,22 @@ class DecodeFiller {
   }
 
   __device__ void store_token_scales(uint32_t raw, int tile, int unit) const {
+    using Ring = PrefillRing<Shape>;
     const int row = side_.thread();
     if (row >= kUnitTokens) return;  // whole warps
+    const AttendJob& job = side_.walk.job;
+    const TokenScales k = token_scales_of(job.packed.k, token_scale_bits(raw, 0));
+    const TokenScales v = token_scales_of(job.packed.v, token_scale_bits(raw, 1));
+    const int at = 4 * (unit * kUnitTokens + row);
     float largest = 0;
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const TokenScales scales = token_scales_of(
-          s == 0 ? side_.walk.job.packed.k : side_.walk.job.packed.v, token_scale_bits(raw, s));
-      const int first = s == 0 ? PrefillRing<Shape>::kKeyScale : PrefillRing<Shape>::kValueScale;
-      const int zero = s == 0 ? PrefillRing<Shape>::kKeyZero : PrefillRing<Shape>::kValueZero;
-      const int at = 4 * (unit * kUnitTokens + row);
-#pragma unroll
-      for (int i = 0; i < Shape::kParts; ++i) {
-        store_float(ring_.token_scales(tile, first + i) + at, scales.scale[i]);
-        if (s == 1) largest = fmaxf(largest, fabsf(scales.scale[i]));
-      }
-      store_float(ring_.token_scales(tile, zero) + at, scales.zero);
+    for (int i = 0; i < Shape::kParts; ++i) {
+      store_float(ring_.token_scales(tile, Ring::kKeyScale + i) + at, k.scale[i]);
+      store_float(ring_.token_scales(tile, Ring::kValueScale + i) + at, v.scale[i]);
+      largest = fmaxf(largest, fabsf(v.scale[i]));
     }
+    store_float(ring_.token_scales(tile, Ring::kKeyZero) + at, k.zero);
+    store_float(ring_.token_scales(tile, Ring::kValueZero) + at, v.zero);
     // Numbers that are not negative have the order of their bits.
     const uint32_t top = __reduce_max_sync(kWholeWarp, __float_as_uint(largest));
     if (row % kWarp == 0) {

@@ -36,10 +36,11 @@ struct MmaBf16;
 enum class PrefillScales {
   kNone,       // 16-bit formats: tiles are copies of the rows
   kOnOperand,  // into the tiles: one scale a head, E2M1 under group scales (products are exact)
-  kOnScores,   // tiles are codes; scales of rows and groups of 64 go to scores and weights
+  kOnScores,   // tiles are codes; the scale of a row goes to scores and weights
+  kOnParts,    // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights
 };
 
-// Requires: head_dim is 64 or 128.
+// Requires: head_dim is 64 or 128; 128 for kOnParts.
 template <class Mma, PrefillScales Scales>
 PrefillKernel prefill_instance(int head_dim);
 
@@ -51,5 +52,7 @@ template <>
 PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
 template <>
 PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
+template <>
+PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnParts>(int head_dim);
 
 }  // namespace kvx::ops::cuda

@@ -3,11 +3,12 @@
 // multiply, 64 query rows each.
 //
 // shared memory, from 1024 bytes on:
-//   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kStages]
-//   [packed rows: 2 x kRawUnits][row facts][tile facts: kStages][barriers]
+//   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kScaleStages]
+//   [packed rows: 2 x kRawUnits][row facts][missing: kStages][tops: kScaleStages][barriers]
 // Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another.
 #pragma once
 
+#include "core/checked.hpp"
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
 #include "ops/attend/cuda/prefill_launch.hpp"
@@ -26,9 +27,10 @@ struct PrefillShape {
   using Mma = MmaType;
   static constexpr int kDim = HeadDim;
   static constexpr PrefillScales kScales = Where;
-  static constexpr bool kScalesScores = Where == PrefillScales::kOnScores;
+  static constexpr bool kScalesScores =
+      Where == PrefillScales::kOnScores || Where == PrefillScales::kOnParts;
   // Parts of a row with scales of their own: a sum of scores, and weights, for each.
-  static constexpr int kParts = kScalesScores ? kDim / 64 : 1;
+  static constexpr int kParts = Where == PrefillScales::kOnParts ? kDim / 64 : 1;
   static constexpr int kTokens = kParts == 1 ? 128 : 64;  // of a tile: what registers allow
   static constexpr int kColumnBlocks = kDim / 64;
 
@@ -37,24 +39,26 @@ struct PrefillShape {
   static constexpr int kBlockBytes = kTokens * 128;  // 64 channels of a tile
   static constexpr int kTileBytes = kBlockBytes * kColumnBlocks;
   static constexpr int kStages = kTileBytes > (16 << 10) ? 2 : 4;
-  // Numbers a token: K's scales of each part, K's zero, and V's.
+  // Numbers a token: K's scales of each part, K's zero, and V's. The scores of a tile are scaled
+  // after its keys are done with, so that these stay for longer.
   static constexpr int kTokenScales = kScalesScores ? 2 * (kParts + 1) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
+  static constexpr int kScaleStages = 2 * kStages;
   // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
-  // bytes of codes a thread, and four words of scales, or those of a token.
+  // bytes of codes a thread, and four words of scales, or K's and V's of a token.
   static constexpr int kRawUnits = kScales == PrefillScales::kNone ? 0 : 3;
   static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
   static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
-  static constexpr int kTops = 4;  // V's largest scales, of parts of a tile
+  static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
 
   static constexpr int kKeys = kConsumers * kQueryBytes;
   static constexpr int kValues = kKeys + kStages * kTileBytes;
   static constexpr int kTokenScalesAt = kValues + kStages * kTileBytes;
-  static constexpr int kRaw = kTokenScalesAt + kStages * kScaleBytes;
+  static constexpr int kRaw = kTokenScalesAt + kScaleStages * kScaleBytes;
   static constexpr int kRowFacts = kRaw + 2 * kRawUnits * kRawUnitBytes;
   static constexpr int kMissing = kRowFacts + kConsumers * kConsumerRows * 8;
-  static constexpr int kTopsAt = kMissing + kStages * 4;
-  static constexpr int kBarriers = kTopsAt + kStages * kTops * 4;
+  static constexpr int kTopsAt = round_up(kMissing + kStages * 4, 16);
+  static constexpr int kBarriers = kTopsAt + kScaleStages * kTops * 4;
   static constexpr int kBytes = kBarriers + 4 * kStages * 8;
   static constexpr int kAlignment = 1024;
   static_assert(kBarriers % 8 == 0);
@@ -129,11 +133,11 @@ struct PrefillRing {
   }
   __device__ uint32_t missing(int tile) const { return shared + Shape::kMissing + 4 * stage(tile); }
   __device__ uint32_t tops(int tile) const {
-    return shared + Shape::kTopsAt + 4 * Shape::kTops * stage(tile);
+    return shared + Shape::kTopsAt + 4 * Shape::kTops * (tile % Shape::kScaleStages);
   }
-  // Number `which` of the tile's tokens: [kTokens].
+  // Number `which` of the tile's tokens: [kTokens]. They are filled with K's tile.
   __device__ uint32_t token_scales(int tile, int which) const {
-    return shared + Shape::kTokenScalesAt + stage(tile) * Shape::kScaleBytes +
+    return shared + Shape::kTokenScalesAt + tile % Shape::kScaleStages * Shape::kScaleBytes +
            which * Shape::kTokens * 4;
   }
   static constexpr int kKeyScale = 0;

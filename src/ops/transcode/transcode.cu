@@ -1,0 +1,169 @@
+// transcode on a GPU: K and V of the heads that both layers store alike in one launch, a warp a
+// row; under page-shared scales a warp a run of tokens.
+#include <cuda_runtime.h>
+
+#include "device/cuda_error.hpp"
+#include "ops/append/page_runs.cuh"
+#include "ops/cuda/common_runs.hpp"
+#include "ops/cuda/rows_launch.hpp"
+#include "ops/transcode/transcode_cuda.hpp"
+#include "ops/transcode/transcode_job.cuh"
+
+namespace kvx::ops {
+namespace cuda {
+namespace {
+
+__device__ TranscodeSide side_at(const TranscodeJob& job, unsigned side) {
+  return {job, job.sources[side], job.append.sides[side]};
+}
+
+// blockIdx.y: K or V.
+__global__ void __launch_bounds__(RowsLaunch::kThreads)
+    transcode_rows(const __grid_constant__ TranscodeJob job) {
+  extern __shared__ float shared[];
+  const TranscodeSide side = side_at(job, blockIdx.y);
+  const CudaSide& to = side.target.side;
+  if (!side.target.is_stored()) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const uint32_t warp = threadIdx.x / kWarp;
+  constexpr uint32_t kWarps = RowsLaunch::kThreads / kWarp;
+  float* x = shared + warp * static_cast<uint32_t>(to.view.head_dim);
+  const auto num_heads = static_cast<uint32_t>(job.append.num_heads);
+  for (uint32_t row = blockIdx.x * kWarps + warp; row < job.append.num_tokens * num_heads;
+       row += gridDim.x * kWarps) {
+    const uint32_t token = row / num_heads;
+    const int head = static_cast<int>(row % num_heads);
+    const bool counts = lane == 0 && head == 0 && job.append.first_head == 0;
+    const int64_t slot = side.slot(token, counts);
+    if (slot < 0) continue;
+    side.load(token, head, x, lane);
+    const AppendTarget target = {true, place_of_slot(job.append, slot)};
+    count_nonfinite(job.append, encode_row(to, target.row(to, head), x, lane));
+  }
+}
+
+struct TranscodeTokens {
+  const TranscodeSide& side;
+
+  __device__ uint32_t num_tokens() const { return side.job.append.num_tokens; }
+  __device__ int block_size() const { return side.job.append.block_size; }
+  __device__ int64_t slot(uint32_t token) const { return side.slot(token, false); }
+  __device__ TokenRun place(int64_t slot) const { return place_of_slot(side.job.append, slot); }
+};
+
+struct TranscodeRows {
+  const TranscodeSide& side;
+  int head;
+
+  __device__ void load(uint32_t token, float* x, int lane) const {
+    side.load(token, head, x, lane);
+  }
+};
+
+// blockIdx: stripe, head, K or V.
+__global__ void __launch_bounds__(PagesLaunch::kThreads)
+    transcode_pages(const __grid_constant__ TranscodeJob job) {
+  extern __shared__ float shared[];
+  const TranscodeSide side = side_at(job, blockIdx.z);
+  const CudaSide& to = side.target.side;
+  if (!side.target.is_stored()) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  const int head = static_cast<int>(blockIdx.y);
+  const bool counts = blockIdx.x == 0 && job.append.first_head + head == 0;
+  for (auto t = static_cast<uint32_t>(lane); counts && t < job.append.num_tokens; t += kWarp) {
+    side.slot(t, true);
+  }
+  const PageScratch scratch = page_scratch(to, shared);
+  const TranscodeRows rows = {side, head};
+  visit_format(to.id, [&]<class Format>() {
+    if constexpr (has_pages<Format>()) {
+      const PageEncoder<Format, TranscodeRows> encoder{to, rows, head, scratch, lane};
+      const TranscodeTokens tokens = {side};
+      count_nonfinite(job.append, encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x)));
+    }
+  });
+}
+
+Status launch_rows(const CudaContext& context, const TranscodeJob& job) {
+  const auto& [k, v] = job.append.sides;
+  const int head_dim = std::max(k.side.view.head_dim, v.side.view.head_dim);
+  const auto launch = RowsLaunch::of(job.append.num_tokens, job.append.num_heads, head_dim);
+  const dim3 grid(ceil_div(launch.num_ctas, 2u), 2);
+  transcode_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
+                   static_cast<cudaStream_t>(context.stream)>>>(job);
+  return device::cuda_launch_status("transcode_rows");
+}
+
+Status launch_pages(const CudaContext& context, const TranscodeJob& job) {
+  const auto& [k, v] = job.append.sides;
+  const int shared_bytes =
+      std::max(PagesLaunch::shared_bytes(k.side), PagesLaunch::shared_bytes(v.side));
+  const dim3 grid(kPageStripes, static_cast<unsigned>(job.append.num_heads), 2);
+  transcode_pages<<<grid, PagesLaunch::kThreads, shared_bytes,
+                    static_cast<cudaStream_t>(context.stream)>>>(job);
+  return device::cuda_launch_status("transcode_pages");
+}
+
+AppendSide target_side(const SideView& view, const SideTransform& transform) {
+  AppendSide side = {};
+  if (view.head_dim == 0 || view.is_alias) return side;
+  side.side = cuda_side(view);
+  side.transform = transform;
+  return side;
+}
+
+TranscodeJob transcode_job(const TranscodeArgs& args, const HeadRun& from, const HeadRun& to,
+                           CudaFindings* findings) {
+  TranscodeJob job = {};
+  job.append.sides[0] = target_side(to.k, args.to_transform.k);
+  job.append.sides[1] = target_side(to.v, args.to_transform.v);
+  job.append.first_head = to.first_head;
+  job.append.num_heads = to.num_heads;
+  job.append.num_kv_heads = args.to.num_kv_heads;
+  job.append.num_slots = args.to.num_blocks * args.to.block_size;
+  job.append.block_size = args.to.block_size;
+  job.append.by_block_size = FastDivide(args.to.block_size);
+  job.append.slot_mapping = args.to_slots;
+  job.append.num_tokens = static_cast<uint32_t>(args.num_tokens);
+  job.append.findings = findings;
+  job.sources[0] = {cuda_side(from.k), args.from_transform.k};
+  job.sources[1] = {cuda_side(from.v), args.from_transform.v};
+  job.num_from_slots = args.from.num_blocks * args.from.block_size;
+  job.from_block_size = args.from.block_size;
+  job.from_slots = args.from_slots;
+  return job;
+}
+
+// One launch, or two where one side alone has page-shared scales.
+Status launch(const CudaContext& context, const TranscodeJob& job) {
+  TranscodeJob rows = job;
+  TranscodeJob pages = job;
+  for (int i = 0; i < 2; ++i) {
+    const SideView& to = job.append.sides[i].side.view;
+    const bool is_shared = to.spec.scale_source == format::ScaleSource::kPageShared;
+    (is_shared ? rows : pages).append.sides[i] = {};
+  }
+  const auto is_empty = [](const TranscodeJob& part) {
+    const auto& [k, v] = part.append.sides;
+    return k.side.view.head_dim == 0 && v.side.view.head_dim == 0;
+  };
+  if (!is_empty(pages)) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
+  return is_empty(rows) ? Status() : launch_rows(context, rows);
+}
+
+}  // namespace
+}  // namespace cuda
+
+Status transcode(const CudaContext& context, const TranscodeArgs& args, CudaFindings* findings) {
+  if (args.num_tokens > INT32_MAX / args.to.num_kv_heads) {
+    return invalid_argument("{} tokens of {} heads are more rows than one call can take",
+                            args.num_tokens, args.to.num_kv_heads);
+  }
+  if (args.num_tokens == 0) return {};
+  return cuda::for_each_common_run(
+      args.from, args.to, [&](const HeadRun& source, const HeadRun& target) {
+        return cuda::launch(context, cuda::transcode_job(args, source, target, findings));
+      });
+}
+
+}  // namespace kvx::ops

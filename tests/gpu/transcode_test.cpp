@@ -1,0 +1,136 @@
+// transcode on the device against gather and append on the CPU, byte for byte.
+#include "ops/transcode/transcode_cuda.hpp"
+
+#include "format/list.hpp"
+#include "tests/gpu/mirrored_layer.hpp"
+#include "tests/support/verbs.hpp"
+
+namespace kvx::tests {
+namespace {
+
+constexpr LayerShape kFromShape = {
+    .num_blocks = 5, .block_size = 8, .num_heads = 3, .k_dim = 128, .v_dim = 96};
+constexpr LayerShape kToShape = {.num_blocks = 3,
+                                 .block_size = 16,
+                                 .num_heads = 3,
+                                 .k_dim = 128,
+                                 .v_dim = 96,
+                                 .order = Order::kHnd};
+constexpr int kTokens = 38;
+
+// Tables of a mean and a factor, and a rotation.
+struct Tables {
+  std::vector<float> mean = normal_floats(3 * 128, 21);
+  std::vector<float> factor = std::vector<float>(3 * 128, 1.25f);
+  ops::LayerTransform transform() const {
+    ops::LayerTransform result;
+    result.k = {.mean = mean.data(), .factor = factor.data(), .hadamard = true};
+    result.v.hadamard = true;
+    return result;
+  }
+};
+
+class GpuTranscode : public GpuTest {
+ protected:
+  // Tokens of `from` to slots of the target in an order of their own, on both machines.
+  void compare(const format::FormatSpec& from_spec, const format::FormatSpec& to_spec,
+               const ops::LayerTransform& from_transform, const ops::LayerTransform& to_transform) {
+    SCOPED_TRACE(fmt::format("{} to {}", from_spec.facts->name, to_spec.facts->name));
+    TestLayer from(from_spec, from_spec, kFromShape);
+    TestLayer host(to_spec, to_spec, kToShape);
+    TestLayer device(to_spec, to_spec, kToShape);
+    const KvRows rows = normal_rows(kFromShape, kTokens, 3);
+    const auto cpu = serial_context(device::CpuLevel::kScalar);
+    ASSERT_TRUE(append_to(cpu, from, kFromShape, from_transform, rows, slots_from(0, kTokens)));
+    KvRows between = rows;
+    gather_from(cpu, from, from_transform, between);
+    std::vector<int64_t> from_slots = slots_from(0, kTokens);
+    std::vector<int64_t> to_slots = slots_from(16, 32);
+    for (int64_t slot = 0; slot < kTokens - 32; ++slot) to_slots.push_back(slot);
+    ASSERT_TRUE(append_to(cpu, host, kToShape, to_transform, between, to_slots));
+
+    // Not copied: no slot on one side, and one beyond each layer.
+    from_slots.insert(from_slots.end(), {-1, 0, 40, 0});
+    to_slots.insert(to_slots.end(), {0, -1, 0, 48});
+    Mirror mirror(memory());
+    MirroredLayer from_device(mirror, from);
+    MirroredLayer to_device(mirror, device);
+    const Findings findings(memory());
+    ops::TranscodeArgs args;
+    args.from = from_device.view();
+    args.to = to_device.view();
+    args.from_transform = on_device(mirror, from_transform);
+    args.to_transform = on_device(mirror, to_transform);
+    args.from_slots = mirror.add(from_slots);
+    args.to_slots = mirror.add(to_slots);
+    args.num_tokens = std::ssize(from_slots);
+    const Status status = ops::transcode(context(), args, findings.get());
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    synchronize();
+    to_device.fetch(mirror);
+    expect_same_bytes(host, device);
+    EXPECT_EQ(findings.read().out_of_range, 4u);  // two tokens, K and V
+  }
+
+ private:
+  static bool append_to(const ops::CpuContext& cpu, TestLayer& layer, const LayerShape& shape,
+                        const ops::LayerTransform& transform, const KvRows& rows,
+                        const std::vector<int64_t>& slots) {
+    ops::AppendArgs args;
+    args.cache = layer.view();
+    args.transform = transform;
+    args.k = dense_rows(rows.k.data(), DType::kF32, shape.num_heads, shape.k_dim);
+    args.v = dense_rows(rows.v.data(), DType::kF32, shape.num_heads, shape.v_dim);
+    args.slot_mapping = slots;
+    return ops::append(cpu, args).ok();
+  }
+  static void gather_from(const ops::CpuContext& cpu, TestLayer& layer,
+                          const ops::LayerTransform& transform, KvRows& rows) {
+    std::vector<int32_t> ids = {0, 1, 2, 3, 4};
+    const ops::GatherRange range = {.num_tokens = kTokens};
+    ops::GatherArgs args;
+    args.cache = layer.view();
+    args.transform = transform;
+    args.block_table = {ids.data(), std::ssize(ids)};
+    args.max_blocks_per_sequence = std::ssize(ids);
+    args.num_sequences = 1;
+    args.ranges = {&range, 1};
+    args.k = dense_rows(rows.k.data(), DType::kF32, kFromShape.num_heads, kFromShape.k_dim);
+    args.v = dense_rows(rows.v.data(), DType::kF32, kFromShape.num_heads, kFromShape.v_dim);
+    ASSERT_TRUE(ops::gather(cpu, args).ok());
+  }
+  static ops::LayerTransform on_device(Mirror& mirror, const ops::LayerTransform& host) {
+    return {mirrored(mirror, host.k, 3 * 128), mirrored(mirror, host.v, 3 * 96)};
+  }
+};
+
+TEST_F(GpuTranscode, WritesTheCpusBytesFromEveryFormatToEveryOther) {
+  for (const format::Facts* from : format::kAllFacts) {
+    for (const format::Facts* to : format::kAllFacts) {
+      compare(computed_or_only(*from), computed_or_only(*to), {}, {});
+    }
+  }
+}
+
+TEST_F(GpuTranscode, UndoesOneTransformAndAppliesTheOther) {
+  const Tables tables, others;  // a mirror keeps a piece of memory once
+  const format::FormatSpec int8 = spec_named("int8"), bf16 = spec_named("bf16");
+  compare(bf16, int8, {}, tables.transform());
+  compare(int8, bf16, tables.transform(), {});
+  compare(int8, spec_named("nvfp4"), tables.transform(), others.transform());
+}
+
+TEST_F(GpuTranscode, MakesPageSharedScalesAsTheCpu) {
+  const Tables tables;
+  for (const format::Facts* facts : format::kAllFacts) {
+    if (!facts->scale_sources.allows(format::ScaleSource::kPageShared)) continue;
+    const auto page =
+        format::make_spec(*facts, {.scale_source = format::ScaleSource::kPageShared}).value();
+    compare(spec_named("bf16"), page, {}, {});
+    compare(page, spec_named("int8"), {}, {});
+    compare(page, page, tables.transform(), {});
+  }
+}
+
+}  // namespace
+}  // namespace kvx::tests
