@@ -40,17 +40,8 @@ Status check_config(const KvCacheConfig& config) {
   return {};
 }
 
-bool has_page_scales(const LayerPlan& plan) {
-  return std::ranges::any_of(plan.runs, [](const HeadRunPlan& run) {
-    const auto is_page = [](const SideRecipe& side) {
-      return side.spec.scale_source == format::ScaleSource::kPageShared;
-    };
-    return is_page(run.k) || is_page(run.v);
-  });
-}
-
-// What the verbs of a GPU do not do yet, before anything is allocated there.
-Status check_cuda_config(const KvCacheConfig& config, std::span<const LayerPlan> plans) {
+// What a GPU's calls are limited to, before anything is allocated there.
+Status check_cuda_config(const KvCacheConfig& config) {
   constexpr int kMaxEntries = 65535;  // of attend on CUDA
   if (config.memory != nullptr) {
     return invalid_argument("memory and cuda are both given; expected one place for the pools");
@@ -65,13 +56,10 @@ Status check_cuda_config(const KvCacheConfig& config, std::span<const LayerPlan>
         "step",
         config.cuda->max_step_tokens, config.max_sequences);
   }
-  for (int layer = 0; layer < config.geometry.num_layers; ++layer) {
-    if (has_page_scales(plans[layer])) {
-      return unsupported(
-          "the recipe of layer {} has source=page; a GPU's copies take scales of rows only "
-          "(expected source=computed, or a cache on the host)",
-          layer);
-    }
+  // A cut appends the rows that stay once more, in tables of a step's size.
+  if (config.max_speculative_tokens > config.cuda->max_step_tokens) {
+    return invalid_argument("max_speculative_tokens is {}; expected 0 to cuda.max_step_tokens, {}",
+                            config.max_speculative_tokens, config.cuda->max_step_tokens);
   }
   return {};
 }
@@ -93,7 +81,7 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   KVX_ASSIGN_OR_RETURN(cache->wide_ends_, wide_ends_of(kept.recipe, kept.block_size));
   KVX_ASSIGN_OR_RETURN(cache->groups_,
                        plan_groups(kept.geometry, plans, kept.recipe, kept.block_size));
-  KVX_RETURN_IF_ERROR(cache->create_place(plans));
+  KVX_RETURN_IF_ERROR(cache->create_place());
   KVX_RETURN_IF_ERROR(cache->create_pool());
   KVX_RETURN_IF_ERROR(cache->create_layers(plans));
   KVX_RETURN_IF_ERROR(cache->create_sequences());
@@ -103,12 +91,12 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   return cache;
 }
 
-Status KvCache::create_place(std::span<const LayerPlan> plans) {
+Status KvCache::create_place() {
   if (config_.memory != nullptr && config_.memory->kind() != cache::MemoryKind::kHost) {
     return invalid_argument("memory is a device's; expected the host's, or config.cuda");
   }
   if (!config_.cuda) return {};
-  KVX_RETURN_IF_ERROR(check_cuda_config(config_, plans));
+  KVX_RETURN_IF_ERROR(check_cuda_config(config_));
   KVX_ASSIGN_OR_RETURN(place_, CudaPlace::create(config_.cuda->context));
   return {};
 }

@@ -102,7 +102,7 @@ class KvCache {
  public:
   // Allocates everything. INVALID_ARGUMENT names what does not fit: a geometry, an override, a
   // head_dim, a missing table; OUT_OF_RANGE: a budget below one sequence, with the bytes that it
-  // needs; UNSUPPORTED: what a GPU's verbs do not do yet, by its field.
+  // needs.
   static Result<std::unique_ptr<KvCache>> create(KvCacheConfig config,
                                                  const ops::CpuContext& context);
   ~KvCache();
@@ -239,7 +239,7 @@ class KvCache {
 
   KvCache(KvCacheConfig config, const ops::CpuContext& context);
 
-  Status create_place(std::span<const LayerPlan> plans);
+  Status create_place();
   // What a writer's steps move bytes with.
   Result<std::unique_ptr<Verbs>> create_verbs();
   Status create_pool();

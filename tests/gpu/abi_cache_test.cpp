@@ -13,6 +13,10 @@ using abi_test::test_rows;
 
 constexpr int kTokens = 30;  // over several blocks of 8
 
+void begin(api::Cache& cache, int32_t sequence) {
+  abi_test::begin(cache, sequence, kTokens);
+}
+
 class GpuAbiCache : public GpuTest {
  protected:
   api::Result<api::Cache> device_cache(const char* recipe) {
@@ -22,57 +26,54 @@ class GpuAbiCache : public GpuTest {
     options.stream = context().stream;
     return api::Cache::create(abi_test::owned_config(recipe), &options);
   }
+
+  void expect_the_hosts_rows(const char* recipe) {
+    auto found = device_cache(recipe);
+    ASSERT_TRUE(found.ok()) << kvx_last_error();
+    api::Cache on_device = std::move(*found);
+    api::Cache on_host = abi_test::sharing_cache(recipe);
+    std::vector<float> q = test_rows(kTokens, kQHeads, kOwnedDim, 0.7f);
+    std::vector<float> k = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.0f);
+    std::vector<float> v = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.5f);
+
+    const int32_t host_sequence = *on_host.create_sequence();
+    begin(on_host, host_sequence);
+    const std::vector<float> expected = abi_test::step_layers(on_host, q, k, v);
+    ASSERT_TRUE(on_host.end_step().ok());
+
+    Mirror mirror(memory());
+    std::vector<float> out(q.size());
+    const int32_t sequence = *on_device.create_sequence();
+    begin(on_device, sequence);
+    abi_test::step_layers(
+        on_device, api::rows(mirror.add(q), KVX_DTYPE_F32), api::rows(mirror.add(k), KVX_DTYPE_F32),
+        api::rows(mirror.add(v), KVX_DTYPE_F32), api::rows(mirror.add(out), KVX_DTYPE_F32));
+    ASSERT_TRUE(on_device.end_step().ok());
+    ASSERT_TRUE(on_device.synchronize().ok()) << kvx_last_error();
+    mirror.fetch(out);
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 2e-3) << i;
+
+    // Codes and scales are the host's, so the rows are, bit for bit.
+    std::vector<float> gathered(k.size());
+    const kvx_rows_t gathered_rows = api::rows(mirror.add(gathered), KVX_DTYPE_F32);
+    ASSERT_EQ(
+        kvx_sequence_gather(on_device.handle(), sequence, 1, 0, kTokens, &gathered_rows, nullptr),
+        KVX_STATUS_OK)
+        << kvx_last_error();
+    ASSERT_TRUE(on_device.synchronize().ok()) << kvx_last_error();
+    mirror.fetch(gathered);
+    std::vector<float> host_rows = abi_test::rows_of(on_host, host_sequence);
+    host_rows.resize(gathered.size());  // K without V
+    EXPECT_EQ(gathered, host_rows);
+  }
 };
 
-void begin(api::Cache& cache, int32_t sequence) {
-  abi_test::begin(cache, sequence, kTokens);
-}
-
 TEST_F(GpuAbiCache, HoldsAndAttendsToTheHostsRows) {
-  auto found = device_cache("int8");
-  ASSERT_TRUE(found.ok()) << kvx_last_error();
-  api::Cache on_device = std::move(*found);
-  api::Cache on_host = abi_test::sharing_cache("int8");
-  std::vector<float> q = test_rows(kTokens, kQHeads, kOwnedDim, 0.7f);
-  std::vector<float> k = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.0f);
-  std::vector<float> v = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.5f);
-
-  const int32_t host_sequence = *on_host.create_sequence();
-  begin(on_host, host_sequence);
-  const std::vector<float> expected = abi_test::step_layers(on_host, q, k, v);
-  ASSERT_TRUE(on_host.end_step().ok());
-
-  Mirror mirror(memory());
-  std::vector<float> out(q.size());
-  const int32_t sequence = *on_device.create_sequence();
-  begin(on_device, sequence);
-  abi_test::step_layers(
-      on_device, api::rows(mirror.add(q), KVX_DTYPE_F32), api::rows(mirror.add(k), KVX_DTYPE_F32),
-      api::rows(mirror.add(v), KVX_DTYPE_F32), api::rows(mirror.add(out), KVX_DTYPE_F32));
-  ASSERT_TRUE(on_device.end_step().ok());
-  ASSERT_TRUE(on_device.synchronize().ok()) << kvx_last_error();
-  mirror.fetch(out);
-  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 2e-3) << i;
-
-  // Codes and scales are the host's, so the rows are, bit for bit.
-  std::vector<float> gathered(k.size());
-  const kvx_rows_t gathered_rows = api::rows(mirror.add(gathered), KVX_DTYPE_F32);
-  ASSERT_EQ(
-      kvx_sequence_gather(on_device.handle(), sequence, 1, 0, kTokens, &gathered_rows, nullptr),
-      KVX_STATUS_OK)
-      << kvx_last_error();
-  ASSERT_TRUE(on_device.synchronize().ok()) << kvx_last_error();
-  mirror.fetch(gathered);
-  std::vector<float> host_rows = abi_test::rows_of(on_host, host_sequence);
-  host_rows.resize(gathered.size());  // K without V
-  EXPECT_EQ(gathered, host_rows);
+  expect_the_hosts_rows("int8");
 }
 
-TEST_F(GpuAbiCache, RefusesWhatAGpuDoesNotDoYetByItsName) {
-  const auto page = device_cache("int8:source=page,immediate");
-  ASSERT_FALSE(page.ok());
-  EXPECT_EQ(page.failure().status, KVX_STATUS_UNSUPPORTED);
-  EXPECT_NE(page.failure().text.find("source=page"), std::string::npos) << page.failure().text;
+TEST_F(GpuAbiCache, TakesPagesThatShareAScale) {
+  expect_the_hosts_rows("int8:source=page,immediate");
 }
 
 }  // namespace

@@ -162,7 +162,6 @@ TEST(Truncate, RefusesACutInsideAPackedBlock) {
 }
 
 TEST(Truncate, RefusesACutInsideAPageThatMayHaveGrownAndAForkSavesIt) {
-  if (is_on_gpu()) GTEST_SKIP() << "page-shared scales are refused there";
   const Stream stream(60);
   const char* recipe = "int8:source=page,immediate";
   auto cache = shared_cache(recipe);

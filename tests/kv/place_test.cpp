@@ -25,7 +25,9 @@ constexpr const char* kRecipes[] = {"bf16",
                                     "int4:sink=10,recent=40,wide=f16",
                                     "mxfp4:hadamard",
                                     "int4_affine:auto",
-                                    "int8:recent=16,wide=f32"};
+                                    "int8:recent=16,wide=f32",
+                                    "int8:source=page,immediate",
+                                    "int4:source=page,sink=10,recent=40"};
 
 KvCacheConfig here(std::string_view recipe) {
   KvCacheConfig config = config_of(recipe);
@@ -149,9 +151,10 @@ TEST(Place, RefusesForAGpuWhatItDoesNotDo) {
     return cache.ok() ? "accepted" : cache.error().message;
   };
   EXPECT_THAT(refusal([](KvCacheConfig& c) {
-                c.recipe = parse_recipe("int8:source=page,immediate").value();
+                c.cuda->max_step_tokens = 8;
+                c.max_speculative_tokens = 9;
               }),
-              HasSubstr("the recipe of layer 0 has source=page"));
+              HasSubstr("max_speculative_tokens is 9; expected 0 to cuda.max_step_tokens, 8"));
   EXPECT_THAT(refusal([](KvCacheConfig& c) { c.cuda->max_step_tokens = 1; }),
               HasSubstr("cuda.max_step_tokens is 1; expected at least max_sequences, 2"));
   EXPECT_THAT(refusal([](KvCacheConfig& c) { c.memory = &cache::host_memory(); }),

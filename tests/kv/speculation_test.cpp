@@ -22,7 +22,6 @@ constexpr const char* kRecipes[] = {"int8:source=page,immediate",
 
 KvCacheConfig page_config(std::string_view recipe, int max_sequences = 2) {
   KvCacheConfig config = config_of(recipe, kBlockSize);
-  config.cuda.reset();                                           // refused there
   config.overrides = {parse_head_override("0:1=int4").value()};  // beside scales of rows
   config.geometry.layer_windows = {0, kWindow};
   config.max_sequences = max_sequences;

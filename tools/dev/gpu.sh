@@ -30,7 +30,7 @@ SANITIZED+=':GpuAbiGather.Takes*:GpuAbiGather.Converts*:GpuAbiGather.Skips*:GpuA
 NOT_RACECHECKED='GpuPrefill.Captured*:GpuPrefill.Skips*:GpuPrefill.*TokenScales'
 
 # Cases of the assembled cache with its blocks on the device (tests/gpu/CMakeLists.txt), and some.
-KV_CASES='KvCache.*:KvCacheFile.*:KvStep.*:Fork.*:Truncate.*:PartialAcceptance.*:Prefix.*:HostTier.*:Place.*:WindowSinks.*:Transcode.*'
+KV_CASES='KvCache.*:KvCacheFile.*:KvStep.*:Fork.*:Truncate.*:PartialAcceptance.*:Prefix.*:HostTier.*:Place.*:WindowSinks.*:Transcode.*:Speculation.*'
 SANITIZED_KV='Fork.Shares*:PartialAcceptance.*:Prefix.ATenant*:HostTier.*:Place.Zeroes*'
 
 cmd_gpu() {
