@@ -197,9 +197,8 @@ TEST(Speculation, SaysWhatIsFirmAndWhatItNeeds) {
   append_run(*cache, sequence, {&stream, 20, 5}, true);
   EXPECT_THAT(cache->truncate_sequence(sequence, 19).error().message,
               HasSubstr("inside a page whose shared scale may have grown"));
-  KvStep step(*cache);
   const StepEntry too_many{sequence, 20, true};
-  EXPECT_THAT(step.begin({&too_many, 1}).error().message,
+  EXPECT_THAT(KvStep(*cache).begin({&too_many, 1}).error().message,
               HasSubstr("20 speculative tokens after 5 others; expected at most "
                         "max_speculative_tokens, 24"));
   append_run(*cache, sequence, {&stream, 25, 1});  // now all of it is firm

@@ -242,7 +242,8 @@ Status check_view(const char* name, const LayerView& view) {
   }
   for (const HeadRun& run : view.runs) {
     for (const SideView* side : {&run.k, &run.v}) {
-      if (side->head_dim <= 0 || side->head_dim > format::kMaxHeadDim || !side->codes.base) {
+      const bool has_codes = side->codes.base || view.num_blocks == 0;
+      if (side->head_dim <= 0 || side->head_dim > format::kMaxHeadDim || !has_codes) {
         return invalid_argument(
             "{}.{} has head_dim {}, codes {}; attention needs 1 to {} and codes", name,
             side == &run.k ? "k" : "v", side->head_dim, side->codes.base ? "there" : "null",
