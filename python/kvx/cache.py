@@ -161,6 +161,7 @@ class Cache(_core.PagedCache):
         k:   [tokens, num_kv_heads, head_dim], after RoPE
         v:   [tokens, num_kv_heads, v_head_dim]
         out: [tokens, num_q_heads, v_head_dim], apart from the inputs; None makes one like q
+            (JAX: NumPy's, float32 for bfloat16, since JAX's own cannot be written)
         softmax_scale: 1 / sqrt(head_dim) when None
         softcap: scores become softcap * tanh(score / softcap); 0 for none
         sinks: float32 [num_q_heads], logits that take part in the softmax without a value

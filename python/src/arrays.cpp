@@ -40,7 +40,8 @@ bool take_array(nb::handle object, Array& array) {
 template <class Array>
 Array cpu_array(nb::handle object, const char* name) {
   Array array;
-  if (!take_array(object, array)) {
+  const bool may_be_used = Array::ReadOnly || !is_immutable(object);
+  if (!may_be_used || !take_array(object, array)) {
     throw CoreError(
         invalid_argument("{} is a {} that cannot be {} in place; expected a{} NumPy array or dense "
                          "tensor on the CPU",

@@ -1,6 +1,9 @@
 // The exchange table hangs on the type, in a capsule; looked up once a type.
 #include "python/src/exchange.hpp"
 
+#include <nanobind/stl/string.h>
+
+#include <string>
 #include <unordered_map>
 
 namespace kvx::python {
@@ -42,15 +45,20 @@ Exchange find_exchange(nb::handle type) {
 
 struct TypeFacts {
   Exchange exchange = nullptr;
-  bool has_is_neg = false;  // torch's tensors, whose sign may be kept apart from the numbers
+  bool has_is_neg = false;    // torch's tensors, whose sign may be kept apart from the numbers
+  bool is_immutable = false;  // JAX's arrays, whose capsules do not say so
 };
+
+bool is_of_jax(nb::handle type) {
+  return nb::cast<std::string>(type.attr("__module__")).starts_with("jax");
+}
 
 TypeFacts facts_of(nb::handle type) {
   // Types that are remembered stay alive, so that no other takes their address.
   static auto& known = *new std::unordered_map<PyObject*, TypeFacts>;
   const auto found = known.find(type.ptr());
   if (found != known.end()) return found->second;
-  const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg")};
+  const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg"), is_of_jax(type)};
   if (known.size() < kMaxTypes) known.emplace(type.inc_ref().ptr(), facts);
   return facts;
 }
@@ -67,6 +75,10 @@ bool exchange(nb::handle object, nb::dlpack::dltensor& tensor) {
 
 bool is_negated(nb::handle object) {
   return facts_of(object.type()).has_is_neg && nb::cast<bool>(object.attr("is_neg")());
+}
+
+bool is_immutable(nb::handle object) {
+  return facts_of(object.type()).is_immutable;
 }
 
 }  // namespace kvx::python

@@ -16,4 +16,7 @@ bool exchange(nanobind::handle object, nanobind::dlpack::dltensor& tensor);
 // imaginary part of a conjugate); no exchange says so.
 bool is_negated(nanobind::handle object);
 
+// Whether the object's library relies on its numbers never changing (JAX).
+bool is_immutable(nanobind::handle object);
+
 }  // namespace kvx::python

@@ -10,7 +10,7 @@ from kvx.cache import Cache as PagedCache
 from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf.interface import NAME, layer_windows
+from kvx.hf.interface import NAME, layer_windows, refuse_other_devices
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,7 @@ class Layer(CacheLayerMixin):
         self.sequences: list[int] = []
 
     def lazy_initialization(self, key_states, value_states):
-        if key_states.device.type != "cpu":
-            raise UnsupportedError(
-                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
-            )
+        refuse_other_devices(key_states)
         batch, heads, _, head_dim = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cache = PagedCache(

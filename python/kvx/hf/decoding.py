@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf.interface import layer_windows
+from kvx.hf.interface import layer_windows, refuse_other_devices
 from kvx.paged_layer import PagedLayer
 
 
@@ -32,10 +32,7 @@ class DecodingLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def lazy_initialization(self, key_states, value_states):
-        if key_states.device.type != "cpu":
-            raise UnsupportedError(
-                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
-            )
+        refuse_other_devices(key_states)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.layer = PagedLayer(
             self.recipe,

@@ -9,7 +9,12 @@ from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf.cache import Cache, _repeated
 from kvx.hf.decoding import DecodingCache
-from kvx.hf.interface import NAME, layer_windows, refuse_position_bias
+from kvx.hf.interface import (
+    NAME,
+    layer_windows,
+    refuse_other_devices,
+    refuse_position_bias,
+)
 from kvx.paged_layer import PagedLayer
 
 
@@ -42,10 +47,7 @@ class CrossLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def lazy_initialization(self, key_states, value_states):
-        if key_states.device.type != "cpu":
-            raise UnsupportedError(
-                f"keys lie on {key_states.device}; kvx.hf works on the CPU so far"
-            )
+        refuse_other_devices(key_states)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 

@@ -44,6 +44,12 @@ def layer_windows(config):
     return windows
 
 
+def refuse_other_devices(states):
+    """A layer's first keys say where the model runs."""
+    if states.device.type != "cpu":
+        raise UnsupportedError(f"keys lie on {states.device}; kvx.hf works on the CPU so far")
+
+
 def refuse_position_bias(config):
     """T5 and its family add a learned bias to every score; kvx's attention has none."""
     if hasattr(config.get_text_config(decoder=True), "relative_attention_num_buckets"):
