@@ -1,6 +1,8 @@
 // LayerStore::create joins layout, memory and tables into the verbs' views.
 #include "kv/layer_store.hpp"
 
+#include "ops/side_rows.hpp"
+
 namespace kvx::kv {
 namespace {
 
@@ -36,12 +38,6 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
                    run.head_stride, format::scale_bytes_per_group(spec)};
   }
   return view;
-}
-
-// 16- and 32-bit rows have no scales.
-ops::SideView from_head(ops::SideView side, int head) {
-  if (side.head_dim > 0) side.codes.base = after(side.codes.base, head * side.codes.head_stride);
-  return side;
 }
 
 ops::LayerView layer_view(const CacheGeometry& geometry, const LayerMemory& memory,
@@ -94,8 +90,8 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
     for (const HeadRunPlan& cut : plan.runs) {
       const ops::HeadRun& whole = store->wide_runs_.front();
       store->cut_wide_runs_.push_back({cut.first_head, cut.num_heads,
-                                       from_head(whole.k, cut.first_head),
-                                       from_head(whole.v, cut.first_head)});
+                                       ops::side_from(whole.k, cut.first_head),
+                                       ops::side_from(whole.v, cut.first_head)});
     }
     store->wide_in_packed_runs_ = layer_view(geometry, wide, store->cut_wide_runs_);
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/host_device.hpp"
 #include "format/spec.hpp"
 
 namespace kvx::ops {
@@ -52,6 +53,8 @@ struct SideView {
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
   bool is_alias = false;  // V that is a part of K's rows (latent caches): never written
 
+  // Whether rows of its own are written: not of a side without numbers, nor of an alias.
+  KVX_HOST_DEVICE bool is_stored() const { return head_dim > 0 && !is_alias; }
   float tensor_scale(int head) const { return tensor_scales ? tensor_scales[head] : 1.0f; }
 };
 

@@ -15,6 +15,14 @@ inline const HeadRun& run_of_head(const LayerView& layer, int head) {
   return *run;
 }
 
+// A side of a run from its head number `head` on. A pool without blocks has no memory yet.
+inline SideView side_from(SideView side, int head) {
+  if (side.codes.base != nullptr) side.codes.base += head * side.codes.head_stride;
+  if (side.scales.base != nullptr) side.scales.base += head * side.scales.head_stride;
+  if (side.tensor_scales != nullptr) side.tensor_scales += head;
+  return side;
+}
+
 // Numbers of one token in all heads, K and V.
 inline int64_t floats_per_token(const LayerView& layer) {
   int64_t floats = 0;

@@ -97,13 +97,10 @@ struct AppendTask {
     if (found != 0) nonfinite += found;
   }
 
-  // V without numbers of its own has no rows either.
-  static bool is_stored(const SideView& side) { return side.head_dim != 0 && !side.is_alias; }
-
   // Returns the non-finite inputs that the codes could not say.
   int64_t append_side(const SideView& side, int head_in_run, int head, const AppendRun& run,
                       const FloatRows& input, const SideTransform& transform) const {
-    if (!is_stored(side)) return 0;
+    if (!side.is_stored()) return 0;
     if (transform.is_identity() && stored_dtype(side.spec) == input.dtype) {
       copy_rows(side, head_in_run, head, run, input);
       return 0;
@@ -137,7 +134,7 @@ struct AppendTask {
   // does not see the next one coming.
   static void prefetch_rows(const SideView& side, int head, const AppendRun& run,
                             const FloatRows& input) {
-    if (!is_stored(side)) return;
+    if (!side.is_stored()) return;
     constexpr int kLine = 64;
     const int row_bytes = side.head_dim * bytes_of(input.dtype);
     for (int t = 0; t < run.tokens.num_tokens; ++t) {

@@ -44,9 +44,8 @@ AppendJob append_job(const AppendArgs& args, const HeadRun& run, CudaFindings* f
 bool run_fits_chunks(const AppendJob& job) {
   const auto fits = [](const AppendSide& part) {
     const SideView& side = part.side.view;
-    return side.head_dim == 0 || side.is_alias ||
-           (fits_chunks(side) && fits_chunks(part.input) &&
-            side.spec.scale_choice == format::ScaleChoice::kAmax);
+    return !side.is_stored() || (fits_chunks(side) && fits_chunks(part.input) &&
+                                 side.spec.scale_choice == format::ScaleChoice::kAmax);
   };
   const auto& [k, v] = job.sides;
   const bool alike =
@@ -68,10 +67,7 @@ Status launch_rows(const CudaContext& context, const AppendJob& job) {
 Status launch_chunks(const CudaContext& context, const AppendJob& append) {
   const auto& [k, v] = append.sides;
   const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
-  const auto is_stored = [](const AppendSide& part) {
-    return part.side.view.head_dim > 0 && !part.side.view.is_alias;
-  };
-  const int num_sides = is_stored(k) && is_stored(v) ? 2 : 1;
+  const int num_sides = k.side.view.is_stored() && v.side.view.is_stored() ? 2 : 1;
   const AppendWalks walks =
       AppendWalks::of(context.device.num_multiprocessors * kAppendCtasPerMultiprocessor,
                       append.num_tokens, append.num_heads, lanes, num_sides);

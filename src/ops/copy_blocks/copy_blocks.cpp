@@ -138,7 +138,7 @@ struct CopyTask {
   // Returns the non-finite inputs that the target's codes could not say.
   int64_t copy_side(const HeadOfSide& source, const HeadOfSide& target,
                     const BlockCopy& copy) const {
-    if (target.side.head_dim == 0 || target.side.is_alias) return 0;
+    if (!target.side.is_stored()) return 0;
     if (codes_fit(source, target, copy)) {
       copy_as_stored(source, target, copy);
       return 0;

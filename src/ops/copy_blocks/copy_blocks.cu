@@ -73,9 +73,8 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
 CopySide copy_side(const SideView& from, const SideView& to) {
   format::FormatSpec read_as = from.spec;
   read_as.scale_choice = to.spec.scale_choice;
-  const bool is_skipped = to.head_dim == 0 || to.is_alias;
-  CopySide side = {cuda_side(from), cuda_side(to), {}, {}, read_as == to.spec, is_skipped};
-  if (!is_skipped) {
+  CopySide side = {cuda_side(from), cuda_side(to), {}, {}, read_as == to.spec, !to.is_stored()};
+  if (to.is_stored()) {
     side.from_chunks = chunk_rows(from);
     side.to_chunks = chunk_rows(to);
   }

@@ -9,15 +9,6 @@
 
 namespace kvx::ops::cuda {
 
-// A side of a run from its head number `head` on.
-inline SideView side_from(SideView side, int head) {
-  if (side.head_dim == 0) return side;
-  side.codes.base += head * side.codes.head_stride;
-  if (side.scales.base != nullptr) side.scales.base += head * side.scales.head_stride;
-  if (side.tensor_scales != nullptr) side.tensor_scales += head;
-  return side;
-}
-
 // Heads [first_head, first_head + num_heads) of the layer. Requires: they lie in the run.
 inline HeadRun part_of(const HeadRun& run, int first_head, int num_heads) {
   const int skipped = first_head - run.first_head;

@@ -106,7 +106,7 @@ Status launch_pages(const CudaContext& context, const TranscodeJob& job) {
 
 AppendSide target_side(const SideView& view, const SideTransform& transform) {
   AppendSide side = {};
-  if (view.head_dim == 0 || view.is_alias) return side;
+  if (!view.is_stored()) return side;
   side.side = cuda_side(view);
   side.transform = transform;
   return side;
