@@ -39,3 +39,15 @@ if(KVX_FUZZ)
   endif()
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
+
+# target_precompile_headers, for C++ alone. (ccache knows GCC's precompiled headers only with
+# -fpch-preprocess.)
+#   kvx_precompile_headers(kvx_tool_parts PRIVATE <fmt/format.h>)
+function(kvx_precompile_headers name how)
+  target_compile_options(
+    ${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess>)
+  if(how STREQUAL "PRIVATE")
+    list(TRANSFORM ARGN REPLACE "^(.+)$" "$<$<COMPILE_LANGUAGE:CXX>:\\1>")
+  endif()
+  target_precompile_headers(${name} ${how} ${ARGN})
+endfunction()

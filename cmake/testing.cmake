@@ -17,17 +17,13 @@ find_package(rapidcheck REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 set(KVX_TEST_REPORTS ${CMAKE_BINARY_DIR}/test-reports)
 
-# The headers are compiled with the first test's options, which are every test's. (ccache knows GCC's
-# precompiled headers only with -fpch-preprocess.)
+# The headers are compiled with the first test's options, which are every test's.
 function(kvx_precompile_test_headers name)
-  target_compile_options(
-    ${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess>)
   get_property(owner GLOBAL PROPERTY kvx_test_headers_owner)
   if(owner)
-    target_precompile_headers(${name} REUSE_FROM ${owner})
+    kvx_precompile_headers(${name} REUSE_FROM ${owner})
   else()
-    target_precompile_headers(
-      ${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${PROJECT_SOURCE_DIR}/tests/precompiled.hpp>)
+    kvx_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/precompiled.hpp)
     set_property(GLOBAL PROPERTY kvx_test_headers_owner ${name})
   endif()
 endfunction()
