@@ -1,9 +1,10 @@
 """What a verb costs from Python: whole calls of one token, the work in C++ included.
 
-    python bench/python/verbs.py [--threads 1]
+    python bench/python/verbs.py [--threads 1] [--device cuda]
 
 The smallest work there is (int8, one head of 32, a few tokens), so that nearly all of it is the way
-from Python to C++ and back: an upper bound of the overhead. The best of many short runs is told.
+from Python to C++ and back: an upper bound of the overhead. The best of many short runs is told. On a GPU each call is timed alone, while the GPU
+has nothing to do: what the host spends on it, launches included. The median is told as well.
 """
 
 import argparse
@@ -58,10 +59,55 @@ def calls(to_array):
     }
 
 
+def cuda_calls(to_array, **options):
+    """A step's calls on a GPU, timed one by one: {name: [us]}."""
+    rows = np.random.default_rng(0).standard_normal((1, 1, 64)).astype(np.float16)
+    q, k, v, out = (to_array(rows.copy()) for _ in range(4))
+    cache = kvx.Cache(
+        num_layers=1, num_kv_heads=1, head_dim=64, recipe="int8", max_tokens=64, device="cuda"
+    )
+    sequence = cache.create_sequence()
+    calls = {
+        "begin_step": lambda: cache.begin_step([(sequence, 1)]),
+        "append_and_attend": lambda: cache.append_and_attend(0, q, k, v, out, **options),
+        "end_step": cache.end_step,
+        "truncate": lambda: cache.truncate(sequence, 0),
+    }
+    times = {name: [] for name in calls}
+    for _ in range(RUNS * 5):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            times[name].append(1e6 * (time.perf_counter() - started))
+            cache.synchronize()
+    return times
+
+
+def time_cuda():
+    import cupy
+    import torch
+
+    kinds = {
+        "torch": (lambda array: torch.from_numpy(array).cuda(), {}),
+        "torch, another stream": (
+            lambda array: torch.from_numpy(array).cuda(),
+            {"stream": torch.cuda.Stream()},
+        ),
+        "CuPy": (cupy.asarray, {}),
+    }
+    for library, (to_array, options) in kinds.items():
+        for verb, times in cuda_calls(to_array, **options).items():
+            print(f"{library:21} {min(times):6.2f} {np.median(times):6.2f} us  {verb}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
-    kvx.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options = parser.parse_args()
+    kvx.set_num_threads(options.threads)
+    if options.device == "cuda":
+        return time_cuda()
     libraries = {"NumPy": lambda array: array}
     try:
         import torch

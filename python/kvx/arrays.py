@@ -1,15 +1,39 @@
 """New arrays of the caller's own kind: a verb that is given torch tensors returns torch tensors.
 
-Others get NumPy's arrays, also JAX, whose own cannot be written."""
+Others get NumPy's arrays, also JAX, whose own cannot be written. On a GPU arrays are torch's or
+CuPy's."""
+
+import sys
 
 import numpy as np
 
+from kvx.errors import Error
+
 
 def empty_like(array, shape):
-    """An uninitialised array of ``shape`` with ``array``'s library and dtype."""
+    """An uninitialised array of ``shape`` with ``array``'s library, dtype and device."""
     if hasattr(array, "new_empty"):  # PyTorch
         return array.new_empty(shape)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        with array.device:
+            return cupy.empty(shape, dtype=array.dtype)
     return np.empty(shape, dtype=_numpy_dtype(array))
+
+
+def new_output(like, shape, device, name):
+    """An array for a verb on ``device`` to write to, of ``like``'s library. ``name`` is the argument
+    that decides it.
+
+    Raises kvx.Error: a GPU's, and like's library makes none that could be written there.
+    """
+    out = empty_like(like, shape)
+    if device != "cpu" and isinstance(out, np.ndarray) and not isinstance(like, np.ndarray):
+        raise Error(
+            f"{name} is {'None' if like is None else f'a {type(like).__name__}'}; expected a torch "
+            f"tensor or CuPy array on {device}, whose library makes the array that is written"
+        )
+    return out
 
 
 def zeros_like(array, shape):
@@ -29,7 +53,7 @@ def checked_array(array, name):
     """Refuses, with kvx's own words, what is no array (lists, numbers, None)."""
     if not hasattr(array, "shape") or not hasattr(array, "reshape"):
         raise TypeError(
-            f"{name} is a {type(array).__name__}; expected a NumPy array or a tensor on the CPU"
+            f"{name} is a {type(array).__name__}; expected a NumPy array or a tensor"
         )
     return array
 

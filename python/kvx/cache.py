@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvx import _core
-from kvx.arrays import checked_array, empty_like, token_list
+from kvx.arrays import checked_array, new_output, token_list
 from kvx.errors import Error, OutOfRangeError
 from kvx.html import table
 
@@ -57,11 +57,18 @@ class Cache(_core.PagedCache):
     prefix_model:    names what computes K and V, and turns prefixes and files on: blocks are found
                      again by their tokens, in caches and files of the same name
     prefix_hash:     of the tokens, ``"xxh3"``, or ``"sha256"`` where tenants share a cache
+    device:          ``"cpu"``, ``"cuda"`` or ``"cuda:1"``: where blocks lie and verbs run, and where
+                     all arrays of this cache must lie
+    max_step_tokens: of all entries of a step together, on a GPU; its tables pass through memory of
+                     that size
+    stream:          of the GPU, which the cache's own work goes to: torch's, CuPy's or a cudaStream_t
+                     as a number; the device's default stream when None
 
     Tokens come in steps: begin_step, append_and_attend once for every layer, end_step; ``step()``
     does the first and the last. Threads may share a cache; its calls wait for each other.
 
-    Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence.
+    Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence or
+    more memory than there is, kvx.UnsupportedError: no such GPU, or a build of kvx without CUDA.
     """
 
     def __init__(
@@ -81,6 +88,9 @@ class Cache(_core.PagedCache):
         memory_budget_bytes: int = 0,
         prefix_model: str | None = None,
         prefix_hash: str = "xxh3",
+        device="cpu",
+        max_step_tokens: int = 4096,
+        stream=None,
     ):
         super().__init__(
             num_layers,
@@ -97,13 +107,17 @@ class Cache(_core.PagedCache):
             memory_budget_bytes,
             prefix_model,
             prefix_hash,
+            str(device),
+            max_step_tokens,
+            stream,
         )
         self.recipe = recipe
 
     def __repr__(self) -> str:
+        place = "" if self.device == "cpu" else f", on {self.device}"
         return (
             f"kvx.Cache({self.recipe!r}, {self.num_layers} layers, {self.num_kv_heads} KV heads, "
-            f"head_dim {self.k_head_dim}/{self.v_head_dim})"
+            f"head_dim {self.k_head_dim}/{self.v_head_dim}{place})"
         )
 
     def _repr_html_(self):
@@ -151,6 +165,7 @@ class Cache(_core.PagedCache):
         softcap=0.0,
         sinks=None,
         precision="accurate",
+        stream=None,
     ):
         """Appends the step's keys and values to a layer and returns attention over all its tokens.
 
@@ -161,11 +176,16 @@ class Cache(_core.PagedCache):
         k:   [tokens, num_kv_heads, head_dim], after RoPE
         v:   [tokens, num_kv_heads, v_head_dim]
         out: [tokens, num_q_heads, v_head_dim], apart from the inputs; None makes one like q
-            (JAX: NumPy's, float32 for bfloat16, since JAX's own cannot be written)
+            (JAX: NumPy's, float32 for bfloat16, since JAX's own cannot be written; on a GPU JAX's
+            need an out of torch or CuPy)
         softmax_scale: 1 / sqrt(head_dim) when None
         softcap: scores become softcap * tanh(score / softcap); 0 for none
         sinks: float32 [num_q_heads], logits that take part in the softmax without a value
-        precision: "accurate", or "fast", which may be off by 8e-3 of the output's size
+        precision: "accurate", or "fast", which may be off by 8e-3 of the output's size (on a GPU
+            both are the same)
+        stream: on a GPU, the stream that the verb is in order with: it follows what that stream was
+            given before, and what it is given later sees ``out``. None is the current stream of
+            out's library (torch, CuPy). The call returns when its work is on its way.
 
         float32, float16 or bfloat16, in any strides but a contiguous head_dim; nothing is copied.
         Raises kvx.Error: another precision, no open step, a layer twice, another shape, dtype or device.
@@ -174,18 +194,24 @@ class Cache(_core.PagedCache):
             raise Error(f"precision is {precision!r}; expected 'accurate' or 'fast'")
         if out is None:
             heads = tuple(checked_array(q, "q").shape[:2])
-            out = empty_like(q, (*heads, self.v_head_dim))
+            out = new_output(q, (*heads, self.v_head_dim), self.device, "out is None and q")
         super().append_and_attend(
-            layer, q, k, v, out, softmax_scale, softcap, sinks, precision == "fast"
+            layer, q, k, v, out, softmax_scale, softcap, sinks, precision == "fast", stream
         )
         return out
 
-    def gather(self, sequence, layer, first_token=0, num_tokens=None, *, like=None):
+    def gather(
+        self, sequence, layer, first_token=0, num_tokens=None, *, like=None, out=None, stream=None
+    ):
         """The stored keys and values of a sequence's tokens, decoded, rotations undone.
 
         Returns (k, v): [num_tokens, num_kv_heads, head_dim], float32 NumPy arrays, or arrays of
-        ``like``'s library and dtype. num_tokens: up to the sequence's end when None.
-        Raises kvx.OutOfRangeError: tokens that the sequence has not.
+        ``like``'s library and dtype (on a GPU like is needed: a torch tensor or CuPy array there).
+        num_tokens: up to the sequence's end when None.
+        out:    (k, v) to write to, in any strides but a contiguous head_dim
+        stream: as in append_and_attend
+        Raises kvx.OutOfRangeError: tokens that the sequence has not; kvx.Error: arrays of another
+        shape, dtype or device.
         """
         there = self.num_tokens(sequence)
         if num_tokens is None:
@@ -195,9 +221,14 @@ class Cache(_core.PagedCache):
                 f"tokens {first_token} to {first_token + num_tokens} are wanted; the sequence has "
                 f"{there}"
             )
-        k = empty_like(like, (num_tokens, self.num_kv_heads, self.k_head_dim))
-        v = empty_like(like, (num_tokens, self.num_kv_heads, self.v_head_dim))
-        super().gather(sequence, layer, first_token, k, v)
+        k_shape = (num_tokens, self.num_kv_heads, self.k_head_dim)
+        if out is None:
+            v_shape = (num_tokens, self.num_kv_heads, self.v_head_dim)
+            out = tuple(new_output(like, s, self.device, "like") for s in (k_shape, v_shape))
+        k, v = out
+        if tuple(checked_array(k, "out's k").shape) != k_shape:
+            raise Error(f"out's k has the shape {list(k.shape)}; expected {list(k_shape)}")
+        super().gather(sequence, layer, first_token, k, v, stream)
         return k, v
 
     def create_sequence_from(self, tokens, *, adapter="", image="", tenant="") -> int:

@@ -79,7 +79,14 @@ _PLAIN = ("name", "bits_per_value", "bytes_per_token", "tokens_per_gib")
 
 
 def compare(
-    model, text, recipes: Sequence[str], *, context: int = 2048, windows: int = 4, threads: int = 0
+    model,
+    text,
+    recipes: Sequence[str],
+    *,
+    context: int = 2048,
+    windows: int = 4,
+    threads: int = 0,
+    device="cpu",
 ) -> Comparison:
     """Measures caches as ``kvx compare`` does: perplexity and KL divergence against a bf16 cache.
 
@@ -87,6 +94,8 @@ def compare(
     text:    a UTF-8 file of at least context * windows tokens
     recipes: ``["int8", "nvfp4:auto"]``; bf16 comes first, whether named or not
     context: tokens of a window; its second half is scored
+    device:  ``"cpu"``, or ``"cuda"``: where the caches lie and attend; the model's products stay on
+             the CPU
 
     The command line tool does it, in a process of its own.
     Raises kvx.Error with the tool's words.
@@ -100,6 +109,7 @@ def compare(
             "--ctx": context,
             "--chunks": windows,
             "--threads": threads,
+            "--device": device,
             "--json": report,
         }
         words = [str(word) for option in options.items() for word in option]

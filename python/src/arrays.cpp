@@ -1,6 +1,7 @@
 // Checks of arrays: one rule a function, each with the message that helps to fix the call.
 #include "python/src/arrays.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "device/cuda_caller.hpp"
+#include "python/src/cuda_stream.hpp"
 #include "python/src/errors.hpp"
 #include "python/src/exchange.hpp"
 
@@ -18,10 +21,77 @@ std::string name_of_type(nb::handle object) {
   return nb::cast<std::string>(nb::handle(object.type()).attr("__name__"));
 }
 
+// DLPack's words for where memory lies.
+std::string place_text(int device_type, int device_id) {
+  switch (device_type) {
+    case nb::device::cpu::value:
+      return "the CPU";
+    case nb::device::cuda::value:
+      return fmt::format("cuda:{}", device_id);
+    case nb::device::cuda_host::value:
+      return "pinned memory of the host";
+    case nb::device::cuda_managed::value:
+      return "managed memory of CUDA";
+    default:
+      return fmt::format("a device of DLPack type {}", device_type);
+  }
+}
+
+void check_place(int device_type, int device_id, const char* name, const ArrayPlace& place) {
+  if (place.cuda_device < 0) {
+    if (device_type == nb::device::cpu::value) return;
+    throw CoreError(
+        invalid_argument("{} lies on {}; expected the CPU (copy it there, or use a kvx.Cache of "
+                         "its device)",
+                         name, place_text(device_type, device_id)));
+  }
+  const bool is_read_there = device_type == nb::device::cuda::value
+                                 ? device_id == place.cuda_device
+                                 : device_type == nb::device::cuda_host::value ||
+                                       device_type == nb::device::cuda_managed::value;
+  if (is_read_there) return;
+  throw CoreError(invalid_argument("{} lies on {}; expected cuda:{}, the cache's device", name,
+                                   place_text(device_type, device_id), place.cuda_device));
+}
+
+// If an array lies about its memory, a kernel finds out by breaking the process's context.
+// Libraries whose arrays are their own are believed.
 template <class Array>
-bool take_array(nb::handle object, Array& array) {
+void check_address(const Array& array, const char* name, const ArrayPlace& place) {
+  if (array.size() == 0) return;
+  const auto address = value_of(device::find_cuda_address(array.data()));
+  const bool is_there = address.kind == device::CudaMemoryKind::kDevice
+                            ? address.device == place.cuda_device
+                            : address.kind != device::CudaMemoryKind::kHost;
+  if (is_there) return;
+  throw CoreError(invalid_argument("{} says that it lies on {}; CUDA knows its memory as {}", name,
+                                   place_text(array.device_type(), array.device_id()),
+                                   name_of(address.kind)));
+}
+
+// The object's tensor, behind what its library has to do first, on the stream.
+nb::object capsule_of(nb::handle object, device::CudaStream stream) {
+  const nb::object dlpack = object.attr("__dlpack__");
+  const int64_t number = dlpack_stream(stream);
+  try {
+    return dlpack(nb::arg("stream") = number, nb::arg("max_version") = nb::make_tuple(1, 1));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    return dlpack(nb::arg("stream") = number);
+  }
+}
+
+bool is_ready(nb::handle object, const ArrayPlace& place) {
+  if (place.are_all_ready) return true;
+  const auto current = current_stream(object, place.cuda_device);
+  return current == place.stream || current == place.also_behind;
+}
+
+template <class Array>
+bool take_array(nb::handle object, const char* name, const ArrayPlace& place, Array& array) {
+  const bool is_on_cuda = place.cuda_device >= 0;
   nb::dlpack::dltensor tensor;
-  if (exchange(object, tensor)) {
+  if ((!is_on_cuda || is_ready(object, place)) && exchange(object, tensor)) {
     // int64_t sizes are never negative here, so they are size_t as they lie.
     array =
         Array(tensor.data, static_cast<size_t>(tensor.ndim),
@@ -30,23 +100,31 @@ bool take_array(nb::handle object, Array& array) {
     return true;
   }
   try {
-    return nb::try_cast(object, array);
+    if (!is_on_cuda) return nb::try_cast(object, array);
+    const auto [type, id] = nb::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
+    check_place(type, id, name, place);
+    return nb::try_cast(capsule_of(object, place.stream), array);
   } catch (nb::python_error&) {
     return false;  // the object's own __dlpack__ refused
   }
 }
 
-// The array behind a Python object, on the CPU.
+// The array behind a Python object, at its place.
 template <class Array>
-Array cpu_array(nb::handle object, const char* name) {
+Array array_at(nb::handle object, const char* name, const ArrayPlace& place) {
   Array array;
   const bool may_be_used = Array::ReadOnly || !is_immutable(object);
-  if (!may_be_used || !take_array(object, array)) {
-    throw CoreError(
-        invalid_argument("{} is a {} that cannot be {} in place; expected a{} NumPy array or dense "
-                         "tensor on the CPU",
-                         name, name_of_type(object), Array::ReadOnly ? "read" : "written",
-                         Array::ReadOnly ? "" : " writable"));
+  if (!may_be_used || !take_array(object, name, place, array)) {
+    const std::string expected =
+        place.cuda_device < 0
+            ? fmt::format("a{} NumPy array or dense tensor on the CPU",
+                          Array::ReadOnly ? "" : " writable")
+            : fmt::format("{} on cuda:{}",
+                          Array::ReadOnly ? "a dense tensor" : "a torch tensor or CuPy array",
+                          place.cuda_device);
+    throw CoreError(invalid_argument("{} is a {} that cannot be {} in place; expected {}", name,
+                                     name_of_type(object), Array::ReadOnly ? "read" : "written",
+                                     expected));
   }
   if (is_negated(object)) {
     throw CoreError(
@@ -54,11 +132,8 @@ Array cpu_array(nb::handle object, const char* name) {
                          ".resolve_neg()",
                          name));
   }
-  if (array.device_type() != nb::device::cpu::value) {
-    throw CoreError(
-        invalid_argument("{} lies on a device of DLPack type {}; expected the CPU (pass .cpu())",
-                         name, array.device_type()));
-  }
+  check_place(array.device_type(), array.device_id(), name, place);
+  if (place.cuda_device >= 0 && !owns_its_memory(object)) check_address(array, name, place);
   return array;
 }
 
@@ -148,7 +223,7 @@ void check_contiguous(const Array& array, const char* name) {
 
 template <class Array>
 Array bytes_array(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
-  Array array = cpu_array<Array>(object, name);
+  Array array = array_at<Array>(object, name, {});
   const nb::dlpack::dtype type = array.dtype();
   const bool is_uint8 =
       type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt) && type.bits == 8;
@@ -185,23 +260,26 @@ Extent extent_of(const Array& array) {
 
 }  // namespace
 
-InputRows input_rows(nb::handle object, const char* name, const RowsShape& expected) {
-  auto array = cpu_array<nb::ndarray<nb::ro>>(object, name);
+InputRows input_rows(nb::handle object, const char* name, const RowsShape& expected,
+                     const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<nb::ro>>(object, name, place);
   const FloatRows rows = rows_of<const uint8_t>(array, name, expected);
   const auto tokens = static_cast<int64_t>(array.shape(0));
   const auto heads = static_cast<int>(array.shape(1));
   return {std::move(array), rows, tokens, heads};
 }
 
-OutputRows output_rows(nb::handle object, const char* name, const RowsShape& expected) {
-  auto array = cpu_array<nb::ndarray<>>(object, name);
+OutputRows output_rows(nb::handle object, const char* name, const RowsShape& expected,
+                       const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<>>(object, name, place);
   const MutableFloatRows rows = rows_of<uint8_t>(array, name, expected);
   check_rows_apart(array, name);
   return {std::move(array), rows};
 }
 
-nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n) {
-  auto array = cpu_array<nb::ndarray<nb::ro>>(object, name);
+nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n,
+                                 const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<nb::ro>>(object, name, place);
   if (float_type(array, name) != DType::kF32 || static_cast<int64_t>(array.size()) != n) {
     throw CoreError(
         invalid_argument("{} has the shape [{}] and {}-bit elements; expected {} "
@@ -221,7 +299,7 @@ nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, in
 
 template <class Int>
 nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions) {
-  auto array = cpu_array<nb::ndarray<nb::ro>>(object, name);
+  auto array = array_at<nb::ndarray<nb::ro>>(object, name, {});
   const size_t last = num_dimensions - 1;
   const bool fits = array.dtype() == nb::dtype<Int>() && array.ndim() == num_dimensions &&
                     (array.shape(last) <= 1 || array.stride(last) == 1);
@@ -236,7 +314,7 @@ template nb::ndarray<nb::ro> input_ints<int32_t>(nb::handle, const char*, size_t
 template nb::ndarray<nb::ro> input_ints<int64_t>(nb::handle, const char*, size_t);
 
 PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes) {
-  auto array = cpu_array<nb::ndarray<>>(object, name);
+  auto array = array_at<nb::ndarray<>>(object, name, {});
   int64_t inner_bytes = 1;
   bool fits = array.dtype() == nb::dtype<uint8_t>() && array.ndim() >= 2;
   for (size_t i = array.ndim(); fits && i-- > 1;) {

@@ -1,15 +1,26 @@
-// Arrays that Python hands over (NumPy, PyTorch, JAX: buffer protocol or DLPack), checked and seen
-// as the core's rows. Nothing is copied; an array that would need a copy is an error that says so.
+// Arrays that Python hands over (NumPy, PyTorch, CuPy, JAX: buffer protocol or DLPack), checked and
+// seen as the core's rows. Nothing is copied; an array that would need a copy is an error that says
+// so.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include "core/rows.hpp"
+#include "device/cuda.hpp"
 
 namespace kvx::python {
 
 namespace nb = nanobind;
+
+// Where a verb's arrays must lie. On a CUDA device they are ready on one of two streams, which the
+// verb is put behind: the caller's, and one that another library is at.
+struct ArrayPlace {
+  int cuda_device = -1;  // -1: the CPU
+  device::CudaStream stream = nullptr;
+  device::CudaStream also_behind = nullptr;
+  bool are_all_ready = false;  // the current streams of all arrays' libraries are of these two
+};
 
 // What [num_tokens, num_heads, head_dim] rows must look like; a negative size may be anything.
 struct RowsShape {
@@ -30,14 +41,17 @@ struct OutputRows {
   MutableFloatRows rows;
 };
 
-// Throws CoreError naming `name`, what is wrong with it and the fix: no array, not on the CPU, not
-// f32, f16 or bf16, another shape, head_dim not contiguous. An output must also be writable, its
-// rows apart.
-InputRows input_rows(nb::handle object, const char* name, const RowsShape& expected);
-OutputRows output_rows(nb::handle object, const char* name, const RowsShape& expected);
+// Throws CoreError naming `name`, what is wrong with it and the fix: no array, in another place,
+// not f32, f16 or bf16, another shape, head_dim not contiguous. An output must also be writable,
+// its rows apart.
+InputRows input_rows(nb::handle object, const char* name, const RowsShape& expected,
+                     const ArrayPlace& place = {});
+OutputRows output_rows(nb::handle object, const char* name, const RowsShape& expected,
+                       const ArrayPlace& place = {});
 
 // A contiguous array of n floats (f32).
-nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n);
+nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n,
+                                 const ArrayPlace& place = {});
 // Contiguous uint8 [rows, bytes].
 nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
 nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);

@@ -6,6 +6,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "python/src/cuda_stream.hpp"
+
 namespace kvx::python {
 namespace {
 
@@ -23,13 +25,13 @@ struct ExchangeTable {
   void* managed_tensor_from_py_object;
   void* managed_tensor_to_py_object;
   int (*dltensor_from_py_object)(void* object, nb::dlpack::dltensor* out);  // may be null
+  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** out);
 };
-using Exchange = decltype(ExchangeTable::dltensor_from_py_object);
 
 constexpr uint32_t kMajorVersion = 1;
 constexpr size_t kMaxTypes = 64;  // a program that makes types for ever is not remembered
 
-Exchange find_exchange(nb::handle type) {
+const ExchangeTable* find_exchange(nb::handle type) {
   PyObject* capsule = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear();
@@ -40,17 +42,18 @@ Exchange find_exchange(nb::handle type) {
   Py_DECREF(capsule);
   if (table == nullptr) PyErr_Clear();
   while (table != nullptr && table->version.major != kMajorVersion) table = table->previous;
-  return table == nullptr ? nullptr : table->dltensor_from_py_object;
+  return table;
 }
 
 struct TypeFacts {
-  Exchange exchange = nullptr;
+  const ExchangeTable* exchange = nullptr;
   bool has_is_neg = false;    // torch's tensors, whose sign may be kept apart from the numbers
   bool is_immutable = false;  // JAX's arrays, whose capsules do not say so
+  bool is_of_cupy = false;
 };
 
-bool is_of_jax(nb::handle type) {
-  return nb::cast<std::string>(type.attr("__module__")).starts_with("jax");
+bool is_of(nb::handle type, const char* library) {
+  return nb::cast<std::string>(type.attr("__module__")).starts_with(library);
 }
 
 TypeFacts facts_of(nb::handle type) {
@@ -58,7 +61,8 @@ TypeFacts facts_of(nb::handle type) {
   static auto& known = *new std::unordered_map<PyObject*, TypeFacts>;
   const auto found = known.find(type.ptr());
   if (found != known.end()) return found->second;
-  const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg"), is_of_jax(type)};
+  const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg"), is_of(type, "jax"),
+                        is_of(type, "cupy")};
   if (known.size() < kMaxTypes) known.emplace(type.inc_ref().ptr(), facts);
   return facts;
 }
@@ -66,15 +70,45 @@ TypeFacts facts_of(nb::handle type) {
 }  // namespace
 
 bool exchange(nb::handle object, nb::dlpack::dltensor& tensor) {
-  const Exchange function = facts_of(object.type()).exchange;
-  if (function == nullptr) return false;
-  if (function(object.ptr(), &tensor) == 0) return tensor.ndim == 0 || tensor.strides != nullptr;
+  const ExchangeTable* table = facts_of(object.type()).exchange;
+  if (table == nullptr || table->dltensor_from_py_object == nullptr) return false;
+  if (table->dltensor_from_py_object(object.ptr(), &tensor) == 0) {
+    return tensor.ndim == 0 || tensor.strides != nullptr;
+  }
   PyErr_Clear();
   return false;
 }
 
 bool is_negated(nb::handle object) {
   return facts_of(object.type()).has_is_neg && nb::cast<bool>(object.attr("is_neg")());
+}
+
+bool owns_its_memory(nb::handle object) {
+  const TypeFacts facts = facts_of(object.type());
+  return facts.has_is_neg || facts.is_of_cupy || facts.is_immutable;
+}
+
+std::optional<device::CudaStream> current_stream(nb::handle object, int cuda_device) {
+  const TypeFacts facts = facts_of(object.type());
+  if (facts.exchange != nullptr && facts.exchange->current_work_stream != nullptr) {
+    void* stream = nullptr;
+    if (facts.exchange->current_work_stream(nb::device::cuda::value, cuda_device, &stream) == 0) {
+      return stream;
+    }
+    PyErr_Clear();  // a build of the library without CUDA
+    return std::nullopt;
+  }
+  if (facts.is_of_cupy) {
+    const nb::object stream =
+        nb::module_::import_("cupy.cuda").attr("get_current_stream")(cuda_device);
+    return stream_of(stream);
+  }
+  if (facts.has_is_neg) {  // torch before it had the exchange API
+    const nb::module_ torch = nb::module_::import_("torch.cuda");
+    if (!nb::cast<bool>(torch.attr("is_available")())) return std::nullopt;
+    return stream_of(torch.attr("current_stream")(cuda_device));
+  }
+  return std::nullopt;
 }
 
 bool is_immutable(nb::handle object) {

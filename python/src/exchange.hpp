@@ -5,6 +5,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
+
+#include "device/cuda.hpp"
+
 namespace kvx::python {
 
 // Fills `tensor`, whose pointers live as long as the object, and returns true; false, no Python
@@ -15,6 +19,13 @@ bool exchange(nanobind::handle object, nanobind::dlpack::dltensor& tensor);
 // Whether the numbers in memory are the negatives of the object's (torch: a view such as the
 // imaginary part of a conjugate); no exchange says so.
 bool is_negated(nanobind::handle object);
+
+// Whether the object's library says where memory lies that it allocated itself (torch, CuPy, JAX).
+bool owns_its_memory(nanobind::handle object);
+
+// The stream that the object's library would put work on now; none: it names none (NumPy, JAX).
+// Called with the GIL held.
+std::optional<device::CudaStream> current_stream(nanobind::handle object, int cuda_device);
 
 // Whether the object's library relies on its numbers never changing (JAX).
 bool is_immutable(nanobind::handle object);

@@ -15,6 +15,7 @@
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
+#include "python/src/cuda_lane.hpp"
 #include "python/src/errors.hpp"
 
 namespace kvx::python {
@@ -34,6 +35,8 @@ struct Options {
   int64_t memory_budget_bytes = 0;
   std::optional<std::string> prefix_model;  // none: prefixes are off
   std::string prefix_hash;
+  std::string device;
+  int max_step_tokens = 0;  // on a GPU
 };
 
 cache::HashAlgorithm hash_algorithm(const std::string& name) {
@@ -42,7 +45,14 @@ cache::HashAlgorithm hash_algorithm(const std::string& name) {
   throw CoreError(invalid_argument("prefix_hash is '{}'; expected xxh3 or sha256", name));
 }
 
-kv::KvCacheConfig config_of(const Options& options) {
+// None on the CPU.
+std::unique_ptr<CudaLane> lane_of(const std::string& device, nb::handle stream) {
+  if (device != "cpu") return std::make_unique<CudaLane>(device, stream);
+  if (stream.is_none()) return nullptr;
+  throw CoreError(invalid_argument("stream is given; a cache on the CPU has none"));
+}
+
+kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   kv::KvCacheConfig config;
   config.geometry = options.geometry;
   config.recipe = value_of(kv::parse_recipe(options.recipe));
@@ -59,14 +69,16 @@ kv::KvCacheConfig config_of(const Options& options) {
   config.prefix.is_on = options.prefix_model.has_value();
   config.prefix.model = options.prefix_model.value_or("");
   config.prefix.hash = hash_algorithm(options.prefix_hash);
+  if (lane != nullptr) config.cuda = lane->placement(options.max_step_tokens);
   return config;
 }
 
 class PagedCache {
  public:
-  explicit PagedCache(const Options& options)
+  PagedCache(const Options& options, nb::handle stream)
       : context_(current_context()),
-        cache_(value_of(kv::KvCache::create(config_of(options), context_->cpu()))),
+        lane_(lane_of(options.device, stream)),
+        cache_(value_of(kv::KvCache::create(config_of(options, lane_.get()), context_->cpu()))),
         geometry_(cache_->config().geometry),
         has_appended_(geometry_.num_layers, false) {}
 
@@ -158,20 +170,29 @@ class PagedCache {
 
   void append_and_attend(int layer, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                          std::optional<float> softmax_scale, float softcap, nb::handle sinks,
-                         bool is_fast) {
-    const InputRows queries = input_rows(q, "q", {-1, -1, geometry_.k_head_dim});
+                         bool is_fast, nb::handle stream) {
+    const ArrayPlace place = place_of(stream, {out, q, k, v, sinks});
+    const InputRows queries = input_rows(q, "q", {-1, -1, geometry_.k_head_dim}, place);
     const int64_t tokens = queries.num_tokens;
     const InputRows keys =
-        input_rows(k, "k", {tokens, geometry_.num_kv_heads, geometry_.k_head_dim});
+        input_rows(k, "k", {tokens, geometry_.num_kv_heads, geometry_.k_head_dim}, place);
     const InputRows values =
-        input_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim});
+        input_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim}, place);
     const OutputRows output =
-        output_rows(out, "out", {tokens, queries.num_heads, geometry_.v_head_dim});
+        output_rows(out, "out", {tokens, queries.num_heads, geometry_.v_head_dim}, place);
     check_apart(output.array, queries.array, "q");
     check_apart(output.array, keys.array, "k");
     check_apart(output.array, values.array, "v");
     nb::ndarray<nb::ro> sink_array;
-    if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads);
+    if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads, place);
+    KeptArrays kept;
+    if (lane_) {
+      lane_->keep(kept, place, q, queries.array);
+      lane_->keep(kept, place, k, keys.array);
+      lane_->keep(kept, place, v, values.array);
+      lane_->keep(kept, place, out, nb::ndarray<nb::ro>(output.array));
+      lane_->keep(kept, place, sinks, sink_array);
+    }
 
     kv::AttentionParams params;
     params.num_q_heads = queries.num_heads;
@@ -180,7 +201,7 @@ class PagedCache {
     params.softcap = softcap;
     if (is_fast) params.precision = ops::Precision::kFast;
     if (sink_array.is_valid()) params.sinks = static_cast<const float*>(sink_array.data());
-    locked([&] {
+    ordered(place, kept, [&] {
       check_layer_is_due(layer, params.num_q_heads, tokens);
       throw_if_error(cache_->append_and_attend(layer, params, queries.rows, keys.rows, values.rows,
                                                output.rows));
@@ -208,13 +229,21 @@ class PagedCache {
     });
   }
 
-  void gather(int sequence, int layer, int64_t first_token, nb::handle k, nb::handle v) {
-    const OutputRows keys = output_rows(k, "k", {-1, geometry_.num_kv_heads, geometry_.k_head_dim});
+  void gather(int sequence, int layer, int64_t first_token, nb::handle k, nb::handle v,
+              nb::handle stream) {
+    const ArrayPlace place = place_of(stream, {k, v});
+    const OutputRows keys =
+        output_rows(k, "k", {-1, geometry_.num_kv_heads, geometry_.k_head_dim}, place);
     const auto tokens = static_cast<int64_t>(keys.array.shape(0));
     const OutputRows values =
-        output_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim});
+        output_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim}, place);
     check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
-    locked([&] {
+    KeptArrays kept;
+    if (lane_) {
+      lane_->keep(kept, place, k, nb::ndarray<nb::ro>(keys.array));
+      lane_->keep(kept, place, v, nb::ndarray<nb::ro>(values.array));
+    }
+    ordered(place, kept, [&] {
       throw_if_error(cache_->gather(sequence, layer, first_token, tokens, keys.rows, values.rows));
     });
   }
@@ -241,8 +270,12 @@ class PagedCache {
   int64_t nonfinite_inputs() {
     return locked([&] { return cache_->nonfinite_inputs(); });
   }
+  void synchronize() {
+    locked([&] { throw_if_error(cache_->synchronize()); });
+  }
 
   // Fixed at creation.
+  std::string device() const { return lane_ ? fmt::format("cuda:{}", lane_->device()) : "cpu"; }
   int num_layers() const { return geometry_.num_layers; }
   int num_kv_heads() const { return geometry_.num_kv_heads; }
   int k_head_dim() const { return geometry_.k_head_dim; }
@@ -260,6 +293,22 @@ class PagedCache {
     }
     context_->cpu();  // refuses to run in a forked child
     return f();
+  }
+
+  ArrayPlace place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const {
+    if (lane_) return lane_->place_of(stream, arrays);
+    if (stream.is_none()) return {};
+    throw CoreError(invalid_argument("stream is given; a cache on the CPU has none"));
+  }
+
+  // A verb in the order of the caller's stream.
+  template <class F>
+  void ordered(const ArrayPlace& place, KeptArrays& kept, F verb) {
+    locked([&] {
+      if (lane_) throw_if_error(lane_->begin(place, kept));
+      verb();
+      if (lane_) throw_if_error(lane_->end(place, kept));
+    });
   }
 
   void check_in_use(int sequence) const {
@@ -286,6 +335,7 @@ class PagedCache {
   }
 
   std::shared_ptr<const Context> context_;
+  const std::unique_ptr<CudaLane> lane_;  // null on the CPU
   std::mutex mutex_;
   std::unique_ptr<kv::KvCache> cache_;  // null once closed
   const kv::CacheGeometry geometry_;
@@ -303,7 +353,8 @@ void bind_paged_cache(nb::module_& module) {
              std::vector<int> layer_windows, std::string recipe,
              std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
              int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes,
-             std::optional<std::string> prefix_model, std::string prefix_hash) {
+             std::optional<std::string> prefix_model, std::string prefix_hash, std::string device,
+             int max_step_tokens, nb::handle stream) {
             new (self) PagedCache(
                 {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
                  std::move(recipe),
@@ -314,13 +365,17 @@ void bind_paged_cache(nb::module_& module) {
                  max_tokens,
                  memory_budget_bytes,
                  std::move(prefix_model),
-                 std::move(prefix_hash)});
+                 std::move(prefix_hash),
+                 std::move(device),
+                 max_step_tokens},
+                stream);
           },
           nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"),
           nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
           nb::arg("layer_overrides"), nb::arg("head_overrides"), nb::arg("block_size"),
           nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"),
-          nb::arg("prefix_model").none(), nb::arg("prefix_hash"))
+          nb::arg("prefix_model").none(), nb::arg("prefix_hash"), nb::arg("device"),
+          nb::arg("max_step_tokens"), nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
       .def("create_sequence", &PagedCache::create_sequence,
@@ -360,19 +415,24 @@ void bind_paged_cache(nb::module_& module) {
       .def("append_and_attend", &PagedCache::append_and_attend, nb::arg("layer"),
            nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
            nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none(),
-           nb::arg("is_fast"))
+           nb::arg("is_fast"), nb::arg("stream").none())
       .def("end_step", &PagedCache::end_step,
            "Makes the step's tokens part of their sequences. Raises kvx.Error: a layer has not "
            "appended.")
       .def("cancel_step", &PagedCache::cancel_step,
            "Leaves the open step without its tokens. Raises kvx.Error: no step is open.")
       .def("gather", &PagedCache::gather, nb::arg("sequence"), nb::arg("layer"),
-           nb::arg("first_token"), nb::arg("k").none(), nb::arg("v").none())
+           nb::arg("first_token"), nb::arg("k").none(), nb::arg("v").none(),
+           nb::arg("stream").none())
+      .def("synchronize", &PagedCache::synchronize,
+           "Waits for what was launched on a GPU; nothing on the CPU. Raises kvx.InternalError: "
+           "some of it failed.")
       .def("memory", &PagedCache::memory)
       .def("cost", &PagedCache::cost, nb::arg("num_tokens"))
       .def("nonfinite_inputs", &PagedCache::nonfinite_inputs,
            "NaN or infinite inputs that given or page-shared scales could not express, since "
            "creation.")
+      .def_prop_ro("device", &PagedCache::device, "\"cpu\", or the GPU: \"cuda:0\".")
       .def_prop_ro("num_layers", &PagedCache::num_layers)
       .def_prop_ro("num_kv_heads", &PagedCache::num_kv_heads)
       .def_prop_ro("k_head_dim", &PagedCache::k_head_dim)

@@ -92,6 +92,7 @@ Result<CudaDevice> open_cuda_device(int index) {
 Result<const CudaDevice*> known_cuda_device(int index) {
   const auto& devices = known_devices();
   if (index < 0 || index >= std::ssize(devices)) {
+    if (!devices.front().ok()) return devices.front().error();
     return unsupported("CUDA device {} is not there; this machine has {}", index, devices.size());
   }
   const Result<CudaDevice>& device = devices[static_cast<size_t>(index)];

@@ -80,6 +80,15 @@ def test_masks():
         model(input_ids=prompt(2, 8), attention_mask=mask, past_key_values=cache)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_a_hole_in_the_mask_of_a_sliding_window(name):
+    model, cache = enabled(name)
+    mask = torch.ones((1, 21), dtype=torch.long)
+    mask[0, [3, 9]] = 0
+    with torch.no_grad(), pytest.raises(kvx.UnsupportedError, match="hides tokens between others"):
+        model(input_ids=prompt(), attention_mask=mask, past_key_values=cache)
+
+
 def test_a_hole_in_the_mask_is_fine():
     model, cache = enabled()
     stock = tiny_model("llama")

@@ -4,6 +4,11 @@ either. Its memory is the host's: whoever looks at the numbers has not asked whe
 import ctypes
 
 CUDA, CUDA_PINNED, CUDA_MANAGED = 2, 3, 13
+TEXTS = {  # how kvx calls them
+    CUDA: "cuda:0",
+    CUDA_PINNED: "pinned memory of the host",
+    CUDA_MANAGED: "managed memory of CUDA",
+}
 
 
 class _Tensor(ctypes.Structure):
@@ -28,14 +33,15 @@ class _Tensor(ctypes.Structure):
 class OnDevice:
     """`array` (float32, contiguous) as a tensor of a device."""
 
-    def __init__(self, array, device_type=CUDA):
-        self.array, self.device_type = array, device_type
+    def __init__(self, array, device_type=CUDA, device_id=0):
+        self.array, self.device_type, self.device_id = array, device_type, device_id
         self.shape, self.dtype = array.shape, array.dtype
         sizes = (ctypes.c_int64 * array.ndim)(*array.shape)
         self._sizes = sizes
         self._tensor = _Tensor(
             data=array.ctypes.data,
             device_type=device_type,
+            device_id=device_id,
             ndim=array.ndim,
             code=2,  # float
             bits=32,
@@ -44,10 +50,10 @@ class OnDevice:
         )
 
     def reshape(self, *shape):
-        return OnDevice(self.array.reshape(*shape), self.device_type)
+        return OnDevice(self.array.reshape(*shape), self.device_type, self.device_id)
 
     def __dlpack_device__(self):
-        return (self.device_type, 0)
+        return (self.device_type, self.device_id)
 
     def __dlpack__(self, **_):
         new_capsule = ctypes.pythonapi.PyCapsule_New

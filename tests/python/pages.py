@@ -6,10 +6,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run_blocks(page, **names):
-    """Returns how many blocks the page has; a failing line shows its number in the page."""
+def run_blocks(page, kind="", **names):
+    """Returns how many blocks the page has; a failing line shows its number in the page.
+
+    kind: what follows "python" where a block begins; " gpu" for those that need one."""
     text = (ROOT / page).read_text()
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    blocks = list(re.finditer(rf"^```python{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     for block in blocks:
         lines_before = text.count("\n", 0, block.start(1))
         exec(compile("\n" * lines_before + block[1], page, "exec"), names)  # noqa: S102

@@ -78,12 +78,12 @@ def test_an_array_of_a_gpu_is_named_and_the_step_goes_on(name, device_type):
     arrays = {"q": Q, "k": K, "v": V, "out": np.empty_like(Q)}
     with cache.step([(sequence, 3)]):
         bad = {**arrays, name: OnDevice(arrays[name], device_type)}
-        message = f"{name} lies on a device of DLPack type {device_type}; expected the CPU"
+        message = f"{name} lies on {dlpack_device.TEXTS[device_type]}; expected the CPU"
         with pytest.raises(kvx.Error, match=message):
             cache.append_and_attend(0, **bad)
         out = cache.append_and_attend(0, **arrays)
     assert relative_error(out, attention(Q, K, V)) < 2e-2
-    with pytest.raises(kvx.Error, match=f"x lies on a device of DLPack type {device_type}"):
+    with pytest.raises(kvx.Error, match=f"x lies on {dlpack_device.TEXTS[device_type]}"):
         kvx.quantize(OnDevice(Q, device_type), "int8")
 
 
@@ -258,3 +258,48 @@ def test_random_rows_are_quantised_or_refused(x, text, scale):
             kvx.quantize(x, recipe, tensor_scale=1.0 if recipe != text else scale)
         except (kvx.Error, TypeError):
             pass
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1e3", "CPU", ""])
+def test_a_device_that_is_none_is_named(device):
+    with pytest.raises(kvx.Error, match=f"device is '{device}'; expected cpu, cuda or cuda:N"):
+        kvx.Cache(
+            num_layers=1, num_kv_heads=1, head_dim=32, recipe="int8", max_tokens=8, device=device
+        )
+
+
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(kvx.UnsupportedError, match="device is 'cuda:99': .*On a GPU"):
+        kvx.Cache(
+            num_layers=1, num_kv_heads=1, head_dim=32, recipe="int8", max_tokens=8, device="cuda:99"
+        )
+
+
+def test_the_cpu_has_no_streams():
+    with pytest.raises(kvx.Error, match="stream is given; a cache on the CPU has none"):
+        kvx.Cache(
+            num_layers=1, num_kv_heads=1, head_dim=32, recipe="int8", max_tokens=8, stream=1
+        )
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    with cache.step([(sequence, 3)]):
+        with pytest.raises(kvx.Error, match="stream is given"):
+            cache.append_and_attend(0, Q, K, V, stream=1)
+        cache.append_and_attend(0, Q, K, V)
+    with pytest.raises(kvx.Error, match="stream is given"):
+        cache.gather(sequence, 0, stream=1)
+    assert cache.device == "cpu"
+    cache.synchronize()
+
+
+def test_gather_writes_to_arrays_of_the_caller():
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    with cache.step([(sequence, 3)]):
+        cache.append_and_attend(0, Q, K, V)
+    out = np.empty((2, 3, 32), np.float32).swapaxes(0, 1), np.empty((3, 2, 32), np.float16)
+    assert cache.gather(sequence, 0, out=out)[0] is out[0]
+    for found, told in zip(out, cache.gather(sequence, 0)):
+        assert np.array_equal(found, told.astype(found.dtype))
+    with pytest.raises(kvx.Error, match=r"out's k has the shape \[2, 2, 32\]; expected \[3, 2, 32\]"):
+        cache.gather(sequence, 0, out=(out[0][:2], out[1]))

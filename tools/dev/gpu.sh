@@ -12,6 +12,9 @@ usage: ./dev gpu [--tests | --bench] [-R FILTER] [--built DIR] [-- BENCH OPTIONS
   --built DIR  builds nothing: DIR is a build folder, this machine's or a copy of another's, of
                which tests/gpu/gpu_test, tests/kv_test and tools/kvx/kvx are needed
 
+Where python3 has torch, pytest and hypothesis and can import the build folder's python/kvx (or a kvx
+that is installed), Python's GPU tests run too, transformers' with them if it is there.
+
 Needs an NVIDIA driver, a GPU of compute capability 8.0 or later and, to build, nvcc
 (KVX_CUDA and KVX_CUDA_TARGETS in cmake/cuda.cmake; kernels are built for 9.0 unless told).
 END
@@ -74,6 +77,7 @@ cmd_gpu() {
     if [[ $filter == '*' ]]; then
       KVX_TEST_DEVICE=cuda "$kv_tests" --gtest_brief=1 --gtest_filter="$KV_CASES" ||
         fail "the assembled cache's tests failed"
+      test_python_on_gpu "$built"
     fi
   fi
   if [[ $only == all ]]; then
@@ -84,6 +88,24 @@ cmd_gpu() {
     step "kvx bench --device cuda"
     "$kvx" bench --device cuda "$@"
   fi
+}
+
+# The GPU tests of the Python package, on the module of a build folder or the one that is installed.
+test_python_on_gpu() {
+  local -x PYTHONPATH=$1/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+  local missing
+  if ! missing=$(python3 -c 'import torch, pytest, hypothesis, kvx' 2>&1); then
+    step "Python's GPU tests: not run (${missing##*$'\n'})"
+    return
+  fi
+  step "Python's GPU tests"
+  python3 -m pytest -q -p no:cacheprovider tests/python/test_gpu.py || fail "Python's GPU tests failed"
+  if ! missing=$(python3 -c 'import kvx.hf' 2>&1); then
+    step "transformers' GPU tests: not run (${missing##*$'\n'})"
+    return
+  fi
+  python3 -m pytest -q -p no:cacheprovider tests/hf/test_gpu.py ||
+    fail "transformers' GPU tests failed"
 }
 
 # Some cases of a binary under each of compute-sanitizer's tools.

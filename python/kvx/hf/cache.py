@@ -13,6 +13,9 @@ from kvx.formats import parse_recipe
 from kvx.hf.interface import NAME, layer_windows, refuse_other_devices
 
 
+_MAX_STEP_TOKENS = 1024  # of a prompt at once, on a GPU: each layer has its own workspace for it
+
+
 @dataclass(frozen=True)
 class _Rows:
     """Which of a sequence's new tokens are stored: all from ``first`` on, or those of ``index``."""
@@ -23,6 +26,9 @@ class _Rows:
     def of(self, tokens):
         """tokens: [tokens, heads, head_dim]."""
         return tokens[self.first :] if self.index is None else tokens[self.index]
+
+    def to(self, device):
+        return self if self.index is None else _Rows(index=self.index.to(device))
 
 
 class Layer(CacheLayerMixin):
@@ -45,7 +51,7 @@ class Layer(CacheLayerMixin):
         self.sequences: list[int] = []
 
     def lazy_initialization(self, key_states, value_states):
-        refuse_other_devices(key_states)
+        refuse_other_devices(key_states, "kvx.hf.Cache", ("cpu", "cuda"))
         batch, heads, _, head_dim = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cache = PagedCache(
@@ -58,6 +64,8 @@ class Layer(CacheLayerMixin):
             max_sequences=max(batch, self.owner.max_batch),
             block_size=self.owner.block_size,
             layer_windows=[self.window] if self.window else [],
+            device=key_states.device,
+            max_step_tokens=max(batch, self.owner.max_batch, _MAX_STEP_TOKENS),
         )
         self.sequences = [self.cache.create_sequence() for _ in range(batch)]
         self.is_initialized = True
@@ -107,6 +115,7 @@ class Layer(CacheLayerMixin):
         return out
 
     def _append_sequence(self, b, stored, query, key, value, out, options):
+        stored = stored.to(out.device)
         # [heads, tokens, dim] to the verbs' [tokens, heads, dim]: a view.
         q, k, v = (stored.of(x.transpose(0, 1)) for x in (query, key, value))
         target = stored.of(out)
@@ -178,7 +187,8 @@ class Layer(CacheLayerMixin):
 class Cache(TransformersCache):
     """A transformers cache in the formats of a kvx recipe.
 
-    config:     the model's; its attention implementation must be kvx (kvx.hf.enable)
+    config:     the model's; its attention implementation must be kvx (kvx.hf.enable). The model
+                runs on the CPU or a CUDA GPU; a layer's cache lies where its first keys lie.
     recipe:     ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``, ...
     max_tokens: of one sequence, padding counted; the model's max_position_embeddings when None.
                 Memory is mapped for all of it and used as tokens come.
@@ -278,10 +288,16 @@ class Cache(TransformersCache):
             return self._rows
         if mask is None:
             mask = torch.ones((batch, past + tokens), dtype=torch.bool)
+        mask = mask.cpu()  # which tokens are stored is the host's affair
         if mask.shape != (batch, past + tokens):
             raise Error(
                 f"attention_mask has the shape {list(mask.shape)}; expected [{batch}, "
                 f"{past + tokens}], all positions of the cache and the new ones"
+            )
+        if any(layer.is_sliding for layer in self.layers) and _has_holes(mask):
+            raise UnsupportedError(
+                "attention_mask hides tokens between others; in a sliding window kvx.hf counts the "
+                "tokens that it stores, the model all positions"
             )
         stored = torch.ones((batch, past), dtype=torch.bool)
         if self._columns is not None:
@@ -338,7 +354,8 @@ class Cache(TransformersCache):
         self._select(beam_idx.tolist())
 
     def batch_select_indices(self, indices):
-        self._select(torch.arange(self.batch_size)[indices].tolist())
+        chosen = indices.cpu() if isinstance(indices, torch.Tensor) else indices
+        self._select(torch.arange(self.batch_size)[chosen].tolist())
 
     def batch_repeat_interleave(self, repeats):
         self._select(_repeated(self.batch_size, repeats))
@@ -363,6 +380,12 @@ class Cache(TransformersCache):
 
 def _repeated(batch, repeats):
     return [b for b in range(batch) for _ in range(repeats)]
+
+
+def _has_holes(mask):
+    """Whether a row shows tokens again after it has hidden some. mask: bool [rows, positions]."""
+    runs = mask[:, 0].int() + (mask[:, 1:] & ~mask[:, :-1]).sum(1)
+    return bool((runs > 1).any())
 
 
 def _rows_of(shown):

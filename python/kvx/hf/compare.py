@@ -51,9 +51,9 @@ def compare(model, tokens, recipes, *, context=2048, windows=4, base="bf16", sho
 def _logits(model, window, cache, count):
     """[count, 1, vocabulary] of the positions before the last one, in float32."""
     with torch.inference_mode():
-        ids = torch.tensor([window])
+        ids = torch.tensor([window], device=model.device)
         found = model(input_ids=ids, past_key_values=cache, logits_to_keep=count + 1).logits
-    return found[0, -count - 1 : -1, None].float().contiguous()
+    return found[0, -count - 1 : -1, None].float().cpu().contiguous()
 
 
 def _figures(recipe, cost, figures):

@@ -32,7 +32,7 @@ class DecodingLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def lazy_initialization(self, key_states, value_states):
-        refuse_other_devices(key_states)
+        refuse_other_devices(key_states, "kvx.hf.DecodingCache")
         self.dtype, self.device = key_states.dtype, key_states.device
         self.layer = PagedLayer(
             self.recipe,

@@ -47,7 +47,7 @@ class CrossLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def lazy_initialization(self, key_states, value_states):
-        refuse_other_devices(key_states)
+        refuse_other_devices(key_states, "kvx.hf.EncoderDecoderCache")
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 

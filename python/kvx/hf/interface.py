@@ -44,10 +44,12 @@ def layer_windows(config):
     return windows
 
 
-def refuse_other_devices(states):
+def refuse_other_devices(states, what, devices=("cpu",)):
     """A layer's first keys say where the model runs."""
-    if states.device.type != "cpu":
-        raise UnsupportedError(f"keys lie on {states.device}; kvx.hf works on the CPU so far")
+    if states.device.type not in devices:
+        raise UnsupportedError(
+            f"keys lie on {states.device}; {what} works on {' and '.join(devices)}"
+        )
 
 
 def refuse_position_bias(config):

@@ -30,7 +30,7 @@ def check_interface() -> None:
 def interface_problem() -> str | None:
     """What transformers lacks of the interface that kvx.hf uses; None if nothing."""
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
         from transformers.cache_utils import (
             Cache,
             CacheLayerMixin,
@@ -46,6 +46,7 @@ def interface_problem() -> str | None:
     needed = [
         (dir(CacheLayerMixin), "CacheLayerMixin", layer + ["reorder_cache", "reset"]),
         (dir(Cache), "Cache", ["update", "get_mask_sizes", "is_sliding", "is_croppable"]),
+        (dir(PreTrainedConfig), "PreTrainedConfig", ["per_layer_config"]),
         (inspect.signature(Cache.__init__).parameters, "Cache.__init__", ["layers"]),
         (dir(AttentionInterface), "AttentionInterface", ["register"]),
         (dir(AttentionMaskInterface), "AttentionMaskInterface", ["register"]),

@@ -1,0 +1,104 @@
+"""transformers on a GPU: with an f32 cache an f32 model says DynamicCache's tokens, from packed
+bytes on the device. Skips by name where there is no GPU (tests/python/gpu.py)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import left_padded, prompt, tiny_model, tokens_of
+from transformers import DynamicCache
+
+import kvx
+import kvx.hf
+
+sys.path.append(str(Path(__file__).parents[1] / "python"))
+import gpu  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def needs_gpu():
+    gpu.library("torch")
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def on_gpu(inputs):
+    return {name: x.cuda() for name, x in inputs.items()}
+
+
+def both(name, inputs, recipe="f32", dtype=torch.float32, **options):
+    """What the model says with DynamicCache and with kvx's, and kvx's cache."""
+    stock = tiny_model(name, dtype).cuda()
+    expected = tokens_of(stock, DynamicCache(config=stock.config), on_gpu(inputs), **options)
+    model = kvx.hf.enable(tiny_model(name, dtype).cuda())
+    cache = kvx.hf.Cache(model.config, recipe)
+    return tokens_of(model, cache, on_gpu(inputs), **options), expected, cache
+
+
+@pytest.mark.parametrize("recipe", ["f32", "f32:sink=16,recent=32,wide=f32"])
+def test_greedy(model_name, recipe):
+    found, expected, cache = both(model_name, {"input_ids": prompt(tokens=83)}, recipe)
+    assert torch.equal(found, expected)
+    assert all(layer.cache.device == "cuda:0" for layer in cache.layers)
+
+
+def test_left_padded_batches(model_name):
+    found, expected, _ = both(model_name, left_padded(3, 30, [0, 11, 29]))
+    assert torch.equal(found, expected)
+
+
+def test_masks_with_holes():
+    inputs = left_padded(2, 30, [0, 5])
+    inputs["attention_mask"][1, 12:15] = 0
+    found, expected, _ = both("llama", inputs)
+    assert torch.equal(found, expected)
+
+
+def test_beam_search(model_name):
+    options = dict(num_beams=3, num_return_sequences=2)
+    found, expected, _ = both(model_name, left_padded(2, 70, [0, 9]), **options)
+    assert torch.equal(found, expected)
+
+
+def test_assisted_generation_crops(model_name):
+    options = dict(assistant_model=tiny_model("llama").cuda())
+    found, expected, _ = both(model_name, {"input_ids": prompt(tokens=30)}, **options)
+    assert torch.equal(found, expected)
+
+
+def test_a_long_prompt_comes_in_steps():
+    sizes = dict(max_position_embeddings=4096)
+    stock = tiny_model("llama", **sizes).cuda()
+    inputs = on_gpu({"input_ids": prompt(tokens=2500)})
+    options = dict(max_new_tokens=8)
+    expected = tokens_of(stock, DynamicCache(config=stock.config), inputs, **options)
+    model = kvx.hf.enable(tiny_model("llama", **sizes).cuda())
+    found = tokens_of(model, kvx.hf.Cache(model.config, "f32"), inputs, **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "nvfp4:auto", "int4:auto"])
+def test_packed_bfloat16_models_say_nearly_what_they_would(recipe):
+    model = tiny_model("llama", torch.bfloat16).cuda()
+    ids = prompt(tokens=120).cuda()
+    with torch.no_grad():
+        expected = model(input_ids=ids, past_key_values=DynamicCache(config=model.config)).logits
+        kvx.hf.enable(model)
+        found = model(input_ids=ids, past_key_values=kvx.hf.Cache(model.config, recipe)).logits
+    error = (found.float() - expected.float()).norm() / expected.float().norm()
+    assert 0 < error < 0.2
+
+
+def test_compare():
+    model = tiny_model("llama").cuda()
+    tokens = prompt(tokens=200)[0].cuda()
+    figures = kvx.hf.compare(model, tokens, ["int8"], context=100, windows=2, shows_progress=False)
+    assert [cache.name for cache in figures] == ["bf16", "int8"]
+    assert abs(figures[1].kl.value) < 0.1
+
+
+def test_caches_that_are_the_cpus_say_so():
+    model = tiny_model("llama").cuda()
+    with torch.no_grad(), pytest.raises(kvx.UnsupportedError, match="DecodingCache works on cpu"):
+        cache = kvx.hf.DecodingCache(model.config, "int8")
+        model(input_ids=prompt().cuda(), past_key_values=cache)

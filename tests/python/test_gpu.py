@@ -1,0 +1,453 @@
+"""Caches on a GPU: the CPU's bytes, attention near the CPU's, arrays of torch, CuPy and JAX where
+they lie, in the order of their streams; and everything that does not fit refused by name."""
+
+import gc
+import threading
+
+import gpu
+import numpy as np
+import pytest
+from dlpack_device import OnDevice
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import run_blocks
+from reference import attention, random_rows, relative_error
+
+import kvx
+
+RECIPES = ["f32", "bf16", "fp8_e4m3", "int8", "int4", "int4_affine", "nvfp4", "mxfp4", "int8/int4",
+           "nvfp4:auto", "int4:auto"]  # fmt: skip
+SLEEP = 200_000_000  # GPU cycles, a tenth of a second: the host is far ahead
+
+
+@pytest.fixture(autouse=True)
+def torch():
+    return gpu.library("torch")
+
+
+def new_cache(device="cuda", recipe="int8", **options):
+    defaults = dict(num_layers=1, num_kv_heads=2, head_dim=64, max_tokens=512, max_sequences=3)
+    return kvx.Cache(recipe=recipe, device=device, **{**defaults, **options})
+
+
+def stream_of_rows(tokens, seed=0):
+    return (
+        random_rows(seed, tokens, 6, 64),
+        random_rows(seed + 1, tokens, 2, 64),
+        random_rows(seed + 2, tokens, 2, 64),
+    )
+
+
+def feed(cache, sequence, q, k, v, step_tokens=48, **options):
+    """Appends all rows to every layer; the outputs of layer 0, one a step."""
+    outputs, first = [], 0
+    while first < len(q):
+        count = min(step_tokens, len(q) - first, cache.max_step_tokens(sequence))
+        part = slice(first, first + count)
+        with cache.step([(sequence, count)]):
+            outs = [
+                cache.append_and_attend(layer, q[part], k[part], v[part], **options)
+                for layer in range(cache.num_layers)
+            ]
+        outputs.append(outs[0])
+        first += count
+    return outputs
+
+
+def to_gpu(torch, arrays, dtype=None):
+    return [torch.from_numpy(x).to("cuda", dtype) for x in arrays]
+
+
+def attended(torch, tensors):
+    """What a fresh cache of f32 says, read back."""
+    cache = new_cache(recipe="f32")
+    return torch.cat(feed(cache, cache.create_sequence(), *tensors)).cpu().numpy()
+
+
+# ---- the same numbers
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_files_are_the_cpus_byte_for_byte(torch, recipe, tmp_path):
+    rows = stream_of_rows(200)
+    for device in ("cpu", "cuda"):
+        cache = new_cache(device, recipe, prefix_model="test", num_layers=2)
+        sequence = cache.create_sequence()
+        feed(cache, sequence, *(rows if device == "cpu" else to_gpu(torch, rows)))
+        cache.record_tokens(sequence, range(200))
+        cache.save_sequence(sequence, tmp_path / device)
+    assert (tmp_path / "cuda").read_bytes() == (tmp_path / "cpu").read_bytes()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_attention_and_gather_are_near_the_cpus(torch, recipe):
+    rows = stream_of_rows(150)
+    cpu, cuda = new_cache("cpu", recipe), new_cache("cuda", recipe)
+    expected = np.concatenate(feed(cpu, cpu.create_sequence(), *rows))
+    outs = feed(cuda, cuda.create_sequence(), *to_gpu(torch, rows))
+    assert all(out.device == torch.device("cuda:0") for out in outs)
+    assert relative_error(torch.cat(outs).cpu(), expected) < 4e-3
+    for found, told in zip(cuda.gather(0, 0, like=outs[0]), cpu.gather(0, 0)):
+        assert np.array_equal(found.cpu().numpy(), told)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_tensors(torch, name):
+    rows = stream_of_rows(70)
+    tensors = to_gpu(torch, rows, getattr(torch, name))
+    cache = new_cache(recipe="bf16")
+    out = torch.cat(feed(cache, cache.create_sequence(), *tensors))
+    assert out.dtype == tensors[0].dtype
+    assert relative_error(out.float().cpu(), attention(*rows)) < 1.5e-2
+
+
+def test_windows_softcap_and_sinks(torch):
+    rows = stream_of_rows(90)
+    sinks = np.linspace(-1, 2, 6, dtype=np.float32)
+    cache = new_cache(recipe="f32", layer_windows=[24])
+    options = dict(softcap=5.0, softmax_scale=0.2)
+    out = feed(
+        cache, cache.create_sequence(), *to_gpu(torch, rows), 7,
+        sinks=torch.from_numpy(sinks).cuda(), **options,
+    )  # fmt: skip
+    expected = attention(*rows, scale=0.2, window=24, softcap=5.0, sinks=sinks)
+    assert relative_error(torch.cat(out).cpu(), expected) < 1e-5
+
+
+def test_forks_cuts_and_prefixes(torch):
+    rows, other = stream_of_rows(100), stream_of_rows(100, seed=9)
+    cache = new_cache(recipe="f32", prefix_model="test", block_size=16)
+    first = cache.create_sequence()
+    feed(cache, first, *to_gpu(torch, rows))
+    cache.record_tokens(first, range(100))
+    twin = cache.fork_sequence(first)
+    cache.truncate(first, 90)
+    tail = feed(cache, first, *to_gpu(torch, [x[90:] for x in other]))
+    mixed = [np.concatenate([x[:90], y[90:]]) for x, y in zip(rows, other)]
+    assert relative_error(torch.cat(tail).cpu(), attention(*mixed)[90:]) < 1e-5
+    assert np.array_equal(cache.gather(twin, 0, like=tail[0])[0].cpu(), rows[1])
+    third = cache.create_sequence_from([*range(100)])
+    assert cache.num_tokens(third) == 96
+
+
+def test_a_file_goes_from_the_gpu_to_the_cpu_and_back(torch, tmp_path):
+    rows = stream_of_rows(100)
+    shape = dict(recipe="nvfp4:auto", prefix_model="test")
+    here, there, back = new_cache("cuda", **shape), new_cache("cpu", **shape), new_cache(**shape)
+    sequence = here.create_sequence()
+    last = feed(here, sequence, *to_gpu(torch, rows))[-1]
+    here.record_tokens(sequence, range(100))
+    here.save_sequence(sequence, tmp_path / "a")
+    there.save_sequence(there.load_sequence(tmp_path / "a"), tmp_path / "b")
+    loaded = back.load_sequence(tmp_path / "b")
+    for found, told in zip(back.gather(loaded, 0, like=last), here.gather(sequence, 0, like=last)):
+        assert torch.equal(found, told)
+
+
+# ---- arrays where they lie
+
+
+def test_views_with_offsets_and_strides_are_read_and_written_in_place(torch):
+    q, k, v = stream_of_rows(40)
+    by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in to_gpu(torch, (q, k, v))]
+    wide = torch.full((45, 6, 100), torch.nan, device="cuda")
+    out = wide[3:43, :, 20:84]
+    cache = new_cache(recipe="f32")
+    sequence = cache.create_sequence()
+    with cache.step([(sequence, 40)]):
+        assert cache.append_and_attend(0, *by_head, out) is out
+    assert relative_error(out.cpu(), attention(q, k, v)) < 1e-5
+    written = torch.zeros_like(wide, dtype=torch.bool)
+    written[3:43, :, 20:84] = True
+    assert torch.equal(wide.isnan(), ~written)
+    into = tuple(torch.empty((2, 40, 64), device="cuda").transpose(0, 1) for _ in "kv")
+    assert cache.gather(sequence, 0, out=into) is not None
+    assert np.array_equal(into[0].cpu(), k) and np.array_equal(into[1].cpu(), v)
+
+
+def test_cupys_arrays_are_read_and_made(torch):
+    cupy = gpu.library("cupy")
+    rows = stream_of_rows(60)
+    cache = new_cache(recipe="f32")
+    sequence = cache.create_sequence()
+    outs = feed(cache, sequence, *(cupy.asarray(x) for x in rows))
+    assert isinstance(outs[0], cupy.ndarray)
+    assert relative_error(cupy.asnumpy(cupy.concatenate(outs)), attention(*rows)) < 1e-5
+    k, v = cache.gather(sequence, 0, like=outs[0])
+    assert np.array_equal(cupy.asnumpy(k), rows[1]) and np.array_equal(cupy.asnumpy(v), rows[2])
+
+
+def test_cupys_freed_pool_is_no_concern_of_a_verb(torch):
+    cupy = gpu.library("cupy")
+    rows = stream_of_rows(60)
+    cache = new_cache(recipe="f32")
+    sequence = cache.create_sequence()
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        arrays = [cupy.asarray(x) for x in rows]
+        out = feed(cache, sequence, *arrays, step_tokens=60)[0]
+        del arrays
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.full((1 << 20,), np.nan, np.float32)
+        found = cupy.asnumpy(out)
+    assert relative_error(found, attention(*rows)) < 1e-5
+
+
+def test_jaxs_arrays_are_read_and_never_written(torch):
+    jax = gpu.library("jax")
+    rows = stream_of_rows(60)
+    q, k, v = (jax.device_put(x) for x in rows)
+    cache = new_cache(recipe="f32")
+    sequence = cache.create_sequence()
+    out = torch.empty((60, 6, 64), device="cuda")
+    with pytest.raises(kvx.Error, match="out is None and q is a .*; expected a torch tensor or CuPy"):
+        with cache.step([(sequence, 60)]):
+            cache.append_and_attend(0, q, k, v)
+    with pytest.raises(kvx.Error, match="out is a .* that cannot be written in place"):
+        with cache.step([(sequence, 60)]):
+            cache.append_and_attend(0, q, k, v, jax.numpy.zeros((60, 6, 64)))
+    with cache.step([(sequence, 60)]):
+        cache.append_and_attend(0, q, k, v, out)
+    del q, k, v
+    gc.collect()
+    jax.numpy.full((1 << 20,), np.nan).block_until_ready()
+    assert relative_error(out.cpu(), attention(*rows)) < 1e-5
+
+
+# ---- streams
+
+
+def delayed(torch, rows):
+    """The rows' tensors, whose numbers come late in the current stream."""
+    tensors = [torch.full(x.shape, torch.nan, device="cuda") for x in rows]
+    hosts = [torch.from_numpy(x).pin_memory() for x in rows]
+    torch.cuda.current_stream().synchronize()
+    torch.cuda._sleep(SLEEP)
+    for tensor, host in zip(tensors, hosts):
+        tensor.copy_(host, non_blocking=True)
+    return tensors
+
+
+@pytest.mark.parametrize("how", ["default", "current", "argument", "the cache's", "cupy's"])
+def test_a_verb_is_in_the_order_of_the_callers_stream(torch, how):
+    rows = stream_of_rows(80)
+    side, given = torch.cuda.Stream(), {}
+    cache = new_cache(recipe="f32", stream=side if how == "the cache's" else None)
+    sequence = cache.create_sequence()
+    # The first call of a size allocates attention's workspace, which waits.
+    feed(cache, sequence, *to_gpu(torch, rows), step_tokens=80)
+    cache.truncate(sequence, 0)
+    torch.cuda.synchronize()
+    if how == "cupy's":
+        given["stream"] = gpu.library("cupy").cuda.ExternalStream(side.cuda_stream)
+    if how == "argument":
+        given["stream"] = side
+    at = torch.cuda.default_stream() if how == "default" else side
+    with torch.cuda.stream(at):
+        tensors = delayed(torch, rows)
+    # With `stream=` torch's current stream is another one: the verb may not look at that alone.
+    with torch.cuda.stream(torch.cuda.default_stream() if given else at):
+        out = torch.full(rows[0].shape, torch.nan, device="cuda") if given else None
+        with cache.step([(sequence, 80)]):
+            out = cache.append_and_attend(0, *tensors, out, **given)
+        assert not at.query()  # the host has waited for nothing
+    with torch.cuda.stream(at):
+        copy = out.clone()
+        at.synchronize()
+    assert relative_error(copy.cpu(), attention(*rows)) < 1e-5
+
+
+def test_steps_of_different_streams_follow_each_other(torch):
+    rows = stream_of_rows(96)
+    cache = new_cache(recipe="f32")
+    sequence = cache.create_sequence()
+    outs = []
+    for first in range(0, 96, 24):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            tensors = delayed(torch, [x[first : first + 24] for x in rows])
+            with cache.step([(sequence, 24)]):
+                outs.append(cache.append_and_attend(0, *tensors))
+    torch.cuda.synchronize()
+    assert relative_error(torch.cat(outs).cpu(), attention(*rows)) < 1e-5
+
+
+def test_decoding_allocates_nothing_and_waits_for_nothing(torch):
+    rows = to_gpu(torch, stream_of_rows(400))
+    cache = new_cache(recipe="nvfp4:auto")
+    sequence = cache.create_sequence()
+    feed(cache, sequence, *(x[:300] for x in rows))
+    out = torch.empty((1, 6, 64), device="cuda")
+    one = [x[300:301] for x in rows]
+    for _ in range(3):
+        with cache.step([(sequence, 1)]):
+            cache.append_and_attend(0, *one, out)
+    cache.synchronize()
+    before = torch.cuda.mem_get_info()
+    for _ in range(20):
+        with cache.step([(sequence, 1)]):
+            cache.append_and_attend(0, *one, out)
+    assert torch.cuda.mem_get_info() == before
+
+
+def test_threads_on_streams_of_their_own(torch):
+    rows = stream_of_rows(120)
+    expected = attention(*rows)
+    errors = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = attended(torch, to_gpu(torch, rows))
+            errors.append(relative_error(found, expected))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 4 and max(errors) < 1e-5
+
+
+# ---- what is refused
+
+
+def one_step(cache, arrays, **options):
+    sequence = cache.create_sequence()
+    try:
+        with cache.step([(sequence, arrays["q"].shape[0])]):
+            return cache.append_and_attend(0, **arrays, **options)
+    finally:
+        cache.free_sequence(sequence)
+
+
+def arrays_on(torch, device):
+    rows = {name: torch.from_numpy(x).to(device) for name, x in zip("qkv", stream_of_rows(5))}
+    return {**rows, "out": torch.empty_like(rows["q"])}
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_arrays_of_another_place_are_named(torch, name):
+    on_cpu, on_gpu = arrays_on(torch, "cpu"), arrays_on(torch, "cuda")
+    cuda, cpu = new_cache(), new_cache("cpu")
+    with pytest.raises(kvx.Error, match=f"^{name} lies on the CPU; expected cuda:0, the cache's"):
+        one_step(cuda, {**on_gpu, name: on_cpu[name]})
+    with pytest.raises(kvx.Error, match=f"^{name} lies on cuda:0; expected the CPU"):
+        one_step(cpu, {**on_cpu, name: on_gpu[name]})
+    other_gpu = OnDevice(on_cpu[name].numpy(), device_id=1)
+    with pytest.raises(kvx.Error, match=f"^{name} lies on cuda:1; expected cuda:0"):
+        one_step(cuda, {**on_gpu, name: other_gpu})
+    with pytest.raises(kvx.Error, match=f"^{name} says .* cuda:0; CUDA knows its memory as the host"):
+        one_step(cuda, {**on_gpu, name: OnDevice(on_cpu[name].numpy())})
+    assert one_step(cuda, on_gpu) is on_gpu["out"]
+
+
+def test_other_bad_arrays_are_named(torch):
+    cache, good = new_cache(), arrays_on(torch, "cuda")
+    wide = torch.zeros((5, 2, 128), device="cuda")
+    cases = {
+        "k has a stride of 2 elements along head_dim": {"k": wide[:, :, ::2]},
+        "v has the shape \\[5, 2, 128\\]": {"v": wide},
+        "q has a dtype of DLPack": {"q": good["q"].double()},
+        "out has rows that lie over each other": {"out": good["q"][:1].expand(5, 6, 64)},
+        "out lies over q": {"out": good["q"]},
+        "sinks has the shape": {"sinks": torch.zeros(5, device="cuda")},
+        "sinks lies on the CPU": {"sinks": torch.zeros(6)},
+        "q is a .* that cannot be read": {"q": good["q"].to_sparse()},
+        "stream is a str; expected a stream of torch or CuPy": {"stream": "fast"},
+        "q is a .* negated|q is a view of numbers that are negated": {
+            "q": torch._neg_view(good["q"])
+        },
+    }
+    for message, bad in cases.items():
+        with pytest.raises(kvx.Error, match=message):
+            one_step(cache, {**good, **bad})
+    one_step(cache, good)
+    torch.cuda.synchronize()
+
+
+def test_places_that_are_not_there(torch):
+    with pytest.raises(kvx.UnsupportedError, match="device is 'cuda:63': CUDA device 63 is not"):
+        new_cache("cuda:63")
+    with pytest.raises(kvx.Error, match="stream is a float; expected"):
+        new_cache(stream=1.5)
+    with pytest.raises(kvx.Error, match="max_step_tokens is 2; expected at least max_sequences, 3"):
+        new_cache(max_step_tokens=2)
+    with pytest.raises(kvx.OutOfRangeError):
+        new_cache(num_layers=64, max_tokens=1 << 24, max_sequences=64)
+    cache = new_cache(max_step_tokens=16)
+    with pytest.raises(kvx.Error, match="17"):
+        cache.begin_step([(cache.create_sequence(), 17)])
+    with pytest.raises(kvx.Error, match="like is None; expected a torch tensor or CuPy array"):
+        cache.gather(0, 0)
+
+
+def test_a_closed_cache_says_so(torch):
+    cache = new_cache()
+    tensors = arrays_on(torch, "cuda")
+    one_step(cache, tensors)
+    cache.close()
+    with pytest.raises(kvx.Error, match="the cache is closed"):
+        cache.begin_step([(0, 1)])
+    with pytest.raises(kvx.Error, match="the cache is closed"):
+        cache.append_and_attend(0, **tensors)
+
+
+def test_rows_and_pages_stay_on_the_cpu(torch):
+    x = torch.zeros((4, 64), device="cuda")
+    with pytest.raises(kvx.Error, match="x lies on cuda:0; expected the CPU"):
+        kvx.quantize(x, "int8")
+    layer = kvx.PagedLayer("int8", num_kv_heads=1, head_dim=64)
+    pages = torch.zeros((4, layer.page_bytes), dtype=torch.uint8, device="cuda")
+    with pytest.raises(kvx.Error, match="pages lies on cuda:0; expected the CPU"):
+        layer.append(pages, x[:, None], x[:, None], torch.arange(4))
+
+
+NAMES = ["q", "k", "v", "out"]
+SPOILED = ["no", "no", "no", "cpu", "dtype", "shape", "flat", "strides", "list", "none", "empty"]
+
+
+@given(st.fixed_dictionaries({name: st.sampled_from(SPOILED) for name in NAMES}), st.booleans())
+def test_no_mixture_of_bad_arrays_breaks_the_cache(how, is_on_side_stream):
+    torch = gpu.library("torch")
+
+    def spoiled(tensor, how):
+        changes = {
+            "no": lambda: tensor,
+            "cpu": lambda: tensor.cpu(),
+            "dtype": lambda: tensor.long(),
+            "shape": lambda: tensor[:, :1],
+            "flat": lambda: tensor.reshape(-1),
+            "strides": lambda: tensor.repeat_interleave(2, 2)[:, :, ::2],
+            "list": lambda: tensor.tolist(),
+            "none": lambda: None,
+            "empty": lambda: tensor[:0],
+        }
+        return changes[how]()
+
+    cache = new_cache(recipe="f32")
+    good = arrays_on(torch, "cuda")
+    sequence = cache.create_sequence()
+    cache.begin_step([(sequence, 5)])
+    side = torch.cuda.Stream() if is_on_side_stream else None
+    is_good = all(word == "no" or (name == "out" and word == "none") for name, word in how.items())
+    if side is not None:
+        side.wait_stream(torch.cuda.current_stream())
+    bad = {name: spoiled(good[name], how[name]) for name in NAMES}
+    torch.cuda.synchronize()
+    if is_good:
+        out = cache.append_and_attend(0, **bad, stream=side)
+    else:
+        with pytest.raises((kvx.Error, TypeError)):
+            cache.append_and_attend(0, **bad, stream=side)
+        out = cache.append_and_attend(0, **good)
+    cache.end_step()
+    torch.cuda.synchronize()
+    expected = attention(*(good[name].cpu().numpy() for name in "qkv"))
+    assert relative_error(out.cpu(), expected) < 1e-5
+
+
+# ---- the page
+
+
+def test_every_block_of_the_python_page_for_gpus_runs(torch):
+    assert run_blocks("docs/python.md", " gpu", np=np, kvx=kvx) >= 2
