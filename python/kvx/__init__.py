@@ -1,9 +1,10 @@
 """kvx: the KV cache of LLM inference, quantised, with attention straight from the packed bytes.
 
-Arrays come from NumPy, PyTorch (CPU) or anything else that speaks the buffer protocol or DLPack;
-kvx links none of them and copies nothing on the way in. Every verb runs without the GIL. A call
-that kvx refuses raises ``kvx.Error`` (a ``ValueError``) that names the argument, its value and what
-was expected, and changes nothing. No gradient flows through a verb.
+Arrays come from NumPy, PyTorch, CuPy, JAX or anything else that speaks the buffer protocol or
+DLPack; kvx links none of them and copies nothing on the way in. A cache made with device="cuda"
+takes and gives arrays of that GPU, all else those of the CPU. Every verb runs without the GIL. A
+call that kvx refuses raises ``kvx.Error`` (a ``ValueError``) that names the argument, its value and
+what was expected, and changes nothing. No gradient flows through a verb.
 """
 
 from kvx._core import __version__, num_threads, set_num_threads, use_openmp
