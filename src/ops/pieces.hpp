@@ -1,5 +1,6 @@
-// How a verb cuts its work: heads x stripes. A stripe takes every num_stripes-th unit of a list of
-// units, so that units with one key stay in one stripe, in order.
+// How a verb cuts its work: stripes x heads. A stripe takes every num_stripes-th unit of a list of
+// units, so that units with one key stay in one stripe, in order. The heads of a stripe follow each
+// other: their rows lie side by side in a caller's memory.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +14,8 @@ struct Pieces {
   int num_stripes = 0;
 
   int count() const { return num_heads * num_stripes; }
-  int head_of(int piece) const { return piece / num_stripes; }
-  int stripe_of(int piece) const { return piece % num_stripes; }
+  int head_of(int piece) const { return piece % num_heads; }
+  int stripe_of(int piece) const { return piece / num_heads; }
 };
 
 // By shape alone, never by the number of threads. num_floats: numbers moved in all.

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <random>
+#include <string_view>
 
 #include "format/list.hpp"
 #include "tests/support/compare_bytes.hpp"
@@ -177,6 +180,52 @@ TEST_P(LevelRows, WriteAndReadTheScalarLevelsBytes) {
         ASSERT_TRUE(same_or_both_nan(expected.gathered, found.gathered));
         ASSERT_TRUE(same_or_both_nan(expected.attended, found.attended));
       }
+    }
+  }
+}
+
+// Finite numbers of both signs within eight powers of two, which move from row to row. Every fourth
+// row has few digits, so that many products are ties.
+std::vector<float> random_rows(int num_rows, int head_dim, std::mt19937_64& generator) {
+  std::vector<float> rows(size_t(num_rows) * head_dim);
+  for (int r = 0; r < num_rows; ++r) {
+    const uint32_t exponent = 90 + static_cast<uint32_t>(generator() % 64);
+    const uint32_t digits = r % 4 == 3 ? 0x780000u : 0x7FFFFFu;
+    for (int d = 0; d < head_dim; ++d) {
+      const uint64_t random = generator();
+      const uint32_t sign = static_cast<uint32_t>(random >> 63) << 31;
+      const uint32_t power = (exponent + static_cast<uint32_t>(random >> 32) % 8) << 23;
+      rows[size_t(r) * head_dim + d] =
+          std::bit_cast<float>(sign | power | (static_cast<uint32_t>(random) & digits));
+    }
+  }
+  return rows;
+}
+
+// 10^5 groups of all formats together, with KVX_TEST_FULL=1 10^8.
+TEST_P(LevelRows, WriteTheScalarLevelsBytesOfRandomGroups) {
+  constexpr int kRows = 40;
+  constexpr int kHeadDim = 128;
+  const char* full = std::getenv("KVX_TEST_FULL");
+  const bool is_full = full != nullptr && std::string_view(full) == "1";
+  std::vector<FormatSpec> specs;
+  for (const format::Facts* facts : format::kAllFacts) {
+    for (const FormatSpec& spec : all_specs(*facts)) {
+      const bool has_groups = spec.has_scale() || spec.is_affine();
+      const bool is_computed = spec.scale_source == format::ScaleSource::kComputed;
+      if (has_groups && is_computed) specs.push_back(spec);
+    }
+  }
+  const int64_t wanted = (is_full ? 100'000'000 : 100'000) / std::ssize(specs);
+  for (const FormatSpec& spec : specs) {
+    std::mt19937_64 generator(31);
+    const int64_t groups_a_round = int64_t{kRows} * kHeadDim / group_length(spec, kHeadDim);
+    for (int64_t groups = 0; groups < wanted; groups += groups_a_round) {
+      const std::vector<float> rows = random_rows(kRows, kHeadDim, generator);
+      const Stored expected = encode_and_decode(CpuLevel::kScalar, spec, kHeadDim, rows);
+      const Stored found = encode_and_decode(GetParam(), spec, kHeadDim, rows);
+      ASSERT_TRUE(same_bytes(expected.codes, found.codes)) << spec.facts->name << groups;
+      ASSERT_TRUE(same_bytes(expected.scales, found.scales)) << spec.facts->name << groups;
     }
   }
 }

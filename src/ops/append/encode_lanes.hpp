@@ -57,9 +57,60 @@ template <class Bits>
 KVX_INLINE Bits larger_of(const Bits& a, const Bits& b) {
   return a > b ? a : b;
 }
+template <class Bits>
+KVX_INLINE Bits smaller_of(const Bits& a, const Bits& b) {
+  return a < b ? a : b;
+}
+
+// Vectors whose bytes fill one: codes of bytes are written so many at a time.
+inline constexpr int kQuadVectors = 4;
+inline constexpr int kQuadNumbers = kQuadVectors * kLanes<Widest>;
+#if defined(__AVX512F__)
+using QuadBytes = __m512i;
+#else
+using QuadBytes = __m256i;
+#endif
+
+// Rounds to integers, ties to even. Requires: a lane can hold them.
+KVX_INLINE LaneBits integers_of(const Widest& x) {
+#if defined(__AVX512F__)
+  return __builtin_bit_cast(LaneBits, _mm512_cvtps_epi32(static_cast<__m512>(x)));
+#else
+  return __builtin_bit_cast(LaneBits, _mm256_cvtps_epi32(static_cast<__m256>(x)));
+#endif
+}
+
+// The lanes of kQuadVectors vectors as bytes, in order, cut to what a byte can say.
+template <bool IsSigned>
+KVX_INLINE QuadBytes bytes_of_lanes(const LaneBits* lanes) {
+  const auto vector = [lanes](int i) { return __builtin_bit_cast(QuadBytes, lanes[i]); };
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_packs_epi32(vector(0), vector(1));
+  const __m512i high = _mm512_packs_epi32(vector(2), vector(3));
+  const __m512i bytes = IsSigned ? _mm512_packs_epi16(low, high) : _mm512_packus_epi16(low, high);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, bytes);
+#else
+  const __m256i low = _mm256_packs_epi32(vector(0), vector(1));
+  const __m256i high = _mm256_packs_epi32(vector(2), vector(3));
+  const __m256i bytes = IsSigned ? _mm256_packs_epi16(low, high) : _mm256_packus_epi16(low, high);
+  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+#endif
+}
+
+KVX_INLINE QuadBytes bytes_within(const QuadBytes& bytes, int bound) {
+  const auto most = static_cast<char>(bound);
+  const auto least = static_cast<char>(-bound);
+#if defined(__AVX512F__)
+  return _mm512_max_epi8(_mm512_min_epi8(bytes, _mm512_set1_epi8(most)), _mm512_set1_epi8(least));
+#else
+  return _mm256_max_epi8(_mm256_min_epi8(bytes, _mm256_set1_epi8(most)), _mm256_set1_epi8(least));
+#endif
+}
 
 // ---- Codecs: codes(products), in the low kBits of each lane with anything above them, and
-// rounded(products), the numbers that the codes say (zeros of either sign are +0).
+// rounded(products), the numbers that the codes say (zeros of either sign are +0). Four vectors at
+// once: bytes(whole_codes(products) of each).
 
 template <class Codec>
 struct LanesCodec;
@@ -74,6 +125,10 @@ struct LanesCodec<format::SignedCodec<kBits>> {
     return at_most(at_least(products, -kQmax), kQmax) + kIntegerMagic;
   }
   KVX_INLINE static LaneBits codes(const Widest& products) { return bits_of(shifted(products)); }
+  KVX_INLINE static LaneBits whole_codes(const Widest& products) { return integers_of(products); }
+  KVX_INLINE static QuadBytes bytes(const LaneBits* codes) {
+    return bytes_within(bytes_of_lanes<true>(codes), static_cast<int>(kQmax));
+  }
   // Requires: no NaN.
   KVX_INLINE static Widest rounded(const Widest& products) {
     return (within(products, kQmax) + kIntegerMagic) - kIntegerMagic;
@@ -83,10 +138,16 @@ struct LanesCodec<format::SignedCodec<kBits>> {
 // A NaN becomes the lower bound, which is its code 0.
 template <int kBits>
 struct LanesCodec<format::UnsignedCodec<kBits>> {
-  KVX_INLINE static LaneBits codes(const Widest& products) {
-    constexpr float kQmax = format::UnsignedCodec<kBits>::kQmax;
-    return bits_of(at_most(at_least(products, 0.0f), kQmax) + kIntegerMagic);
+  KVX_INLINE static Widest clamped(const Widest& products) {
+    return at_most(at_least(products, 0.0f), format::UnsignedCodec<kBits>::kQmax);
   }
+  KVX_INLINE static LaneBits codes(const Widest& products) {
+    return bits_of(clamped(products) + kIntegerMagic);
+  }
+  KVX_INLINE static LaneBits whole_codes(const Widest& products) {
+    return integers_of(clamped(products));
+  }
+  KVX_INLINE static QuadBytes bytes(const LaneBits* codes) { return bytes_of_lanes<false>(codes); }
 };
 
 // A number of exponent e is rounded to whole multiples of its unit, 2^(e - mantissa bits), by
@@ -118,6 +179,8 @@ struct LanesSmallFloat {
     const LaneBits code = units + ((p.exponent - kSmallestNormal) >> (23 - kMantissaBits));
     return code | ((bits_of(products) >> (32 - kBits)) & Float::kSignBit);
   }
+  KVX_INLINE static LaneBits whole_codes(const Widest& products) { return codes(products); }
+  KVX_INLINE static QuadBytes bytes(const LaneBits* codes) { return bytes_of_lanes<false>(codes); }
   // Adding 1.5 * 2^23 units rounds numbers of both signs. Requires: no NaN.
   KVX_INLINE static Widest rounded(const Widest& products) {
     const Widest capped = within(products, Float::kMax);
@@ -169,6 +232,13 @@ KVX_INLINE LaneBits f16_bits(const Widest& x) {
   const __m128i halves = _mm256_cvtps_ph(static_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT);
   return __builtin_bit_cast(LaneBits, _mm256_cvtepu16_epi32(halves));
 #endif
+}
+
+// ParamFloat<T>::bits of numbers that are in T.
+template <format::ScaleType T>
+KVX_INLINE LaneBits param_bits(const Widest& x) {
+  if constexpr (T == format::ScaleType::kF16) return f16_bits(x);
+  return bits_of(x) >> 16;
 }
 
 // format::round_scale. Requires: no NaN.
@@ -226,6 +296,17 @@ KVX_INLINE __m128i low_bytes(const LaneBits* part) {
 #endif
 }
 
+// TurboMind's pairs of sixteen codes, so that neighbours share a byte.
+KVX_INLINE __m128i turbomind_order() {
+  alignas(16) int8_t order[16];
+  for (int byte = 0; byte < 8; ++byte) {
+    const int first = byte / 4 * 8 + format::turbomind_first(byte % 4);
+    order[2 * byte] = static_cast<int8_t>(first);
+    order[2 * byte + 1] = static_cast<int8_t>(first + 2);
+  }
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(order));
+}
+
 // Sixteen codes, one a byte, to where the row has numbers [number, number + 16).
 template <format::Packing P>
 KVX_INLINE void store_codes(__m128i codes, int number, uint8_t* row) {
@@ -234,18 +315,38 @@ KVX_INLINE void store_codes(__m128i codes, int number, uint8_t* row) {
     return;
   }
   if constexpr (P == format::Packing::kTurboMind) {
-    alignas(16) int8_t order[16];
-    for (int byte = 0; byte < 8; ++byte) {
-      const int first = byte / 4 * 8 + format::turbomind_first(byte % 4);
-      order[2 * byte] = static_cast<int8_t>(first);
-      order[2 * byte + 1] = static_cast<int8_t>(first + 2);
-    }
-    codes = _mm_shuffle_epi8(codes, _mm_load_si128(reinterpret_cast<const __m128i*>(order)));
+    codes = _mm_shuffle_epi8(codes, turbomind_order());
   }
   const __m128i pairs = _mm_and_si128(codes, _mm_set1_epi8(15));
   const __m128i nibbles = _mm_maddubs_epi16(pairs, _mm_set1_epi16(0x1001));  // low + 16 * high
   _mm_storel_epi64(reinterpret_cast<__m128i*>(row + number / 2),
                    _mm_packus_epi16(nibbles, nibbles));
+}
+
+// The same for kQuadNumbers codes; nibbles may have anything above them.
+template <format::Packing P>
+KVX_INLINE void store_quad(QuadBytes codes, int number, uint8_t* row) {
+  constexpr bool kIsTurboMind = P == format::Packing::kTurboMind;
+#if defined(__AVX512F__)
+  if constexpr (P == format::Packing::kBytes) return _mm512_storeu_si512(row + number, codes);
+  if (kIsTurboMind) {
+    codes = _mm512_shuffle_epi8(codes, _mm512_broadcast_i32x4(turbomind_order()));
+  }
+  const __m512i pairs = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+  const __m512i nibbles = _mm512_maddubs_epi16(pairs, _mm512_set1_epi16(0x1001));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + number / 2), _mm512_cvtepi16_epi8(nibbles));
+#else
+  if constexpr (P == format::Packing::kBytes) {
+    return _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + number), codes);
+  }
+  if (kIsTurboMind) {
+    codes = _mm256_shuffle_epi8(codes, _mm256_broadcastsi128_si256(turbomind_order()));
+  }
+  const __m256i pairs = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+  const __m256i nibbles = _mm256_maddubs_epi16(pairs, _mm256_set1_epi16(0x1001));
+  const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(nibbles, nibbles), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(row + number / 2), _mm256_castsi256_si128(bytes));
+#endif
 }
 
 }  // namespace KVX_CPU_LEVEL

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "ops/append/encode_lanes.hpp"
 #include "ops/append/encode_row.hpp"
@@ -33,22 +34,11 @@ KVX_INLINE float amax_of_span(const PartSpan& span) {
   return std::bit_cast<float>(max_of_lanes(magnitudes_of_span(span)));
 }
 
-// Sixteen lanes to eight, the first step of adding halves.
-KVX_INLINE Lanes8 add_halves(const Widest* part) {
-#if defined(__AVX512F__)
-  const auto whole = static_cast<__m512>(part[0]);
-  return static_cast<Lanes8>(_mm512_castps512_ps256(whole)) +
-         static_cast<Lanes8>(_mm512_extractf32x8_ps(whole, 1));
-#else
-  return part[0] + part[1];
-#endif
-}
-
-// format::squared_error of Count candidates side by side, whose order of adding is sixteen lanes,
-// then halves. steps, inverses: of candidate c at [c * stride]. errors: [Count].
+// format::squared_error of Count candidates, lane by lane: folding a result halves first gives its
+// order of adding. steps, inverses: of candidate c at [c * stride].
 template <class Codec, int Count>
 KVX_INLINE void errors_of_span(const PartSpan& span, const float* steps, const float* inverses,
-                               int stride, float* errors) {
+                               int stride, Widest* errors) {
   Widest sums[Count][kPartVectors] = {};
   for (int i = 0; i < span.n; i += kPartNumbers) {
     for (int v = 0; v < kPartVectors; ++v) {
@@ -60,13 +50,8 @@ KVX_INLINE void errors_of_span(const PartSpan& span, const float* steps, const f
       }
     }
   }
-  Lanes8 halves[Count];
-  for (int c = 0; c < Count; ++c) halves[c] = add_halves(sums[c]);
-  if constexpr (Count == 8) {
-    const auto add = [](const Lanes8& a, const Lanes8& b) { return a + b; };
-    store<Lanes8>(fold_each(halves, add), errors);
-  } else {
-    for (int c = 0; c < Count; ++c) errors[c] = sum_of_lanes(halves[c]);
+  for (int c = 0; c < Count; ++c) {
+    errors[c] = kPartVectors == 2 ? sums[c][0] + sums[c][kPartVectors - 1] : sums[c][0];
   }
 }
 
@@ -94,8 +79,6 @@ KVX_INLINE Candidates candidates_of(format::ScaleChoice choice) {
   const format::ScaleMaker exact = {format::ScaleType::kF32, format::ScaleRule::kAmax, 1.0f, false};
   Candidates candidates = {};
   format::choose_scale<UnitCodec>(exact, choice, 1.0f, StepRecorder{&candidates});
-  // Too few: the first again, which cannot win twice.
-  for (int c = candidates.count; c < kMostCandidates; ++c) candidates.multiples[c] = 1.0f;
   return candidates;
 }
 
@@ -108,6 +91,15 @@ KVX_INLINE void encode_span(const PartSpan& span, float inverse, uint8_t* row) {
     }
     store_codes<P>(low_bytes(codes), span.first + i, row);
   }
+}
+
+// Whole vectors of codes at once, numbers [number, number + kQuadNumbers) of a row. Requires: none
+// of the products is 2^31 or more.
+template <class Codec, format::Packing P>
+KVX_INLINE void encode_quad(const Widest* products, int number, uint8_t* row) {
+  LaneBits codes[kQuadVectors];
+  for (int v = 0; v < kQuadVectors; ++v) codes[v] = LanesCodec<Codec>::whole_codes(products[v]);
+  store_quad<P>(LanesCodec<Codec>::bytes(codes), number, row);
 }
 
 template <format::Packing P>
@@ -126,6 +118,7 @@ class ScaledPartEncoder {
       : job_(job),
         size_(job.spec->group_size == format::kWholeRow ? job.head_dim : job.spec->group_size),
         groups_((job.head_dim + size_ - 1) / size_),
+        size_bits_(groups_ == 1 ? 31 : std::countr_zero(static_cast<unsigned>(size_))),
         maker_(scale_maker<Format>(*job.spec, job.tensor_scale)),
         candidates_(candidates_of(job.spec->scale_choice)) {
     maker_.type = T;
@@ -136,8 +129,8 @@ class ScaledPartEncoder {
     for (int t = 0; t < job_.num_tokens; t += tokens_together) {
       const int n = std::min(tokens_together, job_.num_tokens - t);
       find_amax(t, n);
-      choose_scales(t, n * groups_);
-      write(t, n);
+      choose_scales(t, n);
+      is_plain(n * groups_) ? write_plain(t, n) : write(t, n);
     }
   }
 
@@ -154,77 +147,154 @@ class ScaledPartEncoder {
     return {source_row(job_, token) + first, first, std::min(size_, job_.head_dim - first)};
   }
 
-  // As many groups at once as a vector has lanes: their maxima are found side by side.
-  KVX_INLINE void find_amax(int first_token, int n) {
+  // Scales of the groups at hand, their steps and the steps' reciprocals.
+  struct Scales {
+    uint32_t bits[kMostGroups];
+    float steps[kMostGroups];
+    float inverses[kMostGroups];
+  };
+
+  // result[c][i] = lane vector c of group i folded, for the groups of n tokens: as many at once as
+  // a vector has lanes. find(span, i, lanes) leaves the vectors of a group in lanes[0..Count).
+  template <class Lanes, int Count, class Find, class Combine>
+  KVX_INLINE void fold_groups(int first_token, int n, const Find& find, const Combine& combine,
+                              float (*result)[kMostGroups]) {
     constexpr int kTogether = kLanes<Widest>;
-    for (int first = 0; first < n * groups_; first += kTogether) {
-      LaneBits magnitudes[kTogether] = {};
-      const int end = std::min(first + kTogether, n * groups_);
-      for (int i = first; i < end; ++i) {
-        magnitudes[i - first] = magnitudes_of_span(span(first_token + i / groups_, i % groups_));
+    Lanes lanes[Count][kTogether];
+    if (n * groups_ % kTogether != 0) __builtin_memset(lanes, 0, sizeof lanes);
+    const auto fold_all = [&](int first) {
+      for (int c = 0; c < Count; ++c) {
+        const Lanes folded = fold_each(lanes[c], combine);
+        __builtin_memcpy(result[c] + first, &folded, sizeof folded);
       }
-      const LaneBits largest = fold_each(
-          magnitudes, [](const LaneBits& a, const LaneBits& b) { return larger_of(a, b); });
-      __builtin_memcpy(amax_ + first, &largest, sizeof largest);
+    };
+    int i = 0;
+    for (int t = first_token; t < first_token + n; ++t) {
+      for (int g = 0; g < groups_; ++g) {
+        Lanes found[Count];
+        find(span(t, g), i, found);
+        for (int c = 0; c < Count; ++c) lanes[c][i % kTogether] = found[c];
+        if (++i % kTogether == 0) fold_all(i - kTogether);
+      }
     }
+    if (i % kTogether != 0) fold_all(i / kTogether * kTogether);
   }
 
+  KVX_INLINE void find_amax(int first_token, int n) {
+    fold_groups<LaneBits, 1>(
+        first_token, n,
+        [](const PartSpan& s, int, LaneBits* found) { *found = magnitudes_of_span(s); },
+        [](const LaneBits& a, const LaneBits& b) { return larger_of(a, b); }, &amax_);
+  }
+
+  // ScaleMaker::make and step in vectors: the scales of n groups for a multiple of their amax.
   // Groups without a plain scale get one here too; write() does not look at it.
-  KVX_INLINE void choose_scales(int first_token, int n) {
-    const format::ScaleChoice choice = job_.spec->scale_choice;
-    if (choice != format::ScaleChoice::kAmax) {
-      candidates_.count <= 2 ? search_scales<2>(first_token, n)
-                             : search_scales<kMostCandidates>(first_token, n);
-    } else {
-      float steps[kMostGroups];
-      make_scales(1.0f, n, scales_, steps, inverses_);
-    }
-  }
-
-  // ScaleMaker::make and step in vectors: the scales of n groups for a multiple of their amax, the
-  // steps and the steps' reciprocals. All arrays: [kMostGroups].
-  KVX_INLINE void make_scales(float multiple, int n, uint32_t* scales, float* steps,
-                              float* inverses) const {
+  KVX_INLINE void make_scales(float multiple, int n, Scales& made) const {
     const float divisor =
         maker_.has_tensor_scale ? Codec::kQmax * maker_.tensor_scale : Codec::kQmax;
     const float unit = maker_.has_tensor_scale ? maker_.tensor_scale : 1.0f;
     for (int i = 0; i < n; i += kLanes<Widest>) {
       const Widest target = at_most(load<Widest>(amax_ + i) * multiple, format::kFloatMax);
-      ScaleLanes made;
+      ScaleLanes scales;
       if constexpr (T == format::ScaleType::kE8M0) {
-        made = e8m0_lanes(maker_.rule, target);
+        scales = e8m0_lanes(maker_.rule, target);
       } else {
-        made = round_scale_lanes<T>(target / divisor);
+        scales = round_scale_lanes<T>(target / divisor);
       }
-      const Widest step = made.values * unit;
-      __builtin_memcpy(scales + i, &made.bits, sizeof made.bits);
-      store<Widest>(step, steps + i);
-      store<Widest>(at_most(1.0f / step, format::kFloatMax), inverses + i);
+      const Widest step = scales.values * unit;
+      __builtin_memcpy(made.bits + i, &scales.bits, sizeof scales.bits);
+      store<Widest>(step, made.steps + i);
+      store<Widest>(at_most(1.0f / step, format::kFloatMax), made.inverses + i);
     }
   }
 
-  // format::choose_scale for all groups: every candidate's scales side by side, then every group's
-  // errors.
-  template <int kCount>
-  KVX_INLINE void search_scales(int first_token, int n) {
-    uint32_t scales[kCount][kMostGroups];
-    float steps[kCount][kMostGroups];
-    float inverses[kCount][kMostGroups];
-    for (int c = 0; c < kCount; ++c) {
-      make_scales(candidates_.multiples[c], n, scales[c], steps[c], inverses[c]);
+  KVX_INLINE void choose_scales(int first_token, int n) {
+    constexpr int kTogether = 4;  // candidates; what registers hold beside their steps
+    if (job_.spec->scale_choice == format::ScaleChoice::kAmax) {
+      make_scales(1.0f, n * groups_, best_);
+    } else if (candidates_.count < kTogether) {
+      search_scales<2>(first_token, n);
+    } else {
+      search_scales<kTogether>(first_token, n);
     }
-    for (int i = 0; i < n; ++i) {
-      float errors[kCount];
-      errors_of_span<Codec, kCount>(span(first_token + i / groups_, i % groups_), &steps[0][i],
-                                    &inverses[0][i], kMostGroups, errors);
-      int best = 0;
-      float best_error = errors[0];
-      for (int c = 1; c < kCount; ++c) {
-        best = errors[c] < best_error ? c : best;
-        best_error = errors[c] < best_error ? errors[c] : best_error;
+  }
+
+  // format::choose_scale for all groups, Count candidates at a time, which divides their number.
+  template <int Count>
+  KVX_INLINE void search_scales(int first_token, int n) {
+    float least[kMostGroups] = {};
+    for (int first = 0; first < candidates_.count; first += Count) {
+      Scales scales[Count];
+      float errors[Count][kMostGroups];
+      for (int c = 0; c < Count; ++c) {
+        make_scales(candidates_.multiples[first + c], n * groups_, scales[c]);
       }
-      scales_[i] = scales[best][i];
-      inverses_[i] = inverses[best][i];
+      constexpr int kStride = sizeof(Scales) / sizeof(float);
+      fold_groups<Widest, Count>(
+          first_token, n,
+          [&](const PartSpan& s, int i, Widest* found) {
+            errors_of_span<Codec, Count>(s, scales[0].steps + i, scales[0].inverses + i, kStride,
+                                         found);
+          },
+          [](const Widest& a, const Widest& b) { return a + b; }, errors);
+      for (int c = 0; c < Count; ++c) {
+        keep_better(scales[c], errors[c], n * groups_, first + c == 0, least);
+      }
+    }
+  }
+
+  KVX_INLINE void keep_better(const Scales& scales, const float* errors, int n, bool is_first,
+                              float* least) {
+    for (int i = 0; i < n; i += kLanes<Widest>) {
+      const Widest error = load<Widest>(errors + i);
+      const LaneInts is_better =
+          is_first ? ~LaneInts{} : __builtin_bit_cast(LaneInts, error < load<Widest>(least + i));
+      const auto keep = [&](const void* better, void* best) {
+        LaneInts lanes[2];
+        __builtin_memcpy(&lanes[0], better, sizeof(LaneInts));
+        __builtin_memcpy(&lanes[1], best, sizeof(LaneInts));
+        const LaneInts kept = is_better ? lanes[0] : lanes[1];
+        __builtin_memcpy(best, &kept, sizeof kept);
+      };
+      keep(errors + i, least + i);
+      keep(scales.bits + i, best_.bits + i);
+      keep(scales.inverses + i, best_.inverses + i);
+    }
+  }
+
+  // Whether every group has a plain scale, and products whose integers a lane can hold: a scale
+  // that was cut to its type's largest number makes larger ones.
+  KVX_INLINE bool is_plain(int n) const {
+    constexpr uint32_t kLimit = std::bit_cast<uint32_t>(0x1p20f);
+    uint32_t largest = 0;  // of amax's bits less one, so that 0 is the largest
+    for (int i = 0; i < n; ++i) {
+      largest = std::max(largest, std::bit_cast<uint32_t>(amax_[i]) - 1u);
+    }
+    return largest < kLimit;
+  }
+
+  // write() without a group that needs care.
+  KVX_INLINE void write_plain(int first_token, int n) {
+    for (int i = 0, t = first_token; t < first_token + n; ++t, i += groups_) {
+      const EncodeRow row = encode_row(job_, job_.first_token + t);
+      uint8_t* scale = row.scales;
+      for (int g = 0; g < groups_; ++g, scale += job_.scale_group_stride) {
+        format::store_scale(T, {best_.bits[i + g]}, scale);
+      }
+      const float* inverses = best_.inverses + i;
+      int number = 0;
+      for (; number + kQuadNumbers <= job_.head_dim; number += kQuadNumbers) {
+        Widest products[kQuadVectors];
+        for (int v = 0; v < kQuadVectors; ++v) {
+          const int first = number + v * kLanes<Widest>;
+          products[v] = load<Widest>(row.x + first) * inverses[first >> size_bits_];
+        }
+        encode_quad<Codec, kPacking>(products, number, row.codes);
+      }
+      for (; number < job_.head_dim; number += kPartNumbers) {
+        encode_span<Codec, kPacking>({row.x + number, number, kPartNumbers},
+                                     inverses[number >> size_bits_], row.codes);
+      }
     }
   }
 
@@ -234,8 +304,8 @@ class ScaledPartEncoder {
       uint8_t* scale = row.scales;
       for (int g = 0; g < groups_; ++g, ++i, scale += job_.scale_group_stride) {
         if (amax_[i] > 0 && format::is_finite(amax_[i])) {
-          format::store_scale(T, {scales_[i]}, scale);
-          encode_span<Codec, kPacking>(span(t, g), inverses_[i], row.codes);
+          format::store_scale(T, {best_.bits[i]}, scale);
+          encode_span<Codec, kPacking>(span(t, g), best_.inverses[i], row.codes);
         } else {
           const bool is_zero = amax_[i] == 0;
           format::store_scale(T, is_zero ? format::StoredScale{0} : format::nan_scale(T), scale);
@@ -248,12 +318,12 @@ class ScaledPartEncoder {
   const EncodeJob& job_;
   int size_;  // numbers in a full group
   int groups_;
+  int size_bits_;  // a number's group is number >> size_bits_
   format::ScaleMaker maker_;
   Candidates candidates_;
   // Of the groups at hand, token by token; whole vectors of them are computed with.
   float amax_[kMostGroups] = {};
-  uint32_t scales_[kMostGroups];
-  float inverses_[kMostGroups];
+  Scales best_;
 };
 
 // Finds the spec's scale type among those that the format has, so that the compiler knows it.
@@ -310,40 +380,117 @@ int64_t encode_given_parts(const EncodeJob& job, int64_t (*definition)(const Enc
 
 // ---- Affine rows
 
+// As with computed scales: the ranges of some rows, their parameters side by side, the codes.
 template <class Format, format::ScaleType T>
-void encode_affine_parts(const EncodeJob& job) {
-  using Codec = typename Format::Codec;
-  constexpr format::Packing kPacking = Format::kFacts.packing;
-  alignas(64) float rounded[format::kMaxHeadDim];
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
-    LaneInts high = ordered_lanes(round_to_param<T>(load<Widest>(row.x)));
-    LaneInts negated_low = ~high;  // the largest of ~x is ~ the smallest of x
-    for (int i = 0; i < job.head_dim; i += kLanes<Widest>) {
-      const Widest x = round_to_param<T>(load<Widest>(row.x + i));
-      store<Widest>(x, rounded + i);
-      high = larger_of(high, ordered_lanes(x));
-      negated_low = larger_of(negated_low, ~ordered_lanes(x));
-    }
-    const format::AffineEncoder encoder = format::affine_encoder<Codec, T>(
-        format::affine_range(~max_of_lanes(negated_low), max_of_lanes(high)));
-    memcpy(row.scales, &encoder.params.scale, 2);
-    memcpy(row.scales + 2, &encoder.params.zero, 2);
-    const PartSpan all = {rounded, 0, job.head_dim};
-    if (encoder.has_nonfinite) {
-      encode_zeros<kPacking>(all, row.codes);
-      continue;
-    }
-    for (int i = 0; i < job.head_dim; i += kPartNumbers) {
-      LaneBits codes[kPartVectors];
-      for (int v = 0; v < kPartVectors; ++v) {
-        const Widest above =
-            round_to_param<T>(load<Widest>(rounded + i + v * kLanes<Widest>) - encoder.low);
-        codes[v] = LanesCodec<Codec>::codes(round_to_param<T>(above * encoder.inverse));
-      }
-      store_codes<kPacking>(low_bytes(codes), i, row.codes);
+class AffinePartEncoder {
+ public:
+  explicit AffinePartEncoder(const EncodeJob& job) : job_(job) {}
+
+  void encode_all() {
+    const int rows_together = std::clamp(kNumbersTogether / job_.head_dim, 1, kMostRows);
+    for (int t = 0; t < job_.num_tokens; t += rows_together) {
+      const int n = std::min(rows_together, job_.num_tokens - t);
+      find_ranges(t, n);
+      make_parameters();
+      for (int i = 0; i < n; ++i) write(encode_row(job_, job_.first_token + t + i), i);
     }
   }
+
+ private:
+  using Codec = typename Format::Codec;
+  static constexpr format::Packing kPacking = Format::kFacts.packing;
+  static constexpr int kMostRows = kLanes<Widest>;
+  static constexpr int kNumbersTogether = 2048;
+  static_assert(kNumbersTogether >= format::kMaxHeadDim);
+
+  // Leaves the rows' numbers in the parameters' type.
+  KVX_INLINE void find_ranges(int first_token, int n) {
+    LaneInts highs[kMostRows] = {};
+    LaneInts lows[kMostRows] = {};
+    for (int i = 0; i < n; ++i) {
+      const float* source = source_row(job_, first_token + i);
+      float* target = rounded_ + i * job_.head_dim;
+      highs[i] = lows[i] = ordered_lanes(round_to_param<T>(load<Widest>(source)));
+      for (int d = 0; d < job_.head_dim; d += kLanes<Widest>) {
+        const Widest x = round_to_param<T>(load<Widest>(source + d));
+        store<Widest>(x, target + d);
+        const LaneInts ordered = ordered_lanes(x);
+        highs[i] = larger_of(highs[i], ordered);
+        lows[i] = smaller_of(lows[i], ordered);
+      }
+    }
+    high_ = fold_each(highs, [](const LaneInts& a, const LaneInts& b) { return larger_of(a, b); });
+    low_ = fold_each(lows, [](const LaneInts& a, const LaneInts& b) { return smaller_of(a, b); });
+  }
+
+  // format::affine_encoder, a row a lane.
+  KVX_INLINE void make_parameters() {
+    constexpr int32_t kInfinity = 0x7F800000;
+    const LaneInts is_finite = (high_ < kInfinity) & (low_ > ~kInfinity);
+    const Widest high =
+        __builtin_bit_cast(Widest, ordered_lanes(__builtin_bit_cast(Widest, high_)));
+    const Widest low = __builtin_bit_cast(Widest, ordered_lanes(__builtin_bit_cast(Widest, low_)));
+    const Widest scale = round_to_param<T>((high - low) / Codec::kQmax);
+    const auto store_bits = [](const auto& lanes, auto* target) {
+      __builtin_memcpy(target, &lanes, sizeof lanes);
+    };
+    store_bits(is_finite, is_finite_);
+    store_bits(param_bits<T>(scale), scales_);
+    store_bits(param_bits<T>(low), zeros_);
+    store<Widest>(low, lows_);
+    store<Widest>(round_to_param<T>(1.0f / scale), inverses_);
+  }
+
+  KVX_INLINE void write(const EncodeRow& row, int i) {
+    if (is_finite_[i] == 0) return write_nan(row);
+    store_parameters(row, scales_[i], zeros_[i]);
+    const float* rounded = rounded_ + i * job_.head_dim;
+    const auto product = [&](int number) {
+      const Widest above = round_to_param<T>(load<Widest>(rounded + number) - lows_[i]);
+      return round_to_param<T>(above * inverses_[i]);
+    };
+    int number = 0;
+    for (; number + kQuadNumbers <= job_.head_dim; number += kQuadNumbers) {
+      Widest products[kQuadVectors];
+      for (int v = 0; v < kQuadVectors; ++v) products[v] = product(number + v * kLanes<Widest>);
+      encode_quad<Codec, kPacking>(products, number, row.codes);
+    }
+    for (; number < job_.head_dim; number += kPartNumbers) {
+      LaneBits codes[kPartVectors];
+      for (int v = 0; v < kPartVectors; ++v) {
+        codes[v] = LanesCodec<Codec>::codes(product(number + v * kLanes<Widest>));
+      }
+      store_codes<kPacking>(low_bytes(codes), number, row.codes);
+    }
+  }
+
+  KVX_INLINE void write_nan(const EncodeRow& row) {
+    const uint32_t nan = format::nan_scale(T).bits;
+    store_parameters(row, nan, nan);
+    encode_zeros<kPacking>({row.x, 0, job_.head_dim}, row.codes);
+  }
+
+  KVX_INLINE static void store_parameters(const EncodeRow& row, uint32_t scale, uint32_t zero) {
+    const format::AffineParams params = {static_cast<uint16_t>(scale), static_cast<uint16_t>(zero)};
+    memcpy(row.scales, &params.scale, 2);
+    memcpy(row.scales + 2, &params.zero, 2);
+  }
+
+  const EncodeJob& job_;
+  // Of the rows at hand, a lane or an element each.
+  LaneInts high_;
+  LaneInts low_;
+  int32_t is_finite_[kMostRows];
+  uint32_t scales_[kMostRows];
+  uint32_t zeros_[kMostRows];
+  float lows_[kMostRows];
+  float inverses_[kMostRows];
+  alignas(64) float rounded_[kNumbersTogether];  // [rows, head_dim]
+};
+
+template <class Format, format::ScaleType T>
+void encode_affine_parts(const EncodeJob& job) {
+  AffinePartEncoder<Format, T>(job).encode_all();
 }
 
 }  // namespace KVX_CPU_LEVEL

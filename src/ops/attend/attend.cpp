@@ -39,6 +39,23 @@ float* partial_results(int64_t num_floats) {
   return memory.data();
 }
 
+// Whether the heads' rows of a token lie side by side and those of the next token after them.
+bool is_token_major(const SideView& side, int num_heads) {
+  const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
+  return !side.codes.is_in_pieces() && side.codes.head_stride == row_bytes &&
+         side.codes.token_stride >= int64_t{num_heads} * row_bytes;
+}
+
+int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_pieces,
+                   int64_t max_tokens) {
+  const HeadRun& run = args.packed.runs.front();
+  const int num_heads = args.packed.num_kv_heads;
+  const bool is_alone = args.packed.runs.size() == 1 && args.wide_head_blocks == nullptr;
+  if (!is_alone || !is_token_major(run.k, num_heads) || !is_token_major(run.v, num_heads)) return 1;
+  return choose_heads_together(tiling, run.k.head_dim, run.v.head_dim, num_heads, num_pieces,
+                               std::max<int64_t>(max_tokens / kFewestPartTokens, 1));
+}
+
 void run_split(AttendPlan& plan) {
   const int num_parts = plan.split.num_parts;
   const int num_pieces = static_cast<int>(plan.num_pieces);
@@ -65,6 +82,7 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
       .q_per_kv = q_per_kv,
       .key_dim = run.k.head_dim,
       .value_dim = run.v.head_dim,
+      .heads_together = 1,
       .num_pieces = 0,
       .split = {},
       .partial_results = nullptr,
@@ -74,6 +92,8 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
     return out_of_range("q_starts[{}] is {}; {} pieces of work are more than one call can take",
                         args.num_sequences, args.q_starts[args.num_sequences], plan.num_pieces);
   }
+  plan.heads_together = heads_together(args, plan.tiling, plan.num_pieces, largest.tokens);
+  plan.num_pieces /= plan.heads_together;
   plan.split = choose_split(plan.num_pieces, largest.tokens);
   if (plan.split.num_parts > 1) {
     run_split(plan);

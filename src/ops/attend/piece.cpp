@@ -5,67 +5,89 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "ops/attend/tile_reader.hpp"
 
 namespace kvx::ops {
 namespace {
 
-// One sequence's rows [first_row, first_row + num_rows) at one KV head.
+// One sequence's rows [first_row, first_row + num_rows) at KV heads from first_head on.
 struct PiecePlace {
   int sequence;
-  int kv_head;
+  int first_head;
   int64_t first_row;  // of the sequence's q_len * q_per_kv rows
   int num_rows;       // 0: the slot is empty
 };
 
-class Piece {
+// The rows of one KV head of a piece.
+class PieceHead {
  public:
-  Piece(const AttendPlan& plan, const PiecePlace& place, AttendScratch& scratch)
+  // head counts from the piece's first.
+  PieceHead(const AttendPlan& plan, const PiecePlace& place, int head, AttendScratch& scratch)
       : plan_(plan),
         args_(plan.args),
         kernels_(*plan.context.kernels),
         math_(plan.math),
-        reader_(plan, place.sequence, place.kv_head),
+        reader_(plan, place.sequence, place.first_head + head),
         sequence_(place.sequence),
-        kv_head_(place.kv_head),
+        kv_head_(place.first_head + head),
         seq_len_(args_.seq_lens[place.sequence]),
         q_len_(args_.q_starts[place.sequence + 1] - args_.q_starts[place.sequence]),
         first_row_(place.first_row),
         num_rows_(place.num_rows),
         sinks_(args_.window > 0 ? args_.window_sinks : 0),
-        rows_(scratch.rows),
-        tiles_(scratch.tiles),
+        rows_(scratch.rows + head * plan.tiling.rows),
         prefetcher_(scratch.prefetcher) {
     const Tiling& t = plan.tiling;
-    queries_ = scratch.floats;
+    const int floats_a_head = head_floats(t, plan.key_dim, plan.value_dim);
+    queries_ = scratch.floats + head * floats_a_head;
     prepared_ = queries_ + t.rows * plan.key_dim;
     sums_ = prepared_ + t.rows * plan.key_dim;
-    scores_ = sums_ + t.rows * plan.value_dim;
+    scores_ = scratch.floats + plan.heads_together * floats_a_head;
     tile_ = scores_ + t.rows * t.tokens;
     key_rows_ = tile_ + t.tokens * std::max(plan.key_dim, plan.value_dim);
   }
 
-  void attend_all() {
+  void begin() {
     load_queries();
-    clear_sums();
-    attend_tokens(0, std::min(sinks_, first_seen()));
-    attend_tokens(first_seen(), end_seen());
+    std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f);
+  }
+
+  const TileReader& reader() const { return reader_; }
+  int sinks() const { return sinks_; }
+  int first_seen() const {
+    int first = seq_len_;
+    for (int r = 0; r < num_rows_; ++r) first = std::min(first, rows_[r].first_token);
+    return first;
+  }
+  int end_seen() const {
+    int end = 0;
+    for (int r = 0; r < num_rows_; ++r) end = std::max(end, rows_[r].end_token);
+    return end;
+  }
+
+  void attend_tile(const TileRows& tile) {
+    const int first = tile.first_token;
+    const int n = tile.num_tokens;
+    const bool has_hidden = hides_some(first, n);
+    score_tile(tile);
+    absorb_scores(first, n, has_hidden);
+    if (!has_hidden && add_packed_values(tile)) return;
+    reader_.decode(Side::kValue, first, n, tile_);
+    if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
+      return add_seen_values(first, n);
+    }
+    math_.add_product({scores_, plan_.tiling.tokens, tile_, plan_.value_dim, sums_, plan_.value_dim,
+                       num_rows_, n, plan_.value_dim});
+  }
+
+  void finish() {
     for (int r = 0; r < num_rows_; ++r) finish_row(r);
   }
 
-  // Leaves the rows' states and sums in `result`.
-  void attend_part(int part, float* result) {
-    load_queries();
-    const int begin = first_seen();
-    const int end = end_seen();
-    const int64_t first_tile = begin / cpu::kMaxTileTokens * cpu::kMaxTileTokens;
-    const int64_t part_begin = first_tile + int64_t{part} * plan_.split.part_tokens;
-    const int64_t part_end = part_begin + plan_.split.part_tokens;
-    clear_sums();
-    if (part == 0) attend_tokens(0, std::min(sinks_, begin));
-    attend_tokens(static_cast<int>(std::clamp<int64_t>(part_begin, begin, end)),
-                  static_cast<int>(std::clamp<int64_t>(part_end, begin, end)));
+  // Leaves the rows' states and sums in `result`, [floats_per_head].
+  void store_result(float* result) const {
     for (int r = 0; r < num_rows_; ++r) {
       float* row = result + int64_t{r} * (plan_.value_dim + 2);
       row[0] = rows_[r].softmax.sum;
@@ -74,7 +96,7 @@ class Piece {
     }
   }
 
-  // results: [num_parts] of what attend_part left, added in this order.
+  // results: [num_parts], floats_per_part() apart, of what store_result left, added in this order.
   void merge_results(const float* results) {
     for (int r = 0; r < num_rows_; ++r) {
       const auto row_of = [&](int part) {
@@ -126,47 +148,6 @@ class Piece {
       }
     }
     if (k.hadamard) kernels_.hadamard_rows(queries_, num_rows_, dim);
-  }
-
-  int first_seen() const {
-    int first = seq_len_;
-    for (int r = 0; r < num_rows_; ++r) first = std::min(first, rows_[r].first_token);
-    return first;
-  }
-  int end_seen() const {
-    int end = 0;
-    for (int r = 0; r < num_rows_; ++r) end = std::max(end, rows_[r].end_token);
-    return end;
-  }
-
-  void clear_sums() { std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f); }
-
-  void attend_tokens(int begin, int end) {
-    TileRows* tile = &tiles_[0];
-    TileRows* next = &tiles_[1];
-    reader_.find(begin, begin < end ? reader_.tile_length(begin, end) : 0, *tile);
-    while (tile->num_tokens > 0) {
-      const int after = tile->first_token + tile->num_tokens;
-      reader_.find(after, after < end ? reader_.tile_length(after, end) : 0, *next);
-      prefetcher_.start(next->keys, next->values);
-      attend_tile(*tile);
-      std::swap(tile, next);
-    }
-  }
-
-  void attend_tile(const TileRows& tile) {
-    const int first = tile.first_token;
-    const int n = tile.num_tokens;
-    const bool has_hidden = hides_some(first, n);
-    score_tile(tile);
-    absorb_scores(first, n, has_hidden);
-    if (!has_hidden && add_packed_values(tile)) return;
-    reader_.decode(Side::kValue, first, n, tile_);
-    if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
-      return add_seen_values(first, n);
-    }
-    math_.add_product({scores_, plan_.tiling.tokens, tile_, plan_.value_dim, sums_, plan_.value_dim,
-                       num_rows_, n, plan_.value_dim});
   }
 
   // Scores become probabilities up to the rows' factors.
@@ -346,8 +327,7 @@ class Piece {
   int num_rows_;
   int sinks_;  // tokens that every query sees, whatever its window
 
-  QueryRow* rows_;   // [num_rows]
-  TileRows* tiles_;  // [2]: this one and the next
+  QueryRow* rows_;  // [num_rows]
   cpu::Prefetcher& prefetcher_;
   float* queries_;   // [tiling.rows, key_dim]
   float* prepared_;  // [tiling.rows, key_dim], as packed kernels want them
@@ -356,6 +336,79 @@ class Piece {
   float* tile_;      // keys [key_dim, tiling.tokens], then values [tiling.tokens, value_dim]
   float* key_rows_;  // [tiling.key_chunk, key_dim]
   const format::FormatSpec* prepared_for_ = nullptr;
+};
+
+// The heads of a piece, tile by tile: of each tile the heads take turns, so that rows that lie side
+// by side are read together.
+class Piece {
+ public:
+  Piece(const AttendPlan& plan, const PiecePlace& place, AttendScratch& scratch)
+      : plan_(plan),
+        num_heads_(plan.heads_together),
+        tiles_(scratch.tiles),
+        prefetcher_(scratch.prefetcher) {
+    for (int h = 0; h < num_heads_; ++h) heads_[h].emplace(plan, place, h, scratch);
+  }
+
+  void attend_all() {
+    for_heads([](PieceHead& head, int) { head.begin(); });
+    const int begin = heads_[0]->first_seen();
+    attend_tokens(0, std::min(heads_[0]->sinks(), begin));
+    attend_tokens(begin, heads_[0]->end_seen());
+    for_heads([](PieceHead& head, int) { head.finish(); });
+  }
+
+  // result: [floats_per_part]
+  void attend_part(int part, float* result) {
+    for_heads([](PieceHead& head, int) { head.begin(); });
+    const int begin = heads_[0]->first_seen();
+    const int end = heads_[0]->end_seen();
+    const int64_t first_tile = begin / cpu::kMaxTileTokens * cpu::kMaxTileTokens;
+    const int64_t part_begin = first_tile + int64_t{part} * plan_.split.part_tokens;
+    const int64_t part_end = part_begin + plan_.split.part_tokens;
+    if (part == 0) attend_tokens(0, std::min(heads_[0]->sinks(), begin));
+    attend_tokens(static_cast<int>(std::clamp<int64_t>(part_begin, begin, end)),
+                  static_cast<int>(std::clamp<int64_t>(part_end, begin, end)));
+    for_heads(
+        [&](PieceHead& head, int h) { head.store_result(result + h * plan_.floats_per_head()); });
+  }
+
+  // results: [num_parts, floats_per_part]
+  void merge_results(const float* results) {
+    for_heads(
+        [&](PieceHead& head, int h) { head.merge_results(results + h * plan_.floats_per_head()); });
+  }
+
+ private:
+  template <class Body>
+  void for_heads(const Body& body) {
+    for (int h = 0; h < num_heads_; ++h) body(*heads_[h], h);
+  }
+
+  void attend_tokens(int begin, int end) {
+    const TileReader& reader = heads_[0]->reader();
+    TileRows* tile = &tiles_[0];
+    TileRows* next = &tiles_[1];
+    reader.find(begin, begin < end ? reader.tile_length(begin, end) : 0, *tile);
+    while (tile->num_tokens > 0) {
+      const int after = tile->first_token + tile->num_tokens;
+      reader.find(after, after < end ? reader.tile_length(after, end) : 0, *next);
+      for_heads([&](PieceHead& head, int h) {
+        prefetcher_.start_share(next->keys, next->values, h, num_heads_);
+        if (h == 0) return head.attend_tile(*tile);
+        TileRows& others = tiles_[2];
+        head.reader().find(tile->first_token, tile->num_tokens, others);
+        head.attend_tile(others);
+      });
+      std::swap(tile, next);
+    }
+  }
+
+  const AttendPlan& plan_;
+  int num_heads_;
+  std::optional<PieceHead> heads_[kMaxHeadsTogether];
+  TileRows* tiles_;  // [3]: the first head's, its next, and another head's
+  cpu::Prefetcher& prefetcher_;
 };
 
 // The last sequence whose slots begin at or before `slot`.
@@ -374,12 +427,13 @@ int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
 }
 
 PiecePlace place_of(const AttendPlan& plan, int64_t piece) {
-  const int64_t slot = piece / plan.args.packed.num_kv_heads;
+  const int64_t slot = piece / plan.pieces_per_slot();
   const int sequence = sequence_of_slot(plan, slot);
   const int64_t first_row = (slot - first_slot(plan, sequence)) * plan.tiling.rows;
   const int64_t q_len = plan.args.q_starts[sequence + 1] - plan.args.q_starts[sequence];
   const int64_t rows_left = q_len * plan.q_per_kv - first_row;
-  return {sequence, static_cast<int>(piece % plan.args.packed.num_kv_heads), first_row,
+  const auto first_head = static_cast<int>(piece % plan.pieces_per_slot()) * plan.heads_together;
+  return {sequence, first_head, first_row,
           static_cast<int>(std::clamp<int64_t>(rows_left, 0, plan.tiling.rows))};
 }
 

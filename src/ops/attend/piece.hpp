@@ -17,15 +17,18 @@ struct AttendPlan {
   int q_per_kv;
   int key_dim;
   int value_dim;
-  // Pieces are numbered slot * num_kv_heads + kv_head; sequence s owns the slots from first_slot(s)
-  // on.
+  int heads_together;  // KV heads of a piece
+  // Pieces are numbered slot * (num_kv_heads / heads_together) + first head / heads_together;
+  // sequence s owns the slots from first_slot(s) on.
   int64_t num_pieces;
   Split split;
-  // [num_pieces, num_parts] partial results, each [rows][sum, max, value_dim weighted sums]; null
-  // without a split.
+  // [num_pieces, num_parts] partial results, each [heads_together][rows][sum, max, value_dim
+  // weighted sums]; null without a split.
   float* partial_results;
 
-  int64_t floats_per_part() const { return int64_t{tiling.rows} * (value_dim + 2); }
+  int64_t floats_per_head() const { return int64_t{tiling.rows} * (value_dim + 2); }
+  int64_t floats_per_part() const { return heads_together * floats_per_head(); }
+  int pieces_per_slot() const { return args.packed.num_kv_heads / heads_together; }
 };
 
 // Sequence s's rows are q_len(s) * q_per_kv and need at most first_slot(s + 1) - first_slot(s)

@@ -25,8 +25,13 @@ inline constexpr int kScratchFloats = 40960;
 constexpr int tile_floats(const Tiling& t, int key_dim, int value_dim) {
   return t.tokens * std::max(key_dim, value_dim) + t.key_chunk * key_dim;
 }
-constexpr int scratch_floats(const Tiling& t, int key_dim, int value_dim) {
-  return t.rows * (2 * key_dim + value_dim + t.tokens) + tile_floats(t, key_dim, value_dim);
+// The queries, as they are and prepared, and the weighted sums of a KV head's rows.
+constexpr int head_floats(const Tiling& t, int key_dim, int value_dim) {
+  return t.rows * (2 * key_dim + value_dim);
+}
+constexpr int scratch_floats(const Tiling& t, int key_dim, int value_dim, int num_heads = 1) {
+  return num_heads * head_floats(t, key_dim, value_dim) + t.rows * t.tokens +
+         tile_floats(t, key_dim, value_dim);
 }
 
 // In order of preference: many rows reuse a tile, long tiles spread the cost of a softmax step. Few
@@ -56,6 +61,25 @@ constexpr bool fits_packed_kernels(const Tiling& t, int key_dim, int value_dim) 
              tile_floats(t, key_dim, value_dim);
 }
 
+// KV heads that a piece with few rows may take together, where their rows lie side by side.
+inline constexpr int kMaxHeadsTogether = 8;
+static_assert(kMaxHeadsTogether * kFewRows <= kMaxTileRows);
+
+// Heads that are read tile by tile use all of what memory brings with a line of one of them; but
+// they are one piece's work, and a few threads should have some each. num_pieces, num_parts: of one
+// head a piece.
+constexpr int choose_heads_together(const Tiling& t, int key_dim, int value_dim, int num_kv_heads,
+                                    int64_t num_pieces, int64_t num_parts) {
+  constexpr int64_t kEnoughPieces = 16;
+  int heads = kMaxHeadsTogether;
+  while (heads > 1 &&
+         (num_kv_heads % heads != 0 || num_pieces * num_parts / heads < kEnoughPieces ||
+          scratch_floats(t, key_dim, value_dim, heads) > kScratchFloats)) {
+    heads /= 2;
+  }
+  return t.rows <= kFewRows ? heads : 1;
+}
+
 // A long sequence is cut into parts, whose softmax states merge in the order of their index.
 struct Split {
   int num_parts = 1;
@@ -63,12 +87,12 @@ struct Split {
 };
 
 // num_pieces: without a split. max_tokens: the most that a piece reads.
+inline constexpr int64_t kFewestPartTokens = 1024;  // what outweighs a part's start and its merging
 constexpr Split choose_split(int64_t num_pieces, int64_t max_tokens) {
-  constexpr int64_t kEnoughPieces = 64;    // for any machine's cores to have some each
-  constexpr int64_t kFewestTokens = 1024;  // what outweighs the start of a part and its merging
+  constexpr int64_t kEnoughPieces = 64;  // for any machine's cores to have some each
   const int64_t wanted = kEnoughPieces / std::max<int64_t>(num_pieces, 1);
   const int64_t parts =
-      std::clamp<int64_t>(max_tokens / kFewestTokens, 1, std::max<int64_t>(wanted, 1));
+      std::clamp<int64_t>(max_tokens / kFewestPartTokens, 1, std::max<int64_t>(wanted, 1));
   const int64_t tile = cpu::kMaxTileTokens;
   const int64_t tokens = ((max_tokens + parts - 1) / parts + 2 * tile - 1) / tile * tile;
   return {static_cast<int>(parts), static_cast<int>(tokens)};
@@ -87,7 +111,7 @@ struct TileRows {
 struct AttendScratch {
   alignas(64) float floats[kScratchFloats];
   QueryRow rows[kMaxTileRows];
-  TileRows tiles[2];
+  TileRows tiles[3];
   cpu::Prefetcher prefetcher;
 };
 static_assert(sizeof(AttendScratch) + 2 * format::kMaxHeadDim * sizeof(float) <= 176 * 1024);

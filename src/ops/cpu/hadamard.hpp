@@ -1,10 +1,11 @@
 // The fast Walsh-Hadamard transform of rows, in place (docs/numbers.md, section 6).
 #pragma once
 
-#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
-#include "format/spec.hpp"
-#include "ops/cpu/level.hpp"
+#include "ops/cpu/lanes.hpp"
 #include "ops/transform.hpp"
 
 namespace kvx::ops::cpu {
@@ -17,37 +18,100 @@ inline float hadamard_norm(int n) {
   return n == 2 ? norm * 0x1.6A09E6p-1f : norm;
 }
 
-// One step of the butterfly over neighbours: sums to the first half, differences to the second. A
-// step moves every number's lowest index bit to the top, so that step k pairs what the butterfly
-// with stride 2^k pairs, and log2(n) steps end in the natural order. Neighbours keep the loop the
-// same for every step, and in whole vectors.
-inline void hadamard_step(const float* from, int n, float* to) {
-  const int half = n / 2;
-  for (int i = 0; i < half; ++i) {
-    const float a = from[2 * i];
-    const float b = from[2 * i + 1];
-    to[i] = a + b;
-    to[half + i] = a - b;
+// (a, b) -> (a + b, a - b) for all pairs `stride` apart.
+inline void hadamard_step(float* x, int n, int stride) {
+  for (int i = 0; i < n; i += 2 * stride) {
+    for_lanes(stride, [a = x + i, b = x + i + stride]<class V>(int j) {
+      const V low = load<V>(a + j);
+      const V high = load<V>(b + j);
+      store<V>(low + high, a + j);
+      store<V>(low - high, b + j);
+    });
   }
 }
 
-inline void hadamard_of_block(float* x, int n, float norm) {
-  float other[format::kMaxHeadDim];
-  float* from = x;
-  float* to = other;
-  for (int stride = 1; stride < n; stride *= 2) {
-    hadamard_step(from, n, to);
-    std::swap(from, to);
+// x * y + z; the product is exact, so fusing it changes nothing.
+KVX_INLINE Widest add_exact_product(const Widest& x, const Widest& y, const Widest& z) {
+#if defined(__AVX512F__)
+  return static_cast<Widest>(
+      _mm512_fmadd_ps(static_cast<__m512>(x), static_cast<__m512>(y), static_cast<__m512>(z)));
+#elif defined(__AVX2__)
+  return static_cast<Widest>(
+      _mm256_fmadd_ps(static_cast<__m256>(x), static_cast<__m256>(y), static_cast<__m256>(z)));
+#else
+  return x * y + z;
+#endif
+}
+
+// The same for lanes whose index differs in the bit `Stride`: the partner's lane plus or minus the
+// own one.
+template <int Stride, int... Lane>
+KVX_INLINE Widest hadamard_lanes(const Widest& x, std::integer_sequence<int, Lane...>) {
+  const Widest partners = __builtin_shufflevector(x, x, (Lane ^ Stride)...);
+  const Widest signs = {((Lane & Stride) != 0 ? -1.0f : 1.0f)...};
+  return add_exact_product(x, signs, partners);
+}
+
+template <int Stride = 1>
+KVX_INLINE void hadamard_in_vectors(Widest* x, int num_vectors) {
+  if constexpr (Stride < kLanes<Widest>) {
+    for (int i = 0; i < num_vectors; ++i) {
+      x[i] = hadamard_lanes<Stride>(x[i], std::make_integer_sequence<int, kLanes<Widest>>());
+    }
+    hadamard_in_vectors<Stride * 2>(x, num_vectors);
   }
-  for (int i = 0; i < n; ++i) x[i] = from[i] * norm;
+}
+
+// As many numbers as stay in registers from the first step to the last one.
+template <int Vectors>
+KVX_INLINE void hadamard_in_registers(float* numbers, float norm) {
+  constexpr int kN = kLanes<Widest>;
+  Widest x[Vectors];
+  for (int i = 0; i < Vectors; ++i) x[i] = load<Widest>(numbers + i * kN);
+  hadamard_in_vectors(x, Vectors);
+  for (int stride = 1; stride < Vectors; stride *= 2) {
+    for (int i = 0; i < Vectors; ++i) {
+      if ((i & stride) != 0) continue;
+      const Widest low = x[i];
+      x[i] = low + x[i + stride];
+      x[i + stride] = low - x[i + stride];
+    }
+  }
+  for (int i = 0; i < Vectors; ++i) store<Widest>(x[i] * norm, numbers + i * kN);
+}
+
+inline constexpr int kHadamardVectors = 8;
+
+// Blocks of Vectors vectors or of what is smaller, whatever there is. Requires: n is a power of
+// two.
+template <int Vectors = kHadamardVectors>
+KVX_INLINE void hadamard_pieces(float* x, int n, int num_floats, float norm) {
+  constexpr int kNumbers = Vectors * kLanes<Widest>;
+  if (n >= kNumbers) {
+    for (int i = 0; i < num_floats; i += kNumbers) hadamard_in_registers<Vectors>(x + i, norm);
+  } else if constexpr (Vectors > 1) {
+    hadamard_pieces<Vectors / 2>(x, n, num_floats, norm);
+  } else {
+    for (int stride = 1; stride < n; stride *= 2) hadamard_step(x, num_floats, stride);
+    for (int i = 0; i < num_floats; ++i) x[i] *= norm;
+  }
 }
 
 // rows: [num_rows, head_dim].
 inline void hadamard_rows(float* rows, int num_rows, int head_dim) {
+  constexpr int kMostNumbers = kHadamardVectors * kLanes<Widest>;
   const int n = hadamard_block(head_dim);
   const float norm = hadamard_norm(n);
-  const int64_t num_floats = int64_t{num_rows} * head_dim;
-  for (int64_t first = 0; first < num_floats; first += n) hadamard_of_block(rows + first, n, norm);
+  for (int row = 0; row < num_rows; ++row) {
+    float* x = rows + int64_t{row} * head_dim;
+    if (n <= kMostNumbers) {
+      hadamard_pieces(x, n, head_dim, norm);
+      continue;
+    }
+    hadamard_pieces(x, n, head_dim, 1.0f);
+    for (int stride = kMostNumbers; stride < n; stride *= 2) hadamard_step(x, head_dim, stride);
+    for (int i = 0; i < head_dim; ++i) x[i] *= norm;
+  }
 }
 
 }  // namespace KVX_CPU_LEVEL

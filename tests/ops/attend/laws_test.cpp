@@ -57,6 +57,46 @@ TEST(AttendLaws, TheOrderOfRowsInMemoryDoesNotMatter) {
   }
 }
 
+// Pages with a token's heads side by side are read some heads at a time, the others head by head.
+void expect_heads_together_to_give_the_bits_of_heads_apart(SceneOptions options, int together) {
+  const int64_t num_pieces = 8 * std::ssize(options.seq_lens);
+  const int64_t num_parts = std::max(options.seq_lens[0] / 1024, 1);
+  ASSERT_EQ(ops::choose_heads_together(ops::kTilings[0], 64, 64, 8, num_pieces, num_parts),
+            together);
+  for (const char* format : {"bf16", "int8"}) {
+    options.runs = {{8, format, format}};
+    options.order = RowOrder::kNhd;
+    AttendScene nhd(options);
+    options.order = RowOrder::kHnd;
+    AttendScene hnd(options);
+    for (CpuLevel level : cpu_levels_here()) {
+      EXPECT_EQ(bits_of_run(nhd, level), bits_of_run(hnd, level)) << format;
+    }
+  }
+}
+
+TEST(AttendLaws, HeadsThatAreReadTogetherGiveTheBitsOfHeadsReadApart) {
+  SceneOptions options;
+  options.q_per_kv = 2;
+  options.sinks = options.k_mean = options.k_hadamard = options.v_mean = true;
+  for (int s = 1; s < 16; ++s) {
+    options.seq_lens.push_back(s == 3 ? 0 : 4 + 5 * s);
+    options.q_lens.push_back(s == 3 ? 0 : 1 + s % 4);
+  }
+  expect_heads_together_to_give_the_bits_of_heads_apart(options, 8);
+  options.window = 40;
+  options.window_sinks = 20;
+  expect_heads_together_to_give_the_bits_of_heads_apart(options, 8);
+}
+
+TEST(AttendLaws, PartsOfHeadsThatAreReadTogetherGiveTheBitsOfHeadsReadApart) {
+  SceneOptions options;
+  options.q_per_kv = 4;
+  options.seq_lens = {2080, 70};
+  options.q_lens = {1, 2};
+  expect_heads_together_to_give_the_bits_of_heads_apart(options, 2);
+}
+
 TEST(AttendLaws, AContiguousCacheIsOneBlockASequence) {
   SceneOptions options = ragged_options();
   AttendScene paged(options);

@@ -4,19 +4,31 @@
 namespace kvx::ops::cpu {
 
 void Prefetcher::start(const PackedTile& keys, const PackedTile& values) {
+  start_share(keys, values, 0, 1);
+}
+
+void Prefetcher::start_share(const PackedTile& keys, const PackedTile& values, int share,
+                             int num_heads) {
   num_lists_ = 0;
-  int64_t num_bytes = 0;
+  num_lines_ = 0;
   for (const PackedTile* tile : {&keys, &values}) {
-    if (tile->num_tokens == 0) continue;
-    const int code_bytes = format::code_bytes_per_row(*tile->spec, tile->head_dim);
-    const int scale_bytes = format::scale_bytes_per_row(*tile->spec, tile->head_dim);
-    lists_[num_lists_++] = {tile->codes, tile->num_tokens, code_bytes};
-    if (scale_bytes > 0) lists_[num_lists_++] = {tile->scales, tile->num_tokens, scale_bytes};
-    num_bytes += int64_t{tile->num_tokens} * (code_bytes + scale_bytes);
+    const int first = tile->num_tokens * share / num_heads;
+    const int end = tile->num_tokens * (share + 1) / num_heads;
+    if (first < end) add_lists(*tile, first, end - first, num_heads);
   }
-  num_lines_ = static_cast<int>(num_bytes / kLine) + num_lists_;
   list_ = token_ = owed_ = 0;
   at_ = end_ = nullptr;
+}
+
+void Prefetcher::add_lists(const PackedTile& tile, int first_token, int num_tokens, int num_heads) {
+  const auto add = [&](const uint8_t* const* of_token, int row_bytes) {
+    if (row_bytes == 0) return;
+    const int bytes = row_bytes * num_heads;
+    lists_[num_lists_++] = {of_token + first_token, num_tokens, bytes};
+    num_lines_ += num_tokens * bytes / kLine + 1;
+  };
+  add(tile.codes, format::code_bytes_per_row(*tile.spec, tile.head_dim));
+  add(tile.scales, format::scale_bytes_per_row(*tile.spec, tile.head_dim));
 }
 
 }  // namespace kvx::ops::cpu

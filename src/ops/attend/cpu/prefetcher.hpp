@@ -23,6 +23,10 @@ class Prefetcher {
   // From here on the lines of these rows, which may be none (num_tokens 0). Keeps pointers to both.
   void start(const PackedTile& keys, const PackedTile& values);
 
+  // Share `share` of as many as there are heads, of all their rows: the tiles are of the first
+  // head, and the others' rows follow each token's.
+  void start_share(const PackedTile& keys, const PackedTile& values, int share, int num_heads);
+
   // The next num_steps calls of step() ask for this share of the lines.
   KVX_INLINE void pace(int percent, int num_steps) {
     rate_ = num_steps > 0 ? num_lines_ * percent * kOne / (100 * num_steps) : 0;
@@ -37,6 +41,8 @@ class Prefetcher {
  private:
   static constexpr int kLine = 64;
   static constexpr int kOne = 1 << 8;  // a line in the fixed-point numbers rate_ and owed_
+
+  void add_lists(const PackedTile& tile, int first_token, int num_tokens, int num_heads);
 
   // Codes or scales, a row a token.
   struct Rows {
