@@ -91,6 +91,11 @@ constexpr int unpack_key_steps(int row_bytes) {
 
 // ---- Values and weights
 
+template <class Codec>
+constexpr float value_unit() {
+  return CodeBytes<Codec>::kUnit;
+}
+
 // Four tokens, numbers [number, number + 16): [16 numbers x 4 tokens], as two parts of a place.
 template <class Codec, format::Packing P>
 KVX_INLINE void unpack_four(const uint8_t* const* rows, int number, int8_t* place) {
@@ -122,19 +127,32 @@ KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher
   }
 }
 
-// Sixty-four whole numbers from 0 to 65535 as digits in the order of places. high, low: [64].
-KVX_INLINE void store_digits(const Ints* fixed, uint8_t* high, uint8_t* low) {
+// Words from 0 to 32767.
+using Words = __m256i;
+
+KVX_INLINE Words pack_words(Ints a, Ints b) {
+  return _mm256_packus_epi32((__m256i)a, (__m256i)b);
+}
+KVX_INLINE Words load_words(const uint16_t* words) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+}
+KVX_INLINE void store_words(Words numbers, uint16_t* words) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), numbers);
+}
+
+// a * b / 32768, to nearest.
+KVX_INLINE Words multiply_words(Words a, Words b) {
+  return _mm256_mulhrs_epi16(a, b);
+}
+
+// As digits, in the order of places if a and b came from four vectors in their order.
+KVX_INLINE void store_digits(Words a, Words b, uint8_t* high, uint8_t* low) {
   const __m256i byte = _mm256_set1_epi16(255);
-  for (int i = 0; i < 8; i += 4) {
-    const __m256i a = _mm256_packus_epi32((__m256i)fixed[i], (__m256i)fixed[i + 1]);
-    const __m256i b = _mm256_packus_epi32((__m256i)fixed[i + 2], (__m256i)fixed[i + 3]);
-    const __m256i high_digits =
-        _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    const __m256i low_digits =
-        _mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + 8 * i), high_digits);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + 8 * i), low_digits);
-  }
+  const __m256i high_digits = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+  const __m256i low_digits =
+      _mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), high_digits);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), low_digits);
 }
 
 }  // namespace KVX_CPU_LEVEL
