@@ -14,6 +14,44 @@ struct KeyTile {
   const float* zeros;  // [padded_tokens], or null
 };
 
+// Sixteen numbers' products: keys of Vectors vectors of tokens, `distance` bytes apart.
+template <int Rows, int Vectors, int Digits>
+KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* digits,
+                            Ints (*high)[Vectors], Ints (*low)[Vectors]) {
+  const auto query = [&](int r, int digit, int i) {
+    return splat_word(digits + (r * Digits + digit) * 16 + i * 4);
+  };
+  if constexpr (kAddsFours) {
+    for (int v = 0; v < Vectors; ++v) {
+      Ints keys[4];
+      for (int i = 0; i < 4; ++i) keys[i] = load_bytes(codes + v * distance + i * 4 * kIntLanes);
+      for (int r = 0; r < Rows; ++r) {
+        for (int digit = 0; digit < Digits; ++digit) {
+          Ints queries[4];
+          for (int i = 0; i < 4; ++i) queries[i] = query(r, digit, i);
+          Ints& sum = digit == 0 ? high[r][v] : low[r][v];
+          sum = add_four_dots(sum, keys, queries);
+        }
+      }
+    }
+    return;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    Ints keys[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      keys[v] = load_bytes(codes + v * distance + i * 4 * kIntLanes);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const Ints q_high = query(r, 0, i);
+      for (int v = 0; v < Vectors; ++v) high[r][v] = add_dots(high[r][v], keys[v], q_high);
+      if constexpr (Digits == 1) continue;
+      const Ints q_low = query(r, 1, i);
+      for (int v = 0; v < Vectors; ++v) low[r][v] = add_dots(low[r][v], keys[v], q_low);
+    }
+  }
+}
+
 // Vectors vectors of tokens from `token` on for Rows queries. What the loops read is in local
 // variables: behind a reference the compiler loads it again after every store.
 template <int Rows, int Vectors, int Digits>
@@ -42,21 +80,7 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     }
     for (const int end = layout.end_of_span(s); place < end; place += 16) {
       job.prefetcher.step();
-#pragma GCC unroll 4
-      for (int i = 0; i < 16; i += 4) {
-        Ints keys[Vectors];
-        for (int v = 0; v < Vectors; ++v) {
-          keys[v] = load_bytes(codes + (v * head_dim + i) * kIntLanes);
-        }
-        for (int r = 0; r < Rows; ++r) {
-          const int8_t* query = digits + r * 16 * Digits + i;
-          const Ints q_high = splat_word(query);
-          for (int v = 0; v < Vectors; ++v) high[r][v] = add_dots(high[r][v], keys[v], q_high);
-          if constexpr (Digits == 1) continue;
-          const Ints q_low = splat_word(query + 16);
-          for (int v = 0; v < Vectors; ++v) low[r][v] = add_dots(low[r][v], keys[v], q_low);
-        }
-      }
+      add_sixteen<Rows, Vectors, Digits>(codes, head_dim * kIntLanes, digits, high, low);
       codes += 16 * kIntLanes;
       digits += kRowChunk * 16 * Digits;
     }
@@ -116,10 +140,10 @@ bool score_codes(const ScoreJob& job) {
   auto* codes = reinterpret_cast<uint8_t*>(steps + scales.count * n);
   load_steps(keys, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(keys), steps);
   const int row_bytes = keys.head_dim * Codec::kBits / 8;
-  job.prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * unpack_key_steps<Codec>(row_bytes));
+  job.prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * unpack_key_steps(row_bytes));
   for (int token = 0; token < n; token += kIntLanes) {
-    unpack_keys<Codec, P>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim,
-                          job.prefetcher);
+    unpack_keys<Codec>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim,
+                       job.prefetcher);
   }
   if (keys.spec->is_affine()) {
     constexpr float kMiddle = CodeBytes<Codec>::kKeyBias;

@@ -130,6 +130,24 @@ KVX_INLINE void add_value_zeros(const ValueJob& job, const ValueTile& tile, int 
 
 // ---- Products
 
+// Four places' products, from `first` on. digits: of each part.
+template <int Rows, int Parts>
+KVX_INLINE void add_places(const int8_t* codes, const uint8_t* const* digits, int first,
+                           Ints (*high)[Parts], Ints (*low)[Parts]) {
+  for (int i = 0; i < Parts; ++i) {
+    Ints values[4];
+    for (int j = 0; j < 4; ++j) values[j] = load_bytes(codes + i * kPartBytes + j * kPlaceBytes);
+    for (int r = 0; r < Rows; ++r) {
+      const uint8_t* of_row = digits[i] + r * 128 + 4 * first;
+      Ints weights[4];
+      for (int j = 0; j < 4; ++j) weights[j] = splat_word(of_row + 4 * j);
+      high[r][i] = add_four_dots(high[r][i], weights, values);
+      for (int j = 0; j < 4; ++j) weights[j] = splat_word(of_row + 64 + 4 * j);
+      low[r][i] = add_four_dots(low[r][i], weights, values);
+    }
+  }
+}
+
 // Parts parts of kIntLanes numbers from `part` on, for Rows rows. OneGroup: they share their steps,
 // so their weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes
 // say.
@@ -151,6 +169,10 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   for (int i = 0; i < Parts; ++i) digits[i] = tile.digits + group[i] * kRowChunk * 128;
   for (int first = 0; first < kPlaces; first += 4) {
     job.prefetcher.step();
+    if constexpr (kAddsFours) {
+      add_places<Rows, Parts>(codes + first * kPlaceBytes, digits, first, high, low);
+      continue;
+    }
 #pragma GCC unroll 4
     for (int next = 0; next < 4; ++next) {
       const int place = first + next;

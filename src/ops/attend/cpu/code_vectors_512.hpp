@@ -2,17 +2,23 @@
 // same functions; the loops over them are code_keys.hpp and code_values.hpp.
 #pragma once
 
-#include <immintrin.h>
-
-#include "ops/attend/cpu/code_bytes.hpp"
+#include "ops/attend/cpu/code_chunks.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
+
+template <class Codec>
+constexpr bool has_dots() {
+  return true;
+}
 
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
 KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
 }
+
+inline constexpr bool kAddsFours = false;
+Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes);
 
 KVX_INLINE Ints to_nearest(Widest x) {
   return (Ints)_mm512_cvtps_epi32((__m512)x);
@@ -24,12 +30,6 @@ constexpr int key_vectors_together(int num_digits) {
   return num_digits == 1 ? 4 : 2;
 }
 inline constexpr int kPartsTogether = 2;
-
-// Sixteen bytes of a row, or the eight that are left. Requires: row_bytes is a multiple of 8.
-KVX_INLINE __m128i load_chunk(const uint8_t* row, int row_bytes, int offset) {
-  const auto* chunk = reinterpret_cast<const __m128i*>(row + offset);
-  return offset + 16 <= row_bytes ? _mm_loadu_si128(chunk) : _mm_loadl_epi64(chunk);
-}
 
 // The chunks of rows 0, distance, 2 * distance and 3 * distance, one a lane.
 KVX_INLINE __m512i load_chunks(const uint8_t* const* rows, int distance, int row_bytes,
@@ -48,23 +48,6 @@ KVX_INLINE __m512i nibble_table() {
 
 // ---- Queries and keys
 
-// Which number of the row stands at a place of the key tile.
-template <class Codec, format::Packing P>
-constexpr int number_at(int place) {
-  if (!CodeBytes<Codec>::kIsNibble) return place;
-  const int byte = place / 8 * 4 + place % 4;
-  return place % 8 < 4 ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte);
-}
-
-template <class Codec, format::Packing P>
-constexpr Table<int8_t, 16> order_of_places() {
-  Table<int8_t, 16> order = {};
-  for (int place = 0; place < 16; ++place) {
-    order.at[place] = static_cast<int8_t>(number_at<Codec, P>(place));
-  }
-  return order;
-}
-
 // The lowest bytes of sixteen numbers of a row, in the order of places.
 template <class Codec, format::Packing P>
 KVX_INLINE void store_in_places(Ints numbers, int8_t* digits) {
@@ -74,10 +57,6 @@ KVX_INLINE void store_in_places(Ints numbers, int8_t* digits) {
                        _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(digits), bytes);
 }
-
-// The vectors of a key tile that one chunk of sixteen tokens makes: four numbers each.
-template <class Codec>
-inline constexpr int kKeysAChunk = CodeBytes<Codec>::kIsNibble ? 8 : 4;
 
 // A key's byte of each low nibble, of bytes that may have anything in the high one.
 template <class Codec>
@@ -97,7 +76,7 @@ KVX_INLINE __m512i key_bytes(__m512i codes) {
 // The bytes from `offset` on of sixteen tokens. rows: [16]. keys: [kKeysAChunk], in the order of
 // the tile; of a row's last eight bytes the first half.
 template <class Codec>
-KVX_INLINE void load_keys(const uint8_t* const* rows, int row_bytes, int offset, __m512i* keys) {
+KVX_INLINE void load_keys(const uint8_t* const* rows, int row_bytes, int offset, Ints* keys) {
   using Code = CodeBytes<Codec>;
   // Sixteen addresses do not fit in registers, and moving them to vectors costs more than loading
   // them again.
@@ -112,37 +91,13 @@ KVX_INLINE void load_keys(const uint8_t* const* rows, int row_bytes, int offset,
                             _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)};
   for (int w = 0; w < 4; ++w) {
     if constexpr (Code::kIsNibble) {
-      keys[2 * w] = key_bytes<Codec>(words[w]);
-      keys[2 * w + 1] = key_bytes<Codec>(_mm512_srli_epi16(words[w], 4));
+      keys[2 * w] = (Ints)key_bytes<Codec>(words[w]);
+      keys[2 * w + 1] = (Ints)key_bytes<Codec>(_mm512_srli_epi16(words[w], 4));
     } else {
-      keys[w] = _mm512_xor_si512(words[w], _mm512_set1_epi8(static_cast<char>(Code::kKeyFlip)));
+      keys[w] =
+          (Ints)_mm512_xor_si512(words[w], _mm512_set1_epi8(static_cast<char>(Code::kKeyFlip)));
     }
   }
-}
-
-// Sixteen tokens. rows: [16].
-template <class Codec, format::Packing>
-KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile,
-                            Prefetcher& prefetcher) {
-  constexpr int kVectors = kKeysAChunk<Codec>;
-  for (int offset = 0; offset < row_bytes; offset += 16) {
-    prefetcher.step();
-    __m512i keys[kVectors];
-    load_keys<Codec>(rows, row_bytes, offset, keys);
-    for (int i = 0; i < kVectors / 2; ++i) _mm512_storeu_si512(tile + 64 * i, keys[i]);
-    tile += 32 * kVectors;
-    if (offset + 16 > row_bytes) break;
-    for (int i = 0; i < kVectors / 2; ++i) {
-      _mm512_storeu_si512(tile + 64 * i, keys[kVectors / 2 + i]);
-    }
-    tile += 32 * kVectors;
-  }
-}
-
-// How often unpack_keys lets the prefetcher step.
-template <class Codec>
-constexpr int unpack_key_steps(int row_bytes) {
-  return (row_bytes + 15) / 16;
 }
 
 // ---- Values and weights
