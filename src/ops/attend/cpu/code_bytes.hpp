@@ -43,11 +43,25 @@ struct CodeBytes {
     }
     return bytes;
   }
+
+  static constexpr int kNibbleFlip = kIsUnsigned ? 0 : 8;
 };
+
+// Whether a key's byte is the nibble but for one bit (integers), so that it needs no look-up.
+template <class Codec>
+constexpr bool is_flipped_nibble() {
+  using Code = CodeBytes<Codec>;
+  for (int code = 0; code < 16; ++code) {
+    if (Code::nibble_bytes(Code::kKeyOffset).at[code] != (code ^ Code::kNibbleFlip)) return false;
+  }
+  return Code::kIsNibble;
+}
 
 // 32-bit lanes of integers: sums, or four bytes each.
 using Ints = decltype(Widest{} < Widest{});
 inline constexpr int kIntLanes = kLanes<Widest>;
+
+inline constexpr float kMostWord = 32767;  // of a 15-bit fixed-point number
 
 // The value tile: [head_dim / kIntLanes parts][16 places of four tokens][kIntLanes numbers x 4
 // tokens], bytes. Place j holds tokens 4 * four_at(j) on, the order in which packing digits to

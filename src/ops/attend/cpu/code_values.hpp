@@ -10,10 +10,11 @@ inline namespace KVX_CPU_LEVEL {
 // What a pass over the value tile needs to know.
 struct ValueTile {
   const int8_t* codes;
-  const float* steps;    // [groups, padded_tokens], relative to the largest of the group
-  const float* zeros;    // [padded_tokens], or null
-  const float* largest;  // [groups]
-  uint8_t* digits;       // [rows of a chunk][groups][high and low][64 tokens in order of places]
+  const float* steps;     // [groups, padded_tokens], relative to the largest of the group
+  const uint16_t* words;  // the same as whole numbers, [groups, kMaxTileTokens]
+  const float* zeros;     // [padded_tokens], or null
+  const float* largest;   // [groups]
+  uint8_t* digits;        // [groups][kRowChunk rows][high and low][64 tokens in order of places]
   int num_groups;
   int group_parts;  // parts of kIntLanes numbers in a group
   int value_bias;
@@ -61,14 +62,29 @@ KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
   for (int i = 0; i < kTileVectors; ++i) p[i] = load<Widest>(source + i * kIntLanes);
 }
 
-// One row's digits, for every group: [groups][high: 64][low: 64]. Returns what its integer sums are
-// to be multiplied with.
+// Sixty-four whole numbers from 0 to 32767, as two vectors of words or four, in an order of which
+// nothing but packing to bytes needs to know.
+inline constexpr int kWordVectors = kTileVectors / 2;
+
+// The steps of every group, relative to its largest. steps: [groups, padded_tokens]; words:
+// [groups, kMaxTileTokens].
+KVX_INLINE void fix_steps(const float* steps, int num_groups, int n, uint16_t* words) {
+  for (int g = 0; g < num_groups; ++g, steps += n, words += kMaxTileTokens) {
+    Widest fixed[kTileVectors];
+    for (int i = 0; i < kTileVectors; ++i) {
+      fixed[i] = i * kIntLanes < n ? load<Widest>(steps + i * kIntLanes) * kMostWord : Widest{};
+    }
+    for (int i = 0; i < kWordVectors; ++i) {
+      store_words(pack_words(to_nearest(fixed[2 * i]), to_nearest(fixed[2 * i + 1])),
+                  words + i * 2 * kIntLanes);
+    }
+  }
+}
+
+// One row's digits, for every group: [groups][kRowChunk rows][high: 64][low: 64]. Returns what its
+// integer sums are to be multiplied with.
 KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, uint8_t* digits) {
-  constexpr float kMost = 255 * 256;
   constexpr float kNegligible = 0x1p-80f;  // beside the probability of 1 that some tile had
-  const int n = job.values.padded_tokens();
-  const int num_groups = tile.num_groups;
-  const float* steps = tile.steps;
   Widest p[kTileVectors];
   load_probabilities(job, row, p);
   Widest largest = p[0];
@@ -76,19 +92,23 @@ KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, 
   for (int i = 1; i < kTileVectors; ++i) largest = p[i] > largest ? p[i] : largest;
   const float most = max_of_lanes(largest);
   const bool counts = most > kNegligible;
-  const float inverse = counts ? kMost / most : 0.0f;
-#pragma GCC unroll 8
-  for (int i = 0; i < kTileVectors; ++i) p[i] *= inverse;
-  for (int g = 0; g < num_groups; ++g, steps += n, digits += 128) {
-    // 0 to 255 * 256; a token that the tile lacks may give no number, which packs to 0.
-    Ints fixed[kTileVectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < kTileVectors; ++i) {
-      fixed[i] = to_nearest(p[i] * load<Widest>(steps + i * kIntLanes));
-    }
-    store_digits(fixed, digits, digits + 64);
+  const float inverse = counts ? kMostWord / most : 0.0f;
+  Words words[kWordVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kWordVectors; ++i) {
+    words[i] = pack_words(to_nearest(p[2 * i] * inverse), to_nearest(p[2 * i + 1] * inverse));
   }
-  return counts ? most / kMost : 0.0f;
+  const uint16_t* steps = tile.words;
+  for (int g = 0; g < tile.num_groups; ++g, steps += kMaxTileTokens, digits += kRowChunk * 128) {
+    for (int i = 0; i < kWordVectors; i += 2) {
+      const int at = i * 2 * kIntLanes;
+      const Words a = multiply_words(words[i], load_words(steps + at));
+      const Words b = multiply_words(words[i + 1], load_words(steps + at + 2 * kIntLanes));
+      store_digits(a, b, digits + at, digits + 64 + at);
+    }
+  }
+  // A product of words counts in units of 1 / 32768.
+  return counts ? most / kMostWord * (32768.0f / kMostWord) : 0.0f;
 }
 
 // All of a row's numbers get sum over tokens of p * (zero - bias * step).
@@ -110,6 +130,24 @@ KVX_INLINE void add_value_zeros(const ValueJob& job, const ValueTile& tile, int 
 
 // ---- Products
 
+// Four places' products, from `first` on. digits: of each part.
+template <int Rows, int Parts>
+KVX_INLINE void add_places(const int8_t* codes, const uint8_t* const* digits, int first,
+                           Ints (*high)[Parts], Ints (*low)[Parts]) {
+  for (int i = 0; i < Parts; ++i) {
+    Ints values[4];
+    for (int j = 0; j < 4; ++j) values[j] = load_bytes(codes + i * kPartBytes + j * kPlaceBytes);
+    for (int r = 0; r < Rows; ++r) {
+      const uint8_t* of_row = digits[i] + r * 128 + 4 * first;
+      Ints weights[4];
+      for (int j = 0; j < 4; ++j) weights[j] = splat_word(of_row + 4 * j);
+      high[r][i] = add_four_dots(high[r][i], weights, values);
+      for (int j = 0; j < 4; ++j) weights[j] = splat_word(of_row + 64 + 4 * j);
+      low[r][i] = add_four_dots(low[r][i], weights, values);
+    }
+  }
+}
+
 // Parts parts of kIntLanes numbers from `part` on, for Rows rows. OneGroup: they share their steps,
 // so their weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes
 // say.
@@ -127,14 +165,14 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   const int head_dim = job.values.head_dim;
   float* sums = job.sums + int64_t{row} * head_dim + part * kIntLanes;
   const int8_t* codes = tile.codes + int64_t{part} * kPartBytes;
-  const uint8_t* digits[Rows][Parts];
-  for (int r = 0; r < Rows; ++r) {
-    for (int i = 0; i < Parts; ++i) {
-      digits[r][i] = tile.digits + (r * tile.num_groups + group[i]) * 128;
-    }
-  }
+  const uint8_t* digits[Parts];
+  for (int i = 0; i < Parts; ++i) digits[i] = tile.digits + group[i] * kRowChunk * 128;
   for (int first = 0; first < kPlaces; first += 4) {
     job.prefetcher.step();
+    if constexpr (kAddsFours) {
+      add_places<Rows, Parts>(codes + first * kPlaceBytes, digits, first, high, low);
+      continue;
+    }
 #pragma GCC unroll 4
     for (int next = 0; next < 4; ++next) {
       const int place = first + next;
@@ -143,14 +181,14 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
         values[i] = load_bytes(codes + i * kPartBytes + place * kPlaceBytes);
       }
       for (int r = 0; r < Rows; ++r) {
-        Ints weight = splat_word(digits[r][0] + 4 * place);
+        Ints weight = splat_word(digits[0] + r * 128 + 4 * place);
         for (int i = 0; i < Parts; ++i) {
-          if (!OneGroup && i > 0) weight = splat_word(digits[r][i] + 4 * place);
+          if (!OneGroup && i > 0) weight = splat_word(digits[i] + r * 128 + 4 * place);
           high[r][i] = add_dots(high[r][i], weight, values[i]);
         }
-        weight = splat_word(digits[r][0] + 64 + 4 * place);
+        weight = splat_word(digits[0] + r * 128 + 64 + 4 * place);
         for (int i = 0; i < Parts; ++i) {
-          if (!OneGroup && i > 0) weight = splat_word(digits[r][i] + 64 + 4 * place);
+          if (!OneGroup && i > 0) weight = splat_word(digits[i] + r * 128 + 64 + 4 * place);
           low[r][i] = add_dots(low[r][i], weight, values[i]);
         }
       }
@@ -170,7 +208,7 @@ static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
   float weights[Rows];
   for (int r = 0; r < Rows; ++r) {
     if (tile.zeros) add_value_zeros(job, tile, row + r);
-    weights[r] = weigh_row(job, tile, row + r, tile.digits + r * tile.num_groups * 128);
+    weights[r] = weigh_row(job, tile, row + r, tile.digits + r * 128);
   }
   const int num_parts = job.values.head_dim / kIntLanes;
   const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
@@ -193,16 +231,19 @@ bool add_code_values(const ValueJob& job) {
   const int num_groups = is_affine ? 1 : scales.count;
   float* steps = job.scratch;
   float* largest = steps + scales.count * n;
-  load_steps(values, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(values), steps);
+  load_steps(values, scales, value_unit<Codec>() * tensor_scale_of(values), steps);
   if (!normalize_steps(steps, num_groups, n, largest)) return false;
   // Digits and codes lie on whole lines: a vector across two of them costs twice.
-  auto* digits = reinterpret_cast<uint8_t*>(largest + (num_groups + 15) / 16 * 16);
+  auto* words = reinterpret_cast<uint16_t*>(largest + (num_groups + 15) / 16 * 16);
+  fix_steps(steps, num_groups, n, words);
+  auto* digits = reinterpret_cast<uint8_t*>(words + num_groups * kMaxTileTokens);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
   unpack_values<Codec, P>(values, codes, job.prefetcher);
   const int group =
       values.spec->group_size == format::kWholeRow ? values.head_dim : values.spec->group_size;
   const ValueTile tile = {.codes = codes,
                           .steps = steps,
+                          .words = words,
                           .zeros = is_affine ? steps + n : nullptr,
                           .largest = largest,
                           .digits = digits,

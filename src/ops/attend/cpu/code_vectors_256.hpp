@@ -1,19 +1,50 @@
-// What integer products over codes need of AVX2 with AVX-VNNI. code_vectors_512.hpp has the same
-// functions.
+// What integer products over codes need of AVX2, with AVX-VNNI or without. code_vectors_512.hpp has
+// the same functions.
 #pragma once
 
-#include <immintrin.h>
-
-#include "ops/attend/cpu/code_bytes.hpp"
-#include "ops/attend/cpu/packed_loaders.hpp"
+#include "ops/attend/cpu/code_chunks.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
+// Whether add_dots is right for the bytes of a codec. Without AVX-VNNI the sum of two products has
+// to fit in 16 bits: those of nibbles, at most 24 times a digit, do.
+template <class Codec>
+constexpr bool has_dots() {
+#if defined(__AVXVNNI__)
+  return true;
+#else
+  return CodeBytes<Codec>::kIsNibble;
+#endif
+}
+
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
 KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
+#if defined(__AVXVNNI__)
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)unsigned_bytes,
                                        (__m256i)signed_bytes);
+#else
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
+  return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
+// Where add_dots takes three instructions, four sums of pairs that share the last two: at most 4 *
+// 255 * 15 * 2 < 2^15.
+#if defined(__AVXVNNI__)
+inline constexpr bool kAddsFours = false;
+#else
+inline constexpr bool kAddsFours = true;
+#endif
+
+// sum += the products of four vectors' bytes.
+KVX_INLINE Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes) {
+  __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes[0], (__m256i)signed_bytes[0]);
+  for (int i = 1; i < 4; ++i) {
+    const __m256i more = _mm256_maddubs_epi16((__m256i)unsigned_bytes[i], (__m256i)signed_bytes[i]);
+    pairs = _mm256_add_epi16(pairs, more);
+  }
+  return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
 KVX_INLINE Ints to_nearest(Widest x) {
@@ -27,114 +58,171 @@ constexpr int key_vectors_together(int num_digits) {
 }
 inline constexpr int kPartsTogether = 1;
 
-// Sixteen codes as the bytes of values, in the row's order.
-template <class Codec, format::Packing P>
-KVX_INLINE __m128i load_value_bytes(const uint8_t* row, int number) {
-  if constexpr (CodeBytes<Codec>::kIsNibble) {
-    const auto* bytes = reinterpret_cast<const __m128i*>(row + number / 2);
-    return CodePart<Codec, P>::nibble_numbers(_mm_loadl_epi64(bytes));
-  } else {
-    const auto* bytes = reinterpret_cast<const __m128i*>(row + number);
-    const __m128i flip = _mm_set1_epi8(static_cast<char>(CodeBytes<Codec>::kValueFlip));
-    return _mm_xor_si128(_mm_loadu_si128(bytes), flip);
-  }
+template <class Codec, int Offset>
+KVX_INLINE __m256i nibble_table() {
+  static constexpr Table<int8_t, 16> kBytes = CodeBytes<Codec>::nibble_bytes(Offset);
+  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes.at)));
 }
 
 // ---- Queries and keys
 
-// The lowest bytes of eight numbers of a row; places are in its order.
-template <class Codec, format::Packing>
+// The lowest bytes of eight numbers of a row, in the order of places.
+template <class Codec, format::Packing P>
 KVX_INLINE void store_in_places(Ints numbers, int8_t* digits) {
+  static constexpr Table<int8_t, 16> kOrder = order_of_places<Codec, P>();
   const __m256i bytes = _mm256_and_si256((__m256i)numbers, _mm256_set1_epi32(255));
-  const __m256i words = _mm256_packus_epi32(bytes, bytes);
-  const __m256i packed = _mm256_packus_epi16(words, words);  // four bytes a lane
-  const int low = _mm256_extract_epi32(packed, 0);
-  const int high = _mm256_extract_epi32(packed, 4);
-  memcpy(digits, &low, sizeof low);
-  memcpy(digits + 4, &high, sizeof high);
+  const __m128i words =
+      _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+  const __m128i packed = _mm_shuffle_epi8(
+      _mm_packus_epi16(words, words), _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(digits), packed);
 }
 
-// Eight tokens. rows: [8].
-template <class Codec, format::Packing P>
-KVX_INLINE void unpack_keys(const uint8_t* const* rows, int row_bytes, uint8_t* tile,
-                            Prefetcher& prefetcher) {
+// A key's byte of each low nibble, of bytes that may have anything in the high one.
+template <class Codec>
+KVX_INLINE __m256i key_bytes(__m256i codes) {
   using Code = CodeBytes<Codec>;
-  // A value's byte and this are a key's.
-  constexpr int kToKey = Code::kIsNibble ? Code::kKeyOffset : 128;
-  const __m256i to_key = _mm256_set1_epi8(static_cast<char>(kToKey));
-  const int head_dim = row_bytes * 8 / Codec::kBits;
-  for (int number = 0; number < head_dim; number += 16, tile += 128) {
-    prefetcher.step();
-    __m256i r[4];  // r[i], lane l: token 4 l + i
-    for (int i = 0; i < 4; ++i) {
-      const __m256i values = _mm256_setr_m128i(load_value_bytes<Codec, P>(rows[i], number),
-                                               load_value_bytes<Codec, P>(rows[i + 4], number));
-      r[i] = _mm256_add_epi8(values, to_key);
-    }
-    const __m256i a = _mm256_unpacklo_epi32(r[0], r[1]);
-    const __m256i b = _mm256_unpacklo_epi32(r[2], r[3]);
-    const __m256i c = _mm256_unpackhi_epi32(r[0], r[1]);
-    const __m256i d = _mm256_unpackhi_epi32(r[2], r[3]);
-    const __m256i words[4] = {_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b),
-                              _mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d)};
-    for (int w = 0; w < 4; ++w) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(tile + 32 * w), words[w]);
-    }
+  const __m256i nibbles = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+  if constexpr (is_flipped_nibble<Codec>()) {
+    return _mm256_xor_si256(nibbles, _mm256_set1_epi8(Code::kNibbleFlip));
+  } else {
+    return _mm256_shuffle_epi8(nibble_table<Codec, Code::kKeyOffset>(), nibbles);
   }
 }
 
-// How often unpack_keys lets the prefetcher step.
+// The bytes from `offset` on of eight tokens. rows: [8]. keys: [kKeysAChunk], in the order of the
+// tile; of a row's last eight bytes the first half.
 template <class Codec>
-constexpr int unpack_key_steps(int row_bytes) {
-  return row_bytes * 8 / Codec::kBits / 16;
+KVX_INLINE void load_keys(const uint8_t* const* rows, int row_bytes, int offset, Ints* keys) {
+  using Code = CodeBytes<Codec>;
+  __m256i r[4];  // r[i], lane l: token 4 l + i
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_setr_m128i(load_chunk(rows[i], row_bytes, offset),
+                             load_chunk(rows[i + 4], row_bytes, offset));
+  }
+  const __m256i a = _mm256_unpacklo_epi32(r[0], r[1]);
+  const __m256i b = _mm256_unpacklo_epi32(r[2], r[3]);
+  const __m256i c = _mm256_unpackhi_epi32(r[0], r[1]);
+  const __m256i d = _mm256_unpackhi_epi32(r[2], r[3]);
+  const __m256i words[4] = {_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b),
+                            _mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d)};
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (Code::kIsNibble) {
+      keys[2 * w] = (Ints)key_bytes<Codec>(words[w]);
+      keys[2 * w + 1] = (Ints)key_bytes<Codec>(_mm256_srli_epi16(words[w], 4));
+    } else {
+      const __m256i flip = _mm256_set1_epi8(static_cast<char>(Code::kKeyFlip));
+      keys[w] = (Ints)_mm256_xor_si256(words[w], flip);
+    }
+  }
 }
 
 // ---- Values and weights
 
-// Four tokens, numbers [number, number + 16): [16 numbers x 4 tokens], as two parts of a place.
-template <class Codec, format::Packing P>
-KVX_INLINE void unpack_four(const uint8_t* const* rows, int number, int8_t* place) {
+template <class Codec>
+constexpr float value_unit() {
+  return CodeBytes<Codec>::kUnit;
+}
+
+// Byte j of four tokens' chunks, side by side: [4] of four js each.
+KVX_INLINE void interleave_chunks(const uint8_t* const* rows, int row_bytes, int offset,
+                                  __m128i* fours) {
   __m128i tokens[4];
-  for (int t = 0; t < 4; ++t) tokens[t] = load_value_bytes<Codec, P>(rows[t], number);
+  for (int t = 0; t < 4; ++t) tokens[t] = load_chunk(rows[t], row_bytes, offset);
   const __m128i a = _mm_unpacklo_epi8(tokens[0], tokens[1]);
   const __m128i b = _mm_unpackhi_epi8(tokens[0], tokens[1]);
   const __m128i c = _mm_unpacklo_epi8(tokens[2], tokens[3]);
   const __m128i d = _mm_unpackhi_epi8(tokens[2], tokens[3]);
-  const __m128i fours[4] = {_mm_unpacklo_epi16(a, c), _mm_unpackhi_epi16(a, c),
-                            _mm_unpacklo_epi16(b, d), _mm_unpackhi_epi16(b, d)};
-  for (int i = 0; i < 4; ++i) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(place + i / 2 * kPartBytes + i % 2 * 16), fours[i]);
+  fours[0] = _mm_unpacklo_epi16(a, c);
+  fours[1] = _mm_unpackhi_epi16(a, c);
+  fours[2] = _mm_unpacklo_epi16(b, d);
+  fours[3] = _mm_unpackhi_epi16(b, d);
+}
+
+KVX_INLINE void store_four(__m128i four, int8_t* at) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), four);
+}
+
+// Eight bytes of four tokens, from fours[0] and fours[1]: sixteen numbers in two parts.
+template <class Codec, format::Packing P>
+KVX_INLINE void store_nibbles(const __m128i* fours, int8_t* place) {
+  const __m256i bytes = _mm256_setr_m128i(fours[0], fours[1]);
+  const __m256i low_four = _mm256_set1_epi8(15);
+  const __m256i table = nibble_table<Codec, 0>();
+  const __m256i low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, low_four));
+  const __m256i high =
+      _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low_four));
+  __m256i first, second;  // numbers 0 to 3 and 4 to 7 of each lane's eight
+  if constexpr (P == format::Packing::kTurboMind) {
+    const __m256 a = _mm256_castsi256_ps(low);
+    const __m256 b = _mm256_castsi256_ps(high);
+    first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    second = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
+  } else {
+    first = _mm256_unpacklo_epi32(low, high);
+    second = _mm256_unpackhi_epi32(low, high);
   }
+  store_four(_mm256_castsi256_si128(first), place);
+  store_four(_mm256_castsi256_si128(second), place + 16);
+  store_four(_mm256_extracti128_si256(first, 1), place + kPartBytes);
+  store_four(_mm256_extracti128_si256(second, 1), place + kPartBytes + 16);
 }
 
 template <class Codec, format::Packing P>
 KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher& prefetcher) {
+  using Code = CodeBytes<Codec>;
+  const int row_bytes = values.head_dim * Codec::kBits / 8;
   const int num_fours = values.padded_tokens() / 4;
+  const __m128i flip = _mm_set1_epi8(static_cast<char>(Code::kValueFlip));
   prefetcher.pace(PhaseShares::kUnpackValues, num_fours);
   for (int place = 0; place < kPlaces; ++place) {
     if (four_at(place) >= num_fours) continue;
     prefetcher.step();
     const uint8_t* const* rows = values.codes + 4 * four_at(place);
     int8_t* out = tile + place * kPlaceBytes;
-    for (int number = 0; number < values.head_dim; number += 16, out += 2 * kPartBytes) {
-      unpack_four<Codec, P>(rows, number, out);
+    for (int offset = 0; offset < row_bytes; offset += 16, out += 2 * kPartBytes) {
+      __m128i fours[4];
+      interleave_chunks(rows, row_bytes, offset, fours);
+      if constexpr (Code::kIsNibble) {
+        store_nibbles<Codec, P>(fours, out);
+        if (offset + 16 > row_bytes) break;
+        out += 2 * kPartBytes;
+        store_nibbles<Codec, P>(fours + 2, out);
+      } else {
+        for (int i = 0; i < 4; ++i) {
+          store_four(_mm_xor_si128(fours[i], flip), out + i / 2 * kPartBytes + i % 2 * 16);
+        }
+      }
     }
   }
 }
 
-// Sixty-four whole numbers from 0 to 65535 as digits in the order of places. high, low: [64].
-KVX_INLINE void store_digits(const Ints* fixed, uint8_t* high, uint8_t* low) {
+// Words from 0 to 32767.
+using Words = __m256i;
+
+KVX_INLINE Words pack_words(Ints a, Ints b) {
+  return _mm256_packus_epi32((__m256i)a, (__m256i)b);
+}
+KVX_INLINE Words load_words(const uint16_t* words) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+}
+KVX_INLINE void store_words(Words numbers, uint16_t* words) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), numbers);
+}
+
+// a * b / 32768, to nearest.
+KVX_INLINE Words multiply_words(Words a, Words b) {
+  return _mm256_mulhrs_epi16(a, b);
+}
+
+// As digits, in the order of places if a and b came from four vectors in their order.
+KVX_INLINE void store_digits(Words a, Words b, uint8_t* high, uint8_t* low) {
   const __m256i byte = _mm256_set1_epi16(255);
-  for (int i = 0; i < 8; i += 4) {
-    const __m256i a = _mm256_packus_epi32((__m256i)fixed[i], (__m256i)fixed[i + 1]);
-    const __m256i b = _mm256_packus_epi32((__m256i)fixed[i + 2], (__m256i)fixed[i + 3]);
-    const __m256i high_digits =
-        _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    const __m256i low_digits =
-        _mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + 8 * i), high_digits);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + 8 * i), low_digits);
-  }
+  const __m256i high_digits = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+  const __m256i low_digits =
+      _mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), high_digits);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), low_digits);
 }
 
 }  // namespace KVX_CPU_LEVEL

@@ -53,7 +53,8 @@ struct ValueJob {
 constexpr int packed_scratch_floats(int head_dim) {
   const int groups = head_dim / 16;
   const int code_floats = kMaxTileTokens * head_dim / 4;
-  const int step_floats = kMaxTileTokens * (groups + 2) + (groups + 15) / 16 * 16;
+  const int step_floats = kMaxTileTokens * (groups + 2) + (groups + 15) / 16 * 16 +
+                          kMaxTileTokens / 2 * groups;              // as floats and as words
   const int weight_floats = 4 * 2 * groups * (kMaxTileTokens / 4);  // four rows, two digits
   return code_floats + step_floats + weight_floats;
 }

@@ -5,12 +5,9 @@
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/precision.hpp"
 #include "ops/cpu/facts_in_kernels.hpp"
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define KVX_HAS_BYTE_DOTS 1
+#if defined(__AVX2__)
 #include "ops/attend/cpu/code_keys.hpp"
 #include "ops/attend/cpu/code_values.hpp"
-#endif
-#if defined(__AVX2__)
 #include "ops/attend/cpu/packed_floats.hpp"
 #endif
 
@@ -21,13 +18,16 @@ inline namespace KVX_CPU_LEVEL {
 
 // Digits: of a query.
 template <class Codec, format::Packing P, int Digits>
-inline constexpr PackedKernels kCodeKernels =
-#if defined(KVX_HAS_BYTE_DOTS)
-    {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, P, Digits>,
-     add_code_values<Codec, P>, kAnyRows};
-#else
-    kFloatKernels<CodePart<Codec, P>>;
-#endif
+constexpr PackedKernels code_kernels() {
+  if constexpr (has_dots<Codec>()) {
+    return {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, P, Digits>,
+            add_code_values<Codec, P>, kAnyRows};
+  } else {
+    return kFloatKernels<CodePart<Codec, P>>;
+  }
+}
+template <class Codec, format::Packing P, int Digits>
+inline constexpr PackedKernels kCodeKernels = code_kernels<Codec, P, Digits>();
 
 // Words of eight are nibbles in the same order.
 constexpr format::Packing order_of_codes(format::Packing packing) {

@@ -27,12 +27,22 @@ class Prefetcher {
   // head, and the others' rows follow each token's.
   void start_share(const PackedTile& keys, const PackedTile& values, int share, int num_heads);
 
-  // The next num_steps calls of step() ask for this share of the lines.
+  // The next num_steps calls of step() ask for this share of the lines. Where that is a line a step
+  // and more it is rounded up to whole ones: a loop that is as long every time is predicted.
   KVX_INLINE void pace(int percent, int num_steps) {
     rate_ = num_steps > 0 ? num_lines_ * percent * kOne / (100 * num_steps) : 0;
+    if (rate_ > kOne) rate_ = (rate_ + kOne - 1) / kOne * kOne;
   }
   KVX_INLINE void step() {
-    for (owed_ += rate_; owed_ >= kOne; owed_ -= kOne) next_line();
+    owed_ += rate_;
+    const int num_lines = static_cast<int>(static_cast<unsigned>(owed_) / kOne);
+    owed_ -= num_lines * kOne;
+    if (end_ - at_ >= num_lines * kLine) {
+      for (int i = 0; i < num_lines; ++i) prefetch(at_ + i * kLine);
+      at_ += num_lines * kLine;
+    } else {
+      for (int i = 0; i < num_lines; ++i) next_line();
+    }
   }
   KVX_INLINE void rest() {
     while (at_ < end_ || list_ < num_lists_) next_line();
@@ -51,10 +61,12 @@ class Prefetcher {
     int bytes;
   };
 
+  // To the second cache: in the first one the next tile would push out this one.
+  KVX_INLINE static void prefetch(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+
   KVX_INLINE void next_line() {
     if (at_ < end_) {
-      // To the second cache: in the first one the next tile would push out this one.
-      __builtin_prefetch(at_, 0, 2);
+      prefetch(at_);
       at_ += kLine;
     } else if (list_ < num_lists_) {
       start_run();
