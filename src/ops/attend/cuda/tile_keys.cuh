@@ -15,33 +15,43 @@ template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
   // Of columns 2t and 2t + 1:
-  float2 sums;              // for the affine formats' zeros
-  float2 starts[Dim / 64];  // of the scores' parts: what takes away the keys' offsets
+  float2 sums;                   // for the affine formats' zeros
+  float2 starts[Dim / 64] = {};  // of the scores' parts: what takes away the keys' offsets
 };
 
-// The same of more columns than registers hold, in a warp's shared memory: pairs [step][lane].
+// The same of more columns than registers hold, in a warp's shared memory. Of a column:
+// [step][lane] pairs of b, [part][lane] of starts; each 8 bytes.
 template <int Dim>
 struct SharedQueries {
-  static constexpr int kBytes = Dim / 16 * 32 * 8;
-  static constexpr int kStepBytes = 32 * 8;
+  static constexpr int kSteps = Dim / 16;
+  static constexpr int kParts = Dim / 64;
+  static constexpr int kBytes = (kSteps + kParts) * 32 * 8;
   uint32_t at = 0;  // of this lane
 
-  __device__ void store(int column, const uint32_t (&b)[Dim / 16][2]) const {
+  __device__ void store(int column, const Queries<Dim>& queries) const {
 #pragma unroll
-    for (int s = 0; s < Dim / 16; ++s) {
-      asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(place(column, s)), "r"(b[s][0]),
-                   "r"(b[s][1])
-                   : "memory");
+    for (int s = 0; s < kSteps; ++s) store(place(column, s), queries.b[s][0], queries.b[s][1]);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float2& start = queries.starts[i];
+      store(place(column, kSteps + i), __float_as_uint(start.x), __float_as_uint(start.y));
     }
   }
-  __device__ uint2 load(int column, int step) const {
+  __device__ uint2 operand(int column, int step) const {
     return load_shared_8(place(column, step));
+  }
+  __device__ float2 start(int column, int part) const {
+    const uint2 x = load_shared_8(place(column, kSteps + part));
+    return {__uint_as_float(x.x), __uint_as_float(x.y)};
   }
 
  private:
   // Column 0 is in registers.
-  __device__ uint32_t place(int column, int step) const {
-    return at + (column - 1) * kBytes + step * kStepBytes;
+  __device__ uint32_t place(int column, int i) const {
+    return at + (column - 1) * kBytes + i * 32 * 8;
+  }
+  __device__ static void store(uint32_t to, uint32_t x, uint32_t y) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(x), "r"(y) : "memory");
   }
 };
 
@@ -54,14 +64,20 @@ struct AllQueries {
   __device__ void share() const {
     if constexpr (IsShared) {
 #pragma unroll
-      for (int c = 1; c < Columns; ++c) shared.store(c, columns[c].b);
+      for (int c = 1; c < Columns; ++c) shared.store(c, columns[c]);
     }
   }
   __device__ uint2 operand(int c, int step) const {
     if constexpr (IsShared) {
-      if (c > 0) return shared.load(c, step);
+      if (c > 0) return shared.operand(c, step);
     }
     return {columns[c].b[step][0], columns[c].b[step][1]};
+  }
+  __device__ float2 start(int c, int part) const {
+    if constexpr (IsShared) {
+      if (c > 0) return shared.start(c, part);
+    }
+    return columns[c].starts[part];
   }
 };
 
@@ -72,6 +88,7 @@ struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
   static constexpr int kDim = Dim;
   static constexpr bool kHasOffset = Element::kHasKeyOffset;
+  static constexpr bool kScalesOperand = Scale::kOnOperand;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
   using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
   using Mma = typename Element::Mma;
@@ -121,7 +138,7 @@ struct TileKeys {
     if constexpr (Element::kHasKeyOffset) {
 #pragma unroll
       for (int i = 0; i < Columns * Scale::kGroups; ++i) {
-        const float2 start = queries.columns[i / Scale::kGroups].starts[i % Scale::kGroups];
+        const float2 start = queries.start(i / Scale::kGroups, i % Scale::kGroups);
         parts[i / Scale::kGroups][i % Scale::kGroups] = {{start.x, start.y, start.x, start.y}};
       }
     }

@@ -82,9 +82,9 @@ class TilePiece {
         kv_head_(run_of_heads().first_head + walk.head),
         first_row_(first_row),
         num_rows_(num_rows),
-        lane_(threadIdx.x % kWarp),
+        lane_(kept<Config::kIsPacked>(static_cast<int>(threadIdx.x % kWarp))),
         warp_(threadIdx.x / kWarp),
-        ring_(walk, shared, warp_, lane_) {
+        ring_(walk, kept<Config::kIsPacked>(shared), warp_, lane_) {
     queries_.shared.at = shared + Config::kQueriesAt + lane_ * 8;
   }
 
@@ -137,19 +137,24 @@ class TilePiece {
     if (job_.args.tree_mask) {
       seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
     }
+    plain_ = job_.args.softcap != 0 ? TokenRange{} : seen_by_all_;
   }
   __device__ TokenRange seen_of(int r) const {
     return seen_by_row(job_, shape_, tokens_, first_row_, num_rows_, r);
   }
 
-  // Scores of many columns are many registers: a step's tiles are then taken in two passes.
-  static constexpr int kPasses = Columns > 1 && Config::kTilesAtOnce > 2 ? 2 : 1;
+  // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
+  // stay in their cache and its scores in registers; numbers of four bits with scales of their own
+  // are bound by arithmetic, and one column's scores fit.
+  static constexpr int kPasses = Config::kTilesAtOnce > 2 && (Columns > 1 || !Keys::kScalesOperand)
+                                     ? 2
+                                     : 1;
   static constexpr int kTilesOfPass = Config::kTilesAtOnce / kPasses;
   using Scores = Fragment[kTilesOfPass][Columns];
 
   __device__ void attend_step(int i) {
     ring_.wait_for_keys(i);
-#pragma unroll
+#pragma unroll 1
     for (int first = 0; first < Config::kTilesAtOnce; first += kTilesOfPass) {
       Scores scores;
 #pragma unroll
@@ -172,19 +177,12 @@ class TilePiece {
 
   // Scores of step i's tiles from `first` on become weights.
   __device__ void weigh(int i, int first, Scores& scores) {
-    const int token = ring_.token(i) + first * kTileTokens;
-    const bool has_cap = job_.args.softcap != 0;
-    const bool sees_all = token >= seen_by_all_.begin &&
-                          token + kTilesOfPass * kTileTokens <= seen_by_all_.end &&
-                          !ring_.may_be_missing();
     float2 by[Columns];  // what is left to bring scores to units of log2
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
-      if (has_cap) [[unlikely]]
-        cap(scores, c);
-      by[c] = has_cap ? float2{1.0f, 1.0f} : score_scale_[c];
-      if (!sees_all) [[unlikely]]
-        hide(token, ring_.missing(i) >> first, scores, c);
+    for (int c = 0; c < Columns; ++c) by[c] = score_scale_[c];
+    const int token = ring_.token(i) + first * kTileTokens;
+    if (!is_within(token, plain_) || ring_.may_be_missing()) [[unlikely]] {
+      cap_and_hide(token, ring_.missing(i) >> first, scores, by);
     }
     raise_maximum(scores, by);
 #pragma unroll
@@ -199,6 +197,24 @@ class TilePiece {
         softmax_.sum[c].x += w.d[0] + w.d[2];
         softmax_.sum[c].y += w.d[1] + w.d[3];
       }
+    }
+  }
+
+  __device__ static bool is_within(int token, TokenRange tokens) {
+    return token >= tokens.begin && token + kTilesOfPass * kTileTokens <= tokens.end;
+  }
+  // token: of the first score; missing: a bit for each tile. Capped scores are in units of log2.
+  __device__ void cap_and_hide(int token, uint32_t missing, Scores& scores,
+                               float2 (&by)[Columns]) const {
+    const bool has_cap = job_.args.softcap != 0;
+    const bool sees_all = is_within(token, seen_by_all_) && !ring_.may_be_missing();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      if (has_cap) {
+        cap(scores, c);
+        by[c] = {1.0f, 1.0f};
+      }
+      if (!sees_all) hide(token, missing, scores, c);
     }
   }
 
@@ -236,7 +252,6 @@ class TilePiece {
     }
   }
 
-  // token: of the first score; missing: a bit for each tile.
   __device__ void hide(int token, uint32_t missing, Scores& scores, int c) const {
     const uint32_t hidden =
         hidden_scores<kTilesOfPass>(job_, shape_, tokens_, first_row_, num_rows_,
@@ -321,6 +336,7 @@ class TilePiece {
   const int warp_;
   Ring ring_;
   TokenRange seen_by_all_;
+  TokenRange plain_;  // seen by all, and their scores are not capped
   AllQueries<Dim, Columns, Config::kSharesQueries> queries_;
   float2 score_scale_[Columns];
   float2 bias_[Columns];  // of scores: before the cap, or in units of log2
