@@ -107,6 +107,13 @@ __device__ inline uint32_t load_shared_2(uint32_t address) {
   return r;
 }
 
+// x in a register, where the compiler would otherwise compute it again and again, and wait.
+template <bool IsKept, class Int>
+__device__ Int kept(Int x) {
+  if constexpr (IsKept) asm volatile("" : "+r"(x));
+  return x;
+}
+
 // 2^x; its error is two units in the last place.
 __device__ inline float fast_exp2(float x) {
   float r;

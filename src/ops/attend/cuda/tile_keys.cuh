@@ -15,8 +15,70 @@ template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
   // Of columns 2t and 2t + 1:
-  float2 sums;              // for the affine formats' zeros
-  float2 starts[Dim / 64];  // of the scores' parts: what takes away the keys' offsets
+  float2 sums;                   // for the affine formats' zeros
+  float2 starts[Dim / 64] = {};  // of the scores' parts: what takes away the keys' offsets
+};
+
+// The same of more columns than registers hold, in a warp's shared memory. Of a column:
+// [step][lane] pairs of b, [part][lane] of starts; each 8 bytes.
+template <int Dim>
+struct SharedQueries {
+  static constexpr int kSteps = Dim / 16;
+  static constexpr int kParts = Dim / 64;
+  static constexpr int kBytes = (kSteps + kParts) * 32 * 8;
+  uint32_t at = 0;  // of this lane
+
+  __device__ void store(int column, const Queries<Dim>& queries) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) store(place(column, s), queries.b[s][0], queries.b[s][1]);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float2& start = queries.starts[i];
+      store(place(column, kSteps + i), __float_as_uint(start.x), __float_as_uint(start.y));
+    }
+  }
+  __device__ uint2 operand(int column, int step) const {
+    return load_shared_8(place(column, step));
+  }
+  __device__ float2 start(int column, int part) const {
+    const uint2 x = load_shared_8(place(column, kSteps + part));
+    return {__uint_as_float(x.x), __uint_as_float(x.y)};
+  }
+
+ private:
+  // Column 0 is in registers.
+  __device__ uint32_t place(int column, int i) const {
+    return at + (column - 1) * kBytes + i * 32 * 8;
+  }
+  __device__ static void store(uint32_t to, uint32_t x, uint32_t y) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(x), "r"(y) : "memory");
+  }
+};
+
+// Queries of all columns.
+template <int Dim, int Columns, bool IsShared>
+struct AllQueries {
+  Queries<Dim> columns[Columns];
+  SharedQueries<Dim> shared;
+
+  __device__ void share() const {
+    if constexpr (IsShared) {
+#pragma unroll
+      for (int c = 1; c < Columns; ++c) shared.store(c, columns[c]);
+    }
+  }
+  __device__ uint2 operand(int c, int step) const {
+    if constexpr (IsShared) {
+      if (c > 0) return shared.operand(c, step);
+    }
+    return {columns[c].b[step][0], columns[c].b[step][1]};
+  }
+  __device__ float2 start(int c, int part) const {
+    if constexpr (IsShared) {
+      if (c > 0) return shared.start(c, part);
+    }
+    return columns[c].starts[part];
+  }
 };
 
 // Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. Columns: of 8
@@ -24,7 +86,9 @@ struct Queries {
 template <class Element, class Scale, int Dim, bool Bulk>
 struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
+  static constexpr int kDim = Dim;
   static constexpr bool kHasOffset = Element::kHasKeyOffset;
+  static constexpr bool kScalesOperand = Scale::kOnOperand;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
   using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
   using Mma = typename Element::Mma;
@@ -66,15 +130,15 @@ struct TileKeys {
   static constexpr bool kIsTurboMind = Scale::kHasZero;
   __device__ static int code_of_nibble(int n) { return kIsTurboMind ? n % 4 * 2 + n / 4 : n; }
 
-  template <int Columns>
+  template <int Columns, bool IsShared>
   __device__ static void score(uint32_t tile, uint32_t scales,
-                               const Queries<Dim> (&queries)[Columns], bool scale_is_bf16, int lane,
-                               Fragment (&scores)[Columns]) {
+                               const AllQueries<Dim, Columns, IsShared>& queries,
+                               bool scale_is_bf16, int lane, Fragment (&scores)[Columns]) {
     Fragment parts[Columns][kParts] = {};
     if constexpr (Element::kHasKeyOffset) {
 #pragma unroll
       for (int i = 0; i < Columns * Scale::kGroups; ++i) {
-        const float2 start = queries[i / Scale::kGroups].starts[i % Scale::kGroups];
+        const float2 start = queries.start(i / Scale::kGroups, i % Scale::kGroups);
         parts[i / Scale::kGroups][i % Scale::kGroups] = {{start.x, start.y, start.x, start.y}};
       }
     }
@@ -92,24 +156,25 @@ struct TileKeys {
       const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
       const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) scores[c] = scaled(a, b, parts[c], queries[c].sums);
+      for (int c = 0; c < Columns; ++c) scores[c] = scaled(a, b, parts[c], queries.columns[c].sums);
     }
   }
 
  private:
   // A step's 16 channels into the accumulators of a part.
-  template <int Columns>
+  template <int Columns, bool IsShared>
   __device__ static void add(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                             const Queries<Dim> (&queries)[Columns], int step,
+                             const AllQueries<Dim, Columns, IsShared>& queries, int step,
                              Fragment (&parts)[Columns][kParts], int part) {
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
-      Mma::add(parts[c][part], a0, a1, a2, a3, queries[c].b[step][0], queries[c].b[step][1]);
+      const uint2 b = queries.operand(c, step);
+      Mma::add(parts[c][part], a0, a1, a2, a3, b.x, b.y);
     }
   }
 
-  template <int Columns>
-  __device__ static void score_16(uint32_t tile, const Queries<Dim> (&queries)[Columns],
+  template <int Columns, bool IsShared>
+  __device__ static void score_16(uint32_t tile, const AllQueries<Dim, Columns, IsShared>& queries,
                                   Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -122,8 +187,8 @@ struct TileKeys {
     }
   }
 
-  template <int Columns>
-  __device__ static void score_8(uint32_t tile, const Queries<Dim> (&queries)[Columns],
+  template <int Columns, bool IsShared>
+  __device__ static void score_8(uint32_t tile, const AllQueries<Dim, Columns, IsShared>& queries,
                                  Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -142,9 +207,9 @@ struct TileKeys {
     }
   }
 
-  template <int Columns>
+  template <int Columns, bool IsShared>
   __device__ static void score_4(uint32_t tile, uint32_t scales,
-                                 const Queries<Dim> (&queries)[Columns],
+                                 const AllQueries<Dim, Columns, IsShared>& queries,
                                  Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
     uint32_t low[kParts], high[kParts];  // this lane's scales of tokens g and g + 8, both halves

@@ -31,6 +31,41 @@ struct WarpRows {
   Softmax2 softmax[kRows];
 };
 
+// Of the piece's tokens, those that its row r sees, less what a tree mask hides.
+__device__ inline TokenRange seen_by_row(const AttendJob& job, const SequenceShape& shape,
+                                         TokenRange tokens, int first_row, int num_rows, int r) {
+  if (r >= num_rows) return {0, 0};
+  const TokenRange seen = seen_by(job, shape, (first_row + r) / job.q_per_kv);
+  return {max(seen.begin, tokens.begin), min(seen.end, tokens.end)};
+}
+
+// Which of a lane's scores are hidden from their query, at the edges of what is seen: bit 4 u + j
+// for number j of tile u's fragment. row: of the lane's first query; token: of its first score;
+// missing: a bit for each tile. In loops, so that it takes little of the instructions' cache.
+template <int NumTiles>
+__device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& shape,
+                                  TokenRange tokens, int first_row, int num_rows, int row,
+                                  int token, uint32_t missing) {
+  uint32_t hidden = 0;
+#pragma unroll 1
+  for (int column = 0; column < 2; ++column) {
+    const int r = row + column;
+    const TokenRange seen = seen_by_row(job, shape, tokens, first_row, num_rows, r);
+    const int64_t q_token = int64_t{shape.q_start} + (first_row + r) / job.q_per_kv;
+    const uint8_t* mask =
+        job.args.tree_mask ? job.args.tree_mask + q_token * job.args.tree_mask_stride : nullptr;
+#pragma unroll 1
+    for (int i = 0; i < 2 * NumTiles; ++i) {
+      const int at = token + i / 2 * kTileTokens + i % 2 * 8;
+      const int new_token = at - shape.first_new_token();
+      bool is_hidden = (missing >> (i / 2) & 1u) != 0 || at < seen.begin || at >= seen.end;
+      if (!is_hidden && mask && new_token >= 0) is_hidden = mask[new_token] == 0;
+      hidden |= is_hidden ? 1u << (2 * i + column) : 0u;
+    }
+  }
+  return hidden;
+}
+
 template <class Keys, class Values, int Dim, int Columns, bool IsWide>
 class TilePiece {
  public:
@@ -47,9 +82,11 @@ class TilePiece {
         kv_head_(run_of_heads().first_head + walk.head),
         first_row_(first_row),
         num_rows_(num_rows),
-        lane_(threadIdx.x % kWarp),
+        lane_(kept<Config::kIsPacked>(static_cast<int>(threadIdx.x % kWarp))),
         warp_(threadIdx.x / kWarp),
-        ring_(walk, shared, warp_, lane_) {}
+        ring_(walk, kept<Config::kIsPacked>(shared), warp_, lane_) {
+    queries_.shared.at = shared + Config::kQueriesAt + lane_ * 8;
+  }
 
   __device__ void begin() {
     find_seen();
@@ -62,9 +99,10 @@ class TilePiece {
     ring_.begin();
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
-      columns[c].finish(job_, kv_head_, key_scale_of_head(), lane_, queries_[c], score_scale_[c],
-                        bias_[c]);
+      columns[c].finish(job_, kv_head_, key_scale_of_head(), lane_, queries_.columns[c],
+                        score_scale_[c], bias_[c]);
     }
+    queries_.share();
   }
   __device__ void start_empty() {
     // Far below every score, but finite: no difference of two of them is a NaN.
@@ -99,54 +137,56 @@ class TilePiece {
     if (job_.args.tree_mask) {
       seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
     }
+    plain_ = job_.args.softcap != 0 ? TokenRange{} : seen_by_all_;
   }
   __device__ TokenRange seen_of(int r) const {
-    if (r >= num_rows_) return {0, 0};
-    const TokenRange seen = seen_by(job_, shape_, (first_row_ + r) / job_.q_per_kv);
-    return {max(seen.begin, tokens_.begin), min(seen.end, tokens_.end)};
+    return seen_by_row(job_, shape_, tokens_, first_row_, num_rows_, r);
   }
 
-  using Scores = Fragment[Config::kTilesAtOnce][Columns];
+  // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
+  // stay in their cache and its scores in registers; numbers of four bits with scales of their own
+  // are bound by arithmetic, and one column's scores fit.
+  static constexpr int kPasses = Config::kTilesAtOnce > 2 && (Columns > 1 || !Keys::kScalesOperand)
+                                     ? 2
+                                     : 1;
+  static constexpr int kTilesOfPass = Config::kTilesAtOnce / kPasses;
+  using Scores = Fragment[kTilesOfPass][Columns];
 
   __device__ void attend_step(int i) {
-    Scores scores;
     ring_.wait_for_keys(i);
+#pragma unroll 1
+    for (int first = 0; first < Config::kTilesAtOnce; first += kTilesOfPass) {
+      Scores scores;
 #pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      Keys::score(ring_.keys(u), ring_.key_scales(u), queries_, key_scale_is_bf16(), lane_,
-                  scores[u]);
-    }
-    ring_.release_keys(i);
-    weigh(i, scores);
-    ring_.wait_for_values(i);
-    if constexpr (Values::kScalesWeights) find_scale_unit();
+      for (int u = 0; u < kTilesOfPass; ++u) {
+        Keys::score(ring_.keys(first + u), ring_.key_scales(first + u), queries_,
+                    key_scale_is_bf16(), lane_, scores[u]);
+      }
+      if (first + kTilesOfPass == Config::kTilesAtOnce) ring_.release_keys(i);
+      weigh(i, first, scores);
+      if (first == 0) ring_.wait_for_values(i);
+      if constexpr (Values::kScalesWeights) find_scale_unit(first);
 #pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      Values::add(ring_.values(u), ring_.value_scales(u), scores[u], scale_unit_,
-                  value_scale_is_bf16(), lane_, sums_);
+      for (int u = 0; u < kTilesOfPass; ++u) {
+        Values::add(ring_.values(first + u), ring_.value_scales(first + u), scores[u], scale_unit_,
+                    value_scale_is_bf16(), lane_, sums_);
+      }
     }
     ring_.release_values(i);
   }
 
-  // Scores of step i become weights.
-  __device__ void weigh(int i, Scores& scores) {
-    const int token = ring_.token(i);
-    const bool has_cap = job_.args.softcap != 0;
-    const bool sees_all = token >= seen_by_all_.begin &&
-                          token + Config::kStepTokens <= seen_by_all_.end &&
-                          !ring_.may_be_missing();
+  // Scores of step i's tiles from `first` on become weights.
+  __device__ void weigh(int i, int first, Scores& scores) {
     float2 by[Columns];  // what is left to bring scores to units of log2
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
-      if (has_cap) [[unlikely]]
-        cap(scores, c);
-      by[c] = has_cap ? float2{1.0f, 1.0f} : score_scale_[c];
-      if (!sees_all) [[unlikely]]
-        hide(i, scores, c);
+    for (int c = 0; c < Columns; ++c) by[c] = score_scale_[c];
+    const int token = ring_.token(i) + first * kTileTokens;
+    if (!is_within(token, plain_) || ring_.may_be_missing()) [[unlikely]] {
+      cap_and_hide(token, ring_.missing(i) >> first, scores, by);
     }
     raise_maximum(scores, by);
 #pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
+    for (int u = 0; u < kTilesOfPass; ++u) {
 #pragma unroll
       for (int c = 0; c < Columns; ++c) {
         Fragment& w = scores[u][c];
@@ -157,6 +197,24 @@ class TilePiece {
         softmax_.sum[c].x += w.d[0] + w.d[2];
         softmax_.sum[c].y += w.d[1] + w.d[3];
       }
+    }
+  }
+
+  __device__ static bool is_within(int token, TokenRange tokens) {
+    return token >= tokens.begin && token + kTilesOfPass * kTileTokens <= tokens.end;
+  }
+  // token: of the first score; missing: a bit for each tile. Capped scores are in units of log2.
+  __device__ void cap_and_hide(int token, uint32_t missing, Scores& scores,
+                               float2 (&by)[Columns]) const {
+    const bool has_cap = job_.args.softcap != 0;
+    const bool sees_all = is_within(token, seen_by_all_) && !ring_.may_be_missing();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      if (has_cap) {
+        cap(scores, c);
+        by[c] = {1.0f, 1.0f};
+      }
+      if (!sees_all) hide(token, missing, scores, c);
     }
   }
 
@@ -183,37 +241,25 @@ class TilePiece {
   // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
   __device__ void cap(Scores& scores, int c) const {
     const float most = job_.args.softcap;
+    const float to_exponent = __fdividef(2.0f * kLog2E, most);
 #pragma unroll
-    for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
+    for (int i = 0; i < 4 * kTilesOfPass; ++i) {
       float& x = scores[i / 4][c].d[i % 4];
       x = x * (i % 2 == 0 ? score_scale_[c].x : score_scale_[c].y) +
           (i % 2 == 0 ? bias_[c].x : bias_[c].y);
-      x *= 2.0f * kLog2E / most;
+      x *= to_exponent;
       x = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
     }
   }
 
-  __device__ void hide(int step, Scores& scores, int c) const {
-    const int g = lane_ / 4, t = lane_ % 4;
-    const int row = c * kTileRows + 2 * t;
-    const TokenRange seen_by_columns[2] = {seen_of(row), seen_of(row + 1)};
+  __device__ void hide(int token, uint32_t missing, Scores& scores, int c) const {
+    const uint32_t hidden =
+        hidden_scores<kTilesOfPass>(job_, shape_, tokens_, first_row_, num_rows_,
+                                    c * kTileRows + lane_ % 4 * 2, token + lane_ / 4, missing);
 #pragma unroll
-    for (int i = 0; i < 4 * Config::kTilesAtOnce; ++i) {
-      const int at = ring_.token(step) + i / 4 * kTileTokens + g + 8 * (i % 4 / 2);
-      const TokenRange& seen = seen_by_columns[i % 2];
-      if (ring_.is_missing(step, i / 4) || at < seen.begin || at >= seen.end ||
-          is_masked(row + i % 2, at)) {
-        scores[i / 4][c].d[i % 4] = -INFINITY;
-      }
+    for (int i = 0; i < 4 * kTilesOfPass; ++i) {
+      if ((hidden >> i & 1u) != 0) scores[i / 4][c].d[i % 4] = -INFINITY;
     }
-  }
-  // By the tree mask. Requires: row r is there.
-  __device__ bool is_masked(int r, int token) const {
-    const int j = token - shape_.first_new_token();
-    if (!job_.args.tree_mask || j < 0) return false;
-    const int new_token = (first_row_ + r) / job_.q_per_kv;
-    const int64_t row = int64_t{shape_.q_start} + new_token;
-    return job_.args.tree_mask[row * job_.args.tree_mask_stride + j] == 0;
   }
 
   // The maximum only rises when a score is 2^8 above it: weights of up to 2^8 do no harm, and the
@@ -227,7 +273,7 @@ class TilePiece {
       const float* first = scores[0][c].d;
       top[c] = {fmaxf(first[0], first[2]), fmaxf(first[1], first[3])};
 #pragma unroll
-      for (int u = 1; u < Config::kTilesAtOnce; ++u) {
+      for (int u = 1; u < kTilesOfPass; ++u) {
         const float* d = scores[u][c].d;
         top[c] = {fmaxf(top[c].x, fmaxf(d[0], d[2])), fmaxf(top[c].y, fmaxf(d[1], d[3]))};
       }
@@ -254,11 +300,12 @@ class TilePiece {
   }
 
   // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
-  __device__ void find_scale_unit() {
+  // first: of the pass's tiles.
+  __device__ void find_scale_unit(int first) {
     typename Values::Largest found;
 #pragma unroll
-    for (int u = 0; u < Config::kTilesAtOnce; ++u) {
-      Values::find_largest(ring_.value_scales(u), value_scale_is_bf16(), lane_, found);
+    for (int u = 0; u < kTilesOfPass; ++u) {
+      Values::find_largest(ring_.value_scales(first + u), value_scale_is_bf16(), lane_, found);
     }
     const float largest = found.value();
     constexpr float kMost = 16.0f;
@@ -289,7 +336,8 @@ class TilePiece {
   const int warp_;
   Ring ring_;
   TokenRange seen_by_all_;
-  Queries<Dim> queries_[Columns];
+  TokenRange plain_;  // seen by all, and their scores are not capped
+  AllQueries<Dim, Columns, Config::kSharesQueries> queries_;
   float2 score_scale_[Columns];
   float2 bias_[Columns];  // of scores: before the cap, or in units of log2
   ValueSums<Dim> sums_[Columns] = {};

@@ -14,8 +14,9 @@ namespace kvx::ops::cuda {
 
 // How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
-// shared memory of a warp: [kStages] barriers, [kStages] stages. Barriers share their memory with
-// nothing that comes later: PTX allows no other access there, and under racecheck it shows.
+// shared memory of a warp: [kStages] barriers, [kStages] stages, queries. Barriers share their
+// memory with nothing that comes later: PTX allows no other access there, and under racecheck it
+// shows.
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
 // IsWide: of the sequence's wide ends, which are few tokens. One tile in one stage is enough, and
@@ -40,7 +41,14 @@ struct TileConfig {
   static constexpr int kStageBytes = kIsBulk ? kSideBytes : kKeyBytes + kValueBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kBarrierBytes = kIsBulk ? 32 : 0;
-  static constexpr int kWarpBytes = kBarrierBytes + kRingBytes;
+  // Where a multiprocessor's registers are full of sums, the second column's queries lie beside the
+  // ring: spilled, they would come from memory, since shared memory leaves the first cache no room.
+  static constexpr bool kIsPacked = kTileBytes < 64 * Keys::kDim;
+  static constexpr bool kSharesQueries = Columns > 1 && !kIsWide && kIsPacked && Keys::kDim > 64;
+  static constexpr int kQueriesAt = kBarrierBytes + kRingBytes;
+  static constexpr int kQueryBytes =
+      kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
+  static constexpr int kWarpBytes = kQueriesAt + kQueryBytes;
   static_assert(kStages * 8 <= 32 && kRingBytes % 16 == 0);
 };
 
@@ -97,7 +105,7 @@ class TileRing {
     return Config::kIsWide && at >= walk_.hole.begin ? at + hole_tokens() : at;
   }
 
-  // Tile u of the current stage's keys or values.
+  // Tile u of the current step's keys or values.
   __device__ uint32_t keys(int u) const { return stage() + u * Keys::Copy::kCodeBytes; }
   __device__ uint32_t key_scales(int u) const {
     return stage() + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes;
@@ -106,10 +114,9 @@ class TileRing {
   __device__ uint32_t value_scales(int u) const {
     return value_side() + kTiles * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes;
   }
-  // Whether tile u of step i, which is in the ring, has no block; and whether any may have none.
-  __device__ bool is_missing(int i, int u) const {
-    return (missing_ >> (i % kSteps * kTiles + u) & 1u) != 0;
-  }
+  // Which tiles of step i, which is in the ring, have no block, a bit for each; and whether any
+  // tile of the ring may have none.
+  __device__ uint32_t missing(int i) const { return missing_ >> (i % kSteps * kTiles) & kStepBits; }
   __device__ bool may_be_missing() const { return missing_ != 0; }
 
  protected:
@@ -138,8 +145,10 @@ class TileRing {
 
   __device__ uint32_t stage() const { return ring_ + stage_ * Config::kStageBytes; }
   __device__ uint32_t value_side() const {
-    return stage() + (Config::kIsBulk ? 0 : Config::kKeyBytes);
+    if constexpr (Config::kIsBulk) return ring_ + next_stage() * Config::kStageBytes;
+    return stage() + Config::kKeyBytes;
   }
+  __device__ int next_stage() const { return stage_ + 1 == Config::kStages ? 0 : stage_ + 1; }
   __device__ void note_missing(int i, uint32_t bits) {
     if ((missing_ | bits) == 0) return;
     const int at = i % kSteps * kTiles;
@@ -158,7 +167,7 @@ class TileRing {
   const uint32_t ring_;  // shared memory: [kStages] stages
   const int first_step_;
   int num_steps_;
-  int stage_ = 0;
+  int stage_ = 0;  // of keys
   uint32_t phase_ = 0;
   uint32_t missing_ = 0;  // a bit for each tile of the ring
 };
@@ -309,17 +318,18 @@ class BulkRing : public TileRing<TheConfig> {
     __syncwarp();
     start_values(i + 1, stage_);
     next_ = block_of(i + 2);
-    this->advance();
   }
   __device__ void wait_for_values(int i) {
-    wait_for_barrier(barriers_ + stage_ * 8, phase_);
+    const int stage = this->next_stage();
+    wait_for_barrier(barriers_ + stage * 8, stage == 0 ? phase_ ^ 1 : phase_);
     const bool is_end = token(i) + Config::kStepTokens > walk_.seq_len;
     if (is_end || this->may_be_missing()) [[unlikely]]
       clear_unread(i);
   }
   __device__ void release_values(int i) {
     __syncwarp();
-    start_keys(i + 2, stage_);
+    start_keys(i + 2, this->next_stage());
+    this->advance();
     this->advance();
   }
   __device__ void end() {}
@@ -392,9 +402,11 @@ class BulkRing : public TileRing<TheConfig> {
   // Bulk copies bring whole tiles, and none where a block is missing. Values that no query sees
   // must be zeros all the same: what lies there may be a NaN, and 0 * NaN is one.
   __device__ void clear_unread(int i) {
+#pragma unroll 1
     for (int u = 0; u < kTiles; ++u) {
       const int left = walk_.seq_len - (token(i) + u * kTileTokens);
-      const int first = this->is_missing(i, u) ? 0 : min(max(left, 0), kTileTokens);
+      const bool is_missing = (this->missing(i) >> u & 1u) != 0;
+      const int first = is_missing ? 0 : min(max(left, 0), kTileTokens);
       clear_rows(this->values(u), first, Values::Copy::kCodeBytes / kTileTokens);
       clear_rows(this->value_scales(u), first, Values::Copy::kScaleBytes / kTileTokens);
     }
