@@ -22,8 +22,8 @@ def empty_like(array, shape):
 
 
 def new_output(like, shape, device, name):
-    """An array for a verb on ``device`` to write to, of ``like``'s library. ``name`` is the argument
-    that decides it.
+    """An array for a verb on ``device`` to write to, of ``like``'s library. ``name`` is the
+    argument that decides it.
 
     Raises kvx.Error: a GPU's, and like's library makes none that could be written there.
     """

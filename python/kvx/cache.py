@@ -57,18 +57,18 @@ class Cache(_core.PagedCache):
     prefix_model:    names what computes K and V, and turns prefixes and files on: blocks are found
                      again by their tokens, in caches and files of the same name
     prefix_hash:     of the tokens, ``"xxh3"``, or ``"sha256"`` where tenants share a cache
-    device:          ``"cpu"``, ``"cuda"`` or ``"cuda:1"``: where blocks lie and verbs run, and where
-                     all arrays of this cache must lie
+    device:          ``"cpu"``, ``"cuda"`` or ``"cuda:1"``: where blocks lie and verbs run, and
+                     where all arrays of this cache must lie
     max_step_tokens: of all entries of a step together, on a GPU; its tables pass through memory of
                      that size
-    stream:          of the GPU, which the cache's own work goes to: torch's, CuPy's or a cudaStream_t
-                     as a number; the device's default stream when None
+    stream:          of the GPU, which the cache's own work goes to: torch's, CuPy's or a
+                     cudaStream_t as a number; the device's default stream when None
 
     Tokens come in steps: begin_step, append_and_attend once for every layer, end_step; ``step()``
     does the first and the last. Threads may share a cache; its calls wait for each other.
 
-    Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence or
-    more memory than there is, kvx.UnsupportedError: no such GPU, or a build of kvx without CUDA.
+    Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence
+    or more memory than there is, kvx.UnsupportedError: no such GPU, or a build without CUDA.
     """
 
     def __init__(
