@@ -192,6 +192,70 @@ TEST_F(GpuAttend, TilesWalkOverWideEnds) {
   }
 }
 
+// K's and V's, without instances of their own.
+const std::pair<int, int> kOtherDims[] = {{80, 80},   {96, 96},  {192, 192}, {256, 256},
+                                          {192, 128}, {64, 128}, {48, 112}};
+
+bool takes_dims(const std::string& format, const std::pair<int, int>& dims) {
+  const auto& facts =
+      format::facts_of(format::format_named(format.substr(0, format.find('@'))).value());
+  return dims.first % facts.head_dim_multiple == 0 && dims.second % facts.head_dim_multiple == 0;
+}
+
+TEST_F(GpuAttend, TilesTakeOtherHeadDims) {
+  for (const auto& [k, v] : kTilePairs) {
+    for (const auto& dims : kOtherDims) {
+      if (!takes_dims(k, dims) || !takes_dims(v, dims)) continue;
+      SceneOptions options;
+      options.runs = {{2, k, v}};
+      options.key_dim = dims.first;
+      options.value_dim = dims.second;
+      options.q_per_kv = 4;
+      options.block_size = 32;
+      options.order = RowOrder::kRecord;
+      options.q_type = DType::kF16;
+      options.seq_lens = {0, 1, 37, 300, 1000, 130, 16};
+      options.q_lens = {0, 1, 1, 1, 2, 7, 1};
+      SCOPED_TRACE(fmt::format("{}/{} {}/{}", k, v, dims.first, dims.second));
+      AttendScene scene(options);
+      EXPECT_TRUE(DeviceScene(memory(), context(), scene).has_tiles());
+      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(k, v, options.q_type));
+    }
+  }
+}
+
+TEST_F(GpuAttend, TilesTakeOtherHeadDimsWithEveryFeature) {
+  for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4_affine", "nvfp4"}) {
+    for (const auto& dims : kOtherDims) {
+      for (int feature = 0; feature < 4; ++feature) {
+        SceneOptions options;
+        options.runs = {{2, name, name}};
+        options.key_dim = dims.first;
+        options.value_dim = dims.second;
+        options.q_per_kv = feature == 2 ? 16 : 4;
+        options.block_size = feature == 3 ? 64 : 16;
+        options.order = RowOrder::kRecord;
+        options.q_type = feature == 2 ? DType::kBF16 : DType::kF16;
+        options.k_hadamard = options.v_hadamard = feature < 2;
+        options.k_mean = options.v_mean = options.k_factor = options.v_factor = feature == 0;
+        options.wide_format = feature == 1 && !is_16_bit(name) ? "bf16" : "";
+        options.window = feature == 2 ? 77 : 0;
+        options.softcap = feature == 2 ? 3.0f : 0.0f;
+        options.sinks = feature >= 2;
+        options.seq_lens = {257, 16, 300, feature == 3 ? 2100 : 900};
+        options.q_lens = {1, 16, 4, 1};
+        SCOPED_TRACE(fmt::format("{} {}/{} feature {}", name, dims.first, dims.second, feature));
+        AttendScene scene(options);
+        const double tolerance = tile_tolerance(name, name, options.q_type);
+        expect_near(scene, CudaAttendPath::kTiles,
+                    feature == 0   ? std::max(tolerance, kShiftedTolerance)
+                    : feature == 1 ? 3.5e-3
+                                   : tolerance);
+      }
+    }
+  }
+}
+
 TEST_F(GpuAttend, TilesTakeTreeMasks) {
   for (const char* name : {"int8", "nvfp4"}) {
     for (const bool has_ends : {false, true}) {

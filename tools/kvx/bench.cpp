@@ -176,8 +176,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->add_option(
           "--shapes", o->shapes,
           "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
-          "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64 is a with head_dim "
-          "64, aq4 and aq8 a with 4 and 8 queries a sequence, mixed 64 sequences of 128 to 32768 "
+          "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64, a80 and a96 are a with that "
+          "head_dim, a192 and a256 too, at 4096 tokens, aq4 and aq8 a with 4 and 8 queries a "
+          "sequence, mixed 64 sequences of 128 to 32768 "
           "tokens, oss and ossw GPT-OSS's layers without and with their window, or "
           "SEQUENCESxTOKENS; a:nhd16 is a on a caller's pages, NHD or HND, "
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "

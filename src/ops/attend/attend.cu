@@ -40,19 +40,32 @@ bool fits_in_32_bits(const Address& a, int block_size, int num_heads) {
          std::abs(a.token_stride) < INT32_MAX / 2 && std::abs(a.head_stride) < INT32_MAX / 2;
 }
 
-// Whether the tiles' copies can take the rows as they lie.
-bool can_copy(const SideView& side, int block_size, int num_heads) {
+// Whether all rows lie on so many bytes.
+bool lies_on(const CodeAddress& c, int bytes) {
+  return divides(reinterpret_cast<intptr_t>(c.base), bytes) && divides(c.block_stride, bytes) &&
+         divides(c.token_stride, bytes) && divides(c.head_stride, bytes);
+}
+
+// By what padded tiles' copies take codes: no unit reaches past a row's end.
+int copy_unit_bytes(const SideView& side) {
+  const bool is_in_16s = divides(format::code_bytes_per_row(side.spec, side.head_dim), 16);
+  return is_in_16s && lies_on(side.codes, 16) ? 16 : 8;
+}
+
+// Whether the tiles' copies can take the rows as they lie. is_padded: by instances for longer rows,
+// which copy rows of four bits on 8 bytes too.
+bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padded) {
   const CodeAddress& c = side.codes;
-  const bool codes_fit = divides(reinterpret_cast<intptr_t>(c.base), 16) &&
-                         divides(c.block_stride, 16) && divides(c.token_stride, 16) &&
-                         divides(c.head_stride, 16) && fits_in_32_bits(c, block_size, num_heads);
+  const int unit_bytes = is_padded && side.spec.facts->element_bits == 4 ? 8 : 16;
+  const bool codes_fit = lies_on(c, unit_bytes) && fits_in_32_bits(c, block_size, num_heads);
   if (!codes_fit || !side.spec.has_scale()) return codes_fit;
   const ScaleAddress& s = side.scales;
   const int group_bytes = format::scale_bytes_per_group(side.spec);
   const int row_bytes = format::scale_bytes_per_row(side.spec, side.head_dim);
-  // A row's scales lie together; rows shorter than the smallest copy follow each other.
-  const bool row_fits = (row_bytes == group_bytes || s.group_stride == group_bytes) &&
-                        (row_bytes >= 4 ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
+  // A row's scales lie together; rows that are not copied in fours follow each other.
+  const bool row_fits =
+      (row_bytes == group_bytes || s.group_stride == group_bytes) &&
+      (divides(row_bytes, 4) ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
   return row_fits && divides(reinterpret_cast<intptr_t>(s.base), 4) && divides(s.block_stride, 4) &&
          divides(s.head_stride, 4) && fits_in_32_bits(s, block_size, num_heads);
 }
@@ -85,10 +98,10 @@ bool has_shared_scale(const SideView& side) {
 bool has_tile_ends(const AttendArgs& args, const HeadRun& run) {
   if (args.wide.runs.size() != 1) return false;
   const HeadRun& wide = args.wide.runs.front();
+  if (wide.k.head_dim != run.k.head_dim || wide.v.head_dim != run.v.head_dim) return false;
   for (const SideView* side : {&wide.k, &wide.v}) {
-    const bool is_known =
-        side->spec.facts->id == format::FormatId::kBF16 && side->head_dim == run.k.head_dim;
-    if (!is_known || !can_copy(*side, args.packed.block_size, wide.num_heads)) return false;
+    const bool is_known = side->spec.facts->id == format::FormatId::kBF16;
+    if (!is_known || !can_copy(*side, args.packed.block_size, wide.num_heads, false)) return false;
   }
   return true;
 }
@@ -98,9 +111,10 @@ bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
   const int block_size = args.packed.block_size;
   if (args.transform.k.block_offset || block_size % 16 != 0) return false;
   if (args.window_sinks > 0) return false;
-  if (run.k.head_dim != run.v.head_dim) return false;
+  const bool is_padded = !cuda::has_exact_tiles(run.k.head_dim, run.v.head_dim);
   for (const SideView* side : {&run.k, &run.v}) {
-    if (!can_copy(*side, block_size, run.num_heads) || !has_tile_scales(side->spec)) return false;
+    const bool fits = can_copy(*side, block_size, run.num_heads, is_padded);
+    if (!fits || !has_tile_scales(side->spec)) return false;
   }
   return true;
 }
@@ -121,7 +135,8 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
   if (!can_have_tiles(args, run)) return {};
   const TileKernel kernel = cuda::find_tile_kernel(
       run.k.spec.facts->id, run.v.spec.facts->id,
-      {.head_dim = run.k.head_dim,
+      {.key_dim = run.k.head_dim,
+       .value_dim = run.v.head_dim,
        .has_dense_rows = has_bulk && has_dense_rows(run.k) && has_dense_rows(run.v),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
        .has_many_rows = num_rows > cuda::kTileRows});
@@ -132,7 +147,7 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
 PrefillKernel prefill_kernel_for(const AttendArgs& args, const HeadRun& run) {
   const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
                             args.tree_mask || args.wide_head_blocks;
-  if (has_features || !can_have_tiles(args, run)) return {};
+  if (has_features || run.k.head_dim != run.v.head_dim || !can_have_tiles(args, run)) return {};
   if (!cuda::fits_chunks(args.q) || !cuda::fits_chunks(args.out)) return {};
   return cuda::find_prefill_kernel({run.k.spec.facts->id, has_shared_scale(run.k)},
                                    {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim);
@@ -326,10 +341,16 @@ cuda::TileSide tile_side(const SideView& side, int block_size, int tiles_at_once
   const CodeAddress& c = side.codes;
   const ScaleAddress& s = side.scales;
   const int64_t code_bytes = int64_t{block_size} * c.token_stride;
+  const int scale_row_bytes =
+      side.spec.has_scale() ? format::scale_bytes_per_row(side.spec, side.head_dim) : 0;
   const bool has_scales_behind = s.base == c.base + code_bytes &&
                                  s.block_stride == c.block_stride && s.head_stride == c.head_stride;
-  return {tile_region(c), tile_region(s),
-          block_size == tiles_at_once * cuda::kTileTokens && has_scales_behind};
+  return {.codes = tile_region(c),
+          .scales = tile_region(s),
+          .is_step = block_size == tiles_at_once * cuda::kTileTokens && has_scales_behind,
+          .row_bytes = format::code_bytes_per_row(side.spec, side.head_dim),
+          .scale_row_bytes = scale_row_bytes,
+          .unit_bytes = copy_unit_bytes(side)};
 }
 
 AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const HeadRun& run,
@@ -372,12 +393,11 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
   const bool shares_k = has_shared_scale(run.k) && run.k.spec.scale_type == ScaleType::kF32;
   const bool shares_v = has_shared_scale(run.v) && run.v.spec.scale_type == ScaleType::kF32;
-  const bool shares_both = shares_k && shares_v;
-  if (shares_k && (shares_both || plan.prefill.shares_scales)) {
+  if (shares_k && (plan.tiles.shares_scales || plan.prefill.shares_scales)) {
     job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);
     job.shared_k_scale_stride = static_cast<int>(run.k.scales.head_stride / 4);
   }
-  if (shares_v && (shares_both || plan.prefill.shares_scales)) {
+  if (shares_v && (plan.tiles.shares_scales || plan.prefill.shares_scales)) {
     job.shared_v_scale = reinterpret_cast<const float*>(run.v.scales.base);
     job.shared_v_scale_stride = static_cast<int>(run.v.scales.head_stride / 4);
   }

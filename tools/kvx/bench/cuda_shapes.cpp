@@ -37,6 +37,9 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else if (name == "a64") {  // head_dim 64, as in GPT-OSS
       set(64, 8192, 64);
       s.head_dim = 64;
+    } else if (name == "a80" || name == "a96" || name == "a192" || name == "a256") {
+      s.head_dim = std::stoi(name.substr(1));
+      set(64, s.head_dim > 128 ? 4096 : 8192, 32);
     } else if (name == "aq4") {  // speculative verification
       set(64, 8192, 32);
       named.q_len = 4;
@@ -63,7 +66,8 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
       set(sequences, tokens, 32);
     } else {
       return invalid_argument(
-          "shapes has '{}'; expected a, b, c, d, a64, aq4, aq8, mixed, oss, ossw, p, pc "
+          "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, aq4, aq8, mixed, "
+          "oss, ossw, p, pc "
           "or SEQUENCESxTOKENS",
           name);
     }

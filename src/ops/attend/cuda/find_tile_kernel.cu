@@ -3,11 +3,15 @@
 
 namespace kvx::ops::cuda {
 
-TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, const TileTraits& traits) {
-  if (traits.head_dim != 64 && traits.head_dim != 128) return {};
-#define KVX_FIND_TILE_PAIR(K, V)                                            \
-  if (k == format::FormatId::K && v == format::FormatId::V) {               \
-    return tile_instance<format::FormatId::K, format::FormatId::V>(traits); \
+using format::FormatId;
+
+TileKernel find_tile_kernel(FormatId k, FormatId v, const TileTraits& traits) {
+  const bool is_exact = has_exact_tiles(traits.key_dim, traits.value_dim);
+  if (!is_exact && !fits_padded_tiles(traits.key_dim, traits.value_dim)) return {};
+#define KVX_FIND_TILE_PAIR(K, V)                                              \
+  if (k == FormatId::K && v == FormatId::V) {                                 \
+    return is_exact ? tile_instance<FormatId::K, FormatId::V>(traits)         \
+                    : padded_tile_instance<FormatId::K, FormatId::V>(traits); \
   }
   KVX_FOR_EACH_TILE_PAIR(KVX_FIND_TILE_PAIR)
 #undef KVX_FIND_TILE_PAIR

@@ -54,7 +54,9 @@ __device__ inline void finish_row(const AttendJob& job, int64_t token, int q_hea
   const TransformRow v =
       transform_row(job.args.transform.v, q_head / job.q_per_kv, job.num_kv_heads, dim, 0);
   if (v.hadamard) {
-    if (dim == 128) {
+    if (dim == 256) {
+      rotate_row<4>(sums, lane);
+    } else if (dim == 128) {
       rotate_row<2>(sums, lane);
     } else if (dim == 64) {
       rotate_row<1>(sums, lane);

@@ -24,18 +24,31 @@ struct TileKernel {
   int rows = 0;                    // query rows of a piece
   int warps_at_once = 0;           // of a multiprocessor, at most
   int warp_shared_bytes = 0;
-  int step_tokens = 0;      // that a warp takes at a time
-  int tiles_at_once = 0;    // of a warp
-  bool takes_wide = false;  // ends in bf16
+  int step_tokens = 0;         // that a warp takes at a time
+  int tiles_at_once = 0;       // of a warp
+  bool takes_wide = false;     // ends in bf16
+  bool shares_scales = false;  // fp8 under one scale a head, which the job holds
 };
 
 // What an instance is made for, beside the pair of formats (groups of 64 for int8 and int4).
 struct TileTraits {
-  int head_dim = 0;
+  int key_dim = 0;
+  int value_dim = 0;
   bool has_dense_rows = false;     // rows follow each other inside a head's part of a block
   bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
   bool has_many_rows = false;      // more than 8 query rows a sequence and KV head
 };
+
+// Whether instances are made for these head_dims. All others take those for longer rows.
+constexpr bool has_exact_tiles(int key_dim, int value_dim) {
+  return key_dim == value_dim && (key_dim == 64 || key_dim == 128);
+}
+// Whether longer rows' instances take them: multiples of 16.
+constexpr bool fits_padded_tiles(int key_dim, int value_dim) {
+  constexpr int kMost = 256;
+  return key_dim % 16 == 0 && value_dim % 16 == 0 && 0 < key_dim && key_dim <= kMost &&
+         0 < value_dim && value_dim <= kMost;
+}
 
 TileKernel find_tile_kernel(format::FormatId k, format::FormatId v, const TileTraits& traits);
 

@@ -20,9 +20,14 @@ __device__ inline void copy_async_16(uint32_t to, const uint8_t* from, int sourc
                "r"(source_bytes)
                : "memory");
 }
-// The same for 4 bytes, through the first cache: neighbours' scales share its lines.
+// The same for 4 and 8 bytes, through the first cache: neighbours' scales share its lines.
 __device__ inline void copy_async_4(uint32_t to, const uint8_t* from, int source_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(source_bytes)
+               : "memory");
+}
+__device__ inline void copy_async_8(uint32_t to, const uint8_t* from, int source_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from),
                "r"(source_bytes)
                : "memory");
 }
@@ -119,6 +124,10 @@ struct TileSide {
   TileRegion codes;
   TileRegion scales;
   bool is_step;  // a head's part of a block is a step of bulk copies: codes, then scales
+  // Where rows are shorter than the instance's:
+  int row_bytes;
+  int scale_row_bytes;
+  int unit_bytes;  // that codes are copied by: 16, or 8 where rows do not lie on 16
 };
 
 // RowBytes of codes and ScaleRowBytes of scales a token.

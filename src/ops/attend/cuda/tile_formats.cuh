@@ -1,6 +1,7 @@
 // The formats that the tensor cores' kernel knows: how each decodes and where its scales go.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "ops/attend/cuda/tile_pairs.hpp"
@@ -54,7 +55,9 @@ struct WithoutSharedScale<RowF32> {
   using Type = NoScale;
 };
 
-template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool SharedScales>
+// SharedScales: of fp8. Padded: rows may be shorter than Dim; query rows go in eights.
+template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool SharedScales,
+          bool Padded = false>
 TileKernel tile_kernel_of(const TileTraits& traits) {
   using KeyFormat = TileFormat<K, Dim>;
   using ValueFormat = TileFormat<V, Dim>;
@@ -64,16 +67,22 @@ TileKernel tile_kernel_of(const TileTraits& traits) {
   using SharedV = WithoutSharedScale<ValueScale>;
   using KeyChoice = std::conditional_t<SharedScales, typename Shared::Type, KeyScale>;
   using ValueChoice = std::conditional_t<SharedScales, typename SharedV::Type, ValueScale>;
-  using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk>;
-  using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk>;
-  // Wide ends are a pool's: its rows are dense, and its fp8 has given scales.
+  using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk, Padded>;
+  using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk, Padded>;
+  // Wide ends are a pool's: its rows are dense, and its fp8 has given scales. Padded instances take
+  // all scales of fp8 and rows with gaps, so a pool's too.
   constexpr int kKeyBits = KeyFormat::Element::kBits, kValueBits = ValueFormat::Element::kBits;
   constexpr bool kIsPools =
-      (Bulk || kKeyBits > 4 || kValueBits > 4) &&
-      (SharedScales || !std::is_same_v<KeyScale, RowF32> || !std::is_same_v<ValueScale, RowF32>);
+      Padded ||
+      ((Bulk || kKeyBits > 4 || kValueBits > 4) &&
+       (SharedScales || !std::is_same_v<KeyScale, RowF32> || !std::is_same_v<ValueScale, RowF32>));
   constexpr bool kTakesWide = kIsPools && (kKeyBits < 16 || kValueBits < 16);
-  return traits.has_many_rows ? tile_kernel<Keys, Values, Dim, 2, kTakesWide>()
-                              : tile_kernel<Keys, Values, Dim, 1, kTakesWide>();
+  constexpr int kMostColumns = Padded ? 1 : 2;
+  TileKernel kernel = traits.has_many_rows
+                          ? tile_kernel<Keys, Values, Dim, kMostColumns, kTakesWide>()
+                          : tile_kernel<Keys, Values, Dim, 1, kTakesWide>();
+  kernel.shares_scales = SharedScales;
+  return kernel;
 }
 
 // Rows of four bits come in bulk copies where they lie so: with half the bytes, copying them 16 at
@@ -101,6 +110,18 @@ TileKernel tile_kernel_for_dim(const TileTraits& traits) {
   TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(const TileTraits& traits) { \
     constexpr auto kKey = format::FormatId::K;                                                   \
     constexpr auto kValue = format::FormatId::V;                                                 \
-    return traits.head_dim == 64 ? tile_kernel_for_dim<kKey, kValue, 64>(traits)                 \
-                                 : tile_kernel_for_dim<kKey, kValue, 128>(traits);               \
+    return traits.key_dim == 64 ? tile_kernel_for_dim<kKey, kValue, 64>(traits)                  \
+                                : tile_kernel_for_dim<kKey, kValue, 128>(traits);                \
+  }
+
+// The same for rows of up to 128 or 256 numbers.
+#define KVX_PADDED_TILE_INSTANCES(K, V)                                         \
+  template <>                                                                   \
+  TileKernel padded_tile_instance<format::FormatId::K, format::FormatId::V>(    \
+      const TileTraits& traits) {                                               \
+    constexpr auto kKey = format::FormatId::K;                                  \
+    constexpr auto kValue = format::FormatId::V;                                \
+    return std::max(traits.key_dim, traits.value_dim) <= 128                    \
+               ? tile_kernel_of<kKey, kValue, 128, false, false, true>(traits)  \
+               : tile_kernel_of<kKey, kValue, 256, false, false, true>(traits); \
   }

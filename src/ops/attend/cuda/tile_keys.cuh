@@ -83,14 +83,17 @@ struct AllQueries {
 
 // Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. Columns: of 8
 // queries each; a decoded key meets all of them. Bulk: tiles come in bulk copies, unswizzled.
-template <class Element, class Scale, int Dim, bool Bulk>
+// Padded: rows may be shorter than Dim (tile_copy_padded.cuh).
+template <class Element, class Scale, int Dim, bool Bulk, bool Padded>
 struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
   static constexpr int kDim = Dim;
   static constexpr bool kHasOffset = Element::kHasKeyOffset;
   static constexpr bool kScalesOperand = Scale::kOnOperand;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
-  using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
+  static constexpr bool kIsPadded = Padded;
+  using Copy = TileCopyOf<kRowBytes, Scale::kRowBytes, Padded>;
+  using Scales = ScalesAt<Padded>;
   using Mma = typename Element::Mma;
   static constexpr int kParts = Dim / 64;  // of a row, each with accumulators of its own
 
@@ -102,7 +105,8 @@ struct TileKeys {
 
   // Lane t of four owns Dim / 4 channels, in runs: 16 of each 64, or a whole chunk of 32 where one
   // load brings it and all channels meet in one sum.
-  static constexpr int kRun = Element::kBits == 4 && Dim == 128 && Scale::kGroups == 1 ? 32 : 16;
+  static constexpr int kRun =
+      Element::kBits == 4 && Dim % 128 == 0 && Scale::kGroups == 1 ? 32 : 16;
   __device__ static constexpr int owned_channel(int i, int t) {
     return i / kRun * (4 * kRun) + t * kRun + i % kRun;
   }
@@ -131,7 +135,7 @@ struct TileKeys {
   __device__ static int code_of_nibble(int n) { return kIsTurboMind ? n % 4 * 2 + n / 4 : n; }
 
   template <int Columns, bool IsShared>
-  __device__ static void score(uint32_t tile, uint32_t scales,
+  __device__ static void score(uint32_t tile, Scales scales,
                                const AllQueries<Dim, Columns, IsShared>& queries,
                                bool scale_is_bf16, int lane, Fragment (&scores)[Columns]) {
     Fragment parts[Columns][kParts] = {};
@@ -208,7 +212,7 @@ struct TileKeys {
   }
 
   template <int Columns, bool IsShared>
-  __device__ static void score_4(uint32_t tile, uint32_t scales,
+  __device__ static void score_4(uint32_t tile, Scales scales,
                                  const AllQueries<Dim, Columns, IsShared>& queries,
                                  Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
@@ -241,8 +245,11 @@ struct TileKeys {
   // This lane's words of a row of four bits.
   __device__ static void load_words(uint32_t tile, int row, int t, uint32_t (&words)[kParts * 2]) {
     if constexpr (kRun == 32) {
-      const uint4 x = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, row, t));
-      words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+#pragma unroll
+      for (int i = 0; i < kParts * 2; i += 4) {
+        const uint4 x = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, row, i + t));
+        words[i] = x.x, words[i + 1] = x.y, words[i + 2] = x.z, words[i + 3] = x.w;
+      }
     } else {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -254,25 +261,28 @@ struct TileKeys {
   }
 
   // Numbers 16 p to 16 p + 15 of lane t lie in one group.
-  __device__ static void operand_scales(uint32_t scales, int g, int t, uint32_t* low,
+  __device__ static void operand_scales(Scales scales, int g, int t, uint32_t* low,
                                         uint32_t* high) {
-    const uint2 a = Scale::load_row(scales, g);
-    const uint2 b = Scale::load_row(scales, g + 8);
+    const auto a = Scale::load_row(scales, g);
+    const auto b = Scale::load_row(scales, g + 8);
     const auto first = static_cast<uint32_t>(owned_channel(0, t) / Scale::kGroup);
-    if constexpr (kRun == 32 && Scale::kGroup == 32) {
-      low[0] = low[1] = Scale::f16x2_of_byte(a.x, first);
-      high[0] = high[1] = Scale::f16x2_of_byte(b.x, first);
-    } else {
-      // Two bytes, of parts 0 and 1; each twice, to be a pair.
-      const auto second = static_cast<uint32_t>(owned_channel(16, t) / Scale::kGroup);
-      const uint32_t bytes = first * 0x11u | second * 0x1100u;
-      const Two x = Scale::f16x2(__byte_perm(a.x, a.y, bytes));
-      const Two y = Scale::f16x2(__byte_perm(b.x, b.y, bytes));
-      low[0] = x.a;
-      high[0] = y.a;
-      if constexpr (kParts > 1) {
-        low[1] = x.b;
-        high[1] = y.b;
+#pragma unroll
+    for (int p = 0; p < kParts; p += 2) {  // 128 channels
+      if constexpr (kRun == 32 && Scale::kGroup == 32) {
+        low[p] = low[p + 1] = Scale::f16x2_of_byte(a.words[p / 2], first);
+        high[p] = high[p + 1] = Scale::f16x2_of_byte(b.words[p / 2], first);
+      } else {
+        // Two bytes, of parts p and p + 1; each twice, to be a pair.
+        const auto second = static_cast<uint32_t>(owned_channel(16, t) / Scale::kGroup);
+        const uint32_t bytes = first * 0x11u | second * 0x1100u;
+        const Two x = Scale::f16x2(__byte_perm(a.words[p], a.words[p + 1], bytes));
+        const Two y = Scale::f16x2(__byte_perm(b.words[p], b.words[p + 1], bytes));
+        low[p] = x.a;
+        high[p] = y.a;
+        if constexpr (kParts > 1) {
+          low[p + 1] = x.b;
+          high[p + 1] = y.b;
+        }
       }
     }
   }

@@ -23,13 +23,19 @@
 
 namespace kvx::ops::cuda {
 
-// Requires: head_dim is 64 or 128.
+// Requires: has_exact_tiles.
 template <format::FormatId K, format::FormatId V>
 TileKernel tile_instance(const TileTraits& traits);
+// The same for rows of other lengths. Requires: fits_padded_tiles.
+template <format::FormatId K, format::FormatId V>
+TileKernel padded_tile_instance(const TileTraits& traits);
 
-#define KVX_DECLARE_TILE_PAIR(K, V) \
-  template <>                       \
-  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(const TileTraits& traits);
+#define KVX_DECLARE_TILE_PAIR(K, V)                                                             \
+  template <>                                                                                   \
+  TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(const TileTraits& traits); \
+  template <>                                                                                   \
+  TileKernel padded_tile_instance<format::FormatId::K, format::FormatId::V>(                    \
+      const TileTraits& traits);
 KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
 #undef KVX_DECLARE_TILE_PAIR
 

@@ -11,6 +11,54 @@
 
 namespace kvx::ops::cuda {
 
+__device__ inline void butterfly(float& a, float& b) {
+  const float sum = a + b;
+  b = a - b;
+  a = sum;
+}
+
+// QueryColumn::fold_transform for rows of any length: x [Numbers] are a lane's, in runs of Run. One
+// function for all formats and not unrolled: it runs once a piece, and takes long to compile.
+template <int Run, int Numbers>
+__device__ __noinline__ float fold_padded_transform(const AttendJob& job, int kv_head, int lane,
+                                                    float* x) {
+  const int dim = job.packed.k.view.head_dim;
+  const TransformRow k = transform_row(job.args.transform.k, kv_head, job.num_kv_heads, dim, 0);
+  float bias = 0;
+#pragma unroll 4
+  for (int i = 0; i < Numbers; ++i) {
+    const int d = i / Run * (4 * Run) + lane % 4 * Run + i % Run;
+    if (d >= dim) continue;
+    if (k.mean) bias += x[i] * k.mean[d];
+    if (k.factor) x[i] = __fdividef(x[i], k.factor[d]);
+  }
+  if (!k.hadamard) return bias;
+  const int block = hadamard_block(dim);
+  const auto step = [x](int stride) {
+#pragma unroll 4
+    for (int pair = 0; pair < Numbers / 2; ++pair) {
+      const int i = 2 * pair - (pair & (stride - 1));  // stride is a power of two
+      butterfly(x[i], x[i + stride]);
+    }
+  };
+#pragma unroll 1
+  for (int stride = 1; stride < min(Run, block); stride *= 2) step(stride);
+#pragma unroll 1
+  for (int lanes = 1; lanes < 4 && lanes * Run < block; lanes *= 2) {
+#pragma unroll 4
+    for (int i = 0; i < Numbers; ++i) {
+      const float other = __shfl_xor_sync(kWholeWarp, x[i], lanes);
+      x[i] = (lane & lanes) == 0 ? x[i] + other : other - x[i];
+    }
+  }
+#pragma unroll 1
+  for (int stride = Run; stride < block / 4; stride *= 2) step(stride);
+  const float norm = hadamard_norm(block);
+#pragma unroll 4
+  for (int i = 0; i < Numbers; ++i) x[i] *= norm;
+  return bias;
+}
+
 template <class Keys, int Dim>
 class QueryColumn {
  public:
@@ -19,6 +67,7 @@ class QueryColumn {
                       bool is_there, int lane) {
     if (!is_there) return;
     const FloatRows& q = job.args.q;
+    dim_ = Keys::kIsPadded ? job.packed.k.view.head_dim : Dim;
     const QueryRowAt at = query_row(job, kv_head, row);
     const int64_t row_at = (int64_t{shape.q_start} + at.new_token) * q.token_stride +
                            int64_t{at.q_head} * q.head_stride;
@@ -27,7 +76,8 @@ class QueryColumn {
     if (!is_here_) return;
 #pragma unroll
     for (int i = 0; i < kParts * 2; ++i) {
-      bits_[i] = load_global_16(row_ + Keys::owned_channel(8 * i, lane % 4) * 2);
+      const int d = Keys::owned_channel(8 * i, lane % 4);
+      bits_[i] = d < dim_ ? load_global_16(row_ + d * 2) : uint4{};
     }
   }
 
@@ -41,7 +91,13 @@ class QueryColumn {
     if (row_) load(job.args.q.dtype, lane, numbers);
     const bool is_transformed = job.transforms_k;
     float added = 0;
-    if (is_transformed) added = fold_transform(job, kv_head, lane, numbers);
+    if (is_transformed) {
+      if constexpr (Keys::kIsPadded) {
+        added = fold_padded_transform<Keys::kRun, kParts * 16>(job, kv_head, lane, &numbers[0][0]);
+      } else {
+        added = fold_transform(job, kv_head, lane, numbers);
+      }
+    }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job.args.softmax_scale * Keys::unit() * key_scale;
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
@@ -88,7 +144,8 @@ class QueryColumn {
     if (!is_here_) {
       for (int p = 0; p < kParts; ++p) {
         for (int i = 0; i < 16; ++i) {
-          x[p][i] = load_float(type, row_, Keys::owned_channel(16 * p + i, lane % 4));
+          const int d = Keys::owned_channel(16 * p + i, lane % 4);
+          if (d < dim_) x[p][i] = load_float(type, row_, d);
         }
       }
       return;
@@ -151,12 +208,6 @@ class QueryColumn {
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) x[i / 16][i % 16] *= norm;
   }
-  __device__ static void butterfly(float& a, float& b) {
-    const float sum = a + b;
-    b = a - b;
-    a = sum;
-  }
-
   // The power of two that brings the row's largest number to [1, 2).
   __device__ static float range_scale(const float (&x)[kParts][16]) {
     float largest = 0;
@@ -179,6 +230,7 @@ class QueryColumn {
 
   // Rows of 16 bits on 16 bytes come as they are; others are read when they are needed.
   const uint8_t* row_ = nullptr;  // null: not there
+  int dim_ = Dim;                 // channels of a key; the others of Dim are zeros
   bool is_here_ = false;
   uint4 bits_[kParts * 2];
 };

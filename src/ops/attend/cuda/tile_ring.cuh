@@ -27,9 +27,12 @@ struct TileConfig {
   using Values = ValueTiles;
   static constexpr bool kIsWide = IsWide;
   static constexpr bool kIsBulk = Keys::kIsBulk;
-  static_assert(Keys::kIsBulk == Values::kIsBulk);
+  static constexpr bool kIsPadded = Keys::kIsPadded;
+  static_assert(Keys::kIsBulk == Values::kIsBulk && Keys::kIsPadded == Values::kIsPadded);
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
-  static constexpr int kTilesAtOnce = kIsBulk ? 4 : !kIsWide && kTileBytes < 4096 ? 2 : 1;
+  // 4 bits of 256 numbers too: few warps fit, so each must have more to do at once.
+  static constexpr int kSmallTile = Keys::kParts > 2 ? 5120 : 4096;
+  static constexpr int kTilesAtOnce = kIsBulk ? 4 : !kIsWide && kTileBytes < kSmallTile ? 2 : 1;
   static constexpr int kStages = kIsWide                                              ? 1
                                  : !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2
                                                                                       : 3;
@@ -107,12 +110,14 @@ class TileRing {
 
   // Tile u of the current step's keys or values.
   __device__ uint32_t keys(int u) const { return stage() + u * Keys::Copy::kCodeBytes; }
-  __device__ uint32_t key_scales(int u) const {
-    return stage() + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes;
+  __device__ typename Keys::Scales key_scales(int u) const {
+    return scales_at(side_of_keys(),
+                     stage() + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes);
   }
   __device__ uint32_t values(int u) const { return value_side() + u * Values::Copy::kCodeBytes; }
-  __device__ uint32_t value_scales(int u) const {
-    return value_side() + kTiles * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes;
+  __device__ typename Values::Scales value_scales(int u) const {
+    return scales_at(side_of_values(), value_side() + kTiles * Values::Copy::kCodeBytes +
+                                           u * Values::Copy::kScaleBytes);
   }
   // Which tiles of step i, which is in the ring, have no block, a bit for each; and whether any
   // tile of the ring may have none.
@@ -124,6 +129,13 @@ class TileRing {
   static constexpr int kSteps = Config::kIsBulk ? 2 : Config::kStages;  // in the ring at once
   static constexpr uint32_t kStepBits = (1u << kTiles) - 1;
 
+  __device__ static ScalesAt<Config::kIsPadded> scales_at(const TileSide& side, uint32_t at) {
+    if constexpr (Config::kIsPadded) {
+      return {at, side.scale_row_bytes};
+    } else {
+      return at;
+    }
+  }
   __device__ int hole_tokens() const {
     return Config::kIsWide ? walk_.hole.end - walk_.hole.begin : 0;
   }
@@ -199,6 +211,7 @@ class CopyRing : public TileRing<TheConfig> {
 #pragma unroll
     for (int i = 0; i < Config::kStages; ++i) first[i] = blocks_of(i);
     next_ = blocks_of(Config::kStages);
+    if constexpr (Config::kIsPadded) clear_shared(ring_, Config::kRingBytes, lane_);
 #pragma unroll
     for (int i = 0; i < Config::kStages; ++i) start(i, i, first[i]);
   }

@@ -9,6 +9,7 @@
 
 #include "core/float16.hpp"
 #include "ops/attend/cuda/mma.cuh"
+#include "ops/attend/cuda/tile_copy_padded.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -37,6 +38,9 @@ struct RowF32 {
   __device__ static RowScale<1> load(uint32_t scales, int token, bool) {
     return {{__uint_as_float(load_shared_4(scales + token * 4))}, 0.0f};
   }
+  __device__ static RowScale<1> load(PaddedScales scales, int token, bool is_bf16) {
+    return load(scales.at, token, is_bf16);
+  }
 };
 
 // f16 scales of groups of 64.
@@ -58,6 +62,17 @@ struct GroupF16 {
       return {{both.x, both.y}, 0.0f};
     }
   }
+  // Groups that are not there have a scale of 0.
+  __device__ static RowScale<kGroups> load(PaddedScales scales, int token, bool) {
+    RowScale<kGroups> row = {};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const uint32_t bits = load_shared_2(scales.at + token * scales.row_bytes + 2 * i);
+      const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+      row.scale[i] = 2 * i < scales.row_bytes ? scale : 0.0f;
+    }
+    return row;
+  }
 };
 
 // [scale: 2 bytes][zero: 2 bytes], f16 or bf16.
@@ -73,13 +88,17 @@ struct RowAffine {
     const float2 both = __half22float2(reinterpret_cast<const __half2&>(bits));
     return {{both.x}, both.y};
   }
+  __device__ static RowScale<1> load(PaddedScales scales, int token, bool is_bf16) {
+    return load(scales.at, token, is_bf16);
+  }
 };
 
 // The largest of many tokens' scales.
 template <class Scale>
 struct LargestScale {
   float largest = 0;
-  __device__ void take(uint32_t scales, int token, bool is_bf16) {
+  template <class Scales>
+  __device__ void take(Scales scales, int token, bool is_bf16) {
     const auto row = Scale::load(scales, token, is_bf16);
 #pragma unroll
     for (int i = 0; i < Scale::kGroups; ++i) largest = fmaxf(largest, row.scale[i]);
@@ -93,6 +112,10 @@ struct LargestScale<GroupF16<128>> {
   uint32_t of_groups = 0;
   __device__ void take(uint32_t scales, int token, bool) {
     of_groups = max_f16x2(of_groups, load_shared_4(scales + token * 4));
+  }
+  __device__ void take(PaddedScales scales, int token, bool is_bf16) {
+    const auto row = GroupF16<128>::load(scales, token, is_bf16);
+    of_groups = max_f16x2(of_groups, MmaF16::pack(row.scale[0], row.scale[1]));
   }
   __device__ float value() const {
     const float2 both = __half22float2(reinterpret_cast<const __half2&>(of_groups));
@@ -138,12 +161,45 @@ struct OperandScale {
   static constexpr float kUnit = From::kUnit;
 
   // A token's scales, first byte lowest.
-  __device__ static uint2 load_row(uint32_t scales, int token) {
-    if constexpr (kRowBytes == 8) return load_shared_8(scales + token * 8);
-    if constexpr (kRowBytes == 4) return {load_shared_4(scales + token * 4), 0};
-    return {load_shared_2(scales + token * 2), 0};
+  struct Row {
+    uint32_t words[4];
+  };
+  __device__ static Row load_row(uint32_t scales, int token) {
+    if constexpr (kRowBytes == 8) {
+      const uint2 both = load_shared_8(scales + token * 8);
+      return {both.x, both.y};
+    }
+    if constexpr (kRowBytes == 4) return {load_shared_4(scales + token * 4)};
+    return {load_shared_2(scales + token * 2)};
   }
-  __device__ static Two f16x2(uint32_t bytes) { return From::f16x2(bytes); }
+  // Rows of any length on any address. Scales that are not there are 0: a neighbour's NaN would
+  // make one of the zeros that it meets.
+  __device__ static Row load_row(PaddedScales scales, int token) {
+    constexpr int kWords = (kRowBytes + 3) / 4;
+    const int byte = token * scales.row_bytes;
+    const uint32_t first = scales.at + (byte & ~3);
+    Row row = {};
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) row.words[i] = load_shared_4(first + 4 * i);
+    if (scales.row_bytes % 4 != 0) {  // then another word lies behind, of this tile's scales
+      const uint32_t last = load_shared_4(first + 4 * kWords);
+      const int shift = byte % 4 * 8;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const uint32_t next = i + 1 < kWords ? row.words[i + 1] : last;
+        row.words[i] = __funnelshift_r(row.words[i], next, shift);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int left = scales.row_bytes - 4 * i;
+      row.words[i] &= left >= 4 ? ~0u : left > 0 ? (1u << 8 * left) - 1 : 0u;
+    }
+    return row;
+  }
+  __device__ static Two f16x2(uint32_t bytes) {
+    return From::f16x2(bytes);
+  }
   __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
     return From::f16x2_of_byte(word, i);
   }

@@ -35,11 +35,14 @@ struct Weights {
   uint32_t low, high;
 };
 
-template <class Element, class Scale, int Dim, bool Bulk>
+// Padded: rows may be shorter than Dim (tile_copy_padded.cuh).
+template <class Element, class Scale, int Dim, bool Bulk, bool Padded>
 struct TileValues {
   static constexpr bool kIsBulk = Bulk;
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
-  using Copy = TileCopy<kRowBytes, Scale::kRowBytes>;
+  static constexpr bool kIsPadded = Padded;
+  using Copy = TileCopyOf<kRowBytes, Scale::kRowBytes, Padded>;
+  using Scales = ScalesAt<Padded>;
   using Mma = typename Element::Mma;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr bool kIsTurboMind = Scale::kHasZero;
@@ -63,7 +66,7 @@ struct TileValues {
 
   // Of this lane's tokens, what multiplies weights.
   using Largest = LargestScale<Scale>;
-  __device__ static void find_largest(uint32_t scales, bool scale_is_bf16, int lane,
+  __device__ static void find_largest(Scales scales, bool scale_is_bf16, int lane,
                                       Largest& largest) {
     largest.take(scales, lane / 4, scale_is_bf16);
     largest.take(scales, lane / 4 + 8, scale_is_bf16);
@@ -72,7 +75,7 @@ struct TileValues {
   // weights: of tokens g, g + 8 and queries 2t, 2t + 1 of each column; a decoded value meets all of
   // them. scale_unit: a power of two that brings the scales near 1.
   template <int Columns>
-  __device__ static void add(uint32_t tile, uint32_t scales, const Fragment (&weights)[Columns],
+  __device__ static void add(uint32_t tile, Scales scales, const Fragment (&weights)[Columns],
                              float scale_unit, bool scale_is_bf16, int lane,
                              ValueSums<Dim> (&sums)[Columns]) {
     Weights w[Columns][Scale::kGroups];
@@ -160,7 +163,7 @@ struct TileValues {
   }
 
   template <int Columns>
-  __device__ static void add_4(uint32_t tile, uint32_t scales_at, const AllWeights<Columns>& w,
+  __device__ static void add_4(uint32_t tile, Scales scales_at, const AllWeights<Columns>& w,
                                int lane, ValueSums<Dim> (&sums)[Columns]) {
     OperandScales scales;
     if constexpr (Scale::kOnOperand) scales = operand_scales(scales_at, lane);
@@ -195,13 +198,11 @@ struct TileValues {
   }
 
   // Chunk c of row g lies in the group of channel 32 c + 4 g: two bytes, of neighbouring tokens.
-  __device__ static OperandScales operand_scales(uint32_t scales, int lane) {
+  __device__ static OperandScales operand_scales(Scales scales, int lane) {
     const int g = lane / 4, t = lane % 4;
     OperandScales result;
-    const uint2 a = Scale::load_row(scales, 2 * t), b = Scale::load_row(scales, 2 * t + 1);
-    const uint2 d = Scale::load_row(scales, 2 * t + 8), e = Scale::load_row(scales, 2 * t + 9);
-    const uint32_t as[2] = {a.x, a.y}, bs[2] = {b.x, b.y};
-    const uint32_t ds[2] = {d.x, d.y}, es[2] = {e.x, e.y};
+    const auto a = Scale::load_row(scales, 2 * t), b = Scale::load_row(scales, 2 * t + 1);
+    const auto d = Scale::load_row(scales, 2 * t + 8), e = Scale::load_row(scales, 2 * t + 9);
     constexpr int kGroupsAChunk = 32 / Scale::kGroup;
     constexpr int kChunksAWord = 4 / kGroupsAChunk;
     const uint32_t first = static_cast<uint32_t>(4 * g / Scale::kGroup);
@@ -211,8 +212,8 @@ struct TileValues {
       // Chunks c and c + 1: bytes of this token and of the next.
       const uint32_t bytes =
           i | ((i + 4) << 4) | ((i + kGroupsAChunk) << 8) | ((i + kGroupsAChunk + 4) << 12);
-      const uint32_t x = __byte_perm(as[c / kChunksAWord], bs[c / kChunksAWord], bytes);
-      const uint32_t y = __byte_perm(ds[c / kChunksAWord], es[c / kChunksAWord], bytes);
+      const uint32_t x = __byte_perm(a.words[c / kChunksAWord], b.words[c / kChunksAWord], bytes);
+      const uint32_t y = __byte_perm(d.words[c / kChunksAWord], e.words[c / kChunksAWord], bytes);
       const Two low = Scale::f16x2(x), high = Scale::f16x2(y);
       result.low[c] = low.a;
       result.low[c + 1] = low.b;

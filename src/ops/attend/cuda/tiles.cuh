@@ -80,12 +80,12 @@ __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
 // The piece's wide tokens, after its packed ones, whose sums lie in rows. A function of its own,
 // for all pairs of formats: it runs once, beside loops that have all registers. shared: this warp's
 // ring.
-template <int Dim, int Columns>
+template <int Dim, int Columns, bool Padded>
 __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace place,
                                               LaneSoftmax<Columns> softmax, uint32_t shared,
                                               WarpRows<Dim, Columns>* rows) {
-  using Keys = TileKeys<TileBf16, NoScale, Dim, false>;
-  using Values = TileValues<TileBf16, NoScale, Dim, false>;
+  using Keys = TileKeys<TileBf16, NoScale, Dim, false, Padded>;
+  using Values = TileValues<TileBf16, NoScale, Dim, false, Padded>;
   const int first_tile = place.tokens.begin / kTileTokens * kTileTokens;
   const int end_tile = (place.tokens.end + kTileTokens - 1) / kTileTokens * kTileTokens;
   const TokenRange hole = {min(max(place.packed.begin, first_tile), end_tile),
@@ -111,6 +111,7 @@ struct WarpMemory {
   using Packed = TileConfig<Keys, Values, Columns, false>;
   using Rows = WarpRows<Dim, Columns>;
   static constexpr bool kTakesWide = TakesWide;
+  static constexpr bool kIsPadded = Packed::kIsPadded;
   static constexpr int kWideAt = Packed::kBarrierBytes;
   static constexpr int kRowsAt = kWideAt + (kTakesWide ? 4 * kTileTokens * Dim : 0);
   static constexpr int kRowsEnd = kRowsAt + static_cast<int>(sizeof(Rows));
@@ -118,7 +119,7 @@ struct WarpMemory {
   static_assert(kRowsAt % 16 == 0 && kBytes % 16 == 0);
   // In CTAs of 1, 2, 4 or 8 warps: as many as shared memory and registers are for.
   static constexpr int kInMemory = kMultiprocessorBytes / (kBytes + kReservedBytes / 4);
-  static constexpr int kInRegisters = Columns == 1 ? 16 : 12;
+  static constexpr int kInRegisters = Dim > 128 ? 8 : Columns == 1 ? 16 : 12;
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
 };
 
@@ -126,7 +127,6 @@ struct WarpMemory {
 template <class Memory>
 __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8_t* shared) {
   using Rows = typename Memory::Rows;
-  constexpr int kDim = Rows::kDim;
   const int num_warps = static_cast<int>(blockDim.x) / kWarp;
   const auto rows_of = [shared](int warp) -> Rows& {
     return *reinterpret_cast<Rows*>(shared + warp * Memory::kBytes + Memory::kRowsAt);
@@ -145,9 +145,10 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8
     return whole;
   };
   const bool is_whole = place.num_splits == 1;
-  constexpr int kQuads = kDim / 4;
-  for (int i = threadIdx.x; i < place.num_rows * kQuads; i += num_warps * kWarp) {
-    const int r = i / kQuads, d = i % kQuads * 4;
+  const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
+  const int quads = dim / 4;
+  for (int i = threadIdx.x; i < place.num_rows * quads; i += num_warps * kWarp) {
+    const int r = i / quads, d = i % quads * 4;
     const auto quad_of = [&](int w) -> float4& {
       return reinterpret_cast<float4&>(rows_of(w).sums[r][d]);
     };
@@ -169,7 +170,7 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8
       const int64_t index = job.balanced_pieces > 0
                                 ? place.partial + r
                                 : partial_index(job, token, at.q_head, place.split);
-      *reinterpret_cast<float4*>(job.partial_out + index * kDim + d) = total;
+      *reinterpret_cast<float4*>(job.partial_out + index * dim + d) = total;
       if (d == 0) job.partial_softmax[index] = whole;
     }
   }
@@ -215,7 +216,10 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end;
   if constexpr (Memory::kTakesWide) {
     __syncwarp();
-    if (has_wide) attend_wide_ends(job, place, piece.softmax(), ring + Memory::kWideAt, rows);
+    if (has_wide) {
+      attend_wide_ends<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(job, place, piece.softmax(),
+                                                                      ring + Memory::kWideAt, rows);
+    }
   }
   if (!Memory::kTakesWide || !has_wide) piece.leave_softmax(*rows);
   __syncthreads();
