@@ -11,14 +11,6 @@ using ops::CudaAttendPath;
 
 class GpuAttend : public GpuTest {
  protected:
-  // Beside wide ends, rows of four bits come by bulk copies, and these came with 9.0.
-  bool has_wide_tiles(const std::string& k, const std::string& v) {
-    const auto bits = [](const std::string& name) {
-      return format::facts_of(format::format_named(name).value()).element_bits;
-    };
-    return bits(k) > 4 || bits(v) > 4 || device::cuda_code_version(context().device) >= 90;
-  }
-
   void expect_near(AttendScene& scene, CudaAttendPath path, double tolerance) {
     DeviceScene on_device(memory(), context(), scene);
     const AttendOutput expected = scene.reference();
@@ -164,8 +156,7 @@ TEST_F(GpuAttend, TilesFoldTransforms) {
 
 TEST_F(GpuAttend, TilesWalkOverWideEnds) {
   for (const auto& [k, v] : kTilePairs) {
-    // A pool's: 16 bits have no ends of another format, and fp8 has given scales.
-    if ((is_16_bit(k) && is_16_bit(v)) || std::string(k).ends_with("@row")) continue;
+    if (is_16_bit(k) && is_16_bit(v)) continue;  // no ends of another format
     for (int shape = 0; shape < 6; ++shape) {
       SceneOptions options;
       options.runs = {{2, k, v}};
@@ -184,9 +175,7 @@ TEST_F(GpuAttend, TilesWalkOverWideEnds) {
       options.q_lens = {0, 1, 1, 1, 2, 7, 1, 1};
       SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
       AttendScene scene(options);
-      const bool fits = has_wide_tiles(k, v);
-      EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
-      if (!fits) continue;
+      EXPECT_TRUE(DeviceScene(memory(), context(), scene).has_tiles());
       expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
     }
   }
@@ -277,7 +266,6 @@ TEST_F(GpuAttend, TilesTakeTreeMasks) {
       scene.args().tree_mask_stride = 16;
       SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with wide ends" : ""));
       expect_near(scene, CudaAttendPath::kPlain, 1e-5);
-      if (has_ends && !has_wide_tiles(name, name)) continue;
       expect_near(scene, CudaAttendPath::kTiles, has_ends ? 3.5e-3 : 3e-4);
     }
   }

@@ -139,7 +139,8 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
        .value_dim = run.v.head_dim,
        .has_dense_rows = has_bulk && has_dense_rows(run.k) && has_dense_rows(run.v),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
-       .has_many_rows = num_rows > cuda::kTileRows});
+       .has_many_rows = num_rows > cuda::kTileRows,
+       .has_wide_ends = args.wide_head_blocks != nullptr});
   const bool fits = !args.wide_head_blocks || (kernel.takes_wide && has_tile_ends(args, run));
   return fits ? kernel : TileKernel{};
 }

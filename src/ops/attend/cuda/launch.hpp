@@ -37,9 +37,11 @@ struct TileTraits {
   bool has_dense_rows = false;     // rows follow each other inside a head's part of a block
   bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
   bool has_many_rows = false;      // more than 8 query rows a sequence and KV head
+  bool has_wide_ends = false;      // in bf16
 };
 
-// Whether instances are made for these head_dims. All others take those for longer rows.
+// Whether instances are made for these head_dims. All others take those for longer rows, and so do
+// wide ends beside packed rows that those instances do not take with them.
 constexpr bool has_exact_tiles(int key_dim, int value_dim) {
   return key_dim == value_dim && (key_dim == 64 || key_dim == 128);
 }
