@@ -47,7 +47,8 @@ struct TileConfig {
   // Where a multiprocessor's registers are full of sums, the second column's queries lie beside the
   // ring: spilled, they would come from memory, since shared memory leaves the first cache no room.
   static constexpr bool kIsPacked = kTileBytes < 64 * Keys::kDim;
-  static constexpr bool kSharesQueries = Columns > 1 && !kIsWide && kIsPacked && Keys::kDim > 64;
+  // Shorter rows have fewer sums; of longer ones fewer warps fit, which have more registers.
+  static constexpr bool kSharesQueries = Columns > 1 && !kIsWide && kIsPacked && Keys::kDim == 128;
   static constexpr int kQueriesAt = kBarrierBytes + kRingBytes;
   static constexpr int kQueryBytes =
       kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
