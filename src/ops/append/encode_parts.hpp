@@ -109,6 +109,18 @@ KVX_INLINE void encode_zeros(const PartSpan& span, uint8_t* row) {
   }
 }
 
+// ---- 16-bit floats
+
+template <class Codec>
+void encode_half_rows(const EncodeJob& job) {
+  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
+    const EncodeRow row = encode_row(job, t);
+    for (int i = 0; i < job.head_dim; i += kLanes<Widest>) {
+      store_halves<Codec>(load<Widest>(row.x + i), row.codes + int64_t{2} * i);
+    }
+  }
+}
+
 // ---- Computed scales
 
 template <class Format, format::ScaleType T>

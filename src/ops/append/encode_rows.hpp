@@ -232,6 +232,14 @@ int64_t encode_scaled_rows(const EncodeJob& job) {
 template <class Format>
 int64_t encode_rows(const EncodeJob& job) {
   if constexpr (is_plain<Format>()) {
+#if defined(__AVX2__)
+    if constexpr (Format::kFacts.id != format::FormatId::kF32) {
+      if (job.head_dim % kPartNumbers == 0) {
+        encode_half_rows<typename Format::Codec>(job);
+        return 0;
+      }
+    }
+#endif
     encode_plain<Format>(job);
     return 0;
   } else if constexpr (is_affine<Format>()) {
