@@ -7,6 +7,7 @@
 #include "format/spec.hpp"
 #include "ops/append/encode_row.hpp"
 #if defined(__AVX2__)
+#include "ops/append/encode_affine_parts.hpp"
 #include "ops/append/encode_parts.hpp"
 #endif
 #include "ops/cpu/facts_in_kernels.hpp"
