@@ -5,6 +5,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "format/affine.hpp"
 #include "format/packing.hpp"
 #include "ops/cpu/lanes.hpp"
@@ -279,6 +281,50 @@ KVX_INLINE ScaleLanes e8m0_lanes(format::ScaleRule rule, const Widest& amax) {
 KVX_INLINE LaneInts ordered_lanes(const Widest& x) {
   const LaneInts bits = __builtin_bit_cast(LaneInts, x);
   return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+// ---- 16-bit floats: the codecs' encode of a vector's numbers, as bits in the low half of each
+// lane.
+
+template <class Codec>
+struct LanesOfHalves;
+template <>
+struct LanesOfHalves<format::F16Codec> {
+  static constexpr uint32_t kNan = 0x7E00;
+  KVX_INLINE static LaneBits bits(const Widest& x) { return f16_bits(x); }
+};
+template <>
+struct LanesOfHalves<format::BF16Codec> {
+  static constexpr uint32_t kNan = 0x7FC0;
+  KVX_INLINE static LaneBits bits(const Widest& x) {
+    const LaneBits all = bits_of(x);
+    return (all + 0x7FFFu + ((all >> 16) & 1u)) >> 16;
+  }
+};
+
+template <class Codec>
+KVX_INLINE void store_halves(const Widest& x, uint8_t* target) {
+  using Halves = LanesOfHalves<Codec>;
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<Codec, format::F16Codec>) {  // without widening what is narrow
+    const auto numbers = static_cast<__m512>(x);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(numbers, numbers, _CMP_UNORD_Q);
+    const __m256i halves = _mm512_cvtps_ph(numbers, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i nan = _mm256_set1_epi16(static_cast<short>(Halves::kNan));
+    return _mm256_storeu_si256(reinterpret_cast<__m256i*>(target),
+                               _mm256_mask_mov_epi16(halves, is_nan, nan));
+  }
+#endif
+  const LaneBits bits = x == x ? Halves::bits(x) : LaneBits{} + Halves::kNan;
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target),
+                      _mm512_cvtepi32_epi16(__builtin_bit_cast(__m512i, bits)));
+#else
+  const auto lanes = __builtin_bit_cast(__m256i, bits);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(target),
+      _mm_packus_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1)));
+#endif
 }
 
 // ---- Bytes

@@ -7,6 +7,7 @@
 #include "format/spec.hpp"
 #include "ops/append/encode_row.hpp"
 #if defined(__AVX2__)
+#include "ops/append/encode_affine_parts.hpp"
 #include "ops/append/encode_parts.hpp"
 #endif
 #include "ops/cpu/facts_in_kernels.hpp"
@@ -232,6 +233,14 @@ int64_t encode_scaled_rows(const EncodeJob& job) {
 template <class Format>
 int64_t encode_rows(const EncodeJob& job) {
   if constexpr (is_plain<Format>()) {
+#if defined(__AVX2__)
+    if constexpr (Format::kFacts.id != format::FormatId::kF32) {
+      if (job.head_dim % kPartNumbers == 0) {
+        encode_half_rows<typename Format::Codec>(job);
+        return 0;
+      }
+    }
+#endif
     encode_plain<Format>(job);
     return 0;
   } else if constexpr (is_affine<Format>()) {
