@@ -22,33 +22,47 @@ struct ValueTile {
 
 // ---- Weights: a row's probabilities times the tokens' steps
 
-// Divides each group's steps by their largest. False: a step is no finite number, or negative, or
-// the group's largest is too small to divide by.
-KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* largest) {
-  constexpr float kSmallest = 0x1p-100f;
-  constexpr float kLargest = 0x1p100f;
-  for (int g = 0; g < num_groups; ++g, steps += n) {
-    Widest most = {};
-    Ints fits = Ints{} - 1;
-    for (int t = 0; t < n; t += kIntLanes) {
-      const Widest step = load<Widest>(steps + t);
-      fits &= step >= 0.0f;
-      most = step > most ? step : most;
-    }
-    largest[g] = max_of_lanes(most);
-    if (max_of_lanes(fits) != -1 || !(largest[g] < kLargest)) return false;
-    if (largest[g] < kSmallest && largest[g] != 0) return false;
-    const float inverse = largest[g] == 0 ? 0.0f : 1.0f / largest[g];
-    for (int t = 0; t < n; t += kIntLanes) {
-      store<Widest>(load<Widest>(steps + t) * inverse, steps + t);
-    }
-  }
-  return true;
-}
-
 // Of a tile with fewer than 64 tokens what follows takes 64 all the same: the probabilities of
 // those that it lacks are 0, and whatever is read as their steps weighs nothing.
 inline constexpr int kTileVectors = kMaxTileTokens / kIntLanes;
+
+// Sixty-four whole numbers from 0 to 32767, as two vectors of words or four, in an order of which
+// nothing but packing to bytes needs to know.
+inline constexpr int kWordVectors = kTileVectors / 2;
+
+// Divides each group's steps by their largest, in place and as words, [groups, kMaxTileTokens].
+// False: a step is no finite number, or negative, or the group's largest is too small to divide by.
+KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* largest,
+                                uint16_t* words) {
+  constexpr float kSmallest = 0x1p-100f;
+  constexpr float kLargest = 0x1p100f;
+  Ints fits = Ints{} - 1;
+  for (int g = 0; g < num_groups; ++g, steps += n, words += kMaxTileTokens) {
+    Widest step[kTileVectors];
+    Widest most = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < kTileVectors; ++i) {
+      step[i] = i * kIntLanes < n ? load<Widest>(steps + i * kIntLanes) : Widest{};
+      fits &= step[i] >= 0.0f;
+      most = step[i] > most ? step[i] : most;
+    }
+    largest[g] = max_of_lanes(most);
+    if (!(largest[g] < kLargest) || (largest[g] < kSmallest && largest[g] != 0)) return false;
+    const float inverse = largest[g] == 0 ? 0.0f : 1.0f / largest[g];
+#pragma GCC unroll 8
+    for (int i = 0; i < kTileVectors; ++i) {
+      step[i] *= inverse;
+      if (i * kIntLanes < n) store<Widest>(step[i], steps + i * kIntLanes);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kWordVectors; ++i) {
+      const Ints low = to_nearest(step[2 * i] * kMostWord);
+      const Ints high = to_nearest(step[2 * i + 1] * kMostWord);
+      store_words(pack_words(low, high), words + i * 2 * kIntLanes);
+    }
+  }
+  return max_of_lanes(fits) == -1;
+}
 
 KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
   const float* source = job.p + row * job.p_stride;
@@ -60,25 +74,6 @@ KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kTileVectors; ++i) p[i] = load<Widest>(source + i * kIntLanes);
-}
-
-// Sixty-four whole numbers from 0 to 32767, as two vectors of words or four, in an order of which
-// nothing but packing to bytes needs to know.
-inline constexpr int kWordVectors = kTileVectors / 2;
-
-// The steps of every group, relative to its largest. steps: [groups, padded_tokens]; words:
-// [groups, kMaxTileTokens].
-KVX_INLINE void fix_steps(const float* steps, int num_groups, int n, uint16_t* words) {
-  for (int g = 0; g < num_groups; ++g, steps += n, words += kMaxTileTokens) {
-    Widest fixed[kTileVectors];
-    for (int i = 0; i < kTileVectors; ++i) {
-      fixed[i] = i * kIntLanes < n ? load<Widest>(steps + i * kIntLanes) * kMostWord : Widest{};
-    }
-    for (int i = 0; i < kWordVectors; ++i) {
-      store_words(pack_words(to_nearest(fixed[2 * i]), to_nearest(fixed[2 * i + 1])),
-                  words + i * 2 * kIntLanes);
-    }
-  }
 }
 
 // One row's digits, for every group: [groups][kRowChunk rows][high: 64][low: 64]. Returns what its
@@ -232,10 +227,9 @@ bool add_code_values(const ValueJob& job) {
   float* steps = job.scratch;
   float* largest = steps + scales.count * n;
   load_steps(values, scales, value_unit<Codec>() * tensor_scale_of(values), steps);
-  if (!normalize_steps(steps, num_groups, n, largest)) return false;
   // Digits and codes lie on whole lines: a vector across two of them costs twice.
   auto* words = reinterpret_cast<uint16_t*>(largest + (num_groups + 15) / 16 * 16);
-  fix_steps(steps, num_groups, n, words);
+  if (!normalize_steps(steps, num_groups, n, largest, words)) return false;
   auto* digits = reinterpret_cast<uint8_t*>(words + num_groups * kMaxTileTokens);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
   unpack_values<Codec, P>(values, codes, job.prefetcher);

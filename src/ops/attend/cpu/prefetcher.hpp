@@ -27,11 +27,10 @@ class Prefetcher {
   // head, and the others' rows follow each token's.
   void start_share(const PackedTile& keys, const PackedTile& values, int share, int num_heads);
 
-  // The next num_steps calls of step() ask for this share of the lines. Where that is a line a step
-  // and more it is rounded up to whole ones: a loop that is as long every time is predicted.
+  // The next num_steps calls of step() ask for this share of the lines. No more: what is asked for
+  // early leaves memory idle at the end of the tile.
   KVX_INLINE void pace(int percent, int num_steps) {
     rate_ = num_steps > 0 ? num_lines_ * percent * kOne / (100 * num_steps) : 0;
-    if (rate_ > kOne) rate_ = (rate_ + kOne - 1) / kOne * kOne;
   }
   KVX_INLINE void step() {
     owed_ += rate_;
