@@ -1,9 +1,9 @@
-// Integer codes as bytes that vpdpbusd multiplies, for attention with AVX-512 or AVX-VNNI: queries
+// Integer codes as bytes of integer dot products (AVX-512, AVX-VNNI, and of nibbles AVX2): queries
 // and probabilities become fixed-point numbers of two 8-bit digits, codes stay codes, and dot
 // products are integer. E2M1 codes count halves, so they are integers too.
 //
-// Error: a query's digits carry 16 bits of the largest number in a span, a probability's 16 bits of
-// the largest in its tile, so a result is off by some 1e-5 of its size.
+// Error: a query's digits carry 16 bits of its largest number, a weight's 15 bits of the largest in
+// its tile, so a result is off by some 1e-5 of its size.
 #pragma once
 
 #include "ops/attend/cpu/code_order.hpp"

@@ -49,7 +49,8 @@ struct ValueJob {
   float* scratch;
 };
 
-// Scratch that any of the kernels may ask for; prepared queries take [num_rows, head_dim] floats.
+// Scratch that any of the kernels may ask for; prepared queries take [num_rows, head_dim] floats,
+// num_rows rounded up to a multiple of four.
 constexpr int packed_scratch_floats(int head_dim) {
   const int groups = head_dim / 16;
   const int code_floats = kMaxTileTokens * head_dim / 4;
