@@ -164,8 +164,11 @@ void cuda_free(int device, uint8_t* data) {
 }
 
 Status cuda_copy(void* to, const void* from, int64_t bytes) {
-  return cuda_status(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault),
-                     "cudaMemcpy");
+  KVX_RETURN_IF_ERROR(cuda_status(
+      cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), "cudaMemcpy"));
+  // From pageable memory it returns when the bytes have left there, and between two places on the
+  // device at once: a stream that waits for no other could read what was there before.
+  return cuda_synchronize(nullptr);
 }
 
 Status cuda_fill(void* to, uint8_t value, int64_t bytes) {
