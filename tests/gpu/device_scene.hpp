@@ -34,10 +34,12 @@ class DeviceScene {
       : context_(context), scene_(scene), mirror_(memory), findings_(memory), args_(scene.args()) {
     mirror_args(scene.options());
     make_limits();
-    const int64_t bytes =
-        std::max<int64_t>(ops::attend_workspace_bytes(context, args_, limits_), 1);
-    workspace_bytes_ = bytes;
-    workspace_ = memory.allocate(bytes + kCanaryBytes, "workspace").value();
+    using Path = ops::CudaAttendPath;
+    for (const Path path : {Path::kPlain, Path::kTiles, Path::kPrefill}) {
+      workspace_bytes_ =
+          std::max(workspace_bytes_, ops::attend_workspace_bytes(context, args_, limits_, path));
+    }
+    workspace_ = memory.allocate(workspace_bytes_ + kCanaryBytes, "workspace").value();
   }
 
   ops::AttendArgs& args() { return args_; }

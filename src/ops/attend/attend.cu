@@ -146,12 +146,13 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
 }
 
 PrefillKernel prefill_kernel_for(const AttendArgs& args, const HeadRun& run) {
-  const bool has_features = !args.transform.k.is_identity() || !args.transform.v.is_identity() ||
-                            args.tree_mask || args.wide_head_blocks;
-  if (has_features || run.k.head_dim != run.v.head_dim || !can_have_tiles(args, run)) return {};
+  if (args.tree_mask || run.k.head_dim != run.v.head_dim || !can_have_tiles(args, run)) return {};
   if (!cuda::fits_chunks(args.q) || !cuda::fits_chunks(args.out)) return {};
+  const bool has_wide_ends = args.wide_head_blocks != nullptr;
+  if (has_wide_ends && !has_tile_ends(args, run)) return {};
   return cuda::find_prefill_kernel({run.k.spec.facts->id, has_shared_scale(run.k)},
-                                   {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim);
+                                   {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim,
+                                   has_wide_ends);
 }
 
 bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args) {
@@ -242,6 +243,7 @@ struct WorkspaceBytes {
 
 WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
                                const HeadRun& run, const AttendPlanCuda& plan) {
+  if (!plan.is_plain() && !plan.is_merged()) return {};  // pieces are whole rows
   const int64_t parts =
       plan.balanced_pieces > 0
           ? int64_t{plan.balanced_pieces} * plan.num_row_tiles * run.num_heads * plan.tiles.rows
@@ -434,15 +436,22 @@ bool attend_has_prefill(const CudaContext& context, const AttendArgs& args) {
 }
 
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
-                               const CudaAttendLimits& limits) {
-  int64_t most = 0;
-  for (const CudaAttendPath path :
-       {CudaAttendPath::kPlain, CudaAttendPath::kTiles, CudaAttendPath::kPrefill}) {
-    if (!takes(path, context, args)) continue;
-    for (const HeadRun& run : args.packed.runs) {
-      const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
-      most = std::max(most, workspace_bytes(args, limits, run, plan).total());
+                               const CudaAttendLimits& limits, CudaAttendPath path) {
+  if (!takes(path, context, args)) return 0;
+  if (path == CudaAttendPath::kChoose) {
+    path = choose_path(context, args, limits);
+    // The call's q and out may lie where that kernel does not take them.
+    const bool has_tiles = takes(CudaAttendPath::kTiles, context, args);
+    const auto other = has_tiles ? CudaAttendPath::kTiles : CudaAttendPath::kPlain;
+    if (path == CudaAttendPath::kPrefill) {
+      return std::max(attend_workspace_bytes(context, args, limits, path),
+                      attend_workspace_bytes(context, args, limits, other));
     }
+  }
+  int64_t most = 0;
+  for (const HeadRun& run : args.packed.runs) {
+    const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
+    most = std::max(most, workspace_bytes(args, limits, run, plan).total());
   }
   return most;
 }
@@ -468,8 +477,7 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
             ? cuda::launch_attend_tiles(context, plan.tiles, plan.warps_of_cta, job)
             : cuda::launch_attend_plain(job, context.device.shared_bytes_per_cta, stream);
     KVX_RETURN_IF_ERROR(device::cuda_status(launched, "attend"));
-    // Pieces of the tensor cores' kernels are then whole rows.
-    if (path != CudaAttendPath::kPlain && !plan.is_merged()) continue;
+    if (!plan.is_plain() && !plan.is_merged()) continue;
     KVX_RETURN_IF_ERROR(
         device::cuda_status(cuda::launch_merge_splits(context, job), "attend (merge)"));
   }

@@ -24,16 +24,16 @@ enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill };
 // by block, and a pair of formats that is compiled. docs/cuda.md names them.
 bool attend_has_tiles(const CudaContext& context, const AttendArgs& args);
 
-// Whether the prefill kernel takes this call: as above, without transforms, tree mask and wide
-// ends, q and out on 16 bytes, and K and V both
-// bf16, both f16, both of fp8 (one scale a head), nvfp4, mxfp4 and mxfp4_g16, or both of fp8, int8,
-// int4 and the affine formats. In code for Hopper alone.
+// Whether the prefill kernel takes this call: as above, without a tree mask, q and out on 16 bytes,
+// and K and V both bf16, both f16 (without wide ends), both of fp8 (one scale a head), nvfp4, mxfp4
+// and mxfp4_g16, or both of fp8, int8, int4 and the affine formats. In code for Hopper alone.
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 
-// Bytes of device memory that attend needs besides its arguments: what the pieces of split
-// sequences leave for the merge.
+// Bytes of device memory that the call needs besides its arguments: what the pieces of split
+// sequences leave for the merge; 0 where none is split.
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
-                               const CudaAttendLimits& limits);
+                               const CudaAttendLimits& limits,
+                               CudaAttendPath path = CudaAttendPath::kChoose);
 
 // As attend on the CPU, on the context's stream. Nothing is allocated and nothing waits: the call
 // can be captured. workspace begins on 256 bytes. What is wrong in lengths and tables is counted in

@@ -38,7 +38,8 @@ bool attend_has_tiles(const CudaContext&, const AttendArgs&) {
 bool attend_has_prefill(const CudaContext&, const AttendArgs&) {
   return false;
 }
-int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const CudaAttendLimits&) {
+int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const CudaAttendLimits&,
+                               CudaAttendPath) {
   return 0;
 }
 Status attend(const CudaContext&, const AttendArgs&, const CudaAttendLimits&, uint8_t*,

@@ -16,6 +16,7 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
+#include "ops/transcode/transcode_cuda.hpp"
 #include "tools/kvx/bench/device_array.hpp"
 
 namespace kvx::tool {
@@ -72,6 +73,8 @@ class CudaBench {
   Status gather(int set);
   Status copy(int set);
   Status pack(int set);
+  Status transcode(int set);
+  ops::HeadRun rows_as_run(int set) const;
 
   Result<double> time_calls(const std::function<Status(int set)>& call);
   Result<double> time_copy(int64_t bytes);
@@ -103,6 +106,7 @@ class CudaBench {
   DeviceArray ranges_;         // tokens_at_once of the sequences
   DeviceArray copies_;         // [num_sets, tokens_at_once / block_size]: to the next set's blocks
   DeviceArray packs_;          // the same, from the set's rows as if they were blocks
+  DeviceArray row_slots_;      // [tokens_at_once]: of the set's rows, likewise
   DeviceArray queries_, out_, seq_lens_, q_starts_, findings_;
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
@@ -269,9 +273,9 @@ Status CudaBench::make_queries() {
   KVX_ASSIGN_OR_RETURN(sinks_,
                        DeviceArray::of(*memory_, std::vector<float>(shape_.num_q_heads, 0.5f)));
   limits_ = {named_.q_len, total_q, blocks_per_sequence() * shape_.block_size};
-  KVX_ASSIGN_OR_RETURN(
-      workspace_, memory_->allocate(ops::attend_workspace_bytes(context_, attend_args(0), limits_),
-                                    "attend's workspace"));
+  const int64_t bytes = ops::attend_workspace_bytes(context_, attend_args(0), limits_);
+  if (bytes == 0) return {};
+  KVX_ASSIGN_OR_RETURN(workspace_, memory_->allocate(bytes, "attend's workspace"));
   return {};
 }
 
@@ -289,6 +293,9 @@ Status CudaBench::make_copies() {
   }
   KVX_ASSIGN_OR_RETURN(copies_, DeviceArray::of(*memory_, copies));
   KVX_ASSIGN_OR_RETURN(packs_, DeviceArray::of(*memory_, packs));
+  std::vector<int64_t> row_slots(num_blocks * shape_.block_size);
+  std::iota(row_slots.begin(), row_slots.end(), int64_t{0});
+  KVX_ASSIGN_OR_RETURN(row_slots_, DeviceArray::of(*memory_, row_slots));
   const int64_t tokens = tokens_at_once() / shape_.num_sequences;
   std::vector<ops::GatherRange> ranges;
   for (int s = 0; s < shape_.num_sequences; ++s) ranges.push_back({s, 0, tokens, s * tokens});
@@ -344,9 +351,8 @@ Status CudaBench::copy(int set) {
                           copies_.as<ops::BlockCopy>() + set * num_blocks, num_blocks, findings());
 }
 
-// The set's rows as blocks of 16 bits that leave the recent window.
-Status CudaBench::pack(int set) {
-  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+// The set's rows as blocks of 16 bits.
+ops::HeadRun CudaBench::rows_as_run(int set) const {
   const auto wide_side = [&](int side) {
     ops::SideView view;
     view.spec = format::make_spec(format::FormatId::kBF16).value();
@@ -355,10 +361,30 @@ Status CudaBench::pack(int set) {
                   int64_t{shape_.head_dim} * 2};
     return view;
   };
-  const ops::HeadRun run = {0, shape_.num_kv_heads, wide_side(0), wide_side(1)};
+  return {0, shape_.num_kv_heads, wide_side(0), wide_side(1)};
+}
+
+// Blocks that leave the recent window.
+Status CudaBench::pack(int set) {
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  const ops::HeadRun run = rows_as_run(set);
   const ops::LayerView wide = {num_blocks, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
   return ops::copy_blocks(context_, wide, packed(), packs_.as<ops::BlockCopy>() + set * num_blocks,
                           num_blocks, findings());
+}
+
+// Tokens of a layer of 16 bits to slots of the next set.
+Status CudaBench::transcode(int set) {
+  const ops::HeadRun run = rows_as_run(set);
+  ops::TranscodeArgs args;
+  args.from = {
+      tokens_at_once() / shape_.block_size, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
+  args.to = packed();
+  args.to_transform = store_->transform();
+  args.from_slots = row_slots_.as<int64_t>();
+  args.to_slots = slots_.as<int64_t>() + (set + 1) % num_sets_ * tokens_of_set();
+  args.num_tokens = tokens_at_once();
+  return ops::transcode(context_, args, findings());
 }
 
 ops::AttendArgs CudaBench::attend_args(int set) const {
@@ -458,6 +484,7 @@ Status CudaBench::measure_moves(CudaMeasurement m, CudaBenchReport& report) {
       {"gather", packed + rows, [&](int set) { return gather(set); }},
       {"copy", 2 * packed, [&](int set) { return copy(set); }},
       {"pack", rows + packed, [&](int set) { return pack(set); }},
+      {"transcode", rows + packed, [&](int set) { return transcode(set); }},
   };
   for (const Move& move : moves) {
     m.verb = move.verb;

@@ -33,16 +33,18 @@ bool goes_onto_scores(const PrefillSide& side) {
 
 }  // namespace
 
-PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim) {
+PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim,
+                                  bool has_wide_ends) {
   if (head_dim != 64 && head_dim != 128) return {};
-  if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16) {
+  if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16 && !has_wide_ends) {
     return prefill_instance<MmaBf16, PrefillScales::kNone>(head_dim);
   }
-  if (k.id == FormatId::kF16 && v.id == FormatId::kF16) {
+  if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_wide_ends) {
     return prefill_instance<MmaF16, PrefillScales::kNone>(head_dim);
   }
   if (goes_into_operand(k) && goes_into_operand(v)) {
-    return prefill_instance<MmaF16, PrefillScales::kOnOperand>(head_dim);
+    return has_wide_ends ? prefill_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(head_dim)
+                         : prefill_instance<MmaF16, PrefillScales::kOnOperand>(head_dim);
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
     const bool has_parts = head_dim == 128 && (has_groups(k) || has_groups(v));

@@ -110,6 +110,15 @@ __device__ inline TokenRange seen_by_rows(const AttendJob& job, const SequenceSh
   return {first.begin, last.end};
 }
 
+// Of a sequence's tokens; the others are wide.
+__device__ inline TokenRange packed_tokens(const AttendJob& job, int sequence, int seq_len) {
+  if (!job.args.wide_head_blocks) return {0, seq_len};
+  const int num_blocks = (seq_len + job.block_size - 1) / job.block_size;
+  const int head = min(max(job.args.wide_head_blocks[sequence], 0), num_blocks);
+  const int tail = min(max(job.args.wide_tail_block[sequence], head), num_blocks);
+  return {head * job.block_size, tail * job.block_size};
+}
+
 __device__ inline int64_t partial_index(const AttendJob& job, int64_t q_token, int q_head,
                                         int split) {
   return (q_token * job.args.num_q_heads + q_head) * job.num_splits + split;

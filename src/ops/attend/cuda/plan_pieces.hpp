@@ -12,12 +12,13 @@
 namespace kvx::ops::cuda {
 
 struct AttendPlanCuda {
-  TileKernel tiles;  // no function in either: the plain kernel
+  TileKernel tiles;  // no function in either: the plain kernel, whose pieces are always merged
   PrefillKernel prefill;
   int warps_of_cta = 0;
   int num_row_tiles = 0;
   int num_splits = 1;
   int balanced_pieces = 0;  // of all sequences, a KV head and tile of rows; 0: not balanced
+  bool is_plain() const { return !tiles.function && !prefill.function; }
   bool is_merged() const { return num_splits > 1 || balanced_pieces > 0; }
 };
 

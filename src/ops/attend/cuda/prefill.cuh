@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const PrefillRing<Shape> ring = {(base + Shape::kAlignment - 1) &
                                    ~static_cast<uint32_t>(Shape::kAlignment - 1)};
-  if (threadIdx.x == 0) ring.begin();
+  if (threadIdx.x == 0) ring.begin(packed_tokens(job, blockIdx.z, shape.seq_len));
   __syncthreads();
 
   // The same in all lanes, and the compiler sees that it is.
@@ -45,10 +45,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     give_registers<Shape::kFillingRegisters>();
     if (num_tiles > 0) {
       const PrefillSideWalk<Shape> side = {walk, ring, warp / kFillingWarps};
-      if constexpr (Shape::kScales == PrefillScales::kNone) {
-        CopyFiller<Shape>::run(side);
-      } else {
+      if constexpr (Shape::kDecodes) {
         DecodeFiller<Shape>(side).run();
+      } else {
+        CopyFiller<Shape>::run(side);
       }
     }
   } else {
@@ -62,8 +62,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 
 template <class Shape>
 PrefillKernel prefill_kernel() {
-  return {reinterpret_cast<const void*>(&attend_prefill<Shape>), Shape::kBytes + Shape::kAlignment,
-          Shape::kTokens, Shape::kScales == PrefillScales::kOnOperand};
+  return {.function = reinterpret_cast<const void*>(&attend_prefill<Shape>),
+          .shared_bytes = Shape::kBytes + Shape::kAlignment,
+          .step_tokens = Shape::kTokens,
+          .shares_scales = Shape::kDecodes && !Shape::kScalesScores};
 }
 
 // The one for rows of two groups.

@@ -3,27 +3,14 @@
 // 128 query rows.
 #pragma once
 
-#include "ops/attend/cuda/prefill_shape.cuh"
+#include "ops/attend/cuda/prefill_wide.cuh"
 #include "ops/attend/cuda/tile_scales.cuh"
 
 namespace kvx::ops::cuda {
 
-// What one warpgroup fills.
-template <class Shape>
-struct PrefillSideWalk {
-  const PrefillWalk& walk;
-  const PrefillRing<Shape>& ring;
-  int side;  // 0 is K, 1 is V
-
-  __device__ const CudaSide& facts() const {
-    return side == 0 ? walk.job.packed.k : walk.job.packed.v;
-  }
-  __device__ const TileSide& rows() const { return side == 0 ? walk.job.tile_k : walk.job.tile_v; }
-  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kWarpgroup; }
-};
-
-// Where the groups of 16 tokens of a tile lie: lane i has group i's place. None are there before
-// the split's first token, behind its last, and in a block whose id is out of range.
+// Where the groups of 16 packed tokens of a tile lie: lane i has group i's place. None are there
+// before the split's first token, behind its last, where tokens are wide, and in a block whose id
+// is out of range.
 template <class Shape>
 class GroupFinder {
  public:
@@ -37,8 +24,11 @@ class GroupFinder {
     const int32_t id = next_id_;
     const int first = token(tile_);
     const bool is_wanted = is_read(tile_);
-    const bool is_there = is_wanted && id >= 0 && id < walk_.job.num_packed_blocks;
-    const uint32_t missing = __ballot_sync(kWholeWarp, is_wanted && !is_there);
+    const bool is_wide = Shape::kTakesWide && side_.is_wide(first);
+    const int64_t num_blocks = is_wide ? walk_.job.num_wide_blocks : walk_.job.num_packed_blocks;
+    const bool is_block = is_wanted && id >= 0 && id < num_blocks;
+    const bool is_there = is_block && !is_wide;
+    const uint32_t missing = __ballot_sync(kWholeWarp, is_wanted && !is_block);
     if (missing != 0 && threadIdx.x == 0) {
       atomicAdd(&walk_.job.findings->out_of_range,
                 static_cast<unsigned long long>(__popc(missing)));
@@ -58,12 +48,14 @@ class GroupFinder {
     return __shfl_sync(kWholeWarp, bytes, group);
   }
   __device__ int num_tokens(int group) const { return __shfl_sync(kWholeWarp, num_tokens_, group); }
-  // For those that multiply: bits of the tile's groups whose blocks are not there. The tile is one
-  // of the last four.
-  __device__ void say_missing(int tile) const {
+  // For those that multiply. The tile is one of the last four.
+  __device__ void say_facts(int tile) const {
     if (threadIdx.x != 0) return;
-    const uint32_t missing = missing_ >> shift_of(tile) & 0xFFu;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(side_.ring.missing(tile)), "r"(missing)
+    uint32_t facts = missing_ >> shift_of(tile) & kMissingGroups;
+    if constexpr (Shape::kTakesWide && !Shape::kScalesScores) {
+      if (side_.has_wide(tile)) facts |= kHasWideScales;
+    }
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(side_.ring.tile_facts(tile)), "r"(facts)
                  : "memory");
   }
 
@@ -110,7 +102,7 @@ class CopyFiller {
       side.ring.wait_free(side.side, tile);
       copy(side, finder, side.ring.tile(side.side, tile));
       commit_copies();
-      finder.say_missing(tile);
+      finder.say_facts(tile);
       wait_for_copies<0>();
       side.ring.fill(side.side, tile);
     }
@@ -223,21 +215,42 @@ class DecodeFiller {
   __device__ void fill() {
     const int num_units = side_.walk.num_tiles * kUnits;
     for (int u = 0; u < kAhead; ++u) start<Element, From>(u, num_units);
+    if constexpr (!Shape::kTakesWide) {
+      fill_units<Element, From>(0, num_units, num_units);
+      return;
+    }
+    // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
+    // spare: it goes from one tile that has some to the next.
+    int tile = 0;
 #pragma unroll 1
-    for (int u = 0; u < num_units; ++u) {
+    while (tile < side_.walk.num_tiles) {
+      const int first = tile * kUnits;
+      tile = side_.next_wide_tile(tile);
+      fill_units<Element, From>(first, tile * kUnits + kUnits, num_units);
+      fill_wide_tokens(side_, tile);
+      ring_.fill(side_.side, tile);
+      ++tile;
+    }
+  }
+  // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
+  template <class Element, class From>
+  __device__ void fill_units(int u, int end, int num_units) {
+#pragma unroll 1
+    for (; u < end; ++u) {
       wait_for_copies<kAhead - 1>();
       start<Element, From>(u + kAhead, num_units);  // where the unit before this was
       const int tile = u / kUnits;
       const int unit = u % kUnits;
       if (unit == 0) {
         ring_.wait_free(side_.side, tile);
-        finder_.say_missing(tile);
+        finder_.say_facts(tile);
       }
       decode<Element, From>(raw_unit(u), ring_.tile(side_.side, tile) + unit * kUnitTokens * 128);
       if constexpr (Shape::kScalesScores) {
         if (side_.side == 0) store_token_scales(raw_unit(u), tile, unit);
       }
-      if (unit == kUnits - 1) ring_.fill(side_.side, tile);
+      const bool is_open = Shape::kTakesWide && u + 1 == end;
+      if (unit == kUnits - 1 && !is_open) ring_.fill(side_.side, tile);
     }
   }
 
@@ -413,20 +426,17 @@ class DecodeFiller {
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < Shape::kParts; ++i) {
-      store_float(ring_.token_scales(tile, Ring::kKeyScale + i) + at, k.scale[i]);
-      store_float(ring_.token_scales(tile, Ring::kValueScale + i) + at, v.scale[i]);
+      store_shared(ring_.token_scales(tile, Ring::kKeyScale + i) + at, k.scale[i]);
+      store_shared(ring_.token_scales(tile, Ring::kValueScale + i) + at, v.scale[i]);
       largest = fmaxf(largest, fabsf(v.scale[i]));
     }
-    store_float(ring_.token_scales(tile, Ring::kKeyZero) + at, k.zero);
-    store_float(ring_.token_scales(tile, Ring::kValueZero) + at, v.zero);
+    store_shared(ring_.token_scales(tile, Ring::kKeyZero) + at, k.zero);
+    store_shared(ring_.token_scales(tile, Ring::kValueZero) + at, v.zero);
     // Numbers that are not negative have the order of their bits.
     const uint32_t top = __reduce_max_sync(kWholeWarp, __float_as_uint(largest));
     if (row % kWarp == 0) {
-      store_float(ring_.tops(tile) + 4 * (unit * 2 + row / kWarp), __uint_as_float(top));
+      store_shared(ring_.tops(tile) + 4 * (unit * 2 + row / kWarp), __uint_as_float(top));
     }
-  }
-  __device__ static void store_float(uint32_t address, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
   }
 
   const PrefillSideWalk<Shape>& side_;

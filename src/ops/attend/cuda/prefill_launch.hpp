@@ -23,8 +23,9 @@ struct PrefillSide {
   bool has_shared_scale;
 };
 
-// The instances have bodies in code for 9.0 alone.
-PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim);
+// The instances have bodies in code for 9.0 alone. has_wide_ends: some tokens may be wide.
+PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim,
+                                  bool has_wide_ends);
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
                                   cudaStream_t stream);
@@ -36,8 +37,9 @@ struct MmaBf16;
 enum class PrefillScales {
   kNone,       // 16-bit formats: tiles are copies of the rows
   kOnOperand,  // into the tiles: one scale a head, E2M1 under group scales (products are exact)
-  kOnScores,   // tiles are codes; the scale of a row goes to scores and weights
-  kOnParts,    // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights
+  kOnOperandBesideWide,  // the same; tokens of a sequence's wide ends have scales on scores
+  kOnScores,             // tiles are codes; the scale of a row goes to scores and weights
+  kOnParts,  // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights
 };
 
 // Requires: head_dim is 64 or 128; 128 for kOnParts.
@@ -50,6 +52,8 @@ template <>
 PrefillKernel prefill_instance<MmaF16, PrefillScales::kNone>(int head_dim);
 template <>
 PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
+template <>
+PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(int head_dim);
 template <>
 PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
 template <>

@@ -1,4 +1,5 @@
-// The prefill kernel's sums on their way out: whole rows, or what a split leaves for the merge.
+// The prefill kernel's sums on their way out: whole rows with V's transform undone, or what a split
+// leaves for the merge.
 #pragma once
 
 #include "ops/attend/cuda/prefill_queries.cuh"
@@ -30,28 +31,36 @@ class PrefillOutput {
 
   // ends: of both rows, over all lanes.
   __device__ void store(const PrefillRowEnd (&ends)[2], int split) {
-    const float unit =
-        scale_of_head(job_.packed.v, job_.shared_v_scale, job_.shared_v_scale_stride, rows_.head);
     put_in_order();
+    const bool is_whole = job_.num_splits == 1;
+    const float unit = value_scale_of_head(job_, rows_.head);
+    Softmax2 whole[2];
+    float probabilities[2];  // what the tokens have of each row's softmax, beside a sink
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto& [tokens, zero] = ends[r];
-      if (rows_.row(r) >= rows_.num_rows) continue;
       if (tokens.sum == 0) clear(r);
+      whole[r] = with_sink(job_, rows_.at(rows_.row(r)).q_head, tokens);
+      const float share = share_of(tokens, whole[r]);
+      probabilities[r] = tokens.sum * share;
+      multiply(r, zero, is_whole ? unit * share : unit);
+    }
+    if (is_whole && job_.transforms_v) undo_transform(probabilities);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (rows_.row(r) >= rows_.num_rows) continue;
       const QueryRowAt at = rows_.at(rows_.row(r));
       const int64_t token = rows_.shape.q_start + at.new_token;
-      if (job_.num_splits == 1) {
-        const Softmax2 whole = with_sink(job_, at.q_head, tokens);
-        store_row(r, job_.args.out.dtype, output_row(job_, token, at.q_head), zero,
-                  unit * share_of(tokens, whole));
+      if (is_whole) {
+        store_row(r, job_.args.out.dtype, output_row(job_, token, at.q_head));
         if (rows_.t == 0 && job_.args.lse) {
-          job_.args.lse[token * job_.args.num_q_heads + at.q_head] = log_sum_exp(whole);
+          job_.args.lse[token * job_.args.num_q_heads + at.q_head] = log_sum_exp(whole[r]);
         }
       } else {
         const int64_t index = partial_index(job_, token, at.q_head, split);
         float* out = job_.partial_out + index * Shape::kDim;
-        store_row(r, DType::kF32, reinterpret_cast<uint8_t*>(out), zero, unit);
-        if (rows_.t == 0) job_.partial_softmax[index] = tokens;
+        store_row(r, DType::kF32, reinterpret_cast<uint8_t*>(out));
+        if (rows_.t == 0) job_.partial_softmax[index] = ends[r].tokens;
       }
     }
   }
@@ -59,7 +68,7 @@ class PrefillOutput {
  private:
   // From a tile's order of channels to the rows'.
   __device__ void put_in_order() {
-    if constexpr (Shape::kScales == PrefillScales::kNone) return;
+    if constexpr (!Shape::kDecodes) return;
     const PairOrder order = pair_order_of(job_.packed.v.id);
     if (order == PairOrder::kNeighbours) return;
     const int t = rows_.t;
@@ -82,26 +91,95 @@ class PrefillOutput {
     }
   }
 
-  // This thread's numbers of row r, as (sum + zero) * share. Store: takes i and the pair.
-  template <class Store>
-  __device__ void for_pairs(int r, float zero, float share, const Store& store) const {
+  // This thread's pairs of row r: number i is of channels 8 i + 2 t and the next.
+  __device__ float* pair(int r, int i) const {
+    return &sums_[i / (kSums / 4)][i % (kSums / 4) * 4 + 2 * r];
+  }
+  static constexpr int kPairs = Shape::kDim / 8;
+
+  __device__ void multiply(int r, float zero, float by) {
 #pragma unroll
-    for (int i = 0; i < Shape::kDim / 8; ++i) {
-      const float* sums = &sums_[i / (kSums / 4)][i % (kSums / 4) * 4 + 2 * r];
-      store(i, (sums[0] + zero) * share, (sums[1] + zero) * share);
+    for (int i = 0; i < kPairs; ++i) {
+      float* x = pair(r, i);
+      x[0] = (x[0] + zero) * by;
+      x[1] = (x[1] + zero) * by;
     }
   }
-  __device__ void store_row(int r, DType type, uint8_t* row, float zero, float share) const {
+
+  __device__ void undo_transform(const float (&probabilities)[2]) {
+    const int kv_head = job_.packed.first_head + rows_.head;
+    const TransformRow v =
+        transform_row(job_.args.transform.v, kv_head, job_.num_kv_heads, Shape::kDim, 0);
+    if (v.hadamard) {
+      rotate(0);
+      rotate(1);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int d = 8 * i + 2 * rows_.t + j;
+        const float factor = v.factor ? v.factor[d] : 1.0f;
+        const float mean = v.mean ? v.mean[d] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& x = pair(r, i)[j];
+          x = fmaf(probabilities[r], mean, __fdividef(x, factor));
+        }
+      }
+    }
+  }
+  // Hadamard of row r: within a pair, over the four lanes, over pairs.
+  __device__ void rotate(int r) {
+    static_assert(hadamard_block(Shape::kDim) == Shape::kDim);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) butterfly(pair(r, i)[0], pair(r, i)[1]);
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+      const float sign = (rows_.t & lanes) == 0 ? 1.0f : -1.0f;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        float* x = pair(r, i);
+        x[0] = fmaf(sign, x[0], __shfl_xor_sync(kWholeWarp, x[0], lanes));
+        x[1] = fmaf(sign, x[1], __shfl_xor_sync(kWholeWarp, x[1], lanes));
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < kPairs; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        if ((i & step) != 0) continue;
+        butterfly(pair(r, i)[0], pair(r, i + step)[0]);
+        butterfly(pair(r, i)[1], pair(r, i + step)[1]);
+      }
+    }
+    const float norm = hadamard_norm(Shape::kDim);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      pair(r, i)[0] *= norm;
+      pair(r, i)[1] *= norm;
+    }
+  }
+  __device__ static void butterfly(float& a, float& b) {
+    const float sum = a + b;
+    b = a - b;
+    a = sum;
+  }
+
+  __device__ void store_row(int r, DType type, uint8_t* row) const {
     if (type == DType::kF32) {
       float2* out = reinterpret_cast<float2*>(row) + rows_.t;
-      for_pairs(r, zero, share, [&](int i, float a, float b) { out[4 * i] = {a, b}; });
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) out[4 * i] = {pair(r, i)[0], pair(r, i)[1]};
       return;
     }
     uint32_t* out = reinterpret_cast<uint32_t*>(row) + rows_.t;
     if (type == DType::kF16) {
-      for_pairs(r, zero, share, [&](int i, float a, float b) { out[4 * i] = MmaF16::pack(a, b); });
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) out[4 * i] = MmaF16::pack(pair(r, i)[0], pair(r, i)[1]);
     } else {
-      for_pairs(r, zero, share, [&](int i, float a, float b) { out[4 * i] = MmaBf16::pack(a, b); });
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) out[4 * i] = MmaBf16::pack(pair(r, i)[0], pair(r, i)[1]);
     }
   }
   // A row that saw nothing: weights of 0, but 0 * NaN is NaN.

@@ -1,8 +1,9 @@
-// The prefill kernel's query rows: which a warpgroup has, and their way into shared memory, as
-// 16-bit numbers in the keys' order.
+// The prefill kernel's query rows: which a warpgroup has, and their way into shared memory,
+// transformed as K was, as 16-bit numbers in the keys' order.
 #pragma once
 
 #include "ops/attend/cuda/prefill_shape.cuh"
+#include "ops/cuda/transform_row.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -28,12 +29,12 @@ struct PrefillRowSet {
   }
 };
 
-// Second-level and given scales of a head, of K or of V.
-__device__ inline float scale_of_head(const CudaSide& side, const float* given, int given_stride,
-                                      int head) {
-  const float shared = given ? given[head * given_stride] : 1.0f;
-  return shared * side.tensor_scale(head) * unit_of(side.id);
-}
+// What a query row's scores need beside the sums of products.
+struct PrefillRowFacts {
+  float score_scale;  // brings them to their size; without a cap, in units of log2
+  float bias;         // is added then: what K's mean brings
+  float sum;          // of the query's numbers, as they are stored; where scores have scales
+};
 
 template <class Shape>
 class PrefillQueries {
@@ -66,9 +67,7 @@ class PrefillQueries {
       eights[i] = load_eight(q.dtype, q.data + first * bytes_of(q.dtype), chunk);
     }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
-    const float factor =
-        job.args.softmax_scale *
-        scale_of_head(job.packed.k, job.shared_k_scale, job.shared_k_scale_stride, rows_.head);
+    const float factor = job.args.softmax_scale * key_scale_of_head(job, rows_.head);
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
     const float to_log2 = job.args.softcap == 0 ? kLog2E : 1.0f;
 #pragma unroll
@@ -76,19 +75,22 @@ class PrefillQueries {
       const int r = row_of_round(i);
       float x[8];
       widen(q.dtype, eights[i], x);
-      const float scale = Mma::kScalesQueries && q.dtype != DType::kF16 ? scale_of(x) : 1.0f;
+      const bool is_transformed = job.transforms_k;
+      const float added = is_transformed ? fold_transform(chunk, x) : 0.0f;
+      const bool may_be_large = is_transformed || q.dtype != DType::kF16;
+      const float scale = Mma::kScalesQueries && may_be_large ? scale_of(x) : 1.0f;
       const float sum = store(r, chunk, x, scale * sign);
       // Never 0: a hidden score, -infinity, is multiplied by it.
       const float by = fmaxf(fabsf(factor) / scale * to_log2, 1e-37f);
-      if (chunk == 0) facts()[rows_.consumer * kConsumerRows + r] = {by, sum};
+      if (chunk == 0) store_facts(r, {by, added * job.args.softmax_scale * to_log2, sum});
     }
     fence_bulk_copies();
     wait_at(kQueries + rows_.consumer, kWarpgroup);
   }
 
-  // [what multiplies scores, sum of the query's numbers] of a row.
-  __device__ float2 facts_of(int row) const {
-    return facts()[rows_.consumer * kConsumerRows + row];
+  __device__ PrefillRowFacts facts_of(int row) const {
+    const float* at = facts() + row;
+    return {at[0], at[kConsumerRows], Shape::kScalesScores ? at[2 * kConsumerRows] : 0.0f};
   }
 
  private:
@@ -100,8 +102,16 @@ class PrefillQueries {
   __device__ int row_of_round(int i) const {
     return 16 * rows_.warp + i * kRowsAtOnce + rows_.lane() / kLanes;
   }
-  __device__ float2* facts() const {
-    return static_cast<float2*>(__cvta_shared_to_generic(shared_ + Shape::kRowFacts));
+  // [kFactsOfRow][kConsumerRows]
+  __device__ float* facts() const {
+    return static_cast<float*>(__cvta_shared_to_generic(shared_ + Shape::kRowFacts)) +
+           rows_.consumer * Shape::kFactsOfRow * kConsumerRows;
+  }
+  __device__ void store_facts(int row, const PrefillRowFacts& of_row) const {
+    float* at = facts() + row;
+    at[0] = of_row.score_scale;
+    at[kConsumerRows] = of_row.bias;
+    if constexpr (Shape::kScalesScores) at[2 * kConsumerRows] = of_row.sum;
   }
 
   __device__ static Eight load_eight(DType type, const uint8_t* row, int chunk) {
@@ -129,6 +139,52 @@ class PrefillQueries {
     }
   }
 
+  // The query as it meets K's transformed rows. Returns what the score has beside them: q . mean.
+  __device__ float fold_transform(int chunk, float (&x)[8]) const {
+    const AttendJob& job = rows_.job;
+    const int kv_head = job.packed.first_head + rows_.head;
+    const TransformRow k =
+        transform_row(job.args.transform.k, kv_head, job.num_kv_heads, Shape::kDim, 0);
+    float added = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int d = 8 * chunk + j;
+      if (k.mean) added += x[j] * k.mean[d];
+      if (k.factor) x[j] = __fdividef(x[j], k.factor[d]);
+    }
+    if (k.hadamard) rotate(chunk, x);
+    return over_row(added);
+  }
+  // Hadamard: within a lane's numbers, then over the row's lanes.
+  __device__ static void rotate(int chunk, float (&x)[8]) {
+    static_assert(hadamard_block(Shape::kDim) == Shape::kDim);
+#pragma unroll
+    for (int stride = 1; stride < 8; stride *= 2) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if ((j & stride) != 0) continue;
+        const float a = x[j], b = x[j + stride];
+        x[j] = a + b;
+        x[j + stride] = a - b;
+      }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float other = __shfl_xor_sync(kWholeWarp, x[j], lanes);
+        x[j] = (chunk & lanes) == 0 ? x[j] + other : other - x[j];
+      }
+    }
+    const float norm = hadamard_norm(Shape::kDim);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] *= norm;
+  }
+  __device__ static float over_row(float x) {
+    for (int other = 1; other < kLanes; other *= 2) x += __shfl_xor_sync(kWholeWarp, x, other);
+    return x;
+  }
+
   // Into f16's range, by a power of two.
   __device__ static float scale_of(const float (&x)[8]) {
     float largest = 0;
@@ -142,27 +198,16 @@ class PrefillQueries {
 
   // Returns the row's sum, of the numbers as they are stored, where scores need it.
   __device__ float store(int r, int chunk, const float (&x)[8], float scale) const {
-    const PairOrder order = pair_order_of(rows_.job.packed.k.id);
-    Four pairs;
+    const Four pairs = chunk_of<Mma>(pair_order_of(rows_.job.packed.k.id), x, scale);
+    store_chunk(tile() + chunk / 8 * Shape::kQueryBlockBytes + wgmma_chunk(r, chunk % 8), pairs);
     float sum = 0;
+    if constexpr (Shape::kScalesScores) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int a = first_of_pair(order, j), b = second_of_pair(order, j);
-      float low = 0, high = 0;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        low = c == a ? x[c] : low;
-        high = c == b ? x[c] : high;
-      }
-      pairs.r[j] = Mma::pack(low * scale, high * scale);
-      if constexpr (Shape::kScalesScores) {
+      for (int j = 0; j < 4; ++j) {
         const float2 rounded = Mma::unpack(pairs.r[j]);
         sum += rounded.x + rounded.y;
       }
-    }
-    store_chunk(tile() + chunk / 8 * Shape::kQueryBlockBytes + wgmma_chunk(r, chunk % 8), pairs);
-    for (int other = 1; Shape::kScalesScores && other < kLanes; other *= 2) {
-      sum += __shfl_xor_sync(kWholeWarp, sum, other);
+      sum = over_row(sum);
     }
     return sum;
   }

@@ -41,9 +41,9 @@ class PrefillRows {
     queries.load();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 facts = queries.facts_of(rows_.row(r));
-      score_scale_[r] = facts.x;
-      query_sum_[r] = facts.y;
+      const PrefillRowFacts facts = queries.facts_of(rows_.row(r));
+      score_scale_[r] = facts.score_scale;
+      query_sum_[r] = facts.sum;
     }
     find_seen();
 #pragma unroll
@@ -60,7 +60,9 @@ class PrefillRows {
     PrefillRowEnd ends[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      ends[r] = {{max_[r] - unit_, over_quad_sum(sum_[r])}, over_quad_sum(zeros_[r])};
+      // What all scores of a row have in common only moves its maximum; a cap has seen it.
+      const float bias = job_.args.softcap == 0 ? bias_of(r) : 0.0f;
+      ends[r] = {{max_[r] - unit_ + bias, over_quad_sum(sum_[r])}, over_quad_sum(zeros_[r])};
     }
     PrefillOutput<Shape>(rows_, sums_).store(ends, split);
   }
@@ -79,19 +81,19 @@ class PrefillRows {
     const int n = walk_.num_tiles;
     if (n > 1 && consumer_ == 1) pass_turn();  // the first begins
     ring_.wait_filled(0, 0);
-    uint32_t missing = load_shared_4(ring_.missing(0));
+    uint32_t facts = load_shared_4(ring_.tile_facts(0));
     wgmma_fence();
     multiply_keys(0);
     wgmma_commit();
     wgmma_wait<0>();
     hold_all(scores_);
     ring_.free(0, 0);
-    weigh(0, missing);
+    weigh(0, facts);
     pack_weights(0);
 #pragma unroll 1
     for (int i = 1; i < n; ++i) {
       ring_.wait_filled(0, i);
-      missing = load_shared_4(ring_.missing(i));
+      facts = load_shared_4(ring_.tile_facts(i));
       take_turn();
       wgmma_fence();
       multiply_keys(i);
@@ -104,7 +106,7 @@ class PrefillRows {
       wgmma_wait<1>();
       hold_all(scores_);
       ring_.free(0, i);
-      weigh(i, missing);
+      weigh(i, facts);
       wgmma_wait<0>();
       hold_all(sums_);
       ring_.free(1, i - 1);
@@ -175,19 +177,26 @@ class PrefillRows {
   }
 
   // Scores of a tile become weights, 2^(score - reference); sums_ have to be multiplied by by_.
-  __device__ void weigh(int tile, uint32_t missing) {
-    if constexpr (Shape::kScalesScores) scale_scores(tile);
+  __device__ void weigh(int tile, uint32_t facts) {
+    [[maybe_unused]] const bool has_scales =
+        Shape::kScalesScores || (Shape::kTakesWide && (facts & kHasWideScales) != 0);
+    if constexpr (Shape::kTakesWide) {
+      if (has_scales) scale_scores(tile);
+    }
     float by_unit[2] = {score_scale_[0], score_scale_[1]};
     if (job_.args.softcap != 0) {
       cap();
       by_unit[0] = by_unit[1] = 1.0f;
     }
     const int token = walk_.first_token + tile * kTokens;
+    const uint32_t missing = Shape::kTakesWide ? facts & kMissingGroups : facts;
     const bool sees_all =
         token >= seen_by_all_.begin && token + kTokens <= seen_by_all_.end && missing == 0;
     if (!sees_all) hide(token, missing);
     raise_maximum(by_unit);
-    if constexpr (Shape::kScalesScores) choose_unit(tile);
+    if constexpr (Shape::kTakesWide) {
+      if (has_scales) choose_unit(tile);
+    }
     const float reference[2] = {max_[0] - unit_, max_[1] - unit_};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
@@ -195,7 +204,11 @@ class PrefillRows {
       scores_[0][i] = fast_exp2(fmaf(scores_[0][i], by_unit[r], -reference[r]));
       sum_[r] += scores_[0][i];
     }
-    if constexpr (Shape::kScalesScores) add_zeros(tile);
+    if constexpr (Shape::kScalesScores) {
+      add_zeros(tile);
+    } else if constexpr (Shape::kTakesWide) {
+      if (has_scales) scale_weights(tile);
+    }
   }
 
   // Sums over codes become scores: of the parts, each with its scale, and the zero's share.
@@ -214,6 +227,7 @@ class PrefillRows {
         }
       }
     }
+    if constexpr (!Shape::kScalesScores) return;
     if (!has_zeros(job_.packed.k)) return;
     const uint32_t zeros = ring_.token_scales(tile, Ring::kKeyZero);
 #pragma unroll
@@ -230,12 +244,20 @@ class PrefillRows {
     return side.view.spec.scale_rule == format::ScaleRule::kAffine;
   }
 
+  // Of scores: q . mean where K has had its mean taken away.
+  __device__ float bias_of(int r) const {
+    return PrefillQueries<Shape>(rows_, ring_.shared).facts_of(rows_.row(r)).bias;
+  }
+
   // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
   __device__ void cap() {
     const float most = job_.args.softcap;
+    const float to_exponent = 2.0f * kLog2E / most;
+    const float bias[2] = {bias_of(0) * to_exponent, bias_of(1) * to_exponent};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      const float x = scores_[0][i] * (score_scale_[i / 2 % 2] * (2.0f * kLog2E / most));
+      const int r = i / 2 % 2;
+      const float x = fmaf(scores_[0][i], score_scale_[r] * to_exponent, bias[r]);
       scores_[0][i] = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
     }
   }
@@ -318,6 +340,17 @@ class PrefillRows {
     }
   }
 
+  // Where packed tokens have no scales: weights of all tokens, by V's.
+  __device__ void scale_weights(int tile) {
+    const uint32_t scales = ring_.token_scales(tile, Ring::kValueScale);
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      const float2 by = pair_of(scales, i / 4);
+#pragma unroll
+      for (int j = i; j < i + 4; ++j) scores_[0][j] *= j % 2 == 0 ? by.x : by.y;
+    }
+  }
+
   __device__ void rescale_sums() {
     if (!is_rescaled_) return;
 #pragma unroll
@@ -360,7 +393,7 @@ class PrefillRows {
   float zeros_[2] = {};  // what V's zeros add to every channel
   float by_[2] = {1.0f, 1.0f};
   float unit_ = 0;
-  bool has_unit_ = false;
+  bool has_unit_ = !Shape::kScalesScores;  // packed tokens without scales: theirs are 1
   bool is_rescaled_ = false;
   float scores_[kParts][kScores];
   uint32_t weights_[kParts][kSteps][4];

@@ -4,7 +4,8 @@
 //
 // shared memory, from 1024 bytes on:
 //   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kScaleStages]
-//   [packed rows: 2 x kRawUnits][row facts][missing: kStages][tops: kScaleStages][barriers]
+//   [packed rows: 2 x kRawUnits][row facts][tile facts: kStages][tops: kScaleStages]
+//   [packed tokens][barriers]
 // Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another.
 #pragma once
 
@@ -26,9 +27,11 @@ template <class MmaType, int HeadDim, PrefillScales Where>
 struct PrefillShape {
   using Mma = MmaType;
   static constexpr int kDim = HeadDim;
-  static constexpr PrefillScales kScales = Where;
+  static constexpr bool kDecodes = Where != PrefillScales::kNone;
   static constexpr bool kScalesScores =
       Where == PrefillScales::kOnScores || Where == PrefillScales::kOnParts;
+  // Beside packed tokens, a sequence's ends may be bf16; those tokens always have scales.
+  static constexpr bool kTakesWide = kScalesScores || Where == PrefillScales::kOnOperandBesideWide;
   // Parts of a row with scales of their own: a sum of scores, and weights, for each.
   static constexpr int kParts = Where == PrefillScales::kOnParts ? kDim / 64 : 1;
   static constexpr int kTokens = kParts == 1 ? 128 : 64;  // of a tile: what registers allow
@@ -41,31 +44,34 @@ struct PrefillShape {
   static constexpr int kStages = kTileBytes > (16 << 10) ? 2 : 4;
   // Numbers a token: K's scales of each part, K's zero, and V's. The scores of a tile are scaled
   // after its keys are done with, so that these stay for longer.
-  static constexpr int kTokenScales = kScalesScores ? 2 * (kParts + 1) : 0;
+  static constexpr int kZeros = kScalesScores ? 1 : 0;
+  static constexpr int kTokenScales = kTakesWide ? 2 * (kParts + kZeros) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
   static constexpr int kScaleStages = 2 * kStages;
   // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
   // bytes of codes a thread, and four words of scales, or K's and V's of a token.
-  static constexpr int kRawUnits = kScales == PrefillScales::kNone ? 0 : 3;
+  static constexpr int kRawUnits = kDecodes ? 3 : 0;
   static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
   static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
+  static constexpr int kFactsOfRow = kScalesScores ? 3 : 2;  // prefill_queries.cuh
 
   static constexpr int kKeys = kConsumers * kQueryBytes;
   static constexpr int kValues = kKeys + kStages * kTileBytes;
   static constexpr int kTokenScalesAt = kValues + kStages * kTileBytes;
   static constexpr int kRaw = kTokenScalesAt + kScaleStages * kScaleBytes;
   static constexpr int kRowFacts = kRaw + 2 * kRawUnits * kRawUnitBytes;
-  static constexpr int kMissing = kRowFacts + kConsumers * kConsumerRows * 8;
-  static constexpr int kTopsAt = round_up(kMissing + kStages * 4, 16);
-  static constexpr int kBarriers = kTopsAt + kScaleStages * kTops * 4;
+  static constexpr int kTileFacts = kRowFacts + kFactsOfRow * kConsumers * kConsumerRows * 4;
+  static constexpr int kTopsAt = round_up(kTileFacts + kStages * 4, 16);
+  static constexpr int kPackedTokens = kTopsAt + kScaleStages * kTops * 4;
+  static constexpr int kBarriers = kPackedTokens + 8;
   static constexpr int kBytes = kBarriers + 4 * kStages * 8;
   static constexpr int kAlignment = 1024;
   static_assert(kBarriers % 8 == 0);
   static_assert(kBytes + kAlignment <= kMultiprocessorBytes);
 
   // 65536 registers: 256 threads that fill and 256 that multiply.
-  static constexpr int kFillingRegisters = Where == PrefillScales::kNone ? 40 : 48;
+  static constexpr int kFillingRegisters = kScalesScores ? 64 : kDecodes ? 56 : 40;
   static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
 
@@ -122,6 +128,44 @@ struct PrefillWalk {
   int num_tiles;
 };
 
+// What is said of a tile beside its numbers: which of its groups of 16 tokens, eight at most, are
+// read but not there, and whether tokens that are wide have scales where packed ones have none.
+inline constexpr uint32_t kMissingGroups = 0xFF;
+inline constexpr uint32_t kHasWideScales = 0x100;
+
+// Second-level and given scales of a head, of K or of V. Wide tokens are stored in units of it:
+// beside them 0 becomes what is nothing next to their numbers.
+__device__ inline float scale_of_head(const AttendJob& job, const CudaSide& side,
+                                      const float* given, int given_stride, int head) {
+  const float shared = given ? given[head * given_stride] : 1.0f;
+  const float scale = shared * side.tensor_scale(head) * unit_of(side.id);
+  return scale == 0 && job.args.wide_head_blocks ? 0x1p-40f : scale;
+}
+__device__ inline float key_scale_of_head(const AttendJob& job, int head) {
+  return scale_of_head(job, job.packed.k, job.shared_k_scale, job.shared_k_scale_stride, head);
+}
+__device__ inline float value_scale_of_head(const AttendJob& job, int head) {
+  return scale_of_head(job, job.packed.v, job.shared_v_scale, job.shared_v_scale_stride, head);
+}
+
+// Eight neighbours of a row, times `scale`, as a chunk of a tile in that order.
+template <class Mma>
+__device__ inline Four chunk_of(PairOrder order, const float (&x)[8], float scale) {
+  Four pairs;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int a = first_of_pair(order, j), b = second_of_pair(order, j);
+    float low = 0, high = 0;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      low = c == a ? x[c] : low;
+      high = c == b ? x[c] : high;
+    }
+    pairs.r[j] = Mma::pack(low * scale, high * scale);
+  }
+  return pairs;
+}
+
 // Rings of tiles, as both sides see them.
 template <class Shape>
 struct PrefillRing {
@@ -131,7 +175,9 @@ struct PrefillRing {
   __device__ uint32_t tile(int side, int tile) const {
     return shared + Shape::kKeys + (side * Shape::kStages + stage(tile)) * Shape::kTileBytes;
   }
-  __device__ uint32_t missing(int tile) const { return shared + Shape::kMissing + 4 * stage(tile); }
+  __device__ uint32_t tile_facts(int tile) const {
+    return shared + Shape::kTileFacts + 4 * stage(tile);
+  }
   __device__ uint32_t tops(int tile) const {
     return shared + Shape::kTopsAt + 4 * Shape::kTops * (tile % Shape::kScaleStages);
   }
@@ -142,10 +188,21 @@ struct PrefillRing {
   }
   static constexpr int kKeyScale = 0;
   static constexpr int kKeyZero = Shape::kParts;
-  static constexpr int kValueScale = Shape::kParts + 1;
-  static constexpr int kValueZero = 2 * Shape::kParts + 1;
+  static constexpr int kValueScale = Shape::kParts + Shape::kZeros;
+  static constexpr int kValueZero = kValueScale + Shape::kParts;
 
-  __device__ void begin() const {
+  // Of a sequence's tokens: the others are wide. Kept here, and read each time: the filling loop
+  // has no registers for what it hardly needs.
+  __device__ TokenRange packed_tokens() const {
+    const uint2 range = load_shared_8(shared + Shape::kPackedTokens);
+    return {static_cast<int>(range.x), static_cast<int>(range.y)};
+  }
+
+  // By one thread.
+  __device__ void begin(TokenRange packed) const {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared + Shape::kPackedTokens),
+                 "r"(packed.begin), "r"(packed.end)
+                 : "memory");
     for (int i = 0; i < 2 * Shape::kStages; ++i) {
       init_barrier(barrier(0) + 8 * i, kFillingWarps);
       init_barrier(barrier(2 * Shape::kStages) + 8 * i, kConsumers * kWarpgroup / kWarp);

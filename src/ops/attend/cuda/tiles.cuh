@@ -63,15 +63,6 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece)
   return place;
 }
 
-// Of the sequence's tokens.
-__device__ inline TokenRange packed_tokens(const AttendJob& job, int sequence, int seq_len) {
-  if (!job.args.wide_head_blocks) return {0, seq_len};
-  const int num_blocks = (seq_len + job.block_size - 1) / job.block_size;
-  const int head = min(max(job.args.wide_head_blocks[sequence], 0), num_blocks);
-  const int tail = min(max(job.args.wide_tail_block[sequence], head), num_blocks);
-  return {head * job.block_size, tail * job.block_size};
-}
-
 __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
   const TokenRange both = {max(a.begin, b.begin), min(a.end, b.end)};
   return both.begin < both.end ? both : TokenRange{};

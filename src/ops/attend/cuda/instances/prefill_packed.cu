@@ -5,6 +5,7 @@
 namespace kvx::ops::cuda {
 
 KVX_PREFILL_INSTANCES(MmaF16, kOnOperand)
+KVX_PREFILL_INSTANCES(MmaF16, kOnOperandBesideWide)
 KVX_PREFILL_INSTANCES(MmaF16, kOnScores)
 KVX_PREFILL_INSTANCE_OF_PARTS(MmaF16)
 

@@ -1,0 +1,204 @@
+// The wide tokens of a prefill tile beside packed ones: rows of bf16 that become f16, exactly but
+// for digits 2^-24 below a row's largest number. A power of two brings a row into f16's range and
+// is the token's scale, which goes to its scores and its weights.
+#pragma once
+
+#include "ops/attend/cuda/prefill_shape.cuh"
+
+namespace kvx::ops::cuda {
+
+// What one warpgroup fills.
+template <class Shape>
+struct PrefillSideWalk {
+  const PrefillWalk& walk;
+  const PrefillRing<Shape>& ring;
+  int side;  // 0 is K, 1 is V
+
+  __device__ const CudaSide& facts() const {
+    return side == 0 ? walk.job.packed.k : walk.job.packed.v;
+  }
+  __device__ const TileSide& rows() const { return side == 0 ? walk.job.tile_k : walk.job.tile_v; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kWarpgroup; }
+
+  // Of the first token of a group: the others are the same.
+  __device__ bool is_wide(int token) const {
+    const TokenRange packed = ring.packed_tokens();
+    return token < packed.begin || token >= packed.end;
+  }
+  // Whether any token of the tile is read, and wide.
+  __device__ bool has_wide(int tile) const {
+    const TokenRange packed = ring.packed_tokens();
+    const int first = walk.first_token + tile * Shape::kTokens;
+    const int begin = max(first, walk.tokens.begin);
+    const int end = min(first + Shape::kTokens, walk.tokens.end);
+    return begin < end && (begin < packed.begin || end > packed.end);
+  }
+  // From this tile on; where no more tokens are wide, the last tile.
+  __device__ int next_wide_tile(int tile) const {
+    if (has_wide(tile)) return tile;
+    const int end = ring.packed_tokens().end;
+    return end < walk.tokens.end ? (end - walk.first_token) / Shape::kTokens : walk.num_tiles - 1;
+  }
+};
+
+__device__ inline void store_shared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+// Of numbers that are not negative: they have the order of their bits.
+__device__ inline void raise_shared(uint32_t address, float x) {
+  asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(address), "r"(__float_as_uint(x)) : "memory");
+}
+
+template <class Shape>
+class WideTokens {
+  using Ring = PrefillRing<Shape>;
+  static constexpr int kChunks = Shape::kDim / 8;  // of a row
+  static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
+  static constexpr int kPasses = kTileTokens / kRowsAtOnce;
+  static constexpr int kBarrier = 5;  // named barriers: kBarrier + side; prefill_rows.cuh has four
+
+ public:
+  __device__ WideTokens(const PrefillSideWalk<Shape>& side, int tile)
+      : side_(side), walk_(side.walk), tile_(tile) {}
+
+  // By all threads of the side's warpgroup, behind the tile's packed rows, which left zeros here.
+  __device__ void fill() const {
+    if constexpr (!Shape::kScalesScores) {
+      if (side_.side == 0) begin_scales();
+    }
+    wait_at(kBarrier + side_.side, kWarpgroup);
+#pragma unroll 1
+    for (int group = 0; group < Shape::kTokens; group += kTileTokens) {
+      const int first = walk_.first_token + tile_ * Shape::kTokens + group;
+      const bool is_read = first < walk_.tokens.end && first + kTileTokens > walk_.tokens.begin;
+      if (is_read && side_.is_wide(first)) fill_group(group, first);
+    }
+  }
+
+ private:
+  // As if packed tokens had scales of 1.
+  __device__ void begin_scales() const {
+    for (int i = side_.thread(); i < Shape::kTokens; i += kWarpgroup) {
+      store_shared(side_.ring.token_scales(tile_, Ring::kKeyScale) + 4 * i, 1.0f);
+      store_shared(side_.ring.token_scales(tile_, Ring::kValueScale) + 4 * i, 1.0f);
+      if (i % kWarp == 0) store_shared(side_.ring.tops(tile_) + i / kWarp * 4, 1.0f);
+    }
+  }
+
+  // A lane has a chunk of eight numbers of a row.
+  __device__ void fill_group(int group, int first) const {
+    const AttendJob& job = walk_.job;
+    const int block = first / kTileTokens / job.tiles_per_block;
+    const int32_t id = walk_.ids[block];
+    if (id < 0 || id >= job.num_wide_blocks) return;  // counted, and hidden
+    const int in_block = first - block * job.block_size;
+#pragma unroll 1
+    for (int p = 0; p < kPasses; ++p) {
+      const int row = first_row() + p * kRowsAtOnce;
+      const bool is_there = first + row < walk_.tokens.end;
+      const TileRegion& own = side_.side == 0 ? job.tile_wide_k.codes : job.tile_wide_v.codes;
+      const uint4 bits = is_there ? load(own, id, in_block + row) : uint4{};
+      uint4 values = {};
+      if (side_.side == 0 && is_there) values = load(job.tile_wide_v.codes, id, in_block + row);
+      const int exponent = store_row(group + row, bits);
+      if (side_.side == 0) store_scales(group + row, exponent, exponent_of(values, 1));
+    }
+  }
+
+  // Returns the row's exponent.
+  __device__ int store_row(int row, const uint4& bits) const {
+    const int exponent = exponent_of(bits, side_.side);
+    float x[8];
+    widen(bits, x);
+    const uint32_t tile = side_.ring.tile(side_.side, tile_);
+    store_chunk(
+        tile + chunk() / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk() % 8),
+        chunk_of<typename Shape::Mma>(pair_order_of(side_.facts().id), x, power_of_two(-exponent)));
+    return exponent;
+  }
+
+  __device__ static int chunk() {
+    return PrefillSideWalk<Shape>::thread() % kChunks;
+  }
+  __device__ static int first_row() {
+    return PrefillSideWalk<Shape>::thread() / kChunks;
+  }
+
+  __device__ uint4 load(const TileRegion& rows, int32_t id, int row) const {
+    const int head = walk_.job.packed.first_head + walk_.head - walk_.job.wide.first_head;
+    const uint8_t* at = rows.at(static_cast<uint32_t>(id),
+                                head * rows.head_stride + row * rows.token_stride + chunk() * 16);
+    return *reinterpret_cast<const uint4*>(at);
+  }
+  __device__ static void widen(const uint4& bits, float (&x)[8]) {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = __uint_as_float(words[i] << 16);
+      x[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    }
+  }
+
+  // What scores and sums are multiplied by in the end, for packed tokens' sake.
+  __device__ float unit_of_side(int side) const {
+    return side == 0 ? key_scale_of_head(walk_.job, walk_.head)
+                     : value_scale_of_head(walk_.job, walk_.head);
+  }
+
+  // A row's: its numbers are stored without it. They become about as large as codes, so that
+  // weights under V's scales have much the same size in a tile. Where packed tokens have scales of
+  // 1, V's numbers become as large as what is decoded, and numbers far smaller than that share the
+  // distance with their weights, of which neither has 16 bits to give away. A row of zeros, or of
+  // no token, has no scale: it must not count among the tile's largest.
+  __device__ int exponent_of(const uint4& bits, int side) const {
+    float x[8];
+    widen(bits, x);
+    float largest = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(x[j]));
+    for (int other = 1; other < kChunks; other *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, other));
+    }
+    if (largest == 0) return kNothing;
+    if (largest == INFINITY) return 0;
+    constexpr int kCodes = 6, kMost = 14, kLeast = -10, kRange = 120;
+    const int top = ilogbf(largest);
+    int exponent = top - kCodes;
+    if (!Shape::kScalesScores && side == 1) {
+      exponent = min(max(ilogbf(unit_of_side(side)), top - kMost), top - kLeast);
+    }
+    return min(max(exponent, -kRange), kRange);
+  }
+  static constexpr int kNothing = -127;
+  __device__ static float power_of_two(int exponent) {  // of kNothing: 0
+    return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+  }
+
+  __device__ void store_scales(int row, int key_exponent, int value_exponent) const {
+    if (chunk() != 0) return;
+    const float k = power_of_two(key_exponent) / unit_of_side(0);
+    const float v = power_of_two(value_exponent) / unit_of_side(1);
+    const Ring& ring = side_.ring;
+#pragma unroll
+    for (int p = 0; p < Shape::kParts; ++p) {
+      store_shared(ring.token_scales(tile_, Ring::kKeyScale + p) + 4 * row, k);
+      store_shared(ring.token_scales(tile_, Ring::kValueScale + p) + 4 * row, v);
+    }
+    if constexpr (Shape::kScalesScores) {
+      store_shared(ring.token_scales(tile_, Ring::kKeyZero) + 4 * row, 0.0f);
+      store_shared(ring.token_scales(tile_, Ring::kValueZero) + 4 * row, 0.0f);
+    }
+    raise_shared(ring.tops(tile_) + row / kWarp * 4, fabsf(v));
+  }
+
+  const PrefillSideWalk<Shape>& side_;
+  const PrefillWalk& walk_;
+  const int tile_;
+};
+
+template <class Shape>
+__device__ inline void fill_wide_tokens(const PrefillSideWalk<Shape>& side, int tile) {
+  if (side.has_wide(tile)) WideTokens<Shape>(side, tile).fill();
+}
+
+}  // namespace kvx::ops::cuda
