@@ -1,6 +1,7 @@
 // The v1 calls' rows on a GPU: a thread moves one unit (device_units.hpp) of several tokens.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "abi/device_rows.hpp"
@@ -9,12 +10,17 @@
 #include "device/cuda_error.hpp"
 #include "format/codec.hpp"
 #include "format/group.hpp"
+#include "ops/cuda/fast_divide.hpp"
+#include "ops/cuda/overlapping_launch.cuh"
 
 namespace kvx::abi {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTokensAtOnce = 4;  // of a thread: loads before the first store
+
+using ops::cuda::FastDivide;
+using ops::cuda::FastDivide64;
 
 // K or V of a call.
 struct MovedSide {
@@ -23,12 +29,18 @@ struct MovedSide {
   ScaleView scale;
   RowUnits units;
   bool is_key;
+  FastDivide64 by_tokens_per_piece{io.tokens_per_piece};
+
+  __device__ uint8_t* io_token(int64_t t) const {
+    const int64_t piece = by_tokens_per_piece.quotient(t);
+    return io.data + piece * io.piece_stride + (t - piece * io.tokens_per_piece) * io.token_stride;
+  }
 };
 
-// Threads of a block: [units][tokens] with units next to each other, or the other way round.
 struct Launch {
   dim3 grid;  // tokens, units, sides
-  dim3 block;
+  int width;  // units of a CTA
+  int depth;  // tokens that it moves at once
 };
 
 // What a thread moves; null where there is nothing to move.
@@ -38,22 +50,34 @@ struct Move {
   float step = 1.0f;
 };
 
+// The tokens that a CTA moves.
+struct TokensOfCta {
+  int64_t first;
+  int count;
+};
+
 // ---- where the tokens of a call lie ----
 
 struct Write {
   WritePlan plan;
   MovedSide sides[2];
   int64_t num_slots;
+  FastDivide64 by_block_size;
 
   int64_t num_tokens() const { return plan.io.num_tokens; }
+  static int shared_bytes(int) { return 0; }
+  __device__ void find_places(const MovedSide&, const TokensOfCta&) const {}
 
   // IO is read whether the slot is good or not: nothing waits for the slot but the store.
-  __device__ Move move_of(const MovedSide& side, const Unit& unit, int64_t token) const {
+  __device__ Move move_of(const MovedSide& side, const Unit& unit, const TokensOfCta& tokens,
+                          int number) const {
+    const int64_t token = tokens.first + number;
+    if (token >= plan.io.num_tokens) return {};
     Move move;
-    move.from = side.io.token(token) + unit.io_offset;
+    move.from = side.io_token(token) + unit.io_offset;
     const int64_t slot = plan.slots.at(token);
     if (slot < 0 || slot >= num_slots) return move;
-    const int64_t block = slot / plan.cache.block_size;
+    const int64_t block = by_block_size.quotient(slot);
     const int64_t offset = slot - block * plan.cache.block_size;
     move.step = side.scale.at(block, unit.head);
     if (!(move.step > 0) || !format::is_finite(move.step)) return move;
@@ -63,24 +87,55 @@ struct Write {
   }
 };
 
+// A token's first bytes on both sides; null where there is nothing to move.
+struct TokenPlace {
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+};
+extern __shared__ TokenPlace places_of_cta[];
+
 struct Gather {
   GatherPlan plan;
   MovedSide sides[2];
+  FastDivide64 by_max_seq_len{plan.max_seq_len};
+  FastDivide64 by_num_beams{plan.table.num_beams};
+  FastDivide64 by_block_size{plan.cache.block_size};
 
   int64_t num_tokens() const { return plan.io.num_tokens; }
+  static int shared_bytes(int tokens_of_cta) {
+    return tokens_of_cta * static_cast<int>(sizeof(TokenPlace));
+  }
 
-  __device__ Move move_of(const MovedSide& side, const Unit& unit, int64_t output) const {
-    const int64_t row = output / plan.max_seq_len;
+  // Once a token and not once a unit: finding a token takes longer than moving 16 bytes.
+  __device__ void find_places(const MovedSide& side, const TokensOfCta& tokens) const {
+    for (auto i = static_cast<int>(threadIdx.x); i < tokens.count;
+         i += static_cast<int>(blockDim.x)) {
+      const int64_t output = tokens.first + i;
+      places_of_cta[i] = output < plan.io.num_tokens ? place_of(side, output) : TokenPlace();
+    }
+    __syncthreads();
+  }
+  __device__ Move move_of(const MovedSide&, const Unit& unit, const TokensOfCta&,
+                          int number) const {
+    const TokenPlace place = places_of_cta[number];
+    if (place.from == nullptr) return {};
+    return {place.from + unit.cache_offset, place.to + unit.io_offset, 1.0f};
+  }
+
+ private:
+  __device__ TokenPlace place_of(const MovedSide& side, int64_t output) const {
+    const int64_t row = by_max_seq_len.quotient(output);
     const int64_t token = output - row * plan.max_seq_len;
-    const int64_t block_size = plan.cache.block_size;
-    if (token >= plan.length(row) || !has_entries(plan.table, row, token, block_size)) return {};
-    const TokenEntries entries = entries_of(plan.table, row, token, block_size);
+    const int64_t place = by_block_size.quotient(token);  // of the block in its row
+    if (token >= plan.length_of_sequence(by_num_beams.quotient(row))) return {};
+    if (!has_entries(plan.table, row, token, place)) return {};
+    const TokenEntries entries = entries_of(plan.table, row, token, place);
     const int64_t entry = side.is_key ? entries.k : entries.v;
     if (!plan.reads_pools() && entry >= plan.cache.num_blocks) return {};
     const uint8_t* block = block_of(plan.table, side.cache, entry);
     if (block == nullptr) return {};
-    return {block + token % block_size * side.cache.token_stride + unit.cache_offset,
-            side.io.token(output) + unit.io_offset, 1.0f};
+    const int64_t offset = token - place * plan.cache.block_size;
+    return {block + offset * side.cache.token_stride, side.io_token(output)};
   }
 };
 
@@ -192,24 +247,35 @@ constexpr bool is_write(const Gather*) {
   return false;
 }
 
+template <class Call>
+struct MoveJob {
+  Call call;
+  int first_side;
+  int depth;
+  FastDivide by_inner;  // of threads: units next to each other, or tokens
+};
+
+// blockIdx: tokens, units, sides.
 template <class Mover, class Call>
-__global__ void __launch_bounds__(kThreads)
-    move_rows(const __grid_constant__ Call call, int first_side) {
-  const MovedSide& side = call.sides[first_side + blockIdx.z];
+__global__ void __launch_bounds__(kThreads) move_rows(const __grid_constant__ MoveJob<Call> job) {
+  const Call& call = job.call;
+  const MovedSide& side = call.sides[job.first_side + static_cast<int>(blockIdx.z)];
+  const uint32_t outer = job.by_inner.quotient(threadIdx.x);
+  const uint32_t inner = threadIdx.x - outer * job.by_inner.divisor;
   const bool by_token = side.units.is_by_token;
-  const uint32_t unit_number =
-      by_token ? blockIdx.y * blockDim.y + threadIdx.y : blockIdx.y * blockDim.x + threadIdx.x;
+  const uint32_t width = blockDim.x / static_cast<uint32_t>(job.depth);
+  const uint32_t unit_number = blockIdx.y * width + (by_token ? outer : inner);
+  const auto number = static_cast<int>(by_token ? inner : outer);
+  const int count = job.depth * kTokensAtOnce;
+  const TokensOfCta tokens = {int64_t{blockIdx.x} * count, count};
+  ops::cuda::wait_for_earlier_launches();
+  call.find_places(side, tokens);
   if (unit_number >= side.units.num_units) return;
   const Unit unit = unit_at(side.units, side.cache, side.io, unit_number);
-  const int step = by_token ? blockDim.x : blockDim.y;
-  const int64_t first =
-      int64_t{blockIdx.x} * step * kTokensAtOnce + (by_token ? threadIdx.x : threadIdx.y);
-  const int64_t num_tokens = call.plan.io.num_tokens;
   Move moves[kTokensAtOnce];
 #pragma unroll
   for (int i = 0; i < kTokensAtOnce; ++i) {
-    const int64_t token = first + i * step;
-    if (token < num_tokens) moves[i] = call.move_of(side, unit, token);
+    moves[i] = call.move_of(side, unit, tokens, number + i * job.depth);
   }
   Mover::move(side, moves, is_write(static_cast<const Call*>(nullptr)));
 }
@@ -217,7 +283,7 @@ __global__ void __launch_bounds__(kThreads)
 // ---- launches ----
 
 template <class Call>
-using Kernel = void (*)(const Call, int);
+using Kernel = void (*)(MoveJob<Call>);
 
 template <class Call>
 Kernel<Call> kernel_for(const MovedSide& side) {
@@ -238,21 +304,22 @@ Kernel<Call> kernel_for(const MovedSide& side) {
   }
 }
 
+// Where tokens are neighbours in the cache and units in IO, a warp takes eight tokens of four
+// units, so that both sides see whole sectors; of few tokens as many as it has lanes, one each.
+int neighbours(int64_t num_tokens) {
+  constexpr int64_t kFewTokens = 1024;
+  return num_tokens > kFewTokens ? 8 : 32;
+}
+
 Launch launch_of(const RowUnits& units, int64_t num_tokens, int num_sides) {
-  unsigned width = 0;  // units
-  unsigned depth = 0;  // tokens
-  if (units.is_by_token) {
-    depth = 32;
-    width = static_cast<unsigned>(std::min<int64_t>(units.num_units, kThreads / 32));
-  } else {
-    width = static_cast<unsigned>(std::min<int64_t>(units.num_units, kThreads));
-    depth = static_cast<unsigned>(std::min<int64_t>(num_tokens, kThreads / width));
-  }
+  const int most_units = units.is_by_token ? kThreads / neighbours(num_tokens) : kThreads;
+  const auto width = static_cast<int>(std::min<int64_t>(units.num_units, most_units));
+  const auto depth = static_cast<int>(
+      units.is_by_token ? kThreads / width : std::min<int64_t>(num_tokens, kThreads / width));
   const auto token_ctas =
       static_cast<unsigned>(ceil_div<int64_t>(num_tokens, int64_t{depth} * kTokensAtOnce));
   const auto unit_ctas = static_cast<unsigned>(ceil_div<int64_t>(units.num_units, width));
-  return {dim3(token_ctas, unit_ctas, num_sides),
-          units.is_by_token ? dim3(depth, width) : dim3(width, depth)};
+  return {dim3(token_ctas, unit_ctas, static_cast<unsigned>(num_sides)), width, depth};
 }
 
 Status check_fits(const RowUnits& units, const char* name) {
@@ -264,7 +331,7 @@ Status check_fits(const RowUnits& units, const char* name) {
 
 // K and V in one launch where they are cut alike.
 template <class Call>
-Status launch(const Call& call, const char* name, void* stream) {
+Status launch(const Call& call, const char* name, const ops::CudaContext& context) {
   const MovedSide& k = call.sides[0];
   const MovedSide& v = call.sides[1];
   KVX_RETURN_IF_ERROR(check_fits(k.units, "K"));
@@ -275,27 +342,31 @@ Status launch(const Call& call, const char* name, void* stream) {
   for (int side = 0; side < (are_alike ? 1 : 2); ++side) {
     const MovedSide& moved = call.sides[side];
     const Launch shape = launch_of(moved.units, call.num_tokens(), are_alike ? 2 : 1);
-    kernel_for<Call>(moved)<<<shape.grid, shape.block, 0, static_cast<cudaStream_t>(stream)>>>(
-        call, side);
-    KVX_RETURN_IF_ERROR(device::cuda_launch_status(name));
+    const int inner = moved.units.is_by_token ? shape.depth : shape.width;
+    const MoveJob<Call> job = {call, side, shape.depth, FastDivide(inner)};
+    KVX_RETURN_IF_ERROR(ops::cuda::launch_overlapping(
+        context, name, kernel_for<Call>(moved),
+        {shape.grid, shape.width * shape.depth, Call::shared_bytes(shape.depth * kTokensAtOnce)},
+        job));
   }
   return {};
 }
 
 }  // namespace
 
-Status write_on_device(const WritePlan& plan, void* stream) {
+Status write_on_device(const ops::CudaContext& context, const WritePlan& plan) {
   constexpr int64_t kWidest = 16;
   const CacheView& cache = plan.cache;
   const Write call = {
       plan,
       {{cache.k, plan.io.k, plan.k_scale, units_of(cache, cache.k, plan.io.k, kWidest), true},
        {cache.v, plan.io.v, plan.v_scale, units_of(cache, cache.v, plan.io.v, kWidest), false}},
-      cache.num_slots()};
-  return launch(call, "kvx_write_kv", stream);
+      cache.num_slots(),
+      FastDivide64(cache.block_size)};
+  return launch(call, "kvx_write_kv", context);
 }
 
-Status gather_on_device(const GatherPlan& plan, void* stream) {
+Status gather_on_device(const ops::CudaContext& context, const GatherPlan& plan) {
   const CacheView& cache = plan.cache;
   int64_t alignment = 16;
   if (plan.reads_pools()) {
@@ -308,7 +379,7 @@ Status gather_on_device(const GatherPlan& plan, void* stream) {
       plan,
       {{cache.k, plan.io.k, {}, units_of(cache, cache.k, plan.io.k, alignment), true},
        {cache.v, plan.io.v, {}, units_of(cache, cache.v, plan.io.v, alignment), false}}};
-  return launch(call, "kvx_gather_kv", stream);
+  return launch(call, "kvx_gather_kv", context);
 }
 
 }  // namespace kvx::abi

@@ -9,12 +9,13 @@
 #include "abi/gather_plan.hpp"
 #include "abi/write_plan.hpp"
 #include "core/result.hpp"
+#include "ops/cuda/context.hpp"
 
 namespace kvx::abi {
 
 // Requires: a checked plan whose memory the current device reaches, at least one token.
 // INTERNAL_ERROR: CUDA refuses the launch, with its words.
-Status write_on_device(const WritePlan& plan, void* stream);
-Status gather_on_device(const GatherPlan& plan, void* stream);
+Status write_on_device(const ops::CudaContext& context, const WritePlan& plan);
+Status gather_on_device(const ops::CudaContext& context, const GatherPlan& plan);
 
 }  // namespace kvx::abi

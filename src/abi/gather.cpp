@@ -131,7 +131,7 @@ Status for_each_segment(const GatherPlan& plan, int64_t row, Visit visit) {
   const int64_t length = plan.length(row);
   const int64_t block_size = plan.cache.block_size;
   for (int64_t t = 0; t < length;) {
-    const TokenEntries entries = entries_of(plan.table, row, t, block_size);
+    const TokenEntries entries = entries_of(plan.table, row, t, t / block_size);
     Segment segment = {.row = row, .first_token = t, .k_entry = entries.k, .v_entry = entries.v};
     const int64_t most = std::min(length - t, block_size - t % block_size);
     segment.num_tokens = tokens_of_one_block(plan.table, segment, most);
@@ -232,7 +232,7 @@ Status gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
   if (!plan.is_on_device()) return gather_on_host(plan);
   KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses_of(plan)));
   KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device->index));
-  return gather_on_device(plan, stream);
+  return gather_on_device({*device, stream}, plan);
 }
 
 }  // namespace kvx::abi

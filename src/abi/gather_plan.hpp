@@ -16,8 +16,9 @@ struct GatherPlan {
   bool is_on_device() const { return io.k.memory != MemoryKind::kHost; }
 
   // Tokens that a row of the output receives; rows are sequences, or beams of sequences.
-  KVX_INLINE int64_t length(int64_t row) const {
-    const int64_t length = seq_lens.at(row / table.num_beams);
+  int64_t length(int64_t row) const { return length_of_sequence(row / table.num_beams); }
+  KVX_INLINE int64_t length_of_sequence(int64_t sequence) const {
+    const int64_t length = seq_lens.at(sequence);
     return length < max_seq_len ? length : max_seq_len;
   }
 };
@@ -28,10 +29,9 @@ struct TokenEntries {
   int64_t v = 0;
 };
 
-// Requires: the table has entries for the token.
+// block: which of its row's the token is in. Requires: the table has entries for the token.
 KVX_INLINE TokenEntries entries_of(const TableView& table, int64_t row, int64_t token,
-                                   int64_t block_size) {
-  const int64_t block = token / block_size;
+                                   int64_t block) {
   int64_t place = row * table.max_blocks + block;
   switch (table.kind) {
     case TableView::Kind::kPacked:
@@ -53,9 +53,7 @@ KVX_INLINE TokenEntries entries_of(const TableView& table, int64_t row, int64_t 
 }
 
 // Whether the table has entries for a token, whatever its prefix sums hold.
-KVX_INLINE bool has_entries(const TableView& table, int64_t row, int64_t token,
-                            int64_t block_size) {
-  const int64_t block = token / block_size;
+KVX_INLINE bool has_entries(const TableView& table, int64_t row, int64_t token, int64_t block) {
   if (table.indptr.data == nullptr) return block < table.max_blocks;
   const int64_t first = table.indptr.at(row);
   const int64_t end = table.indptr.at(row + 1);

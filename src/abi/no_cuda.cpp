@@ -12,10 +12,10 @@ Error no_cuda() {
 
 }  // namespace
 
-Status write_on_device(const WritePlan&, void*) {
+Status write_on_device(const ops::CudaContext&, const WritePlan&) {
   return no_cuda();
 }
-Status gather_on_device(const GatherPlan&, void*) {
+Status gather_on_device(const ops::CudaContext&, const GatherPlan&) {
   return no_cuda();
 }
 Result<ops::CudaFindings*> ignored_findings() {

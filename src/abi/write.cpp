@@ -150,7 +150,7 @@ Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
   if (!plan.is_on_device()) return write_on_host(plan);
   KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses_of(plan)));
   KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device->index));
-  return write_on_device(plan, stream);
+  return write_on_device({*device, stream}, plan);
 }
 
 }  // namespace kvx::abi

@@ -36,6 +36,74 @@ struct AppendChunksJob {
   AppendWalks walks;
 };
 
+// Keeps a number of the launch in a register from here on. The compiler would load it where it is
+// used, which takes longer than using it.
+template <class T>
+__device__ __forceinline__ void hold(T& number) {
+  if constexpr (sizeof(T) == 8) {
+    auto bits = (long long)number;
+    asm volatile("" : "+l"(bits));
+    number = (T)bits;
+  } else {
+    auto bits = static_cast<int>(number);
+    asm volatile("" : "+r"(bits));
+    number = static_cast<T>(bits);
+  }
+}
+
+// Everything but its slot that it takes to find a warp's first row, held in registers before there
+// is a slot: in a decode step, where a warp has one row, all waits for that.
+class FirstRow {
+ public:
+  // head: of the run.
+  __device__ FirstRow(const AppendJob& job, const AppendSide& part, uint32_t token, int head)
+      : slot(job.slot_mapping + token),
+        is_simple(job.num_slots <= INT32_MAX && part.transform.block_offset == nullptr),
+        codes_(part.side.codes(0, 0, head)),
+        scales_(part.side.scales(0, 0, head)),
+        codes_of_block_(part.side.view.codes.block_stride),
+        codes_of_token_(part.side.view.codes.token_stride),
+        scales_of_block_(part.side.view.scales.block_stride),
+        scales_of_token_(part.side.view.scales.token_stride),
+        num_slots_(static_cast<uint32_t>(job.num_slots)),
+        by_block_size_(job.by_block_size) {
+    hold(slot);
+    hold(is_simple);
+    hold(codes_);
+    hold(scales_);
+    hold(codes_of_block_);
+    hold(codes_of_token_);
+    hold(scales_of_block_);
+    hold(scales_of_token_);
+    hold(num_slots_);
+    hold(by_block_size_.divisor);
+    hold(by_block_size_.multiplier);
+    hold(by_block_size_.shift);
+  }
+  __device__ bool holds(int64_t slot) const { return static_cast<uint64_t>(slot) < num_slots_; }
+  // Requires: it is simple and holds the slot.
+  __device__ RowTarget at(int64_t slot, float tensor_scale) const {
+    const auto s = static_cast<uint32_t>(slot);
+    const uint32_t block = by_block_size_.quotient(s);
+    const uint32_t token = s - block * by_block_size_.divisor;
+    return {codes_ + block * codes_of_block_ + token * codes_of_token_,
+            scales_ + block * scales_of_block_ + token * scales_of_token_, tensor_scale};
+  }
+
+  const int64_t* slot;
+  bool is_simple;  // else only append_target knows
+
+ private:
+  uint8_t* codes_;
+  uint8_t* scales_;
+  int64_t codes_of_block_;
+  int64_t codes_of_token_;
+  int64_t scales_of_block_;
+  int64_t scales_of_token_;
+  uint32_t num_slots_;
+  FastDivide by_block_size_;
+};
+
 // Where a walk's rows come from and go to. A ticket is what must be loaded to know that; it is
 // asked for a token ahead. These are append's: a slot.
 struct SlotRows {
@@ -65,10 +133,17 @@ class AppendWalk {
  public:
   __device__ AppendWalk(const Rows& rows, const AppendSide& part, const AppendWalks& walks,
                         int num_heads)
-      : rows_(rows), part_(part), num_heads_(num_heads), input_stride_(head_bytes(part)) {
+      : is_transformed(part.is_transformed),
+        rows_(rows),
+        part_(part),
+        num_heads_(num_heads),
+        input_stride_(head_bytes(part)) {
+    hold(is_transformed);
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int lanes = part.chunks.lanes();
     place = {lane & (lanes - 1), part.chunks.log2_lanes_per_group, false};
+    is_in_row_ = place.chunk < part.chunks.num_chunks;
+    hold(is_in_row_);
     tokens_at_once_ = static_cast<uint32_t>(kWarp / lanes);
     const uint32_t warp = (blockIdx.x * AppendWalks::kThreads + threadIdx.x) / kWarp;
     const uint32_t first_step = warp * walks.steps_of_warp;
@@ -84,15 +159,27 @@ class AppendWalk {
   template <class PerChunk>
   __device__ __forceinline__ void run(const PerChunk& per_chunk) {
     if (steps_left_ == 0) return;
-    const uint8_t* input = Rows::kInputNeedsTicket ? nullptr : input_of(token_, head, {});
-    wait_for_earlier_launches();  // what needs nothing of theirs has been done before
+    const uint8_t* input = nullptr;
     InputChunk<Input> next = {};
-    if (!Rows::kInputNeedsTicket && has_row(token_)) load_words(input, next);
-    const Ticket ticket = ticket_of(token_);
-    find_target(ticket);
-    if (Rows::kInputNeedsTicket && target.is_stored) {
-      input = input_of(token_, head, ticket);
-      load_words(input, next);
+    if constexpr (Rows::kInputNeedsTicket) {
+      wait_for_earlier_launches();
+      const Ticket ticket = ticket_of(token_);
+      find_target(ticket);
+      if (target.is_stored) {
+        input = input_of(token_, head, ticket);
+        load_words(input, next);
+      }
+    } else {
+      // What needs nothing of earlier launches is done before they are waited for.
+      input = input_of(token_, head, {});
+      const FirstRow first(rows_.job, part_, token_, head);
+      bool has_first_row = has_row(token_);
+      hold(has_first_row);
+      wait_for_earlier_launches();
+      if (has_first_row) {
+        load_words(input, next);
+        find_first_target(first);
+      }
     }
     const bool changes_token = head + static_cast<int>(steps_left_) > num_heads_;
     if (changes_token) next_ticket_ = ticket_of(token_ + tokens_at_once_);
@@ -120,6 +207,7 @@ class AppendWalk {
   AppendTarget target;
   RowTarget to = {};  // of this head, as far as it is stored
   ChunkPlace place;
+  bool is_transformed;
 
  private:
   using Ticket = typename Rows::Ticket;
@@ -128,7 +216,7 @@ class AppendWalk {
     return part.input.head_stride * bytes_of(Input);
   }
   __device__ bool has_row(uint32_t token) const {
-    return token < rows_.num_tokens() && place.chunk < part_.chunks.num_chunks;
+    return token < rows_.num_tokens() && is_in_row_;
   }
   __device__ Ticket ticket_of(uint32_t token) const {
     return has_row(token) ? rows_.ticket(token) : Ticket{};
@@ -143,6 +231,13 @@ class AppendWalk {
     if (!has_row(token_)) return;
     target = rows_.target(part_, token_, ticket, place.chunk == 0 && head == 0);
     if (target.is_stored) to = target.row(part_.side, head);
+  }
+  __device__ void find_first_target(const FirstRow& first) {
+    const Ticket slot = *first.slot;
+    const float tensor_scale = part_.side.tensor_scale(head);
+    if (!first.is_simple || (slot >= 0 && !first.holds(slot))) return find_target(slot);
+    target.is_stored = slot >= 0;
+    if (target.is_stored) to = first.at(slot, tensor_scale);
   }
   __device__ void advance(bool is_last_head) {
     if (is_last_head) {
@@ -163,6 +258,7 @@ class AppendWalk {
   const AppendSide& part_;
   const int num_heads_;
   const int64_t input_stride_;
+  bool is_in_row_;  // this lane's chunk
   uint32_t tokens_at_once_;
   uint32_t token_;
   uint32_t steps_left_;
@@ -171,14 +267,15 @@ class AppendWalk {
 };
 
 template <class Format, DType Input, class Walk>
-__device__ inline void append_chunk(const AppendJob& job, const AppendSide& part, const Walk& walk,
+__device__ inline void append_chunk(const AppendJob& job, const AppendSide& part,
+                                    const CudaSide& side, const Walk& walk,
                                     const InputChunk<Input>& words) {
   Chunk chunk = numbers_of<Input>(words);
-  if (part.is_transformed) {
+  if (walk.is_transformed) {
     apply_transform_chunk(append_transform(job, part, walk.head, walk.target.position_block),
                           walk.place, part.side.view.head_dim, chunk);
   }
-  const int counted = encode_chunk_of<Format>(part.side, walk.to, walk.place, chunk);
+  const int counted = encode_chunk_of<Format>(side, walk.to, walk.place, chunk);
   if (walk.place.is_inside) count_nonfinite(job, counted);
 }
 
@@ -189,13 +286,16 @@ __device__ __forceinline__ void append_walk(const AppendChunksJob& job, const Ap
   if (part.keeps_bits) {
     walk.run([&](const InputChunk<Input>& words) {
       const int at = walk.place.chunk * kInputWords<Input> * 4;
-      if (walk.place.is_inside) store_words(words, walk.to.codes + at);
+      store_words_of_warp(words, walk.place.is_inside, walk.to.codes + at);
     });
     return;
   }
   visit_format(part.side.id, [&]<class Format>() {
+    CudaSide side = part.side;
+    hold(side.view.spec.scale_source);
+    hold(side.view.spec.scale_type);
     walk.run([&](const InputChunk<Input>& words) {
-      append_chunk<Format, Input>(job.append, part, walk, words);
+      append_chunk<Format, Input>(job.append, part, side, walk, words);
     });
   });
 }

@@ -3,6 +3,10 @@
 // bytes as encode_row, for scales from amax, given scales, affine rows and formats without scales.
 #pragma once
 
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
 #include "ops/append/encode_row.cuh"
 #include "ops/append/hardware_codes.cuh"
 #include "ops/cuda/chunk.cuh"
@@ -145,15 +149,34 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
   return counted;
 }
 
-// The codes are the numbers.
+// Whether packed F16 or BF16 numbers are all finite: zero times anything else is a NaN.
+template <class Pair, int Words>
+__device__ inline bool are_finite(const uint32_t (&words)[Words]) {
+  const auto pair = [&](int w) { return reinterpret_cast<const Pair&>(words[w]); };
+  const uint32_t zeros = 0;
+  const Pair zero = reinterpret_cast<const Pair&>(zeros);
+  Pair sums[2] = {zero, zero};
+#pragma unroll
+  for (int w = 0; w < Words; ++w) sums[w % 2] = __hfma2(pair(w), zero, sums[w % 2]);
+  return __hbeq2(__hadd2(sums[0], sums[1]), zero);
+}
+
+// The codes are the numbers. Whole warps come here together.
 template <class Format>
 __device__ inline void encode_plain_chunk(const RowTarget& to, const ChunkPlace& place,
                                           const Chunk& chunk) {
   using Codec = typename Format::Codec;
   uint32_t words[kChunkWords<Format>];
-  if (chunk_magnitude(chunk) < HardwareCodes<Codec>::kMost) {
-    pack_products<Format>(chunk.x, words);
+  pack_products<Format>(chunk.x, words);
+  bool has_codes;  // of the definition: NaNs have others
+  if constexpr (std::is_same_v<Codec, format::F16Codec>) {
+    has_codes = are_finite<__half2>(words);
+  } else if constexpr (std::is_same_v<Codec, format::BF16Codec>) {
+    has_codes = are_finite<__nv_bfloat162>(words);
   } else {
+    has_codes = chunk_magnitude(chunk) < HardwareCodes<Codec>::kMost;
+  }
+  if (!has_codes) {
     typename Codec::Code codes[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) codes[i] = Codec::encode(chunk.x[i]);

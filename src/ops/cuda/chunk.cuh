@@ -113,6 +113,39 @@ __device__ inline void store_words(const uint32_t (&words)[Words], uint8_t* to) 
   }
 }
 
+// The same by a whole warp, of whose lanes some store nothing. A lane's 16 bytes would fill half a
+// sector of memory, and the cache takes as long for a half as for a whole one: so a lane and its
+// neighbour store each other's halves, first the even lane's sectors, then the odd one's.
+template <int Words>
+__device__ inline void store_words_of_warp(const uint32_t (&words)[Words], bool is_inside,
+                                           uint8_t* to) {
+  if constexpr (Words < 8) {
+    if (is_inside) store_words(words, to);
+  } else {
+    const bool is_odd = threadIdx.x % 2 != 0;
+    const auto swapped = [](auto mine) { return __shfl_xor_sync(kWholeWarp, mine, 1); };
+    const auto address = reinterpret_cast<unsigned long long>(to);
+    const unsigned long long others = swapped(address);
+    const bool other_is_inside = swapped(is_inside);
+    uint8_t* even = reinterpret_cast<uint8_t*>(is_odd ? others + 16 : address);
+    uint8_t* odd = reinterpret_cast<uint8_t*>(is_odd ? address + 16 : others);
+    const bool even_is_inside = is_odd ? other_is_inside : is_inside;
+    const bool odd_is_inside = is_odd ? is_inside : other_is_inside;
+#pragma unroll
+    for (int w = 0; w < Words; w += 8) {  // a sector: [4 words][4 words]
+      uint32_t of_even[4], of_odd[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t other = swapped(is_odd ? words[w + i] : words[w + 4 + i]);
+        of_even[i] = is_odd ? other : words[w + i];
+        of_odd[i] = is_odd ? words[w + 4 + i] : other;
+      }
+      if (even_is_inside) store_words(of_even, even + 4 * w);
+      if (odd_is_inside) store_words(of_odd, odd + 4 * w);
+    }
+  }
+}
+
 // Words of a chunk's packed codes. These two know how a row's codes lie.
 template <class Format>
 inline constexpr int kChunkWords = kChunk* Format::Codec::kBits / 32;
@@ -122,10 +155,11 @@ __device__ inline void load_codes(const uint8_t* row, const ChunkPlace& place,
                                   uint32_t (&words)[kChunkWords<Format>]) {
   if (place.is_inside) load_words(row + place.chunk * kChunkWords<Format> * 4, words);
 }
+// Whole warps come here together.
 template <class Format>
 __device__ inline void store_codes(const uint32_t (&words)[kChunkWords<Format>],
                                    const ChunkPlace& place, uint8_t* row) {
-  if (place.is_inside) store_words(words, row + place.chunk * kChunkWords<Format> * 4);
+  store_words_of_warp(words, place.is_inside, row + place.chunk * kChunkWords<Format> * 4);
 }
 
 // Words of a chunk in a caller's type.

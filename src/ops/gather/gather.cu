@@ -16,7 +16,8 @@ namespace {
 __device__ void gather_row(const GatherJob& job, const GatherSide& part, const GatherRange& range,
                            int64_t token, int head, float* x, int lane) {
   const CudaSide& side = part.side;
-  const GatherSource source = gather_source(job, part, range, token, lane == 0 && head == 0);
+  const GatherSource source = gather_source(
+      job, part, range, token, block_of_token(job, range, token), lane == 0 && head == 0);
   if (!source.is_read) return;
   uint8_t* output = part.output_row(range.first_row + token, job.first_head + head);
   const RowSource from = source.row(side, head);
@@ -87,16 +88,11 @@ Status launch_rows(const CudaContext& context, const GatherJob& job, unsigned nu
 Status launch_chunks(const CudaContext& context, const GatherJob& gather, unsigned num_ranges) {
   const int lanes =
       1 << std::max(gather.sides[0].chunks.log2_lanes, gather.sides[1].chunks.log2_lanes);
-  const auto launch = ChunkLaunch::of(context.device.num_multiprocessors,
-                                      gather.max_tokens * num_ranges, gather.num_heads, lanes);
-  const GatherChunksJob job = {gather, launch.heads_at_once, FastDivide(launch.walks_per_token)};
-  const int64_t lanes_of_range = gather.max_tokens * launch.walks_per_token * lanes;
-  constexpr int64_t kMostCtas = 8192;
-  const int64_t most = std::max<int64_t>(kMostCtas / num_ranges, 1);
-  const auto ctas = static_cast<unsigned>(
-      std::min(ceil_div<int64_t>(lanes_of_range, ChunkLaunch::kThreads), most));
+  const unsigned ctas = GatherWalks::num_ctas(context.device.num_multiprocessors, num_ranges,
+                                              gather.max_tokens, gather.num_heads, lanes);
+  const GatherChunksJob job = {gather, FastDivide(gather.num_heads)};
   return launch_overlapping(context, "gather_chunks", gather_chunks,
-                            {dim3(ctas, num_ranges, 2), ChunkLaunch::kThreads}, job);
+                            {dim3(ctas, num_ranges, 2), GatherWalks::kThreads}, job);
 }
 
 }  // namespace

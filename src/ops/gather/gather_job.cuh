@@ -79,19 +79,30 @@ struct GatherSource {
   }
 };
 
+// Which block of its sequence a token of the range is in. Tokens are mostly fewer than 2^31, and a
+// 64-bit division costs as much as decoding.
+__device__ inline int64_t position_block(const GatherJob& job, int64_t token) {
+  return token <= INT32_MAX ? job.by_block_size.quotient(static_cast<uint32_t>(token))
+                            : token / job.block_size;
+}
+
+__device__ inline int32_t block_of_token(const GatherJob& job, const GatherRange& range,
+                                         int64_t token_of_range) {
+  return job.table.ids[range.sequence * job.table.row_stride +
+                       position_block(job, range.first_token + token_of_range)];
+}
+
+// block: what the table has for it.
 __device__ inline GatherSource gather_source(const GatherJob& job, const GatherSide& part,
                                              const GatherRange& range, int64_t token_of_range,
-                                             bool counts) {
+                                             int32_t block, bool counts) {
   GatherSource source;
   const int64_t token = range.first_token + token_of_range;
-  // Tokens are mostly fewer than 2^31, and a 64-bit division costs as much as decoding.
-  source.position_block = token <= INT32_MAX
-                              ? job.by_block_size.quotient(static_cast<uint32_t>(token))
-                              : token / job.block_size;
+  source.position_block = position_block(job, token);
   source.offset = token - source.position_block * job.block_size;
-  source.block = job.table.ids[range.sequence * job.table.row_stride + source.position_block];
+  source.block = block;
   const bool is_outside =
-      source.block < 0 || source.block >= job.num_blocks ||
+      block < 0 || block >= job.num_blocks ||
       (part.transform.block_offset && source.position_block >= part.transform.num_offset_blocks);
   if (is_outside && counts) atomicAdd(&job.findings->out_of_range, 1ull);
   source.is_read = !is_outside;

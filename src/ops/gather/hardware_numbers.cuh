@@ -83,13 +83,24 @@ struct HardwareNumbers<format::Int8Codec> {
     }
   }
 };
+// A nibble that stays in its place of the low five is 2^23 + 16^i * u, and what is subtracted
+// and divided by is exact.
 template <>
 struct HardwareNumbers<format::Int4Codec> {
   __device__ static void decode(uint32_t word, float* x) {
     const uint32_t raised = word ^ 0x88888888u;
+    from_bottom<5>(raised, x);
+    from_bottom<3>(raised >> 20, x + 5);
+  }
+
+ private:
+  template <int Count>
+  __device__ static void from_bottom(uint32_t raised, float* x) {
+    constexpr float kPlaces[] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[i] = __uint_as_float((raised >> (4 * i) & 0xFu) | 0x4B000000u) - (0x1p23f + 8.0f);
+    for (int i = 0; i < Count; ++i) {
+      const uint32_t number = (raised & 0xFu << (4 * i)) | 0x4B000000u;
+      x[i] = __fmaf_rn(__uint_as_float(number), kPlaces[i], -(0x1p23f * kPlaces[i] + 8.0f));
     }
   }
 };
