@@ -2,6 +2,8 @@
 // and their products.
 #pragma once
 
+#include <bit>
+
 #include "ops/attend/cpu/code_vectors.hpp"
 
 namespace kvx::ops::cpu {
@@ -10,8 +12,9 @@ inline namespace KVX_CPU_LEVEL {
 // What a pass over the value tile needs to know.
 struct ValueTile {
   const int8_t* codes;
-  const float* steps;     // [groups, padded_tokens], relative to the largest of the group
-  const uint16_t* words;  // with several groups the same as whole numbers, [groups, kMaxTileTokens]
+  // The tokens' steps relative to the largest of the group.
+  const float* steps;     // of one group, [padded_tokens]
+  const uint16_t* words;  // of several, [groups, kMaxTileTokens]
   const float* zeros;     // [padded_tokens], or null
   const float* largest;   // [groups]
   uint8_t* digits;        // [groups][kRowChunk rows][high and low][64 tokens in order of places]
@@ -30,38 +33,53 @@ inline constexpr int kTileVectors = kMaxTileTokens / kIntLanes;
 // packing to bytes needs to know.
 inline constexpr int kWordVectors = kTileVectors / 2;
 
-// Divides each group's steps by their largest, in place and as words, [groups, kMaxTileTokens].
-// False: a step is no finite number, or negative, or the group's largest is too small to divide by.
+// The largest of n steps. What is no finite number or has a sign has larger bits than all others:
+// one such among them is what is found.
+KVX_INLINE float largest_step(const float* steps, int n) {
+  using Bits = LanesOf<Widest>::Bits;
+  Bits most = {};
+  for (int t = 0; t < n; t += kIntLanes) {
+    const Bits bits = __builtin_bit_cast(Bits, load<Widest>(steps + t));
+    most = bits > most ? bits : most;
+  }
+  return std::bit_cast<float>(max_of_lanes(most));
+}
+
+// A group's steps times inverse as words, [kMaxTileTokens].
+KVX_INLINE void steps_to_words(const float* steps, int n, float inverse, uint16_t* words) {
+  Ints fixed[kTileVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kTileVectors; ++i) {
+    const bool exists = i * kIntLanes < n;
+    fixed[i] = exists ? to_nearest(load<Widest>(steps + i * kIntLanes) * inverse) : Ints{};
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kWordVectors; ++i) {
+    store_words(pack_words(fixed[2 * i], fixed[2 * i + 1]), words + i * 2 * kIntLanes);
+  }
+}
+
+// Divides each group's steps by their largest: of one group in place, of several as words, [groups,
+// kMaxTileTokens]. False: a step is no finite number, or has a sign, or the group's largest is too
+// small to divide by.
 KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* largest,
                                 uint16_t* words) {
-  constexpr float kSmallest = 0x1p-100f;
-  constexpr float kLargest = 0x1p100f;
-  Ints fits = Ints{} - 1;
+  constexpr uint32_t kSmallest = std::bit_cast<uint32_t>(0x1p-100f);
+  constexpr uint32_t kLargest = std::bit_cast<uint32_t>(0x1p100f);
   for (int g = 0; g < num_groups; ++g, steps += n, words += kMaxTileTokens) {
-    Widest step[kTileVectors];
-    Widest most = {};
-#pragma GCC unroll 8
-    for (int i = 0; i < kTileVectors; ++i) {
-      step[i] = i * kIntLanes < n ? load<Widest>(steps + i * kIntLanes) : Widest{};
-      fits &= step[i] >= 0.0f;
-      most = step[i] > most ? step[i] : most;
+    largest[g] = largest_step(steps, n);
+    const uint32_t bits = std::bit_cast<uint32_t>(largest[g]);
+    if (bits >= kLargest || (bits < kSmallest && bits != 0)) return false;
+    const float inverse = bits == 0 ? 0.0f : 1.0f / largest[g];
+    if (num_groups > 1) {
+      steps_to_words(steps, n, inverse * kMostStepWord, words);
+      continue;
     }
-    largest[g] = max_of_lanes(most);
-    if (!(largest[g] < kLargest) || (largest[g] < kSmallest && largest[g] != 0)) return false;
-    const float inverse = largest[g] == 0 ? 0.0f : 1.0f / largest[g];
-#pragma GCC unroll 8
-    for (int i = 0; i < kTileVectors; ++i) {
-      step[i] *= inverse;
-      if (i * kIntLanes < n) store<Widest>(step[i], steps + i * kIntLanes);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kWordVectors; ++i) {
-      const Ints low = to_nearest(step[2 * i] * kMostStepWord);
-      const Ints high = to_nearest(step[2 * i + 1] * kMostStepWord);
-      store_words(pack_words(low, high), words + i * 2 * kIntLanes);
+    for (int t = 0; t < n; t += kIntLanes) {
+      store<Widest>(load<Widest>(steps + t) * inverse, steps + t);
     }
   }
-  return max_of_lanes(fits) == -1;
+  return true;
 }
 
 KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
