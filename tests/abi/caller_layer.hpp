@@ -182,12 +182,6 @@ inline double largest_difference(const std::vector<float>& a, const std::vector<
   return largest;
 }
 
-// Of attention beside the same over decoded rows: from codes, queries and weights are integers of
-// 15 bits.
-inline double attend_tolerance(kvx_format_t format) {
-  return format == KVX_FORMAT_F32 || format == KVX_FORMAT_F16 ? 2e-5 : 6e-5;
-}
-
 inline constexpr int kTokens = 21;
 
 // The sequence's rows, and the layer that holds them.

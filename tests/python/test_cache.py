@@ -92,9 +92,7 @@ def test_how_tokens_are_cut_into_steps_changes_nothing(cuts, recipe, block_size)
     for count in cuts:
         parts.append(feed(cache, sequence, *(x[first : first + count] for x in rows)))
         first += count
-    # Over codes a query and a weight have 15 bits, and which kernel takes them depends on the cuts.
-    tolerance = 1e-5 if recipe == "f32" else 5e-5
-    assert relative_error(np.concatenate(parts), whole) < tolerance
+    assert relative_error(np.concatenate(parts), whole) < 1e-5
     assert cache.num_tokens(sequence) == sum(cuts)
 
 

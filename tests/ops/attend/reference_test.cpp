@@ -168,12 +168,10 @@ RC_GTEST_PROP(Attend, AgreesWithTheReferenceWhateverTheFeatures, ()) {
   options.wide_tail = *rc::gen::inRange(0, 4);
   AttendScene scene(options);
   const double tolerance = tolerance_of(options.runs);
-  // V's means and factors make stored numbers larger than outputs, and their errors with them.
-  const double out_tolerance = options.v_mean || options.v_factor ? 2 * tolerance : tolerance;
   const AttendOutput expected = scene.reference();
   for (CpuLevel level : cpu_levels_here()) {
     const AttendOutput got = scene.run(level);
-    RC_ASSERT(relative_rms(got.out, expected.out) <= out_tolerance);
+    RC_ASSERT(relative_rms(got.out, expected.out) <= tolerance);
     for (size_t i = 0; i < got.lse.size(); ++i) {
       const double bound = tolerance * (1 + std::abs(expected.lse[i]));
       RC_ASSERT(std::abs(got.lse[i] - expected.lse[i]) <= bound);

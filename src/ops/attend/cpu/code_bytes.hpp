@@ -2,8 +2,8 @@
 // and probabilities become fixed-point numbers of two 8-bit digits, codes stay codes, and dot
 // products are integer. E2M1 codes count halves, so they are integers too.
 //
-// Error: a query's digits carry 16 bits of its largest number, a weight's 15 bits of the largest in
-// its tile, so a result is off by some 1e-5 of its size.
+// Error: a query's and a weight's digits carry 16 bits of the largest, so a result is off by some
+// 1e-5 of its size.
 #pragma once
 
 #include "ops/attend/cpu/code_order.hpp"
@@ -27,7 +27,7 @@ struct CodeBytes {
                                        ? Codec::decode(1 << (Codec::kBits - 1))
                                        : -Codec::kQmax;
   static constexpr int kKeyBias = static_cast<int>(-kLowest / kUnit);
-  static constexpr int kValueBias = kIsUnsigned && !kIsNibble ? -128 : 0;
+  static constexpr int kValueBias = kIsUnsigned ? static_cast<int>(kLowest / kUnit) : 0;
 
   // What to exclusive-or a stored byte with.
   static constexpr int kKeyFlip = kIsUnsigned ? 0 : 0x80;
@@ -61,7 +61,9 @@ constexpr bool is_flipped_nibble() {
 using Ints = decltype(Widest{} < Widest{});
 inline constexpr int kIntLanes = kLanes<Widest>;
 
-inline constexpr float kMostWord = 32767;  // of a 15-bit fixed-point number
+// Of a probability's fixed-point number and a step's; their product is as wide as the first.
+inline constexpr float kMostWord = 65535;
+inline constexpr float kMostStepWord = 32767;
 
 // The value tile: [head_dim / kIntLanes parts][16 places of four tokens][kIntLanes numbers x 4
 // tokens], bytes. Place j holds tokens 4 * four_at(j) on, the order in which packing digits to

@@ -2,6 +2,8 @@
 // and their products.
 #pragma once
 
+#include <bit>
+
 #include "ops/attend/cpu/code_vectors.hpp"
 
 namespace kvx::ops::cpu {
@@ -10,8 +12,9 @@ inline namespace KVX_CPU_LEVEL {
 // What a pass over the value tile needs to know.
 struct ValueTile {
   const int8_t* codes;
-  const float* steps;     // [groups, padded_tokens], relative to the largest of the group
-  const uint16_t* words;  // the same as whole numbers, [groups, kMaxTileTokens]
+  // The tokens' steps relative to the largest of the group.
+  const float* steps;     // of one group, [padded_tokens]
+  const uint16_t* words;  // of several, [groups, kMaxTileTokens]
   const float* zeros;     // [padded_tokens], or null
   const float* largest;   // [groups]
   uint8_t* digits;        // [groups][kRowChunk rows][high and low][64 tokens in order of places]
@@ -26,42 +29,57 @@ struct ValueTile {
 // those that it lacks are 0, and whatever is read as their steps weighs nothing.
 inline constexpr int kTileVectors = kMaxTileTokens / kIntLanes;
 
-// Sixty-four whole numbers from 0 to 32767, as two vectors of words or four, in an order of which
-// nothing but packing to bytes needs to know.
+// Sixty-four whole numbers, as two vectors of words or four, in an order of which nothing but
+// packing to bytes needs to know.
 inline constexpr int kWordVectors = kTileVectors / 2;
 
-// Divides each group's steps by their largest, in place and as words, [groups, kMaxTileTokens].
-// False: a step is no finite number, or negative, or the group's largest is too small to divide by.
+// The largest of n steps. What is no finite number or has a sign has larger bits than all others:
+// one such among them is what is found.
+KVX_INLINE float largest_step(const float* steps, int n) {
+  using Bits = LanesOf<Widest>::Bits;
+  Bits most = {};
+  for (int t = 0; t < n; t += kIntLanes) {
+    const Bits bits = __builtin_bit_cast(Bits, load<Widest>(steps + t));
+    most = bits > most ? bits : most;
+  }
+  return std::bit_cast<float>(max_of_lanes(most));
+}
+
+// A group's steps times inverse as words, [kMaxTileTokens].
+KVX_INLINE void steps_to_words(const float* steps, int n, float inverse, uint16_t* words) {
+  Ints fixed[kTileVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kTileVectors; ++i) {
+    const bool exists = i * kIntLanes < n;
+    fixed[i] = exists ? to_nearest(load<Widest>(steps + i * kIntLanes) * inverse) : Ints{};
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kWordVectors; ++i) {
+    store_words(pack_words(fixed[2 * i], fixed[2 * i + 1]), words + i * 2 * kIntLanes);
+  }
+}
+
+// Divides each group's steps by their largest: of one group in place, of several as words, [groups,
+// kMaxTileTokens]. False: a step is no finite number, or has a sign, or the group's largest is too
+// small to divide by.
 KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* largest,
                                 uint16_t* words) {
-  constexpr float kSmallest = 0x1p-100f;
-  constexpr float kLargest = 0x1p100f;
-  Ints fits = Ints{} - 1;
+  constexpr uint32_t kSmallest = std::bit_cast<uint32_t>(0x1p-100f);
+  constexpr uint32_t kLargest = std::bit_cast<uint32_t>(0x1p100f);
   for (int g = 0; g < num_groups; ++g, steps += n, words += kMaxTileTokens) {
-    Widest step[kTileVectors];
-    Widest most = {};
-#pragma GCC unroll 8
-    for (int i = 0; i < kTileVectors; ++i) {
-      step[i] = i * kIntLanes < n ? load<Widest>(steps + i * kIntLanes) : Widest{};
-      fits &= step[i] >= 0.0f;
-      most = step[i] > most ? step[i] : most;
+    largest[g] = largest_step(steps, n);
+    const uint32_t bits = std::bit_cast<uint32_t>(largest[g]);
+    if (bits >= kLargest || (bits < kSmallest && bits != 0)) return false;
+    const float inverse = bits == 0 ? 0.0f : 1.0f / largest[g];
+    if (num_groups > 1) {
+      steps_to_words(steps, n, inverse * kMostStepWord, words);
+      continue;
     }
-    largest[g] = max_of_lanes(most);
-    if (!(largest[g] < kLargest) || (largest[g] < kSmallest && largest[g] != 0)) return false;
-    const float inverse = largest[g] == 0 ? 0.0f : 1.0f / largest[g];
-#pragma GCC unroll 8
-    for (int i = 0; i < kTileVectors; ++i) {
-      step[i] *= inverse;
-      if (i * kIntLanes < n) store<Widest>(step[i], steps + i * kIntLanes);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kWordVectors; ++i) {
-      const Ints low = to_nearest(step[2 * i] * kMostWord);
-      const Ints high = to_nearest(step[2 * i + 1] * kMostWord);
-      store_words(pack_words(low, high), words + i * 2 * kIntLanes);
+    for (int t = 0; t < n; t += kIntLanes) {
+      store<Widest>(load<Widest>(steps + t) * inverse, steps + t);
     }
   }
-  return max_of_lanes(fits) == -1;
+  return true;
 }
 
 KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
@@ -76,34 +94,63 @@ KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
   for (int i = 0; i < kTileVectors; ++i) p[i] = load<Widest>(source + i * kIntLanes);
 }
 
-// One row's digits, for every group: [groups][kRowChunk rows][high: 64][low: 64]. Returns what its
-// integer sums are to be multiplied with.
-KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, uint8_t* digits) {
-  constexpr float kNegligible = 0x1p-80f;  // beside the probability of 1 that some tile had
-  Widest p[kTileVectors];
-  load_probabilities(job, row, p);
-  Widest largest = p[0];
+KVX_INLINE float most_of(const Widest* weights) {
+  Widest largest = weights[0];
 #pragma GCC unroll 8
-  for (int i = 1; i < kTileVectors; ++i) largest = p[i] > largest ? p[i] : largest;
-  const float most = max_of_lanes(largest);
-  const bool counts = most > kNegligible;
-  const float inverse = counts ? kMostWord / most : 0.0f;
-  Words words[kWordVectors];
+  for (int i = 1; i < kTileVectors; ++i) {
+    largest = weights[i] > largest ? weights[i] : largest;
+  }
+  return max_of_lanes(largest);
+}
+
+// As whole numbers of 1 / inverse.
+KVX_INLINE void weights_to_words(const Widest* weights, float inverse, Words* words) {
 #pragma GCC unroll 4
   for (int i = 0; i < kWordVectors; ++i) {
-    words[i] = pack_words(to_nearest(p[2 * i] * inverse), to_nearest(p[2 * i + 1] * inverse));
+    words[i] =
+        pack_words(to_nearest(weights[2 * i] * inverse), to_nearest(weights[2 * i + 1] * inverse));
   }
+}
+
+// One row's digits, for every group: [groups][kRowChunk rows][high: 64][low: 64]. Returns what its
+// integer sums are to be multiplied with. With one group a weight is rounded once; with several,
+// where that would take a product of floats each, a probability and a step are rounded first.
+KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, uint8_t* digits) {
+  constexpr float kNegligible = 0x1p-80f;  // beside the probability of 1 that some tile had
+  constexpr int kVectorWords = 2 * kIntLanes;
+  Widest p[kTileVectors];
+  load_probabilities(job, row, p);
+  if (tile.num_groups == 1) {
+    const int n = job.values.padded_tokens();
+#pragma GCC unroll 8
+    for (int i = 0; i < kTileVectors; ++i) {
+      if (i * kIntLanes < n) p[i] *= load<Widest>(tile.steps + i * kIntLanes);
+    }
+  }
+  const float most = most_of(p);
+  const bool counts = most > kNegligible;
+  Words words[kWordVectors];
+  weights_to_words(p, counts ? kMostWord / most : 0.0f, words);
+  if (tile.num_groups == 1) {
+    for (int i = 0; i < kWordVectors; i += 2) {
+      const int at = i * kVectorWords;
+      store_digits(words[i], words[i + 1], digits + at, digits + 64 + at);
+    }
+    return counts ? most / kMostWord : 0.0f;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kWordVectors; ++i) words[i] = words_to_signed(words[i]);
   const uint16_t* steps = tile.words;
   for (int g = 0; g < tile.num_groups; ++g, steps += kMaxTileTokens, digits += kRowChunk * 128) {
     for (int i = 0; i < kWordVectors; i += 2) {
-      const int at = i * 2 * kIntLanes;
+      const int at = i * kVectorWords;
       const Words a = multiply_words(words[i], load_words(steps + at));
-      const Words b = multiply_words(words[i + 1], load_words(steps + at + 2 * kIntLanes));
+      const Words b = multiply_words(words[i + 1], load_words(steps + at + kVectorWords));
       store_digits(a, b, digits + at, digits + 64 + at);
     }
   }
   // A product of words counts in units of 1 / 32768.
-  return counts ? most / kMostWord * (32768.0f / kMostWord) : 0.0f;
+  return counts ? most / kMostWord * (32768.0f / kMostStepWord) : 0.0f;
 }
 
 // All of a row's numbers get sum over tokens of p * (zero - bias * step).
@@ -227,6 +274,7 @@ bool add_code_values(const ValueJob& job) {
   float* steps = job.scratch;
   float* largest = steps + scales.count * n;
   load_steps(values, scales, value_unit<Codec>() * tensor_scale_of(values), steps);
+  for (int t = 0; is_affine && t < n; ++t) steps[n + t] *= 1 / value_unit<Codec>();
   // Digits and codes lie on whole lines: a vector across two of them costs twice.
   auto* words = reinterpret_cast<uint16_t*>(largest + (num_groups + 15) / 16 * 16);
   if (!normalize_steps(steps, num_groups, n, largest, words)) return false;
@@ -243,7 +291,7 @@ bool add_code_values(const ValueJob& job) {
                           .digits = digits,
                           .num_groups = num_groups,
                           .group_parts = group / kIntLanes,
-                          .value_bias = CodeBytes<Codec>::kValueBias};
+                          .value_bias = value_bias<Codec>()};
   const int steps_a_chunk =
       (values.head_dim / kIntLanes + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
   job.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(job.num_rows));

@@ -123,6 +123,10 @@ template <class Codec>
 constexpr float value_unit() {
   return CodeBytes<Codec>::kUnit;
 }
+template <class Codec>
+constexpr int value_bias() {
+  return CodeBytes<Codec>::kValueBias;
+}
 
 // Byte j of four tokens' chunks, side by side: [4] of four js each.
 KVX_INLINE void interleave_chunks(const uint8_t* const* rows, int row_bytes, int offset,
@@ -148,7 +152,7 @@ template <class Codec, format::Packing P>
 KVX_INLINE void store_nibbles(const __m128i* fours, int8_t* place) {
   const __m256i bytes = _mm256_setr_m128i(fours[0], fours[1]);
   const __m256i low_four = _mm256_set1_epi8(15);
-  const __m256i table = nibble_table<Codec, 0>();
+  const __m256i table = nibble_table<Codec, CodeBytes<Codec>::kValueBias>();
   const __m256i low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, low_four));
   const __m256i high =
       _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low_four));
@@ -197,7 +201,7 @@ KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher
   }
 }
 
-// Words from 0 to 32767.
+// Words from 0 to 65535, which sums and products take modulo 65536.
 using Words = __m256i;
 
 KVX_INLINE Words pack_words(Ints a, Ints b) {
@@ -210,9 +214,14 @@ KVX_INLINE void store_words(Words numbers, uint16_t* words) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), numbers);
 }
 
-// a * b / 32768, to nearest.
+// Less 32768, as multiply_words takes them.
+KVX_INLINE Words words_to_signed(Words numbers) {
+  return _mm256_xor_si256(numbers, _mm256_set1_epi16(static_cast<short>(0x8000)));
+}
+
+// (a + 32768) * b / 32768, to nearest: the instruction takes words with a sign. b: at most 32767.
 KVX_INLINE Words multiply_words(Words a, Words b) {
-  return _mm256_mulhrs_epi16(a, b);
+  return _mm256_add_epi16(_mm256_mulhrs_epi16(a, b), b);
 }
 
 // As digits, in the order of places if a and b came from four vectors in their order.

@@ -121,14 +121,19 @@ constexpr Table<uint8_t, 64> interleave_index(int first) {
   return index;
 }
 
-// A signed integer's nibble in the high half of a byte is sixteen times its value, sign and all.
+// An integer's nibble in the high half of a byte is sixteen times its value, sign and all. Unsigned
+// ones count from their middle there.
 template <class Codec>
-constexpr bool is_high_value() {
-  return is_flipped_nibble<Codec>() && !CodeBytes<Codec>::kIsUnsigned;
+constexpr int value_factor() {
+  return is_flipped_nibble<Codec>() ? 16 : 1;
 }
 template <class Codec>
 constexpr float value_unit() {
-  return is_high_value<Codec>() ? CodeBytes<Codec>::kUnit / 16 : CodeBytes<Codec>::kUnit;
+  return CodeBytes<Codec>::kUnit / static_cast<float>(value_factor<Codec>());
+}
+template <class Codec>
+constexpr int value_bias() {
+  return CodeBytes<Codec>::kValueBias * value_factor<Codec>();
 }
 
 // By how many bits to shift a number's byte to have its nibble where a value's byte has it.
@@ -136,8 +141,8 @@ template <class Codec, format::Packing P>
 constexpr Table<int32_t, 16> nibble_shifts() {
   Table<int32_t, 16> shifts = {};
   for (int byte = 0; byte < 8; ++byte) {
-    shifts.at[is_high_value<Codec>() ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte)] =
-        4;
+    const bool is_high = value_factor<Codec>() > 1;
+    shifts.at[is_high ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte)] = 4;
   }
   return shifts;
 }
@@ -158,14 +163,16 @@ KVX_INLINE void split_values(__m512i chunks, __m512i* parts) {
     if constexpr (!Code::kIsNibble) {
       const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kValueFlip));
       parts[i] = _mm512_xor_si512(columns, flip);
-    } else if constexpr (is_high_value<Codec>()) {
+    } else if constexpr (value_factor<Codec>() > 1) {
+      constexpr int kAndXor = 0x6A;  // (a & b) ^ c
       const __m512i high_four = _mm512_set1_epi8(static_cast<char>(0xF0));
-      parts[i] =
-          _mm512_and_si512(_mm512_sllv_epi32(columns, _mm512_load_si512(kShifts.at)), high_four);
+      const __m512i flip = _mm512_set1_epi8(static_cast<char>(Code::kValueFlip));
+      const __m512i codes = _mm512_sllv_epi32(columns, _mm512_load_si512(kShifts.at));
+      parts[i] = _mm512_ternarylogic_epi32(codes, high_four, flip, kAndXor);
     } else {
       const __m512i codes = _mm512_and_si512(
           _mm512_srlv_epi32(columns, _mm512_load_si512(kShifts.at)), _mm512_set1_epi8(15));
-      parts[i] = Code::kIsUnsigned ? codes : _mm512_shuffle_epi8(nibble_table<Codec, 0>(), codes);
+      parts[i] = _mm512_shuffle_epi8(nibble_table<Codec, 0>(), codes);
     }
   }
 }
@@ -191,7 +198,7 @@ KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher
   }
 }
 
-// Words from 0 to 32767.
+// Words from 0 to 65535, which sums and products take modulo 65536.
 using Words = __m512i;
 
 KVX_INLINE Words pack_words(Ints a, Ints b) {
@@ -204,9 +211,14 @@ KVX_INLINE void store_words(Words numbers, uint16_t* words) {
   _mm512_storeu_si512(words, numbers);
 }
 
-// a * b / 32768, to nearest.
+// Less 32768, as multiply_words takes them.
+KVX_INLINE Words words_to_signed(Words numbers) {
+  return _mm512_xor_si512(numbers, _mm512_set1_epi16(static_cast<short>(0x8000)));
+}
+
+// (a + 32768) * b / 32768, to nearest: the instruction takes words with a sign. b: at most 32767.
 KVX_INLINE Words multiply_words(Words a, Words b) {
-  return _mm512_mulhrs_epi16(a, b);
+  return _mm512_add_epi16(_mm512_mulhrs_epi16(a, b), b);
 }
 
 // As digits, in the order of places if a and b came from four vectors in their order.

@@ -16,8 +16,6 @@ struct FloatSteps {
   int num_groups = 1;
   int group = 0;  // numbers
   int stride = 0;
-
-  const float* of_number(int number) const { return steps + number / group * stride; }
 };
 
 template <class Loader>
@@ -60,19 +58,25 @@ KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int 
   const int head_dim = job.keys.head_dim;
   const uint8_t* const* codes = job.keys.codes + token;
   constexpr int kVectors = Loader::kNumbers / kLanes<Widest>;
-  for (int d = 0; d < head_dim; d += Loader::kNumbers) {
-    for (int i = 0; i < kTokensTogether; ++i) {
-      Widest key[kVectors];
-      Loader::load_part(codes[i], d, key);
-      for (int v = 0; v < kVectors; ++v) {
-        if (IsGrouped) key[v] *= steps.of_number(d)[token + i];
-        const float* queries = job.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
-        for (int r = 0; r < Rows; ++r) {
-          sums[i][r] += key[v] * load<Widest>(queries + int64_t{r} * head_dim);
+  const int group = IsGrouped ? steps.group : head_dim;
+  const float* of_group = IsGrouped ? steps.steps + token : nullptr;
+  for (int first = 0; first < head_dim; first += group) {
+    const int end = first + group < head_dim ? first + group : head_dim;
+    for (int d = first; d < end; d += Loader::kNumbers) {
+      for (int i = 0; i < kTokensTogether; ++i) {
+        Widest key[kVectors];
+        Loader::load_part(codes[i], d, key);
+        for (int v = 0; v < kVectors; ++v) {
+          if (IsGrouped) key[v] *= of_group[i];
+          const float* queries = job.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
+          for (int r = 0; r < Rows; ++r) {
+            sums[i][r] += key[v] * load<Widest>(queries + int64_t{r} * head_dim);
+          }
         }
       }
+      job.prefetcher.step();
     }
-    job.prefetcher.step();
+    if (IsGrouped) of_group += steps.stride;
   }
 }
 

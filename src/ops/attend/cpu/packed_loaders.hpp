@@ -4,7 +4,6 @@
 
 #include <immintrin.h>
 
-#include "format/packing.hpp"
 #include "ops/attend/cpu/code_order.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/cpu/lanes.hpp"
@@ -182,58 +181,31 @@ struct Fp8Block {
 };
 #endif
 
-// ---- Integer and E2M1 codes
+// ---- Codes of eight bits, for levels without integer products of them
 
-// Sixteen signed or unsigned bytes.
-template <bool IsUnsigned>
-KVX_INLINE void widen_bytes(__m128i bytes, Widest* part) {
-#if defined(__AVX512F__)
-  const __m512i numbers = IsUnsigned ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes);
-  part[0] = static_cast<Widest>(_mm512_cvtepi32_ps(numbers));
-#else
-  for (int v = 0; v < kPartVectors; ++v) {
-    const __m256i numbers = IsUnsigned ? _mm256_cvtepu8_epi32(bytes) : _mm256_cvtepi8_epi32(bytes);
-    part[v] = static_cast<Widest>(_mm256_cvtepi32_ps(numbers));
-    bytes = _mm_srli_si128(bytes, 8);
-  }
-#endif
-}
-
-template <class Codec, format::Packing P>
+template <class Codec>
 struct CodePart {
+  static_assert(Codec::kBits == 8);
   static constexpr float kUnit = code_unit<Codec>();
   static constexpr bool kHidesNan = false;
   static constexpr int kNumbers = kPartNumbers;
 
+  // The compilers make dozens of instructions of __builtin_convertvector here.
   KVX_INLINE static void load_part(const uint8_t* row, int number, Widest* part) {
-    if constexpr (Codec::kBits == 8) {
-      const auto* bytes = reinterpret_cast<const __m128i*>(row + number);
-      widen_bytes<is_unsigned_code<Codec>()>(_mm_loadu_si128(bytes), part);
-    } else {
-      const auto* bytes = reinterpret_cast<const __m128i*>(row + number / 2);
-      widen_bytes<false>(nibble_numbers(_mm_loadl_epi64(bytes)), part);
+    for (int v = 0; v < kPartVectors; ++v) {
+      const auto* bytes = reinterpret_cast<const __m128i*>(row + number + v * kLanes<Widest>);
+#if defined(__AVX512F__)
+      const __m128i codes = _mm_loadu_si128(bytes);
+      const __m512i numbers =
+          is_unsigned_code<Codec>() ? _mm512_cvtepu8_epi32(codes) : _mm512_cvtepi8_epi32(codes);
+      part[v] = static_cast<Widest>(_mm512_cvtepi32_ps(numbers));
+#else
+      const __m128i codes = _mm_loadl_epi64(bytes);
+      const __m256i numbers =
+          is_unsigned_code<Codec>() ? _mm256_cvtepu8_epi32(codes) : _mm256_cvtepi8_epi32(codes);
+      part[v] = static_cast<Widest>(_mm256_cvtepi32_ps(numbers));
+#endif
     }
-  }
-
-  // Eight bytes of nibbles to sixteen signed bytes in the row's order.
-  KVX_INLINE static __m128i nibble_numbers(__m128i bytes) {
-    alignas(16) int8_t table[16];
-    alignas(16) int8_t order[16];
-    for (int code = 0; code < 16; ++code) {
-      table[code] = static_cast<int8_t>(Codec::decode(static_cast<uint8_t>(code)) / kUnit);
-    }
-    for (int byte = 0; byte < 8; ++byte) {
-      order[low_nibble_number<P>(byte)] = static_cast<int8_t>(2 * byte);
-      order[high_nibble_number<P>(byte)] = static_cast<int8_t>(2 * byte + 1);
-    }
-    const __m128i low_four = _mm_set1_epi8(15);
-    const __m128i low = _mm_and_si128(bytes, low_four);
-    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), low_four);
-    __m128i codes = _mm_unpacklo_epi8(low, high);
-    if constexpr (P == format::Packing::kTurboMind) {
-      codes = _mm_shuffle_epi8(codes, _mm_load_si128(reinterpret_cast<const __m128i*>(order)));
-    }
-    return _mm_shuffle_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(table)), codes);
   }
 };
 

@@ -8,6 +8,9 @@
 #include <cstring>
 
 #include "format/scale.hpp"
+#if defined(__AVX512VBMI__)
+#include "ops/attend/cpu/byte_steps.hpp"
+#endif
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/cpu/level.hpp"
 
@@ -72,6 +75,9 @@ KVX_INLINE void decode_steps(format::ScaleType type, const uint32_t* bits, int n
 // steps[g * padded_tokens + t] = step of token t's group g, times factor. An affine tile's zeros
 // are its group 1.
 static void load_steps(const PackedTile& tile, const ScaleRow& row, float factor, float* steps) {
+#if defined(__AVX512VBMI__)
+  if (load_byte_steps(tile, row.type, row.count, factor, steps)) return;
+#endif
   const int n = tile.padded_tokens();
   uint32_t bits[kMaxTileTokens];
   const int per_word = 4 / row.bytes;

@@ -23,7 +23,7 @@ constexpr PackedKernels code_kernels() {
     return {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, P, Digits>,
             add_code_values<Codec, P>, kAnyRows};
   } else {
-    return kFloatKernels<CodePart<Codec, P>>;
+    return kFloatKernels<CodePart<Codec>>;
   }
 }
 template <class Codec, format::Packing P, int Digits>
