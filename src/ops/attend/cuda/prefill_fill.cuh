@@ -134,11 +134,6 @@ class CopyFiller {
   }
 };
 
-// Affine codes less 128 or 8, the middle of what they can be: a sum over large positive numbers
-// that the zero takes away again would lose digits.
-using CentredUInt8 = TileInteger8<0u, 0xE480E480u>;               // -(1024 + 128)
-using CentredUInt4 = TileInteger4<0u, 0xE408E408u, 0xD480D480u>;  // -1032, -(64 + 8)
-
 // A unit: one side of 64 tokens. Its packed rows go by cp.async to where the thread that asked for
 // them reads them again: no other has to wait for it.
 inline constexpr int kUnitTokens = 64;
@@ -188,11 +183,11 @@ class DecodeFiller {
         case FormatId::kInt8:
           return fill<TileInt8, NoScale>();
         case FormatId::kInt8Affine:
-          return fill<CentredUInt8, NoScale>();
+          return fill<TileUInt8, NoScale>();
         case FormatId::kInt4:
           return fill<TileInt4, NoScale>();
         default:
-          return fill<CentredUInt4, NoScale>();
+          return fill<TileUInt4, NoScale>();
       }
     } else {
       switch (id) {
@@ -352,9 +347,9 @@ class DecodeFiller {
       case FormatId::kFp8E5M2:
         return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
       case FormatId::kInt8Affine:
-        return affine_scales(side, bits, 128.0f);
+        return affine_scales(side, bits, TileUInt8::kMiddle);
       case FormatId::kInt4Affine:
-        return affine_scales(side, bits, 8.0f);
+        return affine_scales(side, bits, TileUInt4::kMiddle);
       default:
         return {{halves.x, halves.y}, 0.0f};
     }

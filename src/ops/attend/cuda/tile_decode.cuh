@@ -10,6 +10,9 @@
 //   for_keys    (8 bits) a word b0 b1 b2 b3 into (b0, b1), (b2, b3)
 //               (4 bits) a word into pairs; register j has the nibbles that key_pair(j) names
 //
+// Codes without a sign come as values less kMiddle, the middle of what they can be: a sum over
+// large positive numbers that their rows' zeros take away again would lose digits.
+//
 // Integers as keys keep the offset that the exponent trick leaves: the queries know what it adds to
 // a score, and the sum begins with minus that.
 //   kHasKeyOffset  whether there is one
@@ -61,12 +64,13 @@ struct TileE5M2 {
   }
 };
 
-// 0x6400 | u is 1024 + u in f16. Flip: what makes the code unsigned. Bias: what that added.
-template <uint32_t Flip, uint32_t MinusOffset>
+// 0x6400 | u is 1024 + u in f16. Flip: what makes a code with a sign unsigned.
+template <uint32_t Flip>
 struct TileInteger8 {
   static constexpr int kBits = 8;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
+  static constexpr float kMiddle = Flip != 0 ? 0.0f : 128.0f;
   static constexpr bool kHasKeyOffset = true;
   __device__ static float key_offset(int) { return Flip != 0 ? 1024.0f + 128.0f : 1024.0f; }
   __device__ static float key_factor(int) { return 1.0f; }
@@ -74,8 +78,9 @@ struct TileInteger8 {
     return {raised(w ^ Flip, 0x4140), raised(w ^ Flip, 0x4342)};
   }
   __device__ static Two for_values(uint32_t w) {
-    return {add_f16x2(raised(w ^ Flip, 0x4240), MinusOffset),
-            add_f16x2(raised(w ^ Flip, 0x4341), MinusOffset)};
+    constexpr uint32_t kMinus1152 = 0xE480E480u;  // 1024 + 128
+    return {add_f16x2(raised(w ^ Flip, 0x4240), kMinus1152),
+            add_f16x2(raised(w ^ Flip, 0x4341), kMinus1152)};
   }
 
  private:
@@ -83,15 +88,16 @@ struct TileInteger8 {
     return __byte_perm(w, 0x64646464u, bytes);
   }
 };
-using TileInt8 = TileInteger8<0x80808080u, 0xE480E480u>;  // -(1024 + 128)
-using TileUInt8 = TileInteger8<0u, 0xE400E400u>;          // -1024
+using TileInt8 = TileInteger8<0x80808080u>;
+using TileUInt8 = TileInteger8<0u>;
 
 // As above; the second nibble of a byte lies four bits higher and counts 16 times.
-template <uint32_t Flip, uint32_t MinusLow, uint32_t MinusHigh>
+template <uint32_t Flip>
 struct TileInteger4 {
   static constexpr int kBits = 4;
   using Mma = MmaF16;
   static constexpr float kUnit = 1.0f;
+  static constexpr float kMiddle = Flip != 0 ? 0.0f : 8.0f;
   static constexpr bool kHasKeyOffset = true;
   // Odd registers are 1024 + 16 u, and meet a sixteenth of the query.
   __device__ static float key_factor(int j) { return j % 2 == 0 ? 1.0f : 0.0625f; }
@@ -107,17 +113,18 @@ struct TileInteger4 {
   }
   __device__ static Four for_values(uint32_t w) {
     constexpr uint32_t kSixteenth = 0x2C002C00u;
+    constexpr uint32_t kMinus1032 = 0xE408E408u, kMinus72 = 0xD480D480u;  // 1024 + 8, 64 + 8
     const Four x = for_keys(w);
-    return {add_f16x2(x.r[0], MinusLow), fma_f16x2(x.r[1], kSixteenth, MinusHigh),
-            add_f16x2(x.r[2], MinusLow), fma_f16x2(x.r[3], kSixteenth, MinusHigh)};
+    return {add_f16x2(x.r[0], kMinus1032), fma_f16x2(x.r[1], kSixteenth, kMinus72),
+            add_f16x2(x.r[2], kMinus1032), fma_f16x2(x.r[3], kSixteenth, kMinus72)};
   }
 
  private:
   static constexpr uint32_t kLow = 0x64006400u ^ (Flip & 0x000F000Fu);
   static constexpr uint32_t kHigh = 0x64006400u ^ (Flip & 0x00F000F0u);
 };
-using TileInt4 = TileInteger4<0x88888888u, 0xE408E408u, 0xD480D480u>;  // -1032, -(64 + 8)
-using TileUInt4 = TileInteger4<0u, 0xE400E400u, 0xD400D400u>;          // -1024, -64
+using TileInt4 = TileInteger4<0x88888888u>;
+using TileUInt4 = TileInteger4<0u>;
 
 // E2M1's sign, exponent and mantissa at E4M3's: the value times 2^-6, which the instruction for
 // E4M3 turns into f16. Cheaper than placing the bits in f16, which takes a shift and a mask a

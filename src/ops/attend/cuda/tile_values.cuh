@@ -92,8 +92,10 @@ struct TileValues {
           w[c][i] = operand({{d[0] * x, d[1] * x, d[2] * y, d[3] * y}});
         }
         if constexpr (Scale::kHasZero) {
-          sums[c].zeros.x += (d[0] * a.zero + d[2] * b.zero) * scale_unit;
-          sums[c].zeros.y += (d[1] * a.zero + d[3] * b.zero) * scale_unit;
+          const float m = fmaf(Element::kMiddle, a.scale[0], a.zero);  // a middle code's value
+          const float n = fmaf(Element::kMiddle, b.scale[0], b.zero);
+          sums[c].zeros.x += (d[0] * m + d[2] * n) * scale_unit;
+          sums[c].zeros.y += (d[1] * m + d[3] * n) * scale_unit;
         }
       }
     } else {
