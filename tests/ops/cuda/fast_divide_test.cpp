@@ -39,5 +39,21 @@ TEST(FastDivide, IsDivisionForEveryNumberBelow2To31) {
   }
 }
 
+TEST(FastDivide, IsDivisionOnBothSidesOf2To31) {
+  const auto expect_quotients_64 = [](int64_t divisor) {
+    const FastDivide64 by(divisor);
+    constexpr int64_t kBeyond = int64_t{kMost} + 3;
+    for (const int64_t n :
+         {int64_t{0}, divisor - 1, divisor, divisor + 1, kMost - int64_t{1}, int64_t{kMost},
+          kMost + int64_t{1}, kBeyond / divisor * divisor, int64_t{1} << 40}) {
+      ASSERT_EQ(by.quotient(n), n / divisor) << n << " / " << divisor;
+    }
+  };
+  for (int64_t divisor = 1; divisor <= 4096; ++divisor) expect_quotients_64(divisor);
+  for (int bit = 12; bit < 40; ++bit) {
+    for (const int near : {-1, 0, 1}) expect_quotients_64((int64_t{1} << bit) + near);
+  }
+}
+
 }  // namespace
 }  // namespace kvx::ops::cuda
