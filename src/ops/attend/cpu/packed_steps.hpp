@@ -9,7 +9,7 @@
 
 #include "format/scale.hpp"
 #if defined(__AVX512VBMI__)
-#include "ops/attend/cpu/byte_steps.hpp"
+#include "ops/attend/cpu/sorted_steps.hpp"
 #endif
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/cpu/level.hpp"
@@ -76,7 +76,7 @@ KVX_INLINE void decode_steps(format::ScaleType type, const uint32_t* bits, int n
 // are its group 1.
 static void load_steps(const PackedTile& tile, const ScaleRow& row, float factor, float* steps) {
 #if defined(__AVX512VBMI__)
-  if (load_byte_steps(tile, row.type, row.count, factor, steps)) return;
+  if (load_sorted_steps(tile, row.type, row.count, factor, steps)) return;
 #endif
   const int n = tile.padded_tokens();
   uint32_t bits[kMaxTileTokens];
