@@ -1,7 +1,10 @@
 // Batches whose sequences differ in length: the device cuts each into as many pieces as its length
 // deserves (splits.hpp), so that all pieces together are at most a grid of fixed size. Every CTA
 // finds its own piece from the lengths, and a sequence's first piece leaves them for the merge.
-// Functions here take a whole warp.
+// Functions here take a whole warp. Their loops stay loops, since behind another kernel
+// instructions come slower than they are executed; and all lanes go round as often, since what is
+// the same for all of them then stays in uniform registers, of which the walk over tokens has none
+// to spare.
 //
 // Piece p of a sequence, KV head h of the run and tile of query rows t is CTA
 // (p' * num_row_tiles + t) * num_heads + h, where p' counts pieces of all sequences in their order.
@@ -20,7 +23,11 @@ __device__ inline int granules_of(const AttendJob& job, int sequence) {
 template <class Value>
 __device__ int sum_over_sequences(const AttendJob& job, int end, const Value& value) {
   int sum = 0;
-  for (int s = threadIdx.x % kWarp; s < end; s += kWarp) sum += value(granules_of(job, s));
+#pragma unroll 1
+  for (int base = 0; base < end; base += kWarp) {
+    const int s = base + static_cast<int>(threadIdx.x % kWarp);
+    sum += s < end ? value(granules_of(job, s)) : 0;
+  }
   return __reduce_add_sync(kWholeWarp, sum);
 }
 
@@ -40,10 +47,12 @@ __device__ inline FoundPieces sequence_of_piece(const AttendJob& job, int piece)
   const int lane = threadIdx.x % kWarp;
   const int most = granules_of_piece(job);
   int before = 0;
+#pragma unroll 1
   for (int base = 0; base < job.args.num_sequences; base += kWarp) {
     const int s = base + lane;
     const int own = s < job.args.num_sequences ? num_pieces(granules_of(job, s), most) : 0;
     int end = own;  // of the pieces of sequences up to this lane's
+#pragma unroll 1
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const int other = __shfl_up_sync(kWholeWarp, end, offset);
       end += lane >= offset ? other : 0;

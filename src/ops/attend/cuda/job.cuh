@@ -43,6 +43,7 @@ struct AttendJob {
   int balanced_pieces;              // of all sequences together, at most
   int piece_granule;                // tokens
   int rows_of_piece;                // query rows
+  int merge_warps;                  // that merge a row's pieces
   float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
   Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
   SequencePieces* sequence_pieces;  // [num_sequences]; balanced alone: for the merge

@@ -1,5 +1,6 @@
-// merge_splits: the pieces of a row become its output. A CTA a row: its warps share the splits out
-// among themselves.
+// merge_splits: the pieces of a row become its output. A row's warps share its pieces out among
+// themselves: all eight of a CTA, or fewer where there are many rows.
+#include "core/checked.hpp"
 #include "ops/attend/cuda/balance.cuh"
 #include "ops/attend/cuda/finish_row.cuh"
 #include "ops/attend/cuda/launch.hpp"
@@ -24,24 +25,26 @@ struct RowParts {
 };
 
 // The last sequence that begins at this token or before: one without tokens begins with the next.
-__device__ int sequence_of_token(const AttendJob& job, int64_t token) {
-  int low = 0, high = job.args.num_sequences - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (job.args.q_starts[middle] <= token) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
+// By a warp: 32 places at a time.
+__device__ int sequence_of_token(const AttendJob& job, int64_t token, int lane) {
+  int first = 0, num = job.args.num_sequences;
+  while (num > 1) {
+    const int step = (num + kWarp - 1) / kWarp;
+    const int at = lane * step;
+    const bool is_before = at < num && job.args.q_starts[first + at] <= token;
+    const uint32_t before = __ballot_sync(kWholeWarp, is_before);
+    const int last = before == 0 ? 0 : (31 - __clz(static_cast<int>(before))) * step;
+    first += last;
+    num = min(step, num - last);
   }
-  return low;
+  return first;
 }
 
-__device__ RowParts parts_of_row(const AttendJob& job, int64_t token, int q_head) {
+__device__ RowParts parts_of_row(const AttendJob& job, int64_t token, int q_head, int lane) {
   if (job.balanced_pieces == 0) {
     return {partial_index(job, token, q_head, 0), 1, job.num_splits};
   }
-  const int sequence = sequence_of_token(job, token);
+  const int sequence = sequence_of_token(job, token, lane);
   const SequenceShape shape = sequence_shape(job, sequence);
   const int64_t new_token = token - shape.q_start;
   if (!shape.is_valid || new_token < 0 || new_token >= shape.q_len) return {0, 0, 0};
@@ -97,20 +100,20 @@ __device__ void add_weighted(float weight, const float4& x, float4& sum) {
   sum.w += weight * x.w;
 }
 
-// Sums of the splits that are this warp's, into out [dim] of its own.
+// Sums of the splits that are this warp's, of num_warps, into out [dim] of its own.
 template <class T>
-__device__ void add_splits(const AttendJob& job, const RowParts& row, float max, int warp, int lane,
-                           float* out) {
+__device__ void add_splits(const AttendJob& job, const RowParts& row, float max, int warp,
+                           int num_warps, int lane, float* out) {
   constexpr int kNumbers = sizeof(T) / sizeof(float);
   const int dim = job.packed.v.view.head_dim;
   for (int d = lane * kNumbers; d < dim; d += kWarp * kNumbers) {
     T sum = {};
-    for (int s = warp; s < row.num; s += kWarps * kAtOnce) {
+    for (int s = warp; s < row.num; s += num_warps * kAtOnce) {
       T numbers[kAtOnce];
       float weights[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int split = s + i * kWarps;
+        const int split = s + i * num_warps;
         const bool is_split = split < row.num;
         const int64_t at = row.first + split * row.stride;
         weights[i] = is_split ? weight_of(job.partial_softmax[at], max) : 0.0f;
@@ -131,37 +134,52 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ A
   extern __shared__ __align__(16) float shared[];  // [kWarps, dim]
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
+  const int num_warps = job.merge_warps;  // of a row
+  const int of_row = warp % num_warps;
   const int dim = job.packed.v.view.head_dim;
-  const int64_t run_heads = int64_t{job.packed.num_heads} * job.q_per_kv;
-  const int64_t token = blockIdx.x / run_heads;
-  const int q_head =
-      static_cast<int>(job.packed.first_head * job.q_per_kv + blockIdx.x % run_heads);
+  const int run_heads = job.packed.num_heads * job.q_per_kv;
+  const int64_t index = int64_t{blockIdx.x} * (kWarps / num_warps) + warp / num_warps;
+  const int64_t token = index / run_heads;
+  const int q_head = job.packed.first_head * job.q_per_kv + static_cast<int>(index % run_heads);
 
-  const RowParts row = parts_of_row(job, token, q_head);
-  if (row.num == 0) return;
-  const Softmax2 tokens = merge_softmax(job, row, lane);
-  if (dim % 4 == 0) {
-    add_splits<float4>(job, row, tokens.max, warp, lane, shared + warp * dim);
-  } else {
-    add_splits<float>(job, row, tokens.max, warp, lane, shared + warp * dim);
+  RowParts row = {};
+  if (token < job.total_q) row = parts_of_row(job, token, q_head, lane);
+  Softmax2 tokens = {};
+  float* sums = shared + warp * dim;
+  if (row.num > 0) {
+    tokens = merge_softmax(job, row, lane);
+    if (dim % 4 == 0) {
+      add_splits<float4>(job, row, tokens.max, of_row, num_warps, lane, sums);
+    } else {
+      add_splits<float>(job, row, tokens.max, of_row, num_warps, lane, sums);
+    }
   }
   __syncthreads();
-  if (warp != 0) return;
+  if (of_row != 0 || row.num == 0) return;
   for (int d = lane; d < dim; d += kWarp) {
     float sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += shared[w * dim + d];
-    shared[d] = sum;
+    for (int w = 0; w < num_warps; ++w) sum += sums[w * dim + d];
+    sums[d] = sum;
   }
-  finish_row(job, token, q_head, tokens, shared, lane);
+  finish_row(job, token, q_head, tokens, sums, lane);
 }
 
 }  // namespace
 
 cudaError_t launch_merge_splits(const CudaContext& context, const AttendJob& job) {
+  constexpr int kCtas = 4;  // a multiprocessor
   const int64_t num_rows = job.total_q * job.packed.num_heads * job.q_per_kv;
+  AttendJob merge = job;
+  merge.merge_warps = kWarps;
+  while (merge.merge_warps > 1 && ceil_div<int64_t>(num_rows * merge.merge_warps, kWarps) >
+                                      kCtas * context.device.num_multiprocessors) {
+    merge.merge_warps /= 2;
+  }
+  const auto num_ctas =
+      static_cast<unsigned>(ceil_div<int64_t>(num_rows * merge.merge_warps, kWarps));
   const int shared_bytes = kWarps * job.packed.v.view.head_dim * static_cast<int>(sizeof(float));
   return launch_overlapping(context, reinterpret_cast<const void*>(&merge_rows),
-                            {dim3(static_cast<unsigned>(num_rows)), kThreads, shared_bytes}, &job);
+                            {dim3(num_ctas), kThreads, shared_bytes}, &merge);
 }
 
 }  // namespace kvx::ops::cuda

@@ -96,13 +96,25 @@ class TilePiece {
       const int r = c * kTileRows + lane_ / 4;
       columns[c].ask(job_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
     }
-    ring_.begin();
+    if constexpr (Config::kIsPadded) {
+      transform_padded();
+    } else {
+      ring_.begin();
+    }
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
-      columns[c].finish(job_, kv_head_, key_scale_of_head(), lane_, queries_.columns[c],
-                        score_scale_[c], bias_[c]);
+      columns[c].finish(job_, kv_head_, key_scale_of_head(), transformed_row(), lane_,
+                        queries_.columns[c], score_scale_[c], bias_[c]);
+    }
+    if constexpr (Config::kIsPadded) {
+      __syncwarp();
+      ring_.begin();
     }
     queries_.share();
+  }
+  // Whether this warp has no step to take.
+  __device__ bool is_empty() const {
+    return ring_.num_steps() == 0;
   }
   __device__ void start_empty() {
     // Far below every score, but finite: no difference of two of them is a NaN.
@@ -127,6 +139,19 @@ class TilePiece {
  private:
   __device__ const CudaRun& run_of_heads() const {
     return IsWide ? job_.wide : job_.packed;
+  }
+
+  // Queries of rows of any length, if they are to be transformed: in the ring's memory, before its
+  // tiles come there.
+  __device__ void transform_padded() const {
+    static_assert(!Config::kIsPadded ||
+                  (Columns == 1 && kTileRows * transformed_row_bytes(Dim) <= Config::kRingBytes));
+    if (!job_.transforms_k) return;
+    const QueryPiece rows = {shape_.q_start, kv_head_, first_row_, num_rows_};
+    transform_queries<Dim>(job_, rows, ring_.memory(), lane_);
+  }
+  __device__ uint32_t transformed_row() const {
+    return ring_.memory() + lane_ / 4 * transformed_row_bytes(Dim);
   }
 
   // Where all queries see everything.

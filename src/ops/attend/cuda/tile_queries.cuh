@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/rotate_row.cuh"
 #include "ops/attend/cuda/tile_keys.cuh"
 
 namespace kvx::ops::cuda {
@@ -17,46 +18,53 @@ __device__ inline void butterfly(float& a, float& b) {
   a = sum;
 }
 
-// QueryColumn::fold_transform for rows of any length: x [Numbers] are a lane's, in runs of Run. One
-// function for all formats and not unrolled: it runs once a piece, and takes long to compile.
-template <int Run, int Numbers>
-__device__ __noinline__ float fold_padded_transform(const AttendJob& job, int kv_head, int lane,
-                                                    float* x) {
+// Rows of any length are transformed in shared memory: one function for all formats, which in
+// registers would take long to compile and in local memory 50 us. A row there: [Dim] numbers,
+// q . mean, and room that keeps rows out of each other's banks.
+constexpr int transformed_row_bytes(int dim) {
+  return 4 * dim + 16;
+}
+
+// A piece's query rows.
+struct QueryPiece {
+  int q_start;  // of the sequence
+  int kv_head;
+  int first_row;  // of the sequence and KV head
+  int num_rows;
+};
+
+// By one warp, which then waits for itself. to: shared memory, num_rows rows.
+template <int Dim>
+__device__ __noinline__ void transform_queries(const AttendJob& job, QueryPiece piece, uint32_t to,
+                                               int lane) {
+  const FloatRows& q = job.args.q;
   const int dim = job.packed.k.view.head_dim;
-  const TransformRow k = transform_row(job.args.transform.k, kv_head, job.num_kv_heads, dim, 0);
-  float bias = 0;
-#pragma unroll 4
-  for (int i = 0; i < Numbers; ++i) {
-    const int d = i / Run * (4 * Run) + lane % 4 * Run + i % Run;
-    if (d >= dim) continue;
-    if (k.mean) bias += x[i] * k.mean[d];
-    if (k.factor) x[i] = __fdividef(x[i], k.factor[d]);
-  }
-  if (!k.hadamard) return bias;
-  const int block = hadamard_block(dim);
-  const auto step = [x](int stride) {
-#pragma unroll 4
-    for (int pair = 0; pair < Numbers / 2; ++pair) {
-      const int i = 2 * pair - (pair & (stride - 1));  // stride is a power of two
-      butterfly(x[i], x[i + stride]);
+  const TransformRow k =
+      transform_row(job.args.transform.k, piece.kv_head, job.num_kv_heads, dim, 0);
+#pragma unroll 1
+  for (int r = 0; r < piece.num_rows; ++r) {
+    const QueryRowAt at = query_row(job, piece.kv_head, piece.first_row + r);
+    const int64_t from = (int64_t{piece.q_start} + at.new_token) * q.token_stride +
+                         int64_t{at.q_head} * q.head_stride;
+    const uint8_t* numbers = q.data + from * bytes_of(q.dtype);
+    const uint32_t row_at = to + r * transformed_row_bytes(Dim);
+    auto* row = static_cast<float*>(__cvta_shared_to_generic(row_at));
+    float bias = 0;
+#pragma unroll
+    for (int i = 0; i < Dim / kWarp; ++i) {
+      const int d = i * kWarp + lane;
+      float x = d < dim ? load_float(q.dtype, numbers, d) : 0.0f;
+      if (d < dim && k.mean) bias += x * k.mean[d];
+      if (d < dim && k.factor) x = __fdividef(x, k.factor[d]);
+      row[d] = x;
     }
-  };
-#pragma unroll 1
-  for (int stride = 1; stride < min(Run, block); stride *= 2) step(stride);
-#pragma unroll 1
-  for (int lanes = 1; lanes < 4 && lanes * Run < block; lanes *= 2) {
-#pragma unroll 4
-    for (int i = 0; i < Numbers; ++i) {
-      const float other = __shfl_xor_sync(kWholeWarp, x[i], lanes);
-      x[i] = (lane & lanes) == 0 ? x[i] + other : other - x[i];
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      bias += __shfl_xor_sync(kWholeWarp, bias, offset);
     }
+    if (lane == 0) row[Dim] = bias;
+    __syncwarp();
+    if (k.hadamard) rotate_row(row, dim, lane);
   }
-#pragma unroll 1
-  for (int stride = Run; stride < block / 4; stride *= 2) step(stride);
-  const float norm = hadamard_norm(block);
-#pragma unroll 4
-  for (int i = 0; i < Numbers; ++i) x[i] *= norm;
-  return bias;
 }
 
 template <class Keys, int Dim>
@@ -81,22 +89,23 @@ class QueryColumn {
     }
   }
 
-  // key_scale: of all of the head's keys. A row that is not there becomes zeros.
+  // key_scale: of all of the head's keys. A row that is not there becomes zeros. transformed: the
+  // lane's row as transform_queries left it, of a padded row.
   // score_scale, bias: what brings scores of columns 2t and 2t + 1 to their size and is added then;
   // without a cap, in units of log2.
-  __device__ void finish(const AttendJob& job, int kv_head, float key_scale, int lane,
-                         Queries<Dim>& queries, float2& score_scale, float2& bias) const {
+  __device__ void finish(const AttendJob& job, int kv_head, float key_scale, uint32_t transformed,
+                         int lane, Queries<Dim>& queries, float2& score_scale, float2& bias) const {
     const int t = lane % 4;
     float numbers[kParts][16] = {};
-    if (row_) load(job.args.q.dtype, lane, numbers);
     const bool is_transformed = job.transforms_k;
     float added = 0;
-    if (is_transformed) {
-      if constexpr (Keys::kIsPadded) {
-        added = fold_padded_transform<Keys::kRun, kParts * 16>(job, kv_head, lane, &numbers[0][0]);
-      } else {
-        added = fold_transform(job, kv_head, lane, numbers);
-      }
+    if (Keys::kIsPadded && is_transformed) {
+      if (row_) added = load_transformed(transformed, t, numbers);
+    } else {
+      if (row_) load(job.args.q.dtype, lane, numbers);
+    }
+    if constexpr (!Keys::kIsPadded) {
+      if (is_transformed) added = fold_transform(job, kv_head, lane, numbers);
     }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job.args.softmax_scale * Keys::unit() * key_scale;
@@ -163,6 +172,19 @@ class QueryColumn {
         x[i / 2][i % 2 * 8 + 2 * w + 1] = both.y;
       }
     }
+  }
+
+  // What the score has beside the row, q . mean, is lane 0's of the quad.
+  __device__ static float load_transformed(uint32_t row, int t, float (&x)[kParts][16]) {
+#pragma unroll
+    for (int i = 0; i < kParts * 4; ++i) {
+      const uint4 bits = load_shared_16(row + Keys::owned_channel(4 * i, t) * 4);
+      x[i / 4][i % 4 * 4] = __uint_as_float(bits.x);
+      x[i / 4][i % 4 * 4 + 1] = __uint_as_float(bits.y);
+      x[i / 4][i % 4 * 4 + 2] = __uint_as_float(bits.z);
+      x[i / 4][i % 4 * 4 + 3] = __uint_as_float(bits.w);
+    }
+    return t == 0 ? __uint_as_float(load_shared_4(row + Dim * 4)) : 0.0f;
   }
 
   // The query as it meets K's transformed rows, and what the score has beside them: q . mean.

@@ -103,6 +103,7 @@ class TileRing {
   }
 
   __device__ int num_steps() const { return num_steps_; }
+  __device__ uint32_t memory() const { return ring_; }
   // The first token of step i.
   __device__ int token(int i) const {
     const int at = (first_step_ + i * num_warps_) * Config::kStepTokens;

@@ -1,0 +1,57 @@
+// hadamard_row for the usual lengths of a row, in registers. By one warp.
+#pragma once
+
+#include "ops/cuda/transform_row.cuh"
+
+namespace kvx::ops::cuda {
+
+// Lane l has numbers 64 b + 2 l and the next.
+template <int Blocks>
+__device__ void rotate_blocks(float* row, int lane) {
+  constexpr int kBlock = hadamard_block(Blocks * 64);
+  auto* pairs = reinterpret_cast<float2*>(row);
+  float2 x[Blocks];
+#pragma unroll
+  for (int b = 0; b < Blocks; ++b) {
+    const float2 pair = pairs[b * kWarp + lane];
+    x[b] = {pair.x + pair.y, pair.x - pair.y};
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+    const float sign = (lane & lanes) == 0 ? 1.0f : -1.0f;
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      x[b].x = sign * x[b].x + __shfl_xor_sync(kWholeWarp, x[b].x, lanes);
+      x[b].y = sign * x[b].y + __shfl_xor_sync(kWholeWarp, x[b].y, lanes);
+    }
+  }
+#pragma unroll
+  for (int step = 1; step < kBlock / 64; step *= 2) {
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      if ((b & step) != 0) continue;
+      const float2 first = x[b], second = x[b + step];
+      x[b] = {first.x + second.x, first.y + second.y};
+      x[b + step] = {first.x - second.x, first.y - second.y};
+    }
+  }
+  const float norm = hadamard_norm(kBlock);
+#pragma unroll
+  for (int b = 0; b < Blocks; ++b) pairs[b * kWarp + lane] = {x[b].x * norm, x[b].y * norm};
+  __syncwarp();
+}
+
+// row: shared memory, [dim], on 8 bytes.
+__device__ inline void rotate_row(float* row, int dim, int lane) {
+  if (dim == 256) {
+    rotate_blocks<4>(row, lane);
+  } else if (dim == 128) {
+    rotate_blocks<2>(row, lane);
+  } else if (dim == 64) {
+    rotate_blocks<1>(row, lane);
+  } else {
+    hadamard_row(row, dim, lane);
+  }
+}
+
+}  // namespace kvx::ops::cuda
