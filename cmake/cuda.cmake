@@ -15,6 +15,14 @@ endif()
 #               architecture's code on a newer device without waiting for its driver
 set(KVX_CUDA_TARGETS 90a CACHE STRING "compute capabilities of the kernels, as cmake/cuda.cmake says")
 
+# A build without optimised kernels takes a third of nvcc's time. It computes the same and says what
+# it is (kvx info, cmake --install); kvx bench --device cuda refuses it.
+set(KVX_CUDA_OPTIMIZE ON CACHE STRING "optimised kernels: ON, OFF, or AUTO: where there is a GPU")
+set_property(CACHE KVX_CUDA_OPTIMIZE PROPERTY STRINGS AUTO ON OFF)
+if(NOT KVX_CUDA_OPTIMIZE MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "KVX_CUDA_OPTIMIZE is '${KVX_CUDA_OPTIMIZE}'; expected AUTO, ON or OFF")
+endif()
+
 # kvx_cuda_target_option(TARGET VARIABLE): nvcc's option for one of them.
 function(kvx_cuda_target_option target variable)
   if(target MATCHES "^([0-9]+[af]?)$")
@@ -29,9 +37,25 @@ function(kvx_cuda_target_option target variable)
   set(${variable} -gencode=${option} PARENT_SCOPE)
 endfunction()
 
+# kvx_find_cuda_optimization(): what came of KVX_CUDA_OPTIMIZE, as KVX_CUDA_IS_OPTIMIZED.
+function(kvx_find_cuda_optimization)
+  set(KVX_CUDA_IS_OPTIMIZED ON)
+  if(KVX_CUDA_OPTIMIZE STREQUAL "OFF" OR (KVX_CUDA_OPTIMIZE STREQUAL "AUTO"
+                                          AND NOT EXISTS /dev/nvidiactl))
+    check_compiler_flag(CUDA -Ofc=max KVX_NVCC_COMPILES_FAST)  # not before CUDA 12.9
+    if(KVX_NVCC_COMPILES_FAST)
+      set(KVX_CUDA_IS_OPTIMIZED OFF)
+    endif()
+  endif()
+  set(KVX_CUDA_IS_OPTIMIZED ${KVX_CUDA_IS_OPTIMIZED} PARENT_SCOPE)
+endfunction()
+
 set(KVX_HAS_CUDA OFF)
+set(KVX_CUDA_IS_OPTIMIZED ON)
+set(KVX_CUDA_SUMMARY "not built")  # what kvx info says
 if(NOT KVX_CUDA STREQUAL "OFF")
   include(CheckLanguage)
+  include(CheckCompilerFlag)
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(nvcc nvcc PATHS /usr/local/cuda/bin)
     if(nvcc)
@@ -56,7 +80,14 @@ if(NOT KVX_CUDA STREQUAL "OFF")
       list(APPEND kvx_gencode ${option})
     endforeach()
     list(JOIN KVX_CUDA_TARGETS " " kvx_targets)
-    message(STATUS "KVX_CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for ${kvx_targets}")
+    kvx_find_cuda_optimization()
+    set(KVX_CUDA_SUMMARY "nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for ${kvx_targets}")
+    if(NOT KVX_CUDA_IS_OPTIMIZED)
+      string(APPEND KVX_CUDA_SUMMARY ", NOT OPTIMISED (KVX_CUDA_OPTIMIZE is ${KVX_CUDA_OPTIMIZE})")
+      install(CODE "message(WARNING \"This build is not for use: CUDA ${KVX_CUDA_SUMMARY}\")"
+              ALL_COMPONENTS)
+    endif()
+    message(STATUS "KVX_CUDA: ${KVX_CUDA_SUMMARY}")
   elseif(KVX_CUDA STREQUAL "ON")
     message(FATAL_ERROR "KVX_CUDA is ON, but nvcc was not found (CUDACXX or CMAKE_CUDA_COMPILER "
                         "may name it)")
@@ -79,4 +110,16 @@ function(kvx_set_cuda_options target)
             $<$<NOT:$<CONFIG:Release>>:-lineinfo>
             -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-fvisibility=hidden
             -Xcudafe=--display_error_number)
+endfunction()
+
+# Sources of kernels that are compiled as KVX_CUDA_OPTIMIZE says; must be called in the directory
+# that makes their target. Without optimisation ptxas has to tear wgmma's chains apart and says so
+# for every one: prefill is always optimised, and what ptxas then says of it is news.
+function(kvx_set_cuda_optimization)
+  if(KVX_CUDA_IS_OPTIMIZED)
+    return()
+  endif()
+  set(sources ${ARGN})
+  list(FILTER sources EXCLUDE REGEX "/prefill_[a-z]+\\.cu$")
+  set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS -Ofc=max)
 endfunction()

@@ -1,7 +1,10 @@
 # kvx_add_test: one GoogleTest binary, one line in ctest. It links kvx_core, GoogleMock, RapidCheck
 # and nlohmann-json.
 #
-#   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU])
+#   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU] [SLOW])
+#
+# SLOW: two lines in ctest, each with every other case, so that two processors share them; and they
+# start first.
 #
 # Building the target tests_<label> builds what ctest -L <label> runs.
 #
@@ -17,37 +20,56 @@ find_package(rapidcheck REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 set(KVX_TEST_REPORTS ${CMAKE_BINARY_DIR}/test-reports)
 
-# The headers are compiled with the first test's options, which are every test's.
-function(kvx_precompile_test_headers name)
-  get_property(owner GLOBAL PROPERTY kvx_test_headers_owner)
+# The headers are compiled with the options of the first test of its kind, which are those of every
+# test of that kind.
+function(kvx_precompile_test_headers name kind)
+  get_property(owner GLOBAL PROPERTY kvx_${kind}_test_headers_owner)
   if(owner)
     kvx_precompile_headers(${name} REUSE_FROM ${owner})
   else()
     kvx_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/precompiled.hpp)
-    set_property(GLOBAL PROPERTY kvx_test_headers_owner ${name})
+    set_property(GLOBAL PROPERTY kvx_${kind}_test_headers_owner ${name})
+  endif()
+endfunction()
+
+# One line in ctest: the cases of one shard of a test binary.
+function(kvx_add_test_run binary name labels may_skip shard num_shards)
+  add_test(NAME ${name}
+           COMMAND ${binary} --gtest_output=xml:${KVX_TEST_REPORTS}/${name}.xml)
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT
+                       "GTEST_TOTAL_SHARDS=${num_shards};GTEST_SHARD_INDEX=${shard}")
+  if(NOT may_skip)
+    set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
   endif()
 endfunction()
 
 function(kvx_add_test name)
-  cmake_parse_arguments(arg "GPU" "" "LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "GPU;SLOW" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
                         rapidcheck nlohmann_json::nlohmann_json)
   target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  kvx_precompile_test_headers(${name})
-  add_test(NAME ${name} COMMAND ${name} --gtest_output=xml:${KVX_TEST_REPORTS}/${name}.xml)
+  if(arg_SLOW AND KVX_SANITIZE)  # at -O0 their models and references run four times as long
+    kvx_precompile_test_headers(${name} optimized)
+  else()
+    kvx_compile_quickly(${name})
+    kvx_precompile_test_headers(${name} quick)
+  endif()
   if(arg_GPU)
     list(APPEND arg_LABELS gpu)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
   foreach(label IN LISTS arg_LABELS)
     if(NOT TARGET tests_${label})
       add_custom_target(tests_${label})
     endif()
     add_dependencies(tests_${label} ${name})
   endforeach()
-  if(NOT arg_GPU)
-    set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+  if(arg_SLOW)
+    kvx_add_test_run(${name} ${name}.even "${arg_LABELS}" ${arg_GPU} 0 2)
+    kvx_add_test_run(${name} ${name}.odd "${arg_LABELS}" ${arg_GPU} 1 2)
+    set_tests_properties(${name}.even ${name}.odd PROPERTIES COST 100)
+  else()
+    kvx_add_test_run(${name} ${name} "${arg_LABELS}" ${arg_GPU} 0 1)
   endif()
 endfunction()

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "cache/prefix_index.hpp"
@@ -57,13 +55,14 @@ class ManagerHistory : public EvictionListener {
         index_(PrefixIndex::create(pool_, shape_, "test", HashAlgorithm::kSha256).value()),
         sequences_(kNumSequences) {
     pool_.set_eviction_listener(this);
+    for (int c = 0; c < pool_.num_classes(); ++c) cached_.emplace_back(pool_.num_blocks(c));
     for (int scope = 0; scope < kNumScopes; ++scope) {
       scopes_.push_back(index_.pin_scope({"", "", fmt::format("tenant {}", scope)}).value());
     }
   }
 
   void on_evict(int block_class, int32_t id) override {
-    cached_.erase({block_class, id});
+    cached_[block_class][id].clear();
     index_.on_evict(block_class, id);
     ++num_evicted;
   }
@@ -82,7 +81,8 @@ class ManagerHistory : public EvictionListener {
   }
 
   void check() {
-    std::vector<std::map<int32_t, int>> users(pool_.num_classes());
+    std::vector<std::vector<int>> users;  // of each class's blocks
+    for (int c = 0; c < pool_.num_classes(); ++c) users.emplace_back(pool_.num_blocks(c));
     for (const ModelSequence& one : sequences_) {
       if (one.sequence) check_sequence(one, users);
     }
@@ -208,7 +208,7 @@ class ManagerHistory : public EvictionListener {
     const bool is_new = index_.block_of(node, group, kind) == kNoBlock;
     ASSERT_TRUE(index_.attach(node, group, kind, id).ok());
     ASSERT_NE(index_.block_of(node, group, kind), kNoBlock);
-    if (is_new) cached_[{class_of(*one.sequence, group, block), id}] = prefix_of(one, block + 1);
+    if (is_new) cached_[class_of(*one.sequence, group, block)][id] = prefix_of(one, block + 1);
   }
 
   void begin(ModelSequence& one) {
@@ -295,15 +295,14 @@ class ManagerHistory : public EvictionListener {
 
   void clear() {
     ASSERT_TRUE(index_.clear().ok());
-    cached_.clear();
+    for (std::vector<Prefix>& blocks : cached_) std::fill(blocks.begin(), blocks.end(), Prefix());
   }
 
   // ---- what must hold
 
   bool is_cached(const Prefix& prefix, int block_class) const {
-    return std::any_of(cached_.begin(), cached_.end(), [&](const auto& entry) {
-      return entry.first.first == block_class && entry.second == prefix;
-    });
+    const std::vector<Prefix>& blocks = cached_[block_class];
+    return std::find(blocks.begin(), blocks.end(), prefix) != blocks.end();
   }
 
   // By the definition: the most blocks that every group can serve.
@@ -341,7 +340,7 @@ class ManagerHistory : public EvictionListener {
     return true;
   }
 
-  void check_sequence(const ModelSequence& one, std::vector<std::map<int32_t, int>>& users) {
+  void check_sequence(const ModelSequence& one, std::vector<std::vector<int>>& users) {
     const Sequence& sequence = *one.sequence;
     ASSERT_EQ(sequence.num_tokens(), static_cast<int64_t>(one.tokens.size()));
     const std::vector<uint32_t> stamps = stamps_of(one.scope, one.tokens);
@@ -362,18 +361,18 @@ class ManagerHistory : public EvictionListener {
     }
   }
 
-  void check_class(int block_class, const std::map<int32_t, int>& users) const {
-    int64_t num_cached = 0;
+  void check_class(int block_class, const std::vector<int>& users) const {
+    int64_t num_active = 0, num_cached = 0;
     for (int32_t id = 0; id < pool_.num_blocks(block_class); ++id) {
-      const auto used = users.find(id);
-      ASSERT_EQ(pool_.use_count(block_class, id), used == users.end() ? 0 : used->second);
-      const bool is_kept = cached_.contains({block_class, id});
+      ASSERT_EQ(pool_.use_count(block_class, id), users[id]);
+      const bool is_kept = !cached_[block_class][id].empty();
       ASSERT_EQ(pool_.is_kept(block_class, id), is_kept);
-      num_cached += is_kept && used == users.end();
+      num_active += users[id] > 0;
+      num_cached += is_kept && users[id] == 0;
     }
     const BlockClassSnapshot seen = pool_.snapshot(block_class);
     ASSERT_EQ(seen.num_cached, num_cached);
-    ASSERT_EQ(seen.num_active, static_cast<int64_t>(users.size()));
+    ASSERT_EQ(seen.num_active, num_active);
     ASSERT_EQ(seen.num_active + seen.num_cached + seen.num_free, pool_.num_blocks(block_class));
   }
 
@@ -383,7 +382,8 @@ class ManagerHistory : public EvictionListener {
   PrefixIndex index_;
   std::vector<int32_t> scopes_;
   std::vector<ModelSequence> sequences_;
-  std::map<std::pair<int, int32_t>, Prefix> cached_;  // (class, id): what the index says it holds
+  // [class][id]: what the index says the block holds, empty for nothing.
+  std::vector<std::vector<Prefix>> cached_;
 };
 
 // Over all setups and seeds 10^6 operations, with KVX_TEST_FULL 10^8.

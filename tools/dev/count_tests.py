@@ -14,7 +14,7 @@ def main() -> None:
             cases += 1
             if case.find("skipped") is not None:
                 skipped.append(f"{report.stem}: {case.get('classname')}.{case.get('name')}")
-    print(f"{cases} test cases in {len(reports)} binaries, {len(skipped)} skipped")
+    print(f"{cases} test cases in {len(reports)} runs, {len(skipped)} skipped")
     for name in skipped:
         print(f"  skipped: {name}")
 

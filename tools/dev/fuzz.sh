@@ -46,25 +46,42 @@ cmd_fuzz() {
 
   ensure_packages
   build_preset asan "${targets[@]/%/_fuzz}"
-  for target in "${targets[@]}"; do
-    fuzz_one "$target" "$seconds"
-  done
+  fuzz_all "$seconds" "${targets[@]}"
   summary
+}
+
+# As many targets at a time as there are processors; each runs on one.
+fuzz_all() {
+  local seconds=$1 target failed=()
+  shift
+  local -A processes
+  for target in "$@"; do
+    while (($(jobs -rp | wc -l) >= $(nproc))); do sleep 0.2; done
+    step "Fuzzing $target for $seconds s"
+    fuzz_one "$target" "$seconds" &
+    processes[$target]=$!
+  done
+  for target in "$@"; do
+    if wait "${processes[$target]}"; then
+      did "$target: $(num_fuzzed_inputs "$target") inputs in $seconds s, no fault"
+    else
+      tail -n 60 "build/fuzz/$target.log" >&2
+      failed+=("$target")
+    fi
+  done
+  ((${#failed[@]} == 0)) ||
+    fail "fuzz targets found faults: ${failed[*]}; their inputs lie in build/fuzz/crashes"
 }
 
 fuzz_one() {
   local target=$1 seconds=$2
-  local found=build/fuzz/corpus/$target seeds=fuzz/corpus/$target log=build/fuzz/$target.log
+  local found=build/fuzz/corpus/$target seeds=fuzz/corpus/$target
   mkdir -p "$found" build/fuzz/crashes
   local folders=("$found")
   [[ -d $seeds ]] && folders+=("$seeds")
-  step "Fuzzing $target for $seconds s"
   "build/asan/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=25 -rss_limit_mb=4096 \
-    -artifact_prefix=build/fuzz/crashes/ -print_final_stats=1 "${folders[@]}" >"$log" 2>&1 || {
-    tail -n 60 "$log" >&2
-    fail "the fuzz target $target found a fault; its input lies in build/fuzz/crashes"
-  }
-  local inputs
-  inputs=$(awk '/number_of_executed_units/ { print $2 }' "$log")
-  did "$target: $inputs inputs in $seconds s, no fault"
+    -artifact_prefix=build/fuzz/crashes/ -print_final_stats=1 "${folders[@]}" \
+    >"build/fuzz/$target.log" 2>&1
 }
+
+num_fuzzed_inputs() { awk '/number_of_executed_units/ { print $2 }' "build/fuzz/$1.log"; }

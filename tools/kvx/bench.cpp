@@ -111,6 +111,7 @@ Status run_bench(const BenchOptions& options) {
 }
 
 Status run_cuda_bench(const BenchOptions& options) {
+  if (!kCudaIsOptimized) return unsupported("CUDA: {}; nothing to measure", kCuda);
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<CudaBenchShape> shapes,
                        parse_cuda_shapes(options.shapes, options.shape.block_size));

@@ -11,6 +11,7 @@
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/table.hpp"
 #include "tools/kvx/terminal.hpp"
+#include "tools/kvx/version.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -76,6 +77,7 @@ struct AbiDevice {
 };
 
 Result<AbiDevice> open_device() {
+  if (!kCudaIsOptimized) return unsupported("CUDA: {}; nothing to measure", kCuda);
   KVX_ASSIGN_OR_RETURN(const device::CudaDevice device, device::open_cuda_device());
   KVX_ASSIGN_OR_RETURN(std::unique_ptr<cache::Memory> memory, cache::cuda_memory(device.index));
   KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());

@@ -32,7 +32,7 @@ Status print_info() {
   fmt::print("cpu level  {} (this machine runs {}; KVX_CPU forces one)\n", name_of(level),
              supported_levels());
   fmt::print("threads    {}\n", std::thread::hardware_concurrency());
-  fmt::print("cuda       not built\n");
+  fmt::print("cuda       {}\n", kCuda);
   return {};
 }
 

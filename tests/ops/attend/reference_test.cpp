@@ -8,13 +8,16 @@
 namespace kvx::tests {
 namespace {
 
-void expect_near_reference(AttendScene& scene, CpuLevel level, double tolerance = kFloatTolerance) {
+// On every level of this machine.
+void expect_near_reference(AttendScene& scene, double tolerance = kFloatTolerance) {
   const AttendOutput expected = scene.reference();
-  const AttendOutput got = scene.run(level);
-  EXPECT_LE(relative_rms(got.out, expected.out), tolerance) << device::name_of(level);
-  for (size_t i = 0; i < expected.lse.size(); ++i) {
-    EXPECT_NEAR(got.lse[i], expected.lse[i], tolerance * (1 + std::abs(expected.lse[i])))
-        << "lse[" << i << "] at " << device::name_of(level);
+  for (CpuLevel level : cpu_levels_here()) {
+    const AttendOutput got = scene.run(level);
+    EXPECT_LE(relative_rms(got.out, expected.out), tolerance) << device::name_of(level);
+    for (size_t i = 0; i < expected.lse.size(); ++i) {
+      EXPECT_NEAR(got.lse[i], expected.lse[i], tolerance * (1 + std::abs(expected.lse[i])))
+          << "lse[" << i << "] at " << device::name_of(level);
+    }
   }
 }
 
@@ -35,9 +38,7 @@ TEST_P(EveryFormat, IsAttendedAsTheReferenceSays) {
   options.seq_lens = {0, 1, 37, 90, 70, 21};
   options.q_lens = {0, 1, 1, 90, 5, 0};
   AttendScene scene(options);
-  for (CpuLevel level : cpu_levels_here()) {
-    expect_near_reference(scene, level, tolerance_of(options.runs));
-  }
+  expect_near_reference(scene, tolerance_of(options.runs));
 }
 
 // All head_dims that the format can store.
@@ -76,7 +77,7 @@ TEST(Attend, HandlesHeadDimsThatFillNoVector) {
     options.seq_lens = {29, 40};
     options.q_lens = {29, 1};
     AttendScene scene(options);
-    for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level);
+    expect_near_reference(scene);
   }
 }
 
@@ -88,7 +89,7 @@ TEST(Attend, HandlesEveryBlockSize) {
     options.seq_lens = {150, 65};
     options.q_lens = {20, 1};
     AttendScene scene(options);
-    for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, kCodeTolerance);
+    expect_near_reference(scene, kCodeTolerance);
   }
 }
 
@@ -98,7 +99,7 @@ TEST(Attend, ReadsKeysAndValuesOfDifferentFormatsInRunsOfHeads) {
   options.seq_lens = {75, 33};
   options.q_lens = {12, 1};
   AttendScene scene(options);
-  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, kCodeTolerance);
+  expect_near_reference(scene, kCodeTolerance);
 }
 
 TEST(Attend, TakesAndGivesSixteenBitFloats) {
@@ -109,7 +110,7 @@ TEST(Attend, TakesAndGivesSixteenBitFloats) {
     options.q_lens = {12};
     AttendScene scene(options);
     const double half_ulp = type == DType::kF16 ? 0x1p-11 : 0x1p-8;
-    for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, half_ulp);
+    expect_near_reference(scene, half_ulp);
   }
 }
 
@@ -120,7 +121,7 @@ TEST(Attend, KeepsItsAccuracyOverThousandsOfTokens) {
   options.seq_lens = {6000};
   options.q_lens = {2};
   AttendScene scene(options);
-  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, kCodeTolerance);
+  expect_near_reference(scene, kCodeTolerance);
 }
 
 TEST(Attend, StandsLargeScores) {
@@ -130,7 +131,7 @@ TEST(Attend, StandsLargeScores) {
   options.q_lens = {30};
   AttendScene scene(options);
   // A score near 1000 carries 6e-5 of f32 rounding, and so does its probability.
-  for (CpuLevel level : cpu_levels_here()) expect_near_reference(scene, level, 1e-4);
+  expect_near_reference(scene, 1e-4);
 }
 
 RC_GTEST_PROP(Attend, AgreesWithTheReferenceWhateverTheFeatures, ()) {
