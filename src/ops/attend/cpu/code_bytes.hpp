@@ -1,9 +1,10 @@
-// Integer codes as bytes of integer dot products (AVX-512, AVX-VNNI, and of nibbles AVX2): queries
-// and probabilities become fixed-point numbers of two 8-bit digits, codes stay codes, and dot
-// products are integer. E2M1 codes count halves, so they are integers too.
+// Integer codes in integer dot products: queries and probabilities become fixed-point numbers of 16
+// bits, codes stay codes, and dot products are integer. E2M1 codes count halves, so they are
+// integers too. Where bytes can be multiplied (AVX-512, AVX-VNNI, and nibbles at AVX2) a
+// fixed-point number is two 8-bit digits; AVX2 multiplies words with codes of eight bits.
 //
-// Error: a query's and a weight's digits carry 16 bits of the largest, so a result is off by some
-// 1e-5 of its size.
+// Error: a query and a weight carry 16 bits of the largest, so a result is off by some 1e-5 of its
+// size. It is the same for digits and words: their integer sums are equal.
 #pragma once
 
 #include "ops/attend/cpu/code_order.hpp"
@@ -56,6 +57,10 @@ constexpr bool is_flipped_nibble() {
   }
   return Code::kIsNibble;
 }
+
+// How products take a fixed-point number of 16 bits: as its two digits, as the high one alone (of
+// queries, in `fast`), or as a word.
+enum class Fixed { kTwoDigits, kHighDigit, kWord };
 
 // 32-bit lanes of integers: sums, or four bytes each.
 using Ints = decltype(Widest{} < Widest{});

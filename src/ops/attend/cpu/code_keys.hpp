@@ -15,18 +15,39 @@ struct KeyTile {
 };
 
 // Sixteen numbers' products: keys of Vectors vectors of tokens, `distance` bytes apart.
-template <int Rows, int Vectors, int Digits>
+template <int Rows, int Vectors>
+KVX_INLINE void add_sixteen_words(const uint8_t* codes, int distance, const int8_t* words,
+                                  Ints (*sums)[Vectors]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    Pairs keys[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      keys[v] = widen_unsigned(load_bytes(codes + v * distance + i * 4 * kIntLanes));
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const Ints even = splat_word(words + r * 32 + i * 8);
+      const Ints odd = splat_word(words + r * 32 + i * 8 + 4);
+      for (int v = 0; v < Vectors; ++v) {
+        sums[r][v] = add_pairs(add_pairs(sums[r][v], keys[v].even, even), keys[v].odd, odd);
+      }
+    }
+  }
+}
+
+// The same with digits: the high ones' sums and the low ones'.
+template <int Rows, int Vectors, Fixed F>
 KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* digits,
                             Ints (*high)[Vectors], Ints (*low)[Vectors]) {
+  constexpr int kDigits = bytes_of(F);
   const auto query = [&](int r, int digit, int i) {
-    return splat_word(digits + (r * Digits + digit) * 16 + i * 4);
+    return splat_word(digits + (r * kDigits + digit) * 16 + i * 4);
   };
   if constexpr (kAddsFours) {
     for (int v = 0; v < Vectors; ++v) {
       Ints keys[4];
       for (int i = 0; i < 4; ++i) keys[i] = load_bytes(codes + v * distance + i * 4 * kIntLanes);
       for (int r = 0; r < Rows; ++r) {
-        for (int digit = 0; digit < Digits; ++digit) {
+        for (int digit = 0; digit < kDigits; ++digit) {
           Ints queries[4];
           for (int i = 0; i < 4; ++i) queries[i] = query(r, digit, i);
           Ints& sum = digit == 0 ? high[r][v] : low[r][v];
@@ -45,7 +66,7 @@ KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* di
     for (int r = 0; r < Rows; ++r) {
       const Ints q_high = query(r, 0, i);
       for (int v = 0; v < Vectors; ++v) high[r][v] = add_dots(high[r][v], keys[v], q_high);
-      if constexpr (Digits == 1) continue;
+      if constexpr (F == Fixed::kHighDigit) continue;
       const Ints q_low = query(r, 1, i);
       for (int v = 0; v < Vectors; ++v) low[r][v] = add_dots(low[r][v], keys[v], q_low);
     }
@@ -54,9 +75,10 @@ KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* di
 
 // Vectors vectors of tokens from `token` on for Rows queries. What the loops read is in local
 // variables: behind a reference the compiler loads it again after every store.
-template <int Rows, int Vectors, int Digits>
+template <int Rows, int Vectors, Fixed F>
 KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
                            const KeyTile& tile) {
+  constexpr bool kOneDigit = F == Fixed::kHighDigit;
   const int n = job.keys.padded_tokens();
   const int head_dim = layout.head_dim;
   const int num_spans = layout.num_spans;
@@ -74,21 +96,25 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     for (int r = 0; r < Rows; ++r) {
       const Ints correction = splat_word(scales + 2 * r + 1);
       for (int v = 0; v < Vectors; ++v) {
-        high[r][v] = Digits == 1 ? correction : Ints{};
+        high[r][v] = kOneDigit ? correction : Ints{};
         low[r][v] = correction;
       }
     }
     for (const int end = layout.end_of_span(s); place < end; place += 16) {
       job.prefetcher.step();
-      add_sixteen<Rows, Vectors, Digits>(codes, head_dim * kIntLanes, digits, high, low);
+      if constexpr (F == Fixed::kWord) {
+        add_sixteen_words<Rows, Vectors>(codes, head_dim * kIntLanes, digits, low);
+      } else {
+        add_sixteen<Rows, Vectors, F>(codes, head_dim * kIntLanes, digits, high, low);
+      }
       codes += 16 * kIntLanes;
-      digits += kRowChunk * 16 * Digits;
+      digits += kRowChunk * 16 * bytes_of(F);
     }
     for (int v = 0; v < Vectors; ++v) {
       const Widest step = load<Widest>(steps + v * kIntLanes);
       for (int r = 0; r < Rows; ++r) {
-        const Ints fixed = Digits == 1 ? high[r][v] : join_digits(high[r][v], low[r][v]);
-        scores[r][v] += to_floats(fixed) * (Digits == 1 ? step * scales[2 * r] : step);
+        const Ints fixed = kOneDigit ? high[r][v] : join_digits(high[r][v], low[r][v]);
+        scores[r][v] += to_floats(fixed) * (kOneDigit ? step * scales[2 * r] : step);
       }
     }
     if (++spans_done == spans_a_group) {
@@ -97,7 +123,7 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     }
   }
   for (int r = 0; r < Rows; ++r) {
-    const float scale = Digits == 1 ? 1.0f : job.prepared[layout.scales_at(row + r)];
+    const float scale = kOneDigit ? 1.0f : job.prepared[layout.scales_at(row + r)];
     float* at = job.scores + (row + r) * job.scores_stride + token;
     for (int v = 0; v < Vectors; ++v) store<Widest>(scores[r][v] * scale, at + v * kIntLanes);
   }
@@ -113,26 +139,26 @@ KVX_INLINE void add_key_zeros(const ScoreJob& job, const QueryLayout& layout, in
   }
 }
 
-template <int Rows, int Digits>
+template <int Rows, Fixed F>
 static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
                         const KeyTile& tile) {
-  constexpr int kVectors = key_vectors_together(Digits);
+  constexpr int kVectors = key_vectors_together(F);
   const int n = job.keys.padded_tokens();
   int token = 0;
   for (; token + kVectors * kIntLanes <= n; token += kVectors * kIntLanes) {
-    score_rows<Rows, kVectors, Digits>(job, layout, row, token, tile);
+    score_rows<Rows, kVectors, F>(job, layout, row, token, tile);
   }
-  for (; token < n; token += kIntLanes) score_rows<Rows, 1, Digits>(job, layout, row, token, tile);
+  for (; token < n; token += kIntLanes) score_rows<Rows, 1, F>(job, layout, row, token, tile);
   for (int r = 0; tile.zeros && r < Rows; ++r) add_key_zeros(job, layout, row + r, tile);
 }
 
 // A step that is NaN or infinite makes the score so, which is right.
-template <class Codec, format::Packing P, int Digits>
+template <class Codec, format::Packing P, Fixed F>
 bool score_codes(const ScoreJob& job) {
   const PackedTile& keys = job.keys;
   const int n = keys.padded_tokens();
   const ScaleRow scales = scale_row(*keys.spec, keys.head_dim);
-  const QueryLayout layout(*keys.spec, keys.head_dim, Digits);
+  const QueryLayout layout(*keys.spec, keys.head_dim, F);
   for (int row = 0; row < job.num_rows; ++row) {
     if (!is_number(job.prepared[layout.sum_at(row)])) return false;
   }
@@ -150,11 +176,11 @@ bool score_codes(const ScoreJob& job) {
     for (int t = 0; t < n; ++t) steps[n + t] += kMiddle * steps[t];
   }
   const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};
-  constexpr int kTokensAtOnce = key_vectors_together(Digits) * kIntLanes;
+  constexpr int kTokensAtOnce = key_vectors_together(F) * kIntLanes;
   const int steps_a_chunk = (n + kTokensAtOnce - 1) / kTokensAtOnce * (keys.head_dim / 16);
   job.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(job.num_rows));
   for_row_chunks(job.num_rows,
-                 [&]<int Rows>(int row) { score_chunk<Rows, Digits>(job, layout, row, tile); });
+                 [&]<int Rows>(int row) { score_chunk<Rows, F>(job, layout, row, tile); });
   return true;
 }
 

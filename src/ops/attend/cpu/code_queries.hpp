@@ -7,46 +7,51 @@ namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
 // prepared, for every kRowChunk rows, which take kRowChunk * head_dim floats:
-//   [head_dim / 16][kRowChunk rows][high digits: int8 x 16][low digits: int8 x 16]
+//   [head_dim / 16][kRowChunk rows][high digits: int8 x 16][low digits: int8 x 16], or
+//   [head_dim / 16][kRowChunk rows][words: int16 x 16]
 //   [spans][kRowChunk rows][scale: f32][correction: int32]
 //   [kRowChunk rows][sum of the row: f32]
-// so that what a loop over a chunk reads lies at fixed distances from one address. With two digits
-// number = (256 * high + low) * scale and all spans of a row have one scale; with one, which leaves
-// the low digits out, number = high * its span's scale. Digits lie in the order in which the key
-// tile has its bytes. A correction undoes the keys' bias: -bias * sum of the span's fixed-point
-// numbers.
+// so that what a loop over a chunk reads lies at fixed distances from one address. With 16 bits
+// number = (256 * high + low) * scale, or word * scale, and all spans of a row have one scale; with
+// one digit, which leaves the low ones out, number = high * its span's scale. Digits lie in the
+// order in which the key tile has its bytes, words in the order of its pairs. A correction undoes
+// the keys' bias: -bias * sum of the span's fixed-point numbers.
 
-// Most numbers that share an integer sum. Two digits: what it can hold, 255 * 127 * 128 * 256 <
-// 2^31. One digit: a smaller span has a smaller largest number and so a finer scale.
-constexpr int most_in_span(int num_digits) {
-  return num_digits == 2 ? 128 : 32;
+// Most numbers that share an integer sum. 16 bits: what it can hold, 255 * 127 * 128 * 256 < 2^31.
+// One digit: a smaller span has a smaller largest number and so a finer scale.
+constexpr int most_in_span(Fixed form) {
+  return form == Fixed::kHighDigit ? 32 : 128;
+}
+
+constexpr int bytes_of(Fixed form) {
+  return form == Fixed::kHighDigit ? 1 : 2;
 }
 
 struct QueryLayout {
-  QueryLayout(const format::FormatSpec& spec, int row_length, int num_digits)
+  QueryLayout(const format::FormatSpec& spec, int row_length, Fixed form)
       : head_dim(row_length),
         group(spec.group_size == format::kWholeRow ? head_dim : spec.group_size),
-        span(group < most_in_span(num_digits) ? group : most_in_span(num_digits)),
+        span(group < most_in_span(form) ? group : most_in_span(form)),
         num_spans((head_dim + span - 1) / span),
-        digits_of_query(num_digits) {}
+        bytes_of_number(bytes_of(form)) {}
 
   // Of the row's first sixteen numbers; the next are digits_stride() bytes away.
   int8_t* digits(float* prepared, int row) const {
     return reinterpret_cast<int8_t*>(prepared + int64_t{row / kRowChunk} * kRowChunk * head_dim) +
-           row % kRowChunk * 16 * digits_of_query;
+           row % kRowChunk * 16 * bytes_of_number;
   }
   const int8_t* digits(const float* prepared, int row) const {
     return digits(const_cast<float*>(prepared), row);
   }
-  int digits_stride() const { return kRowChunk * 16 * digits_of_query; }
+  int digits_stride() const { return kRowChunk * 16 * bytes_of_number; }
   int scales_at(int row) const {
-    return row / kRowChunk * kRowChunk * head_dim + head_dim * digits_of_query +
+    return row / kRowChunk * kRowChunk * head_dim + head_dim * bytes_of_number +
            row % kRowChunk * 2;
   }
   int sum_at(int row) const { return scales_at(row) - row % kRowChunk + 2 * kRowChunk * num_spans; }
   int end_of_span(int s) const { return (s + 1) * span < head_dim ? (s + 1) * span : head_dim; }
 
-  int head_dim, group, span, num_spans, digits_of_query;
+  int head_dim, group, span, num_spans, bytes_of_number;
 };
 
 KVX_INLINE int sum_of_ints(const Ints& lanes) {
@@ -67,10 +72,10 @@ KVX_INLINE float largest_of(const float* query, int first, int end) {
 }
 
 // One span of a finite query.
-template <class Codec, format::Packing P, int Digits>
+template <class Codec, format::Packing P, Fixed F>
 KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, float largest,
                              const float* query, float* prepared) {
-  constexpr float kMost = Digits == 2 ? 127 * 256 : 127;
+  constexpr float kMost = F == Fixed::kHighDigit ? 127 : 127 * 256;
   const int first = s * layout.span;
   const int end = layout.end_of_span(s);
   const float inverse = largest > 0x1p-100f ? kMost / largest : 0.0f;
@@ -79,9 +84,12 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, float la
   for (int d = first; d < end; d += kIntLanes) {
     const Ints fixed = to_nearest(load<Widest>(query + d) * inverse);
     sum += fixed;
-    int8_t* at = digits + d / 16 * layout.digits_stride() + d % 16;
-    if constexpr (Digits == 1) {
+    int8_t* chunk = digits + d / 16 * layout.digits_stride();
+    int8_t* at = chunk + d % 16;
+    if constexpr (F == Fixed::kHighDigit) {
       store_in_places<Codec, P>(fixed, at);
+    } else if constexpr (F == Fixed::kWord) {
+      store_pairs(fixed, chunk + d % 16 * 2);
     } else {
       store_in_places<Codec, P>((fixed + 128) >> 8, at);
       store_in_places<Codec, P>(fixed, at + 16);  // what is left is the lowest byte
@@ -97,10 +105,10 @@ KVX_INLINE bool is_number(float x) {
   return x - x == 0;
 }
 
-template <class Codec, format::Packing P, int Digits>
+template <class Codec, format::Packing P, Fixed F>
 void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const float* queries,
                           int num_rows, float* prepared) {
-  const QueryLayout layout(spec, head_dim, Digits);
+  const QueryLayout layout(spec, head_dim, F);
   for (int row = 0; row < num_rows; ++row) {
     const float* query = queries + int64_t{row} * head_dim;
     Widest sums = {};
@@ -110,9 +118,10 @@ void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const fl
     if (!is_number(sum)) continue;  // digits cannot say it, and score goes the plain way
     const float largest = largest_of(query, 0, head_dim);
     for (int s = 0; s < layout.num_spans; ++s) {
-      const float of_span =
-          Digits == 2 ? largest : largest_of(query, s * layout.span, layout.end_of_span(s));
-      prepare_span<Codec, P, Digits>(layout, row, s, of_span, query, prepared);
+      const float of_span = F == Fixed::kHighDigit
+                                ? largest_of(query, s * layout.span, layout.end_of_span(s))
+                                : largest;
+      prepare_span<Codec, P, F>(layout, row, s, of_span, query, prepared);
     }
   }
 }

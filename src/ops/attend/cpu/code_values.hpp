@@ -17,7 +17,9 @@ struct ValueTile {
   const uint16_t* words;  // of several, [groups, kMaxTileTokens]
   const float* zeros;     // [padded_tokens], or null
   const float* largest;   // [groups]
-  uint8_t* digits;        // [groups][kRowChunk rows][high and low][64 tokens in order of places]
+  // [groups][kRowChunk rows][high and low][64 tokens in order of places], or words: [groups]
+  // [kRowChunk rows][kPlaces][the pairs of four tokens].
+  uint8_t* digits;
   int num_groups;
   int group_parts;  // parts of kIntLanes numbers in a group
   int value_bias;
@@ -112,9 +114,20 @@ KVX_INLINE void weights_to_words(const Widest* weights, float inverse, Words* wo
   }
 }
 
-// One row's digits, for every group: [groups][kRowChunk rows][high: 64][low: 64]. Returns what its
-// integer sums are to be multiplied with. With one group a weight is rounded once; with several,
-// where that would take a product of floats each, a probability and a step are rounded first.
+// Two vectors of weights of a row's digits or words, of tokens from `token` on.
+template <Fixed F>
+KVX_INLINE void store_weights(Words a, Words b, int token, uint8_t* digits) {
+  if constexpr (F == Fixed::kWord) {
+    store_weight_pairs(words_to_signed(a), words_to_signed(b), digits + 2 * token);
+  } else {
+    store_digits(a, b, digits + token, digits + 64 + token);
+  }
+}
+
+// One row's weights, for every group, as ValueTile's digits. Returns what its integer sums are to
+// be multiplied with. With one group a weight is rounded once; with several, where that would take
+// a product of floats each, a probability and a step are rounded first.
+template <Fixed F>
 KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, uint8_t* digits) {
   constexpr float kNegligible = 0x1p-80f;  // beside the probability of 1 that some tile had
   constexpr int kVectorWords = 2 * kIntLanes;
@@ -133,8 +146,7 @@ KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, 
   weights_to_words(p, counts ? kMostWord / most : 0.0f, words);
   if (tile.num_groups == 1) {
     for (int i = 0; i < kWordVectors; i += 2) {
-      const int at = i * kVectorWords;
-      store_digits(words[i], words[i + 1], digits + at, digits + 64 + at);
+      store_weights<F>(words[i], words[i + 1], i * kVectorWords, digits);
     }
     return counts ? most / kMostWord : 0.0f;
   }
@@ -146,7 +158,7 @@ KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, 
       const int at = i * kVectorWords;
       const Words a = multiply_words(words[i], load_words(steps + at));
       const Words b = multiply_words(words[i + 1], load_words(steps + at + kVectorWords));
-      store_digits(a, b, digits + at, digits + 64 + at);
+      store_weights<F>(a, b, at, digits);
     }
   }
   // A product of words counts in units of 1 / 32768.
@@ -190,14 +202,34 @@ KVX_INLINE void add_places(const int8_t* codes, const uint8_t* const* digits, in
   }
 }
 
+// Four places' products of words, which are the weights less 32768. totals: the values' sums, of at
+// most 2 * kPlaces bytes a word, which add_word_middles multiplies with what the weights lack.
+template <int Rows, int Parts>
+KVX_INLINE void add_word_places(const int8_t* codes, const uint8_t* const* words, int first,
+                                Ints (*sums)[Parts], Ints* totals) {
+  for (int i = 0; i < Parts; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const Pairs values = widen_signed(load_bytes(codes + i * kPartBytes + j * kPlaceBytes));
+      totals[i] = add_words(totals[i], add_words(values.even, values.odd));
+      for (int r = 0; r < Rows; ++r) {
+        const uint8_t* weights = words[i] + r * 128 + 8 * (first + j);
+        sums[r][i] = add_pairs(sums[r][i], values.even, splat_word(weights));
+        sums[r][i] = add_pairs(sums[r][i], values.odd, splat_word(weights + 4));
+      }
+    }
+  }
+}
+
 // Parts parts of kIntLanes numbers from `part` on, for Rows rows. OneGroup: they share their steps,
 // so their weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes
 // say.
-template <int Rows, int Parts, bool OneGroup>
+template <int Rows, int Parts, bool OneGroup, Fixed F>
 KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, int part,
                           const float* weights) {
   Ints high[Rows][Parts] = {};
   Ints low[Rows][Parts] = {};
+  Ints totals[Parts] = {};  // of words
   int group[Parts];
   float largest[Parts];
   for (int i = 0; i < Parts; ++i) {
@@ -211,7 +243,10 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   for (int i = 0; i < Parts; ++i) digits[i] = tile.digits + group[i] * kRowChunk * 128;
   for (int first = 0; first < kPlaces; first += 4) {
     job.prefetcher.step();
-    if constexpr (kAddsFours) {
+    if constexpr (F == Fixed::kWord) {
+      add_word_places<Rows, Parts>(codes + first * kPlaceBytes, digits, first, low, totals);
+      continue;
+    } else if constexpr (kAddsFours) {
       add_places<Rows, Parts>(codes + first * kPlaceBytes, digits, first, high, low);
       continue;
     }
@@ -238,6 +273,7 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   }
   for (int r = 0; r < Rows; ++r, sums += head_dim) {
     for (int i = 0; i < Parts; ++i) {
+      if constexpr (F == Fixed::kWord) low[r][i] = add_word_middles(low[r][i], totals[i]);
       const Widest sum = to_floats(join_digits(high[r][i], low[r][i]));
       float* at = sums + i * kIntLanes;
       store<Widest>(load<Widest>(at) + sum * (weights[r] * largest[i]), at);
@@ -245,26 +281,26 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
   }
 }
 
-template <int Rows>
+template <int Rows, Fixed F>
 static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
   float weights[Rows];
   for (int r = 0; r < Rows; ++r) {
     if (tile.zeros) add_value_zeros(job, tile, row + r);
-    weights[r] = weigh_row(job, tile, row + r, tile.digits + r * 128);
+    weights[r] = weigh_row<F>(job, tile, row + r, tile.digits + r * 128);
   }
   const int num_parts = job.values.head_dim / kIntLanes;
   const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
   int part = 0;
   for (; part + kPartsTogether <= num_parts; part += kPartsTogether) {
-    share_steps ? add_parts<Rows, kPartsTogether, true>(job, tile, row, part, weights)
-                : add_parts<Rows, kPartsTogether, false>(job, tile, row, part, weights);
+    share_steps ? add_parts<Rows, kPartsTogether, true, F>(job, tile, row, part, weights)
+                : add_parts<Rows, kPartsTogether, false, F>(job, tile, row, part, weights);
   }
   for (; part < num_parts; ++part) {
-    add_parts<Rows, 1, true>(job, tile, row, part, weights);
+    add_parts<Rows, 1, true, F>(job, tile, row, part, weights);
   }
 }
 
-template <class Codec, format::Packing P>
+template <class Codec, format::Packing P, Fixed F>
 bool add_code_values(const ValueJob& job) {
   const PackedTile& values = job.values;
   const int n = values.padded_tokens();
@@ -295,7 +331,7 @@ bool add_code_values(const ValueJob& job) {
   const int steps_a_chunk =
       (values.head_dim / kIntLanes + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
   job.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(job.num_rows));
-  for_row_chunks(job.num_rows, [&]<int Rows>(int row) { add_chunk<Rows>(job, tile, row); });
+  for_row_chunks(job.num_rows, [&]<int Rows>(int row) { add_chunk<Rows, F>(job, tile, row); });
   job.prefetcher.rest();
   return true;
 }

@@ -7,14 +7,14 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Whether add_dots is right for the bytes of a codec. Without AVX-VNNI the sum of two products has
-// to fit in 16 bits: those of nibbles, at most 24 times a digit, do.
+// Whether a codec's fixed-point numbers are words. Without AVX-VNNI add_dots needs sums of two
+// products that fit in 16 bits: those of nibbles, at most 24 times a digit, do.
 template <class Codec>
-constexpr bool has_dots() {
+constexpr bool takes_words() {
 #if defined(__AVXVNNI__)
-  return true;
+  return false;
 #else
-  return CodeBytes<Codec>::kIsNibble;
+  return !CodeBytes<Codec>::kIsNibble;
 #endif
 }
 
@@ -47,14 +47,47 @@ KVX_INLINE Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* 
   return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
+// A lane's bytes 0 and 2, and 1 and 3, as words.
+struct Pairs {
+  Ints even, odd;
+};
+
+KVX_INLINE Pairs widen_unsigned(Ints bytes) {
+  return {(Ints)_mm256_and_si256((__m256i)bytes, _mm256_set1_epi16(255)),
+          (Ints)_mm256_srli_epi16((__m256i)bytes, 8)};
+}
+KVX_INLINE Pairs widen_signed(Ints bytes) {
+  return {(Ints)_mm256_srai_epi16(_mm256_slli_epi16((__m256i)bytes, 8), 8),
+          (Ints)_mm256_srai_epi16((__m256i)bytes, 8)};
+}
+
+// sum += the products of two words a lane.
+KVX_INLINE Ints add_pairs(Ints sum, Ints a, Ints b) {
+  sum += (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  // Hides that sums may be taken in any order: the compilers take dozens of products before they
+  // add one, more than the registers hold.
+  asm("" : "+x"(sum));
+  return sum;
+}
+
+// Word by word.
+KVX_INLINE Ints add_words(Ints a, Ints b) {
+  return (Ints)_mm256_add_epi16((__m256i)a, (__m256i)b);
+}
+
+// sum += 32768 times the words of a lane.
+KVX_INLINE Ints add_word_middles(Ints sum, Ints totals) {
+  return sum - add_pairs(Ints{}, totals, (Ints)_mm256_set1_epi16(-32768));
+}
+
 KVX_INLINE Ints to_nearest(Widest x) {
   return (Ints)_mm256_cvtps_epi32((__m256)x);
 }
 
 // As many vectors of sums and operands as the registers hold: eight tokens each of a key tile,
 // parts of eight numbers of a value tile.
-constexpr int key_vectors_together(int num_digits) {
-  return num_digits == 1 ? 2 : 1;
+constexpr int key_vectors_together(Fixed form) {
+  return form == Fixed::kTwoDigits ? 1 : 2;
 }
 inline constexpr int kPartsTogether = 1;
 
@@ -76,6 +109,20 @@ KVX_INLINE void store_in_places(Ints numbers, int8_t* digits) {
   const __m128i packed = _mm_shuffle_epi8(
       _mm_packus_epi16(words, words), _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(digits), packed);
+}
+
+// Of four words each the pairs that meet the even and the odd bytes of a lane.
+KVX_INLINE __m256i sort_pairs(__m256i words) {
+  return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xD8), 0xD8);
+}
+
+// Eight numbers of a row that are words, as pairs.
+KVX_INLINE void store_pairs(Ints numbers, int8_t* words) {
+  const auto all = (__m256i)numbers;
+  const __m128i packed =
+      _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  const __m256i pairs = sort_pairs(_mm256_castsi128_si256(packed));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(words), _mm256_castsi256_si128(pairs));
 }
 
 // A key's byte of each low nibble, of bytes that may have anything in the high one.
@@ -222,6 +269,15 @@ KVX_INLINE Words words_to_signed(Words numbers) {
 // (a + 32768) * b / 32768, to nearest: the instruction takes words with a sign. b: at most 32767.
 KVX_INLINE Words multiply_words(Words a, Words b) {
   return _mm256_add_epi16(_mm256_mulhrs_epi16(a, b), b);
+}
+
+// As pairs, in the order of places if a and b came from four vectors in their order. pairs: [64].
+KVX_INLINE void store_weight_pairs(Words a, Words b, uint8_t* pairs) {
+  const __m256i first = sort_pairs(a);
+  const __m256i second = sort_pairs(b);
+  auto* to = reinterpret_cast<__m256i*>(pairs);
+  _mm256_storeu_si256(to, _mm256_permute2x128_si256(first, second, 0x20));
+  _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(first, second, 0x31));
 }
 
 // As digits, in the order of places if a and b came from four vectors in their order.

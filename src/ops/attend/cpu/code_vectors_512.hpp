@@ -8,8 +8,8 @@ namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
 template <class Codec>
-constexpr bool has_dots() {
-  return true;
+constexpr bool takes_words() {
+  return false;
 }
 
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
@@ -20,14 +20,25 @@ KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
 inline constexpr bool kAddsFours = false;
 Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes);
 
+// Products of words, which code_vectors_256.hpp has for takes_words.
+struct Pairs {
+  Ints even, odd;
+};
+Pairs widen_unsigned(Ints bytes);
+Pairs widen_signed(Ints bytes);
+Ints add_pairs(Ints sum, Ints a, Ints b);
+Ints add_words(Ints a, Ints b);
+Ints add_word_middles(Ints sum, Ints totals);
+void store_pairs(Ints numbers, int8_t* words);
+
 KVX_INLINE Ints to_nearest(Widest x) {
   return (Ints)_mm512_cvtps_epi32((__m512)x);
 }
 
 // As many vectors of sums and operands as the registers hold: sixteen tokens each of a key tile,
 // parts of sixteen numbers of a value tile.
-constexpr int key_vectors_together(int num_digits) {
-  return num_digits == 1 ? 4 : 2;
+constexpr int key_vectors_together(Fixed form) {
+  return form == Fixed::kTwoDigits ? 2 : 4;
 }
 inline constexpr int kPartsTogether = 2;
 
@@ -220,6 +231,8 @@ KVX_INLINE Words words_to_signed(Words numbers) {
 KVX_INLINE Words multiply_words(Words a, Words b) {
   return _mm512_add_epi16(_mm512_mulhrs_epi16(a, b), b);
 }
+
+void store_weight_pairs(Words a, Words b, uint8_t* pairs);
 
 // As digits, in the order of places if a and b came from four vectors in their order.
 KVX_INLINE void store_digits(Words a, Words b, uint8_t* high, uint8_t* low) {

@@ -1,5 +1,5 @@
-// Attention over stored rows that are widened in registers, everything in binary32: floats of 16
-// and 8 bits at every vector level, codes where integer products are not at hand.
+// Attention over stored rows of floats of 16 and 8 bits that are widened in registers, everything
+// in binary32.
 #pragma once
 
 #include "ops/attend/cpu/packed_loaders.hpp"
@@ -12,7 +12,6 @@ inline namespace KVX_CPU_LEVEL {
 // The steps of a tile, for kernels that take numbers in parts of sixteen.
 struct FloatSteps {
   const float* steps = nullptr;  // [groups, padded_tokens]; null: every step is 1
-  const float* zeros = nullptr;  // [padded_tokens], of affine rows
   int num_groups = 1;
   int group = 0;  // numbers
   int stride = 0;
@@ -23,29 +22,17 @@ KVX_INLINE FloatSteps load_float_steps(const PackedTile& tile, float* scratch) {
   if (!tile.spec->has_scale()) return {};
   const ScaleRow row = scale_row(*tile.spec, tile.head_dim);
   load_steps(tile, row, Loader::kUnit * tensor_scale_of(tile), scratch);
-  const int n = tile.padded_tokens();
-  const bool is_affine = tile.spec->is_affine();
   const bool is_whole_row = tile.spec->group_size == format::kWholeRow;
   return {.steps = scratch,
-          .zeros = is_affine ? scratch + n : nullptr,
-          .num_groups = is_affine ? 1 : row.count,
+          .num_groups = row.count,
           .group = is_whole_row ? tile.head_dim : tile.spec->group_size,
-          .stride = n};
+          .stride = tile.padded_tokens()};
 }
 
 // ---- Scores
 
-// prepared, a row: its sum, for affine keys' zeros.
-inline void sum_queries(const format::FormatSpec&, int head_dim, const float* queries, int num_rows,
-                        float* prepared) {
-  for (int row = 0; row < num_rows; ++row) {
-    Widest sums = {};
-    for (int d = 0; d < head_dim; d += kLanes<Widest>) {
-      sums += load<Widest>(queries + int64_t{row} * head_dim + d);
-    }
-    prepared[row] = sum_of_lanes(sums);
-  }
-}
+// Queries are taken as they are.
+inline void prepare_nothing(const format::FormatSpec&, int, const float*, int, float*) {}
 
 // As many tokens at once as there are registers for their sums.
 inline constexpr int kTokensTogether = kLanes<Widest> == 16 ? 4 : 2;
@@ -95,7 +82,6 @@ KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, i
   for (int r = 0; r < Rows; ++r) {
     Widest scores = fold_each(products[r], [](const Widest& a, const Widest& b) { return a + b; });
     if (steps.steps && !IsGrouped) scores *= load<Widest>(steps.steps + token);
-    if (steps.zeros) scores += load<Widest>(steps.zeros + token) * job.prepared[row + r];
     store<Widest>(scores, job.scores + (row + r) * job.scores_stride + token);
   }
 }
@@ -168,15 +154,6 @@ KVX_INLINE void weigh_rows(const ValueJob& job, const FloatSteps& steps, int row
   }
 }
 
-// Every number of a row gets sum over tokens of p * zero.
-KVX_INLINE void add_zeros(const ValueJob& job, const float* zeros, int row) {
-  const float* p = job.p + row * job.p_stride;
-  float sum = 0;
-  for (int t = 0; t < job.values.num_tokens; ++t) sum += p[t] * zeros[t];
-  float* sums = job.sums + int64_t{row} * job.values.head_dim;
-  for (int d = 0; d < job.values.head_dim; ++d) sums[d] += sum;
-}
-
 // As many of the loader's parts at once as there are registers for their sums.
 template <class Loader>
 inline constexpr int kFloatPartsTogether =
@@ -198,15 +175,13 @@ static void add_float_chunk(const ValueJob& job, const FloatSteps& steps, int ro
     const int group = steps.num_groups == 1 ? 0 : number / steps.group;
     add_float_parts<Loader, Rows, 1>(job, weights + group * kGroupWeights, row, number);
   }
-  for (int r = 0; steps.zeros && r < Rows; ++r) add_zeros(job, steps.zeros, row + r);
 }
 
 template <class Loader>
 bool add_float_values(const ValueJob& job) {
   if (has_hidden_nan<Loader>(job.values)) return false;
   const FloatSteps steps = load_float_steps<Loader>(job.values, job.scratch);
-  const int num_step_rows = steps.num_groups + (steps.zeros ? 1 : 0);
-  float* weights = job.scratch + num_step_rows * job.values.padded_tokens();
+  float* weights = job.scratch + steps.num_groups * job.values.padded_tokens();
   const int parts_together = steps.num_groups == 1 ? kFloatPartsTogether<Loader> : 1;
   const int passes = (job.values.head_dim / Loader::kNumbers + parts_together - 1) / parts_together;
   job.prefetcher.pace(PhaseShares::kUnpackValues + PhaseShares::kAddValues,
@@ -220,7 +195,7 @@ bool add_float_values(const ValueJob& job) {
 
 // Rows are widened again for every chunk of query rows: with many, widening them once wins.
 template <class Loader>
-inline constexpr PackedKernels kFloatKernels = {sum_queries, score_floats<Loader>,
+inline constexpr PackedKernels kFloatKernels = {prepare_nothing, score_floats<Loader>,
                                                 add_float_values<Loader>, 2 * kRowChunk};
 
 }  // namespace KVX_CPU_LEVEL

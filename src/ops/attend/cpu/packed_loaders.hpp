@@ -1,5 +1,5 @@
-// Loaders: sixteen numbers of a stored row as binary32 in registers, for any format, without their
-// step. A number is what is loaded times kUnit and its step (and its zero added).
+// Loaders: numbers of a stored row of floats as binary32 in registers, without their step. A number
+// is what is loaded times kUnit and its step.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// ---- Floats: kLanes<Widest> numbers at once.
+// ---- kLanes<Widest> numbers at once.
 
 template <class Target, class Source>
 KVX_INLINE Target load_as(const void* source) {
@@ -180,34 +180,6 @@ struct Fp8Block {
   }
 };
 #endif
-
-// ---- Codes of eight bits, for levels without integer products of them
-
-template <class Codec>
-struct CodePart {
-  static_assert(Codec::kBits == 8);
-  static constexpr float kUnit = code_unit<Codec>();
-  static constexpr bool kHidesNan = false;
-  static constexpr int kNumbers = kPartNumbers;
-
-  // The compilers make dozens of instructions of __builtin_convertvector here.
-  KVX_INLINE static void load_part(const uint8_t* row, int number, Widest* part) {
-    for (int v = 0; v < kPartVectors; ++v) {
-      const auto* bytes = reinterpret_cast<const __m128i*>(row + number + v * kLanes<Widest>);
-#if defined(__AVX512F__)
-      const __m128i codes = _mm_loadu_si128(bytes);
-      const __m512i numbers =
-          is_unsigned_code<Codec>() ? _mm512_cvtepu8_epi32(codes) : _mm512_cvtepi8_epi32(codes);
-      part[v] = static_cast<Widest>(_mm512_cvtepi32_ps(numbers));
-#else
-      const __m128i codes = _mm_loadl_epi64(bytes);
-      const __m256i numbers =
-          is_unsigned_code<Codec>() ? _mm256_cvtepu8_epi32(codes) : _mm256_cvtepi8_epi32(codes);
-      part[v] = static_cast<Widest>(_mm256_cvtepi32_ps(numbers));
-#endif
-    }
-  }
-};
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

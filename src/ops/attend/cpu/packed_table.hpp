@@ -16,25 +16,18 @@ inline namespace KVX_CPU_LEVEL {
 
 #if defined(__AVX2__)
 
-// Digits: of a query.
-template <class Codec, format::Packing P, int Digits>
-constexpr PackedKernels code_kernels() {
-  if constexpr (has_dots<Codec>()) {
-    return {prepare_code_queries<Codec, P, Digits>, score_codes<Codec, P, Digits>,
-            add_code_values<Codec, P>, kAnyRows};
-  } else {
-    return kFloatKernels<CodePart<Codec>>;
-  }
-}
-template <class Codec, format::Packing P, int Digits>
-inline constexpr PackedKernels kCodeKernels = code_kernels<Codec, P, Digits>();
+// OfQuery, OfWeight: fixed-point numbers.
+template <class Codec, format::Packing P, Fixed OfQuery, Fixed OfWeight>
+inline constexpr PackedKernels kCodeKernels = {prepare_code_queries<Codec, P, OfQuery>,
+                                               score_codes<Codec, P, OfQuery>,
+                                               add_code_values<Codec, P, OfWeight>, kAnyRows};
 
 // Words of eight are nibbles in the same order.
 constexpr format::Packing order_of_codes(format::Packing packing) {
   return packing == format::Packing::kWords ? format::Packing::kNibbles : packing;
 }
 
-template <class Format, int Digits>
+template <class Format, Precision Wanted>
 constexpr const PackedKernels* packed_kernels_of() {
   using Codec = typename Format::Codec;
   constexpr format::FormatId kId = Format::kFacts.id;
@@ -44,14 +37,17 @@ constexpr const PackedKernels* packed_kernels_of() {
                        kId == format::FormatId::kFp8E5M2) {
     return &kFloatKernels<FloatPart<Codec>>;
   } else {
-    return &kCodeKernels<Codec, order_of_codes(Format::kFacts.packing), Digits>;
+    constexpr Fixed kWeight = takes_words<Codec>() ? Fixed::kWord : Fixed::kTwoDigits;
+    constexpr bool kIsOneDigit = Wanted == Precision::kFast && kWeight == Fixed::kTwoDigits;
+    constexpr Fixed kQuery = kIsOneDigit ? Fixed::kHighDigit : kWeight;
+    return &kCodeKernels<Codec, order_of_codes(Format::kFacts.packing), kQuery, kWeight>;
   }
 }
 
 static const PackedKernels* find_packed(const format::FormatSpec& spec, int head_dim,
                                         Precision precision) {
-#define KVX_ACCURATE(Format) packed_kernels_of<format::Format, 2>(),
-#define KVX_FAST(Format) packed_kernels_of<format::Format, 1>(),
+#define KVX_ACCURATE(Format) packed_kernels_of<format::Format, Precision::kAccurate>(),
+#define KVX_FAST(Format) packed_kernels_of<format::Format, Precision::kFast>(),
   static constexpr const PackedKernels* kAccurate[] = {KVX_FOR_EACH_FORMAT(KVX_ACCURATE)};
   static constexpr const PackedKernels* kFast[] = {KVX_FOR_EACH_FORMAT(KVX_FAST)};
 #undef KVX_ACCURATE
