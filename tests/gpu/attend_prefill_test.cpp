@@ -112,12 +112,7 @@ TEST_F(GpuPrefill, FoldsTransforms) {
     for (const int head_dim : {64, 128}) {
       for (int which = 0; which < 4; ++which) {
         SceneOptions options = options_of(name, name, head_dim);
-        options.k_hadamard = which != 1;
-        options.v_hadamard = which != 2;
-        options.k_mean = options.v_mean = which == 1 || which == 3;
-        options.k_factor = options.v_factor = which >= 2;
-        options.softcap = which == 3 ? 3.0f : 0.0f;
-        options.sinks = which == 1;
+        set_transforms(options, which);
         options.out_type = which == 0 ? DType::kF32 : DType::kF16;
         options.runs.front().num_heads = 1;
         options.seq_lens = {257, 40, 300};

@@ -136,12 +136,7 @@ TEST_F(GpuAttend, TilesFoldTransforms) {
         options.order = RowOrder::kRecord;
         options.q_per_kv = 4;
         options.q_type = DType::kF16;
-        options.k_hadamard = which != 1;
-        options.v_hadamard = which != 2;
-        options.k_mean = options.v_mean = which == 1 || which == 3;
-        options.k_factor = options.v_factor = which >= 2;
-        options.softcap = which == 3 ? 3.0f : 0.0f;
-        options.sinks = which == 1;
+        set_transforms(options, which);
         options.seq_lens = {257, 16, 300, 2100};
         options.q_lens = {1, 16, 4, 1};
         SCOPED_TRACE(fmt::format("{} {} case {}", name, head_dim, which));

@@ -28,6 +28,16 @@ inline std::string rows_not_finite(const std::vector<double>& numbers, int dim) 
   return found;
 }
 
+// Case 0: rotations alone. 1: means, V rotated, sinks. 2: factors, K rotated. 3: all, with softcap.
+inline void set_transforms(SceneOptions& options, int which) {
+  options.k_hadamard = which != 1;
+  options.v_hadamard = which != 2;
+  options.k_mean = options.v_mean = which == 1 || which == 3;
+  options.k_factor = options.v_factor = which >= 2;
+  options.softcap = which == 3 ? 3.0f : 0.0f;
+  options.sinks = which == 1;
+}
+
 class DeviceScene {
  public:
   DeviceScene(cache::Memory& memory, const ops::CudaContext& context, AttendScene& scene)
