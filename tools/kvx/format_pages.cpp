@@ -89,7 +89,7 @@ Table options_table() {
     // A bar inside a Markdown cell would end it.
     std::string form(option.form);
     for (size_t at = 0; (at = form.find('|', at)) != std::string::npos; at += 2) {
-      form.insert(at, "\\");
+      form.insert(at, 1, '\\');
     }
     table.add_row({form, std::string(option.help)});
   }
