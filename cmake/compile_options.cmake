@@ -58,6 +58,11 @@ function(kvx_compile_quickly target)
   endif()
   target_compile_options(
     ${target} PRIVATE "$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:${options}>")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # More false alarms on std::string at -O3 (as GCC bug 105651), which dev, at -O1, does not see.
+    target_compile_options(
+      ${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:-Wno-maybe-uninitialized;-Wno-stringop-overflow>")
+  endif()
 endfunction()
 
 # target_precompile_headers, for C++ alone. (ccache knows GCC's precompiled headers only with
