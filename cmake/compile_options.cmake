@@ -60,8 +60,9 @@ function(kvx_compile_quickly target)
     ${target} PRIVATE "$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:${options}>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # More false alarms on std::string at -O3 (as GCC bug 105651), which dev, at -O1, does not see.
+    set(options -Wno-maybe-uninitialized -Wno-stringop-overflow)
     target_compile_options(
-      ${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:-Wno-maybe-uninitialized;-Wno-stringop-overflow>")
+      ${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:${options}>")
   endif()
 endfunction()
 

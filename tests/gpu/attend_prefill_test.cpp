@@ -128,12 +128,7 @@ TEST_F(GpuPrefill, FoldsTransforms) {
 SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shape) {
   SceneOptions options = options_of(k, v, shape == 1 ? 64 : 128);
   options.block_size = shape < 2 ? 16 : shape < 4 ? 64 : 48;
-  options.wide_format = "bf16";
-  options.wide_head = shape % 3;
-  options.wide_tail = 1 + shape % 2 * 2;
-  options.window = shape == 4 ? 100 : 0;
-  options.softcap = shape == 1 ? 3.0f : 0.0f;
-  options.k_hadamard = options.v_hadamard = shape >= 2;
+  set_wide_ends(options, shape);
   options.runs.front().num_heads = 1;
   options.seq_lens = {200, 0, 400, 131, 1, 16};
   options.q_lens = {200, 0, 37, 2, 1, 16};

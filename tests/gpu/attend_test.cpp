@@ -160,12 +160,7 @@ TEST_F(GpuAttend, TilesWalkOverWideEnds) {
       options.block_size = shape < 3 ? 16 : shape < 5 ? 64 : 48;
       options.q_per_kv = shape == 2 ? 12 : 4;
       options.q_type = DType::kF16;
-      options.wide_format = "bf16";
-      options.wide_head = shape % 3;
-      options.wide_tail = 1 + shape % 2 * 2;
-      options.window = shape == 4 ? 100 : 0;
-      options.softcap = shape == 1 ? 3.0f : 0.0f;
-      options.k_hadamard = options.v_hadamard = shape >= 2;
+      set_wide_ends(options, shape);
       options.seq_lens = {0, 1, 37, 300, 900, 130, 16, 2100};
       options.q_lens = {0, 1, 1, 1, 2, 7, 1, 1};
       SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));

@@ -38,6 +38,16 @@ inline void set_transforms(SceneOptions& options, int which) {
   options.sinks = which == 1;
 }
 
+// Shapes 0 to 5: bf16 blocks at both ends, some with a window, a softcap or rotations.
+inline void set_wide_ends(SceneOptions& options, int shape) {
+  options.wide_format = "bf16";
+  options.wide_head = shape % 3;
+  options.wide_tail = 1 + shape % 2 * 2;
+  options.window = shape == 4 ? 100 : 0;
+  options.softcap = shape == 1 ? 3.0f : 0.0f;
+  options.k_hadamard = options.v_hadamard = shape >= 2;
+}
+
 class DeviceScene {
  public:
   DeviceScene(cache::Memory& memory, const ops::CudaContext& context, AttendScene& scene)

@@ -5,6 +5,13 @@
 
 namespace kvx::ops::cuda {
 
+// A Hadamard transform's step on two numbers.
+__device__ inline void butterfly(float& a, float& b) {
+  const float sum = a + b;
+  b = a - b;
+  a = sum;
+}
+
 // 1 / sqrt(n) rounded to binary32. Requires: n is a power of two.
 __device__ inline float hadamard_norm(int n) {
   float norm = 1.0f;
@@ -20,10 +27,7 @@ __device__ inline void hadamard_row(float* x, int head_dim, int lane) {
     __syncwarp();
     for (int pair = lane; pair < num_pairs; pair += kWarp) {
       const int first = pair / stride * (2 * stride) + pair % stride;
-      const float a = x[first];
-      const float b = x[first + stride];
-      x[first] = a + b;
-      x[first + stride] = a - b;
+      butterfly(x[first], x[first + stride]);
     }
   }
   const float norm = hadamard_norm(n);

@@ -51,6 +51,9 @@ struct MmaBf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
   }
+  __device__ static float2 unpack(uint32_t bits) {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
+  }
   static constexpr bool kScalesQueries = false;
 };
 

@@ -160,11 +160,6 @@ class PrefillOutput {
       pair(r, i)[1] *= norm;
     }
   }
-  __device__ static void butterfly(float& a, float& b) {
-    const float sum = a + b;
-    b = a - b;
-    a = sum;
-  }
 
   __device__ void store_row(int r, DType type, uint8_t* row) const {
     if (type == DType::kF32) {

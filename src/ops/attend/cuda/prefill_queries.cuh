@@ -129,13 +129,10 @@ class PrefillQueries {
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (type == DType::kF16) {
-        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
-        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-      } else {
-        x[2 * i] = __uint_as_float(words[i] << 16);
-        x[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-      }
+      const float2 pair =
+          type == DType::kF16 ? MmaF16::unpack(words[i]) : MmaBf16::unpack(words[i]);
+      x[2 * i] = pair.x;
+      x[2 * i + 1] = pair.y;
     }
   }
 
@@ -162,10 +159,7 @@ class PrefillQueries {
     for (int stride = 1; stride < 8; stride *= 2) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if ((j & stride) != 0) continue;
-        const float a = x[j], b = x[j + stride];
-        x[j] = a + b;
-        x[j + stride] = a - b;
+        if ((j & stride) == 0) butterfly(x[j], x[j + stride]);
       }
     }
 #pragma unroll

@@ -134,8 +134,9 @@ class WideTokens {
     const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[2 * i] = __uint_as_float(words[i] << 16);
-      x[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+      const float2 pair = MmaBf16::unpack(words[i]);
+      x[2 * i] = pair.x;
+      x[2 * i + 1] = pair.y;
     }
   }
 

@@ -13,8 +13,8 @@ __device__ void rotate_blocks(float* row, int lane) {
   float2 x[Blocks];
 #pragma unroll
   for (int b = 0; b < Blocks; ++b) {
-    const float2 pair = pairs[b * kWarp + lane];
-    x[b] = {pair.x + pair.y, pair.x - pair.y};
+    x[b] = pairs[b * kWarp + lane];
+    butterfly(x[b].x, x[b].y);
   }
 #pragma unroll
   for (int lanes = 1; lanes < kWarp; lanes *= 2) {
@@ -30,9 +30,8 @@ __device__ void rotate_blocks(float* row, int lane) {
 #pragma unroll
     for (int b = 0; b < Blocks; ++b) {
       if ((b & step) != 0) continue;
-      const float2 first = x[b], second = x[b + step];
-      x[b] = {first.x + second.x, first.y + second.y};
-      x[b + step] = {first.x - second.x, first.y - second.y};
+      butterfly(x[b].x, x[b + step].x);
+      butterfly(x[b].y, x[b + step].y);
     }
   }
   const float norm = hadamard_norm(kBlock);

@@ -12,12 +12,6 @@
 
 namespace kvx::ops::cuda {
 
-__device__ inline void butterfly(float& a, float& b) {
-  const float sum = a + b;
-  b = a - b;
-  a = sum;
-}
-
 // Rows of any length are transformed in shared memory: one function for all formats, which in
 // registers would take long to compile and in local memory 50 us. A row there: [Dim] numbers,
 // q . mean, and room that keeps rows out of each other's banks.
@@ -165,9 +159,7 @@ class QueryColumn {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 both =
-            type == DType::kF16
-                ? __half22float2(reinterpret_cast<const __half2&>(words[w]))
-                : float2{__uint_as_float(words[w] << 16), __uint_as_float(words[w] & 0xFFFF0000u)};
+            type == DType::kF16 ? MmaF16::unpack(words[w]) : MmaBf16::unpack(words[w]);
         x[i / 2][i % 2 * 8 + 2 * w] = both.x;
         x[i / 2][i % 2 * 8 + 2 * w + 1] = both.y;
       }
