@@ -1,0 +1,331 @@
+// How the sets are made, and what a call of each verb is given.
+#include "tools/kvx/bench/cuda_cache_sets.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "device/cuda_bandwidth.hpp"
+#include "ops/append/append_cuda.hpp"
+#include "ops/copy_blocks/copy_blocks_cuda.hpp"
+#include "ops/gather/gather_cuda.hpp"
+#include "ops/transcode/transcode_cuda.hpp"
+
+namespace kvx::tool {
+namespace {
+
+constexpr int64_t kBytesOfSets = int64_t{1} << 30;  // walked over before a set comes again
+constexpr int kMaxSets = 8;
+
+}  // namespace
+
+Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
+  KVX_ASSIGN_OR_RETURN(memory_, cache::cuda_memory(context_.device.index));
+  KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+  stream_.emplace(std::move(stream));
+  context_.stream = stream_->get();
+  const kv::CacheGeometry geometry = {1, shape_.num_kv_heads, shape_.head_dim, shape_.head_dim, {}};
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerPlan> layers,
+                       kv::plan_layers(geometry, recipe, {}));
+  KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
+                       kv::plan_groups(geometry, layers, recipe, shape_.block_size));
+  group_ = std::move(groups.front());
+  num_sets_ =
+      static_cast<int>(std::clamp<int64_t>(ceil_div(kBytesOfSets, set_bytes()), 2, kMaxSets));
+  const int64_t num_blocks = num_sets_ * blocks_per_set();
+  KVX_ASSIGN_OR_RETURN(
+      blocks_, memory_->allocate(num_blocks * group_.packed.block_bytes, "the cache of kvx bench"));
+  const kv::LayerMemory packed{blocks_.data(), num_blocks, &group_.packed, 0};
+  kv::LayerMemory wide;
+  if (has_wide_ends()) {
+    wide = {nullptr, num_sets_ * shape_.num_sequences * wide_blocks_per_sequence(), &group_.wide,
+            0};
+    KVX_ASSIGN_OR_RETURN(wide_blocks_, memory_->allocate(wide.num_blocks * group_.wide.block_bytes,
+                                                         "the wide ends of kvx bench"));
+    wide.base = wide_blocks_.data();
+  }
+  KVX_ASSIGN_OR_RETURN(store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.wide_spec,
+                                                      {}, packed, wide));
+  KVX_RETURN_IF_ERROR(move_tables_to_device());
+  if (named_.pages != PageOrder::kPool) {
+    KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
+                                                shape_.block_size, runs_.front()));
+  }
+  KVX_RETURN_IF_ERROR(make_tokens());
+  make_lens();
+  KVX_RETURN_IF_ERROR(make_queries());
+  KVX_RETURN_IF_ERROR(fill());
+  if (has_wide_ends()) KVX_RETURN_IF_ERROR(make_wide_ends());
+  return make_copies();
+}
+
+// The store's calibration lies in host memory: one number a head.
+Status CudaCacheSets::move_tables_to_device() {
+  runs_.assign(store_->packed().runs.begin(), store_->packed().runs.end());
+  for (ops::HeadRun& run : runs_) {
+    for (ops::SideView* side : {&run.k, &run.v}) {
+      if (side->tensor_scales != nullptr) {
+        const std::vector<float> host(side->tensor_scales, side->tensor_scales + run.num_heads);
+        KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
+        side->tensor_scales = array.as<float>();
+        tables_.push_back(std::move(array));
+      }
+      if (side->spec.scale_source != format::ScaleSource::kGiven) continue;
+      const int64_t bytes = run.num_heads * std::max<int64_t>(side->scales.head_stride, 4);
+      const std::vector<uint8_t> host(side->scales.base, side->scales.base + bytes);
+      KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
+      side->scales.base = array.as<uint8_t>();
+      tables_.push_back(std::move(array));
+    }
+  }
+  return {};
+}
+
+// Blocks in random order and the rows that fill them.
+Status CudaCacheSets::make_tokens() {
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(7));
+  KVX_ASSIGN_OR_RETURN(block_ids_, DeviceArray::of(*memory_, ids));
+  std::vector<int64_t> slots(num_sets_ * tokens_of_set());
+  for (int64_t t = 0; t < std::ssize(slots); ++t) {
+    slots[t] = int64_t{ids[t / shape_.block_size]} * shape_.block_size + t % shape_.block_size;
+  }
+  KVX_ASSIGN_OR_RETURN(slots_, DeviceArray::of(*memory_, slots));
+  KVX_ASSIGN_OR_RETURN(findings_,
+                       DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::CudaFindings))));
+  static std::vector<uint16_t> side;  // the same for all measurements that have as many
+  if (std::ssize(side) != side_bytes() / 2) side = random_bf16(side_bytes() / 2, 1);
+  const int num_sides = 2 * num_sets_;
+  KVX_ASSIGN_OR_RETURN(rows_, memory_->allocate(num_sides * side_bytes(), "rows of kvx bench"));
+  KVX_ASSIGN_OR_RETURN(copied_, memory_->allocate(num_sides * side_bytes(), "rows of kvx bench"));
+  for (int i = 0; i < num_sides; ++i) {
+    KVX_RETURN_IF_ERROR(
+        device::cuda_copy(rows_.data() + i * side_bytes(), side.data(), side_bytes()));
+  }
+  return {};
+}
+
+void CudaCacheSets::make_lens() {
+  lens_.assign(shape_.num_sequences, shape_.length);
+  if (!named_.is_mixed) return;
+  constexpr double kShortest = 128;
+  const double ratio = shape_.length / kShortest;
+  for (int s = 0; s < shape_.num_sequences; ++s) {
+    lens_[s] = static_cast<int32_t>(kShortest * std::pow(ratio, (s + 0.5) / shape_.num_sequences));
+  }
+  std::shuffle(lens_.begin(), lens_.end(), std::mt19937(5));
+}
+
+int64_t CudaCacheSets::attend_bytes() const {
+  const auto bytes_of_block = [](const cache::BlockLayout& layout) {
+    return layout.code_bytes() + layout.scale_bytes();
+  };
+  int64_t packed = 0, wide = 0;
+  for (const int32_t len : lens_) {
+    const int64_t seen = named_.window > 0 ? std::min(named_.window, len) : len;
+    const int64_t blocks = ceil_div<int64_t>(seen, shape_.block_size);
+    const int64_t ends = has_wide_ends() ? std::min(blocks, wide_blocks_per_sequence()) : 0;
+    packed += blocks - ends;
+    wide += ends;
+  }
+  return packed * bytes_of_block(group_.packed) + wide * bytes_of_block(group_.wide);
+}
+
+// Blocks of the ends in a pool of their own, in random order, filled by append.
+Status CudaCacheSets::make_wide_ends() {
+  const int64_t num_wide = num_sets_ * shape_.num_sequences * wide_blocks_per_sequence();
+  std::vector<int32_t> wide_ids(num_wide);
+  std::iota(wide_ids.begin(), wide_ids.end(), 0);
+  std::shuffle(wide_ids.begin(), wide_ids.end(), std::mt19937(9));
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  KVX_RETURN_IF_ERROR(device::cuda_copy(ids.data(), block_ids_.as<int32_t>(), std::ssize(ids) * 4));
+  const cache::WideEnds& ends = group_.wide_ends;
+  std::vector<int32_t> heads, tails;
+  int64_t next = 0;
+  for (int64_t i = 0; i < int64_t{num_sets_} * shape_.num_sequences; ++i) {
+    const int64_t len = lens_[i % shape_.num_sequences];
+    const int64_t blocks = ceil_div<int64_t>(len, shape_.block_size);
+    const int64_t tail = cache::wide_tail_block(ends, len, shape_.block_size);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const bool is_wide = b < ends.head_blocks || b >= tail;
+      if (is_wide) ids[i * blocks_per_sequence() + b] = wide_ids[next++];
+    }
+    heads.push_back(static_cast<int32_t>(ends.head_blocks));
+    tails.push_back(static_cast<int32_t>(tail));
+  }
+  KVX_ASSIGN_OR_RETURN(attend_ids_, DeviceArray::of(*memory_, ids));
+  KVX_ASSIGN_OR_RETURN(wide_head_, DeviceArray::of(*memory_, heads));
+  KVX_ASSIGN_OR_RETURN(wide_tail_, DeviceArray::of(*memory_, tails));
+  std::vector<int64_t> slots(num_wide * shape_.block_size);
+  std::iota(slots.begin(), slots.end(), int64_t{0});
+  KVX_ASSIGN_OR_RETURN(const DeviceArray wide_slots, DeviceArray::of(*memory_, slots));
+  for (int64_t t = 0; t < std::ssize(slots); t += kTokens) {
+    KVX_RETURN_IF_ERROR(append(store_->wide(), wide_slots.as<int64_t>() + t, 0,
+                               std::min<int64_t>(kTokens, std::ssize(slots) - t)));
+  }
+  return device::cuda_synchronize(context_.stream);
+}
+
+Status CudaCacheSets::make_queries() {
+  const int64_t total_q = int64_t{shape_.num_sequences} * named_.q_len;
+  const int64_t q_numbers = total_q * shape_.num_q_heads * shape_.head_dim;
+  KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(q_numbers, 3)));
+  KVX_ASSIGN_OR_RETURN(out_, DeviceArray::of(*memory_, std::vector<uint16_t>(q_numbers)));
+  std::vector<int32_t> starts(shape_.num_sequences + 1);
+  for (int s = 0; s <= shape_.num_sequences; ++s) starts[s] = s * named_.q_len;
+  KVX_ASSIGN_OR_RETURN(seq_lens_, DeviceArray::of(*memory_, lens_));
+  KVX_ASSIGN_OR_RETURN(q_starts_, DeviceArray::of(*memory_, starts));
+  KVX_ASSIGN_OR_RETURN(sinks_,
+                       DeviceArray::of(*memory_, std::vector<float>(shape_.num_q_heads, 0.5f)));
+  limits_ = {named_.q_len, total_q, blocks_per_sequence() * shape_.block_size};
+  const int64_t bytes = ops::attend_workspace_bytes(context_, attend_args(0), limits_);
+  if (bytes == 0) return {};
+  KVX_ASSIGN_OR_RETURN(workspace_, memory_->allocate(bytes, "attend's workspace"));
+  return {};
+}
+
+Status CudaCacheSets::make_copies() {
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  KVX_RETURN_IF_ERROR(device::cuda_copy(ids.data(), block_ids_.as<int32_t>(), std::ssize(ids) * 4));
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  std::vector<ops::BlockCopy> copies, packs;
+  for (int set = 0; set < num_sets_; ++set) {
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      const int64_t to = ids[(set + 1) % num_sets_ * blocks_per_set() + b];
+      copies.push_back({ids[set * blocks_per_set() + b], to, shape_.block_size});
+      packs.push_back({b, to, shape_.block_size});
+    }
+  }
+  KVX_ASSIGN_OR_RETURN(copies_, DeviceArray::of(*memory_, copies));
+  KVX_ASSIGN_OR_RETURN(packs_, DeviceArray::of(*memory_, packs));
+  std::vector<int64_t> row_slots(num_blocks * shape_.block_size);
+  std::iota(row_slots.begin(), row_slots.end(), int64_t{0});
+  KVX_ASSIGN_OR_RETURN(row_slots_, DeviceArray::of(*memory_, row_slots));
+  const int64_t tokens = tokens_at_once() / shape_.num_sequences;
+  std::vector<ops::GatherRange> ranges;
+  for (int s = 0; s < shape_.num_sequences; ++s) ranges.push_back({s, 0, tokens, s * tokens});
+  KVX_ASSIGN_OR_RETURN(ranges_, DeviceArray::of(*memory_, ranges));
+  return {};
+}
+
+// Slots of all sets one after the other; the set's rows come again.
+Status CudaCacheSets::append(const ops::LayerView& cache, const int64_t* slots, int set,
+                             int64_t num_tokens) {
+  const auto rows = [&](int side) {
+    return dense_rows(reinterpret_cast<const uint16_t*>(rows_of(set) + side * side_bytes()),
+                      DType::kBF16, shape_.num_kv_heads, shape_.head_dim);
+  };
+  ops::AppendArgs args;
+  args.cache = cache;
+  args.transform = store_->transform();
+  args.k = rows(0);
+  args.v = rows(1);
+  args.slot_mapping = {slots, static_cast<size_t>(num_tokens)};
+  return ops::append(context_, args, findings());
+}
+
+Status CudaCacheSets::fill() {
+  const int64_t all = num_sets_ * tokens_of_set();
+  for (int64_t t = 0; t < all; t += kTokens) {
+    KVX_RETURN_IF_ERROR(append(0, t, std::min<int64_t>(kTokens, all - t)));
+  }
+  return device::cuda_synchronize(context_.stream);
+}
+
+// The first tokens of all sequences, as bf16.
+Status CudaCacheSets::gather(int set) {
+  const auto rows = [&](int side) {
+    uint8_t* data = copied_.data() + (2 * set + side) * side_bytes();
+    return dense_rows(reinterpret_cast<uint16_t*>(data), DType::kBF16, shape_.num_kv_heads,
+                      shape_.head_dim);
+  };
+  ops::GatherArgs args;
+  args.cache = packed();
+  args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
+  args.max_blocks_per_sequence = blocks_per_sequence();
+  args.num_sequences = shape_.num_sequences;
+  args.ranges = {ranges_.as<ops::GatherRange>(), static_cast<size_t>(shape_.num_sequences)};
+  args.k = rows(0);
+  args.v = rows(1);
+  return ops::gather(context_, args, tokens_at_once() / shape_.num_sequences, findings());
+}
+
+Status CudaCacheSets::copy(int set) {
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  return ops::copy_blocks(context_, packed(), packed(),
+                          copies_.as<ops::BlockCopy>() + set * num_blocks, num_blocks, findings());
+}
+
+// The set's rows as blocks of 16 bits.
+ops::HeadRun CudaCacheSets::rows_as_run(int set) const {
+  const auto wide_side = [&](int side) {
+    ops::SideView view;
+    view.spec = format::make_spec(format::FormatId::kBF16).value();
+    view.head_dim = shape_.head_dim;
+    view.codes = {rows_of(set) + side * side_bytes(), shape_.block_size * row_bytes(), row_bytes(),
+                  int64_t{shape_.head_dim} * 2};
+    return view;
+  };
+  return {0, shape_.num_kv_heads, wide_side(0), wide_side(1)};
+}
+
+Status CudaCacheSets::pack(int set) {
+  const int64_t num_blocks = tokens_at_once() / shape_.block_size;
+  const ops::HeadRun run = rows_as_run(set);
+  const ops::LayerView wide = {num_blocks, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
+  return ops::copy_blocks(context_, wide, packed(), packs_.as<ops::BlockCopy>() + set * num_blocks,
+                          num_blocks, findings());
+}
+
+Status CudaCacheSets::transcode(int set) {
+  const ops::HeadRun run = rows_as_run(set);
+  ops::TranscodeArgs args;
+  args.from = {
+      tokens_at_once() / shape_.block_size, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
+  args.to = packed();
+  args.to_transform = store_->transform();
+  args.from_slots = row_slots_.as<int64_t>();
+  args.to_slots = slots_.as<int64_t>() + (set + 1) % num_sets_ * tokens_of_set();
+  args.num_tokens = tokens_at_once();
+  return ops::transcode(context_, args, findings());
+}
+
+ops::AttendArgs CudaCacheSets::attend_args(int set) const {
+  ops::AttendArgs args;
+  args.packed = packed();
+  args.transform = store_->transform();
+  args.num_sequences = shape_.num_sequences;
+  args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
+  if (has_wide_ends()) {
+    args.wide = store_->wide();
+    args.wide_head_blocks = wide_head_.as<int32_t>() + set * shape_.num_sequences;
+    args.wide_tail_block = wide_tail_.as<int32_t>() + set * shape_.num_sequences;
+    args.block_table.ids = attend_ids_.as<int32_t>() + set * blocks_per_set();
+  }
+  args.max_blocks_per_sequence = blocks_per_sequence();
+  args.seq_lens = seq_lens_.as<int32_t>();
+  args.q_starts = q_starts_.as<int32_t>();
+  args.num_q_heads = shape_.num_q_heads;
+  args.q =
+      dense_rows(queries_.as<const uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
+  args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
+  args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  args.window = named_.window;
+  if (named_.has_sinks) args.sinks = sinks_.as<float>();
+  return args;
+}
+
+Status CudaCacheSets::plain_copy(int set, int64_t bytes) {
+  return device::cuda_launch_copy(context_.device, context_.stream, rows_of(set),
+                                  bytes / 2 / 16 * 16, copied_.data() + set * 2 * side_bytes());
+}
+
+Result<uint64_t> CudaCacheSets::num_out_of_range() const {
+  ops::CudaFindings found;
+  KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings(), sizeof found));
+  return found.out_of_range;
+}
+
+}  // namespace kvx::tool
