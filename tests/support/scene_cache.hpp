@@ -40,7 +40,8 @@ struct SceneOptions {
   std::vector<int> seq_lens = {37};
   std::vector<int> q_lens = {1};
   RowOrder order = RowOrder::kNhd;
-  unsigned table_seed = 1;  // which physical blocks; the numbers do not depend on it
+  bool scales_apart = false;  // in a region of their own, in the rows' order (kNhd and kHnd)
+  unsigned table_seed = 1;    // which physical blocks; the numbers do not depend on it
   DType q_type = DType::kF32;
   DType out_type = DType::kF32;
   float softmax_scale = 0.15f;
@@ -55,11 +56,13 @@ struct SceneOptions {
   int wide_tail = 2;        // blocks
 };
 
-// "fp8_e4m3@row" is the format with scales computed for each row.
+// "fp8_e4m3@row" is the format with scales computed for each row, "fp8_e4m3@page" with scales that
+// a block's tokens share.
 inline format::FormatSpec spec_named(const std::string& name) {
-  const size_t at = name.find("@row");
+  const size_t at = name.find('@');
   format::SpecOptions options;
-  if (at != std::string::npos) options.scale_source = format::ScaleSource::kComputed;
+  if (name.ends_with("@row")) options.scale_source = format::ScaleSource::kComputed;
+  if (name.ends_with("@page")) options.scale_source = format::ScaleSource::kPageShared;
   return format::make_spec(format::format_named(name.substr(0, at)).value(), options).value();
 }
 
@@ -100,17 +103,23 @@ class SceneCache {
     std::vector<uint8_t>& bytes = memory_.emplace_back(rows * total, uint8_t{0xFF});
     int64_t offset = 0;
     for (int i = 0; i < 2; ++i) {
-      const int64_t stride = options_.order == RowOrder::kFused ? total : row_bytes[i];
-      const bool by_head = options_.order == RowOrder::kHnd;
+      const int64_t stride = options_.order == RowOrder::kFused ? total
+                             : options_.scales_apart            ? codes_bytes[i]
+                                                                : row_bytes[i];
       ops::SideView& side = *sides[i];
-      side.codes = {bytes.data() + offset, options_.block_size * run.num_heads * stride,
-                    by_head ? stride : run.num_heads * stride,
-                    by_head ? options_.block_size * stride : stride};
-      if (side.spec.has_scale()) {
+      place_rows(side.codes, bytes.data() + offset, run.num_heads, stride);
+      if (side.spec.has_scale() && options_.scales_apart) {
+        place_rows(side.scales, bytes.data() + offset + rows * stride, run.num_heads,
+                   row_bytes[i] - codes_bytes[i]);
+        side.scales.group_stride = format::scale_bytes_per_group(side.spec);
+      } else if (side.spec.has_scale()) {
         side.scales = {side.codes.base + codes_bytes[i], side.codes.block_stride,
                        side.codes.token_stride, side.codes.head_stride,
                        format::scale_bytes_per_group(side.spec)};
-        if (side.spec.scale_source == format::ScaleSource::kGiven) give_scales(side, run.num_heads);
+      }
+      if (side.spec.scale_source == format::ScaleSource::kGiven) give_scales(side, run.num_heads);
+      if (side.spec.scale_source == format::ScaleSource::kPageShared) {
+        share_scales(side, num_blocks, run.num_heads, row_bytes[i] - codes_bytes[i]);
       }
       if (options_.order == RowOrder::kRecord) {
         place_in_record(side, bytes.data(), run.num_heads, codes_bytes[i], row_bytes[i], total);
@@ -118,6 +127,16 @@ class SceneCache {
       offset += options_.order == RowOrder::kFused ? row_bytes[i] : rows * row_bytes[i];
     }
     runs_.push_back(view);
+  }
+
+  // Codes or scales whose rows of all tokens and heads follow each other.
+  template <class Address>
+  void place_rows(Address& at, uint8_t* base, int num_heads, int64_t row_bytes) const {
+    const bool by_head = options_.order == RowOrder::kHnd;
+    at.base = base;
+    at.block_stride = options_.block_size * num_heads * row_bytes;
+    at.token_stride = by_head ? row_bytes : num_heads * row_bytes;
+    at.head_stride = by_head ? options_.block_size * row_bytes : row_bytes;
   }
 
   // V's part of a head begins where K's ends.
@@ -128,7 +147,7 @@ class SceneCache {
     uint8_t* codes = is_key ? base : base + tokens * (bytes_of_both - row_bytes);
     const int64_t head_stride = tokens * bytes_of_both;
     side.codes = {codes, num_heads * head_stride, code_bytes, head_stride};
-    if (!side.spec.has_scale() || side.spec.scale_source == format::ScaleSource::kGiven) return;
+    if (!side.spec.has_scale() || side.spec.scale_source != format::ScaleSource::kComputed) return;
     side.scales = {codes + tokens * code_bytes, num_heads * head_stride, row_bytes - code_bytes,
                    head_stride, side.scales.group_stride};
   }
@@ -141,6 +160,14 @@ class SceneCache {
       memcpy(bytes.data() + 4 * h, &scale, 4);
     }
     side.scales = {bytes.data(), 0, 0, 4, 0};
+  }
+
+  // A row of scales a block and head, elsewhere: [num_blocks, num_heads].
+  void share_scales(ops::SideView& side, int num_blocks, int num_heads, int64_t row_bytes) {
+    std::vector<uint8_t>& bytes =
+        memory_.emplace_back(num_blocks * num_heads * row_bytes, uint8_t{0xFF});
+    side.scales = {bytes.data(), num_heads * row_bytes, 0, row_bytes,
+                   format::scale_bytes_per_group(side.spec)};
   }
 
   SceneOptions options_;

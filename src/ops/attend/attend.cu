@@ -41,9 +41,10 @@ bool fits_in_32_bits(const Address& a, int block_size, int num_heads) {
 }
 
 // Whether all rows lie on so many bytes.
-bool lies_on(const CodeAddress& c, int bytes) {
-  return divides(reinterpret_cast<intptr_t>(c.base), bytes) && divides(c.block_stride, bytes) &&
-         divides(c.token_stride, bytes) && divides(c.head_stride, bytes);
+template <class Address>
+bool lies_on(const Address& a, int bytes) {
+  return divides(reinterpret_cast<intptr_t>(a.base), bytes) && divides(a.block_stride, bytes) &&
+         divides(a.token_stride, bytes) && divides(a.head_stride, bytes);
 }
 
 // By what padded tiles' copies take codes: no unit reaches past a row's end.
@@ -78,7 +79,7 @@ bool has_tile_scales(const format::FormatSpec& spec) {
 }
 
 // Rows of a head follow each other inside a block, and so do their scales, all on 16 bytes.
-bool has_dense_rows(const SideView& side) {
+bool is_dense(const SideView& side) {
   const int code_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
   if (side.codes.token_stride != code_bytes) return false;
   if (!side.spec.has_scale()) return true;
@@ -119,6 +120,15 @@ bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
   return true;
 }
 
+// Whether bulk copies take the rows, and a step of theirs lies in one block: in shorter ones each
+// lane that copies a block costs its warp a turn. Wide ends go with bulk copies all the same: the
+// other instances for four bits do not take them.
+bool has_dense_rows(const AttendArgs& args, const HeadRun& run) {
+  constexpr int kStepTokens = 64;
+  const bool is_whole = args.packed.block_size % kStepTokens == 0 || args.wide_head_blocks;
+  return is_whole && is_dense(run.k) && is_dense(run.v);
+}
+
 // Bulk copies came with 9.0; code for older devices may serve a newer one.
 bool has_bulk_copies(const CudaContext& context) {
   return device::cuda_code_version(context.device) >= 90;
@@ -137,7 +147,7 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.key_dim = run.k.head_dim,
        .value_dim = run.v.head_dim,
-       .has_dense_rows = has_bulk && has_dense_rows(run.k) && has_dense_rows(run.v),
+       .has_dense_rows = has_bulk && has_dense_rows(args, run),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
        .has_many_rows = num_rows > cuda::kTileRows,
        .has_wide_ends = args.wide_head_blocks != nullptr});
@@ -351,6 +361,7 @@ cuda::TileSide tile_side(const SideView& side, int block_size, int tiles_at_once
   return {.codes = tile_region(c),
           .scales = tile_region(s),
           .is_step = block_size == tiles_at_once * cuda::kTileTokens && has_scales_behind,
+          .has_scales_on_8 = lies_on(s, 8),
           .row_bytes = format::code_bytes_per_row(side.spec, side.head_dim),
           .scale_row_bytes = scale_row_bytes,
           .unit_bytes = copy_unit_bytes(side)};

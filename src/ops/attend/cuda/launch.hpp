@@ -34,7 +34,7 @@ struct TileKernel {
 struct TileTraits {
   int key_dim = 0;
   int value_dim = 0;
-  bool has_dense_rows = false;     // rows follow each other inside a head's part of a block
+  bool has_dense_rows = false;     // a head's rows in a block follow each other; bulk copies
   bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
   bool has_many_rows = false;      // more than 8 query rows a sequence and KV head
   bool has_wide_ends = false;      // in bf16

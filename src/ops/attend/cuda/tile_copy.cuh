@@ -1,6 +1,7 @@
 // Tiles on their way into shared memory: 16 tokens of one head, rows as they lie in their blocks.
 // Rows that follow each other without a gap can come in one bulk copy, as they are; others come 16
-// bytes at a time (cp.async), their chunks swizzled on the way.
+// bytes at a time (cp.async), their chunks swizzled on the way: a warp a tile (TileCopy), or, of
+// rows of four bits, four tiles of a side at once (FourTilesCopy).
 #pragma once
 
 #include "ops/attend/cuda/mma.cuh"
@@ -13,6 +14,13 @@ inline constexpr int kTileTokens = 16;
 // 16 bytes, past the first cache.
 __device__ inline void copy_async_16(uint32_t to, const uint8_t* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// Read once: the second-level cache may drop it before what is read again, or close by.
+inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+__device__ inline void copy_async_16_once(uint32_t to, const uint8_t* from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(kEvictFirst)
+               : "memory");
 }
 // The first source_bytes of 16; the rest becomes zeros.
 __device__ inline void copy_async_16(uint32_t to, const uint8_t* from, int source_bytes) {
@@ -93,9 +101,7 @@ __device__ inline bool is_elected() {
       : "=r"(is_one));
   return is_one != 0;
 }
-// Read once: the second-level cache may drop it first.
 __device__ inline void copy_bulk(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
-  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -123,7 +129,8 @@ struct TileRegion {
 struct TileSide {
   TileRegion codes;
   TileRegion scales;
-  bool is_step;  // a head's part of a block is a step of bulk copies: codes, then scales
+  bool is_step;          // a head's part of a block is a step of bulk copies: codes, then scales
+  bool has_scales_on_8;  // rows of 8 bytes of scales
   // Where rows are shorter than the instance's:
   int row_bytes;
   int scale_row_bytes;
@@ -193,6 +200,106 @@ struct TileCopy {
     for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
       copy_async_16(place(to, i, lane), from + i * kRowsAtOnce * stride,
                     lane / kChunks + i * kRowsAtOnce < num_tokens ? 16 : 0);
+    }
+  }
+};
+
+// The same for four tiles of 4-bit rows at once, each of a block of its own and copied by eight
+// lanes: a lane finds but one place a side, and copies from rows that lie at even distances from
+// there. A tile by the whole warp costs as much for its place and comes to two copies a lane.
+//
+// In NHD pages a sector holds scales of several heads, which CTAs read at about the same time: so
+// that it comes from memory once, codes leave the second-level cache before scales do.
+template <class Copy>
+struct FourTilesCopy {
+  static constexpr int kLanes = 8;  // of a tile
+  static constexpr int kTiles = kWarp / kLanes;
+  static constexpr int kRowBytes = Copy::kCodeBytes / kTileTokens;
+  static constexpr int kScaleRowBytes = Copy::kScaleBytes / kTileTokens;
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kRowsAtOnce = kLanes / kChunks;
+  static_assert(kLanes % kChunks == 0 && swizzle<kRowBytes>(kRowsAtOnce - 1) == 0,
+                "rows that are copied together are swizzled alike");
+
+  __device__ static int tile_of(int lane) { return lane / kLanes; }
+
+  // This lane's part of addresses inside a block, for one head.
+  struct Lane {
+    int codes;
+    int scales;
+  };
+  __device__ static Lane lane_part(const TileSide& side, int head, int lane) {
+    return {head * side.codes.head_stride + first_row(lane) * side.codes.token_stride +
+                chunk(lane) * 16,
+            head * side.scales.head_stride + first_scales(lane) * side.scales.token_stride};
+  }
+
+  // This lane's tile begins with token `offset` of its block. num_tokens: that are there; the
+  // others become zeros. to, scales_to: of tile 0.
+  __device__ static void start(const TileSide& side, const Lane& part, uint32_t block, int offset,
+                               int num_tokens, uint32_t to, uint32_t scales_to, int lane) {
+    const int stride = side.codes.token_stride;
+    const uint8_t* from = side.codes.at(block, offset * stride + part.codes);
+    const uint8_t* scales = side.scales.at(block, offset * side.scales.token_stride + part.scales);
+    const uint32_t codes_to = to + tile_of(lane) * Copy::kCodeBytes;
+    const uint32_t tile_scales_to = scales_to + tile_of(lane) * Copy::kScaleBytes;
+    const int64_t step = int64_t{kRowsAtOnce} * stride;
+    if (num_tokens >= kTileTokens) [[likely]] {
+#pragma unroll
+      for (int i = 0; i < kTileTokens; i += kRowsAtOnce) {
+        copy_async_16_once(place(codes_to, i, lane), from);
+        from += step;
+      }
+      start_scales(side, scales, kTileTokens, tile_scales_to, lane);
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kTileTokens; i += kRowsAtOnce) {
+      copy_async_16(place(codes_to, i, lane), from, first_row(lane) + i < num_tokens ? 16 : 0);
+      from += step;
+    }
+    start_scales(side, scales, num_tokens, tile_scales_to, lane);
+  }
+
+ private:
+  __device__ static int chunk(int lane) {
+    return lane % kChunks;
+  }
+  __device__ static int first_row(int lane) {
+    return lane % kLanes / kChunks;
+  }
+  // Rows of scales that are shorter than four bytes follow each other (checked on the host).
+  __device__ static int first_scales(int lane) {
+    return lane % kLanes * (kScaleRowBytes < 4 ? 2 : 1);
+  }
+  // row: that the tile's first lane copies.
+  __device__ static uint32_t place(uint32_t to, int row, int lane) {
+    return to + (first_row(lane) + row) * kRowBytes +
+           ((chunk(lane) ^ swizzle<kRowBytes>(row)) << 4);
+  }
+
+  __device__ static void start_scales(const TileSide& side, const uint8_t* from, int num_tokens,
+                                      uint32_t to, int lane) {
+    const int first = first_scales(lane);
+    const uint32_t at = to + first * kScaleRowBytes;
+    if constexpr (kScaleRowBytes == 2) {
+      copy_async_4(at, from, min(max(num_tokens - first, 0), 2) * 2);
+    } else {
+      static_assert(kScaleRowBytes == 4 || kScaleRowBytes == 8);
+#pragma unroll
+      for (int i = 0; i < kTileTokens; i += kLanes) {
+        const uint8_t* row = from + i * side.scales.token_stride;
+        const uint32_t row_to = at + i * kScaleRowBytes;
+        const bool is_there = first + i < num_tokens;
+        if (kScaleRowBytes == 8 && side.has_scales_on_8) {
+          copy_async_8(row_to, row, is_there ? 8 : 0);
+        } else {
+#pragma unroll
+          for (int b = 0; b < kScaleRowBytes; b += 4) {
+            copy_async_4(row_to + b, row + b, is_there ? 4 : 0);
+          }
+        }
+      }
     }
   }
 };

@@ -70,7 +70,7 @@ template <class Keys, class Values, int Dim, int Columns, bool IsWide>
 class TilePiece {
  public:
   using Config = TileConfig<Keys, Values, Columns, IsWide>;
-  using Ring = std::conditional_t<Config::kIsBulk, BulkRing<Config>, CopyRing<Config>>;
+  using Ring = RingOf<Config>;
   using Rows = WarpRows<Dim, Columns>;
 
   __device__ TilePiece(const TileWalk& walk, const SequenceShape& shape, int first_row,

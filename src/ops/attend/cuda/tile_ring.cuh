@@ -3,7 +3,11 @@
 // CopyRing: cp.async, 16 bytes at a time, rows as they may lie; a stage is a step's keys and
 // values. BulkRing: bulk copies, for rows that follow each other without a gap; keys and values of
 // a step are stages of their own, and where a pool's block is a step, each of them is one copy.
+// NibblesRing: the bulk ring's steps and stages by cp.async, for rows of four bits that have gaps
+// or lie in blocks shorter than a step.
 #pragma once
+
+#include <type_traits>
 
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
@@ -29,10 +33,15 @@ struct TileConfig {
   static constexpr bool kIsBulk = Keys::kIsBulk;
   static constexpr bool kIsPadded = Keys::kIsPadded;
   static_assert(Keys::kIsBulk == Values::kIsBulk && Keys::kIsPadded == Values::kIsPadded);
+  // Keys and values of a step are stages of their own.
+  static constexpr bool kHasStagesOfSides =
+      kIsBulk || (!kIsPadded && Keys::kRowBytes + Values::kRowBytes == Keys::kDim);
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
   // 4 bits of 256 numbers too: few warps fit, so each must have more to do at once.
   static constexpr int kSmallTile = Keys::kParts > 2 ? 5120 : 4096;
-  static constexpr int kTilesAtOnce = kIsBulk ? 4 : !kIsWide && kTileBytes < kSmallTile ? 2 : 1;
+  static constexpr int kTilesAtOnce = kHasStagesOfSides                     ? 4
+                                      : !kIsWide && kTileBytes < kSmallTile ? 2
+                                                                            : 1;
   static constexpr int kStages = kIsWide                                              ? 1
                                  : !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2
                                                                                       : 3;
@@ -41,7 +50,7 @@ struct TileConfig {
   static constexpr int kKeyBytes = kTilesAtOnce * Keys::Copy::kBytes;
   static constexpr int kValueBytes = kTilesAtOnce * Values::Copy::kBytes;
   static constexpr int kSideBytes = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
-  static constexpr int kStageBytes = kIsBulk ? kSideBytes : kKeyBytes + kValueBytes;
+  static constexpr int kStageBytes = kHasStagesOfSides ? kSideBytes : kKeyBytes + kValueBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kBarrierBytes = kIsBulk ? 32 : 0;
   // Where a multiprocessor's registers are full of sums, the second column's queries lie beside the
@@ -128,7 +137,7 @@ class TileRing {
 
  protected:
   static constexpr int kTiles = Config::kTilesAtOnce;
-  static constexpr int kSteps = Config::kIsBulk ? 2 : Config::kStages;  // in the ring at once
+  static constexpr int kSteps = Config::kHasStagesOfSides ? 2 : Config::kStages;  // in the ring
   static constexpr uint32_t kStepBits = (1u << kTiles) - 1;
 
   __device__ static ScalesAt<Config::kIsPadded> scales_at(const TileSide& side, uint32_t at) {
@@ -159,7 +168,7 @@ class TileRing {
 
   __device__ uint32_t stage() const { return ring_ + stage_ * Config::kStageBytes; }
   __device__ uint32_t value_side() const {
-    if constexpr (Config::kIsBulk) return ring_ + next_stage() * Config::kStageBytes;
+    if constexpr (Config::kHasStagesOfSides) return ring_ + next_stage() * Config::kStageBytes;
     return stage() + Config::kKeyBytes;
   }
   __device__ int next_stage() const { return stage_ + 1 == Config::kStages ? 0 : stage_ + 1; }
@@ -439,5 +448,123 @@ class BulkRing : public TileRing<TheConfig> {
   Block next_;
   uint32_t next_missing_ = 0;
 };
+
+// Eight lanes copy a tile, lanes 8 u to 8 u + 7 tile u, and know its block.
+template <class TheConfig>
+class NibblesRing : public TileRing<TheConfig> {
+  using Base = TileRing<TheConfig>;
+  using Base::kTiles;
+  using Base::lane_;
+  using Base::num_steps_;
+  using Base::ring_;
+  using Base::stage_;
+  using Base::walk_;
+  using typename Base::Keys;
+  using typename Base::Values;
+  using KeyCopy = FourTilesCopy<typename Keys::Copy>;
+  using ValueCopy = FourTilesCopy<typename Values::Copy>;
+  static_assert(kTiles == KeyCopy::kTiles);
+
+ public:
+  using Base::token;
+  using typename Base::Config;
+
+  __device__ NibblesRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+      : Base(walk, shared, warp, lane),
+        key_part_(KeyCopy::lane_part(this->side_of_keys(), walk.head, lane)),
+        value_part_(ValueCopy::lane_part(this->side_of_values(), walk.head, lane)) {}
+
+  __device__ void begin() {
+    static_assert(Config::kStages == 3, "a step and the next one's keys");
+    next_ = block_of(0);
+    const Block second = block_of(1);
+    start_keys(0, 0);
+    start_values(0, 1);
+    next_ = second;
+    start_keys(1, 2);
+  }
+  __device__ void wait_for_keys(int) { wait_for_oldest(); }
+  __device__ void release_keys(int i) {
+    __syncwarp();
+    start_values(i + 1, stage_);
+    next_ = block_of(i + 2);
+  }
+  __device__ void wait_for_values(int) { wait_for_oldest(); }
+  __device__ void release_values(int i) {
+    __syncwarp();
+    start_keys(i + 2, this->next_stage());
+    this->advance();
+    this->advance();
+  }
+  __device__ void end() { wait_for_copies<0>(); }
+
+ private:
+  struct Block {
+    int id;
+    int offset;  // of the tile in its block, in tokens
+  };
+  // Of this lane's tile of step i. Asked for before it is needed.
+  __device__ Block block_of(int i) const {
+    const int first = first_token(i);
+    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
+    const bool is_inside = i < num_steps_ && this->is_inside(first, kTileTokens);
+    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
+  }
+  __device__ int first_token(int i) const {
+    return token(i) + KeyCopy::tile_of(lane_) * kTileTokens;
+  }
+
+  // Three sides are in the ring or on their way, in the order in which they are read.
+  __device__ static void wait_for_oldest() {
+    wait_for_copies<2>();
+    __syncwarp();
+  }
+
+  __device__ void start_keys(int i, int stage) {
+    if (i < num_steps_) {
+      const bool is_there = this->is_block(next_.id);
+      const uint32_t lacking = __ballot_sync(kWholeWarp, !is_there);
+      this->note_missing(i, lacking == 0 ? 0 : missing_tiles(lacking));
+      if (!is_there && next_.id != kNoTile && lane_ % KeyCopy::kLanes == 0) [[unlikely]] {
+        atomicAdd(&walk_.job.findings->out_of_range, 1ull);
+      }
+      start_side<KeyCopy>(this->side_of_keys(), key_part_, i, ring_ + stage * Config::kStageBytes,
+                          Keys::Copy::kCodeBytes);
+    }
+    commit_copies();
+  }
+  // Requires: its keys were the last that were asked for.
+  __device__ void start_values(int i, int stage) {
+    if (i < num_steps_) {
+      start_side<ValueCopy>(this->side_of_values(), value_part_, i,
+                            ring_ + stage * Config::kStageBytes, Values::Copy::kCodeBytes);
+    }
+    commit_copies();
+  }
+  template <class Copy>
+  __device__ void start_side(const TileSide& side, const typename Copy::Lane& part, int i,
+                             uint32_t to, int tile_bytes) const {
+    const bool is_there = this->is_block(next_.id);
+    const int num_tokens = is_there ? walk_.seq_len - first_token(i) : 0;
+    Copy::start(side, part, is_there ? static_cast<uint32_t>(next_.id) : 0, next_.offset,
+                num_tokens, to, to + kTiles * tile_bytes, lane_);
+  }
+  // A bit for each tile, of a bit for each lane.
+  __device__ static uint32_t missing_tiles(uint32_t lanes) {
+    uint32_t tiles = 0;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) tiles |= (lanes >> (u * KeyCopy::kLanes) & 1u) << u;
+    return tiles;
+  }
+
+  const typename KeyCopy::Lane key_part_;
+  const typename ValueCopy::Lane value_part_;
+  Block next_;
+};
+
+template <class Config>
+using RingOf = std::conditional_t<
+    Config::kIsBulk, BulkRing<Config>,
+    std::conditional_t<Config::kHasStagesOfSides, NibblesRing<Config>, CopyRing<Config>>>;
 
 }  // namespace kvx::ops::cuda
