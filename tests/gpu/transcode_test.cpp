@@ -1,6 +1,8 @@
 // transcode on the device against gather and append on the CPU, byte for byte.
 #include "ops/transcode/transcode_cuda.hpp"
 
+#include <numeric>
+
 #include "format/list.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/verbs.hpp"
@@ -16,7 +18,21 @@ constexpr LayerShape kToShape = {.num_blocks = 3,
                                  .k_dim = 128,
                                  .v_dim = 96,
                                  .order = Order::kHnd};
-constexpr int kTokens = 38;
+// Tokens between two layers whose slots they nearly fill.
+struct Batch {
+  LayerShape from = kFromShape;
+  LayerShape to = kToShape;
+  int num_tokens = 38;
+};
+
+// So many that each of a device's warps takes heads of several tokens.
+Batch many_tokens() {
+  Batch batch;
+  batch.from.num_blocks = 1200;
+  batch.to.num_blocks = 602;
+  batch.num_tokens = 9590;
+  return batch;
+}
 
 // Tables of a mean and a factor, and a rotation.
 struct Tables {
@@ -34,24 +50,27 @@ class GpuTranscode : public GpuTest {
  protected:
   // Tokens of `from` to slots of the target in an order of their own, on both machines.
   void compare(const format::FormatSpec& from_spec, const format::FormatSpec& to_spec,
-               const ops::LayerTransform& from_transform, const ops::LayerTransform& to_transform) {
+               const ops::LayerTransform& from_transform, const ops::LayerTransform& to_transform,
+               const Batch& batch = {}) {
     SCOPED_TRACE(fmt::format("{} to {}", from_spec.facts->name, to_spec.facts->name));
-    TestLayer from(from_spec, from_spec, kFromShape);
-    TestLayer host(to_spec, to_spec, kToShape);
-    TestLayer device(to_spec, to_spec, kToShape);
-    const KvRows rows = normal_rows(kFromShape, kTokens, 3);
+    TestLayer from(from_spec, from_spec, batch.from);
+    TestLayer host(to_spec, to_spec, batch.to);
+    TestLayer device(to_spec, to_spec, batch.to);
+    const int num_tokens = batch.num_tokens;
+    const KvRows rows = normal_rows(batch.from, num_tokens, 3);
     const auto cpu = serial_context(device::CpuLevel::kScalar);
-    ASSERT_TRUE(append_to(cpu, from, kFromShape, from_transform, rows, slots_from(0, kTokens)));
+    std::vector<int64_t> from_slots = slots_from(0, num_tokens);
+    ASSERT_TRUE(append_to(cpu, from, batch.from, from_transform, rows, from_slots));
     KvRows between = rows;
-    gather_from(cpu, from, from_transform, between);
-    std::vector<int64_t> from_slots = slots_from(0, kTokens);
-    std::vector<int64_t> to_slots = slots_from(16, 32);
-    for (int64_t slot = 0; slot < kTokens - 32; ++slot) to_slots.push_back(slot);
-    ASSERT_TRUE(append_to(cpu, host, kToShape, to_transform, between, to_slots));
+    gather_from(cpu, from, batch, from_transform, between);
+    constexpr int kFirstSlots = 6;  // of the last tokens
+    std::vector<int64_t> to_slots = slots_from(16, num_tokens - kFirstSlots);
+    for (int64_t slot = 0; slot < kFirstSlots; ++slot) to_slots.push_back(slot);
+    ASSERT_TRUE(append_to(cpu, host, batch.to, to_transform, between, to_slots));
 
     // Not copied: no slot on one side, and one beyond each layer.
-    from_slots.insert(from_slots.end(), {-1, 0, 40, 0});
-    to_slots.insert(to_slots.end(), {0, -1, 0, 48});
+    from_slots.insert(from_slots.end(), {-1, 0, batch.from.num_blocks * batch.from.block_size, 0});
+    to_slots.insert(to_slots.end(), {0, -1, 0, batch.to.num_blocks * batch.to.block_size});
     Mirror mirror(memory());
     MirroredLayer from_device(mirror, from);
     MirroredLayer to_device(mirror, device);
@@ -84,10 +103,11 @@ class GpuTranscode : public GpuTest {
     args.slot_mapping = slots;
     return ops::append(cpu, args).ok();
   }
-  static void gather_from(const ops::CpuContext& cpu, TestLayer& layer,
+  static void gather_from(const ops::CpuContext& cpu, TestLayer& layer, const Batch& batch,
                           const ops::LayerTransform& transform, KvRows& rows) {
-    std::vector<int32_t> ids = {0, 1, 2, 3, 4};
-    const ops::GatherRange range = {.num_tokens = kTokens};
+    std::vector<int32_t> ids(batch.from.num_blocks);
+    std::iota(ids.begin(), ids.end(), 0);
+    const ops::GatherRange range = {.num_tokens = batch.num_tokens};
     ops::GatherArgs args;
     args.cache = layer.view();
     args.transform = transform;
@@ -118,6 +138,14 @@ TEST_F(GpuTranscode, UndoesOneTransformAndAppliesTheOther) {
   compare(bf16, int8, {}, tables.transform());
   compare(int8, bf16, tables.transform(), {});
   compare(int8, spec_named("nvfp4"), tables.transform(), others.transform());
+}
+
+TEST_F(GpuTranscode, TakesManyTokens) {
+  const Tables tables, others;
+  const format::FormatSpec bf16 = spec_named("bf16"), nvfp4 = spec_named("nvfp4");
+  compare(bf16, spec_named("int8"), {}, tables.transform(), many_tokens());
+  compare(nvfp4, spec_named("int4_affine"), {}, {}, many_tokens());
+  compare(spec_named("int8"), nvfp4, tables.transform(), others.transform(), many_tokens());
 }
 
 TEST_F(GpuTranscode, MakesPageSharedScalesAsTheCpu) {

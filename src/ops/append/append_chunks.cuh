@@ -1,5 +1,6 @@
 // append's fast kernel: a warp walks over heads of its tokens, a row to some of its lanes, the next
-// head's loads under way while it encodes this one's. copy_blocks uses it to pack 16-bit blocks.
+// head's loads under way while it encodes this one's. copy_blocks and transcode use it for rows
+// that are stored in 16 bits.
 #pragma once
 
 #include "ops/append/append_job.cuh"
@@ -280,9 +281,9 @@ __device__ inline void append_chunk(const AppendJob& job, const AppendSide& part
 }
 
 template <DType Input, class Rows>
-__device__ __forceinline__ void append_walk(const AppendChunksJob& job, const AppendSide& part,
-                                            const Rows& rows) {
-  AppendWalk<Input, Rows> walk(rows, part, job.walks, job.append.num_heads);
+__device__ __forceinline__ void append_walk(const AppendJob& job, const AppendWalks& walks,
+                                            const AppendSide& part, const Rows& rows) {
+  AppendWalk<Input, Rows> walk(rows, part, walks, job.num_heads);
   if (part.keeps_bits) {
     walk.run([&](const InputChunk<Input>& words) {
       const int at = walk.place.chunk * kInputWords<Input> * 4;
@@ -295,7 +296,7 @@ __device__ __forceinline__ void append_walk(const AppendChunksJob& job, const Ap
     hold(side.view.spec.scale_source);
     hold(side.view.spec.scale_type);
     walk.run([&](const InputChunk<Input>& words) {
-      append_chunk<Format, Input>(job.append, part, side, walk, words);
+      append_chunk<Format, Input>(job, part, side, walk, words);
     });
   });
 }
@@ -309,7 +310,7 @@ template <DType Input>
 __global__ void __launch_bounds__(AppendWalks::kThreads, kAppendCtasPerMultiprocessor)
     append_chunks(const __grid_constant__ AppendChunksJob job) {
   const AppendSide& part = job.append.sides[blockIdx.y];
-  if (part.is_stored()) append_walk<Input>(job, part, SlotRows{job.append});
+  if (part.is_stored()) append_walk<Input>(job.append, job.walks, part, SlotRows{job.append});
 }
 
 }  // namespace kvx::ops::cuda

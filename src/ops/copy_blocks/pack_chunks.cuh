@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(AppendWalks::kThreads, kPackCtasPerMultiproces
   const AppendSide& part = job.append.append.sides[side];
   if (!part.is_stored()) return;
   const bool is_first = side == 0 || !job.append.append.sides[0].is_stored();
-  append_walk<Input>(job.append, part, BlockRows{job, side, is_first});
+  append_walk<Input>(job.append.append, job.append.walks, part, BlockRows{job, side, is_first});
 }
 
 }  // namespace kvx::ops::cuda

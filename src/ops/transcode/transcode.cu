@@ -1,27 +1,25 @@
-// transcode on a GPU: K and V of the heads that both layers store alike in one launch, a warp a
-// row; under page-shared scales a warp a run of tokens.
+// transcode on a GPU: K and V of the heads that both layers store alike in one launch, by chunks or
+// a warp a row; under page-shared scales a warp a run of tokens.
 #include <cuda_runtime.h>
+
+#include <optional>
 
 #include "device/cuda_error.hpp"
 #include "ops/append/page_runs.cuh"
 #include "ops/cuda/common_runs.hpp"
 #include "ops/cuda/rows_launch.hpp"
+#include "ops/transcode/transcode_chunks.cuh"
 #include "ops/transcode/transcode_cuda.hpp"
-#include "ops/transcode/transcode_job.cuh"
 
 namespace kvx::ops {
 namespace cuda {
 namespace {
 
-__device__ TranscodeSide side_at(const TranscodeJob& job, unsigned side) {
-  return {job, job.sources[side], job.append.sides[side]};
-}
-
-// blockIdx.y: K or V.
+// The plain kernel: every head_dim, address and encoder option. blockIdx.y: K or V.
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
     transcode_rows(const __grid_constant__ TranscodeJob job) {
   extern __shared__ float shared[];
-  const TranscodeSide side = side_at(job, blockIdx.y);
+  const TranscodeSide side = job.side(blockIdx.y);
   const CudaSide& to = side.target.side;
   if (!side.target.is_stored()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -64,7 +62,7 @@ struct TranscodeRows {
 __global__ void __launch_bounds__(PagesLaunch::kThreads)
     transcode_pages(const __grid_constant__ TranscodeJob job) {
   extern __shared__ float shared[];
-  const TranscodeSide side = side_at(job, blockIdx.z);
+  const TranscodeSide side = job.side(blockIdx.z);
   const CudaSide& to = side.target.side;
   if (!side.target.is_stored()) return;
   const int lane = static_cast<int>(threadIdx.x);
@@ -94,6 +92,54 @@ Status launch_rows(const CudaContext& context, const TranscodeJob& job) {
   return device::cuda_launch_status("transcode_rows");
 }
 
+// Whether K and V, as far as they are stored, can go by chunks.
+bool run_fits_chunks(const TranscodeJob& job) {
+  for (int i = 0; i < 2; ++i) {
+    const SideView& to = job.append.sides[i].side.view;
+    if (!to.is_stored()) continue;
+    const SideView& from = job.sources[i].side.view;
+    if (from.spec.facts->element_bits > AnyStoredChunk::kMostBits) return false;
+    if (!fits_chunks(from) || !fits_chunks(to)) return false;
+    if (to.spec.scale_choice != format::ScaleChoice::kAmax) return false;
+  }
+  return job.append.num_tokens <= static_cast<uint32_t>(INT32_MAX / kWarp / job.append.num_heads);
+}
+
+// Makes the job's rows append's input, where all of them are of one 16-bit type and untransformed.
+// The type, or none.
+std::optional<DType> find_stored_input(TranscodeJob& job) {
+  std::optional<DType> type;
+  for (int i = 0; i < 2; ++i) {
+    AppendSide& target = job.append.sides[i];
+    if (!target.side.view.is_stored()) continue;
+    const TranscodeSource& source = job.sources[i];
+    const auto stored = stored_dtype(source.side.view.spec);
+    if (source.is_transformed || !stored || bytes_of(*stored) != 2) return std::nullopt;
+    if (type && *type != *stored) return std::nullopt;
+    type = stored;
+    const CodeAddress& c = source.side.view.codes;
+    target.input = {c.base, *stored, c.token_stride / 2, c.head_stride / 2};
+  }
+  return type;
+}
+
+Status launch_chunks(const CudaContext& context, TranscodeJob transcode) {
+  const AppendJob& append = transcode.append;
+  const auto& [k, v] = append.sides;
+  const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
+  const int num_sides = k.side.view.is_stored() && v.side.view.is_stored() ? 2 : 1;
+  const AppendWalks walks =
+      AppendWalks::of(context.device.num_multiprocessors * kTranscodeCtasPerMultiprocessor,
+                      append.num_tokens, append.num_heads, lanes, num_sides);
+  const unsigned num_ctas = walks.num_ctas(append.num_tokens, append.num_heads, lanes);
+  const std::optional<DType> stored = find_stored_input(transcode);
+  const auto kernel = stored == DType::kF16    ? transcode_stored<DType::kF16>
+                      : stored == DType::kBF16 ? transcode_stored<DType::kBF16>
+                                               : transcode_chunks;
+  return launch_overlapping(context, "transcode_chunks", kernel,
+                            {dim3(num_ctas, 2), AppendWalks::kThreads}, {transcode, walks});
+}
+
 Status launch_pages(const CudaContext& context, const TranscodeJob& job) {
   const auto& [k, v] = job.append.sides;
   const int shared_bytes =
@@ -109,7 +155,14 @@ AppendSide target_side(const SideView& view, const SideTransform& transform) {
   if (!view.is_stored()) return side;
   side.side = cuda_side(view);
   side.transform = transform;
+  side.chunks = chunk_rows(view);
+  side.is_transformed = !transform.is_identity();
   return side;
+}
+
+TranscodeSource source_side(const SideView& view, const SideTransform& transform) {
+  if (view.head_dim == 0) return {};
+  return {cuda_side(view), transform, chunk_rows(view), !transform.is_identity()};
 }
 
 TranscodeJob transcode_job(const TranscodeArgs& args, const HeadRun& from, const HeadRun& to,
@@ -126,10 +179,10 @@ TranscodeJob transcode_job(const TranscodeArgs& args, const HeadRun& from, const
   job.append.slot_mapping = args.to_slots;
   job.append.num_tokens = static_cast<uint32_t>(args.num_tokens);
   job.append.findings = findings;
-  job.sources[0] = {cuda_side(from.k), args.from_transform.k};
-  job.sources[1] = {cuda_side(from.v), args.from_transform.v};
+  job.sources[0] = source_side(from.k, args.from_transform.k);
+  job.sources[1] = source_side(from.v, args.from_transform.v);
   job.num_from_slots = args.from.num_blocks * args.from.block_size;
-  job.from_block_size = args.from.block_size;
+  job.by_from_block_size = FastDivide64(args.from.block_size);
   job.from_slots = args.from_slots;
   return job;
 }
@@ -148,7 +201,8 @@ Status launch(const CudaContext& context, const TranscodeJob& job) {
     return k.side.view.head_dim == 0 && v.side.view.head_dim == 0;
   };
   if (!is_empty(pages)) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
-  return is_empty(rows) ? Status() : launch_rows(context, rows);
+  if (is_empty(rows)) return {};
+  return run_fits_chunks(rows) ? launch_chunks(context, rows) : launch_rows(context, rows);
 }
 
 }  // namespace

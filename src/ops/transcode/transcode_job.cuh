@@ -9,14 +9,26 @@ namespace kvx::ops::cuda {
 struct TranscodeSource {
   CudaSide side;
   SideTransform transform;
+  ChunkRows chunks;
+  bool is_transformed;
 };
+
+struct TranscodeSide;
 
 struct TranscodeJob {
   AppendJob append;            // to; its slot_mapping: to_slots
   TranscodeSource sources[2];  // K, V
   int64_t num_from_slots;
-  int from_block_size;
+  FastDivide64 by_from_block_size;
   const int64_t* from_slots;  // [num_tokens]
+
+  __device__ TranscodeSide side(unsigned side) const;
+};
+
+// Of a token.
+struct TranscodeSlots {
+  int64_t from;
+  int64_t to;
 };
 
 // K or V of a job.
@@ -25,35 +37,48 @@ struct TranscodeSide {
   const TranscodeSource& source;
   const AppendSide& target;
 
-  // Where the token goes, or -1. The lane that `counts` counts a slot out of range.
-  __device__ int64_t slot(uint32_t token, bool counts) const {
-    const int64_t from = job.from_slots[token];
-    const int64_t to = job.append.slot_mapping[token];
-    if (from < 0 || to < 0) return -1;
-    if (from < job.num_from_slots && to < job.append.num_slots) return to;
+  __device__ TranscodeSlots slots(uint32_t token) const {
+    return {job.from_slots[token], job.append.slot_mapping[token]};
+  }
+  // Whether the token goes anywhere. The lane that `counts` counts a slot out of range.
+  __device__ bool is_moved(const TranscodeSlots& slots, bool counts) const {
+    if (slots.from < 0 || slots.to < 0) return false;
+    if (slots.from < job.num_from_slots && slots.to < job.append.num_slots) return true;
     if (counts) atomicAdd(&job.append.findings->out_of_range, 1ull);
-    return -1;
+    return false;
+  }
+  // Where the token goes, or -1.
+  __device__ int64_t slot(uint32_t token, bool counts) const {
+    const TranscodeSlots both = slots(token);
+    return is_moved(both, counts) ? both.to : -1;
   }
 
-  // What append takes into x, by the whole warp. head: of the run. Requires: the token has a slot.
+  // Where a row lies. head: of the run. Requires: the slot is in range.
+  __device__ RowSource row(int64_t from_slot, int head) const {
+    const int64_t block = job.by_from_block_size.quotient(from_slot);
+    const int64_t offset = from_slot - block * job.by_from_block_size.divisor;
+    return {source.side.codes(block, offset, head), source.side.scales(block, offset, head),
+            source.side.tensor_scale(head)};
+  }
+  __device__ TransformRow source_transform(int head) const {
+    return transform_row(source.transform, job.append.first_head + head, job.append.num_kv_heads,
+                         source.side.view.head_dim, 0);
+  }
+
+  // What append takes into x, by the whole warp. Requires: the token has a slot.
   __device__ void load(uint32_t token, int head, float* x, int lane) const {
-    const int64_t from = job.from_slots[token];
-    const int64_t block = from / job.from_block_size;
-    const int64_t offset = from % job.from_block_size;
-    const CudaSide& side = source.side;
-    const RowSource row = {side.codes(block, offset, head), side.scales(block, offset, head),
-                           side.tensor_scale(head)};
-    const int head_dim = side.view.head_dim;
-    const int layer_head = job.append.first_head + head;
-    const int num_heads = job.append.num_kv_heads;
+    const int head_dim = source.side.view.head_dim;
     __syncwarp();
-    decode_row_apart(side, row, x, lane);
+    decode_row_apart(source.side, row(job.from_slots[token], head), x, lane);
     __syncwarp();
-    undo_transform_row(transform_row(source.transform, layer_head, num_heads, head_dim, 0), x,
-                       head_dim, lane);
+    undo_transform_row(source_transform(head), x, head_dim, lane);
     __syncwarp();
     apply_transform_row(append_transform(job.append, target, head, 0), x, head_dim, lane);
   }
 };
+
+__device__ inline TranscodeSide TranscodeJob::side(unsigned side) const {
+  return {*this, sources[side], append.sides[side]};
+}
 
 }  // namespace kvx::ops::cuda
