@@ -17,7 +17,7 @@ namespace kvx::abi {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTokensAtOnce = 4;  // of a thread: loads before the first store
+constexpr int kMostTokensAtOnce = 4;  // of a thread: loads before the first store
 
 using ops::cuda::FastDivide;
 using ops::cuda::FastDivide64;
@@ -38,9 +38,10 @@ struct MovedSide {
 };
 
 struct Launch {
-  dim3 grid;  // tokens, units, sides
-  int width;  // units of a CTA
-  int depth;  // tokens that it moves at once
+  dim3 grid;           // tokens, units, sides
+  int width;           // units of a CTA
+  int depth;           // tokens that its threads have beside each other
+  int tokens_at_once;  // of a thread
 };
 
 // What a thread moves; null where there is nothing to move.
@@ -143,14 +144,15 @@ struct Gather {
 
 template <class Word>
 struct Copy {
-  __device__ static void move(const MovedSide&, const Move (&moves)[kTokensAtOnce], bool) {
-    Word words[kTokensAtOnce];
+  template <int Tokens>
+  __device__ static void move(const MovedSide&, const Move (&moves)[Tokens], bool) {
+    Word words[Tokens];
 #pragma unroll
-    for (int i = 0; i < kTokensAtOnce; ++i) {
+    for (int i = 0; i < Tokens; ++i) {
       if (moves[i].from) words[i] = *reinterpret_cast<const Word*>(moves[i].from);
     }
 #pragma unroll
-    for (int i = 0; i < kTokensAtOnce; ++i) {
+    for (int i = 0; i < Tokens; ++i) {
       if (moves[i].to && moves[i].from) *reinterpret_cast<Word*>(moves[i].to) = words[i];
     }
   }
@@ -222,17 +224,17 @@ __device__ void store_numbers(Element element, const float (&x)[N], float step, 
 
 template <int N>
 struct Convert {
-  __device__ static void move(const MovedSide& side, const Move (&moves)[kTokensAtOnce],
-                              bool is_write) {
+  template <int Tokens>
+  __device__ static void move(const MovedSide& side, const Move (&moves)[Tokens], bool is_write) {
     const Element source = is_write ? side.io.element : side.cache.element;
     const Element target = is_write ? side.cache.element : side.io.element;
-    float x[kTokensAtOnce][N];
+    float x[Tokens][N];
 #pragma unroll
-    for (int i = 0; i < kTokensAtOnce; ++i) {
+    for (int i = 0; i < Tokens; ++i) {
       if (moves[i].from) load_numbers(source, moves[i].from, x[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kTokensAtOnce; ++i) {
+    for (int i = 0; i < Tokens; ++i) {
       if (moves[i].to && moves[i].from) {
         store_numbers(target, x[i], moves[i].step, is_write, moves[i].to);
       }
@@ -256,7 +258,7 @@ struct MoveJob {
 };
 
 // blockIdx: tokens, units, sides.
-template <class Mover, class Call>
+template <class Mover, class Call, int Tokens>
 __global__ void __launch_bounds__(kThreads) move_rows(const __grid_constant__ MoveJob<Call> job) {
   const Call& call = job.call;
   const MovedSide& side = call.sides[job.first_side + static_cast<int>(blockIdx.z)];
@@ -266,15 +268,15 @@ __global__ void __launch_bounds__(kThreads) move_rows(const __grid_constant__ Mo
   const uint32_t width = blockDim.x / static_cast<uint32_t>(job.depth);
   const uint32_t unit_number = blockIdx.y * width + (by_token ? outer : inner);
   const auto number = static_cast<int>(by_token ? inner : outer);
-  const int count = job.depth * kTokensAtOnce;
+  const int count = job.depth * Tokens;
   const TokensOfCta tokens = {int64_t{blockIdx.x} * count, count};
   ops::cuda::wait_for_earlier_launches();
   call.find_places(side, tokens);
   if (unit_number >= side.units.num_units) return;
   const Unit unit = unit_at(side.units, side.cache, side.io, unit_number);
-  Move moves[kTokensAtOnce];
+  Move moves[Tokens];
 #pragma unroll
-  for (int i = 0; i < kTokensAtOnce; ++i) {
+  for (int i = 0; i < Tokens; ++i) {
     moves[i] = call.move_of(side, unit, tokens, number + i * job.depth);
   }
   Mover::move(side, moves, is_write(static_cast<const Call*>(nullptr)));
@@ -285,23 +287,35 @@ __global__ void __launch_bounds__(kThreads) move_rows(const __grid_constant__ Mo
 template <class Call>
 using Kernel = void (*)(MoveJob<Call>);
 
-template <class Call>
-Kernel<Call> kernel_for(const MovedSide& side) {
+template <class Call, int Tokens>
+Kernel<Call> kernel_of(const MovedSide& side) {
   if (side.units.converts) {
-    return side.units.elements == 1 ? &move_rows<Convert<1>, Call> : &move_rows<Convert<4>, Call>;
+    return side.units.elements == 1 ? &move_rows<Convert<1>, Call, Tokens>
+                                    : &move_rows<Convert<4>, Call, Tokens>;
   }
   switch (side.units.bytes(side.cache.element)) {
     case 16:
-      return &move_rows<Copy<uint4>, Call>;
+      return &move_rows<Copy<uint4>, Call, Tokens>;
     case 8:
-      return &move_rows<Copy<uint2>, Call>;
+      return &move_rows<Copy<uint2>, Call, Tokens>;
     case 4:
-      return &move_rows<Copy<uint32_t>, Call>;
+      return &move_rows<Copy<uint32_t>, Call, Tokens>;
     case 2:
-      return &move_rows<Copy<uint16_t>, Call>;
+      return &move_rows<Copy<uint16_t>, Call, Tokens>;
     default:
-      return &move_rows<Copy<uint8_t>, Call>;
+      return &move_rows<Copy<uint8_t>, Call, Tokens>;
   }
+}
+
+// tokens_at_once: of a thread; 1, 2 or the most. A gather's CTAs find their tokens first, so each
+// has many.
+template <class Call>
+Kernel<Call> kernel_for(const MovedSide& side, int tokens_at_once) {
+  if constexpr (is_write(static_cast<const Call*>(nullptr))) {
+    if (tokens_at_once == 1) return kernel_of<Call, 1>(side);
+    if (tokens_at_once == 2) return kernel_of<Call, 2>(side);
+  }
+  return kernel_of<Call, kMostTokensAtOnce>(side);
 }
 
 // Where tokens are neighbours in the cache and units in IO, a warp takes eight tokens of four
@@ -311,15 +325,29 @@ int neighbours(int64_t num_tokens) {
   return num_tokens > kFewTokens ? 8 : 32;
 }
 
-Launch launch_of(const RowUnits& units, int64_t num_tokens, int num_sides) {
+Launch launch_of(const RowUnits& units, int64_t num_tokens, int num_sides, int tokens_at_once) {
   const int most_units = units.is_by_token ? kThreads / neighbours(num_tokens) : kThreads;
   const auto width = static_cast<int>(std::min<int64_t>(units.num_units, most_units));
   const auto depth = static_cast<int>(
       units.is_by_token ? kThreads / width : std::min<int64_t>(num_tokens, kThreads / width));
   const auto token_ctas =
-      static_cast<unsigned>(ceil_div<int64_t>(num_tokens, int64_t{depth} * kTokensAtOnce));
+      static_cast<unsigned>(ceil_div<int64_t>(num_tokens, int64_t{depth} * tokens_at_once));
   const auto unit_ctas = static_cast<unsigned>(ceil_div<int64_t>(units.num_units, width));
-  return {dim3(token_ctas, unit_ctas, static_cast<unsigned>(num_sides)), width, depth};
+  return {dim3(token_ctas, unit_ctas, static_cast<unsigned>(num_sides)), width, depth,
+          tokens_at_once};
+}
+
+// A small write waits for its few loads, not for memory: as many threads as the device takes at
+// once have one or two tokens each.
+Launch shortest_launch(const RowUnits& units, int64_t num_tokens, int num_sides,
+                       int num_multiprocessors) {
+  constexpr int kCtasPerMultiprocessor = 4;
+  for (const int tokens_at_once : {1, 2}) {
+    const Launch launch = launch_of(units, num_tokens, num_sides, tokens_at_once);
+    const int64_t num_ctas = int64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    if (num_ctas <= int64_t{kCtasPerMultiprocessor} * num_multiprocessors) return launch;
+  }
+  return launch_of(units, num_tokens, num_sides, kMostTokensAtOnce);
 }
 
 Status check_fits(const RowUnits& units, const char* name) {
@@ -336,18 +364,23 @@ Status launch(const Call& call, const char* name, const ops::CudaContext& contex
   const MovedSide& v = call.sides[1];
   KVX_RETURN_IF_ERROR(check_fits(k.units, "K"));
   KVX_RETURN_IF_ERROR(check_fits(v.units, "V"));
-  const bool are_alike = kernel_for<Call>(k) == kernel_for<Call>(v) &&
-                         k.units.num_units == v.units.num_units &&
-                         k.units.is_by_token == v.units.is_by_token;
+  const bool are_alike =
+      kernel_for<Call>(k, kMostTokensAtOnce) == kernel_for<Call>(v, kMostTokensAtOnce) &&
+      k.units.num_units == v.units.num_units && k.units.is_by_token == v.units.is_by_token;
   for (int side = 0; side < (are_alike ? 1 : 2); ++side) {
     const MovedSide& moved = call.sides[side];
-    const Launch shape = launch_of(moved.units, call.num_tokens(), are_alike ? 2 : 1);
+    const int num_sides = are_alike ? 2 : 1;
+    const Launch shape =
+        is_write(&call) ? shortest_launch(moved.units, call.num_tokens(), num_sides,
+                                          context.device.num_multiprocessors)
+                        : launch_of(moved.units, call.num_tokens(), num_sides, kMostTokensAtOnce);
     const int inner = moved.units.is_by_token ? shape.depth : shape.width;
     const MoveJob<Call> job = {call, side, shape.depth, FastDivide(inner)};
-    KVX_RETURN_IF_ERROR(ops::cuda::launch_overlapping(
-        context, name, kernel_for<Call>(moved),
-        {shape.grid, shape.width * shape.depth, Call::shared_bytes(shape.depth * kTokensAtOnce)},
-        job));
+    KVX_RETURN_IF_ERROR(
+        ops::cuda::launch_overlapping(context, name, kernel_for<Call>(moved, shape.tokens_at_once),
+                                      {shape.grid, shape.width * shape.depth,
+                                       Call::shared_bytes(shape.depth * shape.tokens_at_once)},
+                                      job));
   }
   return {};
 }

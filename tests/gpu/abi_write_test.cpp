@@ -131,14 +131,18 @@ TEST_F(GpuAbiWrite, SkipsSlotsBeyondTheCache) {
   compare({.slots = {20, INT64_MAX, 5, -3, INT64_MIN, 19}});
 }
 
-TEST_F(GpuAbiWrite, FillsACacheOfManyTokens) {
-  const Shape shape = {.num_blocks = 700, .block_size = 16, .num_heads = 8, .head_dim = 128};
-  std::vector<int64_t> slots;
-  for (int64_t i = 0; i < shape.num_slots(); ++i) slots.push_back(i * 4097 % shape.num_slots());
-  compare({.shape = shape, .slots = slots});
-  compare({.shape = shape,
-           .layout = {.layout = KVX_LAYOUT_BLOCK_HND_PACKED, .k_pack = 8, .v_pack = 1},
-           .slots = slots});
+// A thread takes one token, two or four.
+TEST_F(GpuAbiWrite, FillsCachesOfFewAndOfManyTokens) {
+  for (const uint32_t num_blocks : {20, 60, 700}) {
+    const Shape shape = {
+        .num_blocks = num_blocks, .block_size = 16, .num_heads = 8, .head_dim = 128};
+    std::vector<int64_t> slots;
+    for (int64_t i = 0; i < shape.num_slots(); ++i) slots.push_back(i * 4097 % shape.num_slots());
+    compare({.shape = shape, .slots = slots});
+    compare({.shape = shape,
+             .layout = {.layout = KVX_LAYOUT_BLOCK_HND_PACKED, .k_pack = 8, .v_pack = 1},
+             .slots = slots});
+  }
 }
 
 TEST_F(GpuAbiWrite, WritesNothingWithAScaleThatIsNone) {
