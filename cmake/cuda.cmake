@@ -37,6 +37,29 @@ function(kvx_cuda_target_option target variable)
   set(${variable} -gencode=${option} PARENT_SCOPE)
 endfunction()
 
+# kvx_sort_cuda_targets(): KVX_CUDA_TARGETS as nvcc's options. kvx_gencode has those of every source.
+# Devices of 8.9, 10.x and 12.x also run what is there for 8.0, the first its machine code, the others
+# its PTX: where a build has that, their own code is left to the sources that gain by it
+# (kvx_add_cuda_targets), as kvx_gencode_89 and kvx_gencode_family.
+function(kvx_sort_cuda_targets)
+  set(options "")
+  set(options_89 "")
+  set(options_family "")
+  foreach(target IN LISTS KVX_CUDA_TARGETS)
+    kvx_cuda_target_option(${target} option)
+    if(target STREQUAL "89" AND "80" IN_LIST KVX_CUDA_TARGETS)
+      list(APPEND options_89 ${option})
+    elseif(target MATCHES "^1[02]0f$" AND "80-virtual" IN_LIST KVX_CUDA_TARGETS)
+      list(APPEND options_family ${option})
+    else()
+      list(APPEND options ${option})
+    endif()
+  endforeach()
+  set(kvx_gencode ${options} PARENT_SCOPE)
+  set(kvx_gencode_89 ${options_89} PARENT_SCOPE)
+  set(kvx_gencode_family ${options_family} PARENT_SCOPE)
+endfunction()
+
 # kvx_find_cuda_optimization(): what came of KVX_CUDA_OPTIMIZE, as KVX_CUDA_IS_OPTIMIZED.
 function(kvx_find_cuda_optimization)
   set(KVX_CUDA_IS_OPTIMIZED ON)
@@ -74,11 +97,7 @@ if(NOT KVX_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     find_package(CUDAToolkit 12.4 REQUIRED)
     set(KVX_HAS_CUDA ON)
-    set(kvx_gencode "")
-    foreach(target IN LISTS KVX_CUDA_TARGETS)
-      kvx_cuda_target_option(${target} option)
-      list(APPEND kvx_gencode ${option})
-    endforeach()
+    kvx_sort_cuda_targets()
     list(JOIN KVX_CUDA_TARGETS " " kvx_targets)
     kvx_find_cuda_optimization()
     set(KVX_CUDA_SUMMARY "nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for ${kvx_targets}")
@@ -110,6 +129,18 @@ function(kvx_set_cuda_options target)
             $<$<NOT:$<CONFIG:Release>>:-lineinfo>
             -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-fvisibility=hidden
             -Xcudafe=--display_error_number)
+endfunction()
+
+# kvx_add_cuda_targets(89|family <file>...): sources of kernels that have code of their own for 8.9, or
+# for the families 10 and 12; must be called in the directory that makes their target.
+function(kvx_add_cuda_targets which)
+  foreach(source IN LISTS ARGN)
+    get_filename_component(path ${source} ABSOLUTE)
+    if(NOT EXISTS ${path})
+      message(FATAL_ERROR "${path} shall have CUDA code for ${which}, but is not there")
+    endif()
+    set_property(SOURCE ${path} APPEND PROPERTY COMPILE_OPTIONS ${kvx_gencode_${which}})
+  endforeach()
 endfunction()
 
 # Sources of kernels that are compiled as KVX_CUDA_OPTIMIZE says; must be called in the directory

@@ -35,8 +35,11 @@ using CudaStream = void*;
 // there, a device older than compute capability 8.0, one for which the build has no kernels.
 Result<CudaDevice> open_cuda_device(int index = 0);
 
-// The compute capability, times ten, that the kernels which run on the current device were compiled
-// for: 80 where PTX of 8.0 serves a later one. 0 when CUDA does not say; launches will say why.
+// The compute capability, times ten, for which a kernel's code on the current device was compiled:
+// 80 where PTX of 8.0 serves a later one. 0 when CUDA does not say; launches will say why.
+int cuda_code_version(const CudaDevice& device, const void* kernel);
+// The same of a kernel that is compiled for every target of the build. Others may have older code
+// (src/CMakeLists.txt says which).
 int cuda_code_version(const CudaDevice& device);
 
 // Device memory of the current device. OUT_OF_RANGE names `what` and the bytes when there is not

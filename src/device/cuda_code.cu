@@ -1,6 +1,7 @@
 // cuda_code_version: the host cannot know which of a build's targets a driver has chosen.
-#include <array>
-#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "device/cuda.hpp"
 
@@ -9,9 +10,9 @@ namespace {
 
 __global__ void any_kernel() {}
 
-int find_code_version() {
+int find_code_version(const void* kernel) {
   cudaFuncAttributes found;
-  if (cudaFuncGetAttributes(&found, any_kernel) == cudaSuccess) return found.ptxVersion;
+  if (cudaFuncGetAttributes(&found, kernel) == cudaSuccess) return found.ptxVersion;
   cudaGetLastError();  // not sticky: the next call shall not see it
   return 0;
 }
@@ -19,12 +20,21 @@ int find_code_version() {
 }  // namespace
 
 int cuda_code_version(const CudaDevice& device) {
-  constexpr int kMostDevices = 64;  // further ones are asked each time
-  static std::array<std::atomic<int>, kMostDevices> known = {};
-  if (device.index >= kMostDevices) return find_code_version();
-  std::atomic<int>& version = known[static_cast<size_t>(device.index)];
-  if (version.load() == 0) version.store(find_code_version());
-  return version.load();
+  return cuda_code_version(device, reinterpret_cast<const void*>(&any_kernel));
+}
+
+int cuda_code_version(const CudaDevice& device, const void* kernel) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> known;  // asking costs as much as a launch
+  const std::pair key(device.index, kernel);
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+  }
+  const int version = find_code_version(kernel);
+  const std::lock_guard lock(mutex);
+  if (version != 0) known.emplace(key, version);
+  return version;
 }
 
 }  // namespace kvx::device

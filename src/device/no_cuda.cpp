@@ -35,6 +35,9 @@ Result<CurrentCudaDevice> CurrentCudaDevice::set(int) {
 }
 CurrentCudaDevice::CurrentCudaDevice(CurrentCudaDevice&& other) noexcept = default;
 CurrentCudaDevice::~CurrentCudaDevice() = default;
+int cuda_code_version(const CudaDevice&, const void*) {
+  return 0;
+}
 int cuda_code_version(const CudaDevice&) {
   return 0;
 }

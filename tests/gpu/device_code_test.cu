@@ -23,7 +23,9 @@ TEST_F(GpuDeviceCode, IsWhatTheHostThinks) {
   int version = 0;
   ASSERT_TRUE(device::cuda_copy(&version, on_device, sizeof version).ok());
   std::cout << "kernels compiled for " << version / 10 << '.' << version % 10 << '\n';
-  EXPECT_EQ(device::cuda_code_version(context().device), version);
+  const auto* kernel = reinterpret_cast<const void*>(&tell_architecture);
+  EXPECT_EQ(device::cuda_code_version(context().device, kernel), version);
+  EXPECT_EQ(device::cuda_code_version(context().device), version) << "both have every target";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Launches that begin before the stream's earlier work has ended (programmatic dependent launch):
 // a CTA is there when its turn comes, which is worth about a microsecond a call. Only where the
-// code that runs can wait for that turn: from compute capability 9.0 on.
+// kernel's own code can wait for that turn: from compute capability 9.0 on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -49,7 +49,7 @@ inline cudaError_t launch_overlapping(const CudaContext& context, const void* ke
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(context.stream);
   config.attrs = &overlaps;
-  config.numAttrs = device::cuda_code_version(context.device) >= 90 ? 1 : 0;
+  config.numAttrs = device::cuda_code_version(context.device, kernel) >= 90 ? 1 : 0;
   void* arguments[] = {const_cast<void*>(job)};
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }

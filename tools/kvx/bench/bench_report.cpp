@@ -115,8 +115,12 @@ std::string bench_csv(const BenchReport& report) {
     std::string titles;
     std::string cells;
     for (const auto& [title, value] : row.items()) {
-      titles += (titles.empty() ? "" : ",") + title;
-      cells += (cells.empty() ? "" : ",") + csv_cell(value);
+      if (!titles.empty()) {
+        titles += ',';
+        cells += ',';
+      }
+      titles += title;
+      cells += csv_cell(value);
     }
     if (text.empty()) text = titles + "\n";
     text += cells + "\n";
