@@ -42,6 +42,9 @@ class CudaBench {
   }
   int64_t tokens_of_set() const { return blocks_per_set() * shape_.block_size; }
   int64_t attend_bytes() const;
+  ops::CudaAttendPath path() const {
+    return named_.without_wgmma ? ops::CudaAttendPath::kPrefillMma : ops::CudaAttendPath::kChoose;
+  }
   bool has_wide_ends() const { return group_.wide_ends.is_on(); }
   int64_t wide_blocks_per_sequence() const {
     return group_.wide_ends.head_blocks + group_.wide_ends.recent_blocks;
@@ -273,7 +276,7 @@ Status CudaBench::make_queries() {
   KVX_ASSIGN_OR_RETURN(sinks_,
                        DeviceArray::of(*memory_, std::vector<float>(shape_.num_q_heads, 0.5f)));
   limits_ = {named_.q_len, total_q, blocks_per_sequence() * shape_.block_size};
-  const int64_t bytes = ops::attend_workspace_bytes(context_, attend_args(0), limits_);
+  const int64_t bytes = ops::attend_workspace_bytes(context_, attend_args(0), limits_, path());
   if (bytes == 0) return {};
   KVX_ASSIGN_OR_RETURN(workspace_, memory_->allocate(bytes, "attend's workspace"));
   return {};
@@ -450,7 +453,7 @@ Status CudaBench::measure_prefill(CudaMeasurement m, CudaBenchReport& report) {
   m.flops = 4.0 * shape_.head_dim * shape_.num_q_heads * pairs * shape_.num_sequences;
   KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) {
                          return ops::attend(context_, attend_args(set), limits_, workspace_.data(),
-                                            findings());
+                                            findings(), path());
                        }));
   report.measurements.push_back(m);
   return {};
