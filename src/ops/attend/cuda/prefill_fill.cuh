@@ -372,11 +372,12 @@ class PackedUnits {
     const AttendJob& job = side_.walk.job;
     const TokenScales k = token_scales_of(job.packed.k, token_scale_bits(raw, 0));
     const TokenScales v = token_scales_of(job.packed.v, token_scale_bits(raw, 1));
-    const int at = 4 * (unit * kUnitTokens + row);
+    const int token = unit * kUnitTokens + row;
+    const int at = 4 * token;
+    store_key_scales(ring_, tile, token, k.scale[0], k.scale[1]);
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < Shape::kParts; ++i) {
-      store_shared(ring_.token_scales(tile, Ring::kKeyScale + i) + at, k.scale[i]);
       store_shared(ring_.token_scales(tile, Ring::kValueScale + i) + at, v.scale[i]);
       largest = fmaxf(largest, fabsf(v.scale[i]));
     }

@@ -39,16 +39,12 @@ class MmaFiller {
       copy_rows(keys_);
     }
   }
-  // Before the barrier behind which all see tile i of K. Nobody reads the tile before it any more.
+  // Before the barrier behind which all see tile i of K.
   __device__ void finish_keys(int i) {
-    finder_.say_facts(i);
     if constexpr (Shape::kDecodes) {
-      wait_for_copies<1>();
-      decode(keys_, i);
-      // V's copies of this tile are under way.
-      if (i + 1 < walk_.num_tiles) finder_.next();
-      copy_unit(keys_, i + 1);
+      if (!kDecodesEarly || i == 0) decode_keys(i);
     } else {
+      finder_.say_facts(i);
       wait_for_copies<0>();
     }
   }
@@ -68,15 +64,29 @@ class MmaFiller {
   }
   // Behind that barrier: K's tile is free.
   __device__ void start_keys(int i) {
-    if constexpr (Shape::kDecodes) return;
     if (i == walk_.num_tiles) return;
-    finder_.next();
-    copy_rows(keys_);
+    if constexpr (!Shape::kDecodes) {
+      finder_.next();
+      copy_rows(keys_);
+    } else if constexpr (kDecodesEarly) {
+      decode_keys(i);
+    }
   }
 
  private:
   using Side = PrefillSideWalk<Shape>;
+  // Before the products with V instead of behind them: warps then wait less for each other. Where
+  // scores have scales there are no registers for it.
+  static constexpr bool kDecodesEarly = !Shape::kScalesScores;
 
+  __device__ void decode_keys(int i) {
+    finder_.say_facts(i);
+    wait_for_copies<1>();
+    decode(keys_, i);
+    // V's copies of this tile are under way.
+    if (i + 1 < walk_.num_tiles) finder_.next();
+    copy_unit(keys_, i + 1);
+  }
   __device__ void copy_rows(const Side& side) const {
     TileCopier<Shape>::copy(side, finder_, side.ring.tile(side.side, 0));
     commit_copies();
@@ -182,40 +192,19 @@ class MmaRows {
   }
 
   __device__ void find_scores(int tile, uint32_t facts) {
-    each([&](Half& half) { clear(half.scores); });
-    multiply_keys(tile, 0, 0, low_.scores, high_.scores);
-    if constexpr (!Shape::kTakesWide) return;
-    if (!Softmax::has_scales(facts)) return;
-    each([&](Half& half) { add_parts(tile, 0, 0, half.scores, half); });
-    // Of another part, sums of 16 tokens at a time: there are no registers for more.
+    each([&](Half& half) {
 #pragma unroll
-    for (int p = 1; p < kParts; ++p) {
+      for (int i = 0; i < kScores; ++i) half.scores[i] = 0;
+    });
 #pragma unroll
-      for (int n = 0; n < kSteps; ++n) {
-        float low[8], high[8];
-        clear(low);
-        clear(high);
-        multiply_keys(tile, p, n, low, high);
-        add_parts(tile, p, n, low, low_);
-        add_parts(tile, p, n, high, high_);
+    for (int p = 0; p < kParts; ++p) {
+      multiply_keys(tile, p);
+      if constexpr (Shape::kTakesWide) {
+        if (!Softmax::has_scales(facts)) return;
+        each([&](Half& half) { half.softmax.multiply_by(tile, Ring::kKeyScale + p, half.scores); });
       }
     }
     each([&](Half& half) { half.softmax.add_key_zeros(tile, half.scores); });
-  }
-  template <int N>
-  __device__ static void clear(float (&sums)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) sums[i] = 0;
-  }
-  // Sums of a part, from the first_n-th 16 tokens on, to the scores.
-  template <int N>
-  __device__ static void add_parts(int tile, int part, int first_n, const float (&sums)[N],
-                                   Half& half) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-      const int eight = 2 * first_n + i / 4;
-      half.softmax.add_part(tile, part, eight, &sums[i], &half.scores[4 * eight]);
-    }
   }
 
   // sums[i] to sums[i + 3] += a times eight columns.
@@ -243,24 +232,21 @@ class MmaRows {
     return (first ^ (step % 4 * 32)) + step / 4 * block_bytes;
   }
 
-  // Of a part of the rows, and N / 8 times 16 tokens from the first_n-th on.
-  template <int N>
-  __device__ void multiply_keys(int tile, int part, int first_n, float (&low)[N],
-                                float (&high)[N]) const {
+  __device__ void multiply_keys(int tile, int part) {
     const uint32_t q = ring_.queries(0) + warp() * 16 * 128 + rows_first();
-    const uint32_t k = ring_.tile(0, tile) + chunks_first() + first_n * 16 * 128;
+    const uint32_t k = ring_.tile(0, tile) + chunks_first();
 #pragma unroll
     for (int s = part * kKeySteps; s < (part + 1) * kKeySteps; ++s) {
       const uint32_t step_q = at_step(q, s, Shape::kQueryBlockBytes);
-      const uint4 low_q = load_matrices(step_q);
-      const uint4 high_q = load_matrices(step_q + Shape::kQueryBytes);
+      const uint4 low = load_matrices(step_q);
+      const uint4 high = load_matrices(step_q + Shape::kQueryBytes);
 #pragma unroll
-      for (int n = 0; n < N / 8; ++n) {
+      for (int n = 0; n < kSteps; ++n) {
         const uint4 b = load_matrices(at_step(k, s, Shape::kBlockBytes) + n * 16 * 128);
-        add(low, 8 * n, low_q, b.x, b.y);
-        add(high, 8 * n, high_q, b.x, b.y);
-        add(low, 8 * n + 4, low_q, b.z, b.w);
-        add(high, 8 * n + 4, high_q, b.z, b.w);
+        add(low_.scores, 8 * n, low, b.x, b.y);
+        add(high_.scores, 8 * n, high, b.x, b.y);
+        add(low_.scores, 8 * n + 4, low, b.z, b.w);
+        add(high_.scores, 8 * n + 4, high, b.z, b.w);
       }
     }
   }

@@ -296,4 +296,30 @@ struct PrefillRing {
   }
 };
 
+__device__ inline void store_shared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+// K's scales of a token, of the row's parts, as those that multiply take them.
+// With mma.sync the sums of a part go on in the registers of the part before it, times the first
+// scale over the second; the second multiplies both. One so small beside the first that its codes
+// do not count may be larger.
+template <class Shape>
+__device__ inline void store_key_scales(const PrefillRing<Shape>& ring, int tile, int token,
+                                        float first, float second) {
+  using Ring = PrefillRing<Shape>;
+  const uint32_t at = ring.token_scales(tile, Ring::kKeyScale) + 4 * token;
+  if constexpr (Shape::kParts == 1) {
+    store_shared(at, first);
+  } else {
+    const uint32_t second_at = ring.token_scales(tile, Ring::kKeyScale + 1) + 4 * token;
+    if constexpr (!Shape::kIsWgmma) {
+      const float least = fabsf(first) * 0x1p-40f;
+      if (fabsf(second) < least) second = least;
+      first = first == second ? 1.0f : first / second;
+    }
+    store_shared(at, first);
+    store_shared(second_at, second);
+  }
+}
+
 }  // namespace kvx::ops::cuda

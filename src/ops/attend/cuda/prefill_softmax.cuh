@@ -47,6 +47,16 @@ class PrefillSoftmax {
       scores[j] = part == 0 ? sums[j] * scale : fmaf(sums[j], scale, scores[j]);
     }
   }
+  // By number `which` of each token.
+  __device__ void multiply_by(int tile, int which, float (&scores)[kScores]) const {
+    const uint32_t numbers = ring_.token_scales(tile, which);
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      const float2 by = pair_of(numbers, i / 4);
+#pragma unroll
+      for (int j = i; j < i + 4; ++j) scores[j] *= j % 2 == 0 ? by.x : by.y;
+    }
+  }
   // What K's zeros add to scores.
   __device__ void add_key_zeros(int tile, float (&scores)[kScores]) const {
     if constexpr (!Shape::kScalesScores) return;
@@ -90,7 +100,8 @@ class PrefillSoftmax {
     if constexpr (Shape::kScalesScores) {
       add_zeros(tile, scores);
     } else if constexpr (Shape::kTakesWide) {
-      if (has_scales(facts)) scale_weights(tile, scores);
+      // Of all tokens, where packed ones have no scales.
+      if (has_scales(facts)) multiply_by(tile, Ring::kValueScale, scores);
     }
   }
 
@@ -252,17 +263,6 @@ class PrefillSoftmax {
         const float* weights = &scores[i + 2 * r];
         zeros_[r] = fmaf(weights[0], zero.x, fmaf(weights[1], zero.y, zeros_[r]));
       }
-    }
-  }
-
-  // Where packed tokens have no scales: weights of all tokens, by V's.
-  __device__ void scale_weights(int tile, float (&scores)[kScores]) const {
-    const uint32_t scales = ring_.token_scales(tile, Ring::kValueScale);
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      const float2 by = pair_of(scales, i / 4);
-#pragma unroll
-      for (int j = i; j < i + 4; ++j) scores[j] *= j % 2 == 0 ? by.x : by.y;
     }
   }
 
