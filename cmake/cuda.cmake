@@ -145,7 +145,7 @@ endfunction()
 
 # Sources of kernels that are compiled as KVX_CUDA_OPTIMIZE says; must be called in the directory
 # that makes their target. Without optimisation ptxas has to tear wgmma's chains apart and says so
-# for every one: prefill is always optimised, and what ptxas then says of it is news.
+# for every one: its files are always optimised, and what ptxas then says of them is news.
 function(kvx_set_cuda_optimization)
   if(KVX_CUDA_IS_OPTIMIZED)
     return()

@@ -1,4 +1,4 @@
-// attend's prefill kernel on the device against double precision over the dequantised cache:
+// attend's prefill kernels on the device against double precision over the dequantised cache:
 // formats, features, shapes, queries that begin anywhere in a sequence.
 #include "tests/gpu/device_scene.hpp"
 #include "tests/support/attend_scene.hpp"
@@ -8,15 +8,16 @@ namespace {
 
 using ops::CudaAttendPath;
 
-class GpuPrefill : public GpuTest {
+class GpuPrefill : public GpuTest, public testing::WithParamInterface<CudaAttendPath> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    if (device::cuda_code_version(context().device) != 90) {
+    if (path() == CudaAttendPath::kPrefill && device::cuda_code_version(context().device) != 90) {
       GTEST_SKIP() << "the code that runs here has no wgmma";
     }
   }
+  static CudaAttendPath path() { return GetParam(); }
 
   // The bounds: f16 queries and f32 output; a bf16 cache or bf16 queries. Queries are
   // rotated before they go to 16 bits; means and factors make these scenes' stored numbers larger
@@ -33,7 +34,7 @@ class GpuPrefill : public GpuTest {
     DeviceScene on_device(memory(), context(), scene);
     ASSERT_TRUE(ops::attend_has_prefill(context(), on_device.args()));
     const AttendOutput expected = scene.reference();
-    const AttendOutput got = on_device.run(CudaAttendPath::kPrefill);
+    const AttendOutput got = on_device.run(path());
     const double tolerance = tolerance_of(options) + rounding_of_output;
     EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
     for (size_t i = 0; i < expected.lse.size(); ++i) {
@@ -74,7 +75,7 @@ SceneOptions options_of(const std::string& k, const std::string& v, int head_dim
   return options;
 }
 
-TEST_F(GpuPrefill, TakesEveryPairOfFormats) {
+TEST_P(GpuPrefill, TakesEveryPairOfFormats) {
   for (const auto& [k, v] : kPairs) {
     for (const int head_dim : {64, 128}) {
       SceneOptions options = options_of(k, v, head_dim);
@@ -87,7 +88,7 @@ TEST_F(GpuPrefill, TakesEveryPairOfFormats) {
   }
 }
 
-TEST_F(GpuPrefill, TakesEveryFeature) {
+TEST_P(GpuPrefill, TakesEveryFeature) {
   for (const char* name : {"bf16", "f16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
     for (int feature = 0; feature < 7; ++feature) {
       SceneOptions options = options_of(name, name, feature == 6 ? 64 : 128);
@@ -107,7 +108,7 @@ TEST_F(GpuPrefill, TakesEveryFeature) {
   }
 }
 
-TEST_F(GpuPrefill, FoldsTransforms) {
+TEST_P(GpuPrefill, FoldsTransforms) {
   for (const char* name : {"bf16", "f16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
     for (const int head_dim : {64, 128}) {
       for (int which = 0; which < 4; ++which) {
@@ -135,7 +136,7 @@ SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shap
   return options;
 }
 
-TEST_F(GpuPrefill, WalksOverWideEnds) {
+TEST_P(GpuPrefill, WalksOverWideEnds) {
   for (const auto& [k, v] : kPairs) {
     // 16 bits have no ends of another format.
     const bool has_16_bits = std::string(k) == "bf16" || std::string(k) == "f16";
@@ -153,7 +154,7 @@ TEST_F(GpuPrefill, WalksOverWideEnds) {
   }
 }
 
-TEST_F(GpuPrefill, SplitsAPrefixBetweenWideEnds) {
+TEST_P(GpuPrefill, SplitsAPrefixBetweenWideEnds) {
   for (const char* name : {"nvfp4", "int4"}) {
     SceneOptions options = options_of(name, name, 128);
     options.runs.front().num_heads = 1;
@@ -176,7 +177,7 @@ std::vector<float> far_factors(const std::string& format) {
 }
 
 // Wide rows have scales of their own, and rows that are zero or not there none.
-TEST_F(GpuPrefill, WideNumbersMayLieOutsideOfF16sRange) {
+TEST_P(GpuPrefill, WideNumbersMayLieOutsideOfF16sRange) {
   for (const char* name : {"fp8_e4m3", "fp8_e4m3@row", "fp8_e5m2", "nvfp4", "mxfp4", "mxfp4_g16",
                            "int8", "int4", "int8_affine", "int4_affine"}) {
     for (const int head_dim : {64, 128}) {
@@ -190,7 +191,7 @@ TEST_F(GpuPrefill, WideNumbersMayLieOutsideOfF16sRange) {
         for (float& x : scene.values()) x *= factor;
         scene.fill();
         DeviceScene on_device(memory(), context(), scene);
-        const AttendOutput got = on_device.run(CudaAttendPath::kPrefill);
+        const AttendOutput got = on_device.run(path());
         SCOPED_TRACE(fmt::format("{} {} times {}", name, head_dim, factor));
         EXPECT_LE(relative_rms(got.out, scene.reference().out), tolerance_of(options));
       }
@@ -198,7 +199,7 @@ TEST_F(GpuPrefill, WideNumbersMayLieOutsideOfF16sRange) {
   }
 }
 
-TEST_F(GpuPrefill, AWholePromptNeedsNoWorkspace) {
+TEST_P(GpuPrefill, AWholePromptNeedsNoWorkspace) {
   SceneOptions options = options_of("int8", "int8", 128);
   options.runs.front().num_heads = 8;
   options.q_per_kv = 16;
@@ -206,12 +207,11 @@ TEST_F(GpuPrefill, AWholePromptNeedsNoWorkspace) {
   AttendScene scene(options);
   DeviceScene on_device(memory(), context(), scene);
   EXPECT_EQ(ops::attend_workspace_bytes(context(), on_device.args(), on_device.limits()), 0);
-  EXPECT_EQ(ops::attend_workspace_bytes(context(), on_device.args(), on_device.limits(),
-                                        CudaAttendPath::kPrefill),
+  EXPECT_EQ(ops::attend_workspace_bytes(context(), on_device.args(), on_device.limits(), path()),
             0);
 }
 
-TEST_F(GpuPrefill, ReadsBlocksOfAnyOrder) {
+TEST_P(GpuPrefill, ReadsBlocksOfAnyOrder) {
   for (const char* name : {"bf16", "f16"}) {
     for (const RowOrder order : {RowOrder::kNhd, RowOrder::kHnd, RowOrder::kFused}) {
       SceneOptions options = options_of(name, name, 128);
@@ -234,19 +234,19 @@ SceneOptions few_queries_on_a_long_prefix(const char* format) {
   return options;
 }
 
-TEST_F(GpuPrefill, SplitsAFewQueriesOnALongPrefix) {
+TEST_P(GpuPrefill, SplitsAFewQueriesOnALongPrefix) {
   for (const char* name : {"bf16", "nvfp4"}) {
     SCOPED_TRACE(name);
     expect_near(few_queries_on_a_long_prefix(name));
   }
 }
 
-TEST_F(GpuPrefill, SplitsAFewQueriesUnderTokenScales) {
+TEST_P(GpuPrefill, SplitsAFewQueriesUnderTokenScales) {
   expect_near(few_queries_on_a_long_prefix("int8"));
 }
 
 // Odd numbers of queries, of heads and of tokens, drawn at random.
-TEST_F(GpuPrefill, TakesBatchesOfAnyLengths) {
+TEST_P(GpuPrefill, TakesBatchesOfAnyLengths) {
   std::mt19937 random(5);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
   for (int i = 0; i < 40; ++i) {
@@ -268,7 +268,7 @@ TEST_F(GpuPrefill, TakesBatchesOfAnyLengths) {
   }
 }
 
-TEST_F(GpuPrefill, CapturedGraphsFollowTheLengthsOnTheDevice) {
+TEST_P(GpuPrefill, CapturedGraphsFollowTheLengthsOnTheDevice) {
   for (const char* name : {"f16", "int8"}) {
     SceneOptions options = options_of(name, name, 128);
     options.seq_lens = {500, 200};
@@ -276,11 +276,12 @@ TEST_F(GpuPrefill, CapturedGraphsFollowTheLengthsOnTheDevice) {
     AttendScene scene(options);
     DeviceScene on_device(memory(), context(), scene);
     const std::vector<int32_t> lens[] = {{500, 200}, {61, 133}, {480, 60}};
-    on_device.expect_replays(CudaAttendPath::kChoose, lens);
+    on_device.expect_replays(path() == CudaAttendPath::kPrefill ? CudaAttendPath::kChoose : path(),
+                             lens);
   }
 }
 
-TEST_F(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
+TEST_P(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
   for (const char* name : {"bf16", "nvfp4", "int8"}) {
     SceneOptions options = options_of(name, name, 128);
     options.runs.front().num_heads = 1;
@@ -297,7 +298,7 @@ TEST_F(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
     ASSERT_TRUE(device::cuda_copy(const_cast<int32_t*>(on_device.args().block_table.ids),
                                   table.data(), std::ssize(table) * 4)
                     .ok());
-    const AttendOutput got = on_device.run(CudaAttendPath::kPrefill);
+    const AttendOutput got = on_device.run(path());
     EXPECT_GT(on_device.findings().read().out_of_range, 0u);
     const AttendOutput plain = on_device.run(CudaAttendPath::kPlain);
     const int rows = 40 * scene.num_q_heads() * options.value_dim;
@@ -307,6 +308,12 @@ TEST_F(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
     EXPECT_LE(relative_rms(got.out, plain.out), tolerance_of(options));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, GpuPrefill,
+                         testing::Values(CudaAttendPath::kPrefill, CudaAttendPath::kPrefillMma),
+                         [](const auto& test) {
+                           return test.param == CudaAttendPath::kPrefill ? "Wgmma" : "MmaSync";
+                         });
 
 }  // namespace
 }  // namespace kvx::tests

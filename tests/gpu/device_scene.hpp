@@ -55,7 +55,7 @@ class DeviceScene {
     mirror_args(scene.options());
     make_limits();
     using Path = ops::CudaAttendPath;
-    for (const Path path : {Path::kPlain, Path::kTiles, Path::kPrefill}) {
+    for (const Path path : {Path::kPlain, Path::kTiles, Path::kPrefill, Path::kPrefillMma}) {
       workspace_bytes_ =
           std::max(workspace_bytes_, ops::attend_workspace_bytes(context, args_, limits_, path));
     }

@@ -183,7 +183,7 @@ void add_bench(CLI::App& app, Action& action) {
           "tokens, oss and ossw GPT-OSS's layers without and with their window, or "
           "SEQUENCESxTOKENS; a:nhd16 is a on a caller's pages, NHD or HND, "
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
-          "pc 1024 queries at the end of 32768 tokens")
+          "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma")
       ->capture_default_str();
   command->add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");
   command->add_flag("--fast", shape.is_fast,

@@ -20,6 +20,7 @@ namespace {
 
 using cuda::AttendJob;
 using cuda::AttendPlanCuda;
+using cuda::PrefillEngine;
 using cuda::PrefillKernel;
 using cuda::TileKernel;
 using format::ScaleType;
@@ -155,20 +156,29 @@ TileKernel tile_kernel_for(const AttendArgs& args, const HeadRun& run, int64_t n
   return fits ? kernel : TileKernel{};
 }
 
-PrefillKernel prefill_kernel_for(const AttendArgs& args, const HeadRun& run) {
+bool is_prefill(CudaAttendPath path) {
+  return path == CudaAttendPath::kPrefill || path == CudaAttendPath::kPrefillMma;
+}
+
+// path: one of the two.
+PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& args,
+                                 const HeadRun& run, CudaAttendPath path) {
   if (args.tree_mask || run.k.head_dim != run.v.head_dim || !can_have_tiles(args, run)) return {};
   if (!cuda::fits_chunks(args.q) || !cuda::fits_chunks(args.out)) return {};
   const bool has_wide_ends = args.wide_head_blocks != nullptr;
   if (has_wide_ends && !has_tile_ends(args, run)) return {};
-  return cuda::find_prefill_kernel({run.k.spec.facts->id, has_shared_scale(run.k)},
-                                   {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim,
-                                   has_wide_ends);
+  const bool is_wgmma = path == CudaAttendPath::kPrefill && has_wgmma(context);
+  const PrefillKernel kernel = cuda::find_prefill_kernel(
+      is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
+      {run.k.spec.facts->id, has_shared_scale(run.k)},
+      {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim, has_wide_ends);
+  return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : PrefillKernel{};
 }
 
-bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args) {
-  if (!has_wgmma(context)) return false;
+bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args,
+                           CudaAttendPath path) {
   for (const HeadRun& run : args.packed.runs) {
-    if (!prefill_kernel_for(args, run).function) return false;
+    if (!prefill_kernel_for(context, args, run, path).function) return false;
   }
   return true;
 }
@@ -198,8 +208,8 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   if (path == CudaAttendPath::kTiles) {
     plan.tiles = tile_kernel_for(args, run, num_rows, has_bulk_copies(context));
     rows_of_piece = plan.tiles.rows;
-  } else if (path == CudaAttendPath::kPrefill) {
-    plan.prefill = prefill_kernel_for(args, run);
+  } else if (is_prefill(path)) {
+    plan.prefill = prefill_kernel_for(context, args, run, path);
     rows_of_piece = cuda::kPrefillRows;
   }
   plan.num_row_tiles = static_cast<int>(ceil_div<int64_t>(num_rows, rows_of_piece));
@@ -213,7 +223,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   if (path == CudaAttendPath::kTiles) {
     cuda::plan_tiles(context, shape, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, plan);
-  } else if (path == CudaAttendPath::kPrefill) {
+  } else if (is_prefill(path)) {
     cuda::plan_prefill(context, shape, plan);
   } else {
     constexpr int kPlainCtas = 2;  // a multiprocessor
@@ -227,7 +237,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
 // Whether a kernel takes the call.
 bool takes(CudaAttendPath path, const CudaContext& context, const AttendArgs& args) {
   if (path == CudaAttendPath::kTiles) return every_run_has_tiles(context, args);
-  return path != CudaAttendPath::kPrefill || every_run_has_prefill(context, args);
+  return !is_prefill(path) || every_run_has_prefill(context, args, path);
 }
 
 // The fastest that takes the call. From so many query rows a KV head on, a prefill kernel's tile of
@@ -443,7 +453,7 @@ bool attend_has_tiles(const CudaContext& context, const AttendArgs& args) {
 }
 
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args) {
-  return every_run_has_prefill(context, args);
+  return every_run_has_prefill(context, args, CudaAttendPath::kPrefill);
 }
 
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
@@ -483,7 +493,7 @@ Status attend(const CudaContext& context, const AttendArgs& args, const CudaAtte
     const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
     const AttendJob job = make_job(args, limits, run, plan, workspace, findings);
     const cudaError_t launched =
-        path == CudaAttendPath::kPrefill ? cuda::launch_attend_prefill(plan.prefill, job, stream)
+        is_prefill(path) ? cuda::launch_attend_prefill(plan.prefill, job, stream)
         : path == CudaAttendPath::kTiles
             ? cuda::launch_attend_tiles(context, plan.tiles, plan.warps_of_cta, job)
             : cuda::launch_attend_plain(job, context.device.shared_bytes_per_cta, stream);

@@ -16,17 +16,17 @@ struct CudaAttendLimits {
 
 // Which kernel runs. kPlain takes everything in binary32; kTiles and kPrefill are the tensor
 // cores', for few and for many queries a sequence, and take what attend_has_tiles and
-// attend_has_prefill say.
-enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill };
+// attend_has_prefill say. kPrefillMma is kPrefill without wgmma, also where the code has that.
+enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill, kPrefillMma };
 
 // Whether the tile kernel takes this call: head_dim 64 or 128 alike for K and V, blocks of
 // a multiple of 16 tokens, rows on 16 bytes and scales on 4, wide ends (if any) in bf16, no offsets
 // by block, and a pair of formats that is compiled. docs/cuda.md names them.
 bool attend_has_tiles(const CudaContext& context, const AttendArgs& args);
 
-// Whether the prefill kernel takes this call: as above, without a tree mask, q and out on 16 bytes,
+// Whether a prefill kernel takes this call: as above, without a tree mask, q and out on 16 bytes,
 // and K and V both bf16, both f16 (without wide ends), both of fp8 (one scale a head), nvfp4, mxfp4
-// and mxfp4_g16, or both of fp8, int8, int4 and the affine formats. In code for Hopper alone.
+// and mxfp4_g16, or both of fp8, int8, int4 and the affine formats.
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 
 // Bytes of device memory that the call needs besides its arguments: what the pieces of split

@@ -22,7 +22,8 @@ struct CudaBenchShape {
   int window = 0;
   PageOrder pages = PageOrder::kPool;
   bool has_sinks = false;
-  bool is_mixed = false;  // lengths from 128 to the shape's, evenly on a logarithmic scale
+  bool without_wgmma = false;  // a prompt in the kernel that older and newer devices have
+  bool is_mixed = false;       // lengths from 128 to the shape's, evenly on a logarithmic scale
 
   // Prompts, or chunks of them: bound by arithmetic, not by bytes.
   bool is_prefill() const { return q_len > 16; }

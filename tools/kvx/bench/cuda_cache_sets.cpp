@@ -180,7 +180,7 @@ Status CudaCacheSets::make_queries() {
   KVX_ASSIGN_OR_RETURN(sinks_,
                        DeviceArray::of(*memory_, std::vector<float>(shape_.num_q_heads, 0.5f)));
   limits_ = {named_.q_len, total_q, blocks_per_sequence() * shape_.block_size};
-  const int64_t bytes = ops::attend_workspace_bytes(context_, attend_args(0), limits_);
+  const int64_t bytes = ops::attend_workspace_bytes(context_, attend_args(0), limits_, path());
   if (bytes == 0) return {};
   KVX_ASSIGN_OR_RETURN(workspace_, memory_->allocate(bytes, "attend's workspace"));
   return {};

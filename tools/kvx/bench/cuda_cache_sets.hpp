@@ -48,7 +48,7 @@ class CudaCacheSets {
   Status pack(int set);       // blocks that leave the recent window
   Status transcode(int set);  // tokens of a layer of 16 bits to slots of the next set
   Status attend(int set) {
-    return ops::attend(context_, attend_args(set), limits_, workspace_.data(), findings());
+    return ops::attend(context_, attend_args(set), limits_, workspace_.data(), findings(), path());
   }
   // The copy of as many bytes that a verb is measured against. bytes: read and written together.
   Status plain_copy(int set, int64_t bytes);
@@ -64,6 +64,9 @@ class CudaCacheSets {
   int64_t side_bytes() const { return kTokens * row_bytes(); }
   uint8_t* rows_of(int set) const { return rows_.data() + set * 2 * side_bytes(); }
   ops::CudaFindings* findings() const { return findings_.as<ops::CudaFindings>(); }
+  ops::CudaAttendPath path() const {
+    return named_.without_wgmma ? ops::CudaAttendPath::kPrefillMma : ops::CudaAttendPath::kChoose;
+  }
   ops::LayerView packed() const {
     ops::LayerView view = store_->packed();
     view.runs = runs_;

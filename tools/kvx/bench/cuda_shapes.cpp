@@ -43,12 +43,14 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else if (name == "aq4") {  // speculative verification
       set(64, 8192, 32);
       named.q_len = 4;
-    } else if (name == "p") {  // a whole prompt
+    } else if (name == "p" || name == "pm") {  // a whole prompt
       set(1, 8192, 32);
       named.q_len = s.length;
-    } else if (name == "pc") {  // a chunk of a prompt on a cached prefix
+      named.without_wgmma = name == "pm";
+    } else if (name == "pc" || name == "pcm") {  // a chunk of a prompt on a cached prefix
       set(1, 32768, 32);
       named.q_len = 1024;
+      named.without_wgmma = name == "pcm";
     } else if (name == "aq8") {
       set(64, 8192, 32);
       named.q_len = 8;
@@ -67,7 +69,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else {
       return invalid_argument(
           "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, aq4, aq8, mixed, "
-          "oss, ossw, p, pc "
+          "oss, ossw, p, pc, pm, pcm "
           "or SEQUENCESxTOKENS",
           name);
     }

@@ -31,27 +31,36 @@ bool goes_onto_scores(const PrefillSide& side) {
   }
 }
 
-}  // namespace
-
-PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim,
-                                  bool has_wide_ends) {
+template <PrefillEngine Engine>
+PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, int head_dim,
+                       bool has_wide_ends) {
+  using enum PrefillScales;
   if (head_dim != 64 && head_dim != 128) return {};
   if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16 && !has_wide_ends) {
-    return prefill_instance<MmaBf16, PrefillScales::kNone>(head_dim);
+    return prefill_instance<Engine, MmaBf16, kNone>(head_dim);
   }
   if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_wide_ends) {
-    return prefill_instance<MmaF16, PrefillScales::kNone>(head_dim);
+    return prefill_instance<Engine, MmaF16, kNone>(head_dim);
   }
   if (goes_into_operand(k) && goes_into_operand(v)) {
-    return has_wide_ends ? prefill_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(head_dim)
-                         : prefill_instance<MmaF16, PrefillScales::kOnOperand>(head_dim);
+    return has_wide_ends ? prefill_instance<Engine, MmaF16, kOnOperandBesideWide>(head_dim)
+                         : prefill_instance<Engine, MmaF16, kOnOperand>(head_dim);
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
     const bool has_parts = head_dim == 128 && (has_groups(k) || has_groups(v));
-    if (has_parts) return prefill_instance<MmaF16, PrefillScales::kOnParts>(head_dim);
-    return prefill_instance<MmaF16, PrefillScales::kOnScores>(head_dim);
+    if (has_parts) return prefill_instance<Engine, MmaF16, kOnParts>(head_dim);
+    return prefill_instance<Engine, MmaF16, kOnScores>(head_dim);
   }
   return {};
+}
+
+}  // namespace
+
+PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillSide& k, const PrefillSide& v,
+                                  int head_dim, bool has_wide_ends) {
+  return engine == PrefillEngine::kWgmma
+             ? find_for<PrefillEngine::kWgmma>(k, v, head_dim, has_wide_ends)
+             : find_for<PrefillEngine::kMmaSync>(k, v, head_dim, has_wide_ends);
 }
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
@@ -61,9 +70,8 @@ cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& 
   if (set != cudaSuccess) return set;
   const dim3 grid(job.num_row_tiles, job.packed.num_heads * job.num_splits, job.args.num_sequences);
   void* arguments[] = {const_cast<AttendJob*>(&job)};
-  constexpr int kThreads = 4 * 128;  // two warpgroups that fill, two that multiply
-  return cudaLaunchKernel(kernel.function, grid, dim3(kThreads), arguments, kernel.shared_bytes,
-                          stream);
+  return cudaLaunchKernel(kernel.function, grid, dim3(kernel.threads), arguments,
+                          kernel.shared_bytes, stream);
 }
 
 }  // namespace kvx::ops::cuda

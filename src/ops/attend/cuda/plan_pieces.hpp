@@ -86,7 +86,11 @@ inline void balance_tiles(const CudaContext& context, const SplitShape& shape, i
 
 // Long prompts have pieces enough; a few rows on a long prefix are split.
 inline void plan_prefill(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
-  shape.num_slots = context.device.num_multiprocessors;
+  const device::CudaDevice& device = context.device;
+  const int cta_bytes = plan.prefill.shared_bytes + device.reserved_shared_bytes;
+  shape.num_slots =
+      int64_t{device.num_multiprocessors} *
+      std::min(plan.prefill.ctas_at_once, device.shared_bytes_per_multiprocessor / cta_bytes);
   shape.granule = plan.prefill.step_tokens;
   plan.num_splits = shape.num_pieces >= shape.num_slots ? 1 : plan_splits(shape).num_splits;
 }

@@ -1,6 +1,6 @@
-// The prefill kernel's filling warpgroups, one for K and one for V: blocks of the cache into rings
-// of 16-bit tiles. Rows of 16 bits are copied (cp.async), packed ones decoded on the way, once for
-// 128 query rows.
+// How four warps fill a tile of K or V for the prefill kernels: blocks of the cache become 16-bit
+// numbers. Rows of 16 bits are copied (cp.async), packed ones decoded on the way, once for 128
+// query rows. With wgmma one warpgroup does nothing else for K, and one for V.
 #pragma once
 
 #include "ops/attend/cuda/prefill_wide.cuh"
@@ -85,7 +85,7 @@ class GroupFinder {
     return (tiles & (tiles - 1)) == 0 ? group >> (31 - __clz(tiles)) : group / tiles;
   }
 
-  const PrefillSideWalk<Shape>& side_;
+  const PrefillSideWalk<Shape> side_;
   const PrefillWalk& walk_;
   int lane_;
   int tile_ = 0;
@@ -99,25 +99,11 @@ class GroupFinder {
 
 // Rows of 16 bits.
 template <class Shape>
-class CopyFiller {
- public:
-  __device__ static void run(const PrefillSideWalk<Shape>& side) {
-    GroupFinder<Shape> finder(side);
-    for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
-      finder.next();
-      side.ring.wait_free(side.side, tile);
-      copy(side, finder, side.ring.tile(side.side, tile));
-      commit_copies();
-      finder.say_facts(tile);
-      wait_for_copies<0>();
-      side.ring.fill(side.side, tile);
-    }
-  }
-
- private:
+struct TileCopier {
   static constexpr int kChunks = Shape::kDim / 8;
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
 
+  // Starts the copies of the finder's tile.
   __device__ static void copy(const PrefillSideWalk<Shape>& side, const GroupFinder<Shape>& finder,
                               uint32_t to) {
     const int chunk = side.thread() % kChunks;
@@ -171,87 +157,61 @@ struct TokenScales {
   float zero;
 };
 
+// Calls visit(Element{}, From{}): how a format's codes are decoded, and its scales that go into the
+// tile.
+template <class Shape, class Visit>
+__device__ inline void visit_packed(format::FormatId id, Visit&& visit) {
+  using format::FormatId;
+  if constexpr (Shape::kScalesScores) {
+    switch (id) {
+      case FormatId::kFp8E4M3:
+        return visit(TileE4M3{}, NoScale{});
+      case FormatId::kFp8E5M2:
+        return visit(TileE5M2{}, NoScale{});
+      case FormatId::kInt8:
+        return visit(TileInt8{}, NoScale{});
+      case FormatId::kInt8Affine:
+        return visit(TileUInt8{}, NoScale{});
+      case FormatId::kInt4:
+        return visit(TileInt4{}, NoScale{});
+      default:
+        return visit(TileUInt4{}, NoScale{});
+    }
+  } else {
+    switch (id) {
+      case FormatId::kFp8E4M3:
+        return visit(TileE4M3{}, NoScale{});
+      case FormatId::kFp8E5M2:
+        return visit(TileE5M2{}, NoScale{});
+      case FormatId::kNvfp4:
+        return visit(TileE2M1{}, FromE4M3{});
+      default:
+        return visit(TileE2M1{}, FromE8M0{});
+    }
+  }
+}
+
+// Units of a side on their way. finder: of the tile whose rows are asked for.
 template <class Shape>
-class DecodeFiller {
+class PackedUnits {
  public:
-  __device__ explicit DecodeFiller(const PrefillSideWalk<Shape>& side)
-      : side_(side), ring_(side.ring), finder_(side) {}
+  __device__ PackedUnits(const PrefillSideWalk<Shape>& side, const GroupFinder<Shape>& finder)
+      : side_(side), ring_(side.ring), finder_(finder) {}
 
-  __device__ void run() {
-    using format::FormatId;
-    const FormatId id = side_.facts().id;
+  // Starts the copies of a unit of the finder's tile.
+  template <int Bits>
+  __device__ void copy(int unit, uint32_t raw) const {
+    copy_rows<Bits>(unit, raw);
     if constexpr (Shape::kScalesScores) {
-      switch (id) {
-        case FormatId::kFp8E4M3:
-          return fill<TileE4M3, NoScale>();
-        case FormatId::kFp8E5M2:
-          return fill<TileE5M2, NoScale>();
-        case FormatId::kInt8:
-          return fill<TileInt8, NoScale>();
-        case FormatId::kInt8Affine:
-          return fill<TileUInt8, NoScale>();
-        case FormatId::kInt4:
-          return fill<TileInt4, NoScale>();
-        default:
-          return fill<TileUInt4, NoScale>();
-      }
-    } else {
-      switch (id) {
-        case FormatId::kFp8E4M3:
-          return fill<TileE4M3, NoScale>();
-        case FormatId::kFp8E5M2:
-          return fill<TileE5M2, NoScale>();
-        case FormatId::kNvfp4:
-          return fill<TileE2M1, FromE4M3>();
-        default:
-          return fill<TileE2M1, FromE8M0>();
-      }
+      if (side_.side == 0) copy_token_scales(unit, raw);
     }
   }
-
- private:
-  static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a tile
-  static constexpr int kAhead = Shape::kRawUnits - 1;
+  // What this thread has copied goes into the tile.
   template <class Element, class From>
-  __device__ void fill() {
-    const int num_units = side_.walk.num_tiles * kUnits;
-    for (int u = 0; u < kAhead; ++u) start<Element, From>(u, num_units);
-    if constexpr (!Shape::kTakesWide) {
-      fill_units<Element, From>(0, num_units, num_units);
-      return;
-    }
-    // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
-    // spare: it goes from one tile that has some to the next.
-    int tile = 0;
-#pragma unroll 1
-    while (tile < side_.walk.num_tiles) {
-      const int first = tile * kUnits;
-      tile = side_.next_wide_tile(tile);
-      fill_units<Element, From>(first, tile * kUnits + kUnits, num_units);
-      fill_wide_tokens(side_, tile);
-      ring_.fill(side_.side, tile);
-      ++tile;
-    }
-  }
-  // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
-  template <class Element, class From>
-  __device__ void fill_units(int u, int end, int num_units) {
-#pragma unroll 1
-    for (; u < end; ++u) {
-      wait_for_copies<kAhead - 1>();
-      start<Element, From>(u + kAhead, num_units);  // where the unit before this was
-      const int tile = u / kUnits;
-      const int unit = u % kUnits;
-      if (unit == 0) {
-        ring_.wait_free(side_.side, tile);
-        finder_.say_facts(tile);
-      }
-      decode<Element, From>(raw_unit(u), ring_.tile(side_.side, tile) + unit * kUnitTokens * 128);
-      if constexpr (Shape::kScalesScores) {
-        if (side_.side == 0) store_token_scales(raw_unit(u), tile, unit);
-      }
-      const bool is_open = Shape::kTakesWide && u + 1 == end;
-      if (unit == kUnits - 1 && !is_open) ring_.fill(side_.side, tile);
+  __device__ void decode(uint32_t raw, int tile, int unit) const {
+    decode_rows<Element, From>(raw, ring_.tile(side_.side, tile) + unit * kUnitTokens * 128);
+    if constexpr (Shape::kScalesScores) {
+      if (side_.side == 0) store_token_scales(raw, tile, unit);
     }
   }
 
@@ -259,6 +219,8 @@ class DecodeFiller {
     return ring_.shared + Shape::kRaw +
            (side_.side * Shape::kRawUnits + u % Shape::kRawUnits) * Shape::kRawUnitBytes;
   }
+
+ private:
   // This thread's parts of a unit.
   __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
     return raw + pass * kWarpgroup * 16 + PrefillSideWalk<Shape>::thread() * 16;
@@ -268,22 +230,9 @@ class DecodeFiller {
            PrefillSideWalk<Shape>::thread() * 4;
   }
 
-  // A group of copies for every unit, also behind the last.
-  template <class Element, class From>
-  __device__ void start(int u, int num_units) {
-    if (u < num_units) {
-      if (u % kUnits == 0) finder_.next();
-      copy_rows<Element, From>(u % kUnits, raw_unit(u));
-      if constexpr (Shape::kScalesScores) {
-        if (side_.side == 0) copy_token_scales(u % kUnits, raw_unit(u));
-      }
-    }
-    commit_copies();
-  }
-
-  template <class Element, class From>
+  template <int Bits>
   __device__ void copy_rows(int unit, uint32_t raw) const {
-    using Rows = PackedRows<Shape, Element::kBits>;
+    using Rows = PackedRows<Shape, Bits>;
     const TileRegion& codes = side_.rows().codes;
     const TileRegion& scales = side_.rows().scales;
     const uint8_t* head =
@@ -300,7 +249,7 @@ class DecodeFiller {
       copy_async_16(raw_codes(raw, p),
                     head + (finder_.bytes_to(codes, group) + in_group * codes.token_stride),
                     is_there ? 16 : 0);
-      if constexpr (!std::is_same_v<From, NoScale>) {  // the word that they lie in
+      if constexpr (Bits == 4 && !Shape::kScalesScores) {  // the word that they lie in
         const int in_row = in_group * scales.token_stride + Rows::chunk() * scale_bytes;
         copy_async_4(raw_scales(raw, p),
                      head_scales + (finder_.bytes_to(scales, group) + (in_row & ~3)),
@@ -364,7 +313,7 @@ class DecodeFiller {
   // A chunk of codes is two chunks of the tile, or four. Eight lanes that store at once hit all
   // banks: lanes in the upper 64 channels take their chunks in another order.
   template <class Element, class From>
-  __device__ void decode(uint32_t raw, uint32_t to) const {
+  __device__ void decode_rows(uint32_t raw, uint32_t to) const {
     using Rows = PackedRows<Shape, Element::kBits>;
     constexpr bool kHasScales = !std::is_same_v<From, NoScale>;
     constexpr int kChunks = Element::kBits == 8 ? 2 : 4;  // of the tile
@@ -423,11 +372,12 @@ class DecodeFiller {
     const AttendJob& job = side_.walk.job;
     const TokenScales k = token_scales_of(job.packed.k, token_scale_bits(raw, 0));
     const TokenScales v = token_scales_of(job.packed.v, token_scale_bits(raw, 1));
-    const int at = 4 * (unit * kUnitTokens + row);
+    const int token = unit * kUnitTokens + row;
+    const int at = 4 * token;
+    store_key_scales(ring_, tile, token, k.scale[0], k.scale[1]);
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < Shape::kParts; ++i) {
-      store_shared(ring_.token_scales(tile, Ring::kKeyScale + i) + at, k.scale[i]);
       store_shared(ring_.token_scales(tile, Ring::kValueScale + i) + at, v.scale[i]);
       largest = fmaxf(largest, fabsf(v.scale[i]));
     }
@@ -442,7 +392,7 @@ class DecodeFiller {
 
   const PrefillSideWalk<Shape>& side_;
   const PrefillRing<Shape>& ring_;
-  GroupFinder<Shape> finder_;  // of the tile whose rows are asked for
+  const GroupFinder<Shape>& finder_;
 };
 
 }  // namespace kvx::ops::cuda

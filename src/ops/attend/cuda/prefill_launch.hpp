@@ -9,9 +9,14 @@ namespace kvx::ops::cuda {
 
 inline constexpr int kPrefillRows = 128;  // query rows of a piece
 
+// What multiplies. wgmma's instances have bodies in code for 9.0 alone, mma.sync's in all.
+enum class PrefillEngine { kWgmma, kMmaSync };
+
 // An instance of the prefill kernel.
 struct PrefillKernel {
   const void* function = nullptr;  // null: there is none
+  int threads = 0;
+  int ctas_at_once = 0;  // of a multiprocessor, at most
   int shared_bytes = 0;
   int step_tokens = 0;         // that a CTA takes at a time
   bool shares_scales = false;  // one scale a head multiplies scores and sums outside the loop
@@ -23,9 +28,9 @@ struct PrefillSide {
   bool has_shared_scale;
 };
 
-// The instances have bodies in code for 9.0 alone. has_wide_ends: some tokens may be wide.
-PrefillKernel find_prefill_kernel(const PrefillSide& k, const PrefillSide& v, int head_dim,
-                                  bool has_wide_ends);
+// has_wide_ends: some tokens may be wide.
+PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillSide& k, const PrefillSide& v,
+                                  int head_dim, bool has_wide_ends);
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
                                   cudaStream_t stream);
@@ -43,20 +48,20 @@ enum class PrefillScales {
 };
 
 // Requires: head_dim is 64 or 128; 128 for kOnParts.
-template <class Mma, PrefillScales Scales>
+template <PrefillEngine Engine, class Mma, PrefillScales Scales>
 PrefillKernel prefill_instance(int head_dim);
 
-template <>
-PrefillKernel prefill_instance<MmaBf16, PrefillScales::kNone>(int head_dim);
-template <>
-PrefillKernel prefill_instance<MmaF16, PrefillScales::kNone>(int head_dim);
-template <>
-PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
-template <>
-PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(int head_dim);
-template <>
-PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
-template <>
-PrefillKernel prefill_instance<MmaF16, PrefillScales::kOnParts>(int head_dim);
+#define KVX_DECLARE_PREFILL(Mma, Scales)                                                  \
+  template <>                                                                             \
+  PrefillKernel prefill_instance<PrefillEngine::kWgmma, Mma, PrefillScales::Scales>(int); \
+  template <>                                                                             \
+  PrefillKernel prefill_instance<PrefillEngine::kMmaSync, Mma, PrefillScales::Scales>(int);
+KVX_DECLARE_PREFILL(MmaBf16, kNone)
+KVX_DECLARE_PREFILL(MmaF16, kNone)
+KVX_DECLARE_PREFILL(MmaF16, kOnOperand)
+KVX_DECLARE_PREFILL(MmaF16, kOnOperandBesideWide)
+KVX_DECLARE_PREFILL(MmaF16, kOnScores)
+KVX_DECLARE_PREFILL(MmaF16, kOnParts)
+#undef KVX_DECLARE_PREFILL
 
 }  // namespace kvx::ops::cuda

@@ -1,12 +1,10 @@
-// The prefill kernel's sums on their way out: whole rows with V's transform undone, or what a split
+// The prefill kernels' sums on their way out: whole rows with V's transform undone, or what a split
 // leaves for the merge.
 #pragma once
 
 #include "ops/attend/cuda/prefill_queries.cuh"
 
 namespace kvx::ops::cuda {
-
-#ifdef KVX_HAS_WGMMA
 
 __device__ inline float over_quad_sum(float x) {
   x += __shfl_xor_sync(kWholeWarp, x, 1);
@@ -192,7 +190,5 @@ class PrefillOutput {
   const AttendJob& job_;
   float (&sums_)[kParts][kSums];
 };
-
-#endif  // KVX_HAS_WGMMA
 
 }  // namespace kvx::ops::cuda

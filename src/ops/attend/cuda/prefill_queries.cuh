@@ -1,4 +1,4 @@
-// The prefill kernel's query rows: which a warpgroup has, and their way into shared memory,
+// The prefill kernels' query rows: which four warps have, and their way into shared memory,
 // transformed as K was, as 16-bit numbers in the keys' order.
 #pragma once
 
@@ -7,17 +7,25 @@
 
 namespace kvx::ops::cuda {
 
-#ifdef KVX_HAS_WGMMA
-
-// The rows of a multiplying warpgroup, as one of its threads sees them.
+// 64 rows of a CTA, as a thread of the four warps that multiply them sees them.
 struct PrefillRowSet {
   const AttendJob& job;
   const SequenceShape& shape;
   int head;       // of the run
-  int consumer;   // which warpgroup
-  int warp;       // of it
+  int consumer;   // which 64 rows: those of a warpgroup with wgmma
+  int warp;       // of the four
   int first_row;  // of the sequence's rows
   int num_rows;
+
+  __device__ PrefillRowSet(const PrefillPiece& piece, int consumer_of_cta, int warp_of_consumer)
+      : job(piece.walk.job),
+        shape(piece.shape),
+        head(piece.walk.head),
+        consumer(consumer_of_cta),
+        warp(warp_of_consumer),
+        first_row(piece.first_row + consumer * kConsumerRows),
+        num_rows(min(max(piece.num_rows - consumer * kConsumerRows, 0), kConsumerRows)) {}
+
   // The thread's own rows are 16 warp + g and 8 more, its columns 8 i + 2 t and the next.
   int g = static_cast<int>(threadIdx.x) % kWarp / 4;
   int t = static_cast<int>(threadIdx.x) % 4;
@@ -42,13 +50,11 @@ class PrefillQueries {
   static constexpr int kLanes = Shape::kDim / 8;  // of a row
   static constexpr int kRowsAtOnce = kWarp / kLanes;
   static constexpr int kRounds = 16 / kRowsAtOnce;
-  static constexpr int kQueries = 3;  // a named barrier: kQueries + warpgroup
+  static constexpr int kQueries = 3;  // a named barrier: kQueries + which 64 rows
 
  public:
-  __device__ PrefillQueries(const PrefillRowSet& rows, uint32_t shared)
-      : rows_(rows), shared_(shared) {}
-
-  __device__ uint32_t tile() const { return shared_ + rows_.consumer * Shape::kQueryBytes; }
+  __device__ PrefillQueries(const PrefillRowSet& rows, const PrefillRing<Shape>& ring)
+      : rows_(rows), ring_(ring) {}
 
   // Rows that are not there become zeros.
   __device__ void load() const {
@@ -84,7 +90,7 @@ class PrefillQueries {
       const float by = fmaxf(fabsf(factor) / scale * to_log2, 1e-37f);
       if (chunk == 0) store_facts(r, {by, added * job.args.softmax_scale * to_log2, sum});
     }
-    fence_bulk_copies();
+    if constexpr (Shape::kIsWgmma) fence_bulk_copies();
     wait_at(kQueries + rows_.consumer, kWarpgroup);
   }
 
@@ -104,7 +110,7 @@ class PrefillQueries {
   }
   // [kFactsOfRow][kConsumerRows]
   __device__ float* facts() const {
-    return static_cast<float*>(__cvta_shared_to_generic(shared_ + Shape::kRowFacts)) +
+    return static_cast<float*>(__cvta_shared_to_generic(ring_.shared + Shape::kRowFacts)) +
            rows_.consumer * Shape::kFactsOfRow * kConsumerRows;
   }
   __device__ void store_facts(int row, const PrefillRowFacts& of_row) const {
@@ -193,7 +199,9 @@ class PrefillQueries {
   // Returns the row's sum, of the numbers as they are stored, where scores need it.
   __device__ float store(int r, int chunk, const float (&x)[8], float scale) const {
     const Four pairs = chunk_of<Mma>(pair_order_of(rows_.job.packed.k.id), x, scale);
-    store_chunk(tile() + chunk / 8 * Shape::kQueryBlockBytes + wgmma_chunk(r, chunk % 8), pairs);
+    store_chunk(ring_.queries(rows_.consumer) + chunk / 8 * Shape::kQueryBlockBytes +
+                    wgmma_chunk(r, chunk % 8),
+                pairs);
     float sum = 0;
     if constexpr (Shape::kScalesScores) {
 #pragma unroll
@@ -207,9 +215,7 @@ class PrefillQueries {
   }
 
   const PrefillRowSet rows_;
-  const uint32_t shared_;
+  const PrefillRing<Shape>& ring_;
 };
-
-#endif  // KVX_HAS_WGMMA
 
 }  // namespace kvx::ops::cuda

@@ -1,12 +1,13 @@
-// The shape of the prefill kernel's CTA, and what its warpgroups share: 128 query rows of a KV head
-// against a split of its tokens. One warpgroup fills a ring of K tiles, one a ring of V's, two
-// multiply, 64 query rows each.
+// The shape of the prefill kernels' CTAs, and what their warps share: 128 query rows of a KV head
+// against a split of its tokens. With wgmma one warpgroup fills a ring of K tiles, one a ring of
+// V's, two multiply, 64 query rows each; with mma.sync four warps do both, 2 x 16 rows each.
 //
 // shared memory, from 1024 bytes on:
 //   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kScaleStages]
 //   [packed rows: 2 x kRawUnits][row facts][tile facts: kStages][tops: kScaleStages]
 //   [packed tokens][barriers]
-// Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another.
+// Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another;
+// ldmatrix reads that order without conflicts.
 #pragma once
 
 #include "core/checked.hpp"
@@ -19,13 +20,15 @@
 namespace kvx::ops::cuda {
 
 inline constexpr int kConsumers = 2;
-inline constexpr int kPrefillThreads = (2 + kConsumers) * kWarpgroup;
 inline constexpr int kConsumerRows = kPrefillRows / kConsumers;
 inline constexpr int kFillingWarps = kWarpgroup / kWarp;  // of a side
 
-template <class MmaType, int HeadDim, PrefillScales Where>
+template <PrefillEngine Engine, class MmaType, int HeadDim, PrefillScales Where>
 struct PrefillShape {
   using Mma = MmaType;
+  static constexpr bool kIsWgmma = Engine == PrefillEngine::kWgmma;
+  static constexpr int kThreads = kIsWgmma ? (2 + kConsumers) * kWarpgroup : kWarpgroup;
+  static constexpr int kCtas = kIsWgmma ? 1 : 2;  // of a multiprocessor: what registers allow
   static constexpr int kDim = HeadDim;
   static constexpr bool kDecodes = Where != PrefillScales::kNone;
   static constexpr bool kScalesScores =
@@ -34,23 +37,23 @@ struct PrefillShape {
   static constexpr bool kTakesWide = kScalesScores || Where == PrefillScales::kOnOperandBesideWide;
   // Parts of a row with scales of their own: a sum of scores, and weights, for each.
   static constexpr int kParts = Where == PrefillScales::kOnParts ? kDim / 64 : 1;
-  static constexpr int kTokens = kParts == 1 ? 128 : 64;  // of a tile: what registers allow
+  static constexpr int kTokens = kIsWgmma && kParts == 1 ? 128 : 64;  // of a tile: likewise
   static constexpr int kColumnBlocks = kDim / 64;
 
   static constexpr int kQueryBlockBytes = kConsumerRows * 128;  // 64 channels of a warpgroup
   static constexpr int kQueryBytes = kQueryBlockBytes * kColumnBlocks;
   static constexpr int kBlockBytes = kTokens * 128;  // 64 channels of a tile
   static constexpr int kTileBytes = kBlockBytes * kColumnBlocks;
-  static constexpr int kStages = kTileBytes > (16 << 10) ? 2 : 4;
+  static constexpr int kStages = !kIsWgmma ? 1 : kTileBytes > (16 << 10) ? 2 : 4;
   // Numbers a token: K's scales of each part, K's zero, and V's. The scores of a tile are scaled
   // after its keys are done with, so that these stay for longer.
   static constexpr int kZeros = kScalesScores ? 1 : 0;
   static constexpr int kTokenScales = kTakesWide ? 2 * (kParts + kZeros) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
-  static constexpr int kScaleStages = 2 * kStages;
+  static constexpr int kScaleStages = kIsWgmma ? 2 * kStages : 1;
   // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
   // bytes of codes a thread, and four words of scales, or K's and V's of a token.
-  static constexpr int kRawUnits = kDecodes ? 3 : 0;
+  static constexpr int kRawUnits = !kDecodes ? 0 : kIsWgmma ? 3 : 1;
   static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
   static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
@@ -65,12 +68,13 @@ struct PrefillShape {
   static constexpr int kTopsAt = round_up(kTileFacts + kStages * 4, 16);
   static constexpr int kPackedTokens = kTopsAt + kScaleStages * kTops * 4;
   static constexpr int kBarriers = kPackedTokens + 8;
-  static constexpr int kBytes = kBarriers + 4 * kStages * 8;
+  static constexpr int kBytes = kBarriers + (kIsWgmma ? 4 * kStages * 8 : 0);
   static constexpr int kAlignment = 1024;
   static_assert(kBarriers % 8 == 0);
-  static_assert(kBytes + kAlignment <= kMultiprocessorBytes);
+  static_assert(kCtas * (kBytes + kAlignment + kReservedBytes) <=
+                kMultiprocessorBytes + kReservedBytes);
 
-  // 65536 registers: 256 threads that fill and 256 that multiply.
+  // wgmma's 65536 registers: 256 threads that fill and 256 that multiply.
   static constexpr int kFillingRegisters = kScalesScores ? 64 : kDecodes ? 56 : 40;
   static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
@@ -128,6 +132,42 @@ struct PrefillWalk {
   int num_tiles;
 };
 
+// What a CTA has to do.
+struct PrefillPiece {
+  SequenceShape shape;
+  PrefillWalk walk;
+  int split;
+  int first_row;  // of the sequence's rows
+  int num_rows;   // 0: nothing is left to do
+};
+
+// blockIdx: tile of query rows (the last come first: they see most), head and split, sequence.
+template <class Shape>
+__device__ inline PrefillPiece prefill_piece(const AttendJob& job) {
+  const int head = static_cast<int>(blockIdx.y) % job.packed.num_heads;
+  const int split = static_cast<int>(blockIdx.y) / job.packed.num_heads;
+  const int first_row = (job.num_row_tiles - 1 - static_cast<int>(blockIdx.x)) * kPrefillRows;
+  const SequenceShape shape = sequence_shape(job, blockIdx.z);
+  int num_rows = max(min(kPrefillRows, shape.q_len * job.q_per_kv - first_row), 0);
+  if (!shape.is_valid) {
+    leave_empty(job, shape, job.packed.first_head + head, first_row, num_rows, split,
+                job.num_splits == 1);
+    num_rows = 0;
+  }
+  TokenRange tokens = {0, 0};
+  if (num_rows > 0) {
+    tokens = split_of(seen_by_rows(job, shape, first_row, num_rows), job.num_splits, split,
+                      Shape::kTokens);
+  }
+  const int first_token = tokens.begin / Shape::kTokens * Shape::kTokens;
+  const int num_tiles = tokens.begin < tokens.end
+                            ? (tokens.end - first_token + Shape::kTokens - 1) / Shape::kTokens
+                            : 0;
+  const int32_t* ids =
+      job.args.block_table.ids + int64_t{blockIdx.z} * job.args.block_table.row_stride;
+  return {shape, {job, ids, tokens, head, first_token, num_tiles}, split, first_row, num_rows};
+}
+
 // What is said of a tile beside its numbers: which of its groups of 16 tokens, eight at most, are
 // read but not there, and whether tokens that are wide have scales where packed ones have none.
 inline constexpr uint32_t kMissingGroups = 0xFF;
@@ -146,6 +186,17 @@ __device__ inline float key_scale_of_head(const AttendJob& job, int head) {
 }
 __device__ inline float value_scale_of_head(const AttendJob& job, int head) {
   return scale_of_head(job, job.packed.v, job.shared_v_scale, job.shared_v_scale_stride, head);
+}
+
+// The instance for a head_dim, as the host calls it.
+template <class Shape>
+PrefillKernel prefill_kernel(void (*kernel)(AttendJob)) {
+  return {.function = reinterpret_cast<const void*>(kernel),
+          .threads = Shape::kThreads,
+          .ctas_at_once = Shape::kCtas,
+          .shared_bytes = Shape::kBytes + Shape::kAlignment,
+          .step_tokens = Shape::kTokens,
+          .shares_scales = Shape::kDecodes && !Shape::kScalesScores};
 }
 
 // Eight neighbours of a row, times `scale`, as a chunk of a tile in that order.
@@ -171,6 +222,12 @@ template <class Shape>
 struct PrefillRing {
   uint32_t shared;
 
+  __device__ explicit PrefillRing(const uint8_t* dynamic_shared)
+      : shared((static_cast<uint32_t>(__cvta_generic_to_shared(dynamic_shared)) +
+                Shape::kAlignment - 1) &
+               ~static_cast<uint32_t>(Shape::kAlignment - 1)) {}
+
+  __device__ uint32_t queries(int consumer) const { return shared + consumer * Shape::kQueryBytes; }
   // side: 0 for K, 1 for V.
   __device__ uint32_t tile(int side, int tile) const {
     return shared + Shape::kKeys + (side * Shape::kStages + stage(tile)) * Shape::kTileBytes;
@@ -198,14 +255,16 @@ struct PrefillRing {
     return {static_cast<int>(range.x), static_cast<int>(range.y)};
   }
 
-  // By one thread.
+  // By one thread. Only wgmma's warpgroups have barriers here.
   __device__ void begin(TokenRange packed) const {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared + Shape::kPackedTokens),
                  "r"(packed.begin), "r"(packed.end)
                  : "memory");
-    for (int i = 0; i < 2 * Shape::kStages; ++i) {
-      init_barrier(barrier(0) + 8 * i, kFillingWarps);
-      init_barrier(barrier(2 * Shape::kStages) + 8 * i, kConsumers * kWarpgroup / kWarp);
+    if constexpr (Shape::kIsWgmma) {
+      for (int i = 0; i < 2 * Shape::kStages; ++i) {
+        init_barrier(barrier(0) + 8 * i, kFillingWarps);
+        init_barrier(barrier(2 * Shape::kStages) + 8 * i, kConsumers * kWarpgroup / kWarp);
+      }
     }
   }
   __device__ void wait_filled(int side, int tile) const {
@@ -236,5 +295,31 @@ struct PrefillRing {
     return barrier((2 + side) * Shape::kStages + stage(tile));
   }
 };
+
+__device__ inline void store_shared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+// K's scales of a token, of the row's parts, as those that multiply take them.
+// With mma.sync the sums of a part go on in the registers of the part before it, times the first
+// scale over the second; the second multiplies both. One so small beside the first that its codes
+// do not count may be larger.
+template <class Shape>
+__device__ inline void store_key_scales(const PrefillRing<Shape>& ring, int tile, int token,
+                                        float first, float second) {
+  using Ring = PrefillRing<Shape>;
+  const uint32_t at = ring.token_scales(tile, Ring::kKeyScale) + 4 * token;
+  if constexpr (Shape::kParts == 1) {
+    store_shared(at, first);
+  } else {
+    const uint32_t second_at = ring.token_scales(tile, Ring::kKeyScale + 1) + 4 * token;
+    if constexpr (!Shape::kIsWgmma) {
+      const float least = fabsf(first) * 0x1p-40f;
+      if (fabsf(second) < least) second = least;
+      first = first == second ? 1.0f : first / second;
+    }
+    store_shared(at, first);
+    store_shared(second_at, second);
+  }
+}
 
 }  // namespace kvx::ops::cuda

@@ -41,9 +41,6 @@ struct PrefillSideWalk {
   }
 };
 
-__device__ inline void store_shared(uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
 // Of numbers that are not negative: they have the order of their bits.
 __device__ inline void raise_shared(uint32_t address, float x) {
   asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(address), "r"(__float_as_uint(x)) : "memory");
@@ -180,9 +177,9 @@ class WideTokens {
     const float k = power_of_two(key_exponent) / unit_of_side(0);
     const float v = power_of_two(value_exponent) / unit_of_side(1);
     const Ring& ring = side_.ring;
+    store_key_scales(ring, tile_, row, k, k);
 #pragma unroll
     for (int p = 0; p < Shape::kParts; ++p) {
-      store_shared(ring.token_scales(tile_, Ring::kKeyScale + p) + 4 * row, k);
       store_shared(ring.token_scales(tile_, Ring::kValueScale + p) + 4 * row, v);
     }
     if constexpr (Shape::kScalesScores) {

@@ -1,0 +1,94 @@
+// The prefill kernel's filling warpgroups: rings of K's and V's tiles, each at its own pace.
+#pragma once
+
+#include "ops/attend/cuda/prefill_fill.cuh"
+
+namespace kvx::ops::cuda {
+
+// Rows of 16 bits.
+template <class Shape>
+__device__ inline void produce_copies(const PrefillSideWalk<Shape>& side) {
+  GroupFinder<Shape> finder(side);
+  for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
+    finder.next();
+    side.ring.wait_free(side.side, tile);
+    TileCopier<Shape>::copy(side, finder, side.ring.tile(side.side, tile));
+    commit_copies();
+    finder.say_facts(tile);
+    wait_for_copies<0>();
+    side.ring.fill(side.side, tile);
+  }
+}
+
+template <class Shape>
+class PackedProducer {
+ public:
+  __device__ explicit PackedProducer(const PrefillSideWalk<Shape>& side)
+      : side_(side), ring_(side.ring), finder_(side) {}
+
+  __device__ void run() {
+    visit_packed<Shape>(side_.facts().id,
+                        [&]<class Element, class From>(Element, From) { fill<Element, From>(); });
+  }
+
+ private:
+  static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a tile
+  static constexpr int kAhead = Shape::kRawUnits - 1;
+  template <class Element, class From>
+  __device__ void fill() {
+    const int num_units = side_.walk.num_tiles * kUnits;
+    for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, num_units);
+    if constexpr (!Shape::kTakesWide) {
+      fill_units<Element, From>(0, num_units, num_units);
+      return;
+    }
+    // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
+    // spare: it goes from one tile that has some to the next.
+    int tile = 0;
+#pragma unroll 1
+    while (tile < side_.walk.num_tiles) {
+      const int first = tile * kUnits;
+      tile = side_.next_wide_tile(tile);
+      fill_units<Element, From>(first, tile * kUnits + kUnits, num_units);
+      fill_wide_tokens(side_, tile);
+      ring_.fill(side_.side, tile);
+      ++tile;
+    }
+  }
+  // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
+  template <class Element, class From>
+  __device__ void fill_units(int u, int end, int num_units) {
+    const PackedUnits<Shape> units(side_, finder_);
+#pragma unroll 1
+    for (; u < end; ++u) {
+      wait_for_copies<kAhead - 1>();
+      start<Element::kBits>(u + kAhead, num_units);  // where the unit before this was
+      const int tile = u / kUnits;
+      const int unit = u % kUnits;
+      if (unit == 0) {
+        ring_.wait_free(side_.side, tile);
+        finder_.say_facts(tile);
+      }
+      units.template decode<Element, From>(units.raw_unit(u), tile, unit);
+      const bool is_open = Shape::kTakesWide && u + 1 == end;
+      if (unit == kUnits - 1 && !is_open) ring_.fill(side_.side, tile);
+    }
+  }
+
+  // A group of copies for every unit, also behind the last.
+  template <int Bits>
+  __device__ void start(int u, int num_units) {
+    if (u < num_units) {
+      if (u % kUnits == 0) finder_.next();
+      const PackedUnits<Shape> units(side_, finder_);
+      units.template copy<Bits>(u % kUnits, units.raw_unit(u));
+    }
+    commit_copies();
+  }
+
+  const PrefillSideWalk<Shape>& side_;
+  const PrefillRing<Shape>& ring_;
+  GroupFinder<Shape> finder_;
+};
+
+}  // namespace kvx::ops::cuda
