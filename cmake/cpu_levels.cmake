@@ -40,7 +40,9 @@ function(kvx_set_cpu_level_flags sources_var)
       if(source MATCHES "/attend/cpu/")  # decides no byte: products may be fused
         list(APPEND flags -ffp-contract=fast)
       endif()
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
+      # Headers are precompiled for one instruction set.
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}"
+                                                       SKIP_PRECOMPILE_HEADERS ON)
     endif()
     list(APPEND kept ${source})
   endforeach()

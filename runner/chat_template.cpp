@@ -1,6 +1,8 @@
 // <|im_start|>role\ncontent<|im_end|>\n for each message, then <|im_start|>assistant\n.
 #include "runner/chat_template.hpp"
 
+#include <fmt/format.h>
+
 namespace kvx::runner {
 namespace {
 
@@ -40,7 +42,7 @@ std::string default_system_message(const GgufView& gguf) {
   const auto text = gguf.string_or("tokenizer.chat_template", "");
   if (!text.ok()) return {};
   const std::string source = with_line_breaks(text.value());
-  const std::string opening = std::string(kStart) + "system\n";
+  const std::string opening = fmt::format("{}system\n", kStart);
   for (size_t at = source.find(opening); at != std::string::npos;
        at = source.find(opening, at + 1)) {
     const size_t begin = at + opening.size();
