@@ -184,11 +184,18 @@ class QueryColumn {
                                          float (&x)[kParts][16]) {
     const TransformRow k = transform_row(job.args.transform.k, kv_head, job.num_kv_heads, Dim, 0);
     float bias = 0;
+    if (k.mean) {
 #pragma unroll
-    for (int i = 0; i < kParts * 16; ++i) {
-      const int d = Keys::owned_channel(i, lane % 4);
-      if (k.mean) bias += x[i / 16][i % 16] * k.mean[d];
-      if (k.factor) x[i / 16][i % 16] = __fdividef(x[i / 16][i % 16], k.factor[d]);
+      for (int i = 0; i < kParts * 16; ++i) {
+        bias += x[i / 16][i % 16] * k.mean[Keys::owned_channel(i, lane % 4)];
+      }
+    }
+    if (k.factor) {
+#pragma unroll
+      for (int i = 0; i < kParts * 16; ++i) {
+        float& number = x[i / 16][i % 16];
+        number = __fdividef(number, k.factor[Keys::owned_channel(i, lane % 4)]);
+      }
     }
     if (k.hadamard) rotate(x, lane);
     return bias;
