@@ -31,25 +31,34 @@ bool goes_onto_scores(const PrefillSide& side) {
   }
 }
 
+template <PrefillEngine Engine, class Mma, PrefillScales Scales>
+PrefillKernel instance(int head_dim) {
+  if constexpr (Engine == PrefillEngine::kWgmma) {
+    return wgmma_instance<Mma, Scales>(head_dim);
+  } else {
+    return mma_sync_instance<Mma, Scales>(head_dim);
+  }
+}
+
 template <PrefillEngine Engine>
 PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, int head_dim,
                        bool has_wide_ends) {
   using enum PrefillScales;
   if (head_dim != 64 && head_dim != 128) return {};
   if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16 && !has_wide_ends) {
-    return prefill_instance<Engine, MmaBf16, kNone>(head_dim);
+    return instance<Engine, MmaBf16, kNone>(head_dim);
   }
   if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_wide_ends) {
-    return prefill_instance<Engine, MmaF16, kNone>(head_dim);
+    return instance<Engine, MmaF16, kNone>(head_dim);
   }
   if (goes_into_operand(k) && goes_into_operand(v)) {
-    return has_wide_ends ? prefill_instance<Engine, MmaF16, kOnOperandBesideWide>(head_dim)
-                         : prefill_instance<Engine, MmaF16, kOnOperand>(head_dim);
+    return has_wide_ends ? instance<Engine, MmaF16, kOnOperandBesideWide>(head_dim)
+                         : instance<Engine, MmaF16, kOnOperand>(head_dim);
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
     const bool has_parts = head_dim == 128 && (has_groups(k) || has_groups(v));
-    if (has_parts) return prefill_instance<Engine, MmaF16, kOnParts>(head_dim);
-    return prefill_instance<Engine, MmaF16, kOnScores>(head_dim);
+    if (has_parts) return instance<Engine, MmaF16, kOnParts>(head_dim);
+    return instance<Engine, MmaF16, kOnScores>(head_dim);
   }
   return {};
 }

@@ -65,8 +65,16 @@ __device__ inline uint32_t transpose_8x8(uint32_t a) {
   return r;
 }
 
-// Four 8 x 8 matrices of 16-bit units, transposed: lane l gives the address of a row, 16 bytes.
+// Four 8 x 8 matrices of 16-bit units: lane l gives the address of a row, 16 bytes.
 // volatile: shared memory changes under these, and the compiler cannot see by whom.
+__device__ inline uint4 load_matrices(uint32_t address) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
 __device__ inline uint4 load_matrices_transposed(uint32_t address) {
   uint4 r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

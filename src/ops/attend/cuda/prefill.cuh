@@ -39,26 +39,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #endif
 }
 
-template <class Mma, int HeadDim, PrefillScales Scales>
-PrefillKernel wgmma_kernel() {
-  using Shape = PrefillShape<PrefillEngine::kWgmma, Mma, HeadDim, Scales>;
-  return prefill_kernel<Shape>(attend_prefill<Shape>);
+template <class Mma, PrefillScales Scales>
+PrefillKernel wgmma_instance(int head_dim) {
+  return prefill_instance<PrefillEngine::kWgmma, Mma, Scales>(
+      head_dim, [](auto shape) { return attend_prefill<decltype(shape)>; });
 }
-
-// The one for rows of two groups.
-#define KVX_PREFILL_INSTANCE_OF_PARTS(Mma)                                                   \
-  template <>                                                                                \
-  PrefillKernel prefill_instance<PrefillEngine::kWgmma, Mma, PrefillScales::kOnParts>(int) { \
-    return wgmma_kernel<Mma, 128, PrefillScales::kOnParts>();                                \
-  }
-
-// Defines the instances for one way of scales and type of operands.
-#define KVX_PREFILL_INSTANCES(Mma, Scales)                                           \
-  template <>                                                                        \
-  PrefillKernel prefill_instance<PrefillEngine::kWgmma, Mma, PrefillScales::Scales>( \
-      int head_dim) {                                                                \
-    return head_dim == 64 ? wgmma_kernel<Mma, 64, PrefillScales::Scales>()           \
-                          : wgmma_kernel<Mma, 128, PrefillScales::Scales>();         \
-  }
 
 }  // namespace kvx::ops::cuda

@@ -47,21 +47,10 @@ enum class PrefillScales {
   kOnParts,  // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights
 };
 
-// Requires: head_dim is 64 or 128; 128 for kOnParts.
-template <PrefillEngine Engine, class Mma, PrefillScales Scales>
-PrefillKernel prefill_instance(int head_dim);
-
-#define KVX_DECLARE_PREFILL(Mma, Scales)                                                  \
-  template <>                                                                             \
-  PrefillKernel prefill_instance<PrefillEngine::kWgmma, Mma, PrefillScales::Scales>(int); \
-  template <>                                                                             \
-  PrefillKernel prefill_instance<PrefillEngine::kMmaSync, Mma, PrefillScales::Scales>(int);
-KVX_DECLARE_PREFILL(MmaBf16, kNone)
-KVX_DECLARE_PREFILL(MmaF16, kNone)
-KVX_DECLARE_PREFILL(MmaF16, kOnOperand)
-KVX_DECLARE_PREFILL(MmaF16, kOnOperandBesideWide)
-KVX_DECLARE_PREFILL(MmaF16, kOnScores)
-KVX_DECLARE_PREFILL(MmaF16, kOnParts)
-#undef KVX_DECLARE_PREFILL
+// What an engine has for a head_dim of 64 or 128; 128 for kOnParts.
+template <class Mma, PrefillScales Scales>
+PrefillKernel wgmma_instance(int head_dim);
+template <class Mma, PrefillScales Scales>
+PrefillKernel mma_sync_instance(int head_dim);
 
 }  // namespace kvx::ops::cuda

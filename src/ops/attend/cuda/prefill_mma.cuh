@@ -12,16 +12,6 @@
 
 namespace kvx::ops::cuda {
 
-// load_matrices_transposed's four matrices as they lie.
-__device__ inline uint4 load_matrices(uint32_t address) {
-  uint4 r;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "r"(address)
-               : "memory");
-  return r;
-}
-
 // Fills the CTA's one tile of K and its one of V, by all threads.
 template <class Shape>
 class MmaFiller {
@@ -289,26 +279,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   rows.store(piece.split);
 }
 
-template <class Mma, int HeadDim, PrefillScales Scales>
-PrefillKernel mma_kernel() {
-  using Shape = PrefillShape<PrefillEngine::kMmaSync, Mma, HeadDim, Scales>;
-  return prefill_kernel<Shape>(attend_prefill_mma<Shape>);
+template <class Mma, PrefillScales Scales>
+PrefillKernel mma_sync_instance(int head_dim) {
+  return prefill_instance<PrefillEngine::kMmaSync, Mma, Scales>(
+      head_dim, [](auto shape) { return attend_prefill_mma<decltype(shape)>; });
 }
-
-// The one for rows of two groups.
-#define KVX_PREFILL_MMA_INSTANCE_OF_PARTS(Mma)                                                 \
-  template <>                                                                                  \
-  PrefillKernel prefill_instance<PrefillEngine::kMmaSync, Mma, PrefillScales::kOnParts>(int) { \
-    return mma_kernel<Mma, 128, PrefillScales::kOnParts>();                                    \
-  }
-
-// Defines the instances for one way of scales and type of operands.
-#define KVX_PREFILL_MMA_INSTANCES(Mma, Scales)                                         \
-  template <>                                                                          \
-  PrefillKernel prefill_instance<PrefillEngine::kMmaSync, Mma, PrefillScales::Scales>( \
-      int head_dim) {                                                                  \
-    return head_dim == 64 ? mma_kernel<Mma, 64, PrefillScales::Scales>()               \
-                          : mma_kernel<Mma, 128, PrefillScales::Scales>();             \
-  }
 
 }  // namespace kvx::ops::cuda

@@ -188,7 +188,7 @@ __device__ inline float value_scale_of_head(const AttendJob& job, int head) {
   return scale_of_head(job, job.packed.v, job.shared_v_scale, job.shared_v_scale_stride, head);
 }
 
-// The instance for a head_dim, as the host calls it.
+// A shape's kernel, as the host calls it.
 template <class Shape>
 PrefillKernel prefill_kernel(void (*kernel)(AttendJob)) {
   return {.function = reinterpret_cast<const void*>(kernel),
@@ -197,6 +197,17 @@ PrefillKernel prefill_kernel(void (*kernel)(AttendJob)) {
           .shared_bytes = Shape::kBytes + Shape::kAlignment,
           .step_tokens = Shape::kTokens,
           .shares_scales = Shape::kDecodes && !Shape::kScalesScores};
+}
+
+// The instance for a head_dim; kernel_of(shape) gives its kernel.
+template <PrefillEngine Engine, class Mma, PrefillScales Scales, class KernelOf>
+PrefillKernel prefill_instance(int head_dim, const KernelOf& kernel_of) {
+  if constexpr (Scales != PrefillScales::kOnParts) {
+    using Shape = PrefillShape<Engine, Mma, 64, Scales>;
+    if (head_dim == 64) return prefill_kernel<Shape>(kernel_of(Shape()));
+  }
+  using Shape = PrefillShape<Engine, Mma, 128, Scales>;
+  return prefill_kernel<Shape>(kernel_of(Shape()));
 }
 
 // Eight neighbours of a row, times `scale`, as a chunk of a tile in that order.

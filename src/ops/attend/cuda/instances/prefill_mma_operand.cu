@@ -4,7 +4,7 @@
 
 namespace kvx::ops::cuda {
 
-KVX_PREFILL_MMA_INSTANCES(MmaF16, kOnOperand)
-KVX_PREFILL_MMA_INSTANCES(MmaF16, kOnOperandBesideWide)
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(int head_dim);
 
 }  // namespace kvx::ops::cuda

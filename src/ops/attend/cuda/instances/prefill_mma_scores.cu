@@ -4,7 +4,7 @@
 
 namespace kvx::ops::cuda {
 
-KVX_PREFILL_MMA_INSTANCES(MmaF16, kOnScores)
-KVX_PREFILL_MMA_INSTANCE_OF_PARTS(MmaF16)
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnParts>(int head_dim);
 
 }  // namespace kvx::ops::cuda

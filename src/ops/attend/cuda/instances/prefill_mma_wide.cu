@@ -4,7 +4,7 @@
 
 namespace kvx::ops::cuda {
 
-KVX_PREFILL_MMA_INSTANCES(MmaBf16, kNone)
-KVX_PREFILL_MMA_INSTANCES(MmaF16, kNone)
+template PrefillKernel mma_sync_instance<MmaBf16, PrefillScales::kNone>(int head_dim);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kNone>(int head_dim);
 
 }  // namespace kvx::ops::cuda

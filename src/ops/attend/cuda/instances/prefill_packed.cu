@@ -4,9 +4,9 @@
 
 namespace kvx::ops::cuda {
 
-KVX_PREFILL_INSTANCES(MmaF16, kOnOperand)
-KVX_PREFILL_INSTANCES(MmaF16, kOnOperandBesideWide)
-KVX_PREFILL_INSTANCES(MmaF16, kOnScores)
-KVX_PREFILL_INSTANCE_OF_PARTS(MmaF16)
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(int head_dim);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnParts>(int head_dim);
 
 }  // namespace kvx::ops::cuda

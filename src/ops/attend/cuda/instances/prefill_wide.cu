@@ -4,7 +4,7 @@
 
 namespace kvx::ops::cuda {
 
-KVX_PREFILL_INSTANCES(MmaBf16, kNone)
-KVX_PREFILL_INSTANCES(MmaF16, kNone)
+template PrefillKernel wgmma_instance<MmaBf16, PrefillScales::kNone>(int head_dim);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kNone>(int head_dim);
 
 }  // namespace kvx::ops::cuda
