@@ -65,18 +65,12 @@ Status launch_rows(const CudaContext& context, const AppendJob& job) {
 }
 
 Status launch_chunks(const CudaContext& context, const AppendJob& append) {
+  const auto launch = AppendLaunch::of(context, append, kAppendCtasPerMultiprocessor);
+  const AppendChunksJob job = {append, launch.walks};
   const auto& [k, v] = append.sides;
-  const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
-  const int num_sides = k.side.view.is_stored() && v.side.view.is_stored() ? 2 : 1;
-  const AppendWalks walks =
-      AppendWalks::of(context.device.num_multiprocessors * kAppendCtasPerMultiprocessor,
-                      append.num_tokens, append.num_heads, lanes, num_sides);
-  const AppendChunksJob job = {append, walks};
-  const LaunchShape shape = {dim3(walks.num_ctas(append.num_tokens, append.num_heads, lanes), 2),
-                             AppendWalks::kThreads};
   const AppendSide& stored = k.side.view.head_dim == 0 ? v : k;
   const auto launch_for = [&](void (*kernel)(AppendChunksJob)) {
-    return launch_overlapping(context, "append_chunks", kernel, shape, job);
+    return launch_overlapping(context, "append_chunks", kernel, launch.shape, job);
   };
   if (stored.input.dtype == DType::kF32) return launch_for(append_chunks<DType::kF32>);
   if (stored.input.dtype == DType::kF16) return launch_for(append_chunks<DType::kF16>);

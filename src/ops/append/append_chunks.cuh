@@ -16,19 +16,27 @@ struct AppendWalks {
   static constexpr int kThreads = 128;
   uint32_t steps_of_warp = 0;
   FastDivide by_num_heads;
+};
 
-  // num_ctas_at_once: of the device. lanes: of a row, K's or V's, whichever has more. num_sides:
-  // that are stored.
-  static AppendWalks of(int num_ctas_at_once, int64_t num_tokens, int num_heads, int lanes,
-                        int num_sides) {
-    const int64_t num_warps = int64_t{num_ctas_at_once} * (kThreads / kWarp) / num_sides;
-    const int64_t num_steps = ceil_div<int64_t>(num_tokens, kWarp / lanes) * num_heads;
-    return {static_cast<uint32_t>(ceil_div(num_steps, num_warps)), FastDivide(num_heads)};
-  }
-  unsigned num_ctas(int64_t num_tokens, int num_heads, int lanes) const {
-    const int64_t num_steps = ceil_div<int64_t>(num_tokens, kWarp / lanes) * num_heads;
-    const int64_t num_warps = ceil_div<int64_t>(num_steps, steps_of_warp);
-    return static_cast<unsigned>(ceil_div<int64_t>(num_warps, kThreads / kWarp));
+// Of K and V of a job, in one launch: blockIdx.y is the side.
+struct AppendLaunch {
+  AppendWalks walks;
+  LaunchShape shape;
+
+  // ctas_at_once: of a multiprocessor.
+  static AppendLaunch of(const CudaContext& context, const AppendJob& job, int ctas_at_once) {
+    constexpr int kWarpsOfCta = AppendWalks::kThreads / kWarp;
+    const auto& [k, v] = job.sides;
+    const int num_sides = k.is_stored() && v.is_stored() ? 2 : 1;
+    const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
+    const int64_t num_steps = ceil_div<int64_t>(job.num_tokens, kWarp / lanes) * job.num_heads;
+    const int64_t warps_at_once =
+        int64_t{context.device.num_multiprocessors} * ctas_at_once * kWarpsOfCta / num_sides;
+    const int64_t steps_of_warp = ceil_div(num_steps, warps_at_once);
+    const int64_t num_warps = ceil_div(num_steps, steps_of_warp);
+    const auto num_ctas = static_cast<unsigned>(ceil_div<int64_t>(num_warps, kWarpsOfCta));
+    return {{static_cast<uint32_t>(steps_of_warp), FastDivide(job.num_heads)},
+            {dim3(num_ctas, 2), AppendWalks::kThreads}};
   }
 };
 

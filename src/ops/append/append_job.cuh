@@ -17,7 +17,7 @@ struct AppendSide {
   bool is_transformed;
   bool keeps_bits;  // the cache's own type, untransformed
 
-  __device__ bool is_stored() const { return side.view.is_stored(); }
+  KVX_HOST_DEVICE bool is_stored() const { return side.view.is_stored(); }
   // Of the row of a head of the layer.
   __device__ const uint8_t* input_row(uint32_t token, int head) const {
     const int64_t at = token * input.token_stride + head * input.head_stride;

@@ -162,19 +162,14 @@ bool find_packing(const CopyJob& copy, PackChunksJob& job) {
 }
 
 Status launch_packing(const CudaContext& context, PackChunksJob& job) {
-  const AppendJob& append = job.append.append;
-  const auto& [k, v] = append.sides;
-  const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
-  const bool has_both = k.side.view.head_dim > 0 && v.side.view.head_dim > 0;
-  job.append.walks =
-      AppendWalks::of(context.device.num_multiprocessors * kPackCtasPerMultiprocessor,
-                      append.num_tokens, append.num_heads, lanes, has_both ? 2 : 1);
-  const unsigned num_ctas = job.append.walks.num_ctas(append.num_tokens, append.num_heads, lanes);
-  const LaunchShape shape = {dim3(num_ctas, 2), AppendWalks::kThreads};
+  const auto launch = AppendLaunch::of(context, job.append.append, kPackCtasPerMultiprocessor);
+  job.append.walks = launch.walks;
+  const auto& [k, v] = job.append.append.sides;
   const DType type = (k.side.view.head_dim > 0 ? k : v).input.dtype;
   return launch_overlapping(
       context, "pack_chunks",
-      type == DType::kF16 ? pack_chunks<DType::kF16> : pack_chunks<DType::kBF16>, shape, job);
+      type == DType::kF16 ? pack_chunks<DType::kF16> : pack_chunks<DType::kBF16>, launch.shape,
+      job);
 }
 
 Status launch_pages(const CudaContext& context, const CopyJob& job) {

@@ -124,20 +124,13 @@ std::optional<DType> find_stored_input(TranscodeJob& job) {
 }
 
 Status launch_chunks(const CudaContext& context, TranscodeJob transcode) {
-  const AppendJob& append = transcode.append;
-  const auto& [k, v] = append.sides;
-  const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
-  const int num_sides = k.side.view.is_stored() && v.side.view.is_stored() ? 2 : 1;
-  const AppendWalks walks =
-      AppendWalks::of(context.device.num_multiprocessors * kTranscodeCtasPerMultiprocessor,
-                      append.num_tokens, append.num_heads, lanes, num_sides);
-  const unsigned num_ctas = walks.num_ctas(append.num_tokens, append.num_heads, lanes);
+  const auto launch = AppendLaunch::of(context, transcode.append, kTranscodeCtasPerMultiprocessor);
   const std::optional<DType> stored = find_stored_input(transcode);
   const auto kernel = stored == DType::kF16    ? transcode_stored<DType::kF16>
                       : stored == DType::kBF16 ? transcode_stored<DType::kBF16>
                                                : transcode_chunks;
-  return launch_overlapping(context, "transcode_chunks", kernel,
-                            {dim3(num_ctas, 2), AppendWalks::kThreads}, {transcode, walks});
+  return launch_overlapping(context, "transcode_chunks", kernel, launch.shape,
+                            {transcode, launch.walks});
 }
 
 Status launch_pages(const CudaContext& context, const TranscodeJob& job) {
