@@ -1,0 +1,100 @@
+// attend's tile kernel on callers' pages: codes and scales apart, scales that a page's tokens
+// share, pages that are not there.
+#include "tests/gpu/attend_near.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using ops::CudaAttendPath;
+
+// Codes and scales in regions of their own, as engines lay out pages of four bits.
+TEST_F(GpuAttend, TilesTakeCallersPagesOfFourBits) {
+  for (const char* name : {"int4", "int4_affine", "mxfp4_g16", "mxfp4", "nvfp4"}) {
+    for (const int head_dim : {64, 128}) {
+      for (const RowOrder order : {RowOrder::kNhd, RowOrder::kHnd}) {
+        for (const int block_size : {16, 48, 64, 128}) {
+          SceneOptions options;
+          options.runs = {{2, name, name}};
+          options.key_dim = options.value_dim = head_dim;
+          options.q_per_kv = block_size == 48 ? 12 : 4;
+          options.block_size = block_size;
+          options.order = order;
+          options.scales_apart = true;
+          options.q_type = DType::kF16;
+          options.window = block_size == 64 ? 200 : 0;
+          options.seq_lens = {0, 1, 37, 300, 1000, 130, 64};
+          options.q_lens = {0, 1, 1, 1, 2, 7, 1};
+          SCOPED_TRACE(fmt::format("{} {} order {} in blocks of {}", name, head_dim,
+                                   static_cast<int>(order), block_size));
+          AttendScene scene(options);
+          // Rows of scales of less than four bytes must follow each other.
+          const int scale_bytes = format::scale_bytes_per_row(spec_named(name), head_dim);
+          const bool fits = order == RowOrder::kHnd || scale_bytes % 4 == 0;
+          EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
+          const auto path = fits ? CudaAttendPath::kTiles : CudaAttendPath::kChoose;
+          expect_near(scene, path, tile_tolerance(name, name, options.q_type));
+        }
+      }
+    }
+  }
+}
+
+// Scales that a block's tokens share lie at a token stride of 0; rows of them that are shorter than
+// four bytes are copied in pairs, which these do not come in.
+TEST_F(GpuAttend, TilesTakePageSharedScales) {
+  for (const char* facts :
+       {"fp8_e4m3", "fp8_e5m2", "int8", "int4", "mxfp4_g16", "mxfp4", "nvfp4"}) {
+    for (const int head_dim : {64, 128}) {
+      for (const RowOrder order : {RowOrder::kNhd, RowOrder::kHnd}) {
+        for (const int block_size : {16, 64}) {
+          SceneOptions options;
+          const std::string name = std::string(facts) + "@page";
+          options.runs = {{2, name, name}};
+          options.key_dim = options.value_dim = head_dim;
+          options.q_per_kv = 4;
+          options.block_size = block_size;
+          options.order = order;
+          options.scales_apart = true;
+          options.q_type = DType::kF16;
+          options.seq_lens = {0, 1, 37, 300, 1000, 130};
+          options.q_lens = {0, 1, 1, 1, 2, 7};
+          SCOPED_TRACE(fmt::format("{} {} order {} in blocks of {}", name, head_dim,
+                                   static_cast<int>(order), block_size));
+          AttendScene scene(options);
+          const bool fits = format::scale_bytes_per_row(spec_named(name), head_dim) % 4 == 0;
+          EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
+          expect_near(scene, fits ? CudaAttendPath::kTiles : CudaAttendPath::kChoose, 3e-4);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuAttend, CallersPagesThatAreNotThereAreSkippedAndCounted) {
+  for (const int block_size : {16, 64}) {
+    SceneOptions options;
+    options.runs = {{1, "nvfp4", "nvfp4"}};
+    options.key_dim = options.value_dim = 128;
+    options.block_size = block_size;
+    options.scales_apart = true;
+    options.q_type = DType::kF16;
+    options.seq_lens = {400, 300};
+    options.q_lens = {1, 1};
+    options.window = 150;  // of the tokens before it no block is asked for
+    AttendScene scene(options);
+    const AttendOutput expected = scene.reference();
+    for (int i = 0; i * block_size < 400 - 150 - 64; ++i) scene.table()[i] = -7;
+    DeviceScene on_device(memory(), context(), scene);
+    const AttendOutput got = on_device.run(CudaAttendPath::kTiles);
+    EXPECT_LE(relative_rms(got.out, expected.out), 3e-4);
+    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+
+    scene.table()[399 / block_size] = 1000000;
+    DeviceScene lacking(memory(), context(), scene);
+    EXPECT_EQ(rows_not_finite(lacking.run(CudaAttendPath::kTiles).out, 128), "");
+    EXPECT_GT(lacking.findings().read().out_of_range, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace kvx::tests
