@@ -1,5 +1,8 @@
-// Views as kernels take them: by value, with addresses that device code computes.
+// Views as kernels take them: by value, with addresses that device code computes. Files of the
+// host's compiler fill them.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include "ops/cache_view.hpp"
 #include "ops/cuda/context.hpp"

@@ -1,66 +1,16 @@
-// What attention kernels share: a call's arguments by value, a sequence's rows, and what a piece
-// leaves behind.
+// What attention kernels share: how they read a job, a sequence's rows, and what a piece leaves
+// behind.
 #pragma once
 
-#include "ops/attend/attend.hpp"
-#include "ops/attend/cuda/tile_copy.cuh"
+#include "ops/attend/cuda/job.hpp"
+#include "ops/attend/cuda/mma.cuh"
 #include "ops/attend/splits.hpp"
 #include "ops/cuda/floats.cuh"
-#include "ops/cuda/side.cuh"
 
 namespace kvx::ops::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-
-// A piece's softmax over its tokens, scores in units of log2.
-struct Softmax2 {
-  float max;
-  float sum;
-};
-
-// Balanced pieces of one sequence; first counts those of the sequences before it.
-struct SequencePieces {
-  int first;
-  int num;
-};
-
-struct AttendJob {
-  CudaRun packed;  // one run of heads
-  CudaRun wide;    // without wide ends: no heads
-  int64_t num_packed_blocks;
-  int64_t num_wide_blocks;
-  int block_size;
-  int num_kv_heads;
-  int q_per_kv;
-  int64_t total_q;
-  int64_t max_tokens;
-  int max_q_len;
-  AttendArgs args;  // its views are not used here
-  int num_row_tiles;
-  int num_splits;
-  // Where the device says how many pieces each sequence has (balance.cuh); 0: num_splits for all.
-  int balanced_pieces;              // of all sequences together, at most
-  int piece_granule;                // tokens
-  int rows_of_piece;                // query rows
-  int merge_warps;                  // that merge a row's pieces
-  float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
-  Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
-  SequencePieces* sequence_pieces;  // [num_sequences]; balanced alone: for the merge
-  CudaFindings* findings;
-  TileSide tile_k;  // the tensor cores' kernels alone
-  TileSide tile_v;
-  TileSide tile_wide_k;
-  TileSide tile_wide_v;
-  bool transforms_k;
-  bool transforms_v;
-  int tiles_per_block;
-  int tiles_per_copy;           // of a bulk copy: neighbours in one block
-  const float* shared_k_scale;  // fp8 with a given scale a head: of the run's head 0, or null
-  const float* shared_v_scale;
-  int shared_k_scale_stride;  // floats from head to head
-  int shared_v_scale_stride;
-};
 
 // One sequence's lengths, read from device memory and checked.
 struct SequenceShape {

@@ -13,6 +13,10 @@ struct AttendJob;
 inline constexpr int kPlainRows = 16;  // query rows of a piece of the plain kernel
 inline constexpr int kTileRows = 8;    // of a column of the tensor cores' kernel
 
+inline constexpr int kTileTokens = 16;
+// Of a warp's step, where keys and values of one are stages of their own: rows of four bits.
+inline constexpr int kSideStepTiles = 4;
+
 // Hopper's shared memory of a multiprocessor, which instances are laid out for, and the system's
 // part of it for each CTA. Where there is less, fewer warps run at once.
 inline constexpr int kMultiprocessorBytes = 227 << 10;

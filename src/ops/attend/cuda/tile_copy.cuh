@@ -4,12 +4,11 @@
 // rows of four bits, four tiles of a side at once (FourTilesCopy).
 #pragma once
 
+#include "ops/attend/cuda/job.hpp"
+#include "ops/attend/cuda/launch.hpp"
 #include "ops/attend/cuda/mma.cuh"
-#include "ops/cuda/side.cuh"
 
 namespace kvx::ops::cuda {
-
-inline constexpr int kTileTokens = 16;
 
 // 16 bytes, past the first cache.
 __device__ inline void copy_async_16(uint32_t to, const uint8_t* from) {
@@ -112,30 +111,6 @@ __device__ inline void copy_bulk(uint32_t to, const uint8_t* from, int bytes, ui
 __device__ inline void fence_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-
-// A region of a side, codes or scales, as copies address it: all but the block in 32 bits.
-struct TileRegion {
-  const uint8_t* base;
-  uint32_t block_stride;
-  int token_stride;
-  int head_stride;
-
-  // within: bytes inside the block.
-  __device__ const uint8_t* at(uint32_t block, int within) const {
-    return base + uint64_t{block} * block_stride + within;
-  }
-};
-
-struct TileSide {
-  TileRegion codes;
-  TileRegion scales;
-  bool is_step;          // a head's part of a block is a step of bulk copies: codes, then scales
-  bool has_scales_on_8;  // rows of 8 bytes of scales
-  // Where rows are shorter than the instance's:
-  int row_bytes;
-  int scale_row_bytes;
-  int unit_bytes;  // that codes are copied by: 16, or 8 where rows do not lie on 16
-};
 
 // RowBytes of codes and ScaleRowBytes of scales a token.
 template <int RowBytes, int ScaleRowBytes>

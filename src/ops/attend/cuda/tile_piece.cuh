@@ -5,8 +5,11 @@
 
 #include <type_traits>
 
+#include "ops/attend/cuda/bulk_ring.cuh"
+#include "ops/attend/cuda/copy_ring.cuh"
 #include "ops/attend/cuda/finish_row.cuh"
 #include "ops/attend/cuda/launch.hpp"
+#include "ops/attend/cuda/nibbles_ring.cuh"
 #include "ops/attend/cuda/tile_queries.cuh"
 #include "ops/attend/cuda/tile_ring.cuh"
 
@@ -65,6 +68,11 @@ __device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& sha
   }
   return hidden;
 }
+
+template <class Config>
+using RingOf = std::conditional_t<
+    Config::kIsBulk, BulkRing<Config>,
+    std::conditional_t<Config::kHasStagesOfSides, NibblesRing<Config>, CopyRing<Config>>>;
 
 template <class Keys, class Values, int Dim, int Columns, bool IsWide>
 class TilePiece {

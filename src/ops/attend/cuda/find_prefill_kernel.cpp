@@ -1,5 +1,7 @@
 // find_prefill_kernel: from formats to the compiled instance; and its launch.
-#include "ops/attend/cuda/job.cuh"
+#include <cuda_runtime_api.h>
+
+#include "ops/attend/cuda/job.hpp"
 #include "ops/attend/cuda/prefill_launch.hpp"
 
 namespace kvx::ops::cuda {

@@ -1,0 +1,277 @@
+// attend on a GPU: checks the call, plans the splits, hands out the workspace and launches.
+#include <cmath>
+#include <numeric>
+
+#include "core/checked.hpp"
+#include "device/cuda_error.hpp"
+#include "ops/attend/attend_cuda.hpp"
+#include "ops/attend/cuda/choose_kernel.hpp"
+#include "ops/attend/cuda/job.hpp"
+#include "ops/attend/cuda/plan_pieces.hpp"
+#include "ops/attend/cuda/tile_side.hpp"
+
+namespace kvx::ops {
+namespace {
+
+using cuda::AttendJob;
+using cuda::AttendPlanCuda;
+using format::ScaleType;
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits) {
+  const int64_t capacity = args.max_blocks_per_sequence * args.packed.block_size;
+  return limits.max_tokens > 0 && limits.max_tokens < capacity ? limits.max_tokens : capacity;
+}
+
+// Query rows of a sequence and KV head.
+int64_t max_rows_of(const AttendArgs& args, const CudaAttendLimits& limits) {
+  return int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
+}
+
+AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
+                        const CudaAttendLimits& limits, const HeadRun& run, CudaAttendPath path) {
+  AttendPlanCuda plan;
+  const int64_t num_rows = max_rows_of(args, limits);
+  int rows_of_piece = cuda::kPlainRows;
+  if (path == CudaAttendPath::kTiles) {
+    plan.tiles = cuda::tile_kernel_for(context, args, run, num_rows);
+    rows_of_piece = plan.tiles.rows;
+  } else if (cuda::is_prefill(path)) {
+    plan.prefill = cuda::prefill_kernel_for(context, args, run, path);
+    rows_of_piece = cuda::kPrefillRows;
+  }
+  plan.num_row_tiles = static_cast<int>(ceil_div<int64_t>(num_rows, rows_of_piece));
+  SplitShape shape;
+  shape.num_pieces = int64_t{args.num_sequences} * run.num_heads * plan.num_row_tiles;
+  shape.max_tokens = max_tokens_of(args, limits);
+  if (args.window > 0) {
+    const int64_t most_seen = int64_t{args.window_sinks} + args.window + limits.max_q_len;
+    shape.max_tokens = std::min(shape.max_tokens, most_seen);
+  }
+  if (path == CudaAttendPath::kTiles) {
+    cuda::plan_tiles(context, shape, plan);
+    if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, plan);
+  } else if (cuda::is_prefill(path)) {
+    cuda::plan_prefill(context, shape, plan);
+  } else {
+    constexpr int kPlainCtas = 2;  // a multiprocessor
+    shape.num_slots = int64_t{context.device.num_multiprocessors} * kPlainCtas;
+    shape.granule = 64;
+    plan.num_splits = plan_splits(shape).num_splits;
+  }
+  return plan;
+}
+
+// workspace: [partial_out][partial_softmax][sequence_pieces], each on 256 bytes
+struct WorkspaceBytes {
+  int64_t out = 0;
+  int64_t softmax = 0;
+  int64_t pieces = 0;
+  int64_t total() const { return out + softmax + pieces; }
+};
+
+WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
+                               const HeadRun& run, const AttendPlanCuda& plan) {
+  if (!plan.is_plain() && !plan.is_merged()) return {};  // pieces are whole rows
+  const int64_t parts =
+      plan.balanced_pieces > 0
+          ? int64_t{plan.balanced_pieces} * plan.num_row_tiles * run.num_heads * plan.tiles.rows
+          : limits.total_q * args.num_q_heads * plan.num_splits;
+  return {round_up<int64_t>(parts * run.v.head_dim * 4, kWorkspaceAlignment),
+          round_up<int64_t>(parts * 8, kWorkspaceAlignment),
+          round_up<int64_t>(int64_t{args.num_sequences} * 8, kWorkspaceAlignment)};
+}
+
+Status check_view(const char* name, const LayerView& view) {
+  if (view.block_size <= 0 || view.num_kv_heads <= 0 || view.runs.empty()) {
+    return invalid_argument("{} has block_size {}, {} KV heads in {} runs; expected at least 1",
+                            name, view.block_size, view.num_kv_heads, view.runs.size());
+  }
+  for (const HeadRun& run : view.runs) {
+    for (const SideView* side : {&run.k, &run.v}) {
+      const bool has_codes = side->codes.base || view.num_blocks == 0;
+      if (side->head_dim <= 0 || side->head_dim > format::kMaxHeadDim || !has_codes) {
+        return invalid_argument(
+            "{}.{} has head_dim {}, codes {}; attention needs 1 to {} and codes", name,
+            side == &run.k ? "k" : "v", side->head_dim, side->codes.base ? "there" : "null",
+            format::kMaxHeadDim);
+      }
+    }
+  }
+  return {};
+}
+
+// What can be checked without the lengths, which are on the device.
+Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
+  KVX_RETURN_IF_ERROR(check_view("packed", args.packed));
+  if ((args.wide_head_blocks == nullptr) != (args.wide_tail_block == nullptr)) {
+    return invalid_argument("{} is null; wide ends need wide_head_blocks and wide_tail_block",
+                            args.wide_head_blocks ? "wide_tail_block" : "wide_head_blocks");
+  }
+  if (args.wide_head_blocks) {
+    KVX_RETURN_IF_ERROR(check_view("wide", args.wide));
+    if (args.wide.runs.size() != 1) {
+      return unsupported("wide has {} runs of heads; attend on CUDA takes 1",
+                         args.wide.runs.size());
+    }
+  }
+  if (args.num_q_heads <= 0 || args.num_q_heads % args.packed.num_kv_heads != 0) {
+    return invalid_argument("num_q_heads is {}; expected a positive multiple of num_kv_heads {}",
+                            args.num_q_heads, args.packed.num_kv_heads);
+  }
+  if (!std::isfinite(args.softmax_scale) || !std::isfinite(args.softcap) || args.softcap < 0) {
+    return invalid_argument("softmax_scale is {}, softcap {}; expected finite, softcap 0 or more",
+                            args.softmax_scale, args.softcap);
+  }
+  if (args.window < 0) {
+    return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
+  }
+  if (args.window_sinks < 0 || (args.window_sinks > 0 && args.window == 0)) {
+    return invalid_argument("window_sinks is {} with a window of {}; expected 0 or more, 0 without",
+                            args.window_sinks, args.window);
+  }
+  constexpr int kMaxSequences = 65535;
+  if (args.num_sequences < 0 || args.num_sequences > kMaxSequences) {
+    return invalid_argument("num_sequences is {}; expected 0 to {}", args.num_sequences,
+                            kMaxSequences);
+  }
+  const int64_t most = int64_t{args.num_sequences} * limits.max_q_len;
+  if (limits.max_q_len < 1 || limits.total_q < 0 || limits.total_q > most) {
+    return invalid_argument("max_q_len is {}, total_q {}; expected 1 or more, and 0 to {}",
+                            limits.max_q_len, limits.total_q, most);
+  }
+  const void* needed[] = {args.seq_lens, args.q_starts, args.block_table.ids, args.q.data,
+                          args.out.data};
+  const char* names[] = {"seq_lens", "q_starts", "block_table", "q", "out"};
+  for (int i = 0; i < 5 && limits.total_q > 0; ++i) {
+    if (!needed[i]) return invalid_argument("{} is null", names[i]);
+  }
+  return {};
+}
+
+// The plain kernel takes rows of any length that the device's shared memory holds sixteen of.
+Status check_shared_memory(const CudaContext& context, const AttendArgs& args) {
+  const bool has_offset = args.transform.k.block_offset != nullptr;
+  const int most = context.device.shared_bytes_per_cta;
+  for (const HeadRun& run : args.packed.runs) {
+    const int least = cuda::least_plain_shared_bytes(run.k.head_dim, run.v.head_dim, has_offset);
+    if (least <= most) continue;
+    return unsupported("head_dim {} and {} need {} bytes of shared memory; CUDA device {} has {}",
+                       run.k.head_dim, run.v.head_dim, least, context.device.index, most);
+  }
+  return {};
+}
+
+AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const HeadRun& run,
+                   const AttendPlanCuda& plan, uint8_t* workspace, CudaFindings* findings) {
+  AttendJob job = {};
+  job.packed = cuda::cuda_run(run);
+  job.num_packed_blocks = args.packed.num_blocks;
+  if (args.wide_head_blocks) {
+    job.wide = cuda::cuda_run(args.wide.runs.front());
+    job.num_wide_blocks = args.wide.num_blocks;
+  }
+  job.block_size = args.packed.block_size;
+  job.num_kv_heads = args.packed.num_kv_heads;
+  job.q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
+  job.total_q = limits.total_q;
+  job.max_tokens = max_tokens_of(args, limits);
+  job.max_q_len = limits.max_q_len;
+  job.args = args;
+  job.num_row_tiles = plan.num_row_tiles;
+  job.num_splits = plan.num_splits;
+  job.balanced_pieces = plan.balanced_pieces;
+  job.piece_granule = plan.tiles.step_tokens * plan.warps_of_cta;
+  job.rows_of_piece = plan.tiles.rows;
+  const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);
+  job.partial_out = reinterpret_cast<float*>(workspace);
+  job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
+  job.sequence_pieces =
+      reinterpret_cast<cuda::SequencePieces*>(workspace + bytes.out + bytes.softmax);
+  job.findings = findings;
+  job.tile_k = cuda::tile_side(run.k, job.block_size, plan.tiles.tiles_at_once);
+  job.tile_v = cuda::tile_side(run.v, job.block_size, plan.tiles.tiles_at_once);
+  job.transforms_k = !args.transform.k.is_identity();
+  job.transforms_v = !args.transform.v.is_identity();
+  if (args.wide_head_blocks) {
+    const HeadRun& wide = args.wide.runs.front();
+    job.tile_wide_k = cuda::tile_side(wide.k, job.block_size, 1);
+    job.tile_wide_v = cuda::tile_side(wide.v, job.block_size, 1);
+  }
+  job.tiles_per_block = args.packed.block_size / cuda::kTileTokens;
+  job.tiles_per_copy = std::gcd(job.tiles_per_block, plan.tiles.tiles_at_once);
+  const bool shares_k = cuda::has_shared_scale(run.k) && run.k.spec.scale_type == ScaleType::kF32;
+  const bool shares_v = cuda::has_shared_scale(run.v) && run.v.spec.scale_type == ScaleType::kF32;
+  if (shares_k && (plan.tiles.shares_scales || plan.prefill.shares_scales)) {
+    job.shared_k_scale = reinterpret_cast<const float*>(run.k.scales.base);
+    job.shared_k_scale_stride = static_cast<int>(run.k.scales.head_stride / 4);
+  }
+  if (shares_v && (plan.tiles.shares_scales || plan.prefill.shares_scales)) {
+    job.shared_v_scale = reinterpret_cast<const float*>(run.v.scales.base);
+    job.shared_v_scale_stride = static_cast<int>(run.v.scales.head_stride / 4);
+  }
+  return job;
+}
+
+}  // namespace
+
+bool attend_has_tiles(const CudaContext& context, const AttendArgs& args) {
+  return cuda::takes(CudaAttendPath::kTiles, context, args);
+}
+
+bool attend_has_prefill(const CudaContext& context, const AttendArgs& args) {
+  return cuda::takes(CudaAttendPath::kPrefill, context, args);
+}
+
+int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
+                               const CudaAttendLimits& limits, CudaAttendPath path) {
+  if (!cuda::takes(path, context, args)) return 0;
+  if (path == CudaAttendPath::kChoose) {
+    path = cuda::choose_path(context, args, max_rows_of(args, limits));
+    // The call's q and out may lie where that kernel does not take them.
+    const bool has_tiles = cuda::takes(CudaAttendPath::kTiles, context, args);
+    const auto other = has_tiles ? CudaAttendPath::kTiles : CudaAttendPath::kPlain;
+    if (path == CudaAttendPath::kPrefill) {
+      return std::max(attend_workspace_bytes(context, args, limits, path),
+                      attend_workspace_bytes(context, args, limits, other));
+    }
+  }
+  int64_t most = 0;
+  for (const HeadRun& run : args.packed.runs) {
+    const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
+    most = std::max(most, workspace_bytes(args, limits, run, plan).total());
+  }
+  return most;
+}
+
+Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
+              uint8_t* workspace, CudaFindings* findings, CudaAttendPath path) {
+  KVX_RETURN_IF_ERROR(check(args, limits));
+  if (!cuda::takes(path, context, args)) {
+    return unsupported("no {} kernel takes this call (attend_has_{})",
+                       path == CudaAttendPath::kTiles ? "tensor core" : "prefill",
+                       path == CudaAttendPath::kTiles ? "tiles" : "prefill");
+  }
+  if (args.num_sequences == 0 || limits.total_q == 0) return {};
+  KVX_RETURN_IF_ERROR(check_shared_memory(context, args));
+  if (path == CudaAttendPath::kChoose)
+    path = cuda::choose_path(context, args, max_rows_of(args, limits));
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  for (const HeadRun& run : args.packed.runs) {
+    const AttendPlanCuda plan = plan_run(context, args, limits, run, path);
+    const AttendJob job = make_job(args, limits, run, plan, workspace, findings);
+    const cudaError_t launched =
+        cuda::is_prefill(path) ? cuda::launch_attend_prefill(plan.prefill, job, stream)
+        : path == CudaAttendPath::kTiles
+            ? cuda::launch_attend_tiles(context, plan.tiles, plan.warps_of_cta, job)
+            : cuda::launch_attend_plain(job, context.device.shared_bytes_per_cta, stream);
+    KVX_RETURN_IF_ERROR(device::cuda_status(launched, "attend"));
+    if (!plan.is_plain() && !plan.is_merged()) continue;
+    KVX_RETURN_IF_ERROR(
+        device::cuda_status(cuda::launch_merge_splits(context, job), "attend (merge)"));
+  }
+  return {};
+}
+
+}  // namespace kvx::ops

@@ -1,0 +1,149 @@
+// BulkRing: tiles by bulk copies, for rows that follow each other without a gap. Keys and values of
+// a step are stages of their own; where a pool's block is a step, each of them is one copy.
+#pragma once
+
+#include "ops/attend/cuda/tile_ring.cuh"
+
+namespace kvx::ops::cuda {
+
+// One lane asks for the copies; lane l knows the block of tile l % kTiles.
+template <class Config>
+class BulkRing : public TileRing<Config> {
+  using Base = TileRing<Config>;
+  using Base::kStepBits, Base::kTiles, Base::lane_, Base::num_steps_, Base::phase_, Base::ring_,
+      Base::stage_, Base::walk_;
+  using typename Base::Keys, typename Base::Values;
+
+ public:
+  __device__ BulkRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+      : Base(walk, shared, warp, lane), barriers_(shared) {}
+
+  __device__ void begin() {
+    if (lane_ == 0) {
+      for (int i = 0; i < Config::kStages; ++i) init_barrier(barriers_ + i * 8);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      fence_bulk_copies();
+    }
+    __syncwarp();
+    static_assert(Config::kStages == 3, "a step and the next one's keys");
+    next_ = block_of(0);
+    const Block second = block_of(1);
+    start_keys(0, 0);
+    start_values(0, 1);
+    next_ = second;
+    start_keys(1, 2);
+  }
+
+  __device__ void wait_for_keys(int) { wait_for_barrier(barriers_ + stage_ * 8, phase_); }
+  __device__ void release_keys(int i) {
+    __syncwarp();
+    start_values(i + 1, stage_);
+    next_ = block_of(i + 2);
+  }
+  __device__ void wait_for_values(int i) {
+    const int stage = this->next_stage();
+    wait_for_barrier(barriers_ + stage * 8, stage == 0 ? phase_ ^ 1 : phase_);
+    const bool is_end = this->token(i) + Config::kStepTokens > walk_.seq_len;
+    if (is_end || this->may_be_missing()) [[unlikely]]
+      clear_unread(i);
+  }
+  __device__ void release_values(int i) {
+    __syncwarp();
+    start_keys(i + 2, this->next_stage());
+    this->advance();
+    this->advance();
+  }
+  __device__ void end() {}
+
+ private:
+  struct Block {
+    int id;
+    int offset;  // of the tile in its block, in tokens
+  };
+  // Of this lane's tile of step i: of the first tile of its copy. Asked for before it is needed.
+  __device__ Block block_of(int i) const {
+    const int per_copy = walk_.job.tiles_per_copy;
+    const int tile = lane_ % kTiles & -per_copy;
+    const int first = this->token(i) + tile * kTileTokens;
+    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
+    const bool is_inside = i < num_steps_ && this->is_inside(first, per_copy * kTileTokens);
+    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
+  }
+
+  // tiles_per_copy is 1, 2 or 4.
+  __device__ bool is_first_of_copy() const { return (lane_ & (walk_.job.tiles_per_copy - 1)) == 0; }
+
+  __device__ void start_keys(int i, int stage) {
+    if (i >= num_steps_) return;
+    const bool is_there = this->is_block(next_.id);
+    next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
+    if (!is_there && next_.id != kNoTile && lane_ < kTiles && is_first_of_copy()) [[unlikely]] {
+      atomicAdd(&walk_.job.findings->out_of_range, 1ull);
+    }
+    this->note_missing(i, next_missing_);
+    start_side<typename Keys::Copy>(walk_.job.tile_k, stage);
+  }
+  // Requires: its keys were the last that were asked for.
+  __device__ void start_values(int i, int stage) {
+    if (i >= num_steps_) return;
+    start_side<typename Values::Copy>(walk_.job.tile_v, stage);
+  }
+
+  template <class Copy>
+  __device__ void start_side(const TileSide& side, int stage) {
+    const uint32_t barrier = barriers_ + stage * 8;
+    const uint32_t to = ring_ + stage * Config::kStageBytes;
+    if (side.is_step) {
+      if (!is_elected()) return;
+      const bool is_there = next_missing_ == 0;
+      expect_bytes(barrier, is_there ? kTiles * Copy::kBytes : 0);
+      if (is_there) {
+        const int within = walk_.head * side.codes.head_stride;
+        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_.id), within), kTiles * Copy::kBytes,
+                  barrier);
+      }
+      return;
+    }
+    if (lane_ == 0) expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes);
+    __syncwarp();
+    const int per_copy = walk_.job.tiles_per_copy;
+    if (lane_ >= kTiles || !is_first_of_copy() || (next_missing_ >> lane_ & 1u) != 0) return;
+    copy_rows<Copy::kCodeBytes>(side.codes, to, per_copy, barrier);
+    copy_rows<Copy::kScaleBytes>(side.scales, to + kTiles * Copy::kCodeBytes, per_copy, barrier);
+  }
+  // This lane's tile and what follows it in its block.
+  template <int TileBytes>
+  __device__ void copy_rows(const TileRegion& region, uint32_t to, int num_tiles,
+                            uint32_t barrier) const {
+    const int within = walk_.head * region.head_stride + next_.offset * (TileBytes / kTileTokens);
+    copy_bulk(to + lane_ * TileBytes, region.at(static_cast<uint32_t>(next_.id), within),
+              num_tiles * TileBytes, barrier);
+  }
+
+  // Bulk copies bring whole tiles, and none where a block is missing. Values that no query sees
+  // must be zeros all the same: what lies there may be a NaN, and 0 * NaN is one.
+  __device__ void clear_unread(int i) {
+#pragma unroll 1
+    for (int u = 0; u < kTiles; ++u) {
+      const int left = walk_.seq_len - (this->token(i) + u * kTileTokens);
+      const bool is_missing = (this->missing(i) >> u & 1u) != 0;
+      const int first = is_missing ? 0 : min(max(left, 0), kTileTokens);
+      clear_rows(this->values(u), first, Values::Copy::kCodeBytes / kTileTokens);
+      clear_rows(this->value_scales(u), first, Values::Copy::kScaleBytes / kTileTokens);
+    }
+    fence_bulk_copies();
+    __syncwarp();
+  }
+  __device__ void clear_rows(uint32_t rows, int first, int row_bytes) const {
+#pragma unroll 1
+    for (int b = first * row_bytes + lane_ * 2; b < kTileTokens * row_bytes; b += kWarp * 2) {
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(rows + b), "h"(uint16_t{0}) : "memory");
+    }
+  }
+
+  const uint32_t barriers_;  // shared memory: [kStages]
+  Block next_;
+  uint32_t next_missing_ = 0;
+};
+
+}  // namespace kvx::ops::cuda

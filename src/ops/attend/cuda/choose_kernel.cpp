@@ -1,0 +1,129 @@
+// What each attention kernel asks of a call: formats, head_dims, where rows lie, what the device
+// has.
+#include "ops/attend/cuda/choose_kernel.hpp"
+
+#include "ops/attend/cuda/tile_side.hpp"
+#include "ops/cuda/fits_chunks.hpp"
+
+namespace kvx::ops::cuda {
+namespace {
+
+// The kernel's instances have f16 scales for groups of 64 in the symmetric integers.
+bool has_tile_scales(const format::FormatSpec& spec) {
+  using format::FormatId;
+  if (spec.facts->id != FormatId::kInt8 && spec.facts->id != FormatId::kInt4) return true;
+  return spec.scale_type == format::ScaleType::kF16 && spec.group_size == 64;
+}
+
+// Whether the wide ends are what the kernels know beside packed tokens: bf16.
+bool has_tile_ends(const AttendArgs& args, const HeadRun& run) {
+  if (args.wide.runs.size() != 1) return false;
+  const HeadRun& wide = args.wide.runs.front();
+  if (wide.k.head_dim != run.k.head_dim || wide.v.head_dim != run.v.head_dim) return false;
+  for (const SideView* side : {&wide.k, &wide.v}) {
+    const bool is_known = side->spec.facts->id == format::FormatId::kBF16;
+    if (!is_known || !can_copy(*side, args.packed.block_size, wide.num_heads, false)) return false;
+  }
+  return true;
+}
+
+// Whether the tensor cores' kernels can take the run, if an instance is compiled.
+bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
+  const int block_size = args.packed.block_size;
+  if (args.transform.k.block_offset || block_size % 16 != 0) return false;
+  if (args.window_sinks > 0) return false;
+  const bool is_padded = !has_exact_tiles(run.k.head_dim, run.v.head_dim);
+  for (const SideView* side : {&run.k, &run.v}) {
+    const bool fits = can_copy(*side, block_size, run.num_heads, is_padded);
+    if (!fits || !has_tile_scales(side->spec)) return false;
+  }
+  return true;
+}
+
+// Whether bulk copies take the rows, and a step of theirs lies in one block: in shorter ones each
+// lane that copies a block costs its warp a turn. Wide ends go with bulk copies all the same: the
+// other instances for four bits do not take them.
+bool has_dense_rows(const AttendArgs& args, const HeadRun& run) {
+  constexpr int kStepTokens = kSideStepTiles * kTileTokens;
+  const bool is_whole = args.packed.block_size % kStepTokens == 0 || args.wide_head_blocks;
+  return is_whole && is_dense(run.k) && is_dense(run.v);
+}
+
+// Bulk copies came with 9.0; code for older devices may serve a newer one.
+bool has_bulk_copies(const CudaContext& context) {
+  return device::cuda_code_version(context.device) >= 90;
+}
+
+// wgmma is in code made for 9.0 and in no other.
+bool has_wgmma(const CudaContext& context) {
+  return device::cuda_code_version(context.device) == 90;
+}
+
+}  // namespace
+
+TileKernel tile_kernel_for(const CudaContext& context, const AttendArgs& args, const HeadRun& run,
+                           int64_t num_rows) {
+  if (!can_have_tiles(args, run)) return {};
+  const TileKernel kernel =
+      find_tile_kernel(run.k.spec.facts->id, run.v.spec.facts->id,
+                       {.key_dim = run.k.head_dim,
+                        .value_dim = run.v.head_dim,
+                        .has_dense_rows = has_bulk_copies(context) && has_dense_rows(args, run),
+                        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
+                        .has_many_rows = num_rows > kTileRows,
+                        .has_wide_ends = args.wide_head_blocks != nullptr});
+  const bool fits = !args.wide_head_blocks || (kernel.takes_wide && has_tile_ends(args, run));
+  return fits ? kernel : TileKernel{};
+}
+
+PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& args,
+                                 const HeadRun& run, CudaAttendPath path) {
+  if (args.tree_mask || run.k.head_dim != run.v.head_dim || !can_have_tiles(args, run)) return {};
+  if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
+  const bool has_wide_ends = args.wide_head_blocks != nullptr;
+  if (has_wide_ends && !has_tile_ends(args, run)) return {};
+  const bool is_wgmma = path == CudaAttendPath::kPrefill && has_wgmma(context);
+  const PrefillKernel kernel = find_prefill_kernel(
+      is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
+      {run.k.spec.facts->id, has_shared_scale(run.k)},
+      {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim, has_wide_ends);
+  return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : PrefillKernel{};
+}
+
+namespace {
+
+bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args,
+                           CudaAttendPath path) {
+  for (const HeadRun& run : args.packed.runs) {
+    if (!prefill_kernel_for(context, args, run, path).function) return false;
+  }
+  return true;
+}
+
+bool every_run_has_tiles(const CudaContext& context, const AttendArgs& args) {
+  for (const HeadRun& run : args.packed.runs) {
+    if (!tile_kernel_for(context, args, run, 1).function) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool takes(CudaAttendPath path, const CudaContext& context, const AttendArgs& args) {
+  if (path == CudaAttendPath::kTiles) return every_run_has_tiles(context, args);
+  return !is_prefill(path) || every_run_has_prefill(context, args, path);
+}
+
+CudaAttendPath choose_path(const CudaContext& context, const AttendArgs& args, int64_t num_rows) {
+  // From so many on, a prefill kernel's tile of 128 rows costs less than the tile kernel's passes
+  // over the cache.
+  constexpr int kPrefillFrom = 33;
+  const bool has_many_rows = num_rows >= kPrefillFrom;
+  if (has_many_rows && takes(CudaAttendPath::kPrefill, context, args)) {
+    return CudaAttendPath::kPrefill;
+  }
+  return takes(CudaAttendPath::kTiles, context, args) ? CudaAttendPath::kTiles
+                                                      : CudaAttendPath::kPlain;
+}
+
+}  // namespace kvx::ops::cuda

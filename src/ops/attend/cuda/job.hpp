@@ -1,0 +1,82 @@
+// AttendJob: a call's arguments as attention kernels take them, by value. The host fills it.
+#pragma once
+
+#include "ops/attend/attend.hpp"
+#include "ops/cuda/side.cuh"
+
+namespace kvx::ops::cuda {
+
+// A piece's softmax over its tokens, scores in units of log2.
+struct Softmax2 {
+  float max;
+  float sum;
+};
+
+// Balanced pieces of one sequence; first counts those of the sequences before it.
+struct SequencePieces {
+  int first;
+  int num;
+};
+
+// A region of a side, codes or scales, as copies address it: all but the block in 32 bits.
+struct TileRegion {
+  const uint8_t* base;
+  uint32_t block_stride;
+  int token_stride;
+  int head_stride;
+
+  // within: bytes inside the block.
+  __device__ const uint8_t* at(uint32_t block, int within) const {
+    return base + uint64_t{block} * block_stride + within;
+  }
+};
+
+struct TileSide {
+  TileRegion codes;
+  TileRegion scales;
+  bool is_step;          // a head's part of a block is a step of bulk copies: codes, then scales
+  bool has_scales_on_8;  // rows of 8 bytes of scales
+  // Where rows are shorter than the instance's:
+  int row_bytes;
+  int scale_row_bytes;
+  int unit_bytes;  // that codes are copied by: 16, or 8 where rows do not lie on 16
+};
+
+struct AttendJob {
+  CudaRun packed;  // one run of heads
+  CudaRun wide;    // without wide ends: no heads
+  int64_t num_packed_blocks;
+  int64_t num_wide_blocks;
+  int block_size;
+  int num_kv_heads;
+  int q_per_kv;
+  int64_t total_q;
+  int64_t max_tokens;
+  int max_q_len;
+  AttendArgs args;  // its views are not used here
+  int num_row_tiles;
+  int num_splits;
+  // Where the device says how many pieces each sequence has (balance.cuh); 0: num_splits for all.
+  int balanced_pieces;              // of all sequences together, at most
+  int piece_granule;                // tokens
+  int rows_of_piece;                // query rows
+  int merge_warps;                  // that merge a row's pieces
+  float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
+  Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
+  SequencePieces* sequence_pieces;  // [num_sequences]; balanced alone: for the merge
+  CudaFindings* findings;
+  TileSide tile_k;  // the tensor cores' kernels alone
+  TileSide tile_v;
+  TileSide tile_wide_k;
+  TileSide tile_wide_v;
+  bool transforms_k;
+  bool transforms_v;
+  int tiles_per_block;
+  int tiles_per_copy;           // of a bulk copy: neighbours in one block
+  const float* shared_k_scale;  // fp8 with a given scale a head: of the run's head 0, or null
+  const float* shared_v_scale;
+  int shared_k_scale_stride;  // floats from head to head
+  int shared_v_scale_stride;
+};
+
+}  // namespace kvx::ops::cuda

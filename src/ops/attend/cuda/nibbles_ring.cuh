@@ -1,0 +1,113 @@
+// NibblesRing: the bulk ring's steps and stages by cp.async, for rows of four bits that have gaps
+// or lie in blocks shorter than a step.
+#pragma once
+
+#include "ops/attend/cuda/tile_ring.cuh"
+
+namespace kvx::ops::cuda {
+
+// Eight lanes copy a tile, lanes 8 u to 8 u + 7 tile u, and know its block.
+template <class Config>
+class NibblesRing : public TileRing<Config> {
+  using Base = TileRing<Config>;
+  using Base::kTiles, Base::lane_, Base::num_steps_, Base::ring_, Base::stage_, Base::walk_;
+  using typename Base::Keys, typename Base::Values;
+  using KeyCopy = FourTilesCopy<typename Keys::Copy>;
+  using ValueCopy = FourTilesCopy<typename Values::Copy>;
+  static_assert(kTiles == KeyCopy::kTiles);
+
+ public:
+  __device__ NibblesRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+      : Base(walk, shared, warp, lane),
+        key_part_(KeyCopy::lane_part(this->side_of_keys(), walk.head, lane)),
+        value_part_(ValueCopy::lane_part(this->side_of_values(), walk.head, lane)) {}
+
+  __device__ void begin() {
+    static_assert(Config::kStages == 3, "a step and the next one's keys");
+    next_ = block_of(0);
+    const Block second = block_of(1);
+    start_keys(0, 0);
+    start_values(0, 1);
+    next_ = second;
+    start_keys(1, 2);
+  }
+  __device__ void wait_for_keys(int) { wait_for_oldest(); }
+  __device__ void release_keys(int i) {
+    __syncwarp();
+    start_values(i + 1, stage_);
+    next_ = block_of(i + 2);
+  }
+  __device__ void wait_for_values(int) { wait_for_oldest(); }
+  __device__ void release_values(int i) {
+    __syncwarp();
+    start_keys(i + 2, this->next_stage());
+    this->advance();
+    this->advance();
+  }
+  __device__ void end() { wait_for_copies<0>(); }
+
+ private:
+  struct Block {
+    int id;
+    int offset;  // of the tile in its block, in tokens
+  };
+  // Of this lane's tile of step i. Asked for before it is needed.
+  __device__ Block block_of(int i) const {
+    const int first = first_token(i);
+    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
+    const bool is_inside = i < num_steps_ && this->is_inside(first, kTileTokens);
+    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
+  }
+  __device__ int first_token(int i) const {
+    return this->token(i) + KeyCopy::tile_of(lane_) * kTileTokens;
+  }
+
+  // Three sides are in the ring or on their way, in the order in which they are read.
+  __device__ static void wait_for_oldest() {
+    wait_for_copies<2>();
+    __syncwarp();
+  }
+
+  __device__ void start_keys(int i, int stage) {
+    if (i < num_steps_) {
+      const bool is_there = this->is_block(next_.id);
+      const uint32_t lacking = __ballot_sync(kWholeWarp, !is_there);
+      this->note_missing(i, lacking == 0 ? 0 : missing_tiles(lacking));
+      if (!is_there && next_.id != kNoTile && lane_ % KeyCopy::kLanes == 0) [[unlikely]] {
+        atomicAdd(&walk_.job.findings->out_of_range, 1ull);
+      }
+      start_side<KeyCopy>(this->side_of_keys(), key_part_, i, ring_ + stage * Config::kStageBytes,
+                          Keys::Copy::kCodeBytes);
+    }
+    commit_copies();
+  }
+  // Requires: its keys were the last that were asked for.
+  __device__ void start_values(int i, int stage) {
+    if (i < num_steps_) {
+      start_side<ValueCopy>(this->side_of_values(), value_part_, i,
+                            ring_ + stage * Config::kStageBytes, Values::Copy::kCodeBytes);
+    }
+    commit_copies();
+  }
+  template <class Copy>
+  __device__ void start_side(const TileSide& side, const typename Copy::Lane& part, int i,
+                             uint32_t to, int tile_bytes) const {
+    const bool is_there = this->is_block(next_.id);
+    const int num_tokens = is_there ? walk_.seq_len - first_token(i) : 0;
+    Copy::start(side, part, is_there ? static_cast<uint32_t>(next_.id) : 0, next_.offset,
+                num_tokens, to, to + kTiles * tile_bytes, lane_);
+  }
+  // A bit for each tile, of a bit for each lane.
+  __device__ static uint32_t missing_tiles(uint32_t lanes) {
+    uint32_t tiles = 0;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) tiles |= (lanes >> (u * KeyCopy::kLanes) & 1u) << u;
+    return tiles;
+  }
+
+  const typename KeyCopy::Lane key_part_;
+  const typename ValueCopy::Lane value_part_;
+  Block next_;
+};
+
+}  // namespace kvx::ops::cuda
