@@ -139,42 +139,42 @@ Status run_cuda_bench(const BenchOptions& options) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, Action& action) {
-  CLI::App* command =
+void add_bench(Command app, Action& action) {
+  Command command =
       app.add_subcommand("bench", "Measure append, gather and attend on packed caches");
   auto o = std::make_shared<BenchOptions>();
   BenchShape& shape = o->shape;
-  command->add_option("--formats", o->formats, "Caches to measure, separated by commas")
-      ->capture_default_str();
-  command->add_option("--lengths", o->lengths, "Tokens in a sequence; several with commas")
-      ->delimiter(',')
-      ->check(whole_number(1, 1 << 24))
-      ->capture_default_str();
-  command->add_option("--sequences", shape.num_sequences, "Sequences")
-      ->check(whole_number(1, 1 << 16))
-      ->capture_default_str();
-  command->add_option("--heads", shape.num_kv_heads, "KV heads")
-      ->check(whole_number(1, 1024))
-      ->capture_default_str();
-  command->add_option("--q-heads", shape.num_q_heads, "Query heads, a multiple of --heads")
-      ->check(whole_number(1, 65536))
-      ->capture_default_str();
-  command->add_option("--head-dim", shape.head_dim, "Numbers in a head's K or V")
-      ->check(whole_number(1, format::kMaxHeadDim))
-      ->capture_default_str();
-  command->add_option("--block-size", shape.block_size, "Tokens in a block")
-      ->check(whole_number(1, cache::kMaxBlockSize))
-      ->capture_default_str();
+  command.add_option("--formats", o->formats, "Caches to measure, separated by commas")
+      .capture_default_str();
+  command.add_option("--lengths", o->lengths, "Tokens in a sequence; several with commas")
+      .delimiter(',')
+      .whole_number(1, 1 << 24)
+      .capture_default_str();
+  command.add_option("--sequences", shape.num_sequences, "Sequences")
+      .whole_number(1, 1 << 16)
+      .capture_default_str();
+  command.add_option("--heads", shape.num_kv_heads, "KV heads")
+      .whole_number(1, 1024)
+      .capture_default_str();
+  command.add_option("--q-heads", shape.num_q_heads, "Query heads, a multiple of --heads")
+      .whole_number(1, 65536)
+      .capture_default_str();
+  command.add_option("--head-dim", shape.head_dim, "Numbers in a head's K or V")
+      .whole_number(1, format::kMaxHeadDim)
+      .capture_default_str();
+  command.add_option("--block-size", shape.block_size, "Tokens in a block")
+      .whole_number(1, cache::kMaxBlockSize)
+      .capture_default_str();
   command
-      ->add_option("--prefill", shape.prefill_tokens,
-                   "Queries in the prefill measurement: the last N tokens of a sequence")
-      ->check(whole_number(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--device", o->device, "cpu, or cuda for the first GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+      .add_option("--prefill", shape.prefill_tokens,
+                  "Queries in the prefill measurement: the last N tokens of a sequence")
+      .whole_number(1, 1 << 20)
+      .capture_default_str();
+  command.add_option("--device", o->device, "cpu, or cuda for the first GPU")
+      .one_of({"cpu", "cuda"})
+      .capture_default_str();
   command
-      ->add_option(
+      .add_option(
           "--shapes", o->shapes,
           "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
           "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64, a80 and a96 are a with that "
@@ -184,27 +184,27 @@ void add_bench(CLI::App& app, Action& action) {
           "SEQUENCESxTOKENS; a:nhd16 is a on a caller's pages, NHD or HND, "
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
           "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma")
-      ->capture_default_str();
-  command->add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");
-  command->add_flag("--fast", shape.is_fast,
-                    "Attention may be off by 8e-3 of its size where that saves time");
-  command->add_option("--threads", o->threads, "Threads; 0 is one a core")
-      ->check(whole_number(0, kMaxThreads));
-  command->add_option("--min-seconds", o->min_seconds, "Time given to each measurement at least")
-      ->check(CLI::Range(0.0, 60.0))
-      ->capture_default_str();
-  command->add_option("--json", o->json, "Write the measurements as JSON to this file");
-  command->add_option("--csv", o->csv, "Write the measurements as CSV to this file");
-  command->footer(
+      .capture_default_str();
+  command.add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");
+  command.add_flag("--fast", shape.is_fast,
+                   "Attention may be off by 8e-3 of its size where that saves time");
+  command.add_option("--threads", o->threads, "Threads; 0 is one a core")
+      .whole_number(0, kMaxThreads);
+  command.add_option("--min-seconds", o->min_seconds, "Time given to each measurement at least")
+      .number(0.0, 60.0)
+      .capture_default_str();
+  command.add_option("--json", o->json, "Write the measurements as JSON to this file");
+  command.add_option("--csv", o->csv, "Write the measurements as CSV to this file");
+  command.footer(
       "Examples:\n"
       "  kvx bench\n"
       "  kvx bench --formats bf16,nvfp4 --lengths 1024,8192,32768 --csv bench.csv\n"
       "  kvx bench --device cuda --formats bf16,int8,nvfp4 --shapes a,b\n"
       "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n"
       "  kvx bench abi --csv abi.csv\n");
-  const CLI::App* abi = add_bench_abi(*command, action);
-  command->callback([&action, o, abi] {
-    if (abi->parsed()) return;
+  Command abi = add_bench_abi(command, action);
+  command.callback([&action, o, abi] {
+    if (abi.is_named()) return;
     action = [o] { return o->device == "cuda" ? run_cuda_bench(*o) : run_bench(*o); };
   });
 }

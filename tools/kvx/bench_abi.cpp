@@ -283,46 +283,43 @@ Status run_bench_abi(const AbiBenchOptions& options) {
 
 }  // namespace
 
-CLI::App* add_bench_abi(CLI::App& bench, Action& action) {
-  CLI::App* command =
+Command add_bench_abi(Command bench, Action& action) {
+  Command command =
       bench.add_subcommand("abi", "Measure the C ABI's write and gather beside memcpy");
   auto o = std::make_shared<AbiBenchOptions>();
   const auto add_list = [command](const char* name, std::vector<int>& list, int64_t most,
                                   const char* help) {
-    command->add_option(name, list, help)
-        ->delimiter(',')
-        ->check(whole_number(1, most))
-        ->capture_default_str();
+    command.add_option(name, list, help).delimiter(',').whole_number(1, most).capture_default_str();
   };
   add_list("--sequences", o->sequences, 4096, "Sequences; several with commas");
   add_list("--lengths", o->lengths, 1 << 20, "Tokens in a sequence");
   add_list("--heads", o->heads, 1024, "KV heads");
   add_list("--tokens-per-seq", o->tokens_per_seq, 1 << 20, "Tokens that a write adds to each");
-  command->add_option("--layouts", o->layouts, "nhd, nhd_strided, hnd, hnd_packed")
-      ->delimiter(',')
-      ->check(CLI::IsMember(abi_layouts()))
-      ->capture_default_str();
-  command->add_option("--head-dim", o->head_dim, "Numbers in a head's K or V")
-      ->check(whole_number(1, 4096))
-      ->capture_default_str();
-  command->add_option("--block-size", o->block_size, "Tokens in a block")
-      ->check(whole_number(1, 4096))
-      ->capture_default_str();
-  command->add_option("--iters", o->iters, "Calls that are timed")
-      ->check(whole_number(1, 1000000))
-      ->capture_default_str();
-  command->add_option("--warmup", o->warmup, "Calls before them")
-      ->check(whole_number(0, 1000000))
-      ->capture_default_str();
-  command->add_option("--device", o->device, "cpu, or cuda for the first GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--csv", o->csv, "Write the measurements as CSV to this file");
-  command->footer(
+  command.add_option("--layouts", o->layouts, "nhd, nhd_strided, hnd, hnd_packed")
+      .delimiter(',')
+      .one_of(abi_layouts())
+      .capture_default_str();
+  command.add_option("--head-dim", o->head_dim, "Numbers in a head's K or V")
+      .whole_number(1, 4096)
+      .capture_default_str();
+  command.add_option("--block-size", o->block_size, "Tokens in a block")
+      .whole_number(1, 4096)
+      .capture_default_str();
+  command.add_option("--iters", o->iters, "Calls that are timed")
+      .whole_number(1, 1000000)
+      .capture_default_str();
+  command.add_option("--warmup", o->warmup, "Calls before them")
+      .whole_number(0, 1000000)
+      .capture_default_str();
+  command.add_option("--device", o->device, "cpu, or cuda for the first GPU")
+      .one_of({"cpu", "cuda"})
+      .capture_default_str();
+  command.add_option("--csv", o->csv, "Write the measurements as CSV to this file");
+  command.footer(
       "Examples:\n"
       "  kvx bench abi --csv abi.csv\n"
       "  kvx bench abi --sequences 8 --lengths 8192 --tokens-per-seq 512 --heads 8\n");
-  command->callback([&action, o] { action = [o] { return run_bench_abi(*o); }; });
+  command.callback([&action, o] { action = [o] { return run_bench_abi(*o); }; });
   return command;
 }
 

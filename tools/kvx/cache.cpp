@@ -44,20 +44,20 @@ Status save(const SaveCommand& options) {
   return {};
 }
 
-void add_save(CLI::App& parent, Action& action) {
-  CLI::App* command = parent.add_subcommand("save", "Feed a prompt and save its cache");
+void add_save(Command parent, Action& action) {
+  Command command = parent.add_subcommand("save", "Feed a prompt and save its cache");
   auto o = std::make_shared<SaveCommand>();
-  add_session_options(*command, o->session);
-  CLI::Option_group* input = command->add_option_group("input");
-  input->add_option("-p,--prompt", o->prompt, "What the user says");
-  input->add_option("-f,--file", o->text, "A text, as it stands");
-  input->require_option(1);
-  command->add_flag("--raw", o->is_raw, "The prompt as it stands, without a chat template");
-  command->add_option("-o,--out", o->out, "The file")->required();
-  command->add_option("--zstd", o->zstd_level, "Compress with this level; 0 is not at all")
-      ->check(whole_number(0, 22))
-      ->capture_default_str();
-  command->callback([&action, o] { action = [o] { return save(*o); }; });
+  add_session_options(command, o->session);
+  Command input = command.add_option_group("input");
+  input.add_option("-p,--prompt", o->prompt, "What the user says");
+  input.add_option("-f,--file", o->text, "A text, as it stands");
+  input.require_one_option();
+  command.add_flag("--raw", o->is_raw, "The prompt as it stands, without a chat template");
+  command.add_option("-o,--out", o->out, "The file").required();
+  command.add_option("--zstd", o->zstd_level, "Compress with this level; 0 is not at all")
+      .whole_number(0, 22)
+      .capture_default_str();
+  command.callback([&action, o] { action = [o] { return save(*o); }; });
 }
 
 // ---- load
@@ -86,22 +86,22 @@ Status load(const LoadCommand& options) {
   return {};
 }
 
-void add_load(CLI::App& parent, Action& action) {
-  CLI::App* command = parent.add_subcommand("load", "Go on writing from a saved cache");
+void add_load(Command parent, Action& action) {
+  Command command = parent.add_subcommand("load", "Go on writing from a saved cache");
   auto o = std::make_shared<LoadCommand>();
-  add_session_options(*command, o->session);
-  command->add_option("file", o->file, "The file")->required();
-  command->add_flag("--transcode", o->transcodes,
-                    "Take a file of another format, block size or other wide ends");
-  command->add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
-      ->check(whole_number(1, 1 << 24))
-      ->capture_default_str();
+  add_session_options(command, o->session);
+  command.add_option("file", o->file, "The file").required();
+  command.add_flag("--transcode", o->transcodes,
+                   "Take a file of another format, block size or other wide ends");
+  command.add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
+      .whole_number(1, 1 << 24)
+      .capture_default_str();
   command
-      ->add_option("--temperature", o->generate.sampling.temperature,
-                   "0 always takes the likeliest token")
-      ->capture_default_str();
-  command->add_option("--seed", o->generate.sampling.seed, "Of the draws")->capture_default_str();
-  command->callback([&action, o] { action = [o] { return load(*o); }; });
+      .add_option("--temperature", o->generate.sampling.temperature,
+                  "0 always takes the likeliest token")
+      .capture_default_str();
+  command.add_option("--seed", o->generate.sampling.seed, "Of the draws").capture_default_str();
+  command.callback([&action, o] { action = [o] { return load(*o); }; });
 }
 
 // ---- inspect and verify
@@ -145,25 +145,25 @@ Status verify(const std::string& path) {
   return {};
 }
 
-void add_file_command(CLI::App& parent, Action& action, const char* name, const char* help,
+void add_file_command(Command parent, Action& action, const char* name, const char* help,
                       Status (*run)(const std::string&)) {
-  CLI::App* command = parent.add_subcommand(name, help);
+  Command command = parent.add_subcommand(name, help);
   auto path = std::make_shared<std::string>();
-  command->add_option("file", *path, "The file")->required();
-  command->callback([&action, path, run] { action = [path, run] { return run(*path); }; });
+  command.add_option("file", *path, "The file").required();
+  command.callback([&action, path, run] { action = [path, run] { return run(*path); }; });
 }
 
 }  // namespace
 
-void add_cache(CLI::App& app, Action& action) {
-  CLI::App* command =
+void add_cache(Command app, Action& action) {
+  Command command =
       app.add_subcommand("cache", "Save a prompt's cache, go on from it, look into it, check it");
-  command->require_subcommand(1);
-  add_save(*command, action);
-  add_load(*command, action);
-  add_file_command(*command, action, "inspect", "Print what a cache file holds", inspect);
-  add_file_command(*command, action, "verify", "Check every block of a cache file", verify);
-  command->footer(
+  command.require_subcommand();
+  add_save(command, action);
+  add_load(command, action);
+  add_file_command(command, action, "inspect", "Print what a cache file holds", inspect);
+  add_file_command(command, action, "verify", "Check every block of a cache file", verify);
+  command.footer(
       "Examples:\n"
       "  kvx cache save -m model.gguf --cache nvfp4:auto -f book.txt -o book.kvx\n"
       "  kvx cache load -m model.gguf --cache nvfp4:auto book.kvx -n 50\n"

@@ -132,56 +132,56 @@ Status run_compare(const CompareOptions& options) {
 
 }  // namespace
 
-void add_compare(CLI::App& app, Action& action) {
-  CLI::App* command =
+void add_compare(Command app, Action& action) {
+  Command command =
       app.add_subcommand("compare", "Measure what caches cost and lose on a model and a text");
   auto o = std::make_shared<CompareOptions>();
-  command->add_option("-m,--model", o->model, "The model, a GGUF file")->required();
-  command->add_option("-f,--text", o->text, "The text, UTF-8")->required();
+  command.add_option("-m,--model", o->model, "The model, a GGUF file").required();
+  command.add_option("-f,--text", o->text, "The text, UTF-8").required();
   command
-      ->add_option("--formats", o->formats,
-                   "Caches, separated by commas; bf16 is always run, as the base")
-      ->capture_default_str();
-  command->add_option("--ctx", o->context, "Tokens in a window; its second half is scored")
-      ->check(whole_number(4, 1 << 24))
-      ->capture_default_str();
-  command->add_option("--chunks", o->num_windows, "Windows, from the beginning of the text")
-      ->check(whole_number(1, 1 << 20))
-      ->capture_default_str();
+      .add_option("--formats", o->formats,
+                  "Caches, separated by commas; bf16 is always run, as the base")
+      .capture_default_str();
+  command.add_option("--ctx", o->context, "Tokens in a window; its second half is scored")
+      .whole_number(4, 1 << 24)
+      .capture_default_str();
+  command.add_option("--chunks", o->num_windows, "Windows, from the beginning of the text")
+      .whole_number(1, 1 << 20)
+      .capture_default_str();
   command
-      ->add_option("--layers", o->overrides.layers,
-                   "Other caches for some layers, as 0,1=bf16; may be repeated")
-      ->expected(1);
+      .add_option("--layers", o->overrides.layers,
+                  "Other caches for some layers, as 0,1=bf16; may be repeated")
+      .expected(1);
   command
-      ->add_option("--heads", o->overrides.heads,
-                   "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
-      ->expected(1);
-  command->add_option("--block-size", o->block_size, "Tokens in a block")
-      ->check(whole_number(1, cache::kMaxBlockSize))
-      ->capture_default_str();
+      .add_option("--heads", o->overrides.heads,
+                  "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
+      .expected(1);
+  command.add_option("--block-size", o->block_size, "Tokens in a block")
+      .whole_number(1, cache::kMaxBlockSize)
+      .capture_default_str();
   command
-      ->add_option("--products", o->products,
-                   "What matrix products compute in; f32 leaves the figures to the cache alone")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
-  command->add_flag("--fast", o->is_fast,
-                    "Attention may be off by 8e-3 of its size where that saves time");
+      .add_option("--products", o->products,
+                  "What matrix products compute in; f32 leaves the figures to the cache alone")
+      .one_of({"f32", "bf16"})
+      .capture_default_str();
+  command.add_flag("--fast", o->is_fast,
+                   "Attention may be off by 8e-3 of its size where that saves time");
   command
-      ->add_option("--device", o->device,
-                   "Where the caches lie and attention runs: cpu, or cuda for the first GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--threads", o->threads, "Threads; 0 is one a core")
-      ->check(whole_number(0, kMaxThreads));
-  command->add_option("--json", o->json, "Write everything that was measured to this file");
-  command->add_option("--html", o->html, "Write a page with charts to this file");
-  command->footer(
+      .add_option("--device", o->device,
+                  "Where the caches lie and attention runs: cpu, or cuda for the first GPU")
+      .one_of({"cpu", "cuda"})
+      .capture_default_str();
+  command.add_option("--threads", o->threads, "Threads; 0 is one a core")
+      .whole_number(0, kMaxThreads);
+  command.add_option("--json", o->json, "Write everything that was measured to this file");
+  command.add_option("--html", o->html, "Write a page with charts to this file");
+  command.footer(
       "Examples:\n"
       "  kvx compare -m model.gguf -f text.txt\n"
       "  kvx compare -m model.gguf -f text.txt --formats int8,nvfp4,nvfp4:auto --html report.html\n"
       "  kvx compare -m model.gguf -f text.txt --formats int4:auto --layers 0,29=bf16 --chunks 8\n"
       "\n'kvx formats --help' explains how a cache is named.");
-  command->callback([&action, o] { action = [o] { return run_compare(*o); }; });
+  command.callback([&action, o] { action = [o] { return run_compare(*o); }; });
 }
 
 }  // namespace kvx::tool

@@ -43,19 +43,18 @@ Status print_status(bool markdown) {
 
 }  // namespace
 
-void add_info(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("info", "Show the CPU level, CUDA and the build");
+void add_info(Command app, Action& action) {
+  Command command = app.add_subcommand("info", "Show the CPU level, CUDA and the build");
   auto options = std::make_shared<InfoOptions>();
-  CLI::Option* status =
-      command->add_flag("--status", options->status, "Show which format works where");
-  command->add_flag("--markdown", options->markdown, "With --status: print the page docs/status.md")
-      ->needs(status);
-  command->footer(
+  Option status = command.add_flag("--status", options->status, "Show which format works where");
+  command.add_flag("--markdown", options->markdown, "With --status: print the page docs/status.md")
+      .needs(status);
+  command.footer(
       "Examples:\n"
       "  kvx info\n"
       "  KVX_CPU=scalar kvx info\n"
       "  kvx info --status --markdown > docs/status.md\n");
-  command->callback([&action, options] {
+  command.callback([&action, options] {
     action = [options] { return options->status ? print_status(options->markdown) : print_info(); };
   });
 }

@@ -1,6 +1,5 @@
 // kvx: the command line tool. Exit codes: 0 done, 2 bad input (one line says what), 1 our own
 // fault.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -20,20 +19,15 @@ int fail(int exit_code, std::string_view message) {
   return exit_code;
 }
 
-// CLI11 may put advice on further lines; the first one says what is wrong.
-std::string first_line(std::string_view text) {
-  return std::string(text.substr(0, text.find('\n')));
-}
-
 int exit_code_of(const Error& error) {
   return error.code == ErrorCode::kInternal ? kInternalFault : kBadInput;
 }
 
 int run_tool(int argc, char** argv) {
-  CLI::App app(
+  CommandLine command_line(
       "kvx: quantised KV caches on real models. 'kvx COMMAND --help' shows options and examples.",
-      "kvx");
-  app.set_version_flag("--version", fmt::format("kvx {}", kVersion));
+      "kvx", fmt::format("kvx {}", kVersion));
+  const Command app = command_line.root();
   Action action;
   add_run(app, action);
   add_compare(app, action);
@@ -42,13 +36,9 @@ int run_tool(int argc, char** argv) {
   add_info(app, action);
   add_cache(app, action);
   add_replay(app, action);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& help_or_version) {
-    return app.exit(help_or_version);
-  } catch (const CLI::ParseError& error) {
-    return fail(kBadInput, first_line(error.what()));
-  }
+  const Result<std::optional<int>> parsed = command_line.parse(argc, argv);
+  if (!parsed.ok()) return fail(kBadInput, parsed.error().message);
+  if (parsed.value()) return *parsed.value();
   if (!action) {
     return fail(kBadInput, "command is missing; expected one of those in 'kvx --help'");
   }

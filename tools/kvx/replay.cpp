@@ -141,37 +141,37 @@ Status run_replay(const ReplayCommand& command) {
 
 }  // namespace
 
-void add_replay(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
+void add_replay(Command app, Action& action) {
+  Command command = app.add_subcommand(
       "replay", "Replay a trace of requests that share prefixes, policy by policy");
   auto o = std::make_shared<ReplayCommand>();
-  CLI::Option_group* input = command->add_option_group("input");
-  input->add_option("trace", o->trace, "A trace in Mooncake's format, JSON lines");
-  input->add_option("--generate", o->num_generated, "Make up a trace of so many requests")
-      ->check(whole_number(1, 10'000'000));
-  input->require_option(1);
-  command->add_option("--seed", o->seed, "Of the made-up trace")->capture_default_str();
-  command->add_option("--save-trace", o->save_trace, "Write the trace to this file");
-  command->add_option("--blocks", o->num_blocks, "Blocks that the cache holds; several with commas")
-      ->delimiter(',')
-      ->check(whole_number(1, 100'000'000))
-      ->capture_default_str();
+  Command input = command.add_option_group("input");
+  input.add_option("trace", o->trace, "A trace in Mooncake's format, JSON lines");
+  input.add_option("--generate", o->num_generated, "Make up a trace of so many requests")
+      .whole_number(1, 10'000'000);
+  input.require_one_option();
+  command.add_option("--seed", o->seed, "Of the made-up trace").capture_default_str();
+  command.add_option("--save-trace", o->save_trace, "Write the trace to this file");
+  command.add_option("--blocks", o->num_blocks, "Blocks that the cache holds; several with commas")
+      .delimiter(',')
+      .whole_number(1, 100'000'000)
+      .capture_default_str();
   command
-      ->add_option("--host-blocks", o->num_host_blocks,
-                   "Blocks of host memory behind it, which gets a copy of every block")
-      ->check(whole_number(0, 100'000'000))
-      ->capture_default_str();
+      .add_option("--host-blocks", o->num_host_blocks,
+                  "Blocks of host memory behind it, which gets a copy of every block")
+      .whole_number(0, 100'000'000)
+      .capture_default_str();
   command
-      ->add_option("--bytes-per-token", o->bytes_per_token,
-                   "What a token takes (kvx compare says it), to print bytes instead of blocks")
-      ->check(whole_number(0, 1 << 30));
-  command->add_option("--json", o->json, "Write the numbers as JSON to this file");
-  command->add_option("--html", o->html, "Write a page with a chart to this file");
-  command->footer(
+      .add_option("--bytes-per-token", o->bytes_per_token,
+                  "What a token takes (kvx compare says it), to print bytes instead of blocks")
+      .whole_number(0, 1 << 30);
+  command.add_option("--json", o->json, "Write the numbers as JSON to this file");
+  command.add_option("--html", o->html, "Write a page with a chart to this file");
+  command.footer(
       "Examples:\n"
       "  kvx replay --generate 20000 --html replay.html\n"
       "  kvx replay mooncake_trace.jsonl --blocks 10000,50000 --host-blocks 200000\n");
-  command->callback([&action, o] { action = [o] { return run_replay(*o); }; });
+  command.callback([&action, o] { action = [o] { return run_replay(*o); }; });
 }
 
 }  // namespace kvx::tool

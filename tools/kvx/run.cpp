@@ -130,45 +130,44 @@ Status chat(const RunOptions& options) {
 
 }  // namespace
 
-void add_run(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
+void add_run(Command app, Action& action) {
+  Command command = app.add_subcommand(
       "run", "Write text with a model on the cache of your choice; a chat without a prompt");
   auto o = std::make_shared<RunOptions>();
   runner::SamplingOptions& sampling = o->generate.sampling;
-  add_session_options(*command, o->session);
-  CLI::Option* prompt =
-      command->add_option("-p,--prompt", o->prompt, "What the user says; without it, a chat");
-  command->add_flag("--raw", o->is_raw, "Continue the prompt as it stands, without a chat template")
-      ->needs(prompt);
-  command->add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
-      ->check(whole_number(1, 1 << 24))
-      ->capture_default_str();
-  command->add_option("--temperature", sampling.temperature, "0 always takes the likeliest token")
-      ->capture_default_str();
-  command->add_option("--top-k", sampling.top_k, "Draw from the K likeliest tokens; 0 is all")
-      ->capture_default_str();
+  add_session_options(command, o->session);
+  Option prompt =
+      command.add_option("-p,--prompt", o->prompt, "What the user says; without it, a chat");
+  command.add_flag("--raw", o->is_raw, "Continue the prompt as it stands, without a chat template")
+      .needs(prompt);
+  command.add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
+      .whole_number(1, 1 << 24)
+      .capture_default_str();
+  command.add_option("--temperature", sampling.temperature, "0 always takes the likeliest token")
+      .capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "Draw from the K likeliest tokens; 0 is all")
+      .capture_default_str();
   command
-      ->add_option("--top-p", sampling.top_p,
-                   "Draw from the likeliest tokens that together have this probability")
-      ->capture_default_str();
-  command->add_option("--seed", sampling.seed, "Of the draws")->capture_default_str();
-  command->add_option(
-      "--prefix-cache", o->prefix_cache,
-      "Begin with the blocks of this file where the prompt allows it, and keep what "
-      "was computed in it; it is made when it is missing");
-  command->add_option(
+      .add_option("--top-p", sampling.top_p,
+                  "Draw from the likeliest tokens that together have this probability")
+      .capture_default_str();
+  command.add_option("--seed", sampling.seed, "Of the draws").capture_default_str();
+  command.add_option("--prefix-cache", o->prefix_cache,
+                     "Begin with the blocks of this file where the prompt allows it, and keep what "
+                     "was computed in it; it is made when it is missing");
+  command.add_option(
       "--host-tier", o->session.host_tier,
       "Host memory behind the cache, on the host or a GPU, as --memory says it: blocks that the "
       "cache has no room for wait there for a chat that begins with them");
-  command->footer(
+  command.footer(
       "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line /new\n"
       "begins another one.\n\n"
       "Examples:\n"
       "  kvx run -m model.gguf -p \"What is a key-value cache?\" -n 100\n"
       "  kvx run -m model.gguf --cache nvfp4:auto\n"
       "  kvx run -m model.gguf --raw -p \"Once upon a time\" --cache int8/int4\n");
-  command->callback([&action, o, prompt] {
-    const bool has_prompt = prompt->count() > 0;
+  command.callback([&action, o, prompt] {
+    const bool has_prompt = prompt.is_given();
     action = [o, has_prompt] { return has_prompt ? run_once(*o) : chat(*o); };
   });
 }

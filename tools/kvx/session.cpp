@@ -128,42 +128,42 @@ Result<std::vector<int>> prompt_tokens(const Session& session, const std::string
   return tokens;
 }
 
-void add_session_options(CLI::App& command, SessionOptions& options) {
-  command.add_option("-m,--model", options.model, "The model, a GGUF file")->required();
+void add_session_options(Command command, SessionOptions& options) {
+  command.add_option("-m,--model", options.model, "The model, a GGUF file").required();
   command.add_option("--cache", options.cache, "The cache; see kvx formats --help")
-      ->capture_default_str();
+      .capture_default_str();
   command
       .add_option("--layers", options.overrides.layers, "Other caches for some layers, as 0,1=bf16")
-      ->expected(1);
+      .expected(1);
   command
       .add_option("--heads", options.overrides.heads,
                   "Other caches for some heads, layer:head, as 2:0,2:1=int8")
-      ->expected(1);
+      .expected(1);
   command
       .add_option("--ctx", options.context,
                   fmt::format("Tokens that the cache holds; by default the model's context, {} "
                               "at most",
                               kMostDefaultContext))
-      ->check(whole_number(1, 1 << 24));
+      .whole_number(1, 1 << 24);
   command.add_option("--block-size", options.block_size, "Tokens in a block")
-      ->check(whole_number(1, cache::kMaxBlockSize))
-      ->capture_default_str();
+      .whole_number(1, cache::kMaxBlockSize)
+      .capture_default_str();
   command.add_option(
       "--memory", options.memory,
       "What its blocks may take: 512MiB, a number of blocks, or a share of the memory "
       "as 0.5; by default what --ctx tokens need");
   command.add_option("--products", options.products, "What matrix products compute in")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+      .one_of({"f32", "bf16"})
+      .capture_default_str();
   command.add_flag("--fast", options.is_fast,
                    "Attention may be off by 8e-3 of its size where that saves time");
   command
       .add_option("--device", options.device,
                   "Where the cache lies and attention runs: cpu, or cuda for the first GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+      .one_of({"cpu", "cuda"})
+      .capture_default_str();
   command.add_option("--threads", options.threads, "Threads; 0 is one a core")
-      ->check(whole_number(0, kMaxThreads));
+      .whole_number(0, kMaxThreads);
 }
 
 }  // namespace kvx::tool

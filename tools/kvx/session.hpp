@@ -1,7 +1,6 @@
 // Session: a model with its cache, ready to write; what kvx run and kvx cache share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "runner/chat_template.hpp"
 #include "runner/generate.hpp"
 #include "runner/kv_attention.hpp"
+#include "tools/kvx/command_line.hpp"
 #include "tools/kvx/engine.hpp"
 #include "tools/kvx/model_files.hpp"
 #include "tools/kvx/recipe_list.hpp"
@@ -37,7 +37,7 @@ struct Session {
 };
 
 // --model, --cache and so on.
-void add_session_options(CLI::App& command, SessionOptions& options);
+void add_session_options(Command command, SessionOptions& options);
 
 // shares_prefixes: blocks can be found again and saved; the model's file is read once more for its
 // hash.

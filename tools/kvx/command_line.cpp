@@ -1,0 +1,136 @@
+// What CLI11 does for kvx, under the names of command_line.hpp.
+#include "tools/kvx/command_line.hpp"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+namespace kvx::tool {
+namespace {
+
+// CLI11 may put advice on further lines; the first one says what is wrong.
+std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+}  // namespace
+
+Option& Option::whole_number(int64_t low, int64_t high) {
+  const auto check = [low, high](std::string& text) -> std::string {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool is_whole = error == std::errc() && end == text.data() + text.size();
+    if (is_whole && value >= low && value <= high) return {};
+    return fmt::format("is '{}'; expected a whole number from {} to {}", text, low, high);
+  };
+  option_->check(CLI::Validator(check, "N"));
+  return *this;
+}
+
+Option& Option::number(double low, double high) {
+  option_->check(CLI::Range(low, high));
+  return *this;
+}
+
+Option& Option::one_of(const std::vector<std::string>& words) {
+  option_->check(CLI::IsMember(words));
+  return *this;
+}
+
+Option& Option::required() {
+  option_->required();
+  return *this;
+}
+
+Option& Option::capture_default_str() {
+  option_->capture_default_str();
+  return *this;
+}
+
+Option& Option::delimiter(char between) {
+  option_->delimiter(between);
+  return *this;
+}
+
+Option& Option::expected(int num_values) {
+  option_->expected(num_values);
+  return *this;
+}
+
+Option& Option::needs(const Option& other) {
+  option_->needs(other.option_);
+  return *this;
+}
+
+bool Option::is_given() const {
+  return option_->count() > 0;
+}
+
+Command Command::add_subcommand(const std::string& name, const std::string& help) const {
+  return Command(app_->add_subcommand(name, help));
+}
+
+void Command::require_subcommand() const {
+  app_->require_subcommand(1);
+}
+
+Command Command::add_option_group(const std::string& name) const {
+  return Command(app_->add_option_group(name));
+}
+
+void Command::require_one_option() const {
+  app_->require_option(1);
+}
+
+template <class T>
+Option Command::add_option(const std::string& name, T& value, const std::string& help) const {
+  return Option(app_->add_option(name, value, help));
+}
+template Option Command::add_option(const std::string&, std::string&, const std::string&) const;
+template Option Command::add_option(const std::string&, int&, const std::string&) const;
+template Option Command::add_option(const std::string&, int64_t&, const std::string&) const;
+template Option Command::add_option(const std::string&, uint64_t&, const std::string&) const;
+template Option Command::add_option(const std::string&, float&, const std::string&) const;
+template Option Command::add_option(const std::string&, double&, const std::string&) const;
+template Option Command::add_option(const std::string&, std::vector<std::string>&,
+                                    const std::string&) const;
+template Option Command::add_option(const std::string&, std::vector<int>&,
+                                    const std::string&) const;
+template Option Command::add_option(const std::string&, std::vector<int64_t>&,
+                                    const std::string&) const;
+
+Option Command::add_flag(const std::string& name, bool& value, const std::string& help) const {
+  return Option(app_->add_flag(name, value, help));
+}
+
+void Command::footer(const std::string& text) const {
+  app_->footer(text);
+}
+
+void Command::callback(std::function<void()> when_named) const {
+  app_->callback(std::move(when_named));
+}
+
+bool Command::is_named() const {
+  return app_->parsed();
+}
+
+CommandLine::CommandLine(const std::string& description, const std::string& name,
+                         const std::string& version)
+    : app_(std::make_unique<CLI::App>(description, name)) {
+  app_->set_version_flag("--version", version);
+}
+
+CommandLine::~CommandLine() = default;
+
+Result<std::optional<int>> CommandLine::parse(int argc, char** argv) {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    return std::optional(app_->exit(help_or_version));
+  } catch (const CLI::ParseError& error) {
+    return invalid_argument("{}", first_line(error.what()));
+  }
+  return std::optional<int>();
+}
+
+}  // namespace kvx::tool
