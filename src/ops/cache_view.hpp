@@ -6,7 +6,7 @@
 #include <span>
 
 #include "core/host_device.hpp"
-#include "format/spec.hpp"
+#include "format/format_spec.hpp"
 
 namespace kvx::ops {
 

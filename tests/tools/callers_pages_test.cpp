@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "format/list.hpp"
+#include "format/spec.hpp"
 
 namespace kvx::tool {
 namespace {

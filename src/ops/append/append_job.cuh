@@ -5,6 +5,7 @@
 #include "ops/append/encode_row.cuh"
 #include "ops/cuda/chunk.cuh"
 #include "ops/cuda/fast_divide.hpp"
+#include "ops/cuda/findings.hpp"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops::cuda {

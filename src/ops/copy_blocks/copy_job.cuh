@@ -4,6 +4,7 @@
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/cuda/chunk.cuh"
 #include "ops/cuda/fast_divide.hpp"
+#include "ops/cuda/findings.hpp"
 
 namespace kvx::ops::cuda {
 

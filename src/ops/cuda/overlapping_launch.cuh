@@ -1,6 +1,6 @@
 // Launches that begin before the stream's earlier work has ended (programmatic dependent launch):
 // a CTA is there when its turn comes, which is worth about a microsecond a call. Only where the
-// kernel's own code can wait for that turn: from compute capability 9.0 on.
+// kernel's own code can wait for that turn (earlier_work.cuh): from compute capability 9.0 on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,26 +9,9 @@
 
 #include "device/cuda_error.hpp"
 #include "ops/cuda/context.hpp"
+#include "ops/cuda/earlier_work.cuh"
 
 namespace kvx::ops::cuda {
-
-// What follows in the stream may be made ready as soon as every CTA has said so or is done.
-__device__ inline void let_later_launches_begin() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-// Before this nothing may be read or written that earlier work touches.
-__device__ inline void wait_for_earlier_work() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// The first statement of a kernel that is launched so.
-__device__ inline void wait_for_earlier_launches() {
-  let_later_launches_begin();
-  wait_for_earlier_work();
-}
 
 struct LaunchShape {
   dim3 grid;

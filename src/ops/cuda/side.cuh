@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cache_view.hpp"
-#include "ops/cuda/context.hpp"
 #include "ops/transform.hpp"
 
 namespace kvx::ops::cuda {

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/chunk.cuh"
 #include "ops/cuda/fast_divide.hpp"
+#include "ops/cuda/findings.hpp"
 #include "ops/gather/decode_row.cuh"
 #include "ops/gather/gather_cuda.hpp"
 

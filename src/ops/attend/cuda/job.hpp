@@ -1,7 +1,8 @@
 // AttendJob: a call's arguments as attention kernels take them, by value. The host fills it.
 #pragma once
 
-#include "ops/attend/attend.hpp"
+#include "ops/attend/attend_args.hpp"
+#include "ops/cuda/findings.hpp"
 #include "ops/cuda/side.cuh"
 
 namespace kvx::ops::cuda {

@@ -4,7 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include "format/facts.hpp"
-#include "ops/cuda/context.hpp"
+
+namespace kvx::ops {
+struct CudaContext;
+}
 
 namespace kvx::ops::cuda {
 

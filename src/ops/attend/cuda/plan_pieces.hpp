@@ -8,6 +8,7 @@
 #include "ops/attend/cuda/launch.hpp"
 #include "ops/attend/cuda/prefill_launch.hpp"
 #include "ops/attend/splits.hpp"
+#include "ops/cuda/context.hpp"
 
 namespace kvx::ops::cuda {
 

@@ -10,7 +10,7 @@
 
 #include "ops/attend/cuda/balance.cuh"
 #include "ops/attend/cuda/tile_piece.cuh"
-#include "ops/cuda/overlapping_launch.cuh"
+#include "ops/cuda/earlier_work.cuh"
 
 namespace kvx::ops::cuda {
 
