@@ -182,7 +182,7 @@ Status KvCache::create_layers(std::span<const LayerPlan> plans) {
           LayerStore::create(
               config_.geometry, layer, plans[layer], config_.recipe.wide_spec,
               config_.calibration.empty() ? kNotCalibrated : config_.calibration[layer], packed,
-              wide, place_ ? place_->memory.get() : nullptr));
+              wide, place_.get()));
     }
   }
   return {};

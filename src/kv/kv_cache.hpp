@@ -281,6 +281,12 @@ class KvCache {
   enum class CopyKind : uint8_t { kPacked, kWide, kPack };
   std::vector<LayerCopy> layer_copies(int group, CopyKind kind) const;
   std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
+  // A block as files have it, codes in nibbles; room: memory for it, where the pool has cells.
+  Result<std::span<const uint8_t>> bytes_for_file(int block_class, int32_t id,
+                                                  std::vector<uint8_t>& room) const;
+  // A block as it came from a file, on the host, becomes what the pool has.
+  void take_pools_order(int block_class, std::span<uint8_t> block) const;
+  std::vector<const ops::LayerView*> layers_in_cells(int block_class) const;
   int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
   int wide_class(int group) const { return 2 * group + 1; }
   bool has_wide_ends() const { return wide_ends_.is_on(); }

@@ -1,7 +1,9 @@
 // KvCache: sequences and prefixes to files and back. A piece's kind is its class in the pool.
+#include <algorithm>
 #include <unordered_map>
 
 #include "core/log.hpp"
+#include "kv/block_order.hpp"
 #include "kv/fingerprint.hpp"
 #include "kv/kv_cache.hpp"
 #include "tier/cache_file.hpp"
@@ -91,6 +93,35 @@ std::span<uint8_t> KvCache::block_bytes(int block_class, int32_t id) const {
   return {pool_->region(block_class) + id * bytes, static_cast<size_t>(bytes)};
 }
 
+std::vector<const ops::LayerView*> KvCache::layers_in_cells(int block_class) const {
+  std::vector<const ops::LayerView*> layers;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (packed_class(group_of_layer_[i]) != block_class) continue;
+    const ops::LayerView& layer = layers_[i]->packed();
+    const auto has_cells = [](const ops::HeadRun& run) { return run.k.in_cells || run.v.in_cells; };
+    if (std::any_of(layer.runs.begin(), layer.runs.end(), has_cells)) layers.push_back(&layer);
+  }
+  return layers;
+}
+
+Result<std::span<const uint8_t>> KvCache::bytes_for_file(int block_class, int32_t id,
+                                                         std::vector<uint8_t>& room) const {
+  KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->readable(block_bytes(block_class, id)));
+  const std::vector<const ops::LayerView*> layers = layers_in_cells(block_class);
+  if (layers.empty()) return bytes;
+  room.assign(bytes.begin(), bytes.end());
+  for (const ops::LayerView* layer : layers) {
+    nibbles_from_cells(*layer, pool_->region(block_class), room);
+  }
+  return std::span<const uint8_t>(room);
+}
+
+void KvCache::take_pools_order(int block_class, std::span<uint8_t> block) const {
+  for (const ops::LayerView* layer : layers_in_cells(block_class)) {
+    cells_from_nibbles(*layer, pool_->region(block_class), block);
+  }
+}
+
 // ---- saving
 
 Status KvCache::save_sequence(int sequence, const std::string& path, const SaveOptions& options) {
@@ -132,7 +163,8 @@ Status KvCache::save_sequence(int sequence, const std::string& path, const SaveO
         KVX_RETURN_IF_ERROR(verbs_->copy_blocks(
             layer_copies(g, is_wide ? CopyKind::kWide : CopyKind::kPacked), {&tokens_alone, 1}));
       }
-      KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->readable(block_bytes(block_class, id)));
+      std::vector<uint8_t> room;
+      KVX_ASSIGN_OR_RETURN(const auto bytes, bytes_for_file(block_class, id, room));
       KVX_ASSIGN_OR_RETURN(const tier::FilePiece piece, file.add_piece(block_class, bytes));
       saved.pieces.push_back(piece);
     }
@@ -165,7 +197,8 @@ Status KvCache::save_prefixes(const std::string& path, const SaveOptions& option
           nodes.block_of(node, index.kinds[kind].group,
                          index.kinds[kind].is_wide ? BlockKind::kWide : BlockKind::kPacked);
       if (id == kNoBlock) continue;
-      const auto bytes = verbs_->readable(block_bytes(kind, id));
+      std::vector<uint8_t> room;
+      const auto bytes = bytes_for_file(kind, id, room);
       auto piece = bytes.ok() ? file.add_piece(kind, bytes.value()) : bytes.error();
       if (!piece.ok()) {
         status = piece.error();
@@ -280,6 +313,7 @@ Result<int> KvCache::load_sequence(const std::string& path) {
       KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->writable(block_bytes(kind, ids[g][b])));
       const Status read = file.read_piece(*piece_of(*saved.path[b], kind), bytes);
       if (!read.ok()) return with_path(read.error());
+      take_pools_order(kind, bytes);
       KVX_RETURN_IF_ERROR(verbs_->written(block_bytes(kind, ids[g][b])));
     }
     prefix.ids = ids[g];
@@ -351,6 +385,7 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
         note(report.num_bad, read.error().message);
         continue;
       }
+      take_pools_order(piece.kind, bytes);
       KVX_RETURN_IF_ERROR(verbs_->written(block_bytes(piece.kind, id)));
       KVX_RETURN_IF_ERROR(nodes.attach(node, facts.group, kind, id));
       ++report.num_loaded;

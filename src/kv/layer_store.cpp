@@ -1,6 +1,7 @@
 // LayerStore::create joins layout, memory and tables into the verbs' views.
 #include "kv/layer_store.hpp"
 
+#include "ops/attend/attend_cuda.hpp"
 #include "ops/side_rows.hpp"
 
 namespace kvx::kv {
@@ -65,10 +66,10 @@ cache::LayerBytes wide_bytes(const CacheGeometry& geometry, const FormatSpec& wi
 Result<std::unique_ptr<LayerStore>> LayerStore::create(
     const CacheGeometry& geometry, int layer, const LayerPlan& plan, const FormatSpec& wide_spec,
     const LayerCalibration& calibration, const LayerMemory& packed, const LayerMemory& wide,
-    cache::Memory* device) {
+    const CudaPlace* device) {
   std::unique_ptr<LayerStore> store(new LayerStore);
   KVX_ASSIGN_OR_RETURN(store->tables_, LayerTables::create(geometry, layer, plan, calibration));
-  if (device != nullptr) KVX_RETURN_IF_ERROR(store->tables_.place_in(*device));
+  if (device != nullptr) KVX_RETURN_IF_ERROR(store->tables_.place_in(*device->memory));
 
   const cache::LayerPlace& place = packed.layout->layers[packed.layer_in_group];
   for (size_t r = 0; r < plan.runs.size(); ++r) {
@@ -77,7 +78,13 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
     store->packed_runs_.push_back({run.first_head, run.num_heads,
                                    side_view(run.k.spec, geometry.k_head_dim, packed, at, at.k),
                                    side_view(run.v.spec, geometry.v_head_dim, packed, at, at.v)});
-    store->tables_.attach(r, store->packed_runs_.back());
+    ops::HeadRun& stored = store->packed_runs_.back();
+    const int block_size = static_cast<int>(packed.layout->block_size);
+    if (device != nullptr) {
+      stored.k.in_cells = stored.v.in_cells =
+          ops::attend_takes_cells(device->context, stored, block_size);
+    }
+    store->tables_.attach(r, stored);
   }
   store->packed_ = layer_view(geometry, packed, store->packed_runs_);
 

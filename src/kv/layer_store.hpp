@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cache/block_layout.hpp"
+#include "kv/cuda_place.hpp"
 #include "kv/layer_tables.hpp"
 
 namespace kvx::kv {
@@ -25,12 +26,12 @@ struct LayerMemory {
 // Views point into the store: it stays where it is.
 class LayerStore {
  public:
-  // wide.layout is null without wide ends; device: where the blocks lie, null: the host. Errors as
-  // LayerTables::create and LayerTables::place_in.
+  // wide.layout is null without wide ends; device: where the blocks lie, null: the host. There
+  // codes may lie in cells. Errors as LayerTables::create and LayerTables::place_in.
   static Result<std::unique_ptr<LayerStore>> create(
       const CacheGeometry& geometry, int layer, const LayerPlan& plan,
       const format::FormatSpec& wide_spec, const LayerCalibration& calibration,
-      const LayerMemory& packed, const LayerMemory& wide, cache::Memory* device = nullptr);
+      const LayerMemory& packed, const LayerMemory& wide, const CudaPlace* device = nullptr);
 
   const ops::LayerView& packed() const { return packed_; }
   const ops::LayerView& wide() const { return wide_; }

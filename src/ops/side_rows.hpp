@@ -1,6 +1,7 @@
 // Rows of one head of a view, as the CPU kernels take them, and the scratch that verbs decode into.
 #pragma once
 
+#include <cassert>
 #include <optional>
 
 #include "ops/cache_view.hpp"
@@ -49,6 +50,7 @@ struct EncodeRows {
 // [tokens.num_tokens, head_dim].
 inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun& tokens,
                                  const EncodeRows& rows) {
+  assert(!side.in_cells);
   return {
       .spec = &side.spec,
       .head_dim = side.head_dim,
@@ -67,6 +69,7 @@ inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun&
 
 inline cpu::DecodeJob decode_job(const SideView& side, int head, const TokenRun& tokens,
                                  cpu::DecodeFor purpose, float* rows) {
+  assert(!side.in_cells);
   return {
       .spec = &side.spec,
       .head_dim = side.head_dim,

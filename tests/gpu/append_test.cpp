@@ -54,8 +54,9 @@ std::vector<float> wild_floats(size_t n, uint32_t seed) {
 class GpuAppend : public GpuTest {
  protected:
   // Appends the same rows on both machines and compares all bytes of the cache, then gathers.
+  // in_cells: the device's E2M1 codes.
   void compare(const FormatSpec& k, const FormatSpec& v, const LayerShape& shape, DType type,
-               uint32_t seed) {
+               uint32_t seed, bool in_cells = false) {
     SCOPED_TRACE(fmt::format("{} group {} {} {} / {}, head_dim {}/{}, {}, block_size {}",
                              k.facts->name, k.group_size, name_of(k.scale_type),
                              name_of(k.scale_choice), v.facts->name, shape.k_dim, shape.v_dim,
@@ -76,7 +77,7 @@ class GpuAppend : public GpuTest {
     TestLayer host(k, v, shape);
     TestLayer device(k, v, shape);
     Mirror mirror(memory());
-    MirroredLayer on_device(mirror, device);
+    MirroredLayer on_device(mirror, device, in_cells);
     const Findings findings(memory());
 
     ops::AppendArgs args;
@@ -163,6 +164,18 @@ TEST_F(GpuAppend, WritesTheCpusBytesInEveryFormatAndOption) {
     for (const FormatSpec& spec : all_specs(*facts)) {
       const LayerShape shape = {.num_blocks = 5, .num_heads = 3, .k_dim = 128, .v_dim = 64};
       compare(spec, spec, shape, DType::kBF16, seed += 10);
+    }
+  }
+}
+
+TEST_F(GpuAppend, WritesTheCpusCodesInCells) {
+  uint32_t seed = 500;
+  for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
+    for (const FormatSpec& spec : all_specs(*spec_named(name).facts)) {
+      for (const DType type : {DType::kF32, DType::kBF16}) {
+        const LayerShape shape = {.num_blocks = 5, .num_heads = 3, .k_dim = 128, .v_dim = 64};
+        compare(spec, spec, shape, type, seed += 10, true);
+      }
     }
   }
 }

@@ -10,8 +10,10 @@ namespace kvx::tests {
 
 class GpuAttend : public GpuTest {
  protected:
-  void expect_near(AttendScene& scene, ops::CudaAttendPath path, double tolerance) {
-    DeviceScene on_device(memory(), context(), scene);
+  // in_cells: the packed blocks' codes.
+  void expect_near(AttendScene& scene, ops::CudaAttendPath path, double tolerance,
+                   bool in_cells = false) {
+    DeviceScene on_device(memory(), context(), scene, in_cells);
     const AttendOutput expected = scene.reference();
     const AttendOutput got = on_device.run(path);
     EXPECT_EQ(rows_not_finite(got.out, scene.options().value_dim), "");

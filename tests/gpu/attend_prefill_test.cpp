@@ -29,9 +29,11 @@ class GpuPrefill : public GpuTest, public testing::WithParamInterface<CudaAttend
     return options.k_hadamard || options.v_hadamard ? 4e-4 : 3e-4;
   }
 
-  void expect_near(const SceneOptions& options, double rounding_of_output = 0) {
+  // in_cells: the packed blocks' codes.
+  void expect_near(const SceneOptions& options, double rounding_of_output = 0,
+                   bool in_cells = false) {
     AttendScene scene(options);
-    DeviceScene on_device(memory(), context(), scene);
+    DeviceScene on_device(memory(), context(), scene, in_cells);
     ASSERT_TRUE(ops::attend_has_prefill(context(), on_device.args()));
     const AttendOutput expected = scene.reference();
     const AttendOutput got = on_device.run(path());
@@ -84,6 +86,20 @@ TEST_P(GpuPrefill, TakesEveryPairOfFormats) {
       options.q_lens = {300, 0, 37, 2, 1, 0};
       SCOPED_TRACE(fmt::format("{}/{} {}", k, v, head_dim));
       expect_near(options);
+    }
+  }
+}
+
+TEST_P(GpuPrefill, TakesCells) {
+  for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
+    for (int shape = 0; shape < 4; ++shape) {
+      SceneOptions options = options_of(name, name, shape == 1 ? 64 : 128);
+      options.block_size = shape % 2 == 0 ? 64 : 16;
+      if (shape >= 2) set_wide_ends(options, shape);
+      options.seq_lens = {300, 0, 700, 131, 1, 16};
+      options.q_lens = {300, 0, 37, 2, 1, 0};
+      SCOPED_TRACE(fmt::format("{} shape {}", name, shape));
+      expect_near(options, 0, true);
     }
   }
 }

@@ -9,17 +9,24 @@
 namespace kvx::tests {
 namespace {
 
+// Whether E2M1 codes on the device lie in cells.
+struct InCells {
+  bool from = false;
+  bool to = false;
+};
+
 class GpuCopyBlocks : public GpuTest {
  protected:
   struct Specs {
     format::FormatSpec k;
     format::FormatSpec v;
   };
-  void compare(const format::FormatSpec& from, const format::FormatSpec& to) {
-    compare({from, from}, {to, to});
+  void compare(const format::FormatSpec& from, const format::FormatSpec& to,
+               const InCells& in_cells = {}) {
+    compare({from, from}, {to, to}, in_cells);
   }
   // Copies some blocks, one of them in part, on both machines.
-  void compare(const Specs& from_specs, const Specs& to_specs) {
+  void compare(const Specs& from_specs, const Specs& to_specs, const InCells& in_cells = {}) {
     SCOPED_TRACE(fmt::format("{} and {} to {} and {}", from_specs.k.facts->name,
                              from_specs.v.facts->name, to_specs.k.facts->name,
                              to_specs.v.facts->name));
@@ -35,8 +42,8 @@ class GpuCopyBlocks : public GpuTest {
     ASSERT_TRUE(ops::copy_blocks(cpu, from.view(), host.view(), copies).ok());
 
     Mirror mirror(memory());
-    MirroredLayer from_device(mirror, from);
-    MirroredLayer to_device(mirror, device);
+    MirroredLayer from_device(mirror, from, in_cells.from);
+    MirroredLayer to_device(mirror, device, in_cells.to);
     const Findings findings(memory());
     const Status status = ops::copy_blocks(context(), from_device.view(), to_device.view(),
                                            mirror.add(copies), 3, findings.get());
@@ -48,7 +55,8 @@ class GpuCopyBlocks : public GpuTest {
   }
 
   // Whole blocks, a part of one, a block that is not there.
-  void copy_inside(const format::FormatSpec& spec, Order order, int block_size) {
+  void copy_inside(const format::FormatSpec& spec, Order order, int block_size,
+                   bool in_cells = false) {
     SCOPED_TRACE(fmt::format("{}, blocks of {}, {}", spec.facts->name, block_size,
                              order == Order::kHnd ? "HND" : "NHD"));
     const LayerShape shape = {
@@ -65,7 +73,7 @@ class GpuCopyBlocks : public GpuTest {
     ASSERT_TRUE(ops::copy_blocks(cpu, host.view(), host.view(), copies).ok());
 
     Mirror mirror(memory());
-    MirroredLayer on_device(mirror, device);
+    MirroredLayer on_device(mirror, device, in_cells);
     const Findings findings(memory());
     copies.push_back({6, 3, block_size});
     const Status status = ops::copy_blocks(context(), on_device.view(), on_device.view(),
@@ -94,6 +102,20 @@ TEST_F(GpuCopyBlocks, MovesRunsOfRowsInsideACache) {
         copy_inside(computed_or_only(*facts), order, block_size);
       }
     }
+  }
+}
+
+// Codes stay what they are, in whichever order: scales are not made again.
+TEST_F(GpuCopyBlocks, ChangesTheOrderOfCodes) {
+  for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16", "fp4_row"}) {
+    const format::FormatSpec spec = computed_or_only(*spec_named(name).facts);
+    compare(spec, spec, {.from = true, .to = false});
+    compare(spec, spec, {.from = false, .to = true});
+    compare(spec, spec, {.from = true, .to = true});
+    compare(spec, spec_named("bf16"), {.from = true});
+    compare(spec_named("bf16"), spec, {.to = true});
+    compare(computed_or_only(*spec_named("int8").facts), spec, {.to = true});
+    copy_inside(spec, Order::kHnd, 48, true);
   }
 }
 

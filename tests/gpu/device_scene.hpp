@@ -10,6 +10,7 @@
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/gpu/poison.hpp"
 #include "tests/support/attend_scene.hpp"
+#include "tests/support/cells.hpp"
 
 namespace kvx::tests {
 
@@ -50,8 +51,15 @@ inline void set_wide_ends(SceneOptions& options, int shape) {
 
 class DeviceScene {
  public:
-  DeviceScene(cache::Memory& memory, const ops::CudaContext& context, AttendScene& scene)
-      : context_(context), scene_(scene), mirror_(memory), findings_(memory), args_(scene.args()) {
+  // in_cells: the packed blocks' codes on the device.
+  DeviceScene(cache::Memory& memory, const ops::CudaContext& context, AttendScene& scene,
+              bool in_cells = false)
+      : context_(context),
+        scene_(scene),
+        in_cells_(in_cells),
+        mirror_(memory),
+        findings_(memory),
+        args_(scene.args()) {
     mirror_args(scene.options());
     make_limits();
     using Path = ops::CudaAttendPath;
@@ -129,11 +137,21 @@ class DeviceScene {
   }
 
   ops::LayerView mirrored_view(const ops::LayerView& host, SceneCache& cache,
-                               std::vector<ops::HeadRun>& runs) {
+                               std::vector<ops::HeadRun>& runs, bool in_cells) {
+    const auto convert = [&](const auto& codes) {
+      for (const ops::HeadRun& run : host.runs) {
+        for (const ops::SideView* side : {&run.k, &run.v}) {
+          convert_codes(*side, host.num_blocks, host.block_size, run.num_heads, codes);
+        }
+      }
+    };
+    if (in_cells) convert(format::cells_of_nibbles);
     for (std::vector<uint8_t>& bytes : cache.memory()) mirror_.add(bytes);
+    if (in_cells) convert(format::nibbles_of_cells);
     runs.assign(host.runs.begin(), host.runs.end());
     for (ops::HeadRun& run : runs) {
       for (ops::SideView* side : {&run.k, &run.v}) {
+        side->in_cells = in_cells;
         side->codes.base = mirror_.at(side->codes.base);
         side->scales.base = mirror_.at(side->scales.base);
         if (side->tensor_scales) {
@@ -148,8 +166,8 @@ class DeviceScene {
 
   void mirror_args(const SceneOptions& options) {
     const ops::AttendArgs& host = scene_.args();
-    args_.packed = mirrored_view(host.packed, scene_.packed(), packed_runs_);
-    if (scene_.wide()) args_.wide = mirrored_view(host.wide, *scene_.wide(), wide_runs_);
+    args_.packed = mirrored_view(host.packed, scene_.packed(), packed_runs_, in_cells_);
+    if (scene_.wide()) args_.wide = mirrored_view(host.wide, *scene_.wide(), wide_runs_, false);
     const int64_t n = host.num_sequences;
     args_.wide_head_blocks = mirror_.add(host.wide_head_blocks, n);
     args_.wide_tail_block = mirror_.add(host.wide_tail_block, n);
@@ -182,6 +200,7 @@ class DeviceScene {
 
   ops::CudaContext context_;
   AttendScene& scene_;
+  const bool in_cells_;
   Mirror mirror_;
   Findings findings_;
   ops::AttendArgs args_;

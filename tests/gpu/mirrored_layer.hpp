@@ -3,6 +3,7 @@
 
 #include "ops/transform.hpp"
 #include "tests/gpu/gpu.hpp"
+#include "tests/support/cells.hpp"
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/test_layer.hpp"
 
@@ -18,11 +19,15 @@ inline void expect_same_bytes(const TestLayer& host, const TestLayer& device) {
 
 class MirroredLayer {
  public:
-  MirroredLayer(Mirror& mirror, TestLayer& layer) : layer_(layer) {
+  // in_cells: the device's codes, as far as they may; the TestLayer's stay nibbles.
+  MirroredLayer(Mirror& mirror, TestLayer& layer, bool in_cells = false) : layer_(layer) {
     const ops::LayerView host = layer.view();
     run_ = host.runs.front();
     for (auto [side, memory] : {std::pair{&run_.k, &layer.k}, std::pair{&run_.v, &layer.v}}) {
+      side->in_cells = in_cells && side->spec.facts->element == "E2M1";
+      convert(memory->view, *side, format::cells_of_nibbles);
       mirror.add(memory->codes);
+      convert(memory->view, *side, format::nibbles_of_cells);
       mirror.add(memory->scales);
       side->codes.base = mirror.at(side->codes.base);
       if (!memory->scales.empty()) side->scales.base = mirror.at(side->scales.base);
@@ -39,13 +44,21 @@ class MirroredLayer {
 
   // The device's bytes into the TestLayer.
   void fetch(const Mirror& mirror) {
-    for (TestSide* side : {&layer_.k, &layer_.v}) {
-      mirror.fetch(side->codes);
-      mirror.fetch(side->scales);
+    for (auto [side, memory] : {std::pair{&run_.k, &layer_.k}, std::pair{&run_.v, &layer_.v}}) {
+      mirror.fetch(memory->codes);
+      mirror.fetch(memory->scales);
+      convert(memory->view, *side, format::nibbles_of_cells);
     }
   }
 
  private:
+  template <class Convert>
+  void convert(const ops::SideView& host, const ops::SideView& device, const Convert& codes) const {
+    if (!device.in_cells) return;
+    const ops::LayerView layer = layer_.view();
+    convert_codes(host, layer.num_blocks, layer.block_size, layer.num_kv_heads, codes);
+  }
+
   TestLayer& layer_;
   ops::HeadRun run_;
   ops::LayerView view_;

@@ -20,6 +20,8 @@ constexpr LayerShape kToShape = {.num_blocks = 3,
                                  .order = Order::kHnd};
 // Tokens between two layers whose slots they nearly fill.
 struct Batch {
+  bool is_from_cells = false;  // E2M1 codes of either layer on the device
+  bool is_to_cells = false;
   LayerShape from = kFromShape;
   LayerShape to = kToShape;
   int num_tokens = 38;
@@ -72,8 +74,8 @@ class GpuTranscode : public GpuTest {
     from_slots.insert(from_slots.end(), {-1, 0, batch.from.num_blocks * batch.from.block_size, 0});
     to_slots.insert(to_slots.end(), {0, -1, 0, batch.to.num_blocks * batch.to.block_size});
     Mirror mirror(memory());
-    MirroredLayer from_device(mirror, from);
-    MirroredLayer to_device(mirror, device);
+    MirroredLayer from_device(mirror, from, batch.is_from_cells);
+    MirroredLayer to_device(mirror, device, batch.is_to_cells);
     const Findings findings(memory());
     ops::TranscodeArgs args;
     args.from = from_device.view();
@@ -128,6 +130,18 @@ TEST_F(GpuTranscode, WritesTheCpusBytesFromEveryFormatToEveryOther) {
   for (const format::Facts* from : format::kAllFacts) {
     for (const format::Facts* to : format::kAllFacts) {
       compare(computed_or_only(*from), computed_or_only(*to), {}, {});
+    }
+  }
+}
+
+TEST_F(GpuTranscode, TakesAndLeavesCells) {
+  for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
+    const auto spec = computed_or_only(*spec_named(name).facts);
+    for (const char* other : {"bf16", "f32", "int8", "nvfp4"}) {
+      const auto other_spec = computed_or_only(*spec_named(other).facts);
+      compare(spec, other_spec, {}, {}, {.is_from_cells = true});
+      compare(other_spec, spec, {}, {}, {.is_to_cells = true});
+      compare(spec, other_spec, {}, {}, {.is_from_cells = true, .is_to_cells = true});
     }
   }
 }

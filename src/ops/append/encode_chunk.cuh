@@ -97,7 +97,7 @@ __device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to
 
 // Any numbers, by the definition. Returns how many of them the codes could not say.
 template <class Format>
-__device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
+__device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step, bool in_cells,
                                       uint32_t (&words)[kChunkWords<Format>]) {
   using Codec = typename Format::Codec;
   typename Codec::Code codes[kChunk];
@@ -112,15 +112,28 @@ __device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
     counted += !is_number && Codec::kCountsNonfinite ? 1 : 0;
   }
   pack_chunk<Format>(codes, words);
+  if constexpr (kMayHaveCells<Format>) {
+    if (in_cells) {
+      for (uint32_t& word : words) word = format::cells_of_nibbles(word);
+    }
+  }
   return counted;
 }
 
+// in_cells: of formats that may have them.
 template <class Format>
 __device__ inline void pack_products(const float (&products)[kChunk],
-                                     uint32_t (&words)[kChunkWords<Format>]) {
+                                     uint32_t (&words)[kChunkWords<Format>],
+                                     bool in_cells = false) {
+  using Hardware = HardwareCodes<typename Format::Codec>;
 #pragma unroll
   for (int w = 0; w < kChunkWords<Format>; ++w) {
-    words[w] = HardwareCodes<typename Format::Codec>::word(products + w * codes_per_word<Format>());
+    const float* of_word = products + w * codes_per_word<Format>();
+    if constexpr (kMayHaveCells<Format>) {
+      words[w] = Hardware::word(of_word, in_cells);
+    } else {
+      words[w] = Hardware::word(of_word);
+    }
   }
 }
 
@@ -141,9 +154,9 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
     float products[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * inverse;
-    pack_products<Format>(products, words);
+    pack_products<Format>(products, words, side.view.in_cells);
   } else if (!step.is_zeroed) {
-    counted = encode_extremes<Format>(chunk, step, words);
+    counted = encode_extremes<Format>(chunk, step, side.view.in_cells, words);
   }
   store_codes<Format>(words, place, to.codes);
   return counted;

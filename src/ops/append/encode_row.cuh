@@ -119,19 +119,25 @@ constexpr int codes_per_word() {
   return 32 / Format::Codec::kBits;
 }
 
-// code_of(d): the code of number d of the row. Rows begin at any address and have any length.
+// code_of(d): the code of number d of the row. Rows begin at any address and have any length; cells
+// are whole.
 template <class Format, class CodeOf>
-__device__ inline void pack_row(int head_dim, uint8_t* row, int lane, const CodeOf& code_of) {
+__device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
+                                const CodeOf& code_of) {
   using Code = typename Format::Codec::Code;
   constexpr int kCodes = codes_per_word<Format>();
   const bool is_aligned = reinterpret_cast<uintptr_t>(row) % 4 == 0;
-  const int num_words = head_dim / kCodes;
+  const int num_words = side.head_dim / kCodes;
   for (int w = lane; w < num_words; w += kWarp) {
     Code codes[kCodes];
 #pragma unroll
     for (int i = 0; i < kCodes; ++i) codes[i] = code_of(w * kCodes + i);
     alignas(4) uint8_t bytes[4];
     format::pack<Format::kFacts.packing>(codes, 0, kCodes, bytes);
+    if constexpr (kMayHaveCells<Format>) {
+      auto& word = *reinterpret_cast<uint32_t*>(bytes);
+      if (side.in_cells) word = format::cells_of_nibbles(word);
+    }
     if (is_aligned) {
       *reinterpret_cast<uint32_t*>(row + 4 * w) = *reinterpret_cast<const uint32_t*>(bytes);
     } else {
@@ -139,7 +145,7 @@ __device__ inline void pack_row(int head_dim, uint8_t* row, int lane, const Code
     }
   }
   // What is left of the row is less than a word: one lane.
-  const int rest = head_dim - num_words * kCodes;
+  const int rest = side.head_dim - num_words * kCodes;
   if (rest == 0 || lane != 0) return;
   Code codes[kCodes];
   for (int i = 0; i < rest; ++i) codes[i] = code_of(num_words * kCodes + i);
@@ -167,7 +173,7 @@ __device__ inline void encode_affine_row(const CudaSide& side, const RowTarget& 
   __syncwarp();
   // row parameters: [scale: 2 bytes][zero: 2 bytes]
   if (lane == 0) memcpy(to.scales, &encoder.params, 4);
-  pack_row<Format>(side.view.head_dim, to.codes, lane, [&](int d) -> typename Codec::Code {
+  pack_row<Format>(side.view, to.codes, lane, [&](int d) -> typename Codec::Code {
     return encoder.has_nonfinite ? 0 : format::encode_affine_number<Codec, T>(encoder, x[d]);
   });
 }
@@ -180,8 +186,7 @@ __device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, f
   int counted = 0;
   __syncwarp();
   if constexpr (cpu::is_plain<Format>()) {
-    pack_row<Format>(side.view.head_dim, to.codes, lane,
-                     [x](int d) { return Codec::encode(x[d]); });
+    pack_row<Format>(side.view, to.codes, lane, [x](int d) { return Codec::encode(x[d]); });
   } else if constexpr (cpu::is_affine<Format>()) {
     if (side.view.spec.scale_type == format::ScaleType::kF16) {
       encode_affine_row<Format, format::ScaleType::kF16>(side, to, x, lane);
@@ -195,7 +200,7 @@ __device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, f
       scale_computed<Format>(side, to, x, lane);
     }
     __syncwarp();
-    pack_row<Format>(side.view.head_dim, to.codes, lane, [&](int d) -> typename Codec::Code {
+    pack_row<Format>(side.view, to.codes, lane, [&](int d) -> typename Codec::Code {
       if (format::is_finite(x[d])) return Codec::encode(x[d]);
       counted += Codec::kCountsNonfinite ? 1 : 0;
       return Codec::encode_nonfinite(x[d]);

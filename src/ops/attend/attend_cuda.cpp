@@ -224,6 +224,18 @@ bool attend_has_prefill(const CudaContext& context, const AttendArgs& args) {
   return cuda::takes(CudaAttendPath::kPrefill, context, args);
 }
 
+bool attend_takes_cells(const CudaContext& context, const HeadRun& run, int block_size) {
+  for (const SideView* side : {&run.k, &run.v}) {
+    const bool is_page_shared = side->spec.scale_source == format::ScaleSource::kPageShared;
+    if (!side->is_stored() || is_page_shared) return false;
+  }
+  HeadRun in_cells = run;
+  in_cells.k.in_cells = in_cells.v.in_cells = true;
+  AttendArgs args;
+  args.packed = {1, block_size, run.num_heads, {&in_cells, 1}};
+  return cuda::tile_kernel_for(context, args, in_cells, 1).function != nullptr;
+}
+
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
                                const CudaAttendLimits& limits, CudaAttendPath path) {
   if (!cuda::takes(path, context, args)) return 0;

@@ -29,6 +29,11 @@ bool attend_has_tiles(const CudaContext& context, const AttendArgs& args);
 // and mxfp4_g16, or both of fp8, int8, int4 and the affine formats.
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 
+// Whether a pool's run of heads is best kept with its codes in cells (format/cells.hpp): K and V of
+// one E2M1 format, in blocks that the tile kernel has an instance for on this device. run: as it
+// will be stored.
+bool attend_takes_cells(const CudaContext& context, const HeadRun& run, int block_size);
+
 // Bytes of device memory that the call needs besides its arguments: what the pieces of split
 // sequences leave for the merge; 0 where none is split.
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,

@@ -35,7 +35,14 @@ __device__ inline void copy_chunk_as_stored(const CopySide& side, const CopyRow&
   const int bytes = side.from.code_bytes / side.from_chunks.num_chunks;
   const uint8_t* from = row.from_codes + place.chunk * bytes;
   uint8_t* to = row.to_codes + place.chunk * bytes;
-  if (bytes == 8) copy_words<2>(from, to);
+  if (bytes == 8 && side.changes_order()) {
+    uint32_t words[2];
+    load_words(from, words);
+    for (uint32_t& word : words) word = in_other_order(side, word);
+    store_words(words, to);
+  } else if (bytes == 8) {
+    copy_words<2>(from, to);
+  }
   if (bytes == 16) copy_words<4>(from, to);
   if (bytes == 32) copy_words<8>(from, to);
   if (bytes == 64) copy_words<16>(from, to);

@@ -15,6 +15,9 @@ struct CopySide {
   ChunkRows to_chunks;
   bool is_alike;    // the same bytes mean the same numbers, tensor scales aside
   bool is_skipped;  // not stored, or a part of other rows
+
+  // Whether codes have another order there.
+  KVX_HOST_DEVICE bool changes_order() const { return from.view.in_cells != to.view.in_cells; }
 };
 
 struct CopyJob {
@@ -73,9 +76,23 @@ __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& cop
           side.to.tensor_scale(head)};
 }
 
+// A word of E2M1 codes on its way between sides of which one has cells.
+__device__ inline uint32_t in_other_order(const CopySide& side, uint32_t word) {
+  return side.to.view.in_cells ? format::cells_of_nibbles(word) : format::nibbles_of_cells(word);
+}
+
 // By a warp. Given scales are not written.
 __device__ inline void copy_as_stored(const CopySide& side, const CopyRow& row, int lane) {
-  for (int i = lane; i < side.from.code_bytes; i += kWarp) row.to_codes[i] = row.from_codes[i];
+  if (side.changes_order()) {
+    for (int i = 4 * lane; i < side.from.code_bytes; i += 4 * kWarp) {
+      uint32_t word;
+      memcpy(&word, row.from_codes + i, 4);
+      word = in_other_order(side, word);
+      memcpy(row.to_codes + i, &word, 4);
+    }
+  } else {
+    for (int i = lane; i < side.from.code_bytes; i += kWarp) row.to_codes[i] = row.from_codes[i];
+  }
   if (side.from.view.spec.scale_source == format::ScaleSource::kGiven) return;
   const int bytes = side.from.scale_bytes;
   for (int i = lane; i < side.from.num_groups * bytes; i += kWarp) {

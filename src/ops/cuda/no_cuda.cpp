@@ -38,6 +38,9 @@ bool attend_has_tiles(const CudaContext&, const AttendArgs&) {
 bool attend_has_prefill(const CudaContext&, const AttendArgs&) {
   return false;
 }
+bool attend_takes_cells(const CudaContext&, const HeadRun&, int) {
+  return false;
+}
 int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const CudaAttendLimits&,
                                CudaAttendPath) {
   return 0;

@@ -62,6 +62,22 @@ struct RowDecoder {
 // Codes are unpacked eight at a time: no group is cut (sizes are multiples of 16, or the row).
 inline constexpr int kCodesAtOnce = 8;
 
+// Codes [first, first + kCodesAtOnce) of a row.
+template <class Format>
+__device__ inline void unpack_codes(const SideView& side, const uint8_t* row, int first,
+                                    typename Format::Codec::Code (&codes)[kCodesAtOnce]) {
+  if constexpr (kMayHaveCells<Format>) {
+    if (side.in_cells) {
+      uint32_t word;
+      memcpy(&word, row + first / 2, 4);
+      word = format::nibbles_of_cells(word);
+      const auto* bytes = reinterpret_cast<const uint8_t*>(&word);
+      return format::unpack<Format::kFacts.packing>(bytes, 0, kCodesAtOnce, codes);
+    }
+  }
+  format::unpack<Format::kFacts.packing>(row, first, kCodesAtOnce, codes);
+}
+
 template <class Format>
 __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from,
                                      cpu::DecodeFor purpose, float* x, int lane) {
@@ -73,7 +89,7 @@ __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from
     const int n = min(kCodesAtOnce, head_dim - first);
     const int group = first / side.group_length;
     if (n == kCodesAtOnce) {
-      format::unpack<Format::kFacts.packing>(from.codes, first, kCodesAtOnce, codes);
+      unpack_codes<Format>(side.view, from.codes, first, codes);
       decoder.decode(codes, group, kCodesAtOnce, numbers);
 #pragma unroll
       for (int i = 0; i < kCodesAtOnce; ++i) x[first + i] = numbers[i];

@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "format/affine.hpp"
+#include "format/cells.hpp"
 #include "ops/cuda/fp8.cuh"
 
 namespace kvx::ops::cuda {
@@ -55,19 +56,27 @@ struct HardwareNumbers<format::E5M2Codec> {
 // E2M1 at E4M3's bits is the number times 2^-6.
 template <>
 struct HardwareNumbers<format::E2M1Codec> {
+  __device__ static void decode_cells(uint32_t word, float* x) {
+    split(format::f16x2_of_cells<0>(word), kTwoTo14, x[0], x[4]);
+    split(format::f16x2_of_cells<1>(word), kTwoTo14, x[1], x[5]);
+    split(format::f16x2_of_cells<2>(word), kTwoTo14, x[2], x[6]);
+    split(format::f16x2_of_cells<3>(word), kTwoTo14, x[3], x[7]);
+  }
   __device__ static void decode(uint32_t word, float* x) {
     const uint32_t even = (word << 2 & 0x1C1C1C1Cu) | (word << 4 & 0x80808080u);
     const uint32_t odd = (word >> 2 & 0x1C1C1C1Cu) | (word & 0x80808080u);
-    split(e4m3x2_to_f16x2(even), x[0], x[2]);
-    split(e4m3x2_to_f16x2(odd), x[1], x[3]);
-    split(e4m3x2_to_f16x2(even >> 16), x[4], x[6]);
-    split(e4m3x2_to_f16x2(odd >> 16), x[5], x[7]);
+    split(e4m3x2_to_f16x2(even), kTwoTo6, x[0], x[2]);
+    split(e4m3x2_to_f16x2(odd), kTwoTo6, x[1], x[3]);
+    split(e4m3x2_to_f16x2(even >> 16), kTwoTo6, x[4], x[6]);
+    split(e4m3x2_to_f16x2(odd >> 16), kTwoTo6, x[5], x[7]);
   }
 
  private:
-  __device__ static void split(uint32_t halves, float& low, float& high) {
-    const __half2 both = __hmul2_rn(reinterpret_cast<const __half2&>(halves),
-                                    __half2half2(__ushort_as_half(0x5400)));  // 2^6
+  static constexpr uint16_t kTwoTo6 = 0x5400;
+  static constexpr uint16_t kTwoTo14 = 0x7400;
+  __device__ static void split(uint32_t halves, uint16_t by, float& low, float& high) {
+    const __half2 both =
+        __hmul2_rn(reinterpret_cast<const __half2&>(halves), __half2half2(__ushort_as_half(by)));
     split_halves(reinterpret_cast<const uint32_t&>(both), low, high);
   }
 };

@@ -63,6 +63,11 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
 // The store's calibration lies in host memory: one number a head.
 Status CudaCacheSets::move_tables_to_device() {
   runs_.assign(store_->packed().runs.begin(), store_->packed().runs.end());
+  if (named_.pages == PageOrder::kPool) {
+    for (ops::HeadRun& run : runs_) {
+      run.k.in_cells = run.v.in_cells = ops::attend_takes_cells(context_, run, shape_.block_size);
+    }
+  }
   for (ops::HeadRun& run : runs_) {
     for (ops::SideView* side : {&run.k, &run.v}) {
       if (side->tensor_scales != nullptr) {

@@ -54,8 +54,8 @@ bool has_bulk_copies(const CudaContext& context) {
   return device::cuda_code_version(context.device) >= 90;
 }
 
-// wgmma is in code made for 9.0 and in no other.
-bool has_wgmma(const CudaContext& context) {
+// wgmma, and instances for codes in cells, are in code made for 9.0 and in no other.
+bool is_hoppers_code(const CudaContext& context) {
   return device::cuda_code_version(context.device) == 90;
 }
 
@@ -63,6 +63,8 @@ bool has_wgmma(const CudaContext& context) {
 
 TileKernel tile_kernel_for(const CudaContext& context, const AttendArgs& args, const HeadRun& run,
                            int64_t num_rows) {
+  const bool in_cells = run.k.in_cells;
+  if (run.v.in_cells != in_cells || (in_cells && !is_hoppers_code(context))) return {};
   if (!can_have_tiles(args, run)) return {};
   const TileKernel kernel =
       find_tile_kernel(run.k.spec.facts->id, run.v.spec.facts->id,
@@ -71,7 +73,8 @@ TileKernel tile_kernel_for(const CudaContext& context, const AttendArgs& args, c
                         .has_dense_rows = has_bulk_copies(context) && has_dense_rows(args, run),
                         .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
                         .has_many_rows = num_rows > kTileRows,
-                        .has_wide_ends = args.wide_head_blocks != nullptr});
+                        .has_wide_ends = args.wide_head_blocks != nullptr,
+                        .in_cells = in_cells});
   const bool fits = !args.wide_head_blocks || (kernel.takes_wide && has_tile_ends(args, run));
   return fits ? kernel : TileKernel{};
 }
@@ -82,7 +85,7 @@ PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& a
   if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
   const bool has_wide_ends = args.wide_head_blocks != nullptr;
   if (has_wide_ends && !has_tile_ends(args, run)) return {};
-  const bool is_wgmma = path == CudaAttendPath::kPrefill && has_wgmma(context);
+  const bool is_wgmma = path == CudaAttendPath::kPrefill && is_hoppers_code(context);
   const PrefillKernel kernel = find_prefill_kernel(
       is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
       {run.k.spec.facts->id, has_shared_scale(run.k)},

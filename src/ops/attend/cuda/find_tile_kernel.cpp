@@ -18,10 +18,20 @@ TileKernel find_instance(const TileTraits& traits) {
   return padded_tile_instance<K, V>(traits);
 }
 
+TileKernel find_cell_instance(FormatId k, FormatId v, const TileTraits& traits) {
+  if (k != v || !has_exact_tiles(traits.key_dim, traits.value_dim)) return {};
+#define KVX_FIND_CELL_FORMAT(Id) \
+  if (k == FormatId::Id) return cell_tile_instance<FormatId::Id>(traits);
+  KVX_FOR_EACH_CELL_FORMAT(KVX_FIND_CELL_FORMAT)
+#undef KVX_FIND_CELL_FORMAT
+  return {};
+}
+
 }  // namespace
 
 TileKernel find_tile_kernel(FormatId k, FormatId v, const TileTraits& traits) {
   if (!fits_padded_tiles(traits.key_dim, traits.value_dim)) return {};
+  if (traits.in_cells) return find_cell_instance(k, v, traits);
 #define KVX_FIND_TILE_PAIR(K, V)                            \
   if (k == FormatId::K && v == FormatId::V) {               \
     return find_instance<FormatId::K, FormatId::V>(traits); \

@@ -45,6 +45,7 @@ struct TileTraits {
   bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
   bool has_many_rows = false;      // more than 8 query rows a sequence and KV head
   bool has_wide_ends = false;      // in bf16
+  bool in_cells = false;           // K and V (format/cells.hpp)
 };
 
 // Whether instances are made for these head_dims. All others take those for longer rows, and so do

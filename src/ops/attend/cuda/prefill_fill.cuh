@@ -160,10 +160,10 @@ struct TokenScales {
 // Calls visit(Element{}, From{}): how a format's codes are decoded, and its scales that go into the
 // tile.
 template <class Shape, class Visit>
-__device__ inline void visit_packed(format::FormatId id, Visit&& visit) {
+__device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
   using format::FormatId;
   if constexpr (Shape::kScalesScores) {
-    switch (id) {
+    switch (side.id) {
       case FormatId::kFp8E4M3:
         return visit(TileE4M3{}, NoScale{});
       case FormatId::kFp8E5M2:
@@ -178,14 +178,16 @@ __device__ inline void visit_packed(format::FormatId id, Visit&& visit) {
         return visit(TileUInt4{}, NoScale{});
     }
   } else {
-    switch (id) {
+    switch (side.id) {
       case FormatId::kFp8E4M3:
         return visit(TileE4M3{}, NoScale{});
       case FormatId::kFp8E5M2:
         return visit(TileE5M2{}, NoScale{});
       case FormatId::kNvfp4:
+        if (side.view.in_cells) return visit(TileE2M1Cells{}, FromE4M3Raised{});
         return visit(TileE2M1{}, FromE4M3{});
       default:
+        if (side.view.in_cells) return visit(TileE2M1Cells{}, FromE8M0Raised<6>{});
         return visit(TileE2M1{}, FromE8M0{});
     }
   }

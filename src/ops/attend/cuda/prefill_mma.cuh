@@ -95,7 +95,7 @@ class MmaFiller {
   }
   __device__ void decode(const Side& side, int tile) const {
     const PackedUnits<Shape> units(side, finder_);
-    visit_packed<Shape>(side.facts().id, [&]<class Element, class From>(Element, From) {
+    visit_packed<Shape>(side.facts(), [&]<class Element, class From>(Element, From) {
       units.template decode<Element, From>(units.raw_unit(0), tile, 0);
     });
     if constexpr (Shape::kTakesWide) fill_wide_tokens(side, tile);

@@ -27,7 +27,7 @@ class PackedProducer {
       : side_(side), ring_(side.ring), finder_(side) {}
 
   __device__ void run() {
-    visit_packed<Shape>(side_.facts().id,
+    visit_packed<Shape>(side_.facts(),
                         [&]<class Element, class From>(Element, From) { fill<Element, From>(); });
   }
 

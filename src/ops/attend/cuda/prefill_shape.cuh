@@ -15,6 +15,7 @@
 #include "ops/attend/cuda/launch.hpp"
 #include "ops/attend/cuda/prefill_launch.hpp"
 #include "ops/attend/cuda/tile_decode.cuh"
+#include "ops/attend/cuda/tile_scales.cuh"
 #include "ops/attend/cuda/wgmma.cuh"
 
 namespace kvx::ops::cuda {
@@ -115,11 +116,19 @@ __device__ inline PairOrder pair_order_of(format::FormatId id) {
   return bits == 8 ? PairOrder::kBytes : PairOrder::kNibbles;
 }
 // A number is what is decoded times this, where scales go into the tile.
-__device__ inline float unit_of(format::FormatId id) {
+__device__ inline float unit_of(const CudaSide& side) {
   using format::FormatId;
-  if (id == FormatId::kNvfp4) return TileE2M1::kUnit;
-  const bool is_mx = id == FormatId::kMxfp4 || id == FormatId::kMxfp4G16;
-  return is_mx ? TileE2M1::kUnit * 0.0625f : 1.0f;  // FromE8M0::kUnit
+  constexpr float kCells = TileE2M1Cells::kUnit;
+  switch (side.id) {
+    case FormatId::kNvfp4:
+      return side.view.in_cells ? kCells * FromE4M3Raised::kUnit : TileE2M1::kUnit;
+    case FormatId::kMxfp4:
+    case FormatId::kMxfp4G16:
+      return side.view.in_cells ? kCells * FromE8M0Raised<6>::kUnit
+                                : TileE2M1::kUnit * FromE8M0::kUnit;
+    default:
+      return 1.0f;
+  }
 }
 
 // What a CTA reads.
@@ -178,7 +187,7 @@ inline constexpr uint32_t kHasWideScales = 0x100;
 __device__ inline float scale_of_head(const AttendJob& job, const CudaSide& side,
                                       const float* given, int given_stride, int head) {
   const float shared = given ? given[head * given_stride] : 1.0f;
-  const float scale = shared * side.tensor_scale(head) * unit_of(side.id);
+  const float scale = shared * side.tensor_scale(head) * unit_of(side);
   return scale == 0 && job.args.wide_head_blocks ? 0x1p-40f : scale;
 }
 __device__ inline float key_scale_of_head(const AttendJob& job, int head) {

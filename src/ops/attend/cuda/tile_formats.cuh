@@ -16,7 +16,8 @@ struct TileFormat;
   template <int Dim>                                \
   struct TileFormat<format::FormatId::Id, Dim> {    \
     using Element = ElementType;                    \
-    using Scale = ScaleType;                        \
+    using KeyScale = ScaleType;                     \
+    using ValueScale = ScaleType;                   \
   }
 KVX_TILE_FORMAT(kBF16, TileBf16, NoScale);
 KVX_TILE_FORMAT(kF16, TileF16, NoScale);
@@ -32,17 +33,39 @@ KVX_TILE_FORMAT(kInt4Affine, TileUInt4, RowAffine);
 template <int Dim>
 struct TileFormat<format::FormatId::kNvfp4, Dim> {
   using Element = TileE2M1UnderE4M3;
-  using Scale = OperandScale<Dim, 16, FromE4M3>;
+  using KeyScale = OperandScale<Dim, 16, FromE4M3>;
+  using ValueScale = KeyScale;
 };
 template <int Dim>
 struct TileFormat<format::FormatId::kMxfp4G16, Dim> {
   using Element = TileE2M1;
-  using Scale = OperandScale<Dim, 16, FromE8M0>;
+  using KeyScale = OperandScale<Dim, 16, FromE8M0>;
+  using ValueScale = KeyScale;
 };
 template <int Dim>
 struct TileFormat<format::FormatId::kMxfp4, Dim> {
   using Element = TileE2M1;
-  using Scale = OperandScale<Dim, 32, FromE8M0>;
+  using KeyScale = OperandScale<Dim, 32, FromE8M0>;
+  using ValueScale = OperandScale<Dim, 32, FromE8M0Raised<0>>;  // of weights, which may be 2^8
+};
+
+// E2M1 in cells: how K's scales and V's are raised.
+template <format::FormatId Id, int Dim>
+struct TileFormatInCells;
+template <int Dim>
+struct TileFormatInCells<format::FormatId::kNvfp4, Dim> {
+  using KeyScale = OperandScale<Dim, 16, FromE4M3>;
+  using ValueScale = OperandScale<Dim, 16, FromE4M3Raised>;
+};
+template <int Dim>
+struct TileFormatInCells<format::FormatId::kMxfp4G16, Dim> {
+  using KeyScale = OperandScale<Dim, 16, FromE8M0Raised<6>>;
+  using ValueScale = KeyScale;
+};
+template <int Dim>
+struct TileFormatInCells<format::FormatId::kMxfp4, Dim> {
+  using KeyScale = OperandScale<Dim, 32, FromE8M0Raised<6>>;
+  using ValueScale = typename TileFormat<format::FormatId::kMxfp4, Dim>::ValueScale;
 };
 
 // fp8 under one scale a head: it multiplies scores and sums outside the loop.
@@ -61,8 +84,8 @@ template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool Share
 TileKernel tile_kernel_of(const TileTraits& traits) {
   using KeyFormat = TileFormat<K, Dim>;
   using ValueFormat = TileFormat<V, Dim>;
-  using KeyScale = typename KeyFormat::Scale;
-  using ValueScale = typename ValueFormat::Scale;
+  using KeyScale = typename KeyFormat::KeyScale;
+  using ValueScale = typename ValueFormat::ValueScale;
   using Shared = WithoutSharedScale<KeyScale>;
   using SharedV = WithoutSharedScale<ValueScale>;
   using KeyChoice = std::conditional_t<SharedScales, typename Shared::Type, KeyScale>;
@@ -85,6 +108,17 @@ TileKernel tile_kernel_of(const TileTraits& traits) {
   return kernel;
 }
 
+// E2M1 in cells: a pool's, in bulk copies, with ends in bf16.
+template <format::FormatId Id, int Dim>
+TileKernel tile_kernel_in_cells(const TileTraits& traits) {
+  using Format = TileFormatInCells<Id, Dim>;
+  using Keys = TileKeys<TileE2M1Cells, typename Format::KeyScale, Dim, true, false>;
+  using Values = TileValues<TileE2M1Cells, typename Format::ValueScale, Dim, true, false>;
+  if (!traits.has_dense_rows) return {};
+  return traits.has_many_rows ? tile_kernel<Keys, Values, Dim, 2, true>()
+                              : tile_kernel<Keys, Values, Dim, 1, true>();
+}
+
 // Rows of four bits come in bulk copies where they lie so: with half the bytes, copying them 16 at
 // a time would cost as many instructions as decoding them.
 template <format::FormatId K, format::FormatId V, int Dim>
@@ -94,7 +128,7 @@ TileKernel tile_kernel_for_dim(const TileTraits& traits) {
   if constexpr (Key::Element::kBits == 4 && Value::Element::kBits == 4) {
     return traits.has_dense_rows ? tile_kernel_of<K, V, Dim, true, false>(traits)
                                  : tile_kernel_of<K, V, Dim, false, false>(traits);
-  } else if constexpr (std::is_same_v<typename Key::Scale, RowF32>) {
+  } else if constexpr (std::is_same_v<typename Key::KeyScale, RowF32>) {
     return traits.has_shared_scales ? tile_kernel_of<K, V, Dim, false, true>(traits)
                                     : tile_kernel_of<K, V, Dim, false, false>(traits);
   } else {
@@ -112,6 +146,15 @@ TileKernel tile_kernel_for_dim(const TileTraits& traits) {
     constexpr auto kValue = format::FormatId::V;                                                 \
     return traits.key_dim == 64 ? tile_kernel_for_dim<kKey, kValue, 64>(traits)                  \
                                 : tile_kernel_for_dim<kKey, kValue, 128>(traits);                \
+  }
+
+// The same for E2M1 in cells, K and V alike.
+#define KVX_CELL_TILE_INSTANCES(Id)                                               \
+  template <>                                                                     \
+  TileKernel cell_tile_instance<format::FormatId::Id>(const TileTraits& traits) { \
+    constexpr auto kId = format::FormatId::Id;                                    \
+    return traits.key_dim == 64 ? tile_kernel_in_cells<kId, 64>(traits)           \
+                                : tile_kernel_in_cells<kId, 128>(traits);         \
   }
 
 // The same for rows of up to 128 or 256 numbers.

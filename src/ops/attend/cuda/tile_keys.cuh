@@ -4,6 +4,8 @@
 // tokens' rows, and the queries are loaded in the same order: no shuffle touches the cache.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/attend/cuda/tile_copy.cuh"
 #include "ops/attend/cuda/tile_decode.cuh"
 #include "ops/attend/cuda/tile_scales.cuh"
@@ -89,7 +91,10 @@ struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
   static constexpr int kDim = Dim;
   static constexpr bool kHasOffset = Element::kHasKeyOffset;
-  static constexpr bool kScalesOperand = Scale::kOnOperand;
+  // Whether one column's scores of a whole step are found faster at once than in two passes (as
+  // measured): of E2M1, unless they would spill.
+  static constexpr bool kHasRoomForSteps =
+      Scale::kOnOperand && (Scale::kGroup == 32 || !std::is_same_v<Element, TileE2M1Cells>);
   static constexpr int kRowBytes = Dim * Element::kBits / 8;
   static constexpr bool kIsPadded = Padded;
   using Copy = TileCopyOf<kRowBytes, Scale::kRowBytes, Padded>;

@@ -21,6 +21,12 @@
   WORD(kFp8E4M3, kNvfp4)             \
   WORD(kBF16, kInt4)
 
+// Formats whose codes may lie in cells (format/cells.hpp). WORD(Id)
+#define KVX_FOR_EACH_CELL_FORMAT(WORD) \
+  WORD(kMxfp4G16)                      \
+  WORD(kMxfp4)                         \
+  WORD(kNvfp4)
+
 namespace kvx::ops::cuda {
 
 // Requires: has_exact_tiles.
@@ -30,6 +36,10 @@ TileKernel tile_instance(const TileTraits& traits);
 template <format::FormatId K, format::FormatId V>
 TileKernel padded_tile_instance(const TileTraits& traits);
 
+// The same for K and V in cells. Requires: has_exact_tiles.
+template <format::FormatId Id>
+TileKernel cell_tile_instance(const TileTraits& traits);
+
 #define KVX_DECLARE_TILE_PAIR(K, V)                                                             \
   template <>                                                                                   \
   TileKernel tile_instance<format::FormatId::K, format::FormatId::V>(const TileTraits& traits); \
@@ -38,5 +48,10 @@ TileKernel padded_tile_instance(const TileTraits& traits);
       const TileTraits& traits);
 KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
 #undef KVX_DECLARE_TILE_PAIR
+#define KVX_DECLARE_CELL_FORMAT(Id) \
+  template <>                       \
+  TileKernel cell_tile_instance<format::FormatId::Id>(const TileTraits& traits);
+KVX_FOR_EACH_CELL_FORMAT(KVX_DECLARE_CELL_FORMAT)
+#undef KVX_DECLARE_CELL_FORMAT
 
 }  // namespace kvx::ops::cuda

@@ -177,9 +177,9 @@ class TilePiece {
   }
 
   // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
-  // stay in their cache and its scores in registers; numbers of four bits with scales of their own
-  // are bound by arithmetic, and one column's scores fit.
-  static constexpr int kPasses = Config::kTilesAtOnce > 2 && (Columns > 1 || !Keys::kScalesOperand)
+  // stay in their cache and its scores in registers.
+  static constexpr int kPasses = Config::kTilesAtOnce > 2 &&
+                                         (Columns > 1 || !Keys::kHasRoomForSteps)
                                      ? 2
                                      : 1;
   static constexpr int kTilesOfPass = Config::kTilesAtOnce / kPasses;

@@ -1,7 +1,7 @@
 // How a side's scales enter the tensor cores' path.
 //
 //   kRowBytes    stored scales of a token
-//   kOnOperand   groups of 16 or 32: multiplied into the decoded numbers, as f16. Otherwise scales
+//   kOnOperand   groups of 16 or 32 (kGroup): multiplied into an operand, as f16. Otherwise scales
 //                go to the scores and the weights, in binary32, for kGroups parts of a row
 #pragma once
 
@@ -26,6 +26,7 @@ struct NoScale {
   static constexpr bool kIsNone = true;
   static constexpr bool kHasZero = false;
   static constexpr int kGroups = 1;
+  static constexpr int kGroup = 0;
 };
 
 // One binary32 scale a row, or given for all rows (strides of 0).
@@ -35,6 +36,7 @@ struct RowF32 {
   static constexpr bool kIsNone = false;
   static constexpr bool kHasZero = false;
   static constexpr int kGroups = 1;
+  static constexpr int kGroup = 0;
   __device__ static RowScale<1> load(uint32_t scales, int token, bool) {
     return {{__uint_as_float(load_shared_4(scales + token * 4))}, 0.0f};
   }
@@ -51,6 +53,7 @@ struct GroupF16 {
   static constexpr bool kIsNone = false;
   static constexpr bool kHasZero = false;
   static constexpr int kGroups = Dim / 64;
+  static constexpr int kGroup = 0;
   __device__ static RowScale<kGroups> load(uint32_t scales, int token, bool) {
     if constexpr (kGroups == 1) {
       return {{__half2float(
@@ -82,6 +85,7 @@ struct RowAffine {
   static constexpr bool kIsNone = false;
   static constexpr bool kHasZero = true;
   static constexpr int kGroups = 1;
+  static constexpr int kGroup = 0;
   __device__ static RowScale<1> load(uint32_t scales, int token, bool is_bf16) {
     const uint32_t bits = load_shared_4(scales + token * 4);
     if (is_bf16) return {{__uint_as_float(bits << 16)}, __uint_as_float(bits & 0xFFFF0000u)};
@@ -128,11 +132,23 @@ struct FromE4M3 {
   static constexpr float kUnit = 1.0f;
   __device__ static Two f16x2(uint32_t bytes) { return e4m3x4_to_f16x2(bytes); }
 };
-// 2^(byte - 127) times 2^4 in f16's range: exact together with E2M1 for groups whose largest number
-// lies between 2^-16 and 2^13. Larger ones become infinite and stay visible; smaller ones lose
-// digits that are 2^-24 of that range and less.
-struct FromE8M0 {
-  static constexpr float kUnit = 0.0625f;
+// The same times 2^7, for numbers that were decoded at f16's lower end: sums that go on for a whole
+// piece would lose digits there, since the tensor cores take the least exponent for theirs.
+struct FromE4M3Raised {
+  static constexpr float kUnit = 0.0078125f;
+  __device__ static Two f16x2(uint32_t bytes) {
+    constexpr uint32_t kTwoTo7 = 0x58005800u;
+    const Two scales = e4m3x4_to_f16x2(bytes);
+    return {multiply_f16x2(scales.a, kTwoTo7), multiply_f16x2(scales.b, kTwoTo7)};
+  }
+};
+// 2^(byte - 127) times 2^Raise in f16's range. Larger ones become infinite and stay visible; groups
+// under the range lose digits that are 2^-24 of it and less. All digits stay together with TileE2M1
+// and Raise 4 in groups whose largest number lies between 2^-16 and 2^13, with TileE2M1Cells and
+// Raise 6 between 2^-13 and 2^11.
+template <int Raise>
+struct FromE8M0Raised {
+  static constexpr float kUnit = 1.0f / (1 << Raise);
   // Byte i of a word, twice.
   __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
     return of_halves(__byte_perm(word, 0, i * 0x0101u | 0x4040u));
@@ -144,11 +160,13 @@ struct FromE8M0 {
  private:
   // A byte in each half.
   __device__ static uint32_t of_halves(uint32_t both) {
-    constexpr uint32_t kMinusBias = 0xFF94FF94u;  // 15 + 4 - 127
+    constexpr uint32_t kMinusBias = static_cast<uint16_t>(15 + Raise - 127) * 0x00010001u;
     constexpr uint32_t kLargest = 31 * 0x00010001u;
     return __viaddmin_s16x2_relu(both, kMinusBias, kLargest) << 10;
   }
 };
+
+using FromE8M0 = FromE8M0Raised<4>;
 
 template <int Dim, int Group, class From>
 struct OperandScale {

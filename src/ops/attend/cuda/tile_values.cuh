@@ -48,6 +48,9 @@ struct TileValues {
   static constexpr bool kIsTurboMind = Scale::kHasZero;
   // Scales in binary32 multiply weights, in units that f16 holds: their largest is about 1.
   static constexpr bool kScalesWeights = !Scale::kIsNone && !Scale::kOnOperand;
+  // A group is all that a fragment's rows have of a token: its scale multiplies the weights, which
+  // are fewer than the values.
+  static constexpr bool kScalesFragments = Scale::kGroup == 32;
 
   // Sums come out divided by this.
   static constexpr float unit() {
@@ -188,6 +191,17 @@ struct TileValues {
                                      ValueSums<Dim> (&sums)[Columns]) {
     Four a = Element::for_values(low);
     Four b = Element::for_values(high);
+    if constexpr (kScalesFragments) {
+      AllWeights<Columns> scaled;
+#pragma unroll
+      for (int i = 0; i < Columns; ++i) {
+        scaled[i][0] = {multiply_f16x2(w[i][0].low, scales.low[c]),
+                        multiply_f16x2(w[i][0].high, scales.high[c])};
+      }
+      add(a.r[0], a.r[1], b.r[0], b.r[1], scaled, 0, sums, 2 * c);
+      add(a.r[2], a.r[3], b.r[2], b.r[3], scaled, 0, sums, 2 * c + 1);
+      return;
+    }
     if constexpr (Scale::kOnOperand) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -195,8 +209,8 @@ struct TileValues {
         b.r[j] = multiply_f16x2(b.r[j], scales.high[c]);
       }
     }
-    add(a.r[0], a.r[1], b.r[0], b.r[1], w, c / 2, sums, 2 * c);
     add(a.r[2], a.r[3], b.r[2], b.r[3], w, c / 2, sums, 2 * c + 1);
+    add(a.r[0], a.r[1], b.r[0], b.r[1], w, c / 2, sums, 2 * c);
   }
 
   // Chunk c of row g lies in the group of channel 32 c + 4 g: two bytes, of neighbouring tokens.

@@ -1,0 +1,15 @@
+// The order of codes that a block in a GPU's pool has, and what it has in files.
+#pragma once
+
+#include <span>
+
+#include "ops/cache_view.hpp"
+
+namespace kvx::kv {
+
+// Codes that lie in cells (format/cells.hpp) become nibbles, or nibbles cells, in a copy of one
+// block on the host; all else stays. layer: of the block's pool, whose first byte is pool.
+void nibbles_from_cells(const ops::LayerView& layer, const uint8_t* pool, std::span<uint8_t> block);
+void cells_from_nibbles(const ops::LayerView& layer, const uint8_t* pool, std::span<uint8_t> block);
+
+}  // namespace kvx::kv

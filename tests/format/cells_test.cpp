@@ -1,0 +1,73 @@
+// Cells hold the codes that nibbles held, each where the table in format/cells.hpp says.
+#include "format/cells.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/float16.hpp"
+#include "format/small_float.hpp"
+
+namespace kvx::tests {
+namespace {
+
+// Of code i in a cell: its sign's bit; its magnitude lies at bit 3 i.
+constexpr int kSignBit[] = {13, 14, 12, 15};
+
+uint32_t code_of_cell(uint32_t cell, int i) {
+  return (cell >> (3 * i) & 7u) | ((cell >> kSignBit[i] & 1u) << 3);
+}
+uint32_t code_of_nibbles(uint32_t nibbles, int i) {
+  return nibbles >> (4 * i) & 0xFu;
+}
+
+// Calls each(word, other word's half) for every cell in the lower half and in the upper one, beside
+// bits that could carry into it or take from it.
+template <class Each>
+void for_every_half(const Each& each) {
+  for (uint32_t half = 0; half < 0x10000; ++half) {
+    for (const uint32_t beside : {0x0000u, 0xFFFFu, 0x5A3Cu}) {
+      each(half | beside << 16, 0);
+      each(half << 16 | beside, 16);
+    }
+  }
+}
+
+TEST(Cells, HoldEveryFourCodes) {
+  for_every_half([](uint32_t nibbles, int at) {
+    const uint32_t cells = format::cells_of_nibbles(nibbles);
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_EQ(code_of_cell(cells >> at & 0xFFFFu, i), code_of_nibbles(nibbles >> at, i));
+    }
+    ASSERT_EQ(format::nibbles_of_cells(cells), nibbles);
+  });
+}
+
+TEST(Cells, BecomeTheirCodesNumbersInF16) {
+  for_every_half([](uint32_t cells, int at) {
+    const uint32_t pairs[] = {format::f16x2_of_cells<0>(cells), format::f16x2_of_cells<1>(cells),
+                              format::f16x2_of_cells<2>(cells), format::f16x2_of_cells<3>(cells)};
+    for (int i = 0; i < 4; ++i) {
+      const auto code = static_cast<uint8_t>(code_of_cell(cells >> at & 0xFFFFu, i));
+      const float number = f16_to_f32(static_cast<uint16_t>(pairs[i] >> at));
+      ASSERT_EQ(number, format::E2M1::decode(code) * 0x1p-14f);
+      ASSERT_EQ(std::signbit(number), code >= 8);
+    }
+  });
+}
+
+TEST(Cells, ComeFromBytes) {
+  const auto byte_of = [](uint32_t code) { return (code & 8u) << 4 | (code & 7u) << 1 | 0x71u; };
+  for_every_half([&](uint32_t nibbles, int at) {
+    uint32_t c0_c2 = 0, c1_c3 = 0;
+    for (int half = 0; half < 32; half += 16) {
+      const auto code = [&](int i) { return code_of_nibbles(nibbles >> half, i); };
+      c0_c2 |= (byte_of(code(0)) | byte_of(code(2)) << 8) << half;
+      c1_c3 |= (byte_of(code(1)) | byte_of(code(3)) << 8) << half;
+    }
+    ASSERT_EQ(format::cells_of_e5m2(c0_c2, c1_c3), format::cells_of_nibbles(nibbles)) << at;
+  });
+}
+
+}  // namespace
+}  // namespace kvx::tests
