@@ -31,13 +31,16 @@ class NibblesRing : public TileRing<Config> {
     next_ = second;
     start_keys(1, 2);
   }
-  __device__ void wait_for_keys(int) { wait_for_oldest(); }
+  __device__ void wait_for_keys(int) { wait_for_oldest<2>(); }
   __device__ void release_keys(int i) {
     __syncwarp();
     start_values(i + 1, stage_);
     next_ = block_of(i + 2);
   }
-  __device__ void wait_for_values(int) { wait_for_oldest(); }
+  __device__ void wait_for_values(int) {
+    // In several passes the keys are not released yet, so a side less is on its way behind these.
+    wait_for_oldest<Config::kPasses == 1 ? 2 : 1>();
+  }
   __device__ void release_values(int i) {
     __syncwarp();
     start_keys(i + 2, this->next_stage());
@@ -62,9 +65,11 @@ class NibblesRing : public TileRing<Config> {
     return this->token(i) + KeyCopy::tile_of(lane_) * kTileTokens;
   }
 
-  // Three sides are in the ring or on their way, in the order in which they are read.
+  // Sides are in the ring or on their way in the order in which they are read. Behind: after the
+  // one that is waited for.
+  template <int Behind>
   __device__ static void wait_for_oldest() {
-    wait_for_copies<2>();
+    wait_for_copies<Behind>();
     __syncwarp();
   }
 

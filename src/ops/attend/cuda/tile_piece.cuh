@@ -176,13 +176,7 @@ class TilePiece {
     return seen_by_row(job_, shape_, tokens_, first_row_, num_rows_, r);
   }
 
-  // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
-  // stay in their cache and its scores in registers.
-  static constexpr int kPasses = Config::kTilesAtOnce > 2 &&
-                                         (Columns > 1 || !Keys::kHasRoomForSteps)
-                                     ? 2
-                                     : 1;
-  static constexpr int kTilesOfPass = Config::kTilesAtOnce / kPasses;
+  static constexpr int kTilesOfPass = Config::kTilesAtOnce / Config::kPasses;
   using Scores = Fragment[kTilesOfPass][Columns];
 
   __device__ void attend_step(int i) {
