@@ -68,11 +68,11 @@ __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
   return both.begin < both.end ? both : TokenRange{};
 }
 
-// The piece's wide tokens, after its packed ones, whose sums lie in rows. False, and nothing done,
-// where this warp has none. A function of its own, for all pairs of formats: it runs once, beside
-// loops that have all registers. shared: this warp's ring.
+// The piece's wide tokens, after its packed ones, whose sums and softmax lie in rows and become
+// those of both; they stay where this warp has no wide ones. A function of its own, for all pairs
+// of formats: it runs once, beside loops that have all registers. shared: this warp's ring.
 template <int Dim, int Columns, bool Padded>
-__device__ __noinline__ bool attend_wide_ends(const AttendJob& job, PiecePlace place,
+__device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace place,
                                               LaneSoftmax<Columns> softmax, uint32_t shared,
                                               WarpRows<Dim, Columns>* rows) {
   using Keys = TileKeys<TileBf16, NoScale, Dim, false, Padded>;
@@ -86,13 +86,12 @@ __device__ __noinline__ bool attend_wide_ends(const AttendJob& job, PiecePlace p
       place.tokens, hole};
   TilePiece<Keys, Values, Dim, Columns, true> piece(walk, place.shape, place.first_row,
                                                     place.num_rows, shared);
-  if (piece.is_empty()) return false;
+  if (piece.is_empty()) return;
   piece.begin();
   piece.start_with(*rows, softmax);
   piece.run();
   piece.leave_sums(*rows);
   piece.leave_softmax(*rows);
-  return true;
 }
 
 // How a warp's shared memory is used, and how many warps a multiprocessor takes.
@@ -205,13 +204,14 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   piece.start_empty();
   piece.run();
   piece.leave_sums(*rows);
-  bool has_wide = place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end;
+  piece.leave_softmax(*rows);  // before the call: across it, it would cost registers
   if constexpr (Memory::kTakesWide) {
     __syncwarp();
-    has_wide = has_wide && attend_wide_ends<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(
-                               job, place, piece.softmax(), ring + Memory::kWideAt, rows);
+    if (place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end) {
+      attend_wide_ends<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(job, place, piece.softmax(),
+                                                                      ring + Memory::kWideAt, rows);
+    }
   }
-  if (!Memory::kTakesWide || !has_wide) piece.leave_softmax(*rows);
   __syncthreads();
   // Before a merge not earlier: its CTAs would crowd on the multiprocessors that are free first.
   let_later_launches_begin();
