@@ -180,8 +180,9 @@ void add_bench(Command app, Action& action) {
           "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64, a80 and a96 are a with that "
           "head_dim, a192 and a256 too, at 4096 tokens, aq4 and aq8 a with 4 and 8 queries a "
           "sequence, mixed 64 sequences of 128 to 32768 "
-          "tokens, oss and ossw GPT-OSS's layers without and with their window, or "
-          "SEQUENCESxTOKENS; a:nhd16 is a on a caller's pages, NHD or HND, "
+          "tokens, oss and ossw GPT-OSS's layers without and with their window, aw a with a window "
+          "of 4096 tokens, aws with the first four beside it, or SEQUENCESxTOKENS; a:nhd16 is a on "
+          "a caller's pages, NHD or HND, "
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
           "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma")
       .capture_default_str();

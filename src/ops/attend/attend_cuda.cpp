@@ -45,13 +45,16 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   SplitShape shape;
   shape.num_pieces = int64_t{args.num_sequences} * run.num_heads * plan.num_row_tiles;
   shape.max_tokens = max_tokens_of(args, limits);
+  const bool is_tiles = path == CudaAttendPath::kTiles;
   if (args.window > 0) {
-    const int64_t most_seen = int64_t{args.window_sinks} + args.window + limits.max_q_len;
+    const int64_t sinks = is_tiles ? 0 : args.window_sinks;  // tiles: a split of their own
+    const int64_t most_seen = sinks + args.window + limits.max_q_len;
     shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
-  if (path == CudaAttendPath::kTiles) {
+  if (is_tiles) {
     cuda::plan_tiles(context, shape, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, plan);
+    if (args.window_sinks > 0) ++plan.num_splits;
   } else if (cuda::is_prefill(path)) {
     cuda::plan_prefill(context, shape, plan);
   } else {

@@ -20,6 +20,7 @@ struct CudaBenchShape {
   BenchShape shape;
   int q_len = 1;
   int window = 0;
+  int window_sinks = 0;
   PageOrder pages = PageOrder::kPool;
   bool has_sinks = false;
   bool without_wgmma = false;  // a prompt in the kernel that older and newer devices have

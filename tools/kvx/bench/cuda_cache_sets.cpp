@@ -129,7 +129,8 @@ int64_t CudaCacheSets::attend_bytes() const {
   };
   int64_t packed = 0, wide = 0;
   for (const int32_t len : lens_) {
-    const int64_t seen = named_.window > 0 ? std::min(named_.window, len) : len;
+    const int most_seen = named_.window + named_.window_sinks;
+    const int64_t seen = named_.window > 0 ? std::min(most_seen, len) : len;
     const int64_t blocks = ceil_div<int64_t>(seen, shape_.block_size);
     const int64_t ends = has_wide_ends() ? std::min(blocks, wide_blocks_per_sequence()) : 0;
     packed += blocks - ends;
@@ -318,6 +319,7 @@ ops::AttendArgs CudaCacheSets::attend_args(int set) const {
   args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   args.window = named_.window;
+  args.window_sinks = named_.window_sinks;
   if (named_.has_sinks) args.sinks = sinks_.as<float>();
   return args;
 }

@@ -62,6 +62,10 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
       s.head_dim = 64;
       named.has_sinks = true;
       named.window = name == "ossw" ? 128 : 0;
+    } else if (name == "aw" || name == "aws") {  // half of a's tokens; aws: and the first four
+      set(64, 8192, 32);
+      named.window = 4096;
+      named.window_sinks = name == "aws" ? 4 : 0;
     } else if (int sequences = 0, tokens = 0;
                std::sscanf(name.c_str(), "%dx%d", &sequences, &tokens) == 2 && sequences > 0 &&
                sequences <= 4096 && tokens > 0 && tokens <= 1 << 20) {
@@ -69,7 +73,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else {
       return invalid_argument(
           "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, aq4, aq8, mixed, "
-          "oss, ossw, p, pc, pm, pcm "
+          "oss, ossw, aw, aws, p, pc, pm, pcm "
           "or SEQUENCESxTOKENS",
           name);
     }

@@ -31,7 +31,6 @@ bool has_tile_ends(const AttendArgs& args, const HeadRun& run) {
 bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
   const int block_size = args.packed.block_size;
   if (args.transform.k.block_offset || block_size % 16 != 0) return false;
-  if (args.window_sinks > 0) return false;
   const bool is_padded = !has_exact_tiles(run.k.head_dim, run.v.head_dim);
   for (const SideView* side : {&run.k, &run.v}) {
     const bool fits = can_copy(*side, block_size, run.num_heads, is_padded);
@@ -81,7 +80,8 @@ TileKernel tile_kernel_for(const CudaContext& context, const AttendArgs& args, c
 
 PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& args,
                                  const HeadRun& run, CudaAttendPath path) {
-  if (args.tree_mask || run.k.head_dim != run.v.head_dim || !can_have_tiles(args, run)) return {};
+  if (args.tree_mask || args.window_sinks > 0 || run.k.head_dim != run.v.head_dim) return {};
+  if (!can_have_tiles(args, run)) return {};
   if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
   const bool has_wide_ends = args.wide_head_blocks != nullptr;
   if (has_wide_ends && !has_tile_ends(args, run)) return {};

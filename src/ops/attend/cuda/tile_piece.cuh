@@ -34,7 +34,8 @@ struct WarpRows {
   Softmax2 softmax[kRows];
 };
 
-// Of the piece's tokens, those that its row r sees, less what a tree mask hides.
+// Of the piece's tokens, those that its row r sees, less what a tree mask hides, without a window's
+// sinks.
 __device__ inline TokenRange seen_by_row(const AttendJob& job, const SequenceShape& shape,
                                          TokenRange tokens, int first_row, int num_rows, int r) {
   if (r >= num_rows) return {0, 0};
@@ -61,7 +62,8 @@ __device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& sha
     for (int i = 0; i < 2 * NumTiles; ++i) {
       const int at = token + i / 2 * kTileTokens + i % 2 * 8;
       const int new_token = at - shape.first_new_token();
-      bool is_hidden = (missing >> (i / 2) & 1u) != 0 || at < seen.begin || at >= seen.end;
+      const bool is_before = at < tokens.begin || (at < seen.begin && at >= job.args.window_sinks);
+      bool is_hidden = (missing >> (i / 2) & 1u) != 0 || is_before || at >= seen.end;
       if (!is_hidden && mask && new_token >= 0) is_hidden = mask[new_token] == 0;
       hidden |= is_hidden ? 1u << (2 * i + column) : 0u;
     }
@@ -165,7 +167,8 @@ class TilePiece {
   // Where all queries see everything.
   __device__ void find_seen() {
     seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
-    seen_by_all_.begin = max(seen_by_all_.begin, tokens_.begin);
+    const bool is_of_sinks = tokens_.end <= job_.args.window_sinks;
+    seen_by_all_.begin = is_of_sinks ? tokens_.begin : max(seen_by_all_.begin, tokens_.begin);
     seen_by_all_.end = min(seen_by_all_.end, tokens_.end);
     if (job_.args.tree_mask) {
       seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());

@@ -63,6 +63,18 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece)
   return place;
 }
 
+// Of its split. A window's sinks, as far as they lie before it, are the first: so no walk has a
+// hole.
+__device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePlace& place,
+                                             int step_tokens) {
+  const TokenRange seen = seen_by_rows(job, place.shape, place.first_row, place.num_rows);
+  if (job.args.window_sinks == 0) [[likely]] {
+    return split_of(seen, place.num_splits, place.split, step_tokens);
+  }
+  if (place.split == 0) return {0, min(job.args.window_sinks, seen.begin)};
+  return split_of(seen, place.num_splits - 1, place.split - 1, step_tokens);
+}
+
 __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
   const TokenRange both = {max(a.begin, b.begin), min(a.end, b.end)};
   return both.begin < both.end ? both : TokenRange{};
@@ -188,8 +200,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
                        place.split, place.num_splits == 1);
   }
   if (place.num_rows <= 0) return;
-  place.tokens = split_of(seen_by_rows(job, place.shape, place.first_row, place.num_rows),
-                          place.num_splits, place.split, Memory::Packed::kStepTokens);
+  place.tokens = tokens_of_piece(job, place, Memory::Packed::kStepTokens);
   place.packed = packed_tokens(job, place.sequence, place.shape.seq_len);
 
   uint8_t* own = shared + threadIdx.x / kWarp * Memory::kBytes;
