@@ -70,6 +70,54 @@ TEST_F(GpuAttend, TilesTakePageSharedScales) {
   }
 }
 
+// Neighbour heads of NHD pages: eight and four go in fours, six in twos, three alone. Sequences
+// that are not split, split alike, and cut by their lengths.
+TEST_F(GpuAttend, HeadsOfCallersPagesShareACta) {
+  const std::vector<int> lengths[] = {{64, 1, 0, 37}, {300, 3000, 5, 1100}, {37, 17000, 0, 900}};
+  for (const char* name : {"int4", "nvfp4"}) {
+    for (const int num_heads : {8, 4, 6, 3}) {
+      for (const std::vector<int>& seq_lens : lengths) {
+        if (seq_lens[1] > 10000 && num_heads != 8) continue;  // takes its time on the CPU
+        SceneOptions options;
+        options.runs = {{1, "int8", "int8"}, {num_heads, name, name}};
+        options.key_dim = options.value_dim = 128;
+        options.block_size = num_heads == 6 ? 64 : 16;
+        options.scales_apart = true;
+        options.q_type = DType::kF16;
+        options.q_per_kv = num_heads == 4 ? 6 : 2;
+        options.v_hadamard = options.sinks = num_heads == 8;
+        options.seq_lens = seq_lens;
+        options.q_lens = {1, 1, seq_lens[2] == 0 ? 0 : 2, 3};
+        SCOPED_TRACE(fmt::format("{} {} heads, {} tokens", name, num_heads, seq_lens[1]));
+        AttendScene scene(options);
+        expect_near(scene, CudaAttendPath::kTiles, options.v_hadamard ? 4e-4 : 3e-4);
+      }
+    }
+  }
+}
+
+TEST_F(GpuAttend, ASequenceThatIsNotValidGetsZerosInAllHeadsOfACta) {
+  SceneOptions options;
+  options.runs = {{4, "nvfp4", "nvfp4"}};
+  options.key_dim = options.value_dim = 128;
+  options.scales_apart = true;
+  options.q_type = DType::kF16;
+  options.seq_lens = {40, 40, 40};
+  options.q_lens = {1, 1, 1};
+  AttendScene scene(options);
+  DeviceScene on_device(memory(), context(), scene);
+  const std::vector<int32_t> lens = {40, 1 << 30, 40};
+  ASSERT_TRUE(
+      device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), lens.data(), 12).ok());
+  const AttendOutput got = on_device.run(CudaAttendPath::kTiles);
+  EXPECT_EQ(on_device.findings().read().out_of_range, 1u);
+  const std::vector<double> expected = scene.reference().out;
+  const int row = scene.num_q_heads() * options.value_dim;
+  for (int i = 0; i < 3 * row; ++i) {
+    EXPECT_NEAR(got.out[i], i / row == 1 ? 0.0 : expected[i], 2e-3) << i / 128 << " " << i % 128;
+  }
+}
+
 TEST_F(GpuAttend, CallersPagesThatAreNotThereAreSkippedAndCounted) {
   for (const int block_size : {16, 64}) {
     SceneOptions options;

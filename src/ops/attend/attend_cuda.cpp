@@ -29,6 +29,14 @@ int64_t max_rows_of(const AttendArgs& args, const CudaAttendLimits& limits) {
   return int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
 }
 
+// KV heads of a CTA, at most. In NHD pages rows and scales of neighbour heads share lines of 128
+// bytes and sectors: warps of one CTA find them in the caches while they are there.
+int most_heads_of_cta(const AttendArgs& args, const HeadRun& run, const cuda::TileKernel& kernel) {
+  if (!kernel.takes_heads || args.wide_head_blocks) return 1;
+  constexpr int kMost = 4;  // more gain nothing where pieces are split further for it
+  return cuda::is_nhd(run.k) ? std::gcd(run.num_heads, kMost) : 1;
+}
+
 AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
                         const CudaAttendLimits& limits, const HeadRun& run, CudaAttendPath path) {
   AttendPlanCuda plan;
@@ -52,8 +60,9 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
     shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
   if (is_tiles) {
-    cuda::plan_tiles(context, shape, plan);
-    if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, plan);
+    const int most_heads = most_heads_of_cta(args, run, plan.tiles);
+    cuda::plan_tiles(context, shape, most_heads, plan);
+    if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
     if (args.window_sinks > 0) ++plan.num_splits;
   } else if (cuda::is_prefill(path)) {
     cuda::plan_prefill(context, shape, plan);
@@ -185,8 +194,9 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.num_row_tiles = plan.num_row_tiles;
   job.num_splits = plan.num_splits;
   job.balanced_pieces = plan.balanced_pieces;
-  job.piece_granule = plan.tiles.step_tokens * plan.warps_of_cta;
+  job.piece_granule = plan.tiles.step_tokens * plan.warps_of_cta / plan.heads_of_cta;
   job.rows_of_piece = plan.tiles.rows;
+  job.heads_of_cta = plan.heads_of_cta;
   const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);
@@ -195,6 +205,8 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.findings = findings;
   job.tile_k = cuda::tile_side(run.k, job.block_size, plan.tiles.tiles_at_once);
   job.tile_v = cuda::tile_side(run.v, job.block_size, plan.tiles.tiles_at_once);
+  // What copies of NHD rows bring along, neighbour heads need a little later.
+  job.codes_policy = cuda::is_nhd(run.k) ? cuda::kEvictNormally : cuda::kEvictFirst;
   job.transforms_k = !args.transform.k.is_identity();
   job.transforms_v = !args.transform.v.is_identity();
   if (args.wide_head_blocks) {

@@ -15,8 +15,8 @@ class BulkRing : public TileRing<Config> {
   using typename Base::Keys, typename Base::Values;
 
  public:
-  __device__ BulkRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : Base(walk, shared, warp, lane), barriers_(shared) {}
+  __device__ BulkRing(const TileWalk& walk, uint32_t shared, int lane)
+      : Base(walk, shared, lane), barriers_(shared) {}
 
   __device__ void begin() {
     if (lane_ == 0) {

@@ -13,8 +13,8 @@ class CopyRing : public TileRing<Config> {
   using typename Base::Keys, typename Base::Values;
 
  public:
-  __device__ CopyRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : Base(walk, shared, warp, lane),
+  __device__ CopyRing(const TileWalk& walk, uint32_t shared, int lane)
+      : Base(walk, shared, lane),
         key_part_(Keys::Copy::lane_part(this->side_of_keys(), walk.head, lane)),
         value_part_(Values::Copy::lane_part(this->side_of_values(), walk.head, lane)) {}
 

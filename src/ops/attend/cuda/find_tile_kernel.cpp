@@ -47,7 +47,8 @@ cudaError_t launch_attend_tiles(const CudaContext& context, const TileKernel& ke
   const cudaError_t set = cudaFuncSetAttribute(
       kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (set != cudaSuccess) return set;
-  const auto heads = static_cast<unsigned>(job.packed.num_heads * job.num_row_tiles);
+  const auto heads =
+      static_cast<unsigned>(job.packed.num_heads / job.heads_of_cta * job.num_row_tiles);
   const dim3 grid = job.balanced_pieces > 0
                         ? dim3(static_cast<unsigned>(job.balanced_pieces) * heads)
                         : dim3(job.num_splits, heads, job.args.num_sequences);

@@ -32,6 +32,11 @@ struct TileRegion {
   }
 };
 
+// How long the second-level cache keeps what a copy brings. Read once, it may go before what is
+// read again.
+inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+inline constexpr uint64_t kEvictNormally = 0x1000000000000000ull;
+
 struct TileSide {
   TileRegion codes;
   TileRegion scales;
@@ -61,6 +66,7 @@ struct AttendJob {
   int balanced_pieces;              // of all sequences together, at most
   int piece_granule;                // tokens
   int rows_of_piece;                // query rows
+  int heads_of_cta;                 // KV heads: of instances that take several (tiles.cuh)
   int merge_warps;                  // that merge a row's pieces
   float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
   Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
@@ -78,6 +84,7 @@ struct AttendJob {
   const float* shared_v_scale;
   int shared_k_scale_stride;  // floats from head to head
   int shared_v_scale_stride;
+  uint64_t codes_policy;  // of the second-level cache, for 4-bit rows that come by cp.async
 };
 
 }  // namespace kvx::ops::cuda

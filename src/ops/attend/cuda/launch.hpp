@@ -34,6 +34,7 @@ struct TileKernel {
   int step_tokens = 0;         // that a warp takes at a time
   int tiles_at_once = 0;       // of a warp
   bool takes_wide = false;     // ends in bf16
+  bool takes_heads = false;    // several KV heads in a CTA
   bool shares_scales = false;  // fp8 under one scale a head, which the job holds
 };
 

@@ -17,8 +17,8 @@ class NibblesRing : public TileRing<Config> {
   static_assert(kTiles == KeyCopy::kTiles);
 
  public:
-  __device__ NibblesRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
-      : Base(walk, shared, warp, lane),
+  __device__ NibblesRing(const TileWalk& walk, uint32_t shared, int lane)
+      : Base(walk, shared, lane),
         key_part_(KeyCopy::lane_part(this->side_of_keys(), walk.head, lane)),
         value_part_(ValueCopy::lane_part(this->side_of_values(), walk.head, lane)) {}
 
@@ -100,7 +100,7 @@ class NibblesRing : public TileRing<Config> {
     const bool is_there = this->is_block(next_.id);
     const int num_tokens = is_there ? walk_.seq_len - first_token(i) : 0;
     Copy::start(side, part, is_there ? static_cast<uint32_t>(next_.id) : 0, next_.offset,
-                num_tokens, to, to + kTiles * tile_bytes, lane_);
+                num_tokens, to, to + kTiles * tile_bytes, lane_, walk_.job.codes_policy);
   }
   // A bit for each tile, of a bit for each lane.
   __device__ static uint32_t missing_tiles(uint32_t lanes) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/checked.hpp"
 #include "ops/attend/cuda/launch.hpp"
@@ -16,6 +17,7 @@ struct AttendPlanCuda {
   TileKernel tiles;  // no function in either: the plain kernel, whose pieces are always merged
   PrefillKernel prefill;
   int warps_of_cta = 0;
+  int heads_of_cta = 1;
   int num_row_tiles = 0;
   int num_splits = 1;
   int balanced_pieces = 0;  // of all sequences, a KV head and tile of rows; 0: not balanced
@@ -33,21 +35,28 @@ inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& ke
 // Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
 // leave less to merge, and their warps keep pace. Two a multiprocessor, if others are not 3 %
 // better. Steps of a warp take the same time in all.
-inline void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
+//
+// most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head.
+inline void plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
+                       AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
   const device::CudaDevice& device = context.device;
   constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
   shape.overhead = kOverheadTokens / kernel.step_tokens;
+  const int64_t pieces_of_heads = shape.num_pieces;
   double best_cost = 0;
   for (const int wanted_ctas : {2, 1, 4, 8, 16}) {
     const int warps = std::min(kernel.warps_at_once / wanted_ctas,
                                device.shared_bytes_per_cta / kernel.warp_shared_bytes);
     shape.num_slots = warps == 0 ? 0 : tile_slots(device, kernel, warps);
     if (shape.num_slots == 0) continue;
-    shape.granule = kernel.step_tokens * warps;
+    const int heads = std::gcd(most_heads, warps);
+    shape.num_pieces = pieces_of_heads / heads;
+    shape.granule = kernel.step_tokens * warps / heads;
     const SplitPlan splits = plan_splits(shape);
     if (plan.warps_of_cta != 0 && splits.cost > 0.97 * best_cost) continue;
     plan.warps_of_cta = warps;
+    plan.heads_of_cta = heads;
     plan.num_splits = splits.num_splits;
     best_cost = splits.cost;
   }
@@ -57,32 +66,35 @@ inline void plan_tiles(const CudaContext& context, SplitShape shape, AttendPlanC
 // each gets pieces by its length, from a budget that is a few for each: in the smallest CTAs that
 // fill the device, since then no piece has to be short.
 inline void balance_tiles(const CudaContext& context, const SplitShape& shape, int num_sequences,
-                          AttendPlanCuda& plan) {
+                          int most_heads, AttendPlanCuda& plan) {
   constexpr int64_t kLong = 16384;
   constexpr int64_t kPiecesOfSequence = 3;
   constexpr int64_t kMostCtas = int64_t{1} << 20;
   constexpr int kMostRowTiles = 4;  // many rows are pieces enough, and cost workspace
   const TileKernel& kernel = plan.tiles;
   if (num_sequences < 2 || shape.max_tokens < kLong || plan.num_row_tiles > kMostRowTiles) return;
-  const int64_t ctas_of_piece = shape.num_pieces / num_sequences;
   int64_t budget = int64_t{num_sequences} * plan.num_splits;
   int warps_of_cta = plan.warps_of_cta;
+  int64_t num_pieces = shape.num_pieces / plan.heads_of_cta;
   if (plan.num_splits == 1) {
     int64_t most_warps = 0, slots = 0;
     for (const int warps : {8, 4, 2, 1}) {
       const int64_t ctas = tile_slots(context.device, kernel, warps);
-      if (ctas == 0 || ctas * warps < most_warps) continue;
+      if (ctas == 0 || warps < most_heads || ctas * warps < most_warps) continue;
       most_warps = ctas * warps;
       slots = ctas;
       warps_of_cta = warps;
     }
-    const int64_t waves = ceil_div(kPiecesOfSequence * shape.num_pieces, slots);
-    budget = waves * slots / ctas_of_piece;
+    if (slots == 0) return;
+    num_pieces = shape.num_pieces / std::gcd(most_heads, warps_of_cta);
+    const int64_t waves = ceil_div(kPiecesOfSequence * num_pieces, slots);
+    budget = waves * slots / (num_pieces / num_sequences);
   }
-  const int64_t num_ctas = budget * ctas_of_piece;
+  const int64_t num_ctas = budget * (num_pieces / num_sequences);
   if (budget < 2 * int64_t{num_sequences} || num_ctas > kMostCtas) return;
   plan.balanced_pieces = static_cast<int>(budget);
   plan.warps_of_cta = warps_of_cta;
+  plan.heads_of_cta = std::gcd(most_heads, warps_of_cta);
 }
 
 // Long prompts have pieces enough; a few rows on a long prefix are split.

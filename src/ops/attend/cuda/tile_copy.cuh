@@ -10,20 +10,21 @@
 
 namespace kvx::ops::cuda {
 
-// 16 bytes, past the first cache.
+// 16 bytes, past the first cache. The second-level cache takes the whole line of 128: where a
+// head's row is half of one, the memory opens a page once for it and its neighbour.
 __device__ inline void copy_async_16(uint32_t to, const uint8_t* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+               : "memory");
 }
-// Read once: the second-level cache may drop it before what is read again, or close by.
-inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
-__device__ inline void copy_async_16_once(uint32_t to, const uint8_t* from) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "l"(kEvictFirst)
+// The same under a policy of the second-level cache.
+__device__ inline void copy_async_16_kept(uint32_t to, const uint8_t* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(from), "l"(policy)
                : "memory");
 }
 // The first source_bytes of 16; the rest becomes zeros.
 __device__ inline void copy_async_16(uint32_t to, const uint8_t* from, int source_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(source_bytes)
                : "memory");
 }
@@ -182,9 +183,6 @@ struct TileCopy {
 // The same for four tiles of 4-bit rows at once, each of a block of its own and copied by eight
 // lanes: a lane finds but one place a side, and copies from rows that lie at even distances from
 // there. A tile by the whole warp costs as much for its place and comes to two copies a lane.
-//
-// In NHD pages a sector holds scales of several heads, which CTAs read at about the same time: so
-// that it comes from memory once, codes leave the second-level cache before scales do.
 template <class Copy>
 struct FourTilesCopy {
   static constexpr int kLanes = 8;  // of a tile
@@ -210,9 +208,10 @@ struct FourTilesCopy {
   }
 
   // This lane's tile begins with token `offset` of its block. num_tokens: that are there; the
-  // others become zeros. to, scales_to: of tile 0.
+  // others become zeros. to, scales_to: of tile 0. policy: for codes.
   __device__ static void start(const TileSide& side, const Lane& part, uint32_t block, int offset,
-                               int num_tokens, uint32_t to, uint32_t scales_to, int lane) {
+                               int num_tokens, uint32_t to, uint32_t scales_to, int lane,
+                               uint64_t policy) {
     const int stride = side.codes.token_stride;
     const uint8_t* from = side.codes.at(block, offset * stride + part.codes);
     const uint8_t* scales = side.scales.at(block, offset * side.scales.token_stride + part.scales);
@@ -222,7 +221,7 @@ struct FourTilesCopy {
     if (num_tokens >= kTileTokens) [[likely]] {
 #pragma unroll
       for (int i = 0; i < kTileTokens; i += kRowsAtOnce) {
-        copy_async_16_once(place(codes_to, i, lane), from);
+        copy_async_16_kept(place(codes_to, i, lane), from, policy);
         from += step;
       }
       start_scales(side, scales, kTileTokens, tile_scales_to, lane);

@@ -93,8 +93,7 @@ class TilePiece {
         first_row_(first_row),
         num_rows_(num_rows),
         lane_(kept<Config::kIsPacked>(static_cast<int>(threadIdx.x % kWarp))),
-        warp_(threadIdx.x / kWarp),
-        ring_(walk, kept<Config::kIsPacked>(shared), warp_, lane_) {
+        ring_(walk, kept<Config::kIsPacked>(shared), lane_) {
     queries_.shared.at = shared + Config::kQueriesAt + lane_ * 8;
   }
 
@@ -363,7 +362,6 @@ class TilePiece {
   const int first_row_;
   const int num_rows_;
   const int lane_;
-  const int warp_;
   Ring ring_;
   TokenRange seen_by_all_;
   TokenRange plain_;  // seen by all, and their scores are not capped

@@ -31,6 +31,9 @@ struct TileConfig {
   // Keys and values of a step are stages of their own.
   static constexpr bool kHasStagesOfSides =
       kIsBulk || (!kIsPadded && Keys::kRowBytes + Values::kRowBytes == Keys::kDim);
+  // Warps of a CTA may walk over different heads: where a row is less than a line of a cache.
+  static constexpr bool kTakesHeads =
+      !kIsBulk && !kIsPadded && !IsWide && std::max(Keys::kRowBytes, Values::kRowBytes) < 128;
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
   // 4 bits of 256 numbers too: few warps fit, so each must have more to do at once.
   static constexpr int kSmallTile = Keys::kParts > 2 ? 5120 : 4096;
@@ -70,6 +73,8 @@ struct TileWalk {
   const int32_t* table;  // of the sequence
   int seq_len;
   int head;  // of the run
+  int warp;  // of num_warps, which walk over the head
+  int num_warps;
   TokenRange tokens;
   TokenRange hole;  // in the walk over wide ends: the packed tokens between them, whole tiles
 };
@@ -99,12 +104,12 @@ class TileRing {
   using Values = typename Config::Values;
 
   // shared: memory of this warp, Config::kWarpBytes.
-  __device__ TileRing(const TileWalk& walk, uint32_t shared, int warp, int lane)
+  __device__ TileRing(const TileWalk& walk, uint32_t shared, int lane)
       : walk_(walk),
         lane_(lane),
-        num_warps_(static_cast<int>(blockDim.x) / kWarp),
+        num_warps_(walk.num_warps),
         ring_(shared + Config::kBarrierBytes),
-        first_step_(walk.tokens.begin / Config::kStepTokens + warp) {
+        first_step_(walk.tokens.begin / Config::kStepTokens + walk.warp) {
     const int end = walk.tokens.end - hole_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
     num_steps_ = max(0, (end_step - first_step_ + num_warps_ - 1) / num_warps_);

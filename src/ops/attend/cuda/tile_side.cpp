@@ -69,6 +69,10 @@ bool is_dense(const SideView& side) {
          divides(s.head_stride, 16);
 }
 
+bool is_nhd(const SideView& side) {
+  return std::abs(side.codes.head_stride) < std::abs(side.codes.token_stride);
+}
+
 bool has_shared_scale(const SideView& side) {
   return side.spec.has_scale() && side.scales.block_stride == 0 && side.scales.token_stride == 0 &&
          divides(side.scales.head_stride, 4);

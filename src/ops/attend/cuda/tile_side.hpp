@@ -12,6 +12,9 @@ bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padde
 // Rows of a head follow each other inside a block, and so do their scales, all on 16 bytes.
 bool is_dense(const SideView& side);
 
+// Rows of a token's heads are nearer to each other than those of a head's tokens.
+bool is_nhd(const SideView& side);
+
 // One scale a head (or for all heads), the same for all blocks and tokens.
 bool has_shared_scale(const SideView& side);
 

@@ -19,36 +19,40 @@ struct PiecePlace {
   int sequence;
   SequenceShape shape;
   const int32_t* table;  // of the sequence
-  int head;              // of the run
-  int kv_head;           // of the layer
+  int first_head;        // of the CTA's, of the run
+  int head;              // of this warp
+  int kv_head;           // the same head, of the layer
   int first_row;
   int num_rows;
   int split;
   int num_splits;
-  int64_t partial;  // balanced: of row 0's partial results
+  int64_t partial;  // balanced: of the first head's row 0
   TokenRange tokens;
   TokenRange packed;  // of the sequence: the others are wide
 };
 
-// What this CTA's index says, but tokens; num_splits is 0 where there is no such piece.
-__device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece) {
+// What this CTA's index says, but tokens; num_splits is 0 where there is no such piece. num_heads:
+// of the CTA; head: of this warp among them.
+__device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece, int num_heads,
+                                        int head) {
   PiecePlace place = {};
   int row_tile = 0;
+  const int heads_of_run = job.packed.num_heads / num_heads;  // in CTAs
   if (job.balanced_pieces > 0) {
     const int cta = static_cast<int>(blockIdx.x);
-    place.head = cta % job.packed.num_heads;
-    row_tile = cta / job.packed.num_heads % job.num_row_tiles;
-    const int piece = cta / job.packed.num_heads / job.num_row_tiles;
+    place.first_head = cta % heads_of_run * num_heads;
+    row_tile = cta / heads_of_run % job.num_row_tiles;
+    const int piece = cta / heads_of_run / job.num_row_tiles;
     const auto [sequence, pieces] = sequence_of_piece(job, piece);
     place.sequence = sequence;
     place.split = piece - pieces.first;
     place.num_splits = pieces.num;
-    place.partial = balanced_partial(job, piece, place.head, row_tile);
-    const bool is_first = cta == pieces.first * job.packed.num_heads * job.num_row_tiles;
+    place.partial = balanced_partial(job, piece, place.first_head, row_tile);
+    const bool is_first = cta == pieces.first * heads_of_run * job.num_row_tiles;
     if (is_first && pieces.num > 0 && threadIdx.x == 0) job.sequence_pieces[sequence] = pieces;
   } else {
-    place.head = static_cast<int>(blockIdx.y) % job.packed.num_heads;
-    row_tile = static_cast<int>(blockIdx.y) / job.packed.num_heads;
+    place.first_head = static_cast<int>(blockIdx.y) % heads_of_run * num_heads;
+    row_tile = static_cast<int>(blockIdx.y) / heads_of_run;
     place.sequence = static_cast<int>(blockIdx.z);
     place.split = static_cast<int>(blockIdx.x);
     place.num_splits = job.num_splits;
@@ -57,6 +61,7 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece)
   place.shape = sequence_shape(job, place.sequence);
   place.table =
       job.args.block_table.ids + int64_t{place.sequence} * job.args.block_table.row_stride;
+  place.head = place.first_head + head;
   place.kv_head = job.packed.first_head + place.head;
   place.first_row = row_tile * rows_of_piece;
   place.num_rows = min(rows_of_piece, place.shape.q_len * job.q_per_kv - place.first_row);
@@ -94,8 +99,15 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
   const TokenRange hole = {min(max(place.packed.begin, first_tile), end_tile),
                            min(max(place.packed.end, first_tile), end_tile)};
   const TileWalk walk = {
-      job,          place.table, place.shape.seq_len, place.kv_head - job.wide.first_head,
-      place.tokens, hole};
+      .job = job,
+      .table = place.table,
+      .seq_len = place.shape.seq_len,
+      .head = place.kv_head - job.wide.first_head,
+      .warp = static_cast<int>(threadIdx.x / kWarp),
+      .num_warps = static_cast<int>(blockDim.x) / kWarp,
+      .tokens = place.tokens,
+      .hole = hole,
+  };
   TilePiece<Keys, Values, Dim, Columns, true> piece(walk, place.shape, place.first_row,
                                                     place.num_rows, shared);
   if (piece.is_empty()) return;
@@ -127,20 +139,27 @@ struct WarpMemory {
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
 };
 
-// All warps' rows together. Where nothing else is to be merged with, they become the output.
+// Rows of all warps of a head together. Where nothing else is to be merged with, they become the
+// output. num_heads: of the CTA.
 template <class Memory>
-__device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8_t* shared) {
+__device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int num_heads,
+                            uint8_t* shared) {
   using Rows = typename Memory::Rows;
-  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
-  const auto rows_of = [shared](int warp) -> Rows& {
-    return *reinterpret_cast<Rows*>(shared + warp * Memory::kBytes + Memory::kRowsAt);
+  const int warps_of_cta = static_cast<int>(blockDim.x) / kWarp;
+  const int num_warps = warps_of_cta / num_heads;  // of a head
+  const int first_kv_head = job.packed.first_head + place.first_head;
+  const auto rows_of = [&](int head, int warp) -> Rows& {
+    const int at = warp * num_heads + head;
+    return *reinterpret_cast<Rows*>(shared + at * Memory::kBytes + Memory::kRowsAt);
   };
-  // Row r's softmax over all warps; add(warp, weight) for each that saw a token.
-  const auto merge = [&](int r, const auto& add) {
+  // The softmax of a head's row r over all its warps; add(warp, weight) for each that saw a token.
+  const auto merge = [&](int head, int r, const auto& add) {
     Softmax2 whole = {-INFINITY, 0.0f};
-    for (int w = 0; w < num_warps; ++w) whole.max = fmaxf(whole.max, rows_of(w).softmax[r].max);
     for (int w = 0; w < num_warps; ++w) {
-      const Softmax2& part = rows_of(w).softmax[r];
+      whole.max = fmaxf(whole.max, rows_of(head, w).softmax[r].max);
+    }
+    for (int w = 0; w < num_warps; ++w) {
+      const Softmax2& part = rows_of(head, w).softmax[r];
       if (part.sum == 0) continue;
       const float weight = fast_exp2(part.max - whole.max);
       whole.sum += weight * part.sum;
@@ -151,20 +170,23 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8
   const bool is_whole = place.num_splits == 1;
   const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
   const int quads = dim / 4;
-  for (int i = threadIdx.x; i < place.num_rows * quads; i += num_warps * kWarp) {
-    const int r = i / quads, d = i % quads * 4;
+  const int num_rows = num_heads * place.num_rows;
+  const auto head_of = [&](int row) { return num_heads == 1 ? 0 : row / place.num_rows; };
+  for (int i = threadIdx.x; i < num_rows * quads; i += warps_of_cta * kWarp) {
+    const int row = i / quads, d = i % quads * 4;
+    const int head = head_of(row), r = row - head * place.num_rows;
     const auto quad_of = [&](int w) -> float4& {
-      return reinterpret_cast<float4&>(rows_of(w).sums[r][d]);
+      return reinterpret_cast<float4&>(rows_of(head, w).sums[r][d]);
     };
     float4 total = {};
-    const Softmax2 whole = merge(r, [&](int w, float weight) {
+    const Softmax2 whole = merge(head, r, [&](int w, float weight) {
       const float4 x = quad_of(w);
       total.x += weight * x.x;
       total.y += weight * x.y;
       total.z += weight * x.z;
       total.w += weight * x.w;
     });
-    const QueryRowAt at = query_row(job, place.kv_head, place.first_row + r);
+    const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
     if (is_whole && job.transforms_v) {
       quad_of(0) = total;  // only this thread reads it before
@@ -172,7 +194,7 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8
       store_output_quad(job, token, at.q_head, d, whole, total);
     } else {
       const int64_t index = job.balanced_pieces > 0
-                                ? place.partial + r
+                                ? place.partial + head * job.rows_of_piece + r
                                 : partial_index(job, token, at.q_head, place.split);
       *reinterpret_cast<float4*>(job.partial_out + index * dim + d) = total;
       if (d == 0) job.partial_softmax[index] = whole;
@@ -181,10 +203,11 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, uint8
   if (!is_whole || !job.transforms_v) return;
   __syncthreads();
   const int warp = threadIdx.x / kWarp;
-  for (int r = warp; r < place.num_rows; r += num_warps) {
-    const QueryRowAt at = query_row(job, place.kv_head, place.first_row + r);
-    const Softmax2 whole = merge(r, [](int, float) {});
-    finish_row(job, place.shape.q_start + at.new_token, at.q_head, whole, rows_of(0).sums[r],
+  for (int row = warp; row < num_rows; row += warps_of_cta) {
+    const int head = head_of(row), r = row - head * place.num_rows;
+    const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
+    const Softmax2 whole = merge(head, r, [](int, float) {});
+    finish_row(job, place.shape.q_start + at.new_token, at.q_head, whole, rows_of(head, 0).sums[r],
                threadIdx.x % kWarp);
   }
 }
@@ -193,11 +216,21 @@ template <class Memory, class Keys, class Values>
 __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   using Rows = typename Memory::Rows;
   extern __shared__ __align__(128) uint8_t shared[];
-  PiecePlace place = find_piece(job, Rows::kRows);
+  int num_heads = 1, head = 0;
+  if constexpr (Memory::Packed::kTakesHeads) {
+    num_heads = job.heads_of_cta;
+    // The shuffle shows the compiler that a warp has but one, which saves registers.
+    head = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp % num_heads, 0);
+  }
+  PiecePlace place = find_piece(job, Rows::kRows, num_heads, head);
   if (place.num_splits == 0) return;
   if (!place.shape.is_valid) {
-    return leave_empty(job, place.shape, place.kv_head, place.first_row, place.num_rows,
-                       place.split, place.num_splits == 1);
+    const int first_kv_head = job.packed.first_head + place.first_head;
+    for (int h = first_kv_head; h < first_kv_head + num_heads; ++h) {
+      leave_empty(job, place.shape, h, place.first_row, place.num_rows, place.split,
+                  place.num_splits == 1);
+    }
+    return;
   }
   if (place.num_rows <= 0) return;
   place.tokens = tokens_of_piece(job, place, Memory::Packed::kStepTokens);
@@ -207,8 +240,15 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(own));
   Rows* rows = reinterpret_cast<Rows*>(own + Memory::kRowsAt);
   const TileWalk walk = {
-      job, place.table, place.shape.seq_len, place.head, common_tokens(place.tokens, place.packed),
-      {}};
+      .job = job,
+      .table = place.table,
+      .seq_len = place.shape.seq_len,
+      .head = place.head,
+      .warp = static_cast<int>(threadIdx.x) / kWarp / num_heads,
+      .num_warps = static_cast<int>(blockDim.x) / kWarp / num_heads,
+      .tokens = common_tokens(place.tokens, place.packed),
+      .hole = {},
+  };
   TilePiece<Keys, Values, Rows::kDim, Rows::kColumns, false> piece(
       walk, place.shape, place.first_row, place.num_rows, ring);
   piece.begin();
@@ -226,7 +266,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   __syncthreads();
   // Before a merge not earlier: its CTAs would crowd on the multiprocessors that are free first.
   let_later_launches_begin();
-  merge_warps<Memory>(job, place, shared);
+  merge_warps<Memory>(job, place, num_heads, shared);
 }
 
 template <class Memory, class Keys, class Values>
@@ -253,6 +293,7 @@ TileKernel tile_kernel() {
       .step_tokens = Memory::Packed::kStepTokens,
       .tiles_at_once = Memory::Packed::kTilesAtOnce,
       .takes_wide = Memory::kTakesWide,
+      .takes_heads = Memory::Packed::kTakesHeads,
   };
 }
 
