@@ -19,14 +19,15 @@ struct CudaAttendLimits {
 // attend_has_prefill say. kPrefillMma is kPrefill without wgmma, also where the code has that.
 enum class CudaAttendPath : uint8_t { kChoose, kPlain, kTiles, kPrefill, kPrefillMma };
 
-// Whether the tile kernel takes this call: head_dim 64 or 128 alike for K and V, blocks of
-// a multiple of 16 tokens, rows on 16 bytes and scales on 4, wide ends (if any) in bf16, no offsets
+// Whether the tile kernel takes this call: head_dims of multiples of 16 up to 256, blocks of a
+// multiple of 16 tokens, rows on 16 bytes and scales on 4, wide ends (if any) in bf16, no offsets
 // by block, and a pair of formats that is compiled. docs/cuda.md names them.
 bool attend_has_tiles(const CudaContext& context, const AttendArgs& args);
 
-// Whether a prefill kernel takes this call: as above, without a tree mask, q and out on 16 bytes,
-// and K and V both bf16, both f16 (without wide ends), both of fp8 (one scale a head), nvfp4, mxfp4
-// and mxfp4_g16, or both of fp8, int8, int4 and the affine formats.
+// Whether a prefill kernel takes this call: as above, with head_dim 64 or 128 for K and V alike,
+// without a tree mask or a window's sinks, q and out on 16 bytes, and K and V both bf16, both f16
+// (without wide ends), both of fp8 (one scale a head), nvfp4, mxfp4 and mxfp4_g16, or both of fp8,
+// int8, int4 and the affine formats.
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 
 // Whether a pool's run of heads is best kept with its codes in cells (format/cells.hpp): K and V of

@@ -42,8 +42,8 @@ struct TileConfig {
                                                                             : 1;
   // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
   // stay in their cache and its scores in registers.
-  static constexpr int kPasses =
-      kTilesAtOnce > 2 && (Columns > 1 || !Keys::kHasRoomForSteps) ? 2 : 1;
+  static constexpr int kPasses = kTilesAtOnce > 2 && (Columns > 1 || !Keys::kHasRoomForSteps) ? 2
+                                                                                              : 1;
   static constexpr int kStages = kIsWide                                              ? 1
                                  : !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2
                                                                                       : 3;
