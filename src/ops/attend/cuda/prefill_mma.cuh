@@ -85,10 +85,11 @@ class MmaFiller {
   __device__ void copy_unit(const Side& side, int tile = 0) const {
     const PackedUnits<Shape> units(side, finder_);
     if (tile < walk_.num_tiles) {
+      const GroupRows own = units.own_rows();
       if (bits_of(side.facts().id) == 8) {
-        units.template copy<8>(0, units.raw_unit(0));
+        units.template copy<8>(0, units.raw_unit(0), own);
       } else {
-        units.template copy<4>(0, units.raw_unit(0));
+        units.template copy<4>(0, units.raw_unit(0), own);
       }
     }
     commit_copies();
