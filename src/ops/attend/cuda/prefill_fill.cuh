@@ -131,13 +131,21 @@ struct TileCopier {
   static constexpr int kChunks = Shape::kDim / 8;
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
 
+  // Of this lane's group; the same until the finder has others.
+  __device__ static const uint8_t* own_rows(const PrefillSideWalk<Shape>& side,
+                                            const GroupFinder<Shape>& finder) {
+    if (Shape::kCopiesWide && finder.is_own_wide()) {
+      return finder.own_rows(side.wide_rows(), side.wide_head());
+    }
+    return finder.own_rows(side.rows().codes, side.walk.head);
+  }
   // Starts the copies of the finder's tile.
   __device__ static void copy(const PrefillSideWalk<Shape>& side, const GroupFinder<Shape>& finder,
-                              uint32_t to) {
+                              const uint8_t* own, uint32_t to) {
     if (Shape::kCopiesWide && finder.has_wide()) {
-      copy_groups<true>(side, finder, to);
+      copy_groups<true>(side, finder, own, to);
     } else {
-      copy_groups<false>(side, finder, to);
+      copy_groups<false>(side, finder, own, to);
     }
   }
 
@@ -145,16 +153,13 @@ struct TileCopier {
   // MayBeWide: tokens of some groups.
   template <bool MayBeWide>
   __device__ static void copy_groups(const PrefillSideWalk<Shape>& side,
-                                     const GroupFinder<Shape>& finder, uint32_t to) {
+                                     const GroupFinder<Shape>& finder, const uint8_t* own,
+                                     uint32_t to) {
     const int chunk = side.thread() % kChunks;
     const int row = side.thread() / kChunks;  // of the first rows
     // Behind the end of shorter rows none is there.
     const int wanted = chunk * 16 < side.facts().code_bytes ? row : kTileTokens;
     const TileRegion& codes = side.rows().codes;
-    const uint8_t* own = finder.own_rows(codes, side.walk.head);
-    if (MayBeWide && finder.is_own_wide()) {
-      own = finder.own_rows(side.wide_rows(), side.wide_head());
-    }
     to += chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8);
 #pragma unroll
     for (int first = 0; first < Shape::kTokens; first += kTileTokens) {

@@ -78,7 +78,8 @@ class MmaFiller {
     copy_unit(keys_, i + 1);
   }
   __device__ void copy_rows(const Side& side) const {
-    TileCopier<Shape>::copy(side, finder_, side.ring.tile(side.side, 0));
+    using Copier = TileCopier<Shape>;
+    Copier::copy(side, finder_, Copier::own_rows(side, finder_), side.ring.tile(side.side, 0));
     commit_copies();
   }
   // A group of copies for every tile, also behind the last.

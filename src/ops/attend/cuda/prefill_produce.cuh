@@ -8,11 +8,14 @@ namespace kvx::ops::cuda {
 // Rows of 16 bits.
 template <class Shape>
 __device__ inline void produce_copies(const PrefillSideWalk<Shape>& side) {
+  using Copier = TileCopier<Shape>;
   GroupFinder<Shape> finder(side);
+  const uint8_t* own = nullptr;
+#pragma unroll 1
   for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
-    finder.next();
+    if (finder.next()) own = Copier::own_rows(side, finder);
     side.ring.wait_free(side.side, tile);
-    TileCopier<Shape>::copy(side, finder, side.ring.tile(side.side, tile));
+    Copier::copy(side, finder, own, side.ring.tile(side.side, tile));
     commit_copies();
     finder.say_facts(tile);
     wait_for_copies<0>();
