@@ -141,6 +141,45 @@ TEST_P(GpuPrefill, FoldsTransforms) {
   }
 }
 
+bool has_4_bits(const std::string& name) {
+  return name.find("int4") == 0 || name.find("fp4") != std::string::npos;
+}
+
+// Rows that end in zeros in a tile of 64 or 128 numbers; those of 4 bits have to be whole copies.
+TEST_P(GpuPrefill, TakesOtherHeadDims) {
+  for (const auto& [k, v] : kPairs) {
+    for (const int head_dim : {48, 80, 96}) {
+      SceneOptions options = options_of(k, v, head_dim);
+      options.runs.front().num_heads = 1;
+      options.seq_lens = {200, 0, 300, 40};
+      options.q_lens = {200, 0, 37, 2};
+      SCOPED_TRACE(fmt::format("{}/{} {}", k, v, head_dim));
+      if (head_dim % 32 != 0 && (has_4_bits(k) || has_4_bits(v))) {
+        AttendScene scene(options);
+        DeviceScene on_device(memory(), context(), scene);
+        EXPECT_FALSE(ops::attend_has_prefill(context(), on_device.args()));
+        continue;
+      }
+      expect_near(options);
+    }
+  }
+}
+
+TEST_P(GpuPrefill, TakesOtherHeadDimsWithEveryFeature) {
+  for (const char* name : {"bf16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
+    for (int which = 0; which < 5; ++which) {
+      SceneOptions options = options_of(name, name, 96);
+      if (which < 4) set_transforms(options, which);
+      if (which == 4) set_wide_ends(options, 2);
+      options.runs.front().num_heads = 1;
+      options.seq_lens = {257, 40, 300};
+      options.q_lens = {60, 40, 33};
+      SCOPED_TRACE(fmt::format("{} case {}", name, which));
+      expect_near(options);
+    }
+  }
+}
+
 // A prompt whose ends are bf16, beside packed tokens of every kind.
 SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shape) {
   SceneOptions options = options_of(k, v, shape == 1 ? 64 : 128);
@@ -154,12 +193,11 @@ SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shap
 
 TEST_P(GpuPrefill, WalksOverWideEnds) {
   for (const auto& [k, v] : kPairs) {
-    // 16 bits have no ends of another format.
-    const bool has_16_bits = std::string(k) == "bf16" || std::string(k) == "f16";
+    const bool is_f16 = std::string(k) == "f16";  // has no ends of another format
     for (int shape = 0; shape < 5; ++shape) {
       const SceneOptions options = with_wide_ends(k, v, shape);
       SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
-      if (!has_16_bits) {
+      if (!is_f16) {
         expect_near(options);
         continue;
       }

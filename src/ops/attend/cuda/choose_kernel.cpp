@@ -83,6 +83,12 @@ PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& a
   if (args.tree_mask || args.window_sinks > 0 || run.k.head_dim != run.v.head_dim) return {};
   if (!can_have_tiles(args, run)) return {};
   if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
+  for (const SideView* side : {&run.k, &run.v}) {  // rows in whole copies of 16 bytes
+    const int code_bytes = format::code_bytes_per_row(side->spec, side->head_dim);
+    if (code_bytes % 16 != 0 || !can_copy(*side, args.packed.block_size, run.num_heads, false)) {
+      return {};
+    }
+  }
   const bool has_wide_ends = args.wide_head_blocks != nullptr;
   if (has_wide_ends && !has_tile_ends(args, run)) return {};
   const bool is_wgmma = path == CudaAttendPath::kPrefill && is_hoppers_code(context);

@@ -46,8 +46,7 @@ template <PrefillEngine Engine>
 PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, int head_dim,
                        bool has_wide_ends) {
   using enum PrefillScales;
-  if (head_dim != 64 && head_dim != 128) return {};
-  if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16 && !has_wide_ends) {
+  if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16) {  // wide ends are rows like others
     return instance<Engine, MmaBf16, kNone>(head_dim);
   }
   if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_wide_ends) {
@@ -58,7 +57,7 @@ PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, int head_dim,
                          : instance<Engine, MmaF16, kOnOperand>(head_dim);
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
-    const bool has_parts = head_dim == 128 && (has_groups(k) || has_groups(v));
+    const bool has_parts = head_dim > 64 && (has_groups(k) || has_groups(v));
     if (has_parts) return instance<Engine, MmaF16, kOnParts>(head_dim);
     return instance<Engine, MmaF16, kOnScores>(head_dim);
   }

@@ -47,7 +47,7 @@ enum class PrefillScales {
   kOnParts,  // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights
 };
 
-// What an engine has for a head_dim of 64 or 128; 128 for kOnParts.
+// What an engine has for a head_dim of up to 64 or 128 numbers; more than 64 for kOnParts.
 template <class Mma, PrefillScales Scales>
 PrefillKernel wgmma_instance(int head_dim);
 template <class Mma, PrefillScales Scales>

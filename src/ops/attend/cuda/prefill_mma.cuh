@@ -78,17 +78,19 @@ class MmaFiller {
     copy_unit(keys_, i + 1);
   }
   __device__ void copy_rows(const Side& side) const {
-    TileCopier<Shape>::copy(side, finder_, side.ring.tile(side.side, 0));
+    using Copier = TileCopier<Shape>;
+    Copier::copy(side, finder_, Copier::own_rows(side, finder_), side.ring.tile(side.side, 0));
     commit_copies();
   }
   // A group of copies for every tile, also behind the last.
   __device__ void copy_unit(const Side& side, int tile = 0) const {
     const PackedUnits<Shape> units(side, finder_);
     if (tile < walk_.num_tiles) {
+      const GroupRows own = units.own_rows();
       if (bits_of(side.facts().id) == 8) {
-        units.template copy<8>(0, units.raw_unit(0));
+        units.template copy<8>(0, units.raw_unit(0), own);
       } else {
-        units.template copy<4>(0, units.raw_unit(0));
+        units.template copy<4>(0, units.raw_unit(0), own);
       }
     }
     commit_copies();

@@ -56,7 +56,7 @@ class PrefillOutput {
         }
       } else {
         const int64_t index = partial_index(job_, token, at.q_head, split);
-        float* out = job_.partial_out + index * Shape::kDim;
+        float* out = job_.partial_out + index * dim();
         store_row(r, DType::kF32, reinterpret_cast<uint8_t*>(out));
         if (rows_.t == 0) job_.partial_softmax[index] = ends[r].tokens;
       }
@@ -64,6 +64,10 @@ class PrefillOutput {
   }
 
  private:
+  __device__ int dim() const {
+    return job_.packed.v.view.head_dim;
+  }
+
   // From a tile's order of channels to the rows'.
   __device__ void put_in_order() {
     if constexpr (!Shape::kDecodes) return;
@@ -107,7 +111,7 @@ class PrefillOutput {
   __device__ void undo_transform(const float (&probabilities)[2]) {
     const int kv_head = job_.packed.first_head + rows_.head;
     const TransformRow v =
-        transform_row(job_.args.transform.v, kv_head, job_.num_kv_heads, Shape::kDim, 0);
+        transform_row(job_.args.transform.v, kv_head, job_.num_kv_heads, dim(), 0);
     if (v.hadamard) {
       rotate(0);
       rotate(1);
@@ -117,6 +121,7 @@ class PrefillOutput {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int d = 8 * i + 2 * rows_.t + j;
+        if (8 * i >= dim()) break;
         const float factor = v.factor ? v.factor[d] : 1.0f;
         const float mean = v.mean ? v.mean[d] : 0.0f;
 #pragma unroll
@@ -127,9 +132,9 @@ class PrefillOutput {
       }
     }
   }
-  // Hadamard of row r: within a pair, over the four lanes, over pairs.
+  // Hadamard of row r: within a pair, over the four lanes, over the pairs of a block.
   __device__ void rotate(int r) {
-    static_assert(hadamard_block(Shape::kDim) == Shape::kDim);
+    const int block = hadamard_block(dim());  // of 8 numbers and more
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) butterfly(pair(r, i)[0], pair(r, i)[1]);
 #pragma unroll
@@ -144,6 +149,7 @@ class PrefillOutput {
     }
 #pragma unroll
     for (int step = 1; step < kPairs; step *= 2) {
+      if (8 * step >= block) break;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         if ((i & step) != 0) continue;
@@ -151,7 +157,7 @@ class PrefillOutput {
         butterfly(pair(r, i)[1], pair(r, i + step)[1]);
       }
     }
-    const float norm = hadamard_norm(Shape::kDim);
+    const float norm = hadamard_norm(block);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       pair(r, i)[0] *= norm;
@@ -163,16 +169,22 @@ class PrefillOutput {
     if (type == DType::kF32) {
       float2* out = reinterpret_cast<float2*>(row) + rows_.t;
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) out[4 * i] = {pair(r, i)[0], pair(r, i)[1]};
+      for (int i = 0; i < kPairs; ++i) {
+        if (8 * i < dim()) out[4 * i] = {pair(r, i)[0], pair(r, i)[1]};
+      }
       return;
     }
     uint32_t* out = reinterpret_cast<uint32_t*>(row) + rows_.t;
     if (type == DType::kF16) {
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) out[4 * i] = MmaF16::pack(pair(r, i)[0], pair(r, i)[1]);
+      for (int i = 0; i < kPairs; ++i) {
+        if (8 * i < dim()) out[4 * i] = MmaF16::pack(pair(r, i)[0], pair(r, i)[1]);
+      }
     } else {
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) out[4 * i] = MmaBf16::pack(pair(r, i)[0], pair(r, i)[1]);
+      for (int i = 0; i < kPairs; ++i) {
+        if (8 * i < dim()) out[4 * i] = MmaBf16::pack(pair(r, i)[0], pair(r, i)[1]);
+      }
     }
   }
   // A row that saw nothing: weights of 0, but 0 * NaN is NaN.

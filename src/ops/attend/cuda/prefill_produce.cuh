@@ -8,11 +8,14 @@ namespace kvx::ops::cuda {
 // Rows of 16 bits.
 template <class Shape>
 __device__ inline void produce_copies(const PrefillSideWalk<Shape>& side) {
+  using Copier = TileCopier<Shape>;
   GroupFinder<Shape> finder(side);
+  const uint8_t* own = nullptr;
+#pragma unroll 1
   for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
-    finder.next();
+    if (finder.next()) own = Copier::own_rows(side, finder);
     side.ring.wait_free(side.side, tile);
-    TileCopier<Shape>::copy(side, finder, side.ring.tile(side.side, tile));
+    Copier::copy(side, finder, own, side.ring.tile(side.side, tile));
     commit_copies();
     finder.say_facts(tile);
     wait_for_copies<0>();
@@ -33,11 +36,12 @@ class PackedProducer {
 
  private:
   static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a tile
-  static constexpr int kAhead = Shape::kRawUnits - 1;
+  static constexpr int kSlots = Shape::kRawUnits;
+  static constexpr int kAhead = kSlots - 1;
   template <class Element, class From>
   __device__ void fill() {
     const int num_units = side_.walk.num_tiles * kUnits;
-    for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, num_units);
+    for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_units);
     if constexpr (!Shape::kTakesWide) {
       fill_units<Element, From>(0, num_units, num_units);
       return;
@@ -62,14 +66,16 @@ class PackedProducer {
 #pragma unroll 1
     for (; u < end; ++u) {
       wait_for_copies<kAhead - 1>();
-      start<Element::kBits>(u + kAhead, num_units);  // where the unit before this was
-      const int tile = u / kUnits;
-      const int unit = u % kUnits;
+      // Where the unit before this was.
+      start<Element::kBits>(u + kAhead, slot_ == 0 ? kSlots - 1 : slot_ - 1, num_units);
+      const int tile = static_cast<unsigned>(u) / kUnits;
+      const int unit = static_cast<unsigned>(u) % kUnits;
       if (unit == 0) {
         ring_.wait_free(side_.side, tile);
         finder_.say_facts(tile);
       }
-      units.template decode<Element, From>(units.raw_unit(u), tile, unit);
+      units.template decode<Element, From>(units.raw_unit(slot_), tile, unit);
+      slot_ = slot_ == kSlots - 1 ? 0 : slot_ + 1;
       const bool is_open = Shape::kTakesWide && u + 1 == end;
       if (unit == kUnits - 1 && !is_open) ring_.fill(side_.side, tile);
     }
@@ -77,11 +83,12 @@ class PackedProducer {
 
   // A group of copies for every unit, also behind the last.
   template <int Bits>
-  __device__ void start(int u, int num_units) {
+  __device__ void start(int u, int slot, int num_units) {
     if (u < num_units) {
-      if (u % kUnits == 0) finder_.next();
       const PackedUnits<Shape> units(side_, finder_);
-      units.template copy<Bits>(u % kUnits, units.raw_unit(u));
+      const int unit = static_cast<unsigned>(u) % kUnits;
+      if (unit == 0 && finder_.next()) own_rows_ = units.own_rows();
+      units.template copy<Bits>(unit, units.raw_unit(slot), own_rows_);
     }
     commit_copies();
   }
@@ -89,6 +96,8 @@ class PackedProducer {
   const PrefillSideWalk<Shape>& side_;
   const PrefillRing<Shape>& ring_;
   GroupFinder<Shape> finder_;
+  GroupRows own_rows_ = {};
+  int slot_ = 0;  // of the unit that is decoded next
 };
 
 }  // namespace kvx::ops::cuda

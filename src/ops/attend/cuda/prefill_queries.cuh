@@ -66,7 +66,7 @@ class PrefillQueries {
     for (int i = 0; i < kRounds; ++i) {
       const int r = row_of_round(i);
       eights[i] = {};
-      if (r >= rows_.num_rows) continue;
+      if (r >= rows_.num_rows || 8 * chunk >= dim()) continue;
       const QueryRowAt at = rows_.at(r);
       const int64_t first = (int64_t{rows_.shape.q_start} + at.new_token) * q.token_stride +
                             int64_t{at.q_head} * q.head_stride;
@@ -146,21 +146,25 @@ class PrefillQueries {
   __device__ float fold_transform(int chunk, float (&x)[8]) const {
     const AttendJob& job = rows_.job;
     const int kv_head = job.packed.first_head + rows_.head;
-    const TransformRow k =
-        transform_row(job.args.transform.k, kv_head, job.num_kv_heads, Shape::kDim, 0);
+    const TransformRow k = transform_row(job.args.transform.k, kv_head, job.num_kv_heads, dim(), 0);
     float added = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int d = 8 * chunk + j;
+      if (d >= dim()) break;
       if (k.mean) added += x[j] * k.mean[d];
       if (k.factor) x[j] = __fdividef(x[j], k.factor[d]);
     }
     if (k.hadamard) rotate(chunk, x);
     return over_row(added);
   }
-  // Hadamard: within a lane's numbers, then over the row's lanes.
-  __device__ static void rotate(int chunk, float (&x)[8]) {
-    static_assert(hadamard_block(Shape::kDim) == Shape::kDim);
+  __device__ int dim() const {
+    return rows_.job.packed.k.view.head_dim;
+  }
+
+  // Hadamard: within a lane's numbers, then over the lanes of a block.
+  __device__ void rotate(int chunk, float (&x)[8]) const {
+    const int block = hadamard_block(dim());  // of 8 numbers and more
 #pragma unroll
     for (int stride = 1; stride < 8; stride *= 2) {
 #pragma unroll
@@ -170,13 +174,14 @@ class PrefillQueries {
     }
 #pragma unroll
     for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      if (8 * lanes >= block) break;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float other = __shfl_xor_sync(kWholeWarp, x[j], lanes);
         x[j] = (chunk & lanes) == 0 ? x[j] + other : other - x[j];
       }
     }
-    const float norm = hadamard_norm(Shape::kDim);
+    const float norm = hadamard_norm(block);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] *= norm;
   }

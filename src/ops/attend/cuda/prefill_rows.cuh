@@ -137,14 +137,7 @@ class PrefillRows {
     softmax_.weigh(tile, facts, scores_[0]);
   }
   __device__ void scale_scores(int tile) {
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
-        softmax_.add_part(tile, p, i / 4, &scores_[p][i], &scores_[0][i]);
-      }
-    }
-    softmax_.add_key_zeros(tile, scores_[0]);
+    softmax_.scale(tile, scores_);
   }
 
   const PrefillWalk& walk_;

@@ -10,6 +10,8 @@
 // ldmatrix reads that order without conflicts.
 #pragma once
 
+#include <type_traits>
+
 #include "core/checked.hpp"
 #include "ops/attend/cuda/job.cuh"
 #include "ops/attend/cuda/launch.hpp"
@@ -36,6 +38,8 @@ struct PrefillShape {
       Where == PrefillScales::kOnScores || Where == PrefillScales::kOnParts;
   // Beside packed tokens, a sequence's ends may be bf16; those tokens always have scales.
   static constexpr bool kTakesWide = kScalesScores || Where == PrefillScales::kOnOperandBesideWide;
+  // The same beside bf16: those tokens are copied as the others are.
+  static constexpr bool kCopiesWide = !kDecodes && std::is_same_v<MmaType, MmaBf16>;
   // Parts of a row with scales of their own: a sum of scores, and weights, for each.
   static constexpr int kParts = Where == PrefillScales::kOnParts ? kDim / 64 : 1;
   static constexpr int kTokens = kIsWgmma && kParts == 1 ? 128 : 64;  // of a tile: likewise
@@ -76,7 +80,7 @@ struct PrefillShape {
                 kMultiprocessorBytes + kReservedBytes);
 
   // wgmma's 65536 registers: 256 threads that fill and 256 that multiply.
-  static constexpr int kFillingRegisters = kScalesScores ? 64 : kDecodes ? 56 : 40;
+  static constexpr int kFillingRegisters = kDecodes ? 56 : 40;
   static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
 
@@ -208,13 +212,15 @@ PrefillKernel prefill_kernel(void (*kernel)(AttendJob)) {
           .shares_scales = Shape::kDecodes && !Shape::kScalesScores};
 }
 
-// The instance for a head_dim; kernel_of(shape) gives its kernel.
+// The instance for a head_dim, rows of 64 numbers or of 128: shorter ones end in zeros there.
+// kernel_of(shape) gives its kernel.
 template <PrefillEngine Engine, class Mma, PrefillScales Scales, class KernelOf>
 PrefillKernel prefill_instance(int head_dim, const KernelOf& kernel_of) {
   if constexpr (Scales != PrefillScales::kOnParts) {
     using Shape = PrefillShape<Engine, Mma, 64, Scales>;
-    if (head_dim == 64) return prefill_kernel<Shape>(kernel_of(Shape()));
+    if (head_dim <= 64) return prefill_kernel<Shape>(kernel_of(Shape()));
   }
+  if (head_dim > 128) return {};
   using Shape = PrefillShape<Engine, Mma, 128, Scales>;
   return prefill_kernel<Shape>(kernel_of(Shape()));
 }
@@ -256,11 +262,12 @@ struct PrefillRing {
     return shared + Shape::kTileFacts + 4 * stage(tile);
   }
   __device__ uint32_t tops(int tile) const {
-    return shared + Shape::kTopsAt + 4 * Shape::kTops * (tile % Shape::kScaleStages);
+    return shared + Shape::kTopsAt + 4 * Shape::kTops * scale_stage(tile);
   }
-  // Number `which` of the tile's tokens: [kTokens]. They are filled with K's tile.
+  // Number `which` of the tile's tokens: [kTokens], in place_of_token's order. They are filled with
+  // K's tile.
   __device__ uint32_t token_scales(int tile, int which) const {
-    return shared + Shape::kTokenScalesAt + tile % Shape::kScaleStages * Shape::kScaleBytes +
+    return shared + Shape::kTokenScalesAt + scale_stage(tile) * Shape::kScaleBytes +
            which * Shape::kTokens * 4;
   }
   static constexpr int kKeyScale = 0;
@@ -288,11 +295,11 @@ struct PrefillRing {
     }
   }
   __device__ void wait_filled(int side, int tile) const {
-    wait_for_arrivals(filled(side, tile), (tile / Shape::kStages) & 1);
+    wait_for_arrivals(filled(side, tile), round(tile) & 1);
   }
   __device__ void wait_free(int side, int tile) const {
     // A fresh barrier's phase before the first counts as over.
-    wait_for_arrivals(freed(side, tile), (tile / Shape::kStages + 1) & 1);
+    wait_for_arrivals(freed(side, tile), (round(tile) + 1) & 1);
   }
   // By all lanes of a warp that are done with their writes, or reads.
   __device__ void fill(int side, int tile) const {
@@ -306,7 +313,10 @@ struct PrefillRing {
   }
 
  private:
-  __device__ static int stage(int tile) { return tile % Shape::kStages; }
+  // Unsigned: a shift or a mask each.
+  __device__ static unsigned round(unsigned tile) { return tile / Shape::kStages; }
+  __device__ static unsigned stage(unsigned tile) { return tile % Shape::kStages; }
+  __device__ static unsigned scale_stage(unsigned tile) { return tile % Shape::kScaleStages; }
   __device__ uint32_t barrier(int i) const { return shared + Shape::kBarriers + 8 * i; }
   __device__ uint32_t filled(int side, int tile) const {
     return barrier(side * Shape::kStages + stage(tile));
@@ -319,6 +329,12 @@ struct PrefillRing {
 __device__ inline void store_shared(uint32_t address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
+// Where a token's number lies among its tile's: what a thread multiplies of 16 tokens, columns 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9 of a sum, follows each other.
+__device__ inline uint32_t place_of_token(int token) {
+  return static_cast<uint32_t>((token & ~15) | (token & 6) << 1 | (token & 8) >> 2 | (token & 1)) *
+         4;
+}
 // K's scales of a token, of the row's parts, as those that multiply take them.
 // With mma.sync the sums of a part go on in the registers of the part before it, times the first
 // scale over the second; the second multiplies both. One so small beside the first that its codes
@@ -327,11 +343,11 @@ template <class Shape>
 __device__ inline void store_key_scales(const PrefillRing<Shape>& ring, int tile, int token,
                                         float first, float second) {
   using Ring = PrefillRing<Shape>;
-  const uint32_t at = ring.token_scales(tile, Ring::kKeyScale) + 4 * token;
+  const uint32_t at = ring.token_scales(tile, Ring::kKeyScale) + place_of_token(token);
   if constexpr (Shape::kParts == 1) {
     store_shared(at, first);
   } else {
-    const uint32_t second_at = ring.token_scales(tile, Ring::kKeyScale + 1) + 4 * token;
+    const uint32_t second_at = ring.token_scales(tile, Ring::kKeyScale + 1) + place_of_token(token);
     if constexpr (!Shape::kIsWgmma) {
       const float least = fabsf(first) * 0x1p-40f;
       if (fabsf(second) < least) second = least;

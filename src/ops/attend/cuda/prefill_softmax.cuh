@@ -37,40 +37,35 @@ class PrefillSoftmax {
   __device__ static bool has_scales(uint32_t facts) {
     return Shape::kScalesScores || (Shape::kTakesWide && (facts & kHasWideScales) != 0);
   }
-  // Sums over codes become scores, for eight tokens at a time: of a part, with its scale, beside
-  // those of the parts before it.
-  __device__ void add_part(int tile, int part, int eight, const float* sums, float* scores) const {
-    const float2 by = pair_of(ring_.token_scales(tile, Ring::kKeyScale + part), eight);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float scale = j % 2 == 0 ? by.x : by.y;
-      scores[j] = part == 0 ? sums[j] * scale : fmaf(sums[j], scale, scores[j]);
+  // Sums over codes, of the parts of a row, become scores, in those of the first part.
+  __device__ void scale(int tile, float (&sums)[kParts][kScores]) const {
+    float(&scores)[kScores] = sums[0];
+    if constexpr (kParts == 2) {
+      each_token<2>(tile, Ring::kKeyScale, [&](int i, const float(&by)[2]) {
+        scores[i] = fmaf(sums[1][i], by[1], scores[i] * by[0]);
+      });
+    } else if (!has_key_zeros()) {
+      multiply_by(tile, Ring::kKeyScale, scores);
+      return;
+    } else {
+      static_assert(!Shape::kScalesScores || Ring::kKeyZero == Ring::kKeyScale + kParts);
+      each_token<2>(tile, Ring::kKeyScale, [&](int i, const float(&of)[2]) {
+        scores[i] = fmaf(query_sum_[i / 2 % 2], of[1], scores[i] * of[0]);
+      });
+      return;
     }
+    add_key_zeros(tile, scores);
   }
   // By number `which` of each token.
   __device__ void multiply_by(int tile, int which, float (&scores)[kScores]) const {
-    const uint32_t numbers = ring_.token_scales(tile, which);
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      const float2 by = pair_of(numbers, i / 4);
-#pragma unroll
-      for (int j = i; j < i + 4; ++j) scores[j] *= j % 2 == 0 ? by.x : by.y;
-    }
+    each_token<1>(tile, which, [&](int i, const float(&by)[1]) { scores[i] *= by[0]; });
   }
   // What K's zeros add to scores.
   __device__ void add_key_zeros(int tile, float (&scores)[kScores]) const {
-    if constexpr (!Shape::kScalesScores) return;
-    if (!has_zeros(job_.packed.k)) return;
-    const uint32_t zeros = ring_.token_scales(tile, Ring::kKeyZero);
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      const float2 zero = pair_of(zeros, i / 4);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        scores[i + 2 * r] = fmaf(query_sum_[r], zero.x, scores[i + 2 * r]);
-        scores[i + 2 * r + 1] = fmaf(query_sum_[r], zero.y, scores[i + 2 * r + 1]);
-      }
-    }
+    if (!has_key_zeros()) return;
+    each_token<1>(tile, Ring::kKeyZero, [&](int i, const float(&zero)[1]) {
+      scores[i] = fmaf(query_sum_[i / 2 % 2], zero[0], scores[i]);
+    });
   }
 
   // Scores of a tile become weights, 2^(score - reference); the sums of the tiles before it have to
@@ -97,9 +92,7 @@ class PrefillSoftmax {
       scores[i] = fast_exp2(fmaf(scores[i], by_unit[r], -reference[r]));
       sum_[r] += scores[i];
     }
-    if constexpr (Shape::kScalesScores) {
-      add_zeros(tile, scores);
-    } else if constexpr (Shape::kTakesWide) {
+    if constexpr (Shape::kTakesWide && !Shape::kScalesScores) {
       // Of all tokens, where packed ones have no scales.
       if (has_scales(facts)) multiply_by(tile, Ring::kValueScale, scores);
     }
@@ -114,22 +107,32 @@ class PrefillSoftmax {
     }
   }
 
-  // To 16 bits: what a step's product takes.
+  // To 16 bits: what a step's product takes. V's zeros take their share.
   __device__ void pack(int tile, const float (&scores)[kScores],
-                       uint32_t (&weights)[kParts][kSteps][4]) const {
+                       uint32_t (&weights)[kParts][kSteps][4]) {
+    const auto pack_pair = [&](int p, int i, float a, float b) {
+      weights[p][i / 8][i % 8 / 2] = Mma::pack(scores[i] * a, scores[i + 1] * b);
+    };
+    if constexpr (!Shape::kScalesScores) {
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      const uint32_t scales = ring_.token_scales(tile, Ring::kValueScale + p);
+      for (int i = 0; i < kScores; i += 2) pack_pair(0, i, 1.0f, 1.0f);
+    } else if (!has_zeros(job_.packed.v)) {
+      each_pair<kParts>(tile, Ring::kValueScale,
+                        [&](int i, const float(&a)[kParts], const float(&b)[kParts]) {
 #pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
-        float2 by = {1.0f, 1.0f};
-        if constexpr (Shape::kScalesScores) by = pair_of(scales, i / 4);
+                          for (int p = 0; p < kParts; ++p) pack_pair(p, i, a[p], b[p]);
+                        });
+    } else {
+      static_assert(Ring::kValueZero == Ring::kValueScale + kParts);
+      constexpr int kNumbers = kParts + 1;
+      each_pair<kNumbers>(tile, Ring::kValueScale,
+                          [&](int i, const float(&a)[kNumbers], const float(&b)[kNumbers]) {
+                            float& zeros = zeros_[i / 2 % 2];
+                            zeros =
+                                fmaf(scores[i], a[kParts], fmaf(scores[i + 1], b[kParts], zeros));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float* pair = &scores[i + 2 * r];
-          weights[p][i / 8][i % 8 / 2 + r] = Mma::pack(pair[0] * by.x, pair[1] * by.y);
-        }
-      }
+                            for (int p = 0; p < kParts; ++p) pack_pair(p, i, a[p], b[p]);
+                          });
     }
   }
 
@@ -158,12 +161,38 @@ class PrefillSoftmax {
     }
   }
 
-  // Of a tile's numbers, one a token, those of this thread's two columns of eight.
-  __device__ float2 pair_of(uint32_t numbers, int eight) const {
-    const uint2 bits = load_shared_8(numbers + 4 * (8 * eight + 2 * rows_.t));
-    return {__uint_as_float(bits.x), __uint_as_float(bits.y)};
+  // visit(i, a, b): of the tokens that scores i and i + 1 are of, Count numbers from `which` on.
+  template <int Count, class Visit>
+  __device__ void each_pair(int tile, int which, const Visit& visit) const {
+    const uint32_t numbers = ring_.token_scales(tile, which) + 16 * rows_.t;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 8) {
+      uint4 four[Count];
+      float a[2][Count], b[2][Count];
+#pragma unroll
+      for (int n = 0; n < Count; ++n) {
+        four[n] = load_shared_16(numbers + n * kTokens * 4 + 8 * i);
+        a[0][n] = __uint_as_float(four[n].x);
+        b[0][n] = __uint_as_float(four[n].y);
+        a[1][n] = __uint_as_float(four[n].z);
+        b[1][n] = __uint_as_float(four[n].w);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) visit(i + j, a[j / 4], b[j / 4]);
+    }
+  }
+  // visit(i, numbers)
+  template <int Count, class Visit>
+  __device__ void each_token(int tile, int which, const Visit& visit) const {
+    each_pair<Count>(tile, which, [&](int i, const float(&a)[Count], const float(&b)[Count]) {
+      visit(i, a);
+      visit(i + 1, b);
+    });
   }
 
+  __device__ bool has_key_zeros() const {
+    return Shape::kScalesScores && has_zeros(job_.packed.k);
+  }
   __device__ static bool has_zeros(const CudaSide& side) {
     return side.view.spec.scale_rule == format::ScaleRule::kAffine;
   }
@@ -249,20 +278,6 @@ class PrefillSoftmax {
       by_[r] *= by;
       sum_[r] *= by;
       zeros_[r] *= by;
-    }
-  }
-
-  __device__ void add_zeros(int tile, const float (&scores)[kScores]) {
-    if (!has_zeros(job_.packed.v)) return;
-    const uint32_t zeros = ring_.token_scales(tile, Ring::kValueZero);
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      const float2 zero = pair_of(zeros, i / 4);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float* weights = &scores[i + 2 * r];
-        zeros_[r] = fmaf(weights[0], zero.x, fmaf(weights[1], zero.y, zeros_[r]));
-      }
     }
   }
 

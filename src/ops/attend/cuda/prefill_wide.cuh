@@ -18,6 +18,12 @@ struct PrefillSideWalk {
     return side == 0 ? walk.job.packed.k : walk.job.packed.v;
   }
   __device__ const TileSide& rows() const { return side == 0 ? walk.job.tile_k : walk.job.tile_v; }
+  __device__ const TileRegion& wide_rows() const {
+    return side == 0 ? walk.job.tile_wide_k.codes : walk.job.tile_wide_v.codes;
+  }
+  __device__ int wide_head() const {
+    return walk.job.packed.first_head + walk.head - walk.job.wide.first_head;
+  }
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % kWarpgroup; }
 
   // Of the first token of a group: the others are the same.
@@ -92,7 +98,8 @@ class WideTokens {
 #pragma unroll 1
     for (int p = 0; p < kPasses; ++p) {
       const int row = first_row() + p * kRowsAtOnce;
-      const bool is_there = first + row < walk_.tokens.end;
+      const bool is_there =
+          first + row < walk_.tokens.end && 8 * chunk() < job.packed.k.view.head_dim;
       const TileRegion& own = side_.side == 0 ? job.tile_wide_k.codes : job.tile_wide_v.codes;
       const uint4 bits = is_there ? load(own, id, in_block + row) : uint4{};
       uint4 values = {};
@@ -180,11 +187,11 @@ class WideTokens {
     store_key_scales(ring, tile_, row, k, k);
 #pragma unroll
     for (int p = 0; p < Shape::kParts; ++p) {
-      store_shared(ring.token_scales(tile_, Ring::kValueScale + p) + 4 * row, v);
+      store_shared(ring.token_scales(tile_, Ring::kValueScale + p) + place_of_token(row), v);
     }
     if constexpr (Shape::kScalesScores) {
-      store_shared(ring.token_scales(tile_, Ring::kKeyZero) + 4 * row, 0.0f);
-      store_shared(ring.token_scales(tile_, Ring::kValueZero) + 4 * row, 0.0f);
+      store_shared(ring.token_scales(tile_, Ring::kKeyZero) + place_of_token(row), 0.0f);
+      store_shared(ring.token_scales(tile_, Ring::kValueZero) + place_of_token(row), 0.0f);
     }
     raise_shared(ring.tops(tile_) + row / kWarp * 4, fabsf(v));
   }
