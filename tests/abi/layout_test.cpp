@@ -3,12 +3,12 @@
 
 #include <cstddef>
 #include <fstream>
-#include <regex>
 #include <set>
 #include <string>
 
 #include "kvx/kvx_abi.h"
 #include "tests/abi/layout_c.h"
+#include "tests/support/find_words.hpp"
 
 namespace {
 
@@ -48,15 +48,8 @@ TEST(Layout, IsWrittenDownForEveryStructOfTheHeader) {
   };
 #undef KVX_STRUCT
 #undef KVX_FIELD
-  std::set<std::string> declared;
-  const std::regex end_of_struct(R"(^\} (kvx_\w+_t);)");
-  bool is_enum = false;
-  for (std::string line; std::getline(header, line);) {
-    if (line.starts_with("typedef ")) is_enum = line.starts_with("typedef enum");
-    std::smatch match;
-    if (!is_enum && std::regex_search(line, match, end_of_struct)) declared.insert(match[1]);
-  }
-  EXPECT_EQ(declared, listed);
+  const std::string text(std::istreambuf_iterator<char>(header), {});
+  EXPECT_EQ(kvx::tests::find_words(text, R"(typedef struct \w+ \{[^}]*\} (kvx_\w+_t);)"), listed);
 }
 
 TEST(Numbers, OfTheEnumsAreTheSpecifications) {

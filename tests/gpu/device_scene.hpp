@@ -8,7 +8,7 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
-#include "tests/gpu/poison.hpp"
+#include "tests/gpu/test_kernels.hpp"
 #include "tests/support/attend_scene.hpp"
 #include "tests/support/cells.hpp"
 
@@ -105,7 +105,7 @@ class DeviceScene {
 
   // What an earlier call left: a kernel that reads what it did not write shows it.
   void poison() {
-    poison_shared_memory(context_);
+    ASSERT_EQ(poison_shared_memory(context_), "");
     EXPECT_TRUE(device::cuda_fill(workspace_.data(), 0xFF, workspace_bytes_ + kCanaryBytes).ok());
     if (out_.empty()) return;
     EXPECT_TRUE(device::cuda_fill(out_on_device_, 0xFF, std::ssize(out_)).ok());

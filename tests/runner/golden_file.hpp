@@ -2,16 +2,12 @@
 // how).
 #pragma once
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 namespace kvx::tests {
 
-inline nlohmann::json golden_file(const std::string& name) {
-  std::ifstream file(std::string(KVX_SOURCE_DIR "/tests/golden/runner/") + name + ".json");
-  return nlohmann::json::parse(file);
-}
+nlohmann::json golden_file(const std::string& name);
 
 inline nlohmann::json golden_cases(const std::string& name) {
   return golden_file(name).at("cases");

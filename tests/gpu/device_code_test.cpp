@@ -2,15 +2,10 @@
 #include <iostream>
 
 #include "tests/gpu/gpu.hpp"
+#include "tests/gpu/test_kernels.hpp"
 
 namespace kvx::tests {
 namespace {
-
-__global__ void tell_architecture([[maybe_unused]] int* version) {
-#if defined(__CUDA_ARCH__)
-  *version = __CUDA_ARCH__ / 10;
-#endif
-}
 
 using GpuDeviceCode = GpuTest;
 
@@ -18,13 +13,12 @@ TEST_F(GpuDeviceCode, IsWhatTheHostThinks) {
   auto region = memory().allocate(sizeof(int), "a version");
   ASSERT_TRUE(region.ok());
   auto* on_device = reinterpret_cast<int*>(region.value().data());
-  tell_architecture<<<1, 1, 0, static_cast<cudaStream_t>(context().stream)>>>(on_device);
+  ASSERT_EQ(tell_code_version(context(), on_device), "");
   synchronize();
   int version = 0;
   ASSERT_TRUE(device::cuda_copy(&version, on_device, sizeof version).ok());
   std::cout << "kernels compiled for " << version / 10 << '.' << version % 10 << '\n';
-  const auto* kernel = reinterpret_cast<const void*>(&tell_architecture);
-  EXPECT_EQ(device::cuda_code_version(context().device, kernel), version);
+  EXPECT_EQ(device::cuda_code_version(context().device, kernel_that_tells_code_version()), version);
   EXPECT_EQ(device::cuda_code_version(context().device), version) << "both have every target";
 }
 
