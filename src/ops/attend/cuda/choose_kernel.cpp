@@ -2,6 +2,8 @@
 // has.
 #include "ops/attend/cuda/choose_kernel.hpp"
 
+#include <algorithm>
+
 #include "ops/attend/cuda/tile_side.hpp"
 #include "ops/cuda/fits_chunks.hpp"
 
@@ -109,6 +111,17 @@ bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args,
   return true;
 }
 
+bool has_16_bits(const HeadRun& run) {
+  return run.k.spec.facts->element_bits == 16 && run.v.spec.facts->element_bits == 16;
+}
+
+// From so many rows on, a prefill kernel's tile of 128 rows costs less than the tile kernel's
+// passes over the cache, of up to 16 rows each (measured on an H200).
+int prefill_from(const CudaContext& context, const AttendArgs& args) {
+  const bool is_packed = !std::ranges::all_of(args.packed.runs, has_16_bits);
+  return is_packed || !is_hoppers_code(context) ? 33 : 17;
+}
+
 bool every_run_has_tiles(const CudaContext& context, const AttendArgs& args) {
   for (const HeadRun& run : args.packed.runs) {
     if (!tile_kernel_for(context, args, run, 1).function) return false;
@@ -124,10 +137,7 @@ bool takes(CudaAttendPath path, const CudaContext& context, const AttendArgs& ar
 }
 
 CudaAttendPath choose_path(const CudaContext& context, const AttendArgs& args, int64_t num_rows) {
-  // From so many on, a prefill kernel's tile of 128 rows costs less than the tile kernel's passes
-  // over the cache.
-  constexpr int kPrefillFrom = 33;
-  const bool has_many_rows = num_rows >= kPrefillFrom;
+  const bool has_many_rows = num_rows >= prefill_from(context, args);
   if (has_many_rows && takes(CudaAttendPath::kPrefill, context, args)) {
     return CudaAttendPath::kPrefill;
   }
