@@ -96,6 +96,33 @@ TEST_F(GpuAttend, HeadsOfCallersPagesShareACta) {
   }
 }
 
+// The same beside wide ends, whose rows lie as the packed ones.
+TEST_F(GpuAttend, HeadsThatShareACtaHaveWideEnds) {
+  const std::vector<int> lengths[] = {{64, 1, 0, 37}, {300, 3000, 5, 1100}, {37, 17000, 0, 900}};
+  for (const char* name : {"int4", "nvfp4"}) {
+    for (const int num_heads : {8, 6, 3}) {
+      for (const std::vector<int>& seq_lens : lengths) {
+        if (seq_lens[1] > 10000 && num_heads != 8) continue;  // takes its time on the CPU
+        SceneOptions options;
+        options.runs = {{1, "int8", "int8"}, {num_heads, name, name}};
+        options.key_dim = options.value_dim = 128;
+        options.scales_apart = true;
+        options.q_type = DType::kF16;
+        options.q_per_kv = num_heads == 6 ? 6 : 2;
+        options.wide_format = "bf16";
+        options.wide_head = 3;
+        options.wide_tail = 5;
+        options.k_hadamard = options.v_hadamard = num_heads != 3;
+        options.seq_lens = seq_lens;
+        options.q_lens = {1, 1, seq_lens[2] == 0 ? 0 : 2, 3};
+        SCOPED_TRACE(fmt::format("{} {} heads, {} tokens", name, num_heads, seq_lens[1]));
+        AttendScene scene(options);
+        expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
+      }
+    }
+  }
+}
+
 TEST_F(GpuAttend, ASequenceThatIsNotValidGetsZerosInAllHeadsOfACta) {
   SceneOptions options;
   options.runs = {{4, "nvfp4", "nvfp4"}};

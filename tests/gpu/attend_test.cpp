@@ -148,6 +148,33 @@ TEST_F(GpuAttend, TilesWalkOverWideEnds) {
   }
 }
 
+// The walk over wide ends takes its queries from the one over packed tokens, which met them in
+// other orders of channels, with factors and scales of its own.
+TEST_F(GpuAttend, WideEndsMeetTheSameQueries) {
+  for (const char* name : {"fp8_e4m3", "int8", "int4", "int4_affine", "mxfp4", "nvfp4"}) {
+    for (const int q_per_kv : {2, 7}) {
+      for (int which = 0; which < 4; ++which) {
+        SceneOptions options;
+        options.runs = {{2, name, name}};
+        options.key_dim = options.value_dim = which == 1 ? 64 : 128;
+        options.order = which == 3 ? RowOrder::kNhd : RowOrder::kRecord;
+        options.scales_apart = which == 3;
+        options.block_size = which == 2 ? 64 : 16;
+        options.q_per_kv = q_per_kv;
+        options.q_type = which == 2 ? DType::kBF16 : DType::kF32;
+        options.softmax_scale = which == 0 ? -0.1f : 0.15f;
+        set_wide_ends(options, 3);
+        set_transforms(options, which);
+        options.seq_lens = {16, 40, 300, 900};
+        options.q_lens = {1, 2, 1, 2};
+        SCOPED_TRACE(fmt::format("{} {} rows, case {}", name, q_per_kv, which));
+        AttendScene scene(options);
+        expect_near(scene, CudaAttendPath::kTiles, 5e-3);
+      }
+    }
+  }
+}
+
 // K's and V's, without instances of their own.
 const std::pair<int, int> kOtherDims[] = {{80, 80},   {96, 96},  {192, 192}, {256, 256},
                                           {192, 128}, {64, 128}, {48, 112}};

@@ -31,8 +31,8 @@ int64_t max_rows_of(const AttendArgs& args, const CudaAttendLimits& limits) {
 
 // KV heads of a CTA, at most. In NHD pages rows and scales of neighbour heads share lines of 128
 // bytes and sectors: warps of one CTA find them in the caches while they are there.
-int most_heads_of_cta(const AttendArgs& args, const HeadRun& run, const cuda::TileKernel& kernel) {
-  if (!kernel.takes_heads || args.wide_head_blocks) return 1;
+int most_heads_of_cta(const HeadRun& run, const cuda::TileKernel& kernel) {
+  if (!kernel.takes_heads) return 1;
   constexpr int kMost = 4;  // more gain nothing where pieces are split further for it
   return cuda::is_nhd(run.k) ? std::gcd(run.num_heads, kMost) : 1;
 }
@@ -60,7 +60,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
     shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
   if (is_tiles) {
-    const int most_heads = most_heads_of_cta(args, run, plan.tiles);
+    const int most_heads = most_heads_of_cta(run, plan.tiles);
     cuda::plan_tiles(context, shape, most_heads, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
     if (args.window_sinks > 0) ++plan.num_splits;

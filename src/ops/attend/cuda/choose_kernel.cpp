@@ -42,12 +42,10 @@ bool can_have_tiles(const AttendArgs& args, const HeadRun& run) {
 }
 
 // Whether bulk copies take the rows, and a step of theirs lies in one block: in shorter ones each
-// lane that copies a block costs its warp a turn. Wide ends go with bulk copies all the same: the
-// other instances for four bits do not take them.
+// lane that copies a block costs its warp a turn.
 bool has_dense_rows(const AttendArgs& args, const HeadRun& run) {
   constexpr int kStepTokens = kSideStepTiles * kTileTokens;
-  const bool is_whole = args.packed.block_size % kStepTokens == 0 || args.wide_head_blocks;
-  return is_whole && is_dense(run.k) && is_dense(run.v);
+  return args.packed.block_size % kStepTokens == 0 && is_dense(run.k) && is_dense(run.v);
 }
 
 // Bulk copies came with 9.0; code for older devices may serve a newer one.

@@ -7,6 +7,26 @@
 
 namespace kvx::ops::cuda {
 
+// V's transform undone on a row's weighted sums, numbers d to d + 3; store_output_quad follows.
+// weights: their sum. By a warp, whose neighbouring lanes have a row's neighbouring numbers.
+template <int Dim>
+__device__ float4 undo_transform(const AttendJob& job, int q_head, int d, float weights, float4 x) {
+  const TransformRow v =
+      transform_row(job.args.transform.v, q_head / job.q_per_kv, job.num_kv_heads, Dim, 0);
+  if (v.hadamard) rotate_quads<Dim>(x);
+  if (v.factor) {
+    const float* factor = v.factor + d;
+    x = {__fdividef(x.x, factor[0]), __fdividef(x.y, factor[1]), __fdividef(x.z, factor[2]),
+         __fdividef(x.w, factor[3])};
+  }
+  if (v.mean) {
+    const float* mean = v.mean + d;
+    x = {x.x + weights * mean[0], x.y + weights * mean[1], x.z + weights * mean[2],
+         x.w + weights * mean[3]};
+  }
+  return x;
+}
+
 // sums: shared memory, [dim], on 16 bytes; they are overwritten.
 __device__ inline void finish_row(const AttendJob& job, int64_t token, int q_head,
                                   const Softmax2& tokens, float* sums, int lane) {

@@ -53,4 +53,25 @@ __device__ inline void rotate_row(float* row, int dim, int lane) {
   }
 }
 
+// The same where neighbouring lanes have a row's numbers, four each. By whole warps.
+template <int Dim>
+__device__ void rotate_quads(float4& x) {
+  static_assert(hadamard_block(Dim) == Dim && Dim / 4 <= kWarp);
+  const int lane = threadIdx.x % kWarp;
+  butterfly(x.x, x.y);
+  butterfly(x.z, x.w);
+  butterfly(x.x, x.z);
+  butterfly(x.y, x.w);
+#pragma unroll 1
+  for (int lanes = 1; lanes < Dim / 4; lanes *= 2) {
+    const float sign = (lane & lanes) == 0 ? 1.0f : -1.0f;
+    x.x = sign * x.x + __shfl_xor_sync(kWholeWarp, x.x, lanes);
+    x.y = sign * x.y + __shfl_xor_sync(kWholeWarp, x.y, lanes);
+    x.z = sign * x.z + __shfl_xor_sync(kWholeWarp, x.z, lanes);
+    x.w = sign * x.w + __shfl_xor_sync(kWholeWarp, x.w, lanes);
+  }
+  const float norm = hadamard_norm(Dim);
+  x = {x.x * norm, x.y * norm, x.z * norm, x.w * norm};
+}
+
 }  // namespace kvx::ops::cuda

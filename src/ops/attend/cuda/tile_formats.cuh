@@ -92,14 +92,11 @@ TileKernel tile_kernel_of(const TileTraits& traits) {
   using ValueChoice = std::conditional_t<SharedScales, typename SharedV::Type, ValueScale>;
   using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk, Padded>;
   using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk, Padded>;
-  // Wide ends are a pool's: its rows are dense, and its fp8 has given scales. Padded instances take
-  // all scales of fp8 and rows with gaps, so a pool's too.
-  constexpr int kKeyBits = KeyFormat::Element::kBits, kValueBits = ValueFormat::Element::kBits;
-  constexpr bool kIsPools =
-      Padded ||
-      ((Bulk || kKeyBits > 4 || kValueBits > 4) &&
-       (SharedScales || !std::is_same_v<KeyScale, RowF32> || !std::is_same_v<ValueScale, RowF32>));
-  constexpr bool kTakesWide = kIsPools && (kKeyBits < 16 || kValueBits < 16);
+  // fp8 beside wide ends mostly has given scales; padded instances take all of them.
+  constexpr bool kIs16Bits = KeyFormat::Element::kBits == 16 && ValueFormat::Element::kBits == 16;
+  constexpr bool kTakesWide =
+      !kIs16Bits && (Padded || SharedScales || !std::is_same_v<KeyScale, RowF32> ||
+                     !std::is_same_v<ValueScale, RowF32>);
   constexpr int kMostColumns = Padded ? 1 : 2;
   TileKernel kernel = traits.has_many_rows
                           ? tile_kernel<Keys, Values, Dim, kMostColumns, kTakesWide>()

@@ -16,21 +16,22 @@ namespace kvx::ops::cuda {
 template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
+  float scale;  // what those of this lane were multiplied by: plus or minus a power of two
   // Of columns 2t and 2t + 1:
   float2 sums;                   // for the affine formats' zeros
   float2 starts[Dim / 64] = {};  // of the scores' parts: what takes away the keys' offsets
 };
 
 // The same of more columns than registers hold, in a warp's shared memory. Of a column:
-// [step][lane] pairs of b, [part][lane] of starts; each 8 bytes.
+// [step][lane] pairs of b, [part][lane] of starts, [lane] scales, with column 0's; each 8 bytes.
 template <int Dim>
 struct SharedQueries {
   static constexpr int kSteps = Dim / 16;
   static constexpr int kParts = Dim / 64;
-  static constexpr int kBytes = (kSteps + kParts) * 32 * 8;
+  static constexpr int kBytes = (kSteps + kParts + 1) * 32 * 8;
   uint32_t at = 0;  // of this lane
 
-  __device__ void store(int column, const Queries<Dim>& queries) const {
+  __device__ void store(int column, const Queries<Dim>& queries, float first_scale) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) store(place(column, s), queries.b[s][0], queries.b[s][1]);
 #pragma unroll
@@ -38,6 +39,8 @@ struct SharedQueries {
       const float2& start = queries.starts[i];
       store(place(column, kSteps + i), __float_as_uint(start.x), __float_as_uint(start.y));
     }
+    store(place(column, kSteps + kParts), __float_as_uint(queries.scale),
+          __float_as_uint(first_scale));
   }
   __device__ uint2 operand(int column, int step) const {
     return load_shared_8(place(column, step));
@@ -45,6 +48,10 @@ struct SharedQueries {
   __device__ float2 start(int column, int part) const {
     const uint2 x = load_shared_8(place(column, kSteps + part));
     return {__uint_as_float(x.x), __uint_as_float(x.y)};
+  }
+  __device__ float scale(int column) const {
+    const uint32_t own = place(column > 0 ? column : 1, kSteps + kParts);
+    return __uint_as_float(load_shared_4(column > 0 ? own : own + 4));
   }
 
  private:
@@ -66,7 +73,7 @@ struct AllQueries {
   __device__ void share() const {
     if constexpr (IsShared) {
 #pragma unroll
-      for (int c = 1; c < Columns; ++c) shared.store(c, columns[c]);
+      for (int c = 1; c < Columns; ++c) shared.store(c, columns[c], columns[0].scale);
     }
   }
   __device__ uint2 operand(int c, int step) const {
@@ -80,6 +87,10 @@ struct AllQueries {
       if (c > 0) return shared.start(c, part);
     }
     return columns[c].starts[part];
+  }
+  __device__ float scale(int c) const {
+    if constexpr (IsShared) return shared.scale(c);
+    return columns[c].scale;
   }
 };
 

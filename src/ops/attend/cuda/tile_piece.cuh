@@ -23,6 +23,12 @@ struct LaneSoftmax {
   float2 sum[Columns];
 };
 
+// What is added to the scores of those queries.
+template <int Columns>
+struct LaneBias {
+  float2 of[Columns];
+};
+
 // What a warp leaves in shared memory: weighted sums of V's numbers, and their softmax.
 template <int Dim, int Columns>
 struct WarpRows {
@@ -121,6 +127,22 @@ class TilePiece {
     }
     queries_.share();
   }
+  // The walk over wide tokens begins with queries that the one over packed tokens left at `from`,
+  // in the ring's memory.
+  __device__ void begin_with(uint32_t from, const LaneBias<Columns>& bias) {
+    find_seen();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const uint32_t column = from + WideQueries<Dim>::bytes(c);
+      WideQueries<Dim>::template take<Keys>(column, lane_, queries_.columns[c]);
+      const float log2 = job_.args.softcap == 0 ? kLog2E : 1.0f;
+      const float scale = fabsf(job_.args.softmax_scale) * log2;
+      score_scale_[c] = {scale, scale};
+      bias_[c] = bias.of[c];
+    }
+    __syncwarp();
+    ring_.begin();
+  }
   // Whether this warp has no step to take.
   __device__ bool is_empty() const {
     return ring_.num_steps() == 0;
@@ -142,8 +164,25 @@ class TilePiece {
   __device__ const LaneSoftmax<Columns>& softmax() const {
     return softmax_;
   }
+  // What all scores of a row have in common.
+  __device__ LaneBias<Columns> bias() const {
+    LaneBias<Columns> bias;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) bias.of[c] = bias_[c];
+    return bias;
+  }
   __device__ void leave_sums(Rows& rows);
   __device__ void leave_softmax(Rows& rows);
+  // For begin_with.
+  __device__ void leave_queries(uint32_t to) const {
+    const float sign = job_.args.softmax_scale < 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      WideQueries<Dim>::template leave<Keys>(queries_, c, sign, to + WideQueries<Dim>::bytes(c),
+                                             lane_);
+    }
+    __syncwarp();
+  }
 
  private:
   __device__ const CudaRun& run_of_heads() const {

@@ -61,6 +61,58 @@ __device__ __noinline__ void transform_queries(const AttendJob& job, QueryPiece 
   }
 }
 
+// Queries on their way from the walk over packed tokens to that over wide ones, which meets its
+// keys in another order of channels: in shared memory, in bf16, as they were before they were
+// brought into f16's range. To read and transform them once more would take 800 instructions that
+// run once, where nothing else is left to run beside them.
+template <int Dim>
+struct WideQueries {
+  static constexpr int kRowBytes = 2 * Dim;
+  static constexpr int bytes(int columns) { return columns * kTileRows * kRowBytes; }
+
+  // to: of the column's row 0. sign: what rows are multiplied by.
+  template <class Keys, int Columns, bool IsShared>
+  __device__ static void leave(const AllQueries<Dim, Columns, IsShared>& queries, int column,
+                               float sign, uint32_t to, int lane) {
+    const float by = __fdividef(sign, queries.scale(column));
+    const uint32_t row = to + lane / 4 * kRowBytes;
+    // Two steps have eight neighbours. What the first two read of shared queries may lie where rows
+    // come to.
+#pragma unroll
+    for (int i = 0; i < Dim / 32; ++i) {
+      float x[8];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int s = 2 * i + j / 2, r = j % 2;
+        const uint2 both = queries.operand(column, s);
+        const int2 c = Keys::channels(s, r);
+        const float2 two = Keys::Mma::unpack(r == 0 ? both.x : both.y);
+        x[c.x % 8] = two.x * (by / Keys::factor(s, r));
+        x[c.y % 8] = two.y * (by / Keys::factor(s, r));
+      }
+      if (IsShared && i == 0) __syncwarp();
+      const int channel = Keys::owned_channel(8 * i, lane % 4);
+      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(row + channel * 2),
+                   "r"(MmaBf16::pack(x[0], x[1])), "r"(MmaBf16::pack(x[2], x[3])),
+                   "r"(MmaBf16::pack(x[4], x[5])), "r"(MmaBf16::pack(x[6], x[7]))
+                   : "memory");
+    }
+  }
+
+  // from: of the column's row 0.
+  template <class Keys>
+  __device__ static void take(uint32_t from, int lane, Queries<Dim>& queries) {
+    static_assert(Keys::kRun == 16 && std::is_same_v<typename Keys::Mma, MmaBf16>);
+#pragma unroll
+    for (int i = 0; i < Dim / 32; ++i) {
+      const int channel = Keys::owned_channel(8 * i, lane % 4);
+      const uint4 x = load_shared_16(from + lane / 4 * kRowBytes + channel * 2);
+      queries.b[2 * i][0] = x.x, queries.b[2 * i][1] = x.y;
+      queries.b[2 * i + 1][0] = x.z, queries.b[2 * i + 1][1] = x.w;
+    }
+  }
+};
+
 template <class Keys, int Dim>
 class QueryColumn {
  public:
@@ -103,13 +155,14 @@ class QueryColumn {
     }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job.args.softmax_scale * Keys::unit() * key_scale;
-    const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
+    const float sign = factor < 0 ? -1.0f : 1.0f;
     constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
     float scale = 1.0f;
     if (Keys::Mma::kScalesQueries &&
         (kHasFactors || is_transformed || job.args.q.dtype != DType::kF16)) {
       scale = range_scale(numbers);
     }
+    queries.scale = scale * sign;
     float sum = 0;
     float starts[kParts] = {};
 #pragma unroll
@@ -117,8 +170,8 @@ class QueryColumn {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int2 c = Keys::channels(s, r);
-        const float x = numbers[s / 4][c.x] * (scale * sign);
-        const float y = numbers[s / 4][c.y] * (scale * sign);
+        const float x = numbers[s / 4][c.x] * queries.scale;
+        const float y = numbers[s / 4][c.y] * queries.scale;
         const float factor_of_key = Keys::factor(s, r);
         queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
         if constexpr (Keys::kHasOffset) {

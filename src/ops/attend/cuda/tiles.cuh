@@ -87,31 +87,33 @@ __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
 
 // The piece's wide tokens, after its packed ones, whose sums and softmax lie in rows and become
 // those of both; they stay where this warp has no wide ones. A function of its own, for all pairs
-// of formats: it runs once, beside loops that have all registers. shared: this warp's ring.
+// of formats: it runs once, beside loops that have all registers. shared: this warp's ring, in
+// which its queries lie.
 template <int Dim, int Columns, bool Padded>
 __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace place,
-                                              LaneSoftmax<Columns> softmax, uint32_t shared,
-                                              WarpRows<Dim, Columns>* rows) {
+                                              LaneSoftmax<Columns> softmax, LaneBias<Columns> bias,
+                                              uint32_t shared, WarpRows<Dim, Columns>* rows) {
   using Keys = TileKeys<TileBf16, NoScale, Dim, false, Padded>;
   using Values = TileValues<TileBf16, NoScale, Dim, false, Padded>;
   const int first_tile = place.tokens.begin / kTileTokens * kTileTokens;
   const int end_tile = (place.tokens.end + kTileTokens - 1) / kTileTokens * kTileTokens;
   const TokenRange hole = {min(max(place.packed.begin, first_tile), end_tile),
                            min(max(place.packed.end, first_tile), end_tile)};
+  const int num_heads = job.heads_of_cta;
   const TileWalk walk = {
       .job = job,
       .table = place.table,
       .seq_len = place.shape.seq_len,
       .head = place.kv_head - job.wide.first_head,
-      .warp = static_cast<int>(threadIdx.x / kWarp),
-      .num_warps = static_cast<int>(blockDim.x) / kWarp,
+      .warp = static_cast<int>(threadIdx.x / kWarp) / num_heads,
+      .num_warps = static_cast<int>(blockDim.x) / kWarp / num_heads,
       .tokens = place.tokens,
       .hole = hole,
   };
   TilePiece<Keys, Values, Dim, Columns, true> piece(walk, place.shape, place.first_row,
                                                     place.num_rows, shared);
   if (piece.is_empty()) return;
-  piece.begin();
+  piece.begin_with(shared, bias);
   piece.start_with(*rows, softmax);
   piece.run();
   piece.leave_sums(*rows);
@@ -120,19 +122,24 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
 
 // How a warp's shared memory is used, and how many warps a multiprocessor takes.
 //
-// [barriers][ring over packed tokens                     ]
-// [        ][ring over wide tokens ][rows for the merge]   after it, in the same memory
+// [barriers][ring over packed tokens                     ][a column's queries]
+// [        ][rows for the merge][ring over wide tokens ]   after it, in the same memory
+// [        ][                  ][queries for those]        before both
 template <class Keys, class Values, int Dim, int Columns, bool TakesWide>
 struct WarpMemory {
   using Packed = TileConfig<Keys, Values, Columns, false>;
   using Rows = WarpRows<Dim, Columns>;
   static constexpr bool kTakesWide = TakesWide;
   static constexpr bool kIsPadded = Packed::kIsPadded;
-  static constexpr int kWideAt = Packed::kBarrierBytes;
-  static constexpr int kRowsAt = kWideAt + (kTakesWide ? 4 * kTileTokens * Dim : 0);
-  static constexpr int kRowsEnd = kRowsAt + static_cast<int>(sizeof(Rows));
-  static constexpr int kBytes = kRowsEnd > Packed::kWarpBytes ? kRowsEnd : Packed::kWarpBytes;
-  static_assert(kRowsAt % 16 == 0 && kBytes % 16 == 0);
+  static constexpr int kRowsAt = Packed::kBarrierBytes;
+  static constexpr int kWideAt = kRowsAt + static_cast<int>(sizeof(Rows));
+  static constexpr int kWideEnd = kWideAt + (kTakesWide ? 4 * kTileTokens * Dim : 0);
+  // WideQueries::leave says how far they may reach into what it reads.
+  static_assert(!kTakesWide ||
+                (kWideAt + WideQueries<Dim>::bytes(Columns) <= kWideEnd &&
+                 kWideAt + WideQueries<Dim>::bytes(Columns) <= Packed::kQueriesAt + 2 * kWarp * 8));
+  static constexpr int kBytes = kWideEnd > Packed::kWarpBytes ? kWideEnd : Packed::kWarpBytes;
+  static_assert(kWideAt % 16 == 0 && kBytes % 16 == 0);
   // In CTAs of 1, 2, 4 or 8 warps: as many as shared memory and registers are for.
   static constexpr int kInMemory = kMultiprocessorBytes / (kBytes + kReservedBytes / 4);
   static constexpr int kInRegisters = Dim > 128 ? 8 : Columns == 1 ? 16 : 12;
@@ -168,12 +175,15 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int n
     return whole;
   };
   const bool is_whole = place.num_splits == 1;
+  const bool is_undone = is_whole && job.transforms_v;  // V's transform: here
   const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
   const int quads = dim / 4;
   const int num_rows = num_heads * place.num_rows;
   const auto head_of = [&](int row) { return num_heads == 1 ? 0 : row / place.num_rows; };
-  for (int i = threadIdx.x; i < num_rows * quads; i += warps_of_cta * kWarp) {
-    const int row = i / quads, d = i % quads * 4;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int i = threadIdx.x; i - lane < num_rows * quads; i += warps_of_cta * kWarp) {
+    // All lanes go round: they rotate a row together.
+    const int row = min(i / quads, num_rows - 1), d = i % quads * 4;
     const int head = head_of(row), r = row - head * place.num_rows;
     const auto quad_of = [&](int w) -> float4& {
       return reinterpret_cast<float4&>(rows_of(head, w).sums[r][d]);
@@ -188,7 +198,11 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int n
     });
     const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
-    if (is_whole && job.transforms_v) {
+    if constexpr (!Memory::kIsPadded) {
+      if (is_undone) total = undo_transform<Rows::kDim>(job, at.q_head, d, whole.sum, total);
+    }
+    if (i >= num_rows * quads) continue;
+    if (Memory::kIsPadded && is_undone) {
       quad_of(0) = total;  // only this thread reads it before
     } else if (is_whole) {
       store_output_quad(job, token, at.q_head, d, whole, total);
@@ -200,7 +214,7 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int n
       if (d == 0) job.partial_softmax[index] = whole;
     }
   }
-  if (!is_whole || !job.transforms_v) return;
+  if (!Memory::kIsPadded || !is_undone) return;
   __syncthreads();
   const int warp = threadIdx.x / kWarp;
   for (int row = warp; row < num_rows; row += warps_of_cta) {
@@ -208,7 +222,7 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int n
     const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
     const Softmax2 whole = merge(head, r, [](int, float) {});
     finish_row(job, place.shape.q_start + at.new_token, at.q_head, whole, rows_of(head, 0).sums[r],
-               threadIdx.x % kWarp);
+               lane);
   }
 }
 
@@ -254,13 +268,18 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   piece.begin();
   piece.start_empty();
   piece.run();
+  if constexpr (Memory::kTakesWide) {
+    if (place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end) {
+      piece.leave_queries(ring + Memory::kWideAt);
+    }
+  }
   piece.leave_sums(*rows);
   piece.leave_softmax(*rows);  // before the call: across it, it would cost registers
   if constexpr (Memory::kTakesWide) {
     __syncwarp();
     if (place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end) {
-      attend_wide_ends<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(job, place, piece.softmax(),
-                                                                      ring + Memory::kWideAt, rows);
+      attend_wide_ends<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(
+          job, place, piece.softmax(), piece.bias(), ring + Memory::kWideAt, rows);
     }
   }
   __syncthreads();
