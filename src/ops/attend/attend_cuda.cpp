@@ -186,17 +186,19 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   }
   job.block_size = args.packed.block_size;
   job.num_kv_heads = args.packed.num_kv_heads;
-  job.q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
+  job.q_per_kv = cuda::FastDivide(args.num_q_heads / args.packed.num_kv_heads);
   job.total_q = limits.total_q;
   job.max_tokens = max_tokens_of(args, limits);
   job.max_q_len = limits.max_q_len;
   job.args = args;
   job.num_row_tiles = plan.num_row_tiles;
-  job.num_splits = plan.num_splits;
+  job.num_splits = cuda::FastDivide(plan.num_splits);
   job.balanced_pieces = plan.balanced_pieces;
   job.piece_granule = plan.tiles.step_tokens * plan.warps_of_cta / plan.heads_of_cta;
   job.rows_of_piece = plan.tiles.rows;
   job.heads_of_cta = plan.heads_of_cta;
+  job.ctas_of_heads = cuda::FastDivide(run.num_heads / plan.heads_of_cta);
+  job.warps_of_head = cuda::FastDivide(std::max(plan.warps_of_cta / plan.heads_of_cta, 1));
   const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);

@@ -79,7 +79,9 @@ struct TokenRange {
 
 // Split `split` of tokens [begin, end): all but the last take a multiple of the granule, counted
 // from the granule that begin lies in. May be empty.
-KVX_INLINE TokenRange split_of(TokenRange tokens, int num_splits, int split, int granule) {
+// Count: int, or what divides as one.
+template <class Count>
+KVX_INLINE TokenRange split_of(TokenRange tokens, const Count& num_splits, int split, int granule) {
   const int first = tokens.begin / granule * granule;
   const int granules = (tokens.end - first + granule - 1) / granule;
   const int in_a_split = (granules + num_splits - 1) / num_splits;

@@ -37,22 +37,23 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
                                         int head) {
   PiecePlace place = {};
   int row_tile = 0;
-  const int heads_of_run = job.packed.num_heads / num_heads;  // in CTAs
   if (job.balanced_pieces > 0) {
     const int cta = static_cast<int>(blockIdx.x);
-    place.first_head = cta % heads_of_run * num_heads;
-    row_tile = cta / heads_of_run % job.num_row_tiles;
-    const int piece = cta / heads_of_run / job.num_row_tiles;
+    const int piece_and_tile = cta / job.ctas_of_heads;
+    place.first_head = cta % job.ctas_of_heads * num_heads;
+    row_tile = piece_and_tile % job.num_row_tiles;
+    const int piece = piece_and_tile / job.num_row_tiles;
     const auto [sequence, pieces] = sequence_of_piece(job, piece);
     place.sequence = sequence;
     place.split = piece - pieces.first;
     place.num_splits = pieces.num;
     place.partial = balanced_partial(job, piece, place.first_head, row_tile);
-    const bool is_first = cta == pieces.first * heads_of_run * job.num_row_tiles;
+    const bool is_first = cta == pieces.first * job.num_row_tiles * job.ctas_of_heads;
     if (is_first && pieces.num > 0 && threadIdx.x == 0) job.sequence_pieces[sequence] = pieces;
   } else {
-    place.first_head = static_cast<int>(blockIdx.y) % heads_of_run * num_heads;
-    row_tile = static_cast<int>(blockIdx.y) / heads_of_run;
+    const int heads_and_tile = static_cast<int>(blockIdx.y);
+    place.first_head = heads_and_tile % job.ctas_of_heads * num_heads;
+    row_tile = heads_and_tile / job.ctas_of_heads;
     place.sequence = static_cast<int>(blockIdx.z);
     place.split = static_cast<int>(blockIdx.x);
     place.num_splits = job.num_splits;
@@ -73,8 +74,11 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
 __device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePlace& place,
                                              int step_tokens) {
   const TokenRange seen = seen_by_rows(job, place.shape, place.first_row, place.num_rows);
-  if (job.args.window_sinks == 0) [[likely]] {
+  if (job.balanced_pieces > 0) {
     return split_of(seen, place.num_splits, place.split, step_tokens);
+  }
+  if (job.args.window_sinks == 0) [[likely]] {
+    return split_of(seen, job.num_splits, place.split, step_tokens);
   }
   if (place.split == 0) return {0, min(job.args.window_sinks, seen.begin)};
   return split_of(seen, place.num_splits - 1, place.split - 1, step_tokens);
@@ -104,7 +108,6 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
       .seq_len = place.shape.seq_len,
       .head = place.kv_head - job.wide.first_head,
       .warp = static_cast<int>(threadIdx.x / kWarp),
-      .num_warps = static_cast<int>(blockDim.x) / kWarp,
       .tokens = place.tokens,
       .hole = hole,
   };
@@ -139,76 +142,90 @@ struct WarpMemory {
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
 };
 
-// Rows of all warps of a head together. Where nothing else is to be merged with, they become the
-// output. num_heads: of the CTA.
+// Of lanes 0 to num - 1, in every lane; the others give what changes nothing.
+template <class Combine>
+__device__ float over_parts(float x, int num, const Combine& combine) {
+  for (int offset = 1; offset < num; offset *= 2) {
+    x = combine(x, __shfl_xor_sync(kWholeWarp, x, offset));
+  }
+  return __shfl_sync(kWholeWarp, x, 0);
+}
+
+// A row's parts, of warps: at most as many as a warp has lanes. Lane w knows part w's softmax.
+struct MergedSoftmax {
+  Softmax2 whole;
+  float weight;  // of this lane's part
+};
+__device__ inline MergedSoftmax merge_parts(const Softmax2& part, int num) {
+  const float max = over_parts(part.max, num, [](float a, float b) { return fmaxf(a, b); });
+  const float weight = part.sum == 0 ? 0.0f : fast_exp2(part.max - max);
+  const float sum = over_parts(weight * part.sum, num, [](float a, float b) { return a + b; });
+  return {{max, sum}, weight};
+}
+
+// By a warp: numbers d to d + 3 of a row's merged sums, of which each lane asks for others.
+// sums_of(w): part w's; is_there: whether the row has the lane's numbers.
+template <class SumsOf>
+__device__ float4 merged_quad(float weight, int num_parts, int d, bool is_there,
+                              const SumsOf& sums_of) {
+  float4 total = {};
+#pragma unroll 4
+  for (int w = 0; w < num_parts; ++w) {
+    const float by = __shfl_sync(kWholeWarp, weight, w);
+    if (by == 0 || !is_there) continue;
+    const float4 x = *reinterpret_cast<const float4*>(sums_of(w) + d);
+    total.x += by * x.x;
+    total.y += by * x.y;
+    total.z += by * x.z;
+    total.w += by * x.w;
+  }
+  return total;
+}
+
+// Rows of all warps of a head together, a row by a warp: they become the output, or where other
+// CTAs have parts too, one part of them. num_heads: of the CTA.
 template <class Memory>
 __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int num_heads,
                             uint8_t* shared) {
   using Rows = typename Memory::Rows;
-  const int warps_of_cta = static_cast<int>(blockDim.x) / kWarp;
-  const int num_warps = warps_of_cta / num_heads;  // of a head
+  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
+  const int lane = threadIdx.x % kWarp;
   const int first_kv_head = job.packed.first_head + place.first_head;
   const auto rows_of = [&](int head, int warp) -> Rows& {
     const int at = warp * num_heads + head;
     return *reinterpret_cast<Rows*>(shared + at * Memory::kBytes + Memory::kRowsAt);
   };
-  // The softmax of a head's row r over all its warps; add(warp, weight) for each that saw a token.
-  const auto merge = [&](int head, int r, const auto& add) {
-    Softmax2 whole = {-INFINITY, 0.0f};
-    for (int w = 0; w < num_warps; ++w) {
-      whole.max = fmaxf(whole.max, rows_of(head, w).softmax[r].max);
-    }
-    for (int w = 0; w < num_warps; ++w) {
-      const Softmax2& part = rows_of(head, w).softmax[r];
-      if (part.sum == 0) continue;
-      const float weight = fast_exp2(part.max - whole.max);
-      whole.sum += weight * part.sum;
-      add(w, weight);
-    }
-    return whole;
-  };
   const bool is_whole = place.num_splits == 1;
   const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
-  const int quads = dim / 4;
   const int num_rows = num_heads * place.num_rows;
-  const auto head_of = [&](int row) { return num_heads == 1 ? 0 : row / place.num_rows; };
-  for (int i = threadIdx.x; i < num_rows * quads; i += warps_of_cta * kWarp) {
-    const int row = i / quads, d = i % quads * 4;
-    const int head = head_of(row), r = row - head * place.num_rows;
-    const auto quad_of = [&](int w) -> float4& {
-      return reinterpret_cast<float4&>(rows_of(head, w).sums[r][d]);
-    };
-    float4 total = {};
-    const Softmax2 whole = merge(head, r, [&](int w, float weight) {
-      const float4 x = quad_of(w);
-      total.x += weight * x.x;
-      total.y += weight * x.y;
-      total.z += weight * x.z;
-      total.w += weight * x.w;
-    });
+  const int num_parts = job.warps_of_head;
+  for (int row = threadIdx.x / kWarp; row < num_rows; row += num_warps) {
+    const int head = num_heads == 1 ? 0 : row / place.num_rows, r = row - head * place.num_rows;
+    Softmax2 part = {-INFINITY, 0.0f};
+    if (lane < num_parts) part = rows_of(head, lane).softmax[r];
+    const MergedSoftmax merged = merge_parts(part, num_parts);
     const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
-    if (is_whole && job.transforms_v) {
-      quad_of(0) = total;  // only this thread reads it before
-    } else if (is_whole) {
-      store_output_quad(job, token, at.q_head, d, whole, total);
-    } else {
-      const int64_t index = job.balanced_pieces > 0
-                                ? place.partial + head * job.rows_of_piece + r
-                                : partial_index(job, token, at.q_head, place.split);
-      *reinterpret_cast<float4*>(job.partial_out + index * dim + d) = total;
-      if (d == 0) job.partial_softmax[index] = whole;
+    float* own = rows_of(head, 0).sums[r];  // no other warp reads it
+    const int64_t index = job.balanced_pieces > 0
+                              ? place.partial + head * job.rows_of_piece + r
+                              : partial_index(job, token, at.q_head, place.split);
+    for (int first = 0; first < dim; first += 4 * kWarp) {
+      const int d = first + lane * 4;
+      const float4 quad = merged_quad(merged.weight, num_parts, d, d < dim,
+                                      [&](int w) { return rows_of(head, w).sums[r]; });
+      if (d >= dim) continue;
+      if (is_whole && !job.transforms_v) {
+        store_output_quad(job, token, at.q_head, d, merged.whole, quad);
+      } else {
+        float* to = is_whole ? own : job.partial_out + index * dim;
+        *reinterpret_cast<float4*>(to + d) = quad;
+      }
     }
-  }
-  if (!is_whole || !job.transforms_v) return;
-  __syncthreads();
-  const int warp = threadIdx.x / kWarp;
-  for (int row = warp; row < num_rows; row += warps_of_cta) {
-    const int head = head_of(row), r = row - head * place.num_rows;
-    const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
-    const Softmax2 whole = merge(head, r, [](int, float) {});
-    finish_row(job, place.shape.q_start + at.new_token, at.q_head, whole, rows_of(head, 0).sums[r],
-               threadIdx.x % kWarp);
+    if (!is_whole && lane == 0) job.partial_softmax[index] = merged.whole;
+    if (!is_whole || !job.transforms_v) continue;
+    __syncwarp();
+    finish_row(job, token, at.q_head, merged.whole, own, lane);
   }
 }
 
@@ -245,7 +262,6 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       .seq_len = place.shape.seq_len,
       .head = place.head,
       .warp = static_cast<int>(threadIdx.x) / kWarp / num_heads,
-      .num_warps = static_cast<int>(blockDim.x) / kWarp / num_heads,
       .tokens = common_tokens(place.tokens, place.packed),
       .hole = {},
   };
