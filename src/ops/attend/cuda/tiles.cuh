@@ -10,6 +10,7 @@
 
 #include "ops/attend/cuda/balance.cuh"
 #include "ops/attend/cuda/tile_piece.cuh"
+#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/earlier_work.cuh"
 
 namespace kvx::ops::cuda {
@@ -151,7 +152,8 @@ __device__ float over_parts(float x, int num, const Combine& combine) {
   return __shfl_sync(kWholeWarp, x, 0);
 }
 
-// A row's parts, of warps: at most as many as a warp has lanes. Lane w knows part w's softmax.
+// A row's parts, of warps or of CTAs: at most as many as a warp has lanes. Lane w knows part w's
+// softmax.
 struct MergedSoftmax {
   Softmax2 whole;
   float weight;  // of this lane's part
@@ -218,15 +220,61 @@ __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int n
       if (is_whole && !job.transforms_v) {
         store_output_quad(job, token, at.q_head, d, merged.whole, quad);
       } else {
-        float* to = is_whole ? own : job.partial_out + index * dim;
+        const bool stays = is_whole || job.merges_in_cluster;
+        float* to = stays ? own : job.partial_out + index * dim;
         *reinterpret_cast<float4*>(to + d) = quad;
       }
     }
-    if (!is_whole && lane == 0) job.partial_softmax[index] = merged.whole;
+    if (!is_whole && lane == 0) {
+      Softmax2* to =
+          job.merges_in_cluster ? &rows_of(head, 0).softmax[r] : job.partial_softmax + index;
+      *to = merged.whole;
+    }
     if (!is_whole || !job.transforms_v) continue;
     __syncwarp();
     finish_row(job, token, at.q_head, merged.whole, own, lane);
   }
+}
+
+// The splits of a piece are the cluster's CTAs, each of which has a part of every row, where
+// merge_warps left it. The rows are shared out among the warps of all of them.
+template <class Memory>
+__device__ void merge_cluster(const AttendJob& job, const PiecePlace& place, int num_heads,
+                              uint8_t* shared) {
+  using Rows = typename Memory::Rows;
+  const int num_splits = job.num_splits;
+  const int warps_of_cta = static_cast<int>(blockDim.x) / kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
+  const int num_rows = num_heads * place.num_rows;
+  sync_cluster();
+  for (int row = warp * num_splits + static_cast<int>(blockIdx.x); row < num_rows;
+       row += warps_of_cta * num_splits) {
+    const int head = num_heads == 1 ? 0 : row / place.num_rows, r = row - head * place.num_rows;
+    Rows& rows = *reinterpret_cast<Rows*>(shared + head * Memory::kBytes + Memory::kRowsAt);
+    Softmax2 part = {-INFINITY, 0.0f};
+    if (lane < num_splits) part = *in_cta(&rows.softmax[r], lane);
+    const MergedSoftmax merged = merge_parts(part, num_splits);
+    const int kv_head = job.packed.first_head + place.first_head + head;
+    const QueryRowAt at = query_row(job, kv_head, place.first_row + r);
+    const int64_t token = place.shape.q_start + at.new_token;
+    float* own = rows.sums[r];
+    for (int first = 0; first < dim; first += 4 * kWarp) {
+      const int d = first + lane * 4;
+      const float4 quad = merged_quad(merged.weight, num_splits, d, d < dim,
+                                      [&](int cta) { return in_cta(own, cta); });
+      if (d >= dim) continue;
+      if (job.transforms_v) {
+        *reinterpret_cast<float4*>(own + d) = quad;
+      } else {
+        store_output_quad(job, token, at.q_head, d, merged.whole, quad);
+      }
+    }
+    if (!job.transforms_v) continue;
+    __syncwarp();
+    finish_row(job, token, at.q_head, merged.whole, own, lane);
+  }
+  sync_cluster();  // no CTA's memory goes before all have read it
 }
 
 template <class Memory, class Keys, class Values>
@@ -242,10 +290,11 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   PiecePlace place = find_piece(job, Rows::kRows, num_heads, head);
   if (place.num_splits == 0) return;
   if (!place.shape.is_valid) {
+    if (job.merges_in_cluster && place.split > 0) return;
     const int first_kv_head = job.packed.first_head + place.first_head;
     for (int h = first_kv_head; h < first_kv_head + num_heads; ++h) {
       leave_empty(job, place.shape, h, place.first_row, place.num_rows, place.split,
-                  place.num_splits == 1);
+                  place.num_splits == 1 || job.merges_in_cluster);
     }
     return;
   }
@@ -283,6 +332,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   // Before a merge not earlier: its CTAs would crowd on the multiprocessors that are free first.
   let_later_launches_begin();
   merge_warps<Memory>(job, place, num_heads, shared);
+  if (job.merges_in_cluster) merge_cluster<Memory>(job, place, num_heads, shared);
 }
 
 template <class Memory, class Keys, class Values>
@@ -291,7 +341,8 @@ __global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
   if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
     __trap();  // the host knows (cuda_code_version) and chooses the instance without them
   } else {
-    if (job.num_splits == 1 && job.balanced_pieces == 0) let_later_launches_begin();
+    const bool is_merged = job.num_splits > 1 && !job.merges_in_cluster;
+    if (!is_merged && job.balanced_pieces == 0) let_later_launches_begin();
     wait_for_earlier_work();
     attend_tiles_of<Memory, Keys, Values>(job);
   }
