@@ -281,6 +281,30 @@ TEST_F(GpuAttend, LongSequencesAreSplitAndMerged) {
   }
 }
 
+// The splits of a few short sequences are a cluster of CTAs, where the device has clusters.
+TEST_F(GpuAttend, SplitsOfShortSequencesAreMergedWhereTheyAre) {
+  for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {
+    for (const bool has_all : {false, true}) {
+      SceneOptions options;
+      options.runs = {{2, name, name}};
+      options.key_dim = options.value_dim = 128;
+      options.block_size = 64;
+      options.order = RowOrder::kRecord;
+      options.q_type = DType::kF16;
+      options.q_per_kv = has_all ? 5 : 4;
+      options.wide_format = has_all && !is_16_bit(name) ? "bf16" : "";
+      options.v_hadamard = has_all;
+      options.sinks = has_all;
+      options.seq_lens = {1000, 1, 1024, 0, 130};
+      options.q_lens = {1, 1, 3, 0, 1};
+      SCOPED_TRACE(fmt::format("{} {}", name, has_all ? "with every feature" : ""));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kTiles,
+                  has_all ? 3.5e-3 : tile_tolerance(name, name, options.q_type));
+    }
+  }
+}
+
 // Where sequences may be long, the device gives each as many pieces as its length deserves.
 TEST_F(GpuAttend, LongSequencesAmongShortOnesAreCutIntoMorePieces) {
   for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {

@@ -61,9 +61,13 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   }
   if (is_tiles) {
     const int most_heads = most_heads_of_cta(run, plan.tiles);
-    cuda::plan_tiles(context, shape, most_heads, plan);
+    const auto any = [](int, int, int64_t) { return true; };
+    const double cost = cuda::plan_tiles(context, shape, most_heads, any, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
     if (args.window_sinks > 0) ++plan.num_splits;
+    if (plan.balanced_pieces == 0 && plan.num_splits > 1 && args.window_sinks == 0) {
+      cuda::plan_clusters(context, shape, most_heads, cost, plan);
+    }
   } else if (cuda::is_prefill(path)) {
     cuda::plan_prefill(context, shape, plan);
   } else {
@@ -186,17 +190,20 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   }
   job.block_size = args.packed.block_size;
   job.num_kv_heads = args.packed.num_kv_heads;
-  job.q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
+  job.q_per_kv = cuda::FastDivide(args.num_q_heads / args.packed.num_kv_heads);
   job.total_q = limits.total_q;
   job.max_tokens = max_tokens_of(args, limits);
   job.max_q_len = limits.max_q_len;
   job.args = args;
   job.num_row_tiles = plan.num_row_tiles;
-  job.num_splits = plan.num_splits;
+  job.num_splits = cuda::FastDivide(plan.num_splits);
   job.balanced_pieces = plan.balanced_pieces;
   job.piece_granule = plan.tiles.step_tokens * plan.warps_of_cta / plan.heads_of_cta;
   job.rows_of_piece = plan.tiles.rows;
   job.heads_of_cta = plan.heads_of_cta;
+  job.merges_in_cluster = plan.merges_in_cluster;
+  job.ctas_of_heads = cuda::FastDivide(run.num_heads / plan.heads_of_cta);
+  job.warps_of_head = cuda::FastDivide(std::max(plan.warps_of_cta / plan.heads_of_cta, 1));
   const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);
   job.partial_out = reinterpret_cast<float*>(workspace);
   job.partial_softmax = reinterpret_cast<cuda::Softmax2*>(workspace + bytes.out);

@@ -10,6 +10,8 @@
 
 namespace kvx::ops {
 
+inline constexpr int kMaxSplits = 256;
+
 // What the host knows before a launch.
 struct SplitShape {
   int64_t num_pieces = 0;  // sequences x KV heads x tiles of query rows: work that needs no split
@@ -17,9 +19,8 @@ struct SplitShape {
   int64_t num_slots = 0;   // pieces that the device runs at once
   int granule = 1;         // tokens that a piece takes at a time; splits are multiples of it
   double overhead = 2;     // a piece's beginning and end, in granules
+  int most_splits = kMaxSplits;
 };
-
-inline constexpr int kMaxSplits = 256;
 
 struct SplitPlan {
   int num_splits = 1;
@@ -33,7 +34,7 @@ inline SplitPlan plan_splits(const SplitShape& shape) {
   const int64_t granules =
       std::max<int64_t>((shape.max_tokens + shape.granule - 1) / shape.granule, 1);
   SplitPlan best;
-  for (int splits = 1; splits <= std::min<int64_t>(granules, kMaxSplits); ++splits) {
+  for (int splits = 1; splits <= std::min<int64_t>(granules, shape.most_splits); ++splits) {
     const int64_t waves = (shape.num_pieces * splits + shape.num_slots - 1) / shape.num_slots;
     const int64_t in_a_split = (granules + splits - 1) / splits;
     const double cost =
@@ -79,7 +80,9 @@ struct TokenRange {
 
 // Split `split` of tokens [begin, end): all but the last take a multiple of the granule, counted
 // from the granule that begin lies in. May be empty.
-KVX_INLINE TokenRange split_of(TokenRange tokens, int num_splits, int split, int granule) {
+// Count: int, or what divides as one.
+template <class Count>
+KVX_INLINE TokenRange split_of(TokenRange tokens, const Count& num_splits, int split, int granule) {
   const int first = tokens.begin / granule * granule;
   const int granules = (tokens.end - first + granule - 1) / granule;
   const int in_a_split = (granules + num_splits - 1) / num_splits;

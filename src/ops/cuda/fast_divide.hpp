@@ -29,6 +29,15 @@ struct FastDivide {
     const auto high = static_cast<uint32_t>((uint64_t{n} * multiplier) >> 32);
     return (high + n) >> shift;
   }
+
+  // A number like others, by which kernels divide: n / by and n % by. Requires: n >= 0.
+  KVX_INLINE operator int() const { return static_cast<int>(divisor); }
+  friend KVX_INLINE int operator/(int n, const FastDivide& by) {
+    return static_cast<int>(by.quotient(static_cast<uint32_t>(n)));
+  }
+  friend KVX_INLINE int operator%(int n, const FastDivide& by) {
+    return n - n / by * static_cast<int>(by.divisor);
+  }
 };
 
 // The same for 64-bit numbers, which are mostly below 2^31.

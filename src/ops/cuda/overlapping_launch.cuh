@@ -17,22 +17,26 @@ struct LaunchShape {
   dim3 grid;
   int threads;
   int shared_bytes = 0;
+  int ctas_of_cluster = 1;  // neighbours in x
 };
 
 // Requires: the kernel begins with wait_for_earlier_launches() or wait_for_earlier_work(), and
 // takes *job.
 inline cudaError_t launch_overlapping(const CudaContext& context, const void* kernel,
                                       const LaunchShape& shape, const void* job) {
-  cudaLaunchAttribute overlaps = {};
-  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlaps.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(shape.ctas_of_cluster), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(context.stream);
-  config.attrs = &overlaps;
-  config.numAttrs = device::cuda_code_version(context.device, kernel) >= 90 ? 1 : 0;
+  config.attrs = attributes;
+  const bool has_attributes = device::cuda_code_version(context.device, kernel) >= 90;
+  config.numAttrs = !has_attributes ? 0 : shape.ctas_of_cluster == 1 ? 1 : 2;
   void* arguments[] = {const_cast<void*>(job)};
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }

@@ -17,6 +17,12 @@ TEST(Splits, OneLongSequenceFillsTheDevice) {
   EXPECT_LE(8 * splits, 528);
 }
 
+TEST(Splits, AreAsManyAsTheCallerTakes) {
+  SplitShape shape = {8, 131072, 528, 128};
+  shape.most_splits = 16;
+  EXPECT_EQ(ops::plan_splits(shape).num_splits, 16);
+}
+
 TEST(Splits, ABatchThatFillsTheDeviceIsNotSplit) {
   EXPECT_EQ(ops::plan_splits({512, 8192, 528, 128}).num_splits, 1);
   EXPECT_EQ(ops::plan_splits({2048, 1024, 528, 128}).num_splits, 1);

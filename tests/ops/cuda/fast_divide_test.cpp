@@ -20,6 +20,9 @@ void expect_quotients(int divisor) {
       ASSERT_EQ(by.quotient(n), n / d) << n << " / " << d;
     }
   }
+  const auto most = static_cast<int>(kMost);
+  ASSERT_EQ(most / by, most / divisor);
+  ASSERT_EQ(most % by, most % divisor);
   ASSERT_EQ(by.quotient(0), 0u);
   ASSERT_EQ(by.quotient(kMost), kMost / d);
 }

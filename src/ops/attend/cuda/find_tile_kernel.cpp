@@ -1,4 +1,8 @@
 // find_tile_kernel: from formats to the compiled instance; and its launch.
+#include <map>
+#include <mutex>
+#include <tuple>
+
 #include "ops/attend/cuda/job.hpp"
 #include "ops/attend/cuda/tile_pairs.hpp"
 #include "ops/cuda/overlapping_launch.cuh"
@@ -27,6 +31,34 @@ TileKernel find_cell_instance(FormatId k, FormatId v, const TileTraits& traits) 
   return {};
 }
 
+cudaError_t allow_shared_bytes(const TileKernel& kernel, int shared_bytes) {
+  return cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              shared_bytes);
+}
+
+int ask_clusters_at_once(const TileKernel& kernel, int warps_of_cta, int ctas) {
+  const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(static_cast<unsigned>(warps_of_cta * kWarp));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  // Every device with clusters takes eight CTAs in one; it is asked about more.
+  const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  int num_clusters = 0;
+  if (allowed == cudaSuccess && allow_shared_bytes(kernel, shared_bytes) == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&num_clusters, kernel.function, &config) == cudaSuccess) {
+    return num_clusters;
+  }
+  cudaGetLastError();  // not sticky: the next call shall not see it
+  return 0;
+}
+
 }  // namespace
 
 TileKernel find_tile_kernel(FormatId k, FormatId v, const TileTraits& traits) {
@@ -41,19 +73,32 @@ TileKernel find_tile_kernel(FormatId k, FormatId v, const TileTraits& traits) {
   return {};
 }
 
+int clusters_at_once(const CudaContext& context, const TileKernel& kernel, int warps_of_cta,
+                     int ctas) {
+  if (device::cuda_code_version(context.device, kernel.function) < 90) return 0;
+  static std::mutex mutex;
+  static std::map<std::tuple<int, const void*, int, int>, int>
+      known;  // asking costs a launch's time
+  const std::tuple key(context.device.index, kernel.function, warps_of_cta, ctas);
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace(key, 0);
+  if (is_new) found->second = ask_clusters_at_once(kernel, warps_of_cta, ctas);
+  return found->second;
+}
+
 cudaError_t launch_attend_tiles(const CudaContext& context, const TileKernel& kernel,
                                 int warps_of_cta, const AttendJob& job) {
   const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
-  const cudaError_t set = cudaFuncSetAttribute(
-      kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  const cudaError_t set = allow_shared_bytes(kernel, shared_bytes);
   if (set != cudaSuccess) return set;
   const auto heads =
       static_cast<unsigned>(job.packed.num_heads / job.heads_of_cta * job.num_row_tiles);
   const dim3 grid = job.balanced_pieces > 0
                         ? dim3(static_cast<unsigned>(job.balanced_pieces) * heads)
                         : dim3(job.num_splits, heads, job.args.num_sequences);
-  return launch_overlapping(context, kernel.function, {grid, warps_of_cta * kWarp, shared_bytes},
-                            &job);
+  const int ctas_of_cluster = job.merges_in_cluster ? int{job.num_splits} : 1;
+  return launch_overlapping(context, kernel.function,
+                            {grid, warps_of_cta * kWarp, shared_bytes, ctas_of_cluster}, &job);
 }
 
 }  // namespace kvx::ops::cuda

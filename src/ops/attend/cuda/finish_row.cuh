@@ -8,12 +8,14 @@
 namespace kvx::ops::cuda {
 
 // V's transform undone on a row's weighted sums, numbers d to d + 3; store_output_quad follows.
-// weights: their sum. By a warp, whose neighbouring lanes have a row's neighbouring numbers.
+// weights: their sum. By a warp, whose neighbouring lanes have a row's neighbouring numbers; lanes
+// behind the row's end go along.
 template <int Dim>
 __device__ float4 undo_transform(const AttendJob& job, int q_head, int d, float weights, float4 x) {
   const TransformRow v =
       transform_row(job.args.transform.v, q_head / job.q_per_kv, job.num_kv_heads, Dim, 0);
   if (v.hadamard) rotate_quads<Dim>(x);
+  d = min(d, Dim - 4);
   if (v.factor) {
     const float* factor = v.factor + d;
     x = {__fdividef(x.x, factor[0]), __fdividef(x.y, factor[1]), __fdividef(x.z, factor[2]),

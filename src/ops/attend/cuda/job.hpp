@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/attend/attend_args.hpp"
+#include "ops/cuda/fast_divide.hpp"
 #include "ops/cuda/findings.hpp"
 #include "ops/cuda/side.cuh"
 
@@ -55,19 +56,22 @@ struct AttendJob {
   int64_t num_wide_blocks;
   int block_size;
   int num_kv_heads;
-  int q_per_kv;
+  FastDivide q_per_kv;
   int64_t total_q;
   int64_t max_tokens;
   int max_q_len;
   AttendArgs args;  // its views are not used here
   int num_row_tiles;
-  int num_splits;
+  FastDivide num_splits;
   // Where the device says how many pieces each sequence has (balance.cuh); 0: num_splits for all.
   int balanced_pieces;              // of all sequences together, at most
   int piece_granule;                // tokens
   int rows_of_piece;                // query rows
   int heads_of_cta;                 // KV heads: of instances that take several (tiles.cuh)
+  FastDivide ctas_of_heads;         // that share the run's KV heads
+  FastDivide warps_of_head;         // of a CTA, that walk over the same KV head
   int merge_warps;                  // that merge a row's pieces
+  bool merges_in_cluster;           // the CTAs of a row's splits do, without a launch of their own
   float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
   Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
   SequencePieces* sequence_pieces;  // [num_sequences]; balanced alone: for the merge

@@ -69,6 +69,9 @@ cudaError_t launch_attend_plain(const AttendJob& job, int shared_bytes, cudaStre
 int least_plain_shared_bytes(int key_dim, int value_dim, bool has_block_offset);
 cudaError_t launch_attend_tiles(const CudaContext& context, const TileKernel& kernel,
                                 int warps_of_cta, const AttendJob& job);
+// How many clusters of so many CTAs the device runs at once; 0 where it has no clusters.
+int clusters_at_once(const CudaContext& context, const TileKernel& kernel, int warps_of_cta,
+                     int ctas);
 cudaError_t launch_merge_splits(const CudaContext& context, const AttendJob& job);
 
 }  // namespace kvx::ops::cuda

@@ -22,7 +22,8 @@ struct AttendPlanCuda {
   int num_splits = 1;
   int balanced_pieces = 0;  // of all sequences, a KV head and tile of rows; 0: not balanced
   bool is_plain() const { return !tiles.function && !prefill.function; }
-  bool is_merged() const { return num_splits > 1 || balanced_pieces > 0; }
+  bool merges_in_cluster = false;  // a row's splits are a cluster of CTAs
+  bool is_merged() const { return (num_splits > 1 && !merges_in_cluster) || balanced_pieces > 0; }
 };
 
 // How many CTAs of so many warps the device runs at once.
@@ -34,11 +35,14 @@ inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& ke
 
 // Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
 // leave less to merge, and their warps keep pace. Two a multiprocessor, if others are not 3 %
-// better. Steps of a warp take the same time in all.
+// better. Steps of a warp take the same time in all. Returns the best plan's cost in such steps, or
+// 0 if there is none.
 //
-// most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head.
-inline void plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
-                       AttendPlanCuda& plan) {
+// most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head. can_have(
+// warps_of_cta, num_splits, num_pieces): whether the device takes such a plan.
+template <class CanHave>
+double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
+                  const CanHave& can_have, AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
   const device::CudaDevice& device = context.device;
   constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
@@ -54,12 +58,32 @@ inline void plan_tiles(const CudaContext& context, SplitShape shape, int most_he
     shape.num_pieces = pieces_of_heads / heads;
     shape.granule = kernel.step_tokens * warps / heads;
     const SplitPlan splits = plan_splits(shape);
-    if (plan.warps_of_cta != 0 && splits.cost > 0.97 * best_cost) continue;
+    if (best_cost != 0 && splits.cost > 0.97 * best_cost) continue;
+    if (!can_have(warps, splits.num_splits, shape.num_pieces)) continue;
     plan.warps_of_cta = warps;
     plan.heads_of_cta = heads;
     plan.num_splits = splits.num_splits;
     best_cost = splits.cost;
   }
+  return best_cost;
+}
+
+// The CTAs of a row's splits may be a cluster and merge among themselves. That saves a launch, and
+// the kernel behind it its cold instructions: so much is worth longer pieces. All of them must run
+// at once.
+inline void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
+                          double merged_cost, AttendPlanCuda& plan) {
+  constexpr int kMostOfCluster = 16;
+  constexpr double kMergeTokens = 20;  // of a warp: what the merge's launch costs
+  shape.most_splits = kMostOfCluster;
+  const auto can_have = [&](int warps, int num_splits, int64_t num_pieces) {
+    return num_splits > 1 && num_pieces <= clusters_at_once(context, plan.tiles, warps, num_splits);
+  };
+  AttendPlanCuda clusters = plan;
+  const double cost = plan_tiles(context, shape, most_heads, can_have, clusters);
+  if (cost == 0 || cost > merged_cost + kMergeTokens / plan.tiles.step_tokens) return;
+  plan = clusters;
+  plan.merges_in_cluster = true;
 }
 
 // The longest sequence of a batch must not keep the device waiting. Where sequences may be long,

@@ -111,6 +111,7 @@ class TilePiece {
       const int r = c * kTileRows + lane_ / 4;
       columns[c].ask(job_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
     }
+    const float key_scale = key_scale_of_head();  // asked for early too
     if constexpr (Config::kIsPadded) {
       transform_padded();
     } else {
@@ -118,8 +119,8 @@ class TilePiece {
     }
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
-      columns[c].finish(job_, kv_head_, key_scale_of_head(), transformed_row(), lane_,
-                        queries_.columns[c], score_scale_[c], bias_[c]);
+      columns[c].finish(job_, kv_head_, key_scale, transformed_row(), lane_, queries_.columns[c],
+                        score_scale_[c], bias_[c]);
     }
     if constexpr (Config::kIsPadded) {
       __syncwarp();

@@ -73,8 +73,7 @@ struct TileWalk {
   const int32_t* table;  // of the sequence
   int seq_len;
   int head;  // of the run
-  int warp;  // of num_warps, which walk over the head
-  int num_warps;
+  int warp;  // of those that walk over the head
   TokenRange tokens;
   TokenRange hole;  // in the walk over wide ends: the packed tokens between them, whole tiles
 };
@@ -107,12 +106,12 @@ class TileRing {
   __device__ TileRing(const TileWalk& walk, uint32_t shared, int lane)
       : walk_(walk),
         lane_(lane),
-        num_warps_(walk.num_warps),
+        num_warps_(walk.job.warps_of_head),
         ring_(shared + Config::kBarrierBytes),
         first_step_(walk.tokens.begin / Config::kStepTokens + walk.warp) {
     const int end = walk.tokens.end - hole_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
-    num_steps_ = max(0, (end_step - first_step_ + num_warps_ - 1) / num_warps_);
+    num_steps_ = (end_step - first_step_ + num_warps_ - 1) / walk.job.warps_of_head;
   }
 
   __device__ int num_steps() const { return num_steps_; }

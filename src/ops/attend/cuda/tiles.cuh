@@ -10,6 +10,7 @@
 
 #include "ops/attend/cuda/balance.cuh"
 #include "ops/attend/cuda/tile_piece.cuh"
+#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/earlier_work.cuh"
 
 namespace kvx::ops::cuda {
@@ -37,22 +38,23 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
                                         int head) {
   PiecePlace place = {};
   int row_tile = 0;
-  const int heads_of_run = job.packed.num_heads / num_heads;  // in CTAs
   if (job.balanced_pieces > 0) {
     const int cta = static_cast<int>(blockIdx.x);
-    place.first_head = cta % heads_of_run * num_heads;
-    row_tile = cta / heads_of_run % job.num_row_tiles;
-    const int piece = cta / heads_of_run / job.num_row_tiles;
+    const int piece_and_tile = cta / job.ctas_of_heads;
+    place.first_head = cta % job.ctas_of_heads * num_heads;
+    row_tile = piece_and_tile % job.num_row_tiles;
+    const int piece = piece_and_tile / job.num_row_tiles;
     const auto [sequence, pieces] = sequence_of_piece(job, piece);
     place.sequence = sequence;
     place.split = piece - pieces.first;
     place.num_splits = pieces.num;
     place.partial = balanced_partial(job, piece, place.first_head, row_tile);
-    const bool is_first = cta == pieces.first * heads_of_run * job.num_row_tiles;
+    const bool is_first = cta == pieces.first * job.num_row_tiles * job.ctas_of_heads;
     if (is_first && pieces.num > 0 && threadIdx.x == 0) job.sequence_pieces[sequence] = pieces;
   } else {
-    place.first_head = static_cast<int>(blockIdx.y) % heads_of_run * num_heads;
-    row_tile = static_cast<int>(blockIdx.y) / heads_of_run;
+    const int heads_and_tile = static_cast<int>(blockIdx.y);
+    place.first_head = heads_and_tile % job.ctas_of_heads * num_heads;
+    row_tile = heads_and_tile / job.ctas_of_heads;
     place.sequence = static_cast<int>(blockIdx.z);
     place.split = static_cast<int>(blockIdx.x);
     place.num_splits = job.num_splits;
@@ -73,8 +75,11 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
 __device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePlace& place,
                                              int step_tokens) {
   const TokenRange seen = seen_by_rows(job, place.shape, place.first_row, place.num_rows);
-  if (job.args.window_sinks == 0) [[likely]] {
+  if (job.balanced_pieces > 0) {
     return split_of(seen, place.num_splits, place.split, step_tokens);
+  }
+  if (job.args.window_sinks == 0) [[likely]] {
+    return split_of(seen, job.num_splits, place.split, step_tokens);
   }
   if (place.split == 0) return {0, min(job.args.window_sinks, seen.begin)};
   return split_of(seen, place.num_splits - 1, place.split - 1, step_tokens);
@@ -106,7 +111,6 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
       .seq_len = place.shape.seq_len,
       .head = place.kv_head - job.wide.first_head,
       .warp = static_cast<int>(threadIdx.x / kWarp) / num_heads,
-      .num_warps = static_cast<int>(blockDim.x) / kWarp / num_heads,
       .tokens = place.tokens,
       .hole = hole,
   };
@@ -146,84 +150,147 @@ struct WarpMemory {
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
 };
 
-// Rows of all warps of a head together. Where nothing else is to be merged with, they become the
-// output. num_heads: of the CTA.
+// Of lanes 0 to num - 1, in every lane; the others give what changes nothing.
+template <class Combine>
+__device__ float over_parts(float x, int num, const Combine& combine) {
+  for (int offset = 1; offset < num; offset *= 2) {
+    x = combine(x, __shfl_xor_sync(kWholeWarp, x, offset));
+  }
+  return __shfl_sync(kWholeWarp, x, 0);
+}
+
+// A row's parts, of warps or of CTAs: at most as many as a warp has lanes. Lane w knows part w's
+// softmax.
+struct MergedSoftmax {
+  Softmax2 whole;
+  float weight;  // of this lane's part
+};
+__device__ inline MergedSoftmax merge_parts(const Softmax2& part, int num) {
+  const float max = over_parts(part.max, num, [](float a, float b) { return fmaxf(a, b); });
+  const float weight = part.sum == 0 ? 0.0f : fast_exp2(part.max - max);
+  const float sum = over_parts(weight * part.sum, num, [](float a, float b) { return a + b; });
+  return {{max, sum}, weight};
+}
+
+// By a warp: numbers d to d + 3 of a row's merged sums, of which each lane asks for others.
+// sums_of(w): part w's; is_there: whether the row has the lane's numbers.
+template <class SumsOf>
+__device__ float4 merged_quad(float weight, int num_parts, int d, bool is_there,
+                              const SumsOf& sums_of) {
+  float4 total = {};
+#pragma unroll 4
+  for (int w = 0; w < num_parts; ++w) {
+    const float by = __shfl_sync(kWholeWarp, weight, w);
+    if (by == 0 || !is_there) continue;
+    const float4 x = *reinterpret_cast<const float4*>(sums_of(w) + d);
+    total.x += by * x.x;
+    total.y += by * x.y;
+    total.z += by * x.z;
+    total.w += by * x.w;
+  }
+  return total;
+}
+
+// Rows of all warps of a head together, a row by a warp: they become the output, or where other
+// CTAs have parts too, one part of them. num_heads: of the CTA.
 template <class Memory>
 __device__ void merge_warps(const AttendJob& job, const PiecePlace& place, int num_heads,
                             uint8_t* shared) {
   using Rows = typename Memory::Rows;
-  const int warps_of_cta = static_cast<int>(blockDim.x) / kWarp;
-  const int num_warps = warps_of_cta / num_heads;  // of a head
+  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
+  const int lane = threadIdx.x % kWarp;
   const int first_kv_head = job.packed.first_head + place.first_head;
   const auto rows_of = [&](int head, int warp) -> Rows& {
     const int at = warp * num_heads + head;
     return *reinterpret_cast<Rows*>(shared + at * Memory::kBytes + Memory::kRowsAt);
   };
-  // The softmax of a head's row r over all its warps; add(warp, weight) for each that saw a token.
-  const auto merge = [&](int head, int r, const auto& add) {
-    Softmax2 whole = {-INFINITY, 0.0f};
-    for (int w = 0; w < num_warps; ++w) {
-      whole.max = fmaxf(whole.max, rows_of(head, w).softmax[r].max);
-    }
-    for (int w = 0; w < num_warps; ++w) {
-      const Softmax2& part = rows_of(head, w).softmax[r];
-      if (part.sum == 0) continue;
-      const float weight = fast_exp2(part.max - whole.max);
-      whole.sum += weight * part.sum;
-      add(w, weight);
-    }
-    return whole;
-  };
   const bool is_whole = place.num_splits == 1;
   const bool is_undone = is_whole && job.transforms_v;  // V's transform: here
   const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
-  const int quads = dim / 4;
   const int num_rows = num_heads * place.num_rows;
-  const auto head_of = [&](int row) { return num_heads == 1 ? 0 : row / place.num_rows; };
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int i = threadIdx.x; i - lane < num_rows * quads; i += warps_of_cta * kWarp) {
-    // All lanes go round: they rotate a row together.
-    const int row = min(i / quads, num_rows - 1), d = i % quads * 4;
-    const int head = head_of(row), r = row - head * place.num_rows;
-    const auto quad_of = [&](int w) -> float4& {
-      return reinterpret_cast<float4&>(rows_of(head, w).sums[r][d]);
-    };
-    float4 total = {};
-    const Softmax2 whole = merge(head, r, [&](int w, float weight) {
-      const float4 x = quad_of(w);
-      total.x += weight * x.x;
-      total.y += weight * x.y;
-      total.z += weight * x.z;
-      total.w += weight * x.w;
-    });
+  const int num_parts = job.warps_of_head;
+  for (int row = threadIdx.x / kWarp; row < num_rows; row += num_warps) {
+    const int head = num_heads == 1 ? 0 : row / place.num_rows, r = row - head * place.num_rows;
+    Softmax2 part = {-INFINITY, 0.0f};
+    if (lane < num_parts) part = rows_of(head, lane).softmax[r];
+    const MergedSoftmax merged = merge_parts(part, num_parts);
     const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
-    if constexpr (!Memory::kIsPadded) {
-      if (is_undone) total = undo_transform<Rows::kDim>(job, at.q_head, d, whole.sum, total);
+    float* own = rows_of(head, 0).sums[r];  // no other warp reads it
+    const int64_t index = job.balanced_pieces > 0
+                              ? place.partial + head * job.rows_of_piece + r
+                              : partial_index(job, token, at.q_head, place.split);
+    for (int first = 0; first < dim; first += 4 * kWarp) {
+      const int d = first + lane * 4;
+      float4 quad = merged_quad(merged.weight, num_parts, d, d < dim,
+                                [&](int w) { return rows_of(head, w).sums[r]; });
+      if constexpr (!Memory::kIsPadded) {
+        if (is_undone) quad = undo_transform<Rows::kDim>(job, at.q_head, d, merged.whole.sum, quad);
+      }
+      if (d >= dim) continue;
+      if (is_whole && !(Memory::kIsPadded && is_undone)) {
+        store_output_quad(job, token, at.q_head, d, merged.whole, quad);
+      } else {
+        const bool stays = is_whole || job.merges_in_cluster;
+        float* to = stays ? own : job.partial_out + index * dim;
+        *reinterpret_cast<float4*>(to + d) = quad;
+      }
     }
-    if (i >= num_rows * quads) continue;
-    if (Memory::kIsPadded && is_undone) {
-      quad_of(0) = total;  // only this thread reads it before
-    } else if (is_whole) {
-      store_output_quad(job, token, at.q_head, d, whole, total);
-    } else {
-      const int64_t index = job.balanced_pieces > 0
-                                ? place.partial + head * job.rows_of_piece + r
-                                : partial_index(job, token, at.q_head, place.split);
-      *reinterpret_cast<float4*>(job.partial_out + index * dim + d) = total;
-      if (d == 0) job.partial_softmax[index] = whole;
+    if (!is_whole && lane == 0) {
+      Softmax2* to =
+          job.merges_in_cluster ? &rows_of(head, 0).softmax[r] : job.partial_softmax + index;
+      *to = merged.whole;
     }
+    if (!Memory::kIsPadded || !is_undone) continue;
+    __syncwarp();
+    finish_row(job, token, at.q_head, merged.whole, own, lane);
   }
-  if (!Memory::kIsPadded || !is_undone) return;
-  __syncthreads();
-  const int warp = threadIdx.x / kWarp;
-  for (int row = warp; row < num_rows; row += warps_of_cta) {
-    const int head = head_of(row), r = row - head * place.num_rows;
-    const QueryRowAt at = query_row(job, first_kv_head + head, place.first_row + r);
-    const Softmax2 whole = merge(head, r, [](int, float) {});
-    finish_row(job, place.shape.q_start + at.new_token, at.q_head, whole, rows_of(head, 0).sums[r],
-               lane);
+}
+
+// The splits of a piece are the cluster's CTAs, each of which has a part of every row, where
+// merge_warps left it. The rows are shared out among the warps of all of them.
+template <class Memory>
+__device__ void merge_cluster(const AttendJob& job, const PiecePlace& place, int num_heads,
+                              uint8_t* shared) {
+  using Rows = typename Memory::Rows;
+  const int num_splits = job.num_splits;
+  const int warps_of_cta = static_cast<int>(blockDim.x) / kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
+  const int num_rows = num_heads * place.num_rows;
+  sync_cluster();
+  for (int row = warp * num_splits + static_cast<int>(blockIdx.x); row < num_rows;
+       row += warps_of_cta * num_splits) {
+    const int head = num_heads == 1 ? 0 : row / place.num_rows, r = row - head * place.num_rows;
+    Rows& rows = *reinterpret_cast<Rows*>(shared + head * Memory::kBytes + Memory::kRowsAt);
+    Softmax2 part = {-INFINITY, 0.0f};
+    if (lane < num_splits) part = *in_cta(&rows.softmax[r], lane);
+    const MergedSoftmax merged = merge_parts(part, num_splits);
+    const int kv_head = job.packed.first_head + place.first_head + head;
+    const QueryRowAt at = query_row(job, kv_head, place.first_row + r);
+    const int64_t token = place.shape.q_start + at.new_token;
+    float* own = rows.sums[r];
+    for (int first = 0; first < dim; first += 4 * kWarp) {
+      const int d = first + lane * 4;
+      float4 quad = merged_quad(merged.weight, num_splits, d, d < dim,
+                                [&](int cta) { return in_cta(own, cta); });
+      if constexpr (!Memory::kIsPadded) {
+        if (job.transforms_v) {
+          quad = undo_transform<Rows::kDim>(job, at.q_head, d, merged.whole.sum, quad);
+        }
+      }
+      if (d >= dim) continue;
+      if (Memory::kIsPadded && job.transforms_v) {
+        *reinterpret_cast<float4*>(own + d) = quad;
+      } else {
+        store_output_quad(job, token, at.q_head, d, merged.whole, quad);
+      }
+    }
+    if (!Memory::kIsPadded || !job.transforms_v) continue;
+    __syncwarp();
+    finish_row(job, token, at.q_head, merged.whole, own, lane);
   }
+  sync_cluster();  // no CTA's memory goes before all have read it
 }
 
 template <class Memory, class Keys, class Values>
@@ -239,10 +306,11 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   PiecePlace place = find_piece(job, Rows::kRows, num_heads, head);
   if (place.num_splits == 0) return;
   if (!place.shape.is_valid) {
+    if (job.merges_in_cluster && place.split > 0) return;
     const int first_kv_head = job.packed.first_head + place.first_head;
     for (int h = first_kv_head; h < first_kv_head + num_heads; ++h) {
       leave_empty(job, place.shape, h, place.first_row, place.num_rows, place.split,
-                  place.num_splits == 1);
+                  place.num_splits == 1 || job.merges_in_cluster);
     }
     return;
   }
@@ -259,7 +327,6 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       .seq_len = place.shape.seq_len,
       .head = place.head,
       .warp = static_cast<int>(threadIdx.x) / kWarp / num_heads,
-      .num_warps = static_cast<int>(blockDim.x) / kWarp / num_heads,
       .tokens = common_tokens(place.tokens, place.packed),
       .hole = {},
   };
@@ -286,6 +353,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   // Before a merge not earlier: its CTAs would crowd on the multiprocessors that are free first.
   let_later_launches_begin();
   merge_warps<Memory>(job, place, num_heads, shared);
+  if (job.merges_in_cluster) merge_cluster<Memory>(job, place, num_heads, shared);
 }
 
 template <class Memory, class Keys, class Values>
@@ -294,7 +362,8 @@ __global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
   if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
     __trap();  // the host knows (cuda_code_version) and chooses the instance without them
   } else {
-    if (job.num_splits == 1 && job.balanced_pieces == 0) let_later_launches_begin();
+    const bool is_merged = job.num_splits > 1 && !job.merges_in_cluster;
+    if (!is_merged && job.balanced_pieces == 0) let_later_launches_begin();
     wait_for_earlier_work();
     attend_tiles_of<Memory, Keys, Values>(job);
   }
