@@ -111,6 +111,7 @@ class TileRing {
         first_step_(walk.tokens.begin / Config::kStepTokens + walk.warp) {
     const int end = walk.tokens.end - hole_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
+    // Never less than 0: a range that is empty ends in its first step or behind it.
     num_steps_ = (end_step - first_step_ + num_warps_ - 1) / walk.job.warps_of_head;
   }
 
