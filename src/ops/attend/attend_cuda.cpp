@@ -66,7 +66,10 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
     if (args.window_sinks > 0) ++plan.num_splits;
     if (plan.balanced_pieces == 0 && plan.num_splits > 1 && args.window_sinks == 0) {
-      cuda::plan_clusters(context, shape, most_heads, cost, plan);
+      const auto clusters_at_once = [&](int warps_of_cta, int ctas) {
+        return cuda::clusters_at_once(context, plan.tiles, warps_of_cta, ctas);
+      };
+      cuda::plan_clusters(context, shape, most_heads, cost, clusters_at_once, plan);
     }
   } else if (cuda::is_prefill(path)) {
     cuda::plan_prefill(context, shape, plan);

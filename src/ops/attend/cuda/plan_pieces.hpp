@@ -20,9 +20,9 @@ struct AttendPlanCuda {
   int heads_of_cta = 1;
   int num_row_tiles = 0;
   int num_splits = 1;
-  int balanced_pieces = 0;  // of all sequences, a KV head and tile of rows; 0: not balanced
-  bool is_plain() const { return !tiles.function && !prefill.function; }
+  int balanced_pieces = 0;         // of all sequences, a KV head and tile of rows; 0: not balanced
   bool merges_in_cluster = false;  // a row's splits are a cluster of CTAs
+  bool is_plain() const { return !tiles.function && !prefill.function; }
   bool is_merged() const { return (num_splits > 1 && !merges_in_cluster) || balanced_pieces > 0; }
 };
 
@@ -70,14 +70,15 @@ double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
 
 // The CTAs of a row's splits may be a cluster and merge among themselves. That saves a launch, and
 // the kernel behind it its cold instructions: so much is worth longer pieces. All of them must run
-// at once.
-inline void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
-                          double merged_cost, AttendPlanCuda& plan) {
+// at once: clusters_at_once(warps_of_cta, ctas) says how many clusters do.
+template <class ClustersAtOnce>
+void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads, double merged_cost,
+                   const ClustersAtOnce& clusters_at_once, AttendPlanCuda& plan) {
   constexpr int kMostOfCluster = 16;
   constexpr double kMergeTokens = 20;  // of a warp: what the merge's launch costs
   shape.most_splits = kMostOfCluster;
   const auto can_have = [&](int warps, int num_splits, int64_t num_pieces) {
-    return num_splits > 1 && num_pieces <= clusters_at_once(context, plan.tiles, warps, num_splits);
+    return num_splits > 1 && num_pieces <= clusters_at_once(warps, num_splits);
   };
   AttendPlanCuda clusters = plan;
   const double cost = plan_tiles(context, shape, most_heads, can_have, clusters);

@@ -1,0 +1,117 @@
+// How calls are cut into pieces, for an H200 as it describes itself: needs no GPU, but CUDA's
+// headers.
+#if KVX_HAS_CUDA
+#include "ops/attend/cuda/plan_pieces.hpp"
+
+#include <gtest/gtest.h>
+
+namespace kvx::tests {
+namespace {
+
+using namespace ops::cuda;
+using ops::SplitShape;
+
+ops::CudaContext h200() {
+  ops::CudaContext context;
+  context.device.num_multiprocessors = 132;
+  context.device.shared_bytes_per_multiprocessor = 228 << 10;
+  context.device.shared_bytes_per_cta = 227 << 10;
+  context.device.reserved_shared_bytes = 1 << 10;
+  return context;
+}
+
+// As int4's instance for up to eight query rows.
+AttendPlanCuda plan_of_four_bits() {
+  AttendPlanCuda plan;
+  plan.tiles.rows = 8;
+  plan.tiles.warps_at_once = 16;
+  plan.tiles.warp_shared_bytes = 13 << 10;
+  plan.tiles.step_tokens = 64;
+  plan.num_row_tiles = 1;
+  return plan;
+}
+
+// What cudaOccupancyMaxActiveClusters says on an H200, whose groups of multiprocessors have 16 or
+// 18, one of them fewer: of CTAs that have a multiprocessor for themselves, seven clusters of 16.
+int h200_clusters(int warps_of_cta, int ctas) {
+  const int ctas_at_once = 16 / warps_of_cta;
+  int clusters = 0;
+  for (const int multiprocessors : {18, 18, 18, 16, 16, 16, 16, 14}) {
+    clusters += multiprocessors * ctas_at_once / ctas;
+  }
+  return clusters;
+}
+int no_clusters(int, int) {
+  return 0;
+}
+
+template <class ClustersAtOnce>
+AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce& clusters) {
+  constexpr int kHeads = 8;
+  SplitShape shape;
+  shape.num_pieces = int64_t{num_sequences} * kHeads;
+  shape.max_tokens = tokens;
+  AttendPlanCuda plan = plan_of_four_bits();
+  const auto any = [](int, int, int64_t) { return true; };
+  const double cost = plan_tiles(h200(), shape, 1, any, plan);
+  EXPECT_GT(cost, 0);
+  balance_tiles(h200(), shape, num_sequences, 1, plan);
+  if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
+    plan_clusters(h200(), shape, 1, cost, clusters, plan);
+  }
+  return plan;
+}
+
+TEST(PlanPieces, HaveCtasThatAMultiprocessorHolds) {
+  for (const int sequences : {1, 2, 4, 16, 64, 256}) {
+    for (const int64_t tokens : {1, 128, 1024, 8192, 32768, 131072}) {
+      const AttendPlanCuda plan = plan_for(sequences, tokens, h200_clusters);
+      SCOPED_TRACE(testing::Message() << sequences << " x " << tokens);
+      EXPECT_GE(plan.warps_of_cta, 1);
+      EXPECT_LE(plan.warps_of_cta, plan.tiles.warps_at_once);
+      EXPECT_GT(tile_slots(h200().device, plan.tiles, plan.warps_of_cta), 0);
+      EXPECT_LE(plan.num_splits, ops::kMaxSplits);
+      if (!plan.merges_in_cluster) continue;
+      EXPECT_LE(plan.num_splits, 16);
+      EXPECT_LE(sequences * 8, h200_clusters(plan.warps_of_cta, plan.num_splits));
+      EXPECT_FALSE(plan.is_merged()) << "no launch for the merge";
+    }
+  }
+}
+
+TEST(PlanPieces, OfAFewShortSequencesMergeInTheirCluster) {
+  EXPECT_TRUE(plan_for(4, 1024, h200_clusters).merges_in_cluster);
+  EXPECT_TRUE(plan_for(1, 8192, h200_clusters).merges_in_cluster);
+  const AttendPlanCuda without = plan_for(4, 1024, no_clusters);
+  EXPECT_FALSE(without.merges_in_cluster);
+  EXPECT_TRUE(without.is_merged());
+}
+
+// Eight clusters of 16 CTAs that fill a multiprocessor each do not run at once; fewer or smaller
+// CTAs would leave much of the device without work.
+TEST(PlanPieces, OfOneLongSequenceAreMergedByALaunch) {
+  const AttendPlanCuda plan = plan_for(1, 131072, h200_clusters);
+  EXPECT_FALSE(plan.merges_in_cluster);
+  EXPECT_TRUE(plan.is_merged());
+  EXPECT_GE(plan.num_splits * 8 * plan.warps_of_cta, 132 * 15) << "the device is full";
+}
+
+TEST(PlanPieces, OfManySequencesAreNotSplit) {
+  const AttendPlanCuda plan = plan_for(256, 1024, h200_clusters);
+  EXPECT_EQ(plan.num_splits, 1);
+  EXPECT_FALSE(plan.is_merged());
+}
+
+// From 16384 tokens on the device cuts by length, from a budget of the host's.
+TEST(PlanPieces, AreBalancedWhereSequencesMayBeLong) {
+  EXPECT_EQ(plan_for(64, 8192, h200_clusters).balanced_pieces, 0);
+  EXPECT_EQ(plan_for(1, 32768, h200_clusters).balanced_pieces, 0);
+  const AttendPlanCuda plan = plan_for(64, 32768, h200_clusters);
+  EXPECT_GE(plan.balanced_pieces, 2 * 64);
+  EXPECT_FALSE(plan.merges_in_cluster);
+  EXPECT_TRUE(plan.is_merged());
+}
+
+}  // namespace
+}  // namespace kvx::tests
+#endif
