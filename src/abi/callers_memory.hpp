@@ -6,7 +6,6 @@
 
 #include "abi/guard.hpp"
 #include "cache/memory.hpp"
-#include "core/log.hpp"
 #include "kvx/kvx_abi.h"
 
 namespace kvx::abi {
@@ -18,14 +17,13 @@ class CallersMemory final : public cache::Memory {
   cache::MemoryKind kind() const override { return cache::MemoryKind::kHost; }
 
  protected:
-  uint8_t* allocate_zeroed(int64_t bytes) override {
+  Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
     const auto count = static_cast<uint64_t>(bytes);
     void* data = hook_.allocate(hook_.user, count, kAlignment);
-    if (data == nullptr) return nullptr;
+    if (data == nullptr) return out_of_range("the allocator has no memory for {} bytes", bytes);
     if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
-      log(LogLevel::kWarning, "the allocator gave {}; expected a multiple of {}", data, kAlignment);
       hook_.free(hook_.user, data, count);
-      return nullptr;
+      return invalid_argument("the allocator gave {}; expected a multiple of {}", data, kAlignment);
     }
     return static_cast<uint8_t*>(memset(data, 0, count));
   }

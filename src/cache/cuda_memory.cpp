@@ -18,14 +18,12 @@ class CudaMemory final : public Memory {
   }
 
  protected:
-  uint8_t* allocate_zeroed(int64_t bytes) override {
-    const Result<uint8_t*> data = device::cuda_allocate(device_, bytes);
-    if (!data.ok()) return nullptr;
-    if (!device::cuda_fill(data.value(), 0, bytes).ok()) {
-      free(data.value(), bytes);
-      return nullptr;
-    }
-    return data.value();
+  Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
+    KVX_ASSIGN_OR_RETURN(uint8_t * data, device::cuda_allocate(device_, bytes));
+    const Status filled = device::cuda_fill(data, 0, bytes);
+    if (filled.ok()) return data;
+    free(data, bytes);
+    return filled.error();
   }
   void free(uint8_t* data, int64_t) override { device::cuda_free(device_, data); }
 
@@ -45,11 +43,10 @@ class PinnedMemory final : public Memory {
   MemoryKind kind() const override { return MemoryKind::kHost; }
 
  protected:
-  uint8_t* allocate_zeroed(int64_t bytes) override {
-    const Result<uint8_t*> data = device::cuda_allocate_pinned(device_, bytes);
-    if (!data.ok()) return nullptr;
-    clear(data.value(), bytes);
-    return data.value();
+  Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
+    KVX_ASSIGN_OR_RETURN(uint8_t * data, device::cuda_allocate_pinned(device_, bytes));
+    clear(data, bytes);
+    return data;
   }
   void free(uint8_t* data, int64_t) override { device::cuda_free_pinned(data); }
 

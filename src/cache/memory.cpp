@@ -33,9 +33,11 @@ Region::~Region() {
 
 Result<Region> Memory::allocate(int64_t bytes, std::string_view what) {
   if (bytes < 1) return invalid_argument("{}: bytes is {}; expected 1 or more", what, bytes);
-  uint8_t* data = allocate_zeroed(bytes);
-  if (!data) return out_of_range("{}: no memory for {} bytes", what, bytes);
-  return Region(this, kind(), data, bytes);
+  const Result<uint8_t*> data = allocate_zeroed(bytes);
+  if (!data.ok()) {
+    return Error{data.error().code, fmt::format("{}: {}", what, data.error().message)};
+  }
+  return Region(this, kind(), data.value(), bytes);
 }
 
 void Memory::clear(uint8_t* data, int64_t bytes) {
@@ -57,8 +59,10 @@ class HostMemory final : public Memory {
   MemoryKind kind() const override { return MemoryKind::kHost; }
 
  protected:
-  uint8_t* allocate_zeroed(int64_t bytes) override {
-    return bytes < kHugePageBytes ? map_zeroed(bytes) : map_on_huge_pages(bytes);
+  Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
+    uint8_t* data = bytes < kHugePageBytes ? map_zeroed(bytes) : map_on_huge_pages(bytes);
+    if (data == nullptr) return out_of_range("no memory for {} bytes", bytes);
+    return data;
   }
   void free(uint8_t* data, int64_t bytes) override { munmap(data, bytes); }
 

@@ -45,16 +45,16 @@ class Memory {
   virtual ~Memory() = default;
   virtual MemoryKind kind() const = 0;
 
-  // INVALID_ARGUMENT when bytes < 1, OUT_OF_RANGE when the machine has not that much; both name
-  // `what` the memory is for and the bytes.
+  // INVALID_ARGUMENT when bytes < 1, OUT_OF_RANGE when the machine has not that much, INTERNAL_ERROR
+  // with CUDA's text when a device failed before; each names `what` the memory is for.
   Result<Region> allocate(int64_t bytes, std::string_view what);
   // Zeros to a piece of a region. On a device this is on its way when it returns, behind what the
   // memory's stream was given before.
   virtual void clear(uint8_t* data, int64_t bytes);
 
  protected:
-  // Null when there is not that much. Requires: bytes > 0.
-  virtual uint8_t* allocate_zeroed(int64_t bytes) = 0;
+  // OUT_OF_RANGE, which names the bytes, when there is not that much. Requires: bytes > 0.
+  virtual Result<uint8_t*> allocate_zeroed(int64_t bytes) = 0;
   virtual void free(uint8_t* data, int64_t bytes) = 0;
 
  private:

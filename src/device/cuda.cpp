@@ -17,19 +17,6 @@ cudaStream_t stream_of(CudaStream stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
-Status check_has_kernels(const CudaDevice& device) {
-  if (device.compute_major < kOldestCudaMajor) {
-    return unsupported("CUDA device {} ({}) has compute capability {}.{}; kvx needs {}.0 or later",
-                       device.index, device.name, device.compute_major, device.compute_minor,
-                       kOldestCudaMajor);
-  }
-  constexpr const char* kTargets = KVX_CUDA_TARGETS;
-  if (cuda_targets_run_on(kTargets, device.compute_major, device.compute_minor)) return {};
-  return unsupported(
-      "CUDA device {} ({}) has compute capability {}.{}; this build has kernels for {}",
-      device.index, device.name, device.compute_major, device.compute_minor, kTargets);
-}
-
 class Event {
  public:
   Event() { cudaEventCreate(&event_); }
@@ -65,7 +52,7 @@ Result<CudaDevice> find_cuda_device(int index) {
   device.shared_bytes_per_cta = static_cast<int>(found.sharedMemPerBlockOptin);
   device.reserved_shared_bytes = static_cast<int>(found.reservedSharedMemPerBlock);
   cudaDriverGetVersion(&device.driver_version);
-  KVX_RETURN_IF_ERROR(check_has_kernels(device));
+  KVX_RETURN_IF_ERROR(check_has_kernels(device, KVX_CUDA_TARGETS));
   return device;
 }
 

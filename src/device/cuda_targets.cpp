@@ -1,4 +1,4 @@
-// cuda_targets_run_on.
+// Which devices run what kernels were compiled for.
 #include "device/cuda_targets.hpp"
 
 #include <algorithm>
@@ -42,6 +42,19 @@ bool cuda_targets_run_on(std::string_view targets, int major, int minor) {
     targets.remove_prefix(std::min(end + 1, targets.size()));
   }
   return false;
+}
+
+Status check_has_kernels(const CudaDevice& device, std::string_view targets) {
+  const int major = device.compute_major;
+  const int minor = device.compute_minor;
+  if (major < kOldestCudaMajor) {
+    return unsupported("CUDA device {} ({}) has compute capability {}.{}; kvx needs {}.0 or later",
+                       device.index, device.name, major, minor, kOldestCudaMajor);
+  }
+  if (cuda_targets_run_on(targets, major, minor)) return {};
+  return unsupported(
+      "CUDA device {} ({}) has compute capability {}.{}; this build has kernels for {}",
+      device.index, device.name, major, minor, targets);
 }
 
 }  // namespace kvx::device

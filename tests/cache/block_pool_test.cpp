@@ -228,7 +228,7 @@ class DeviceLikeMemory final : public Memory {
   std::vector<std::pair<uint8_t*, int64_t>> cleared;
 
  protected:
-  uint8_t* allocate_zeroed(int64_t bytes) override {
+  Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
     return static_cast<uint8_t*>(std::calloc(1, static_cast<size_t>(bytes)));
   }
   void free(uint8_t* data, int64_t) override { std::free(data); }

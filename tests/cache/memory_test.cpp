@@ -54,7 +54,7 @@ class CountingMemory final : public Memory {
   int64_t bytes_out() const { return bytes_out_; }
 
  protected:
-  uint8_t* allocate_zeroed(int64_t bytes) override {
+  Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
     bytes_out_ += bytes;
     return new uint8_t[static_cast<size_t>(bytes)]();
   }

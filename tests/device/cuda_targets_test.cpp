@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace kvx::device {
 namespace {
 
@@ -42,6 +45,43 @@ TEST(CudaTargets, ForOneCapabilityOnAnotherRunOnTheOther) {
 
 TEST(CudaTargets, ThatAreNoneRunNowhere) {
   EXPECT_FALSE(cuda_targets_run_on("", 9, 0));
+}
+
+CudaDevice device_of(int major, int minor) {
+  CudaDevice device;
+  device.index = 1;
+  device.name = "a card";
+  device.compute_major = major;
+  device.compute_minor = minor;
+  return device;
+}
+
+TEST(CudaTargets, RefuseADeviceByItsCapability) {
+  EXPECT_TRUE(check_has_kernels(device_of(9, 0), "90a").ok());
+  const Status too_old = check_has_kernels(device_of(7, 5), kRelease);
+  ASSERT_FALSE(too_old.ok());
+  EXPECT_EQ(too_old.error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(too_old.error().message,
+            "CUDA device 1 (a card) has compute capability 7.5; kvx needs 8.0 or later");
+  const Status without_kernels = check_has_kernels(device_of(8, 9), "90a");
+  ASSERT_FALSE(without_kernels.ok());
+  EXPECT_EQ(without_kernels.error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(without_kernels.error().message,
+            "CUDA device 1 (a card) has compute capability 8.9; this build has kernels for 90a");
+}
+
+// Where CUDA finds no device, on a machine that has one too: in a process of its own, since CUDA
+// looks once.
+TEST(NoCudaDeviceDeathTest, OpeningOneSaysSo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto open_without_devices = [] {
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    const Result<CudaDevice> device = open_cuda_device(0);
+    const bool says_so = !device.ok() && device.error().code == ErrorCode::kUnsupported;
+    std::fputs(device.ok() ? device.value().name.c_str() : device.error().message.c_str(), stderr);
+    std::exit(says_so ? 0 : 1);
+  };
+  EXPECT_EXIT(open_without_devices(), testing::ExitedWithCode(0), "no CUDA");
 }
 
 }  // namespace

@@ -20,6 +20,10 @@ __global__ void tell_architecture([[maybe_unused]] int* version) {
 #endif
 }
 
+__global__ void fail() {
+  __trap();
+}
+
 std::string text_of(cudaError_t error) {
   return error == cudaSuccess ? std::string() : cudaGetErrorString(error);
 }
@@ -43,6 +47,12 @@ std::string tell_code_version(const ops::CudaContext& context, int* on_device) {
 
 const void* kernel_that_tells_code_version() {
   return reinterpret_cast<const void*>(&tell_architecture);
+}
+
+std::string break_context(const ops::CudaContext& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  fail<<<1, 1, 0, stream>>>();
+  return text_of(cudaStreamSynchronize(stream));
 }
 
 }  // namespace kvx::tests

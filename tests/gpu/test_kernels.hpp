@@ -17,6 +17,9 @@ std::string poison_shared_memory(const ops::CudaContext& context);
 std::string tell_code_version(const ops::CudaContext& context, int* on_device);
 const void* kernel_that_tells_code_version();
 
+// Launches a kernel that fails: no call of this process reaches the device after that. CUDA's text.
+std::string break_context(const ops::CudaContext& context);
+
 #else  // no test gets here: GpuTest has found no device
 
 inline constexpr char kNoKernels[] = "this build has no kernels";
@@ -28,6 +31,9 @@ inline std::string tell_code_version(const ops::CudaContext&, int*) {
 }
 inline const void* kernel_that_tells_code_version() {
   return nullptr;
+}
+inline std::string break_context(const ops::CudaContext&) {
+  return kNoKernels;
 }
 
 #endif

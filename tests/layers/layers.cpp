@@ -64,7 +64,7 @@ const AllowedEdges& allowed_edges() {
       {"ops", {"core", "format", "cache", "device"}},
       {"tier", {"core", "cache", "device"}},
       {"kv", {"core", "format", "cache", "ops", "device", "tier"}},
-      {"interop", {"core", "format", "cache", "ops"}},
+      {"interop", {"core", "format", "cache", "device", "ops"}},
       {"quality", {"core", "format", "ops", "kv"}},
       {"abi",
        {"core", "format", "cache", "device", "ops", "kv", "interop", "quality", "tier", "kvx"}},

@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "device/cuda.hpp"
 #include "interop/turbomind/layout.hpp"
 
 namespace kvx::interop::turbomind {
@@ -28,5 +29,18 @@ struct SequenceBlocks {
 // different lengths, a layer, head or token that does not exist.
 Result<Fp4KvProbeResult> fp4_kv_probe_host(const BlockLayout& layout, const SequenceBlocks& blocks,
                                            int layer, int head, int64_t token);
+
+// The same of blocks in a GPU's memory, where a kernel's tables of pointers lie too.
+struct DeviceSequenceBlocks {
+  uint8_t* const* data = nullptr;    // on the device: [num_blocks]
+  uint8_t* const* scales = nullptr;  // on the device: [num_blocks]
+  int64_t num_blocks = 0;
+};
+
+// Waits for what `stream` was given before, then reads. Errors as above; INTERNAL_ERROR with CUDA's
+// text: a table or a block that the device cannot read. UNSUPPORTED: a build without CUDA.
+Result<Fp4KvProbeResult> fp4_kv_probe(const BlockLayout& layout, const DeviceSequenceBlocks& blocks,
+                                      int layer, int head, int64_t token,
+                                      device::CudaStream stream = nullptr);
 
 }  // namespace kvx::interop::turbomind
