@@ -424,7 +424,11 @@ KVX_API kvx_status_t kvx_format_info(const kvx_format_spec_t* spec, uint32_t hea
 enum {
   /* A V that is the first head_dim numbers of K's rows, as latent caches (MLA) keep it: its other
    * fields are zero, append takes no v, and no layer of it has transforms. */
-  KVX_SIDE_PREFIX_OF_K = 1 << 0
+  KVX_SIDE_PREFIX_OF_K = 1 << 0,
+  /* Codes of NVFP4, MXFP4 or MXFP4_G16 in cells: the same bytes a row, their bits in an order that
+   * a Hopper GPU decodes with fewer instructions (docs/cuda.md). For layers on a GPU that only kvx
+   * reads and writes; computed or given scales, rows in one piece. */
+  KVX_SIDE_CELLS = 1 << 1
 };
 
 /* K or V of a run of heads that are stored alike. Strides are bytes; codes of a row are contiguous
@@ -625,6 +629,10 @@ typedef struct kvx_attend_args_t {
 /* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. On a GPU it depends
  * on shapes and maxima alone. */
 KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
+/* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_CELLS, 0 otherwise.
+ * To be asked once, with the layer's addresses, before the first kvx_append. UNSUPPORTED: a layer
+ * on the host. */
+KVX_API kvx_status_t kvx_attend_prefers_cells(const kvx_layer_t* layer, uint32_t* prefers);
 
 /* Attention straight from the stored bytes, decode and prefill. */
 KVX_API kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream);

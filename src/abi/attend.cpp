@@ -1,6 +1,7 @@
 // kvx_attend: attention over a layer in the caller's memory.
 #include "ops/attend/attend_cuda.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -224,11 +225,30 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
   return {};
 }
 
+Status attend_prefers_cells(const kvx_layer_t* caller, uint32_t* prefers) {
+  if (prefers == nullptr) return invalid_argument("prefers is null");
+  LayerOfCaller layer;
+  KVX_RETURN_IF_ERROR(read_layer(caller, "layer", layer, LayerPlace::kAnywhere));
+  if (!layer.is_on_device()) {
+    return unsupported("layer lies on the host; only a GPU reads codes in cells");
+  }
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb,
+                       begin_on_device(layer, VerbAddresses(layer), /*stream=*/nullptr));
+  *prefers = std::all_of(layer.runs.begin(), layer.runs.end(), [&](const ops::HeadRun& run) {
+    return !run.v.is_alias && ops::attend_takes_cells(verb.context, run, layer.view.block_size);
+  });
+  return {};
+}
+
 }  // namespace
 }  // namespace kvx::abi
 
 extern "C" kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes) {
   return kvx::abi::run_call([&] { return kvx::abi::attend_workspace(args, bytes); });
+}
+
+extern "C" kvx_status_t kvx_attend_prefers_cells(const kvx_layer_t* layer, uint32_t* prefers) {
+  return kvx::abi::run_call([&] { return kvx::abi::attend_prefers_cells(layer, prefers); });
 }
 
 extern "C" kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream) {

@@ -186,10 +186,31 @@ Status check_flags(const kvx_side_t& side, uint32_t known, const std::string& na
                fmt::format("{}.flags is {:#x}; expected none but {:#x}", name, side.flags, known)};
 }
 
+// Codes in cells: what kernels on a GPU read, and nobody else.
+Status check_cells(const ops::SideView& side, const Counts& counts, const std::string& name) {
+  if (!side.in_cells) return {};
+  const format::Facts& facts = *side.spec.facts;
+  if (facts.element != "E2M1" || facts.packing != format::Packing::kNibbles) {
+    return invalid_argument(
+        "{} has codes in cells; {} has none, expected nvfp4, mxfp4 or mxfp4_g16", name, facts.name);
+  }
+  if (side.spec.scale_source == format::ScaleSource::kPageShared || side.codes.is_in_pieces()) {
+    return unsupported(
+        "{} has codes in cells and {}; expected scales of rows or given ones, and rows in one "
+        "piece",
+        name, side.codes.is_in_pieces() ? "rows in pieces" : "page-shared scales");
+  }
+  if (counts.are_readable) {
+    return unsupported("{} has codes in cells and lies on the host; only a GPU reads them", name);
+  }
+  return {};
+}
+
 Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                                 const std::string& name, std::vector<MemoryRange>& memory) {
-  KVX_RETURN_IF_ERROR(check_flags(side, 0, name));
+  KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_CELLS, name));
   ops::SideView view;
+  view.in_cells = (side.flags & KVX_SIDE_CELLS) != 0;
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
   view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
@@ -207,6 +228,7 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
         "writes its block's rows as they lie",
         name);
   }
+  KVX_RETURN_IF_ERROR(check_cells(view, counts, name));
   view.tensor_scales = side.tensor_scales;
   const int num_heads = static_cast<int>(counts.num_heads);
   KVX_RETURN_IF_ERROR(check_has_tensor_scales(view, name));
@@ -226,6 +248,9 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
 Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideView& k,
                                        const std::string& name) {
   KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_PREFIX_OF_K, name));
+  if (k.in_cells) {
+    return unsupported("{} is a prefix of K, whose codes are in cells; expected none", name);
+  }
   kvx_side_t expected{};
   expected.size = side.size;
   expected.head_dim = side.head_dim;

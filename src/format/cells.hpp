@@ -1,6 +1,6 @@
 // Cells: another order for the bits of E2M1 codes, which a tensor core's kernel decodes with fewer
-// instructions (ops/attend/cuda/tile_decode.cuh). A pool of its own on a GPU may keep it; canonical
-// rows, files and callers' memory have nibbles (docs/numbers.md, section 7).
+// instructions (ops/attend/cuda/tile_decode.cuh). On a GPU a pool of its own may keep it, and a
+// caller's that says so; canonical rows and files have nibbles (docs/numbers.md, section 7).
 //
 // Four codes c0 to c3, which as nibbles lie in bits 0 to 15 one after the other, share a cell of 16
 // bits: signs first, then magnitudes (exponent and mantissa).

@@ -205,10 +205,9 @@ struct Filled {
 inline constexpr int kQHeads = 4;
 
 struct Attention {
-  Attention(const kvx_layer_t& layer, const OneSequence& sequence, int num_queries)
-      : q(test_rows(num_queries, kQHeads, 32, 4.2f)),
-        out(static_cast<size_t>(num_queries * kQHeads * 32)),
-        starts{0, num_queries} {
+  Attention(const kvx_layer_t& layer, const OneSequence& sequence, int num_queries,
+            uint32_t head_dim = 32)
+      : q(test_rows(num_queries, kQHeads, head_dim, 4.2f)), out(q.size()), starts{0, num_queries} {
     q_rows = api::rows(q.data(), KVX_DTYPE_F32);
     out_rows = api::rows(out.data(), KVX_DTYPE_F32);
     args.layer = &layer;

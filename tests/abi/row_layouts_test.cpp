@@ -287,7 +287,7 @@ TEST(PrefixOfK, RefusesWhatItCannotMean) {
   EXPECT_EQ(status(), KVX_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(kvx_last_error(), HasSubstr("describes memory"));
   latent.v.codes = nullptr;
-  latent.v.flags = 2;
+  latent.v.flags = 4;
   EXPECT_EQ(status(), KVX_STATUS_INCOMPATIBLE);
   latent.v.flags = KVX_SIDE_PREFIX_OF_K;
   latent.k.flags = KVX_SIDE_PREFIX_OF_K;
@@ -345,6 +345,40 @@ TEST(DescribePages, FillsAnOlderCallersStruct) {
   side.size = 95;
   EXPECT_EQ(kvx_describe_pages(&latent.page, latent.memory.data(), 1, &side, nullptr),
             KVX_STATUS_INVALID_ARGUMENT);
+}
+
+// No GPU is needed to be told so: its kernels alone read cells.
+TEST(Cells, AreRefusedWhereNoKernelReadsThem) {
+  const Geometry geometry{2, 64, 1, 64};
+  const auto append_to = [](const kvx_layer_t& layer) {
+    return append_rows(layer, test_rows(1, 1, 64, 0.1f), test_rows(1, 1, 64, 0.2f), {0});
+  };
+  PagedLayer pages(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
+  pages.k.flags = KVX_SIDE_CELLS;
+  EXPECT_EQ(append_to(pages.layer), KVX_STATUS_UNSUPPORTED);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("runs[0].k has codes in cells and lies on the host"));
+  uint32_t prefers = 7;
+  EXPECT_EQ(kvx_attend_prefers_cells(&pages.layer, &prefers), KVX_STATUS_UNSUPPORTED);
+  pages.k.flags = 0;
+  EXPECT_EQ(kvx_attend_prefers_cells(&pages.layer, &prefers), KVX_STATUS_UNSUPPORTED);
+  EXPECT_EQ(kvx_attend_prefers_cells(&pages.layer, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(prefers, 7u);
+
+  const auto refused = [&](PagedLayer& layer, kvx_status_t status, const char* words) {
+    layer.k.flags = KVX_SIDE_CELLS;
+    EXPECT_EQ(append_to(layer.layer), status);
+    EXPECT_THAT(kvx_last_error(), HasSubstr(words));
+  };
+  PagedLayer integers(geometry, in_page(KVX_FORMAT_INT4), in_page(KVX_FORMAT_INT4));
+  refused(integers, KVX_STATUS_INVALID_ARGUMENT, "has codes in cells; int4 has none");
+  PagedLayer shared(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
+  shared.k_spec.scale_source = KVX_SCALE_SOURCE_PAGE_SHARED;
+  shared.k.scale_token_stride = 0;
+  refused(shared, KVX_STATUS_UNSUPPORTED, "page-shared scales");
+  PagedLayer pieces(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
+  pieces.k.code_piece_bytes = 16;
+  pieces.k.code_piece_stride = 16;
+  refused(pieces, KVX_STATUS_UNSUPPORTED, "rows in pieces");
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ class DeviceLayer {
   DeviceLayer(const DeviceLayer&) = delete;
 
   Mirror& mirror() { return mirror_; }
+  void set_flags(uint32_t flags) { k_.flags = v_.flags = flags; }
   void fetch() { mirror_.fetch(host_.memory); }
   uint64_t out_of_range() const { return findings_.read().out_of_range; }
 
@@ -62,6 +63,28 @@ class GpuAbiVerbs : public GpuTest {
     args.slots = device.mirror().add(slots);
     args.num_tokens = std::ssize(slots);
     return kvx_append(&args, context().stream);
+  }
+
+  // One query a sequence, head_dim 64.
+  std::vector<float> attend_to(DeviceLayer& device, const abi_test::OneSequence& sequence) {
+    abi_test::OneSequence there(sequence.blocks, sequence.lengths[0]);
+    there.table.indices = device.mirror().add(there.blocks);
+    there.seq_lens.lengths = device.mirror().add(there.lengths);
+    abi_test::Attention attention(device.layer, there, 1, 64);
+    attention.q_rows.data = device.mirror().add(attention.q);
+    attention.out_rows.data = device.mirror().add(attention.out);
+    attention.args.q_starts = device.mirror().add(attention.starts);
+    attention.args.num_queries = 1;
+    attention.args.max_q_len = 1;
+    uint64_t bytes = 0;
+    EXPECT_EQ(kvx_attend_workspace(&attention.args, &bytes), KVX_STATUS_OK) << kvx_last_error();
+    const auto workspace = memory().allocate(static_cast<int64_t>(bytes) + 1, "workspace");
+    attention.args.workspace = workspace.value().data();
+    attention.args.workspace_bytes = bytes;
+    EXPECT_EQ(kvx_attend(&attention.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    device.mirror().fetch(attention.out);
+    return attention.out;
   }
 
   std::vector<int64_t> slots;
@@ -229,6 +252,68 @@ TEST_F(GpuAbiVerbs, CopyBlocksWritesTheHostsBytes) {
     synchronize();
     device.fetch();
     EXPECT_TRUE(same_bytes(host.memory, pages.memory));
+  }
+}
+
+// Opaque pages of a caller in cells: rows and attention of the host's nibbles, and copies between
+// both orders.
+TEST_F(GpuAbiVerbs, TakeCallersPagesInCells) {
+  const Geometry geometry{6, 64, 2, 64};
+  const int num_tokens = 3 * 64;
+  const abi_test::OneSequence sequence({4, 1, 2}, num_tokens);
+  for (const kvx_format_t format : {KVX_FORMAT_NVFP4, KVX_FORMAT_MXFP4, KVX_FORMAT_MXFP4_G16}) {
+    SCOPED_TRACE(format);
+    std::vector<float> k = abi_test::test_rows(num_tokens, 2, 64, 0.0f);
+    std::vector<float> v = abi_test::test_rows(num_tokens, 2, 64, 0.5f);
+    std::vector<int64_t> slot_of = abi_test::slots_of(sequence, 64);
+    PagedLayer host(geometry, abi_test::in_page(format), abi_test::in_page(format));
+    ASSERT_EQ(abi_test::append_rows(host.layer, k, v, slot_of), KVX_STATUS_OK) << kvx_last_error();
+
+    PagedLayer pages(geometry, abi_test::in_page(format), abi_test::in_page(format));
+    DeviceLayer nibbles(memory(), pages);
+    DeviceLayer cells(memory(), pages);
+    uint32_t prefers = 2;
+    ASSERT_EQ(kvx_attend_prefers_cells(&cells.layer, &prefers), KVX_STATUS_OK) << kvx_last_error();
+    EXPECT_EQ(prefers, device::cuda_code_version(context().device) == 90 ? 1u : 0u);
+    cells.set_flags(KVX_SIDE_CELLS);
+
+    // Appended there, and copied there from a layer in nibbles: the same bytes, which are not the
+    // nibbles'; copied back, the host's.
+    const kvx_rows_t k_rows = api::rows(cells.mirror().add(k), KVX_DTYPE_F32);
+    const kvx_rows_t v_rows = api::rows(cells.mirror().add(v), KVX_DTYPE_F32);
+    auto args = sized<kvx_append_args_t>();
+    args.layer = &cells.layer;
+    args.k = &k_rows;
+    args.v = &v_rows;
+    args.slot_dtype = KVX_DTYPE_S64;
+    args.slots = cells.mirror().add(slot_of);
+    args.num_tokens = std::ssize(slot_of);
+    ASSERT_EQ(kvx_append(&args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    std::vector<int64_t> blocks = {4, 1, 2};
+    auto copy = sized<kvx_copy_args_t>();
+    copy.num_copies = 3;
+    copy.from = &cells.layer;
+    copy.to = &nibbles.layer;
+    copy.from_blocks = copy.to_blocks = cells.mirror().add(blocks);
+    ASSERT_EQ(kvx_copy_blocks(&copy, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    nibbles.fetch();
+    EXPECT_TRUE(same_bytes(host.memory, pages.memory));
+    cells.fetch();
+    const std::vector<uint8_t> appended = pages.memory;
+    EXPECT_FALSE(appended == host.memory);
+    DeviceLayer copied(memory(), pages);  // of the same bytes, to be written over
+    copied.set_flags(KVX_SIDE_CELLS);
+    copy.from = &nibbles.layer;
+    copy.to = &copied.layer;
+    ASSERT_EQ(kvx_copy_blocks(&copy, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    copied.fetch();
+    EXPECT_TRUE(same_bytes(appended, pages.memory));
+
+    abi_test::Attention on_host(host.layer, sequence, 1, 64);
+    ASSERT_EQ(kvx_attend(&on_host.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    EXPECT_LT(abi_test::largest_difference(attend_to(cells, sequence), on_host.out), 1e-4);
   }
 }
 
