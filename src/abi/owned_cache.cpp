@@ -12,6 +12,7 @@
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/precision.hpp"
+#include "device/cuda_caller.hpp"
 
 namespace kvx::abi {
 
@@ -168,10 +169,10 @@ Status read_memory(const kvx_cache_options_t& known, kv::KvCacheConfig& config) 
                             known.max_step_tokens, kMostStepTokens);
   }
   if (known.device > INT_MAX) return invalid_argument("options.device is {}", known.device);
-  KVX_ASSIGN_OR_RETURN(const device::CudaDevice device,
-                       device::open_cuda_device(static_cast<int>(known.device)));
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device,
+                       device::known_cuda_device(static_cast<int>(known.device)));
   kv::CudaPlacement& place = config.cuda.emplace();
-  place.context = {device, known.stream};
+  place.context = {*device, known.stream};
   if (known.max_step_tokens != 0) place.max_step_tokens = static_cast<int>(known.max_step_tokens);
   return {};
 }

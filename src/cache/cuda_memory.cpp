@@ -19,6 +19,7 @@ class CudaMemory final : public Memory {
 
  protected:
   Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
+    KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device_));
     KVX_ASSIGN_OR_RETURN(uint8_t * data, device::cuda_allocate(device_, bytes));
     const Status filled = device::cuda_fill(data, 0, bytes);
     if (filled.ok()) return data;
@@ -57,12 +58,12 @@ class PinnedMemory final : public Memory {
 }  // namespace
 
 Result<std::unique_ptr<Memory>> cuda_memory(int device, device::CudaStream stream) {
-  KVX_RETURN_IF_ERROR(device::open_cuda_device(device));
+  KVX_RETURN_IF_ERROR(device::known_cuda_device(device));
   return std::unique_ptr<Memory>(new CudaMemory(device, stream));
 }
 
 Result<std::unique_ptr<Memory>> pinned_memory(int device) {
-  KVX_RETURN_IF_ERROR(device::open_cuda_device(device));
+  KVX_RETURN_IF_ERROR(device::known_cuda_device(device));
   return std::unique_ptr<Memory>(new PinnedMemory(device));
 }
 

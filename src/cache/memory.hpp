@@ -65,8 +65,9 @@ class Memory {
 // they are first written.
 Memory& host_memory();
 
-// Memory of a CUDA device, allocated when it is asked for; the stream is the one that clear() goes
-// to. UNSUPPORTED as open_cuda_device. Regions must not outlive the process's use of the device.
+// Memory of a CUDA device, allocated when it is asked for, whichever device is the thread's current
+// one; the stream is the one that clear() goes to. UNSUPPORTED as open_cuda_device. Regions must not
+// outlive the process's use of the device.
 Result<std::unique_ptr<Memory>> cuda_memory(int device, device::CudaStream stream = nullptr);
 
 // Main memory that a CUDA device copies from and to by itself. Errors as cuda_memory.

@@ -32,7 +32,7 @@ Result<uint8_t*> cuda_allocate_pinned(int device, int64_t bytes) {
 }
 
 Result<int64_t> cuda_free_bytes(int device) {
-  KVX_RETURN_IF_ERROR(open_cuda_device(device));
+  KVX_RETURN_IF_ERROR(known_cuda_device(device));
   KVX_ASSIGN_OR_RETURN(const auto current, CurrentCudaDevice::set(device));
   size_t num_free = 0;
   size_t num_all = 0;

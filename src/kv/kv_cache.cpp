@@ -5,6 +5,7 @@
 
 #include "cache/pool_plan.hpp"
 #include "core/log.hpp"
+#include "device/cuda_caller.hpp"
 #include "kv/cpu_verbs.hpp"
 #include "kv/cuda_verbs.hpp"
 #include "kv/kv_step.hpp"
@@ -82,6 +83,11 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   KVX_ASSIGN_OR_RETURN(cache->groups_,
                        plan_groups(kept.geometry, plans, kept.recipe, kept.block_size));
   KVX_RETURN_IF_ERROR(cache->create_place());
+  std::optional<device::CurrentCudaDevice> current;  // what asks for kernels means this device's
+  if (kept.cuda) {
+    KVX_ASSIGN_OR_RETURN(auto set, device::CurrentCudaDevice::set(kept.cuda->context.device.index));
+    current.emplace(std::move(set));
+  }
   KVX_RETURN_IF_ERROR(cache->create_pool());
   KVX_RETURN_IF_ERROR(cache->create_layers(plans));
   KVX_RETURN_IF_ERROR(cache->create_sequences());
