@@ -51,14 +51,18 @@ class GpuAbiVerbs : public GpuTest {
  protected:
   // Rows of `filled` to its slots and `more`, on the device.
   kvx_status_t append(DeviceLayer& device, Filled& filled, const std::vector<int64_t>& more = {}) {
-    const kvx_rows_t k = api::rows(device.mirror().add(filled.k), KVX_DTYPE_F32);
-    const kvx_rows_t v = api::rows(device.mirror().add(filled.v), KVX_DTYPE_F32);
     slots = abi_test::slots_of(filled.sequence, filled.geometry.block_size);
     std::copy(more.begin(), more.end(), slots.begin());
+    return append(device, filled.k, filled.v);
+  }
+  // Rows to `slots`.
+  kvx_status_t append(DeviceLayer& device, std::vector<float>& k, std::vector<float>& v) {
+    const kvx_rows_t k_rows = api::rows(device.mirror().add(k), KVX_DTYPE_F32);
+    const kvx_rows_t v_rows = api::rows(device.mirror().add(v), KVX_DTYPE_F32);
     auto args = sized<kvx_append_args_t>();
     args.layer = &device.layer;
-    args.k = &k;
-    args.v = &v;
+    args.k = &k_rows;
+    args.v = &v_rows;
     args.slot_dtype = KVX_DTYPE_S64;
     args.slots = device.mirror().add(slots);
     args.num_tokens = std::ssize(slots);
@@ -265,9 +269,9 @@ TEST_F(GpuAbiVerbs, TakeCallersPagesInCells) {
     SCOPED_TRACE(format);
     std::vector<float> k = abi_test::test_rows(num_tokens, 2, 64, 0.0f);
     std::vector<float> v = abi_test::test_rows(num_tokens, 2, 64, 0.5f);
-    std::vector<int64_t> slot_of = abi_test::slots_of(sequence, 64);
+    slots = abi_test::slots_of(sequence, 64);
     PagedLayer host(geometry, abi_test::in_page(format), abi_test::in_page(format));
-    ASSERT_EQ(abi_test::append_rows(host.layer, k, v, slot_of), KVX_STATUS_OK) << kvx_last_error();
+    ASSERT_EQ(abi_test::append_rows(host.layer, k, v, slots), KVX_STATUS_OK) << kvx_last_error();
 
     PagedLayer pages(geometry, abi_test::in_page(format), abi_test::in_page(format));
     DeviceLayer nibbles(memory(), pages);
@@ -279,16 +283,7 @@ TEST_F(GpuAbiVerbs, TakeCallersPagesInCells) {
 
     // Appended there, and copied there from a layer in nibbles: the same bytes, which are not the
     // nibbles'; copied back, the host's.
-    const kvx_rows_t k_rows = api::rows(cells.mirror().add(k), KVX_DTYPE_F32);
-    const kvx_rows_t v_rows = api::rows(cells.mirror().add(v), KVX_DTYPE_F32);
-    auto args = sized<kvx_append_args_t>();
-    args.layer = &cells.layer;
-    args.k = &k_rows;
-    args.v = &v_rows;
-    args.slot_dtype = KVX_DTYPE_S64;
-    args.slots = cells.mirror().add(slot_of);
-    args.num_tokens = std::ssize(slot_of);
-    ASSERT_EQ(kvx_append(&args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    ASSERT_EQ(append(cells, k, v), KVX_STATUS_OK) << kvx_last_error();
     std::vector<int64_t> blocks = {4, 1, 2};
     auto copy = sized<kvx_copy_args_t>();
     copy.num_copies = 3;
