@@ -128,8 +128,9 @@ class GroupFinder {
 // Rows of 16 bits.
 template <class Shape>
 struct TileCopier {
-  static constexpr int kChunks = Shape::kDim / 8;
+  static constexpr int kChunks = 8 * Shape::kBlocksAtOnce;  // of a row, by lanes side by side
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
+  static constexpr int kPasses = Shape::kKeyBlocks / Shape::kBlocksAtOnce;
 
   // Of this lane's group; the same until the finder has others.
   __device__ static const uint8_t* own_rows(const PrefillSideWalk<Shape>& side,
@@ -158,7 +159,11 @@ struct TileCopier {
     const int chunk = side.thread() % kChunks;
     const int row = side.thread() / kChunks;  // of the first rows
     // Behind the end of shorter rows none is there.
-    const int wanted = chunk * 16 < side.facts().code_bytes ? row : kTileTokens;
+    int wanted[kPasses];
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) {
+      wanted[p] = (p * kChunks + chunk) * 16 < side.facts().code_bytes ? row : kTileTokens;
+    }
     const TileRegion& codes = side.rows().codes;
     to += chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8);
 #pragma unroll
@@ -170,7 +175,12 @@ struct TileCopier {
       const int num_tokens = finder.num_tokens(group);
 #pragma unroll
       for (int r = 0; r < kTileTokens; r += kRowsAtOnce) {
-        copy_async_16(to + (first + r) * 128, from, wanted + r < num_tokens ? 16 : 0);
+#pragma unroll
+        for (int p = 0; p < kPasses; ++p) {
+          if (p * Shape::kBlocksAtOnce == Shape::kValueBlocks && side.side != 0) break;
+          copy_async_16(to + p * Shape::kBlocksAtOnce * Shape::kBlockBytes + (first + r) * 128,
+                        from + p * kChunks * 16, wanted[p] + r < num_tokens ? 16 : 0);
+        }
         from += kRowsAtOnce * stride;
       }
     }
@@ -190,13 +200,13 @@ struct PackedRows {
   static constexpr int kTileChunks = 16 / Bits;    // of a chunk of 16 bytes
   static constexpr int kChunks = 8 / kTileChunks;  // of 64 channels
   static constexpr int kRowsOfEight = 8 / kChunks;
-  static constexpr int kEights = kWarpgroup / 8 / Shape::kColumnBlocks;  // of lanes
+  static constexpr int kEights = kWarpgroup / 8 / Shape::kBlocksAtOnce;  // of lanes
   static constexpr int kRowsAtOnce = kEights * kRowsOfEight;
   static constexpr int kPasses = kUnitTokens / kRowsAtOnce;
   static_assert(kPasses <= kUnitPasses && kRowsAtOnce % 8 == 0);
   __device__ static int chunk() { return columns() * kChunks + thread() % kChunks; }
   __device__ static int row() {  // of the first pass
-    return thread() / 8 / Shape::kColumnBlocks * kRowsOfEight + thread() / kChunks % kRowsOfEight;
+    return thread() / 8 / Shape::kBlocksAtOnce * kRowsOfEight + thread() / kChunks % kRowsOfEight;
   }
   // Where it begins to store; its next chunk i lies at the same place ^ 16 i.
   __device__ static uint32_t in_tile() {
@@ -206,7 +216,7 @@ struct PackedRows {
  private:
   __device__ static unsigned thread() { return threadIdx.x % kWarpgroup; }
   __device__ static int columns() {  // which 64
-    return thread() / 8 % Shape::kColumnBlocks;
+    return thread() / 8 % Shape::kBlocksAtOnce;
   }
 };
 
@@ -389,8 +399,8 @@ class PackedUnits {
         return affine_scales(side, bits, TileUInt8::kMiddle);
       case FormatId::kInt4Affine:
         return affine_scales(side, bits, TileUInt4::kMiddle);
-      default:
-        return {{halves.x, halves.y}, 0.0f};
+      default:  // rows of 64 numbers and less have one
+        return {{halves.x, side.view.head_dim > 64 ? halves.y : 0.0f}, 0.0f};
     }
   }
 

@@ -55,7 +55,8 @@ __device__ inline void raise_shared(uint32_t address, float x) {
 template <class Shape>
 class WideTokens {
   using Ring = PrefillRing<Shape>;
-  static constexpr int kChunks = Shape::kDim / 8;  // of a row
+  static constexpr int kChunks = Shape::kKeyDim / 8;  // of a row
+  static_assert(Shape::kKeyDim == Shape::kValueDim && kWarp % kChunks == 0);
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
   static constexpr int kPasses = kTileTokens / kRowsAtOnce;
   static constexpr int kBarrier = 5;  // named barriers: kBarrier + side; prefill_rows.cuh has four
@@ -98,12 +99,14 @@ class WideTokens {
 #pragma unroll 1
     for (int p = 0; p < kPasses; ++p) {
       const int row = first_row() + p * kRowsAtOnce;
-      const bool is_there =
-          first + row < walk_.tokens.end && 8 * chunk() < job.packed.k.view.head_dim;
+      const bool is_token = first + row < walk_.tokens.end;
       const TileRegion& own = side_.side == 0 ? job.tile_wide_k.codes : job.tile_wide_v.codes;
+      const bool is_there = is_token && 8 * chunk() < side_.facts().view.head_dim;
       const uint4 bits = is_there ? load(own, id, in_block + row) : uint4{};
       uint4 values = {};
-      if (side_.side == 0 && is_there) values = load(job.tile_wide_v.codes, id, in_block + row);
+      if (side_.side == 0 && is_token && 8 * chunk() < job.packed.v.view.head_dim) {
+        values = load(job.tile_wide_v.codes, id, in_block + row);
+      }
       const int exponent = store_row(group + row, bits);
       if (side_.side == 0) store_scales(group + row, exponent, exponent_of(values, 1));
     }
