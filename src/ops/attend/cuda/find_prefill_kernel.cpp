@@ -38,10 +38,10 @@ PrefillKernel instance(const PrefillDims& dims) {
   const bool is_long = !dims.fit(128, 128);
   if constexpr (Engine == PrefillEngine::kMmaSync) {
     return is_long ? PrefillKernel{} : mma_sync_instance<Mma, Scales>(dims);
-  } else if constexpr (Scales == PrefillScales::kNone) {
-    return is_long ? long_wgmma_instance<Mma, Scales>(dims) : wgmma_instance<Mma, Scales>(dims);
-  } else {
+  } else if constexpr (Scales == PrefillScales::kOnParts) {
     return is_long ? PrefillKernel{} : wgmma_instance<Mma, Scales>(dims);
+  } else {
+    return is_long ? long_wgmma_instance<Mma, Scales>(dims) : wgmma_instance<Mma, Scales>(dims);
   }
 }
 
@@ -61,6 +61,7 @@ PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, const Prefill
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
     const bool has_parts = !dims.fit(64, 64) && (has_groups(k) || has_groups(v));
+    if (has_parts && has_wide_ends && dims.key != dims.value) return {};
     if (has_parts) return instance<Engine, MmaF16, kOnParts>(dims);
     return instance<Engine, MmaF16, kOnScores>(dims);
   }

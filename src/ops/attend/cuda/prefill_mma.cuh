@@ -7,7 +7,7 @@
 // for 16 rows shared memory would be slower than the tensor cores.
 #pragma once
 
-#include "ops/attend/cuda/prefill_fill.cuh"
+#include "ops/attend/cuda/prefill_decode.cuh"
 #include "ops/attend/cuda/prefill_softmax.cuh"
 
 namespace kvx::ops::cuda {

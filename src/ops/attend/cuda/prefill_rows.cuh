@@ -30,7 +30,8 @@ class PrefillRows {
         consumer_(warp / 4),
         softmax_(piece.walk, ring, {piece, warp / 4, warp % 4}) {}
 
-  __device__ void run() {
+  // Inline, or all that it keeps in registers would lie in memory.
+  __device__ __forceinline__ void run() {
     softmax_.begin();
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {

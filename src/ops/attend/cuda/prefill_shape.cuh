@@ -44,9 +44,11 @@ struct PrefillShape {
   static constexpr bool kCopiesWide = !kDecodes && std::is_same_v<MmaType, MmaBf16>;
   // Parts of a row with scales of their own: a sum of scores, and weights, for each.
   static constexpr int kParts = Where == PrefillScales::kOnParts ? kKeyDim / 64 : 1;
+  static constexpr bool kIsLong = kKeyDim > 128;
   static constexpr bool kHasLongSums = kValueDim > 128;
-  static constexpr int kTokens =  // of a tile: likewise
-      kIsWgmma && kParts == 1 && !kHasLongSums ? 128 : 64;
+  // Of a tile: what registers allow, or, beside packed rows on their way, shared memory.
+  static constexpr int kTokens =
+      kIsWgmma && kParts == 1 && !kHasLongSums && !(kDecodes && kIsLong) ? 128 : 64;
   static constexpr int kKeyBlocks = kKeyDim / 64;  // of 64 channels
   static constexpr int kValueBlocks = kValueDim / 64;
   // That lanes beside each other fill, of K as of V.
@@ -64,11 +66,16 @@ struct PrefillShape {
   static constexpr int kTokenScales = kTakesWide ? 2 * (kParts + kZeros) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
   static constexpr int kScaleStages = kIsWgmma ? 2 * kStages : 1;
-  // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
-  // bytes of codes a thread, and four words of scales, or K's and V's of a token.
+  // Packed rows on their way to the decoding threads, a unit of tokens of a side at a time: 16
+  // bytes of codes a thread, a few times, and as many words of scales, or K's and V's of a token.
+  // Codes of long rows are there as 8 bits or as 4, and then leave their scales half of the place.
   static constexpr int kRawUnits = !kDecodes ? 0 : kIsWgmma ? 3 : 1;
-  static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
-  static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
+  static constexpr int kUnitTokens = kHasLongSums ? 16 : 64;
+  static constexpr int kRawCodeBytes = kIsLong ? kUnitTokens * kKeyDim : 4 * kWarpgroup * 16;
+  static constexpr bool kSharesRawCodes = kIsLong && !kScalesScores;
+  static constexpr int kRawScalesAt = kSharesRawCodes ? kRawCodeBytes / 2 : kRawCodeBytes;
+  static constexpr int kRawScaleWords = kSharesRawCodes ? 0 : kScalesScores ? 1 : 4;  // a thread
+  static constexpr int kRawUnitBytes = kRawCodeBytes + kRawScaleWords * kWarpgroup * 4;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
   static constexpr int kFactsOfRow = kScalesScores ? 3 : 2;  // prefill_queries.cuh
 
@@ -88,7 +95,7 @@ struct PrefillShape {
                 kMultiprocessorBytes + kReservedBytes);
 
   // wgmma's 65536 registers: 256 threads that fill and 256 that multiply.
-  static constexpr int kFillingRegisters = kDecodes ? 56 : 40;
+  static constexpr int kFillingRegisters = kDecodes && !kHasLongSums ? 56 : 40;
   static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
 
