@@ -103,9 +103,10 @@ class WideTokens {
       const TileRegion& own = side_.side == 0 ? job.tile_wide_k.codes : job.tile_wide_v.codes;
       const bool is_there = is_token && 8 * chunk() < own_dim();
       const uint4 bits = is_there ? load(own, id, in_block + row) : uint4{};
-      const bool has_values = kMayBeApart ? is_token && 8 * chunk() < value_dim() : is_there;
       uint4 values = {};
-      if (side_.side == 0 && has_values) values = load(job.tile_wide_v.codes, id, in_block + row);
+      if (side_.side == 0 && is_token && 8 * chunk() < value_dim()) {
+        values = load(job.tile_wide_v.codes, id, in_block + row);
+      }
       const int exponent = store_row(group + row, bits);
       if (side_.side == 0) store_scales(group + row, exponent, exponent_of(values, 1));
     }
@@ -118,7 +119,7 @@ class WideTokens {
     return kMayBeApart ? side_.facts().view.head_dim : walk_.job.packed.k.view.head_dim;
   }
   __device__ int value_dim() const {
-    return walk_.job.packed.v.view.head_dim;
+    return kMayBeApart ? walk_.job.packed.v.view.head_dim : walk_.job.packed.k.view.head_dim;
   }
 
   // Returns the row's exponent.
