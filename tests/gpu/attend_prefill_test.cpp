@@ -1,86 +1,14 @@
 // attend's prefill kernels on the device against double precision over the dequantised cache:
 // formats, features, shapes, queries that begin anywhere in a sequence.
-#include "tests/gpu/device_scene.hpp"
-#include "tests/support/attend_scene.hpp"
+#include "tests/gpu/prefill_near.hpp"
 
 namespace kvx::tests {
 namespace {
 
-using ops::CudaAttendPath;
-
-class GpuPrefill : public GpuTest, public testing::WithParamInterface<CudaAttendPath> {
- protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped() || HasFatalFailure()) return;
-    if (path() == CudaAttendPath::kPrefill && device::cuda_code_version(context().device) != 90) {
-      GTEST_SKIP() << "the code that runs here has no wgmma";
-    }
-  }
-  static CudaAttendPath path() { return GetParam(); }
-
-  // The bounds: f16 queries and f32 output; a bf16 cache or bf16 queries. Queries are
-  // rotated before they go to 16 bits; means and factors make these scenes' stored numbers larger
-  // than their outputs, and their errors with them.
-  static double tolerance_of(const SceneOptions& options) {
-    const bool is_bf16 = options.runs.front().k_format == "bf16" || options.q_type == DType::kBF16;
-    if (is_bf16) return 3.5e-3;
-    if (options.k_mean || options.v_mean || options.k_factor || options.v_factor) return 1.2e-3;
-    return options.k_hadamard || options.v_hadamard ? 4e-4 : 3e-4;
-  }
-
-  // in_cells: the packed blocks' codes.
-  void expect_near(const SceneOptions& options, double rounding_of_output = 0,
-                   bool in_cells = false) {
-    AttendScene scene(options);
-    DeviceScene on_device(memory(), context(), scene, in_cells);
-    ASSERT_TRUE(ops::attend_has_prefill(context(), on_device.args()));
-    const AttendOutput expected = scene.reference();
-    const AttendOutput got = on_device.run(path());
-    const double tolerance = tolerance_of(options) + rounding_of_output;
-    EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
-    for (size_t i = 0; i < expected.lse.size(); ++i) {
-      EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
-          << "lse[" << i << "]";
-    }
-    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
-  }
-};
-
-const std::pair<const char*, const char*> kPairs[] = {
-    {"bf16", "bf16"},
-    {"f16", "f16"},
-    {"fp8_e4m3", "fp8_e4m3"},
-    {"fp8_e5m2", "fp8_e5m2"},
-    {"nvfp4", "nvfp4"},
-    {"mxfp4", "mxfp4"},
-    {"mxfp4_g16", "mxfp4_g16"},
-    {"fp8_e4m3", "nvfp4"},
-    {"fp8_e4m3@row", "fp8_e4m3@row"},
-    {"fp8_e5m2@row", "fp8_e5m2@row"},
-    {"int8", "int8"},
-    {"int4", "int4"},
-    {"int8_affine", "int8_affine"},
-    {"int4_affine", "int4_affine"},
-    {"int8", "int4"},
-    {"fp8_e4m3", "int8_affine"},
-};
-
-SceneOptions options_of(const std::string& k, const std::string& v, int head_dim) {
-  SceneOptions options;
-  options.runs = {{2, k, v}};
-  options.key_dim = options.value_dim = head_dim;
-  options.q_per_kv = 4;
-  options.block_size = 32;
-  options.order = RowOrder::kRecord;
-  options.q_type = DType::kF16;
-  return options;
-}
-
 TEST_P(GpuPrefill, TakesEveryPairOfFormats) {
-  for (const auto& [k, v] : kPairs) {
+  for (const auto& [k, v] : kPrefillPairs) {
     for (const int head_dim : {64, 128}) {
-      SceneOptions options = options_of(k, v, head_dim);
+      SceneOptions options = prefill_options(k, v, head_dim);
       // A whole prompt, chunks on a prefix, nothing, one token.
       options.seq_lens = {300, 0, 700, 131, 1, 16};
       options.q_lens = {300, 0, 37, 2, 1, 0};
@@ -93,7 +21,7 @@ TEST_P(GpuPrefill, TakesEveryPairOfFormats) {
 TEST_P(GpuPrefill, TakesCells) {
   for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
     for (int shape = 0; shape < 4; ++shape) {
-      SceneOptions options = options_of(name, name, shape == 1 ? 64 : 128);
+      SceneOptions options = prefill_options(name, name, shape == 1 ? 64 : 128);
       options.block_size = shape % 2 == 0 ? 64 : 16;
       if (shape >= 2) set_wide_ends(options, shape);
       options.seq_lens = {300, 0, 700, 131, 1, 16};
@@ -107,7 +35,7 @@ TEST_P(GpuPrefill, TakesCells) {
 TEST_P(GpuPrefill, TakesEveryFeature) {
   for (const char* name : {"bf16", "f16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
     for (int feature = 0; feature < 7; ++feature) {
-      SceneOptions options = options_of(name, name, feature == 6 ? 64 : 128);
+      SceneOptions options = prefill_options(name, name, feature == 6 ? 64 : 128);
       options.block_size = feature % 2 == 0 ? 16 : 64;
       options.q_per_kv = feature == 0 ? 1 : feature == 1 ? 16 : 7;
       options.q_type = feature == 2 ? DType::kBF16 : DType::kF16;
@@ -128,7 +56,7 @@ TEST_P(GpuPrefill, FoldsTransforms) {
   for (const char* name : {"bf16", "f16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
     for (const int head_dim : {64, 128}) {
       for (int which = 0; which < 4; ++which) {
-        SceneOptions options = options_of(name, name, head_dim);
+        SceneOptions options = prefill_options(name, name, head_dim);
         set_transforms(options, which);
         options.out_type = which == 0 ? DType::kF32 : DType::kF16;
         options.runs.front().num_heads = 1;
@@ -141,48 +69,9 @@ TEST_P(GpuPrefill, FoldsTransforms) {
   }
 }
 
-bool has_4_bits(const std::string& name) {
-  return name.find("int4") == 0 || name.find("fp4") != std::string::npos;
-}
-
-// Rows that end in zeros in a tile of 64 or 128 numbers; those of 4 bits have to be whole copies.
-TEST_P(GpuPrefill, TakesOtherHeadDims) {
-  for (const auto& [k, v] : kPairs) {
-    for (const int head_dim : {48, 80, 96}) {
-      SceneOptions options = options_of(k, v, head_dim);
-      options.runs.front().num_heads = 1;
-      options.seq_lens = {200, 0, 300, 40};
-      options.q_lens = {200, 0, 37, 2};
-      SCOPED_TRACE(fmt::format("{}/{} {}", k, v, head_dim));
-      if (head_dim % 32 != 0 && (has_4_bits(k) || has_4_bits(v))) {
-        AttendScene scene(options);
-        DeviceScene on_device(memory(), context(), scene);
-        EXPECT_FALSE(ops::attend_has_prefill(context(), on_device.args()));
-        continue;
-      }
-      expect_near(options);
-    }
-  }
-}
-
-TEST_P(GpuPrefill, TakesOtherHeadDimsWithEveryFeature) {
-  for (const char* name : {"bf16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
-    for (int which = 0; which < 5; ++which) {
-      SceneOptions options = options_of(name, name, 96);
-      if (which < 4) set_transforms(options, which);
-      if (which == 4) set_wide_ends(options, 2);
-      options.runs.front().num_heads = 1;
-      options.seq_lens = {257, 40, 300};
-      options.q_lens = {60, 40, 33};
-      SCOPED_TRACE(fmt::format("{} case {}", name, which));
-      expect_near(options);
-    }
-  }
-}
-
 // A prompt whose ends are bf16, beside packed tokens of every kind.
 SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shape) {
-  SceneOptions options = options_of(k, v, shape == 1 ? 64 : 128);
+  SceneOptions options = prefill_options(k, v, shape == 1 ? 64 : 128);
   options.block_size = shape < 2 ? 16 : shape < 4 ? 64 : 48;
   set_wide_ends(options, shape);
   options.runs.front().num_heads = 1;
@@ -192,7 +81,7 @@ SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shap
 }
 
 TEST_P(GpuPrefill, WalksOverWideEnds) {
-  for (const auto& [k, v] : kPairs) {
+  for (const auto& [k, v] : kPrefillPairs) {
     const bool is_f16 = std::string(k) == "f16";  // has no ends of another format
     for (int shape = 0; shape < 5; ++shape) {
       const SceneOptions options = with_wide_ends(k, v, shape);
@@ -210,7 +99,7 @@ TEST_P(GpuPrefill, WalksOverWideEnds) {
 
 TEST_P(GpuPrefill, SplitsAPrefixBetweenWideEnds) {
   for (const char* name : {"nvfp4", "int4"}) {
-    SceneOptions options = options_of(name, name, 128);
+    SceneOptions options = prefill_options(name, name, 128);
     options.runs.front().num_heads = 1;
     options.block_size = 64;
     options.wide_format = "bf16";
@@ -254,7 +143,7 @@ TEST_P(GpuPrefill, WideNumbersMayLieOutsideOfF16sRange) {
 }
 
 TEST_P(GpuPrefill, AWholePromptNeedsNoWorkspace) {
-  SceneOptions options = options_of("int8", "int8", 128);
+  SceneOptions options = prefill_options("int8", "int8", 128);
   options.runs.front().num_heads = 8;
   options.q_per_kv = 16;
   options.seq_lens = options.q_lens = {300};
@@ -268,7 +157,7 @@ TEST_P(GpuPrefill, AWholePromptNeedsNoWorkspace) {
 TEST_P(GpuPrefill, ReadsBlocksOfAnyOrder) {
   for (const char* name : {"bf16", "f16"}) {
     for (const RowOrder order : {RowOrder::kNhd, RowOrder::kHnd, RowOrder::kFused}) {
-      SceneOptions options = options_of(name, name, 128);
+      SceneOptions options = prefill_options(name, name, 128);
       options.order = order;
       options.seq_lens = {333};
       options.q_lens = {100};
@@ -280,7 +169,7 @@ TEST_P(GpuPrefill, ReadsBlocksOfAnyOrder) {
 
 // Few pieces of a long sequence are split and merged.
 SceneOptions few_queries_on_a_long_prefix(const char* format) {
-  SceneOptions options = options_of(format, format, 128);
+  SceneOptions options = prefill_options(format, format, 128);
   options.runs.front().num_heads = 1;
   options.seq_lens = {9000};
   options.q_lens = {20};
@@ -304,8 +193,8 @@ TEST_P(GpuPrefill, TakesBatchesOfAnyLengths) {
   std::mt19937 random(5);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
   for (int i = 0; i < 40; ++i) {
-    const auto& [k, v] = kPairs[below(std::size(kPairs))];
-    SceneOptions options = options_of(k, v, 64 << below(2));
+    const auto& [k, v] = kPrefillPairs[below(std::size(kPrefillPairs))];
+    SceneOptions options = prefill_options(k, v, 64 << below(2));
     options.table_seed = 1 + i;
     options.q_per_kv = 1 + below(8);
     options.block_size = 16 * (1 + below(4));
@@ -324,7 +213,7 @@ TEST_P(GpuPrefill, TakesBatchesOfAnyLengths) {
 
 TEST_P(GpuPrefill, CapturedGraphsFollowTheLengthsOnTheDevice) {
   for (const char* name : {"f16", "int8"}) {
-    SceneOptions options = options_of(name, name, 128);
+    SceneOptions options = prefill_options(name, name, 128);
     options.seq_lens = {500, 200};
     options.q_lens = {60, 60};
     AttendScene scene(options);
@@ -337,7 +226,7 @@ TEST_P(GpuPrefill, CapturedGraphsFollowTheLengthsOnTheDevice) {
 
 TEST_P(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
   for (const char* name : {"bf16", "nvfp4", "int8"}) {
-    SceneOptions options = options_of(name, name, 128);
+    SceneOptions options = prefill_options(name, name, 128);
     options.runs.front().num_heads = 1;
     options.seq_lens = {100, 100, 100};
     options.q_lens = {40, 40, 40};

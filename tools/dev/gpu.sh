@@ -25,6 +25,7 @@ SANITIZED='GpuAppend.HandlesHeadDims*:GpuAppend.Skips*:GpuGoldenRows.Transforms*
 SANITIZED+=':GpuAppend.WritesTheCpusBytesUnderPage*:GpuCopyBlocks.Writes*:GpuCopyBlocks.Moves*:GpuTranscode.*'
 SANITIZED+=':GpuAttend.Tiles*:GpuAttend.Captured*:GpuAttend.Skips*:GpuAttend.Heads*:GpuAttend.LongSequencesAmong*'
 SANITIZED+=':GpuPrefill.Captured*:GpuPrefill.Skips*:GpuPrefill.Splits*:GpuPrefill.TakesCells*'
+SANITIZED+=':GpuPrefillDims.*Apart/*:GpuPrefillLong.Reads*:GpuPrefillLong.Splits*'
 SANITIZED+=':GpuAppend.WritesTheCpusCodes*:GpuCopyBlocks.Changes*:GpuAttend.Plain*Cells:GpuAttend.Callers*:GpuAttend.ASequence*'
 SANITIZED+=':GpuAbiWrite.Takes*:GpuAbiWrite.Encodes*:GpuAbiWrite.Skips*:GpuAbiWrite.Captured*'
 SANITIZED+=':GpuAbiGather.Takes*:GpuAbiGather.Converts*:GpuAbiGather.Skips*:GpuAbiGather.Reads*:GpuAbiVerbs.*'

@@ -184,7 +184,8 @@ void add_bench(Command app, Action& action) {
           "of 4096 tokens, aws with the first four beside it, or SEQUENCESxTOKENS; a:nhd16 is a on "
           "a caller's pages, NHD or HND, "
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
-          "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma")
+          "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma; p256 and "
+          "pc192/128 have those head_dims, of K and V")
       .capture_default_str();
   command.add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");
   command.add_flag("--fast", shape.is_fast,

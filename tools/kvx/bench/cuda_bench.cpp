@@ -50,7 +50,8 @@ Status CudaBench::measure_prefill(CudaMeasurement m) {
   m.packed_bytes = sets_.set_bytes();
   const double queries = named.q_len;
   const double pairs = queries * (shape.length - queries) + queries * (queries + 1) / 2;
-  m.flops = 4.0 * shape.head_dim * shape.num_q_heads * pairs * shape.num_sequences;
+  m.flops =
+      2.0 * (shape.head_dim + named.value_dim) * shape.num_q_heads * pairs * shape.num_sequences;
   KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) { return sets_.attend(set); }));
   report_.measurements.push_back(m);
   return {};

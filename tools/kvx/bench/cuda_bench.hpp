@@ -18,6 +18,7 @@ namespace kvx::tool {
 struct CudaBenchShape {
   std::string name;
   BenchShape shape;
+  int value_dim = 128;  // K's is the shape's head_dim
   int q_len = 1;
   int window = 0;
   int window_sinks = 0;
@@ -40,7 +41,8 @@ struct CudaMeasurement {
   std::string verb;
   double seconds = 0;        // median of kCudaReplays graph replays, a call
   int64_t packed_bytes = 0;  // that the call reads or writes once
-  double flops = 0;  // prefill: 4 * head_dim * query heads * (query, token) pairs that are seen
+  // prefill: 2 * (K's head_dim + V's) * query heads * (query, token) pairs that are seen
+  double flops = 0;
   // attend: these bytes at the read bandwidth; step: a launch that does nothing; the others: a copy
   // of as many bytes, in the same graph over the same sets.
   double yardstick_seconds = 0;

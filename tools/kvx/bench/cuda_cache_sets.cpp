@@ -25,7 +25,7 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
   stream_.emplace(std::move(stream));
   context_.stream = stream_->get();
-  const kv::CacheGeometry geometry = {1, shape_.num_kv_heads, shape_.head_dim, shape_.head_dim, {}};
+  const kv::CacheGeometry geometry = {1, shape_.num_kv_heads, dim_of(0), dim_of(1), {}};
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerPlan> layers,
                        kv::plan_layers(geometry, recipe, {}));
   KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
@@ -176,9 +176,9 @@ Status CudaCacheSets::make_wide_ends() {
 
 Status CudaCacheSets::make_queries() {
   const int64_t total_q = int64_t{shape_.num_sequences} * named_.q_len;
-  const int64_t q_numbers = total_q * shape_.num_q_heads * shape_.head_dim;
-  KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(q_numbers, 3)));
-  KVX_ASSIGN_OR_RETURN(out_, DeviceArray::of(*memory_, std::vector<uint16_t>(q_numbers)));
+  const int64_t rows = total_q * shape_.num_q_heads;
+  KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(rows * dim_of(0), 3)));
+  KVX_ASSIGN_OR_RETURN(out_, DeviceArray::of(*memory_, std::vector<uint16_t>(rows * dim_of(1))));
   std::vector<int32_t> starts(shape_.num_sequences + 1);
   for (int s = 0; s <= shape_.num_sequences; ++s) starts[s] = s * named_.q_len;
   KVX_ASSIGN_OR_RETURN(seq_lens_, DeviceArray::of(*memory_, lens_));
@@ -221,7 +221,7 @@ Status CudaCacheSets::append(const ops::LayerView& cache, const int64_t* slots, 
                              int64_t num_tokens) {
   const auto rows = [&](int side) {
     return dense_rows(reinterpret_cast<const uint16_t*>(rows_of(set) + side * side_bytes()),
-                      DType::kBF16, shape_.num_kv_heads, shape_.head_dim);
+                      DType::kBF16, shape_.num_kv_heads, dim_of(side));
   };
   ops::AppendArgs args;
   args.cache = cache;
@@ -245,7 +245,7 @@ Status CudaCacheSets::gather(int set) {
   const auto rows = [&](int side) {
     uint8_t* data = copied_.data() + (2 * set + side) * side_bytes();
     return dense_rows(reinterpret_cast<uint16_t*>(data), DType::kBF16, shape_.num_kv_heads,
-                      shape_.head_dim);
+                      dim_of(side));
   };
   ops::GatherArgs args;
   args.cache = packed();
@@ -314,9 +314,8 @@ ops::AttendArgs CudaCacheSets::attend_args(int set) const {
   args.seq_lens = seq_lens_.as<int32_t>();
   args.q_starts = q_starts_.as<int32_t>();
   args.num_q_heads = shape_.num_q_heads;
-  args.q =
-      dense_rows(queries_.as<const uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
-  args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, shape_.head_dim);
+  args.q = dense_rows(queries_.as<const uint16_t>(), DType::kF16, shape_.num_q_heads, dim_of(0));
+  args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, dim_of(1));
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   args.window = named_.window;
   args.window_sinks = named_.window_sinks;

@@ -34,6 +34,7 @@ class CudaCacheSets {
   int64_t tokens_of_set() const { return blocks_per_set() * shape_.block_size; }
   // That a call of gather, copy, pack or transcode moves.
   int64_t tokens_at_once() const { return std::min<int64_t>(kTokens, tokens_of_set()); }
+  // Of a token's K, and of its V where verbs that move rows are measured.
   int64_t row_bytes() const { return int64_t{shape_.num_kv_heads} * shape_.head_dim * 2; }
   bool has_wide_ends() const { return group_.wide_ends.is_on(); }
   int64_t attend_bytes() const;  // what attend reads of a set, once each
@@ -61,7 +62,10 @@ class CudaCacheSets {
   int64_t wide_blocks_per_sequence() const {
     return group_.wide_ends.head_blocks + group_.wide_ends.recent_blocks;
   }
-  int64_t side_bytes() const { return kTokens * row_bytes(); }
+  int dim_of(int side) const { return side == 0 ? shape_.head_dim : named_.value_dim; }
+  int64_t side_bytes() const {
+    return kTokens * shape_.num_kv_heads * std::max(dim_of(0), dim_of(1)) * 2;
+  }
   uint8_t* rows_of(int set) const { return rows_.data() + set * 2 * side_bytes(); }
   ops::CudaFindings* findings() const { return findings_.as<ops::CudaFindings>(); }
   ops::CudaAttendPath path() const {
@@ -102,7 +106,7 @@ class CudaCacheSets {
   DeviceArray sinks_;
   std::vector<int32_t> lens_;  // of a set's sequences
   DeviceArray slots_;          // [num_sets, tokens_of_set]
-  cache::Region rows_;         // bf16 [num_sets, K and V, kTokens, num_kv_heads, head_dim]
+  cache::Region rows_;         // bf16 [num_sets, K and V, kTokens, num_kv_heads, dim_of(side)]
   cache::Region copied_;       // the same again
   DeviceArray ranges_;         // tokens_at_once of the sequences
   DeviceArray copies_;         // [num_sets, tokens_at_once / block_size]: to the next set's blocks

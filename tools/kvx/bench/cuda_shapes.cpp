@@ -2,10 +2,36 @@
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
+#include <string_view>
 
 #include "tools/kvx/bench/cuda_bench.hpp"
 
 namespace kvx::tool {
+namespace {
+
+// p, pc, pm and pcm, with head_dims behind them: p256, pc192/128.
+bool set_prefill(const std::string& name, CudaBenchShape& named) {
+  char kind[4] = {};
+  int key_dim = 128, value_dim = 0, length = 0;
+  if (std::sscanf(name.c_str(), "%3[pcm]%n%d%n/%d%n", kind, &length, &key_dim, &length, &value_dim,
+                  &length) < 1 ||
+      length != std::ssize(name)) {
+    return false;
+  }
+  const std::string_view which = kind;
+  const bool is_chunk = which == "pc" || which == "pcm";
+  if (!is_chunk && which != "p" && which != "pm") return false;
+  named.shape.num_sequences = 1;
+  named.shape.length = is_chunk ? 32768 : 8192;
+  named.shape.num_q_heads = 32;
+  named.shape.head_dim = key_dim;
+  named.value_dim = value_dim > 0 ? value_dim : key_dim;
+  named.q_len = is_chunk ? 1024 : named.shape.length;  // on a cached prefix, or a whole prompt
+  named.without_wgmma = which.ends_with('m');
+  return true;
+}
+
+}  // namespace
 
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size) {
   std::vector<CudaBenchShape> shapes;
@@ -43,14 +69,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else if (name == "aq4") {  // speculative verification
       set(64, 8192, 32);
       named.q_len = 4;
-    } else if (name == "p" || name == "pm") {  // a whole prompt
-      set(1, 8192, 32);
-      named.q_len = s.length;
-      named.without_wgmma = name == "pm";
-    } else if (name == "pc" || name == "pcm") {  // a chunk of a prompt on a cached prefix
-      set(1, 32768, 32);
-      named.q_len = 1024;
-      named.without_wgmma = name == "pcm";
+    } else if (set_prefill(name, named)) {
     } else if (name == "aq8") {
       set(64, 8192, 32);
       named.q_len = 8;
@@ -73,10 +92,11 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else {
       return invalid_argument(
           "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, aq4, aq8, mixed, "
-          "oss, ossw, aw, aws, p, pc, pm, pcm "
+          "oss, ossw, aw, aws, p, pc, pm, pcm (p256, pc192/128: with those head_dims) "
           "or SEQUENCESxTOKENS",
           name);
     }
+    if (!named.is_prefill()) named.value_dim = s.head_dim;
     s.prefill_tokens = std::min(s.prefill_tokens, s.length);
     shapes.push_back(named);
   }

@@ -80,7 +80,7 @@ TileKernel tile_kernel_for(const CudaContext& context, const AttendArgs& args, c
 
 PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& args,
                                  const HeadRun& run, CudaAttendPath path) {
-  if (args.tree_mask || args.window_sinks > 0 || run.k.head_dim != run.v.head_dim) return {};
+  if (args.tree_mask || args.window_sinks > 0) return {};
   if (!can_have_tiles(args, run)) return {};
   if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
   for (const SideView* side : {&run.k, &run.v}) {  // rows in whole copies of 16 bytes
@@ -92,10 +92,11 @@ PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& a
   const bool has_wide_ends = args.wide_head_blocks != nullptr;
   if (has_wide_ends && !has_tile_ends(args, run)) return {};
   const bool is_wgmma = path == CudaAttendPath::kPrefill && is_hoppers_code(context);
-  const PrefillKernel kernel = find_prefill_kernel(
-      is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
-      {run.k.spec.facts->id, has_shared_scale(run.k)},
-      {run.v.spec.facts->id, has_shared_scale(run.v)}, run.k.head_dim, has_wide_ends);
+  const PrefillKernel kernel =
+      find_prefill_kernel(is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
+                          {run.k.spec.facts->id, has_shared_scale(run.k)},
+                          {run.v.spec.facts->id, has_shared_scale(run.v)},
+                          {run.k.head_dim, run.v.head_dim}, has_wide_ends);
   return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : PrefillKernel{};
 }
 

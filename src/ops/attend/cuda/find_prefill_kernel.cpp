@@ -34,32 +34,36 @@ bool goes_onto_scores(const PrefillSide& side) {
 }
 
 template <PrefillEngine Engine, class Mma, PrefillScales Scales>
-PrefillKernel instance(int head_dim) {
-  if constexpr (Engine == PrefillEngine::kWgmma) {
-    return wgmma_instance<Mma, Scales>(head_dim);
+PrefillKernel instance(const PrefillDims& dims) {
+  const bool is_long = !dims.fit(128, 128);
+  if constexpr (Engine == PrefillEngine::kMmaSync) {
+    return is_long ? PrefillKernel{} : mma_sync_instance<Mma, Scales>(dims);
+  } else if constexpr (Scales == PrefillScales::kOnParts) {
+    return is_long ? PrefillKernel{} : wgmma_instance<Mma, Scales>(dims);
   } else {
-    return mma_sync_instance<Mma, Scales>(head_dim);
+    return is_long ? long_wgmma_instance<Mma, Scales>(dims) : wgmma_instance<Mma, Scales>(dims);
   }
 }
 
 template <PrefillEngine Engine>
-PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, int head_dim,
+PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, const PrefillDims& dims,
                        bool has_wide_ends) {
   using enum PrefillScales;
   if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16) {  // wide ends are rows like others
-    return instance<Engine, MmaBf16, kNone>(head_dim);
+    return instance<Engine, MmaBf16, kNone>(dims);
   }
   if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_wide_ends) {
-    return instance<Engine, MmaF16, kNone>(head_dim);
+    return instance<Engine, MmaF16, kNone>(dims);
   }
   if (goes_into_operand(k) && goes_into_operand(v)) {
-    return has_wide_ends ? instance<Engine, MmaF16, kOnOperandBesideWide>(head_dim)
-                         : instance<Engine, MmaF16, kOnOperand>(head_dim);
+    return has_wide_ends ? instance<Engine, MmaF16, kOnOperandBesideWide>(dims)
+                         : instance<Engine, MmaF16, kOnOperand>(dims);
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
-    const bool has_parts = head_dim > 64 && (has_groups(k) || has_groups(v));
-    if (has_parts) return instance<Engine, MmaF16, kOnParts>(head_dim);
-    return instance<Engine, MmaF16, kOnScores>(head_dim);
+    const bool has_parts = !dims.fit(64, 64) && (has_groups(k) || has_groups(v));
+    if (has_parts && has_wide_ends && dims.key != dims.value) return {};
+    if (has_parts) return instance<Engine, MmaF16, kOnParts>(dims);
+    return instance<Engine, MmaF16, kOnScores>(dims);
   }
   return {};
 }
@@ -67,10 +71,10 @@ PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, int head_dim,
 }  // namespace
 
 PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillSide& k, const PrefillSide& v,
-                                  int head_dim, bool has_wide_ends) {
+                                  const PrefillDims& dims, bool has_wide_ends) {
   return engine == PrefillEngine::kWgmma
-             ? find_for<PrefillEngine::kWgmma>(k, v, head_dim, has_wide_ends)
-             : find_for<PrefillEngine::kMmaSync>(k, v, head_dim, has_wide_ends);
+             ? find_for<PrefillEngine::kWgmma>(k, v, dims, has_wide_ends)
+             : find_for<PrefillEngine::kMmaSync>(k, v, dims, has_wide_ends);
 }
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,

@@ -40,9 +40,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 }
 
 template <class Mma, PrefillScales Scales>
-PrefillKernel wgmma_instance(int head_dim) {
+PrefillKernel wgmma_instance(const PrefillDims& dims) {
   return prefill_instance<PrefillEngine::kWgmma, Mma, Scales>(
-      head_dim, [](auto shape) { return attend_prefill<decltype(shape)>; });
+      dims, [](auto shape) { return attend_prefill<decltype(shape)>; });
+}
+template <class Mma, PrefillScales Scales>
+PrefillKernel long_wgmma_instance(const PrefillDims& dims) {
+  return long_prefill_instance<PrefillEngine::kWgmma, Mma, Scales>(
+      dims, [](auto shape) { return attend_prefill<decltype(shape)>; });
 }
 
 }  // namespace kvx::ops::cuda

@@ -1,10 +1,9 @@
-// How four warps fill a tile of K or V for the prefill kernels: blocks of the cache become 16-bit
-// numbers. Rows of 16 bits are copied (cp.async), packed ones decoded on the way, once for 128
-// query rows. With wgmma one warpgroup does nothing else for K, and one for V.
+// How four warps fill a tile of K or V for the prefill kernels: where its tokens lie, and rows of
+// 16 bits, which are copied (cp.async). With wgmma one warpgroup does nothing else for K, and one
+// for V.
 #pragma once
 
 #include "ops/attend/cuda/prefill_wide.cuh"
-#include "ops/attend/cuda/tile_scales.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -128,8 +127,9 @@ class GroupFinder {
 // Rows of 16 bits.
 template <class Shape>
 struct TileCopier {
-  static constexpr int kChunks = Shape::kDim / 8;
+  static constexpr int kChunks = 8 * Shape::kBlocksAtOnce;  // of a row, by lanes side by side
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
+  static constexpr int kPasses = Shape::kKeyBlocks / Shape::kBlocksAtOnce;
 
   // Of this lane's group; the same until the finder has others.
   __device__ static const uint8_t* own_rows(const PrefillSideWalk<Shape>& side,
@@ -158,7 +158,11 @@ struct TileCopier {
     const int chunk = side.thread() % kChunks;
     const int row = side.thread() / kChunks;  // of the first rows
     // Behind the end of shorter rows none is there.
-    const int wanted = chunk * 16 < side.facts().code_bytes ? row : kTileTokens;
+    int wanted[kPasses];
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) {
+      wanted[p] = (p * kChunks + chunk) * 16 < side.facts().code_bytes ? row : kTileTokens;
+    }
     const TileRegion& codes = side.rows().codes;
     to += chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8);
 #pragma unroll
@@ -170,309 +174,16 @@ struct TileCopier {
       const int num_tokens = finder.num_tokens(group);
 #pragma unroll
       for (int r = 0; r < kTileTokens; r += kRowsAtOnce) {
-        copy_async_16(to + (first + r) * 128, from, wanted + r < num_tokens ? 16 : 0);
+#pragma unroll
+        for (int p = 0; p < kPasses; ++p) {
+          if (p * Shape::kBlocksAtOnce == Shape::kValueBlocks && side.side != 0) break;
+          copy_async_16(to + p * Shape::kBlocksAtOnce * Shape::kBlockBytes + (first + r) * 128,
+                        from + p * kChunks * 16, wanted[p] + r < num_tokens ? 16 : 0);
+        }
         from += kRowsAtOnce * stride;
       }
     }
   }
-};
-
-// A unit: one side of 64 tokens. Its packed rows go by cp.async to where the thread that asked for
-// them reads them again: no other has to wait for it.
-inline constexpr int kUnitTokens = 64;
-inline constexpr int kUnitPasses = 4;  // of 16 bytes of codes a thread, at most
-
-// How a side's packed rows are shared out among the producing threads. A chunk of codes is two or
-// four chunks of the tile; eight lanes take chunks of 64 channels in two or four rows, so that what
-// they store at once lies in all banks.
-template <class Shape, int Bits>
-struct PackedRows {
-  static constexpr int kTileChunks = 16 / Bits;    // of a chunk of 16 bytes
-  static constexpr int kChunks = 8 / kTileChunks;  // of 64 channels
-  static constexpr int kRowsOfEight = 8 / kChunks;
-  static constexpr int kEights = kWarpgroup / 8 / Shape::kColumnBlocks;  // of lanes
-  static constexpr int kRowsAtOnce = kEights * kRowsOfEight;
-  static constexpr int kPasses = kUnitTokens / kRowsAtOnce;
-  static_assert(kPasses <= kUnitPasses && kRowsAtOnce % 8 == 0);
-  __device__ static int chunk() { return columns() * kChunks + thread() % kChunks; }
-  __device__ static int row() {  // of the first pass
-    return thread() / 8 / Shape::kColumnBlocks * kRowsOfEight + thread() / kChunks % kRowsOfEight;
-  }
-  // Where it begins to store; its next chunk i lies at the same place ^ 16 i.
-  __device__ static uint32_t in_tile() {
-    return columns() * Shape::kBlockBytes + wgmma_chunk(row(), thread() % kChunks * kTileChunks);
-  }
-
- private:
-  __device__ static unsigned thread() { return threadIdx.x % kWarpgroup; }
-  __device__ static int columns() {  // which 64
-    return thread() / 8 % Shape::kColumnBlocks;
-  }
-};
-
-// Bytes of group scales that a chunk of codes has, where they go into the tile.
-__device__ inline int scale_bytes_of_chunk(format::FormatId id) {
-  using format::FormatId;
-  if (id == FormatId::kMxfp4) return 1;
-  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4G16 ? 2 : 0;
-}
-
-// What multiplies a token's codes, by parts of the row, and what is added then.
-struct TokenScales {
-  float scale[2];
-  float zero;
-};
-
-// Calls visit(Element{}, From{}): how a format's codes are decoded, and its scales that go into the
-// tile.
-template <class Shape, class Visit>
-__device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
-  using format::FormatId;
-  if constexpr (Shape::kScalesScores) {
-    switch (side.id) {
-      case FormatId::kFp8E4M3:
-        return visit(TileE4M3{}, NoScale{});
-      case FormatId::kFp8E5M2:
-        return visit(TileE5M2{}, NoScale{});
-      case FormatId::kInt8:
-        return visit(TileInt8{}, NoScale{});
-      case FormatId::kInt8Affine:
-        return visit(TileUInt8{}, NoScale{});
-      case FormatId::kInt4:
-        return visit(TileInt4{}, NoScale{});
-      default:
-        return visit(TileUInt4{}, NoScale{});
-    }
-  } else {
-    switch (side.id) {
-      case FormatId::kFp8E4M3:
-        return visit(TileE4M3{}, NoScale{});
-      case FormatId::kFp8E5M2:
-        return visit(TileE5M2{}, NoScale{});
-      case FormatId::kNvfp4:
-        if (side.view.in_cells) return visit(TileE2M1Cells{}, FromE4M3Raised{});
-        return visit(TileE2M1{}, FromE4M3{});
-      default:
-        if (side.view.in_cells) return visit(TileE2M1Cells{}, FromE8M0Raised<6>{});
-        return visit(TileE2M1{}, FromE8M0{});
-    }
-  }
-}
-
-// Where the group of a lane lies: its codes, and the scales that come with them.
-struct GroupRows {
-  const uint8_t* codes;
-  const uint8_t* scales;
-};
-
-// Units of a side on their way. finder: of the tile whose rows are asked for.
-template <class Shape>
-class PackedUnits {
- public:
-  __device__ PackedUnits(const PrefillSideWalk<Shape>& side, const GroupFinder<Shape>& finder)
-      : side_(side), ring_(side.ring), finder_(finder) {}
-
-  // Of this lane's group; the same until the finder has others.
-  __device__ GroupRows own_rows() const {
-    const TileRegion& scales = Shape::kScalesScores ? token_scale_region() : side_.rows().scales;
-    const int head = side_.walk.head;
-    return {finder_.own_rows(side_.rows().codes, head), finder_.own_rows(scales, head)};
-  }
-  // Starts the copies of a unit of the finder's tile.
-  template <int Bits>
-  __device__ void copy(int unit, uint32_t raw, const GroupRows& own) const {
-    copy_rows<Bits>(unit, raw, own);
-    if constexpr (Shape::kScalesScores) {
-      if (side_.side == 0) copy_token_scales(unit, raw, own.scales);
-    }
-  }
-  // What this thread has copied goes into the tile.
-  template <class Element, class From>
-  __device__ void decode(uint32_t raw, int tile, int unit) const {
-    decode_rows<Element, From>(raw, ring_.tile(side_.side, tile) + unit * kUnitTokens * 128);
-    if constexpr (Shape::kScalesScores) {
-      if (side_.side == 0) store_token_scales(raw, tile, unit);
-    }
-  }
-
-  // slot: of the side's kRawUnits.
-  __device__ uint32_t raw_unit(int slot) const {
-    return ring_.shared + Shape::kRaw +
-           (side_.side * Shape::kRawUnits + slot) * Shape::kRawUnitBytes;
-  }
-
- private:
-  // This thread's parts of a unit.
-  __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
-    return raw + pass * kWarpgroup * 16 + PrefillSideWalk<Shape>::thread() * 16;
-  }
-  __device__ static uint32_t raw_scales(uint32_t raw, int pass) {
-    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 +
-           PrefillSideWalk<Shape>::thread() * 4;
-  }
-
-  template <int Bits>
-  __device__ void copy_rows(int unit, uint32_t raw, const GroupRows& own) const {
-    using Rows = PackedRows<Shape, Bits>;
-    const TileRegion& codes = side_.rows().codes;
-    const TileRegion& scales = side_.rows().scales;
-    constexpr bool kHasScales = Bits == 4 && !Shape::kScalesScores;
-    // A thread's rows of all passes are the same one of their groups, and a warp's are of one.
-    static_assert(Rows::kRowsAtOnce % kTileTokens == 0);
-    const int in_group = Rows::row() % kTileTokens;
-    const int first_group = unit * (kUnitTokens / kTileTokens) + Rows::row() / kTileTokens;
-    const int mine = in_group * codes.token_stride + Rows::chunk() * 16;
-    // Which of a group's tokens it needs: behind the end of shorter rows none are there.
-    const bool is_in_row = Rows::chunk() * 16 < side_.facts().code_bytes;
-    const int wanted = is_in_row ? in_group : kTileTokens;
-    [[maybe_unused]] int my_scales = 0;
-    if constexpr (kHasScales) {  // the word that they lie in
-      my_scales = (in_group * scales.token_stride +
-                   Rows::chunk() * scale_bytes_of_chunk(side_.facts().id)) &
-                  ~3;
-    }
-#pragma unroll
-    for (int p = 0; p < Rows::kPasses; ++p) {
-      const int group = first_group + p * (Rows::kRowsAtOnce / kTileTokens);
-      const bool is_there = wanted < finder_.num_tokens(group);
-      copy_async_16(raw_codes(raw, p), finder_.rows_of(group, own.codes) + mine, is_there ? 16 : 0);
-      if constexpr (kHasScales) {
-        copy_async_4(raw_scales(raw, p), finder_.rows_of(group, own.scales) + my_scales,
-                     is_there ? 4 : 0);
-      }
-    }
-  }
-
-  // With K's rows: threads 0 to 63 have K's scales of a token each, the others V's.
-  __device__ static int token_scale_row() {
-    return PrefillSideWalk<Shape>::thread() % kUnitTokens;
-  }
-  __device__ static bool has_value_scales() {
-    return PrefillSideWalk<Shape>::thread() >= kUnitTokens;  // the same in a warp
-  }
-  __device__ const TileRegion& token_scale_region() const {
-    return has_value_scales() ? side_.walk.job.tile_v.scales : side_.walk.job.tile_k.scales;
-  }
-  __device__ static uint32_t token_scale_word(uint32_t raw) {
-    return raw + Shape::kRawCodeBytes + PrefillSideWalk<Shape>::thread() * 4;
-  }
-  __device__ void copy_token_scales(int unit, uint32_t raw, const uint8_t* own) const {
-    const int row = token_scale_row();
-    const int group = (unit * kUnitTokens + row) / kTileTokens;  // a lane's own, of the tile's
-    const bool is_there = row % kTileTokens < finder_.num_tokens(group);
-    const int in_rows = row % kTileTokens * token_scale_region().token_stride;
-    copy_async_4(token_scale_word(raw), finder_.rows_of(group, own) + (in_rows & ~3),
-                 is_there ? 4 : 0);
-  }
-  // Rows of two bytes share a word.
-  __device__ uint32_t token_scale_bits(uint32_t raw) const {
-    const int in_rows = token_scale_row() % kTileTokens * token_scale_region().token_stride;
-    return load_shared_4(token_scale_word(raw)) >> (in_rows % 4 * 8);
-  }
-
-  // centre: what tiles have subtracted from the codes.
-  __device__ static TokenScales affine_scales(const CudaSide& side, uint32_t bits, float centre) {
-    float2 params = __half22float2(reinterpret_cast<const __half2&>(bits));
-    if (side.view.spec.scale_type == format::ScaleType::kBF16) {
-      params = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
-    }
-    return {{params.x, params.x}, fmaf(centre, params.x, params.y)};
-  }
-  __device__ static TokenScales token_scales_of(const CudaSide& side, uint32_t bits) {
-    using format::FormatId;
-    const float2 halves = __half22float2(reinterpret_cast<const __half2&>(bits));
-    switch (side.id) {
-      case FormatId::kFp8E4M3:
-      case FormatId::kFp8E5M2:
-        return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
-      case FormatId::kInt8Affine:
-        return affine_scales(side, bits, TileUInt8::kMiddle);
-      case FormatId::kInt4Affine:
-        return affine_scales(side, bits, TileUInt4::kMiddle);
-      default:
-        return {{halves.x, halves.y}, 0.0f};
-    }
-  }
-
-  template <class Element, class From>
-  __device__ void decode_rows(uint32_t raw, uint32_t to) const {
-    using Rows = PackedRows<Shape, Element::kBits>;
-    constexpr bool kHasScales = !std::is_same_v<From, NoScale>;
-    to += Rows::in_tile();  // a tile lies on 1024 bytes
-    // Of the word that they lie in: the same in all passes.
-    [[maybe_unused]] int scales_at = 0, scale_bytes = 2;
-    if constexpr (kHasScales) {
-      if constexpr (!std::is_same_v<From, FromE4M3>) {
-        scale_bytes = scale_bytes_of_chunk(side_.facts().id);
-      }
-      const int in_row = Rows::row() % kTileTokens * side_.rows().scales.token_stride;
-      scales_at = 8 * ((in_row + Rows::chunk() * scale_bytes) & 3);
-    }
-    uint4 codes[Rows::kPasses];  // all are asked for before the first is used
-    [[maybe_unused]] uint32_t group_scales[Rows::kPasses];
-#pragma unroll
-    for (int p = 0; p < Rows::kPasses; ++p) {
-      codes[p] = load_shared_16(raw_codes(raw, p));
-      if constexpr (kHasScales) group_scales[p] = load_shared_4(raw_scales(raw, p));
-    }
-#pragma unroll
-    for (int p = 0; p < Rows::kPasses; ++p) {
-      const uint32_t words[4] = {codes[p].x, codes[p].y, codes[p].z, codes[p].w};
-      [[maybe_unused]] Two scales = {};
-      if constexpr (kHasScales) {
-        const uint32_t bytes = group_scales[p] >> scales_at;
-        scales = From::f16x2(__byte_perm(bytes, 0, scale_bytes == 1 ? 0x0000 : 0x1100));
-      }
-#pragma unroll
-      for (int i = 0; i < Rows::kTileChunks; ++i) {
-        Four x;
-        if constexpr (Element::kBits == 8) {
-          const Two low = Element::for_values(words[2 * i]);
-          const Two high = Element::for_values(words[2 * i + 1]);
-          x = {low.a, low.b, high.a, high.b};
-        } else {
-          x = Element::for_values(words[i]);
-        }
-        if constexpr (kHasScales) {
-          const uint32_t scale = i < 2 ? scales.a : scales.b;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) x.r[j] = multiply_f16x2(x.r[j], scale);
-        }
-        store_chunk((to ^ (16 * i)) + p * Rows::kRowsAtOnce * 128, x);
-      }
-    }
-  }
-
-  __device__ void store_token_scales(uint32_t raw, int tile, int unit) const {
-    using Ring = PrefillRing<Shape>;
-    const AttendJob& job = side_.walk.job;
-    const int row = token_scale_row();
-    const int token = unit * kUnitTokens + row;
-    const CudaSide& facts = has_value_scales() ? job.packed.v : job.packed.k;
-    const TokenScales scales = token_scales_of(facts, token_scale_bits(raw));
-    const int zero = has_value_scales() ? Ring::kValueZero : Ring::kKeyZero;
-    store_shared(ring_.token_scales(tile, zero) + place_of_token(token), scales.zero);
-    if (!has_value_scales()) {
-      store_key_scales(ring_, tile, token, scales.scale[0], scales.scale[1]);
-      return;
-    }
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < Shape::kParts; ++i) {
-      store_shared(ring_.token_scales(tile, Ring::kValueScale + i) + place_of_token(token),
-                   scales.scale[i]);
-      largest = fmaxf(largest, fabsf(scales.scale[i]));
-    }
-    // Numbers that are not negative have the order of their bits.
-    const uint32_t top = __reduce_max_sync(kWholeWarp, __float_as_uint(largest));
-    if (row % kWarp == 0) {
-      store_shared(ring_.tops(tile) + 4 * (unit * 2 + row / kWarp), __uint_as_float(top));
-    }
-  }
-
-  const PrefillSideWalk<Shape>& side_;
-  const PrefillRing<Shape>& ring_;
-  const GroupFinder<Shape>& finder_;
 };
 
 }  // namespace kvx::ops::cuda

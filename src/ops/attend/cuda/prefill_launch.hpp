@@ -28,9 +28,19 @@ struct PrefillSide {
   bool has_shared_scale;
 };
 
+// Numbers of K's and V's rows.
+struct PrefillDims {
+  int key;
+  int value;
+
+  bool fit(int most_of_key, int most_of_value) const {
+    return key <= most_of_key && value <= most_of_value;
+  }
+};
+
 // has_wide_ends: some tokens may be wide.
 PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillSide& k, const PrefillSide& v,
-                                  int head_dim, bool has_wide_ends);
+                                  const PrefillDims& dims, bool has_wide_ends);
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
                                   cudaStream_t stream);
@@ -47,10 +57,13 @@ enum class PrefillScales {
   kOnParts,  // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights
 };
 
-// What an engine has for a head_dim of up to 64 or 128 numbers; more than 64 for kOnParts.
+// What an engine has for rows of up to 64 or 128 numbers; more than 64 for kOnParts.
 template <class Mma, PrefillScales Scales>
-PrefillKernel wgmma_instance(int head_dim);
+PrefillKernel wgmma_instance(const PrefillDims& dims);
 template <class Mma, PrefillScales Scales>
-PrefillKernel mma_sync_instance(int head_dim);
+PrefillKernel mma_sync_instance(const PrefillDims& dims);
+// For longer ones, up to 192 of K and 128 of V, or 256 of both.
+template <class Mma, PrefillScales Scales>
+PrefillKernel long_wgmma_instance(const PrefillDims& dims);
 
 }  // namespace kvx::ops::cuda

@@ -7,7 +7,7 @@
 // for 16 rows shared memory would be slower than the tensor cores.
 #pragma once
 
-#include "ops/attend/cuda/prefill_fill.cuh"
+#include "ops/attend/cuda/prefill_decode.cuh"
 #include "ops/attend/cuda/prefill_softmax.cuh"
 
 namespace kvx::ops::cuda {
@@ -118,7 +118,7 @@ class MmaRows {
   static constexpr int kScores = Softmax::kScores;
   static constexpr int kSums = Softmax::kSums;
   static constexpr int kSteps = Softmax::kSteps;
-  static constexpr int kKeySteps = Shape::kDim / kParts / 16;  // of a part
+  static constexpr int kKeySteps = Shape::kKeyDim / kParts / 16;  // of a part
 
  public:
   __device__ MmaRows(const PrefillPiece& piece, const Ring& ring)
@@ -248,7 +248,7 @@ class MmaRows {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
-      for (int c = 0; c < Shape::kDim / 16; ++c) {
+      for (int c = 0; c < Shape::kValueDim / 16; ++c) {
         const uint4 b = load_matrices_transposed(at_step(v, c, Shape::kBlockBytes) + s * 16 * 128);
         const int p = 8 * c / kSums;
         each([&](Half& half) {
@@ -282,9 +282,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 }
 
 template <class Mma, PrefillScales Scales>
-PrefillKernel mma_sync_instance(int head_dim) {
+PrefillKernel mma_sync_instance(const PrefillDims& dims) {
   return prefill_instance<PrefillEngine::kMmaSync, Mma, Scales>(
-      head_dim, [](auto shape) { return attend_prefill_mma<decltype(shape)>; });
+      dims, [](auto shape) { return attend_prefill_mma<decltype(shape)>; });
 }
 
 }  // namespace kvx::ops::cuda

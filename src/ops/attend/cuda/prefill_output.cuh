@@ -21,7 +21,7 @@ struct PrefillRowEnd {
 template <class Shape>
 class PrefillOutput {
   static constexpr int kParts = Shape::kParts;
-  static constexpr int kSums = Shape::kDim / kParts / 2;
+  static constexpr int kSums = Shape::kValueDim / kParts / 2;
 
  public:
   __device__ PrefillOutput(const PrefillRowSet& rows, float (&sums)[kParts][kSums])
@@ -76,7 +76,7 @@ class PrefillOutput {
     const int t = rows_.t;
     const int from = 4 * rows_.g + 2 * t % 4;
 #pragma unroll
-    for (int n = 0; n < Shape::kDim / 2; n += 2) {
+    for (int n = 0; n < Shape::kValueDim / 2; n += 2) {
       float& a = sums_[n / kSums][n % kSums];
       float& b = sums_[n / kSums][n % kSums + 1];
       if (order == PairOrder::kBytes) {  // (0, 2), (1, 3): neighbours exchange
@@ -97,7 +97,7 @@ class PrefillOutput {
   __device__ float* pair(int r, int i) const {
     return &sums_[i / (kSums / 4)][i % (kSums / 4) * 4 + 2 * r];
   }
-  static constexpr int kPairs = Shape::kDim / 8;
+  static constexpr int kPairs = Shape::kValueDim / 8;
 
   __device__ void multiply(int r, float zero, float by) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // The prefill kernel's filling warpgroups: rings of K's and V's tiles, each at its own pace.
 #pragma once
 
-#include "ops/attend/cuda/prefill_fill.cuh"
+#include "ops/attend/cuda/prefill_decode.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -35,7 +35,7 @@ class PackedProducer {
   }
 
  private:
-  static constexpr int kUnits = Shape::kTokens / kUnitTokens;  // of a tile
+  static constexpr int kUnits = Shape::kTokens / Shape::kUnitTokens;  // of a tile
   static constexpr int kSlots = Shape::kRawUnits;
   static constexpr int kAhead = kSlots - 1;
   template <class Element, class From>
@@ -44,8 +44,12 @@ class PackedProducer {
     for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_units);
     if constexpr (!Shape::kTakesWide) {
       fill_units<Element, From>(0, num_units, num_units);
-      return;
+    } else {
+      fill_around_wide<Element, From>(num_units);
     }
+  }
+  template <class Element, class From>
+  __device__ void fill_around_wide(int num_units) {
     // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
     // spare: it goes from one tile that has some to the next.
     int tile = 0;

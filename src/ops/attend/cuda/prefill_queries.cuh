@@ -47,9 +47,11 @@ struct PrefillRowFacts {
 template <class Shape>
 class PrefillQueries {
   using Mma = typename Shape::Mma;
-  static constexpr int kLanes = Shape::kDim / 8;  // of a row
+  static constexpr int kChunks = Shape::kKeyDim / 8;  // of a row
+  static constexpr int kLanes = kChunks > 16 ? 32 : kChunks;
   static constexpr int kRowsAtOnce = kWarp / kLanes;
   static constexpr int kRounds = 16 / kRowsAtOnce;
+  static constexpr int kRoundsAtOnce = kRounds > 8 ? 8 : kRounds;  // what registers hold
   static constexpr int kQueries = 3;  // a named barrier: kQueries + which 64 rows
 
  public:
@@ -58,27 +60,40 @@ class PrefillQueries {
 
   // Rows that are not there become zeros.
   __device__ void load() const {
+#pragma unroll
+    for (int first = 0; first < kRounds; first += kRoundsAtOnce) load_rounds(first);
+    if constexpr (Shape::kIsWgmma) fence_bulk_copies();
+    wait_at(kQueries + rows_.consumer, kWarpgroup);
+  }
+
+  __device__ PrefillRowFacts facts_of(int row) const {
+    const float* at = facts() + row;
+    return {at[0], at[kConsumerRows], Shape::kScalesScores ? at[2 * kConsumerRows] : 0.0f};
+  }
+
+ private:
+  __device__ void load_rounds(int first) const {
     const AttendJob& job = rows_.job;
     const int chunk = rows_.lane() % kLanes;
     const FloatRows& q = job.args.q;
-    Eight eights[kRounds];  // all are asked for before the first is used
+    Eight eights[kRoundsAtOnce];  // all are asked for before the first is used
 #pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const int r = row_of_round(i);
+    for (int i = 0; i < kRoundsAtOnce; ++i) {
+      const int r = row_of_round(first + i);
       eights[i] = {};
       if (r >= rows_.num_rows || 8 * chunk >= dim()) continue;
       const QueryRowAt at = rows_.at(r);
-      const int64_t first = (int64_t{rows_.shape.q_start} + at.new_token) * q.token_stride +
-                            int64_t{at.q_head} * q.head_stride;
-      eights[i] = load_eight(q.dtype, q.data + first * bytes_of(q.dtype), chunk);
+      const int64_t number = (int64_t{rows_.shape.q_start} + at.new_token) * q.token_stride +
+                             int64_t{at.q_head} * q.head_stride;
+      eights[i] = load_eight(q.dtype, q.data + number * bytes_of(q.dtype), chunk);
     }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
     const float factor = job.args.softmax_scale * key_scale_of_head(job, rows_.head);
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
     const float to_log2 = job.args.softcap == 0 ? kLog2E : 1.0f;
 #pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const int r = row_of_round(i);
+    for (int i = 0; i < kRoundsAtOnce; ++i) {
+      const int r = row_of_round(first + i);
       float x[8];
       widen(q.dtype, eights[i], x);
       const bool is_transformed = job.transforms_k;
@@ -90,16 +105,7 @@ class PrefillQueries {
       const float by = fmaxf(fabsf(factor) / scale * to_log2, 1e-37f);
       if (chunk == 0) store_facts(r, {by, added * job.args.softmax_scale * to_log2, sum});
     }
-    if constexpr (Shape::kIsWgmma) fence_bulk_copies();
-    wait_at(kQueries + rows_.consumer, kWarpgroup);
   }
-
-  __device__ PrefillRowFacts facts_of(int row) const {
-    const float* at = facts() + row;
-    return {at[0], at[kConsumerRows], Shape::kScalesScores ? at[2 * kConsumerRows] : 0.0f};
-  }
-
- private:
   // Eight numbers of a query row as they lie: 16 bytes, or 32.
   struct Eight {
     uint4 words[2];
@@ -204,9 +210,11 @@ class PrefillQueries {
   // Returns the row's sum, of the numbers as they are stored, where scores need it.
   __device__ float store(int r, int chunk, const float (&x)[8], float scale) const {
     const Four pairs = chunk_of<Mma>(pair_order_of(rows_.job.packed.k.id), x, scale);
-    store_chunk(ring_.queries(rows_.consumer) + chunk / 8 * Shape::kQueryBlockBytes +
-                    wgmma_chunk(r, chunk % 8),
-                pairs);
+    if (kChunks == kLanes || chunk < kChunks) {
+      store_chunk(ring_.queries(rows_.consumer) + chunk / 8 * Shape::kQueryBlockBytes +
+                      wgmma_chunk(r, chunk % 8),
+                  pairs);
+    }
     float sum = 0;
     if constexpr (Shape::kScalesScores) {
 #pragma unroll

@@ -18,7 +18,9 @@ class PrefillRows {
   static constexpr int kScores = Softmax::kScores;
   static constexpr int kSums = Softmax::kSums;
   static constexpr int kSteps = Softmax::kSteps;
-  static constexpr int kKeySteps = Shape::kDim / kParts / 16;
+  // Of an instruction: ptxas refuses one of 256 columns to threads that begin with 128 registers.
+  static constexpr int kSumsAtOnce = kSums > 64 ? 64 : kSums;
+  static constexpr int kKeySteps = Shape::kKeyDim / kParts / 16;
 
  public:
   // warp: of all that multiply.
@@ -28,7 +30,8 @@ class PrefillRows {
         consumer_(warp / 4),
         softmax_(piece.walk, ring, {piece, warp / 4, warp % 4}) {}
 
-  __device__ void run() {
+  // Inline, or all that it keeps in registers would lie in memory.
+  __device__ __forceinline__ void run() {
     softmax_.begin();
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
@@ -119,8 +122,13 @@ class PrefillRows {
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        wgmma_registers(Mma{}, sums_[p], weights_[p][s],
-                        wgmma_advance(v, p * Shape::kBlockBytes + s * 16 * 128));
+#pragma unroll
+        for (int h = 0; h < kSums / kSumsAtOnce; ++h) {
+          auto& sums = reinterpret_cast<float(&)[kSumsAtOnce]>(sums_[p][h * kSumsAtOnce]);
+          const int block = p + h * kSumsAtOnce / 32;
+          wgmma_registers(Mma{}, sums, weights_[p][s],
+                          wgmma_advance(v, block * Shape::kBlockBytes + s * 16 * 128));
+        }
       }
     }
   }

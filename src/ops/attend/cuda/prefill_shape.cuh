@@ -26,13 +26,15 @@ inline constexpr int kConsumers = 2;
 inline constexpr int kConsumerRows = kPrefillRows / kConsumers;
 inline constexpr int kFillingWarps = kWarpgroup / kWarp;  // of a side
 
-template <PrefillEngine Engine, class MmaType, int HeadDim, PrefillScales Where>
+template <PrefillEngine Engine, class MmaType, int KeyDim, int ValueDim, PrefillScales Where>
 struct PrefillShape {
   using Mma = MmaType;
   static constexpr bool kIsWgmma = Engine == PrefillEngine::kWgmma;
   static constexpr int kThreads = kIsWgmma ? (2 + kConsumers) * kWarpgroup : kWarpgroup;
   static constexpr int kCtas = kIsWgmma ? 1 : 2;  // of a multiprocessor: what registers allow
-  static constexpr int kDim = HeadDim;
+  static constexpr int kKeyDim = KeyDim;
+  static constexpr int kValueDim = ValueDim;
+  static_assert(kKeyDim >= kValueDim);
   static constexpr bool kDecodes = Where != PrefillScales::kNone;
   static constexpr bool kScalesScores =
       Where == PrefillScales::kOnScores || Where == PrefillScales::kOnParts;
@@ -41,32 +43,45 @@ struct PrefillShape {
   // The same beside bf16: those tokens are copied as the others are.
   static constexpr bool kCopiesWide = !kDecodes && std::is_same_v<MmaType, MmaBf16>;
   // Parts of a row with scales of their own: a sum of scores, and weights, for each.
-  static constexpr int kParts = Where == PrefillScales::kOnParts ? kDim / 64 : 1;
-  static constexpr int kTokens = kIsWgmma && kParts == 1 ? 128 : 64;  // of a tile: likewise
-  static constexpr int kColumnBlocks = kDim / 64;
+  static constexpr int kParts = Where == PrefillScales::kOnParts ? kKeyDim / 64 : 1;
+  static constexpr bool kIsLong = kKeyDim > 128;
+  static constexpr bool kHasLongSums = kValueDim > 128;
+  // Of a tile: what registers allow, or, beside packed rows on their way, shared memory.
+  static constexpr int kTokens =
+      kIsWgmma && kParts == 1 && !kHasLongSums && !(kDecodes && kIsLong) ? 128 : 64;
+  static constexpr int kKeyBlocks = kKeyDim / 64;  // of 64 channels
+  static constexpr int kValueBlocks = kValueDim / 64;
+  // That lanes beside each other fill, of K as of V.
+  static constexpr int kBlocksAtOnce = kKeyBlocks % 2 == 0 && kValueBlocks % 2 == 0 ? 2 : 1;
 
   static constexpr int kQueryBlockBytes = kConsumerRows * 128;  // 64 channels of a warpgroup
-  static constexpr int kQueryBytes = kQueryBlockBytes * kColumnBlocks;
+  static constexpr int kQueryBytes = kQueryBlockBytes * kKeyBlocks;
   static constexpr int kBlockBytes = kTokens * 128;  // 64 channels of a tile
-  static constexpr int kTileBytes = kBlockBytes * kColumnBlocks;
-  static constexpr int kStages = !kIsWgmma ? 1 : kTileBytes > (16 << 10) ? 2 : 4;
+  static constexpr int kKeyTileBytes = kBlockBytes * kKeyBlocks;
+  static constexpr int kValueTileBytes = kBlockBytes * kValueBlocks;
+  static constexpr int kStages = !kIsWgmma ? 1 : kKeyTileBytes > (16 << 10) ? 2 : 4;
   // Numbers a token: K's scales of each part, K's zero, and V's. The scores of a tile are scaled
   // after its keys are done with, so that these stay for longer.
   static constexpr int kZeros = kScalesScores ? 1 : 0;
   static constexpr int kTokenScales = kTakesWide ? 2 * (kParts + kZeros) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
   static constexpr int kScaleStages = kIsWgmma ? 2 * kStages : 1;
-  // Packed rows on their way to the decoding threads, 64 tokens of a side at a time: four times 16
-  // bytes of codes a thread, and four words of scales, or K's and V's of a token.
+  // Packed rows on their way to the decoding threads, a unit of tokens of a side at a time: 16
+  // bytes of codes a thread, a few times, and as many words of scales, or K's and V's of a token.
+  // Codes of long rows are there as 8 bits or as 4, and then leave their scales half of the place.
   static constexpr int kRawUnits = !kDecodes ? 0 : kIsWgmma ? 3 : 1;
-  static constexpr int kRawCodeBytes = 4 * kWarpgroup * 16;
-  static constexpr int kRawUnitBytes = kRawCodeBytes + (kScalesScores ? 1 : 4) * kWarpgroup * 4;
+  static constexpr int kUnitTokens = kHasLongSums ? 16 : 64;
+  static constexpr int kRawCodeBytes = kIsLong ? kUnitTokens * kKeyDim : 4 * kWarpgroup * 16;
+  static constexpr bool kSharesRawCodes = kIsLong && !kScalesScores;
+  static constexpr int kRawScalesAt = kSharesRawCodes ? kRawCodeBytes / 2 : kRawCodeBytes;
+  static constexpr int kRawScaleWords = kSharesRawCodes ? 0 : kScalesScores ? 1 : 4;  // a thread
+  static constexpr int kRawUnitBytes = kRawCodeBytes + kRawScaleWords * kWarpgroup * 4;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
   static constexpr int kFactsOfRow = kScalesScores ? 3 : 2;  // prefill_queries.cuh
 
   static constexpr int kKeys = kConsumers * kQueryBytes;
-  static constexpr int kValues = kKeys + kStages * kTileBytes;
-  static constexpr int kTokenScalesAt = kValues + kStages * kTileBytes;
+  static constexpr int kValues = kKeys + kStages * kKeyTileBytes;
+  static constexpr int kTokenScalesAt = kValues + kStages * kValueTileBytes;
   static constexpr int kRaw = kTokenScalesAt + kScaleStages * kScaleBytes;
   static constexpr int kRowFacts = kRaw + 2 * kRawUnits * kRawUnitBytes;
   static constexpr int kTileFacts = kRowFacts + kFactsOfRow * kConsumers * kConsumerRows * 4;
@@ -80,7 +95,7 @@ struct PrefillShape {
                 kMultiprocessorBytes + kReservedBytes);
 
   // wgmma's 65536 registers: 256 threads that fill and 256 that multiply.
-  static constexpr int kFillingRegisters = kDecodes ? 56 : 40;
+  static constexpr int kFillingRegisters = kDecodes && !kHasLongSums ? 56 : 40;
   static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
 
@@ -212,17 +227,24 @@ PrefillKernel prefill_kernel(void (*kernel)(AttendJob)) {
           .shares_scales = Shape::kDecodes && !Shape::kScalesScores};
 }
 
-// The instance for a head_dim, rows of 64 numbers or of 128: shorter ones end in zeros there.
+// The instance for head_dims, rows of 64 numbers or of 128: shorter ones end in zeros there.
 // kernel_of(shape) gives its kernel.
 template <PrefillEngine Engine, class Mma, PrefillScales Scales, class KernelOf>
-PrefillKernel prefill_instance(int head_dim, const KernelOf& kernel_of) {
+PrefillKernel prefill_instance(const PrefillDims& dims, const KernelOf& kernel_of) {
   if constexpr (Scales != PrefillScales::kOnParts) {
-    using Shape = PrefillShape<Engine, Mma, 64, Scales>;
-    if (head_dim <= 64) return prefill_kernel<Shape>(kernel_of(Shape()));
+    using Shape = PrefillShape<Engine, Mma, 64, 64, Scales>;
+    if (dims.fit(64, 64)) return prefill_kernel<Shape>(kernel_of(Shape()));
   }
-  if (head_dim > 128) return {};
-  using Shape = PrefillShape<Engine, Mma, 128, Scales>;
-  return prefill_kernel<Shape>(kernel_of(Shape()));
+  using Shape = PrefillShape<Engine, Mma, 128, 128, Scales>;
+  return dims.fit(128, 128) ? prefill_kernel<Shape>(kernel_of(Shape())) : PrefillKernel{};
+}
+// The same for longer rows: K's of 192 numbers and V's of 128, or both of 256.
+template <PrefillEngine Engine, class Mma, PrefillScales Scales, class KernelOf>
+PrefillKernel long_prefill_instance(const PrefillDims& dims, const KernelOf& kernel_of) {
+  using Mixed = PrefillShape<Engine, Mma, 192, 128, Scales>;
+  using Long = PrefillShape<Engine, Mma, 256, 256, Scales>;
+  if (dims.fit(192, 128)) return prefill_kernel<Mixed>(kernel_of(Mixed()));
+  return dims.fit(256, 256) ? prefill_kernel<Long>(kernel_of(Long())) : PrefillKernel{};
 }
 
 // Eight neighbours of a row, times `scale`, as a chunk of a tile in that order.
@@ -256,7 +278,11 @@ struct PrefillRing {
   __device__ uint32_t queries(int consumer) const { return shared + consumer * Shape::kQueryBytes; }
   // side: 0 for K, 1 for V.
   __device__ uint32_t tile(int side, int tile) const {
-    return shared + Shape::kKeys + (side * Shape::kStages + stage(tile)) * Shape::kTileBytes;
+    if constexpr (Shape::kKeyTileBytes == Shape::kValueTileBytes) {
+      return shared + Shape::kKeys + (side * Shape::kStages + stage(tile)) * Shape::kKeyTileBytes;
+    }
+    return side == 0 ? shared + Shape::kKeys + stage(tile) * Shape::kKeyTileBytes
+                     : shared + Shape::kValues + stage(tile) * Shape::kValueTileBytes;
   }
   __device__ uint32_t tile_facts(int tile) const {
     return shared + Shape::kTileFacts + 4 * stage(tile);

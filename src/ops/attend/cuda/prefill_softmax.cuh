@@ -14,9 +14,9 @@ class PrefillSoftmax {
  public:
   static constexpr int kParts = Shape::kParts;
   static constexpr int kTokens = Shape::kTokens;
-  static constexpr int kScores = kTokens / 2;             // of a thread, a part
-  static constexpr int kSums = Shape::kDim / kParts / 2;  // likewise
-  static constexpr int kSteps = kTokens / 16;             // of a product with V
+  static constexpr int kScores = kTokens / 2;                  // of a thread, a part
+  static constexpr int kSums = Shape::kValueDim / kParts / 2;  // likewise
+  static constexpr int kSteps = kTokens / 16;                  // of a product with V
 
   __device__ PrefillSoftmax(const PrefillWalk& walk, const Ring& ring, const PrefillRowSet& rows)
       : walk_(walk), job_(walk.job), ring_(ring), rows_(rows) {}

@@ -55,7 +55,8 @@ __device__ inline void raise_shared(uint32_t address, float x) {
 template <class Shape>
 class WideTokens {
   using Ring = PrefillRing<Shape>;
-  static constexpr int kChunks = Shape::kDim / 8;  // of a row
+  // Of a row, with chunks behind its end where a row of 192 numbers is on the way.
+  static constexpr int kChunks = Shape::kIsLong ? kWarp : Shape::kKeyDim / 8;
   static constexpr int kRowsAtOnce = kWarpgroup / kChunks;
   static constexpr int kPasses = kTileTokens / kRowsAtOnce;
   static constexpr int kBarrier = 5;  // named barriers: kBarrier + side; prefill_rows.cuh has four
@@ -98,15 +99,27 @@ class WideTokens {
 #pragma unroll 1
     for (int p = 0; p < kPasses; ++p) {
       const int row = first_row() + p * kRowsAtOnce;
-      const bool is_there =
-          first + row < walk_.tokens.end && 8 * chunk() < job.packed.k.view.head_dim;
+      const bool is_token = first + row < walk_.tokens.end;
       const TileRegion& own = side_.side == 0 ? job.tile_wide_k.codes : job.tile_wide_v.codes;
+      const bool is_there = is_token && 8 * chunk() < own_dim();
       const uint4 bits = is_there ? load(own, id, in_block + row) : uint4{};
       uint4 values = {};
-      if (side_.side == 0 && is_there) values = load(job.tile_wide_v.codes, id, in_block + row);
+      if (side_.side == 0 && is_token && 8 * chunk() < value_dim()) {
+        values = load(job.tile_wide_v.codes, id, in_block + row);
+      }
       const int exponent = store_row(group + row, bits);
       if (side_.side == 0) store_scales(group + row, exponent, exponent_of(values, 1));
     }
+  }
+
+  // Numbers of a row. Where tokens have two scales, the filling loops have no register for K's rows
+  // and V's apart (find_prefill_kernel.cpp).
+  static constexpr bool kMayBeApart = Shape::kParts == 1;
+  __device__ int own_dim() const {
+    return kMayBeApart ? side_.facts().view.head_dim : walk_.job.packed.k.view.head_dim;
+  }
+  __device__ int value_dim() const {
+    return kMayBeApart ? walk_.job.packed.v.view.head_dim : walk_.job.packed.k.view.head_dim;
   }
 
   // Returns the row's exponent.
@@ -114,6 +127,8 @@ class WideTokens {
     const int exponent = exponent_of(bits, side_.side);
     float x[8];
     widen(bits, x);
+    const int blocks = side_.side == 0 ? Shape::kKeyBlocks : Shape::kValueBlocks;
+    if (8 * blocks < kChunks && chunk() >= 8 * blocks) return exponent;
     const uint32_t tile = side_.ring.tile(side_.side, tile_);
     store_chunk(
         tile + chunk() / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk() % 8),

@@ -4,7 +4,9 @@
 
 namespace kvx::ops::cuda {
 
-template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
-template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(int head_dim);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnOperand>(
+    const PrefillDims& dims);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(
+    const PrefillDims& dims);
 
 }  // namespace kvx::ops::cuda

@@ -4,7 +4,7 @@
 
 namespace kvx::ops::cuda {
 
-template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
-template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnParts>(int head_dim);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnScores>(const PrefillDims& dims);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kOnParts>(const PrefillDims& dims);
 
 }  // namespace kvx::ops::cuda

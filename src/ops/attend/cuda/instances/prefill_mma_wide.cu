@@ -4,7 +4,7 @@
 
 namespace kvx::ops::cuda {
 
-template PrefillKernel mma_sync_instance<MmaBf16, PrefillScales::kNone>(int head_dim);
-template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kNone>(int head_dim);
+template PrefillKernel mma_sync_instance<MmaBf16, PrefillScales::kNone>(const PrefillDims& dims);
+template PrefillKernel mma_sync_instance<MmaF16, PrefillScales::kNone>(const PrefillDims& dims);
 
 }  // namespace kvx::ops::cuda

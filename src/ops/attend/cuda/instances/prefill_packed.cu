@@ -4,9 +4,10 @@
 
 namespace kvx::ops::cuda {
 
-template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnOperand>(int head_dim);
-template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(int head_dim);
-template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnScores>(int head_dim);
-template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnParts>(int head_dim);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnOperand>(const PrefillDims& dims);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnOperandBesideWide>(
+    const PrefillDims& dims);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnScores>(const PrefillDims& dims);
+template PrefillKernel wgmma_instance<MmaF16, PrefillScales::kOnParts>(const PrefillDims& dims);
 
 }  // namespace kvx::ops::cuda

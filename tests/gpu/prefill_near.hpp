@@ -1,0 +1,85 @@
+// GpuPrefill: a scene through attend's prefill kernels on the device against double precision over
+// the dequantised cache, and what the tests of them share.
+#pragma once
+
+#include "tests/gpu/device_scene.hpp"
+#include "tests/support/attend_scene.hpp"
+
+namespace kvx::tests {
+
+using ops::CudaAttendPath;
+
+class GpuPrefill : public GpuTest, public testing::WithParamInterface<CudaAttendPath> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if (path() == CudaAttendPath::kPrefill && device::cuda_code_version(context().device) != 90) {
+      GTEST_SKIP() << "the code that runs here has no wgmma";
+    }
+  }
+  static CudaAttendPath path() { return GetParam(); }
+
+  // The bounds: f16 queries and f32 output; a bf16 cache or bf16 queries. Queries are
+  // rotated before they go to 16 bits; means and factors make these scenes' stored numbers larger
+  // than their outputs, and their errors with them.
+  static double tolerance_of(const SceneOptions& options) {
+    const bool is_bf16 = options.runs.front().k_format == "bf16" || options.q_type == DType::kBF16;
+    if (is_bf16) return 3.5e-3;
+    if (options.k_mean || options.v_mean || options.k_factor || options.v_factor) return 1.2e-3;
+    return options.k_hadamard || options.v_hadamard ? 4e-4 : 3e-4;
+  }
+
+  // in_cells: the packed blocks' codes.
+  void expect_near(const SceneOptions& options, double rounding_of_output = 0,
+                   bool in_cells = false) {
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene, in_cells);
+    ASSERT_TRUE(ops::attend_has_prefill(context(), on_device.args()));
+    const AttendOutput expected = scene.reference();
+    const AttendOutput got = on_device.run(path());
+    const double tolerance = tolerance_of(options) + rounding_of_output;
+    EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
+    for (size_t i = 0; i < expected.lse.size(); ++i) {
+      EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
+          << "lse[" << i << "]";
+    }
+    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+  }
+};
+
+inline const std::pair<const char*, const char*> kPrefillPairs[] = {
+    {"bf16", "bf16"},
+    {"f16", "f16"},
+    {"fp8_e4m3", "fp8_e4m3"},
+    {"fp8_e5m2", "fp8_e5m2"},
+    {"nvfp4", "nvfp4"},
+    {"mxfp4", "mxfp4"},
+    {"mxfp4_g16", "mxfp4_g16"},
+    {"fp8_e4m3", "nvfp4"},
+    {"fp8_e4m3@row", "fp8_e4m3@row"},
+    {"fp8_e5m2@row", "fp8_e5m2@row"},
+    {"int8", "int8"},
+    {"int4", "int4"},
+    {"int8_affine", "int8_affine"},
+    {"int4_affine", "int4_affine"},
+    {"int8", "int4"},
+    {"fp8_e4m3", "int8_affine"},
+};
+
+inline SceneOptions prefill_options(const std::string& k, const std::string& v, int head_dim) {
+  SceneOptions options;
+  options.runs = {{2, k, v}};
+  options.key_dim = options.value_dim = head_dim;
+  options.q_per_kv = 4;
+  options.block_size = 32;
+  options.order = RowOrder::kRecord;
+  options.q_type = DType::kF16;
+  return options;
+}
+
+inline bool has_4_bits(const std::string& name) {
+  return name.find("int4") == 0 || name.find("fp4") != std::string::npos;
+}
+
+}  // namespace kvx::tests
