@@ -45,8 +45,9 @@ class Memory {
   virtual ~Memory() = default;
   virtual MemoryKind kind() const = 0;
 
-  // INVALID_ARGUMENT when bytes < 1, OUT_OF_RANGE when the machine has not that much, INTERNAL_ERROR
-  // with CUDA's text when a device failed before; each names `what` the memory is for.
+  // INVALID_ARGUMENT when bytes < 1, OUT_OF_RANGE when the machine has not that much,
+  // INTERNAL_ERROR with CUDA's text when a device failed before; each names `what` the memory is
+  // for.
   Result<Region> allocate(int64_t bytes, std::string_view what);
   // Zeros to a piece of a region. On a device this is on its way when it returns, behind what the
   // memory's stream was given before.
@@ -66,8 +67,8 @@ class Memory {
 Memory& host_memory();
 
 // Memory of a CUDA device, allocated when it is asked for, whichever device is the thread's current
-// one; the stream is the one that clear() goes to. UNSUPPORTED as open_cuda_device. Regions must not
-// outlive the process's use of the device.
+// one; the stream is the one that clear() goes to. UNSUPPORTED as open_cuda_device. Regions must
+// not outlive the process's use of the device.
 Result<std::unique_ptr<Memory>> cuda_memory(int device, device::CudaStream stream = nullptr);
 
 // Main memory that a CUDA device copies from and to by itself. Errors as cuda_memory.
