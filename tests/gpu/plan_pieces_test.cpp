@@ -97,6 +97,31 @@ TEST(PlanPieces, OfOneLongSequenceAreMergedByALaunch) {
   EXPECT_GE(plan.num_splits * 8 * plan.warps_of_cta, 132 * 15) << "the device is full";
 }
 
+TEST(PlanPieces, OfAWindowHaveItsFirstTokensToo) {
+  const AttendPlanCuda window = plan_for(64, 4096, h200_clusters);
+  ASSERT_EQ(window.num_splits, 1);
+  const int most = 16 * window.warps_of_cta;  // a tile a warp
+  for (const int sinks : {0, 4, most}) {
+    AttendPlanCuda plan = window;
+    plan_sinks(sinks, plan);
+    EXPECT_FALSE(plan.splits_off_sinks || plan.is_merged()) << sinks;
+  }
+  AttendPlanCuda plan = window;
+  plan_sinks(most + 1, plan);
+  EXPECT_TRUE(plan.splits_off_sinks && plan.is_merged());
+  EXPECT_EQ(plan.num_splits, 2);
+}
+
+// The launch that merges takes what the sinks' split leaves.
+TEST(PlanPieces, OfManySinksAreNotMergedInAClusterOfTheOthers) {
+  AttendPlanCuda plan = plan_for(4, 1024, h200_clusters);
+  ASSERT_TRUE(plan.merges_in_cluster);
+  const int num_splits = plan.num_splits;
+  plan_sinks(16 * 16 + 1, plan);
+  EXPECT_EQ(plan.num_splits, num_splits + 1);
+  EXPECT_TRUE(plan.is_merged());
+}
+
 TEST(PlanPieces, OfManySequencesAreNotSplit) {
   const AttendPlanCuda plan = plan_for(256, 1024, h200_clusters);
   EXPECT_EQ(plan.num_splits, 1);
