@@ -32,6 +32,7 @@ TEST_F(GpuAttend, TilesTakeCells) {
         options.q_type = feature == 2 ? DType::kBF16 : DType::kF16;
         options.out_type = feature == 3 ? DType::kF16 : DType::kF32;
         options.window = feature == 4 ? 77 : 0;
+        options.window_sinks = feature == 4 ? 70 : 0;
         options.softcap = feature == 5 ? 2.0f : 0.0f;
         options.sinks = feature >= 3;
         options.seq_lens = {0, 1, 37, 300, 1000, 130, 16};

@@ -382,66 +382,6 @@ TEST_F(GpuAttend, PlainKernelTakesFeaturesAndShapesAtRandom) {
   }
 }
 
-// Windows that begin behind their sinks, among them and between two queries' first tokens.
-TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
-  struct Case {
-    const char* k;
-    const char* v;
-    RowOrder order;
-    int block_size;
-    bool has_tiles;
-  };
-  const Case cases[] = {
-      {"int8", "bf16", RowOrder::kNhd, 16, false},   {"bf16", "bf16", RowOrder::kNhd, 16, true},
-      {"int8", "int8", RowOrder::kRecord, 16, true}, {"nvfp4", "nvfp4", RowOrder::kNhd, 16, true},
-      {"int4", "int4", RowOrder::kRecord, 64, true},
-  };
-  for (const Case& c : cases) {
-    SceneOptions options;
-    options.runs = {{2, c.k, c.v}};
-    options.key_dim = options.value_dim = 128;
-    options.order = c.order;
-    options.block_size = c.block_size;
-    options.scales_apart = c.order == RowOrder::kNhd;
-    options.q_type = DType::kF16;
-    options.seq_lens = {5000, 300, 90, 260, 290};
-    options.q_lens = {3, 1, 90, 16, 30};
-    options.window = 200;
-    options.window_sinks = 70;
-    SCOPED_TRACE(fmt::format("{}/{}", c.k, c.v));
-    AttendScene scene(options);
-    const int sinks_end = (options.window_sinks + options.block_size - 1) / options.block_size;
-    const int first_seen = (5000 - 3 - options.window + 1) / options.block_size;
-    for (int block = sinks_end; block < first_seen; ++block) scene.table()[block] = -7;
-    EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), c.has_tiles);
-    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
-    expect_near(scene, CudaAttendPath::kChoose, tile_tolerance(c.k, c.v, options.q_type));
-    if (c.has_tiles) {
-      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(c.k, c.v, options.q_type));
-    }
-  }
-}
-
-// Sinks in bf16 and packed, and a window from packed tokens into those at the end.
-TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongWideEnds) {
-  for (const char* name : {"int8", "nvfp4"}) {
-    SceneOptions options;
-    options.runs = {{2, name, name}};
-    options.key_dim = options.value_dim = 128;
-    options.order = RowOrder::kRecord;
-    options.block_size = 16;
-    options.q_type = DType::kF16;
-    options.wide_format = "bf16";
-    options.seq_lens = {1000, 150, 20};
-    options.q_lens = {2, 1, 4};
-    options.window = 100;
-    options.window_sinks = 40;
-    SCOPED_TRACE(name);
-    AttendScene scene(options);
-    expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
-  }
-}
-
 TEST_F(GpuAttend, CapturedGraphsFollowTheLengthsOnTheDevice) {
   for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
     SceneOptions options;

@@ -31,15 +31,16 @@ AttendPlanCuda plan_of_four_bits() {
   return plan;
 }
 
-// What cudaOccupancyMaxActiveClusters says on an H200, whose groups of multiprocessors have 16 or
-// 18, one of them fewer: of CTAs that have a multiprocessor for themselves, seven clusters of 16.
+// What cudaOccupancyMaxActiveClusters says on an H200, as far as it was asked (4, 8, 10 and 12 to
+// 16 CTAs of 16 warps, 8, 10 and 12 to 16 of 8): seven groups of multiprocessors, and what is left
+// takes clusters of eight at most.
 int h200_clusters(int warps_of_cta, int ctas) {
   const int ctas_at_once = 16 / warps_of_cta;
   int clusters = 0;
-  for (const int multiprocessors : {18, 18, 18, 16, 16, 16, 16, 14}) {
+  for (const int multiprocessors : {18, 18, 16, 16, 16, 16, 16}) {
     clusters += multiprocessors * ctas_at_once / ctas;
   }
-  return clusters;
+  return clusters + (ctas <= 8 ? 8 * ctas_at_once / ctas : 0);
 }
 int no_clusters(int, int) {
   return 0;
@@ -87,13 +88,38 @@ TEST(PlanPieces, OfAFewShortSequencesMergeInTheirCluster) {
   EXPECT_TRUE(without.is_merged());
 }
 
-// Eight clusters of 16 CTAs that fill a multiprocessor each do not run at once; fewer or smaller
-// CTAs would leave much of the device without work.
+// Eight clusters of 10 to 16 CTAs that fill a multiprocessor each do not run at once; smaller ones
+// would leave much of the device without work.
 TEST(PlanPieces, OfOneLongSequenceAreMergedByALaunch) {
   const AttendPlanCuda plan = plan_for(1, 131072, h200_clusters);
   EXPECT_FALSE(plan.merges_in_cluster);
   EXPECT_TRUE(plan.is_merged());
   EXPECT_GE(plan.num_splits * 8 * plan.warps_of_cta, 132 * 15) << "the device is full";
+}
+
+TEST(PlanPieces, OfAWindowHaveItsFirstTokensToo) {
+  const AttendPlanCuda window = plan_for(64, 4096, h200_clusters);
+  ASSERT_EQ(window.num_splits, 1);
+  const int most = 16 * window.warps_of_cta;  // a tile a warp
+  for (const int sinks : {0, 4, most}) {
+    AttendPlanCuda plan = window;
+    plan_sinks(sinks, plan);
+    EXPECT_FALSE(plan.splits_off_sinks || plan.is_merged()) << sinks;
+  }
+  AttendPlanCuda plan = window;
+  plan_sinks(most + 1, plan);
+  EXPECT_TRUE(plan.splits_off_sinks && plan.is_merged());
+  EXPECT_EQ(plan.num_splits, 2);
+}
+
+// The launch that merges takes what the sinks' split leaves.
+TEST(PlanPieces, OfManySinksAreNotMergedInAClusterOfTheOthers) {
+  AttendPlanCuda plan = plan_for(4, 1024, h200_clusters);
+  ASSERT_TRUE(plan.merges_in_cluster);
+  const int num_splits = plan.num_splits;
+  plan_sinks(16 * 16 + 1, plan);
+  EXPECT_EQ(plan.num_splits, num_splits + 1);
+  EXPECT_TRUE(plan.is_merged());
 }
 
 TEST(PlanPieces, OfManySequencesAreNotSplit) {

@@ -55,8 +55,7 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   shape.max_tokens = max_tokens_of(args, limits);
   const bool is_tiles = path == CudaAttendPath::kTiles;
   if (args.window > 0) {
-    const int64_t sinks = is_tiles ? 0 : args.window_sinks;  // tiles: a split of their own
-    const int64_t most_seen = sinks + args.window + limits.max_q_len;
+    const int64_t most_seen = int64_t{args.window_sinks} + args.window + limits.max_q_len;
     shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
   if (is_tiles) {
@@ -64,13 +63,13 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
     const auto any = [](int, int, int64_t) { return true; };
     const double cost = cuda::plan_tiles(context, shape, most_heads, any, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
-    if (args.window_sinks > 0) ++plan.num_splits;
-    if (plan.balanced_pieces == 0 && plan.num_splits > 1 && args.window_sinks == 0) {
+    if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
       const auto clusters_at_once = [&](int warps_of_cta, int ctas) {
         return cuda::clusters_at_once(context, plan.tiles, warps_of_cta, ctas);
       };
       cuda::plan_clusters(context, shape, most_heads, cost, clusters_at_once, plan);
     }
+    cuda::plan_sinks(args.window_sinks, plan);
   } else if (cuda::is_prefill(path)) {
     cuda::plan_prefill(context, shape, plan);
   } else {
@@ -205,6 +204,7 @@ AttendJob make_job(const AttendArgs& args, const CudaAttendLimits& limits, const
   job.rows_of_piece = plan.tiles.rows;
   job.heads_of_cta = plan.heads_of_cta;
   job.merges_in_cluster = plan.merges_in_cluster;
+  job.splits_off_sinks = plan.splits_off_sinks;
   job.ctas_of_heads = cuda::FastDivide(run.num_heads / plan.heads_of_cta);
   job.warps_of_head = cuda::FastDivide(std::max(plan.warps_of_cta / plan.heads_of_cta, 1));
   const WorkspaceBytes bytes = workspace_bytes(args, limits, run, plan);

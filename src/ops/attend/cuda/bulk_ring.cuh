@@ -26,8 +26,8 @@ class BulkRing : public TileRing<Config> {
     }
     __syncwarp();
     static_assert(Config::kStages == 3, "a step and the next one's keys");
-    next_ = block_of(0);
-    const Block second = block_of(1);
+    next_ = first_block_of(0);
+    const Block second = first_block_of(1);
     start_keys(0, 0);
     start_values(0, 1);
     next_ = second;
@@ -62,12 +62,21 @@ class BulkRing : public TileRing<Config> {
   };
   // Of this lane's tile of step i: of the first tile of its copy. Asked for before it is needed.
   __device__ Block block_of(int i) const {
-    const int per_copy = walk_.job.tiles_per_copy;
-    const int tile = lane_ % kTiles & -per_copy;
-    const int first = this->token(i) + tile * kTileTokens;
-    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-    const bool is_inside = i < num_steps_ && this->is_inside(first, per_copy * kTileTokens);
-    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
+    const int first = first_token(i);
+    return block_at(first, i < num_steps_ && this->asks_for(first));
+  }
+  __device__ Block first_block_of(int i) const {
+    int first = first_token(i);
+    const int copy_tokens = walk_.job.tiles_per_copy * kTileTokens;
+    const bool is_asked_for = this->asks_at_first(i, first, copy_tokens);
+    return block_at(first, i < num_steps_ && is_asked_for);
+  }
+  __device__ int first_token(int i) const {
+    return this->token(i) + (lane_ % kTiles & -walk_.job.tiles_per_copy) * kTileTokens;
+  }
+  __device__ Block block_at(int token, bool is_asked_for) const {
+    const TilePlace place = tile_place(walk_.job, token / kTileTokens);
+    return {is_asked_for ? walk_.table[place.block] : kNoTile, place.offset};
   }
 
   // tiles_per_copy is 1, 2 or 4.

@@ -22,8 +22,8 @@ class CopyRing : public TileRing<Config> {
   __device__ void begin() {
     Blocks first[Config::kStages];
 #pragma unroll
-    for (int i = 0; i < Config::kStages; ++i) first[i] = blocks_of(i);
-    next_ = blocks_of(Config::kStages);
+    for (int i = 0; i < Config::kStages; ++i) first[i] = i < 2 ? first_blocks_of(i) : blocks_of(i);
+    next_ = Config::kStages < 2 ? first_blocks_of(1) : blocks_of(Config::kStages);
     if constexpr (Config::kIsPadded) clear_shared(ring_, Config::kRingBytes, lane_);
 #pragma unroll
     for (int i = 0; i < Config::kStages; ++i) start(i, i, first[i]);
@@ -55,12 +55,24 @@ class CopyRing : public TileRing<Config> {
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) {
       const int first = this->token(i) + u * kTileTokens;
-      const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-      blocks.offset[u] = place.offset;
-      const bool is_inside = i < num_steps_ && this->is_inside(first, kTileTokens);
-      blocks.id[u] = is_inside ? walk_.table[place.block] : kNoTile;
+      set_block(blocks, u, first, i < num_steps_ && this->asks_for(first));
     }
     return blocks;
+  }
+  __device__ Blocks first_blocks_of(int i) const {
+    Blocks blocks;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      int first = this->token(i) + u * kTileTokens;
+      const bool is_asked_for = this->asks_at_first(i, first, kTileTokens);
+      set_block(blocks, u, first, i < num_steps_ && is_asked_for);
+    }
+    return blocks;
+  }
+  __device__ void set_block(Blocks& blocks, int u, int token, bool is_asked_for) const {
+    const TilePlace place = tile_place(walk_.job, token / kTileTokens);
+    blocks.offset[u] = place.offset;
+    blocks.id[u] = is_asked_for ? walk_.table[place.block] : kNoTile;
   }
 
   __device__ void start(int i, int stage, const Blocks& blocks) {

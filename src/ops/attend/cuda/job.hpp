@@ -72,6 +72,7 @@ struct AttendJob {
   FastDivide warps_of_head;         // of a CTA, that walk over the same KV head
   int merge_warps;                  // that merge a row's pieces
   bool merges_in_cluster;           // the CTAs of a row's splits do, without a launch of their own
+  bool splits_off_sinks;            // a window's: the first split
   float* partial_out;               // [total_q, num_q_heads, num_splits, value dim], not normalised
   Softmax2* partial_softmax;        // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
   SequencePieces* sequence_pieces;  // [num_sequences]; balanced alone: for the merge

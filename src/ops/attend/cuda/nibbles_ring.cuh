@@ -24,8 +24,8 @@ class NibblesRing : public TileRing<Config> {
 
   __device__ void begin() {
     static_assert(Config::kStages == 3, "a step and the next one's keys");
-    next_ = block_of(0);
-    const Block second = block_of(1);
+    next_ = first_block_of(0);
+    const Block second = first_block_of(1);
     start_keys(0, 0);
     start_values(0, 1);
     next_ = second;
@@ -57,9 +57,16 @@ class NibblesRing : public TileRing<Config> {
   // Of this lane's tile of step i. Asked for before it is needed.
   __device__ Block block_of(int i) const {
     const int first = first_token(i);
-    const TilePlace place = tile_place(walk_.job, first / kTileTokens);
-    const bool is_inside = i < num_steps_ && this->is_inside(first, kTileTokens);
-    return {is_inside ? walk_.table[place.block] : kNoTile, place.offset};
+    return block_at(first, i < num_steps_ && this->asks_for(first));
+  }
+  __device__ Block first_block_of(int i) const {
+    int first = first_token(i);
+    const bool is_asked_for = this->asks_at_first(i, first, kTileTokens);
+    return block_at(first, i < num_steps_ && is_asked_for);
+  }
+  __device__ Block block_at(int token, bool is_asked_for) const {
+    const TilePlace place = tile_place(walk_.job, token / kTileTokens);
+    return {is_asked_for ? walk_.table[place.block] : kNoTile, place.offset};
   }
   __device__ int first_token(int i) const {
     return this->token(i) + KeyCopy::tile_of(lane_) * kTileTokens;

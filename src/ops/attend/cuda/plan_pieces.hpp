@@ -22,6 +22,7 @@ struct AttendPlanCuda {
   int num_splits = 1;
   int balanced_pieces = 0;         // of all sequences, a KV head and tile of rows; 0: not balanced
   bool merges_in_cluster = false;  // a row's splits are a cluster of CTAs
+  bool splits_off_sinks = false;   // of a window: the first split
   bool is_plain() const { return !tiles.function && !prefill.function; }
   bool is_merged() const { return (num_splits > 1 && !merges_in_cluster) || balanced_pieces > 0; }
 };
@@ -85,6 +86,15 @@ void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
   if (cost == 0 || cost > merged_cost + kMergeTokens / plan.tiles.step_tokens) return;
   plan = clusters;
   plan.merges_in_cluster = true;
+}
+
+// A window's sinks: warps begin with them, a step each at most, which over wide ends is a tile.
+// More sinks than that are a split of their own. Requires: all else is planned.
+inline void plan_sinks(int window_sinks, AttendPlanCuda& plan) {
+  if (window_sinks <= plan.warps_of_cta / plan.heads_of_cta * kTileTokens) return;
+  plan.splits_off_sinks = true;
+  ++plan.num_splits;
+  plan.merges_in_cluster = false;
 }
 
 // The longest sequence of a batch must not keep the device waiting. Where sequences may be long,

@@ -40,27 +40,28 @@ struct WarpRows {
   Softmax2 softmax[kRows];
 };
 
-// Of the piece's tokens, those that its row r sees, less what a tree mask hides, without a window's
-// sinks.
-__device__ inline TokenRange seen_by_row(const AttendJob& job, const SequenceShape& shape,
-                                         TokenRange tokens, int first_row, int num_rows, int r) {
+// Up to the piece's end, the tokens that its row r sees, less what a tree mask hides, without a
+// window's sinks.
+__device__ inline TokenRange seen_by_row(const AttendJob& job, const SequenceShape& shape, int end,
+                                         int first_row, int num_rows, int r) {
   if (r >= num_rows) return {0, 0};
   const TokenRange seen = seen_by(job, shape, (first_row + r) / job.q_per_kv);
-  return {max(seen.begin, tokens.begin), min(seen.end, tokens.end)};
+  return {seen.begin, min(seen.end, end)};
 }
 
 // Which of a lane's scores are hidden from their query, at the edges of what is seen: bit 4 u + j
 // for number j of tile u's fragment. row: of the lane's first query; token: of its first score;
-// missing: a bit for each tile. In loops, so that it takes little of the instructions' cache.
+// missing: a bit for each tile: those before the walk's first token too. In loops, so that it takes
+// little of the instructions' cache.
 template <int NumTiles>
-__device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& shape,
-                                  TokenRange tokens, int first_row, int num_rows, int row,
-                                  int token, uint32_t missing) {
+__device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& shape, int end,
+                                  int sinks_end, int first_row, int num_rows, int row, int token,
+                                  uint32_t missing) {
   uint32_t hidden = 0;
 #pragma unroll 1
   for (int column = 0; column < 2; ++column) {
     const int r = row + column;
-    const TokenRange seen = seen_by_row(job, shape, tokens, first_row, num_rows, r);
+    const TokenRange seen = seen_by_row(job, shape, end, first_row, num_rows, r);
     const int64_t q_token = int64_t{shape.q_start} + (first_row + r) / job.q_per_kv;
     const uint8_t* mask =
         job.args.tree_mask ? job.args.tree_mask + q_token * job.args.tree_mask_stride : nullptr;
@@ -68,7 +69,7 @@ __device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& sha
     for (int i = 0; i < 2 * NumTiles; ++i) {
       const int at = token + i / 2 * kTileTokens + i % 2 * 8;
       const int new_token = at - shape.first_new_token();
-      const bool is_before = at < tokens.begin || (at < seen.begin && at >= job.args.window_sinks);
+      const bool is_before = at < seen.begin && at >= sinks_end;
       bool is_hidden = (missing >> (i / 2) & 1u) != 0 || is_before || at >= seen.end;
       if (!is_hidden && mask && new_token >= 0) is_hidden = mask[new_token] == 0;
       hidden |= is_hidden ? 1u << (2 * i + column) : 0u;
@@ -93,7 +94,8 @@ class TilePiece {
                        int num_rows, uint32_t shared)
       : job_(walk.job),
         shape_(shape),
-        tokens_(walk.tokens),
+        end_(walk.tokens.end),
+        sinks_end_(walk.sinks_end),
         head_(walk.head),
         kv_head_(run_of_heads().first_head + walk.head),
         first_row_(first_row),
@@ -206,16 +208,13 @@ class TilePiece {
   // Where all queries see everything.
   __device__ void find_seen() {
     seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
-    const bool is_of_sinks = tokens_.end <= job_.args.window_sinks;
-    seen_by_all_.begin = is_of_sinks ? tokens_.begin : max(seen_by_all_.begin, tokens_.begin);
-    seen_by_all_.end = min(seen_by_all_.end, tokens_.end);
     if (job_.args.tree_mask) {
       seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
     }
     plain_ = job_.args.softcap != 0 ? TokenRange{} : seen_by_all_;
   }
   __device__ TokenRange seen_of(int r) const {
-    return seen_by_row(job_, shape_, tokens_, first_row_, num_rows_, r);
+    return seen_by_row(job_, shape_, end_, first_row_, num_rows_, r);
   }
 
   static constexpr int kTilesOfPass = Config::kTilesAtOnce / Config::kPasses;
@@ -323,7 +322,7 @@ class TilePiece {
 
   __device__ void hide(int token, uint32_t missing, Scores& scores, int c) const {
     const uint32_t hidden =
-        hidden_scores<kTilesOfPass>(job_, shape_, tokens_, first_row_, num_rows_,
+        hidden_scores<kTilesOfPass>(job_, shape_, end_, sinks_end_, first_row_, num_rows_,
                                     c * kTileRows + lane_ % 4 * 2, token + lane_ / 4, missing);
 #pragma unroll
     for (int i = 0; i < 4 * kTilesOfPass; ++i) {
@@ -396,8 +395,9 @@ class TilePiece {
 
   const AttendJob& job_;
   const SequenceShape& shape_;
-  const TokenRange tokens_;
-  const int head_;  // of the run
+  const int end_;        // of the walk's tokens
+  const int sinks_end_;  // TileWalk's
+  const int head_;       // of the run
   const int kv_head_;
   const int first_row_;
   const int num_rows_;

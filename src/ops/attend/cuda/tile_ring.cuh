@@ -76,7 +76,24 @@ struct TileWalk {
   int warp;  // of those that walk over the head
   TokenRange tokens;
   TokenRange hole;  // in the walk over wide ends: the packed tokens between them, whole tiles
+  // A window's sinks are walked over as if they lay right before the step that `tokens` begins in,
+  // in steps of their own, with which some warps begin: so many.
+  int sink_steps;
+  int sinks_end;      // as the walk counts: before it lie sinks, and tokens that are missing
+  TokenRange packed;  // of the sequence: the others are wide
 };
+
+// Over all of a window's sinks.
+__device__ inline int steps_over_sinks(const AttendJob& job, int step_tokens) {
+  return (job.args.window_sinks + step_tokens - 1) / step_tokens;
+}
+
+// TileWalk's, of a walk over tokens from `begin` on.
+__device__ inline int end_of_sinks(const AttendJob& job, int begin, int sink_steps,
+                                   int step_tokens) {
+  const int first = sink_steps == 0 ? 0 : (begin / step_tokens - sink_steps) * step_tokens;
+  return first + job.args.window_sinks;
+}
 
 // Where a tile lies in the sequence's blocks.
 struct TilePlace {
@@ -108,7 +125,7 @@ class TileRing {
         lane_(lane),
         num_warps_(walk.job.warps_of_head),
         ring_(shared + Config::kBarrierBytes),
-        first_step_(walk.tokens.begin / Config::kStepTokens + walk.warp) {
+        first_step_(walk.tokens.begin / Config::kStepTokens - walk.sink_steps + walk.warp) {
     const int end = walk.tokens.end - hole_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
     // Never less than 0: a range that is empty ends in its first step or behind it.
@@ -117,7 +134,7 @@ class TileRing {
 
   __device__ int num_steps() const { return num_steps_; }
   __device__ uint32_t memory() const { return ring_; }
-  // The first token of step i.
+  // The first token of step i, as the walk counts them.
   __device__ int token(int i) const {
     const int at = (first_step_ + i * num_warps_) * Config::kStepTokens;
     return Config::kIsWide && at >= walk_.hole.begin ? at + hole_tokens() : at;
@@ -164,9 +181,17 @@ class TileRing {
     const int64_t num = Config::kIsWide ? walk_.job.num_wide_blocks : walk_.job.num_packed_blocks;
     return id >= 0 && id < num;
   }
-  // Whether any of these tokens is asked for. Those before the walk's first may have no block, or
-  // one of the other kind.
-  __device__ bool is_inside(int first, int num_tokens) const {
+  // Whether any of these tokens is asked for, which lie in a later step than the walk's first two.
+  __device__ bool asks_for(int first) const { return first < walk_.tokens.end; }
+  // The same for steps 0 and 1. Tokens before the walk's first may have no block, or one of the
+  // other kind. first: as the walk counts, then as the sequence does: step 0 may be over sinks.
+  __device__ bool asks_at_first(int i, int& first, int num_tokens) const {
+    const int window = walk_.tokens.begin / Config::kStepTokens * Config::kStepTokens;
+    if (i == 0 && first < window) [[unlikely]] {
+      first += walk_.sink_steps * Config::kStepTokens - window;
+      const bool is_packed = first >= walk_.packed.begin && first < walk_.packed.end;
+      return first < walk_.job.args.window_sinks && is_packed != Config::kIsWide;
+    }
     return first < walk_.tokens.end && first + num_tokens > walk_.tokens.begin;
   }
 

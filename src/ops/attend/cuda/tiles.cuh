@@ -30,10 +30,20 @@ struct PiecePlace {
   int64_t partial;  // balanced: of the first head's row 0
   TokenRange tokens;
   TokenRange packed;  // of the sequence: the others are wide
+
+  // A window's, before tokens and a hole. Found again behind the walk, which has no registers for
+  // what is needed there.
+  __device__ bool has_sinks(const AttendJob& job) const {
+    return job.args.window_sinks > 0 && !job.splits_off_sinks && split == 0 && tokens.begin > 0;
+  }
+  __device__ bool has_wide(const AttendJob& job) const {
+    const int begin = has_sinks(job) ? 0 : tokens.begin;
+    return begin < packed.begin || tokens.end > packed.end;
+  }
 };
 
-// What this CTA's index says, but tokens; num_splits is 0 where there is no such piece. num_heads:
-// of the CTA; head: of this warp among them.
+// What this CTA's index says, but its tokens; num_splits is 0 where there is no such piece.
+// num_heads: of the CTA; head: of this warp among them.
 __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece, int num_heads,
                                         int head) {
   PiecePlace place = {};
@@ -70,8 +80,8 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
   return place;
 }
 
-// Of its split. A window's sinks, as far as they lie before it, are the first: so no walk has a
-// hole.
+// Of its split. A few sinks of a window are the first split's too, many are a split of their own
+// (plan_pieces.hpp). Where they reach the step that the window begins in, all is one range.
 __device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePlace& place,
                                              int step_tokens) {
   const TokenRange seen = seen_by_rows(job, place.shape, place.first_row, place.num_rows);
@@ -81,8 +91,11 @@ __device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePl
   if (job.args.window_sinks == 0) [[likely]] {
     return split_of(seen, job.num_splits, place.split, step_tokens);
   }
-  if (place.split == 0) return {0, min(job.args.window_sinks, seen.begin)};
-  return split_of(seen, place.num_splits - 1, place.split - 1, step_tokens);
+  const bool has_hole = job.args.window_sinks < seen.begin / step_tokens * step_tokens;
+  const int own_splits = job.splits_off_sinks ? 1 : 0;
+  if (place.split < own_splits) return {0, has_hole ? job.args.window_sinks : 0};
+  const TokenRange range = {has_hole ? seen.begin : 0, seen.end};
+  return split_of(range, place.num_splits - own_splits, place.split - own_splits, step_tokens);
 }
 
 __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
@@ -105,6 +118,7 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
   const TokenRange hole = {min(max(place.packed.begin, first_tile), end_tile),
                            min(max(place.packed.end, first_tile), end_tile)};
   const int num_heads = job.heads_of_cta;
+  const int sink_steps = place.has_sinks(job) ? steps_over_sinks(job, kTileTokens) : 0;
   const TileWalk walk = {
       .job = job,
       .table = place.table,
@@ -113,6 +127,9 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
       .warp = static_cast<int>(threadIdx.x / kWarp) / num_heads,
       .tokens = place.tokens,
       .hole = hole,
+      .sink_steps = sink_steps,
+      .sinks_end = end_of_sinks(job, place.tokens.begin, sink_steps, kTileTokens),
+      .packed = place.packed,
   };
   TilePiece<Keys, Values, Dim, Columns, true> piece(walk, place.shape, place.first_row,
                                                     place.num_rows, shared);
@@ -315,8 +332,16 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
     return;
   }
   if (place.num_rows <= 0) return;
-  place.tokens = tokens_of_piece(job, place, Memory::Packed::kStepTokens);
+  constexpr int kStepTokens = Memory::Packed::kStepTokens;
+  place.tokens = tokens_of_piece(job, place, kStepTokens);
   place.packed = packed_tokens(job, place.sequence, place.shape.seq_len);
+  TokenRange tokens = common_tokens(place.tokens, place.packed);
+  int sink_steps = 0;
+  if (place.has_sinks(job) && place.packed.begin < job.args.window_sinks) [[unlikely]] {
+    const int begin = place.tokens.begin / kStepTokens * kStepTokens;
+    if (tokens.begin == tokens.end) tokens = {begin, begin};
+    sink_steps = steps_over_sinks(job, kStepTokens);
+  }
 
   uint8_t* own = shared + threadIdx.x / kWarp * Memory::kBytes;
   const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(own));
@@ -327,8 +352,11 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       .seq_len = place.shape.seq_len,
       .head = place.head,
       .warp = static_cast<int>(threadIdx.x) / kWarp / num_heads,
-      .tokens = common_tokens(place.tokens, place.packed),
+      .tokens = tokens,
       .hole = {},
+      .sink_steps = sink_steps,
+      .sinks_end = end_of_sinks(job, tokens.begin, sink_steps, kStepTokens),
+      .packed = place.packed,
   };
   TilePiece<Keys, Values, Rows::kDim, Rows::kColumns, false> piece(
       walk, place.shape, place.first_row, place.num_rows, ring);
@@ -336,7 +364,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   piece.start_empty();
   piece.run();
   if constexpr (Memory::kTakesWide) {
-    if (place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end) {
+    if (place.has_wide(job)) {
       piece.leave_queries(ring + Memory::kWideAt);
     }
   }
@@ -344,7 +372,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   piece.leave_softmax(*rows);  // before the call: across it, it would cost registers
   if constexpr (Memory::kTakesWide) {
     __syncwarp();
-    if (place.tokens.begin < place.packed.begin || place.tokens.end > place.packed.end) {
+    if (place.has_wide(job)) {
       attend_wide_ends<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(
           job, place, piece.softmax(), piece.bias(), ring + Memory::kWideAt, rows);
     }

@@ -1,0 +1,107 @@
+// attend's kernels on windows with sinks: a sequence's first tokens that all its queries see.
+#include "tests/gpu/attend_near.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using ops::CudaAttendPath;
+
+// Windows that begin behind their sinks, among them and between two queries' first tokens.
+TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
+  struct Case {
+    const char* k;
+    const char* v;
+    RowOrder order;
+    int block_size;
+    bool has_tiles;
+  };
+  const Case cases[] = {
+      {"int8", "bf16", RowOrder::kNhd, 16, false},   {"bf16", "bf16", RowOrder::kNhd, 16, true},
+      {"int8", "int8", RowOrder::kRecord, 16, true}, {"nvfp4", "nvfp4", RowOrder::kNhd, 16, true},
+      {"int4", "int4", RowOrder::kRecord, 64, true},
+  };
+  for (const Case& c : cases) {
+    SceneOptions options;
+    options.runs = {{2, c.k, c.v}};
+    options.key_dim = options.value_dim = 128;
+    options.order = c.order;
+    options.block_size = c.block_size;
+    options.scales_apart = c.order == RowOrder::kNhd;
+    options.q_type = DType::kF16;
+    options.seq_lens = {5000, 300, 90, 260, 290};
+    options.q_lens = {3, 1, 90, 16, 30};
+    options.window = 200;
+    options.window_sinks = 70;
+    SCOPED_TRACE(fmt::format("{}/{}", c.k, c.v));
+    AttendScene scene(options);
+    const int sinks_end = (options.window_sinks + options.block_size - 1) / options.block_size;
+    const int first_seen = (5000 - 3 - options.window + 1) / options.block_size;
+    for (int block = sinks_end; block < first_seen; ++block) scene.table()[block] = -7;
+    EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), c.has_tiles);
+    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+    expect_near(scene, CudaAttendPath::kChoose, tile_tolerance(c.k, c.v, options.q_type));
+    if (c.has_tiles) {
+      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(c.k, c.v, options.q_type));
+    }
+  }
+}
+
+// Sinks and window in bf16, packed and both: also a window that lies in the end in bf16 whole, and
+// packed tokens that are all sinks.
+TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongWideEnds) {
+  struct Case {
+    int block_size;
+    int wide_head;
+    int wide_tail;
+    int window_sinks;
+  };
+  const Case cases[] = {{16, 1, 2, 40}, {16, 0, 9, 40}, {16, 2, 1, 20},  {16, 1, 59, 40},
+                        {16, 5, 2, 40}, {64, 1, 1, 4},  {64, 0, 3, 100}, {64, 2, 3, 70}};
+  for (const char* name : {"int8", "nvfp4", "fp8_e4m3"}) {
+    for (const Case& c : cases) {
+      SceneOptions options;
+      options.runs = {{2, name, name}};
+      options.key_dim = options.value_dim = 128;
+      options.order = RowOrder::kRecord;
+      options.block_size = c.block_size;
+      options.q_type = DType::kF16;
+      options.wide_format = "bf16";
+      options.wide_head = c.wide_head;
+      options.wide_tail = c.wide_tail;
+      options.seq_lens = {1000, 150, 20, 2500};
+      options.q_lens = {2, 1, 4, 1};
+      options.window = 100;
+      options.window_sinks = c.window_sinks;
+      SCOPED_TRACE(
+          fmt::format("{}, blocks of {}, {} at the beginning and {} at the end in bf16, {} "
+                      "sinks",
+                      name, c.block_size, c.wide_head, c.wide_tail, c.window_sinks));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
+    }
+  }
+}
+
+// Cut in several, of which the first alone has the sinks, merged in a cluster or by a launch.
+TEST_F(GpuAttend, ALongWindowsSinksAreSeenOnce) {
+  for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {
+    for (const int num_sequences : {1, 12}) {
+      SceneOptions options;
+      options.runs = {{1, name, name}};
+      options.key_dim = options.value_dim = 128;
+      options.order = RowOrder::kRecord;
+      options.block_size = 64;
+      options.q_type = DType::kF16;
+      options.seq_lens.assign(num_sequences, 6000);
+      options.q_lens.assign(num_sequences, 1);
+      options.window = 4000;
+      options.window_sinks = 130;
+      SCOPED_TRACE(fmt::format("{}, {} sequences", name, num_sequences));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvx::tests
