@@ -440,13 +440,28 @@ __device__ void TilePiece<Keys, Values, Dim, Columns, IsWide>::leave_sums(Rows& 
       zeros.x += __shfl_xor_sync(kWholeWarp, zeros.x, offset);
       zeros.y += __shfl_xor_sync(kWholeWarp, zeros.y, offset);
     }
+    // Neighbours in one access: one by one, lanes of 4-bit rows would meet every bank four times.
+    constexpr int kFragments = Values::kNeighbours > 2 ? Values::kNeighbours / 2 : 1;
 #pragma unroll
-    for (int i = 0; i < Dim / 16; ++i) {
+    for (int i = 0; i < Dim / 16; i += kFragments) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float zero = j % 2 == 0 ? zeros.x : zeros.y;
-        rows.sums[c * kTileRows + 2 * t + j % 2][Values::channel(i, g, j / 2)] =
-            (sums_[c].f[i].d[j] + zero) * unit;
+      for (int column = 0; column < 2; ++column) {
+        const float zero = column == 0 ? zeros.x : zeros.y;
+        float x[2 * kFragments];
+#pragma unroll
+        for (int n = 0; n < 2 * kFragments; ++n) {
+          x[n] = (sums_[c].f[i + n / 2].d[column + 2 * (n % 2)] + zero) * unit;
+        }
+        float* row = rows.sums[c * kTileRows + 2 * t + column];
+        float* to = row + Values::channel(i, g, 0);
+        if constexpr (Values::kNeighbours == 4) {
+          *reinterpret_cast<float4*>(to) = {x[0], x[1], x[2], x[3]};
+        } else if constexpr (Values::kNeighbours == 2) {
+          *reinterpret_cast<float2*>(to) = {x[0], x[1]};
+        } else {
+          *to = x[0];
+          row[Values::channel(i, g, 1)] = x[1];
+        }
       }
     }
   }

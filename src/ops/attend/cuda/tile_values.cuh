@@ -67,6 +67,13 @@ struct TileValues {
     return 32 * (i / 2) + 4 * g + nibble;
   }
 
+  // A lane's numbers of one row whose channels follow each other: number n of them is half n % 2 of
+  // fragment i + n / 2, from channel(i, g, 0) on.
+  static constexpr int kNeighbours = Element::kBits == 16  ? 1
+                                     : Element::kBits == 8 ? 2
+                                     : kIsTurboMind        ? 1
+                                                           : 4;
+
   // Of this lane's tokens, what multiplies weights.
   using Largest = LargestScale<Scale>;
   __device__ static void find_largest(Scales scales, bool scale_is_bf16, int lane,
