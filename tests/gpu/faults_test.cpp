@@ -2,7 +2,6 @@
 // error says so, and what the host knows stays as it was.
 #include <gmock/gmock.h>
 
-#include "device/memory_size.hpp"
 #include "kv/kv_step.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/gpu/test_kernels.hpp"
@@ -36,7 +35,6 @@ ops::CpuContext cpu_context() {
 using GpuFaults = GpuTest;
 
 TEST_F(GpuFaults, MoreMemoryThanThereIsIsRefusedByItsBytes) {
-  const int64_t free_bytes = device::cuda_free_bytes(0).value();
   const auto region = memory().allocate(int64_t{1} << 50, "a mirror");
   ASSERT_FALSE(region.ok());
   EXPECT_EQ(region.error().code, ErrorCode::kOutOfRange);
@@ -51,8 +49,7 @@ TEST_F(GpuFaults, MoreMemoryThanThereIsIsRefusedByItsBytes) {
   EXPECT_EQ(cache.error().code, ErrorCode::kOutOfRange);
   EXPECT_THAT(cache.error().message, HasSubstr("bytes of memory left"));
 
-  // Nothing is left of either, and CUDA's error is nobody else's.
-  EXPECT_EQ(device::cuda_free_bytes(0).value(), free_bytes);
+  // CUDA's error is nobody else's. (Free memory says nothing: other processes take of it too.)
   EXPECT_TRUE(memory().allocate(1 << 20, "a mirror").ok());
   synchronize();
 }
