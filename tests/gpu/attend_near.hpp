@@ -36,6 +36,10 @@ class GpuAttend : public GpuTest {
   void expect_near(AttendScene& scene, ops::CudaAttendPath path, double tolerance,
                    bool in_cells = false) {
     DeviceScene on_device(memory(), context(), scene, in_cells);
+    expect_near(scene, on_device, path, tolerance);
+  }
+  static void expect_near(AttendScene& scene, DeviceScene& on_device, ops::CudaAttendPath path,
+                          double tolerance) {
     const AttendOutput expected = scene.reference();
     const AttendOutput got = on_device.run(path);
     EXPECT_EQ(rows_not_finite(got.out, scene.options().value_dim), "");

@@ -1,18 +1,16 @@
-// GpuPrefill: a scene through attend's prefill kernels on the device against double precision over
-// the dequantised cache, and what the tests of them share.
+// GpuPrefill: GpuAttend's scenes through the prefill kernels, and what the tests of them share.
 #pragma once
 
-#include "tests/gpu/device_scene.hpp"
-#include "tests/support/attend_scene.hpp"
+#include "tests/gpu/attend_near.hpp"
 
 namespace kvx::tests {
 
 using ops::CudaAttendPath;
 
-class GpuPrefill : public GpuTest, public testing::WithParamInterface<CudaAttendPath> {
+class GpuPrefill : public GpuAttend, public testing::WithParamInterface<CudaAttendPath> {
  protected:
   void SetUp() override {
-    GpuTest::SetUp();
+    GpuAttend::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
     if (path() == CudaAttendPath::kPrefill && device::cuda_code_version(context().device) != 90) {
       GTEST_SKIP() << "the code that runs here has no wgmma";
@@ -36,15 +34,7 @@ class GpuPrefill : public GpuTest, public testing::WithParamInterface<CudaAttend
     AttendScene scene(options);
     DeviceScene on_device(memory(), context(), scene, in_cells);
     ASSERT_TRUE(ops::attend_has_prefill(context(), on_device.args()));
-    const AttendOutput expected = scene.reference();
-    const AttendOutput got = on_device.run(path());
-    const double tolerance = tolerance_of(options) + rounding_of_output;
-    EXPECT_LE(relative_rms(got.out, expected.out), tolerance);
-    for (size_t i = 0; i < expected.lse.size(); ++i) {
-      EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
-          << "lse[" << i << "]";
-    }
-    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+    GpuAttend::expect_near(scene, on_device, path(), tolerance_of(options) + rounding_of_output);
   }
 };
 
