@@ -1,17 +1,18 @@
-// BulkRing: tiles by bulk copies, for rows that follow each other without a gap. Keys and values of
-// a step are stages of their own; where a pool's block is a step, each of them is one copy.
+// BulkRing: tiles by bulk copies, for rows that follow each other without a gap. Where a pool's
+// block is a step, a side of it is one copy.
 #pragma once
 
-#include "ops/attend/cuda/tile_ring.cuh"
+#include "ops/attend/cuda/sides_ring.cuh"
 
 namespace kvx::ops::cuda {
 
 // One lane asks for the copies; lane l knows the block of tile l % kTiles.
 template <class Config>
-class BulkRing : public TileRing<Config> {
-  using Base = TileRing<Config>;
-  using Base::kStepBits, Base::kTiles, Base::lane_, Base::num_steps_, Base::phase_, Base::ring_,
-      Base::stage_, Base::walk_;
+class BulkRing : public SidesRing<Config, BulkRing<Config>> {
+  using Base = SidesRing<Config, BulkRing>;
+  friend Base;
+  using Base::kStepBits, Base::kTiles, Base::lane_, Base::next_, Base::num_steps_, Base::phase_,
+      Base::ring_, Base::stage_, Base::walk_;
   using typename Base::Keys, typename Base::Values;
 
  public:
@@ -25,21 +26,10 @@ class BulkRing : public TileRing<Config> {
       fence_bulk_copies();
     }
     __syncwarp();
-    static_assert(Config::kStages == 3, "a step and the next one's keys");
-    next_ = first_block_of(0);
-    const Block second = first_block_of(1);
-    start_keys(0, 0);
-    start_values(0, 1);
-    next_ = second;
-    start_keys(1, 2);
+    this->start_first_steps();
   }
 
   __device__ void wait_for_keys(int) { wait_for_barrier(barriers_ + stage_ * 8, phase_); }
-  __device__ void release_keys(int i) {
-    __syncwarp();
-    start_values(i + 1, stage_);
-    next_ = block_of(i + 2);
-  }
   __device__ void wait_for_values(int i) {
     const int stage = this->next_stage();
     wait_for_barrier(barriers_ + stage * 8, stage == 0 ? phase_ ^ 1 : phase_);
@@ -47,37 +37,13 @@ class BulkRing : public TileRing<Config> {
     if (is_end || this->may_be_missing()) [[unlikely]]
       clear_unread(i);
   }
-  __device__ void release_values(int i) {
-    __syncwarp();
-    start_keys(i + 2, this->next_stage());
-    this->advance();
-    this->advance();
-  }
   __device__ void end() {}
 
  private:
-  struct Block {
-    int id;
-    int offset;  // of the tile in its block, in tokens
-  };
-  // Of this lane's tile of step i: of the first tile of its copy. Asked for before it is needed.
-  __device__ Block block_of(int i) const {
-    const int first = first_token(i);
-    return block_at(first, i < num_steps_ && this->asks_for(first));
-  }
-  __device__ Block first_block_of(int i) const {
-    int first = first_token(i);
-    const int copy_tokens = walk_.job.tiles_per_copy * kTileTokens;
-    const bool is_asked_for = this->asks_at_first(i, first, copy_tokens);
-    return block_at(first, i < num_steps_ && is_asked_for);
-  }
   __device__ int first_token(int i) const {
     return this->token(i) + (lane_ % kTiles & -walk_.job.tiles_per_copy) * kTileTokens;
   }
-  __device__ Block block_at(int token, bool is_asked_for) const {
-    const TilePlace place = tile_place(walk_.job, token / kTileTokens);
-    return {is_asked_for ? walk_.table[place.block] : kNoTile, place.offset};
-  }
+  __device__ int copy_tokens() const { return walk_.job.tiles_per_copy * kTileTokens; }
 
   // tiles_per_copy is 1, 2 or 4.
   __device__ bool is_first_of_copy() const { return (lane_ & (walk_.job.tiles_per_copy - 1)) == 0; }
@@ -151,7 +117,6 @@ class BulkRing : public TileRing<Config> {
   }
 
   const uint32_t barriers_;  // shared memory: [kStages]
-  Block next_;
   uint32_t next_missing_ = 0;
 };
 

@@ -2,15 +2,16 @@
 // or lie in blocks shorter than a step.
 #pragma once
 
-#include "ops/attend/cuda/tile_ring.cuh"
+#include "ops/attend/cuda/sides_ring.cuh"
 
 namespace kvx::ops::cuda {
 
 // Eight lanes copy a tile, lanes 8 u to 8 u + 7 tile u, and know its block.
 template <class Config>
-class NibblesRing : public TileRing<Config> {
-  using Base = TileRing<Config>;
-  using Base::kTiles, Base::lane_, Base::num_steps_, Base::ring_, Base::stage_, Base::walk_;
+class NibblesRing : public SidesRing<Config, NibblesRing<Config>> {
+  using Base = SidesRing<Config, NibblesRing>;
+  friend Base;
+  using Base::kTiles, Base::lane_, Base::next_, Base::num_steps_, Base::ring_, Base::walk_;
   using typename Base::Keys, typename Base::Values;
   using KeyCopy = FourTilesCopy<typename Keys::Copy>;
   using ValueCopy = FourTilesCopy<typename Values::Copy>;
@@ -22,55 +23,19 @@ class NibblesRing : public TileRing<Config> {
         key_part_(KeyCopy::lane_part(this->side_of_keys(), walk.head, lane)),
         value_part_(ValueCopy::lane_part(this->side_of_values(), walk.head, lane)) {}
 
-  __device__ void begin() {
-    static_assert(Config::kStages == 3, "a step and the next one's keys");
-    next_ = first_block_of(0);
-    const Block second = first_block_of(1);
-    start_keys(0, 0);
-    start_values(0, 1);
-    next_ = second;
-    start_keys(1, 2);
-  }
+  __device__ void begin() { this->start_first_steps(); }
   __device__ void wait_for_keys(int) { wait_for_oldest<2>(); }
-  __device__ void release_keys(int i) {
-    __syncwarp();
-    start_values(i + 1, stage_);
-    next_ = block_of(i + 2);
-  }
   __device__ void wait_for_values(int) {
     // In several passes the keys are not released yet, so a side less is on its way behind these.
     wait_for_oldest<Config::kPasses == 1 ? 2 : 1>();
   }
-  __device__ void release_values(int i) {
-    __syncwarp();
-    start_keys(i + 2, this->next_stage());
-    this->advance();
-    this->advance();
-  }
   __device__ void end() { wait_for_copies<0>(); }
 
  private:
-  struct Block {
-    int id;
-    int offset;  // of the tile in its block, in tokens
-  };
-  // Of this lane's tile of step i. Asked for before it is needed.
-  __device__ Block block_of(int i) const {
-    const int first = first_token(i);
-    return block_at(first, i < num_steps_ && this->asks_for(first));
-  }
-  __device__ Block first_block_of(int i) const {
-    int first = first_token(i);
-    const bool is_asked_for = this->asks_at_first(i, first, kTileTokens);
-    return block_at(first, i < num_steps_ && is_asked_for);
-  }
-  __device__ Block block_at(int token, bool is_asked_for) const {
-    const TilePlace place = tile_place(walk_.job, token / kTileTokens);
-    return {is_asked_for ? walk_.table[place.block] : kNoTile, place.offset};
-  }
   __device__ int first_token(int i) const {
     return this->token(i) + KeyCopy::tile_of(lane_) * kTileTokens;
   }
+  __device__ static constexpr int copy_tokens() { return kTileTokens; }
 
   // Sides are in the ring or on their way in the order in which they are read. Behind: after the
   // one that is waited for.
@@ -119,7 +84,6 @@ class NibblesRing : public TileRing<Config> {
 
   const typename KeyCopy::Lane key_part_;
   const typename ValueCopy::Lane value_part_;
-  Block next_;
 };
 
 }  // namespace kvx::ops::cuda
