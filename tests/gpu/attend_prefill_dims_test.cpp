@@ -80,12 +80,6 @@ TEST_P(GpuPrefillDims, TakesKeysAndValuesApartWithEveryFeature) {
       options.seq_lens = {257, 40, 300};
       options.q_lens = {60, 40, 33};
       SCOPED_TRACE(fmt::format("{} case {}", name, which));
-      if (which == 4 && name == std::string("int8")) {
-        AttendScene scene(options);
-        DeviceScene on_device(memory(), context(), scene);
-        EXPECT_FALSE(ops::attend_has_prefill(context(), on_device.args()));
-        continue;
-      }
       expect_near(options);
     }
   }

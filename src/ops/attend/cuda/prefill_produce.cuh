@@ -30,39 +30,39 @@ class PackedProducer {
       : side_(side), ring_(side.ring), finder_(side) {}
 
   __device__ void run() {
-    visit_packed<Shape>(side_.facts(),
-                        [&]<class Element, class From>(Element, From) { fill<Element, From>(); });
+    const int num_tiles = side_.walk.num_tiles;
+    visit([&]<class Element, class From>(Element, From) {
+      for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_tiles * kUnits);
+    });
+    // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
+    // spare: it goes from one tile that has some to the next. Outside of the choice of a format
+    // too, so that their code is there once.
+    int tile = 0;
+#pragma unroll 1
+    while (tile < num_tiles) {
+      const int first = tile * kUnits;
+      tile = Shape::kTakesWide ? side_.next_wide_tile(tile) : num_tiles - 1;
+      visit([&]<class Element, class From>(Element, From) {
+        fill_units<Element, From>(first, (tile + 1) * kUnits, num_tiles * kUnits);
+      });
+      if constexpr (Shape::kTakesWide) {
+        fill_wide_tokens(side_, tile);
+        ring_.fill(side_.side, tile);
+      }
+      ++tile;
+    }
   }
 
  private:
   static constexpr int kUnits = Shape::kTokens / Shape::kUnitTokens;  // of a tile
   static constexpr int kSlots = Shape::kRawUnits;
   static constexpr int kAhead = kSlots - 1;
-  template <class Element, class From>
-  __device__ void fill() {
-    const int num_units = side_.walk.num_tiles * kUnits;
-    for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_units);
-    if constexpr (!Shape::kTakesWide) {
-      fill_units<Element, From>(0, num_units, num_units);
-    } else {
-      fill_around_wide<Element, From>(num_units);
-    }
+
+  template <class Visitor>
+  __device__ void visit(const Visitor& visitor) const {
+    visit_packed<Shape>(side_.facts(), visitor);
   }
-  template <class Element, class From>
-  __device__ void fill_around_wide(int num_units) {
-    // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
-    // spare: it goes from one tile that has some to the next.
-    int tile = 0;
-#pragma unroll 1
-    while (tile < side_.walk.num_tiles) {
-      const int first = tile * kUnits;
-      tile = side_.next_wide_tile(tile);
-      fill_units<Element, From>(first, tile * kUnits + kUnits, num_units);
-      fill_wide_tokens(side_, tile);
-      ring_.fill(side_.side, tile);
-      ++tile;
-    }
-  }
+
   // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
   template <class Element, class From>
   __device__ void fill_units(int u, int end, int num_units) {

@@ -112,14 +112,12 @@ class WideTokens {
     }
   }
 
-  // Numbers of a row. Where tokens have two scales, the filling loops have no register for K's rows
-  // and V's apart (find_prefill_kernel.cpp).
-  static constexpr bool kMayBeApart = Shape::kParts == 1;
+  // Numbers of a row.
   __device__ int own_dim() const {
-    return kMayBeApart ? side_.facts().view.head_dim : walk_.job.packed.k.view.head_dim;
+    return side_.facts().view.head_dim;
   }
   __device__ int value_dim() const {
-    return kMayBeApart ? walk_.job.packed.v.view.head_dim : walk_.job.packed.k.view.head_dim;
+    return walk_.job.packed.v.view.head_dim;
   }
 
   // Returns the row's exponent.
