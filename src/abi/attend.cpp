@@ -234,9 +234,13 @@ Status attend_prefers_cells(const kvx_layer_t* caller, uint32_t* prefers) {
   }
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb,
                        begin_on_device(layer, VerbAddresses(layer), /*stream=*/nullptr));
-  *prefers = std::all_of(layer.runs.begin(), layer.runs.end(), [&](const ops::HeadRun& run) {
-    return !run.v.is_alias && ops::attend_takes_cells(verb.context, run, layer.view.block_size);
-  });
+  // K's offsets by block are in the plain kernel alone, for which cells are more work.
+  const bool has_offsets = layer.transform.k.block_offset != nullptr;
+  *prefers =
+      !has_offsets &&
+      std::all_of(layer.runs.begin(), layer.runs.end(), [&](const ops::HeadRun& run) {
+        return !run.v.is_alias && ops::attend_takes_cells(verb.context, run, layer.view.block_size);
+      });
   return {};
 }
 

@@ -30,7 +30,9 @@ Status StagedRows::send() const {
 }
 
 Status StagedRows::wait() const {
-  return memory_ ? device::cuda_synchronize(stream_) : Status();
+  if (!memory_) return {};
+  KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device_));
+  return device::cuda_synchronize(stream_);
 }
 
 }  // namespace kvx::kv

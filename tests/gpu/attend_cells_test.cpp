@@ -77,6 +77,20 @@ TEST_F(GpuAttend, PlainKernelTakesCells) {
   }
 }
 
+// A caller may ask for them in rows for which a pool would not.
+TEST_F(GpuAttend, OtherRowsInCellsGoToKernelsThatReadThem) {
+  for (const char* name : kCellFormats) {
+    for (const int head_dim : {96, 256}) {
+      SceneOptions options = options_in_cells(name, head_dim);
+      options.seq_lens = {300, 64};
+      options.q_lens = {70, 64};
+      SCOPED_TRACE(fmt::format("{} {}", name, head_dim));
+      AttendScene scene(options);
+      expect_near(scene, CudaAttendPath::kChoose, 3e-4, true);
+    }
+  }
+}
+
 // A pool's choice.
 TEST_F(GpuAttend, CellsAreForWholeStepsOfOneFormat) {
   const auto takes = [&](const char* k, const char* v, int head_dim, int block_size) {

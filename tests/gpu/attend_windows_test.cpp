@@ -6,6 +6,17 @@ namespace {
 
 using ops::CudaAttendPath;
 
+// As a cache does: blocks between the sinks and the window are not the sequence's any more.
+void release_between(AttendScene& scene) {
+  const SceneOptions& options = scene.options();
+  const int sinks_end = (options.window_sinks + options.block_size - 1) / options.block_size;
+  for (size_t s = 0; s < options.seq_lens.size(); ++s) {
+    const int first_seen = options.seq_lens[s] - options.q_lens[s] - options.window + 1;
+    int32_t* ids = scene.table().data() + s * scene.args().block_table.row_stride;
+    for (int b = sinks_end; b < first_seen / options.block_size; ++b) ids[b] = -7;
+  }
+}
+
 // Windows that begin behind their sinks, among them and between two queries' first tokens.
 TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
   struct Case {
@@ -34,15 +45,67 @@ TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
     options.window_sinks = 70;
     SCOPED_TRACE(fmt::format("{}/{}", c.k, c.v));
     AttendScene scene(options);
-    const int sinks_end = (options.window_sinks + options.block_size - 1) / options.block_size;
-    const int first_seen = (5000 - 3 - options.window + 1) / options.block_size;
-    for (int block = sinks_end; block < first_seen; ++block) scene.table()[block] = -7;
+    release_between(scene);
     EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), c.has_tiles);
     expect_near(scene, CudaAttendPath::kPlain, 1e-4);
     expect_near(scene, CudaAttendPath::kChoose, tile_tolerance(c.k, c.v, options.q_type));
     if (c.has_tiles) {
       expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(c.k, c.v, options.q_type));
     }
+  }
+}
+
+// Windows that begin at every tile of a step, a few blocks behind the sinks.
+TEST_F(GpuAttend, BlocksBetweenSinksAndWindowAreNotReadWhereverTheWindowBegins) {
+  for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {
+    for (const int window_sinks : {4, 32, 290}) {
+      SceneOptions options;
+      options.runs = {{2, name, name}};
+      options.key_dim = options.value_dim = 128;
+      options.order = RowOrder::kRecord;
+      options.block_size = 16;
+      options.q_type = DType::kF16;
+      options.window = 200;
+      options.window_sinks = window_sinks;
+      for (int begin = window_sinks + 1; begin < window_sinks + 130; begin += 7) {
+        options.seq_lens.push_back(begin + options.window);
+      }
+      options.q_lens.assign(options.seq_lens.size(), 1);
+      SCOPED_TRACE(fmt::format("{}, {} sinks", name, window_sinks));
+      AttendScene scene(options);
+      release_between(scene);
+      expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
+    }
+  }
+}
+
+// A tree larger than the window, whose sinks are tokens before all of it.
+TEST_F(GpuAttend, AWindowsSinksAreSeenByATreesQueries) {
+  constexpr int kNodes = 200;
+  for (const char* name : {"bf16", "int8", "nvfp4"}) {
+    SceneOptions options;
+    options.runs = {{1, name, name}};
+    options.key_dim = options.value_dim = 128;
+    options.q_per_kv = 1;
+    options.order = RowOrder::kRecord;
+    options.block_size = 64;
+    options.q_type = DType::kF16;
+    options.seq_lens = {1000};
+    options.q_lens = {kNodes};
+    options.window = 16;
+    options.window_sinks = 4;
+    SCOPED_TRACE(name);
+    AttendScene scene(options);
+    // In heap order: a node sees itself and its ancestors.
+    std::vector<uint8_t> mask(kNodes * kNodes, 0);
+    for (int row = 0; row < kNodes; ++row) {
+      for (int seen = row + 1; seen > 0; seen /= 2) mask[row * kNodes + seen - 1] = 1;
+    }
+    scene.args().tree_mask = mask.data();
+    scene.args().tree_mask_stride = kNodes;
+    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+    expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
   }
 }
 
@@ -77,6 +140,7 @@ TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongWideEnds) {
                       "sinks",
                       name, c.block_size, c.wide_head, c.wide_tail, c.window_sinks));
       AttendScene scene(options);
+      release_between(scene);
       expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
     }
   }
@@ -98,6 +162,7 @@ TEST_F(GpuAttend, ALongWindowsSinksAreSeenOnce) {
       options.window_sinks = 130;
       SCOPED_TRACE(fmt::format("{}, {} sequences", name, num_sequences));
       AttendScene scene(options);
+      release_between(scene);
       expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
     }
   }

@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include "device/cuda_caller.hpp"
+
 namespace kvx::interop::turbomind {
 namespace {
 
@@ -75,6 +77,8 @@ Result<Fp4KvProbeResult> fp4_kv_probe(const BlockLayout& layout, const DeviceSeq
     return invalid_argument("the table of {} blocks is null",
                             blocks.data == nullptr ? "data" : "scale");
   }
+  KVX_ASSIGN_OR_RETURN(const device::CudaAddress table, device::find_cuda_address(blocks.data));
+  KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(table.device));
   KVX_RETURN_IF_ERROR(device::cuda_synchronize(stream));
   const int block_len = layout.geometry.block_len;
   const int64_t block = token / block_len;

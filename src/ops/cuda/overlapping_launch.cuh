@@ -17,7 +17,7 @@ struct LaunchShape {
   dim3 grid;
   int threads;
   int shared_bytes = 0;
-  int ctas_of_cluster = 1;  // neighbours in x
+  int ctas_of_cluster = 1;  // neighbours in y
 };
 
 // Requires: the kernel begins with wait_for_earlier_launches() or wait_for_earlier_work(), and
@@ -28,7 +28,7 @@ inline cudaError_t launch_overlapping(const CudaContext& context, const void* ke
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(shape.ctas_of_cluster), 1, 1};
+  attributes[1].val.clusterDim = {1, static_cast<unsigned>(shape.ctas_of_cluster), 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));

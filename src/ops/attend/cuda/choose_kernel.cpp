@@ -83,6 +83,9 @@ PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& a
   if (args.tree_mask || args.window_sinks > 0) return {};
   if (!can_have_tiles(args, run)) return {};
   if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
+  const PrefillDims dims = {run.k.head_dim, run.v.head_dim};
+  // Longer rows' instances read nibbles.
+  if ((run.k.in_cells || run.v.in_cells) && !dims.fit(128, 128)) return {};
   for (const SideView* side : {&run.k, &run.v}) {  // rows in whole copies of 16 bytes
     const int code_bytes = format::code_bytes_per_row(side->spec, side->head_dim);
     if (code_bytes % 16 != 0 || !can_copy(*side, args.packed.block_size, run.num_heads, false)) {
@@ -95,8 +98,7 @@ PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& a
   const PrefillKernel kernel =
       find_prefill_kernel(is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
                           {run.k.spec.facts->id, has_shared_scale(run.k)},
-                          {run.v.spec.facts->id, has_shared_scale(run.v)},
-                          {run.k.head_dim, run.v.head_dim}, has_wide_ends);
+                          {run.v.spec.facts->id, has_shared_scale(run.v)}, dims, has_wide_ends);
   return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : PrefillKernel{};
 }
 

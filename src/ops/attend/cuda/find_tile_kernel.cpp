@@ -31,18 +31,20 @@ TileKernel find_cell_instance(FormatId k, FormatId v, const TileTraits& traits) 
   return {};
 }
 
-cudaError_t allow_shared_bytes(const TileKernel& kernel, int shared_bytes) {
+// All that a CTA may have: what is allowed belongs to the kernel, and other threads launch it too.
+cudaError_t allow_shared_bytes(const CudaContext& context, const TileKernel& kernel) {
   return cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              shared_bytes);
+                              context.device.shared_bytes_per_cta);
 }
 
-int ask_clusters_at_once(const TileKernel& kernel, int warps_of_cta, int ctas) {
+int ask_clusters_at_once(const CudaContext& context, const TileKernel& kernel, int warps_of_cta,
+                         int ctas) {
   const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
+  cluster.val.clusterDim = {1, static_cast<unsigned>(ctas), 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.gridDim = dim3(1, static_cast<unsigned>(ctas));
   config.blockDim = dim3(static_cast<unsigned>(warps_of_cta * kWarp));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.attrs = &cluster;
@@ -51,7 +53,7 @@ int ask_clusters_at_once(const TileKernel& kernel, int warps_of_cta, int ctas) {
   const cudaError_t allowed =
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   int num_clusters = 0;
-  if (allowed == cudaSuccess && allow_shared_bytes(kernel, shared_bytes) == cudaSuccess &&
+  if (allowed == cudaSuccess && allow_shared_bytes(context, kernel) == cudaSuccess &&
       cudaOccupancyMaxActiveClusters(&num_clusters, kernel.function, &config) == cudaSuccess) {
     return num_clusters;
   }
@@ -82,20 +84,20 @@ int clusters_at_once(const CudaContext& context, const TileKernel& kernel, int w
   const std::tuple key(context.device.index, kernel.function, warps_of_cta, ctas);
   const std::lock_guard lock(mutex);
   const auto [found, is_new] = known.try_emplace(key, 0);
-  if (is_new) found->second = ask_clusters_at_once(kernel, warps_of_cta, ctas);
+  if (is_new) found->second = ask_clusters_at_once(context, kernel, warps_of_cta, ctas);
   return found->second;
 }
 
 cudaError_t launch_attend_tiles(const CudaContext& context, const TileKernel& kernel,
                                 int warps_of_cta, const AttendJob& job) {
   const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
-  const cudaError_t set = allow_shared_bytes(kernel, shared_bytes);
+  const cudaError_t set = allow_shared_bytes(context, kernel);
   if (set != cudaSuccess) return set;
   const auto heads =
       static_cast<unsigned>(job.packed.num_heads / job.heads_of_cta * job.num_row_tiles);
   const dim3 grid = job.balanced_pieces > 0
                         ? dim3(static_cast<unsigned>(job.balanced_pieces) * heads)
-                        : dim3(job.num_splits, heads, job.args.num_sequences);
+                        : dim3(heads, job.num_splits, job.args.num_sequences);
   const int ctas_of_cluster = job.merges_in_cluster ? int{job.num_splits} : 1;
   return launch_overlapping(context, kernel.function,
                             {grid, warps_of_cta * kWarp, shared_bytes, ctas_of_cluster}, &job);

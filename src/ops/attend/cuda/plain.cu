@@ -41,6 +41,9 @@ struct RowState {
   float rescale;
 };
 
+constexpr int kStaticBytes = 512;  // of shared memory, beside what a launch asks for
+static_assert(kRows * sizeof(RowState) + kMaxTileTokens <= kStaticBytes);
+
 // What a tile of rows sees, one place after the other: a window's sinks, then, from place
 // window.begin on, the tokens of that number. A piece takes some of the places.
 struct Places {
@@ -227,9 +230,9 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ RowState states[kRows];
   __shared__ bool is_there[kMaxTileTokens];
 
-  const int split = blockIdx.x;
-  const int head = blockIdx.y % job.packed.num_heads;
-  const int first_row = blockIdx.y / job.packed.num_heads * kRows;
+  const int head = blockIdx.x % job.packed.num_heads;
+  const int first_row = blockIdx.x / job.packed.num_heads * kRows;
+  const int split = blockIdx.y;
   const int sequence = blockIdx.z;
   const SequenceShape shape = sequence_shape(job, sequence);
   const int num_rows = min(kRows, shape.q_len * job.q_per_kv - first_row);
@@ -306,15 +309,16 @@ cudaError_t launch(const AttendJob& job, int shared_bytes_there, cudaStream_t st
   const int key_dim = job.packed.k.view.head_dim;
   const int value_dim = job.packed.v.view.head_dim;
   constexpr int kMostSharedBytes = 200 << 10;
-  const int most = std::min(shared_bytes_there, kMostSharedBytes);
+  const int most = std::min(shared_bytes_there - kStaticBytes, kMostSharedBytes);
   int tokens = kMaxTileTokens;
   const bool has_offset = job.args.transform.k.block_offset != nullptr;
   while (tile_floats(key_dim, value_dim, tokens, has_offset) * 4 > most) tokens /= 2;
   const int shared_bytes = tile_floats(key_dim, value_dim, tokens, has_offset) * 4;
-  const cudaError_t set = cudaFuncSetAttribute(
-      attend_plain<Columns>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  // What is allowed belongs to the kernel, and other threads launch it too: the same for all calls.
+  const cudaError_t set = cudaFuncSetAttribute(attend_plain<Columns>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, most);
   if (set != cudaSuccess) return set;
-  const dim3 grid(job.num_splits, job.packed.num_heads * job.num_row_tiles, job.args.num_sequences);
+  const dim3 grid(job.packed.num_heads * job.num_row_tiles, job.num_splits, job.args.num_sequences);
   attend_plain<Columns><<<grid, kThreads, shared_bytes, stream>>>(job, tokens);
   return cudaGetLastError();
 }
@@ -322,7 +326,7 @@ cudaError_t launch(const AttendJob& job, int shared_bytes_there, cudaStream_t st
 }  // namespace
 
 int least_plain_shared_bytes(int key_dim, int value_dim, bool has_block_offset) {
-  return tile_floats(key_dim, value_dim, 1, has_block_offset) * 4;
+  return tile_floats(key_dim, value_dim, 1, has_block_offset) * 4 + kStaticBytes;
 }
 
 // Requires: shared_bytes >= least_plain_shared_bytes.

@@ -100,9 +100,8 @@ class WideTokens {
     for (int p = 0; p < kPasses; ++p) {
       const int row = first_row() + p * kRowsAtOnce;
       const bool is_token = first + row < walk_.tokens.end;
-      const TileRegion& own = side_.side == 0 ? job.tile_wide_k.codes : job.tile_wide_v.codes;
       const bool is_there = is_token && 8 * chunk() < own_dim();
-      const uint4 bits = is_there ? load(own, id, in_block + row) : uint4{};
+      const uint4 bits = is_there ? load(side_.wide_rows(), id, in_block + row) : uint4{};
       uint4 values = {};
       if (side_.side == 0 && is_token && 8 * chunk() < value_dim()) {
         values = load(job.tile_wide_v.codes, id, in_block + row);
@@ -142,9 +141,9 @@ class WideTokens {
   }
 
   __device__ uint4 load(const TileRegion& rows, int32_t id, int row) const {
-    const int head = walk_.job.packed.first_head + walk_.head - walk_.job.wide.first_head;
-    const uint8_t* at = rows.at(static_cast<uint32_t>(id),
-                                head * rows.head_stride + row * rows.token_stride + chunk() * 16);
+    const uint8_t* at =
+        rows.at(static_cast<uint32_t>(id),
+                side_.wide_head() * rows.head_stride + row * rows.token_stride + chunk() * 16);
     return *reinterpret_cast<const uint4*>(at);
   }
   __device__ static void widen(const uint4& bits, float (&x)[8]) {

@@ -68,8 +68,10 @@ __device__ uint32_t hidden_scores(const AttendJob& job, const SequenceShape& sha
 #pragma unroll 1
     for (int i = 0; i < 2 * NumTiles; ++i) {
       const int at = token + i / 2 * kTileTokens + i % 2 * 8;
-      const int new_token = at - shape.first_new_token();
-      const bool is_before = at < seen.begin && at >= sinks_end;
+      const bool is_sink = at < sinks_end;
+      const int token_of_sequence = is_sink ? at - sinks_end + job.args.window_sinks : at;
+      const int new_token = token_of_sequence - shape.first_new_token();
+      const bool is_before = at < seen.begin && !is_sink;
       bool is_hidden = (missing >> (i / 2) & 1u) != 0 || is_before || at >= seen.end;
       if (!is_hidden && mask && new_token >= 0) is_hidden = mask[new_token] == 0;
       hidden |= is_hidden ? 1u << (2 * i + column) : 0u;

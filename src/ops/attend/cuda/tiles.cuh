@@ -62,11 +62,11 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
     const bool is_first = cta == pieces.first * job.num_row_tiles * job.ctas_of_heads;
     if (is_first && pieces.num > 0 && threadIdx.x == 0) job.sequence_pieces[sequence] = pieces;
   } else {
-    const int heads_and_tile = static_cast<int>(blockIdx.y);
+    const int heads_and_tile = static_cast<int>(blockIdx.x);
     place.first_head = heads_and_tile % job.ctas_of_heads * num_heads;
     row_tile = heads_and_tile / job.ctas_of_heads;
     place.sequence = static_cast<int>(blockIdx.z);
-    place.split = static_cast<int>(blockIdx.x);
+    place.split = static_cast<int>(blockIdx.y);
     place.num_splits = job.num_splits;
   }
   if (place.num_splits == 0) return place;
@@ -81,9 +81,10 @@ __device__ inline PiecePlace find_piece(const AttendJob& job, int rows_of_piece,
 }
 
 // Of its split. A few sinks of a window are the first split's too, many are a split of their own
-// (plan_pieces.hpp). Where they reach the step that the window begins in, all is one range.
+// (plan_pieces.hpp). Where no whole tile lies between them and the window, all is one range; where
+// one does, its block may be gone already. is_apart: from sinks, which another split sees.
 __device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePlace& place,
-                                             int step_tokens) {
+                                             int step_tokens, bool& is_apart) {
   const TokenRange seen = seen_by_rows(job, place.shape, place.first_row, place.num_rows);
   if (job.balanced_pieces > 0) {
     return split_of(seen, place.num_splits, place.split, step_tokens);
@@ -91,9 +92,11 @@ __device__ inline TokenRange tokens_of_piece(const AttendJob& job, const PiecePl
   if (job.args.window_sinks == 0) [[likely]] {
     return split_of(seen, job.num_splits, place.split, step_tokens);
   }
-  const bool has_hole = job.args.window_sinks < seen.begin / step_tokens * step_tokens;
+  const int sink_tiles = (job.args.window_sinks - 1) / kTileTokens + 1;
+  const bool has_hole = sink_tiles < seen.begin / kTileTokens;
   const int own_splits = job.splits_off_sinks ? 1 : 0;
   if (place.split < own_splits) return {0, has_hole ? job.args.window_sinks : 0};
+  is_apart = has_hole && job.splits_off_sinks;
   const TokenRange range = {has_hole ? seen.begin : 0, seen.end};
   return split_of(range, place.num_splits - own_splits, place.split - own_splits, step_tokens);
 }
@@ -276,7 +279,7 @@ __device__ void merge_cluster(const AttendJob& job, const PiecePlace& place, int
   const int dim = Memory::kIsPadded ? job.packed.v.view.head_dim : Rows::kDim;
   const int num_rows = num_heads * place.num_rows;
   sync_cluster();
-  for (int row = warp * num_splits + static_cast<int>(blockIdx.x); row < num_rows;
+  for (int row = warp * num_splits + place.split; row < num_rows;
        row += warps_of_cta * num_splits) {
     const int head = num_heads == 1 ? 0 : row / place.num_rows, r = row - head * place.num_rows;
     Rows& rows = *reinterpret_cast<Rows*>(shared + head * Memory::kBytes + Memory::kRowsAt);
@@ -333,7 +336,8 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   }
   if (place.num_rows <= 0) return;
   constexpr int kStepTokens = Memory::Packed::kStepTokens;
-  place.tokens = tokens_of_piece(job, place, kStepTokens);
+  bool is_apart = false;
+  place.tokens = tokens_of_piece(job, place, kStepTokens, is_apart);
   place.packed = packed_tokens(job, place.sequence, place.shape.seq_len);
   TokenRange tokens = common_tokens(place.tokens, place.packed);
   int sink_steps = 0;
@@ -355,7 +359,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       .tokens = tokens,
       .hole = {},
       .sink_steps = sink_steps,
-      .sinks_end = end_of_sinks(job, tokens.begin, sink_steps, kStepTokens),
+      .sinks_end = is_apart ? 0 : end_of_sinks(job, tokens.begin, sink_steps, kStepTokens),
       .packed = place.packed,
   };
   TilePiece<Keys, Values, Rows::kDim, Rows::kColumns, false> piece(
