@@ -47,7 +47,7 @@ int cuda_code_version(const CudaDevice& device);
 Result<uint8_t*> cuda_allocate(int device, int64_t bytes);
 void cuda_free(int device, uint8_t* data);
 
-// Both wait until they are done; either pointer may be on the host or on a device.
+// Both wait until they are done; either pointer may be on the host or on the current device.
 Status cuda_copy(void* to, const void* from, int64_t bytes);
 Status cuda_fill(void* to, uint8_t value, int64_t bytes);
 

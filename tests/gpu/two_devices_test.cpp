@@ -2,8 +2,12 @@
 // the thread's current device stays what it was. Without a second GPU these skip, counted.
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <numeric>
+
 #include "device/cuda_caller.hpp"
 #include "kv/kv_step.hpp"
+#include "kv/transcode.hpp"
 #include "tests/abi/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
@@ -39,8 +43,8 @@ class GpuTwoDevices : public GpuTest {
     EXPECT_EQ(current.value(), 0) << call;
   }
 
-  // Tokens one block at a time, then one by one, with a fork and what the fork holds; all outputs.
-  std::vector<float> run_cache(const ops::CudaContext& context, std::string_view recipe) {
+  static std::unique_ptr<kv::KvCache> created(const ops::CudaContext& context,
+                                              std::string_view recipe) {
     kv::KvCacheConfig config;
     config.geometry = {1, kHeads, kHeadDim, kHeadDim, {}};
     config.recipe = kv::parse_recipe(recipe).value();
@@ -54,8 +58,38 @@ class GpuTwoDevices : public GpuTest {
     const ops::CpuContext cpu{&ops::cpu::kernel_table(level), &serial_executor()};
     auto made = kv::KvCache::create(std::move(config), cpu);
     EXPECT_TRUE(made.ok()) << made.error().message;
+    return std::move(made).value();
+  }
+  template <class Float>
+  static auto rows(Float* data, int heads, int64_t token) {
+    return dense_rows(data + token * heads * kHeadDim, DType::kF32, heads, kHeadDim);
+  }
+  // cuda_copy is for memory of the current device.
+  template <class T>
+  static T* mirrored(Mirror& mirror, std::vector<T>& host, int device) {
+    const auto current = device::CurrentCudaDevice::set(device);
+    EXPECT_TRUE(current.ok());
+    return mirror.add(host);
+  }
+  // K's rows of all tokens, in binary32.
+  static std::vector<float> gathered(kv::KvCache& cache, int sequence, int device) {
+    const auto memory = cache::cuda_memory(device).value();
+    Mirror mirror(*memory);
+    std::vector<float> k(int64_t{kTokens} * kHeads * kHeadDim);
+    float* const there = mirrored(mirror, k, device);
+    EXPECT_TRUE(cache.gather(sequence, 0, 0, kTokens, rows(there, kHeads, 0), {}).ok());
+    EXPECT_TRUE(cache.synchronize().ok());
+    mirror.fetch(k);
+    return k;
+  }
+
+  // Tokens one block at a time, then one by one, with a fork and what the fork holds; all outputs.
+  // file: where the fork is saved, if anywhere.
+  std::vector<float> run_cache(const ops::CudaContext& context, std::string_view recipe,
+                               const std::string& file = "") {
+    const auto made = created(context, recipe);
+    kv::KvCache& cache = *made;
     expect_first_is_current("create");
-    kv::KvCache& cache = *made.value();
     const auto rows_memory = cache::cuda_memory(context.device.index).value();
     expect_first_is_current("cuda_memory");
     Mirror mirror(*rows_memory);
@@ -68,13 +102,10 @@ class GpuTwoDevices : public GpuTest {
       q.push_back(std::sin(1.3f * static_cast<float>(i)));
     }
     std::vector<float> out(q.size());
-    const auto rows = [](auto* data, int heads, int64_t token) {
-      return dense_rows(data + token * heads * kHeadDim, DType::kF32, heads, kHeadDim);
-    };
-    const float* const q_there = mirror.add(q);
-    const float* const k_there = mirror.add(k);
-    const float* const v_there = mirror.add(v);
-    float* const out_there = mirror.add(out);
+    const float* const q_there = mirrored(mirror, q, context.device.index);
+    const float* const k_there = mirrored(mirror, k, context.device.index);
+    const float* const v_there = mirrored(mirror, v, context.device.index);
+    float* const out_there = mirrored(mirror, out, context.device.index);
     const kv::AttentionParams params = {.num_q_heads = kQHeads, .softmax_scale = 0.1f};
     const int sequence = cache.create_sequence().value();
     int writer = sequence;
@@ -93,13 +124,15 @@ class GpuTwoDevices : public GpuTest {
     }
     EXPECT_TRUE(cache.synchronize().ok());
     mirror.fetch(out);
-    EXPECT_TRUE(cache.gather(writer, 0, 0, kTokens, rows(out_there, kHeads, 0), {}).ok());
-    EXPECT_TRUE(cache.synchronize().ok());
-    std::vector<float> gathered(out.size());
-    EXPECT_TRUE(device::cuda_copy(gathered.data(), out_there,
-                                  std::ssize(k) * static_cast<int64_t>(sizeof(float)))
-                    .ok());
-    out.insert(out.end(), gathered.begin(), gathered.begin() + std::ssize(k));
+    const std::vector<float> k_held = gathered(cache, writer, context.device.index);
+    out.insert(out.end(), k_held.begin(), k_held.end());
+    if (!file.empty()) {
+      std::vector<int32_t> ids(kTokens);
+      std::iota(ids.begin(), ids.end(), 0);
+      EXPECT_TRUE(cache.record_tokens(writer, ids).ok());
+      const Status saved = cache.save_sequence(writer, file);
+      EXPECT_TRUE(saved.ok()) << saved.error().message;
+    }
     expect_first_is_current("gather");
     return out;
   }
@@ -118,6 +151,26 @@ TEST_F(GpuTwoDevices, CachesOnBothGiveTheSame) {
   }
 }
 
+// Its rows are staged in pinned memory, which is written again when the copy before has ended: on
+// the second GPU's default stream, not on the current one's.
+TEST_F(GpuTwoDevices, AFileOfAnotherRecipeIsLoadedOnTheSecondsDefaultStream) {
+  const std::string file = testing::TempDir() + "two_devices_test.kvx";
+  run_cache(context(), "bf16", file);
+  const auto loaded = [&](const ops::CudaContext& context) {
+    const auto cache = created(context, "int8");
+    const Result<int> sequence = kv::transcode_sequence(*cache, file);
+    if (!sequence.ok()) {
+      ADD_FAILURE() << sequence.error().message;
+      return std::vector<float>();
+    }
+    return gathered(*cache, sequence.value(), context.device.index);
+  };
+  const std::vector<float> on_first = loaded(context());
+  ASSERT_FALSE(on_first.empty());
+  EXPECT_EQ(on_first, loaded({second().device, nullptr}));
+  std::filesystem::remove(file);
+}
+
 TEST_F(GpuTwoDevices, TheAbisCallsRunWhereTheirMemoryLies) {
   auto options = api::sized<kvx_cache_options_t>();
   options.memory = KVX_MEMORY_DEVICE;
@@ -133,21 +186,21 @@ TEST_F(GpuTwoDevices, TheAbisCallsRunWhereTheirMemoryLies) {
   Mirror first(memory());
   abi_test::PagedLayer pages(filled.geometry, abi_test::in_page(KVX_FORMAT_INT8),
                              abi_test::in_page(KVX_FORMAT_INT8));
-  mirror.add(pages.memory);
+  mirrored(mirror, pages.memory, 1);
   for (kvx_side_t* side : {&pages.k, &pages.v}) {
     side->codes = mirror.at(static_cast<uint8_t*>(side->codes));
     side->scales = mirror.at(static_cast<uint8_t*>(side->scales));
   }
   pages.layer.memory = KVX_MEMORY_DEVICE;
   std::vector<int64_t> slots = abi_test::slots_of(filled.sequence, filled.geometry.block_size);
-  kvx_rows_t k = api::rows(mirror.add(filled.k), KVX_DTYPE_F32);
-  const kvx_rows_t v = api::rows(mirror.add(filled.v), KVX_DTYPE_F32);
+  kvx_rows_t k = api::rows(mirrored(mirror, filled.k, 1), KVX_DTYPE_F32);
+  const kvx_rows_t v = api::rows(mirrored(mirror, filled.v, 1), KVX_DTYPE_F32);
   auto args = api::sized<kvx_append_args_t>();
   args.layer = &pages.layer;
   args.k = &k;
   args.v = &v;
   args.slot_dtype = KVX_DTYPE_S64;
-  args.slots = mirror.add(slots);
+  args.slots = mirrored(mirror, slots, 1);
   args.num_tokens = std::ssize(slots);
   ASSERT_EQ(kvx_append(&args, second().stream), KVX_STATUS_OK) << kvx_last_error();
   expect_first_is_current("kvx_append");

@@ -30,26 +30,15 @@ class PackedProducer {
       : side_(side), ring_(side.ring), finder_(side) {}
 
   __device__ void run() {
-    const int num_tiles = side_.walk.num_tiles;
-    visit([&]<class Element, class From>(Element, From) {
-      for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_tiles * kUnits);
-    });
-    // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
-    // spare: it goes from one tile that has some to the next. Outside of the choice of a format
-    // too, so that their code is there once.
-    int tile = 0;
-#pragma unroll 1
-    while (tile < num_tiles) {
-      const int first = tile * kUnits;
-      tile = Shape::kTakesWide ? side_.next_wide_tile(tile) : num_tiles - 1;
+    const int num_units = side_.walk.num_tiles * kUnits;
+    if constexpr (Shape::kTakesWide) {
+      visit([&]<class Element, class From>(Element, From) { start_ahead<Element>(num_units); });
+      fill_around_wide(num_units);
+    } else {
       visit([&]<class Element, class From>(Element, From) {
-        fill_units<Element, From>(first, (tile + 1) * kUnits, num_tiles * kUnits);
+        start_ahead<Element>(num_units);
+        fill_units<Element, From>(0, num_units, num_units);
       });
-      if constexpr (Shape::kTakesWide) {
-        fill_wide_tokens(side_, tile);
-        ring_.fill(side_.side, tile);
-      }
-      ++tile;
     }
   }
 
@@ -63,6 +52,27 @@ class PackedProducer {
     visit_packed<Shape>(side_.facts(), visitor);
   }
 
+  template <class Element>
+  __device__ void start_ahead(int num_units) {
+    for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_units);
+  }
+  // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
+  // spare: it goes from one tile that has some to the next. Outside of the choice of a format too,
+  // so that their code is there once.
+  __device__ void fill_around_wide(int num_units) {
+    int tile = 0;
+#pragma unroll 1
+    while (tile < side_.walk.num_tiles) {
+      const int first = tile * kUnits;
+      tile = side_.next_wide_tile(tile);
+      visit([&]<class Element, class From>(Element, From) {
+        fill_units<Element, From>(first, (tile + 1) * kUnits, num_units);
+      });
+      fill_wide_tokens(side_, tile);
+      ring_.fill(side_.side, tile);
+      ++tile;
+    }
+  }
   // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
   template <class Element, class From>
   __device__ void fill_units(int u, int end, int num_units) {
