@@ -61,8 +61,8 @@ PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, const Prefill
   }
   if (goes_onto_scores(k) && goes_onto_scores(v)) {
     const bool has_parts = !dims.fit(64, 64) && (has_groups(k) || has_groups(v));
-    if (has_parts) return instance<Engine, MmaF16, kOnParts>(dims);
-    return instance<Engine, MmaF16, kOnScores>(dims);
+    return has_parts ? instance<Engine, MmaF16, kOnParts>(dims)
+                     : instance<Engine, MmaF16, kOnScores>(dims);
   }
   return {};
 }
