@@ -70,6 +70,20 @@ TEST_P(GpuPrefillDims, TakesKeysAndValuesApart) {
   }
 }
 
+TEST_P(GpuPrefillDims, TakesIntegersAsF16UnderBf16Queries) {
+  for (const auto& [k, v] : kRoundedPairs) {
+    for (const Dims dims : {Dims{64, 128}, Dims{128, 64}, Dims{96, 32}, Dims{96, 96}}) {
+      SceneOptions options = options_of(k, v, dims);
+      options.q_type = DType::kBF16;
+      options.runs.front().num_heads = 1;
+      options.seq_lens = {200, 0, 300, 40};
+      options.q_lens = {200, 0, 37, 2};
+      SCOPED_TRACE(fmt::format("{}/{} {}/{}", k, v, dims.key, dims.value));
+      expect_within(options, kRoundedTolerance);
+    }
+  }
+}
+
 TEST_P(GpuPrefillDims, TakesKeysAndValuesApartWithEveryFeature) {
   for (const char* name : {"bf16", "fp8_e4m3", "nvfp4", "int8", "int4_affine"}) {
     for (int which = 0; which < 5; ++which) {
@@ -119,6 +133,25 @@ TEST_P(GpuPrefillLong, TakesEveryPairOfFormatsButGroupsOf64) {
       DeviceScene on_device(memory(), context(), scene);
       EXPECT_FALSE(ops::attend_has_prefill(context(), on_device.args()));
       EXPECT_TRUE(ops::attend_has_tiles(context(), on_device.args()));
+    }
+  }
+}
+
+TEST_P(GpuPrefillLong, TakesIntegersAsF16UnderBf16Queries) {
+  for (const auto& [k, v] : kRoundedPairs) {
+    for (const Dims dims :
+         {Dims{256, 256}, Dims{192, 128}, Dims{192, 192}, Dims{160, 96}, Dims{128, 256}}) {
+      for (const int ends : {-1, 2, 4}) {  // of set_wide_ends
+        SceneOptions options = options_of(k, v, dims);
+        options.q_type = DType::kBF16;
+        options.block_size = 64;
+        if (ends >= 0) set_wide_ends(options, ends);
+        options.runs.front().num_heads = 1;
+        options.seq_lens = {300, 0, 700, 131, 1, 16};
+        options.q_lens = {300, 0, 37, 2, 1, 0};
+        SCOPED_TRACE(fmt::format("{}/{} {}/{} ends {}", k, v, dims.key, dims.value, ends));
+        expect_within(options, kRoundedTolerance);
+      }
     }
   }
 }

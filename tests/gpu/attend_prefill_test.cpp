@@ -18,6 +18,22 @@ TEST_P(GpuPrefill, TakesEveryPairOfFormats) {
   }
 }
 
+TEST_P(GpuPrefill, TakesIntegersAsF16UnderBf16Queries) {
+  for (const auto& [k, v] : kRoundedPairs) {
+    for (const int head_dim : {64, 128}) {
+      for (const int block_size : {16, 48, 64}) {
+        SceneOptions options = prefill_options(k, v, head_dim);
+        options.q_type = DType::kBF16;
+        options.block_size = block_size;
+        options.seq_lens = {300, 0, 700, 131, 1, 16};
+        options.q_lens = {300, 0, 37, 2, 1, 0};
+        SCOPED_TRACE(fmt::format("{}/{} {} block size {}", k, v, head_dim, block_size));
+        expect_within(options, kRoundedTolerance);
+      }
+    }
+  }
+}
+
 TEST_P(GpuPrefill, TakesCells) {
   for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
     for (int shape = 0; shape < 4; ++shape) {
@@ -93,6 +109,17 @@ TEST_P(GpuPrefill, WalksOverWideEnds) {
       AttendScene scene(options);
       DeviceScene on_device(memory(), context(), scene);
       EXPECT_FALSE(ops::attend_has_prefill(context(), on_device.args()));
+    }
+  }
+}
+
+TEST_P(GpuPrefill, WalksOverWideEndsUnderBf16Queries) {
+  for (const auto& [k, v] : kRoundedPairs) {
+    for (int shape = 0; shape < 5; ++shape) {
+      SceneOptions options = with_wide_ends(k, v, shape);
+      options.q_type = DType::kBF16;
+      SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
+      expect_within(options, kRoundedTolerance);
     }
   }
 }
@@ -196,6 +223,7 @@ TEST_P(GpuPrefill, TakesBatchesOfAnyLengths) {
     const auto& [k, v] = kPrefillPairs[below(std::size(kPrefillPairs))];
     SceneOptions options = prefill_options(k, v, 64 << below(2));
     options.table_seed = 1 + i;
+    options.q_type = i % 2 == 0 ? DType::kF16 : DType::kBF16;
     options.q_per_kv = 1 + below(8);
     options.block_size = 16 * (1 + below(4));
     options.window = below(3) == 0 ? 1 + below(200) : 0;

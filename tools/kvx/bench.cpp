@@ -26,6 +26,7 @@ struct BenchOptions {
   std::string csv;
   std::string device = "cpu";
   std::string shapes = "a,b,c,d";  // of the GPU's measurements
+  std::string queries = "f16";
   bool only_attend = false;
 };
 
@@ -113,11 +114,13 @@ Status run_bench(const BenchOptions& options) {
 Status run_cuda_bench(const BenchOptions& options) {
   if (!kCudaIsOptimized) return unsupported("CUDA: {}; nothing to measure", kCuda);
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
-  KVX_ASSIGN_OR_RETURN(const std::vector<CudaBenchShape> shapes,
+  KVX_ASSIGN_OR_RETURN(std::vector<CudaBenchShape> shapes,
                        parse_cuda_shapes(options.shapes, options.shape.block_size));
   if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
   CudaBenchReport report;
   report.version = kVersion;
+  report.query_type = options.queries == "bf16" ? DType::kBF16 : DType::kF16;
+  for (CudaBenchShape& shape : shapes) shape.query_type = report.query_type;
   KVX_ASSIGN_OR_RETURN(report.device, device::open_cuda_device());
   KVX_ASSIGN_OR_RETURN(report.bandwidth, measure_cuda_bandwidth(report.device));
   Progress progress;
@@ -186,6 +189,12 @@ void add_bench(Command app, Action& action) {
           "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
           "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma; p256 and "
           "pc192/128 have those head_dims, of K and V")
+      .capture_default_str();
+  command
+      .add_option("--queries", o->queries,
+                  "With --device cuda: type of the queries and outputs; with bf16 a prompt's "
+                  "integers are rounded to f16, which is faster")
+      .one_of({"f16", "bf16"})
       .capture_default_str();
   command.add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");
   command.add_flag("--fast", shape.is_fast,

@@ -24,8 +24,9 @@ struct CudaBenchShape {
   int window_sinks = 0;
   PageOrder pages = PageOrder::kPool;
   bool has_sinks = false;
-  bool without_wgmma = false;  // a prompt in the kernel that older and newer devices have
-  bool is_mixed = false;       // lengths from 128 to the shape's, evenly on a logarithmic scale
+  bool without_wgmma = false;      // a prompt in the kernel that older and newer devices have
+  DType query_type = DType::kF16;  // of 16 bits; outputs' too
+  bool is_mixed = false;           // lengths from 128 to the shape's, evenly on a logarithmic scale
 
   // Prompts, or chunks of them: bound by arithmetic, not by bytes.
   bool is_prefill() const { return q_len > 16; }
@@ -55,6 +56,7 @@ struct CudaBenchReport {
   std::string version;
   device::CudaDevice device;
   CudaBandwidth bandwidth;
+  DType query_type = DType::kF16;
   std::vector<CudaMeasurement> measurements;
 };
 

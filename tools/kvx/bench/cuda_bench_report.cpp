@@ -26,7 +26,8 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
   return table.text(color) +
          fmt::format(
              "\n{}, driver for CUDA {}.{}: read {:.0f} GB/s, copy {:.0f} GB/s (read and written), "
-             "over 4 GiB.\n%: attend of that read; append (bf16 rows to packed bytes), gather "
+             "over 4 GiB; queries and outputs in {}.\n%: attend of that read; append (bf16 rows to "
+             "packed bytes), gather "
              "(back), copy "
              "(packed blocks) and pack (16-bit blocks to packed ones) of a copy of as many bytes, "
              "timed alike; step (append of a token a sequence) of a launch that does nothing. "
@@ -35,7 +36,7 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
              "replays.\n",
              report.device.name, report.device.driver_version / 1000,
              report.device.driver_version % 1000 / 10, report.bandwidth.read, report.bandwidth.copy,
-             kCudaReplays);
+             name_of(report.query_type), kCudaReplays);
 }
 
 std::string cuda_bench_json(const CudaBenchReport& report) {
@@ -57,6 +58,7 @@ std::string cuda_bench_json(const CudaBenchReport& report) {
                      {"driver_cuda", report.device.driver_version},
                      {"read_gb_per_second", report.bandwidth.read},
                      {"copy_gb_per_second", report.bandwidth.copy},
+                     {"queries", name_of(report.query_type)},
                      {"measurements", measurements}};
   return json.dump(2) + "\n";
 }

@@ -177,7 +177,8 @@ Status CudaCacheSets::make_wide_ends() {
 Status CudaCacheSets::make_queries() {
   const int64_t total_q = int64_t{shape_.num_sequences} * named_.q_len;
   const int64_t rows = total_q * shape_.num_q_heads;
-  KVX_ASSIGN_OR_RETURN(queries_, DeviceArray::of(*memory_, random_f16(rows * dim_of(0), 3)));
+  KVX_ASSIGN_OR_RETURN(
+      queries_, DeviceArray::of(*memory_, random_numbers(named_.query_type, rows * dim_of(0), 3)));
   KVX_ASSIGN_OR_RETURN(out_, DeviceArray::of(*memory_, std::vector<uint16_t>(rows * dim_of(1))));
   std::vector<int32_t> starts(shape_.num_sequences + 1);
   for (int s = 0; s <= shape_.num_sequences; ++s) starts[s] = s * named_.q_len;
@@ -314,8 +315,9 @@ ops::AttendArgs CudaCacheSets::attend_args(int set) const {
   args.seq_lens = seq_lens_.as<int32_t>();
   args.q_starts = q_starts_.as<int32_t>();
   args.num_q_heads = shape_.num_q_heads;
-  args.q = dense_rows(queries_.as<const uint16_t>(), DType::kF16, shape_.num_q_heads, dim_of(0));
-  args.out = dense_rows(out_.as<uint16_t>(), DType::kF16, shape_.num_q_heads, dim_of(1));
+  args.q =
+      dense_rows(queries_.as<const uint16_t>(), named_.query_type, shape_.num_q_heads, dim_of(0));
+  args.out = dense_rows(out_.as<uint16_t>(), named_.query_type, shape_.num_q_heads, dim_of(1));
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   args.window = named_.window;
   args.window_sinks = named_.window_sinks;

@@ -97,8 +97,11 @@ PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& a
   const bool is_wgmma = path == CudaAttendPath::kPrefill && is_hoppers_code(context);
   const PrefillKernel kernel =
       find_prefill_kernel(is_wgmma ? PrefillEngine::kWgmma : PrefillEngine::kMmaSync,
-                          {run.k.spec.facts->id, has_shared_scale(run.k)},
-                          {run.v.spec.facts->id, has_shared_scale(run.v)}, dims, has_wide_ends);
+                          {.k = {run.k.spec.facts->id, has_shared_scale(run.k)},
+                           .v = {run.v.spec.facts->id, has_shared_scale(run.v)},
+                           .dims = dims,
+                           .has_wide_ends = has_wide_ends,
+                           .may_round = args.q.dtype == DType::kBF16});
   return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : PrefillKernel{};
 }
 

@@ -15,22 +15,18 @@ bool is_fp8(FormatId id) {
 bool is_fp4(FormatId id) {
   return id == FormatId::kNvfp4 || id == FormatId::kMxfp4 || id == FormatId::kMxfp4G16;
 }
-bool goes_into_operand(const PrefillSide& side) {
-  return is_fp4(side.id) || (is_fp8(side.id) && side.has_shared_scale);
-}
 bool has_groups(const PrefillSide& side) {
   return side.id == FormatId::kInt8 || side.id == FormatId::kInt4;
 }
+bool is_integer(const PrefillSide& side) {
+  return has_groups(side) || side.id == FormatId::kInt8Affine || side.id == FormatId::kInt4Affine;
+}
+bool goes_into_operand(const PrefillSide& side, bool may_round) {
+  if (is_integer(side)) return may_round;
+  return is_fp4(side.id) || (is_fp8(side.id) && side.has_shared_scale);
+}
 bool goes_onto_scores(const PrefillSide& side) {
-  switch (side.id) {
-    case FormatId::kInt8:
-    case FormatId::kInt4:
-    case FormatId::kInt8Affine:
-    case FormatId::kInt4Affine:
-      return true;
-    default:
-      return is_fp8(side.id);
-  }
+  return is_integer(side) || is_fp8(side.id);
 }
 
 template <PrefillEngine Engine, class Mma, PrefillScales Scales>
@@ -46,16 +42,16 @@ PrefillKernel instance(const PrefillDims& dims) {
 }
 
 template <PrefillEngine Engine>
-PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, const PrefillDims& dims,
-                       bool has_wide_ends) {
+PrefillKernel find_for(const PrefillCall& call) {
   using enum PrefillScales;
+  const auto& [k, v, dims, has_wide_ends, may_round] = call;
   if (k.id == FormatId::kBF16 && v.id == FormatId::kBF16) {  // wide ends are rows like others
     return instance<Engine, MmaBf16, kNone>(dims);
   }
   if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_wide_ends) {
     return instance<Engine, MmaF16, kNone>(dims);
   }
-  if (goes_into_operand(k) && goes_into_operand(v)) {
+  if (goes_into_operand(k, may_round) && goes_into_operand(v, may_round)) {
     return has_wide_ends ? instance<Engine, MmaF16, kOnOperandBesideWide>(dims)
                          : instance<Engine, MmaF16, kOnOperand>(dims);
   }
@@ -69,11 +65,9 @@ PrefillKernel find_for(const PrefillSide& k, const PrefillSide& v, const Prefill
 
 }  // namespace
 
-PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillSide& k, const PrefillSide& v,
-                                  const PrefillDims& dims, bool has_wide_ends) {
-  return engine == PrefillEngine::kWgmma
-             ? find_for<PrefillEngine::kWgmma>(k, v, dims, has_wide_ends)
-             : find_for<PrefillEngine::kMmaSync>(k, v, dims, has_wide_ends);
+PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillCall& call) {
+  return engine == PrefillEngine::kWgmma ? find_for<PrefillEngine::kWgmma>(call)
+                                         : find_for<PrefillEngine::kMmaSync>(call);
 }
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "ops/attend/cuda/prefill_fill.cuh"
-#include "ops/attend/cuda/tile_scales.cuh"
+#include "ops/attend/cuda/prefill_scales.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -49,21 +49,14 @@ struct PackedRows {
   }
 };
 
-// Bytes of group scales that a chunk of codes has, where they go into the tile.
-__device__ inline int scale_bytes_of_chunk(format::FormatId id) {
-  using format::FormatId;
-  if (id == FormatId::kMxfp4) return 1;
-  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4G16 ? 2 : 0;
-}
-
 // What multiplies a token's codes, by parts of the row, and what is added then.
 struct TokenScales {
   float scale[2];
   float zero;
 };
 
-// Calls visit(Element{}, From{}): how a format's codes are decoded, and its scales that go into the
-// tile.
+// Calls visit(Element{}, Scales{}): how a format's codes are decoded, and those of its scales that
+// go into the tile, or NoScale.
 template <class Shape, class Visit>
 __device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
   using format::FormatId;
@@ -92,16 +85,26 @@ __device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
         return visit(TileE4M3{}, NoScale{});
       case FormatId::kFp8E5M2:
         return visit(TileE5M2{}, NoScale{});
+      case FormatId::kInt8:
+        return visit(TileInt8{}, ScaleOf64<8>{});
+      case FormatId::kInt8Affine:
+        return visit(TileUInt8{}, ScaleAndZero<TileUInt8>{});
+      case FormatId::kInt4:
+        return visit(TileInt4{}, ScaleOf64<4>{});
+      case FormatId::kInt4Affine:
+        return visit(TileUInt4{}, ScaleAndZero<TileUInt4>{});
       case FormatId::kNvfp4:
         if constexpr (kHasCells) {
-          if (side.view.in_cells) return visit(TileE2M1Cells{}, FromE4M3Raised{});
+          if (side.view.in_cells) return visit(TileE2M1Cells{}, ScalesOfGroups<FromE4M3Raised>{});
         }
-        return visit(TileE2M1{}, FromE4M3{});
+        return visit(TileE2M1{}, ScalesOfGroups<FromE4M3>{});
       default:
         if constexpr (kHasCells) {
-          if (side.view.in_cells) return visit(TileE2M1Cells{}, FromE8M0Raised<6>{});
+          if (side.view.in_cells) {
+            return visit(TileE2M1Cells{}, ScalesOfGroups<FromE8M0Raised<6>>{});
+          }
         }
-        return visit(TileE2M1{}, FromE8M0{});
+        return visit(TileE2M1{}, ScalesOfGroups<FromE8M0>{});
     }
   }
 }
@@ -126,17 +129,18 @@ class PackedUnits {
     return {finder_.own_rows(side_.rows().codes, head), finder_.own_rows(scales, head)};
   }
   // Starts the copies of a unit of the finder's tile.
-  template <int Bits>
+  template <class Element, class Scales>
   __device__ void copy(int unit, uint32_t raw, const GroupRows& own) const {
-    copy_rows<Bits>(unit, raw, own);
+    copy_rows<Element::kBits, Scales>(unit, raw, own);
     if constexpr (Shape::kScalesScores) {
       if (side_.side == 0 && begins_scales(unit)) copy_token_scales(unit, raw, own.scales);
     }
   }
   // What this thread has copied goes into the tile.
-  template <class Element, class From>
+  template <class Element, class Scales>
   __device__ void decode(uint32_t raw, int tile, int unit) const {
-    decode_rows<Element, From>(raw, ring_.tile(side_.side, tile) + unit * Shape::kUnitTokens * 128);
+    decode_rows<Element, Scales>(raw,
+                                 ring_.tile(side_.side, tile) + unit * Shape::kUnitTokens * 128);
     if constexpr (Shape::kScalesScores) {
       if (side_.side == 0 && begins_scales(unit)) store_token_scales(raw, tile, unit);
     }
@@ -154,15 +158,16 @@ class PackedUnits {
     return raw + pass * kWarpgroup * 16 + PrefillSideWalk<Shape>::thread() * 16;
   }
   __device__ static uint32_t raw_scales(uint32_t raw, int pass) {
-    return raw + Shape::kRawScalesAt + pass * kWarpgroup * 4 + PrefillSideWalk<Shape>::thread() * 4;
+    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 +
+           PrefillSideWalk<Shape>::thread() * 4;
   }
 
-  template <int Bits>
+  template <int Bits, class Scales>
   __device__ void copy_rows(int unit, uint32_t raw, const GroupRows& own) const {
     using Rows = PackedRows<Shape, Bits>;
     const TileRegion& codes = side_.rows().codes;
     const TileRegion& scales = side_.rows().scales;
-    constexpr bool kHasScales = Bits == 4 && !Shape::kScalesScores;
+    constexpr bool kHasScales = !std::is_same_v<Scales, NoScale>;
     // A thread's rows of all passes are the same one of their groups, and a warp's are of one.
     static_assert(Rows::kRowsAtOnce % kTileTokens == 0);
     const int in_group = Rows::row() % kTileTokens;
@@ -177,7 +182,7 @@ class PackedUnits {
       [[maybe_unused]] int my_scales = 0;
       if constexpr (kHasScales) {  // the word that they lie in
         my_scales =
-            (in_group * scales.token_stride + chunk * scale_bytes_of_chunk(side_.facts().id)) & ~3;
+            (in_group * scales.token_stride + Scales::first_byte(side_.facts(), chunk)) & ~3;
       }
 #pragma unroll
       for (int r = 0; r < Rows::kRowPasses; ++r) {
@@ -227,13 +232,8 @@ class PackedUnits {
     return load_shared_4(token_scale_word(raw)) >> (in_rows % 4 * 8);
   }
 
-  // centre: what tiles have subtracted from the codes.
-  __device__ static TokenScales affine_scales(const CudaSide& side, uint32_t bits, float centre) {
-    float2 params = __half22float2(reinterpret_cast<const __half2&>(bits));
-    if (side.view.spec.scale_type == format::ScaleType::kBF16) {
-      params = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
-    }
-    return {{params.x, params.x}, fmaf(centre, params.x, params.y)};
+  __device__ static TokenScales of_affine(const float2& params) {
+    return {{params.x, params.x}, params.y};
   }
   __device__ static TokenScales token_scales_of(const CudaSide& side, uint32_t bits) {
     using format::FormatId;
@@ -243,38 +243,34 @@ class PackedUnits {
       case FormatId::kFp8E5M2:
         return {{__uint_as_float(bits), __uint_as_float(bits)}, 0.0f};
       case FormatId::kInt8Affine:
-        return affine_scales(side, bits, TileUInt8::kMiddle);
+        return of_affine(affine_params(side, bits, TileUInt8::kMiddle));
       case FormatId::kInt4Affine:
-        return affine_scales(side, bits, TileUInt4::kMiddle);
+        return of_affine(affine_params(side, bits, TileUInt4::kMiddle));
       default:  // rows of 64 numbers and less have one
         return {{halves.x, side.view.head_dim > 64 ? halves.y : 0.0f}, 0.0f};
     }
   }
 
-  template <class Element, class From>
+  template <class Element, class Scales>
   __device__ void decode_rows(uint32_t raw, uint32_t to) const {
     using Rows = PackedRows<Shape, Element::kBits>;
     to += Rows::in_tile();  // a tile lies on 1024 bytes
 #pragma unroll
     for (int b = 0; b < Rows::kBlockPasses; ++b) {
       if (Rows::is_behind(b, side_.side)) break;
-      decode_blocks<Element, From>(raw, to + b * Rows::kBlocksAtOnce * Shape::kBlockBytes, b);
+      decode_blocks<Element, Scales>(raw, to + b * Rows::kBlocksAtOnce * Shape::kBlockBytes, b);
     }
   }
-  template <class Element, class From>
+  template <class Element, class Scales>
   __device__ void decode_blocks(uint32_t raw, uint32_t to, int block_pass) const {
     using Rows = PackedRows<Shape, Element::kBits>;
-    constexpr bool kHasScales = !std::is_same_v<From, NoScale>;
+    constexpr bool kHasScales = !std::is_same_v<Scales, NoScale>;
     const int first_pass = block_pass * Rows::kRowPasses;
-    // Of the word that they lie in: the same in all rows.
-    [[maybe_unused]] int scales_at = 0, scale_bytes = 2;
+    [[maybe_unused]] int scales_at = 0;  // of the word that they lie in: the same in all rows
     if constexpr (kHasScales) {
-      if constexpr (!std::is_same_v<From, FromE4M3>) {
-        scale_bytes = scale_bytes_of_chunk(side_.facts().id);
-      }
       const int chunk = Rows::chunk() + block_pass * Rows::kChunksAtOnce;
       const int in_row = Rows::row() % kTileTokens * side_.rows().scales.token_stride;
-      scales_at = 8 * ((in_row + chunk * scale_bytes) & 3);
+      scales_at = 8 * ((in_row + Scales::first_byte(side_.facts(), chunk)) & 3);
     }
     uint4 codes[Rows::kRowPasses];  // all are asked for before the first is used
     [[maybe_unused]] uint32_t group_scales[Rows::kRowPasses];
@@ -286,11 +282,8 @@ class PackedUnits {
 #pragma unroll
     for (int p = 0; p < Rows::kRowPasses; ++p) {
       const uint32_t words[4] = {codes[p].x, codes[p].y, codes[p].z, codes[p].w};
-      [[maybe_unused]] Two scales = {};
-      if constexpr (kHasScales) {
-        const uint32_t bytes = group_scales[p] >> scales_at;
-        scales = From::f16x2(__byte_perm(bytes, 0, scale_bytes == 1 ? 0x0000 : 0x1100));
-      }
+      [[maybe_unused]] ChunkScales scales = {};
+      if constexpr (kHasScales) scales = Scales::of(side_.facts(), group_scales[p] >> scales_at);
 #pragma unroll
       for (int i = 0; i < Rows::kTileChunks; ++i) {
         Four x;
@@ -302,9 +295,8 @@ class PackedUnits {
           x = Element::for_values(words[i]);
         }
         if constexpr (kHasScales) {
-          const uint32_t scale = i < 2 ? scales.a : scales.b;
 #pragma unroll
-          for (int j = 0; j < 4; ++j) x.r[j] = multiply_f16x2(x.r[j], scale);
+          for (int j = 0; j < 4; ++j) x.r[j] = Scales::apply(scales, i, x.r[j]);
         }
         store_chunk((to ^ (16 * i)) + p * Rows::kRowsAtOnce * 128, x);
       }

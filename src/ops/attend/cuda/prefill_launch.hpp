@@ -38,9 +38,16 @@ struct PrefillDims {
   }
 };
 
-// has_wide_ends: some tokens may be wide.
-PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillSide& k, const PrefillSide& v,
-                                  const PrefillDims& dims, bool has_wide_ends);
+// What a call asks of an instance. has_wide_ends: some tokens may be wide. may_round: integers may
+// become f16 numbers under their scales, since the queries have fewer digits.
+struct PrefillCall {
+  PrefillSide k;
+  PrefillSide v;
+  PrefillDims dims;
+  bool has_wide_ends;
+  bool may_round;
+};
+PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillCall& call);
 
 cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendJob& job,
                                   cudaStream_t stream);
@@ -51,7 +58,8 @@ struct MmaBf16;
 // Where a format's scales go.
 enum class PrefillScales {
   kNone,       // 16-bit formats: tiles are copies of the rows
-  kOnOperand,  // into the tiles: one scale a head, E2M1 under group scales (products are exact)
+  kOnOperand,  // into the tiles: one scale a head, E2M1 under group scales (products are exact),
+               // and integers, rounded to f16
   kOnOperandBesideWide,  // the same; tokens of a sequence's wide ends have scales on scores
   kOnScores,             // tiles are codes; the scale of a row goes to scores and weights
   kOnParts,  // the same with groups of 64 in rows of 128: two sums of scores, two sets of weights

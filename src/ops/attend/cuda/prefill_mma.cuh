@@ -87,18 +87,16 @@ class MmaFiller {
     const PackedUnits<Shape> units(side, finder_);
     if (tile < walk_.num_tiles) {
       const GroupRows own = units.own_rows();
-      if (bits_of(side.facts().id) == 8) {
-        units.template copy<8>(0, units.raw_unit(0), own);
-      } else {
-        units.template copy<4>(0, units.raw_unit(0), own);
-      }
+      visit_packed<Shape>(side.facts(), [&]<class Element, class Scales>(Element, Scales) {
+        units.template copy<Element, Scales>(0, units.raw_unit(0), own);
+      });
     }
     commit_copies();
   }
   __device__ void decode(const Side& side, int tile) const {
     const PackedUnits<Shape> units(side, finder_);
-    visit_packed<Shape>(side.facts(), [&]<class Element, class From>(Element, From) {
-      units.template decode<Element, From>(units.raw_unit(0), tile, 0);
+    visit_packed<Shape>(side.facts(), [&]<class Element, class Scales>(Element, Scales) {
+      units.template decode<Element, Scales>(units.raw_unit(0), tile, 0);
     });
     if constexpr (Shape::kTakesWide) fill_wide_tokens(side, tile);
   }

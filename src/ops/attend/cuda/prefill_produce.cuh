@@ -32,12 +32,14 @@ class PackedProducer {
   __device__ void run() {
     const int num_units = side_.walk.num_tiles * kUnits;
     if constexpr (Shape::kTakesWide) {
-      visit([&]<class Element, class From>(Element, From) { start_ahead<Element>(num_units); });
+      visit([&]<class Element, class Scales>(Element, Scales) {
+        start_ahead<Element, Scales>(num_units);
+      });
       fill_around_wide(num_units);
     } else {
-      visit([&]<class Element, class From>(Element, From) {
-        start_ahead<Element>(num_units);
-        fill_units<Element, From>(0, num_units, num_units);
+      visit([&]<class Element, class Scales>(Element, Scales) {
+        start_ahead<Element, Scales>(num_units);
+        fill_units<Element, Scales>(0, num_units, num_units);
       });
     }
   }
@@ -52,9 +54,9 @@ class PackedProducer {
     visit_packed<Shape>(side_.facts(), visitor);
   }
 
-  template <class Element>
+  template <class Element, class Scales>
   __device__ void start_ahead(int num_units) {
-    for (int u = 0; u < kAhead; ++u) start<Element::kBits>(u, u, num_units);
+    for (int u = 0; u < kAhead; ++u) start<Element, Scales>(u, u, num_units);
   }
   // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
   // spare: it goes from one tile that has some to the next. Outside of the choice of a format too,
@@ -65,8 +67,8 @@ class PackedProducer {
     while (tile < side_.walk.num_tiles) {
       const int first = tile * kUnits;
       tile = side_.next_wide_tile(tile);
-      visit([&]<class Element, class From>(Element, From) {
-        fill_units<Element, From>(first, (tile + 1) * kUnits, num_units);
+      visit([&]<class Element, class Scales>(Element, Scales) {
+        fill_units<Element, Scales>(first, (tile + 1) * kUnits, num_units);
       });
       fill_wide_tokens(side_, tile);
       ring_.fill(side_.side, tile);
@@ -74,21 +76,21 @@ class PackedProducer {
     }
   }
   // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
-  template <class Element, class From>
+  template <class Element, class Scales>
   __device__ void fill_units(int u, int end, int num_units) {
     const PackedUnits<Shape> units(side_, finder_);
 #pragma unroll 1
     for (; u < end; ++u) {
       wait_for_copies<kAhead - 1>();
       // Where the unit before this was.
-      start<Element::kBits>(u + kAhead, slot_ == 0 ? kSlots - 1 : slot_ - 1, num_units);
+      start<Element, Scales>(u + kAhead, slot_ == 0 ? kSlots - 1 : slot_ - 1, num_units);
       const int tile = static_cast<unsigned>(u) / kUnits;
       const int unit = static_cast<unsigned>(u) % kUnits;
       if (unit == 0) {
         ring_.wait_free(side_.side, tile);
         finder_.say_facts(tile);
       }
-      units.template decode<Element, From>(units.raw_unit(slot_), tile, unit);
+      units.template decode<Element, Scales>(units.raw_unit(slot_), tile, unit);
       slot_ = slot_ == kSlots - 1 ? 0 : slot_ + 1;
       const bool is_open = Shape::kTakesWide && u + 1 == end;
       if (unit == kUnits - 1 && !is_open) ring_.fill(side_.side, tile);
@@ -96,13 +98,13 @@ class PackedProducer {
   }
 
   // A group of copies for every unit, also behind the last.
-  template <int Bits>
+  template <class Element, class Scales>
   __device__ void start(int u, int slot, int num_units) {
     if (u < num_units) {
       const PackedUnits<Shape> units(side_, finder_);
       const int unit = static_cast<unsigned>(u) % kUnits;
       if (unit == 0 && finder_.next()) own_rows_ = units.own_rows();
-      units.template copy<Bits>(unit, units.raw_unit(slot), own_rows_);
+      units.template copy<Element, Scales>(unit, units.raw_unit(slot), own_rows_);
     }
     commit_copies();
   }

@@ -68,13 +68,11 @@ struct PrefillShape {
   static constexpr int kScaleStages = kIsWgmma ? 2 * kStages : 1;
   // Packed rows on their way to the decoding threads, a unit of tokens of a side at a time: 16
   // bytes of codes a thread, a few times, and as many words of scales, or K's and V's of a token.
-  // Codes of long rows are there as 8 bits or as 4, and then leave their scales half of the place.
   static constexpr int kRawUnits = !kDecodes ? 0 : kIsWgmma ? 3 : 1;
   static constexpr int kUnitTokens = kHasLongSums ? 16 : 64;
   static constexpr int kRawCodeBytes = kIsLong ? kUnitTokens * kKeyDim : 4 * kWarpgroup * 16;
-  static constexpr bool kSharesRawCodes = kIsLong && !kScalesScores;
-  static constexpr int kRawScalesAt = kSharesRawCodes ? kRawCodeBytes / 2 : kRawCodeBytes;
-  static constexpr int kRawScaleWords = kSharesRawCodes ? 0 : kScalesScores ? 1 : 4;  // a thread
+  static constexpr int kRawScaleWords =  // a thread
+      kScalesScores ? 1 : kRawCodeBytes / (kWarpgroup * 16);
   static constexpr int kRawUnitBytes = kRawCodeBytes + kRawScaleWords * kWarpgroup * 4;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
   static constexpr int kFactsOfRow = kScalesScores ? 3 : 2;  // prefill_queries.cuh

@@ -1,0 +1,80 @@
+// Scales that go into the prefill kernels' tiles: what makes f16 numbers of a chunk of codes, 16
+// bytes of a row, beside the codes' own decoding.
+//
+//   first_byte  of the chunk's scales, among its row's
+//   of          from the word that they lie in, first byte lowest
+//   apply       to two numbers of part i of the chunk, eight numbers each
+#pragma once
+
+#include <type_traits>
+
+#include "ops/attend/cuda/job.cuh"
+#include "ops/attend/cuda/tile_decode.cuh"
+#include "ops/attend/cuda/tile_scales.cuh"
+
+namespace kvx::ops::cuda {
+
+struct ChunkScales {  // pairs of the same f16
+  uint32_t factor[2];
+  uint32_t zero;
+};
+
+// E2M1's, of 16 or 32 numbers: a chunk has 32. From: tile_scales.cuh.
+template <class From>
+struct ScalesOfGroups {
+  __device__ static int first_byte(const CudaSide& side, int chunk) { return chunk * bytes(side); }
+  __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
+    const Two factors = From::f16x2(__byte_perm(word, 0, bytes(side) == 1 ? 0x0000 : 0x1100));
+    return {{factors.a, factors.b}, 0};
+  }
+  __device__ static uint32_t apply(const ChunkScales& scales, int i, uint32_t x) {
+    return multiply_f16x2(x, scales.factor[i / 2]);
+  }
+
+ private:
+  __device__ static int bytes(const CudaSide& side) {  // a chunk
+    if constexpr (std::is_same_v<From, FromE4M3> || std::is_same_v<From, FromE4M3Raised>) return 2;
+    return side.id == format::FormatId::kMxfp4 ? 1 : 2;
+  }
+};
+
+// int8's and int4's, of 64 numbers. With binary32 scales on scores and weights nothing is rounded;
+// here a number is, to f16.
+template <int Bits>
+struct ScaleOf64 {
+  __device__ static int first_byte(const CudaSide&, int chunk) {
+    return chunk * (128 / Bits) / 64 * 2;
+  }
+  __device__ static ChunkScales of(const CudaSide&, uint32_t word) {
+    const uint32_t factor = __byte_perm(word, 0, 0x1010);
+    return {{factor, factor}, 0};
+  }
+  __device__ static uint32_t apply(const ChunkScales& scales, int, uint32_t x) {
+    return multiply_f16x2(x, scales.factor[0]);
+  }
+};
+
+// An affine row's scale, and its zero as codes less `centre` need it.
+__device__ inline float2 affine_params(const CudaSide& side, uint32_t bits, float centre) {
+  float2 params = __half22float2(reinterpret_cast<const __half2&>(bits));
+  if (side.view.spec.scale_type == format::ScaleType::kBF16) {
+    params = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
+  }
+  return {params.x, fmaf(centre, params.x, params.y)};
+}
+
+// Of a whole row; numbers are rounded here, as those of ScaleOf64, and so is the zero.
+template <class Element>
+struct ScaleAndZero {
+  __device__ static int first_byte(const CudaSide&, int) { return 0; }
+  __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
+    const float2 params = affine_params(side, word, Element::kMiddle);
+    const uint32_t factor = MmaF16::pack(params.x, params.x);
+    return {{factor, factor}, MmaF16::pack(params.y, params.y)};
+  }
+  __device__ static uint32_t apply(const ChunkScales& scales, int, uint32_t x) {
+    return fma_f16x2(x, scales.factor[0], scales.zero);
+  }
+};
+
+}  // namespace kvx::ops::cuda
