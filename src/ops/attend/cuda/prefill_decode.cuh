@@ -109,6 +109,30 @@ __device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
   }
 }
 
+// As visit_packed, of scales that are copied as the side's are.
+template <class Shape, class Visit>
+__device__ inline void visit_copied(const CudaSide& side, Visit&& visit) {
+  using format::FormatId;
+  const bool is_byte = bits_of(side.id) == 8;
+  if constexpr (Shape::kScalesScores) {
+    return is_byte ? visit(TileInt8{}, NoScale{}) : visit(TileInt4{}, NoScale{});
+  } else {
+    switch (side.id) {
+      case FormatId::kFp8E4M3:
+      case FormatId::kFp8E5M2:
+        return visit(TileE4M3{}, NoScale{});
+      case FormatId::kInt8:
+      case FormatId::kInt8Affine:
+        return visit(TileInt8{}, ScaleOf64<8>{});
+      case FormatId::kInt4:
+      case FormatId::kInt4Affine:
+        return visit(TileInt4{}, ScaleOf64<4>{});
+      default:
+        return visit(TileE2M1{}, ScalesOfGroups<FromE8M0>{});
+    }
+  }
+}
+
 // Where the group of a lane lies: its codes, and the scales that come with them.
 struct GroupRows {
   const uint8_t* codes;
@@ -131,14 +155,17 @@ class PackedUnits {
   // Starts the copies of a unit of the finder's tile.
   template <class Element, class Scales>
   __device__ void copy(int unit, uint32_t raw, const GroupRows& own) const {
-    copy_rows<Element::kBits, Scales>(unit, raw, own);
+    using Rows = PackedRows<Shape, Element::kBits>;
+    copy_rows<Rows>(unit, raw, own.codes);
+    if constexpr (kHasRowScales<Scales>) copy_row_scales<Rows, Scales>(unit, raw, own.scales);
     if constexpr (Shape::kScalesScores) {
       if (side_.side == 0 && begins_scales(unit)) copy_token_scales(unit, raw, own.scales);
     }
   }
-  // What this thread has copied goes into the tile.
+  // What this thread has copied goes into the tile, by all lanes of a warp after they waited.
   template <class Element, class Scales>
   __device__ void decode(uint32_t raw, int tile, int unit) const {
+    if constexpr (kHasRowScales<Scales>) __syncwarp();  // other lanes' copies
     decode_rows<Element, Scales>(raw,
                                  ring_.tile(side_.side, tile) + unit * Shape::kUnitTokens * 128);
     if constexpr (Shape::kScalesScores) {
@@ -153,25 +180,23 @@ class PackedUnits {
   }
 
  private:
-  // This thread's parts of a unit.
+  // This thread's part of a unit.
   __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
     return raw + pass * kWarpgroup * 16 + PrefillSideWalk<Shape>::thread() * 16;
   }
-  __device__ static uint32_t raw_scales(uint32_t raw, int pass) {
-    return raw + Shape::kRawCodeBytes + pass * kWarpgroup * 4 +
-           PrefillSideWalk<Shape>::thread() * 4;
-  }
-
-  template <int Bits, class Scales>
-  __device__ void copy_rows(int unit, uint32_t raw, const GroupRows& own) const {
-    using Rows = PackedRows<Shape, Bits>;
+  template <class Rows>
+  __device__ void copy_rows(int unit, uint32_t raw, const uint8_t* own) const {
     const TileRegion& codes = side_.rows().codes;
-    const TileRegion& scales = side_.rows().scales;
-    constexpr bool kHasScales = !std::is_same_v<Scales, NoScale>;
     // A thread's rows of all passes are the same one of their groups, and a warp's are of one.
     static_assert(Rows::kRowsAtOnce % kTileTokens == 0);
     const int in_group = Rows::row() % kTileTokens;
     const int first_group = unit * (Shape::kUnitTokens / kTileTokens) + Rows::row() / kTileTokens;
+    // All are looked up before the first copy: between the two ptxas waits.
+    TileGroup groups[Rows::kRowPasses];
+#pragma unroll
+    for (int r = 0; r < Rows::kRowPasses; ++r) {
+      groups[r] = finder_.group(first_group + r * (Rows::kRowsAtOnce / kTileTokens), own);
+    }
 #pragma unroll
     for (int b = 0; b < Rows::kBlockPasses; ++b) {
       if (Rows::is_behind(b, side_.side)) break;
@@ -179,23 +204,52 @@ class PackedUnits {
       const int mine = in_group * codes.token_stride + chunk * 16;
       // Which of a group's tokens it needs: behind the end of shorter rows none are there.
       const int wanted = chunk * 16 < side_.facts().code_bytes ? in_group : kTileTokens;
-      [[maybe_unused]] int my_scales = 0;
-      if constexpr (kHasScales) {  // the word that they lie in
-        my_scales =
-            (in_group * scales.token_stride + Scales::first_byte(side_.facts(), chunk)) & ~3;
-      }
 #pragma unroll
       for (int r = 0; r < Rows::kRowPasses; ++r) {
-        const int p = b * Rows::kRowPasses + r;
-        const int group = first_group + r * (Rows::kRowsAtOnce / kTileTokens);
-        const bool is_there = wanted < finder_.num_tokens(group);
-        copy_async_16(raw_codes(raw, p), finder_.rows_of(group, own.codes) + mine,
-                      is_there ? 16 : 0);
-        if constexpr (kHasScales) {
-          copy_async_4(raw_scales(raw, p), finder_.rows_of(group, own.scales) + my_scales,
-                       is_there ? 4 : 0);
-        }
+        copy_async_16(raw_codes(raw, b * Rows::kRowPasses + r), groups[r].rows + mine,
+                      wanted < groups[r].num_tokens ? 16 : 0);
       }
+    }
+  }
+
+  // Scales that go into the tile: a warp copies those of its rows, of which many lanes have parts.
+  // In a pass it has rows beside each other.
+  template <class Scales>
+  static constexpr bool kHasRowScales = !std::is_same_v<Scales, NoScale>;
+  static constexpr int kWarpRows = Shape::kUnitTokens / kFillingWarps;  // in all passes
+  template <class Rows>
+  static constexpr int kRowsOfPass = Rows::kRowsAtOnce / kFillingWarps;
+  // Words that a row's scales may lie in: a row begins on any byte.
+  template <class Scales>
+  static constexpr int kRowWords = (Scales::bytes_of_row(Shape::kKeyDim) + 3) / 4;
+  __device__ static int warp() {
+    return PrefillSideWalk<Shape>::thread() / kWarp;
+  }
+  template <class Scales>
+  __device__ static uint32_t raw_scales(uint32_t raw, int row_of_warp) {
+    static_assert(kFillingWarps * kWarpRows * kRowWords<Scales> * 4 <= Shape::kRawScaleBytes);
+    return raw + Shape::kRawCodeBytes + (warp() * kWarpRows + row_of_warp) * kRowWords<Scales> * 4;
+  }
+  // Where lanes are more than words, some copy the same one: cheaper than to leave them out.
+  template <class Rows, class Scales>
+  __device__ void copy_row_scales(int unit, uint32_t raw, const uint8_t* own) const {
+    constexpr unsigned kWords = kRowWords<Scales>;
+    constexpr unsigned kRowsAtOnce = kRowsOfPass<Rows>;
+    const TileSide& rows = side_.rows();
+    __syncwarp();  // behind other lanes' reads of what was there
+#pragma unroll
+    for (int first = 0; first < kWarpRows * kWords; first += kWarp) {
+      const unsigned i = (first + threadIdx.x % kWarp) % (kWarpRows * kWords);
+      const unsigned row = i / kWords, word = i % kWords;
+      const unsigned token = row / kRowsAtOnce * Rows::kRowsAtOnce + warp() * kRowsAtOnce +
+                             row % kRowsAtOnce;  // of the unit
+      const int group = unit * (Shape::kUnitTokens / kTileTokens) + token / kTileTokens;
+      const int in_group = token % kTileTokens;
+      const int at = in_group * rows.scales.token_stride;
+      const uint8_t* from = finder_.rows_of(group, own) + (at & ~3) + 4 * word;
+      const bool is_there = in_group < finder_.num_tokens(group) &&
+                            (kWords == 1 || 4 * word < (at & 3) + rows.scale_row_bytes);
+      copy_async_4(raw_scales<Scales>(raw, row) + 4 * word, from, is_there ? 4 : 0);
     }
   }
 
@@ -264,26 +318,32 @@ class PackedUnits {
   template <class Element, class Scales>
   __device__ void decode_blocks(uint32_t raw, uint32_t to, int block_pass) const {
     using Rows = PackedRows<Shape, Element::kBits>;
-    constexpr bool kHasScales = !std::is_same_v<Scales, NoScale>;
     const int first_pass = block_pass * Rows::kRowPasses;
-    [[maybe_unused]] int scales_at = 0;  // of the word that they lie in: the same in all rows
-    if constexpr (kHasScales) {
+    // Of the row's words: the same in all rows.
+    [[maybe_unused]] int scales_word = 0, scales_at = 0;
+    if constexpr (kHasRowScales<Scales>) {
       const int chunk = Rows::chunk() + block_pass * Rows::kChunksAtOnce;
-      const int in_row = Rows::row() % kTileTokens * side_.rows().scales.token_stride;
-      scales_at = 8 * ((in_row + Scales::first_byte(side_.facts(), chunk)) & 3);
+      const int in_word = Rows::row() % kTileTokens * side_.rows().scales.token_stride & 3;
+      const int byte = in_word + Scales::first_byte(side_.facts(), chunk);
+      scales_word = kRowWords<Scales> == 1 ? 0 : byte / 4;
+      scales_at = byte % 4 * 8;
     }
     uint4 codes[Rows::kRowPasses];  // all are asked for before the first is used
     [[maybe_unused]] uint32_t group_scales[Rows::kRowPasses];
 #pragma unroll
     for (int p = 0; p < Rows::kRowPasses; ++p) {
       codes[p] = load_shared_16(raw_codes(raw, first_pass + p));
-      if constexpr (kHasScales) group_scales[p] = load_shared_4(raw_scales(raw, first_pass + p));
+      if constexpr (kHasRowScales<Scales>) {
+        const int row = Rows::row() % kRowsOfPass<Rows> + p * kRowsOfPass<Rows>;
+        group_scales[p] = load_shared_4(raw_scales<Scales>(raw, row) + 4 * scales_word);
+      }
     }
 #pragma unroll
     for (int p = 0; p < Rows::kRowPasses; ++p) {
       const uint32_t words[4] = {codes[p].x, codes[p].y, codes[p].z, codes[p].w};
       [[maybe_unused]] ChunkScales scales = {};
-      if constexpr (kHasScales) scales = Scales::of(side_.facts(), group_scales[p] >> scales_at);
+      if constexpr (kHasRowScales<Scales>)
+        scales = Scales::of(side_.facts(), group_scales[p] >> scales_at);
 #pragma unroll
       for (int i = 0; i < Rows::kTileChunks; ++i) {
         Four x;
@@ -294,7 +354,7 @@ class PackedUnits {
         } else {
           x = Element::for_values(words[i]);
         }
-        if constexpr (kHasScales) {
+        if constexpr (kHasRowScales<Scales>) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) x.r[j] = Scales::apply(scales, i, x.r[j]);
         }

@@ -10,6 +10,11 @@ namespace kvx::ops::cuda {
 // Where groups of 16 tokens lie: lane i has the place of group i of a stretch of 512 tokens, so
 // that finding them costs a tile little. None are there before the split's first token, behind its
 // last, where tokens are wide and not copied as they are, and in a block whose id is out of range.
+struct TileGroup {
+  const uint8_t* rows;
+  int num_tokens;
+};
+
 template <class Shape>
 class GroupFinder {
  public:
@@ -44,6 +49,22 @@ class GroupFinder {
   __device__ int num_tokens(int group) const {
     return __shfl_sync(kWholeWarp, num_tokens_, lane_of(group));
   }
+  // Both, of the same group in all lanes.
+  __device__ TileGroup group(int group, const uint8_t* own_rows) const {
+    if constexpr (!Shape::kHasGroupTables) return {rows_of(group, own_rows), num_tokens(group)};
+    const uint4 entry = load_shared_16(entry_of(lane_of(group)));
+    return {reinterpret_cast<const uint8_t*>(uint64_t{entry.y} << 32 | entry.x),
+            static_cast<int>(entry.z)};
+  }
+  // Tells that of where this lane's group lies.
+  __device__ void place(const uint8_t* own_rows) const {
+    if constexpr (!Shape::kHasGroupTables) return;
+    const auto own = reinterpret_cast<uint64_t>(own_rows);
+    __syncwarp();  // behind other lanes' reads of what was there
+    store_chunk(entry_of(lane_), {static_cast<uint32_t>(own), static_cast<uint32_t>(own >> 32),
+                                  static_cast<uint32_t>(num_tokens_), 0});
+    __syncwarp();
+  }
   // For those that multiply. The tile is one of the last four.
   __device__ void say_facts(int tile) const {
     if (threadIdx.x != 0) return;
@@ -64,6 +85,10 @@ class GroupFinder {
   __device__ static int stretch(int tile) { return static_cast<unsigned>(tile) / kTiles; }
   __device__ static int in_stretch(int tile) { return static_cast<unsigned>(tile) % kTiles; }
   __device__ int lane_of(int group) const { return in_stretch(tile_) * kGroups + group; }
+
+  __device__ uint32_t entry_of(int lane) const {
+    return side_.ring.group_table(threadIdx.x / kWarp) + lane * 16;
+  }
 
   // The lanes' groups, whose blocks' ids were asked for a stretch ago.
   __device__ void find(int stretch) {
@@ -170,8 +195,8 @@ struct TileCopier {
       const int group = first / kTileTokens;
       const bool is_wide = MayBeWide && finder.is_wide(group);
       const int64_t stride = is_wide ? side.wide_rows().token_stride : codes.token_stride;
-      const uint8_t* from = finder.rows_of(group, own) + row * stride + chunk * 16;
-      const int num_tokens = finder.num_tokens(group);
+      const auto [rows, num_tokens] = finder.group(group, own);
+      const uint8_t* from = rows + row * stride + chunk * 16;
 #pragma unroll
       for (int r = 0; r < kTileTokens; r += kRowsAtOnce) {
 #pragma unroll

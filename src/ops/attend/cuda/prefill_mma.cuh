@@ -87,7 +87,7 @@ class MmaFiller {
     const PackedUnits<Shape> units(side, finder_);
     if (tile < walk_.num_tiles) {
       const GroupRows own = units.own_rows();
-      visit_packed<Shape>(side.facts(), [&]<class Element, class Scales>(Element, Scales) {
+      visit_copied<Shape>(side.facts(), [&]<class Element, class Scales>(Element, Scales) {
         units.template copy<Element, Scales>(0, units.raw_unit(0), own);
       });
     }

@@ -13,7 +13,10 @@ __device__ inline void produce_copies(const PrefillSideWalk<Shape>& side) {
   const uint8_t* own = nullptr;
 #pragma unroll 1
   for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
-    if (finder.next()) own = Copier::own_rows(side, finder);
+    if (finder.next()) {
+      own = Copier::own_rows(side, finder);
+      finder.place(own);
+    }
     side.ring.wait_free(side.side, tile);
     Copier::copy(side, finder, own, side.ring.tile(side.side, tile));
     commit_copies();
@@ -103,7 +106,10 @@ class PackedProducer {
     if (u < num_units) {
       const PackedUnits<Shape> units(side_, finder_);
       const int unit = static_cast<unsigned>(u) % kUnits;
-      if (unit == 0 && finder_.next()) own_rows_ = units.own_rows();
+      if (unit == 0 && finder_.next()) {
+        own_rows_ = units.own_rows();
+        finder_.place(own_rows_.codes);
+      }
       units.template copy<Element, Scales>(unit, units.raw_unit(slot), own_rows_);
     }
     commit_copies();

@@ -1,6 +1,7 @@
 // Scales that go into the prefill kernels' tiles: what makes f16 numbers of a chunk of codes, 16
 // bytes of a row, beside the codes' own decoding.
 //
+//   bytes_of_row  of the scales of a row of so many numbers, at most
 //   first_byte  of the chunk's scales, among its row's
 //   of          from the word that they lie in, first byte lowest
 //   apply       to two numbers of part i of the chunk, eight numbers each
@@ -22,6 +23,7 @@ struct ChunkScales {  // pairs of the same f16
 // E2M1's, of 16 or 32 numbers: a chunk has 32. From: tile_scales.cuh.
 template <class From>
 struct ScalesOfGroups {
+  static constexpr int bytes_of_row(int dim) { return dim / 16; }
   __device__ static int first_byte(const CudaSide& side, int chunk) { return chunk * bytes(side); }
   __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
     const Two factors = From::f16x2(__byte_perm(word, 0, bytes(side) == 1 ? 0x0000 : 0x1100));
@@ -42,6 +44,7 @@ struct ScalesOfGroups {
 // here a number is, to f16.
 template <int Bits>
 struct ScaleOf64 {
+  static constexpr int bytes_of_row(int dim) { return dim / 64 * 2; }
   __device__ static int first_byte(const CudaSide&, int chunk) {
     return chunk * (128 / Bits) / 64 * 2;
   }
@@ -66,6 +69,7 @@ __device__ inline float2 affine_params(const CudaSide& side, uint32_t bits, floa
 // Of a whole row; numbers are rounded here, as those of ScaleOf64, and so is the zero.
 template <class Element>
 struct ScaleAndZero {
+  static constexpr int bytes_of_row(int) { return 4; }
   __device__ static int first_byte(const CudaSide&, int) { return 0; }
   __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
     const float2 params = affine_params(side, word, Element::kMiddle);

@@ -5,7 +5,7 @@
 // shared memory, from 1024 bytes on:
 //   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kScaleStages]
 //   [packed rows: 2 x kRawUnits][row facts][tile facts: kStages][tops: kScaleStages]
-//   [packed tokens][barriers]
+//   [group tables: 8][packed tokens][barriers]
 // Tiles and queries are 16-bit numbers in wgmma's order (wgmma.cuh), 64 channels after another;
 // ldmatrix reads that order without conflicts.
 #pragma once
@@ -67,14 +67,16 @@ struct PrefillShape {
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
   static constexpr int kScaleStages = kIsWgmma ? 2 * kStages : 1;
   // Packed rows on their way to the decoding threads, a unit of tokens of a side at a time: 16
-  // bytes of codes a thread, a few times, and as many words of scales, or K's and V's of a token.
+  // bytes of codes a thread, a few times, and its tokens' scales; or, a word a thread, K's and V's.
   static constexpr int kRawUnits = !kDecodes ? 0 : kIsWgmma ? 3 : 1;
   static constexpr int kUnitTokens = kHasLongSums ? 16 : 64;
   static constexpr int kRawCodeBytes = kIsLong ? kUnitTokens * kKeyDim : 4 * kWarpgroup * 16;
-  static constexpr int kRawScaleWords =  // a thread
-      kScalesScores ? 1 : kRawCodeBytes / (kWarpgroup * 16);
-  static constexpr int kRawUnitBytes = kRawCodeBytes + kRawScaleWords * kWarpgroup * 4;
+  static constexpr int kRawScaleBytes = kScalesScores ? kWarpgroup * 4 : kUnitTokens * kKeyDim / 16;
+  static constexpr int kRawUnitBytes = kRawCodeBytes + kRawScaleBytes;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
+  // Where groups of 16 tokens lie, for each filling warp; where there is room, and it reads many.
+  static constexpr bool kHasGroupTables = kIsWgmma && !kScalesScores;
+  static constexpr int kGroupTableBytes = kHasGroupTables ? kWarp * 16 : 0;
   static constexpr int kFactsOfRow = kScalesScores ? 3 : 2;  // prefill_queries.cuh
 
   static constexpr int kKeys = kConsumers * kQueryBytes;
@@ -84,7 +86,8 @@ struct PrefillShape {
   static constexpr int kRowFacts = kRaw + 2 * kRawUnits * kRawUnitBytes;
   static constexpr int kTileFacts = kRowFacts + kFactsOfRow * kConsumers * kConsumerRows * 4;
   static constexpr int kTopsAt = round_up(kTileFacts + kStages * 4, 16);
-  static constexpr int kPackedTokens = kTopsAt + kScaleStages * kTops * 4;
+  static constexpr int kGroupTables = kTopsAt + round_up(kScaleStages * kTops * 4, 16);
+  static constexpr int kPackedTokens = kGroupTables + 2 * kFillingWarps * kGroupTableBytes;
   static constexpr int kBarriers = kPackedTokens + 8;
   static constexpr int kBytes = kBarriers + (kIsWgmma ? 4 * kStages * 8 : 0);
   static constexpr int kAlignment = 1024;
@@ -287,6 +290,9 @@ struct PrefillRing {
   }
   __device__ uint32_t tops(int tile) const {
     return shared + Shape::kTopsAt + 4 * Shape::kTops * scale_stage(tile);
+  }
+  __device__ uint32_t group_table(int filling_warp) const {
+    return shared + Shape::kGroupTables + filling_warp * Shape::kGroupTableBytes;
   }
   // Number `which` of the tile's tokens: [kTokens], in place_of_token's order. They are filled with
   // K's tile.
