@@ -305,6 +305,12 @@ class PackedUnits {
     }
   }
 
+  template <class Scales>
+  __device__ static uint32_t load_scales(uint32_t row, int byte) {
+    if constexpr (Scales::kBytes == 4) return load_shared_4(row);
+    if constexpr (Scales::kBytes == 2) return load_shared_2(row + byte);
+    return load_shared_4(row + (byte & ~3)) >> (byte % 4 * 8);
+  }
   template <class Element, class Scales>
   __device__ void decode_rows(uint32_t raw, uint32_t to) const {
     using Rows = PackedRows<Shape, Element::kBits>;
@@ -319,14 +325,11 @@ class PackedUnits {
   __device__ void decode_blocks(uint32_t raw, uint32_t to, int block_pass) const {
     using Rows = PackedRows<Shape, Element::kBits>;
     const int first_pass = block_pass * Rows::kRowPasses;
-    // Of the row's words: the same in all rows.
-    [[maybe_unused]] int scales_word = 0, scales_at = 0;
+    [[maybe_unused]] int scales_at = 0;  // the byte, of the row's words: the same in all rows
     if constexpr (kHasRowScales<Scales>) {
       const int chunk = Rows::chunk() + block_pass * Rows::kChunksAtOnce;
       const int in_word = Rows::row() % kTileTokens * side_.rows().scales.token_stride & 3;
-      const int byte = in_word + Scales::first_byte(side_.facts(), chunk);
-      scales_word = kRowWords<Scales> == 1 ? 0 : byte / 4;
-      scales_at = byte % 4 * 8;
+      scales_at = in_word + Scales::first_byte(side_.facts(), chunk);
     }
     uint4 codes[Rows::kRowPasses];  // all are asked for before the first is used
     [[maybe_unused]] uint32_t group_scales[Rows::kRowPasses];
@@ -335,15 +338,14 @@ class PackedUnits {
       codes[p] = load_shared_16(raw_codes(raw, first_pass + p));
       if constexpr (kHasRowScales<Scales>) {
         const int row = Rows::row() % kRowsOfPass<Rows> + p * kRowsOfPass<Rows>;
-        group_scales[p] = load_shared_4(raw_scales<Scales>(raw, row) + 4 * scales_word);
+        group_scales[p] = load_scales<Scales>(raw_scales<Scales>(raw, row), scales_at);
       }
     }
 #pragma unroll
     for (int p = 0; p < Rows::kRowPasses; ++p) {
       const uint32_t words[4] = {codes[p].x, codes[p].y, codes[p].z, codes[p].w};
       [[maybe_unused]] ChunkScales scales = {};
-      if constexpr (kHasRowScales<Scales>)
-        scales = Scales::of(side_.facts(), group_scales[p] >> scales_at);
+      if constexpr (kHasRowScales<Scales>) scales = Scales::of(side_.facts(), group_scales[p]);
 #pragma unroll
       for (int i = 0; i < Rows::kTileChunks; ++i) {
         Four x;

@@ -3,7 +3,8 @@
 //
 //   bytes_of_row  of the scales of a row of so many numbers, at most
 //   first_byte  of the chunk's scales, among its row's
-//   of          from the word that they lie in, first byte lowest
+//   kBytes      of the chunk's scales: 4 begin on 4 bytes, 2 on 2; 0: 1 or 2, on any
+//   of          from a word that begins with them, first byte lowest
 //   apply       to two numbers of part i of the chunk, eight numbers each
 #pragma once
 
@@ -23,6 +24,9 @@ struct ChunkScales {  // pairs of the same f16
 // E2M1's, of 16 or 32 numbers: a chunk has 32. From: tile_scales.cuh.
 template <class From>
 struct ScalesOfGroups {
+  static constexpr bool kIsE4M3 =
+      std::is_same_v<From, FromE4M3> || std::is_same_v<From, FromE4M3Raised>;
+  static constexpr int kBytes = kIsE4M3 ? 2 : 0;
   static constexpr int bytes_of_row(int dim) { return dim / 16; }
   __device__ static int first_byte(const CudaSide& side, int chunk) { return chunk * bytes(side); }
   __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
@@ -35,7 +39,7 @@ struct ScalesOfGroups {
 
  private:
   __device__ static int bytes(const CudaSide& side) {  // a chunk
-    if constexpr (std::is_same_v<From, FromE4M3> || std::is_same_v<From, FromE4M3Raised>) return 2;
+    if constexpr (kIsE4M3) return 2;
     return side.id == format::FormatId::kMxfp4 ? 1 : 2;
   }
 };
@@ -44,6 +48,7 @@ struct ScalesOfGroups {
 // here a number is, to f16.
 template <int Bits>
 struct ScaleOf64 {
+  static constexpr int kBytes = 2;
   static constexpr int bytes_of_row(int dim) { return dim / 64 * 2; }
   __device__ static int first_byte(const CudaSide&, int chunk) {
     return chunk * (128 / Bits) / 64 * 2;
@@ -69,12 +74,16 @@ __device__ inline float2 affine_params(const CudaSide& side, uint32_t bits, floa
 // Of a whole row; numbers are rounded here, as those of ScaleOf64, and so is the zero.
 template <class Element>
 struct ScaleAndZero {
+  static constexpr int kBytes = 4;
   static constexpr int bytes_of_row(int) { return 4; }
   __device__ static int first_byte(const CudaSide&, int) { return 0; }
   __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
-    const float2 params = affine_params(side, word, Element::kMiddle);
-    const uint32_t factor = MmaF16::pack(params.x, params.x);
-    return {{factor, factor}, MmaF16::pack(params.y, params.y)};
+    if (side.view.spec.scale_type == format::ScaleType::kBF16) {
+      word = MmaF16::pack(__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000u));
+    }
+    const uint32_t factor = __byte_perm(word, 0, 0x1010), zero = __byte_perm(word, 0, 0x3232);
+    const uint32_t middle = MmaF16::pack(Element::kMiddle, Element::kMiddle);
+    return {{factor, factor}, fma_f16x2(factor, middle, zero)};
   }
   __device__ static uint32_t apply(const ChunkScales& scales, int, uint32_t x) {
     return fma_f16x2(x, scales.factor[0], scales.zero);
