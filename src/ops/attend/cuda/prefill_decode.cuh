@@ -33,19 +33,22 @@ struct PackedRows {
     return Shape::kValueBlocks < Shape::kKeyBlocks &&
            block_pass * kBlocksAtOnce >= Shape::kValueBlocks && side != 0;
   }
-  __device__ static int chunk() { return columns() * kChunks + thread() % kChunks; }
-  __device__ static int row() {  // of the first pass
-    return thread() / 8 / kBlocksAtOnce * kRowsOfEight + thread() / kChunks % kRowsOfEight;
+  // thread: of the side's warpgroup.
+  __device__ static int chunk(unsigned thread) {
+    return columns(thread) * kChunks + thread % kChunks;
+  }
+  __device__ static int row(unsigned thread) {  // of the first pass
+    return thread / 8 / kBlocksAtOnce * kRowsOfEight + thread / kChunks % kRowsOfEight;
   }
   // Where it begins to store; its next chunk i lies at the same place ^ 16 i.
-  __device__ static uint32_t in_tile() {
-    return columns() * Shape::kBlockBytes + wgmma_chunk(row(), thread() % kChunks * kTileChunks);
+  __device__ static uint32_t in_tile(unsigned thread) {
+    return columns(thread) * Shape::kBlockBytes +
+           wgmma_chunk(row(thread), thread % kChunks * kTileChunks);
   }
 
  private:
-  __device__ static unsigned thread() { return threadIdx.x % kWarpgroup; }
-  __device__ static int columns() {  // which 64
-    return thread() / 8 % kBlocksAtOnce;
+  __device__ static int columns(unsigned thread) {  // which 64
+    return thread / 8 % kBlocksAtOnce;
   }
 };
 
@@ -139,12 +142,19 @@ struct GroupRows {
   const uint8_t* scales;
 };
 
+// Keeps what follows from it inside of a loop over units: in front of the walk over all of them,
+// where it is the same, the compiler would compute it for every format, and spill it.
+__device__ inline unsigned unknown(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Units of a side on their way. finder: of the tile whose rows are asked for.
 template <class Shape>
 class PackedUnits {
  public:
   __device__ PackedUnits(const PrefillSideWalk<Shape>& side, const GroupFinder<Shape>& finder)
-      : side_(side), ring_(side.ring), finder_(finder) {}
+      : side_(side), ring_(side.ring), finder_(finder), thread_(unknown(side.thread())) {}
 
   // Of this lane's group; the same until the finder has others.
   __device__ GroupRows own_rows() const {
@@ -181,16 +191,17 @@ class PackedUnits {
 
  private:
   // This thread's part of a unit.
-  __device__ static uint32_t raw_codes(uint32_t raw, int pass) {
-    return raw + pass * kWarpgroup * 16 + PrefillSideWalk<Shape>::thread() * 16;
+  __device__ uint32_t raw_codes(uint32_t raw, int pass) const {
+    return raw + pass * kWarpgroup * 16 + thread_ * 16;
   }
   template <class Rows>
   __device__ void copy_rows(int unit, uint32_t raw, const uint8_t* own) const {
     const TileRegion& codes = side_.rows().codes;
     // A thread's rows of all passes are the same one of their groups, and a warp's are of one.
     static_assert(Rows::kRowsAtOnce % kTileTokens == 0);
-    const int in_group = Rows::row() % kTileTokens;
-    const int first_group = unit * (Shape::kUnitTokens / kTileTokens) + Rows::row() / kTileTokens;
+    const int in_group = Rows::row(thread_) % kTileTokens;
+    const int first_group =
+        unit * (Shape::kUnitTokens / kTileTokens) + Rows::row(thread_) / kTileTokens;
     // All are looked up before the first copy: between the two ptxas waits.
     TileGroup groups[Rows::kRowPasses];
 #pragma unroll
@@ -200,7 +211,7 @@ class PackedUnits {
 #pragma unroll
     for (int b = 0; b < Rows::kBlockPasses; ++b) {
       if (Rows::is_behind(b, side_.side)) break;
-      const int chunk = Rows::chunk() + b * Rows::kChunksAtOnce;
+      const int chunk = Rows::chunk(thread_) + b * Rows::kChunksAtOnce;
       const int mine = in_group * codes.token_stride + chunk * 16;
       // Which of a group's tokens it needs: behind the end of shorter rows none are there.
       const int wanted = chunk * 16 < side_.facts().code_bytes ? in_group : kTileTokens;
@@ -222,11 +233,11 @@ class PackedUnits {
   // Words that a row's scales may lie in: a row begins on any byte.
   template <class Scales>
   static constexpr int kRowWords = (Scales::bytes_of_row(Shape::kKeyDim) + 3) / 4;
-  __device__ static int warp() {
-    return PrefillSideWalk<Shape>::thread() / kWarp;
+  __device__ int warp() const {
+    return thread_ / kWarp;
   }
   template <class Scales>
-  __device__ static uint32_t raw_scales(uint32_t raw, int row_of_warp) {
+  __device__ uint32_t raw_scales(uint32_t raw, int row_of_warp) const {
     static_assert(kFillingWarps * kWarpRows * kRowWords<Scales> * 4 <= Shape::kRawScaleBytes);
     return raw + Shape::kRawCodeBytes + (warp() * kWarpRows + row_of_warp) * kRowWords<Scales> * 4;
   }
@@ -239,7 +250,7 @@ class PackedUnits {
     __syncwarp();  // behind other lanes' reads of what was there
 #pragma unroll
     for (int first = 0; first < kWarpRows * kWords; first += kWarp) {
-      const unsigned i = (first + threadIdx.x % kWarp) % (kWarpRows * kWords);
+      const unsigned i = (first + thread_ % kWarp) % (kWarpRows * kWords);
       const unsigned row = i / kWords, word = i % kWords;
       const unsigned token = row / kRowsAtOnce * Rows::kRowsAtOnce + warp() * kRowsAtOnce +
                              row % kRowsAtOnce;  // of the unit
@@ -259,17 +270,17 @@ class PackedUnits {
   __device__ static bool begins_scales(int unit) {
     return unit % (kScaleTokens / Shape::kUnitTokens) == 0;
   }
-  __device__ static int token_scale_row() {
-    return PrefillSideWalk<Shape>::thread() % kScaleTokens;
+  __device__ int token_scale_row() const {
+    return thread_ % kScaleTokens;
   }
-  __device__ static bool has_value_scales() {
-    return PrefillSideWalk<Shape>::thread() >= kScaleTokens;  // the same in a warp
+  __device__ bool has_value_scales() const {
+    return thread_ >= kScaleTokens;  // the same in a warp
   }
   __device__ const TileRegion& token_scale_region() const {
     return has_value_scales() ? side_.walk.job.tile_v.scales : side_.walk.job.tile_k.scales;
   }
-  __device__ static uint32_t token_scale_word(uint32_t raw) {
-    return raw + Shape::kRawCodeBytes + PrefillSideWalk<Shape>::thread() * 4;
+  __device__ uint32_t token_scale_word(uint32_t raw) const {
+    return raw + Shape::kRawCodeBytes + thread_ * 4;
   }
   __device__ void copy_token_scales(int unit, uint32_t raw, const uint8_t* own) const {
     const int row = token_scale_row();
@@ -314,7 +325,7 @@ class PackedUnits {
   template <class Element, class Scales>
   __device__ void decode_rows(uint32_t raw, uint32_t to) const {
     using Rows = PackedRows<Shape, Element::kBits>;
-    to += Rows::in_tile();  // a tile lies on 1024 bytes
+    to += Rows::in_tile(thread_);  // a tile lies on 1024 bytes
 #pragma unroll
     for (int b = 0; b < Rows::kBlockPasses; ++b) {
       if (Rows::is_behind(b, side_.side)) break;
@@ -327,8 +338,8 @@ class PackedUnits {
     const int first_pass = block_pass * Rows::kRowPasses;
     [[maybe_unused]] int scales_at = 0;  // the byte, of the row's words: the same in all rows
     if constexpr (kHasRowScales<Scales>) {
-      const int chunk = Rows::chunk() + block_pass * Rows::kChunksAtOnce;
-      const int in_word = Rows::row() % kTileTokens * side_.rows().scales.token_stride & 3;
+      const int chunk = Rows::chunk(thread_) + block_pass * Rows::kChunksAtOnce;
+      const int in_word = Rows::row(thread_) % kTileTokens * side_.rows().scales.token_stride & 3;
       scales_at = in_word + Scales::first_byte(side_.facts(), chunk);
     }
     uint4 codes[Rows::kRowPasses];  // all are asked for before the first is used
@@ -337,7 +348,7 @@ class PackedUnits {
     for (int p = 0; p < Rows::kRowPasses; ++p) {
       codes[p] = load_shared_16(raw_codes(raw, first_pass + p));
       if constexpr (kHasRowScales<Scales>) {
-        const int row = Rows::row() % kRowsOfPass<Rows> + p * kRowsOfPass<Rows>;
+        const int row = Rows::row(thread_) % kRowsOfPass<Rows> + p * kRowsOfPass<Rows>;
         group_scales[p] = load_scales<Scales>(raw_scales<Scales>(raw, row), scales_at);
       }
     }
@@ -396,6 +407,7 @@ class PackedUnits {
   const PrefillSideWalk<Shape>& side_;
   const PrefillRing<Shape>& ring_;
   const GroupFinder<Shape>& finder_;
+  const unsigned thread_;  // of the side's warpgroup
 };
 
 }  // namespace kvx::ops::cuda

@@ -59,7 +59,8 @@ class PackedProducer {
 
   template <class Element, class Scales>
   __device__ void start_ahead(int num_units) {
-    for (int u = 0; u < kAhead; ++u) start<Element, Scales>(u, u, num_units);
+    const PackedUnits<Shape> units(side_, finder_);
+    for (int u = 0; u < kAhead; ++u) start<Element, Scales>(units, u, u, num_units);
   }
   // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
   // spare: it goes from one tile that has some to the next. Outside of the choice of a format too,
@@ -86,7 +87,7 @@ class PackedProducer {
     for (; u < end; ++u) {
       wait_for_copies<kAhead - 1>();
       // Where the unit before this was.
-      start<Element, Scales>(u + kAhead, slot_ == 0 ? kSlots - 1 : slot_ - 1, num_units);
+      start<Element, Scales>(units, u + kAhead, slot_ == 0 ? kSlots - 1 : slot_ - 1, num_units);
       const int tile = static_cast<unsigned>(u) / kUnits;
       const int unit = static_cast<unsigned>(u) % kUnits;
       if (unit == 0) {
@@ -102,9 +103,8 @@ class PackedProducer {
 
   // A group of copies for every unit, also behind the last.
   template <class Element, class Scales>
-  __device__ void start(int u, int slot, int num_units) {
+  __device__ void start(const PackedUnits<Shape>& units, int u, int slot, int num_units) {
     if (u < num_units) {
-      const PackedUnits<Shape> units(side_, finder_);
       const int unit = static_cast<unsigned>(u) % kUnits;
       if (unit == 0 && finder_.next()) {
         own_rows_ = units.own_rows();

@@ -74,8 +74,8 @@ struct PrefillShape {
   static constexpr int kRawScaleBytes = kScalesScores ? kWarpgroup * 4 : kUnitTokens * kKeyDim / 16;
   static constexpr int kRawUnitBytes = kRawCodeBytes + kRawScaleBytes;
   static constexpr int kTops = kTokens / kWarp;  // V's largest scales, of 32 tokens each
-  // Where groups of 16 tokens lie, for each filling warp; where there is room, and it reads many.
-  static constexpr bool kHasGroupTables = kIsWgmma && !kScalesScores;
+  // Where groups of 16 tokens lie, for each filling warp, where there is room.
+  static constexpr bool kHasGroupTables = kIsWgmma && kDecodes && !kScalesScores;
   static constexpr int kGroupTableBytes = kHasGroupTables ? kWarp * 16 : 0;
   static constexpr int kFactsOfRow = kScalesScores ? 3 : 2;  // prefill_queries.cuh
 
