@@ -340,7 +340,9 @@ class PackedUnits {
     if constexpr (kHasRowScales<Scales>) {
       const int chunk = Rows::chunk(thread_) + block_pass * Rows::kChunksAtOnce;
       const int in_word = Rows::row(thread_) % kTileTokens * side_.rows().scales.token_stride & 3;
-      scales_at = in_word + Scales::first_byte(side_.facts(), chunk);
+      // Zeros behind the end of a shorter row meet its first scale: others are not its own.
+      const bool is_in_row = chunk * 16 < side_.facts().code_bytes;
+      scales_at = in_word + (is_in_row ? Scales::first_byte(side_.facts(), chunk) : 0);
     }
     uint4 codes[Rows::kRowPasses];  // all are asked for before the first is used
     [[maybe_unused]] uint32_t group_scales[Rows::kRowPasses];

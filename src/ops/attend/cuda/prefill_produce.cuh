@@ -33,16 +33,13 @@ class PackedProducer {
       : side_(side), ring_(side.ring), finder_(side) {}
 
   __device__ void run() {
-    const int num_units = side_.walk.num_tiles * kUnits;
     if constexpr (Shape::kTakesWide) {
-      visit([&]<class Element, class Scales>(Element, Scales) {
-        start_ahead<Element, Scales>(num_units);
-      });
-      fill_around_wide(num_units);
+      visit([&]<class Element, class Scales>(Element, Scales) { start_ahead<Element, Scales>(); });
+      fill_around_wide();
     } else {
       visit([&]<class Element, class Scales>(Element, Scales) {
-        start_ahead<Element, Scales>(num_units);
-        fill_units<Element, Scales>(0, num_units, num_units);
+        start_ahead<Element, Scales>();
+        fill_tiles<Element, Scales>(0, side_.walk.num_tiles);
       });
     }
   }
@@ -58,54 +55,58 @@ class PackedProducer {
   }
 
   template <class Element, class Scales>
-  __device__ void start_ahead(int num_units) {
+  __device__ void start_ahead() {
     const PackedUnits<Shape> units(side_, finder_);
-    for (int u = 0; u < kAhead; ++u) start<Element, Scales>(units, u, u, num_units);
+    for (int u = 0; u < kAhead; ++u) start<Element, Scales>(units, 0, u, u);
   }
   // Wide tokens are filled in outside of the loop over packed rows, which has no registers to
   // spare: it goes from one tile that has some to the next. Outside of the choice of a format too,
   // so that their code is there once.
-  __device__ void fill_around_wide(int num_units) {
+  __device__ void fill_around_wide() {
     int tile = 0;
 #pragma unroll 1
     while (tile < side_.walk.num_tiles) {
-      const int first = tile * kUnits;
+      const int first = tile;
       tile = side_.next_wide_tile(tile);
       visit([&]<class Element, class Scales>(Element, Scales) {
-        fill_units<Element, Scales>(first, (tile + 1) * kUnits, num_units);
+        fill_tiles<Element, Scales>(first, tile + 1);
       });
       fill_wide_tokens(side_, tile);
       ring_.fill(side_.side, tile);
       ++tile;
     }
   }
-  // Packed rows of units [u, end). Where tokens may be wide, the last tile is left open.
+  // Packed rows of tiles [tile, end). Where tokens may be wide, the last tile is left open.
   template <class Element, class Scales>
-  __device__ void fill_units(int u, int end, int num_units) {
+  __device__ void fill_tiles(int tile, int end) {
     const PackedUnits<Shape> units(side_, finder_);
 #pragma unroll 1
-    for (; u < end; ++u) {
-      wait_for_copies<kAhead - 1>();
-      // Where the unit before this was.
-      start<Element, Scales>(units, u + kAhead, slot_ == 0 ? kSlots - 1 : slot_ - 1, num_units);
-      const int tile = static_cast<unsigned>(u) / kUnits;
-      const int unit = static_cast<unsigned>(u) % kUnits;
-      if (unit == 0) {
-        ring_.wait_free(side_.side, tile);
-        finder_.say_facts(tile);
+    for (; tile < end; ++tile) {
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+        wait_for_copies<kAhead - 1>();
+        // Where the unit before this was.
+        const int free_slot = slot_ == 0 ? kSlots - 1 : slot_ - 1;
+        start<Element, Scales>(units, tile, unit + kAhead, free_slot);
+        if (unit == 0) {
+          ring_.wait_free(side_.side, tile);
+          finder_.say_facts(tile);
+        }
+        units.template decode<Element, Scales>(units.raw_unit(slot_), tile, unit);
+        slot_ = slot_ == kSlots - 1 ? 0 : slot_ + 1;
       }
-      units.template decode<Element, Scales>(units.raw_unit(slot_), tile, unit);
-      slot_ = slot_ == kSlots - 1 ? 0 : slot_ + 1;
-      const bool is_open = Shape::kTakesWide && u + 1 == end;
-      if (unit == kUnits - 1 && !is_open) ring_.fill(side_.side, tile);
+      const bool is_open = Shape::kTakesWide && tile + 1 == end;
+      if (!is_open) ring_.fill(side_.side, tile);
     }
   }
 
-  // A group of copies for every unit, also behind the last.
+  // unit: from the tile's first on, also the next tiles'. A group of copies for every unit, also
+  // behind the last.
   template <class Element, class Scales>
-  __device__ void start(const PackedUnits<Shape>& units, int u, int slot, int num_units) {
-    if (u < num_units) {
-      const int unit = static_cast<unsigned>(u) % kUnits;
+  __device__ void start(const PackedUnits<Shape>& units, int tile, int unit, int slot) {
+    tile += unit / kUnits;
+    unit %= kUnits;
+    if (tile < side_.walk.num_tiles) {
       if (unit == 0 && finder_.next()) {
         own_rows_ = units.own_rows();
         finder_.place(own_rows_.codes);
