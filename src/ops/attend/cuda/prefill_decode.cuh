@@ -241,7 +241,6 @@ class PackedUnits {
     static_assert(kFillingWarps * kWarpRows * kRowWords<Scales> * 4 <= Shape::kRawScaleBytes);
     return raw + Shape::kRawCodeBytes + (warp() * kWarpRows + row_of_warp) * kRowWords<Scales> * 4;
   }
-  // Where lanes are more than words, some copy the same one: cheaper than to leave them out.
   template <class Rows, class Scales>
   __device__ void copy_row_scales(int unit, uint32_t raw, const uint8_t* own) const {
     constexpr unsigned kWords = kRowWords<Scales>;
@@ -250,7 +249,7 @@ class PackedUnits {
     __syncwarp();  // behind other lanes' reads of what was there
 #pragma unroll
     for (int first = 0; first < kWarpRows * kWords; first += kWarp) {
-      const unsigned i = (first + thread_ % kWarp) % (kWarpRows * kWords);
+      const unsigned i = first + thread_ % kWarp;  // of the warp's words
       const unsigned row = i / kWords, word = i % kWords;
       const unsigned token = row / kRowsAtOnce * Rows::kRowsAtOnce + warp() * kRowsAtOnce +
                              row % kRowsAtOnce;  // of the unit
@@ -260,7 +259,8 @@ class PackedUnits {
       const uint8_t* from = finder_.rows_of(group, own) + (at & ~3) + 4 * word;
       const bool is_there = in_group < finder_.num_tokens(group) &&
                             (kWords == 1 || 4 * word < (at & 3) + rows.scale_row_bytes);
-      copy_async_4(raw_scales<Scales>(raw, row) + 4 * word, from, is_there ? 4 : 0);
+      copy_async_4_if(i < kWarpRows * kWords, raw_scales<Scales>(raw, row) + 4 * word, from,
+                      is_there ? 4 : 0);
     }
   }
 
