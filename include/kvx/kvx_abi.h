@@ -582,9 +582,12 @@ typedef struct kvx_gather_args_t {
 KVX_API kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream);
 
 /* How exact attention has to be: its root mean square error against double precision over the
- * stored numbers, relative to the output. */
+ * stored numbers, relative to the output, before that is rounded to its type. On a GPU, whose
+ * tensor cores take 16-bit numbers: 3e-4, with a rotation 4e-4, with means or factors 1.2e-3, and
+ * 3.5e-3 where the cache or the queries are bf16. There, with many bf16 queries a sequence,
+ * integers become f16 numbers: a group whose largest is above 65504 is infinite. */
 typedef enum kvx_precision {
-  KVX_PRECISION_ACCURATE = 0, /* 1e-5 where K and V have 16 bits and more, 3e-4 elsewhere */
+  KVX_PRECISION_ACCURATE = 0, /* CPU: 1e-5 where K and V have 16 bits and more, else 3e-4 */
   KVX_PRECISION_FAST = 1      /* 8e-3, where that saves time; a GPU makes no difference */
 } kvx_precision_t;
 
@@ -627,7 +630,7 @@ typedef struct kvx_attend_args_t {
 } kvx_attend_args_t;
 
 /* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. On a GPU it depends
- * on shapes and maxima alone. */
+ * on shapes, types and maxima alone. */
 KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
 /* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_CELLS, 0 otherwise.
  * To be asked once, with the layer's addresses, before the first kvx_append. UNSUPPORTED: a layer

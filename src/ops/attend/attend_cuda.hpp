@@ -27,9 +27,9 @@ bool attend_has_tiles(const CudaContext& context, const AttendArgs& args);
 // Whether a prefill kernel takes this call: as above, with rows in whole copies of 16 bytes,
 // without a tree mask or a window's sinks, q and out on 16 bytes, and K and V both bf16, both f16
 // (without wide ends), both of fp8 (one scale a head), nvfp4, mxfp4 and mxfp4_g16, or both of fp8,
-// int8, int4 and the affine formats. int8 and int4 have head_dims of up to 128 there, and, where
-// one is above 64, K's and V's are the same beside wide ends. kPrefillMma takes head_dims of up to
-// 128 alone.
+// int8, int4 and the affine formats. With bf16 queries those integers become f16 numbers, rounded,
+// and may stand beside E2M1; with others int8 and int4 have head_dims of up to 128. kPrefillMma
+// takes head_dims of up to 128 alone.
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 
 // Whether a pool's run of heads is best kept with its codes in cells (format/cells.hpp): K and V of
