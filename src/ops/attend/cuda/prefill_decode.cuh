@@ -112,7 +112,7 @@ __device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
   }
 }
 
-// As visit_packed, of scales that are copied as the side's are.
+// As visit_packed, for copies: of formats that are copied alike only one is visited.
 template <class Shape, class Visit>
 __device__ inline void visit_copied(const CudaSide& side, Visit&& visit) {
   using format::FormatId;

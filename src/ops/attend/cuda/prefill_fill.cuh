@@ -10,7 +10,7 @@ namespace kvx::ops::cuda {
 // Where groups of 16 tokens lie: lane i has the place of group i of a stretch of 512 tokens, so
 // that finding them costs a tile little. None are there before the split's first token, behind its
 // last, where tokens are wide and not copied as they are, and in a block whose id is out of range.
-struct TileGroup {
+struct TileGroup {  // of 16 tokens, as own_rows
   const uint8_t* rows;
   int num_tokens;
 };
@@ -49,14 +49,14 @@ class GroupFinder {
   __device__ int num_tokens(int group) const {
     return __shfl_sync(kWholeWarp, num_tokens_, lane_of(group));
   }
-  // Both, of the same group in all lanes.
+  // Both, of the same group in all lanes. Where there are tables, place has told of own_rows.
   __device__ TileGroup group(int group, const uint8_t* own_rows) const {
     if constexpr (!Shape::kHasGroupTables) return {rows_of(group, own_rows), num_tokens(group)};
     const uint4 entry = load_shared_16(entry_of(lane_of(group)));
     return {reinterpret_cast<const uint8_t*>(uint64_t{entry.y} << 32 | entry.x),
             static_cast<int>(entry.z)};
   }
-  // Tells that of where this lane's group lies.
+  // Tells the warp's lanes where this lane's group lies.
   __device__ void place(const uint8_t* own_rows) const {
     if constexpr (!Shape::kHasGroupTables) return;
     const auto own = reinterpret_cast<uint64_t>(own_rows);

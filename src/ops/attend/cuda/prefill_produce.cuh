@@ -13,10 +13,7 @@ __device__ inline void produce_copies(const PrefillSideWalk<Shape>& side) {
   const uint8_t* own = nullptr;
 #pragma unroll 1
   for (int tile = 0; tile < side.walk.num_tiles; ++tile) {
-    if (finder.next()) {
-      own = Copier::own_rows(side, finder);
-      finder.place(own);
-    }
+    if (finder.next()) own = Copier::own_rows(side, finder);
     side.ring.wait_free(side.side, tile);
     Copier::copy(side, finder, own, side.ring.tile(side.side, tile));
     commit_copies();

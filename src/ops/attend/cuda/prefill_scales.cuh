@@ -1,11 +1,11 @@
 // Scales that go into the prefill kernels' tiles: what makes f16 numbers of a chunk of codes, 16
 // bytes of a row, beside the codes' own decoding.
 //
-//   bytes_of_row  of the scales of a row of so many numbers, at most
-//   first_byte  of the chunk's scales, among its row's
-//   kBytes      of the chunk's scales: 4 begin on 4 bytes, 2 on 2; 0: 1 or 2, on any
-//   of          from a word that begins with them, first byte lowest
-//   apply       to two numbers of part i of the chunk, eight numbers each
+//   bytes_of_row  of scales, at most, of a row of so many numbers
+//   first_byte    of the chunk's scales, among its row's
+//   kBytes        of the chunk's scales: 4 begin on 4 bytes, 2 on 2; 0: 1 or 2, on any
+//   of            from a word that begins with them, first byte lowest
+//   apply         to two numbers of part i of the chunk, eight numbers each
 #pragma once
 
 #include <type_traits>
