@@ -143,14 +143,14 @@ function(kvx_add_cuda_targets which)
   endforeach()
 endfunction()
 
-# Sources of kernels that are compiled as KVX_CUDA_OPTIMIZE says; must be called in the directory
-# that makes their target. Without optimisation ptxas has to tear wgmma's chains apart and says so
-# for every one: its files are always optimised, and what ptxas then says of them is news.
-function(kvx_set_cuda_optimization)
+# kvx_set_cuda_optimization(TARGET <file>...): a target's sources of kernels are compiled as
+# KVX_CUDA_OPTIMIZE says; must be called in the directory that makes the target. Without optimisation
+# ptxas has to tear wgmma's chains apart, and its advice about that is left out.
+function(kvx_set_cuda_optimization target)
   if(KVX_CUDA_IS_OPTIMIZED)
     return()
   endif()
-  set(sources ${ARGN})
-  list(FILTER sources EXCLUDE REGEX "/prefill_[a-z]+\\.cu$")
-  set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS -Ofc=max)
+  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -Ofc=max)
+  set_property(TARGET ${target} PROPERTY
+               RULE_LAUNCH_COMPILE ${PROJECT_SOURCE_DIR}/cmake/without_wgmma_advice.sh)
 endfunction()
