@@ -576,6 +576,8 @@ typedef struct kvx_gather_args_t {
   const kvx_rows_t* k; /* null: not wanted */
   const kvx_rows_t* v;
   const kvx_executor_t* executor;
+  int64_t num_rows; /* of k and v: ranges beyond are OUT_OF_RANGE, on a GPU left out and counted.
+                     * 0: what the ranges name is there */
 } kvx_gather_args_t;
 
 /* Stored rows to floats, transforms undone. */

@@ -63,6 +63,10 @@ Status read_outputs(const kvx_gather_args_t& known, const LayerOfCaller& layer,
                     ops::GatherArgs& args) {
   args.cache = layer.view;
   args.transform = layer.transform;
+  if (known.num_rows < 0) {
+    return invalid_argument("args.num_rows is {}; expected 0 or more", known.num_rows);
+  }
+  if (known.num_rows > 0) args.num_rows = known.num_rows;
   const int num_heads = layer.view.num_kv_heads;
   if (known.k != nullptr) {
     KVX_ASSIGN_OR_RETURN(args.k, read_rows(known.k, num_heads, layer.k_head_dim(), "k"));

@@ -111,6 +111,8 @@ TEST(BadVerbs, OfGatherAreRefused) {
       {"seq_lens", kInvalid, [](Calls& c) { c.gather.seq_lens = nullptr; }},
       {"num_ranges", kInvalid, [](Calls& c) { c.gather.num_ranges = 2; }},
       {"some arrays", kInvalid, [](Calls& c) { c.gather.first_rows = c.slots.data(); }},
+      {"num_rows", kInvalid, [](Calls& c) { c.gather.num_rows = -1; }},
+      {"num_rows of fewer tokens", kOutOfRange, [](Calls& c) { c.gather.num_rows = 1; }},
       {"k.dtype", kInvalid, [](Calls& c) { c.k_rows.dtype = KVX_DTYPE_S32; }},
       {"table.size", kInvalid, [](Calls& c) { c.from.sequence.table.size = 8; }},
       {"table.format", kUnsupported,

@@ -145,6 +145,27 @@ TEST(Gather, TakesRangesOfTokens) {
   EXPECT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OUT_OF_RANGE);
 }
 
+TEST(Gather, WritesNoRowBehindTheOutputsLast) {
+  Filled filled(KVX_FORMAT_F32);
+  std::vector<float> k(filled.k.size(), -9.0f);
+  const std::vector<float> untouched = k;
+  const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
+  auto args = sized<kvx_gather_args_t>();
+  args.layer = &filled.layer.layer;
+  args.block_table = &filled.sequence.table;
+  args.seq_lens = &filled.sequence.seq_lens;
+  args.num_ranges = 1;
+  args.k = &rows;
+  args.num_rows = kTokens - 1;
+  EXPECT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OUT_OF_RANGE);
+  EXPECT_NE(std::string(kvx_last_error()).find("expected rows in [0, 20)"), std::string::npos)
+      << kvx_last_error();
+  EXPECT_EQ(k, untouched);
+  args.num_rows = kTokens;
+  ASSERT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  EXPECT_EQ(k, filled.k);
+}
+
 TEST(Runs, OfHeadsStoreEachHeadInItsOwnFormat) {
   // Head 0 in int8 pages, head 1 as f32 in memory of its own.
   const Geometry one_head = {.num_kv_heads = 1};

@@ -94,6 +94,7 @@ const Broken kBrokenVerbs[] = {
     {"TRANSFORM_NOT_UNDONE", "gather undoes transforms"},
     {"RANGE_OFF_BY_ONE", "gather ranges"},
     {"FIRST_ROW_IGNORED", "gather ranges"},
+    {"NUM_ROWS_IGNORED", "gather refuses rows outside"},
     {"WINDOW_OFF_BY_ONE", "attend with a window"},
     {"SINKS_IGNORED", "attend with sinks"},
     {"SOFTCAP_IGNORED", "attend with a softcap"},

@@ -16,6 +16,7 @@ enum verb_fault {
   TRANSFORM_NOT_UNDONE,     /* gather: rows are given as they are stored */
   RANGE_OFF_BY_ONE,         /* gather: a range begins a token late */
   FIRST_ROW_IGNORED,        /* gather: ranges lie one after the other */
+  NUM_ROWS_IGNORED,         /* gather: ranges may leave the output */
   WINDOW_OFF_BY_ONE,        /* attend: a query sees a token more */
   SINKS_IGNORED,            /* attend */
   SOFTCAP_IGNORED,          /* attend */

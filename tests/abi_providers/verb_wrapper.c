@@ -203,6 +203,7 @@ kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream) {
     layer.k_transform = layer.v_transform = NULL;
     spoiled.layer = &layer;
   }
+  if (VERB_FAULT == NUM_ROWS_IGNORED && args->num_rows > 0) spoiled.num_rows = 1 << 10;
   if (VERB_FAULT == RANGE_OFF_BY_ONE && args->first_tokens != NULL) {
     list = copy_of(args->first_tokens, args->num_ranges, sizeof *list);
     if (list[0] == 3) ++list[0];

@@ -168,11 +168,13 @@ TEST_F(GpuAbiVerbs, GatherReadsTheHostsRowsWholeOrByRanges) {
     ASSERT_EQ(kvx_gather(&whole.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
 
     DeviceGather ranges(device, filled, 8);
-    std::vector<int32_t> sequences = {0, 0, 0};
-    std::vector<int64_t> first_tokens = {6, 20, 20};
-    std::vector<int64_t> num_tokens = {5, 1, 2};  // the last one ends beyond the sequence
-    std::vector<int64_t> first_rows = {0, 5, 6};
-    ranges.args.num_ranges = 3;
+    // The third ends beyond its sequence, the last one beyond the output.
+    std::vector<int32_t> sequences = {0, 0, 0, 0};
+    std::vector<int64_t> first_tokens = {6, 20, 20, 0};
+    std::vector<int64_t> num_tokens = {5, 1, 2, 2};
+    std::vector<int64_t> first_rows = {0, 5, 6, 6};
+    ranges.args.num_ranges = 4;
+    ranges.args.num_rows = 7;
     ranges.args.sequences = device.mirror().add(sequences);
     ranges.args.first_tokens = device.mirror().add(first_tokens);
     ranges.args.num_tokens = device.mirror().add(num_tokens);
@@ -187,7 +189,8 @@ TEST_F(GpuAbiVerbs, GatherReadsTheHostsRowsWholeOrByRanges) {
     EXPECT_TRUE(std::equal(ranges.k.begin(), ranges.k.begin() + 5 * 64, k.begin() + 6 * 64));
     EXPECT_TRUE(std::equal(k.begin() + 20 * 64, k.end(), ranges.k.begin() + 5 * 64));
     EXPECT_EQ(ranges.k[6 * 64], -7.0f);
-    EXPECT_GT(device.out_of_range(), 0u);
+    EXPECT_EQ(ranges.k[7 * 64], -7.0f);
+    EXPECT_EQ(device.out_of_range(), 2u);
   }
 }
 

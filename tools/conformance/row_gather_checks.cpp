@@ -246,6 +246,21 @@ void refuses_ranges_outside(const Provider& provider) {
   refuse("a range of 2^62 tokens", [](Ranges& r) { r.num_tokens[0] = int64_t{1} << 62; });
 }
 
+void refuses_rows_outside(const Provider& provider) {
+  constexpr int64_t kRows = 23;  // what the ranges need
+  RowGatherCall enough(provider, some_ranges());
+  enough.args.num_rows = kRows;
+  enough.must_gather(provider);
+  for (const int64_t first_row : {kRows - 4, kRows, INT64_MAX}) {  // of five tokens
+    RowGatherCase gather_case = some_ranges();
+    gather_case.ranges.first_rows[0] = first_row;
+    RowGatherCall call(provider, gather_case);
+    call.args.num_rows = kRows;
+    call.must_refuse(provider, KVX_STATUS_OUT_OF_RANGE,
+                     fmt::format("5 tokens to row {} of {}", first_row, kRows));
+  }
+}
+
 void refuses_blocks_outside(const Provider& provider) {
   for (const int64_t id : {int64_t{5}, int64_t{-1}, int64_t{1} << 30}) {
     RowGatherCase gather_case;
@@ -269,6 +284,7 @@ void refuses_bad_arguments(const Provider& provider) {
   refuse("a null layer", [](Call& c) { c.args.layer = nullptr; });
   refuse("a null table", [](Call& c) { c.args.block_table = nullptr; });
   refuse("null lengths", [](Call& c) { c.args.seq_lens = nullptr; });
+  refuse("num_rows of -1", [](Call& c) { c.args.num_rows = -1; });
   refuse("some arrays of ranges", [](Call& c) { c.args.first_rows = nullptr; });
   refuse("k without data", [](Call& c) { c.k.rows.data = nullptr; });
   refuse("k over the cache", [](Call& c) {
@@ -340,6 +356,7 @@ std::vector<Check> row_gather_checks() {
   add("ranges", ranges, gathers_ranges);
   add("undoes transforms", ranges, undoes_transforms);
   add("refuses ranges outside", ranges, refuses_ranges_outside);
+  add("refuses rows outside", ranges, refuses_rows_outside);
   add("refuses blocks outside", ranges, refuses_blocks_outside);
   add("refuses bad arguments of ranges", ranges, refuses_bad_arguments);
   return checks;

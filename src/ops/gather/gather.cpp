@@ -36,9 +36,10 @@ Status check_range(const GatherArgs& args, const GatherRange& range, size_t inde
     return out_of_range("ranges[{}] is {} tokens from {}; a block table row covers {}", index,
                         range.num_tokens, range.first_token, capacity);
   }
-  if (range.first_row < 0 || range.first_row > INT64_MAX - range.num_tokens) {
-    return out_of_range("ranges[{}].first_row is {}; expected 0 or more and rows below 2^63", index,
-                        range.first_row);
+  if (range.first_row < 0 || range.num_tokens > args.num_rows ||
+      range.first_row > args.num_rows - range.num_tokens) {
+    return out_of_range("ranges[{}] goes to {} rows from row {}; expected rows in [0, {})", index,
+                        range.num_tokens, range.first_row, args.num_rows);
   }
   const int64_t end = range.first_token + range.num_tokens;
   for (const SideTransform* transform : {&args.transform.k, &args.transform.v}) {

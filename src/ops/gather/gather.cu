@@ -127,6 +127,7 @@ Status gather(const CudaContext& context, const GatherArgs& args, const CudaGath
         .num_sequences = args.num_sequences,
         .ranges = ranges,
         .max_tokens = max_tokens,
+        .num_rows = args.num_rows,
         .findings = findings,
     };
     const auto num_ranges = static_cast<unsigned>(ranges.count);

@@ -26,15 +26,16 @@ struct GatherArgs {
   int64_t max_blocks_per_sequence = 0;  // valid entries of a block table row
   int num_sequences = 0;
   std::span<const GatherRange> ranges;
-  MutableFloatRows k;  // [rows, num_kv_heads, k head_dim]; data null: not wanted
-  MutableFloatRows v;  // [rows, num_kv_heads, v head_dim]; data null: not wanted
+  MutableFloatRows k;            // [rows, num_kv_heads, k head_dim]; data null: not wanted
+  MutableFloatRows v;            // [rows, num_kv_heads, v head_dim]; data null: not wanted
+  int64_t num_rows = INT64_MAX;  // of k and v
 };
 
 // What gather refuses, for who must know it before: the door bounds rows by checked ranges.
 Status check_gather(const GatherArgs& args);
 
-// OUT_OF_RANGE, nothing written: a range beyond its block table row, or a block id outside [0,
-// num_blocks).
+// OUT_OF_RANGE, nothing written: a range beyond its block table row or beyond num_rows, or a block
+// id outside [0, num_blocks).
 Status gather(const CpuContext& context, const GatherArgs& args);
 
 }  // namespace kvx::ops

@@ -38,6 +38,7 @@ struct GatherJob {
   int num_sequences;
   CudaGatherRanges ranges;
   int64_t max_tokens;  // of a range
+  int64_t num_rows;    // of the output
   CudaFindings* findings;
 };
 
@@ -63,7 +64,8 @@ __device__ inline bool is_inside(const GatherJob& job, const GatherRange& range)
   }
   return is_known && range.first_token >= 0 && range.num_tokens >= 0 &&
          range.first_token <= capacity && range.num_tokens <= capacity - range.first_token &&
-         range.first_row >= 0;
+         range.first_row >= 0 && range.num_tokens <= job.num_rows &&
+         range.first_row <= job.num_rows - range.num_tokens;
 }
 
 // Where a token lies. Not read: blocks out of range, which are counted once a token and side (by
