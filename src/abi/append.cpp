@@ -7,6 +7,7 @@
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/slots.hpp"
+#include "core/reused.hpp"
 
 namespace kvx::abi {
 namespace {
@@ -75,11 +76,13 @@ Status append_on_device(const kvx_append_args_t& known, const LayerOfCaller& lay
 
 Status append(const kvx_append_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_append_args_t known, read_struct(caller, "args"));
-  thread_local LayerOfCaller layer;
+  Reused<LayerOfCaller> kept_layer;
+  LayerOfCaller& layer = *kept_layer;
   KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer, LayerPlace::kAnywhere));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
   if (layer.is_on_device()) return append_on_device(known, layer, stream);
-  thread_local std::vector<int64_t> slots;
+  Reused<std::vector<int64_t>> kept_slots;
+  std::vector<int64_t>& slots = *kept_slots;
   KVX_RETURN_IF_ERROR(read_slots(known.slot_dtype, known.slots, known.num_tokens, "slots", slots));
   if (known.num_tokens == 0) return {};
   KVX_ASSIGN_OR_RETURN(ops::AppendArgs args, read_args(known, layer));

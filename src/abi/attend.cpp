@@ -12,6 +12,7 @@
 #include "abi/layer_view.hpp"
 #include "abi/precision.hpp"
 #include "abi/table_view.hpp"
+#include "core/reused.hpp"
 
 namespace kvx::abi {
 namespace {
@@ -51,14 +52,17 @@ Status check_wide_ends(const kvx_attend_args_t& args) {
 }
 
 // 0, 1, 2, ...: one query a sequence.
-const int32_t* one_query_each(int num_sequences) {
-  thread_local std::vector<int32_t> starts;
-  if (std::ssize(starts) < num_sequences + 1) {
-    starts.resize(static_cast<size_t>(num_sequences) + 1);
-    std::iota(starts.begin(), starts.end(), 0);
+struct OneQueryEach {
+  const int32_t* starts(int num_sequences) {
+    const size_t num = static_cast<size_t>(num_sequences) + 1;
+    if (known.size() < num) {
+      known.resize(num);
+      std::iota(known.begin(), known.end(), 0);
+    }
+    return known.data();
   }
-  return starts.data();
-}
+  std::vector<int32_t> known;
+};
 
 // The layers of a call: both on the host, or both on a GPU.
 struct Layers {
@@ -182,11 +186,13 @@ Status attend_on_device(const kvx_attend_args_t& known, const Layers& layers, vo
 
 Status attend(const kvx_attend_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t known, read_struct(caller, "args"));
-  thread_local Layers layers;
+  Reused<Layers> kept_layers;
+  Layers& layers = *kept_layers;
   KVX_RETURN_IF_ERROR(read_layers(known, layers));
   const LayerOfCaller& layer = layers.packed;
   if (layer.is_on_device()) return attend_on_device(known, layers, stream);
-  thread_local TableOfCaller table;
+  Reused<TableOfCaller> kept_table;
+  TableOfCaller& table = *kept_table;
   KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
   if (table.num_sequences == 0) return {};
@@ -195,7 +201,9 @@ Status attend(const kvx_attend_args_t* caller, void* stream) {
   args.block_table = table.table;
   args.max_blocks_per_sequence = table.max_blocks;
   args.seq_lens = table.seq_lens;
-  args.q_starts = known.q_starts != nullptr ? known.q_starts : one_query_each(table.num_sequences);
+  Reused<OneQueryEach> one_each;
+  args.q_starts =
+      known.q_starts != nullptr ? known.q_starts : one_each->starts(table.num_sequences);
   const int64_t num_queries = args.q_starts[table.num_sequences];
   KVX_RETURN_IF_ERROR(
       check_apart(layer, args.out, num_queries, args.num_q_heads, layer.v_head_dim(), "out"));
@@ -209,7 +217,8 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
   KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t known, read_struct(caller, "args"));
   if (bytes == nullptr) return invalid_argument("bytes is null");
   if (known.layer != nullptr) {
-    thread_local Layers layers;
+    Reused<Layers> kept_layers;
+    Layers& layers = *kept_layers;
     KVX_RETURN_IF_ERROR(read_layers(known, layers));
     if (layers.packed.is_on_device()) {
       KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(known, layers));

@@ -6,6 +6,7 @@
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
+#include "core/reused.hpp"
 
 namespace kvx::abi {
 namespace {
@@ -34,8 +35,10 @@ Status copy_on_device(const kvx_copy_args_t& known, const LayerOfCaller& from,
 
 Status copy_blocks(const kvx_copy_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_copy_args_t known, read_struct(caller, "args"));
-  thread_local LayerOfCaller from;
-  thread_local LayerOfCaller to;
+  Reused<LayerOfCaller> kept_from;
+  Reused<LayerOfCaller> kept_to;
+  LayerOfCaller& from = *kept_from;
+  LayerOfCaller& to = *kept_to;
   KVX_RETURN_IF_ERROR(read_layer(known.from, "from", from, LayerPlace::kAnywhere));
   KVX_RETURN_IF_ERROR(read_layer(known.to, "to", to, LayerPlace::kAnywhere));
   KVX_RETURN_IF_ERROR(check_values(from, to));
@@ -46,7 +49,8 @@ Status copy_blocks(const kvx_copy_args_t* caller, void* stream) {
                             known.from_blocks == nullptr ? "from_blocks" : "to_blocks");
   }
   if (from.is_on_device() || to.is_on_device()) return copy_on_device(known, from, to, stream);
-  thread_local std::vector<ops::BlockCopy> copies;
+  Reused<std::vector<ops::BlockCopy>> kept_copies;
+  std::vector<ops::BlockCopy>& copies = *kept_copies;
   copies.clear();
   for (uint32_t i = 0; i < known.num_copies; ++i) {
     const int num_tokens = known.num_tokens ? known.num_tokens[i] : from.view.block_size;

@@ -7,6 +7,7 @@
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/table_view.hpp"
+#include "core/reused.hpp"
 #include "ops/gather/gather.hpp"
 #include "ops/gather/gather_cuda.hpp"
 
@@ -115,13 +116,16 @@ Status gather_on_device(const kvx_gather_args_t& known, const LayerOfCaller& lay
 
 Status gather(const kvx_gather_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_gather_args_t known, read_struct(caller, "args"));
-  thread_local LayerOfCaller layer;
+  Reused<LayerOfCaller> kept_layer;
+  LayerOfCaller& layer = *kept_layer;
   KVX_RETURN_IF_ERROR(read_layer(known.layer, "layer", layer, LayerPlace::kAnywhere));
   if (layer.is_on_device()) return gather_on_device(known, layer, stream);
-  thread_local TableOfCaller table;
+  Reused<TableOfCaller> kept_table;
+  TableOfCaller& table = *kept_table;
   KVX_RETURN_IF_ERROR(read_table(known.block_table, known.seq_lens, layer.view.block_size, table));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
-  thread_local std::vector<ops::GatherRange> ranges;
+  Reused<std::vector<ops::GatherRange>> kept_ranges;
+  std::vector<ops::GatherRange>& ranges = *kept_ranges;
   KVX_RETURN_IF_ERROR(read_ranges(known, table, ranges));
 
   ops::GatherArgs args;

@@ -6,6 +6,7 @@
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/slots.hpp"
+#include "core/reused.hpp"
 #include "ops/append/append.hpp"
 #include "ops/gather/gather.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
@@ -150,7 +151,8 @@ Status transcode_on_device(const kvx_transcode_args_t& known, const Transcode& w
 
 Status transcode(const kvx_transcode_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_transcode_args_t known, read_struct(caller, "args"));
-  thread_local Transcode work;
+  Reused<Transcode> kept;
+  Transcode& work = *kept;
   KVX_RETURN_IF_ERROR(read_layer(known.from, "from", work.from, LayerPlace::kAnywhere));
   KVX_RETURN_IF_ERROR(read_layer(known.to, "to", work.to, LayerPlace::kAnywhere));
   KVX_RETURN_IF_ERROR(check_layers(work));

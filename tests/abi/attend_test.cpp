@@ -1,8 +1,5 @@
-// kvx_attend over callers' memory: formats, layouts, tables, wide ends, the caller's threads.
+// kvx_attend over callers' memory: formats, layouts, tables, wide ends.
 #include <gtest/gtest.h>
-
-#include <atomic>
-#include <thread>
 
 #include "tests/abi/caller_layer.hpp"
 
@@ -151,56 +148,6 @@ TEST(Attend, OverNoSequencesIsANoOp) {
   attention.args.seq_lens = &lengths;
   EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
   EXPECT_EQ(attention.out, std::vector<float>(attention.out.size()));
-}
-
-// --- the caller's threads ---
-
-void run_on_two_threads(void* user, uint32_t num_pieces, void (*piece)(void*, uint32_t),
-                        void* context) {
-  *static_cast<std::atomic<int>*>(user) += static_cast<int>(num_pieces);
-  std::thread odd([&] {
-    for (uint32_t i = 1; i < num_pieces; i += 2) piece(context, i);
-  });
-  for (uint32_t i = 0; i < num_pieces; i += 2) piece(context, i);
-  odd.join();
-}
-
-TEST(Executor, OfTheCallerRunsThePiecesAndChangesNoBit) {
-  constexpr int kMany = 2048;
-  const Geometry geometry = {.num_blocks = 256};
-  const std::vector<float> k = test_rows(kMany, 2, 32, 0.3f);
-  std::vector<int32_t> blocks;
-  for (int32_t b = 255; b >= 0; --b) blocks.push_back(b);
-  const OneSequence sequence(blocks, kMany);
-  PagedLayer alone(geometry, in_page(KVX_FORMAT_INT8), in_page(KVX_FORMAT_INT4));
-  PagedLayer helped(geometry, in_page(KVX_FORMAT_INT8), in_page(KVX_FORMAT_INT4));
-  std::atomic<int> pieces = 0;
-  auto executor = sized<kvx_executor_t>();
-  executor.num_threads = 2;
-  executor.user = &pieces;
-  executor.parallel_for = run_on_two_threads;
-  const std::vector<int64_t> slots = slots_of(sequence, 8);
-  ASSERT_EQ(append_rows(alone.layer, k, k, slots), KVX_STATUS_OK) << kvx_last_error();
-  const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
-  auto append = sized<kvx_append_args_t>();
-  append.layer = &helped.layer;
-  append.k = append.v = &rows;
-  append.slot_dtype = KVX_DTYPE_S64;
-  append.slots = slots.data();
-  append.num_tokens = kMany;
-  append.executor = &executor;
-  ASSERT_EQ(kvx_append(&append, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_GT(pieces, 1);
-  EXPECT_EQ(helped.memory, alone.memory);
-
-  Attention one(alone.layer, sequence, 1);
-  Attention two(helped.layer, sequence, 1);
-  two.args.executor = &executor;
-  ASSERT_EQ(kvx_attend(&one.args, nullptr), KVX_STATUS_OK);
-  ASSERT_EQ(kvx_attend(&two.args, nullptr), KVX_STATUS_OK);
-  EXPECT_EQ(one.out, two.out);
-  executor.parallel_for = nullptr;
-  EXPECT_EQ(kvx_attend(&two.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/reused.hpp"
 #include "format/spec.hpp"
 #include "ops/pieces.hpp"
 #include "ops/side_rows.hpp"
@@ -161,7 +162,8 @@ Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.k));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.v));
 
-  thread_local std::vector<AppendRun> runs;  // kept, so that a warm call allocates nothing
+  Reused<std::vector<AppendRun>> kept_runs;
+  std::vector<AppendRun>& runs = *kept_runs;
   const int64_t tokens_written = cut_into_runs(args, runs);
   const int64_t num_floats = tokens_written * floats_per_token(args.cache);
   AppendTask task{context, args, runs,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/checked.hpp"
+#include "core/reused.hpp"
 #include "ops/attend/check.hpp"
 #include "ops/attend/piece.hpp"
 
@@ -32,13 +33,6 @@ LargestPiece largest_piece(const AttendArgs& args, int q_per_kv) {
   return largest;
 }
 
-// This thread's memory for partial results; it grows to the largest call's size and stays.
-float* partial_results(int64_t num_floats) {
-  thread_local std::vector<float> memory;
-  if (memory.size() < static_cast<size_t>(num_floats)) memory.resize(num_floats);
-  return memory.data();
-}
-
 // Whether the heads' rows of a token lie side by side and those of the next token after them.
 bool is_token_major(const SideView& side, int num_heads) {
   const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
@@ -59,7 +53,10 @@ int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_pie
 void run_split(AttendPlan& plan) {
   const int num_parts = plan.split.num_parts;
   const int num_pieces = static_cast<int>(plan.num_pieces);
-  plan.partial_results = partial_results(plan.num_pieces * num_parts * plan.floats_per_part());
+  Reused<std::vector<float>> memory;  // it grows to the largest call's size and stays
+  const auto num_floats = static_cast<size_t>(plan.num_pieces * num_parts * plan.floats_per_part());
+  if (memory->size() < num_floats) memory->resize(num_floats);
+  plan.partial_results = memory->data();
   plan.context.executor->parallel_for(num_pieces * num_parts, [p = &plan](int i) {
     attend_part(*p, i / p->split.num_parts, i % p->split.num_parts);
   });
