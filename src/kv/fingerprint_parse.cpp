@@ -109,6 +109,22 @@ Result<LayerPlan> parse_layer(std::string_view text, const CacheGeometry& geomet
   return not_understood("heads", std::to_string(num_heads), "num_kv_heads in all");
 }
 
+// Until there are num_layers, like the one before or the last.
+Status repeat_layer(int num_layers, StoredCache& stored) {
+  // A short text could ask for more memory than there is: this is a thousand layers of a thousand.
+  constexpr size_t kMostRuns = 1 << 20;
+  CacheGeometry& geometry = stored.geometry;
+  const auto num_more = static_cast<size_t>(num_layers) - stored.layers.size();
+  if (num_more > 0 && num_more > kMostRuns / stored.layers.back().runs.size()) {
+    return invalid_argument("the fingerprint has {} layers of {} runs of heads; expected {} in all",
+                            num_layers, stored.layers.back().runs.size(), kMostRuns);
+  }
+  stored.layers.resize(num_layers, LayerPlan(stored.layers.back()));
+  geometry.layer_windows.resize(num_layers, geometry.layer_windows.back());
+  geometry.layer_sinks.resize(num_layers, geometry.layer_sinks.back());
+  return {};
+}
+
 // layers_from_0 window W[ sinks S], RUNS; the next one begins where it ends.
 Status take_layers(std::string_view& text, StoredCache& stored) {
   CacheGeometry& geometry = stored.geometry;
@@ -131,20 +147,13 @@ Status take_layers(std::string_view& text, StoredCache& stored) {
     }
     KVX_ASSIGN_OR_RETURN(LayerPlan plan, parse_layer(value, geometry));
     // Layers like the one before have no line of their own.
-    while (static_cast<int>(stored.layers.size()) < first) {
-      stored.layers.push_back(stored.layers.back());
-      geometry.layer_windows.push_back(geometry.layer_windows.back());
-      geometry.layer_sinks.push_back(geometry.layer_sinks.back());
-    }
+    if (first > 0) KVX_RETURN_IF_ERROR(repeat_layer(first, stored));
     stored.layers.push_back(std::move(plan));
     geometry.layer_windows.push_back(window);
     geometry.layer_sinks.push_back(sinks);
   }
   if (stored.layers.empty()) return not_understood("next fact", text, kName);
-  stored.layers.resize(geometry.num_layers, stored.layers.back());
-  geometry.layer_windows.resize(geometry.num_layers, geometry.layer_windows.back());
-  geometry.layer_sinks.resize(geometry.num_layers, geometry.layer_sinks.back());
-  return {};
+  return repeat_layer(geometry.num_layers, stored);
 }
 
 }  // namespace

@@ -65,11 +65,16 @@ std::vector<tier::PieceKind> kinds_of(const cache::BlockPool& pool, size_t num_g
   return kinds;
 }
 
-Status check_same_cache(const tier::FileIndex& index, std::string_view fingerprint,
+// The index says block_size and kinds again beside its fingerprint, and a file may lie.
+Status check_same_cache(const tier::FileIndex& index, std::string_view fingerprint, int block_size,
                         std::span<const tier::PieceKind> kinds, const std::string& path) {
   const std::string difference = first_difference(index.fingerprint, fingerprint);
   if (!difference.empty()) {
     return invalid_argument("'{}' holds blocks of another cache: {}", path, difference);
+  }
+  if (index.block_size != block_size) {
+    return invalid_argument("'{}': its blocks are of {} tokens; its fingerprint says {}", path,
+                            index.block_size, block_size);
   }
   if (std::equal(index.kinds.begin(), index.kinds.end(), kinds.begin(), kinds.end())) return {};
   return invalid_argument("'{}': its kinds of blocks are not those of its fingerprint", path);
@@ -282,7 +287,8 @@ Result<int> KvCache::load_sequence(const std::string& path) {
   const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   const auto kinds = kinds_of(*pool_, groups_.size());
-  KVX_RETURN_IF_ERROR(check_same_cache(file.index(), fingerprint(), kinds, path));
+  KVX_RETURN_IF_ERROR(
+      check_same_cache(file.index(), fingerprint(), config_.block_size, kinds, path));
   const auto with_path = [&path](const Error& error) {
     return Error{error.code, fmt::format("'{}': {}", path, error.message)};
   };
@@ -337,8 +343,8 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
   const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   const tier::FileIndex& index = file.index();
-  KVX_RETURN_IF_ERROR(
-      check_same_cache(index, fingerprint(), kinds_of(*pool_, groups_.size()), path));
+  KVX_RETURN_IF_ERROR(check_same_cache(index, fingerprint(), config_.block_size,
+                                       kinds_of(*pool_, groups_.size()), path));
   cache::PrefixIndex& nodes = prefixes_->index();
   // Until all are read, so that a parent whose own blocks are bad still leads to its children.
   PinnedNodes pinned(nodes);
@@ -378,7 +384,12 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
         continue;
       }
       TakenBlocks taken(*pool_);
-      KVX_ASSIGN_OR_RETURN(const int32_t id, taken.take(piece.kind));
+      const Result<int32_t> found = taken.take(piece.kind);
+      if (!found.ok()) {  // what is free is promised to another thread's step
+        note(report.num_no_room, found.error().message);
+        continue;
+      }
+      const int32_t id = found.value();
       KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->writable(block_bytes(piece.kind, id)));
       const Status read = file.read_piece(piece, bytes);
       if (!read.ok()) {

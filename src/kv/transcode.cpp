@@ -62,6 +62,10 @@ struct Source {
 Result<Source> open_source(tier::CacheFileReader file, const KvCacheConfig& config,
                            const ops::CpuContext& context) {
   KVX_ASSIGN_OR_RETURN(StoredCache stored, parse_fingerprint(file.index().fingerprint));
+  if (file.index().block_size != stored.block_size) {
+    return invalid_argument("its blocks are of {} tokens; its fingerprint says {}",
+                            file.index().block_size, stored.block_size);
+  }
   KVX_RETURN_IF_ERROR(check_convertible(stored, config));
   const bool is_calibrated = stored.calibration != calibration_name({});
   const std::span<const LayerCalibration> calibration =

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -75,7 +76,8 @@ Result<CacheFileWriter> CacheFileWriter::create(const std::string& path, int zst
     return invalid_argument("zstd level is {}; expected 0 (none) to {}", zstd_level,
                             ZSTD_maxCLevel());
   }
-  std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
+  static std::atomic<uint64_t> num_writers{0};  // two of a process may write to one path at once
+  std::string temporary = fmt::format("{}.{}.{}.tmp", path, getpid(), num_writers++);
   const int descriptor = open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (descriptor < 0) return file_error(path, "cannot be written");
   return CacheFileWriter(path, std::move(temporary), descriptor, zstd_level);

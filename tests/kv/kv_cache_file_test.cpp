@@ -134,6 +134,21 @@ TEST_F(KvCacheFile, RefusesAnotherCacheAndSaysInWhatItDiffers) {
               HasSubstr("holds 100 tokens; max_tokens_per_sequence is 99"));
 }
 
+TEST_F(KvCacheFile, BelievesNoBlockSizeBesideTheFingerprints) {
+  const KvCacheConfig config = saved_config("int8");
+  save(config, Stream(32), 32);
+  tier::FileIndex index = tier::CacheFileReader::open(path_).value().index();
+  index.block_size = 1024;
+  index.blocks = {{-1, token_ids(1024), {}}};
+  index.sequences = {0};
+  ASSERT_TRUE(tier::CacheFileWriter::create(path_, 0).value().finish(index).ok());
+  const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint says 16");
+  EXPECT_THAT(load_error(config), reason);
+  const auto loaded = created(config)->load_prefixes(path_);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_THAT(loaded.error().message, reason);
+}
+
 TEST_F(KvCacheFile, ADamagedBlockIsRefusedWithItsSequence) {
   const Stream stream(100);
   const KvCacheConfig config = saved_config("int8");

@@ -167,6 +167,25 @@ TEST_F(Transcode, RefusesWhatItCannotBridge) {
               HasSubstr("holds 107 tokens; max_tokens_per_sequence is 106"));
 }
 
+TEST_F(Transcode, BelievesNoBlockSizeBesideTheFingerprints) {
+  const auto from = created_on_host(transcode_config("int8", 16));
+  const int sequence = fed_sequence(*from, Stream(32), 32);
+  ASSERT_TRUE(from->save_sequence(sequence, path_, {}).ok());
+  tier::FileIndex index = tier::CacheFileReader::open(path_).value().index();
+  index.block_size = 1024;
+  index.blocks = {{-1, token_ids(1024), {}}};
+  index.sequences = {0};
+  ASSERT_TRUE(tier::CacheFileWriter::create(path_, 0).value().finish(index).ok());
+  const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint says 16");
+  const auto to = created(transcode_config("int4", 16));
+  const auto loaded = transcode_sequence(*to, path_);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_THAT(loaded.error().message, reason);
+  const auto prefixes = transcode_prefixes(*to, path_);
+  ASSERT_FALSE(prefixes.ok());
+  EXPECT_THAT(prefixes.error().message, reason);
+}
+
 TEST_F(Transcode, RefusesADamagedBlock) {
   const Stream stream(kTokens);
   auto source = created_on_host(transcode_config("int8", 16));
@@ -258,6 +277,25 @@ TEST(Fingerprint, IsReadBackAsItWasWritten) {
                   {&s.geometry, s.layers, {}, s.wide_ends, &s.wide_spec, s.block_size, s.model}),
               cache->fingerprint());
   }
+}
+
+TEST(Fingerprint, OfMoreRunsOfHeadsThanAnyCacheHasIsRefused) {
+  const auto cache = created(transcode_config("int8", 32));
+  std::string text(cache->fingerprint());
+  const auto replace = [&text](std::string_view from, std::string_view to) {
+    text.replace(text.find(from), from.size(), to);
+  };
+  replace("num_layers 2", "num_layers 10000");
+  replace("num_kv_heads 2", "num_kv_heads 1000");
+  const size_t begin = text.find("2 heads K ");
+  const std::string run = text.substr(begin, text.find('\n', begin) - begin);
+  std::string runs = "1" + run.substr(1);
+  const std::string one = ", " + runs;
+  for (int i = 1; i < 1000; ++i) runs += one;
+  replace(run, runs);
+  const auto stored = parse_fingerprint(text);
+  ASSERT_FALSE(stored.ok());
+  EXPECT_THAT(stored.error().message, HasSubstr("10000 layers of 1000 runs of heads"));
 }
 
 TEST(Fingerprint, OfAnotherMakeIsRefused) {

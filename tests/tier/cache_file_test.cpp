@@ -301,6 +301,18 @@ TEST_F(CacheFile, AKilledSaveLeavesTheOldFileWhole) {
   expect_small_file(path());
 }
 
+TEST_F(CacheFile, TwoWritersOfOneNameDoNotMeet) {
+  CacheFileWriter first = CacheFileWriter::create(path(), 0).value();
+  CacheFileWriter second = CacheFileWriter::create(path(), 0).value();
+  const std::vector<uint8_t> other(kBlockBytes[0], 0xEE);
+  ASSERT_TRUE(second.add_piece(0, other).ok());
+  ASSERT_TRUE(first.finish(write_pieces(first)).ok());
+  ASSERT_TRUE(second.add_piece(0, other).ok());
+  expect_small_file(path());
+  EXPECT_TRUE(second.finish(small_index()).ok());
+  EXPECT_EQ(num_files(), 1);
+}
+
 TEST_F(CacheFile, AWriterThatIsDroppedLeavesNothing) {
   { CacheFileWriter writer = CacheFileWriter::create(path(), 0).value(); }
   EXPECT_EQ(num_files(), 0);
