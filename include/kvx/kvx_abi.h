@@ -824,7 +824,7 @@ KVX_API kvx_status_t kvx_sequence_create_from(kvx_cache_t cache, const kvx_prefi
                                               const int32_t* tokens, int64_t num_tokens,
                                               int32_t* sequence, int64_t* num_found);
 /* Says which tokens the sequence holds next, after the steps that added them. Nothing without
- * KVX_CACHE_PREFIXES. */
+ * KVX_CACHE_PREFIXES. INVALID_ARGUMENT: others than a fork recorded for a block of both. */
 KVX_API kvx_status_t kvx_sequence_record(kvx_cache_t cache, int32_t sequence, const int32_t* tokens,
                                          int64_t num_tokens);
 /* Copies the first `capacity` recorded tokens; num_tokens: how many there are. */

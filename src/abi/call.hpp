@@ -2,10 +2,7 @@
 // last error; an exception ends here.
 #pragma once
 
-#include <exception>
-#include <new>
-
-#include "core/result.hpp"
+#include "core/caught.hpp"
 #include "kvx/kvx_abi.h"
 
 namespace kvx::abi {
@@ -15,17 +12,9 @@ kvx_status_t fail(const Error& error) noexcept;
 
 // Runs a function that returns a Status.
 template <class Body>
-kvx_status_t run_call(Body body) noexcept {
-  try {
-    const Status status = body();
-    return status.ok() ? KVX_STATUS_OK : fail(status.error());
-  } catch (const std::bad_alloc&) {
-    return fail({ErrorCode::kInternal, "out of memory"});
-  } catch (const std::exception& error) {
-    return fail({ErrorCode::kInternal, error.what()});
-  } catch (...) {
-    return fail({ErrorCode::kInternal, "an exception of an unknown type"});
-  }
+kvx_status_t run_call(const Body& body) noexcept {
+  const Status status = caught(body);
+  return status.ok() ? KVX_STATUS_OK : fail(status.error());
 }
 
 }  // namespace kvx::abi

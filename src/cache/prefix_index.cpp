@@ -225,6 +225,9 @@ Status PrefixIndex::attach(int32_t node, int group, BlockKind kind, int32_t id) 
   const size_t slot = slot_of(node, group, kind);
   if (blocks_[slot] != kNoBlock) return {};
   const int block_class = class_of(group, kind);
+  if (node_of_block_[block_class][id] != kNoNode) {
+    return internal_error("block {} of {} is another node's", id, pool_->name(block_class));
+  }
   KVX_RETURN_IF_ERROR(pool_->keep(block_class, id, key_of(nodes_[node].hash)));
   const bool is_new = !has_blocks(node);
   blocks_[slot] = id;

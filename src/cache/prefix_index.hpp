@@ -89,7 +89,7 @@ class PrefixIndex {
   int32_t insert(int32_t parent, std::span<const int32_t> tokens);
 
   // The node's block of this group and kind is `id`, from now on kept by the pool; nothing when it
-  // already has one. Requires: id is active, full, and never written again.
+  // already has one. Requires: id is active, full, no other node's, and never written again.
   Status attach(int32_t node, int group, BlockKind kind, int32_t id);
 
   // A pinned node, and so all its ancestors, stay.
@@ -105,6 +105,10 @@ class PrefixIndex {
   int32_t block_of(int32_t node, int group, BlockKind kind) const {
     const bool has_slot = kind == BlockKind::kPacked || slots_per_node_ > num_groups();
     return has_slot ? blocks_[slot_of(node, group, kind)] : kNoBlock;
+  }
+  // kNoNode when it is no node's.
+  int32_t node_of(int group, BlockKind kind, int32_t id) const {
+    return node_of_block_[class_of(group, kind)][id];
   }
   int32_t parent(int32_t node) const { return nodes_[node].parent; }
   const ContentHash& hash(int32_t node) const { return nodes_[node].hash; }

@@ -130,8 +130,8 @@ class KvCache {
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.
-  // INVALID_ARGUMENT or OUT_OF_RANGE: no such sequence, it is in an open step, more tokens than it
-  // has.
+  // INVALID_ARGUMENT or OUT_OF_RANGE, nothing changed: no such sequence, it is in an open step,
+  // more tokens than it has, other tokens than a fork recorded for a block that both have.
   Status record_tokens(int sequence, std::span<const int32_t> tokens);
   // What was recorded; empty while prefixes are off. Requires: the sequence is in use.
   std::span<const int32_t> recorded_tokens(int sequence) const {

@@ -115,10 +115,12 @@ Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
     return out_of_range("num_tokens is {}; expected 0 to {}", num_tokens, num_before);
   }
   KVX_RETURN_IF_ERROR(check_cut(sequence, num_tokens, num_before));
-  KVX_RETURN_IF_ERROR(cut(*verbs_, sequence, num_tokens, num_before));
+  const Status done = cut(*verbs_, sequence, num_tokens, num_before);
+  // The books follow the sequence, also where its last page could not be restored.
+  if (!done.ok() && sequences_[sequence].num_tokens() != num_tokens) return done;
   if (!speculations_.empty()) speculations_[sequence].let_go(*pool_);
   if (prefixes_) prefixes_->truncate(sequence, num_tokens);
-  return {};
+  return done;
 }
 
 Status KvCache::release_expired(int sequence) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/caught.hpp"
 #include "core/log.hpp"
 
 namespace kvx::kv {
@@ -40,7 +41,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   }
   if (status.ok()) {
     lock.unlock();
-    status = move_bytes();
+    status = caught([this] { return move_bytes(); });
     lock.lock();
     redeem_the_rest();
     if (status.ok()) {
@@ -57,7 +58,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   settle_pages();
   lock.unlock();
   is_open_ = true;
-  status = describe();
+  status = caught([this] { return describe(); });
   if (!status.ok()) KVX_RETURN_IF_ERROR(cancel());
   return status;
 }
@@ -357,14 +358,16 @@ Status KvStep::end(std::span<const int> kept_tokens) {
         cache_.check_cut(entry.sequence, before + kept_tokens[i], before + entry.num_tokens));
   }
   advance();
+  Status first_failure;  // the other entries' tokens go all the same
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
     const int64_t written = cache_.sequences_[entry.sequence].num_tokens();
     const int64_t kept = written - entry.num_tokens + kept_tokens[i];
-    KVX_RETURN_IF_ERROR(cache_.cut(*verbs_, entry.sequence, kept, written));
+    const Status cut = cache_.cut(*verbs_, entry.sequence, kept, written);
+    if (!cut.ok() && first_failure.ok()) first_failure = cut;
     if (speculates(entry)) cache_.speculations_[entry.sequence].let_go(*cache_.pool_);
   }
-  return {};
+  return first_failure;
 }
 
 // The blocks that the step has reserved go back, so that a fork does not share them.
@@ -373,14 +376,16 @@ Status KvStep::cancel() {
   is_open_ = false;
   const std::lock_guard lock(cache_.books_);
   leave_sequences();
+  Status first_failure;  // the other entries' blocks go all the same
   for (const StepEntry& entry : entries_) {
     const int64_t num_tokens = cache_.sequences_[entry.sequence].num_tokens();
     const bool speculated = speculates(entry);
     if (speculated) cache_.speculations_[entry.sequence].cancel_step();
     const int64_t num_written = num_tokens + (speculated ? entry.num_tokens : 0);
-    KVX_RETURN_IF_ERROR(cache_.cut(*verbs_, entry.sequence, num_tokens, num_written));
+    const Status cut = cache_.cut(*verbs_, entry.sequence, num_tokens, num_written);
+    if (!cut.ok() && first_failure.ok()) first_failure = cut;
   }
-  return {};
+  return first_failure;
 }
 
 }  // namespace kvx::kv

@@ -201,6 +201,10 @@ Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
                         num_recorded, blocks.num_tokens());
   }
   log.tokens.insert(log.tokens.end(), tokens.begin(), tokens.end());
+  if (const Status agrees = check_shared_blocks(log, blocks); !agrees.ok()) {
+    log.tokens.resize(static_cast<size_t>(num_recorded));
+    return agrees;
+  }
   const auto block_size = static_cast<size_t>(shape_.block_size);
   const size_t num_full = log.tokens.size() / block_size;
   while (log.nodes.size() < num_full) {
@@ -219,6 +223,46 @@ Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
     if (host_) store_block(log, block, false);
   }
   return {};
+}
+
+// Full blocks that are a node's already, by way of a fork, must hold what was recorded there.
+Status PrefixCache::check_shared_blocks(const Log& log, const cache::Sequence& blocks) const {
+  const auto block_size = static_cast<size_t>(shape_.block_size);
+  const std::span<const int32_t> tokens(log.tokens);
+  const size_t num_known = log.nodes.size();
+  int32_t before = tip(log);  // the node of the block before, or kNoNode
+  for (size_t block = num_known; block < tokens.size() / block_size; ++block) {
+    int32_t node = node_of_block(blocks, static_cast<int64_t>(block));
+    const int32_t found = node;
+    // Up to the first node that is known to be the sequence's.
+    const size_t first = before == kNoNode ? num_known : block;
+    const int32_t expected = before == kNoNode ? tip(log) : before;
+    before = found;
+    if (found == kNoNode) continue;
+    bool is_same = true;
+    for (size_t b = block + 1; is_same && b-- > first;) {
+      is_same = !index_.is_scope(node) &&
+                std::ranges::equal(index_.tokens(node), tokens.subspan(b * block_size, block_size));
+      if (is_same) node = index_.parent(node);
+    }
+    if (is_same && node == expected) continue;
+    return invalid_argument(
+        "the tokens up to block {} are not those that were recorded for it by way of a fork; "
+        "expected the same tokens in sequences that share a block",
+        block);
+  }
+  return {};
+}
+
+int32_t PrefixCache::node_of_block(const cache::Sequence& blocks, int64_t block) const {
+  for (int group = 0; group < blocks.num_groups(); ++group) {
+    const int32_t id = blocks.table(group)[block];
+    if (id == kNoBlock) continue;
+    const BlockKind kind = is_wide(blocks, group, block) ? BlockKind::kWide : BlockKind::kPacked;
+    const int32_t node = index_.node_of(group, kind, id);
+    if (node != kNoNode) return node;
+  }
+  return kNoNode;
 }
 
 Status PrefixCache::attach_block(int32_t node, const cache::Sequence& blocks, int64_t block) {

@@ -88,6 +88,8 @@ class PrefixCache final : public cache::EvictionListener {
   void follow_in_host(Log& log);
   void store_block(const Log& log, int64_t block, bool with_tail);
   bool is_wide(const cache::Sequence& blocks, int group, int64_t block) const;
+  Status check_shared_blocks(const Log& log, const cache::Sequence& blocks) const;
+  int32_t node_of_block(const cache::Sequence& blocks, int64_t block) const;
   Status attach_block(int32_t node, const cache::Sequence& blocks, int64_t block);
 
   cache::BlockPool* pool_;

@@ -324,6 +324,39 @@ TEST(Prefix, EventsTellWhatComesAndGoes) {
   EXPECT_EQ(cache->snapshot().classes[0].num_cached, 0);
 }
 
+// A block that two chains name would be served for tokens that it does not hold.
+TEST(Prefix, SequencesThatShareABlockCannotRecordOtherTokensForIt) {
+  for (const char* recipe : kRecipes) {
+    SCOPED_TRACE(recipe);
+    const Stream stream(60);
+    auto cache = shared_cache(recipe);
+    const int first = cache->create_sequence().value();
+    feed_and_record(*cache, first, stream, 0, 16);
+    feed(*cache, first, stream, 16, 60, 1000);
+    const int twin = cache->fork_sequence(first).value();
+    const int late = cache->fork_sequence(first).value();
+    ASSERT_TRUE(cache->record_tokens(first, token_ids(44, 16)).ok());
+    std::vector<int32_t> others = token_ids(44, 16);
+    others[20] = 7000;  // of the second of these blocks
+    const Status refused = cache->record_tokens(twin, others);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(refused.error().message.find("block 2 "), std::string::npos)
+        << refused.error().message;
+    EXPECT_TRUE(cache->record_tokens(twin, token_ids(44, 16)).ok()) << "nothing was recorded";
+    // Known only by its end: the blocks before are compared too.
+    ASSERT_TRUE(cache->record_tokens(late, token_ids(16, 16)).ok());
+    others = token_ids(28, 32);
+    others[0] = 7000;
+    EXPECT_FALSE(cache->record_tokens(late, others).ok());
+    for (const int sequence : {first, twin, late}) {
+      ASSERT_TRUE(cache->free_sequence(sequence).ok());
+    }
+    const int found = cache->create_sequence_from({}, token_ids(60)).value();
+    EXPECT_EQ(cache->num_tokens(found), 48);
+  }
+}
+
 TEST(Prefix, AStepThatFindsNoBlocksChangesNothing) {
   const Stream stream(64);
   KvCacheConfig config = config_of("int8", kBlockSize);

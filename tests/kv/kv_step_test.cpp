@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <thread>
 
 #include "tests/kv/stream.hpp"
@@ -176,6 +177,58 @@ TEST(KvStep, APoolThatRunsOutInTheMiddleOfAStepChangesNothing) {
   const int same = alone->create_sequence().value();
   feed(*alone, same, stream, 0, 96, 16);
   EXPECT_EQ(rest, feed(*alone, same, stream, 96, 144, 16));
+}
+
+// Throws in the caller's thread when it is told to.
+class FailingExecutor final : public Executor {
+ public:
+  int num_threads() const override { return 1; }
+  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
+    if (fails) throw std::runtime_error("the executor fails");
+    serial_executor().parallel_for(num_pieces, piece);
+  }
+  bool fails = false;
+};
+
+TEST(KvStep, AnExecutorThatThrowsWhileBlocksMoveLeavesTheBooksRight) {
+  constexpr int kMany = 1700;
+  KvCacheConfig config = config_of("int8:recent=512", 512);  // a block is worth the executor
+  config.cuda.reset();                                       // on a GPU none moves blocks
+  config.max_tokens_per_sequence = kMany;
+  FailingExecutor executor;
+  auto made = KvCache::create(config, {context().kernels, &executor});
+  ASSERT_TRUE(made.ok()) << made.error().message;
+  KvCache& cache = *made.value();
+  const Stream stream(kMany);
+  const int sequence = cache.create_sequence().value();
+  int at = 0;
+  Status begun;
+  while (begun.ok() && at < kMany) {
+    const KvCacheSnapshot before = cache.snapshot();
+    const auto count = static_cast<int>(cache.max_step_tokens(sequence));
+    const StepEntry entry{sequence, count};
+    KvStep step(cache);
+    executor.fails = true;
+    begun = step.begin({&entry, 1});
+    executor.fails = false;
+    if (begun.ok()) {
+      ASSERT_TRUE(step.cancel().ok());
+      feed(step, cache, sequence, stream, at, at + count, count);
+      at += count;
+      continue;
+    }
+    EXPECT_EQ(begun.error().code, ErrorCode::kInternal);
+    EXPECT_EQ(begun.error().message, "the executor fails");
+    for (size_t c = 0; c < before.classes.size(); ++c) {
+      EXPECT_EQ(cache.snapshot().classes[c].num_free, before.classes[c].num_free);
+    }
+  }
+  ASSERT_LT(at, kMany) << "no block moved in the executor";
+  const std::vector<float> rest = feed(cache, sequence, stream, at, kMany, kMany);
+  const auto alone = created(config);
+  const int same = alone->create_sequence().value();
+  feed(*alone, same, stream, 0, at, kMany);
+  EXPECT_EQ(rest, feed(*alone, same, stream, at, kMany, kMany));
 }
 
 }  // namespace

@@ -50,6 +50,9 @@ struct Piece {
   const Stream* stream = nullptr;
   int first = 0;
   int count = 0;
+  int32_t first_id = 0;  // of its tokens, as they are recorded
+
+  int end() const { return first + count; }
 };
 
 // Appends a run; the step is left open.
@@ -281,7 +284,8 @@ class History {
     const auto before = static_cast<int>(cache_->num_tokens(sequence));
     const int count = std::min(between(1, 12), 112 - before);
     if (count == 0) return;
-    const Piece run{&streams_[between(0, 2)], before, count};
+    const Piece run{&streams_[between(0, 2)], before, count, next_id_};
+    next_id_ += count;
     const StepEntry entry{sequence, count, between(0, 2) > 0};
     KvStep step(*cache_);
     if (!step.begin({&entry, 1}).ok()) return;
@@ -314,9 +318,12 @@ class History {
   // Blocks of recorded tokens are kept: they are never written again.
   void record(int sequence) {
     const auto num_recorded = static_cast<int>(cache_->recorded_tokens(sequence).size());
-    const auto num_more = static_cast<int>(cache_->num_tokens(sequence)) - num_recorded;
     std::vector<int32_t> ids;
-    for (int i = 0; i < num_more; ++i) ids.push_back(between(0, 1 << 20));
+    for (const Piece& run : sequences_[sequence]) {
+      for (int token = std::max(run.first, num_recorded); token < run.end(); ++token) {
+        ids.push_back(run.first_id + token - run.first);
+      }
+    }
     ASSERT_TRUE(cache_->record_tokens(sequence, ids).ok());
   }
 
@@ -325,6 +332,7 @@ class History {
   std::vector<Stream> streams_;
   std::unique_ptr<KvCache> cache_;
   std::map<int, std::vector<Piece>> sequences_;
+  int32_t next_id_ = 0;
   int num_cuts_ = 0;
 };
 
