@@ -537,8 +537,8 @@ typedef struct kvx_rows_t {
   uint32_t size;
   uint32_t dtype; /* KVX_DTYPE_F16, BF16 or F32 */
   void* data;
-  int64_t token_stride; /* elements; both 0: dense */
-  int64_t head_stride;
+  int64_t token_stride; /* elements; 0: num_heads * head_stride */
+  int64_t head_stride;  /* 0: head_dim */
 } kvx_rows_t;
 
 typedef struct kvx_append_args_t {
@@ -655,7 +655,8 @@ typedef struct kvx_copy_args_t {
 } kvx_copy_args_t;
 
 /* Blocks as they are stored where both layers store alike, decoded and encoded again where not.
- * Transforms are not looked at: both layers hold transformed rows. */
+ * Transforms are not looked at: both layers hold transformed rows. Pairs are copied at once, in any
+ * order: no block is the target of two, or of one and the source of another. */
 KVX_API kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* args, void* stream);
 
 typedef struct kvx_transcode_args_t {
@@ -696,7 +697,7 @@ typedef struct kvx_cache_config_t {
   uint32_t num_layers;
   uint32_t num_kv_heads;
   uint32_t k_head_dim;
-  uint32_t v_head_dim; /* 0: no V */
+  uint32_t v_head_dim;
   uint32_t block_size; /* tokens; 0: 64 */
   uint32_t max_sequences;
   uint32_t num_threads; /* of a pool of our own; 0 or 1: the calling thread. Unused with executor */

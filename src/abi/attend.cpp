@@ -146,6 +146,15 @@ Result<DeviceAttend> read_on_device(const kvx_attend_args_t& known, const Layers
   return attend;
 }
 
+Status check_out_apart(const kvx_attend_args_t& known, const Layers& layers,
+                       const ops::AttendArgs& args, int64_t num_queries) {
+  const int head_dim = layers.packed.v_head_dim();
+  KVX_RETURN_IF_ERROR(
+      check_apart(layers.packed, args.out, num_queries, args.num_q_heads, head_dim, "out"));
+  if (known.wide == nullptr) return {};
+  return check_apart(layers.wide, args.out, num_queries, args.num_q_heads, head_dim, "out");
+}
+
 Result<DeviceVerb> begin(const kvx_attend_args_t& known, const Layers& layers,
                          const ops::AttendArgs& args, void* stream) {
   VerbAddresses addresses(layers.packed);
@@ -167,9 +176,8 @@ Result<DeviceVerb> begin(const kvx_attend_args_t& known, const Layers& layers,
 Status attend_on_device(const kvx_attend_args_t& known, const Layers& layers, void* stream) {
   KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(known, layers));
   if (call.args.num_sequences == 0) return {};
-  const LayerOfCaller& layer = layers.packed;
-  KVX_RETURN_IF_ERROR(check_apart(layer, call.args.out, call.limits.total_q, call.args.num_q_heads,
-                                  layer.v_head_dim(), "out"));
+  KVX_RETURN_IF_ERROR(check_out_apart(known, layers, call.args, call.limits.total_q));
+  KVX_RETURN_IF_ERROR(ops::check_attend(call.args, call.limits));
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(known, layers, call.args, stream));
   const int64_t needed = ops::attend_workspace_bytes(verb.context, call.args, call.limits);
   constexpr uintptr_t kAlignment = 256;
@@ -205,8 +213,7 @@ Status attend(const kvx_attend_args_t* caller, void* stream) {
   args.q_starts =
       known.q_starts != nullptr ? known.q_starts : one_each->starts(table.num_sequences);
   const int64_t num_queries = args.q_starts[table.num_sequences];
-  KVX_RETURN_IF_ERROR(
-      check_apart(layer, args.out, num_queries, args.num_q_heads, layer.v_head_dim(), "out"));
+  KVX_RETURN_IF_ERROR(check_out_apart(known, layers, args, num_queries));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   return ops::attend({kernels, &chosen_executor(threads)}, args);
 }
@@ -223,6 +230,7 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
     if (layers.packed.is_on_device()) {
       KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(known, layers));
       if (call.args.num_sequences > 0) {
+        KVX_RETURN_IF_ERROR(ops::check_attend(call.args, call.limits));
         KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(known, layers, call.args, nullptr));
         *bytes = static_cast<uint64_t>(
             ops::attend_workspace_bytes(verb.context, call.args, call.limits));

@@ -13,6 +13,7 @@ namespace kvx::abi {
 // The addresses of a call, by the fields' names, for find_device.
 class VerbAddresses {
  public:
+  VerbAddresses() = default;
   explicit VerbAddresses(const LayerOfCaller& layer) { add(layer, "layer"); }
   // Null is allowed. What does not begin on a whole element is remembered for begin_on_device: a
   // kernel would fault on it, and take the caller's context with it.

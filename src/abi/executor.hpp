@@ -6,6 +6,7 @@
 
 #include "abi/guard.hpp"
 #include "core/executor.hpp"
+#include "core/first_failure.hpp"
 #include "kvx/kvx_abi.h"
 
 namespace kvx::abi {
@@ -20,14 +21,22 @@ class CallersExecutor final : public Executor {
 
   void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
     if (num_pieces <= 0) return;
+    Call call{&piece, {}};
     const auto run = [](void* context, uint32_t i) {
-      (*static_cast<const std::function<void(int)>*>(context))(static_cast<int>(i));
+      auto& of = *static_cast<Call*>(context);
+      of.failure.keep_of([&] { (*of.piece)(static_cast<int>(i)); });
     };
-    void* context = const_cast<std::function<void(int)>*>(&piece);
-    hook_.parallel_for(hook_.user, static_cast<uint32_t>(num_pieces), run, context);
+    hook_.parallel_for(hook_.user, static_cast<uint32_t>(num_pieces), run, &call);
+    call.failure.rethrow();
   }
 
  private:
+  // No exception leaves for the caller's code.
+  struct Call {
+    const std::function<void(int)>* piece;
+    FirstFailure failure;
+  };
+
   kvx_executor_t hook_;
 };
 

@@ -78,6 +78,13 @@ Status read_outputs(const kvx_gather_args_t& known, const LayerOfCaller& layer,
   return {};
 }
 
+Status check_outputs_apart(const LayerOfCaller& layer, const ops::GatherArgs& args,
+                           int64_t num_rows) {
+  const int num_heads = layer.view.num_kv_heads;
+  KVX_RETURN_IF_ERROR(check_apart(layer, args.k, num_rows, num_heads, layer.k_head_dim(), "k"));
+  return check_apart(layer, args.v, num_rows, num_heads, layer.v_head_dim(), "v");
+}
+
 Result<ops::CudaGatherRanges> device_ranges(const kvx_gather_args_t& known,
                                             const DeviceTable& table) {
   const ops::CudaGatherRanges ranges = {.count = known.num_ranges,
@@ -100,6 +107,7 @@ Status gather_on_device(const kvx_gather_args_t& known, const LayerOfCaller& lay
   args.block_table = table.table;
   args.max_blocks_per_sequence = table.max_blocks;
   args.num_sequences = table.num_sequences;
+  KVX_RETURN_IF_ERROR(check_outputs_apart(layer, args, known.num_rows));
   const VerbAddresses addresses = VerbAddresses(layer)
                                       .add_rows("k.data", args.k)
                                       .add_rows("v.data", args.v)
@@ -136,14 +144,12 @@ Status gather(const kvx_gather_args_t* caller, void* stream) {
   args.ranges = ranges;
   // Ranges are bounded before the rows are measured by them: 2^31 rows lie over everything.
   KVX_RETURN_IF_ERROR(ops::check_gather(args));
-  const int num_heads = layer.view.num_kv_heads;
   int64_t num_rows = 0;
   for (const ops::GatherRange& range : ranges) {
     if (range.num_tokens == 0) continue;
     num_rows = std::max(num_rows, range.first_row + range.num_tokens);
   }
-  KVX_RETURN_IF_ERROR(check_apart(layer, args.k, num_rows, num_heads, layer.k_head_dim(), "k"));
-  KVX_RETURN_IF_ERROR(check_apart(layer, args.v, num_rows, num_heads, layer.v_head_dim(), "v"));
+  KVX_RETURN_IF_ERROR(check_outputs_apart(layer, args, num_rows));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   return ops::gather({kernels, &chosen_executor(threads)}, args);
 }

@@ -1,6 +1,7 @@
 // Reads a caller's layer: either a v1 cache descriptor or runs of heads with their formats.
 #include "abi/layer_view.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -390,11 +391,11 @@ Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num
   if (head_dim == 0) return invalid_argument("{} is set; no V is stored", name);
   if ((known.block_offset != nullptr && !may_have_offset) ||
       (known.block_offset == nullptr) != (known.num_offset_blocks == 0) ||
-      known.num_offset_blocks < 0) {
+      known.num_offset_blocks < 0 || known.num_offset_blocks > INT32_MAX) {
     return invalid_argument(
-        "{}.block_offset is {} with {} blocks; expected both or neither, for K "
-        "only",
-        name, static_cast<const void*>(known.block_offset), known.num_offset_blocks);
+        "{}.block_offset is {} with {} blocks; expected both or neither, for K only, and at most "
+        "{} blocks",
+        name, static_cast<const void*>(known.block_offset), known.num_offset_blocks, INT32_MAX);
   }
   const int64_t count = int64_t{num_heads} * head_dim;
   for (int64_t i = 0; is_readable && known.factor != nullptr && i < count; ++i) {
@@ -450,9 +451,11 @@ Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int he
   }
   MutableFloatRows view = {static_cast<uint8_t*>(known.data), DType::kF32, known.token_stride,
                            known.head_stride};
-  if (known.token_stride == 0 && known.head_stride == 0) {
-    view.head_stride = head_dim;
-    view.token_stride = int64_t{num_heads} * head_dim;
+  if (view.head_stride == 0) view.head_stride = head_dim;
+  if (view.token_stride == 0) {
+    const auto dense = (CheckedSize(num_heads) * CheckedSize(view.head_stride)).get();
+    if (!dense) return invalid_argument("{} has rows beyond 64-bit addresses", name);
+    view.token_stride = *dense;
   }
   switch (known.dtype) {
     case KVX_DTYPE_F32:
@@ -468,6 +471,33 @@ Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int he
   }
 }
 
+namespace {
+
+struct Addresses {
+  uintptr_t begin;
+  uintptr_t end;
+};
+Addresses addresses_of(const void* begin, int64_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  return {address, address + static_cast<uintptr_t>(bytes)};
+}
+bool share_memory(const Addresses& a, const MemoryRange& range) {
+  const Addresses b = addresses_of(range.begin, range.bytes);
+  return a.begin < b.end && b.begin < a.end;
+}
+
+}  // namespace
+
+Status check_apart(const LayerOfCaller& from, const LayerOfCaller& to) {
+  for (const MemoryRange& range : from.memory) {
+    const Addresses of_from = addresses_of(range.begin, range.bytes);
+    const bool shares = std::ranges::any_of(
+        to.memory, [&](const MemoryRange& of_to) { return share_memory(of_from, of_to); });
+    if (shares) return invalid_argument("from and to share memory; expected layers apart");
+  }
+  return {};
+}
+
 Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
                    int num_heads, int head_dim, std::string_view name) {
   if (num_rows <= 0 || rows.data == nullptr) return {};
@@ -477,12 +507,9 @@ Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int
        CheckedSize(bytes_of(rows.dtype)))
           .get();
   if (!bytes) return invalid_argument("{} has rows beyond 64-bit addresses", name);
-  const auto begin = reinterpret_cast<uintptr_t>(rows.data);
-  const auto end = begin + static_cast<uintptr_t>(*bytes);
+  const Addresses addresses = addresses_of(rows.data, *bytes);
   for (const MemoryRange& range : layer.memory) {
-    const auto range_begin = reinterpret_cast<uintptr_t>(range.begin);
-    const auto range_end = range_begin + static_cast<uintptr_t>(range.bytes);
-    if (end <= range_begin || range_end <= begin) continue;
+    if (!share_memory(addresses, range)) continue;
     return invalid_argument("{} lies over the layer's memory; expected memory apart from it", name);
   }
   return {};

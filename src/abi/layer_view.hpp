@@ -46,6 +46,9 @@ Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller
 // that is not.
 Status check_values(const LayerOfCaller& from, const LayerOfCaller& to);
 
+// INVALID_ARGUMENT: their codes or scales share memory.
+Status check_apart(const LayerOfCaller& from, const LayerOfCaller& to);
+
 // Floats of a caller: [tokens, num_heads, head_dim].
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
                                    std::string_view name);

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "abi/call.hpp"
+#include "abi/device_verb.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/precision.hpp"
@@ -106,7 +107,7 @@ Result<kv::KvCacheConfig> read_config(const kvx_cache_config_t& known) {
   KVX_RETURN_IF_ERROR(check_range("num_layers", known.num_layers, 1, kMost));
   KVX_RETURN_IF_ERROR(check_range("num_kv_heads", known.num_kv_heads, 1, kMost));
   KVX_RETURN_IF_ERROR(check_range("k_head_dim", known.k_head_dim, 1, format::kMaxHeadDim));
-  KVX_RETURN_IF_ERROR(check_range("v_head_dim", known.v_head_dim, 0, format::kMaxHeadDim));
+  KVX_RETURN_IF_ERROR(check_range("v_head_dim", known.v_head_dim, 1, format::kMaxHeadDim));
   KVX_RETURN_IF_ERROR(check_range("block_size", known.block_size, 0, cache::kMaxBlockSize));
   KVX_RETURN_IF_ERROR(check_range("max_sequences", known.max_sequences, 1, kMost));
   KVX_RETURN_IF_ERROR(check_range("num_threads", known.num_threads, 0, 4096));
@@ -136,7 +137,9 @@ Result<cache::EvictionKind> read_eviction(uint32_t policy, const char* name) {
 }
 
 Status read_host_tier(const kvx_cache_options_t& known, kv::KvCacheConfig& config) {
-  if (known.reserved != 0) return invalid_argument("options.reserved is {}", known.reserved);
+  if (known.reserved != 0) {
+    return invalid_argument("options.reserved is {}; expected 0", known.reserved);
+  }
   if (known.host_tier_bytes < 0) {
     return invalid_argument("options.host_tier_bytes is {}; expected 0 or more",
                             known.host_tier_bytes);
@@ -168,7 +171,9 @@ Status read_memory(const kvx_cache_options_t& known, kv::KvCacheConfig& config) 
     return invalid_argument("options.max_step_tokens is {}; expected 0 to {}",
                             known.max_step_tokens, kMostStepTokens);
   }
-  if (known.device > INT_MAX) return invalid_argument("options.device is {}", known.device);
+  if (known.device > INT_MAX) {
+    return invalid_argument("options.device is {}; expected the index of a GPU", known.device);
+  }
   KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device,
                        device::known_cuda_device(static_cast<int>(known.device)));
   kv::CudaPlacement& place = config.cuda.emplace();
@@ -283,6 +288,18 @@ Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* seque
   return owned->cache->begin_step(entries);
 }
 
+// Of a cache on a GPU: rows must be where that GPU reads them, on whole elements.
+Status check_on_device(const OwnedCache& owned, const VerbAddresses& addresses) {
+  const auto& place = owned.cache->config().cuda;
+  if (!place) return {};
+  KVX_RETURN_IF_ERROR(addresses.findings().status());
+  KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(place->context.device.index));
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses.all()));
+  if (device->index == place->context.device.index) return {};
+  return unsupported("args' rows lie on CUDA device {}; the cache lies on {}", device->index,
+                     place->context.device.index);
+}
+
 Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const kvx_step_layer_args_t known, read_struct(caller, "args"));
@@ -309,6 +326,12 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
                        read_rows(known.v, num_kv_heads, geometry.v_head_dim, "v"));
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows out,
                        read_rows(known.out, num_q_heads, geometry.v_head_dim, "out"));
+  KVX_RETURN_IF_ERROR(check_on_device(*owned, VerbAddresses()
+                                                  .add_rows("q.data", q)
+                                                  .add_rows("k.data", k)
+                                                  .add_rows("v.data", v)
+                                                  .add_rows("out.data", out)
+                                                  .add("args.sinks", known.sinks)));
   const float scale = known.softmax_scale != 0
                           ? known.softmax_scale
                           : 1.0f / std::sqrt(static_cast<float>(geometry.k_head_dim));
@@ -333,6 +356,8 @@ Status sequence_gather(kvx_cache_t handle, int32_t sequence, uint32_t layer, int
   if (v != nullptr) {
     KVX_ASSIGN_OR_RETURN(v_rows, read_rows(v, geometry.num_kv_heads, geometry.v_head_dim, "v"));
   }
+  KVX_RETURN_IF_ERROR(check_on_device(
+      *owned, VerbAddresses().add_rows("k.data", k_rows).add_rows("v.data", v_rows)));
   return owned->cache->gather(index, static_cast<int>(layer), first_token, num_tokens, k_rows,
                               v_rows);
 }
@@ -388,6 +413,7 @@ extern "C" kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_a
 extern "C" kvx_status_t kvx_step_end(kvx_cache_t cache) {
   return kvx::abi::run_call([&]() -> kvx::Status {
     KVX_ASSIGN_OR_RETURN(kvx::abi::OwnedCache * owned, kvx::abi::find_cache(cache));
+    KVX_RETURN_IF_ERROR(owned->cache->check_step_rows());
     return owned->cache->end_step();
   });
 }

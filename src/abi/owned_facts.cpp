@@ -88,7 +88,8 @@ Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
     return {};
   }
   KVX_ASSIGN_OR_RETURN(const kvx_cache_listener_t known, read_struct(caller, "listener"));
-  if (known.reserved != 0) return invalid_argument("listener.reserved is {}", known.reserved);
+  if (known.reserved != 0)
+    return invalid_argument("listener.reserved is {}; expected 0", known.reserved);
   if (known.on_event == nullptr) return invalid_argument("listener.on_event is null");
   owned->cache->set_prefix_listener([owned, known](const cache::PrefixEvent& event) {
     owned->is_in_listener = true;

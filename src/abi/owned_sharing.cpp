@@ -6,7 +6,8 @@ namespace kvx::abi {
 Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller) {
   if (caller == nullptr) return cache::PrefixKeys{};
   KVX_ASSIGN_OR_RETURN(const kvx_prefix_keys_t known, read_struct(caller, "keys"));
-  if (known.reserved != 0) return invalid_argument("keys.reserved is {}", known.reserved);
+  if (known.reserved != 0)
+    return invalid_argument("keys.reserved is {}; expected 0", known.reserved);
   const auto text = [](const char* key) { return std::string(key == nullptr ? "" : key); };
   return cache::PrefixKeys{text(known.adapter), text(known.image), text(known.tenant)};
 }
@@ -69,6 +70,7 @@ Status truncate(kvx_cache_t handle, int32_t sequence, int64_t num_tokens) {
 Status end_kept(kvx_cache_t handle, uint32_t num_entries, const int32_t* kept_tokens) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (num_entries != 0 && kept_tokens == nullptr) return invalid_argument("kept_tokens is null");
+  KVX_RETURN_IF_ERROR(owned->cache->check_step_rows());
   return owned->cache->end_step(std::span(kept_tokens, num_entries));
 }
 

@@ -157,6 +157,7 @@ Status transcode(const kvx_transcode_args_t* caller, void* stream) {
   KVX_RETURN_IF_ERROR(read_layer(known.to, "to", work.to, LayerPlace::kAnywhere));
   KVX_RETURN_IF_ERROR(check_layers(work));
   KVX_RETURN_IF_ERROR(check_values(work.from, work.to));
+  KVX_RETURN_IF_ERROR(check_apart(work.from, work.to));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(known.executor));
   if (work.from.is_on_device() || work.to.is_on_device()) {
     return transcode_on_device(known, work, stream);

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/first_failure.hpp"
+
 namespace kvx {
 namespace {
 
@@ -46,18 +48,17 @@ bool watch_for(const Condition& condition) {
 
 class ThreadPool final : public Executor {
  public:
+  // Throws std::system_error where the system starts no more threads.
   explicit ThreadPool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+    try {
+      for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (...) {
+      stop();
+      throw;
+    }
   }
 
-  ~ThreadPool() override {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
-  }
+  ~ThreadPool() override { stop(); }
 
   int num_threads() const override { return static_cast<int>(workers_.size()) + 1; }
 
@@ -80,15 +81,28 @@ class ThreadPool final : public Executor {
       piece_ = nullptr;  // who comes now comes too late
     }
     // A worker that is still inside must not meet the next call's counter with this call's piece.
-    if (watch_for([this] { return num_busy_ == 0; })) return;
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return num_busy_ == 0; });
+    if (!watch_for([this] { return num_busy_ == 0; })) {
+      std::unique_lock lock(mutex_);
+      idle_.wait(lock, [this] { return num_busy_ == 0; });
+    }
+    failure_.rethrow();
   }
 
  private:
-  void take_pieces(const std::function<void(int)>& piece, int num_pieces) {
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  void take_pieces(const std::function<void(int)>& piece, int num_pieces) noexcept {
     inside_piece = true;
-    for (int i = next_.fetch_add(1); i < num_pieces; i = next_.fetch_add(1)) piece(i);
+    for (int i = next_.fetch_add(1); i < num_pieces; i = next_.fetch_add(1)) {
+      failure_.keep_of([&] { piece(i); });
+    }
     inside_piece = false;
   }
 
@@ -124,6 +138,7 @@ class ThreadPool final : public Executor {
   std::atomic<uint64_t> generation_{0};
   std::atomic<int> num_busy_{0};
   std::atomic<int> next_{0};
+  FirstFailure failure_;  // of a call's pieces
   std::vector<std::thread> workers_;
 };
 

@@ -12,9 +12,9 @@ class Executor {
   virtual ~Executor() = default;
   virtual int num_threads() const = 0;
 
-  // Calls piece(i) for every i in [0, num_pieces), each once, and returns when all are done.
-  // piece must not throw. Calls from several threads are allowed; a nested call runs in the calling
-  // thread.
+  // Calls piece(i) for every i in [0, num_pieces), each once, and returns when all are done. What a
+  // piece throws (memory ends) is thrown from here. Calls from several threads are allowed; a
+  // nested call runs in the calling thread.
   virtual void parallel_for(int num_pieces, const std::function<void(int)>& piece) = 0;
 };
 

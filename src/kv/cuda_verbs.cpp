@@ -79,6 +79,7 @@ Status CudaVerbs::attend(const ops::AttendArgs& args, const StepTables& tables) 
   limits.max_q_len = tables.max_q_len;
   limits.total_q = static_cast<int64_t>(tables.positions.size());
   limits.max_tokens = tables.max_tokens;
+  KVX_RETURN_IF_ERROR(ops::check_attend(args, limits));
   KVX_RETURN_IF_ERROR(grow_workspace(ops::attend_workspace_bytes(place_.context, args, limits)));
   return ops::attend(place_.context, args, limits, workspace_.data(), place_.findings());
 }

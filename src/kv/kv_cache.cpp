@@ -238,7 +238,7 @@ Status KvCache::check_sequence(int sequence) const {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
   if (uses_[sequence] == Use::kInStep) {
-    return invalid_argument("a step is open with sequence {}; call end_step first", sequence);
+    return invalid_argument("a step is open with sequence {}; end or cancel it first", sequence);
   }
   return {};
 }
@@ -277,6 +277,10 @@ Status KvCache::begin_step(std::span<const StepEntry> entries) {
 Status KvCache::append_and_attend(int layer, const AttentionParams& params, FloatRows q,
                                   FloatRows k, FloatRows v, MutableFloatRows out) {
   return step_->append_and_attend(layer, params, q, k, v, out);
+}
+
+Status KvCache::check_step_rows() const {
+  return step_->check_rows();
 }
 
 Status KvCache::end_step() {
@@ -320,12 +324,18 @@ Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num
   }
   const cache::Sequence& tokens = sequences_[sequence];
   if (first_token < 0 || num_tokens < 0 || num_tokens > tokens.num_tokens() - first_token) {
-    return out_of_range("tokens {} to {} are wanted; the sequence has {}", first_token,
-                        first_token + num_tokens, tokens.num_tokens());
+    return out_of_range("{} tokens from {} are wanted; the sequence has {}", num_tokens,
+                        first_token, tokens.num_tokens());
   }
   const int g = group_of_layer_[layer];
   const int64_t bs = config_.block_size;
   const int64_t last = first_token + num_tokens;
+  for (int64_t block = first_token / bs; block * bs < last; ++block) {
+    if (tokens.table(g)[block] != cache::kNoBlock) continue;
+    return out_of_range(
+        "{} tokens from {} are wanted; the window of layer {} has left tokens {} to {} behind",
+        num_tokens, first_token, layer, block * bs, (block + 1) * bs - 1);
+  }
   ops::GatherArgs args;
   args.transform = layers_[layer]->transform();
   args.block_table = {tokens.table(g).data(), tokens.table(g).size()};

@@ -224,6 +224,8 @@ class KvCache {
   // NaN or infinite inputs that given or page-shared scales could not express, since creation. On a
   // GPU this waits; an error of what was launched is logged and counts none.
   int64_t nonfinite_inputs() const;
+  // KvStep::check_rows, of begin_step's.
+  Status check_step_rows() const;
   // Waits for what was launched on a GPU; nothing on the host. INTERNAL_ERROR: some of it failed.
   Status synchronize() const { return verbs_->synchronize(); }
   cache::PoolAccount account() const;
@@ -239,6 +241,10 @@ class KvCache {
 
   KvCache(KvCacheConfig config, const ops::CpuContext& context);
 
+  static Error prefixes_are_off() {
+    return unsupported(
+        "prefix caching is off; expected a cache with prefix.is_on (C: KVX_CACHE_PREFIXES)");
+  }
   Status create_place();
   // What a writer's steps move bytes with.
   Result<std::unique_ptr<Verbs>> create_verbs();

@@ -130,7 +130,7 @@ void KvCache::take_pools_order(int block_class, std::span<uint8_t> block) const 
 // ---- saving
 
 Status KvCache::save_sequence(int sequence, const std::string& path, const SaveOptions& options) {
-  if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
+  if (!prefixes_) return prefixes_are_off();
   const auto lock = lock_settled();
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   const cache::Sequence& blocks = sequences_[sequence];
@@ -179,7 +179,7 @@ Status KvCache::save_sequence(int sequence, const std::string& path, const SaveO
 }
 
 Status KvCache::save_prefixes(const std::string& path, const SaveOptions& options) const {
-  if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
+  if (!prefixes_) return prefixes_are_off();
   const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileWriter::create(path, options.zstd_level));
   const cache::PrefixIndex& nodes = prefixes_->index();
@@ -283,7 +283,7 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
 }  // namespace
 
 Result<int> KvCache::load_sequence(const std::string& path) {
-  if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
+  if (!prefixes_) return prefixes_are_off();
   const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   const auto kinds = kinds_of(*pool_, groups_.size());
@@ -339,7 +339,7 @@ Result<int> KvCache::load_sequence(const std::string& path) {
 }
 
 Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
-  if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
+  if (!prefixes_) return prefixes_are_off();
   const auto lock = lock_settled();
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   const tier::FileIndex& index = file.index();

@@ -22,7 +22,7 @@ Status KvCache::create_prefix_cache(std::span<const LayerPlan> plans) {
 
 Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
                                           std::span<const int32_t> tokens) {
-  if (!prefixes_) return unsupported("prefix caching is off; expected config.prefix.is_on");
+  if (!prefixes_) return prefixes_are_off();
   std::unique_lock lock(books_);
   collect();
   KVX_ASSIGN_OR_RETURN(const int sequence, take_sequence());

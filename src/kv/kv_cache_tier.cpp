@@ -79,7 +79,9 @@ tier::Promotion KvCache::bring_back(std::unique_lock<std::mutex>& lock, int sequ
 }
 
 Result<Prefetch> KvCache::prefetch(const cache::PrefixKeys& keys, std::span<const int32_t> tokens) {
-  if (!host_) return unsupported("there is no host tier; expected config.host_tier.budget_bytes");
+  if (!host_)
+    return unsupported(
+        "there is no host tier; expected a cache with host_tier.budget_bytes (C: host_tier_bytes)");
   const std::lock_guard lock(books_);
   collect();
   KVX_ASSIGN_OR_RETURN(const int32_t scope, prefixes_->index().pin_scope(keys));

@@ -23,7 +23,7 @@ Status KvStep::prepare() {
 // ---- begin
 
 Status KvStep::begin(std::span<const StepEntry> entries) {
-  if (is_open_) return invalid_argument("a step is open; call end_step first");
+  if (is_open_) return invalid_argument("a step is open; end or cancel it first");
   KVX_RETURN_IF_ERROR(prepare());
   std::unique_lock lock(cache_.books_);
   KVX_RETURN_IF_ERROR(take_sequences(entries));
@@ -58,6 +58,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   settle_pages();
   lock.unlock();
   is_open_ = true;
+  has_rows_.assign(cache_.layers_.size(), 0);
   status = caught([this] { return describe(); });
   if (!status.ok()) KVX_RETURN_IF_ERROR(cancel());
   return status;
@@ -324,8 +325,16 @@ void KvStep::give_up_blocks() {
 
 // ---- end
 
+Status KvStep::check_rows() const {
+  if (!is_open_) return invalid_argument("no step is open; begin one first");
+  const auto missing = std::find(has_rows_.begin(), has_rows_.end(), 0);
+  if (missing == has_rows_.end()) return {};
+  return invalid_argument("layer {} has no rows of this step; expected rows for each of {} layers",
+                          missing - has_rows_.begin(), has_rows_.size());
+}
+
 Status KvStep::end() {
-  if (!is_open_) return invalid_argument("no step is open; call begin_step first");
+  if (!is_open_) return invalid_argument("no step is open; begin one first");
   const std::lock_guard lock(cache_.books_);
   advance();
   return {};
@@ -341,7 +350,7 @@ void KvStep::advance() {
 }
 
 Status KvStep::end(std::span<const int> kept_tokens) {
-  if (!is_open_) return invalid_argument("no step is open; call begin_step first");
+  if (!is_open_) return invalid_argument("no step is open; begin one first");
   if (kept_tokens.size() != entries_.size()) {
     return invalid_argument("kept_tokens has {} counts; the step has {} entries",
                             kept_tokens.size(), entries_.size());
@@ -372,7 +381,7 @@ Status KvStep::end(std::span<const int> kept_tokens) {
 
 // The blocks that the step has reserved go back, so that a fork does not share them.
 Status KvStep::cancel() {
-  if (!is_open_) return invalid_argument("no step is open; call begin_step first");
+  if (!is_open_) return invalid_argument("no step is open; begin one first");
   is_open_ = false;
   const std::lock_guard lock(cache_.books_);
   leave_sequences();

@@ -37,6 +37,9 @@ class KvStep {
                            FloatRows v, MutableFloatRows out);
   // The first half of a layer, for rows of which nothing is asked, as a file's.
   Status append(int layer, FloatRows k, FloatRows v);
+  // INVALID_ARGUMENT: a layer has no rows of the open step. What its blocks hold would be others'
+  // rows, so doors ask this before they end a step.
+  Status check_rows() const;
   Status end();
   Status end(std::span<const int> kept_tokens);
   Status cancel();
@@ -70,6 +73,7 @@ class KvStep {
   void give_up_blocks();
   void advance();
   // ... and not by these.
+  Status check_layer(int layer) const;
   Status move_bytes();
   Status copy_open_blocks();
   Status pack_blocks();
@@ -79,6 +83,7 @@ class KvStep {
 
   KvCache& cache_;
   bool is_open_ = false;
+  std::vector<uint8_t> has_rows_;  // [layers]: of the open step
   std::vector<StepEntry> entries_;
   std::vector<int64_t> positions_;
   std::vector<int32_t> q_starts_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kv/kv_step.hpp"
+#include "ops/attend/check.hpp"
 
 namespace kvx::kv {
 namespace {
@@ -68,13 +69,17 @@ void KvStep::describe_group(int g) {
 
 // ---- a layer
 
-Status KvStep::append(int layer, FloatRows k, FloatRows v) {
-  const KvCacheConfig& config = cache_.config_;
-  if (layer < 0 || layer >= config.geometry.num_layers) {
-    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer,
-                            config.geometry.num_layers - 1);
+Status KvStep::check_layer(int layer) const {
+  const int num_layers = cache_.config_.geometry.num_layers;
+  if (layer < 0 || layer >= num_layers) {
+    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer, num_layers - 1);
   }
-  if (!is_open_) return invalid_argument("no step is open; call begin_step first");
+  if (!is_open_) return invalid_argument("no step is open; begin one first");
+  return {};
+}
+
+Status KvStep::append(int layer, FloatRows k, FloatRows v) {
+  KVX_RETURN_IF_ERROR(check_layer(layer));
   const LayerStore& store = *cache_.layers_[layer];
   ops::AppendArgs append;
   append.cache = cache_.has_wide_ends() ? store.wide() : store.packed();
@@ -84,6 +89,7 @@ Status KvStep::append(int layer, FloatRows k, FloatRows v) {
   append.slot_mapping = tables_.groups[cache_.group_of_layer_[layer]].slots;
   append.positions = tables_.positions;
   KVX_RETURN_IF_ERROR(verbs_->append(append));
+  has_rows_[layer] = 1;
   return log_rows(layer, k, v);
 }
 
@@ -101,7 +107,7 @@ Status KvStep::log_rows(int layer, FloatRows k, FloatRows v) {
 
 Status KvStep::append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
                                  FloatRows v, MutableFloatRows out) {
-  KVX_RETURN_IF_ERROR(append(layer, k, v));
+  KVX_RETURN_IF_ERROR(check_layer(layer));
   const LayerStore& store = *cache_.layers_[layer];
   const int g = cache_.group_of_layer_[layer];
   const GroupTables& group = tables_.groups[g];
@@ -127,6 +133,8 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   attend.window_sinks = cache_.groups_[g].sinks;
   attend.sinks = params.sinks;
   attend.precision = params.precision;
+  KVX_RETURN_IF_ERROR(ops::check_attend_shape(attend));  // before anything is written
+  KVX_RETURN_IF_ERROR(append(layer, k, v));
   return verbs_->attend(attend, tables_);
 }
 

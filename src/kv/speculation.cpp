@@ -79,14 +79,13 @@ MutableFloatRows Speculation::v_place(int layer, int64_t token, DType type) cons
 }
 
 void Speculation::begin_step(int num_tokens) {
-  steps_.push_back({{end(), num_tokens}, DType::kF32, DType::kF32});
+  steps_.push_back({{end(), num_tokens}, std::vector<RowTypes>(shape_.num_layers)});
   logged_tokens_ += num_tokens;
 }
 
 Status Speculation::log(Verbs& verbs, int layer, FloatRows k, FloatRows v) {
   Step& step = steps_.back();
-  step.k_type = k.dtype;
-  step.v_type = v.dtype;
+  step.types[layer] = {k.dtype, v.dtype};
   const int64_t first = step.run.first;
   KVX_RETURN_IF_ERROR(verbs.copy_rows(k, k_place(layer, first, k.dtype),
                                       {step.run.count, shape_.num_kv_heads, shape_.k_head_dim}));
@@ -124,8 +123,9 @@ LoggedRows Speculation::rows(int layer, const Run& run) const {
     return run.first < step.run.first + step.run.count;
   };
   const Step& step = *std::find_if(steps_.begin(), steps_.end(), is_its_step);
-  LoggedRows rows{as_input(k_place(layer, run.first, step.k_type)), {}};
-  if (shape_.v_head_dim > 0) rows.v = as_input(v_place(layer, run.first, step.v_type));
+  const auto [k_type, v_type] = step.types[layer];
+  LoggedRows rows{as_input(k_place(layer, run.first, k_type)), {}};
+  if (shape_.v_head_dim > 0) rows.v = as_input(v_place(layer, run.first, v_type));
   return rows;
 }
 

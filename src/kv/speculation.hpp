@@ -76,10 +76,13 @@ class Speculation {
     int block_class = 0;
     int32_t id = cache::kNoBlock;
   };
+  struct RowTypes {
+    DType k = DType::kF32;
+    DType v = DType::kF32;
+  };
   struct Step {
     Run run;
-    DType k_type = DType::kF32;
-    DType v_type = DType::kF32;
+    std::vector<RowTypes> types;  // [layers]
   };
 
   Speculation(cache::Region rows, const SpeculationShape& shape)

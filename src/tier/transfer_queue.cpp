@@ -5,10 +5,20 @@ namespace kvx::tier {
 
 TransferQueue::TransferQueue(std::unique_ptr<BlockCopier> copier)
     : copier_(std::move(copier)), starter_([this] { start_batches(); }) {
-  if (copier_->max_started() > 1) finisher_ = std::thread([this] { finish_batches(); });
+  if (copier_->max_started() == 1) return;
+  try {
+    finisher_ = std::thread([this] { finish_batches(); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 TransferQueue::~TransferQueue() {
+  stop();
+}
+
+void TransferQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;

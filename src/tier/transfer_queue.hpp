@@ -66,6 +66,7 @@ class TransferQueue {
     bool is_started = false;
   };
 
+  void stop();
   void start_batches();
   void finish_batches();
   bool has_waiting() const { return !loads_.empty() || !stores_.empty(); }

@@ -126,6 +126,10 @@ TEST(Attend, ReadsWideEndsFromAnotherLayer) {
   wide.layer.layer.k_transform = &transform;
   EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
   wide.layer.layer.k_transform = nullptr;
+  attention.out_rows.data = wide.layer.memory.data();
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvx_last_error(), "out lies over the layer's memory; expected memory apart from it");
+  attention.out_rows.data = attention.out.data();
   attention.args.wide_tail_blocks = nullptr;
   EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
 }

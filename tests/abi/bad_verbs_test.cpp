@@ -162,6 +162,9 @@ TEST(BadVerbs, OfTranscodeAreRefused) {
       {"a source beyond", kOutOfRange, [](Calls& c) { c.slots[0] = 48; }},
       {"a target beyond", kOutOfRange, [](Calls& c) { c.other_slots[2] = INT64_MAX; }},
       {"another head_dim", kInvalid, [](Calls& c) { c.to.layer.v.head_dim = 16; }},
+      {"layers of one memory", kInvalid, [](Calls& c) { c.transcode.to = &c.from.layer.layer; }},
+      {"num_tokens beyond addresses", kInvalid,
+       [](Calls& c) { c.transcode.num_tokens = int64_t{1} << 61; }},
   };
   expect_refused(cases, [](Calls& c) { return kvx_transcode(&c.transcode, nullptr); });
 }

@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <functional>
+#include <stdexcept>
 #include <thread>
 
+#include "core/executor.hpp"
 #include "tests/abi/caller_layer.hpp"
 
 namespace kvx::abi_test {
@@ -56,6 +58,22 @@ TEST(Executor, OfTheCallerRunsThePiecesAndChangesNoBit) {
   EXPECT_EQ(one.out, two.out);
   executor.parallel_for = nullptr;
   EXPECT_EQ(kvx_attend(&two.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(Executor, OfOursGivesOnWhatAPieceThrowsAndGoesOn) {
+  const auto pool = make_thread_pool(4);
+  for (const int fails : {0, 1, 99}) {
+    std::atomic<int> ended = 0;
+    const auto piece = [&](int i) {
+      if (i == fails) throw std::runtime_error("no memory");
+      ++ended;
+    };
+    EXPECT_THROW(pool->parallel_for(100, piece), std::runtime_error);
+    EXPECT_EQ(ended, 99) << "the others run all the same";
+    std::atomic<int> all = 0;
+    pool->parallel_for(100, [&](int) { ++all; });
+    EXPECT_EQ(all, 100);
+  }
 }
 
 // All verbs over one layer of many tokens and a second one.

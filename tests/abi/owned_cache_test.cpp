@@ -1,6 +1,9 @@
 // Caches that own their memory: steps, attention, gather, and misuse.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
+
 #include "tests/abi/owned_cache.hpp"
 
 namespace kvx::abi_test {
@@ -96,6 +99,7 @@ TEST(OwnedCache, RefusesConfigurationsThatCannotBe) {
   refused([](auto& config) { config.k_head_dim = 0; });
   refused([](auto& config) { config.k_head_dim = UINT32_MAX; });
   refused([](auto& config) { config.v_head_dim = 4096; });
+  refused([](auto& config) { config.v_head_dim = 0; });  // attention needs one
   refused([](auto& config) { config.block_size = 4096; });
   refused([](auto& config) { config.max_sequences = 0; });
   refused([](auto& config) { config.max_tokens_per_sequence = -1; });
@@ -105,6 +109,93 @@ TEST(OwnedCache, RefusesConfigurationsThatCannotBe) {
   EXPECT_EQ(kvx_cache_create(&config, nullptr), KVX_STATUS_INVALID_ARGUMENT);
   kvx_cache_t cache = nullptr;
   EXPECT_EQ(kvx_cache_create(nullptr, &cache), KVX_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(OwnedCache, ALayerThatIsRefusedHasWrittenNothing) {
+  // A page's scale would grow for louder rows, and stay so.
+  const std::vector<float> rows = test_rows(3, kOwnedHeads, kOwnedDim, 1.0f);
+  const std::vector<float> q = test_rows(3, kQHeads, kOwnedDim, 2.0f);
+  std::vector<float> loud = rows;
+  for (float& x : loud) x *= 100;
+  std::vector<float> out(q.size());
+  const kvx_rows_t loud_rows = api::rows(loud.data(), KVX_DTYPE_F32);
+  const kvx_rows_t q_rows = api::rows(q.data(), KVX_DTYPE_F32);
+  const kvx_rows_t out_rows = api::rows(out.data(), KVX_DTYPE_F32);
+  const auto gathered = [&](bool tries_others) {
+    auto cache = api::Cache::create(owned_config("int8:source=page,immediate"));
+    EXPECT_TRUE(cache.ok()) << kvx_last_error();
+    const int32_t sequence = *cache->create_sequence();
+    begin(*cache, sequence, 3);
+    auto args = sized<kvx_step_layer_args_t>();
+    args.q = &q_rows;
+    args.k = args.v = &loud_rows;
+    args.out = &out_rows;
+    for (const auto& spoil : std::vector<std::function<void(kvx_step_layer_args_t&)>>{
+             [](auto& a) { a.num_q_heads = 3; }, [](auto& a) { a.softcap = -1; },
+             [](auto& a) { a.softcap = NAN; }, [](auto& a) { a.softmax_scale = INFINITY; }}) {
+      args.num_q_heads = kQHeads;
+      args.softcap = args.softmax_scale = 0;
+      spoil(args);
+      if (tries_others) {
+        EXPECT_FALSE(cache->step_layer(args).ok());
+      }
+    }
+    step_layers(*cache, q, rows, rows);
+    EXPECT_TRUE(cache->end_step().ok());
+    std::vector<float> k(rows.size());
+    const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
+    EXPECT_EQ(kvx_sequence_gather(cache->handle(), sequence, 0, 0, 3, &k_rows, nullptr),
+              KVX_STATUS_OK);
+    return k;
+  };
+  EXPECT_EQ(gathered(true), gathered(false));
+}
+
+TEST(OwnedCache, AStepEndsWhenEveryLayerHasItsRows) {
+  auto cache = api::Cache::create(owned_config("int8"));
+  ASSERT_TRUE(cache.ok());
+  const int32_t sequence = *cache->create_sequence();
+  begin(*cache, sequence, 1);
+  const std::vector<float> rows = test_rows(1, kQHeads, kOwnedDim, 1.0f);
+  std::vector<float> out(rows.size());
+  const kvx_rows_t in = api::rows(rows.data(), KVX_DTYPE_F32);
+  const kvx_rows_t result = api::rows(out.data(), KVX_DTYPE_F32);
+  auto args = sized<kvx_step_layer_args_t>();
+  args.num_q_heads = kQHeads;
+  args.q = args.k = args.v = &in;
+  args.out = &result;
+  ASSERT_TRUE(cache->step_layer(args).ok()) << kvx_last_error();
+  EXPECT_FALSE(cache->end_step().ok());
+  EXPECT_STREQ(kvx_last_error(),
+               "layer 1 has no rows of this step; expected rows for each of 2 layers");
+  args.layer = 1;
+  ASSERT_TRUE(cache->step_layer(args).ok()) << kvx_last_error();
+  EXPECT_TRUE(cache->end_step().ok()) << kvx_last_error();
+}
+
+TEST(OwnedCache, ARangeThatAWindowHasLeftBehindIsRefused) {
+  kvx_cache_config_t config = owned_config("int8");
+  const int32_t windows[] = {0, 8};
+  config.layer_windows = windows;
+  auto cache = api::Cache::create(config);
+  ASSERT_TRUE(cache.ok()) << kvx_last_error();
+  const int32_t sequence = *cache->create_sequence();
+  for (int t = 0; t < 40; ++t) {
+    const std::vector<float> rows = test_rows(1, kOwnedHeads, kOwnedDim, 1.0f);
+    step(*cache, sequence, test_rows(1, kQHeads, kOwnedDim, 1.0f), rows, rows);
+  }
+  std::vector<float> k(40 * 64);
+  const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
+  EXPECT_EQ(kvx_sequence_gather(cache->handle(), sequence, 0, 0, 40, &rows, nullptr),
+            KVX_STATUS_OK);
+  EXPECT_EQ(kvx_sequence_gather(cache->handle(), sequence, 1, 0, 40, &rows, nullptr),
+            KVX_STATUS_OUT_OF_RANGE);
+  EXPECT_STREQ(kvx_last_error(),
+               "40 tokens from 0 are wanted; the window of layer 1 has left tokens 0 to 7 behind");
+  EXPECT_EQ(kvx_sequence_gather(cache->handle(), sequence, 1, 36, 4, &rows, nullptr),
+            KVX_STATUS_OK);
+  EXPECT_EQ(kvx_sequence_gather(cache->handle(), sequence, 0, 1, INT64_MAX, &rows, nullptr),
+            KVX_STATUS_OUT_OF_RANGE);
 }
 
 TEST(OwnedCache, RefusesCallsOutOfOrderAndNullHandles) {

@@ -87,6 +87,10 @@ TEST(OwnedSharing, CutsAndKeepsWhatAVerificationAccepts) {
   EXPECT_EQ(rows_of(cache, sequence), before);
 
   begin(cache, sequence, 4);
+  const int32_t none[] = {0};
+  EXPECT_FALSE(cache.end_step(none).ok());
+  EXPECT_THAT(kvx_last_error(), HasSubstr("layer 0 has no rows of this step"));
+  append(cache, 50, 4);
   const int32_t five[] = {5};
   EXPECT_FALSE(cache.end_step(five).ok());
   EXPECT_THAT(kvx_last_error(), HasSubstr("kept_tokens[0] is 5"));

@@ -145,6 +145,30 @@ TEST(Gather, TakesRangesOfTokens) {
   EXPECT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OUT_OF_RANGE);
 }
 
+TEST(Rows, AStrideThatIsLeftOutIsTheDenseOne) {
+  // Rows of a buffer that has more behind each token's.
+  constexpr int64_t kWidth = 2 * 32 + 40;
+  Filled filled(KVX_FORMAT_F32);
+  std::vector<float> wide(kTokens * kWidth, -9.0f);
+  kvx_rows_t rows = api::rows(wide.data(), KVX_DTYPE_F32);
+  rows.token_stride = kWidth;
+  auto args = sized<kvx_gather_args_t>();
+  args.layer = &filled.layer.layer;
+  args.block_table = &filled.sequence.table;
+  args.seq_lens = &filled.sequence.seq_lens;
+  args.num_ranges = 1;
+  args.k = &rows;
+  ASSERT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  for (int64_t t = 0; t < kTokens; ++t) {
+    EXPECT_TRUE(std::equal(filled.k.begin() + t * 64, filled.k.begin() + (t + 1) * 64,
+                           wide.begin() + t * kWidth));
+    EXPECT_EQ(wide[t * kWidth + 64], -9.0f);
+  }
+  rows.token_stride = 0;
+  rows.head_stride = INT64_MAX;
+  EXPECT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+}
+
 TEST(Gather, WritesNoRowBehindTheOutputsLast) {
   Filled filled(KVX_FORMAT_F32);
   std::vector<float> k(filled.k.size(), -9.0f);

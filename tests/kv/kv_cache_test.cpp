@@ -180,7 +180,7 @@ TEST(KvCache, ACancelledStepLeavesNoTokens) {
   const StepEntry entry{sequence, 15};
   ASSERT_TRUE(cache->begin_step({&entry, 1}).ok());
   EXPECT_EQ(cache->truncate_sequence(sequence, 3).error().message,
-            "a step is open with sequence 0; call end_step first");
+            "a step is open with sequence 0; end or cancel it first");
   std::vector<float> ignored(15 * kNumQHeads * kHeadDim);
   ASSERT_TRUE(append_and_attend(*cache, 15, 0, params(), other.rows(other.q, kNumQHeads, 20),
                                 other.rows(other.k, kNumKvHeads, 20),
@@ -188,7 +188,7 @@ TEST(KvCache, ACancelledStepLeavesNoTokens) {
                                 dense_rows(ignored.data(), DType::kF32, kNumQHeads, kHeadDim))
                   .ok());
   ASSERT_TRUE(cache->cancel_step().ok());
-  EXPECT_EQ(cache->cancel_step().error().message, "no step is open; call begin_step first");
+  EXPECT_EQ(cache->cancel_step().error().message, "no step is open; begin one first");
   EXPECT_EQ(cache->num_tokens(sequence), 20);
   const std::vector<float> tail = feed(*cache, sequence, stream, 20, 40, 6);
   const std::vector<float> all = plain_attention(stream, 40);

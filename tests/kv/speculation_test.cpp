@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstdlib>
 #include <map>
 
@@ -176,6 +177,44 @@ TEST(Speculation, ACancelledStepLeavesTheTokensBeforeItAsTheyWere) {
   EXPECT_EQ(rows_of(*cache, sequence), rows_of_runs(recipe, runs));
   ASSERT_TRUE(cache->truncate_sequence(sequence, 21).ok()) << "what came before can still go";
   EXPECT_EQ(rows_of(*cache, sequence), rows_of_runs(recipe, cut(runs, 21)));
+}
+
+// Layers may bring rows of different types; what is written again is read as it came.
+TEST(Speculation, EveryLayersRowsComeBackInTheirOwnType) {
+  const Stream stream = loud_stream(60, 9);
+  const auto as_bf16 = [](const std::vector<float>& rows) {
+    std::vector<uint16_t> words;
+    for (const float x : rows)
+      words.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
+    return words;
+  };
+  const std::vector<uint16_t> k = as_bf16(stream.k), v = as_bf16(stream.v);
+  const auto write = [&](const KvCache& cache, KvStep& step, int sequence, int first, int count,
+                         bool is_speculative) {
+    const StepEntry entry{sequence, count, is_speculative};
+    ASSERT_TRUE(step.begin({&entry, 1}).ok());
+    const auto halves = [&](const std::vector<uint16_t>& from) {
+      return dense_rows(static_cast<const void*>(from.data() + first * kNumKvHeads * kHeadDim),
+                        DType::kBF16, kNumKvHeads, kHeadDim);
+    };
+    ASSERT_TRUE(append(cache, step, count, 0, stream.rows(stream.k, kNumKvHeads, first),
+                       stream.rows(stream.v, kNumKvHeads, first))
+                    .ok());
+    ASSERT_TRUE(append(cache, step, count, 1, halves(k), halves(v)).ok());
+  };
+  std::vector<float> rows[2];
+  for (const bool cuts : {false, true}) {
+    auto cache = created(page_config(kRecipes[0]));
+    const int sequence = cache->create_sequence().value();
+    KvStep step(*cache);
+    write(*cache, step, sequence, 0, 20, false);
+    ASSERT_TRUE(step.end().ok());
+    write(*cache, step, sequence, 20, cuts ? 6 : 3, true);
+    const int kept = 3;
+    ASSERT_TRUE((cuts ? step.end({&kept, 1}) : step.end()).ok());
+    rows[cuts ? 1 : 0] = rows_of(*cache, sequence);
+  }
+  EXPECT_EQ(rows[0], rows[1]);
 }
 
 TEST(Speculation, ATwinNeverSeesTheCut) {

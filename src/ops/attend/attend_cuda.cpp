@@ -1,5 +1,4 @@
 // attend on a GPU: checks the call, plans the splits, hands out the workspace and launches.
-#include <cmath>
 #include <numeric>
 
 #include "core/checked.hpp"
@@ -99,73 +98,6 @@ WorkspaceBytes workspace_bytes(const AttendArgs& args, const CudaAttendLimits& l
   return {round_up<int64_t>(parts * run.v.head_dim * 4, kWorkspaceAlignment),
           round_up<int64_t>(parts * 8, kWorkspaceAlignment),
           round_up<int64_t>(int64_t{args.num_sequences} * 8, kWorkspaceAlignment)};
-}
-
-Status check_view(const char* name, const LayerView& view) {
-  if (view.block_size <= 0 || view.num_kv_heads <= 0 || view.runs.empty()) {
-    return invalid_argument("{} has block_size {}, {} KV heads in {} runs; expected at least 1",
-                            name, view.block_size, view.num_kv_heads, view.runs.size());
-  }
-  for (const HeadRun& run : view.runs) {
-    for (const SideView* side : {&run.k, &run.v}) {
-      const bool has_codes = side->codes.base || view.num_blocks == 0;
-      if (side->head_dim <= 0 || side->head_dim > format::kMaxHeadDim || !has_codes) {
-        return invalid_argument(
-            "{}.{} has head_dim {}, codes {}; attention needs 1 to {} and codes", name,
-            side == &run.k ? "k" : "v", side->head_dim, side->codes.base ? "there" : "null",
-            format::kMaxHeadDim);
-      }
-    }
-  }
-  return {};
-}
-
-// What can be checked without the lengths, which are on the device.
-Status check(const AttendArgs& args, const CudaAttendLimits& limits) {
-  KVX_RETURN_IF_ERROR(check_view("packed", args.packed));
-  if ((args.wide_head_blocks == nullptr) != (args.wide_tail_block == nullptr)) {
-    return invalid_argument("{} is null; wide ends need wide_head_blocks and wide_tail_block",
-                            args.wide_head_blocks ? "wide_tail_block" : "wide_head_blocks");
-  }
-  if (args.wide_head_blocks) {
-    KVX_RETURN_IF_ERROR(check_view("wide", args.wide));
-    if (args.wide.runs.size() != 1) {
-      return unsupported("wide has {} runs of heads; attend on CUDA takes 1",
-                         args.wide.runs.size());
-    }
-  }
-  if (args.num_q_heads <= 0 || args.num_q_heads % args.packed.num_kv_heads != 0) {
-    return invalid_argument("num_q_heads is {}; expected a positive multiple of num_kv_heads {}",
-                            args.num_q_heads, args.packed.num_kv_heads);
-  }
-  if (!std::isfinite(args.softmax_scale) || !std::isfinite(args.softcap) || args.softcap < 0) {
-    return invalid_argument("softmax_scale is {}, softcap {}; expected finite, softcap 0 or more",
-                            args.softmax_scale, args.softcap);
-  }
-  if (args.window < 0) {
-    return invalid_argument("window is {}; expected 0 (none) or at least 1", args.window);
-  }
-  if (args.window_sinks < 0 || (args.window_sinks > 0 && args.window == 0)) {
-    return invalid_argument("window_sinks is {} with a window of {}; expected 0 or more, 0 without",
-                            args.window_sinks, args.window);
-  }
-  constexpr int kMaxSequences = 65535;
-  if (args.num_sequences < 0 || args.num_sequences > kMaxSequences) {
-    return invalid_argument("num_sequences is {}; expected 0 to {}", args.num_sequences,
-                            kMaxSequences);
-  }
-  const int64_t most = int64_t{args.num_sequences} * limits.max_q_len;
-  if (limits.max_q_len < 1 || limits.total_q < 0 || limits.total_q > most) {
-    return invalid_argument("max_q_len is {}, total_q {}; expected 1 or more, and 0 to {}",
-                            limits.max_q_len, limits.total_q, most);
-  }
-  const void* needed[] = {args.seq_lens, args.q_starts, args.block_table.ids, args.q.data,
-                          args.out.data};
-  const char* names[] = {"seq_lens", "q_starts", "block_table", "q", "out"};
-  for (int i = 0; i < 5 && limits.total_q > 0; ++i) {
-    if (!needed[i]) return invalid_argument("{} is null", names[i]);
-  }
-  return {};
 }
 
 // The plain kernel takes rows of any length that the device's shared memory holds sixteen of.
@@ -284,7 +216,7 @@ int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& arg
 
 Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
               uint8_t* workspace, CudaFindings* findings, CudaAttendPath path) {
-  KVX_RETURN_IF_ERROR(check(args, limits));
+  KVX_RETURN_IF_ERROR(check_attend(args, limits));
   if (!cuda::takes(path, context, args)) {
     return unsupported("no {} kernel takes this call (attend_has_{})",
                        path == CudaAttendPath::kTiles ? "tensor core" : "prefill",

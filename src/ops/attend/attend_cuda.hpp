@@ -37,8 +37,11 @@ bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 // will be stored.
 bool attend_takes_cells(const CudaContext& context, const HeadRun& run, int block_size);
 
+// What can be refused without the lengths, which are on the device. attend asks it itself.
+Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits);
+
 // Bytes of device memory that the call needs besides its arguments: what the pieces of split
-// sequences leave for the merge; 0 where none is split.
+// sequences leave for the merge; 0 where none is split. Requires: check_attend.
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
                                const CudaAttendLimits& limits,
                                CudaAttendPath path = CudaAttendPath::kChoose);

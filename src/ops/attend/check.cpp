@@ -151,9 +151,13 @@ Status check_blocks(const AttendArgs& args, int s) {
 
 }  // namespace
 
-Status check_attend(const AttendArgs& args) {
+Status check_attend_shape(const AttendArgs& args) {
   KVX_RETURN_IF_ERROR(check_views(args));
-  KVX_RETURN_IF_ERROR(check_numbers(args));
+  return check_numbers(args);
+}
+
+Status check_attend(const AttendArgs& args) {
+  KVX_RETURN_IF_ERROR(check_attend_shape(args));
   if (args.num_sequences == 0) return {};
   KVX_RETURN_IF_ERROR(check_pointers(args));
   for (int s = 0; s < args.num_sequences; ++s) {

@@ -5,6 +5,9 @@
 
 namespace kvx::ops {
 
+// What needs no look at lengths, tables and rows, which may lie on a GPU or come later.
+Status check_attend_shape(const AttendArgs& args);
+
 Status check_attend(const AttendArgs& args);
 
 }  // namespace kvx::ops

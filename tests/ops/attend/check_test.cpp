@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "ops/attend/attend_cuda.hpp"
 #include "tests/support/attend_scene.hpp"
 
 namespace kvx::tests {
@@ -146,6 +147,42 @@ TEST(AttendChecks, AnEmptyBatchIsNothingToDo) {
   scene.args().num_sequences = 0;
   scene.args().q.data = nullptr;
   EXPECT_TRUE(scene.attend(CpuLevel::kScalar).ok());
+}
+
+// What is known of a call on a GPU before anything there is looked at.
+TEST(AttendChecks, OnAGpuNeedNoLookAtLengths) {
+  const auto error_of = [](const std::function<void(AttendArgs&, ops::CudaAttendLimits&)>& change) {
+    AttendScene scene(two_sequences());
+    AttendArgs args = scene.args();
+    ops::CudaAttendLimits limits{.max_q_len = 3, .total_q = 4};
+    const Status fits = ops::check_attend(args, limits);
+    EXPECT_TRUE(fits.ok()) << fits.error().message;
+    change(args, limits);
+    const Status status = ops::check_attend(args, limits);
+    EXPECT_FALSE(status.ok());
+    return status.ok() ? "" : status.error().message;
+  };
+  // A multiple of the KV heads: workspaces are divided by it.
+  EXPECT_THAT(error_of([](auto& a, auto&) { a.num_q_heads = 1; }), HasSubstr("num_q_heads is 1"));
+  EXPECT_THAT(error_of([](auto& a, auto&) { a.wide.block_size = 8; }),
+              HasSubstr("wide has block_size 8"));
+  EXPECT_THAT(error_of([](auto& a, auto&) { a.wide.num_kv_heads = 1; }), HasSubstr("1 KV heads"));
+  const uint8_t mask[64] = {};
+  for (const int64_t stride : {0, -8, 2}) {
+    EXPECT_THAT(error_of([&](auto& a, auto&) {
+                  a.tree_mask = mask;
+                  a.tree_mask_stride = stride;
+                }),
+                HasSubstr("expected at least max_q_len, 3"));
+  }
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.max_q_len = 0; }),
+              HasSubstr("max_q_len is 0"));
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.max_q_len = INT32_MAX; }),
+              HasSubstr("max_q_len is 2147483647"));
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.total_q = 7; }), HasSubstr("total_q 7"));
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.total_q = -1; }), HasSubstr("total_q -1"));
+  EXPECT_THAT(error_of([](auto& a, auto&) { a.num_sequences = 65536; }),
+              HasSubstr("num_sequences is 65536"));
 }
 
 }  // namespace

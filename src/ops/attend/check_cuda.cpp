@@ -1,0 +1,41 @@
+// What a call of attend on a GPU is refused for before anything is planned by it.
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/attend/attend_cuda.hpp"
+#include "ops/attend/check.hpp"
+
+namespace kvx::ops {
+
+Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits) {
+  KVX_RETURN_IF_ERROR(check_attend_shape(args));
+  if (args.wide_head_blocks && args.wide.runs.size() != 1) {
+    return unsupported("wide has {} runs of heads; attend on CUDA takes 1", args.wide.runs.size());
+  }
+  constexpr int kMaxSequences = 65535;
+  if (args.num_sequences > kMaxSequences) {
+    return invalid_argument("num_sequences is {}; expected 0 to {}", args.num_sequences,
+                            kMaxSequences);
+  }
+  // Query rows are counted in 32 bits.
+  const int64_t most_q_len = INT32_MAX / args.num_q_heads;
+  const int64_t most = std::min(int64_t{args.num_sequences} * limits.max_q_len, most_q_len);
+  if (limits.max_q_len < 1 || limits.max_q_len > most_q_len || limits.total_q < 0 ||
+      limits.total_q > most) {
+    return invalid_argument("max_q_len is {}, total_q {}; expected 1 to {}, and 0 to {}",
+                            limits.max_q_len, limits.total_q, most_q_len, most);
+  }
+  if (args.tree_mask && args.tree_mask_stride < limits.max_q_len) {
+    return invalid_argument("tree_mask_stride is {}; expected at least max_q_len, {}",
+                            args.tree_mask_stride, limits.max_q_len);
+  }
+  const void* needed[] = {args.seq_lens, args.q_starts, args.block_table.ids, args.q.data,
+                          args.out.data};
+  const char* names[] = {"seq_lens", "q_starts", "block_table", "q", "out"};
+  for (int i = 0; i < 5 && limits.total_q > 0; ++i) {
+    if (!needed[i]) return invalid_argument("{} is null", names[i]);
+  }
+  return {};
+}
+
+}  // namespace kvx::ops
