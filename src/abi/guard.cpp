@@ -53,11 +53,13 @@ Status check_nested_size(uint32_t size, uint32_t known_bytes, std::string_view n
                            size, known_bytes)};
 }
 
-Status copy_known_part(const void* object, void* known, uint32_t known_bytes,
+Status copy_known_part(const void* object, void* known, uint32_t known_bytes, uint32_t alignment,
                        std::string_view name) {
   const uint32_t size = size_of(object);
   constexpr uint32_t kLeast = 8;  // size and the first field
-  if (size < kLeast) return invalid_argument("{}.size is {}; expected {}", name, size, known_bytes);
+  if (size < kLeast || (size < known_bytes && size % alignment != 0)) {
+    return invalid_argument("{}.size is {}; expected {}", name, size, known_bytes);
+  }
   KVX_RETURN_IF_ERROR(check_tail(object, size, known_bytes, name));
   memcpy(known, object, std::min(size, known_bytes));
   return {};

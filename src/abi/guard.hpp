@@ -38,15 +38,16 @@ Status check_nested(const Struct& object, std::string_view name) {
 }
 
 // A struct that 1.2 or later added, as this library knows it: what the caller's has not is zero.
-// INVALID_ARGUMENT: a size that cannot be. INCOMPATIBLE: a tail that asks for what is unknown here.
-Status copy_known_part(const void* object, void* known, uint32_t known_bytes,
+// INVALID_ARGUMENT: a size that no header's struct of this alignment has had, which might end
+// inside a pointer. INCOMPATIBLE: a tail that asks for what is unknown here.
+Status copy_known_part(const void* object, void* known, uint32_t known_bytes, uint32_t alignment,
                        std::string_view name);
 
 template <class Struct>
 Result<Struct> read_struct(const Struct* object, std::string_view name) {
   if (object == nullptr) return invalid_argument("{} is null", name);
   Struct known{};
-  KVX_RETURN_IF_ERROR(copy_known_part(object, &known, sizeof known, name));
+  KVX_RETURN_IF_ERROR(copy_known_part(object, &known, sizeof known, alignof(Struct), name));
   return known;
 }
 

@@ -251,10 +251,7 @@ Status read_what_is_whole(const KvCache& cache, int sequence, Source& source, Pa
 Status transcode_chain(KvCache& cache, Source& source, int32_t last_block, Progress& progress) {
   const tier::FileIndex& index = source.file.index();
   Path path = path_to(index, last_block);
-  const auto block_size = static_cast<size_t>(index.block_size);
-  const int64_t most = cache.config().max_tokens_per_sequence / index.block_size;
-  auto num_full = static_cast<int64_t>(path.tokens.size() / block_size);
-  cut(path, std::min(num_full, most));
+  cut(path, std::ssize(path.tokens) / index.block_size);
   KVX_ASSIGN_OR_RETURN(const int sequence, cache.create_sequence_from(path.keys, path.tokens));
   const int64_t num_known = cache.num_tokens(sequence) / index.block_size;
   Status done = read_what_is_whole(cache, sequence, source, path, progress);
@@ -271,6 +268,34 @@ Status transcode_chain(KvCache& cache, Source& source, int32_t last_block, Progr
   }
   KVX_RETURN_IF_ERROR(cache.free_sequence(sequence));
   return has_no_room ? Status() : done;
+}
+
+// Where the chains of all blocks without children end that one sequence can hold: the last blocks
+// of the chains, each once.
+std::vector<int32_t> ends_of_chains(const tier::FileIndex& index, int64_t most_blocks) {
+  constexpr int32_t kNone = -1;
+  const size_t num_blocks = index.blocks.size();
+  std::vector<int64_t> depths(num_blocks, 1);
+  std::vector<int32_t> last_that_fits(num_blocks, kNone);
+  std::vector<uint8_t> has_child(num_blocks, 0);
+  for (size_t i = 0; i < num_blocks; ++i) {  // parents come first
+    const int32_t parent = index.blocks[i].parent;
+    if (parent >= 0) {
+      has_child[parent] = 1;
+      depths[i] = depths[parent] + 1;
+      last_that_fits[i] = last_that_fits[parent];
+    }
+    if (depths[i] <= most_blocks) last_that_fits[i] = static_cast<int32_t>(i);
+  }
+  std::vector<int32_t> ends;
+  std::vector<uint8_t> is_end(num_blocks, 0);
+  for (size_t i = 0; i < num_blocks; ++i) {
+    const int32_t end = last_that_fits[i];
+    if (has_child[i] != 0 || end == kNone || is_end[end] != 0) continue;
+    is_end[end] = 1;
+    ends.push_back(end);
+  }
+  return ends;
 }
 
 bool is_of_this_cache(const tier::CacheFileReader& file, const KvCache& cache) {
@@ -318,16 +343,12 @@ Result<LoadReport> transcode_prefixes(KvCache& cache, const std::string& path) {
   if (!opened.ok()) return with_path(path, opened.error());
   Source& source = opened.value();
   const tier::FileIndex& index = source.file.index();
-  std::vector<uint8_t> has_child(index.blocks.size(), 0);
-  for (const tier::FileBlock& block : index.blocks) {
-    if (block.parent >= 0) has_child[block.parent] = 1;
-  }
   Progress progress;
   progress.is_counted.resize(index.blocks.size(), 0);
   progress.report.num_blocks = static_cast<int64_t>(index.blocks.size());
-  for (int32_t leaf = 0; leaf < static_cast<int32_t>(index.blocks.size()); ++leaf) {
-    if (has_child[leaf] != 0) continue;
-    KVX_RETURN_IF_ERROR(transcode_chain(cache, source, leaf, progress));
+  const int64_t most_blocks = cache.config().max_tokens_per_sequence / index.block_size;
+  for (const int32_t end : ends_of_chains(index, most_blocks)) {
+    KVX_RETURN_IF_ERROR(transcode_chain(cache, source, end, progress));
   }
   return progress.report;
 }

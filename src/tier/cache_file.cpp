@@ -147,10 +147,13 @@ Status CacheFileWriter::finish(const FileIndex& index) {
 // ---- reading
 
 Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe without a writer would keep open() waiting.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return file_error(path, "cannot be read");
   struct stat facts;
-  CacheFileReader reader(descriptor, fstat(descriptor, &facts) == 0 ? facts.st_size : 0);
+  const bool is_file = fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode);
+  CacheFileReader reader(descriptor, is_file ? facts.st_size : 0);
+  if (!is_file) return invalid_argument("'{}' is no regular file", path);
   const auto load = [&reader]() -> Status {
     std::vector<uint8_t> bytes(
         static_cast<size_t>(std::min<int64_t>(reader.file_bytes_, kHeaderBytes)));

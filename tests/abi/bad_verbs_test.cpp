@@ -79,6 +79,7 @@ void expect_refused(const std::vector<Case>& cases, kvx_status_t (*call)(Calls&)
 TEST(BadVerbs, OfAppendAreRefused) {
   const std::vector<Case> cases = {
       {"size", kInvalid, [](Calls& c) { c.append.size = 4; }},
+      {"size that ends inside a pointer", kInvalid, [](Calls& c) { c.append.size = 12; }},
       {"size endless", kIncompatible, [](Calls& c) { c.append.size = UINT32_MAX; }},
       {"layer", kInvalid, [](Calls& c) { c.append.layer = nullptr; }},
       {"k", kInvalid, [](Calls& c) { c.append.k = nullptr; }},

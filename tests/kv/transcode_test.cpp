@@ -259,6 +259,26 @@ TEST_F(Transcode, SaysWhenThereIsNoRoom) {
   EXPECT_EQ(cache->num_tokens(cache->create_sequence_from({}, token_ids(49)).value()), 48);
 }
 
+TEST_F(Transcode, ReadsBlocksThatManyChainsShareButOnce) {
+  const Stream stream(112);
+  auto source = created_on_host(transcode_config("bf16", 16));
+  for (const int32_t branch : {1000, 2000}) {  // they part behind what one sequence can hold
+    const int sequence = source->create_sequence().value();
+    feed(*source, sequence, stream, 0, 80, 1000);
+    std::vector<int32_t> ids = token_ids(64);
+    for (const int32_t id : token_ids(16, branch)) ids.push_back(id);
+    ASSERT_TRUE(source->record_tokens(sequence, ids).ok());
+  }
+  ASSERT_TRUE(source->save_prefixes(path_).ok());
+  KvCacheConfig config = transcode_config("int8", 16);
+  config.max_tokens_per_sequence = 48;
+  auto cache = created(config);
+  const LoadReport report = transcode_prefixes(*cache, path_).value();
+  EXPECT_EQ(report.num_blocks, 6);
+  EXPECT_EQ(report.num_loaded, 3);
+  EXPECT_EQ(report.num_known, 0);
+}
+
 // ---- fingerprints
 
 TEST(Fingerprint, IsReadBackAsItWasWritten) {

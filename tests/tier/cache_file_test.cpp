@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -217,6 +218,8 @@ TEST_F(CacheFile, SaysWhyItRefusesAFile) {
   put(std::span(whole).first(whole.size() - 1));
   EXPECT_THAT(problem_of(path()), HasSubstr("it is cut short"));
   EXPECT_THAT(problem_of(path("none.kvx")), HasSubstr("No such file"));
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(problem_of(path("pipe")), HasSubstr("is no regular file"));
 }
 
 // An index whose checksum is right and whose content is not: as a liar would write it.
