@@ -6,6 +6,7 @@
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
+#include "abi/rows_view.hpp"
 #include "abi/slots.hpp"
 #include "core/reused.hpp"
 

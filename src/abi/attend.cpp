@@ -11,6 +11,7 @@
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
 #include "abi/precision.hpp"
+#include "abi/rows_view.hpp"
 #include "abi/table_view.hpp"
 #include "core/reused.hpp"
 

@@ -7,6 +7,7 @@
 #include "abi/check_tensor.hpp"
 #include "abi/device_memory.hpp"
 #include "abi/guard.hpp"
+#include "abi/memory_range.hpp"
 #include "core/checked.hpp"
 
 namespace kvx::abi {
@@ -234,12 +235,8 @@ Result<IoView> check_io(const kvx_kv_io_desc_t& io, int64_t num_sequences, const
 }
 
 Status check_apart(const IoView& io, const void* begin, int64_t bytes, std::string_view name) {
-  const auto cache_begin = reinterpret_cast<uintptr_t>(begin);
-  const auto cache_end = cache_begin + static_cast<uintptr_t>(bytes);
   for (const IoSide* side : {&io.k, &io.v}) {
-    const auto io_begin = reinterpret_cast<uintptr_t>(side->data);
-    const auto io_end = io_begin + static_cast<uintptr_t>(side->total_bytes);
-    if (io_end <= cache_begin || cache_end <= io_begin) continue;
+    if (!share_memory({side->data, side->total_bytes}, {begin, bytes})) continue;
     return invalid_argument("io.{} lies over {}; expected memory apart from the cache",
                             side == &io.k ? "key" : "value", name);
   }

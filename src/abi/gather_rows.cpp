@@ -6,6 +6,7 @@
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
+#include "abi/rows_view.hpp"
 #include "abi/table_view.hpp"
 #include "core/reused.hpp"
 #include "ops/gather/gather.hpp"

@@ -441,76 +441,11 @@ Status check_values(const LayerOfCaller& from, const LayerOfCaller& to) {
   return unsupported("to keeps V as a prefix of K, from beside it; expected rows of one kind");
 }
 
-Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
-                                   std::string_view name) {
-  KVX_ASSIGN_OR_RETURN(const kvx_rows_t known, read_struct(rows, name));
-  if (known.data == nullptr) return invalid_argument("{}.data is null", name);
-  if (known.token_stride < 0 || known.head_stride < 0) {
-    return invalid_argument("{} has strides {} and {}; expected 0 or more", name,
-                            known.token_stride, known.head_stride);
-  }
-  MutableFloatRows view = {static_cast<uint8_t*>(known.data), DType::kF32, known.token_stride,
-                           known.head_stride};
-  if (view.head_stride == 0) view.head_stride = head_dim;
-  if (view.token_stride == 0) {
-    const auto dense = (CheckedSize(num_heads) * CheckedSize(view.head_stride)).get();
-    if (!dense) return invalid_argument("{} has rows beyond 64-bit addresses", name);
-    view.token_stride = *dense;
-  }
-  switch (known.dtype) {
-    case KVX_DTYPE_F32:
-      return view;
-    case KVX_DTYPE_F16:
-      view.dtype = DType::kF16;
-      return view;
-    case KVX_DTYPE_BF16:
-      view.dtype = DType::kBF16;
-      return view;
-    default:
-      return invalid_argument("{}.dtype is {}; expected F16 1, BF16 2 or F32 3", name, known.dtype);
-  }
-}
-
-namespace {
-
-struct Addresses {
-  uintptr_t begin;
-  uintptr_t end;
-};
-Addresses addresses_of(const void* begin, int64_t bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(begin);
-  return {address, address + static_cast<uintptr_t>(bytes)};
-}
-bool share_memory(const Addresses& a, const MemoryRange& range) {
-  const Addresses b = addresses_of(range.begin, range.bytes);
-  return a.begin < b.end && b.begin < a.end;
-}
-
-}  // namespace
-
 Status check_apart(const LayerOfCaller& from, const LayerOfCaller& to) {
   for (const MemoryRange& range : from.memory) {
-    const Addresses of_from = addresses_of(range.begin, range.bytes);
-    const bool shares = std::ranges::any_of(
-        to.memory, [&](const MemoryRange& of_to) { return share_memory(of_from, of_to); });
-    if (shares) return invalid_argument("from and to share memory; expected layers apart");
-  }
-  return {};
-}
-
-Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
-                   int num_heads, int head_dim, std::string_view name) {
-  if (num_rows <= 0 || rows.data == nullptr) return {};
-  const auto bytes =
-      ((CheckedSize(num_rows - 1) * CheckedSize(rows.token_stride) +
-        CheckedSize(num_heads - 1) * CheckedSize(rows.head_stride) + CheckedSize(head_dim)) *
-       CheckedSize(bytes_of(rows.dtype)))
-          .get();
-  if (!bytes) return invalid_argument("{} has rows beyond 64-bit addresses", name);
-  const Addresses addresses = addresses_of(rows.data, *bytes);
-  for (const MemoryRange& range : layer.memory) {
-    if (!share_memory(addresses, range)) continue;
-    return invalid_argument("{} lies over the layer's memory; expected memory apart from it", name);
+    const auto shares = [&range](const MemoryRange& of_to) { return share_memory(range, of_to); };
+    if (!std::ranges::any_of(to.memory, shares)) continue;
+    return invalid_argument("from and to share memory; expected layers apart");
   }
   return {};
 }

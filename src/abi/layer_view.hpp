@@ -4,18 +4,13 @@
 #include <vector>
 
 #include "abi/check_tensor.hpp"
-#include "core/rows.hpp"
+#include "abi/memory_range.hpp"
 #include "kvx/kvx_abi.h"
 #include "ops/cache_view.hpp"
 #include "ops/cuda/context.hpp"
 #include "ops/transform.hpp"
 
 namespace kvx::abi {
-
-struct MemoryRange {
-  const uint8_t* begin = nullptr;
-  int64_t bytes = 0;
-};
 
 // The view's runs point into `runs`: a layer stays where it is. Reading another layer into it keeps
 // the memory, so that a warm call allocates nothing.
@@ -48,18 +43,5 @@ Status check_values(const LayerOfCaller& from, const LayerOfCaller& to);
 
 // INVALID_ARGUMENT: their codes or scales share memory.
 Status check_apart(const LayerOfCaller& from, const LayerOfCaller& to);
-
-// Floats of a caller: [tokens, num_heads, head_dim].
-Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
-                                   std::string_view name);
-
-// INVALID_ARGUMENT: rows [num_rows, num_heads, head_dim] that lie over the layer's codes or scales,
-// or reach beyond 64-bit addresses.
-Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
-                   int num_heads, int head_dim, std::string_view name);
-
-inline FloatRows as_input(const MutableFloatRows& rows) {
-  return {rows.data, rows.dtype, rows.token_stride, rows.head_stride};
-}
 
 }  // namespace kvx::abi

@@ -11,8 +11,8 @@
 #include "abi/call.hpp"
 #include "abi/device_verb.hpp"
 #include "abi/kernels.hpp"
-#include "abi/layer_view.hpp"
 #include "abi/precision.hpp"
+#include "abi/rows_view.hpp"
 #include "device/cuda_caller.hpp"
 
 namespace kvx::abi {

@@ -5,6 +5,7 @@
 #include "abi/executor.hpp"
 #include "abi/kernels.hpp"
 #include "abi/layer_view.hpp"
+#include "abi/rows_view.hpp"
 #include "abi/slots.hpp"
 #include "core/reused.hpp"
 #include "ops/append/append.hpp"

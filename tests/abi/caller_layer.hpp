@@ -87,20 +87,26 @@ inline std::vector<float> test_rows(int num_tokens, uint32_t num_heads, uint32_t
   return rows;
 }
 
+// The same rows for K and V; what it points to outlives the call.
+inline kvx_append_args_t append_args(const kvx_layer_t& layer, const kvx_rows_t& rows,
+                                     const std::vector<int64_t>& slots) {
+  auto args = sized<kvx_append_args_t>();
+  args.layer = &layer;
+  args.k = args.v = &rows;
+  args.slot_dtype = KVX_DTYPE_S64;
+  args.slots = slots.data();
+  args.num_tokens = static_cast<int64_t>(slots.size());
+  return args;
+}
+
 inline kvx_status_t append_rows(const kvx_layer_t& layer, const std::vector<float>& k,
                                 const std::vector<float>& v, const std::vector<int64_t>& slots) {
   const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
   const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
-  auto args = sized<kvx_append_args_t>();
-  args.layer = &layer;
-  args.k = &k_rows;
-  if (layer.cache != nullptr || layer.runs == nullptr || layer.runs[0] == nullptr ||
-      layer.runs[0]->v != nullptr) {
-    args.v = &v_rows;
-  }
-  args.slot_dtype = KVX_DTYPE_S64;
-  args.slots = slots.data();
-  args.num_tokens = static_cast<int64_t>(slots.size());
+  kvx_append_args_t args = append_args(layer, k_rows, slots);
+  const bool has_v = layer.cache != nullptr || layer.runs == nullptr || layer.runs[0] == nullptr ||
+                     layer.runs[0]->v != nullptr;
+  args.v = has_v ? &v_rows : nullptr;
   return kvx_append(&args, nullptr);
 }
 
@@ -117,16 +123,23 @@ struct OneSequence {
   kvx_seq_lens_t seq_lens;
 };
 
-inline kvx_status_t gather_rows(const kvx_layer_t& layer, const OneSequence& sequence,
-                                std::vector<float>& k, std::vector<float>& v) {
-  const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
-  const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
+// The whole sequence's keys to k; what it points to outlives the call.
+inline kvx_gather_args_t gather_args(const kvx_layer_t& layer, const OneSequence& sequence,
+                                     const kvx_rows_t& k) {
   auto args = sized<kvx_gather_args_t>();
   args.layer = &layer;
   args.block_table = &sequence.table;
   args.seq_lens = &sequence.seq_lens;
   args.num_ranges = 1;
-  args.k = &k_rows;
+  args.k = &k;
+  return args;
+}
+
+inline kvx_status_t gather_rows(const kvx_layer_t& layer, const OneSequence& sequence,
+                                std::vector<float>& k, std::vector<float>& v) {
+  const kvx_rows_t k_rows = api::rows(k.data(), KVX_DTYPE_F32);
+  const kvx_rows_t v_rows = api::rows(v.data(), KVX_DTYPE_F32);
+  kvx_gather_args_t args = gather_args(layer, sequence, k_rows);
   args.v = &v_rows;
   return kvx_gather(&args, nullptr);
 }

@@ -39,12 +39,7 @@ TEST(Executor, OfTheCallerRunsThePiecesAndChangesNoBit) {
   const std::vector<int64_t> slots = slots_of(sequence, 8);
   ASSERT_EQ(append_rows(alone.layer, k, k, slots), KVX_STATUS_OK) << kvx_last_error();
   const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
-  auto append = sized<kvx_append_args_t>();
-  append.layer = &helped.layer;
-  append.k = append.v = &rows;
-  append.slot_dtype = KVX_DTYPE_S64;
-  append.slots = slots.data();
-  append.num_tokens = kMany;
+  kvx_append_args_t append = append_args(helped.layer, rows, slots);
   append.executor = &executor;
   ASSERT_EQ(kvx_append(&append, nullptr), KVX_STATUS_OK) << kvx_last_error();
   EXPECT_GT(pieces, 1);
@@ -93,12 +88,7 @@ class AllVerbs {
   // Each verb's status; executor may be null.
   std::vector<kvx_status_t> run(const kvx_executor_t* executor) {
     const kvx_rows_t rows = api::rows(rows_.data(), KVX_DTYPE_F32);
-    auto append = sized<kvx_append_args_t>();
-    append.layer = &from_.layer;
-    append.k = append.v = &rows;
-    append.slot_dtype = KVX_DTYPE_S64;
-    append.slots = slots_.data();
-    append.num_tokens = std::ssize(slots_);
+    kvx_append_args_t append = append_args(from_.layer, rows, slots_);
     auto transcode = sized<kvx_transcode_args_t>();
     transcode.from = &from_.layer;
     transcode.to = &to_.layer;
@@ -115,12 +105,7 @@ class AllVerbs {
     copy.num_copies = static_cast<uint32_t>(first_half.size());
     const kvx_rows_t k = api::rows(k_.data(), KVX_DTYPE_F32);
     const kvx_rows_t v = api::rows(v_.data(), KVX_DTYPE_F32);
-    auto gather = sized<kvx_gather_args_t>();
-    gather.layer = &to_.layer;
-    gather.block_table = &sequence_.table;
-    gather.seq_lens = &sequence_.seq_lens;
-    gather.num_ranges = 1;
-    gather.k = &k;
+    kvx_gather_args_t gather = gather_args(to_.layer, sequence_, k);
     gather.v = &v;
     append.executor = transcode.executor = copy.executor = gather.executor = executor;
     attention_.args.executor = executor;

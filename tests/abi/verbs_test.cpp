@@ -118,17 +118,6 @@ TEST(Append, ReadsGivenScalesAndRefusesThoseThatAreNone) {
   }
 }
 
-// Its keys to k, which outlives the call.
-kvx_gather_args_t whole_sequence(const Filled& filled, const kvx_rows_t& k) {
-  auto args = sized<kvx_gather_args_t>();
-  args.layer = &filled.layer.layer;
-  args.block_table = &filled.sequence.table;
-  args.seq_lens = &filled.sequence.seq_lens;
-  args.num_ranges = 1;
-  args.k = &k;
-  return args;
-}
-
 TEST(Gather, TakesRangesOfTokens) {
   Filled filled(KVX_FORMAT_F32);
   const std::vector<int32_t> sequences = {0, 0};
@@ -137,7 +126,7 @@ TEST(Gather, TakesRangesOfTokens) {
   const std::vector<int64_t> first_rows = {1, 0};
   std::vector<float> k(3 * 64, -9.0f);
   const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
-  kvx_gather_args_t args = whole_sequence(filled, rows);
+  kvx_gather_args_t args = gather_args(filled.layer.layer, filled.sequence, rows);
   args.num_ranges = 2;
   args.sequences = sequences.data();
   args.first_tokens = first_tokens.data();
@@ -159,7 +148,7 @@ TEST(Rows, AStrideThatIsLeftOutIsTheDenseOne) {
   std::vector<float> wide(kTokens * kWidth, -9.0f);
   kvx_rows_t rows = api::rows(wide.data(), KVX_DTYPE_F32);
   rows.token_stride = kWidth;
-  kvx_gather_args_t args = whole_sequence(filled, rows);
+  kvx_gather_args_t args = gather_args(filled.layer.layer, filled.sequence, rows);
   ASSERT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
   for (int64_t t = 0; t < kTokens; ++t) {
     EXPECT_TRUE(std::equal(filled.k.begin() + t * 64, filled.k.begin() + (t + 1) * 64,
@@ -176,7 +165,7 @@ TEST(Gather, WritesNoRowBehindTheOutputsLast) {
   std::vector<float> k(filled.k.size(), -9.0f);
   const std::vector<float> untouched = k;
   const kvx_rows_t rows = api::rows(k.data(), KVX_DTYPE_F32);
-  kvx_gather_args_t args = whole_sequence(filled, rows);
+  kvx_gather_args_t args = gather_args(filled.layer.layer, filled.sequence, rows);
   args.num_rows = kTokens - 1;
   EXPECT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OUT_OF_RANGE);
   EXPECT_NE(std::string(kvx_last_error()).find("expected rows in [0, 20)"), std::string::npos)
@@ -336,12 +325,7 @@ TEST(Verbs, RefuseRowsThatLieOverTheLayer) {
   append.slots = &slot;
   append.num_tokens = 1;
   EXPECT_EQ(kvx_append(&append, nullptr), KVX_STATUS_INVALID_ARGUMENT);
-  auto gather = sized<kvx_gather_args_t>();
-  gather.layer = &filled.layer.layer;
-  gather.block_table = &filled.sequence.table;
-  gather.seq_lens = &filled.sequence.seq_lens;
-  gather.num_ranges = 1;
-  gather.k = &inside;
+  const kvx_gather_args_t gather = gather_args(filled.layer.layer, filled.sequence, inside);
   EXPECT_EQ(kvx_gather(&gather, nullptr), KVX_STATUS_INVALID_ARGUMENT);
   Attention attention(filled.layer.layer, filled.sequence, 1);
   attention.args.out = &inside;

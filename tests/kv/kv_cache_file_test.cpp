@@ -8,8 +8,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "tests/kv/lying_file.hpp"
 #include "tests/kv/stream.hpp"
-#include "tier/cache_file.hpp"
 
 namespace kvx::kv {
 namespace {
@@ -137,11 +137,7 @@ TEST_F(KvCacheFile, RefusesAnotherCacheAndSaysInWhatItDiffers) {
 TEST_F(KvCacheFile, BelievesNoBlockSizeBesideTheFingerprints) {
   const KvCacheConfig config = saved_config("int8");
   save(config, Stream(32), 32);
-  tier::FileIndex index = tier::CacheFileReader::open(path_).value().index();
-  index.block_size = 1024;
-  index.blocks = {{-1, token_ids(1024), {}}};
-  index.sequences = {0};
-  ASSERT_TRUE(tier::CacheFileWriter::create(path_, 0).value().finish(index).ok());
+  lie_about_block_size(path_);
   const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint says 16");
   EXPECT_THAT(load_error(config), reason);
   const auto loaded = created(config)->load_prefixes(path_);

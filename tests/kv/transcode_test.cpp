@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "kv/fingerprint.hpp"
+#include "tests/kv/lying_file.hpp"
 #include "tests/kv/stream.hpp"
 #include "tier/cache_file.hpp"
 
@@ -171,11 +172,7 @@ TEST_F(Transcode, BelievesNoBlockSizeBesideTheFingerprints) {
   const auto from = created_on_host(transcode_config("int8", 16));
   const int sequence = fed_sequence(*from, Stream(32), 32);
   ASSERT_TRUE(from->save_sequence(sequence, path_, {}).ok());
-  tier::FileIndex index = tier::CacheFileReader::open(path_).value().index();
-  index.block_size = 1024;
-  index.blocks = {{-1, token_ids(1024), {}}};
-  index.sequences = {0};
-  ASSERT_TRUE(tier::CacheFileWriter::create(path_, 0).value().finish(index).ok());
+  lie_about_block_size(path_);
   const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint says 16");
   const auto to = created(transcode_config("int4", 16));
   const auto loaded = transcode_sequence(*to, path_);
