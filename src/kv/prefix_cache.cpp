@@ -227,31 +227,36 @@ Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
 
 // Full blocks that are a node's already, by way of a fork, must hold what was recorded there.
 Status PrefixCache::check_shared_blocks(const Log& log, const cache::Sequence& blocks) const {
-  const auto block_size = static_cast<size_t>(shape_.block_size);
-  const std::span<const int32_t> tokens(log.tokens);
-  const size_t num_known = log.nodes.size();
-  int32_t before = tip(log);  // the node of the block before, or kNoNode
-  for (size_t block = num_known; block < tokens.size() / block_size; ++block) {
-    int32_t node = node_of_block(blocks, static_cast<int64_t>(block));
-    const int32_t found = node;
-    // Up to the first node that is known to be the sequence's.
-    const size_t first = before == kNoNode ? num_known : block;
-    const int32_t expected = before == kNoNode ? tip(log) : before;
-    before = found;
-    if (found == kNoNode) continue;
-    bool is_same = true;
-    for (size_t b = block + 1; is_same && b-- > first;) {
-      is_same = !index_.is_scope(node) &&
-                std::ranges::equal(index_.tokens(node), tokens.subspan(b * block_size, block_size));
-      if (is_same) node = index_.parent(node);
+  const auto num_known = std::ssize(log.nodes);
+  const int64_t num_full = std::ssize(log.tokens) / shape_.block_size;
+  int64_t first = num_known;  // all before it are known to be the sequence's, and end with `last`
+  int32_t last = tip(log);
+  for (int64_t block = num_known; block < num_full; ++block) {
+    const int32_t node = node_of_block(blocks, block);
+    if (node == kNoNode) continue;
+    if (node_before(node, first, block + 1, log.tokens) != last) {
+      return invalid_argument(
+          "the tokens up to block {} are not those that were recorded for it by way of a fork; "
+          "expected the same tokens in sequences that share a block",
+          block);
     }
-    if (is_same && node == expected) continue;
-    return invalid_argument(
-        "the tokens up to block {} are not those that were recorded for it by way of a fork; "
-        "expected the same tokens in sequences that share a block",
-        block);
+    first = block + 1;
+    last = node;
   }
   return {};
+}
+
+// The node before block `first` in the chain that ends with `node`, block end - 1, if its nodes
+// from there on hold these tokens; else kNoNode.
+int32_t PrefixCache::node_before(int32_t node, int64_t first, int64_t end,
+                                 std::span<const int32_t> tokens) const {
+  const auto block_size = static_cast<size_t>(shape_.block_size);
+  for (int64_t block = end - 1; block >= first; --block) {
+    const auto held = tokens.subspan(static_cast<size_t>(block) * block_size, block_size);
+    if (index_.is_scope(node) || !std::ranges::equal(index_.tokens(node), held)) return kNoNode;
+    node = index_.parent(node);
+  }
+  return node;
 }
 
 int32_t PrefixCache::node_of_block(const cache::Sequence& blocks, int64_t block) const {

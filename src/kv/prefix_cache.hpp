@@ -90,6 +90,8 @@ class PrefixCache final : public cache::EvictionListener {
   bool is_wide(const cache::Sequence& blocks, int group, int64_t block) const;
   Status check_shared_blocks(const Log& log, const cache::Sequence& blocks) const;
   int32_t node_of_block(const cache::Sequence& blocks, int64_t block) const;
+  int32_t node_before(int32_t node, int64_t first, int64_t end,
+                      std::span<const int32_t> tokens) const;
   Status attach_block(int32_t node, const cache::Sequence& blocks, int64_t block);
 
   cache::BlockPool* pool_;
