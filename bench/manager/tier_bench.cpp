@@ -1,9 +1,10 @@
 // What the host tier's copies cost: blocks to host memory and back through HostTier, with their
 // checksums and books, beside memcpy of the same blocks by one thread; or, with the first tier on a
-// GPU, beside one cudaMemcpyAsync of all of their bytes from and to pinned memory. Prints a
-// Markdown table.
+// GPU, beside one cudaMemcpyAsync of all of their bytes from and to pinned memory. With a folder
+// the host tier lies in its files, and memcpy writes and reads their pages. Prints a Markdown
+// table.
 //
-//   kvx_tier_bench [--cuda] [megabytes a direction, 256]
+//   kvx_tier_bench [--cuda | --files FOLDER] [megabytes a direction, 256]
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -29,11 +30,12 @@ double seconds_of(const auto& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Where the first tier lies.
+// Where the tiers lie.
 struct Place {
-  std::unique_ptr<cache::Memory> device;  // null: the host
+  std::unique_ptr<cache::Memory> device;  // the first; null: the host
   std::unique_ptr<cache::Memory> pinned;
   std::unique_ptr<device::OwnedCudaStream> compute;
+  std::string folder = {};  // the host tier's; empty: memory
 
   cache::Memory& memory() const { return device ? *device : cache::host_memory(); }
   TierLink link() const {
@@ -72,9 +74,10 @@ struct Chain : cache::EvictionListener {
         shape{1, num_blocks, {{0, 0, {}, 0}}},
         pool(make_pool(place.memory(), num_blocks, block_bytes)),
         index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
-        host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                              {(num_blocks + 1) * block_bytes, cache::EvictionKind::kLru},
-                              place.link())
+        host(HostTier::create(
+                 pool, index, shape, "", cache::HashAlgorithm::kXxh3,
+                 {(num_blocks + 1) * block_bytes, cache::EvictionKind::kLru, place.folder},
+                 place.link())
                  .value()),
         scope(index.pin_scope({}).value()),
         host_scope(host->nodes().pin_scope({}).value()),
@@ -205,13 +208,16 @@ void run(const Place& place, int64_t total_bytes) {
 
 int main(int argc, char** argv) {
   const bool on_gpu = argc > 1 && std::strcmp(argv[1], "--cuda") == 0;
-  const char* const size = argc > 1 + on_gpu ? argv[1 + on_gpu] : "256";
+  const bool in_files = argc > 2 && std::strcmp(argv[1], "--files") == 0;
+  const int num_options = on_gpu ? 1 : in_files ? 2 : 0;
+  const char* const size = argc > 1 + num_options ? argv[1 + num_options] : "256";
   const int megabytes = std::atoi(size);
   if (megabytes < 8 || megabytes > 100'000) {
     fmt::print(stderr, "tier_bench: '{}' megabytes; expected 8 to 100000\n", size);
     return 2;
   }
   using kvx::tier::Place;
-  const Place place = on_gpu ? kvx::tier::cuda_place() : Place{};
+  Place place = on_gpu ? kvx::tier::cuda_place() : Place{};
+  if (in_files) place.folder = argv[2];
   kvx::tier::run(place, int64_t{megabytes} << 20);
 }

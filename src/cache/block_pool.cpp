@@ -66,6 +66,14 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
   return pool;
 }
 
+int64_t BlockPool::max_block_bytes() const {
+  int64_t most = 0;
+  for (const BlockClass& one : classes_) {
+    for (const BlockRegion& region : one.regions) most = std::max(most, region.block_bytes);
+  }
+  return most;
+}
+
 int64_t BlockPool::allocated_bytes() const {
   int64_t bytes = 0;
   for (const BlockClass& one : classes_) {

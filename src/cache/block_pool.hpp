@@ -96,6 +96,7 @@ class BlockPool {
   int64_t block_bytes(int block_class, int region = 0) const {
     return of(block_class).regions[region].block_bytes;
   }
+  int64_t max_block_bytes() const;  // of any region
   MemoryKind memory_kind() const { return memory_->kind(); }
   bool zeroes_on_free() const { return options_.zeroes_on_free; }
   // The address of block 0; null in a class without blocks.

@@ -114,9 +114,7 @@ Result<std::unique_ptr<Verbs>> KvCache::create_verbs() {
   limits.max_entries = config_.max_sequences;
   limits.max_blocks = cache::blocks_for(config_.max_tokens_per_sequence, config_.block_size);
   limits.num_groups = static_cast<int64_t>(groups_.size());
-  for (int c = 0; c < pool_->num_classes(); ++c) {
-    limits.max_block_bytes = std::max(limits.max_block_bytes, pool_->block_bytes(c));
-  }
+  limits.max_block_bytes = pool_->max_block_bytes();
   KVX_ASSIGN_OR_RETURN(auto verbs, CudaVerbs::create(*place_, limits));
   return std::unique_ptr<Verbs>(std::move(verbs));
 }

@@ -6,10 +6,15 @@
 namespace kvx::kv {
 
 Status KvCache::create_host_tier() {
-  if (config_.host_tier.budget_bytes == 0) return {};
+  const tier::HostTierConfig& config = config_.host_tier;
+  if (config.budget_bytes == 0) {
+    if (config.folder.empty()) return {};
+    return invalid_argument("host_tier.folder is '{}'; expected budget_bytes above 0 with it",
+                            config.folder);
+  }
   if (!prefixes_) {
     return invalid_argument("host_tier.budget_bytes is {}; expected 0 while prefixes are off",
-                            config_.host_tier.budget_bytes);
+                            config.budget_bytes);
   }
   tier::TierLink link = tier::host_link();
   if (place_) {
@@ -19,7 +24,7 @@ Status KvCache::create_host_tier() {
   }
   KVX_ASSIGN_OR_RETURN(host_, tier::HostTier::create(*pool_, prefixes_->index(), sequence_shape(),
                                                      prefixes_->fingerprint(), config_.prefix.hash,
-                                                     config_.host_tier, std::move(link)));
+                                                     config, std::move(link)));
   prefixes_->set_host_tier(host_.get());
   return {};
 }

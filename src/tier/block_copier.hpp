@@ -1,10 +1,11 @@
-// BlockCopier: copies blocks between a first tier and host memory, with the checksum of what it
-// copied; how depends on where the first tier lies.
+// BlockCopier: copies blocks between a first tier and a host tier, with the checksum of what it
+// copied; how depends on where the two lie.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "cache/content_hash.hpp"
 #include "cache/memory.hpp"
@@ -22,7 +23,7 @@ struct BlockTransfer {
 };
 
 struct CopiedBlock {
-  bool is_copied = false;  // false: the device refused, the target's bytes are unspecified
+  bool is_copied = false;  // false: a device or disk refused, the target's bytes are unspecified
   cache::ContentHash checksum;
 };
 
@@ -47,6 +48,8 @@ class BlockCopier {
 struct TierLink {
   cache::Memory* memory = nullptr;  // of the host tier's blocks; outlives it
   std::unique_ptr<BlockCopier> copier;
+  std::unique_ptr<cache::Memory> own_memory =
+      nullptr;  // what `memory` is, where it is the link's own
 };
 
 // The first tier lies in host memory.
@@ -56,5 +59,10 @@ TierLink host_link();
 // on a stream of their own beside what compute is given later; pinned: host memory that the device
 // copies from and to. Errors as device::OwnedCudaStream's.
 Result<TierLink> cuda_link(int device, device::CudaStream compute, cache::Memory& pinned);
+
+// The host tier's blocks lie in unnamed files of a folder. They pass through memory of `staging`,
+// by its copier. Requires: no block is larger. Errors as FileMemory::create's; OUT_OF_RANGE when
+// memory is short.
+Result<TierLink> file_link(const std::string& folder, TierLink staging, int64_t max_block_bytes);
 
 }  // namespace kvx::tier

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/checked.hpp"
+#include "tier/whole_transfer.hpp"
 
 namespace kvx::tier {
 namespace {
@@ -20,19 +21,6 @@ constexpr int64_t kPieceAlignment = 64;
 
 Error file_error(const std::string& path, std::string_view what) {
   return invalid_argument("'{}' {}: {}", path, what, std::strerror(errno));
-}
-
-// What is left of `bytes` after a part that went through; interrupted calls go on.
-template <class Call>
-bool transfer_all(size_t num_bytes, const Call& call) {
-  size_t done = 0;
-  while (done < num_bytes) {
-    const ssize_t moved = call(done);
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved <= 0) return false;
-    done += static_cast<size_t>(moved);
-  }
-  return true;
 }
 
 // So that the new name outlives a power cut.

@@ -16,7 +16,8 @@ namespace {
 
 // The budget is shared in the first tier's proportions; every class gets a block at least.
 Result<std::vector<cache::BlockClassSpec>> plan_classes(const cache::BlockPool& first,
-                                                        int64_t budget_bytes) {
+                                                        const HostTierConfig& config) {
+  const int64_t budget_bytes = config.budget_bytes;
   double first_bytes = 0;
   int64_t least_bytes = 0;
   for (int c = 0; c < first.num_classes(); ++c) {
@@ -36,7 +37,7 @@ Result<std::vector<cache::BlockClassSpec>> plan_classes(const cache::BlockPool& 
   for (int c = 0; c < first.num_classes(); ++c) {
     const auto num_more = static_cast<int64_t>(scale * first.num_blocks(c));
     constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
-    classes.push_back({first.name(c) + " in host memory",
+    classes.push_back({first.name(c) + (config.folder.empty() ? " in host memory" : " in files"),
                        std::min(1 + num_more, kMostBlocks),
                        {first.block_bytes(c)}});
   }
@@ -51,25 +52,27 @@ Result<std::unique_ptr<HostTier>> HostTier::create(cache::BlockPool& pool,
                                                    std::string fingerprint,
                                                    cache::HashAlgorithm algorithm,
                                                    const HostTierConfig& config, TierLink link) {
-  KVX_ASSIGN_OR_RETURN(const auto classes, plan_classes(pool, config.budget_bytes));
+  KVX_ASSIGN_OR_RETURN(const auto classes, plan_classes(pool, config));
+  if (!config.folder.empty()) {
+    KVX_ASSIGN_OR_RETURN(link, file_link(config.folder, std::move(link), pool.max_block_bytes()));
+  }
   const cache::BlockPoolOptions options{config.eviction, pool.zeroes_on_free()};
   KVX_ASSIGN_OR_RETURN(cache::BlockPool own,
                        cache::BlockPool::create(*link.memory, classes, options));
-  return std::unique_ptr<HostTier>(new HostTier(pool, index, shape, std::move(own),
-                                                std::move(fingerprint), algorithm,
-                                                std::move(link.copier)));
+  return std::unique_ptr<HostTier>(new HostTier(
+      pool, index, shape, std::move(own), std::move(fingerprint), algorithm, std::move(link)));
 }
 
 HostTier::HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
                    const cache::SequenceShape& shape, cache::BlockPool pool,
-                   std::string fingerprint, cache::HashAlgorithm algorithm,
-                   std::unique_ptr<BlockCopier> copier)
+                   std::string fingerprint, cache::HashAlgorithm algorithm, TierLink link)
     : first_pool_(&first_pool),
       first_index_(&first_index),
       shape_(shape),
+      own_memory_(std::move(link.own_memory)),
       pool_(std::move(pool)),
       index_(cache::PrefixIndex::create(pool_, shape, std::move(fingerprint), algorithm).value()),
-      queue_(std::make_unique<TransferQueue>(std::move(copier))) {
+      queue_(std::make_unique<TransferQueue>(std::move(link.copier))) {
   pool_.set_eviction_listener(this);
   for (int c = 0; c < pool_.num_classes(); ++c) {
     checksums_.emplace_back(static_cast<size_t>(pool_.num_blocks(c)));
@@ -223,8 +226,10 @@ void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
     if (first_index_->attach(job.node, job.group, job.kind, job.first_id).ok()) ++num_loaded_;
   } else {
     ++num_bad_;
-    last_problem_ = fmt::format("block {} of class '{}' has another checksum than when it came",
-                                job.host_id, pool_.name(job.block_class));
+    last_problem_ =
+        fmt::format("block {} of class '{}' {}", job.host_id, pool_.name(job.block_class),
+                    done.block.is_copied ? "has another checksum than when it came"
+                                         : "could not be copied back");
     index_.on_evict(job.block_class, job.host_id);
     (void)pool_.discard(job.block_class, job.host_id);
   }

@@ -1,6 +1,6 @@
-// HostTier: a copy in host memory of every block that can be found, kept when the first tier's pool
-// needs the room. It is a pool and a prefix index of its own, with its own budget and policy, and
-// a queue between the two.
+// HostTier: a copy in host memory, or in files, of every block that can be found, kept when the
+// first tier's pool needs the room. It is a pool and a prefix index of its own, with its own budget
+// and policy, and a queue between the two.
 //
 //   first tier (host or device)      host tier
 //   pool, index   ── store() ─────▶  pool, index, a checksum a block
@@ -28,6 +28,7 @@ namespace kvx::tier {
 struct HostTierConfig {
   int64_t budget_bytes = 0;  // of blocks; 0: no host tier
   cache::EvictionKind eviction = cache::EvictionKind::kLru;
+  std::string folder = {};  // blocks lie in unnamed files there; empty: in memory
 };
 
 struct HostTierSnapshot {
@@ -39,7 +40,7 @@ struct HostTierSnapshot {
   int64_t num_stored = 0;      // blocks that came
   int64_t num_loaded = 0;      // blocks that went back
   int64_t num_bad = 0;         // blocks whose bytes had changed
-  int64_t num_dropped = 0;     // blocks that found no room
+  int64_t num_dropped = 0;     // blocks that found no room, or that the disk did not take
   int64_t stores_queued = 0;
   int64_t loads_queued = 0;
   std::string last_problem;  // empty: none
@@ -59,7 +60,8 @@ class HostTier final : public cache::EvictionListener {
  public:
   // pool and index are the first tier's, made for this shape; they outlive this one. The link joins
   // it to that pool's memory. OUT_OF_RANGE: a budget smaller than a block of each class (the
-  // message says the bytes), or memory is short; UNSUPPORTED: blocks in several regions.
+  // message says the bytes), or memory or the disk is short; UNSUPPORTED: blocks in several
+  // regions; INVALID_ARGUMENT: a folder that may not be written.
   static Result<std::unique_ptr<HostTier>> create(cache::BlockPool& pool, cache::PrefixIndex& index,
                                                   const cache::SequenceShape& shape,
                                                   std::string fingerprint,
@@ -121,7 +123,7 @@ class HostTier final : public cache::EvictionListener {
   };
   HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
            const cache::SequenceShape& shape, cache::BlockPool pool, std::string fingerprint,
-           cache::HashAlgorithm algorithm, std::unique_ptr<BlockCopier> copier);
+           cache::HashAlgorithm algorithm, TierLink link);
   int class_of(int group, cache::BlockKind kind) const;
   int64_t key_of(const Job& job) const;
   void push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group);
@@ -134,6 +136,7 @@ class HostTier final : public cache::EvictionListener {
   cache::BlockPool* first_pool_;
   cache::PrefixIndex* first_index_;
   cache::SequenceShape shape_;
+  std::unique_ptr<cache::Memory> own_memory_;  // the pool's, where the link brought one
   cache::BlockPool pool_;
   cache::PrefixIndex index_;
   std::vector<std::vector<cache::ContentHash>> checksums_;  // [classes][blocks]

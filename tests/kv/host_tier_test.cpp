@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "tests/kv/stream.hpp"
 
 namespace kvx::kv {
@@ -20,14 +22,16 @@ std::vector<int32_t> token_ids(int count, int32_t first) {
   return ids;
 }
 
-// Room for num_sequences sequences; a host tier of host_bytes, or none.
+// Room for num_sequences sequences; a host tier of host_bytes, in files where there is a folder, or
+// none.
 std::unique_ptr<KvCache> tiered_cache(std::string_view recipe, int num_sequences,
-                                      int64_t host_bytes) {
+                                      int64_t host_bytes, const std::string& folder = "") {
   KvCacheConfig config = config_of(recipe, kBlockSize);
   config.max_sequences = num_sequences;
   config.max_tokens_per_sequence = kNumTokens;
   config.prefix.is_on = true;
   config.host_tier.budget_bytes = host_bytes;
+  config.host_tier.folder = folder;
   return created(std::move(config));
 }
 
@@ -52,28 +56,48 @@ std::vector<float> continue_cached(KvCache& cache, int seed, int64_t& num_cached
   return out;
 }
 
-TEST(HostTier, GivesBackWhatThePoolHadNoRoomFor) {
-  for (const char* recipe : kRecipes) {
-    SCOPED_TRACE(recipe);
-    const auto roomy = tiered_cache(recipe, 4, 0);
-    const auto tiered = tiered_cache(recipe, 1, 4 << 20);
-    for (int seed : {1, 2, 3}) {
-      write_and_leave(*roomy, seed, kNumTokens);
-      write_and_leave(*tiered, seed, kNumTokens);
-    }
-    int64_t num_cached = 0, num_cached_in_tiers = 0;
-    const auto expected = continue_cached(*roomy, 1, num_cached);
-    EXPECT_EQ(continue_cached(*tiered, 1, num_cached_in_tiers), expected);
-    EXPECT_EQ(num_cached, kNumTokens - kBlockSize);
-    EXPECT_EQ(num_cached_in_tiers, num_cached);
-    const tier::HostTierSnapshot host = tiered->snapshot().host;
-    EXPECT_GT(host.num_loaded, 0);
-    EXPECT_EQ(host.num_bad, 0);
-    EXPECT_EQ(host.num_dropped, 0);
-    EXPECT_GT(host.held_bytes, 0);
-    EXPECT_LE(host.held_bytes, host.allocated_bytes);
-    EXPECT_LE(host.allocated_bytes, 4 << 20);
+void expect_what_the_pool_had_no_room_for(const char* recipe, const std::string& folder) {
+  const auto roomy = tiered_cache(recipe, 4, 0);
+  const auto tiered = tiered_cache(recipe, 1, 4 << 20, folder);
+  for (int seed : {1, 2, 3}) {
+    write_and_leave(*roomy, seed, kNumTokens);
+    write_and_leave(*tiered, seed, kNumTokens);
   }
+  int64_t num_cached = 0, num_cached_in_tiers = 0;
+  const auto expected = continue_cached(*roomy, 1, num_cached);
+  EXPECT_EQ(continue_cached(*tiered, 1, num_cached_in_tiers), expected);
+  EXPECT_EQ(num_cached, kNumTokens - kBlockSize);
+  EXPECT_EQ(num_cached_in_tiers, num_cached);
+  const tier::HostTierSnapshot host = tiered->snapshot().host;
+  EXPECT_GT(host.num_loaded, 0);
+  EXPECT_EQ(host.num_bad, 0);
+  EXPECT_EQ(host.num_dropped, 0);
+  EXPECT_GT(host.held_bytes, 0);
+  EXPECT_LE(host.held_bytes, host.allocated_bytes);
+  EXPECT_LE(host.allocated_bytes, 4 << 20);
+}
+
+TEST(HostTier, GivesBackWhatThePoolHadNoRoomFor) {
+  for (const std::string& folder : {std::string(), testing::TempDir()}) {
+    for (const char* recipe : kRecipes) {
+      SCOPED_TRACE(std::string(recipe) + (folder.empty() ? " in memory" : " in files"));
+      expect_what_the_pool_had_no_room_for(recipe, folder);
+    }
+  }
+}
+
+TEST(HostTier, AFolderThatMayNotBeWrittenIsRefused) {
+  KvCacheConfig config = config_of("int8", kBlockSize);
+  config.prefix.is_on = true;
+  config.host_tier.folder = "/proc/self/none";
+  const auto without_budget = KvCache::create(config, context());
+  ASSERT_FALSE(without_budget.ok());
+  EXPECT_THAT(without_budget.error().message, HasSubstr("expected budget_bytes above 0"));
+  config.host_tier.budget_bytes = 4 << 20;
+  const auto refused = KvCache::create(config, context());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(refused.error().message, HasSubstr("'/proc/self/none' takes no files"));
 }
 
 TEST(HostTier, PrefetchBringsBlocksBackBeforeTheyAreWanted) {

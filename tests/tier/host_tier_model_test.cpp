@@ -28,12 +28,12 @@ uint64_t stamp_of(std::span<const int32_t> tokens) {
 
 class SwapHistory : public cache::EvictionListener {
  public:
-  SwapHistory(cache::EvictionKind kind, uint64_t seed)
+  SwapHistory(cache::EvictionKind kind, uint64_t seed, const std::string& folder)
       : random_(seed),
         pool_(make_pool(kind)),
         index_(cache::PrefixIndex::create(pool_, shape_, "", cache::HashAlgorithm::kXxh3).value()),
         host_(HostTier::create(pool_, index_, shape_, "", cache::HashAlgorithm::kXxh3,
-                               {60 * kBlockBytes, kind})
+                               {60 * kBlockBytes, kind, folder})
                   .value()),
         scope_(index_.pin_scope({}).value()),
         host_scope_(host_->nodes().pin_scope({}).value()) {
@@ -146,7 +146,9 @@ TEST(HostTierModel, ServesWhatTheTokensSayWhateverHappens) {
   for (const cache::EvictionKind kind :
        {cache::EvictionKind::kLru, cache::EvictionKind::kLfu, cache::EvictionKind::k2Q}) {
     SCOPED_TRACE(name_of(kind));
-    SwapHistory history(kind, 1);
+    // One of them in files.
+    const std::string folder = kind == cache::EvictionKind::kLfu ? testing::TempDir() : "";
+    SwapHistory history(kind, 1, folder);
     const int64_t num_steps = cache::num_operations(3000, 1'000'000);
     for (int64_t i = 0; i < num_steps; ++i) {
       history.run();

@@ -24,11 +24,12 @@ struct Tiers : cache::EvictionListener {
   int32_t scope;
   int32_t host_scope;
 
-  Tiers(int64_t num_blocks, int64_t num_host_blocks)
+  // The host tier lies in files where there is a folder.
+  Tiers(const std::string& folder, int64_t num_blocks, int64_t num_host_blocks)
       : pool(make_pool(num_blocks)),
         index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
         host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                              {num_host_blocks * kBlockBytes, cache::EvictionKind::kLru})
+                              {num_host_blocks * kBlockBytes, cache::EvictionKind::kLru, folder})
                  .value()),
         scope(index.pin_scope({}).value()),
         host_scope(host->nodes().pin_scope({}).value()) {
@@ -103,8 +104,13 @@ struct Tiers : cache::EvictionListener {
   }
 };
 
-TEST(HostTierBlocks, ComeBackAsTheyWent) {
-  Tiers tiers(6, 20);
+class HostTierBlocks : public testing::TestWithParam<std::string> {};  // the folder, or none
+INSTANTIATE_TEST_SUITE_P(InMemoryAndFiles, HostTierBlocks,
+                         testing::Values(std::string(), testing::TempDir()),
+                         [](const auto& one) { return one.param.empty() ? "Memory" : "Files"; });
+
+TEST_P(HostTierBlocks, ComeBackAsTheyWent) {
+  Tiers tiers(GetParam(), 6, 20);
   tiers.add_chain(1, 5);
   tiers.add_chain(2, 6);  // evicts the first
   EXPECT_EQ(tiers.index.match(tiers.scope, Tiers::tokens(1, 5), 5).num_blocks(), 0);
@@ -113,10 +119,10 @@ TEST(HostTierBlocks, ComeBackAsTheyWent) {
   EXPECT_EQ(tiers.pool.snapshot(0).num_active, 0);
 }
 
-TEST(HostTierBlocks, AFlippedBitAnywhereIsAMissAndNeverData) {
+TEST_P(HostTierBlocks, AFlippedBitAnywhereIsAMissAndNeverData) {
   for (int64_t at : {int64_t{0}, int64_t{1}, int64_t{4095}, int64_t{4096}, kBlockBytes - 1}) {
     for (int bit : {0, 7}) {
-      Tiers tiers(6, 20);
+      Tiers tiers(GetParam(), 6, 20);
       tiers.add_chain(1, 5);
       tiers.add_chain(2, 6);
       tiers.host_bytes(1, 2)[at] ^= static_cast<uint8_t>(1 << bit);
@@ -134,8 +140,8 @@ TEST(HostTierBlocks, AFlippedBitAnywhereIsAMissAndNeverData) {
   }
 }
 
-TEST(HostTierBlocks, OnlyAsManyComeBackAsThereIsRoomFor) {
-  Tiers tiers(6, 20);
+TEST_P(HostTierBlocks, OnlyAsManyComeBackAsThereIsRoomFor) {
+  Tiers tiers(GetParam(), 6, 20);
   tiers.add_chain(1, 6);
   tiers.add_chain(2, 6);
   std::vector<int32_t> in_use(4);
@@ -144,8 +150,8 @@ TEST(HostTierBlocks, OnlyAsManyComeBackAsThereIsRoomFor) {
   EXPECT_EQ(tiers.pool.snapshot(0).num_active, 4);
 }
 
-TEST(HostTierBlocks, WhatIsThereAlreadyIsNotEvictedForTheRest) {
-  Tiers tiers(6, 20);
+TEST_P(HostTierBlocks, WhatIsThereAlreadyIsNotEvictedForTheRest) {
+  Tiers tiers(GetParam(), 6, 20);
   tiers.add_chain(1, 6);
   std::vector<int32_t> ids(3);
   ASSERT_TRUE(tiers.pool.allocate(0, ids).ok());  // the chain's last three go
@@ -154,8 +160,8 @@ TEST(HostTierBlocks, WhatIsThereAlreadyIsNotEvictedForTheRest) {
   EXPECT_EQ(tiers.host->snapshot().num_loaded, 3);
 }
 
-TEST(HostTierBlocks, AFullTierEvictsAndAnswersWithWhatItHas) {
-  Tiers tiers(6, 8);
+TEST_P(HostTierBlocks, AFullTierEvictsAndAnswersWithWhatItHas) {
+  Tiers tiers(GetParam(), 6, 8);
   tiers.add_chain(1, 6);
   tiers.add_chain(2, 6);
   tiers.add_chain(3, 6);
@@ -164,25 +170,25 @@ TEST(HostTierBlocks, AFullTierEvictsAndAnswersWithWhatItHas) {
   EXPECT_EQ(tiers.bring_back(2, 6), 2) << "chains go from their ends";
 }
 
-TEST(HostTierBlocks, ATierOfOneBlockDropsWhatDoesNotFit) {
-  Tiers tiers(6, 1);
+TEST_P(HostTierBlocks, ATierOfOneBlockDropsWhatDoesNotFit) {
+  Tiers tiers(GetParam(), 6, 1);
   tiers.add_chain(1, 6);
   EXPECT_GT(tiers.host->snapshot().num_dropped + tiers.host->snapshot().classes[0].num_evicted, 0);
   tiers.add_chain(2, 6);
   EXPECT_LE(tiers.bring_back(1, 6), 1);
 }
 
-TEST(HostTierBlocks, ABudgetSmallerThanABlockIsRefused) {
-  Tiers tiers(2, 1);
+TEST_P(HostTierBlocks, ABudgetSmallerThanABlockIsRefused) {
+  Tiers tiers(GetParam(), 2, 1);
   const auto refused =
       HostTier::create(tiers.pool, tiers.index, tiers.shape, "", cache::HashAlgorithm::kXxh3,
-                       {kBlockBytes - 1, cache::EvictionKind::kLru});
+                       {kBlockBytes - 1, cache::EvictionKind::kLru, GetParam()});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, ErrorCode::kOutOfRange);
 }
 
-TEST(HostTierBlocks, AreUnderWayWhileTheQueueHasThem) {
-  Tiers tiers(6, 20);
+TEST_P(HostTierBlocks, AreUnderWayWhileTheQueueHasThem) {
+  Tiers tiers(GetParam(), 6, 20);
   tiers.add_chain(1, 4);
   EXPECT_TRUE(tiers.host->is_idle());
   const HostTierSnapshot seen = tiers.host->snapshot();

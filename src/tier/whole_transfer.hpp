@@ -1,0 +1,26 @@
+// transfer_all: reads and writes of files that go through as a whole.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstddef>
+
+namespace kvx::tier {
+
+// call(done) moves some of what is left behind `done` bytes, as read(2) and its like. Interrupted
+// calls go on; false: errno says why, or is 0 where a file had ended.
+template <class Call>
+bool transfer_all(size_t num_bytes, const Call& call) {
+  size_t done = 0;
+  while (done < num_bytes) {
+    errno = 0;
+    const ssize_t moved = call(done);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) return false;
+    done += static_cast<size_t>(moved);
+  }
+  return true;
+}
+
+}  // namespace kvx::tier
