@@ -787,8 +787,8 @@ typedef struct kvx_cache_options_t {
   /* [num_layers]: in a layer with a window, the sequence's first tokens that every query sees too
    * (attention sinks), 0 in others; or null. */
   const int32_t* layer_sinks;
-  /* Of host memory, for copies of blocks that can be found: what the pool evicts comes back from
-   * there. 0: no host tier; others need KVX_CACHE_PREFIXES. */
+  /* Of host memory, or files (host_tier_folder), for copies of blocks that can be found: what the
+   * pool evicts comes back from there. 0: no host tier; others need KVX_CACHE_PREFIXES. */
   int64_t host_tier_bytes;
   uint32_t host_tier_eviction; /* kvx_eviction_t */
   uint32_t reserved;           /* 0 */
@@ -804,6 +804,9 @@ typedef struct kvx_cache_options_t {
   uint32_t device;
   uint32_t max_step_tokens;
   void* stream;
+  /* With host_tier_bytes: the host tier's blocks lie in this folder, in files without names that
+   * are gone with the process, and their room is taken at once. null or "": in host memory. */
+  const char* host_tier_folder;
 } kvx_cache_options_t;
 
 /* kvx_cache_create with options; null: as it. */

@@ -148,6 +148,11 @@ Status read_host_tier(const kvx_cache_options_t& known, kv::KvCacheConfig& confi
     return invalid_argument("options.host_tier_bytes is {}; expected KVX_CACHE_PREFIXES with it",
                             known.host_tier_bytes);
   }
+  if (known.host_tier_folder != nullptr) config.host_tier.folder = known.host_tier_folder;
+  if (known.host_tier_bytes == 0 && !config.host_tier.folder.empty()) {
+    return invalid_argument("options.host_tier_folder is '{}'; expected host_tier_bytes with it",
+                            config.host_tier.folder);
+  }
   config.host_tier.budget_bytes = known.host_tier_bytes;
   KVX_ASSIGN_OR_RETURN(config.host_tier.eviction,
                        read_eviction(known.host_tier_eviction, "options.host_tier_eviction"));

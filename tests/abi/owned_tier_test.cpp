@@ -12,13 +12,15 @@ using testing::HasSubstr;
 constexpr int32_t kTokens = 40;  // five blocks of 8
 
 // The pool has room for one sequence.
-api::Result<api::Cache> tiered_cache(int64_t host_tier_bytes, uint32_t flags = KVX_CACHE_PREFIXES) {
+api::Result<api::Cache> tiered_cache(int64_t host_tier_bytes, uint32_t flags = KVX_CACHE_PREFIXES,
+                                     const char* folder = nullptr) {
   auto config = owned_config("int8");
   config.max_sequences = 1;
   config.max_tokens_per_sequence = kTokens;
   auto options = sharing_options();
   options.flags = flags;
   options.host_tier_bytes = host_tier_bytes;
+  options.host_tier_folder = folder;
   return api::Cache::create(config, &options);
 }
 
@@ -30,8 +32,7 @@ void come_and_go(api::Cache& cache, int32_t first) {
   ASSERT_TRUE(cache.wait_for_tiers().ok());
 }
 
-TEST(OwnedTier, GivesBackWhatThePoolHadNoRoomFor) {
-  api::Cache cache = std::move(*tiered_cache(1 << 20));
+void expect_what_the_pool_had_no_room_for(api::Cache cache) {
   const int32_t first = *cache.create_sequence();
   feed(cache, first, 0, kTokens);
   const std::vector<float> before = rows_of(cache, first, 32);
@@ -48,6 +49,28 @@ TEST(OwnedTier, GivesBackWhatThePoolHadNoRoomFor) {
   EXPECT_EQ(rows_of(cache, again), before);
   EXPECT_GT(cache.snapshot()->host_loaded, 0);
   EXPECT_EQ(cache.snapshot()->host_bad, 0);
+}
+
+TEST(OwnedTier, GivesBackWhatThePoolHadNoRoomFor) {
+  expect_what_the_pool_had_no_room_for(std::move(*tiered_cache(1 << 20)));
+}
+
+TEST(OwnedTier, GivesItBackFromFilesToo) {
+  const std::string folder = testing::TempDir();
+  expect_what_the_pool_had_no_room_for(
+      std::move(*tiered_cache(1 << 20, KVX_CACHE_PREFIXES, folder.c_str())));
+}
+
+TEST(OwnedTier, RefusesAFolderWithoutABudgetOrThatIsNone) {
+  const auto without_budget = tiered_cache(0, KVX_CACHE_PREFIXES, "/tmp");
+  ASSERT_FALSE(without_budget.ok());
+  EXPECT_EQ(without_budget.failure().status, KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(without_budget.failure().text,
+              HasSubstr("options.host_tier_folder is '/tmp'; expected host_tier_bytes with it"));
+  const auto no_folder = tiered_cache(1 << 20, KVX_CACHE_PREFIXES, "/dev/null");
+  ASSERT_FALSE(no_folder.ok());
+  EXPECT_EQ(no_folder.failure().status, KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(no_folder.failure().text, HasSubstr("'/dev/null' takes no files (Not a directory)"));
 }
 
 TEST(OwnedTier, BringsBlocksBackAheadOfTime) {
