@@ -69,12 +69,14 @@ TEST_F(CliModel, ANewChatBeginsWithWhatTheHostTierKept) {
   write("chat.txt", "abcdefgh\n/new\nijklmnop\n/new\nabcdefgh\n");
   const std::string command = "run -m model.gguf -n 4 --cache int8 --block-size 4 --ctx 40";
   const Outcome plain = kvx(command, "", "chat.txt");
-  const Outcome tiered = kvx(command + " --host-tier 1MiB", "", "chat.txt");
-  ASSERT_EQ(tiered.exit_code, 0) << tiered.err;
-  EXPECT_EQ(tiered.out, plain.out);
-  EXPECT_THAT(tiered.err, HasSubstr("prefix cache: 24 of 27 prompt tokens"));
-  EXPECT_THAT(tiered.err, HasSubstr(" went back, 0 bad"));
-  EXPECT_THAT(tiered.err, Not(HasSubstr(" 0 went back")));
+  for (const std::string tier : {"--host-tier 1MiB", "--host-tier 1MiB --host-tier-folder ."}) {
+    const Outcome tiered = kvx(command + " " + tier, "", "chat.txt");
+    ASSERT_EQ(tiered.exit_code, 0) << tiered.err;
+    EXPECT_EQ(tiered.out, plain.out);
+    EXPECT_THAT(tiered.err, HasSubstr("prefix cache: 24 of 27 prompt tokens"));
+    EXPECT_THAT(tiered.err, HasSubstr(" went back, 0 bad"));
+    EXPECT_THAT(tiered.err, Not(HasSubstr(" 0 went back")));
+  }
 }
 
 TEST_F(CliModel, RefusesTextsAndPromptsThatDoNotFit) {
@@ -87,6 +89,8 @@ TEST_F(CliModel, RefusesTextsAndPromptsThatDoNotFit) {
                  "prompt has 64 tokens after 0; the context is 64 tokens");
   expect_refused("run -m model.gguf -p x --ctx 65", "ctx is 65");
   expect_refused("run -m model.gguf -p x --host-tier much", "'much'");
+  expect_refused("run -m model.gguf -p x --host-tier 1MiB --host-tier-folder missing", "'missing'");
+  expect_refused("run -m model.gguf -p x --host-tier-folder .", "--host-tier");
   expect_refused("run -m model.gguf -p x --memory 1B", "one block needs");
 }
 

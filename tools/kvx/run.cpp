@@ -155,10 +155,15 @@ void add_run(Command app, Action& action) {
   command.add_option("--prefix-cache", o->prefix_cache,
                      "Begin with the blocks of this file where the prompt allows it, and keep what "
                      "was computed in it; it is made when it is missing");
-  command.add_option(
+  const Option host_tier = command.add_option(
       "--host-tier", o->session.host_tier,
       "Host memory behind the cache, on the host or a GPU, as --memory says it: blocks that the "
       "cache has no room for wait there for a chat that begins with them");
+  command
+      .add_option("--host-tier-folder", o->session.host_tier_folder,
+                  "Where --host-tier takes room on a disk instead: in files that are gone with the "
+                  "process")
+      .needs(host_tier);
   command.footer(
       "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line /new\n"
       "begins another one.\n\n"

@@ -1,7 +1,9 @@
 // Session: opening, prompting, writing; shared by kvx run and kvx cache.
 #include "tools/kvx/session.hpp"
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "cache/content_hash.hpp"
 #include "device/memory_size.hpp"
@@ -31,6 +33,13 @@ Result<std::string> model_identity(const SessionOptions& options) {
                      options.device == "cpu" ? "" : " " + options.device);
 }
 
+Result<int64_t> free_bytes_of_disk(const std::string& folder) {
+  std::error_code problem;
+  const std::filesystem::space_info space = std::filesystem::space(folder, problem);
+  if (problem) return invalid_argument("'{}' has no room: {}", folder, problem.message());
+  return static_cast<int64_t>(std::min<uintmax_t>(space.available, INT64_MAX));
+}
+
 Status set_budgets(const SessionOptions& options, const runner::ModelConfig& model,
                    runner::KvAttentionOptions& cache) {
   const kv::KvCacheConfig config = runner::cache_config_of(model, cache);
@@ -44,8 +53,13 @@ Status set_budgets(const SessionOptions& options, const runner::ModelConfig& mod
                          kv::cache_budget_bytes(config, options.memory, available));
   }
   if (!options.host_tier.empty()) {
+    int64_t available = on_host;
+    cache.host_tier.folder = options.host_tier_folder;
+    if (!cache.host_tier.folder.empty()) {
+      KVX_ASSIGN_OR_RETURN(available, free_bytes_of_disk(cache.host_tier.folder));
+    }
     KVX_ASSIGN_OR_RETURN(cache.host_tier.budget_bytes,
-                         kv::cache_budget_bytes(config, options.host_tier, on_host));
+                         kv::cache_budget_bytes(config, options.host_tier, available));
   }
   return {};
 }

@@ -27,7 +27,8 @@ struct SessionOptions {
   int threads = 0;
   // As cache::parse_memory_budget reads them; empty: what a sequence of `context` needs, and none.
   std::string memory;
-  std::string host_tier;  // of kvx run alone
+  std::string host_tier;         // of kvx run alone
+  std::string host_tier_folder;  // empty: in memory
 };
 
 struct Session {
