@@ -8,7 +8,7 @@ what was expected, and changes nothing. No gradient flows through a verb.
 """
 
 from kvx._core import __version__, num_threads, set_num_threads, use_openmp
-from kvx.cache import Cache, Cost, LoadReport, Memory
+from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
 from kvx.files import CacheFile, PieceKind, inspect, verify
@@ -26,6 +26,7 @@ __all__ = [
     "Estimate",
     "Format",
     "Formats",
+    "HostTier",
     "InternalError",
     "LoadReport",
     "Memory",

@@ -32,6 +32,20 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class HostTier:
+    """What stands behind a cache's pool: bytes allocated, and held by blocks that can be found;
+    blocks that came, went back, had changed, and found no room."""
+
+    allocated: int
+    held: int
+    stored: int
+    loaded: int
+    bad: int
+    dropped: int
+    last_problem: str
+
+
+@dataclass(frozen=True)
 class LoadReport:
     """What load_prefixes did with a file's blocks. A bad block is a miss, never data."""
 
@@ -57,6 +71,9 @@ class Cache(_core.PagedCache):
     prefix_model:    names what computes K and V, and turns prefixes and files on: blocks are found
                      again by their tokens, in caches and files of the same name
     prefix_hash:     of the tokens, ``"xxh3"``, or ``"sha256"`` where tenants share a cache
+    host_tier_bytes: of host memory for copies of blocks that can be found: what the cache has no
+                     room for comes back from there. 0 for none; needs prefix_model
+    host_tier_folder: takes them from a disk instead, in files that are gone with the process
     device:          ``"cpu"``, ``"cuda"`` or ``"cuda:1"``: where blocks lie and verbs run, and
                      where all arrays of this cache must lie
     max_step_tokens: of all entries of a step together, on a GPU; its tables pass through memory of
@@ -68,7 +85,7 @@ class Cache(_core.PagedCache):
     does the first and the last. Threads may share a cache; its calls wait for each other.
 
     Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence
-    or more memory than there is, kvx.UnsupportedError: no such GPU, or a build without CUDA.
+    or more memory, or room on a disk, than there is, kvx.UnsupportedError: no such GPU, or a build without CUDA.
     """
 
     def __init__(
@@ -88,6 +105,8 @@ class Cache(_core.PagedCache):
         memory_budget_bytes: int = 0,
         prefix_model: str | None = None,
         prefix_hash: str = "xxh3",
+        host_tier_bytes: int = 0,
+        host_tier_folder=None,
         device="cpu",
         max_step_tokens: int = 4096,
         stream=None,
@@ -107,6 +126,8 @@ class Cache(_core.PagedCache):
             memory_budget_bytes,
             prefix_model,
             prefix_hash,
+            host_tier_bytes,
+            "" if host_tier_folder is None else os.fspath(host_tier_folder),
             str(device),
             max_step_tokens,
             stream,
@@ -276,6 +297,10 @@ class Cache(_core.PagedCache):
         Raises kvx.Error as load_sequence does; damaged blocks are reported instead.
         """
         return LoadReport(**super().load_prefixes(os.fspath(path)))
+
+    def host_tier(self) -> HostTier:
+        """What the host tier holds and has done so far; zeros without one."""
+        return HostTier(**super().host_tier())
 
     def memory(self) -> Memory:
         """Bytes allocated and used, of all sequences together."""

@@ -35,6 +35,8 @@ struct Options {
   int64_t memory_budget_bytes = 0;
   std::optional<std::string> prefix_model;  // none: prefixes are off
   std::string prefix_hash;
+  int64_t host_tier_bytes = 0;
+  std::string host_tier_folder;  // empty: in memory
   std::string device;
   int max_step_tokens = 0;  // on a GPU
 };
@@ -43,6 +45,22 @@ cache::HashAlgorithm hash_algorithm(const std::string& name) {
   if (name == "xxh3") return cache::HashAlgorithm::kXxh3;
   if (name == "sha256") return cache::HashAlgorithm::kSha256;
   throw CoreError(invalid_argument("prefix_hash is '{}'; expected xxh3 or sha256", name));
+}
+
+tier::HostTierConfig host_tier_of(const Options& options) {
+  if (options.host_tier_bytes < 0) {
+    throw CoreError(
+        invalid_argument("host_tier_bytes is {}; expected 0 or more", options.host_tier_bytes));
+  }
+  if (options.host_tier_bytes > 0 && !options.prefix_model) {
+    throw CoreError(invalid_argument("host_tier_bytes is {}; expected a prefix_model with it",
+                                     options.host_tier_bytes));
+  }
+  if (options.host_tier_bytes == 0 && !options.host_tier_folder.empty()) {
+    throw CoreError(invalid_argument("host_tier_folder is '{}'; expected host_tier_bytes with it",
+                                     options.host_tier_folder));
+  }
+  return {.budget_bytes = options.host_tier_bytes, .folder = options.host_tier_folder};
 }
 
 // None on the CPU.
@@ -69,6 +87,7 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   config.prefix.is_on = options.prefix_model.has_value();
   config.prefix.model = options.prefix_model.value_or("");
   config.prefix.hash = hash_algorithm(options.prefix_hash);
+  config.host_tier = host_tier_of(options);
   if (lane != nullptr) config.cuda = lane->placement(options.max_step_tokens);
   return config;
 }
@@ -128,6 +147,22 @@ class PagedCache {
   }
   void clear_prefixes() {
     locked([&] { throw_if_error(cache_->clear_prefixes()); });
+  }
+
+  void wait_for_tier() {
+    locked([&] { cache_->wait_for_tiers(); });
+  }
+  nb::dict host_tier() {
+    const tier::HostTierSnapshot host = locked([&] { return cache_->snapshot().host; });
+    nb::dict dict;
+    dict["allocated"] = host.allocated_bytes;
+    dict["held"] = host.held_bytes;
+    dict["stored"] = host.num_stored;
+    dict["loaded"] = host.num_loaded;
+    dict["bad"] = host.num_bad;
+    dict["dropped"] = host.num_dropped;
+    dict["last_problem"] = host.last_problem;
+    return dict;
   }
 
   void save_sequence(int sequence, const std::string& path, int zstd_level) {
@@ -353,7 +388,8 @@ void bind_paged_cache(nb::module_& module) {
              std::vector<int> layer_windows, std::string recipe,
              std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
              int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes,
-             std::optional<std::string> prefix_model, std::string prefix_hash, std::string device,
+             std::optional<std::string> prefix_model, std::string prefix_hash,
+             int64_t host_tier_bytes, std::string host_tier_folder, std::string device,
              int max_step_tokens, nb::handle stream) {
             new (self) PagedCache(
                 {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
@@ -366,6 +402,8 @@ void bind_paged_cache(nb::module_& module) {
                  memory_budget_bytes,
                  std::move(prefix_model),
                  std::move(prefix_hash),
+                 host_tier_bytes,
+                 std::move(host_tier_folder),
                  std::move(device),
                  max_step_tokens},
                 stream);
@@ -374,8 +412,9 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
           nb::arg("layer_overrides"), nb::arg("head_overrides"), nb::arg("block_size"),
           nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"),
-          nb::arg("prefix_model").none(), nb::arg("prefix_hash"), nb::arg("device"),
-          nb::arg("max_step_tokens"), nb::arg("stream").none())
+          nb::arg("prefix_model").none(), nb::arg("prefix_hash"), nb::arg("host_tier_bytes"),
+          nb::arg("host_tier_folder"), nb::arg("device"), nb::arg("max_step_tokens"),
+          nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
       .def("create_sequence", &PagedCache::create_sequence,
@@ -398,6 +437,9 @@ void bind_paged_cache(nb::module_& module) {
            "The tokens that were recorded, in order.")
       .def("clear_prefixes", &PagedCache::clear_prefixes,
            "Forgets all cached blocks that no sequence uses. Raises kvx.Error: a step is open.")
+      .def("wait_for_tier", &PagedCache::wait_for_tier,
+           "Until no block is on its way to or from the host tier.")
+      .def("host_tier", &PagedCache::host_tier)
       .def("save_sequence", &PagedCache::save_sequence, nb::arg("sequence"), nb::arg("path"),
            nb::arg("zstd_level"))
       .def("save_prefixes", &PagedCache::save_prefixes, nb::arg("path"), nb::arg("zstd_level"))

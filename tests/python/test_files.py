@@ -48,6 +48,42 @@ def test_a_prefix_is_found_again_by_its_tokens():
     assert cache.num_tokens(cache.create_sequence_from(text(140))) == 0
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_the_host_tier_gives_back_what_the_cache_had_no_room_for(tmp_path, in_files):
+    folder = tmp_path if in_files else None
+    cache = new_cache(max_sequences=1, host_tier_bytes=1 << 20, host_tier_folder=folder)
+    first = cache.create_sequence()
+    feed(cache, first, text(200))
+    before = stored(cache, first)
+    cache.free_sequence(first)
+    other = cache.create_sequence()
+    feed(cache, other, text(512)[::-1])
+    cache.free_sequence(other)
+    cache.wait_for_tier()
+    tier = cache.host_tier()
+    assert (tier.stored, tier.loaded, tier.bad) == (3 + 8, 0, 0)
+    assert 0 < tier.held <= tier.allocated <= 1 << 20
+    assert list(tmp_path.iterdir()) == []  # the files have no names
+    again = cache.create_sequence_from(text(200))
+    assert cache.num_tokens(again) == 192
+    assert np.array_equal(stored(cache, again), before[:, :192])
+    assert 0 < cache.host_tier().loaded <= 3  # the pool may have kept one
+
+
+def test_a_host_tier_that_cannot_be_is_refused(tmp_path):
+    for options, reason in (
+        (dict(host_tier_bytes=-1), "host_tier_bytes is -1; expected 0 or more"),
+        (dict(host_tier_bytes=1 << 20, prefix_model=None), "expected a prefix_model with it"),
+        (dict(host_tier_folder=tmp_path), "expected host_tier_bytes with it"),
+        (dict(host_tier_bytes=1 << 20, host_tier_folder=tmp_path / "none"), "takes no files"),
+    ):
+        with pytest.raises(kvx.Error, match=reason):
+            new_cache(**options)
+    with pytest.raises(kvx.OutOfRangeError, match="one block of each class needs"):
+        new_cache(host_tier_bytes=10)
+    assert new_cache().host_tier().allocated == 0
+
+
 def test_a_sequence_comes_back_from_its_file(tmp_path):
     cache = new_cache("nvfp4:auto")
     sequence = cache.create_sequence()
