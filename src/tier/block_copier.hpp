@@ -48,8 +48,7 @@ class BlockCopier {
 struct TierLink {
   cache::Memory* memory = nullptr;  // of the host tier's blocks; outlives it
   std::unique_ptr<BlockCopier> copier;
-  std::unique_ptr<cache::Memory> own_memory =
-      nullptr;  // what `memory` is, where it is the link's own
+  std::unique_ptr<cache::Memory> own_memory = nullptr;  // `memory`, where the link made it
 };
 
 // The first tier lies in host memory.
