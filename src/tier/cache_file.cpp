@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/checked.hpp"
+#include "tier/behind_links.hpp"
 #include "tier/whole_transfer.hpp"
 
 namespace kvx::tier {
@@ -64,11 +65,17 @@ Result<CacheFileWriter> CacheFileWriter::create(const std::string& path, int zst
     return invalid_argument("zstd level is {}; expected 0 (none) to {}", zstd_level,
                             ZSTD_maxCLevel());
   }
+  // A device or a pipe would be replaced by a file.
+  struct stat facts;
+  if (stat(path.c_str(), &facts) == 0 && !S_ISREG(facts.st_mode)) {
+    return invalid_argument("'{}' is no regular file", path);
+  }
   static std::atomic<uint64_t> num_writers{0};  // two of a process may write to one path at once
-  std::string temporary = fmt::format("{}.{}.{}.tmp", path, getpid(), num_writers++);
+  std::string place = behind_links(path);
+  std::string temporary = fmt::format("{}.{}.{}.tmp", place, getpid(), num_writers++);
   const int descriptor = open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (descriptor < 0) return file_error(path, "cannot be written");
-  return CacheFileWriter(path, std::move(temporary), descriptor, zstd_level);
+  return CacheFileWriter(std::move(place), std::move(temporary), descriptor, zstd_level);
 }
 
 CacheFileWriter::CacheFileWriter(std::string path, std::string temporary, int descriptor,

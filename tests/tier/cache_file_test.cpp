@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +13,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+
+#include "tests/tier/file_size_limit.hpp"
 
 namespace kvx::tier {
 namespace {
@@ -260,14 +261,8 @@ TEST_F(CacheFile, BelievesNoIndex) {
 
 TEST_F(CacheFile, AFullDiskLeavesTheOldFileWhole) {
   write_small_file();
-  // A limit on the size of files stands in for the disk.
-  struct rlimit old_limit;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
-  struct rlimit limit = old_limit;
-  limit.rlim_cur = 4096;
-  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   {
+    const FileSizeLimit limit(4096);
     CacheFileWriter writer = CacheFileWriter::create(path(), 0).value();
     Status status;
     for (int i = 0; i < 100 && status.ok(); ++i) {
@@ -277,10 +272,32 @@ TEST_F(CacheFile, AFullDiskLeavesTheOldFileWhole) {
     ASSERT_FALSE(status.ok());
     EXPECT_THAT(status.error().message, HasSubstr("File too large"));
   }
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
-  signal(SIGXFSZ, old_handler);
   expect_small_file(path());
   EXPECT_EQ(num_files(), 1);
+}
+
+TEST_F(CacheFile, ALinkToItStaysALink) {
+  write_small_file();
+  fs::create_symlink(path(), path("link"));
+  {
+    CacheFileWriter writer = CacheFileWriter::create(path("link"), 0).value();
+    ASSERT_TRUE(writer.finish(write_pieces(writer)).ok());
+  }
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_FALSE(fs::is_symlink(path()));
+  expect_small_file(path("link"));
+  EXPECT_EQ(num_files(), 2);
+}
+
+TEST_F(CacheFile, TakesNoDevicesPlace) {
+  fs::create_symlink("/dev/null", path("null"));
+  for (const std::string& place : {path("null"), folder_.string()}) {
+    const auto refused = CacheFileWriter::create(place, 0);
+    ASSERT_FALSE(refused.ok()) << place;
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(refused.error().message, HasSubstr("is no regular file"));
+  }
+  EXPECT_TRUE(fs::is_character_file(path("null")));
 }
 
 TEST_F(CacheFile, AKilledSaveLeavesTheOldFileWhole) {
