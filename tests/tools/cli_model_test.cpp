@@ -88,6 +88,7 @@ TEST_F(CliModel, RefusesTextsAndPromptsThatDoNotFit) {
   expect_refused(fmt::format("run -m model.gguf --raw -p '{}'", tests::tiny_text(64)),
                  "prompt has 64 tokens after 0; the context is 64 tokens");
   expect_refused("run -m model.gguf -p x --ctx 65", "ctx is 65");
+  expect_refused("run -m model.gguf -p x --seed -1", "--seed: is '-1'; expected a whole number");
   expect_refused("run -m model.gguf -p x --host-tier much", "'much'");
   expect_refused("run -m model.gguf -p x --host-tier 1MiB --host-tier-folder missing", "'missing'");
   expect_refused("run -m model.gguf -p x --host-tier-folder .", "--host-tier");

@@ -74,6 +74,16 @@ TEST_F(Cli, WritesWhatBenchMeasuredOfTheAbiInTheColumnsOfItsOwnBenchmark) {
   EXPECT_THAT(csv, HasSubstr("\nmemcpy_write_hnd,"));
 }
 
+TEST_F(Cli, SaysThatItsOutputWentNowhere) {
+  const std::string err = (work() / "err").string();
+  const int status =
+      std::system(fmt::format("'{}' formats > /dev/full 2> '{}'", KVX_TOOL, err).c_str());
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(read_file("err", err).value(),
+            "kvx: stdout cannot be written (No space left on device)\n");
+}
+
 TEST_F(Cli, RefusesCommandsAndOptionsThatItDoesNotKnow) {
   expect_refused("", "command is missing");
   expect_refused("fly", "fly");

@@ -52,6 +52,30 @@ TEST_F(Files, LeaveNothingWhereTheyCannotBeWritten) {
   EXPECT_FALSE(write_file("--json", path("missing/a"), "content").ok());
 }
 
+TEST_F(Files, LeaveLinksAsTheyAre) {
+  ASSERT_TRUE(write_file("--json", path("a"), "old").ok());
+  std::filesystem::create_symlink("a", path("link"));
+  ASSERT_TRUE(write_file("--json", path("link"), "new").ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_EQ(read_file("--text", path("a")).value(), "new");
+  EXPECT_EQ(num_files(), 2);
+}
+
+TEST_F(Files, AreWrittenToDevicesThatStayDevices) {
+  std::filesystem::create_symlink("/dev/null", path("null"));
+  EXPECT_TRUE(check_can_write("--json", path("null")).ok());
+  EXPECT_TRUE(write_file("--json", path("null"), "content").ok());
+  EXPECT_TRUE(std::filesystem::is_character_file(path("null")));
+  std::filesystem::create_symlink("/dev/full", path("full"));
+  const Status full = write_file("--json", path("full"), "content");
+  ASSERT_FALSE(full.ok());
+  EXPECT_THAT(full.error().message, HasSubstr("it cannot be written (No space left on device)"));
+  EXPECT_TRUE(std::filesystem::is_character_file(path("full")));
+  const Status replaced = check_can_replace("--out", path("null"));
+  ASSERT_FALSE(replaced.ok());
+  EXPECT_THAT(replaced.error().message, HasSubstr("expected a regular file"));
+}
+
 TEST_F(Files, AreRefusedBeforeTheWorkBegins) {
   EXPECT_TRUE(check_can_write("--json", path("a")).ok());
   EXPECT_FALSE(check_can_write("--json", "").ok());

@@ -44,6 +44,10 @@ int judge(const Options& options) {
   }
   if (options.filter.empty()) report.unjudged = (claims - judged).names();
   fmt::print("{}", options.is_json ? json_of(report) : text_of(report));
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "kvx-conformance: stdout cannot be written\n");
+    return kNotJudged;
+  }
   return report.conforms() ? kConforms : kDoesNotConform;
 }
 

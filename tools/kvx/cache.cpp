@@ -24,7 +24,7 @@ struct SaveCommand {
 };
 
 Status save(const SaveCommand& options) {
-  KVX_RETURN_IF_ERROR(check_can_write("out", options.out));
+  KVX_RETURN_IF_ERROR(check_can_replace("out", options.out));
   std::string prompt = options.prompt;
   if (!options.text.empty()) {
     KVX_ASSIGN_OR_RETURN(prompt, read_file("file", options.text));
@@ -100,7 +100,9 @@ void add_load(Command parent, Action& action) {
       .add_option("--temperature", o->generate.sampling.temperature,
                   "0 always takes the likeliest token")
       .capture_default_str();
-  command.add_option("--seed", o->generate.sampling.seed, "Of the draws").capture_default_str();
+  command.add_option("--seed", o->generate.sampling.seed, "Of the draws")
+      .whole_number(0, INT64_MAX)
+      .capture_default_str();
   command.callback([&action, o] { action = [o] { return load(*o); }; });
 }
 

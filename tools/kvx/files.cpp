@@ -9,15 +9,45 @@
 #include <fstream>
 #include <sstream>
 
+#include "tier/behind_links.hpp"
+
 namespace kvx::tool {
 namespace fs = std::filesystem;
 
+namespace {
+
+// What is written as it is: a file beside it could only take its place.
+bool is_device_or_pipe(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
+}
+
+bool write_whole(const std::string& path, std::string_view content) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(content.data(), static_cast<std::streamsize>(content.size()));
+  file.close();
+  return !file.fail();
+}
+
+Error cannot_be_written(const std::string& field, const std::string& path,
+                        const std::string& reason) {
+  return invalid_argument("{} is '{}'; it cannot be written ({})", field, path, reason);
+}
+
+}  // namespace
+
 Status check_can_write(const std::string& field, const std::string& path) {
   std::error_code ignored;
-  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
   if (path.empty() || fs::is_directory(path, ignored)) {
     return invalid_argument("{} is '{}'; expected the name of a file", field, path);
   }
+  if (is_device_or_pipe(path)) {
+    if (access(path.c_str(), W_OK) == 0) return {};
+    return cannot_be_written(field, path, std::strerror(errno));
+  }
+  const fs::path place = tier::behind_links(path);
+  const fs::path folder = place.has_parent_path() ? place.parent_path() : ".";
   if (!fs::is_directory(folder, ignored)) {
     return invalid_argument("{} is '{}'; expected a file in an existing folder", field, path);
   }
@@ -28,19 +58,25 @@ Status check_can_write(const std::string& field, const std::string& path) {
   return {};
 }
 
+Status check_can_replace(const std::string& field, const std::string& path) {
+  if (!is_device_or_pipe(path)) return check_can_write(field, path);
+  return invalid_argument("{} is '{}'; expected a regular file", field, path);
+}
+
 Status write_file(const std::string& field, const std::string& path, std::string_view content) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
-  std::ofstream file(temporary, std::ios::binary);
-  file.write(content.data(), static_cast<std::streamsize>(content.size()));
-  file.close();
-  std::error_code error;
-  if (file) fs::rename(temporary, path, error);
-  if (!file || error) {
-    const std::string reason = error ? error.message() : std::strerror(errno);
-    fs::remove(temporary, error);
-    return invalid_argument("{} is '{}'; it cannot be written ({})", field, path, reason);
+  if (is_device_or_pipe(path)) {
+    if (write_whole(path, content)) return {};
+    return cannot_be_written(field, path, std::strerror(errno));
   }
-  return {};
+  const std::string place = tier::behind_links(path);
+  const std::string temporary = fmt::format("{}.{}.tmp", place, getpid());
+  std::error_code error;
+  const bool is_written = write_whole(temporary, content);
+  if (is_written) fs::rename(temporary, place, error);
+  if (is_written && !error) return {};
+  const std::string reason = error ? error.message() : std::strerror(errno);
+  fs::remove(temporary, error);
+  return cannot_be_written(field, path, reason);
 }
 
 Result<std::string> read_file(const std::string& field, const std::string& path) {

@@ -11,7 +11,11 @@ namespace kvx::tool {
 // is a folder itself. field: the option's name, for the message.
 Status check_can_write(const std::string& field, const std::string& path);
 
-// Writes beside `path` and renames: a reader sees the old file or the new one, never a part.
+// The same for a file that another one takes the place of as a whole: no device and no pipe either.
+Status check_can_replace(const std::string& field, const std::string& path);
+
+// Writes beside `path` and renames: a reader sees the old file or the new one, never a part. A link
+// stays a link, and a device or pipe is written as it is.
 Status write_file(const std::string& field, const std::string& path, std::string_view content);
 
 // INVALID_ARGUMENT when the file is missing, is a folder, or cannot be read.

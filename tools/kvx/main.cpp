@@ -1,6 +1,8 @@
 // kvx: the command line tool. Exit codes: 0 done, 2 bad input (one line says what), 1 our own
 // fault.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -46,12 +48,19 @@ int run_tool(int argc, char** argv) {
   return status.ok() ? kOk : fail(exit_code_of(status.error()), status.error().message);
 }
 
+// What did not reach stdout, a full disk's file say, has not been done.
+int flushed(int exit_code) {
+  const bool is_flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_flushed || exit_code != kOk) return exit_code;
+  return fail(kBadInput, fmt::format("stdout cannot be written ({})", std::strerror(errno)));
+}
+
 }  // namespace
 }  // namespace kvx::tool
 
 int main(int argc, char** argv) {
   try {
-    return kvx::tool::run_tool(argc, argv);
+    return kvx::tool::flushed(kvx::tool::run_tool(argc, argv));
   } catch (const std::exception& error) {  // out of memory, mostly
     return kvx::tool::fail(kvx::tool::kInternalFault, error.what());
   }

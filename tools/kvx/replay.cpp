@@ -150,7 +150,9 @@ void add_replay(Command app, Action& action) {
   input.add_option("--generate", o->num_generated, "Make up a trace of so many requests")
       .whole_number(1, 10'000'000);
   input.require_one_option();
-  command.add_option("--seed", o->seed, "Of the made-up trace").capture_default_str();
+  command.add_option("--seed", o->seed, "Of the made-up trace")
+      .whole_number(0, INT64_MAX)
+      .capture_default_str();
   command.add_option("--save-trace", o->save_trace, "Write the trace to this file");
   command.add_option("--blocks", o->num_blocks, "Blocks that the cache holds; several with commas")
       .delimiter(',')

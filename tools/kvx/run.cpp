@@ -25,7 +25,7 @@ bool shares_prefixes(const RunOptions& options) {
 
 Result<Session> open_run(const RunOptions& options) {
   if (!options.prefix_cache.empty()) {
-    KVX_RETURN_IF_ERROR(check_can_write("prefix-cache", options.prefix_cache));
+    KVX_RETURN_IF_ERROR(check_can_replace("prefix-cache", options.prefix_cache));
   }
   KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, shares_prefixes(options)));
   if (options.prefix_cache.empty() || !std::filesystem::exists(options.prefix_cache)) {
@@ -151,7 +151,9 @@ void add_run(Command app, Action& action) {
       .add_option("--top-p", sampling.top_p,
                   "Draw from the likeliest tokens that together have this probability")
       .capture_default_str();
-  command.add_option("--seed", sampling.seed, "Of the draws").capture_default_str();
+  command.add_option("--seed", sampling.seed, "Of the draws")
+      .whole_number(0, INT64_MAX)
+      .capture_default_str();
   command.add_option("--prefix-cache", o->prefix_cache,
                      "Begin with the blocks of this file where the prompt allows it, and keep what "
                      "was computed in it; it is made when it is missing");
