@@ -101,6 +101,8 @@ TEST(Report, CannotBeBrokenOutOfByAName) {
   CompareReport report = two_caches();
   report.text = "</script><b>";
   EXPECT_THAT(report_html(report), Not(HasSubstr("</script><b>")));
+  report.text = "<!--<script>";
+  EXPECT_THAT(report_html(report), Not(HasSubstr("<!--<script>")));
 }
 
 }  // namespace

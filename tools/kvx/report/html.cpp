@@ -14,10 +14,12 @@ void fill(std::string& page, std::string_view slot, std::string_view content) {
   page.replace(page.find(slot), slot.size(), content);
 }
 
-// "</" would end the script element early: "<\/" means the same to JSON and nothing to HTML.
+// "</script" would end the script element early and "<!--<script" keep it open: "\u003c" is "<" to
+// JSON and nothing to HTML. JSON has it in strings alone.
 std::string safe_in_script(std::string text) {
-  for (size_t at = 0; (at = text.find("</", at)) != std::string::npos; at += 3) {
-    text.insert(at + 1, "\\");
+  constexpr std::string_view kEscaped = "\\u003c";
+  for (size_t at = 0; (at = text.find('<', at)) != std::string::npos; at += kEscaped.size()) {
+    text.replace(at, 1, kEscaped);
   }
   return text;
 }
