@@ -41,6 +41,8 @@ TEST(Trace, ErrorsNameTheLineAndTheField) {
   EXPECT_EQ(message("\n[1]"), "line 2 of the trace is no JSON object");
   EXPECT_THAT(message("{\"timestamp\": -1}"), HasSubstr("timestamp is -1"));
   EXPECT_THAT(message("{\"timestamp\": 1, \"input_length\": \"x\"}"), HasSubstr("input_length"));
+  EXPECT_THAT(message("{\"timestamp\": 1, \"input_length\": 18446744073709551615}"),
+              HasSubstr("input_length is 18446744073709551615; expected a whole number from 0 to"));
   EXPECT_THAT(message("{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1}"),
               HasSubstr("hash_ids"));
 }

@@ -10,11 +10,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Result<int64_t> number_of(const Json& object, const char* field, size_t line) {
+constexpr int64_t kMostTime = int64_t{1} << 53;
+constexpr int64_t kMostTokens = int64_t{1} << 31;  // of a request: their sum has room in 64 bits
+
+Result<int64_t> number_of(const Json& object, const char* field, int64_t most, size_t line) {
   const auto found = object.find(field);
-  if (found == object.end() || !found->is_number_integer() || found->get<double>() < 0) {
-    return invalid_argument("line {} of the trace: {} is {}; expected a whole number from 0 on",
-                            line, field, found == object.end() ? "missing" : found->dump());
+  if (found == object.end() || !found->is_number_integer() || found->get<double>() < 0 ||
+      found->get<double>() > static_cast<double>(most)) {
+    return invalid_argument("line {} of the trace: {} is {}; expected a whole number from 0 to {}",
+                            line, field, found == object.end() ? "missing" : found->dump(), most);
   }
   return found->get<int64_t>();
 }
@@ -25,9 +29,10 @@ Result<TraceRequest> parse_request(std::string_view text, size_t line) {
     return invalid_argument("line {} of the trace is no JSON object", line);
   }
   TraceRequest request;
-  KVX_ASSIGN_OR_RETURN(request.timestamp, number_of(object, "timestamp", line));
-  KVX_ASSIGN_OR_RETURN(request.input_length, number_of(object, "input_length", line));
-  KVX_ASSIGN_OR_RETURN(request.output_length, number_of(object, "output_length", line));
+  KVX_ASSIGN_OR_RETURN(request.timestamp, number_of(object, "timestamp", kMostTime, line));
+  KVX_ASSIGN_OR_RETURN(request.input_length, number_of(object, "input_length", kMostTokens, line));
+  KVX_ASSIGN_OR_RETURN(request.output_length,
+                       number_of(object, "output_length", kMostTokens, line));
   const auto ids = object.find("hash_ids");
   const bool are_numbers =
       ids != object.end() && ids->is_array() &&
