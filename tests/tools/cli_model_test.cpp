@@ -44,6 +44,15 @@ TEST_F(CliModel, ComparesCachesAndWritesItsReports) {
   EXPECT_THAT(read_file("html", work() / "r.html").value(), HasSubstr("int4:sink=4,recent=8"));
 }
 
+TEST_F(CliModel, TakesExceptionsMoreThanOnce) {
+  const Outcome outcome =
+      kvx("compare -m model.gguf -f text.txt --formats int8 --ctx 32 --chunks 1 --block-size 4 "
+          "--layers 0=bf16 --layers 1=f16 --heads 0:0=int4 --heads 0:1=bf16");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("exceptions: --layers 0=bf16 --layers 1=f16 --heads 0:0=int4 "
+                                     "--heads 0:1=bf16\n"));
+}
+
 TEST_F(CliModel, WritesTextToStdoutAndSpeedToStderr) {
   const Outcome outcome = kvx("run -m model.gguf -p 'hello' -n 8 --cache int8 --raw");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;

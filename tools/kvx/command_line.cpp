@@ -51,8 +51,8 @@ Option& Option::delimiter(char between) {
   return *this;
 }
 
-Option& Option::expected(int num_values) {
-  option_->expected(num_values);
+Option& Option::repeatable() {
+  option_->allow_extra_args(false);
   return *this;
 }
 

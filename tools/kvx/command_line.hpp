@@ -31,7 +31,7 @@ class Option {
   Option& required();
   Option& capture_default_str();  // the help shows the value that the variable has now
   Option& delimiter(char between);
-  Option& expected(int num_values);
+  Option& repeatable();  // of a vector: each time with one value
   Option& needs(const Option& other);
 
   bool is_given() const;  // once the command line was parsed

@@ -151,11 +151,11 @@ void add_compare(Command app, Action& action) {
   command
       .add_option("--layers", o->overrides.layers,
                   "Other caches for some layers, as 0,1=bf16; may be repeated")
-      .expected(1);
+      .repeatable();
   command
       .add_option("--heads", o->overrides.heads,
                   "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
-      .expected(1);
+      .repeatable();
   command.add_option("--block-size", o->block_size, "Tokens in a block")
       .whole_number(1, cache::kMaxBlockSize)
       .capture_default_str();

@@ -148,11 +148,11 @@ void add_session_options(Command command, SessionOptions& options) {
       .capture_default_str();
   command
       .add_option("--layers", options.overrides.layers, "Other caches for some layers, as 0,1=bf16")
-      .expected(1);
+      .repeatable();
   command
       .add_option("--heads", options.overrides.heads,
                   "Other caches for some heads, layer:head, as 2:0,2:1=int8")
-      .expected(1);
+      .repeatable();
   command
       .add_option("--ctx", options.context,
                   fmt::format("Tokens that the cache holds; by default the model's context, {} "
