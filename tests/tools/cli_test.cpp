@@ -99,6 +99,7 @@ TEST_F(Cli, RefusesNumbersOutOfRange) {
   expect_refused("bench --heads 0", "--heads: is '0'");
   expect_refused("bench --block-size 1025", "--block-size: is '1025'");
   expect_refused("bench --lengths 64,x", "--lengths: is 'x'");
+  expect_refused("bench --min-seconds nan", "--min-seconds: is 'nan'; expected a number from 0 to");
   expect_refused("bench abi --tokens-per-seq 0", "--tokens-per-seq: is '0'");
   expect_refused("bench abi --lengths 8 --tokens-per-seq 16", "tokens-per-seq is 16");
   expect_refused("bench abi --head-dim 12", "head-dim is 12");

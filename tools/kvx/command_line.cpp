@@ -27,7 +27,12 @@ Option& Option::whole_number(int64_t low, int64_t high) {
 }
 
 Option& Option::number(double low, double high) {
-  option_->check(CLI::Range(low, high));
+  const auto check = [low, high](std::string& text) -> std::string {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
+    return fmt::format("is '{}'; expected a number from {} to {}", text, low, high);
+  };
+  option_->check(CLI::Validator(check, "X"));
   return *this;
 }
 
