@@ -152,5 +152,5 @@ function(kvx_set_cuda_optimization target)
   endif()
   set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -Ofc=max)
   set_property(TARGET ${target} PROPERTY
-               RULE_LAUNCH_COMPILE ${PROJECT_SOURCE_DIR}/cmake/without_wgmma_advice.sh)
+               RULE_LAUNCH_COMPILE "\"${PROJECT_SOURCE_DIR}/cmake/without_wgmma_advice.sh\"")
 endfunction()
