@@ -7,6 +7,7 @@ namespace kvx::tool {
 namespace {
 
 using ::testing::ContainsRegex;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -76,12 +77,15 @@ TEST_F(Cli, WritesWhatBenchMeasuredOfTheAbiInTheColumnsOfItsOwnBenchmark) {
 
 TEST_F(Cli, SaysThatItsOutputWentNowhere) {
   const std::string err = (work() / "err").string();
-  const int status =
-      std::system(fmt::format("'{}' formats > /dev/full 2> '{}'", KVX_TOOL, err).c_str());
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 2);
-  EXPECT_EQ(read_file("err", err).value(),
-            "kvx: stdout cannot be written (No space left on device)\n");
+  for (const char* command : {"formats", "formats --markdown"}) {  // a part of a buffer, and more
+    const int status =
+        std::system(fmt::format("'{}' {} > /dev/full 2> '{}'", KVX_TOOL, command, err).c_str());
+    ASSERT_TRUE(WIFEXITED(status)) << command;
+    EXPECT_EQ(WEXITSTATUS(status), 2) << command;
+    const std::string said = read_file("err", err).value();
+    EXPECT_THAT(said, StartsWith("kvx: stdout cannot be written (")) << command;
+    EXPECT_THAT(said, EndsWith("No space left on device)\n")) << command;
+  }
 }
 
 TEST_F(Cli, RefusesCommandsAndOptionsThatItDoesNotKnow) {

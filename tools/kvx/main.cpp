@@ -55,13 +55,19 @@ int flushed(int exit_code) {
   return fail(kBadInput, fmt::format("stdout cannot be written ({})", std::strerror(errno)));
 }
 
+// Out of memory, mostly; fmt throws when more than a buffer of text finds stdout full.
+int failed(const std::exception& error) {
+  if (std::ferror(stdout) == 0) return fail(kInternalFault, error.what());
+  return fail(kBadInput, fmt::format("stdout cannot be written ({})", error.what()));
+}
+
 }  // namespace
 }  // namespace kvx::tool
 
 int main(int argc, char** argv) {
   try {
     return kvx::tool::flushed(kvx::tool::run_tool(argc, argv));
-  } catch (const std::exception& error) {  // out of memory, mostly
-    return kvx::tool::fail(kvx::tool::kInternalFault, error.what());
+  } catch (const std::exception& error) {
+    return kvx::tool::failed(error);
   }
 }
