@@ -150,6 +150,7 @@ TEST_F(CliModel, SaysWhatIsWrongWithACacheFile) {
       kvx("cache load -m model.gguf --block-size 8 --cache int8 --transcode c.kvx -n 4");
   EXPECT_EQ(transcoded.exit_code, 0) << transcoded.err;
   expect_refused("cache load -m model.gguf none.kvx", "No such file");
+  expect_refused("cache save -m model.gguf --raw -p '' -o e.kvx", "the prompt is empty");
   expect_refused("cache inspect model.gguf", "it is no cache file");
   std::string bytes = read_file("file", work() / "c.kvx").value();
   bytes[100] = static_cast<char>(bytes[100] ^ 1);

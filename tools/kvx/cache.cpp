@@ -32,6 +32,7 @@ Status save(const SaveCommand& options) {
   KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, true));
   KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens,
                        prompt_tokens(session, prompt, options.is_raw || !options.text.empty()));
+  if (tokens.empty()) return invalid_argument("the prompt is empty; a token was expected");
   if (static_cast<int64_t>(tokens.size()) > context_of(session)) {
     return invalid_argument("prompt has {} tokens; the context is {} tokens", tokens.size(),
                             context_of(session));
