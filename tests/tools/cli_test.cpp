@@ -95,6 +95,19 @@ TEST_F(Cli, RefusesCommandsAndOptionsThatItDoesNotKnow) {
   expect_refused("info --markdown", "--status");
 }
 
+// What a script's variable that is not set leaves of an option.
+TEST_F(Cli, RefusesOptionsThatAreEmpty) {
+  for (const char* option : {"--prefix-cache", "--host-tier", "--memory", "--cache"}) {
+    expect_refused(fmt::format("run -m m -p x {} ''", option), fmt::format("{}: is ''", option));
+  }
+  expect_refused("run -m m -p x --host-tier 1GiB --host-tier-folder ''",
+                 "--host-tier-folder: is ''");
+  expect_refused("compare -m m -f t --json ''", "--json: is ''");
+  expect_refused("bench --csv ''", "--csv: is ''");
+  expect_refused("replay --generate 10 --html ''", "--html: is ''");
+  expect_refused("cache save -m m -f '' -o c.kvx", "--file: is ''");
+}
+
 TEST_F(Cli, RefusesNumbersOutOfRange) {
   expect_refused("compare -m m -f t --ctx 0", "--ctx: is '0'; expected a whole number from 4");
   expect_refused("compare -m m -f t --ctx two", "--ctx: is 'two'");

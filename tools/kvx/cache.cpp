@@ -50,7 +50,7 @@ void add_save(Command parent, Action& action) {
   auto o = std::make_shared<SaveCommand>();
   add_session_options(command, o->session);
   Command input = command.add_option_group("input");
-  input.add_option("-p,--prompt", o->prompt, "What the user says");
+  input.add_option("-p,--prompt", o->prompt, "What the user says").may_be_empty();
   input.add_option("-f,--file", o->text, "A text, as it stands");
   input.require_one_option();
   command.add_flag("--raw", o->is_raw, "The prompt as it stands, without a chat template");

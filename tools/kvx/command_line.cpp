@@ -12,6 +12,8 @@ std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }
 
+constexpr const char* kNotEmpty = "not empty";
+
 }  // namespace
 
 Option& Option::whole_number(int64_t low, int64_t high) {
@@ -56,6 +58,11 @@ Option& Option::delimiter(char between) {
   return *this;
 }
 
+Option& Option::may_be_empty() {
+  option_->get_validator(kNotEmpty)->active(false);
+  return *this;
+}
+
 Option& Option::repeatable() {
   option_->allow_extra_args(false);
   return *this;
@@ -88,7 +95,14 @@ void Command::require_one_option() const {
 
 template <class T>
 Option Command::add_option(const std::string& name, T& value, const std::string& help) const {
-  return Option(app_->add_option(name, value, help));
+  CLI::Option* option = app_->add_option(name, value, help);
+  if constexpr (std::is_same_v<T, std::string>) {
+    const auto check = [](const std::string& text) {
+      return text.empty() ? "is ''; expected something" : "";
+    };
+    option->check(CLI::Validator(check, "", kNotEmpty));
+  }
+  return Option(option);
 }
 template Option Command::add_option(const std::string&, std::string&, const std::string&) const;
 template Option Command::add_option(const std::string&, int&, const std::string&) const;

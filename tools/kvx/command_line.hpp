@@ -31,7 +31,8 @@ class Option {
   Option& required();
   Option& capture_default_str();  // the help shows the value that the variable has now
   Option& delimiter(char between);
-  Option& repeatable();  // of a vector: each time with one value
+  Option& may_be_empty();  // of a text: else '' is refused, which a script's empty variable gives
+  Option& repeatable();    // of a vector: each time with one value
   Option& needs(const Option& other);
 
   bool is_given() const;  // once the command line was parsed

@@ -138,6 +138,7 @@ void add_run(Command app, Action& action) {
   add_session_options(command, o->session);
   Option prompt =
       command.add_option("-p,--prompt", o->prompt, "What the user says; without it, a chat");
+  prompt.may_be_empty();
   command.add_flag("--raw", o->is_raw, "Continue the prompt as it stands, without a chat template")
       .needs(prompt);
   command.add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
