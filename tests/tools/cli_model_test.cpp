@@ -2,6 +2,7 @@
 // refuse.
 #include <gmock/gmock.h>
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/cli_runner.hpp"
@@ -66,6 +67,25 @@ TEST_F(CliModel, WritesTheSameTextEveryTime) {
   const Outcome first = kvx(command + " --threads 1");
   ASSERT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(kvx(command + " --threads 2").out, first.out);
+}
+
+TEST_F(CliModel, BeginsWithTheTokenThatItsModelWantsFirst) {
+  tests::GgufWriter model = tests::tiny_chat_model();
+  model.u32("tokenizer.ggml.bos_token_id", 2);
+  model.value("tokenizer.ggml.add_bos_token", tests::kGgufBool, uint8_t{1});
+  const std::vector<uint8_t> file = model.file();
+  write("bos.gguf", {reinterpret_cast<const char*>(file.data()), file.size()});
+  write("words.txt", "hello\n");
+  for (const char* prompt : {"--raw -p hello", "-p hello", ""}) {  // the last one: a chat
+    const auto num_fed = [&](const char* name) {
+      const std::string err =
+          kvx(fmt::format("run -m {} -n 1 {}", name, prompt), "", "words.txt").err;
+      int tokens = -1;
+      EXPECT_EQ(std::sscanf(err.c_str(), "prefill %d tokens", &tokens), 1) << err;
+      return tokens;
+    };
+    EXPECT_EQ(num_fed("bos.gguf"), num_fed("model.gguf") + 1) << prompt;
+  }
 }
 
 TEST_F(CliModel, ChatsWithoutAPromptUntilTheInputEnds) {

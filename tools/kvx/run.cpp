@@ -79,10 +79,6 @@ Status run_once(const RunOptions& options) {
   return finish(options, session);
 }
 
-Result<std::vector<int>> first_turn(const Session& session, const std::string& words) {
-  return runner::encode_chat(session.loaded.tokenizer, first_messages(session, words));
-}
-
 // The tokens of the user's next words. The template ends an answer with <|im_end|>, which one that
 // was cut off lacks, and a line break.
 Result<std::vector<int>> next_turn(const Session& session, const std::string& words,
@@ -113,7 +109,7 @@ Status chat(const RunOptions& options) {
     if (words.empty() || words == "/new") continue;
     KVX_ASSIGN_OR_RETURN(
         const std::vector<int> turn,
-        is_new ? first_turn(session, words) : next_turn(session, words, answer_was_cut));
+        is_new ? prompt_tokens(session, words, false) : next_turn(session, words, answer_was_cut));
     std::span<const int> rest = turn;
     if (is_new) {
       KVX_ASSIGN_OR_RETURN(rest, begin_cached(options, session, turn));

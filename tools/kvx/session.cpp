@@ -64,6 +64,15 @@ Status set_budgets(const SessionOptions& options, const runner::ModelConfig& mod
   return {};
 }
 
+// What a chat begins with: the model's own system message, if it has one, and the user's words.
+std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words) {
+  std::vector<runner::ChatMessage> messages;
+  std::string system = runner::default_system_message(session.loaded.model->gguf());
+  if (!system.empty()) messages.push_back({"system", std::move(system)});
+  messages.push_back({"user", std::move(words)});
+  return messages;
+}
+
 }  // namespace
 
 Result<Session> open_session(const SessionOptions& options, bool shares_prefixes) {
@@ -121,23 +130,12 @@ void print_speed(const Session& session, const runner::GenerateResult& result) {
              session.attention->cache().sequence_bytes(num_tokens).total(), num_tokens);
 }
 
-// What a chat begins with: the model's own system message, if it has one, and the user's words.
-std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words) {
-  std::vector<runner::ChatMessage> messages;
-  std::string system = runner::default_system_message(session.loaded.model->gguf());
-  if (!system.empty()) messages.push_back({"system", std::move(system)});
-  messages.push_back({"user", std::move(words)});
-  return messages;
-}
-
 Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
                                        bool is_raw) {
   const runner::Tokenizer& tokenizer = session.loaded.tokenizer;
-  if (!is_raw) {
-    return runner::encode_chat(tokenizer, first_messages(session, prompt));
-  }
   KVX_ASSIGN_OR_RETURN(std::vector<int> tokens,
-                       tokenizer.encode(prompt, runner::SpecialTokens::kAsText));
+                       is_raw ? tokenizer.encode(prompt, runner::SpecialTokens::kAsText)
+                              : runner::encode_chat(tokenizer, first_messages(session, prompt)));
   if (tokenizer.adds_bos() && tokenizer.bos()) tokens.insert(tokens.begin(), *tokenizer.bos());
   return tokens;
 }

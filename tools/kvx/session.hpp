@@ -47,10 +47,8 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
 // Tokens that the cache holds at most.
 int64_t context_of(const Session& session);
 
-// What a chat begins with: the model's own system message, if it has one, and the user's words.
-std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words);
-
-// The prompt through the chat template, or as it stands.
+// The prompt through the chat template, or as it stands, behind the first token of models that want
+// one.
 Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
                                        bool is_raw);
 
