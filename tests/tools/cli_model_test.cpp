@@ -94,6 +94,15 @@ TEST_F(CliModel, ChatsWithoutAPromptUntilTheInputEnds) {
   EXPECT_EQ(outcome.out, "");
 }
 
+TEST_F(CliModel, AChatThatOutgrowsItsContextIsKept) {
+  write("chat.txt", "abcdefgh\n" + tests::tiny_text(64) + "\n");
+  const Outcome outcome =
+      kvx("run -m model.gguf -n 2 --block-size 4 --prefix-cache c.kvx", "", "chat.txt");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("the context is 64 tokens"));
+  EXPECT_EQ(kvx("cache verify c.kvx").exit_code, 0);
+}
+
 TEST_F(CliModel, ANewChatBeginsWithWhatTheHostTierKept) {
   write("chat.txt", "abcdefgh\n/new\nijklmnop\n/new\nabcdefgh\n");
   const std::string command = "run -m model.gguf -n 4 --cache int8 --block-size 4 --ctx 40";

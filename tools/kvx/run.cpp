@@ -94,9 +94,7 @@ Result<std::vector<int>> next_turn(const Session& session, const std::string& wo
 }
 
 // One turn a line until the input ends; /new begins another chat.
-Status chat(const RunOptions& options) {
-  KVX_ASSIGN_OR_RETURN(Session session, open_run(options));
-  KVX_RETURN_IF_ERROR(runner::check_chat_support(session.loaded.tokenizer));
+Status take_turns(const RunOptions& options, Session& session) {
   const bool is_person = is_terminal(stdin);
   if (is_person) fmt::print(stderr, "A line is a turn, /new begins anew; Ctrl-D ends the chat.\n");
   std::string words;
@@ -121,7 +119,17 @@ Status chat(const RunOptions& options) {
     fmt::print("\n");
     print_speed(session, result);
   }
-  return finish(options, session);
+  return {};
+}
+
+// A chat that its context has no more room for is kept like one that its user ends.
+Status chat(const RunOptions& options) {
+  KVX_ASSIGN_OR_RETURN(Session session, open_run(options));
+  KVX_RETURN_IF_ERROR(runner::check_chat_support(session.loaded.tokenizer));
+  const Status taken = take_turns(options, session);
+  if (!taken.ok() && taken.error().code != ErrorCode::kInvalidArgument) return taken;
+  const Status finished = finish(options, session);
+  return taken.ok() ? finished : taken;
 }
 
 }  // namespace
