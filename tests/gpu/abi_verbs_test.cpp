@@ -388,7 +388,8 @@ TEST_F(GpuAbiVerbs, RefuseWhatTheDeviceCannotDoAndSayWhy) {
   transcode.slot_dtype = KVX_DTYPE_S64;
   EXPECT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_UNSUPPORTED);
   EXPECT_TRUE(says("one on the host and one on a GPU")) << kvx_last_error();
-  transcode.from = &device.layer;
+  DeviceLayer from(memory(), filled.layer);
+  transcode.from = &from.layer;
   transcode.from_slots = transcode.to_slots = slots.data();
   transcode.num_tokens = 1;
   EXPECT_EQ(kvx_transcode(&transcode, nullptr), KVX_STATUS_INVALID_ARGUMENT);
