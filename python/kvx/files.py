@@ -4,6 +4,15 @@ import os
 from dataclasses import dataclass
 
 from kvx import _core
+from kvx.errors import Error
+
+
+def path_text(path) -> str:
+    """A path as the core takes it, from text, bytes or anything that os.fspath takes."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise Error(f"path is {text!r}; expected no null character")
+    return text
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ def inspect(path) -> CacheFile:
 
     Raises kvx.Error: no cache file, a damaged one, or one of a newer version.
     """
-    fields = _core.inspect_file(os.fspath(path))
+    fields = _core.inspect_file(path_text(path))
     return CacheFile(**{**fields, "kinds": [PieceKind(**kind) for kind in fields["kinds"]]})
 
 
@@ -45,5 +54,5 @@ def verify(path) -> int:
 
     Raises kvx.Error naming the first damaged block, or as inspect() does.
     """
-    _core.check_file(os.fspath(path))
+    _core.check_file(path_text(path))
     return sum(kind.pieces for kind in inspect(path).kinds)

@@ -80,6 +80,9 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   for (const std::string& text : options.head_overrides) {
     config.overrides.push_back(value_of(kv::parse_head_override(text)));
   }
+  if (options.max_tokens < 1) {  // the core has another name for it
+    throw CoreError(invalid_argument("max_tokens is {}; expected 1 or more", options.max_tokens));
+  }
   config.block_size = options.block_size;
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens;

@@ -157,7 +157,7 @@ def test_verbs_out_of_order_are_refused():
         ({"num_kv_heads": -2}, "num_kv_heads is -2"),
         ({"head_dim": 33, "recipe": "nvfp4"}, "head_dim is 33; nvfp4 needs a multiple of 16"),
         ({"recipe": "nvfp5"}, "format is 'nvfp5'"),
-        ({"max_tokens": 0}, "max_tokens_per_sequence is 0"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
         ({"max_sequences": 0}, "max_sequences is 0"),
         ({"block_size": 2000}, "block_size"),
         ({"layer_windows": [1, 2, 3]}, "layer_windows"),

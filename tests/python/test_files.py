@@ -84,6 +84,18 @@ def test_a_host_tier_that_cannot_be_is_refused(tmp_path):
     assert new_cache().host_tier().allocated == 0
 
 
+def test_paths_may_be_bytes_and_hold_no_null(tmp_path):
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    feed(cache, sequence, text(3))
+    path = tmp_path / "a"
+    cache.save_sequence(sequence, bytes(path))
+    assert kvx.inspect(bytes(path)).blocks == 1
+    for call in (kvx.inspect, kvx.verify, cache.load_sequence, cache.load_prefixes):
+        with pytest.raises(kvx.Error, match="expected no null character"):
+            call(f"{path}\0b")
+
+
 def test_a_sequence_comes_back_from_its_file(tmp_path):
     cache = new_cache("nvfp4:auto")
     sequence = cache.create_sequence()
