@@ -53,6 +53,8 @@ Error FileMemory::failed(std::string_view what) const {
 }
 
 Result<uint8_t*> FileMemory::allocate_zeroed(int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  files_.reserve(files_.size() + 1);  // before there is anything to give back
   const int descriptor = open_unnamed(folder_);
   if (descriptor < 0) return failed("made");
   if (!reserve(descriptor, bytes)) {
@@ -68,7 +70,6 @@ Result<uint8_t*> FileMemory::allocate_zeroed(int64_t bytes) {
     return out_of_range("no addresses for {} bytes", bytes);
   }
   auto* const begin = static_cast<uint8_t*>(mapped);
-  const std::lock_guard lock(mutex_);
   files_.push_back({begin, bytes, descriptor});
   return begin;
 }
