@@ -85,7 +85,8 @@ class Cache(_core.PagedCache):
     does the first and the last. Threads may share a cache; its calls wait for each other.
 
     Raises kvx.Error naming what does not fit, kvx.OutOfRangeError for a budget below one sequence
-    or more memory, or room on a disk, than there is, kvx.UnsupportedError: no such GPU, or a build without CUDA.
+    or more memory, or room on a disk, than there is, kvx.UnsupportedError: no such GPU, or a
+    build without CUDA.
     """
 
     def __init__(

@@ -14,27 +14,27 @@ std::string first_line(std::string_view text) {
 
 constexpr const char* kNotEmpty = "not empty";
 
+// A check that a text is a number, all of it, in a range; not a number is in none.
+template <class Number>
+auto within(std::string_view kind, Number low, Number high) {
+  return [=](std::string& text) -> std::string {
+    Number value = 0;
+    const char* const text_end = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), text_end, value);
+    if (error == std::errc() && end == text_end && value >= low && value <= high) return {};
+    return fmt::format("is '{}'; expected {} from {} to {}", text, kind, low, high);
+  };
+}
+
 }  // namespace
 
 Option& Option::whole_number(int64_t low, int64_t high) {
-  const auto check = [low, high](std::string& text) -> std::string {
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool is_whole = error == std::errc() && end == text.data() + text.size();
-    if (is_whole && value >= low && value <= high) return {};
-    return fmt::format("is '{}'; expected a whole number from {} to {}", text, low, high);
-  };
-  option_->check(CLI::Validator(check, "N"));
+  option_->check(CLI::Validator(within("a whole number", low, high), "N"));
   return *this;
 }
 
 Option& Option::number(double low, double high) {
-  const auto check = [low, high](std::string& text) -> std::string {
-    double value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
-    return fmt::format("is '{}'; expected a number from {} to {}", text, low, high);
-  };
-  option_->check(CLI::Validator(check, "X"));
+  option_->check(CLI::Validator(within("a number", low, high), "X"));
   return *this;
 }
 

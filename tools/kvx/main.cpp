@@ -48,17 +48,20 @@ int run_tool(int argc, char** argv) {
   return status.ok() ? kOk : fail(exit_code_of(status.error()), status.error().message);
 }
 
+int fail_to_write(std::string_view why) {
+  return fail(kBadInput, fmt::format("stdout cannot be written ({})", why));
+}
+
 // What did not reach stdout, a full disk's file say, has not been done.
 int flushed(int exit_code) {
   const bool is_flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (is_flushed || exit_code != kOk) return exit_code;
-  return fail(kBadInput, fmt::format("stdout cannot be written ({})", std::strerror(errno)));
+  return is_flushed || exit_code != kOk ? exit_code : fail_to_write(std::strerror(errno));
 }
 
 // Out of memory, mostly; fmt throws when more than a buffer of text finds stdout full.
 int failed(const std::exception& error) {
-  if (std::ferror(stdout) == 0) return fail(kInternalFault, error.what());
-  return fail(kBadInput, fmt::format("stdout cannot be written ({})", error.what()));
+  const bool is_text_lost = std::ferror(stdout) != 0;
+  return is_text_lost ? fail_to_write(error.what()) : fail(kInternalFault, error.what());
 }
 
 }  // namespace
