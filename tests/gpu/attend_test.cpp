@@ -426,6 +426,31 @@ TEST_F(GpuAttend, SkipsAndCountsWhatIsOutOfRange) {
   }
 }
 
+// Their difference is more than 32 bits can say.
+TEST_F(GpuAttend, QueriesThatEndFarBeforeTheyBeginAreNobodys) {
+  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
+    SceneOptions options;
+    options.runs = {{1, "int8", "int8"}};
+    options.key_dim = options.value_dim = 128;
+    options.order = RowOrder::kRecord;
+    options.seq_lens = {40, 40, 40};
+    options.q_lens = {1, 1, 1};
+    AttendScene scene(options);
+    DeviceScene on_device(memory(), context(), scene);
+    const std::vector<int32_t> starts = {0, 1, INT32_MIN, 3};
+    ASSERT_TRUE(
+        device::cuda_copy(const_cast<int32_t*>(on_device.args().q_starts), starts.data(), 16).ok());
+    const AttendOutput got = on_device.run(path);
+    EXPECT_EQ(on_device.findings().read().out_of_range, 2u);
+    const std::vector<double> expected = scene.reference().out;
+    const int row = scene.num_q_heads() * options.value_dim;
+    for (int d = 0; d < row; ++d) {
+      EXPECT_NEAR(got.out[d], expected[d], 2e-3) << d;
+      EXPECT_TRUE(std::isnan(got.out[row + d])) << d;  // as it was poisoned
+    }
+  }
+}
+
 TEST_F(GpuAttend, ErrorsNameWhatIsWrongAndLaunchNothing) {
   SceneOptions options;
   AttendScene scene(options);

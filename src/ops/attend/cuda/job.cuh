@@ -27,8 +27,8 @@ __device__ inline SequenceShape sequence_shape(const AttendJob& job, int sequenc
   shape.seq_len = job.args.seq_lens[sequence];
   shape.q_start = job.args.q_starts[sequence];
   const int64_t q_end = job.args.q_starts[sequence + 1];
-  shape.q_len = static_cast<int>(q_end - shape.q_start);
-  shape.has_rows = shape.q_start >= 0 && shape.q_len >= 0 && q_end <= job.total_q;
+  shape.q_len = static_cast<int>(q_end - shape.q_start);  // without rows: anything
+  shape.has_rows = shape.q_start >= 0 && q_end >= shape.q_start && q_end <= job.total_q;
   shape.is_valid = shape.has_rows && shape.q_len <= job.max_q_len && shape.seq_len >= shape.q_len &&
                    shape.seq_len <= job.max_tokens;
   return shape;
