@@ -7,8 +7,11 @@
 
 namespace kvx::device {
 
+// The error is told here and forgotten by the thread, so that a later launch does not find it. One
+// that broke the context every later call says again.
 inline Status cuda_status(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return {};
+  cudaGetLastError();
   return internal_error("{}: {} ({})", call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 

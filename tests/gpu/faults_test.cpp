@@ -2,6 +2,7 @@
 // error says so, and what the host knows stays as it was.
 #include <gmock/gmock.h>
 
+#include "device/cuda_bandwidth.hpp"
 #include "kv/kv_step.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/gpu/test_kernels.hpp"
@@ -51,6 +52,16 @@ TEST_F(GpuFaults, MoreMemoryThanThereIsIsRefusedByItsBytes) {
 
   // CUDA's error is nobody else's. (Free memory says nothing: other processes take of it too.)
   EXPECT_TRUE(memory().allocate(1 << 20, "a mirror").ok());
+  synchronize();
+}
+
+TEST_F(GpuFaults, ACallThatCudaRefusesIsNoLaterLaunchsError) {
+  // The default stream cannot be captured.
+  const auto refused = device::CudaGraph::capture(nullptr, [] { return Status(); });
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInternal);
+  const Status launched = device::cuda_launch_nothing(context().stream);
+  EXPECT_TRUE(launched.ok()) << launched.error().message;
   synchronize();
 }
 
