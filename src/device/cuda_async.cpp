@@ -52,6 +52,15 @@ Status cuda_copy_async(void* to, const void* from, int64_t bytes, CudaStream str
 
 Status cuda_copy_lines_async(void* to, int64_t to_stride, const void* from, int64_t from_stride,
                              int64_t line_bytes, int64_t num_lines, CudaStream stream) {
+  // CUDA takes no stride that is shorter than a line: of a line alone, or of one that is repeated.
+  if (to_stride < line_bytes || from_stride < line_bytes) {
+    for (int64_t i = 0; i < num_lines; ++i) {
+      KVX_RETURN_IF_ERROR(cuda_copy_async(static_cast<uint8_t*>(to) + i * to_stride,
+                                          static_cast<const uint8_t*>(from) + i * from_stride,
+                                          line_bytes, stream));
+    }
+    return {};
+  }
   const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
   return cuda_status(
       cudaMemcpy2DAsync(to, size(to_stride), from, size(from_stride), size(line_bytes),
