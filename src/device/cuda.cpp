@@ -193,12 +193,16 @@ Result<CudaGraph> CudaGraph::capture(CudaStream stream, const std::function<Stat
   const Status recorded = record();
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_of(stream), &graph);
-  KVX_RETURN_IF_ERROR(recorded);
-  KVX_RETURN_IF_ERROR(cuda_status(ended, "cudaStreamEndCapture"));
+  const Status captured = cuda_status(ended, "cudaStreamEndCapture");
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
-  cudaGraphDestroy(graph);
-  KVX_RETURN_IF_ERROR(cuda_status(made, "cudaGraphInstantiate"));
+  Status made;
+  if (recorded.ok() && captured.ok()) {
+    made = cuda_status(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  KVX_RETURN_IF_ERROR(recorded);
+  KVX_RETURN_IF_ERROR(captured);
+  KVX_RETURN_IF_ERROR(made);
   return CudaGraph(executable);
 }
 

@@ -42,8 +42,8 @@ int cuda_code_version(const CudaDevice& device, const void* kernel);
 // (src/CMakeLists.txt says which).
 int cuda_code_version(const CudaDevice& device);
 
-// Device memory of the current device. OUT_OF_RANGE names `what` and the bytes when there is not
-// that much; INTERNAL_ERROR after an earlier launch broke the context.
+// Memory of the device, whichever is current. OUT_OF_RANGE with the device and the bytes when there
+// is not that much; INTERNAL_ERROR after an earlier launch broke the context.
 Result<uint8_t*> cuda_allocate(int device, int64_t bytes);
 void cuda_free(int device, uint8_t* data);
 
