@@ -15,7 +15,7 @@
 namespace kvx::abi {
 namespace {
 
-constexpr int kMostHeads = 65536;
+constexpr int kMostHeads = 65535;  // of a grid's dimension, on a GPU
 
 // --- a v1 descriptor ---
 
