@@ -237,6 +237,25 @@ TEST_F(GpuAppend, SkipsAndCountsSlotsOutOfRange) {
   }
 }
 
+#if KVX_HAS_CUDA
+// Before a device is asked for anything. Eight heads of so many tokens are 2^64 rows, or 0.
+TEST(CudaAppend, RefusesMoreTokensThanItCountsRowsOf) {
+  const LayerShape shape = {.num_blocks = 1, .block_size = 4, .num_heads = 8};
+  const FormatSpec spec = spec_named("int8");
+  TestLayer layer(spec, spec, shape);
+  ops::AppendArgs args;
+  args.cache = layer.view();
+  const int64_t slot = 0;
+  args.slot_mapping = {&slot, size_t{1} << 61};
+  const Status status = ops::append(ops::CudaContext{}, args, nullptr);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(status.error().message,
+            "slot_mapping has 2305843009213693952 tokens; a call takes at most 268435455 of 8 "
+            "heads");
+}
+#endif
+
 // All formats that can, each from several types; half of the slots in order, half shuffled.
 TEST_F(GpuAppend, WritesTheCpusBytesUnderPageSharedScales) {
   uint32_t seed = 5000;

@@ -112,10 +112,10 @@ Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun&
 
 Status check(const AppendArgs& args) {
   for (const HeadRun& run : args.cache.runs) {
-    const int64_t num_rows = std::ssize(args.slot_mapping) * run.num_heads;
-    if (num_rows > INT32_MAX) {
-      return invalid_argument("slot_mapping has {} tokens; {} rows are more than one call can take",
-                              args.slot_mapping.size(), num_rows);
+    const int most = INT32_MAX / run.num_heads;  // rows are counted in 32 bits
+    if (std::ssize(args.slot_mapping) > most) {
+      return invalid_argument("slot_mapping has {} tokens; a call takes at most {} of {} heads",
+                              args.slot_mapping.size(), most, run.num_heads);
     }
   }
   const bool needs_positions = args.transform.k.block_offset || args.transform.v.block_offset;
