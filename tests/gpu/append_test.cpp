@@ -237,6 +237,46 @@ TEST_F(GpuAppend, SkipsAndCountsSlotsOutOfRange) {
   }
 }
 
+// The layer of a latent cache: V is the beginning of K's rows and has none of its own.
+TEST_F(GpuAppend, WritesTheCpusBytesWhereVIsAPartOfK) {
+  const LayerShape shape = {.num_heads = 1, .k_dim = 128};
+  const FormatSpec spec = spec_named("int8");
+  TestLayer host(spec, spec, shape);
+  TestLayer device(spec, spec, shape);
+  const int num_tokens = shape.num_blocks * shape.block_size;
+  std::vector<uint16_t> rows;
+  for (const float x : normal_floats(static_cast<size_t>(num_tokens) * shape.k_dim, 11)) {
+    rows.push_back(f32_to_bf16(x));
+  }
+  std::vector<int64_t> slots = slots_from(0, num_tokens);
+  Mirror mirror(memory());
+  MirroredLayer on_device(mirror, device);
+  const Findings findings(memory());
+  const auto args_of = [&](const ops::LayerView& layer, ops::HeadRun& run, const uint16_t* k,
+                           const int64_t* to) {
+    run = layer.runs.front();
+    run.v = run.k;
+    run.v.is_alias = true;
+    ops::AppendArgs args;
+    args.cache = layer;
+    args.cache.runs = {&run, 1};
+    args.k = dense_rows(k, DType::kBF16, 1, shape.k_dim);
+    args.slot_mapping = {to, slots.size()};
+    return args;
+  };
+  ops::HeadRun run;
+  ASSERT_TRUE(ops::append(serial_context(device::CpuLevel::kScalar),
+                          args_of(host.view(), run, rows.data(), slots.data()))
+                  .ok());
+  const Status status =
+      ops::append(context(), args_of(on_device.view(), run, mirror.add(rows), mirror.add(slots)),
+                  findings.get());
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  synchronize();
+  on_device.fetch(mirror);
+  expect_same_bytes(host, device);
+}
+
 #if KVX_HAS_CUDA
 // Before a device is asked for anything. Eight heads of so many tokens are 2^64 rows, or 0.
 TEST(CudaAppend, RefusesMoreTokensThanItCountsRowsOf) {

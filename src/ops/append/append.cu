@@ -48,8 +48,7 @@ bool run_fits_chunks(const AppendJob& job) {
                                  side.spec.scale_choice == format::ScaleChoice::kAmax);
   };
   const auto& [k, v] = job.sides;
-  const bool alike =
-      k.side.view.head_dim == 0 || v.side.view.head_dim == 0 || k.input.dtype == v.input.dtype;
+  const bool alike = !k.is_stored() || !v.is_stored() || k.input.dtype == v.input.dtype;
   const bool counts_in_32_bits =
       job.num_tokens <= static_cast<uint32_t>(INT32_MAX / kWarp / job.num_heads);
   return alike && fits(k) && fits(v) && counts_in_32_bits;
