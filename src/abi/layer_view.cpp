@@ -15,8 +15,6 @@
 namespace kvx::abi {
 namespace {
 
-constexpr int kMostHeads = 65535;  // of a grid's dimension, on a GPU
-
 // --- a v1 descriptor ---
 
 Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, const char* name) {

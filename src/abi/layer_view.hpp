@@ -12,6 +12,8 @@
 
 namespace kvx::abi {
 
+inline constexpr int kMostHeads = 65535;  // of a grid's dimension, on a GPU
+
 // The view's runs point into `runs`: a layer stays where it is. Reading another layer into it keeps
 // the memory, so that a warm call allocates nothing.
 struct LayerOfCaller {

@@ -10,6 +10,7 @@
 #include "abi/call.hpp"
 #include "abi/format_spec.hpp"
 #include "abi/guard.hpp"
+#include "abi/layer_view.hpp"
 
 namespace kvx::abi {
 namespace {
@@ -98,8 +99,8 @@ Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_k
                       kvx_side_t* k, kvx_side_t* v) {
   KVX_ASSIGN_OR_RETURN(const Page page, read_page(caller));
   if (pages == nullptr) return invalid_argument("pages is null");
-  if (num_kv_heads < 1 || num_kv_heads > 65536) {
-    return invalid_argument("num_kv_heads is {}; expected 1 to 65536", num_kv_heads);
+  if (num_kv_heads < 1 || num_kv_heads > kMostHeads) {
+    return invalid_argument("num_kv_heads is {}; expected 1 to {}", num_kv_heads, kMostHeads);
   }
   auto* first = static_cast<uint8_t*>(pages);
   const bool has_v = page.v.head_dim != 0;

@@ -2,6 +2,7 @@
 // layers changed.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 
 #include "tests/abi/caller_layer.hpp"
@@ -172,6 +173,16 @@ TEST(BadVerbs, OfTranscodeAreRefused) {
 
 // Given scales that depend on block or token are not looked at before: what they say is what their
 // rows decode to, and nothing but these rows is touched.
+TEST(BadVerbs, OfMoreHeadsThanAGridHasAreRefused) {
+  Calls calls;
+  calls.from.layer.layer.num_kv_heads = 65536;
+  EXPECT_EQ(kvx_append(&calls.append, nullptr), kInvalid);
+  EXPECT_NE(
+      strstr(kvx_last_error(), "65536 KV heads; expected at least 1 of each and at most 65535"),
+      nullptr)
+      << kvx_last_error();
+}
+
 TEST(BadVerbs, GivenScalesOfABlockDecodeToWhatTheySay) {
   const kvx_format_spec_t spec = format_spec(KVX_FORMAT_FP8_E4M3, KVX_SCALE_SOURCE_GIVEN);
   constexpr int kBlocks = 4, kBlockTokens = 2, kDim = 16;
