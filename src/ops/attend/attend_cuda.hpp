@@ -49,7 +49,8 @@ int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& arg
 // As attend on the CPU, on the context's stream. Nothing is allocated and nothing waits: the call
 // can be captured. workspace begins on 256 bytes. What is wrong in lengths and tables is counted in
 // *findings: a sequence whose length or queries are out of range gets zeros where its rows are
-// known, tokens of a block out of range are not seen. INVALID_ARGUMENT or UNSUPPORTED, nothing
+// known (of more than max_q_len queries in the first alone; the others' outputs are unspecified),
+// tokens of a block out of range are not seen. INVALID_ARGUMENT or UNSUPPORTED, nothing
 // launched.
 Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
               uint8_t* workspace, CudaFindings* findings,
