@@ -376,7 +376,9 @@ int64_t KvCache::bytes_read_per_step(int64_t num_tokens) const {
 }
 
 Result<RecipeCost> cost_of(const KvCacheConfig& config, int64_t num_tokens) {
-  if (num_tokens < 1) return invalid_argument("num_tokens is {}; expected 1 or more", num_tokens);
+  if (num_tokens < 1 || num_tokens > kMaxTokens) {
+    return invalid_argument("num_tokens is {}; expected 1 to {}", num_tokens, kMaxTokens);
+  }
   const CacheGeometry& geometry = config.geometry;
   KVX_ASSIGN_OR_RETURN(const std::vector<LayerPlan> plans,
                        plan_layers(geometry, config.recipe, config.overrides));

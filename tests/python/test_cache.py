@@ -188,6 +188,9 @@ def test_memory_follows_from_the_recipe():
     assert (memory.used_codes, memory.used_scales) == (8 * 64 * 32, 8 * 64 * 4)
     assert memory.allocated >= 16 * memory.used_codes
     assert cache.cost(512).bits_per_value == 4.5
+    for tokens in (0, 2**30 + 1, 2**62):
+        with pytest.raises(kvx.Error, match=f"num_tokens is {tokens}; expected 1 to 1073741824"):
+            cache.cost(tokens)
     cache.free_sequence(sequence)
     assert cache.memory().used == 0
 
