@@ -18,24 +18,30 @@ std::shared_ptr<const Context>& current() {
 
 }  // namespace
 
+HomeProcess::HomeProcess() : id_(getpid()) {}
+
+bool HomeProcess::is_this() const {
+  return getpid() == id_;
+}
+
+void HomeProcess::check() const {
+  if (is_this()) return;
+  throw CoreError(
+      unsupported("this process was forked from process {}, whose threads did not come along; use "
+                  "the 'spawn' start method, or call kvx.set_num_threads() and make the cache anew",
+                  id_));
+}
+
 Context::Context(std::unique_ptr<Executor> threads)
     : threads_(std::move(threads)),
-      cpu_{&ops::cpu::kernel_table(value_of(device::choose_cpu_level())), threads_.get()},
-      process_(getpid()) {}
+      cpu_{&ops::cpu::kernel_table(value_of(device::choose_cpu_level())), threads_.get()} {}
 
-// A forked child has no threads to wait for.
 Context::~Context() {
-  if (getpid() != process_) static_cast<void>(threads_.release());
+  if (!home_.is_this()) static_cast<void>(threads_.release());
 }
 
 const ops::CpuContext& Context::cpu() const {
-  if (getpid() != process_) {
-    throw CoreError(
-        unsupported("this process was forked from process {}, whose threads did not "
-                    "come along; use the 'spawn' start method, or call "
-                    "kvx.set_num_threads() and make the cache anew",
-                    process_));
-  }
+  home_.check();
   return cpu_;
 }
 

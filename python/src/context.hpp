@@ -8,6 +8,19 @@
 
 namespace kvx::python {
 
+// The process that something was made in. A forked child has its memory and none of its threads:
+// nobody there must wait for one, or for a lock that one may hold.
+class HomeProcess {
+ public:
+  HomeProcess();
+  bool is_this() const;
+  // Throws CoreError in a forked child.
+  void check() const;
+
+ private:
+  int id_;
+};
+
 class Context {
  public:
   // Throws CoreError: KVX_CPU forces a level that this machine lacks.
@@ -16,13 +29,14 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Throws CoreError in a forked child, where the threads are gone.
+  // Throws CoreError in a forked child.
   const ops::CpuContext& cpu() const;
+  const HomeProcess& home() const { return home_; }
 
  private:
   std::unique_ptr<Executor> threads_;
   ops::CpuContext cpu_;
-  int process_;
+  const HomeProcess home_;
 };
 
 // Made at the first call, with a thread a core unless set_num_threads came before. Called with the

@@ -109,8 +109,8 @@ class Contiguous {
   template <class F>
   std::invoke_result_t<F> locked(F f) {
     nb::gil_scoped_release no_gil;
+    context_->home().check();
     const std::lock_guard lock(mutex_);
-    context_->cpu();  // refuses to run in a forked child
     return f();
   }
 

@@ -12,6 +12,7 @@
 #include "core/checked.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
+#include "python/src/context.hpp"
 #include "python/src/errors.hpp"
 #include "tier/transfer_queue.hpp"
 
@@ -36,8 +37,10 @@ class HostBlocks {
       std::vector<Layer>& group = groups_.emplace_back();
       for (const nb::object& object : layers) {
         PageMemory pages = page_memory(object, "pages", 1);
-        const int64_t bytes =
-            static_cast<int64_t>(pages.array.size()) / static_cast<int64_t>(pages.array.shape(0));
+        int64_t bytes = 1;
+        for (size_t i = 1; i < pages.array.ndim(); ++i) {
+          bytes *= static_cast<int64_t>(pages.array.shape(i));
+        }
         group.push_back({std::move(pages), bytes, offset});
         offset += bytes;
       }
@@ -54,6 +57,10 @@ class HostBlocks {
     if (!bytes) throw CoreError(out_of_range("num_slots is {}; that is too many", num_slots));
     memory_ = value_of(cache::host_memory().allocate(*bytes, "blocks in host memory"));
     checksums_.resize(static_cast<size_t>(num_slots) * most_layers_);
+    queue_ = std::make_unique<tier::TransferQueue>(tier::host_link().copier);
+  }
+  ~HostBlocks() {
+    if (!home_.is_this()) static_cast<void>(queue_.release());
   }
 
   int64_t slot_bytes() const { return slot_bytes_; }
@@ -82,8 +89,9 @@ class HostBlocks {
   }
 
   void wait_for_all() {
+    home_.check();
     nb::gil_scoped_release no_gil;
-    queue_.wait_for_all();
+    queue_->wait_for_all();
   }
 
   // All slots as they lie, uint8 [slots, bytes].
@@ -106,6 +114,7 @@ class HostBlocks {
 
   void push(Direction direction, int64_t job, int group, const std::vector<int64_t>& block_ids,
             const std::vector<int64_t>& slots) {
+    home_.check();
     check(group, block_ids, slots);
     for (size_t i = 0; i < slots.size(); ++i) {
       for (size_t l = 0; l < groups_[group].size(); ++l) {
@@ -121,7 +130,7 @@ class HostBlocks {
         transfer.direction = direction;
         transfer.block = {stores ? page : copy, stores ? copy : page, layer.page_bytes};
         transfer.tag = tag;
-        queue_.push(std::move(transfer));
+        queue_->push(std::move(transfer));
       }
     }
     jobs_[job];  // one without blocks ends as well
@@ -144,15 +153,16 @@ class HostBlocks {
       const auto num_pages = static_cast<int64_t>(layer.pages.array.shape(0));
       for (const int64_t id : block_ids) {
         if (id >= 0 && id < num_pages) continue;
-        throw CoreError(out_of_range("a block is {}; expected 0 to {}", id, num_pages - 1));
+        throw CoreError(out_of_range("a block is {}; the engine has {}", id, num_pages));
       }
     }
   }
 
   // The books of what has finished.
   void collect() {
+    home_.check();
     finished_.clear();
-    queue_.take_finished(finished_);
+    queue_->take_finished(finished_);
     for (const tier::FinishedTransfer& done : finished_) {
       const auto found = copies_.find(done.tag);
       const Copy copy = found->second;
@@ -176,8 +186,8 @@ class HostBlocks {
   std::unordered_map<int64_t, Job> jobs_;
   int64_t next_tag_ = 0;
   std::vector<tier::FinishedTransfer> finished_;
-  tier::TransferQueue queue_{
-      tier::host_link().copier};  // last: its thread reads and writes the memory
+  const HomeProcess home_;
+  std::unique_ptr<tier::TransferQueue> queue_;  // last: its thread reads and writes the memory
 };
 
 }  // namespace

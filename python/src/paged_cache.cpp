@@ -103,6 +103,10 @@ class PagedCache {
         cache_(value_of(kv::KvCache::create(config_of(options, lane_.get()), context_->cpu()))),
         geometry_(cache_->config().geometry),
         has_appended_(geometry_.num_layers, false) {}
+  // A host tier would wait for its thread.
+  ~PagedCache() {
+    if (!context_->home().is_this()) static_cast<void>(cache_.release());
+  }
 
   void close() {
     locked([&] { cache_.reset(); }, kMayBeClosed);
@@ -325,11 +329,11 @@ class PagedCache {
   template <class F>
   std::invoke_result_t<F> locked(F f, Closed closed = kMustBeOpen) {
     nb::gil_scoped_release no_gil;
+    context_->home().check();
     const std::lock_guard lock(mutex_);
     if (!cache_ && closed == kMustBeOpen) {
       throw CoreError(invalid_argument("the cache is closed; make another one"));
     }
-    context_->cpu();  // refuses to run in a forked child
     return f();
   }
 

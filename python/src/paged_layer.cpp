@@ -71,6 +71,7 @@ class PagedLayer {
     check_rows("v", values.num_tokens, tokens);
 
     nb::gil_scoped_release no_gil;
+    const ops::CpuContext& cpu = context_->cpu();
     const std::lock_guard lock(mutex_);
     const kv::LayerStore& store = store_of(memory);
     ops::AppendArgs args;
@@ -79,7 +80,7 @@ class PagedLayer {
     args.k = keys.rows;
     args.v = values.rows;
     args.slot_mapping = {static_cast<const int64_t*>(slot_array.data()), tokens};
-    return value_of(ops::append(context_->cpu(), args)).nonfinite_inputs;
+    return value_of(ops::append(cpu, args)).nonfinite_inputs;
   }
 
   void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
@@ -112,6 +113,7 @@ class PagedLayer {
     }
 
     nb::gil_scoped_release no_gil;
+    const ops::CpuContext& cpu = context_->cpu();
     const std::lock_guard lock(mutex_);
     const kv::LayerStore& store = store_of(memory);
     ops::AttendArgs args;
@@ -130,7 +132,7 @@ class PagedLayer {
     args.softcap = attention.softcap;
     args.window = attention.window;
     if (sink_array.is_valid()) args.sinks = static_cast<const float*>(sink_array.data());
-    throw_if_error(ops::attend(context_->cpu(), args));
+    throw_if_error(ops::attend(cpu, args));
   }
 
   // The first tokens of one sequence.
@@ -143,6 +145,7 @@ class PagedLayer {
     check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
 
     nb::gil_scoped_release no_gil;
+    const ops::CpuContext& cpu = context_->cpu();
     const std::lock_guard lock(mutex_);
     const kv::LayerStore& store = store_of(memory);
     const ops::GatherRange range{0, 0, tokens, 0};
@@ -155,7 +158,7 @@ class PagedLayer {
     args.ranges = {&range, 1};
     args.k = keys.rows;
     args.v = values.rows;
-    throw_if_error(ops::gather(context_->cpu(), args));
+    throw_if_error(ops::gather(cpu, args));
   }
 
  private:

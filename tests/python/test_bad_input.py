@@ -182,22 +182,71 @@ def test_a_closed_cache_says_so():
             call()
 
 
-def test_a_forked_child_is_told_and_ends():
-    program = """
-import os, sys, numpy as np, kvx
+# What a forked child does with what its parent made; 7 is what is expected of it.
+IN_A_CHILD = {
+    "a cache": """
 cache = kvx.Cache(num_layers=1, num_kv_heads=1, head_dim=32, recipe="int8", max_tokens=64)
+def in_child():
+    is_told(cache.create_sequence)
+""",
+    "a cache that another thread is in": """
+import threading
+cache = kvx.Cache(num_layers=1, num_kv_heads=2, head_dim=64, recipe="int8", max_tokens=8192)
+sequence, x = cache.create_sequence(), np.ones((8192, 2, 64), np.float32)
+cache.begin_step([(sequence, 8192)])
+is_inside = threading.Event()
+def work():
+    is_inside.set()
+    cache.append_and_attend(0, x, x, x)
+thread = threading.Thread(target=work)
+thread.start()
+is_inside.wait()
+time.sleep(0.05)
+def in_child():
+    is_told(cache.create_sequence)
+""",
+    "a host tier": """
+tiered = [kvx.Cache(num_layers=1, num_kv_heads=1, head_dim=32, recipe="int8", max_tokens=64,
+                    prefix_model="a model", host_tier_bytes=1 << 20)]
+def in_child():
+    is_told(tiered[0].wait_for_tier)
+    tiered.clear()
+""",
+    "blocks in host memory": """
+from kvx import _core
+blocks = [_core.HostBlocks([[np.zeros((2, 16), np.uint8)]], 1)]
+def in_child():
+    is_told(lambda: blocks[0].store(1, 0, [0], [0]))
+    is_told(blocks[0].wait_for_all)
+    blocks.clear()
+""",
+}
+
+
+@pytest.mark.parametrize("what", IN_A_CHILD)
+def test_a_forked_child_is_told_and_ends(what):
+    program = f"""
+import os, sys, time, numpy as np, kvx
+
+def is_told(call):
+    try:
+        call()
+    except kvx.UnsupportedError as error:
+        assert "forked" in str(error)
+    else:
+        os._exit(8)
+
+{IN_A_CHILD[what]}
 child = os.fork()
 if child == 0:
-    try:
-        cache.create_sequence()
-    except kvx.UnsupportedError as error:
-        os._exit(7 if "forked" in str(error) else 8)
-    os._exit(9)
+    import signal
+    signal.alarm(20)
+    in_child()
+    os._exit(7)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert (
-        subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=60).returncode == 7
-    )
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=60)
+    assert done.returncode == 7
 
 
 NUMBERS = st.one_of(

@@ -117,9 +117,13 @@ def test_what_does_not_fit_host_memory_is_refused():
     layers, blocks = new_host_blocks()
     for call, message in [
         (lambda: blocks.store(1, 2, [0], [0]), "group is 2; expected 0 to 1"),
-        (lambda: blocks.store(1, 0, [6], [0]), "a block is 6; expected 0 to 5"),
+        (lambda: blocks.store(1, 0, [6], [0]), "a block is 6; the engine has 6"),
         (lambda: blocks.load(1, 0, [0], [4]), "a slot is 4; expected 0 to 3"),
         (lambda: blocks.load(1, 0, [0, 1], [0]), "block_ids has 2 numbers and slots 1"),
+        (
+            lambda: _core.HostBlocks([[layers[0][:0]]], 1).store(1, 0, [0], [0]),
+            "a block is 0; the engine has 0",
+        ),
         (lambda: _core.HostBlocks([layers], 0), "num_slots is 0"),
         (lambda: _core.HostBlocks([], 3), "a slot has 0 bytes"),
         (lambda: _core.HostBlocks([layers], 2**62), "that is too many"),
