@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -264,6 +265,10 @@ InputRows input_rows(nb::handle object, const char* name, const RowsShape& expec
                      const ArrayPlace& place) {
   auto array = array_at<nb::ndarray<nb::ro>>(object, name, place);
   const FloatRows rows = rows_of<const uint8_t>(array, name, expected);
+  if (array.shape(1) > std::numeric_limits<int>::max()) {  // a broadcast array's may be
+    throw CoreError(invalid_argument("{} has {} heads; expected at most {}", name, array.shape(1),
+                                     std::numeric_limits<int>::max()));
+  }
   const auto tokens = static_cast<int64_t>(array.shape(0));
   const auto heads = static_cast<int>(array.shape(1));
   return {std::move(array), rows, tokens, heads};
@@ -302,7 +307,7 @@ nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_d
   auto array = array_at<nb::ndarray<nb::ro>>(object, name, {});
   const size_t last = num_dimensions - 1;
   const bool fits = array.dtype() == nb::dtype<Int>() && array.ndim() == num_dimensions &&
-                    (array.shape(last) <= 1 || array.stride(last) == 1);
+                    (array.size() == 0 || array.shape(last) == 1 || array.stride(last) == 1);
   if (fits) return array;
   throw CoreError(
       invalid_argument("{} has the shape [{}] and {}-bit elements; expected int{} in {} "
@@ -332,6 +337,7 @@ PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes) 
 }
 
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name) {
+  if (!in.is_valid()) return;
   const Extent a = extent_of(out);
   const Extent b = extent_of(in);
   if (a.first < b.end && b.first < a.end) {

@@ -67,7 +67,7 @@ struct PageMemory {
 };
 PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes);
 
-// Throws CoreError when an output's memory and an input's meet.
+// Throws CoreError when an output's memory and an input's meet. An input may be none.
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name);
 
 }  // namespace kvx::python

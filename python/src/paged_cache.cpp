@@ -227,6 +227,7 @@ class PagedCache {
     check_apart(output.array, values.array, "v");
     nb::ndarray<nb::ro> sink_array;
     if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads, place);
+    check_apart(output.array, sink_array, "sinks");
     KeptArrays kept;
     if (lane_) {
       lane_->keep(kept, place, q, queries.array);

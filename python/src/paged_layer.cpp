@@ -107,7 +107,12 @@ class PagedLayer {
     check_rows("out", static_cast<int64_t>(output.array.shape(0)), start[sequences]);
     nb::ndarray<nb::ro> sink_array;
     if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads);
-    if (queries.num_heads % heads() != 0) {
+    // What was checked must still be there when it is read.
+    check_apart(output.array, table, "block_table");
+    check_apart(output.array, lengths, "seq_lens");
+    check_apart(output.array, starts, "q_starts");
+    check_apart(output.array, sink_array, "sinks");
+    if (queries.num_heads < 1 || queries.num_heads % heads() != 0) {
       throw CoreError(invalid_argument("q has {} heads; expected a multiple of num_kv_heads, {}",
                                        queries.num_heads, heads()));
     }

@@ -54,6 +54,8 @@ BAD_CALLS = {
     "out has rows that lie over each other": (
         Q, K, V, as_strided(np.empty(300, np.float32), (3, 4, 32), (0, 128, 4))),
     "out lies over q": (Q, K, V, Q),
+    "q has 4294967300 heads; expected at most 2147483647": (
+        np.broadcast_to(Q[:, :1], (3, 2**32 + 4, 32)), K, V, np.empty_like(Q)),
 }  # fmt: skip
 
 
@@ -68,6 +70,16 @@ def test_a_bad_array_is_named_and_the_step_goes_on(message):
     out = cache.append_and_attend(0, Q, K, V)
     cache.end_step()
     assert relative_error(out, attention(Q, K, V)) < 2e-2
+
+
+def test_out_may_not_lie_over_the_sinks():
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    out = np.zeros_like(Q)
+    with cache.step([(sequence, 3)]):
+        with pytest.raises(kvx.Error, match="out lies over sinks"):
+            cache.append_and_attend(0, Q, K, V, out, sinks=out[0, 0, :4])
+        cache.append_and_attend(0, Q, K, V, out)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])

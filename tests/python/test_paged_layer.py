@@ -158,6 +158,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: layer.attend(pages, q, table, lengths + 99, starts), "seq_len"),
         (lambda: layer.attend(pages, q, table, lengths, -starts), "q has 3 tokens"),
         (lambda: layer.attend(pages, q[:, :5], table, lengths, starts), "a multiple of num_kv"),
+        (lambda: layer.attend(pages, q[:, :0], table, lengths, starts), "q has 0 heads"),
         (lambda: kvx.PagedLayer("nvfp4:auto", num_kv_heads=1, head_dim=64), "add immediate"),
         (lambda: kvx.PagedLayer("int8", num_kv_heads=1, head_dim=64, block_size=0), "block_size"),
         (
@@ -170,6 +171,31 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(kvx.Error, match=message):
             call()
     assert not pages[1].any()
+
+
+def test_out_may_not_lie_over_what_attend_reads():
+    engine = Engine("int8", num_pages=4)
+    q = stream(3)[0]
+    memory = np.zeros(q.size, np.float32)
+    out = memory.reshape(q.shape)
+    numbers = {"block_table": [1, 2], "seq_lens": [3], "q_starts": [0, 3]}
+    for name in (*numbers, "sinks"):
+        given = {key: np.array(value, np.int32) for key, value in numbers.items()}
+        given["sinks"] = np.zeros(6, np.float32)
+        there = memory[: given[name].size].view(given[name].dtype)
+        there[:] = given[name]
+        given[name] = there
+        given["block_table"] = given["block_table"].reshape(1, -1)
+        with pytest.raises(kvx.Error, match=f"out lies over {name}"):
+            engine.layer.attend(engine.pages, q, out=out, **given)
+
+
+def test_a_step_without_sequences_is_one():
+    engine = Engine("int8", num_pages=4)
+    none = np.zeros(0, np.int32)
+    q = stream(3)[0]
+    table = np.zeros((0, 5), np.int32)
+    assert engine.layer.attend(engine.pages, q, table, none, np.zeros(1, np.int32)).shape == q.shape
 
 
 class Model:
