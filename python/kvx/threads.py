@@ -19,7 +19,9 @@ def use_torch_threads() -> None:
 
 def _openmp_library():
     with open("/proc/self/maps") as maps:
-        loaded = sorted({line.split()[-1] for line in maps if _is_openmp(line.split()[-1])})
+        # address, access, offset, device, inode, path: only the last may hold blanks
+        paths = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps}
+    loaded = sorted(filter(_is_openmp, paths))
     if not loaded:
         raise UnsupportedError("no OpenMP library is loaded in this process; import torch first")
     # What is preloaded answers torch's calls; else the library that torch brought along does.
