@@ -100,6 +100,8 @@ def compare(
     The command line tool does it, in a process of its own.
     Raises kvx.Error with the tool's words.
     """
+    if isinstance(recipes, str) or not recipes:
+        raise Error(f"recipes is {recipes!r}; expected a list such as ['int8', 'nvfp4:auto']")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         options = {
@@ -116,7 +118,8 @@ def compare(
         command = [sys.executable, "-m", "kvx", "compare", *words]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            raise Error(done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: "))
+            words = done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: ")
+            raise Error(words or f"the tool kvx ended with {done.returncode} and without a word")
         caches = json.loads(report.read_text())["caches"]
         return Comparison(_figures_of(cache) for cache in caches)
 

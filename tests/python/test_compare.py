@@ -46,6 +46,18 @@ def test_logits_that_do_not_fit_are_refused():
             quality.add_window(*bad)
 
 
+@pytest.mark.parametrize("recipes", ["int8", []])
+def test_recipes_are_a_list(recipes):
+    with pytest.raises(kvx.Error, match="recipes is .*; expected a list"):
+        kvx.compare("model.gguf", "text.txt", recipes)
+
+
+def test_a_tool_that_dies_silently_is_told_of(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(kvx.Error, match="the tool kvx ended with 1 and without a word"):
+        kvx.compare("model.gguf", "text.txt", ["int8"])
+
+
 def test_caches_are_compared_on_the_real_model():
     model, text = os.environ["KVX_TEST_MODEL"], os.environ["KVX_TEST_TEXT"]
     bf16, int8, int4 = kvx.compare(model, text, ["int8", "int4:k.hadamard"], context=64, windows=1)
