@@ -80,10 +80,12 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
 def dequantize(rows: Rows, dtype=np.float32) -> np.ndarray:
     """The numbers that quantised rows say, as a NumPy array [..., head_dim] of float32 or float16.
 
-    Raises kvx.Error: codes or scales that do not have the format's sizes.
+    Raises kvx.Error: another dtype, codes or scales that do not have the format's sizes.
     """
     _core.row_bytes(rows.format, rows.head_dim, rows.steps)  # refuses a head_dim that cannot be
     leading = rows.codes.shape[:-1]
+    if np.dtype(dtype) not in (np.float32, np.float16):
+        raise Error(f"dtype is {np.dtype(dtype)}; expected float32 or float16")
     out = np.empty(leading + (rows.head_dim,), dtype)
     flat = out.reshape((-1, 1, rows.head_dim))
     _core.dequantize_rows(

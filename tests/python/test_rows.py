@@ -31,6 +31,13 @@ def test_any_row_stride_gives_the_same_bytes():
         assert same_bytes(kvx.quantize(view, "int8"), kvx.quantize(view.copy(), "int8"))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, None])
+def test_rows_are_decoded_to_dtypes_that_kvx_has(dtype):
+    rows = kvx.quantize(random_rows(1, 64), "int8")
+    with pytest.raises(kvx.Error, match="dtype is .*; expected float32 or float16"):
+        rows.dequantize(dtype)
+
+
 def test_results_do_not_depend_on_the_number_of_threads():
     x = random_rows(3, 3000, 128)
     results = []
