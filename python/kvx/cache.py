@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvx import _core
 from kvx.arrays import checked_array, new_output, token_list
 from kvx.errors import Error, OutOfRangeError
-from kvx.files import path_text
+from kvx.files import path_bytes
 from kvx.html import table
 
 
@@ -128,7 +128,7 @@ class Cache(_core.PagedCache):
             prefix_model,
             prefix_hash,
             host_tier_bytes,
-            "" if host_tier_folder is None else path_text(host_tier_folder),
+            b"" if host_tier_folder is None else path_bytes(host_tier_folder, "host_tier_folder"),
             str(device),
             max_step_tokens,
             stream,
@@ -278,7 +278,7 @@ class Cache(_core.PagedCache):
         Raises kvx.UnsupportedError: no prefix_model was given; kvx.Error: an open step, tokens
         that were not recorded, a file that cannot be written.
         """
-        super().save_sequence(sequence, path_text(path), zstd_level)
+        super().save_sequence(sequence, path_bytes(path), zstd_level)
 
     def load_sequence(self, path) -> int:
         """A new sequence as it was saved: its number. All or nothing.
@@ -286,18 +286,18 @@ class Cache(_core.PagedCache):
         Raises kvx.Error: a damaged file, or one of another cache (it says in what they differ);
         kvx.OutOfRangeError: no room.
         """
-        return super().load_sequence(path_text(path))
+        return super().load_sequence(path_bytes(path))
 
     def save_prefixes(self, path, *, zstd_level: int = 0) -> None:
         """Writes all blocks that a new sequence could find. Errors as save_sequence."""
-        super().save_prefixes(path_text(path), zstd_level)
+        super().save_prefixes(path_bytes(path), zstd_level)
 
     def load_prefixes(self, path) -> LoadReport:
         """Blocks of the file can be found from now on, as many as there is room for.
 
         Raises kvx.Error as load_sequence does; damaged blocks are reported instead.
         """
-        return LoadReport(**super().load_prefixes(path_text(path)))
+        return LoadReport(**super().load_prefixes(path_bytes(path)))
 
     def host_tier(self) -> HostTier:
         """What the host tier holds and has done so far; zeros without one."""

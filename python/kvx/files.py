@@ -7,12 +7,12 @@ from kvx import _core
 from kvx.errors import Error
 
 
-def path_text(path) -> str:
+def path_bytes(path, name="path") -> bytes:
     """A path as the core takes it, from text, bytes or anything that os.fspath takes."""
-    text = os.fsdecode(path)
-    if "\0" in text:
-        raise Error(f"path is {text!r}; expected no null character")
-    return text
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise Error(f"{name} is {os.fsdecode(encoded)!r}; expected no null character")
+    return encoded
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def inspect(path) -> CacheFile:
 
     Raises kvx.Error: no cache file, a damaged one, or one of a newer version.
     """
-    fields = _core.inspect_file(path_text(path))
+    fields = _core.inspect_file(path_bytes(path))
     return CacheFile(**{**fields, "kinds": [PieceKind(**kind) for kind in fields["kinds"]]})
 
 
@@ -54,5 +54,5 @@ def verify(path) -> int:
 
     Raises kvx.Error naming the first damaged block, or as inspect() does.
     """
-    _core.check_file(path_text(path))
+    _core.check_file(path_bytes(path))
     return sum(kind.pieces for kind in inspect(path).kinds)

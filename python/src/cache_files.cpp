@@ -45,8 +45,8 @@ tier::CacheFileReader opened(const std::string& path) {
   return value_of(tier::CacheFileReader::open(path));
 }
 
-nb::dict inspect_file(const std::string& path) {
-  const tier::CacheFileReader file = opened(path);
+nb::dict inspect_file(const nb::bytes& path) {
+  const tier::CacheFileReader file = opened(path.c_str());
   const tier::FileIndex& index = file.index();
   nb::dict dict;
   dict["version"] = tier::kFileVersion;
@@ -61,7 +61,8 @@ nb::dict inspect_file(const std::string& path) {
   return dict;
 }
 
-void check_file(const std::string& path) {
+void check_file(const nb::bytes& path_bytes) {
+  const std::string path = path_bytes.c_str();
   nb::gil_scoped_release no_gil;
   auto file = value_of(tier::CacheFileReader::open(path));
   throw_if_error(tier::check_pieces(file, path));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 #include <utility>
 
 #include "core/result.hpp"
@@ -13,6 +14,7 @@ class CoreError : public std::exception {
   explicit CoreError(Error error) : error_(std::move(error)) {}
   const char* what() const noexcept override { return error_.message.c_str(); }
   ErrorCode code() const { return error_.code; }
+  const std::string& message() const { return error_.message; }
 
  private:
   Error error_;

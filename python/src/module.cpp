@@ -5,6 +5,7 @@
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
 #include "python/src/errors.hpp"
+#include "python/src/text.hpp"
 
 namespace kvx::python {
 
@@ -33,7 +34,7 @@ void translate(const std::exception_ptr& exception, void*) {
     std::rethrow_exception(exception);
   } catch (const CoreError& error) {
     const nb::object type = nb::module_::import_("kvx.errors").attr(class_of(error.code()));
-    PyErr_SetString(type.ptr(), error.what());
+    PyErr_SetObject(type.ptr(), text_of(error.message()).ptr());
   }
 }
 

@@ -17,6 +17,7 @@
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
 #include "python/src/errors.hpp"
+#include "python/src/text.hpp"
 
 namespace kvx::python {
 namespace {
@@ -168,20 +169,24 @@ class PagedCache {
     dict["loaded"] = host.num_loaded;
     dict["bad"] = host.num_bad;
     dict["dropped"] = host.num_dropped;
-    dict["last_problem"] = host.last_problem;
+    dict["last_problem"] = text_of(host.last_problem);
     return dict;
   }
 
-  void save_sequence(int sequence, const std::string& path, int zstd_level) {
+  void save_sequence(int sequence, const nb::bytes& path_bytes, int zstd_level) {
+    const std::string path = path_bytes.c_str();
     locked([&] { throw_if_error(cache_->save_sequence(sequence, path, {zstd_level})); });
   }
-  void save_prefixes(const std::string& path, int zstd_level) {
+  void save_prefixes(const nb::bytes& path_bytes, int zstd_level) {
+    const std::string path = path_bytes.c_str();
     locked([&] { throw_if_error(cache_->save_prefixes(path, {zstd_level})); });
   }
-  int load_sequence(const std::string& path) {
+  int load_sequence(const nb::bytes& path_bytes) {
+    const std::string path = path_bytes.c_str();
     return locked([&] { return value_of(cache_->load_sequence(path)); });
   }
-  nb::dict load_prefixes(const std::string& path) {
+  nb::dict load_prefixes(const nb::bytes& path_bytes) {
+    const std::string path = path_bytes.c_str();
     const kv::LoadReport report = locked([&] { return value_of(cache_->load_prefixes(path)); });
     nb::dict dict;
     dict["blocks"] = report.num_blocks;
@@ -189,7 +194,7 @@ class PagedCache {
     dict["known"] = report.num_known;
     dict["bad"] = report.num_bad;
     dict["no_room"] = report.num_no_room;
-    dict["first_problem"] = report.first_problem;
+    dict["first_problem"] = text_of(report.first_problem);
     return dict;
   }
   std::string fingerprint() {
@@ -397,7 +402,7 @@ void bind_paged_cache(nb::module_& module) {
              std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
              int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes,
              std::optional<std::string> prefix_model, std::string prefix_hash,
-             int64_t host_tier_bytes, std::string host_tier_folder, std::string device,
+             int64_t host_tier_bytes, const nb::bytes& host_tier_folder, std::string device,
              int max_step_tokens, nb::handle stream) {
             new (self) PagedCache(
                 {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
@@ -411,7 +416,7 @@ void bind_paged_cache(nb::module_& module) {
                  std::move(prefix_model),
                  std::move(prefix_hash),
                  host_tier_bytes,
-                 std::move(host_tier_folder),
+                 host_tier_folder.c_str(),
                  std::move(device),
                  max_step_tokens},
                 stream);

@@ -1,5 +1,7 @@
 """Prefixes that are found again, and cache files."""
 
+import os
+
 import numpy as np
 import pytest
 from reference import random_rows
@@ -94,6 +96,23 @@ def test_paths_may_be_bytes_and_hold_no_null(tmp_path):
     for call in (kvx.inspect, kvx.verify, cache.load_sequence, cache.load_prefixes):
         with pytest.raises(kvx.Error, match="expected no null character"):
             call(f"{path}\0b")
+    with pytest.raises(kvx.Error, match="host_tier_folder is .* expected no null character"):
+        new_cache(host_tier_bytes=1 << 20, host_tier_folder="a\0b")
+
+
+def test_paths_may_be_no_utf8(tmp_path):
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    feed(cache, sequence, text(3))
+    path = bytes(tmp_path) + b"/\xff\xe9"
+    with pytest.raises(kvx.Error) as error:
+        cache.load_sequence(path)
+    assert f"'{os.fsdecode(path)}' cannot be read" in str(error.value)
+    cache.save_sequence(sequence, path)
+    assert kvx.inspect(os.fsdecode(path)).blocks == kvx.verify(path) == 1
+    assert cache.num_tokens(cache.load_sequence(path)) == 3
+    cache.save_prefixes(path)
+    assert cache.load_prefixes(path).bad == 0
 
 
 def test_a_sequence_comes_back_from_its_file(tmp_path):
