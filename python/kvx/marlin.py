@@ -52,6 +52,15 @@ class CacheConfig:
                 f"quantize is {self.quantize!r}; expected False, True or one of "
                 f"{', '.join(_QUANTIZED)}"
             )
+        if self.num_kv_heads > 0 and (self.num_heads < 1 or self.num_heads % self.num_kv_heads):
+            raise Error(
+                f"num_heads is {self.num_heads}; expected a multiple of num_kv_heads, "
+                f"{self.num_kv_heads}"
+            )
+        if self.window < 0:
+            raise Error(f"window is {self.window}; expected 0 or more")
+        if self.window and self.evict:
+            raise Error(f"evict is True and window is {self.window}; a window evicts by itself")
 
     @property
     def recipe(self) -> str:
@@ -92,8 +101,10 @@ class KVCache:
     def append(self, layer_idx: int, k_new, v_new) -> None:
         """Stores new tokens of a layer: [batch, num_kv_heads, tokens, head_dim]; what attention()
         over the packed bytes needs, without update()'s decoded copy."""
-        tokens = self._tokens_of(k_new, "k_new")
-        self._tokens_of(v_new, "v_new")
+        tokens = _shape_of(k_new, "k_new")[2]
+        expected = (self.batch_size, self.config.num_kv_heads, tokens, self.config.head_dim)
+        _check_shape(k_new, "k_new", expected)
+        _check_shape(v_new, "v_new", expected)
         self._cache.append(layer_idx, tokens, _token_rows(k_new), _token_rows(v_new))
 
     def update(self, layer_idx: int, k_new, v_new):
@@ -122,7 +133,9 @@ class KVCache:
         q: [batch, num_heads, tokens, head_dim]; scale: 1 / sqrt(head_dim) when None
         Returns [batch, num_heads, tokens, head_dim] of q's library and dtype.
         """
-        batch, heads, tokens, dim = _shape_of(q, "q")
+        tokens = _shape_of(q, "q")[2]
+        batch, heads, dim = self.batch_size, self.config.num_heads, self.config.head_dim
+        _check_shape(q, "q", (batch, heads, tokens, dim))
         rows = _token_rows(q)
         out = empty_like(q, (batch * tokens, heads, dim))
         self._cache.attend(layer_idx, tokens, rows, out, dim**-0.5 if scale is None else scale)
@@ -149,11 +162,11 @@ class KVCache:
         """MiB of keys and values that attention of one new token reads."""
         return self._cache.read_bytes_per_step() / _MIB
 
-    def _tokens_of(self, array, name):
-        batch, _, tokens, _ = _shape_of(array, name)
-        if batch != self.batch_size:
-            raise Error(f"{name} has {batch} sequences; expected batch_size, {self.batch_size}")
-        return tokens
+
+def _check_shape(array, name, expected):
+    shape = _shape_of(array, name)
+    if shape != expected:
+        raise Error(f"{name} has the shape {list(shape)}; expected {list(expected)}")
 
 
 def _shape_of(array, name):

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kv/contiguous_cache.hpp"
+#include "python/src/arguments.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
@@ -17,6 +18,7 @@ namespace {
 kv::ContiguousConfig config_of(kv::CacheGeometry geometry, const std::string& recipe,
                                int batch_size, int num_q_heads, int max_seq_len, bool evict,
                                int max_append) {
+  check_range("head_dim", geometry.k_head_dim, 1, format::kMaxHeadDim);
   kv::ContiguousConfig config;
   config.geometry = std::move(geometry);
   config.recipe = value_of(kv::parse_recipe(recipe));

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kv/kv_cache.hpp"
+#include "python/src/arguments.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
@@ -81,9 +82,9 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   for (const std::string& text : options.head_overrides) {
     config.overrides.push_back(value_of(kv::parse_head_override(text)));
   }
-  if (options.max_tokens < 1) {  // the core has another name for it
-    throw CoreError(invalid_argument("max_tokens is {}; expected 1 or more", options.max_tokens));
-  }
+  check_range("head_dim", options.geometry.k_head_dim, 1, format::kMaxHeadDim);
+  check_range("v_head_dim", options.geometry.v_head_dim, 1, format::kMaxHeadDim);
+  check_range("max_tokens", options.max_tokens, 1, kv::kMaxTokens);
   config.block_size = options.block_size;
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens;

@@ -18,7 +18,6 @@ namespace kvx::kv {
 namespace {
 
 constexpr int kMaxSequences = 1 << 20;
-constexpr int64_t kMaxTokens = int64_t{1} << 30;  // positions and lengths are int32 in the verbs
 
 Status check_config(const KvCacheConfig& config) {
   if (config.max_sequences < 1 || config.max_sequences > kMaxSequences) {

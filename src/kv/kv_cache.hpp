@@ -24,6 +24,9 @@
 
 namespace kvx::kv {
 
+// Of a sequence: positions and lengths are int32 in the verbs.
+inline constexpr int64_t kMaxTokens = int64_t{1} << 30;
+
 struct KvCacheConfig {
   CacheGeometry geometry;
   Recipe recipe;

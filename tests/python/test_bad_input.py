@@ -169,7 +169,11 @@ def test_verbs_out_of_order_are_refused():
         ({"num_kv_heads": -2}, "num_kv_heads is -2"),
         ({"head_dim": 33, "recipe": "nvfp4"}, "head_dim is 33; nvfp4 needs a multiple of 16"),
         ({"recipe": "nvfp5"}, "format is 'nvfp5'"),
-        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"head_dim": 0}, "head_dim is 0; expected 1 to 1024"),
+        ({"v_head_dim": 0}, "v_head_dim is 0; expected 1 to 1024"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected 1 to 1073741824"),
+        ({"max_tokens": 2**40}, "max_tokens is 1099511627776; expected 1 to"),
+        ({"recipe": "int8\0"}, "format is 'int8\0'; expected one of"),
         ({"max_sequences": 0}, "max_sequences is 0"),
         ({"block_size": 2000}, "block_size"),
         ({"layer_windows": [1, 2, 3]}, "layer_windows"),
@@ -181,7 +185,7 @@ def test_a_cache_that_cannot_be_is_refused(options, message):
     defaults = dict(num_layers=1, num_kv_heads=2, head_dim=32, recipe="int8", max_tokens=64)
     with pytest.raises(kvx.Error) as error:
         kvx.Cache(**{**defaults, **options})
-    assert message in str(error.value)
+    assert message in str(error.value) and "k_head_dim" not in str(error.value)
 
 
 def test_a_closed_cache_says_so():

@@ -94,7 +94,11 @@ def test_a_ring_holds_its_window():
         ({"quantize": "int5"}, "quantize is 'int5'"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"head_dim": 60, "quantize": True}, "head_dim is 60"),
-        ({"num_heads": 3}, "num_q_heads is 3"),
+        ({"num_heads": 3}, "^num_heads is 3; expected a multiple of num_kv_heads, 2"),
+        ({"num_heads": 0}, "^num_heads is 0"),
+        ({"head_dim": 0}, "^head_dim is 0"),
+        ({"window": -1}, "^window is -1; expected 0 or more"),
+        ({"window": 8, "evict": True}, "^evict is True and window is 8"),
         ({"max_seq_len": 0}, "max_seq_len is 0"),
     ],
 )
@@ -107,10 +111,14 @@ def test_arrays_of_another_shape_are_refused():
     cache = KVCache(CacheConfig(**CONFIG), batch_size=2)
     k = new_tokens(1, 3)
     for bad, message in [
-        (k[:1], "k_new has 1 sequences"),
+        (k[:1], r"k_new has the shape \[1, 2, 3, 64\]; expected \[2, 2, 3, 64\]"),
         (k[0], r"k_new has the shape \[2, 3, 64\]"),
     ]:
         with pytest.raises(kvx.Error, match=message):
             cache.update(0, bad, k)
+    with pytest.raises(kvx.Error, match=r"v_new has the shape \[2, 2, 2, 64\]; expected"):
+        cache.update(0, k, k[:, :, :2])
+    with pytest.raises(kvx.Error, match=r"q has the shape \[2, 2, 3, 64\]; expected \[2, 4, 3"):
+        cache.attention(0, k)
     with pytest.raises(kvx.Error, match="layer"):
         cache.update(2, k, k)
