@@ -6,7 +6,7 @@ import numpy as np
 
 from kvx import _core
 from kvx.arrays import checked_array, empty_like
-from kvx.errors import OutOfRangeError
+from kvx.errors import Error, OutOfRangeError
 
 
 class PagedLayer(_core.PagedLayer):
@@ -112,16 +112,20 @@ class PagedLayer(_core.PagedLayer):
     def gather(self, pages, block_ids, num_tokens, *, like=None):
         """The first ``num_tokens`` of a sequence, decoded: (k, v) as kvx.Cache.gather returns them.
 
-        block_ids: int32 [pages of the sequence]
+        block_ids: whole numbers [pages of the sequence]
         Raises kvx.OutOfRangeError: more tokens than the pages hold.
         """
-        there = len(block_ids) * self.block_size
+        given = np.asarray(block_ids)
+        with np.errstate(invalid="ignore"):  # of what is no number
+            ids = given.astype(np.int32)
+        if ids.ndim != 1 or not np.array_equal(ids, given):
+            raise Error(f"block_ids is {block_ids}; expected int32 numbers in one dimension")
+        there = len(ids) * self.block_size
         if not 0 <= num_tokens <= there:
             raise OutOfRangeError(
-                f"num_tokens is {num_tokens}; {len(block_ids)} pages of {self.block_size} hold "
-                f"{there}"
+                f"num_tokens is {num_tokens}; {len(ids)} pages of {self.block_size} hold {there}"
             )
         k = empty_like(like, (num_tokens, self.num_kv_heads, self.head_dim))
         v = empty_like(like, (num_tokens, self.num_kv_heads, self.v_head_dim))
-        super().gather(pages, np.asarray(block_ids, np.int32), k, v)
+        super().gather(pages, ids, k, v)
         return k, v

@@ -12,6 +12,7 @@
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/gather/gather.hpp"
+#include "python/src/arguments.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
@@ -35,6 +36,7 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
                          "leave auto, sink and recent out)",
                          recipe_text));
   }
+  check_range("head_dim", k_head_dim, 1, format::kMaxHeadDim);
   PageShape shape;
   shape.geometry = {1, num_kv_heads, k_head_dim, v_head_dim};
   throw_if_error(kv::check_geometry(shape.geometry));
@@ -42,6 +44,20 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
   const cache::GroupBytes bytes{block_size, {kv::packed_bytes(shape.geometry, shape.plan)}};
   shape.layout = value_of(cache::layout_block(bytes));
   return shape;
+}
+
+// Refused here rather than at the first verb, and by the names that Python has for them.
+void check_steps(const PageShape& shape, const kv::LayerCalibration& calibration) {
+  const auto tables = kv::LayerTables::create(shape.geometry, 0, shape.plan, calibration);
+  if (tables.ok()) return;
+  Error error = tables.error();
+  for (const char* side : {"k", "v"}) {
+    const std::string table = fmt::format("layer 0 {}_group_scales", side);
+    if (error.message.starts_with(table)) {
+      error.message.replace(0, table.size(), fmt::format("{}_steps", side));
+    }
+  }
+  throw CoreError(error);
 }
 
 struct Attention {
@@ -56,7 +72,9 @@ class PagedLayer {
       : context_(current_context()),
         shape_(std::move(shape)),
         calibration_(std::move(calibration)),
-        page_bytes_(shape_.layout.block_bytes) {}
+        page_bytes_(shape_.layout.block_bytes) {
+    check_steps(shape_, calibration_);
+  }
 
   int64_t page_bytes() const { return page_bytes_; }
 
@@ -72,6 +90,8 @@ class PagedLayer {
 
     nb::gil_scoped_release no_gil;
     const ops::CpuContext& cpu = context_->cpu();
+    const std::span slot_numbers(static_cast<const int64_t*>(slot_array.data()), tokens);
+    check_slots(slot_numbers, memory.num_pages);
     const std::lock_guard lock(mutex_);
     const kv::LayerStore& store = store_of(memory);
     ops::AppendArgs args;
@@ -79,7 +99,7 @@ class PagedLayer {
     args.transform = store.transform();
     args.k = keys.rows;
     args.v = values.rows;
-    args.slot_mapping = {static_cast<const int64_t*>(slot_array.data()), tokens};
+    args.slot_mapping = slot_numbers;
     return value_of(ops::append(cpu, args)).nonfinite_inputs;
   }
 
@@ -186,6 +206,15 @@ class PagedLayer {
   static void check_rows(const char* name, int64_t rows, int64_t needed) {
     if (rows >= needed && needed >= 0) return;
     throw CoreError(invalid_argument("{} has {} tokens; the step has {}", name, rows, needed));
+  }
+
+  void check_slots(std::span<const int64_t> slots, int64_t num_pages) const {
+    const int64_t num_slots = num_pages * shape_.layout.block_size;
+    for (size_t t = 0; t < slots.size(); ++t) {
+      if (slots[t] < num_slots) continue;
+      throw CoreError(out_of_range("slots[{}] is {}; {} pages of {} tokens have {} slots", t,
+                                   slots[t], num_pages, shape_.layout.block_size, num_slots));
+    }
   }
 
   // The views of these pages; made anew when the engine's memory is another.

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused():
     slots, table = np.array([16, 17, 18]), np.array([[1, 0]], np.int32)
     lengths, starts = np.array([3], np.int32), np.array([0, 3], np.int32)
     for call, message in [
-        (lambda: layer.append(pages, k, v, np.array([16, 17, 64])), "slot"),
+        (lambda: layer.append(pages, k, v, np.array([16, 17, 64])), r"slots\[2\] is 64; 4 pages of 16"),
         (lambda: layer.append(pages, k, v, slots.astype(np.int32)), "slots has the shape .* int64"),
         (lambda: layer.append(pages, k[:2], v, slots), "k has 2 tokens; the step has 3"),
         (lambda: layer.append(pages[:, 1:], k, v, slots), "pages has the shape"),
@@ -161,12 +161,19 @@ def test_what_does_not_fit_is_refused():
         (lambda: layer.attend(pages, q[:, :0], table, lengths, starts), "q has 0 heads"),
         (lambda: kvx.PagedLayer("nvfp4:auto", num_kv_heads=1, head_dim=64), "add immediate"),
         (lambda: kvx.PagedLayer("int8", num_kv_heads=1, head_dim=64, block_size=0), "block_size"),
+        (lambda: kvx.PagedLayer("int8", num_kv_heads=1, head_dim=0), "^head_dim is 0"),
         (
-            lambda: kvx.PagedLayer("fp8_e4m3", num_kv_heads=2, head_dim=64, k_steps=[1]).append(
-                np.zeros((1, 1 << 16), np.uint8), k, v, slots
-            ),
-            "group_scales has 1 numbers; expected 2",
+            lambda: kvx.PagedLayer("fp8_e4m3", num_kv_heads=2, head_dim=64, k_steps=[1]),
+            "^k_steps has 1 numbers; expected 2",
         ),
+        (
+            lambda: kvx.PagedLayer("fp8_e4m3", num_kv_heads=1, head_dim=64, v_steps=[np.nan]),
+            r"^v_steps\[0\] is nan",
+        ),
+        (lambda: layer.gather(pages, np.array([2**32 + 1]), 3), "block_ids is .4294967297.; exp"),
+        (lambda: layer.gather(pages, np.array([1.5]), 3), "block_ids is .1.5.; expected"),
+        (lambda: layer.gather(pages, np.array([np.nan]), 3), "block_ids is .nan.; expected"),
+        (lambda: layer.gather(pages, 1, 3), "block_ids is 1; expected"),
     ]:
         with pytest.raises(kvx.Error, match=message):
             call()
