@@ -47,18 +47,20 @@ int no_clusters(int, int) {
 }
 
 template <class ClustersAtOnce>
-AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce& clusters) {
+AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce& clusters,
+                        int window_sinks = 0) {
   constexpr int kHeads = 8;
   SplitShape shape;
   shape.num_pieces = int64_t{num_sequences} * kHeads;
   shape.max_tokens = tokens;
   AttendPlanCuda plan = plan_of_four_bits();
   const auto any = [](int, int, int64_t) { return true; };
-  const double cost = plan_tiles(h200(), shape, 1, any, plan);
+  const bool prefers_small = prefers_small_ctas(plan.tiles, 1, window_sinks);
+  const double cost = plan_tiles(h200(), shape, 1, prefers_small, any, plan);
   EXPECT_GT(cost, 0);
   balance_tiles(h200(), shape, num_sequences, 1, plan);
   if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
-    plan_clusters(h200(), shape, 1, cost, clusters, plan);
+    plan_clusters(h200(), shape, 1, prefers_small, cost, clusters, plan);
   }
   return plan;
 }
@@ -97,8 +99,22 @@ TEST(PlanPieces, OfOneLongSequenceAreMergedByALaunch) {
   EXPECT_GE(plan.num_splits * 8 * plan.warps_of_cta, 132 * 15) << "the device is full";
 }
 
+TEST(PlanPieces, OfFourBitsAreInCtasOfTwoWarps) {
+  const AttendPlanCuda plan = plan_for(64, 8192, h200_clusters);
+  EXPECT_EQ(plan.warps_of_cta, 2);
+  EXPECT_EQ(plan.num_splits, 2);
+  EXPECT_TRUE(plan.merges_in_cluster);
+  TileKernel eight_bits = plan.tiles, many_rows = plan.tiles;
+  eight_bits.step_tokens = 16;
+  many_rows.rows = 16;
+  EXPECT_TRUE(prefers_small_ctas(plan.tiles, 1, 0));
+  EXPECT_FALSE(prefers_small_ctas(eight_bits, 1, 0) || prefers_small_ctas(many_rows, 1, 0));
+  EXPECT_FALSE(prefers_small_ctas(plan.tiles, 4, 0)) << "neighbour heads share lines";
+  EXPECT_FALSE(prefers_small_ctas(plan.tiles, 1, 4)) << "sinks";
+}
+
 TEST(PlanPieces, OfAWindowHaveItsFirstTokensToo) {
-  const AttendPlanCuda window = plan_for(64, 4096, h200_clusters);
+  const AttendPlanCuda window = plan_for(64, 4096, h200_clusters, 4);
   ASSERT_EQ(window.num_splits, 1);
   const int most = 16 * window.warps_of_cta;  // a tile a warp
   for (const int sinks : {0, 4, most}) {
@@ -132,8 +148,10 @@ TEST(PlanPieces, OfManySequencesAreNotSplit) {
 TEST(PlanPieces, AreBalancedWhereSequencesMayBeLong) {
   EXPECT_EQ(plan_for(64, 8192, h200_clusters).balanced_pieces, 0);
   EXPECT_EQ(plan_for(1, 32768, h200_clusters).balanced_pieces, 0);
+  const AttendPlanCuda few = plan_for(16, 32768, h200_clusters);
+  EXPECT_EQ(few.balanced_pieces, 16 * few.num_splits) << "one wave, which is full";
   const AttendPlanCuda plan = plan_for(64, 32768, h200_clusters);
-  EXPECT_GE(plan.balanced_pieces, 2 * 64);
+  EXPECT_GE(plan.balanced_pieces, 3 * 64) << "shares that are even";
   EXPECT_FALSE(plan.merges_in_cluster);
   EXPECT_TRUE(plan.is_merged());
 }

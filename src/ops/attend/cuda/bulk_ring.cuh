@@ -11,8 +11,8 @@ template <class Config>
 class BulkRing : public SidesRing<Config, BulkRing<Config>> {
   using Base = SidesRing<Config, BulkRing>;
   friend Base;
-  using Base::kStepBits, Base::kTiles, Base::lane_, Base::next_, Base::num_steps_, Base::phase_,
-      Base::ring_, Base::stage_, Base::walk_;
+  using Base::kStepBits, Base::kTiles, Base::lane_, Base::next_, Base::num_steps_, Base::ring_,
+      Base::walk_;
   using typename Base::Keys, typename Base::Values;
 
  public:
@@ -21,7 +21,8 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
 
   __device__ void begin() {
     if (lane_ == 0) {
-      for (int i = 0; i < Config::kStages; ++i) init_barrier(barriers_ + i * 8);
+      init_barrier(key_barrier());
+      init_barrier(value_barrier());
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       fence_bulk_copies();
     }
@@ -29,17 +30,23 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
     this->start_first_steps();
   }
 
-  __device__ void wait_for_keys(int) { wait_for_barrier(barriers_ + stage_ * 8, phase_); }
+  __device__ void wait_for_keys(int) { wait_for_barrier(key_barrier(), phase_); }
   __device__ void wait_for_values(int i) {
-    const int stage = this->next_stage();
-    wait_for_barrier(barriers_ + stage * 8, stage == 0 ? phase_ ^ 1 : phase_);
+    wait_for_barrier(value_barrier(), phase_);
     const bool is_end = this->token(i) + Config::kStepTokens > walk_.seq_len;
     if (is_end || this->may_be_missing()) [[unlikely]]
       clear_unread(i);
   }
+  __device__ void release_values(int i) {
+    Base::release_values(i);
+    phase_ ^= 1;
+  }
   __device__ void end() {}
 
  private:
+  __device__ uint32_t key_barrier() const { return barriers_; }
+  __device__ uint32_t value_barrier() const { return barriers_ + 8; }
+
   __device__ int first_token(int i) const {
     return this->token(i) + (lane_ % kTiles & -walk_.job.tiles_per_copy) * kTileTokens;
   }
@@ -48,7 +55,7 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
   // tiles_per_copy is 1, 2 or 4.
   __device__ bool is_first_of_copy() const { return (lane_ & (walk_.job.tiles_per_copy - 1)) == 0; }
 
-  __device__ void start_keys(int i, int stage) {
+  __device__ void start_keys(int i) {
     if (i >= num_steps_) return;
     const bool is_there = this->is_block(next_.id);
     next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
@@ -56,18 +63,16 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
       atomicAdd(&walk_.job.findings->out_of_range, 1ull);
     }
     this->note_missing(i, next_missing_);
-    start_side<typename Keys::Copy>(walk_.job.tile_k, stage);
+    start_side<typename Keys::Copy>(walk_.job.tile_k, this->key_side(), key_barrier());
   }
   // Requires: its keys were the last that were asked for.
-  __device__ void start_values(int i, int stage) {
+  __device__ void start_values(int i) {
     if (i >= num_steps_) return;
-    start_side<typename Values::Copy>(walk_.job.tile_v, stage);
+    start_side<typename Values::Copy>(walk_.job.tile_v, this->value_side(), value_barrier());
   }
 
   template <class Copy>
-  __device__ void start_side(const TileSide& side, int stage) {
-    const uint32_t barrier = barriers_ + stage * 8;
-    const uint32_t to = ring_ + stage * Config::kStageBytes;
+  __device__ void start_side(const TileSide& side, uint32_t to, uint32_t barrier) {
     if (side.is_step) {
       if (!is_elected()) return;
       const bool is_there = next_missing_ == 0;
@@ -116,7 +121,8 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
     }
   }
 
-  const uint32_t barriers_;  // shared memory: [kStages]
+  const uint32_t barriers_;  // shared memory: the keys', the values'
+  uint32_t phase_ = 0;       // of both in the current step
   uint32_t next_missing_ = 0;
 };
 

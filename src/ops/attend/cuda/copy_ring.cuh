@@ -22,7 +22,7 @@ class CopyRing : public TileRing<Config> {
   __device__ void begin() {
     Blocks first[Config::kStages];
 #pragma unroll
-    for (int i = 0; i < Config::kStages; ++i) first[i] = i < 2 ? first_blocks_of(i) : blocks_of(i);
+    for (int i = 0; i < Config::kStages; ++i) first[i] = first_blocks_of(i);
     next_ = Config::kStages < 2 ? first_blocks_of(1) : blocks_of(Config::kStages);
     if constexpr (Config::kIsPadded) clear_shared(ring_, Config::kRingBytes, lane_);
 #pragma unroll
@@ -38,7 +38,7 @@ class CopyRing : public TileRing<Config> {
     __syncwarp();
     start(i + Config::kStages, stage_, next_);
     next_ = blocks_of(i + Config::kStages + 1);
-    this->advance();
+    stage_ = (stage_ + 1) % Config::kStages;
   }
   __device__ void end() {
     wait_for_copies<0>();

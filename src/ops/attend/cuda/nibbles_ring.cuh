@@ -11,7 +11,7 @@ template <class Config>
 class NibblesRing : public SidesRing<Config, NibblesRing<Config>> {
   using Base = SidesRing<Config, NibblesRing>;
   friend Base;
-  using Base::kTiles, Base::lane_, Base::next_, Base::num_steps_, Base::ring_, Base::walk_;
+  using Base::kTiles, Base::lane_, Base::next_, Base::num_steps_, Base::walk_;
   using typename Base::Keys, typename Base::Values;
   using KeyCopy = FourTilesCopy<typename Keys::Copy>;
   using ValueCopy = FourTilesCopy<typename Values::Copy>;
@@ -24,10 +24,10 @@ class NibblesRing : public SidesRing<Config, NibblesRing<Config>> {
         value_part_(ValueCopy::lane_part(this->side_of_values(), walk.head, lane)) {}
 
   __device__ void begin() { this->start_first_steps(); }
-  __device__ void wait_for_keys(int) { wait_for_oldest<2>(); }
+  __device__ void wait_for_keys(int) { wait_for_oldest<1>(); }
   __device__ void wait_for_values(int) {
-    // In several passes the keys are not released yet, so a side less is on its way behind these.
-    wait_for_oldest<Config::kPasses == 1 ? 2 : 1>();
+    // In several passes the keys are not released yet, so nothing is on its way behind these.
+    wait_for_oldest<Config::kPasses == 1 ? 1 : 0>();
   }
   __device__ void end() { wait_for_copies<0>(); }
 
@@ -45,7 +45,7 @@ class NibblesRing : public SidesRing<Config, NibblesRing<Config>> {
     __syncwarp();
   }
 
-  __device__ void start_keys(int i, int stage) {
+  __device__ void start_keys(int i) {
     if (i < num_steps_) {
       const bool is_there = this->is_block(next_.id);
       const uint32_t lacking = __ballot_sync(kWholeWarp, !is_there);
@@ -53,16 +53,16 @@ class NibblesRing : public SidesRing<Config, NibblesRing<Config>> {
       if (!is_there && next_.id != kNoTile && lane_ % KeyCopy::kLanes == 0) [[unlikely]] {
         atomicAdd(&walk_.job.findings->out_of_range, 1ull);
       }
-      start_side<KeyCopy>(this->side_of_keys(), key_part_, i, ring_ + stage * Config::kStageBytes,
+      start_side<KeyCopy>(this->side_of_keys(), key_part_, i, this->key_side(),
                           Keys::Copy::kCodeBytes);
     }
     commit_copies();
   }
   // Requires: its keys were the last that were asked for.
-  __device__ void start_values(int i, int stage) {
+  __device__ void start_values(int i) {
     if (i < num_steps_) {
-      start_side<ValueCopy>(this->side_of_values(), value_part_, i,
-                            ring_ + stage * Config::kStageBytes, Values::Copy::kCodeBytes);
+      start_side<ValueCopy>(this->side_of_values(), value_part_, i, this->value_side(),
+                            Values::Copy::kCodeBytes);
     }
     commit_copies();
   }

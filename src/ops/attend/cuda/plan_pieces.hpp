@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "core/checked.hpp"
@@ -34,15 +35,23 @@ inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& ke
          std::min(kernel.warps_at_once / warps, device.shared_bytes_per_multiprocessor / cta_bytes);
 }
 
+// Whether CTAs of few warps are the better ones where plans cost the same: of 4 bits, as measured.
+// But neighbour heads are to share a CTA; and a window's sinks are a step more for a warp of the
+// first split, of which few warps feel more than many.
+inline bool prefers_small_ctas(const TileKernel& kernel, int most_heads, int window_sinks) {
+  return kernel.step_tokens == kSideStepTiles * kTileTokens && kernel.rows == kTileRows &&
+         most_heads == 1 && window_sinks == 0;
+}
+
 // Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
-// leave less to merge, and their warps keep pace. Two a multiprocessor, if others are not 3 %
-// better. Steps of a warp take the same time in all. Returns the best plan's cost in such steps, or
-// 0 if there is none.
+// leave less to merge, and their warps keep pace. Two a multiprocessor, or eight, if others are not
+// 3 % better. Steps of a warp take the same time in all. Returns the best plan's cost in such
+// steps, or 0 if there is none.
 //
 // most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head. can_have(
 // warps_of_cta, num_splits, num_pieces): whether the device takes such a plan.
 template <class CanHave>
-double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
+double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads, bool prefers_small,
                   const CanHave& can_have, AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
   const device::CudaDevice& device = context.device;
@@ -50,7 +59,8 @@ double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
   shape.overhead = kOverheadTokens / kernel.step_tokens;
   const int64_t pieces_of_heads = shape.num_pieces;
   double best_cost = 0;
-  for (const int wanted_ctas : {2, 1, 4, 8, 16}) {
+  constexpr std::array kTwoFirst = {2, 1, 4, 8, 16}, kEightFirst = {8, 2, 1, 4, 16};
+  for (const int wanted_ctas : prefers_small ? kEightFirst : kTwoFirst) {
     const int warps = std::min(kernel.warps_at_once / wanted_ctas,
                                device.shared_bytes_per_cta / kernel.warp_shared_bytes);
     shape.num_slots = warps == 0 ? 0 : tile_slots(device, kernel, warps);
@@ -73,8 +83,9 @@ double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
 // the kernel behind it its cold instructions: so much is worth longer pieces. All of them must run
 // at once: clusters_at_once(warps_of_cta, ctas) says how many clusters do.
 template <class ClustersAtOnce>
-void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads, double merged_cost,
-                   const ClustersAtOnce& clusters_at_once, AttendPlanCuda& plan) {
+void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads, bool prefers_small,
+                   double merged_cost, const ClustersAtOnce& clusters_at_once,
+                   AttendPlanCuda& plan) {
   constexpr int kMostOfCluster = 16;
   constexpr double kMergeTokens = 20;  // of a warp: what the merge's launch costs
   shape.most_splits = kMostOfCluster;
@@ -82,7 +93,7 @@ void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
     return num_splits > 1 && num_pieces <= clusters_at_once(warps, num_splits);
   };
   AttendPlanCuda clusters = plan;
-  const double cost = plan_tiles(context, shape, most_heads, can_have, clusters);
+  const double cost = plan_tiles(context, shape, most_heads, prefers_small, can_have, clusters);
   if (cost == 0 || cost > merged_cost + kMergeTokens / plan.tiles.step_tokens) return;
   plan = clusters;
   plan.merges_in_cluster = true;
@@ -106,12 +117,13 @@ inline void balance_tiles(const CudaContext& context, const SplitShape& shape, i
   constexpr int64_t kPiecesOfSequence = 3;
   constexpr int64_t kMostCtas = int64_t{1} << 20;
   constexpr int kMostRowTiles = 4;  // many rows are pieces enough, and cost workspace
+  constexpr int kFewWarps = 8;      // for a sequence's KV head: sequences alone fill the device
   const TileKernel& kernel = plan.tiles;
   if (num_sequences < 2 || shape.max_tokens < kLong || plan.num_row_tiles > kMostRowTiles) return;
   int64_t budget = int64_t{num_sequences} * plan.num_splits;
   int warps_of_cta = plan.warps_of_cta;
   int64_t num_pieces = shape.num_pieces / plan.heads_of_cta;
-  if (plan.num_splits == 1) {
+  if (plan.num_splits == 1 || plan.num_splits * warps_of_cta <= kFewWarps) {
     int64_t most_warps = 0, slots = 0;
     for (const int warps : {8, 4, 2, 1}) {
       const int64_t ctas = tile_slots(context.device, kernel, warps);

@@ -1,5 +1,5 @@
-// SidesRing: what rings have in common whose keys and values are stages of their own. There are
-// three: a step's two, and the next step's keys.
+// SidesRing: what rings have in common whose keys and values are stages of their own: one for each
+// side, which the next step's side comes to as soon as this step's is read.
 #pragma once
 
 #include "ops/attend/cuda/tile_ring.cuh"
@@ -8,7 +8,7 @@ namespace kvx::ops::cuda {
 
 // Ring is the class that derives from it, BulkRing or NibblesRing. Its first_token(i) is that of
 // the copy which this lane knows the block of, of step i; its copy_tokens() are that copy's;
-// start_keys(i, stage) and start_values(i, stage) ask for a side of step i, whose blocks are next_.
+// start_keys(i) and start_values(i) ask for a side of step i, whose blocks are next_.
 template <class Config, class Ring>
 class SidesRing : public TileRing<Config> {
  public:
@@ -16,14 +16,12 @@ class SidesRing : public TileRing<Config> {
 
   __device__ void release_keys(int i) {
     __syncwarp();
-    ring().start_values(i + 1, this->stage_);
-    next_ = block_of(i + 2);
+    ring().start_keys(i + 1);
   }
   __device__ void release_values(int i) {
     __syncwarp();
-    ring().start_keys(i + 2, this->next_stage());
-    this->advance();
-    this->advance();
+    ring().start_values(i + 1);
+    next_ = block_of(i + 2);
   }
 
  protected:
@@ -33,13 +31,11 @@ class SidesRing : public TileRing<Config> {
   };
 
   __device__ void start_first_steps() {
-    static_assert(Config::kStages == 3);
     next_ = first_block_of(0);
     const Block second = first_block_of(1);
-    ring().start_keys(0, 0);
-    ring().start_values(0, 1);
+    ring().start_keys(0);
+    ring().start_values(0);
     next_ = second;
-    ring().start_keys(1, 2);
   }
 
   Block next_;  // asked for before it is needed

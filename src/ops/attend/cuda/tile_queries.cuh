@@ -76,8 +76,7 @@ struct WideQueries {
                                float sign, uint32_t to, int lane) {
     const float by = __fdividef(sign, queries.scale(column));
     const uint32_t row = to + lane / 4 * kRowBytes;
-    // Two steps have eight neighbours. What the first two read of shared queries may lie where rows
-    // come to.
+    // Two steps have eight neighbours.
 #pragma unroll
     for (int i = 0; i < Dim / 32; ++i) {
       float x[8];
@@ -90,7 +89,6 @@ struct WideQueries {
         x[c.x % 8] = two.x * (by / Keys::factor(s, r));
         x[c.y % 8] = two.y * (by / Keys::factor(s, r));
       }
-      if (IsShared && i == 0) __syncwarp();
       const int channel = Keys::owned_channel(8 * i, lane % 4);
       asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(row + channel * 2),
                    "r"(MmaBf16::pack(x[0], x[1])), "r"(MmaBf16::pack(x[2], x[3])),

@@ -13,11 +13,16 @@ namespace kvx::ops::cuda {
 
 // How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
-// shared memory of a warp: [kStages] barriers, [kStages] stages, queries. Barriers share their
-// memory with nothing that comes later: PTX allows no other access there, and under racecheck it
-// shows.
+// shared memory of a warp: barriers, queries, [kStages] stages. Barriers share their memory with
+// nothing that comes later: PTX allows no other access there, and under racecheck it shows.
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
+//
+// Two stages, one read and one on its way, hide memory's latency. A third does harm: what waits for
+// memory beyond that is served unevenly. Multiprocessors that share their way to it with fewer
+// others get more and end early, and those that are left cannot take all that memory then has to
+// give (bench/results/2026-11-23-h200.md, "Two stages").
+//
 // IsWide: of the sequence's wide ends, which are few tokens. One tile in one stage is enough, and
 // leaves room beside it.
 template <class KeyTiles, class ValueTiles, int Columns, bool IsWide>
@@ -44,9 +49,7 @@ struct TileConfig {
   // stay in their cache and its scores in registers.
   static constexpr int kPasses = kTilesAtOnce > 2 && (Columns > 1 || !Keys::kHasRoomForSteps) ? 2
                                                                                               : 1;
-  static constexpr int kStages = kIsWide                                              ? 1
-                                 : !kIsBulk && 2560 < kTileBytes && kTileBytes < 4096 ? 2
-                                                                                      : 3;
+  static constexpr int kStages = kIsWide ? 1 : 2;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
   static constexpr int kKeyBytes = kTilesAtOnce * Keys::Copy::kBytes;
@@ -55,16 +58,17 @@ struct TileConfig {
   static constexpr int kStageBytes = kHasStagesOfSides ? kSideBytes : kKeyBytes + kValueBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kBarrierBytes = kIsBulk ? 32 : 0;
-  // Where a multiprocessor's registers are full of sums, the second column's queries lie beside the
+  // Where a multiprocessor's registers are full of sums, the second column's queries lie before the
   // ring: spilled, they would come from memory, since shared memory leaves the first cache no room.
   static constexpr bool kIsPacked = kTileBytes < 64 * Keys::kDim;
   // Shorter rows have fewer sums; of longer ones fewer warps fit, which have more registers.
   static constexpr bool kSharesQueries = Columns > 1 && !kIsWide && kIsPacked && Keys::kDim == 128;
-  static constexpr int kQueriesAt = kBarrierBytes + kRingBytes;
+  static constexpr int kQueriesAt = kBarrierBytes;
   static constexpr int kQueryBytes =
       kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
-  static constexpr int kWarpBytes = kQueriesAt + kQueryBytes;
-  static_assert(kStages * 8 <= 32 && kRingBytes % 16 == 0);
+  static constexpr int kRingAt = kQueriesAt + kQueryBytes;
+  static constexpr int kWarpBytes = kRingAt + kRingBytes;
+  static_assert(kRingAt % 16 == 0 && kRingBytes % 16 == 0);
 };
 
 // Which tiles a CTA walks over.
@@ -124,7 +128,7 @@ class TileRing {
       : walk_(walk),
         lane_(lane),
         num_warps_(walk.job.warps_of_head),
-        ring_(shared + Config::kBarrierBytes),
+        ring_(shared + Config::kRingAt),
         first_step_(walk.tokens.begin / Config::kStepTokens - walk.sink_steps + walk.warp) {
     const int end = walk.tokens.end - hole_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
@@ -141,10 +145,10 @@ class TileRing {
   }
 
   // Tile u of the current step's keys or values.
-  __device__ uint32_t keys(int u) const { return stage() + u * Keys::Copy::kCodeBytes; }
+  __device__ uint32_t keys(int u) const { return key_side() + u * Keys::Copy::kCodeBytes; }
   __device__ typename Keys::Scales key_scales(int u) const {
     return scales_at(side_of_keys(),
-                     stage() + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes);
+                     key_side() + kTiles * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes);
   }
   __device__ uint32_t values(int u) const { return value_side() + u * Values::Copy::kCodeBytes; }
   __device__ typename Values::Scales value_scales(int u) const {
@@ -158,7 +162,7 @@ class TileRing {
 
  protected:
   static constexpr int kTiles = Config::kTilesAtOnce;
-  static constexpr int kSteps = Config::kHasStagesOfSides ? 2 : Config::kStages;  // in the ring
+  static constexpr int kSteps = Config::kStages;  // in the ring; or parts of so many
   static constexpr uint32_t kStepBits = (1u << kTiles) - 1;
 
   __device__ static ScalesAt<Config::kIsPadded> scales_at(const TileSide& side, uint32_t at) {
@@ -195,22 +199,15 @@ class TileRing {
     return first < walk_.tokens.end && first + num_tokens > walk_.tokens.begin;
   }
 
-  __device__ uint32_t stage() const { return ring_ + stage_ * Config::kStageBytes; }
+  // Of the current step; where sides have stages of their own, of all steps.
+  __device__ uint32_t key_side() const { return ring_ + stage_ * Config::kStageBytes; }
   __device__ uint32_t value_side() const {
-    if constexpr (Config::kHasStagesOfSides) return ring_ + next_stage() * Config::kStageBytes;
-    return stage() + Config::kKeyBytes;
+    return key_side() + (Config::kHasStagesOfSides ? Config::kStageBytes : Config::kKeyBytes);
   }
-  __device__ int next_stage() const { return stage_ + 1 == Config::kStages ? 0 : stage_ + 1; }
   __device__ void note_missing(int i, uint32_t bits) {
     if ((missing_ | bits) == 0) return;
     const int at = i % kSteps * kTiles;
     missing_ = (missing_ & ~(kStepBits << at)) | (bits << at);
-  }
-  __device__ void advance() {
-    if (++stage_ == Config::kStages) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
   }
 
   const TileWalk& walk_;
@@ -219,8 +216,7 @@ class TileRing {
   const uint32_t ring_;  // shared memory: [kStages] stages
   const int first_step_;
   int num_steps_;
-  int stage_ = 0;  // of keys
-  uint32_t phase_ = 0;
+  int stage_ = 0;         // of the current step
   uint32_t missing_ = 0;  // a bit for each tile of the ring
 };
 

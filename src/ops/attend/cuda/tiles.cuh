@@ -146,9 +146,9 @@ __device__ __noinline__ void attend_wide_ends(const AttendJob& job, PiecePlace p
 
 // How a warp's shared memory is used, and how many warps a multiprocessor takes.
 //
-// [barriers][ring over packed tokens                     ][a column's queries]
-// [        ][rows for the merge][ring over wide tokens ]   after it, in the same memory
-// [        ][                  ][queries for those]        before both
+// [barriers][a column's queries][ring over packed tokens]
+// [        ][rows for the merge][ring over wide tokens  ]   after it, in the same memory
+// [        ][                  ][queries for those      ]   before both
 template <class Keys, class Values, int Dim, int Columns, bool TakesWide>
 struct WarpMemory {
   using Packed = TileConfig<Keys, Values, Columns, false>;
@@ -158,10 +158,8 @@ struct WarpMemory {
   static constexpr int kRowsAt = Packed::kBarrierBytes;
   static constexpr int kWideAt = kRowsAt + static_cast<int>(sizeof(Rows));
   static constexpr int kWideEnd = kWideAt + (kTakesWide ? 4 * kTileTokens * Dim : 0);
-  // WideQueries::leave says how far they may reach into what it reads.
-  static_assert(!kTakesWide ||
-                (kWideAt + WideQueries<Dim>::bytes(Columns) <= kWideEnd &&
-                 kWideAt + WideQueries<Dim>::bytes(Columns) <= Packed::kQueriesAt + 2 * kWarp * 8));
+  static_assert(!kTakesWide || (kWideAt + WideQueries<Dim>::bytes(Columns) <= kWideEnd &&
+                                Packed::kRingAt <= kWideAt));
   static constexpr int kBytes = kWideEnd > Packed::kWarpBytes ? kWideEnd : Packed::kWarpBytes;
   static_assert(kWideAt % 16 == 0 && kBytes % 16 == 0);
   // In CTAs of 1, 2, 4 or 8 warps: as many as shared memory and registers are for.
