@@ -103,7 +103,6 @@ TEST(PlanPieces, OfFourBitsAreInCtasOfTwoWarps) {
   const AttendPlanCuda plan = plan_for(64, 8192, h200_clusters);
   EXPECT_EQ(plan.warps_of_cta, 2);
   EXPECT_EQ(plan.num_splits, 2);
-  EXPECT_TRUE(plan.merges_in_cluster);
   TileKernel eight_bits = plan.tiles, many_rows = plan.tiles;
   eight_bits.step_tokens = 16;
   many_rows.rows = 16;

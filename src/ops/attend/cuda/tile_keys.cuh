@@ -16,6 +16,7 @@ namespace kvx::ops::cuda {
 template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
+  uint32_t low[Dim / 16][2] = {};  // what b rounds away, where keys ask for it
   float scale;  // what those of this lane were multiplied by: plus or minus a power of two
   // Of columns 2t and 2t + 1:
   float2 sums;                   // for the affine formats' zeros
@@ -112,6 +113,11 @@ struct TileKeys {
   using Scales = ScalesAt<Padded>;
   using Mma = typename Element::Mma;
   static constexpr int kParts = Dim / 64;  // of a row, each with accumulators of its own
+  // bf16 has too few digits for a query of f16 or f32: it comes in two parts, where there are
+  // registers for the second.
+  template <int Columns>
+  static constexpr bool kHasLowQueries =
+      Element::kBits == 16 && !Mma::kScalesQueries && Dim <= 128 && Columns == 1;
 
   // Scores come out divided by this.
   static constexpr float unit() {
@@ -197,6 +203,7 @@ struct TileKeys {
   __device__ static void score_16(uint32_t tile, const AllQueries<Dim, Columns, IsShared>& queries,
                                   Fragment (&parts)[Columns][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
+    [[maybe_unused]] Fragment low_part = {};  // apart: a sum waits for itself
 #pragma unroll
     for (int i = 0; i < Dim / 32; ++i) {
       const int chunk = 8 * (i / 2) + 2 * t + i % 2;
@@ -204,6 +211,15 @@ struct TileKeys {
       const uint4 y = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk));
       add(x.x, y.x, x.y, y.y, queries, 2 * i, parts, 0);
       add(x.z, y.z, x.w, y.w, queries, 2 * i + 1, parts, 0);
+      if constexpr (kHasLowQueries<Columns>) {
+        const auto& low = queries.columns[0].low;
+        Mma::add(low_part, x.x, y.x, x.y, y.y, low[2 * i][0], low[2 * i][1]);
+        Mma::add(low_part, x.z, y.z, x.w, y.w, low[2 * i + 1][0], low[2 * i + 1][1]);
+      }
+    }
+    if constexpr (kHasLowQueries<Columns>) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) parts[0][0].d[j] += low_part.d[j];
     }
   }
 

@@ -172,6 +172,10 @@ class QueryColumn {
         const float y = numbers[s / 4][c.y] * queries.scale;
         const float factor_of_key = Keys::factor(s, r);
         queries.b[s][r] = Keys::Mma::pack(x * factor_of_key, y * factor_of_key);
+        if constexpr (Keys::template kHasLowQueries<1>) {
+          const float2 high = Keys::Mma::unpack(queries.b[s][r]);
+          queries.low[s][r] = Keys::Mma::pack(x - high.x, y - high.y);
+        }
         if constexpr (Keys::kHasOffset) {
           // Of what the codes meet, so that a row's zero takes away what its codes bring.
           const float2 rounded = Keys::Mma::unpack(queries.b[s][r]);

@@ -315,11 +315,13 @@ template <class Memory, class Keys, class Values>
 __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
   using Rows = typename Memory::Rows;
   extern __shared__ __align__(128) uint8_t shared[];
+  // The shuffle shows the compiler that all lanes have the same: what follows from it then is
+  // computed once a warp, in registers of the warp.
+  const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0);
   int num_heads = 1, head = 0;
   if constexpr (Memory::Packed::kTakesHeads) {
     num_heads = job.heads_of_cta;
-    // The shuffle shows the compiler that a warp has but one, which saves registers.
-    head = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp % num_heads, 0);
+    head = warp % num_heads;
   }
   PiecePlace place = find_piece(job, Rows::kRows, num_heads, head);
   if (place.num_splits == 0) return;
@@ -345,7 +347,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
     sink_steps = steps_over_sinks(job, kStepTokens);
   }
 
-  uint8_t* own = shared + threadIdx.x / kWarp * Memory::kBytes;
+  uint8_t* own = shared + warp * Memory::kBytes;
   const auto ring = static_cast<uint32_t>(__cvta_generic_to_shared(own));
   Rows* rows = reinterpret_cast<Rows*>(own + Memory::kRowsAt);
   const TileWalk walk = {
@@ -353,7 +355,7 @@ __device__ __forceinline__ void attend_tiles_of(const AttendJob& job) {
       .table = place.table,
       .seq_len = place.shape.seq_len,
       .head = place.head,
-      .warp = static_cast<int>(threadIdx.x) / kWarp / num_heads,
+      .warp = warp / num_heads,
       .tokens = tokens,
       .hole = {},
       .sink_steps = sink_steps,
