@@ -55,12 +55,12 @@ AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce&
   shape.max_tokens = tokens;
   AttendPlanCuda plan = plan_of_four_bits();
   const auto any = [](int, int, int64_t) { return true; };
-  const bool prefers_small = prefers_small_ctas(plan.tiles, 1, window_sinks);
-  const double cost = plan_tiles(h200(), shape, 1, prefers_small, any, plan);
+  const CtaOrder order = preferred_ctas(plan.tiles, 1, window_sinks);
+  const double cost = plan_tiles(h200(), shape, 1, order, any, plan);
   EXPECT_GT(cost, 0);
   balance_tiles(h200(), shape, num_sequences, 1, plan);
   if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
-    plan_clusters(h200(), shape, 1, prefers_small, cost, clusters, plan);
+    plan_clusters(h200(), shape, 1, order, cost, clusters, plan);
   }
   return plan;
 }
@@ -103,13 +103,20 @@ TEST(PlanPieces, OfFourBitsAreInCtasOfTwoWarps) {
   const AttendPlanCuda plan = plan_for(64, 8192, h200_clusters);
   EXPECT_EQ(plan.warps_of_cta, 2);
   EXPECT_EQ(plan.num_splits, 2);
-  TileKernel eight_bits = plan.tiles, many_rows = plan.tiles;
+}
+
+TEST(PlanPieces, KnowTheSizeOfCtasThatSuitsTheRows) {
+  const TileKernel four_bits = plan_of_four_bits().tiles;
+  TileKernel eight_bits = four_bits, many_rows = four_bits, with_gaps = four_bits;
   eight_bits.step_tokens = 16;
   many_rows.rows = 16;
-  EXPECT_TRUE(prefers_small_ctas(plan.tiles, 1, 0));
-  EXPECT_FALSE(prefers_small_ctas(eight_bits, 1, 0) || prefers_small_ctas(many_rows, 1, 0));
-  EXPECT_FALSE(prefers_small_ctas(plan.tiles, 4, 0)) << "neighbour heads share lines";
-  EXPECT_FALSE(prefers_small_ctas(plan.tiles, 1, 4)) << "sinks";
+  with_gaps.takes_heads = true;
+  EXPECT_EQ(preferred_ctas(four_bits, 1, 0)[0], 8);
+  EXPECT_EQ(preferred_ctas(four_bits, 1, 4)[0], 2) << "sinks";
+  EXPECT_EQ(preferred_ctas(eight_bits, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(many_rows, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(with_gaps, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(with_gaps, 4, 0)[0], 1) << "neighbour heads";
 }
 
 TEST(PlanPieces, OfAWindowHaveItsFirstTokensToo) {

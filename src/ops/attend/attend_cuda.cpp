@@ -60,14 +60,14 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   if (is_tiles) {
     const int most_heads = most_heads_of_cta(run, plan.tiles);
     const auto any = [](int, int, int64_t) { return true; };
-    const bool prefers_small = cuda::prefers_small_ctas(plan.tiles, most_heads, args.window_sinks);
-    const double cost = cuda::plan_tiles(context, shape, most_heads, prefers_small, any, plan);
+    const cuda::CtaOrder order = cuda::preferred_ctas(plan.tiles, most_heads, args.window_sinks);
+    const double cost = cuda::plan_tiles(context, shape, most_heads, order, any, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
     if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
       const auto clusters_at_once = [&](int warps_of_cta, int ctas) {
         return cuda::clusters_at_once(context, plan.tiles, warps_of_cta, ctas);
       };
-      cuda::plan_clusters(context, shape, most_heads, prefers_small, cost, clusters_at_once, plan);
+      cuda::plan_clusters(context, shape, most_heads, order, cost, clusters_at_once, plan);
     }
     cuda::plan_sinks(args.window_sinks, plan);
   } else if (cuda::is_prefill(path)) {

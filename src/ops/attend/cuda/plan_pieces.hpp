@@ -35,32 +35,36 @@ inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& ke
          std::min(kernel.warps_at_once / warps, device.shared_bytes_per_multiprocessor / cta_bytes);
 }
 
-// Whether CTAs of few warps are the better ones where plans cost the same: of 4 bits, as measured.
-// But neighbour heads are to share a CTA; and a window's sinks are a step more for a warp of the
-// first split, of which few warps feel more than many.
-inline bool prefers_small_ctas(const TileKernel& kernel, int most_heads, int window_sinks) {
-  return kernel.step_tokens == kSideStepTiles * kTileTokens && kernel.rows == kTileRows &&
-         most_heads == 1 && window_sinks == 0;
+// How many CTAs a multiprocessor may run, the best first where plans cost the same: as measured.
+using CtaOrder = std::array<int, 5>;
+inline CtaOrder preferred_ctas(const TileKernel& kernel, int most_heads, int window_sinks) {
+  constexpr CtaOrder kTwoFirst = {2, 1, 4, 8, 16};
+  const bool has_four_bits = kernel.step_tokens == kSideStepTiles * kTileTokens;
+  if (!has_four_bits || kernel.rows != kTileRows) return kTwoFirst;
+  // Neighbour heads are to stay side by side: their rows share lines.
+  if (most_heads > 1) return {1, 2, 4, 8, 16};
+  // Bulk copies take small CTAs. But a window's sinks are a step more for a warp of the first
+  // split, of which few warps feel more than many.
+  return kernel.takes_heads || window_sinks > 0 ? kTwoFirst : CtaOrder{8, 2, 1, 4, 16};
 }
 
 // Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
-// leave less to merge, and their warps keep pace. Two a multiprocessor, or eight, if others are not
-// 3 % better. Steps of a warp take the same time in all. Returns the best plan's cost in such
+// leave less to merge, and their warps keep pace. The first of the order that no later one is 3 %
+// better than. Steps of a warp take the same time in all. Returns the best plan's cost in such
 // steps, or 0 if there is none.
 //
 // most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head. can_have(
 // warps_of_cta, num_splits, num_pieces): whether the device takes such a plan.
 template <class CanHave>
-double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads, bool prefers_small,
-                  const CanHave& can_have, AttendPlanCuda& plan) {
+double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
+                  const CtaOrder& order, const CanHave& can_have, AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
   const device::CudaDevice& device = context.device;
   constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
   shape.overhead = kOverheadTokens / kernel.step_tokens;
   const int64_t pieces_of_heads = shape.num_pieces;
   double best_cost = 0;
-  constexpr std::array kTwoFirst = {2, 1, 4, 8, 16}, kEightFirst = {8, 2, 1, 4, 16};
-  for (const int wanted_ctas : prefers_small ? kEightFirst : kTwoFirst) {
+  for (const int wanted_ctas : order) {
     const int warps = std::min(kernel.warps_at_once / wanted_ctas,
                                device.shared_bytes_per_cta / kernel.warp_shared_bytes);
     shape.num_slots = warps == 0 ? 0 : tile_slots(device, kernel, warps);
@@ -83,9 +87,9 @@ double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads, 
 // the kernel behind it its cold instructions: so much is worth longer pieces. All of them must run
 // at once: clusters_at_once(warps_of_cta, ctas) says how many clusters do.
 template <class ClustersAtOnce>
-void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads, bool prefers_small,
-                   double merged_cost, const ClustersAtOnce& clusters_at_once,
-                   AttendPlanCuda& plan) {
+void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
+                   const CtaOrder& order, double merged_cost,
+                   const ClustersAtOnce& clusters_at_once, AttendPlanCuda& plan) {
   constexpr int kMostOfCluster = 16;
   constexpr double kMergeTokens = 20;  // of a warp: what the merge's launch costs
   shape.most_splits = kMostOfCluster;
@@ -93,7 +97,7 @@ void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
     return num_splits > 1 && num_pieces <= clusters_at_once(warps, num_splits);
   };
   AttendPlanCuda clusters = plan;
-  const double cost = plan_tiles(context, shape, most_heads, prefers_small, can_have, clusters);
+  const double cost = plan_tiles(context, shape, most_heads, order, can_have, clusters);
   if (cost == 0 || cost > merged_cost + kMergeTokens / plan.tiles.step_tokens) return;
   plan = clusters;
   plan.merges_in_cluster = true;
