@@ -55,7 +55,7 @@ AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce&
   shape.max_tokens = tokens;
   AttendPlanCuda plan = plan_of_four_bits();
   const auto any = [](int, int, int64_t) { return true; };
-  const CtaOrder order = preferred_ctas(plan.tiles, 1, window_sinks);
+  const CtaOrder order = preferred_ctas(plan.tiles, 128, tokens, 1, window_sinks);
   const double cost = plan_tiles(h200(), shape, 1, order, any, plan);
   EXPECT_GT(cost, 0);
   balance_tiles(h200(), shape, num_sequences, 1, plan);
@@ -111,12 +111,15 @@ TEST(PlanPieces, KnowTheSizeOfCtasThatSuitsTheRows) {
   eight_bits.step_tokens = 16;
   many_rows.rows = 16;
   with_gaps.takes_heads = true;
-  EXPECT_EQ(preferred_ctas(four_bits, 1, 0)[0], 8);
-  EXPECT_EQ(preferred_ctas(four_bits, 1, 4)[0], 2) << "sinks";
-  EXPECT_EQ(preferred_ctas(eight_bits, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(many_rows, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(with_gaps, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(with_gaps, 4, 0)[0], 1) << "neighbour heads";
+  EXPECT_EQ(preferred_ctas(four_bits, 128, 8192, 1, 0)[0], 8);
+  EXPECT_EQ(preferred_ctas(four_bits, 64, 8192, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(four_bits, 128, 129, 1, 0)[0], 2) << "a short window";
+  EXPECT_EQ(preferred_ctas(four_bits, 128, 8192, 1, 4)[0], 2) << "sinks";
+  EXPECT_EQ(preferred_ctas(eight_bits, 128, 8192, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(many_rows, 128, 8192, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(with_gaps, 128, 8192, 1, 0)[0], 2);
+  EXPECT_EQ(preferred_ctas(with_gaps, 128, 8192, 4, 0)[0], 1) << "neighbour heads";
+  EXPECT_EQ(preferred_ctas(with_gaps, 128, 129, 4, 0)[0], 2);
 }
 
 TEST(PlanPieces, OfAWindowHaveItsFirstTokensToo) {

@@ -60,7 +60,8 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   if (is_tiles) {
     const int most_heads = most_heads_of_cta(run, plan.tiles);
     const auto any = [](int, int, int64_t) { return true; };
-    const cuda::CtaOrder order = cuda::preferred_ctas(plan.tiles, most_heads, args.window_sinks);
+    const cuda::CtaOrder order = cuda::preferred_ctas(plan.tiles, run.k.head_dim, shape.max_tokens,
+                                                      most_heads, args.window_sinks);
     const double cost = cuda::plan_tiles(context, shape, most_heads, order, any, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
     if (plan.balanced_pieces == 0 && plan.num_splits > 1) {

@@ -37,14 +37,17 @@ inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& ke
 
 // How many CTAs a multiprocessor may run, the best first where plans cost the same: as measured.
 using CtaOrder = std::array<int, 5>;
-inline CtaOrder preferred_ctas(const TileKernel& kernel, int most_heads, int window_sinks) {
+inline CtaOrder preferred_ctas(const TileKernel& kernel, int head_dim, int64_t max_tokens,
+                               int most_heads, int window_sinks) {
   constexpr CtaOrder kTwoFirst = {2, 1, 4, 8, 16};
+  constexpr int64_t kManyTokens = 4096;  // beside which a merge more is little
   const bool has_four_bits = kernel.step_tokens == kSideStepTiles * kTileTokens;
-  if (!has_four_bits || kernel.rows != kTileRows) return kTwoFirst;
+  const bool is_large = head_dim >= 128 && max_tokens >= kManyTokens;
+  if (!has_four_bits || kernel.rows != kTileRows || !is_large) return kTwoFirst;
   // Neighbour heads are to stay side by side: their rows share lines.
   if (most_heads > 1) return {1, 2, 4, 8, 16};
   // Bulk copies take small CTAs. But a window's sinks are a step more for a warp of the first
-  // split, of which few warps feel more than many.
+  // split, of which few warps feel more.
   return kernel.takes_heads || window_sinks > 0 ? kTwoFirst : CtaOrder{8, 2, 1, 4, 16};
 }
 
