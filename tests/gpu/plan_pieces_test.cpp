@@ -54,14 +54,10 @@ AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce&
   shape.num_pieces = int64_t{num_sequences} * kHeads;
   shape.max_tokens = tokens;
   AttendPlanCuda plan = plan_of_four_bits();
-  const auto any = [](int, int, int64_t) { return true; };
-  const CtaOrder order = preferred_ctas(plan.tiles, 128, tokens, 1, window_sinks);
-  const double cost = plan_tiles(h200(), shape, 1, order, any, plan);
-  EXPECT_GT(cost, 0);
+  const CtaOrder order = preferred_ctas(plan.tiles, 128, 64, tokens, 1, window_sinks);
+  plan_tiles(h200(), shape, 1, order, no_clusters, plan);
   balance_tiles(h200(), shape, num_sequences, 1, plan);
-  if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
-    plan_clusters(h200(), shape, 1, order, cost, clusters, plan);
-  }
+  if (plan.balanced_pieces == 0) plan_tiles(h200(), shape, 1, order, clusters, plan);
   return plan;
 }
 
@@ -85,9 +81,25 @@ TEST(PlanPieces, HaveCtasThatAMultiprocessorHolds) {
 TEST(PlanPieces, OfAFewShortSequencesMergeInTheirCluster) {
   EXPECT_TRUE(plan_for(4, 1024, h200_clusters).merges_in_cluster);
   EXPECT_TRUE(plan_for(1, 8192, h200_clusters).merges_in_cluster);
-  const AttendPlanCuda without = plan_for(4, 1024, no_clusters);
+  const AttendPlanCuda without = plan_for(1, 8192, no_clusters);
   EXPECT_FALSE(without.merges_in_cluster);
   EXPECT_TRUE(without.is_merged());
+}
+
+// Where the best number of splits is more than clusters take, fewer may still beat a launch.
+TEST(PlanPieces, MergeInSmallerClustersWhereLargeOnesDoNotRunAtOnce) {
+  const auto of_four = [](int, int ctas) { return ctas <= 4 ? 16 : 0; };
+  EXPECT_GT(plan_for(1, 4096, h200_clusters).num_splits, 4);
+  const AttendPlanCuda plan = plan_for(1, 4096, of_four);
+  EXPECT_TRUE(plan.merges_in_cluster);
+  EXPECT_EQ(plan.num_splits, 4);
+}
+
+// A sequence's head for each multiprocessor: nothing is gained by two CTAs that share one.
+TEST(PlanPieces, OfAsManyHeadsAsMultiprocessorsAreNotSplit) {
+  const AttendPlanCuda plan = plan_for(16, 1024, h200_clusters);
+  EXPECT_EQ(plan.num_splits, 1);
+  EXPECT_EQ(plan.warps_of_cta, 16);
 }
 
 // Eight clusters of 10 to 16 CTAs that fill a multiprocessor each do not run at once; smaller ones
@@ -111,15 +123,22 @@ TEST(PlanPieces, KnowTheSizeOfCtasThatSuitsTheRows) {
   eight_bits.step_tokens = 16;
   many_rows.rows = 16;
   with_gaps.takes_heads = true;
-  EXPECT_EQ(preferred_ctas(four_bits, 128, 8192, 1, 0)[0], 8);
-  EXPECT_EQ(preferred_ctas(four_bits, 64, 8192, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(four_bits, 128, 129, 1, 0)[0], 2) << "a short window";
-  EXPECT_EQ(preferred_ctas(four_bits, 128, 8192, 1, 4)[0], 2) << "sinks";
-  EXPECT_EQ(preferred_ctas(eight_bits, 128, 8192, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(many_rows, 128, 8192, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(with_gaps, 128, 8192, 1, 0)[0], 2);
-  EXPECT_EQ(preferred_ctas(with_gaps, 128, 8192, 4, 0)[0], 1) << "neighbour heads";
-  EXPECT_EQ(preferred_ctas(with_gaps, 128, 129, 4, 0)[0], 2);
+  const auto ctas = [](const TileKernel& kernel, int head_dim, int64_t tokens, int heads = 1,
+                       int sinks = 0, int block_size = 64) {
+    return preferred_ctas(kernel, head_dim, block_size, tokens, heads, sinks)[0];
+  };
+  EXPECT_EQ(ctas(four_bits, 128, 8192), 8);
+  EXPECT_EQ(ctas(four_bits, 64, 8192), 4);
+  EXPECT_EQ(ctas(four_bits, 128, 129), 2) << "a short window";
+  EXPECT_EQ(ctas(four_bits, 128, 8192, 1, 4), 2) << "sinks";
+  EXPECT_EQ(ctas(eight_bits, 128, 8192), 2);
+  EXPECT_EQ(ctas(eight_bits, 128, 8192, 1, 0, 16), 4) << "short blocks";
+  EXPECT_EQ(ctas(many_rows, 128, 8192), 2);
+  EXPECT_EQ(ctas(with_gaps, 128, 8192), 2);
+  EXPECT_EQ(ctas(with_gaps, 128, 8192, 4), 1) << "neighbour heads";
+  EXPECT_EQ(ctas(with_gaps, 128, 129, 4), 2);
+  eight_bits.takes_heads = true;
+  EXPECT_EQ(ctas(eight_bits, 64, 8192, 4, 0, 16), 1);
 }
 
 TEST(PlanPieces, OfAWindowHaveItsFirstTokensToo) {

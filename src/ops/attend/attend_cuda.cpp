@@ -59,16 +59,17 @@ AttendPlanCuda plan_run(const CudaContext& context, const AttendArgs& args,
   }
   if (is_tiles) {
     const int most_heads = most_heads_of_cta(run, plan.tiles);
-    const auto any = [](int, int, int64_t) { return true; };
-    const cuda::CtaOrder order = cuda::preferred_ctas(plan.tiles, run.k.head_dim, shape.max_tokens,
-                                                      most_heads, args.window_sinks);
-    const double cost = cuda::plan_tiles(context, shape, most_heads, order, any, plan);
+    const cuda::CtaOrder order =
+        cuda::preferred_ctas(plan.tiles, run.k.head_dim, args.packed.block_size, shape.max_tokens,
+                             most_heads, args.window_sinks);
+    const auto no_clusters = [](int, int) { return 0; };
+    cuda::plan_tiles(context, shape, most_heads, order, no_clusters, plan);
     if (args.window == 0) cuda::balance_tiles(context, shape, args.num_sequences, most_heads, plan);
-    if (plan.balanced_pieces == 0 && plan.num_splits > 1) {
+    if (plan.balanced_pieces == 0) {
       const auto clusters_at_once = [&](int warps_of_cta, int ctas) {
         return cuda::clusters_at_once(context, plan.tiles, warps_of_cta, ctas);
       };
-      cuda::plan_clusters(context, shape, most_heads, order, cost, clusters_at_once, plan);
+      cuda::plan_tiles(context, shape, most_heads, order, clusters_at_once, plan);
     }
     cuda::plan_sinks(args.window_sinks, plan);
   } else if (cuda::is_prefill(path)) {

@@ -12,37 +12,51 @@ namespace kvx::ops {
 
 inline constexpr int kMaxSplits = 256;
 
-// What the host knows before a launch.
+// What the host knows before a launch. Costs are in granules.
 struct SplitShape {
   int64_t num_pieces = 0;  // sequences x KV heads x tiles of query rows: work that needs no split
   int64_t max_tokens = 0;  // of a sequence
   int64_t num_slots = 0;   // pieces that the device runs at once
   int granule = 1;         // tokens that a piece takes at a time; splits are multiples of it
-  double overhead = 2;     // a piece's beginning and end, in granules
+  double overhead = 2;     // a piece's beginning and end
+  double merge = 0;        // merging a row's splits, however many
+  double merge_of_split = 0.03;  // and for each beyond the first
   int most_splits = kMaxSplits;
+  int slots_at_a_place = 1;  // that share a multiprocessor; pieces come to empty ones first
+  double crowding = 0;       // by which a granule takes longer where all of those are taken
 };
 
 struct SplitPlan {
-  int num_splits = 1;
-  double cost = 0;  // of all waves, in granules of one piece
+  int num_splits = 0;  // 0: none
+  double cost = 0;     // of all waves, in granules of one piece
 };
 
-// Pieces run in waves of num_slots; a piece costs its tokens and a fixed overhead, and each split
-// is one more to merge. The fewest splits within half a percent of the cheapest.
-inline SplitPlan plan_splits(const SplitShape& shape) {
-  constexpr double kMergeGranules = 0.03;
+// Pieces run in waves of num_slots; a piece costs its tokens and a fixed overhead. The fewest
+// splits within half a percent of the cheapest that can_have(num_splits) allows.
+template <class CanHave>
+SplitPlan plan_splits(const SplitShape& shape, const CanHave& can_have) {
   const int64_t granules =
       std::max<int64_t>((shape.max_tokens + shape.granule - 1) / shape.granule, 1);
+  const int64_t num_places = std::max<int64_t>(shape.num_slots / shape.slots_at_a_place, 1);
   SplitPlan best;
   for (int splits = 1; splits <= std::min<int64_t>(granules, shape.most_splits); ++splits) {
-    const int64_t waves = (shape.num_pieces * splits + shape.num_slots - 1) / shape.num_slots;
+    const int64_t pieces = shape.num_pieces * splits;
+    const int64_t waves = (pieces + shape.num_slots - 1) / shape.num_slots;
+    const int64_t at_a_place =
+        std::min<int64_t>((pieces + num_places - 1) / num_places, shape.slots_at_a_place);
+    const double of_granule = 1 + shape.crowding * static_cast<double>(at_a_place) /
+                                      static_cast<double>(shape.slots_at_a_place);
     const int64_t in_a_split = (granules + splits - 1) / splits;
-    const double cost =
-        static_cast<double>(waves) * (static_cast<double>(in_a_split) + shape.overhead) +
-        kMergeGranules * (splits - 1);
-    if (splits == 1 || cost < best.cost * 0.995) best = {splits, cost};
+    double cost = static_cast<double>(waves) *
+                  (static_cast<double>(in_a_split) * of_granule + shape.overhead);
+    if (splits > 1) cost += shape.merge + shape.merge_of_split * (splits - 1);
+    const bool is_better = best.num_splits == 0 || cost < best.cost * 0.995;
+    if (is_better && can_have(splits)) best = {splits, cost};
   }
   return best;
+}
+inline SplitPlan plan_splits(const SplitShape& shape) {
+  return plan_splits(shape, [](int) { return true; });
 }
 
 // A batch of sequences of different lengths shares a budget of pieces. Each has one at least, and

@@ -23,6 +23,34 @@ TEST(Splits, AreAsManyAsTheCallerTakes) {
   EXPECT_EQ(ops::plan_splits(shape).num_splits, 16);
 }
 
+TEST(Splits, AreAsManyAsTheCallerCanHave) {
+  const SplitShape shape = {8, 131072, 528, 128};
+  const auto some = [](int splits) { return splits % 8 == 4; };
+  EXPECT_EQ(ops::plan_splits(shape, some).num_splits, 60);
+  EXPECT_EQ(ops::plan_splits(shape, [](int) { return false; }).num_splits, 0);
+}
+
+TEST(Splits, AreWorthTheirMerge) {
+  SplitShape shape = {128, 1024, 132, 128};
+  EXPECT_EQ(ops::plan_splits(shape).num_splits, 1);
+  shape.num_pieces = 8;
+  EXPECT_GT(ops::plan_splits(shape).num_splits, 1);
+  shape.merge = 8;  // all of a sequence's granules
+  EXPECT_EQ(ops::plan_splits(shape).num_splits, 1);
+}
+
+// Two pieces of half a multiprocessor each come to different ones where there are.
+TEST(Splits, SpreadOverPlacesThatAreEmpty) {
+  SplitShape shape = {4, 1024, 16, 128};
+  shape.slots_at_a_place = 2;
+  shape.crowding = 1;
+  const auto cost = [&](int splits) {
+    return ops::plan_splits(shape, [&](int n) { return n == splits; }).cost;
+  };
+  EXPECT_NEAR(cost(2), 4 * 1.5 + 2, 0.1) << "8 pieces, one at a place";
+  EXPECT_NEAR(cost(4), 2 * 2.0 + 2, 0.1) << "16 pieces, two at a place";
+}
+
 TEST(Splits, ABatchThatFillsTheDeviceIsNotSplit) {
   EXPECT_EQ(ops::plan_splits({512, 8192, 528, 128}).num_splits, 1);
   EXPECT_EQ(ops::plan_splits({2048, 1024, 528, 128}).num_splits, 1);

@@ -37,33 +37,53 @@ inline int64_t tile_slots(const device::CudaDevice& device, const TileKernel& ke
 
 // How many CTAs a multiprocessor may run, the best first where plans cost the same: as measured.
 using CtaOrder = std::array<int, 5>;
-inline CtaOrder preferred_ctas(const TileKernel& kernel, int head_dim, int64_t max_tokens,
-                               int most_heads, int window_sinks) {
+inline CtaOrder preferred_ctas(const TileKernel& kernel, int head_dim, int block_size,
+                               int64_t max_tokens, int most_heads, int window_sinks) {
+  constexpr CtaOrder kOneFirst = {1, 2, 4, 8, 16};
   constexpr CtaOrder kTwoFirst = {2, 1, 4, 8, 16};
+  constexpr CtaOrder kFourFirst = {4, 2, 1, 8, 16};
+  constexpr CtaOrder kEightFirst = {8, 2, 1, 4, 16};
   constexpr int64_t kManyTokens = 4096;  // beside which a merge more is little
-  const bool has_four_bits = kernel.step_tokens == kSideStepTiles * kTileTokens;
-  const bool is_large = head_dim >= 128 && max_tokens >= kManyTokens;
-  if (!has_four_bits || kernel.rows != kTileRows || !is_large) return kTwoFirst;
+  if (kernel.rows != kTileRows || max_tokens < kManyTokens) return kTwoFirst;
   // Neighbour heads are to stay side by side: their rows share lines.
-  if (most_heads > 1) return {1, 2, 4, 8, 16};
+  if (most_heads > 1) return kOneFirst;
+  const bool has_four_bits = kernel.step_tokens == kSideStepTiles * kTileTokens;
+  // Steps of a tile, in as many places of the memory as there are warps in a CTA.
+  if (!has_four_bits) return block_size <= kTileTokens ? kFourFirst : kTwoFirst;
   // Bulk copies take small CTAs. But a window's sinks are a step more for a warp of the first
   // split, of which few warps feel more.
-  return kernel.takes_heads || window_sinks > 0 ? kTwoFirst : CtaOrder{8, 2, 1, 4, 16};
+  if (kernel.takes_heads || window_sinks > 0) return kTwoFirst;
+  return head_dim < 128 ? kFourFirst : kEightFirst;
 }
 
+// What a row's splits cost to merge, in tokens of a warp: as measured.
+struct MergeCost {
+  double any;
+  double each;  // of the splits beyond the first
+};
+inline constexpr MergeCost kLaunchedMerge = {50, 0.6};
+inline constexpr MergeCost kClusterMerge = {5, 2};
+
 // Small CTAs fill the device more evenly and hide each other's beginnings and ends; large ones
-// leave less to merge, and their warps keep pace. The first of the order that no later one is 3 %
-// better than. Steps of a warp take the same time in all. Returns the best plan's cost in such
-// steps, or 0 if there is none.
+// leave less to merge, and their warps keep pace. The first of the order that no later one is 2.5 %
+// better than. Steps of a warp take the same time, and somewhat longer where a multiprocessor runs
+// more of them.
 //
-// most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head. can_have(
-// warps_of_cta, num_splits, num_pieces): whether the device takes such a plan.
-template <class CanHave>
-double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
-                  const CtaOrder& order, const CanHave& can_have, AttendPlanCuda& plan) {
+// The CTAs of a row's splits may be a cluster and merge among themselves: that saves a launch, and
+// the kernel behind it its cold instructions. All of them must run at once: clusters_at_once(
+// warps_of_cta, ctas) says how many clusters do.
+//
+// most_heads: KV heads of a CTA, if it has the warps; shape counts pieces of one head.
+template <class ClustersAtOnce>
+void plan_tiles(const CudaContext& context, SplitShape shape, int most_heads, const CtaOrder& order,
+                const ClustersAtOnce& clusters_at_once, AttendPlanCuda& plan) {
   const TileKernel& kernel = plan.tiles;
   const device::CudaDevice& device = context.device;
-  constexpr double kOverheadTokens = 40;  // of a warp: what a piece's beginning and end cost
+  constexpr int kMostOfCluster = 16;
+  // As measured: what a piece's beginning and end cost, in tokens of a warp, and how much longer
+  // steps take where a multiprocessor is full.
+  constexpr double kOverheadTokens = 40;
+  shape.crowding = 0.18;
   shape.overhead = kOverheadTokens / kernel.step_tokens;
   const int64_t pieces_of_heads = shape.num_pieces;
   double best_cost = 0;
@@ -72,38 +92,31 @@ double plan_tiles(const CudaContext& context, SplitShape shape, int most_heads,
                                device.shared_bytes_per_cta / kernel.warp_shared_bytes);
     shape.num_slots = warps == 0 ? 0 : tile_slots(device, kernel, warps);
     if (shape.num_slots == 0) continue;
+    shape.slots_at_a_place = static_cast<int>(shape.num_slots / device.num_multiprocessors);
     const int heads = std::gcd(most_heads, warps);
     shape.num_pieces = pieces_of_heads / heads;
     shape.granule = kernel.step_tokens * warps / heads;
-    const SplitPlan splits = plan_splits(shape);
-    if (best_cost != 0 && splits.cost > 0.97 * best_cost) continue;
-    if (!can_have(warps, splits.num_splits, shape.num_pieces)) continue;
+    const auto plan_merged_by = [&](const MergeCost& merge, const auto& can_have) {
+      shape.merge = merge.any / kernel.step_tokens;
+      shape.merge_of_split = merge.each / kernel.step_tokens;
+      return plan_splits(shape, can_have);
+    };
+    shape.most_splits = kMaxSplits;
+    const SplitPlan launched = plan_merged_by(kLaunchedMerge, [](int) { return true; });
+    shape.most_splits = kMostOfCluster;
+    const SplitPlan cluster = plan_merged_by(kClusterMerge, [&](int num_splits) {
+      return num_splits > 1 && shape.num_pieces * num_splits <= shape.num_slots &&
+             shape.num_pieces <= clusters_at_once(warps, num_splits);
+    });
+    const bool is_cluster = cluster.num_splits > 0 && cluster.cost < launched.cost;
+    const SplitPlan& splits = is_cluster ? cluster : launched;
+    if (best_cost != 0 && splits.cost > 0.975 * best_cost) continue;
     plan.warps_of_cta = warps;
     plan.heads_of_cta = heads;
     plan.num_splits = splits.num_splits;
+    plan.merges_in_cluster = is_cluster;
     best_cost = splits.cost;
   }
-  return best_cost;
-}
-
-// The CTAs of a row's splits may be a cluster and merge among themselves. That saves a launch, and
-// the kernel behind it its cold instructions: so much is worth longer pieces. All of them must run
-// at once: clusters_at_once(warps_of_cta, ctas) says how many clusters do.
-template <class ClustersAtOnce>
-void plan_clusters(const CudaContext& context, SplitShape shape, int most_heads,
-                   const CtaOrder& order, double merged_cost,
-                   const ClustersAtOnce& clusters_at_once, AttendPlanCuda& plan) {
-  constexpr int kMostOfCluster = 16;
-  constexpr double kMergeTokens = 20;  // of a warp: what the merge's launch costs
-  shape.most_splits = kMostOfCluster;
-  const auto can_have = [&](int warps, int num_splits, int64_t num_pieces) {
-    return num_splits > 1 && num_pieces <= clusters_at_once(warps, num_splits);
-  };
-  AttendPlanCuda clusters = plan;
-  const double cost = plan_tiles(context, shape, most_heads, order, can_have, clusters);
-  if (cost == 0 || cost > merged_cost + kMergeTokens / plan.tiles.step_tokens) return;
-  plan = clusters;
-  plan.merges_in_cluster = true;
 }
 
 // A window's sinks: warps begin with them, a step each at most, which over wide ends is a tile.
@@ -117,7 +130,7 @@ inline void plan_sinks(int window_sinks, AttendPlanCuda& plan) {
 
 // The longest sequence of a batch must not keep the device waiting. Where sequences may be long,
 // each gets pieces by its length, from a budget that is a few for each: in the smallest CTAs that
-// fill the device, since then no piece has to be short.
+// fill the device, since then no piece has to be short. Requires: planned without clusters.
 inline void balance_tiles(const CudaContext& context, const SplitShape& shape, int num_sequences,
                           int most_heads, AttendPlanCuda& plan) {
   constexpr int64_t kLong = 16384;
