@@ -107,6 +107,14 @@ __device__ inline uint2 load_shared_8(uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
   return r;
 }
+__device__ inline void store_shared_16(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+__device__ inline void store_shared_8(uint32_t address, uint2 x) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
 __device__ inline uint32_t load_shared_4(uint32_t address) {
   uint32_t r;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
@@ -171,6 +179,19 @@ __device__ inline Two e4m3x4_to_f16x2(uint32_t codes) {
   return {e4m3_of_upper_bytes(__byte_perm(codes, 0, 0x1404)),
           e4m3_of_upper_bytes(__byte_perm(codes, 0, 0x3424))};
 #endif
+}
+
+// Both halves of a register, each as a pair. Products take a half twice as an operand, if it is
+// made by a move.
+__device__ inline Two halves_twice(uint32_t pair) {
+  Two r;
+  asm("{.reg .b16 low, high;"
+      " mov.b32 {low, high}, %2;"
+      " mov.b32 %0, {low, low};"
+      " mov.b32 %1, {high, high};}"
+      : "=r"(r.a), "=r"(r.b)
+      : "r"(pair));
+  return r;
 }
 
 // (a & b) | c and (a & b) ^ c in one instruction.

@@ -61,7 +61,7 @@ struct SharedQueries {
     return at + (column - 1) * kBytes + i * 32 * 8;
   }
   __device__ static void store(uint32_t to, uint32_t x, uint32_t y) {
-    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(x), "r"(y) : "memory");
+    store_shared_8(to, {x, y});
   }
 };
 
@@ -304,16 +304,18 @@ struct TileKeys {
         low[p] = low[p + 1] = Scale::f16x2_of_byte(a.words[p / 2], first);
         high[p] = high[p + 1] = Scale::f16x2_of_byte(b.words[p / 2], first);
       } else {
-        // Two bytes, of parts p and p + 1; each twice, to be a pair.
+        // Two bytes, of parts p and p + 1.
         const auto second = static_cast<uint32_t>(owned_channel(16, t) / Scale::kGroup);
-        const uint32_t bytes = first * 0x11u | second * 0x1100u;
-        const Two x = Scale::f16x2(__byte_perm(a.words[p], a.words[p + 1], bytes));
-        const Two y = Scale::f16x2(__byte_perm(b.words[p], b.words[p + 1], bytes));
-        low[p] = x.a;
-        high[p] = y.a;
+        const uint32_t bytes = first | second << 4;
+        const uint32_t x = __byte_perm(a.words[p], a.words[p + 1], bytes);
+        const uint32_t y = __byte_perm(b.words[p], b.words[p + 1], bytes);
+        const Two of_a = halves_twice(Scale::f16x2_of_two(x));
+        const Two of_b = halves_twice(Scale::f16x2_of_two(y));
+        low[p] = of_a.a;
+        high[p] = of_b.a;
         if constexpr (kParts > 1) {
-          low[p + 1] = x.b;
-          high[p + 1] = y.b;
+          low[p + 1] = of_a.b;
+          high[p + 1] = of_b.b;
         }
       }
     }

@@ -234,15 +234,43 @@ class TilePiece {
       }
       if (first + kTilesOfPass == Config::kTilesAtOnce) ring_.release_keys(i);
       weigh(i, first, scores);
-      if (first == 0) ring_.wait_for_values(i);
-      if constexpr (Values::kScalesWeights) find_scale_unit(first);
+      if (first == 0) {
+        ring_.wait_for_values(i);
+        if constexpr (Config::kHasScaleTable) fill_scale_table();
+      }
+      if constexpr (Values::kScalesWeights && !Config::kHasScaleTable) find_scale_unit(first);
 #pragma unroll
       for (int u = 0; u < kTilesOfPass; ++u) {
-        Values::add(ring_.values(first + u), ring_.value_scales(first + u), scores[u], scale_unit_,
+        Values::add(ring_.values(first + u), value_scales(first + u), scores[u], scale_unit_,
                     value_scale_is_bf16(), lane_, sums_);
       }
     }
     ring_.release_values(i);
+  }
+
+  __device__ void fill_scale_table() {
+    using Table = typename Values::template Table<Config::kTilesAtOnce>;
+    const auto scales = ring_.value_scales(0);
+    if constexpr (Values::kScalesWeights) {
+      const auto a = Values::load_scales(scales, 2 * lane_, value_scale_is_bf16());
+      const auto b = Values::load_scales(scales, 2 * lane_ + 1, value_scale_is_bf16());
+      float largest = 0;
+      for (const float x : a.scale) largest = fmaxf(largest, x);
+      for (const float x : b.scale) largest = fmaxf(largest, x);
+      raise_scale_unit(largest);
+      Table::fill(ring_.scale_table(), Values::in_units(a, scale_unit_),
+                  Values::in_units(b, scale_unit_), lane_);
+    } else {
+      Table::fill(ring_.scale_table(), scales, lane_);
+    }
+    __syncwarp();
+  }
+  __device__ auto value_scales(int u) const {
+    if constexpr (Config::kHasScaleTable) {
+      return Values::template Table<Config::kTilesAtOnce>::tile(ring_.scale_table(), u);
+    } else {
+      return ring_.value_scales(u);
+    }
   }
 
   // Scores of step i's tiles from `first` on become weights.
@@ -377,7 +405,10 @@ class TilePiece {
     for (int u = 0; u < kTilesOfPass; ++u) {
       Values::find_largest(ring_.value_scales(first + u), value_scale_is_bf16(), lane_, found);
     }
-    const float largest = found.value();
+    raise_scale_unit(found.value());
+  }
+  // largest: of this lane's scales.
+  __device__ void raise_scale_unit(float largest) {
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
     const bool is_too_large = largest * scale_unit_ > kMost || scale_unit_ == 0;
@@ -385,7 +416,7 @@ class TilePiece {
     if (!__any_sync(kWholeWarp, changes)) [[likely]]
       return;
     float top = largest < INFINITY ? largest : 0.0f;
-    for (int offset = 4; offset < kWarp; offset *= 2) {
+    for (int offset = 1; offset < kWarp; offset *= 2) {
       top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, offset));
     }
     const float unit = exp2f(-static_cast<float>(ilogbf(top)));

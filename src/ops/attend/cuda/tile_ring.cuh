@@ -13,8 +13,10 @@ namespace kvx::ops::cuda {
 
 // How many tiles a step takes, how many stages a ring has, and how many warps fit.
 //
-// shared memory of a warp: barriers, queries, [kStages] stages. Barriers share their memory with
-// nothing that comes later: PTX allows no other access there, and under racecheck it shows.
+// shared memory of a warp: barriers, queries, [kStages] stages, table of values' scales. Barriers
+// share their memory with nothing that comes later: PTX allows no other access there, and under
+// racecheck it shows.
+//
 // of a side's stage:       [codes][scales], each of all the step's tiles
 // of a step's stage:       [keys' side][values' side]
 //
@@ -67,8 +69,12 @@ struct TileConfig {
   static constexpr int kQueryBytes =
       kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
   static constexpr int kRingAt = kQueriesAt + kQueryBytes;
-  static constexpr int kWarpBytes = kRingAt + kRingBytes;
-  static_assert(kRingAt % 16 == 0 && kRingBytes % 16 == 0);
+  // Where a step has many tokens, its values' scales on operands go through a table.
+  static constexpr bool kHasScaleTable = kHasStagesOfSides && Values::kTakesScaleTable;
+  static constexpr int kTableBytes =
+      kHasScaleTable ? Values::template table_bytes<kTilesAtOnce>() : 0;
+  static constexpr int kWarpBytes = kRingAt + kRingBytes + kTableBytes;
+  static_assert(kRingAt % 16 == 0 && kRingBytes % 16 == 0 && kTableBytes % 16 == 0);
 };
 
 // Which tiles a CTA walks over.
@@ -138,6 +144,7 @@ class TileRing {
 
   __device__ int num_steps() const { return num_steps_; }
   __device__ uint32_t memory() const { return ring_; }
+  __device__ uint32_t scale_table() const { return ring_ + Config::kRingBytes; }
   // The first token of step i, as the walk counts them.
   __device__ int token(int i) const {
     const int at = (first_step_ + i * num_warps_) * Config::kStepTokens;

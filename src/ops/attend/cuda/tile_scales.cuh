@@ -127,9 +127,11 @@ struct LargestScale<GroupF16<128>> {
   }
 };
 
-// Scales that multiply the operand are made from four bytes, low first, as pairs of f16.
+// Scales that multiply the operand are made from four bytes, low first, as pairs of f16; or from
+// the two lowest.
 struct FromE4M3 {
   static constexpr float kUnit = 1.0f;
+  __device__ static uint32_t f16x2_of_two(uint32_t bytes) { return e4m3x2_to_f16x2(bytes); }
   __device__ static Two f16x2(uint32_t bytes) { return e4m3x4_to_f16x2(bytes); }
 };
 // The same times 2^7, for numbers that were decoded at f16's lower end: sums that go on for a whole
@@ -149,12 +151,15 @@ struct FromE4M3Raised {
 template <int Raise>
 struct FromE8M0Raised {
   static constexpr float kUnit = 1.0f / (1 << Raise);
+  __device__ static uint32_t f16x2_of_two(uint32_t bytes) {
+    return of_halves(__byte_perm(bytes, 0, 0x4140));
+  }
   // Byte i of a word, twice.
   __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
     return of_halves(__byte_perm(word, 0, i * 0x0101u | 0x4040u));
   }
   __device__ static Two f16x2(uint32_t bytes) {
-    return {of_halves(__byte_perm(bytes, 0, 0x4140)), of_halves(__byte_perm(bytes, 0, 0x4342))};
+    return {f16x2_of_two(bytes), of_halves(__byte_perm(bytes, 0, 0x4342))};
   }
 
  private:
@@ -217,6 +222,9 @@ struct OperandScale {
   }
   __device__ static Two f16x2(uint32_t bytes) {
     return From::f16x2(bytes);
+  }
+  __device__ static uint32_t f16x2_of_two(uint32_t bytes) {
+    return From::f16x2_of_two(bytes);
   }
   __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
     return From::f16x2_of_byte(word, i);

@@ -7,6 +7,7 @@
 
 #include "ops/attend/cuda/tile_copy.cuh"
 #include "ops/attend/cuda/tile_decode.cuh"
+#include "ops/attend/cuda/tile_scale_table.cuh"
 #include "ops/attend/cuda/tile_scales.cuh"
 
 namespace kvx::ops::cuda {
@@ -52,6 +53,17 @@ struct TileValues {
   // are fewer than the values.
   static constexpr bool kScalesFragments = Scale::kGroup == 32;
 
+  // Where a step has many tokens, scales come from a table.
+  static constexpr bool kTakesScaleTable = !Scale::kIsNone && !Padded;
+  template <int Tiles>
+  using Table = std::conditional_t<kScalesWeights, WeightScaleTable<Scale, Tiles>,
+                                   OperandScaleTable<Scale, Dim, Tiles>>;
+  template <int Tiles>
+  static constexpr int table_bytes() {
+    if constexpr (kTakesScaleTable) return Table<Tiles>::kBytes;
+    return 0;
+  }
+
   // Sums come out divided by this.
   static constexpr float unit() {
     if constexpr (Scale::kOnOperand) return Element::kUnit * Scale::kUnit;
@@ -82,30 +94,41 @@ struct TileValues {
     largest.take(scales, lane / 4 + 8, scale_is_bf16);
   }
 
+  // Scales as they multiply weights: in `unit`, a power of two that brings them near 1. Instead of
+  // zero a middle code's value.
+  using Row = RowScale<Scale::kGroups>;
+  __device__ static Row load_scales(Scales scales, int token, bool is_bf16) {
+    return Scale::load(scales, token, is_bf16);
+  }
+  __device__ static Row in_units(const Row& row, float unit) {
+    Row r = {};
+#pragma unroll
+    for (int i = 0; i < Scale::kGroups; ++i) r.scale[i] = row.scale[i] * unit;
+    if constexpr (Scale::kHasZero) r.zero = fmaf(Element::kMiddle, row.scale[0], row.zero) * unit;
+    return r;
+  }
+
   // weights: of tokens g, g + 8 and queries 2t, 2t + 1 of each column; a decoded value meets all of
-  // them. scale_unit: a power of two that brings the scales near 1.
-  template <int Columns>
-  __device__ static void add(uint32_t tile, Scales scales, const Fragment (&weights)[Columns],
+  // them. scale_unit: in_units'; a table's scales are in it.
+  template <class AnyScales, int Columns>
+  __device__ static void add(uint32_t tile, AnyScales scales, const Fragment (&weights)[Columns],
                              float scale_unit, bool scale_is_bf16, int lane,
                              ValueSums<Dim> (&sums)[Columns]) {
     Weights w[Columns][Scale::kGroups];
     if constexpr (kScalesWeights) {
-      const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
-      const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
+      const Row a = weight_scales(scales, lane / 4, scale_unit, scale_is_bf16);
+      const Row b = weight_scales(scales, lane / 4 + 8, scale_unit, scale_is_bf16);
 #pragma unroll
       for (int c = 0; c < Columns; ++c) {
         const float* d = weights[c].d;
 #pragma unroll
         for (int i = 0; i < Scale::kGroups; ++i) {
-          const float x = a.scale[i] * scale_unit;
-          const float y = b.scale[i] * scale_unit;
+          const float x = a.scale[i], y = b.scale[i];
           w[c][i] = operand({{d[0] * x, d[1] * x, d[2] * y, d[3] * y}});
         }
         if constexpr (Scale::kHasZero) {
-          const float m = fmaf(Element::kMiddle, a.scale[0], a.zero);  // a middle code's value
-          const float n = fmaf(Element::kMiddle, b.scale[0], b.zero);
-          sums[c].zeros.x += (d[0] * m + d[2] * n) * scale_unit;
-          sums[c].zeros.y += (d[1] * m + d[3] * n) * scale_unit;
+          sums[c].zeros.x += d[0] * a.zero + d[2] * b.zero;
+          sums[c].zeros.y += d[1] * a.zero + d[3] * b.zero;
         }
       }
     } else {
@@ -122,6 +145,14 @@ struct TileValues {
   }
 
  private:
+  template <class TileOfTable>
+  __device__ static Row weight_scales(TileOfTable scales, int token, float, bool) {
+    return scales.row(token);
+  }
+  __device__ static Row weight_scales(Scales scales, int token, float unit, bool is_bf16) {
+    return in_units(load_scales(scales, token, is_bf16), unit);
+  }
+
   template <int Columns>
   using AllWeights = Weights[Columns][Scale::kGroups];
 
@@ -174,8 +205,8 @@ struct TileValues {
     }
   }
 
-  template <int Columns>
-  __device__ static void add_4(uint32_t tile, Scales scales_at, const AllWeights<Columns>& w,
+  template <class AnyScales, int Columns>
+  __device__ static void add_4(uint32_t tile, AnyScales scales_at, const AllWeights<Columns>& w,
                                int lane, ValueSums<Dim> (&sums)[Columns]) {
     OperandScales scales;
     if constexpr (Scale::kOnOperand) scales = operand_scales(scales_at, lane);
@@ -220,7 +251,17 @@ struct TileValues {
     add(a.r[0], a.r[1], b.r[0], b.r[1], w, c / 2, sums, 2 * c);
   }
 
-  // Chunk c of row g lies in the group of channel 32 c + 4 g: two bytes, of neighbouring tokens.
+  // Chunk c of row g lies in the group of channel 32 c + 4 g.
+  template <class TileOfTable>
+  __device__ static OperandScales operand_scales(TileOfTable scales, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    const uint32_t at = scales.of_place(4 * g / Scale::kGroup);
+    OperandScales result;
+    scales.load_pair(at, t, result.low);
+    scales.load_pair(at, t + 4, result.high);
+    return result;
+  }
+  // The same from stored scales: two bytes, of neighbouring tokens.
   __device__ static OperandScales operand_scales(Scales scales, int lane) {
     const int g = lane / 4, t = lane % 4;
     OperandScales result;
