@@ -69,10 +69,9 @@ struct TileConfig {
   static constexpr int kQueryBytes =
       kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
   static constexpr int kRingAt = kQueriesAt + kQueryBytes;
-  // Where a step has many tokens, its values' scales on operands go through a table.
+  // Where a step has many tokens, its values' scales go through a table.
   static constexpr bool kHasScaleTable = kHasStagesOfSides && Values::kTakesScaleTable;
-  static constexpr int kTableBytes =
-      kHasScaleTable ? Values::template table_bytes<kTilesAtOnce>() : 0;
+  static constexpr int kTableBytes = Values::template table_bytes<kTilesAtOnce, kHasScaleTable>();
   static constexpr int kWarpBytes = kRingAt + kRingBytes + kTableBytes;
   static_assert(kRingAt % 16 == 0 && kRingBytes % 16 == 0 && kTableBytes % 16 == 0);
 };

@@ -58,9 +58,9 @@ struct TileValues {
   template <int Tiles>
   using Table = std::conditional_t<kScalesWeights, WeightScaleTable<Scale, Tiles>,
                                    OperandScaleTable<Scale, Dim, Tiles>>;
-  template <int Tiles>
+  template <int Tiles, bool IsTaken>
   static constexpr int table_bytes() {
-    if constexpr (kTakesScaleTable) return Table<Tiles>::kBytes;
+    if constexpr (IsTaken) return Table<Tiles>::kBytes;
     return 0;
   }
 
