@@ -181,19 +181,19 @@ void add_bench(Command app, Action& action) {
           "--shapes", o->shapes,
           "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
           "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64, a80 and a96 are a with that "
-          "head_dim, a192 and a256 too, at 4096 tokens, aq4 and aq8 a with 4 and 8 queries a "
-          "sequence, mixed 64 sequences of 128 to 32768 "
+          "head_dim, a192 and a256 too, at 4096 tokens, mixed 64 sequences of 128 to 32768 "
           "tokens, oss and ossw GPT-OSS's layers without and with their window, aw a with a window "
-          "of 4096 tokens, aws with the first four beside it, or SEQUENCESxTOKENS; a:nhd16 is a on "
-          "a caller's pages, NHD or HND, "
-          "in blocks of 16 tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
+          "of 4096 tokens, aws with the first four beside it, or SEQUENCESxTOKENS; aq4 is a with 4 "
+          "queries a sequence; a:nhd16 is a on a caller's pages, NHD or HND, in blocks of 16 "
+          "tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
           "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma; p256 and "
           "pc192/128 have those head_dims, of K and V")
       .capture_default_str();
   command
-      .add_option("--queries", o->queries,
-                  "With --device cuda: type of the queries and outputs; with bf16 a prompt's "
-                  "integers are rounded to f16, which is faster")
+      .add_option(
+          "--queries", o->queries,
+          "With --device cuda: type of the queries and outputs; with bf16 the integers that "
+          "many queries meet are rounded to f16, which is faster")
       .one_of({"f16", "bf16"})
       .capture_default_str();
   command.add_flag("--only-attend", o->only_attend, "With --device cuda: measure attend alone");

@@ -31,6 +31,19 @@ bool set_prefill(const std::string& name, CudaBenchShape& named) {
   return true;
 }
 
+// aq4, 64x4096q8: so many queries a sequence, 2 to 16. Takes that off the name's end; without it 1.
+int take_q_len(std::string& name) {
+  constexpr int kMost = 16;
+  int q_len = 0, length = 0;
+  const size_t at = name.rfind('q');
+  if (at == std::string::npos || std::sscanf(name.c_str() + at, "q%2d%n", &q_len, &length) < 1 ||
+      length != std::ssize(name) - static_cast<ptrdiff_t>(at) || q_len < 2 || q_len > kMost) {
+    return 1;
+  }
+  name.resize(at);
+  return q_len;
+}
+
 }  // namespace
 
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size) {
@@ -46,6 +59,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
       if (layout.block_size > 0) named.shape.block_size = layout.block_size;
       name.resize(colon);
     }
+    named.q_len = take_q_len(name);
     BenchShape& s = named.shape;
     const auto set = [&s](int sequences, int length, int q_heads) {
       s.num_sequences = sequences;
@@ -66,13 +80,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
     } else if (name == "a80" || name == "a96" || name == "a192" || name == "a256") {
       s.head_dim = std::stoi(name.substr(1));
       set(64, s.head_dim > 128 ? 4096 : 8192, 32);
-    } else if (name == "aq4") {  // speculative verification
-      set(64, 8192, 32);
-      named.q_len = 4;
-    } else if (set_prefill(name, named)) {
-    } else if (name == "aq8") {
-      set(64, 8192, 32);
-      named.q_len = 8;
+    } else if (named.q_len == 1 && set_prefill(name, named)) {
     } else if (name == "mixed") {
       set(64, 32768, 32);
       named.is_mixed = true;
@@ -85,16 +93,17 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
       set(64, 8192, 32);
       named.window = 4096;
       named.window_sinks = name == "aws" ? 4 : 0;
-    } else if (int sequences = 0, tokens = 0;
-               std::sscanf(name.c_str(), "%dx%d", &sequences, &tokens) == 2 && sequences > 0 &&
-               sequences <= 4096 && tokens > 0 && tokens <= 1 << 20) {
+    } else if (int sequences = 0, tokens = 0, length = 0;
+               std::sscanf(name.c_str(), "%dx%d%n", &sequences, &tokens, &length) == 2 &&
+               length == std::ssize(name) && sequences > 0 && sequences <= 4096 && tokens > 0 &&
+               tokens <= 1 << 20) {
       set(sequences, tokens, 32);
     } else {
       return invalid_argument(
-          "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, aq4, aq8, mixed, "
-          "oss, ossw, aw, aws, p, pc, pm, pcm (p256, pc192/128: with those head_dims) "
-          "or SEQUENCESxTOKENS",
-          name);
+          "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, mixed, oss, "
+          "ossw, aw, aws or SEQUENCESxTOKENS (aq4: with 4 queries a sequence, 2 to 16), p, pc, pm "
+          "or pcm (p256, pc192/128: with those head_dims)",
+          named.name);
     }
     if (!named.is_prefill()) named.value_dim = s.head_dim;
     s.prefill_tokens = std::min(s.prefill_tokens, s.length);

@@ -115,15 +115,25 @@ bool every_run_has_prefill(const CudaContext& context, const AttendArgs& args,
   return true;
 }
 
-bool has_16_bits(const HeadRun& run) {
-  return run.k.spec.facts->element_bits == 16 && run.v.spec.facts->element_bits == 16;
+bool has_bits(const HeadRun& run, int bits) {
+  return run.k.spec.facts->element_bits == bits && run.v.spec.facts->element_bits == bits;
 }
 
 // From so many rows on, a prefill kernel's tile of 128 rows costs less than the tile kernel's
-// passes over the cache, of up to 16 rows each (measured on an H200).
+// passes over the cache, of up to 16 rows each (measured on an H200): than the second one of 16
+// bits, else the third, or the fourth of integers of 4 bits, whose scales go to every score.
 int prefill_from(const CudaContext& context, const AttendArgs& args) {
-  const bool is_packed = !std::ranges::all_of(args.packed.runs, has_16_bits);
-  return is_packed || !is_hoppers_code(context) ? 33 : 17;
+  const auto rows_before = [](int passes) { return 16 * passes + 1; };
+  if (!is_hoppers_code(context)) return rows_before(2);
+  int from = rows_before(1);
+  for (const HeadRun& run : args.packed.runs) {
+    if (has_bits(run, 16)) continue;
+    const bool is_slow =
+        has_bits(run, 4) && has_exact_tiles(run.k.head_dim, run.v.head_dim) &&
+        !prefill_kernel_for(context, args, run, CudaAttendPath::kPrefill).shares_scales;
+    from = std::max(from, rows_before(is_slow ? 3 : 2));
+  }
+  return from;
 }
 
 bool every_run_has_tiles(const CudaContext& context, const AttendArgs& args) {

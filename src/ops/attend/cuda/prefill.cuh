@@ -15,7 +15,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   const PrefillPiece piece = prefill_piece<Shape>(job);
   if (piece.num_rows == 0) return;
   const PrefillRing<Shape> ring(shared);
-  if (threadIdx.x == 0) ring.begin(packed_tokens(job, blockIdx.z, piece.shape.seq_len));
+  if (threadIdx.x == 0) {
+    ring.begin(packed_tokens(job, blockIdx.z, piece.shape.seq_len), piece.num_consumers());
+  }
   __syncthreads();
 
   // The same in all lanes, and the compiler sees that it is.
@@ -32,7 +34,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     }
   } else {
     take_registers<Shape::kMultiplyingRegisters>();
-    PrefillRows<Shape> rows(piece, ring, warp - 2 * kFillingWarps);
+    const int consumer = (warp - 2 * kFillingWarps) / 4;
+    if (consumer >= piece.num_consumers()) return;
+    PrefillRows<Shape> rows(piece, ring, consumer, warp % 4);
     rows.run();
     rows.store(piece.split);
   }

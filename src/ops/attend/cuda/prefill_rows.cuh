@@ -1,6 +1,6 @@
 // The prefill kernel's multiplying warpgroups: 64 query rows each against the rings' tiles. While
 // one warpgroup computes weights, the other's products keep the tensor cores busy; a warpgroup's
-// own products with V run beside its next scores.
+// own products with V run beside its next scores. Up to 64 rows are one warpgroup's alone.
 #pragma once
 
 #include "ops/attend/cuda/prefill_softmax.cuh"
@@ -23,12 +23,13 @@ class PrefillRows {
   static constexpr int kKeySteps = Shape::kKeyDim / kParts / 16;
 
  public:
-  // warp: of all that multiply.
-  __device__ PrefillRows(const PrefillPiece& piece, const PrefillRing<Shape>& ring, int warp)
+  __device__ PrefillRows(const PrefillPiece& piece, const PrefillRing<Shape>& ring, int consumer,
+                         int warp)
       : walk_(piece.walk),
         ring_(ring),
-        consumer_(warp / 4),
-        softmax_(piece.walk, ring, {piece, warp / 4, warp % 4}) {}
+        consumer_(consumer),
+        takes_turns_(piece.num_consumers() > 1),
+        softmax_(piece.walk, ring, {piece, consumer, warp}) {}
 
   // Inline, or all that it keeps in registers would lie in memory.
   __device__ __forceinline__ void run() {
@@ -51,10 +52,10 @@ class PrefillRows {
   // Rows of the CTA's warpgroups take turns: the second waits for the first.
   static constexpr int kTurn = 1;  // named barriers: kTurn + warpgroup
   __device__ void take_turn() const {
-    wait_at(kTurn + consumer_, kConsumers * kWarpgroup);
+    if (takes_turns_) wait_at(kTurn + consumer_, kConsumers * kWarpgroup);
   }
   __device__ void pass_turn() const {
-    pass(kTurn + 1 - consumer_, kConsumers * kWarpgroup);
+    if (takes_turns_) pass(kTurn + 1 - consumer_, kConsumers * kWarpgroup);
   }
 
   __device__ void attend() {
@@ -151,6 +152,7 @@ class PrefillRows {
   const PrefillWalk& walk_;
   const Ring& ring_;
   const int consumer_;
+  const bool takes_turns_;
   Softmax softmax_;
   float scores_[kParts][kScores];
   uint32_t weights_[kParts][kSteps][4];

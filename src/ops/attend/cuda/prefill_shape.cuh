@@ -1,6 +1,7 @@
 // The shape of the prefill kernels' CTAs, and what their warps share: 128 query rows of a KV head
 // against a split of its tokens. With wgmma one warpgroup fills a ring of K tiles, one a ring of
-// V's, two multiply, 64 query rows each; with mma.sync four warps do both, 2 x 16 rows each.
+// V's, two multiply, 64 query rows each (one has nothing to do where rows are few); with mma.sync
+// four warps do both, 2 x 16 rows each.
 //
 // shared memory, from 1024 bytes on:
 //   [queries: 2 x 64 rows][K: kStages tiles][V: kStages tiles][token scales: kScaleStages]
@@ -168,6 +169,9 @@ struct PrefillPiece {
   int split;
   int first_row;  // of the sequence's rows
   int num_rows;   // 0: nothing is left to do
+
+  // That have rows.
+  __device__ int num_consumers() const { return num_rows > kConsumerRows ? kConsumers : 1; }
 };
 
 // blockIdx: tile of query rows (the last come first: they see most), head and split, sequence.
@@ -312,15 +316,15 @@ struct PrefillRing {
     return {static_cast<int>(range.x), static_cast<int>(range.y)};
   }
 
-  // By one thread. Only wgmma's warpgroups have barriers here.
-  __device__ void begin(TokenRange packed) const {
+  // By one thread. Only wgmma's warpgroups have barriers here. consumers: that have rows.
+  __device__ void begin(TokenRange packed, int consumers) const {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared + Shape::kPackedTokens),
                  "r"(packed.begin), "r"(packed.end)
                  : "memory");
     if constexpr (Shape::kIsWgmma) {
       for (int i = 0; i < 2 * Shape::kStages; ++i) {
         init_barrier(barrier(0) + 8 * i, kFillingWarps);
-        init_barrier(barrier(2 * Shape::kStages) + 8 * i, kConsumers * kWarpgroup / kWarp);
+        init_barrier(barrier(2 * Shape::kStages) + 8 * i, consumers * kWarpgroup / kWarp);
       }
     }
   }
