@@ -119,21 +119,22 @@ bool has_bits(const HeadRun& run, int bits) {
   return run.k.spec.facts->element_bits == bits && run.v.spec.facts->element_bits == bits;
 }
 
-// From so many rows on, a prefill kernel's tile of 128 rows costs less than the tile kernel's
-// passes over the cache, of up to 16 rows each (measured on an H200): than the second one of 16
-// bits, else the third, or the fourth of integers of 4 bits, whose scales go to every score.
-int prefill_from(const CudaContext& context, const AttendArgs& args) {
-  const auto rows_before = [](int passes) { return 16 * passes + 1; };
-  if (!is_hoppers_code(context)) return rows_before(2);
-  int from = rows_before(1);
-  for (const HeadRun& run : args.packed.runs) {
-    if (has_bits(run, 16)) continue;
+// Whether a prefill kernel's tile of 128 rows costs less than the tile kernel's passes over the
+// cache, of up to 16 rows each (measured on an H200): than two of 16 bits, else three, or four of
+// integers of 4 bits, whose scales go to every score.
+bool has_rows_for_prefill(const CudaContext& context, const AttendArgs& args, int64_t num_rows) {
+  const auto needs_more_than = [num_rows](int passes) {
+    return num_rows > int64_t{2 * kTileRows} * passes;
+  };
+  if (!needs_more_than(1)) return false;
+  if (!is_hoppers_code(context)) return needs_more_than(2);
+  return std::ranges::all_of(args.packed.runs, [&](const HeadRun& run) {
+    if (has_bits(run, 16)) return true;
     const bool is_slow =
         has_bits(run, 4) && has_exact_tiles(run.k.head_dim, run.v.head_dim) &&
         !prefill_kernel_for(context, args, run, CudaAttendPath::kPrefill).shares_scales;
-    from = std::max(from, rows_before(is_slow ? 3 : 2));
-  }
-  return from;
+    return needs_more_than(is_slow ? 3 : 2);
+  });
 }
 
 bool every_run_has_tiles(const CudaContext& context, const AttendArgs& args) {
@@ -151,8 +152,8 @@ bool takes(CudaAttendPath path, const CudaContext& context, const AttendArgs& ar
 }
 
 CudaAttendPath choose_path(const CudaContext& context, const AttendArgs& args, int64_t num_rows) {
-  const bool has_many_rows = num_rows >= prefill_from(context, args);
-  if (has_many_rows && takes(CudaAttendPath::kPrefill, context, args)) {
+  if (has_rows_for_prefill(context, args, num_rows) &&
+      takes(CudaAttendPath::kPrefill, context, args)) {
     return CudaAttendPath::kPrefill;
   }
   return takes(CudaAttendPath::kTiles, context, args) ? CudaAttendPath::kTiles

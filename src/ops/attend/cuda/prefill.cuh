@@ -15,9 +15,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   const PrefillPiece piece = prefill_piece<Shape>(job);
   if (piece.num_rows == 0) return;
   const PrefillRing<Shape> ring(shared);
-  if (threadIdx.x == 0) {
-    ring.begin(packed_tokens(job, blockIdx.z, piece.shape.seq_len), piece.num_consumers());
-  }
+  if (threadIdx.x == 0) ring.begin(piece);
   __syncthreads();
 
   // The same in all lanes, and the compiler sees that it is.

@@ -316,15 +316,16 @@ struct PrefillRing {
     return {static_cast<int>(range.x), static_cast<int>(range.y)};
   }
 
-  // By one thread. Only wgmma's warpgroups have barriers here. consumers: that have rows.
-  __device__ void begin(TokenRange packed, int consumers) const {
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared + Shape::kPackedTokens),
-                 "r"(packed.begin), "r"(packed.end)
-                 : "memory");
+  // By one thread. Only wgmma's warpgroups have barriers here.
+  __device__ void begin(const PrefillPiece& piece) const {
+    const TokenRange packed = cuda::packed_tokens(piece.walk.job, blockIdx.z, piece.shape.seq_len);
+    store_shared_8(shared + Shape::kPackedTokens,
+                   {static_cast<uint32_t>(packed.begin), static_cast<uint32_t>(packed.end)});
     if constexpr (Shape::kIsWgmma) {
       for (int i = 0; i < 2 * Shape::kStages; ++i) {
         init_barrier(barrier(0) + 8 * i, kFillingWarps);
-        init_barrier(barrier(2 * Shape::kStages) + 8 * i, consumers * kWarpgroup / kWarp);
+        init_barrier(barrier(2 * Shape::kStages) + 8 * i,
+                     piece.num_consumers() * kWarpgroup / kWarp);
       }
     }
   }

@@ -99,7 +99,7 @@ using ScalesAt = std::conditional_t<Padded, PaddedScales, uint32_t>;
 // Zeros from `at` on; num_bytes: a multiple of 16. By one warp, which then waits for itself.
 __device__ inline void clear_shared(uint32_t at, int num_bytes, int lane) {
   for (int b = lane * 16; b < num_bytes; b += kWarp * 16) {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at + b), "r"(0) : "memory");
+    store_shared_16(at + b, {});
   }
   __syncwarp();
 }

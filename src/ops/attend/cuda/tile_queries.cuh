@@ -90,10 +90,8 @@ struct WideQueries {
         x[c.y % 8] = two.y * (by / Keys::factor(s, r));
       }
       const int channel = Keys::owned_channel(8 * i, lane % 4);
-      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(row + channel * 2),
-                   "r"(MmaBf16::pack(x[0], x[1])), "r"(MmaBf16::pack(x[2], x[3])),
-                   "r"(MmaBf16::pack(x[4], x[5])), "r"(MmaBf16::pack(x[6], x[7]))
-                   : "memory");
+      store_shared_16(row + channel * 2, {MmaBf16::pack(x[0], x[1]), MmaBf16::pack(x[2], x[3]),
+                                          MmaBf16::pack(x[4], x[5]), MmaBf16::pack(x[6], x[7])});
     }
   }
 

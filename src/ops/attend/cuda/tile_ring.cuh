@@ -70,8 +70,11 @@ struct TileConfig {
       kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
   static constexpr int kRingAt = kQueriesAt + kQueryBytes;
   // Where a step has many tokens, its values' scales go through a table.
-  static constexpr bool kHasScaleTable = kHasStagesOfSides && Values::kTakesScaleTable;
-  static constexpr int kTableBytes = Values::template table_bytes<kTilesAtOnce, kHasScaleTable>();
+  static constexpr bool kHasScaleTable = kHasStagesOfSides && Values::kHasScales;
+  static constexpr int kTableBytes = [] {
+    if constexpr (kHasScaleTable) return Values::template Table<kTilesAtOnce>::kBytes;
+    return 0;
+  }();
   static constexpr int kWarpBytes = kRingAt + kRingBytes + kTableBytes;
   static_assert(kRingAt % 16 == 0 && kRingBytes % 16 == 0 && kTableBytes % 16 == 0);
 };

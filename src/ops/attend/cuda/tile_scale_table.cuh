@@ -44,19 +44,10 @@ struct OperandScaleTable {
   // scales: of the step's tokens, as they are stored.
   __device__ static void fill(uint32_t table, uint32_t scales, int lane) {
     const auto a = Scale::load_row(scales, 2 * lane), b = Scale::load_row(scales, 2 * lane + 1);
-    constexpr int kChunksAWord = 4 / kPlaces;
 #pragma unroll
     for (int place = 0; place < kPlaces; ++place) {
       uint32_t of_chunk[kChunks];
-#pragma unroll
-      for (int c = 0; c < kChunks; c += 2) {
-        const uint32_t i = c % kChunksAWord * kPlaces + place;  // of the word's groups
-        const uint32_t bytes = i | (i + 4) << 4 | (i + kPlaces) << 8 | (i + kPlaces + 4) << 12;
-        const Two both =
-            Scale::f16x2(__byte_perm(a.words[c / kChunksAWord], b.words[c / kChunksAWord], bytes));
-        of_chunk[c] = both.a;
-        of_chunk[c + 1] = both.b;
-      }
+      Scale::pairs(a, b, place, of_chunk);
       const uint32_t to = table + place * kPlaceBytes + lane * kPairBytes;
       if constexpr (kChunks == 4) {
         store_shared_16(to, {of_chunk[0], of_chunk[1], of_chunk[2], of_chunk[3]});

@@ -229,6 +229,22 @@ struct OperandScale {
   __device__ static uint32_t f16x2_of_byte(uint32_t word, uint32_t i) {
     return From::f16x2_of_byte(word, i);
   }
+  // Of two tokens, a pair for each chunk (32 channels): of its group in that place.
+  __device__ static void pairs(const Row& a, const Row& b, uint32_t place,
+                               uint32_t (&of_chunk)[Dim / 32]) {
+    constexpr int kGroupsAChunk = 32 / Group;
+    constexpr int kChunksAWord = 4 / kGroupsAChunk;
+#pragma unroll
+    for (int c = 0; c < Dim / 32; c += 2) {
+      const uint32_t i = place + (c % kChunksAWord) * kGroupsAChunk;  // of the word's bytes
+      const uint32_t bytes =
+          i | ((i + 4) << 4) | ((i + kGroupsAChunk) << 8) | ((i + kGroupsAChunk + 4) << 12);
+      const Two both =
+          f16x2(__byte_perm(a.words[c / kChunksAWord], b.words[c / kChunksAWord], bytes));
+      of_chunk[c] = both.a;
+      of_chunk[c + 1] = both.b;
+    }
+  }
 };
 
 }  // namespace kvx::ops::cuda

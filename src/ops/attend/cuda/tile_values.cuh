@@ -47,22 +47,17 @@ struct TileValues {
   using Mma = typename Element::Mma;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr bool kIsTurboMind = Scale::kHasZero;
+  static constexpr bool kHasScales = !Scale::kIsNone;
   // Scales in binary32 multiply weights, in units that f16 holds: their largest is about 1.
-  static constexpr bool kScalesWeights = !Scale::kIsNone && !Scale::kOnOperand;
+  static constexpr bool kScalesWeights = kHasScales && !Scale::kOnOperand;
   // A group is all that a fragment's rows have of a token: its scale multiplies the weights, which
   // are fewer than the values.
   static constexpr bool kScalesFragments = Scale::kGroup == 32;
 
   // Where a step has many tokens, scales come from a table.
-  static constexpr bool kTakesScaleTable = !Scale::kIsNone && !Padded;
   template <int Tiles>
   using Table = std::conditional_t<kScalesWeights, WeightScaleTable<Scale, Tiles>,
                                    OperandScaleTable<Scale, Dim, Tiles>>;
-  template <int Tiles, bool IsTaken>
-  static constexpr int table_bytes() {
-    if constexpr (IsTaken) return Table<Tiles>::kBytes;
-    return 0;
-  }
 
   // Sums come out divided by this.
   static constexpr float unit() {
@@ -261,29 +256,15 @@ struct TileValues {
     scales.load_pair(at, t + 4, result.high);
     return result;
   }
-  // The same from stored scales: two bytes, of neighbouring tokens.
+  // The same from stored scales.
   __device__ static OperandScales operand_scales(Scales scales, int lane) {
     const int g = lane / 4, t = lane % 4;
     OperandScales result;
     const auto a = Scale::load_row(scales, 2 * t), b = Scale::load_row(scales, 2 * t + 1);
     const auto d = Scale::load_row(scales, 2 * t + 8), e = Scale::load_row(scales, 2 * t + 9);
-    constexpr int kGroupsAChunk = 32 / Scale::kGroup;
-    constexpr int kChunksAWord = 4 / kGroupsAChunk;
-    const uint32_t first = static_cast<uint32_t>(4 * g / Scale::kGroup);
-#pragma unroll
-    for (int c = 0; c < kChunks; c += 2) {
-      const uint32_t i = first + (c % kChunksAWord) * kGroupsAChunk;
-      // Chunks c and c + 1: bytes of this token and of the next.
-      const uint32_t bytes =
-          i | ((i + 4) << 4) | ((i + kGroupsAChunk) << 8) | ((i + kGroupsAChunk + 4) << 12);
-      const uint32_t x = __byte_perm(a.words[c / kChunksAWord], b.words[c / kChunksAWord], bytes);
-      const uint32_t y = __byte_perm(d.words[c / kChunksAWord], e.words[c / kChunksAWord], bytes);
-      const Two low = Scale::f16x2(x), high = Scale::f16x2(y);
-      result.low[c] = low.a;
-      result.low[c + 1] = low.b;
-      result.high[c] = high.a;
-      result.high[c + 1] = high.b;
-    }
+    const auto place = static_cast<uint32_t>(4 * g / Scale::kGroup);
+    Scale::pairs(a, b, place, result.low);
+    Scale::pairs(d, e, place, result.high);
     return result;
   }
 };

@@ -126,9 +126,7 @@ __device__ inline uint32_t wgmma_chunk(int row, int chunk) {
   return static_cast<uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 __device__ inline void store_chunk(uint32_t address, const Four& x) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.r[0]), "r"(x.r[1]),
-               "r"(x.r[2]), "r"(x.r[3])
-               : "memory");
+  store_shared_16(address, {x.r[0], x.r[1], x.r[2], x.r[3]});
 }
 
 // Barriers that `arrivals` warps arrive at.
