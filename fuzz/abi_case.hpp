@@ -11,7 +11,7 @@
 
 #include "kvx/kvx_abi.h"
 
-// The slow provider of tests/abi_providers, compiled with other names.
+// The slow provider of tests/providers, compiled with other names.
 extern "C" {
 kvx_status_t slow_validate_cache_desc(const kvx_cache_desc_t* cache);
 kvx_status_t slow_write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,

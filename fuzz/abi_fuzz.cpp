@@ -1,6 +1,6 @@
-// The v1 calls of the door under structured random descriptors: whatever they are, the library and
-// the slow provider of tests/abi_providers give the same status and leave the same bytes; a call
-// that fails leaves the bytes that it found.
+// The v1 calls of the API boundary under structured random descriptors: whatever they are, the
+// library and the slow provider of tests/providers give the same status and leave the same
+// bytes; a call that fails leaves the bytes that it found.
 //
 // Descriptors are built to be legal, then one field in some is spoiled. Memory is as large as the
 // descriptor says, so that a wrong access is a fault of the library; descriptors that claim more
@@ -269,8 +269,8 @@ class Case {
       return;
     }
     const int64_t number = choices_.flip() ? choices_.pick(kExtremes) : choices_.between(0, 64);
-    const bool is_wide = choices_.flip() && word % 2 == 0 && word + 1 < words;
-    memcpy(field, &number, is_wide ? 8 : 4);
+    const bool is_full_precision = choices_.flip() && word % 2 == 0 && word + 1 < words;
+    memcpy(field, &number, is_full_precision ? 8 : 4);
     if (choices_.flip()) (which == 0 ? cache_.tail : write_or_gather_tail())[7] = 1;
   }
   uint8_t* write_or_gather_tail() { return is_write_ ? write_.tail : gather_.tail; }

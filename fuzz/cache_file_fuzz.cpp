@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kv/fingerprint.hpp"
+#include "kv/files/fingerprint.hpp"
 #include "tier/cache_file.hpp"
 
 namespace {
@@ -12,17 +12,17 @@ namespace {
 using kvx::tier::FileHeader;
 using kvx::tier::kHeaderBytes;
 
-void read_pieces(std::span<const uint8_t> bytes, const kvx::tier::FileIndex& index) {
+void read_block_copies(std::span<const uint8_t> bytes, const kvx::tier::FileIndex& index) {
   constexpr int64_t kMostBytes = 1 << 16;
   for (const auto& block : index.blocks) {
-    for (const auto& piece : block.pieces) {
-      const int64_t num_bytes = index.kinds[piece.kind].bytes;
+    for (const auto& block_copy : block.block_copies) {
+      const int64_t num_bytes = index.kinds[block_copy.kind].bytes;
       if (num_bytes > kMostBytes) continue;
       std::vector<uint8_t> out(static_cast<size_t>(num_bytes));
-      (void)decode_piece(
-          piece,
-          bytes.subspan(static_cast<size_t>(piece.offset), static_cast<size_t>(piece.stored_bytes)),
-          out);
+      (void)decode_block_copy(block_copy,
+                              bytes.subspan(static_cast<size_t>(block_copy.offset),
+                                            static_cast<size_t>(block_copy.stored_bytes)),
+                              out);
     }
   }
 }
@@ -38,7 +38,7 @@ void read_file(std::span<const uint8_t> bytes, bool repairs_checksums) {
   if (repairs_checksums) at.index_checksum = kvx::cache::checksum(index_bytes);
   const auto index = kvx::tier::parse_index(index_bytes, at);
   if (!index.ok()) return;
-  read_pieces(bytes, index.value());
+  read_block_copies(bytes, index.value());
   (void)kvx::kv::parse_fingerprint(index.value().fingerprint);
 }
 

@@ -15,9 +15,9 @@ namespace kvx::fuzz {
 namespace {
 
 using api::sized;
+using tier::BlockCopy;
 using tier::FileBlock;
 using tier::FileIndex;
-using tier::FilePiece;
 
 constexpr int kDim = 16;
 constexpr int kBlockSize = 4;
@@ -98,8 +98,8 @@ class Case {
   // ---- the file
 
   // Bytes of one block of a kind and where they lie.
-  FilePiece add_piece(int32_t kind, int64_t num_bytes) {
-    FilePiece piece{kind, tier::Codec::kRaw, std::ssize(file_), num_bytes, {}};
+  BlockCopy add_block_copy(int32_t kind, int64_t num_bytes) {
+    BlockCopy piece{kind, tier::Codec::kRaw, std::ssize(file_), num_bytes, {}};
     std::vector<uint8_t> bytes;
     fill(bytes, num_bytes, static_cast<uint32_t>(choices_.between(0, 255)), rarely(4));
     bytes.pop_back();
@@ -108,7 +108,7 @@ class Case {
     file_.resize((file_.size() + 63) / 64 * 64);
     return piece;
   }
-  void spoil(FilePiece& piece) {
+  void spoil(BlockCopy& piece) {
     switch (choices_.between(0, 4)) {
       case 0:
         piece.checksum.bytes[0] ^= 1;
@@ -127,7 +127,7 @@ class Case {
     }
   }
 
-  FileBlock some_block(const FileIndex& index, const std::vector<FilePiece>& pieces) {
+  FileBlock some_block(const FileIndex& index, const std::vector<BlockCopy>& pieces) {
     const auto number = std::ssize(index.blocks);
     FileBlock block;
     // Mostly the chain's next one.
@@ -140,10 +140,10 @@ class Case {
     const int64_t most = std::min<int64_t>(index.block_size, 1024);
     const int64_t count = rarely(8) ? choices_.between(0, most + 1) : most;
     for (int64_t t = 0; t < count; ++t) block.tokens.push_back(rarely(12) ? 1 : 0);
-    for (const FilePiece& piece : pieces) {
+    for (const BlockCopy& piece : pieces) {
       if (rarely(12)) continue;
-      block.pieces.push_back(piece);
-      if (rarely(24)) spoil(block.pieces.back());
+      block.block_copies.push_back(piece);
+      if (rarely(24)) spoil(block.block_copies.back());
     }
     return block;
   }
@@ -156,9 +156,9 @@ class Case {
       index.fingerprint[static_cast<size_t>(at)] = static_cast<char>(choices_.between(0, 127));
     }
     file_.assign(tier::kHeaderBytes, 0);
-    std::vector<FilePiece> pieces;
+    std::vector<BlockCopy> pieces;
     for (size_t kind = 0; kind < index.kinds.size(); ++kind) {
-      pieces.push_back(add_piece(static_cast<int32_t>(kind), index.kinds[kind].bytes));
+      pieces.push_back(add_block_copy(static_cast<int32_t>(kind), index.kinds[kind].bytes));
       if (rarely(24)) index.kinds[kind].bytes = choices_.between(1, 4096);
     }
     index.scopes.resize(static_cast<size_t>(rarely(16) ? 0 : choices_.between(1, 2)));

@@ -146,11 +146,11 @@ class Case {
 
   void fork() {
     const int32_t from = some_number();
-    int32_t twin = 0;
-    const kvx_status_t status = kvx_sequence_fork(cache_, from, &twin);
+    int32_t fork = 0;
+    const kvx_status_t status = kvx_sequence_fork(cache_, from, &fork);
     expect((status == KVX_STATUS_OK) == (is_living(from) && model_.size() < kMaxSequences),
            "the living fork");
-    if (status == KVX_STATUS_OK) add(status, twin, model_[from]);
+    if (status == KVX_STATUS_OK) add(status, fork, model_[from]);
   }
 
   void truncate() {

@@ -13,7 +13,7 @@ using api::sized;
 
 // More than any tensor of a case takes, its padding included: a buffer is never smaller than it.
 constexpr int64_t kMostVerbBytes = 1 << 20;
-constexpr kvx_dtype_t kPlain[] = {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32};
+constexpr kvx_dtype_t kReference[] = {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32};
 
 struct Shape {
   uint32_t num_blocks;
@@ -40,7 +40,7 @@ struct FloatLayer {
       const int64_t third = is_hnd ? s.block_size : s.num_heads;
       set_tensor(choices, *tensor, {s.num_blocks, second, third, s.head_dim});
       tensor->layout = layout;
-      tensor->dtype = choices.pick(kPlain);
+      tensor->dtype = choices.pick(kReference);
       std::vector<uint8_t>& bytes = tensor == &cache.k ? k : v;
       fill(bytes, bytes_taken(*tensor, kMostVerbBytes), seed++, false);
       tensor->data = bytes.data();

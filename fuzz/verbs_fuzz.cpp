@@ -16,7 +16,7 @@ struct Rows {
     io.head_dim = s.head_dim;
     for (kvx_tensor_desc_t* tensor : {&io.key, &io.value}) {
       set_tensor(choices, *tensor, {tokens, s.num_heads, s.head_dim});
-      tensor->dtype = choices.pick(kPlain);
+      tensor->dtype = choices.pick(kReference);
       const bool is_key = tensor == &io.key;
       std::vector<uint8_t>& bytes = is_key ? key : value;
       fill(bytes, bytes_taken(*tensor, kMostVerbBytes), seed++, false);

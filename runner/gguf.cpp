@@ -81,23 +81,23 @@ class Cursor {
   size_t position_ = 0;
 };
 
-template <class Stored, class Wide>
+template <class Stored, class Target>
 Result<GgufValue> read_scalar(Cursor& cursor, std::string_view key) {
   KVX_ASSIGN_OR_RETURN(const Stored value, cursor.read<Stored>(key));
-  return GgufValue(static_cast<Wide>(value));
+  return GgufValue(static_cast<Target>(value));
 }
 
-template <class Stored, class Wide>
+template <class Stored, class Target>
 Result<GgufValue> read_array(Cursor& cursor, std::string_view key, uint64_t count) {
   if (count > cursor.left() / sizeof(Stored)) {
     return invalid_argument("GGUF is truncated: array {} of {} elements, {} bytes are left",
                             shown(key), count, cursor.left());
   }
-  std::vector<Wide> values;
+  std::vector<Target> values;
   values.reserve(count);
   for (uint64_t i = 0; i < count; ++i) {
     KVX_ASSIGN_OR_RETURN(const Stored value, cursor.read<Stored>(key));
-    values.push_back(static_cast<Wide>(value));
+    values.push_back(static_cast<Target>(value));
   }
   return GgufValue(std::move(values));
 }

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "kv/cuda_place.hpp"
+#include "kv/verbs/cuda_place.hpp"
 #include "runner/model_config.hpp"
 
 namespace kvx::runner {

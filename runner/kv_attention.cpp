@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "device/cpu_level.hpp"
-#include "kv/transcode.hpp"
+#include "kv/files/transcode.hpp"
 
 namespace kvx::runner {
 

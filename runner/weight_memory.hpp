@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "core/result.hpp"
 
 namespace kvx::runner {

@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 #include "kv/kv_step.hpp"
 
 namespace kvx::cache {
@@ -196,13 +196,13 @@ double fork_microseconds() {
   Sequence one = Sequence::create(shape).value();
   must(one.reserve(pool, shape.max_tokens));
   one.advance(shape.max_tokens);
-  Sequence twin = Sequence::create(shape).value();
+  Sequence fork = Sequence::create(shape).value();
   double best = 1e9;
   for (int i = 0; i < 20; ++i) {
     const double start = cpu_seconds();
-    must(twin.share(pool, one));
+    must(fork.share(pool, one));
     best = std::min(best, cpu_seconds() - start);
-    must(twin.clear(pool));
+    must(fork.clear(pool));
   }
   return 1e6 * best / (static_cast<double>(shape.max_tokens) / 1000);
 }

@@ -16,9 +16,9 @@ name, turns, reply = sys.argv[1:] + defaults[len(sys.argv) - 1 :]
 tokenizer = AutoTokenizer.from_pretrained(name)
 model = kvx.hf.enable(AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval())
 cache = kvx.hf.Cache(model.config, "nvfp4:auto")
-wide = kvx.hf.Cache(model.config, "bf16")  # stays empty but for a token: it says what bf16 costs
+full_precision = kvx.hf.Cache(model.config, "bf16")  # stays empty but for a token: it says what bf16 costs
 with torch.no_grad():
-    model(torch.tensor([[0]]), past_key_values=wide)
+    model(torch.tensor([[0]]), past_key_values=full_precision)
 
 
 # %% One cache for the whole chat: a turn computes its own tokens alone. The text of an answer may
@@ -53,9 +53,9 @@ for turn in range(int(turns)):
     said, answer = say(messages)
     messages.append({"role": "assistant", "content": answer})
     tokens = cache.get_seq_length()
-    packed, full = cache.memory() / 2**20, wide.cost(tokens).bytes_per_token * tokens / 2**20
+    packed, full = cache.memory() / 2**20, full_precision.cost(tokens).bytes_per_token * tokens / 2**20
     print(f"{tokens:6} tokens  {packed:7.2f} MiB of {full:7.2f}, {packed / full:.2f}")
 
 # %% The last answer, and what the same memory would hold.
 print(messages[-1]["content"])
-print(cache.cost(32768).tokens_per_gib, "tokens in a GiB;", wide.cost(32768).tokens_per_gib, "bf16")
+print(cache.cost(32768).tokens_per_gib, "tokens in a GiB;", full_precision.cost(32768).tokens_per_gib, "bf16")

@@ -213,8 +213,8 @@ class Cache {
         [&] { return sequence; });
   }
   Result<int32_t> fork_sequence(int32_t sequence) {
-    int32_t twin = 0;
-    return value_or_failure(kvx_sequence_fork(handle_, sequence, &twin), [&] { return twin; });
+    int32_t fork = 0;
+    return value_or_failure(kvx_sequence_fork(handle_, sequence, &fork), [&] { return fork; });
   }
   Status truncate_sequence(int32_t sequence, int64_t num_tokens) {
     return to_status(kvx_sequence_truncate(handle_, sequence, num_tokens));

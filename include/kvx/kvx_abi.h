@@ -303,7 +303,7 @@ enum {
   KVX_TRAIT_STRIDED_IO = 1 << 7,           /* IO rows with gaps between them */
   KVX_TRAIT_REPORTS_OUT_OF_RANGE = 1 << 8, /* host calls return OUT_OF_RANGE and write nothing */
   KVX_TRAIT_LAUNCH_ON_HOST = 1 << 9,       /* kvx_launch_* serve host memory */
-  KVX_TRAIT_ROWS_IN_PIECES = 1 << 10,      /* 1.2's verbs: HND_PACKED, code_piece_bytes */
+  KVX_TRAIT_FRAGMENTED_ROWS = 1 << 10,     /* 1.2's verbs: HND_PACKED, code_fragment_bytes */
   KVX_TRAIT_V_IN_K = 1 << 11               /* 1.2's verbs: KVX_SIDE_PREFIX_OF_K */
 };
 
@@ -425,14 +425,14 @@ enum {
   /* A V that is the first head_dim numbers of K's rows, as latent caches (MLA) keep it: its other
    * fields are zero, append takes no v, and no layer of it has transforms. */
   KVX_SIDE_PREFIX_OF_K = 1 << 0,
-  /* Codes of NVFP4, MXFP4 or MXFP4_G16 in cells: the same bytes a row, their bits in an order that
-   * a Hopper GPU decodes with fewer instructions (docs/cuda.md). For layers on a GPU that only kvx
-   * reads and writes; computed or given scales, rows in one piece. */
-  KVX_SIDE_CELLS = 1 << 1
+  /* Codes of NVFP4, MXFP4 or MXFP4_G16 in interleaved order: the same bytes a row, their bits in an
+   * order that a Hopper GPU decodes with fewer instructions (docs/cuda.md). For layers on a GPU
+   * that only kvx reads and writes; computed or given scales, rows in one fragment. */
+  KVX_SIDE_INTERLEAVED_ORDER = 1 << 1
 };
 
 /* K or V of a run of heads that are stored alike. Strides are bytes; codes of a row are contiguous
- * but for code_piece_bytes. A scale's stride of 0 shares it: only the head's set is a scale per
+ * but for code_fragment_bytes. A scale's stride of 0 shares it: only the head's set is a scale per
  * head. */
 typedef struct kvx_side_t {
   uint32_t size;
@@ -449,10 +449,10 @@ typedef struct kvx_side_t {
   int64_t scale_group_stride;
   const float* tensor_scales; /* [heads of the run]; null: 1 */
   uint32_t flags;             /* KVX_SIDE_* */
-  /* 0: contiguous. Otherwise a row's codes lie in pieces of this many bytes, code_piece_stride
-   * apart, as in HND_PACKED; not with page-shared scales. */
-  uint32_t code_piece_bytes;
-  int64_t code_piece_stride;
+  /* 0: contiguous. Otherwise a row's codes lie in fragments of this many bytes,
+   * code_fragment_stride apart, as in HND_PACKED; not with page-shared scales. */
+  uint32_t code_fragment_bytes;
+  int64_t code_fragment_stride;
 } kvx_side_t;
 
 typedef struct kvx_head_run_t {
@@ -496,7 +496,7 @@ typedef struct kvx_layer_t {
   uint32_t reserved;
   /* Of a GPU's layer, in its memory: [2], slots, ids and lengths that were out of range, and
    * non-finite inputs as in kvx_append. Every call adds to them. Null: not counted. */
-  uint64_t* findings;
+  uint64_t* counters;
 } kvx_layer_t;
 
 /* Opaque pages, as an engine that knows nothing of formats hands them over: [num_blocks,
@@ -521,14 +521,14 @@ KVX_API kvx_status_t kvx_describe_pages(const kvx_page_desc_t* page, void* pages
 
 /* ---- the verbs ---- */
 
-/* Threads of the caller. parallel_for calls piece(context, i) once for every i below num_pieces, in
+/* Threads of the caller. parallel_for calls task(context, i) once for every i below num_tasks, in
  * any threads, and returns when all have returned. Results do not depend on the number of threads.
  */
 typedef struct kvx_executor_t {
   uint32_t size;
   uint32_t num_threads;
   void* user;
-  void (*parallel_for)(void* user, uint32_t num_pieces, void (*piece)(void* context, uint32_t i),
+  void (*parallel_for)(void* user, uint32_t num_tasks, void (*task)(void* context, uint32_t i),
                        void* context);
 } kvx_executor_t;
 
@@ -613,11 +613,11 @@ typedef struct kvx_attend_args_t {
   const uint8_t*
       tree_mask; /* [queries, tree_mask_stride]: which new tokens a query sees; or null */
   int64_t tree_mask_stride;
-  /* Wide ends: blocks [0, wide_head_blocks[s]) and [wide_tail_blocks[s], end) of sequence s lie in
-   * `wide`. All null: none. */
-  const kvx_layer_t* wide;
-  const int32_t* wide_head_blocks;
-  const int32_t* wide_tail_blocks;
+  /* Full-precision window: blocks [0, num_sink_blocks[s]) and [first_recent_blocks[s], end) of
+   * sequence s lie in `full_precision`. All null: none. */
+  const kvx_layer_t* full_precision;
+  const int32_t* num_sink_blocks;
+  const int32_t* first_recent_blocks;
   void* workspace; /* at least kvx_attend_workspace's bytes; on a GPU on 256 bytes, in its memory */
   uint64_t workspace_bytes;
   const kvx_executor_t* executor;
@@ -634,10 +634,11 @@ typedef struct kvx_attend_args_t {
 /* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. On a GPU it depends
  * on shapes, types and maxima alone. */
 KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
-/* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_CELLS, 0 otherwise.
- * To be asked once, with the layer's addresses, before the first kvx_append. UNSUPPORTED: a layer
- * on the host. */
-KVX_API kvx_status_t kvx_attend_prefers_cells(const kvx_layer_t* layer, uint32_t* prefers);
+/* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_INTERLEAVED_ORDER, 0
+ * otherwise. To be asked once, with the layer's addresses, before the first kvx_append.
+ * UNSUPPORTED: a layer on the host. */
+KVX_API kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* layer,
+                                                          uint32_t* prefers);
 
 /* Attention straight from the stored bytes, decode and prefill. */
 KVX_API kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream);
@@ -835,8 +836,8 @@ KVX_API kvx_status_t kvx_sequence_record(kvx_cache_t cache, int32_t sequence, co
 KVX_API kvx_status_t kvx_sequence_recorded(kvx_cache_t cache, int32_t sequence, int32_t* tokens,
                                            int64_t capacity, int64_t* num_tokens);
 
-/* A twin with the same tokens in the same blocks; whoever writes first copies the open block. */
-KVX_API kvx_status_t kvx_sequence_fork(kvx_cache_t cache, int32_t sequence, int32_t* twin);
+/* A fork with the same tokens in the same blocks; whoever writes first copies the open block. */
+KVX_API kvx_status_t kvx_sequence_fork(kvx_cache_t cache, int32_t sequence, int32_t* fork);
 /* Forgets the tokens from num_tokens on. */
 KVX_API kvx_status_t kvx_sequence_truncate(kvx_cache_t cache, int32_t sequence, int64_t num_tokens);
 
@@ -876,8 +877,8 @@ KVX_API kvx_status_t kvx_cache_save_prefixes(kvx_cache_t cache, const char* path
                                              const kvx_save_options_t* options);
 
 enum {
-  /* A file of another format, block size or other wide ends is decoded and appended anew; without
-   * this it is refused. */
+  /* A file of another format, block size or other full-precision window is decoded and appended
+   * anew; without this it is refused. */
   KVX_LOAD_TRANSCODE = 1 << 0
 };
 
@@ -914,16 +915,16 @@ typedef struct kvx_file_info_t {
   uint32_t num_sequences;
   uint32_t reserved;
   int64_t num_blocks;
-  int64_t num_tokens; /* of the first sequence; 0: none */
-  int64_t num_pieces; /* a block of one layer group, packed or wide */
+  int64_t num_tokens;       /* of the first sequence; 0: none */
+  int64_t num_block_copies; /* a block of one layer group, packed or full-precision */
   int64_t file_bytes;
-  int64_t stored_bytes; /* of pieces, in the file */
-  int64_t memory_bytes; /* of pieces, in a cache */
+  int64_t stored_bytes; /* of block copies, in the file */
+  int64_t memory_bytes; /* of block copies, in a cache */
 } kvx_file_info_t;
 
 /* What the file's index says. */
 KVX_API kvx_status_t kvx_file_inspect(const char* path, kvx_file_info_t* info);
-/* Reads every piece. INVALID_ARGUMENT says how many are damaged, and the first. */
+/* Reads every block copy. INVALID_ARGUMENT says how many are damaged, and the first. */
 KVX_API kvx_status_t kvx_file_verify(const char* path);
 /* What a file's blocks must agree in with a cache's, a fact a line. At most capacity bytes of text
  * are written, a 0 last; bytes: what the whole needs, its 0 included. */
@@ -977,12 +978,12 @@ typedef struct kvx_cache_snapshot_t {
 
 KVX_API kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot);
 
-/* A class: the blocks of one layer group, packed, or wide at a sequence's ends. */
+/* A class: the blocks of one layer group, packed, or full-precision at a sequence's ends. */
 typedef struct kvx_block_class_t {
   uint32_t size;
   uint32_t layer_group;
   const char* name; /* lives as long as the cache */
-  uint32_t is_wide;
+  uint32_t is_full_precision;
   uint32_t block_size; /* tokens */
   int64_t window;      /* tokens; 0: every token is read */
   int64_t sinks;       /* tokens that the window does not leave behind */

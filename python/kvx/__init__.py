@@ -11,7 +11,7 @@ from kvx._core import __version__, num_threads, set_num_threads, use_openmp
 from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
-from kvx.files import CacheFile, PieceKind, inspect, verify
+from kvx.files import CacheFile, BlockCopyKind, inspect, verify
 from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.paged_layer import PagedLayer
 from kvx.rows import Rows, dequantize, quantize, transcode
@@ -32,7 +32,7 @@ __all__ = [
     "Memory",
     "OutOfRangeError",
     "PagedLayer",
-    "PieceKind",
+    "BlockCopyKind",
     "Recipe",
     "Rows",
     "SideRecipe",

@@ -24,7 +24,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a recipe costs when every sequence is ``num_tokens`` long, wide ends included."""
+    """What a recipe costs when every sequence is ``num_tokens`` long, full-precision window included."""
 
     bits_per_value: float
     bytes_per_token: float

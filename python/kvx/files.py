@@ -16,12 +16,12 @@ def path_bytes(path, name="path") -> bytes:
 
 
 @dataclass(frozen=True)
-class PieceKind:
-    """Blocks of one layer group, packed or in 16 bits (wide): how many, and their bytes in memory
+class BlockCopyKind:
+    """Blocks of one layer group, packed or in 16 bits (full-precision): how many, and their bytes in memory
     and in the file."""
 
     layer_group: int
-    is_wide: bool
+    is_full_precision: bool
     pieces: int
     bytes: int
     stored_bytes: int
@@ -37,7 +37,7 @@ class CacheFile:
     block_size: int
     blocks: int
     sequences: list[list[int]]
-    kinds: list[PieceKind]
+    kinds: list[BlockCopyKind]
 
 
 def inspect(path) -> CacheFile:
@@ -46,7 +46,7 @@ def inspect(path) -> CacheFile:
     Raises kvx.Error: no cache file, a damaged one, or one of a newer version.
     """
     fields = _core.inspect_file(path_bytes(path))
-    return CacheFile(**{**fields, "kinds": [PieceKind(**kind) for kind in fields["kinds"]]})
+    return CacheFile(**{**fields, "kinds": [BlockCopyKind(**kind) for kind in fields["kinds"]]})
 
 
 def verify(path) -> int:

@@ -65,14 +65,14 @@ class SideRecipe:
 @dataclass(frozen=True)
 class Recipe:
     """What a recipe string means. The first ``sink_tokens`` and the last ``recent_tokens`` stay in
-    ``wide_format`` (None: every token is quantised when it is appended)."""
+    ``full_precision_format`` (None: every token is quantised when it is appended)."""
 
     text: str
     k: SideRecipe
     v: SideRecipe
     sink_tokens: int
     recent_tokens: int
-    wide_format: str | None
+    full_precision_format: str | None
 
 
 def formats() -> Formats:

@@ -7,7 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "kv/fingerprint.hpp"
+#include "kv/files/fingerprint.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
@@ -37,7 +37,7 @@ class BlockFiles {
       const auto layer = static_cast<int32_t>(index.kinds.size());
       const std::span<uint8_t> bytes = bytes_of(page);
       index.kinds.push_back({layer, false, static_cast<int64_t>(bytes.size())});
-      index.blocks[0].pieces.push_back(value_of(file.add_piece(layer, bytes)));
+      index.blocks[0].block_copies.push_back(value_of(file.add_block_copy(layer, bytes)));
     }
     throw_if_error(file.finish(index));
     return file.bytes_written();
@@ -47,7 +47,7 @@ class BlockFiles {
   void check(const std::string& path, const std::string& name, const Tokens& tokens) const {
     nb::gil_scoped_release no_gil;
     auto file = opened(path, name, tokens);
-    throw_if_error(tier::check_pieces(file, path));
+    throw_if_error(tier::check_block_copies(file, path));
   }
 
   // pages as in save(), or None for a layer that needs none. After an error they are unspecified.
@@ -56,20 +56,20 @@ class BlockFiles {
     const std::vector<nb::ndarray<>> arrays = arrays_of(pages);
     nb::gil_scoped_release no_gil;
     auto file = opened(path, name, tokens);
-    const std::vector<tier::FilePiece>& pieces = file.index().blocks[0].pieces;
-    if (pieces.size() != arrays.size()) {
-      throw CoreError(invalid_argument("'{}': it has {} layers; expected {}", path, pieces.size(),
-                                       arrays.size()));
+    const std::vector<tier::BlockCopy>& block_copies = file.index().blocks[0].block_copies;
+    if (block_copies.size() != arrays.size()) {
+      throw CoreError(invalid_argument("'{}': it has {} layers; expected {}", path,
+                                       block_copies.size(), arrays.size()));
     }
     for (size_t layer = 0; layer < arrays.size(); ++layer) {
       if (!arrays[layer].is_valid()) continue;
       const std::span<uint8_t> page = bytes_of(arrays[layer]);
-      const int64_t bytes = file.index().kinds[pieces[layer].kind].bytes;
+      const int64_t bytes = file.index().kinds[block_copies[layer].kind].bytes;
       if (bytes != static_cast<int64_t>(page.size())) {
         throw CoreError(invalid_argument("'{}': layer {} has pages of {} bytes; expected {}", path,
                                          layer, bytes, page.size()));
       }
-      throw_if_error(file.read_piece(pieces[layer], page));
+      throw_if_error(file.read_block_copy(block_copies[layer], page));
     }
   }
 

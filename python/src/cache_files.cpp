@@ -31,8 +31,8 @@ nb::list kinds_of(const tier::FileIndex& index) {
   for (size_t i = 0; i < summaries.size(); ++i) {
     nb::dict kind;
     kind["layer_group"] = index.kinds[i].group;
-    kind["is_wide"] = index.kinds[i].is_wide;
-    kind["pieces"] = summaries[i].num_pieces;
+    kind["is_full_precision"] = index.kinds[i].is_full_precision;
+    kind["block_copies"] = summaries[i].num_block_copies;
     kind["bytes"] = summaries[i].memory_bytes;
     kind["stored_bytes"] = summaries[i].stored_bytes;
     kinds.append(kind);
@@ -65,7 +65,7 @@ void check_file(const nb::bytes& path_bytes) {
   const std::string path = path_bytes.c_str();
   nb::gil_scoped_release no_gil;
   auto file = value_of(tier::CacheFileReader::open(path));
-  throw_if_error(tier::check_pieces(file, path));
+  throw_if_error(tier::check_block_copies(file, path));
 }
 
 }  // namespace

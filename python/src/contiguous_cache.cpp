@@ -5,7 +5,7 @@
 #include <mutex>
 #include <type_traits>
 
-#include "kv/contiguous_cache.hpp"
+#include "kv/contiguous/contiguous_cache.hpp"
 #include "python/src/arguments.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "device/cuda_async.hpp"
-#include "kv/cuda_place.hpp"
+#include "kv/verbs/cuda_place.hpp"
 #include "python/src/arrays.hpp"
 
 namespace kvx::python {

@@ -62,9 +62,11 @@ nb::dict parse_recipe(std::string_view text) {
   dict["text"] = recipe.text;
   dict["k"] = side_dict(recipe.k);
   dict["v"] = side_dict(recipe.v);
-  dict["sink_tokens"] = recipe.has_wide_ends ? recipe.sink_tokens : 0;
-  dict["recent_tokens"] = recipe.has_wide_ends ? recipe.recent_tokens : 0;
-  dict["wide_format"] = recipe.has_wide_ends ? nb::cast(recipe.wide_spec.facts->name) : nb::none();
+  dict["sink_tokens"] = recipe.has_full_precision_window ? recipe.sink_tokens : 0;
+  dict["recent_tokens"] = recipe.has_full_precision_window ? recipe.recent_tokens : 0;
+  dict["full_precision_format"] = recipe.has_full_precision_window
+                                      ? nb::cast(recipe.full_precision_spec.facts->name)
+                                      : nb::none();
   return dict;
 }
 

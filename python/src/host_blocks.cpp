@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "core/checked.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
@@ -76,7 +76,7 @@ class HostBlocks {
   }
 
   // Jobs that have ended since the last call: (job, all pages are as they were stored, bytes).
-  nb::list take_finished() {
+  nb::list drain_finished() {
     collect();
     nb::list ended;
     std::erase_if(jobs_, [&ended](const auto& entry) {
@@ -162,7 +162,7 @@ class HostBlocks {
   void collect() {
     home_.check();
     finished_.clear();
-    queue_->take_finished(finished_);
+    queue_->drain_finished(finished_);
     for (const tier::FinishedTransfer& done : finished_) {
       const auto found = copies_.find(done.tag);
       const Copy copy = found->second;
@@ -201,7 +201,7 @@ void bind_host_blocks(nb::module_& module) {
            nb::arg("slots"))
       .def("load", &HostBlocks::load, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
            nb::arg("slots"))
-      .def("take_finished", &HostBlocks::take_finished)
+      .def("drain_finished", &HostBlocks::drain_finished)
       .def("wait_for_all", &HostBlocks::wait_for_all)
       .def_prop_ro("memory", &HostBlocks::memory);
 }

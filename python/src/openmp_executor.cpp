@@ -15,7 +15,7 @@ namespace {
 using Parallel = void (*)(void (*work)(void*), void* data, unsigned num_threads, unsigned flags);
 using MaxThreads = int (*)();
 
-thread_local bool inside_piece = false;
+thread_local bool inside_task = false;
 
 class OpenMpExecutor final : public Executor {
  public:
@@ -24,30 +24,30 @@ class OpenMpExecutor final : public Executor {
 
   int num_threads() const override { return num_threads_; }
 
-  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
-    if (num_pieces <= 1 || num_threads_ == 1 || inside_piece) {
-      for (int i = 0; i < num_pieces; ++i) piece(i);
+  void parallel_for(int num_tasks, const std::function<void(int)>& task) override {
+    if (num_tasks <= 1 || num_threads_ == 1 || inside_task) {
+      for (int i = 0; i < num_tasks; ++i) task(i);
       return;
     }
-    Job job{&piece, num_pieces, {0}};
-    const int threads = std::min(num_threads_, num_pieces);
-    parallel_(&OpenMpExecutor::take_pieces, &job, static_cast<unsigned>(threads), 0);
+    Job job{&task, num_tasks, {0}};
+    const int threads = std::min(num_threads_, num_tasks);
+    parallel_(&OpenMpExecutor::run_tasks, &job, static_cast<unsigned>(threads), 0);
   }
 
  private:
   struct Job {
-    const std::function<void(int)>* piece;
-    int num_pieces;
+    const std::function<void(int)>* task;
+    int num_tasks;
     std::atomic<int> next;
   };
 
-  static void take_pieces(void* data) {
+  static void run_tasks(void* data) {
     auto& job = *static_cast<Job*>(data);
-    inside_piece = true;
-    for (int i = job.next.fetch_add(1); i < job.num_pieces; i = job.next.fetch_add(1)) {
-      (*job.piece)(i);
+    inside_task = true;
+    for (int i = job.next.fetch_add(1); i < job.num_tasks; i = job.next.fetch_add(1)) {
+      (*job.task)(i);
     }
-    inside_piece = false;
+    inside_task = false;
   }
 
   Parallel parallel_;

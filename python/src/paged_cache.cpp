@@ -437,7 +437,7 @@ void bind_paged_cache(nb::module_& module) {
       .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"),
            "Gives a sequence's blocks back. Raises kvx.Error: no such sequence, or a step is open.")
       .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"),
-           "A twin with the same tokens in the same blocks, which are shared until one of the two "
+           "A fork with the same tokens in the same blocks, which are shared until one of the two "
            "writes. Raises as create_sequence and free_sequence.")
       .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"),
            "Forgets the tokens from num_tokens on. Raises kvx.OutOfRangeError: more than there "

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <optional>
 
-#include "kv/layer_store.hpp"
+#include "kv/plan/layer_store.hpp"
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/gather/gather.hpp"
@@ -30,7 +30,7 @@ struct PageShape {
 PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_head_dim,
                      int v_head_dim, int block_size) {
   const auto recipe = value_of(kv::parse_recipe(recipe_text));
-  if (recipe.has_wide_ends) {
+  if (recipe.has_full_precision_window) {
     throw CoreError(
         invalid_argument("recipe is '{}'; an engine's pages have no 16-bit ends (add immediate, or "
                          "leave auto, sink and recent out)",

@@ -55,7 +55,7 @@ std::vector<uint8_t> stored_scales(const FormatSpec& spec, int head_dim,
 RowFormat row_format(std::string_view recipe_text, int head_dim, float tensor_scale,
                      const std::vector<float>& steps) {
   const auto recipe = value_of(kv::parse_recipe(recipe_text));
-  if (recipe.has_wide_ends) {
+  if (recipe.has_full_precision_window) {
     throw CoreError(
         invalid_argument("format is '{}'; rows have no ends to keep in 16 bits (leave "
                          "auto, sink and recent out, or add immediate)",

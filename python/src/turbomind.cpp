@@ -2,7 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
-#include "interop/turbomind/layout.hpp"
+#include "engines/turbomind/layout.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
 
@@ -10,7 +10,7 @@ namespace kvx::python {
 namespace {
 
 namespace nb = nanobind;
-namespace turbomind = interop::turbomind;
+namespace turbomind = engines::turbomind;
 using turbomind::KvCacheMode;
 
 DType compute_type(std::string_view name) {

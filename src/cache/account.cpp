@@ -27,21 +27,24 @@ ByteCount token_bytes(const BlockLayout& layout, int64_t num_blocks, int64_t num
 ByteCount group_bytes(const GroupSizes& group, int64_t first_token, int64_t num_tokens) {
   const int64_t block_size = group.packed->block_size;
   const int64_t first_block = first_token / block_size;
-  const BlockCounts blocks = count_blocks(group.wide_ends, num_tokens, block_size, first_block);
+  const BlockCounts blocks =
+      count_blocks(group.full_precision_window, num_tokens, block_size, first_block);
   const int64_t tokens = num_tokens - first_token;
-  if (!group.wide_ends.is_on()) return token_bytes(*group.packed, blocks.packed, tokens);
-  // The open block is wide, hence packed ones are full; the first may be seen in part.
-  const bool starts_packed = first_block >= group.wide_ends.head_blocks && blocks.packed > 0;
+  if (!group.full_precision_window.is_on())
+    return token_bytes(*group.packed, blocks.packed, tokens);
+  // The open block is full-precision, hence packed ones are full; the first may be seen in part.
+  const bool starts_packed =
+      first_block >= group.full_precision_window.head_blocks && blocks.packed > 0;
   const int64_t unseen = starts_packed ? first_token % block_size : 0;
   const int64_t packed_tokens = blocks.packed * block_size - unseen;
   ByteCount bytes = token_bytes(*group.packed, blocks.packed, packed_tokens);
-  bytes += token_bytes(*group.wide, blocks.wide, tokens - packed_tokens);
+  bytes += token_bytes(*group.full_precision, blocks.full_precision, tokens - packed_tokens);
   return bytes;
 }
 
 // Sinks are stored as a sequence's first block is.
 const BlockLayout& layout_of_sinks(const GroupSizes& group) {
-  return group.wide_ends.is_on() ? *group.wide : *group.packed;
+  return group.full_precision_window.is_on() ? *group.full_precision : *group.packed;
 }
 
 }  // namespace

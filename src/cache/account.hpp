@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cache/block_layout.hpp"
-#include "cache/block_pool.hpp"
-#include "cache/wide_ends.hpp"
+#include "cache/full_precision_window.hpp"
+#include "cache/pool/block_pool.hpp"
 
 namespace kvx::cache {
 
@@ -38,13 +38,14 @@ struct PoolAccount {
 // has one region of its layout's block_bytes.
 PoolAccount account_pool(const BlockPool& pool, std::span<const BlockLayout> layouts);
 
-// A layer group as the account sees it. wide is null without wide ends.
+// A layer group as the account sees it. full-precision is null without full-precision window.
 struct GroupSizes {
   const BlockLayout* packed = nullptr;
-  const BlockLayout* wide = nullptr;
-  WideEnds wide_ends;
+  const BlockLayout* full_precision = nullptr;
+  FullPrecisionWindow full_precision_window;
   int64_t window = 0;  // tokens; 0: every token is read
-  int64_t sinks = 0;   // tokens that a window does not leave behind; with wide ends in their head
+  int64_t sinks =
+      0;  // tokens that a window does not leave behind; with full-precision window in their head
 };
 
 // Bytes of one token, packed (padding and page scales' share included), all groups together.
@@ -54,8 +55,8 @@ double bytes_per_token(std::span<const GroupSizes> groups);
 // padding counts the open block's empty places.
 ByteCount sequence_bytes(std::span<const GroupSizes> groups, int64_t num_tokens);
 
-// Tokens that fit in num_bytes when every sequence is context_tokens long, its wide ends and open
-// blocks included. Parts of a sequence count. 0 when context_tokens < 1.
+// Tokens that fit in num_bytes when every sequence is context_tokens long, its full-precision
+// window and open blocks included. Parts of a sequence count. 0 when context_tokens < 1.
 int64_t tokens_that_fit(std::span<const GroupSizes> groups, int64_t num_bytes,
                         int64_t context_tokens);
 

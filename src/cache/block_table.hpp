@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/block_pool.hpp"
+#include "cache/pool/block_pool.hpp"
 
 namespace kvx::cache {
 

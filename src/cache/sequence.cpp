@@ -12,40 +12,43 @@ Status check_group(const LayerGroup& group, size_t index) {
     return invalid_argument("window of layer group {} is {}; expected 0 or more", index,
                             group.window);
   }
-  if (group.packed_class < 0 || group.wide_class < 0) {
+  if (group.packed_class < 0 || group.full_precision_class < 0) {
     return invalid_argument("layer group {} takes blocks of classes {} and {}; expected 0 or more",
-                            index, group.packed_class, group.wide_class);
+                            index, group.packed_class, group.full_precision_class);
   }
-  if (group.wide_ends.head_blocks < 0 || group.wide_ends.recent_blocks < 0) {
-    return invalid_argument("wide ends of layer group {} are {} and {} blocks; expected 0 or more",
-                            index, group.wide_ends.head_blocks, group.wide_ends.recent_blocks);
+  if (group.full_precision_window.head_blocks < 0 ||
+      group.full_precision_window.recent_blocks < 0) {
+    return invalid_argument(
+        "full-precision window of layer group {} are {} and {} blocks; expected 0 or more", index,
+        group.full_precision_window.head_blocks, group.full_precision_window.recent_blocks);
   }
-  const bool has_packed_sinks =
-      group.wide_ends.is_on() && group.sink_blocks > group.wide_ends.head_blocks;
+  const bool has_packed_sinks = group.full_precision_window.is_on() &&
+                                group.sink_blocks > group.full_precision_window.head_blocks;
   if (group.sink_blocks < 0 || has_packed_sinks || (group.sink_blocks > 0 && group.window == 0)) {
     return invalid_argument(
         "sink_blocks of layer group {} is {} with a window of {} and {} head blocks; expected 0 "
-        "without a window, at most head_blocks with wide ends",
-        index, group.sink_blocks, group.window, group.wide_ends.head_blocks);
+        "without a window, at most head_blocks with full-precision window",
+        index, group.sink_blocks, group.window, group.full_precision_window.head_blocks);
   }
-  if (group.wide_ends.head_blocks > 0 && !group.wide_ends.is_on()) {
+  if (group.full_precision_window.head_blocks > 0 && !group.full_precision_window.is_on()) {
     return invalid_argument(
         "recent_blocks of layer group {} is 0 with head_blocks {}; expected 1 "
-        "or more: the open block is wide",
-        index, group.wide_ends.head_blocks);
+        "or more: the open block is full_precision",
+        index, group.full_precision_window.head_blocks);
   }
   return {};
 }
 
-// A class holds blocks of one kind. take_moves() relies on it: what it takes from one class never
-// waits for what it frees in the same.
+// A class holds blocks of one kind. acquire_moves() relies on it: what it takes from one class
+// never waits for what it frees in the same.
 Status check_classes(std::span<const LayerGroup> groups) {
-  for (const LayerGroup& wide : groups) {
-    if (!wide.wide_ends.is_on()) continue;
+  for (const LayerGroup& full_precision : groups) {
+    if (!full_precision.full_precision_window.is_on()) continue;
     for (const LayerGroup& packed : groups) {
-      if (wide.wide_class == packed.packed_class) {
-        return invalid_argument("class {} holds wide and packed blocks; expected two classes",
-                                wide.wide_class);
+      if (full_precision.full_precision_class == packed.packed_class) {
+        return invalid_argument(
+            "class {} holds full_precision and packed blocks; expected two classes",
+            full_precision.full_precision_class);
       }
     }
   }
@@ -55,7 +58,7 @@ Status check_classes(std::span<const LayerGroup> groups) {
 size_t count_classes(std::span<const LayerGroup> groups) {
   int last = 0;
   for (const LayerGroup& group : groups) {
-    last = std::max({last, group.packed_class, group.wide_class});
+    last = std::max({last, group.packed_class, group.full_precision_class});
   }
   return static_cast<size_t>(last) + 1;
 }
@@ -86,20 +89,21 @@ Sequence::Sequence(const SequenceShape& shape)
 
 Sequence::GroupState Sequence::empty_state(int group) const {
   const int64_t max_blocks = blocks_for(shape_.max_tokens, shape_.block_size);
-  return {BlockTable(max_blocks), shape_.groups[group].wide_ends.head_blocks, 0};
+  return {BlockTable(max_blocks), shape_.groups[group].full_precision_window.head_blocks, 0};
 }
 
-int64_t Sequence::wide_tail(int group) const {
+int64_t Sequence::first_recent_block(int group) const {
   const GroupState& state = groups_[group];
-  return shape_.groups[group].wide_ends.is_on() ? state.wide_tail : state.table.size();
+  return shape_.groups[group].full_precision_window.is_on() ? state.first_recent_block
+                                                            : state.table.size();
 }
 
 int64_t Sequence::most_tokens_at_once() const {
   const int64_t room = max_tokens() - num_tokens_;
-  const bool any_wide =
+  const bool any_full_precision =
       std::any_of(shape_.groups.begin(), shape_.groups.end(),
-                  [](const LayerGroup& group) { return group.wide_ends.is_on(); });
-  return any_wide ? std::min(room, tokens_left_in_block()) : room;
+                  [](const LayerGroup& group) { return group.full_precision_window.is_on(); });
+  return any_full_precision ? std::min(room, tokens_left_in_block()) : room;
 }
 
 Status Sequence::check_append(const BlockPool& pool, int64_t num_tokens) const {
@@ -114,7 +118,8 @@ Status Sequence::check_append(const BlockPool& pool, int64_t num_tokens) const {
   }
   if (num_tokens > most_tokens_at_once()) {
     return invalid_argument(
-        "num_tokens is {}; expected at most {}, the rest of the open block: with wide ends a block "
+        "num_tokens is {}; expected at most {}, the rest of the open block: with full-precision "
+        "window a block "
         "is written before it is packed",
         num_tokens, most_tokens_at_once());
   }
@@ -123,9 +128,10 @@ Status Sequence::check_append(const BlockPool& pool, int64_t num_tokens) const {
 
 int Sequence::class_of(int group, int64_t block) const {
   const LayerGroup& facts = shape_.groups[group];
-  const bool is_wide = facts.wide_ends.is_on() &&
-                       (block < facts.wide_ends.head_blocks || block >= groups_[group].wide_tail);
-  return is_wide ? facts.wide_class : facts.packed_class;
+  const bool is_full_precision =
+      facts.full_precision_window.is_on() && (block < facts.full_precision_window.head_blocks ||
+                                              block >= groups_[group].first_recent_block);
+  return is_full_precision ? facts.full_precision_class : facts.packed_class;
 }
 
 bool Sequence::is_released(int group, int64_t block) const {
@@ -133,10 +139,10 @@ bool Sequence::is_released(int group, int64_t block) const {
 }
 
 bool Sequence::leaves_window(int group, int64_t num_tokens) const {
-  const WideEnds& ends = shape_.groups[group].wide_ends;
+  const FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
   if (!ends.is_on()) return false;
-  const int64_t tail = wide_tail_block(ends, num_tokens_ + num_tokens, block_size());
-  return tail > groups_[group].wide_tail;
+  const int64_t tail = first_recent_block_of(ends, num_tokens_ + num_tokens, block_size());
+  return tail > groups_[group].first_recent_block;
 }
 
 int64_t Sequence::num_new_blocks(int group, int64_t num_tokens) const {
@@ -151,13 +157,14 @@ void Sequence::add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
     if (must_copy_open_block(pool, group)) {
       ++needed[class_of(group, num_tokens_ / block_size())];
     }
-    // A new block is the sequence's last: wide, if any is.
+    // A new block is the sequence's last: full-precision, if any is.
     needed[class_of(group, state.table.size())] += num_new_blocks(group, num_tokens);
     if (!leaves_window(group, num_tokens)) continue;
     const LayerGroup& facts = shape_.groups[group];
     ++needed[facts.packed_class];
-    if (pool.use_count(facts.wide_class, state.table[state.wide_tail]) == 1) {  // freed or cached
-      --needed[facts.wide_class];
+    if (pool.use_count(facts.full_precision_class, state.table[state.first_recent_block]) ==
+        1) {  // freed or cached
+      --needed[facts.full_precision_class];
     }
   }
 }
@@ -178,14 +185,15 @@ Status Sequence::check_needed(const BlockPool& pool) const {
   return {};
 }
 
-Status Sequence::take_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves) {
+Status Sequence::acquire_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves) {
   KVX_RETURN_IF_ERROR(check_append(pool, num_tokens));
   KVX_RETURN_IF_ERROR(check_free_blocks(pool, num_tokens));
 
   for (int group = 0; group < num_groups(); ++group) {
     if (!leaves_window(group, num_tokens)) continue;
     const GroupState& state = groups_[group];
-    BlockMove move{group, state.wide_tail, state.table[state.wide_tail], kNoBlock};
+    BlockMove move{group, state.first_recent_block, state.table[state.first_recent_block],
+                   kNoBlock};
     KVX_RETURN_IF_ERROR(
         pool.allocate(shape_.groups[group].packed_class, std::span(&move.packed_id, 1)));
     moves.push_back(move);
@@ -196,9 +204,10 @@ Status Sequence::take_moves(BlockPool& pool, int64_t num_tokens, std::vector<Blo
 Status Sequence::finish_moves(BlockPool& pool, std::span<const BlockMove> moves) {
   for (const BlockMove& move : moves) {
     GroupState& state = groups_[move.group];
-    const int32_t wide_id = state.table.replace(move.block, move.packed_id);
-    state.wide_tail = move.block + 1;
-    KVX_RETURN_IF_ERROR(pool.release(shape_.groups[move.group].wide_class, wide_id));
+    const int32_t full_precision_id = state.table.replace(move.block, move.packed_id);
+    state.first_recent_block = move.block + 1;
+    KVX_RETURN_IF_ERROR(
+        pool.release(shape_.groups[move.group].full_precision_class, full_precision_id));
   }
   return {};
 }
@@ -208,9 +217,10 @@ Status Sequence::reserve(BlockPool& pool, int64_t num_tokens) {
   for (int group = 0; group < num_groups(); ++group) {
     if (leaves_window(group, num_tokens)) {
       return invalid_argument(
-          "block {} of layer group {} leaves the wide window; expected take_moves() before "
+          "block {} of layer group {} leaves the full-precision window; expected acquire_moves() "
+          "before "
           "reserve()",
-          groups_[group].wide_tail, group);
+          groups_[group].first_recent_block, group);
     }
   }
   KVX_RETURN_IF_ERROR(check_free_blocks(pool, num_tokens));
@@ -251,7 +261,7 @@ Status Sequence::release_expired(BlockPool& pool) {
       KVX_RETURN_IF_ERROR(pool.release(block_class, id));
     }
     // A block that is gone does not leave the window a second time.
-    state.wide_tail = std::max(state.wide_tail, state.first_block);
+    state.first_recent_block = std::max(state.first_recent_block, state.first_block);
   }
   return {};
 }
@@ -271,13 +281,15 @@ Status Sequence::check_truncate(int group, int64_t num_tokens) const {
         num_tokens, group, sinks_end, first_kept - 1);
   }
   const int64_t cut = num_tokens / block_size();
-  const bool cuts_packed = facts.wide_ends.is_on() && num_tokens % block_size() != 0 &&
-                           cut >= facts.wide_ends.head_blocks && cut < state.wide_tail;
+  const bool cuts_packed = facts.full_precision_window.is_on() && num_tokens % block_size() != 0 &&
+                           cut >= facts.full_precision_window.head_blocks &&
+                           cut < state.first_recent_block;
   if (cuts_packed) {
     return unsupported(
-        "num_tokens is {}; it cuts block {} of layer group {}, which has left the wide window "
+        "num_tokens is {}; it cuts block {} of layer group {}, which has left the full-precision "
+        "window "
         "(expected a multiple of block_size {} or at least {})",
-        num_tokens, cut, group, block_size(), state.wide_tail * block_size());
+        num_tokens, cut, group, block_size(), state.first_recent_block * block_size());
   }
   return {};
 }
@@ -314,8 +326,8 @@ Status Sequence::drop_blocks(BlockPool& pool, int group, int64_t num_blocks) {
     if (id != kNoBlock) KVX_RETURN_IF_ERROR(pool.release(block_class, id));
   }
   state.first_block = std::min(state.first_block, num_blocks);
-  state.wide_tail =
-      std::max(shape_.groups[group].wide_ends.head_blocks, std::min(state.wide_tail, num_blocks));
+  state.first_recent_block = std::max(shape_.groups[group].full_precision_window.head_blocks,
+                                      std::min(state.first_recent_block, num_blocks));
   return {};
 }
 

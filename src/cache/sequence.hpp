@@ -4,19 +4,20 @@
 // To append n tokens:
 //
 //   release_expired(pool)             sliding windows let go of what no later query reads
-//   take_moves(pool, n, moves)        blocks that leave the wide window get a packed block each
-//   ... copy every move's bytes from wide_id to packed_id (ops::copy_blocks) ...
-//   finish_moves(pool, moves)         the tables name the packed blocks, the wide ones are free
-//   reserve(pool, n)                  blocks for the new tokens
+//   acquire_moves(pool, n, moves)        blocks that leave the full-precision window get a packed
+//   block each
+//   ... copy every move's bytes from full_precision_id to packed_id (ops::copy_blocks) ...
+//   finish_moves(pool, moves)         the tables name the packed blocks, the full-precision ones
+//   are free reserve(pool, n)                  blocks for the new tokens
 //   ... append to slots(group, ...), attend ...
 //   advance(n)
 //
-// Without wide ends and windows reserve() and advance() are enough.
+// Without full-precision window and windows reserve() and advance() are enough.
 //
 // Sequences may share blocks: forks, and those that begin with the same cached prefix. A shared
 // block, and one that the prefix index keeps, is never written: before an append
 //
-//   take_copies(pool, copies)         the open block, where it is shared, gets one of its own
+//   drain_copies(pool, copies)         the open block, where it is shared, gets one of its own
 //   ... copy every copy's tokens from from_id to to_id, blocks of one class ...
 //   finish_copies(pool, copies)
 #pragma once
@@ -25,9 +26,9 @@
 #include <span>
 #include <vector>
 
-#include "cache/block_pool.hpp"
 #include "cache/block_table.hpp"
-#include "cache/wide_ends.hpp"
+#include "cache/full_precision_window.hpp"
+#include "cache/pool/block_pool.hpp"
 #include "core/result.hpp"
 
 namespace kvx::cache {
@@ -35,11 +36,11 @@ namespace kvx::cache {
 // Layers that share block ids, and the pool's classes that they take blocks from.
 struct LayerGroup {
   int packed_class = 0;
-  int wide_class = 0;  // used only with wide ends
-  WideEnds wide_ends;
+  int full_precision_class = 0;  // used only with full-precision window
+  FullPrecisionWindow full_precision_window;
   int64_t window = 0;  // of a sliding-window group, in tokens; 0: every token is read
   // With a window: its first blocks, which every query reads (attention sinks). They stay, and with
-  // wide ends they are wide: at most head_blocks.
+  // full-precision window they are full-precision: at most head_blocks.
   int64_t sink_blocks = 0;
 };
 
@@ -49,11 +50,12 @@ struct SequenceShape {
   std::vector<LayerGroup> groups;
 };
 
-// A block that leaves the wide window: its bytes go from a wide block to a packed one.
+// A block that leaves the full-precision window: its bytes go from a full-precision block to a
+// packed one.
 struct BlockMove {
   int group = 0;
   int64_t block = 0;  // of the sequence
-  int32_t wide_id = kNoBlock;
+  int32_t full_precision_id = kNoBlock;
   int32_t packed_id = kNoBlock;
 };
 
@@ -69,17 +71,18 @@ struct OpenBlockCopy {
 };
 
 // Blocks that a sequence begins with: ids of a group's blocks [first_block, ids.size()) and of its
-// sink blocks, of the wide class in its head and from wide_tail on. Other entries are not read.
+// sink blocks, of the full-precision class in its head and from first_recent_block on. Other
+// entries are not read.
 struct GroupPrefix {
   std::span<const int32_t> ids;
   int64_t first_block = 0;
-  int64_t wide_tail = 0;  // ignored without wide ends
+  int64_t first_recent_block = 0;  // ignored without full-precision window
 };
 
 class Sequence {
  public:
   // INVALID_ARGUMENT names the field: block_size or max_tokens < 1, no group, a negative number, a
-  // sink without a window, a class of both packed and wide blocks.
+  // sink without a window, a class of both packed and full-precision blocks.
   static Result<Sequence> create(const SequenceShape& shape);
   Sequence(Sequence&&) = default;
   Sequence& operator=(Sequence&&) = default;
@@ -90,20 +93,23 @@ class Sequence {
   int num_groups() const { return static_cast<int>(groups_.size()); }
   const BlockTable& table(int group) const { return groups_[group].table; }
 
-  // Blocks [0, wide_head) and [wide_tail, end) of a group's table are ids of its wide class, the
-  // others of its packed class. Without wide ends: 0 and the end.
-  int64_t wide_head(int group) const { return shape_.groups[group].wide_ends.head_blocks; }
-  int64_t wide_tail(int group) const;
+  // Blocks [0, num_sink_blocks) and [first_recent_block, end) of a group's table are ids of its
+  // full-precision class, the others of its packed class. Without full-precision window: 0 and the
+  // end.
+  int64_t num_sink_blocks(int group) const {
+    return shape_.groups[group].full_precision_window.head_blocks;
+  }
+  int64_t first_recent_block(int group) const;
 
   // Tokens until the open block is full; a whole block when none is open.
   int64_t tokens_left_in_block() const { return block_size() - num_tokens_ % block_size(); }
-  // The most tokens that one reserve() takes: with wide ends the rest of one block, since a block
-  // must be written before it leaves the window.
+  // The most tokens that one reserve() takes: with full-precision window the rest of one block,
+  // since a block must be written before it leaves the window.
   int64_t most_tokens_at_once() const;
 
-  // Adds to needed, [classes of the pool], the blocks that take_copies(), take_moves() and
-  // reserve() will take, less the wide ones that come back between them. A batch of sequences fits
-  // when the sums do. Requires: 1 <= num_tokens <= most_tokens_at_once().
+  // Adds to needed, [classes of the pool], the blocks that drain_copies(), acquire_moves() and
+  // reserve() will take, less the full-precision ones that come back between them. A batch of
+  // sequences fits when the sums do. Requires: 1 <= num_tokens <= most_tokens_at_once().
   void add_needed_blocks(const BlockPool& pool, int64_t num_tokens,
                          std::span<int64_t> needed) const;
 
@@ -111,12 +117,12 @@ class Sequence {
   // INVALID_ARGUMENT, nothing changed: num_tokens < 1 or > most_tokens_at_once(). Moves are added
   // to `moves`; nothing is added when no block leaves. The blocks that the following reserve()
   // needs are counted too, those that finish_moves() frees included.
-  Status take_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves);
-  // Requires: take_moves() of this sequence gave these moves.
+  Status acquire_moves(BlockPool& pool, int64_t num_tokens, std::vector<BlockMove>& moves);
+  // Requires: acquire_moves() of this sequence gave these moves.
   Status finish_moves(BlockPool& pool, std::span<const BlockMove> moves);
 
   // Blocks for the next num_tokens in every group, all or none; blocks reserved before are used
-  // first. Errors as take_moves(); INVALID_ARGUMENT also when a block had to leave the window
+  // first. Errors as acquire_moves(); INVALID_ARGUMENT also when a block had to leave the window
   // first.
   Status reserve(BlockPool& pool, int64_t num_tokens);
 
@@ -134,22 +140,23 @@ class Sequence {
   // Forgets the tokens from num_tokens on and frees blocks without tokens. OUT_OF_RANGE, nothing
   // changed: num_tokens is negative or more than there are, or a window has left tokens behind that
   // the shorter sequence reads. UNSUPPORTED, nothing changed: it would cut a block that has left
-  // the wide window (whole blocks may go).
+  // the full-precision window (whole blocks may go).
   Status truncate(BlockPool& pool, int64_t num_tokens);
 
-  // The open block where it is shared or kept: one a group at most. Errors as take_moves();
+  // The open block where it is shared or kept: one a group at most. Errors as acquire_moves();
   // nothing is added when the sequence owns its open blocks.
-  Status take_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies);
-  // Requires: take_copies() of this sequence gave these copies.
+  Status drain_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies);
+  // Requires: drain_copies() of this sequence gave these copies.
   Status finish_copies(BlockPool& pool, std::span<const OpenBlockCopy> copies);
 
-  // Becomes the other's twin: the same tokens in the same blocks, each with one more user.
+  // Becomes the other's fork: the same tokens in the same blocks, each with one more user.
   // INVALID_ARGUMENT, nothing changed: this one has tokens or blocks. Requires: equal shapes.
   Status share(BlockPool& pool, const Sequence& other);
 
   // Begins with num_tokens in these blocks, one prefix a group, each block with one more user; the
-  // window of wide blocks grows again from wide_tail on. INVALID_ARGUMENT, nothing changed: this
-  // one has tokens or blocks, or the prefixes do not hold num_tokens; retain()'s errors.
+  // window of full-precision blocks grows again from first_recent_block on. INVALID_ARGUMENT,
+  // nothing changed: this one has tokens or blocks, or the prefixes do not hold num_tokens;
+  // retain()'s errors.
   Status adopt(BlockPool& pool, int64_t num_tokens, std::span<const GroupPrefix> prefixes);
 
   // Gives all blocks back. A sequence that still has blocks when it dies leaks them.
@@ -158,8 +165,8 @@ class Sequence {
  private:
   struct GroupState {
     BlockTable table;
-    int64_t wide_tail = 0;    // with wide ends: the first block of the window
-    int64_t first_block = 0;  // blocks before it are released, sinks apart
+    int64_t first_recent_block = 0;  // with full-precision window: the first block of the window
+    int64_t first_block = 0;         // blocks before it are released, sinks apart
   };
 
   explicit Sequence(const SequenceShape& shape);

@@ -15,7 +15,7 @@ bool Sequence::must_copy_open_block(const BlockPool& pool, int group) const {
   return pool.use_count(block_class, id) > 1 || pool.is_kept(block_class, id);
 }
 
-Status Sequence::take_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies) {
+Status Sequence::drain_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies) {
   std::fill(needed_.begin(), needed_.end(), 0);
   for (int group = 0; group < num_groups(); ++group) {
     if (must_copy_open_block(pool, group)) ++needed_[class_of(group, num_tokens_ / block_size())];
@@ -78,7 +78,7 @@ Status Sequence::share(BlockPool& pool, const Sequence& other) {
     const GroupState& state = other.groups_[group];
     prefixes.push_back({{state.table.data(), num_blocks},
                         std::min<int64_t>(state.first_block, static_cast<int64_t>(num_blocks)),
-                        state.wide_tail});
+                        state.first_recent_block});
   }
   return adopt(pool, other.num_tokens_, prefixes);
 }
@@ -109,7 +109,8 @@ Status Sequence::adopt(BlockPool& pool, int64_t num_tokens, std::span<const Grou
     for (int64_t block = 0; block < num_blocks; ++block) {
       state.table.push(is_released(group, block) ? kNoBlock : prefix.ids[block]);
     }
-    state.wide_tail = std::max(prefix.wide_tail, shape_.groups[group].wide_ends.head_blocks);
+    state.first_recent_block =
+        std::max(prefix.first_recent_block, shape_.groups[group].full_precision_window.head_blocks);
     const Status retained = retain_blocks(pool, group);
     if (retained.ok()) continue;
     groups_[group] = empty_state(group);

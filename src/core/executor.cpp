@@ -1,4 +1,4 @@
-// The serial executor and a small thread pool: workers take pieces from one counter, watch for the
+// The serial executor and a small thread pool: workers take tasks from one counter, watch for the
 // next call for a moment, then sleep.
 #include "core/executor.hpp"
 
@@ -15,17 +15,17 @@
 namespace kvx {
 namespace {
 
-thread_local bool inside_piece = false;
+thread_local bool inside_task = false;
 
-void run_all(int num_pieces, const std::function<void(int)>& piece) {
-  for (int i = 0; i < num_pieces; ++i) piece(i);
+void run_all(int num_tasks, const std::function<void(int)>& task) {
+  for (int i = 0; i < num_tasks; ++i) task(i);
 }
 
 class SerialExecutor final : public Executor {
  public:
   int num_threads() const override { return 1; }
-  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
-    run_all(num_pieces, piece);
+  void parallel_for(int num_tasks, const std::function<void(int)>& task) override {
+    run_all(num_tasks, task);
   }
 };
 
@@ -62,25 +62,25 @@ class ThreadPool final : public Executor {
 
   int num_threads() const override { return static_cast<int>(workers_.size()) + 1; }
 
-  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
-    if (num_pieces <= 1 || workers_.empty() || inside_piece) return run_all(num_pieces, piece);
+  void parallel_for(int num_tasks, const std::function<void(int)>& task) override {
+    if (num_tasks <= 1 || workers_.empty() || inside_task) return run_all(num_tasks, task);
     std::lock_guard one_call_at_a_time(call_mutex_);
     bool has_sleepers = false;
     {
       std::lock_guard lock(mutex_);
-      piece_ = &piece;
-      num_pieces_ = num_pieces;
+      task_ = &task;
+      num_tasks_ = num_tasks;
       next_.store(0, std::memory_order_relaxed);
       ++generation_;
       has_sleepers = num_sleepers_ > 0;
     }
     if (has_sleepers) wake_.notify_all();
-    take_pieces(piece, num_pieces);
+    take_tasks(task, num_tasks);
     {
       std::lock_guard lock(mutex_);
-      piece_ = nullptr;  // who comes now comes too late
+      task_ = nullptr;  // who comes now comes too late
     }
-    // A worker that is still inside must not meet the next call's counter with this call's piece.
+    // A worker that is still inside must not meet the next call's counter with this call's task.
     if (!watch_for([this] { return num_busy_ == 0; })) {
       std::unique_lock lock(mutex_);
       idle_.wait(lock, [this] { return num_busy_ == 0; });
@@ -98,12 +98,12 @@ class ThreadPool final : public Executor {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  void take_pieces(const std::function<void(int)>& piece, int num_pieces) noexcept {
-    inside_piece = true;
-    for (int i = next_.fetch_add(1); i < num_pieces; i = next_.fetch_add(1)) {
-      failure_.keep_of([&] { piece(i); });
+  void take_tasks(const std::function<void(int)>& task, int num_tasks) noexcept {
+    inside_task = true;
+    for (int i = next_.fetch_add(1); i < num_tasks; i = next_.fetch_add(1)) {
+      failure_.keep_of([&] { task(i); });
     }
-    inside_piece = false;
+    inside_task = false;
   }
 
   void work() {
@@ -116,12 +116,12 @@ class ThreadPool final : public Executor {
       --num_sleepers_;
       if (stopping_) return;
       seen = generation_;
-      if (piece_ == nullptr) continue;
-      const std::function<void(int)>& piece = *piece_;
-      const int num_pieces = num_pieces_;
+      if (task_ == nullptr) continue;
+      const std::function<void(int)>& task = *task_;
+      const int num_tasks = num_tasks_;
       ++num_busy_;
       lock.unlock();
-      take_pieces(piece, num_pieces);
+      take_tasks(task, num_tasks);
       lock.lock();
       if (--num_busy_ == 0) idle_.notify_all();
     }
@@ -131,14 +131,14 @@ class ThreadPool final : public Executor {
   std::mutex mutex_;  // guards what follows; the atomics are written under it and watched without
   std::condition_variable wake_;
   std::condition_variable idle_;
-  const std::function<void(int)>* piece_ = nullptr;  // null: no call is open for joining
-  int num_pieces_ = 0;
+  const std::function<void(int)>* task_ = nullptr;  // null: no call is open for joining
+  int num_tasks_ = 0;
   int num_sleepers_ = 0;
   bool stopping_ = false;
   std::atomic<uint64_t> generation_{0};
   std::atomic<int> num_busy_{0};
   std::atomic<int> next_{0};
-  FirstFailure failure_;  // of a call's pieces
+  FirstFailure failure_;  // of a call's tasks
   std::vector<std::thread> workers_;
 };
 

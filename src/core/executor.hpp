@@ -1,4 +1,4 @@
-// Executor runs independent pieces of work, on the caller's threads or on a small pool of our own.
+// Executor runs independent tasks of work, on the caller's threads or on a small pool of our own.
 #pragma once
 
 #include <functional>
@@ -6,16 +6,16 @@
 
 namespace kvx {
 
-// Pieces must not depend on each other; results never depend on how many threads run them.
+// TaskGrid must not depend on each other; results never depend on how many threads run them.
 class Executor {
  public:
   virtual ~Executor() = default;
   virtual int num_threads() const = 0;
 
-  // Calls piece(i) for every i in [0, num_pieces), each once, and returns when all are done. What a
-  // piece throws (memory ends) is thrown from here. Calls from several threads are allowed; a
+  // Calls task(i) for every i in [0, num_tasks), each once, and returns when all are done. What a
+  // task throws (memory ends) is thrown from here. Calls from several threads are allowed; a
   // nested call runs in the calling thread.
-  virtual void parallel_for(int num_pieces, const std::function<void(int)>& piece) = 0;
+  virtual void parallel_for(int num_tasks, const std::function<void(int)>& task) = 0;
 };
 
 // Runs everything in the calling thread.

@@ -1,4 +1,4 @@
-// FirstFailure: an exception of a piece, kept until all pieces have ended. Pieces run in threads
+// FirstFailure: an exception of a task, kept until all tasks have ended. TaskGrid run in threads
 // that must not see it, a pool's or a caller's, and the one who asked for them must.
 #pragma once
 
@@ -10,16 +10,16 @@ namespace kvx {
 
 class FirstFailure {
  public:
-  template <class Piece>
-  void keep_of(const Piece& piece) noexcept {
+  template <class Task>
+  void keep_of(const Task& task) noexcept {
     try {
-      piece();
+      task();
     } catch (...) {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
     }
   }
-  // Requires: no piece runs. Nothing is kept afterwards.
+  // Requires: no task runs. Nothing is kept afterwards.
   void rethrow() {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "cache/pool_plan.hpp"
+#include "cache/pool/pool_plan.hpp"
 #include "core/log.hpp"
 #include "device/cuda_caller.hpp"
-#include "kv/cpu_verbs.hpp"
-#include "kv/cuda_verbs.hpp"
 #include "kv/kv_step.hpp"
+#include "kv/verbs/cpu_verbs.hpp"
+#include "kv/verbs/cuda_verbs.hpp"
 
 namespace kvx::kv {
 
@@ -78,7 +78,8 @@ Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
   const KvCacheConfig& kept = cache->config_;
   KVX_ASSIGN_OR_RETURN(const std::vector<LayerPlan> plans,
                        plan_layers(kept.geometry, kept.recipe, kept.overrides));
-  KVX_ASSIGN_OR_RETURN(cache->wide_ends_, wide_ends_of(kept.recipe, kept.block_size));
+  KVX_ASSIGN_OR_RETURN(cache->full_precision_window_,
+                       full_precision_window_of(kept.recipe, kept.block_size));
   KVX_ASSIGN_OR_RETURN(cache->groups_,
                        plan_groups(kept.geometry, plans, kept.recipe, kept.block_size));
   KVX_RETURN_IF_ERROR(cache->create_place());
@@ -118,19 +119,20 @@ Result<std::unique_ptr<Verbs>> KvCache::create_verbs() {
   return std::unique_ptr<Verbs>(std::move(verbs));
 }
 
-// Classes: packed and, with wide ends, wide blocks of each group in turn (packed_class,
-// wide_class).
+// Classes: packed and, with full-precision window, full-precision blocks of each group in turn
+// (packed_class, full_precision_class).
 Status KvCache::create_pool() {
   // A sliding-window group is given the whole length too: its blocks come back as they expire, but
   // a long prompt may hold them all.
   std::vector<cache::ClassDemand> demands;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupPlan& group = groups_[g];
-    const cache::BlockCounts blocks =
-        cache::count_blocks(group.wide_ends, config_.max_tokens_per_sequence, config_.block_size);
+    const cache::BlockCounts blocks = cache::count_blocks(
+        group.full_precision_window, config_.max_tokens_per_sequence, config_.block_size);
     demands.push_back({fmt::format("group {} packed", g), group.packed.block_bytes, blocks.packed});
-    if (!has_wide_ends()) continue;
-    demands.push_back({fmt::format("group {} wide", g), group.wide.block_bytes, blocks.wide});
+    if (!has_full_precision_window()) continue;
+    demands.push_back({fmt::format("group {} full_precision", g), group.full_precision.block_bytes,
+                       blocks.full_precision});
   }
   std::vector<int64_t> num_blocks;
   if (config_.memory_budget_bytes > 0) {
@@ -175,17 +177,18 @@ Status KvCache::create_layers(std::span<const LayerPlan> plans) {
       const int layer = group.layers[i];
       LayerMemory packed{pool_->region(packed_class(g)), pool_->num_blocks(packed_class(g)),
                          &group.packed, i};
-      LayerMemory wide;
-      if (has_wide_ends()) {
-        wide = {pool_->region(wide_class(g)), pool_->num_blocks(wide_class(g)), &group.wide, i};
+      LayerMemory full_precision;
+      if (has_full_precision_window()) {
+        full_precision = {pool_->region(full_precision_class(g)),
+                          pool_->num_blocks(full_precision_class(g)), &group.full_precision, i};
       }
       group_of_layer_[layer] = g;
       KVX_ASSIGN_OR_RETURN(
           layers_[layer],
           LayerStore::create(
-              config_.geometry, layer, plans[layer], config_.recipe.wide_spec,
+              config_.geometry, layer, plans[layer], config_.recipe.full_precision_spec,
               config_.calibration.empty() ? kNotCalibrated : config_.calibration[layer], packed,
-              wide, place_.get()));
+              full_precision, place_.get()));
     }
   }
   return {};
@@ -194,8 +197,9 @@ Status KvCache::create_layers(std::span<const LayerPlan> plans) {
 cache::SequenceShape KvCache::sequence_shape() const {
   cache::SequenceShape shape{config_.block_size, config_.max_tokens_per_sequence, {}};
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    shape.groups.push_back({packed_class(g), has_wide_ends() ? wide_class(g) : 0,
-                            groups_[g].wide_ends, groups_[g].window,
+    shape.groups.push_back({packed_class(g),
+                            has_full_precision_window() ? full_precision_class(g) : 0,
+                            groups_[g].full_precision_window, groups_[g].window,
                             cache::blocks_for(groups_[g].sinks, config_.block_size)});
   }
   return shape;
@@ -216,7 +220,7 @@ Status KvCache::create_sequences() {
 // ---- sequences and steps
 // --------------------------------------------------------------------------------------------
 
-Result<int> KvCache::take_sequence() {
+Result<int> KvCache::acquire_sequence() {
   const auto unused = std::find(uses_.begin(), uses_.end(), Use::kFree);
   if (unused == uses_.end()) {
     return out_of_range("all {} sequences are in use; free one or raise max_sequences",
@@ -226,7 +230,7 @@ Result<int> KvCache::take_sequence() {
 }
 
 bool KvCache::is_in_use(int sequence) const {
-  const std::lock_guard lock(books_);
+  const std::lock_guard lock(state_mutex_);
   return is_known(sequence);
 }
 
@@ -241,15 +245,15 @@ Status KvCache::check_sequence(int sequence) const {
 }
 
 Result<int> KvCache::create_sequence() {
-  const std::lock_guard lock(books_);
-  KVX_ASSIGN_OR_RETURN(const int sequence, take_sequence());
+  const std::lock_guard lock(state_mutex_);
+  KVX_ASSIGN_OR_RETURN(const int sequence, acquire_sequence());
   if (prefixes_) KVX_RETURN_IF_ERROR(prefixes_->begin(sequence, {}));
   uses_[sequence] = Use::kIdle;
   return sequence;
 }
 
 Status KvCache::free_sequence(int sequence) {
-  const std::lock_guard lock(books_);
+  const std::lock_guard lock(state_mutex_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   collect();
   if (prefixes_) prefixes_->store_tail(sequence);
@@ -341,18 +345,19 @@ Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num
   args.k = k;
   args.v = v;
   const LayerStore& store = *layers_[layer];
-  const int64_t head_end = tokens.wide_head(g) * bs;
-  const int64_t tail_begin = tokens.wide_tail(g) * bs;
-  // The wide head, the packed middle and the wide tail, each as far as the range reaches into it.
+  const int64_t head_end = tokens.num_sink_blocks(g) * bs;
+  const int64_t tail_begin = tokens.first_recent_block(g) * bs;
+  // The full-precision head, the packed middle and the full-precision tail, each as far as the
+  // range reaches into it.
   std::vector<GatherPart> parts;
   const auto add_part = [&](const ops::LayerView& view, int64_t begin, int64_t end) {
     begin = std::max(begin, first_token);
     end = std::min(end, last);
     if (begin < end) parts.push_back({&view, {0, begin, end - begin, begin - first_token}});
   };
-  add_part(store.wide(), 0, head_end);
+  add_part(store.full_precision(), 0, head_end);
   add_part(store.packed(), head_end, tail_begin);
-  add_part(store.wide(), std::max(head_end, tail_begin), last);
+  add_part(store.full_precision(), std::max(head_end, tail_begin), last);
   return verbs_->gather(args, parts);
 }
 
@@ -360,9 +365,9 @@ cache::PoolAccount KvCache::account() const {
   std::vector<cache::BlockLayout> layouts;
   for (const GroupPlan& group : groups_) {
     layouts.push_back(group.packed);
-    if (has_wide_ends()) layouts.push_back(group.wide);
+    if (has_full_precision_window()) layouts.push_back(group.full_precision);
   }
-  const std::lock_guard lock(books_);
+  const std::lock_guard lock(state_mutex_);
   return cache::account_pool(*pool_, layouts);
 }
 

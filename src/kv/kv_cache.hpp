@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "cache/sequence.hpp"
-#include "kv/cuda_place.hpp"
-#include "kv/group_plan.hpp"
-#include "kv/layer_store.hpp"
+#include "kv/plan/group_plan.hpp"
+#include "kv/plan/layer_store.hpp"
 #include "kv/prefix_cache.hpp"
 #include "kv/speculation.hpp"
+#include "kv/verbs/cuda_place.hpp"
 #include "ops/attend/precision.hpp"
 
 namespace kvx::kv {
@@ -79,7 +79,7 @@ struct KvCacheSnapshot {
 struct BlockClassFacts {
   const std::string& name;  // the pool's
   int group = 0;
-  bool is_wide = false;
+  bool is_full_precision = false;
   int window = 0;  // tokens; 0: every token is read
   int sinks = 0;   // tokens that the window does not leave behind
 };
@@ -117,19 +117,19 @@ class KvCache {
   bool is_in_use(int sequence) const;
   // Its writer's to ask. Requires: the sequence is in use.
   int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
-  // The most tokens of this sequence that one step takes: with wide ends the rest of the open
-  // block, since a block is written before it leaves the window and every query sees just what it
-  // would see if its tokens came one by one; on a GPU cuda.max_step_tokens.
+  // The most tokens of this sequence that one step takes: with full-precision window the rest of
+  // the open block, since a block is written before it leaves the window and every query sees just
+  // what it would see if its tokens came one by one; on a GPU cuda.max_step_tokens.
   int64_t max_step_tokens(int sequence) const;
 
   // ---- sharing (kv_cache_sharing.cpp)
 
   // A new sequence that begins with the longest cached prefix of `tokens` under these keys: its
   // num_tokens() says how much. At least the last token is left, so that its logits can be
-  // computed. With wide ends the sequence is as one cut to that length: blocks that are cached
-  // packed stay packed, and the window grows again. Blocks that only the host tier has are brought
-  // back first; this waits for them. UNSUPPORTED: prefixes are off, or a tenant
-  // without sha256; OUT_OF_RANGE: max_sequences are in use.
+  // computed. With full-precision window the sequence is as one cut to that length: blocks that are
+  // cached packed stay packed, and the window grows again. Blocks that only the host tier has are
+  // brought back first; this waits for them. UNSUPPORTED: prefixes are off, or a tenant without
+  // sha256; OUT_OF_RANGE: max_sequences are in use.
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.
@@ -141,12 +141,12 @@ class KvCache {
     return prefixes_ ? prefixes_->tokens(sequence) : std::span<const int32_t>();
   }
 
-  // A twin with the same tokens in the same blocks; the open block is copied by whoever writes to
+  // A fork with the same tokens in the same blocks; the open block is copied by whoever writes to
   // it first. Errors as free_sequence and create_sequence.
   Result<int> fork_sequence(int sequence);
   // Forgets the tokens from num_tokens on. The rest is bit for bit as if they had never come with
-  // immediate append, and with wide ends while no block left the window for them: one that did
-  // stays packed, and the window grows again. What is left is no speculation any more.
+  // immediate append, and with full-precision window while no block left the window for them: one
+  // that did stays packed, and the window grows again. What is left is no speculation any more.
   // Sequence::truncate's errors; UNSUPPORTED: a cut inside a packed block, or inside a page whose
   // shared scale may have grown, before the tokens of speculative steps; OUT_OF_RANGE: others hold
   // such a page and no block is left for a new one.
@@ -259,16 +259,16 @@ class KvCache {
   cache::SequenceShape sequence_shape() const;
   Status create_host_tier();
   // The lock, when no block is under way.
-  std::unique_lock<std::mutex> lock_settled() const;
+  std::unique_lock<std::mutex> lock_drained() const;
 
   // The lock is held by who calls these.
-  void settle(std::unique_lock<std::mutex>& lock) const;
-  bool is_settled() const { return !host_ || host_->is_idle(); }
+  void drain(std::unique_lock<std::mutex>& lock) const;
+  bool is_drained() const { return !host_ || host_->is_idle(); }
   void collect() const;
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                              std::span<const int32_t> tokens, int64_t max_blocks);
   int64_t most_cached_blocks(std::span<const int32_t> tokens) const;
-  Result<int> take_sequence();
+  Result<int> acquire_sequence();
   bool is_known(int sequence) const {
     return sequence >= 0 && sequence < config_.max_sequences && uses_[sequence] != Use::kFree;
   }
@@ -286,29 +286,31 @@ class KvCache {
   Status append_again(Verbs& verbs, int sequence, int64_t first_token);
   void forget_block(int block_class, int32_t id);
   void warn_of_nonfinite_inputs();
-  // A group's layers, for copies from packed to packed blocks, wide to wide, or wide to packed.
-  enum class CopyKind : uint8_t { kPacked, kWide, kPack };
+  // A group's layers, for copies from packed to packed blocks, full-precision to full-precision, or
+  // full-precision to packed.
+  enum class CopyKind : uint8_t { kPacked, kFullPrecision, kPack };
   std::vector<LayerCopy> layer_copies(int group, CopyKind kind) const;
   std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
-  // A block as files have it, codes in nibbles; room: memory for it, where the pool has cells.
+  // A block as files have it, codes in nibbles; room: memory for it, where the pool has
+  // interleaved.
   Result<std::span<const uint8_t>> bytes_for_file(int block_class, int32_t id,
                                                   std::vector<uint8_t>& room) const;
   // A block as it came from a file, on the host, becomes what the pool has.
   void take_pools_order(int block_class, std::span<uint8_t> block) const;
-  std::vector<const ops::LayerView*> layers_in_cells(int block_class) const;
-  int packed_class(int group) const { return has_wide_ends() ? 2 * group : group; }
-  int wide_class(int group) const { return 2 * group + 1; }
-  bool has_wide_ends() const { return wide_ends_.is_on(); }
+  std::vector<const ops::LayerView*> layers_interleaved(int block_class) const;
+  int packed_class(int group) const { return has_full_precision_window() ? 2 * group : group; }
+  int full_precision_class(int group) const { return 2 * group + 1; }
+  bool has_full_precision_window() const { return full_precision_window_.is_on(); }
 
   KvCacheConfig config_;
   ops::CpuContext context_;
-  cache::WideEnds wide_ends_;
+  cache::FullPrecisionWindow full_precision_window_;
   std::vector<GroupPlan> groups_;
   std::vector<int> group_of_layer_;
   std::unique_ptr<CudaPlace> place_;  // null on the host
   std::vector<std::unique_ptr<LayerStore>> layers_;
   // Guards what follows; bytes of blocks and a sequence in a step are its writer's.
-  mutable std::mutex books_;
+  mutable std::mutex state_mutex_;
   std::unique_ptr<cache::BlockPool> pool_;
   std::vector<cache::Sequence> sequences_;
   std::vector<Use> uses_;                  // [sequences]
@@ -345,8 +347,8 @@ class Prefetch {
   tier::Promotion promotion_;
 };
 
-// What a recipe costs when every sequence is num_tokens long, wide ends included; nothing is
-// allocated.
+// What a recipe costs when every sequence is num_tokens long, full-precision window included;
+// nothing is allocated.
 struct RecipeCost {
   double bits_per_value =
       0;  // of packed blocks: codes and scales, averaged over layers, heads, K and V

@@ -6,7 +6,7 @@
 namespace kvx::kv {
 
 bool KvCache::has_growing_pages() const {
-  return !has_wide_ends() && std::ranges::any_of(groups_, [](const GroupPlan& group) {
+  return !has_full_precision_window() && std::ranges::any_of(groups_, [](const GroupPlan& group) {
     return group.packed.page_scale_bytes > 0;
   });
 }
@@ -70,7 +70,7 @@ Status KvCache::restore_page(Verbs& verbs, int sequence) {
   const Speculation& speculation = speculations_[sequence];
   // A page that others use, or the prefix index keeps, is not written: another takes its place.
   std::vector<cache::OpenBlockCopy> new_pages;
-  KVX_RETURN_IF_ERROR(blocks.take_copies(*pool_, new_pages));
+  KVX_RETURN_IF_ERROR(blocks.drain_copies(*pool_, new_pages));
   KVX_RETURN_IF_ERROR(blocks.finish_copies(*pool_, new_pages));
   const int64_t page = blocks.num_tokens() / config_.block_size;
   const int64_t page_begin = page * config_.block_size;

@@ -36,8 +36,8 @@ void KvCache::collect() const {
   if (host_) host_->collect();
 }
 
-void KvCache::settle(std::unique_lock<std::mutex>& lock) const {
-  while (!is_settled()) {
+void KvCache::drain(std::unique_lock<std::mutex>& lock) const {
+  while (!is_drained()) {
     lock.unlock();
     host_->wait_for_all();
     lock.lock();
@@ -45,14 +45,14 @@ void KvCache::settle(std::unique_lock<std::mutex>& lock) const {
   }
 }
 
-std::unique_lock<std::mutex> KvCache::lock_settled() const {
-  std::unique_lock lock(books_);
-  settle(lock);
+std::unique_lock<std::mutex> KvCache::lock_drained() const {
+  std::unique_lock lock(state_mutex_);
+  drain(lock);
   return lock;
 }
 
 void KvCache::wait_for_tiers() {
-  lock_settled();
+  lock_drained();
 }
 
 // ---- back to the pool
@@ -69,7 +69,7 @@ tier::Promotion KvCache::bring_back(std::unique_lock<std::mutex>& lock, int sequ
                                     std::span<const int32_t> tokens, int64_t max_blocks) {
   tier::Promotion promotion = prefixes_->promote(sequence, tokens, max_blocks);
   if (promotion.ran_short && host_->num_stores() > 0) {  // on their way out blocks take room
-    settle(lock);
+    drain(lock);
     host_->release(promotion);
     promotion = prefixes_->promote(sequence, tokens, max_blocks);
   }
@@ -87,7 +87,7 @@ Result<Prefetch> KvCache::prefetch(const cache::PrefixKeys& keys, std::span<cons
   if (!host_)
     return unsupported(
         "there is no host tier; expected a cache with host_tier.budget_bytes (C: host_tier_bytes)");
-  const std::lock_guard lock(books_);
+  const std::lock_guard lock(state_mutex_);
   collect();
   KVX_ASSIGN_OR_RETURN(const int32_t scope, prefixes_->index().pin_scope(keys));
   const Result<int32_t> host_scope = host_->nodes().pin_scope(keys);
@@ -108,7 +108,7 @@ Prefetch::Prefetch(Prefetch&& other) noexcept
 Prefetch::~Prefetch() {
   if (!cache_) return;
   wait();
-  const std::lock_guard lock(cache_->books_);
+  const std::lock_guard lock(cache_->state_mutex_);
   cache_->collect();
   cache_->host_->release(promotion_);
   cache_->prefixes_->index().unpin(scope_);

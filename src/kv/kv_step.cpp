@@ -25,37 +25,37 @@ Status KvStep::prepare() {
 Status KvStep::begin(std::span<const StepEntry> entries) {
   if (is_open_) return invalid_argument("a step is open; end or cancel it first");
   KVX_RETURN_IF_ERROR(prepare());
-  std::unique_lock lock(cache_.books_);
-  KVX_RETURN_IF_ERROR(take_sequences(entries));
+  std::unique_lock lock(cache_.state_mutex_);
+  KVX_RETURN_IF_ERROR(acquire_sequences(entries));
   cache_.collect();
   const Status kept = keep_pages();
   if (!kept.ok()) {
-    give_up_pages();
+    release_pages();
     leave_sequences();
     return kept;
   }
   Status status = book_blocks();
-  if (!status.ok() && !cache_.is_settled()) {  // a block on its way out is free when it is there
-    cache_.settle(lock);
+  if (!status.ok() && !cache_.is_drained()) {  // a block on its way out is free when it is there
+    cache_.drain(lock);
     status = book_blocks();
   }
   if (status.ok()) {
     lock.unlock();
     status = caught([this] { return move_bytes(); });
     lock.lock();
-    redeem_the_rest();
+    commit_the_rest();
     if (status.ok()) {
       status = finish_blocks();
     } else {
-      give_up_blocks();
+      release_blocks();
     }
   }
   if (!status.ok()) {
-    give_up_pages();
+    release_pages();
     leave_sequences();
     return status;
   }
-  settle_pages();
+  drain_pages();
   lock.unlock();
   is_open_ = true;
   has_rows_.assign(cache_.layers_.size(), 0);
@@ -65,7 +65,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
 }
 
 // All entries' sequences become this step's, or none.
-Status KvStep::take_sequences(std::span<const StepEntry> entries) {
+Status KvStep::acquire_sequences(std::span<const StepEntry> entries) {
   if (entries.empty()) return invalid_argument("entries is empty; expected at least one sequence");
   entries_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -152,7 +152,7 @@ Status KvStep::keep_pages() {
 }
 
 // The step takes place.
-void KvStep::settle_pages() {
+void KvStep::drain_pages() {
   if (cache_.speculations_.empty()) return;
   for (const StepEntry& entry : entries_) {
     Speculation& speculation = cache_.speculations_[entry.sequence];
@@ -165,7 +165,7 @@ void KvStep::settle_pages() {
 }
 
 // The step does not: what began with it ends.
-void KvStep::give_up_pages() {
+void KvStep::release_pages() {
   for (const StepEntry& entry : entries_) {
     if (!speculates(entry)) continue;
     Speculation& speculation = cache_.speculations_[entry.sequence];
@@ -182,11 +182,11 @@ Status KvStep::book_blocks() {
     KVX_RETURN_IF_ERROR(cache_.sequences_[entry.sequence].release_expired(*cache_.pool_));
   }
   KVX_RETURN_IF_ERROR(count_needed_blocks());
-  const Status taken = take_blocks();
+  const Status taken = acquire_blocks();
   if (taken.ok()) {
     promise_the_rest();
   } else {
-    give_up_blocks();
+    release_blocks();
   }
   return taken;
 }
@@ -211,7 +211,7 @@ Status KvStep::count_needed_blocks() {
 }
 
 // Requires: they are there (count_needed_blocks).
-Status KvStep::take_blocks() {
+Status KvStep::acquire_blocks() {
   moves_.clear();
   move_ends_.clear();
   open_copies_.clear();
@@ -219,28 +219,28 @@ Status KvStep::take_blocks() {
   for (const StepEntry& entry : entries_) {
     cache::Sequence& sequence = cache_.sequences_[entry.sequence];
     // Moves first: their check counts the copies that are still to come.
-    KVX_RETURN_IF_ERROR(sequence.take_moves(*cache_.pool_, entry.num_tokens, moves_));
+    KVX_RETURN_IF_ERROR(sequence.acquire_moves(*cache_.pool_, entry.num_tokens, moves_));
     move_ends_.push_back(moves_.size());
-    KVX_RETURN_IF_ERROR(sequence.take_copies(*cache_.pool_, open_copies_));
+    KVX_RETURN_IF_ERROR(sequence.drain_copies(*cache_.pool_, open_copies_));
     copy_ends_.push_back(open_copies_.size());
   }
   return {};
 }
 
-// What finish_blocks() will reserve. A wide block that leaves its window comes back before that;
-// where there is no other, it must come back for sure: from now on nobody finds it.
+// What finish_blocks() will reserve. A full-precision block that leaves its window comes back
+// before that; where there is no other, it must come back for sure: from now on nobody finds it.
 void KvStep::promise_the_rest() {
   cache::BlockPool& pool = *cache_.pool_;
   promised_ = needed_blocks_;
   for (const cache::OpenBlockCopy& copy : open_copies_) --promised_[copy.block_class];
   for (const cache::BlockMove& move : moves_) {
     --promised_[cache_.packed_class(move.group)];
-    const int wide = cache_.wide_class(move.group);
-    if (pool.use_count(wide, move.wide_id) > 1) continue;  // was not counted
-    if (promised_[wide] < pool.num_available(wide)) {
-      ++promised_[wide];
+    const int full_precision = cache_.full_precision_class(move.group);
+    if (pool.use_count(full_precision, move.full_precision_id) > 1) continue;  // was not counted
+    if (promised_[full_precision] < pool.num_available(full_precision)) {
+      ++promised_[full_precision];
     } else {
-      cache_.forget_block(wide, move.wide_id);
+      cache_.forget_block(full_precision, move.full_precision_id);
     }
   }
   for (int c = 0; c < pool.num_classes(); ++c) {
@@ -249,8 +249,8 @@ void KvStep::promise_the_rest() {
   }
 }
 
-void KvStep::redeem_the_rest() {
-  for (int c = 0; c < cache_.pool_->num_classes(); ++c) cache_.pool_->redeem(c, promised_[c]);
+void KvStep::commit_the_rest() {
+  for (int c = 0; c < cache_.pool_->num_classes(); ++c) cache_.pool_->commit(c, promised_[c]);
 }
 
 // Open blocks that others need as they are get copies; blocks that leave the recent window go from
@@ -263,12 +263,14 @@ Status KvStep::move_bytes() {
 Status KvStep::copy_open_blocks() {
   using CopyKind = KvCache::CopyKind;
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    for (const CopyKind kind : {CopyKind::kPacked, CopyKind::kWide}) {
-      const bool is_wide = kind == CopyKind::kWide;
-      if (is_wide && !cache_.has_wide_ends()) continue;
+    for (const CopyKind kind : {CopyKind::kPacked, CopyKind::kFullPrecision}) {
+      const bool is_full_precision = kind == CopyKind::kFullPrecision;
+      if (is_full_precision && !cache_.has_full_precision_window()) continue;
       copies_.clear();
       for (const cache::OpenBlockCopy& copy : open_copies_) {
-        if (copy.block_class != (is_wide ? cache_.wide_class(g) : cache_.packed_class(g))) continue;
+        if (copy.block_class !=
+            (is_full_precision ? cache_.full_precision_class(g) : cache_.packed_class(g)))
+          continue;
         copies_.push_back({copy.from_id, copy.to_id, copy.num_tokens});
       }
       if (copies_.empty()) continue;
@@ -283,7 +285,7 @@ Status KvStep::pack_blocks() {
     copies_.clear();
     for (const cache::BlockMove& move : moves_) {
       if (move.group != g) continue;
-      copies_.push_back({move.wide_id, move.packed_id, cache_.config_.block_size});
+      copies_.push_back({move.full_precision_id, move.packed_id, cache_.config_.block_size});
     }
     if (copies_.empty()) continue;
     KVX_RETURN_IF_ERROR(
@@ -314,7 +316,7 @@ Status KvStep::finish_blocks() {
 }
 
 // The blocks that bytes should have gone to.
-void KvStep::give_up_blocks() {
+void KvStep::release_blocks() {
   for (const cache::OpenBlockCopy& copy : open_copies_) {
     (void)cache_.pool_->release(copy.block_class, copy.to_id);
   }
@@ -335,7 +337,7 @@ Status KvStep::check_rows() const {
 
 Status KvStep::end() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
-  const std::lock_guard lock(cache_.books_);
+  const std::lock_guard lock(cache_.state_mutex_);
   advance();
   return {};
 }
@@ -355,7 +357,7 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     return invalid_argument("kept_tokens has {} counts; the step has {} entries",
                             kept_tokens.size(), entries_.size());
   }
-  const std::lock_guard lock(cache_.books_);
+  const std::lock_guard lock(cache_.state_mutex_);
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
     if (kept_tokens[i] < 0 || kept_tokens[i] > entry.num_tokens) {
@@ -383,7 +385,7 @@ Status KvStep::end(std::span<const int> kept_tokens) {
 Status KvStep::cancel() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   is_open_ = false;
-  const std::lock_guard lock(cache_.books_);
+  const std::lock_guard lock(cache_.state_mutex_);
   leave_sequences();
   Status first_failure;  // the other entries' blocks go all the same
   for (const StepEntry& entry : entries_) {

@@ -50,27 +50,27 @@ class KvStep {
   struct GroupStep {
     std::vector<int64_t> slots;
     std::vector<int32_t> block_ids;  // [entries, row_stride]
-    std::vector<int32_t> wide_head;
-    std::vector<int32_t> wide_tail;
+    std::vector<int32_t> num_sink_blocks;
+    std::vector<int32_t> first_recent_block;
     int64_t row_stride = 0;
   };
 
   // The lock is held by these ...
-  Status take_sequences(std::span<const StepEntry> entries);
+  Status acquire_sequences(std::span<const StepEntry> entries);
   Status check_entry(std::span<const StepEntry> entries, size_t i) const;
   Status check_num_tokens() const;
   void leave_sequences();
   Status keep_pages();
-  void settle_pages();
-  void give_up_pages();
+  void drain_pages();
+  void release_pages();
   bool speculates(const StepEntry& entry) const;
   Status book_blocks();
   Status count_needed_blocks();
-  Status take_blocks();
+  Status acquire_blocks();
   void promise_the_rest();
-  void redeem_the_rest();
+  void commit_the_rest();
   Status finish_blocks();
-  void give_up_blocks();
+  void release_blocks();
   void advance();
   // ... and not by these.
   Status check_layer(int layer) const;

@@ -50,8 +50,8 @@ void KvStep::describe_group(int g) {
         std::max(group.row_stride, cache_.sequences_[entry.sequence].table(g).size());
   }
   group.block_ids.assign(group.row_stride * entries_.size(), cache::kNoBlock);
-  group.wide_head.clear();
-  group.wide_tail.clear();
+  group.num_sink_blocks.clear();
+  group.first_recent_block.clear();
   for (size_t i = 0; i < entries_.size(); ++i) {
     const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
     const std::span<int64_t> slots(group.slots.data() + q_starts_[i], entries_[i].num_tokens);
@@ -60,11 +60,11 @@ void KvStep::describe_group(int g) {
     const std::span row(group.block_ids.data() + i * group.row_stride, group.row_stride);
     std::copy_n(table.data(), table.size(), row.begin());
     if (cache_.config_.cuda) name_blocks_for_tiles(row.first(table.size()));
-    group.wide_head.push_back(static_cast<int32_t>(sequence.wide_head(g)));
-    group.wide_tail.push_back(static_cast<int32_t>(sequence.wide_tail(g)));
+    group.num_sink_blocks.push_back(static_cast<int32_t>(sequence.num_sink_blocks(g)));
+    group.first_recent_block.push_back(static_cast<int32_t>(sequence.first_recent_block(g)));
   }
-  tables_.groups[g] = {group.slots, group.block_ids, group.wide_head, group.wide_tail,
-                       group.row_stride};
+  tables_.groups[g] = {group.slots, group.block_ids, group.num_sink_blocks,
+                       group.first_recent_block, group.row_stride};
 }
 
 // ---- a layer
@@ -82,7 +82,7 @@ Status KvStep::append(int layer, FloatRows k, FloatRows v) {
   KVX_RETURN_IF_ERROR(check_layer(layer));
   const LayerStore& store = *cache_.layers_[layer];
   ops::AppendArgs append;
-  append.cache = cache_.has_wide_ends() ? store.wide() : store.packed();
+  append.cache = cache_.has_full_precision_window() ? store.full_precision() : store.packed();
   append.transform = store.transform();
   append.k = k;
   append.v = v;
@@ -113,10 +113,10 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   const GroupTables& group = tables_.groups[g];
   ops::AttendArgs attend;
   attend.packed = store.packed();
-  if (cache_.has_wide_ends()) {
-    attend.wide = store.wide();
-    attend.wide_head_blocks = group.wide_head.data();
-    attend.wide_tail_block = group.wide_tail.data();
+  if (cache_.has_full_precision_window()) {
+    attend.full_precision = store.full_precision();
+    attend.num_sink_blocks = group.num_sink_blocks.data();
+    attend.first_recent_block = group.first_recent_block.data();
   }
   attend.transform = store.transform();
   attend.num_sequences = static_cast<int>(entries_.size());

@@ -118,15 +118,15 @@ void PrefixCache::follow_in_host(Log& log) {
   }
 }
 
-// A wide block behind the head is packed sooner or later: only those of a sequence that ends go as
-// they are.
+// A full-precision block behind the head is packed sooner or later: only those of a sequence that
+// ends go as they are.
 void PrefixCache::store_block(const Log& log, int64_t block, bool with_tail) {
   if (block >= static_cast<int64_t>(log.host_nodes.size())) return;
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
-    const cache::WideEnds& ends = shape_.groups[group].wide_ends;
-    for (const BlockKind kind : {BlockKind::kPacked, BlockKind::kWide}) {
-      if (kind == BlockKind::kWide && !ends.is_on()) continue;
-      if (kind == BlockKind::kWide && block >= ends.head_blocks && !with_tail) continue;
+    const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
+    for (const BlockKind kind : {BlockKind::kPacked, BlockKind::kFullPrecision}) {
+      if (kind == BlockKind::kFullPrecision && !ends.is_on()) continue;
+      if (kind == BlockKind::kFullPrecision && block >= ends.head_blocks && !with_tail) continue;
       const int32_t id = index_.block_of(log.nodes[block], group, kind);
       if (id != kNoBlock) host_->store(log.host_nodes[block], group, kind, id);
     }
@@ -138,7 +138,7 @@ void PrefixCache::store_tail(int sequence) {
   const Log& log = logs_[sequence];
   int64_t num_recent = 0;
   for (const cache::LayerGroup& group : shape_.groups) {
-    num_recent = std::max(num_recent, group.wide_ends.recent_blocks);
+    num_recent = std::max(num_recent, group.full_precision_window.recent_blocks);
   }
   const auto num_blocks = static_cast<int64_t>(log.nodes.size());
   for (int64_t block = std::max<int64_t>(num_blocks - num_recent, 0); block < num_blocks; ++block) {
@@ -148,9 +148,9 @@ void PrefixCache::store_tail(int sequence) {
 
 // ---- finding and being found
 
-bool PrefixCache::is_wide(const cache::Sequence& blocks, int group, int64_t block) const {
-  return shape_.groups[group].wide_ends.is_on() &&
-         (block < blocks.wide_head(group) || block >= blocks.wide_tail(group));
+bool PrefixCache::is_full_precision(const cache::Sequence& blocks, int group, int64_t block) const {
+  return shape_.groups[group].full_precision_window.is_on() &&
+         (block < blocks.num_sink_blocks(group) || block >= blocks.first_recent_block(group));
 }
 
 Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
@@ -160,14 +160,16 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   std::vector<cache::GroupPrefix> prefixes;
   for (int group = 0; group < blocks.num_groups(); ++group) {
     const cache::GroupMatch& found = match.groups[group];
-    const cache::WideEnds& ends = shape_.groups[group].wide_ends;
+    const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
     ids_[group].clear();
     for (int64_t block = 0; block < match.num_blocks(); ++block) {
-      const bool wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
+      const bool full_precision =
+          ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
       ids_[group].push_back(
-          index_.block_of(match.nodes[block], group, wide ? BlockKind::kWide : BlockKind::kPacked));
+          index_.block_of(match.nodes[block], group,
+                          full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked));
     }
-    prefixes.push_back({ids_[group], found.first_block, found.wide_tail});
+    prefixes.push_back({ids_[group], found.first_block, found.first_recent_block});
   }
   const int64_t num_tokens = match.num_blocks() * shape_.block_size;
   KVX_RETURN_IF_ERROR(blocks.adopt(*pool_, num_tokens, prefixes));
@@ -175,9 +177,9 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
     const cache::LayerGroup& facts = shape_.groups[group];
     for (int64_t block = 0; block < match.num_blocks(); ++block) {
       if (block < prefixes[group].first_block && block >= facts.sink_blocks) continue;
-      KVX_RETURN_IF_ERROR(
-          pool_->touch(is_wide(blocks, group, block) ? facts.wide_class : facts.packed_class,
-                       ids_[group][block]));
+      KVX_RETURN_IF_ERROR(pool_->touch(
+          is_full_precision(blocks, group, block) ? facts.full_precision_class : facts.packed_class,
+          ids_[group][block]));
     }
   }
   log.tokens.assign(tokens.begin(), tokens.begin() + num_tokens);
@@ -263,7 +265,8 @@ int32_t PrefixCache::node_of_block(const cache::Sequence& blocks, int64_t block)
   for (int group = 0; group < blocks.num_groups(); ++group) {
     const int32_t id = blocks.table(group)[block];
     if (id == kNoBlock) continue;
-    const BlockKind kind = is_wide(blocks, group, block) ? BlockKind::kWide : BlockKind::kPacked;
+    const BlockKind kind =
+        is_full_precision(blocks, group, block) ? BlockKind::kFullPrecision : BlockKind::kPacked;
     const int32_t node = index_.node_of(group, kind, id);
     if (node != kNoNode) return node;
   }
@@ -274,7 +277,8 @@ Status PrefixCache::attach_block(int32_t node, const cache::Sequence& blocks, in
   for (int group = 0; group < blocks.num_groups(); ++group) {
     const int32_t id = blocks.table(group)[block];
     if (id == kNoBlock) continue;
-    const BlockKind kind = is_wide(blocks, group, block) ? BlockKind::kWide : BlockKind::kPacked;
+    const BlockKind kind =
+        is_full_precision(blocks, group, block) ? BlockKind::kFullPrecision : BlockKind::kPacked;
     KVX_RETURN_IF_ERROR(index_.attach(node, group, kind, id));
   }
   return {};

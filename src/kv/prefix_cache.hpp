@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 #include "tier/host_tier.hpp"
 
 namespace kvx::kv {
@@ -35,8 +35,8 @@ class PrefixCache final : public cache::EvictionListener {
 
   // The sequence is in use from now on, empty, under these keys. PrefixIndex::pin_scope's errors.
   Status begin(int sequence, const cache::PrefixKeys& keys);
-  // The sequence is about to give its blocks back: the last ones, wide to the end, go to the host
-  // tier too.
+  // The sequence is about to give its blocks back: the last ones, full-precision to the end, go to
+  // the host tier too.
   void store_tail(int sequence);
   void end(int sequence);
   // Requires: `to` is not in use.
@@ -87,7 +87,7 @@ class PrefixCache final : public cache::EvictionListener {
   }
   void follow_in_host(Log& log);
   void store_block(const Log& log, int64_t block, bool with_tail);
-  bool is_wide(const cache::Sequence& blocks, int group, int64_t block) const;
+  bool is_full_precision(const cache::Sequence& blocks, int group, int64_t block) const;
   Status check_shared_blocks(const Log& log, const cache::Sequence& blocks) const;
   int32_t node_of_block(const cache::Sequence& blocks, int64_t block) const;
   int32_t node_before(int32_t node, int64_t first, int64_t end,

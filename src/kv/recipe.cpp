@@ -33,7 +33,7 @@ constexpr OptionHelp kOptions[] = {
     {"hadamard", "rotate before quantisation; q and the output are rotated to match"},
     {"sink=N", "keep the first N tokens in 16 bits (rounded up to whole blocks)"},
     {"recent=N", "keep the last N tokens in 16 bits (whole blocks, the open one included)"},
-    {"wide=bf16|f16|f32", "the format of those ends (default bf16)"},
+    {"full_precision=bf16|f16|f32", "the format of those ends (default bf16)"},
     {"immediate", "no 16-bit ends: every token is quantised when it is appended"},
 };
 
@@ -149,8 +149,8 @@ struct Draft {
   SideDraft v;
   std::optional<int> sink;
   std::optional<int> recent;
-  FormatId wide = FormatId::kBF16;
-  bool wide_is_named = false;
+  FormatId full_precision = FormatId::kBF16;
+  bool full_precision_is_named = false;
   bool immediate = false;
 
   Status apply(std::string_view option);
@@ -165,12 +165,12 @@ Result<bool> Draft::apply_to_cache(std::string_view word, OptionValue value) {
     KVX_ASSIGN_OR_RETURN(sink, parse_number("sink", value.value_or(""), 0, kMaxTokens));
   } else if (word == "recent") {
     KVX_ASSIGN_OR_RETURN(recent, parse_number("recent", value.value_or(""), 1, kMaxTokens));
-  } else if (word == "wide") {
-    KVX_ASSIGN_OR_RETURN(wide, parse_format(value.value_or("")));
-    if (format::facts_of(wide).scale_types.preferred() != ScaleType::kNone) {
-      return invalid_argument("wide is '{}'; expected bf16, f16 or f32", *value);
+  } else if (word == "full_precision") {
+    KVX_ASSIGN_OR_RETURN(full_precision, parse_format(value.value_or("")));
+    if (format::facts_of(full_precision).scale_types.preferred() != ScaleType::kNone) {
+      return invalid_argument("full_precision is '{}'; expected bf16, f16 or f32", *value);
     }
-    wide_is_named = true;
+    full_precision_is_named = true;
   } else if (word == "immediate" && !value) {
     immediate = true;
   } else {
@@ -227,13 +227,13 @@ Result<Recipe> finish(const Draft& draft, std::string_view text) {
   KVX_ASSIGN_OR_RETURN(recipe.v.spec, format::make_spec(draft.v.id, draft.v.options));
   recipe.k.hadamard = draft.k.hadamard;
   recipe.v.hadamard = draft.v.hadamard;
-  KVX_ASSIGN_OR_RETURN(recipe.wide_spec, format::make_spec(draft.wide));
-  recipe.has_wide_ends = (draft.sink || draft.recent) && !draft.immediate;
+  KVX_ASSIGN_OR_RETURN(recipe.full_precision_spec, format::make_spec(draft.full_precision));
+  recipe.has_full_precision_window = (draft.sink || draft.recent) && !draft.immediate;
   recipe.sink_tokens = draft.sink.value_or(0);
-  recipe.recent_tokens = draft.recent.value_or(1);  // the open block is always wide
-  if (draft.wide_is_named && !recipe.has_wide_ends) {
-    return invalid_argument("wide is '{}'; it needs sink=N or recent=N",
-                            format::facts_of(draft.wide).name);
+  recipe.recent_tokens = draft.recent.value_or(1);  // the open block is always full-precision
+  if (draft.full_precision_is_named && !recipe.has_full_precision_window) {
+    return invalid_argument("full_precision is '{}'; it needs sink=N or recent=N",
+                            format::facts_of(draft.full_precision).name);
   }
   return recipe;
 }
@@ -244,7 +244,7 @@ Result<std::pair<std::string_view, Recipe>> split_override(std::string_view text
     return invalid_argument("override is '{}'; expected WHERE=RECIPE, such as 0,1=bf16", text);
   }
   KVX_ASSIGN_OR_RETURN(Recipe recipe, parse_recipe(text.substr(equals + 1)));
-  if (recipe.has_wide_ends) {
+  if (recipe.has_full_precision_window) {
     return invalid_argument("override is '{}'; sink and recent belong to the whole cache", text);
   }
   return std::pair(text.substr(0, equals), std::move(recipe));

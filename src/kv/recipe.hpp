@@ -29,19 +29,20 @@ struct Recipe {
   std::string text;  // as it was given
   SideRecipe k;
   SideRecipe v;
-  // Wide ends: the first sink_tokens and the last recent_tokens, in whole blocks, stay in
-  // wide_spec; a block is quantised when it leaves the window. Without them every append is
-  // immediate.
-  bool has_wide_ends = false;
+  // Full-precision window: the first sink_tokens and the last recent_tokens, in whole blocks, stay
+  // in full_precision_spec; a block is quantised when it leaves the window. Without them every
+  // append is immediate.
+  bool has_full_precision_window = false;
   int sink_tokens = 0;
   int recent_tokens = 0;
-  format::FormatSpec wide_spec;
+  format::FormatSpec full_precision_spec;
 };
 
 // INVALID_ARGUMENT names the part of the text that is wrong, and what was expected there.
 Result<Recipe> parse_recipe(std::string_view text);
 
-// Another recipe for some layers, or for some heads of layers; it has no wide ends of its own.
+// Another recipe for some layers, or for some heads of layers; it has no full-precision window of
+// its own.
 struct LayerHead {
   int layer = 0;
   int head = -1;  // -1: all heads of the layer

@@ -1,5 +1,5 @@
 // Views: where the rows and scales of one layer lie, for every verb. A view is checked where it is
-// made (at the door, or by the pool that owns the memory) and cannot be wrong afterwards.
+// made (at the API boundary, or by the pool that owns the memory) and cannot be wrong afterwards.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@ namespace kvx::ops {
 
 // Codes of (block, token, head) begin at base + block * block_stride + token * token_stride + head
 // * head_stride. All strides are bytes; head counts from the run's first head. A row's codes are
-// contiguous, or lie in pieces, as in [block, head, head_dim / pack, token, pack]: then byte i is
-// i % piece_bytes of piece i / piece_bytes, which begins that many piece_strides further on.
+// contiguous, or lie in fragments, as in [block, head, head_dim / pack, token, pack]: then byte i
+// is i % fragment_bytes of fragment i / fragment_bytes, which begins that many fragment_strides
+// further on.
 struct CodeAddress {
   uint8_t* base = nullptr;
   int64_t block_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
-  int64_t piece_stride = 0;
-  int piece_bytes =
-      0;  // 0: contiguous. Pieces are the CPU verbs' alone, without page-shared scales
+  int64_t fragment_stride = 0;
+  int fragment_bytes =
+      0;  // 0: contiguous. TaskGrid are the CPU verbs' alone, without page-shared scales
 
-  bool is_in_pieces() const { return piece_bytes != 0; }
+  bool is_fragmented() const { return fragment_bytes != 0; }
   uint8_t* at(int64_t block, int64_t token, int head) const {
     return base + block * block_stride + token * token_stride + head * head_stride;
   }
@@ -51,9 +52,9 @@ struct SideView {
   CodeAddress codes;
   ScaleAddress scales;
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
-  bool is_alias = false;  // V that is a part of K's rows (latent caches): never written
-  bool in_cells =
-      false;  // E2M1 codes in cells (format/cells.hpp), which the GPU's verbs alone take
+  bool is_alias = false;        // V that is a part of K's rows (latent caches): never written
+  bool is_interleaved = false;  // E2M1 codes in interleaved order (format/interleaved.hpp), which
+                                // the GPU's verbs alone take
 
   // Whether rows of its own are written: not of a side without numbers, nor of an alias.
   KVX_HOST_DEVICE bool is_stored() const { return head_dim > 0 && !is_alias; }

@@ -8,51 +8,53 @@
 namespace kvx::ops {
 namespace {
 
-// Calls move(row's bytes, code's index, count) for every piece of a row.
+// Calls move(row's bytes, code's index, count) for every fragment of a row.
 template <class Byte, class Move>
-void for_each_piece(const CodeAddress& address, Byte* row, int num_bytes, Move move) {
-  for (int i = 0; i < num_bytes; i += address.piece_bytes) {
-    move(row, i, static_cast<size_t>(std::min(address.piece_bytes, num_bytes - i)));
-    row += address.piece_stride;
+void for_each_fragment(const CodeAddress& address, Byte* row, int num_bytes, Move move) {
+  for (int i = 0; i < num_bytes; i += address.fragment_bytes) {
+    move(row, i, static_cast<size_t>(std::min(address.fragment_bytes, num_bytes - i)));
+    row += address.fragment_stride;
   }
 }
 
 }  // namespace
 
 void load_codes(const CodeAddress& address, const uint8_t* row, int num_bytes, uint8_t* codes) {
-  if (!address.is_in_pieces()) {
+  if (!address.is_fragmented()) {
     memcpy(codes, row, static_cast<size_t>(num_bytes));
     return;
   }
-  for_each_piece(address, row, num_bytes, [codes](const uint8_t* piece, int i, size_t count) {
-    memcpy(codes + i, piece, count);
+  for_each_fragment(address, row, num_bytes, [codes](const uint8_t* fragment, int i, size_t count) {
+    memcpy(codes + i, fragment, count);
   });
 }
 
 void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes, uint8_t* row) {
-  if (!address.is_in_pieces()) {
+  if (!address.is_fragmented()) {
     memcpy(row, codes, static_cast<size_t>(num_bytes));
     return;
   }
-  for_each_piece(address, row, num_bytes,
-                 [codes](uint8_t* piece, int i, size_t count) { memcpy(piece, codes + i, count); });
+  for_each_fragment(address, row, num_bytes, [codes](uint8_t* fragment, int i, size_t count) {
+    memcpy(fragment, codes + i, count);
+  });
 }
 
-// Pieces are put together token by token, so that the kernels see contiguous rows only.
+// TaskGrid are put together token by token, so that the kernels see contiguous rows only.
 int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                     const TokenRun& tokens, const EncodeRows& rows) {
   const cpu::FormatKernels& format = kernels.of(side.spec);
-  if (!side.codes.is_in_pieces()) return format.encode_rows(encode_job(side, head, tokens, rows));
+  if (!side.codes.is_fragmented())
+    return format.encode_rows(encode_params(side, head, tokens, rows));
   const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
   uint8_t codes[kMaxRowBytes];
   int64_t nonfinite = 0;
   for (int t = 0; t < tokens.num_tokens; ++t) {
     const int token = tokens.first_token + t;
-    cpu::EncodeJob job = encode_job(side, head, {tokens.block, 0, 1}, rows);
-    job.rows = rows.data + t * rows.row_stride;
-    job.codes = codes;
-    job.scales = side.scales.at(tokens.block, token, head);
-    nonfinite += format.encode_rows(job);
+    cpu::EncodeParams params = encode_params(side, head, {tokens.block, 0, 1}, rows);
+    params.rows = rows.data + t * rows.row_stride;
+    params.codes = codes;
+    params.scales = side.scales.at(tokens.block, token, head);
+    nonfinite += format.encode_rows(params);
     store_codes(side.codes, codes, row_bytes, side.codes.at(tokens.block, token, head));
   }
   return nonfinite;
@@ -61,8 +63,8 @@ int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int h
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                  const TokenRun& tokens, cpu::DecodeFor purpose, float* rows) {
   const cpu::FormatKernels& format = kernels.of(side.spec);
-  if (!side.codes.is_in_pieces()) {
-    format.decode_rows(decode_job(side, head, tokens, purpose, rows));
+  if (!side.codes.is_fragmented()) {
+    format.decode_rows(decode_params(side, head, tokens, purpose, rows));
     return;
   }
   const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
@@ -70,11 +72,11 @@ void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head
   for (int t = 0; t < tokens.num_tokens; ++t) {
     const int token = tokens.first_token + t;
     load_codes(side.codes, side.codes.at(tokens.block, token, head), row_bytes, codes);
-    cpu::DecodeJob job = decode_job(side, head, {tokens.block, 0, 1}, purpose, rows);
-    job.rows = rows + int64_t{t} * side.head_dim;
-    job.codes = codes;
-    job.scales = side.scales.at(tokens.block, token, head);
-    format.decode_rows(job);
+    cpu::DecodeParams params = decode_params(side, head, {tokens.block, 0, 1}, purpose, rows);
+    params.rows = rows + int64_t{t} * side.head_dim;
+    params.codes = codes;
+    params.scales = side.scales.at(tokens.block, token, head);
+    format.decode_rows(params);
   }
 }
 

@@ -46,11 +46,11 @@ struct EncodeRows {
   int64_t row_stride;
 };
 
-// For rows that do not lie in pieces. head counts from the run's first head, as in SideView. rows:
-// [tokens.num_tokens, head_dim].
-inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun& tokens,
-                                 const EncodeRows& rows) {
-  assert(!side.in_cells);
+// For rows that do not lie in fragments. head counts from the run's first head, as in SideView.
+// rows: [tokens.num_tokens, head_dim].
+inline cpu::EncodeParams encode_params(const SideView& side, int head, const TokenRun& tokens,
+                                       const EncodeRows& rows) {
+  assert(!side.is_interleaved);
   return {
       .spec = &side.spec,
       .head_dim = side.head_dim,
@@ -67,9 +67,9 @@ inline cpu::EncodeJob encode_job(const SideView& side, int head, const TokenRun&
   };
 }
 
-inline cpu::DecodeJob decode_job(const SideView& side, int head, const TokenRun& tokens,
-                                 cpu::DecodeFor purpose, float* rows) {
-  assert(!side.in_cells);
+inline cpu::DecodeParams decode_params(const SideView& side, int head, const TokenRun& tokens,
+                                       cpu::DecodeFor purpose, float* rows) {
+  assert(!side.is_interleaved);
   return {
       .spec = &side.spec,
       .head_dim = side.head_dim,
@@ -96,7 +96,7 @@ void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head
 void load_codes(const CodeAddress& address, const uint8_t* row, int num_bytes, uint8_t* codes);
 void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes, uint8_t* row);
 
-// The most bytes that a row's codes take: the scratch for a row in pieces.
+// The most bytes that a row's codes take: the scratch for a row in fragments.
 inline constexpr int kMaxRowBytes = format::kMaxHeadDim * static_cast<int>(sizeof(float));
 
 // The caller's type whose bits the format stores unchanged, if any.

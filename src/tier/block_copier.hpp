@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
-#include "cache/content_hash.hpp"
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
+#include "cache/prefix/content_hash.hpp"
 #include "device/cuda.hpp"
 
 namespace kvx::tier {

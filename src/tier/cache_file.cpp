@@ -1,4 +1,4 @@
-// Cache files on disk: pieces, compression, and the rename that makes a file whole.
+// Cache files on disk: block copies, compression, and the rename that makes a file whole.
 #include "tier/cache_file.hpp"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 namespace kvx::tier {
 namespace {
 
-constexpr int64_t kPieceAlignment = 64;
+constexpr int64_t kBlockCopyAlignment = 64;
 
 Error file_error(const std::string& path, std::string_view what) {
   return invalid_argument("'{}' {}: {}", path, what, std::strerror(errno));
@@ -38,24 +38,25 @@ Status sync_folder_of(const std::string& path) {
 
 }  // namespace
 
-Status decode_piece(const FilePiece& piece, std::span<const uint8_t> stored,
-                    std::span<uint8_t> out) {
-  if (piece.codec == Codec::kRaw) {
+Status decode_block_copy(const BlockCopy& block_copy, std::span<const uint8_t> stored,
+                         std::span<uint8_t> out) {
+  if (block_copy.codec == Codec::kRaw) {
     if (stored.size() != out.size()) {
-      return invalid_argument("a piece has {} bytes; expected {}", stored.size(), out.size());
+      return invalid_argument("a block_copy has {} bytes; expected {}", stored.size(), out.size());
     }
     std::memcpy(out.data(), stored.data(), out.size());
   } else {
     const size_t num_bytes = ZSTD_decompress(out.data(), out.size(), stored.data(), stored.size());
     if (ZSTD_isError(num_bytes) || num_bytes != out.size()) {
       return invalid_argument(
-          "a piece's zstd frame is damaged ({})",
+          "a block_copy's zstd frame is damaged ({})",
           ZSTD_isError(num_bytes) ? ZSTD_getErrorName(num_bytes) : "another length");
     }
   }
   const cache::ContentHash found = cache::checksum(out);
-  if (found == piece.checksum) return {};
-  return invalid_argument("a piece's checksum is {}; expected {}", hex(found), hex(piece.checksum));
+  if (found == block_copy.checksum) return {};
+  return invalid_argument("a block_copy's checksum is {}; expected {}", hex(found),
+                          hex(block_copy.checksum));
 }
 
 // ---- writing
@@ -107,22 +108,22 @@ Status CacheFileWriter::write_at(int64_t offset, std::span<const uint8_t> bytes)
   return is_written ? Status{} : Status{file_error(path_, "cannot be written")};
 }
 
-Result<FilePiece> CacheFileWriter::add_piece(int32_t kind, std::span<const uint8_t> block) {
-  FilePiece piece{kind, Codec::kRaw, offset_, 0, cache::checksum(block)};
+Result<BlockCopy> CacheFileWriter::add_block_copy(int32_t kind, std::span<const uint8_t> block) {
+  BlockCopy block_copy{kind, Codec::kRaw, offset_, 0, cache::checksum(block)};
   std::span<const uint8_t> stored = block;
   if (zstd_level_ > 0) {
     compressed_.resize(ZSTD_compressBound(block.size()));
     const size_t num_bytes = ZSTD_compress(compressed_.data(), compressed_.size(), block.data(),
                                            block.size(), zstd_level_);
     if (!ZSTD_isError(num_bytes) && num_bytes < block.size()) {  // else it stays raw
-      piece.codec = Codec::kZstd;
+      block_copy.codec = Codec::kZstd;
       stored = std::span(compressed_).first(num_bytes);
     }
   }
-  piece.stored_bytes = static_cast<int64_t>(stored.size());
+  block_copy.stored_bytes = static_cast<int64_t>(stored.size());
   KVX_RETURN_IF_ERROR(write_at(offset_, stored));
-  offset_ = round_up(offset_ + piece.stored_bytes, kPieceAlignment);
-  return piece;
+  offset_ = round_up(offset_ + block_copy.stored_bytes, kBlockCopyAlignment);
+  return block_copy;
 }
 
 Status CacheFileWriter::finish(const FileIndex& index) {
@@ -183,10 +184,10 @@ Status CacheFileReader::read_at(int64_t offset, std::span<uint8_t> bytes) const 
   return invalid_argument("{} bytes at {} cannot be read", bytes.size(), offset);
 }
 
-Status CacheFileReader::read_piece(const FilePiece& piece, std::span<uint8_t> out) {
-  stored_.resize(static_cast<size_t>(piece.stored_bytes));
-  KVX_RETURN_IF_ERROR(read_at(piece.offset, stored_));
-  return decode_piece(piece, stored_, out);
+Status CacheFileReader::read_block_copy(const BlockCopy& block_copy, std::span<uint8_t> out) {
+  stored_.resize(static_cast<size_t>(block_copy.stored_bytes));
+  KVX_RETURN_IF_ERROR(read_at(block_copy.offset, stored_));
+  return decode_block_copy(block_copy, stored_, out);
 }
 
 }  // namespace kvx::tier

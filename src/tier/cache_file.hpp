@@ -8,11 +8,11 @@
 //           24  u64 index_bytes
 //           32  16 bytes: XXH3-128 of the index
 //           48  16 bytes: XXH3-128 of bytes 0 to 47
-//   pieces  each begins on 64 bytes; zeros between
-//   index   what the pieces are (encode_index)
+//   block copies  each begins on 64 bytes; zeros between
+//   index   what the block copies are (encode_index)
 //
-// All numbers are little-endian. A piece is one block of one layer group in one kind, packed or
-// wide, as it lies in the pool, raw or as one zstd frame.
+// All numbers are little-endian. A block copy is one block of one layer group in one kind, packed
+// or full-precision, as it lies in the pool, raw or as one zstd frame.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/content_hash.hpp"
+#include "cache/prefix/content_hash.hpp"
 #include "core/result.hpp"
 
 namespace kvx::tier {
@@ -29,18 +29,18 @@ namespace kvx::tier {
 inline constexpr uint32_t kFileVersion = 1;
 inline constexpr int64_t kHeaderBytes = 64;
 
-// What pieces there are: equal for all blocks of a file.
-struct PieceKind {
+// What block copies there are: equal for all blocks of a file.
+struct BlockCopyKind {
   int32_t group = 0;
-  bool is_wide = false;
+  bool is_full_precision = false;
   int64_t bytes = 0;  // of the block in memory
 
-  friend bool operator==(const PieceKind&, const PieceKind&) = default;
+  friend bool operator==(const BlockCopyKind&, const BlockCopyKind&) = default;
 };
 
 enum class Codec : uint32_t { kRaw, kZstd };
 
-struct FilePiece {
+struct BlockCopy {
   int32_t kind = 0;  // index of FileIndex::kinds
   Codec codec = Codec::kRaw;
   int64_t offset = 0;
@@ -52,14 +52,14 @@ struct FilePiece {
 struct FileBlock {
   int32_t parent = 0;
   std::vector<int32_t> tokens;  // block_size; 1 to block_size in a sequence's last block
-  std::vector<FilePiece> pieces;
+  std::vector<BlockCopy> block_copies;
 };
 
 struct FileIndex {
   std::string fingerprint;
   int32_t block_size = 0;
   std::vector<cache::PrefixKeys> scopes;
-  std::vector<PieceKind> kinds;
+  std::vector<BlockCopyKind> kinds;
   std::vector<FileBlock> blocks;
   std::vector<int32_t> sequences;  // each sequence's last block
 };
@@ -83,8 +83,8 @@ Result<FileIndex> parse_index(std::span<const uint8_t> bytes, const FileHeader& 
 
 // The block in memory from what is stored. INVALID_ARGUMENT: a damaged frame, or another checksum.
 // out is unspecified then. Requires: out.size() is the kind's bytes.
-Status decode_piece(const FilePiece& piece, std::span<const uint8_t> stored,
-                    std::span<uint8_t> out);
+Status decode_block_copy(const BlockCopy& block_copy, std::span<const uint8_t> stored,
+                         std::span<uint8_t> out);
 
 // Writes beside `path`; finish() makes it whole: written, synced, renamed, the folder synced. Until
 // then, and when anything fails, what was at `path` before stays there whole.
@@ -97,7 +97,7 @@ class CacheFileWriter {
   ~CacheFileWriter();
 
   // INVALID_ARGUMENT: the disk is full, say.
-  Result<FilePiece> add_piece(int32_t kind, std::span<const uint8_t> block);
+  Result<BlockCopy> add_block_copy(int32_t kind, std::span<const uint8_t> block);
   Status finish(const FileIndex& index);
   int64_t bytes_written() const { return offset_; }
 
@@ -123,8 +123,8 @@ class CacheFileReader {
 
   const FileIndex& index() const { return index_; }
   int64_t file_bytes() const { return file_bytes_; }
-  // Reads, decodes and checks. Errors as decode_piece; out is unspecified then.
-  Status read_piece(const FilePiece& piece, std::span<uint8_t> out);
+  // Reads, decodes and checks. Errors as decode_block_copy; out is unspecified then.
+  Status read_block_copy(const BlockCopy& block_copy, std::span<uint8_t> out);
 
  private:
   CacheFileReader(int descriptor, int64_t file_bytes)

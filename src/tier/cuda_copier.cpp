@@ -23,8 +23,8 @@ namespace {
 constexpr int64_t kBatchBytes = int64_t{16} << 20;  // 0.3 ms of PCIe 5
 constexpr int kMaxStarted = 4;
 constexpr int kMostHashThreads = 12;  // outrun the bus
-// Threads share large blocks: their hash is that of the pieces' hashes.
-constexpr int64_t kHashPieceBytes = 256 << 10;
+// Threads share large blocks: their hash is that of the block copies' hashes.
+constexpr int64_t kHashBlockCopyBytes = 256 << 10;
 
 // Threads that compute leave the device's own caller room.
 int num_hash_threads() {
@@ -32,9 +32,9 @@ int num_hash_threads() {
   return std::clamp(num_cores - 2, 1, kMostHashThreads);
 }
 
-cache::ContentHash checksum_of(std::span<const cache::ContentHash> pieces) {
+cache::ContentHash checksum_of(std::span<const cache::ContentHash> block_copies) {
   static_assert(sizeof(cache::ContentHash) == sizeof(cache::ContentHash::bytes));
-  return cache::checksum({pieces.front().bytes.data(), pieces.size_bytes()});
+  return cache::checksum({block_copies.front().bytes.data(), block_copies.size_bytes()});
 }
 
 struct Started {
@@ -87,9 +87,9 @@ class CudaCopier final : public BlockCopier {
   size_t next_start_ = 0;
   size_t next_finish_ = 0;
   std::unique_ptr<Executor> executor_;
-  std::vector<device::CudaCopy> copies_;          // start()'s
-  std::vector<std::span<const uint8_t>> pieces_;  // finish()'s
-  std::vector<cache::ContentHash> hashes_;        // [pieces]
+  std::vector<device::CudaCopy> copies_;                // start()'s
+  std::vector<std::span<const uint8_t>> block_copies_;  // finish()'s
+  std::vector<cache::ContentHash> hashes_;              // [block copies]
 };
 
 Status CudaCopier::send(std::span<const BlockTransfer> transfers,
@@ -118,21 +118,21 @@ void CudaCopier::join_neighbours(std::span<const BlockTransfer> transfers) {
 
 void CudaCopier::hash(Direction direction, std::span<const BlockTransfer> transfers,
                       std::span<CopiedBlock> results) {
-  pieces_.clear();
+  block_copies_.clear();
   for (const BlockTransfer& one : transfers) {
     const uint8_t* const on_host = direction == Direction::kLoad ? one.from : one.to;
-    for (int64_t at = 0; at < one.bytes; at += kHashPieceBytes) {
-      const int64_t bytes = std::min(kHashPieceBytes, one.bytes - at);
-      pieces_.push_back({on_host + at, static_cast<size_t>(bytes)});
+    for (int64_t at = 0; at < one.bytes; at += kHashBlockCopyBytes) {
+      const int64_t bytes = std::min(kHashBlockCopyBytes, one.bytes - at);
+      block_copies_.push_back({on_host + at, static_cast<size_t>(bytes)});
     }
   }
-  hashes_.resize(pieces_.size());
-  executor_->parallel_for(static_cast<int>(pieces_.size()),
-                          [&](int i) { hashes_[i] = cache::checksum(pieces_[i]); });
+  hashes_.resize(block_copies_.size());
+  executor_->parallel_for(static_cast<int>(block_copies_.size()),
+                          [&](int i) { hashes_[i] = cache::checksum(block_copies_[i]); });
   auto next = std::span<const cache::ContentHash>(hashes_);
   for (size_t i = 0; i < transfers.size(); ++i) {
-    const int64_t num_pieces = ceil_div(transfers[i].bytes, kHashPieceBytes);
-    const auto own = next.first(static_cast<size_t>(num_pieces));
+    const int64_t num_block_copies = ceil_div(transfers[i].bytes, kHashBlockCopyBytes);
+    const auto own = next.first(static_cast<size_t>(num_block_copies));
     next = next.subspan(own.size());
     results[i] = {true, own.size() == 1 ? own.front() : checksum_of(own)};
   }

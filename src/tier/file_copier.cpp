@@ -1,5 +1,5 @@
 // Blocks to files and back, by way of memory that the first tier is joined to already: each batch
-// has a piece of it.
+// has a block copy of it.
 //
 //   first tier ── another copier ──▶ staging ── write ──▶ files
 //              ◀─ another copier ──          ◀─ read ───
@@ -33,7 +33,7 @@ class FileCopier final : public BlockCopier {
     StagedBatch& batch = batches_[slot];
     batch.transfers.clear();
     batch.read.clear();
-    uint8_t* staged = staging_.data() + static_cast<int64_t>(slot) * piece_bytes();
+    uint8_t* staged = staging_.data() + static_cast<int64_t>(slot) * block_copy_bytes();
     for (const BlockTransfer& one : transfers) {
       if (direction == Direction::kStore) {
         batch.transfers.push_back({one.from, staged, one.bytes});
@@ -64,7 +64,7 @@ class FileCopier final : public BlockCopier {
   }
 
  private:
-  int64_t piece_bytes() const { return staging_.bytes() / std::ssize(batches_); }
+  int64_t block_copy_bytes() const { return staging_.bytes() / std::ssize(batches_); }
 
   FileMemory& files_;
   std::unique_ptr<BlockCopier> inner_;
@@ -79,9 +79,9 @@ class FileCopier final : public BlockCopier {
 Result<TierLink> file_link(const std::string& folder, TierLink staging, int64_t max_block_bytes) {
   KVX_ASSIGN_OR_RETURN(auto files, FileMemory::create(folder));
   // A batch is full with the block that reaches batch_bytes().
-  const int64_t piece_bytes = staging.copier->batch_bytes() + max_block_bytes;
+  const int64_t block_copy_bytes = staging.copier->batch_bytes() + max_block_bytes;
   KVX_ASSIGN_OR_RETURN(cache::Region region,
-                       staging.memory->allocate(piece_bytes * staging.copier->max_started(),
+                       staging.memory->allocate(block_copy_bytes * staging.copier->max_started(),
                                                 "blocks on their way to files"));
   auto copier = std::make_unique<FileCopier>(*files, std::move(staging.copier), std::move(region));
   return TierLink{files.get(), std::move(copier), std::move(files)};

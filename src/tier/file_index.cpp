@@ -2,9 +2,10 @@
 //
 //   index   [text fingerprint][u32 block_size]
 //           [u32 num_scopes]    each: [text adapter][text image][text tenant]
-//           [u32 num_kinds]     each: [u32 group][u32 is_wide][u64 bytes]
+//           [u32 num_kinds]     each: [u32 group][u32 is_full_precision][u64 bytes]
 //           [u32 num_blocks]    each: [i32 parent][u32 num_tokens][i32 token x num_tokens]
-//                                     [u32 num_pieces] each: [u32 kind][u32 codec][u64 offset]
+//                                     [u32 num_block_copies] each: [u32 kind][u32 codec][u64
+//                                     offset]
 //                                                            [u64 stored_bytes][16 bytes checksum]
 //           [u32 num_sequences] each: [i32 last_block]
 //   text    [u32 bytes][bytes]
@@ -23,7 +24,7 @@ constexpr std::string_view kMagic = "KVXCACHE";
 constexpr uint32_t kOrderMark = 0x01020304;
 constexpr uint32_t kOtherOrderMark = 0x04030201;
 constexpr size_t kCheckedHeaderBytes = 48;
-constexpr int64_t kPieceAlignment = 64;
+constexpr int64_t kBlockCopyAlignment = 64;
 
 class Encoder {
  public:
@@ -91,13 +92,13 @@ FileBlock decode_block(Decoder& from) {
   block.parent = from.number<int32_t>();
   block.tokens.resize(from.count(sizeof(int32_t)));
   from.raw(block.tokens.data(), block.tokens.size() * sizeof(int32_t));
-  block.pieces.resize(from.count(40));
-  for (FilePiece& piece : block.pieces) {
-    piece.kind = from.number<int32_t>();
-    piece.codec = static_cast<Codec>(from.number<uint32_t>());
-    piece.offset = from.number<int64_t>();
-    piece.stored_bytes = from.number<int64_t>();
-    piece.checksum = from.hash();
+  block.block_copies.resize(from.count(40));
+  for (BlockCopy& block_copy : block.block_copies) {
+    block_copy.kind = from.number<int32_t>();
+    block_copy.codec = static_cast<Codec>(from.number<uint32_t>());
+    block_copy.offset = from.number<int64_t>();
+    block_copy.stored_bytes = from.number<int64_t>();
+    block_copy.checksum = from.hash();
   }
   return block;
 }
@@ -113,9 +114,9 @@ FileIndex decode_index(Decoder& from) {
     keys.tenant = from.text();
   }
   index.kinds.resize(from.count(16));
-  for (PieceKind& kind : index.kinds) {
+  for (BlockCopyKind& kind : index.kinds) {
     kind.group = from.number<int32_t>();
-    kind.is_wide = from.number<uint32_t>() != 0;
+    kind.is_full_precision = from.number<uint32_t>() != 0;
     kind.bytes = from.number<int64_t>();
   }
   const size_t num_blocks = from.count(12);
@@ -125,25 +126,28 @@ FileIndex decode_index(Decoder& from) {
   return index;
 }
 
-Status check_piece(const FilePiece& piece, const FileIndex& index, const FileHeader& header) {
-  if (piece.kind < 0 || piece.kind >= static_cast<int32_t>(index.kinds.size())) {
-    return invalid_argument("a piece's kind is {}; the file has {}", piece.kind,
+Status check_block_copy(const BlockCopy& block_copy, const FileIndex& index,
+                        const FileHeader& header) {
+  if (block_copy.kind < 0 || block_copy.kind >= static_cast<int32_t>(index.kinds.size())) {
+    return invalid_argument("a block_copy's kind is {}; the file has {}", block_copy.kind,
                             index.kinds.size());
   }
-  if (piece.codec != Codec::kRaw && piece.codec != Codec::kZstd) {
-    return invalid_argument("a piece's codec is {}; expected 0 or 1",
-                            static_cast<uint32_t>(piece.codec));
+  if (block_copy.codec != Codec::kRaw && block_copy.codec != Codec::kZstd) {
+    return invalid_argument("a block_copy's codec is {}; expected 0 or 1",
+                            static_cast<uint32_t>(block_copy.codec));
   }
-  const bool is_inside = piece.offset >= kHeaderBytes && piece.offset % kPieceAlignment == 0 &&
-                         piece.offset <= header.index_offset && piece.stored_bytes >= 1 &&
-                         piece.stored_bytes <= header.index_offset - piece.offset;
+  const bool is_inside = block_copy.offset >= kHeaderBytes &&
+                         block_copy.offset % kBlockCopyAlignment == 0 &&
+                         block_copy.offset <= header.index_offset && block_copy.stored_bytes >= 1 &&
+                         block_copy.stored_bytes <= header.index_offset - block_copy.offset;
   if (!is_inside) {
-    return invalid_argument("a piece lies at {} with {} bytes; the pieces end at {}", piece.offset,
-                            piece.stored_bytes, header.index_offset);
+    return invalid_argument("a block_copy lies at {} with {} bytes; the block_copies end at {}",
+                            block_copy.offset, block_copy.stored_bytes, header.index_offset);
   }
-  const int64_t bytes = index.kinds[piece.kind].bytes;
-  if (piece.codec == Codec::kRaw && piece.stored_bytes != bytes) {
-    return invalid_argument("a raw piece has {} bytes; its kind has {}", piece.stored_bytes, bytes);
+  const int64_t bytes = index.kinds[block_copy.kind].bytes;
+  if (block_copy.codec == Codec::kRaw && block_copy.stored_bytes != bytes) {
+    return invalid_argument("a raw block_copy has {} bytes; its kind has {}",
+                            block_copy.stored_bytes, bytes);
   }
   return {};
 }
@@ -167,8 +171,8 @@ Status check_block(size_t number, const FileIndex& index, const FileHeader& head
   if (!parent_is_full) {
     return invalid_argument("block {} follows block {}, which is not full", number, block.parent);
   }
-  for (const FilePiece& piece : block.pieces) {
-    KVX_RETURN_IF_ERROR(check_piece(piece, index, header));
+  for (const BlockCopy& block_copy : block.block_copies) {
+    KVX_RETURN_IF_ERROR(check_block_copy(block_copy, index, header));
   }
   return {};
 }
@@ -179,9 +183,9 @@ Status check_index(const FileIndex& index, const FileHeader& header) {
                             cache::kMaxBlockSize);
   }
   constexpr int64_t kMostBytes = int64_t{1} << 32;
-  for (const PieceKind& kind : index.kinds) {
+  for (const BlockCopyKind& kind : index.kinds) {
     if (kind.bytes < 1 || kind.bytes > kMostBytes) {
-      return invalid_argument("a kind of pieces has {} bytes; expected 1 to {}", kind.bytes,
+      return invalid_argument("a kind of block_copies has {} bytes; expected 1 to {}", kind.bytes,
                               kMostBytes);
     }
   }
@@ -221,9 +225,9 @@ std::vector<uint8_t> encode_index(const FileIndex& index) {
     to.text(keys.tenant);
   }
   to.count(index.kinds.size());
-  for (const PieceKind& kind : index.kinds) {
+  for (const BlockCopyKind& kind : index.kinds) {
     to.number(kind.group);
-    to.number(uint32_t{kind.is_wide});
+    to.number(uint32_t{kind.is_full_precision});
     to.number(kind.bytes);
   }
   to.count(index.blocks.size());
@@ -231,13 +235,13 @@ std::vector<uint8_t> encode_index(const FileIndex& index) {
     to.number(block.parent);
     to.count(block.tokens.size());
     to.raw(block.tokens.data(), block.tokens.size() * sizeof(int32_t));
-    to.count(block.pieces.size());
-    for (const FilePiece& piece : block.pieces) {
-      to.number(piece.kind);
-      to.number(static_cast<uint32_t>(piece.codec));
-      to.number(piece.offset);
-      to.number(piece.stored_bytes);
-      to.hash(piece.checksum);
+    to.count(block.block_copies.size());
+    for (const BlockCopy& block_copy : block.block_copies) {
+      to.number(block_copy.kind);
+      to.number(static_cast<uint32_t>(block_copy.codec));
+      to.number(block_copy.offset);
+      to.number(block_copy.stored_bytes);
+      to.hash(block_copy.checksum);
     }
   }
   to.count(index.sequences.size());

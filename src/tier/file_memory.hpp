@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 
 namespace kvx::tier {
 

@@ -10,8 +10,8 @@
 namespace kvx::tier {
 
 struct KindSummary {
-  int64_t num_pieces = 0;
-  int64_t memory_bytes = 0;  // of the pieces in a cache
+  int64_t num_block_copies = 0;
+  int64_t memory_bytes = 0;  // of the block copies in a cache
   int64_t stored_bytes = 0;  // in the file
 };
 
@@ -21,7 +21,8 @@ std::vector<KindSummary> summarize_kinds(const FileIndex& index);
 // Tokens of the sequence whose last block this is.
 int64_t num_tokens_of(const FileIndex& index, int32_t last_block);
 
-// Reads every piece. INVALID_ARGUMENT: how many are bad, and the first; the file is called `path`.
-Status check_pieces(CacheFileReader& file, const std::string& path);
+// Reads every block_copy. INVALID_ARGUMENT: how many are bad, and the first; the file is called
+// `path`.
+Status check_block_copies(CacheFileReader& file, const std::string& path);
 
 }  // namespace kvx::tier

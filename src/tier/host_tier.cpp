@@ -83,7 +83,7 @@ HostTier::~HostTier() = default;
 
 int HostTier::class_of(int group, BlockKind kind) const {
   const cache::LayerGroup& facts = shape_.groups[group];
-  return kind == BlockKind::kWide ? facts.wide_class : facts.packed_class;
+  return kind == BlockKind::kFullPrecision ? facts.full_precision_class : facts.packed_class;
 }
 
 // ---- the way out
@@ -135,7 +135,7 @@ void HostTier::push(Direction direction, const Job& job, std::shared_ptr<Transfe
 
 void HostTier::collect() {
   finished_.clear();
-  queue_->take_finished(finished_);
+  queue_->drain_finished(finished_);
   for (const FinishedTransfer& done : finished_) {
     const Job job = jobs_[done.tag];
     unused_jobs_.push_back(done.tag);
@@ -203,12 +203,15 @@ bool HostTier::start_load(Promotion& promotion, Job job) {
 void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
                           int32_t first_node, std::vector<Job>& missing) {
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
-    const cache::WideEnds& ends = shape_.groups[group].wide_ends;
+    const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
     const cache::GroupMatch& found = match.groups[group];
     const bool is_sink = block < shape_.groups[group].sink_blocks;
     if (block < found.first_block && !is_sink) continue;  // a window has passed it
-    const bool is_wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
-    Job job{group, is_wide ? BlockKind::kWide : BlockKind::kPacked, 0, first_node, 0, 0};
+    const bool is_full_precision =
+        ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
+    Job job{group, is_full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked,
+            0,     first_node,
+            0,     0};
     job.block_class = class_of(group, job.kind);
     job.host_id = index_.block_of(match.nodes[block], group, job.kind);
     job.first_id = first_index_->block_of(first_node, group, job.kind);

@@ -20,7 +20,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 #include "tier/transfer_queue.hpp"
 
 namespace kvx::tier {

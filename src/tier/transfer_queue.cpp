@@ -97,7 +97,7 @@ void TransferQueue::finish_batch(std::unique_lock<std::mutex>& lock) {
   progress_.notify_all();
 }
 
-void TransferQueue::take_finished(std::vector<FinishedTransfer>& finished) {
+void TransferQueue::drain_finished(std::vector<FinishedTransfer>& finished) {
   const std::lock_guard lock(mutex_);
   finished.insert(finished.end(), finished_.begin(), finished_.end());
   finished_.clear();

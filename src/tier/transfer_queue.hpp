@@ -1,7 +1,7 @@
 // TransferQueue: blocks on their way between tiers, copied by threads of its own while others
 // compute. Every copy takes the checksum of what it copied along.
 //
-//   push ──▶ [waiting] ── starter ──▶ [under way] ── finisher ──▶ take_finished
+//   push ──▶ [waiting] ── starter ──▶ [under way] ── finisher ──▶ drain_finished
 //
 // Where the copier has one batch under way at a time, one thread does both.
 #pragma once
@@ -49,11 +49,11 @@ class TransferQueue {
   // the transfer is finished.
   void push(Transfer transfer);
   // Adds those that have finished since the last call.
-  void take_finished(std::vector<FinishedTransfer>& finished);
+  void drain_finished(std::vector<FinishedTransfer>& finished);
   void wait(const TransferGroup& group);
   bool is_done(const TransferGroup& group) const;
   void wait_for_all();
-  // Until there is something for take_finished(), or nothing under way.
+  // Until there is something for drain_finished(), or nothing under way.
   void wait_for_some();
   // Waiting and under way.
   int64_t depth(Direction direction) const;

@@ -109,17 +109,18 @@ TEST(Account, CountsAPageScaleOnceABlock) {
   EXPECT_EQ(bytes_read_per_step(std::span(&group, 1), 17), 17 * 128 + 2 * 8);
 }
 
-TEST(Account, CountsWideEndsAtTheContextInQuestion) {
+TEST(Account, CountsFullPrecisionWindowAtTheContextInQuestion) {
   const BlockLayout packed = layout_of(kMxfp4, 1, 1, 64);
-  const BlockLayout wide = layout_of(kF16, 1, 1, 64);
-  const GroupSizes group{&packed, &wide, make_wide_ends(16, 64, 64).value(), 0};
+  const BlockLayout full_precision = layout_of(kF16, 1, 1, 64);
+  const GroupSizes group{&packed, &full_precision, make_full_precision_window(16, 64, 64).value(),
+                         0};
   // 32 blocks: the sink's and the open one in 16 bits, 30 packed.
   const ByteCount bytes = sequence_bytes(std::span(&group, 1), 2048);
   EXPECT_EQ(bytes.codes, 30 * 64 * 128 + 2 * 64 * 512);
   EXPECT_EQ(bytes.scales, 30 * 64 * 8);
   EXPECT_EQ(bytes.padding, 0);
   EXPECT_EQ(bytes_read_per_step(std::span(&group, 1), 2048), bytes.total());
-  // A short sequence is all wide.
+  // A short sequence is all full precision.
   EXPECT_EQ(sequence_bytes(std::span(&group, 1), 100).total(), 2 * 64 * 512);
   EXPECT_EQ(bytes_read_per_step(std::span(&group, 1), 100), 100 * 512);
 }
@@ -138,7 +139,7 @@ TEST(Account, SeparatesWhatIsUsedFromWhatIsAllocated) {
                                               layout_of(kF16, 1, 1, 1)};
   const std::array<BlockClassSpec, 2> classes = {
       BlockClassSpec{"packed", 5, {layouts[0].block_bytes}},
-      BlockClassSpec{"wide", 2, {layouts[1].block_bytes}}};
+      BlockClassSpec{"full_precision", 2, {layouts[1].block_bytes}}};
   BlockPool pool = BlockPool::create(host_memory(), classes).value();
   std::array<int32_t, 3> ids;
   ASSERT_TRUE(pool.allocate(0, ids).ok());
@@ -154,20 +155,22 @@ TEST(Account, SeparatesWhatIsUsedFromWhatIsAllocated) {
   EXPECT_EQ(account.used.total(), 3 * 128);
 }
 
-// What a step reads, token by token: packed bytes in the packed blocks, wide ones in the others.
+// What a step reads, token by token: packed bytes in the packed blocks, full-precision ones in the
+// others.
 TEST(Account, ReadsWhatTheDefinitionSays) {
   EXPECT_TRUE(rc::check([] {
     const int64_t block_size = *rc::gen::inRange<int64_t>(1, 9);
     const BlockLayout packed = layout_of({10, 3, 0}, 1, 1, block_size);
-    const BlockLayout wide = layout_of({32, 0, 0}, 1, 1, block_size);
-    const WideEnds ends =
-        *rc::gen::element(WideEnds{}, WideEnds{0, 1}, WideEnds{1, 1}, WideEnds{2, 3});
+    const BlockLayout full_precision = layout_of({32, 0, 0}, 1, 1, block_size);
+    const FullPrecisionWindow ends =
+        *rc::gen::element(FullPrecisionWindow{}, FullPrecisionWindow{0, 1},
+                          FullPrecisionWindow{1, 1}, FullPrecisionWindow{2, 3});
     const int64_t window = *rc::gen::inRange<int64_t>(0, 40);
     const int64_t num_tokens = *rc::gen::inRange<int64_t>(0, 80);
-    const GroupSizes group{&packed, &wide, ends, window};
+    const GroupSizes group{&packed, &full_precision, ends, window};
 
-    const int64_t tail = wide_tail_block(ends, num_tokens, block_size);
-    const auto is_wide = [&](int64_t token) {
+    const int64_t tail = first_recent_block_of(ends, num_tokens, block_size);
+    const auto is_full_precision = [&](int64_t token) {
       const int64_t block = token / block_size;
       return ends.is_on() && (block < ends.head_blocks || block >= tail);
     };
@@ -175,7 +178,7 @@ TEST(Account, ReadsWhatTheDefinitionSays) {
     int64_t held = 0;
     const int64_t first_held = expired_blocks(num_tokens, window, block_size) * block_size;
     for (int64_t token = 0; token < num_tokens; ++token) {
-      const int64_t bytes = is_wide(token) ? 64 : 26;
+      const int64_t bytes = is_full_precision(token) ? 64 : 26;
       if (window == 0 || num_tokens - 1 - token < window) read += bytes;
       if (token >= first_held) held += bytes;
     }
@@ -183,7 +186,8 @@ TEST(Account, ReadsWhatTheDefinitionSays) {
     const ByteCount bytes = sequence_bytes(std::span(&group, 1), num_tokens);
     RC_ASSERT(bytes.codes + bytes.scales == held);
     const BlockCounts blocks = count_blocks(ends, num_tokens, block_size, first_held / block_size);
-    RC_ASSERT(bytes.total() == blocks.packed * packed.block_bytes + blocks.wide * wide.block_bytes);
+    RC_ASSERT(bytes.total() == blocks.packed * packed.block_bytes +
+                                   blocks.full_precision * full_precision.block_bytes);
   }));
 }
 

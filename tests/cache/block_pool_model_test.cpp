@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include "cache/block_pool.hpp"
+#include "cache/pool/block_pool.hpp"
 #include "tests/cache/random_history.hpp"
 
 namespace kvx::cache {

@@ -1,5 +1,5 @@
 // BlockPool: one id, one block, one count.
-#include "cache/block_pool.hpp"
+#include "cache/pool/block_pool.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr int kPacked = 0;
-constexpr int kWide = 1;
+constexpr int kFullPrecision = 1;
 
-// Four packed blocks in two regions (codes, scales), two wide ones in one.
+// Four packed blocks in two regions (codes, scales), two full-precision ones in one.
 BlockPool small_pool() {
   const std::array<BlockClassSpec, 2> classes = {BlockClassSpec{"packed", 4, {256, 64}},
-                                                 BlockClassSpec{"wide", 2, {1024}}};
+                                                 BlockClassSpec{"full_precision", 2, {1024}}};
   Result<BlockPool> pool = BlockPool::create(host_memory(), classes);
   EXPECT_TRUE(pool.ok());
   return std::move(pool).value();
@@ -41,11 +41,11 @@ std::string refusal_of(const BlockClassSpec& spec) {
 TEST(BlockPool, HandsOutDenseIdsOfEachClassFromZero) {
   BlockPool pool = small_pool();
   std::array<int32_t, 4> packed;
-  std::array<int32_t, 2> wide;
+  std::array<int32_t, 2> full_precision;
   ASSERT_TRUE(pool.allocate(kPacked, packed).ok());
-  ASSERT_TRUE(pool.allocate(kWide, wide).ok());
+  ASSERT_TRUE(pool.allocate(kFullPrecision, full_precision).ok());
   EXPECT_THAT(packed, ElementsAre(0, 1, 2, 3));
-  EXPECT_THAT(wide, ElementsAre(0, 1));
+  EXPECT_THAT(full_precision, ElementsAre(0, 1));
 }
 
 TEST(BlockPool, OneIdNamesTheBlockInEveryRegionOfItsClass) {
@@ -53,11 +53,11 @@ TEST(BlockPool, OneIdNamesTheBlockInEveryRegionOfItsClass) {
   ASSERT_EQ(pool.num_regions(kPacked), 2);
   EXPECT_EQ(pool.block_bytes(kPacked, 0), 256);
   EXPECT_EQ(pool.block_bytes(kPacked, 1), 64);
-  EXPECT_EQ(pool.block_bytes(kWide), 1024);
+  EXPECT_EQ(pool.block_bytes(kFullPrecision), 1024);
   // The last byte of the last block of every region is there, and zero.
   EXPECT_EQ(pool.region(kPacked, 0)[4 * 256 - 1], 0);
   EXPECT_EQ(pool.region(kPacked, 1)[4 * 64 - 1], 0);
-  EXPECT_EQ(pool.region(kWide)[2 * 1024 - 1], 0);
+  EXPECT_EQ(pool.region(kFullPrecision)[2 * 1024 - 1], 0);
 }
 
 TEST(BlockPool, CountsTheBytesOfEveryRegion) {
@@ -107,15 +107,15 @@ TEST(BlockPool, TakesTheBlockThatWasFreedLastFirst) {
 
 TEST(BlockPool, CountsAGenerationUpOnlyWhenTheBlockIsFreed) {
   BlockPool pool = small_pool();
-  const int32_t id = allocate_one(pool, kWide);
-  const uint32_t before = pool.generation(kWide, id);
-  ASSERT_TRUE(pool.retain(kWide, id).ok());
-  ASSERT_TRUE(pool.release(kWide, id).ok());
-  EXPECT_EQ(pool.generation(kWide, id), before);
-  ASSERT_TRUE(pool.release(kWide, id).ok());
-  EXPECT_EQ(pool.generation(kWide, id), before + 1);
-  EXPECT_EQ(allocate_one(pool, kWide), id);
-  EXPECT_EQ(pool.generation(kWide, id), before + 1);
+  const int32_t id = allocate_one(pool, kFullPrecision);
+  const uint32_t before = pool.generation(kFullPrecision, id);
+  ASSERT_TRUE(pool.retain(kFullPrecision, id).ok());
+  ASSERT_TRUE(pool.release(kFullPrecision, id).ok());
+  EXPECT_EQ(pool.generation(kFullPrecision, id), before);
+  ASSERT_TRUE(pool.release(kFullPrecision, id).ok());
+  EXPECT_EQ(pool.generation(kFullPrecision, id), before + 1);
+  EXPECT_EQ(allocate_one(pool, kFullPrecision), id);
+  EXPECT_EQ(pool.generation(kFullPrecision, id), before + 1);
 }
 
 TEST(BlockPool, RefusesToFreeOrShareAFreeBlock) {
@@ -144,7 +144,7 @@ TEST(BlockPool, RefusesIdsThatItDoesNotHave) {
 }
 
 TEST(BlockPool, AClassMayHaveNoBlocks) {
-  const BlockClassSpec spec{"wide", 0, {64}};
+  const BlockClassSpec spec{"full_precision", 0, {64}};
   auto pool = BlockPool::create(host_memory(), std::span(&spec, 1));
   ASSERT_TRUE(pool.ok());
   EXPECT_EQ(pool.value().region(0), nullptr);
@@ -255,22 +255,22 @@ TEST(BlockPool, PromisedBlocksAreNobodyElses) {
   std::array<int32_t, 2> two;
   EXPECT_FALSE(pool.allocate(kPacked, two).ok());
   allocate_one(pool, kPacked);
-  pool.redeem(kPacked, 3);
+  pool.commit(kPacked, 3);
   std::array<int32_t, 3> three;
   EXPECT_TRUE(pool.allocate(kPacked, three).ok());
 }
 
 TEST(BlockPool, ACachedBlockThatAPromiseNeedsCannotBeRevived) {
   BlockPool pool = small_pool();
-  const int32_t kept = allocate_one(pool, kWide);
-  ASSERT_TRUE(pool.keep(kWide, kept, 1).ok());
-  ASSERT_TRUE(pool.release(kWide, kept).ok());
-  pool.promise(kWide, 2);
-  const Status refused = pool.retain(kWide, kept);
+  const int32_t kept = allocate_one(pool, kFullPrecision);
+  ASSERT_TRUE(pool.keep(kFullPrecision, kept, 1).ok());
+  ASSERT_TRUE(pool.release(kFullPrecision, kept).ok());
+  pool.promise(kFullPrecision, 2);
+  const Status refused = pool.retain(kFullPrecision, kept);
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.error().message, HasSubstr("promised"));
-  pool.redeem(kWide, 1);
-  EXPECT_TRUE(pool.retain(kWide, kept).ok());
+  pool.commit(kFullPrecision, 1);
+  EXPECT_TRUE(pool.retain(kFullPrecision, kept).ok());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Hashes against published values, and what a chain of them must keep apart.
-#include "cache/content_hash.hpp"
+#include "cache/prefix/content_hash.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,5 +1,5 @@
 // EvictionOrder and the index together: chains go from their ends, under every policy.
-#include "cache/eviction_order.hpp"
+#include "cache/prefix/eviction_order.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 #include "tests/cache/random_history.hpp"
 
 namespace kvx::cache {

@@ -1,5 +1,5 @@
 // Eviction policies against plain models, over random histories; a seed replays (RC_PARAMS).
-#include "cache/eviction_policy.hpp"
+#include "cache/prefix/eviction_policy.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -8,7 +8,7 @@
 #include <deque>
 #include <vector>
 
-#include "cache/key_history.hpp"
+#include "cache/prefix/key_history.hpp"
 
 namespace kvx::cache {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 #include "tests/cache/random_history.hpp"
 
 namespace kvx::cache {
@@ -100,7 +100,7 @@ class ManagerHistory : public EvictionListener {
       // [stamp of each token: uint32]
       const int64_t block_bytes = setup.block_size * 4;
       classes.push_back({fmt::format("packed {}", group), num_blocks, {block_bytes}});
-      classes.push_back({fmt::format("wide {}", group), 20, {block_bytes}});
+      classes.push_back({fmt::format("full_precision {}", group), 20, {block_bytes}});
     }
     return BlockPool::create(host_memory(), classes, {setup.eviction, true}).value();
   }
@@ -108,13 +108,14 @@ class ManagerHistory : public EvictionListener {
   uint8_t* place(int block_class, int32_t id, int64_t offset) const {
     return pool_.region(block_class) + id * pool_.block_bytes(block_class) + offset * 4;
   }
-  bool is_wide(const Sequence& sequence, int group, int64_t block) const {
-    return shape_.groups[group].wide_ends.is_on() &&
-           (block < sequence.wide_head(group) || block >= sequence.wide_tail(group));
+  bool is_full_precision(const Sequence& sequence, int group, int64_t block) const {
+    return shape_.groups[group].full_precision_window.is_on() &&
+           (block < sequence.num_sink_blocks(group) || block >= sequence.first_recent_block(group));
   }
   int class_of(const Sequence& sequence, int group, int64_t block) const {
     const LayerGroup& facts = shape_.groups[group];
-    return is_wide(sequence, group, block) ? facts.wide_class : facts.packed_class;
+    return is_full_precision(sequence, group, block) ? facts.full_precision_class
+                                                     : facts.packed_class;
   }
   int32_t tip(const ModelSequence& one) const {
     return one.nodes.empty() ? scopes_[one.scope] : one.nodes.back();
@@ -142,7 +143,7 @@ class ManagerHistory : public EvictionListener {
       return;
     }
     std::vector<OpenBlockCopy> copies;
-    ASSERT_TRUE(sequence.take_copies(pool_, copies).ok());
+    ASSERT_TRUE(sequence.drain_copies(pool_, copies).ok());
     for (const OpenBlockCopy& copy : copies) {
       std::memcpy(place(copy.block_class, copy.to_id, 0), place(copy.block_class, copy.from_id, 0),
                   copy.num_tokens * 4);
@@ -150,11 +151,12 @@ class ManagerHistory : public EvictionListener {
     num_copies += static_cast<int64_t>(copies.size());
     ASSERT_TRUE(sequence.finish_copies(pool_, copies).ok());
     std::vector<BlockMove> moves;
-    ASSERT_TRUE(sequence.take_moves(pool_, count, moves).ok());
+    ASSERT_TRUE(sequence.acquire_moves(pool_, count, moves).ok());
     for (const BlockMove& move : moves) {
       const LayerGroup& facts = shape_.groups[move.group];
       std::memcpy(place(facts.packed_class, move.packed_id, 0),
-                  place(facts.wide_class, move.wide_id, 0), shape_.block_size * 4);
+                  place(facts.full_precision_class, move.full_precision_id, 0),
+                  shape_.block_size * 4);
     }
     ASSERT_TRUE(sequence.finish_moves(pool_, moves).ok());
     for (const BlockMove& move : moves) publish(one, move.group, move.block);
@@ -202,8 +204,9 @@ class ManagerHistory : public EvictionListener {
     if (block >= static_cast<int64_t>(one.nodes.size())) return;
     const int32_t id = one.sequence->table(group)[block];
     if (id == kNoBlock) return;
-    const BlockKind kind =
-        is_wide(*one.sequence, group, block) ? BlockKind::kWide : BlockKind::kPacked;
+    const BlockKind kind = is_full_precision(*one.sequence, group, block)
+                               ? BlockKind::kFullPrecision
+                               : BlockKind::kPacked;
     const int32_t node = one.nodes[block];
     const bool is_new = index_.block_of(node, group, kind) == kNoBlock;
     ASSERT_TRUE(index_.attach(node, group, kind, id).ok());
@@ -239,15 +242,17 @@ class ManagerHistory : public EvictionListener {
       std::vector<int32_t>& group_ids = ids.emplace_back();
       const GroupMatch& found = match.groups[group];
       for (int64_t block = 0; block < num_blocks; ++block) {
-        const WideEnds& ends = shape_.groups[group].wide_ends;
-        const bool wide = ends.is_on() && (block < ends.head_blocks || block >= found.wide_tail);
-        group_ids.push_back(index_.block_of(match.nodes[block], static_cast<int>(group),
-                                            wide ? BlockKind::kWide : BlockKind::kPacked));
+        const FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
+        const bool full_precision =
+            ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
+        group_ids.push_back(
+            index_.block_of(match.nodes[block], static_cast<int>(group),
+                            full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked));
       }
     }
     for (size_t group = 0; group < ids.size(); ++group) {
       prefixes.push_back(
-          {ids[group], match.groups[group].first_block, match.groups[group].wide_tail});
+          {ids[group], match.groups[group].first_block, match.groups[group].first_recent_block});
     }
     const int64_t num_tokens = num_blocks * shape_.block_size;
     ASSERT_TRUE(one.sequence->adopt(pool_, num_tokens, prefixes).ok());
@@ -327,13 +332,13 @@ class ManagerHistory : public EvictionListener {
     for (int64_t block = n - 1; block >= 0; --block) {
       const bool is_seen = group.window == 0 || n * bs - (block * bs + bs - 1) < group.window;
       if (!is_seen && block >= group.sink_blocks) continue;
-      if (block < group.wide_ends.head_blocks) {
-        if (!has(block, group.wide_class)) return false;
+      if (block < group.full_precision_window.head_blocks) {
+        if (!has(block, group.full_precision_class)) return false;
         continue;
       }
-      const bool may_be_wide = group.wide_ends.is_on() && !packed_from_here &&
-                               n - block <= group.wide_ends.recent_blocks;
-      if (may_be_wide && has(block, group.wide_class)) continue;
+      const bool may_be_full_precision = group.full_precision_window.is_on() && !packed_from_here &&
+                                         n - block <= group.full_precision_window.recent_blocks;
+      if (may_be_full_precision && has(block, group.full_precision_class)) continue;
       packed_from_here = true;
       if (!has(block, group.packed_class)) return false;
     }
@@ -430,15 +435,15 @@ TEST(Manager, FollowsItsModelWithSinksBeforeAWindow) {
   run_history({4, {{0, 1, {}, 9, 2}, {2, 3, {}, 0}}});
 }
 
-TEST(Manager, FollowsItsModelWithWideEnds) {
+TEST(Manager, FollowsItsModelWithFullPrecisionWindow) {
   run_history({4, {{0, 1, {1, 3}, 0}}});
 }
 
-TEST(Manager, FollowsItsModelWithWideEndsInAWindow) {
+TEST(Manager, FollowsItsModelWithFullPrecisionWindowInAWindow) {
   run_history({4, {{0, 1, {1, 3}, 0}, {2, 3, {1, 2}, 22}}});
 }
 
-TEST(Manager, FollowsItsModelWithWideSinksBeforeAWindow) {
+TEST(Manager, FollowsItsModelWithFullPrecisionSinksBeforeAWindow) {
   run_history({4, {{0, 1, {2, 3}, 10, 1}}});
 }
 

@@ -1,5 +1,5 @@
 // Memory budgets: bytes, blocks and ratios, and what is refused.
-#include "cache/memory_budget.hpp"
+#include "cache/pool/memory_budget.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Memory: zeroed, aligned, given back once.
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 
 #include <gtest/gtest.h>
 

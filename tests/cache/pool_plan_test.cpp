@@ -1,5 +1,5 @@
 // plan_pool: a budget counts every region, and says what one sequence needs.
-#include "cache/pool_plan.hpp"
+#include "cache/pool/pool_plan.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,8 @@ TEST(PlanPool, FillsTheBudgetWithOneClass) {
 }
 
 TEST(PlanPool, SharesTheBudgetAsOneSequenceDoes) {
-  const std::vector<ClassDemand> demands = {{"packed", 100, 30}, {"wide", 400, 2}, {"none", 9, 0}};
+  const std::vector<ClassDemand> demands = {
+      {"packed", 100, 30}, {"full_precision", 400, 2}, {"none", 9, 0}};
   const auto plan = plan_pool(10 * 3800, demands);
   ASSERT_TRUE(plan.ok());
   EXPECT_THAT(plan.value().num_blocks, ElementsAre(300, 20, 0));
@@ -36,7 +37,7 @@ TEST(PlanPool, SharesTheBudgetAsOneSequenceDoes) {
 }
 
 TEST(PlanPool, SaysHowManyBytesOneSequenceNeeds) {
-  const std::vector<ClassDemand> demands = {{"packed", 100, 30}, {"wide", 400, 2}};
+  const std::vector<ClassDemand> demands = {{"packed", 100, 30}, {"full_precision", 400, 2}};
   EXPECT_EQ(refusal(3799, demands), "budget_bytes is 3799; one sequence needs 3800");
   EXPECT_EQ(refusal(-1, demands), "budget_bytes is -1; one sequence needs 3800");
   EXPECT_EQ(refusal(3800, demands), "accepted");

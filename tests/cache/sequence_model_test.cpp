@@ -12,7 +12,7 @@
 namespace kvx::cache {
 namespace {
 
-enum class Kind { kPacked, kWide, kReleased };
+enum class Kind { kPacked, kFullPrecision, kReleased };
 
 // One sequence in one group, as plainly as it can be said.
 struct ModelGroup {
@@ -28,12 +28,12 @@ struct ModelSequence {
 // The kind of blocks after one more token.
 void append_token(ModelGroup& group, int64_t position, int64_t block_size) {
   if (position % block_size != 0) return;
-  const WideEnds& ends = group.facts.wide_ends;
-  group.blocks.push_back(ends.is_on() ? Kind::kWide : Kind::kPacked);
+  const FullPrecisionWindow& ends = group.facts.full_precision_window;
+  group.blocks.push_back(ends.is_on() ? Kind::kFullPrecision : Kind::kPacked);
   if (!ends.is_on()) return;
   const int64_t end = static_cast<int64_t>(group.blocks.size());
   for (int64_t block = ends.head_blocks; block < end - ends.recent_blocks; ++block) {
-    if (group.blocks[block] == Kind::kWide) group.blocks[block] = Kind::kPacked;
+    if (group.blocks[block] == Kind::kFullPrecision) group.blocks[block] = Kind::kPacked;
   }
 }
 
@@ -52,9 +52,10 @@ bool can_truncate(const ModelGroup& group, int64_t num_tokens, int64_t block_siz
     if (is_read && group.blocks[token / block_size] == Kind::kReleased) return false;
   }
   if (num_tokens % block_size == 0) return true;
-  // The open block must be there, and wide where blocks are packed only whole.
+  // The open block must be there, and full-precision where blocks are packed only whole.
   const Kind open = group.blocks[num_tokens / block_size];
-  return open == Kind::kWide || (open == Kind::kPacked && !group.facts.wide_ends.is_on());
+  return open == Kind::kFullPrecision ||
+         (open == Kind::kPacked && !group.facts.full_precision_window.is_on());
 }
 
 struct Setup {
@@ -112,7 +113,7 @@ class SequencesHistory {
     std::vector<BlockClassSpec> classes;
     for (size_t group = 0; group < setup.groups.size(); ++group) {
       classes.push_back({fmt::format("packed {}", group), num_blocks, {64}});
-      classes.push_back({fmt::format("wide {}", group), 10, {64}});
+      classes.push_back({fmt::format("full_precision {}", group), 10, {64}});
     }
     return BlockPool::create(host_memory(), classes).value();
   }
@@ -134,16 +135,16 @@ class SequencesHistory {
 
     std::vector<BlockMove> moves;
     const bool is_free = has_room(model, after);
-    ASSERT_EQ(sequence.take_moves(pool_, num_tokens, moves).ok(), is_free);
+    ASSERT_EQ(sequence.acquire_moves(pool_, num_tokens, moves).ok(), is_free);
     if (!is_free) {
       ASSERT_TRUE(moves.empty());
       ++num_refused_appends_;
       return;
     }
     for (const BlockMove& move : moves) {
-      ASSERT_EQ(model.groups[move.group].blocks[move.block], Kind::kWide);
+      ASSERT_EQ(model.groups[move.group].blocks[move.block], Kind::kFullPrecision);
       ASSERT_EQ(after.groups[move.group].blocks[move.block], Kind::kPacked);
-      ASSERT_EQ(sequence.table(move.group)[move.block], move.wide_id);
+      ASSERT_EQ(sequence.table(move.group)[move.block], move.full_precision_id);
     }
     ASSERT_TRUE(sequence.finish_moves(pool_, moves).ok());
     ASSERT_TRUE(sequence.reserve(pool_, num_tokens).ok());
@@ -159,7 +160,7 @@ class SequencesHistory {
 
   bool has_room(const ModelSequence& before, const ModelSequence& after) const {
     for (size_t i = 0; i < before.groups.size(); ++i) {
-      for (Kind kind : {Kind::kPacked, Kind::kWide}) {
+      for (Kind kind : {Kind::kPacked, Kind::kFullPrecision}) {
         const int64_t needed = count(after.groups[i], kind) - count(before.groups[i], kind);
         if (needed > pool_.num_free(class_of(before.groups[i], kind))) return false;
       }
@@ -168,7 +169,8 @@ class SequencesHistory {
   }
 
   static int class_of(const ModelGroup& group, Kind kind) {
-    return kind == Kind::kWide ? group.facts.wide_class : group.facts.packed_class;
+    return kind == Kind::kFullPrecision ? group.facts.full_precision_class
+                                        : group.facts.packed_class;
   }
 
   void truncate(Sequence& sequence, ModelSequence& model) {
@@ -204,8 +206,9 @@ class SequencesHistory {
       const Kind kind = expected.blocks[block];
       ASSERT_EQ(table[block] == kNoBlock, kind == Kind::kReleased) << "block " << block;
       if (kind == Kind::kReleased) continue;
-      const bool is_wide = block < sequence.wide_head(group) || block >= sequence.wide_tail(group);
-      ASSERT_EQ(is_wide, kind == Kind::kWide) << "block " << block;
+      const bool is_full_precision =
+          block < sequence.num_sink_blocks(group) || block >= sequence.first_recent_block(group);
+      ASSERT_EQ(is_full_precision, kind == Kind::kFullPrecision) << "block " << block;
       const int block_class = class_of(expected, kind);
       ASSERT_EQ(pool_.use_count(block_class, table[block]), 1);
       ASSERT_TRUE(used[block_class].insert(table[block]).second) << "a block in two places";
@@ -237,9 +240,9 @@ void run_history(const Setup& setup) {
     // The history went where it should.
     EXPECT_GT(history.num_appends(), num_steps / 4);
     EXPECT_GT(history.num_truncations(), 0);
-    const bool is_wide = setup.groups[0].wide_ends.is_on();
-    EXPECT_EQ(history.num_moves() > 0, is_wide);
-    if (is_wide) {
+    const bool is_full_precision = setup.groups[0].full_precision_window.is_on();
+    EXPECT_EQ(history.num_moves() > 0, is_full_precision);
+    if (is_full_precision) {
       EXPECT_GT(history.num_refused_appends(), 0);
       // Blocks of one token cannot be cut.
       EXPECT_EQ(history.num_refused_truncations() > 0, setup.block_size > 1);
@@ -259,7 +262,7 @@ TEST(Sequence, FollowsItsModelWithAWindowOfOneToken) {
   run_history({4, {{0, 1, {}, 1}}});
 }
 
-TEST(Sequence, FollowsItsModelWithWideEnds) {
+TEST(Sequence, FollowsItsModelWithFullPrecisionWindow) {
   run_history({4, {{0, 1, {1, 3}, 0}}});
 }
 
@@ -267,7 +270,7 @@ TEST(Sequence, FollowsItsModelWithOneTokenABlock) {
   run_history({1, {{0, 1, {2, 3}, 0}}});
 }
 
-TEST(Sequence, FollowsItsModelWithWideEndsInAWindow) {
+TEST(Sequence, FollowsItsModelWithFullPrecisionWindowInAWindow) {
   run_history({4, {{0, 1, {1, 3}, 0}, {2, 3, {1, 2}, 30}}});
 }
 

@@ -13,13 +13,14 @@ using testing::Each;
 using testing::ElementsAre;
 
 constexpr int kPacked = 0;
-constexpr int kWide = 1;
+constexpr int kFullPrecision = 1;
 constexpr int kWindowed = 2;
 
 BlockPool make_pool(std::array<int64_t, 3> num_blocks) {
-  const std::array<BlockClassSpec, 3> classes = {BlockClassSpec{"packed", num_blocks[0], {64}},
-                                                 BlockClassSpec{"wide", num_blocks[1], {64}},
-                                                 BlockClassSpec{"windowed", num_blocks[2], {64}}};
+  const std::array<BlockClassSpec, 3> classes = {
+      BlockClassSpec{"packed", num_blocks[0], {64}},
+      BlockClassSpec{"full_precision", num_blocks[1], {64}},
+      BlockClassSpec{"windowed", num_blocks[2], {64}}};
   return BlockPool::create(host_memory(), classes).value();
 }
 
@@ -28,10 +29,10 @@ Sequence make_sequence(std::vector<LayerGroup> groups, int64_t max_tokens = 64) 
 }
 
 LayerGroup full_group() {
-  return {kPacked, kWide, {}, 0};
+  return {kPacked, kFullPrecision, {}, 0};
 }
-LayerGroup wide_ended_group(int64_t head_blocks, int64_t recent_blocks) {
-  return {kPacked, kWide, {head_blocks, recent_blocks}, 0};
+LayerGroup full_precision_ended_group(int64_t head_blocks, int64_t recent_blocks) {
+  return {kPacked, kFullPrecision, {head_blocks, recent_blocks}, 0};
 }
 LayerGroup window_group(int64_t window) {
   return {kWindowed, kWindowed, {}, window};
@@ -45,7 +46,7 @@ std::string message_of(const Status& status) {
 std::vector<BlockMove> append(Sequence& sequence, BlockPool& pool, int64_t num_tokens) {
   std::vector<BlockMove> moves;
   EXPECT_EQ(message_of(sequence.release_expired(pool)), "ok");
-  EXPECT_EQ(message_of(sequence.take_moves(pool, num_tokens, moves)), "ok");
+  EXPECT_EQ(message_of(sequence.acquire_moves(pool, num_tokens, moves)), "ok");
   EXPECT_EQ(message_of(sequence.finish_moves(pool, moves)), "ok");
   EXPECT_EQ(message_of(sequence.reserve(pool, num_tokens)), "ok");
   sequence.advance(num_tokens);
@@ -133,7 +134,7 @@ TEST(Sequence, RefusesTokensBeyondItsMost) {
 
 TEST(Sequence, MovesABlockThatLeavesTheWindowToAPackedOne) {
   BlockPool pool = make_pool({4, 3, 0});
-  Sequence sequence = make_sequence({wide_ended_group(/*head=*/1, /*recent=*/2)});
+  Sequence sequence = make_sequence({full_precision_ended_group(/*head=*/1, /*recent=*/2)});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(append(sequence, pool, 4).empty());
   const int32_t leaving = sequence.table(0)[1];
 
@@ -141,81 +142,83 @@ TEST(Sequence, MovesABlockThatLeavesTheWindowToAPackedOne) {
   ASSERT_EQ(moves.size(), 1u);
   EXPECT_EQ(moves[0].group, 0);
   EXPECT_EQ(moves[0].block, 1);
-  EXPECT_EQ(moves[0].wide_id, leaving);
+  EXPECT_EQ(moves[0].full_precision_id, leaving);
   EXPECT_EQ(sequence.table(0)[1], moves[0].packed_id);
-  EXPECT_EQ(sequence.wide_head(0), 1);
-  EXPECT_EQ(sequence.wide_tail(0), 2);
-  // Three wide blocks were enough: the new block is the one that was moved.
+  EXPECT_EQ(sequence.num_sink_blocks(0), 1);
+  EXPECT_EQ(sequence.first_recent_block(0), 2);
+  // Three full-precision blocks were enough: the new block is the one that was moved.
   EXPECT_EQ(sequence.table(0)[3], leaving);
-  EXPECT_EQ(pool.num_used(kWide), 3);
+  EXPECT_EQ(pool.num_used(kFullPrecision), 3);
   EXPECT_EQ(pool.num_used(kPacked), 1);
 }
 
-TEST(Sequence, LeavesAWideBlockToItsOtherUser) {
+TEST(Sequence, LeavesAFullPrecisionBlockToItsOtherUser) {
   BlockPool pool = make_pool({4, 2, 0});
-  Sequence sequence = make_sequence({wide_ended_group(0, 1)});
+  Sequence sequence = make_sequence({full_precision_ended_group(0, 1)});
   append(sequence, pool, 4);
   const int32_t shared = sequence.table(0)[0];
-  ASSERT_TRUE(pool.retain(kWide, shared).ok());
+  ASSERT_TRUE(pool.retain(kFullPrecision, shared).ok());
   append(sequence, pool, 1);
-  EXPECT_EQ(pool.use_count(kWide, shared), 1);
+  EXPECT_EQ(pool.use_count(kFullPrecision, shared), 1);
   EXPECT_NE(sequence.table(0)[1], shared);
 }
 
-TEST(Sequence, CountsASharedWideBlockAsNotComingBack) {
+TEST(Sequence, CountsASharedFullPrecisionBlockAsNotComingBack) {
   BlockPool pool = make_pool({4, 1, 0});
-  Sequence sequence = make_sequence({wide_ended_group(0, 1)});
+  Sequence sequence = make_sequence({full_precision_ended_group(0, 1)});
   append(sequence, pool, 4);
-  ASSERT_TRUE(pool.retain(kWide, sequence.table(0)[0]).ok());
+  ASSERT_TRUE(pool.retain(kFullPrecision, sequence.table(0)[0]).ok());
   std::vector<BlockMove> moves;
-  EXPECT_EQ(message_of(sequence.take_moves(pool, 1, moves)),
-            "class 'wide' has 0 free blocks of 1; 1 are wanted");
+  EXPECT_EQ(message_of(sequence.acquire_moves(pool, 1, moves)),
+            "class 'full_precision' has 0 free blocks of 1; 1 are wanted");
   EXPECT_TRUE(moves.empty());
   EXPECT_EQ(pool.num_used(kPacked), 0);
 }
 
 TEST(Sequence, SaysWhatABatchWillTake) {
   BlockPool pool = make_pool({8, 8, 8});
-  Sequence first = make_sequence({wide_ended_group(0, 1), window_group(5)});
-  Sequence second = make_sequence({wide_ended_group(0, 1), window_group(5)});
+  Sequence first = make_sequence({full_precision_ended_group(0, 1), window_group(5)});
+  Sequence second = make_sequence({full_precision_ended_group(0, 1), window_group(5)});
   append(first, pool, 4);
   std::array<int64_t, 3> needed = {};
-  first.add_needed_blocks(pool, 1, needed);   // one wide block is packed, and comes back
+  first.add_needed_blocks(pool, 1, needed);   // one full-precision block is packed, and comes back
   second.add_needed_blocks(pool, 4, needed);  // its first block
   EXPECT_THAT(needed, ElementsAre(1, 1, 2));
 }
 
 TEST(Sequence, MovesNothingWhenThePoolIsShort) {
   BlockPool pool = make_pool({0, 3, 0});
-  Sequence sequence = make_sequence({wide_ended_group(0, 1)});
+  Sequence sequence = make_sequence({full_precision_ended_group(0, 1)});
   append(sequence, pool, 4);
   std::vector<BlockMove> moves;
-  EXPECT_EQ(message_of(sequence.take_moves(pool, 1, moves)),
+  EXPECT_EQ(message_of(sequence.acquire_moves(pool, 1, moves)),
             "class 'packed' has 0 free blocks of 0; 1 are wanted");
   EXPECT_TRUE(moves.empty());
-  EXPECT_EQ(pool.num_used(kWide), 1);
+  EXPECT_EQ(pool.num_used(kFullPrecision), 1);
   EXPECT_EQ(sequence.num_tokens(), 4);
 }
 
-TEST(Sequence, WithWideEndsTakesAtMostTheRestOfABlock) {
+TEST(Sequence, WithFullPrecisionWindowTakesAtMostTheRestOfABlock) {
   BlockPool pool = make_pool({4, 3, 0});
-  Sequence sequence = make_sequence({wide_ended_group(0, 1)});
+  Sequence sequence = make_sequence({full_precision_ended_group(0, 1)});
   EXPECT_EQ(sequence.most_tokens_at_once(), 4);
   append(sequence, pool, 3);
   EXPECT_EQ(sequence.most_tokens_at_once(), 1);
   EXPECT_EQ(message_of(sequence.reserve(pool, 2)),
-            "num_tokens is 2; expected at most 1, the rest of the open block: with wide ends a "
+            "num_tokens is 2; expected at most 1, the rest of the open block: with full-precision "
+            "window a "
             "block is written before it is packed");
 }
 
 TEST(Sequence, RefusesToReserveBeforeABlockHasMoved) {
   BlockPool pool = make_pool({4, 3, 0});
-  Sequence sequence = make_sequence({wide_ended_group(0, 1)});
+  Sequence sequence = make_sequence({full_precision_ended_group(0, 1)});
   append(sequence, pool, 4);
-  EXPECT_EQ(message_of(sequence.reserve(pool, 1)),
-            "block 0 of layer group 0 leaves the wide window; expected take_moves() before "
-            "reserve()");
-  EXPECT_EQ(pool.num_used(kWide), 1);
+  EXPECT_EQ(
+      message_of(sequence.reserve(pool, 1)),
+      "block 0 of layer group 0 leaves the full-precision window; expected acquire_moves() before "
+      "reserve()");
+  EXPECT_EQ(pool.num_used(kFullPrecision), 1);
 }
 
 TEST(Sequence, ASlidingWindowLetsGoOfBlocksOutOfSight) {
@@ -262,24 +265,26 @@ TEST(Sequence, RefusesToTruncateToMoreTokensThanThereAre) {
   EXPECT_EQ(message_of(sequence.truncate(pool, -1)), "num_tokens is -1; expected 0 to 3");
 }
 
-TEST(Sequence, RefusesToCutAPackedBlockUnderWideEnds) {
+TEST(Sequence, RefusesToCutAPackedBlockUnderFullPrecisionWindow) {
   BlockPool pool = make_pool({8, 8, 0});
-  Sequence sequence = make_sequence({wide_ended_group(1, 1)});
-  for (int i = 0; i < 4; ++i) append(sequence, pool, 4);  // block 0 and 3 wide, 1 and 2 packed
+  Sequence sequence = make_sequence({full_precision_ended_group(1, 1)});
+  for (int i = 0; i < 4; ++i)
+    append(sequence, pool, 4);  // block 0 and 3 full-precision, 1 and 2 packed
   const Status status = sequence.truncate(pool, 10);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, ErrorCode::kUnsupported);
   EXPECT_EQ(status.error().message,
-            "num_tokens is 10; it cuts block 2 of layer group 0, which has left the wide window "
+            "num_tokens is 10; it cuts block 2 of layer group 0, which has left the full-precision "
+            "window "
             "(expected a multiple of block_size 4 or at least 12)");
   EXPECT_EQ(sequence.num_tokens(), 16);
   EXPECT_TRUE(sequence.truncate(pool, 13).ok());  // inside the window
   EXPECT_TRUE(sequence.truncate(pool, 8).ok());   // between blocks
-  EXPECT_EQ(sequence.wide_tail(0), 2);
+  EXPECT_EQ(sequence.first_recent_block(0), 2);
   EXPECT_TRUE(append(sequence, pool, 4).empty());  // block 1 is packed already
   EXPECT_TRUE(sequence.truncate(pool, 2).ok());    // inside the sink
   EXPECT_EQ(pool.num_used(kPacked), 0);
-  EXPECT_EQ(pool.num_used(kWide), 1);
+  EXPECT_EQ(pool.num_used(kFullPrecision), 1);
 }
 
 TEST(Sequence, RefusesALengthThatReadsWhatAWindowLeftBehind) {
@@ -300,13 +305,13 @@ TEST(Sequence, RefusesALengthThatReadsWhatAWindowLeftBehind) {
 
 TEST(Sequence, ClearGivesEverythingBackAndStartsAnew) {
   BlockPool pool = make_pool({8, 4, 8});
-  Sequence sequence = make_sequence({wide_ended_group(1, 1), window_group(5)});
+  Sequence sequence = make_sequence({full_precision_ended_group(1, 1), window_group(5)});
   for (int i = 0; i < 5; ++i) append(sequence, pool, 4);
   ASSERT_TRUE(sequence.clear(pool).ok());
   for (int i = 0; i < 3; ++i) EXPECT_EQ(pool.num_used(i), 0);
   EXPECT_EQ(sequence.num_tokens(), 0);
   append(sequence, pool, 4);
-  EXPECT_EQ(pool.num_used(kWide), 1);
+  EXPECT_EQ(pool.num_used(kFullPrecision), 1);
   EXPECT_EQ(pool.num_used(kWindowed), 1);
 }
 
@@ -322,13 +327,13 @@ TEST(Sequence, NamesTheFieldThatIsWrong) {
             "window of layer group 0 is -1; expected 0 or more");
   EXPECT_EQ(refusal({4, 64, {LayerGroup{-1, 0, {}, 0}}}),
             "layer group 0 takes blocks of classes -1 and 0; expected 0 or more");
-  EXPECT_EQ(refusal({4, 64, {wide_ended_group(0, -1)}}),
-            "wide ends of layer group 0 are 0 and -1 blocks; expected 0 or more");
-  EXPECT_EQ(refusal({4, 64, {wide_ended_group(1, 0)}}),
+  EXPECT_EQ(refusal({4, 64, {full_precision_ended_group(0, -1)}}),
+            "full-precision window of layer group 0 are 0 and -1 blocks; expected 0 or more");
+  EXPECT_EQ(refusal({4, 64, {full_precision_ended_group(1, 0)}}),
             "recent_blocks of layer group 0 is 0 with head_blocks 1; expected 1 or more: the open "
-            "block is wide");
+            "block is full_precision");
   EXPECT_EQ(refusal({4, 64, {LayerGroup{0, 0, {0, 1}, 0}}}),
-            "class 0 holds wide and packed blocks; expected two classes");
+            "class 0 holds full_precision and packed blocks; expected two classes");
 }
 
 TEST(Sequence, RefusesAPoolWithoutItsClasses) {

@@ -1,5 +1,6 @@
-// Cells hold the codes that nibbles held, each where the table in format/cells.hpp says.
-#include "format/cells.hpp"
+// Interleaved hold the codes that nibbles held, each where the table in format/interleaved.hpp
+// says.
+#include "format/interleaved_order.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,18 +12,18 @@
 namespace kvx::tests {
 namespace {
 
-// Of code i in a cell: its sign's bit; its magnitude lies at bit 3 i.
+// Of code i in a interleaved: its sign's bit; its magnitude lies at bit 3 i.
 constexpr int kSignBit[] = {13, 14, 12, 15};
 
-uint32_t code_of_cell(uint32_t cell, int i) {
-  return (cell >> (3 * i) & 7u) | ((cell >> kSignBit[i] & 1u) << 3);
+uint32_t code_of_interleaved(uint32_t interleaved, int i) {
+  return (interleaved >> (3 * i) & 7u) | ((interleaved >> kSignBit[i] & 1u) << 3);
 }
 uint32_t code_of_nibbles(uint32_t nibbles, int i) {
   return nibbles >> (4 * i) & 0xFu;
 }
 
-// Calls each(word, other word's half) for every cell in the lower half and in the upper one, beside
-// bits that could carry into it or take from it.
+// Calls each(word, other word's half) for every interleaved in the lower half and in the upper one,
+// beside bits that could carry into it or take from it.
 template <class Each>
 void for_every_half(const Each& each) {
   for (uint32_t half = 0; half < 0x10000; ++half) {
@@ -33,22 +34,25 @@ void for_every_half(const Each& each) {
   }
 }
 
-TEST(Cells, HoldEveryFourCodes) {
+TEST(Interleaved, HoldEveryFourCodes) {
   for_every_half([](uint32_t nibbles, int at) {
-    const uint32_t cells = format::cells_of_nibbles(nibbles);
+    const uint32_t interleaved = format::interleaved_from_nibbles(nibbles);
     for (int i = 0; i < 4; ++i) {
-      ASSERT_EQ(code_of_cell(cells >> at & 0xFFFFu, i), code_of_nibbles(nibbles >> at, i));
+      ASSERT_EQ(code_of_interleaved(interleaved >> at & 0xFFFFu, i),
+                code_of_nibbles(nibbles >> at, i));
     }
-    ASSERT_EQ(format::nibbles_of_cells(cells), nibbles);
+    ASSERT_EQ(format::nibbles_from_interleaved(interleaved), nibbles);
   });
 }
 
-TEST(Cells, BecomeTheirCodesNumbersInF16) {
-  for_every_half([](uint32_t cells, int at) {
-    const uint32_t pairs[] = {format::f16x2_of_cells<0>(cells), format::f16x2_of_cells<1>(cells),
-                              format::f16x2_of_cells<2>(cells), format::f16x2_of_cells<3>(cells)};
+TEST(Interleaved, BecomeTheirCodesNumbersInF16) {
+  for_every_half([](uint32_t interleaved, int at) {
+    const uint32_t pairs[] = {format::f16x2_from_interleaved<0>(interleaved),
+                              format::f16x2_from_interleaved<1>(interleaved),
+                              format::f16x2_from_interleaved<2>(interleaved),
+                              format::f16x2_from_interleaved<3>(interleaved)};
     for (int i = 0; i < 4; ++i) {
-      const auto code = static_cast<uint8_t>(code_of_cell(cells >> at & 0xFFFFu, i));
+      const auto code = static_cast<uint8_t>(code_of_interleaved(interleaved >> at & 0xFFFFu, i));
       const float number = f16_to_f32(static_cast<uint16_t>(pairs[i] >> at));
       ASSERT_EQ(number, format::E2M1::decode(code) * 0x1p-14f);
       ASSERT_EQ(std::signbit(number), code >= 8);
@@ -56,7 +60,7 @@ TEST(Cells, BecomeTheirCodesNumbersInF16) {
   });
 }
 
-TEST(Cells, ComeFromBytes) {
+TEST(Interleaved, ComeFromBytes) {
   const auto byte_of = [](uint32_t code) { return (code & 8u) << 4 | (code & 7u) << 1 | 0x71u; };
   for_every_half([&](uint32_t nibbles, int at) {
     uint32_t c0_c2 = 0, c1_c3 = 0;
@@ -65,7 +69,9 @@ TEST(Cells, ComeFromBytes) {
       c0_c2 |= (byte_of(code(0)) | byte_of(code(2)) << 8) << half;
       c1_c3 |= (byte_of(code(1)) | byte_of(code(3)) << 8) << half;
     }
-    ASSERT_EQ(format::cells_of_e5m2(c0_c2, c1_c3), format::cells_of_nibbles(nibbles)) << at;
+    ASSERT_EQ(format::interleaved_from_e5m2(c0_c2, c1_c3),
+              format::interleaved_from_nibbles(nibbles))
+        << at;
   });
 }
 

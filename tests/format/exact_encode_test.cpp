@@ -118,8 +118,8 @@ uint16_t nearest_16_bit(float x, int mantissa_bits, int bias) {
 
 TEST(ExactEncode, SixteenBitFloatsAreTheNearestOverASweepOfF32) {
   const uint64_t stride = wants_full_sweep() ? 61 : 16381;  // 2^26 numbers, or 2^18
-  for (uint64_t wide = 0; wide < 0xFF800000u; wide += stride) {
-    const float x = std::bit_cast<float>(static_cast<uint32_t>(wide));
+  for (uint64_t full_precision = 0; full_precision < 0xFF800000u; full_precision += stride) {
+    const float x = std::bit_cast<float>(static_cast<uint32_t>(full_precision));
     if (!std::isfinite(x)) continue;
     ASSERT_EQ(f32_to_f16(x), nearest_16_bit(x, 10, 15)) << x;
     ASSERT_EQ(f32_to_bf16(x), nearest_16_bit(x, 7, 127)) << x;

@@ -1,20 +1,20 @@
 // Owned caches of the ABI in a GPU's memory: the host cache's rows and attention.
-#include "tests/abi/owned_cache.hpp"
+#include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
 namespace kvx::tests {
 namespace {
 
-using abi_test::kOwnedDim;
-using abi_test::kOwnedHeads;
-using abi_test::kQHeads;
-using abi_test::sized;
-using abi_test::test_rows;
+using api_test::kOwnedDim;
+using api_test::kOwnedHeads;
+using api_test::kQHeads;
+using api_test::sized;
+using api_test::test_rows;
 
 constexpr int kTokens = 30;  // over several blocks of 8
 
 void begin(api::Cache& cache, int32_t sequence) {
-  abi_test::begin(cache, sequence, kTokens);
+  api_test::begin(cache, sequence, kTokens);
 }
 
 class GpuAbiCache : public GpuTest {
@@ -24,28 +24,28 @@ class GpuAbiCache : public GpuTest {
     options.memory = KVX_MEMORY_DEVICE;
     options.max_step_tokens = kTokens;
     options.stream = context().stream;
-    return api::Cache::create(abi_test::owned_config(recipe), &options);
+    return api::Cache::create(api_test::owned_config(recipe), &options);
   }
 
   void expect_the_hosts_rows(const char* recipe) {
     auto found = device_cache(recipe);
     ASSERT_TRUE(found.ok()) << kvx_last_error();
     api::Cache on_device = std::move(*found);
-    api::Cache on_host = abi_test::sharing_cache(recipe);
+    api::Cache on_host = api_test::sharing_cache(recipe);
     std::vector<float> q = test_rows(kTokens, kQHeads, kOwnedDim, 0.7f);
     std::vector<float> k = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.0f);
     std::vector<float> v = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.5f);
 
     const int32_t host_sequence = *on_host.create_sequence();
     begin(on_host, host_sequence);
-    const std::vector<float> expected = abi_test::step_layers(on_host, q, k, v);
+    const std::vector<float> expected = api_test::step_layers(on_host, q, k, v);
     ASSERT_TRUE(on_host.end_step().ok());
 
     Mirror mirror(memory());
     std::vector<float> out(q.size());
     const int32_t sequence = *on_device.create_sequence();
     begin(on_device, sequence);
-    abi_test::step_layers(
+    api_test::step_layers(
         on_device, api::rows(mirror.add(q), KVX_DTYPE_F32), api::rows(mirror.add(k), KVX_DTYPE_F32),
         api::rows(mirror.add(v), KVX_DTYPE_F32), api::rows(mirror.add(out), KVX_DTYPE_F32));
     ASSERT_TRUE(on_device.end_step().ok());
@@ -62,7 +62,7 @@ class GpuAbiCache : public GpuTest {
         << kvx_last_error();
     ASSERT_TRUE(on_device.synchronize().ok()) << kvx_last_error();
     mirror.fetch(gathered);
-    std::vector<float> host_rows = abi_test::rows_of(on_host, host_sequence);
+    std::vector<float> host_rows = api_test::rows_of(on_host, host_sequence);
     host_rows.resize(gathered.size());  // K without V
     EXPECT_EQ(gathered, host_rows);
   }

@@ -5,11 +5,11 @@
 namespace kvx::tests {
 namespace {
 
-using abi_test::Cache;
-using abi_test::Gather;
-using abi_test::Layout;
-using abi_test::Memory;
-using abi_test::Shape;
+using api_test::Cache;
+using api_test::Gather;
+using api_test::Layout;
+using api_test::Memory;
+using api_test::Shape;
 
 class GpuAbiGather : public GpuTest {
  protected:
@@ -72,7 +72,7 @@ void packed(Gather& gather) {
 }
 
 TEST_F(GpuAbiGather, FetchesTheHostsBytesFromWhereEachLayoutSays) {
-  for (const Layout& layout : abi_test::all_layouts()) {
+  for (const Layout& layout : api_test::all_layouts()) {
     for (const kvx_dtype_t dtype : {KVX_DTYPE_F16, KVX_DTYPE_F32, KVX_DTYPE_F8_E5M2}) {
       SCOPED_TRACE(layout.name + ", dtype " + std::to_string(dtype));
       Cache cache({}, layout, dtype, dtype);

@@ -1,21 +1,21 @@
 // The verbs of 1.2 on layers in device memory: the host's bytes and rows, and the host's attention.
-#include "tests/abi/caller_layer.hpp"
+#include "tests/api/caller_layer.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/support/compare_bytes.hpp"
 
 namespace kvx::tests {
 namespace {
 
-using abi_test::Filled;
-using abi_test::Geometry;
-using abi_test::PagedLayer;
-using abi_test::sized;
+using api_test::Filled;
+using api_test::Geometry;
+using api_test::PagedLayer;
+using api_test::sized;
 
 // A PagedLayer's pages on the device, and its description there.
 class DeviceLayer {
  public:
   DeviceLayer(cache::Memory& memory, PagedLayer& host)
-      : host_(host), mirror_(memory), findings_(memory), k_(host.k), v_(host.v), run_(host.run) {
+      : host_(host), mirror_(memory), counters_(memory), k_(host.k), v_(host.v), run_(host.run) {
     mirror_.add(host.memory);
     for (kvx_side_t* side : {&k_, &v_}) {
       side->codes = mirror_.at(static_cast<uint8_t*>(side->codes));
@@ -26,21 +26,21 @@ class DeviceLayer {
     layer = host.layer;
     layer.runs = &runs_;
     layer.memory = KVX_MEMORY_DEVICE;
-    layer.findings = reinterpret_cast<uint64_t*>(findings_.get());
+    layer.counters = reinterpret_cast<uint64_t*>(counters_.get());
   }
   DeviceLayer(const DeviceLayer&) = delete;
 
   Mirror& mirror() { return mirror_; }
   void set_flags(uint32_t flags) { k_.flags = v_.flags = flags; }
   void fetch() { mirror_.fetch(host_.memory); }
-  uint64_t out_of_range() const { return findings_.read().out_of_range; }
+  uint64_t out_of_range() const { return counters_.read().out_of_range; }
 
   kvx_layer_t layer;
 
  private:
   PagedLayer& host_;
   Mirror mirror_;
-  Findings findings_;
+  DeferredErrors counters_;
   kvx_side_t k_;
   kvx_side_t v_;
   kvx_head_run_t run_;
@@ -51,7 +51,7 @@ class GpuAbiVerbs : public GpuTest {
  protected:
   // Rows of `filled` to its slots and `more`, on the device.
   kvx_status_t append(DeviceLayer& device, Filled& filled, const std::vector<int64_t>& more = {}) {
-    slots = abi_test::slots_of(filled.sequence, filled.geometry.block_size);
+    slots = api_test::slots_of(filled.sequence, filled.geometry.block_size);
     std::copy(more.begin(), more.end(), slots.begin());
     return append(device, filled.k, filled.v);
   }
@@ -70,11 +70,11 @@ class GpuAbiVerbs : public GpuTest {
   }
 
   // One query a sequence, head_dim 64.
-  std::vector<float> attend_to(DeviceLayer& device, const abi_test::OneSequence& sequence) {
-    abi_test::OneSequence there(sequence.blocks, sequence.lengths[0]);
+  std::vector<float> attend_to(DeviceLayer& device, const api_test::OneSequence& sequence) {
+    api_test::OneSequence there(sequence.blocks, sequence.lengths[0]);
     there.table.indices = device.mirror().add(there.blocks);
     there.seq_lens.lengths = device.mirror().add(there.lengths);
-    abi_test::Attention attention(device.layer, there, 1, 64);
+    api_test::Attention attention(device.layer, there, 1, 64);
     attention.q_rows.data = device.mirror().add(attention.q);
     attention.out_rows.data = device.mirror().add(attention.out);
     attention.args.q_starts = device.mirror().add(attention.starts);
@@ -103,7 +103,7 @@ TEST_F(GpuAbiVerbs, AppendWritesTheHostsBytes) {
     SCOPED_TRACE(format);
     Filled filled(format);
     ASSERT_EQ(filled.status, KVX_STATUS_OK) << kvx_last_error();
-    PagedLayer pages(filled.geometry, abi_test::in_page(format), abi_test::in_page(format));
+    PagedLayer pages(filled.geometry, api_test::in_page(format), api_test::in_page(format));
     DeviceLayer device(memory(), pages);
     ASSERT_EQ(append(device, filled), KVX_STATUS_OK) << kvx_last_error();
     synchronize();
@@ -115,18 +115,18 @@ TEST_F(GpuAbiVerbs, AppendWritesTheHostsBytes) {
 
 TEST_F(GpuAbiVerbs, AppendSkipsAndCountsSlotsBeyondTheLayer) {
   Filled filled(KVX_FORMAT_INT8);
-  PagedLayer pages(filled.geometry, abi_test::in_page(KVX_FORMAT_INT8),
-                   abi_test::in_page(KVX_FORMAT_INT8));
+  PagedLayer pages(filled.geometry, api_test::in_page(KVX_FORMAT_INT8),
+                   api_test::in_page(KVX_FORMAT_INT8));
   const std::vector<uint8_t> before = pages.memory;
   DeviceLayer device(memory(), pages);
-  std::vector<int64_t> beyond(abi_test::kTokens, 48);
+  std::vector<int64_t> beyond(api_test::kTokens, 48);
   beyond[0] = INT64_MAX;
   beyond[1] = -1;
   ASSERT_EQ(append(device, filled, beyond), KVX_STATUS_OK) << kvx_last_error();
   synchronize();
   device.fetch();
   EXPECT_TRUE(same_bytes(before, pages.memory));
-  EXPECT_EQ(device.out_of_range(), 2u * (abi_test::kTokens - 1));  // K and V
+  EXPECT_EQ(device.out_of_range(), 2u * (api_test::kTokens - 1));  // K and V
 }
 
 // A gather of `num_ranges` with arrays, or of all sequences without.
@@ -162,9 +162,9 @@ TEST_F(GpuAbiVerbs, GatherReadsTheHostsRowsWholeOrByRanges) {
     Filled filled(format);
     std::vector<float> k(filled.k.size());
     std::vector<float> v(filled.v.size());
-    ASSERT_EQ(abi_test::gather_rows(filled.layer.layer, filled.sequence, k, v), KVX_STATUS_OK);
+    ASSERT_EQ(api_test::gather_rows(filled.layer.layer, filled.sequence, k, v), KVX_STATUS_OK);
     DeviceLayer device(memory(), filled.layer);
-    DeviceGather whole(device, filled, abi_test::kTokens);
+    DeviceGather whole(device, filled, api_test::kTokens);
     ASSERT_EQ(kvx_gather(&whole.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
 
     DeviceGather ranges(device, filled, 8);
@@ -199,11 +199,11 @@ TEST_F(GpuAbiVerbs, AttendGivesTheHostsAttention) {
     for (const int num_queries : {1, 5}) {
       SCOPED_TRACE(std::to_string(format) + ", queries " + std::to_string(num_queries));
       Filled filled(format);
-      abi_test::Attention host(filled.layer.layer, filled.sequence, num_queries);
+      api_test::Attention host(filled.layer.layer, filled.sequence, num_queries);
       ASSERT_EQ(kvx_attend(&host.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
 
       DeviceLayer device(memory(), filled.layer);
-      abi_test::Attention there(filled.layer.layer, filled.sequence, num_queries);
+      api_test::Attention there(filled.layer.layer, filled.sequence, num_queries);
       DeviceGather described(device, filled, 1);  // for its table
       there.args.layer = &device.layer;
       there.args.block_table = &described.table;
@@ -226,7 +226,7 @@ TEST_F(GpuAbiVerbs, AttendGivesTheHostsAttention) {
       ASSERT_EQ(kvx_attend(&there.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
       synchronize();
       device.mirror().fetch(there.out);
-      EXPECT_LT(abi_test::largest_difference(there.out, host.out), 1e-4);
+      EXPECT_LT(api_test::largest_difference(there.out, host.out), 1e-4);
       EXPECT_EQ(device.out_of_range(), 0u);
     }
   }
@@ -235,8 +235,8 @@ TEST_F(GpuAbiVerbs, AttendGivesTheHostsAttention) {
 TEST_F(GpuAbiVerbs, CopyBlocksWritesTheHostsBytes) {
   for (const kvx_format_t to : {KVX_FORMAT_INT8, KVX_FORMAT_BF16}) {
     Filled filled(KVX_FORMAT_INT8);
-    PagedLayer host(filled.geometry, abi_test::in_page(to), abi_test::in_page(to));
-    PagedLayer pages(filled.geometry, abi_test::in_page(to), abi_test::in_page(to));
+    PagedLayer host(filled.geometry, api_test::in_page(to), api_test::in_page(to));
+    PagedLayer pages(filled.geometry, api_test::in_page(to), api_test::in_page(to));
     std::vector<int64_t> from_blocks = {4, 1};
     std::vector<int64_t> to_blocks = {0, 5};
     std::vector<int32_t> num_tokens = {8, 3};
@@ -262,46 +262,47 @@ TEST_F(GpuAbiVerbs, CopyBlocksWritesTheHostsBytes) {
   }
 }
 
-// Opaque pages of a caller in cells: rows and attention of the host's nibbles, and copies between
-// both orders.
-TEST_F(GpuAbiVerbs, TakeCallersPagesInCells) {
+// Opaque pages of a caller in interleaved order: rows and attention of the host's nibbles, and
+// copies between both orders.
+TEST_F(GpuAbiVerbs, TakeCallersPagesInterleaved) {
   const Geometry geometry{6, 64, 2, 64};
   const int num_tokens = 3 * 64;
-  const abi_test::OneSequence sequence({4, 1, 2}, num_tokens);
+  const api_test::OneSequence sequence({4, 1, 2}, num_tokens);
   for (const kvx_format_t format : {KVX_FORMAT_NVFP4, KVX_FORMAT_MXFP4, KVX_FORMAT_MXFP4_G16}) {
     SCOPED_TRACE(format);
-    std::vector<float> k = abi_test::test_rows(num_tokens, 2, 64, 0.0f);
-    std::vector<float> v = abi_test::test_rows(num_tokens, 2, 64, 0.5f);
-    slots = abi_test::slots_of(sequence, 64);
-    PagedLayer host(geometry, abi_test::in_page(format), abi_test::in_page(format));
-    ASSERT_EQ(abi_test::append_rows(host.layer, k, v, slots), KVX_STATUS_OK) << kvx_last_error();
+    std::vector<float> k = api_test::test_rows(num_tokens, 2, 64, 0.0f);
+    std::vector<float> v = api_test::test_rows(num_tokens, 2, 64, 0.5f);
+    slots = api_test::slots_of(sequence, 64);
+    PagedLayer host(geometry, api_test::in_page(format), api_test::in_page(format));
+    ASSERT_EQ(api_test::append_rows(host.layer, k, v, slots), KVX_STATUS_OK) << kvx_last_error();
 
-    PagedLayer pages(geometry, abi_test::in_page(format), abi_test::in_page(format));
+    PagedLayer pages(geometry, api_test::in_page(format), api_test::in_page(format));
     DeviceLayer nibbles(memory(), pages);
-    DeviceLayer cells(memory(), pages);
+    DeviceLayer interleaved(memory(), pages);
     uint32_t prefers = 2;
-    ASSERT_EQ(kvx_attend_prefers_cells(&cells.layer, &prefers), KVX_STATUS_OK) << kvx_last_error();
+    ASSERT_EQ(kvx_attend_prefers_interleaved_order(&interleaved.layer, &prefers), KVX_STATUS_OK)
+        << kvx_last_error();
     EXPECT_EQ(prefers, device::cuda_code_version(context().device) == 90 ? 1u : 0u);
-    cells.set_flags(KVX_SIDE_CELLS);
+    interleaved.set_flags(KVX_SIDE_INTERLEAVED_ORDER);
 
     // Appended there, and copied there from a layer in nibbles: the same bytes, which are not the
     // nibbles'; copied back, the host's.
-    ASSERT_EQ(append(cells, k, v), KVX_STATUS_OK) << kvx_last_error();
+    ASSERT_EQ(append(interleaved, k, v), KVX_STATUS_OK) << kvx_last_error();
     std::vector<int64_t> blocks = {4, 1, 2};
     auto copy = sized<kvx_copy_args_t>();
     copy.num_copies = 3;
-    copy.from = &cells.layer;
+    copy.from = &interleaved.layer;
     copy.to = &nibbles.layer;
-    copy.from_blocks = copy.to_blocks = cells.mirror().add(blocks);
+    copy.from_blocks = copy.to_blocks = interleaved.mirror().add(blocks);
     ASSERT_EQ(kvx_copy_blocks(&copy, context().stream), KVX_STATUS_OK) << kvx_last_error();
     synchronize();
     nibbles.fetch();
     EXPECT_TRUE(same_bytes(host.memory, pages.memory));
-    cells.fetch();
+    interleaved.fetch();
     const std::vector<uint8_t> appended = pages.memory;
     EXPECT_FALSE(appended == host.memory);
     DeviceLayer copied(memory(), pages);  // of the same bytes, to be written over
-    copied.set_flags(KVX_SIDE_CELLS);
+    copied.set_flags(KVX_SIDE_INTERLEAVED_ORDER);
     copy.from = &nibbles.layer;
     copy.to = &copied.layer;
     ASSERT_EQ(kvx_copy_blocks(&copy, context().stream), KVX_STATUS_OK) << kvx_last_error();
@@ -309,9 +310,9 @@ TEST_F(GpuAbiVerbs, TakeCallersPagesInCells) {
     copied.fetch();
     EXPECT_TRUE(same_bytes(appended, pages.memory));
 
-    abi_test::Attention on_host(host.layer, sequence, 1, 64);
+    api_test::Attention on_host(host.layer, sequence, 1, 64);
     ASSERT_EQ(kvx_attend(&on_host.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-    EXPECT_LT(abi_test::largest_difference(attend_to(cells, sequence), on_host.out), 1e-4);
+    EXPECT_LT(api_test::largest_difference(attend_to(interleaved, sequence), on_host.out), 1e-4);
   }
 }
 
@@ -321,11 +322,11 @@ TEST_F(GpuAbiVerbs, TranscodeAndCopyBlocksReachPinnedHostMemory) {
   ASSERT_TRUE(pinned.ok());
   for (const uint32_t kind : {KVX_MEMORY_DEVICE, KVX_MEMORY_UNIFIED}) {
     Filled filled(KVX_FORMAT_INT8);
-    PagedLayer host(filled.geometry, abi_test::in_page(KVX_FORMAT_NVFP4),
-                    abi_test::in_page(KVX_FORMAT_BF16));
-    PagedLayer pages(filled.geometry, abi_test::in_page(KVX_FORMAT_NVFP4),
-                     abi_test::in_page(KVX_FORMAT_BF16));
-    std::vector<int64_t> from_slots = abi_test::slots_of(filled.sequence, 8);
+    PagedLayer host(filled.geometry, api_test::in_page(KVX_FORMAT_NVFP4),
+                    api_test::in_page(KVX_FORMAT_BF16));
+    PagedLayer pages(filled.geometry, api_test::in_page(KVX_FORMAT_NVFP4),
+                     api_test::in_page(KVX_FORMAT_BF16));
+    std::vector<int64_t> from_slots = api_test::slots_of(filled.sequence, 8);
     std::vector<int64_t> to_slots = from_slots;
     std::reverse(to_slots.begin(), to_slots.end());
     auto transcode = sized<kvx_transcode_args_t>();
@@ -403,7 +404,7 @@ TEST_F(GpuAbiVerbs, RefuseWhatTheDeviceCannotDoAndSayWhy) {
   as_host.memory = KVX_MEMORY_HOST;
   append_args.layer = &as_host;
   EXPECT_EQ(kvx_append(&append_args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("findings")) << kvx_last_error();
+  EXPECT_TRUE(says("counters")) << kvx_last_error();
 }
 
 }  // namespace

@@ -4,10 +4,10 @@
 namespace kvx::tests {
 namespace {
 
-using abi_test::Cache;
-using abi_test::Io;
-using abi_test::Layout;
-using abi_test::Shape;
+using api_test::Cache;
+using api_test::Io;
+using api_test::Layout;
+using api_test::Shape;
 
 struct Case {
   Shape shape = {};
@@ -63,7 +63,7 @@ class GpuAbiWrite : public GpuTest {
     for (int64_t& slot : known) slot = slot < given.shape.num_slots() ? slot : -1;
     std::vector<float> scales = some_scales(given.shape);
 
-    kvx_write_desc_t write = abi_test::write_desc(io, known);
+    kvx_write_desc_t write = api_test::write_desc(io, known);
     write.k_scale_desc = write.v_scale_desc = scale_desc(given, scales.data());
     ASSERT_EQ(kvx_write_kv(&host.desc, &write, nullptr), KVX_STATUS_OK) << kvx_last_error();
 
@@ -71,7 +71,7 @@ class GpuAbiWrite : public GpuTest {
     there.add(device);
     there.add(io);
     std::vector<int64_t> slots = given.slots;
-    kvx_write_desc_t call = abi_test::write_desc(io, slots);
+    kvx_write_desc_t call = api_test::write_desc(io, slots);
     call.io = there.carried(io.desc);
     call.slots.slots = there.add(slots);
     call.k_scale_desc = call.v_scale_desc = scale_desc(given, there.add(scales));
@@ -85,7 +85,7 @@ class GpuAbiWrite : public GpuTest {
 };
 
 TEST_F(GpuAbiWrite, PutsTheHostsBytesWhereEachLayoutSays) {
-  for (const Layout& layout : abi_test::all_layouts()) {
+  for (const Layout& layout : api_test::all_layouts()) {
     for (const kvx_dtype_t dtype :
          {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E5M2}) {
       SCOPED_TRACE(layout.name + ", dtype " + std::to_string(dtype));
@@ -150,12 +150,12 @@ TEST_F(GpuAbiWrite, WritesNothingWithAScaleThatIsNone) {
   Io io(cache.shape(), 2, KVX_DTYPE_F32, KVX_DTYPE_F32);
   std::vector<int64_t> slots = {0, 5};
   for (const float bad : {0.0f, -1.0f, INFINITY, NAN}) {
-    const abi_test::Memory before = cache.k_memory;
+    const api_test::Memory before = cache.k_memory;
     DeviceV1 there(memory());
     there.add(cache);
     there.add(io);
     std::vector<float> scale = {bad};
-    kvx_write_desc_t write = abi_test::write_desc(io, slots);
+    kvx_write_desc_t write = api_test::write_desc(io, slots);
     write.io = there.carried(io.desc);
     write.slots.slots = there.add(slots);
     write.k_scale = write.v_scale = there.add(scale);
@@ -175,7 +175,7 @@ TEST_F(GpuAbiWrite, CapturedInAGraphFollowsTheSlotsThatLieThereThen) {
   DeviceV1 there(memory());
   there.add(device);
   there.add(io);
-  kvx_write_desc_t write = abi_test::write_desc(io, slots);
+  kvx_write_desc_t write = api_test::write_desc(io, slots);
   write.io = there.carried(io.desc);
   int64_t* slots_there = there.add(slots);
   write.slots.slots = slots_there;
@@ -190,7 +190,7 @@ TEST_F(GpuAbiWrite, CapturedInAGraphFollowsTheSlotsThatLieThereThen) {
   ASSERT_TRUE(graph.value().launch(context().stream).ok());
   synchronize();
   there.fetch();
-  const kvx_write_desc_t expected = abi_test::write_desc(io, slots);
+  const kvx_write_desc_t expected = api_test::write_desc(io, slots);
   ASSERT_EQ(kvx_write_kv(&host.desc, &expected, nullptr), KVX_STATUS_OK);
   EXPECT_TRUE(host.k_memory == device.k_memory);
   EXPECT_TRUE(host.v_memory == device.v_memory);
@@ -204,7 +204,7 @@ TEST_F(GpuAbiWrite, NamesThePointerThatContradictsItsDescriptor) {
   there.add(cache);
   there.add(io);
   const kvx_cache_desc_t good_cache = there.carried(cache.desc);
-  kvx_write_desc_t good = abi_test::write_desc(io, slots);
+  kvx_write_desc_t good = api_test::write_desc(io, slots);
   good.io = there.carried(io.desc);
   good.slots.slots = there.add(slots);
   const auto refuses = [&](const kvx_cache_desc_t& desc, const kvx_write_desc_t& write,

@@ -54,9 +54,9 @@ std::vector<float> wild_floats(size_t n, uint32_t seed) {
 class GpuAppend : public GpuTest {
  protected:
   // Appends the same rows on both machines and compares all bytes of the cache, then gathers.
-  // in_cells: the device's E2M1 codes.
+  // is_interleaved: the device's E2M1 codes.
   void compare(const FormatSpec& k, const FormatSpec& v, const LayerShape& shape, DType type,
-               uint32_t seed, bool in_cells = false) {
+               uint32_t seed, bool is_interleaved = false) {
     SCOPED_TRACE(fmt::format("{} group {} {} {} / {}, head_dim {}/{}, {}, block_size {}",
                              k.facts->name, k.group_size, name_of(k.scale_type),
                              name_of(k.scale_choice), v.facts->name, shape.k_dim, shape.v_dim,
@@ -77,8 +77,8 @@ class GpuAppend : public GpuTest {
     TestLayer host(k, v, shape);
     TestLayer device(k, v, shape);
     Mirror mirror(memory());
-    MirroredLayer on_device(mirror, device, in_cells);
-    const Findings findings(memory());
+    MirroredLayer on_device(mirror, device, is_interleaved);
+    const DeferredErrors counters(memory());
 
     ops::AppendArgs args;
     args.cache = host.view();
@@ -92,14 +92,14 @@ class GpuAppend : public GpuTest {
     args.k.data = mirror.add(rows[0]);
     args.v.data = mirror.add(rows[1]);
     args.slot_mapping = {mirror.add(slots), slots.size()};
-    const Status status = ops::append(context(), args, findings.get());
+    const Status status = ops::append(context(), args, counters.get());
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     on_device.fetch(mirror);
     expect_same_bytes(host, device);
-    EXPECT_EQ(findings.read().nonfinite_inputs,
+    EXPECT_EQ(counters.read().nonfinite_inputs,
               static_cast<uint64_t>(report.value().nonfinite_inputs));
-    EXPECT_EQ(findings.read().out_of_range, 0u);
+    EXPECT_EQ(counters.read().out_of_range, 0u);
     compare_gather(mirror, on_device, host, shape, type);
   }
 
@@ -132,8 +132,8 @@ class GpuAppend : public GpuTest {
     args.ranges = {mirror.add(ranges), ranges.size()};
     args.k.data = mirror.add(found[0]);
     args.v.data = mirror.add(found[1]);
-    const Findings findings(memory());
-    ASSERT_TRUE(ops::gather(context(), args, num_tokens, findings.get()).ok());
+    const DeferredErrors counters(memory());
+    ASSERT_TRUE(ops::gather(context(), args, num_tokens, counters.get()).ok());
     synchronize();
     for (int i = 0; i < 2; ++i) {
       mirror.fetch(found[i]);
@@ -168,7 +168,7 @@ TEST_F(GpuAppend, WritesTheCpusBytesInEveryFormatAndOption) {
   }
 }
 
-TEST_F(GpuAppend, WritesTheCpusCodesInCells) {
+TEST_F(GpuAppend, WritesTheCpusCodesInterleaved) {
   uint32_t seed = 500;
   for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
     for (const FormatSpec& spec : all_specs(*spec_named(name).facts)) {
@@ -227,10 +227,10 @@ TEST_F(GpuAppend, SkipsAndCountsSlotsOutOfRange) {
   args.k = dense_rows(static_cast<const float*>(mirror.add(rows.k)), DType::kF32, 1, 64);
   args.v = dense_rows(static_cast<const float*>(mirror.add(rows.v)), DType::kF32, 1, 64);
   args.slot_mapping = {mirror.add(slots), slots.size()};
-  const Findings findings(memory());
-  ASSERT_TRUE(ops::append(context(), args, findings.get()).ok());
+  const DeferredErrors counters(memory());
+  ASSERT_TRUE(ops::append(context(), args, counters.get()).ok());
   synchronize();
-  EXPECT_EQ(findings.read().out_of_range, 4u);  // two tokens, K and V
+  EXPECT_EQ(counters.read().out_of_range, 4u);  // two tokens, K and V
   on_device.fetch(mirror);
   for (int slot = 0; slot < 7; ++slot) {
     for (const uint8_t byte : layer.k.codes_at(slot / 4, slot % 4, 0)) ASSERT_EQ(byte, 0xCC);
@@ -251,7 +251,7 @@ TEST_F(GpuAppend, WritesTheCpusBytesWhereVIsAPartOfK) {
   std::vector<int64_t> slots = slots_from(0, num_tokens);
   Mirror mirror(memory());
   MirroredLayer on_device(mirror, device);
-  const Findings findings(memory());
+  const DeferredErrors counters(memory());
   const auto args_of = [&](const ops::LayerView& layer, ops::HeadRun& run, const uint16_t* k,
                            const int64_t* to) {
     run = layer.runs.front();
@@ -270,7 +270,7 @@ TEST_F(GpuAppend, WritesTheCpusBytesWhereVIsAPartOfK) {
                   .ok());
   const Status status =
       ops::append(context(), args_of(on_device.view(), run, mirror.add(rows), mirror.add(slots)),
-                  findings.get());
+                  counters.get());
   ASSERT_TRUE(status.ok()) << status.error().message;
   synchronize();
   on_device.fetch(mirror);

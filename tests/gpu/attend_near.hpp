@@ -32,10 +32,10 @@ inline std::string worst_row(const AttendOutput& got, const AttendOutput& expect
 
 class GpuAttend : public GpuTest {
  protected:
-  // in_cells: the packed blocks' codes.
+  // is_interleaved: the packed blocks' codes.
   void expect_near(AttendScene& scene, ops::CudaAttendPath path, double tolerance,
-                   bool in_cells = false) {
-    DeviceScene on_device(memory(), context(), scene, in_cells);
+                   bool is_interleaved = false) {
+    DeviceScene on_device(memory(), context(), scene, is_interleaved);
     expect_near(scene, on_device, path, tolerance);
   }
   static void expect_near(AttendScene& scene, DeviceScene& on_device, ops::CudaAttendPath path,
@@ -49,7 +49,7 @@ class GpuAttend : public GpuTest {
       EXPECT_NEAR(got.lse[i], expected.lse[i], 10 * tolerance * (1 + std::abs(expected.lse[i])))
           << "lse[" << i << "]";
     }
-    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+    EXPECT_EQ(on_device.counters().read().out_of_range, 0u);
   }
 };
 

@@ -1,4 +1,4 @@
-// attend's tile kernel on callers' pages: codes and scales apart, scales that a page's tokens
+// attend's decode_mma kernel on callers' pages: codes and scales apart, scales that a page's tokens
 // share, pages that are not there.
 #include "tests/gpu/attend_near.hpp"
 
@@ -30,8 +30,8 @@ TEST_F(GpuAttend, TilesTakeCallersPagesOfFourBits) {
           // Rows of scales of less than four bytes must follow each other.
           const int scale_bytes = format::scale_bytes_per_row(spec_named(name), head_dim);
           const bool fits = order == RowOrder::kHnd || scale_bytes % 4 == 0;
-          EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
-          const auto path = fits ? CudaAttendPath::kTiles : CudaAttendPath::kChoose;
+          EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), fits);
+          const auto path = fits ? CudaAttendPath::kDecodeMma : CudaAttendPath::kChoose;
           expect_near(scene, path, tile_tolerance(name, name, options.q_type));
         }
       }
@@ -62,8 +62,8 @@ TEST_F(GpuAttend, TilesTakePageSharedScales) {
                                    static_cast<int>(order), block_size));
           AttendScene scene(options);
           const bool fits = format::scale_bytes_per_row(spec_named(name), head_dim) % 4 == 0;
-          EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
-          expect_near(scene, fits ? CudaAttendPath::kTiles : CudaAttendPath::kChoose, 3e-4);
+          EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), fits);
+          expect_near(scene, fits ? CudaAttendPath::kDecodeMma : CudaAttendPath::kChoose, 3e-4);
         }
       }
     }
@@ -90,14 +90,14 @@ TEST_F(GpuAttend, HeadsOfCallersPagesShareACta) {
         options.q_lens = {1, 1, seq_lens[2] == 0 ? 0 : 2, 3};
         SCOPED_TRACE(fmt::format("{} {} heads, {} tokens", name, num_heads, seq_lens[1]));
         AttendScene scene(options);
-        expect_near(scene, CudaAttendPath::kTiles, options.v_hadamard ? 4e-4 : 3e-4);
+        expect_near(scene, CudaAttendPath::kDecodeMma, options.v_hadamard ? 4e-4 : 3e-4);
       }
     }
   }
 }
 
-// The same beside wide ends, whose rows lie as the packed ones.
-TEST_F(GpuAttend, HeadsThatShareACtaHaveWideEnds) {
+// The same beside full-precision window, whose rows lie as the packed ones.
+TEST_F(GpuAttend, HeadsThatShareACtaHaveFullPrecisionWindow) {
   const std::vector<int> lengths[] = {{64, 1, 0, 37}, {300, 3000, 5, 1100}, {37, 17000, 0, 900}};
   for (const char* name : {"int4", "nvfp4"}) {
     for (const int num_heads : {8, 6, 3}) {
@@ -109,15 +109,15 @@ TEST_F(GpuAttend, HeadsThatShareACtaHaveWideEnds) {
         options.scales_apart = true;
         options.q_type = DType::kF16;
         options.q_per_kv = num_heads == 6 ? 6 : 2;
-        options.wide_format = "bf16";
-        options.wide_head = 3;
-        options.wide_tail = 5;
+        options.full_precision_format = "bf16";
+        options.num_sink_blocks = 3;
+        options.first_recent_block = 5;
         options.k_hadamard = options.v_hadamard = num_heads != 3;
         options.seq_lens = seq_lens;
         options.q_lens = {1, 1, seq_lens[2] == 0 ? 0 : 2, 3};
         SCOPED_TRACE(fmt::format("{} {} heads, {} tokens", name, num_heads, seq_lens[1]));
         AttendScene scene(options);
-        expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
+        expect_near(scene, CudaAttendPath::kDecodeMma, 3.5e-3);
       }
     }
   }
@@ -136,8 +136,8 @@ TEST_F(GpuAttend, ASequenceThatIsNotValidGetsZerosInAllHeadsOfACta) {
   const std::vector<int32_t> lens = {40, 1 << 30, 40};
   ASSERT_TRUE(
       device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), lens.data(), 12).ok());
-  const AttendOutput got = on_device.run(CudaAttendPath::kTiles);
-  EXPECT_EQ(on_device.findings().read().out_of_range, 1u);
+  const AttendOutput got = on_device.run(CudaAttendPath::kDecodeMma);
+  EXPECT_EQ(on_device.counters().read().out_of_range, 1u);
   const std::vector<double> expected = scene.reference().out;
   const int row = scene.num_q_heads() * options.value_dim;
   for (int i = 0; i < 3 * row; ++i) {
@@ -160,14 +160,14 @@ TEST_F(GpuAttend, CallersPagesThatAreNotThereAreSkippedAndCounted) {
     const AttendOutput expected = scene.reference();
     for (int i = 0; i * block_size < 400 - 150 - 64; ++i) scene.table()[i] = -7;
     DeviceScene on_device(memory(), context(), scene);
-    const AttendOutput got = on_device.run(CudaAttendPath::kTiles);
+    const AttendOutput got = on_device.run(CudaAttendPath::kDecodeMma);
     EXPECT_LE(relative_rms(got.out, expected.out), 3e-4);
-    EXPECT_EQ(on_device.findings().read().out_of_range, 0u);
+    EXPECT_EQ(on_device.counters().read().out_of_range, 0u);
 
     scene.table()[399 / block_size] = 1000000;
     DeviceScene lacking(memory(), context(), scene);
-    EXPECT_EQ(rows_not_finite(lacking.run(CudaAttendPath::kTiles).out, 128), "");
-    EXPECT_GT(lacking.findings().read().out_of_range, 0u);
+    EXPECT_EQ(rows_not_finite(lacking.run(CudaAttendPath::kDecodeMma).out, 128), "");
+    EXPECT_GT(lacking.counters().read().out_of_range, 0u);
   }
 }
 

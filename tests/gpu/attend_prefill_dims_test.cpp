@@ -34,7 +34,7 @@ TEST_P(GpuPrefillDims, TakesOtherHeadDimsWithEveryFeature) {
     for (int which = 0; which < 5; ++which) {
       SceneOptions options = prefill_options(name, name, 96);
       if (which < 4) set_transforms(options, which);
-      if (which == 4) set_wide_ends(options, 2);
+      if (which == 4) set_full_precision_window(options, 2);
       options.runs.front().num_heads = 1;
       options.seq_lens = {257, 40, 300};
       options.q_lens = {60, 40, 33};
@@ -89,7 +89,7 @@ TEST_P(GpuPrefillDims, TakesKeysAndValuesApartWithEveryFeature) {
     for (int which = 0; which < 5; ++which) {
       SceneOptions options = options_of(name, name, which % 2 == 0 ? Dims{64, 128} : Dims{128, 64});
       if (which < 4) set_transforms(options, which);
-      if (which == 4) set_wide_ends(options, 2);
+      if (which == 4) set_full_precision_window(options, 2);
       options.runs.front().num_heads = 1;
       options.seq_lens = {257, 40, 300};
       options.q_lens = {60, 40, 33};
@@ -132,7 +132,7 @@ TEST_P(GpuPrefillLong, TakesEveryPairOfFormatsButGroupsOf64) {
       AttendScene scene(options);
       DeviceScene on_device(memory(), context(), scene);
       EXPECT_FALSE(ops::attend_has_prefill(context(), on_device.args()));
-      EXPECT_TRUE(ops::attend_has_tiles(context(), on_device.args()));
+      EXPECT_TRUE(ops::attend_has_decode_mma(context(), on_device.args()));
     }
   }
 }
@@ -141,11 +141,11 @@ TEST_P(GpuPrefillLong, TakesIntegersAsF16UnderBf16Queries) {
   for (const auto& [k, v] : kRoundedPairs) {
     for (const Dims dims :
          {Dims{256, 256}, Dims{192, 128}, Dims{192, 192}, Dims{160, 96}, Dims{128, 256}}) {
-      for (const int ends : {-1, 2, 4}) {  // of set_wide_ends
+      for (const int ends : {-1, 2, 4}) {  // of set_full_precision_window
         SceneOptions options = options_of(k, v, dims);
         options.q_type = DType::kBF16;
         options.block_size = 64;
-        if (ends >= 0) set_wide_ends(options, ends);
+        if (ends >= 0) set_full_precision_window(options, ends);
         options.runs.front().num_heads = 1;
         options.seq_lens = {300, 0, 700, 131, 1, 16};
         options.q_lens = {300, 0, 37, 2, 1, 0};
@@ -207,13 +207,13 @@ TEST_P(GpuPrefillLong, FoldsTransforms) {
   }
 }
 
-TEST_P(GpuPrefillLong, WalksOverWideEnds) {
+TEST_P(GpuPrefillLong, WalksOverFullPrecisionWindow) {
   for (const char* name : kLongFormats) {
     if (name == std::string("f16")) continue;  // has no ends of another format
     for (int shape = 0; shape < 5; ++shape) {
       SceneOptions options = options_of(name, name, kLongest[shape % 2]);
       options.block_size = shape < 2 ? 16 : shape < 4 ? 64 : 48;
-      set_wide_ends(options, shape);
+      set_full_precision_window(options, shape);
       options.runs.front().num_heads = 1;
       options.seq_lens = {200, 0, 400, 131, 1, 16};
       options.q_lens = {200, 0, 37, 2, 1, 16};

@@ -34,12 +34,12 @@ TEST_P(GpuPrefill, TakesIntegersAsF16UnderBf16Queries) {
   }
 }
 
-TEST_P(GpuPrefill, TakesCells) {
+TEST_P(GpuPrefill, TakesInterleaved) {
   for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
     for (int shape = 0; shape < 4; ++shape) {
       SceneOptions options = prefill_options(name, name, shape == 1 ? 64 : 128);
       options.block_size = shape % 2 == 0 ? 64 : 16;
-      if (shape >= 2) set_wide_ends(options, shape);
+      if (shape >= 2) set_full_precision_window(options, shape);
       options.seq_lens = {300, 0, 700, 131, 1, 16};
       options.q_lens = {300, 0, 37, 2, 1, 0};
       SCOPED_TRACE(fmt::format("{} shape {}", name, shape));
@@ -86,21 +86,21 @@ TEST_P(GpuPrefill, FoldsTransforms) {
 }
 
 // A prompt whose ends are bf16, beside packed tokens of every kind.
-SceneOptions with_wide_ends(const std::string& k, const std::string& v, int shape) {
+SceneOptions with_full_precision_window(const std::string& k, const std::string& v, int shape) {
   SceneOptions options = prefill_options(k, v, shape == 1 ? 64 : 128);
   options.block_size = shape < 2 ? 16 : shape < 4 ? 64 : 48;
-  set_wide_ends(options, shape);
+  set_full_precision_window(options, shape);
   options.runs.front().num_heads = 1;
   options.seq_lens = {200, 0, 400, 131, 1, 16};
   options.q_lens = {200, 0, 37, 2, 1, 16};
   return options;
 }
 
-TEST_P(GpuPrefill, WalksOverWideEnds) {
+TEST_P(GpuPrefill, WalksOverFullPrecisionWindow) {
   for (const auto& [k, v] : kPrefillPairs) {
     const bool is_f16 = std::string(k) == "f16";  // has no ends of another format
     for (int shape = 0; shape < 5; ++shape) {
-      const SceneOptions options = with_wide_ends(k, v, shape);
+      const SceneOptions options = with_full_precision_window(k, v, shape);
       SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
       if (!is_f16) {
         expect_near(options);
@@ -113,10 +113,10 @@ TEST_P(GpuPrefill, WalksOverWideEnds) {
   }
 }
 
-TEST_P(GpuPrefill, WalksOverWideEndsUnderBf16Queries) {
+TEST_P(GpuPrefill, WalksOverFullPrecisionWindowUnderBf16Queries) {
   for (const auto& [k, v] : kRoundedPairs) {
     for (int shape = 0; shape < 5; ++shape) {
-      SceneOptions options = with_wide_ends(k, v, shape);
+      SceneOptions options = with_full_precision_window(k, v, shape);
       options.q_type = DType::kBF16;
       SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
       expect_within(options, kRoundedTolerance);
@@ -124,12 +124,12 @@ TEST_P(GpuPrefill, WalksOverWideEndsUnderBf16Queries) {
   }
 }
 
-TEST_P(GpuPrefill, SplitsAPrefixBetweenWideEnds) {
+TEST_P(GpuPrefill, SplitsAPrefixBetweenFullPrecisionWindow) {
   for (const char* name : {"nvfp4", "int4"}) {
     SceneOptions options = prefill_options(name, name, 128);
     options.runs.front().num_heads = 1;
     options.block_size = 64;
-    options.wide_format = "bf16";
+    options.full_precision_format = "bf16";
     options.k_hadamard = options.v_hadamard = true;
     options.seq_lens = {9000};
     options.q_lens = {20};
@@ -146,15 +146,15 @@ std::vector<float> far_factors(const std::string& format) {
   return {format.ends_with("affine") ? 1e3f : 1e6f, 1e-7f};
 }
 
-// Wide rows have scales of their own, and rows that are zero or not there none.
+// FullPrecision rows have scales of their own, and rows that are zero or not there none.
 TEST_P(GpuPrefill, WideNumbersMayLieOutsideOfF16sRange) {
   for (const char* name : {"fp8_e4m3", "fp8_e4m3@row", "fp8_e5m2", "nvfp4", "mxfp4", "mxfp4_g16",
                            "int8", "int4", "int8_affine", "int4_affine"}) {
     for (const int head_dim : {64, 128}) {
       for (const float factor : far_factors(name)) {
-        SceneOptions options = with_wide_ends(name, name, 0);
+        SceneOptions options = with_full_precision_window(name, name, 0);
         options.key_dim = options.value_dim = head_dim;
-        options.wide_head = 1;
+        options.num_sink_blocks = 1;
         options.softmax_scale /= factor;
         AttendScene scene(options);
         for (float& x : scene.keys()) x *= factor;
@@ -194,7 +194,7 @@ TEST_P(GpuPrefill, ReadsBlocksOfAnyOrder) {
   }
 }
 
-// Few pieces of a long sequence are split and merged.
+// Few work tiles of a long sequence are split and merged.
 SceneOptions few_queries_on_a_long_prefix(const char* format) {
   SceneOptions options = prefill_options(format, format, 128);
   options.runs.front().num_heads = 1;
@@ -270,12 +270,12 @@ TEST_P(GpuPrefill, SkipsAndCountsWhatIsOutOfRange) {
                                   table.data(), std::ssize(table) * 4)
                     .ok());
     const AttendOutput got = on_device.run(path());
-    EXPECT_GT(on_device.findings().read().out_of_range, 0u);
-    const AttendOutput plain = on_device.run(CudaAttendPath::kPlain);
+    EXPECT_GT(on_device.counters().read().out_of_range, 0u);
+    const AttendOutput plain = on_device.run(CudaAttendPath::kReference);
     const int rows = 40 * scene.num_q_heads() * options.value_dim;
     SCOPED_TRACE(name);
     for (int d = 0; d < rows; ++d) ASSERT_EQ(got.out[rows + d], 0.0) << d;
-    // What the plain kernel sees of the others, the blocks that are not there hidden.
+    // What the reference kernel sees of the others, the blocks that are not there hidden.
     EXPECT_LE(relative_rms(got.out, plain.out), tolerance_of(options));
   }
 }

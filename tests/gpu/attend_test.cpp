@@ -7,7 +7,7 @@ namespace {
 
 using ops::CudaAttendPath;
 
-TEST_F(GpuAttend, PlainKernelTakesEveryFormatAndHeadDim) {
+TEST_F(GpuAttend, ReferenceKernelTakesEveryFormatAndHeadDim) {
   for (const format::Facts* facts : format::kAllFacts) {
     for (const auto& [key_dim, value_dim] :
          {std::pair{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {576, 512}}) {
@@ -21,7 +21,7 @@ TEST_F(GpuAttend, PlainKernelTakesEveryFormatAndHeadDim) {
       options.q_lens = {0, 1, 1, 90, 5, 0};
       SCOPED_TRACE(fmt::format("{} {}/{}", facts->name, key_dim, value_dim));
       AttendScene scene(options);
-      expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+      expect_near(scene, CudaAttendPath::kReference, 1e-5);
     }
   }
 }
@@ -66,9 +66,9 @@ TEST_F(GpuAttend, TilesTakeEveryPairOfFormats) {
         AttendScene scene(options);
         // Rows that have their scales beside them do not lie on 16 bytes.
         const bool fits = order == RowOrder::kRecord || (is_16_bit(k) && is_16_bit(v));
-        EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), fits);
+        EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), fits);
         if (!fits) continue;
-        expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(k, v, options.q_type));
+        expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(k, v, options.q_type));
       }
     }
   }
@@ -92,7 +92,7 @@ TEST_F(GpuAttend, TilesTakeEveryFeature) {
       options.q_lens = {1, 16, 4};
       SCOPED_TRACE(fmt::format("{} feature {}", name, feature));
       AttendScene scene(options);
-      expect_near(scene, CudaAttendPath::kTiles,
+      expect_near(scene, CudaAttendPath::kDecodeMma,
                   tile_tolerance(name, name, options.q_type) + (feature == 3 ? 1e-4 : 0.0));
     }
   }
@@ -119,14 +119,14 @@ TEST_F(GpuAttend, TilesFoldTransforms) {
         SCOPED_TRACE(fmt::format("{} {} case {}", name, head_dim, which));
         AttendScene scene(options);
         const double tolerance = tile_tolerance(name, name, options.q_type);
-        expect_near(scene, CudaAttendPath::kTiles,
+        expect_near(scene, CudaAttendPath::kDecodeMma,
                     std::max(tolerance, which == 0 ? kRotatedTolerance : kShiftedTolerance));
       }
     }
   }
 }
 
-TEST_F(GpuAttend, TilesWalkOverWideEnds) {
+TEST_F(GpuAttend, TilesWalkOverFullPrecisionWindow) {
   for (const auto& [k, v] : kTilePairs) {
     if (is_16_bit(k) && is_16_bit(v)) continue;  // no ends of another format
     for (int shape = 0; shape < 6; ++shape) {
@@ -137,20 +137,20 @@ TEST_F(GpuAttend, TilesWalkOverWideEnds) {
       options.block_size = shape < 3 ? 16 : shape < 5 ? 64 : 48;
       options.q_per_kv = shape == 2 ? 12 : 4;
       options.q_type = DType::kF16;
-      set_wide_ends(options, shape);
+      set_full_precision_window(options, shape);
       options.seq_lens = {0, 1, 37, 300, 900, 130, 16, 2100};
       options.q_lens = {0, 1, 1, 1, 2, 7, 1, 1};
       SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
       AttendScene scene(options);
-      EXPECT_TRUE(DeviceScene(memory(), context(), scene).has_tiles());
-      expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
+      EXPECT_TRUE(DeviceScene(memory(), context(), scene).has_decode_mma());
+      expect_near(scene, CudaAttendPath::kDecodeMma, 3.5e-3);
     }
   }
 }
 
-// The walk over wide ends takes its queries from the one over packed tokens, which met them in
-// other orders of channels, with factors and scales of its own.
-TEST_F(GpuAttend, WideEndsMeetTheSameQueries) {
+// The walk over full-precision window takes its queries from the one over packed tokens, which met
+// them in other orders of channels, with factors and scales of its own.
+TEST_F(GpuAttend, FullPrecisionWindowMeetTheSameQueries) {
   for (const char* name : {"fp8_e4m3", "int8", "int4", "int4_affine", "mxfp4", "nvfp4"}) {
     for (const int q_per_kv : {2, 7}) {
       for (int which = 0; which < 4; ++which) {
@@ -163,13 +163,13 @@ TEST_F(GpuAttend, WideEndsMeetTheSameQueries) {
         options.q_per_kv = q_per_kv;
         options.q_type = which == 2 ? DType::kBF16 : DType::kF32;
         options.softmax_scale = which == 0 ? -0.1f : 0.15f;
-        set_wide_ends(options, 3);
+        set_full_precision_window(options, 3);
         set_transforms(options, which);
         options.seq_lens = {16, 40, 300, 900};
         options.q_lens = {1, 2, 1, 2};
         SCOPED_TRACE(fmt::format("{} {} rows, case {}", name, q_per_kv, which));
         AttendScene scene(options);
-        expect_near(scene, CudaAttendPath::kTiles, 5e-3);
+        expect_near(scene, CudaAttendPath::kDecodeMma, 5e-3);
       }
     }
   }
@@ -201,8 +201,8 @@ TEST_F(GpuAttend, TilesTakeOtherHeadDims) {
       options.q_lens = {0, 1, 1, 1, 2, 7, 1};
       SCOPED_TRACE(fmt::format("{}/{} {}/{}", k, v, dims.first, dims.second));
       AttendScene scene(options);
-      EXPECT_TRUE(DeviceScene(memory(), context(), scene).has_tiles());
-      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(k, v, options.q_type));
+      EXPECT_TRUE(DeviceScene(memory(), context(), scene).has_decode_mma());
+      expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(k, v, options.q_type));
     }
   }
 }
@@ -221,7 +221,7 @@ TEST_F(GpuAttend, TilesTakeOtherHeadDimsWithEveryFeature) {
         options.q_type = feature == 2 ? DType::kBF16 : DType::kF16;
         options.k_hadamard = options.v_hadamard = feature < 2;
         options.k_mean = options.v_mean = options.k_factor = options.v_factor = feature == 0;
-        options.wide_format = feature == 1 && !is_16_bit(name) ? "bf16" : "";
+        options.full_precision_format = feature == 1 && !is_16_bit(name) ? "bf16" : "";
         options.window = feature == 2 ? 77 : 0;
         options.softcap = feature == 2 ? 3.0f : 0.0f;
         options.sinks = feature >= 2;
@@ -230,7 +230,7 @@ TEST_F(GpuAttend, TilesTakeOtherHeadDimsWithEveryFeature) {
         SCOPED_TRACE(fmt::format("{} {}/{} feature {}", name, dims.first, dims.second, feature));
         AttendScene scene(options);
         const double tolerance = tile_tolerance(name, name, options.q_type);
-        expect_near(scene, CudaAttendPath::kTiles,
+        expect_near(scene, CudaAttendPath::kDecodeMma,
                     feature == 0   ? std::max(tolerance, kShiftedTolerance)
                     : feature == 1 ? 3.5e-3
                                    : tolerance);
@@ -249,7 +249,7 @@ TEST_F(GpuAttend, TilesTakeTreeMasks) {
       options.q_type = DType::kF16;
       options.seq_lens = {70, 515};
       options.q_lens = {15, 15};
-      options.wide_format = has_ends ? "bf16" : "";
+      options.full_precision_format = has_ends ? "bf16" : "";
       AttendScene scene(options);
       // A binary tree in heap order: a node sees itself and its ancestors.
       std::vector<uint8_t> mask(30 * 16, 0);
@@ -258,9 +258,9 @@ TEST_F(GpuAttend, TilesTakeTreeMasks) {
       }
       scene.args().tree_mask = mask.data();
       scene.args().tree_mask_stride = 16;
-      SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with wide ends" : ""));
-      expect_near(scene, CudaAttendPath::kPlain, 1e-5);
-      expect_near(scene, CudaAttendPath::kTiles, has_ends ? 3.5e-3 : 3e-4);
+      SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with full-precision window" : ""));
+      expect_near(scene, CudaAttendPath::kReference, 1e-5);
+      expect_near(scene, CudaAttendPath::kDecodeMma, has_ends ? 3.5e-3 : 3e-4);
     }
   }
 }
@@ -276,8 +276,8 @@ TEST_F(GpuAttend, LongSequencesAreSplitAndMerged) {
     options.q_type = DType::kF16;
     SCOPED_TRACE(name);
     AttendScene scene(options);
-    expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
-    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+    expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(name, name, options.q_type));
+    expect_near(scene, CudaAttendPath::kReference, 1e-4);
   }
 }
 
@@ -292,21 +292,21 @@ TEST_F(GpuAttend, SplitsOfShortSequencesAreMergedWhereTheyAre) {
       options.order = RowOrder::kRecord;
       options.q_type = DType::kF16;
       options.q_per_kv = has_all ? 5 : 4;
-      options.wide_format = has_all && !is_16_bit(name) ? "bf16" : "";
+      options.full_precision_format = has_all && !is_16_bit(name) ? "bf16" : "";
       options.v_hadamard = has_all;
       options.sinks = has_all;
       options.seq_lens = {1000, 1, 1024, 0, 130};
       options.q_lens = {1, 1, 3, 0, 1};
       SCOPED_TRACE(fmt::format("{} {}", name, has_all ? "with every feature" : ""));
       AttendScene scene(options);
-      expect_near(scene, CudaAttendPath::kTiles,
+      expect_near(scene, CudaAttendPath::kDecodeMma,
                   has_all ? 3.5e-3 : tile_tolerance(name, name, options.q_type));
     }
   }
 }
 
-// Where sequences may be long, the device gives each as many pieces as its length deserves.
-TEST_F(GpuAttend, LongSequencesAmongShortOnesAreCutIntoMorePieces) {
+// Where sequences may be long, the device gives each as many work tiles as its length deserves.
+TEST_F(GpuAttend, LongSequencesAmongShortOnesAreCutIntoMoreWorkTiles) {
   for (const char* name : {"bf16", "int8", "int4", "nvfp4"}) {
     for (const bool has_ends : {false, true}) {
       SceneOptions options;
@@ -316,14 +316,14 @@ TEST_F(GpuAttend, LongSequencesAmongShortOnesAreCutIntoMorePieces) {
       options.order = RowOrder::kRecord;
       options.q_type = DType::kF16;
       options.q_per_kv = has_ends ? 4 : 6;
-      options.wide_format = has_ends && !is_16_bit(name) ? "bf16" : "";
+      options.full_precision_format = has_ends && !is_16_bit(name) ? "bf16" : "";
       options.v_hadamard = has_ends;
       options.sinks = has_ends;
       options.seq_lens = {37, 17000, 0, 1, 900, 4100, 64};
       options.q_lens = {1, 2, 0, 1, 3, 1, 1};
-      SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with wide ends" : ""));
+      SCOPED_TRACE(fmt::format("{} {}", name, has_ends ? "with full-precision window" : ""));
       AttendScene scene(options);
-      expect_near(scene, CudaAttendPath::kTiles,
+      expect_near(scene, CudaAttendPath::kDecodeMma,
                   has_ends ? 3.5e-3 : tile_tolerance(name, name, options.q_type));
     }
   }
@@ -338,11 +338,11 @@ TEST_F(GpuAttend, HeadsInRunsOfDifferentFormatsWork) {
   options.seq_lens = {500, 33};
   options.q_lens = {1, 2};
   AttendScene scene(options);
-  expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
-  expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+  expect_near(scene, CudaAttendPath::kDecodeMma, 3.5e-3);
+  expect_near(scene, CudaAttendPath::kReference, 1e-5);
 }
 
-TEST_F(GpuAttend, PlainKernelTakesFeaturesAndShapesAtRandom) {
+TEST_F(GpuAttend, ReferenceKernelTakesFeaturesAndShapesAtRandom) {
   std::mt19937 random(11);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
   const std::string formats[] = {"f32", "bf16", "int8", "int4", "int8_affine", "nvfp4"};
@@ -373,17 +373,17 @@ TEST_F(GpuAttend, PlainKernelTakesFeaturesAndShapesAtRandom) {
     options.v_mean = below(2);
     options.v_factor = below(2);
     options.v_hadamard = below(2);
-    options.wide_format = below(2) ? "bf16" : "";
-    options.wide_head = below(3);
-    options.wide_tail = below(4);
+    options.full_precision_format = below(2) ? "bf16" : "";
+    options.num_sink_blocks = below(3);
+    options.first_recent_block = below(4);
     SCOPED_TRACE(fmt::format("case {}", i));
     AttendScene scene(options);
-    expect_near(scene, CudaAttendPath::kPlain, 1e-5);
+    expect_near(scene, CudaAttendPath::kReference, 1e-5);
   }
 }
 
 TEST_F(GpuAttend, CapturedGraphsFollowTheLengthsOnTheDevice) {
-  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
+  for (const CudaAttendPath path : {CudaAttendPath::kReference, CudaAttendPath::kDecodeMma}) {
     SceneOptions options;
     options.runs = {{2, "int8", "int8"}};
     options.key_dim = options.value_dim = 128;
@@ -399,7 +399,7 @@ TEST_F(GpuAttend, CapturedGraphsFollowTheLengthsOnTheDevice) {
 }
 
 TEST_F(GpuAttend, SkipsAndCountsWhatIsOutOfRange) {
-  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
+  for (const CudaAttendPath path : {CudaAttendPath::kReference, CudaAttendPath::kDecodeMma}) {
     SceneOptions options;
     options.runs = {{1, "int8", "int8"}};
     options.key_dim = options.value_dim = 128;
@@ -417,7 +417,7 @@ TEST_F(GpuAttend, SkipsAndCountsWhatIsOutOfRange) {
                                   table.data(), std::ssize(table) * 4)
                     .ok());
     const AttendOutput got = on_device.run(path);
-    EXPECT_GT(on_device.findings().read().out_of_range, 0u);
+    EXPECT_GT(on_device.counters().read().out_of_range, 0u);
     const int row = scene.num_q_heads() * options.value_dim;
     for (int d = 0; d < row; ++d) {
       EXPECT_EQ(got.out[row + d], 0.0);
@@ -428,7 +428,7 @@ TEST_F(GpuAttend, SkipsAndCountsWhatIsOutOfRange) {
 
 // Their difference is more than 32 bits can say.
 TEST_F(GpuAttend, QueriesThatEndFarBeforeTheyBeginAreNobodys) {
-  for (const CudaAttendPath path : {CudaAttendPath::kPlain, CudaAttendPath::kTiles}) {
+  for (const CudaAttendPath path : {CudaAttendPath::kReference, CudaAttendPath::kDecodeMma}) {
     SceneOptions options;
     options.runs = {{1, "int8", "int8"}};
     options.key_dim = options.value_dim = 128;
@@ -441,7 +441,7 @@ TEST_F(GpuAttend, QueriesThatEndFarBeforeTheyBeginAreNobodys) {
     ASSERT_TRUE(
         device::cuda_copy(const_cast<int32_t*>(on_device.args().q_starts), starts.data(), 16).ok());
     const AttendOutput got = on_device.run(path);
-    EXPECT_EQ(on_device.findings().read().out_of_range, 2u);
+    EXPECT_EQ(on_device.counters().read().out_of_range, 2u);
     const std::vector<double> expected = scene.reference().out;
     const int row = scene.num_q_heads() * options.value_dim;
     for (int d = 0; d < row; ++d) {
@@ -456,7 +456,7 @@ TEST_F(GpuAttend, ErrorsNameWhatIsWrongAndLaunchNothing) {
   AttendScene scene(options);
   DeviceScene on_device(memory(), context(), scene);
   on_device.args().num_q_heads = 3;
-  const Status status = on_device.launch(CudaAttendPath::kPlain);
+  const Status status = on_device.launch(CudaAttendPath::kReference);
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("num_q_heads is 3"), std::string::npos);
 }

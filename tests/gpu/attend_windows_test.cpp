@@ -24,7 +24,7 @@ TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
     const char* v;
     RowOrder order;
     int block_size;
-    bool has_tiles;
+    bool has_decode_mma;
   };
   const Case cases[] = {
       {"int8", "bf16", RowOrder::kNhd, 16, false},   {"bf16", "bf16", RowOrder::kNhd, 16, true},
@@ -46,11 +46,11 @@ TEST_F(GpuAttend, AWindowsSinksAreSeenAndTheBlocksBetweenAreNotRead) {
     SCOPED_TRACE(fmt::format("{}/{}", c.k, c.v));
     AttendScene scene(options);
     release_between(scene);
-    EXPECT_EQ(DeviceScene(memory(), context(), scene).has_tiles(), c.has_tiles);
-    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
+    EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), c.has_decode_mma);
+    expect_near(scene, CudaAttendPath::kReference, 1e-4);
     expect_near(scene, CudaAttendPath::kChoose, tile_tolerance(c.k, c.v, options.q_type));
-    if (c.has_tiles) {
-      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(c.k, c.v, options.q_type));
+    if (c.has_decode_mma) {
+      expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(c.k, c.v, options.q_type));
     }
   }
 }
@@ -74,8 +74,8 @@ TEST_F(GpuAttend, BlocksBetweenSinksAndWindowAreNotReadWhereverTheWindowBegins) 
       SCOPED_TRACE(fmt::format("{}, {} sinks", name, window_sinks));
       AttendScene scene(options);
       release_between(scene);
-      expect_near(scene, CudaAttendPath::kPlain, 1e-4);
-      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
+      expect_near(scene, CudaAttendPath::kReference, 1e-4);
+      expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(name, name, options.q_type));
     }
   }
 }
@@ -104,18 +104,18 @@ TEST_F(GpuAttend, AWindowsSinksAreSeenByATreesQueries) {
     }
     scene.args().tree_mask = mask.data();
     scene.args().tree_mask_stride = kNodes;
-    expect_near(scene, CudaAttendPath::kPlain, 1e-4);
-    expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
+    expect_near(scene, CudaAttendPath::kReference, 1e-4);
+    expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(name, name, options.q_type));
   }
 }
 
 // Sinks and window in bf16, packed and both: also a window that lies in the end in bf16 whole, and
 // packed tokens that are all sinks.
-TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongWideEnds) {
+TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongFullPrecisionWindow) {
   struct Case {
     int block_size;
-    int wide_head;
-    int wide_tail;
+    int num_sink_blocks;
+    int first_recent_block;
     int window_sinks;
   };
   const Case cases[] = {{16, 1, 2, 40}, {16, 0, 9, 40}, {16, 2, 1, 20},  {16, 1, 59, 40},
@@ -128,9 +128,9 @@ TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongWideEnds) {
       options.order = RowOrder::kRecord;
       options.block_size = c.block_size;
       options.q_type = DType::kF16;
-      options.wide_format = "bf16";
-      options.wide_head = c.wide_head;
-      options.wide_tail = c.wide_tail;
+      options.full_precision_format = "bf16";
+      options.num_sink_blocks = c.num_sink_blocks;
+      options.first_recent_block = c.first_recent_block;
       options.seq_lens = {1000, 150, 20, 2500};
       options.q_lens = {2, 1, 4, 1};
       options.window = 100;
@@ -138,10 +138,10 @@ TEST_F(GpuAttend, TilesSeeAWindowsSinksAmongWideEnds) {
       SCOPED_TRACE(
           fmt::format("{}, blocks of {}, {} at the beginning and {} at the end in bf16, {} "
                       "sinks",
-                      name, c.block_size, c.wide_head, c.wide_tail, c.window_sinks));
+                      name, c.block_size, c.num_sink_blocks, c.first_recent_block, c.window_sinks));
       AttendScene scene(options);
       release_between(scene);
-      expect_near(scene, CudaAttendPath::kTiles, 3.5e-3);
+      expect_near(scene, CudaAttendPath::kDecodeMma, 3.5e-3);
     }
   }
 }
@@ -163,7 +163,7 @@ TEST_F(GpuAttend, ALongWindowsSinksAreSeenOnce) {
       SCOPED_TRACE(fmt::format("{}, {} sequences", name, num_sequences));
       AttendScene scene(options);
       release_between(scene);
-      expect_near(scene, CudaAttendPath::kTiles, tile_tolerance(name, name, options.q_type));
+      expect_near(scene, CudaAttendPath::kDecodeMma, tile_tolerance(name, name, options.q_type));
     }
   }
 }

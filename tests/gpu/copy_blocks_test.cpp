@@ -9,8 +9,8 @@
 namespace kvx::tests {
 namespace {
 
-// Whether E2M1 codes on the device lie in cells.
-struct InCells {
+// Whether E2M1 codes on the device lie in interleaved order.
+struct Interleaved {
   bool from = false;
   bool to = false;
 };
@@ -22,11 +22,12 @@ class GpuCopyBlocks : public GpuTest {
     format::FormatSpec v;
   };
   void compare(const format::FormatSpec& from, const format::FormatSpec& to,
-               const InCells& in_cells = {}) {
-    compare({from, from}, {to, to}, in_cells);
+               const Interleaved& is_interleaved = {}) {
+    compare({from, from}, {to, to}, is_interleaved);
   }
   // Copies some blocks, one of them in part, on both machines.
-  void compare(const Specs& from_specs, const Specs& to_specs, const InCells& in_cells = {}) {
+  void compare(const Specs& from_specs, const Specs& to_specs,
+               const Interleaved& is_interleaved = {}) {
     SCOPED_TRACE(fmt::format("{} and {} to {} and {}", from_specs.k.facts->name,
                              from_specs.v.facts->name, to_specs.k.facts->name,
                              to_specs.v.facts->name));
@@ -42,21 +43,21 @@ class GpuCopyBlocks : public GpuTest {
     ASSERT_TRUE(ops::copy_blocks(cpu, from.view(), host.view(), copies).ok());
 
     Mirror mirror(memory());
-    MirroredLayer from_device(mirror, from, in_cells.from);
-    MirroredLayer to_device(mirror, device, in_cells.to);
-    const Findings findings(memory());
+    MirroredLayer from_device(mirror, from, is_interleaved.from);
+    MirroredLayer to_device(mirror, device, is_interleaved.to);
+    const DeferredErrors counters(memory());
     const Status status = ops::copy_blocks(context(), from_device.view(), to_device.view(),
-                                           mirror.add(copies), 3, findings.get());
+                                           mirror.add(copies), 3, counters.get());
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     to_device.fetch(mirror);
     expect_same_bytes(host, device);
-    EXPECT_EQ(findings.read().out_of_range, 0u);
+    EXPECT_EQ(counters.read().out_of_range, 0u);
   }
 
   // Whole blocks, a part of one, a block that is not there.
   void copy_inside(const format::FormatSpec& spec, Order order, int block_size,
-                   bool in_cells = false) {
+                   bool is_interleaved = false) {
     SCOPED_TRACE(fmt::format("{}, blocks of {}, {}", spec.facts->name, block_size,
                              order == Order::kHnd ? "HND" : "NHD"));
     const LayerShape shape = {
@@ -73,16 +74,16 @@ class GpuCopyBlocks : public GpuTest {
     ASSERT_TRUE(ops::copy_blocks(cpu, host.view(), host.view(), copies).ok());
 
     Mirror mirror(memory());
-    MirroredLayer on_device(mirror, device, in_cells);
-    const Findings findings(memory());
+    MirroredLayer on_device(mirror, device, is_interleaved);
+    const DeferredErrors counters(memory());
     copies.push_back({6, 3, block_size});
     const Status status = ops::copy_blocks(context(), on_device.view(), on_device.view(),
-                                           mirror.add(copies), std::ssize(copies), findings.get());
+                                           mirror.add(copies), std::ssize(copies), counters.get());
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     on_device.fetch(mirror);
     expect_same_bytes(host, device);
-    EXPECT_EQ(findings.read().out_of_range, 1u);
+    EXPECT_EQ(counters.read().out_of_range, 1u);
   }
 };
 
@@ -172,9 +173,9 @@ TEST_F(GpuCopyBlocks, DecidesHeadByHeadWhetherAPageMeansTheSame) {
   Mirror mirror(memory());
   MirroredLayer from_device(mirror, from);
   MirroredLayer to_device(mirror, device);
-  const Findings findings(memory());
+  const DeferredErrors counters(memory());
   ASSERT_TRUE(ops::copy_blocks(context(), from_device.view(), to_device.view(), mirror.add(copies),
-                               2, findings.get())
+                               2, counters.get())
                   .ok());
   synchronize();
   to_device.fetch(mirror);
@@ -204,13 +205,13 @@ TEST_F(GpuCopyBlocks, TakesLayersWhoseRunsAreCutDifferently) {
   from_view.runs = from_runs;
   to_view.runs = to_runs;
   copies.push_back({3, 1, 1});
-  const Findings findings(memory());
+  const DeferredErrors counters(memory());
   ASSERT_TRUE(
-      ops::copy_blocks(context(), from_view, to_view, mirror.add(copies), 3, findings.get()).ok());
+      ops::copy_blocks(context(), from_view, to_view, mirror.add(copies), 3, counters.get()).ok());
   synchronize();
   to_device.fetch(mirror);
   expect_same_bytes(host, device);
-  EXPECT_EQ(findings.read().out_of_range, 1u);
+  EXPECT_EQ(counters.read().out_of_range, 1u);
 }
 
 TEST_F(GpuCopyBlocks, SkipsAndCountsCopiesOutOfRange) {
@@ -223,12 +224,12 @@ TEST_F(GpuCopyBlocks, SkipsAndCountsCopiesOutOfRange) {
   MirroredLayer from_device(mirror, from);
   MirroredLayer to_device(mirror, to);
   std::vector<ops::BlockCopy> copies = {{0, 2, 4}, {-1, 0, 4}, {0, 0, 5}};
-  const Findings findings(memory());
+  const DeferredErrors counters(memory());
   ASSERT_TRUE(ops::copy_blocks(context(), from_device.view(), to_device.view(), mirror.add(copies),
-                               3, findings.get())
+                               3, counters.get())
                   .ok());
   synchronize();
-  EXPECT_EQ(findings.read().out_of_range, 3u);
+  EXPECT_EQ(counters.read().out_of_range, 3u);
   to_device.fetch(mirror);
   for (const uint8_t byte : to.k.codes) ASSERT_EQ(byte, 0x11);
 }

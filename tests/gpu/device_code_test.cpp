@@ -18,7 +18,8 @@ TEST_F(GpuDeviceCode, IsWhatTheHostThinks) {
   int version = 0;
   ASSERT_TRUE(device::cuda_copy(&version, on_device, sizeof version).ok());
   std::cout << "kernels compiled for " << version / 10 << '.' << version % 10 << '\n';
-  EXPECT_EQ(device::cuda_code_version(context().device, kernel_that_tells_code_version()), version);
+  EXPECT_EQ(device::cuda_code_version(context().device, kernel_that_reports_code_version()),
+            version);
   EXPECT_EQ(device::cuda_code_version(context().device), version) << "both have every target";
 }
 

@@ -40,10 +40,10 @@ inline void set_transforms(SceneOptions& options, int which) {
 }
 
 // Shapes 0 to 5: bf16 blocks at both ends, some with a window, a softcap or rotations.
-inline void set_wide_ends(SceneOptions& options, int shape) {
-  options.wide_format = "bf16";
-  options.wide_head = shape % 3;
-  options.wide_tail = 1 + shape % 2 * 2;
+inline void set_full_precision_window(SceneOptions& options, int shape) {
+  options.full_precision_format = "bf16";
+  options.num_sink_blocks = shape % 3;
+  options.first_recent_block = 1 + shape % 2 * 2;
   options.window = shape == 4 ? 100 : 0;
   options.softcap = shape == 1 ? 3.0f : 0.0f;
   options.k_hadamard = options.v_hadamard = shape >= 2;
@@ -51,19 +51,20 @@ inline void set_wide_ends(SceneOptions& options, int shape) {
 
 class DeviceScene {
  public:
-  // in_cells: the packed blocks' codes on the device.
+  // is_interleaved: the packed blocks' codes on the device.
   DeviceScene(cache::Memory& memory, const ops::CudaContext& context, AttendScene& scene,
-              bool in_cells = false)
+              bool is_interleaved = false)
       : context_(context),
         scene_(scene),
-        in_cells_(in_cells),
+        is_interleaved_(is_interleaved),
         mirror_(memory),
-        findings_(memory),
+        counters_(memory),
         args_(scene.args()) {
     mirror_args(scene.options());
     make_limits();
     using Path = ops::CudaAttendPath;
-    for (const Path path : {Path::kPlain, Path::kTiles, Path::kPrefill, Path::kPrefillMma}) {
+    for (const Path path :
+         {Path::kReference, Path::kDecodeMma, Path::kPrefill, Path::kPrefillMma}) {
       workspace_bytes_ =
           std::max(workspace_bytes_, ops::attend_workspace_bytes(context, args_, limits_, path));
     }
@@ -72,12 +73,12 @@ class DeviceScene {
 
   ops::AttendArgs& args() { return args_; }
   ops::CudaAttendLimits& limits() { return limits_; }
-  const Findings& findings() const { return findings_; }
+  const DeferredErrors& counters() const { return counters_; }
   Mirror& mirror() { return mirror_; }
-  bool has_tiles() const { return ops::attend_has_tiles(context_, args_); }
+  bool has_decode_mma() const { return ops::attend_has_decode_mma(context_, args_); }
 
   Status launch(ops::CudaAttendPath path) {
-    return ops::attend(context_, args_, limits_, workspace_.data(), findings_.get(), path);
+    return ops::attend(context_, args_, limits_, workspace_.data(), counters_.get(), path);
   }
 
   // Poisons what the call writes, attends and reads the outputs back.
@@ -137,7 +138,7 @@ class DeviceScene {
   }
 
   ops::LayerView mirrored_view(const ops::LayerView& host, SceneCache& cache,
-                               std::vector<ops::HeadRun>& runs, bool in_cells) {
+                               std::vector<ops::HeadRun>& runs, bool is_interleaved) {
     const auto convert = [&](const auto& codes) {
       for (const ops::HeadRun& run : host.runs) {
         for (const ops::SideView* side : {&run.k, &run.v}) {
@@ -145,13 +146,13 @@ class DeviceScene {
         }
       }
     };
-    if (in_cells) convert(format::cells_of_nibbles);
+    if (is_interleaved) convert(format::interleaved_from_nibbles);
     for (std::vector<uint8_t>& bytes : cache.memory()) mirror_.add(bytes);
-    if (in_cells) convert(format::nibbles_of_cells);
+    if (is_interleaved) convert(format::nibbles_from_interleaved);
     runs.assign(host.runs.begin(), host.runs.end());
     for (ops::HeadRun& run : runs) {
       for (ops::SideView* side : {&run.k, &run.v}) {
-        side->in_cells = in_cells;
+        side->is_interleaved = is_interleaved;
         side->codes.base = mirror_.at(side->codes.base);
         side->scales.base = mirror_.at(side->scales.base);
         if (side->tensor_scales) {
@@ -166,11 +167,13 @@ class DeviceScene {
 
   void mirror_args(const SceneOptions& options) {
     const ops::AttendArgs& host = scene_.args();
-    args_.packed = mirrored_view(host.packed, scene_.packed(), packed_runs_, in_cells_);
-    if (scene_.wide()) args_.wide = mirrored_view(host.wide, *scene_.wide(), wide_runs_, false);
+    args_.packed = mirrored_view(host.packed, scene_.packed(), packed_runs_, is_interleaved_);
+    if (scene_.full_precision())
+      args_.full_precision =
+          mirrored_view(host.full_precision, *scene_.full_precision(), full_precision_runs_, false);
     const int64_t n = host.num_sequences;
-    args_.wide_head_blocks = mirror_.add(host.wide_head_blocks, n);
-    args_.wide_tail_block = mirror_.add(host.wide_tail_block, n);
+    args_.num_sink_blocks = mirror_.add(host.num_sink_blocks, n);
+    args_.first_recent_block = mirror_.add(host.first_recent_block, n);
     args_.block_table.ids = mirror_.add(host.block_table.ids, n * host.block_table.row_stride);
     args_.seq_lens = mirror_.add(host.seq_lens, n);
     args_.q_starts = mirror_.add(host.q_starts, n + 1);
@@ -200,14 +203,14 @@ class DeviceScene {
 
   ops::CudaContext context_;
   AttendScene& scene_;
-  const bool in_cells_;
+  const bool is_interleaved_;
   Mirror mirror_;
-  Findings findings_;
+  DeferredErrors counters_;
   ops::AttendArgs args_;
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
   int64_t workspace_bytes_ = 0;
-  std::vector<ops::HeadRun> packed_runs_, wide_runs_;
+  std::vector<ops::HeadRun> packed_runs_, full_precision_runs_;
   std::vector<uint8_t> out_;
   std::vector<float> lse_;
   uint8_t* out_on_device_ = nullptr;

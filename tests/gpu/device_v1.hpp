@@ -1,7 +1,7 @@
 // A test's v1 cache and IO on the device: the call there, and its bytes back in the host's memory.
 #pragma once
 
-#include "tests/abi/v1_gather.hpp"
+#include "tests/api/v1_gather.hpp"
 #include "tests/gpu/gpu.hpp"
 
 namespace kvx::tests {
@@ -14,7 +14,7 @@ class DeviceV1 {
   // below.
   template <class Tensors>
   void add(Tensors& tensors) {
-    for (abi_test::Memory* memory : {&tensors.k_memory, &tensors.v_memory}) {
+    for (api_test::Memory* memory : {&tensors.k_memory, &tensors.v_memory}) {
       mirror_.add(memory->bytes());
       carried_.push_back(memory);
     }
@@ -41,12 +41,12 @@ class DeviceV1 {
   }
 
   void fetch() const {
-    for (abi_test::Memory* memory : carried_) mirror_.fetch(memory->bytes());
+    for (api_test::Memory* memory : carried_) mirror_.fetch(memory->bytes());
   }
 
  private:
   Mirror mirror_;
-  std::vector<abi_test::Memory*> carried_;
+  std::vector<api_test::Memory*> carried_;
 };
 
 }  // namespace kvx::tests

@@ -3,7 +3,7 @@
 #if KVX_HAS_CUDA
 #include <gtest/gtest.h>
 
-#include "ops/attend/cuda/prefill_launch.hpp"
+#include "ops/attend/cuda/prefill/launch.hpp"
 
 namespace kvx::tests {
 namespace {
@@ -21,7 +21,7 @@ PrefillKernel find(FormatId k, FormatId v, const PrefillDims& dims, bool may_rou
   return find_prefill_kernel(engine, {.k = {k, false},
                                       .v = {v, false},
                                       .dims = dims,
-                                      .has_wide_ends = false,
+                                      .has_full_precision_window = false,
                                       .may_round = may_round});
 }
 

@@ -29,24 +29,25 @@ class GpuGoldenRows : public GpuTest {
 
     Mirror mirror(memory());
     MirroredLayer on_device(mirror, layer);
-    const Findings findings(memory());
-    append_row(mirror, on_device, {}, type, input, head_dim, findings);
+    const DeferredErrors counters(memory());
+    append_row(mirror, on_device, {}, type, input, head_dim, counters);
     EXPECT_TRUE(same_floats(floats_of_hex(row["decoded"]),
-                            gather_row(mirror, on_device, {}, head_dim, findings)));
+                            gather_row(mirror, on_device, {}, head_dim, counters)));
     on_device.fetch(mirror);
     EXPECT_TRUE(same_bytes(scales, layer.k.scales_at(0, 1, 0)));
     EXPECT_TRUE(same_bytes(bytes_of_hex(row["codes"]), layer.k.codes_at(0, 1, 0)));
     for (const int token : {0, 2}) {
       for (const uint8_t byte : layer.k.codes_at(0, token, 0)) ASSERT_EQ(byte, 0xCC);
     }
-    EXPECT_EQ(findings.read().out_of_range, 0u);
+    EXPECT_EQ(counters.read().out_of_range, 0u);
     if (row.contains("nonfinite_count")) {
-      EXPECT_EQ(findings.read().nonfinite_inputs, row["nonfinite_count"].get<uint64_t>());
+      EXPECT_EQ(counters.read().nonfinite_inputs, row["nonfinite_count"].get<uint64_t>());
     }
   }
 
   void append_row(Mirror& mirror, const MirroredLayer& layer, const ops::SideTransform& transform,
-                  DType type, std::vector<uint8_t>& input, int head_dim, const Findings& findings) {
+                  DType type, std::vector<uint8_t>& input, int head_dim,
+                  const DeferredErrors& counters) {
     std::vector<int64_t> slot = {1};
     ops::AppendArgs args;
     args.cache = layer.view();
@@ -55,14 +56,14 @@ class GpuGoldenRows : public GpuTest {
     args.k = dense_rows(rows, type, 1, head_dim);
     args.slot_mapping = {mirror.add(slot), 1};
     args.positions = args.slot_mapping;
-    const Status status = ops::append(context(), args, findings.get());
+    const Status status = ops::append(context(), args, counters.get());
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
   }
 
   std::vector<float> gather_row(Mirror& mirror, const MirroredLayer& layer,
                                 const ops::SideTransform& transform, int head_dim,
-                                const Findings& findings) {
+                                const DeferredErrors& counters) {
     std::vector<int32_t> block = {0};
     std::vector<ops::GatherRange> range = {{.first_token = 1, .num_tokens = 1}};
     std::vector<float> out(head_dim);
@@ -74,7 +75,7 @@ class GpuGoldenRows : public GpuTest {
     args.num_sequences = 1;
     args.ranges = {mirror.add(range), 1};
     args.k = dense_rows(mirror.add(out), DType::kF32, 1, head_dim);
-    const Status status = ops::gather(context(), args, 1, findings.get());
+    const Status status = ops::gather(context(), args, 1, counters.get());
     EXPECT_TRUE(status.ok());
     synchronize();
     mirror.fetch(out);
@@ -112,10 +113,10 @@ TEST_F(GpuGoldenRows, TransformsAreTheOracles) {
                     {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim});
     layer.v.view.head_dim = 0;
     MirroredLayer on_device(mirror, layer);
-    const Findings findings(memory());
-    append_row(mirror, on_device, transform, DType::kF32, input, head_dim, findings);
+    const DeferredErrors counters(memory());
+    append_row(mirror, on_device, transform, DType::kF32, input, head_dim, counters);
     EXPECT_TRUE(same_floats(floats_of_hex(row["restored"]),
-                            gather_row(mirror, on_device, transform, head_dim, findings)));
+                            gather_row(mirror, on_device, transform, head_dim, counters)));
     on_device.fetch(mirror);
     EXPECT_TRUE(same_bytes(memory_of(DType::kF32, row["transformed"]), layer.k.codes_at(0, 1, 0)));
   });

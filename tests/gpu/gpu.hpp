@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "ops/cuda/context.hpp"
 
 namespace kvx::tests {
@@ -97,14 +97,16 @@ class Mirror {
   std::map<const uint8_t*, Piece> pieces_;
 };
 
-// The findings of verbs, on the device.
-class Findings {
+// The counters of verbs, on the device.
+class DeferredErrors {
  public:
-  explicit Findings(cache::Memory& memory)
-      : region_(memory.allocate(sizeof(ops::CudaFindings), "findings").value()) {}
-  ops::CudaFindings* get() const { return reinterpret_cast<ops::CudaFindings*>(region_.data()); }
-  ops::CudaFindings read() const {
-    ops::CudaFindings found;
+  explicit DeferredErrors(cache::Memory& memory)
+      : region_(memory.allocate(sizeof(ops::DeviceCounters), "counters").value()) {}
+  ops::DeviceCounters* get() const {
+    return reinterpret_cast<ops::DeviceCounters*>(region_.data());
+  }
+  ops::DeviceCounters read() const {
+    ops::DeviceCounters found;
     EXPECT_TRUE(device::cuda_copy(&found, region_.data(), sizeof found).ok());
     return found;
   }

@@ -91,7 +91,7 @@ struct Tiers : cache::EvictionListener {
 
 class GpuHostTier : public GpuTest {};
 
-// Larger blocks are hashed in pieces of 256 KiB.
+// Larger blocks are hashed in block copies of 256 KiB.
 constexpr int64_t kSizes[] = {64, 4096 + 16, 256 << 10, (600 << 10) + 48};
 
 TEST_F(GpuHostTier, BlocksComeBackAsTheyWent) {

@@ -9,7 +9,7 @@
 
 namespace kvx::tests {
 
-// After a verb on the host and its twin on the device.
+// After a verb on the host and its fork on the device.
 inline void expect_same_bytes(const TestLayer& host, const TestLayer& device) {
   EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
   EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
@@ -19,15 +19,15 @@ inline void expect_same_bytes(const TestLayer& host, const TestLayer& device) {
 
 class MirroredLayer {
  public:
-  // in_cells: the device's codes, as far as they may; the TestLayer's stay nibbles.
-  MirroredLayer(Mirror& mirror, TestLayer& layer, bool in_cells = false) : layer_(layer) {
+  // is_interleaved: the device's codes, as far as they may; the TestLayer's stay nibbles.
+  MirroredLayer(Mirror& mirror, TestLayer& layer, bool is_interleaved = false) : layer_(layer) {
     const ops::LayerView host = layer.view();
     run_ = host.runs.front();
     for (auto [side, memory] : {std::pair{&run_.k, &layer.k}, std::pair{&run_.v, &layer.v}}) {
-      side->in_cells = in_cells && side->spec.facts->element == "E2M1";
-      convert(memory->view, *side, format::cells_of_nibbles);
+      side->is_interleaved = is_interleaved && side->spec.facts->element == "E2M1";
+      convert(memory->view, *side, format::interleaved_from_nibbles);
       mirror.add(memory->codes);
-      convert(memory->view, *side, format::nibbles_of_cells);
+      convert(memory->view, *side, format::nibbles_from_interleaved);
       mirror.add(memory->scales);
       side->codes.base = mirror.at(side->codes.base);
       if (!memory->scales.empty()) side->scales.base = mirror.at(side->scales.base);
@@ -47,14 +47,14 @@ class MirroredLayer {
     for (auto [side, memory] : {std::pair{&run_.k, &layer_.k}, std::pair{&run_.v, &layer_.v}}) {
       mirror.fetch(memory->codes);
       mirror.fetch(memory->scales);
-      convert(memory->view, *side, format::nibbles_of_cells);
+      convert(memory->view, *side, format::nibbles_from_interleaved);
     }
   }
 
  private:
   template <class Convert>
   void convert(const ops::SideView& host, const ops::SideView& device, const Convert& codes) const {
-    if (!device.in_cells) return;
+    if (!device.is_interleaved) return;
     const ops::LayerView layer = layer_.view();
     convert_codes(host, layer.num_blocks, layer.block_size, layer.num_kv_heads, codes);
   }

@@ -28,14 +28,14 @@ class GpuPrefill : public GpuAttend, public testing::WithParamInterface<CudaAtte
     return options.k_hadamard || options.v_hadamard ? 4e-4 : 3e-4;
   }
 
-  // in_cells: the packed blocks' codes.
+  // is_interleaved: the packed blocks' codes.
   void expect_near(const SceneOptions& options, double rounding_of_output = 0,
-                   bool in_cells = false) {
-    expect_within(options, tolerance_of(options) + rounding_of_output, in_cells);
+                   bool is_interleaved = false) {
+    expect_within(options, tolerance_of(options) + rounding_of_output, is_interleaved);
   }
-  void expect_within(const SceneOptions& options, double tolerance, bool in_cells = false) {
+  void expect_within(const SceneOptions& options, double tolerance, bool is_interleaved = false) {
     AttendScene scene(options);
-    DeviceScene on_device(memory(), context(), scene, in_cells);
+    DeviceScene on_device(memory(), context(), scene, is_interleaved);
     ASSERT_TRUE(ops::attend_has_prefill(context(), on_device.args()));
     GpuAttend::expect_near(scene, on_device, path(), tolerance);
   }

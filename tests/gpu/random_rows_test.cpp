@@ -56,9 +56,9 @@ class GpuRandomRows : public GpuTest {
 
   void fill(DType type, uint64_t seed, std::vector<uint8_t>& rows) {
     rows.resize(kNumbersOfSide * bytes_of(type));
-    constexpr int kPieces = 256;
-    constexpr int64_t kSixteens = kNumbersOfSide / 16 / kPieces;
-    pool_->parallel_for(kPieces, [&](int piece) {
+    constexpr int kFragments = 256;
+    constexpr int64_t kSixteens = kNumbersOfSide / 16 / kFragments;
+    pool_->parallel_for(kFragments, [&](int piece) {
       for (int64_t i = piece * kSixteens; i < (piece + 1) * kSixteens; ++i) {
         fill_sixteen(type, seed * (kNumbersOfSide / 16) + i, rows.data() + i * 16 * bytes_of(type));
       }
@@ -82,12 +82,12 @@ class GpuRandomRows : public GpuTest {
 
     Mirror mirror(memory());
     MirroredLayer on_device(mirror, device);
-    const Findings findings(memory());
+    const DeferredErrors counters(memory());
     args.cache = on_device.view();
     args.k.data = mirror.add(k_);
     args.v.data = mirror.add(v_);
     args.slot_mapping = {mirror.add(slots), slots.size()};
-    EXPECT_TRUE(ops::append(context(), args, findings.get()).ok());
+    EXPECT_TRUE(ops::append(context(), args, counters.get()).ok());
     synchronize();
     on_device.fetch(mirror);
     expect_same(host.k, device.k);

@@ -45,7 +45,7 @@ std::string tell_code_version(const ops::CudaContext& context, int* on_device) {
   return text_of(cudaGetLastError());
 }
 
-const void* kernel_that_tells_code_version() {
+const void* kernel_that_reports_code_version() {
   return reinterpret_cast<const void*>(&tell_architecture);
 }
 

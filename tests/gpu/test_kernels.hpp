@@ -15,7 +15,7 @@ std::string poison_shared_memory(const ops::CudaContext& context);
 
 // The architecture that the kernel which runs was compiled for, 90 for 9.0.
 std::string tell_code_version(const ops::CudaContext& context, int* on_device);
-const void* kernel_that_tells_code_version();
+const void* kernel_that_reports_code_version();
 
 // Launches a kernel that fails: no call of this process reaches the device after that. CUDA's text.
 std::string break_context(const ops::CudaContext& context);
@@ -29,7 +29,7 @@ inline std::string poison_shared_memory(const ops::CudaContext&) {
 inline std::string tell_code_version(const ops::CudaContext&, int*) {
   return kNoKernels;
 }
-inline const void* kernel_that_tells_code_version() {
+inline const void* kernel_that_reports_code_version() {
   return nullptr;
 }
 inline std::string break_context(const ops::CudaContext&) {

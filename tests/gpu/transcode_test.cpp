@@ -20,8 +20,8 @@ constexpr LayerShape kToShape = {.num_blocks = 3,
                                  .order = Order::kHnd};
 // Tokens between two layers whose slots they nearly fill.
 struct Batch {
-  bool is_from_cells = false;  // E2M1 codes of either layer on the device
-  bool is_to_cells = false;
+  bool is_from_interleaved = false;  // E2M1 codes of either layer on the device
+  bool is_to_interleaved = false;
   LayerShape from = kFromShape;
   LayerShape to = kToShape;
   int num_tokens = 38;
@@ -74,9 +74,9 @@ class GpuTranscode : public GpuTest {
     from_slots.insert(from_slots.end(), {-1, 0, batch.from.num_blocks * batch.from.block_size, 0});
     to_slots.insert(to_slots.end(), {0, -1, 0, batch.to.num_blocks * batch.to.block_size});
     Mirror mirror(memory());
-    MirroredLayer from_device(mirror, from, batch.is_from_cells);
-    MirroredLayer to_device(mirror, device, batch.is_to_cells);
-    const Findings findings(memory());
+    MirroredLayer from_device(mirror, from, batch.is_from_interleaved);
+    MirroredLayer to_device(mirror, device, batch.is_to_interleaved);
+    const DeferredErrors counters(memory());
     ops::TranscodeArgs args;
     args.from = from_device.view();
     args.to = to_device.view();
@@ -85,12 +85,12 @@ class GpuTranscode : public GpuTest {
     args.from_slots = mirror.add(from_slots);
     args.to_slots = mirror.add(to_slots);
     args.num_tokens = std::ssize(from_slots);
-    const Status status = ops::transcode(context(), args, findings.get());
+    const Status status = ops::transcode(context(), args, counters.get());
     ASSERT_TRUE(status.ok()) << status.error().message;
     synchronize();
     to_device.fetch(mirror);
     expect_same_bytes(host, device);
-    EXPECT_EQ(findings.read().out_of_range, 4u);  // two tokens, K and V
+    EXPECT_EQ(counters.read().out_of_range, 4u);  // two tokens, K and V
   }
 
  private:
@@ -134,14 +134,14 @@ TEST_F(GpuTranscode, WritesTheCpusBytesFromEveryFormatToEveryOther) {
   }
 }
 
-TEST_F(GpuTranscode, TakesAndLeavesCells) {
+TEST_F(GpuTranscode, TakesAndLeavesInterleaved) {
   for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
     const auto spec = computed_or_only(*spec_named(name).facts);
     for (const char* other : {"bf16", "f32", "int8", "nvfp4"}) {
       const auto other_spec = computed_or_only(*spec_named(other).facts);
-      compare(spec, other_spec, {}, {}, {.is_from_cells = true});
-      compare(other_spec, spec, {}, {}, {.is_to_cells = true});
-      compare(spec, other_spec, {}, {}, {.is_from_cells = true, .is_to_cells = true});
+      compare(spec, other_spec, {}, {}, {.is_from_interleaved = true});
+      compare(other_spec, spec, {}, {}, {.is_to_interleaved = true});
+      compare(spec, other_spec, {}, {}, {.is_from_interleaved = true, .is_to_interleaved = true});
     }
   }
 }

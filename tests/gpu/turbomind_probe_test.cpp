@@ -1,12 +1,12 @@
 // The probe of a GPU's blocks sees what append wrote there: the host's bytes.
 #include <gmock/gmock.h>
 
-#include "interop/turbomind/probe.hpp"
+#include "engines/turbomind/probe.hpp"
 #include "ops/append/append_cuda.hpp"
+#include "tests/engines/turbomind_pool.hpp"
 #include "tests/gpu/gpu.hpp"
-#include "tests/interop/turbomind_pool.hpp"
 
-namespace kvx::interop::turbomind {
+namespace kvx::engines::turbomind {
 namespace {
 
 using testing::HasSubstr;
@@ -33,7 +33,7 @@ TEST_F(GpuTurbomindProbe, SeesWhatAppendWrote) {
   for (const KvCacheMode mode : {KvCacheMode::kFp4Mx, KvCacheMode::kFp4Nv}) {
     TestPool host(layout_of(mode), 4);
     tests::Mirror mirror(memory());
-    const tests::Findings findings(memory());
+    const tests::DeferredErrors counters(memory());
     Pools there = host.pools;
     there.data = mirror.add(host.data);
     there.scales = mirror.add(host.scales);
@@ -64,7 +64,7 @@ TEST_F(GpuTurbomindProbe, SeesWhatAppendWrote) {
       args.k = input_rows(mirror.add(k), kHeads, kHeadDim);
       args.v = input_rows(mirror.add(v), kHeads, kHeadDim);
       args.slot_mapping = {mirror.add(slots), slots.size()};
-      const Status appended = ops::append(context(), args, findings.get());
+      const Status appended = ops::append(context(), args, counters.get());
       ASSERT_TRUE(appended.ok()) << appended.error().message;
     }
     const DeviceSequenceBlocks blocks{mirror.add(data_there), mirror.add(scales_there),
@@ -88,4 +88,4 @@ TEST_F(GpuTurbomindProbe, SeesWhatAppendWrote) {
 }
 
 }  // namespace
-}  // namespace kvx::interop::turbomind
+}  // namespace kvx::engines::turbomind

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "device/cuda_caller.hpp"
+#include "kv/files/transcode.hpp"
 #include "kv/kv_step.hpp"
-#include "kv/transcode.hpp"
-#include "tests/abi/owned_cache.hpp"
+#include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
 namespace kvx::tests {
@@ -176,23 +176,23 @@ TEST_F(GpuTwoDevices, TheAbisCallsRunWhereTheirMemoryLies) {
   options.memory = KVX_MEMORY_DEVICE;
   options.device = 1;
   options.max_step_tokens = 8;
-  const auto cache = api::Cache::create(abi_test::owned_config("int8"), &options);
+  const auto cache = api::Cache::create(api_test::owned_config("int8"), &options);
   EXPECT_TRUE(cache.ok()) << kvx_last_error();
   expect_first_is_current("kvx_cache_create");
 
-  abi_test::Filled filled(KVX_FORMAT_INT8);
+  api_test::Filled filled(KVX_FORMAT_INT8);
   const auto there = cache::cuda_memory(1).value();
   Mirror mirror(*there);
   Mirror first(memory());
-  abi_test::PagedLayer pages(filled.geometry, abi_test::in_page(KVX_FORMAT_INT8),
-                             abi_test::in_page(KVX_FORMAT_INT8));
+  api_test::PagedLayer pages(filled.geometry, api_test::in_page(KVX_FORMAT_INT8),
+                             api_test::in_page(KVX_FORMAT_INT8));
   mirrored(mirror, pages.memory, 1);
   for (kvx_side_t* side : {&pages.k, &pages.v}) {
     side->codes = mirror.at(static_cast<uint8_t*>(side->codes));
     side->scales = mirror.at(static_cast<uint8_t*>(side->scales));
   }
   pages.layer.memory = KVX_MEMORY_DEVICE;
-  std::vector<int64_t> slots = abi_test::slots_of(filled.sequence, filled.geometry.block_size);
+  std::vector<int64_t> slots = api_test::slots_of(filled.sequence, filled.geometry.block_size);
   kvx_rows_t k = api::rows(mirrored(mirror, filled.k, 1), KVX_DTYPE_F32);
   const kvx_rows_t v = api::rows(mirrored(mirror, filled.v, 1), KVX_DTYPE_F32);
   auto args = api::sized<kvx_append_args_t>();

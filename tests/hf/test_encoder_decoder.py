@@ -25,7 +25,7 @@ SIZES = dict(
     decoder_start_token_id=2,
     tie_word_embeddings=False,  # else a random model repeats its last token
 )
-RECIPES = ["f32", "f32:sink=16,recent=32,wide=f32"]
+RECIPES = ["f32", "f32:sink=16,recent=32,full_precision=f32"]
 
 
 @pytest.fixture(params=["BartConfig", "MBartConfig", "PegasusConfig"])
@@ -127,7 +127,7 @@ def test_what_cannot_be_served_is_refused(config_class):
     [
         ("int8", "int8"),
         ("nvfp4:auto", "nvfp4:auto,immediate"),
-        ("f32:sink=16,recent=32,wide=f32", "f32:immediate"),
+        ("f32:sink=16,recent=32,full_precision=f32", "f32:immediate"),
         ("int4:k.hadamard,recent=64", "int4:k.hadamard,immediate"),
     ],
 )

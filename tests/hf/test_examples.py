@@ -41,6 +41,6 @@ def test_a_long_chat_takes_a_quarter_of_the_memory(model_folder, monkeypatch, ca
     )
     tokens, share = int(lines[-1][0]), float(lines[-1][1])
     assert tokens == names["cache"].get_seq_length() > 900
-    assert share < 0.5  # 80 wide tokens weigh on a short chat
-    costs = [names[which].cost(32768).bytes_per_token for which in ("cache", "wide")]
+    assert share < 0.5  # 80 full-precision tokens weigh on a short chat
+    costs = [names[which].cost(32768).bytes_per_token for which in ("cache", "full_precision")]
     assert costs[0] / costs[1] < 0.29

@@ -16,8 +16,8 @@ from transformers import DynamicCache
 import kvx
 import kvx.hf
 
-# Wide ends make a prefill come in several steps; f32 ends around f32 blocks change no number.
-RECIPES = ["f32", "f32:sink=16,recent=32,wide=f32"]
+# Full-precision window make a prefill come in several steps; f32 ends around f32 blocks change no number.
+RECIPES = ["f32", "f32:sink=16,recent=32,full_precision=f32"]
 
 
 def test_greedy_says_something(model_name):

@@ -35,7 +35,7 @@ def both(name, inputs, recipe="f32", dtype=torch.float32, **options):
     return tokens_of(model, cache, on_gpu(inputs), **options), expected, cache
 
 
-@pytest.mark.parametrize("recipe", ["f32", "f32:sink=16,recent=32,wide=f32"])
+@pytest.mark.parametrize("recipe", ["f32", "f32:sink=16,recent=32,full_precision=f32"])
 def test_greedy(model_name, recipe):
     found, expected, cache = both(model_name, {"input_ids": prompt(tokens=83)}, recipe)
     assert torch.equal(found, expected)

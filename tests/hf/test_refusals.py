@@ -118,7 +118,7 @@ def test_a_crop_into_what_is_packed():
     cache = kvx.hf.Cache(model.config, "int8:sink=16,recent=16", block_size=16)
     tokens_of(model, cache, {"input_ids": prompt(tokens=100)})
     length = cache.get_seq_length()
-    with pytest.raises(kvx.UnsupportedError, match="has left the wide window"):
+    with pytest.raises(kvx.UnsupportedError, match="has left the full-precision window"):
         cache.crop(40)
     assert cache.get_seq_length() == length
     cache.crop(48)  # whole blocks may go

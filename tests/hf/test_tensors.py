@@ -68,8 +68,8 @@ def test_views_of_bfloat16_tensors_are_read_in_place():
 
 
 def test_slices_and_parameters_are_read_where_they_lie():
-    wide = torch.randn(3, 70, 40)
-    for x in (wide[1, 5:25, 8:40], wide[:, ::7, 3:35].flatten(0, 1)[2:], wide[2, ::3, ::1][:, :32]):
+    full_precision = torch.randn(3, 70, 40)
+    for x in (full_precision[1, 5:25, 8:40], full_precision[:, ::7, 3:35].flatten(0, 1)[2:], full_precision[2, ::3, ::1][:, :32]):
         expected = kvx.quantize(x.numpy().copy(), "int8")
         for tensor in (x, torch.nn.Parameter(x, requires_grad=False)):
             assert np.array_equal(kvx.quantize(tensor, "int8").codes, expected.codes)

@@ -1,5 +1,5 @@
 // Budgets in bytes, blocks and shares, for caches of any recipe.
-#include "kv/cache_budget.hpp"
+#include "kv/plan/cache_budget.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(CacheBudget, InBlocksGivesThatMany) {
   }
 }
 
-TEST(CacheBudget, CountsEveryRegionAndTheWideEnds) {
+TEST(CacheBudget, CountsEveryRegionAndTheFullPrecisionWindow) {
   for (const char* recipe : {"int4:auto", "int8:sink=10,recent=40", "int8:source=page,immediate"}) {
     KvCacheConfig config = config_of(recipe);
     config.cuda.reset();

@@ -1,5 +1,5 @@
 // The contiguous cache: its bytes, its position counter, and attention against the textbook.
-#include "kv/contiguous_cache.hpp"
+#include "kv/contiguous/contiguous_cache.hpp"
 
 #include <gmock/gmock.h>
 
@@ -92,14 +92,14 @@ TEST(ContiguousCache, ShowsALayerItsNewTokensBeforeTheyAreCounted) {
   EXPECT_EQ(cache.num_held(0), 7);
 }
 
-TEST(ContiguousCache, WritesTheSameBytesInOnePieceAndTokenByToken) {
+TEST(ContiguousCache, WritesTheSameBytesInOneCallAndTokenByToken) {
   ContiguousCache whole = cache_of(small_config("nvfp4", 8));
-  ContiguousCache pieces = cache_of(small_config("nvfp4", 8));
+  ContiguousCache by_token = cache_of(small_config("nvfp4", 8));
   ASSERT_TRUE(append_all(whole, 0, 8).ok());
-  for (int t = 0; t < 8; ++t) ASSERT_TRUE(append_all(pieces, t, 1).ok());
+  for (int t = 0; t < 8; ++t) ASSERT_TRUE(append_all(by_token, t, 1).ok());
   for (int layer = 0; layer < 2; ++layer) {
     const ops::SideView& a = whole.view(layer).runs[0].k;
-    const ops::SideView& b = pieces.view(layer).runs[0].k;
+    const ops::SideView& b = by_token.view(layer).runs[0].k;
     EXPECT_EQ(std::memcmp(a.codes.base, b.codes.base, 2 * 2 * 8 * 16), 0);
     EXPECT_EQ(std::memcmp(a.scales.base, b.scales.base, 2 * 2 * 8 * 2), 0);
   }

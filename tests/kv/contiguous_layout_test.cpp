@@ -1,5 +1,5 @@
 // Sizes of contiguous caches, computed without allocating them, and what is refused.
-#include "kv/contiguous_layout.hpp"
+#include "kv/contiguous/contiguous_layout.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -80,7 +80,8 @@ TEST(ContiguousLayout, RefusesQueryHeadsThatDoNotShareTheKvHeadsEvenly) {
 }
 
 TEST(ContiguousLayout, RefusesWhatNeedsBlocks) {
-  EXPECT_THAT(message_of(config_of("nvfp4:sink=16,recent=64")), HasSubstr("has wide ends"));
+  EXPECT_THAT(message_of(config_of("nvfp4:sink=16,recent=64")),
+              HasSubstr("has full-precision window"));
   EXPECT_THAT(message_of(config_of("int8:source=page")), HasSubstr("shares scales by page"));
   ContiguousConfig config = config_of("f16");
   config.overrides = {parse_layer_override("3=int8:source=page").value()};

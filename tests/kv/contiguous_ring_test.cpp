@@ -26,7 +26,7 @@ struct RingCase {
 
 class ContiguousRing : public ::testing::TestWithParam<RingCase> {};
 
-TEST_P(ContiguousRing, EqualsAFullCacheWithASlidingWindowInEveryPiece) {
+TEST_P(ContiguousRing, EqualsAFullCacheWithASlidingWindowInEveryChunk) {
   const auto [recipe, max_append] = GetParam();
   ContiguousCache ring = cache_of(ring_config(recipe, max_append));
   ContiguousCache full = cache_of(small_config(recipe, 100));

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/contiguous_cache.hpp"
+#include "kv/contiguous/contiguous_cache.hpp"
 #include "tests/support/cpu_levels.hpp"
 
 namespace kvx::kv {
@@ -49,7 +49,7 @@ inline std::string message_of(const Status& status) {
 }
 
 // [batch, num_tokens, num_heads, head_dim] numbers that depend on the token's position, its
-// sequence, head and element, and on nothing else, so that pieces of a text equal the whole.
+// sequence, head and element, and on nothing else, so that chunks of a text equal the whole.
 inline std::vector<float> numbers(const ContiguousConfig& config, int seed, int first_position,
                                   int num_tokens, int num_heads, int head_dim) {
   std::vector<float> result;

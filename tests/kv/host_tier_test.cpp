@@ -14,7 +14,7 @@ using testing::HasSubstr;
 constexpr int kBlockSize = 16;
 constexpr int kNumTokens = 112;
 constexpr const char* kRecipes[] = {"bf16", "int8/int4", "nvfp4:immediate", "nvfp4:auto",
-                                    "int4:sink=10,recent=40,wide=f16"};
+                                    "int4:sink=10,recent=40,full_precision=f16"};
 
 std::vector<int32_t> token_ids(int count, int32_t first) {
   std::vector<int32_t> ids(count);

@@ -151,7 +151,7 @@ TEST_F(KvCacheFile, ADamagedBlockIsRefusedWithItsSequence) {
   save(config, stream, 100);
   auto reader = tier::CacheFileReader::open(path_);
   for (const tier::FileBlock& block : reader.value().index().blocks) {
-    const int64_t at = block.pieces[0].offset + block.pieces[0].stored_bytes / 2;
+    const int64_t at = block.block_copies[0].offset + block.block_copies[0].stored_bytes / 2;
     flip(at);
     EXPECT_THAT(load_error(config), HasSubstr("checksum"));
     flip(at);
@@ -170,7 +170,7 @@ TEST_F(KvCacheFile, ADamagedBlockIsAMissAmongPrefixes) {
   ASSERT_TRUE(cache->save_prefixes(path_).ok());
   auto reader = tier::CacheFileReader::open(path_);
   ASSERT_EQ(reader.value().index().blocks.size(), 7u);
-  flip(reader.value().index().blocks[3].pieces[0].offset + 9);
+  flip(reader.value().index().blocks[3].block_copies[0].offset + 9);
 
   auto other = created(config);
   const auto report = other->load_prefixes(path_);

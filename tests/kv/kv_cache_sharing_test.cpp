@@ -56,7 +56,7 @@ Stream branch_of(const Stream& stream, int num_common, int num_tokens, uint32_t 
 }
 
 constexpr const char* kRecipes[] = {"bf16", "int8/int4", "nvfp4:immediate", "nvfp4:auto",
-                                    "int4:sink=10,recent=40,wide=f16"};
+                                    "int4:sink=10,recent=40,full_precision=f16"};
 
 TEST(Fork, IsBitwiseASequenceOfItsOwn) {
   const Stream stream(130);
@@ -95,10 +95,11 @@ TEST(Fork, SharesFullBlocksAndCopiesOnlyTheOpenOne) {
 TEST(Truncate, IsBitwiseAsIfTheTokensHadNeverCome) {
   const Stream stream(130);
   for (const char* recipe : kRecipes) {
-    const bool has_wide_ends = parse_recipe(recipe).value().has_wide_ends;
+    const bool has_full_precision_window = parse_recipe(recipe).value().has_full_precision_window;
     for (int cut : {37, 90, 96, 100}) {
-      // With wide ends bit for bit as long as no block left the window for the tokens that go.
-      if (has_wide_ends && cut < 96) continue;
+      // With full-precision window bit for bit as long as no block left the window for the tokens
+      // that go.
+      if (has_full_precision_window && cut < 96) continue;
       auto cache = shared_cache(recipe);
       const int sequence = cache->create_sequence().value();
       feed_and_record(*cache, sequence, stream, 0, 104);
@@ -221,12 +222,12 @@ TEST(Prefix, AHitIsBitwiseARecomputationWithImmediateAppend) {
   }
 }
 
-TEST(Prefix, AContinuationIsBitwiseARecomputationWithWideEnds) {
+TEST(Prefix, AContinuationIsBitwiseARecomputationWithFullPrecisionWindow) {
   const Stream stream(150);
   for (const char* recipe : {"nvfp4:auto", "int4:sink=10,recent=40"}) {
     auto cache = shared_cache(recipe);
     const int one = cache->create_sequence().value();
-    feed_and_record(*cache, one, stream, 0, 112);  // seven blocks; the last ones are wide
+    feed_and_record(*cache, one, stream, 0, 112);  // seven blocks; the last ones are full-precision
     ASSERT_TRUE(cache->free_sequence(one).ok());
     const int two = cache->create_sequence_from({}, token_ids(150)).value();
     ASSERT_EQ(cache->num_tokens(two), 112) << recipe;
@@ -236,13 +237,14 @@ TEST(Prefix, AContinuationIsBitwiseARecomputationWithWideEnds) {
   }
 }
 
-TEST(Prefix, ABranchWithWideEndsIsCloseToARecomputation) {
+TEST(Prefix, ABranchWithFullPrecisionWindowIsCloseToARecomputation) {
   // The branch leaves before the first one's window: its last blocks are cached packed.
   const Stream stream(160);
   auto cache = shared_cache("int8:sink=10,recent=40");
   const int one = cache->create_sequence().value();
   feed_and_record(*cache, one, stream, 0, 160);
-  ASSERT_TRUE(cache->clear_prefixes().ok());  // wide blocks that were left behind on the way
+  ASSERT_TRUE(
+      cache->clear_prefixes().ok());  // full-precision blocks that were left behind on the way
   ASSERT_TRUE(cache->free_sequence(one).ok());
   const int again = cache->create_sequence().value();
   feed(*cache, again, stream, 0, 160, 1000);
@@ -333,23 +335,23 @@ TEST(Prefix, SequencesThatShareABlockCannotRecordOtherTokensForIt) {
     const int first = cache->create_sequence().value();
     feed_and_record(*cache, first, stream, 0, 16);
     feed(*cache, first, stream, 16, 60, 1000);
-    const int twin = cache->fork_sequence(first).value();
+    const int fork = cache->fork_sequence(first).value();
     const int late = cache->fork_sequence(first).value();
     ASSERT_TRUE(cache->record_tokens(first, token_ids(44, 16)).ok());
     std::vector<int32_t> others = token_ids(44, 16);
     others[20] = 7000;  // of the second of these blocks
-    const Status refused = cache->record_tokens(twin, others);
+    const Status refused = cache->record_tokens(fork, others);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(refused.error().message.find("block 2 "), std::string::npos)
         << refused.error().message;
-    EXPECT_TRUE(cache->record_tokens(twin, token_ids(44, 16)).ok()) << "nothing was recorded";
+    EXPECT_TRUE(cache->record_tokens(fork, token_ids(44, 16)).ok()) << "nothing was recorded";
     // Known only by its end: the blocks before are compared too.
     ASSERT_TRUE(cache->record_tokens(late, token_ids(16, 16)).ok());
     others = token_ids(28, 32);
     others[0] = 7000;
     EXPECT_FALSE(cache->record_tokens(late, others).ok());
-    for (const int sequence : {first, twin, late}) {
+    for (const int sequence : {first, fork, late}) {
       ASSERT_TRUE(cache->free_sequence(sequence).ok());
     }
     const int found = cache->create_sequence_from({}, token_ids(60)).value();
@@ -369,12 +371,12 @@ TEST(Prefix, AStepThatFindsNoBlocksChangesNothing) {
   auto cache = created(config);
   const int one = cache->create_sequence().value();
   feed(*cache, one, stream, 0, 40, 1000);
-  const int twin = cache->fork_sequence(one).value();
+  const int fork = cache->fork_sequence(one).value();
   const KvCacheSnapshot before = cache->snapshot();
-  const StepEntry entry{twin, 25};  // beyond the sequence
+  const StepEntry entry{fork, 25};  // beyond the sequence
   EXPECT_FALSE(cache->begin_step({&entry, 1}).ok());
   EXPECT_EQ(cache->snapshot().classes[0].num_active, before.classes[0].num_active);
-  EXPECT_EQ(feed(*cache, twin, stream, 40, 64, 1000).size(), 24u * kNumQHeads * kHeadDim);
+  EXPECT_EQ(feed(*cache, fork, stream, 40, 64, 1000).size(), 24u * kNumQHeads * kHeadDim);
 }
 
 }  // namespace

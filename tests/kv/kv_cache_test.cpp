@@ -1,5 +1,5 @@
-// The assembled cache: steps, wide ends, layer groups, overrides and calibration, against plain
-// attention in double precision.
+// The assembled cache: steps, full-precision window, layer groups, overrides and calibration,
+// against plain attention in double precision.
 #include "kv/kv_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -59,18 +59,18 @@ TEST(KvCache, AnF32CacheIsPlainAttention) {
       exact_tolerance());
 }
 
-TEST(KvCache, WideEndsOfF32AroundF32BlocksChangeNothing) {
+TEST(KvCache, FullPrecisionWindowOfF32AroundF32BlocksChangeNothing) {
   const Stream stream(150);
-  auto cache = created(config_of("f32:sink=20,recent=30,wide=f32,hadamard"));
+  auto cache = created(config_of("f32:sink=20,recent=30,full_precision=f32,hadamard"));
   const int sequence = cache->create_sequence().value();
   EXPECT_LT(
       relative_rms(feed(*cache, sequence, stream, 0, 150, 1000), plain_attention(stream, 150)),
       exact_tolerance());
 }
 
-TEST(KvCache, ASequenceMayBeNoLongerThanItsWideEnds) {
+TEST(KvCache, ASequenceMayBeNoLongerThanItsFullPrecisionWindow) {
   const Stream stream(60);
-  KvCacheConfig config = config_of("nvfp4:sink=16,recent=64,wide=f32");
+  KvCacheConfig config = config_of("nvfp4:sink=16,recent=64,full_precision=f32");
   config.max_tokens_per_sequence = 60;  // the packed pool has no blocks, so no memory
   auto cache = created(std::move(config));
   const int sequence = cache->create_sequence().value();
@@ -86,8 +86,8 @@ double code_tolerance() {
 TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
   const Stream stream(130);
   for (const char* recipe :
-       {"bf16", "int8", "nvfp4:auto", "int4:hadamard,sink=4,recent=40,wide=f16", "fp8_e4m3",
-        "mxfp4:auto", "int4_affine:auto", "int8/int4:auto"}) {
+       {"bf16", "int8", "nvfp4:auto", "int4:hadamard,sink=4,recent=40,full_precision=f16",
+        "fp8_e4m3", "mxfp4:auto", "int4_affine:auto", "int8/int4:auto"}) {
     auto cache = created(config_of(recipe));
     const int steps = cache->create_sequence().value();
     const int tokens = cache->create_sequence().value();
@@ -108,9 +108,9 @@ TEST(KvCache, StepsGiveWhatTokenByTokenGives) {
   }
 }
 
-TEST(KvCache, WideEndsKeepTheirTokensIn16BitsAndTheMiddlePacked) {
+TEST(KvCache, FullPrecisionWindowKeepTheirTokensIn16BitsAndTheMiddlePacked) {
   const Stream stream(160);
-  auto cache = created(config_of("int4:sink=10,recent=40,wide=f32", 16));
+  auto cache = created(config_of("int4:sink=10,recent=40,full_precision=f32", 16));
   const int sequence = cache->create_sequence().value();
   feed(*cache, sequence, stream, 0, 160, 7);
   std::vector<float> k(160 * kNumKvHeads * kHeadDim);
@@ -119,11 +119,11 @@ TEST(KvCache, WideEndsKeepTheirTokensIn16BitsAndTheMiddlePacked) {
                   .ok());
   // 160 tokens are ten blocks: block 0 is the sink, 7 to 9 hold the recent 40.
   for (int token = 0; token < 160; ++token) {
-    const bool is_wide = token < 16 || token >= 7 * 16;
+    const bool is_full_precision = token < 16 || token >= 7 * 16;
     const size_t row = static_cast<size_t>(token) * kNumKvHeads * kHeadDim;
     const bool is_exact =
         std::equal(k.begin() + row, k.begin() + row + kHeadDim, stream.k.begin() + row);
-    EXPECT_EQ(is_exact, is_wide) << "token " << token;
+    EXPECT_EQ(is_exact, is_full_precision) << "token " << token;
   }
 }
 
@@ -343,10 +343,10 @@ TEST(KvCache, CostsFollowFromTheFacts) {
   EXPECT_DOUBLE_EQ(cost.bytes_per_token, kNumLayers * kNumKvHeads * 2 * (kHeadDim + 2.0));
   EXPECT_EQ(cost.tokens_per_gib, static_cast<int64_t>((1 << 30) / cost.bytes_per_token));
   config.recipe = parse_recipe("nvfp4:sink=16,recent=64").value();
-  const RecipeCost wide = cost_of(config, 4096).value();
-  EXPECT_DOUBLE_EQ(wide.bits_per_value, 4.5);
+  const RecipeCost full_precision = cost_of(config, 4096).value();
+  EXPECT_DOUBLE_EQ(full_precision.bits_per_value, 4.5);
   // Of 64 blocks, the first and the last are bf16.
-  EXPECT_DOUBLE_EQ(wide.bytes_per_token,
+  EXPECT_DOUBLE_EQ(full_precision.bytes_per_token,
                    kNumLayers * kNumKvHeads * 2 * (62 * 36.0 + 2 * 128.0) / 64);
 }
 

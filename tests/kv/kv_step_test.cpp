@@ -70,9 +70,9 @@ void write_once(KvCache& cache, KvStep& step, const Writing& writing, bool begin
   };
   if (begin < 50) write(sequence, begin, 50);
   const int64_t num_tokens = cache.num_tokens(sequence);
-  const int twin = cache.fork_sequence(sequence).value();
-  write(twin, static_cast<int>(num_tokens), kNumTokens);
-  EXPECT_TRUE(cache.free_sequence(twin).ok());
+  const int fork = cache.fork_sequence(sequence).value();
+  write(fork, static_cast<int>(num_tokens), kNumTokens);
+  EXPECT_TRUE(cache.free_sequence(fork).ok());
   EXPECT_TRUE(cache.truncate_sequence(sequence, 48).ok());
   write(sequence, 48, kNumTokens);
   EXPECT_TRUE(cache.free_sequence(sequence).ok());
@@ -114,10 +114,10 @@ TEST(KvStep, ManyWritersGetWhatEachGetsAloneWithAHostTier) {
   expect_writers_undisturbed("int8/int4", true, 1 << 20);
 }
 
-// A branch off a cached prefix is packed where a sequence of its own is wide, so here all begin
-// anew; blocks leave the window in one thread while others look for blocks.
-TEST(KvStep, ManyWritersGetWhatEachGetsAloneWithWideEnds) {
-  expect_writers_undisturbed("int8:sink=10,recent=40,wide=f16", false);
+// A branch off a cached prefix is packed where a sequence of its own is full-precision, so here all
+// begin anew; blocks leave the window in one thread while others look for blocks.
+TEST(KvStep, ManyWritersGetWhatEachGetsAloneWithFullPrecisionWindow) {
+  expect_writers_undisturbed("int8:sink=10,recent=40,full_precision=f16", false);
 }
 
 TEST(KvStep, TwoStepsAreOpenAtOnceButNotOfOneSequence) {
@@ -183,9 +183,9 @@ TEST(KvStep, APoolThatRunsOutInTheMiddleOfAStepChangesNothing) {
 class FailingExecutor final : public Executor {
  public:
   int num_threads() const override { return 1; }
-  void parallel_for(int num_pieces, const std::function<void(int)>& piece) override {
+  void parallel_for(int num_tasks, const std::function<void(int)>& task) override {
     if (fails) throw std::runtime_error("the executor fails");
-    serial_executor().parallel_for(num_pieces, piece);
+    serial_executor().parallel_for(num_tasks, task);
   }
   bool fails = false;
 };

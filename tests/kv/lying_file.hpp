@@ -12,7 +12,7 @@
 
 namespace kvx::kv {
 
-// Makes it of a file that a cache saved: one block of 1024 tokens without pieces.
+// Makes it of a file that a cache saved: one block of 1024 tokens without block copies.
 inline void lie_about_block_size(const std::string& path) {
   tier::FileIndex index = tier::CacheFileReader::open(path).value().index();
   index.block_size = 1024;

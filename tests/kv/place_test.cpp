@@ -21,16 +21,16 @@ struct Kind {
   const char* recipe;
   int block_size = 16;
 };
-// The last ones' E2M1 codes lie in cells on a GPU.
+// The last ones' E2M1 codes lie in interleaved order on a GPU.
 constexpr Kind kKinds[] = {{"bf16"},
                            {"f32"},
                            {"int8/int4"},
                            {"nvfp4:auto"},
                            {"fp8_e4m3"},
-                           {"int4:sink=10,recent=40,wide=f16"},
+                           {"int4:sink=10,recent=40,full_precision=f16"},
                            {"mxfp4:hadamard"},
                            {"int4_affine:auto"},
-                           {"int8:recent=16,wide=f32"},
+                           {"int8:recent=16,full_precision=f32"},
                            {"int8:source=page,immediate"},
                            {"int4:source=page,sink=10,recent=40"},
                            {"nvfp4", 64},

@@ -29,7 +29,7 @@ TEST(Recipe, OneFormatIsForBothSides) {
   EXPECT_EQ(recipe.k.spec.facts->id, FormatId::kInt8);
   EXPECT_EQ(recipe.v, recipe.k);
   EXPECT_EQ(recipe.k.spec.group_size, 64);
-  EXPECT_FALSE(recipe.has_wide_ends);
+  EXPECT_FALSE(recipe.has_full_precision_window);
 }
 
 TEST(Recipe, KAndVChooseTheirOwnFormat) {
@@ -42,7 +42,8 @@ TEST(Recipe, EveryFormatIsARecipeAndSoIsItsRecommendation) {
   for (const format::Facts* facts : format::kAllFacts) {
     EXPECT_EQ(parsed(facts->name).k.spec.facts, facts);
     const Recipe recommended = parsed(std::string(facts->name) + ":auto");
-    EXPECT_EQ(recommended.has_wide_ends, !recommended_options(facts->id).empty()) << facts->name;
+    EXPECT_EQ(recommended.has_full_precision_window, !recommended_options(facts->id).empty())
+        << facts->name;
   }
 }
 
@@ -63,12 +64,12 @@ TEST(Recipe, APrefixLimitsAnOptionToOneSide) {
   EXPECT_EQ(recipe.v.spec.group_size, 32);
 }
 
-TEST(Recipe, WideEndsComeWithSinkOrRecent) {
-  const Recipe recipe = parsed("nvfp4:k.hadamard,search,sink=16,recent=64,wide=f16");
-  EXPECT_TRUE(recipe.has_wide_ends);
+TEST(Recipe, FullPrecisionWindowComeWithSinkOrRecent) {
+  const Recipe recipe = parsed("nvfp4:k.hadamard,search,sink=16,recent=64,full_precision=f16");
+  EXPECT_TRUE(recipe.has_full_precision_window);
   EXPECT_EQ(recipe.sink_tokens, 16);
   EXPECT_EQ(recipe.recent_tokens, 64);
-  EXPECT_EQ(recipe.wide_spec.facts->id, FormatId::kF16);
+  EXPECT_EQ(recipe.full_precision_spec.facts->id, FormatId::kF16);
   EXPECT_EQ(parsed("nvfp4:sink=16").recent_tokens, 1);
 }
 
@@ -93,8 +94,8 @@ TEST(Recipe, AutoGivesEachSideItsOwnFormatsOptions) {
   EXPECT_EQ(recipe.v.spec.scale_choice, format::ScaleChoice::kAmax);
 }
 
-TEST(Recipe, ImmediateTakesTheWideEndsAway) {
-  EXPECT_FALSE(parsed("nvfp4:auto,immediate").has_wide_ends);
+TEST(Recipe, ImmediateTakesTheFullPrecisionWindowAway) {
+  EXPECT_FALSE(parsed("nvfp4:auto,immediate").has_full_precision_window);
 }
 
 TEST(Recipe, ErrorsNameThePartTheValueAndWhatWasExpected) {
@@ -106,8 +107,10 @@ TEST(Recipe, ErrorsNameThePartTheValueAndWhatWasExpected) {
             std::string::npos);
   EXPECT_NE(message_of("int8:recent=99999999999").find("recent is"), std::string::npos);
   EXPECT_NE(message_of("int8:sink").find("sink is ''"), std::string::npos);
-  EXPECT_NE(message_of("int8:wide=int4").find("wide is 'int4'; expected bf16"), std::string::npos);
-  EXPECT_NE(message_of("int8:wide=f16").find("needs sink=N or recent=N"), std::string::npos);
+  EXPECT_NE(message_of("int8:full_precision=int4").find("full_precision is 'int4'; expected bf16"),
+            std::string::npos);
+  EXPECT_NE(message_of("int8:full_precision=f16").find("needs sink=N or recent=N"),
+            std::string::npos);
   for (const char* text :
        {"int8:", "int8:g16", "bf16:search", "int8:4over6", "int8_affine:search",
         "int8:hadamard=yes", "int8:scale", "int8:scale=bf16", "int8:immediate=1", "mxfp4:rule=amax",

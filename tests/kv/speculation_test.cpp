@@ -47,7 +47,7 @@ Stream loud_stream(int num_tokens, uint32_t seed) {
 }
 
 // A run of tokens that came in one step: the sequence's next ones, of this stream.
-struct Piece {
+struct Chunk {
   const Stream* stream = nullptr;
   int first = 0;
   int count = 0;
@@ -57,7 +57,7 @@ struct Piece {
 };
 
 // Appends a run; the step is left open.
-void write_run(const KvCache& cache, KvStep& step, int sequence, const Piece& run,
+void write_run(const KvCache& cache, KvStep& step, int sequence, const Chunk& run,
                bool is_speculative) {
   const StepEntry entry{sequence, run.count, is_speculative};
   const Status begun = step.begin({&entry, 1});
@@ -70,7 +70,7 @@ void write_run(const KvCache& cache, KvStep& step, int sequence, const Piece& ru
   }
 }
 
-void append_run(KvCache& cache, int sequence, const Piece& run, bool is_speculative = false) {
+void append_run(KvCache& cache, int sequence, const Chunk& run, bool is_speculative = false) {
   KvStep step(cache);
   write_run(cache, step, sequence, run, is_speculative);
   ASSERT_TRUE(step.end().ok());
@@ -95,20 +95,20 @@ std::vector<float> rows_of(const KvCache& cache, int sequence) {
 }
 
 // In a cache of their own on the host, whose bytes are those of any other place.
-std::vector<float> rows_of_runs(std::string_view recipe, const std::vector<Piece>& runs) {
+std::vector<float> rows_of_runs(std::string_view recipe, const std::vector<Chunk>& runs) {
   KvCacheConfig config = page_config(recipe);
   config.cuda.reset();
   auto cache = created(std::move(config));
   const int sequence = cache->create_sequence().value();
-  for (const Piece& run : runs) append_run(*cache, sequence, run);
+  for (const Chunk& run : runs) append_run(*cache, sequence, run);
   return rows_of(*cache, sequence);
 }
 
 // The first num_tokens of the runs.
-std::vector<Piece> cut(std::vector<Piece> runs, int num_tokens) {
+std::vector<Chunk> cut(std::vector<Chunk> runs, int num_tokens) {
   int end = 0;
-  std::vector<Piece> kept;
-  for (Piece run : runs) {
+  std::vector<Chunk> kept;
+  for (Chunk run : runs) {
     run.count = std::min(run.count, num_tokens - end);
     end += run.count;
     if (run.count > 0) kept.push_back(run);
@@ -120,7 +120,7 @@ TEST(Speculation, ACutAnywhereInItIsBitwiseAsIfTheRestHadNeverCome) {
   const Stream stream = loud_stream(112, 1), other = loud_stream(112, 2);
   for (const char* recipe : kRecipes) {
     for (const int start : {0, 5, 16, 31, 45}) {
-      std::vector<Piece> runs;
+      std::vector<Chunk> runs;
       if (start > 0) runs.push_back({&stream, 0, start});
       const size_t num_firm = runs.size();
       for (const auto& [first, count] : {std::pair{0, 3}, {3, 1}, {4, 14}, {18, 6}}) {
@@ -135,7 +135,7 @@ TEST(Speculation, ACutAnywhereInItIsBitwiseAsIfTheRestHadNeverCome) {
         }
         const Status status = cache->truncate_sequence(sequence, start + kept);
         ASSERT_TRUE(status.ok()) << status.error().message;
-        std::vector<Piece> left = cut(runs, start + kept);
+        std::vector<Chunk> left = cut(runs, start + kept);
         ASSERT_EQ(rows_of(*cache, sequence), rows_of_runs(recipe, left));
         left.push_back({&other, start + kept, 20});
         append_run(*cache, sequence, left.back());
@@ -151,7 +151,7 @@ TEST(Speculation, PartOfAStepIsKeptBitForBitAndTheRestOfItsPageIsFree) {
     for (int kept = 0; kept <= 9; ++kept) {
       auto cache = created(page_config(recipe));
       const int sequence = cache->create_sequence().value();
-      std::vector<Piece> runs = {{&stream, 0, 28}, {&stream, 28, 9}};
+      std::vector<Chunk> runs = {{&stream, 0, 28}, {&stream, 28, 9}};
       append_run(*cache, sequence, runs[0]);
       KvStep step(*cache);
       write_run(*cache, step, sequence, runs[1], true);
@@ -168,7 +168,7 @@ TEST(Speculation, ACancelledStepLeavesTheTokensBeforeItAsTheyWere) {
   const char* recipe = kRecipes[0];
   auto cache = created(page_config(recipe));
   const int sequence = cache->create_sequence().value();
-  const std::vector<Piece> runs = {{&stream, 0, 20}, {&stream, 20, 3}};
+  const std::vector<Chunk> runs = {{&stream, 0, 20}, {&stream, 20, 3}};
   append_run(*cache, sequence, runs[0]);
   append_run(*cache, sequence, runs[1], true);
   KvStep step(*cache);
@@ -217,18 +217,18 @@ TEST(Speculation, EveryLayersRowsComeBackInTheirOwnType) {
   EXPECT_EQ(rows[0], rows[1]);
 }
 
-TEST(Speculation, ATwinNeverSeesTheCut) {
+TEST(Speculation, AForkNeverSeesTheCut) {
   const Stream stream = loud_stream(60, 5);
   const char* recipe = kRecipes[0];
   auto cache = created(page_config(recipe));
   const int sequence = cache->create_sequence().value();
-  const std::vector<Piece> runs = {{&stream, 0, 20}, {&stream, 20, 7}};
+  const std::vector<Chunk> runs = {{&stream, 0, 20}, {&stream, 20, 7}};
   append_run(*cache, sequence, runs[0]);
   append_run(*cache, sequence, runs[1], true);
-  const int twin = cache->fork_sequence(sequence).value();
+  const int fork = cache->fork_sequence(sequence).value();
   ASSERT_TRUE(cache->truncate_sequence(sequence, 22).ok());
   EXPECT_EQ(rows_of(*cache, sequence), rows_of_runs(recipe, cut(runs, 22)));
-  EXPECT_EQ(rows_of(*cache, twin), rows_of_runs(recipe, runs));
+  EXPECT_EQ(rows_of(*cache, fork), rows_of_runs(recipe, runs));
 }
 
 TEST(Speculation, SaysWhatIsFirmAndWhatItNeeds) {
@@ -314,16 +314,16 @@ class History {
     sequences_.erase(sequence);
   }
   void fork(int sequence) {
-    const auto twin = cache_->fork_sequence(sequence);
-    if (twin.ok()) sequences_[twin.value()] = sequences_[sequence];
+    const auto fork = cache_->fork_sequence(sequence);
+    if (fork.ok()) sequences_[fork.value()] = sequences_[sequence];
   }
   // Whole or in part, in one step; a pool that has no room changes nothing.
   void append(int sequence) {
-    std::vector<Piece>& runs = sequences_[sequence];
+    std::vector<Chunk>& runs = sequences_[sequence];
     const auto before = static_cast<int>(cache_->num_tokens(sequence));
     const int count = std::min(between(1, 12), 112 - before);
     if (count == 0) return;
-    const Piece run{&streams_[between(0, 2)], before, count, next_id_};
+    const Chunk run{&streams_[between(0, 2)], before, count, next_id_};
     next_id_ += count;
     const StepEntry entry{sequence, count, between(0, 2) > 0};
     KvStep step(*cache_);
@@ -358,7 +358,7 @@ class History {
   void record(int sequence) {
     const auto num_recorded = static_cast<int>(cache_->recorded_tokens(sequence).size());
     std::vector<int32_t> ids;
-    for (const Piece& run : sequences_[sequence]) {
+    for (const Chunk& run : sequences_[sequence]) {
       for (int token = std::max(run.first, num_recorded); token < run.end(); ++token) {
         ids.push_back(run.first_id + token - run.first);
       }
@@ -370,7 +370,7 @@ class History {
   std::mt19937 random_;
   std::vector<Stream> streams_;
   std::unique_ptr<KvCache> cache_;
-  std::map<int, std::vector<Piece>> sequences_;
+  std::map<int, std::vector<Chunk>> sequences_;
   int32_t next_id_ = 0;
   int num_cuts_ = 0;
 };

@@ -1,6 +1,6 @@
-// Files of another format, block size or other wide ends, loaded on request: what comes out is what
-// the decoded rows give when they are appended; and fingerprints can be read back.
-#include "kv/transcode.hpp"
+// Files of another format, block size or other full-precision window, loaded on request: what comes
+// out is what the decoded rows give when they are appended; and fingerprints can be read back.
+#include "kv/files/transcode.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kv/fingerprint.hpp"
+#include "kv/files/fingerprint.hpp"
 #include "tests/kv/lying_file.hpp"
 #include "tests/kv/stream.hpp"
 #include "tier/cache_file.hpp"
@@ -188,7 +188,7 @@ TEST_F(Transcode, RefusesADamagedBlock) {
   auto source = created_on_host(transcode_config("int8", 16));
   ASSERT_TRUE(source->save_sequence(fed_sequence(*source, stream, kTokens), path_).ok());
   const auto reader = tier::CacheFileReader::open(path_);
-  const int64_t at = reader.value().index().blocks[4].pieces[0].offset + 7;
+  const int64_t at = reader.value().index().blocks[4].block_copies[0].offset + 7;
   std::fstream file(path_, std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(at);
   file.put('\x55');
@@ -279,8 +279,9 @@ TEST_F(Transcode, ReadsBlocksThatManyChainsShareButOnce) {
 // ---- fingerprints
 
 TEST(Fingerprint, IsReadBackAsItWasWritten) {
-  for (const char* recipe : {"bf16", "int8/int4", "nvfp4:auto", "int4:sink=10,recent=40,wide=f16",
-                             "fp8_e4m3", "mxfp4:rule=floor", "int8:g32,scale=f32,source=page"}) {
+  for (const char* recipe :
+       {"bf16", "int8/int4", "nvfp4:auto", "int4:sink=10,recent=40,full_precision=f16", "fp8_e4m3",
+        "mxfp4:rule=floor", "int8:g32,scale=f32,source=page"}) {
     KvCacheConfig config = transcode_config(recipe, 32, {0, 30});
     config.overrides.push_back(parse_layer_override("1=bf16").value());
     config.overrides.push_back(parse_head_override("0:1=int8").value());
@@ -290,8 +291,13 @@ TEST(Fingerprint, IsReadBackAsItWasWritten) {
     const StoredCache& s = stored.value();
     EXPECT_EQ(s.calibration, "none");
     EXPECT_EQ(s.model, "a model");
-    EXPECT_EQ(fingerprint_of(
-                  {&s.geometry, s.layers, {}, s.wide_ends, &s.wide_spec, s.block_size, s.model}),
+    EXPECT_EQ(fingerprint_of({&s.geometry,
+                              s.layers,
+                              {},
+                              s.full_precision_window,
+                              &s.full_precision_spec,
+                              s.block_size,
+                              s.model}),
               cache->fingerprint());
   }
 }
@@ -329,7 +335,7 @@ TEST(Fingerprint, OfAnotherMakeIsRefused) {
   EXPECT_THAT(error_of("block_size 32", "block_size x"), HasSubstr("block_size is 'x'"));
   EXPECT_THAT(error_of("block_size 32\n", ""), HasSubstr("next fact is 'num_layers'"));
   EXPECT_THAT(error_of("num_layers 2", "num_layers 0"), HasSubstr("num_layers is 0"));
-  EXPECT_THAT(error_of("head_blocks 0", "head_blocks 3"), HasSubstr("wide ends are 3"));
+  EXPECT_THAT(error_of("head_blocks 0", "head_blocks 3"), HasSubstr("full-precision window are 3"));
   EXPECT_THAT(error_of("K int8", "K int9"), HasSubstr("format is 'int9'"));
   EXPECT_THAT(error_of(":g64", ":g63"), HasSubstr("group size"));
   EXPECT_THAT(error_of("2 heads", "3 heads"), HasSubstr("heads is '3'"));

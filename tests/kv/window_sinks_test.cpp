@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <limits>
 
-#include "kv/transcode.hpp"
+#include "kv/files/transcode.hpp"
 #include "tests/kv/stream.hpp"
 
 namespace kvx::kv {
@@ -114,18 +114,18 @@ TEST(WindowSinks, CutsAndForksGoOnAsIfTheyHadNeverBeen) {
     auto cache = created(sinks_config(recipe));
     const int sequence = cache->create_sequence().value();
     feed_window(*cache, sequence, stream, 0, 100, 1);
-    const int twin = cache->fork_sequence(sequence).value();
+    const int fork = cache->fork_sequence(sequence).value();
     const std::vector<float> plain = feed_window(*cache, sequence, stream, 100, 140, 1);
-    EXPECT_EQ(feed_window(*cache, twin, stream, 100, 140, 1), plain) << recipe;
+    EXPECT_EQ(feed_window(*cache, fork, stream, 100, 140, 1), plain) << recipe;
     ASSERT_TRUE(cache->truncate_sequence(sequence, 139).ok());
     feed_window(*cache, sequence, stream, 139, 140, 1);
     EXPECT_FALSE(cache->truncate_sequence(sequence, 70).ok()) << "its window is gone";
     // All that a sequence of 10 tokens reads is in the sinks' block.
-    ASSERT_TRUE(cache->truncate_sequence(twin, 16).ok());
+    ASSERT_TRUE(cache->truncate_sequence(fork, 16).ok());
     auto own = created(sinks_config(recipe));
     const int fresh = own->create_sequence().value();
     feed_window(*own, fresh, stream, 0, 16, 1);
-    EXPECT_EQ(feed_window(*cache, twin, stream, 16, 60, 1),
+    EXPECT_EQ(feed_window(*cache, fork, stream, 16, 60, 1),
               feed_window(*own, fresh, stream, 16, 60, 1))
         << recipe;
   }

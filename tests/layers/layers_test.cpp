@@ -68,11 +68,11 @@ TEST_F(Tree, BlanksAroundTheHashHideNothing) {
 }
 
 TEST_F(Tree, NothingGoesBackThroughTheDoor) {
-  write("src/ops/bad.cpp", "#include \"abi/check.hpp\"\n");
+  write("src/ops/bad.cpp", "#include \"api/check.hpp\"\n");
   write("src/tier/bad.cpp", "#include \"kvx/kvx_abi.h\"\n");
   EXPECT_THAT(
       find_violations(root_, allowed_edges()),
-      ::testing::UnorderedElementsAre("src/ops/bad.cpp:1: ops must not include abi/check.hpp",
+      ::testing::UnorderedElementsAre("src/ops/bad.cpp:1: ops must not include api/check.hpp",
                                       "src/tier/bad.cpp:1: tier must not include kvx/kvx_abi.h"));
 }
 

@@ -150,7 +150,7 @@ TEST(Append, PositionsMustLieInsideTheBlockOffsetTable) {
   EXPECT_TRUE(append(best_context(), args).ok());
 }
 
-// Enough tokens for several pieces; slots in a random order with many duplicates.
+// Enough tokens for several tasks; slots in a random order with many duplicates.
 struct ManyTokens {
   LayerShape shape = {.num_blocks = 9, .block_size = 16, .num_heads = 3};
   int num_tokens = 600;
@@ -220,7 +220,7 @@ TEST(Append, AWarmCallAllocatesNothing) {
   for (const char* name : {"bf16", "int8", "nvfp4", "int4_affine"}) {
     TestLayer layer(spec_named(name), spec_named(name), many.shape);
     const std::vector<int64_t> one_slot = {5};
-    // Twice: whichever thread takes a piece first grows its scratch.
+    // Twice: whichever thread takes a task first grows its scratch.
     for (int i = 0; i < 20; ++i) {
       ASSERT_TRUE(append_rows(context, layer, many.shape, many.rows, many.slots).ok());
     }

@@ -58,10 +58,10 @@ TEST(CopyBlocks, ConvertsAsAnAppendWould) {
     for (int s = 0; s < facts->scale_sources.count; ++s) {
       const auto spec =
           format::make_spec(*facts, {.scale_source = facts->scale_sources.values[s]}).value();
-      TestLayer wide(spec_named("bf16"), spec_named("bf16"), kShape);
+      TestLayer full_precision(spec_named("bf16"), spec_named("bf16"), kShape);
       TestLayer packed(spec, spec, kHnd);
       TestLayer expected(spec, spec, kHnd);
-      fill(wide, 2);
+      fill(full_precision, 2);
       for (TestLayer* layer : {&packed, &expected}) {
         layer->k.fill_scales(format::round_scale(spec.scale_type, 0.5f));
         layer->v.fill_scales(format::round_scale(spec.scale_type, 0.5f));
@@ -70,8 +70,8 @@ TEST(CopyBlocks, ConvertsAsAnAppendWould) {
         layer->v.fill_scales({126});
       }
       const BlockCopy copies[] = {{0, 0, 4}, {1, 1, 4}};
-      ASSERT_TRUE(copy_blocks(best_context(), wide.view(), packed.view(), copies).ok());
-      const KvRows rows = gather_slots(best_context(), wide, kShape, 8);
+      ASSERT_TRUE(copy_blocks(best_context(), full_precision.view(), packed.view(), copies).ok());
+      const KvRows rows = gather_slots(best_context(), full_precision, kShape, 8);
       ASSERT_TRUE(append_rows(best_context(), expected, kShape, rows, slots_from(0, 8)).ok());
       EXPECT_TRUE(same_bytes(expected.k.codes, packed.k.codes)) << facts->name;
       EXPECT_TRUE(same_bytes(expected.k.scales, packed.k.scales)) << facts->name;
@@ -125,14 +125,15 @@ TEST(CopyBlocks, TakesCopiesInOrder) {
 }
 
 TEST(CopyBlocks, CountsWhatTheTargetsCodesCannotSay) {
-  TestLayer wide(spec_named("bf16"), spec_named("bf16"), kShape);
+  TestLayer full_precision(spec_named("bf16"), spec_named("bf16"), kShape);
   const auto spec = spec_named("int8", {.scale_source = ScaleSource::kPageShared});
   TestLayer packed(spec, spec, kShape);
   KvRows rows = normal_rows(kShape, 4, 1);
   rows.k[3] = rows.v[70] = std::numeric_limits<float>::infinity();
-  ASSERT_TRUE(append_rows(best_context(), wide, kShape, rows, slots_from(0, 4)).ok());
+  ASSERT_TRUE(append_rows(best_context(), full_precision, kShape, rows, slots_from(0, 4)).ok());
   const BlockCopy copy = {.from_block = 0, .to_block = 0, .num_tokens = 4};
-  EXPECT_EQ(copy_blocks(best_context(), wide.view(), packed.view(), {&copy, 1}).value(), 2);
+  EXPECT_EQ(copy_blocks(best_context(), full_precision.view(), packed.view(), {&copy, 1}).value(),
+            2);
 }
 
 TEST(CopyBlocks, RefusesBlocksAndShapesThatDoNotFitAndWritesNothing) {

@@ -114,30 +114,30 @@ Stored encode_and_decode(CpuLevel level, const FormatSpec& spec, int head_dim,
   stored.gathered.resize(rows.size());
   stored.attended.resize(rows.size());
   const auto& kernels = cpu::kernel_table(level).of(spec);
-  cpu::EncodeJob encode = {&spec,
-                           head_dim,
-                           0.3f,
-                           rows.data(),
-                           0,
-                           n,
-                           side.codes.data(),
-                           side.view.codes.token_stride,
-                           side.scales.data(),
-                           side.view.scales.token_stride,
-                           side.view.scales.group_stride};
+  cpu::EncodeParams encode = {&spec,
+                              head_dim,
+                              0.3f,
+                              rows.data(),
+                              0,
+                              n,
+                              side.codes.data(),
+                              side.view.codes.token_stride,
+                              side.scales.data(),
+                              side.view.scales.token_stride,
+                              side.view.scales.group_stride};
   stored.nonfinite = kernels.encode_rows(encode);
-  cpu::DecodeJob decode = {&spec,
-                           head_dim,
-                           0.3f,
-                           cpu::DecodeFor::kGather,
-                           stored.gathered.data(),
-                           0,
-                           n,
-                           side.codes.data(),
-                           side.view.codes.token_stride,
-                           side.scales.data(),
-                           side.view.scales.token_stride,
-                           side.view.scales.group_stride};
+  cpu::DecodeParams decode = {&spec,
+                              head_dim,
+                              0.3f,
+                              cpu::DecodeFor::kGather,
+                              stored.gathered.data(),
+                              0,
+                              n,
+                              side.codes.data(),
+                              side.view.codes.token_stride,
+                              side.scales.data(),
+                              side.view.scales.token_stride,
+                              side.view.scales.group_stride};
   kernels.decode_rows(decode);
   decode.purpose = cpu::DecodeFor::kAttend;
   decode.rows = stored.attended.data();

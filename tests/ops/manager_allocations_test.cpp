@@ -2,7 +2,7 @@
 // the manager needs. (In this folder because its binary counts allocations.)
 #include <gtest/gtest.h>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 #include "tests/support/allocation_counter.hpp"
 
 namespace kvx::cache {
@@ -12,7 +12,7 @@ using tests::num_allocations;
 
 TEST(Manager, AllocatesNothingOnTheWayOfAnAppend) {
   const SequenceShape shape{4, 400, {{0, 1, {1, 2}, 0}}};
-  std::vector<BlockClassSpec> classes = {{"packed", 30, {16}}, {"wide", 12, {16}}};
+  std::vector<BlockClassSpec> classes = {{"packed", 30, {16}}, {"full_precision", 12, {16}}};
   for (EvictionKind kind : {EvictionKind::kLru, EvictionKind::kLfu, EvictionKind::k2Q}) {
     BlockPool pool = BlockPool::create(host_memory(), classes, {kind, false}).value();
     PrefixIndex index = PrefixIndex::create(pool, shape, "", HashAlgorithm::kXxh3).value();
@@ -31,8 +31,8 @@ TEST(Manager, AllocatesNothingOnTheWayOfAnAppend) {
 
     const int64_t before = num_allocations();
     for (int32_t token = 0; token < 100; ++token) {
-      ASSERT_TRUE(sequence.take_copies(pool, copies).ok());
-      ASSERT_TRUE(sequence.take_moves(pool, 1, moves).ok());
+      ASSERT_TRUE(sequence.drain_copies(pool, copies).ok());
+      ASSERT_TRUE(sequence.acquire_moves(pool, 1, moves).ok());
       ASSERT_TRUE(sequence.finish_moves(pool, moves).ok());
       ASSERT_TRUE(sequence.reserve(pool, 1).ok());
       sequence.advance(1);
@@ -45,7 +45,7 @@ TEST(Manager, AllocatesNothingOnTheWayOfAnAppend) {
       index.unpin(tip);
       tip = node;
       const int64_t block = sequence.num_tokens() / 4 - 1;
-      ASSERT_TRUE(index.attach(node, 0, BlockKind::kWide, sequence.table(0)[block]).ok());
+      ASSERT_TRUE(index.attach(node, 0, BlockKind::kFullPrecision, sequence.table(0)[block]).ok());
     }
     EXPECT_EQ(num_allocations() - before, 0) << name_of(kind);
     EXPECT_GT(pool.snapshot(1).num_evicted, 0);

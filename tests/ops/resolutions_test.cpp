@@ -180,11 +180,11 @@ TEST(Resolutions, C20Int4IsTwosComplementAndReadsMinusEight) {
 TEST(Resolutions, C21AnF16ScaleSaturatesAndAnF32ScaleReachesFurther) {
   const std::vector<float> x = {1e6f, -1e6f, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(store_row(spec_named("fp4_row"), x).back[0], 6 * 65504.0f);
-  const auto wide = spec_named("fp4_row", {.scale_type = ScaleType::kF32});
-  EXPECT_EQ(store_row(wide, x).back[1], -1e6f);
+  const auto full_precision = spec_named("fp4_row", {.scale_type = ScaleType::kF32});
+  EXPECT_EQ(store_row(full_precision, x).back[1], -1e6f);
   const std::vector<float> tiny = {1e-9f, 0, 0, 0, 0, 0, 0, 0};
   EXPECT_THAT(store_row(spec_named("fp4_row"), tiny).scales, ElementsAre(1, 0)) << "not a zero";
-  EXPECT_NEAR(store_row(wide, tiny).back[0], 1e-9f, 1e-16);
+  EXPECT_NEAR(store_row(full_precision, tiny).back[0], 1e-9f, 1e-16);
 }
 
 TEST(Resolutions, C27AGivenScaleIsTheStep) {

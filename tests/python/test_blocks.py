@@ -86,15 +86,15 @@ def test_blocks_return_from_host_memory():
     blocks.store(1, 0, [5, 2], [0, 3])
     blocks.store(1, 1, [4], [1])
     blocks.wait_for_all()
-    assert blocks.take_finished() == [(1, True, 2 * 24 + 12)]
-    assert blocks.take_finished() == []
+    assert blocks.drain_finished() == [(1, True, 2 * 24 + 12)]
+    assert blocks.drain_finished() == []
     for layer in layers:
         layer[:] = 0
     blocks.load(2, 0, [1, 0], [0, 3])  # to other blocks than they came from
     blocks.load(3, 1, [4], [1])
     blocks.load(4, 1, [], [])
     blocks.wait_for_all()
-    assert sorted(blocks.take_finished()) == [(2, True, 48), (3, True, 12), (4, True, 0)]
+    assert sorted(blocks.drain_finished()) == [(2, True, 48), (3, True, 12), (4, True, 0)]
     for layer, before in zip(layers[:2], expected):
         assert np.array_equal(layer[[1, 0]], before[[5, 2]]) and not layer[2:].any()
     assert np.array_equal(layers[2][4], expected[2][4])
@@ -105,12 +105,12 @@ def test_memory_that_changes_is_noticed(place, bit):
     _, blocks = new_host_blocks()
     blocks.store(1, 0, [5, 2], [0, 3])
     blocks.wait_for_all()
-    assert blocks.take_finished() == [(1, True, 48)]
+    assert blocks.drain_finished() == [(1, True, 48)]
     blocks.memory[3, place] ^= 1 << bit
     blocks.load(2, 0, [1], [0])
     blocks.load(3, 0, [1, 0], [0, 3])
     blocks.wait_for_all()
-    assert sorted(blocks.take_finished()) == [(2, True, 24), (3, False, 48)]
+    assert sorted(blocks.drain_finished()) == [(2, True, 24), (3, False, 48)]
 
 
 def test_what_does_not_fit_host_memory_is_refused():
@@ -131,4 +131,4 @@ def test_what_does_not_fit_host_memory_is_refused():
     ]:
         with pytest.raises(kvx.Error, match=message):
             call()
-    assert blocks.take_finished() == []
+    assert blocks.drain_finished() == []

@@ -153,11 +153,11 @@ def test_a_fork_shares_the_past_and_goes_its_own_way():
     one = cache.create_sequence()
     feed(cache, one, *(x[:70] for x in rows))
     used = cache.memory().used
-    twin = cache.fork_sequence(one)
+    fork = cache.fork_sequence(one)
     assert cache.memory().used == used
     ends = [
         feed(cache, sequence, *(x[70:] for x in end))
-        for sequence, end in ((one, rows), (twin, other))
+        for sequence, end in ((one, rows), (fork, other))
     ]
     mixed = [np.concatenate([x[:70], y[70:]]) for x, y in zip(rows, other)]
     assert relative_error(ends[0], attention(*rows)[70:]) < 2e-2

@@ -128,7 +128,7 @@ def test_a_sequence_comes_back_from_its_file(tmp_path):
         found = kvx.inspect(path)
         assert found.sequences == [text(200).tolist()] and found.fingerprint == cache.fingerprint()
         assert found.file_bytes == path.stat().st_size and found.block_size == 64
-        assert {kind.is_wide for kind in found.kinds} == {False, True}
+        assert {kind.is_full_precision for kind in found.kinds} == {False, True}
         assert kvx.verify(path) == sum(kind.pieces for kind in found.kinds)
 
 

@@ -68,7 +68,7 @@ def check_case(name, case):
     tensor_scale = float(floats(case["tensor_scale"])[0]) if "tensor_scale" in case else 1.0
     steps = given_steps(case)
     if tensor_scale > MAX_TENSOR_SCALE or min(steps, default=1) < np.finfo(np.float32).tiny:
-        return False  # the files go beyond what the door lets in
+        return False  # the files go beyond what the API boundary lets in
     recipe = recipe_of(name, case)
     rows = kvx.quantize(x[None], recipe, tensor_scale=tensor_scale, steps=steps)
     where = f"{recipe} row {case['row']} head_dim {case['head_dim']}"

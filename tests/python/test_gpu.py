@@ -120,12 +120,12 @@ def test_forks_cuts_and_prefixes(torch):
     first = cache.create_sequence()
     feed(cache, first, *to_gpu(torch, rows))
     cache.record_tokens(first, range(100))
-    twin = cache.fork_sequence(first)
+    fork = cache.fork_sequence(first)
     cache.truncate(first, 90)
     tail = feed(cache, first, *to_gpu(torch, [x[90:] for x in other]))
     mixed = [np.concatenate([x[:90], y[90:]]) for x, y in zip(rows, other)]
     assert relative_error(torch.cat(tail).cpu(), attention(*mixed)[90:]) < 1e-5
-    assert np.array_equal(cache.gather(twin, 0, like=tail[0])[0].cpu(), rows[1])
+    assert np.array_equal(cache.gather(fork, 0, like=tail[0])[0].cpu(), rows[1])
     third = cache.create_sequence_from([*range(100)])
     assert cache.num_tokens(third) == 96
 
@@ -150,16 +150,16 @@ def test_a_file_goes_from_the_gpu_to_the_cpu_and_back(torch, tmp_path):
 def test_views_with_offsets_and_strides_are_read_and_written_in_place(torch):
     q, k, v = stream_of_rows(40)
     by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in to_gpu(torch, (q, k, v))]
-    wide = torch.full((45, 6, 100), torch.nan, device="cuda")
-    out = wide[3:43, :, 20:84]
+    full_precision = torch.full((45, 6, 100), torch.nan, device="cuda")
+    out = full_precision[3:43, :, 20:84]
     cache = new_cache(recipe="f32")
     sequence = cache.create_sequence()
     with cache.step([(sequence, 40)]):
         assert cache.append_and_attend(0, *by_head, out) is out
     assert relative_error(out.cpu(), attention(q, k, v)) < 1e-5
-    written = torch.zeros_like(wide, dtype=torch.bool)
+    written = torch.zeros_like(full_precision, dtype=torch.bool)
     written[3:43, :, 20:84] = True
-    assert torch.equal(wide.isnan(), ~written)
+    assert torch.equal(full_precision.isnan(), ~written)
     into = tuple(torch.empty((2, 40, 64), device="cuda").transpose(0, 1) for _ in "kv")
     assert cache.gather(sequence, 0, out=into) is not None
     assert np.array_equal(into[0].cpu(), k) and np.array_equal(into[1].cpu(), v)
@@ -343,10 +343,10 @@ def test_arrays_of_another_place_are_named(torch, name):
 
 def test_other_bad_arrays_are_named(torch):
     cache, good = new_cache(), arrays_on(torch, "cuda")
-    wide = torch.zeros((5, 2, 128), device="cuda")
+    full_precision = torch.zeros((5, 2, 128), device="cuda")
     cases = {
-        "k has a stride of 2 elements along head_dim": {"k": wide[:, :, ::2]},
-        "v has the shape \\[5, 2, 128\\]": {"v": wide},
+        "k has a stride of 2 elements along head_dim": {"k": full_precision[:, :, ::2]},
+        "v has the shape \\[5, 2, 128\\]": {"v": full_precision},
         "q has a dtype of DLPack": {"q": good["q"].double()},
         "out has rows that lie over each other": {"out": good["q"][:1].expand(5, 6, 64)},
         "out lies over q": {"out": good["q"]},

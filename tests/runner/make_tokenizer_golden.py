@@ -33,7 +33,7 @@ TEXTS = [
     "end.\n", "end.\n\nNext", "!\r\n\r\n?", "  \n  \n  x", "\n \n", " \t\n\t ",
     " ", "  ", "   ", " a", "  a", "   a", "a ", "a  ", "trailing   ", "a   b", " !", "  !", "  7",
     "\t", "\ta", "\t\ta", "a\tb", "\t1", "\t!", "if x:\n\treturn 1\n\n\t\tpass", "    indented",
-    "\u00a0", "a\u00a0b", "a\u00a0\u00a0b", "\u2003wide", "a\u3000b", "a\u0085b", "\u200bzero\u200b",
+    "\u00a0", "a\u00a0b", "a\u00a0\u00a0b", "\u2003full_precision", "a\u3000b", "a\u0085b", "\u200bzero\u200b",
     "\u2028line\u2029", "\ufeffbom", "\x00\x01\x1f\x7f", "\x0b\x0c", "\x1cx",
     "don't can't we're I've I'm she'll he'd it's", "DON'T CAN'T WE'RE I'VE I'M SHE'LL HE'D IT'S",
     "Don'T 'S 's 'Re 'lL", "'", "''", "'s", "'x", " 's", "o'clock", "'\u017f", "rock 'n' roll",

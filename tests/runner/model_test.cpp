@@ -156,7 +156,7 @@ TEST_F(RealModel, APrefixHitGivesBitwiseEqualLogits) {
   text << file.rdbuf();
   const auto all = tokenizer->encode(text.str(), SpecialTokens::kAsText).value();
   const auto tokens = std::span(all).first(300);
-  // With wide ends a continuation is exact: the window's blocks are cached as they are.
+  // With full-precision window a continuation is exact: the window's blocks are cached as they are.
   for (const char* recipe : {"bf16", "nvfp4:immediate,hadamard", "nvfp4:auto"}) {
     KvAttentionOptions options;
     options.recipe = kv::parse_recipe(recipe).value();
@@ -196,7 +196,7 @@ double mean_kl(const std::vector<float>& base, const std::vector<float>& other, 
 
 // A branch whose window is cached packed alone pays for that window only. docs/cache-manager.md has
 // more of these figures; the bounds leave room for another CPU's rounding.
-TEST_F(RealModel, ABranchWithWideEndsStaysNearARecomputation) {
+TEST_F(RealModel, ABranchWithFullPrecisionWindowStaysNearARecomputation) {
   std::ifstream file(required_path("KVX_TEST_TEXT"));
   std::stringstream text;
   text << file.rdbuf();
@@ -245,7 +245,8 @@ TEST_F(RealModel, ABranchWithWideEndsStaysNearARecomputation) {
         "%s: KL %.5f of a branch from its recomputation; from f32 %.5f recomputed, %.5f as a "
         "branch\n",
         kRecipes[r], kl[r].branch, kl[r].recomputed, kl[r].branched);
-    EXPECT_GT(kl[r].branch, 0) << "the window's blocks were cached wide: this was no branch";
+    EXPECT_GT(kl[r].branch, 0)
+        << "the window's blocks were cached full_precision: this was no branch";
     EXPECT_LT(kl[r].branch, 0.02) << kRecipes[r];
   }
 }

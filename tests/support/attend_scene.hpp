@@ -52,7 +52,9 @@ class AttendScene {
   ops::AttendArgs& args() { return args_; }
   const SceneOptions& options() const { return options_; }
   SceneCache& packed() { return *packed_; }
-  SceneCache* wide() { return wide_.get(); }  // null without wide ends
+  SceneCache* full_precision() {
+    return full_precision_.get();
+  }  // null without full-precision window
   std::vector<int32_t>& table() { return table_; }
   std::vector<float>& queries() { return q_; }
   // Numbers that were appended: [token of the batch, num_kv_heads, dim].
@@ -66,7 +68,7 @@ class AttendScene {
   // Appends all tokens, again after a change of the inputs.
   void fill() {
     append_to(packed_->view(), false);
-    if (wide_) append_to(wide_->view(), true);
+    if (full_precision_) append_to(full_precision_->view(), true);
   }
 
   Status attend(CpuLevel level, Executor& executor = serial_executor()) {
@@ -96,7 +98,8 @@ class AttendScene {
   // What the cache holds for a token, transforms undone.
   Row stored_row(bool is_key, int sequence, int token, int kv_head) const {
     const int64_t block = token / options_.block_size;
-    const ops::LayerView& view = is_wide(sequence, block) ? args_.wide : args_.packed;
+    const ops::LayerView& view =
+        is_full_precision(sequence, block) ? args_.full_precision : args_.packed;
     const ops::HeadRun& run = ops::run_of_head(view, kv_head);
     const Row row = decoded_row(is_key ? run.k : run.v, kv_head - run.first_head,
                                 args_.block_table.at(sequence, block), token % options_.block_size);
@@ -105,8 +108,9 @@ class AttendScene {
   }
 
  private:
-  bool is_wide(int sequence, int64_t block) const {
-    return wide_ && (block < wide_head_[sequence] || block >= wide_tail_[sequence]);
+  bool is_full_precision(int sequence, int64_t block) const {
+    return full_precision_ &&
+           (block < num_sink_blocks_[sequence] || block >= first_recent_block_[sequence]);
   }
 
   // Some channels of keys lie far from zero, as real ones do.
@@ -150,13 +154,15 @@ class AttendScene {
     std::shuffle(ids.begin(), ids.end(), std::mt19937(options_.table_seed));
     table_.assign(ids.begin(), ids.begin() + num_sequences * max_blocks_);
     packed_ = std::make_unique<SceneCache>(options_, options_.runs, num_blocks);
-    if (options_.wide_format.empty()) return;
-    const RunOptions wide = {num_kv_heads_, options_.wide_format, options_.wide_format};
-    wide_ = std::make_unique<SceneCache>(options_, std::vector<RunOptions>{wide}, num_blocks);
+    if (options_.full_precision_format.empty()) return;
+    const RunOptions full_precision = {num_kv_heads_, options_.full_precision_format,
+                                       options_.full_precision_format};
+    full_precision_ =
+        std::make_unique<SceneCache>(options_, std::vector<RunOptions>{full_precision}, num_blocks);
     for (int seq_len : seq_lens_) {
       const int blocks = ceil_div(seq_len, options_.block_size);
-      wide_head_.push_back(std::min(options_.wide_head, blocks));
-      wide_tail_.push_back(std::max(blocks - options_.wide_tail, 0));
+      num_sink_blocks_.push_back(std::min(options_.num_sink_blocks, blocks));
+      first_recent_block_.push_back(std::max(blocks - options_.first_recent_block, 0));
     }
   }
 
@@ -188,10 +194,10 @@ class AttendScene {
   void make_args() {
     const SceneOptions& o = options_;
     args_.packed = packed_->view();
-    if (wide_) {
-      args_.wide = wide_->view();
-      args_.wide_head_blocks = wide_head_.data();
-      args_.wide_tail_block = wide_tail_.data();
+    if (full_precision_) {
+      args_.full_precision = full_precision_->view();
+      args_.num_sink_blocks = num_sink_blocks_.data();
+      args_.first_recent_block = first_recent_block_.data();
     }
     args_.num_sequences = static_cast<int>(seq_lens_.size());
     args_.block_table = {table_.data(), max_blocks_};
@@ -212,13 +218,13 @@ class AttendScene {
   }
 
   // The tokens whose blocks are of this kind; others are skipped by a negative slot.
-  void append_to(const ops::LayerView& view, bool wide) {
+  void append_to(const ops::LayerView& view, bool full_precision) {
     std::vector<int64_t> slots, positions;
     for (size_t s = 0; s < seq_lens_.size(); ++s) {
       for (int t = 0; t < seq_lens_[s]; ++t) {
         const int block = t / options_.block_size;
         const int64_t id = table_[s * max_blocks_ + block];
-        const bool belongs = is_wide(static_cast<int>(s), block) == wide;
+        const bool belongs = is_full_precision(static_cast<int>(s), block) == full_precision;
         slots.push_back(belongs ? id * options_.block_size + t % options_.block_size : -1);
         positions.push_back(t);
       }
@@ -241,8 +247,8 @@ class AttendScene {
   int num_kv_heads_ = 0;
   int total_tokens_ = 0;
   int max_blocks_ = 1;
-  std::unique_ptr<SceneCache> packed_, wide_;
-  std::vector<int32_t> table_, q_starts_, wide_head_, wide_tail_, seq_lens_;
+  std::unique_ptr<SceneCache> packed_, full_precision_;
+  std::vector<int32_t> table_, q_starts_, num_sink_blocks_, first_recent_block_, seq_lens_;
   std::vector<float> q_, k_, v_, sinks_, lse_;
   std::vector<uint8_t> q_bytes_, out_;
   std::vector<float> k_mean_, k_factor_, k_offset_, v_mean_, v_factor_;

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "format/cells.hpp"
+#include "format/interleaved_order.hpp"
 #include "ops/cache_view.hpp"
 
 namespace kvx::tests {

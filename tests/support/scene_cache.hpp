@@ -51,9 +51,9 @@ struct SceneOptions {
   bool sinks = false;
   bool k_mean = false, k_factor = false, k_offset = false, k_hadamard = false;
   bool v_mean = false, v_factor = false, v_hadamard = false;
-  std::string wide_format;  // empty: no wide ends
-  int wide_head = 1;        // blocks
-  int wide_tail = 2;        // blocks
+  std::string full_precision_format;  // empty: no full-precision window
+  int num_sink_blocks = 1;            // blocks
+  int first_recent_block = 2;         // blocks
 };
 
 // "fp8_e4m3@row" is the format with scales computed for each row, "fp8_e4m3@page" with scales that
@@ -184,7 +184,7 @@ inline Row decoded_row(const ops::SideView& side, int head_in_run, int64_t block
     std::vector<float> row(dim);
     ops::cpu::kernel_table(device::CpuLevel::kScalar)
         .of(side.spec)
-        .decode_rows(ops::decode_job(side, head_in_run, {block, token, 1},
+        .decode_rows(ops::decode_params(side, head_in_run, {block, token, 1},
                                      ops::cpu::DecodeFor::kGather, row.data()));
     return Row(row.begin(), row.end());
   }

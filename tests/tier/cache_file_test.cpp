@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kBlockBytes[] = {96, 200};
 
-// Bytes that compress, different for each piece.
+// Bytes that compress, different for each block_copy.
 std::vector<uint8_t> block_of(int kind, int number) {
   std::vector<uint8_t> bytes(kBlockBytes[kind]);
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -55,20 +55,20 @@ class CacheFile : public testing::Test {
 
   std::string path(const char* name = "cache.kvx") const { return (folder_ / name).string(); }
 
-  // Every block gets a piece of each kind.
-  static FileIndex write_pieces(CacheFileWriter& writer) {
+  // Every block gets a block copy of each kind.
+  static FileIndex write_block_copies(CacheFileWriter& writer) {
     FileIndex index = small_index();
     for (size_t b = 0; b < index.blocks.size(); ++b) {
       for (int kind = 0; kind < 2; ++kind) {
-        index.blocks[b].pieces.push_back(
-            writer.add_piece(kind, block_of(kind, static_cast<int>(b))).value());
+        index.blocks[b].block_copies.push_back(
+            writer.add_block_copy(kind, block_of(kind, static_cast<int>(b))).value());
       }
     }
     return index;
   }
   void write_small_file(int zstd_level = 0) const {
     CacheFileWriter writer = CacheFileWriter::create(path(), zstd_level).value();
-    const Status finished = writer.finish(write_pieces(writer));
+    const Status finished = writer.finish(write_block_copies(writer));
     ASSERT_TRUE(finished.ok()) << finished.error().message;
   }
 
@@ -81,14 +81,14 @@ class CacheFile : public testing::Test {
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));
   }
-  // The error of opening and of reading every piece; empty when all is well.
+  // The error of opening and of reading every block copy; empty when all is well.
   static std::string problem_of(const std::string& name) {
     auto reader = CacheFileReader::open(name);
     if (!reader.ok()) return reader.error().message;
     for (const FileBlock& block : reader.value().index().blocks) {
-      for (const FilePiece& piece : block.pieces) {
-        std::vector<uint8_t> out(reader.value().index().kinds[piece.kind].bytes);
-        const Status read = reader.value().read_piece(piece, out);
+      for (const BlockCopy& block_copy : block.block_copies) {
+        std::vector<uint8_t> out(reader.value().index().kinds[block_copy.kind].bytes);
+        const Status read = reader.value().read_block_copy(block_copy, out);
         if (!read.ok()) return read.error().message;
       }
     }
@@ -106,11 +106,12 @@ class CacheFile : public testing::Test {
     const auto index = parse_index(part(at.index_offset, at.index_bytes), at);
     if (!index.ok()) return index.error().message;
     for (size_t b = 0; b < index.value().blocks.size(); ++b) {
-      for (const FilePiece& piece : index.value().blocks[b].pieces) {
-        std::vector<uint8_t> out(index.value().kinds[piece.kind].bytes);
-        const Status decoded = decode_piece(piece, part(piece.offset, piece.stored_bytes), out);
+      for (const BlockCopy& block_copy : index.value().blocks[b].block_copies) {
+        std::vector<uint8_t> out(index.value().kinds[block_copy.kind].bytes);
+        const Status decoded =
+            decode_block_copy(block_copy, part(block_copy.offset, block_copy.stored_bytes), out);
         if (!decoded.ok()) return decoded.error().message;
-        EXPECT_EQ(out, block_of(piece.kind, static_cast<int>(b))) << "wrong data served";
+        EXPECT_EQ(out, block_of(block_copy.kind, static_cast<int>(b))) << "wrong data served";
       }
     }
     return "";
@@ -136,12 +137,12 @@ void expect_small_file(const std::string& name) {
   for (size_t b = 0; b < index.blocks.size(); ++b) {
     EXPECT_EQ(index.blocks[b].parent, expected.blocks[b].parent);
     EXPECT_EQ(index.blocks[b].tokens, expected.blocks[b].tokens);
-    ASSERT_EQ(index.blocks[b].pieces.size(), 2u);
-    for (const FilePiece& piece : index.blocks[b].pieces) {
-      std::vector<uint8_t> out(kBlockBytes[piece.kind]);
-      const Status read = reader.value().read_piece(piece, out);
+    ASSERT_EQ(index.blocks[b].block_copies.size(), 2u);
+    for (const BlockCopy& block_copy : index.blocks[b].block_copies) {
+      std::vector<uint8_t> out(kBlockBytes[block_copy.kind]);
+      const Status read = reader.value().read_block_copy(block_copy, out);
       ASSERT_TRUE(read.ok()) << read.error().message;
-      EXPECT_EQ(out, block_of(piece.kind, static_cast<int>(b)));
+      EXPECT_EQ(out, block_of(block_copy.kind, static_cast<int>(b)));
     }
   }
 }
@@ -176,12 +177,12 @@ TEST_F(CacheFile, RefusesEveryFlippedBit) {
     const std::vector<uint8_t> whole = bytes_of(path());
     const FileHeader header = parse_header(whole, static_cast<int64_t>(whole.size())).value();
     auto reader = CacheFileReader::open(path());
-    std::vector<bool> counts(whole.size(), false);  // not the zeros between pieces
+    std::vector<bool> counts(whole.size(), false);  // not the zeros between block copies
     std::fill(counts.begin(), counts.begin() + kHeaderBytes, true);
     std::fill(counts.begin() + header.index_offset, counts.end(), true);
     for (const FileBlock& block : reader.value().index().blocks) {
-      for (const FilePiece& piece : block.pieces) {
-        std::fill_n(counts.begin() + piece.offset, piece.stored_bytes, true);
+      for (const BlockCopy& block_copy : block.block_copies) {
+        std::fill_n(counts.begin() + block_copy.offset, block_copy.stored_bytes, true);
       }
     }
     for (size_t at = 0; at < whole.size(); ++at) {
@@ -228,7 +229,7 @@ TEST_F(CacheFile, BelievesNoIndex) {
   const auto problem_of_index = [&](const std::function<void(FileIndex&)>& change) {
     {
       CacheFileWriter writer = CacheFileWriter::create(path(), 0).value();
-      FileIndex index = write_pieces(writer);
+      FileIndex index = write_block_copies(writer);
       change(index);
       EXPECT_TRUE(writer.finish(index).ok());
     }
@@ -246,13 +247,13 @@ TEST_F(CacheFile, BelievesNoIndex) {
               HasSubstr("tokens"));
   EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].tokens.resize(5); }),
               HasSubstr("tokens"));
-  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].pieces[0].kind = 2; }),
+  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].block_copies[0].kind = 2; }),
               HasSubstr("kind"));
-  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].pieces[0].offset = 65; }),
+  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].block_copies[0].offset = 65; }),
               HasSubstr("lies at"));
-  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].pieces[0].offset = 1 << 20; }),
+  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].block_copies[0].offset = 1 << 20; }),
               HasSubstr("lies at"));
-  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].pieces[0].codec = Codec{7}; }),
+  EXPECT_THAT(problem_of_index([](FileIndex& i) { i.blocks[0].block_copies[0].codec = Codec{7}; }),
               HasSubstr("codec"));
   EXPECT_THAT(problem_of_index([](FileIndex& i) { i.sequences = {4}; }), HasSubstr("sequence"));
 }
@@ -266,8 +267,8 @@ TEST_F(CacheFile, AFullDiskLeavesTheOldFileWhole) {
     CacheFileWriter writer = CacheFileWriter::create(path(), 0).value();
     Status status;
     for (int i = 0; i < 100 && status.ok(); ++i) {
-      const auto piece = writer.add_piece(0, block_of(0, i));
-      if (!piece.ok()) status = piece.error();
+      const auto block_copy = writer.add_block_copy(0, block_of(0, i));
+      if (!block_copy.ok()) status = block_copy.error();
     }
     ASSERT_FALSE(status.ok());
     EXPECT_THAT(status.error().message, HasSubstr("File too large"));
@@ -281,7 +282,7 @@ TEST_F(CacheFile, ALinkToItStaysALink) {
   fs::create_symlink(path(), path("link"));
   {
     CacheFileWriter writer = CacheFileWriter::create(path("link"), 0).value();
-    ASSERT_TRUE(writer.finish(write_pieces(writer)).ok());
+    ASSERT_TRUE(writer.finish(write_block_copies(writer)).ok());
   }
   EXPECT_TRUE(fs::is_symlink(path("link")));
   EXPECT_FALSE(fs::is_symlink(path()));
@@ -308,7 +309,7 @@ TEST_F(CacheFile, AKilledSaveLeavesTheOldFileWhole) {
   if (child == 0) {
     CacheFileWriter writer = CacheFileWriter::create(path(), 0).value();
     for (int i = 0;; ++i) {
-      (void)writer.add_piece(0, block_of(0, i));
+      (void)writer.add_block_copy(0, block_of(0, i));
       if (i == 100) (void)!write(pipe_ends[1], "x", 1);
     }
   }
@@ -325,9 +326,9 @@ TEST_F(CacheFile, TwoWritersOfOneNameDoNotMeet) {
   CacheFileWriter first = CacheFileWriter::create(path(), 0).value();
   CacheFileWriter second = CacheFileWriter::create(path(), 0).value();
   const std::vector<uint8_t> other(kBlockBytes[0], 0xEE);
-  ASSERT_TRUE(second.add_piece(0, other).ok());
-  ASSERT_TRUE(first.finish(write_pieces(first)).ok());
-  ASSERT_TRUE(second.add_piece(0, other).ok());
+  ASSERT_TRUE(second.add_block_copy(0, other).ok());
+  ASSERT_TRUE(first.finish(write_block_copies(first)).ok());
+  ASSERT_TRUE(second.add_block_copy(0, other).ok());
   expect_small_file(path());
   EXPECT_TRUE(second.finish(small_index()).ok());
   EXPECT_EQ(num_files(), 1);

@@ -12,7 +12,8 @@ namespace {
 using cache::BlockKind;
 using cache::kNoBlock;
 
-constexpr int64_t kBlockBytes = 4096 + 64;  // no multiple of the pieces that are copied at once
+constexpr int64_t kBlockBytes =
+    4096 + 64;  // no multiple of the block copies that are copied at once
 constexpr int kBlockSize = 2;
 
 // A first tier of some blocks and a host tier behind it.
@@ -70,10 +71,10 @@ struct Tiers : cache::EvictionListener {
       host_node = host->nodes().insert(host_node, one);
       host->store(host_node, 0, BlockKind::kPacked, ids[b]);
     }
-    settle();
+    drain();
     for (int b = num_blocks; b-- > 0;) ASSERT_TRUE(pool.release(0, ids[b]).ok());
   }
-  void settle() {
+  void drain() {
     host->wait_for_all();
     host->collect();
   }
@@ -207,7 +208,7 @@ TEST(TransferQueue, CopiesWithTheChecksumOfWhatItCopied) {
   queue.wait(*group);
   EXPECT_TRUE(queue.is_done(*group));
   std::vector<FinishedTransfer> finished;
-  queue.take_finished(finished);
+  queue.drain_finished(finished);
   ASSERT_EQ(finished.size(), 1u);
   EXPECT_EQ(finished[0].tag, 7);
   EXPECT_TRUE(finished[0].block.is_copied);
@@ -252,7 +253,7 @@ TEST(TransferQueue, ACopyThatIsRefusedIsReported) {
   queue.push({Direction::kLoad, {nullptr, nullptr, 64}, 1, nullptr});
   queue.wait_for_all();
   std::vector<FinishedTransfer> finished;
-  queue.take_finished(finished);
+  queue.drain_finished(finished);
   ASSERT_EQ(finished.size(), 1u);
   EXPECT_FALSE(finished[0].block.is_copied);
 }
@@ -268,7 +269,7 @@ TEST(TransferQueue, GivesACopierAsManyBlocksAsItLikesAndFinishesEachOnce) {
   }
   queue.wait(*group);
   std::vector<FinishedTransfer> finished;
-  queue.take_finished(finished);
+  queue.drain_finished(finished);
   std::set<int64_t> tags;
   for (const FinishedTransfer& one : finished) {
     EXPECT_EQ(one.direction, one.tag % 2 == 0 ? Direction::kStore : Direction::kLoad);

@@ -184,7 +184,8 @@ TEST_F(CliModel, SaysWhatIsWrongWithACacheFile) {
   std::string bytes = read_file("file", work() / "c.kvx").value();
   bytes[100] = static_cast<char>(bytes[100] ^ 1);
   write("bad.kvx", bytes);
-  expect_refused("cache verify bad.kvx", "pieces are bad; block 0: a piece's checksum is");
+  expect_refused("cache verify bad.kvx",
+                 "block copies are bad; block 0: a block copy's checksum is");
   expect_refused("cache load -m model.gguf --block-size 4 bad.kvx", "checksum");
 }
 

@@ -27,8 +27,9 @@ TEST(RecipeList, KeepsARecipesOptionsWithIt) {
               ElementsAre("nvfp4:hadamard,search,sink=16", "int8", "int4:g32,recent=64"));
 }
 
-TEST(RecipeList, TakesAWideEndsFormatAsAnOption) {
-  EXPECT_THAT(names_of("int8:sink=16,wide=f16,bf16"), ElementsAre("int8:sink=16,wide=f16", "bf16"));
+TEST(RecipeList, TakesAFullPrecisionWindowFormatAsAnOption) {
+  EXPECT_THAT(names_of("int8:sink=16,full_precision=f16,bf16"),
+              ElementsAre("int8:sink=16,full_precision=f16", "bf16"));
 }
 
 TEST(RecipeList, NamesAFormatThatItDoesNotKnow) {

@@ -92,7 +92,7 @@ int odd_dim(kvx_format_t format) {
 void appends_in_order(const Provider& provider, kvx_format_t format, Order order) {
   for (const kvx_dtype_t slot_dtype : kIndexTypes) {
     for (const int dim : {64, odd_dim(format)}) {
-      if (order == Order::kPieces && dim != 64) continue;  // pieces of four bytes
+      if (order == Order::kFragments && dim != 64) continue;  // pieces of four bytes
       AppendCase append_case;
       append_case.layer.set_formats(format, format).order = order;
       append_case.layer.k_dim = append_case.layer.v_dim = dim;
@@ -308,9 +308,9 @@ struct BackwardThreads {
   int calls = 0;
 };
 
-void run_backwards(void* user, uint32_t num_pieces, void (*piece)(void*, uint32_t), void* context) {
+void run_backwards(void* user, uint32_t num_tasks, void (*task)(void*, uint32_t), void* context) {
   ++static_cast<BackwardThreads*>(user)->calls;
-  for (uint32_t i = num_pieces; i-- > 0;) piece(context, i);
+  for (uint32_t i = num_tasks; i-- > 0;) task(context, i);
 }
 
 void takes_an_executor(const Provider& provider) {
@@ -414,9 +414,12 @@ std::vector<Check> append_checks() {
     Order order;
     const char* name;
   };
-  constexpr NamedOrder kOrders[] = {{Order::kNhd, "NHD"},          {Order::kHnd, "HND"},
-                                    {Order::kRecord, "records"},   {Order::kGaps, "with gaps"},
-                                    {Order::kPieces, "in pieces"}, {Order::kPages, "to pages"}};
+  constexpr NamedOrder kOrders[] = {{Order::kNhd, "NHD"},
+                                    {Order::kHnd, "HND"},
+                                    {Order::kRecord, "records"},
+                                    {Order::kGaps, "with gaps"},
+                                    {Order::kFragments, "in pieces"},
+                                    {Order::kPages, "to pages"}};
   for (const FormatFacts& facts : all_formats()) {
     const kvx_format_t format = facts.format;
     for (const NamedOrder& order : kOrders) {
@@ -453,7 +456,7 @@ std::vector<Check> append_checks() {
     Features needs = arrangement.needs();
     needs.add(kFormats, KVX_FORMAT_F16).add(kFormats, KVX_FORMAT_F32);
     if (arrangement.k_pack != 0 || arrangement.view == Arrangement::View::kDimsFirst) {
-      needs.add_flags(kTraits, KVX_TRAIT_ROWS_IN_PIECES);
+      needs.add_flags(kTraits, KVX_TRAIT_FRAGMENTED_ROWS);
     }
     add("to a v1 cache, " + arrangement.name, needs,
         [arrangement](const Provider& p) { appends_to_a_v1_cache(p, arrangement); });

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTreeStride = 8;
 
-LayerCase wide_case(LayerCase layer) {
+LayerCase full_precision_case(LayerCase layer) {
   return layer.set_formats(KVX_FORMAT_F32, KVX_FORMAT_F32);
 }
 
@@ -32,7 +32,7 @@ std::vector<float> query_row(uint64_t place, int dim) {
 AttendCall::AttendCall(const Provider& provider, const AttendCase& attend_case)
     : given(attend_case),
       source(provider, memory, given.layer),
-      wide(provider, memory, wide_case(given.layer), "wide "),
+      full_precision(provider, memory, full_precision_case(given.layer), "full_precision "),
       table(memory, given.table, given.layer.block_size),
       q(memory, "q", given.io, num_queries(given), given.num_q_heads, given.layer.k_dim, given.gap),
       out(memory, "out", given.io, num_queries(given), given.num_q_heads, given.layer.v_dim,
@@ -40,7 +40,7 @@ AttendCall::AttendCall(const Provider& provider, const AttendCase& attend_case)
       k_transform_(memory, "K", given.layer.num_heads, given.layer.k_dim, 3),
       v_transform_(memory, "V", given.layer.num_heads, given.layer.v_dim, 0) {
   source.fill();
-  wide.fill();
+  full_precision.fill();
   for (int64_t i = 0; i < q.num_tokens; ++i) {
     for (int64_t h = 0; h < given.num_q_heads; ++h) {
       q.set_row(i, h, query_row(static_cast<uint64_t>(i * 64 + h), q.head_dim));
@@ -77,11 +77,12 @@ AttendCall::AttendCall(const Provider& provider, const AttendCase& attend_case)
     args.tree_mask = memory.add_list("tree_mask", tree_);
     args.tree_mask_stride = kTreeStride;
   }
-  if (given.has_wide) {
+  if (given.has_full_precision) {
     const auto count = given.q_lens.size();
-    args.wide = &wide.layer;
-    args.wide_head_blocks = memory.add_list("wide_head_blocks", std::vector<int32_t>(count, 1));
-    args.wide_tail_blocks = memory.add_list("wide_tail_blocks", std::vector<int32_t>(count, 2));
+    args.full_precision = &full_precision.layer;
+    args.num_sink_blocks = memory.add_list("num_sink_blocks", std::vector<int32_t>(count, 1));
+    args.first_recent_blocks =
+        memory.add_list("first_recent_blocks", std::vector<int32_t>(count, 2));
   }
   if (given.has_transforms) {
     source.layer.k_transform = &k_transform_.transform;
@@ -101,8 +102,8 @@ bool AttendCall::sees(const Query& query, int64_t token) const {
 std::vector<double> AttendCall::numbers(Side side, const Query& query, int64_t token,
                                         int64_t head) const {
   const int64_t block = token / given.layer.block_size;
-  const bool is_wide = given.has_wide && (block < 1 || block >= 2);
-  const VerbLayer& layer = is_wide ? wide : source;
+  const bool is_full_precision = given.has_full_precision && (block < 1 || block >= 2);
+  const VerbLayer& layer = is_full_precision ? full_precision : source;
   const auto& ids = given.table.blocks[static_cast<size_t>(query.sequence)];
   const RowPlace place = {ids[static_cast<size_t>(block)], token % given.layer.block_size, head};
   std::vector<double> row = decode_exactly(layer.facts(side, head), layer.stored(side, place),

@@ -21,7 +21,7 @@ struct AttendCase {
   bool has_sinks = false;
   bool has_lse = false;
   bool has_tree = false;
-  bool has_wide = false;  // the first block, and those from the third on, are F32
+  bool has_full_precision = false;  // the first block, and those from the third on, are F32
   bool has_transforms = false;
 
   Features needs() const { return layer.needs().add(table.needs()); }
@@ -39,7 +39,7 @@ class AttendCall {
   AttendCase given;
   Memory memory;
   VerbLayer source;
-  VerbLayer wide;
+  VerbLayer full_precision;
   VerbTable table;
   FloatTensor q;
   FloatTensor out;

@@ -58,10 +58,10 @@ void attends_in_the_callers_threads(const Provider& provider) {
   executor.size = sizeof executor;
   executor.num_threads = 4;
   executor.user = &threads;
-  executor.parallel_for = [](void* user, uint32_t num_pieces, void (*piece)(void*, uint32_t),
+  executor.parallel_for = [](void* user, uint32_t num_tasks, void (*task)(void*, uint32_t),
                              void* context) {
     ++static_cast<BackwardThreads*>(user)->calls;
-    for (uint32_t i = num_pieces; i-- > 0;) piece(context, i);
+    for (uint32_t i = num_tasks; i-- > 0;) task(context, i);
   };
   call.args.executor = &executor;
   call.must_attend(provider);
@@ -100,9 +100,9 @@ std::vector<Check> attend_checks() {
     AttendCase many_tokens = long_case(format);
     add(fmt::format("{}, 300 tokens", facts.name), many_tokens,
         [many_tokens](const Provider& p) { AttendCall(p, many_tokens).must_attend(p); });
-    AttendCase pieces = case_of(format, format);
-    pieces.layer.order = Order::kPieces;
-    add_case(fmt::format("{} in pieces", facts.name), pieces);
+    AttendCase fragments = case_of(format, format);
+    fragments.layer.order = Order::kFragments;
+    add_case(fmt::format("{} in fragments", facts.name), fragments);
     AttendCase latent = case_of(format, format);
     latent.layer.v_is_prefix = true;
     latent.layer.k_dim = 96;
@@ -128,7 +128,7 @@ std::vector<Check> attend_checks() {
   add_case("with its own scale", with([](AttendCase& c) { c.softmax_scale = 0.25f; }));
   add_case("with sinks", with([](AttendCase& c) { c.has_sinks = c.has_lse = true; }));
   add_case("with a tree mask", with([](AttendCase& c) { c.has_tree = c.has_lse = true; }));
-  add_case("with wide ends", with([](AttendCase& c) { c.has_wide = true; }));
+  add_case("with full-precision window", with([](AttendCase& c) { c.has_full_precision = true; }));
   add_case("with transforms", with([](AttendCase& c) { c.has_transforms = c.has_lse = true; }));
   add_case("with heads of two formats", with([](AttendCase& c) { c.layer.two_runs = true; }));
   add_case("with 5 query heads a KV head", with([](AttendCase& c) { c.num_q_heads = 15; }));
@@ -138,7 +138,8 @@ std::vector<Check> attend_checks() {
   add_case("with everything at once", with([](AttendCase& c) {
              c.window = 5;
              c.softcap = 4;
-             c.has_sinks = c.has_lse = c.has_wide = c.has_transforms = c.layer.two_runs = true;
+             c.has_sinks = c.has_lse = c.has_full_precision = c.has_transforms = c.layer.two_runs =
+                 true;
            }));
   for (const kvx_dtype_t io : {KVX_DTYPE_F16, KVX_DTYPE_BF16}) {
     add_case("of rows of " + name_of(io), with([io](AttendCase& c) {
@@ -170,7 +171,7 @@ std::vector<Check> bad_attend_checks() {
       AttendCase attend_case;
       attend_case.layer.set_formats(KVX_FORMAT_INT8, KVX_FORMAT_INT4);
       attend_case.q_lens = {2, 1, 1, 0};
-      attend_case.has_wide = true;
+      attend_case.has_full_precision = true;
       AttendCall call(provider, attend_case);
       spoil(call);
       call.must_refuse(provider, expected, what);
@@ -196,7 +197,8 @@ std::vector<Check> bad_attend_checks() {
     refuse("a scale of NaN", kInvalid, [](Call& c) { c.args.softmax_scale = std::nanf(""); });
     refuse("a reserved field", kInvalid, [](Call& c) { c.args.reserved = 1; });
     refuse("a precision that is none", kInvalid, [](Call& c) { c.args.precision = 2; });
-    refuse("wide ends without their layer", kInvalid, [](Call& c) { c.args.wide = nullptr; });
+    refuse("full-precision window without their layer", kInvalid,
+           [](Call& c) { c.args.full_precision = nullptr; });
     refuse("out over the cache", kInvalid, [](Call& c) {
       c.out.rows.data = const_cast<kvx_side_t*>(c.source.layer.runs[0]->k)->codes;
     });

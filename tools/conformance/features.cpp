@@ -62,7 +62,7 @@ constexpr FeatureName kNames[] = {
     {kTraits, KVX_TRAIT_STRIDED_IO, "trait STRIDED_IO"},
     {kTraits, KVX_TRAIT_REPORTS_OUT_OF_RANGE, "trait REPORTS_OUT_OF_RANGE"},
     {kTraits, KVX_TRAIT_LAUNCH_ON_HOST, "trait LAUNCH_ON_HOST"},
-    {kTraits, KVX_TRAIT_ROWS_IN_PIECES, "trait ROWS_IN_PIECES"},
+    {kTraits, KVX_TRAIT_FRAGMENTED_ROWS, "trait FRAGMENTED_ROWS"},
     {kTraits, KVX_TRAIT_V_IN_K, "trait V_IN_K"},
 };
 

@@ -121,7 +121,7 @@ void gathers_in_every_order(const Provider& provider, kvx_format_t format) {
 
 void gathers_in_pieces(const Provider& provider, kvx_format_t format) {
   RowGatherCase gather_case;
-  gather_case.layer.set_formats(format, format).order = Order::kPieces;
+  gather_case.layer.set_formats(format, format).order = Order::kFragments;
   RowGatherCall(provider, gather_case).must_gather(provider);
 }
 
@@ -311,8 +311,8 @@ std::vector<Check> row_gather_checks() {
     add(fmt::format("{} rows", facts.name), layer.needs(),
         [format](const Provider& p) { gathers_in_every_order(p, format); });
     LayerCase pieces = layer;
-    pieces.order = Order::kPieces;
-    add(fmt::format("{} rows in pieces", facts.name), pieces.needs(),
+    pieces.order = Order::kFragments;
+    add(fmt::format("{} rows in fragments", facts.name), pieces.needs(),
         [format](const Provider& p) { gathers_in_pieces(p, format); });
     LayerCase latent = layer;
     latent.v_is_prefix = true;
@@ -347,7 +347,7 @@ std::vector<Check> row_gather_checks() {
     Features needs = arrangement.needs();
     needs.add(kFormats, KVX_FORMAT_F16).add(kFormats, KVX_FORMAT_F32);
     if (arrangement.k_pack != 0 || arrangement.view == Arrangement::View::kDimsFirst) {
-      needs.add_flags(kTraits, KVX_TRAIT_ROWS_IN_PIECES);
+      needs.add_flags(kTraits, KVX_TRAIT_FRAGMENTED_ROWS);
     }
     add("from a v1 cache, " + arrangement.name, needs,
         [arrangement](const Provider& p) { gathers_from_a_v1_cache(p, arrangement); });

@@ -8,12 +8,12 @@ namespace kvx::conformance {
 namespace {
 
 constexpr kvx_dtype_t kEightBits[] = {KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E5M2};
-constexpr kvx_dtype_t kWide[] = {KVX_DTYPE_F32, KVX_DTYPE_F16, KVX_DTYPE_BF16};
+constexpr kvx_dtype_t kFullPrecision[] = {KVX_DTYPE_F32, KVX_DTYPE_F16, KVX_DTYPE_BF16};
 
 Features needs_of(kvx_dtype_t cache, kvx_scale_granularity_t granularity) {
   Features needs = nhd().needs();
   needs.add(kCacheDtypes, cache).add(kScaleGranularities, granularity);
-  for (const kvx_dtype_t io : kWide) needs.add(kIoDtypes, io);
+  for (const kvx_dtype_t io : kFullPrecision) needs.add(kIoDtypes, io);
   return needs.add(kIndexDtypes, KVX_DTYPE_S64);
 }
 
@@ -25,8 +25,8 @@ std::string name_of(kvx_scale_granularity_t granularity) {
 
 // Scales are powers of two and numbers the codes' own: value = code * scale has one right code.
 void write_scaled(const Provider& provider, kvx_dtype_t cache, ScaleCase scale) {
-  for (const kvx_dtype_t io : kWide) {
-    for (const kvx_dtype_t scale_dtype : kWide) {
+  for (const kvx_dtype_t io : kFullPrecision) {
+    for (const kvx_dtype_t scale_dtype : kFullPrecision) {
       if (scale.by_pointer && scale_dtype != KVX_DTYPE_F32) continue;
       for (const int gap : {0, 3}) {
         WriteCase write_case = {.geometry = {5, 4, 3, 16}};
@@ -41,7 +41,7 @@ void write_scaled(const Provider& provider, kvx_dtype_t cache, ScaleCase scale) 
 }
 
 void writes_unscaled(const Provider& provider, kvx_dtype_t cache) {
-  for (const kvx_dtype_t io : kWide) {
+  for (const kvx_dtype_t io : kFullPrecision) {
     WriteCase write_case;
     write_case.set_types(cache, io);
     WriteCall(write_case).must_move(provider.write_kv);

@@ -10,7 +10,7 @@
 namespace kvx::conformance {
 namespace {
 
-constexpr int64_t kPieceBytes = 4;
+constexpr int64_t kFragmentBytes = 4;
 
 uint32_t source_of(ScaleFrom scales) {
   switch (scales) {
@@ -29,7 +29,7 @@ Features LayerCase::needs() const {
   Features needs;
   needs.add(kFormats, k).add(kMemoryTypes, KVX_MEMORY_HOST);
   if (v_dim != 0 && !v_is_prefix) needs.add(kFormats, v);
-  if (order == Order::kPieces) needs.add_flags(kTraits, KVX_TRAIT_ROWS_IN_PIECES);
+  if (order == Order::kFragments) needs.add_flags(kTraits, KVX_TRAIT_FRAGMENTED_ROWS);
   if (v_is_prefix) needs.add_flags(kTraits, KVX_TRAIT_V_IN_K);
   return needs;
 }
@@ -116,10 +116,10 @@ void VerbLayer::describe_side(Run& run, int index, const std::string& name) {
   side.code_token_stride = by_token ? row * heads : row;
   side.code_head_stride = by_token ? row : row * tokens;
   side.code_block_stride = row * heads * tokens + (given.order == Order::kGaps ? 48 : 0);
-  if (given.order == Order::kPieces) {
-    side.code_piece_bytes = static_cast<uint32_t>(std::min(kPieceBytes, code_bytes));
-    side.code_token_stride = side.code_piece_bytes;
-    side.code_piece_stride = tokens * side.code_piece_bytes;
+  if (given.order == Order::kFragments) {
+    side.code_fragment_bytes = static_cast<uint32_t>(std::min(kFragmentBytes, code_bytes));
+    side.code_token_stride = side.code_fragment_bytes;
+    side.code_fragment_stride = tokens * side.code_fragment_bytes;
   }
   Buffer& codes = memory_.add(name + " codes", side.code_block_stride * given.num_blocks);
   side.codes = codes.data();
@@ -188,9 +188,9 @@ uint8_t* VerbLayer::code_byte(Side side, const RowPlace& place, int i) const {
   uint8_t* row = static_cast<uint8_t*>(s.codes) + place.block * s.code_block_stride +
                  place.token * s.code_token_stride +
                  (place.head - run.first_head) * s.code_head_stride;
-  if (s.code_piece_bytes == 0) return row + i;
-  const int64_t piece = i / static_cast<int64_t>(s.code_piece_bytes);
-  return row + piece * s.code_piece_stride + i % static_cast<int64_t>(s.code_piece_bytes);
+  if (s.code_fragment_bytes == 0) return row + i;
+  const int64_t piece = i / static_cast<int64_t>(s.code_fragment_bytes);
+  return row + piece * s.code_fragment_stride + i % static_cast<int64_t>(s.code_fragment_bytes);
 }
 
 uint8_t* VerbLayer::scale_byte(Side side, const RowPlace& place, int i) const {

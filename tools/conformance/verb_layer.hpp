@@ -12,12 +12,12 @@
 namespace kvx::conformance {
 
 enum class Order {
-  kNhd,     // [block, token, head, row]
-  kHnd,     // [block, head, token, row]
-  kRecord,  // NHD; a row's scales follow its codes
-  kGaps,    // HND; 16 bytes between rows, 48 between blocks
-  kPieces,  // [block, head, piece, token, 4 bytes]
-  kPages,   // as kvx_describe_pages says
+  kNhd,        // [block, token, head, row]
+  kHnd,        // [block, head, token, row]
+  kRecord,     // NHD; a row's scales follow its codes
+  kGaps,       // HND; 16 bytes between rows, 48 between blocks
+  kFragments,  // [block, head, piece, token, 4 bytes]
+  kPages,      // as kvx_describe_pages says
 };
 
 enum class ScaleFrom {

@@ -33,7 +33,7 @@ SANITIZED+=':GpuAbiGather.Takes*:GpuAbiGather.Converts*:GpuAbiGather.Skips*:GpuA
 
 # Of those, what racecheck does not understand: one lane arrives at a barrier for its warp, after
 # __syncwarp, and the numbers that the other lanes wrote (scales of tokens) are read behind it.
-NOT_RACECHECKED='GpuPrefill.Captured*/Wgmma:GpuPrefill.Skips*/Wgmma:GpuPrefill.*TokenScales/Wgmma:GpuPrefill.*WideEnds/Wgmma'
+NOT_RACECHECKED='GpuPrefill.Captured*/Wgmma:GpuPrefill.Skips*/Wgmma:GpuPrefill.*TokenScales/Wgmma:GpuPrefill.*FullPrecisionWindow/Wgmma'
 NOT_RACECHECKED+=':GpuPrefill.TakesCells/Wgmma'
 
 # Cases of the assembled cache with its blocks on the device (tests/gpu/CMakeLists.txt), and some.

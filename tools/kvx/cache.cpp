@@ -93,7 +93,7 @@ void add_load(Command parent, Action& action) {
   add_session_options(command, o->session);
   command.add_option("file", o->file, "The file").required();
   command.add_flag("--transcode", o->transcodes,
-                   "Take a file of another format, block size or other wide ends");
+                   "Take a file of another format, block size or other full-precision window");
   command.add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
       .whole_number(1, 1 << 24)
       .capture_default_str();
@@ -121,15 +121,16 @@ Status inspect(const std::string& path) {
   }
   Table table({{"group", Align::kRight},
                {"kind", Align::kLeft},
-               {"pieces", Align::kRight},
+               {"block_copies", Align::kRight},
                {"bytes", Align::kRight},
                {"stored", Align::kRight}});
   const std::vector<tier::KindSummary> kinds = tier::summarize_kinds(index);
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
-    const tier::PieceKind& facts = index.kinds[kind];
+    const tier::BlockCopyKind& facts = index.kinds[kind];
     const tier::KindSummary& summary = kinds[kind];
-    table.add_row({std::to_string(facts.group), facts.is_wide ? "wide" : "packed",
-                   std::to_string(summary.num_pieces), std::to_string(summary.memory_bytes),
+    table.add_row({std::to_string(facts.group),
+                   facts.is_full_precision ? "full_precision" : "packed",
+                   std::to_string(summary.num_block_copies), std::to_string(summary.memory_bytes),
                    std::to_string(summary.stored_bytes)});
   }
   fmt::print("{}", table.text(wants_color(stdout)));
@@ -138,13 +139,13 @@ Status inspect(const std::string& path) {
 
 Status verify(const std::string& path) {
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
-  KVX_RETURN_IF_ERROR(tier::check_pieces(file, path));
-  int64_t num_pieces = 0;
+  KVX_RETURN_IF_ERROR(tier::check_block_copies(file, path));
+  int64_t num_block_copies = 0;
   for (const tier::KindSummary& kind : tier::summarize_kinds(file.index())) {
-    num_pieces += kind.num_pieces;
+    num_block_copies += kind.num_block_copies;
   }
-  fmt::print("{}: {} blocks, {} pieces, all as they were written\n", path,
-             file.index().blocks.size(), num_pieces);
+  fmt::print("{}: {} blocks, {} block_copies, all as they were written\n", path,
+             file.index().blocks.size(), num_block_copies);
   return {};
 }
 

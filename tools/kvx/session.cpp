@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "cache/content_hash.hpp"
+#include "cache/prefix/content_hash.hpp"
 #include "device/memory_size.hpp"
-#include "kv/cache_budget.hpp"
+#include "kv/plan/cache_budget.hpp"
 #include "runner/chat_template.hpp"
 #include "runner/mapped_file.hpp"
 #include "tools/kvx/command.hpp"

@@ -122,7 +122,7 @@ class Layer(CacheLayerMixin):
         sequence = self.sequences[b]
         first = 0
         while first < len(q):
-            # With wide ends a step ends where a block ends (kvx.Cache.max_step_tokens).
+            # With full-precision window a step ends where a block ends (kvx.Cache.max_step_tokens).
             count = min(len(q) - first, self.cache.max_step_tokens(sequence))
             part = slice(first, first + count)
             with self.cache.step([(sequence, count)]):
@@ -270,7 +270,7 @@ class Cache(TransformersCache):
         is_copy = getattr(self.model_config, "is_encoder_decoder", False)
         return (self.model_config if is_copy else self.config)._attn_implementation
 
-    def take_waiting(self, key):
+    def drain_waiting(self, key):
         """The layer that these keys were appended for."""
         layer = getattr(key, "kvx_layer", None)
         if layer is not self._waiting:
@@ -315,7 +315,7 @@ class Cache(TransformersCache):
     def crop(self, tokens_to_remove):
         """Forgets the last positions: a negative number of them, or (positive) all from there on.
 
-        Raises kvx.UnsupportedError where that would cut a block that is no longer in 16 bits (wide
+        Raises kvx.UnsupportedError where that would cut a block that is no longer in 16 bits (full-precision
         ends; a multiple of block_size can go), kvx.OutOfRangeError where a sliding window has left
         tokens behind that the shorter sequence reads.
         """

@@ -138,7 +138,7 @@ class DecodingCache(TransformersCache):
     """
 
     def __init__(self, config, recipe, *, block_size=64):
-        if parse_recipe(recipe).wide_format is not None:
+        if parse_recipe(recipe).full_precision_format is not None:
             raise Error(
                 f"recipe is '{recipe}'; a DecodingCache has no 16-bit ends (add immediate, or "
                 f"leave auto, sink and recent out)"

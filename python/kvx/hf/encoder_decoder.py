@@ -163,7 +163,7 @@ class CrossCache(TransformersCache):
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
-    def take_waiting(self, key):
+    def drain_waiting(self, key):
         """Attention reads it as often as it likes."""
 
     def select(self, indices):
@@ -233,10 +233,10 @@ class DecodingEncoderDecoderCache(_TwoCaches):
 
 def _without_ends(recipe):
     """The recipe for tokens that are all quantised when they come."""
-    if parse_recipe(recipe).wide_format is None:
+    if parse_recipe(recipe).full_precision_format is None:
         return recipe
     formats, _, options = recipe.partition(":")
-    ends = ("sink=", "recent=", "wide=")
+    ends = ("sink=", "recent=", "full_precision=")
     kept = [option for option in options.split(",") if not option.startswith(ends)]
     return f"{formats}:{','.join([*kept, 'immediate'])}"
 

@@ -95,7 +95,7 @@ def attention(
             "attention without a kvx cache; pass past_key_values=kvx.hf.Cache(model.config, "
             "recipe), or set another attention implementation"
         )
-    layer.owner.take_waiting(key)
+    layer.owner.drain_waiting(key)
     if dropout:
         raise UnsupportedError(
             f"dropout is {dropout}; kvx.hf computes inference (call model.eval())"

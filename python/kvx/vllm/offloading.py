@@ -157,7 +157,7 @@ class KvxOffloadingWorker(OffloadingWorker):
 
     def get_finished(self):
         results = []
-        for job_id, is_whole, num_bytes in self.blocks.take_finished():
+        for job_id, is_whole, num_bytes in self.blocks.drain_finished():
             loaded = self._loads.pop(job_id, [])
             if not is_whole:
                 self.bad_jobs += 1

@@ -70,7 +70,7 @@ def is_static(recipe: str) -> bool:
 
 def _check(recipe):
     parsed = parse_recipe(recipe)
-    if parsed.wide_format is not None:
+    if parsed.full_precision_format is not None:
         raise Error(
             f"recipe is '{recipe}'; vLLM's pages have no 16-bit ends (add immediate, or leave auto, "
             f"sink and recent out)"

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "core/reused.hpp"
+#include "core/scratch.hpp"
 #include "format/spec.hpp"
-#include "ops/pieces.hpp"
 #include "ops/side_rows.hpp"
+#include "ops/task_grid.hpp"
 
 namespace kvx::ops {
 namespace {
@@ -75,19 +75,19 @@ int64_t cut_into_runs(const AppendArgs& args, std::vector<AppendRun>& runs) {
   return written;
 }
 
-// One call's work, shared by its pieces.
+// One call's work, shared by its tasks.
 struct AppendTask {
   const CpuContext& context;
   const AppendArgs& args;
   std::span<const AppendRun> runs;
-  Pieces pieces;
+  TaskGrid tasks;
   std::atomic<int64_t> nonfinite{0};
 
-  void run(int piece) {
-    const int head = pieces.head_of(piece);
+  void run(int task) {
+    const int head = tasks.head_of(task);
     int64_t found = 0;
     for (const AppendRun& run : runs) {
-      if (run.place % pieces.num_stripes != pieces.stripe_of(piece)) continue;
+      if (run.place % tasks.num_stripes != tasks.stripe_of(task)) continue;
       const HeadRun& heads = run_of_head(args.cache, head);
       const int head_in_run = head - heads.first_head;
       prefetch_rows(heads.k, head, run, args.k);
@@ -162,13 +162,13 @@ Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.k));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.v));
 
-  Reused<std::vector<AppendRun>> kept_runs;
+  Scratch<std::vector<AppendRun>> kept_runs;
   std::vector<AppendRun>& runs = *kept_runs;
   const int64_t tokens_written = cut_into_runs(args, runs);
   const int64_t num_floats = tokens_written * floats_per_token(args.cache);
   AppendTask task{context, args, runs,
-                  cut_into_pieces(args.cache.num_kv_heads, std::ssize(runs), num_floats)};
-  run_pieces(*context.executor, task.pieces.count(), num_floats, task);
+                  cut_into_tasks(args.cache.num_kv_heads, std::ssize(runs), num_floats)};
+  run_tasks(*context.executor, task.tasks.count(), num_floats, task);
   return AppendReport{tokens_written, task.nonfinite};
 }
 

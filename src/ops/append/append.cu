@@ -23,7 +23,7 @@ AppendSide append_side(const SideView& side, const FloatRows& input,
           .keeps_bits = transform.is_identity() && stored_dtype(side.spec) == input.dtype};
 }
 
-AppendJob append_job(const AppendArgs& args, const HeadRun& run, CudaFindings* findings) {
+AppendParams append_params(const AppendArgs& args, const HeadRun& run, DeviceCounters* counters) {
   return {
       .sides = {append_side(run.k, args.k, args.transform.k),
                 append_side(run.v, args.v, args.transform.v)},
@@ -36,40 +36,41 @@ AppendJob append_job(const AppendArgs& args, const HeadRun& run, CudaFindings* f
       .slot_mapping = args.slot_mapping.data(),
       .positions = args.positions.data(),
       .num_tokens = static_cast<uint32_t>(args.slot_mapping.size()),
-      .findings = findings,
+      .counters = counters,
   };
 }
 
 // Whether K and V, as far as they are stored, can go by chunks.
-bool run_fits_chunks(const AppendJob& job) {
+bool run_fits_chunks(const AppendParams& params) {
   const auto fits = [](const AppendSide& part) {
     const SideView& side = part.side.view;
     return !side.is_stored() || (fits_chunks(side) && fits_chunks(part.input) &&
                                  side.spec.scale_choice == format::ScaleChoice::kAmax);
   };
-  const auto& [k, v] = job.sides;
+  const auto& [k, v] = params.sides;
   const bool alike = !k.is_stored() || !v.is_stored() || k.input.dtype == v.input.dtype;
   const bool counts_in_32_bits =
-      job.num_tokens <= static_cast<uint32_t>(INT32_MAX / kWarp / job.num_heads);
+      params.num_tokens <= static_cast<uint32_t>(INT32_MAX / kWarp / params.num_heads);
   return alike && fits(k) && fits(v) && counts_in_32_bits;
 }
 
-Status launch_rows(const CudaContext& context, const AppendJob& job) {
-  const int head_dim = std::max(job.sides[0].side.view.head_dim, job.sides[1].side.view.head_dim);
-  const auto launch = RowsLaunch::of(job.num_tokens, job.num_heads, head_dim);
+Status launch_rows(const CudaContext& context, const AppendParams& params) {
+  const int head_dim =
+      std::max(params.sides[0].side.view.head_dim, params.sides[1].side.view.head_dim);
+  const auto launch = RowsLaunch::of(params.num_tokens, params.num_heads, head_dim);
   const dim3 grid(ceil_div(launch.num_ctas, 2u), 2);
   append_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
-                static_cast<cudaStream_t>(context.stream)>>>(job);
+                static_cast<cudaStream_t>(context.stream)>>>(params);
   return device::cuda_launch_status("append_rows");
 }
 
-Status launch_chunks(const CudaContext& context, const AppendJob& append) {
+Status launch_chunks(const CudaContext& context, const AppendParams& append) {
   const auto launch = AppendLaunch::of(context, append, kAppendCtasPerMultiprocessor);
-  const AppendChunksJob job = {append, launch.walks};
+  const AppendChunksParams params = {append, launch.walks};
   const auto& [k, v] = append.sides;
   const AppendSide& stored = k.side.view.head_dim == 0 ? v : k;
-  const auto launch_for = [&](void (*kernel)(AppendChunksJob)) {
-    return launch_overlapping(context, "append_chunks", kernel, launch.shape, job);
+  const auto launch_for = [&](void (*kernel)(AppendChunksParams)) {
+    return launch_overlapping(context, "append_chunks", kernel, launch.shape, params);
   };
   if (stored.input.dtype == DType::kF32) return launch_for(append_chunks<DType::kF32>);
   if (stored.input.dtype == DType::kF16) return launch_for(append_chunks<DType::kF16>);
@@ -81,21 +82,21 @@ bool is_page_shared(const AppendSide& part) {
          part.side.view.spec.scale_source == format::ScaleSource::kPageShared;
 }
 
-Status launch_pages(const CudaContext& context, const AppendJob& job) {
+Status launch_pages(const CudaContext& context, const AppendParams& params) {
   using Launch = PagesLaunch;
-  const int shared_bytes =
-      std::max(Launch::shared_bytes(job.sides[0].side), Launch::shared_bytes(job.sides[1].side));
-  const dim3 grid(kPageStripes, static_cast<unsigned>(job.num_heads), 2);
+  const int shared_bytes = std::max(Launch::shared_bytes(params.sides[0].side),
+                                    Launch::shared_bytes(params.sides[1].side));
+  const dim3 grid(kPageStripes, static_cast<unsigned>(params.num_heads), 2);
   append_pages<<<grid, Launch::kThreads, shared_bytes, static_cast<cudaStream_t>(context.stream)>>>(
-      job);
+      params);
   return device::cuda_launch_status("append_pages");
 }
 
 // One launch, or two where one side alone has page-shared scales.
 Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun& run,
-              CudaFindings* findings) {
-  AppendJob rows = append_job(args, run, findings);
-  AppendJob pages = rows;
+              DeviceCounters* counters) {
+  AppendParams rows = append_params(args, run, counters);
+  AppendParams pages = rows;
   bool has_rows = false;
   bool has_pages = false;
   for (int i = 0; i < 2; ++i) {
@@ -128,11 +129,11 @@ Status check(const AppendArgs& args) {
 }  // namespace
 }  // namespace cuda
 
-Status append(const CudaContext& context, const AppendArgs& args, CudaFindings* findings) {
+Status append(const CudaContext& context, const AppendArgs& args, DeviceCounters* counters) {
   KVX_RETURN_IF_ERROR(cuda::check(args));
   if (args.slot_mapping.empty()) return {};
   for (const HeadRun& run : args.cache.runs) {
-    KVX_RETURN_IF_ERROR(cuda::launch(context, args, run, findings));
+    KVX_RETURN_IF_ERROR(cuda::launch(context, args, run, counters));
   }
   return {};
 }

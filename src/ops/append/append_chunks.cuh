@@ -3,7 +3,7 @@
 // that are stored in 16 bits.
 #pragma once
 
-#include "ops/append/append_job.cuh"
+#include "ops/append/append_params.cuh"
 #include "ops/append/encode_chunk.cuh"
 #include "ops/cuda/overlapping_launch.cuh"
 
@@ -18,30 +18,31 @@ struct AppendWalks {
   FastDivide by_num_heads;
 };
 
-// Of K and V of a job, in one launch: blockIdx.y is the side.
+// Of K and V of a params, in one launch: blockIdx.y is the side.
 struct AppendLaunch {
   AppendWalks walks;
   LaunchShape shape;
 
   // ctas_at_once: of a multiprocessor.
-  static AppendLaunch of(const CudaContext& context, const AppendJob& job, int ctas_at_once) {
+  static AppendLaunch of(const CudaContext& context, const AppendParams& params, int ctas_at_once) {
     constexpr int kWarpsOfCta = AppendWalks::kThreads / kWarp;
-    const auto& [k, v] = job.sides;
+    const auto& [k, v] = params.sides;
     const int num_sides = k.is_stored() && v.is_stored() ? 2 : 1;
     const int lanes = 1 << std::max(k.chunks.log2_lanes, v.chunks.log2_lanes);
-    const int64_t num_steps = ceil_div<int64_t>(job.num_tokens, kWarp / lanes) * job.num_heads;
+    const int64_t num_steps =
+        ceil_div<int64_t>(params.num_tokens, kWarp / lanes) * params.num_heads;
     const int64_t warps_at_once =
         int64_t{context.device.num_multiprocessors} * ctas_at_once * kWarpsOfCta / num_sides;
     const int64_t steps_of_warp = ceil_div(num_steps, warps_at_once);
     const int64_t num_warps = ceil_div(num_steps, steps_of_warp);
     const auto num_ctas = static_cast<unsigned>(ceil_div<int64_t>(num_warps, kWarpsOfCta));
-    return {{static_cast<uint32_t>(steps_of_warp), FastDivide(job.num_heads)},
+    return {{static_cast<uint32_t>(steps_of_warp), FastDivide(params.num_heads)},
             {dim3(num_ctas, 2), AppendWalks::kThreads}};
   }
 };
 
-struct AppendChunksJob {
-  AppendJob append;
+struct AppendChunksParams {
+  AppendParams append;
   AppendWalks walks;
 };
 
@@ -65,17 +66,17 @@ __device__ __forceinline__ void hold(T& number) {
 class FirstRow {
  public:
   // head: of the run.
-  __device__ FirstRow(const AppendJob& job, const AppendSide& part, uint32_t token, int head)
-      : slot(job.slot_mapping + token),
-        is_simple(job.num_slots <= INT32_MAX && part.transform.block_offset == nullptr),
+  __device__ FirstRow(const AppendParams& params, const AppendSide& part, uint32_t token, int head)
+      : slot(params.slot_mapping + token),
+        is_simple(params.num_slots <= INT32_MAX && part.transform.block_offset == nullptr),
         codes_(part.side.codes(0, 0, head)),
         scales_(part.side.scales(0, 0, head)),
         codes_of_block_(part.side.view.codes.block_stride),
         codes_of_token_(part.side.view.codes.token_stride),
         scales_of_block_(part.side.view.scales.block_stride),
         scales_of_token_(part.side.view.scales.token_stride),
-        num_slots_(static_cast<uint32_t>(job.num_slots)),
-        by_block_size_(job.by_block_size) {
+        num_slots_(static_cast<uint32_t>(params.num_slots)),
+        by_block_size_(params.by_block_size) {
     hold(slot);
     hold(is_simple);
     hold(codes_);
@@ -118,18 +119,18 @@ class FirstRow {
 struct SlotRows {
   using Ticket = int64_t;
   static constexpr bool kInputNeedsTicket = false;
-  const AppendJob& job;
+  const AppendParams& params;
 
-  __device__ uint32_t num_tokens() const { return job.num_tokens; }
-  __device__ Ticket ticket(uint32_t token) const { return job.slot_mapping[token]; }
+  __device__ uint32_t num_tokens() const { return params.num_tokens; }
+  __device__ Ticket ticket(uint32_t token) const { return params.slot_mapping[token]; }
   __device__ bool has_input(uint32_t, const Ticket&) const { return true; }
   // Of head 0 of the run.
   __device__ const uint8_t* input(const AppendSide& part, uint32_t token, const Ticket&) const {
-    return part.input_row(token, job.first_head);
+    return part.input_row(token, params.first_head);
   }
   __device__ AppendTarget target(const AppendSide& part, uint32_t token, const Ticket& slot,
                                  bool counts) const {
-    return append_target(job, part, token, slot, counts);
+    return append_target(params, part, token, slot, counts);
   }
 };
 
@@ -181,7 +182,7 @@ class AppendWalk {
     } else {
       // What needs nothing of earlier launches is done before they are waited for.
       input = input_of(token_, head, {});
-      const FirstRow first(rows_.job, part_, token_, head);
+      const FirstRow first(rows_.params, part_, token_, head);
       bool has_first_row = has_row(token_);
       hold(has_first_row);
       wait_for_earlier_launches();
@@ -276,22 +277,22 @@ class AppendWalk {
 };
 
 template <class Format, DType Input, class Walk>
-__device__ inline void append_chunk(const AppendJob& job, const AppendSide& part,
+__device__ inline void append_chunk(const AppendParams& params, const AppendSide& part,
                                     const CudaSide& side, const Walk& walk,
                                     const InputChunk<Input>& words) {
   Chunk chunk = numbers_of<Input>(words);
   if (walk.is_transformed) {
-    apply_transform_chunk(append_transform(job, part, walk.head, walk.target.position_block),
+    apply_transform_chunk(append_transform(params, part, walk.head, walk.target.position_block),
                           walk.place, part.side.view.head_dim, chunk);
   }
   const int counted = encode_chunk_of<Format>(side, walk.to, walk.place, chunk);
-  if (walk.place.is_inside) count_nonfinite(job, counted);
+  if (walk.place.is_inside) count_nonfinite(params, counted);
 }
 
 template <DType Input, class Rows>
-__device__ __forceinline__ void append_walk(const AppendJob& job, const AppendWalks& walks,
+__device__ __forceinline__ void append_walk(const AppendParams& params, const AppendWalks& walks,
                                             const AppendSide& part, const Rows& rows) {
-  AppendWalk<Input, Rows> walk(rows, part, walks, job.num_heads);
+  AppendWalk<Input, Rows> walk(rows, part, walks, params.num_heads);
   if (part.keeps_bits) {
     walk.run([&](const InputChunk<Input>& words) {
       const int at = walk.place.chunk * kInputWords<Input> * 4;
@@ -304,7 +305,7 @@ __device__ __forceinline__ void append_walk(const AppendJob& job, const AppendWa
     hold(side.view.spec.scale_source);
     hold(side.view.spec.scale_type);
     walk.run([&](const InputChunk<Input>& words) {
-      append_chunk<Format, Input>(job, part, side, walk, words);
+      append_chunk<Format, Input>(params, part, side, walk, words);
     });
   });
 }
@@ -316,9 +317,10 @@ inline constexpr int kAppendCtasPerMultiprocessor = 7;
 // blockIdx.y: K or V.
 template <DType Input>
 __global__ void __launch_bounds__(AppendWalks::kThreads, kAppendCtasPerMultiprocessor)
-    append_chunks(const __grid_constant__ AppendChunksJob job) {
-  const AppendSide& part = job.append.sides[blockIdx.y];
-  if (part.is_stored()) append_walk<Input>(job.append, job.walks, part, SlotRows{job.append});
+    append_chunks(const __grid_constant__ AppendChunksParams params) {
+  const AppendSide& part = params.append.sides[blockIdx.y];
+  if (part.is_stored())
+    append_walk<Input>(params.append, params.walks, part, SlotRows{params.append});
 }
 
 }  // namespace kvx::ops::cuda

@@ -10,15 +10,15 @@ inline namespace KVX_CPU_LEVEL {
 template <class Format, format::ScaleType T>
 class AffinePartEncoder {
  public:
-  explicit AffinePartEncoder(const EncodeJob& job) : job_(job) {}
+  explicit AffinePartEncoder(const EncodeParams& params) : params_(params) {}
 
   void encode_all() {
-    const int rows_together = std::clamp(kNumbersTogether / job_.head_dim, 1, kMostRows);
-    for (int t = 0; t < job_.num_tokens; t += rows_together) {
-      const int n = std::min(rows_together, job_.num_tokens - t);
+    const int rows_together = std::clamp(kNumbersTogether / params_.head_dim, 1, kMostRows);
+    for (int t = 0; t < params_.num_tokens; t += rows_together) {
+      const int n = std::min(rows_together, params_.num_tokens - t);
       find_ranges(t, n);
       make_parameters();
-      for (int i = 0; i < n; ++i) write(encode_row(job_, job_.first_token + t + i), i);
+      for (int i = 0; i < n; ++i) write(encode_row(params_, params_.first_token + t + i), i);
     }
   }
 
@@ -34,10 +34,10 @@ class AffinePartEncoder {
     LaneInts highs[kMostRows] = {};
     LaneInts lows[kMostRows] = {};
     for (int i = 0; i < n; ++i) {
-      const float* source = source_row(job_, first_token + i);
-      float* target = rounded_ + i * job_.head_dim;
+      const float* source = source_row(params_, first_token + i);
+      float* target = rounded_ + i * params_.head_dim;
       highs[i] = lows[i] = ordered_lanes(round_to_param<T>(load<Widest>(source)));
-      for (int d = 0; d < job_.head_dim; d += kLanes<Widest>) {
+      for (int d = 0; d < params_.head_dim; d += kLanes<Widest>) {
         const Widest x = round_to_param<T>(load<Widest>(source + d));
         store<Widest>(x, target + d);
         const LaneInts ordered = ordered_lanes(x);
@@ -70,18 +70,18 @@ class AffinePartEncoder {
   KVX_INLINE void write(const EncodeRow& row, int i) {
     if (is_finite_[i] == 0) return write_nan(row);
     store_parameters(row, scales_[i], zeros_[i]);
-    const float* rounded = rounded_ + i * job_.head_dim;
+    const float* rounded = rounded_ + i * params_.head_dim;
     const auto product = [&](int number) {
       const Widest above = round_to_param<T>(load<Widest>(rounded + number) - lows_[i]);
       return round_to_param<T>(above * inverses_[i]);
     };
     int number = 0;
-    for (; number + kQuadNumbers <= job_.head_dim; number += kQuadNumbers) {
+    for (; number + kQuadNumbers <= params_.head_dim; number += kQuadNumbers) {
       Widest products[kQuadVectors];
       for (int v = 0; v < kQuadVectors; ++v) products[v] = product(number + v * kLanes<Widest>);
       encode_quad<Codec, kPacking>(products, number, row.codes);
     }
-    for (; number < job_.head_dim; number += kPartNumbers) {
+    for (; number < params_.head_dim; number += kPartNumbers) {
       LaneBits codes[kPartVectors];
       for (int v = 0; v < kPartVectors; ++v) {
         codes[v] = LanesCodec<Codec>::codes(product(number + v * kLanes<Widest>));
@@ -93,16 +93,16 @@ class AffinePartEncoder {
   KVX_INLINE void write_nan(const EncodeRow& row) {
     const uint32_t nan = format::nan_scale(T).bits;
     store_parameters(row, nan, nan);
-    encode_zeros<kPacking>({row.x, 0, job_.head_dim}, row.codes);
+    encode_zeros<kPacking>({row.x, 0, params_.head_dim}, row.codes);
   }
 
   KVX_INLINE static void store_parameters(const EncodeRow& row, uint32_t scale, uint32_t zero) {
-    const format::AffineParams params = {static_cast<uint16_t>(scale), static_cast<uint16_t>(zero)};
-    memcpy(row.scales, &params.scale, 2);
-    memcpy(row.scales + 2, &params.zero, 2);
+    const format::AffineParams affine = {static_cast<uint16_t>(scale), static_cast<uint16_t>(zero)};
+    memcpy(row.scales, &affine.scale, 2);
+    memcpy(row.scales + 2, &affine.zero, 2);
   }
 
-  const EncodeJob& job_;
+  const EncodeParams& params_;
   // Of the rows at hand, a lane or an element each.
   LaneInts high_;
   LaneInts low_;
@@ -115,8 +115,8 @@ class AffinePartEncoder {
 };
 
 template <class Format, format::ScaleType T>
-void encode_affine_parts(const EncodeJob& job) {
-  AffinePartEncoder<Format, T>(job).encode_all();
+void encode_affine_parts(const EncodeParams& params) {
+  AffinePartEncoder<Format, T>(params).encode_all();
 }
 
 }  // namespace KVX_CPU_LEVEL

@@ -97,8 +97,8 @@ __device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to
 
 // Any numbers, by the definition. Returns how many of them the codes could not say.
 template <class Format>
-__device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step, bool in_cells,
-                                      uint32_t (&words)[kChunkWords<Format>]) {
+__device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
+                                      bool is_interleaved, uint32_t (&words)[kChunkWords<Format>]) {
   using Codec = typename Format::Codec;
   typename Codec::Code codes[kChunk];
   const bool is_zero = step.is_given && !(step.step > 0);
@@ -112,25 +112,25 @@ __device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
     counted += !is_number && Codec::kCountsNonfinite ? 1 : 0;
   }
   pack_chunk<Format>(codes, words);
-  if constexpr (kMayHaveCells<Format>) {
-    if (in_cells) {
-      for (uint32_t& word : words) word = format::cells_of_nibbles(word);
+  if constexpr (kMayHaveInterleaved<Format>) {
+    if (is_interleaved) {
+      for (uint32_t& word : words) word = format::interleaved_from_nibbles(word);
     }
   }
   return counted;
 }
 
-// in_cells: of formats that may have them.
+// is_interleaved: of formats that may have them.
 template <class Format>
 __device__ inline void pack_products(const float (&products)[kChunk],
                                      uint32_t (&words)[kChunkWords<Format>],
-                                     bool in_cells = false) {
+                                     bool is_interleaved = false) {
   using Hardware = HardwareCodes<typename Format::Codec>;
 #pragma unroll
   for (int w = 0; w < kChunkWords<Format>; ++w) {
     const float* of_word = products + w * codes_per_word<Format>();
-    if constexpr (kMayHaveCells<Format>) {
-      words[w] = Hardware::word(of_word, in_cells);
+    if constexpr (kMayHaveInterleaved<Format>) {
+      words[w] = Hardware::word(of_word, is_interleaved);
     } else {
       words[w] = Hardware::word(of_word);
     }
@@ -154,9 +154,9 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
     float products[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * inverse;
-    pack_products<Format>(products, words, side.view.in_cells);
+    pack_products<Format>(products, words, side.view.is_interleaved);
   } else if (!step.is_zeroed) {
-    counted = encode_extremes<Format>(chunk, step, side.view.in_cells, words);
+    counted = encode_extremes<Format>(chunk, step, side.view.is_interleaved, words);
   }
   store_codes<Format>(words, place, to.codes);
   return counted;

@@ -112,10 +112,10 @@ KVX_INLINE void encode_zeros(const PartSpan& span, uint8_t* row) {
 // ---- 16-bit floats
 
 template <class Codec>
-void encode_half_rows(const EncodeJob& job) {
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
-    for (int i = 0; i < job.head_dim; i += kLanes<Widest>) {
+void encode_half_rows(const EncodeParams& params) {
+  for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
+    const EncodeRow row = encode_row(params, t);
+    for (int i = 0; i < params.head_dim; i += kLanes<Widest>) {
       store_halves<Codec>(load<Widest>(row.x + i), row.codes + int64_t{2} * i);
     }
   }
@@ -138,20 +138,21 @@ constexpr bool sizes_are_powers_of_two() {
 template <class Format, format::ScaleType T>
 class ScaledPartEncoder {
  public:
-  explicit ScaledPartEncoder(const EncodeJob& job)
-      : job_(job),
-        size_(job.spec->group_size == format::kWholeRow ? job.head_dim : job.spec->group_size),
-        groups_((job.head_dim + size_ - 1) / size_),
+  explicit ScaledPartEncoder(const EncodeParams& params)
+      : params_(params),
+        size_(params.spec->group_size == format::kWholeRow ? params.head_dim
+                                                           : params.spec->group_size),
+        groups_((params.head_dim + size_ - 1) / size_),
         size_bits_(groups_ == 1 ? 31 : std::countr_zero(static_cast<unsigned>(size_))),
-        maker_(scale_maker<Format>(*job.spec, job.tensor_scale)),
-        candidates_(candidates_of(job.spec->scale_choice)) {
+        maker_(scale_maker<Format>(*params.spec, params.tensor_scale)),
+        candidates_(candidates_of(params.spec->scale_choice)) {
     maker_.type = T;
   }
 
   void encode_all() {
     const int tokens_together = std::clamp(kMostGroups / groups_, 1, kMostRows);
-    for (int t = 0; t < job_.num_tokens; t += tokens_together) {
-      const int n = std::min(tokens_together, job_.num_tokens - t);
+    for (int t = 0; t < params_.num_tokens; t += tokens_together) {
+      const int n = std::min(tokens_together, params_.num_tokens - t);
       find_amax(t, n);
       choose_scales(t, n);
       is_plain(n * groups_) ? write_plain(t, n) : write(t, n);
@@ -169,7 +170,7 @@ class ScaledPartEncoder {
 
   KVX_INLINE PartSpan span(int token, int group) const {
     const int first = group * size_;
-    return {source_row(job_, token) + first, first, std::min(size_, job_.head_dim - first)};
+    return {source_row(params_, token) + first, first, std::min(size_, params_.head_dim - first)};
   }
 
   // Scales of the groups at hand, their steps and the steps' reciprocals.
@@ -235,7 +236,7 @@ class ScaledPartEncoder {
 
   KVX_INLINE void choose_scales(int first_token, int n) {
     constexpr int kTogether = 4;  // candidates; what registers hold beside their steps
-    if (job_.spec->scale_choice == format::ScaleChoice::kAmax) {
+    if (params_.spec->scale_choice == format::ScaleChoice::kAmax) {
       make_scales(1.0f, n * groups_, best_);
     } else if (candidates_.count < kTogether) {
       search_scales<2>(first_token, n);
@@ -301,14 +302,14 @@ class ScaledPartEncoder {
   // write() without a group that needs care.
   KVX_INLINE void write_plain(int first_token, int n) {
     for (int i = 0, t = first_token; t < first_token + n; ++t, i += groups_) {
-      const EncodeRow row = encode_row(job_, job_.first_token + t);
+      const EncodeRow row = encode_row(params_, params_.first_token + t);
       uint8_t* scale = row.scales;
-      for (int g = 0; g < groups_; ++g, scale += job_.scale_group_stride) {
+      for (int g = 0; g < groups_; ++g, scale += params_.scale_group_stride) {
         format::store_scale(T, {best_.bits[i + g]}, scale);
       }
       const float* inverses = best_.inverses + i;
       int number = 0;
-      for (; number + kQuadNumbers <= job_.head_dim; number += kQuadNumbers) {
+      for (; number + kQuadNumbers <= params_.head_dim; number += kQuadNumbers) {
         Widest products[kQuadVectors];
         for (int v = 0; v < kQuadVectors; ++v) {
           const int first = number + v * kLanes<Widest>;
@@ -316,7 +317,7 @@ class ScaledPartEncoder {
         }
         encode_quad<Codec, kPacking>(products, number, row.codes);
       }
-      for (; number < job_.head_dim; number += kPartNumbers) {
+      for (; number < params_.head_dim; number += kPartNumbers) {
         encode_span<Codec, kPacking>({row.x + number, number, kPartNumbers},
                                      inverses[number >> size_bits_], row.codes);
       }
@@ -325,9 +326,9 @@ class ScaledPartEncoder {
 
   KVX_INLINE void write(int first_token, int n) {
     for (int i = 0, t = first_token; t < first_token + n; ++t) {
-      const EncodeRow row = encode_row(job_, job_.first_token + t);
+      const EncodeRow row = encode_row(params_, params_.first_token + t);
       uint8_t* scale = row.scales;
-      for (int g = 0; g < groups_; ++g, ++i, scale += job_.scale_group_stride) {
+      for (int g = 0; g < groups_; ++g, ++i, scale += params_.scale_group_stride) {
         if (amax_[i] > 0 && format::is_finite(amax_[i])) {
           format::store_scale(T, {best_.bits[i]}, scale);
           encode_span<Codec, kPacking>(span(t, g), best_.inverses[i], row.codes);
@@ -340,7 +341,7 @@ class ScaledPartEncoder {
     }
   }
 
-  const EncodeJob& job_;
+  const EncodeParams& params_;
   int size_;  // numbers in a full group
   int groups_;
   int size_bits_;  // a number's group is number >> size_bits_
@@ -353,14 +354,14 @@ class ScaledPartEncoder {
 
 // Finds the spec's scale type among those that the format has, so that the compiler knows it.
 template <class Format, int Index = 0>
-int64_t encode_computed_parts(const EncodeJob& job) {
+int64_t encode_computed_parts(const EncodeParams& params) {
   constexpr auto kTypes = Format::kFacts.scale_types;
   if constexpr (Index + 1 < kTypes.count) {
-    if (job.spec->scale_type != kTypes.values[Index]) {
-      return encode_computed_parts<Format, Index + 1>(job);
+    if (params.spec->scale_type != kTypes.values[Index]) {
+      return encode_computed_parts<Format, Index + 1>(params);
     }
   }
-  ScaledPartEncoder<Format, kTypes.values[Index]>(job).encode_all();
+  ScaledPartEncoder<Format, kTypes.values[Index]>(params).encode_all();
   return 0;
 }
 
@@ -368,12 +369,13 @@ int64_t encode_computed_parts(const EncodeJob& job) {
 
 // Requires: every number of the row is finite.
 template <class Format>
-void encode_given_row(const EncodeJob& job, const EncodeRow& row) {
-  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
-  const int size = job.spec->group_size == format::kWholeRow ? job.head_dim : job.spec->group_size;
+void encode_given_row(const EncodeParams& params, const EncodeRow& row) {
+  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const int size =
+      params.spec->group_size == format::kWholeRow ? params.head_dim : params.spec->group_size;
   const uint8_t* scale = row.scales;
-  for (int first = 0; first < job.head_dim; first += size, scale += job.scale_group_stride) {
-    const PartSpan span = {row.x + first, first, std::min(size, job.head_dim - first)};
+  for (int first = 0; first < params.head_dim; first += size, scale += params.scale_group_stride) {
+    const PartSpan span = {row.x + first, first, std::min(size, params.head_dim - first)};
     const float step = maker.step(format::load_scale(maker.type, scale));
     if (step > 0) {
       encode_span<typename Format::Codec, Format::kFacts.packing>(span, format::reciprocal(step),
@@ -386,15 +388,15 @@ void encode_given_row(const EncodeJob& job, const EncodeRow& row) {
 
 // A row with a number that is not finite is what `definition` makes of it.
 template <class Format>
-int64_t encode_given_parts(const EncodeJob& job, int64_t (*definition)(const EncodeJob&)) {
+int64_t encode_given_parts(const EncodeParams& params, int64_t (*definition)(const EncodeParams&)) {
   int64_t nonfinite = 0;
-  for (int i = 0; i < job.num_tokens; ++i) {
-    const EncodeRow row = encode_row(job, job.first_token + i);
-    if (format::is_finite(amax_of_span({row.x, 0, job.head_dim}))) {
-      encode_given_row<Format>(job, row);
+  for (int i = 0; i < params.num_tokens; ++i) {
+    const EncodeRow row = encode_row(params, params.first_token + i);
+    if (format::is_finite(amax_of_span({row.x, 0, params.head_dim}))) {
+      encode_given_row<Format>(params, row);
       continue;
     }
-    EncodeJob one = job;
+    EncodeParams one = params;
     one.rows = row.x;
     one.first_token += i;
     one.num_tokens = 1;

@@ -119,8 +119,8 @@ constexpr int codes_per_word() {
   return 32 / Format::Codec::kBits;
 }
 
-// code_of(d): the code of number d of the row. Rows begin at any address and have any length; cells
-// are whole.
+// code_of(d): the code of number d of the row. Rows begin at any address and have any length;
+// interleaved are whole.
 template <class Format, class CodeOf>
 __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
                                 const CodeOf& code_of) {
@@ -134,9 +134,9 @@ __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
     for (int i = 0; i < kCodes; ++i) codes[i] = code_of(w * kCodes + i);
     alignas(4) uint8_t bytes[4];
     format::pack<Format::kFacts.packing>(codes, 0, kCodes, bytes);
-    if constexpr (kMayHaveCells<Format>) {
+    if constexpr (kMayHaveInterleaved<Format>) {
       auto& word = *reinterpret_cast<uint32_t*>(bytes);
-      if (side.in_cells) word = format::cells_of_nibbles(word);
+      if (side.is_interleaved) word = format::interleaved_from_nibbles(word);
     }
     if (is_aligned) {
       *reinterpret_cast<uint32_t*>(row + 4 * w) = *reinterpret_cast<const uint32_t*>(bytes);

@@ -1,4 +1,4 @@
-// EncodeRow: where one row of an encode job comes from and goes to.
+// EncodeRow: where one row of an encode params comes from and goes to.
 #pragma once
 
 #include "ops/cpu/kernel_table.hpp"
@@ -13,15 +13,16 @@ struct EncodeRow {
   uint8_t* scales;  // of its group 0
 };
 
-// Row i of the job's.
-KVX_INLINE const float* source_row(const EncodeJob& job, int i) {
-  return job.rows + i * (job.row_stride != 0 ? job.row_stride : job.head_dim);
+// Row i of the params's.
+KVX_INLINE const float* source_row(const EncodeParams& params, int i) {
+  return params.rows + i * (params.row_stride != 0 ? params.row_stride : params.head_dim);
 }
 
 // token counts inside the block.
-KVX_INLINE EncodeRow encode_row(const EncodeJob& job, int token) {
-  return {source_row(job, token - job.first_token), job.codes + token * job.token_stride,
-          job.scales + token * job.scale_token_stride};
+KVX_INLINE EncodeRow encode_row(const EncodeParams& params, int token) {
+  return {source_row(params, token - params.first_token),
+          params.codes + token * params.token_stride,
+          params.scales + token * params.scale_token_stride};
 }
 
 }  // namespace KVX_CPU_LEVEL

@@ -16,85 +16,86 @@ namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
 template <class Format>
-KVX_INLINE void encode_plain(const EncodeJob& job) {
+KVX_INLINE void encode_plain(const EncodeParams& params) {
   using Codec = typename Format::Codec;
   typename Codec::Code codes[format::kMaxHeadDim];
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
-    for (int i = 0; i < job.head_dim; ++i) codes[i] = Codec::encode(row.x[i]);
-    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+  for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
+    const EncodeRow row = encode_row(params, t);
+    for (int i = 0; i < params.head_dim; ++i) codes[i] = Codec::encode(row.x[i]);
+    format::pack<Format::kFacts.packing>(codes, 0, params.head_dim, row.codes);
   }
 }
 
 // row parameters: [scale: 2 bytes][zero: 2 bytes]
 template <class Format, format::ScaleType T>
-KVX_INLINE void encode_affine(const EncodeJob& job) {
+KVX_INLINE void encode_affine(const EncodeParams& params) {
   using Codec = typename Format::Codec;
   typename Codec::Code codes[format::kMaxHeadDim];
   float rounded[format::kMaxHeadDim];
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
-    const format::AffineParams params =
-        format::quantize_affine<Codec, T>(row.x, job.head_dim, codes, rounded);
-    memcpy(row.scales, &params.scale, 2);
-    memcpy(row.scales + 2, &params.zero, 2);
-    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+  for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
+    const EncodeRow row = encode_row(params, t);
+    const format::AffineParams affine =
+        format::quantize_affine<Codec, T>(row.x, params.head_dim, codes, rounded);
+    memcpy(row.scales, &affine.scale, 2);
+    memcpy(row.scales + 2, &affine.zero, 2);
+    format::pack<Format::kFacts.packing>(codes, 0, params.head_dim, row.codes);
   }
 }
 
 // One scale a group, made here. Size: numbers in a full group, 0 when only known at run time.
 template <class Format, int Size>
-void encode_computed(const EncodeJob& job) {
+void encode_computed(const EncodeParams& params) {
   using Codec = typename Format::Codec;
-  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
-  const format::ScaleChoice choice = job.spec->scale_choice;
-  const int size = Size != 0 ? Size : job.head_dim;
+  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const format::ScaleChoice choice = params.spec->scale_choice;
+  const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
   typename Codec::Code codes[format::kMaxHeadDim];
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
+  for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
+    const EncodeRow row = encode_row(params, t);
     uint8_t* scale = row.scales;
     int first = 0;
-    for (; first + size <= job.head_dim; first += size, scale += job.scale_group_stride) {
+    for (; first + size <= params.head_dim; first += size, scale += params.scale_group_stride) {
       const format::StoredScale stored =
           format::scale_group<Codec>(maker, choice, row.x + first, size, products + first);
       format::store_scale(maker.type, stored, scale);
     }
-    if (first < job.head_dim) {  // the last group is shorter
+    if (first < params.head_dim) {  // the last group is shorter
       const format::StoredScale stored = format::scale_group<Codec>(
-          maker, choice, row.x + first, job.head_dim - first, products + first);
+          maker, choice, row.x + first, params.head_dim - first, products + first);
       format::store_scale(maker.type, stored, scale);
     }
-    format::encode_products<Codec>(products, job.head_dim, codes);
-    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+    format::encode_products<Codec>(products, params.head_dim, codes);
+    format::pack<Format::kFacts.packing>(codes, 0, params.head_dim, row.codes);
   }
 }
 
 // Scales are read. Returns the non-finite inputs that the codes could not say.
 template <class Format, int Size>
-int64_t encode_given(const EncodeJob& job) {
+int64_t encode_given(const EncodeParams& params) {
   using Codec = typename Format::Codec;
-  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
-  const int size = Size != 0 ? Size : job.head_dim;
+  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
   typename Codec::Code codes[format::kMaxHeadDim];
   int64_t nonfinite = 0;
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
+  for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
+    const EncodeRow row = encode_row(params, t);
     const uint8_t* scale = row.scales;
-    for (int first = 0; first < job.head_dim; first += size, scale += job.scale_group_stride) {
+    for (int first = 0; first < params.head_dim;
+         first += size, scale += params.scale_group_stride) {
       const float step = maker.step(format::load_scale(maker.type, scale));
-      const int n = job.head_dim - first < size ? job.head_dim - first : size;
+      const int n = params.head_dim - first < size ? params.head_dim - first : size;
       format::scale_group_with_step(step, row.x + first, n, products + first);
     }
-    format::encode_products<Codec>(products, job.head_dim, codes);
-    nonfinite += format::encode_nonfinite<Codec>(row.x, job.head_dim, codes);
-    format::pack<Format::kFacts.packing>(codes, 0, job.head_dim, row.codes);
+    format::encode_products<Codec>(products, params.head_dim, codes);
+    nonfinite += format::encode_nonfinite<Codec>(row.x, params.head_dim, codes);
+    format::pack<Format::kFacts.packing>(codes, 0, params.head_dim, row.codes);
   }
   return nonfinite;
 }
 
-// One group of head_dim, [first, first + n), of all tokens of a page-shared job.
+// One group of head_dim, [first, first + n), of all tokens of a page-shared params.
 struct PageGroup {
   int first;
   int n;
@@ -116,10 +117,10 @@ KVX_INLINE int encode_under_step(float step, const float* x, PageGroup group, ui
 }
 
 // The largest finite magnitude of the run in this group; 0 when there is none.
-KVX_INLINE float finite_amax(const EncodeJob& job, PageGroup group) {
+KVX_INLINE float finite_amax(const EncodeParams& params, PageGroup group) {
   uint32_t largest = 0;
-  for (int t = 0; t < job.num_tokens; ++t) {
-    const float* x = source_row(job, t) + group.first;
+  for (int t = 0; t < params.num_tokens; ++t) {
+    const float* x = source_row(params, t) + group.first;
     for (int i = 0; i < group.n; ++i) {
       const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu;
       const uint32_t finite = magnitude < 0x7F800000u ? magnitude : 0u;
@@ -131,14 +132,14 @@ KVX_INLINE float finite_amax(const EncodeJob& job, PageGroup group) {
 
 // The block's earlier tokens move from one step to a larger one.
 template <class Format>
-KVX_INLINE void requantize_page_group(const EncodeJob& job, PageGroup group, float old_step,
+KVX_INLINE void requantize_page_group(const EncodeParams& params, PageGroup group, float old_step,
                                       float step) {
   using Codec = typename Format::Codec;
   constexpr format::Packing kPacking = Format::kFacts.packing;
   typename Codec::Code codes[format::kMaxHeadDim];
   float values[format::kMaxHeadDim];
-  for (int t = 0; t < job.first_token; ++t) {
-    uint8_t* row = job.codes + t * job.token_stride;
+  for (int t = 0; t < params.first_token; ++t) {
+    uint8_t* row = params.codes + t * params.token_stride;
     format::unpack<kPacking>(row, group.first, group.n, codes);
     format::dequantize_group<Codec>(old_step, codes, group.n, values);
     encode_under_step<Format>(step, values, group, row);
@@ -147,11 +148,11 @@ KVX_INLINE void requantize_page_group(const EncodeJob& job, PageGroup group, flo
 
 // docs/numbers.md, section 2, "Page-shared scales".
 template <class Format>
-KVX_INLINE int64_t encode_page_group(const EncodeJob& job, const format::ScaleMaker& maker,
+KVX_INLINE int64_t encode_page_group(const EncodeParams& params, const format::ScaleMaker& maker,
                                      PageGroup group) {
   using Codec = typename Format::Codec;
-  const float amax = finite_amax(job, group);
-  const bool is_first_run = job.first_token == 0;
+  const float amax = finite_amax(params, group);
+  const bool is_first_run = params.first_token == 0;
   const format::StoredScale old =
       is_first_run ? format::StoredScale{0} : format::load_scale(maker.type, group.scale);
   const format::StoredScale wanted =
@@ -160,93 +161,96 @@ KVX_INLINE int64_t encode_page_group(const EncodeJob& job, const format::ScaleMa
   const float step = maker.step(grows ? wanted : old);
   if (grows) {
     format::store_scale(maker.type, wanted, group.scale);
-    requantize_page_group<Format>(job, group, maker.step(old), step);
+    requantize_page_group<Format>(params, group, maker.step(old), step);
   }
   // A step of 0 encodes every finite input as 0, as an all-zero group must be.
   const float run_step = amax > 0 ? step : 0.0f;
   int64_t nonfinite = 0;
-  for (int t = job.first_token; t < job.first_token + job.num_tokens; ++t) {
-    const EncodeRow row = encode_row(job, t);
+  for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
+    const EncodeRow row = encode_row(params, t);
     nonfinite += encode_under_step<Format>(run_step, row.x + group.first, group, row.codes);
   }
   return nonfinite;
 }
 
 template <class Format>
-int64_t encode_page_shared(const EncodeJob& job) {
-  const format::ScaleMaker maker = scale_maker<Format>(*job.spec, job.tensor_scale);
-  const int size = job.spec->group_size == format::kWholeRow ? job.head_dim : job.spec->group_size;
+int64_t encode_page_shared(const EncodeParams& params) {
+  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const int size =
+      params.spec->group_size == format::kWholeRow ? params.head_dim : params.spec->group_size;
   int64_t nonfinite = 0;
-  uint8_t* scale = job.scales;
-  for (int first = 0; first < job.head_dim; first += size, scale += job.scale_group_stride) {
-    const int n = job.head_dim - first < size ? job.head_dim - first : size;
-    nonfinite += encode_page_group<Format>(job, maker, {first, n, scale});
+  uint8_t* scale = params.scales;
+  for (int first = 0; first < params.head_dim; first += size, scale += params.scale_group_stride) {
+    const int n = params.head_dim - first < size ? params.head_dim - first : size;
+    nonfinite += encode_page_group<Format>(params, maker, {first, n, scale});
   }
   return nonfinite;
 }
 
 // Finds the spec's group size among those that the format has, so that the compiler knows it.
 template <class Format, int Index = 0>
-int64_t encode_groups(const EncodeJob& job) {
+int64_t encode_groups(const EncodeParams& params) {
   constexpr auto kSizes = Format::kFacts.group_sizes;
   if constexpr (Index + 1 < kSizes.count) {
-    if (job.spec->group_size != kSizes.values[Index]) return encode_groups<Format, Index + 1>(job);
+    if (params.spec->group_size != kSizes.values[Index])
+      return encode_groups<Format, Index + 1>(params);
   }
   constexpr int kSize = kSizes.values[Index];
-  if (job.spec->scale_source == format::ScaleSource::kGiven) {
-    return encode_given<Format, kSize>(job);
+  if (params.spec->scale_source == format::ScaleSource::kGiven) {
+    return encode_given<Format, kSize>(params);
   }
-  encode_computed<Format, kSize>(job);
+  encode_computed<Format, kSize>(params);
   return 0;
 }
 
 template <class Format>
-int64_t encode_affine_rows(const EncodeJob& job) {
+int64_t encode_affine_rows(const EncodeParams& params) {
   using format::ScaleType;
-  const bool is_f16 = job.spec->scale_type == ScaleType::kF16;
+  const bool is_f16 = params.spec->scale_type == ScaleType::kF16;
 #if defined(__AVX2__)
-  if (job.head_dim % kPartNumbers == 0) {
-    is_f16 ? encode_affine_parts<Format, ScaleType::kF16>(job)
-           : encode_affine_parts<Format, ScaleType::kBF16>(job);
+  if (params.head_dim % kPartNumbers == 0) {
+    is_f16 ? encode_affine_parts<Format, ScaleType::kF16>(params)
+           : encode_affine_parts<Format, ScaleType::kBF16>(params);
     return 0;
   }
 #endif
-  is_f16 ? encode_affine<Format, ScaleType::kF16>(job)
-         : encode_affine<Format, ScaleType::kBF16>(job);
+  is_f16 ? encode_affine<Format, ScaleType::kF16>(params)
+         : encode_affine<Format, ScaleType::kBF16>(params);
   return 0;
 }
 
 template <class Format>
-int64_t encode_scaled_rows(const EncodeJob& job) {
+int64_t encode_scaled_rows(const EncodeParams& params) {
   using format::ScaleSource;
-  if (job.spec->scale_source == ScaleSource::kPageShared) return encode_page_shared<Format>(job);
+  if (params.spec->scale_source == ScaleSource::kPageShared)
+    return encode_page_shared<Format>(params);
 #if defined(__AVX2__)
-  if (job.head_dim % kPartNumbers == 0) {
-    return job.spec->scale_source == ScaleSource::kGiven
-               ? encode_given_parts<Format>(job, encode_groups<Format>)
-               : encode_computed_parts<Format>(job);
+  if (params.head_dim % kPartNumbers == 0) {
+    return params.spec->scale_source == ScaleSource::kGiven
+               ? encode_given_parts<Format>(params, encode_groups<Format>)
+               : encode_computed_parts<Format>(params);
   }
 #endif
-  return encode_groups<Format>(job);
+  return encode_groups<Format>(params);
 }
 
 template <class Format>
-int64_t encode_rows(const EncodeJob& job) {
+int64_t encode_rows(const EncodeParams& params) {
   if constexpr (is_plain<Format>()) {
 #if defined(__AVX2__)
     if constexpr (Format::kFacts.id != format::FormatId::kF32) {
-      if (job.head_dim % kPartNumbers == 0) {
-        encode_half_rows<typename Format::Codec>(job);
+      if (params.head_dim % kPartNumbers == 0) {
+        encode_half_rows<typename Format::Codec>(params);
         return 0;
       }
     }
 #endif
-    encode_plain<Format>(job);
+    encode_plain<Format>(params);
     return 0;
   } else if constexpr (is_affine<Format>()) {
-    return encode_affine_rows<Format>(job);
+    return encode_affine_rows<Format>(params);
   } else {
-    return encode_scaled_rows<Format>(job);
+    return encode_scaled_rows<Format>(params);
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include <cuda_fp16.h>
 
-#include "format/cells.hpp"
+#include "format/interleaved_order.hpp"
 #include "format/scale.hpp"
 #include "ops/cuda/fp8.cuh"
 
@@ -125,12 +125,12 @@ struct HardwareCodes<format::E2M1Codec> {
 #endif
   }
 
-  __device__ static uint32_t word(const float* p, bool in_cells = false) {
+  __device__ static uint32_t word(const float* p, bool is_interleaved = false) {
     const uint32_t even = pair_of_e5m2(rounded(p[0]), rounded(p[2])) |
                           pair_of_e5m2(rounded(p[4]), rounded(p[6])) << 16;
     const uint32_t odd = pair_of_e5m2(rounded(p[1]), rounded(p[3])) |
                          pair_of_e5m2(rounded(p[5]), rounded(p[7])) << 16;
-    if (in_cells) return format::cells_of_e5m2(even, odd);
+    if (is_interleaved) return format::interleaved_from_e5m2(even, odd);
     return (even >> 4 & 0x08080808u) | (even >> 1 & 0x07070707u) | (odd & 0x80808080u) |
            (odd << 3 & 0x70707070u);
   }

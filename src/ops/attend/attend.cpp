@@ -1,4 +1,4 @@
-// attend: checks, cuts the work into pieces that depend on shapes only, and hands them to the
+// attend: checks, cuts the work into work tiles that depend on shapes only, and hands them to the
 // executor.
 #include "ops/attend/attend.hpp"
 
@@ -7,21 +7,21 @@
 #include <vector>
 
 #include "core/checked.hpp"
-#include "core/reused.hpp"
+#include "core/scratch.hpp"
 #include "ops/attend/check.hpp"
-#include "ops/attend/piece.hpp"
+#include "ops/attend/cpu/work_tile.hpp"
 
 namespace kvx::ops {
 namespace {
 
-// The most rows of a sequence and a KV head, and the most tokens that a piece reads.
-struct LargestPiece {
+// The most rows of a sequence and a KV head, and the most tokens that a work tile reads.
+struct LargestWorkTile {
   int64_t rows = 0;
   int64_t tokens = 0;
 };
 
-LargestPiece largest_piece(const AttendArgs& args, int q_per_kv) {
-  LargestPiece largest;
+LargestWorkTile largest_work_tile(const AttendArgs& args, int q_per_kv) {
+  LargestWorkTile largest;
   for (int s = 0; s < args.num_sequences; ++s) {
     const int64_t q_len = args.q_starts[s + 1] - args.q_starts[s];
     if (q_len == 0) continue;
@@ -36,31 +36,32 @@ LargestPiece largest_piece(const AttendArgs& args, int q_per_kv) {
 // Whether the heads' rows of a token lie side by side and those of the next token after them.
 bool is_token_major(const SideView& side, int num_heads) {
   const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
-  return !side.codes.is_in_pieces() && side.codes.head_stride == row_bytes &&
+  return !side.codes.is_fragmented() && side.codes.head_stride == row_bytes &&
          side.codes.token_stride >= int64_t{num_heads} * row_bytes;
 }
 
-int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_pieces,
+int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_work_tiles,
                    int64_t max_tokens) {
   const HeadRun& run = args.packed.runs.front();
   const int num_heads = args.packed.num_kv_heads;
-  const bool is_alone = args.packed.runs.size() == 1 && args.wide_head_blocks == nullptr;
+  const bool is_alone = args.packed.runs.size() == 1 && args.num_sink_blocks == nullptr;
   if (!is_alone || !is_token_major(run.k, num_heads) || !is_token_major(run.v, num_heads)) return 1;
-  return choose_heads_together(tiling, run.k.head_dim, run.v.head_dim, num_heads, num_pieces,
+  return choose_heads_together(tiling, run.k.head_dim, run.v.head_dim, num_heads, num_work_tiles,
                                std::max<int64_t>(max_tokens / kFewestPartTokens, 1));
 }
 
 void run_split(AttendPlan& plan) {
   const int num_parts = plan.split.num_parts;
-  const int num_pieces = static_cast<int>(plan.num_pieces);
-  Reused<std::vector<float>> memory;  // it grows to the largest call's size and stays
-  const auto num_floats = static_cast<size_t>(plan.num_pieces * num_parts * plan.floats_per_part());
+  const int num_work_tiles = static_cast<int>(plan.num_work_tiles);
+  Scratch<std::vector<float>> memory;  // it grows to the largest call's size and stays
+  const auto num_floats =
+      static_cast<size_t>(plan.num_work_tiles * num_parts * plan.floats_per_part());
   if (memory->size() < num_floats) memory->resize(num_floats);
   plan.partial_results = memory->data();
-  plan.context.executor->parallel_for(num_pieces * num_parts, [p = &plan](int i) {
+  plan.context.executor->parallel_for(num_work_tiles * num_parts, [p = &plan](int i) {
     attend_part(*p, i / p->split.num_parts, i % p->split.num_parts);
   });
-  plan.context.executor->parallel_for(num_pieces, [p = &plan](int i) { merge_parts(*p, i); });
+  plan.context.executor->parallel_for(num_work_tiles, [p = &plan](int i) { merge_parts(*p, i); });
 }
 
 }  // namespace
@@ -70,35 +71,35 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
   if (args.num_sequences == 0) return {};
   const HeadRun& run = args.packed.runs.front();
   const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
-  const LargestPiece largest = largest_piece(args, q_per_kv);
+  const LargestWorkTile largest = largest_work_tile(args, q_per_kv);
   AttendPlan plan = {
       .context = context,
       .args = args,
-      .math = cpu::tile_kernels(context.kernels->level),
+      .math = cpu::decode_mma_kernels(context.kernels->level),
       .tiling = choose_tiling(run.k.head_dim, run.v.head_dim, largest.rows),
       .q_per_kv = q_per_kv,
       .key_dim = run.k.head_dim,
       .value_dim = run.v.head_dim,
       .heads_together = 1,
-      .num_pieces = 0,
+      .num_work_tiles = 0,
       .split = {},
       .partial_results = nullptr,
   };
-  plan.num_pieces = first_slot(plan, args.num_sequences) * args.packed.num_kv_heads;
-  if (plan.num_pieces > std::numeric_limits<int>::max()) {
-    return out_of_range("q_starts[{}] is {}; {} pieces of work are more than one call can take",
-                        args.num_sequences, args.q_starts[args.num_sequences], plan.num_pieces);
+  plan.num_work_tiles = first_slot(plan, args.num_sequences) * args.packed.num_kv_heads;
+  if (plan.num_work_tiles > std::numeric_limits<int>::max()) {
+    return out_of_range("q_starts[{}] is {}; {} work_tiles of work are more than one call can take",
+                        args.num_sequences, args.q_starts[args.num_sequences], plan.num_work_tiles);
   }
-  plan.heads_together = heads_together(args, plan.tiling, plan.num_pieces, largest.tokens);
-  plan.num_pieces /= plan.heads_together;
-  plan.split = choose_split(plan.num_pieces, largest.tokens);
+  plan.heads_together = heads_together(args, plan.tiling, plan.num_work_tiles, largest.tokens);
+  plan.num_work_tiles /= plan.heads_together;
+  plan.split = choose_split(plan.num_work_tiles, largest.tokens);
   if (plan.split.num_parts > 1) {
     run_split(plan);
     return {};
   }
   // One captured pointer fits into the std::function: nothing is allocated.
-  context.executor->parallel_for(static_cast<int>(plan.num_pieces),
-                                 [p = &plan](int piece) { attend_piece(*p, piece); });
+  context.executor->parallel_for(static_cast<int>(plan.num_work_tiles),
+                                 [p = &plan](int work_tile) { attend_work_tile(*p, work_tile); });
   return {};
 }
 

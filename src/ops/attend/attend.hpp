@@ -5,7 +5,7 @@
 //   out   = sum_t softmax(scores, sink)_t * v_t
 #pragma once
 
-#include "ops/attend/attend_args.hpp"
+#include "ops/attend/args.hpp"
 #include "ops/cpu/kernel_table.hpp"
 
 namespace kvx::ops {

@@ -9,8 +9,8 @@
 namespace kvx::ops {
 namespace {
 
-bool has_wide_ends(const AttendArgs& args) {
-  return args.wide_head_blocks != nullptr;
+bool has_full_precision_window(const AttendArgs& args) {
+  return args.num_sink_blocks != nullptr;
 }
 
 Status check_view(const char* name, const LayerView& view) {
@@ -28,7 +28,7 @@ Status check_view(const char* name, const LayerView& view) {
         return invalid_argument("{}.{}.head_dim is {}; attention needs 1 to {}", name, side_name,
                                 side->head_dim, format::kMaxHeadDim);
       }
-      // A pool whose sequences fit into their wide ends has no packed blocks at all.
+      // A pool whose sequences fit into their full-precision window has no packed blocks at all.
       if (!side->codes.base && view.num_blocks > 0) {
         return invalid_argument("{}.{}.codes is null", name, side_name);
       }
@@ -39,21 +39,25 @@ Status check_view(const char* name, const LayerView& view) {
 
 Status check_views(const AttendArgs& args) {
   KVX_RETURN_IF_ERROR(check_view("packed", args.packed));
-  if ((args.wide_head_blocks == nullptr) != (args.wide_tail_block == nullptr)) {
-    return invalid_argument("{} is null; wide ends need wide_head_blocks and wide_tail_block",
-                            args.wide_head_blocks ? "wide_tail_block" : "wide_head_blocks");
-  }
-  if (!has_wide_ends(args)) return {};
-  KVX_RETURN_IF_ERROR(check_view("wide", args.wide));
-  const HeadRun& packed = args.packed.runs.front();
-  const HeadRun& wide = args.wide.runs.front();
-  if (args.wide.block_size != args.packed.block_size ||
-      args.wide.num_kv_heads != args.packed.num_kv_heads || wide.k.head_dim != packed.k.head_dim ||
-      wide.v.head_dim != packed.v.head_dim) {
+  if ((args.num_sink_blocks == nullptr) != (args.first_recent_block == nullptr)) {
     return invalid_argument(
-        "wide has block_size {}, {} KV heads, head_dim {}/{}; expected packed's {}, {}, {}/{}",
-        args.wide.block_size, args.wide.num_kv_heads, wide.k.head_dim, wide.v.head_dim,
-        args.packed.block_size, args.packed.num_kv_heads, packed.k.head_dim, packed.v.head_dim);
+        "{} is null; full-precision window need num_sink_blocks and first_recent_block",
+        args.num_sink_blocks ? "first_recent_block" : "num_sink_blocks");
+  }
+  if (!has_full_precision_window(args)) return {};
+  KVX_RETURN_IF_ERROR(check_view("full_precision", args.full_precision));
+  const HeadRun& packed = args.packed.runs.front();
+  const HeadRun& full_precision = args.full_precision.runs.front();
+  if (args.full_precision.block_size != args.packed.block_size ||
+      args.full_precision.num_kv_heads != args.packed.num_kv_heads ||
+      full_precision.k.head_dim != packed.k.head_dim ||
+      full_precision.v.head_dim != packed.v.head_dim) {
+    return invalid_argument(
+        "full_precision has block_size {}, {} KV heads, head_dim {}/{}; expected packed's {}, {}, "
+        "{}/{}",
+        args.full_precision.block_size, args.full_precision.num_kv_heads, full_precision.k.head_dim,
+        full_precision.v.head_dim, args.packed.block_size, args.packed.num_kv_heads,
+        packed.k.head_dim, packed.v.head_dim);
   }
   return {};
 }
@@ -137,13 +141,14 @@ Status check_blocks(const AttendArgs& args, int s) {
   const int64_t first_block = first_token / args.packed.block_size;
   for (int64_t b = sinks_end > 0 ? 0 : first_block; b < end; ++b) {
     if (b >= sinks_end && b < first_block) b = first_block;
-    const bool wide =
-        has_wide_ends(args) && (b < args.wide_head_blocks[s] || b >= args.wide_tail_block[s]);
-    const int64_t num_blocks = wide ? args.wide.num_blocks : args.packed.num_blocks;
+    const bool full_precision = has_full_precision_window(args) &&
+                                (b < args.num_sink_blocks[s] || b >= args.first_recent_block[s]);
+    const int64_t num_blocks =
+        full_precision ? args.full_precision.num_blocks : args.packed.num_blocks;
     const int32_t id = args.block_table.at(s, b);
     if (id < 0 || id >= num_blocks) {
       return out_of_range("block_table[{}][{}] is {}; expected a block of {} in [0, {})", s, b, id,
-                          wide ? "wide" : "packed", num_blocks);
+                          full_precision ? "full_precision" : "packed", num_blocks);
     }
   }
   return {};

@@ -9,8 +9,9 @@ namespace kvx::ops {
 
 Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits) {
   KVX_RETURN_IF_ERROR(check_attend_shape(args));
-  if (args.wide_head_blocks && args.wide.runs.size() != 1) {
-    return unsupported("wide has {} runs of heads; attend on CUDA takes 1", args.wide.runs.size());
+  if (args.num_sink_blocks && args.full_precision.runs.size() != 1) {
+    return unsupported("full_precision has {} runs of heads; attend on CUDA takes 1",
+                       args.full_precision.runs.size());
   }
   constexpr int kMaxSequences = 65535;
   if (args.num_sequences > kMaxSequences) {

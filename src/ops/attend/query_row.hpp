@@ -1,4 +1,4 @@
-// QueryRow: what a piece of attention remembers of a query row.
+// QueryRow: what a work tile of attention remembers of a query row.
 #pragma once
 
 #include "ops/attend/softmax_state.hpp"

@@ -10,13 +10,13 @@ TileReader::TileReader(const AttendPlan& plan, int sequence, int kv_head)
     : plan_(plan),
       sequence_(sequence),
       kv_head_(kv_head),
-      wide_tail_begin_(std::numeric_limits<int64_t>::max()) {
+      recent_begin_(std::numeric_limits<int64_t>::max()) {
   const AttendArgs& args = plan.args;
   kinds_[0] = make_kind(args.packed);
-  if (!args.wide_head_blocks) return;
-  kinds_[1] = make_kind(args.wide);
-  wide_head_end_ = int64_t{args.wide_head_blocks[sequence]} * args.packed.block_size;
-  wide_tail_begin_ = int64_t{args.wide_tail_block[sequence]} * args.packed.block_size;
+  if (!args.num_sink_blocks) return;
+  kinds_[1] = make_kind(args.full_precision);
+  sinks_end_ = int64_t{args.num_sink_blocks[sequence]} * args.packed.block_size;
+  recent_begin_ = int64_t{args.first_recent_block[sequence]} * args.packed.block_size;
 }
 
 TileReader::Kind TileReader::make_kind(const LayerView& view) const {
@@ -24,7 +24,7 @@ TileReader::Kind TileReader::make_kind(const LayerView& view) const {
   Kind kind = {.sides = {&run.k, &run.v}, .head_in_run = kv_head_ - run.first_head};
   if (!fits_packed_kernels(plan_.tiling, plan_.key_dim, plan_.value_dim)) return kind;
   for (int i = 0; i < 2; ++i) {
-    if (kind.sides[i]->codes.is_in_pieces()) continue;
+    if (kind.sides[i]->codes.is_fragmented()) continue;
     kind.kernels[i] =
         plan_.math.find_packed(kind.sides[i]->spec, kind.sides[i]->head_dim, plan_.args.precision);
   }
@@ -33,7 +33,7 @@ TileReader::Kind TileReader::make_kind(const LayerView& view) const {
 
 int TileReader::tile_length(int first, int end) const {
   int64_t last = std::min<int64_t>(int64_t{first} + plan_.tiling.tokens, end);
-  for (const int64_t border : {wide_head_end_, wide_tail_begin_}) {
+  for (const int64_t border : {sinks_end_, recent_begin_}) {
     if (border > first) last = std::min(last, border);
   }
   return static_cast<int>(last - first);
@@ -49,7 +49,7 @@ void TileReader::find(int first, int num_tokens, TileRows& tile) const {
 void TileReader::find_side(Side side, const TileRows& tile, cpu::PackedTile& rows) const {
   rows.num_tokens = 0;
   if (tile.num_tokens == 0 || !kernels(side, tile.first_token)) return;
-  const Kind& kind = kinds_[is_wide(tile.first_token) ? 1 : 0];
+  const Kind& kind = kinds_[is_full_precision(tile.first_token) ? 1 : 0];
   const SideView& view = *kind.sides[static_cast<int>(side)];
   rows.spec = &view.spec;
   rows.head_dim = view.head_dim;
@@ -76,7 +76,7 @@ void TileReader::find_side(Side side, const TileRows& tile, cpu::PackedTile& row
 
 void TileReader::decode(Side side, int first, int num_tokens, float* rows) const {
   const int block_size = plan_.args.packed.block_size;
-  const Kind& kind = kinds_[is_wide(first) ? 1 : 0];
+  const Kind& kind = kinds_[is_full_precision(first) ? 1 : 0];
   const SideView& view = *kind.sides[static_cast<int>(side)];
   for (int token = first; token < first + num_tokens;) {
     const int offset = token % block_size;

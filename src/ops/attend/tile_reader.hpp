@@ -1,7 +1,7 @@
 // TileReader finds the stored rows of one sequence and one KV head, and decodes them.
 #pragma once
 
-#include "ops/attend/piece.hpp"
+#include "ops/attend/cpu/work_tile.hpp"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops {
@@ -13,7 +13,7 @@ class TileReader {
   TileReader(const AttendPlan& plan, int sequence, int kv_head);
 
   // How many tokens the tile that begins at `first` takes: at most the tiling's, before `end`, in
-  // blocks of one kind (wide or packed).
+  // blocks of one kind (full-precision or packed).
   int tile_length(int first, int end) const;
 
   // The tile's rows of the sides that have packed kernels; the other's num_tokens is 0.
@@ -21,14 +21,14 @@ class TileReader {
 
   // What reads the rows of the tile that begins at `token`; null: decode them.
   const cpu::PackedKernels* kernels(Side side, int token) const {
-    return kinds_[is_wide(token) ? 1 : 0].kernels[static_cast<int>(side)];
+    return kinds_[is_full_precision(token) ? 1 : 0].kernels[static_cast<int>(side)];
   }
 
   // rows: [num_tokens, head_dim], from the blocks in which the tokens lie.
   void decode(Side side, int first, int num_tokens, float* rows) const;
 
  private:
-  // One KV head in packed or in wide blocks.
+  // One KV head in packed or in full-precision blocks.
   struct Kind {
     const SideView* sides[2] = {};
     const cpu::PackedKernels* kernels[2] = {};
@@ -36,15 +36,15 @@ class TileReader {
   };
 
   Kind make_kind(const LayerView& view) const;
-  bool is_wide(int token) const { return token < wide_head_end_ || token >= wide_tail_begin_; }
+  bool is_full_precision(int token) const { return token < sinks_end_ || token >= recent_begin_; }
   void find_side(Side side, const TileRows& tile, cpu::PackedTile& rows) const;
 
   const AttendPlan& plan_;
   int sequence_;
   int kv_head_;
-  int64_t wide_head_end_ = 0;  // tokens before it lie in wide blocks, and those from
-  int64_t wide_tail_begin_;    // this one on
-  Kind kinds_[2];              // packed, wide
+  int64_t sinks_end_ = 0;  // tokens before it lie in full-precision blocks, and those from
+  int64_t recent_begin_;   // this one on
+  Kind kinds_[2];          // packed, full-precision
 };
 
 }  // namespace kvx::ops

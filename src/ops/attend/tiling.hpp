@@ -1,5 +1,5 @@
-// Tiling: into which pieces attention cuts its work, and the memory a piece may use. All of it
-// depends on shapes only, so results do not depend on the number of threads.
+// Tiling: into which work tiles attention cuts its work, and the memory a work tile may use. All of
+// it depends on shapes only, so results do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -54,26 +54,26 @@ constexpr Tiling choose_tiling(int key_dim, int value_dim, int64_t max_rows) {
   return kTilings[kNumTilings - 1];
 }
 
-// Whether tiles have the shape, and a piece the memory, that packed kernels need.
+// Whether tiles have the shape, and a work tile the memory, that packed kernels need.
 constexpr bool fits_packed_kernels(const Tiling& t, int key_dim, int value_dim) {
   return t.tokens % cpu::kTokenStep == 0 && t.tokens <= cpu::kMaxTileTokens &&
          cpu::packed_scratch_floats(std::max(key_dim, value_dim)) <=
              tile_floats(t, key_dim, value_dim);
 }
 
-// KV heads that a piece with few rows may take together, where their rows lie side by side.
+// KV heads that a work tile with few rows may take together, where their rows lie side by side.
 inline constexpr int kMaxHeadsTogether = 8;
 static_assert(kMaxHeadsTogether * kFewRows <= kMaxTileRows);
 
 // Heads that are read tile by tile use all of what memory brings with a line of one of them; but
-// they are one piece's work, and a few threads should have some each. num_pieces, num_parts: of one
-// head a piece.
+// they are one work tile's work, and a few threads should have some each. num_work_tiles,
+// num_parts: of one head a work_tile.
 constexpr int choose_heads_together(const Tiling& t, int key_dim, int value_dim, int num_kv_heads,
-                                    int64_t num_pieces, int64_t num_parts) {
-  constexpr int64_t kEnoughPieces = 16;
+                                    int64_t num_work_tiles, int64_t num_parts) {
+  constexpr int64_t kEnoughWorkTiles = 16;
   int heads = kMaxHeadsTogether;
   while (heads > 1 &&
-         (num_kv_heads % heads != 0 || num_pieces * num_parts / heads < kEnoughPieces ||
+         (num_kv_heads % heads != 0 || num_work_tiles * num_parts / heads < kEnoughWorkTiles ||
           scratch_floats(t, key_dim, value_dim, heads) > kScratchFloats)) {
     heads /= 2;
   }
@@ -83,14 +83,15 @@ constexpr int choose_heads_together(const Tiling& t, int key_dim, int value_dim,
 // A long sequence is cut into parts, whose softmax states merge in the order of their index.
 struct Split {
   int num_parts = 1;
-  int part_tokens = 0;  // part i of a piece begins i * part_tokens after the piece's first tile
+  int part_tokens =
+      0;  // part i of a work tile begins i * part_tokens after the work tile's first tile
 };
 
-// num_pieces: without a split. max_tokens: the most that a piece reads.
+// num_work_tiles: without a split. max_tokens: the most that a work tile reads.
 inline constexpr int64_t kFewestPartTokens = 1024;  // what outweighs a part's start and its merging
-constexpr Split choose_split(int64_t num_pieces, int64_t max_tokens) {
-  constexpr int64_t kEnoughPieces = 64;  // for any machine's cores to have some each
-  const int64_t wanted = kEnoughPieces / std::max<int64_t>(num_pieces, 1);
+constexpr Split choose_split(int64_t num_work_tiles, int64_t max_tokens) {
+  constexpr int64_t kEnoughWorkTiles = 64;  // for any machine's cores to have some each
+  const int64_t wanted = kEnoughWorkTiles / std::max<int64_t>(num_work_tiles, 1);
   const int64_t parts =
       std::clamp<int64_t>(max_tokens / kFewestPartTokens, 1, std::max<int64_t>(wanted, 1));
   const int64_t tile = cpu::kMaxTileTokens;
@@ -106,8 +107,8 @@ struct TileRows {
   cpu::PackedTile values;
 };
 
-// The memory of a piece, on its thread's stack. Decoding adds one row of codes, and one more where
-// rows lie in pieces.
+// The memory of a work tile, on its thread's stack. Decoding adds one row of codes, and one more
+// where rows lie in work_tiles.
 struct AttendScratch {
   alignas(64) float floats[kScratchFloats];
   QueryRow rows[kMaxTileRows];

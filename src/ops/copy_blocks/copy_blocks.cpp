@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "format/spec.hpp"
-#include "ops/pieces.hpp"
 #include "ops/side_rows.hpp"
+#include "ops/task_grid.hpp"
 
 namespace kvx::ops {
 namespace {
@@ -114,7 +114,7 @@ void copy_as_stored(const HeadOfSide& from, const HeadOfSide& to, const BlockCop
   });
 }
 
-// One call's work: a piece is a head, which takes the copies in order, as if one after another.
+// One call's work: a task is a head, which takes the copies in order, as if one after another.
 struct CopyTask {
   const CpuContext& context;
   const LayerView& from;
@@ -166,7 +166,7 @@ Result<int64_t> copy_blocks(const CpuContext& context, const LayerView& from, co
   int64_t num_tokens = 0;
   for (const BlockCopy& copy : copies) num_tokens += copy.num_tokens;
   CopyTask task{context, from, to, copies};
-  run_pieces(*context.executor, to.num_kv_heads, num_tokens * floats_per_token(to), task);
+  run_tasks(*context.executor, to.num_kv_heads, num_tokens * floats_per_token(to), task);
   return task.nonfinite.load();
 }
 

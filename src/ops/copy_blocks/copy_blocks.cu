@@ -29,8 +29,8 @@ __device__ bool has_equal_scales(const CopySide& side, const CopyRow& row, int l
   return __all_sync(kWholeWarp, is_equal);
 }
 
-__device__ void copy_row(const CopyJob& job, const CopySide& side, const CopyRow& row, float* x,
-                         int lane) {
+__device__ void copy_row(const CopyParams& params, const CopySide& side, const CopyRow& row,
+                         float* x, int lane) {
   const bool is_given = side.from.view.spec.scale_source == format::ScaleSource::kGiven;
   if (side.is_alike && row.from_tensor_scale == row.to_tensor_scale &&
       (!is_given || has_equal_scales(side, row, lane))) {
@@ -39,34 +39,34 @@ __device__ void copy_row(const CopyJob& job, const CopySide& side, const CopyRow
   __syncwarp();
   decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale},
              cpu::DecodeFor::kGather, x, lane);
-  count_nonfinite(job,
+  count_nonfinite(params,
                   encode_row(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, x, lane));
 }
 
-// The plain kernel, a warp a row: every head_dim, address and encoder option. blockIdx: rows, which
-// are (copy, token of the block, head); K or V.
+// The reference kernel, a warp a row: every head_dim, address and encoder option. blockIdx: rows,
+// which are (copy, token of the block, head); K or V.
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
-    copy_rows(const __grid_constant__ CopyJob job) {
+    copy_rows(const __grid_constant__ CopyParams params) {
   extern __shared__ float shared[];
-  const CopySide& side = job.sides[blockIdx.y];
+  const CopySide& side = params.sides[blockIdx.y];
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int warps_per_cta = RowsLaunch::kThreads / kWarp;
   float* x = shared + warp * side.from.view.head_dim;
-  const int64_t num_rows = job.copies.count * job.block_size * job.num_heads;
+  const int64_t num_rows = params.copies.count * params.block_size * params.num_heads;
   for (int64_t row = int64_t{blockIdx.x} * warps_per_cta + warp; row < num_rows;
        row += int64_t{gridDim.x} * warps_per_cta) {
-    const int64_t unit = row / job.num_heads;
-    const int head = static_cast<int>(row % job.num_heads);
-    const BlockCopy copy = copy_at(job, unit / job.block_size);
-    const int token = static_cast<int>(unit % job.block_size);
-    if (!is_inside(job, copy)) {
+    const int64_t unit = row / params.num_heads;
+    const int head = static_cast<int>(row % params.num_heads);
+    const BlockCopy copy = copy_at(params, unit / params.block_size);
+    const int token = static_cast<int>(unit % params.block_size);
+    if (!is_inside(params, copy)) {
       const bool counts = token == 0 && head == 0 && lane == 0 && blockIdx.y == 0;
-      if (counts) count_outside(job);
+      if (counts) count_outside(params);
       continue;
     }
     if (token >= copy.num_tokens || side.is_skipped) continue;
-    copy_row(job, side, copy_row_at(side, copy, token, head), x, lane);
+    copy_row(params, side, copy_row_at(side, copy, token, head), x, lane);
   }
 }
 
@@ -86,43 +86,45 @@ bool fits(const CopySide& side) {
                              side.to.view.spec.scale_choice == format::ScaleChoice::kAmax);
 }
 
-Status launch_rows(const CudaContext& context, const CopyJob& job) {
-  const int head_dim = std::max(job.sides[0].from.view.head_dim, job.sides[1].from.view.head_dim);
-  const auto launch = RowsLaunch::of(job.copies.count * job.block_size, job.num_heads, head_dim);
+Status launch_rows(const CudaContext& context, const CopyParams& params) {
+  const int head_dim =
+      std::max(params.sides[0].from.view.head_dim, params.sides[1].from.view.head_dim);
+  const auto launch =
+      RowsLaunch::of(params.copies.count * params.block_size, params.num_heads, head_dim);
   const dim3 grid(ceil_div(launch.num_ctas, 2u), 2);
   copy_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
-              static_cast<cudaStream_t>(context.stream)>>>(job);
+              static_cast<cudaStream_t>(context.stream)>>>(params);
   return device::cuda_launch_status("copy_rows");
 }
 
-Status launch_chunks(const CudaContext& context, const CopyJob& copy) {
+Status launch_chunks(const CudaContext& context, const CopyParams& copy) {
   const int lanes =
       1 << std::max(copy.sides[0].from_chunks.log2_lanes, copy.sides[1].from_chunks.log2_lanes);
   const auto launch = ChunkLaunch::of(context.device.num_multiprocessors,
                                       copy.copies.count * copy.block_size, copy.num_heads, lanes);
-  const CopyChunksJob job = {copy, launch.heads_at_once, FastDivide(launch.walks_per_token)};
+  const CopyChunksParams params = {copy, launch.heads_at_once, FastDivide(launch.walks_per_token)};
   return launch_overlapping(context, "copy_chunks", copy_chunks,
-                            {dim3(launch.num_ctas, 2), ChunkLaunch::kThreads}, job);
+                            {dim3(launch.num_ctas, 2), ChunkLaunch::kThreads}, params);
 }
 
 // Where rows can be moved without a look at them.
-bool find_runs(const CopyJob& copy, CopyRunsJob& job) {
+bool find_runs(const CopyParams& copy, CopyRunsParams& params) {
   int num_runs = 0;
   for (int i = 0; i < 2; ++i) {
-    if (!find_regions(copy.sides[i], copy.num_heads, job.regions[i], num_runs)) return false;
+    if (!find_regions(copy.sides[i], copy.num_heads, params.regions[i], num_runs)) return false;
   }
   if (num_runs == 0 || copy.copies.count > INT32_MAX / num_runs) return false;
-  job.num_runs = static_cast<uint32_t>(num_runs);
-  job.by_num_runs = FastDivide(num_runs);
-  job.copy = copy;
+  params.num_runs = static_cast<uint32_t>(num_runs);
+  params.by_num_runs = FastDivide(num_runs);
+  params.copy = copy;
   return true;
 }
 
-Status launch_runs(const CudaContext& context, const CopyRunsJob& job) {
-  const int64_t num_warps = job.copy.copies.count * job.num_runs;
+Status launch_runs(const CudaContext& context, const CopyRunsParams& params) {
+  const int64_t num_warps = params.copy.copies.count * params.num_runs;
   const auto num_ctas = static_cast<unsigned>(ceil_div<int64_t>(num_warps, CopyRunsLaunch::kWarps));
   return launch_overlapping(context, "copy_runs", copy_runs,
-                            {dim3(num_ctas, 2), CopyRunsLaunch::kThreads}, job);
+                            {dim3(num_ctas, 2), CopyRunsLaunch::kThreads}, params);
 }
 
 // A side as append sees it: rows of 16 bits into the target.
@@ -140,7 +142,7 @@ AppendSide pack_side(const CopySide& side) {
 }
 
 // Whether all that is stored comes from rows of one 16-bit type and is encoded.
-bool find_packing(const CopyJob& copy, PackChunksJob& job) {
+bool find_packing(const CopyParams& copy, PackChunksParams& params) {
   std::optional<DType> type;
   for (int i = 0; i < 2; ++i) {
     const CopySide& side = copy.sides[i];
@@ -149,48 +151,50 @@ bool find_packing(const CopyJob& copy, PackChunksJob& job) {
     const bool is_16_bits = stored && bytes_of(*stored) == 2;
     if (side.is_alike || !is_16_bits || (type && *type != *stored)) return false;
     type = stored;
-    job.block_strides[i] = side.from.view.codes.block_stride;
+    params.block_strides[i] = side.from.view.codes.block_stride;
   }
-  job.copy = copy;
-  AppendJob& append = job.append.append;
+  params.copy = copy;
+  AppendParams& append = params.append.append;
   append.sides[0] = pack_side(copy.sides[0]);
   append.sides[1] = pack_side(copy.sides[1]);
   append.num_heads = copy.num_heads;
   append.num_tokens = static_cast<uint32_t>(copy.copies.count * copy.block_size);
-  append.findings = copy.findings;
+  append.counters = copy.counters;
   return type.has_value();
 }
 
-Status launch_packing(const CudaContext& context, PackChunksJob& job) {
-  const auto launch = AppendLaunch::of(context, job.append.append, kPackCtasPerMultiprocessor);
-  job.append.walks = launch.walks;
-  const auto& [k, v] = job.append.append.sides;
+Status launch_packing(const CudaContext& context, PackChunksParams& params) {
+  const auto launch = AppendLaunch::of(context, params.append.append, kPackCtasPerMultiprocessor);
+  params.append.walks = launch.walks;
+  const auto& [k, v] = params.append.append.sides;
   const DType type = (k.side.view.head_dim > 0 ? k : v).input.dtype;
   return launch_overlapping(
       context, "pack_chunks",
       type == DType::kF16 ? pack_chunks<DType::kF16> : pack_chunks<DType::kBF16>, launch.shape,
-      job);
+      params);
 }
 
-Status launch_pages(const CudaContext& context, const CopyJob& job) {
+Status launch_pages(const CudaContext& context, const CopyParams& params) {
   int shared_bytes = 0;
-  for (const CopySide& side : job.sides) {
+  for (const CopySide& side : params.sides) {
     if (!side.is_skipped) shared_bytes = std::max(shared_bytes, PagesLaunch::shared_bytes(side.to));
   }
-  const dim3 grid(static_cast<unsigned>(job.copies.count), static_cast<unsigned>(job.num_heads), 2);
+  const dim3 grid(static_cast<unsigned>(params.copies.count),
+                  static_cast<unsigned>(params.num_heads), 2);
   copy_pages<<<grid, PagesLaunch::kThreads, shared_bytes,
-               static_cast<cudaStream_t>(context.stream)>>>(job);
+               static_cast<cudaStream_t>(context.stream)>>>(params);
   return device::cuda_launch_status("copy_pages");
 }
 
-Status launch_by_rows(const CudaContext& context, const CopyJob& job) {
-  CopyRunsJob runs = {};
-  if (find_runs(job, runs)) return launch_runs(context, runs);
-  const bool by_chunks = fits(job.sides[0]) && fits(job.sides[1]) &&
-                         job.copies.count <= INT32_MAX / kWarp / job.num_heads / job.block_size;
-  PackChunksJob packing = {};
-  if (by_chunks && find_packing(job, packing)) return launch_packing(context, packing);
-  return by_chunks ? launch_chunks(context, job) : launch_rows(context, job);
+Status launch_by_rows(const CudaContext& context, const CopyParams& params) {
+  CopyRunsParams runs = {};
+  if (find_runs(params, runs)) return launch_runs(context, runs);
+  const bool by_chunks =
+      fits(params.sides[0]) && fits(params.sides[1]) &&
+      params.copies.count <= INT32_MAX / kWarp / params.num_heads / params.block_size;
+  PackChunksParams packing = {};
+  if (by_chunks && find_packing(params, packing)) return launch_packing(context, packing);
+  return by_chunks ? launch_chunks(context, params) : launch_rows(context, params);
 }
 
 // Page-shared scales that may have to be made. Where they are copied for sure, rows are copied one
@@ -202,16 +206,17 @@ bool needs_pages(const CopySide& side) {
 }
 
 // One launch, or two where one side alone makes page-shared scales.
-Status launch(const CudaContext& context, const CopyJob& job) {
-  CopyJob rows = job;
-  CopyJob pages = job;
-  for (int i = 0; i < 2; ++i) (needs_pages(job.sides[i]) ? rows : pages).sides[i].is_skipped = true;
-  const auto is_empty = [](const CopyJob& part) {
+Status launch(const CudaContext& context, const CopyParams& params) {
+  CopyParams rows = params;
+  CopyParams pages = params;
+  for (int i = 0; i < 2; ++i)
+    (needs_pages(params.sides[i]) ? rows : pages).sides[i].is_skipped = true;
+  const auto is_empty = [](const CopyParams& part) {
     return part.sides[0].is_skipped && part.sides[1].is_skipped;
   };
   if (!is_empty(pages)) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
   if (is_empty(rows)) return {};
-  rows.counts_copies = job.counts_copies && is_empty(pages);
+  rows.counts_copies = params.counts_copies && is_empty(pages);
   return launch_by_rows(context, rows);
 }
 
@@ -235,11 +240,11 @@ Status check(const LayerView& from, const LayerView& to) {
 }  // namespace cuda
 
 Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
-                   const CudaBlockCopies& copies, CudaFindings* findings) {
+                   const CudaBlockCopies& copies, DeviceCounters* counters) {
   KVX_RETURN_IF_ERROR(cuda::check(from, to));
   if (copies.count == 0) return {};
   return cuda::for_each_common_run(from, to, [&](const HeadRun& source, const HeadRun& target) {
-    const cuda::CopyJob job = {
+    const cuda::CopyParams params = {
         .sides = {cuda::copy_side(source.k, target.k), cuda::copy_side(source.v, target.v)},
         .num_heads = source.num_heads,
         .block_size = from.block_size,
@@ -248,9 +253,9 @@ Status copy_blocks(const CudaContext& context, const LayerView& from, const Laye
         .num_to_blocks = to.num_blocks,
         .copies = copies,
         .counts_copies = source.first_head == 0,
-        .findings = findings,
+        .counters = counters,
     };
-    return cuda::launch(context, job);
+    return cuda::launch(context, params);
   });
 }
 

@@ -20,10 +20,10 @@ struct CudaBlockCopies {
 // copied side by side: a block that is one copy's source must not be another's target. Copies out
 // of range are skipped and counted. INVALID_ARGUMENT, nothing written: geometries that differ.
 Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
-                   const CudaBlockCopies& copies, CudaFindings* findings);
+                   const CudaBlockCopies& copies, DeviceCounters* counters);
 inline Status copy_blocks(const CudaContext& context, const LayerView& from, const LayerView& to,
-                          const BlockCopy* copies, int64_t num_copies, CudaFindings* findings) {
-  return copy_blocks(context, from, to, {.count = num_copies, .list = copies}, findings);
+                          const BlockCopy* copies, int64_t num_copies, DeviceCounters* counters) {
+  return copy_blocks(context, from, to, {.count = num_copies, .list = copies}, counters);
 }
 
 }  // namespace kvx::ops

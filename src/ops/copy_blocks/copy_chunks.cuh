@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/append/encode_chunk.cuh"
-#include "ops/copy_blocks/copy_job.cuh"
+#include "ops/copy_blocks/copy_params.cuh"
 #include "ops/cuda/overlapping_launch.cuh"
 #include "ops/gather/decode_chunk.cuh"
 
@@ -11,8 +11,8 @@ namespace kvx::ops::cuda {
 // More than ChunkLaunch's: copies wait for memory rather than for arithmetic.
 inline constexpr int kCopyCtasPerMultiprocessor = 8;
 
-struct CopyChunksJob {
-  CopyJob copy;
+struct CopyChunksParams {
+  CopyParams copy;
   int heads_at_once;
   FastDivide by_walks_per_token;
 };
@@ -72,8 +72,8 @@ __device__ inline bool may_copy(const CopySide& side, const CopyRow& row, const 
 }
 
 // Whole warps come here together.
-__device__ inline void copy_chunk(const CopyJob& job, const CopySide& side, const CopyRow& row,
-                                  ChunkPlace place) {
+__device__ inline void copy_chunk(const CopyParams& params, const CopySide& side,
+                                  const CopyRow& row, ChunkPlace place) {
   const bool copies = may_copy(side, row, place);
   if (place.is_inside && copies) copy_chunk_as_stored(side, row, place);
   place.is_inside = place.is_inside && !copies;
@@ -83,39 +83,39 @@ __device__ inline void copy_chunk(const CopyJob& job, const CopySide& side, cons
   place.log2_lanes_per_group = side.to_chunks.log2_lanes_per_group;
   const int counted =
       encode_chunk(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, place, chunk);
-  if (place.is_inside) count_nonfinite(job, counted);
+  if (place.is_inside) count_nonfinite(params, counted);
 }
 
 // blockIdx: walks over (copy, token of the block), K or V.
 __global__ void __launch_bounds__(ChunkLaunch::kThreads, kCopyCtasPerMultiprocessor)
-    copy_chunks(const __grid_constant__ CopyChunksJob chunks) {
+    copy_chunks(const __grid_constant__ CopyChunksParams chunks) {
   wait_for_earlier_launches();
-  const CopyJob& job = chunks.copy;
-  const CopySide& side = job.sides[blockIdx.y];
+  const CopyParams& params = chunks.copy;
+  const CopySide& side = params.sides[blockIdx.y];
   const uint32_t walk =
       (blockIdx.x * ChunkLaunch::kThreads + threadIdx.x) >> side.from_chunks.log2_lanes;
   const uint32_t unit = chunks.by_walks_per_token.quotient(walk);
   const uint32_t walk_of_unit = walk - unit * chunks.by_walks_per_token.divisor;
-  const uint32_t number = job.by_block_size.quotient(unit);
-  const int token = static_cast<int>(unit - number * job.by_block_size.divisor);
+  const uint32_t number = params.by_block_size.quotient(unit);
+  const int token = static_cast<int>(unit - number * params.by_block_size.divisor);
   const int first_head = static_cast<int>(walk_of_unit) * chunks.heads_at_once;
   ChunkPlace place = {static_cast<int>(threadIdx.x) & (side.from_chunks.lanes() - 1),
                       side.from_chunks.log2_lanes_per_group, false};
   BlockCopy copy;
   bool is_token = false;
-  if (number < job.copies.count) {
-    copy = copy_at(job, number);
-    const bool is_valid = is_inside(job, copy);
+  if (number < params.copies.count) {
+    copy = copy_at(params, number);
+    const bool is_valid = is_inside(params, copy);
     const bool counts = token == 0 && first_head == 0 && place.chunk == 0 && blockIdx.y == 0;
-    if (!is_valid && counts) count_outside(job);
+    if (!is_valid && counts) count_outside(params);
     is_token = is_valid && token < copy.num_tokens && place.chunk < side.from_chunks.num_chunks;
   }
   if (side.is_skipped) return;
   for (int i = 0; i < chunks.heads_at_once; ++i) {
     CopyRow row = {};
-    place.is_inside = is_token && first_head + i < job.num_heads;
+    place.is_inside = is_token && first_head + i < params.num_heads;
     if (place.is_inside) row = copy_row_at(side, copy, token, first_head + i);
-    copy_chunk(job, side, row, place);
+    copy_chunk(params, side, row, place);
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/append/encode_page.cuh"
-#include "ops/copy_blocks/copy_job.cuh"
+#include "ops/copy_blocks/copy_params.cuh"
 #include "ops/cuda/visit_format.cuh"
 #include "ops/gather/decode_row_apart.cuh"
 
@@ -31,15 +31,15 @@ __device__ inline void copy_page_as_stored(const CopySide& side, const BlockCopy
 
 // blockIdx: copy, head, K or V.
 __global__ void __launch_bounds__(PagesLaunch::kThreads)
-    copy_pages(const __grid_constant__ CopyJob job) {
+    copy_pages(const __grid_constant__ CopyParams params) {
   extern __shared__ float shared[];
-  const CopySide& side = job.sides[blockIdx.z];
+  const CopySide& side = params.sides[blockIdx.z];
   const int lane = static_cast<int>(threadIdx.x);
   const int head = static_cast<int>(blockIdx.y);
-  const BlockCopy copy = copy_at(job, blockIdx.x);
-  if (!is_inside(job, copy)) {
+  const BlockCopy copy = copy_at(params, blockIdx.x);
+  if (!is_inside(params, copy)) {
     const bool is_first = head == 0 && lane == 0 && blockIdx.z == 0;
-    if (is_first) count_outside(job);
+    if (is_first) count_outside(params);
     return;
   }
   if (side.is_skipped || copy.num_tokens == 0) return;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(PagesLaunch::kThreads)
   visit_format(side.to.id, [&]<class Format>() {
     if constexpr (has_pages<Format>()) {
       const PageEncoder<Format, CopyPageRows> encoder{side.to, rows, head, scratch, lane};
-      count_nonfinite(job, encoder.encode({0, {copy.to_block, 0, copy.num_tokens}}));
+      count_nonfinite(params, encoder.encode({0, {copy.to_block, 0, copy.num_tokens}}));
     }
   });
 }

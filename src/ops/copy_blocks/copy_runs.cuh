@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "ops/copy_blocks/copy_job.cuh"
+#include "ops/copy_blocks/copy_params.cuh"
 #include "ops/cuda/overlapping_launch.cuh"
 
 namespace kvx::ops::cuda {
@@ -20,11 +20,11 @@ struct CopyRegion {
   int bytes_per_token;  // of a run; 0: nothing to copy
 };
 
-struct CopyRunsJob {
+struct CopyRunsParams {
   CopyRegion regions[2][2];  // [K, V][codes, scales]
   uint32_t num_runs;         // of a block
   FastDivide by_num_runs;
-  CopyJob copy;
+  CopyParams copy;
 };
 
 struct CopyRunsLaunch {
@@ -67,22 +67,22 @@ __device__ inline void copy_run(const uint8_t* from, uint8_t* to, int bytes, int
 
 // blockIdx: warps' runs, which are (copy, run of the block); K or V.
 __global__ void __launch_bounds__(CopyRunsLaunch::kThreads)
-    copy_runs(const __grid_constant__ CopyRunsJob job) {
+    copy_runs(const __grid_constant__ CopyRunsParams params) {
   wait_for_earlier_launches();
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const uint32_t at = blockIdx.x * CopyRunsLaunch::kWarps + threadIdx.x / kWarp;
-  const uint32_t number = job.by_num_runs.quotient(at);
-  if (number >= job.copy.copies.count) return;
-  const auto run = static_cast<int>(at - number * job.num_runs);
-  const BlockCopy copy = copy_at(job.copy, number);
-  if (!is_inside(job.copy, copy)) {
+  const uint32_t number = params.by_num_runs.quotient(at);
+  if (number >= params.copy.copies.count) return;
+  const auto run = static_cast<int>(at - number * params.num_runs);
+  const BlockCopy copy = copy_at(params.copy, number);
+  if (!is_inside(params.copy, copy)) {
     const bool counts = run == 0 && lane == 0 && blockIdx.y == 0;
-    if (counts) count_outside(job.copy);
+    if (counts) count_outside(params.copy);
     return;
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const CopyRegion& region = job.regions[blockIdx.y][i];
+    const CopyRegion& region = params.regions[blockIdx.y][i];
     copy_run(
         region.from + copy.from_block * region.from_block_stride + run * region.from_run_stride,
         region.to + copy.to_block * region.to_block_stride + run * region.to_run_stride,

@@ -85,12 +85,12 @@ inline constexpr int kHadamardVectors = 8;
 // Blocks of Vectors vectors or of what is smaller, whatever there is. Requires: n is a power of
 // two.
 template <int Vectors = kHadamardVectors>
-KVX_INLINE void hadamard_pieces(float* x, int n, int num_floats, float norm) {
+KVX_INLINE void hadamard_parts(float* x, int n, int num_floats, float norm) {
   constexpr int kNumbers = Vectors * kLanes<Widest>;
   if (n >= kNumbers) {
     for (int i = 0; i < num_floats; i += kNumbers) hadamard_in_registers<Vectors>(x + i, norm);
   } else if constexpr (Vectors > 1) {
-    hadamard_pieces<Vectors / 2>(x, n, num_floats, norm);
+    hadamard_parts<Vectors / 2>(x, n, num_floats, norm);
   } else {
     for (int stride = 1; stride < n; stride *= 2) hadamard_step(x, num_floats, stride);
     for (int i = 0; i < num_floats; ++i) x[i] *= norm;
@@ -105,10 +105,10 @@ inline void hadamard_rows(float* rows, int num_rows, int head_dim) {
   for (int row = 0; row < num_rows; ++row) {
     float* x = rows + int64_t{row} * head_dim;
     if (n <= kMostNumbers) {
-      hadamard_pieces(x, n, head_dim, norm);
+      hadamard_parts(x, n, head_dim, norm);
       continue;
     }
-    hadamard_pieces(x, n, head_dim, 1.0f);
+    hadamard_parts(x, n, head_dim, 1.0f);
     for (int stride = kMostNumbers; stride < n; stride *= 2) hadamard_step(x, head_dim, stride);
     for (int i = 0; i < head_dim; ++i) x[i] *= norm;
   }

@@ -13,7 +13,7 @@
 namespace kvx::ops::cpu {
 
 // A run of tokens inside one block, one head: f32 rows (already transformed) to stored rows.
-struct EncodeJob {
+struct EncodeParams {
   const format::FormatSpec* spec;
   int head_dim;
   float tensor_scale;
@@ -34,7 +34,7 @@ struct EncodeJob {
 enum class DecodeFor : uint8_t { kGather, kAttend };
 
 // A run of tokens inside one block, one head: stored rows to f32 rows.
-struct DecodeJob {
+struct DecodeParams {
   const format::FormatSpec* spec;
   int head_dim;
   float tensor_scale;
@@ -51,8 +51,8 @@ struct DecodeJob {
 
 struct FormatKernels {
   int64_t (*encode_rows)(
-      const EncodeJob&);  // returns the non-finite inputs that the codes could not say
-  void (*decode_rows)(const DecodeJob&);
+      const EncodeParams&);  // returns the non-finite inputs that the codes could not say
+  void (*decode_rows)(const DecodeParams&);
 };
 
 struct KernelTable {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/cuda.hpp"
-#include "ops/cuda/findings.hpp"
+#include "ops/cuda/device_counters.hpp"
 
 namespace kvx::ops {
 

@@ -15,30 +15,30 @@ Error no_cuda() {
 
 }  // namespace
 
-Status append(const CudaContext&, const AppendArgs&, CudaFindings*) {
+Status append(const CudaContext&, const AppendArgs&, DeviceCounters*) {
   return no_cuda();
 }
 Status gather(const CudaContext&, const GatherArgs&, const CudaGatherRanges&, int64_t,
-              CudaFindings*) {
+              DeviceCounters*) {
   return no_cuda();
 }
-Status gather(const CudaContext&, const GatherArgs&, int64_t, CudaFindings*) {
+Status gather(const CudaContext&, const GatherArgs&, int64_t, DeviceCounters*) {
   return no_cuda();
 }
 Status copy_blocks(const CudaContext&, const LayerView&, const LayerView&, const CudaBlockCopies&,
-                   CudaFindings*) {
+                   DeviceCounters*) {
   return no_cuda();
 }
-Status transcode(const CudaContext&, const TranscodeArgs&, CudaFindings*) {
+Status transcode(const CudaContext&, const TranscodeArgs&, DeviceCounters*) {
   return no_cuda();
 }
-bool attend_has_tiles(const CudaContext&, const AttendArgs&) {
+bool attend_has_decode_mma(const CudaContext&, const AttendArgs&) {
   return false;
 }
 bool attend_has_prefill(const CudaContext&, const AttendArgs&) {
   return false;
 }
-bool attend_takes_cells(const CudaContext&, const HeadRun&, int) {
+bool attend_takes_interleaved_order(const CudaContext&, const HeadRun&, int) {
   return false;
 }
 int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const CudaAttendLimits&,
@@ -46,7 +46,7 @@ int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const Cuda
   return 0;
 }
 Status attend(const CudaContext&, const AttendArgs&, const CudaAttendLimits&, uint8_t*,
-              CudaFindings*, CudaAttendPath) {
+              DeviceCounters*, CudaAttendPath) {
   return no_cuda();
 }
 

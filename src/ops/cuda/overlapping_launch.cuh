@@ -21,9 +21,9 @@ struct LaunchShape {
 };
 
 // Requires: the kernel begins with wait_for_earlier_launches() or wait_for_earlier_work(), and
-// takes *job.
+// takes *params.
 inline cudaError_t launch_overlapping(const CudaContext& context, const void* kernel,
-                                      const LaunchShape& shape, const void* job) {
+                                      const LaunchShape& shape, const void* params) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -37,15 +37,15 @@ inline cudaError_t launch_overlapping(const CudaContext& context, const void* ke
   config.attrs = attributes;
   const bool has_attributes = device::cuda_code_version(context.device, kernel) >= 90;
   config.numAttrs = !has_attributes ? 0 : shape.ctas_of_cluster == 1 ? 1 : 2;
-  void* arguments[] = {const_cast<void*>(job)};
+  void* arguments[] = {const_cast<void*>(params)};
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-template <class Job>
-Status launch_overlapping(const CudaContext& context, const char* name, void (*kernel)(Job),
-                          const LaunchShape& shape, const std::type_identity_t<Job>& job) {
+template <class Params>
+Status launch_overlapping(const CudaContext& context, const char* name, void (*kernel)(Params),
+                          const LaunchShape& shape, const std::type_identity_t<Params>& params) {
   return device::cuda_status(
-      launch_overlapping(context, reinterpret_cast<const void*>(kernel), shape, &job), name);
+      launch_overlapping(context, reinterpret_cast<const void*>(kernel), shape, &params), name);
 }
 
 }  // namespace kvx::ops::cuda

@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
-#include "format/cells.hpp"
 #include "format/codec.hpp"
+#include "format/interleaved_order.hpp"
 #include "ops/cache_view.hpp"
 #include "ops/transform.hpp"
 
@@ -16,9 +16,10 @@ namespace kvx::ops::cuda {
 inline constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 inline constexpr int kWarp = 32;
 
-// Whether a side's codes may lie in cells.
+// Whether a side's codes may lie in interleaved order.
 template <class Format>
-inline constexpr bool kMayHaveCells = std::is_same_v<typename Format::Codec, format::E2M1Codec>;
+inline constexpr bool kMayHaveInterleaved =
+    std::is_same_v<typename Format::Codec, format::E2M1Codec>;
 
 // K or V of a run of heads. spec.facts points to the host's memory and is not followed here.
 struct CudaSide {

@@ -53,9 +53,9 @@ __device__ inline Chunk decode_stored(const CudaSide& side, const StoredChunk<Fo
   } else {
 #pragma unroll
     for (int w = 0; w < kChunkWords<Format>; ++w) {
-      if constexpr (kMayHaveCells<Format>) {
-        if (side.view.in_cells) {
-          HardwareNumbers<Codec>::decode_cells(stored.words[w], chunk.x + w * kNumbers);
+      if constexpr (kMayHaveInterleaved<Format>) {
+        if (side.view.is_interleaved) {
+          HardwareNumbers<Codec>::decode_interleaved(stored.words[w], chunk.x + w * kNumbers);
           continue;
         }
       }

@@ -66,11 +66,11 @@ inline constexpr int kCodesAtOnce = 8;
 template <class Format>
 __device__ inline void unpack_codes(const SideView& side, const uint8_t* row, int first,
                                     typename Format::Codec::Code (&codes)[kCodesAtOnce]) {
-  if constexpr (kMayHaveCells<Format>) {
-    if (side.in_cells) {
+  if constexpr (kMayHaveInterleaved<Format>) {
+    if (side.is_interleaved) {
       uint32_t word;
       memcpy(&word, row + first / 2, 4);
-      word = format::nibbles_of_cells(word);
+      word = format::nibbles_from_interleaved(word);
       const auto* bytes = reinterpret_cast<const uint8_t*>(&word);
       return format::unpack<Format::kFacts.packing>(bytes, 0, kCodesAtOnce, codes);
     }

@@ -7,8 +7,8 @@
 
 #include "core/checked.hpp"
 #include "format/spec.hpp"
-#include "ops/pieces.hpp"
 #include "ops/side_rows.hpp"
+#include "ops/task_grid.hpp"
 
 namespace kvx::ops {
 namespace {
@@ -57,14 +57,14 @@ struct GatherUnit {
   int64_t first_row;       // of the output
 };
 
-// One call's work, shared by its pieces.
+// One call's work, shared by its tasks.
 struct GatherTask {
   const CpuContext& context;
   const GatherArgs& args;
-  Pieces pieces;
+  TaskGrid tasks;
 
-  void run(int piece) {
-    const int head = pieces.head_of(piece);
+  void run(int task) {
+    const int head = tasks.head_of(task);
     const HeadRun& heads = run_of_head(args.cache, head);
     const int64_t block_size = args.cache.block_size;
     int64_t unit = 0;
@@ -73,7 +73,7 @@ struct GatherTask {
       for (int64_t t = range.first_token; t < end; ++unit) {
         const int64_t block = t / block_size;
         const int64_t stop = std::min({end, (block + 1) * block_size, t + kTokensAtOnce});
-        if (unit % pieces.num_stripes == pieces.stripe_of(piece)) {
+        if (unit % tasks.num_stripes == tasks.stripe_of(task)) {
           const TokenRun tokens = {args.block_table.at(range.sequence, block),
                                    static_cast<int>(t % block_size), static_cast<int>(stop - t)};
           const GatherUnit found = {tokens, t, range.first_row + t - range.first_token};
@@ -132,8 +132,8 @@ Status gather(const CpuContext& context, const GatherArgs& args) {
   const int64_t num_floats = num_tokens * floats_per_token(args.cache);
   GatherTask task{
       context, args,
-      cut_into_pieces(args.cache.num_kv_heads, ceil_div<int64_t>(num_tokens, 8), num_floats)};
-  run_pieces(*context.executor, task.pieces.count(), num_floats, task);
+      cut_into_tasks(args.cache.num_kv_heads, ceil_div<int64_t>(num_tokens, 8), num_floats)};
+  run_tasks(*context.executor, task.tasks.count(), num_floats, task);
   return {};
 }
 

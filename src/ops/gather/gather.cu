@@ -13,13 +13,13 @@ namespace cuda {
 namespace {
 
 // A warp a row, in shared memory: every head_dim and address.
-__device__ void gather_row(const GatherJob& job, const GatherSide& part, const GatherRange& range,
-                           int64_t token, int head, float* x, int lane) {
+__device__ void gather_row(const GatherParams& params, const GatherSide& part,
+                           const GatherRange& range, int64_t token, int head, float* x, int lane) {
   const CudaSide& side = part.side;
   const GatherSource source = gather_source(
-      job, part, range, token, block_of_token(job, range, token), lane == 0 && head == 0);
+      params, part, range, token, block_of_token(params, range, token), lane == 0 && head == 0);
   if (!source.is_read) return;
-  uint8_t* output = part.output_row(range.first_row + token, job.first_head + head);
+  uint8_t* output = part.output_row(range.first_row + token, params.first_head + head);
   const RowSource from = source.row(side, head);
   if (part.keeps_bits) {
     for (int i = lane; i < side.code_bytes; i += kWarp) output[i] = from.codes[i];
@@ -28,7 +28,7 @@ __device__ void gather_row(const GatherJob& job, const GatherSide& part, const G
   __syncwarp();
   decode_row(side, from, cpu::DecodeFor::kGather, x, lane);
   __syncwarp();
-  undo_transform_row(gather_transform(job, part, head, source.position_block), x,
+  undo_transform_row(gather_transform(params, part, head, source.position_block), x,
                      side.view.head_dim, lane);
   __syncwarp();
   for (int d = lane; d < side.view.head_dim; d += kWarp) {
@@ -38,13 +38,13 @@ __device__ void gather_row(const GatherJob& job, const GatherSide& part, const G
 
 // blockIdx: rows of the range, the range, K or V.
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
-    gather_rows(const __grid_constant__ GatherJob job) {
+    gather_rows(const __grid_constant__ GatherParams params) {
   extern __shared__ float shared[];
-  const GatherSide& part = job.sides[blockIdx.z];
-  const GatherRange range = range_at(job.ranges, static_cast<int>(blockIdx.y));
-  if (!is_inside(job, range)) {
+  const GatherSide& part = params.sides[blockIdx.z];
+  const GatherRange range = range_at(params.ranges, static_cast<int>(blockIdx.y));
+  if (!is_inside(params, range)) {
     const bool counts = blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0;
-    if (counts) atomicAdd(&job.findings->out_of_range, 1ull);
+    if (counts) atomicAdd(&params.counters->out_of_range, 1ull);
     return;
   }
   if (!part.is_wanted()) return;
@@ -52,11 +52,11 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
   const int warp = threadIdx.x / kWarp;
   const int warps_per_cta = RowsLaunch::kThreads / kWarp;
   float* x = shared + warp * part.side.view.head_dim;
-  const int64_t num_rows = min(range.num_tokens, job.max_tokens) * job.num_heads;
+  const int64_t num_rows = min(range.num_tokens, params.max_tokens) * params.num_heads;
   for (int64_t row = int64_t{blockIdx.x} * warps_per_cta + warp; row < num_rows;
        row += int64_t{gridDim.x} * warps_per_cta) {
-    gather_row(job, part, range, row / job.num_heads, static_cast<int>(row % job.num_heads), x,
-               lane);
+    gather_row(params, part, range, row / params.num_heads,
+               static_cast<int>(row % params.num_heads), x, lane);
   }
 }
 
@@ -76,36 +76,37 @@ bool fits(const GatherSide& part) {
          (fits_chunks(part.side.view) && fits_chunks(part.output));
 }
 
-Status launch_rows(const CudaContext& context, const GatherJob& job, unsigned num_ranges) {
-  const int head_dim = std::max(job.sides[0].side.view.head_dim, job.sides[1].side.view.head_dim);
-  const auto launch = RowsLaunch::of(job.max_tokens, job.num_heads, head_dim);
+Status launch_rows(const CudaContext& context, const GatherParams& params, unsigned num_ranges) {
+  const int head_dim =
+      std::max(params.sides[0].side.view.head_dim, params.sides[1].side.view.head_dim);
+  const auto launch = RowsLaunch::of(params.max_tokens, params.num_heads, head_dim);
   const dim3 grid(ceil_div(launch.num_ctas, 2u), num_ranges, 2);
   gather_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
-                static_cast<cudaStream_t>(context.stream)>>>(job);
+                static_cast<cudaStream_t>(context.stream)>>>(params);
   return device::cuda_launch_status("gather_rows");
 }
 
-Status launch_chunks(const CudaContext& context, const GatherJob& gather, unsigned num_ranges) {
+Status launch_chunks(const CudaContext& context, const GatherParams& gather, unsigned num_ranges) {
   const int lanes =
       1 << std::max(gather.sides[0].chunks.log2_lanes, gather.sides[1].chunks.log2_lanes);
   const unsigned ctas = GatherWalks::num_ctas(context.device.num_multiprocessors, num_ranges,
                                               gather.max_tokens, gather.num_heads, lanes);
-  const GatherChunksJob job = {gather, FastDivide(gather.num_heads)};
+  const GatherChunksParams params = {gather, FastDivide(gather.num_heads)};
   return launch_overlapping(context, "gather_chunks", gather_chunks,
-                            {dim3(ctas, num_ranges, 2), GatherWalks::kThreads}, job);
+                            {dim3(ctas, num_ranges, 2), GatherWalks::kThreads}, params);
 }
 
 }  // namespace
 }  // namespace cuda
 
 Status gather(const CudaContext& context, const GatherArgs& args, int64_t max_tokens,
-              CudaFindings* findings) {
+              DeviceCounters* counters) {
   return gather(context, args, {.count = std::ssize(args.ranges), .list = args.ranges.data()},
-                max_tokens, findings);
+                max_tokens, counters);
 }
 
 Status gather(const CudaContext& context, const GatherArgs& args, const CudaGatherRanges& ranges,
-              int64_t max_tokens, CudaFindings* findings) {
+              int64_t max_tokens, DeviceCounters* counters) {
   constexpr int64_t kMaxRanges = 65535;
   if (ranges.count > kMaxRanges) {
     return invalid_argument("{} ranges are asked for; a call on CUDA takes at most {}",
@@ -113,7 +114,7 @@ Status gather(const CudaContext& context, const GatherArgs& args, const CudaGath
   }
   if (ranges.count == 0 || max_tokens == 0) return {};
   for (const HeadRun& run : args.cache.runs) {
-    const cuda::GatherJob job = {
+    const cuda::GatherParams params = {
         .sides = {cuda::gather_side(run.k, args.k, args.transform.k),
                   cuda::gather_side(run.v, args.v, args.transform.v)},
         .first_head = run.first_head,
@@ -128,13 +129,13 @@ Status gather(const CudaContext& context, const GatherArgs& args, const CudaGath
         .ranges = ranges,
         .max_tokens = max_tokens,
         .num_rows = args.num_rows,
-        .findings = findings,
+        .counters = counters,
     };
     const auto num_ranges = static_cast<unsigned>(ranges.count);
-    const bool by_chunks = cuda::fits(job.sides[0]) && cuda::fits(job.sides[1]) &&
+    const bool by_chunks = cuda::fits(params.sides[0]) && cuda::fits(params.sides[1]) &&
                            max_tokens <= INT32_MAX / run.num_heads / cuda::kWarp;
-    KVX_RETURN_IF_ERROR(by_chunks ? cuda::launch_chunks(context, job, num_ranges)
-                                  : cuda::launch_rows(context, job, num_ranges));
+    KVX_RETURN_IF_ERROR(by_chunks ? cuda::launch_chunks(context, params, num_ranges)
+                                  : cuda::launch_rows(context, params, num_ranges));
   }
   return {};
 }

@@ -5,7 +5,7 @@
 #include "ops/append/encode_chunk.cuh"
 #include "ops/cuda/overlapping_launch.cuh"
 #include "ops/gather/decode_chunk.cuh"
-#include "ops/gather/gather_job.cuh"
+#include "ops/gather/gather_params.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -33,8 +33,8 @@ struct GatherWalks {
   }
 };
 
-struct GatherChunksJob {
-  GatherJob gather;
+struct GatherChunksParams {
+  GatherParams gather;
   FastDivide by_num_heads;
 };
 
@@ -50,15 +50,15 @@ __device__ inline void store_numbers(DType type, uint8_t* row, const ChunkPlace&
 // One lane's walk over a range. Requires: the range is inside, its steps fit 31 bits.
 class GatherWalk {
  public:
-  __device__ GatherWalk(const GatherChunksJob& chunks, const GatherSide& part,
+  __device__ GatherWalk(const GatherChunksParams& chunks, const GatherSide& part,
                         const GatherRange& range)
-      : job_(chunks.gather), part_(part), range_(range) {
+      : params_(chunks.gather), part_(part), range_(range) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int lanes = part.chunks.lanes();
     place = {lane & (lanes - 1), part.chunks.log2_lanes_per_group, false};
-    num_tokens_ = static_cast<uint32_t>(min(range.num_tokens, job_.max_tokens));
+    num_tokens_ = static_cast<uint32_t>(min(range.num_tokens, params_.max_tokens));
     tokens_at_once_ = static_cast<uint32_t>(kWarp / lanes);
-    const auto num_heads = static_cast<uint32_t>(job_.num_heads);
+    const auto num_heads = static_cast<uint32_t>(params_.num_heads);
     const uint32_t num_groups = (num_tokens_ + tokens_at_once_ - 1) / tokens_at_once_;
     const uint32_t num_steps = num_groups * num_heads;
     constexpr uint32_t kWarps = GatherWalks::kThreads / kWarp;
@@ -77,7 +77,7 @@ class GatherWalk {
     if (steps_left_ == 0) return;
     find_row(block_of(token_));
     StoredChunk<Format> next = load_chunk<Format>(part_.side, from_, next_place());
-    const bool changes_token = next_head_ + static_cast<int>(steps_left_) > job_.num_heads;
+    const bool changes_token = next_head_ + static_cast<int>(steps_left_) > params_.num_heads;
     if (changes_token) next_block_ = block_of(token_ + tokens_at_once_);
 #pragma unroll 1
     for (; steps_left_ > 0; --steps_left_) {
@@ -110,21 +110,21 @@ class GatherWalk {
     return token < num_tokens_ && place.chunk < part_.chunks.num_chunks;
   }
   __device__ int32_t block_of(uint32_t token) const {
-    return has_row(token) ? block_of_token(job_, range_, token) : 0;
+    return has_row(token) ? block_of_token(params_, range_, token) : 0;
   }
   __device__ void find_row(int32_t block) {
     is_read_ = false;
     if (!has_row(token_)) return;
     const bool counts = place.chunk == 0 && next_head_ == 0;
-    const GatherSource source = gather_source(job_, part_, range_, token_, block, counts);
+    const GatherSource source = gather_source(params_, part_, range_, token_, block, counts);
     is_read_ = source.is_read;
     if (!is_read_) return;
     from_ = source.row(part_.side, next_head_);
     next_position_block_ = source.position_block;
-    next_output_ = part_.output_row(range_.first_row + token_, job_.first_head + next_head_);
+    next_output_ = part_.output_row(range_.first_row + token_, params_.first_head + next_head_);
   }
   __device__ void advance() {
-    if (++next_head_ == job_.num_heads) {
+    if (++next_head_ == params_.num_heads) {
       next_head_ = 0;
       token_ += tokens_at_once_;
       const int32_t block = next_block_;
@@ -138,7 +138,7 @@ class GatherWalk {
     }
   }
 
-  const GatherJob& job_;
+  const GatherParams& params_;
   const GatherSide& part_;
   const GatherRange& range_;
   uint32_t num_tokens_;
@@ -156,12 +156,12 @@ class GatherWalk {
 
 // Whole warps come here together.
 template <class Format>
-__device__ inline void gather_chunk(const GatherJob& job, const GatherSide& part,
+__device__ inline void gather_chunk(const GatherParams& params, const GatherSide& part,
                                     const GatherWalk& walk, const StoredChunk<Format>& stored) {
   if (part.keeps_bits) return store_codes<Format>(stored.words, walk.place, walk.output);
   Chunk chunk = decode_stored(part.side, stored, walk.tensor_scale);
   if (part.is_transformed) {
-    undo_transform_chunk(gather_transform(job, part, walk.head, walk.position_block), walk.place,
+    undo_transform_chunk(gather_transform(params, part, walk.head, walk.position_block), walk.place,
                          part.side.view.head_dim, chunk);
   }
   store_numbers(part.output.dtype, walk.output, walk.place, chunk);
@@ -169,21 +169,22 @@ __device__ inline void gather_chunk(const GatherJob& job, const GatherSide& part
 
 // blockIdx: warps of the range, the range, K or V.
 __global__ void __launch_bounds__(GatherWalks::kThreads, GatherWalks::kCtasPerMultiprocessor)
-    gather_chunks(const __grid_constant__ GatherChunksJob chunks) {
+    gather_chunks(const __grid_constant__ GatherChunksParams chunks) {
   wait_for_earlier_launches();
-  const GatherJob& job = chunks.gather;
-  const GatherSide& part = job.sides[blockIdx.z];
-  const GatherRange range = range_at(job.ranges, static_cast<int>(blockIdx.y));
-  if (!is_inside(job, range)) {
+  const GatherParams& params = chunks.gather;
+  const GatherSide& part = params.sides[blockIdx.z];
+  const GatherRange range = range_at(params.ranges, static_cast<int>(blockIdx.y));
+  if (!is_inside(params, range)) {
     const bool counts = blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0;
-    if (counts) atomicAdd(&job.findings->out_of_range, 1ull);
+    if (counts) atomicAdd(&params.counters->out_of_range, 1ull);
     return;
   }
   if (!part.is_wanted()) return;
   GatherWalk walk(chunks, part, range);
   visit_format(part.side.id, [&]<class Format>() {
-    walk.run<Format>(
-        [&](const StoredChunk<Format>& stored) { gather_chunk<Format>(job, part, walk, stored); });
+    walk.run<Format>([&](const StoredChunk<Format>& stored) {
+      gather_chunk<Format>(params, part, walk, stored);
+    });
   });
 }
 

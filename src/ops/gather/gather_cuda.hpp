@@ -21,9 +21,9 @@ struct CudaGatherRanges {
 // As gather on the CPU, on the context's stream. max_tokens: of any range. Ranges, and tokens of
 // blocks, that are out of range are skipped and counted. args.ranges is not looked at.
 Status gather(const CudaContext& context, const GatherArgs& args, const CudaGatherRanges& ranges,
-              int64_t max_tokens, CudaFindings* findings);
+              int64_t max_tokens, DeviceCounters* counters);
 // With args.ranges, which is in device memory.
 Status gather(const CudaContext& context, const GatherArgs& args, int64_t max_tokens,
-              CudaFindings* findings);
+              DeviceCounters* counters);
 
 }  // namespace kvx::ops

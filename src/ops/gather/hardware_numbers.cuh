@@ -7,7 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "format/affine.hpp"
-#include "format/cells.hpp"
+#include "format/interleaved_order.hpp"
 #include "ops/cuda/fp8.cuh"
 
 namespace kvx::ops::cuda {
@@ -56,11 +56,11 @@ struct HardwareNumbers<format::E5M2Codec> {
 // E2M1 at E4M3's bits is the number times 2^-6.
 template <>
 struct HardwareNumbers<format::E2M1Codec> {
-  __device__ static void decode_cells(uint32_t word, float* x) {
-    split(format::f16x2_of_cells<0>(word), kTwoTo14, x[0], x[4]);
-    split(format::f16x2_of_cells<1>(word), kTwoTo14, x[1], x[5]);
-    split(format::f16x2_of_cells<2>(word), kTwoTo14, x[2], x[6]);
-    split(format::f16x2_of_cells<3>(word), kTwoTo14, x[3], x[7]);
+  __device__ static void decode_interleaved(uint32_t word, float* x) {
+    split(format::f16x2_from_interleaved<0>(word), kTwoTo14, x[0], x[4]);
+    split(format::f16x2_from_interleaved<1>(word), kTwoTo14, x[1], x[5]);
+    split(format::f16x2_from_interleaved<2>(word), kTwoTo14, x[2], x[6]);
+    split(format::f16x2_from_interleaved<3>(word), kTwoTo14, x[3], x[7]);
   }
   __device__ static void decode(uint32_t word, float* x) {
     const uint32_t even = (word << 2 & 0x1C1C1C1Cu) | (word << 4 & 0x80808080u);

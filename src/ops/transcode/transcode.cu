@@ -15,38 +15,38 @@ namespace kvx::ops {
 namespace cuda {
 namespace {
 
-// The plain kernel: every head_dim, address and encoder option. blockIdx.y: K or V.
+// The reference kernel: every head_dim, address and encoder option. blockIdx.y: K or V.
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
-    transcode_rows(const __grid_constant__ TranscodeJob job) {
+    transcode_rows(const __grid_constant__ TranscodeParams params) {
   extern __shared__ float shared[];
-  const TranscodeSide side = job.side(blockIdx.y);
+  const TranscodeSide side = params.side(blockIdx.y);
   const CudaSide& to = side.target.side;
   if (!side.target.is_stored()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const uint32_t warp = threadIdx.x / kWarp;
   constexpr uint32_t kWarps = RowsLaunch::kThreads / kWarp;
   float* x = shared + warp * static_cast<uint32_t>(to.view.head_dim);
-  const auto num_heads = static_cast<uint32_t>(job.append.num_heads);
-  for (uint32_t row = blockIdx.x * kWarps + warp; row < job.append.num_tokens * num_heads;
+  const auto num_heads = static_cast<uint32_t>(params.append.num_heads);
+  for (uint32_t row = blockIdx.x * kWarps + warp; row < params.append.num_tokens * num_heads;
        row += gridDim.x * kWarps) {
     const uint32_t token = row / num_heads;
     const int head = static_cast<int>(row % num_heads);
-    const bool counts = lane == 0 && head == 0 && job.append.first_head == 0;
+    const bool counts = lane == 0 && head == 0 && params.append.first_head == 0;
     const int64_t slot = side.slot(token, counts);
     if (slot < 0) continue;
     side.load(token, head, x, lane);
-    const AppendTarget target = {true, place_of_slot(job.append, slot)};
-    count_nonfinite(job.append, encode_row(to, target.row(to, head), x, lane));
+    const AppendTarget target = {true, place_of_slot(params.append, slot)};
+    count_nonfinite(params.append, encode_row(to, target.row(to, head), x, lane));
   }
 }
 
 struct TranscodeTokens {
   const TranscodeSide& side;
 
-  __device__ uint32_t num_tokens() const { return side.job.append.num_tokens; }
-  __device__ int block_size() const { return side.job.append.block_size; }
+  __device__ uint32_t num_tokens() const { return side.params.append.num_tokens; }
+  __device__ int block_size() const { return side.params.append.block_size; }
   __device__ int64_t slot(uint32_t token) const { return side.slot(token, false); }
-  __device__ TokenRun place(int64_t slot) const { return place_of_slot(side.job.append, slot); }
+  __device__ TokenRun place(int64_t slot) const { return place_of_slot(side.params.append, slot); }
 };
 
 struct TranscodeRows {
@@ -60,15 +60,15 @@ struct TranscodeRows {
 
 // blockIdx: stripe, head, K or V.
 __global__ void __launch_bounds__(PagesLaunch::kThreads)
-    transcode_pages(const __grid_constant__ TranscodeJob job) {
+    transcode_pages(const __grid_constant__ TranscodeParams params) {
   extern __shared__ float shared[];
-  const TranscodeSide side = job.side(blockIdx.z);
+  const TranscodeSide side = params.side(blockIdx.z);
   const CudaSide& to = side.target.side;
   if (!side.target.is_stored()) return;
   const int lane = static_cast<int>(threadIdx.x);
   const int head = static_cast<int>(blockIdx.y);
-  const bool counts = blockIdx.x == 0 && job.append.first_head + head == 0;
-  for (auto t = static_cast<uint32_t>(lane); counts && t < job.append.num_tokens; t += kWarp) {
+  const bool counts = blockIdx.x == 0 && params.append.first_head + head == 0;
+  for (auto t = static_cast<uint32_t>(lane); counts && t < params.append.num_tokens; t += kWarp) {
     side.slot(t, true);
   }
   const PageScratch scratch = page_scratch(to, shared);
@@ -77,42 +77,43 @@ __global__ void __launch_bounds__(PagesLaunch::kThreads)
     if constexpr (has_pages<Format>()) {
       const PageEncoder<Format, TranscodeRows> encoder{to, rows, head, scratch, lane};
       const TranscodeTokens tokens = {side};
-      count_nonfinite(job.append, encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x)));
+      count_nonfinite(params.append, encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x)));
     }
   });
 }
 
-Status launch_rows(const CudaContext& context, const TranscodeJob& job) {
-  const auto& [k, v] = job.append.sides;
+Status launch_rows(const CudaContext& context, const TranscodeParams& params) {
+  const auto& [k, v] = params.append.sides;
   const int head_dim = std::max(k.side.view.head_dim, v.side.view.head_dim);
-  const auto launch = RowsLaunch::of(job.append.num_tokens, job.append.num_heads, head_dim);
+  const auto launch = RowsLaunch::of(params.append.num_tokens, params.append.num_heads, head_dim);
   const dim3 grid(ceil_div(launch.num_ctas, 2u), 2);
   transcode_rows<<<grid, RowsLaunch::kThreads, launch.shared_bytes,
-                   static_cast<cudaStream_t>(context.stream)>>>(job);
+                   static_cast<cudaStream_t>(context.stream)>>>(params);
   return device::cuda_launch_status("transcode_rows");
 }
 
 // Whether K and V, as far as they are stored, can go by chunks.
-bool run_fits_chunks(const TranscodeJob& job) {
+bool run_fits_chunks(const TranscodeParams& params) {
   for (int i = 0; i < 2; ++i) {
-    const SideView& to = job.append.sides[i].side.view;
+    const SideView& to = params.append.sides[i].side.view;
     if (!to.is_stored()) continue;
-    const SideView& from = job.sources[i].side.view;
+    const SideView& from = params.sources[i].side.view;
     if (from.spec.facts->element_bits > AnyStoredChunk::kMostBits) return false;
     if (!fits_chunks(from) || !fits_chunks(to)) return false;
     if (to.spec.scale_choice != format::ScaleChoice::kAmax) return false;
   }
-  return job.append.num_tokens <= static_cast<uint32_t>(INT32_MAX / kWarp / job.append.num_heads);
+  return params.append.num_tokens <=
+         static_cast<uint32_t>(INT32_MAX / kWarp / params.append.num_heads);
 }
 
-// Makes the job's rows append's input, where all of them are of one 16-bit type and untransformed.
-// The type, or none.
-std::optional<DType> find_stored_input(TranscodeJob& job) {
+// Makes the params's rows append's input, where all of them are of one 16-bit type and
+// untransformed. The type, or none.
+std::optional<DType> find_stored_input(TranscodeParams& params) {
   std::optional<DType> type;
   for (int i = 0; i < 2; ++i) {
-    AppendSide& target = job.append.sides[i];
+    AppendSide& target = params.append.sides[i];
     if (!target.side.view.is_stored()) continue;
-    const TranscodeSource& source = job.sources[i];
+    const TranscodeSource& source = params.sources[i];
     const auto stored = stored_dtype(source.side.view.spec);
     if (source.is_transformed || !stored || bytes_of(*stored) != 2) return std::nullopt;
     if (type && *type != *stored) return std::nullopt;
@@ -123,7 +124,7 @@ std::optional<DType> find_stored_input(TranscodeJob& job) {
   return type;
 }
 
-Status launch_chunks(const CudaContext& context, TranscodeJob transcode) {
+Status launch_chunks(const CudaContext& context, TranscodeParams transcode) {
   const auto launch = AppendLaunch::of(context, transcode.append, kTranscodeCtasPerMultiprocessor);
   const std::optional<DType> stored = find_stored_input(transcode);
   const auto kernel = stored == DType::kF16    ? transcode_stored<DType::kF16>
@@ -133,13 +134,13 @@ Status launch_chunks(const CudaContext& context, TranscodeJob transcode) {
                             {transcode, launch.walks});
 }
 
-Status launch_pages(const CudaContext& context, const TranscodeJob& job) {
-  const auto& [k, v] = job.append.sides;
+Status launch_pages(const CudaContext& context, const TranscodeParams& params) {
+  const auto& [k, v] = params.append.sides;
   const int shared_bytes =
       std::max(PagesLaunch::shared_bytes(k.side), PagesLaunch::shared_bytes(v.side));
-  const dim3 grid(kPageStripes, static_cast<unsigned>(job.append.num_heads), 2);
+  const dim3 grid(kPageStripes, static_cast<unsigned>(params.append.num_heads), 2);
   transcode_pages<<<grid, PagesLaunch::kThreads, shared_bytes,
-                    static_cast<cudaStream_t>(context.stream)>>>(job);
+                    static_cast<cudaStream_t>(context.stream)>>>(params);
   return device::cuda_launch_status("transcode_pages");
 }
 
@@ -158,38 +159,38 @@ TranscodeSource source_side(const SideView& view, const SideTransform& transform
   return {cuda_side(view), transform, chunk_rows(view), !transform.is_identity()};
 }
 
-TranscodeJob transcode_job(const TranscodeArgs& args, const HeadRun& from, const HeadRun& to,
-                           CudaFindings* findings) {
-  TranscodeJob job = {};
-  job.append.sides[0] = target_side(to.k, args.to_transform.k);
-  job.append.sides[1] = target_side(to.v, args.to_transform.v);
-  job.append.first_head = to.first_head;
-  job.append.num_heads = to.num_heads;
-  job.append.num_kv_heads = args.to.num_kv_heads;
-  job.append.num_slots = args.to.num_blocks * args.to.block_size;
-  job.append.block_size = args.to.block_size;
-  job.append.by_block_size = FastDivide(args.to.block_size);
-  job.append.slot_mapping = args.to_slots;
-  job.append.num_tokens = static_cast<uint32_t>(args.num_tokens);
-  job.append.findings = findings;
-  job.sources[0] = source_side(from.k, args.from_transform.k);
-  job.sources[1] = source_side(from.v, args.from_transform.v);
-  job.num_from_slots = args.from.num_blocks * args.from.block_size;
-  job.by_from_block_size = FastDivide64(args.from.block_size);
-  job.from_slots = args.from_slots;
-  return job;
+TranscodeParams transcode_params(const TranscodeArgs& args, const HeadRun& from, const HeadRun& to,
+                                 DeviceCounters* counters) {
+  TranscodeParams params = {};
+  params.append.sides[0] = target_side(to.k, args.to_transform.k);
+  params.append.sides[1] = target_side(to.v, args.to_transform.v);
+  params.append.first_head = to.first_head;
+  params.append.num_heads = to.num_heads;
+  params.append.num_kv_heads = args.to.num_kv_heads;
+  params.append.num_slots = args.to.num_blocks * args.to.block_size;
+  params.append.block_size = args.to.block_size;
+  params.append.by_block_size = FastDivide(args.to.block_size);
+  params.append.slot_mapping = args.to_slots;
+  params.append.num_tokens = static_cast<uint32_t>(args.num_tokens);
+  params.append.counters = counters;
+  params.sources[0] = source_side(from.k, args.from_transform.k);
+  params.sources[1] = source_side(from.v, args.from_transform.v);
+  params.num_from_slots = args.from.num_blocks * args.from.block_size;
+  params.by_from_block_size = FastDivide64(args.from.block_size);
+  params.from_slots = args.from_slots;
+  return params;
 }
 
 // One launch, or two where one side alone has page-shared scales.
-Status launch(const CudaContext& context, const TranscodeJob& job) {
-  TranscodeJob rows = job;
-  TranscodeJob pages = job;
+Status launch(const CudaContext& context, const TranscodeParams& params) {
+  TranscodeParams rows = params;
+  TranscodeParams pages = params;
   for (int i = 0; i < 2; ++i) {
-    const SideView& to = job.append.sides[i].side.view;
+    const SideView& to = params.append.sides[i].side.view;
     const bool is_shared = to.spec.scale_source == format::ScaleSource::kPageShared;
     (is_shared ? rows : pages).append.sides[i] = {};
   }
-  const auto is_empty = [](const TranscodeJob& part) {
+  const auto is_empty = [](const TranscodeParams& part) {
     const auto& [k, v] = part.append.sides;
     return k.side.view.head_dim == 0 && v.side.view.head_dim == 0;
   };
@@ -201,7 +202,7 @@ Status launch(const CudaContext& context, const TranscodeJob& job) {
 }  // namespace
 }  // namespace cuda
 
-Status transcode(const CudaContext& context, const TranscodeArgs& args, CudaFindings* findings) {
+Status transcode(const CudaContext& context, const TranscodeArgs& args, DeviceCounters* counters) {
   if (args.num_tokens > INT32_MAX / args.to.num_kv_heads) {
     return invalid_argument("{} tokens of {} heads are more rows than one call can take",
                             args.num_tokens, args.to.num_kv_heads);
@@ -209,7 +210,7 @@ Status transcode(const CudaContext& context, const TranscodeArgs& args, CudaFind
   if (args.num_tokens == 0) return {};
   return cuda::for_each_common_run(
       args.from, args.to, [&](const HeadRun& source, const HeadRun& target) {
-        return cuda::launch(context, cuda::transcode_job(args, source, target, findings));
+        return cuda::launch(context, cuda::transcode_params(args, source, target, counters));
       });
 }
 

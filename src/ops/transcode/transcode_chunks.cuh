@@ -5,12 +5,12 @@
 
 #include "ops/append/append_chunks.cuh"
 #include "ops/gather/decode_chunk.cuh"
-#include "ops/transcode/transcode_job.cuh"
+#include "ops/transcode/transcode_params.cuh"
 
 namespace kvx::ops::cuda {
 
-struct TranscodeChunksJob {
-  TranscodeJob transcode;
+struct TranscodeChunksParams {
+  TranscodeParams transcode;
   AppendWalks walks;
 };
 
@@ -70,7 +70,7 @@ class TranscodeWalk {
  public:
   __device__ TranscodeWalk(const TranscodeSide& side, const AppendWalks& walks)
       : side_(side), chunk_bytes_(side.source.side.code_bytes / side.source.chunks.num_chunks) {
-    const AppendJob& append = side.job.append;
+    const AppendParams& append = side.params.append;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int lanes = side.source.chunks.lanes();
     place = {lane & (lanes - 1), side.target.chunks.log2_lanes_per_group, false};
@@ -117,20 +117,20 @@ class TranscodeWalk {
 
  private:
   __device__ int num_heads() const {
-    return side_.job.append.num_heads;
+    return side_.params.append.num_heads;
   }
   __device__ bool has_row(uint32_t token) const {
-    return token < side_.job.append.num_tokens && place.chunk < side_.source.chunks.num_chunks;
+    return token < side_.params.append.num_tokens && place.chunk < side_.source.chunks.num_chunks;
   }
   __device__ TranscodeSlots slots_of(uint32_t token) const {
     return has_row(token) ? side_.slots(token) : TranscodeSlots{-1, -1};
   }
   __device__ void find_row(const TranscodeSlots& slots) {
-    const bool counts = place.chunk == 0 && next_head_ == 0 && side_.job.append.first_head == 0;
+    const bool counts = place.chunk == 0 && next_head_ == 0 && side_.params.append.first_head == 0;
     is_moved_ = side_.is_moved(slots, counts);
     if (!is_moved_) return;
     from_ = side_.row(slots.from, next_head_);
-    const AppendTarget target = {true, place_of_slot(side_.job.append, slots.to)};
+    const AppendTarget target = {true, place_of_slot(side_.params.append, slots.to)};
     next_to_ = target.row(side_.target.side, next_head_);
   }
   __device__ AnyStoredChunk load() const {
@@ -173,13 +173,13 @@ inline constexpr int kTranscodeCtasPerMultiprocessor = 6;  // what registers all
 
 // blockIdx.y: K or V.
 __global__ void __launch_bounds__(AppendWalks::kThreads, kTranscodeCtasPerMultiprocessor)
-    transcode_chunks(const __grid_constant__ TranscodeChunksJob job) {
+    transcode_chunks(const __grid_constant__ TranscodeChunksParams params) {
   wait_for_earlier_launches();
-  const TranscodeSide side = job.transcode.side(blockIdx.y);
+  const TranscodeSide side = params.transcode.side(blockIdx.y);
   if (!side.target.is_stored()) return;
-  TranscodeWalk walk(side, job.walks);
+  TranscodeWalk walk(side, params.walks);
   walk.run([&](const AnyStoredChunk& stored) {
-    const AppendJob& append = side.job.append;
+    const AppendParams& append = side.params.append;
     const int head_dim = side.target.side.view.head_dim;
     Chunk chunk = decode_any_chunk(side.source.side, stored, walk.from_tensor_scale);
     if (side.source.is_transformed) {
@@ -200,7 +200,7 @@ struct StoredRows {
   static constexpr bool kInputNeedsTicket = true;
   const TranscodeSide& side;
 
-  __device__ uint32_t num_tokens() const { return side.job.append.num_tokens; }
+  __device__ uint32_t num_tokens() const { return side.params.append.num_tokens; }
   __device__ Ticket ticket(uint32_t token) const { return side.slots(token); }
   __device__ bool has_input(uint32_t, const Ticket& slots) const {
     return side.is_moved(slots, false);
@@ -210,18 +210,18 @@ struct StoredRows {
   }
   __device__ AppendTarget target(const AppendSide&, uint32_t, const Ticket& slots,
                                  bool counts) const {
-    if (!side.is_moved(slots, counts && side.job.append.first_head == 0)) return {};
-    return {true, place_of_slot(side.job.append, slots.to)};
+    if (!side.is_moved(slots, counts && side.params.append.first_head == 0)) return {};
+    return {true, place_of_slot(side.params.append, slots.to)};
   }
 };
 
 // blockIdx.y: K or V.
 template <DType Input>
 __global__ void __launch_bounds__(AppendWalks::kThreads, kTranscodeCtasPerMultiprocessor)
-    transcode_stored(const __grid_constant__ TranscodeChunksJob job) {
-  const TranscodeSide side = job.transcode.side(blockIdx.y);
+    transcode_stored(const __grid_constant__ TranscodeChunksParams params) {
+  const TranscodeSide side = params.transcode.side(blockIdx.y);
   if (!side.target.is_stored()) return;
-  append_walk<Input>(job.transcode.append, job.walks, side.target, StoredRows{side});
+  append_walk<Input>(params.transcode.append, params.walks, side.target, StoredRows{side});
 }
 
 }  // namespace kvx::ops::cuda

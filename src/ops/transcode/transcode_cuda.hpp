@@ -24,6 +24,6 @@ struct TranscodeArgs {
 // the memory between. A token with a slot out of range is skipped and counted, once for K and once
 // for V. Under page-shared scales a run of consecutive slots is taken whole. INVALID_ARGUMENT: more
 // rows than one call can take.
-Status transcode(const CudaContext& context, const TranscodeArgs& args, CudaFindings* findings);
+Status transcode(const CudaContext& context, const TranscodeArgs& args, DeviceCounters* counters);
 
 }  // namespace kvx::ops

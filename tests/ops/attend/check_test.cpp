@@ -19,7 +19,7 @@ SceneOptions two_sequences() {
   options.seq_lens = {37, 20};
   options.q_lens = {3, 1};
   options.k_offset = true;
-  options.wide_format = "bf16";
+  options.full_precision_format = "bf16";
   return options;
 }
 
@@ -30,7 +30,7 @@ void expect_refused(const std::function<void(AttendArgs&)>& change, ErrorCode co
   scene.run(CpuLevel::kScalar);
   const std::vector<uint8_t> out = scene.out_bytes();
   const std::vector<float> lse = scene.lse();
-  // Another scale: a piece that runs in spite of the error would write other bytes.
+  // Another scale: a work tile that runs in spite of the error would write other bytes.
   scene.args().softmax_scale = 0.5f;
   change(scene.args());
   const Status status = scene.attend(CpuLevel::kScalar);
@@ -76,8 +76,9 @@ TEST(AttendChecks, NullPointers) {
   expect_invalid([](AttendArgs& a) { a.block_table.ids = nullptr; }, {"block_table is null"});
   expect_invalid([](AttendArgs& a) { a.q.data = nullptr; }, {"q is null"});
   expect_invalid([](AttendArgs& a) { a.out.data = nullptr; }, {"out is null"});
-  expect_invalid([](AttendArgs& a) { a.wide_tail_block = nullptr; }, {"wide_tail_block is null"});
-  expect_invalid([](AttendArgs& a) { a.wide_head_blocks = nullptr; }, {"wide_head_blocks is null"});
+  expect_invalid([](AttendArgs& a) { a.first_recent_block = nullptr; },
+                 {"first_recent_block is null"});
+  expect_invalid([](AttendArgs& a) { a.num_sink_blocks = nullptr; }, {"num_sink_blocks is null"});
 }
 
 TEST(AttendChecks, LengthsThatDoNotFit) {
@@ -97,7 +98,7 @@ TEST(AttendChecks, LengthsThatDoNotFit) {
 }
 
 TEST(AttendChecks, BlockIdsOutsideTheirPool) {
-  // Of sequence 0: block 0 is wide, block 1 (of 3) lies in both tails' reach.
+  // Of sequence 0: block 0 is full-precision, block 1 (of 3) lies in both tails' reach.
   std::vector<int32_t> table;
   const auto with = [&table](int index, int32_t id) {
     return [&table, index, id](AttendArgs& a) {
@@ -106,7 +107,7 @@ TEST(AttendChecks, BlockIdsOutsideTheirPool) {
       a.block_table.ids = table.data();
     };
   };
-  expect_out_of_range(with(0, 9), {"block_table[0][0] is 9", "wide", "[0, 9)"});
+  expect_out_of_range(with(0, 9), {"block_table[0][0] is 9", "full_precision", "[0, 9)"});
   expect_out_of_range(with(4, -1), {"block_table[1][1] is -1", "[0, 9)"});
   // Sequence 1 has two blocks; its third entry is never read.
   AttendScene scene(two_sequences());
@@ -128,8 +129,8 @@ TEST(AttendChecks, CachesThatAttentionCannotRead) {
                  {"packed.k.head_dim is 2000", "1024"});
   expect_invalid(with_run([](ops::HeadRun& r) { r.k.codes.base = nullptr; }),
                  {"packed.k.codes is null"});
-  expect_invalid([](AttendArgs& a) { a.wide.block_size = 8; },
-                 {"wide has block_size 8", "packed's 16"});
+  expect_invalid([](AttendArgs& a) { a.full_precision.block_size = 8; },
+                 {"full_precision has block_size 8", "packed's 16"});
 }
 
 TEST(AttendChecks, ATreeMaskNarrowerThanTheNewTokens) {
@@ -164,9 +165,10 @@ TEST(AttendChecks, OnAGpuNeedNoLookAtLengths) {
   };
   // A multiple of the KV heads: workspaces are divided by it.
   EXPECT_THAT(error_of([](auto& a, auto&) { a.num_q_heads = 1; }), HasSubstr("num_q_heads is 1"));
-  EXPECT_THAT(error_of([](auto& a, auto&) { a.wide.block_size = 8; }),
-              HasSubstr("wide has block_size 8"));
-  EXPECT_THAT(error_of([](auto& a, auto&) { a.wide.num_kv_heads = 1; }), HasSubstr("1 KV heads"));
+  EXPECT_THAT(error_of([](auto& a, auto&) { a.full_precision.block_size = 8; }),
+              HasSubstr("full_precision has block_size 8"));
+  EXPECT_THAT(error_of([](auto& a, auto&) { a.full_precision.num_kv_heads = 1; }),
+              HasSubstr("1 KV heads"));
   const uint8_t mask[64] = {};
   for (const int64_t stride : {0, -8, 2}) {
     EXPECT_THAT(error_of([&](auto& a, auto&) {

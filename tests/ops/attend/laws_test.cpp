@@ -59,9 +59,9 @@ TEST(AttendLaws, TheOrderOfRowsInMemoryDoesNotMatter) {
 
 // Pages with a token's heads side by side are read some heads at a time, the others head by head.
 void expect_heads_together_to_give_the_bits_of_heads_apart(SceneOptions options, int together) {
-  const int64_t num_pieces = 8 * std::ssize(options.seq_lens);
+  const int64_t num_work_tiles = 8 * std::ssize(options.seq_lens);
   const int64_t num_parts = std::max(options.seq_lens[0] / 1024, 1);
-  ASSERT_EQ(ops::choose_heads_together(ops::kTilings[0], 64, 64, 8, num_pieces, num_parts),
+  ASSERT_EQ(ops::choose_heads_together(ops::kTilings[0], 64, 64, 8, num_work_tiles, num_parts),
             together);
   for (const char* format : {"bf16", "int8"}) {
     options.runs = {{8, format, format}};
@@ -141,7 +141,7 @@ TEST(AttendLaws, TheNumberOfThreadsDoesNotMatterToASequenceThatIsCutIntoParts) {
 }
 
 TEST(AttendLaws, NothingIsAllocatedAndScratchDoesNotGrowWithTheLength) {
-  // A piece's memory is one struct on its thread's stack, whatever the length.
+  // A work tile's memory is one struct on its thread's stack, whatever the length.
   static_assert(sizeof(ops::AttendScratch) <= 176 * 1024);
   const auto pool = make_thread_pool(2);
   for (int seq_len : {40, 4000}) {
@@ -295,16 +295,16 @@ TEST(AttendLaws, ATransformWithoutQuantisationChangesNothing) {
   }
 }
 
-TEST(AttendLaws, WideEndsInTheSameFormatEqualOneUniformCache) {
+TEST(AttendLaws, FullPrecisionWindowInTheSameFormatEqualOneUniformCache) {
   SceneOptions options;
   options.seq_lens = {120, 10, 33};
   options.q_lens = {40, 1, 1};
   AttendScene uniform(options);
-  options.wide_format = "f32";
-  AttendScene wide(options);
+  options.full_precision_format = "f32";
+  AttendScene full_precision(options);
   for (CpuLevel level : cpu_levels_here()) {  // a tile ends where the kind of block changes
-    EXPECT_LE(relative_rms(wide.run(level).out, uniform.run(level).out), 1e-6);
-    EXPECT_LE(relative_rms(wide.run(level).lse, uniform.run(level).lse), 1e-6);
+    EXPECT_LE(relative_rms(full_precision.run(level).out, uniform.run(level).out), 1e-6);
+    EXPECT_LE(relative_rms(full_precision.run(level).lse, uniform.run(level).lse), 1e-6);
   }
 }
 

@@ -62,7 +62,7 @@ TEST(AttendFast, TakesQueriesOfEightBitsWhereCodesAreMultipliedAsIntegers) {
   }
 }
 
-TEST(AttendFast, HoldsWithTransformsWindowsAndWideEnds) {
+TEST(AttendFast, HoldsWithTransformsWindowsAndFullPrecisionWindow) {
   SceneOptions options = decode_scene("int8", 128);
   options.runs = {{1, "int8", "int4"}, {1, "nvfp4", "int8_affine"}, {1, "mxfp4", "fp8_e4m3"}};
   options.seq_lens = {300, 77};
@@ -73,7 +73,7 @@ TEST(AttendFast, HoldsWithTransformsWindowsAndWideEnds) {
   options.sinks = true;
   options.k_mean = options.k_factor = options.k_hadamard = true;
   options.v_mean = options.v_factor = options.v_hadamard = true;
-  options.wide_format = "bf16";
+  options.full_precision_format = "bf16";
   AttendScene scene(options);
   const AttendOutput expected = scene.reference();
   scene.args().precision = ops::Precision::kFast;

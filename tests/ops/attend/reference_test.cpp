@@ -164,9 +164,9 @@ RC_GTEST_PROP(Attend, AgreesWithTheReferenceWhateverTheFeatures, ()) {
   options.v_mean = coin();
   options.v_factor = coin();
   options.v_hadamard = coin();
-  options.wide_format = coin() ? "bf16" : "";
-  options.wide_head = *rc::gen::inRange(0, 3);
-  options.wide_tail = *rc::gen::inRange(0, 4);
+  options.full_precision_format = coin() ? "bf16" : "";
+  options.num_sink_blocks = *rc::gen::inRange(0, 3);
+  options.first_recent_block = *rc::gen::inRange(0, 4);
   AttendScene scene(options);
   const double tolerance = tolerance_of(options.runs);
   const AttendOutput expected = scene.reference();

@@ -33,13 +33,13 @@ TEST(Splits, AreAsManyAsTheCallerCanHave) {
 TEST(Splits, AreWorthTheirMerge) {
   SplitShape shape = {128, 1024, 132, 128};
   EXPECT_EQ(ops::plan_splits(shape).num_splits, 1);
-  shape.num_pieces = 8;
+  shape.num_work_tiles = 8;
   EXPECT_GT(ops::plan_splits(shape).num_splits, 1);
   shape.merge = 8;  // all of a sequence's granules
   EXPECT_EQ(ops::plan_splits(shape).num_splits, 1);
 }
 
-// Two pieces of half a multiprocessor each come to different ones where there are.
+// Two work tiles of half a multiprocessor each come to different ones where there are.
 TEST(Splits, SpreadOverPlacesThatAreEmpty) {
   SplitShape shape = {4, 1024, 16, 128};
   shape.slots_at_a_place = 2;
@@ -47,8 +47,8 @@ TEST(Splits, SpreadOverPlacesThatAreEmpty) {
   const auto cost = [&](int splits) {
     return ops::plan_splits(shape, [&](int n) { return n == splits; }).cost;
   };
-  EXPECT_NEAR(cost(2), 4 * 1.5 + 2, 0.1) << "8 pieces, one at a place";
-  EXPECT_NEAR(cost(4), 2 * 2.0 + 2, 0.1) << "16 pieces, two at a place";
+  EXPECT_NEAR(cost(2), 4 * 1.5 + 2, 0.1) << "8 work_tiles, one at a place";
+  EXPECT_NEAR(cost(4), 2 * 2.0 + 2, 0.1) << "16 work_tiles, two at a place";
 }
 
 TEST(Splits, ABatchThatFillsTheDeviceIsNotSplit) {
@@ -86,8 +86,8 @@ struct BalancedBatch {
     return ops::balanced_granules(static_cast<int>(granules.size()), budget,
                                   [&](const auto& value) { return sum(value); });
   }
-  int pieces(int most_of_piece) const {
-    return sum([&](int g) { return ops::num_pieces(g, most_of_piece); });
+  int work_tiles(int most_of_work_tile) const {
+    return sum([&](int g) { return ops::num_work_tiles(g, most_of_work_tile); });
   }
   template <class Value>
   int sum(const Value& value) const {
@@ -97,7 +97,7 @@ struct BalancedBatch {
   }
 };
 
-TEST(BalancedPieces, AreAsShortAsTheBudgetAllows) {
+TEST(BalancedWorkTiles, AreAsShortAsTheBudgetAllows) {
   std::mt19937 random(3);
   for (int i = 0; i < 2000; ++i) {
     BalancedBatch batch;
@@ -108,19 +108,19 @@ TEST(BalancedPieces, AreAsShortAsTheBudgetAllows) {
     const int budget = num_sequences + static_cast<int>(random() % 300);
     const int most = batch.most(budget);
     ASSERT_GE(most, 1);
-    ASSERT_LE(batch.pieces(most), budget) << "case " << i;
+    ASSERT_LE(batch.work_tiles(most), budget) << "case " << i;
     if (most == 1) continue;
-    ASSERT_GT(batch.pieces(most - 1), budget) << "case " << i;
+    ASSERT_GT(batch.work_tiles(most - 1), budget) << "case " << i;
   }
 }
 
-TEST(BalancedPieces, OfEqualSequencesAreEqual) {
+TEST(BalancedWorkTiles, OfEqualSequencesAreEqual) {
   const BalancedBatch batch = {std::vector<int>(16, 128)};
   EXPECT_EQ(batch.most(33), 64);
-  EXPECT_EQ(batch.pieces(64), 32);
+  EXPECT_EQ(batch.work_tiles(64), 32);
 }
 
-TEST(BalancedPieces, ALongSequenceAmongShortOnesIsCut) {
+TEST(BalancedWorkTiles, ALongSequenceAmongShortOnesIsCut) {
   BalancedBatch batch = {std::vector<int>(63, 2)};
   batch.granules.push_back(512);
   EXPECT_LE(batch.most(264), 3);

@@ -13,19 +13,20 @@ namespace kvx::tests {
 namespace {
 
 using ops::SoftmaxState;
-using ops::cpu::TileKernels;
+using ops::cpu::DecodeMmaKernels;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class Levels : public testing::TestWithParam<CpuLevel> {
  protected:
-  const TileKernels& kernels() const { return ops::cpu::tile_kernels(GetParam()); }
+  const DecodeMmaKernels& kernels() const { return ops::cpu::decode_mma_kernels(GetParam()); }
 };
 
 std::string level_name(const testing::TestParamInfo<CpuLevel>& test) {
   return std::string(device::name_of(test.param));
 }
-INSTANTIATE_TEST_SUITE_P(TileKernels, Levels, testing::ValuesIn(cpu_levels_here()), level_name);
+INSTANTIATE_TEST_SUITE_P(DecodeMmaKernels, Levels, testing::ValuesIn(cpu_levels_here()),
+                         level_name);
 
 std::vector<float> random_floats(int n) {
   static std::mt19937 rng(3);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "core/result.hpp"
 #include "device/cuda.hpp"
 #include "kvx/kvx_abi.h"

@@ -19,7 +19,7 @@ constexpr int kStepTokens = 512;
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 
 Status check_shape(const BenchShape& shape, const kv::Recipe& recipe) {
-  if (recipe.has_wide_ends) {
+  if (recipe.has_full_precision_window) {
     return invalid_argument("formats has '{}'; bench measures formats without sink and recent",
                             recipe.text);
   }
@@ -79,8 +79,9 @@ Result<std::unique_ptr<BenchCache>> BenchCache::create(const BenchShape& shape,
       cache->memory_,
       cache::host_memory().allocate(num_blocks * layout.block_bytes, "the cache of kvx bench"));
   const kv::LayerMemory memory{cache->memory_.data(), num_blocks, &layout, 0};
-  KVX_ASSIGN_OR_RETURN(cache->store_, kv::LayerStore::create(plan.geometry, 0, plan.layer,
-                                                             recipe.wide_spec, {}, memory, {}));
+  KVX_ASSIGN_OR_RETURN(cache->store_,
+                       kv::LayerStore::create(plan.geometry, 0, plan.layer,
+                                              recipe.full_precision_spec, {}, memory, {}));
   cache->fill_inputs();
   cache->fill_block_table();
   return cache;

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "cache/memory.hpp"
-#include "kv/group_plan.hpp"
-#include "kv/layer_store.hpp"
+#include "cache/pool/memory.hpp"
+#include "kv/plan/group_plan.hpp"
+#include "kv/plan/layer_store.hpp"
 #include "ops/cpu/kernel_table.hpp"
 
 namespace kvx::tool {
@@ -25,8 +25,8 @@ struct BenchShape {
 class BenchCache {
  public:
   // What create() would refuse, without the memory. INVALID_ARGUMENT names what does not fit: a
-  // count, a head_dim that the format can't do, a recipe with wide ends (they are a cache's policy;
-  // bench measures formats).
+  // count, a head_dim that the format can't do, a recipe with full-precision window (they are a
+  // cache's policy; bench measures formats).
   static Status check(const BenchShape& shape, const kv::Recipe& recipe);
 
   static Result<std::unique_ptr<BenchCache>> create(const BenchShape& shape,

@@ -113,17 +113,17 @@ std::string bench_csv(const BenchReport& report) {
   for (const Measurement& m : report.measurements) {
     const Json row = json_of(report, m);
     std::string titles;
-    std::string cells;
+    std::string cell;
     for (const auto& [title, value] : row.items()) {
       if (!titles.empty()) {
         titles += ',';
-        cells += ',';
+        cell += ',';
       }
       titles += title;
-      cells += csv_cell(value);
+      cell += csv_cell(value);
     }
     if (text.empty()) text = titles + "\n";
-    text += cells + "\n";
+    text += cell + "\n";
   }
   return text;
 }

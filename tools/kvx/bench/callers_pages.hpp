@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "ops/cache_view.hpp"
 
 namespace kvx::tool {

@@ -110,7 +110,7 @@ Status CudaBench::measure(const std::string& format, bool only_attend) {
     KVX_RETURN_IF_ERROR(measure_prefill(m));
   } else {
     KVX_RETURN_IF_ERROR(measure_attend(m));
-    if (named.pages == PageOrder::kPool && !only_attend && !sets_.has_wide_ends()) {
+    if (named.pages == PageOrder::kPool && !only_attend && !sets_.has_full_precision_window()) {
       KVX_RETURN_IF_ERROR(measure_step(m));
       KVX_RETURN_IF_ERROR(measure_moves(m));
     }
@@ -127,7 +127,7 @@ Status CudaBench::measure(const std::string& format, bool only_attend) {
 Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
                     const kv::Recipe& recipe, bool only_attend, CudaBenchReport& report) {
   kv::Recipe without_ends = recipe;  // the check is the CPU's, which measures none
-  without_ends.has_wide_ends = false;
+  without_ends.has_full_precision_window = false;
   KVX_RETURN_IF_ERROR(BenchCache::check(shape.shape, without_ends));
   CudaCacheSets sets(device, shape);
   KVX_RETURN_IF_ERROR(sets.prepare(recipe));

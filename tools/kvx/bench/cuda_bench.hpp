@@ -60,8 +60,8 @@ struct CudaBenchReport {
   std::vector<CudaMeasurement> measurements;
 };
 
-// Every verb on one format and shape, appended to the report; only attend where the recipe has wide
-// ends, or where that is asked for.
+// Every verb on one format and shape, appended to the report; only attend where the recipe has
+// full-precision ends, or where that is asked for.
 Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
                     const kv::Recipe& recipe, bool only_attend, CudaBenchReport& report);
 

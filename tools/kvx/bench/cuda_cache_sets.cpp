@@ -37,16 +37,20 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(
       blocks_, memory_->allocate(num_blocks * group_.packed.block_bytes, "the cache of kvx bench"));
   const kv::LayerMemory packed{blocks_.data(), num_blocks, &group_.packed, 0};
-  kv::LayerMemory wide;
-  if (has_wide_ends()) {
-    wide = {nullptr, num_sets_ * shape_.num_sequences * wide_blocks_per_sequence(), &group_.wide,
-            0};
-    KVX_ASSIGN_OR_RETURN(wide_blocks_, memory_->allocate(wide.num_blocks * group_.wide.block_bytes,
-                                                         "the wide ends of kvx bench"));
-    wide.base = wide_blocks_.data();
+  kv::LayerMemory full_precision;
+  if (has_full_precision_window()) {
+    full_precision = {nullptr,
+                      num_sets_ * shape_.num_sequences * full_precision_blocks_per_sequence(),
+                      &group_.full_precision, 0};
+    KVX_ASSIGN_OR_RETURN(
+        full_precision_blocks_,
+        memory_->allocate(full_precision.num_blocks * group_.full_precision.block_bytes,
+                          "the full-precision window of kvx bench"));
+    full_precision.base = full_precision_blocks_.data();
   }
-  KVX_ASSIGN_OR_RETURN(store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.wide_spec,
-                                                      {}, packed, wide));
+  KVX_ASSIGN_OR_RETURN(
+      store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.full_precision_spec, {},
+                                     packed, full_precision));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
   if (named_.pages != PageOrder::kPool) {
     KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
@@ -56,7 +60,7 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
   make_lens();
   KVX_RETURN_IF_ERROR(make_queries());
   KVX_RETURN_IF_ERROR(fill());
-  if (has_wide_ends()) KVX_RETURN_IF_ERROR(make_wide_ends());
+  if (has_full_precision_window()) KVX_RETURN_IF_ERROR(make_full_precision_window());
   return make_copies();
 }
 
@@ -65,7 +69,8 @@ Status CudaCacheSets::move_tables_to_device() {
   runs_.assign(store_->packed().runs.begin(), store_->packed().runs.end());
   if (named_.pages == PageOrder::kPool) {
     for (ops::HeadRun& run : runs_) {
-      run.k.in_cells = run.v.in_cells = ops::attend_takes_cells(context_, run, shape_.block_size);
+      run.k.is_interleaved = run.v.is_interleaved =
+          ops::attend_takes_interleaved_order(context_, run, shape_.block_size);
     }
   }
   for (ops::HeadRun& run : runs_) {
@@ -98,8 +103,8 @@ Status CudaCacheSets::make_tokens() {
     slots[t] = int64_t{ids[t / shape_.block_size]} * shape_.block_size + t % shape_.block_size;
   }
   KVX_ASSIGN_OR_RETURN(slots_, DeviceArray::of(*memory_, slots));
-  KVX_ASSIGN_OR_RETURN(findings_,
-                       DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::CudaFindings))));
+  KVX_ASSIGN_OR_RETURN(
+      counters_, DeviceArray::of(*memory_, std::vector<uint8_t>(sizeof(ops::DeviceCounters))));
   static std::vector<uint16_t> side;  // the same for all measurements that have as many
   if (std::ssize(side) != side_bytes() / 2) side = random_bf16(side_bytes() / 2, 1);
   const int num_sides = 2 * num_sets_;
@@ -127,48 +132,51 @@ int64_t CudaCacheSets::attend_bytes() const {
   const auto bytes_of_block = [](const cache::BlockLayout& layout) {
     return layout.code_bytes() + layout.scale_bytes();
   };
-  int64_t packed = 0, wide = 0;
+  int64_t packed = 0, full_precision = 0;
   for (const int32_t len : lens_) {
     const int most_seen = named_.window + named_.window_sinks;
     const int64_t seen = named_.window > 0 ? std::min(most_seen, len) : len;
     const int64_t blocks = ceil_div<int64_t>(seen, shape_.block_size);
-    const int64_t ends = has_wide_ends() ? std::min(blocks, wide_blocks_per_sequence()) : 0;
+    const int64_t ends =
+        has_full_precision_window() ? std::min(blocks, full_precision_blocks_per_sequence()) : 0;
     packed += blocks - ends;
-    wide += ends;
+    full_precision += ends;
   }
-  return packed * bytes_of_block(group_.packed) + wide * bytes_of_block(group_.wide);
+  return packed * bytes_of_block(group_.packed) +
+         full_precision * bytes_of_block(group_.full_precision);
 }
 
 // Blocks of the ends in a pool of their own, in random order, filled by append.
-Status CudaCacheSets::make_wide_ends() {
-  const int64_t num_wide = num_sets_ * shape_.num_sequences * wide_blocks_per_sequence();
-  std::vector<int32_t> wide_ids(num_wide);
-  std::iota(wide_ids.begin(), wide_ids.end(), 0);
-  std::shuffle(wide_ids.begin(), wide_ids.end(), std::mt19937(9));
+Status CudaCacheSets::make_full_precision_window() {
+  const int64_t num_full_precision =
+      num_sets_ * shape_.num_sequences * full_precision_blocks_per_sequence();
+  std::vector<int32_t> full_precision_ids(num_full_precision);
+  std::iota(full_precision_ids.begin(), full_precision_ids.end(), 0);
+  std::shuffle(full_precision_ids.begin(), full_precision_ids.end(), std::mt19937(9));
   std::vector<int32_t> ids(num_sets_ * blocks_per_set());
   KVX_RETURN_IF_ERROR(device::cuda_copy(ids.data(), block_ids_.as<int32_t>(), std::ssize(ids) * 4));
-  const cache::WideEnds& ends = group_.wide_ends;
+  const cache::FullPrecisionWindow& ends = group_.full_precision_window;
   std::vector<int32_t> heads, tails;
   int64_t next = 0;
   for (int64_t i = 0; i < int64_t{num_sets_} * shape_.num_sequences; ++i) {
     const int64_t len = lens_[i % shape_.num_sequences];
     const int64_t blocks = ceil_div<int64_t>(len, shape_.block_size);
-    const int64_t tail = cache::wide_tail_block(ends, len, shape_.block_size);
+    const int64_t tail = cache::first_recent_block_of(ends, len, shape_.block_size);
     for (int64_t b = 0; b < blocks; ++b) {
-      const bool is_wide = b < ends.head_blocks || b >= tail;
-      if (is_wide) ids[i * blocks_per_sequence() + b] = wide_ids[next++];
+      const bool is_full_precision = b < ends.head_blocks || b >= tail;
+      if (is_full_precision) ids[i * blocks_per_sequence() + b] = full_precision_ids[next++];
     }
     heads.push_back(static_cast<int32_t>(ends.head_blocks));
     tails.push_back(static_cast<int32_t>(tail));
   }
   KVX_ASSIGN_OR_RETURN(attend_ids_, DeviceArray::of(*memory_, ids));
-  KVX_ASSIGN_OR_RETURN(wide_head_, DeviceArray::of(*memory_, heads));
-  KVX_ASSIGN_OR_RETURN(wide_tail_, DeviceArray::of(*memory_, tails));
-  std::vector<int64_t> slots(num_wide * shape_.block_size);
+  KVX_ASSIGN_OR_RETURN(num_sink_blocks_, DeviceArray::of(*memory_, heads));
+  KVX_ASSIGN_OR_RETURN(first_recent_block_, DeviceArray::of(*memory_, tails));
+  std::vector<int64_t> slots(num_full_precision * shape_.block_size);
   std::iota(slots.begin(), slots.end(), int64_t{0});
-  KVX_ASSIGN_OR_RETURN(const DeviceArray wide_slots, DeviceArray::of(*memory_, slots));
+  KVX_ASSIGN_OR_RETURN(const DeviceArray full_precision_slots, DeviceArray::of(*memory_, slots));
   for (int64_t t = 0; t < std::ssize(slots); t += kTokens) {
-    KVX_RETURN_IF_ERROR(append(store_->wide(), wide_slots.as<int64_t>() + t, 0,
+    KVX_RETURN_IF_ERROR(append(store_->full_precision(), full_precision_slots.as<int64_t>() + t, 0,
                                std::min<int64_t>(kTokens, std::ssize(slots) - t)));
   }
   return device::cuda_synchronize(context_.stream);
@@ -230,7 +238,7 @@ Status CudaCacheSets::append(const ops::LayerView& cache, const int64_t* slots, 
   args.k = rows(0);
   args.v = rows(1);
   args.slot_mapping = {slots, static_cast<size_t>(num_tokens)};
-  return ops::append(context_, args, findings());
+  return ops::append(context_, args, counters());
 }
 
 Status CudaCacheSets::fill() {
@@ -256,18 +264,18 @@ Status CudaCacheSets::gather(int set) {
   args.ranges = {ranges_.as<ops::GatherRange>(), static_cast<size_t>(shape_.num_sequences)};
   args.k = rows(0);
   args.v = rows(1);
-  return ops::gather(context_, args, tokens_at_once() / shape_.num_sequences, findings());
+  return ops::gather(context_, args, tokens_at_once() / shape_.num_sequences, counters());
 }
 
 Status CudaCacheSets::copy(int set) {
   const int64_t num_blocks = tokens_at_once() / shape_.block_size;
   return ops::copy_blocks(context_, packed(), packed(),
-                          copies_.as<ops::BlockCopy>() + set * num_blocks, num_blocks, findings());
+                          copies_.as<ops::BlockCopy>() + set * num_blocks, num_blocks, counters());
 }
 
 // The set's rows as blocks of 16 bits.
 ops::HeadRun CudaCacheSets::rows_as_run(int set) const {
-  const auto wide_side = [&](int side) {
+  const auto full_precision_side = [&](int side) {
     ops::SideView view;
     view.spec = format::make_spec(format::FormatId::kBF16).value();
     view.head_dim = shape_.head_dim;
@@ -275,15 +283,16 @@ ops::HeadRun CudaCacheSets::rows_as_run(int set) const {
                   int64_t{shape_.head_dim} * 2};
     return view;
   };
-  return {0, shape_.num_kv_heads, wide_side(0), wide_side(1)};
+  return {0, shape_.num_kv_heads, full_precision_side(0), full_precision_side(1)};
 }
 
 Status CudaCacheSets::pack(int set) {
   const int64_t num_blocks = tokens_at_once() / shape_.block_size;
   const ops::HeadRun run = rows_as_run(set);
-  const ops::LayerView wide = {num_blocks, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
-  return ops::copy_blocks(context_, wide, packed(), packs_.as<ops::BlockCopy>() + set * num_blocks,
-                          num_blocks, findings());
+  const ops::LayerView full_precision = {
+      num_blocks, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
+  return ops::copy_blocks(context_, full_precision, packed(),
+                          packs_.as<ops::BlockCopy>() + set * num_blocks, num_blocks, counters());
 }
 
 Status CudaCacheSets::transcode(int set) {
@@ -296,7 +305,7 @@ Status CudaCacheSets::transcode(int set) {
   args.from_slots = row_slots_.as<int64_t>();
   args.to_slots = slots_.as<int64_t>() + (set + 1) % num_sets_ * tokens_of_set();
   args.num_tokens = tokens_at_once();
-  return ops::transcode(context_, args, findings());
+  return ops::transcode(context_, args, counters());
 }
 
 ops::AttendArgs CudaCacheSets::attend_args(int set) const {
@@ -305,10 +314,10 @@ ops::AttendArgs CudaCacheSets::attend_args(int set) const {
   args.transform = store_->transform();
   args.num_sequences = shape_.num_sequences;
   args.block_table = {block_ids_.as<int32_t>() + set * blocks_per_set(), blocks_per_sequence()};
-  if (has_wide_ends()) {
-    args.wide = store_->wide();
-    args.wide_head_blocks = wide_head_.as<int32_t>() + set * shape_.num_sequences;
-    args.wide_tail_block = wide_tail_.as<int32_t>() + set * shape_.num_sequences;
+  if (has_full_precision_window()) {
+    args.full_precision = store_->full_precision();
+    args.num_sink_blocks = num_sink_blocks_.as<int32_t>() + set * shape_.num_sequences;
+    args.first_recent_block = first_recent_block_.as<int32_t>() + set * shape_.num_sequences;
     args.block_table.ids = attend_ids_.as<int32_t>() + set * blocks_per_set();
   }
   args.max_blocks_per_sequence = blocks_per_sequence();
@@ -331,8 +340,8 @@ Status CudaCacheSets::plain_copy(int set, int64_t bytes) {
 }
 
 Result<uint64_t> CudaCacheSets::num_out_of_range() const {
-  ops::CudaFindings found;
-  KVX_RETURN_IF_ERROR(device::cuda_copy(&found, findings(), sizeof found));
+  ops::DeviceCounters found;
+  KVX_RETURN_IF_ERROR(device::cuda_copy(&found, counters(), sizeof found));
   return found.out_of_range;
 }
 

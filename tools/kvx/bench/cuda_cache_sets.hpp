@@ -10,8 +10,8 @@
 
 #include "core/checked.hpp"
 #include "device/cuda.hpp"
-#include "kv/group_plan.hpp"
-#include "kv/layer_store.hpp"
+#include "kv/plan/group_plan.hpp"
+#include "kv/plan/layer_store.hpp"
 #include "ops/attend/attend_cuda.hpp"
 #include "tools/kvx/bench/cuda_bench.hpp"
 #include "tools/kvx/bench/device_array.hpp"
@@ -36,7 +36,7 @@ class CudaCacheSets {
   int64_t tokens_at_once() const { return std::min<int64_t>(kTokens, tokens_of_set()); }
   // Of a token's K, and of its V where verbs that move rows are measured.
   int64_t row_bytes() const { return int64_t{shape_.num_kv_heads} * shape_.head_dim * 2; }
-  bool has_wide_ends() const { return group_.wide_ends.is_on(); }
+  bool has_full_precision_window() const { return group_.full_precision_window.is_on(); }
   int64_t attend_bytes() const;  // what attend reads of a set, once each
   // What the kernels found out of range so far.
   Result<uint64_t> num_out_of_range() const;
@@ -49,7 +49,7 @@ class CudaCacheSets {
   Status pack(int set);       // blocks that leave the recent window
   Status transcode(int set);  // tokens of a layer of 16 bits to slots of the next set
   Status attend(int set) {
-    return ops::attend(context_, attend_args(set), limits_, workspace_.data(), findings(), path());
+    return ops::attend(context_, attend_args(set), limits_, workspace_.data(), counters(), path());
   }
   // The copy of as many bytes that a verb is measured against. bytes: read and written together.
   Status plain_copy(int set, int64_t bytes);
@@ -59,15 +59,15 @@ class CudaCacheSets {
 
   int64_t blocks_per_sequence() const { return ceil_div(shape_.length, shape_.block_size); }
   int64_t blocks_per_set() const { return shape_.num_sequences * blocks_per_sequence(); }
-  int64_t wide_blocks_per_sequence() const {
-    return group_.wide_ends.head_blocks + group_.wide_ends.recent_blocks;
+  int64_t full_precision_blocks_per_sequence() const {
+    return group_.full_precision_window.head_blocks + group_.full_precision_window.recent_blocks;
   }
   int dim_of(int side) const { return side == 0 ? shape_.head_dim : named_.value_dim; }
   int64_t side_bytes() const {
     return kTokens * shape_.num_kv_heads * std::max(dim_of(0), dim_of(1)) * 2;
   }
   uint8_t* rows_of(int set) const { return rows_.data() + set * 2 * side_bytes(); }
-  ops::CudaFindings* findings() const { return findings_.as<ops::CudaFindings>(); }
+  ops::DeviceCounters* counters() const { return counters_.as<ops::DeviceCounters>(); }
   ops::CudaAttendPath path() const {
     return named_.without_wgmma ? ops::CudaAttendPath::kPrefillMma : ops::CudaAttendPath::kChoose;
   }
@@ -80,7 +80,7 @@ class CudaCacheSets {
   Status move_tables_to_device();
   Status make_tokens();
   void make_lens();
-  Status make_wide_ends();
+  Status make_full_precision_window();
   Status make_queries();
   Status make_copies();
   Status fill();
@@ -99,10 +99,10 @@ class CudaCacheSets {
   std::vector<ops::HeadRun> runs_;
   std::vector<DeviceArray> tables_;  // given scales and tensor scales
   int num_sets_ = 1;
-  cache::Region wide_blocks_;
+  cache::Region full_precision_blocks_;
   DeviceArray block_ids_;   // [num_sets, num_sequences, blocks_per_sequence]
-  DeviceArray attend_ids_;  // the same, but the wide ends' blocks are of their own pool
-  DeviceArray wide_head_, wide_tail_;
+  DeviceArray attend_ids_;  // the same, but the full-precision window' blocks are of their own pool
+  DeviceArray num_sink_blocks_, first_recent_block_;
   DeviceArray sinks_;
   std::vector<int32_t> lens_;  // of a set's sequences
   DeviceArray slots_;          // [num_sets, tokens_of_set]
@@ -112,7 +112,7 @@ class CudaCacheSets {
   DeviceArray copies_;         // [num_sets, tokens_at_once / block_size]: to the next set's blocks
   DeviceArray packs_;          // the same, from the set's rows as if they were blocks
   DeviceArray row_slots_;      // [tokens_at_once]: of the set's rows, likewise
-  DeviceArray queries_, out_, seq_lens_, q_starts_, findings_;
+  DeviceArray queries_, out_, seq_lens_, q_starts_, counters_;
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
 };

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "device/cuda_bandwidth.hpp"
 #include "tools/kvx/bench/timing.hpp"
 

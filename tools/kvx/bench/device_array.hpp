@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "cache/memory.hpp"
+#include "cache/pool/memory.hpp"
 #include "core/float16.hpp"
 #include "device/cuda.hpp"
 

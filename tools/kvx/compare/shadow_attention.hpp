@@ -13,7 +13,7 @@ namespace kvx::tool {
 class ShadowAttention : public runner::AttentionBackend {
  public:
   // Outputs of tokens before first_measured are not compared: a window's first tokens lie wholly in
-  // a wide cache's 16-bit blocks. All backends are empty and outlive this one.
+  // a full-precision cache's 16-bit blocks. All backends are empty and outlive this one.
   ShadowAttention(runner::AttentionBackend& base, std::vector<runner::AttentionBackend*> shadows,
                   int num_layers, int row_size, int64_t first_measured);
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "cache/prefix_index.hpp"
+#include "cache/prefix/prefix_index.hpp"
 
 namespace kvx::tool {
 namespace {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <optional>
 
-#include "cache/eviction_policy.hpp"
+#include "cache/prefix/eviction_policy.hpp"
 #include "tools/kvx/replay/trace.hpp"
 
 namespace kvx::tool {

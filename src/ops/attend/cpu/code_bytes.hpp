@@ -66,7 +66,8 @@ enum class Fixed { kTwoDigits, kHighDigit, kWord };
 using Ints = decltype(Widest{} < Widest{});
 inline constexpr int kIntLanes = kLanes<Widest>;
 
-// Of a probability's fixed-point number and a step's; their product is as wide as the first.
+// Of a probability's fixed-point number and a step's; their product is as full-precision as the
+// first.
 inline constexpr float kMostWord = 65535;
 inline constexpr float kMostStepWord = 32767;
 

@@ -76,16 +76,16 @@ KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* di
 // Vectors vectors of tokens from `token` on for Rows queries. What the loops read is in local
 // variables: behind a reference the compiler loads it again after every store.
 template <int Rows, int Vectors, Fixed F>
-KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int row, int token,
+KVX_INLINE void score_rows(const ScoreParams& params, const QueryLayout& layout, int row, int token,
                            const KeyTile& tile) {
   constexpr bool kOneDigit = F == Fixed::kHighDigit;
-  const int n = job.keys.padded_tokens();
+  const int n = params.keys.padded_tokens();
   const int head_dim = layout.head_dim;
   const int num_spans = layout.num_spans;
   const int spans_a_group = (layout.group + layout.span - 1) / layout.span;
   const uint8_t* codes = tile.codes + int64_t{token} * head_dim;
-  const float* scales = job.prepared + layout.scales_at(row);
-  const int8_t* digits = layout.digits(job.prepared, row);
+  const float* scales = params.prepared + layout.scales_at(row);
+  const int8_t* digits = layout.digits(params.prepared, row);
   const float* steps = tile.steps + token;
   Widest scores[Rows][Vectors] = {};
   int place = 0;
@@ -101,7 +101,7 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
       }
     }
     for (const int end = layout.end_of_span(s); place < end; place += 16) {
-      job.prefetcher.step();
+      params.prefetcher.step();
       if constexpr (F == Fixed::kWord) {
         add_sixteen_words<Rows, Vectors>(codes, head_dim * kIntLanes, digits, low);
       } else {
@@ -123,53 +123,53 @@ KVX_INLINE void score_rows(const ScoreJob& job, const QueryLayout& layout, int r
     }
   }
   for (int r = 0; r < Rows; ++r) {
-    const float scale = kOneDigit ? 1.0f : job.prepared[layout.scales_at(row + r)];
-    float* at = job.scores + (row + r) * job.scores_stride + token;
+    const float scale = kOneDigit ? 1.0f : params.prepared[layout.scales_at(row + r)];
+    float* at = params.scores + (row + r) * params.scores_stride + token;
     for (int v = 0; v < Vectors; ++v) store<Widest>(scores[r][v] * scale, at + v * kIntLanes);
   }
 }
 
 // The zeros of an affine tile, for one query.
-KVX_INLINE void add_key_zeros(const ScoreJob& job, const QueryLayout& layout, int row,
+KVX_INLINE void add_key_zeros(const ScoreParams& params, const QueryLayout& layout, int row,
                               const KeyTile& tile) {
-  const float sum = job.prepared[layout.sum_at(row)];
-  float* scores = job.scores + row * job.scores_stride;
-  for (int t = 0; t < job.keys.padded_tokens(); t += kIntLanes) {
+  const float sum = params.prepared[layout.sum_at(row)];
+  float* scores = params.scores + row * params.scores_stride;
+  for (int t = 0; t < params.keys.padded_tokens(); t += kIntLanes) {
     store<Widest>(load<Widest>(scores + t) + load<Widest>(tile.zeros + t) * sum, scores + t);
   }
 }
 
 template <int Rows, Fixed F>
-static void score_chunk(const ScoreJob& job, const QueryLayout& layout, int row,
+static void score_chunk(const ScoreParams& params, const QueryLayout& layout, int row,
                         const KeyTile& tile) {
   constexpr int kVectors = key_vectors_together(F);
-  const int n = job.keys.padded_tokens();
+  const int n = params.keys.padded_tokens();
   int token = 0;
   for (; token + kVectors * kIntLanes <= n; token += kVectors * kIntLanes) {
-    score_rows<Rows, kVectors, F>(job, layout, row, token, tile);
+    score_rows<Rows, kVectors, F>(params, layout, row, token, tile);
   }
-  for (; token < n; token += kIntLanes) score_rows<Rows, 1, F>(job, layout, row, token, tile);
-  for (int r = 0; tile.zeros && r < Rows; ++r) add_key_zeros(job, layout, row + r, tile);
+  for (; token < n; token += kIntLanes) score_rows<Rows, 1, F>(params, layout, row, token, tile);
+  for (int r = 0; tile.zeros && r < Rows; ++r) add_key_zeros(params, layout, row + r, tile);
 }
 
 // A step that is NaN or infinite makes the score so, which is right.
 template <class Codec, format::Packing P, Fixed F>
-bool score_codes(const ScoreJob& job) {
-  const PackedTile& keys = job.keys;
+bool score_codes(const ScoreParams& params) {
+  const PackedTile& keys = params.keys;
   const int n = keys.padded_tokens();
   const ScaleRow scales = scale_row(*keys.spec, keys.head_dim);
   const QueryLayout layout(*keys.spec, keys.head_dim, F);
-  for (int row = 0; row < job.num_rows; ++row) {
-    if (!is_number(job.prepared[layout.sum_at(row)])) return false;
+  for (int row = 0; row < params.num_rows; ++row) {
+    if (!is_number(params.prepared[layout.sum_at(row)])) return false;
   }
-  float* steps = job.scratch;
+  float* steps = params.scratch;
   auto* codes = reinterpret_cast<uint8_t*>(steps + scales.count * n);
   load_steps(keys, scales, CodeBytes<Codec>::kUnit * tensor_scale_of(keys), steps);
   const int row_bytes = keys.head_dim * Codec::kBits / 8;
-  job.prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * unpack_key_steps(row_bytes));
+  params.prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * unpack_key_steps(row_bytes));
   for (int token = 0; token < n; token += kIntLanes) {
     unpack_keys<Codec>(keys.codes + token, row_bytes, codes + int64_t{token} * keys.head_dim,
-                       job.prefetcher);
+                       params.prefetcher);
   }
   if (keys.spec->is_affine()) {
     constexpr float kMiddle = CodeBytes<Codec>::kKeyBias;
@@ -178,9 +178,9 @@ bool score_codes(const ScoreJob& job) {
   const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};
   constexpr int kTokensAtOnce = key_vectors_together(F) * kIntLanes;
   const int steps_a_chunk = (n + kTokensAtOnce - 1) / kTokensAtOnce * (keys.head_dim / 16);
-  job.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(job.num_rows));
-  for_row_chunks(job.num_rows,
-                 [&]<int Rows>(int row) { score_chunk<Rows, F>(job, layout, row, tile); });
+  params.prefetcher.pace(PhaseShares::kScore, steps_a_chunk * num_row_chunks(params.num_rows));
+  for_row_chunks(params.num_rows,
+                 [&]<int Rows>(int row) { score_chunk<Rows, F>(params, layout, row, tile); });
   return true;
 }
 

@@ -84,12 +84,12 @@ KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* larg
   return true;
 }
 
-KVX_INLINE void load_probabilities(const ValueJob& job, int row, Widest* p) {
-  const float* source = job.p + row * job.p_stride;
+KVX_INLINE void load_probabilities(const ValueParams& params, int row, Widest* p) {
+  const float* source = params.p + row * params.p_stride;
   float padded[kMaxTileTokens];
-  if (job.values.num_tokens < kMaxTileTokens) {
+  if (params.values.num_tokens < kMaxTileTokens) {
     memset(padded, 0, sizeof padded);
-    memcpy(padded, source, job.values.num_tokens * sizeof(float));
+    memcpy(padded, source, params.values.num_tokens * sizeof(float));
     source = padded;
   }
 #pragma GCC unroll 8
@@ -128,13 +128,14 @@ KVX_INLINE void store_weights(Words a, Words b, int token, uint8_t* digits) {
 // be multiplied with. With one group a weight is rounded once; with several, where that would take
 // a product of floats each, a probability and a step are rounded first.
 template <Fixed F>
-KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, uint8_t* digits) {
+KVX_INLINE float weigh_row(const ValueParams& params, const ValueTile& tile, int row,
+                           uint8_t* digits) {
   constexpr float kNegligible = 0x1p-80f;  // beside the probability of 1 that some tile had
   constexpr int kVectorWords = 2 * kIntLanes;
   Widest p[kTileVectors];
-  load_probabilities(job, row, p);
+  load_probabilities(params, row, p);
   if (tile.num_groups == 1) {
-    const int n = job.values.padded_tokens();
+    const int n = params.values.padded_tokens();
 #pragma GCC unroll 8
     for (int i = 0; i < kTileVectors; ++i) {
       if (i * kIntLanes < n) p[i] *= load<Widest>(tile.steps + i * kIntLanes);
@@ -166,18 +167,18 @@ KVX_INLINE float weigh_row(const ValueJob& job, const ValueTile& tile, int row, 
 }
 
 // All of a row's numbers get sum over tokens of p * (zero - bias * step).
-KVX_INLINE void add_value_zeros(const ValueJob& job, const ValueTile& tile, int row) {
+KVX_INLINE void add_value_zeros(const ValueParams& params, const ValueTile& tile, int row) {
   const float bias = static_cast<float>(tile.value_bias) * tile.largest[0];
   Widest p[kTileVectors];
-  load_probabilities(job, row, p);
+  load_probabilities(params, row, p);
   Widest products = {};
-  for (int t = 0; t < job.values.padded_tokens(); t += kIntLanes) {
+  for (int t = 0; t < params.values.padded_tokens(); t += kIntLanes) {
     const Widest zero = load<Widest>(tile.zeros + t) - load<Widest>(tile.steps + t) * bias;
     products += p[t / kIntLanes] * zero;
   }
   const float sum = sum_of_lanes(products);
-  float* sums = job.sums + int64_t{row} * job.values.head_dim;
-  for (int d = 0; d < job.values.head_dim; d += kIntLanes) {
+  float* sums = params.sums + int64_t{row} * params.values.head_dim;
+  for (int d = 0; d < params.values.head_dim; d += kIntLanes) {
     store<Widest>(load<Widest>(sums + d) + sum, sums + d);
   }
 }
@@ -225,7 +226,7 @@ KVX_INLINE void add_word_places(const int8_t* codes, const uint8_t* const* words
 // so their weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes
 // say.
 template <int Rows, int Parts, bool OneGroup, Fixed F>
-KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, int part,
+KVX_INLINE void add_parts(const ValueParams& params, const ValueTile& tile, int row, int part,
                           const float* weights) {
   Ints high[Rows][Parts] = {};
   Ints low[Rows][Parts] = {};
@@ -236,13 +237,13 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
     group[i] = (part + i) / tile.group_parts;
     largest[i] = tile.largest[group[i]];
   }
-  const int head_dim = job.values.head_dim;
-  float* sums = job.sums + int64_t{row} * head_dim + part * kIntLanes;
+  const int head_dim = params.values.head_dim;
+  float* sums = params.sums + int64_t{row} * head_dim + part * kIntLanes;
   const int8_t* codes = tile.codes + int64_t{part} * kPartBytes;
   const uint8_t* digits[Parts];
   for (int i = 0; i < Parts; ++i) digits[i] = tile.digits + group[i] * kRowChunk * 128;
   for (int first = 0; first < kPlaces; first += 4) {
-    job.prefetcher.step();
+    params.prefetcher.step();
     if constexpr (F == Fixed::kWord) {
       add_word_places<Rows, Parts>(codes + first * kPlaceBytes, digits, first, low, totals);
       continue;
@@ -282,32 +283,32 @@ KVX_INLINE void add_parts(const ValueJob& job, const ValueTile& tile, int row, i
 }
 
 template <int Rows, Fixed F>
-static void add_chunk(const ValueJob& job, const ValueTile& tile, int row) {
+static void add_chunk(const ValueParams& params, const ValueTile& tile, int row) {
   float weights[Rows];
   for (int r = 0; r < Rows; ++r) {
-    if (tile.zeros) add_value_zeros(job, tile, row + r);
-    weights[r] = weigh_row<F>(job, tile, row + r, tile.digits + r * 128);
+    if (tile.zeros) add_value_zeros(params, tile, row + r);
+    weights[r] = weigh_row<F>(params, tile, row + r, tile.digits + r * 128);
   }
-  const int num_parts = job.values.head_dim / kIntLanes;
+  const int num_parts = params.values.head_dim / kIntLanes;
   const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
   int part = 0;
   for (; part + kPartsTogether <= num_parts; part += kPartsTogether) {
-    share_steps ? add_parts<Rows, kPartsTogether, true, F>(job, tile, row, part, weights)
-                : add_parts<Rows, kPartsTogether, false, F>(job, tile, row, part, weights);
+    share_steps ? add_parts<Rows, kPartsTogether, true, F>(params, tile, row, part, weights)
+                : add_parts<Rows, kPartsTogether, false, F>(params, tile, row, part, weights);
   }
   for (; part < num_parts; ++part) {
-    add_parts<Rows, 1, true, F>(job, tile, row, part, weights);
+    add_parts<Rows, 1, true, F>(params, tile, row, part, weights);
   }
 }
 
 template <class Codec, format::Packing P, Fixed F>
-bool add_code_values(const ValueJob& job) {
-  const PackedTile& values = job.values;
+bool add_code_values(const ValueParams& params) {
+  const PackedTile& values = params.values;
   const int n = values.padded_tokens();
   const bool is_affine = values.spec->is_affine();
   const ScaleRow scales = scale_row(*values.spec, values.head_dim);
   const int num_groups = is_affine ? 1 : scales.count;
-  float* steps = job.scratch;
+  float* steps = params.scratch;
   float* largest = steps + scales.count * n;
   load_steps(values, scales, value_unit<Codec>() * tensor_scale_of(values), steps);
   for (int t = 0; is_affine && t < n; ++t) steps[n + t] *= 1 / value_unit<Codec>();
@@ -316,7 +317,7 @@ bool add_code_values(const ValueJob& job) {
   if (!normalize_steps(steps, num_groups, n, largest, words)) return false;
   auto* digits = reinterpret_cast<uint8_t*>(words + num_groups * kMaxTileTokens);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
-  unpack_values<Codec, P>(values, codes, job.prefetcher);
+  unpack_values<Codec, P>(values, codes, params.prefetcher);
   const int group =
       values.spec->group_size == format::kWholeRow ? values.head_dim : values.spec->group_size;
   const ValueTile tile = {.codes = codes,
@@ -330,9 +331,10 @@ bool add_code_values(const ValueJob& job) {
                           .value_bias = value_bias<Codec>()};
   const int steps_a_chunk =
       (values.head_dim / kIntLanes + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
-  job.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(job.num_rows));
-  for_row_chunks(job.num_rows, [&]<int Rows>(int row) { add_chunk<Rows, F>(job, tile, row); });
-  job.prefetcher.rest();
+  params.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(params.num_rows));
+  for_row_chunks(params.num_rows,
+                 [&]<int Rows>(int row) { add_chunk<Rows, F>(params, tile, row); });
+  params.prefetcher.rest();
   return true;
 }
 

@@ -40,10 +40,10 @@ inline constexpr int kTokensTogether = kLanes<Widest> == 16 ? 4 : 2;
 // sums[i][r] = tokens i's key times row r's query, lane by lane. IsGrouped: a key has several
 // steps, which are multiplied in here.
 template <class Loader, bool IsGrouped, int Rows>
-KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int row, int token,
-                              Widest (*sums)[Rows]) {
-  const int head_dim = job.keys.head_dim;
-  const uint8_t* const* codes = job.keys.codes + token;
+KVX_INLINE void multiply_keys(const ScoreParams& params, const FloatSteps& steps, int row,
+                              int token, Widest (*sums)[Rows]) {
+  const int head_dim = params.keys.head_dim;
+  const uint8_t* const* codes = params.keys.codes + token;
   constexpr int kVectors = Loader::kNumbers / kLanes<Widest>;
   const int group = IsGrouped ? steps.group : head_dim;
   const float* of_group = IsGrouped ? steps.steps + token : nullptr;
@@ -55,13 +55,13 @@ KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int 
         Loader::load_part(codes[i], d, key);
         for (int v = 0; v < kVectors; ++v) {
           if (IsGrouped) key[v] *= of_group[i];
-          const float* queries = job.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
+          const float* queries = params.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
           for (int r = 0; r < Rows; ++r) {
             sums[i][r] += key[v] * load<Widest>(queries + int64_t{r} * head_dim);
           }
         }
       }
-      job.prefetcher.step();
+      params.prefetcher.step();
     }
     if (IsGrouped) of_group += steps.stride;
   }
@@ -69,12 +69,13 @@ KVX_INLINE void multiply_keys(const ScoreJob& job, const FloatSteps& steps, int 
 
 // kLanes<Widest> tokens from `token` on.
 template <class Loader, bool IsGrouped, int Rows>
-KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, int row, int token) {
+KVX_INLINE void score_float_rows(const ScoreParams& params, const FloatSteps& steps, int row,
+                                 int token) {
   constexpr int kN = kLanes<Widest>;
   Widest products[Rows][kN];
   for (int t = 0; t < kN; t += kTokensTogether) {
     Widest sums[kTokensTogether][Rows] = {};
-    multiply_keys<Loader, IsGrouped, Rows>(job, steps, row, token + t, sums);
+    multiply_keys<Loader, IsGrouped, Rows>(params, steps, row, token + t, sums);
     for (int i = 0; i < kTokensTogether; ++i) {
       for (int r = 0; r < Rows; ++r) products[r][t + i] = sums[i][r];
     }
@@ -82,28 +83,28 @@ KVX_INLINE void score_float_rows(const ScoreJob& job, const FloatSteps& steps, i
   for (int r = 0; r < Rows; ++r) {
     Widest scores = fold_each(products[r], [](const Widest& a, const Widest& b) { return a + b; });
     if (steps.steps && !IsGrouped) scores *= load<Widest>(steps.steps + token);
-    store<Widest>(scores, job.scores + (row + r) * job.scores_stride + token);
+    store<Widest>(scores, params.scores + (row + r) * params.scores_stride + token);
   }
 }
 
 template <class Loader, int Rows>
-static void score_float_chunk(const ScoreJob& job, const FloatSteps& steps, int row) {
-  for (int token = 0; token < job.keys.padded_tokens(); token += kLanes<Widest>) {
-    steps.num_groups > 1 ? score_float_rows<Loader, true, Rows>(job, steps, row, token)
-                         : score_float_rows<Loader, false, Rows>(job, steps, row, token);
+static void score_float_chunk(const ScoreParams& params, const FloatSteps& steps, int row) {
+  for (int token = 0; token < params.keys.padded_tokens(); token += kLanes<Widest>) {
+    steps.num_groups > 1 ? score_float_rows<Loader, true, Rows>(params, steps, row, token)
+                         : score_float_rows<Loader, false, Rows>(params, steps, row, token);
   }
 }
 
 template <class Loader>
-bool score_floats(const ScoreJob& job) {
-  if (has_hidden_nan<Loader>(job.keys)) return false;
-  const FloatSteps steps = load_float_steps<Loader>(job.keys, job.scratch);
+bool score_floats(const ScoreParams& params) {
+  if (has_hidden_nan<Loader>(params.keys)) return false;
+  const FloatSteps steps = load_float_steps<Loader>(params.keys, params.scratch);
   const int steps_a_chunk =
-      job.keys.padded_tokens() / kTokensTogether * (job.keys.head_dim / Loader::kNumbers);
-  job.prefetcher.pace(PhaseShares::kUnpackKeys + PhaseShares::kScore,
-                      steps_a_chunk * num_row_chunks(job.num_rows));
-  for_row_chunks(job.num_rows,
-                 [&]<int Rows>(int row) { score_float_chunk<Loader, Rows>(job, steps, row); });
+      params.keys.padded_tokens() / kTokensTogether * (params.keys.head_dim / Loader::kNumbers);
+  params.prefetcher.pace(PhaseShares::kUnpackKeys + PhaseShares::kScore,
+                         steps_a_chunk * num_row_chunks(params.num_rows));
+  for_row_chunks(params.num_rows,
+                 [&]<int Rows>(int row) { score_float_chunk<Loader, Rows>(params, steps, row); });
   return true;
 }
 
@@ -111,27 +112,28 @@ bool score_floats(const ScoreJob& job) {
 
 // Parts of the loader's numbers from `number` on. weights: [Rows, kMaxTileTokens].
 template <class Loader, int Rows, int Parts>
-KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int row, int number) {
+KVX_INLINE void add_float_parts(const ValueParams& params, const float* weights, int row,
+                                int number) {
   constexpr int kLoaded = Loader::kNumbers / kLanes<Widest>;
   constexpr int kVectors = Parts * kLoaded;
-  const int head_dim = job.values.head_dim;
-  float* target = job.sums + int64_t{row} * head_dim + number;
+  const int head_dim = params.values.head_dim;
+  float* target = params.sums + int64_t{row} * head_dim + number;
   Widest sums[Rows][kVectors];
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
       sums[r][v] = load<Widest>(target + int64_t{r} * head_dim + v * kLanes<Widest>);
     }
   }
-  for (int t = 0; t < job.values.num_tokens; ++t) {
+  for (int t = 0; t < params.values.num_tokens; ++t) {
     Widest value[kVectors];
     for (int p = 0; p < Parts; ++p) {
-      Loader::load_part(job.values.codes[t], number + p * Loader::kNumbers, value + p * kLoaded);
+      Loader::load_part(params.values.codes[t], number + p * Loader::kNumbers, value + p * kLoaded);
     }
     for (int r = 0; r < Rows; ++r) {
       const float weight = weights[r * kMaxTileTokens + t];
       for (int v = 0; v < kVectors; ++v) sums[r][v] += value[v] * weight;
     }
-    job.prefetcher.step();
+    params.prefetcher.step();
   }
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
@@ -142,12 +144,13 @@ KVX_INLINE void add_float_parts(const ValueJob& job, const float* weights, int r
 
 // weights[g][r][t] = p * step. weights: [groups, Rows, kMaxTileTokens].
 template <int Rows>
-KVX_INLINE void weigh_rows(const ValueJob& job, const FloatSteps& steps, int row, float* weights) {
+KVX_INLINE void weigh_rows(const ValueParams& params, const FloatSteps& steps, int row,
+                           float* weights) {
   for (int g = 0; g < steps.num_groups; ++g) {
     for (int r = 0; r < Rows; ++r, weights += kMaxTileTokens) {
-      const float* p = job.p + (row + r) * job.p_stride;
+      const float* p = params.p + (row + r) * params.p_stride;
       const float* group_steps = steps.steps + g * steps.stride;
-      for (int t = 0; t < job.values.num_tokens; ++t) {
+      for (int t = 0; t < params.values.num_tokens; ++t) {
         weights[t] = steps.steps ? p[t] * group_steps[t] : p[t];
       }
     }
@@ -160,36 +163,38 @@ inline constexpr int kFloatPartsTogether =
     kLanes<Widest> == 16 ? 4 * kPartNumbers / Loader::kNumbers : 1;
 
 template <class Loader, int Rows>
-static void add_float_chunk(const ValueJob& job, const FloatSteps& steps, int row, float* weights) {
+static void add_float_chunk(const ValueParams& params, const FloatSteps& steps, int row,
+                            float* weights) {
   constexpr int kParts = kFloatPartsTogether<Loader>;
   constexpr int kGroupWeights = Rows * kMaxTileTokens;
-  weigh_rows<Rows>(job, steps, row, weights);
-  const int head_dim = job.values.head_dim;
+  weigh_rows<Rows>(params, steps, row, weights);
+  const int head_dim = params.values.head_dim;
   int number = 0;
   if (steps.num_groups == 1) {
     for (; number + kParts * Loader::kNumbers <= head_dim; number += kParts * Loader::kNumbers) {
-      add_float_parts<Loader, Rows, kParts>(job, weights, row, number);
+      add_float_parts<Loader, Rows, kParts>(params, weights, row, number);
     }
   }
   for (; number < head_dim; number += Loader::kNumbers) {
     const int group = steps.num_groups == 1 ? 0 : number / steps.group;
-    add_float_parts<Loader, Rows, 1>(job, weights + group * kGroupWeights, row, number);
+    add_float_parts<Loader, Rows, 1>(params, weights + group * kGroupWeights, row, number);
   }
 }
 
 template <class Loader>
-bool add_float_values(const ValueJob& job) {
-  if (has_hidden_nan<Loader>(job.values)) return false;
-  const FloatSteps steps = load_float_steps<Loader>(job.values, job.scratch);
-  float* weights = job.scratch + steps.num_groups * job.values.padded_tokens();
+bool add_float_values(const ValueParams& params) {
+  if (has_hidden_nan<Loader>(params.values)) return false;
+  const FloatSteps steps = load_float_steps<Loader>(params.values, params.scratch);
+  float* weights = params.scratch + steps.num_groups * params.values.padded_tokens();
   const int parts_together = steps.num_groups == 1 ? kFloatPartsTogether<Loader> : 1;
-  const int passes = (job.values.head_dim / Loader::kNumbers + parts_together - 1) / parts_together;
-  job.prefetcher.pace(PhaseShares::kUnpackValues + PhaseShares::kAddValues,
-                      passes * job.values.num_tokens * num_row_chunks(job.num_rows));
-  for_row_chunks(job.num_rows, [&]<int Rows>(int row) {
-    add_float_chunk<Loader, Rows>(job, steps, row, weights);
+  const int passes =
+      (params.values.head_dim / Loader::kNumbers + parts_together - 1) / parts_together;
+  params.prefetcher.pace(PhaseShares::kUnpackValues + PhaseShares::kAddValues,
+                         passes * params.values.num_tokens * num_row_chunks(params.num_rows));
+  for_row_chunks(params.num_rows, [&]<int Rows>(int row) {
+    add_float_chunk<Loader, Rows>(params, steps, row, weights);
   });
-  job.prefetcher.rest();
+  params.prefetcher.rest();
   return true;
 }
 

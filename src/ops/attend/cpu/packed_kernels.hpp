@@ -28,7 +28,7 @@ struct PackedTile {
 };
 
 // A stride is the distance of two rows in floats. Kernels let the prefetcher step while they work.
-struct ScoreJob {
+struct ScoreParams {
   const PackedTile& keys;
   Prefetcher& prefetcher;
   const float* queries;   // [num_rows, head_dim]
@@ -39,7 +39,7 @@ struct ScoreJob {
   float* scratch;
 };
 
-struct ValueJob {
+struct ValueParams {
   const PackedTile& values;
   Prefetcher& prefetcher;
   const float* p;  // [num_rows, num_tokens], probabilities up to the row's factor: 0 to 1
@@ -67,8 +67,8 @@ inline constexpr int kAnyRows = 1 << 20;
 struct PackedKernels {
   void (*prepare_queries)(const format::FormatSpec& spec, int head_dim, const float* queries,
                           int num_rows, float* prepared);
-  bool (*score)(const ScoreJob&);
-  bool (*add_values)(const ValueJob&);
+  bool (*score)(const ScoreParams&);
+  bool (*add_values)(const ValueParams&);
   int most_rows;  // with more, a tile that is decoded once is faster
 };
 

@@ -107,8 +107,9 @@ KVX_INLINE bool load_sorted_steps(const PackedTile& tile, float factor, float* s
   }
   for (int t = 0; t < n; t += kTokenStep) {
     for (int g = 0; g < RowBytes / kBytes; ++g) {
-      const __m512 wide = widen_scales<T>(sorted[t / kTokenStep] + kTokenStep * kBytes * g);
-      _mm512_storeu_ps(steps + g * n + t, _mm512_mul_ps(wide, factors));
+      const __m512 full_precision =
+          widen_scales<T>(sorted[t / kTokenStep] + kTokenStep * kBytes * g);
+      _mm512_storeu_ps(steps + g * n + t, _mm512_mul_ps(full_precision, factors));
     }
   }
   return true;

@@ -1,4 +1,4 @@
-// TileKernels: the f32 arithmetic of attention on small tiles that fit in the first cache, one
+// DecodeMmaKernels: the f32 arithmetic of attention on small tiles that fit in the first cache, one
 // table for each CPU level. They decide no stored byte, so products may be fused (FMA), and levels
 // agree to rounding only.
 #pragma once
@@ -24,7 +24,7 @@ struct TileProduct {
 };
 
 // The softmax step of a full tile without hidden tokens.
-struct SoftmaxJob {
+struct SoftmaxParams {
   float* scores;  // [num_rows, kMaxTileTokens]: q . k in, exp(score - max) out
   int scores_stride;
   QueryRow* rows;  // [num_rows]: biases in, states in and out
@@ -34,7 +34,7 @@ struct SoftmaxJob {
   int num_sums;
 };
 
-struct TileKernels {
+struct DecodeMmaKernels {
   void (*add_product)(const TileProduct&);
 
   // source: dense [rows, columns]; element (r, c) goes to target[c * target_stride + r].
@@ -52,7 +52,7 @@ struct TileKernels {
   void (*absorb_scores)(float* scores, int n, SoftmaxState& state, float* sums, int num_sums);
 
   // scale_scores without a softcap and absorb_scores, for all rows.
-  void (*absorb_tile)(const SoftmaxJob&);
+  void (*absorb_tile)(const SoftmaxParams&);
 
   // addresses[i] = first + i * stride, as integers: first may be null. addresses: [count].
   void (*fill_addresses)(const uint8_t* first, int64_t stride, int count,
@@ -64,6 +64,6 @@ struct TileKernels {
 };
 
 // Requires: device::supports(level).
-const TileKernels& tile_kernels(device::CpuLevel level);
+const DecodeMmaKernels& decode_mma_kernels(device::CpuLevel level);
 
 }  // namespace kvx::ops::cpu

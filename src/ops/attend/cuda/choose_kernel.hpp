@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/attend/attend_cuda.hpp"
-#include "ops/attend/cuda/prefill_launch.hpp"
+#include "ops/attend/cuda/prefill/launch.hpp"
 
 namespace kvx::ops::cuda {
 
@@ -10,9 +10,9 @@ inline bool is_prefill(CudaAttendPath path) {
   return path == CudaAttendPath::kPrefill || path == CudaAttendPath::kPrefillMma;
 }
 
-// The tile kernel's instance for a run. num_rows: query rows of a sequence and KV head.
-TileKernel tile_kernel_for(const CudaContext& context, const AttendArgs& args, const HeadRun& run,
-                           int64_t num_rows);
+// The decode_mma kernel's instance for a run. num_rows: query rows of a sequence and KV head.
+DecodeMmaKernel decode_mma_kernel_for(const CudaContext& context, const AttendArgs& args,
+                                      const HeadRun& run, int64_t num_rows);
 // A prefill kernel's. Requires: is_prefill(path).
 PrefillKernel prefill_kernel_for(const CudaContext& context, const AttendArgs& args,
                                  const HeadRun& run, CudaAttendPath path);

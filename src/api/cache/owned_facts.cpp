@@ -1,0 +1,117 @@
+// What an owned cache holds and what happens to its blocks: snapshot, classes, events.
+#include "api/cache/owned_cache.hpp"
+#include "api/call.hpp"
+
+namespace kvx::boundary {
+namespace {
+
+Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  const kv::KvCacheSnapshot seen = owned->cache->snapshot();
+  kvx_cache_snapshot_t answer{};
+  answer.num_classes = static_cast<uint32_t>(seen.classes.size());
+  answer.num_sequences = seen.num_sequences;
+  for (const cache::BlockClassSnapshot& one : seen.classes) {
+    answer.allocated_bytes += (one.num_active + one.num_cached + one.num_free) * one.block_bytes;
+  }
+  answer.metadata_bytes = seen.metadata_bytes;
+  answer.nonfinite_inputs = owned->cache->nonfinite_inputs();
+  answer.prefix_queries = seen.prefix.num_queries;
+  answer.prefix_hit_blocks = seen.prefix.num_hit_blocks;
+  answer.prefix_miss_blocks = seen.prefix.num_miss_blocks;
+  answer.prefix_stored = seen.prefix.num_stored;
+  answer.prefix_removed = seen.prefix.num_removed;
+  answer.prefix_refused = seen.prefix.num_refused;
+  answer.prefix_nodes = seen.prefix.num_nodes;
+  answer.host_allocated_bytes = seen.host.allocated_bytes;
+  answer.host_held_bytes = seen.host.held_bytes;
+  answer.host_metadata_bytes = seen.host.metadata_bytes;
+  answer.host_stored = seen.host.num_stored;
+  answer.host_loaded = seen.host.num_loaded;
+  answer.host_bad = seen.host.num_bad;
+  answer.host_dropped = seen.host.num_dropped;
+  answer.host_stores_queued = seen.host.stores_queued;
+  answer.host_loads_queued = seen.host.loads_queued;
+  return write_struct(answer, caller, "snapshot");
+}
+
+Status block_class(kvx_cache_t handle, uint32_t index, kvx_block_class_t* caller) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  const kv::KvCacheSnapshot seen = owned->cache->snapshot();
+  if (index >= seen.classes.size()) {
+    return out_of_range("index is {}; the cache has {} classes", index, seen.classes.size());
+  }
+  const cache::BlockClassSnapshot& one = seen.classes[index];
+  const kv::BlockClassFacts facts = owned->cache->facts_of_class(static_cast<int>(index));
+  kvx_block_class_t answer{};
+  answer.layer_group = static_cast<uint32_t>(facts.group);
+  answer.name = facts.name.c_str();
+  answer.is_full_precision = facts.is_full_precision ? 1 : 0;
+  answer.block_size = static_cast<uint32_t>(owned->cache->config().block_size);
+  answer.window = facts.window;
+  answer.sinks = facts.sinks;
+  answer.block_bytes = one.block_bytes;
+  answer.num_blocks = one.num_active + one.num_cached + one.num_free;
+  answer.num_active = one.num_active;
+  answer.num_cached = one.num_cached;
+  answer.num_free = one.num_free;
+  answer.num_evicted = one.num_evicted;
+  answer.num_revived = one.num_revived;
+  return write_struct(answer, caller, "block_class");
+}
+
+// ---- events
+
+static_assert(sizeof(cache::ContentHash) == 16);
+
+void tell(const kvx_cache_listener_t& listener, const cache::PrefixEvent& event) {
+  kvx_cache_event_t told{};
+  told.size = sizeof told;
+  told.tier = event.tier == cache::Tier::kFirst ? KVX_CACHE_TIER_POOL : KVX_CACHE_TIER_HOST;
+  if (event.kind == cache::PrefixEvent::Kind::kAllCleared) {
+    told.kind = KVX_CACHE_EVENT_ALL_CLEARED;
+  } else {
+    told.kind = event.kind == cache::PrefixEvent::Kind::kStored ? KVX_CACHE_EVENT_STORED
+                                                                : KVX_CACHE_EVENT_REMOVED;
+    told.hash = event.hash.bytes.data();
+    told.parent = event.parent.bytes.data();
+    told.tokens = event.tokens.data();
+    told.num_tokens = static_cast<int64_t>(event.tokens.size());
+  }
+  listener.on_event(listener.user, &told);
+}
+
+Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  if (caller == nullptr) {
+    owned->cache->set_prefix_listener({});
+    return {};
+  }
+  KVX_ASSIGN_OR_RETURN(const kvx_cache_listener_t args, read_struct(caller, "listener"));
+  if (args.reserved != 0)
+    return invalid_argument("listener.reserved is {}; expected 0", args.reserved);
+  if (args.on_event == nullptr) return invalid_argument("listener.on_event is null");
+  owned->cache->set_prefix_listener([owned, args](const cache::PrefixEvent& event) {
+    owned->is_in_listener = true;
+    tell(args, event);
+    owned->is_in_listener = false;
+  });
+  return {};
+}
+
+}  // namespace
+}  // namespace kvx::boundary
+
+extern "C" kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::snapshot(cache, snapshot); });
+}
+
+extern "C" kvx_status_t kvx_cache_block_class(kvx_cache_t cache, uint32_t index,
+                                              kvx_block_class_t* block_class) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::block_class(cache, index, block_class); });
+}
+
+extern "C" kvx_status_t kvx_cache_set_listener(kvx_cache_t cache,
+                                               const kvx_cache_listener_t* listener) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::set_listener(cache, listener); });
+}

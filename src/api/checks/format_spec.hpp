@@ -1,0 +1,15 @@
+// Formats as the C ABI names them.
+#pragma once
+
+#include <string_view>
+
+#include "core/result.hpp"
+#include "format/spec.hpp"
+#include "kvx/kvx_abi.h"
+
+namespace kvx::boundary {
+
+// INVALID_ARGUMENT names the field of the caller's struct and what the format allows.
+Result<format::FormatSpec> read_format(const kvx_format_spec_t* spec, std::string_view name);
+
+}  // namespace kvx::boundary

@@ -1,0 +1,459 @@
+// Reads a caller's layer: either a v1 cache descriptor or runs of heads with their formats.
+#include "api/checks/layer_view.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "api/checks/check_cache.hpp"
+#include "api/checks/format_spec.hpp"
+#include "api/guard.hpp"
+#include "core/checked.hpp"
+
+namespace kvx::boundary {
+namespace {
+
+// --- a v1 descriptor ---
+
+Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, const char* name) {
+  const auto dtype = float_type(side.element);
+  if (!dtype) {
+    return unsupported("{}.dtype is F8; describe it by runs, with its scales", name);
+  }
+  const RowShape& row = side.row;
+  const bool has_gaps = row.element_stride != bytes_of(side.element);
+  if (row.num_runs != 1 && has_gaps) {
+    return unsupported(
+        "{} has rows in fragments with gaps between their elements; kvx's verbs read "
+        "fragments without gaps",
+        name);
+  }
+  using format::FormatId;
+  const FormatId id = *dtype == DType::kF32   ? FormatId::kF32
+                      : *dtype == DType::kF16 ? FormatId::kF16
+                                              : FormatId::kBF16;
+  ops::SideView view;
+  KVX_ASSIGN_OR_RETURN(view.spec, format::make_spec(id));
+  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, head_dim));
+  view.head_dim = head_dim;
+  view.codes = {side.data, side.block_stride, side.token_stride, side.head_stride};
+  if (row.num_runs != 1 || has_gaps) {
+    const int64_t elements = has_gaps ? 1 : row.run_length;
+    view.codes.fragment_bytes = static_cast<int>(elements * bytes_of(side.element));
+    view.codes.fragment_stride = has_gaps ? row.element_stride : row.run_stride;
+  }
+  return view;
+}
+
+Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+  if (layer.num_runs != 0 || layer.num_blocks != 0 || layer.block_size != 0 ||
+      layer.num_kv_heads != 0) {
+    return invalid_argument("{} has a cache and runs or counts; expected one of the two", name);
+  }
+  DeferredErrors deferred_errors;
+  KVX_ASSIGN_OR_RETURN(const CacheView cache, check_cache(layer.cache, deferred_errors));
+  KVX_RETURN_IF_ERROR(deferred_errors.status());
+  if (cache.k.memory != cache.v.memory) {
+    return unsupported("{}.cache has K and V in memory of different kinds; expected one", name);
+  }
+  result.kind = cache.k.memory;
+  if (cache.num_heads > kMostHeads || cache.head_dim > format::kMaxHeadDim ||
+      cache.block_size > INT32_MAX / 2 || cache.num_blocks > INT32_MAX) {
+    return unsupported(
+        "{}.cache has {} heads of {}, {} blocks of {}; expected at most {} heads of "
+        "{} and 31-bit blocks",
+        name, cache.num_heads, cache.head_dim, cache.num_blocks, cache.block_size, kMostHeads,
+        format::kMaxHeadDim);
+  }
+  ops::HeadRun run = {
+      .first_head = 0, .num_heads = static_cast<int>(cache.num_heads), .k = {}, .v = {}};
+  const int head_dim = static_cast<int>(cache.head_dim);
+  KVX_ASSIGN_OR_RETURN(run.k, view_of_cache_side(cache.k, head_dim, "cache.k"));
+  KVX_ASSIGN_OR_RETURN(run.v, view_of_cache_side(cache.v, head_dim, "cache.v"));
+  result.runs.assign(1, run);
+  result.memory.assign({{cache.k.data, cache.k.total_bytes}, {cache.v.data, cache.v.total_bytes}});
+  result.view = {cache.num_blocks, static_cast<int>(cache.block_size), run.num_heads, result.runs};
+  return {};
+}
+
+// --- runs ---
+
+// What the addresses of a side count.
+struct Counts {
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t num_heads;
+  bool are_readable;  // scales; not those on a GPU
+};
+
+Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
+                   const std::string& name, std::vector<MemoryRange>& memory) {
+  if (side.codes == nullptr) return invalid_argument("{}.codes is null", name);
+  const int fragment_bytes =
+      side.code_fragment_bytes == 0
+          ? row_bytes
+          : static_cast<int>(std::min<uint32_t>(side.code_fragment_bytes, INT32_MAX));
+  if (row_bytes % fragment_bytes != 0) {
+    return invalid_argument(
+        "{}.code_fragment_bytes is {}; expected a divisor of the row's {} bytes", name,
+        side.code_fragment_bytes, row_bytes);
+  }
+  std::array<Axis, 4> axes = {{{counts.num_blocks, side.code_block_stride},
+                               {counts.block_size, side.code_token_stride},
+                               {counts.num_heads, side.code_head_stride},
+                               {row_bytes / fragment_bytes, side.code_fragment_stride}}};
+  DeferredErrors deferred_errors;
+  KVX_ASSIGN_OR_RETURN(const int64_t bytes,
+                       span_of(axes, fragment_bytes, name + ".codes", deferred_errors));
+  memory.push_back({static_cast<const uint8_t*>(side.codes), bytes});
+  return deferred_errors.status();
+}
+
+// Scales that append writes must not lie over each other; given ones may be shared at will.
+Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spec,
+                           const Counts& counts, const std::string& name,
+                           std::vector<MemoryRange>& memory) {
+  const auto* begin = static_cast<const uint8_t*>(side.scales);
+  const int group_bytes = format::scale_bytes_per_group(spec);
+  const int64_t groups = format::groups_per_row(spec, static_cast<int>(side.head_dim));
+  std::array<Axis, 4> axes = {{{counts.num_blocks, side.scale_block_stride},
+                               {counts.block_size, side.scale_token_stride},
+                               {counts.num_heads, side.scale_head_stride},
+                               {groups, side.scale_group_stride}}};
+  for (const Axis& axis : axes) {
+    if (axis.stride >= 0) continue;
+    return invalid_argument("{}.scales has a stride of {}; expected 0 or more", name, axis.stride);
+  }
+  if (spec.scale_source == format::ScaleSource::kPageShared) {
+    if (side.scale_token_stride != 0) {
+      return invalid_argument("{}.scale_token_stride is {}; page-shared scales have 0", name,
+                              side.scale_token_stride);
+    }
+    axes[1].extent = 1;
+  }
+  if (spec.scale_source == format::ScaleSource::kGiven) {
+    CheckedSize last = group_bytes;
+    for (const Axis& axis : axes) {
+      last = last + CheckedSize(axis.extent - 1) * CheckedSize(axis.stride);
+    }
+    memory.push_back({begin, last.get().value_or(0)});
+    if (last.get()) return {};
+    return invalid_argument("{}.scales has strides beyond 64-bit addresses", name);
+  }
+  DeferredErrors deferred_errors;
+  KVX_ASSIGN_OR_RETURN(const int64_t bytes,
+                       span_of(axes, group_bytes, name + ".scales", deferred_errors));
+  memory.push_back({begin, bytes});
+  return deferred_errors.status();
+}
+
+// Scales per tensor or head are few enough to be looked at in every call.
+Status check_given_scales(const ops::SideView& side, int num_heads, const std::string& name) {
+  if (side.spec.scale_source != format::ScaleSource::kGiven || side.spec.is_affine()) return {};
+  if (side.scales.block_stride != 0 || side.scales.token_stride != 0) return {};
+  const int groups = format::groups_per_row(side.spec, side.head_dim);
+  for (int head = 0; head < num_heads; ++head) {
+    for (int group = 0; group < groups; ++group) {
+      const uint8_t* source = side.scales.at(0, 0, head) + group * side.scales.group_stride;
+      const float step = format::decode_scale(side.spec.scale_type,
+                                              format::load_scale(side.spec.scale_type, source));
+      if (step > 0 && std::isfinite(step)) continue;
+      return invalid_argument(
+          "{}.scales of head {}, group {} is {}; expected a positive finite "
+          "number",
+          name, head, group, step);
+    }
+  }
+  return {};
+}
+
+Status check_has_tensor_scales(const ops::SideView& side, const std::string& name) {
+  if (side.tensor_scales == nullptr || side.spec.facts->has_tensor_scale) return {};
+  return invalid_argument("{}.tensor_scales is set; {} has none", name, side.spec.facts->name);
+}
+
+Status check_tensor_scales(const ops::SideView& side, int num_heads) {
+  if (side.tensor_scales == nullptr) return {};
+  for (int head = 0; head < num_heads; ++head) {
+    KVX_RETURN_IF_ERROR(format::check_tensor_scale(side.tensor_scales[head]));
+  }
+  return {};
+}
+
+Status check_flags(const kvx_side_t& side, uint32_t args, const std::string& name) {
+  if ((side.flags & ~args) == 0) return {};
+  return Error{ErrorCode::kIncompatible,
+               fmt::format("{}.flags is {:#x}; expected none but {:#x}", name, side.flags, args)};
+}
+
+// Codes in interleaved order: what kernels on a GPU read, and nobody else.
+Status check_interleaved(const ops::SideView& side, const Counts& counts, const std::string& name) {
+  if (!side.is_interleaved) return {};
+  const format::Facts& facts = *side.spec.facts;
+  if (facts.element != "E2M1" || facts.packing != format::Packing::kNibbles) {
+    return invalid_argument(
+        "{} has codes in interleaved order; {} has none, expected nvfp4, mxfp4 or mxfp4_g16", name,
+        facts.name);
+  }
+  if (side.spec.scale_source == format::ScaleSource::kPageShared || side.codes.is_fragmented()) {
+    return unsupported(
+        "{} has codes in interleaved order and {}; expected scales of rows or given ones, and rows "
+        "in one "
+        "piece",
+        name, side.codes.is_fragmented() ? "rows in fragments" : "page-shared scales");
+  }
+  if (counts.are_readable) {
+    return unsupported(
+        "{} has codes in interleaved order and lies on the host; only a GPU reads them", name);
+  }
+  return {};
+}
+
+Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
+                                const std::string& name, std::vector<MemoryRange>& memory) {
+  KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_INTERLEAVED_ORDER, name));
+  ops::SideView view;
+  view.is_interleaved = (side.flags & KVX_SIDE_INTERLEAVED_ORDER) != 0;
+  KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
+  view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
+  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
+  const int row_bytes = format::code_bytes_per_row(view.spec, view.head_dim);
+  KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name, memory));
+  view.codes = {static_cast<uint8_t*>(side.codes),
+                side.code_block_stride,
+                side.code_token_stride,
+                side.code_head_stride,
+                side.code_fragment_stride,
+                static_cast<int>(side.code_fragment_bytes)};
+  if (view.codes.is_fragmented() && view.spec.scale_source == format::ScaleSource::kPageShared) {
+    return unsupported(
+        "{} has page-shared scales and rows in fragments; a growing scale reads and "
+        "writes its block's rows as they lie",
+        name);
+  }
+  KVX_RETURN_IF_ERROR(check_interleaved(view, counts, name));
+  view.tensor_scales = side.tensor_scales;
+  const int num_heads = static_cast<int>(counts.num_heads);
+  KVX_RETURN_IF_ERROR(check_has_tensor_scales(view, name));
+  if (counts.are_readable) KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads));
+  if (!view.spec.has_scale()) return view;
+  if (side.scales == nullptr) {
+    return invalid_argument("{}.scales is null; {} has scales", name, view.spec.facts->name);
+  }
+  KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name, memory));
+  view.scales = {static_cast<uint8_t*>(side.scales), side.scale_block_stride,
+                 side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
+  if (counts.are_readable) KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
+  return view;
+}
+
+// A V whose bytes are the beginning of K's rows.
+Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideView& k,
+                                       const std::string& name) {
+  KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_PREFIX_OF_K, name));
+  if (k.is_interleaved) {
+    return unsupported("{} is a prefix of K, whose codes are in interleaved order; expected none",
+                       name);
+  }
+  kvx_side_t expected{};
+  expected.size = side.size;
+  expected.head_dim = side.head_dim;
+  expected.flags = side.flags;
+  if (memcmp(&side, &expected, sizeof side) != 0) {
+    return invalid_argument(
+        "{} is a prefix of K and describes memory; expected head_dim and flags "
+        "alone",
+        name);
+  }
+  if (side.head_dim < 1 || side.head_dim > static_cast<uint32_t>(k.head_dim)) {
+    return invalid_argument("{}.head_dim is {}; expected 1 to K's {}", name, side.head_dim,
+                            k.head_dim);
+  }
+  ops::SideView view = k;
+  view.head_dim = static_cast<int>(side.head_dim);
+  view.is_alias = true;
+  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
+  return view;
+}
+
+// Codes and scales are pushed to `memory`.
+Status read_run(const kvx_head_run_t& run, const Counts& counts, const std::string& name,
+                std::vector<MemoryRange>& memory, ops::HeadRun& view) {
+  KVX_ASSIGN_OR_RETURN(const kvx_side_t k, read_struct(run.k, name + ".k"));
+  KVX_ASSIGN_OR_RETURN(view.k, read_side(k, counts, name + ".k", memory));
+  if (run.v == nullptr) return {};
+  KVX_ASSIGN_OR_RETURN(const kvx_side_t v, read_struct(run.v, name + ".v"));
+  if ((v.flags & KVX_SIDE_PREFIX_OF_K) != 0) {
+    KVX_ASSIGN_OR_RETURN(view.v, read_prefix_of_k(v, view.k, name + ".v"));
+    return {};
+  }
+  KVX_ASSIGN_OR_RETURN(view.v, read_side(v, counts, name + ".v", memory));
+  return {};
+}
+
+Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+  if (layer.num_blocks < 1 || layer.num_blocks > INT32_MAX || layer.block_size < 1 ||
+      layer.block_size > INT32_MAX / 2 || layer.num_kv_heads < 1 ||
+      layer.num_kv_heads > kMostHeads) {
+    return invalid_argument(
+        "{} has {} blocks of {} tokens and {} KV heads; expected at least 1 of "
+        "each and at most {} heads",
+        name, layer.num_blocks, layer.block_size, layer.num_kv_heads, kMostHeads);
+  }
+  if (layer.runs == nullptr || layer.num_runs < 1 || layer.num_runs > layer.num_kv_heads) {
+    return invalid_argument("{} has {} runs at {}; expected 1 to num_kv_heads {}", name,
+                            layer.num_runs, static_cast<const void*>(layer.runs),
+                            layer.num_kv_heads);
+  }
+  result.runs.clear();
+  result.memory.clear();
+  int64_t first_head = 0;
+  for (uint32_t r = 0; r < layer.num_runs; ++r) {
+    const std::string run_name = fmt::format("{}.runs[{}]", name, r);
+    KVX_ASSIGN_OR_RETURN(const kvx_head_run_t run, read_struct(layer.runs[r], run_name));
+    if (run.num_heads < 1 || first_head + run.num_heads > layer.num_kv_heads) {
+      return invalid_argument("{}.num_heads is {}; expected 1 to the {} heads that are left",
+                              run_name, run.num_heads, layer.num_kv_heads - first_head);
+    }
+    const Counts counts = {layer.num_blocks, layer.block_size, run.num_heads,
+                           !result.is_on_device()};
+    ops::HeadRun view = {.first_head = static_cast<int>(first_head),
+                         .num_heads = static_cast<int>(run.num_heads),
+                         .k = {},
+                         .v = {}};
+    KVX_RETURN_IF_ERROR(read_run(run, counts, run_name, result.memory, view));
+    result.runs.push_back(view);
+    const ops::HeadRun& first = result.runs.front();
+    if (view.k.head_dim != first.k.head_dim || view.v.head_dim != first.v.head_dim) {
+      return invalid_argument("{} has head_dims {} and {}; expected runs[0]'s {} and {}", run_name,
+                              view.k.head_dim, view.v.head_dim, first.k.head_dim, first.v.head_dim);
+    }
+    if (view.v.is_alias != first.v.is_alias) {
+      return invalid_argument("{}.v is {} of K; expected the same of all runs", run_name,
+                              view.v.is_alias ? "a prefix" : "no prefix");
+    }
+    first_head += run.num_heads;
+  }
+  if (first_head != layer.num_kv_heads) {
+    return invalid_argument("{}.runs have {} heads; expected num_kv_heads {}", name, first_head,
+                            layer.num_kv_heads);
+  }
+  result.view = {layer.num_blocks, static_cast<int>(layer.block_size),
+                 static_cast<int>(layer.num_kv_heads), result.runs};
+  return {};
+}
+
+// --- memory ---
+
+// The kind that the layer says; a cache's own is read with it.
+Status read_place(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+  if (layer.reserved != 0) {
+    return invalid_argument("{}.reserved is {}; expected 0", name, layer.reserved);
+  }
+  result.kind = MemoryKind::kHost;
+  result.counters = reinterpret_cast<ops::DeviceCounters*>(layer.counters);
+  if (layer.memory == 0) return {};
+  DeferredErrors deferred_errors;
+  KVX_RETURN_IF_ERROR(check_memory(layer.memory, name, deferred_errors));
+  KVX_RETURN_IF_ERROR(deferred_errors.status());
+  result.kind = memory_kind(layer.memory);
+  return {};
+}
+
+// After everything else was read: what cannot be comes before what cannot be done.
+Status check_place(const kvx_layer_t& layer, const std::string& name, LayerPlace place,
+                   const LayerOfCaller& result) {
+  if (layer.memory != 0 && memory_kind(layer.memory) != result.kind) {
+    return invalid_argument("{}.memory is {}; its cache says another kind", name, layer.memory);
+  }
+  if (result.is_on_device() && place == LayerPlace::kHost) {
+    return unsupported("{} lies in a GPU's memory; this call takes host memory", name);
+  }
+  for (const ops::HeadRun& run : result.runs) {
+    if (!result.is_on_device()) break;
+    if (!run.k.codes.is_fragmented() && !run.v.codes.is_fragmented()) continue;
+    return unsupported("{} has rows in fragments; a GPU's kernels read contiguous rows", name);
+  }
+  if (!result.is_on_device() && layer.counters != nullptr) {
+    return invalid_argument("{}.counters is set; only a layer in a GPU's memory has them",
+                            name);
+  }
+  return {};
+}
+
+// --- transforms ---
+
+Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num_heads,
+                                          int head_dim, bool may_have_offset, bool is_readable,
+                                          const std::string& name) {
+  if (caller == nullptr) return ops::SideTransform{};
+  KVX_ASSIGN_OR_RETURN(const kvx_transform_t args, read_struct(caller, name));
+  if ((args.flags & ~uint32_t{KVX_TRANSFORM_HADAMARD}) != 0) {
+    return Error{ErrorCode::kIncompatible,
+                 fmt::format("{}.flags is {:#x}; this library knows 0x1", name, args.flags)};
+  }
+  if (head_dim == 0) return invalid_argument("{} is set; no V is stored", name);
+  if ((args.block_offset != nullptr && !may_have_offset) ||
+      (args.block_offset == nullptr) != (args.num_offset_blocks == 0) ||
+      args.num_offset_blocks < 0 || args.num_offset_blocks > INT32_MAX) {
+    return invalid_argument(
+        "{}.block_offset is {} with {} blocks; expected both or neither, for K only, and at most "
+        "{} blocks",
+        name, static_cast<const void*>(args.block_offset), args.num_offset_blocks, INT32_MAX);
+  }
+  const int64_t count = int64_t{num_heads} * head_dim;
+  for (int64_t i = 0; is_readable && args.factor != nullptr && i < count; ++i) {
+    if (args.factor[i] > 0 && std::isfinite(args.factor[i])) continue;
+    return invalid_argument("{}.factor[{}] is {}; expected a positive finite number", name, i,
+                            args.factor[i]);
+  }
+  return ops::SideTransform{.mean = args.mean,
+                            .factor = args.factor,
+                            .block_offset = args.block_offset,
+                            .num_offset_blocks = args.num_offset_blocks,
+                            .hadamard = (args.flags & KVX_TRANSFORM_HADAMARD) != 0};
+}
+
+}  // namespace
+
+Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOfCaller& result,
+                  LayerPlace place) {
+  const std::string name(given_name);
+  KVX_ASSIGN_OR_RETURN(const kvx_layer_t args, read_struct(layer, name));
+  KVX_RETURN_IF_ERROR(read_place(args, name, result));
+  KVX_RETURN_IF_ERROR(args.cache != nullptr ? read_cache(args, name, result)
+                                            : read_runs(args, name, result));
+  KVX_ASSIGN_OR_RETURN(
+      result.transform.k,
+      read_transform(args.k_transform, result.view.num_kv_heads, result.k_head_dim(), true,
+                     !result.is_on_device(), name + ".k_transform"));
+  KVX_ASSIGN_OR_RETURN(
+      result.transform.v,
+      read_transform(args.v_transform, result.view.num_kv_heads, result.v_head_dim(), false,
+                     !result.is_on_device(), name + ".v_transform"));
+  const bool is_transformed =
+      !result.transform.k.is_identity() || !result.transform.v.is_identity();
+  if (result.runs.front().v.is_alias && is_transformed) {
+    return unsupported("{} has a transform and a V that is a prefix of K; one would change both",
+                       name);
+  }
+  return check_place(args, name, place, result);
+}
+
+Status check_values(const LayerOfCaller& from, const LayerOfCaller& to) {
+  if (!to.runs.front().v.is_alias || !from.has_own_v()) return {};
+  return unsupported("to keeps V as a prefix of K, from beside it; expected rows of one kind");
+}
+
+Status check_apart(const LayerOfCaller& from, const LayerOfCaller& to) {
+  for (const MemoryRange& range : from.memory) {
+    const auto shares = [&range](const MemoryRange& of_to) { return share_memory(range, of_to); };
+    if (!std::ranges::any_of(to.memory, shares)) continue;
+    return invalid_argument("from and to share memory; expected layers apart");
+  }
+  return {};
+}
+
+}  // namespace kvx::boundary

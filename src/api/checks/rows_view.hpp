@@ -1,0 +1,22 @@
+// A caller's rows of floats as the verbs take them.
+#pragma once
+
+#include "api/checks/layer_view.hpp"
+#include "core/rows.hpp"
+
+namespace kvx::boundary {
+
+// Floats of a caller: [tokens, num_heads, head_dim].
+Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
+                                   std::string_view name);
+
+// INVALID_ARGUMENT: rows [num_rows, num_heads, head_dim] that lie over the layer's codes or scales,
+// or reach beyond 64-bit addresses.
+Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
+                   int num_heads, int head_dim, std::string_view name);
+
+inline FloatRows as_input(const MutableFloatRows& rows) {
+  return {rows.data, rows.dtype, rows.token_stride, rows.head_stride};
+}
+
+}  // namespace kvx::boundary

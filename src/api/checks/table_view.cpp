@@ -1,0 +1,116 @@
+// Reads a caller's block table and lengths into the shape that the verbs take.
+#include "api/checks/table_view.hpp"
+
+#include "api/checks/check_index.hpp"
+#include "api/guard.hpp"
+#include "core/checked.hpp"
+
+namespace kvx::boundary {
+namespace {
+
+int32_t id_of(int64_t entry) {
+  return entry < 0 || entry > INT32_MAX ? -1 : static_cast<int32_t>(entry);
+}
+
+// Blocks of each sequence that its entries hold.
+int64_t blocks_held(const TableView& table, int64_t sequence, int64_t block_size) {
+  const int64_t entries = table.indptr.at(sequence + 1) - table.indptr.at(sequence);
+  return table.kind == TableView::Kind::kRaggedPages ? entries : ceil_div(entries, block_size);
+}
+
+// A block per token names the block once for each of its tokens.
+Status read_ragged_sequence(const TableView& table, int64_t s, int64_t block_size, int32_t* row) {
+  const int64_t first = table.indptr.at(s);
+  const int64_t entries = table.indptr.at(s + 1) - first;
+  const int64_t step = table.kind == TableView::Kind::kRaggedPages ? 1 : block_size;
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t entry = table.indices.at(first + i);
+    int32_t& id = row[i / step];
+    if (i % step == 0) {
+      id = id_of(entry);
+    } else if (id != id_of(entry)) {
+      return unsupported(
+          "block_table.indices changes from {} to {} inside a block of {} tokens; "
+          "only kvx_gather_kv follows that",
+          id, entry, block_size);
+    }
+  }
+  return {};
+}
+
+Status read_ragged(const TableView& table, int64_t block_size, TableOfCaller& result) {
+  KVX_RETURN_IF_ERROR(check_prefix_sums(table));
+  int64_t width = 1;
+  for (int64_t s = 0; s < table.num_sequences; ++s) {
+    width = std::max(width, blocks_held(table, s, block_size));
+  }
+  result.ids.assign(static_cast<size_t>(table.num_sequences * width), -1);
+  for (int64_t s = 0; s < table.num_sequences; ++s) {
+    KVX_RETURN_IF_ERROR(read_ragged_sequence(table, s, block_size, result.ids.data() + s * width));
+  }
+  result.max_blocks = width;
+  result.table = {result.ids.data(), width};
+  return {};
+}
+
+void read_packed(const TableView& table, TableOfCaller& result) {
+  result.max_blocks = table.max_blocks;
+  if (!table.indices.is_64_bit) {
+    result.table = {static_cast<const int32_t*>(table.indices.data), table.max_blocks};
+    return;
+  }
+  result.ids.resize(static_cast<size_t>(table.num_indices));
+  for (int64_t i = 0; i < table.num_indices; ++i) result.ids[i] = id_of(table.indices.at(i));
+  result.table = {result.ids.data(), table.max_blocks};
+}
+
+Status read_lengths(const IndexArray& lengths, int64_t num_sequences, TableOfCaller& result) {
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    const int64_t length = lengths.at(s);
+    if (length >= 0 && length <= INT32_MAX) continue;
+    return invalid_argument("seq_lens[{}] is {}; expected 0 to {}", s, length, INT32_MAX);
+  }
+  if (!lengths.is_64_bit) {
+    result.seq_lens = static_cast<const int32_t*>(lengths.data);
+    return {};
+  }
+  result.lengths.resize(static_cast<size_t>(num_sequences));
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    result.lengths[s] = static_cast<int32_t>(lengths.at(s));
+  }
+  result.seq_lens = result.lengths.data();
+  return {};
+}
+
+}  // namespace
+
+Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens, int block_size,
+                  TableOfCaller& result) {
+  KVX_RETURN_IF_ERROR(check_top_level(table, "block_table"));
+  KVX_RETURN_IF_ERROR(check_top_level(seq_lens, "seq_lens"));
+  result.num_sequences = 0;
+  if (table->seq_count == 0 && seq_lens->seq_count == 0) return {};
+  if (table->seq_count > INT32_MAX) {
+    return invalid_argument("block_table.seq_count is {}; expected at most {}", table->seq_count,
+                            INT32_MAX);
+  }
+  if (number_of(table->format) == KVX_BLOCK_TABLE_KV_OFFSETS) {
+    return unsupported(
+        "block_table.format is KV_OFFSETS 3; kvx's own calls take PACKED and RAGGED");
+  }
+  DeferredErrors deferred_errors;
+  KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, {}, {}, deferred_errors));
+  KVX_ASSIGN_OR_RETURN(const IndexArray lengths,
+                       check_seq_lens(*seq_lens, view.num_sequences, deferred_errors));
+  KVX_RETURN_IF_ERROR(deferred_errors.status());
+  KVX_RETURN_IF_ERROR(read_lengths(lengths, view.num_sequences, result));
+  if (view.kind == TableView::Kind::kPacked) {
+    read_packed(view, result);
+  } else {
+    KVX_RETURN_IF_ERROR(read_ragged(view, block_size, result));
+  }
+  result.num_sequences = static_cast<int>(view.num_sequences);
+  return {};
+}
+
+}  // namespace kvx::boundary

@@ -1,0 +1,292 @@
+// The contiguous cache over the verbs: positions, rings and eviction; the bytes are the verbs'
+// work.
+#include "kv/contiguous/contiguous_cache.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "ops/append/append.hpp"
+#include "ops/attend/attend.hpp"
+#include "ops/gather/gather.hpp"
+
+namespace kvx::kv {
+
+Result<ContiguousCache> ContiguousCache::create(ContiguousConfig config,
+                                                const ops::CpuContext& context) {
+  KVX_ASSIGN_OR_RETURN(const std::vector<LayerPlan> plans, plan_contiguous(config));
+  ContiguousCache cache(std::move(config), context);
+  for (int l = 0; l < cache.config_.geometry.num_layers; ++l) {
+    KVX_ASSIGN_OR_RETURN(Layer layer, cache.make_layer(l, plans[l]));
+    cache.layers_.push_back(std::move(layer));
+  }
+  return cache;
+}
+
+ContiguousCache::ContiguousCache(ContiguousConfig config, const ops::CpuContext& context)
+    : config_(std::move(config)),
+      context_(context),
+      seq_lens_(config_.batch_size),
+      q_starts_(config_.batch_size + 1) {
+  for (int b = 0; b < config_.batch_size; ++b) block_ids_.insert(block_ids_.end(), 2, b);
+}
+
+Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const LayerPlan& plan) const {
+  const CacheGeometry& geometry = config_.geometry;
+  const LayerCalibration none;
+  Layer layer;
+  layer.capacity = config_.capacity(index);
+  layer.position_bytes = bytes_per_position(config_, plan);
+  KVX_ASSIGN_OR_RETURN(
+      layer.tables,
+      LayerTables::create(geometry, index, plan,
+                          config_.calibration.empty() ? none : config_.calibration[index]));
+  for (const HeadRunPlan& run : plan.runs) {
+    ops::HeadRun view;
+    view.first_head = run.first_head;
+    view.num_heads = run.num_heads;
+    KVX_ASSIGN_OR_RETURN(view.k, make_side(layer, run.k.spec, geometry.k_head_dim, run.num_heads));
+    KVX_ASSIGN_OR_RETURN(view.v, make_side(layer, run.v.spec, geometry.v_head_dim, run.num_heads));
+    layer.tables.attach(layer.runs.size(), view);
+    layer.runs.push_back(view);
+  }
+  return layer;
+}
+
+// Allocates the arrays of K or V of a run of heads.
+Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::FormatSpec& spec,
+                                                 int head_dim, int num_heads) const {
+  const int64_t num_rows = int64_t{config_.batch_size} * num_heads * layer.capacity;
+  const int64_t code_bytes = format::code_bytes_per_row(spec, head_dim);
+  ops::SideView view;
+  view.spec = spec;
+  view.head_dim = head_dim;
+  KVX_ASSIGN_OR_RETURN(
+      cache::Region codes,
+      cache::host_memory().allocate(num_rows * code_bytes, "a contiguous cache's codes"));
+  view.codes = {.base = codes.data(),
+                .block_stride = num_heads * layer.capacity * code_bytes,
+                .token_stride = code_bytes,
+                .head_stride = layer.capacity * code_bytes};
+  layer.regions.push_back(std::move(codes));
+  if (!spec.has_scale() || spec.scale_source != format::ScaleSource::kComputed) return view;
+
+  const int64_t scale_bytes = format::scale_bytes_per_row(spec, head_dim);
+  KVX_ASSIGN_OR_RETURN(
+      cache::Region scales,
+      cache::host_memory().allocate(num_rows * scale_bytes, "a contiguous cache's scales"));
+  view.scales = {.base = scales.data(),
+                 .block_stride = num_heads * layer.capacity * scale_bytes,
+                 .token_stride = scale_bytes,
+                 .head_stride = layer.capacity * scale_bytes,
+                 .group_stride = format::scale_bytes_per_group(spec)};
+  layer.regions.push_back(std::move(scales));
+  return view;
+}
+
+ops::LayerView ContiguousCache::view(int layer) const {
+  return {.num_blocks = config_.batch_size,
+          .block_size = layers_[layer].capacity,
+          .num_kv_heads = config_.geometry.num_kv_heads,
+          .runs = layers_[layer].runs};
+}
+
+Status ContiguousCache::check_layer(int layer) const {
+  const int num_layers = config_.geometry.num_layers;
+  if (layer >= 0 && layer < num_layers) return {};
+  return invalid_argument("layer is {}; expected 0 to {}", layer, num_layers - 1);
+}
+
+Status ContiguousCache::append(int layer, int num_tokens, FloatRows k, FloatRows v) {
+  KVX_RETURN_IF_ERROR(check_layer(layer));
+  Layer& target = layers_[layer];
+  if (num_tokens < 1) return invalid_argument("num_tokens is {}; expected 1 or more", num_tokens);
+  if (target.num_pending > 0) {
+    return invalid_argument("layer {} has appended {} tokens since the last advance", layer,
+                            target.num_pending);
+  }
+  const int64_t num_past_end = int64_t{seq_len_} + num_tokens - config_.max_seq_len;
+  if (num_past_end > 0 && config_.overflow == Overflow::kError) {
+    return out_of_range("seq_len is {} and {} tokens come; max_seq_len is {}", seq_len_, num_tokens,
+                        config_.max_seq_len);
+  }
+  const int64_t num_evicted = std::max<int64_t>(num_past_end, 0);
+  if (num_evicted > 0) {
+    evict(target, static_cast<int>(std::min<int64_t>(num_evicted, seq_len_)));
+  }
+
+  slots_.clear();
+  for (int b = 0; b < config_.batch_size; ++b) {
+    for (int t = 0; t < num_tokens; ++t) {
+      const int64_t position = seq_len_ + t - num_evicted;
+      // Of a write longer than the array only its end stays.
+      const bool is_kept = num_tokens - t <= target.capacity;
+      const int64_t slot = int64_t{b} * target.capacity + position % target.capacity;
+      slots_.push_back(is_kept ? slot : -1);
+    }
+  }
+  KVX_ASSIGN_OR_RETURN(const ops::AppendReport report,
+                       ops::append(context_, {.cache = view(layer),
+                                              .transform = target.tables.transform(),
+                                              .k = k,
+                                              .v = v,
+                                              .slot_mapping = slots_,
+                                              .positions = {}}));
+  nonfinite_inputs_ += report.nonfinite_inputs;
+  target.num_pending = num_tokens;
+  return {};
+}
+
+// Drops the first num_tokens tokens and moves the others to the front.
+void ContiguousCache::evict(Layer& layer, int num_tokens) {
+  const auto move_rows = [&](uint8_t* first_row, int64_t row_bytes) {
+    std::memmove(first_row, first_row + num_tokens * row_bytes,
+                 (seq_len_ - num_tokens) * row_bytes);
+  };
+  const auto move_side = [&](const ops::SideView& side, int block, int head) {
+    move_rows(side.codes.at(block, 0, head), side.codes.token_stride);
+    if (side.scales.token_stride > 0) {
+      move_rows(side.scales.at(block, 0, head), side.scales.token_stride);
+    }
+  };
+  for (const ops::HeadRun& run : layer.runs) {
+    for (int b = 0; b < config_.batch_size; ++b) {
+      for (int head = 0; head < run.num_heads; ++head) {
+        move_side(run.k, b, head);
+        move_side(run.v, b, head);
+      }
+    }
+  }
+}
+
+Status ContiguousCache::advance(int num_tokens) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    if (layers_[l].num_pending == num_tokens) continue;
+    return invalid_argument("num_tokens is {}; layer {} has appended {}", num_tokens, l,
+                            layers_[l].num_pending);
+  }
+  seq_len_ = length(layers_.front());
+  for (Layer& layer : layers_) layer.num_pending = 0;
+  return {};
+}
+
+void ContiguousCache::reset() {
+  seq_len_ = 0;
+  for (Layer& layer : layers_) layer.num_pending = 0;
+}
+
+int ContiguousCache::length(const Layer& layer) const {
+  const int64_t appended = int64_t{seq_len_} + layer.num_pending;
+  return static_cast<int>(std::min<int64_t>(appended, config_.max_seq_len));
+}
+
+int ContiguousCache::num_held(int layer) const {
+  return std::min(length(layers_[layer]), layers_[layer].capacity);
+}
+
+// The sequence's length in block_ids_: a ring's last pass, and the whole pass before it.
+int ContiguousCache::length_in_blocks(const Layer& layer) const {
+  const int num_tokens = length(layer);
+  const int num_full_passes = std::max(num_tokens - 1, 0) / layer.capacity;
+  return num_tokens - std::max(num_full_passes - 1, 0) * layer.capacity;
+}
+
+Status ContiguousCache::check_queries(int layer, int q_len, int window) const {
+  const int num_tokens = length(layers_[layer]);
+  if (q_len < 1 || q_len > num_tokens) {
+    return invalid_argument("q_len is {}; expected 1 to {}, the tokens that are there", q_len,
+                            num_tokens);
+  }
+  if (int64_t{config_.batch_size} * q_len > std::numeric_limits<int32_t>::max()) {
+    return out_of_range("batch_size {} x q_len {} is more queries than one call can take",
+                        config_.batch_size, q_len);
+  }
+  const int ring_window = config_.geometry.window_of(layer);
+  if (ring_window == 0) return {};
+  if (window > ring_window) {
+    return invalid_argument("window is {}; layer {} keeps {}", window, layer, ring_window);
+  }
+  const int num_lost = num_tokens - num_held(layer);
+  const int oldest_seen = std::max(num_tokens - q_len - window + 1, 0);
+  if (oldest_seen >= num_lost) return {};
+  const int capacity = layers_[layer].capacity;
+  return invalid_argument(
+      "q_len is {}; a ring of {} tokens serves {} queries with a window of {} (see max_append)",
+      q_len, capacity, capacity - window + 1, window);
+}
+
+Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRows out,
+                               const ContiguousAttention& attention) const {
+  KVX_RETURN_IF_ERROR(check_layer(layer));
+  const int window = attention.window != 0 ? attention.window : config_.geometry.window_of(layer);
+  KVX_RETURN_IF_ERROR(check_queries(layer, q_len, window));
+  for (int b = 0; b < config_.batch_size; ++b) {
+    seq_lens_[b] = length_in_blocks(layers_[layer]);
+    q_starts_[b + 1] = q_starts_[b] + q_len;
+  }
+  ops::AttendArgs args;
+  args.packed = view(layer);
+  args.transform = layers_[layer].tables.transform();
+  args.num_sequences = config_.batch_size;
+  args.block_table = {block_ids_.data(), 2};
+  args.max_blocks_per_sequence = 2;
+  args.seq_lens = seq_lens_.data();
+  args.q_starts = q_starts_.data();
+  args.num_q_heads = config_.num_q_heads;
+  args.q = q;
+  args.out = out;
+  args.lse = attention.lse;
+  args.softmax_scale = attention.softmax_scale;
+  args.softcap = attention.softcap;
+  args.window = window;
+  args.sinks = attention.sinks;
+  args.precision = attention.precision;
+  return ops::attend(context_, args);
+}
+
+Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v) const {
+  KVX_RETURN_IF_ERROR(check_layer(layer));
+  const int num_tokens = num_held(layer);
+  const int first_token = length_in_blocks(layers_[layer]) - num_tokens;
+  std::vector<ops::GatherRange> ranges;
+  for (int b = 0; b < config_.batch_size; ++b) {
+    ranges.push_back({.sequence = b,
+                      .first_token = first_token,
+                      .num_tokens = num_tokens,
+                      .first_row = int64_t{b} * num_tokens});
+  }
+  return ops::gather(context_, {.cache = view(layer),
+                                .transform = layers_[layer].tables.transform(),
+                                .block_table = {block_ids_.data(), 2},
+                                .max_blocks_per_sequence = 2,
+                                .num_sequences = config_.batch_size,
+                                .ranges = ranges,
+                                .k = k,
+                                .v = v});
+}
+
+int64_t ContiguousCache::allocated_bytes() const {
+  int64_t bytes = 0;
+  for (const Layer& layer : layers_) bytes += layer.position_bytes * layer.capacity;
+  return bytes;
+}
+
+int64_t ContiguousCache::used_bytes() const {
+  int64_t bytes = 0;
+  for (const Layer& layer : layers_) {
+    bytes += layer.position_bytes * std::min(seq_len_, layer.capacity);
+  }
+  return bytes;
+}
+
+int64_t ContiguousCache::read_bytes_per_step() const {
+  int64_t bytes = 0;
+  for (int l = 0; l < config_.geometry.num_layers; ++l) {
+    const int window = config_.geometry.window_of(l);
+    const int num_seen = window > 0 ? std::min(seq_len_, window) : seq_len_;
+    bytes += layers_[l].position_bytes * num_seen;
+  }
+  return bytes;
+}
+
+}  // namespace kvx::kv

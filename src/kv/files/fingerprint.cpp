@@ -1,0 +1,111 @@
+// fingerprint_of: a line a fact, "name value"; layers that are stored alike share a line.
+#include "kv/files/fingerprint.hpp"
+
+#include "cache/prefix/content_hash.hpp"
+
+namespace kvx::kv {
+namespace {
+
+std::string spec_text(const SideRecipe& side, bool hadamard) {
+  const format::FormatSpec& spec = side.spec;
+  std::string text =
+      fmt::format("{}:g{}:{}:{}:{}:{}", spec.facts->name, spec.group_size, name_of(spec.scale_type),
+                  name_of(spec.scale_rule), name_of(spec.scale_source), name_of(spec.scale_choice));
+  return hadamard ? text + ":hadamard" : text;
+}
+
+std::string layer_text(const LayerPlan& layer) {
+  std::string text;
+  for (const HeadRunPlan& run : layer.runs) {
+    text += fmt::format("{}{} heads K {} V {}", text.empty() ? "" : ", ", run.num_heads,
+                        spec_text(run.k, layer.k_hadamard), spec_text(run.v, layer.v_hadamard));
+  }
+  return text;
+}
+
+// Not a word of them where there are none: files of caches without sinks stay as they are.
+std::string sinks_text(int sinks) {
+  return sinks == 0 ? "" : fmt::format(" sinks {}", sinks);
+}
+
+void add_numbers(const std::vector<float>& numbers, std::string& bytes) {
+  bytes += fmt::format("{}:", numbers.size());
+  bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float));
+}
+
+std::string_view take_line(std::string_view& text) {
+  const size_t end = std::min(text.find('\n'), text.size());
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
+}
+
+std::string_view name_of_line(std::string_view line) {
+  return line.substr(0, line.find(' '));
+}
+std::string_view value_of_line(std::string_view line) {
+  return line.substr(std::min(name_of_line(line).size() + 1, line.size()));
+}
+
+}  // namespace
+
+// Calibrated numbers are too many to spell: their hash stands for them.
+std::string calibration_name(std::span<const LayerCalibration> layers) {
+  if (layers.empty()) return "none";
+  std::string bytes;
+  for (const LayerCalibration& layer : layers) {
+    for (const std::vector<float>* table :
+         {&layer.k.group_scales, &layer.k.tensor_scales, &layer.v.group_scales,
+          &layer.v.tensor_scales, &layer.k_mean, &layer.v_mean, &layer.k_factor, &layer.v_factor,
+          &layer.k_block_offset}) {
+      add_numbers(*table, bytes);
+    }
+  }
+  return hex(cache::checksum({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
+}
+
+std::string fingerprint_of(const FingerprintFacts& facts) {
+  const CacheGeometry& geometry = *facts.geometry;
+  std::string text;
+  const auto add = [&text](std::string_view name, const auto& value) {
+    text += fmt::format("{} {}\n", name, value);
+  };
+  add("order", kBlockOrder);
+  add("block_size", facts.block_size);
+  add("num_layers", geometry.num_layers);
+  add("num_kv_heads", geometry.num_kv_heads);
+  add("k_head_dim", geometry.k_head_dim);
+  add("v_head_dim", geometry.v_head_dim);
+  add("head_blocks", facts.full_precision_window.head_blocks);
+  add("recent_blocks", facts.full_precision_window.recent_blocks);
+  add("wide",
+      facts.full_precision_window.is_on() ? facts.full_precision_spec->facts->name : "none");
+  std::string last;
+  for (int layer = 0; layer < geometry.num_layers; ++layer) {
+    std::string stored =
+        fmt::format("window {}{}, {}", geometry.window_of(layer),
+                    sinks_text(geometry.sinks_of(layer)), layer_text(facts.layers[layer]));
+    if (stored == last) continue;
+    add(fmt::format("layers_from_{}", layer), stored);
+    last = std::move(stored);
+  }
+  add("calibration", calibration_name(facts.calibration));
+  add("model", facts.model);
+  return text;
+}
+
+std::string first_difference(std::string_view found, std::string_view expected) {
+  while (!found.empty() || !expected.empty()) {
+    const std::string_view have = take_line(found);
+    const std::string_view want = take_line(expected);
+    if (have == want) continue;
+    if (name_of_line(have) != name_of_line(want)) {
+      return fmt::format("'{}' stands where '{}' was expected", have, want);
+    }
+    return fmt::format("{} is {}; expected {}", name_of_line(have), value_of_line(have),
+                       value_of_line(want));
+  }
+  return "";
+}
+
+}  // namespace kvx::kv

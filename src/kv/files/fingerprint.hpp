@@ -1,0 +1,53 @@
+// The fingerprint of a cache: all that decides the bytes of a block beside its tokens, as text, one
+// fact a line. Blocks of caches with equal fingerprints may take each other's places.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/plan/group_plan.hpp"
+#include "kv/plan/layer_tables.hpp"
+
+namespace kvx::kv {
+
+// How a block lies in memory (cache/block_layout.hpp), by name.
+inline constexpr std::string_view kBlockOrder = "layer,head,k,k_scales,v,v_scales";
+
+struct FingerprintFacts {
+  const CacheGeometry* geometry = nullptr;
+  std::span<const LayerPlan> layers;
+  std::span<const LayerCalibration> calibration;  // [num_layers], or empty
+  cache::FullPrecisionWindow full_precision_window;
+  const format::FormatSpec* full_precision_spec = nullptr;
+  int block_size = 0;
+  std::string_view model;  // the caller's name or hash of what computes K and V
+};
+
+std::string fingerprint_of(const FingerprintFacts& facts);
+
+// What stands for a calibration in a fingerprint: a hash of its tables, or "none".
+std::string calibration_name(std::span<const LayerCalibration> layers);
+
+// What a fingerprint says of its cache: all that is needed to read the cache's blocks, but for the
+// calibrated tables themselves.
+struct StoredCache {
+  CacheGeometry geometry;
+  std::vector<LayerPlan> layers;
+  cache::FullPrecisionWindow full_precision_window;
+  format::FormatSpec full_precision_spec;  // bf16 where there are no full-precision window
+  int block_size = 0;
+  std::string calibration;  // calibration_name()
+  std::string model;
+};
+
+// INVALID_ARGUMENT: a fact that is missing, is no number where one must stand, or names what this
+// library has not.
+Result<StoredCache> parse_fingerprint(std::string_view text);
+
+// The first line in which two fingerprints differ, as "num_layers is 2; expected 4". Empty when
+// they are equal.
+std::string first_difference(std::string_view found, std::string_view expected);
+
+}  // namespace kvx::kv

@@ -1,0 +1,61 @@
+// LayerStore: one layer of the cache as the verbs see it: views of its packed and its
+// full-precision blocks, its transform, and the calibrated tables that those point into.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cache/block_layout.hpp"
+#include "kv/plan/layer_tables.hpp"
+#include "kv/verbs/cuda_place.hpp"
+
+namespace kvx::kv {
+
+// Row sizes of a layer, for cache::layout_block.
+cache::LayerBytes packed_bytes(const CacheGeometry& geometry, const LayerPlan& plan);
+cache::LayerBytes full_precision_bytes(const CacheGeometry& geometry,
+                                       const format::FormatSpec& full_precision);
+
+// Where a layer's blocks lie: base is the address of block 0 of its class.
+struct LayerMemory {
+  uint8_t* base = nullptr;
+  int64_t num_blocks = 0;
+  const cache::BlockLayout* layout = nullptr;
+  int layer_in_group = 0;
+};
+
+// Views point into the store: it stays where it is.
+class LayerStore {
+ public:
+  // full_precision.layout is null without full-precision window; device: where the blocks lie,
+  // null: the host. There codes may lie in interleaved order. Errors as LayerTables::create and
+  // LayerTables::place_in.
+  static Result<std::unique_ptr<LayerStore>> create(const CacheGeometry& geometry, int layer,
+                                                    const LayerPlan& plan,
+                                                    const format::FormatSpec& full_precision_spec,
+                                                    const LayerCalibration& calibration,
+                                                    const LayerMemory& packed,
+                                                    const LayerMemory& full_precision,
+                                                    const CudaPlace* device = nullptr);
+
+  const ops::LayerView& packed() const { return packed_; }
+  const ops::LayerView& full_precision() const { return full_precision_; }
+  // The same, its runs of heads cut as packed()'s are.
+  const ops::LayerView& full_precision_in_packed_runs() const {
+    return full_precision_in_packed_runs_;
+  }
+  const ops::LayerTransform& transform() const { return tables_.transform(); }
+
+ private:
+  LayerStore() = default;
+
+  LayerTables tables_;
+  std::vector<ops::HeadRun> packed_runs_;
+  std::vector<ops::HeadRun> full_precision_runs_;
+  std::vector<ops::HeadRun> cut_full_precision_runs_;
+  ops::LayerView packed_;
+  ops::LayerView full_precision_;
+  ops::LayerView full_precision_in_packed_runs_;
+};
+
+}  // namespace kvx::kv

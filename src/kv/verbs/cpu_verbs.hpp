@@ -1,0 +1,36 @@
+// CpuVerbs: blocks in the host's memory, the CPU's verbs.
+#pragma once
+
+#include <atomic>
+
+#include "kv/verbs/verbs.hpp"
+
+namespace kvx::kv {
+
+class CpuVerbs final : public Verbs {
+ public:
+  // The counter is the cache's, for all of its writers.
+  CpuVerbs(const ops::CpuContext& context, std::atomic<int64_t>& nonfinite_inputs)
+      : context_(context), nonfinite_inputs_(nonfinite_inputs) {}
+
+  Status place(StepTables&) override { return {}; }
+  Status append(const ops::AppendArgs& args) override;
+  Status attend(const ops::AttendArgs& args, const StepTables& tables) override;
+  Status copy_blocks(std::span<const LayerCopy> layers,
+                     std::span<const ops::BlockCopy> copies) override;
+  Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) override;
+  Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) override;
+  Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override {
+    return block;
+  }
+  Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override { return block; }
+  Status written(std::span<uint8_t>) override { return {}; }
+  Result<int64_t> nonfinite_inputs() override { return nonfinite_inputs_.load(); }
+  Status synchronize() override { return {}; }
+
+ private:
+  ops::CpuContext context_;
+  std::atomic<int64_t>& nonfinite_inputs_;
+};
+
+}  // namespace kvx::kv

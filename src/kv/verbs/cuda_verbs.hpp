@@ -1,0 +1,60 @@
+// CudaVerbs: blocks in a GPU's memory, CUDA's verbs on the cache's stream.
+#pragma once
+
+#include <mutex>
+
+#include "device/cuda_caller.hpp"
+#include "kv/verbs/cuda_place.hpp"
+#include "kv/verbs/verbs.hpp"
+
+namespace kvx::kv {
+
+// The largest of what one writer's calls bring along.
+struct CudaVerbLimits {
+  int64_t max_step_tokens = 0;
+  int64_t max_entries = 0;  // of a step; of a list of copies, a group's
+  int64_t max_blocks = 0;   // of a sequence
+  int64_t num_groups = 0;
+  int64_t max_block_bytes = 0;
+};
+
+class CudaVerbs final : public Verbs {
+ public:
+  // Allocates all but attend's workspace, which grows with the first calls of a size. place
+  // outlives it.
+  static Result<std::unique_ptr<CudaVerbs>> create(const CudaPlace& place,
+                                                   const CudaVerbLimits& limits);
+  // Waits: its memory is in use until then.
+  ~CudaVerbs() override;
+
+  Status place(StepTables& tables) override;
+  Status append(const ops::AppendArgs& args) override;
+  Status attend(const ops::AttendArgs& args, const StepTables& tables) override;
+  Status copy_blocks(std::span<const LayerCopy> layers,
+                     std::span<const ops::BlockCopy> copies) override;
+  Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) override;
+  Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) override;
+  Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override;
+  Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override;
+  Status written(std::span<uint8_t> block) override;
+  Result<int64_t> nonfinite_inputs() override;
+  Status synchronize() override;
+
+ private:
+  CudaVerbs(const CudaPlace& place, CudaUpload tables, CudaUpload lists, cache::Region block)
+      : place_(place),
+        tables_(std::move(tables)),
+        lists_(std::move(lists)),
+        block_(std::move(block)) {}
+  Result<device::CurrentCudaDevice> use_device() const;
+  Status grow_workspace(int64_t bytes);
+
+  const CudaPlace& place_;
+  CudaUpload tables_;    // of a step
+  CudaUpload lists_;     // of copies and gathers
+  cache::Region block_;  // pinned: one block on its way
+  cache::Region workspace_;
+  std::mutex gathers_;  // guards lists_: gather() may be called by any thread
+};
+
+}  // namespace kvx::kv

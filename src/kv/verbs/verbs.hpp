@@ -1,0 +1,88 @@
+// Verbs: what moves or reads the bytes of a cache's blocks, where they lie: the CPU's verbs
+// (cpu_verbs.hpp), or CUDA's on a stream (cuda_verbs.hpp). All else of a cache is bookkeeping and
+// does not know the difference.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ops/append/append.hpp"
+#include "ops/attend/attend.hpp"
+#include "ops/copy_blocks/copy_blocks.hpp"
+#include "ops/gather/gather.hpp"
+
+namespace kvx::kv {
+
+// What the verbs read of a step in one layer group.
+struct GroupTables {
+  std::span<const int64_t> slots;               // [tokens]
+  std::span<const int32_t> block_ids;           // [entries, row_stride]
+  std::span<const int32_t> num_sink_blocks;     // [entries]
+  std::span<const int32_t> first_recent_block;  // [entries]
+  int64_t row_stride = 0;
+};
+
+// What the verbs read of a step.
+struct StepTables {
+  std::span<const int64_t> positions;  // [tokens]
+  std::span<const int32_t> q_starts;   // [entries + 1]
+  std::span<const int32_t> seq_lens;   // [entries]
+  std::vector<GroupTables> groups;
+  int max_q_len = 0;       // of an entry
+  int64_t max_tokens = 0;  // of a sequence, the step's own with them
+};
+
+// One layer's part of copies between blocks.
+struct LayerCopy {
+  const ops::LayerView* from = nullptr;
+  const ops::LayerView* to = nullptr;
+};
+
+// Tokens of a sequence that lie in blocks of one kind.
+struct GatherPart {
+  const ops::LayerView* view = nullptr;
+  ops::GatherRange range;
+};
+
+// Dense or not, rows of so many tokens.
+struct RowsShape {
+  int num_tokens = 0;
+  int num_heads = 0;
+  int head_dim = 0;
+};
+
+// Rows (k, v, q, out) and attention's sinks lie where the blocks lie; lists, tables and ranges are
+// the host's. One writer's at a time, but for gather(). On a device calls return when the work is
+// on its way, in the stream's order; what fails there is an error of a later call.
+class Verbs {
+ public:
+  virtual ~Verbs() = default;
+
+  // Makes the tables' spans point to where append and attend can read them, until the next call.
+  virtual Status place(StepTables& tables) = 0;
+  virtual Status append(const ops::AppendArgs& args) = 0;
+  // Requires: args are made of these tables.
+  virtual Status attend(const ops::AttendArgs& args, const StepTables& tables) = 0;
+  // The same copies in all these layers.
+  virtual Status copy_blocks(std::span<const LayerCopy> layers,
+                             std::span<const ops::BlockCopy> copies) = 0;
+  // args.cache and args.ranges are each part's; its table has one row.
+  virtual Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) = 0;
+
+  // Rows of one type from place to place, as they are.
+  virtual Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) = 0;
+
+  // A block's bytes for the host to read, and a place to write them to, until the next call of
+  // either; written() says that they are complete.
+  virtual Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) = 0;
+  virtual Result<std::span<uint8_t>> writable(std::span<uint8_t> block) = 0;
+  virtual Status written(std::span<uint8_t> block) = 0;
+
+  // Since the cache's creation: AppendReport's.
+  virtual Result<int64_t> nonfinite_inputs() = 0;
+  // Waits until all that was launched is done. INTERNAL_ERROR: some of it failed.
+  virtual Status synchronize() = 0;
+};
+
+}  // namespace kvx::kv

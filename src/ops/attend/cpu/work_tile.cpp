@@ -1,0 +1,472 @@
+// Attention of one work tile: score a tile of keys, absorb the scores into the rows' softmax
+// states, add the tile's values up; at the end the sink, the transforms and the output. Tiles are
+// read as they are stored where the level has kernels for it, and decoded first where not.
+#include "ops/attend/cpu/work_tile.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "ops/attend/tile_reader.hpp"
+
+namespace kvx::ops {
+namespace {
+
+// One sequence's rows [first_row, first_row + num_rows) at KV heads from first_head on.
+struct WorkTilePlace {
+  int sequence;
+  int first_head;
+  int64_t first_row;  // of the sequence's q_len * q_per_kv rows
+  int num_rows;       // 0: the slot is empty
+};
+
+// The rows of one KV head of a work_tile.
+class WorkTileHead {
+ public:
+  // head counts from the work tile's first.
+  WorkTileHead(const AttendPlan& plan, const WorkTilePlace& place, int head, AttendScratch& scratch)
+      : plan_(plan),
+        args_(plan.args),
+        kernels_(*plan.context.kernels),
+        math_(plan.math),
+        reader_(plan, place.sequence, place.first_head + head),
+        sequence_(place.sequence),
+        kv_head_(place.first_head + head),
+        seq_len_(args_.seq_lens[place.sequence]),
+        q_len_(args_.q_starts[place.sequence + 1] - args_.q_starts[place.sequence]),
+        first_row_(place.first_row),
+        num_rows_(place.num_rows),
+        sinks_(args_.window > 0 ? args_.window_sinks : 0),
+        rows_(scratch.rows + head * plan.tiling.rows),
+        prefetcher_(scratch.prefetcher) {
+    const Tiling& t = plan.tiling;
+    const int floats_a_head = head_floats(t, plan.key_dim, plan.value_dim);
+    queries_ = scratch.floats + head * floats_a_head;
+    prepared_ = queries_ + t.rows * plan.key_dim;
+    sums_ = prepared_ + t.rows * plan.key_dim;
+    scores_ = scratch.floats + plan.heads_together * floats_a_head;
+    tile_ = scores_ + t.rows * t.tokens;
+    key_rows_ = tile_ + t.tokens * std::max(plan.key_dim, plan.value_dim);
+  }
+
+  void begin() {
+    load_queries();
+    std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f);
+  }
+
+  const TileReader& reader() const { return reader_; }
+  int sinks() const { return sinks_; }
+  int first_seen() const {
+    int first = seq_len_;
+    for (int r = 0; r < num_rows_; ++r) first = std::min(first, rows_[r].first_token);
+    return first;
+  }
+  int end_seen() const {
+    int end = 0;
+    for (int r = 0; r < num_rows_; ++r) end = std::max(end, rows_[r].end_token);
+    return end;
+  }
+
+  void attend_tile(const TileRows& tile) {
+    const int first = tile.first_token;
+    const int n = tile.num_tokens;
+    const bool has_hidden = hides_some(first, n);
+    score_tile(tile);
+    absorb_scores(first, n, has_hidden);
+    if (!has_hidden && add_packed_values(tile)) return;
+    reader_.decode(Side::kValue, first, n, tile_);
+    if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
+      return add_seen_values(first, n);
+    }
+    math_.add_product({scores_, plan_.tiling.tokens, tile_, plan_.value_dim, sums_, plan_.value_dim,
+                       num_rows_, n, plan_.value_dim});
+  }
+
+  void finish() {
+    for (int r = 0; r < num_rows_; ++r) finish_row(r);
+  }
+
+  // Leaves the rows' states and sums in `result`, [floats_per_head].
+  void store_result(float* result) const {
+    for (int r = 0; r < num_rows_; ++r) {
+      float* row = result + int64_t{r} * (plan_.value_dim + 2);
+      row[0] = rows_[r].softmax.sum;
+      row[1] = rows_[r].softmax.max;
+      std::copy_n(sums_ + r * plan_.value_dim, plan_.value_dim, row + 2);
+    }
+  }
+
+  // results: [num_parts], floats_per_part() apart, of what store_result left, added in this order.
+  void merge_results(const float* results) {
+    for (int r = 0; r < num_rows_; ++r) {
+      const auto row_of = [&](int part) {
+        return results + part * plan_.floats_per_part() + int64_t{r} * (plan_.value_dim + 2);
+      };
+      SoftmaxState whole;
+      for (int part = 0; part < plan_.split.num_parts; ++part) {
+        whole = merge(whole, SoftmaxState{row_of(part)[1], row_of(part)[0]});
+      }
+      float* sums = sums_ + r * plan_.value_dim;
+      std::fill_n(sums, plan_.value_dim, 0.0f);
+      for (int part = 0; part < plan_.split.num_parts; ++part) {
+        const float* row = row_of(part);
+        const SoftmaxState state = {row[1], row[0]};
+        if (state.sum == 0) continue;
+        const float factor = rescale(state, whole.max);
+        for (int d = 0; d < plan_.value_dim; ++d) sums[d] += factor * row[2 + d];
+      }
+      rows_[r].softmax = whole;
+      finish_row(r);
+    }
+  }
+
+ private:
+  // Row r of the work tile is this token of the sequence's new ones, and this query head.
+  int new_token(int r) const { return static_cast<int>((first_row_ + r) / plan_.q_per_kv); }
+  int q_head(int r) const {
+    return kv_head_ * plan_.q_per_kv + static_cast<int>((first_row_ + r) % plan_.q_per_kv);
+  }
+  int64_t q_token(int r) const { return int64_t{args_.q_starts[sequence_]} + new_token(r); }
+  int first_new_token() const { return seq_len_ - q_len_; }
+
+  // q' = H(q / factor), and the bias of K's mean, with the query as it came.
+  void load_queries() {
+    const SideTransform& k = args_.transform.k;
+    const int dim = plan_.key_dim;
+    for (int r = 0; r < num_rows_; ++r) {
+      float* query = queries_ + r * dim;
+      const int head = q_head(r);
+      kernels_.load_floats(args_.q.dtype, args_.q.row(q_token(r), head), dim, query);
+      const int position = first_new_token() + new_token(r);
+      rows_[r] = {};
+      rows_[r].end_token = args_.tree_mask ? seq_len_ : position + 1;
+      rows_[r].first_token = args_.window > 0 ? std::max(0, position - args_.window + 1) : 0;
+      if (k.mean) rows_[r].bias = math_.dot(query, k.mean + kv_head_ * dim, dim);
+      if (k.factor) {
+        const float* factor = k.factor + kv_head_ * dim;
+        for (int d = 0; d < dim; ++d) query[d] /= factor[d];
+      }
+    }
+    if (k.hadamard) kernels_.hadamard_rows(queries_, num_rows_, dim);
+  }
+
+  // Scores become probabilities up to the rows' factors.
+  void absorb_scores(int first, int n, bool has_hidden) {
+    const int stride = plan_.tiling.tokens;
+    const int dim = plan_.value_dim;
+    prefetcher_.pace(cpu::PhaseShares::kSoftmax, num_rows_);
+    for (int r = 0; r < num_rows_; ++r) prefetcher_.step();
+    if (n == cpu::kMaxTileTokens && !has_hidden && args_.softcap == 0) {
+      return math_.absorb_tile({.scores = scores_,
+                                .scores_stride = stride,
+                                .rows = rows_,
+                                .num_rows = num_rows_,
+                                .softmax_scale = args_.softmax_scale,
+                                .sums = sums_,
+                                .num_sums = dim});
+    }
+    for (int r = 0; r < num_rows_; ++r) {
+      math_.scale_scores(scores_ + r * stride, n, rows_[r].bias, args_.softmax_scale,
+                         args_.softcap);
+    }
+    if (has_hidden) hide(first, n);
+    for (int r = 0; r < num_rows_; ++r) {
+      math_.absorb_scores(scores_ + r * stride, n, rows_[r].softmax, sums_ + r * dim, dim);
+    }
+  }
+
+  // scores_ = q . k, offsets of blocks included.
+  void score_tile(const TileRows& tile) {
+    const int first = tile.first_token;
+    const int n = tile.num_tokens;
+    if (!score_packed(tile)) score_decoded(first, n);
+    if (args_.transform.k.block_offset) add_block_offsets(first, n);
+  }
+
+  void score_decoded(int first, int n) {
+    const int stride = plan_.tiling.tokens;
+    const int dim = plan_.key_dim;
+    for (int i = 0; i < n; i += plan_.tiling.key_chunk) {
+      const int count = std::min(plan_.tiling.key_chunk, n - i);
+      reader_.decode(Side::kKey, first + i, count, key_rows_);
+      math_.transpose(key_rows_, count, dim, tile_ + i, stride);
+    }
+    std::fill_n(scores_, num_rows_ * stride, 0.0f);
+    math_.add_product({queries_, dim, tile_, stride, scores_, stride, num_rows_, dim, n});
+  }
+
+  // False: there are no kernels for these rows, or they declined.
+  bool score_packed(const TileRows& tile) {
+    if (tile.keys.num_tokens == 0) return false;
+    const cpu::PackedKernels* packed = reader_.kernels(Side::kKey, tile.first_token);
+    if (num_rows_ > packed->most_rows) return false;
+    if (prepared_for_ != tile.keys.spec) {
+      packed->prepare_queries(*tile.keys.spec, plan_.key_dim, queries_, num_rows_, prepared_);
+      prepared_for_ = tile.keys.spec;
+    }
+    return packed->score({.keys = tile.keys,
+                          .prefetcher = prefetcher_,
+                          .queries = queries_,
+                          .prepared = prepared_,
+                          .num_rows = num_rows_,
+                          .scores = scores_,
+                          .scores_stride = plan_.tiling.tokens,
+                          .scratch = tile_});
+  }
+  bool add_packed_values(const TileRows& tile) {
+    if (tile.values.num_tokens == 0) return false;
+    const cpu::PackedKernels* packed = reader_.kernels(Side::kValue, tile.first_token);
+    if (num_rows_ > packed->most_rows) return false;
+    return packed->add_values({.values = tile.values,
+                               .prefetcher = prefetcher_,
+                               .p = scores_,
+                               .p_stride = plan_.tiling.tokens,
+                               .num_rows = num_rows_,
+                               .sums = sums_,
+                               .scratch = tile_});
+  }
+
+  // q . offset = q' . H(offset * factor), added to the scores of the block's tokens.
+  void add_block_offsets(int first, int n) {
+    const SideTransform& k = args_.transform.k;
+    const int dim = plan_.key_dim;
+    const int block_size = args_.packed.block_size;
+    for (int token = first; token < first + n;) {
+      const int block = token / block_size;
+      const int end =
+          static_cast<int>(std::min<int64_t>(int64_t{block + 1} * block_size, int64_t{first} + n));
+      const float* offset =
+          k.block_offset + (int64_t{block} * args_.packed.num_kv_heads + kv_head_) * dim;
+      std::copy_n(offset, dim, key_rows_);
+      if (k.factor) {
+        for (int d = 0; d < dim; ++d) key_rows_[d] *= k.factor[kv_head_ * dim + d];
+      }
+      if (k.hadamard) kernels_.hadamard_rows(key_rows_, 1, dim);
+      for (int r = 0; r < num_rows_; ++r) {
+        const float score = math_.dot(queries_ + r * dim, key_rows_, dim);
+        float* scores = scores_ + r * plan_.tiling.tokens;
+        for (int t = token; t < end; ++t) scores[t - first] += score;
+      }
+      token = end;
+    }
+  }
+
+  bool sees(int r, int token) const {
+    if (token < rows_[r].first_token && token >= sinks_) return false;
+    if (token >= rows_[r].end_token) return false;
+    const int j = token - first_new_token();
+    return !args_.tree_mask || j < 0 ||
+           args_.tree_mask[q_token(r) * args_.tree_mask_stride + j] != 0;
+  }
+
+  bool hides_some(int first, int n) const {
+    if (args_.tree_mask && first + n > first_new_token()) return true;
+    for (int r = 0; r < num_rows_; ++r) {
+      const bool sees_first = rows_[r].first_token <= first || first + n <= sinks_;
+      if (!sees_first || rows_[r].end_token < first + n) return true;
+    }
+    return false;
+  }
+
+  void hide(int first, int n) {
+    for (int r = 0; r < num_rows_; ++r) {
+      float* scores = scores_ + r * plan_.tiling.tokens;
+      for (int i = 0; i < n; ++i) {
+        if (!sees(r, first + i)) scores[i] = -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+
+  // A hidden token has probability 0, but 0 * NaN is NaN: here every row adds just what it sees.
+  void add_seen_values(int first, int n) {
+    const int dim = plan_.value_dim;
+    for (int r = 0; r < num_rows_; ++r) {
+      for (int i = 0; i < n; ++i) {
+        if (!sees(r, first + i)) continue;
+        math_.add_product({scores_ + r * plan_.tiling.tokens + i, 1, tile_ + i * dim, dim,
+                           sums_ + r * dim, dim, 1, 1, dim});
+      }
+    }
+  }
+
+  // The sink joins the softmax, V's transform is undone, and the mean of V counts for all of the
+  // probability that tokens have.
+  void finish_row(int r) {
+    const SideTransform& v = args_.transform.v;
+    const int dim = plan_.value_dim;
+    const SoftmaxState& tokens = rows_[r].softmax;
+    const SoftmaxState whole =
+        args_.sinks ? merge(tokens, SoftmaxState{args_.sinks[q_head(r)], 1.0f}) : tokens;
+    const float weight = output_weight(tokens, whole);
+
+    float* out = sums_ + r * dim;
+    for (int d = 0; d < dim; ++d) out[d] *= weight;
+    if (v.hadamard) kernels_.hadamard_rows(out, 1, dim);
+    if (v.factor) {
+      for (int d = 0; d < dim; ++d) out[d] /= v.factor[kv_head_ * dim + d];
+    }
+    if (v.mean) {
+      const float probability = tokens.sum * weight;
+      for (int d = 0; d < dim; ++d) out[d] += probability * v.mean[kv_head_ * dim + d];
+    }
+    const int64_t token = q_token(r);
+    kernels_.store_floats(args_.out.dtype, out, dim, args_.out.row(token, q_head(r)));
+    if (args_.lse) args_.lse[token * args_.num_q_heads + q_head(r)] = whole.log_sum_exp();
+  }
+
+  const AttendPlan& plan_;
+  const AttendArgs& args_;
+  const cpu::KernelTable& kernels_;
+  const cpu::DecodeMmaKernels& math_;
+  TileReader reader_;
+  int sequence_;
+  int kv_head_;
+  int seq_len_;
+  int q_len_;
+  int64_t first_row_;
+  int num_rows_;
+  int sinks_;  // tokens that every query sees, whatever its window
+
+  QueryRow* rows_;  // [num_rows]
+  cpu::Prefetcher& prefetcher_;
+  float* queries_;   // [tiling.rows, key_dim]
+  float* prepared_;  // [tiling.rows, key_dim], as packed kernels want them
+  float* sums_;      // [tiling.rows, value_dim]
+  float* scores_;    // [tiling.rows, tiling.tokens]
+  float* tile_;      // keys [key_dim, tiling.tokens], then values [tiling.tokens, value_dim]
+  float* key_rows_;  // [tiling.key_chunk, key_dim]
+  const format::FormatSpec* prepared_for_ = nullptr;
+};
+
+// The heads of a work tile, tile by tile: of each tile the heads take turns, so that rows that lie
+// side by side are read together.
+class WorkTile {
+ public:
+  WorkTile(const AttendPlan& plan, const WorkTilePlace& place, AttendScratch& scratch)
+      : plan_(plan),
+        num_heads_(plan.heads_together),
+        tiles_(scratch.tiles),
+        prefetcher_(scratch.prefetcher) {
+    for (int h = 0; h < num_heads_; ++h) heads_[h].emplace(plan, place, h, scratch);
+  }
+
+  void attend_all() {
+    for_heads([](WorkTileHead& head, int) { head.begin(); });
+    const int begin = heads_[0]->first_seen();
+    attend_tokens(0, std::min(heads_[0]->sinks(), begin));
+    attend_tokens(begin, heads_[0]->end_seen());
+    for_heads([](WorkTileHead& head, int) { head.finish(); });
+  }
+
+  // result: [floats_per_part]
+  void attend_part(int part, float* result) {
+    for_heads([](WorkTileHead& head, int) { head.begin(); });
+    const int begin = heads_[0]->first_seen();
+    const int end = heads_[0]->end_seen();
+    const int64_t first_tile = begin / cpu::kMaxTileTokens * cpu::kMaxTileTokens;
+    const int64_t part_begin = first_tile + int64_t{part} * plan_.split.part_tokens;
+    const int64_t part_end = part_begin + plan_.split.part_tokens;
+    if (part == 0) attend_tokens(0, std::min(heads_[0]->sinks(), begin));
+    attend_tokens(static_cast<int>(std::clamp<int64_t>(part_begin, begin, end)),
+                  static_cast<int>(std::clamp<int64_t>(part_end, begin, end)));
+    for_heads([&](WorkTileHead& head, int h) {
+      head.store_result(result + h * plan_.floats_per_head());
+    });
+  }
+
+  // results: [num_parts, floats_per_part]
+  void merge_results(const float* results) {
+    for_heads([&](WorkTileHead& head, int h) {
+      head.merge_results(results + h * plan_.floats_per_head());
+    });
+  }
+
+ private:
+  template <class Body>
+  void for_heads(const Body& body) {
+    for (int h = 0; h < num_heads_; ++h) body(*heads_[h], h);
+  }
+
+  void attend_tokens(int begin, int end) {
+    const TileReader& reader = heads_[0]->reader();
+    TileRows* tile = &tiles_[0];
+    TileRows* next = &tiles_[1];
+    reader.find(begin, begin < end ? reader.tile_length(begin, end) : 0, *tile);
+    while (tile->num_tokens > 0) {
+      const int after = tile->first_token + tile->num_tokens;
+      reader.find(after, after < end ? reader.tile_length(after, end) : 0, *next);
+      for_heads([&](WorkTileHead& head, int h) {
+        prefetcher_.start_share(next->keys, next->values, h, num_heads_);
+        if (h == 0) return head.attend_tile(*tile);
+        TileRows& others = tiles_[2];
+        head.reader().find(tile->first_token, tile->num_tokens, others);
+        head.attend_tile(others);
+      });
+      std::swap(tile, next);
+    }
+  }
+
+  const AttendPlan& plan_;
+  int num_heads_;
+  std::optional<WorkTileHead> heads_[kMaxHeadsTogether];
+  TileRows* tiles_;  // [3]: the first head's, its next, and another head's
+  cpu::Prefetcher& prefetcher_;
+};
+
+// The last sequence whose slots begin at or before `slot`.
+int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
+  int low = 0;
+  int high = plan.args.num_sequences - 1;
+  while (low < high) {
+    const int middle = low + (high - low + 1) / 2;
+    if (first_slot(plan, middle) <= slot) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+WorkTilePlace place_of(const AttendPlan& plan, int64_t work_tile) {
+  const int64_t slot = work_tile / plan.work_tiles_per_slot();
+  const int sequence = sequence_of_slot(plan, slot);
+  const int64_t first_row = (slot - first_slot(plan, sequence)) * plan.tiling.rows;
+  const int64_t q_len = plan.args.q_starts[sequence + 1] - plan.args.q_starts[sequence];
+  const int64_t rows_left = q_len * plan.q_per_kv - first_row;
+  const auto first_head =
+      static_cast<int>(work_tile % plan.work_tiles_per_slot()) * plan.heads_together;
+  return {sequence, first_head, first_row,
+          static_cast<int>(std::clamp<int64_t>(rows_left, 0, plan.tiling.rows))};
+}
+
+// What the parts of a work tile left, [num_parts] of floats_per_part().
+float* results_of(const AttendPlan& plan, int64_t work_tile) {
+  return plan.partial_results + work_tile * plan.split.num_parts * plan.floats_per_part();
+}
+
+}  // namespace
+
+void attend_work_tile(const AttendPlan& plan, int64_t work_tile) {
+  const WorkTilePlace place = place_of(plan, work_tile);
+  if (place.num_rows == 0) return;
+  AttendScratch scratch;
+  WorkTile(plan, place, scratch).attend_all();
+}
+
+void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
+  const WorkTilePlace place = place_of(plan, work_tile);
+  if (place.num_rows == 0) return;
+  AttendScratch scratch;
+  WorkTile(plan, place, scratch)
+      .attend_part(part, results_of(plan, work_tile) + part * plan.floats_per_part());
+}
+
+void merge_parts(const AttendPlan& plan, int64_t work_tile) {
+  const WorkTilePlace place = place_of(plan, work_tile);
+  if (place.num_rows == 0) return;
+  AttendScratch scratch;
+  WorkTile(plan, place, scratch).merge_results(results_of(plan, work_tile));
+}
+
+}  // namespace kvx::ops

@@ -1,0 +1,169 @@
+// The formats that the tensor cores' kernel knows: how each decodes and where its scales go.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/attend/cuda/decode_mma/kernel.cuh"
+#include "ops/attend/cuda/decode_mma/pairs.hpp"
+
+namespace kvx::ops::cuda {
+
+template <format::FormatId Id, int Dim>
+struct TileFormat;
+
+#define KVX_TILE_FORMAT(Id, ElementType, ScaleType) \
+  template <int Dim>                                \
+  struct TileFormat<format::FormatId::Id, Dim> {    \
+    using Element = ElementType;                    \
+    using KeyScale = ScaleType;                     \
+    using ValueScale = ScaleType;                   \
+  }
+KVX_TILE_FORMAT(kBF16, TileBf16, NoScale);
+KVX_TILE_FORMAT(kF16, TileF16, NoScale);
+KVX_TILE_FORMAT(kFp8E4M3, TileE4M3, RowF32);
+KVX_TILE_FORMAT(kFp8E5M2, TileE5M2, RowF32);
+KVX_TILE_FORMAT(kInt8, TileInt8, GroupF16<Dim>);
+KVX_TILE_FORMAT(kInt4, TileInt4, GroupF16<Dim>);
+KVX_TILE_FORMAT(kInt8Affine, TileUInt8, RowAffine);
+KVX_TILE_FORMAT(kInt4Affine, TileUInt4, RowAffine);
+#undef KVX_TILE_FORMAT
+
+// A comma in a macro's argument needs a name.
+template <int Dim>
+struct TileFormat<format::FormatId::kNvfp4, Dim> {
+  using Element = TileE2M1UnderE4M3;
+  using KeyScale = OperandScale<Dim, 16, FromE4M3>;
+  using ValueScale = KeyScale;
+};
+template <int Dim>
+struct TileFormat<format::FormatId::kMxfp4G16, Dim> {
+  using Element = TileE2M1;
+  using KeyScale = OperandScale<Dim, 16, FromE8M0>;
+  using ValueScale = KeyScale;
+};
+template <int Dim>
+struct TileFormat<format::FormatId::kMxfp4, Dim> {
+  using Element = TileE2M1;
+  using KeyScale = OperandScale<Dim, 32, FromE8M0>;
+  using ValueScale = OperandScale<Dim, 32, FromE8M0Raised<0>>;  // of weights, which may be 2^8
+};
+
+// E2M1 in interleaved order: how K's scales and V's are raised.
+template <format::FormatId Id, int Dim>
+struct TileFormatInterleaved;
+template <int Dim>
+struct TileFormatInterleaved<format::FormatId::kNvfp4, Dim> {
+  using KeyScale = OperandScale<Dim, 16, FromE4M3>;
+  using ValueScale = OperandScale<Dim, 16, FromE4M3Raised>;
+};
+template <int Dim>
+struct TileFormatInterleaved<format::FormatId::kMxfp4G16, Dim> {
+  using KeyScale = OperandScale<Dim, 16, FromE8M0Raised<6>>;
+  using ValueScale = KeyScale;
+};
+template <int Dim>
+struct TileFormatInterleaved<format::FormatId::kMxfp4, Dim> {
+  using KeyScale = OperandScale<Dim, 32, FromE8M0Raised<6>>;
+  using ValueScale = typename TileFormat<format::FormatId::kMxfp4, Dim>::ValueScale;
+};
+
+// fp8 under one scale a head: it multiplies scores and sums outside the loop.
+template <class Scale>
+struct WithoutSharedScale {
+  using Type = Scale;
+};
+template <>
+struct WithoutSharedScale<RowF32> {
+  using Type = NoScale;
+};
+
+// SharedScales: of fp8. Padded: rows may be shorter than Dim; query rows go in eights.
+template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool SharedScales,
+          bool Padded = false>
+DecodeMmaKernel decode_mma_kernel_of(const TileTraits& traits) {
+  using KeyFormat = TileFormat<K, Dim>;
+  using ValueFormat = TileFormat<V, Dim>;
+  using KeyScale = typename KeyFormat::KeyScale;
+  using ValueScale = typename ValueFormat::ValueScale;
+  using Shared = WithoutSharedScale<KeyScale>;
+  using SharedV = WithoutSharedScale<ValueScale>;
+  using KeyChoice = std::conditional_t<SharedScales, typename Shared::Type, KeyScale>;
+  using ValueChoice = std::conditional_t<SharedScales, typename SharedV::Type, ValueScale>;
+  using Keys = TileKeys<typename KeyFormat::Element, KeyChoice, Dim, Bulk, Padded>;
+  using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk, Padded>;
+  // fp8 beside full-precision window mostly has given scales; padded instances take all of them.
+  constexpr bool kIs16Bits = KeyFormat::Element::kBits == 16 && ValueFormat::Element::kBits == 16;
+  constexpr bool kTakesFullPrecision =
+      !kIs16Bits && (Padded || SharedScales || !std::is_same_v<KeyScale, RowF32> ||
+                     !std::is_same_v<ValueScale, RowF32>);
+  constexpr int kMostColumns = Padded ? 1 : 2;
+  DecodeMmaKernel kernel =
+      traits.has_many_rows
+          ? decode_mma_kernel<Keys, Values, Dim, kMostColumns, kTakesFullPrecision>()
+          : decode_mma_kernel<Keys, Values, Dim, 1, kTakesFullPrecision>();
+  kernel.shares_scales = SharedScales;
+  return kernel;
+}
+
+// E2M1 in interleaved order: a pool's, in bulk copies, with ends in bf16.
+template <format::FormatId Id, int Dim>
+DecodeMmaKernel tile_kernel_interleaved(const TileTraits& traits) {
+  using Format = TileFormatInterleaved<Id, Dim>;
+  using Keys = TileKeys<TileE2M1Interleaved, typename Format::KeyScale, Dim, true, false>;
+  using Values = TileValues<TileE2M1Interleaved, typename Format::ValueScale, Dim, true, false>;
+  if (!traits.has_dense_rows) return {};
+  return traits.has_many_rows ? decode_mma_kernel<Keys, Values, Dim, 2, true>()
+                              : decode_mma_kernel<Keys, Values, Dim, 1, true>();
+}
+
+// Rows of four bits come in bulk copies where they lie so: with half the bytes, copying them 16 at
+// a time would cost as many instructions as decoding them.
+template <format::FormatId K, format::FormatId V, int Dim>
+DecodeMmaKernel decode_mma_kernel_for_dim(const TileTraits& traits) {
+  using Key = TileFormat<K, Dim>;
+  using Value = TileFormat<V, Dim>;
+  if constexpr (Key::Element::kBits == 4 && Value::Element::kBits == 4) {
+    return traits.has_dense_rows ? decode_mma_kernel_of<K, V, Dim, true, false>(traits)
+                                 : decode_mma_kernel_of<K, V, Dim, false, false>(traits);
+  } else if constexpr (std::is_same_v<typename Key::KeyScale, RowF32>) {
+    return traits.has_shared_scales ? decode_mma_kernel_of<K, V, Dim, false, true>(traits)
+                                    : decode_mma_kernel_of<K, V, Dim, false, false>(traits);
+  } else {
+    return decode_mma_kernel_of<K, V, Dim, false, false>(traits);
+  }
+}
+
+}  // namespace kvx::ops::cuda
+
+// Defines the instances of a pair of formats.
+#define KVX_TILE_INSTANCES(K, V)                                                        \
+  template <>                                                                           \
+  DecodeMmaKernel tile_instance<format::FormatId::K, format::FormatId::V>(              \
+      const TileTraits& traits) {                                                       \
+    constexpr auto kKey = format::FormatId::K;                                          \
+    constexpr auto kValue = format::FormatId::V;                                        \
+    return traits.key_dim == 64 ? decode_mma_kernel_for_dim<kKey, kValue, 64>(traits)   \
+                                : decode_mma_kernel_for_dim<kKey, kValue, 128>(traits); \
+  }
+
+// The same for E2M1 in interleaved order, K and V alike.
+#define KVX_INTERLEAVED_TILE_INSTANCES(Id)                                                    \
+  template <>                                                                                 \
+  DecodeMmaKernel interleaved_tile_instance<format::FormatId::Id>(const TileTraits& traits) { \
+    constexpr auto kId = format::FormatId::Id;                                                \
+    return traits.key_dim == 64 ? tile_kernel_interleaved<kId, 64>(traits)                    \
+                                : tile_kernel_interleaved<kId, 128>(traits);                  \
+  }
+
+// The same for rows of up to 128 or 256 numbers.
+#define KVX_PADDED_TILE_INSTANCES(K, V)                                               \
+  template <>                                                                         \
+  DecodeMmaKernel padded_tile_instance<format::FormatId::K, format::FormatId::V>(     \
+      const TileTraits& traits) {                                                     \
+    constexpr auto kKey = format::FormatId::K;                                        \
+    constexpr auto kValue = format::FormatId::V;                                      \
+    return std::max(traits.key_dim, traits.value_dim) <= 128                          \
+               ? decode_mma_kernel_of<kKey, kValue, 128, false, false, true>(traits)  \
+               : decode_mma_kernel_of<kKey, kValue, 256, false, false, true>(traits); \
+  }

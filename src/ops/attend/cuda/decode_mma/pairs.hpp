@@ -1,0 +1,58 @@
+// The pairs of K's and V's formats for which the tensor cores' kernel is compiled. Each has its
+// instances in a file attend/cuda/instances/<family>.cu; a missing one is a link error.
+#pragma once
+
+#include "ops/attend/cuda/common/launch.hpp"
+
+// WORD(K, V)
+#define KVX_FOR_EACH_TILE_PAIR(WORD) \
+  WORD(kBF16, kBF16)                 \
+  WORD(kF16, kF16)                   \
+  WORD(kFp8E4M3, kFp8E4M3)           \
+  WORD(kFp8E5M2, kFp8E5M2)           \
+  WORD(kInt8, kInt8)                 \
+  WORD(kInt4, kInt4)                 \
+  WORD(kInt8Affine, kInt8Affine)     \
+  WORD(kInt4Affine, kInt4Affine)     \
+  WORD(kMxfp4G16, kMxfp4G16)         \
+  WORD(kMxfp4, kMxfp4)               \
+  WORD(kNvfp4, kNvfp4)               \
+  WORD(kInt8, kInt4)                 \
+  WORD(kFp8E4M3, kNvfp4)             \
+  WORD(kBF16, kInt4)
+
+// Formats whose codes may lie in interleaved order (format/interleaved.hpp). WORD(Id)
+#define KVX_FOR_EACH_INTERLEAVED_FORMAT(WORD) \
+  WORD(kMxfp4G16)                             \
+  WORD(kMxfp4)                                \
+  WORD(kNvfp4)
+
+namespace kvx::ops::cuda {
+
+// Requires: has_exact_tiles.
+template <format::FormatId K, format::FormatId V>
+DecodeMmaKernel tile_instance(const TileTraits& traits);
+// The same for rows of other lengths. Requires: fits_padded_tiles.
+template <format::FormatId K, format::FormatId V>
+DecodeMmaKernel padded_tile_instance(const TileTraits& traits);
+
+// The same for K and V in interleaved order. Requires: has_exact_tiles.
+template <format::FormatId Id>
+DecodeMmaKernel interleaved_tile_instance(const TileTraits& traits);
+
+#define KVX_DECLARE_TILE_PAIR(K, V)                                               \
+  template <>                                                                     \
+  DecodeMmaKernel tile_instance<format::FormatId::K, format::FormatId::V>(        \
+      const TileTraits& traits);                                                  \
+  template <>                                                                     \
+  DecodeMmaKernel padded_tile_instance<format::FormatId::K, format::FormatId::V>( \
+      const TileTraits& traits);
+KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
+#undef KVX_DECLARE_TILE_PAIR
+#define KVX_DECLARE_INTERLEAVED_FORMAT(Id) \
+  template <>                              \
+  DecodeMmaKernel interleaved_tile_instance<format::FormatId::Id>(const TileTraits& traits);
+KVX_FOR_EACH_INTERLEAVED_FORMAT(KVX_DECLARE_INTERLEAVED_FORMAT)
+#undef KVX_DECLARE_INTERLEAVED_FORMAT
+
+}  // namespace kvx::ops::cuda

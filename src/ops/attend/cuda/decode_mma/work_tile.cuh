@@ -1,0 +1,526 @@
+// TileWorkTile: the walk of a warp over tokens of a work tile, keys and values as tensor core
+// operands, and what it leaves: weighted sums of values and their softmax. tiles.cuh says how work
+// tiles make a call.
+#pragma once
+
+#include <type_traits>
+
+#include "ops/attend/cuda/common/finish_row.cuh"
+#include "ops/attend/cuda/common/launch.hpp"
+#include "ops/attend/cuda/decode_mma/load/bulk_ring.cuh"
+#include "ops/attend/cuda/decode_mma/load/copy_ring.cuh"
+#include "ops/attend/cuda/decode_mma/load/nibbles_ring.cuh"
+#include "ops/attend/cuda/decode_mma/load/ring.cuh"
+#include "ops/attend/cuda/decode_mma/queries.cuh"
+
+namespace kvx::ops::cuda {
+
+// Softmax of queries 2t and 2t + 1 of each column of 8, in a lane: of its own tokens, but with the
+// warp's maximum.
+template <int Columns>
+struct LaneSoftmax {
+  float2 max[Columns];
+  float2 sum[Columns];
+};
+
+// What is added to the scores of those queries.
+template <int Columns>
+struct LaneBias {
+  float2 of[Columns];
+};
+
+// What a warp leaves in shared memory: weighted sums of V's numbers, and their softmax.
+template <int Dim, int Columns>
+struct WarpRows {
+  static constexpr int kDim = Dim;
+  static constexpr int kColumns = Columns;
+  static constexpr int kRows = Columns * kTileRows;
+  // Lanes that store one channel of different rows meet no bank twice.
+  alignas(16) float sums[kRows][Dim + 4];
+  Softmax2 softmax[kRows];
+};
+
+// Up to the work tile's end, the tokens that its row r sees, less what a tree mask hides, without a
+// window's sinks.
+__device__ inline TokenRange seen_by_row(const AttendParams& params, const SequenceShape& shape,
+                                         int end, int first_row, int num_rows, int r) {
+  if (r >= num_rows) return {0, 0};
+  const TokenRange seen = seen_by(params, shape, (first_row + r) / params.q_per_kv);
+  return {seen.begin, min(seen.end, end)};
+}
+
+// Which of a lane's scores are hidden from their query, at the edges of what is seen: bit 4 u + j
+// for number j of tile u's fragment. row: of the lane's first query; token: of its first score;
+// missing: a bit for each tile: those before the walk's first token too. In loops, so that it takes
+// little of the instructions' cache.
+template <int NumTiles>
+__device__ uint32_t hidden_scores(const AttendParams& params, const SequenceShape& shape, int end,
+                                  int sinks_end, int first_row, int num_rows, int row, int token,
+                                  uint32_t missing) {
+  uint32_t hidden = 0;
+#pragma unroll 1
+  for (int column = 0; column < 2; ++column) {
+    const int r = row + column;
+    const TokenRange seen = seen_by_row(params, shape, end, first_row, num_rows, r);
+    const int64_t q_token = int64_t{shape.q_start} + (first_row + r) / params.q_per_kv;
+    const uint8_t* mask = params.args.tree_mask
+                              ? params.args.tree_mask + q_token * params.args.tree_mask_stride
+                              : nullptr;
+#pragma unroll 1
+    for (int i = 0; i < 2 * NumTiles; ++i) {
+      const int at = token + i / 2 * kTileTokens + i % 2 * 8;
+      const bool is_sink = at < sinks_end;
+      const int token_of_sequence = is_sink ? at - sinks_end + params.args.window_sinks : at;
+      const int new_token = token_of_sequence - shape.first_new_token();
+      const bool is_before = at < seen.begin && !is_sink;
+      bool is_hidden = (missing >> (i / 2) & 1u) != 0 || is_before || at >= seen.end;
+      if (!is_hidden && mask && new_token >= 0) is_hidden = mask[new_token] == 0;
+      hidden |= is_hidden ? 1u << (2 * i + column) : 0u;
+    }
+  }
+  return hidden;
+}
+
+template <class Config>
+using RingOf = std::conditional_t<
+    Config::kIsBulk, BulkRing<Config>,
+    std::conditional_t<Config::kHasStagesOfSides, NibblesRing<Config>, CopyRing<Config>>>;
+
+template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
+class TileWorkTile {
+ public:
+  using Config = TileConfig<Keys, Values, Columns, IsFullPrecision>;
+  using Ring = RingOf<Config>;
+  using Rows = WarpRows<Dim, Columns>;
+
+  __device__ TileWorkTile(const TileWalk& walk, const SequenceShape& shape, int first_row,
+                          int num_rows, uint32_t shared)
+      : params_(walk.params),
+        shape_(shape),
+        end_(walk.tokens.end),
+        sinks_end_(walk.sinks_end),
+        head_(walk.head),
+        kv_head_(run_of_heads().first_head + walk.head),
+        first_row_(first_row),
+        num_rows_(num_rows),
+        lane_(kept<Config::kIsPacked>(static_cast<int>(threadIdx.x % kWarp))),
+        ring_(walk, kept<Config::kIsPacked>(shared), lane_) {
+    queries_.shared.at = shared + Config::kQueriesAt + lane_ * 8;
+  }
+
+  __device__ void begin() {
+    find_seen();
+    QueryColumn<Keys, Dim> columns[Columns];
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const int r = c * kTileRows + lane_ / 4;
+      columns[c].ask(params_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
+    }
+    const float key_scale = key_scale_of_head();  // asked for early too
+    if constexpr (Config::kIsPadded) {
+      transform_padded();
+    } else {
+      ring_.begin();
+    }
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      columns[c].finish(params_, kv_head_, key_scale, transformed_row(), lane_, queries_.columns[c],
+                        score_scale_[c], bias_[c]);
+    }
+    if constexpr (Config::kIsPadded) {
+      __syncwarp();
+      ring_.begin();
+    }
+    queries_.share();
+  }
+  // The walk over full-precision tokens begins with queries that the one over packed tokens left at
+  // `from`, in the ring's memory.
+  __device__ void begin_with(uint32_t from, const LaneBias<Columns>& bias) {
+    find_seen();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const uint32_t column = from + FullPrecisionQueries<Dim>::bytes(c);
+      FullPrecisionQueries<Dim>::template take<Keys>(column, lane_, queries_.columns[c]);
+      const float log2 = params_.args.softcap == 0 ? kLog2E : 1.0f;
+      const float scale = fabsf(params_.args.softmax_scale) * log2;
+      score_scale_[c] = {scale, scale};
+      bias_[c] = bias.of[c];
+    }
+    __syncwarp();
+    ring_.begin();
+  }
+  // Whether this warp has no step to take.
+  __device__ bool is_empty() const {
+    return ring_.num_steps() == 0;
+  }
+  __device__ void start_empty() {
+    // Far below every score, but finite: no difference of two of them is a NaN.
+    for (float2& max : softmax_.max) max = {-1e30f, -1e30f};
+    for (float2& sum : softmax_.sum) sum = {};
+  }
+  // Goes on where the walk over packed tokens ended.
+  __device__ void start_with(const Rows& rows, const LaneSoftmax<Columns>& softmax);
+  __device__ void run() {
+    for (int i = 0; i < ring_.num_steps(); ++i) {
+      attend_step(i);
+    }
+    ring_.end();
+    __syncwarp();
+  }
+  __device__ const LaneSoftmax<Columns>& softmax() const {
+    return softmax_;
+  }
+  // What all scores of a row have in common.
+  __device__ LaneBias<Columns> bias() const {
+    LaneBias<Columns> bias;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) bias.of[c] = bias_[c];
+    return bias;
+  }
+  __device__ void store_sums(Rows& rows);
+  __device__ void store_softmax(Rows& rows);
+  // For begin_with.
+  __device__ void store_queries(uint32_t to) const {
+    const float sign = params_.args.softmax_scale < 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      FullPrecisionQueries<Dim>::template leave<Keys>(
+          queries_, c, sign, to + FullPrecisionQueries<Dim>::bytes(c), lane_);
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ const CudaRun& run_of_heads() const {
+    return IsFullPrecision ? params_.full_precision : params_.packed;
+  }
+
+  // Queries of rows of any length, if they are to be transformed: in the ring's memory, before its
+  // tiles come there.
+  __device__ void transform_padded() const {
+    static_assert(!Config::kIsPadded ||
+                  (Columns == 1 && kTileRows * transformed_row_bytes(Dim) <= Config::kRingBytes));
+    if (!params_.transforms_k) return;
+    const QueryWorkTile rows = {shape_.q_start, kv_head_, first_row_, num_rows_};
+    transform_queries<Dim>(params_, rows, ring_.memory(), lane_);
+  }
+  __device__ uint32_t transformed_row() const {
+    return ring_.memory() + lane_ / 4 * transformed_row_bytes(Dim);
+  }
+
+  // Where all queries see everything.
+  __device__ void find_seen() {
+    seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
+    if (params_.args.tree_mask) {
+      seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
+    }
+    plain_ = params_.args.softcap != 0 ? TokenRange{} : seen_by_all_;
+  }
+  __device__ TokenRange seen_of(int r) const {
+    return seen_by_row(params_, shape_, end_, first_row_, num_rows_, r);
+  }
+
+  static constexpr int kTilesOfPass = Config::kTilesAtOnce / Config::kPasses;
+  using Scores = Fragment[kTilesOfPass][Columns];
+
+  __device__ void attend_step(int i) {
+    ring_.wait_for_keys(i);
+#pragma unroll 1
+    for (int first = 0; first < Config::kTilesAtOnce; first += kTilesOfPass) {
+      Scores scores;
+#pragma unroll
+      for (int u = 0; u < kTilesOfPass; ++u) {
+        Keys::score(ring_.keys(first + u), ring_.key_scales(first + u), queries_,
+                    key_scale_is_bf16(), lane_, scores[u]);
+      }
+      if (first + kTilesOfPass == Config::kTilesAtOnce) ring_.release_keys(i);
+      weigh(i, first, scores);
+      if (first == 0) {
+        ring_.wait_for_values(i);
+        if constexpr (Config::kHasScaleTable) fill_scale_table();
+      }
+      if constexpr (Values::kScalesWeights && !Config::kHasScaleTable) find_scale_unit(first);
+#pragma unroll
+      for (int u = 0; u < kTilesOfPass; ++u) {
+        Values::add(ring_.values(first + u), value_scales(first + u), scores[u], scale_unit_,
+                    value_scale_is_bf16(), lane_, sums_);
+      }
+    }
+    ring_.release_values(i);
+  }
+
+  __device__ void fill_scale_table() {
+    using Table = typename Values::template Table<Config::kTilesAtOnce>;
+    const auto scales = ring_.value_scales(0);
+    if constexpr (Values::kScalesWeights) {
+      const auto a = Values::load_scales(scales, 2 * lane_, value_scale_is_bf16());
+      const auto b = Values::load_scales(scales, 2 * lane_ + 1, value_scale_is_bf16());
+      float largest = 0;
+      for (const float x : a.scale) largest = fmaxf(largest, x);
+      for (const float x : b.scale) largest = fmaxf(largest, x);
+      raise_scale_unit(largest);
+      Table::fill(ring_.scale_table(), Values::in_units(a, scale_unit_),
+                  Values::in_units(b, scale_unit_), lane_);
+    } else {
+      Table::fill(ring_.scale_table(), scales, lane_);
+    }
+    __syncwarp();
+  }
+  __device__ auto value_scales(int u) const {
+    if constexpr (Config::kHasScaleTable) {
+      return Values::template Table<Config::kTilesAtOnce>::tile(ring_.scale_table(), u);
+    } else {
+      return ring_.value_scales(u);
+    }
+  }
+
+  // Scores of step i's tiles from `first` on become weights.
+  __device__ void weigh(int i, int first, Scores& scores) {
+    float2 by[Columns];  // what is left to bring scores to units of log2
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) by[c] = score_scale_[c];
+    const int token = ring_.token(i) + first * kTileTokens;
+    if (!is_within(token, plain_) || ring_.may_be_missing()) [[unlikely]] {
+      cap_and_hide(token, ring_.missing(i) >> first, scores, by);
+    }
+    raise_maximum(scores, by);
+#pragma unroll
+    for (int u = 0; u < kTilesOfPass; ++u) {
+#pragma unroll
+      for (int c = 0; c < Columns; ++c) {
+        Fragment& w = scores[u][c];
+        w.d[0] = fast_exp2(w.d[0] * by[c].x - softmax_.max[c].x);
+        w.d[1] = fast_exp2(w.d[1] * by[c].y - softmax_.max[c].y);
+        w.d[2] = fast_exp2(w.d[2] * by[c].x - softmax_.max[c].x);
+        w.d[3] = fast_exp2(w.d[3] * by[c].y - softmax_.max[c].y);
+        softmax_.sum[c].x += w.d[0] + w.d[2];
+        softmax_.sum[c].y += w.d[1] + w.d[3];
+      }
+    }
+  }
+
+  __device__ static bool is_within(int token, TokenRange tokens) {
+    return token >= tokens.begin && token + kTilesOfPass * kTileTokens <= tokens.end;
+  }
+  // token: of the first score; missing: a bit for each tile. Capped scores are in units of log2.
+  __device__ void cap_and_hide(int token, uint32_t missing, Scores& scores,
+                               float2 (&by)[Columns]) const {
+    const bool has_cap = params_.args.softcap != 0;
+    const bool sees_all = is_within(token, seen_by_all_) && !ring_.may_be_missing();
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      if (has_cap) {
+        cap(scores, c);
+        by[c] = {1.0f, 1.0f};
+      }
+      if (!sees_all) hide(token, missing, scores, c);
+    }
+  }
+
+  // Second-level and given scales of the head.
+  __device__ float key_scale_of_head() const {
+    if constexpr (IsFullPrecision) return 1.0f;
+    const float scale = params_.shared_k_scale
+                            ? params_.shared_k_scale[head_ * params_.shared_k_scale_stride]
+                            : 1.0f;
+    return scale * params_.packed.k.tensor_scale(head_);
+  }
+  __device__ float value_scale_of_head() const {
+    if constexpr (IsFullPrecision) return 1.0f;
+    const float scale = params_.shared_v_scale
+                            ? params_.shared_v_scale[head_ * params_.shared_v_scale_stride]
+                            : 1.0f;
+    return scale * params_.packed.v.tensor_scale(head_);
+  }
+  __device__ bool key_scale_is_bf16() const {
+    return params_.packed.k.view.spec.scale_type == format::ScaleType::kBF16;
+  }
+  __device__ bool value_scale_is_bf16() const {
+    return params_.packed.v.view.spec.scale_type == format::ScaleType::kBF16;
+  }
+
+  // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
+  __device__ void cap(Scores& scores, int c) const {
+    const float most = params_.args.softcap;
+    const float to_exponent = __fdividef(2.0f * kLog2E, most);
+#pragma unroll
+    for (int i = 0; i < 4 * kTilesOfPass; ++i) {
+      float& x = scores[i / 4][c].d[i % 4];
+      x = x * (i % 2 == 0 ? score_scale_[c].x : score_scale_[c].y) +
+          (i % 2 == 0 ? bias_[c].x : bias_[c].y);
+      x *= to_exponent;
+      x = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
+    }
+  }
+
+  __device__ void hide(int token, uint32_t missing, Scores& scores, int c) const {
+    const uint32_t hidden =
+        hidden_scores<kTilesOfPass>(params_, shape_, end_, sinks_end_, first_row_, num_rows_,
+                                    c * kTileRows + lane_ % 4 * 2, token + lane_ / 4, missing);
+#pragma unroll
+    for (int i = 0; i < 4 * kTilesOfPass; ++i) {
+      if ((hidden >> i & 1u) != 0) scores[i / 4][c].d[i % 4] = -INFINITY;
+    }
+  }
+
+  // The maximum only rises when a score is 2^8 above it: weights of up to 2^8 do no harm, and the
+  // sums are hardly ever touched. by_unit: what brings scores to units of log2.
+  __device__ void raise_maximum(const Scores& scores, const float2 (&by_unit)[Columns]) {
+    constexpr float kSlack = 8.0f;
+    float2 top[Columns];
+    bool rises = false;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      const float* first = scores[0][c].d;
+      top[c] = {fmaxf(first[0], first[2]), fmaxf(first[1], first[3])};
+#pragma unroll
+      for (int u = 1; u < kTilesOfPass; ++u) {
+        const float* d = scores[u][c].d;
+        top[c] = {fmaxf(top[c].x, fmaxf(d[0], d[2])), fmaxf(top[c].y, fmaxf(d[1], d[3]))};
+      }
+      top[c] = {top[c].x * by_unit[c].x, top[c].y * by_unit[c].y};
+      rises |= top[c].x > softmax_.max[c].x + kSlack || top[c].y > softmax_.max[c].y + kSlack;
+    }
+    if (!__any_sync(kWholeWarp, rises)) [[likely]]
+      return;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      float2 most = top[c];
+      for (int offset = 4; offset < kWarp; offset *= 2) {
+        most.x = fmaxf(most.x, __shfl_xor_sync(kWholeWarp, most.x, offset));
+        most.y = fmaxf(most.y, __shfl_xor_sync(kWholeWarp, most.y, offset));
+      }
+      float2& max = softmax_.max[c];
+      most = {fmaxf(most.x, max.x), fmaxf(most.y, max.y)};
+      const float2 by = {fast_exp2(max.x - most.x), fast_exp2(max.y - most.y)};
+      max = most;
+      softmax_.sum[c].x *= by.x;
+      softmax_.sum[c].y *= by.y;
+      sums_[c].multiply(by);
+    }
+  }
+
+  // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
+  // first: of the pass's tiles.
+  __device__ void find_scale_unit(int first) {
+    typename Values::Largest found;
+#pragma unroll
+    for (int u = 0; u < kTilesOfPass; ++u) {
+      Values::find_largest(ring_.value_scales(first + u), value_scale_is_bf16(), lane_, found);
+    }
+    raise_scale_unit(found.value());
+  }
+  // largest: of this lane's scales.
+  __device__ void raise_scale_unit(float largest) {
+    constexpr float kMost = 16.0f;
+    // Not a number of f32's range: nothing to bring nearer.
+    const bool is_too_large = largest * scale_unit_ > kMost || scale_unit_ == 0;
+    const bool changes = is_too_large && largest > 0 && largest < INFINITY;
+    if (!__any_sync(kWholeWarp, changes)) [[likely]]
+      return;
+    float top = largest < INFINITY ? largest : 0.0f;
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, offset));
+    }
+    const float unit = exp2f(-static_cast<float>(ilogbf(top)));
+    const float by = scale_unit_ == 0 ? 0.0f : unit / scale_unit_;
+    scale_unit_ = unit;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) sums_[c].multiply({by, by});
+  }
+
+  const AttendParams& params_;
+  const SequenceShape& shape_;
+  const int end_;        // of the walk's tokens
+  const int sinks_end_;  // TileWalk's
+  const int head_;       // of the run
+  const int kv_head_;
+  const int first_row_;
+  const int num_rows_;
+  const int lane_;
+  Ring ring_;
+  TokenRange seen_by_all_;
+  TokenRange plain_;  // seen by all, and their scores are not capped
+  AllQueries<Dim, Columns, Config::kSharesQueries> queries_;
+  float2 score_scale_[Columns];
+  float2 bias_[Columns];  // of scores: before the cap, or in units of log2
+  ValueSums<Dim> sums_[Columns] = {};
+  LaneSoftmax<Columns> softmax_;
+  float scale_unit_ = 0;  // of V's scales; 0: none seen
+};
+
+template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
+__device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::start_with(
+    const Rows& rows, const LaneSoftmax<Columns>& softmax) {
+  const int g = lane_ / 4, t = lane_ % 4;
+  softmax_ = softmax;
+#pragma unroll
+  for (int i = 0; i < Columns * Dim / 16; ++i) {
+    const int c = i / (Dim / 16), f = i % (Dim / 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums_[c].f[f].d[j] = rows.sums[c * kTileRows + 2 * t + j % 2][Values::channel(f, g, j / 2)];
+    }
+  }
+}
+
+template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
+__device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store_sums(Rows& rows) {
+  const int g = lane_ / 4, t = lane_ % 4;
+  float unit = Values::unit() * value_scale_of_head();
+  if constexpr (Values::kScalesWeights) unit = scale_unit_ > 0 ? unit / scale_unit_ : 0;
+#pragma unroll
+  for (int c = 0; c < Columns; ++c) {
+    float2& zeros = sums_[c].zeros;
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+      zeros.x += __shfl_xor_sync(kWholeWarp, zeros.x, offset);
+      zeros.y += __shfl_xor_sync(kWholeWarp, zeros.y, offset);
+    }
+    // Neighbours in one access: one by one, lanes of 4-bit rows would meet every bank four times.
+    constexpr int kFragments = Values::kNeighbours > 2 ? Values::kNeighbours / 2 : 1;
+#pragma unroll
+    for (int i = 0; i < Dim / 16; i += kFragments) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const float zero = column == 0 ? zeros.x : zeros.y;
+        float x[2 * kFragments];
+#pragma unroll
+        for (int n = 0; n < 2 * kFragments; ++n) {
+          x[n] = (sums_[c].f[i + n / 2].d[column + 2 * (n % 2)] + zero) * unit;
+        }
+        float* row = rows.sums[c * kTileRows + 2 * t + column];
+        float* to = row + Values::channel(i, g, 0);
+        if constexpr (Values::kNeighbours == 4) {
+          *reinterpret_cast<float4*>(to) = {x[0], x[1], x[2], x[3]};
+        } else if constexpr (Values::kNeighbours == 2) {
+          *reinterpret_cast<float2*>(to) = {x[0], x[1]};
+        } else {
+          *to = x[0];
+          row[Values::channel(i, g, 1)] = x[1];
+        }
+      }
+    }
+  }
+}
+
+template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
+__device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store_softmax(
+    Rows& rows) {
+  const bool has_cap = params_.args.softcap != 0;
+#pragma unroll
+  for (int c = 0; c < Columns; ++c) {
+    float2 sum = softmax_.sum[c];
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+      sum.x += __shfl_xor_sync(kWholeWarp, sum.x, offset);
+      sum.y += __shfl_xor_sync(kWholeWarp, sum.y, offset);
+    }
+    if (lane_ / 4 != 0) continue;
+    // What all scores of a row have in common only moves its maximum.
+    const float2 bias = has_cap ? float2{} : bias_[c];
+    Softmax2* softmax = &rows.softmax[c * kTileRows + 2 * (lane_ % 4)];
+    softmax[0] = {softmax_.max[c].x + bias.x, sum.x};
+    softmax[1] = {softmax_.max[c].y + bias.y, sum.y};
+  }
+}
+
+}  // namespace kvx::ops::cuda

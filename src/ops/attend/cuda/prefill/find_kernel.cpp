@@ -1,0 +1,86 @@
+// find_prefill_kernel: from formats to the compiled instance; and its launch.
+#include <cuda_runtime_api.h>
+
+#include "ops/attend/cuda/common/params.hpp"
+#include "ops/attend/cuda/prefill/launch.hpp"
+
+namespace kvx::ops::cuda {
+namespace {
+
+using format::FormatId;
+
+bool is_fp8(FormatId id) {
+  return id == FormatId::kFp8E4M3 || id == FormatId::kFp8E5M2;
+}
+bool is_fp4(FormatId id) {
+  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4 || id == FormatId::kMxfp4G16;
+}
+bool has_groups(const PrefillSide& side) {
+  return side.id == FormatId::kInt8 || side.id == FormatId::kInt4;
+}
+bool is_integer(const PrefillSide& side) {
+  return has_groups(side) || side.id == FormatId::kInt8Affine || side.id == FormatId::kInt4Affine;
+}
+bool goes_into_operand(const PrefillSide& side, bool may_round) {
+  if (is_integer(side)) return may_round;
+  return is_fp4(side.id) || (is_fp8(side.id) && side.has_shared_scale);
+}
+bool goes_onto_scores(const PrefillSide& side) {
+  return is_integer(side) || is_fp8(side.id);
+}
+
+template <PrefillEngine Engine, class Mma, PrefillScales Scales>
+PrefillKernel instance(const PrefillDims& dims) {
+  const bool is_long = !dims.fit(128, 128);
+  if constexpr (Engine == PrefillEngine::kMmaSync) {
+    return is_long ? PrefillKernel{} : mma_sync_instance<Mma, Scales>(dims);
+  } else if constexpr (Scales == PrefillScales::kOnParts) {
+    return is_long ? PrefillKernel{} : wgmma_instance<Mma, Scales>(dims);
+  } else {
+    return is_long ? long_wgmma_instance<Mma, Scales>(dims) : wgmma_instance<Mma, Scales>(dims);
+  }
+}
+
+template <PrefillEngine Engine>
+PrefillKernel find_for(const PrefillCall& call) {
+  using enum PrefillScales;
+  const auto& [k, v, dims, has_full_precision_window, may_round] = call;
+  if (k.id == FormatId::kBF16 &&
+      v.id == FormatId::kBF16) {  // full-precision window are rows like others
+    return instance<Engine, MmaBf16, kNone>(dims);
+  }
+  if (k.id == FormatId::kF16 && v.id == FormatId::kF16 && !has_full_precision_window) {
+    return instance<Engine, MmaF16, kNone>(dims);
+  }
+  if (goes_into_operand(k, may_round) && goes_into_operand(v, may_round)) {
+    return has_full_precision_window ? instance<Engine, MmaF16, kOnOperandBesideFullPrecision>(dims)
+                                     : instance<Engine, MmaF16, kOnOperand>(dims);
+  }
+  if (goes_onto_scores(k) && goes_onto_scores(v)) {
+    const bool has_parts = !dims.fit(64, 64) && (has_groups(k) || has_groups(v));
+    return has_parts ? instance<Engine, MmaF16, kOnParts>(dims)
+                     : instance<Engine, MmaF16, kOnScores>(dims);
+  }
+  return {};
+}
+
+}  // namespace
+
+PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillCall& call) {
+  return engine == PrefillEngine::kWgmma ? find_for<PrefillEngine::kWgmma>(call)
+                                         : find_for<PrefillEngine::kMmaSync>(call);
+}
+
+cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendParams& params,
+                                  cudaStream_t stream) {
+  const cudaError_t set = cudaFuncSetAttribute(
+      kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+  if (set != cudaSuccess) return set;
+  const dim3 grid(params.num_row_tiles, params.packed.num_heads * params.num_splits,
+                  params.args.num_sequences);
+  void* arguments[] = {const_cast<AttendParams*>(&params)};
+  return cudaLaunchKernel(kernel.function, grid, dim3(kernel.threads), arguments,
+                          kernel.shared_bytes, stream);
+}
+
+}  // namespace kvx::ops::cuda

@@ -1,0 +1,158 @@
+// kvx_attend over callers' memory: formats, layouts, tables, full-precision window.
+#include <gtest/gtest.h>
+
+#include "tests/api/caller_layer.hpp"
+
+namespace kvx::api_test {
+namespace {
+
+TEST(Attend, IsAttentionOverTheRowsThatGatherGives) {
+  for (const kvx_format_t format :
+       {KVX_FORMAT_F32, KVX_FORMAT_F16, KVX_FORMAT_INT8, KVX_FORMAT_INT4, KVX_FORMAT_NVFP4}) {
+    for (const int num_queries : {1, 5}) {
+      SCOPED_TRACE(std::to_string(format) + ", queries " + std::to_string(num_queries));
+      Filled filled(format, KVX_FORMAT_INT8);
+      std::vector<float> k(filled.k.size());
+      std::vector<float> v(filled.v.size());
+      ASSERT_EQ(gather_rows(filled.layer.layer, filled.sequence, k, v), KVX_STATUS_OK);
+      Attention attention(filled.layer.layer, filled.sequence, num_queries);
+      if (num_queries == 1) attention.args.q_starts = nullptr;
+      ASSERT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+      const std::vector<float> expected =
+          plain_attention(attention.q, k, v, num_queries, kTokens, kQHeads, filled.geometry);
+      EXPECT_LT(largest_difference(attention.out, expected), 2e-5);
+    }
+  }
+}
+
+TEST(Attend, ReadsACallersOwnNhdAndHndCaches) {
+  const Geometry geometry;
+  const std::vector<float> k = test_rows(kTokens, 2, 32, 0.3f);
+  const std::vector<float> v = test_rows(kTokens, 2, 32, 1.9f);
+  const OneSequence sequence({4, 1, 5}, kTokens);
+  for (const kvx_layout_t layout : {KVX_LAYOUT_BLOCK_NHD, KVX_LAYOUT_BLOCK_HND}) {
+    std::vector<float> k_cache(6 * 8 * 64);
+    std::vector<float> v_cache(6 * 8 * 64);
+    kvx_cache_desc_t cache =
+        api::nhd_cache(k_cache.data(), v_cache.data(), KVX_DTYPE_F32, {6, 8, 2, 32});
+    if (layout == KVX_LAYOUT_BLOCK_HND) {
+      cache.k = api::tensor(k_cache.data(), KVX_DTYPE_F32, layout, {6, 2, 8, 32});
+      cache.v = api::tensor(v_cache.data(), KVX_DTYPE_F32, layout, {6, 2, 8, 32});
+    }
+    auto layer = sized<kvx_layer_t>();
+    layer.cache = &cache;
+    ASSERT_EQ(append_rows(layer, k, v, slots_of(sequence, 8)), KVX_STATUS_OK) << kvx_last_error();
+    const size_t token_1_head_1 =
+        4 * 512 + (layout == KVX_LAYOUT_BLOCK_NHD ? 64 + 32 : 8 * 32 + 32);
+    EXPECT_EQ(k_cache[token_1_head_1], k[64 + 32]);
+    Attention attention(layer, sequence, 1);
+    ASSERT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    EXPECT_LT(largest_difference(attention.out,
+                                 plain_attention(attention.q, k, v, 1, kTokens, kQHeads, geometry)),
+              2e-5);
+  }
+}
+
+TEST(Attend, TakesEveryTableOfOneCache) {
+  Filled filled(KVX_FORMAT_INT8);
+  Attention packed(filled.layer.layer, filled.sequence, 1);
+  ASSERT_EQ(kvx_attend(&packed.args, nullptr), KVX_STATUS_OK);
+
+  const std::vector<int64_t> blocks64 = {4, 1, 5};
+  const std::vector<int64_t> lengths64 = {kTokens};
+  const std::vector<int32_t> page_sums = {0, 3};
+  const std::vector<int32_t> token_sums = {0, kTokens};
+  std::vector<int64_t> per_token;
+  for (int t = 0; t < kTokens; ++t) per_token.push_back(blocks64[t / 8]);
+
+  kvx_block_table_t table = filled.sequence.table;
+  table.index_dtype = KVX_DTYPE_S64;
+  table.indices = blocks64.data();
+  kvx_seq_lens_t lengths = filled.sequence.seq_lens;
+  lengths.dtype = KVX_DTYPE_S64;
+  lengths.lengths = lengths64.data();
+  Attention full_precision_ids(filled.layer.layer, filled.sequence, 1);
+  full_precision_ids.args.block_table = &table;
+  full_precision_ids.args.seq_lens = &lengths;
+  ASSERT_EQ(kvx_attend(&full_precision_ids.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  EXPECT_EQ(full_precision_ids.out, packed.out);
+
+  table.format = KVX_BLOCK_TABLE_RAGGED;
+  table.indptr_dtype = KVX_DTYPE_S32;
+  table.indptr_count = 2;
+  table.indptr = page_sums.data();
+  table.flags = KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES;
+  Attention pages(filled.layer.layer, filled.sequence, 1);
+  pages.args.block_table = &table;
+  ASSERT_EQ(kvx_attend(&pages.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  EXPECT_EQ(pages.out, packed.out);
+
+  table.flags = 0;
+  table.indptr = token_sums.data();
+  table.indices = per_token.data();
+  table.indices_count = kTokens;
+  Attention tokens(filled.layer.layer, filled.sequence, 1);
+  tokens.args.block_table = &table;
+  ASSERT_EQ(kvx_attend(&tokens.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  EXPECT_EQ(tokens.out, packed.out);
+  per_token[2] = 0;
+  EXPECT_EQ(kvx_attend(&tokens.args, nullptr), KVX_STATUS_UNSUPPORTED);
+}
+
+TEST(Attend, ReadsFullPrecisionWindowFromAnotherLayer) {
+  Filled packed(KVX_FORMAT_INT4);
+  Filled full_precision(KVX_FORMAT_F32);
+  const std::vector<int32_t> head = {1};
+  const std::vector<int32_t> tail = {2};
+  Attention attention(packed.layer.layer, packed.sequence, 1);
+  attention.args.full_precision = &full_precision.layer.layer;
+  attention.args.num_sink_blocks = head.data();
+  attention.args.first_recent_blocks = tail.data();
+  ASSERT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  std::vector<float> k(packed.k.size());
+  std::vector<float> v(packed.v.size());
+  ASSERT_EQ(gather_rows(packed.layer.layer, packed.sequence, k, v), KVX_STATUS_OK);
+  for (size_t i = 0; i < k.size(); ++i) {
+    const size_t block = i / 64 / 8;
+    if (block == 1) continue;
+    k[i] = full_precision.k[i];
+    v[i] = full_precision.v[i];
+  }
+  EXPECT_LT(largest_difference(attention.out, plain_attention(attention.q, k, v, 1, kTokens,
+                                                              kQHeads, packed.geometry)),
+            2e-5);
+  auto transform = sized<kvx_transform_t>();
+  transform.flags = KVX_TRANSFORM_HADAMARD;
+  full_precision.layer.layer.k_transform = &transform;
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  full_precision.layer.layer.k_transform = nullptr;
+  attention.out_rows.data = full_precision.layer.memory.data();
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvx_last_error(), "out lies over the layer's memory; expected memory apart from it");
+  attention.out_rows.data = attention.out.data();
+  attention.args.first_recent_blocks = nullptr;
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(Attend, NeedsNoWorkspaceOnTheCpu) {
+  Filled filled(KVX_FORMAT_INT8);
+  Attention attention(filled.layer.layer, filled.sequence, 1);
+  uint64_t bytes = 99;
+  ASSERT_EQ(kvx_attend_workspace(&attention.args, &bytes), KVX_STATUS_OK);
+  EXPECT_EQ(bytes, 0u);
+}
+
+TEST(Attend, OverNoSequencesIsANoOp) {
+  Filled filled(KVX_FORMAT_INT8);
+  Attention attention(filled.layer.layer, filled.sequence, 1);
+  kvx_block_table_t table = filled.sequence.table;
+  kvx_seq_lens_t lengths = filled.sequence.seq_lens;
+  table.seq_count = table.indices_count = lengths.seq_count = 0;
+  attention.args.block_table = &table;
+  attention.args.seq_lens = &lengths;
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  EXPECT_EQ(attention.out, std::vector<float>(attention.out.size()));
+}
+
+}  // namespace
+}  // namespace kvx::api_test

@@ -1,0 +1,143 @@
+// Owned caches through the ABI: a host tier behind the pool.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/api/owned_cache.hpp"
+
+namespace kvx::api_test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int32_t kTokens = 40;  // five blocks of 8
+
+// The pool has room for one sequence.
+api::Result<api::Cache> tiered_cache(int64_t host_tier_bytes, uint32_t flags = KVX_CACHE_PREFIXES,
+                                     const char* folder = nullptr) {
+  auto config = owned_config("int8");
+  config.max_sequences = 1;
+  config.max_tokens_per_sequence = kTokens;
+  auto options = sharing_options();
+  options.flags = flags;
+  options.host_tier_bytes = host_tier_bytes;
+  options.host_tier_folder = folder;
+  return api::Cache::create(config, &options);
+}
+
+// A sequence of tokens first, first + 1, ... comes and goes.
+void come_and_go(api::Cache& cache, int32_t first) {
+  const int32_t sequence = *cache.create_sequence();
+  feed(cache, sequence, first, first + kTokens);
+  ASSERT_TRUE(cache.free_sequence(sequence).ok());
+  ASSERT_TRUE(cache.wait_for_tiers().ok());
+}
+
+void expect_what_the_pool_had_no_room_for(api::Cache cache) {
+  const int32_t first = *cache.create_sequence();
+  feed(cache, first, 0, kTokens);
+  const std::vector<float> before = rows_of(cache, first, 32);
+  ASSERT_TRUE(cache.free_sequence(first).ok());
+  come_and_go(cache, 1000);
+  const kvx_cache_snapshot_t seen = *cache.snapshot();
+  EXPECT_EQ(seen.host_stored, 10);
+  EXPECT_EQ(seen.host_loaded, 0);
+  EXPECT_GT(seen.host_held_bytes, 0);
+  EXPECT_LE(seen.host_held_bytes, seen.host_allocated_bytes);
+
+  const int32_t again = *cache.create_sequence_from(token_ids(0, kTokens));
+  EXPECT_EQ(*cache.num_tokens(again), 32) << "all but the last block, whose last token is computed";
+  EXPECT_EQ(rows_of(cache, again), before);
+  EXPECT_GT(cache.snapshot()->host_loaded, 0);
+  EXPECT_EQ(cache.snapshot()->host_bad, 0);
+}
+
+TEST(OwnedTier, GivesBackWhatThePoolHadNoRoomFor) {
+  expect_what_the_pool_had_no_room_for(std::move(*tiered_cache(1 << 20)));
+}
+
+TEST(OwnedTier, GivesItBackFromFilesToo) {
+  const std::string folder = testing::TempDir();
+  expect_what_the_pool_had_no_room_for(
+      std::move(*tiered_cache(1 << 20, KVX_CACHE_PREFIXES, folder.c_str())));
+}
+
+TEST(OwnedTier, RefusesAFolderWithoutABudgetOrThatIsNone) {
+  const auto without_budget = tiered_cache(0, KVX_CACHE_PREFIXES, "/tmp");
+  ASSERT_FALSE(without_budget.ok());
+  EXPECT_EQ(without_budget.failure().status, KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(without_budget.failure().text,
+              HasSubstr("options.host_tier_folder is '/tmp'; expected host_tier_bytes with it"));
+  const auto no_folder = tiered_cache(1 << 20, KVX_CACHE_PREFIXES, "/dev/null");
+  ASSERT_FALSE(no_folder.ok());
+  EXPECT_EQ(no_folder.failure().status, KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(no_folder.failure().text, HasSubstr("'/dev/null' takes no files (Not a directory)"));
+}
+
+TEST(OwnedTier, BringsBlocksBackAheadOfTime) {
+  api::Cache cache = std::move(*tiered_cache(1 << 20));
+  come_and_go(cache, 0);
+  come_and_go(cache, 1000);
+  const uint64_t prefetch = *cache.prefetch(token_ids(0, kTokens));
+  ASSERT_TRUE(cache.wait_for_tiers().ok());
+  uint32_t is_done = 0;
+  ASSERT_EQ(kvx_prefetch_is_done(cache.handle(), prefetch, &is_done), KVX_STATUS_OK);
+  EXPECT_EQ(is_done, 1u);
+  EXPECT_TRUE(*cache.is_prefetch_done(prefetch));
+  const int64_t num_loaded = cache.snapshot()->host_loaded;
+  EXPECT_GT(num_loaded, 0);
+  ASSERT_TRUE(cache.end_prefetch(prefetch).ok());
+  EXPECT_EQ(*cache.num_tokens(*cache.create_sequence_from(token_ids(0, kTokens))), 32);
+  EXPECT_EQ(cache.snapshot()->host_loaded, num_loaded) << "they were there";
+
+  const auto twice = cache.end_prefetch(prefetch);
+  ASSERT_FALSE(twice.ok());
+  EXPECT_THAT(twice.failure().text, HasSubstr("has ended, or never was"));
+  EXPECT_EQ(kvx_prefetch_is_done(cache.handle(), prefetch, &is_done), KVX_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(OwnedTier, FreesACacheThatStillPrefetches) {
+  api::Cache cache = std::move(*tiered_cache(1 << 20));
+  come_and_go(cache, 0);
+  come_and_go(cache, 1000);
+  EXPECT_TRUE(cache.prefetch(token_ids(0, kTokens)).ok());
+}
+
+TEST(OwnedTier, TellsTheTierOfAnEvent) {
+  struct Heard {
+    int of_pool = 0;
+    int of_host = 0;
+  } heard;
+  api::Cache cache = std::move(*tiered_cache(1 << 20));
+  auto listener = sized<kvx_cache_listener_t>();
+  listener.user = &heard;
+  listener.on_event = [](void* user, const kvx_cache_event_t* event) {
+    auto& count = *static_cast<Heard*>(user);
+    if (event->kind != KVX_CACHE_EVENT_STORED) return;
+    ++(event->tier == KVX_CACHE_TIER_HOST ? count.of_host : count.of_pool);
+  };
+  ASSERT_EQ(kvx_cache_set_listener(cache.handle(), &listener), KVX_STATUS_OK);
+  come_and_go(cache, 0);
+  EXPECT_EQ(heard.of_pool, 5);
+  EXPECT_EQ(heard.of_host, 5);
+}
+
+TEST(OwnedTier, SaysWhatIsWrong) {
+  const auto text_of = [](const api::Result<api::Cache>& cache) { return cache.failure().text; };
+  EXPECT_THAT(text_of(tiered_cache(-1)), HasSubstr("host_tier_bytes is -1"));
+  EXPECT_THAT(text_of(tiered_cache(1 << 20, 0)), HasSubstr("KVX_CACHE_PREFIXES"));
+  const auto tiny = tiered_cache(100);
+  EXPECT_EQ(tiny.failure().status, KVX_STATUS_OUT_OF_RANGE);
+
+  auto options = sharing_options();
+  options.host_tier_eviction = 4;
+  const auto config = owned_config("int8");
+  EXPECT_THAT(text_of(api::Cache::create(config, &options)), HasSubstr("host_tier_eviction is 4"));
+
+  api::Cache plain = sharing_cache("int8");
+  const auto refused = plain.prefetch(token_ids(0, 8));
+  EXPECT_EQ(refused.failure().status, KVX_STATUS_UNSUPPORTED);
+  EXPECT_TRUE(plain.wait_for_tiers().ok());
+}
+
+}  // namespace
+}  // namespace kvx::api_test
