@@ -22,7 +22,7 @@ class BlockCopyKind:
 
     layer_group: int
     is_full_precision: bool
-    pieces: int
+    block_copies: int
     bytes: int
     stored_bytes: int
 
@@ -50,9 +50,9 @@ def inspect(path) -> CacheFile:
 
 
 def verify(path) -> int:
-    """Reads every block of a cache file and checks it; returns how many pieces there are.
+    """Reads every block of a cache file and checks it; returns how many block copies there are.
 
     Raises kvx.Error naming the first damaged block, or as inspect() does.
     """
     _core.check_file(path_bytes(path))
-    return sum(kind.pieces for kind in inspect(path).kinds)
+    return sum(kind.block_copies for kind in inspect(path).kinds)

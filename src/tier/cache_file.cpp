@@ -42,20 +42,20 @@ Status decode_block_copy(const BlockCopy& block_copy, std::span<const uint8_t> s
                          std::span<uint8_t> out) {
   if (block_copy.codec == Codec::kRaw) {
     if (stored.size() != out.size()) {
-      return invalid_argument("a block_copy has {} bytes; expected {}", stored.size(), out.size());
+      return invalid_argument("a block copy has {} bytes; expected {}", stored.size(), out.size());
     }
     std::memcpy(out.data(), stored.data(), out.size());
   } else {
     const size_t num_bytes = ZSTD_decompress(out.data(), out.size(), stored.data(), stored.size());
     if (ZSTD_isError(num_bytes) || num_bytes != out.size()) {
       return invalid_argument(
-          "a block_copy's zstd frame is damaged ({})",
+          "a block copy's zstd frame is damaged ({})",
           ZSTD_isError(num_bytes) ? ZSTD_getErrorName(num_bytes) : "another length");
     }
   }
   const cache::ContentHash found = cache::checksum(out);
   if (found == block_copy.checksum) return {};
-  return invalid_argument("a block_copy's checksum is {}; expected {}", hex(found),
+  return invalid_argument("a block copy's checksum is {}; expected {}", hex(found),
                           hex(block_copy.checksum));
 }
 

@@ -129,11 +129,11 @@ FileIndex decode_index(Decoder& from) {
 Status check_block_copy(const BlockCopy& block_copy, const FileIndex& index,
                         const FileHeader& header) {
   if (block_copy.kind < 0 || block_copy.kind >= static_cast<int32_t>(index.kinds.size())) {
-    return invalid_argument("a block_copy's kind is {}; the file has {}", block_copy.kind,
+    return invalid_argument("a block copy's kind is {}; the file has {}", block_copy.kind,
                             index.kinds.size());
   }
   if (block_copy.codec != Codec::kRaw && block_copy.codec != Codec::kZstd) {
-    return invalid_argument("a block_copy's codec is {}; expected 0 or 1",
+    return invalid_argument("a block copy's codec is {}; expected 0 or 1",
                             static_cast<uint32_t>(block_copy.codec));
   }
   const bool is_inside = block_copy.offset >= kHeaderBytes &&
@@ -141,7 +141,7 @@ Status check_block_copy(const BlockCopy& block_copy, const FileIndex& index,
                          block_copy.offset <= header.index_offset && block_copy.stored_bytes >= 1 &&
                          block_copy.stored_bytes <= header.index_offset - block_copy.offset;
   if (!is_inside) {
-    return invalid_argument("a block_copy lies at {} with {} bytes; the block_copies end at {}",
+    return invalid_argument("a block copy lies at {} with {} bytes; the block copies end at {}",
                             block_copy.offset, block_copy.stored_bytes, header.index_offset);
   }
   const int64_t bytes = index.kinds[block_copy.kind].bytes;
@@ -185,7 +185,7 @@ Status check_index(const FileIndex& index, const FileHeader& header) {
   constexpr int64_t kMostBytes = int64_t{1} << 32;
   for (const BlockCopyKind& kind : index.kinds) {
     if (kind.bytes < 1 || kind.bytes > kMostBytes) {
-      return invalid_argument("a kind of block_copies has {} bytes; expected 1 to {}", kind.bytes,
+      return invalid_argument("a kind of block copies has {} bytes; expected 1 to {}", kind.bytes,
                               kMostBytes);
     }
   }

@@ -40,7 +40,7 @@ Status check_block_copies(CacheFileReader& file, const std::string& path) {
     }
   }
   if (num_bad == 0) return {};
-  return invalid_argument("'{}': {} of {} block_copies are bad; {}", path, num_bad,
+  return invalid_argument("'{}': {} of {} block copies are bad; {}", path, num_bad,
                           num_block_copies, first_problem);
 }
 

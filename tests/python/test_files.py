@@ -129,7 +129,7 @@ def test_a_sequence_comes_back_from_its_file(tmp_path):
         assert found.sequences == [text(200).tolist()] and found.fingerprint == cache.fingerprint()
         assert found.file_bytes == path.stat().st_size and found.block_size == 64
         assert {kind.is_full_precision for kind in found.kinds} == {False, True}
-        assert kvx.verify(path) == sum(kind.pieces for kind in found.kinds)
+        assert kvx.verify(path) == sum(kind.block_copies for kind in found.kinds)
 
 
 def test_prefixes_come_back_from_their_file(tmp_path):
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_refused_and_named(tmp_path):
     cache.save_sequence(sequence, path)
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-    with pytest.raises(kvx.Error, match="1 of 2 pieces are bad; block 0"):
+    with pytest.raises(kvx.Error, match="1 of 2 block copies are bad; block 0"):
         kvx.verify(path)
     with pytest.raises(kvx.Error):
         cache.load_sequence(path)

@@ -121,7 +121,7 @@ Status inspect(const std::string& path) {
   }
   Table table({{"group", Align::kRight},
                {"kind", Align::kLeft},
-               {"block_copies", Align::kRight},
+               {"block copies", Align::kRight},
                {"bytes", Align::kRight},
                {"stored", Align::kRight}});
   const std::vector<tier::KindSummary> kinds = tier::summarize_kinds(index);
@@ -144,7 +144,7 @@ Status verify(const std::string& path) {
   for (const tier::KindSummary& kind : tier::summarize_kinds(file.index())) {
     num_block_copies += kind.num_block_copies;
   }
-  fmt::print("{}: {} blocks, {} block_copies, all as they were written\n", path,
+  fmt::print("{}: {} blocks, {} block copies, all as they were written\n", path,
              file.index().blocks.size(), num_block_copies);
   return {};
 }
