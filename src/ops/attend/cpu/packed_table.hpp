@@ -2,9 +2,9 @@
 #pragma once
 
 #include "format/list.hpp"
+#include "format/traits.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/precision.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
 #if defined(__AVX2__)
 #include "ops/attend/cpu/code_keys.hpp"
 #include "ops/attend/cpu/code_values.hpp"
@@ -33,7 +33,7 @@ constexpr const PackedKernels* packed_kernels_of() {
   constexpr format::FormatId kId = Format::kFacts.id;
   if constexpr (kId == format::FormatId::kF32) {
     return nullptr;  // decoding is a copy
-  } else if constexpr (is_plain<Format>() || kId == format::FormatId::kFp8E4M3 ||
+  } else if constexpr (format::is_plain<Format>() || kId == format::FormatId::kFp8E4M3 ||
                        kId == format::FormatId::kFp8E5M2) {
     return &kFloatKernels<FloatPart<Codec>>;
   } else {
