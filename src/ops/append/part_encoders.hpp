@@ -14,21 +14,21 @@ struct PartEncoders {
 
   // Formats whose codes are 16-bit floats.
   template <class Codec>
-  static void encode_plain(const EncodeParams& params) {
+  KVX_INLINE static void encode_plain(const EncodeParams& params) {
     encode_half_rows<Codec>(params);
   }
   template <class Format, format::ScaleType T>
-  static void encode_affine(const EncodeParams& params) {
+  KVX_INLINE static void encode_affine(const EncodeParams& params) {
     encode_affine_parts<Format, T>(params);
   }
   template <class Format>
-  static int64_t encode_computed(const EncodeParams& params) {
+  KVX_INLINE static int64_t encode_computed(const EncodeParams& params) {
     return encode_computed_parts<Format>(params);
   }
   // definition: encodes rows with a number that is not finite.
   template <class Format>
-  static int64_t encode_given(const EncodeParams& params,
-                              int64_t (*definition)(const EncodeParams&)) {
+  KVX_INLINE static int64_t encode_given(const EncodeParams& params,
+                                         int64_t (*definition)(const EncodeParams&)) {
     return encode_given_parts<Format>(params, definition);
   }
 };
