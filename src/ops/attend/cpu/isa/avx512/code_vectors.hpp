@@ -1,8 +1,8 @@
-// What integer products over codes need of AVX-512 with VNNI and VBMI. code_vectors_256.hpp has the
-// same functions; the loops over them are code_keys.hpp and code_values.hpp.
+// What integer products over codes need of AVX-512 with VNNI and VBMI. The AVX2 level
+// has the same functions; the loops over them are code_keys.hpp and code_values.hpp.
 #pragma once
 
-#include "ops/attend/cpu/code_chunks.hpp"
+#include "ops/attend/cpu/isa/avx2/chunks.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -20,7 +20,7 @@ KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
 inline constexpr bool kAddsFours = false;
 Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes);
 
-// Products of words, which code_vectors_256.hpp has for takes_words.
+// Products of words, which the AVX2 level defines for takes_words.
 struct Pairs {
   Ints even, odd;
 };
@@ -121,7 +121,7 @@ constexpr Table<uint8_t, 64> interleave_index(int first) {
   for (int token = 0; token < 4; ++token) {
     for (int byte = 0; byte < (CodeBytes<Codec>::kIsNibble ? 8 : 16); ++byte) {
       const auto chunk_byte = static_cast<uint8_t>(token * 16 + first + byte);
-      if (CodeBytes<Codec>::kIsNibble) {
+      if constexpr (CodeBytes<Codec>::kIsNibble) {
         index.at[4 * low_nibble_number<P>(byte) + token] = chunk_byte;
         index.at[4 * high_nibble_number<P>(byte) + token] = chunk_byte;
       } else {
@@ -151,9 +151,11 @@ constexpr int value_bias() {
 template <class Codec, format::Packing P>
 constexpr Table<int32_t, 16> nibble_shifts() {
   Table<int32_t, 16> shifts = {};
-  for (int byte = 0; byte < 8; ++byte) {
-    const bool is_high = value_factor<Codec>() > 1;
-    shifts.at[is_high ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte)] = 4;
+  if constexpr (CodeBytes<Codec>::kIsNibble) {
+    for (int byte = 0; byte < 8; ++byte) {
+      const bool is_high = value_factor<Codec>() > 1;
+      shifts.at[is_high ? low_nibble_number<P>(byte) : high_nibble_number<P>(byte)] = 4;
+    }
   }
   return shifts;
 }

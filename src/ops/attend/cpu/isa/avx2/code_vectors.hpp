@@ -1,41 +1,11 @@
-// What integer products over codes need of AVX2, with AVX-VNNI or without. code_vectors_512.hpp has
-// the same functions.
+// What integer products over codes need of AVX2, with AVX-VNNI or without; dots.hpp has what
+// differs. The AVX-512 level has the same functions.
 #pragma once
 
-#include "ops/attend/cpu/code_chunks.hpp"
+#include "ops/attend/cpu/isa/avx2/chunks.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
-
-// Whether a codec's fixed-point numbers are words. Without AVX-VNNI add_dots needs sums of two
-// products that fit in 16 bits: those of nibbles, at most 24 times a digit, do.
-template <class Codec>
-constexpr bool takes_words() {
-#if defined(__AVXVNNI__)
-  return false;
-#else
-  return !CodeBytes<Codec>::kIsNibble;
-#endif
-}
-
-// sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
-KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
-#if defined(__AVXVNNI__)
-  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)unsigned_bytes,
-                                       (__m256i)signed_bytes);
-#else
-  const __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
-  return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#endif
-}
-
-// Where add_dots takes three instructions, four sums of pairs that share the last two: at most 4 *
-// 255 * 15 * 2 < 2^15.
-#if defined(__AVXVNNI__)
-inline constexpr bool kAddsFours = false;
-#else
-inline constexpr bool kAddsFours = true;
-#endif
 
 // sum += the products of four vectors' bytes.
 KVX_INLINE Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes) {
@@ -210,6 +180,7 @@ KVX_INLINE void store_nibbles(const __m128i* fours, int8_t* place) {
     first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
     second = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
   } else {
+    static_assert(P == format::Packing::kNibbles, "store_nibbles has no branch for this packing");
     first = _mm256_unpacklo_epi32(low, high);
     second = _mm256_unpackhi_epi32(low, high);
   }

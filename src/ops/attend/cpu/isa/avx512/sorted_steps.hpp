@@ -1,5 +1,5 @@
-// Steps of a tile whose rows have four or eight bytes of scales side by side, which most rows of
-// 128 and 64 numbers have, a vector of tokens at a time: AVX-512 with VBMI.
+// The steps of a tile with AVX-512: a vector of tokens at a time, where rows have four or eight
+// bytes of scales side by side, which most rows of 128 and 64 numbers have.
 #pragma once
 
 #include <immintrin.h>
@@ -122,7 +122,7 @@ KVX_INLINE bool load_sorted_steps(const PackedTile& tile, int row_bytes, float f
   return row_bytes == 4 && load_sorted_steps<T, 4>(tile, factor, steps);
 }
 
-// load_steps for such rows. False: they are none, or have an uncommon scale.
+// load_steps for such rows. False: the tile has other rows, or an uncommon scale.
 KVX_INLINE bool load_sorted_steps(const PackedTile& tile, format::ScaleType type, int count,
                                   float factor, float* steps) {
   using format::ScaleType;
@@ -137,8 +137,17 @@ KVX_INLINE bool load_sorted_steps(const PackedTile& tile, format::ScaleType type
       return load_sorted_steps<ScaleType::kF16>(tile, count * bytes, factor, steps);
     case ScaleType::kBF16:
       return load_sorted_steps<ScaleType::kBF16>(tile, count * bytes, factor, steps);
-    default:
+    case ScaleType::kNone:
+    case ScaleType::kF32:
       return false;
+  }
+  return false;
+}
+
+KVX_INLINE void decode_f16_steps(const uint32_t* bits, int n, float factor, float* steps) {
+  for (int i = 0; i < n; i += kTokenStep) {
+    const __m256i halves = _mm512_cvtepi32_epi16(_mm512_loadu_si512(bits + i));
+    _mm512_storeu_ps(steps + i, _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor)));
   }
 }
 
