@@ -309,7 +309,7 @@ std::span<const OptionHelp> recipe_options() {
   return kOptions;
 }
 
-// The reasons are `kvx compare`'s figures; bench/results/ keeps them.
+// The reasons are `kvx compare`'s figures; bench/log/ keeps them.
 std::string_view recommended_options(FormatId id) {
   switch (id) {
     case FormatId::kF32:

@@ -43,21 +43,29 @@ std::string bits_text(const FormatSpec& spec, int head_dim) {
   return fmt::format("{:.4g}", format::bits_per_value(spec, head_dim, kBlockSize));
 }
 
-Table sizes_table() {
-  Table table({{"name"},
-               {"element"},
-               {"group"},
-               {"scale"},
-               {"bits at 64", Align::kRight},
-               {"bits at 128", Align::kRight},
-               {"multiple of", Align::kRight},
-               {"what it is"}});
+// has_summaries: with a last column for each format in words, which a Markdown page has no room
+// for.
+Table sizes_table(bool has_summaries) {
+  std::vector<Table::Column> columns = {{"name"},
+                                        {"element"},
+                                        {"group"},
+                                        {"scale"},
+                                        {"bits at 64", Align::kRight},
+                                        {"bits at 128", Align::kRight},
+                                        {"multiple of", Align::kRight}};
+  if (has_summaries) columns.push_back({"what it is"});
+  Table table(columns);
   for (const Facts* facts : format::kAllFacts) {
     const FormatSpec spec = default_spec(*facts);
-    table.add_row({std::string(facts->name), std::string(facts->element), group_text(spec),
-                   scale_text(spec), bits_text(spec, kShownHeadDims[0]),
-                   bits_text(spec, kShownHeadDims[1]), std::to_string(facts->head_dim_multiple),
-                   std::string(facts->summary)});
+    std::vector<std::string> row = {std::string(facts->name),
+                                    std::string(facts->element),
+                                    group_text(spec),
+                                    scale_text(spec),
+                                    bits_text(spec, kShownHeadDims[0]),
+                                    bits_text(spec, kShownHeadDims[1]),
+                                    std::to_string(facts->head_dim_multiple)};
+    if (has_summaries) row.push_back(std::string(facts->summary));
+    table.add_row(row);
   }
   return table;
 }
@@ -83,17 +91,13 @@ Table choices_table() {
   return table;
 }
 
-Table options_table() {
-  Table table({{"option"}, {"what it does"}});
+// A list, not a table: the help of an option is too long for a line beside its form.
+std::string options_markdown() {
+  std::string text;
   for (const kv::OptionHelp& option : kv::recipe_options()) {
-    // A bar inside a Markdown cell would end it.
-    std::string form(option.form);
-    for (size_t at = 0; (at = form.find('|', at)) != std::string::npos; at += 2) {
-      form.insert(at, 1, '\\');
-    }
-    table.add_row({form, std::string(option.help)});
+    text += fmt::format("- `{}`:\n  {}\n", option.form, option.help);
   }
-  return table;
+  return text;
 }
 
 std::string format_section(const Facts& facts) {
@@ -116,7 +120,7 @@ std::string format_section(const Facts& facts) {
 }  // namespace
 
 std::string formats_text(bool color) {
-  return sizes_table().text(color) +
+  return sizes_table(true).text(color) +
          "\nbits: per value, the row's scales included, at head_dim 64 and 128. multiple of: what "
          "head_dim must be.\nThe first of several choices is the default:\n\n" +
          choices_table().text(color) +
@@ -127,12 +131,14 @@ std::string formats_text(bool color) {
 std::string formats_markdown() {
   std::string text =
       "# Formats\n\n"
-      "Printed by `kvx formats --markdown` from the facts in `src/format/formats/`; a test keeps "
-      "the two equal. How a\nnumber becomes these bytes is in [numbers.md](numbers.md).\n\n"
+      "After this page you can choose a format and its options, and name a cache with them, as in\n"
+      "`kvx compare --formats bf16,int8/int4,nvfp4:auto`. `kvx formats --markdown` prints the page "
+      "from\nthe facts in `src/format/formats/`; a test keeps the two equal. How a number becomes "
+      "these bytes\nis in [numbers.md](numbers.md).\n\n"
       "## Sizes\n\n"
       "Bits per value count the row's own scales, with default options, at head_dim 64 and 128. "
-      "`multiple of` says what\nhead_dim must be.\n\n";
-  text += sizes_table().markdown();
+      "head_dim\nmust be a multiple of the last column.\n\n";
+  text += sizes_table(false).markdown();
   text +=
       "\n## Choices\n\n"
       "The first of several is the default. `auto` in a recipe stands for the options in the last "
@@ -140,16 +146,16 @@ std::string formats_markdown() {
   text += choices_table().markdown();
   text +=
       "\n## Naming a cache\n\n"
-      "One string names a cache everywhere: `format[/format][:option,...]`, K before the slash and "
-      "V after it, or one\nformat for both: `int8`, `int8/int4`, "
-      "`nvfp4:k.hadamard,search,sink=16,recent=64`, `int4:auto`. An option applies\nto both sides "
-      "where their formats take it; `k.` or `v.` in front of it limits it to one.\n\n";
-  text += options_table().markdown();
+      "One string names a cache everywhere: `format[/format][:option,...]`. K is before the slash "
+      "and V\nafter it; one format is for both. Examples: `int8`, `int8/int4`, `int4:auto`,\n"
+      "`nvfp4:k.hadamard,search,sink=16,recent=64`. An option applies to both sides where their "
+      "formats\ntake it; `k.` or `v.` in front of it limits it to one.\n\n";
+  text += options_markdown();
   text +=
       "\n## Rows\n\n"
       "The bytes of one row (one token, one head) at head_dim 64 with default options. A pool may "
-      "keep the scales in a\nregion of their own; their bytes are the same there. Numbers of more "
-      "than one byte are little-endian.\n\n";
+      "keep\nthe scales in a region of their own; their bytes are the same there. Numbers of more "
+      "than one byte\nare little-endian.\n\n";
   for (const Facts* facts : format::kAllFacts) text += format_section(*facts);
   text.pop_back();  // one line break ends the file
   return text;

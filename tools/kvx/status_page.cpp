@@ -31,7 +31,16 @@ bool works(const Verb& verb, const FormatKernels& kernels) {
   return (!verb.encodes || kernels.encode_rows) && (!verb.decodes || kernels.decode_rows);
 }
 
-// The CPU levels where the verb works. Tables are constants: reading one runs none of its kernels.
+std::string level_names() {
+  std::string names;
+  for (const device::CpuLevel level : device::kAllCpuLevels) {
+    names += (names.empty() ? "" : ", ") + std::string(name_of(level));
+  }
+  return names;
+}
+
+// The CPU levels where the verb works, or "all". Tables are constants: reading one runs none of its
+// kernels.
 std::string levels_of(const Verb& verb, format::FormatId id) {
   std::string names;
   for (const device::CpuLevel level : device::kAllCpuLevels) {
@@ -40,7 +49,8 @@ std::string levels_of(const Verb& verb, format::FormatId id) {
     if (index >= table.num_formats || !works(verb, table.formats[index])) continue;
     names += (names.empty() ? "" : ", ") + std::string(name_of(level));
   }
-  return names.empty() ? "no" : names;
+  if (names.empty()) return "none";
+  return names == level_names() ? "all" : names;
 }
 
 Table status_table() {
@@ -60,17 +70,21 @@ Table status_table() {
 }  // namespace
 
 std::string status_text(bool color) {
-  return status_table().text(color);
+  return status_table().text(color) + fmt::format("\nall: {}\n", level_names());
 }
 
 std::string status_markdown() {
   return "# Status\n\n"
-         "Which format works in which verb on which backend. Printed by `kvx info --status "
-         "--markdown` from the kernel tables; a\ntest keeps the two equal. CPU levels are chosen "
-         "at start by what the machine runs; `KVX_CPU` forces one. CUDA: all four verbs, where it "
-         "is "
-         "built;\n[cuda.md](cuda.md) says what takes its fast kernels. Of the Python package's "
-         "suites and wheels [status-python.md](status-python.md) has the last results.\n\n" +
+         "After this page you know which format works in which verb on which backend.\n"
+         "`kvx info --status --markdown` prints it from the kernel tables; a test keeps the two "
+         "equal.\n\n"
+         "The library chooses a CPU level when it starts; `KVX_CPU` forces one. \"all\" stands "
+         "for\n" +
+         level_names() +
+         ". On CUDA every verb takes every format, where kvx is\nbuilt with it; "
+         "[cuda/overview.md](cuda/overview.md) lists what takes the fast kernels.\n"
+         "[status-python.md](status-python.md) has the last results of the Python suites and "
+         "wheels.\n\n" +
          status_table().markdown();
 }
 

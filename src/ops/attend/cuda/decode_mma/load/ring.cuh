@@ -24,7 +24,7 @@ namespace kvx::ops::cuda {
 // Two stages, one read and one on its way, hide memory's latency. A third does harm: what waits for
 // memory beyond that is served unevenly. Multiprocessors that share their way to it with fewer
 // others get more and end early, and those that are left cannot take all that memory then has to
-// give (bench/results/2026-11-23-h200.md, "Two stages").
+// give (bench/log/2026-11-23-h200.md, "Two stages").
 //
 // IsFullPrecision: of the sequence's full-precision window, which are few tokens. One tile in one
 // stage is enough, and leaves room beside it.
