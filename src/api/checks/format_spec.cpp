@@ -27,7 +27,7 @@ constexpr uint32_t number(ScaleSource source) {
 constexpr uint32_t number(ScaleChoice choice) {
   return static_cast<uint32_t>(choice) + 1;
 }
-// 0 is no scale here and the default there.
+// 0 means no scale in the library and the default in the ABI.
 constexpr uint32_t number(ScaleType type) {
   return static_cast<uint32_t>(type);
 }
@@ -105,12 +105,12 @@ kvx_format_info_t describe(const format::FormatSpec& spec, int head_dim) {
 }
 
 Status format_info(const kvx_format_spec_t* spec, uint32_t head_dim, kvx_format_info_t* info) {
-  KVX_ASSIGN_OR_RETURN(const format::FormatSpec args, read_format(spec, "spec"));
+  KVX_ASSIGN_OR_RETURN(const format::FormatSpec format, read_format(spec, "spec"));
   KVX_RETURN_IF_ERROR(
-      format::check_head_dim(args, static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX))));
+      format::check_head_dim(format, static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX))));
   if (info == nullptr) return invalid_argument("info is null");
   if (info->size < 8) return invalid_argument("info.size is {}; expected at least 8", info->size);
-  kvx_format_info_t answer = describe(args, static_cast<int>(head_dim));
+  kvx_format_info_t answer = describe(format, static_cast<int>(head_dim));
   answer.size = std::min<uint32_t>(info->size, sizeof answer);
   memcpy(info, &answer, answer.size);
   return {};

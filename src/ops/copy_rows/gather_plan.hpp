@@ -1,9 +1,10 @@
-// A gather, checked, and where the entries of its table lead: for the host and the GPU.
+// GatherPlan: the checked arguments of kvx_gather_kv. The functions here find the blocks that its
+// table names, on the host and on the GPU.
 #pragma once
 
-#include "api/v1/views.hpp"
+#include "ops/copy_rows/views.hpp"
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 
 struct GatherPlan {
   CacheView cache;
@@ -13,9 +14,9 @@ struct GatherPlan {
   int64_t max_seq_len = 0;
 
   KVX_INLINE bool reads_pools() const { return table.kind == TableView::Kind::kKvOffsets; }
-  bool is_on_device() const { return io.k.memory != MemoryKind::kHost; }
+  bool is_on_device() const { return io.k.memory != MemoryType::kHost; }
 
-  // Tokens that a row of the output receives; rows are sequences, or beams of sequences.
+  // How many tokens a row of the output receives. A row is a sequence, or a beam of a sequence.
   int64_t length(int64_t row) const { return length_of_sequence(row / table.num_beams); }
   KVX_INLINE int64_t length_of_sequence(int64_t sequence) const {
     const int64_t length = seq_lens.at(sequence);
@@ -23,13 +24,14 @@ struct GatherPlan {
   }
 };
 
-// What the table has for one token of a row, as it stands there.
+// The table's entries for one token of a row.
 struct TokenEntries {
   int64_t k = 0;
   int64_t v = 0;
 };
 
-// block: which of its row's the token is in. Requires: the table has entries for the token.
+// block: the index in its row of the block that the token is in. Requires: the table has entries
+// for the token.
 KVX_INLINE TokenEntries entries_of(const TableView& table, int64_t row, int64_t token,
                                    int64_t block) {
   int64_t place = row * table.max_blocks + block;
@@ -52,7 +54,7 @@ KVX_INLINE TokenEntries entries_of(const TableView& table, int64_t row, int64_t 
   return {entry, entry};
 }
 
-// Whether the table has entries for a token, whatever its prefix sums hold.
+// Whether the table has entries for a token. Any prefix sums are safe.
 KVX_INLINE bool has_entries(const TableView& table, int64_t row, int64_t token, int64_t block) {
   if (table.indptr.data == nullptr) return block < table.max_blocks;
   const int64_t first = table.indptr.at(row);
@@ -65,8 +67,8 @@ KVX_INLINE bool has_entries(const TableView& table, int64_t row, int64_t token, 
 inline constexpr uint32_t kSecondaryPool = 0x80000000u;
 inline constexpr uint32_t kNullIndex = 0xFFFFFFFFu;
 
-// The first byte of the block that an entry names; null for an entry without a block, whose rows
-// are left as they are. Requires: a block id below num_blocks.
+// Returns the first byte of the block that an entry names, or null for an entry without a block;
+// the output's rows of such an entry stay unchanged. Requires: a block id below num_blocks.
 KVX_INLINE uint8_t* block_of(const TableView& table, const CacheSide& side, int64_t entry) {
   if (table.kind != TableView::Kind::kKvOffsets) {
     return entry < 0 ? nullptr : side.data + entry * side.block_stride;
@@ -77,4 +79,4 @@ KVX_INLINE uint8_t* block_of(const TableView& table, const CacheSide& side, int6
   return pool + int64_t{index & ~kSecondaryPool} * table.bytes_per_block;
 }
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows

@@ -1,28 +1,27 @@
-// How a token's rows are cut for a GPU: units of elements that follow each other on both sides, as
-// full-precision as a thread can move at once.
+// RowUnits divides a token's rows for a GPU into units: elements that are adjacent both in the
+// cache and in the caller's tensor, as many as a thread can copy at once.
 #pragma once
 
-#include "api/v1/views.hpp"
+#include "ops/copy_rows/views.hpp"
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 
 struct RowUnits {
-  int elements = 1;          // of a unit
-  bool converts = false;     // through f32; otherwise as bytes
-  bool is_by_token = false;  // neighbouring threads take neighbouring tokens, not units
-  int64_t num_units = 0;     // of a token: K, or V, of all heads
-  int64_t num_heads = 1;     // 1 also where all heads follow each other without a gap
+  int elements = 1;          // in a unit
+  bool converts = false;     // elements are converted through f32; otherwise bytes are copied
+  bool is_by_token = false;  // adjacent threads copy adjacent tokens, not units
+  int64_t num_units = 0;     // in a token: K, or V, of all heads
+  int64_t num_heads = 1;     // 1 where all heads are contiguous
   RowShape row;
 
   int bytes(Element element) const { return elements * bytes_of(element); }
 };
 
-// alignment: a number that all the addresses where blocks may begin are multiples of, besides the
-// side's own data and strides; 16 where there are none.
+// alignment: every address where a block of a pool may begin is a multiple of it; 16 without pools.
 RowUnits units_of(const CacheView& cache, const CacheSide& side, const IoSide& io,
                   int64_t alignment);
 
-// Where a unit of a token lies, in bytes from the token's first.
+// Where a unit of a token lies, in bytes from the token's first byte.
 struct Unit {
   int64_t head = 0;
   int64_t cache_offset = 0;
@@ -42,4 +41,4 @@ KVX_INLINE Unit unit_at(const RowUnits& units, const CacheSide& cache, const IoS
           head * io.head_stride + (run * units.row.run_length + first) * bytes_of(io.element)};
 }
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows

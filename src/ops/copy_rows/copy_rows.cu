@@ -1,26 +1,26 @@
-// The v1 calls' rows on a GPU: a thread moves one unit (device_units.hpp) of several tokens.
+// Copies the v1 calls' rows on a GPU: a thread copies one unit (row_units.hpp) of several tokens.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "api/v1/device_rows.hpp"
-#include "api/v1/device_units.hpp"
 #include "core/checked.hpp"
 #include "device/cuda_error.hpp"
 #include "format/codec.hpp"
 #include "format/group.hpp"
+#include "ops/copy_rows/copy_rows_cuda.hpp"
+#include "ops/copy_rows/row_units.hpp"
 #include "ops/cuda/fast_divide.hpp"
 #include "ops/cuda/overlapping_launch.cuh"
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostTokensAtOnce = 4;  // of a thread: loads before the first store
+constexpr int kMostTokensAtOnce = 4;  // tokens that a thread loads before its first store
 
-using ops::cuda::FastDivide;
-using ops::cuda::FastDivide64;
+using cuda::FastDivide;
+using cuda::FastDivide64;
 
 // K or V of a call.
 struct MovedSide {
@@ -32,27 +32,27 @@ struct MovedSide {
   FastDivide64 by_tokens_per_fragment{io.tokens_per_fragment};
 
   __device__ uint8_t* io_token(int64_t t) const {
-    const int64_t piece = by_tokens_per_fragment.quotient(t);
-    return io.data + piece * io.fragment_stride +
-           (t - piece * io.tokens_per_fragment) * io.token_stride;
+    const int64_t fragment = by_tokens_per_fragment.quotient(t);
+    return io.data + fragment * io.fragment_stride +
+           (t - fragment * io.tokens_per_fragment) * io.token_stride;
   }
 };
 
 struct Launch {
   dim3 grid;           // tokens, units, sides
-  int width;           // units of a CTA
-  int depth;           // tokens that its threads have beside each other
-  int tokens_at_once;  // of a thread
+  int width;           // units of a token that a CTA copies
+  int depth;           // tokens that a CTA's threads copy side by side
+  int tokens_at_once;  // tokens of a thread
 };
 
-// What a thread moves; null where there is nothing to move.
+// A unit that a thread copies. `from` or `to` is null where nothing is copied.
 struct Move {
   const uint8_t* from = nullptr;
   uint8_t* to = nullptr;
   float step = 1.0f;
 };
 
-// The tokens that a CTA moves.
+// The tokens that a CTA copies.
 struct TokensOfCta {
   int64_t first;
   int count;
@@ -70,7 +70,7 @@ struct Write {
   static int shared_bytes(int) { return 0; }
   __device__ void find_places(const MovedSide&, const TokensOfCta&) const {}
 
-  // IO is read whether the slot is good or not: nothing waits for the slot but the store.
+  // IO is read before the slot is checked, so that only the store waits for the slot.
   __device__ Move move_of(const MovedSide& side, const Unit& unit, const TokensOfCta& tokens,
                           int number) const {
     const int64_t token = tokens.first + number;
@@ -89,7 +89,7 @@ struct Write {
   }
 };
 
-// A token's first bytes on both sides; null where there is nothing to move.
+// A token's first byte on both sides. Null where nothing is copied.
 struct TokenPlace {
   const uint8_t* from = nullptr;
   uint8_t* to = nullptr;
@@ -108,7 +108,8 @@ struct Gather {
     return tokens_of_cta * static_cast<int>(sizeof(TokenPlace));
   }
 
-  // Once a token and not once a unit: finding a token takes longer than moving 16 bytes.
+  // Tokens are found once per token and not per unit: finding one takes longer than copying 16
+  // bytes.
   __device__ void find_places(const MovedSide& side, const TokensOfCta& tokens) const {
     for (auto i = static_cast<int>(threadIdx.x); i < tokens.count;
          i += static_cast<int>(blockDim.x)) {
@@ -128,7 +129,7 @@ struct Gather {
   __device__ TokenPlace place_of(const MovedSide& side, int64_t output) const {
     const int64_t row = by_max_seq_len.quotient(output);
     const int64_t token = output - row * plan.max_seq_len;
-    const int64_t place = by_block_size.quotient(token);  // of the block in its row
+    const int64_t place = by_block_size.quotient(token);  // index of the block in its row
     if (token >= plan.length_of_sequence(by_num_beams.quotient(row))) return {};
     if (!has_entries(plan.table, row, token, place)) return {};
     const TokenEntries entries = entries_of(plan.table, row, token, place);
@@ -159,7 +160,7 @@ struct Copy {
   }
 };
 
-// N numbers of one type, as they lie in memory.
+// N adjacent numbers of one type in memory.
 template <class Bits, int N>
 struct alignas(sizeof(Bits) * N) Numbers {
   Bits bits[N];
@@ -200,7 +201,7 @@ __device__ void store_scaled(const float (&x)[N], float step, uint8_t* to) {
   *reinterpret_cast<Numbers<uint8_t, N>*>(to) = codes;
 }
 
-// A NaN on its way into an F32 cache becomes the one NaN; on its way out it keeps its bits.
+// A write makes every NaN in an F32 cache the canonical NaN. A gather keeps a NaN's bits.
 struct BitsOfF32 {
   __device__ static uint32_t encode(float x) { return __float_as_uint(x); }
 };
@@ -255,7 +256,7 @@ struct MoveParams {
   Call call;
   int first_side;
   int depth;
-  FastDivide by_inner;  // of threads: units next to each other, or tokens
+  FastDivide by_inner;  // threads that copy adjacent units, or adjacent tokens
 };
 
 // blockIdx: tokens, units, sides.
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto number = static_cast<int>(by_token ? inner : outer);
   const int count = params.depth * Tokens;
   const TokensOfCta tokens = {int64_t{blockIdx.x} * count, count};
-  ops::cuda::wait_for_earlier_launches();
+  cuda::wait_for_earlier_launches();
   call.find_places(side, tokens);
   if (unit_number >= side.units.num_units) return;
   const Unit unit = unit_at(side.units, side.cache, side.io, unit_number);
@@ -309,8 +310,8 @@ Kernel<Call> kernel_of(const MovedSide& side) {
   }
 }
 
-// tokens_at_once: of a thread; 1, 2 or the most. A gather's CTAs find their tokens first, so each
-// has many.
+// tokens_at_once: tokens of a thread: 1, 2 or kMostTokensAtOnce. A gather's CTA first finds its
+// tokens, which pays only for many, so its threads always copy kMostTokensAtOnce.
 template <class Call>
 Kernel<Call> kernel_for(const MovedSide& side, int tokens_at_once) {
   if constexpr (is_write(static_cast<const Call*>(nullptr))) {
@@ -320,8 +321,9 @@ Kernel<Call> kernel_for(const MovedSide& side, int tokens_at_once) {
   return kernel_of<Call, kMostTokensAtOnce>(side);
 }
 
-// Where tokens are neighbours in the cache and units in IO, a warp takes eight tokens of four
-// units, so that both sides see whole sectors; of few tokens as many as it has lanes, one each.
+// Where tokens are adjacent in the cache and units are adjacent in IO, a warp copies four units of
+// eight tokens, so that it accesses whole sectors on both sides. With few tokens each lane of a
+// warp has its own.
 int neighbours(int64_t num_tokens) {
   constexpr int64_t kFewTokens = 1024;
   return num_tokens > kFewTokens ? 8 : 32;
@@ -339,8 +341,8 @@ Launch launch_of(const RowUnits& units, int64_t num_tokens, int num_sides, int t
           tokens_at_once};
 }
 
-// A small write waits for its few loads, not for memory: as many threads as the device takes at
-// once have one or two tokens each.
+// A small write is bound by the latency of its loads and not by bandwidth, so its threads copy one
+// or two tokens each, as long as the device can run all of them at once.
 Launch shortest_launch(const RowUnits& units, int64_t num_tokens, int num_sides,
                        int num_multiprocessors) {
   constexpr int kCtasPerMultiprocessor = 4;
@@ -353,15 +355,15 @@ Launch shortest_launch(const RowUnits& units, int64_t num_tokens, int num_sides,
 }
 
 Status check_fits(const RowUnits& units, const char* name) {
-  constexpr int64_t kMostUnits = int64_t{65535} * (kThreads / 32);  // of a grid's second dimension
+  constexpr int64_t kMostUnits = int64_t{65535} * (kThreads / 32);  // a grid's second dimension
   if (units.num_units <= kMostUnits) return {};
-  return unsupported("a token of {} is {} pieces on the GPU; expected at most {}", name,
+  return unsupported("a token of {} is {} units on the GPU; expected at most {}", name,
                      units.num_units, kMostUnits);
 }
 
-// K and V in one launch where they are cut alike.
+// Copies K and V in one launch where their units agree.
 template <class Call>
-Status launch(const Call& call, const char* name, const ops::CudaContext& context) {
+Status launch(const Call& call, const char* name, const CudaContext& context) {
   const MovedSide& k = call.sides[0];
   const MovedSide& v = call.sides[1];
   KVX_RETURN_IF_ERROR(check_fits(k.units, "K"));
@@ -379,17 +381,17 @@ Status launch(const Call& call, const char* name, const ops::CudaContext& contex
     const int inner = moved.units.is_by_token ? shape.depth : shape.width;
     const MoveParams<Call> params = {call, side, shape.depth, FastDivide(inner)};
     KVX_RETURN_IF_ERROR(
-        ops::cuda::launch_overlapping(context, name, kernel_for<Call>(moved, shape.tokens_at_once),
-                                      {shape.grid, shape.width * shape.depth,
-                                       Call::shared_bytes(shape.depth * shape.tokens_at_once)},
-                                      params));
+        cuda::launch_overlapping(context, name, kernel_for<Call>(moved, shape.tokens_at_once),
+                                 {shape.grid, shape.width * shape.depth,
+                                  Call::shared_bytes(shape.depth * shape.tokens_at_once)},
+                                 params));
   }
   return {};
 }
 
 }  // namespace
 
-Status write_on_device(const ops::CudaContext& context, const WritePlan& plan) {
+Status write_on_device(const CudaContext& context, const WritePlan& plan) {
   constexpr int64_t kWidest = 16;
   const CacheView& cache = plan.cache;
   const Write call = {
@@ -401,7 +403,7 @@ Status write_on_device(const ops::CudaContext& context, const WritePlan& plan) {
   return launch(call, "kvx_write_kv", context);
 }
 
-Status gather_on_device(const ops::CudaContext& context, const GatherPlan& plan) {
+Status gather_on_device(const CudaContext& context, const GatherPlan& plan) {
   const CacheView& cache = plan.cache;
   int64_t alignment = 16;
   if (plan.reads_pools()) {
@@ -417,4 +419,4 @@ Status gather_on_device(const ops::CudaContext& context, const GatherPlan& plan)
   return launch(call, "kvx_gather_kv", context);
 }
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows

@@ -1,13 +1,13 @@
-// Moves rows between a caller's tensors and a cache of any layout.
-#include "api/v1/move_rows.hpp"
+// Copies rows between a caller's tensors and a cache of any layout.
+#include "ops/copy_rows/row_mover.hpp"
 
 #include <algorithm>
 #include <array>
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 namespace {
 
-// One level of a nest of loops: `count` steps on both sides.
+// One level of a nest of loops: `count` iterations, with a stride on each side.
 struct Level {
   int64_t count;
   int64_t to_stride;
@@ -33,7 +33,7 @@ void copy_innermost(uint8_t* to, const uint8_t* from, const Level& level, int64_
   if (stream != nullptr && bytes == kStreamedUnitBytes && is_gap_free) {
     return stream_units(to, from, level.from_stride, level.count);
   }
-  switch (bytes) {  // sizes for which the compiler knows better than a call
+  switch (bytes) {  // for these sizes the compiler inlines memcpy
     case 1:
       return copy_innermost<1>(to, from, level);
     case 2:
@@ -54,8 +54,8 @@ void copy_innermost(uint8_t* to, const uint8_t* from, const Level& level, int64_
 constexpr int kLevels = 4;  // tokens, heads, runs of a row, elements of a run
 using Nest = std::array<Level, kLevels>;
 
-// Copies pieces of `bytes`, level by level. Levels that follow each other without a gap on both
-// sides become one piece: a canonical NHD run is one memcpy.
+// Copies fragments of `bytes`, level by level. Levels that are contiguous on both sides are merged
+// into one fragment: a run of canonical NHD tokens is one memcpy.
 void copy_nest(uint8_t* to, const uint8_t* from, Nest nest, int64_t bytes,
                StreamCopy stream = nullptr) {
   int last = kLevels - 1;
@@ -80,7 +80,7 @@ void copy_nest(uint8_t* to, const uint8_t* from, Nest nest, int64_t bytes,
   }
 }
 
-// From contiguous rows to the cache's.
+// The nest that copies contiguous rows to the cache.
 Nest nest_to_cache(const CacheSide& side, int64_t num_tokens, int64_t num_heads,
                    int64_t io_token_stride, int64_t io_head_stride) {
   const int bytes = bytes_of(side.element);
@@ -91,7 +91,7 @@ Nest nest_to_cache(const CacheSide& side, int64_t num_tokens, int64_t num_heads,
            {row.run_length, row.element_stride, bytes}}};
 }
 
-// A write goes through the cache as it lies, so that lines are filled one after the other.
+// A write visits the cache in the order of its addresses, so that it fills whole lines in turn.
 Nest in_order_of_target(Nest nest) {
   std::stable_sort(nest.begin(), nest.end(), [](const Level& a, const Level& b) {
     return a.count > 1 && (b.count == 1 || a.to_stride > b.to_stride);
@@ -99,13 +99,13 @@ Nest in_order_of_target(Nest nest) {
   return nest;
 }
 
-// The other direction; a gather goes through its output as that lies already.
+// The nest of the other direction. A gather already visits its output in the order of addresses.
 Nest reversed(Nest nest) {
   for (Level& level : nest) std::swap(level.to_stride, level.from_stride);
   return nest;
 }
 
-// A format whose codes are the elements; the 8-bit floats read their scale.
+// Returns the format whose codes are these elements. The scales of 8-bit floats are given.
 format::FormatSpec spec_of(Element element) {
   using format::FormatId;
   constexpr FormatId kIds[] = {FormatId::kF16, FormatId::kBF16, FormatId::kF32, FormatId::kFp8E4M3,
@@ -125,8 +125,8 @@ bool can_gather(Element cache, Element io) {
   return io == cache || (float_type(cache) && float_type(io));
 }
 
-RowMover::RowMover(const ops::cpu::KernelTable& kernels, const CacheView& cache,
-                   const CacheSide& side, const IoSide& io, int64_t num_tokens)
+RowMover::RowMover(const cpu::KernelTable& kernels, const CacheView& cache, const CacheSide& side,
+                   const IoSide& io, int64_t num_tokens)
     : kernels_(kernels),
       side_(side),
       io_(io),
@@ -145,7 +145,7 @@ RowMover::~RowMover() {
   if (stream_ != nullptr) finish_streams();
 }
 
-void RowMover::write(const TokenRun& run, const ScaleView& scale) {
+void RowMover::write(const RunAddresses& run, const ScaleView& scale) {
   if (side_.element == io_.element) {
     copy_nest(run.cache, run.io,
               in_order_of_target(nest_to_cache(side_, run.num_tokens, num_heads_, io_.token_stride,
@@ -162,7 +162,7 @@ void RowMover::write(const TokenRun& run, const ScaleView& scale) {
   }
 }
 
-void RowMover::gather(const TokenRun& run) {
+void RowMover::gather(const RunAddresses& run) {
   if (side_.element == io_.element) {
     copy_nest(run.io, run.cache,
               reversed(nest_to_cache(side_, run.num_tokens, num_heads_, io_.token_stride,
@@ -212,4 +212,4 @@ void RowMover::decode_row(const uint8_t* cache_row, uint8_t* io_row) {
   }
 }
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows

@@ -1,13 +1,13 @@
-// How a token's rows are cut for a GPU.
-#include "api/v1/device_units.hpp"
+// Divides a token's rows into units for a GPU.
+#include "ops/copy_rows/row_units.hpp"
 
 #include <cstdlib>
 #include <numeric>
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 namespace {
 
-constexpr int64_t kWidest = 16;  // bytes that a thread moves at once
+constexpr int64_t kWidest = 16;  // bytes that a thread copies at once
 
 int64_t alignment_of(const uint8_t* data) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % kWidest);
@@ -30,7 +30,7 @@ RowUnits units_of(const CacheView& cache, const CacheSide& side, const IoSide& i
   const int64_t cache_bytes = bytes_of(side.element);
   const int64_t io_bytes = bytes_of(io.element);
   const bool is_dense = side.row.element_stride == cache_bytes;
-  // Without scales a head is as good as the next: rows without gaps are one.
+  // Bytes are copied without scales, so contiguous rows of all heads are treated as one row.
   if (!units.converts && is_dense && side.row.num_runs == 1 &&
       side.head_stride == side.row.run_length * cache_bytes && io.head_stride == side.head_stride) {
     units.num_heads = 1;
@@ -45,7 +45,7 @@ RowUnits units_of(const CacheView& cache, const CacheSide& side, const IoSide& i
                 head_stride, side.row.run_stride, units.row.run_length * cache_bytes});
     const int64_t io_at = gcd_of({alignment_of(io.data), io.fragment_stride, io.token_stride,
                                   io_head_stride, units.row.run_length * io_bytes});
-    constexpr int64_t kConverted = 4;  // elements at once
+    constexpr int64_t kConverted = 4;  // elements that a thread converts at once
     const int64_t fits = std::min(at / cache_bytes, io_at / io_bytes);
     units.elements =
         static_cast<int>(units.converts ? (fits >= kConverted ? kConverted : 1) : fits);
@@ -55,4 +55,4 @@ RowUnits units_of(const CacheView& cache, const CacheSide& side, const IoSide& i
   return units;
 }
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows

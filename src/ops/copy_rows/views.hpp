@@ -1,5 +1,5 @@
-// What the v1 calls work on: descriptors that were checked, turned into addresses and strides in
-// bytes that cannot be wrong. Where an index leads is computed here once, for the host and the GPU.
+// Views of the v1 calls' arguments: the addresses and byte strides of descriptors that the API
+// boundary has checked. The CPU's and the GPU's code compute addresses with the functions here.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "core/float16.hpp"
 #include "core/host_device.hpp"
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 
 // The element types of cache and IO tensors.
 enum class Element : uint8_t { kF16, kBF16, kF32, kE4M3, kE5M2 };
@@ -44,12 +44,11 @@ constexpr std::optional<DType> float_type(Element element) {
   }
 }
 
-// What a descriptor says about its memory. The calls run on the host, or on the GPU for both
-// others.
-enum class MemoryKind : uint8_t { kHost, kDevice, kUnified };
+// The kind of memory in a descriptor. A call runs on the host for kHost and on the GPU otherwise.
+enum class MemoryType : uint8_t { kHost, kDevice, kUnified };
 
-// Where the head_dim elements of one row lie: num_runs runs of run_length elements. One run of
-// head_dim in NHD and HND, head_dim / pack runs of pack elements in HND_PACKED.
+// Where the head_dim elements of one row lie: num_runs runs of run_length elements. NHD and HND
+// have one run of head_dim elements, HND_PACKED has head_dim / pack runs of pack elements.
 struct RowShape {
   int64_t num_runs = 1;
   int64_t run_length = 0;
@@ -60,14 +59,14 @@ struct RowShape {
 // K or V of a cache: row (block, token, head) begins at data + the sum of index * stride.
 struct CacheSide {
   uint8_t* data = nullptr;
-  MemoryKind memory = MemoryKind::kHost;
+  MemoryType memory = MemoryType::kHost;
   Element element = Element::kF32;
   int64_t block_stride = 0;  // bytes, as all strides here
   int64_t token_stride = 0;
   int64_t head_stride = 0;
   RowShape row;
   int64_t block_bytes = 0;  // from a block's first byte to its last
-  int64_t total_bytes = 0;  // likewise of the whole tensor
+  int64_t total_bytes = 0;  // from the tensor's first byte to its last
 };
 
 struct CacheView {
@@ -78,18 +77,18 @@ struct CacheView {
   CacheSide k;
   CacheSide v;
 
-  // A product beyond int64 is every slot there is.
+  // INT64_MAX where the product overflows: then every slot is in range.
   int64_t num_slots() const {
     int64_t slots = 0;
     return __builtin_mul_overflow(num_blocks, block_size, &slots) ? INT64_MAX : slots;
   }
 };
 
-// key or value of a call: tokens of a padded tensor lie in pieces of tokens_per_fragment; a dense
-// one is one piece. Rows are contiguous.
+// key or value of a call. The tokens of a padded tensor [sequences, tokens, heads, head_dim] lie in
+// fragments of tokens_per_fragment tokens; a dense tensor is one fragment. Rows are contiguous.
 struct IoSide {
   uint8_t* data = nullptr;
-  MemoryKind memory = MemoryKind::kHost;
+  MemoryType memory = MemoryType::kHost;
   Element element = Element::kF32;
   int64_t tokens_per_fragment = 1;
   int64_t fragment_stride = 0;  // bytes
@@ -111,7 +110,7 @@ struct IoView {
   IoSide k;
   IoSide v;
 
-  // Tokens from t on that lie at one stride in key and in value.
+  // How many tokens from t on have one stride between them in key and in value.
   int64_t tokens_in_a_row(int64_t t) const {
     return std::min(k.tokens_left_in_fragment(t), v.tokens_left_in_fragment(t));
   }
@@ -132,14 +131,14 @@ struct SlotView {
   int64_t num_tokens = 0;
   int64_t invalid_slot = -1;
 
-  // Negative when the token is not to be written.
+  // Negative: the token is not written.
   KVX_INLINE int64_t at(int64_t token) const {
     const int64_t slot = slots.at(token);
     return slot == invalid_slot ? -1 : slot;
   }
 };
 
-// A rectangle [rows, width] of block ids, or a list of them with prefix sums.
+// A block table: a rectangle [num_rows(), max_blocks] of block ids, or a list with prefix sums.
 struct TableView {
   enum class Kind : uint8_t { kPacked, kRaggedTokens, kRaggedPages, kKvOffsets };
   Kind kind = Kind::kPacked;
@@ -149,7 +148,7 @@ struct TableView {
   IndexArray indices;
   int64_t num_indices = 0;
   IndexArray indptr;  // [num_sequences + 1]; ragged only
-  MemoryKind pool_memory = MemoryKind::kHost;
+  MemoryType pool_memory = MemoryType::kHost;
   uint8_t* primary = nullptr;
   uint8_t* secondary = nullptr;
   int64_t bytes_per_block = 0;
@@ -157,7 +156,8 @@ struct TableView {
   int64_t num_rows() const { return num_sequences * num_beams; }
 };
 
-// The scale of (block, head): value = code * scale. A stride of 0 shares it.
+// The scale of (block, head): value = code * scale. Blocks or heads share a scale where their
+// stride is 0.
 struct ScaleView {
   const uint8_t* data = nullptr;  // null: 1
   DType dtype = DType::kF32;
@@ -176,4 +176,4 @@ struct ScaleView {
   }
 };
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows
