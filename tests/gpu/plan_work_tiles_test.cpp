@@ -21,12 +21,12 @@ ops::CudaContext h200() {
 }
 
 // As int4's instance for up to eight query rows.
-AttendPlanCuda plan_of_four_bits() {
-  AttendPlanCuda plan;
-  plan.tiles.rows = 8;
-  plan.tiles.warps_at_once = 16;
-  plan.tiles.warp_shared_bytes = 13 << 10;
-  plan.tiles.step_tokens = 64;
+WorkTilePlan plan_of_four_bits() {
+  WorkTilePlan plan;
+  plan.decode_mma.rows = 8;
+  plan.decode_mma.warps_at_once = 16;
+  plan.decode_mma.warp_shared_bytes = 13 << 10;
+  plan.decode_mma.step_tokens = 64;
   plan.num_row_tiles = 1;
   return plan;
 }
@@ -47,14 +47,14 @@ int no_clusters(int, int) {
 }
 
 template <class ClustersAtOnce>
-AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce& clusters,
+WorkTilePlan plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce& clusters,
                         int window_sinks = 0) {
   constexpr int kHeads = 8;
   SplitShape shape;
   shape.num_work_tiles = int64_t{num_sequences} * kHeads;
   shape.max_tokens = tokens;
-  AttendPlanCuda plan = plan_of_four_bits();
-  const CtaOrder order = preferred_ctas(plan.tiles, 128, 64, tokens, 1, window_sinks);
+  WorkTilePlan plan = plan_of_four_bits();
+  const CtaOrder order = preferred_ctas(plan.decode_mma, 128, 64, tokens, 1, window_sinks);
   plan_decode_mma(h200(), shape, 1, order, no_clusters, plan);
   balance_decode_mma(h200(), shape, num_sequences, 1, plan);
   if (plan.balanced_work_tiles == 0) plan_decode_mma(h200(), shape, 1, order, clusters, plan);
@@ -64,11 +64,11 @@ AttendPlanCuda plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce&
 TEST(PlanWorkTiles, HaveCtasThatAMultiprocessorHolds) {
   for (const int sequences : {1, 2, 4, 16, 64, 256}) {
     for (const int64_t tokens : {1, 128, 1024, 8192, 32768, 131072}) {
-      const AttendPlanCuda plan = plan_for(sequences, tokens, h200_clusters);
+      const WorkTilePlan plan = plan_for(sequences, tokens, h200_clusters);
       SCOPED_TRACE(testing::Message() << sequences << " x " << tokens);
       EXPECT_GE(plan.warps_of_cta, 1);
-      EXPECT_LE(plan.warps_of_cta, plan.tiles.warps_at_once);
-      EXPECT_GT(tile_slots(h200().device, plan.tiles, plan.warps_of_cta), 0);
+      EXPECT_LE(plan.warps_of_cta, plan.decode_mma.warps_at_once);
+      EXPECT_GT(tile_slots(h200().device, plan.decode_mma, plan.warps_of_cta), 0);
       EXPECT_LE(plan.num_splits, ops::kMaxSplits);
       if (!plan.merges_in_cluster) continue;
       EXPECT_LE(plan.num_splits, 16);
@@ -81,7 +81,7 @@ TEST(PlanWorkTiles, HaveCtasThatAMultiprocessorHolds) {
 TEST(PlanWorkTiles, OfAFewShortSequencesMergeInTheirCluster) {
   EXPECT_TRUE(plan_for(4, 1024, h200_clusters).merges_in_cluster);
   EXPECT_TRUE(plan_for(1, 8192, h200_clusters).merges_in_cluster);
-  const AttendPlanCuda without = plan_for(1, 8192, no_clusters);
+  const WorkTilePlan without = plan_for(1, 8192, no_clusters);
   EXPECT_FALSE(without.merges_in_cluster);
   EXPECT_TRUE(without.is_merged());
 }
@@ -90,14 +90,14 @@ TEST(PlanWorkTiles, OfAFewShortSequencesMergeInTheirCluster) {
 TEST(PlanWorkTiles, MergeInSmallerClustersWhereLargeOnesDoNotRunAtOnce) {
   const auto of_four = [](int, int ctas) { return ctas <= 4 ? 16 : 0; };
   EXPECT_GT(plan_for(1, 4096, h200_clusters).num_splits, 4);
-  const AttendPlanCuda plan = plan_for(1, 4096, of_four);
+  const WorkTilePlan plan = plan_for(1, 4096, of_four);
   EXPECT_TRUE(plan.merges_in_cluster);
   EXPECT_EQ(plan.num_splits, 4);
 }
 
 // A sequence's head for each multiprocessor: nothing is gained by two CTAs that share one.
 TEST(PlanWorkTiles, OfAsManyHeadsAsMultiprocessorsAreNotSplit) {
-  const AttendPlanCuda plan = plan_for(16, 1024, h200_clusters);
+  const WorkTilePlan plan = plan_for(16, 1024, h200_clusters);
   EXPECT_EQ(plan.num_splits, 1);
   EXPECT_EQ(plan.warps_of_cta, 16);
 }
@@ -105,24 +105,24 @@ TEST(PlanWorkTiles, OfAsManyHeadsAsMultiprocessorsAreNotSplit) {
 // Eight clusters of 10 to 16 CTAs that fill a multiprocessor each do not run at once; smaller ones
 // would leave much of the device without work.
 TEST(PlanWorkTiles, OfOneLongSequenceAreMergedByALaunch) {
-  const AttendPlanCuda plan = plan_for(1, 131072, h200_clusters);
+  const WorkTilePlan plan = plan_for(1, 131072, h200_clusters);
   EXPECT_FALSE(plan.merges_in_cluster);
   EXPECT_TRUE(plan.is_merged());
   EXPECT_GE(plan.num_splits * 8 * plan.warps_of_cta, 132 * 15) << "the device is full";
 }
 
 TEST(PlanWorkTiles, OfFourBitsAreInCtasOfTwoWarps) {
-  const AttendPlanCuda plan = plan_for(64, 8192, h200_clusters);
+  const WorkTilePlan plan = plan_for(64, 8192, h200_clusters);
   EXPECT_EQ(plan.warps_of_cta, 2);
   EXPECT_EQ(plan.num_splits, 2);
 }
 
 TEST(PlanWorkTiles, KnowTheSizeOfCtasThatSuitsTheRows) {
-  const DecodeMmaKernel four_bits = plan_of_four_bits().tiles;
+  const DecodeMmaKernel four_bits = plan_of_four_bits().decode_mma;
   DecodeMmaKernel eight_bits = four_bits, many_rows = four_bits, with_gaps = four_bits;
   eight_bits.step_tokens = 16;
   many_rows.rows = 16;
-  with_gaps.takes_heads = true;
+  with_gaps.accepts_heads = true;
   const auto ctas = [](const DecodeMmaKernel& kernel, int head_dim, int64_t tokens, int heads = 1,
                        int sinks = 0, int block_size = 64) {
     return preferred_ctas(kernel, head_dim, block_size, tokens, heads, sinks)[0];
@@ -137,20 +137,20 @@ TEST(PlanWorkTiles, KnowTheSizeOfCtasThatSuitsTheRows) {
   EXPECT_EQ(ctas(with_gaps, 128, 8192), 2);
   EXPECT_EQ(ctas(with_gaps, 128, 8192, 4), 1) << "neighbour heads";
   EXPECT_EQ(ctas(with_gaps, 128, 129, 4), 2);
-  eight_bits.takes_heads = true;
+  eight_bits.accepts_heads = true;
   EXPECT_EQ(ctas(eight_bits, 64, 8192, 4, 0, 16), 1);
 }
 
 TEST(PlanWorkTiles, OfAWindowHaveItsFirstTokensToo) {
-  const AttendPlanCuda window = plan_for(64, 4096, h200_clusters, 4);
+  const WorkTilePlan window = plan_for(64, 4096, h200_clusters, 4);
   ASSERT_EQ(window.num_splits, 1);
   const int most = 16 * window.warps_of_cta;  // a tile a warp
   for (const int sinks : {0, 4, most}) {
-    AttendPlanCuda plan = window;
+    WorkTilePlan plan = window;
     plan_sinks(sinks, plan);
     EXPECT_FALSE(plan.splits_off_sinks || plan.is_merged()) << sinks;
   }
-  AttendPlanCuda plan = window;
+  WorkTilePlan plan = window;
   plan_sinks(most + 1, plan);
   EXPECT_TRUE(plan.splits_off_sinks && plan.is_merged());
   EXPECT_EQ(plan.num_splits, 2);
@@ -158,7 +158,7 @@ TEST(PlanWorkTiles, OfAWindowHaveItsFirstTokensToo) {
 
 // The launch that merges takes what the sinks' split leaves.
 TEST(PlanWorkTiles, OfManySinksAreNotMergedInAClusterOfTheOthers) {
-  AttendPlanCuda plan = plan_for(4, 1024, h200_clusters);
+  WorkTilePlan plan = plan_for(4, 1024, h200_clusters);
   ASSERT_TRUE(plan.merges_in_cluster);
   const int num_splits = plan.num_splits;
   plan_sinks(16 * 16 + 1, plan);
@@ -167,7 +167,7 @@ TEST(PlanWorkTiles, OfManySinksAreNotMergedInAClusterOfTheOthers) {
 }
 
 TEST(PlanWorkTiles, OfManySequencesAreNotSplit) {
-  const AttendPlanCuda plan = plan_for(256, 1024, h200_clusters);
+  const WorkTilePlan plan = plan_for(256, 1024, h200_clusters);
   EXPECT_EQ(plan.num_splits, 1);
   EXPECT_FALSE(plan.is_merged());
 }
@@ -176,9 +176,9 @@ TEST(PlanWorkTiles, OfManySequencesAreNotSplit) {
 TEST(PlanWorkTiles, AreBalancedWhereSequencesMayBeLong) {
   EXPECT_EQ(plan_for(64, 8192, h200_clusters).balanced_work_tiles, 0);
   EXPECT_EQ(plan_for(1, 32768, h200_clusters).balanced_work_tiles, 0);
-  const AttendPlanCuda few = plan_for(16, 32768, h200_clusters);
+  const WorkTilePlan few = plan_for(16, 32768, h200_clusters);
   EXPECT_EQ(few.balanced_work_tiles, 16 * few.num_splits) << "one wave, which is full";
-  const AttendPlanCuda plan = plan_for(64, 32768, h200_clusters);
+  const WorkTilePlan plan = plan_for(64, 32768, h200_clusters);
   EXPECT_GE(plan.balanced_work_tiles, 3 * 64) << "shares that are even";
   EXPECT_FALSE(plan.merges_in_cluster);
   EXPECT_TRUE(plan.is_merged());

@@ -14,18 +14,21 @@
 
 namespace kvx::ops::cuda {
 
-struct AttendPlanCuda {
-  DecodeMmaKernel
-      tiles;  // no function in either: the reference kernel, whose work tiles are always merged
+// How the work of a run of heads is cut. decode_mma and prefill: the run's instance, of which the
+// cut depends; the one that does not run has no function.
+struct WorkTilePlan {
+  DecodeMmaKernel decode_mma;
   PrefillKernel prefill;
-  int warps_of_cta = 0;
-  int heads_of_cta = 1;
+  int warps_of_cta = 0;  // decode_mma
+  int heads_of_cta = 1;  // KV heads
   int num_row_tiles = 0;
   int num_splits = 1;
-  int balanced_work_tiles = 0;     // of all sequences, a KV head and tile of rows; 0: not balanced
-  bool merges_in_cluster = false;  // a row's splits are a cluster of CTAs
-  bool splits_off_sinks = false;   // of a window: the first split
-  bool is_plain() const { return !tiles.function && !prefill.function; }
+  int balanced_work_tiles = 0;     // of all sequences, for each KV head and tile of query rows;
+                                   // 0: the device does not balance by lengths
+  bool merges_in_cluster = false;  // the splits of a row are CTAs of one cluster
+  bool splits_off_sinks = false;   // the sinks of a window are the first split
+
+  // Whether a launch of its own merges the splits.
   bool is_merged() const {
     return (num_splits > 1 && !merges_in_cluster) || balanced_work_tiles > 0;
   }
@@ -48,15 +51,15 @@ inline CtaOrder preferred_ctas(const DecodeMmaKernel& kernel, int head_dim, int 
   constexpr CtaOrder kFourFirst = {4, 2, 1, 8, 16};
   constexpr CtaOrder kEightFirst = {8, 2, 1, 4, 16};
   constexpr int64_t kManyTokens = 4096;  // beside which a merge more is little
-  if (kernel.rows != kTileRows || max_tokens < kManyTokens) return kTwoFirst;
+  if (kernel.rows != kNTileRows || max_tokens < kManyTokens) return kTwoFirst;
   // Neighbour heads are to stay side by side: their rows share lines.
   if (most_heads > 1) return kOneFirst;
-  const bool has_four_bits = kernel.step_tokens == kSideStepTiles * kTileTokens;
+  const bool has_four_bits = kernel.step_tokens == kSideStageTiles * kTileTokens;
   // Steps of a tile, in as many places of the memory as there are warps in a CTA.
   if (!has_four_bits) return block_size <= kTileTokens ? kFourFirst : kTwoFirst;
   // Bulk copies take small CTAs. But a window's sinks are a step more for a warp of the first
   // split, of which few warps feel more.
-  if (kernel.takes_heads || window_sinks > 0) return kTwoFirst;
+  if (kernel.accepts_heads || window_sinks > 0) return kTwoFirst;
   return head_dim < 128 ? kFourFirst : kEightFirst;
 }
 
@@ -81,8 +84,8 @@ inline constexpr MergeCost kClusterMerge = {5, 2};
 template <class ClustersAtOnce>
 void plan_decode_mma(const CudaContext& context, SplitShape shape, int most_heads,
                      const CtaOrder& order, const ClustersAtOnce& clusters_at_once,
-                     AttendPlanCuda& plan) {
-  const DecodeMmaKernel& kernel = plan.tiles;
+                     WorkTilePlan& plan) {
+  const DecodeMmaKernel& kernel = plan.decode_mma;
   const device::CudaDevice& device = context.device;
   constexpr int kMostOfCluster = 16;
   // As measured: what a work tile's beginning and end cost, in tokens of a warp, and how much
@@ -126,7 +129,7 @@ void plan_decode_mma(const CudaContext& context, SplitShape shape, int most_head
 
 // A window's sinks: warps begin with them, a step each at most, which over full-precision window is
 // a tile. More sinks than that are a split of their own. Requires: all else is planned.
-inline void plan_sinks(int window_sinks, AttendPlanCuda& plan) {
+inline void plan_sinks(int window_sinks, WorkTilePlan& plan) {
   if (window_sinks <= plan.warps_of_cta / plan.heads_of_cta * kTileTokens) return;
   plan.splits_off_sinks = true;
   ++plan.num_splits;
@@ -138,13 +141,13 @@ inline void plan_sinks(int window_sinks, AttendPlanCuda& plan) {
 // that fill the device, since then no work tile has to be short. Requires: planned without
 // clusters.
 inline void balance_decode_mma(const CudaContext& context, const SplitShape& shape,
-                               int num_sequences, int most_heads, AttendPlanCuda& plan) {
+                               int num_sequences, int most_heads, WorkTilePlan& plan) {
   constexpr int64_t kLong = 16384;
   constexpr int64_t kWorkTilesOfSequence = 3;
   constexpr int64_t kMostCtas = int64_t{1} << 20;
   constexpr int kMostRowTiles = 4;  // many rows are work tiles enough, and cost workspace
   constexpr int kFewWarps = 8;      // for a sequence's KV head: sequences alone fill the device
-  const DecodeMmaKernel& kernel = plan.tiles;
+  const DecodeMmaKernel& kernel = plan.decode_mma;
   if (num_sequences < 2 || shape.max_tokens < kLong || plan.num_row_tiles > kMostRowTiles) return;
   int64_t budget = int64_t{num_sequences} * plan.num_splits;
   int warps_of_cta = plan.warps_of_cta;
@@ -171,7 +174,7 @@ inline void balance_decode_mma(const CudaContext& context, const SplitShape& sha
 }
 
 // Long prompts have work tiles enough; a few rows on a long prefix are split.
-inline void plan_prefill(const CudaContext& context, SplitShape shape, AttendPlanCuda& plan) {
+inline void plan_prefill(const CudaContext& context, SplitShape shape, WorkTilePlan& plan) {
   const device::CudaDevice& device = context.device;
   const int cta_bytes = plan.prefill.shared_bytes + device.reserved_shared_bytes;
   shape.num_slots =

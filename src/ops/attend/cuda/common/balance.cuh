@@ -1,6 +1,6 @@
 // Batches whose sequences differ in length: the device cuts each into as many work tiles as its
 // length deserves (splits.hpp), so that all work tiles together are at most a grid of fixed size.
-// Every CTA finds its own work tile from the lengths, and a sequence's first work tile leaves them
+// Every CTA finds its own work tile from the lengths, and a sequence's first work tile stores them
 // for the merge. Functions here take a whole warp. Their loops stay loops, since behind another
 // kernel instructions come slower than they are executed; and all lanes go round as often, since
 // what is the same for all of them then stays in uniform registers, of which the walk over tokens
@@ -15,15 +15,14 @@
 
 namespace kvx::ops::cuda {
 
-__device__ inline int granules_of(const AttendParams& params, int sequence) {
+__device__ inline int granules_of(const DecodeMmaParams& params, int sequence) {
   const SequenceShape shape = sequence_shape(params, sequence);
-  return shape.is_valid ? (shape.seq_len + params.work_tile_granule - 1) / params.work_tile_granule
-                        : 0;
+  return shape.is_valid ? (shape.seq_len + params.balance.granule - 1) / params.balance.granule : 0;
 }
 
 // Of sequences before `end`: the sum of what each one's granules give.
 template <class Value>
-__device__ int sum_over_sequences(const AttendParams& params, int end, const Value& value) {
+__device__ int sum_over_sequences(const DecodeMmaParams& params, int end, const Value& value) {
   int sum = 0;
 #pragma unroll 1
   for (int base = 0; base < end; base += kWarp) {
@@ -33,11 +32,10 @@ __device__ int sum_over_sequences(const AttendParams& params, int end, const Val
   return __reduce_add_sync(kWholeWarp, sum);
 }
 
-__device__ inline int granules_of_work_tile(const AttendParams& params) {
-  return balanced_granules(params.args.num_sequences, params.balanced_work_tiles,
-                           [&](const auto& value) {
-                             return sum_over_sequences(params, params.args.num_sequences, value);
-                           });
+__device__ inline int granules_of_work_tile(const DecodeMmaParams& params) {
+  return balanced_granules(
+      params.num_sequences, params.balance.most_work_tiles,
+      [&](const auto& value) { return sum_over_sequences(params, params.num_sequences, value); });
 }
 
 struct FoundWorkTiles {
@@ -46,15 +44,15 @@ struct FoundWorkTiles {
 };
 
 // The sequence that work tile `work_tile` of all sequences belongs to.
-__device__ inline FoundWorkTiles sequence_of_work_tile(const AttendParams& params, int work_tile) {
+__device__ inline FoundWorkTiles sequence_of_work_tile(const DecodeMmaParams& params,
+                                                       int work_tile) {
   const int lane = threadIdx.x % kWarp;
   const int most = granules_of_work_tile(params);
   int before = 0;
 #pragma unroll 1
-  for (int base = 0; base < params.args.num_sequences; base += kWarp) {
+  for (int base = 0; base < params.num_sequences; base += kWarp) {
     const int s = base + lane;
-    const int own =
-        s < params.args.num_sequences ? num_work_tiles(granules_of(params, s), most) : 0;
+    const int own = s < params.num_sequences ? num_work_tiles(granules_of(params, s), most) : 0;
     int end = own;  // of the work tiles of sequences up to this lane's
 #pragma unroll 1
     for (int offset = 1; offset < kWarp; offset *= 2) {
@@ -72,13 +70,12 @@ __device__ inline FoundWorkTiles sequence_of_work_tile(const AttendParams& param
   return {0, {0, 0}};
 }
 
-// Where work tile `work_tile` of all sequences has the partial results of a head and a tile of
-// rows: of its first row.
-__device__ inline int64_t balanced_partial(const AttendParams& params, int work_tile, int head,
-                                           int row_tile) {
-  const int64_t cta =
-      (int64_t{work_tile} * params.num_row_tiles + row_tile) * params.packed.num_heads + head;
-  return cta * params.rows_of_work_tile;
+// Index of the first row's partial results of a work tile (counted over all sequences), head and
+// tile of rows.
+__device__ inline int64_t balanced_partial(const BalanceParams& balance, int num_heads,
+                                           int work_tile, int head, int row_tile) {
+  const int64_t cta = (int64_t{work_tile} * balance.num_row_tiles + row_tile) * num_heads + head;
+  return cta * balance.rows_of_work_tile;
 }
 
 }  // namespace kvx::ops::cuda

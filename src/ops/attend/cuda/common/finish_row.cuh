@@ -11,10 +11,10 @@ namespace kvx::ops::cuda {
 // weights: their sum. By a warp, whose neighbouring lanes have a row's neighbouring numbers; lanes
 // behind the row's end go along.
 template <int Dim>
-__device__ float4 undo_transform(const AttendParams& params, int q_head, int d, float weights,
+__device__ float4 undo_transform(const BatchParams& params, int q_head, int d, float weights,
                                  float4 x) {
   const TransformRow v =
-      transform_row(params.args.transform.v, q_head / params.q_per_kv, params.num_kv_heads, Dim, 0);
+      transform_row(params.transform_v, q_head / params.q_per_kv, params.num_kv_heads, Dim, 0);
   if (v.hadamard) rotate_quads<Dim>(x);
   d = min(d, Dim - 4);
   if (v.factor) {
@@ -31,15 +31,15 @@ __device__ float4 undo_transform(const AttendParams& params, int q_head, int d, 
 }
 
 // sums: shared memory, [dim], on 16 bytes; they are overwritten.
-__device__ inline void finish_row(const AttendParams& params, int64_t token, int q_head,
+__device__ inline void finish_row(const BatchParams& params, int64_t token, int q_head,
                                   const Softmax2& tokens, float* sums, int lane) {
-  const int dim = params.packed.v.view.head_dim;
+  const int dim = params.value_dim;
   const Softmax2 whole = with_sink(params, q_head, tokens);
   const float to_whole = share_of(tokens, whole);
   for (int d = lane; d < dim; d += kWarp) sums[d] = tokens.sum == 0 ? 0.0f : sums[d] * to_whole;
   __syncwarp();
   const TransformRow v =
-      transform_row(params.args.transform.v, q_head / params.q_per_kv, params.num_kv_heads, dim, 0);
+      transform_row(params.transform_v, q_head / params.q_per_kv, params.num_kv_heads, dim, 0);
   if (v.hadamard) rotate_row(sums, dim, lane);
   const float probability = tokens.sum * to_whole;
   uint8_t* target = output_row(params, token, q_head);
@@ -47,10 +47,10 @@ __device__ inline void finish_row(const AttendParams& params, int64_t token, int
     float x = sums[d];
     if (v.factor) x /= v.factor[d];
     if (v.mean) x += probability * v.mean[d];
-    store_float(params.args.out.dtype, x, target, d);
+    store_float(params.out.dtype, x, target, d);
   }
-  if (params.args.lse && lane == 0) {
-    params.args.lse[token * params.args.num_q_heads + q_head] = log_sum_exp(whole);
+  if (params.lse && lane == 0) {
+    params.lse[token * params.num_q_heads + q_head] = log_sum_exp(whole);
   }
 }
 

@@ -11,14 +11,24 @@ struct CudaContext;
 
 namespace kvx::ops::cuda {
 
-struct AttendParams;
+struct ReferenceParams;
+struct DecodeMmaParams;
+struct PrefillParams;
+struct MergeParams;
+
+// Of CTAs, as dim3.
+struct LaunchGrid {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+};
 
 inline constexpr int kReferenceRows = 16;  // query rows of a work tile of the reference kernel
-inline constexpr int kTileRows = 8;        // of a column of the tensor cores' kernel
+inline constexpr int kNTileRows = 8;       // of a column of the tensor cores' kernel
 
 inline constexpr int kTileTokens = 16;
 // Of a warp's step, where keys and values of one are stages of their own: rows of four bits.
-inline constexpr int kSideStepTiles = 4;
+inline constexpr int kSideStageTiles = 4;
 
 // Hopper's shared memory of a multiprocessor, which instances are laid out for, and the system's
 // part of it for each CTA. Where there is less, fewer warps run at once.
@@ -31,11 +41,11 @@ struct DecodeMmaKernel {
   int rows = 0;                    // query rows of a work tile
   int warps_at_once = 0;           // of a multiprocessor, at most
   int warp_shared_bytes = 0;
-  int step_tokens = 0;                // that a warp takes at a time
-  int tiles_at_once = 0;              // of a warp
-  bool takes_full_precision = false;  // ends in bf16
-  bool takes_heads = false;           // several KV heads in a CTA
-  bool shares_scales = false;         // fp8 under one scale a head, which the params holds
+  int step_tokens = 0;                  // that a warp takes at a time
+  int tiles_at_once = 0;                // of a warp
+  bool accepts_full_precision = false;  // ends in bf16
+  bool accepts_heads = false;           // several KV heads in a CTA
+  bool shares_scales = false;           // fp8 under one scale a head, which the params holds
 };
 
 // What an instance is made for, beside the pair of formats (groups of 64 for int8 and int4).
@@ -64,16 +74,26 @@ constexpr bool fits_padded_tiles(int key_dim, int value_dim) {
 DecodeMmaKernel find_decode_mma_kernel(format::FormatId k, format::FormatId v,
                                        const TileTraits& traits);
 
-// shared_bytes: that a CTA can have.
-cudaError_t launch_attend_reference(const AttendParams& params, int shared_bytes,
-                                    cudaStream_t stream);
+// How the reference kernel uses the shared memory of a CTA.
+struct ReferenceLaunch {
+  int tile_tokens = 0;  // 0: rows are too long for the device's shared memory
+  int shared_bytes = 0;
+  int most_shared_bytes = 0;  // that any launch on the device asks for
+};
+ReferenceLaunch plan_reference_launch(int key_dim, int value_dim, bool has_block_offset,
+                                      int shared_bytes_per_cta);
 // Shared memory that the reference kernel cannot do without.
 int least_reference_shared_bytes(int key_dim, int value_dim, bool has_block_offset);
+// Requires: plan.tile_tokens > 0.
+cudaError_t launch_attend_reference(const ReferenceLaunch& plan, const LaunchGrid& grid,
+                                    const ReferenceParams& params, cudaStream_t stream);
 cudaError_t launch_attend_decode_mma(const CudaContext& context, const DecodeMmaKernel& kernel,
-                                     int warps_of_cta, const AttendParams& params);
+                                     const LaunchGrid& grid, int warps_of_cta,
+                                     const DecodeMmaParams& params);
 // How many clusters of so many CTAs the device runs at once; 0 where it has no clusters.
 int clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel, int warps_of_cta,
                      int ctas);
-cudaError_t launch_merge_splits(const CudaContext& context, const AttendParams& params);
+// Sets params.warps_of_row.
+cudaError_t launch_merge_splits(const CudaContext& context, MergeParams& params);
 
 }  // namespace kvx::ops::cuda

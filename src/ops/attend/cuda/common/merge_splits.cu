@@ -26,12 +26,12 @@ struct RowParts {
 
 // The last sequence that begins at this token or before: one without tokens begins with the next.
 // By a warp: 32 places at a time.
-__device__ int sequence_of_token(const AttendParams& params, int64_t token, int lane) {
-  int first = 0, num = params.args.num_sequences;
+__device__ int sequence_of_token(const MergeParams& params, int64_t token, int lane) {
+  int first = 0, num = params.num_sequences;
   while (num > 1) {
     const int step = (num + kWarp - 1) / kWarp;
     const int at = lane * step;
-    const bool is_before = at < num && params.args.q_starts[first + at] <= token;
+    const bool is_before = at < num && params.q_starts[first + at] <= token;
     const uint32_t before = __ballot_sync(kWholeWarp, is_before);
     const int last = before == 0 ? 0 : (31 - __clz(static_cast<int>(before))) * step;
     first += last;
@@ -40,26 +40,27 @@ __device__ int sequence_of_token(const AttendParams& params, int64_t token, int 
   return first;
 }
 
-__device__ RowParts parts_of_row(const AttendParams& params, int64_t token, int q_head, int lane) {
-  if (params.balanced_work_tiles == 0) {
+__device__ RowParts parts_of_row(const MergeParams& params, int64_t token, int q_head, int lane) {
+  if (params.balance.most_work_tiles == 0) {
     return {partial_index(params, token, q_head, 0), 1, params.num_splits};
   }
   const int sequence = sequence_of_token(params, token, lane);
   const SequenceShape shape = sequence_shape(params, sequence);
   const int64_t new_token = token - shape.q_start;
   if (!shape.is_valid || new_token < 0 || new_token >= shape.q_len) return {0, 0, 0};
-  const SequenceWorkTiles work_tiles = params.sequence_work_tiles[sequence];
+  const SequenceWorkTiles work_tiles = params.balance.of_sequences[sequence];
   if (work_tiles.num == 1) return {0, 0, 0};  // it stored its rows itself
   const int row = static_cast<int>(new_token) * params.q_per_kv + q_head % params.q_per_kv;
-  const int head = q_head / params.q_per_kv - params.packed.first_head;
-  const int row_tile = row / params.rows_of_work_tile;
-  const int64_t first = balanced_partial(params, work_tiles.first, head, row_tile);
-  return {first + row % params.rows_of_work_tile, balanced_partial(params, 1, 0, 0),
-          work_tiles.num};
+  const int head = q_head / params.q_per_kv - params.first_head;
+  const int row_tile = row / params.balance.rows_of_work_tile;
+  const int64_t first =
+      balanced_partial(params.balance, params.num_heads, work_tiles.first, head, row_tile);
+  return {first + row % params.balance.rows_of_work_tile,
+          balanced_partial(params.balance, params.num_heads, 1, 0, 0), work_tiles.num};
 }
 
 // The softmax of all splits together, in every lane. An empty split has sum 0; a NaN stays.
-__device__ Softmax2 merge_softmax(const AttendParams& params, const RowParts& row, int lane) {
+__device__ Softmax2 merge_softmax(const MergeParams& params, const RowParts& row, int lane) {
   const auto part_of = [&](int s) { return params.partial_softmax[row.first + s * row.stride]; };
   float max = -INFINITY;
   for (int s = lane; s < row.num; s += kWarp) {
@@ -103,10 +104,10 @@ __device__ void add_weighted(float weight, const float4& x, float4& sum) {
 
 // Sums of the splits that are this warp's, of num_warps, into out [dim] of its own.
 template <class T>
-__device__ void add_splits(const AttendParams& params, const RowParts& row, float max, int warp,
+__device__ void add_splits(const MergeParams& params, const RowParts& row, float max, int warp,
                            int num_warps, int lane, float* out) {
   constexpr int kNumbers = sizeof(T) / sizeof(float);
-  const int dim = params.packed.v.view.head_dim;
+  const int dim = params.value_dim;
   for (int d = lane * kNumbers; d < dim; d += kWarp * kNumbers) {
     T sum = {};
     for (int s = warp; s < row.num; s += num_warps * kAtOnce) {
@@ -130,20 +131,18 @@ __device__ void add_splits(const AttendParams& params, const RowParts& row, floa
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    merge_rows(const __grid_constant__ AttendParams params) {
+__global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ MergeParams params) {
   wait_for_earlier_launches();
   extern __shared__ __align__(16) float shared[];  // [kWarps, dim]
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
-  const int num_warps = params.merge_warps;  // of a row
+  const int num_warps = params.warps_of_row;
   const int of_row = warp % num_warps;
-  const int dim = params.packed.v.view.head_dim;
-  const int run_heads = params.packed.num_heads * params.q_per_kv;
+  const int dim = params.value_dim;
+  const int run_heads = params.num_heads * params.q_per_kv;
   const int64_t index = int64_t{blockIdx.x} * (kWarps / num_warps) + warp / num_warps;
   const int64_t token = index / run_heads;
-  const int q_head =
-      params.packed.first_head * params.q_per_kv + static_cast<int>(index % run_heads);
+  const int q_head = params.first_head * params.q_per_kv + static_cast<int>(index % run_heads);
 
   RowParts row = {};
   if (token < params.total_q) row = parts_of_row(params, token, q_head, lane);
@@ -169,20 +168,19 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t launch_merge_splits(const CudaContext& context, const AttendParams& params) {
+cudaError_t launch_merge_splits(const CudaContext& context, MergeParams& params) {
   constexpr int kCtas = 4;  // a multiprocessor
-  const int64_t num_rows = params.total_q * params.packed.num_heads * params.q_per_kv;
-  AttendParams merge = params;
-  merge.merge_warps = kWarps;
-  while (merge.merge_warps > 1 && ceil_div<int64_t>(num_rows * merge.merge_warps, kWarps) >
-                                      kCtas * context.device.num_multiprocessors) {
-    merge.merge_warps /= 2;
+  const int64_t num_rows = params.total_q * params.num_heads * params.q_per_kv;
+  params.warps_of_row = kWarps;
+  while (params.warps_of_row > 1 && ceil_div<int64_t>(num_rows * params.warps_of_row, kWarps) >
+                                        kCtas * context.device.num_multiprocessors) {
+    params.warps_of_row /= 2;
   }
   const auto num_ctas =
-      static_cast<unsigned>(ceil_div<int64_t>(num_rows * merge.merge_warps, kWarps));
-  const int shared_bytes = kWarps * params.packed.v.view.head_dim * static_cast<int>(sizeof(float));
+      static_cast<unsigned>(ceil_div<int64_t>(num_rows * params.warps_of_row, kWarps));
+  const int shared_bytes = kWarps * params.value_dim * static_cast<int>(sizeof(float));
   return launch_overlapping(context, reinterpret_cast<const void*>(&merge_rows),
-                            {dim3(num_ctas), kThreads, shared_bytes}, &merge);
+                            {dim3(num_ctas), kThreads, shared_bytes}, &params);
 }
 
 }  // namespace kvx::ops::cuda

@@ -1,5 +1,5 @@
-// What attention kernels share: how they read a params, a sequence's rows, and what a work tile
-// leaves behind.
+// What attention kernels share: the checked lengths of a sequence, which tokens a query sees, and
+// how rows of the output and partial results are stored.
 #pragma once
 
 #include "ops/attend/cuda/common/mma.cuh"
@@ -22,11 +22,11 @@ struct SequenceShape {
   __device__ int first_new_token() const { return seq_len - q_len; }
 };
 
-__device__ inline SequenceShape sequence_shape(const AttendParams& params, int sequence) {
+__device__ inline SequenceShape sequence_shape(const BatchParams& params, int sequence) {
   SequenceShape shape;
-  shape.seq_len = params.args.seq_lens[sequence];
-  shape.q_start = params.args.q_starts[sequence];
-  const int64_t q_end = params.args.q_starts[sequence + 1];
+  shape.seq_len = params.seq_lens[sequence];
+  shape.q_start = params.q_starts[sequence];
+  const int64_t q_end = params.q_starts[sequence + 1];
   shape.q_len = static_cast<int>(q_end - shape.q_start);  // without rows: anything
   shape.has_rows = shape.q_start >= 0 && q_end >= shape.q_start && q_end <= params.total_q;
   shape.is_valid = shape.has_rows && shape.q_len <= params.max_q_len &&
@@ -40,7 +40,7 @@ struct QueryRowAt {
   int q_head;
 };
 
-__device__ inline QueryRowAt query_row(const AttendParams& params, int kv_head, int row) {
+__device__ inline QueryRowAt query_row(const BatchParams& params, int kv_head, int row) {
   return {row / params.q_per_kv, kv_head * params.q_per_kv + row % params.q_per_kv};
 }
 
@@ -48,9 +48,9 @@ __device__ inline QueryRowAt query_row(const AttendParams& params, int kv_head, 
 __device__ inline TokenRange seen_by(const AttendParams& params, const SequenceShape& shape,
                                      int new_token) {
   const int position = shape.first_new_token() + new_token;
-  const int window = params.args.window;
+  const int window = params.window;
   return {window > 0 ? max(0, position - window + 1) : 0,
-          params.args.tree_mask ? shape.seq_len : position + 1};
+          params.tree_mask ? shape.seq_len : position + 1};
 }
 
 // The tokens that any of rows [first_row, first_row + num_rows) sees.
@@ -63,23 +63,23 @@ __device__ inline TokenRange seen_by_rows(const AttendParams& params, const Sequ
 
 // Of a sequence's tokens; the others are full precision.
 __device__ inline TokenRange packed_tokens(const AttendParams& params, int sequence, int seq_len) {
-  if (!params.args.num_sink_blocks) return {0, seq_len};
+  if (!params.num_sink_blocks) return {0, seq_len};
   const int num_blocks = (seq_len + params.block_size - 1) / params.block_size;
-  const int head = min(max(params.args.num_sink_blocks[sequence], 0), num_blocks);
-  const int tail = min(max(params.args.first_recent_block[sequence], head), num_blocks);
+  const int head = min(max(params.num_sink_blocks[sequence], 0), num_blocks);
+  const int tail = min(max(params.first_recent_block[sequence], head), num_blocks);
   return {head * params.block_size, tail * params.block_size};
 }
 
-__device__ inline int64_t partial_index(const AttendParams& params, int64_t q_token, int q_head,
+__device__ inline int64_t partial_index(const BatchParams& params, int64_t q_token, int q_head,
                                         int split) {
-  return (q_token * params.args.num_q_heads + q_head) * params.num_splits + split;
+  return (q_token * params.num_q_heads + q_head) * params.num_splits + split;
 }
 
 // All of a row's tokens together with its sink, if it has one.
-__device__ inline Softmax2 with_sink(const AttendParams& params, int q_head,
+__device__ inline Softmax2 with_sink(const BatchParams& params, int q_head,
                                      const Softmax2& tokens) {
-  if (!params.args.sinks) return tokens;
-  const float sink = params.args.sinks[q_head] * kLog2E;
+  if (!params.sinks) return tokens;
+  const float sink = params.sinks[q_head] * kLog2E;
   const float max = tokens.sum == 0 ? sink : fmaxf(tokens.max, sink);
   const float sum = tokens.sum == 0 ? 0.0f : tokens.sum * exp2f(tokens.max - max);
   return {max, sum + exp2f(sink - max)};
@@ -94,31 +94,31 @@ __device__ inline float log_sum_exp(const Softmax2& whole) {
   return whole.sum == 0 ? -INFINITY : (whole.max + log2f(whole.sum)) * kLn2;
 }
 
-__device__ inline uint8_t* output_row(const AttendParams& params, int64_t token, int q_head) {
-  const MutableFloatRows& out = params.args.out;
+__device__ inline uint8_t* output_row(const BatchParams& params, int64_t token, int q_head) {
+  const MutableFloatRows& out = params.out;
   return out.data + (token * out.token_stride + q_head * out.head_stride) * bytes_of(out.dtype);
 }
 
 // Number d of a row whose tokens are all in one work tile, and no transform of V is to be undone.
-__device__ inline void store_output(const AttendParams& params, int64_t token, int q_head, int d,
+__device__ inline void store_output(const BatchParams& params, int64_t token, int q_head, int d,
                                     const Softmax2& tokens, float weighted_sum) {
   const Softmax2 whole = with_sink(params, q_head, tokens);
   const float x = tokens.sum == 0 ? 0.0f : weighted_sum * share_of(tokens, whole);
-  store_float(params.args.out.dtype, x, output_row(params, token, q_head), d);
-  if (params.args.lse && d == 0) {
-    params.args.lse[token * params.args.num_q_heads + q_head] = log_sum_exp(whole);
+  store_float(params.out.dtype, x, output_row(params, token, q_head), d);
+  if (params.lse && d == 0) {
+    params.lse[token * params.num_q_heads + q_head] = log_sum_exp(whole);
   }
 }
 
 // The same for numbers d to d + 3; d is a multiple of 4.
-__device__ inline void store_output_quad(const AttendParams& params, int64_t token, int q_head,
+__device__ inline void store_output_quad(const BatchParams& params, int64_t token, int q_head,
                                          int d, const Softmax2& tokens,
                                          const float4& weighted_sums) {
   const Softmax2 whole = with_sink(params, q_head, tokens);
   const float share = share_of(tokens, whole);
   const float4 x = {weighted_sums.x * share, weighted_sums.y * share, weighted_sums.z * share,
                     weighted_sums.w * share};
-  const DType type = params.args.out.dtype;
+  const DType type = params.out.dtype;
   uint8_t* row = output_row(params, token, q_head);
   uint8_t* to = row + d * bytes_of(type);
   const bool is_aligned = reinterpret_cast<uintptr_t>(to) % (4 * bytes_of(type)) == 0;
@@ -133,16 +133,16 @@ __device__ inline void store_output_quad(const AttendParams& params, int64_t tok
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_float(type, numbers[i], row, d + i);
   }
-  if (params.args.lse && d == 0) {
-    params.args.lse[token * params.args.num_q_heads + q_head] = log_sum_exp(whole);
+  if (params.lse && d == 0) {
+    params.lse[token * params.num_q_heads + q_head] = log_sum_exp(whole);
   }
 }
 
-// For a sequence that is not valid: its rows saw nothing. stores_output: no merge follows. Counts
-// it once.
-__device__ inline void leave_empty(const AttendParams& params, const SequenceShape& shape,
-                                   int kv_head, int first_row, int num_rows, int split,
-                                   bool stores_output) {
+// Stores the rows of a sequence that is not valid as rows that see no token, and counts the
+// sequence once. stores_output: no merge follows.
+__device__ inline void store_empty_rows(const AttendParams& params, const SequenceShape& shape,
+                                        int kv_head, int first_row, int num_rows, int split,
+                                        bool stores_output) {
   if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0) {
     atomicAdd(&params.counters->out_of_range, 1ull);
   }
@@ -151,7 +151,7 @@ __device__ inline void leave_empty(const AttendParams& params, const SequenceSha
     const QueryRowAt at = query_row(params, kv_head, first_row + r);
     const int64_t token = shape.q_start + at.new_token;
     if (stores_output) {
-      const int dim = params.packed.v.view.head_dim;
+      const int dim = params.value_dim;
       for (int d = 0; d < dim; ++d)
         store_output(params, token, at.q_head, d, {-INFINITY, 0.0f}, 0.0f);
     } else {

@@ -1,4 +1,14 @@
-// AttendParams: a call's arguments as attention kernels take them, by value. The host fills it.
+// Parameters of the attention kernels, which take them by value. The host fills them
+// (common/fill_params.hpp). Each kernel has a struct of its own, made of what it shares with
+// others:
+//
+//   BatchParams            lengths, output rows, partial results    every kernel
+//   ├── MergeParams                                                 merge_splits
+//   └── AttendParams       queries, block table, what is visible    kernels that read the cache
+//       ├── ReferenceParams                                         reference
+//       └── TensorCoreParams   rows as tiles are copied
+//           ├── DecodeMmaParams                                     decode_mma
+//           └── PrefillParams                                       prefill
 #pragma once
 
 #include "ops/attend/args.hpp"
@@ -8,19 +18,63 @@
 
 namespace kvx::ops::cuda {
 
-// A work tile's softmax over its tokens, scores in units of log2.
+// Softmax of a row over the tokens of a work tile; scores are in units of log2.
 struct Softmax2 {
   float max;
   float sum;
 };
 
-// Balanced work tiles of one sequence; first counts those of the sequences before it.
-struct SequenceWorkTiles {
-  int first;
-  int num;
+struct BatchParams {
+  const int32_t* seq_lens;  // [num_sequences]
+  const int32_t* q_starts;  // [num_sequences + 1]
+  int num_sequences;
+  int64_t total_q;     // rows of q and out
+  int64_t max_tokens;  // of a sequence
+  int max_q_len;       // of a sequence
+  int num_q_heads;
+  int num_kv_heads;
+  FastDivide q_per_kv;
+  int first_head;  // of the run of heads that this launch computes
+  int num_heads;   // of the run
+  int value_dim;
+  MutableFloatRows out;  // [total_q, num_q_heads, value_dim]
+  float* lse;            // [total_q, num_q_heads], or null
+  const float* sinks;    // [num_q_heads], or null
+  SideTransform transform_v;
+  FastDivide num_splits;
+  // Of split rows: [total_q, num_q_heads, num_splits, value_dim], not normalised, and without
+  // value_dim. With balanced work tiles: [CTA, row of its work tile, value_dim].
+  float* partial_out;
+  Softmax2* partial_softmax;
 };
 
-// A region of a side, codes or scales, as copies address it: all but the block in 32 bits.
+struct AttendParams : BatchParams {
+  BlockTable block_table;
+  FloatRows q;  // [total_q, num_q_heads, key_dim]
+  int key_dim;
+  int block_size;
+  int64_t num_packed_blocks;
+  int64_t num_full_precision_blocks;
+  // The full-precision window: AttendArgs says what they are. Null: there is none.
+  const int32_t* num_sink_blocks;
+  const int32_t* first_recent_block;
+  SideTransform transform_k;
+  float softmax_scale;
+  float softcap;
+  int window;
+  const uint8_t* tree_mask;
+  int64_t tree_mask_stride;
+  DeviceCounters* counters;
+};
+
+struct ReferenceParams : AttendParams {
+  CudaRun packed;
+  CudaRun full_precision;  // without a full-precision window: no heads
+  int window_sinks;
+};
+
+// Where the codes or scales of a side lie, as copies of tiles address them: all but the block in 32
+// bits.
 struct TileRegion {
   const uint8_t* base;
   uint32_t block_stride;
@@ -33,64 +87,83 @@ struct TileRegion {
   }
 };
 
-// How long the second-level cache keeps what a copy brings. Read once, it may go before what is
-// read again.
-inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
-inline constexpr uint64_t kEvictNormally = 0x1000000000000000ull;
-
+// K or V of a run of heads, as the tensor core kernels copy and decode it.
 struct TileSide {
   TileRegion codes;
   TileRegion scales;
-  bool is_step;          // a head's part of a block is a step of bulk copies: codes, then scales
+  bool is_stage;         // a head's part of a block is a stage of bulk copies: codes, then scales
   bool has_scales_on_8;  // rows of 8 bytes of scales
-  // Where rows are shorter than the instance's:
-  int row_bytes;
+  int row_bytes;         // of codes
   int scale_row_bytes;
-  int unit_bytes;  // that codes are copied by: 16, or 8 where rows do not lie on 16
+  int copy_bytes;  // of codes that one copy of a padded tile fetches: 16, or 8 where rows do not
+                   // lie on 16
+  int head_dim;
+  format::FormatId id;
+  format::ScaleType scale_type;
+  bool has_zeros;  // an affine format: a row has a number that is added to all of its codes
+  bool is_interleaved;
+  const float* tensor_scales;  // [heads of the run], or null: 1
+  // A given scale a head, where an instance multiplies sums and not codes by it: of the run's head
+  // 0, or null.
+  const float* shared_scale;
+  int shared_scale_stride;  // floats from head to head
+
+  __device__ float tensor_scale(int head) const {
+    return tensor_scales ? tensor_scales[head] : 1.0f;
+  }
 };
 
-struct AttendParams {
-  CudaRun packed;          // one run of heads
-  CudaRun full_precision;  // without full-precision window: no heads
-  int64_t num_packed_blocks;
-  int64_t num_full_precision_blocks;
-  int block_size;
-  int num_kv_heads;
-  FastDivide q_per_kv;
-  int64_t total_q;
-  int64_t max_tokens;
-  int max_q_len;
-  AttendArgs args;  // its views are not used here
-  int num_row_tiles;
-  FastDivide num_splits;
-  // Where the device says how many work tiles each sequence has (balance.cuh); 0: num_splits for
-  // all.
-  int balanced_work_tiles;    // of all sequences together, at most
-  int work_tile_granule;      // tokens
-  int rows_of_work_tile;      // query rows
-  int heads_of_cta;           // KV heads: of instances that take several (tiles.cuh)
-  FastDivide ctas_of_heads;   // that share the run's KV heads
-  FastDivide warps_of_head;   // of a CTA, that walk over the same KV head
-  int merge_warps;            // that merge a row's work tiles
-  bool merges_in_cluster;     // the CTAs of a row's splits do, without a launch of their own
-  bool splits_off_sinks;      // a window's: the first split
-  float* partial_out;         // [total_q, num_q_heads, num_splits, value dim], not normalised
-  Softmax2* partial_softmax;  // [total_q, num_q_heads, num_splits]; balanced: [CTA, row] both
-  SequenceWorkTiles* sequence_work_tiles;  // [num_sequences]; balanced alone: for the merge
-  DeviceCounters* counters;
-  TileSide tile_k;  // the tensor cores' kernels alone
+struct TensorCoreParams : AttendParams {
+  TileSide tile_k;
   TileSide tile_v;
   TileSide tile_full_precision_k;
   TileSide tile_full_precision_v;
+  int full_precision_first_head;
+  int tiles_per_block;
   bool transforms_k;
   bool transforms_v;
-  int tiles_per_block;
-  int tiles_per_copy;           // of a bulk copy: neighbours in one block
-  const float* shared_k_scale;  // fp8 with a given scale a head: of the run's head 0, or null
-  const float* shared_v_scale;
-  int shared_k_scale_stride;  // floats from head to head
-  int shared_v_scale_stride;
-  uint64_t codes_policy;  // of the second-level cache, for 4-bit rows that come by cp.async
+};
+
+struct PrefillParams : TensorCoreParams {
+  int num_row_tiles;
+};
+
+// The balanced work tiles of one sequence; first counts those of the sequences before it.
+struct SequenceWorkTiles {
+  int first;
+  int num;
+};
+
+// A budget of work tiles, which the device distributes by the lengths of the sequences
+// (balance.cuh).
+struct BalanceParams {
+  int most_work_tiles;  // of all sequences together; 0: every sequence has num_splits
+  int granule;          // tokens
+  int num_row_tiles;
+  int rows_of_work_tile;
+  SequenceWorkTiles* of_sequences;  // [num_sequences]; written by decode_mma for the merge
+};
+
+// How long the second-level cache keeps what a copy fetches. Lines that are read once may go before
+// those that are read again.
+inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+inline constexpr uint64_t kEvictNormally = 0x1000000000000000ull;
+
+struct DecodeMmaParams : TensorCoreParams {
+  BalanceParams balance;
+  int window_sinks;
+  int heads_of_cta;          // KV heads: instances with kAcceptsHeads
+  FastDivide ctas_of_heads;  // CTAs that share the run's KV heads
+  FastDivide warps_of_head;  // warps of a CTA that walk over the same KV head
+  bool merges_in_cluster;    // the splits of a row are CTAs of one cluster
+  bool splits_off_sinks;     // the sinks of a window are the first split
+  int tiles_per_copy;        // neighbours in one block that a bulk copy fetches
+  uint64_t codes_policy;     // of the second-level cache, for 4-bit rows that come by cp.async
+};
+
+struct MergeParams : BatchParams {
+  BalanceParams balance;
+  int warps_of_row;  // that share the splits of a row
 };
 
 }  // namespace kvx::ops::cuda

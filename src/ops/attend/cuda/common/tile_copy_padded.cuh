@@ -32,10 +32,10 @@ struct PaddedTileCopy {
     int scales[kScaleCopies > 0 ? kScaleCopies : 1];
   };
   __device__ static Lane lane_part(const TileSide& side, int head, int lane) {
-    const int units = RowBytes / side.unit_bytes;
+    const int units = RowBytes / side.copy_bytes;
     Lane part;
     part.codes = head * side.codes.head_stride + lane / units * side.codes.token_stride +
-                 lane % units * side.unit_bytes;
+                 lane % units * side.copy_bytes;
 #pragma unroll
     for (int i = 0; i < kScaleCopies; ++i) {
       const int byte = (i * kWarp + lane) * 4;
@@ -49,7 +49,7 @@ struct PaddedTileCopy {
   __device__ static void start(const TileSide& side, const Lane& part, uint32_t block, int offset,
                                int num_tokens, uint32_t to, uint32_t scales_to, int lane) {
     const uint8_t* from = side.codes.at(block, offset * side.codes.token_stride + part.codes);
-    if (side.unit_bytes == 16) {
+    if (side.copy_bytes == 16) {
       start_codes<16>(side, from, num_tokens, to, lane);
     } else if constexpr (RowBytes <= 128) {  // of four bits
       start_codes<8>(side, from, num_tokens, to, lane);

@@ -30,7 +30,7 @@ bool lies_on(const Address& a, int bytes) {
 }
 
 // By what padded tiles' copies take codes: no unit reaches past a row's end.
-int copy_unit_bytes(const SideView& side) {
+int copy_bytes_of(const SideView& side) {
   const bool is_in_16s = divides(format::code_bytes_per_row(side.spec, side.head_dim), 16);
   return is_in_16s && lies_on(side.codes, 16) ? 16 : 8;
 }
@@ -45,8 +45,8 @@ TileRegion tile_region(const Address& a) {
 
 bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padded) {
   const CodeAddress& c = side.codes;
-  const int unit_bytes = is_padded && side.spec.facts->element_bits == 4 ? 8 : 16;
-  const bool codes_fit = lies_on(c, unit_bytes) && fits_in_32_bits(c, block_size, num_heads);
+  const int copy_bytes = is_padded && side.spec.facts->element_bits == 4 ? 8 : 16;
+  const bool codes_fit = lies_on(c, copy_bytes) && fits_in_32_bits(c, block_size, num_heads);
   if (!codes_fit || !side.spec.has_scale()) return codes_fit;
   const ScaleAddress& s = side.scales;
   const int group_bytes = format::scale_bytes_per_group(side.spec);
@@ -88,11 +88,19 @@ TileSide tile_side(const SideView& side, int block_size, int tiles_at_once) {
                                  s.block_stride == c.block_stride && s.head_stride == c.head_stride;
   return {.codes = tile_region(c),
           .scales = tile_region(s),
-          .is_step = block_size == tiles_at_once * kTileTokens && has_scales_behind,
+          .is_stage = block_size == tiles_at_once * kTileTokens && has_scales_behind,
           .has_scales_on_8 = lies_on(s, 8),
           .row_bytes = format::code_bytes_per_row(side.spec, side.head_dim),
           .scale_row_bytes = scale_row_bytes,
-          .unit_bytes = copy_unit_bytes(side)};
+          .copy_bytes = copy_bytes_of(side),
+          .head_dim = side.head_dim,
+          .id = side.spec.facts->id,
+          .scale_type = side.spec.scale_type,
+          .has_zeros = side.spec.scale_rule == format::ScaleRule::kAffine,
+          .is_interleaved = side.is_interleaved,
+          .tensor_scales = side.tensor_scales,
+          .shared_scale = nullptr,
+          .shared_scale_stride = 0};
 }
 
 }  // namespace kvx::ops::cuda

@@ -17,7 +17,7 @@ template <FormatId K, FormatId V>
 DecodeMmaKernel find_instance(const TileTraits& traits) {
   if (has_exact_tiles(traits.key_dim, traits.value_dim)) {
     const DecodeMmaKernel kernel = tile_instance<K, V>(traits);
-    if (kernel.takes_full_precision || !traits.has_full_precision_window) return kernel;
+    if (kernel.accepts_full_precision || !traits.has_full_precision_window) return kernel;
   }
   return padded_tile_instance<K, V>(traits);
 }
@@ -89,18 +89,17 @@ int clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel, 
 }
 
 cudaError_t launch_attend_decode_mma(const CudaContext& context, const DecodeMmaKernel& kernel,
-                                     int warps_of_cta, const AttendParams& params) {
-  const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
+                                     const LaunchGrid& grid, int warps_of_cta,
+                                     const DecodeMmaParams& params) {
   const cudaError_t set = allow_shared_bytes(context, kernel);
   if (set != cudaSuccess) return set;
-  const auto heads =
-      static_cast<unsigned>(params.packed.num_heads / params.heads_of_cta * params.num_row_tiles);
-  const dim3 grid = params.balanced_work_tiles > 0
-                        ? dim3(static_cast<unsigned>(params.balanced_work_tiles) * heads)
-                        : dim3(heads, params.num_splits, params.args.num_sequences);
-  const int ctas_of_cluster = params.merges_in_cluster ? int{params.num_splits} : 1;
-  return launch_overlapping(context, kernel.function,
-                            {grid, warps_of_cta * kWarp, shared_bytes, ctas_of_cluster}, &params);
+  const LaunchShape shape = {
+      .grid = dim3(grid.x, grid.y, grid.z),
+      .threads = warps_of_cta * kWarp,
+      .shared_bytes = warps_of_cta * kernel.warp_shared_bytes,
+      .ctas_of_cluster = params.merges_in_cluster ? int{params.num_splits} : 1,
+  };
+  return launch_overlapping(context, kernel.function, shape, &params);
 }
 
 }  // namespace kvx::ops::cuda

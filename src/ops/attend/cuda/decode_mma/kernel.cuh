@@ -33,11 +33,10 @@ struct WorkTilePlace {
 
   // A window's, before tokens and a hole. Found again behind the walk, which has no registers for
   // what is needed there.
-  __device__ bool has_sinks(const AttendParams& params) const {
-    return params.args.window_sinks > 0 && !params.splits_off_sinks && split == 0 &&
-           tokens.begin > 0;
+  __device__ bool has_sinks(const DecodeMmaParams& params) const {
+    return params.window_sinks > 0 && !params.splits_off_sinks && split == 0 && tokens.begin > 0;
   }
-  __device__ bool has_full_precision(const AttendParams& params) const {
+  __device__ bool has_full_precision(const DecodeMmaParams& params) const {
     const int begin = has_sinks(params) ? 0 : tokens.begin;
     return begin < packed.begin || tokens.end > packed.end;
   }
@@ -45,24 +44,26 @@ struct WorkTilePlace {
 
 // What this CTA's index says, but its tokens; num_splits is 0 where there is no such work_tile.
 // num_heads: of the CTA; head: of this warp among them.
-__device__ inline WorkTilePlace find_work_tile(const AttendParams& params, int rows_of_work_tile,
+__device__ inline WorkTilePlace find_work_tile(const DecodeMmaParams& params, int rows_of_work_tile,
                                                int num_heads, int head) {
   WorkTilePlace place = {};
   int row_tile = 0;
-  if (params.balanced_work_tiles > 0) {
+  if (params.balance.most_work_tiles > 0) {
     const int cta = static_cast<int>(blockIdx.x);
     const int work_tile_and_tile = cta / params.ctas_of_heads;
     place.first_head = cta % params.ctas_of_heads * num_heads;
-    row_tile = work_tile_and_tile % params.num_row_tiles;
-    const int work_tile = work_tile_and_tile / params.num_row_tiles;
+    row_tile = work_tile_and_tile % params.balance.num_row_tiles;
+    const int work_tile = work_tile_and_tile / params.balance.num_row_tiles;
     const auto [sequence, work_tiles] = sequence_of_work_tile(params, work_tile);
     place.sequence = sequence;
     place.split = work_tile - work_tiles.first;
     place.num_splits = work_tiles.num;
-    place.partial = balanced_partial(params, work_tile, place.first_head, row_tile);
-    const bool is_first = cta == work_tiles.first * params.num_row_tiles * params.ctas_of_heads;
+    place.partial =
+        balanced_partial(params.balance, params.num_heads, work_tile, place.first_head, row_tile);
+    const bool is_first =
+        cta == work_tiles.first * params.balance.num_row_tiles * params.ctas_of_heads;
     if (is_first && work_tiles.num > 0 && threadIdx.x == 0)
-      params.sequence_work_tiles[sequence] = work_tiles;
+      params.balance.of_sequences[sequence] = work_tiles;
   } else {
     const int heads_and_tile = static_cast<int>(blockIdx.x);
     place.first_head = heads_and_tile % params.ctas_of_heads * num_heads;
@@ -73,10 +74,9 @@ __device__ inline WorkTilePlace find_work_tile(const AttendParams& params, int r
   }
   if (place.num_splits == 0) return place;
   place.shape = sequence_shape(params, place.sequence);
-  place.table =
-      params.args.block_table.ids + int64_t{place.sequence} * params.args.block_table.row_stride;
+  place.table = params.block_table.ids + int64_t{place.sequence} * params.block_table.row_stride;
   place.head = place.first_head + head;
-  place.kv_head = params.packed.first_head + place.head;
+  place.kv_head = params.first_head + place.head;
   place.first_row = row_tile * rows_of_work_tile;
   place.num_rows = min(rows_of_work_tile, place.shape.q_len * params.q_per_kv - place.first_row);
   return place;
@@ -85,20 +85,20 @@ __device__ inline WorkTilePlace find_work_tile(const AttendParams& params, int r
 // Of its split. A few sinks of a window are the first split's too, many are a split of their own
 // (plan_work_tiles.hpp). Where no whole tile lies between them and the window, all is one range;
 // where one does, its block may be gone already. is_apart: from sinks, which another split sees.
-__device__ inline TokenRange tokens_of_work_tile(const AttendParams& params,
+__device__ inline TokenRange tokens_of_work_tile(const DecodeMmaParams& params,
                                                  const WorkTilePlace& place, int step_tokens,
                                                  bool& is_apart) {
   const TokenRange seen = seen_by_rows(params, place.shape, place.first_row, place.num_rows);
-  if (params.balanced_work_tiles > 0) {
+  if (params.balance.most_work_tiles > 0) {
     return split_of(seen, place.num_splits, place.split, step_tokens);
   }
-  if (params.args.window_sinks == 0) [[likely]] {
+  if (params.window_sinks == 0) [[likely]] {
     return split_of(seen, params.num_splits, place.split, step_tokens);
   }
-  const int sink_tiles = (params.args.window_sinks - 1) / kTileTokens + 1;
+  const int sink_tiles = (params.window_sinks - 1) / kTileTokens + 1;
   const bool has_hole = sink_tiles < seen.begin / kTileTokens;
   const int own_splits = params.splits_off_sinks ? 1 : 0;
-  if (place.split < own_splits) return {0, has_hole ? params.args.window_sinks : 0};
+  if (place.split < own_splits) return {0, has_hole ? params.window_sinks : 0};
   is_apart = has_hole && params.splits_off_sinks;
   const TokenRange range = {has_hole ? seen.begin : 0, seen.end};
   return split_of(range, place.num_splits - own_splits, place.split - own_splits, step_tokens);
@@ -114,7 +114,7 @@ __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
 // own, for all pairs of formats: it runs once, beside loops that have all registers. shared: this
 // warp's ring, in which its queries lie.
 template <int Dim, int Columns, bool Padded>
-__device__ __noinline__ void attend_full_precision_window(const AttendParams& params,
+__device__ __noinline__ void attend_full_precision_window(const DecodeMmaParams& params,
                                                           WorkTilePlace place,
                                                           LaneSoftmax<Columns> softmax,
                                                           LaneBias<Columns> bias, uint32_t shared,
@@ -131,7 +131,7 @@ __device__ __noinline__ void attend_full_precision_window(const AttendParams& pa
       .params = params,
       .table = place.table,
       .seq_len = place.shape.seq_len,
-      .head = place.kv_head - params.full_precision.first_head,
+      .head = place.kv_head - params.full_precision_first_head,
       .warp = static_cast<int>(threadIdx.x / kWarp) / num_heads,
       .tokens = place.tokens,
       .hole = hole,
@@ -221,19 +221,19 @@ __device__ float4 merged_quad(float weight, int num_parts, int d, bool is_there,
 // Rows of all warps of a head together, a row by a warp: they become the output, or where other
 // CTAs have parts too, one part of them. num_heads: of the CTA.
 template <class Memory>
-__device__ void merge_warps(const AttendParams& params, const WorkTilePlace& place, int num_heads,
-                            uint8_t* shared) {
+__device__ void merge_warps(const DecodeMmaParams& params, const WorkTilePlace& place,
+                            int num_heads, uint8_t* shared) {
   using Rows = typename Memory::Rows;
   const int num_warps = static_cast<int>(blockDim.x) / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int first_kv_head = params.packed.first_head + place.first_head;
+  const int first_kv_head = params.first_head + place.first_head;
   const auto rows_of = [&](int head, int warp) -> Rows& {
     const int at = warp * num_heads + head;
     return *reinterpret_cast<Rows*>(shared + at * Memory::kBytes + Memory::kRowsAt);
   };
   const bool is_whole = place.num_splits == 1;
   const bool is_undone = is_whole && params.transforms_v;  // V's transform: here
-  const int dim = Memory::kIsPadded ? params.packed.v.view.head_dim : Rows::kDim;
+  const int dim = Memory::kIsPadded ? params.value_dim : Rows::kDim;
   const int num_rows = num_heads * place.num_rows;
   const int num_parts = params.warps_of_head;
   for (int row = threadIdx.x / kWarp; row < num_rows; row += num_warps) {
@@ -244,8 +244,8 @@ __device__ void merge_warps(const AttendParams& params, const WorkTilePlace& pla
     const QueryRowAt at = query_row(params, first_kv_head + head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
     float* own = rows_of(head, 0).sums[r];  // no other warp reads it
-    const int64_t index = params.balanced_work_tiles > 0
-                              ? place.partial + head * params.rows_of_work_tile + r
+    const int64_t index = params.balance.most_work_tiles > 0
+                              ? place.partial + head * params.balance.rows_of_work_tile + r
                               : partial_index(params, token, at.q_head, place.split);
     for (int first = 0; first < dim; first += 4 * kWarp) {
       const int d = first + lane * 4;
@@ -278,13 +278,13 @@ __device__ void merge_warps(const AttendParams& params, const WorkTilePlace& pla
 // The splits of a work tile are the cluster's CTAs, each of which has a part of every row, where
 // merge_warps left it. The rows are shared out among the warps of all of them.
 template <class Memory>
-__device__ void merge_cluster(const AttendParams& params, const WorkTilePlace& place, int num_heads,
-                              uint8_t* shared) {
+__device__ void merge_cluster(const DecodeMmaParams& params, const WorkTilePlace& place,
+                              int num_heads, uint8_t* shared) {
   using Rows = typename Memory::Rows;
   const int num_splits = params.num_splits;
   const int warps_of_cta = static_cast<int>(blockDim.x) / kWarp;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int dim = Memory::kIsPadded ? params.packed.v.view.head_dim : Rows::kDim;
+  const int dim = Memory::kIsPadded ? params.value_dim : Rows::kDim;
   const int num_rows = num_heads * place.num_rows;
   sync_cluster();
   for (int row = warp * num_splits + place.split; row < num_rows;
@@ -294,7 +294,7 @@ __device__ void merge_cluster(const AttendParams& params, const WorkTilePlace& p
     Softmax2 part = {-INFINITY, 0.0f};
     if (lane < num_splits) part = *in_cta(&rows.softmax[r], lane);
     const MergedSoftmax merged = merge_parts(part, num_splits);
-    const int kv_head = params.packed.first_head + place.first_head + head;
+    const int kv_head = params.first_head + place.first_head + head;
     const QueryRowAt at = query_row(params, kv_head, place.first_row + r);
     const int64_t token = place.shape.q_start + at.new_token;
     float* own = rows.sums[r];
@@ -322,7 +322,7 @@ __device__ void merge_cluster(const AttendParams& params, const WorkTilePlace& p
 }
 
 template <class Memory, class Keys, class Values>
-__device__ __forceinline__ void attend_decode_mma_of(const AttendParams& params) {
+__device__ __forceinline__ void attend_decode_mma_of(const DecodeMmaParams& params) {
   using Rows = typename Memory::Rows;
   extern __shared__ __align__(128) uint8_t shared[];
   // The shuffle shows the compiler that all lanes have the same: what follows from it then is
@@ -337,10 +337,10 @@ __device__ __forceinline__ void attend_decode_mma_of(const AttendParams& params)
   if (place.num_splits == 0) return;
   if (!place.shape.is_valid) {
     if (params.merges_in_cluster && place.split > 0) return;
-    const int first_kv_head = params.packed.first_head + place.first_head;
+    const int first_kv_head = params.first_head + place.first_head;
     for (int h = first_kv_head; h < first_kv_head + num_heads; ++h) {
-      leave_empty(params, place.shape, h, place.first_row, place.num_rows, place.split,
-                  place.num_splits == 1 || params.merges_in_cluster);
+      store_empty_rows(params, place.shape, h, place.first_row, place.num_rows, place.split,
+                       place.num_splits == 1 || params.merges_in_cluster);
     }
     return;
   }
@@ -351,7 +351,7 @@ __device__ __forceinline__ void attend_decode_mma_of(const AttendParams& params)
   place.packed = packed_tokens(params, place.sequence, place.shape.seq_len);
   TokenRange tokens = common_tokens(place.tokens, place.packed);
   int sink_steps = 0;
-  if (place.has_sinks(params) && place.packed.begin < params.args.window_sinks) [[unlikely]] {
+  if (place.has_sinks(params) && place.packed.begin < params.window_sinks) [[unlikely]] {
     const int begin = place.tokens.begin / kStepTokens * kStepTokens;
     if (tokens.begin == tokens.end) tokens = {begin, begin};
     sink_steps = steps_over_sinks(params, kStepTokens);
@@ -401,12 +401,12 @@ __device__ __forceinline__ void attend_decode_mma_of(const AttendParams& params)
 
 template <class Memory, class Keys, class Values>
 __global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
-    attend_decode_mma(const __grid_constant__ AttendParams params) {
+    attend_decode_mma(const __grid_constant__ DecodeMmaParams params) {
   if constexpr (Keys::kIsBulk && !kHasBulkCopies) {
     __trap();  // the host knows (cuda_code_version) and chooses the instance without them
   } else {
     const bool is_merged = params.num_splits > 1 && !params.merges_in_cluster;
-    if (!is_merged && params.balanced_work_tiles == 0) let_later_launches_begin();
+    if (!is_merged && params.balance.most_work_tiles == 0) let_later_launches_begin();
     wait_for_earlier_work();
     attend_decode_mma_of<Memory, Keys, Values>(params);
   }
@@ -423,8 +423,8 @@ DecodeMmaKernel decode_mma_kernel() {
       .warp_shared_bytes = Memory::kBytes,
       .step_tokens = Memory::Packed::kStepTokens,
       .tiles_at_once = Memory::Packed::kTilesAtOnce,
-      .takes_full_precision = Memory::kTakesFullPrecision,
-      .takes_heads = Memory::Packed::kTakesHeads,
+      .accepts_full_precision = Memory::kTakesFullPrecision,
+      .accepts_heads = Memory::Packed::kTakesHeads,
   };
 }
 

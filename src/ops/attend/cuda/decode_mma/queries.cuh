@@ -29,12 +29,12 @@ struct QueryWorkTile {
 
 // By one warp, which then waits for itself. to: shared memory, num_rows rows.
 template <int Dim>
-__device__ __noinline__ void transform_queries(const AttendParams& params, QueryWorkTile work_tile,
-                                               uint32_t to, int lane) {
-  const FloatRows& q = params.args.q;
-  const int dim = params.packed.k.view.head_dim;
+__device__ __noinline__ void transform_queries(const DecodeMmaParams& params,
+                                               QueryWorkTile work_tile, uint32_t to, int lane) {
+  const FloatRows& q = params.q;
+  const int dim = params.key_dim;
   const TransformRow k =
-      transform_row(params.args.transform.k, work_tile.kv_head, params.num_kv_heads, dim, 0);
+      transform_row(params.transform_k, work_tile.kv_head, params.num_kv_heads, dim, 0);
 #pragma unroll 1
   for (int r = 0; r < work_tile.num_rows; ++r) {
     const QueryRowAt at = query_row(params, work_tile.kv_head, work_tile.first_row + r);
@@ -68,7 +68,7 @@ __device__ __noinline__ void transform_queries(const AttendParams& params, Query
 template <int Dim>
 struct FullPrecisionQueries {
   static constexpr int kRowBytes = 2 * Dim;
-  static constexpr int bytes(int columns) { return columns * kTileRows * kRowBytes; }
+  static constexpr int bytes(int columns) { return columns * kNTileRows * kRowBytes; }
 
   // to: of the column's row 0. sign: what rows are multiplied by.
   template <class Keys, int Columns, bool IsShared>
@@ -113,11 +113,11 @@ template <class Keys, int Dim>
 class QueryColumn {
  public:
   // is_there: whether the work tile has this lane's row, row `row` of the sequence and KV head.
-  __device__ void ask(const AttendParams& params, const SequenceShape& shape, int kv_head, int row,
-                      bool is_there, int lane) {
+  __device__ void ask(const DecodeMmaParams& params, const SequenceShape& shape, int kv_head,
+                      int row, bool is_there, int lane) {
     if (!is_there) return;
-    const FloatRows& q = params.args.q;
-    dim_ = Keys::kIsPadded ? params.packed.k.view.head_dim : Dim;
+    const FloatRows& q = params.q;
+    dim_ = Keys::kIsPadded ? params.key_dim : Dim;
     const QueryRowAt at = query_row(params, kv_head, row);
     const int64_t row_at = (int64_t{shape.q_start} + at.new_token) * q.token_stride +
                            int64_t{at.q_head} * q.head_stride;
@@ -135,7 +135,7 @@ class QueryColumn {
   // lane's row as transform_queries left it, of a padded row.
   // score_scale, bias: what brings scores of columns 2t and 2t + 1 to their size and is added then;
   // without a cap, in units of log2.
-  __device__ void finish(const AttendParams& params, int kv_head, float key_scale,
+  __device__ void finish(const DecodeMmaParams& params, int kv_head, float key_scale,
                          uint32_t transformed, int lane, Queries<Dim>& queries, float2& score_scale,
                          float2& bias) const {
     const int t = lane % 4;
@@ -145,18 +145,18 @@ class QueryColumn {
     if (Keys::kIsPadded && is_transformed) {
       if (row_) added = load_transformed(transformed, t, numbers);
     } else {
-      if (row_) load(params.args.q.dtype, lane, numbers);
+      if (row_) load(params.q.dtype, lane, numbers);
     }
     if constexpr (!Keys::kIsPadded) {
       if (is_transformed) added = fold_transform(params, kv_head, lane, numbers);
     }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
-    const float factor = params.args.softmax_scale * Keys::unit() * key_scale;
+    const float factor = params.softmax_scale * Keys::unit() * key_scale;
     const float sign = factor < 0 ? -1.0f : 1.0f;
     constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
     float scale = 1.0f;
     if (Keys::Mma::kScalesQueries &&
-        (kHasFactors || is_transformed || params.args.q.dtype != DType::kF16)) {
+        (kHasFactors || is_transformed || params.q.dtype != DType::kF16)) {
       scale = range_scale(numbers);
     }
     queries.scale = scale * sign;
@@ -188,10 +188,10 @@ class QueryColumn {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) queries.starts[i] = of_columns(starts[i], t);
     }
-    const float log2 = params.args.softcap == 0 ? kLog2E : 1.0f;
+    const float log2 = params.softcap == 0 ? kLog2E : 1.0f;
     const float by = fabsf(factor) / scale * log2;
     score_scale = {__shfl_sync(kWholeWarp, by, 8 * t), __shfl_sync(kWholeWarp, by, 8 * t + 4)};
-    bias = is_transformed ? of_columns(added * params.args.softmax_scale * log2, t) : float2{};
+    bias = is_transformed ? of_columns(added * params.softmax_scale * log2, t) : float2{};
   }
 
  private:
@@ -234,10 +234,9 @@ class QueryColumn {
   }
 
   // The query as it meets K's transformed rows, and what the score has beside them: q . mean.
-  __device__ static float fold_transform(const AttendParams& params, int kv_head, int lane,
+  __device__ static float fold_transform(const DecodeMmaParams& params, int kv_head, int lane,
                                          float (&x)[kParts][16]) {
-    const TransformRow k =
-        transform_row(params.args.transform.k, kv_head, params.num_kv_heads, Dim, 0);
+    const TransformRow k = transform_row(params.transform_k, kv_head, params.num_kv_heads, Dim, 0);
     float bias = 0;
     if (k.mean) {
 #pragma unroll

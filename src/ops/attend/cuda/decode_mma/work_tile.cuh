@@ -34,7 +34,7 @@ template <int Dim, int Columns>
 struct WarpRows {
   static constexpr int kDim = Dim;
   static constexpr int kColumns = Columns;
-  static constexpr int kRows = Columns * kTileRows;
+  static constexpr int kRows = Columns * kNTileRows;
   // Lanes that store one channel of different rows meet no bank twice.
   alignas(16) float sums[kRows][Dim + 4];
   Softmax2 softmax[kRows];
@@ -42,7 +42,7 @@ struct WarpRows {
 
 // Up to the work tile's end, the tokens that its row r sees, less what a tree mask hides, without a
 // window's sinks.
-__device__ inline TokenRange seen_by_row(const AttendParams& params, const SequenceShape& shape,
+__device__ inline TokenRange seen_by_row(const DecodeMmaParams& params, const SequenceShape& shape,
                                          int end, int first_row, int num_rows, int r) {
   if (r >= num_rows) return {0, 0};
   const TokenRange seen = seen_by(params, shape, (first_row + r) / params.q_per_kv);
@@ -54,23 +54,22 @@ __device__ inline TokenRange seen_by_row(const AttendParams& params, const Seque
 // missing: a bit for each tile: those before the walk's first token too. In loops, so that it takes
 // little of the instructions' cache.
 template <int NumTiles>
-__device__ uint32_t hidden_scores(const AttendParams& params, const SequenceShape& shape, int end,
-                                  int sinks_end, int first_row, int num_rows, int row, int token,
-                                  uint32_t missing) {
+__device__ uint32_t hidden_scores(const DecodeMmaParams& params, const SequenceShape& shape,
+                                  int end, int sinks_end, int first_row, int num_rows, int row,
+                                  int token, uint32_t missing) {
   uint32_t hidden = 0;
 #pragma unroll 1
   for (int column = 0; column < 2; ++column) {
     const int r = row + column;
     const TokenRange seen = seen_by_row(params, shape, end, first_row, num_rows, r);
     const int64_t q_token = int64_t{shape.q_start} + (first_row + r) / params.q_per_kv;
-    const uint8_t* mask = params.args.tree_mask
-                              ? params.args.tree_mask + q_token * params.args.tree_mask_stride
-                              : nullptr;
+    const uint8_t* mask =
+        params.tree_mask ? params.tree_mask + q_token * params.tree_mask_stride : nullptr;
 #pragma unroll 1
     for (int i = 0; i < 2 * NumTiles; ++i) {
       const int at = token + i / 2 * kTileTokens + i % 2 * 8;
       const bool is_sink = at < sinks_end;
-      const int token_of_sequence = is_sink ? at - sinks_end + params.args.window_sinks : at;
+      const int token_of_sequence = is_sink ? at - sinks_end + params.window_sinks : at;
       const int new_token = token_of_sequence - shape.first_new_token();
       const bool is_before = at < seen.begin && !is_sink;
       bool is_hidden = (missing >> (i / 2) & 1u) != 0 || is_before || at >= seen.end;
@@ -100,7 +99,7 @@ class TileWorkTile {
         end_(walk.tokens.end),
         sinks_end_(walk.sinks_end),
         head_(walk.head),
-        kv_head_(run_of_heads().first_head + walk.head),
+        kv_head_(first_kv_head() + walk.head),
         first_row_(first_row),
         num_rows_(num_rows),
         lane_(kept<Config::kIsPacked>(static_cast<int>(threadIdx.x % kWarp))),
@@ -113,7 +112,7 @@ class TileWorkTile {
     QueryColumn<Keys, Dim> columns[Columns];
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
-      const int r = c * kTileRows + lane_ / 4;
+      const int r = c * kNTileRows + lane_ / 4;
       columns[c].ask(params_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
     }
     const float key_scale = key_scale_of_head();  // asked for early too
@@ -141,8 +140,8 @@ class TileWorkTile {
     for (int c = 0; c < Columns; ++c) {
       const uint32_t column = from + FullPrecisionQueries<Dim>::bytes(c);
       FullPrecisionQueries<Dim>::template take<Keys>(column, lane_, queries_.columns[c]);
-      const float log2 = params_.args.softcap == 0 ? kLog2E : 1.0f;
-      const float scale = fabsf(params_.args.softmax_scale) * log2;
+      const float log2 = params_.softcap == 0 ? kLog2E : 1.0f;
+      const float scale = fabsf(params_.softmax_scale) * log2;
       score_scale_[c] = {scale, scale};
       bias_[c] = bias.of[c];
     }
@@ -181,7 +180,7 @@ class TileWorkTile {
   __device__ void store_softmax(Rows& rows);
   // For begin_with.
   __device__ void store_queries(uint32_t to) const {
-    const float sign = params_.args.softmax_scale < 0 ? -1.0f : 1.0f;
+    const float sign = params_.softmax_scale < 0 ? -1.0f : 1.0f;
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
       FullPrecisionQueries<Dim>::template leave<Keys>(
@@ -191,15 +190,15 @@ class TileWorkTile {
   }
 
  private:
-  __device__ const CudaRun& run_of_heads() const {
-    return IsFullPrecision ? params_.full_precision : params_.packed;
+  __device__ int first_kv_head() const {
+    return IsFullPrecision ? params_.full_precision_first_head : params_.first_head;
   }
 
   // Queries of rows of any length, if they are to be transformed: in the ring's memory, before its
   // tiles come there.
   __device__ void transform_padded() const {
     static_assert(!Config::kIsPadded ||
-                  (Columns == 1 && kTileRows * transformed_row_bytes(Dim) <= Config::kRingBytes));
+                  (Columns == 1 && kNTileRows * transformed_row_bytes(Dim) <= Config::kRingBytes));
     if (!params_.transforms_k) return;
     const QueryWorkTile rows = {shape_.q_start, kv_head_, first_row_, num_rows_};
     transform_queries<Dim>(params_, rows, ring_.memory(), lane_);
@@ -211,10 +210,10 @@ class TileWorkTile {
   // Where all queries see everything.
   __device__ void find_seen() {
     seen_by_all_ = {seen_of(num_rows_ - 1).begin, seen_of(0).end};
-    if (params_.args.tree_mask) {
+    if (params_.tree_mask) {
       seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
     }
-    plain_ = params_.args.softcap != 0 ? TokenRange{} : seen_by_all_;
+    plain_ = params_.softcap != 0 ? TokenRange{} : seen_by_all_;
   }
   __device__ TokenRange seen_of(int r) const {
     return seen_by_row(params_, shape_, end_, first_row_, num_rows_, r);
@@ -305,7 +304,7 @@ class TileWorkTile {
   // token: of the first score; missing: a bit for each tile. Capped scores are in units of log2.
   __device__ void cap_and_hide(int token, uint32_t missing, Scores& scores,
                                float2 (&by)[Columns]) const {
-    const bool has_cap = params_.args.softcap != 0;
+    const bool has_cap = params_.softcap != 0;
     const bool sees_all = is_within(token, seen_by_all_) && !ring_.may_be_missing();
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
@@ -320,28 +319,30 @@ class TileWorkTile {
   // Second-level and given scales of the head.
   __device__ float key_scale_of_head() const {
     if constexpr (IsFullPrecision) return 1.0f;
-    const float scale = params_.shared_k_scale
-                            ? params_.shared_k_scale[head_ * params_.shared_k_scale_stride]
-                            : 1.0f;
-    return scale * params_.packed.k.tensor_scale(head_);
+    const float scale =
+        params_.tile_k.shared_scale
+            ? params_.tile_k.shared_scale[head_ * params_.tile_k.shared_scale_stride]
+            : 1.0f;
+    return scale * params_.tile_k.tensor_scale(head_);
   }
   __device__ float value_scale_of_head() const {
     if constexpr (IsFullPrecision) return 1.0f;
-    const float scale = params_.shared_v_scale
-                            ? params_.shared_v_scale[head_ * params_.shared_v_scale_stride]
-                            : 1.0f;
-    return scale * params_.packed.v.tensor_scale(head_);
+    const float scale =
+        params_.tile_v.shared_scale
+            ? params_.tile_v.shared_scale[head_ * params_.tile_v.shared_scale_stride]
+            : 1.0f;
+    return scale * params_.tile_v.tensor_scale(head_);
   }
   __device__ bool key_scale_is_bf16() const {
-    return params_.packed.k.view.spec.scale_type == format::ScaleType::kBF16;
+    return params_.tile_k.scale_type == format::ScaleType::kBF16;
   }
   __device__ bool value_scale_is_bf16() const {
-    return params_.packed.v.view.spec.scale_type == format::ScaleType::kBF16;
+    return params_.tile_v.scale_type == format::ScaleType::kBF16;
   }
 
   // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
   __device__ void cap(Scores& scores, int c) const {
-    const float most = params_.args.softcap;
+    const float most = params_.softcap;
     const float to_exponent = __fdividef(2.0f * kLog2E, most);
 #pragma unroll
     for (int i = 0; i < 4 * kTilesOfPass; ++i) {
@@ -356,7 +357,7 @@ class TileWorkTile {
   __device__ void hide(int token, uint32_t missing, Scores& scores, int c) const {
     const uint32_t hidden =
         hidden_scores<kTilesOfPass>(params_, shape_, end_, sinks_end_, first_row_, num_rows_,
-                                    c * kTileRows + lane_ % 4 * 2, token + lane_ / 4, missing);
+                                    c * kNTileRows + lane_ % 4 * 2, token + lane_ / 4, missing);
 #pragma unroll
     for (int i = 0; i < 4 * kTilesOfPass; ++i) {
       if ((hidden >> i & 1u) != 0) scores[i / 4][c].d[i % 4] = -INFINITY;
@@ -429,7 +430,7 @@ class TileWorkTile {
     for (int c = 0; c < Columns; ++c) sums_[c].multiply({by, by});
   }
 
-  const AttendParams& params_;
+  const DecodeMmaParams& params_;
   const SequenceShape& shape_;
   const int end_;        // of the walk's tokens
   const int sinks_end_;  // TileWalk's
@@ -459,7 +460,7 @@ __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::start
     const int c = i / (Dim / 16), f = i % (Dim / 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      sums_[c].f[f].d[j] = rows.sums[c * kTileRows + 2 * t + j % 2][Values::channel(f, g, j / 2)];
+      sums_[c].f[f].d[j] = rows.sums[c * kNTileRows + 2 * t + j % 2][Values::channel(f, g, j / 2)];
     }
   }
 }
@@ -488,7 +489,7 @@ __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store
         for (int n = 0; n < 2 * kFragments; ++n) {
           x[n] = (sums_[c].f[i + n / 2].d[column + 2 * (n % 2)] + zero) * unit;
         }
-        float* row = rows.sums[c * kTileRows + 2 * t + column];
+        float* row = rows.sums[c * kNTileRows + 2 * t + column];
         float* to = row + Values::channel(i, g, 0);
         if constexpr (Values::kNeighbours == 4) {
           *reinterpret_cast<float4*>(to) = {x[0], x[1], x[2], x[3]};
@@ -506,7 +507,7 @@ __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store
 template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
 __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store_softmax(
     Rows& rows) {
-  const bool has_cap = params_.args.softcap != 0;
+  const bool has_cap = params_.softcap != 0;
 #pragma unroll
   for (int c = 0; c < Columns; ++c) {
     float2 sum = softmax_.sum[c];
@@ -517,7 +518,7 @@ __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store
     if (lane_ / 4 != 0) continue;
     // What all scores of a row have in common only moves its maximum.
     const float2 bias = has_cap ? float2{} : bias_[c];
-    Softmax2* softmax = &rows.softmax[c * kTileRows + 2 * (lane_ % 4)];
+    Softmax2* softmax = &rows.softmax[c * kNTileRows + 2 * (lane_ % 4)];
     softmax[0] = {softmax_.max[c].x + bias.x, sum.x};
     softmax[1] = {softmax_.max[c].y + bias.y, sum.y};
   }

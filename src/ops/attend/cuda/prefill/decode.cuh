@@ -61,7 +61,7 @@ struct TokenScales {
 // Calls visit(Element{}, Scales{}): how a format's codes are decoded, and those of its scales that
 // go into the tile, or NoScale.
 template <class Shape, class Visit>
-__device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
+__device__ inline void visit_packed(const TileSide& side, Visit&& visit) {
   using format::FormatId;
   constexpr bool kHasInterleaved = !Shape::kIsLong;  // attend_takes_interleaved_order
   constexpr bool kHasGroups = !Shape::kIsLong;       // of 64: find_prefill_kernel.cpp
@@ -98,13 +98,13 @@ __device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
         return visit(TileUInt4{}, ScaleAndZero<TileUInt4>{});
       case FormatId::kNvfp4:
         if constexpr (kHasInterleaved) {
-          if (side.view.is_interleaved)
+          if (side.is_interleaved)
             return visit(TileE2M1Interleaved{}, ScalesOfGroups<FromE4M3Raised>{});
         }
         return visit(TileE2M1{}, ScalesOfGroups<FromE4M3>{});
       default:
         if constexpr (kHasInterleaved) {
-          if (side.view.is_interleaved) {
+          if (side.is_interleaved) {
             return visit(TileE2M1Interleaved{}, ScalesOfGroups<FromE8M0Raised<6>>{});
           }
         }
@@ -115,7 +115,7 @@ __device__ inline void visit_packed(const CudaSide& side, Visit&& visit) {
 
 // As visit_packed, for copies: of formats that are copied alike only one is visited.
 template <class Shape, class Visit>
-__device__ inline void visit_copied(const CudaSide& side, Visit&& visit) {
+__device__ inline void visit_copied(const TileSide& side, Visit&& visit) {
   using format::FormatId;
   const bool is_byte = bits_of(side.id) == 8;
   if constexpr (Shape::kScalesScores) {
@@ -215,7 +215,7 @@ class PackedUnits {
       const int chunk = Rows::chunk(thread_) + b * Rows::kChunksAtOnce;
       const int mine = in_group * codes.token_stride + chunk * 16;
       // Which of a group's tokens it needs: behind the end of shorter rows none are there.
-      const int wanted = chunk * 16 < side_.facts().code_bytes ? in_group : kTileTokens;
+      const int wanted = chunk * 16 < side_.facts().row_bytes ? in_group : kTileTokens;
 #pragma unroll
       for (int r = 0; r < Rows::kRowPasses; ++r) {
         copy_async_16(raw_codes(raw, b * Rows::kRowPasses + r), groups[r].rows + mine,
@@ -301,7 +301,7 @@ class PackedUnits {
   __device__ static TokenScales of_affine(const float2& affine) {
     return {{affine.x, affine.x}, affine.y};
   }
-  __device__ static TokenScales token_scales_of(const CudaSide& side, uint32_t bits) {
+  __device__ static TokenScales token_scales_of(const TileSide& side, uint32_t bits) {
     using format::FormatId;
     const float2 halves = __half22float2(reinterpret_cast<const __half2&>(bits));
     switch (side.id) {
@@ -313,7 +313,7 @@ class PackedUnits {
       case FormatId::kInt4Affine:
         return of_affine(affine_params(side, bits, TileUInt4::kMiddle));
       default:  // rows of 64 numbers and less have one
-        return {{halves.x, side.view.head_dim > 64 ? halves.y : 0.0f}, 0.0f};
+        return {{halves.x, side.head_dim > 64 ? halves.y : 0.0f}, 0.0f};
     }
   }
 
@@ -342,7 +342,7 @@ class PackedUnits {
       const int chunk = Rows::chunk(thread_) + block_pass * Rows::kChunksAtOnce;
       const int in_word = Rows::row(thread_) % kTileTokens * side_.rows().scales.token_stride & 3;
       // Zeros behind the end of a shorter row meet its first scale: others are not its own.
-      const bool is_in_row = chunk * 16 < side_.facts().code_bytes;
+      const bool is_in_row = chunk * 16 < side_.facts().row_bytes;
       scales_at = in_word + (is_in_row ? Scales::first_byte(side_.facts(), chunk) : 0);
     }
     uint4 codes[Rows::kRowPasses];  // all are asked for before the first is used
@@ -381,10 +381,10 @@ class PackedUnits {
 
   __device__ void store_token_scales(uint32_t raw, int tile, int unit) const {
     using Ring = PrefillRing<Shape>;
-    const AttendParams& params = side_.walk.params;
+    const PrefillParams& params = side_.walk.params;
     const int row = token_scale_row();
     const int token = unit * Shape::kUnitTokens + row;
-    const CudaSide& facts = has_value_scales() ? params.packed.v : params.packed.k;
+    const TileSide& facts = has_value_scales() ? params.tile_v : params.tile_k;
     const TokenScales scales = token_scales_of(facts, token_scale_bits(raw));
     const int zero = has_value_scales() ? Ring::kValueZero : Ring::kKeyZero;
     store_shared(ring_.token_scales(tile, zero) + place_of_token(token), scales.zero);

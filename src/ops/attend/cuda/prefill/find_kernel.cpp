@@ -71,16 +71,14 @@ PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillCall& call)
                                          : find_for<PrefillEngine::kMmaSync>(call);
 }
 
-cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendParams& params,
-                                  cudaStream_t stream) {
+cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const LaunchGrid& grid,
+                                  const PrefillParams& params, cudaStream_t stream) {
   const cudaError_t set = cudaFuncSetAttribute(
       kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
   if (set != cudaSuccess) return set;
-  const dim3 grid(params.num_row_tiles, params.packed.num_heads * params.num_splits,
-                  params.args.num_sequences);
-  void* arguments[] = {const_cast<AttendParams*>(&params)};
-  return cudaLaunchKernel(kernel.function, grid, dim3(kernel.threads), arguments,
-                          kernel.shared_bytes, stream);
+  void* arguments[] = {const_cast<PrefillParams*>(&params)};
+  return cudaLaunchKernel(kernel.function, dim3(grid.x, grid.y, grid.z), dim3(kernel.threads),
+                          arguments, kernel.shared_bytes, stream);
 }
 
 }  // namespace kvx::ops::cuda

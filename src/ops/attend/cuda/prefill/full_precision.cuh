@@ -14,8 +14,8 @@ struct PrefillSideWalk {
   const PrefillRing<Shape>& ring;
   int side;  // 0 is K, 1 is V
 
-  __device__ const CudaSide& facts() const {
-    return side == 0 ? walk.params.packed.k : walk.params.packed.v;
+  __device__ const TileSide& facts() const {
+    return side == 0 ? walk.params.tile_k : walk.params.tile_v;
   }
   __device__ const TileSide& rows() const {
     return side == 0 ? walk.params.tile_k : walk.params.tile_v;
@@ -25,7 +25,7 @@ struct PrefillSideWalk {
                      : walk.params.tile_full_precision_v.codes;
   }
   __device__ int num_sink_blocks() const {
-    return walk.params.packed.first_head + walk.head - walk.params.full_precision.first_head;
+    return walk.params.first_head + walk.head - walk.params.full_precision_first_head;
   }
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % kWarpgroup; }
 
@@ -94,7 +94,7 @@ class FullPrecisionTokens {
 
   // A lane has a chunk of eight numbers of a row.
   __device__ void fill_group(int group, int first) const {
-    const AttendParams& params = walk_.params;
+    const PrefillParams& params = walk_.params;
     const int block = first / kTileTokens / params.tiles_per_block;
     const int32_t id = walk_.ids[block];
     if (id < 0 || id >= params.num_full_precision_blocks) return;  // counted, and hidden
@@ -116,10 +116,10 @@ class FullPrecisionTokens {
 
   // Numbers of a row.
   __device__ int own_dim() const {
-    return side_.facts().view.head_dim;
+    return side_.facts().head_dim;
   }
   __device__ int value_dim() const {
-    return walk_.params.packed.v.view.head_dim;
+    return walk_.params.value_dim;
   }
 
   // Returns the row's exponent.

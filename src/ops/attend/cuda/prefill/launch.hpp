@@ -50,8 +50,8 @@ struct PrefillCall {
 };
 PrefillKernel find_prefill_kernel(PrefillEngine engine, const PrefillCall& call);
 
-cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const AttendParams& params,
-                                  cudaStream_t stream);
+cudaError_t launch_attend_prefill(const PrefillKernel& kernel, const LaunchGrid& grid,
+                                  const PrefillParams& params, cudaStream_t stream);
 
 struct MmaF16;
 struct MmaBf16;

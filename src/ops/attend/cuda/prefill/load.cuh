@@ -192,7 +192,7 @@ struct TileCopier {
     int wanted[kPasses];
 #pragma unroll
     for (int p = 0; p < kPasses; ++p) {
-      wanted[p] = (p * kChunks + chunk) * 16 < side.facts().code_bytes ? row : kTileTokens;
+      wanted[p] = (p * kChunks + chunk) * 16 < side.facts().row_bytes ? row : kTileTokens;
     }
     const TileRegion& codes = side.rows().codes;
     to += chunk / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk % 8);

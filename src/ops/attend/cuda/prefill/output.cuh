@@ -50,9 +50,9 @@ class PrefillOutput {
       const QueryRowAt at = rows_.at(rows_.row(r));
       const int64_t token = rows_.shape.q_start + at.new_token;
       if (is_whole) {
-        store_row(r, params_.args.out.dtype, output_row(params_, token, at.q_head));
-        if (rows_.t == 0 && params_.args.lse) {
-          params_.args.lse[token * params_.args.num_q_heads + at.q_head] = log_sum_exp(whole[r]);
+        store_row(r, params_.out.dtype, output_row(params_, token, at.q_head));
+        if (rows_.t == 0 && params_.lse) {
+          params_.lse[token * params_.num_q_heads + at.q_head] = log_sum_exp(whole[r]);
         }
       } else {
         const int64_t index = partial_index(params_, token, at.q_head, split);
@@ -65,13 +65,13 @@ class PrefillOutput {
 
  private:
   __device__ int dim() const {
-    return params_.packed.v.view.head_dim;
+    return params_.value_dim;
   }
 
   // From a tile's order of channels to the rows'.
   __device__ void put_in_order() {
     if constexpr (!Shape::kDecodes) return;
-    const PairOrder order = pair_order_of(params_.packed.v.id);
+    const PairOrder order = pair_order_of(params_.tile_v.id);
     if (order == PairOrder::kNeighbours) return;
     const int t = rows_.t;
     const int from = 4 * rows_.g + 2 * t % 4;
@@ -109,9 +109,9 @@ class PrefillOutput {
   }
 
   __device__ void undo_transform(const float (&probabilities)[2]) {
-    const int kv_head = params_.packed.first_head + rows_.head;
+    const int kv_head = params_.first_head + rows_.head;
     const TransformRow v =
-        transform_row(params_.args.transform.v, kv_head, params_.num_kv_heads, dim(), 0);
+        transform_row(params_.transform_v, kv_head, params_.num_kv_heads, dim(), 0);
     if (v.hadamard) {
       rotate(0);
       rotate(1);
@@ -199,7 +199,7 @@ class PrefillOutput {
   }
 
   const PrefillRowSet rows_;
-  const AttendParams& params_;
+  const PrefillParams& params_;
   float (&sums_)[kParts][kSums];
 };
 

@@ -9,7 +9,7 @@ namespace kvx::ops::cuda {
 
 // 64 rows of a CTA, as a thread of the four warps that multiply them sees them.
 struct PrefillRowSet {
-  const AttendParams& params;
+  const PrefillParams& params;
   const SequenceShape& shape;
   int head;       // of the run
   int consumer;   // which 64 rows: those of a warpgroup with wgmma
@@ -34,7 +34,7 @@ struct PrefillRowSet {
   __device__ int lane() const { return 4 * g + t; }
   __device__ int row(int r) const { return 16 * warp + g + 8 * r; }
   __device__ QueryRowAt at(int row) const {
-    return query_row(params, params.packed.first_head + head, first_row + row);
+    return query_row(params, params.first_head + head, first_row + row);
   }
 };
 
@@ -74,9 +74,9 @@ class PrefillQueries {
 
  private:
   __device__ void load_rounds(int first) const {
-    const AttendParams& params = rows_.params;
+    const PrefillParams& params = rows_.params;
     const int chunk = rows_.lane() % kLanes;
-    const FloatRows& q = params.args.q;
+    const FloatRows& q = params.q;
     Eight eights[kRoundsAtOnce];  // all are asked for before the first is used
 #pragma unroll
     for (int i = 0; i < kRoundsAtOnce; ++i) {
@@ -89,9 +89,9 @@ class PrefillQueries {
       eights[i] = load_eight(q.dtype, q.data + number * bytes_of(q.dtype), chunk);
     }
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
-    const float factor = params.args.softmax_scale * key_scale_of_head(params, rows_.head);
+    const float factor = params.softmax_scale * key_scale_of_head(params, rows_.head);
     const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
-    const float to_log2 = params.args.softcap == 0 ? kLog2E : 1.0f;
+    const float to_log2 = params.softcap == 0 ? kLog2E : 1.0f;
 #pragma unroll
     for (int i = 0; i < kRoundsAtOnce; ++i) {
       const int r = row_of_round(first + i);
@@ -104,7 +104,7 @@ class PrefillQueries {
       const float sum = store(r, chunk, x, scale * sign);
       // Never 0: a hidden score, -infinity, is multiplied by it.
       const float by = fmaxf(fabsf(factor) / scale * to_log2, 1e-37f);
-      if (chunk == 0) store_facts(r, {by, added * params.args.softmax_scale * to_log2, sum});
+      if (chunk == 0) store_facts(r, {by, added * params.softmax_scale * to_log2, sum});
     }
   }
   // Eight numbers of a query row as they lie: 16 bytes, or 32.
@@ -151,10 +151,10 @@ class PrefillQueries {
 
   // The query as it meets K's transformed rows. Returns what the score has beside them: q . mean.
   __device__ float fold_transform(int chunk, float (&x)[8]) const {
-    const AttendParams& params = rows_.params;
-    const int kv_head = params.packed.first_head + rows_.head;
+    const PrefillParams& params = rows_.params;
+    const int kv_head = params.first_head + rows_.head;
     const TransformRow k =
-        transform_row(params.args.transform.k, kv_head, params.num_kv_heads, dim(), 0);
+        transform_row(params.transform_k, kv_head, params.num_kv_heads, dim(), 0);
     float added = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -167,7 +167,7 @@ class PrefillQueries {
     return over_row(added);
   }
   __device__ int dim() const {
-    return rows_.params.packed.k.view.head_dim;
+    return rows_.params.key_dim;
   }
 
   // Hadamard: within a lane's numbers, then over the lanes of a block.
@@ -211,7 +211,7 @@ class PrefillQueries {
 
   // Returns the row's sum, of the numbers as they are stored, where scores need it.
   __device__ float store(int r, int chunk, const float (&x)[8], float scale) const {
-    const Four pairs = chunk_of<Mma>(pair_order_of(rows_.params.packed.k.id), x, scale);
+    const Four pairs = chunk_of<Mma>(pair_order_of(rows_.params.tile_k.id), x, scale);
     if (kChunks == kLanes || chunk < kChunks) {
       store_chunk(ring_.queries(rows_.consumer) + chunk / 8 * Shape::kQueryBlockBytes +
                       wgmma_chunk(r, chunk % 8),

@@ -28,8 +28,8 @@ struct ScalesOfGroups {
       std::is_same_v<From, FromE4M3> || std::is_same_v<From, FromE4M3Raised>;
   static constexpr int kBytes = kIsE4M3 ? 2 : 0;
   static constexpr int bytes_of_row(int dim) { return dim / 16; }
-  __device__ static int first_byte(const CudaSide& side, int chunk) { return chunk * bytes(side); }
-  __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
+  __device__ static int first_byte(const TileSide& side, int chunk) { return chunk * bytes(side); }
+  __device__ static ChunkScales of(const TileSide& side, uint32_t word) {
     const Two factors = From::f16x2(__byte_perm(word, 0, bytes(side) == 1 ? 0x0000 : 0x1100));
     return {{factors.a, factors.b}, 0};
   }
@@ -38,7 +38,7 @@ struct ScalesOfGroups {
   }
 
  private:
-  __device__ static int bytes(const CudaSide& side) {  // a chunk
+  __device__ static int bytes(const TileSide& side) {  // a chunk
     if constexpr (kIsE4M3) return 2;
     return side.id == format::FormatId::kMxfp4 ? 1 : 2;
   }
@@ -50,10 +50,10 @@ template <int Bits>
 struct ScaleOf64 {
   static constexpr int kBytes = 2;
   static constexpr int bytes_of_row(int dim) { return dim / 64 * 2; }
-  __device__ static int first_byte(const CudaSide&, int chunk) {
+  __device__ static int first_byte(const TileSide&, int chunk) {
     return chunk * (128 / Bits) / 64 * 2;
   }
-  __device__ static ChunkScales of(const CudaSide&, uint32_t word) {
+  __device__ static ChunkScales of(const TileSide&, uint32_t word) {
     const uint32_t factor = __byte_perm(word, 0, 0x1010);
     return {{factor, factor}, 0};
   }
@@ -63,9 +63,9 @@ struct ScaleOf64 {
 };
 
 // An affine row's scale, and its zero as codes less `centre` need it.
-__device__ inline float2 affine_params(const CudaSide& side, uint32_t bits, float centre) {
+__device__ inline float2 affine_params(const TileSide& side, uint32_t bits, float centre) {
   float2 affine = __half22float2(reinterpret_cast<const __half2&>(bits));
-  if (side.view.spec.scale_type == format::ScaleType::kBF16) {
+  if (side.scale_type == format::ScaleType::kBF16) {
     affine = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
   }
   return {affine.x, fmaf(centre, affine.x, affine.y)};
@@ -76,9 +76,9 @@ template <class Element>
 struct ScaleAndZero {
   static constexpr int kBytes = 4;
   static constexpr int bytes_of_row(int) { return 4; }
-  __device__ static int first_byte(const CudaSide&, int) { return 0; }
-  __device__ static ChunkScales of(const CudaSide& side, uint32_t word) {
-    if (side.view.spec.scale_type == format::ScaleType::kBF16) {
+  __device__ static int first_byte(const TileSide&, int) { return 0; }
+  __device__ static ChunkScales of(const TileSide& side, uint32_t word) {
+    if (side.scale_type == format::ScaleType::kBF16) {
       word = MmaF16::pack(__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000u));
     }
     const uint32_t factor = __byte_perm(word, 0, 0x1010), zero = __byte_perm(word, 0, 0x3232);

@@ -138,16 +138,16 @@ __device__ inline PairOrder pair_order_of(format::FormatId id) {
   return bits == 8 ? PairOrder::kBytes : PairOrder::kNibbles;
 }
 // A number is what is decoded times this, where scales go into the tile.
-__device__ inline float unit_of(const CudaSide& side) {
+__device__ inline float unit_of(const TileSide& side) {
   using format::FormatId;
   constexpr float kInterleaved = TileE2M1Interleaved::kUnit;
   switch (side.id) {
     case FormatId::kNvfp4:
-      return side.view.is_interleaved ? kInterleaved * FromE4M3Raised::kUnit : TileE2M1::kUnit;
+      return side.is_interleaved ? kInterleaved * FromE4M3Raised::kUnit : TileE2M1::kUnit;
     case FormatId::kMxfp4:
     case FormatId::kMxfp4G16:
-      return side.view.is_interleaved ? kInterleaved * FromE8M0Raised<6>::kUnit
-                                      : TileE2M1::kUnit * FromE8M0::kUnit;
+      return side.is_interleaved ? kInterleaved * FromE8M0Raised<6>::kUnit
+                                 : TileE2M1::kUnit * FromE8M0::kUnit;
     default:
       return 1.0f;
   }
@@ -155,7 +155,7 @@ __device__ inline float unit_of(const CudaSide& side) {
 
 // What a CTA reads.
 struct PrefillWalk {
-  const AttendParams& params;
+  const PrefillParams& params;
   const int32_t* ids;  // of the sequence's blocks
   TokenRange tokens;
   int head;  // of the run
@@ -177,15 +177,15 @@ struct PrefillWorkTile {
 
 // blockIdx: tile of query rows (the last come first: they see most), head and split, sequence.
 template <class Shape>
-__device__ inline PrefillWorkTile prefill_work_tile(const AttendParams& params) {
-  const int head = static_cast<int>(blockIdx.y) % params.packed.num_heads;
-  const int split = static_cast<int>(blockIdx.y) / params.packed.num_heads;
+__device__ inline PrefillWorkTile prefill_work_tile(const PrefillParams& params) {
+  const int head = static_cast<int>(blockIdx.y) % params.num_heads;
+  const int split = static_cast<int>(blockIdx.y) / params.num_heads;
   const int first_row = (params.num_row_tiles - 1 - static_cast<int>(blockIdx.x)) * kPrefillRows;
   const SequenceShape shape = sequence_shape(params, blockIdx.z);
   int num_rows = max(min(kPrefillRows, shape.q_len * params.q_per_kv - first_row), 0);
   if (!shape.is_valid) {
-    leave_empty(params, shape, params.packed.first_head + head, first_row, num_rows, split,
-                params.num_splits == 1);
+    store_empty_rows(params, shape, params.first_head + head, first_row, num_rows, split,
+                     params.num_splits == 1);
     num_rows = 0;
   }
   TokenRange tokens = {0, 0};
@@ -197,8 +197,7 @@ __device__ inline PrefillWorkTile prefill_work_tile(const AttendParams& params) 
   const int num_tiles = tokens.begin < tokens.end
                             ? (tokens.end - first_token + Shape::kTokens - 1) / Shape::kTokens
                             : 0;
-  const int32_t* ids =
-      params.args.block_table.ids + int64_t{blockIdx.z} * params.args.block_table.row_stride;
+  const int32_t* ids = params.block_table.ids + int64_t{blockIdx.z} * params.block_table.row_stride;
   return {shape, {params, ids, tokens, head, first_token, num_tiles}, split, first_row, num_rows};
 }
 
@@ -208,26 +207,24 @@ __device__ inline PrefillWorkTile prefill_work_tile(const AttendParams& params) 
 inline constexpr uint32_t kMissingGroups = 0xFF;
 inline constexpr uint32_t kHasWideScales = 0x100;
 
-// Second-level and given scales of a head, of K or of V. FullPrecision tokens are stored in units
-// of it: beside them 0 becomes what is nothing next to their numbers.
-__device__ inline float scale_of_head(const AttendParams& params, const CudaSide& side,
-                                      const float* given, int given_stride, int head) {
-  const float shared = given ? given[head * given_stride] : 1.0f;
+// Second-level and given scales of a head, of K or of V. Beside full-precision tokens, which are
+// stored in multiples of it, 0 becomes a number that is nothing next to theirs.
+__device__ inline float scale_of_head(const PrefillParams& params, const TileSide& side, int head) {
+  const float shared =
+      side.shared_scale ? side.shared_scale[head * side.shared_scale_stride] : 1.0f;
   const float scale = shared * side.tensor_scale(head) * unit_of(side);
-  return scale == 0 && params.args.num_sink_blocks ? 0x1p-40f : scale;
+  return scale == 0 && params.num_sink_blocks ? 0x1p-40f : scale;
 }
-__device__ inline float key_scale_of_head(const AttendParams& params, int head) {
-  return scale_of_head(params, params.packed.k, params.shared_k_scale, params.shared_k_scale_stride,
-                       head);
+__device__ inline float key_scale_of_head(const PrefillParams& params, int head) {
+  return scale_of_head(params, params.tile_k, head);
 }
-__device__ inline float value_scale_of_head(const AttendParams& params, int head) {
-  return scale_of_head(params, params.packed.v, params.shared_v_scale, params.shared_v_scale_stride,
-                       head);
+__device__ inline float value_scale_of_head(const PrefillParams& params, int head) {
+  return scale_of_head(params, params.tile_v, head);
 }
 
 // A shape's kernel, as the host calls it.
 template <class Shape>
-PrefillKernel prefill_kernel(void (*kernel)(AttendParams)) {
+PrefillKernel prefill_kernel(void (*kernel)(PrefillParams)) {
   return {.function = reinterpret_cast<const void*>(kernel),
           .threads = Shape::kThreads,
           .ctas_at_once = Shape::kCtas,

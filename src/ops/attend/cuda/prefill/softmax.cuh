@@ -72,7 +72,7 @@ class PrefillSoftmax {
   // be rescaled.
   __device__ void weigh(int tile, uint32_t facts, float (&scores)[kScores]) {
     float by_unit[2] = {score_scale_[0], score_scale_[1]};
-    if (params_.args.softcap != 0) {
+    if (params_.softcap != 0) {
       cap(scores);
       by_unit[0] = by_unit[1] = 1.0f;
     }
@@ -116,7 +116,7 @@ class PrefillSoftmax {
     if constexpr (!Shape::kScalesScores) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) pack_pair(0, i, 1.0f, 1.0f);
-    } else if (!has_zeros(params_.packed.v)) {
+    } else if (!has_zeros(params_.tile_v)) {
       each_pair<kParts>(tile, Ring::kValueScale,
                         [&](int i, const float(&a)[kParts], const float(&b)[kParts]) {
 #pragma unroll
@@ -142,7 +142,7 @@ class PrefillSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // What all scores of a row have in common only moves its maximum; a cap has seen it.
-      const float bias = params_.args.softcap == 0 ? bias_of(r) : 0.0f;
+      const float bias = params_.softcap == 0 ? bias_of(r) : 0.0f;
       ends[r] = {{max_[r] - unit_ + bias, over_quad_sum(sum_[r])}, over_quad_sum(zeros_[r])};
     }
     PrefillOutput<Shape>(rows_, sums).store(ends, split);
@@ -191,10 +191,10 @@ class PrefillSoftmax {
   }
 
   __device__ bool has_key_zeros() const {
-    return Shape::kScalesScores && has_zeros(params_.packed.k);
+    return Shape::kScalesScores && has_zeros(params_.tile_k);
   }
-  __device__ static bool has_zeros(const CudaSide& side) {
-    return side.view.spec.scale_rule == format::ScaleRule::kAffine;
+  __device__ static bool has_zeros(const TileSide& side) {
+    return side.has_zeros;
   }
 
   // Of scores: q . mean where K has had its mean taken away.
@@ -204,7 +204,7 @@ class PrefillSoftmax {
 
   // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
   __device__ void cap(float (&scores)[kScores]) const {
-    const float most = params_.args.softcap;
+    const float most = params_.softcap;
     const float to_exponent = 2.0f * kLog2E / most;
     const float bias[2] = {bias_of(0) * to_exponent, bias_of(1) * to_exponent};
 #pragma unroll
@@ -282,7 +282,7 @@ class PrefillSoftmax {
   }
 
   const PrefillWalk& walk_;
-  const AttendParams& params_;
+  const PrefillParams& params_;
   const Ring& ring_;
   const PrefillRowSet rows_;  // not a reference: the object that has both would lie in memory
   TokenRange seen_by_all_ = {0, 0};

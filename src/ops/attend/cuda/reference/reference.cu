@@ -56,13 +56,13 @@ struct Places {
   }
 };
 
-__device__ Places places_of(const AttendParams& params, TokenRange seen) {
-  return {min(params.args.window_sinks, seen.begin), seen};
+__device__ Places places_of(const ReferenceParams& params, TokenRange seen) {
+  return {min(params.window_sinks, seen.begin), seen};
 }
 
 // The work tile's place in the call.
 struct WorkTile {
-  const AttendParams& params;
+  const ReferenceParams& params;
   SequenceShape shape;
   int sequence;
   int head;     // of the run
@@ -73,19 +73,19 @@ struct WorkTile {
 
 __device__ void load_query(const WorkTile& work_tile, const Tile& tile, int r, RowState& state,
                            int lane) {
-  const AttendParams& params = work_tile.params;
+  const ReferenceParams& params = work_tile.params;
   const QueryRowAt at = query_row(params, work_tile.kv_head, work_tile.first_row + r);
   const int dim = params.packed.k.view.head_dim;
-  const uint8_t* source = params.args.q.data + ((int64_t{work_tile.shape.q_start} + at.new_token) *
-                                                    params.args.q.token_stride +
-                                                at.q_head * params.args.q.head_stride) *
-                                                   bytes_of(params.args.q.dtype);
+  const uint8_t* source =
+      params.q.data + ((int64_t{work_tile.shape.q_start} + at.new_token) * params.q.token_stride +
+                       at.q_head * params.q.head_stride) *
+                          bytes_of(params.q.dtype);
   const TransformRow k =
-      transform_row(params.args.transform.k, work_tile.kv_head, params.num_kv_heads, dim, 0);
+      transform_row(params.transform_k, work_tile.kv_head, params.num_kv_heads, dim, 0);
   float* query = tile.queries + r * dim;
   float bias = 0;
   for (int d = lane; d < dim; d += kWarp) {
-    const float x = load_float(params.args.q.dtype, source, d);
+    const float x = load_float(params.q.dtype, source, d);
     if (k.mean) bias += x * k.mean[d];
     query[d] = k.factor ? x / k.factor[d] : x;
   }
@@ -101,10 +101,10 @@ __device__ void load_query(const WorkTile& work_tile, const Tile& tile, int r, R
 // q . offset = q' . H(offset * factor): the keys of the block move by that.
 __device__ void add_block_offset(const WorkTile& work_tile, int block, float* key, float* offset,
                                  int lane) {
-  const AttendParams& params = work_tile.params;
+  const ReferenceParams& params = work_tile.params;
   const int dim = params.packed.k.view.head_dim;
   const TransformRow k =
-      transform_row(params.args.transform.k, work_tile.kv_head, params.num_kv_heads, dim, block);
+      transform_row(params.transform_k, work_tile.kv_head, params.num_kv_heads, dim, block);
   for (int d = lane; d < dim; d += kWarp) {
     offset[d] = k.factor ? k.offset[d] * k.factor[d] : k.offset[d];
   }
@@ -116,21 +116,21 @@ __device__ void add_block_offset(const WorkTile& work_tile, int block, float* ke
 // Decodes one token's key and value. False when its block is not there.
 __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int token, int i, int warp,
                            int lane) {
-  const AttendParams& params = work_tile.params;
+  const ReferenceParams& params = work_tile.params;
   const int block = token / params.block_size;
   const int offset = token % params.block_size;
-  const AttendArgs& args = params.args;
   const bool is_full_precision =
-      args.num_sink_blocks && (block < args.num_sink_blocks[work_tile.sequence] ||
-                               block >= args.first_recent_block[work_tile.sequence]);
+      params.num_sink_blocks && (block < params.num_sink_blocks[work_tile.sequence] ||
+                                 block >= params.first_recent_block[work_tile.sequence]);
   const CudaRun& run = is_full_precision ? params.full_precision : params.packed;
   const int head = work_tile.kv_head - run.first_head;
-  const int64_t id = args.block_table.ids[work_tile.sequence * args.block_table.row_stride + block];
-  const bool has_offset = args.transform.k.block_offset != nullptr;
+  const int64_t id =
+      params.block_table.ids[work_tile.sequence * params.block_table.row_stride + block];
+  const bool has_offset = params.transform_k.block_offset != nullptr;
   const bool is_there =
       id >= 0 &&
       id < (is_full_precision ? params.num_full_precision_blocks : params.num_packed_blocks) &&
-      (!has_offset || block < args.transform.k.num_offset_blocks);
+      (!has_offset || block < params.transform_k.num_offset_blocks);
   if (!is_there) {
     if (lane == 0) atomicAdd(&params.counters->out_of_range, 1ull);
     return false;
@@ -152,14 +152,14 @@ __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int toke
 }
 
 __device__ bool sees(const WorkTile& work_tile, const RowState& state, int r, int token) {
-  const AttendArgs& args = work_tile.params.args;
-  const bool is_before = token < state.seen.begin && token >= args.window_sinks;
+  const ReferenceParams& params = work_tile.params;
+  const bool is_before = token < state.seen.begin && token >= params.window_sinks;
   if (is_before || token >= state.seen.end) return false;
   const int j = token - work_tile.shape.first_new_token();
-  if (!args.tree_mask || j < 0) return true;
-  const int new_token = (work_tile.first_row + r) / work_tile.params.q_per_kv;
-  return args.tree_mask[(int64_t{work_tile.shape.q_start} + new_token) * args.tree_mask_stride +
-                        j] != 0;
+  if (!params.tree_mask || j < 0) return true;
+  const int new_token = (work_tile.first_row + r) / params.q_per_kv;
+  return params.tree_mask[(int64_t{work_tile.shape.q_start} + new_token) * params.tree_mask_stride +
+                          j] != 0;
 }
 
 // Scores of row r and this lane's token, in units of log2; -infinity when it does not see it.
@@ -171,8 +171,8 @@ __device__ float score(const WorkTile& work_tile, const Tile& tile, const RowSta
   const float* key = tile.keys + lane * tile.key_stride;
   float sum = 0;
   for (int d = 0; d < dim; ++d) sum += query[d] * key[d];
-  float x = (sum + state.bias) * work_tile.params.args.softmax_scale;
-  const float cap = work_tile.params.args.softcap;
+  float x = (sum + state.bias) * work_tile.params.softmax_scale;
+  const float cap = work_tile.params.softcap;
   if (cap > 0) x = cap * tanhf(x / cap);
   return x * kLog2E;
 }
@@ -229,7 +229,7 @@ __device__ void add_values(const Tile& tile, const RowState* states, int num_tok
 
 template <int Columns>
 __global__ void __launch_bounds__(kThreads)
-    attend_reference(const __grid_constant__ AttendParams params, int tile_tokens) {
+    attend_reference(const __grid_constant__ ReferenceParams params, int tile_tokens) {
   extern __shared__ float shared[];
   __shared__ RowState states[kRows];
   __shared__ bool is_there[kMaxTileTokens];
@@ -241,8 +241,8 @@ __global__ void __launch_bounds__(kThreads)
   const SequenceShape shape = sequence_shape(params, sequence);
   const int num_rows = min(kRows, shape.q_len * params.q_per_kv - first_row);
   if (!shape.is_valid) {
-    return leave_empty(params, shape, params.packed.first_head + head, first_row, num_rows, split,
-                       false);
+    return store_empty_rows(params, shape, params.packed.first_head + head, first_row, num_rows,
+                            split, false);
   }
   if (num_rows <= 0) return;
   const Places places = places_of(params, seen_by_rows(params, shape, first_row, num_rows));
@@ -310,22 +310,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int Columns>
-cudaError_t launch(const AttendParams& params, int shared_bytes_there, cudaStream_t stream) {
-  const int key_dim = params.packed.k.view.head_dim;
-  const int value_dim = params.packed.v.view.head_dim;
-  constexpr int kMostSharedBytes = 200 << 10;
-  const int most = std::min(shared_bytes_there - kStaticBytes, kMostSharedBytes);
-  int tokens = kMaxTileTokens;
-  const bool has_offset = params.args.transform.k.block_offset != nullptr;
-  while (tile_floats(key_dim, value_dim, tokens, has_offset) * 4 > most) tokens /= 2;
-  const int shared_bytes = tile_floats(key_dim, value_dim, tokens, has_offset) * 4;
-  // What is allowed belongs to the kernel, and other threads launch it too: the same for all calls.
-  const cudaError_t set = cudaFuncSetAttribute(attend_reference<Columns>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+cudaError_t launch(const ReferenceLaunch& launch, const LaunchGrid& grid,
+                   const ReferenceParams& params, cudaStream_t stream) {
+  // The limit belongs to the kernel, and other threads launch it too: it is the same for all calls.
+  const cudaError_t set =
+      cudaFuncSetAttribute(attend_reference<Columns>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           launch.most_shared_bytes);
   if (set != cudaSuccess) return set;
-  const dim3 grid(params.packed.num_heads * params.num_row_tiles, params.num_splits,
-                  params.args.num_sequences);
-  attend_reference<Columns><<<grid, kThreads, shared_bytes, stream>>>(params, tokens);
+  attend_reference<Columns>
+      <<<dim3(grid.x, grid.y, grid.z), kThreads, launch.shared_bytes, stream>>>(params,
+                                                                                launch.tile_tokens);
   return cudaGetLastError();
 }
 
@@ -335,11 +329,24 @@ int least_reference_shared_bytes(int key_dim, int value_dim, bool has_block_offs
   return tile_floats(key_dim, value_dim, 1, has_block_offset) * 4 + kStaticBytes;
 }
 
-// Requires: shared_bytes >= least_reference_shared_bytes.
-cudaError_t launch_attend_reference(const AttendParams& params, int shared_bytes,
-                                    cudaStream_t stream) {
-  return params.packed.v.view.head_dim <= kThreads ? launch<1>(params, shared_bytes, stream)
-                                                   : launch<4>(params, shared_bytes, stream);
+ReferenceLaunch plan_reference_launch(int key_dim, int value_dim, bool has_block_offset,
+                                      int shared_bytes_per_cta) {
+  constexpr int kMostSharedBytes = 200 << 10;
+  ReferenceLaunch launch;
+  launch.most_shared_bytes = std::min(shared_bytes_per_cta - kStaticBytes, kMostSharedBytes);
+  launch.tile_tokens = kMaxTileTokens;
+  const auto bytes = [&] {
+    return tile_floats(key_dim, value_dim, launch.tile_tokens, has_block_offset) * 4;
+  };
+  while (launch.tile_tokens > 0 && bytes() > launch.most_shared_bytes) launch.tile_tokens /= 2;
+  launch.shared_bytes = bytes();
+  return launch;
+}
+
+cudaError_t launch_attend_reference(const ReferenceLaunch& plan, const LaunchGrid& grid,
+                                    const ReferenceParams& params, cudaStream_t stream) {
+  return params.value_dim <= kThreads ? launch<1>(plan, grid, params, stream)
+                                      : launch<4>(plan, grid, params, stream);
 }
 
 }  // namespace kvx::ops::cuda

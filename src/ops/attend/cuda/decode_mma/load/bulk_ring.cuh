@@ -75,7 +75,7 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
 
   template <class Copy>
   __device__ void start_side(const TileSide& side, uint32_t to, uint32_t barrier) {
-    if (side.is_step) {
+    if (side.is_stage) {
       if (!is_elected()) return;
       const bool is_there = next_missing_ == 0;
       expect_bytes(barrier, is_there ? kDecodeMma * Copy::kBytes : 0);

@@ -45,7 +45,7 @@ struct TileConfig {
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
   // 4 bits of 256 numbers too: few warps fit, so each must have more to do at once.
   static constexpr int kSmallTile = Keys::kParts > 2 ? 5120 : 4096;
-  static constexpr int kTilesAtOnce = kHasStagesOfSides ? kSideStepTiles
+  static constexpr int kTilesAtOnce = kHasStagesOfSides ? kSideStageTiles
                                       : !kIsFullPrecision && kTileBytes < kSmallTile ? 2
                                                                                      : 1;
   // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
@@ -83,7 +83,7 @@ struct TileConfig {
 
 // Which tiles a CTA walks over.
 struct TileWalk {
-  const AttendParams& params;
+  const DecodeMmaParams& params;
   const int32_t* table;  // of the sequence
   int seq_len;
   int head;  // of the run
@@ -99,15 +99,15 @@ struct TileWalk {
 };
 
 // Over all of a window's sinks.
-__device__ inline int steps_over_sinks(const AttendParams& params, int step_tokens) {
-  return (params.args.window_sinks + step_tokens - 1) / step_tokens;
+__device__ inline int steps_over_sinks(const DecodeMmaParams& params, int step_tokens) {
+  return (params.window_sinks + step_tokens - 1) / step_tokens;
 }
 
 // TileWalk's, of a walk over tokens from `begin` on.
-__device__ inline int end_of_sinks(const AttendParams& params, int begin, int sink_steps,
+__device__ inline int end_of_sinks(const DecodeMmaParams& params, int begin, int sink_steps,
                                    int step_tokens) {
   const int first = sink_steps == 0 ? 0 : (begin / step_tokens - sink_steps) * step_tokens;
-  return first + params.args.window_sinks;
+  return first + params.window_sinks;
 }
 
 // Where a tile lies in the sequence's blocks.
@@ -116,7 +116,7 @@ struct TilePlace {
   int offset;  // tokens
 };
 
-__device__ inline TilePlace tile_place(const AttendParams& params, int tile) {
+__device__ inline TilePlace tile_place(const DecodeMmaParams& params, int tile) {
   const int per_block = params.tiles_per_block;
   if ((per_block & (per_block - 1)) == 0) [[likely]] {
     return {tile >> (31 - __clz(per_block)), (tile & (per_block - 1)) * kTileTokens};
@@ -209,7 +209,7 @@ class TileRing {
     if (i == 0 && first < window) [[unlikely]] {
       first += walk_.sink_steps * Config::kStepTokens - window;
       const bool is_packed = first >= walk_.packed.begin && first < walk_.packed.end;
-      return first < walk_.params.args.window_sinks && is_packed != Config::kIsFullPrecision;
+      return first < walk_.params.window_sinks && is_packed != Config::kIsFullPrecision;
     }
     return first < walk_.tokens.end && first + num_tokens > walk_.tokens.begin;
   }

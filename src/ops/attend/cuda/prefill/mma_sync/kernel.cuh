@@ -267,7 +267,7 @@ class MmaRows {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
-    attend_prefill_mma(const __grid_constant__ AttendParams params) {
+    attend_prefill_mma(const __grid_constant__ PrefillParams params) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const PrefillWorkTile work_tile = prefill_work_tile<Shape>(params);
   if (work_tile.num_rows == 0) return;

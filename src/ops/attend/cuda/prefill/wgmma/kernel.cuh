@@ -9,7 +9,7 @@ namespace kvx::ops::cuda {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
-    attend_prefill(const __grid_constant__ AttendParams params) {
+    attend_prefill(const __grid_constant__ PrefillParams params) {
 #ifdef KVX_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   const PrefillWorkTile work_tile = prefill_work_tile<Shape>(params);
