@@ -266,8 +266,7 @@ Status KvCache::free_sequence(int sequence) {
 
 int64_t KvCache::max_step_tokens(int sequence) const {
   const cache::Sequence& tokens = sequences_[sequence];
-  const int64_t most =
-      std::min(tokens.most_tokens_at_once(), tokens.max_tokens() - tokens.num_tokens());
+  const int64_t most = tokens.max_tokens() - tokens.num_tokens();
   return config_.cuda ? std::min<int64_t>(most, config_.cuda->max_step_tokens) : most;
 }
 

@@ -117,9 +117,9 @@ class KvCache {
   bool is_in_use(int sequence) const;
   // Its writer's to ask. Requires: the sequence is in use.
   int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
-  // The most tokens of this sequence that one step takes: with full-precision window the rest of
-  // the open block, since a block is written before it leaves the window and every query sees just
-  // what it would see if its tokens came one by one; on a GPU cuda.max_step_tokens.
+  // The most tokens of this sequence that one step takes: all that it has room for; on a GPU at
+  // most cuda.max_step_tokens. With a full-precision window a step goes block by block, and every
+  // query sees just what it would see if its tokens came one by one.
   int64_t max_step_tokens(int sequence) const;
 
   // ---- sharing (kv_cache_sharing.cpp)
@@ -193,9 +193,9 @@ class KvCache {
   // ---- steps
 
   // The cache's own step, for callers with one thread. A step adds tokens to some sequences, each
-  // named once. begin_step reserves their blocks in
-  // every layer group and quantises the blocks that leave the window; then every layer calls
-  // append_and_attend once; end_step makes the tokens part of the sequences. INVALID_ARGUMENT or
+  // named once. begin_step acquires their blocks in every layer group and packs the blocks that
+  // leave the full-precision window; then every layer calls append_and_attend once; end_step makes
+  // the tokens part of the sequences. INVALID_ARGUMENT or
   // OUT_OF_RANGE, nothing changed: a sequence not in use or named twice, more tokens than
   // max_step_tokens or max_tokens_per_sequence, too few free blocks.
   Status begin_step(std::span<const StepEntry> entries);
@@ -205,8 +205,8 @@ class KvCache {
                            FloatRows v, MutableFloatRows out);
   Status end_step();
   // The same after a verification: of entry i's tokens the first kept_tokens[i] stay, 0 of them
-  // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED and
-  // OUT_OF_RANGE as truncate_sequence.
+  // perhaps. The step stays open after INVALID_ARGUMENT, a count out of range, and after
+  // UNSUPPORTED and OUT_OF_RANGE as truncate_sequence.
   Status end_step(std::span<const int> kept_tokens);
   // Gives back what sliding windows have left behind, as the sequence's next step would.
   // INVALID_ARGUMENT: no such sequence, or it is in an open step.
@@ -284,7 +284,6 @@ class KvCache {
   Status cut(Verbs& verbs, int sequence, int64_t num_tokens, int64_t num_written);
   Status restore_page(Verbs& verbs, int sequence);
   Status append_again(Verbs& verbs, int sequence, int64_t first_token);
-  void forget_block(int block_class, int32_t id);
   void warn_of_nonfinite_inputs();
   // A group's layers, for copies from packed to packed blocks, full-precision to full-precision, or
   // full-precision to packed.

@@ -36,11 +36,7 @@ Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
     uses_[sequence] = Use::kInStep;  // nobody else's while the lock is open
     promotion = bring_back(lock, sequence, tokens, max_blocks);
   }
-  auto adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, max_blocks);
-  if (!adopted.ok() && adopted.error().code == ErrorCode::kOutOfRange) {
-    // Cached blocks that are promised to a step are no hit.
-    adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, 0);
-  }
+  const auto adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, max_blocks);
   if (host_) host_->release(promotion);
   uses_[sequence] = adopted.ok() ? Use::kIdle : Use::kFree;
   if (!adopted.ok()) {
@@ -132,13 +128,6 @@ Status KvCache::release_expired(int sequence) {
   const std::lock_guard lock(state_mutex_);
   KVX_RETURN_IF_ERROR(check_sequence(sequence));
   return sequences_[sequence].release_expired(*pool_);
-}
-
-// From now on no new sequence finds it.
-void KvCache::forget_block(int block_class, int32_t id) {
-  if (!prefixes_ || !pool_->is_kept(block_class, id)) return;
-  prefixes_->index().on_evict(block_class, id);
-  (void)pool_->discard(block_class, id);
 }
 
 std::vector<LayerCopy> KvCache::layer_copies(int group, CopyKind kind) const {

@@ -70,8 +70,8 @@ Status KvCache::restore_page(Verbs& verbs, int sequence) {
   const Speculation& speculation = speculations_[sequence];
   // A page that others use, or the prefix index keeps, is not written: another takes its place.
   std::vector<cache::OpenBlockCopy> new_pages;
-  KVX_RETURN_IF_ERROR(blocks.drain_copies(*pool_, new_pages));
-  KVX_RETURN_IF_ERROR(blocks.finish_copies(*pool_, new_pages));
+  KVX_RETURN_IF_ERROR(blocks.acquire_copies(*pool_, new_pages));
+  KVX_RETURN_IF_ERROR(blocks.commit_copies(*pool_, new_pages));
   const int64_t page = blocks.num_tokens() / config_.block_size;
   const int64_t page_begin = page * config_.block_size;
   const auto num_kept = static_cast<int>(speculation.first_token() - page_begin);

@@ -1,4 +1,5 @@
-// KvStep: books, bytes, books to begin; books to end.
+// KvStep: a step acquires blocks under the cache's lock, copies bytes without it, and commits under
+// the lock again.
 #include "kv/kv_step.hpp"
 
 #include <algorithm>
@@ -28,38 +29,28 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   std::unique_lock lock(cache_.state_mutex_);
   KVX_RETURN_IF_ERROR(acquire_sequences(entries));
   cache_.collect();
-  const Status kept = keep_pages();
-  if (!kept.ok()) {
-    release_pages();
-    leave_sequences();
-    return kept;
-  }
-  Status status = book_blocks();
-  if (!status.ok() && !cache_.is_drained()) {  // a block on its way out is free when it is there
-    cache_.drain(lock);
-    status = book_blocks();
-  }
+  Status status = keep_pages();
+  if (status.ok()) status = acquire_blocks(lock);
   if (status.ok()) {
     lock.unlock();
     status = caught([this] { return move_bytes(); });
     lock.lock();
-    commit_the_rest();
-    if (status.ok()) {
-      status = finish_blocks();
-    } else {
-      release_blocks();
-    }
+    if (status.ok()) status = commit_moves();
+    if (!status.ok()) (void)cancel_growths(entries_.size());
   }
   if (!status.ok()) {
     release_pages();
-    leave_sequences();
+    release_sequences();
     return status;
   }
-  drain_pages();
+  begin_pages();
   lock.unlock();
   is_open_ = true;
-  has_rows_.assign(cache_.layers_.size(), 0);
-  status = caught([this] { return describe(); });
+  layer_states_.assign(cache_.layers_.size(), LayerState::kUntouched);
+  status = caught([this] {
+    plan_passes();
+    return passes_.size() == 1 ? describe(passes_.front()) : Status();
+  });
   if (!status.ok()) KVX_RETURN_IF_ERROR(cancel());
   return status;
 }
@@ -71,14 +62,14 @@ Status KvStep::acquire_sequences(std::span<const StepEntry> entries) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const Status status = check_entry(entries, i);
     if (!status.ok()) {
-      leave_sequences();
+      release_sequences();
       return status;
     }
     cache_.uses_[entries[i].sequence] = Use::kInStep;
     entries_.push_back(entries[i]);
   }
   const Status status = check_num_tokens();
-  if (!status.ok()) leave_sequences();
+  if (!status.ok()) release_sequences();
   return status;
 }
 
@@ -93,7 +84,7 @@ Status KvStep::check_num_tokens() const {
                           num_tokens, most);
 }
 
-void KvStep::leave_sequences() {
+void KvStep::release_sequences() {
   for (const StepEntry& entry : entries_) cache_.uses_[entry.sequence] = Use::kIdle;
 }
 
@@ -152,7 +143,7 @@ Status KvStep::keep_pages() {
 }
 
 // The step takes place.
-void KvStep::drain_pages() {
+void KvStep::begin_pages() {
   if (cache_.speculations_.empty()) return;
   for (const StepEntry& entry : entries_) {
     Speculation& speculation = cache_.speculations_[entry.sequence];
@@ -175,89 +166,60 @@ void KvStep::release_pages() {
 
 // ---- blocks
 
-// Before anything moves all blocks are found: those that bytes go to now are taken, the others are
-// promised.
-Status KvStep::book_blocks() {
+// Every block that the step writes to is acquired before anything moves.
+Status KvStep::acquire_blocks(std::unique_lock<std::mutex>& lock) {
+  Status status = acquire_growths();
+  if (!status.ok() && !cache_.is_drained()) {  // a block on its way out is free when it is there
+    cache_.drain(lock);
+    status = acquire_growths();
+  }
+  return status;
+}
+
+Status KvStep::acquire_growths() {
   for (const StepEntry& entry : entries_) {
     KVX_RETURN_IF_ERROR(cache_.sequences_[entry.sequence].release_expired(*cache_.pool_));
   }
-  KVX_RETURN_IF_ERROR(count_needed_blocks());
-  const Status taken = acquire_blocks();
-  if (taken.ok()) {
-    promise_the_rest();
-  } else {
-    release_blocks();
+  KVX_RETURN_IF_ERROR(count_spare_blocks());
+  if (growths_.size() < entries_.size()) growths_.resize(entries_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Status acquired = cache_.sequences_[entries_[i].sequence].acquire(
+        *cache_.pool_, entries_[i].num_tokens, spare_blocks_, growths_[i]);
+    if (acquired.ok()) continue;
+    (void)cancel_growths(i);
+    return acquired;
   }
-  return taken;
+  return {};
 }
 
-Status KvStep::count_needed_blocks() {
+// OUT_OF_RANGE: there are fewer blocks than the entries need.
+Status KvStep::count_spare_blocks() {
   const cache::BlockPool& pool = *cache_.pool_;
-  needed_blocks_.assign(pool.num_classes(), 0);
+  std::vector<int64_t>& needed = spare_blocks_;
+  needed.assign(pool.num_classes(), 0);
   for (const StepEntry& entry : entries_) {
-    cache_.sequences_[entry.sequence].add_needed_blocks(pool, entry.num_tokens, needed_blocks_);
+    cache_.sequences_[entry.sequence].add_needed_blocks(pool, entry.num_tokens, needed);
   }
   for (int c = 0; c < pool.num_classes(); ++c) {
-    if (needed_blocks_[c] <= pool.num_free(c)) continue;
-    if (needed_blocks_[c] <= pool.num_available(c)) {
-      log(LogLevel::kDebug, "the step evicts {} cached blocks of {}",
-          needed_blocks_[c] - pool.num_free(c), pool.name(c));
-      continue;
+    if (needed[c] > pool.num_available(c)) {
+      return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed[c],
+                          pool.name(c), pool.num_available(c), pool.num_blocks(c));
     }
-    return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
-                        pool.name(c), pool.num_available(c), pool.num_blocks(c));
+    if (needed[c] > pool.num_free(c)) {
+      log(LogLevel::kDebug, "the step evicts {} cached blocks of {}", needed[c] - pool.num_free(c),
+          pool.name(c));
+    }
+    spare_blocks_[c] = pool.num_available(c) - needed[c];
   }
   return {};
-}
-
-// Requires: they are there (count_needed_blocks).
-Status KvStep::acquire_blocks() {
-  moves_.clear();
-  move_ends_.clear();
-  open_copies_.clear();
-  copy_ends_.clear();
-  for (const StepEntry& entry : entries_) {
-    cache::Sequence& sequence = cache_.sequences_[entry.sequence];
-    // Moves first: their check counts the copies that are still to come.
-    KVX_RETURN_IF_ERROR(sequence.acquire_moves(*cache_.pool_, entry.num_tokens, moves_));
-    move_ends_.push_back(moves_.size());
-    KVX_RETURN_IF_ERROR(sequence.drain_copies(*cache_.pool_, open_copies_));
-    copy_ends_.push_back(open_copies_.size());
-  }
-  return {};
-}
-
-// What finish_blocks() will reserve. A full-precision block that leaves its window comes back
-// before that; where there is no other, it must come back for sure: from now on nobody finds it.
-void KvStep::promise_the_rest() {
-  cache::BlockPool& pool = *cache_.pool_;
-  promised_ = needed_blocks_;
-  for (const cache::OpenBlockCopy& copy : open_copies_) --promised_[copy.block_class];
-  for (const cache::BlockMove& move : moves_) {
-    --promised_[cache_.packed_class(move.group)];
-    const int full_precision = cache_.full_precision_class(move.group);
-    if (pool.use_count(full_precision, move.full_precision_id) > 1) continue;  // was not counted
-    if (promised_[full_precision] < pool.num_available(full_precision)) {
-      ++promised_[full_precision];
-    } else {
-      cache_.forget_block(full_precision, move.full_precision_id);
-    }
-  }
-  for (int c = 0; c < pool.num_classes(); ++c) {
-    promised_[c] = std::max<int64_t>(promised_[c], 0);
-    pool.promise(c, promised_[c]);
-  }
-}
-
-void KvStep::commit_the_rest() {
-  for (int c = 0; c < cache_.pool_->num_classes(); ++c) cache_.pool_->commit(c, promised_[c]);
 }
 
 // Open blocks that others need as they are get copies; blocks that leave the recent window go from
 // 16 bits to their packed format, in all layers of their group.
 Status KvStep::move_bytes() {
-  if (!open_copies_.empty()) KVX_RETURN_IF_ERROR(copy_open_blocks());
-  return moves_.empty() ? Status() : pack_blocks();
+  KVX_RETURN_IF_ERROR(copy_open_blocks());
+  KVX_RETURN_IF_ERROR(pack_blocks());
+  return save_open_blocks();
 }
 
 Status KvStep::copy_open_blocks() {
@@ -266,12 +228,14 @@ Status KvStep::copy_open_blocks() {
     for (const CopyKind kind : {CopyKind::kPacked, CopyKind::kFullPrecision}) {
       const bool is_full_precision = kind == CopyKind::kFullPrecision;
       if (is_full_precision && !cache_.has_full_precision_window()) continue;
+      const int block_class =
+          is_full_precision ? cache_.full_precision_class(g) : cache_.packed_class(g);
       copies_.clear();
-      for (const cache::OpenBlockCopy& copy : open_copies_) {
-        if (copy.block_class !=
-            (is_full_precision ? cache_.full_precision_class(g) : cache_.packed_class(g)))
-          continue;
-        copies_.push_back({copy.from_id, copy.to_id, copy.num_tokens});
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        for (const cache::OpenBlockCopy& copy : growths_[i].copies) {
+          if (copy.block_class != block_class) continue;
+          copies_.push_back({copy.from_id, copy.to_id, copy.num_tokens});
+        }
       }
       if (copies_.empty()) continue;
       KVX_RETURN_IF_ERROR(verbs_->copy_blocks(cache_.layer_copies(g, kind), copies_));
@@ -280,12 +244,15 @@ Status KvStep::copy_open_blocks() {
   return {};
 }
 
+// Blocks that were full before the step; those that the step fills are packed by its passes.
 Status KvStep::pack_blocks() {
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     copies_.clear();
-    for (const cache::BlockMove& move : moves_) {
-      if (move.group != g) continue;
-      copies_.push_back({move.full_precision_id, move.packed_id, cache_.config_.block_size});
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      for (const cache::BlockMove& move : growths_[i].moves) {
+        if (move.group != g) continue;
+        copies_.push_back({move.full_precision_id, move.packed_id, cache_.config_.block_size});
+      }
     }
     if (copies_.empty()) continue;
     KVX_RETURN_IF_ERROR(
@@ -294,61 +261,94 @@ Status KvStep::pack_blocks() {
   return {};
 }
 
-Status KvStep::finish_blocks() {
-  size_t first_copy = 0;
-  size_t first_move = 0;
+Status KvStep::commit_moves() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const int s = entries_[i].sequence;
-    const std::span<const cache::OpenBlockCopy> copies(open_copies_.begin() + first_copy,
-                                                       open_copies_.begin() + copy_ends_[i]);
-    const std::span<const cache::BlockMove> moves(moves_.begin() + first_move,
-                                                  moves_.begin() + move_ends_[i]);
-    KVX_RETURN_IF_ERROR(cache_.sequences_[s].finish_copies(*cache_.pool_, copies));
-    KVX_RETURN_IF_ERROR(cache_.sequences_[s].finish_moves(*cache_.pool_, moves));
-    if (cache_.prefixes_) KVX_RETURN_IF_ERROR(cache_.prefixes_->record_moves(s, moves));
-    first_copy = copy_ends_[i];
-    first_move = move_ends_[i];
-  }
-  for (const StepEntry& entry : entries_) {
-    KVX_RETURN_IF_ERROR(cache_.sequences_[entry.sequence].reserve(*cache_.pool_, entry.num_tokens));
+    KVX_RETURN_IF_ERROR(cache_.sequences_[s].commit_moves(*cache_.pool_, growths_[i]));
+    if (!cache_.prefixes_) continue;
+    KVX_RETURN_IF_ERROR(cache_.prefixes_->record_moves(s, growths_[i].moves));
   }
   return {};
 }
 
-// The blocks that bytes should have gone to.
-void KvStep::release_blocks() {
-  for (const cache::OpenBlockCopy& copy : open_copies_) {
-    (void)cache_.pool_->release(copy.block_class, copy.to_id);
+// Of the first entries, so many.
+Status KvStep::cancel_growths(size_t num_entries) {
+  Status first_failure;  // the other entries' blocks go all the same
+  for (size_t i = 0; i < num_entries; ++i) {
+    const Status canceled =
+        cache_.sequences_[entries_[i].sequence].cancel(*cache_.pool_, growths_[i]);
+    if (!canceled.ok() && first_failure.ok()) first_failure = canceled;
   }
-  for (const cache::BlockMove& move : moves_) {
-    (void)cache_.pool_->release(cache_.packed_class(move.group), move.packed_id);
+  return first_failure;
+}
+
+// ---- open blocks whose place a long step gives to another block
+
+// Their bytes are copied to memory of the step's own, so that cancel() can restore them.
+Status KvStep::save_open_blocks() {
+  saved_blocks_.clear();
+  int64_t num_bytes = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
+    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+      if (!sequence.loses_open_block(g, growths_[i])) continue;
+      const int64_t open_block = sequence.num_tokens() / sequence.block_size();
+      const int block_class = cache_.full_precision_class(g);
+      saved_blocks_.push_back({block_class, growths_[i].groups[g].id(open_block), num_bytes});
+      num_bytes += cache_.pool_->block_bytes(block_class);
+    }
   }
+  if (num_bytes > saved_bytes_.bytes()) {
+    KVX_RETURN_IF_ERROR(verbs_->synchronize());  // the old memory may still be read
+    saved_bytes_ = {};
+    cache::Memory& memory = cache_.place_ ? *cache_.place_->memory : cache::host_memory();
+    KVX_ASSIGN_OR_RETURN(saved_bytes_, memory.allocate(num_bytes, "open blocks of a step"));
+  }
+  for (const SavedBlock& saved : saved_blocks_) {
+    const std::span<uint8_t> block = cache_.block_bytes(saved.block_class, saved.id);
+    KVX_RETURN_IF_ERROR(
+        verbs_->copy_bytes(block.data(), saved_bytes_.data() + saved.offset, std::ssize(block)));
+  }
+  return {};
+}
+
+Status KvStep::restore_open_blocks() {
+  for (const SavedBlock& saved : saved_blocks_) {
+    const std::span<uint8_t> block = cache_.block_bytes(saved.block_class, saved.id);
+    KVX_RETURN_IF_ERROR(
+        verbs_->copy_bytes(saved_bytes_.data() + saved.offset, block.data(), std::ssize(block)));
+  }
+  return {};
 }
 
 // ---- end
 
 Status KvStep::check_rows() const {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
-  const auto missing = std::find(has_rows_.begin(), has_rows_.end(), 0);
-  if (missing == has_rows_.end()) return {};
+  const auto has_rows = [](LayerState state) { return state == LayerState::kComplete; };
+  const auto missing = std::find_if_not(layer_states_.begin(), layer_states_.end(), has_rows);
+  if (missing == layer_states_.end()) return {};
   return invalid_argument("layer {} has no rows of this step; expected rows for each of {} layers",
-                          missing - has_rows_.begin(), has_rows_.size());
+                          missing - layer_states_.begin(), layer_states_.size());
 }
 
 Status KvStep::end() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   const std::lock_guard lock(cache_.state_mutex_);
-  advance();
-  return {};
+  return commit();
 }
 
-void KvStep::advance() {
-  for (const StepEntry& entry : entries_) {
-    cache_.sequences_[entry.sequence].advance(entry.num_tokens);
+Status KvStep::commit() {
+  Status first_failure;  // the other entries' tokens come all the same
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Status committed =
+        cache_.sequences_[entries_[i].sequence].commit(*cache_.pool_, growths_[i]);
+    if (!committed.ok() && first_failure.ok()) first_failure = committed;
   }
-  leave_sequences();
+  release_sequences();
   is_open_ = false;
   cache_.warn_of_nonfinite_inputs();
+  return first_failure;
 }
 
 Status KvStep::end(std::span<const int> kept_tokens) {
@@ -364,11 +364,13 @@ Status KvStep::end(std::span<const int> kept_tokens) {
       return invalid_argument("kept_tokens[{}] is {}; expected 0 to {}", i, kept_tokens[i],
                               entry.num_tokens);
     }
-    const int64_t before = cache_.sequences_[entry.sequence].num_tokens();
+    const cache::Sequence& sequence = cache_.sequences_[entry.sequence];
+    const int64_t kept = sequence.num_tokens() + kept_tokens[i];
+    KVX_RETURN_IF_ERROR(sequence.check_cut(growths_[i], kept));
     KVX_RETURN_IF_ERROR(
-        cache_.check_cut(entry.sequence, before + kept_tokens[i], before + entry.num_tokens));
+        cache_.check_cut(entry.sequence, kept, sequence.num_tokens() + entry.num_tokens));
   }
-  advance();
+  KVX_RETURN_IF_ERROR(commit());
   Status first_failure;  // the other entries' tokens go all the same
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
@@ -381,13 +383,14 @@ Status KvStep::end(std::span<const int> kept_tokens) {
   return first_failure;
 }
 
-// The blocks that the step has reserved go back, so that a fork does not share them.
 Status KvStep::cancel() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   is_open_ = false;
   const std::lock_guard lock(cache_.state_mutex_);
-  leave_sequences();
-  Status first_failure;  // the other entries' blocks go all the same
+  release_sequences();
+  Status first_failure = restore_open_blocks();  // the other entries' blocks go all the same
+  const Status released = cancel_growths(entries_.size());
+  if (!released.ok() && first_failure.ok()) first_failure = released;
   for (const StepEntry& entry : entries_) {
     const int64_t num_tokens = cache_.sequences_[entry.sequence].num_tokens();
     const bool speculated = speculates(entry);

@@ -3,7 +3,7 @@
 // and nothing in the page says what they were.
 //
 //   begin   the open page as it is: one more user of its block, so that the append that follows
-//           goes to a copy (Sequence::drain_copies)
+//           goes to a copy (Sequence::acquire_copies)
 //   rows    K and V as they came, for each step since then
 //   cut     the page from the block that was kept, then the rows that stay, run by run
 #pragma once

@@ -205,10 +205,10 @@ void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match,
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
     const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
     const cache::GroupMatch& found = match.groups[group];
-    const bool is_sink = block < shape_.groups[group].sink_blocks;
+    const bool is_sink = block < shape_.groups[group].window_sink_blocks;
     if (block < found.first_block && !is_sink) continue;  // a window has passed it
     const bool is_full_precision =
-        ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
+        ends.is_on() && (block < ends.sink_blocks || block >= found.first_recent_block);
     Job job{group, is_full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked,
             0,     first_node,
             0,     0};

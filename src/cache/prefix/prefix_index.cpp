@@ -196,10 +196,10 @@ bool PrefixIndex::is_needed_by_children(int32_t node, int group, BlockKind kind)
   if (facts.window > 0) {
     const BlockKind kind_of_sinks =
         facts.full_precision_window.is_on() ? BlockKind::kFullPrecision : BlockKind::kPacked;
-    return kind == kind_of_sinks && is_among_first(node, facts.sink_blocks);
+    return kind == kind_of_sinks && is_among_first(node, facts.window_sink_blocks);
   }
   return kind == BlockKind::kPacked ||
-         is_among_first(node, facts.full_precision_window.head_blocks);
+         is_among_first(node, facts.full_precision_window.sink_blocks);
 }
 
 bool PrefixIndex::is_among_first(int32_t node, int64_t num_blocks) const {
@@ -323,13 +323,13 @@ void PrefixIndex::cross_out(int group) {
   for (int64_t n = 1; n <= static_cast<int64_t>(matched_.size()); ++n) {
     const bool is_full_precision = ends.is_on() && has(n - 1, BlockKind::kFullPrecision);
     full_precision_run = is_full_precision ? full_precision_run + 1 : 0;
-    if (n <= ends.head_blocks && !is_full_precision) last_head_missing = n - 1;
-    if (n <= facts.sink_blocks) {  // with full-precision window they are head blocks
+    if (n <= ends.sink_blocks && !is_full_precision) last_head_missing = n - 1;
+    if (n <= facts.window_sink_blocks) {  // with full-precision window they are head blocks
       const BlockKind kind = ends.is_on() ? BlockKind::kFullPrecision : BlockKind::kPacked;
       is_sink_missing = is_sink_missing || !has(n - 1, kind);
     }
     const int64_t first = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
-    const int64_t first_packed = std::max(first, ends.head_blocks);
+    const int64_t first_packed = std::max(first, ends.sink_blocks);
     const int64_t tail =
         std::max(first_packed, n - std::min(full_precision_run, ends.recent_blocks));
     for (; seen < std::min(tail, n); ++seen) {  // the tail never goes back
@@ -347,7 +347,7 @@ GroupMatch PrefixIndex::group_match(int group) const {
   const auto n = static_cast<int64_t>(matched_.size());
   GroupMatch found;
   found.first_block = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
-  const int64_t first_packed = std::max(found.first_block, ends.head_blocks);
+  const int64_t first_packed = std::max(found.first_block, ends.sink_blocks);
   found.first_recent_block = n;
   while (found.first_recent_block > first_packed &&
          n - found.first_recent_block < ends.recent_blocks &&

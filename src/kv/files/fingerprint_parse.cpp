@@ -169,14 +169,14 @@ Result<StoredCache> parse_fingerprint(std::string_view text) {
   KVX_ASSIGN_OR_RETURN(geometry.k_head_dim, take_number(text, "k_head_dim"));
   KVX_ASSIGN_OR_RETURN(geometry.v_head_dim, take_number(text, "v_head_dim"));
   KVX_RETURN_IF_ERROR(check_geometry(geometry));
-  KVX_ASSIGN_OR_RETURN(stored.full_precision_window.head_blocks, take_number(text, "head_blocks"));
+  KVX_ASSIGN_OR_RETURN(stored.full_precision_window.sink_blocks, take_number(text, "head_blocks"));
   KVX_ASSIGN_OR_RETURN(stored.full_precision_window.recent_blocks,
                        take_number(text, "recent_blocks"));
   const cache::FullPrecisionWindow& ends = stored.full_precision_window;
-  if (ends.head_blocks < 0 || ends.recent_blocks < 0 || (ends.head_blocks > 0 && !ends.is_on())) {
+  if (ends.sink_blocks < 0 || ends.recent_blocks < 0 || (ends.sink_blocks > 0 && !ends.is_on())) {
     return invalid_argument(
         "the fingerprint's full-precision window are {} and {} blocks; expected counts",
-        ends.head_blocks, ends.recent_blocks);
+        ends.sink_blocks, ends.recent_blocks);
   }
   KVX_ASSIGN_OR_RETURN(const std::string_view full_precision, take_fact(text, "wide"));
   KVX_ASSIGN_OR_RETURN(stored.full_precision_spec, format::make_spec(format::FormatId::kBF16));

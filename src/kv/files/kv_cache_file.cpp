@@ -259,20 +259,20 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
   };
   cache::GroupPrefix prefix;
   prefix.first_recent_block = num_blocks;
-  while (ends.is_on() && prefix.first_recent_block > ends.head_blocks &&
+  while (ends.is_on() && prefix.first_recent_block > ends.sink_blocks &&
          has(prefix.first_recent_block - 1, facts.full_precision_class)) {
     --prefix.first_recent_block;
   }
   const auto kind_of = [&](int64_t block) {
     const bool is_full_precision =
-        ends.is_on() && (block < ends.head_blocks || block >= prefix.first_recent_block);
+        ends.is_on() && (block < ends.sink_blocks || block >= prefix.first_recent_block);
     return is_full_precision ? facts.full_precision_class : facts.packed_class;
   };
   prefix.first_block = num_blocks;
   while (prefix.first_block > 0 && has(prefix.first_block - 1, kind_of(prefix.first_block - 1))) {
     --prefix.first_block;
   }
-  const int64_t sinks_end = std::min(facts.sink_blocks, prefix.first_block);
+  const int64_t sinks_end = std::min(facts.window_sink_blocks, prefix.first_block);
   for (int64_t block = 0; block < sinks_end; ++block) {
     if (has(block, kind_of(block))) continue;
     return invalid_argument("block {} of its sequence, a sink, is missing", block);
@@ -281,7 +281,7 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
   const bool window_fits =
       !ends.is_on() || (num_blocks - prefix.first_recent_block <= ends.recent_blocks &&
                         (num_tokens % block_size == 0 || prefix.first_recent_block < num_blocks ||
-                         num_blocks <= ends.head_blocks));
+                         num_blocks <= ends.sink_blocks));
   if (prefix.first_block <= cache::expired_blocks(num_tokens, facts.window, block_size) &&
       window_fits) {
     return prefix;
@@ -320,10 +320,10 @@ Result<int> KvCache::load_sequence(const std::string& path) {
     cache::GroupPrefix prefix = group_shape.value();
     ids[g].assign(saved.path.size(), kNoBlock);
     for (int64_t b = 0; b < static_cast<int64_t>(saved.path.size()); ++b) {
-      if (b < prefix.first_block && b >= facts.sink_blocks) continue;
+      if (b < prefix.first_block && b >= facts.window_sink_blocks) continue;
       const bool is_full_precision =
           facts.full_precision_window.is_on() &&
-          (b < facts.full_precision_window.head_blocks || b >= prefix.first_recent_block);
+          (b < facts.full_precision_window.sink_blocks || b >= prefix.first_recent_block);
       const int kind = is_full_precision ? facts.full_precision_class : facts.packed_class;
       KVX_ASSIGN_OR_RETURN(ids[g][b], taken.take(kind));
       KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->writable(block_bytes(kind, ids[g][b])));
@@ -395,12 +395,7 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
         continue;
       }
       AcquiredBlocks taken(*pool_);
-      const Result<int32_t> found = taken.take(block_copy.kind);
-      if (!found.ok()) {  // what is free is promised to another thread's step
-        note(report.num_no_room, found.error().message);
-        continue;
-      }
-      const int32_t id = found.value();
+      KVX_ASSIGN_OR_RETURN(const int32_t id, taken.take(block_copy.kind));
       KVX_ASSIGN_OR_RETURN(const auto bytes, verbs_->writable(block_bytes(block_copy.kind, id)));
       const Status read = file.read_block_copy(block_copy, bytes);
       if (!read.ok()) {

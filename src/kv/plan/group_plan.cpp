@@ -22,8 +22,8 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {window, sinks, {}, ends, {}, {}});
       if (ends.is_on()) {
-        group->full_precision_window.head_blocks =
-            std::max(ends.head_blocks, cache::blocks_for(sinks, block_size));
+        group->full_precision_window.sink_blocks =
+            std::max(ends.sink_blocks, cache::blocks_for(sinks, block_size));
       }
     }
     group->layers.push_back(layer);
