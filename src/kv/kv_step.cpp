@@ -9,7 +9,8 @@
 
 namespace kvx::kv {
 
-KvStep::KvStep(KvCache& cache) : cache_(cache), groups_(cache.groups_.size()) {}
+KvStep::KvStep(KvCache& cache)
+    : table_(cache.table()), storage_(table_.storage), groups_(storage_.groups.size()) {}
 
 KvStep::~KvStep() {
   if (is_open_) (void)cancel();
@@ -17,7 +18,7 @@ KvStep::~KvStep() {
 
 Status KvStep::prepare() {
   if (verbs_) return {};
-  KVX_ASSIGN_OR_RETURN(verbs_, cache_.create_verbs());
+  KVX_ASSIGN_OR_RETURN(verbs_, table_.create_verbs());
   return {};
 }
 
@@ -26,9 +27,9 @@ Status KvStep::prepare() {
 Status KvStep::begin(std::span<const StepEntry> entries) {
   if (is_open_) return invalid_argument("a step is open; end or cancel it first");
   KVX_RETURN_IF_ERROR(prepare());
-  std::unique_lock lock(cache_.state_mutex_);
+  std::unique_lock lock(table_.mutex);
   KVX_RETURN_IF_ERROR(acquire_sequences(entries));
-  cache_.collect();
+  table_.collect();
   Status status = keep_pages();
   if (status.ok()) status = acquire_blocks(lock);
   if (status.ok()) {
@@ -46,7 +47,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   begin_pages();
   lock.unlock();
   is_open_ = true;
-  layer_states_.assign(cache_.layers_.size(), LayerState::kUntouched);
+  layer_states_.assign(storage_.layers.size(), LayerState::kUntouched);
   status = caught([this] {
     plan_passes();
     return passes_.size() == 1 ? describe(passes_.front()) : Status();
@@ -65,7 +66,7 @@ Status KvStep::acquire_sequences(std::span<const StepEntry> entries) {
       release_sequences();
       return status;
     }
-    cache_.uses_[entries[i].sequence] = Use::kInStep;
+    table_.uses[entries[i].sequence] = SequenceUse::kInStep;
     entries_.push_back(entries[i]);
   }
   const Status status = check_num_tokens();
@@ -75,39 +76,40 @@ Status KvStep::acquire_sequences(std::span<const StepEntry> entries) {
 
 // A GPU's tables have room for so many.
 Status KvStep::check_num_tokens() const {
-  if (!cache_.config_.cuda) return {};
+  if (!storage_.config.cuda) return {};
   int64_t num_tokens = 0;
   for (const StepEntry& entry : entries_) num_tokens += entry.num_tokens;
-  const int most = cache_.config_.cuda->max_step_tokens;
+  const int most = storage_.config.cuda->max_step_tokens;
   if (num_tokens <= most) return {};
   return invalid_argument("the entries have {} tokens; expected at most cuda.max_step_tokens, {}",
                           num_tokens, most);
 }
 
 void KvStep::release_sequences() {
-  for (const StepEntry& entry : entries_) cache_.uses_[entry.sequence] = Use::kIdle;
+  for (const StepEntry& entry : entries_) table_.uses[entry.sequence] = SequenceUse::kIdle;
 }
 
 Status KvStep::check_entry(std::span<const StepEntry> entries, size_t i) const {
   const StepEntry& entry = entries[i];
-  if (!cache_.is_known(entry.sequence)) {
+  if (!table_.holds(entry.sequence)) {
     return invalid_argument("entries[{}].sequence is {}; it is not in use", i, entry.sequence);
   }
-  if (cache_.uses_[entry.sequence] == Use::kInStep) {
+  if (table_.uses[entry.sequence] == SequenceUse::kInStep) {
     const bool is_own = std::any_of(entries_.begin(), entries_.end(), [&](const StepEntry& other) {
       return other.sequence == entry.sequence;
     });
     return invalid_argument("entries[{}].sequence is {}; it is {}", i, entry.sequence,
                             is_own ? "named twice" : "in another step");
   }
-  const cache::Sequence& sequence = cache_.sequences_[entry.sequence];
+  const cache::Sequence& sequence = table_.sequences[entry.sequence];
   if (entry.num_tokens > sequence.max_tokens() - sequence.num_tokens()) {
     return out_of_range("entries[{}].num_tokens is {}; the sequence has {} of {} tokens", i,
                         entry.num_tokens, sequence.num_tokens(), sequence.max_tokens());
   }
-  if (entry.num_tokens < 1 || entry.num_tokens > cache_.max_step_tokens(entry.sequence)) {
+  const int64_t most = table_.max_step_tokens(entry.sequence);
+  if (entry.num_tokens < 1 || entry.num_tokens > most) {
     return invalid_argument("entries[{}].num_tokens is {}; expected 1 to {} in one step", i,
-                            entry.num_tokens, cache_.max_step_tokens(entry.sequence));
+                            entry.num_tokens, most);
   }
   return {};
 }
@@ -115,42 +117,43 @@ Status KvStep::check_entry(std::span<const StepEntry> entries, size_t i) const {
 // ---- pages whose shared scales may grow (speculation.hpp)
 
 bool KvStep::speculates(const StepEntry& entry) const {
-  return entry.is_speculative && !cache_.speculations_.empty();
+  return entry.is_speculative && !table_.speculations.empty();
 }
 
 // A page that this step may make grow, and that may have to come back, gets one more user.
 Status KvStep::keep_pages() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const StepEntry& entry = entries_[i];
-    if (entry.is_speculative && cache_.has_growing_pages() && cache_.speculations_.empty()) {
+    if (entry.is_speculative && storage_.has_growing_pages() && table_.speculations.empty()) {
       return invalid_argument(
           "entries[{}] is speculative; expected max_speculative_tokens of the cache above 0", i);
     }
     if (!speculates(entry)) continue;
-    Speculation& speculation = cache_.speculations_[entry.sequence];
+    Speculation& speculation = table_.speculations[entry.sequence];
     if (!speculation.is_open()) {
-      KVX_RETURN_IF_ERROR(speculation.open(*cache_.pool_, cache_.sequence_shape(),
-                                           cache_.sequences_[entry.sequence]));
+      KVX_RETURN_IF_ERROR(speculation.open(*storage_.pool, storage_.sequence_shape(),
+                                           table_.sequences[entry.sequence]));
     }
     if (speculation.has_room(entry.num_tokens)) continue;
     return invalid_argument(
         "entries[{}] has {} speculative tokens after {} others; expected at most "
         "max_speculative_tokens, {}, before they are cut or a step that is none",
-        i, entry.num_tokens, cache_.num_tokens(entry.sequence) - speculation.first_token(),
-        cache_.config_.max_speculative_tokens);
+        i, entry.num_tokens,
+        table_.sequences[entry.sequence].num_tokens() - speculation.first_token(),
+        storage_.config.max_speculative_tokens);
   }
   return {};
 }
 
 // The step takes place.
 void KvStep::begin_pages() {
-  if (cache_.speculations_.empty()) return;
+  if (table_.speculations.empty()) return;
   for (const StepEntry& entry : entries_) {
-    Speculation& speculation = cache_.speculations_[entry.sequence];
+    Speculation& speculation = table_.speculations[entry.sequence];
     if (speculates(entry)) {
       speculation.begin_step(entry.num_tokens);
     } else {
-      speculation.let_go(*cache_.pool_);
+      speculation.let_go(*storage_.pool);
     }
   }
 }
@@ -159,8 +162,8 @@ void KvStep::begin_pages() {
 void KvStep::release_pages() {
   for (const StepEntry& entry : entries_) {
     if (!speculates(entry)) continue;
-    Speculation& speculation = cache_.speculations_[entry.sequence];
-    if (speculation.is_open() && !speculation.has_tokens()) speculation.let_go(*cache_.pool_);
+    Speculation& speculation = table_.speculations[entry.sequence];
+    if (speculation.is_open() && !speculation.has_tokens()) speculation.let_go(*storage_.pool);
   }
 }
 
@@ -169,8 +172,8 @@ void KvStep::release_pages() {
 // Every block that the step writes to is acquired before anything moves.
 Status KvStep::acquire_blocks(std::unique_lock<std::mutex>& lock) {
   Status status = acquire_growths();
-  if (!status.ok() && !cache_.is_drained()) {  // a block on its way out is free when it is there
-    cache_.drain(lock);
+  if (!status.ok() && !table_.is_drained()) {  // a block on its way out is free when it is there
+    table_.drain(lock);
     status = acquire_growths();
   }
   return status;
@@ -178,13 +181,13 @@ Status KvStep::acquire_blocks(std::unique_lock<std::mutex>& lock) {
 
 Status KvStep::acquire_growths() {
   for (const StepEntry& entry : entries_) {
-    KVX_RETURN_IF_ERROR(cache_.sequences_[entry.sequence].release_expired(*cache_.pool_));
+    KVX_RETURN_IF_ERROR(table_.sequences[entry.sequence].release_expired(*storage_.pool));
   }
   KVX_RETURN_IF_ERROR(count_spare_blocks());
   if (growths_.size() < entries_.size()) growths_.resize(entries_.size());
   for (size_t i = 0; i < entries_.size(); ++i) {
-    const Status acquired = cache_.sequences_[entries_[i].sequence].acquire(
-        *cache_.pool_, entries_[i].num_tokens, spare_blocks_, growths_[i]);
+    const Status acquired = table_.sequences[entries_[i].sequence].acquire(
+        *storage_.pool, entries_[i].num_tokens, spare_blocks_, growths_[i]);
     if (acquired.ok()) continue;
     (void)cancel_growths(i);
     return acquired;
@@ -194,11 +197,11 @@ Status KvStep::acquire_growths() {
 
 // OUT_OF_RANGE: there are fewer blocks than the entries need.
 Status KvStep::count_spare_blocks() {
-  const cache::BlockPool& pool = *cache_.pool_;
+  const cache::BlockPool& pool = *storage_.pool;
   std::vector<int64_t>& needed = spare_blocks_;
   needed.assign(pool.num_classes(), 0);
   for (const StepEntry& entry : entries_) {
-    cache_.sequences_[entry.sequence].add_needed_blocks(pool, entry.num_tokens, needed);
+    table_.sequences[entry.sequence].add_needed_blocks(pool, entry.num_tokens, needed);
   }
   for (int c = 0; c < pool.num_classes(); ++c) {
     if (needed[c] > pool.num_available(c)) {
@@ -223,13 +226,12 @@ Status KvStep::move_bytes() {
 }
 
 Status KvStep::copy_open_blocks() {
-  using CopyKind = KvCache::CopyKind;
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     for (const CopyKind kind : {CopyKind::kPacked, CopyKind::kFullPrecision}) {
       const bool is_full_precision = kind == CopyKind::kFullPrecision;
-      if (is_full_precision && !cache_.has_full_precision_window()) continue;
+      if (is_full_precision && !storage_.has_full_precision_window()) continue;
       const int block_class =
-          is_full_precision ? cache_.full_precision_class(g) : cache_.packed_class(g);
+          is_full_precision ? storage_.full_precision_class(g) : storage_.packed_class(g);
       copies_.clear();
       for (size_t i = 0; i < entries_.size(); ++i) {
         for (const cache::OpenBlockCopy& copy : growths_[i].copies) {
@@ -238,7 +240,7 @@ Status KvStep::copy_open_blocks() {
         }
       }
       if (copies_.empty()) continue;
-      KVX_RETURN_IF_ERROR(verbs_->copy_blocks(cache_.layer_copies(g, kind), copies_));
+      KVX_RETURN_IF_ERROR(verbs_->copy_blocks(storage_.layer_copies(g, kind), copies_));
     }
   }
   return {};
@@ -251,12 +253,11 @@ Status KvStep::pack_blocks() {
     for (size_t i = 0; i < entries_.size(); ++i) {
       for (const cache::BlockMove& move : growths_[i].moves) {
         if (move.group != g) continue;
-        copies_.push_back({move.full_precision_id, move.packed_id, cache_.config_.block_size});
+        copies_.push_back({move.full_precision_id, move.packed_id, storage_.config.block_size});
       }
     }
     if (copies_.empty()) continue;
-    KVX_RETURN_IF_ERROR(
-        verbs_->copy_blocks(cache_.layer_copies(g, KvCache::CopyKind::kPack), copies_));
+    KVX_RETURN_IF_ERROR(verbs_->copy_blocks(storage_.layer_copies(g, CopyKind::kPack), copies_));
   }
   return {};
 }
@@ -264,9 +265,9 @@ Status KvStep::pack_blocks() {
 Status KvStep::commit_moves() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const int s = entries_[i].sequence;
-    KVX_RETURN_IF_ERROR(cache_.sequences_[s].commit_moves(*cache_.pool_, growths_[i]));
-    if (!cache_.prefixes_) continue;
-    KVX_RETURN_IF_ERROR(cache_.prefixes_->record_moves(s, growths_[i].moves));
+    KVX_RETURN_IF_ERROR(table_.sequences[s].commit_moves(*storage_.pool, growths_[i]));
+    if (!table_.prefixes) continue;
+    KVX_RETURN_IF_ERROR(table_.prefixes->record_moves(s, growths_[i].moves));
   }
   return {};
 }
@@ -276,7 +277,7 @@ Status KvStep::cancel_growths(size_t num_entries) {
   Status first_failure;  // the other entries' blocks go all the same
   for (size_t i = 0; i < num_entries; ++i) {
     const Status canceled =
-        cache_.sequences_[entries_[i].sequence].cancel(*cache_.pool_, growths_[i]);
+        table_.sequences[entries_[i].sequence].cancel(*storage_.pool, growths_[i]);
     if (!canceled.ok() && first_failure.ok()) first_failure = canceled;
   }
   return first_failure;
@@ -289,23 +290,23 @@ Status KvStep::save_open_blocks() {
   saved_blocks_.clear();
   int64_t num_bytes = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
+    const cache::Sequence& sequence = table_.sequences[entries_[i].sequence];
     for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
       if (!sequence.loses_open_block(g, growths_[i])) continue;
       const int64_t open_block = sequence.num_tokens() / sequence.block_size();
-      const int block_class = cache_.full_precision_class(g);
+      const int block_class = storage_.full_precision_class(g);
       saved_blocks_.push_back({block_class, growths_[i].groups[g].id(open_block), num_bytes});
-      num_bytes += cache_.pool_->block_bytes(block_class);
+      num_bytes += storage_.pool->block_bytes(block_class);
     }
   }
   if (num_bytes > saved_bytes_.bytes()) {
     KVX_RETURN_IF_ERROR(verbs_->synchronize());  // the old memory may still be read
     saved_bytes_ = {};
-    cache::Memory& memory = cache_.place_ ? *cache_.place_->memory : cache::host_memory();
+    cache::Memory& memory = storage_.device_or_host_memory();
     KVX_ASSIGN_OR_RETURN(saved_bytes_, memory.allocate(num_bytes, "open blocks of a step"));
   }
   for (const SavedBlock& saved : saved_blocks_) {
-    const std::span<uint8_t> block = cache_.block_bytes(saved.block_class, saved.id);
+    const std::span<uint8_t> block = storage_.block_bytes(saved.block_class, saved.id);
     KVX_RETURN_IF_ERROR(
         verbs_->copy_bytes(block.data(), saved_bytes_.data() + saved.offset, std::ssize(block)));
   }
@@ -314,7 +315,7 @@ Status KvStep::save_open_blocks() {
 
 Status KvStep::restore_open_blocks() {
   for (const SavedBlock& saved : saved_blocks_) {
-    const std::span<uint8_t> block = cache_.block_bytes(saved.block_class, saved.id);
+    const std::span<uint8_t> block = storage_.block_bytes(saved.block_class, saved.id);
     KVX_RETURN_IF_ERROR(
         verbs_->copy_bytes(saved_bytes_.data() + saved.offset, block.data(), std::ssize(block)));
   }
@@ -334,7 +335,7 @@ Status KvStep::check_rows() const {
 
 Status KvStep::end() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
-  const std::lock_guard lock(cache_.state_mutex_);
+  const std::lock_guard lock(table_.mutex);
   return commit();
 }
 
@@ -342,12 +343,12 @@ Status KvStep::commit() {
   Status first_failure;  // the other entries' tokens come all the same
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Status committed =
-        cache_.sequences_[entries_[i].sequence].commit(*cache_.pool_, growths_[i]);
+        table_.sequences[entries_[i].sequence].commit(*storage_.pool, growths_[i]);
     if (!committed.ok() && first_failure.ok()) first_failure = committed;
   }
   release_sequences();
   is_open_ = false;
-  cache_.warn_of_nonfinite_inputs();
+  table_.warn_of_nonfinite_inputs();
   return first_failure;
 }
 
@@ -357,28 +358,28 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     return invalid_argument("kept_tokens has {} counts; the step has {} entries",
                             kept_tokens.size(), entries_.size());
   }
-  const std::lock_guard lock(cache_.state_mutex_);
+  const std::lock_guard lock(table_.mutex);
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
     if (kept_tokens[i] < 0 || kept_tokens[i] > entry.num_tokens) {
       return invalid_argument("kept_tokens[{}] is {}; expected 0 to {}", i, kept_tokens[i],
                               entry.num_tokens);
     }
-    const cache::Sequence& sequence = cache_.sequences_[entry.sequence];
+    const cache::Sequence& sequence = table_.sequences[entry.sequence];
     const int64_t kept = sequence.num_tokens() + kept_tokens[i];
     KVX_RETURN_IF_ERROR(sequence.check_cut(growths_[i], kept));
     KVX_RETURN_IF_ERROR(
-        cache_.check_cut(entry.sequence, kept, sequence.num_tokens() + entry.num_tokens));
+        table_.check_cut(entry.sequence, kept, sequence.num_tokens() + entry.num_tokens));
   }
   KVX_RETURN_IF_ERROR(commit());
   Status first_failure;  // the other entries' tokens go all the same
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
-    const int64_t written = cache_.sequences_[entry.sequence].num_tokens();
+    const int64_t written = table_.sequences[entry.sequence].num_tokens();
     const int64_t kept = written - entry.num_tokens + kept_tokens[i];
-    const Status cut = cache_.cut(*verbs_, entry.sequence, kept, written);
+    const Status cut = table_.cut(*verbs_, entry.sequence, kept, written);
     if (!cut.ok() && first_failure.ok()) first_failure = cut;
-    if (speculates(entry)) cache_.speculations_[entry.sequence].let_go(*cache_.pool_);
+    if (speculates(entry)) table_.speculations[entry.sequence].let_go(*storage_.pool);
   }
   return first_failure;
 }
@@ -386,17 +387,17 @@ Status KvStep::end(std::span<const int> kept_tokens) {
 Status KvStep::cancel() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   is_open_ = false;
-  const std::lock_guard lock(cache_.state_mutex_);
+  const std::lock_guard lock(table_.mutex);
   release_sequences();
   Status first_failure = restore_open_blocks();  // the other entries' blocks go all the same
   const Status released = cancel_growths(entries_.size());
   if (!released.ok() && first_failure.ok()) first_failure = released;
   for (const StepEntry& entry : entries_) {
-    const int64_t num_tokens = cache_.sequences_[entry.sequence].num_tokens();
+    const int64_t num_tokens = table_.sequences[entry.sequence].num_tokens();
     const bool speculated = speculates(entry);
-    if (speculated) cache_.speculations_[entry.sequence].cancel_step();
+    if (speculated) table_.speculations[entry.sequence].cancel_step();
     const int64_t num_written = num_tokens + (speculated ? entry.num_tokens : 0);
-    const Status cut = cache_.cut(*verbs_, entry.sequence, num_tokens, num_written);
+    const Status cut = table_.cut(*verbs_, entry.sequence, num_tokens, num_written);
     if (!cut.ok() && first_failure.ok()) first_failure = cut;
   }
   return first_failure;

@@ -52,7 +52,6 @@ class KvStep {
   Status cancel();
 
  private:
-  using Use = KvCache::Use;
   // What GroupTables point to on the host.
   struct GroupStep {
     std::vector<int64_t> slots;
@@ -112,7 +111,8 @@ class KvStep {
   void set_tables(ops::AttendArgs& args, const Pass& pass, const GroupTables& group) const;
   Status log_rows(int layer, FloatRows k, FloatRows v);
 
-  KvCache& cache_;
+  SequenceTable& table_;
+  CacheStorage& storage_;
   bool is_open_ = false;
   std::vector<LayerState> layer_states_;  // [layers]
   std::vector<StepEntry> entries_;

@@ -32,9 +32,9 @@ void KvStep::plan_passes() {
   int first_row = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const int num_tokens = entries_[i].num_tokens;
-    const cache::Sequence& sequence = cache_.sequences_[entries_[i].sequence];
+    const cache::Sequence& sequence = table_.sequences[entries_[i].sequence];
     int64_t room =
-        cache_.has_full_precision_window() ? sequence.tokens_left_in_block() : num_tokens;
+        storage_.has_full_precision_window() ? sequence.tokens_left_in_block() : num_tokens;
     if (num_tokens <= room) {
       if (!joins_the_last) passes_.push_back({i, 0, first_row, 0, 0});
       ++passes_.back().num_entries;
@@ -68,7 +68,7 @@ Status KvStep::describe(const Pass& pass, int group) {
   tables_.max_tokens = 0;
   for (size_t i = 0; i < pass.num_entries; ++i) {
     const int num_tokens = num_tokens_in(pass, i);
-    const int64_t before = cache_.sequences_[entries_[pass.first_entry + i].sequence].num_tokens();
+    const int64_t before = table_.sequences[entries_[pass.first_entry + i].sequence].num_tokens();
     const int64_t first = before + pass.first_token;
     const int64_t end = first + num_tokens;
     for (int64_t position = first; position < end; ++position) positions_.push_back(position);
@@ -89,7 +89,7 @@ Status KvStep::describe(const Pass& pass, int group) {
 
 void KvStep::describe_group(const Pass& pass, int g) {
   GroupStep& group = groups_[g];
-  const int64_t block_size = cache_.config_.block_size;
+  const int64_t block_size = storage_.config.block_size;
   group.slots.resize(positions_.size());
   group.row_stride = cache::blocks_for(tables_.max_tokens, block_size);
   group.block_ids.assign(group.row_stride * pass.num_entries, cache::kNoBlock);
@@ -97,7 +97,7 @@ void KvStep::describe_group(const Pass& pass, int g) {
   group.first_recent_block.clear();
   for (size_t i = 0; i < pass.num_entries; ++i) {
     const size_t entry = pass.first_entry + i;
-    const cache::Sequence& sequence = cache_.sequences_[entries_[entry].sequence];
+    const cache::Sequence& sequence = table_.sequences[entries_[entry].sequence];
     const int64_t num_blocks = cache::blocks_for(seq_lens_[i], block_size);
     const std::span row(group.block_ids.data() + i * group.row_stride, num_blocks);
     sequence.blocks_at(g, growths_[entry], num_blocks, row);
@@ -105,7 +105,7 @@ void KvStep::describe_group(const Pass& pass, int g) {
       const int64_t position = positions_[t];
       group.slots[t] = row[position / block_size] * block_size + position % block_size;
     }
-    if (cache_.config_.cuda) name_blocks_for_tiles(row);
+    if (storage_.config.cuda) name_blocks_for_tiles(row);
     group.num_sink_blocks.push_back(static_cast<int32_t>(sequence.num_sink_blocks(g)));
     group.first_recent_block.push_back(
         static_cast<int32_t>(sequence.first_recent_block_at(g, growths_[entry], num_blocks)));
@@ -117,7 +117,7 @@ void KvStep::describe_group(const Pass& pass, int g) {
 // ---- a layer
 
 Status KvStep::check_layer(int layer) const {
-  const int num_layers = cache_.config_.geometry.num_layers;
+  const int num_layers = storage_.config.geometry.num_layers;
   if (layer < 0 || layer >= num_layers) {
     return invalid_argument("layer is {}; the cache has layers 0 to {}", layer, num_layers - 1);
   }
@@ -147,15 +147,15 @@ Status KvStep::run_passes(int layer, FloatRows k, FloatRows v, const ops::Attend
 
 Status KvStep::run_pass(int layer, const Pass& pass, FloatRows k, FloatRows v,
                         const ops::AttendArgs* attend) {
-  const LayerStore& store = *cache_.layers_[layer];
-  const int g = cache_.group_of_layer_[layer];
+  const LayerStore& store = *storage_.layers[layer];
+  const int g = storage_.group_of_layer[layer];
   if (passes_.size() > 1) {
     KVX_RETURN_IF_ERROR(describe(pass, g));
     KVX_RETURN_IF_ERROR(pack_leaving_block(layer, pass));
   }
   const GroupTables& group = tables_.groups[g];
   ops::AppendArgs append;
-  append.cache = cache_.has_full_precision_window() ? store.full_precision() : store.packed();
+  append.cache = storage_.has_full_precision_window() ? store.full_precision() : store.packed();
   append.transform = store.transform();
   append.k = rows_from(k, pass.first_row);
   append.v = rows_from(v, pass.first_row);
@@ -174,21 +174,21 @@ Status KvStep::run_pass(int layer, const Pass& pass, FloatRows k, FloatRows v,
 // The block that the pass's block takes the place of, if the step itself has written it.
 Status KvStep::pack_leaving_block(int layer, const Pass& pass) {
   if (pass.first_token == 0) return {};
-  const cache::Sequence& sequence = cache_.sequences_[entries_[pass.first_entry].sequence];
+  const cache::Sequence& sequence = table_.sequences[entries_[pass.first_entry].sequence];
   const cache::SequenceGrowth& growth = growths_[pass.first_entry];
-  const int g = cache_.group_of_layer_[layer];
-  const int64_t end_block = cache::blocks_for(seq_lens_.front(), cache_.config_.block_size);
+  const int g = storage_.group_of_layer[layer];
+  const int64_t end_block = cache::blocks_for(seq_lens_.front(), storage_.config.block_size);
   const std::optional<int64_t> leaving = sequence.block_leaving_at(g, growth, end_block);
   if (!leaving) return {};
-  const LayerStore& store = *cache_.layers_[layer];
+  const LayerStore& store = *storage_.layers[layer];
   const LayerCopy packs{&store.full_precision_in_packed_runs(), &store.packed()};
   const ops::BlockCopy copy{growth.groups[g].id(*leaving), growth.groups[g].packed_id(*leaving),
-                            cache_.config_.block_size};
+                            storage_.config.block_size};
   return verbs_->copy_blocks({&packs, 1}, {&copy, 1});
 }
 
 void KvStep::set_tables(ops::AttendArgs& args, const Pass& pass, const GroupTables& group) const {
-  if (cache_.has_full_precision_window()) {
+  if (storage_.has_full_precision_window()) {
     args.num_sink_blocks = group.num_sink_blocks.data();
     args.first_recent_block = group.first_recent_block.data();
   }
@@ -203,7 +203,7 @@ void KvStep::set_tables(ops::AttendArgs& args, const Pass& pass, const GroupTabl
 Status KvStep::log_rows(int layer, FloatRows k, FloatRows v) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (!speculates(entries_[i])) continue;
-    Speculation& speculation = cache_.speculations_[entries_[i].sequence];
+    Speculation& speculation = table_.speculations[entries_[i].sequence];
     KVX_RETURN_IF_ERROR(
         speculation.log(*verbs_, layer, rows_from(k, q_starts_[i]), rows_from(v, q_starts_[i])));
   }
@@ -213,12 +213,12 @@ Status KvStep::log_rows(int layer, FloatRows k, FloatRows v) {
 Status KvStep::append_and_attend(int layer, const AttentionParams& params, FloatRows q, FloatRows k,
                                  FloatRows v, MutableFloatRows out) {
   KVX_RETURN_IF_ERROR(check_layer(layer));
-  const LayerStore& store = *cache_.layers_[layer];
-  const GroupPlan& group = cache_.groups_[cache_.group_of_layer_[layer]];
+  const LayerStore& store = *storage_.layers[layer];
+  const GroupPlan& group = storage_.groups[storage_.group_of_layer[layer]];
   ops::AttendArgs attend;
   attend.packed = store.packed();
   static constexpr int32_t kPlaceholder = 0;  // each pass has tables of its own
-  if (cache_.has_full_precision_window()) {
+  if (storage_.has_full_precision_window()) {
     attend.full_precision = store.full_precision();
     attend.num_sink_blocks = attend.first_recent_block = &kPlaceholder;
   }
