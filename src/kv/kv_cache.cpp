@@ -45,7 +45,7 @@ Status KvCache::free_sequence(int sequence) {
   KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
   table_->collect();
   if (table_->prefixes) table_->prefixes->store_tail(sequence);
-  if (!table_->speculations.empty()) table_->speculations[sequence].let_go(*storage().pool);
+  if (!table_->speculations.empty()) table_->speculations[sequence].release(*storage().pool);
   KVX_RETURN_IF_ERROR(table_->sequences[sequence].clear(*storage().pool));
   if (table_->prefixes) table_->prefixes->end(sequence);
   table_->uses[sequence] = SequenceUse::kFree;
@@ -121,19 +121,19 @@ Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num
   args.k = k;
   args.v = v;
   const LayerStore& store = *storage().layers[layer];
-  const int64_t head_end = tokens.num_sink_blocks(g) * bs;
-  const int64_t tail_begin = tokens.first_recent_block(g) * bs;
-  // The full-precision head, the packed middle and the full-precision tail, each as far as the
-  // range reaches into it.
+  const int64_t sinks_end = tokens.num_sink_blocks(g) * bs;
+  const int64_t recent_begin = tokens.first_recent_block(g) * bs;
+  // The sinks, the packed blocks and the recent blocks, each as far as the range reaches into
+  // it.
   std::vector<GatherPart> parts;
   const auto add_part = [&](const ops::LayerView& view, int64_t begin, int64_t end) {
     begin = std::max(begin, first_token);
     end = std::min(end, last);
     if (begin < end) parts.push_back({&view, {0, begin, end - begin, begin - first_token}});
   };
-  add_part(store.full_precision(), 0, head_end);
-  add_part(store.packed(), head_end, tail_begin);
-  add_part(store.full_precision(), std::max(head_end, tail_begin), last);
+  add_part(store.full_precision(), 0, sinks_end);
+  add_part(store.packed(), sinks_end, recent_begin);
+  add_part(store.full_precision(), std::max(sinks_end, recent_begin), last);
   return verbs_->gather(args, parts);
 }
 

@@ -135,7 +135,7 @@ class KvCache {
   // All blocks that could be found by a new sequence.
   Status save_prefixes(const std::string& path, const SaveOptions& options = {}) const;
   // A new sequence as it was saved. All or nothing; INVALID_ARGUMENT: a damaged file, one of
-  // another cache (the message says in what they differ), or one without a sequence; INCOMPATIBLE:
+  // another cache (the message names the difference), or one without a sequence; INCOMPATIBLE:
   // a newer version or the other byte order; OUT_OF_RANGE: too few blocks, or too long.
   Result<int> load_sequence(const std::string& path);
   // Blocks of the file that can be found from now on, as many as there is free room for. Errors as

@@ -107,7 +107,7 @@ Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
   const Status done = table_->cut(*verbs_, sequence, num_tokens, num_before);
   // The recorded tokens follow the sequence, also where its last page could not be restored.
   if (!done.ok() && table_->sequences[sequence].num_tokens() != num_tokens) return done;
-  if (!table_->speculations.empty()) table_->speculations[sequence].let_go(*storage().pool);
+  if (!table_->speculations.empty()) table_->speculations[sequence].release(*storage().pool);
   if (table_->prefixes) table_->prefixes->truncate(sequence, num_tokens);
   return done;
 }

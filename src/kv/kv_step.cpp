@@ -153,7 +153,7 @@ void KvStep::begin_pages() {
     if (speculates(entry)) {
       speculation.begin_step(entry.num_tokens);
     } else {
-      speculation.let_go(*storage_.pool);
+      speculation.release(*storage_.pool);
     }
   }
 }
@@ -163,7 +163,7 @@ void KvStep::release_pages() {
   for (const StepEntry& entry : entries_) {
     if (!speculates(entry)) continue;
     Speculation& speculation = table_.speculations[entry.sequence];
-    if (speculation.is_open() && !speculation.has_tokens()) speculation.let_go(*storage_.pool);
+    if (speculation.is_open() && !speculation.has_tokens()) speculation.release(*storage_.pool);
   }
 }
 
@@ -379,7 +379,7 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     const int64_t kept = written - entry.num_tokens + kept_tokens[i];
     const Status cut = table_.cut(*verbs_, entry.sequence, kept, written);
     if (!cut.ok() && first_failure.ok()) first_failure = cut;
-    if (speculates(entry)) table_.speculations[entry.sequence].let_go(*storage_.pool);
+    if (speculates(entry)) table_.speculations[entry.sequence].release(*storage_.pool);
   }
   return first_failure;
 }

@@ -110,7 +110,7 @@ Status SequenceTable::check_sequence(int sequence) const {
   return {};
 }
 
-// Once a cache: a model that makes one NaN makes many. A GPU's are known when somebody asks.
+// Once a cache: a model that makes one NaN makes many. A GPU's are counted when they are read.
 void SequenceTable::warn_of_nonfinite_inputs() {
   if (nonfinite_inputs == 0 || has_warned_of_nonfinite) return;
   has_warned_of_nonfinite = true;

@@ -40,7 +40,7 @@ Status SequenceTable::check_cut(int sequence, int64_t num_tokens, int64_t num_to
   for (int g = 0; g < static_cast<int>(storage.groups.size()); ++g) {
     const int block_class = storage.packed_class(g);
     const int32_t id = sequences[sequence].table(g)[block];
-    if (id == cache::kNoBlock) continue;  // a window has let go of it: Sequence::truncate refuses
+    if (id == cache::kNoBlock) continue;  // a window has released it: Sequence::truncate refuses
     const bool is_own =
         storage.pool->use_count(block_class, id) == 1 && !storage.pool->is_kept(block_class, id);
     if (is_own || storage.pool->num_available(block_class) > 0) continue;

@@ -1,4 +1,4 @@
-// BlockPool hands out fixed-size blocks and counts who uses them.
+// BlockPool allocates fixed-size blocks and counts the users of each.
 //
 // Blocks come in classes (the packed blocks of a layer group, its 16-bit blocks, those of a
 // sliding-window group ...). A class has num_blocks blocks and one or more regions; ids of a class
@@ -47,7 +47,7 @@ struct BlockPoolOptions {
   bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free
 };
 
-// Is told of a cached block before its content goes to make room; its bytes are still there. It may
+// Called for a cached block before its content goes to make room; its bytes are still there. It may
 // call unhold(), nothing else of the pool.
 class EvictionListener {
  public:

@@ -58,8 +58,8 @@ class PinnedNodes {
   std::vector<int32_t> nodes_;
 };
 
-std::vector<tier::BlockCopyKind> kinds_of(const cache::BlockPool& pool, size_t num_groups) {
-  std::vector<tier::BlockCopyKind> kinds;
+std::vector<tier::StoredBlockKind> kinds_of(const cache::BlockPool& pool, size_t num_groups) {
+  std::vector<tier::StoredBlockKind> kinds;
   const int per_group = pool.num_classes() / static_cast<int>(num_groups);
   for (int c = 0; c < pool.num_classes(); ++c) {
     kinds.push_back({c / per_group, c % per_group == 1, pool.block_bytes(c)});
@@ -67,23 +67,23 @@ std::vector<tier::BlockCopyKind> kinds_of(const cache::BlockPool& pool, size_t n
   return kinds;
 }
 
-// The index says block_size and kinds again beside its fingerprint, and a file may lie.
+// The index repeats block_size and kinds beside its fingerprint, and a file may be forged.
 Status check_same_cache(const tier::FileIndex& index, std::string_view fingerprint, int block_size,
-                        std::span<const tier::BlockCopyKind> kinds, const std::string& path) {
+                        std::span<const tier::StoredBlockKind> kinds, const std::string& path) {
   const std::string difference = first_difference(index.fingerprint, fingerprint);
   if (!difference.empty()) {
     return invalid_argument("'{}' holds blocks of another cache: {}", path, difference);
   }
   if (index.block_size != block_size) {
-    return invalid_argument("'{}': its blocks are of {} tokens; its fingerprint says {}", path,
+    return invalid_argument("'{}': its blocks are of {} tokens; its fingerprint has {}", path,
                             index.block_size, block_size);
   }
   if (std::equal(index.kinds.begin(), index.kinds.end(), kinds.begin(), kinds.end())) return {};
   return invalid_argument("'{}': its kinds of blocks are not those of its fingerprint", path);
 }
 
-const tier::BlockCopy* block_copy_of(const tier::FileBlock& block, int kind) {
-  for (const tier::BlockCopy& block_copy : block.block_copies) {
+const tier::StoredBlockCopy* block_copy_of(const tier::FileBlock& block, int kind) {
+  for (const tier::StoredBlockCopy& block_copy : block.block_copies) {
     if (block_copy.kind == kind) return &block_copy;
   }
   return nullptr;
@@ -107,8 +107,8 @@ std::vector<const ops::LayerView*> interleaved_layers(const CacheStorage& storag
 }
 
 // Writes a block to the file, codes as files have them.
-Result<tier::BlockCopy> write_block(tier::CacheFileWriter& file, const CacheStorage& storage,
-                                    Verbs& verbs, int block_class, int32_t id) {
+Result<tier::StoredBlockCopy> write_block(tier::CacheFileWriter& file, const CacheStorage& storage,
+                                          Verbs& verbs, int block_class, int32_t id) {
   KVX_ASSIGN_OR_RETURN(const auto bytes, verbs.readable(storage.block_bytes(block_class, id)));
   const std::vector<const ops::LayerView*> layers = interleaved_layers(storage, block_class);
   if (layers.empty()) return file.add_block_copy(block_class, bytes);
@@ -121,7 +121,7 @@ Result<tier::BlockCopy> write_block(tier::CacheFileWriter& file, const CacheStor
 
 // Reads a file's block into the pool's, codes as the pool has them. `damage`: why the file's block
 // cannot be had; the pool's block is then not written.
-Status read_block(tier::CacheFileReader& file, const tier::BlockCopy& block_copy,
+Status read_block(tier::CacheFileReader& file, const tier::StoredBlockCopy& block_copy,
                   const CacheStorage& storage, Verbs& verbs, int32_t id, Status& damage) {
   const int block_class = block_copy.kind;
   KVX_ASSIGN_OR_RETURN(const auto bytes, verbs.writable(storage.block_bytes(block_class, id)));
@@ -154,8 +154,9 @@ struct SequenceBlock {
 };
 
 // What lies after an open block's tokens does not leave the pool.
-Result<tier::BlockCopy> write_sequence_block(tier::CacheFileWriter& file, SequenceTable& table,
-                                             Verbs& verbs, const SequenceBlock& block) {
+Result<tier::StoredBlockCopy> write_sequence_block(tier::CacheFileWriter& file,
+                                                   SequenceTable& table, Verbs& verbs,
+                                                   const SequenceBlock& block) {
   const CacheStorage& storage = table.storage;
   if (block.num_tokens == storage.config.block_size) {
     return write_block(file, storage, verbs, block.block_class, block.id);
@@ -241,7 +242,7 @@ Status save_sequence(SequenceTable& table, Verbs& verbs, int sequence, const std
       if (id == kNoBlock) continue;  // a window has passed it
       const SequenceBlock block{g, class_of_block(table.storage, blocks, g, b), id,
                                 static_cast<int>(held.size())};
-      KVX_ASSIGN_OR_RETURN(const tier::BlockCopy block_copy,
+      KVX_ASSIGN_OR_RETURN(const tier::StoredBlockCopy block_copy,
                            write_sequence_block(file, table, verbs, block));
       saved.block_copies.push_back(block_copy);
     }
@@ -295,19 +296,19 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
                                     int64_t block_size) {
   const auto num_blocks = static_cast<int64_t>(saved.path.size());
   const auto num_tokens = static_cast<int64_t>(saved.tokens.size());
-  const cache::FullPrecisionWindow& ends = facts.full_precision_window;
+  const cache::FullPrecisionWindow& in_full = facts.full_precision_window;
   const auto has = [&](int64_t block, int kind) {
     return block_copy_of(*saved.path[block], kind) != nullptr;
   };
   cache::GroupPrefix prefix;
   prefix.first_recent_block = num_blocks;
-  while (ends.is_on() && prefix.first_recent_block > ends.sink_blocks &&
+  while (in_full.is_on() && prefix.first_recent_block > in_full.sink_blocks &&
          has(prefix.first_recent_block - 1, facts.full_precision_class)) {
     --prefix.first_recent_block;
   }
   const auto kind_of = [&](int64_t block) {
     const bool is_full_precision =
-        ends.is_on() && (block < ends.sink_blocks || block >= prefix.first_recent_block);
+        in_full.is_on() && (block < in_full.sink_blocks || block >= prefix.first_recent_block);
     return is_full_precision ? facts.full_precision_class : facts.packed_class;
   };
   prefix.first_block = num_blocks;
@@ -321,9 +322,10 @@ Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::Lay
   }
   // A block that is open stays in 16 bits, and the window has its size.
   const bool window_fits =
-      !ends.is_on() || (num_blocks - prefix.first_recent_block <= ends.recent_blocks &&
-                        (num_tokens % block_size == 0 || prefix.first_recent_block < num_blocks ||
-                         num_blocks <= ends.sink_blocks));
+      !in_full.is_on() ||
+      (num_blocks - prefix.first_recent_block <= in_full.recent_blocks &&
+       (num_tokens % block_size == 0 || prefix.first_recent_block < num_blocks ||
+        num_blocks <= in_full.sink_blocks));
   if (prefix.first_block <= cache::expired_blocks(num_tokens, facts.window, block_size) &&
       window_fits) {
     return prefix;
@@ -431,7 +433,7 @@ class PrefixLoader {
       const int32_t node = insert(block);
       node_of_[i] = node;
       if (node == kNoNode) continue;
-      for (const tier::BlockCopy& block_copy : block.block_copies) {
+      for (const tier::StoredBlockCopy& block_copy : block.block_copies) {
         KVX_RETURN_IF_ERROR(load_block_copy(node, block_copy));
       }
     }
@@ -455,8 +457,8 @@ class PrefixLoader {
     return node;
   }
 
-  Status load_block_copy(int32_t node, const tier::BlockCopy& block_copy) {
-    const tier::BlockCopyKind& facts = file_.index().kinds[block_copy.kind];
+  Status load_block_copy(int32_t node, const tier::StoredBlockCopy& block_copy) {
+    const tier::StoredBlockKind& facts = file_.index().kinds[block_copy.kind];
     const BlockKind kind = facts.is_full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked;
     cache::BlockPool& pool = *table_.storage.pool;
     if (nodes_.block_of(node, facts.group, kind) != kNoBlock) {

@@ -11,7 +11,7 @@
 namespace kvx::kv {
 namespace {
 
-constexpr int64_t kMaxGatherParts = 3;  // full-precision head, packed middle, full-precision tail
+constexpr int64_t kMaxGatherParts = 3;  // full-precision sinks, packed blocks, recent blocks
 
 int64_t bytes_of_tables(const CudaVerbLimits& limits) {
   const auto table = [](int64_t count, int64_t bytes) { return CudaUpload::padded(count * bytes); };
