@@ -15,9 +15,9 @@ namespace kvx::fuzz {
 namespace {
 
 using api::sized;
-using tier::BlockCopy;
 using tier::FileBlock;
 using tier::FileIndex;
+using tier::StoredBlockCopy;
 
 constexpr int kDim = 16;
 constexpr int kBlockSize = 4;
@@ -98,8 +98,8 @@ class Case {
   // ---- the file
 
   // Bytes of one block of a kind and where they lie.
-  BlockCopy add_block_copy(int32_t kind, int64_t num_bytes) {
-    BlockCopy piece{kind, tier::Codec::kRaw, std::ssize(file_), num_bytes, {}};
+  StoredBlockCopy add_block_copy(int32_t kind, int64_t num_bytes) {
+    StoredBlockCopy piece{kind, tier::Codec::kRaw, std::ssize(file_), num_bytes, {}};
     std::vector<uint8_t> bytes;
     fill(bytes, num_bytes, static_cast<uint32_t>(choices_.between(0, 255)), rarely(4));
     bytes.pop_back();
@@ -108,7 +108,7 @@ class Case {
     file_.resize((file_.size() + 63) / 64 * 64);
     return piece;
   }
-  void spoil(BlockCopy& piece) {
+  void spoil(StoredBlockCopy& piece) {
     switch (choices_.between(0, 4)) {
       case 0:
         piece.checksum.bytes[0] ^= 1;
@@ -127,7 +127,7 @@ class Case {
     }
   }
 
-  FileBlock some_block(const FileIndex& index, const std::vector<BlockCopy>& pieces) {
+  FileBlock some_block(const FileIndex& index, const std::vector<StoredBlockCopy>& pieces) {
     const auto number = std::ssize(index.blocks);
     FileBlock block;
     // Mostly the chain's next one.
@@ -140,7 +140,7 @@ class Case {
     const int64_t most = std::min<int64_t>(index.block_size, 1024);
     const int64_t count = rarely(8) ? choices_.between(0, most + 1) : most;
     for (int64_t t = 0; t < count; ++t) block.tokens.push_back(rarely(12) ? 1 : 0);
-    for (const BlockCopy& piece : pieces) {
+    for (const StoredBlockCopy& piece : pieces) {
       if (rarely(12)) continue;
       block.block_copies.push_back(piece);
       if (rarely(24)) spoil(block.block_copies.back());
@@ -156,7 +156,7 @@ class Case {
       index.fingerprint[static_cast<size_t>(at)] = static_cast<char>(choices_.between(0, 127));
     }
     file_.assign(tier::kHeaderBytes, 0);
-    std::vector<BlockCopy> pieces;
+    std::vector<StoredBlockCopy> pieces;
     for (size_t kind = 0; kind < index.kinds.size(); ++kind) {
       pieces.push_back(add_block_copy(static_cast<int32_t>(kind), index.kinds[kind].bytes));
       if (rarely(24)) index.kinds[kind].bytes = choices_.between(1, 4096);

@@ -194,8 +194,7 @@ double fork_microseconds() {
   BlockPool pool = make_pool(kChainBlocks);
   const SequenceShape shape{kBlockSize, kChainBlocks * kBlockSize, {{0, 0, {}, 0}}};
   Sequence one = Sequence::create(shape).value();
-  must(one.reserve(pool, shape.max_tokens));
-  one.advance(shape.max_tokens);
+  must(one.append(pool, shape.max_tokens));
   Sequence fork = Sequence::create(shape).value();
   double best = 1e9;
   for (int i = 0; i < 20; ++i) {

@@ -463,8 +463,8 @@ void bind_paged_cache(nb::module_& module) {
            "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
       .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"), "Tokens of a sequence.")
       .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"),
-           "The most tokens of this sequence that one step takes: with 16-bit ends the rest of the "
-           "open block; 0 when it is full.")
+           "The most tokens of this sequence that one step takes: what is left of "
+           "max_tokens_per_sequence, and on a GPU at most max_step_tokens.")
       .def("begin_step", &PagedCache::begin_step, nb::arg("entries"),
            "Opens a step: entries are (sequence, num_tokens), each sequence once. Raises kvx.Error "
            "or kvx.OutOfRangeError naming the entry; nothing has changed then.")

@@ -34,7 +34,7 @@ ByteCount group_bytes(const GroupSizes& group, int64_t first_token, int64_t num_
     return token_bytes(*group.packed, blocks.packed, tokens);
   // The open block is full-precision, hence packed ones are full; the first may be seen in part.
   const bool starts_packed =
-      first_block >= group.full_precision_window.head_blocks && blocks.packed > 0;
+      first_block >= group.full_precision_window.sink_blocks && blocks.packed > 0;
   const int64_t unseen = starts_packed ? first_token % block_size : 0;
   const int64_t packed_tokens = blocks.packed * block_size - unseen;
   ByteCount bytes = token_bytes(*group.packed, blocks.packed, packed_tokens);

@@ -10,7 +10,7 @@
 //           [V codes:  block_size rows of row_code_bytes ]
 //           [V scales: block_size rows of row_scale_bytes]   or page_scale_bytes, once a block
 //
-// A head's K and V are one contiguous piece, and a layer's heads lie together: attention walks
+// A head's K and V are contiguous, and a layer's heads lie together: attention walks
 // addresses that only grow. Data and scales share the record, so a block id cannot name one without
 // the other.
 #pragma once

@@ -1,4 +1,4 @@
-// Full-precision window: counting blocks.
+// FullPrecisionWindow: counting blocks.
 #include "cache/full_precision_window.hpp"
 
 namespace kvx::cache {
@@ -22,21 +22,21 @@ Result<FullPrecisionWindow> make_full_precision_window(int64_t sink_tokens, int6
                              std::max<int64_t>(blocks_for(recent_tokens, block_size), 1)};
 }
 
-std::optional<int64_t> block_leaving_window(const FullPrecisionWindow& ends, int64_t position,
+std::optional<int64_t> block_leaving_window(const FullPrecisionWindow& window, int64_t position,
                                             int64_t block_size) {
-  if (!ends.is_on()) return std::nullopt;
-  const int64_t before = first_recent_block_of(ends, position, block_size);
-  const int64_t after = first_recent_block_of(ends, position + 1, block_size);
+  if (!window.is_on()) return std::nullopt;
+  const int64_t before = first_recent_block_of(window, position, block_size);
+  const int64_t after = first_recent_block_of(window, position + 1, block_size);
   return after > before ? std::optional<int64_t>(before) : std::nullopt;
 }
 
-BlockCounts count_blocks(const FullPrecisionWindow& ends, int64_t num_tokens, int64_t block_size,
+BlockCounts count_blocks(const FullPrecisionWindow& window, int64_t num_tokens, int64_t block_size,
                          int64_t first_block) {
   const int64_t end = blocks_for(num_tokens, block_size);
-  const int64_t head = std::clamp(ends.head_blocks, first_block, end);
+  const int64_t sinks_end = std::clamp(window.sink_blocks, first_block, end);
   const int64_t tail =
-      std::clamp(first_recent_block_of(ends, num_tokens, block_size), first_block, end);
-  const int64_t packed = tail - head;
+      std::clamp(first_recent_block_of(window, num_tokens, block_size), first_block, end);
+  const int64_t packed = tail - sinks_end;
   return {packed, end - first_block - packed};
 }
 

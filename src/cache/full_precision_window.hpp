@@ -1,11 +1,11 @@
-// Full-precision window: which blocks of a sequence are kept in 16 bits and which are packed. Pure
+// FullPrecisionWindow: which blocks of a sequence are kept in 16 bits and which are packed. Pure
 // integers.
 //
-//   block   0 .. head_blocks | head_blocks .. tail | tail .. end
-//           full-precision: sinks      | packed              | full-precision: the recent window,
-//           the open block last
+//   block   0 .. sink_blocks      | sink_blocks .. tail | tail .. end
+//           full precision: sinks | packed              | full precision: recent tokens, the open
+//                                                         block last
 //
-// With n tokens in the cache, end = ceil(n / block_size) and tail = max(head_blocks, end -
+// With n tokens in the cache, end = ceil(n / block_size) and tail = max(sink_blocks, end -
 // recent_blocks). A block is packed once, whole, when it leaves the window.
 #pragma once
 
@@ -20,8 +20,8 @@ namespace kvx::cache {
 
 // recent_blocks 0: off, every block is packed and append is immediate.
 struct FullPrecisionWindow {
-  int64_t head_blocks = 0;
-  int64_t recent_blocks = 0;
+  int64_t sink_blocks = 0;    // the sequence's first
+  int64_t recent_blocks = 0;  // its last
 
   bool is_on() const { return recent_blocks > 0; }
 };
@@ -36,16 +36,16 @@ constexpr int64_t blocks_for(int64_t num_tokens, int64_t block_size) {
   return num_tokens / block_size + (num_tokens % block_size != 0);
 }
 
-// The first block of the recent window when tokens [0, num_tokens) are in the cache. With
-// full-precision window off, the end.
-inline int64_t first_recent_block_of(const FullPrecisionWindow& ends, int64_t num_tokens,
-                                  int64_t block_size) {
-  return std::max(ends.head_blocks, blocks_for(num_tokens, block_size) - ends.recent_blocks);
+// The first recent block when tokens [0, num_tokens) are in the cache. While the window is off, the
+// end.
+inline int64_t first_recent_block_of(const FullPrecisionWindow& window, int64_t num_tokens,
+                                     int64_t block_size) {
+  return std::max(window.sink_blocks, blocks_for(num_tokens, block_size) - window.recent_blocks);
 }
 
-// The block that leaves the window when the token at `position` is appended; nothing while
-// full-precision ends are off.
-std::optional<int64_t> block_leaving_window(const FullPrecisionWindow& ends, int64_t position,
+// The block that leaves the window when the token at `position` is appended; nothing while the
+// window is off.
+std::optional<int64_t> block_leaving_window(const FullPrecisionWindow& window, int64_t position,
                                             int64_t block_size);
 
 struct BlockCounts {
@@ -56,7 +56,7 @@ struct BlockCounts {
 // Requires: first_block <= blocks_for(num_tokens, block_size).
 // With first_block 0 neither number shrinks while a sequence grows: they are also the most that it
 // holds on the way.
-BlockCounts count_blocks(const FullPrecisionWindow& ends, int64_t num_tokens, int64_t block_size,
+BlockCounts count_blocks(const FullPrecisionWindow& window, int64_t num_tokens, int64_t block_size,
                          int64_t first_block = 0);
 
 // How many leading blocks of a sliding-window layer no query at first_query or later reads: all of

@@ -1,4 +1,4 @@
-// Sequence: blocks that several sequences use: twins, prefixes, and the copy before a write.
+// Sequence: blocks that several sequences use: forks, prefixes, and the copy before a write.
 #include <algorithm>
 
 #include "cache/sequence.hpp"
@@ -15,7 +15,7 @@ bool Sequence::must_copy_open_block(const BlockPool& pool, int group) const {
   return pool.use_count(block_class, id) > 1 || pool.is_kept(block_class, id);
 }
 
-Status Sequence::drain_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies) {
+Status Sequence::acquire_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copies) {
   std::fill(needed_.begin(), needed_.end(), 0);
   for (int group = 0; group < num_groups(); ++group) {
     if (must_copy_open_block(pool, group)) ++needed_[class_of(group, num_tokens_ / block_size())];
@@ -35,7 +35,7 @@ Status Sequence::drain_copies(BlockPool& pool, std::vector<OpenBlockCopy>& copie
   return {};
 }
 
-Status Sequence::finish_copies(BlockPool& pool, std::span<const OpenBlockCopy> copies) {
+Status Sequence::commit_copies(BlockPool& pool, std::span<const OpenBlockCopy> copies) {
   for (const OpenBlockCopy& copy : copies) {
     groups_[copy.group].table.replace(copy.block, copy.to_id);
     KVX_RETURN_IF_ERROR(pool.release(copy.block_class, copy.from_id));
@@ -43,7 +43,7 @@ Status Sequence::finish_copies(BlockPool& pool, std::span<const OpenBlockCopy> c
   return {};
 }
 
-// ---- twins and prefixes
+// ---- forks and prefixes
 
 Status Sequence::check_empty() const {
   for (const GroupState& state : groups_) {
@@ -70,7 +70,6 @@ Status Sequence::retain_blocks(BlockPool& pool, int group) {
   return {};
 }
 
-// Blocks that were reserved beyond the tokens stay with the other.
 Status Sequence::share(BlockPool& pool, const Sequence& other) {
   std::vector<GroupPrefix> prefixes;
   const auto num_blocks = static_cast<size_t>(blocks_for(other.num_tokens_, other.block_size()));
@@ -110,7 +109,7 @@ Status Sequence::adopt(BlockPool& pool, int64_t num_tokens, std::span<const Grou
       state.table.push(is_released(group, block) ? kNoBlock : prefix.ids[block]);
     }
     state.first_recent_block =
-        std::max(prefix.first_recent_block, shape_.groups[group].full_precision_window.head_blocks);
+        std::max(prefix.first_recent_block, shape_.groups[group].full_precision_window.sink_blocks);
     const Status retained = retain_blocks(pool, group);
     if (retained.ok()) continue;
     groups_[group] = empty_state(group);

@@ -1,4 +1,4 @@
-// caught(): an exception as an Error, where books are open that must be closed. Nothing in the core
+// caught(): an exception as an Error, where bookkeeping must be completed. Nothing in the core
 // throws, but memory ends, and a caller's executor may do anything.
 #pragma once
 

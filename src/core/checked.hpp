@@ -1,4 +1,4 @@
-// Checked 64-bit size arithmetic: a product of dimensions either fits or says that it does not.
+// Checked 64-bit size arithmetic: a product of dimensions either fits or is an error.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ class Executor {
   virtual int num_threads() const = 0;
 
   // Calls task(i) for every i in [0, num_tasks), each once, and returns when all are done. What a
-  // task throws (memory ends) is thrown from here. Calls from several threads are allowed; a
+  // task throws (memory is short) is thrown from here. Calls from several threads are allowed; a
   // nested call runs in the calling thread.
   virtual void parallel_for(int num_tasks, const std::function<void(int)>& task) = 0;
 };

@@ -1,4 +1,4 @@
-// FirstFailure: an exception of a task, kept until all tasks have ended. TaskGrid run in threads
+// FirstFailure: an exception of a task, kept until all tasks have ended. Tasks run in threads
 // that must not see it, a pool's or a caller's, and the one who asked for them must.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Log: what the library tells about itself (levels chosen, memory taken, blocks evicted), to one
+// Log: what the library reports about itself (levels chosen, memory taken, blocks evicted), to one
 // sink of the process. Off until somebody listens; an error is no log line but a call's result.
 #pragma once
 

@@ -23,7 +23,7 @@ constexpr bool has_all(uint64_t bits, uint64_t wanted) {
   return (bits & wanted) == wanted;
 }
 
-// Which register states the operating system saves (XCR0). Requires: CPUID says OSXSAVE.
+// Which register states the operating system saves (XCR0). Requires: CPUID has OSXSAVE.
 uint64_t saved_states() {
   uint32_t low;
   uint32_t high;

@@ -39,7 +39,7 @@ Result<CudaDevice> open_cuda_device(int index = 0);
 // 80 where PTX of 8.0 serves a later one. 0 when CUDA does not say; launches will say why.
 int cuda_code_version(const CudaDevice& device, const void* kernel);
 // The same of a kernel that is compiled for every target of the build. Others may have older code
-// (src/CMakeLists.txt says which).
+// (listed in src/CMakeLists.txt).
 int cuda_code_version(const CudaDevice& device);
 
 // Memory of the device, whichever is current. OUT_OF_RANGE with the device and the bytes when there

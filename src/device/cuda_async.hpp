@@ -16,7 +16,7 @@ void cuda_free_pinned(uint8_t* data);
 // These return when the copy is on its way; the host's side is pinned and stays as it is until the
 // stream has passed it.
 Status cuda_copy_async(void* to, const void* from, int64_t bytes, CudaStream stream);
-// num_lines pieces of line_bytes, each a stride after the one before, whatever the strides are.
+// num_lines runs of line_bytes, each a stride after the one before, whatever the strides are.
 Status cuda_copy_lines_async(void* to, int64_t to_stride, const void* from, int64_t from_stride,
                              int64_t line_bytes, int64_t num_lines, CudaStream stream);
 Status cuda_fill_async(void* to, uint8_t value, int64_t bytes, CudaStream stream);

@@ -14,7 +14,7 @@ Status cuda_launch_read(const CudaDevice& device, CudaStream stream, const uint8
 Status cuda_launch_copy(const CudaDevice& device, CudaStream stream, const uint8_t* from,
                         int64_t bytes, uint8_t* to);
 
-// The driver's own copy between any two places that it knows.
+// The driver's own copy between any two places that it can address.
 Status cuda_launch_memcpy(CudaStream stream, const void* from, int64_t bytes, void* to);
 
 // Launches a kernel that does nothing.

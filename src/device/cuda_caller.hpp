@@ -1,5 +1,5 @@
-// What serving somebody else's pointers asks of CUDA: which memory an address lies in, which device
-// may serve it, and leaving the thread's current device as it was.
+// What serving somebody else's pointers needs of CUDA: which memory an address lies in, which
+// device may serve it, and leaving the thread's current device as it was.
 #pragma once
 
 #include <string_view>
@@ -15,7 +15,7 @@ Result<const CudaDevice*> known_cuda_device(int index);
 Status check_usable_cuda_device();
 
 enum class CudaMemoryKind : uint8_t {
-  kHost,     // CUDA knows nothing of it
+  kHost,     // not registered with CUDA
   kPinned,   // of the host, for devices too
   kDevice,   // of one device
   kManaged,  // of the host and all devices

@@ -25,15 +25,15 @@ int cuda_code_version(const CudaDevice& device) {
 
 int cuda_code_version(const CudaDevice& device, const void* kernel) {
   static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, int> known;  // asking costs as much as a launch
+  static std::map<std::pair<int, const void*>, int> versions;  // a query costs as much as a launch
   const std::pair key(device.index, kernel);
   {
     const std::lock_guard lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
+    if (const auto found = versions.find(key); found != versions.end()) return found->second;
   }
   const int version = find_code_version(kernel);
   const std::lock_guard lock(mutex);
-  if (version != 0) known.emplace(key, version);
+  if (version != 0) versions.emplace(key, version);
   return version;
 }
 

@@ -7,8 +7,8 @@
 
 namespace kvx::device {
 
-// The error is told here and forgotten by the thread, so that a later launch does not find it. One
-// that broke the context every later call says again.
+// The error is returned here and cleared in the thread, so that a later launch does not find it.
+// One that broke the context every later call returns again.
 inline Status cuda_status(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();

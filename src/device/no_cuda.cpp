@@ -1,4 +1,4 @@
-// device/cuda*.hpp in a build without CUDA: every call says that it is one. Only what
+// device/cuda*.hpp in a build without CUDA: every call returns that error. Only what
 // looks for a device can be reached, since all else needs one.
 #include "device/cuda.hpp"
 #include "device/cuda_async.hpp"

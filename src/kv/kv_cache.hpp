@@ -6,7 +6,6 @@
 // thread; it takes the cache's lock, which files hold while they are read or written.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,42 +13,11 @@
 #include <span>
 #include <vector>
 
-#include "cache/sequence.hpp"
-#include "kv/plan/group_plan.hpp"
-#include "kv/plan/layer_store.hpp"
-#include "kv/prefix_cache.hpp"
-#include "kv/speculation.hpp"
-#include "kv/verbs/cuda_place.hpp"
+#include "kv/files/kv_cache_file.hpp"
+#include "kv/sequence_table.hpp"
 #include "ops/attend/precision.hpp"
 
 namespace kvx::kv {
-
-// Of a sequence: positions and lengths are int32 in the verbs.
-inline constexpr int64_t kMaxTokens = int64_t{1} << 30;
-
-struct KvCacheConfig {
-  CacheGeometry geometry;
-  Recipe recipe;
-  std::vector<RecipeOverride> overrides;      // later ones win
-  std::vector<LayerCalibration> calibration;  // [num_layers], or empty
-  int block_size = 64;                        // tokens, 1 to 1024
-  int max_sequences = 1;
-  int64_t max_tokens_per_sequence = 0;
-  // Tokens of a sequence in steps that say is_speculative, since the last that stayed for sure: a
-  // cut reaches back to any of them, also where pages share scales and append is immediate. Costs
-  // memory for their rows and a block a group; elsewhere cuts are exact without it. 0: none.
-  int max_speculative_tokens = 0;
-  int64_t memory_budget_bytes = 0;  // of all regions; 0: what max_sequences full sequences need
-  PrefixCacheConfig prefix;         // off: a block is free when its last sequence leaves
-  cache::EvictionKind eviction = cache::EvictionKind::kLru;  // of cached blocks
-  bool zeroes_on_free = false;      // a freed block's bytes are overwritten with zeros
-  cache::Memory* memory = nullptr;  // of the pools, on the host, outlives the cache; null: kvx's
-  // The pools lie in a GPU's memory: rows given to the cache and taken from it (k, v, q, out) and
-  // attention's sinks are then in memory that it reads, and calls return when their work is on its
-  // way in the stream.
-  std::optional<CudaPlacement> cuda;
-  tier::HostTierConfig host_tier;  // behind the pool; needs prefixes
-};
 
 struct StepEntry {
   int sequence = 0;
@@ -84,22 +52,6 @@ struct BlockClassFacts {
   int sinks = 0;   // tokens that the window does not leave behind
 };
 
-struct SaveOptions {
-  int zstd_level = 0;  // 0: blocks lie in the file as they lie in the pool
-  // Called as blocks are written, with their number so far and in all; it must not call back.
-  std::function<void(int64_t, int64_t)> on_block = {};
-};
-
-// What load_prefixes() did with a file's blocks; a bad block is a miss, never data.
-struct LoadReport {
-  int64_t num_blocks = 0;
-  int64_t num_loaded = 0;
-  int64_t num_known = 0;  // were there already
-  int64_t num_bad = 0;    // damaged, or after a damaged one
-  int64_t num_no_room = 0;
-  std::string first_problem;  // empty: none
-};
-
 class KvStep;
 class Prefetch;
 
@@ -118,10 +70,10 @@ class KvCache {
   Status free_sequence(int sequence);
   bool is_in_use(int sequence) const;
   // Its writer's to ask. Requires: the sequence is in use.
-  int64_t num_tokens(int sequence) const { return sequences_[sequence].num_tokens(); }
-  // The most tokens of this sequence that one step takes: with full-precision window the rest of
-  // the open block, since a block is written before it leaves the window and every query sees just
-  // what it would see if its tokens came one by one; on a GPU cuda.max_step_tokens.
+  int64_t num_tokens(int sequence) const { return table_->sequences[sequence].num_tokens(); }
+  // The most tokens of this sequence that one step takes: all that it has room for; on a GPU at
+  // most cuda.max_step_tokens. With a full-precision window a step goes block by block, and every
+  // query sees just what it would see if its tokens came one by one.
   int64_t max_step_tokens(int sequence) const;
 
   // ---- sharing (kv_cache_sharing.cpp)
@@ -140,7 +92,7 @@ class KvCache {
   Status record_tokens(int sequence, std::span<const int32_t> tokens);
   // What was recorded; empty while prefixes are off. Requires: the sequence is in use.
   std::span<const int32_t> recorded_tokens(int sequence) const {
-    return prefixes_ ? prefixes_->tokens(sequence) : std::span<const int32_t>();
+    return table_->prefixes ? table_->prefixes->tokens(sequence) : std::span<const int32_t>();
   }
 
   // A fork with the same tokens in the same blocks; the open block is copied by whoever writes to
@@ -183,7 +135,7 @@ class KvCache {
   // All blocks that could be found by a new sequence.
   Status save_prefixes(const std::string& path, const SaveOptions& options = {}) const;
   // A new sequence as it was saved. All or nothing; INVALID_ARGUMENT: a damaged file, one of
-  // another cache (the message says in what they differ), or one without a sequence; INCOMPATIBLE:
+  // another cache (the message names the difference), or one without a sequence; INCOMPATIBLE:
   // a newer version or the other byte order; OUT_OF_RANGE: too few blocks, or too long.
   Result<int> load_sequence(const std::string& path);
   // Blocks of the file that can be found from now on, as many as there is free room for. Errors as
@@ -195,9 +147,9 @@ class KvCache {
   // ---- steps
 
   // The cache's own step, for callers with one thread. A step adds tokens to some sequences, each
-  // named once. begin_step reserves their blocks in
-  // every layer group and quantises the blocks that leave the window; then every layer calls
-  // append_and_attend once; end_step makes the tokens part of the sequences. INVALID_ARGUMENT or
+  // named once. begin_step acquires their blocks in every layer group and packs the blocks that
+  // leave the full-precision window; then every layer calls append_and_attend once; end_step makes
+  // the tokens part of the sequences. INVALID_ARGUMENT or
   // OUT_OF_RANGE, nothing changed: a sequence not in use or named twice, more tokens than
   // max_step_tokens or max_tokens_per_sequence, too few free blocks.
   Status begin_step(std::span<const StepEntry> entries);
@@ -207,8 +159,8 @@ class KvCache {
                            FloatRows v, MutableFloatRows out);
   Status end_step();
   // The same after a verification: of entry i's tokens the first kept_tokens[i] stay, 0 of them
-  // perhaps. INVALID_ARGUMENT, the step stays open: a count out of range; UNSUPPORTED and
-  // OUT_OF_RANGE as truncate_sequence.
+  // perhaps. The step stays open after INVALID_ARGUMENT, a count out of range, and after
+  // UNSUPPORTED and OUT_OF_RANGE as truncate_sequence.
   Status end_step(std::span<const int> kept_tokens);
   // Gives back what sliding windows have left behind, as the sequence's next step would.
   // INVALID_ARGUMENT: no such sequence, or it is in an open step.
@@ -224,8 +176,8 @@ class KvCache {
   Status gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
                 MutableFloatRows k, MutableFloatRows v) const;
 
-  const KvCacheConfig& config() const { return config_; }
-  const ops::CpuContext& context() const { return context_; }
+  const KvCacheConfig& config() const { return storage().config; }
+  const ops::CpuContext& context() const { return storage().context; }
   // NaN or infinite inputs that given or page-shared scales could not express, since creation. On a
   // GPU this waits; an error of what was launched is logged and counts none.
   int64_t nonfinite_inputs() const;
@@ -239,96 +191,34 @@ class KvCache {
   cache::ByteCount sequence_bytes(int64_t num_tokens) const;
   int64_t bytes_read_per_step(int64_t num_tokens) const;
 
- private:
-  friend class KvStep;
-  friend class Prefetch;
-  enum class Use : uint8_t { kFree, kIdle, kInStep };
+  // What steps and files share with the cache.
+  SequenceTable& table() const { return *table_; }
 
-  KvCache(KvCacheConfig config, const ops::CpuContext& context);
+ private:
+  explicit KvCache(std::unique_ptr<SequenceTable> table);
 
   static Error prefixes_are_off() {
     return unsupported(
         "prefix caching is off; expected a cache with prefix.is_on (C: KVX_CACHE_PREFIXES)");
   }
-  Status create_place();
-  // What a writer's steps move bytes with.
-  Result<std::unique_ptr<Verbs>> create_verbs();
-  Status create_pool();
-  Status create_layers(std::span<const LayerPlan> plans);
-  Status create_sequences();
-  Status create_speculations();
-  Status create_prefix_cache(std::span<const LayerPlan> plans);
-  cache::SequenceShape sequence_shape() const;
-  Status create_host_tier();
-  // The lock, when no block is under way.
-  std::unique_lock<std::mutex> lock_drained() const;
-
+  const CacheStorage& storage() const { return table_->storage; }
   // The lock is held by who calls these.
-  void drain(std::unique_lock<std::mutex>& lock) const;
-  bool is_drained() const { return !host_ || host_->is_idle(); }
-  void collect() const;
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                              std::span<const int32_t> tokens, int64_t max_blocks);
   int64_t most_cached_blocks(std::span<const int32_t> tokens) const;
-  Result<int> acquire_sequence();
-  bool is_known(int sequence) const {
-    return sequence >= 0 && sequence < config_.max_sequences && uses_[sequence] != Use::kFree;
-  }
-  Status check_sequence(int sequence) const;
-  Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
-  // ---- kv_cache_speculation.cpp
-  // Whether a page's scale may grow under codes that are there already.
-  bool has_growing_pages() const;
-  bool cuts_growing_page(int64_t num_tokens, int64_t num_tokens_before) const {
-    return has_growing_pages() && num_tokens % config_.block_size != 0 &&
-           num_tokens < num_tokens_before;
-  }
-  Status cut(Verbs& verbs, int sequence, int64_t num_tokens, int64_t num_written);
-  Status restore_page(Verbs& verbs, int sequence);
-  Status append_again(Verbs& verbs, int sequence, int64_t first_token);
-  void forget_block(int block_class, int32_t id);
-  void warn_of_nonfinite_inputs();
-  // A group's layers, for copies from packed to packed blocks, full-precision to full-precision, or
-  // full-precision to packed.
-  enum class CopyKind : uint8_t { kPacked, kFullPrecision, kPack };
-  std::vector<LayerCopy> layer_copies(int group, CopyKind kind) const;
-  std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
-  // A block as files have it, codes in nibbles; room: memory for it, where the pool has
-  // interleaved.
-  Result<std::span<const uint8_t>> bytes_for_file(int block_class, int32_t id,
-                                                  std::vector<uint8_t>& room) const;
-  // A block as it came from a file, on the host, becomes what the pool has.
-  void take_pools_order(int block_class, std::span<uint8_t> block) const;
-  std::vector<const ops::LayerView*> layers_interleaved(int block_class) const;
-  int packed_class(int group) const { return has_full_precision_window() ? 2 * group : group; }
-  int full_precision_class(int group) const { return 2 * group + 1; }
-  bool has_full_precision_window() const { return full_precision_window_.is_on(); }
 
-  KvCacheConfig config_;
-  ops::CpuContext context_;
-  cache::FullPrecisionWindow full_precision_window_;
-  std::vector<GroupPlan> groups_;
-  std::vector<int> group_of_layer_;
-  std::unique_ptr<CudaPlace> place_;  // null on the host
-  std::vector<std::unique_ptr<LayerStore>> layers_;
-  // Guards what follows; bytes of blocks and a sequence in a step are its writer's.
-  mutable std::mutex state_mutex_;
-  std::unique_ptr<cache::BlockPool> pool_;
-  std::vector<cache::Sequence> sequences_;
-  std::vector<Use> uses_;                  // [sequences]
-  std::vector<Speculation> speculations_;  // [sequences], or none
-  std::unique_ptr<PrefixCache> prefixes_;  // null while they are off
-  bool has_warned_of_nonfinite_ = false;
-  std::atomic<int64_t> nonfinite_inputs_ = 0;
-  std::unique_ptr<tier::HostTier> host_;  // null without one
-  std::unique_ptr<Verbs> verbs_;          // of what is no step's
-  std::unique_ptr<KvStep> step_;          // the cache's own
+  std::unique_ptr<SequenceTable> table_;
+  std::unique_ptr<Verbs> verbs_;  // of what is no step's
+  std::unique_ptr<KvStep> step_;  // the cache's own
 };
 
 // Blocks on their way back from the host tier; they stay in the pool as long as this lives. The
 // cache outlives it.
 class Prefetch {
  public:
+  // KvCache::prefetch() makes one of what it has pinned and promoted.
+  Prefetch(SequenceTable& table, int32_t scope, int32_t host_scope, tier::Promotion promotion)
+      : table_(&table), scope_(scope), host_scope_(host_scope), promotion_(std::move(promotion)) {}
   Prefetch(Prefetch&& other) noexcept;
   Prefetch& operator=(Prefetch&&) = delete;
   // Waits, and lets go of the blocks.
@@ -339,11 +229,7 @@ class Prefetch {
   int64_t num_blocks() const { return promotion_.num_loads; }  // that set out
 
  private:
-  friend class KvCache;
-  Prefetch(KvCache& cache, int32_t scope, int32_t host_scope, tier::Promotion promotion)
-      : cache_(&cache), scope_(scope), host_scope_(host_scope), promotion_(std::move(promotion)) {}
-
-  KvCache* cache_;
+  SequenceTable* table_;
   int32_t scope_;
   int32_t host_scope_;
   tier::Promotion promotion_;

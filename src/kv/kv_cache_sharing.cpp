@@ -1,155 +1,121 @@
 // KvCache: what sequences share. Prefixes, forks, and cutting back.
 #include <algorithm>
 
-#include "kv/files/fingerprint.hpp"
 #include "kv/kv_cache.hpp"
 
 namespace kvx::kv {
-
-Status KvCache::create_prefix_cache(std::span<const LayerPlan> plans) {
-  if (!config_.prefix.is_on) return {};
-  const FingerprintFacts facts{&config_.geometry,
-                               plans,
-                               config_.calibration,
-                               full_precision_window_,
-                               &config_.recipe.full_precision_spec,
-                               config_.block_size,
-                               config_.prefix.model};
-  KVX_ASSIGN_OR_RETURN(prefixes_,
-                       PrefixCache::create(*pool_, sequence_shape(), config_.prefix,
-                                           fingerprint_of(facts), config_.max_sequences));
-  return {};
-}
 
 // ---- prefixes
 
 Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
                                           std::span<const int32_t> tokens) {
-  if (!prefixes_) return prefixes_are_off();
-  std::unique_lock lock(state_mutex_);
-  collect();
-  KVX_ASSIGN_OR_RETURN(const int sequence, acquire_sequence());
-  KVX_RETURN_IF_ERROR(prefixes_->begin(sequence, keys));
+  if (!table_->prefixes) return prefixes_are_off();
+  std::unique_lock lock(table_->mutex);
+  table_->collect();
+  KVX_ASSIGN_OR_RETURN(const int sequence, table_->acquire_sequence());
+  KVX_RETURN_IF_ERROR(table_->prefixes->begin(sequence, keys));
   const int64_t max_blocks = most_cached_blocks(tokens);
   tier::Promotion promotion;
-  if (host_) {
-    uses_[sequence] = Use::kInStep;  // nobody else's while the lock is open
+  if (table_->host) {
+    table_->uses[sequence] = SequenceUse::kInStep;  // nobody else's while the lock is open
     promotion = bring_back(lock, sequence, tokens, max_blocks);
   }
-  auto adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, max_blocks);
-  if (!adopted.ok() && adopted.error().code == ErrorCode::kOutOfRange) {
-    // Cached blocks that are promised to a step are no hit.
-    adopted = prefixes_->adopt(sequence, sequences_[sequence], tokens, 0);
-  }
-  if (host_) host_->release(promotion);
-  uses_[sequence] = adopted.ok() ? Use::kIdle : Use::kFree;
+  const auto adopted =
+      table_->prefixes->adopt(sequence, table_->sequences[sequence], tokens, max_blocks);
+  if (table_->host) table_->host->release(promotion);
+  table_->uses[sequence] = adopted.ok() ? SequenceUse::kIdle : SequenceUse::kFree;
   if (!adopted.ok()) {
-    prefixes_->end(sequence);
+    table_->prefixes->end(sequence);
     return adopted.error();
   }
   return sequence;
 }
 
 Status KvCache::record_tokens(int sequence, std::span<const int32_t> tokens) {
-  const std::lock_guard lock(state_mutex_);
-  KVX_RETURN_IF_ERROR(check_sequence(sequence));
-  if (!prefixes_) return {};
-  collect();
-  return prefixes_->record(sequence, sequences_[sequence], tokens);
+  const std::lock_guard lock(table_->mutex);
+  KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
+  if (!table_->prefixes) return {};
+  table_->collect();
+  return table_->prefixes->record(sequence, table_->sequences[sequence], tokens);
 }
 
 Status KvCache::clear_prefixes() {
-  const auto lock = lock_drained();
-  if (host_) KVX_RETURN_IF_ERROR(host_->clear());
-  return prefixes_ ? prefixes_->index().clear() : Status{};
+  const auto lock = table_->lock_drained();
+  if (table_->host) KVX_RETURN_IF_ERROR(table_->host->clear());
+  return table_->prefixes ? table_->prefixes->index().clear() : Status{};
 }
 
 Result<int64_t> KvCache::evict_blocks(int64_t num_blocks) {
-  const auto lock = lock_drained();
+  const auto lock = table_->lock_drained();
   if (num_blocks < 0) return invalid_argument("num_blocks is {}; expected 0 or more", num_blocks);
   int64_t num_evicted = 0;
-  for (int c = 0; c < pool_->num_classes(); ++c) num_evicted += pool_->evict(c, num_blocks);
+  for (int c = 0; c < storage().pool->num_classes(); ++c)
+    num_evicted += storage().pool->evict(c, num_blocks);
   return num_evicted;
 }
 
 BlockClassFacts KvCache::facts_of_class(int block_class) const {
-  const int group = has_full_precision_window() ? block_class / 2 : block_class;
+  const int group = storage().has_full_precision_window() ? block_class / 2 : block_class;
   const bool is_full_precision =
-      has_full_precision_window() && block_class == full_precision_class(group);
-  return {pool_->name(block_class), group, is_full_precision, groups_[group].window,
-          groups_[group].sinks};
+      storage().has_full_precision_window() && block_class == storage().full_precision_class(group);
+  return {storage().pool->name(block_class), group, is_full_precision,
+          storage().groups[group].window, storage().groups[group].sinks};
 }
 
 void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
-  const std::lock_guard lock(state_mutex_);
-  if (host_) host_->set_listener(listener);
-  if (prefixes_) prefixes_->index().set_listener(std::move(listener));
+  const std::lock_guard lock(table_->mutex);
+  if (table_->host) table_->host->set_listener(listener);
+  if (table_->prefixes) table_->prefixes->index().set_listener(std::move(listener));
 }
 
 KvCacheSnapshot KvCache::snapshot() const {
-  const std::lock_guard lock(state_mutex_);
-  collect();
+  const std::lock_guard lock(table_->mutex);
+  table_->collect();
   KvCacheSnapshot snapshot;
-  for (int c = 0; c < pool_->num_classes(); ++c) snapshot.classes.push_back(pool_->snapshot(c));
+  for (int c = 0; c < storage().pool->num_classes(); ++c)
+    snapshot.classes.push_back(storage().pool->snapshot(c));
   snapshot.num_sequences =
-      config_.max_sequences - static_cast<int>(std::count(uses_.begin(), uses_.end(), Use::kFree));
-  if (!prefixes_) return snapshot;
-  snapshot.prefix = prefixes_->index().counters();
-  snapshot.metadata_bytes = prefixes_->index().metadata_bytes();
-  if (host_) snapshot.host = host_->snapshot();
+      storage().config.max_sequences -
+      static_cast<int>(std::count(table_->uses.begin(), table_->uses.end(), SequenceUse::kFree));
+  if (!table_->prefixes) return snapshot;
+  snapshot.prefix = table_->prefixes->index().counters();
+  snapshot.metadata_bytes = table_->prefixes->index().metadata_bytes();
+  if (table_->host) snapshot.host = table_->host->snapshot();
   return snapshot;
 }
 
 // ---- forks and cuts
 
 Result<int> KvCache::fork_sequence(int sequence) {
-  const std::lock_guard lock(state_mutex_);
-  KVX_RETURN_IF_ERROR(check_sequence(sequence));
-  KVX_ASSIGN_OR_RETURN(const int fork, acquire_sequence());
-  KVX_RETURN_IF_ERROR(sequences_[fork].share(*pool_, sequences_[sequence]));
-  if (prefixes_) prefixes_->fork(sequence, fork);
-  uses_[fork] = Use::kIdle;
+  const std::lock_guard lock(table_->mutex);
+  KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
+  KVX_ASSIGN_OR_RETURN(const int fork, table_->acquire_sequence());
+  KVX_RETURN_IF_ERROR(table_->sequences[fork].share(*storage().pool, table_->sequences[sequence]));
+  if (table_->prefixes) table_->prefixes->fork(sequence, fork);
+  table_->uses[fork] = SequenceUse::kIdle;
   return fork;
 }
 
 Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
-  const std::lock_guard lock(state_mutex_);
-  KVX_RETURN_IF_ERROR(check_sequence(sequence));
-  const int64_t num_before = sequences_[sequence].num_tokens();
+  const std::lock_guard lock(table_->mutex);
+  KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
+  const int64_t num_before = table_->sequences[sequence].num_tokens();
   if (num_tokens < 0 || num_tokens > num_before) {
     return out_of_range("num_tokens is {}; expected 0 to {}", num_tokens, num_before);
   }
-  KVX_RETURN_IF_ERROR(check_cut(sequence, num_tokens, num_before));
-  const Status done = cut(*verbs_, sequence, num_tokens, num_before);
-  // The books follow the sequence, also where its last page could not be restored.
-  if (!done.ok() && sequences_[sequence].num_tokens() != num_tokens) return done;
-  if (!speculations_.empty()) speculations_[sequence].let_go(*pool_);
-  if (prefixes_) prefixes_->truncate(sequence, num_tokens);
+  KVX_RETURN_IF_ERROR(table_->check_cut(sequence, num_tokens, num_before));
+  const Status done = table_->cut(*verbs_, sequence, num_tokens, num_before);
+  // The recorded tokens follow the sequence, also where its last page could not be restored.
+  if (!done.ok() && table_->sequences[sequence].num_tokens() != num_tokens) return done;
+  if (!table_->speculations.empty()) table_->speculations[sequence].release(*storage().pool);
+  if (table_->prefixes) table_->prefixes->truncate(sequence, num_tokens);
   return done;
 }
 
 Status KvCache::release_expired(int sequence) {
-  const std::lock_guard lock(state_mutex_);
-  KVX_RETURN_IF_ERROR(check_sequence(sequence));
-  return sequences_[sequence].release_expired(*pool_);
-}
-
-// From now on no new sequence finds it.
-void KvCache::forget_block(int block_class, int32_t id) {
-  if (!prefixes_ || !pool_->is_kept(block_class, id)) return;
-  prefixes_->index().on_evict(block_class, id);
-  (void)pool_->discard(block_class, id);
-}
-
-std::vector<LayerCopy> KvCache::layer_copies(int group, CopyKind kind) const {
-  std::vector<LayerCopy> copies;
-  for (int layer : groups_[group].layers) {
-    const LayerStore& store = *layers_[layer];
-    const ops::LayerView& full_precision = store.full_precision_in_packed_runs();
-    copies.push_back({kind == CopyKind::kPacked ? &store.packed() : &full_precision,
-                      kind == CopyKind::kFullPrecision ? &full_precision : &store.packed()});
-  }
-  return copies;
+  const std::lock_guard lock(table_->mutex);
+  KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
+  return table_->sequences[sequence].release_expired(*storage().pool);
 }
 
 }  // namespace kvx::kv

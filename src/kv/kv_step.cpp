@@ -1,4 +1,5 @@
-// KvStep: books, bytes, books to begin; books to end.
+// KvStep: a step acquires blocks under the cache's lock, copies bytes without it, and commits under
+// the lock again.
 #include "kv/kv_step.hpp"
 
 #include <algorithm>
@@ -8,7 +9,8 @@
 
 namespace kvx::kv {
 
-KvStep::KvStep(KvCache& cache) : cache_(cache), groups_(cache.groups_.size()) {}
+KvStep::KvStep(KvCache& cache)
+    : table_(cache.table()), storage_(table_.storage), groups_(storage_.groups.size()) {}
 
 KvStep::~KvStep() {
   if (is_open_) (void)cancel();
@@ -16,7 +18,7 @@ KvStep::~KvStep() {
 
 Status KvStep::prepare() {
   if (verbs_) return {};
-  KVX_ASSIGN_OR_RETURN(verbs_, cache_.create_verbs());
+  KVX_ASSIGN_OR_RETURN(verbs_, table_.create_verbs());
   return {};
 }
 
@@ -25,41 +27,31 @@ Status KvStep::prepare() {
 Status KvStep::begin(std::span<const StepEntry> entries) {
   if (is_open_) return invalid_argument("a step is open; end or cancel it first");
   KVX_RETURN_IF_ERROR(prepare());
-  std::unique_lock lock(cache_.state_mutex_);
+  std::unique_lock lock(table_.mutex);
   KVX_RETURN_IF_ERROR(acquire_sequences(entries));
-  cache_.collect();
-  const Status kept = keep_pages();
-  if (!kept.ok()) {
-    release_pages();
-    leave_sequences();
-    return kept;
-  }
-  Status status = book_blocks();
-  if (!status.ok() && !cache_.is_drained()) {  // a block on its way out is free when it is there
-    cache_.drain(lock);
-    status = book_blocks();
-  }
+  table_.collect();
+  Status status = keep_pages();
+  if (status.ok()) status = acquire_blocks(lock);
   if (status.ok()) {
     lock.unlock();
     status = caught([this] { return move_bytes(); });
     lock.lock();
-    commit_the_rest();
-    if (status.ok()) {
-      status = finish_blocks();
-    } else {
-      release_blocks();
-    }
+    if (status.ok()) status = commit_moves();
+    if (!status.ok()) (void)cancel_growths(entries_.size());
   }
   if (!status.ok()) {
     release_pages();
-    leave_sequences();
+    release_sequences();
     return status;
   }
-  drain_pages();
+  begin_pages();
   lock.unlock();
   is_open_ = true;
-  has_rows_.assign(cache_.layers_.size(), 0);
-  status = caught([this] { return describe(); });
+  layer_states_.assign(storage_.layers.size(), LayerState::kUntouched);
+  status = caught([this] {
+    plan_passes();
+    return passes_.size() == 1 ? describe(passes_.front()) : Status();
+  });
   if (!status.ok()) KVX_RETURN_IF_ERROR(cancel());
   return status;
 }
@@ -71,52 +63,53 @@ Status KvStep::acquire_sequences(std::span<const StepEntry> entries) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const Status status = check_entry(entries, i);
     if (!status.ok()) {
-      leave_sequences();
+      release_sequences();
       return status;
     }
-    cache_.uses_[entries[i].sequence] = Use::kInStep;
+    table_.uses[entries[i].sequence] = SequenceUse::kInStep;
     entries_.push_back(entries[i]);
   }
   const Status status = check_num_tokens();
-  if (!status.ok()) leave_sequences();
+  if (!status.ok()) release_sequences();
   return status;
 }
 
 // A GPU's tables have room for so many.
 Status KvStep::check_num_tokens() const {
-  if (!cache_.config_.cuda) return {};
+  if (!storage_.config.cuda) return {};
   int64_t num_tokens = 0;
   for (const StepEntry& entry : entries_) num_tokens += entry.num_tokens;
-  const int most = cache_.config_.cuda->max_step_tokens;
+  const int most = storage_.config.cuda->max_step_tokens;
   if (num_tokens <= most) return {};
   return invalid_argument("the entries have {} tokens; expected at most cuda.max_step_tokens, {}",
                           num_tokens, most);
 }
 
-void KvStep::leave_sequences() {
-  for (const StepEntry& entry : entries_) cache_.uses_[entry.sequence] = Use::kIdle;
+void KvStep::release_sequences() {
+  for (const StepEntry& entry : entries_) table_.uses[entry.sequence] = SequenceUse::kIdle;
 }
 
 Status KvStep::check_entry(std::span<const StepEntry> entries, size_t i) const {
   const StepEntry& entry = entries[i];
-  if (!cache_.is_known(entry.sequence)) {
+  if (!table_.holds(entry.sequence)) {
     return invalid_argument("entries[{}].sequence is {}; it is not in use", i, entry.sequence);
   }
-  if (cache_.uses_[entry.sequence] == Use::kInStep) {
+  if (table_.uses[entry.sequence] == SequenceUse::kInStep) {
     const bool is_own = std::any_of(entries_.begin(), entries_.end(), [&](const StepEntry& other) {
       return other.sequence == entry.sequence;
     });
     return invalid_argument("entries[{}].sequence is {}; it is {}", i, entry.sequence,
                             is_own ? "named twice" : "in another step");
   }
-  const cache::Sequence& sequence = cache_.sequences_[entry.sequence];
+  const cache::Sequence& sequence = table_.sequences[entry.sequence];
   if (entry.num_tokens > sequence.max_tokens() - sequence.num_tokens()) {
     return out_of_range("entries[{}].num_tokens is {}; the sequence has {} of {} tokens", i,
                         entry.num_tokens, sequence.num_tokens(), sequence.max_tokens());
   }
-  if (entry.num_tokens < 1 || entry.num_tokens > cache_.max_step_tokens(entry.sequence)) {
+  const int64_t most = table_.max_step_tokens(entry.sequence);
+  if (entry.num_tokens < 1 || entry.num_tokens > most) {
     return invalid_argument("entries[{}].num_tokens is {}; expected 1 to {} in one step", i,
-                            entry.num_tokens, cache_.max_step_tokens(entry.sequence));
+                            entry.num_tokens, most);
   }
   return {};
 }
@@ -124,42 +117,43 @@ Status KvStep::check_entry(std::span<const StepEntry> entries, size_t i) const {
 // ---- pages whose shared scales may grow (speculation.hpp)
 
 bool KvStep::speculates(const StepEntry& entry) const {
-  return entry.is_speculative && !cache_.speculations_.empty();
+  return entry.is_speculative && !table_.speculations.empty();
 }
 
 // A page that this step may make grow, and that may have to come back, gets one more user.
 Status KvStep::keep_pages() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const StepEntry& entry = entries_[i];
-    if (entry.is_speculative && cache_.has_growing_pages() && cache_.speculations_.empty()) {
+    if (entry.is_speculative && storage_.has_growing_pages() && table_.speculations.empty()) {
       return invalid_argument(
           "entries[{}] is speculative; expected max_speculative_tokens of the cache above 0", i);
     }
     if (!speculates(entry)) continue;
-    Speculation& speculation = cache_.speculations_[entry.sequence];
+    Speculation& speculation = table_.speculations[entry.sequence];
     if (!speculation.is_open()) {
-      KVX_RETURN_IF_ERROR(speculation.open(*cache_.pool_, cache_.sequence_shape(),
-                                           cache_.sequences_[entry.sequence]));
+      KVX_RETURN_IF_ERROR(speculation.open(*storage_.pool, storage_.sequence_shape(),
+                                           table_.sequences[entry.sequence]));
     }
     if (speculation.has_room(entry.num_tokens)) continue;
     return invalid_argument(
         "entries[{}] has {} speculative tokens after {} others; expected at most "
         "max_speculative_tokens, {}, before they are cut or a step that is none",
-        i, entry.num_tokens, cache_.num_tokens(entry.sequence) - speculation.first_token(),
-        cache_.config_.max_speculative_tokens);
+        i, entry.num_tokens,
+        table_.sequences[entry.sequence].num_tokens() - speculation.first_token(),
+        storage_.config.max_speculative_tokens);
   }
   return {};
 }
 
 // The step takes place.
-void KvStep::drain_pages() {
-  if (cache_.speculations_.empty()) return;
+void KvStep::begin_pages() {
+  if (table_.speculations.empty()) return;
   for (const StepEntry& entry : entries_) {
-    Speculation& speculation = cache_.speculations_[entry.sequence];
+    Speculation& speculation = table_.speculations[entry.sequence];
     if (speculates(entry)) {
       speculation.begin_step(entry.num_tokens);
     } else {
-      speculation.let_go(*cache_.pool_);
+      speculation.release(*storage_.pool);
     }
   }
 }
@@ -168,187 +162,194 @@ void KvStep::drain_pages() {
 void KvStep::release_pages() {
   for (const StepEntry& entry : entries_) {
     if (!speculates(entry)) continue;
-    Speculation& speculation = cache_.speculations_[entry.sequence];
-    if (speculation.is_open() && !speculation.has_tokens()) speculation.let_go(*cache_.pool_);
+    Speculation& speculation = table_.speculations[entry.sequence];
+    if (speculation.is_open() && !speculation.has_tokens()) speculation.release(*storage_.pool);
   }
 }
 
 // ---- blocks
 
-// Before anything moves all blocks are found: those that bytes go to now are taken, the others are
-// promised.
-Status KvStep::book_blocks() {
-  for (const StepEntry& entry : entries_) {
-    KVX_RETURN_IF_ERROR(cache_.sequences_[entry.sequence].release_expired(*cache_.pool_));
+// Every block that the step writes to is acquired before anything moves.
+Status KvStep::acquire_blocks(std::unique_lock<std::mutex>& lock) {
+  Status status = acquire_growths();
+  if (!status.ok() && !table_.is_drained()) {  // a block on its way out is free when it is there
+    table_.drain(lock);
+    status = acquire_growths();
   }
-  KVX_RETURN_IF_ERROR(count_needed_blocks());
-  const Status taken = acquire_blocks();
-  if (taken.ok()) {
-    promise_the_rest();
-  } else {
-    release_blocks();
-  }
-  return taken;
+  return status;
 }
 
-Status KvStep::count_needed_blocks() {
-  const cache::BlockPool& pool = *cache_.pool_;
-  needed_blocks_.assign(pool.num_classes(), 0);
+Status KvStep::acquire_growths() {
   for (const StepEntry& entry : entries_) {
-    cache_.sequences_[entry.sequence].add_needed_blocks(pool, entry.num_tokens, needed_blocks_);
+    KVX_RETURN_IF_ERROR(table_.sequences[entry.sequence].release_expired(*storage_.pool));
   }
-  for (int c = 0; c < pool.num_classes(); ++c) {
-    if (needed_blocks_[c] <= pool.num_free(c)) continue;
-    if (needed_blocks_[c] <= pool.num_available(c)) {
-      log(LogLevel::kDebug, "the step evicts {} cached blocks of {}",
-          needed_blocks_[c] - pool.num_free(c), pool.name(c));
-      continue;
-    }
-    return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed_blocks_[c],
-                        pool.name(c), pool.num_available(c), pool.num_blocks(c));
+  KVX_RETURN_IF_ERROR(count_spare_blocks());
+  if (growths_.size() < entries_.size()) growths_.resize(entries_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Status acquired = table_.sequences[entries_[i].sequence].acquire(
+        *storage_.pool, entries_[i].num_tokens, spare_blocks_, growths_[i]);
+    if (acquired.ok()) continue;
+    (void)cancel_growths(i);
+    return acquired;
   }
   return {};
 }
 
-// Requires: they are there (count_needed_blocks).
-Status KvStep::acquire_blocks() {
-  moves_.clear();
-  move_ends_.clear();
-  open_copies_.clear();
-  copy_ends_.clear();
+// OUT_OF_RANGE: there are fewer blocks than the entries need.
+Status KvStep::count_spare_blocks() {
+  const cache::BlockPool& pool = *storage_.pool;
+  std::vector<int64_t>& needed = spare_blocks_;
+  needed.assign(pool.num_classes(), 0);
   for (const StepEntry& entry : entries_) {
-    cache::Sequence& sequence = cache_.sequences_[entry.sequence];
-    // Moves first: their check counts the copies that are still to come.
-    KVX_RETURN_IF_ERROR(sequence.acquire_moves(*cache_.pool_, entry.num_tokens, moves_));
-    move_ends_.push_back(moves_.size());
-    KVX_RETURN_IF_ERROR(sequence.drain_copies(*cache_.pool_, open_copies_));
-    copy_ends_.push_back(open_copies_.size());
-  }
-  return {};
-}
-
-// What finish_blocks() will reserve. A full-precision block that leaves its window comes back
-// before that; where there is no other, it must come back for sure: from now on nobody finds it.
-void KvStep::promise_the_rest() {
-  cache::BlockPool& pool = *cache_.pool_;
-  promised_ = needed_blocks_;
-  for (const cache::OpenBlockCopy& copy : open_copies_) --promised_[copy.block_class];
-  for (const cache::BlockMove& move : moves_) {
-    --promised_[cache_.packed_class(move.group)];
-    const int full_precision = cache_.full_precision_class(move.group);
-    if (pool.use_count(full_precision, move.full_precision_id) > 1) continue;  // was not counted
-    if (promised_[full_precision] < pool.num_available(full_precision)) {
-      ++promised_[full_precision];
-    } else {
-      cache_.forget_block(full_precision, move.full_precision_id);
-    }
+    table_.sequences[entry.sequence].add_needed_blocks(pool, entry.num_tokens, needed);
   }
   for (int c = 0; c < pool.num_classes(); ++c) {
-    promised_[c] = std::max<int64_t>(promised_[c], 0);
-    pool.promise(c, promised_[c]);
+    if (needed[c] > pool.num_available(c)) {
+      return out_of_range("the step needs {} blocks of {}; {} of {} are free", needed[c],
+                          pool.name(c), pool.num_available(c), pool.num_blocks(c));
+    }
+    if (needed[c] > pool.num_free(c)) {
+      log(LogLevel::kDebug, "the step evicts {} cached blocks of {}", needed[c] - pool.num_free(c),
+          pool.name(c));
+    }
+    spare_blocks_[c] = pool.num_available(c) - needed[c];
   }
-}
-
-void KvStep::commit_the_rest() {
-  for (int c = 0; c < cache_.pool_->num_classes(); ++c) cache_.pool_->commit(c, promised_[c]);
+  return {};
 }
 
 // Open blocks that others need as they are get copies; blocks that leave the recent window go from
 // 16 bits to their packed format, in all layers of their group.
 Status KvStep::move_bytes() {
-  if (!open_copies_.empty()) KVX_RETURN_IF_ERROR(copy_open_blocks());
-  return moves_.empty() ? Status() : pack_blocks();
+  KVX_RETURN_IF_ERROR(copy_open_blocks());
+  KVX_RETURN_IF_ERROR(pack_blocks());
+  return save_open_blocks();
 }
 
 Status KvStep::copy_open_blocks() {
-  using CopyKind = KvCache::CopyKind;
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     for (const CopyKind kind : {CopyKind::kPacked, CopyKind::kFullPrecision}) {
       const bool is_full_precision = kind == CopyKind::kFullPrecision;
-      if (is_full_precision && !cache_.has_full_precision_window()) continue;
+      if (is_full_precision && !storage_.has_full_precision_window()) continue;
+      const int block_class =
+          is_full_precision ? storage_.full_precision_class(g) : storage_.packed_class(g);
       copies_.clear();
-      for (const cache::OpenBlockCopy& copy : open_copies_) {
-        if (copy.block_class !=
-            (is_full_precision ? cache_.full_precision_class(g) : cache_.packed_class(g)))
-          continue;
-        copies_.push_back({copy.from_id, copy.to_id, copy.num_tokens});
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        for (const cache::OpenBlockCopy& copy : growths_[i].copies) {
+          if (copy.block_class != block_class) continue;
+          copies_.push_back({copy.from_id, copy.to_id, copy.num_tokens});
+        }
       }
       if (copies_.empty()) continue;
-      KVX_RETURN_IF_ERROR(verbs_->copy_blocks(cache_.layer_copies(g, kind), copies_));
+      KVX_RETURN_IF_ERROR(verbs_->copy_blocks(storage_.layer_copies(g, kind), copies_));
     }
   }
   return {};
 }
 
+// Blocks that were full before the step; those that the step fills are packed by its passes.
 Status KvStep::pack_blocks() {
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     copies_.clear();
-    for (const cache::BlockMove& move : moves_) {
-      if (move.group != g) continue;
-      copies_.push_back({move.full_precision_id, move.packed_id, cache_.config_.block_size});
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      for (const cache::BlockMove& move : growths_[i].moves) {
+        if (move.group != g) continue;
+        copies_.push_back({move.full_precision_id, move.packed_id, storage_.config.block_size});
+      }
     }
     if (copies_.empty()) continue;
-    KVX_RETURN_IF_ERROR(
-        verbs_->copy_blocks(cache_.layer_copies(g, KvCache::CopyKind::kPack), copies_));
+    KVX_RETURN_IF_ERROR(verbs_->copy_blocks(storage_.layer_copies(g, CopyKind::kPack), copies_));
   }
   return {};
 }
 
-Status KvStep::finish_blocks() {
-  size_t first_copy = 0;
-  size_t first_move = 0;
+Status KvStep::commit_moves() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const int s = entries_[i].sequence;
-    const std::span<const cache::OpenBlockCopy> copies(open_copies_.begin() + first_copy,
-                                                       open_copies_.begin() + copy_ends_[i]);
-    const std::span<const cache::BlockMove> moves(moves_.begin() + first_move,
-                                                  moves_.begin() + move_ends_[i]);
-    KVX_RETURN_IF_ERROR(cache_.sequences_[s].finish_copies(*cache_.pool_, copies));
-    KVX_RETURN_IF_ERROR(cache_.sequences_[s].finish_moves(*cache_.pool_, moves));
-    if (cache_.prefixes_) KVX_RETURN_IF_ERROR(cache_.prefixes_->record_moves(s, moves));
-    first_copy = copy_ends_[i];
-    first_move = move_ends_[i];
-  }
-  for (const StepEntry& entry : entries_) {
-    KVX_RETURN_IF_ERROR(cache_.sequences_[entry.sequence].reserve(*cache_.pool_, entry.num_tokens));
+    KVX_RETURN_IF_ERROR(table_.sequences[s].commit_moves(*storage_.pool, growths_[i]));
+    if (!table_.prefixes) continue;
+    KVX_RETURN_IF_ERROR(table_.prefixes->record_moves(s, growths_[i].moves));
   }
   return {};
 }
 
-// The blocks that bytes should have gone to.
-void KvStep::release_blocks() {
-  for (const cache::OpenBlockCopy& copy : open_copies_) {
-    (void)cache_.pool_->release(copy.block_class, copy.to_id);
+// Of the first entries, so many.
+Status KvStep::cancel_growths(size_t num_entries) {
+  Status first_failure;  // the other entries' blocks go all the same
+  for (size_t i = 0; i < num_entries; ++i) {
+    const Status canceled =
+        table_.sequences[entries_[i].sequence].cancel(*storage_.pool, growths_[i]);
+    if (!canceled.ok() && first_failure.ok()) first_failure = canceled;
   }
-  for (const cache::BlockMove& move : moves_) {
-    (void)cache_.pool_->release(cache_.packed_class(move.group), move.packed_id);
+  return first_failure;
+}
+
+// ---- open blocks whose place a long step gives to another block
+
+// Their bytes are copied to memory of the step's own, so that cancel() can restore them.
+Status KvStep::save_open_blocks() {
+  saved_blocks_.clear();
+  int64_t num_bytes = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const cache::Sequence& sequence = table_.sequences[entries_[i].sequence];
+    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+      if (!sequence.loses_open_block(g, growths_[i])) continue;
+      const int64_t open_block = sequence.num_tokens() / sequence.block_size();
+      const int block_class = storage_.full_precision_class(g);
+      saved_blocks_.push_back({block_class, growths_[i].groups[g].id(open_block), num_bytes});
+      num_bytes += storage_.pool->block_bytes(block_class);
+    }
   }
+  if (num_bytes > saved_bytes_.bytes()) {
+    KVX_RETURN_IF_ERROR(verbs_->synchronize());  // the old memory may still be read
+    saved_bytes_ = {};
+    cache::Memory& memory = storage_.device_or_host_memory();
+    KVX_ASSIGN_OR_RETURN(saved_bytes_, memory.allocate(num_bytes, "open blocks of a step"));
+  }
+  for (const SavedBlock& saved : saved_blocks_) {
+    const std::span<uint8_t> block = storage_.block_bytes(saved.block_class, saved.id);
+    KVX_RETURN_IF_ERROR(
+        verbs_->copy_bytes(block.data(), saved_bytes_.data() + saved.offset, std::ssize(block)));
+  }
+  return {};
+}
+
+Status KvStep::restore_open_blocks() {
+  for (const SavedBlock& saved : saved_blocks_) {
+    const std::span<uint8_t> block = storage_.block_bytes(saved.block_class, saved.id);
+    KVX_RETURN_IF_ERROR(
+        verbs_->copy_bytes(saved_bytes_.data() + saved.offset, block.data(), std::ssize(block)));
+  }
+  return {};
 }
 
 // ---- end
 
 Status KvStep::check_rows() const {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
-  const auto missing = std::find(has_rows_.begin(), has_rows_.end(), 0);
-  if (missing == has_rows_.end()) return {};
+  const auto has_rows = [](LayerState state) { return state == LayerState::kComplete; };
+  const auto missing = std::find_if_not(layer_states_.begin(), layer_states_.end(), has_rows);
+  if (missing == layer_states_.end()) return {};
   return invalid_argument("layer {} has no rows of this step; expected rows for each of {} layers",
-                          missing - has_rows_.begin(), has_rows_.size());
+                          missing - layer_states_.begin(), layer_states_.size());
 }
 
 Status KvStep::end() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
-  const std::lock_guard lock(cache_.state_mutex_);
-  advance();
-  return {};
+  const std::lock_guard lock(table_.mutex);
+  return commit();
 }
 
-void KvStep::advance() {
-  for (const StepEntry& entry : entries_) {
-    cache_.sequences_[entry.sequence].advance(entry.num_tokens);
+Status KvStep::commit() {
+  Status first_failure;  // the other entries' tokens come all the same
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Status committed =
+        table_.sequences[entries_[i].sequence].commit(*storage_.pool, growths_[i]);
+    if (!committed.ok() && first_failure.ok()) first_failure = committed;
   }
-  leave_sequences();
+  release_sequences();
   is_open_ = false;
-  cache_.warn_of_nonfinite_inputs();
+  table_.warn_of_nonfinite_inputs();
+  return first_failure;
 }
 
 Status KvStep::end(std::span<const int> kept_tokens) {
@@ -357,43 +358,46 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     return invalid_argument("kept_tokens has {} counts; the step has {} entries",
                             kept_tokens.size(), entries_.size());
   }
-  const std::lock_guard lock(cache_.state_mutex_);
+  const std::lock_guard lock(table_.mutex);
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
     if (kept_tokens[i] < 0 || kept_tokens[i] > entry.num_tokens) {
       return invalid_argument("kept_tokens[{}] is {}; expected 0 to {}", i, kept_tokens[i],
                               entry.num_tokens);
     }
-    const int64_t before = cache_.sequences_[entry.sequence].num_tokens();
+    const cache::Sequence& sequence = table_.sequences[entry.sequence];
+    const int64_t kept = sequence.num_tokens() + kept_tokens[i];
+    KVX_RETURN_IF_ERROR(sequence.check_cut(growths_[i], kept));
     KVX_RETURN_IF_ERROR(
-        cache_.check_cut(entry.sequence, before + kept_tokens[i], before + entry.num_tokens));
+        table_.check_cut(entry.sequence, kept, sequence.num_tokens() + entry.num_tokens));
   }
-  advance();
+  KVX_RETURN_IF_ERROR(commit());
   Status first_failure;  // the other entries' tokens go all the same
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
     const StepEntry& entry = entries_[i];
-    const int64_t written = cache_.sequences_[entry.sequence].num_tokens();
+    const int64_t written = table_.sequences[entry.sequence].num_tokens();
     const int64_t kept = written - entry.num_tokens + kept_tokens[i];
-    const Status cut = cache_.cut(*verbs_, entry.sequence, kept, written);
+    const Status cut = table_.cut(*verbs_, entry.sequence, kept, written);
     if (!cut.ok() && first_failure.ok()) first_failure = cut;
-    if (speculates(entry)) cache_.speculations_[entry.sequence].let_go(*cache_.pool_);
+    if (speculates(entry)) table_.speculations[entry.sequence].release(*storage_.pool);
   }
   return first_failure;
 }
 
-// The blocks that the step has reserved go back, so that a fork does not share them.
 Status KvStep::cancel() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   is_open_ = false;
-  const std::lock_guard lock(cache_.state_mutex_);
-  leave_sequences();
-  Status first_failure;  // the other entries' blocks go all the same
+  const std::lock_guard lock(table_.mutex);
+  release_sequences();
+  Status first_failure = restore_open_blocks();  // the other entries' blocks go all the same
+  const Status released = cancel_growths(entries_.size());
+  if (!released.ok() && first_failure.ok()) first_failure = released;
   for (const StepEntry& entry : entries_) {
-    const int64_t num_tokens = cache_.sequences_[entry.sequence].num_tokens();
+    const int64_t num_tokens = table_.sequences[entry.sequence].num_tokens();
     const bool speculated = speculates(entry);
-    if (speculated) cache_.speculations_[entry.sequence].cancel_step();
+    if (speculated) table_.speculations[entry.sequence].cancel_step();
     const int64_t num_written = num_tokens + (speculated ? entry.num_tokens : 0);
-    const Status cut = cache_.cut(*verbs_, entry.sequence, num_tokens, num_written);
+    const Status cut = table_.cut(*verbs_, entry.sequence, num_tokens, num_written);
     if (!cut.ok() && first_failure.ok()) first_failure = cut;
   }
   return first_failure;

@@ -1,14 +1,21 @@
 // KvStep: tokens on their way into some sequences of a cache, layer by layer.
 //
-//   step.begin(entries)             books blocks, quantises those that leave the window
+//   step.begin(entries)             acquires blocks, packs full ones that leave the window
 //   step.append_and_attend(layer)   once a layer
 //   step.end()                      the tokens are the sequences'
+//
+// With a full-precision window an entry of any length works: inside append_and_attend() the step
+// takes it block by block, in passes. Before a pass writes a block, the block that leaves the
+// window for it is packed, in this layer alone, and the new one is written in its place. Layers are
+// independent of each other, since each has bytes of its own in every block.
 //
 // A writer thread owns one and uses it again and again. Steps of different sequences may be open at
 // once, each in its own thread: a step takes the cache's lock to begin and to end, for its
 // bookkeeping alone; bytes move and attention runs without it.
 #pragma once
 
+#include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -38,14 +45,13 @@ class KvStep {
   // The first half of a layer, for rows of which nothing is asked, as a file's.
   Status append(int layer, FloatRows k, FloatRows v);
   // INVALID_ARGUMENT: a layer has no rows of the open step. What its blocks hold would be others'
-  // rows, so doors ask this before they end a step.
+  // rows, so an API boundary checks this before it ends a step.
   Status check_rows() const;
   Status end();
   Status end(std::span<const int> kept_tokens);
   Status cancel();
 
  private:
-  using Use = KvCache::Use;
   // What GroupTables point to on the host.
   struct GroupStep {
     std::vector<int64_t> slots;
@@ -55,36 +61,64 @@ class KvStep {
     int64_t row_stride = 0;
   };
 
+  // Tokens that are appended and read in one go: all of some entries', or those that one entry has
+  // in one block.
+  struct Pass {
+    size_t first_entry = 0;
+    size_t num_entries = 0;
+    int first_row = 0;  // of the step's rows
+    int num_rows = 0;
+    int first_token = 0;  // of its entry; 0 with several
+  };
+  enum class LayerState : uint8_t { kUntouched, kBegun, kComplete };
+  // The full-precision block of a sequence's open block, and where its bytes are kept.
+  struct SavedBlock {
+    int block_class = 0;
+    int32_t id = cache::kNoBlock;
+    int64_t offset = 0;  // in saved_bytes_
+  };
+
   // The lock is held by these ...
   Status acquire_sequences(std::span<const StepEntry> entries);
   Status check_entry(std::span<const StepEntry> entries, size_t i) const;
   Status check_num_tokens() const;
-  void leave_sequences();
+  void release_sequences();
   Status keep_pages();
-  void drain_pages();
+  void begin_pages();
   void release_pages();
   bool speculates(const StepEntry& entry) const;
-  Status book_blocks();
-  Status count_needed_blocks();
-  Status acquire_blocks();
-  void promise_the_rest();
-  void commit_the_rest();
-  Status finish_blocks();
-  void release_blocks();
-  void advance();
+  Status acquire_blocks(std::unique_lock<std::mutex>& lock);
+  Status acquire_growths();
+  Status count_spare_blocks();
+  Status commit_moves();
+  Status cancel_growths(size_t num_entries);
+  Status commit();
   // ... and not by these.
   Status check_layer(int layer) const;
   Status move_bytes();
   Status copy_open_blocks();
   Status pack_blocks();
-  Status describe();
-  void describe_group(int group);
+  Status save_open_blocks();
+  Status restore_open_blocks();
+  void plan_passes();
+  int num_tokens_in(const Pass& pass, size_t i) const;
+  Status describe(const Pass& pass, int group = -1);
+  void describe_group(const Pass& pass, int group);
+  Status run_passes(int layer, FloatRows k, FloatRows v, const ops::AttendArgs* attend);
+  Status run_pass(int layer, const Pass& pass, FloatRows k, FloatRows v,
+                  const ops::AttendArgs* attend);
+  Status pack_leaving_block(int layer, const Pass& pass);
+  void set_tables(ops::AttendArgs& args, const Pass& pass, const GroupTables& group) const;
   Status log_rows(int layer, FloatRows k, FloatRows v);
 
-  KvCache& cache_;
+  SequenceTable& table_;
+  CacheStorage& storage_;
   bool is_open_ = false;
-  std::vector<uint8_t> has_rows_;  // [layers]: of the open step
+  std::vector<LayerState> layer_states_;  // [layers]
   std::vector<StepEntry> entries_;
+  std::vector<cache::SequenceGrowth> growths_;  // [entries], or more from earlier steps
+  std::vector<Pass> passes_;
+  // Of the pass that is described, as tables_.
   std::vector<int64_t> positions_;
   std::vector<int32_t> q_starts_;
   std::vector<int32_t> seq_lens_;
@@ -92,13 +126,10 @@ class KvStep {
   std::unique_ptr<Verbs> verbs_;  // null until prepare()
   StepTables tables_;             // all of the above, where the verbs read it
   // Of begin().
-  std::vector<cache::BlockMove> moves_;
-  std::vector<size_t> move_ends_;  // [entries]
-  std::vector<cache::OpenBlockCopy> open_copies_;
-  std::vector<size_t> copy_ends_;  // [entries]
+  std::vector<int64_t> spare_blocks_;  // [classes of the pool]
   std::vector<ops::BlockCopy> copies_;
-  std::vector<int64_t> needed_blocks_;  // [classes of the pool]
-  std::vector<int64_t> promised_;       // [classes]
+  std::vector<SavedBlock> saved_blocks_;
+  cache::Region saved_bytes_;  // where the verbs read it
 };
 
 }  // namespace kvx::kv

@@ -123,10 +123,10 @@ void PrefixCache::follow_in_host(Log& log) {
 void PrefixCache::store_block(const Log& log, int64_t block, bool with_tail) {
   if (block >= static_cast<int64_t>(log.host_nodes.size())) return;
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
-    const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
+    const cache::FullPrecisionWindow& in_full = shape_.groups[group].full_precision_window;
     for (const BlockKind kind : {BlockKind::kPacked, BlockKind::kFullPrecision}) {
-      if (kind == BlockKind::kFullPrecision && !ends.is_on()) continue;
-      if (kind == BlockKind::kFullPrecision && block >= ends.head_blocks && !with_tail) continue;
+      if (kind == BlockKind::kFullPrecision && !in_full.is_on()) continue;
+      if (kind == BlockKind::kFullPrecision && block >= in_full.sink_blocks && !with_tail) continue;
       const int32_t id = index_.block_of(log.nodes[block], group, kind);
       if (id != kNoBlock) host_->store(log.host_nodes[block], group, kind, id);
     }
@@ -160,11 +160,11 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   std::vector<cache::GroupPrefix> prefixes;
   for (int group = 0; group < blocks.num_groups(); ++group) {
     const cache::GroupMatch& found = match.groups[group];
-    const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
+    const cache::FullPrecisionWindow& in_full = shape_.groups[group].full_precision_window;
     ids_[group].clear();
     for (int64_t block = 0; block < match.num_blocks(); ++block) {
       const bool full_precision =
-          ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
+          in_full.is_on() && (block < in_full.sink_blocks || block >= found.first_recent_block);
       ids_[group].push_back(
           index_.block_of(match.nodes[block], group,
                           full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked));
@@ -176,7 +176,7 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   for (int group = 0; group < blocks.num_groups(); ++group) {  // for policies that count uses
     const cache::LayerGroup& facts = shape_.groups[group];
     for (int64_t block = 0; block < match.num_blocks(); ++block) {
-      if (block < prefixes[group].first_block && block >= facts.sink_blocks) continue;
+      if (block < prefixes[group].first_block && block >= facts.window_sink_blocks) continue;
       KVX_RETURN_IF_ERROR(pool_->touch(
           is_full_precision(blocks, group, block) ? facts.full_precision_class : facts.packed_class,
           ids_[group][block]));

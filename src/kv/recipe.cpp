@@ -33,8 +33,8 @@ constexpr OptionHelp kOptions[] = {
     {"hadamard", "rotate before quantisation; q and the output are rotated to match"},
     {"sink=N", "keep the first N tokens in 16 bits (rounded up to whole blocks)"},
     {"recent=N", "keep the last N tokens in 16 bits (whole blocks, the open one included)"},
-    {"full_precision=bf16|f16|f32", "the format of those ends (default bf16)"},
-    {"immediate", "no 16-bit ends: every token is quantised when it is appended"},
+    {"full_precision=bf16|f16|f32", "the format of sink and recent tokens (default bf16)"},
+    {"immediate", "no full-precision window: every token is quantised when it is appended"},
 };
 
 std::vector<std::string_view> split(std::string_view text, char separator) {

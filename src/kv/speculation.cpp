@@ -36,7 +36,7 @@ Result<Speculation> Speculation::create(cache::Memory& memory, const Speculation
 
 Status Speculation::open(cache::BlockPool& pool, const cache::SequenceShape& groups,
                          const cache::Sequence& sequence) {
-  let_go(pool);
+  release(pool);
   const int64_t open_block = sequence.num_tokens() / groups.block_size;
   const bool has_page = sequence.num_tokens() % groups.block_size != 0;
   pages_.assign(groups.groups.size(), {});
@@ -47,7 +47,7 @@ Status Speculation::open(cache::BlockPool& pool, const cache::SequenceShape& gro
     const int32_t id = sequence.table(g)[open_block];
     const Status retained = pool.retain(block_class, id);
     if (!retained.ok()) {
-      let_go(pool);
+      release(pool);
       return retained;
     }
     pages_[g] = {block_class, id};
@@ -55,7 +55,7 @@ Status Speculation::open(cache::BlockPool& pool, const cache::SequenceShape& gro
   return {};
 }
 
-void Speculation::let_go(cache::BlockPool& pool) {
+void Speculation::release(cache::BlockPool& pool) {
   for (Page& page : pages_) {
     if (page.id != cache::kNoBlock) (void)pool.release(page.block_class, page.id);
     page.id = cache::kNoBlock;

@@ -1,9 +1,9 @@
 // Speculation: what takes a sequence back to any of its last tokens, bit for bit, where pages share
 // scales and append is immediate: a token that makes a page's scale grow has its codes made anew,
-// and nothing in the page says what they were.
+// and the page does not contain what they were.
 //
 //   begin   the open page as it is: one more user of its block, so that the append that follows
-//           goes to a copy (Sequence::drain_copies)
+//           goes to a copy (Sequence::acquire_copies)
 //   rows    K and V as they came, for each step since then
 //   cut     the page from the block that was kept, then the rows that stay, run by run
 #pragma once
@@ -31,7 +31,7 @@ struct SpeculationShape {
   int max_tokens = 0;  // since the page was kept
 };
 
-// Of one sequence. Its writer's; open() and let_go() under the cache's lock.
+// Of one sequence. Its writer's; open() and release() under the cache's lock.
 class Speculation {
  public:
   // The rows' memory, where the verbs read it. Errors as Memory::allocate.
@@ -47,8 +47,8 @@ class Speculation {
   // The sequence's tokens are firm from now on, and its open page is kept. retain()'s errors.
   Status open(cache::BlockPool& pool, const cache::SequenceShape& groups,
               const cache::Sequence& sequence);
-  // The page is nobody's any more.
-  void let_go(cache::BlockPool& pool);
+  // Releases the page.
+  void release(cache::BlockPool& pool);
 
   // A step of so many tokens follows. Requires: has_room().
   void begin_step(int num_tokens);

@@ -29,7 +29,7 @@ double kl_divergence(std::span<const float> base, const LogitSummary& base_summa
     const double log_p = base[i] - base_summary.log_sum_exp;
     const double log_q = other[i] - other_summary.log_sum_exp;
     const double p = std::exp(log_p);
-    // A token that base rules out (p = 0) adds nothing, whatever the other says.
+    // A token that base rules out (p = 0) adds nothing, whatever the other gives.
     if (p > 0) divergence += p * (log_p - log_q);
   }
   return divergence;

@@ -5,7 +5,7 @@
 
 namespace kvx::quality {
 
-// Both streams are added in pieces of any size; the measures are those of the whole.
+// Both streams are added in parts of any size; the measures are those of the whole.
 class VectorError {
  public:
   // reference and other have the same length.

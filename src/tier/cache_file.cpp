@@ -38,7 +38,7 @@ Status sync_folder_of(const std::string& path) {
 
 }  // namespace
 
-Status decode_block_copy(const BlockCopy& block_copy, std::span<const uint8_t> stored,
+Status decode_block_copy(const StoredBlockCopy& block_copy, std::span<const uint8_t> stored,
                          std::span<uint8_t> out) {
   if (block_copy.codec == Codec::kRaw) {
     if (stored.size() != out.size()) {
@@ -109,8 +109,9 @@ Status CacheFileWriter::write_at(int64_t offset, std::span<const uint8_t> bytes)
   return is_written ? Status{} : Status{file_error(path_, "cannot be written")};
 }
 
-Result<BlockCopy> CacheFileWriter::add_block_copy(int32_t kind, std::span<const uint8_t> block) {
-  BlockCopy block_copy{kind, Codec::kRaw, offset_, 0, cache::checksum(block)};
+Result<StoredBlockCopy> CacheFileWriter::add_block_copy(int32_t kind,
+                                                        std::span<const uint8_t> block) {
+  StoredBlockCopy block_copy{kind, Codec::kRaw, offset_, 0, cache::checksum(block)};
   std::span<const uint8_t> stored = block;
   if (zstd_level_ > 0) {
     compressed_.resize(ZSTD_compressBound(block.size()));
@@ -187,7 +188,7 @@ Status CacheFileReader::read_at(int64_t offset, std::span<uint8_t> bytes) const 
   return invalid_argument("{} bytes at {} cannot be read", bytes.size(), offset);
 }
 
-Status CacheFileReader::read_block_copy(const BlockCopy& block_copy, std::span<uint8_t> out) {
+Status CacheFileReader::read_block_copy(const StoredBlockCopy& block_copy, std::span<uint8_t> out) {
   stored_.resize(static_cast<size_t>(block_copy.stored_bytes));
   KVX_RETURN_IF_ERROR(read_at(block_copy.offset, stored_));
   return decode_block_copy(block_copy, stored_, out);

@@ -32,17 +32,17 @@ inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr std::array<uint8_t, 8> kFileMagic = {'K', 'V', 'X', 'C', 'A', 'C', 'H', 'E'};
 
 // What block copies there are: equal for all blocks of a file.
-struct BlockCopyKind {
+struct StoredBlockKind {
   int32_t group = 0;
   bool is_full_precision = false;
   int64_t bytes = 0;  // of the block in memory
 
-  friend bool operator==(const BlockCopyKind&, const BlockCopyKind&) = default;
+  friend bool operator==(const StoredBlockKind&, const StoredBlockKind&) = default;
 };
 
 enum class Codec : uint32_t { kRaw, kZstd };
 
-struct BlockCopy {
+struct StoredBlockCopy {
   int32_t kind = 0;  // index of FileIndex::kinds
   Codec codec = Codec::kRaw;
   int64_t offset = 0;
@@ -54,14 +54,14 @@ struct BlockCopy {
 struct FileBlock {
   int32_t parent = 0;
   std::vector<int32_t> tokens;  // block_size; 1 to block_size in a sequence's last block
-  std::vector<BlockCopy> block_copies;
+  std::vector<StoredBlockCopy> block_copies;
 };
 
 struct FileIndex {
   std::string fingerprint;
   int32_t block_size = 0;
   std::vector<cache::PrefixKeys> scopes;
-  std::vector<BlockCopyKind> kinds;
+  std::vector<StoredBlockKind> kinds;
   std::vector<FileBlock> blocks;
   std::vector<int32_t> sequences;  // each sequence's last block
 };
@@ -85,7 +85,7 @@ Result<FileIndex> parse_index(std::span<const uint8_t> bytes, const FileHeader& 
 
 // The block in memory from what is stored. INVALID_ARGUMENT: a damaged frame, or another checksum.
 // out is unspecified then. Requires: out.size() is the kind's bytes.
-Status decode_block_copy(const BlockCopy& block_copy, std::span<const uint8_t> stored,
+Status decode_block_copy(const StoredBlockCopy& block_copy, std::span<const uint8_t> stored,
                          std::span<uint8_t> out);
 
 // Writes a temporary file beside `path` (tier/temporary_file.hpp); finish() makes it whole:
@@ -100,7 +100,7 @@ class CacheFileWriter {
   ~CacheFileWriter();
 
   // INVALID_ARGUMENT: the disk is full, say.
-  Result<BlockCopy> add_block_copy(int32_t kind, std::span<const uint8_t> block);
+  Result<StoredBlockCopy> add_block_copy(int32_t kind, std::span<const uint8_t> block);
   Status finish(const FileIndex& index);
   int64_t bytes_written() const { return offset_; }
 
@@ -129,7 +129,7 @@ class CacheFileReader {
   // Bytes after the index, which ends a file as it was written.
   int64_t trailing_bytes() const { return file_bytes_ - end_; }
   // Reads, decodes and checks. Errors as decode_block_copy; out is unspecified then.
-  Status read_block_copy(const BlockCopy& block_copy, std::span<uint8_t> out);
+  Status read_block_copy(const StoredBlockCopy& block_copy, std::span<uint8_t> out);
 
  private:
   CacheFileReader(int descriptor, int64_t file_bytes)

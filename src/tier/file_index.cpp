@@ -45,7 +45,7 @@ class Encoder {
   std::vector<uint8_t> bytes;
 };
 
-// Reads until something does not fit; then all further reads give zeros and ok() says no.
+// Reads until something does not fit; then all further reads give zeros and ok() is false.
 class Decoder {
  public:
   explicit Decoder(std::span<const uint8_t> bytes) : left_(bytes) {}
@@ -93,7 +93,7 @@ FileBlock decode_block(Decoder& from) {
   block.tokens.resize(from.count(sizeof(int32_t)));
   from.raw(block.tokens.data(), block.tokens.size() * sizeof(int32_t));
   block.block_copies.resize(from.count(40));
-  for (BlockCopy& block_copy : block.block_copies) {
+  for (StoredBlockCopy& block_copy : block.block_copies) {
     block_copy.kind = from.number<int32_t>();
     block_copy.codec = static_cast<Codec>(from.number<uint32_t>());
     block_copy.offset = from.number<int64_t>();
@@ -114,7 +114,7 @@ FileIndex decode_index(Decoder& from) {
     keys.tenant = from.text();
   }
   index.kinds.resize(from.count(16));
-  for (BlockCopyKind& kind : index.kinds) {
+  for (StoredBlockKind& kind : index.kinds) {
     kind.group = from.number<int32_t>();
     kind.is_full_precision = from.number<uint32_t>() != 0;
     kind.bytes = from.number<int64_t>();
@@ -126,7 +126,7 @@ FileIndex decode_index(Decoder& from) {
   return index;
 }
 
-Status check_block_copy(const BlockCopy& block_copy, const FileIndex& index,
+Status check_block_copy(const StoredBlockCopy& block_copy, const FileIndex& index,
                         const FileHeader& header) {
   if (block_copy.kind < 0 || block_copy.kind >= static_cast<int32_t>(index.kinds.size())) {
     return invalid_argument("a block copy's kind is {}; the file has {}", block_copy.kind,
@@ -171,7 +171,7 @@ Status check_block(size_t number, const FileIndex& index, const FileHeader& head
   if (!parent_is_full) {
     return invalid_argument("block {} follows block {}, which is not full", number, block.parent);
   }
-  for (const BlockCopy& block_copy : block.block_copies) {
+  for (const StoredBlockCopy& block_copy : block.block_copies) {
     KVX_RETURN_IF_ERROR(check_block_copy(block_copy, index, header));
   }
   return {};
@@ -183,7 +183,7 @@ Status check_index(const FileIndex& index, const FileHeader& header) {
                             cache::kMaxBlockSize);
   }
   constexpr int64_t kMostBytes = int64_t{1} << 32;
-  for (const BlockCopyKind& kind : index.kinds) {
+  for (const StoredBlockKind& kind : index.kinds) {
     if (kind.bytes < 1 || kind.bytes > kMostBytes) {
       return invalid_argument("a kind of block copies has {} bytes; expected 1 to {}", kind.bytes,
                               kMostBytes);
@@ -225,7 +225,7 @@ std::vector<uint8_t> encode_index(const FileIndex& index) {
     to.text(keys.tenant);
   }
   to.count(index.kinds.size());
-  for (const BlockCopyKind& kind : index.kinds) {
+  for (const StoredBlockKind& kind : index.kinds) {
     to.number(kind.group);
     to.number(uint32_t{kind.is_full_precision});
     to.number(kind.bytes);
@@ -236,7 +236,7 @@ std::vector<uint8_t> encode_index(const FileIndex& index) {
     to.count(block.tokens.size());
     to.raw(block.tokens.data(), block.tokens.size() * sizeof(int32_t));
     to.count(block.block_copies.size());
-    for (const BlockCopy& block_copy : block.block_copies) {
+    for (const StoredBlockCopy& block_copy : block.block_copies) {
       to.number(block_copy.kind);
       to.number(static_cast<uint32_t>(block_copy.codec));
       to.number(block_copy.offset);

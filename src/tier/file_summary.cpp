@@ -6,7 +6,7 @@ namespace kvx::tier {
 std::vector<KindSummary> summarize_kinds(const FileIndex& index) {
   std::vector<KindSummary> kinds(index.kinds.size());
   for (const FileBlock& block : index.blocks) {
-    for (const BlockCopy& block_copy : block.block_copies) {
+    for (const StoredBlockCopy& block_copy : block.block_copies) {
       KindSummary& kind = kinds[block_copy.kind];
       ++kind.num_block_copies;
       kind.memory_bytes += index.kinds[block_copy.kind].bytes;
@@ -31,7 +31,7 @@ Status check_block_copies(CacheFileReader& file, const std::string& path) {
   std::string first_problem;
   std::vector<uint8_t> bytes;
   for (size_t b = 0; b < index.blocks.size(); ++b) {
-    for (const BlockCopy& block_copy : index.blocks[b].block_copies) {
+    for (const StoredBlockCopy& block_copy : index.blocks[b].block_copies) {
       bytes.resize(static_cast<size_t>(index.kinds[block_copy.kind].bytes));
       const Status read = file.read_block_copy(block_copy, bytes);
       ++num_block_copies;

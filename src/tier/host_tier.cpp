@@ -1,4 +1,4 @@
-// HostTier: what the books say before and after each copy.
+// HostTier: bookkeeping before and after each copy.
 #include "tier/host_tier.hpp"
 
 #include <algorithm>
@@ -203,12 +203,12 @@ bool HostTier::start_load(Promotion& promotion, Job job) {
 void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
                           int32_t first_node, std::vector<Job>& missing) {
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
-    const cache::FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
+    const cache::FullPrecisionWindow& in_full = shape_.groups[group].full_precision_window;
     const cache::GroupMatch& found = match.groups[group];
-    const bool is_sink = block < shape_.groups[group].sink_blocks;
+    const bool is_sink = block < shape_.groups[group].window_sink_blocks;
     if (block < found.first_block && !is_sink) continue;  // a window has passed it
     const bool is_full_precision =
-        ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
+        in_full.is_on() && (block < in_full.sink_blocks || block >= found.first_recent_block);
     Job job{group, is_full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked,
             0,     first_node,
             0,     0};

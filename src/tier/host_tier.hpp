@@ -11,7 +11,7 @@
 // counted, forgotten, never served.
 //
 // One thread at a time (the cache's lock), but for wait(), is_done() and wait_for_all(). The
-// queue's thread touches bytes alone; collect() does the books for what has finished.
+// queue's thread touches bytes alone; collect() commits what has finished.
 #pragma once
 
 #include <memory>
@@ -60,7 +60,7 @@ class HostTier final : public cache::EvictionListener {
  public:
   // pool and index are the first tier's, made for this shape; they outlive this one. The link joins
   // it to that pool's memory. OUT_OF_RANGE: a budget smaller than a block of each class (the
-  // message says the bytes), or memory or the disk is short; UNSUPPORTED: blocks in several
+  // message names the bytes), or memory or the disk is short; UNSUPPORTED: blocks in several
   // regions; INVALID_ARGUMENT: a folder that may not be written.
   static Result<std::unique_ptr<HostTier>> create(cache::BlockPool& pool, cache::PrefixIndex& index,
                                                   const cache::SequenceShape& shape,
@@ -86,7 +86,7 @@ class HostTier final : public cache::EvictionListener {
   // Requires: is_done() and then collect().
   void release(Promotion& promotion);
 
-  // The books of what has finished.
+  // Commits what has finished.
   void collect();
   void wait(const Promotion& promotion) const { queue_->wait(*promotion.group); }
   bool is_done(const Promotion& promotion) const { return queue_->is_done(*promotion.group); }

@@ -9,7 +9,7 @@
 namespace kvx::tier {
 
 // call(done) moves some of what is left behind `done` bytes, as read(2) and its like. Interrupted
-// calls go on; false: errno says why, or is 0 where a file had ended.
+// calls go on; false: errno is the reason, or is 0 where a file had ended.
 template <class Call>
 bool transfer_all(size_t num_bytes, const Call& call) {
   size_t done = 0;

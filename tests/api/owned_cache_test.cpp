@@ -63,6 +63,38 @@ TEST(OwnedCache, TakesRecipesWithFullPrecisionWindowAndThreads) {
   EXPECT_TRUE(cache->free_sequence(sequence).ok());
 }
 
+TEST(OwnedCache, TakesAPromptOfManyBlocksInOneStepWithAFullPrecisionWindow) {
+  constexpr int kPrompt = 100;
+  constexpr int kBlock = 16;
+  kvx_cache_config_t config = owned_config("int8:auto");
+  config.block_size = kBlock;
+  config.max_tokens_per_sequence = 200;
+  const auto rows = [](int heads, int first, int count, float seed) {
+    const std::vector<float> all = test_rows(kPrompt, heads, 32, seed);
+    return std::vector<float>(all.begin() + first * heads * 32,
+                              all.begin() + (first + count) * heads * 32);
+  };
+  const auto run = [&](api::Cache& cache, int32_t sequence, int first, int count) {
+    return step(cache, sequence, rows(kQHeads, first, count, 1.0f), rows(2, first, count, 2.0f),
+                rows(2, first, count, 3.0f));
+  };
+  auto at_once = api::Cache::create(config);
+  auto by_blocks = api::Cache::create(config);
+  ASSERT_TRUE(at_once.ok() && by_blocks.ok()) << kvx_last_error();
+  const int32_t one = *at_once->create_sequence();
+  const int32_t two = *by_blocks->create_sequence();
+  int64_t num_tokens = 0;
+  int64_t max_step = 0;
+  ASSERT_EQ(kvx_sequence_tokens(at_once->handle(), one, &num_tokens, &max_step), KVX_STATUS_OK);
+  EXPECT_EQ(max_step, 200);
+  std::vector<float> expected;
+  for (int first = 0; first < kPrompt; first += kBlock) {
+    const auto some = run(*by_blocks, two, first, std::min(kBlock, kPrompt - first));
+    expected.insert(expected.end(), some.begin(), some.end());
+  }
+  EXPECT_EQ(run(*at_once, one, 0, kPrompt), expected);
+}
+
 TEST(OwnedCache, GivesSequencesOutAndTakesThemBack) {
   kvx_cache_config_t config = owned_config("int8");
   config.max_sequences = 2;

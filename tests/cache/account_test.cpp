@@ -172,7 +172,7 @@ TEST(Account, ReadsWhatTheDefinitionSays) {
     const int64_t tail = first_recent_block_of(ends, num_tokens, block_size);
     const auto is_full_precision = [&](int64_t token) {
       const int64_t block = token / block_size;
-      return ends.is_on() && (block < ends.head_blocks || block >= tail);
+      return ends.is_on() && (block < ends.sink_blocks || block >= tail);
     };
     int64_t read = 0;
     int64_t held = 0;

@@ -247,30 +247,21 @@ TEST(BlockPool, LeavesZeroingToTheMemoryThatItsBlocksLieIn) {
   EXPECT_EQ(device.cleared[0], std::pair(pool.region(0) + ids[1] * 256, int64_t{256}));
 }
 
-TEST(BlockPool, PromisedBlocksAreNobodyElses) {
+TEST(BlockPool, AForgottenBlockIsNoLongerKeptAndItsListenerHearsOfIt) {
+  struct Listener final : EvictionListener {
+    std::vector<int32_t> forgotten;
+    void on_evict(int, int32_t id) override { forgotten.push_back(id); }
+  } listener;
   BlockPool pool = small_pool();
-  pool.promise(kPacked, 3);
-  EXPECT_EQ(pool.num_available(kPacked), 1);
-  EXPECT_EQ(pool.num_used(kPacked), 0);
-  std::array<int32_t, 2> two;
-  EXPECT_FALSE(pool.allocate(kPacked, two).ok());
-  allocate_one(pool, kPacked);
-  pool.commit(kPacked, 3);
-  std::array<int32_t, 3> three;
-  EXPECT_TRUE(pool.allocate(kPacked, three).ok());
-}
-
-TEST(BlockPool, ACachedBlockThatAPromiseNeedsCannotBeRevived) {
-  BlockPool pool = small_pool();
+  pool.set_eviction_listener(&listener);
   const int32_t kept = allocate_one(pool, kFullPrecision);
   ASSERT_TRUE(pool.keep(kFullPrecision, kept, 1).ok());
+  pool.forget(kFullPrecision, kept);
+  EXPECT_EQ(listener.forgotten, std::vector<int32_t>{kept});
+  EXPECT_FALSE(pool.is_kept(kFullPrecision, kept));
+  EXPECT_EQ(pool.use_count(kFullPrecision, kept), 1);
   ASSERT_TRUE(pool.release(kFullPrecision, kept).ok());
-  pool.promise(kFullPrecision, 2);
-  const Status refused = pool.retain(kFullPrecision, kept);
-  ASSERT_FALSE(refused.ok());
-  EXPECT_THAT(refused.error().message, HasSubstr("promised"));
-  pool.commit(kFullPrecision, 1);
-  EXPECT_TRUE(pool.retain(kFullPrecision, kept).ok());
+  EXPECT_EQ(pool.num_cached(kFullPrecision), 0);
 }
 
 }  // namespace

@@ -117,8 +117,7 @@ struct CachedChains : EvictionListener {
     for (int32_t id : ids) ASSERT_TRUE(pool.touch(0, id).ok());
     const auto num_new = static_cast<int64_t>(tokens.size()) - num_hits;
     if (num_new > 0) {
-      ASSERT_TRUE(sequence.reserve(pool, num_new).ok());
-      sequence.advance(num_new);
+      ASSERT_TRUE(sequence.append(pool, num_new).ok());
     }
     for (auto i = static_cast<size_t>(num_hits); i < tokens.size(); ++i) {
       node = index.insert(node, std::span(tokens).subspan(i, 1));

@@ -22,7 +22,7 @@ std::string refusal(int64_t sink, int64_t recent, int64_t block_size) {
 
 TEST(FullPrecisionWindow, RoundUpToWholeBlocks) {
   const FullPrecisionWindow ends = full_precision_window(17, 64, 16);
-  EXPECT_EQ(ends.head_blocks, 2);
+  EXPECT_EQ(ends.sink_blocks, 2);
   EXPECT_EQ(ends.recent_blocks, 4);
   EXPECT_EQ(full_precision_window(0, 65, 64).recent_blocks, 2);
 }
@@ -76,7 +76,7 @@ TEST(FullPrecisionWindow, FollowTheirDefinitionTokenByToken) {
       if (position % block_size == 0) is_packed.push_back(false);
       const auto end = static_cast<int64_t>(is_packed.size());
       const int64_t oldest = end - 1 - ends.recent_blocks;  // just outside of the window
-      const bool leaves = position % block_size == 0 && oldest >= ends.head_blocks;
+      const bool leaves = position % block_size == 0 && oldest >= ends.sink_blocks;
       RC_ASSERT(leaving.has_value() == leaves);
       if (leaves) {
         RC_ASSERT(*leaving == oldest);

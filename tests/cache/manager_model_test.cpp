@@ -90,7 +90,7 @@ class ManagerHistory : public EvictionListener {
   }
 
   int64_t num_hits = 0, num_forks = 0, num_copies = 0, num_truncations = 0, num_evicted = 0;
-  int64_t num_refused = 0;
+  int64_t num_refused = 0, num_cancelled = 0;
 
  private:
   static BlockPool make_pool(const Setup& setup) {
@@ -132,55 +132,106 @@ class ManagerHistory : public EvictionListener {
   void append(ModelSequence& one) {
     Sequence& sequence = *one.sequence;
     ASSERT_TRUE(sequence.release_expired(pool_).ok());
-    const int64_t most = std::min<int64_t>(sequence.most_tokens_at_once(), 3 * shape_.block_size);
+    const int64_t most =
+        std::min(sequence.max_tokens() - sequence.num_tokens(), 5 * shape_.block_size);
     if (most == 0) return;
     const int64_t count = random_.between(1, most);
     std::vector<int64_t> needed(pool_.num_classes());
     sequence.add_needed_blocks(pool_, count, needed);
-    for (int c = 0; c < pool_.num_classes(); ++c) {
-      if (needed[c] <= pool_.num_available(c)) continue;
+    bool has_room = true;
+    for (int c = 0; c < pool_.num_classes(); ++c) has_room &= needed[c] <= pool_.num_available(c);
+    SequenceGrowth growth;
+    ASSERT_EQ(sequence.acquire(pool_, count, growth).ok(), has_room);
+    if (!has_room) {
       ++num_refused;
       return;
     }
-    std::vector<OpenBlockCopy> copies;
-    ASSERT_TRUE(sequence.drain_copies(pool_, copies).ok());
-    for (const OpenBlockCopy& copy : copies) {
-      std::memcpy(place(copy.block_class, copy.to_id, 0), place(copy.block_class, copy.from_id, 0),
-                  copy.num_tokens * 4);
+    for (const OpenBlockCopy& copy : growth.copies) {
+      copy_stamps(copy.block_class, copy.from_id, copy.block_class, copy.to_id, copy.num_tokens);
     }
-    num_copies += static_cast<int64_t>(copies.size());
-    ASSERT_TRUE(sequence.finish_copies(pool_, copies).ok());
-    std::vector<BlockMove> moves;
-    ASSERT_TRUE(sequence.acquire_moves(pool_, count, moves).ok());
-    for (const BlockMove& move : moves) {
+    for (const BlockMove& move : growth.moves) {
       const LayerGroup& facts = shape_.groups[move.group];
-      std::memcpy(place(facts.packed_class, move.packed_id, 0),
-                  place(facts.full_precision_class, move.full_precision_id, 0),
-                  shape_.block_size * 4);
+      copy_stamps(facts.full_precision_class, move.full_precision_id, facts.packed_class,
+                  move.packed_id, shape_.block_size);
     }
-    ASSERT_TRUE(sequence.finish_moves(pool_, moves).ok());
-    for (const BlockMove& move : moves) publish(one, move.group, move.block);
-    ASSERT_TRUE(sequence.reserve(pool_, count).ok());
+    num_copies += static_cast<int64_t>(growth.copies.size());
+    ASSERT_TRUE(sequence.commit_moves(pool_, growth).ok());
+    for (const BlockMove& move : growth.moves) publish(one, move.group, move.block);
+    const bool is_cancelled = random_.between(0, 9) == 0;
+    const std::vector<int32_t> open_blocks = stamps_of_open_blocks(sequence);
+    const Tokens before = one.tokens;
     for (int64_t i = 0; i < count; ++i) {
       one.tokens.push_back(static_cast<int32_t>(random_.between(0, 1)));
     }
-    write_stamps(one, count);
-    sequence.advance(count);
+    for (int group = 0; group < sequence.num_groups(); ++group) grow_group(one, group, growth);
+    if (is_cancelled) {
+      one.tokens = before;
+      restore_open_blocks(sequence, open_blocks);
+      ASSERT_TRUE(sequence.cancel(pool_, growth).ok());
+      ++num_cancelled;
+      return;
+    }
+    ASSERT_TRUE(sequence.commit(pool_, growth).ok());
     publish_full_blocks(one);
   }
 
-  void write_stamps(const ModelSequence& one, int64_t count) {
+  void copy_stamps(int from_class, int32_t from, int to_class, int32_t to, int64_t num_tokens) {
+    std::memcpy(place(to_class, to, 0), place(from_class, from, 0), num_tokens * 4);
+  }
+
+  // All of a group's open block, where there is one: [groups][block_size].
+  std::vector<int32_t> stamps_of_open_blocks(const Sequence& sequence) const {
+    std::vector<int32_t> stamps(shape_.groups.size() * shape_.block_size);
+    for_open_blocks(sequence, [&](int group, uint8_t* block) {
+      std::memcpy(stamps.data() + group * shape_.block_size, block, shape_.block_size * 4);
+    });
+    return stamps;
+  }
+  void restore_open_blocks(const Sequence& sequence, const std::vector<int32_t>& stamps) const {
+    for_open_blocks(sequence, [&](int group, uint8_t* block) {
+      std::memcpy(block, stamps.data() + group * shape_.block_size, shape_.block_size * 4);
+    });
+  }
+  template <class Visit>
+  void for_open_blocks(const Sequence& sequence, const Visit& visit) const {
+    if (sequence.num_tokens() % shape_.block_size == 0) return;
+    const int64_t open = sequence.num_tokens() / shape_.block_size;
+    for (int group = 0; group < sequence.num_groups(); ++group) {
+      visit(group, place(class_of(sequence, group, open), sequence.table(group)[open], 0));
+    }
+  }
+
+  // Writes the new tokens block by block, as a step does, and reads all at each moment.
+  void grow_group(const ModelSequence& one, int group, const SequenceGrowth& growth) {
+    const Sequence& sequence = *one.sequence;
+    const LayerGroup& facts = shape_.groups[group];
+    const int64_t bs = shape_.block_size;
     const std::vector<uint32_t> stamps = stamps_of(one.scope, one.tokens);
-    const auto end = static_cast<int64_t>(one.tokens.size());
-    std::vector<int64_t> slots(count);
-    for (int group = 0; group < one.sequence->num_groups(); ++group) {
-      one.sequence->slots(group, end - count, slots);
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t token = end - count + i;
-        const int block_class = class_of(*one.sequence, group, token / shape_.block_size);
-        const auto id = static_cast<int32_t>(slots[i] / shape_.block_size);
-        ASSERT_EQ(pool_.use_count(block_class, id), 1) << "a write to a shared block";
-        std::memcpy(place(block_class, id, slots[i] % shape_.block_size), &stamps[token], 4);
+    const int64_t num_after = sequence.num_tokens() + growth.num_tokens;
+    for (int64_t token = sequence.num_tokens(); token < num_after;) {
+      const int64_t block = token / bs;
+      if (const auto leaving = sequence.block_leaving_at(group, growth, block + 1)) {
+        copy_stamps(facts.full_precision_class, growth.groups[group].id(*leaving),
+                    facts.packed_class, growth.groups[group].packed_id(*leaving), bs);
+      }
+      std::vector<int32_t> row(block + 1);
+      sequence.blocks_at(group, growth, block + 1, row);
+      const int64_t first_recent = sequence.first_recent_block_at(group, growth, block + 1);
+      const auto class_at = [&](int64_t b) {
+        const FullPrecisionWindow& window = facts.full_precision_window;
+        const bool is_full = window.is_on() && (b < window.sink_blocks || b >= first_recent);
+        return is_full ? facts.full_precision_class : facts.packed_class;
+      };
+      ASSERT_EQ(pool_.use_count(class_at(block), row[block]), 1) << "a write to a shared block";
+      const int64_t end = std::min(num_after, (block + 1) * bs);
+      for (; token < end; ++token) {
+        std::memcpy(place(class_at(block), row[block], token % bs), &stamps[token], 4);
+      }
+      for (int64_t t = 0; t < end; ++t) {
+        if (row[t / bs] == kNoBlock) continue;
+        uint32_t stamp;
+        std::memcpy(&stamp, place(class_at(t / bs), row[t / bs], t % bs), 4);
+        ASSERT_EQ(stamp, stamps[t]) << "group " << group << ", token " << t << " at " << end;
       }
     }
   }
@@ -244,7 +295,7 @@ class ManagerHistory : public EvictionListener {
       for (int64_t block = 0; block < num_blocks; ++block) {
         const FullPrecisionWindow& ends = shape_.groups[group].full_precision_window;
         const bool full_precision =
-            ends.is_on() && (block < ends.head_blocks || block >= found.first_recent_block);
+            ends.is_on() && (block < ends.sink_blocks || block >= found.first_recent_block);
         group_ids.push_back(
             index_.block_of(match.nodes[block], static_cast<int>(group),
                             full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked));
@@ -331,8 +382,8 @@ class ManagerHistory : public EvictionListener {
     bool packed_from_here = false;  // walking down: once packed, always packed
     for (int64_t block = n - 1; block >= 0; --block) {
       const bool is_seen = group.window == 0 || n * bs - (block * bs + bs - 1) < group.window;
-      if (!is_seen && block >= group.sink_blocks) continue;
-      if (block < group.full_precision_window.head_blocks) {
+      if (!is_seen && block >= group.window_sink_blocks) continue;
+      if (block < group.full_precision_window.sink_blocks) {
         if (!has(block, group.full_precision_class)) return false;
         continue;
       }
@@ -408,6 +459,7 @@ void run_history(const Setup& setup) {
     EXPECT_GT(history.num_copies, num_steps / 200);
     EXPECT_GT(history.num_truncations, num_steps / 200);
     EXPECT_GT(history.num_evicted, num_steps / 200);
+    EXPECT_GT(history.num_cancelled, num_steps / 200);
   }
 }
 

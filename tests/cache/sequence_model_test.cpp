@@ -32,7 +32,7 @@ void append_token(ModelGroup& group, int64_t position, int64_t block_size) {
   group.blocks.push_back(ends.is_on() ? Kind::kFullPrecision : Kind::kPacked);
   if (!ends.is_on()) return;
   const int64_t end = static_cast<int64_t>(group.blocks.size());
-  for (int64_t block = ends.head_blocks; block < end - ends.recent_blocks; ++block) {
+  for (int64_t block = ends.sink_blocks; block < end - ends.recent_blocks; ++block) {
     if (group.blocks[block] == Kind::kFullPrecision) group.blocks[block] = Kind::kPacked;
   }
 }
@@ -123,7 +123,7 @@ class SequencesHistory {
     for (ModelGroup& group : model.groups) {
       release_expired(group, model.num_tokens, block_size_);
     }
-    const int64_t most = std::min<int64_t>(sequence.most_tokens_at_once(), 3 * block_size_);
+    const int64_t most = std::min(sequence.max_tokens() - sequence.num_tokens(), 5 * block_size_);
     if (most == 0) return;
     const int64_t num_tokens = random_.between(1, most);
 
@@ -133,25 +133,32 @@ class SequencesHistory {
     }
     after.num_tokens += num_tokens;
 
-    std::vector<BlockMove> moves;
+    SequenceGrowth growth;
     const bool is_free = has_room(model, after);
-    ASSERT_EQ(sequence.acquire_moves(pool_, num_tokens, moves).ok(), is_free);
+    ASSERT_EQ(sequence.acquire(pool_, num_tokens, growth).ok(), is_free);
     if (!is_free) {
-      ASSERT_TRUE(moves.empty());
       ++num_refused_appends_;
       return;
     }
-    for (const BlockMove& move : moves) {
+    for (const BlockMove& move : growth.moves) {
       ASSERT_EQ(model.groups[move.group].blocks[move.block], Kind::kFullPrecision);
       ASSERT_EQ(after.groups[move.group].blocks[move.block], Kind::kPacked);
       ASSERT_EQ(sequence.table(move.group)[move.block], move.full_precision_id);
     }
-    ASSERT_TRUE(sequence.finish_moves(pool_, moves).ok());
-    ASSERT_TRUE(sequence.reserve(pool_, num_tokens).ok());
-    sequence.advance(num_tokens);
+    ASSERT_TRUE(sequence.commit_moves(pool_, growth).ok());
+    num_moves_ += static_cast<int64_t>(growth.moves.size());
+    if (random_.between(0, 9) == 0) return cancel(sequence, model, growth);
+    ASSERT_TRUE(sequence.commit(pool_, growth).ok());
     model = std::move(after);
     ++num_appends_;
-    num_moves_ += static_cast<int64_t>(moves.size());
+  }
+
+  // Blocks that have moved stay packed.
+  void cancel(Sequence& sequence, ModelSequence& model, const SequenceGrowth& growth) {
+    ASSERT_TRUE(sequence.cancel(pool_, growth).ok());
+    for (const BlockMove& move : growth.moves) {
+      model.groups[move.group].blocks[move.block] = Kind::kPacked;
+    }
   }
 
   static int64_t count(const ModelGroup& group, Kind kind) {

@@ -323,9 +323,9 @@ TEST(KvCache, ErrorsNameTheFieldTheValueAndWhatWasExpected) {
 
   auto cache = created(config_of("int8:recent=16"));
   const int sequence = cache->create_sequence().value();
-  const StepEntry too_long{sequence, 17};
-  EXPECT_EQ(cache->begin_step({&too_long, 1}).error().message,
-            "entries[0].num_tokens is 17; expected 1 to 16 in one step");
+  const StepEntry none{sequence, 0};
+  EXPECT_EQ(cache->begin_step({&none, 1}).error().message,
+            "entries[0].num_tokens is 0; expected 1 to 400 in one step");
   const StepEntry beyond{sequence, 401};
   EXPECT_EQ(cache->begin_step({&beyond, 1}).error().message,
             "entries[0].num_tokens is 401; the sequence has 0 of 400 tokens");

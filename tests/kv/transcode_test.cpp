@@ -335,7 +335,7 @@ TEST(Fingerprint, OfAnotherMakeIsRefused) {
   EXPECT_THAT(error_of("block_size 32", "block_size x"), HasSubstr("block_size is 'x'"));
   EXPECT_THAT(error_of("block_size 32\n", ""), HasSubstr("next fact is 'num_layers'"));
   EXPECT_THAT(error_of("num_layers 2", "num_layers 0"), HasSubstr("num_layers is 0"));
-  EXPECT_THAT(error_of("head_blocks 0", "head_blocks 3"), HasSubstr("full-precision window are 3"));
+  EXPECT_THAT(error_of("head_blocks 0", "head_blocks 3"), HasSubstr("full-precision window has 3"));
   EXPECT_THAT(error_of("K int8", "K int9"), HasSubstr("format is 'int9'"));
   EXPECT_THAT(error_of(":g64", ":g63"), HasSubstr("group size"));
   EXPECT_THAT(error_of("2 heads", "3 heads"), HasSubstr("heads is '3'"));

@@ -23,20 +23,20 @@ TEST(Manager, AllocatesNothingOnTheWayOfAnAppend) {
     listener.index = &index;
     pool.set_eviction_listener(&listener);
     Sequence sequence = Sequence::create(shape).value();
-    std::vector<BlockMove> moves;
-    std::vector<OpenBlockCopy> copies;
-    moves.reserve(4);
-    copies.reserve(4);
+    SequenceGrowth growth;
+    ASSERT_TRUE(sequence.acquire(pool, 4, growth).ok());  // the most that a growth below needs
+    growth.moves.reserve(1);
+    growth.groups[0].ids.reserve(4);
+    growth.groups[0].packed_ids.reserve(1);
+    growth.copies.reserve(1);
+    ASSERT_TRUE(sequence.cancel(pool, growth).ok());
     int32_t tip = index.pin_scope({}).value();
 
     const int64_t before = num_allocations();
     for (int32_t token = 0; token < 100; ++token) {
-      ASSERT_TRUE(sequence.drain_copies(pool, copies).ok());
-      ASSERT_TRUE(sequence.acquire_moves(pool, 1, moves).ok());
-      ASSERT_TRUE(sequence.finish_moves(pool, moves).ok());
-      ASSERT_TRUE(sequence.reserve(pool, 1).ok());
-      sequence.advance(1);
-      moves.clear();
+      ASSERT_TRUE(sequence.acquire(pool, 1, growth).ok());
+      ASSERT_TRUE(sequence.commit_moves(pool, growth).ok());
+      ASSERT_TRUE(sequence.commit(pool, growth).ok());
       if (sequence.num_tokens() % 4 != 0) continue;
       const int32_t tokens[] = {token, token, token, token};
       const int32_t node = index.insert(tip, tokens);

@@ -86,7 +86,7 @@ class CacheFile : public testing::Test {
     auto reader = CacheFileReader::open(name);
     if (!reader.ok()) return reader.error().message;
     for (const FileBlock& block : reader.value().index().blocks) {
-      for (const BlockCopy& block_copy : block.block_copies) {
+      for (const StoredBlockCopy& block_copy : block.block_copies) {
         std::vector<uint8_t> out(reader.value().index().kinds[block_copy.kind].bytes);
         const Status read = reader.value().read_block_copy(block_copy, out);
         if (!read.ok()) return read.error().message;
@@ -106,7 +106,7 @@ class CacheFile : public testing::Test {
     const auto index = parse_index(part(at.index_offset, at.index_bytes), at);
     if (!index.ok()) return index.error().message;
     for (size_t b = 0; b < index.value().blocks.size(); ++b) {
-      for (const BlockCopy& block_copy : index.value().blocks[b].block_copies) {
+      for (const StoredBlockCopy& block_copy : index.value().blocks[b].block_copies) {
         std::vector<uint8_t> out(index.value().kinds[block_copy.kind].bytes);
         const Status decoded =
             decode_block_copy(block_copy, part(block_copy.offset, block_copy.stored_bytes), out);
@@ -138,7 +138,7 @@ void expect_small_file(const std::string& name) {
     EXPECT_EQ(index.blocks[b].parent, expected.blocks[b].parent);
     EXPECT_EQ(index.blocks[b].tokens, expected.blocks[b].tokens);
     ASSERT_EQ(index.blocks[b].block_copies.size(), 2u);
-    for (const BlockCopy& block_copy : index.blocks[b].block_copies) {
+    for (const StoredBlockCopy& block_copy : index.blocks[b].block_copies) {
       std::vector<uint8_t> out(kBlockBytes[block_copy.kind]);
       const Status read = reader.value().read_block_copy(block_copy, out);
       ASSERT_TRUE(read.ok()) << read.error().message;
@@ -181,7 +181,7 @@ TEST_F(CacheFile, RefusesEveryFlippedBit) {
     std::fill(counts.begin(), counts.begin() + kHeaderBytes, true);
     std::fill(counts.begin() + header.index_offset, counts.end(), true);
     for (const FileBlock& block : reader.value().index().blocks) {
-      for (const BlockCopy& block_copy : block.block_copies) {
+      for (const StoredBlockCopy& block_copy : block.block_copies) {
         std::fill_n(counts.begin() + block_copy.offset, block_copy.stored_bytes, true);
       }
     }

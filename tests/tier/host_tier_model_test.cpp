@@ -59,8 +59,7 @@ class SwapHistory : public cache::EvictionListener {
     if (num_cached < num_wanted) {
       host_->wait_for_all();  // blocks on their way out are free when they are there
       host_->collect();
-      ASSERT_TRUE(sequence.reserve(pool_, num_wanted - num_cached).ok());
-      sequence.advance(num_wanted - num_cached);
+      ASSERT_TRUE(sequence.append(pool_, num_wanted - num_cached).ok());
     }
     for (int64_t b = 0; b < num_wanted; ++b) {
       const auto one = std::span<const int32_t>(tokens).subspan(b, 1);

@@ -173,7 +173,7 @@ Status inspect(const std::string& path) {
                {"stored", Align::kRight}});
   const std::vector<tier::KindSummary> kinds = tier::summarize_kinds(index);
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
-    const tier::BlockCopyKind& facts = index.kinds[kind];
+    const tier::StoredBlockKind& facts = index.kinds[kind];
     const tier::KindSummary& summary = kinds[kind];
     table.add_row({std::to_string(facts.group),
                    facts.is_full_precision ? "full precision" : "packed",

@@ -122,7 +122,7 @@ class Layer(CacheLayerMixin):
         sequence = self.sequences[b]
         first = 0
         while first < len(q):
-            # With full-precision window a step ends where a block ends (kvx.Cache.max_step_tokens).
+            # On a GPU a step takes a limited number of tokens (kvx.Cache.max_step_tokens).
             count = min(len(q) - first, self.cache.max_step_tokens(sequence))
             part = slice(first, first + count)
             with self.cache.step([(sequence, count)]):

@@ -56,7 +56,7 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
       }
       added.regions.push_back(std::move(region));
     }
-    // The first blocks are handed out first.
+    // The first blocks are allocated first.
     added.blocks.resize(static_cast<size_t>(spec.num_blocks));
     added.num_free = added.num_blocks;
     added.first_free = added.num_blocks > 0 ? 0 : kNoBlock;
@@ -100,14 +100,6 @@ Status BlockPool::allocate(int block_class, std::span<int32_t> ids) {
   return {};
 }
 
-void BlockPool::promise(int block_class, int64_t num_blocks) {
-  classes_[block_class].num_promised += static_cast<int32_t>(num_blocks);
-}
-
-void BlockPool::commit(int block_class, int64_t num_blocks) {
-  classes_[block_class].num_promised -= static_cast<int32_t>(num_blocks);
-}
-
 Status BlockPool::check_id(int block_class, int32_t id) const {
   const BlockClass& owner = of(block_class);
   if (id >= 0 && id < owner.num_blocks) return {};
@@ -140,10 +132,6 @@ Status BlockPool::retain(int block_class, int32_t id) {
                         owner.name, shared.use_count);
   }
   if (shared.use_count == 0) {
-    if (num_available(block_class) < 1) {
-      return out_of_range("block {} of class '{}' is cached; all {} that are left are promised", id,
-                          owner.name, owner.num_promised);
-    }
     owner.order->remove(id);
     --owner.num_cached;
     ++owner.num_revived;
@@ -186,6 +174,11 @@ Status BlockPool::discard(int block_class, int32_t id) {
   --owner.num_cached;
   free_block(owner, id);
   return {};
+}
+
+void BlockPool::forget(int block_class, int32_t id) {
+  if (listener_ != nullptr) listener_->on_evict(block_class, id);
+  (void)discard(block_class, id);
 }
 
 Status BlockPool::touch(int block_class, int32_t id) {

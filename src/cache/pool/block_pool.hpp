@@ -1,4 +1,4 @@
-// BlockPool hands out fixed-size blocks and counts who uses them.
+// BlockPool allocates fixed-size blocks and counts the users of each.
 //
 // Blocks come in classes (the packed blocks of a layer group, its 16-bit blocks, those of a
 // sliding-window group ...). A class has num_blocks blocks and one or more regions; ids of a class
@@ -47,7 +47,7 @@ struct BlockPoolOptions {
   bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free
 };
 
-// Is told of a cached block before its content goes to make room; its bytes are still there. It may
+// Called for a cached block before its content goes to make room; its bytes are still there. It may
 // call unhold(), nothing else of the pool.
 class EvictionListener {
  public:
@@ -81,9 +81,9 @@ class BlockPool {
   int32_t num_blocks(int block_class) const { return of(block_class).num_blocks; }
   int32_t num_free(int block_class) const { return of(block_class).num_free; }
   int32_t num_cached(int block_class) const { return of(block_class).num_cached; }
-  // What allocate() can give: free and cached blocks, less the promised.
+  // What allocate() can allocate: free and cached blocks.
   int32_t num_available(int block_class) const {
-    return num_free(block_class) + num_cached(block_class) - of(block_class).num_promised;
+    return num_free(block_class) + num_cached(block_class);
   }
   // Active blocks.
   int32_t num_used(int block_class) const {
@@ -111,16 +111,11 @@ class BlockPool {
   // its bytes may still be in the processor's caches.
   Status allocate(int block_class, std::span<int32_t> ids);
 
-  // Sets blocks aside for an allocate() to come, which redeems them first. Requires: num_blocks <=
-  // num_available(); to commit, that many are promised.
-  void promise(int block_class, int64_t num_blocks);
-  void commit(int block_class, int64_t num_blocks);
-
-  // One more user of an active or cached block ("lock"). OUT_OF_RANGE: no such id, or a cached
-  // block that a promise needs; INVALID_ARGUMENT: a free block.
+  // One more user of an active or cached block. OUT_OF_RANGE: no such id; INVALID_ARGUMENT: a free
+  // block.
   Status retain(int block_class, int32_t id);
 
-  // One user less ("unlock"); the last one frees the block, or leaves it cached when it is kept.
+  // One user less; the last one frees the block, or leaves it cached when it is kept.
   // OUT_OF_RANGE: no such id; INVALID_ARGUMENT: not active, a block cannot be freed twice.
   Status release(int block_class, int32_t id);
 
@@ -129,6 +124,8 @@ class BlockPool {
   Status keep(int block_class, int32_t id, uint32_t key);
   // No longer: a cached block becomes free, an active one with its last user. Errors as retain's.
   Status discard(int block_class, int32_t id);
+  // The same, and the listener is called as for an eviction. Requires: the block is active.
+  void forget(int block_class, int32_t id);
   // The policy hears that the block was useful. Errors as retain's.
   Status touch(int block_class, int32_t id);
   // Other blocks' contents are of no use without this one's, or no longer: it is evicted after
@@ -171,7 +168,6 @@ class BlockPool {
     int32_t num_blocks = 0;
     int32_t num_free = 0;
     int32_t num_cached = 0;
-    int32_t num_promised = 0;
     int64_t num_evicted = 0;
     int64_t num_revived = 0;
     int32_t first_free = kNoBlock;

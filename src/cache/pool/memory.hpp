@@ -1,4 +1,4 @@
-// Memory hands out zeroed, aligned regions of one kind of memory; a Region gives itself back.
+// Memory allocates zeroed, aligned regions of one kind of memory; a Region frees itself.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ enum class MemoryKind : uint8_t { kHost, kCuda };
 
 class Memory;
 
-// An owned piece of memory. Zero when handed out; begins on 64 bytes or better.
+// Owned memory. Zero when it is allocated; begins on 64 bytes or better.
 class Region {
  public:
   Region() = default;
@@ -39,7 +39,7 @@ class Region {
   int64_t bytes_ = 0;
 };
 
-// Outlives the regions that it hands out. allocate() may be called from several threads.
+// Outlives the regions that it allocates. allocate() may be called from several threads.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -49,7 +49,7 @@ class Memory {
   // INTERNAL_ERROR with CUDA's text when a device failed before; each names `what` the memory is
   // for.
   Result<Region> allocate(int64_t bytes, std::string_view what);
-  // Zeros to a piece of a region. On a device this is on its way when it returns, behind what the
+  // Zeros to part of a region. On a device this is on its way when it returns, behind what the
   // memory's stream was given before.
   virtual void clear(uint8_t* data, int64_t bytes);
 

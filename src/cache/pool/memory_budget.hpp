@@ -26,7 +26,7 @@ using MemoryBudget = std::variant<BudgetBytes, BudgetBlocks, BudgetRatio>;
 Result<MemoryBudget> parse_memory_budget(std::string_view text);
 
 // In bytes. available_bytes: what a ratio is a share of; block_bytes: what one block takes in all
-// its regions, the 16-bit ends' share included. OUT_OF_RANGE: less than one block.
+// its regions, the full-precision window's share included. OUT_OF_RANGE: less than one block.
 Result<int64_t> resolve_budget(const MemoryBudget& budget, int64_t available_bytes,
                                int64_t block_bytes);
 

@@ -52,7 +52,7 @@ void copy_past_caches(uint8_t* to, const uint8_t* from, size_t count) {
   std::memcpy(to, from, count);
 }
 
-// Before another thread is told of the bytes.
+// Before another thread learns of the bytes.
 void finish_copies_past_caches() {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -1,4 +1,4 @@
-// EvictionOrder: a policy that knows of chains. Without its parent's content a block's own is never
+// EvictionOrder: a policy for chains of blocks. Without its parent's content a block's own is never
 // found, so a block that others stand on is held: when the policy would evict it, it waits instead,
 // and goes first once nothing stands on it any more. Chains go from their ends, whatever the policy
 // thinks of their beginnings; a block is worth as much as the best that stands on it.

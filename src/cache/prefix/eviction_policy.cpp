@@ -34,10 +34,10 @@ class Lru final : public EvictionPolicy {
 };
 
 // LFU with dynamic aging (Arlitt et al., 2000): a block's level is its uses and the age at the time
-// that it was let go of; the age is the level of the block evicted last. So a block that was once
+// that it was released; the age is the level of the block evicted last. So a block that was once
 // used often does not stay for ever; few uses are counted, that the age may overtake them soon
 // (bench/log). Levels lie within kMostUses of the age: a list each, modulo kPolicyLists, and a
-// mask that says which have blocks.
+// mask of those that have blocks.
 class Lfu final : public EvictionPolicy {
  public:
   Lfu(IdLists& lists, int32_t num_blocks)

@@ -12,7 +12,7 @@
 namespace kvx::cache {
 
 enum class EvictionKind : uint8_t {
-  kLru,  // the block that was let go of first
+  kLru,  // the block that was released first
   kLfu,  // the block used least often, the oldest of these first; old uses lose their weight
   k2Q,   // blocks used once wait in a queue of their own, so that one long scan evicts no others
 };
@@ -33,7 +33,7 @@ class EvictionPolicy {
   virtual void remove(int32_t id) = 0;
   // Somebody found it useful; it may be the policy's or in use.
   virtual void touch(int32_t id) = 0;
-  // Its content is gone and with it what the policy knows of it. Requires: not inserted.
+  // Its content is gone and with it what the policy recorded of it. Requires: not inserted.
   virtual void forget(int32_t id) = 0;
   // Removes and returns the block to go. Requires: one is inserted.
   virtual int32_t evict() = 0;

@@ -196,10 +196,10 @@ bool PrefixIndex::is_needed_by_children(int32_t node, int group, BlockKind kind)
   if (facts.window > 0) {
     const BlockKind kind_of_sinks =
         facts.full_precision_window.is_on() ? BlockKind::kFullPrecision : BlockKind::kPacked;
-    return kind == kind_of_sinks && is_among_first(node, facts.sink_blocks);
+    return kind == kind_of_sinks && is_among_first(node, facts.window_sink_blocks);
   }
   return kind == BlockKind::kPacked ||
-         is_among_first(node, facts.full_precision_window.head_blocks);
+         is_among_first(node, facts.full_precision_window.sink_blocks);
 }
 
 bool PrefixIndex::is_among_first(int32_t node, int64_t num_blocks) const {
@@ -311,31 +311,31 @@ PrefixMatch PrefixIndex::match(int32_t scope, std::span<const int32_t> tokens, i
 // be full-precision instead, as many as the recent window holds.
 void PrefixIndex::cross_out(int group) {
   const LayerGroup& facts = shape_.groups[group];
-  const FullPrecisionWindow& ends = facts.full_precision_window;
+  const FullPrecisionWindow& in_full = facts.full_precision_window;
   const auto has = [&](int64_t block, BlockKind kind) {
     return block_of(matched_[block], group, kind) != kNoBlock;
   };
   int64_t full_precision_run = 0;    // full-precision blocks in a row that end at n
-  int64_t last_head_missing = -1;    // of the head blocks before n
+  int64_t last_sink_missing = -1;    // of the head blocks before n
   int64_t last_packed_missing = -1;  // of the blocks before `seen`
   bool is_sink_missing = false;
   int64_t seen = 0;
   for (int64_t n = 1; n <= static_cast<int64_t>(matched_.size()); ++n) {
-    const bool is_full_precision = ends.is_on() && has(n - 1, BlockKind::kFullPrecision);
+    const bool is_full_precision = in_full.is_on() && has(n - 1, BlockKind::kFullPrecision);
     full_precision_run = is_full_precision ? full_precision_run + 1 : 0;
-    if (n <= ends.head_blocks && !is_full_precision) last_head_missing = n - 1;
-    if (n <= facts.sink_blocks) {  // with full-precision window they are head blocks
-      const BlockKind kind = ends.is_on() ? BlockKind::kFullPrecision : BlockKind::kPacked;
+    if (n <= in_full.sink_blocks && !is_full_precision) last_sink_missing = n - 1;
+    if (n <= facts.window_sink_blocks) {  // then they are among the full-precision sinks
+      const BlockKind kind = in_full.is_on() ? BlockKind::kFullPrecision : BlockKind::kPacked;
       is_sink_missing = is_sink_missing || !has(n - 1, kind);
     }
     const int64_t first = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
-    const int64_t first_packed = std::max(first, ends.head_blocks);
+    const int64_t first_packed = std::max(first, in_full.sink_blocks);
     const int64_t tail =
-        std::max(first_packed, n - std::min(full_precision_run, ends.recent_blocks));
+        std::max(first_packed, n - std::min(full_precision_run, in_full.recent_blocks));
     for (; seen < std::min(tail, n); ++seen) {  // the tail never goes back
       if (!has(seen, BlockKind::kPacked)) last_packed_missing = seen;
     }
-    if (is_sink_missing || last_head_missing >= first || last_packed_missing >= first_packed) {
+    if (is_sink_missing || last_sink_missing >= first || last_packed_missing >= first_packed) {
       fits_[n] = 0;
     }
   }
@@ -343,14 +343,14 @@ void PrefixIndex::cross_out(int group) {
 
 GroupMatch PrefixIndex::group_match(int group) const {
   const LayerGroup& facts = shape_.groups[group];
-  const FullPrecisionWindow& ends = facts.full_precision_window;
+  const FullPrecisionWindow& in_full = facts.full_precision_window;
   const auto n = static_cast<int64_t>(matched_.size());
   GroupMatch found;
   found.first_block = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
-  const int64_t first_packed = std::max(found.first_block, ends.head_blocks);
+  const int64_t first_packed = std::max(found.first_block, in_full.sink_blocks);
   found.first_recent_block = n;
   while (found.first_recent_block > first_packed &&
-         n - found.first_recent_block < ends.recent_blocks &&
+         n - found.first_recent_block < in_full.recent_blocks &&
          block_of(matched_[found.first_recent_block - 1], group, BlockKind::kFullPrecision) !=
              kNoBlock) {
     --found.first_recent_block;

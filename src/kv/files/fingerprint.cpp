@@ -76,7 +76,7 @@ std::string fingerprint_of(const FingerprintFacts& facts) {
   add("num_kv_heads", geometry.num_kv_heads);
   add("k_head_dim", geometry.k_head_dim);
   add("v_head_dim", geometry.v_head_dim);
-  add("head_blocks", facts.full_precision_window.head_blocks);
+  add("head_blocks", facts.full_precision_window.sink_blocks);
   add("recent_blocks", facts.full_precision_window.recent_blocks);
   add("wide",
       facts.full_precision_window.is_on() ? facts.full_precision_spec->facts->name : "none");

@@ -30,8 +30,8 @@ std::string fingerprint_of(const FingerprintFacts& facts);
 // What stands for a calibration in a fingerprint: a hash of its tables, or "none".
 std::string calibration_name(std::span<const LayerCalibration> layers);
 
-// What a fingerprint says of its cache: all that is needed to read the cache's blocks, but for the
-// calibrated tables themselves.
+// What a fingerprint contains of its cache: all that is needed to read the cache's blocks, but for
+// the calibrated tables themselves.
 struct StoredCache {
   CacheGeometry geometry;
   std::vector<LayerPlan> layers;

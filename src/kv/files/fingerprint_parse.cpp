@@ -169,18 +169,19 @@ Result<StoredCache> parse_fingerprint(std::string_view text) {
   KVX_ASSIGN_OR_RETURN(geometry.k_head_dim, take_number(text, "k_head_dim"));
   KVX_ASSIGN_OR_RETURN(geometry.v_head_dim, take_number(text, "v_head_dim"));
   KVX_RETURN_IF_ERROR(check_geometry(geometry));
-  KVX_ASSIGN_OR_RETURN(stored.full_precision_window.head_blocks, take_number(text, "head_blocks"));
+  KVX_ASSIGN_OR_RETURN(stored.full_precision_window.sink_blocks, take_number(text, "head_blocks"));
   KVX_ASSIGN_OR_RETURN(stored.full_precision_window.recent_blocks,
                        take_number(text, "recent_blocks"));
-  const cache::FullPrecisionWindow& ends = stored.full_precision_window;
-  if (ends.head_blocks < 0 || ends.recent_blocks < 0 || (ends.head_blocks > 0 && !ends.is_on())) {
+  const cache::FullPrecisionWindow& in_full = stored.full_precision_window;
+  if (in_full.sink_blocks < 0 || in_full.recent_blocks < 0 ||
+      (in_full.sink_blocks > 0 && !in_full.is_on())) {
     return invalid_argument(
-        "the fingerprint's full-precision window are {} and {} blocks; expected counts",
-        ends.head_blocks, ends.recent_blocks);
+        "the fingerprint's full-precision window has {} and {} blocks; expected counts",
+        in_full.sink_blocks, in_full.recent_blocks);
   }
   KVX_ASSIGN_OR_RETURN(const std::string_view full_precision, take_fact(text, "wide"));
   KVX_ASSIGN_OR_RETURN(stored.full_precision_spec, format::make_spec(format::FormatId::kBF16));
-  if (ends.is_on()) {
+  if (in_full.is_on()) {
     const auto id = format::format_named(full_precision);
     if (!id) return not_understood("wide", full_precision, "one of this library's formats");
     KVX_ASSIGN_OR_RETURN(stored.full_precision_spec, format::make_spec(*id));

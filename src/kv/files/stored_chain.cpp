@@ -11,25 +11,25 @@ using cache::kNoBlock;
 
 Result<StoredChain> StoredChain::create(StoredCache stored,
                                         std::span<const LayerCalibration> calibration,
-                                        std::span<const tier::BlockCopyKind> kinds,
+                                        std::span<const tier::StoredBlockKind> kinds,
                                         const ops::CpuContext& context) {
   StoredChain chain;
   chain.stored_ = std::move(stored);
   chain.calibration_.assign(calibration.begin(), calibration.end());
   chain.context_ = &context;
-  Recipe ends;  // of a recipe plan_groups() reads the full-precision window alone
-  ends.has_full_precision_window = chain.stored_.full_precision_window.is_on();
-  ends.full_precision_spec = chain.stored_.full_precision_spec;
-  KVX_ASSIGN_OR_RETURN(chain.plans_, plan_groups(chain.stored_.geometry, chain.stored_.layers, ends,
-                                                 chain.stored_.block_size));
+  Recipe window;  // of a recipe plan_groups() reads the full-precision window alone
+  window.has_full_precision_window = chain.stored_.full_precision_window.is_on();
+  window.full_precision_spec = chain.stored_.full_precision_spec;
+  KVX_ASSIGN_OR_RETURN(chain.plans_, plan_groups(chain.stored_.geometry, chain.stored_.layers,
+                                                 window, chain.stored_.block_size));
   chain.groups_.resize(chain.plans_.size());
   chain.group_of_layer_.resize(chain.stored_.geometry.num_layers);
   chain.index_in_group_.resize(chain.stored_.geometry.num_layers);
-  std::vector<tier::BlockCopyKind> expected;
+  std::vector<tier::StoredBlockKind> expected;
   for (int g = 0; g < static_cast<int>(chain.plans_.size()); ++g) {
     const GroupPlan& plan = chain.plans_[g];
     expected.push_back({g, false, plan.packed.block_bytes});
-    if (ends.has_full_precision_window)
+    if (window.has_full_precision_window)
       expected.push_back({g, true, plan.full_precision.block_bytes});
     for (int i = 0; i < static_cast<int>(plan.layers.size()); ++i) {
       chain.group_of_layer_[plan.layers[i]] = g;
@@ -89,7 +89,7 @@ void StoredChain::read_group(tier::CacheFileReader& file,
   };
   for (int64_t b = 0; b < num_blocks; ++b) {
     if (!is_read(b)) continue;
-    const tier::BlockCopy& block_copy = path[b]->block_copies[best_block_copy(*path[b], g)];
+    const tier::StoredBlockCopy& block_copy = path[b]->block_copies[best_block_copy(*path[b], g)];
     group.is_full_precision[b] = block_copy.kind % num_kinds_per_group() == 1;
     group.ids[b] = group.is_full_precision[b] != 0 ? num_full_precision++ : num_packed++;
   }
@@ -101,7 +101,7 @@ void StoredChain::read_group(tier::CacheFileReader& file,
       static_cast<size_t>(std::max(num_full_precision, 1) * full_precision_bytes));
   for (int64_t b = 0; b < num_blocks; ++b) {
     if (!is_read(b)) continue;
-    const tier::BlockCopy& block_copy = path[b]->block_copies[best_block_copy(*path[b], g)];
+    const tier::StoredBlockCopy& block_copy = path[b]->block_copies[best_block_copy(*path[b], g)];
     const bool is_full_precision = group.is_full_precision[b] != 0;
     const auto bytes = static_cast<size_t>(is_full_precision ? full_precision_bytes : packed_bytes);
     std::vector<uint8_t>& memory = is_full_precision ? group.full_precision : group.packed;

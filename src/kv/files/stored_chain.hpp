@@ -1,5 +1,5 @@
 // StoredChain: blocks of a cache file, one after the other from the first token, as rows of floats.
-// How they are stored is what the file's fingerprint says, whatever cache they go to.
+// The file's fingerprint defines how they are stored, whatever cache they go to.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class StoredChain {
   // are not those of the fingerprint; LayerTables::create's errors.
   static Result<StoredChain> create(StoredCache stored,
                                     std::span<const LayerCalibration> calibration,
-                                    std::span<const tier::BlockCopyKind> kinds,
+                                    std::span<const tier::StoredBlockKind> kinds,
                                     const ops::CpuContext& context);
 
   // How many of these leading blocks can be used as a sequence: all layer groups have all that

@@ -63,7 +63,7 @@ Result<Source> open_source(tier::CacheFileReader file, const KvCacheConfig& conf
                            const ops::CpuContext& context) {
   KVX_ASSIGN_OR_RETURN(StoredCache stored, parse_fingerprint(file.index().fingerprint));
   if (file.index().block_size != stored.block_size) {
-    return invalid_argument("its blocks are of {} tokens; its fingerprint says {}",
+    return invalid_argument("its blocks are of {} tokens; its fingerprint has {}",
                             file.index().block_size, stored.block_size);
   }
   KVX_RETURN_IF_ERROR(check_convertible(stored, config));

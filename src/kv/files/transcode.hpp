@@ -10,7 +10,7 @@
 namespace kvx::kv {
 
 // As KvCache::load_sequence where the file is of a cache like this one; otherwise its tokens are
-// appended one after the other, those that this cache already knows apart. INVALID_ARGUMENT: what
+// appended one after the other, those that this cache already has apart. INVALID_ARGUMENT: what
 // no transcoding bridges (another geometry, another model, calibrated tables that this cache has
 // not), a damaged block; UNSUPPORTED: a sliding window whose blocks begin elsewhere in this cache.
 // Nothing has changed then, but that cached blocks may have gone.

@@ -10,7 +10,7 @@ namespace kvx::kv {
 Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
                                            std::span<const LayerPlan> layers, const Recipe& recipe,
                                            int block_size) {
-  KVX_ASSIGN_OR_RETURN(const cache::FullPrecisionWindow ends,
+  KVX_ASSIGN_OR_RETURN(const cache::FullPrecisionWindow in_full,
                        full_precision_window_of(recipe, block_size));
   std::vector<GroupPlan> groups;
   for (int layer = 0; layer < geometry.num_layers; ++layer) {
@@ -20,10 +20,10 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
       return g.window == window && g.sinks == sinks;
     });
     if (group == groups.end()) {
-      group = groups.insert(groups.end(), {window, sinks, {}, ends, {}, {}});
-      if (ends.is_on()) {
-        group->full_precision_window.head_blocks =
-            std::max(ends.head_blocks, cache::blocks_for(sinks, block_size));
+      group = groups.insert(groups.end(), {window, sinks, {}, in_full, {}, {}});
+      if (in_full.is_on()) {
+        group->full_precision_window.sink_blocks =
+            std::max(in_full.sink_blocks, cache::blocks_for(sinks, block_size));
       }
     }
     group->layers.push_back(layer);

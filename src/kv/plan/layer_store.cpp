@@ -20,7 +20,7 @@ cache::SideBytes side_bytes(const FormatSpec& spec, int head_dim) {
   return bytes;
 }
 
-// A pool without blocks has no memory: of a cache that is all 16-bit ends, say.
+// A pool without blocks has no memory: of a cache whose window holds every token, say.
 uint8_t* after(uint8_t* base, int64_t bytes) {
   return base == nullptr ? nullptr : base + bytes;
 }

@@ -42,4 +42,9 @@ Status CpuVerbs::copy_rows(FloatRows from, MutableFloatRows to, const RowsShape&
   return {};
 }
 
+Status CpuVerbs::copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  return {};
+}
+
 }  // namespace kvx::kv

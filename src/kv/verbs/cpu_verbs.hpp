@@ -20,6 +20,7 @@ class CpuVerbs final : public Verbs {
                      std::span<const ops::BlockCopy> copies) override;
   Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) override;
   Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) override;
+  Status copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) override;
   Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override {
     return block;
   }

@@ -11,7 +11,7 @@
 namespace kvx::kv {
 namespace {
 
-constexpr int64_t kMaxGatherParts = 3;  // full-precision head, packed middle, full-precision tail
+constexpr int64_t kMaxGatherParts = 3;  // full-precision sinks, packed blocks, recent blocks
 
 int64_t bytes_of_tables(const CudaVerbLimits& limits) {
   const auto table = [](int64_t count, int64_t bytes) { return CudaUpload::padded(count * bytes); };
@@ -38,8 +38,8 @@ Result<std::unique_ptr<CudaVerbs>> CudaVerbs::create(const CudaPlace& place,
   KVX_ASSIGN_OR_RETURN(CudaUpload lists, CudaUpload::create(place, bytes_of_lists(limits)));
   KVX_ASSIGN_OR_RETURN(cache::Region block,
                        place.pinned->allocate(limits.max_block_bytes, "a block on its way"));
-  return std::unique_ptr<CudaVerbs>(
-      new CudaVerbs(place, std::move(tables), std::move(lists), std::move(block)));
+  return std::unique_ptr<CudaVerbs>(new CudaVerbs(place, limits.max_entries, std::move(tables),
+                                                  std::move(lists), std::move(block)));
 }
 
 CudaVerbs::~CudaVerbs() {
@@ -97,9 +97,19 @@ Status CudaVerbs::grow_workspace(int64_t bytes) {
 
 Status CudaVerbs::copy_blocks(std::span<const LayerCopy> layers,
                               std::span<const ops::BlockCopy> copies) {
-  if (copies.empty()) return {};
   KVX_ASSIGN_OR_RETURN(const auto current, use_device());
   const std::lock_guard lock(gathers_);
+  const auto most = static_cast<size_t>(max_copies_);
+  for (size_t first = 0; first < copies.size(); first += most) {
+    const size_t count = std::min(most, copies.size() - first);
+    KVX_RETURN_IF_ERROR(copy_some_blocks(layers, copies.subspan(first, count)));
+  }
+  return {};
+}
+
+// Requires: the lock on lists_; at most max_copies_.
+Status CudaVerbs::copy_some_blocks(std::span<const LayerCopy> layers,
+                                   std::span<const ops::BlockCopy> copies) {
   KVX_RETURN_IF_ERROR(lists_.begin());
   const auto list = lists_.add(copies);
   KVX_RETURN_IF_ERROR(lists_.send());
@@ -137,6 +147,11 @@ Status CudaVerbs::copy_rows(FloatRows from, MutableFloatRows to, const RowsShape
         shape.head_dim * bytes, shape.num_tokens, place_.context.stream));
   }
   return {};
+}
+
+Status CudaVerbs::copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) {
+  KVX_ASSIGN_OR_RETURN(const auto current, use_device());
+  return device::cuda_copy_async(to, from, bytes, place_.context.stream);
 }
 
 // ---- bytes for the host

@@ -12,7 +12,7 @@ namespace kvx::kv {
 // The largest of what one writer's calls bring along.
 struct CudaVerbLimits {
   int64_t max_step_tokens = 0;
-  int64_t max_entries = 0;  // of a step; of a list of copies, a group's
+  int64_t max_entries = 0;  // of a step
   int64_t max_blocks = 0;   // of a sequence
   int64_t num_groups = 0;
   int64_t max_block_bytes = 0;
@@ -34,6 +34,7 @@ class CudaVerbs final : public Verbs {
                      std::span<const ops::BlockCopy> copies) override;
   Status gather(ops::GatherArgs args, std::span<const GatherPart> parts) override;
   Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) override;
+  Status copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) override;
   Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override;
   Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override;
   Status written(std::span<uint8_t> block) override;
@@ -41,15 +42,20 @@ class CudaVerbs final : public Verbs {
   Status synchronize() override;
 
  private:
-  CudaVerbs(const CudaPlace& place, CudaUpload tables, CudaUpload lists, cache::Region block)
+  CudaVerbs(const CudaPlace& place, int64_t max_copies, CudaUpload tables, CudaUpload lists,
+            cache::Region block)
       : place_(place),
+        max_copies_(max_copies),
         tables_(std::move(tables)),
         lists_(std::move(lists)),
         block_(std::move(block)) {}
   Result<device::CurrentCudaDevice> use_device() const;
+  Status copy_some_blocks(std::span<const LayerCopy> layers,
+                          std::span<const ops::BlockCopy> copies);
   Status grow_workspace(int64_t bytes);
 
   const CudaPlace& place_;
+  int64_t max_copies_;   // in a list; longer ones go in parts
   CudaUpload tables_;    // of a step
   CudaUpload lists_;     // of copies and gathers
   cache::Region block_;  // pinned: one block on its way

@@ -73,8 +73,11 @@ class Verbs {
   // Rows of one type from place to place, as they are.
   virtual Status copy_rows(FloatRows from, MutableFloatRows to, const RowsShape& shape) = 0;
 
+  // Bytes of blocks, or of memory that lies where they do.
+  virtual Status copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) = 0;
+
   // A block's bytes for the host to read, and a place to write them to, until the next call of
-  // either; written() says that they are complete.
+  // either; written() is called when they are complete.
   virtual Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) = 0;
   virtual Result<std::span<uint8_t>> writable(std::span<uint8_t> block) = 0;
   virtual Status written(std::span<uint8_t> block) = 0;

@@ -163,10 +163,10 @@ Status CudaCacheSets::make_full_precision_window() {
     const int64_t blocks = ceil_div<int64_t>(len, shape_.block_size);
     const int64_t tail = cache::first_recent_block_of(ends, len, shape_.block_size);
     for (int64_t b = 0; b < blocks; ++b) {
-      const bool is_full_precision = b < ends.head_blocks || b >= tail;
+      const bool is_full_precision = b < ends.sink_blocks || b >= tail;
       if (is_full_precision) ids[i * blocks_per_sequence() + b] = full_precision_ids[next++];
     }
-    heads.push_back(static_cast<int32_t>(ends.head_blocks));
+    heads.push_back(static_cast<int32_t>(ends.sink_blocks));
     tails.push_back(static_cast<int32_t>(tail));
   }
   KVX_ASSIGN_OR_RETURN(attend_ids_, DeviceArray::of(*memory_, ids));

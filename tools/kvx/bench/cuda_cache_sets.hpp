@@ -60,7 +60,7 @@ class CudaCacheSets {
   int64_t blocks_per_sequence() const { return ceil_div(shape_.length, shape_.block_size); }
   int64_t blocks_per_set() const { return shape_.num_sequences * blocks_per_sequence(); }
   int64_t full_precision_blocks_per_sequence() const {
-    return group_.full_precision_window.head_blocks + group_.full_precision_window.recent_blocks;
+    return group_.full_precision_window.sink_blocks + group_.full_precision_window.recent_blocks;
   }
   int dim_of(int side) const { return side == 0 ? shape_.head_dim : named_.value_dim; }
   int64_t side_bytes() const {

@@ -46,10 +46,7 @@ class SimulatedTier final : public cache::EvictionListener {
     const cache::GroupPrefix prefix{blocks, 0, num_hits};
     KVX_RETURN_IF_ERROR(sequence.adopt(pool_, num_hits, std::span(&prefix, 1)));
     const auto num_new = static_cast<int64_t>(ids.size()) - num_hits;
-    if (num_new > 0) {
-      KVX_RETURN_IF_ERROR(sequence.reserve(pool_, num_new));
-      sequence.advance(num_new);
-    }
+    if (num_new > 0) KVX_RETURN_IF_ERROR(sequence.append(pool_, num_new));
     for (size_t i = num_hits; i < ids.size(); ++i) {
       node = index_->insert(node, ids.subspan(i, 1));
       if (node == cache::kNoNode) break;

@@ -1,0 +1,82 @@
+// SequenceTable: the sequences of a cache, their users, and the lock that guards them: what the
+// cache (kv_cache.hpp) and the steps of its writers (kv_step.hpp) share.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kv/cache_storage.hpp"
+#include "kv/speculation.hpp"
+
+namespace kvx::kv {
+
+enum class SequenceUse : uint8_t { kFree, kIdle, kInStep };
+
+struct SequenceTable {
+  // Errors as KvCache::create.
+  static Result<std::unique_ptr<SequenceTable>> create(CacheStorage storage);
+
+  // KvCache's. Its writer calls it.
+  int64_t max_step_tokens(int sequence) const;
+
+  // What one writer moves bytes with.
+  Result<std::unique_ptr<Verbs>> create_verbs();
+
+  // The lock, when no block is under way between tiers.
+  std::unique_lock<std::mutex> lock_drained() const;
+
+  // The lock is held by who calls these.
+
+  // OUT_OF_RANGE: all sequences are in use.
+  Result<int> acquire_sequence() const;
+  // Whether the sequence is in use.
+  bool holds(int sequence) const {
+    return sequence >= 0 && sequence < storage.config.max_sequences &&
+           uses[sequence] != SequenceUse::kFree;
+  }
+  // INVALID_ARGUMENT: the sequence is not in use, or in an open step.
+  Status check_sequence(int sequence) const;
+  // Commits what has moved between the tiers by now.
+  void collect() const;
+  bool is_drained() const { return !host || host->is_idle(); }
+  // Opens the lock while it waits until no block is under way between tiers.
+  void drain(std::unique_lock<std::mutex>& lock) const;
+  void warn_of_nonfinite_inputs();
+
+  // ---- cuts (sequence_table_speculation.cpp)
+
+  // KvCache::truncate_sequence's errors of a page whose shared scale may have grown. Requires:
+  // 0 <= num_tokens <= num_tokens_before.
+  Status check_cut(int sequence, int64_t num_tokens, int64_t num_tokens_before) const;
+  // The sequence ends after num_tokens, of num_written that its blocks hold. Requires: check_cut().
+  Status cut(Verbs& verbs, int sequence, int64_t num_tokens, int64_t num_written);
+
+  CacheStorage storage;
+  // Guards what follows and the storage's pool; bytes of blocks and a sequence in a step are its
+  // writer's.
+  mutable std::mutex mutex;
+  std::vector<cache::Sequence> sequences;
+  std::vector<SequenceUse> uses;          // [sequences]
+  std::vector<Speculation> speculations;  // [sequences], or none
+  std::unique_ptr<PrefixCache> prefixes;  // null while they are off
+  bool has_warned_of_nonfinite = false;
+  std::atomic<int64_t> nonfinite_inputs = 0;
+  std::unique_ptr<tier::HostTier> host;  // null without one
+
+ private:
+  explicit SequenceTable(CacheStorage made) : storage(std::move(made)) {}
+  Status create_sequences();
+  Status create_speculations();
+  Status create_prefix_cache();
+  Status create_host_tier();
+  bool cuts_growing_page(int64_t num_tokens, int64_t num_tokens_before) const {
+    return storage.has_growing_pages() && num_tokens % storage.config.block_size != 0 &&
+           num_tokens < num_tokens_before;
+  }
+  Status restore_page(Verbs& verbs, int sequence);
+  Status append_again(Verbs& verbs, int sequence, int64_t first_token);
+};
+
+}  // namespace kvx::kv
