@@ -143,7 +143,8 @@ __device__ inline void store_output_quad(const AttendParams& params, int64_t tok
 __device__ inline void leave_empty(const AttendParams& params, const SequenceShape& shape,
                                    int kv_head, int first_row, int num_rows, int split,
                                    bool stores_output) {
-  if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0) {
+  const bool is_padding = shape.has_rows && shape.seq_len == 0;
+  if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0 && !is_padding) {
     atomicAdd(&params.counters->out_of_range, 1ull);
   }
   if (!shape.has_rows) return;
