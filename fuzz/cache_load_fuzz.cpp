@@ -8,6 +8,7 @@
 #include <map>
 
 #include "fuzz/abi_case.hpp"
+#define KVX_NO_SHORT_NAMESPACE  // the core's own kvx::Result is seen here
 #include "kvx/kvx.hpp"
 #include "tier/cache_file.hpp"
 

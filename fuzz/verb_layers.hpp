@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "fuzz/abi_case.hpp"
+#define KVX_NO_SHORT_NAMESPACE  // the core's own kvx::Result is seen here
 #include "kvx/kvx.hpp"
 
 namespace kvx::fuzz {

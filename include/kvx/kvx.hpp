@@ -1,22 +1,59 @@
-// kvx.hpp: a thin C++20 face over kvx_abi.h: Result instead of status codes, handles that free
-// themselves, spans, and descriptors of the common cases. It holds no code of its own beyond that.
+// kvx.hpp: the C++ face of the C ABI, header only. Errors come as Result, handles free themselves,
+// and the structs of kvx_abi.h are filled from values. It needs C++17; from C++20 on spans are
+// std::span.
+//
+//   Rows, indices      rows(), Indices, packed_table(), ragged_table(), seq_lens()
+//   An engine's pages  Format, Side, Pages, Layer;  append, gather, attend, copy_blocks, transcode
+//   A cache of kvx     Recipe, CacheConfig, Cache, Sequence, Step
+//   Threads, words     Executor, Log, features(), version(), format_info()
+//
+// Everything is declared in kvx::api, and kvx::Cache names it too. Programs that see another
+// namespace kvx define KVX_NO_SHORT_NAMESPACE and write kvx::api::Cache.
 #pragma once
 
+#if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) < 201703L
+#error \
+    "kvx/kvx.hpp needs C++17 or later (-std=c++17); kvx/kvx_abi.h is the header for C and for C++11"
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
 #include <initializer_list>
-#include <span>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) >= 202002L
+#include <span>
+#endif
 
 #include "kvx/kvx_abi.h"
 
 namespace kvx::api {
 
+// ---- results
+
 // Why a call failed: the text is kvx_last_error()'s.
 struct Failure {
   kvx_status_t status;
   std::string text;
+};
+
+// What Result::value() throws.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const Failure& failure)
+      : std::runtime_error(failure.text), status(failure.status) {}
+  kvx_status_t status;
 };
 
 template <class T>
@@ -35,7 +72,33 @@ class [[nodiscard]] Result {
   // Requires: !ok().
   const Failure& failure() const { return *std::get_if<1>(&state_); }
 
+  // The value; throws Error where the call failed (without exceptions: prints it and aborts).
+  T& value() & {
+    check();
+    return **this;
+  }
+  const T& value() const& {
+    check();
+    return **this;
+  }
+  T value() && {
+    check();
+    return std::move(**this);
+  }
+  T value_or(T other) const& { return ok() ? **this : std::move(other); }
+  T value_or(T other) && { return ok() ? std::move(**this) : std::move(other); }
+
  private:
+  void check() const {
+    if (ok()) return;
+#if defined(__cpp_exceptions) || defined(_CPPUNWIND)
+    throw Error(failure());
+#else
+    std::fprintf(stderr, "kvx: %s\n", failure().text.c_str());
+    std::abort();
+#endif
+  }
+
   std::variant<T, Failure> state_;
 };
 
@@ -54,7 +117,7 @@ auto value_or_failure(kvx_status_t status, Value value) -> Result<decltype(value
   return value();
 }
 
-// A struct of zeros that knows its size.
+// A struct of zeros whose size field is set.
 template <class Struct>
 Struct sized() {
   Struct object{};
@@ -62,7 +125,114 @@ Struct sized() {
   return object;
 }
 
-// ---- descriptors of host memory ----
+// ---- arrays
+
+#if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) >= 202002L
+template <class T>
+using Span = std::span<T>;
+#else
+// As much of C++20's std::span as this header needs.
+template <class T>
+class Span {
+ public:
+  Span() = default;
+  Span(T* data, size_t size) : data_(data), size_(size) {}
+  template <class Range, class = std::enable_if_t<std::is_convertible_v<
+                             decltype(std::data(std::declval<Range&>())), T*>>>
+  Span(Range&& range) : data_(std::data(range)), size_(std::size(range)) {}  // NOLINT: implicit
+  T* data() const { return data_; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  T* begin() const { return data_; }
+  T* end() const { return data_ + size_; }
+  T& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+#endif
+
+// Block ids, slots or lengths of 32 or 64 bits, in the caller's memory (on a GPU: its address and
+// count). They must outlive the call that they are handed to.
+struct Indices {
+  Indices() = default;
+  Indices(const int32_t* numbers, size_t num_numbers)
+      : data(numbers), count(num_numbers), dtype(KVX_DTYPE_S32) {}
+  Indices(const int64_t* numbers, size_t num_numbers)
+      : data(numbers), count(num_numbers), dtype(KVX_DTYPE_S64) {}
+  // A vector, an array or a span.
+  template <class Range, class = decltype(std::data(std::declval<const Range&>()))>
+  Indices(const Range& range) : Indices(std::data(range), std::size(range)) {}  // NOLINT: implicit
+
+  const void* data = nullptr;
+  size_t count = 0;
+  kvx_dtype_t dtype = KVX_DTYPE_S32;
+};
+
+// Dense floats [tokens, heads, head_dim]; only calls that say so write to them.
+inline kvx_rows_t rows(const void* data, kvx_dtype_t dtype) {
+  auto desc = sized<kvx_rows_t>();
+  desc.dtype = static_cast<uint32_t>(dtype);
+  desc.data = const_cast<void*>(data);
+  return desc;
+}
+inline kvx_rows_t rows(const float* data) {
+  return rows(data, KVX_DTYPE_F32);
+}
+
+// Block ids [sequences, blocks_per_sequence]; entries past a sequence's length may be anything.
+inline kvx_block_table_t packed_table(const Indices& ids, uint32_t blocks_per_sequence) {
+  auto table = sized<kvx_block_table_t>();
+  table.format = KVX_BLOCK_TABLE_PACKED;
+  table.index_dtype = ids.dtype;
+  table.max_blocks_per_seq = blocks_per_sequence;
+  table.seq_count =
+      blocks_per_sequence == 0 ? 0 : static_cast<uint32_t>(ids.count / blocks_per_sequence);
+  table.beam_width = 1;
+  table.indices = ids.data;
+  table.indices_count = static_cast<uint32_t>(ids.count);
+  return table;
+}
+
+// Pages of sequence s: pages[starts[s]], ..., pages[starts[s + 1] - 1]. A GPU's kernels are shaped
+// by max_pages_per_sequence; 0: all pages.
+inline kvx_block_table_t ragged_table(const Indices& pages, const Indices& starts,
+                                      uint32_t max_pages_per_sequence = 0) {
+  auto table = sized<kvx_block_table_t>();
+  table.format = KVX_BLOCK_TABLE_RAGGED;
+  table.flags = KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES;
+  table.index_dtype = pages.dtype;
+  table.indptr_dtype = starts.dtype;
+  const auto num_pages = static_cast<uint32_t>(pages.count == 0 ? 1 : pages.count);
+  table.max_blocks_per_seq = max_pages_per_sequence == 0 ? num_pages : max_pages_per_sequence;
+  table.seq_count = starts.count == 0 ? 0 : static_cast<uint32_t>(starts.count - 1);
+  table.beam_width = 1;
+  table.indices = pages.data;
+  table.indices_count = static_cast<uint32_t>(pages.count);
+  table.indptr = starts.data;
+  table.indptr_count = static_cast<uint32_t>(starts.count);
+  return table;
+}
+
+// Tokens of each sequence; a padding sequence has 0.
+inline kvx_seq_lens_t seq_lens(const Indices& lengths) {
+  auto desc = sized<kvx_seq_lens_t>();
+  desc.dtype = lengths.dtype;
+  desc.seq_count = static_cast<uint32_t>(lengths.count);
+  desc.lengths = lengths.data;
+  return desc;
+}
+
+// slot = block id * block_size + offset: for the calls of KVX v1, kvx_write_kv and kvx_gather_kv.
+inline kvx_slot_mapping_t slot_mapping(const Indices& slots) {
+  auto desc = sized<kvx_slot_mapping_t>();
+  desc.dtype = slots.dtype;
+  desc.token_count = static_cast<uint32_t>(slots.count);
+  desc.invalid_slot = -1;
+  desc.slots = slots.data;
+  return desc;
+}
 
 // Dense and row-major.
 inline kvx_tensor_desc_t tensor(void* data, kvx_dtype_t dtype, kvx_layout_t layout,
@@ -103,37 +273,488 @@ inline kvx_cache_desc_t nhd_cache(void* k, void* v, kvx_dtype_t dtype, const Cac
   return desc;
 }
 
-// Block ids [sequences, blocks_per_sequence].
-inline kvx_block_table_t packed_table(std::span<const int32_t> ids, uint32_t blocks_per_sequence) {
-  auto table = sized<kvx_block_table_t>();
-  table.format = KVX_BLOCK_TABLE_PACKED;
-  table.index_dtype = KVX_DTYPE_S32;
-  table.max_blocks_per_seq = blocks_per_sequence;
-  table.seq_count = static_cast<uint32_t>(ids.size() / blocks_per_sequence);
-  table.beam_width = 1;
-  table.indices = ids.data();
-  table.indices_count = static_cast<uint32_t>(ids.size());
-  return table;
+// ---- the library
+
+inline Result<kvx_version_t> version() {
+  auto found = sized<kvx_version_t>();
+  return value_or_failure(kvx_get_version(&found), [&] { return found; });
 }
 
-inline kvx_seq_lens_t seq_lens(std::span<const int32_t> lengths) {
-  auto desc = sized<kvx_seq_lens_t>();
-  desc.dtype = KVX_DTYPE_S32;
-  desc.seq_count = static_cast<uint32_t>(lengths.size());
-  desc.lengths = lengths.data();
-  return desc;
+inline Result<kvx_features_t> features() {
+  auto found = sized<kvx_features_t>();
+  return value_or_failure(kvx_query_features(&found), [&] { return found; });
 }
 
-// Dense floats [tokens, heads, head_dim]; only calls that say so write to them.
-inline kvx_rows_t rows(const void* data, kvx_dtype_t dtype) {
-  auto desc = sized<kvx_rows_t>();
-  desc.dtype = static_cast<uint32_t>(dtype);
-  desc.data = const_cast<void*>(data);
-  return desc;
+// The library's log lines go to write(level, text), level is KVX_LOG_*, until the Log ends. A
+// process has one log: make one at a time. write must not call this library.
+class Log {
+ public:
+  using Write = std::function<void(uint32_t level, const char* text)>;
+  static Result<Log> create(Write write, uint32_t least_level = KVX_LOG_INFO) {
+    Log log(std::make_unique<Write>(std::move(write)));
+    auto hook = sized<kvx_log_t>();
+    hook.least = least_level;
+    hook.user = log.write_.get();
+    hook.write = [](void* user, uint32_t level, const char* text) {
+      (*static_cast<Write*>(user))(level, text);
+    };
+    return value_or_failure(kvx_set_log(&hook), [&] { return std::move(log); });
+  }
+  ~Log() {
+    if (write_) kvx_set_log(nullptr);
+  }
+  Log(Log&&) noexcept = default;
+  Log& operator=(Log&&) = delete;
+
+ private:
+  explicit Log(std::unique_ptr<Write> write) : write_(std::move(write)) {}
+  std::unique_ptr<Write> write_;
+};
+
+// Threads for the verbs and for caches: a pool of the library's own, or a callable. It must outlive
+// the calls and caches that it is handed to.
+class Executor {
+ public:
+  using Task = std::function<void(uint32_t i)>;
+  // Calls task(i) once for every i below num_tasks, in any threads, and returns when all have
+  // returned.
+  using ParallelFor = std::function<void(uint32_t num_tasks, const Task& task)>;
+
+  // num_threads counts the calling thread; 0: one a core.
+  static Result<Executor> thread_pool(uint32_t num_threads = 0) {
+    auto state = std::make_unique<State>();
+    const kvx_status_t status = kvx_thread_pool_create(num_threads, &state->hook);
+    return value_or_failure(status, [&] { return Executor(std::move(state)); });
+  }
+  Executor(uint32_t num_threads, ParallelFor parallel_for) : state_(std::make_unique<State>()) {
+    state_->parallel_for = std::move(parallel_for);
+    state_->hook.num_threads = num_threads;
+    state_->hook.user = &state_->parallel_for;
+    state_->hook.parallel_for = [](void* user, uint32_t num_tasks, void (*task)(void*, uint32_t),
+                                   void* context) {
+      (*static_cast<ParallelFor*>(user))(num_tasks, [=](uint32_t i) { task(context, i); });
+    };
+  }
+  const kvx_executor_t* get() const { return &state_->hook; }
+  uint32_t num_threads() const { return state_->hook.num_threads; }
+
+ private:
+  struct State {
+    State() = default;
+    ~State() {
+      if (!parallel_for) kvx_thread_pool_free(&hook);
+    }
+    State(const State&) = delete;
+    State& operator=(const State&) = delete;
+    kvx_executor_t hook = sized<kvx_executor_t>();
+    ParallelFor parallel_for;  // empty: the pool is the library's
+  };
+  explicit Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  std::unique_ptr<State> state_;
+};
+
+// ---- formats and layers of an engine's own pages
+
+// How a row of K or V is stored; what is left out is the format's default.
+struct Format {
+  kvx_format_t format = KVX_FORMAT_INVALID;
+  uint32_t group_size = 0;  // numbers that share a scale; KVX_GROUP_WHOLE_ROW
+  kvx_scale_type_t scale_type = KVX_SCALE_TYPE_DEFAULT;
+  kvx_scale_rule_t scale_rule = KVX_SCALE_RULE_DEFAULT;
+  kvx_scale_source_t scale_source = KVX_SCALE_SOURCE_DEFAULT;
+  kvx_scale_choice_t scale_choice = KVX_SCALE_CHOICE_DEFAULT;
+
+  kvx_format_spec_t spec() const {
+    auto spec = sized<kvx_format_spec_t>();
+    spec.format = static_cast<uint32_t>(format);
+    spec.group_size = group_size;
+    spec.scale_type = static_cast<uint32_t>(scale_type);
+    spec.scale_rule = static_cast<uint32_t>(scale_rule);
+    spec.scale_source = static_cast<uint32_t>(scale_source);
+    spec.scale_choice = static_cast<uint32_t>(scale_choice);
+    return spec;
+  }
+};
+
+inline Result<kvx_format_info_t> format_info(const Format& format, uint32_t head_dim) {
+  const kvx_format_spec_t spec = format.spec();
+  auto info = sized<kvx_format_info_t>();
+  return value_or_failure(kvx_format_info(&spec, head_dim, &info), [&] { return info; });
 }
 
-// ---- calls ----
+// Where the rows of K or V of some heads lie. Strides are bytes; a row's codes are contiguous but
+// for code_fragment_bytes.
+struct Side {
+  Format format;
+  uint32_t head_dim = 0;
+  void* codes = nullptr;  // of block 0, token 0, the first head
+  int64_t code_block_stride = 0;
+  int64_t code_token_stride = 0;
+  int64_t code_head_stride = 0;
+  void* scales = nullptr;  // likewise, of group 0
+  int64_t scale_block_stride = 0;
+  int64_t scale_token_stride = 0;
+  int64_t scale_head_stride = 0;
+  int64_t scale_group_stride = 0;
+  const float* tensor_scales = nullptr;  // [heads]
+  uint32_t flags = 0;                    // KVX_SIDE_*
+  uint32_t code_fragment_bytes = 0;
+  int64_t code_fragment_stride = 0;
+};
 
+// Heads that are stored alike; without v no V is stored.
+struct HeadRun {
+  uint32_t num_heads = 0;
+  Side k;
+  std::optional<Side> v;
+};
+
+struct LayerShape {
+  int64_t num_blocks = 0;
+  uint32_t block_size = 0;  // tokens
+  uint32_t num_kv_heads = 0;
+};
+
+// Opaque pages, [num_blocks, num_kv_heads, block_size * bytes_per_token] bytes: an engine allocates
+// them, zeroed, and the library chooses the order inside a page.
+struct Pages {
+  uint32_t block_size = 0;  // tokens, a multiple of 4
+  uint32_t head_dim = 0;
+  Format k;
+  Format v;
+  std::optional<uint32_t> v_head_dim = std::nullopt;  // empty: as head_dim; 0: no V is stored
+};
+
+namespace detail {
+
+// A C struct of pages and the specs that it points to.
+struct PageDesc {
+  explicit PageDesc(const Pages& pages) : k_spec(pages.k.spec()), v_spec(pages.v.spec()) {
+    page.block_size = pages.block_size;
+    page.k_head_dim = pages.head_dim;
+    page.v_head_dim = pages.v_head_dim.value_or(pages.head_dim);
+    page.k_spec = &k_spec;
+    page.v_spec = &v_spec;
+  }
+  PageDesc(const PageDesc&) = delete;
+  PageDesc& operator=(const PageDesc&) = delete;
+  kvx_format_spec_t k_spec;
+  kvx_format_spec_t v_spec;
+  kvx_page_desc_t page = sized<kvx_page_desc_t>();
+};
+
+inline Side side_of(const kvx_side_t& described, const Format& format) {
+  Side side;
+  side.format = format;
+  side.head_dim = described.head_dim;
+  side.codes = described.codes;
+  side.code_block_stride = described.code_block_stride;
+  side.code_token_stride = described.code_token_stride;
+  side.code_head_stride = described.code_head_stride;
+  side.scales = described.scales;
+  side.scale_block_stride = described.scale_block_stride;
+  side.scale_token_stride = described.scale_token_stride;
+  side.scale_head_stride = described.scale_head_stride;
+  side.scale_group_stride = described.scale_group_stride;
+  return side;
+}
+
+}  // namespace detail
+
+// Bytes of one token of one KV head, K and V together.
+inline Result<uint64_t> page_bytes_per_token(const Pages& pages) {
+  const detail::PageDesc desc(pages);
+  uint64_t bytes = 0;
+  return value_or_failure(kvx_page_bytes_per_token(&desc.page, &bytes), [&] { return bytes; });
+}
+
+// Where K and V lie in pages that begin at `memory`.
+inline Result<HeadRun> describe_pages(const Pages& pages, void* memory, uint32_t num_kv_heads) {
+  const detail::PageDesc desc(pages);
+  auto k = sized<kvx_side_t>(), v = sized<kvx_side_t>();
+  const kvx_status_t status = kvx_describe_pages(&desc.page, memory, num_kv_heads, &k, &v);
+  return value_or_failure(status, [&] {
+    HeadRun run;
+    run.num_heads = num_kv_heads;
+    run.k = detail::side_of(k, pages.k);
+    if (desc.page.v_head_dim != 0) run.v = detail::side_of(v, pages.v);
+    return run;
+  });
+}
+
+// A layer in the caller's memory. It is checked by each call that it is handed to.
+class Layer {
+ public:
+  // K and V of F16, BF16 or F32 as KVX v1 describes them.
+  explicit Layer(const kvx_cache_desc_t& cache) : parts_(std::make_unique<Parts>()) {
+    parts_->cache = cache;
+    parts_->layer.cache = &parts_->cache;
+  }
+  // Runs of heads, in head order.
+  Layer(const LayerShape& shape, std::vector<HeadRun> runs) : parts_(std::make_unique<Parts>()) {
+    parts_->keep(runs);
+    parts_->layer.num_blocks = shape.num_blocks;
+    parts_->layer.block_size = shape.block_size;
+    parts_->layer.num_kv_heads = shape.num_kv_heads;
+  }
+  // All heads stored alike.
+  Layer(const LayerShape& shape, const Side& k, const std::optional<Side>& v)
+      : Layer(shape, std::vector<HeadRun>{HeadRun{shape.num_kv_heads, k, v}}) {}
+  static Result<Layer> of_pages(const Pages& pages, void* memory, int64_t num_blocks,
+                                uint32_t num_kv_heads) {
+    auto run = describe_pages(pages, memory, num_kv_heads);
+    if (!run) return run.failure();
+    return Layer(LayerShape{num_blocks, pages.block_size, num_kv_heads}, {*run});
+  }
+
+  // Where the layer lies, with everything that a call names by address: KVX_MEMORY_DEVICE, say.
+  // counters: [2] in that memory, or null (kvx_layer_t).
+  Layer& set_memory(kvx_memory_type_t memory, uint64_t* counters = nullptr) {
+    parts_->layer.memory = static_cast<uint32_t>(memory);
+    parts_->layer.counters = counters;
+    return *this;
+  }
+  // Kept by pointer; null: none.
+  Layer& set_transforms(const kvx_transform_t* k, const kvx_transform_t* v) {
+    parts_->layer.k_transform = k;
+    parts_->layer.v_transform = v;
+    return *this;
+  }
+  const kvx_layer_t* get() const { return &parts_->layer; }
+
+ private:
+  struct Parts {
+    // A run's structs, which point to each other.
+    struct Run {
+      kvx_format_spec_t k_spec{}, v_spec{};
+      kvx_side_t k{}, v{};
+      kvx_head_run_t run{};
+    };
+    void keep(const std::vector<HeadRun>& given) {
+      for (const HeadRun& source : given) {
+        auto kept = std::make_unique<Run>();
+        kept->run = sized<kvx_head_run_t>();
+        kept->run.num_heads = source.num_heads;
+        kept->run.k = keep(source.k, kept->k_spec, kept->k);
+        if (source.v) kept->run.v = keep(*source.v, kept->v_spec, kept->v);
+        pointers.push_back(&kept->run);
+        runs.push_back(std::move(kept));
+      }
+      layer.num_runs = static_cast<uint32_t>(pointers.size());
+      layer.runs = pointers.data();
+    }
+    static const kvx_side_t* keep(const Side& side, kvx_format_spec_t& spec, kvx_side_t& kept) {
+      kept = sized<kvx_side_t>();
+      kept.head_dim = side.head_dim;
+      kept.flags = side.flags;
+      if ((side.flags & KVX_SIDE_PREFIX_OF_K) != 0) return &kept;  // nothing else may be set
+      spec = side.format.spec();
+      kept.spec = &spec;
+      kept.codes = side.codes;
+      kept.code_block_stride = side.code_block_stride;
+      kept.code_token_stride = side.code_token_stride;
+      kept.code_head_stride = side.code_head_stride;
+      kept.scales = side.scales;
+      kept.scale_block_stride = side.scale_block_stride;
+      kept.scale_token_stride = side.scale_token_stride;
+      kept.scale_head_stride = side.scale_head_stride;
+      kept.scale_group_stride = side.scale_group_stride;
+      kept.tensor_scales = side.tensor_scales;
+      kept.code_fragment_bytes = side.code_fragment_bytes;
+      kept.code_fragment_stride = side.code_fragment_stride;
+      return &kept;
+    }
+
+    kvx_layer_t layer = sized<kvx_layer_t>();
+    kvx_cache_desc_t cache{};
+    std::vector<std::unique_ptr<Run>> runs;
+    std::vector<const kvx_head_run_t*> pointers;
+  };
+  std::unique_ptr<Parts> parts_;
+};
+
+// ---- the verbs over a layer
+
+// Rows to slots, transformed and quantised on the way.
+struct AppendArgs {
+  kvx_rows_t k{};  // [tokens, num_kv_heads, head_dim]
+  kvx_rows_t v{};  // left out where no V is stored
+  Indices slots;   // [tokens]: block id * block_size + offset; negative: not written
+  const int64_t* positions = nullptr;      // [tokens]; with a block_offset only
+  uint64_t* out_of_range_slots = nullptr;  // null: such a slot is an error
+  uint64_t* nonfinite_inputs = nullptr;
+  const Executor* executor = nullptr;  // null: the calling thread
+};
+
+// Stored rows to floats. Without ranges every sequence whole, one after the other.
+struct GatherArgs {
+  kvx_block_table_t block_table{};
+  kvx_seq_lens_t seq_lens{};
+  kvx_rows_t k{};  // left out: not wanted
+  kvx_rows_t v{};
+  uint32_t num_ranges = 0;  // of the arrays that follow; all four or none
+  const int32_t* sequences = nullptr;
+  const int64_t* first_tokens = nullptr;
+  const int64_t* num_tokens = nullptr;
+  const int64_t* first_rows = nullptr;
+  int64_t num_rows = 0;  // of k and v; 0: what the ranges name is there
+  const Executor* executor = nullptr;
+};
+
+// Attention straight from the stored bytes. kvx_attend_args_t says what each field means.
+struct AttendArgs {
+  uint32_t num_q_heads = 0;
+  kvx_rows_t q{};    // [queries, num_q_heads, k head_dim]
+  kvx_rows_t out{};  // [queries, num_q_heads, v head_dim]
+  kvx_block_table_t block_table{};
+  kvx_seq_lens_t seq_lens{};          // the queries' own tokens included
+  const int32_t* q_starts = nullptr;  // [sequences + 1]; null: one query a sequence
+  float* lse = nullptr;               // [queries, num_q_heads]
+  float softmax_scale = 0;            // 0: 1 / sqrt(k head_dim)
+  float softcap = 0;                  // 0: none
+  uint32_t window = 0;                // 0: every token is seen
+  const float* sinks = nullptr;       // [num_q_heads] logits
+  const uint8_t* tree_mask = nullptr;
+  int64_t tree_mask_stride = 0;
+  const Layer* full_precision = nullptr;  // the full-precision window's blocks
+  const int32_t* num_sink_blocks = nullptr;
+  const int32_t* first_recent_blocks = nullptr;
+  void* workspace = nullptr;  // on a GPU, attend_workspace() bytes
+  uint64_t workspace_bytes = 0;
+  int64_t num_queries = 0;  // these three on a GPU only
+  int64_t max_tokens = 0;
+  uint32_t max_q_len = 0;
+  kvx_precision_t precision = KVX_PRECISION_ACCURATE;
+  const Executor* executor = nullptr;
+};
+
+namespace detail {
+
+inline const kvx_rows_t* or_null(const kvx_rows_t& rows) {
+  return rows.data == nullptr ? nullptr : &rows;
+}
+inline const kvx_executor_t* or_null(const Executor* executor) {
+  return executor == nullptr ? nullptr : executor->get();
+}
+
+// Points into `args`, which must outlive it.
+inline kvx_attend_args_t c_args(const Layer& layer, const AttendArgs& args) {
+  auto c = sized<kvx_attend_args_t>();
+  c.num_q_heads = args.num_q_heads;
+  c.layer = layer.get();
+  c.block_table = &args.block_table;
+  c.seq_lens = &args.seq_lens;
+  c.q_starts = args.q_starts;
+  c.q = &args.q;
+  c.out = &args.out;
+  c.lse = args.lse;
+  c.softmax_scale = args.softmax_scale;
+  c.softcap = args.softcap;
+  c.window = args.window;
+  c.sinks = args.sinks;
+  c.tree_mask = args.tree_mask;
+  c.tree_mask_stride = args.tree_mask_stride;
+  c.full_precision = args.full_precision == nullptr ? nullptr : args.full_precision->get();
+  c.num_sink_blocks = args.num_sink_blocks;
+  c.first_recent_blocks = args.first_recent_blocks;
+  c.workspace = args.workspace;
+  c.workspace_bytes = args.workspace_bytes;
+  c.executor = or_null(args.executor);
+  c.num_queries = args.num_queries;
+  c.max_tokens = args.max_tokens;
+  c.max_q_len = args.max_q_len;
+  c.precision = static_cast<uint32_t>(args.precision);
+  return c;
+}
+
+}  // namespace detail
+
+// On a GPU `stream` is a cudaStream_t, and the calls are launches.
+inline Status append(const Layer& layer, const AppendArgs& args, void* stream = nullptr) {
+  auto c = sized<kvx_append_args_t>();
+  c.slot_dtype = static_cast<uint32_t>(args.slots.dtype);
+  c.layer = layer.get();
+  c.k = &args.k;
+  c.v = detail::or_null(args.v);
+  c.num_tokens = static_cast<int64_t>(args.slots.count);
+  c.slots = args.slots.data;
+  c.positions = args.positions;
+  c.out_of_range_slots = args.out_of_range_slots;
+  c.nonfinite_inputs = args.nonfinite_inputs;
+  c.executor = detail::or_null(args.executor);
+  return to_status(kvx_append(&c, stream));
+}
+
+inline Status gather(const Layer& layer, const GatherArgs& args, void* stream = nullptr) {
+  auto c = sized<kvx_gather_args_t>();
+  c.num_ranges = args.sequences == nullptr ? args.block_table.seq_count : args.num_ranges;
+  c.layer = layer.get();
+  c.block_table = &args.block_table;
+  c.seq_lens = &args.seq_lens;
+  c.sequences = args.sequences;
+  c.first_tokens = args.first_tokens;
+  c.num_tokens = args.num_tokens;
+  c.first_rows = args.first_rows;
+  c.k = detail::or_null(args.k);
+  c.v = detail::or_null(args.v);
+  c.executor = detail::or_null(args.executor);
+  c.num_rows = args.num_rows;
+  return to_status(kvx_gather(&c, stream));
+}
+
+inline Status attend(const Layer& layer, const AttendArgs& args, void* stream = nullptr) {
+  const kvx_attend_args_t c = detail::c_args(layer, args);
+  return to_status(kvx_attend(&c, stream));
+}
+// Bytes of workspace that attend needs for these arguments; 0 on the CPU.
+inline Result<uint64_t> attend_workspace(const Layer& layer, const AttendArgs& args) {
+  const kvx_attend_args_t c = detail::c_args(layer, args);
+  uint64_t bytes = 0;
+  return value_or_failure(kvx_attend_workspace(&c, &bytes), [&] { return bytes; });
+}
+// Whether attend is faster on this GPU with KVX_SIDE_INTERLEAVED_ORDER.
+inline Result<bool> attend_prefers_interleaved_order(const Layer& layer) {
+  uint32_t prefers = 0;
+  return value_or_failure(kvx_attend_prefers_interleaved_order(layer.get(), &prefers),
+                          [&] { return prefers != 0; });
+}
+
+// Whole blocks, from_blocks[i] to to_blocks[i].
+inline Status copy_blocks(const Layer& from, const Layer& to, Span<const int64_t> from_blocks,
+                          Span<const int64_t> to_blocks, const Executor* executor = nullptr,
+                          void* stream = nullptr) {
+  if (from_blocks.size() != to_blocks.size()) {
+    return Failure{KVX_STATUS_INVALID_ARGUMENT, "copy_blocks has lists of two lengths"};
+  }
+  auto c = sized<kvx_copy_args_t>();
+  c.num_copies = static_cast<uint32_t>(from_blocks.size());
+  c.from = from.get();
+  c.to = to.get();
+  c.from_blocks = from_blocks.data();
+  c.to_blocks = to_blocks.data();
+  c.executor = detail::or_null(executor);
+  return to_status(kvx_copy_blocks(&c, stream));
+}
+
+// Tokens from slots to slots, any format to any other.
+inline Status transcode(const Layer& from, const Layer& to, const Indices& from_slots,
+                        const Indices& to_slots, const Executor* executor = nullptr,
+                        void* stream = nullptr) {
+  if (from_slots.count != to_slots.count || from_slots.dtype != to_slots.dtype) {
+    return Failure{KVX_STATUS_INVALID_ARGUMENT, "transcode has slot lists of two lengths or types"};
+  }
+  auto c = sized<kvx_transcode_args_t>();
+  c.slot_dtype = static_cast<uint32_t>(from_slots.dtype);
+  c.from = from.get();
+  c.to = to.get();
+  c.num_tokens = static_cast<int64_t>(from_slots.count);
+  c.from_slots = from_slots.data;
+  c.to_slots = to_slots.data;
+  c.executor = detail::or_null(executor);
+  return to_status(kvx_transcode(&c, stream));
+}
+
+// The same from the C structs.
 inline Status append(const kvx_append_args_t& args, void* stream = nullptr) {
   return to_status(kvx_append(&args, stream));
 }
@@ -165,8 +786,8 @@ inline Status verify_file(const std::string& path) {
 template <class Call>
 Result<std::string> text_of(const Call& call) {
   uint64_t bytes = 0;
-  if (const Status asked = to_status(call(nullptr, uint64_t{0}, &bytes)); !asked) {
-    return asked.failure();
+  if (const Status status = to_status(call(nullptr, uint64_t{0}, &bytes)); !status) {
+    return status.failure();
   }
   std::string text(bytes, '\0');
   return value_or_failure(call(text.data(), bytes, &bytes), [&] {
@@ -181,9 +802,108 @@ inline Result<std::string> file_fingerprint(const std::string& path) {
   });
 }
 
-// A cache that owns its memory.
+// ---- caches that own their memory
+
+// How a whole cache stores K and V: "int8", "int8/int4", "nvfp4:auto".
+class Recipe {
+ public:
+  static Result<Recipe> parse(std::string text, uint32_t k_head_dim, uint32_t v_head_dim) {
+    auto info = sized<kvx_recipe_info_t>();
+    const kvx_status_t status = kvx_recipe_info(text.c_str(), k_head_dim, v_head_dim, &info);
+    return value_or_failure(status, [&] { return Recipe(std::move(text), info); });
+  }
+  static Result<Recipe> parse(std::string text, uint32_t head_dim) {
+    return parse(std::move(text), head_dim, head_dim);
+  }
+  const std::string& text() const { return text_; }
+  const kvx_recipe_info_t& info() const { return info_; }
+  bool has_window() const { return info_.window_format != 0; }
+  // K and V of num_tokens tokens of one KV head in one layer. The full-precision window counts as
+  // its tokens; a cache rounds it up to whole blocks.
+  uint64_t bytes(uint64_t num_tokens) const {
+    const uint64_t most = uint64_t{info_.sink_tokens} + info_.recent_tokens;
+    const uint64_t in_window = !has_window() ? 0 : num_tokens < most ? num_tokens : most;
+    return in_window * info_.window_bytes_per_token +
+           (num_tokens - in_window) * info_.bytes_per_token;
+  }
+
+ private:
+  Recipe(std::string text, const kvx_recipe_info_t& info) : text_(std::move(text)), info_(info) {}
+  std::string text_;
+  kvx_recipe_info_t info_;
+};
+
+// kvx_cache_config_t and kvx_cache_options_t say what each field means.
+struct CacheConfig {
+  uint32_t num_layers = 0;
+  uint32_t num_kv_heads = 0;
+  uint32_t head_dim = 0;
+  std::string recipe;
+  int64_t max_tokens_per_sequence = 0;
+  uint32_t max_sequences = 1;
+  uint32_t v_head_dim = 0;  // 0: as head_dim
+  uint32_t block_size = 0;  // 0: 64 tokens
+  int64_t memory_budget_bytes = 0;
+  uint32_t num_threads = 0;
+  const Executor* executor = nullptr;
+  const kvx_allocator_t* allocator = nullptr;
+  std::vector<int32_t> layer_windows;  // [num_layers], or empty
+  std::vector<int32_t> layer_sinks;    // [num_layers], or empty
+  uint32_t flags = 0;                  // KVX_CACHE_PREFIXES, KVX_CACHE_ZEROES_ON_FREE
+  std::string model;                   // what computes K and V
+  kvx_prefix_hash_t prefix_hash = KVX_PREFIX_HASH_DEFAULT;
+  kvx_eviction_t eviction = KVX_EVICTION_DEFAULT;
+  int64_t host_tier_bytes = 0;
+  std::string host_tier_folder;
+  kvx_eviction_t host_tier_eviction = KVX_EVICTION_DEFAULT;
+  uint32_t max_speculative_tokens = 0;
+  kvx_memory_type_t memory = KVX_MEMORY_HOST;
+  uint32_t device = 0;  // these three with KVX_MEMORY_DEVICE
+  uint32_t max_step_tokens = 0;
+  void* stream = nullptr;
+};
+
+// A cache of all layers that owns its memory. Its sequences are numbers here; class Sequence owns
+// one, class Step is an open step.
 class Cache {
  public:
+  static Result<Cache> create(const CacheConfig& given) {
+    if ((!given.layer_windows.empty() && given.layer_windows.size() != given.num_layers) ||
+        (!given.layer_sinks.empty() && given.layer_sinks.size() != given.num_layers)) {
+      return Failure{KVX_STATUS_INVALID_ARGUMENT,
+                     "layer_windows or layer_sinks have not num_layers numbers"};
+    }
+    auto config = sized<kvx_cache_config_t>();
+    config.num_layers = given.num_layers;
+    config.num_kv_heads = given.num_kv_heads;
+    config.k_head_dim = given.head_dim;
+    config.v_head_dim = given.v_head_dim == 0 ? given.head_dim : given.v_head_dim;
+    config.block_size = given.block_size;
+    config.max_sequences = given.max_sequences;
+    config.num_threads = given.num_threads;
+    config.max_tokens_per_sequence = given.max_tokens_per_sequence;
+    config.memory_budget_bytes = given.memory_budget_bytes;
+    config.recipe = given.recipe.c_str();
+    config.layer_windows = given.layer_windows.empty() ? nullptr : given.layer_windows.data();
+    config.executor = detail::or_null(given.executor);
+    config.allocator = given.allocator;
+    auto options = sized<kvx_cache_options_t>();
+    options.flags = given.flags;
+    options.prefix_hash = static_cast<uint32_t>(given.prefix_hash);
+    options.eviction = static_cast<uint32_t>(given.eviction);
+    options.model = given.model.c_str();
+    options.layer_sinks = given.layer_sinks.empty() ? nullptr : given.layer_sinks.data();
+    options.host_tier_bytes = given.host_tier_bytes;
+    options.host_tier_eviction = static_cast<uint32_t>(given.host_tier_eviction);
+    options.max_speculative_tokens = given.max_speculative_tokens;
+    options.memory = static_cast<uint32_t>(given.memory);
+    options.device = given.device;
+    options.max_step_tokens = given.max_step_tokens;
+    options.stream = given.stream;
+    options.host_tier_folder =
+        given.host_tier_folder.empty() ? nullptr : given.host_tier_folder.c_str();
+    return create(config, &options);
+  }
   static Result<Cache> create(const kvx_cache_config_t& config,
                               const kvx_cache_options_t* options = nullptr) {
     kvx_cache_t handle = nullptr;
@@ -204,7 +924,7 @@ class Cache {
     return value_or_failure(kvx_sequence_create(handle_, &sequence), [&] { return sequence; });
   }
   // Begins with the longest cached prefix of tokens; num_tokens() says how much that is.
-  Result<int32_t> create_sequence_from(std::span<const int32_t> tokens,
+  Result<int32_t> create_sequence_from(Span<const int32_t> tokens,
                                        const kvx_prefix_keys_t* keys = nullptr) {
     int32_t sequence = 0;
     return value_or_failure(
@@ -219,14 +939,14 @@ class Cache {
   Status truncate_sequence(int32_t sequence, int64_t num_tokens) {
     return to_status(kvx_sequence_truncate(handle_, sequence, num_tokens));
   }
-  Status record_tokens(int32_t sequence, std::span<const int32_t> tokens) {
+  Status record_tokens(int32_t sequence, Span<const int32_t> tokens) {
     return to_status(
         kvx_sequence_record(handle_, sequence, tokens.data(), static_cast<int64_t>(tokens.size())));
   }
   Result<std::vector<int32_t>> recorded_tokens(int32_t sequence) const {
     int64_t count = 0;
-    const Status asked = to_status(kvx_sequence_recorded(handle_, sequence, nullptr, 0, &count));
-    if (!asked) return asked.failure();
+    const Status status = to_status(kvx_sequence_recorded(handle_, sequence, nullptr, 0, &count));
+    if (!status) return status.failure();
     std::vector<int32_t> tokens(static_cast<size_t>(count));
     return value_or_failure(kvx_sequence_recorded(handle_, sequence, tokens.data(), count, &count),
                             [&] { return std::move(tokens); });
@@ -241,12 +961,18 @@ class Cache {
     return value_or_failure(kvx_sequence_tokens(handle_, sequence, &count, nullptr),
                             [&] { return count; });
   }
+  // The most tokens that one step takes of this sequence.
+  Result<int64_t> max_step_tokens(int32_t sequence) const {
+    int64_t count = 0, most = 0;
+    return value_or_failure(kvx_sequence_tokens(handle_, sequence, &count, &most),
+                            [&] { return most; });
+  }
   Status free_sequence(int32_t sequence) { return to_status(kvx_sequence_free(handle_, sequence)); }
 
   // ---- steps
 
   // One number of tokens for each sequence.
-  Status begin_step(std::span<const int32_t> sequences, std::span<const int32_t> num_tokens) {
+  Status begin_step(Span<const int32_t> sequences, Span<const int32_t> num_tokens) {
     if (sequences.size() != num_tokens.size()) {
       return Failure{KVX_STATUS_INVALID_ARGUMENT, "a step has as many sequences as token counts"};
     }
@@ -254,8 +980,8 @@ class Cache {
                                     sequences.data(), num_tokens.data()));
   }
   // Where is_speculative is not 0, the sequence's tokens may go again.
-  Status begin_step(std::span<const int32_t> sequences, std::span<const int32_t> num_tokens,
-                    std::span<const uint8_t> is_speculative) {
+  Status begin_step(Span<const int32_t> sequences, Span<const int32_t> num_tokens,
+                    Span<const uint8_t> is_speculative) {
     if (sequences.size() != num_tokens.size() || sequences.size() != is_speculative.size()) {
       return Failure{KVX_STATUS_INVALID_ARGUMENT,
                      "a step has as many sequences as token counts and speculative marks"};
@@ -269,7 +995,7 @@ class Cache {
   }
   Status end_step() { return to_status(kvx_step_end(handle_)); }
   // Of each sequence's tokens the first kept_tokens stay.
-  Status end_step(std::span<const int32_t> kept_tokens) {
+  Status end_step(Span<const int32_t> kept_tokens) {
     return to_status(
         kvx_step_end_kept(handle_, static_cast<uint32_t>(kept_tokens.size()), kept_tokens.data()));
   }
@@ -308,8 +1034,7 @@ class Cache {
   // ---- the host tier
 
   // A handle for the next two; the blocks stay in the pool until end_prefetch.
-  Result<uint64_t> prefetch(std::span<const int32_t> tokens,
-                            const kvx_prefix_keys_t* keys = nullptr) {
+  Result<uint64_t> prefetch(Span<const int32_t> tokens, const kvx_prefix_keys_t* keys = nullptr) {
     uint64_t handle = 0;
     return value_or_failure(kvx_cache_prefetch(handle_, keys, tokens.data(),
                                                static_cast<int64_t>(tokens.size()), &handle),
@@ -351,4 +1076,174 @@ class Cache {
   kvx_cache_t handle_;
 };
 
+// A sequence of a Cache, freed with the object. A cache that ends takes its sequences along: what
+// is called on them then fails.
+class Sequence {
+ public:
+  static Result<Sequence> create(Cache& cache) {
+    return own(cache.handle(), cache.create_sequence());
+  }
+  // Begins with the longest cached prefix of tokens; num_tokens() returns its length.
+  static Result<Sequence> create_from(Cache& cache, Span<const int32_t> tokens,
+                                      const kvx_prefix_keys_t* keys = nullptr) {
+    return own(cache.handle(), cache.create_sequence_from(tokens, keys));
+  }
+  static Result<Sequence> load(Cache& cache, const std::string& path,
+                               const kvx_load_options_t* options = nullptr) {
+    return own(cache.handle(), cache.load_sequence(path, options));
+  }
+  ~Sequence() {
+    if (cache_ != nullptr) kvx_sequence_free(cache_, number_);
+  }
+  Sequence(Sequence&& other) noexcept
+      : cache_(std::exchange(other.cache_, nullptr)), number_(other.number_) {}
+  Sequence& operator=(Sequence&& other) noexcept {
+    std::swap(cache_, other.cache_);
+    std::swap(number_, other.number_);
+    return *this;
+  }
+
+  int32_t number() const { return number_; }
+  // The number, which the caller frees from now on.
+  int32_t release() {
+    cache_ = nullptr;
+    return number_;
+  }
+  // A sequence with the same tokens in the same blocks; whoever writes first copies the open block.
+  Result<Sequence> fork() const {
+    int32_t fork = 0;
+    const kvx_status_t status = kvx_sequence_fork(cache_, number_, &fork);
+    return value_or_failure(status, [&] { return Sequence(cache_, fork); });
+  }
+  // Forgets the tokens from num_tokens on.
+  Status truncate(int64_t num_tokens) {
+    return to_status(kvx_sequence_truncate(cache_, number_, num_tokens));
+  }
+  Result<int64_t> num_tokens() const {
+    int64_t count = 0;
+    const kvx_status_t status = kvx_sequence_tokens(cache_, number_, &count, nullptr);
+    return value_or_failure(status, [&] { return count; });
+  }
+  // The most tokens that one step takes of this sequence.
+  Result<int64_t> max_step_tokens() const {
+    int64_t count = 0, most = 0;
+    const kvx_status_t status = kvx_sequence_tokens(cache_, number_, &count, &most);
+    return value_or_failure(status, [&] { return most; });
+  }
+  // Which tokens the sequence holds next, after the steps that added them.
+  Status record(Span<const int32_t> tokens) {
+    return to_status(
+        kvx_sequence_record(cache_, number_, tokens.data(), static_cast<int64_t>(tokens.size())));
+  }
+  Status save(const std::string& path, const kvx_save_options_t* options = nullptr) const {
+    return to_status(kvx_sequence_save(cache_, number_, path.c_str(), options));
+  }
+  // Stored rows of tokens [first_token, first_token + num_tokens) of a layer, as floats.
+  Status gather(uint32_t layer, int64_t first_token, int64_t num_tokens, const kvx_rows_t& k,
+                const kvx_rows_t& v) const {
+    return to_status(kvx_sequence_gather(cache_, number_, layer, first_token, num_tokens,
+                                         detail::or_null(k), detail::or_null(v)));
+  }
+
+ private:
+  Sequence(kvx_cache_t cache, int32_t number) : cache_(cache), number_(number) {}
+  static Result<Sequence> own(kvx_cache_t cache, const Result<int32_t>& number) {
+    if (!number) return number.failure();
+    return Sequence(cache, *number);
+  }
+  kvx_cache_t cache_;
+  int32_t number_;
+};
+
+// Tokens that a step adds to a sequence.
+struct StepEntry {
+  StepEntry(const Sequence& grown, int32_t tokens, bool speculative = false)
+      : StepEntry(grown.number(), tokens, speculative) {}
+  StepEntry(int32_t grown, int32_t tokens, bool speculative = false)
+      : sequence(grown), num_tokens(tokens), is_speculative(speculative) {}
+  int32_t sequence;
+  int32_t num_tokens;
+  bool is_speculative;
+};
+
+// The rows of one layer in a step: the entries' tokens, one entry after the other.
+struct StepRows {
+  uint32_t num_q_heads = 0;
+  kvx_rows_t q{};    // [tokens, num_q_heads, k head_dim]
+  kvx_rows_t k{};    // [tokens, num_kv_heads, k head_dim]
+  kvx_rows_t v{};    // [tokens, num_kv_heads, v head_dim]
+  kvx_rows_t out{};  // [tokens, num_q_heads, v head_dim]
+  float softmax_scale = 0;
+  float softcap = 0;
+  const float* sinks = nullptr;
+  kvx_precision_t precision = KVX_PRECISION_ACCURATE;
+};
+
+// An open step of a Cache, one at a time: append_and_attend once for every layer, then end(). A
+// Step that goes without end() is cancelled, and its tokens with it.
+class Step {
+ public:
+  static Result<Step> begin(Cache& cache, const std::vector<StepEntry>& entries) {
+    std::vector<int32_t> sequences, num_tokens;
+    std::vector<uint8_t> is_speculative;
+    for (const StepEntry& entry : entries) {
+      sequences.push_back(entry.sequence);
+      num_tokens.push_back(entry.num_tokens);
+      is_speculative.push_back(entry.is_speculative);
+    }
+    const Status status = cache.begin_step(sequences, num_tokens, is_speculative);
+    if (!status) return status.failure();
+    return Step(cache.handle());
+  }
+  ~Step() {
+    if (cache_ != nullptr) kvx_step_cancel(cache_);
+  }
+  Step(Step&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)) {}
+  Step& operator=(Step&& other) noexcept {
+    std::swap(cache_, other.cache_);
+    return *this;
+  }
+
+  Status append_and_attend(uint32_t layer, const StepRows& rows) {
+    auto args = sized<kvx_step_layer_args_t>();
+    args.layer = layer;
+    args.num_q_heads = rows.num_q_heads;
+    args.softmax_scale = rows.softmax_scale;
+    args.softcap = rows.softcap;
+    args.q = &rows.q;
+    args.k = &rows.k;
+    args.v = &rows.v;
+    args.out = &rows.out;
+    args.sinks = rows.sinks;
+    args.precision = static_cast<uint32_t>(rows.precision);
+    return to_status(kvx_step_layer(cache_, &args));
+  }
+  // After a failure the step is still open.
+  Status end() { return closed(kvx_step_end(cache_)); }
+  // Of entry i's tokens the first kept_tokens[i] stay.
+  Status end(Span<const int32_t> kept_tokens) {
+    return closed(
+        kvx_step_end_kept(cache_, static_cast<uint32_t>(kept_tokens.size()), kept_tokens.data()));
+  }
+  Status cancel() { return closed(kvx_step_cancel(cache_)); }
+  // The most tokens that one step takes of a sequence.
+  static Result<int64_t> max_step_tokens(const Sequence& sequence) {
+    return sequence.max_step_tokens();
+  }
+
+ private:
+  explicit Step(kvx_cache_t cache) : cache_(cache) {}
+  Status closed(kvx_status_t status) {
+    if (status == KVX_STATUS_OK) cache_ = nullptr;
+    return to_status(status);
+  }
+  kvx_cache_t cache_;
+};
+
 }  // namespace kvx::api
+
+#ifndef KVX_NO_SHORT_NAMESPACE
+namespace kvx {
+using namespace api;  // NOLINT
+}
+#endif

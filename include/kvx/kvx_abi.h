@@ -554,6 +554,13 @@ typedef struct kvx_executor_t {
                        void* context);
 } kvx_executor_t;
 
+/* A pool of the library's own: fills `executor`, which any number of calls in any threads may use
+ * at once. num_threads counts the calling thread; 0: one a core. A pool does not survive fork(). */
+KVX_API kvx_status_t kvx_thread_pool_create(uint32_t num_threads, kvx_executor_t* executor);
+/* Ends the pool's threads, after the last call that uses it, and clears the executor. Null, and an
+ * executor that was cleared, are allowed. INVALID_ARGUMENT: an executor of the caller's own. */
+KVX_API kvx_status_t kvx_thread_pool_free(kvx_executor_t* executor);
+
 /* Rows of floats, [tokens, heads, head_dim]. The head_dim values of a row are contiguous. */
 typedef struct kvx_rows_t {
   uint32_t size;
@@ -625,7 +632,9 @@ typedef struct kvx_attend_args_t {
   uint32_t num_q_heads; /* a multiple of num_kv_heads */
   const kvx_layer_t* layer;
   const kvx_block_table_t* block_table; /* PACKED or RAGGED */
-  const kvx_seq_lens_t* seq_lens;       /* tokens in the cache, including the queries' own */
+  /* Tokens in the cache, the queries' own included. 0: a padding sequence, whose queries see
+   * nothing: their output is 0 and their lse -infinity, or the sink's. */
+  const kvx_seq_lens_t* seq_lens;
   /* [seq_count + 1]: the queries of sequence s are rows [q_starts[s], q_starts[s + 1]) of q. They
    * are the sequence's last tokens, and attention is causal. Null: one query per sequence; required
    * on a GPU. */
@@ -709,6 +718,28 @@ typedef struct kvx_transcode_args_t {
  * size and transform. UNSUPPORTED: a transform with a block_offset. INVALID_ARGUMENT: the layers
  * share memory. */
 KVX_API kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* stream);
+
+/* ---- recipes: how a whole cache stores K and V, as one string ---- */
+
+/* What a recipe means for rows of one k and one v head_dim. Bytes are those of one token of one KV
+ * head in one layer, K and V together, scales included. */
+typedef struct kvx_recipe_info_t {
+  uint32_t size;
+  uint32_t k_format;       /* kvx_format_t */
+  uint32_t v_format;       /* kvx_format_t */
+  uint32_t k_has_hadamard; /* 1: K is rotated before it is quantised */
+  uint32_t v_has_hadamard;
+  uint32_t window_format;   /* of the full-precision window; 0: the recipe has none */
+  uint32_t sink_tokens;     /* the window's first tokens of a sequence, rounded to whole blocks */
+  uint32_t recent_tokens;   /* and its last ones */
+  uint64_t bytes_per_token; /* of a quantised token */
+  uint64_t window_bytes_per_token; /* of a token in the window; 0: no window */
+} kvx_recipe_info_t;
+
+/* Fills at most info->size bytes and sets size to what was filled. INVALID_ARGUMENT: no recipe (the
+ * message names the wrong part), or a head_dim that its formats cannot store. */
+KVX_API kvx_status_t kvx_recipe_info(const char* recipe, uint32_t k_head_dim, uint32_t v_head_dim,
+                                     kvx_recipe_info_t* info);
 
 /* ---- caches that own their memory ---- */
 

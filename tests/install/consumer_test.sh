@@ -1,56 +1,88 @@
 #!/usr/bin/env bash
-# Installs the library into an empty folder and builds consumers against it, far from the tree.
-set -euo pipefail
-build_dir=$1 cmake=$2
+# Builds consumers in C and C++ against an installed kvx, and asks for its version in all ways.
+source "$(dirname "${BASH_SOURCE[0]}")/installed.sh"
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-prefix=$work/prefix
-"$cmake" --install "$build_dir" --component kvx --prefix "$prefix" >/dev/null
-
-mkdir "$work/consumer"
-cd "$work/consumer"
-cat >consumer.c <<'END'
+cat >consumer.c <<'EOF'
 #include <kvx/kvx_abi.h>
 #include <stdio.h>
 static kvx_version_t v = {sizeof v, 0, 0, 0};
-int main(void) { return kvx_get_version(&v) || printf("%u.%u\n", v.abi_major, v.abi_minor) < 0; }
-END
-cp consumer.c consumer.cpp
-cat >CMakeLists.txt <<'END'
-cmake_minimum_required(VERSION 3.25)
+int main(void) {
+  return kvx_get_version(&v) || printf("%u.%u.%u\n", v.abi_major, v.abi_minor, v.abi_patch) < 0;
+}
+EOF
+cat >consumer.cpp <<'EOF'
+#include <kvx/kvx.hpp>
+int main() {
+  const kvx_version_t v = kvx::version().value();
+  return std::printf("%u.%u.%u\n", v.abi_major, v.abi_minor, v.abi_patch) < 0;
+}
+EOF
+cat >CMakeLists.txt <<'EOF'
+cmake_minimum_required(VERSION 3.22)
 project(consumer C CXX)
-find_package(kvx 0.1 REQUIRED)
+set(CMAKE_CXX_STANDARD ${STANDARD})
+find_package(kvx ${ASKED} REQUIRED)
 add_executable(from_c consumer.c)
 add_executable(from_cpp consumer.cpp)
 target_link_libraries(from_c kvx::kvx)
 target_link_libraries(from_cpp kvx::kvx)
-END
+EOF
 
-major=$(awk '$2 == "KVX_ABI_VERSION_MAJOR" { print $3 }' "$prefix/include/kvx/kvx_abi.h")
-minor=$(awk '$2 == "KVX_ABI_VERSION_MINOR" { print $3 }' "$prefix/include/kvx/kvx_abi.h")
+part() { awk -v name="KVX_ABI_VERSION_$1" '$2 == name { print $3 }' "$prefix/include/kvx/kvx_abi.h"; }
+major=$(part MAJOR) minor=$(part MINOR) version=$(part MAJOR).$(part MINOR).$(part PATCH)
 
 expect_version() {
   local got
   got=$("$@")
-  if [[ $got != "$major.$minor" ]]; then
-    echo "$* printed '$got'; expected '$major.$minor' as in the installed header" >&2
-    exit 1
-  fi
+  [[ $got == "$version" ]] || fail "$* printed '$got'; expected '$version' as in the installed header"
 }
 
-"$cmake" -S . -B with_cmake -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
-"$cmake" --build with_cmake >/dev/null
-expect_version with_cmake/from_c
-expect_version with_cmake/from_cpp
+# configure ASKED STANDARD FOLDER
+configure() {
+  "$cmake" -S . -B "$3" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" -DASKED="$1" -DSTANDARD="$2" \
+    >configure.log 2>&1
+}
 
-pkgconfig=$(dirname "$(find "$prefix" -name kvx.pc)")
-flags=$(PKG_CONFIG_PATH=$pkgconfig pkg-config --cflags --libs kvx)
+for standard in 17 20; do
+  configure "$major.$minor" "$standard" "cmake_$standard" || fail "$(cat configure.log)"
+  "$cmake" --build "cmake_$standard" >build.log || fail "$(cat build.log)"
+  expect_version "cmake_$standard/from_c"
+  expect_version "cmake_$standard/from_cpp"
+done
+
+# Without a standard of the consumer's own the package asks for the one that it needs.
+sed -i '/CMAKE_CXX_STANDARD/d' CMakeLists.txt
+for asked in "" "$major" "$major.0" "$version"; do
+  configure "$asked" "" "asked_$asked" || fail "find_package(kvx $asked): $(cat configure.log)"
+done
+for refused in 0.1 "$major.$((minor + 1))" "$((major + 1))"; do
+  if configure "$refused" "" "refused_$refused"; then
+    fail "find_package(kvx $refused) accepts version $version"
+  fi
+  grep -q "considered but not accepted" configure.log ||
+    fail "find_package(kvx $refused) fails for another reason: $(cat configure.log)"
+done
+"$cmake" --build "asked_$version" >build.log || fail "$(cat build.log)"
+grep -q "cxx_std_17" -r "$prefix/lib"*/cmake "$prefix"/lib/*/cmake 2>/dev/null ||
+  fail "the exported target does not ask for C++17"
+
+# A compiler before C++17 gets one clear sentence.
+if c++ -std=c++14 -fsyntax-only -I"$prefix/include" consumer.cpp 2>c++14.log; then
+  fail "kvx.hpp compiles as C++14"
+fi
+grep -q "needs C++17" c++14.log || fail "kvx.hpp does not say what it needs: $(head -3 c++14.log)"
+
+[[ $(with_pkg_config --modversion kvx) == "$version" ]] || fail "kvx.pc has another version"
+with_pkg_config --exists "kvx >= $major.$minor" || fail "pkg-config refuses kvx >= $major.$minor"
+flags=$(with_pkg_config --cflags --libs kvx)
 # shellcheck disable=SC2086 # the flags are words
 cc consumer.c $flags -o pc_c
 # shellcheck disable=SC2086
-c++ consumer.cpp $flags -o pc_cpp
-libdir=$(dirname "$pkgconfig")
-expect_version env LD_LIBRARY_PATH="$libdir" ./pc_c
-expect_version env LD_LIBRARY_PATH="$libdir" ./pc_cpp
-echo "kvx $major.$minor found by CMake and by pkg-config, from C and from C++"
+c++ -std=c++17 consumer.cpp $flags -o pc_cpp
+expect_version with_library ./pc_c
+expect_version with_library ./pc_cpp
+
+soname=$(objdump -p "$libdir/libkvx.so" | awk '$1 == "SONAME" { print $2 }')
+[[ $soname == "libkvx.so.$major" ]] || fail "the soname is $soname; expected libkvx.so.$major"
+[[ -f $libdir/libkvx.so.$version ]] || fail "libkvx.so.$version is not installed"
+echo "kvx $version found by CMake and by pkg-config, from C and from C++"

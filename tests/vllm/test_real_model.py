@@ -42,9 +42,18 @@ def test_a_gib_holds_more_tokens_and_france_keeps_its_capital(model, stock_token
         assert kvx_engine.llm.get_tokenizer().decode(tokens) == " Paris"
 
 
-def test_every_block_of_the_vllm_page_runs(model):
+def load_pages():
     path = ROOT / "tests" / "python" / "pages.py"
     spec = importlib.util.spec_from_file_location("pages", path)
     pages = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
-    assert pages.run_blocks("docs/vllm.md", model=model) == 1
+    return pages
+
+
+def test_every_block_of_the_vllm_page_runs(model):
+    assert load_pages().run_blocks("docs/vllm.md", model=model) == 1
+
+
+def test_the_block_of_the_readme_runs(model, capsys):
+    assert load_pages().run_blocks("README.md", " vllm", model=model) == 1
+    assert "Paris" in capsys.readouterr().out

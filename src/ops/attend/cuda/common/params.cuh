@@ -139,11 +139,12 @@ __device__ inline void store_output_quad(const BatchParams& params, int64_t toke
 }
 
 // Stores the rows of a sequence that is not valid as rows that see no token, and counts the
-// sequence once. stores_output: no merge follows.
+// sequence once, unless it is a padding sequence of length 0. stores_output: no merge follows.
 __device__ inline void store_empty_rows(const AttendParams& params, const SequenceShape& shape,
                                         int kv_head, int first_row, int num_rows, int split,
                                         bool stores_output) {
-  if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0) {
+  const bool is_padding = shape.has_rows && shape.seq_len == 0;
+  if (threadIdx.x == 0 && split == 0 && kv_head == 0 && first_row == 0 && !is_padding) {
     atomicAdd(&params.counters->out_of_range, 1ull);
   }
   if (!shape.has_rows) return;
