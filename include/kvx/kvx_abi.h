@@ -442,8 +442,8 @@ enum {
   KVX_SIDE_PREFIX_OF_K = 1 << 0,
   /* The codes of NVFP4, MXFP4 or MXFP4_G16 are in sign-magnitude interleaved order: a row has as
    * many bytes as without it, with their bits in an order that a Hopper GPU decodes with fewer
-   * instructions (docs/cuda.md). For layers on a GPU that only kvx reads and writes, with computed
-   * or given scales and contiguous rows. */
+   * instructions (docs/cuda/decode.md). For layers on a GPU that only kvx reads and writes, with
+   * computed or given scales and contiguous rows. */
   KVX_SIDE_INTERLEAVED_ORDER = 1 << 1
 };
 

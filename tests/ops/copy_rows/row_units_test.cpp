@@ -69,7 +69,7 @@ RowUnits units_for(const Shape& shape, const Layout& layout, int64_t alignment =
   return units;
 }
 
-TEST(DeviceUnits, TakeSixteenBytesAcrossAllHeadsOfACanonicalToken) {
+TEST(RowUnits, TakeSixteenBytesAcrossAllHeadsOfACanonicalToken) {
   const RowUnits units = units_for({.num_heads = 8, .head_dim = 80}, {});
   EXPECT_EQ(units.num_heads, 1);
   EXPECT_EQ(units.elements, 8);
@@ -77,25 +77,25 @@ TEST(DeviceUnits, TakeSixteenBytesAcrossAllHeadsOfACanonicalToken) {
   EXPECT_FALSE(units.is_by_token);
 }
 
-TEST(DeviceUnits, CoverEveryElementOnceInEveryLayout) {
+TEST(RowUnits, CoverEveryElementOnceInEveryLayout) {
   for (const Layout& layout : all_layouts()) {
     SCOPED_TRACE(layout.name);
     units_for({}, layout);
   }
 }
 
-TEST(DeviceUnits, AreAsNarrowAsRowsAreOdd) {
+TEST(RowUnits, AreAsNarrowAsRowsAreOdd) {
   EXPECT_EQ(units_for({.num_heads = 3, .head_dim = 5}, {}).elements, 1);
   EXPECT_EQ(units_for({.num_heads = 3, .head_dim = 20}, {}).elements, 4);
   EXPECT_EQ(units_for({.num_heads = 3, .head_dim = 20}, {.layout = KVX_LAYOUT_BLOCK_HND}).elements,
             4);
 }
 
-TEST(DeviceUnits, AreAsNarrowAsThePoolsBlocksBegin) {
+TEST(RowUnits, AreAsNarrowAsThePoolsBlocksBegin) {
   EXPECT_EQ(units_for({}, {}, 4).elements, 2);
 }
 
-TEST(DeviceUnits, PutNeighbouringTokensInNeighbouringThreadsWhereTheCacheDoes) {
+TEST(RowUnits, PutNeighbouringTokensInNeighbouringThreadsWhereTheCacheDoes) {
   const Layout packed = {.layout = KVX_LAYOUT_BLOCK_HND_PACKED, .k_pack = 8, .v_pack = 8};
   EXPECT_TRUE(units_for({}, packed).is_by_token);
   EXPECT_EQ(units_for({}, packed).elements, 8);
@@ -104,7 +104,7 @@ TEST(DeviceUnits, PutNeighbouringTokensInNeighbouringThreadsWhereTheCacheDoes) {
   EXPECT_EQ(units_for({}, turned).elements, 1);
 }
 
-TEST(DeviceUnits, KeepHeadsApartWhereNumbersAreConverted) {
+TEST(RowUnits, KeepHeadsApartWhereNumbersAreConverted) {
   const Shape shape = {.num_heads = 2, .head_dim = 16};
   const Cache cache(shape, {}, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E4M3);
   const Io io(shape, 3);
