@@ -3,15 +3,15 @@
  *
  * Rules for every call:
  *   - A caller zeroes a struct and then sets `size` to sizeof of the struct. A field that is zero
- * has its default.
+ *     has its default.
  *   - Later versions add functions and append fields to structs of part 2. They change no number
- * and no offset.
+ *     and no offset.
  *   - A function returns a kvx_status_t and throws nothing. After an error its outputs are
- * unchanged, and kvx_last_error() returns the text of the error.
+ *     unchanged, and kvx_last_error() returns the text of the error.
  *   - The library does not keep a caller's pointer after a call returns, except the hooks that a
  *     handle or kvx_set_log() holds, as their comments describe.
  *   - Calls are safe from several threads at once, except that one kvx_cache_t is used by one
- * thread at a time, and that hooks are set by one thread at a time.
+ *     thread at a time, and that log functions are set by one thread at a time.
  *   - Memory belongs to the caller, except the memory of a kvx_cache_t.
  */
 #ifndef KVX_KVX_ABI_H

@@ -40,7 +40,7 @@ Status DataAndScalePool::free_data_and_scale_blocks(std::span<const int32_t> dat
   if (!std::equal(data_ids.begin(), data_ids.end(), scale_ids.begin(), scale_ids.end())) {
     return invalid_argument("scale_ids are not data_ids; a block and its scales have one id");
   }
-  // All or none: look before anything is released.
+  // Checks everything before it releases anything.
   std::vector<int32_t> sorted(data_ids.begin(), data_ids.end());
   std::sort(sorted.begin(), sorted.end());
   for (auto first = sorted.begin(); first != sorted.end();) {

@@ -1,4 +1,4 @@
-// TurboMind's block sizes and addresses, and its layers as the verbs see them.
+// TurboMind's block sizes and addresses, and views of its layers for the verbs.
 #include "engines/turbomind/layout.hpp"
 
 #include <limits>
@@ -23,7 +23,7 @@ Status check_geometry(const Geometry& geometry, const format::FormatSpec& spec) 
   return format::check_head_dim(spec, geometry.head_dim);
 }
 
-// Where a row's K scales begin in a scale block; V's follow them. The one definition (A3.6).
+// Where a row's K scales begin in a scale block; V's follow them. All other functions use this one.
 constexpr int64_t scale_row_offset(int layer, int head, int head_num, int block_len, int head_dim,
                                    int64_t token) {
   const int64_t row = (int64_t{layer} * head_num + head) * block_len + token;
@@ -191,7 +191,7 @@ uint8_t* get_fp4_nv_scale_base(uint8_t* const* scale_blocks_seq, int layer, int 
 Status block_ids_of(const Pools& pools, std::span<const uint8_t* const> block_ptrs,
                     std::span<int32_t> ids) {
   for (size_t i = 0; i < block_ptrs.size(); ++i) {
-    // As integers: the pointer may belong to other memory.
+    // Compared as integers, because the pointer may belong to other memory.
     const uint64_t offset =
         reinterpret_cast<uintptr_t>(block_ptrs[i]) - reinterpret_cast<uintptr_t>(pools.data);
     const uint64_t stride = static_cast<uint64_t>(pools.data_stride);

@@ -59,7 +59,7 @@ TEST(TurboMindLayout, HasTheOraclesOffsetsForEveryPolicy) {
   }
 }
 
-// The seeds say "about 2x" of FP8, and of FP16, in two places. The bytes say 1.78x and 3.56x.
+// The exact ratios to FP8 and FP16 are 1.78 and 3.56, not "about 2".
 TEST(TurboMindLayout, CostsExactlyTheseBytesABlockInEveryMode) {
   EXPECT_EQ(llama_layout(KvCacheMode::kNone).bytes_per_block(), 8'388'608);
   EXPECT_EQ(llama_layout(KvCacheMode::kInt8).bytes_per_block(), 4'325'376);

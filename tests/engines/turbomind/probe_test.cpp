@@ -1,5 +1,5 @@
 // The probe, and every scale byte of two fp4 blocks against a recomputation that shares no code
-// with the library (C-26: a look at two bytes of one token proves neither the di / 16 mapping nor
+// with the library (two bytes of one token prove neither the di / 16 mapping nor
 // that other tokens' scales were written).
 #include "engines/turbomind/probe.hpp"
 

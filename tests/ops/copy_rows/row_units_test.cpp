@@ -1,4 +1,5 @@
-// How a token's rows are cut for a GPU: every element once, as wide as addresses allow.
+// How a token's rows are divided for a GPU: every element once, in units as large as alignments
+// allow.
 #include "ops/copy_rows/row_units.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +26,7 @@ Sides sides_of(const Cache& cache, const Io& io) {
   sides.cache = boundary::check_cache(&cache.desc, deferred_errors).value();
   sides.io = boundary::check_io(io.desc, 0, sides.cache, deferred_errors).value();
   EXPECT_TRUE(deferred_errors.status().ok());
-  // Where a test's vectors happen to lie says nothing.
+  // Fixed addresses, because those of a test's vectors are arbitrary.
   alignas(16) static uint8_t somewhere[32];
   sides.cache.k.data = sides.io.k.data = somewhere;
   return sides;
