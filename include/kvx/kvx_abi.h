@@ -637,7 +637,7 @@ typedef struct kvx_attend_args_t {
   float softcap;         /* 0: none */
   uint32_t window;       /* a query sees its own token and window - 1 before it; 0: all */
   uint32_t reserved;     /* 0 */
-  const float* sinks;    /* [num_q_heads], logits added to the softmax's sum; or null */
+  const float* sinks;    /* [num_q_heads], logits in the softmax's denominator only; or null */
   /* [queries, tree_mask_stride]: entry (i, j) is other than 0 where query i sees the j-th new token
    * of its sequence; it sees all earlier tokens within the window. Null: causal. */
   const uint8_t* tree_mask;
@@ -742,13 +742,12 @@ typedef struct kvx_cache_config_t {
   uint32_t v_head_dim;
   uint32_t block_size; /* tokens; 0: 64 */
   uint32_t max_sequences;
-  uint32_t
-      num_threads; /* of the cache's own pool; 0 or 1: the calling thread; unused with executor */
+  uint32_t num_threads; /* of the cache's own pool; 0 or 1: the calling thread; see executor */
   int64_t max_tokens_per_sequence;
   int64_t memory_budget_bytes;    /* 0: enough for max_sequences full sequences */
   const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "int4:auto" */
   const int32_t* layer_windows;   /* [num_layers], tokens, 0: no window; or null */
-  const kvx_executor_t* executor; /* kept until kvx_cache_free; or null */
+  const kvx_executor_t* executor; /* used instead, until kvx_cache_free; or null */
   /* Allocates all K and V. Called by kvx_cache_create and kvx_cache_free, and kept until then.
    * Null: the system's memory. */
   const kvx_allocator_t* allocator;

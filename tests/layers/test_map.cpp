@@ -41,8 +41,8 @@ std::vector<Row> read_rows(const fs::path& page) {
   return rows;
 }
 
-// How many files each folder below `top` directly holds. Folders are relative to the root, with a '/'
-// at the end. A folder without files is left out.
+// How many files each folder below `top` directly holds. Folders are relative to the root, with a
+// '/' at the end. A folder without files is left out.
 std::map<std::string, int> files_by_folder(const fs::path& root, const char* top) {
   std::map<std::string, int> folders;
   for (const auto& entry : fs::recursive_directory_iterator(root / top)) {

@@ -12,7 +12,7 @@ constexpr int kScales = 1;
 
 }  // namespace
 
-Result<DataAndScalePool> DataAndScalePool::create(cache::Memory& memory, const BlockLayout& layout,
+Result<DataAndScalePool> DataAndScalePool::create(cache::Memory& memory, const PoolLayout& layout,
                                                   int64_t num_blocks,
                                                   const cache::BlockPoolOptions& options) {
   cache::BlockClassSpec blocks{"blocks", num_blocks, {layout.block_bytes}};

@@ -15,7 +15,7 @@ class DataAndScalePool {
  public:
   // Allocates num_blocks blocks of both pools; without fp4 there is no scale pool. A memory budget
   // is divided by blocks_within_budget(). Errors as cache::BlockPool::create.
-  static Result<DataAndScalePool> create(cache::Memory& memory, const BlockLayout& layout,
+  static Result<DataAndScalePool> create(cache::Memory& memory, const PoolLayout& layout,
                                          int64_t num_blocks,
                                          const cache::BlockPoolOptions& options = {});
 

@@ -30,7 +30,7 @@ struct Geometry {
 };
 
 // Byte sizes and offsets of a block. make_block_layout() creates one in which nothing overflows.
-struct BlockLayout {
+struct PoolLayout {
   Geometry geometry;
   format::FormatSpec spec;
 
@@ -55,7 +55,7 @@ struct BlockLayout {
 
 // INVALID_ARGUMENT: a count below 1, a head_dim that the mode can't store (fp4: a multiple of 16),
 // or a dtype that TurboMind does not have. OUT_OF_RANGE: a block of 2^63 bytes or more.
-Result<BlockLayout> make_block_layout(const Geometry& geometry);
+Result<PoolLayout> make_block_layout(const Geometry& geometry);
 
 // Bytes of a block of the data pool, and of the scale pool (0 without one), under TurboMind's
 // names for the arguments. Errors as above.
@@ -65,7 +65,7 @@ Result<int64_t> get_cache_scale_block_size(DType dtype, KvCacheMode kvtype, int 
                                            int head_num, int head_dim, int block_seq_len);
 
 // Blocks that fit in a budget, both pools counted. Requires: budget_bytes >= 0.
-int64_t blocks_within_budget(const BlockLayout& layout, int64_t budget_bytes);
+int64_t blocks_within_budget(const PoolLayout& layout, int64_t budget_bytes);
 
 // The scales of token local_ti of a sequence for one layer and head: K's head_dim / 16 bytes, then
 // V's. scale_blocks_seq: the sequence's scale blocks in order. Requires: arguments in range.
@@ -112,7 +112,7 @@ class LayerBlocks {
   ops::LayerView view() const { return {num_blocks_, block_len_, run_.num_heads, {&run_, 1}}; }
 
  private:
-  friend Result<LayerBlocks> layer_blocks(const BlockLayout&, const Pools&, int,
+  friend Result<LayerBlocks> layer_blocks(const PoolLayout&, const Pools&, int,
                                           const GlobalScales&);
   int64_t num_blocks_ = 0;
   int block_len_ = 0;
@@ -122,7 +122,7 @@ class LayerBlocks {
 // INVALID_ARGUMENT: a missing pool (fp4 needs its scale pool), a stride smaller than a block, a
 // layer out of range, global scales with a mode other than fp4 nv, or one that is not positive and
 // finite.
-Result<LayerBlocks> layer_blocks(const BlockLayout& layout, const Pools& pools, int layer,
+Result<LayerBlocks> layer_blocks(const PoolLayout& layout, const Pools& pools, int layer,
                                  const GlobalScales& global_scales = {});
 
 }  // namespace kvx::engines::turbomind

@@ -27,7 +27,7 @@ struct SequenceBlocks {
 
 // INVALID_ARGUMENT: a layout without fp4 or with head_dim below 32 (one scale only), tables of
 // different lengths, a layer, head or token that does not exist.
-Result<Fp4KvProbeResult> fp4_kv_probe_host(const BlockLayout& layout, const SequenceBlocks& blocks,
+Result<Fp4KvProbeResult> fp4_kv_probe_host(const PoolLayout& layout, const SequenceBlocks& blocks,
                                            int layer, int head, int64_t token);
 
 // The probe for blocks in a GPU's memory, with the tables of pointers that kernels read there.
@@ -40,7 +40,7 @@ struct DeviceSequenceBlocks {
 // Waits for the work that was enqueued on `stream`, then reads. Errors as above; INTERNAL_ERROR
 // with CUDA's text: a table or a block that the device cannot read. UNSUPPORTED: a build without
 // CUDA.
-Result<Fp4KvProbeResult> fp4_kv_probe(const BlockLayout& layout, const DeviceSequenceBlocks& blocks,
+Result<Fp4KvProbeResult> fp4_kv_probe(const PoolLayout& layout, const DeviceSequenceBlocks& blocks,
                                       int layer, int head, int64_t token,
                                       device::CudaStream stream = nullptr);
 

@@ -38,7 +38,8 @@ void expect_all_elements(const Sides& sides, const RowUnits& units) {
   std::set<int64_t> cache_offsets;
   std::set<int64_t> io_offsets;
   for (uint32_t u = 0; u < units.num_units; ++u) {
-    const ops::copy_rows::Unit unit = ops::copy_rows::unit_at(units, sides.cache.k, sides.io.k, u);
+    const ops::copy_rows::RowUnit unit =
+        ops::copy_rows::unit_at(units, sides.cache.k, sides.io.k, u);
     EXPECT_EQ(unit.cache_offset % (units.elements * bytes), 0);
     EXPECT_EQ(unit.io_offset % (units.elements * bytes), 0);
     for (int e = 0; e < units.elements; ++e) {
