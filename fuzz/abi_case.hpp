@@ -1,4 +1,4 @@
-// Structured random descriptors for the ABI's fuzz targets: what is common to both.
+// Structured random descriptors: what the ABI's fuzz targets share.
 #pragma once
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -112,7 +112,7 @@ inline void fill(std::vector<uint8_t>& bytes, int64_t size, uint32_t seed, bool 
   }
 }
 
-// A list of indices in the type that a descriptor says, as large as it is.
+// A list of indices in the type and size of a descriptor.
 class IndexList {
  public:
   std::vector<int64_t> entries;
@@ -121,12 +121,12 @@ class IndexList {
     uint32_t number;
     memcpy(&number, &dtype, sizeof number);
     if (number == KVX_DTYPE_S64) return entries.data();
-    narrow_.assign(entries.begin(), entries.end());
-    return narrow_.data();
+    ids_in_32_bits_.assign(entries.begin(), entries.end());
+    return ids_in_32_bits_.data();
   }
 
  private:
-  std::vector<int32_t> narrow_;
+  std::vector<int32_t> ids_in_32_bits_;
 };
 
 }  // namespace kvx::fuzz

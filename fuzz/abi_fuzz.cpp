@@ -1,10 +1,10 @@
 // The v1 calls of the API boundary under structured random descriptors: whatever they are, the
-// library and the slow provider of tests/providers give the same status and leave the same
-// bytes; a call that fails leaves the bytes that it found.
+// library and the slow provider of tests/providers return the same status and write the
+// same bytes; a call that fails changes no byte.
 //
-// Descriptors are built to be legal, then one field in some is spoiled. Memory is as large as the
-// descriptor says, so that a wrong access is a fault of the library; descriptors that claim more
-// than kMostBytes are only shown to kvx_validate_cache_desc, which looks at no data.
+// Descriptors are legal at first, then one field of some is changed. Memory is as large as the
+// descriptor claims, so that a wrong access is a fault of the library. A descriptor that claims
+// more than kMostBytes is passed only to kvx_validate_cache_desc, which reads no data.
 #include "fuzz/abi_case.hpp"
 
 namespace kvx::fuzz {
@@ -59,7 +59,7 @@ class Case {
   kvx_kv_io_desc_t& io() { return is_write_ ? write().io : gather().io; }
   bool has_pool() const { return !is_write_ && table_ == Table::kOffsets; }
 
-  // Which NaN becomes of a narrow one when it is gathered as F32 is not promised.
+  // Which NaN a 16-bit NaN becomes when it is gathered as F32 is unspecified.
   static void forget_payloads(const kvx_tensor_desc_t& io, const kvx_tensor_desc_t& cache,
                               std::vector<uint8_t>& one, std::vector<uint8_t>& other) {
     if (bytes_of(io.dtype) != 4 || bytes_of(cache.dtype) == 4) return;
@@ -269,13 +269,13 @@ class Case {
       return;
     }
     const int64_t number = choices_.flip() ? choices_.pick(kExtremes) : choices_.between(0, 64);
-    const bool is_full_precision = choices_.flip() && word % 2 == 0 && word + 1 < words;
-    memcpy(field, &number, is_full_precision ? 8 : 4);
+    const bool has_64_bits = choices_.flip() && word % 2 == 0 && word + 1 < words;
+    memcpy(field, &number, has_64_bits ? 8 : 4);
     if (choices_.flip()) (which == 0 ? cache_.tail : write_or_gather_tail())[7] = 1;
   }
   uint8_t* write_or_gather_tail() { return is_write_ ? write_.tail : gather_.tail; }
 
-  // A scale's memory, all positive numbers but for a few. False: it describes too much.
+  // A scale's memory, all positive numbers but for a few. Returns false when it describes too much.
   bool allocate_scale(kvx_scale_desc_t& desc, std::vector<uint8_t>& bytes) {
     if (desc.data == nullptr) return true;
     int64_t last = 0;
@@ -294,7 +294,7 @@ class Case {
   }
 
   // Every pointer gets the memory that its descriptor describes, or null where it was spoiled.
-  // False: a descriptor describes too much.
+  // Returns false when a descriptor describes too much.
   bool allocate() {
     memory_.resize(8);
     kvx_tensor_desc_t* tensors[] = {&cache().k, &cache().v, &io().key, &io().value};

@@ -1,6 +1,6 @@
 // kvx_attend under structured random arguments: layers of every format, tables, lengths, queries,
-// windows, softcaps, sinks. A call that works gives what attention's definition gives, in double,
-// over the rows that kvx_gather gives; a call that fails leaves the bytes that it found.
+// windows, softcaps, sinks. A call that succeeds returns attention's definition, in double
+// precision, over the rows that kvx_gather returns; a call that fails changes no byte.
 #include <cmath>
 #include <numeric>
 

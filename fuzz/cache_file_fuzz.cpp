@@ -1,5 +1,5 @@
-// Any bytes as a cache file: refused or read, never out of bounds. The checksums are put right
-// first, so that the mutations reach what lies behind them.
+// Any bytes as a cache file are refused or read, never out of bounds. The checksums are corrected
+// first, so that mutations reach the code behind them.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -1,6 +1,5 @@
-// Cache files that are well made in every byte, with checksums that hold, and lie: about their
-// block size, lengths, parents, pieces and fingerprint. Caches load or refuse them, go on working,
-// and lose no block.
+// Well-formed cache files with correct checksums and wrong contents: block size, lengths, parents,
+// block copies and fingerprint. Caches load or refuse them, go on working, and lose no block.
 #include <unistd.h>
 
 #include <filesystem>
@@ -53,14 +52,14 @@ class OwnedCache {
 
 // Fingerprint, kinds and block size as such a cache writes them, and no block.
 const FileIndex& empty_index(const char* recipe, const std::string& path) {
-  static std::map<std::string_view, FileIndex> known;
-  const auto found = known.find(recipe);
-  if (found != known.end()) return found->second;
+  static std::map<std::string_view, FileIndex> indexes;
+  const auto found = indexes.find(recipe);
+  if (found != indexes.end()) return found->second;
   const OwnedCache cache(recipe);
   expect(kvx_cache_save_prefixes(cache.handle, path.c_str(), nullptr) == KVX_STATUS_OK, "saved");
   auto reader = tier::CacheFileReader::open(path);
   expect(reader.ok(), "an empty file is read");
-  return known[recipe] = reader.value().index();
+  return indexes[recipe] = reader.value().index();
 }
 
 class Case {
@@ -100,35 +99,35 @@ class Case {
 
   // Bytes of one block of a kind and where they lie.
   StoredBlockCopy add_block_copy(int32_t kind, int64_t num_bytes) {
-    StoredBlockCopy piece{kind, tier::Codec::kRaw, std::ssize(file_), num_bytes, {}};
+    StoredBlockCopy block_copy{kind, tier::Codec::kRaw, std::ssize(file_), num_bytes, {}};
     std::vector<uint8_t> bytes;
     fill(bytes, num_bytes, static_cast<uint32_t>(choices_.between(0, 255)), rarely(4));
     bytes.pop_back();
-    piece.checksum = cache::checksum(bytes);
+    block_copy.checksum = cache::checksum(bytes);
     file_.insert(file_.end(), bytes.begin(), bytes.end());
     file_.resize((file_.size() + 63) / 64 * 64);
-    return piece;
+    return block_copy;
   }
-  void spoil(StoredBlockCopy& piece) {
+  void spoil(StoredBlockCopy& block_copy) {
     switch (choices_.between(0, 4)) {
       case 0:
-        piece.checksum.bytes[0] ^= 1;
+        block_copy.checksum.bytes[0] ^= 1;
         return;
       case 1:
-        piece.codec = tier::Codec::kZstd;
+        block_copy.codec = tier::Codec::kZstd;
         return;
       case 2:
-        piece.stored_bytes = choices_.rarely_extreme(choices_.between(0, 4096));
+        block_copy.stored_bytes = choices_.rarely_extreme(choices_.between(0, 4096));
         return;
       case 3:
-        piece.offset = choices_.rarely_extreme(choices_.between(0, 64) * 64);
+        block_copy.offset = choices_.rarely_extreme(choices_.between(0, 64) * 64);
         return;
       default:
-        piece.kind = static_cast<int32_t>(choices_.between(-1, 4));
+        block_copy.kind = static_cast<int32_t>(choices_.between(-1, 4));
     }
   }
 
-  FileBlock some_block(const FileIndex& index, const std::vector<StoredBlockCopy>& pieces) {
+  FileBlock some_block(const FileIndex& index, const std::vector<StoredBlockCopy>& block_copies) {
     const auto number = std::ssize(index.blocks);
     FileBlock block;
     // Mostly the chain's next one.
@@ -141,9 +140,9 @@ class Case {
     const int64_t most = std::min<int64_t>(index.block_size, 1024);
     const int64_t count = rarely(8) ? choices_.between(0, most + 1) : most;
     for (int64_t t = 0; t < count; ++t) block.tokens.push_back(rarely(12) ? 1 : 0);
-    for (const StoredBlockCopy& piece : pieces) {
+    for (const StoredBlockCopy& block_copy : block_copies) {
       if (rarely(12)) continue;
-      block.block_copies.push_back(piece);
+      block.block_copies.push_back(block_copy);
       if (rarely(24)) spoil(block.block_copies.back());
     }
     return block;
@@ -157,15 +156,15 @@ class Case {
       index.fingerprint[static_cast<size_t>(at)] = static_cast<char>(choices_.between(0, 127));
     }
     file_.assign(tier::kHeaderBytes, 0);
-    std::vector<StoredBlockCopy> pieces;
+    std::vector<StoredBlockCopy> block_copies;
     for (size_t kind = 0; kind < index.kinds.size(); ++kind) {
-      pieces.push_back(add_block_copy(static_cast<int32_t>(kind), index.kinds[kind].bytes));
+      block_copies.push_back(add_block_copy(static_cast<int32_t>(kind), index.kinds[kind].bytes));
       if (rarely(24)) index.kinds[kind].bytes = choices_.between(1, 4096);
     }
     index.scopes.resize(static_cast<size_t>(rarely(16) ? 0 : choices_.between(1, 2)));
     if (index.scopes.size() == 2) index.scopes[1].adapter = "another";
     for (int64_t left = 10 - choices_.between(0, 10); left > 0; --left) {
-      index.blocks.push_back(some_block(index, pieces));
+      index.blocks.push_back(some_block(index, block_copies));
     }
     const auto num_blocks = std::ssize(index.blocks);
     if (!rarely(8)) {

@@ -1,4 +1,5 @@
-// Any bytes are a GGUF or an error; what was accepted can be read: tensors, sizes, tokenizer.
+// Any bytes are a GGUF file or an error. The tensors, sizes and tokenizer of an accepted file can
+// be read.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,6 @@
-// Random calls on the handles of an owned cache, against a model: what a sequence holds is what was
-// fed to it, whoever shares its blocks; stale handles are refused; no block is lost.
+// Random calls on the handles of an owned cache, against a model: a sequence has the rows that were
+// appended to it, whichever sequences share its blocks; stale handles are refused; no block is
+// lost.
 #include <unistd.h>
 
 #include <filesystem>
@@ -19,7 +20,8 @@ constexpr int kBlockSize = 4;
 constexpr int kMaxTokens = 40;
 constexpr int kMaxSequences = 4;
 
-// K and V of a token depend on it and its place only, so that equal prefixes have equal rows.
+// K and V of a token depend on the token and its position only, so that equal prefixes have equal
+// rows.
 float number_of(int32_t token, int64_t position) {
   return static_cast<float>(token * 100 + position);
 }

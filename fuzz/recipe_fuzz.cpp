@@ -1,4 +1,4 @@
-// Any text is a recipe or an error that says what is wrong; what was accepted can be stored.
+// Any text is a recipe or an error with a message. A cache can store what was accepted.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -1,7 +1,7 @@
 // The verbs of 1.2 under structured random arguments. On layers of plain floats they agree with the
-// slow provider's v1 calls byte for byte; on pages of quantised rows an append at once leaves the
-// bytes of an append token by token, and a transcode gives the rows of a gather. A call that fails
-// leaves the bytes that it found.
+// slow provider's v1 calls byte for byte; on pages of quantised rows an append in one call writes
+// the bytes of an append token by token, and a transcode gives the rows of a gather. A call that
+// fails changes no byte.
 #include "fuzz/verb_layers.hpp"
 
 namespace kvx::fuzz {
@@ -109,7 +109,7 @@ class Case {
     expect(expected_beyond == beyond, "slots beyond the layer are counted");
     const kvx_write_desc_t write = slow_write(rows, slots);
     const kvx_status_t slow = slow_write_kv(&layer.cache, &write, nullptr);
-    if (slow == KVX_STATUS_UNSUPPORTED) return;  // v1 is narrower about the strides of IO
+    if (slow == KVX_STATUS_UNSUPPORTED) return;  // v1 supports fewer strides of IO
     expect(slow == KVX_STATUS_OK, "the slow write works");
     expect(layer.k == k_after && layer.v == v_after, "append and the slow write agree");
   }
@@ -167,7 +167,7 @@ class Case {
     gather.seq_lens = seq_lens;
     gather.max_seq_len = static_cast<uint32_t>(most);
     const kvx_status_t slow = slow_gather_kv(&layer.cache, &gather, nullptr);
-    if (slow == KVX_STATUS_UNSUPPORTED) return;  // v1 is narrower about the strides of IO
+    if (slow == KVX_STATUS_UNSUPPORTED) return;  // v1 supports fewer strides of IO
     expect(slow == KVX_STATUS_OK, "the slow gather works");
     expect(rows.key == key_after && rows.value == value_after, "gather and the slow gather agree");
   }

@@ -3,15 +3,15 @@
  *
  * Rules for every call:
  *   - A caller zeroes a struct and then sets `size` to sizeof of the struct. A field that is zero
- * has its default.
+ *     has its default.
  *   - Later versions add functions and append fields to structs of part 2. They change no number
- * and no offset.
+ *     and no offset.
  *   - A function returns a kvx_status_t and throws nothing. After an error its outputs are
- * unchanged, and kvx_last_error() returns the text of the error.
+ *     unchanged, and kvx_last_error() returns the text of the error.
  *   - The library does not keep a caller's pointer after a call returns, except the hooks that a
  *     handle or kvx_set_log() holds, as their comments describe.
  *   - Calls are safe from several threads at once, except that one kvx_cache_t is used by one
- * thread at a time, and that hooks are set by one thread at a time.
+ *     thread at a time, and that log functions are set by one thread at a time.
  *   - Memory belongs to the caller, except the memory of a kvx_cache_t.
  */
 #ifndef KVX_KVX_ABI_H
@@ -442,8 +442,8 @@ enum {
   KVX_SIDE_PREFIX_OF_K = 1 << 0,
   /* The codes of NVFP4, MXFP4 or MXFP4_G16 are in sign-magnitude interleaved order: a row has as
    * many bytes as without it, with their bits in an order that a Hopper GPU decodes with fewer
-   * instructions (docs/cuda.md). For layers on a GPU that only kvx reads and writes, with computed
-   * or given scales and contiguous rows. */
+   * instructions (docs/cuda/decode.md). For layers on a GPU that only kvx reads and writes, with
+   * computed or given scales and contiguous rows. */
   KVX_SIDE_INTERLEAVED_ORDER = 1 << 1
 };
 
@@ -646,7 +646,7 @@ typedef struct kvx_attend_args_t {
   float softcap;         /* 0: none */
   uint32_t window;       /* a query sees its own token and window - 1 before it; 0: all */
   uint32_t reserved;     /* 0 */
-  const float* sinks;    /* [num_q_heads], logits added to the softmax's sum; or null */
+  const float* sinks;    /* [num_q_heads], logits in the softmax's denominator only; or null */
   /* [queries, tree_mask_stride]: entry (i, j) is other than 0 where query i sees the j-th new token
    * of its sequence; it sees all earlier tokens within the window. Null: causal. */
   const uint8_t* tree_mask;
@@ -773,13 +773,12 @@ typedef struct kvx_cache_config_t {
   uint32_t v_head_dim;
   uint32_t block_size; /* tokens; 0: 64 */
   uint32_t max_sequences;
-  uint32_t
-      num_threads; /* of the cache's own pool; 0 or 1: the calling thread; unused with executor */
+  uint32_t num_threads; /* of the cache's own pool; 0 or 1: the calling thread; see executor */
   int64_t max_tokens_per_sequence;
   int64_t memory_budget_bytes;    /* 0: enough for max_sequences full sequences */
   const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "int4:auto" */
   const int32_t* layer_windows;   /* [num_layers], tokens, 0: no window; or null */
-  const kvx_executor_t* executor; /* kept until kvx_cache_free; or null */
+  const kvx_executor_t* executor; /* used instead, until kvx_cache_free; or null */
   /* Allocates all K and V. Called by kvx_cache_create and kvx_cache_free, and kept until then.
    * Null: the system's memory. */
   const kvx_allocator_t* allocator;

@@ -175,7 +175,7 @@ TEST(Executor, MayCallTheLibraryWhileItRunsTasks) {
   });
   AllVerbs busy(2048, 0.3f);
   ASSERT_EQ(busy.run(&executor.hook), all_ok) << kvx_last_error();
-  EXPECT_GE(executor.num_calls, 5) << "not every verb asked its executor";
+  EXPECT_GE(executor.num_calls, 5) << "not every verb used its executor";
   EXPECT_TRUE(busy.equals(alone));
 }
 

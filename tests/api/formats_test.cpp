@@ -15,15 +15,16 @@ TEST(FormatInfo, TellsWhatTheFactsSayForEveryFormat) {
     const format::Facts& facts = *format::kAllFacts[number - 1];
     SCOPED_TRACE(facts.name);
     const kvx_format_spec_t spec = format_spec(static_cast<kvx_format_t>(number));
-    const format::FormatSpec known = format::make_spec(facts).value();
+    const format::FormatSpec spec_of_format = format::make_spec(facts).value();
     auto info = sized<kvx_format_info_t>();
     ASSERT_EQ(kvx_format_info(&spec, 64, &info), KVX_STATUS_OK) << kvx_last_error();
     EXPECT_EQ(info.name, facts.name);
     EXPECT_EQ(info.code_bytes_per_row,
-              static_cast<uint32_t>(format::code_bytes_per_row(known, 64)));
+              static_cast<uint32_t>(format::code_bytes_per_row(spec_of_format, 64)));
     EXPECT_EQ(info.scale_bytes_per_row,
-              static_cast<uint32_t>(format::scale_bytes_per_row(known, 64)));
-    EXPECT_EQ(info.groups_per_row, static_cast<uint32_t>(format::groups_per_row(known, 64)));
+              static_cast<uint32_t>(format::scale_bytes_per_row(spec_of_format, 64)));
+    EXPECT_EQ(info.groups_per_row,
+              static_cast<uint32_t>(format::groups_per_row(spec_of_format, 64)));
   }
 }
 

@@ -1,5 +1,5 @@
-// The caller's allocator and the caller's ear: which memory a cache uses, and what the library
-// says.
+// The caller's allocator and the caller's log function: the memory of a cache and the lines of the
+// log.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -60,7 +60,7 @@ kvx_cache_config_t small_config(const kvx_allocator_t* allocator) {
   return config;
 }
 
-// Appends one token and attends; the output's status tells whether all went well.
+// Appends one token and attends; the output's status is the first error.
 void append_one(kvx_cache_t cache, float value) {
   int32_t sequence = 0;
   ASSERT_EQ(kvx_sequence_create(cache, &sequence), KVX_STATUS_OK) << kvx_last_error();
@@ -128,19 +128,19 @@ TEST(Allocator, NeedsBothFunctions) {
   EXPECT_STREQ(kvx_last_error(), "allocator.free is null");
 }
 
-// A hook that keeps what it hears; it goes with the test.
-struct Ear {
-  explicit Ear(uint32_t least = 0) {
+// A log function that keeps its lines. It is removed when the test ends.
+struct LogKeeper {
+  explicit LogKeeper(uint32_t least = 0) {
     auto hook = sized<kvx_log_t>();
     hook.least = least;
     hook.user = this;
     hook.write = [](void* user, uint32_t level, const char* text) {
-      static_cast<Ear*>(user)->lines.push_back({level, text});
+      static_cast<LogKeeper*>(user)->lines.push_back({level, text});
     };
     EXPECT_EQ(kvx_set_log(&hook), KVX_STATUS_OK) << kvx_last_error();
   }
-  Ear(const Ear&) = delete;
-  ~Ear() { EXPECT_EQ(kvx_set_log(nullptr), KVX_STATUS_OK); }
+  LogKeeper(const LogKeeper&) = delete;
+  ~LogKeeper() { EXPECT_EQ(kvx_set_log(nullptr), KVX_STATUS_OK); }
 
   std::vector<std::pair<uint32_t, std::string>> lines;
 };
@@ -150,21 +150,21 @@ auto line(uint32_t level, const std::string& part) {
 }
 
 TEST(Log, BeginsWithTheKernelsThatTheLibraryHasChosen) {
-  const Ear ear;
-  EXPECT_THAT(ear.lines, testing::ElementsAre(line(KVX_LOG_INFO, "kvx 1.2.0 computes with its ")));
+  const LogKeeper log;
+  EXPECT_THAT(log.lines, testing::ElementsAre(line(KVX_LOG_INFO, "kvx 1.2.0 computes with its ")));
 }
 
 TEST(Log, TellsTheBlocksOfANewCache) {
-  const Ear ear;
+  const LogKeeper log;
   const kvx_cache_config_t config = small_config(nullptr);
   kvx_cache_t cache = nullptr;
   ASSERT_EQ(kvx_cache_create(&config, &cache), KVX_STATUS_OK) << kvx_last_error();
   kvx_cache_free(cache);
-  EXPECT_THAT(ear.lines, Contains(line(KVX_LOG_INFO, "group 0 packed")));
-  EXPECT_THAT(ear.lines, Contains(line(KVX_LOG_INFO, "group 0 full_precision")));
+  EXPECT_THAT(log.lines, Contains(line(KVX_LOG_INFO, "group 0 packed")));
+  EXPECT_THAT(log.lines, Contains(line(KVX_LOG_INFO, "group 0 full_precision")));
 }
 
-// A page's shared scale cannot say an infinity.
+// A page-shared scale cannot represent an infinity.
 void warn_of_an_infinity() {
   kvx_cache_config_t config = small_config(nullptr);
   config.recipe = "int8:source=page";
@@ -174,11 +174,11 @@ void warn_of_an_infinity() {
   kvx_cache_free(cache);
 }
 
-// A cache tells it once, not every step.
+// A cache logs it once, not in every step.
 TEST(Log, WarnsOnceOfInputsThatTheFormatCannotSay) {
-  const Ear ear(KVX_LOG_WARNING);
+  const LogKeeper log(KVX_LOG_WARNING);
   warn_of_an_infinity();
-  EXPECT_THAT(ear.lines, testing::ElementsAre(line(KVX_LOG_WARNING, "NaN or infinite inputs")));
+  EXPECT_THAT(log.lines, testing::ElementsAre(line(KVX_LOG_WARNING, "NaN or infinite inputs")));
 }
 
 TEST(Log, SaysNothingBelowItsLevelNorAfterItIsTakenAway) {

@@ -1,4 +1,4 @@
-/* What a C compiler says about the ABI's structs, for layout_test.cpp. */
+/* The layout of the ABI's structs with a C compiler, for layout_test.cpp. */
 #ifndef KVX_TESTS_ABI_LAYOUT_C_H
 #define KVX_TESTS_ABI_LAYOUT_C_H
 

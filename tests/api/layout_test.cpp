@@ -33,7 +33,7 @@ TEST(Layout, OfEveryStructInCppIsTheSpecifications) {
   }
 }
 
-// layout_c.c looks at the same list with a C compiler's eyes.
+// layout_c.c makes the same list with a C compiler.
 TEST(Layout, OfEveryStructInCIsTheSpecifications) {
   EXPECT_STREQ(kvx_first_wrong_layout_in_c(), "");
 }

@@ -1,4 +1,4 @@
-// What the API boundary says in words, and what it says it can do.
+// The texts of errors and statuses, and the features that the library reports.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -15,7 +15,7 @@ namespace kvx::engines::turbomind {
 inline constexpr uint8_t kUntouched = 0xA5;
 
 struct TestPool {
-  TestPool(const BlockLayout& pool_layout, int num_blocks)
+  TestPool(const PoolLayout& pool_layout, int num_blocks)
       : layout(pool_layout),
         data(num_blocks * layout.block_bytes, kUntouched),
         scales(num_blocks * layout.scale_block_bytes, kUntouched),
@@ -31,7 +31,7 @@ struct TestPool {
     return {first, first + layout.scale_block_bytes};
   }
 
-  BlockLayout layout;
+  PoolLayout layout;
   std::vector<uint8_t> data;
   std::vector<uint8_t> scales;
   Pools pools;

@@ -1,4 +1,5 @@
-// Reads the #include "..." lines of src/, runner/ and tools/, and names those that cross a wall.
+// Reads the #include "..." lines of src/, runner/, tools/ and python/, and names those that the
+// table does not allow.
 #include "tests/layers/layers.hpp"
 
 #include <algorithm>
@@ -35,7 +36,7 @@ void collect(const fs::path& root, const fs::path& top, bool folder_is_second_pa
   }
 }
 
-// The quoted path of an #include "..." line; <...> is somebody else's header.
+// The path of an #include "..." line. Lines with <...> include other libraries' headers.
 std::optional<std::string> quoted_include(std::string_view line) {
   const auto skip_blanks = [&line] {
     line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
@@ -54,7 +55,7 @@ std::optional<std::string> quoted_include(std::string_view line) {
 
 }  // namespace
 
-// A folder lists what it may use. The order is the order of the layers.
+// Each folder with the folders that it may include, in the order of the layers.
 const AllowedEdges& allowed_edges() {
   static const AllowedEdges edges = {
       {"core", {}},

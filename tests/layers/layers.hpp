@@ -1,4 +1,4 @@
-// Which folder may include which: the one table, and the reader that holds a tree against it.
+// The table of which folder may include which, and a checker that compares a tree with it.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +16,7 @@ using AllowedEdges = std::map<std::string, std::set<std::string>>;
 const AllowedEdges& allowed_edges();
 
 // One line a forbidden #include: "src/core/a.hpp:3: core must not include tier/b.hpp".
-// A folder with sources that the table does not know is a violation as well.
+// A folder with sources that is not in the table is a violation as well.
 std::vector<std::string> find_violations(const std::filesystem::path& root,
                                          const AllowedEdges& allowed);
 

@@ -1,4 +1,4 @@
-// The walls between the folders hold, and the test that says so can see a hole.
+// Every include of the tree is allowed, and the checker finds those that are not.
 #include "tests/layers/layers.hpp"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// A made-up tree, gone when the test ends.
+// A tree of files in a temporary folder, which is removed when the test ends.
 class Tree : public ::testing::Test {
  protected:
   Tree() : root_(fs::temp_directory_path() / ("kvx_layers_" + std::to_string(getpid()))) {
@@ -43,9 +43,9 @@ TEST(Layers, EveryAllowedEdgeEndsInAFolderOfTheTable) {
   }
 }
 
-TEST(Layers, NothingMayIncludeTheDoor) {
+TEST(Layers, NothingMayIncludeTheApiBoundary) {
   for (const auto& [folder, targets] : allowed_edges()) {
-    EXPECT_FALSE(targets.contains("abi")) << folder;
+    EXPECT_FALSE(targets.contains("api")) << folder;
   }
 }
 
@@ -67,7 +67,7 @@ TEST_F(Tree, BlanksAroundTheHashHideNothing) {
               ElementsAre("src/format/bad.cpp:1: format must not include cache/block_pool.hpp"));
 }
 
-TEST_F(Tree, NothingGoesBackThroughTheDoor) {
+TEST_F(Tree, NothingIncludesTheApiBoundary) {
   write("src/ops/bad.cpp", "#include \"api/check.hpp\"\n");
   write("src/tier/bad.cpp", "#include \"kvx/kvx_abi.h\"\n");
   EXPECT_THAT(
@@ -76,13 +76,13 @@ TEST_F(Tree, NothingGoesBackThroughTheDoor) {
                                       "src/tier/bad.cpp:1: tier must not include kvx/kvx_abi.h"));
 }
 
-TEST_F(Tree, AFolderThatTheTableDoesNotKnowIsNamed) {
+TEST_F(Tree, AFolderThatIsNotInTheTableIsNamed) {
   write("src/misc/helper.cpp", "");
   EXPECT_THAT(find_violations(root_, allowed_edges()),
               ElementsAre("src/misc/helper.cpp: misc is no folder of the table of allowed edges"));
 }
 
-TEST_F(Tree, ARelativeIncludeIsRefusedForItHidesItsFolder) {
+TEST_F(Tree, ARelativeIncludeIsRefusedBecauseItHidesItsFolder) {
   write("src/core/a.cpp", "#include \"../tier/disk.hpp\"\n");
   write("src/core/b.cpp", "#include \"b.hpp\"\n");
   EXPECT_THAT(find_violations(root_, allowed_edges()),

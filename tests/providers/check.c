@@ -10,33 +10,34 @@ uint32_t number_of(const void* enum_field) {
   return number;
 }
 
-kvx_status_t check_top_size(const void* object, uint32_t known) {
+kvx_status_t check_top_size(const void* object, uint32_t known_bytes) {
   const uint32_t size = number_of(object);
-  if (size < known) return KVX_STATUS_INVALID_ARGUMENT;
+  if (size < known_bytes) return KVX_STATUS_INVALID_ARGUMENT;
   if (size > 4096) return KVX_STATUS_INCOMPATIBLE; /* no struct will ever be larger */
-  for (uint32_t i = known; i < size; ++i) {
+  for (uint32_t i = known_bytes; i < size; ++i) {
     if (((const unsigned char*)object)[i] != 0) return KVX_STATUS_INCOMPATIBLE;
   }
   return KVX_STATUS_OK;
 }
 
-kvx_status_t check_nested_size(uint32_t size, uint32_t known) {
+kvx_status_t check_nested_size(uint32_t size, uint32_t known_bytes) {
   if (FAULT == SIZES_UNCHECKED) return KVX_STATUS_OK;
-  if (size < known) return KVX_STATUS_INVALID_ARGUMENT;
-  return size == known ? KVX_STATUS_OK : KVX_STATUS_INCOMPATIBLE;
+  if (size < known_bytes) return KVX_STATUS_INVALID_ARGUMENT;
+  return size == known_bytes ? KVX_STATUS_OK : KVX_STATUS_INCOMPATIBLE;
 }
 
-void check_alignment(const void* data, int bytes, struct finding* finding) {
-  if ((uintptr_t)data % (uintptr_t)bytes != 0) finding->is_unsupported = 1;
+void check_alignment(const void* data, int bytes, struct deferred_error* deferred_error) {
+  if ((uintptr_t)data % (uintptr_t)bytes != 0) deferred_error->is_unsupported = 1;
 }
 
-static kvx_status_t check_memory(const kvx_memory_type_t* memory, struct finding* finding) {
+static kvx_status_t check_memory(const kvx_memory_type_t* memory,
+                                 struct deferred_error* deferred_error) {
   switch (number_of(memory)) {
     case KVX_MEMORY_HOST:
       return KVX_STATUS_OK;
     case KVX_MEMORY_DEVICE:
     case KVX_MEMORY_UNIFIED:
-      finding->is_unsupported = 1;
+      deferred_error->is_unsupported = 1;
       return KVX_STATUS_OK;
     default:
       return KVX_STATUS_INVALID_ARGUMENT;
@@ -44,11 +45,12 @@ static kvx_status_t check_memory(const kvx_memory_type_t* memory, struct finding
 }
 
 /* Canonical strides or multiples of 16 bytes. */
-static void check_stride_rule(const kvx_tensor_desc_t* tensor, int bytes, struct finding* finding) {
+static void check_stride_rule(const kvx_tensor_desc_t* tensor, int bytes,
+                              struct deferred_error* deferred_error) {
   full_precision canonical = 1;
   for (uint32_t i = tensor->ndim; i-- > 0;) {
     if (tensor->stride[i] != canonical && (full_precision)tensor->stride[i] * bytes % 16 != 0) {
-      finding->is_unsupported = 1;
+      deferred_error->is_unsupported = 1;
     }
     /* Larger than any stride can be; the product must not wrap around. */
     if (canonical < (full_precision)1 << 64) canonical *= tensor->shape[i];
@@ -58,7 +60,7 @@ static void check_stride_rule(const kvx_tensor_desc_t* tensor, int bytes, struct
 /* In elements. Axes from the smallest stride up: each must step over all that lies inside it, or
  * two elements might share an address. INVALID_ARGUMENT: larger than memory. */
 static kvx_status_t check_span(const kvx_tensor_desc_t* tensor, int bytes,
-                               struct finding* finding) {
+                               struct deferred_error* deferred_error) {
   int is_done[KVX_MAX_TENSOR_DIMS] = {0};
   full_precision span = 1;
   for (uint32_t n = 0; n < tensor->ndim; ++n) {
@@ -69,7 +71,7 @@ static kvx_status_t check_span(const kvx_tensor_desc_t* tensor, int bytes,
     is_done[next] = 1;
     if (tensor->shape[next] == 1) continue;
     if (tensor->stride[next] < span) {
-      finding->is_unsupported = 1;
+      deferred_error->is_unsupported = 1;
       return KVX_STATUS_OK;
     }
     span += (full_precision)(tensor->shape[next] - 1) * tensor->stride[next];
@@ -91,7 +93,8 @@ int overlaps(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
 }
 
 static kvx_status_t check_cache_tensor(const kvx_cache_desc_t* cache,
-                                       const kvx_tensor_desc_t* tensor, struct finding* finding) {
+                                       const kvx_tensor_desc_t* tensor,
+                                       struct deferred_error* deferred_error) {
   const uint32_t dtype = number_of(&tensor->dtype);
   const uint32_t layout = number_of(&tensor->layout);
   const int64_t blocks = cache->num_blocks, tokens = cache->block_size;
@@ -123,12 +126,14 @@ static kvx_status_t check_cache_tensor(const kvx_cache_desc_t* cache,
     fits = shape[0] == blocks && shape[1] == tokens && shape[2] == heads && shape[3] == dims;
   }
   if (!fits || tensor->data == NULL) return KVX_STATUS_INVALID_ARGUMENT;
-  if (check_memory(&tensor->memory, finding) != KVX_STATUS_OK) return KVX_STATUS_INVALID_ARGUMENT;
+  if (check_memory(&tensor->memory, deferred_error) != KVX_STATUS_OK)
+    return KVX_STATUS_INVALID_ARGUMENT;
   const int bytes = element_bytes(dtype);
-  if (layout != KVX_LAYOUT_BLOCK_CUSTOM) check_stride_rule(tensor, bytes, finding);
-  check_alignment(tensor->data, bytes, finding);
-  if (FAULT == UNSUPPORTED_BEFORE_INVALID && finding->is_unsupported) return KVX_STATUS_UNSUPPORTED;
-  return check_span(tensor, bytes, finding);
+  if (layout != KVX_LAYOUT_BLOCK_CUSTOM) check_stride_rule(tensor, bytes, deferred_error);
+  check_alignment(tensor->data, bytes, deferred_error);
+  if (FAULT == UNSUPPORTED_BEFORE_INVALID && deferred_error->is_unsupported)
+    return KVX_STATUS_UNSUPPORTED;
+  return check_span(tensor, bytes, deferred_error);
 }
 
 static int is_zero_pool(const kvx_pool_desc_t* pool) {
@@ -145,19 +150,19 @@ kvx_status_t check_cache_sizes(const kvx_cache_desc_t* cache) {
   return check_nested_size(cache->pool.size, sizeof cache->pool);
 }
 
-kvx_status_t check_cache(const kvx_cache_desc_t* cache, struct finding* finding) {
+kvx_status_t check_cache(const kvx_cache_desc_t* cache, struct deferred_error* deferred_error) {
   kvx_status_t status = check_cache_sizes(cache);
   if (status != KVX_STATUS_OK) return status;
   if (cache->pool.primary != NULL || cache->pool.secondary != NULL) {
-    status = check_memory(&cache->pool.memory, finding);
+    status = check_memory(&cache->pool.memory, deferred_error);
     if (status != KVX_STATUS_OK) return status;
   }
   if (cache->num_blocks == 0 || cache->block_size == 0 || cache->num_kv_heads == 0 ||
       cache->head_dim == 0 || number_of(&cache->k.layout) != number_of(&cache->v.layout)) {
     return KVX_STATUS_INVALID_ARGUMENT;
   }
-  status = check_cache_tensor(cache, &cache->k, finding);
-  return status != KVX_STATUS_OK ? status : check_cache_tensor(cache, &cache->v, finding);
+  status = check_cache_tensor(cache, &cache->k, deferred_error);
+  return status != KVX_STATUS_OK ? status : check_cache_tensor(cache, &cache->v, deferred_error);
 }
 
 kvx_status_t check_io_sizes(const kvx_kv_io_desc_t* io) {
@@ -168,7 +173,7 @@ kvx_status_t check_io_sizes(const kvx_kv_io_desc_t* io) {
 }
 
 static kvx_status_t check_io_tensor(const kvx_kv_io_desc_t* io, const kvx_tensor_desc_t* tensor,
-                                    int64_t sequences, struct finding* finding) {
+                                    int64_t sequences, struct deferred_error* deferred_error) {
   const uint32_t dtype = number_of(&tensor->dtype);
   if (!is_float_type(dtype)) return KVX_STATUS_INVALID_ARGUMENT;
   if (tensor->ndim != 3 && tensor->ndim != 4) return KVX_STATUS_INVALID_ARGUMENT;
@@ -184,30 +189,32 @@ static kvx_status_t check_io_tensor(const kvx_kv_io_desc_t* io, const kvx_tensor
   if (shape[last - 1] != io->num_kv_heads || shape[last] != io->head_dim) {
     return KVX_STATUS_INVALID_ARGUMENT;
   }
-  if (check_memory(&tensor->memory, finding) != KVX_STATUS_OK) return KVX_STATUS_INVALID_ARGUMENT;
+  if (check_memory(&tensor->memory, deferred_error) != KVX_STATUS_OK)
+    return KVX_STATUS_INVALID_ARGUMENT;
   if (io->num_tokens == 0) return KVX_STATUS_OK;
   if (tensor->data == NULL) return KVX_STATUS_INVALID_ARGUMENT;
   const int bytes = element_bytes(dtype);
-  check_stride_rule(tensor, bytes, finding);
-  if (shape[last] > 1 && tensor->stride[last] != 1) finding->is_unsupported = 1;
-  check_alignment(tensor->data, bytes, finding);
-  return check_span(tensor, bytes, finding);
+  check_stride_rule(tensor, bytes, deferred_error);
+  if (shape[last] > 1 && tensor->stride[last] != 1) deferred_error->is_unsupported = 1;
+  check_alignment(tensor->data, bytes, deferred_error);
+  return check_span(tensor, bytes, deferred_error);
 }
 
 kvx_status_t check_io(const kvx_cache_desc_t* cache, const kvx_kv_io_desc_t* io, int64_t sequences,
-                      struct finding* finding) {
+                      struct deferred_error* deferred_error) {
   if (io->num_kv_heads != cache->num_kv_heads || io->head_dim != cache->head_dim) {
     return KVX_STATUS_INVALID_ARGUMENT;
   }
-  const kvx_status_t status = check_io_tensor(io, &io->key, sequences, finding);
-  return status != KVX_STATUS_OK ? status : check_io_tensor(io, &io->value, sequences, finding);
+  const kvx_status_t status = check_io_tensor(io, &io->key, sequences, deferred_error);
+  return status != KVX_STATUS_OK ? status
+                                 : check_io_tensor(io, &io->value, sequences, deferred_error);
 }
 
 kvx_status_t check_indices(kvx_dtype_t dtype, const void* data, int64_t count,
-                           struct finding* finding) {
+                           struct deferred_error* deferred_error) {
   if (dtype != KVX_DTYPE_S32 && dtype != KVX_DTYPE_S64) return KVX_STATUS_INVALID_ARGUMENT;
   if (data == NULL && count != 0) return KVX_STATUS_INVALID_ARGUMENT;
-  check_alignment(data, dtype == KVX_DTYPE_S64 ? 8 : 4, finding);
+  check_alignment(data, dtype == KVX_DTYPE_S64 ? 8 : 4, deferred_error);
   return KVX_STATUS_OK;
 }
 

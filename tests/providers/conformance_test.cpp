@@ -1,5 +1,5 @@
-// The conformance kit: it passes providers that are right and catches every broken one by the check
-// that names its fault.
+// kvx-conformance passes correct providers and fails every faulty one in the check that names its
+// fault.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -23,12 +23,12 @@ struct Judgement {
   std::string text;
 };
 
-// The kit's standard output and error.
+// The standard output and error of kvx-conformance.
 Judgement run_kit(const std::string& arguments) {
   FILE* pipe = popen((std::string(KVX_CONFORMANCE) + " " + arguments + " 2>&1").c_str(), "r");
   Judgement run{};
-  char piece[4096];
-  for (size_t n; (n = fread(piece, 1, sizeof piece, pipe)) > 0;) run.text.append(piece, n);
+  char part[4096];
+  for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) run.text.append(part, n);
   run.exit_code = WEXITSTATUS(pclose(pipe));
   return run;
 }
@@ -81,7 +81,7 @@ const Broken kBroken[] = {
     {"WRITES_ONE_TOO_MANY", "write every slot alone"},
 };
 
-// Of a wrapper of libkvx.so (verb_fault.h).
+// The faults of a wrapper of libkvx.so (verb_fault.h).
 const Broken kBrokenVerbs[] = {
     {"GIVEN_SCALE_INVERTED", "append fp8_e4m3 under a scale for all"},
     {"LAST_CODE_DIFFERS", "append int8 NHD"},
@@ -90,7 +90,7 @@ const Broken kBrokenVerbs[] = {
     {"WRITES_BEFORE_IT_REFUSES", "append refuses slots beyond, having written nothing"},
     {"EARLIER_TOKEN_STAYS", "append of equal slots"},
     {"TRANSFORM_FORGOTTEN", "append with transforms"},
-    {"NONFINITE_UNCOUNTED", "append counts what codes cannot say"},
+    {"NONFINITE_UNCOUNTED", "append counts values that codes cannot represent"},
     {"TRANSFORM_NOT_UNDONE", "gather undoes transforms"},
     {"RANGE_OFF_BY_ONE", "gather ranges"},
     {"FIRST_ROW_IGNORED", "gather ranges"},
@@ -140,7 +140,7 @@ TEST(Conformance, PassesASecondProviderWrittenFromTheSpecification) {
   }
 }
 
-// sound: the same provider without the fault.
+// sound: the provider without the fault.
 void expect_caught(const Broken& broken, const std::string& sound) {
   SCOPED_TRACE(broken.fault);
   const std::string filter = std::string(" --json --filter \"") + broken.check + "\"";
@@ -163,7 +163,7 @@ TEST(Conformance, CatchesEveryBrokenVerbByTheCheckThatNamesItsFault) {
   for (const Broken& broken : kBrokenVerbs) expect_caught(broken, "wrapped_kvx");
 }
 
-// The enumerators of a header, less the first.
+// The enumerators of a header without the first.
 std::set<std::string> faults_in(const std::string& header) {
   std::ifstream file(KVX_SOURCE_DIR "/tests/providers/" + header);
   const std::string text(std::istreambuf_iterator<char>(file), {});

@@ -41,24 +41,25 @@ static int64_t block_bytes(const kvx_tensor_desc_t* tensor) {
   return tensor_bytes(&block);
 }
 
-static kvx_status_t check_pool(const kvx_cache_desc_t* cache, struct finding* finding) {
+static kvx_status_t check_pool(const kvx_cache_desc_t* cache,
+                               struct deferred_error* deferred_error) {
   const kvx_pool_desc_t* pool = &cache->pool;
   if ((cache->block_size & (cache->block_size - 1)) != 0) return KVX_STATUS_INVALID_ARGUMENT;
   if (pool->primary == NULL || pool->bytes_per_block == 0) return KVX_STATUS_INVALID_ARGUMENT;
-  if (finding->is_unsupported) return KVX_STATUS_OK;
+  if (deferred_error->is_unsupported) return KVX_STATUS_OK;
   const kvx_tensor_desc_t* tensors[] = {&cache->k, &cache->v};
   for (int i = 0; i < 2; ++i) {
     const int bytes = element_bytes(tensors[i]->dtype);
     if (pool->bytes_per_block < block_bytes(tensors[i])) return KVX_STATUS_INVALID_ARGUMENT;
-    check_alignment(pool->primary, bytes, finding);
-    check_alignment(pool->secondary, bytes, finding);
-    if (pool->bytes_per_block % (uint32_t)bytes != 0) finding->is_unsupported = 1;
+    check_alignment(pool->primary, bytes, deferred_error);
+    check_alignment(pool->secondary, bytes, deferred_error);
+    if (pool->bytes_per_block % (uint32_t)bytes != 0) deferred_error->is_unsupported = 1;
   }
   return KVX_STATUS_OK;
 }
 
 static kvx_status_t check_table(const kvx_cache_desc_t* cache, const kvx_block_table_t* table,
-                                struct finding* finding) {
+                                struct deferred_error* deferred_error) {
   kvx_status_t status = check_flags(table);
   if (status != KVX_STATUS_OK) return status;
   if (table->seq_count == 0 || table->max_blocks_per_seq == 0 || table->beam_width == 0) {
@@ -70,23 +71,23 @@ static kvx_status_t check_table(const kvx_cache_desc_t* cache, const kvx_block_t
     count = product(count, product(has_pool(table) ? 2 : 1, table->max_blocks_per_seq));
     if (count != table->indices_count) return KVX_STATUS_INVALID_ARGUMENT;
   }
-  status = check_indices(table->index_dtype, table->indices, table->indices_count, finding);
+  status = check_indices(table->index_dtype, table->indices, table->indices_count, deferred_error);
   if (status != KVX_STATUS_OK) return status;
   if (is_ragged(table)) {
     const full_precision count = product((full_precision)table->seq_count + 1, 1);
     if (table->indptr_count != count) return KVX_STATUS_INVALID_ARGUMENT;
-    status = check_indices(table->indptr_dtype, table->indptr, (int64_t)count, finding);
+    status = check_indices(table->indptr_dtype, table->indptr, (int64_t)count, deferred_error);
     if (status != KVX_STATUS_OK) return status;
   } else if (table->indptr != NULL || table->indptr_count != 0) {
     return KVX_STATUS_INVALID_ARGUMENT;
   }
   if (!has_pool(table)) return KVX_STATUS_OK;
   if (table->index_dtype != KVX_DTYPE_S32) return KVX_STATUS_INVALID_ARGUMENT;
-  return check_pool(cache, finding);
+  return check_pool(cache, deferred_error);
 }
 
 static kvx_status_t check_gather(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
-                                 struct finding* finding) {
+                                 struct deferred_error* deferred_error) {
   const kvx_block_table_t* table = &gather->block_table;
   kvx_status_t status = check_top_size(gather, sizeof *gather);
   if (status == KVX_STATUS_OK) status = check_io_sizes(&gather->io);
@@ -94,23 +95,23 @@ static kvx_status_t check_gather(const kvx_cache_desc_t* cache, const kvx_gather
   if (status == KVX_STATUS_OK) {
     status = check_nested_size(gather->seq_lens.size, sizeof gather->seq_lens);
   }
-  if (status == KVX_STATUS_OK) status = check_cache(cache, finding);
-  if (status == KVX_STATUS_OK) status = check_table(cache, table, finding);
+  if (status == KVX_STATUS_OK) status = check_cache(cache, deferred_error);
+  if (status == KVX_STATUS_OK) status = check_table(cache, table, deferred_error);
   if (status != KVX_STATUS_OK) return status;
   if (gather->seq_lens.seq_count != table->seq_count) return KVX_STATUS_INVALID_ARGUMENT;
-  status =
-      check_indices(gather->seq_lens.dtype, gather->seq_lens.lengths, table->seq_count, finding);
+  status = check_indices(gather->seq_lens.dtype, gather->seq_lens.lengths, table->seq_count,
+                         deferred_error);
   if (status != KVX_STATUS_OK) return status;
   const full_precision rows = product(table->seq_count, table->beam_width);
   if (product(rows, gather->max_seq_len) != gather->io.num_tokens) {
     return KVX_STATUS_INVALID_ARGUMENT;
   }
-  status = check_io(cache, &gather->io, (int64_t)rows, finding);
+  status = check_io(cache, &gather->io, (int64_t)rows, deferred_error);
   const kvx_tensor_desc_t* stored[] = {&cache->k, &cache->v};
   const kvx_tensor_desc_t* wanted[] = {&gather->io.key, &gather->io.value};
   for (int i = 0; i < 2; ++i) {
     const int has_eight_bits = is_eight_bits(stored[i]->dtype) || is_eight_bits(wanted[i]->dtype);
-    if (stored[i]->dtype != wanted[i]->dtype && has_eight_bits) finding->is_unsupported = 1;
+    if (stored[i]->dtype != wanted[i]->dtype && has_eight_bits) deferred_error->is_unsupported = 1;
   }
   return status;
 }
@@ -250,10 +251,10 @@ kvx_status_t kvx_gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_
                            void* stream) {
   (void)stream;
   if (cache == NULL || gather == NULL) return KVX_STATUS_INVALID_ARGUMENT;
-  struct finding finding = {0};
-  kvx_status_t status = check_gather(cache, gather, &finding);
+  struct deferred_error deferred_error = {0};
+  kvx_status_t status = check_gather(cache, gather, &deferred_error);
   if (status != KVX_STATUS_OK) return status;
-  if (finding.is_unsupported) return KVX_STATUS_UNSUPPORTED;
+  if (deferred_error.is_unsupported) return KVX_STATUS_UNSUPPORTED;
   if (gather->io.num_tokens == 0) return KVX_STATUS_OK;
   const kvx_tensor_desc_t* io[] = {&gather->io.key, &gather->io.value};
   for (int i = 0; i < 2 && !has_pool(&gather->block_table); ++i) {

@@ -10,9 +10,9 @@
 /* FullPrecision enough for every product of this ABI's numbers. */
 __extension__ typedef __int128 full_precision;
 
-/* What was found so far. A malformed call is INVALID_ARGUMENT whatever else it asks for, so that
- * what is only unsupported is remembered until all descriptors have been looked at. */
-struct finding {
+/* Whether a call is unsupported. A malformed call is INVALID_ARGUMENT, whatever else is unsupported
+ * in it, so the error is deferred until all descriptors have been checked. */
+struct deferred_error {
   int is_unsupported;
 };
 
@@ -27,19 +27,19 @@ float read_scale(uint32_t type, const void* data);
 
 /* check.c: descriptors. OK, INVALID_ARGUMENT or INCOMPATIBLE, and counters beside it. */
 kvx_status_t check_cache_sizes(const kvx_cache_desc_t* cache);
-kvx_status_t check_cache(const kvx_cache_desc_t* cache, struct finding* finding);
+kvx_status_t check_cache(const kvx_cache_desc_t* cache, struct deferred_error* deferred_error);
 kvx_status_t check_io_sizes(const kvx_kv_io_desc_t* io);
 kvx_status_t check_io(const kvx_cache_desc_t* cache, const kvx_kv_io_desc_t* io, int64_t sequences,
-                      struct finding* finding);
+                      struct deferred_error* deferred_error);
 kvx_status_t check_top_size(const void* object, uint32_t known);
 kvx_status_t check_nested_size(uint32_t size, uint32_t known);
 kvx_status_t check_indices(kvx_dtype_t dtype, const void* data, int64_t count,
-                           struct finding* finding);
+                           struct deferred_error* deferred_error);
 /* Bytes from the first element to the last. Requires: a checked tensor. */
 int64_t tensor_bytes(const kvx_tensor_desc_t* tensor);
 int overlaps(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes);
 uint32_t number_of(const void* enum_field);
-void check_alignment(const void* data, int bytes, struct finding* finding);
+void check_alignment(const void* data, int bytes, struct deferred_error* deferred_error);
 
 /* Element (block, token, head, dim) of a cache tensor, (token, head, dim) of an IO tensor. */
 int64_t cache_place(const kvx_cache_desc_t* cache, const kvx_tensor_desc_t* tensor, int64_t block,

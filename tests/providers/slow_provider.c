@@ -17,10 +17,10 @@ kvx_status_t kvx_get_version(kvx_version_t* version) {
 
 kvx_status_t kvx_validate_cache_desc(const kvx_cache_desc_t* cache) {
   if (cache == NULL) return KVX_STATUS_INVALID_ARGUMENT;
-  struct finding finding = {0};
-  const kvx_status_t status = check_cache(cache, &finding);
+  struct deferred_error deferred_error = {0};
+  const kvx_status_t status = check_cache(cache, &deferred_error);
   if (status != KVX_STATUS_OK) return status;
-  return finding.is_unsupported ? KVX_STATUS_UNSUPPORTED : KVX_STATUS_OK;
+  return deferred_error.is_unsupported ? KVX_STATUS_UNSUPPORTED : KVX_STATUS_OK;
 }
 
 /* Everything that host memory allows, but the kernels' entry points. */

@@ -25,7 +25,7 @@ enum verb_fault {
   FULL_PRECISION_WINDOW_IGNORED, /* attend: everything is read from the packed layer */
   LSE_IN_BASE_TWO,               /* attend */
   LAST_TOKEN_LOST,               /* attend: of every sequence */
-  COPIES_WHOLE_BLOCKS,           /* copy_blocks: num_tokens is not looked at */
+  COPIES_WHOLE_BLOCKS,           /* copy_blocks: num_tokens is ignored */
   SLOTS_CHANGE_PLACES,           /* transcode: to_slots of the next token */
   PAGES_WITHOUT_SCALES           /* page_bytes_per_token: the codes' alone */
 };

@@ -21,9 +21,9 @@ static int needs_scale(const kvx_tensor_desc_t* cache, const kvx_tensor_desc_t* 
 }
 
 static kvx_status_t check_scale(const kvx_cache_desc_t* cache, const kvx_scale_desc_t* desc,
-                                const void* fallback, struct finding* finding) {
+                                const void* fallback, struct deferred_error* deferred_error) {
   if (desc->data == NULL) {
-    check_alignment(fallback, 4, finding);
+    check_alignment(fallback, 4, deferred_error);
     return KVX_STATUS_OK;
   }
   int64_t expected[2] = {1, cache->num_kv_heads};
@@ -47,7 +47,7 @@ static kvx_status_t check_scale(const kvx_cache_desc_t* cache, const kvx_scale_d
   }
   const uint32_t dtype = number_of(&desc->dtype);
   if (!is_float_type(dtype) || is_eight_bits(dtype)) return KVX_STATUS_INVALID_ARGUMENT;
-  check_alignment(desc->data, element_bytes(dtype), finding);
+  check_alignment(desc->data, element_bytes(dtype), deferred_error);
   if (granularity == KVX_SCALE_PER_TENSOR && desc->ndim == 0) return KVX_STATUS_OK;
   if (desc->ndim != ndim) return KVX_STATUS_INVALID_ARGUMENT;
   for (uint32_t i = 0; i < ndim; ++i) {
@@ -56,7 +56,7 @@ static kvx_status_t check_scale(const kvx_cache_desc_t* cache, const kvx_scale_d
   if (granularity == KVX_SCALE_PER_TENSOR) return KVX_STATUS_OK;
   for (uint32_t i = 0; i < ndim; ++i) {
     const int64_t most = INT64_MAX / element_bytes(dtype) / expected[i];
-    if (desc->stride[i] < 0 || desc->stride[i] > most) finding->is_unsupported = 1;
+    if (desc->stride[i] < 0 || desc->stride[i] > most) deferred_error->is_unsupported = 1;
   }
   return KVX_STATUS_OK;
 }
@@ -85,29 +85,30 @@ static float scale_at(const kvx_scale_desc_t* desc, const void* fallback, int64_
 }
 
 static kvx_status_t check_write(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
-                                struct finding* finding) {
+                                struct deferred_error* deferred_error) {
   kvx_status_t status = check_top_size(write, sizeof *write);
   if (status == KVX_STATUS_OK) status = check_io_sizes(&write->io);
   if (status == KVX_STATUS_OK) status = check_nested_size(write->slots.size, sizeof write->slots);
   if (status == KVX_STATUS_OK) status = check_scale_size(&write->k_scale_desc);
   if (status == KVX_STATUS_OK) status = check_scale_size(&write->v_scale_desc);
-  if (status == KVX_STATUS_OK) status = check_cache(cache, finding);
-  if (status == KVX_STATUS_OK) status = check_io(cache, &write->io, 0, finding);
+  if (status == KVX_STATUS_OK) status = check_cache(cache, deferred_error);
+  if (status == KVX_STATUS_OK) status = check_io(cache, &write->io, 0, deferred_error);
   if (status != KVX_STATUS_OK) return status;
   if (write->slots.token_count != write->io.num_tokens) return KVX_STATUS_INVALID_ARGUMENT;
-  status = check_indices(write->slots.dtype, write->slots.slots, write->io.num_tokens, finding);
+  status =
+      check_indices(write->slots.dtype, write->slots.slots, write->io.num_tokens, deferred_error);
   if (status != KVX_STATUS_OK) return status;
   if (needs_scale(&cache->k, &write->io.key)) {
-    status = check_scale(cache, &write->k_scale_desc, write->k_scale, finding);
+    status = check_scale(cache, &write->k_scale_desc, write->k_scale, deferred_error);
   }
   if (status == KVX_STATUS_OK && needs_scale(&cache->v, &write->io.value)) {
-    status = check_scale(cache, &write->v_scale_desc, write->v_scale, finding);
+    status = check_scale(cache, &write->v_scale_desc, write->v_scale, deferred_error);
   }
   if (is_eight_bits(write->io.key.dtype) && write->io.key.dtype != cache->k.dtype) {
-    finding->is_unsupported = 1;
+    deferred_error->is_unsupported = 1;
   }
   if (is_eight_bits(write->io.value.dtype) && write->io.value.dtype != cache->v.dtype) {
-    finding->is_unsupported = 1;
+    deferred_error->is_unsupported = 1;
   }
   return status;
 }
@@ -223,10 +224,10 @@ kvx_status_t kvx_write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t*
                           void* stream) {
   (void)stream;
   if (cache == NULL || write == NULL) return KVX_STATUS_INVALID_ARGUMENT;
-  struct finding finding = {0};
-  const kvx_status_t status = check_write(cache, write, &finding);
+  struct deferred_error deferred_error = {0};
+  const kvx_status_t status = check_write(cache, write, &deferred_error);
   if (status != KVX_STATUS_OK) return status;
-  if (finding.is_unsupported) return KVX_STATUS_UNSUPPORTED;
+  if (deferred_error.is_unsupported) return KVX_STATUS_UNSUPPORTED;
   if (write->io.num_tokens == 0) return KVX_STATUS_OK;
   const kvx_tensor_desc_t* io[] = {&write->io.key, &write->io.value};
   for (int i = 0; i < 2; ++i) {

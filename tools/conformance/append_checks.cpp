@@ -1,4 +1,4 @@
-// 1.2: kvx_append puts rows where their slots say, in the bytes of their format.
+// 1.2: kvx_append stores rows in their slots, in the bytes of their format.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -50,7 +50,7 @@ struct AppendCall {
     return {slot / given.layer.block_size, slot % given.layer.block_size, head};
   }
 
-  // The picture becomes what a right append leaves: each slot in its own block's rows.
+  // Updates the expected bytes to those of a correct append.
   void expect_rows() {
     for (int64_t t = 0; t < num_tokens(); ++t) {
       const int64_t slot = given.slots[static_cast<size_t>(t)];
@@ -92,7 +92,7 @@ int odd_dim(kvx_format_t format) {
 void appends_in_order(const Provider& provider, kvx_format_t format, Order order) {
   for (const kvx_dtype_t slot_dtype : kIndexTypes) {
     for (const int dim : {64, odd_dim(format)}) {
-      if (order == Order::kFragments && dim != 64) continue;  // pieces of four bytes
+      if (order == Order::kFragments && dim != 64) continue;  // fragments of four bytes
       AppendCase append_case;
       append_case.layer.set_formats(format, format).order = order;
       append_case.layer.k_dim = append_case.layer.v_dim = dim;
@@ -111,8 +111,8 @@ void appends_under_given_scales(const Provider& provider, kvx_format_t format, S
   }
 }
 
-// A block in one call, and a second one token by token, its largest numbers first: then the scale
-// that the block shares stays that of its first token.
+// Appends one block in one call and a second one token by token, its largest values first, so that
+// the page-shared scale stays that of the first token.
 void shares_a_pages_scale(const Provider& provider, kvx_format_t format) {
   AppendCase whole;
   whole.layer.set_formats(format, format).scales = ScaleFrom::kPage;
@@ -176,7 +176,7 @@ void reads_rows_of(const Provider& provider, kvx_dtype_t io) {
   }
 }
 
-// A v1 write as an append, so that the layouts' own judge looks at it.
+// Runs a v1 write through kvx_append, so that the checks of v1's layouts cover it.
 thread_local const Provider* provider_of_write = nullptr;
 
 kvx_status_t write_by_append(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, void*) {
@@ -278,9 +278,9 @@ void takes_no_tokens(const Provider& provider) {
   call.must_refuse(provider, KVX_STATUS_OK, "no tokens");
 }
 
-// ---- numbers that are none
+// ---- NaN and infinities
 
-void counts_what_codes_cannot_say(const Provider& provider) {
+void counts_values_without_codes(const Provider& provider) {
   AppendCase append_case;
   append_case.layer.set_formats(KVX_FORMAT_INT8, KVX_FORMAT_INT8).scales = ScaleFrom::kTensor;
   append_case.slots = {2};
@@ -376,7 +376,7 @@ void refuses_bad_arguments(const Provider& provider) {
          [&](Call& c) { side_of(c)->flags = 1u << 30; });
 }
 
-// The first struct of a later version: its tail asks for something, or for nothing.
+// A struct of a later version, with a tail of zeros or another tail.
 void guards_its_struct(const Provider& provider) {
   AppendCall call(provider, {});
   struct Longer {
@@ -390,7 +390,7 @@ void guards_its_struct(const Provider& provider) {
   require_unchanged_but_expected(call.memory, "a tail of zeros");
   longer.later = 1;
   require_status(provider.append(&longer.args, nullptr), KVX_STATUS_INCOMPATIBLE,
-                 "a tail that asks for something");
+                 "a tail that is not zero");
 }
 
 }  // namespace
@@ -418,7 +418,7 @@ std::vector<Check> append_checks() {
                                     {Order::kHnd, "HND"},
                                     {Order::kRecord, "records"},
                                     {Order::kGaps, "with gaps"},
-                                    {Order::kFragments, "in pieces"},
+                                    {Order::kFragments, "in fragments"},
                                     {Order::kPages, "to pages"}};
   for (const FormatFacts& facts : all_formats()) {
     const kvx_format_t format = facts.format;
@@ -468,7 +468,7 @@ std::vector<Check> append_checks() {
   add("refuses slots beyond, having written nothing", f32, refuses_slots_beyond);
   add("counts slots beyond and writes none", f32, counts_slots_beyond);
   add("of no tokens", f32, takes_no_tokens);
-  add("counts what codes cannot say", int8, counts_what_codes_cannot_say);
+  add("counts values that codes cannot represent", int8, counts_values_without_codes);
   add("in the caller's threads", int8, takes_an_executor);
   add("refuses bad arguments", int8, refuses_bad_arguments);
   add("of a struct of a later version", f32, guards_its_struct);

@@ -1,4 +1,4 @@
-// The judge's attention.
+// The reference for attention.
 #include "tools/conformance/attend_call.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ int64_t num_queries(const AttendCase& given) {
   return std::accumulate(given.q_lens.begin(), given.q_lens.end(), int64_t{0});
 }
 
-// Smaller than the rows that are stored, so that no token takes it all.
+// Queries are smaller than the stored rows, so that no token takes the whole probability.
 std::vector<float> query_row(uint64_t place, int dim) {
   std::vector<float> row = some_row(50000 + place, dim);
   for (float& x : row) x *= 0.125f;
@@ -98,7 +98,7 @@ bool AttendCall::sees(const Query& query, int64_t token) const {
   return tree_[static_cast<size_t>(query.row * kTreeStride + token - query.first_new)] != 0;
 }
 
-// The row that attention multiplies with, transforms undone.
+// The row that attention multiplies with, with the transforms inverted.
 std::vector<double> AttendCall::numbers(Side side, const Query& query, int64_t token,
                                         int64_t head) const {
   const int64_t block = token / given.layer.block_size;
@@ -143,7 +143,7 @@ void AttendCall::check_head(const Query& query, int head, const std::string& wha
       largest = std::max(largest, std::fabs(value[d]));
     }
   }
-  // Half a hundredth of what forgetting a token changes; 16-bit output is rounded besides.
+  // 0.5 % of what leaving out a token changes, and the rounding of a 16-bit output.
   const double rounding = given.io == KVX_DTYPE_F32 ? 0 : given.io == KVX_DTYPE_F16 ? 0.001 : 0.005;
   const double allowed = (2e-4 + rounding) * std::max(largest, 1e-3);
   for (int d = 0; d < out.head_dim; ++d) {
@@ -178,7 +178,7 @@ void AttendCall::must_attend(const Provider& provider, const std::string& what) 
       for (int head = 0; head < given.num_q_heads; ++head) check_head(query, head, what);
     }
   }
-  // Numbers were judged above; what is left are bytes that nobody may touch.
+  // The numbers were compared above. All other bytes must be unchanged.
   for (int64_t i = 0; lse_ != nullptr && i < q.num_tokens * given.num_q_heads * 4; ++i) {
     const auto* byte = reinterpret_cast<uint8_t*>(lse_) + i;
     *memory.expect(byte) = *byte;

@@ -1,5 +1,5 @@
-// AttendCall: an attention over a layer that the judge has filled, and what it must give: the
-// definition in double precision over the decoded rows.
+// AttendCall: a call of kvx_attend over a layer that this program has filled, and its expected
+// result: attention's definition in double precision over the decoded rows.
 #pragma once
 
 #include "tools/conformance/transforms.hpp"
@@ -32,7 +32,7 @@ class AttendCall {
   AttendCall(const Provider& provider, const AttendCase& attend_case);
   AttendCall(const AttendCall&) = delete;
 
-  // OK, the right numbers, and nothing but output and LSE has changed.
+  // Expects OK, the right numbers, and changes in output and LSE only.
   void must_attend(const Provider& provider, const std::string& what = "kvx_attend");
   void must_refuse(const Provider& provider, kvx_status_t expected, const std::string& what);
 

@@ -4,7 +4,7 @@
 namespace kvx::conformance {
 namespace {
 
-// Decode, and prefill with some tokens before the queries; one layer has more tokens than a tile.
+// Decode, and prefill after some tokens. One layer has more tokens than a tile.
 void attends(const Provider& provider, const AttendCase& attend_case) {
   AttendCase prefill = attend_case;
   prefill.q_lens = {6, 1, 3, 0};
@@ -32,7 +32,7 @@ AttendCase case_of(kvx_format_t k, kvx_format_t v) {
   return attend_case;
 }
 
-// 300 tokens of two sequences: longer than any tile, with other sequences' blocks between.
+// 300 tokens of two sequences: longer than any tile, with other sequences' blocks in between.
 AttendCase long_case(kvx_format_t format) {
   AttendCase attend_case = case_of(format, format);
   attend_case.layer.num_blocks = 20;
@@ -67,7 +67,7 @@ void attends_in_the_callers_threads(const Provider& provider) {
   call.must_attend(provider);
 }
 
-// Blocks that the window hides may be gone already.
+// Table entries of blocks that the window hides may be invalid.
 void reads_no_block_before_the_window(const Provider& provider) {
   AttendCase attend_case = case_of(KVX_FORMAT_BF16, KVX_FORMAT_BF16);
   attend_case.window = 3;
@@ -163,7 +163,7 @@ std::vector<Check> attend_checks() {
   return checks;
 }
 
-// A call that fails has written nothing.
+// A call that fails must not write anything.
 std::vector<Check> bad_attend_checks() {
   const auto ask = [](const Provider& provider) {
     require(provider.attend != nullptr, "kvx_attend is not exported");

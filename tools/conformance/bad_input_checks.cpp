@@ -1,4 +1,4 @@
-// Sections 7.1 and 8: bad writes and gathers get the right code and change nothing.
+// Sections 7.1 and 8: bad writes and gathers return the right status and change nothing.
 #include <cstring>
 
 #include "tools/conformance/gather_call.hpp"
@@ -80,7 +80,7 @@ void refuses_types_in_writes(const Provider& provider) {
        {"slots of U64", kInvalid, [](WriteCall& c) { c.write.slots.dtype = KVX_DTYPE_U64; }}});
 }
 
-// Malformed before unsupported before out of range, whatever comes first in the structs.
+// Malformed is reported before unsupported, and that before out of range, in any order of fields.
 void orders_errors_of_writes(const Provider& provider) {
   refuse_writes(provider, {{"a bad stride and a null pointer", kInvalid,
                             [](WriteCall& c) {
@@ -98,7 +98,7 @@ void orders_errors_of_writes(const Provider& provider) {
                             }}});
 }
 
-// Slots outside come last: a call that is malformed or unsupported is so with any slots.
+// Slots out of range are reported last, after malformed and unsupported arguments.
 void orders_out_of_range_last(const Provider& provider) {
   WriteCall unsupported(WriteCase{.slots = {20, 1}});
   ++unsupported.cache.k.stride[0];
@@ -157,7 +157,7 @@ void refuses_ragged(const Provider& provider) {
         [](GatherCall& c) { --c.gather.block_table.indptr_count; }},
        {"indptr of U8", kInvalid,
         [](GatherCall& c) { c.gather.block_table.indptr_dtype = KVX_DTYPE_U8; }}});
-  // Sums that do not begin at 0, that decrease, that do not end at indices_count.
+  // Prefix sums that do not begin at 0, that decrease, or that do not end at indices_count.
   for (const auto& [entry, value] :
        {std::pair{0, int64_t{1}}, {1, int64_t{-1}}, {2, INT64_MAX}, {4, int64_t{15}}}) {
     GatherCall call(ragged);
@@ -185,7 +185,7 @@ void refuses_kv_offsets(const Provider& provider) {
                               "a gather of KV_OFFSETS with block_size 6");
 }
 
-// No tokens, so that a provider whose products wrap around finds nothing else wrong.
+// No tokens, so that a provider whose products overflow finds no other error.
 void ask_for_no_tokens(GatherCall& call) {
   call.gather.io.num_tokens = 0;
   const bool is_padded = !call.given.is_dense;
@@ -197,7 +197,7 @@ void ask_for_no_tokens(GatherCall& call) {
   }
 }
 
-// Products that are 0 in 32 bits.
+// Counts whose product is 0 in 32 bits.
 void multiplies_in_64_bits(const Provider& provider) {
   for (const bool is_dense : {true, false}) {
     GatherCall packed(GatherCase{.is_dense = is_dense});
@@ -218,7 +218,7 @@ void multiplies_in_64_bits(const Provider& provider) {
                      "a gather of 2^32 - 1 ragged sequences, with no prefix sum");
 }
 
-// Whatever it answers, nothing outside the cache may be read and nothing outside the rows written.
+// With any status, nothing outside the cache may be read and nothing outside the rows written.
 void reads_nothing_outside(const Provider& provider) {
   for (const int64_t block : {int64_t{5}, int64_t{6}, int64_t{INT32_MAX}}) {
     for (const TableKind kind : {TableKind::kPacked, TableKind::kRaggedTokens}) {

@@ -1,4 +1,4 @@
-// Check: one question to a provider, asked in a process of its own.
+// Check: one check of a provider, which runs in a process of its own.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 namespace kvx::conformance {
 
-// Sections of the KVX v1 specification, and what came after it.
+// Sections of the KVX v1 specification, and of what later versions add.
 enum class Section {
   kVersioning,
   kLayouts,
@@ -45,11 +45,11 @@ struct Check {
   Features needs;
   std::function<void(const Provider&)> ask;  // throws Failed
   bool on_device = false;                    // needs a GPU in this machine
-  // Of a function that came with 1.2: whether the library has it.
+  // For a function that 1.2 added: whether the library has it.
   std::function<bool(const Provider&)> is_exported = nullptr;
 };
 
-// What a check throws when the provider is wrong.
+// The exception that a check throws when the provider is wrong.
 struct Failed {
   std::string text;
 };
@@ -85,7 +85,7 @@ std::vector<Check> attend_checks();
 std::vector<Check> bad_attend_checks();
 std::vector<Check> copy_checks();
 
-// All of them, in the order of the specification's sections.
+// All checks, in the order of the specification's sections.
 std::vector<Check> all_checks();
 
 }  // namespace kvx::conformance

@@ -1,4 +1,4 @@
-// 1.2: kvx_copy_blocks and kvx_transcode: stored rows to other places, formats and orders.
+// 1.2: kvx_copy_blocks and kvx_transcode copy stored rows to other blocks, formats and orders.
 #include "tools/conformance/transforms.hpp"
 #include "tools/conformance/verb_layer.hpp"
 
@@ -12,7 +12,8 @@ struct TwoLayers {
   }
   TwoLayers(const TwoLayers&) = delete;
 
-  // The picture's row at the target: as it is stored when both store alike, else decoded and coded.
+  // Sets the expected row at the target: a copy of the bytes where both formats agree, otherwise
+  // the row decoded and encoded again.
   void expect_row(Side side, const RowPlace& source, const RowPlace& target) {
     const FormatFacts& facts = from.facts(side, source.head);
     const CodedRow row = from.stored(side, source);
@@ -138,7 +139,8 @@ struct TranscodeCall : TwoLayers {
     memory.take_picture();
     for (size_t t = 0; t < from_slots.size(); ++t) {
       if (from_slots[t] < 0 || to_slots[t] < 0) continue;
-      // Decoded and coded even where both store alike: the same bytes, for what an encoder made.
+      // Decoded and encoded again even where both formats agree: an encoder's rows keep their
+      // bytes.
       const RowPlace source = place_of(from, from_slots[t]);
       const RowPlace target = place_of(to, to_slots[t]);
       for (int64_t h = 0; h < from.given.num_heads; ++h) {
@@ -165,7 +167,7 @@ struct TranscodeCall : TwoLayers {
   kvx_transcode_args_t args{};
 };
 
-// To blocks of another size, in another order.
+// Copies to blocks of another size, in another order.
 void transcodes(const Provider& provider, kvx_format_t from, kvx_format_t to) {
   LayerCase target = layer_of(to, to, Order::kHnd);
   target.block_size = 8;
@@ -229,7 +231,7 @@ std::vector<Check> copy_checks() {
                         ask(provider);
                       }});
   };
-  // A ring of conversions: every format once on either side.
+  // A ring of conversions: every format is the source once and the target once.
   const std::vector<FormatFacts>& formats = all_formats();
   for (size_t i = 0; i < formats.size(); ++i) {
     const kvx_format_t from = formats[i].format;

@@ -1,4 +1,4 @@
-// The few functions of the CUDA driver that the kit needs. Zero is success in all of them.
+// The few functions of the CUDA driver that this program needs. Zero is success in all of them.
 #include "tools/conformance/cuda_driver.hpp"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-// CudaDriver: device memory through libcuda.so.1, found at run time, so that the kit needs no CUDA
-// to be built and none to run.
+// CudaDriver: device memory through libcuda.so.1, loaded at run time, so that this program
+// needs CUDA neither to be built nor to run.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@ namespace kvx::conformance {
 
 class CudaDriver {
  public:
-  // Empty when this machine has no driver or no device. Requires: not called before a fork whose
-  // child uses the device.
+  // Empty when this machine has no driver or no device. Requires: no later fork() whose child uses
+  // the device.
   static std::optional<CudaDriver> open();
 
   void* allocate(size_t num_bytes, bool is_managed) const;  // null: no memory

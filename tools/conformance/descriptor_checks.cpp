@@ -1,4 +1,4 @@
-// Sections 4.2 and 4.3: which cache descriptors kvx_validate_cache_desc takes and refuses.
+// Sections 4.2 and 4.3: which cache descriptors kvx_validate_cache_desc accepts and refuses.
 #include <cstring>
 
 #include "tools/conformance/check.hpp"
@@ -11,7 +11,7 @@ namespace {
 constexpr auto kInvalid = KVX_STATUS_INVALID_ARGUMENT;
 constexpr auto kUnsupported = KVX_STATUS_UNSUPPORTED;
 
-// One field of a good descriptor is changed.
+// A good descriptor with one field changed.
 struct Spoiled {
   const char* what;
   kvx_status_t expected;
@@ -34,7 +34,7 @@ void must_refuse(const Provider& provider, const Arrangement& arrangement,
   }
 }
 
-// Odd sizes too: canonical strides need no more than the elements' alignment.
+// Odd sizes as well: canonical strides need no more than the elements' alignment.
 std::vector<Geometry> geometries(const Arrangement& arrangement) {
   std::vector<Geometry> all = {{}, {1, 1, 1, 8}, {3, 5, 3, 80}};
   const bool is_dense = arrangement.view == Arrangement::View::kDense && arrangement.k_pack == 0;
@@ -125,7 +125,7 @@ void refuses_counts_and_nulls(const Provider& provider) {
   require_status(provider.validate_cache_desc(nullptr), kInvalid, "kvx_validate_cache_desc(null)");
 }
 
-// Products that wrap around in 64 bits; which of the two things is wrong first is not said.
+// Products that overflow 64 bits. Either of the two errors may be reported.
 void refuses_sizes_beyond_memory(const Provider& provider) {
   Memory memory;
   kvx_cache_desc_t cache = make_cache(memory, {}, nhd(), KVX_DTYPE_F16, KVX_DTYPE_F16);

@@ -1,4 +1,4 @@
-// Writes and gathers whose memory is a GPU's: the host's calls, carried over there and back.
+// Writes and gathers in a GPU's memory: the calls of the host's checks, copied there and back.
 #include "tools/conformance/cuda_driver.hpp"
 #include "tools/conformance/gather_call.hpp"
 #include "tools/conformance/write_call.hpp"
@@ -6,7 +6,7 @@
 namespace kvx::conformance {
 namespace {
 
-// The buffers of a Memory, canaries and all, in device memory.
+// The buffers of a Memory, including their canaries, in device memory.
 class DeviceCopy {
  public:
   DeviceCopy(const Memory& memory, kvx_memory_type_t kind)
@@ -49,7 +49,7 @@ class DeviceCopy {
     carry(io.value);
   }
 
-  // Waits for the call's work and puts what it left back into the host's buffers.
+  // Waits for the call's work and copies the buffers back to the host.
   void bring_back() const {
     require(driver_.synchronize(), "the device reports a fault");
     for (size_t i = 0; i < copies_.size(); ++i) {
@@ -111,7 +111,7 @@ void gather_on_device(const Provider& provider, const GatherCase& gather_case,
   require_picture(call.memory, call.cache, call.gather.io, "after the gather");
 }
 
-// On a device a slot outside is skipped: the host cannot look at it without waiting.
+// On a device a slot out of range is skipped, because the host cannot read it without waiting.
 void skips_slots_outside(const Provider& provider, kvx_memory_type_t kind) {
   WriteCall call(WriteCase{.slots = {20, INT32_MAX, -1}});
   call.memory.take_picture();

@@ -1,4 +1,4 @@
-// What providers claim, and the names of it.
+// The features that providers claim, and their names.
 #include "tools/conformance/features.hpp"
 
 #include <fmt/format.h>
@@ -107,7 +107,7 @@ Features claims_of_v1_1() {
         if (feature.flag == KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX) break;
         continue;  // RAGGED_PAGES came with 1.2
       case kLayouts:
-        // The specification gives CUSTOM's dimensions no meaning.
+        // The specification does not define the dimensions of CUSTOM.
         if (feature.flag != bit(KVX_LAYOUT_BLOCK_CUSTOM)) break;
         continue;
       case kCacheDtypes:

@@ -1,5 +1,5 @@
-// Features: sets of what a provider can do, with kvx_features_t's masks. A check needs some, a
-// provider claims some; what a provider claims it may not skip.
+// Features: a set of a provider's features, with the masks of kvx_features_t. A check needs some
+// features and runs for every provider that claims them.
 #pragma once
 
 #include <array>
@@ -47,9 +47,9 @@ class Features {
   std::array<uint64_t, kNumMasks> bits_{};
 };
 
-// What every provider of 1.1 offers without being asked: the specification's duties.
+// The features that the specification requires of every provider of 1.1.
 Features claims_of_v1_1();
-// What kvx_query_features answers. Throws std::runtime_error when that fails.
+// The result of kvx_query_features. Throws std::runtime_error when the call fails.
 Features claims_queried(const Provider& provider);
 
 }  // namespace kvx::conformance

@@ -1,4 +1,4 @@
-// 1.2: kvx_format_info says what docs/numbers.md says, and pages hold what they must.
+// 1.2: kvx_format_info agrees with docs/numbers.md, and pages hold all rows and scales.
 #include <cstring>
 
 #include "tools/conformance/verb_layer.hpp"
@@ -71,8 +71,8 @@ void guards_its_structs(const Provider& provider) {
                  "a null info");
 }
 
-// Every row and scale lies in the pages, apart from all others: what the judge stores in one place
-// is still there when it has stored everything.
+// Every row and scale lies inside the pages and overlaps no other: a row that was stored is
+// unchanged when all rows have been stored.
 void lays_out_pages(const Provider& provider, kvx_format_t format) {
   Memory memory;
   LayerCase layer;

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kSecondaryPool = 0x80000000;
 constexpr int64_t kNull = 0xFFFFFFFF;
 
-// Entries behind a sequence's end: nobody may look at them.
+// Entries behind a sequence's end, which a provider must not read.
 constexpr int64_t kWild = INT32_MAX;
 
 int64_t blocks_of(int64_t tokens, const Geometry& g) {
@@ -71,7 +71,7 @@ GatherCall::GatherCall(const GatherCase& gather_case) : given(gather_case) {
   fill_cache();
 }
 
-// One K or one V block after the other, in HND as TensorRT-LLM has it or in the cache's layout.
+// K and V blocks one after the other, in HND as TensorRT-LLM has them or in the cache's layout.
 void GatherCall::make_pools() {
   const Geometry& g = given.geometry;
   const int64_t block_bytes = int64_t{g.block_size} * g.num_heads * g.head_dim *
@@ -85,7 +85,7 @@ void GatherCall::make_pools() {
   }
 }
 
-// Blocks out of order, some of them named more than once.
+// Block ids in random order, some of them more than once.
 int64_t GatherCall::some_entry(int64_t number) const {
   const bool has_pools = given.table == TableKind::kKvOffsets;
   if (given.has_nulls && number % 3 == 1) return has_pools ? kNull : -1;

@@ -1,4 +1,4 @@
-// GatherCall: a gather with all its memory, and the judge of what it must leave behind.
+// GatherCall: a gather with all its memory, and its expected result.
 #pragma once
 
 #include "tools/conformance/check.hpp"
@@ -46,7 +46,7 @@ class GatherCall {
   void must_move(GatherFunction function);
   void must_refuse(GatherFunction function, kvx_status_t expected, const std::string& what);
   void expect_moved();
-  // Writes the table's entries into its buffer, as `entries` has them now.
+  // Writes `entries` into the table's buffer.
   void store_entries();
 
   GatherCase given;

@@ -39,7 +39,7 @@ void gather_index_types(const Provider& provider, GatherCase gather_case) {
   }
 }
 
-// A pool's blocks are TensorRT-LLM's, in HND, and of one type.
+// Blocks of a pool are in HND, as in TensorRT-LLM, and have one type.
 bool may_lie_in_pools(const Arrangement& arrangement) {
   return arrangement.name == "HND" || arrangement.name == "NHD";
 }
@@ -87,7 +87,7 @@ void add_tables(std::vector<Check>& checks) {
   }
 }
 
-// A block may change inside a block's tokens: RAGGED names one for every token.
+// RAGGED names a block for every token, so the block may change after any token.
 void follows_every_token(const Provider& provider) {
   GatherCall call(GatherCase{.table = TableKind::kRaggedTokens});
   for (size_t i = 0; i < call.entries.size(); ++i) {
@@ -97,7 +97,7 @@ void follows_every_token(const Provider& provider) {
   call.must_move(provider.gather_kv);
 }
 
-// Tables end where readable memory ends: looking one entry further is a fault.
+// Tables end where readable memory ends: reading one entry beyond is a fault.
 void reads_no_further_than_it_must(const Provider& provider) {
   for (const TableKind kind : {TableKind::kPacked, TableKind::kRaggedTokens}) {
     for (const kvx_dtype_t index : kIndexTypes) {

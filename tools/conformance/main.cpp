@@ -1,5 +1,5 @@
 // kvx-conformance: is this shared library a provider of the KVX C ABI? Exit codes: 0 it conforms,
-// 1 it does not, 2 it could not be judged.
+// 1 it does not, 2 it could not be checked.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -14,7 +14,7 @@ constexpr int kNotJudged = 2;
 
 struct Options {
   std::string library;
-  std::string claims;  // empty: queried where the library can be asked
+  std::string claims;  // empty: queried where the library has that function
   std::string filter;
   bool is_json = false;
 };
@@ -56,9 +56,10 @@ int run(int argc, char** argv) {
   CLI::App app("Judges a provider of the KVX C ABI by what its functions do to memory.",
                "kvx-conformance");
   app.add_option("library", options.library, "The provider's shared library")->required();
-  app.add_option("--claims", options.claims,
-                 "What it claims: v1.1 is what the specification asks of everyone, queried is what "
-                 "kvx_query_features answers; left out: queried where there is that function")
+  app.add_option(
+         "--claims", options.claims,
+         "The features to check: v1.1 (those that the specification requires), queried (those of "
+         "kvx_query_features); default: queried where the library has that function")
       ->check(CLI::IsMember({"v1.1", "queried"}));
   app.add_option("--filter", options.filter, "Only checks with this in their section or name");
   app.add_flag("--json", options.is_json, "The report as JSON");

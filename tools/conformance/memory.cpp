@@ -1,4 +1,4 @@
-// Buffers between pages that nobody may touch.
+// Buffers between inaccessible pages.
 #include "tools/conformance/memory.hpp"
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ Buffer::Buffer(std::string name, int64_t num_bytes)
   mprotect(mapped_, static_cast<size_t>(page), PROT_NONE);
   mprotect(open_ + open_bytes_, static_cast<size_t>(page), PROT_NONE);
   data_ = open_ + (open_bytes_ - num_bytes) / kAlignment * kAlignment;
-  // No two buffers of a call look alike: what comes from the wrong one is seen.
+  // The buffers of a call have different contents, so that bytes of a wrong buffer are detected.
   const uint64_t seed = std::hash<std::string>()(name_);
   for (int64_t i = 0; i < open_bytes_; ++i) {
     open_[i] = static_cast<uint8_t>(noise(seed + static_cast<uint64_t>(i)));

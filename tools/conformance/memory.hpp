@@ -1,5 +1,5 @@
-// Memory: all the buffers of one call, with canaries around them, and what must stand in every byte
-// of them when the call has returned.
+// Memory: all buffers of one call, with canaries around them, and the expected value of every byte
+// after the call.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace kvx::conformance {
 
-// [page that nobody may touch][canary][data][canary, up to 15 bytes][page that nobody may touch]
-// Data begins on 16 bytes and ends as near to the last page as that allows: who reads or writes
-// behind it is stopped by the machine.
+// [inaccessible page][canary][data][canary, up to 15 bytes][inaccessible page]
+// Data begins on 16 bytes and ends as near to the last page as that allows, so that an access
+// behind it faults.
 class Buffer {
  public:
   Buffer(std::string name, int64_t num_bytes);
@@ -26,7 +26,7 @@ class Buffer {
   uint8_t* open_begin() const { return open_; }
   int64_t open_bytes() const { return open_bytes_; }
   bool holds(const void* address) const;
-  // Nobody may touch it any more; its addresses are not given out again while it lives.
+  // Makes the buffer inaccessible. Its addresses are not reused while the object exists.
   void close();
 
  private:
@@ -39,7 +39,7 @@ class Buffer {
   uint8_t* data_ = nullptr;
 };
 
-// A byte that is not what it must be.
+// A byte that differs from its expected value.
 struct Difference {
   std::string buffer;
   int64_t offset;          // from the buffer's data; negative or beyond it: a canary
@@ -61,9 +61,9 @@ class Memory {
     return data;
   }
 
-  // From here on nothing may change but what `expect` says.
+  // Takes the present bytes as the expected ones, except those that expect() sets afterwards.
   void take_picture();
-  // The byte that must stand at an address of one of the buffers. Requires: a picture.
+  // The expected byte at an address of one of the buffers. Requires: expected bytes were taken.
   uint8_t* expect(const void* address);
   std::optional<Difference> first_difference() const;
 

@@ -1,6 +1,5 @@
-// Numbers that every float type of the ABI can say exactly, so that the judge needs no encoder: a
-// conversion between types, or by a scale that is a power of two, has one right answer, bit for
-// bit.
+// Numbers that every float type of the ABI represents exactly, so that no encoder is needed: a
+// conversion between types, or by a scale that is a power of two, has one exact result.
 #pragma once
 
 #include <kvx/kvx_abi.h>
@@ -49,7 +48,7 @@ inline uint32_t bits_of(kvx_dtype_t dtype, Number number) {
          static_cast<uint32_t>(number.quarters) << (f.mantissa_bits - 2);
 }
 
-// 64 bits that look random and are the same for the same place.
+// 64 pseudo-random bits, a function of the place.
 inline uint64_t noise(uint64_t place) {
   place += 0x9E3779B97F4A7C15u;
   place = (place ^ (place >> 30)) * 0xBF58476D1CE4E5B9u;

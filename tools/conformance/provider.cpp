@@ -24,7 +24,7 @@ void find_required(void* library, const char* name, Function& function) {
 }  // namespace
 
 Provider load_provider(const std::string& path) {
-  // A name without a slash would be looked for in the system's folders.
+  // dlopen() searches the system's folders for a name without a slash.
   const std::string file = std::filesystem::absolute(path).string();
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error(dlerror());

@@ -1,4 +1,4 @@
-// Provider: somebody's shared library, seen through the C ABI's header.
+// Provider: a shared library with the functions of the C ABI's header.
 #pragma once
 
 #include <kvx/kvx_abi.h>
@@ -38,7 +38,8 @@ struct Provider {
   decltype(&kvx_transcode) transcode = nullptr;
 };
 
-// Throws std::runtime_error that says what cannot be loaded. The library stays loaded.
+// Loads a provider. Throws std::runtime_error with the reason when that fails. The library stays
+// loaded.
 Provider load_provider(const std::string& path);
 
 }  // namespace kvx::conformance

@@ -40,7 +40,7 @@ std::string failures(const Report& report) {
   return text;
 }
 
-// What is absent, each feature once.
+// The features that are absent, each once.
 std::string absences(const Report& report) {
   Features missing;
   for (const Result& result : report.results) missing.add(result.missing);
@@ -101,7 +101,7 @@ std::string json_of(const Report& report) {
                      {"not_run", report.count(Outcome::kNotRun)},
                      {"not_judged", report.unjudged},
                      {"checks", checks}};
-  // What a broken provider says may be no UTF-8.
+  // The text of a broken provider may not be UTF-8.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,4 +1,4 @@
-// Report: what a provider's checks came to, as a table for people and as JSON for programs.
+// Report: the results of a provider's checks, as a table for people and as JSON for programs.
 #pragma once
 
 #include "tools/conformance/runner.hpp"

@@ -1,4 +1,4 @@
-// The judge's encoder and decoder. Arithmetic is float where docs/numbers.md says so.
+// The reference encoder and decoder. Arithmetic is float where docs/numbers.md requires it.
 #include "tools/conformance/row_codec.hpp"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ uint32_t encode_magnitude(const SmallFloat& type, double magnitude, bool saturat
     }
   }
   const double below = decode_float(type, low);
-  // Beyond the largest number the next one of the grid would follow at the same distance.
+  // Rounds as if a next number followed the largest one at the same distance.
   const double above =
       low == type.largest ? 2 * below - decode_float(type, low - 1) : decode_float(type, low + 1);
   const double middle = (below + above) / 2;
@@ -181,7 +181,7 @@ uint32_t bits_of_float(float x) {
   return bits;
 }
 
-// A scale as it is stored, clamped to the type's normal range as section 2 says.
+// A scale as it is stored, clamped to the type's normal range (docs/numbers.md, section 2).
 uint32_t round_scale(uint32_t type, float scale) {
   switch (type) {
     case KVX_SCALE_TYPE_F16:
@@ -328,7 +328,7 @@ CodedRow encode_row(const FormatFacts& facts, const std::vector<float>& row, flo
     const std::vector<uint8_t> scale = encode_scale(facts, amax, tensor_scale);
     result.scales.insert(result.scales.end(), scale.begin(), scale.end());
   }
-  // A zero scale would give 0 * infinity: any step does for zeros.
+  // A scale of 0 would give 0 * infinity. Any step encodes zeros.
   std::vector<uint8_t> usable = result.scales;
   for (int g = 0; g < facts.groups_per_row(static_cast<int>(row.size())); ++g) {
     if (step_of(facts, usable, g, tensor_scale) > 0) continue;

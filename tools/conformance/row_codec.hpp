@@ -1,5 +1,5 @@
-// RowCodec: the judge's own encoder and decoder of every format of 1.2, written in plain loops from
-// docs/numbers.md, so that what a provider stores has one right answer, byte for byte.
+// RowCodec: an independent encoder and decoder of every format of 1.2, written in plain loops from
+// docs/numbers.md, so that the expected bytes of a provider are exact.
 #pragma once
 
 #include <kvx/kvx_abi.h>
@@ -26,12 +26,12 @@ extern const SmallFloat kF16;
 extern const SmallFloat kBF16;
 
 double decode_float(const SmallFloat& type, uint32_t code);
-// To nearest, ties to the even code; the sign of a zero is kept.
+// Rounds to nearest, ties to the even code, and keeps the sign of a zero.
 uint32_t encode_float(const SmallFloat& type, double x);
 
 enum class Packing { kBytes, kNibbles, kTurboMind };
 
-// What docs/numbers.md says of a format with its default options.
+// The facts of a format with its default options, from docs/numbers.md.
 struct FormatFacts {
   kvx_format_t format;
   const char* name;
@@ -61,13 +61,13 @@ struct CodedRow {
 
 // With computed scales, or the affine formats' parameters.
 CodedRow encode_row(const FormatFacts& facts, const std::vector<float>& row, float tensor_scale);
-// The scale that a group with this largest magnitude gets. Requires: neither affine nor plain.
+// The scale of a group with this largest magnitude. Requires: neither affine nor plain.
 std::vector<uint8_t> encode_scale(const FormatFacts& facts, float amax, float tensor_scale);
-// Under scales that are there already: [groups][scale_bytes].
+// Encodes with given scales, [groups][scale_bytes].
 std::vector<uint8_t> encode_codes(const FormatFacts& facts, const std::vector<float>& row,
                                   const std::vector<uint8_t>& scales, float tensor_scale);
 
-// What kvx_gather gives, in float, and what attention computes with.
+// The floats that kvx_gather returns, and those that attention computes with.
 std::vector<float> decode_row(const FormatFacts& facts, const CodedRow& row, int head_dim,
                               float tensor_scale);
 std::vector<double> decode_exactly(const FormatFacts& facts, const CodedRow& row, int head_dim,

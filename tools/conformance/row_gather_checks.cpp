@@ -1,4 +1,4 @@
-// 1.2: kvx_gather gives stored rows as floats: formats, ranges, tables, and its refusals.
+// 1.2: kvx_gather decodes stored rows to floats: formats, ranges, tables, and errors.
 #include <cstring>
 
 #include "tools/conformance/gather_call.hpp"
@@ -8,7 +8,7 @@
 namespace kvx::conformance {
 namespace {
 
-// Ranges of sequences; empty lists: every sequence whole.
+// Ranges of sequences. Empty lists: all tokens of every sequence.
 struct Ranges {
   std::vector<int32_t> sequences;
   std::vector<int64_t> first_tokens;
@@ -24,7 +24,7 @@ struct RowGatherCase {
   int64_t gap = 0;
 };
 
-// A gather from a layer that the judge has filled.
+// A gather from a layer that this program has filled.
 struct RowGatherCall {
   RowGatherCall(const Provider& provider, const RowGatherCase& gather_case)
       : given(gather_case),
@@ -64,7 +64,7 @@ struct RowGatherCall {
     given.ranges.first_rows.push_back(row);
   }
 
-  // change(numbers, head, position): what becomes of a decoded row.
+  // change(numbers, head, position) transforms a decoded row.
   template <class Change>
   void must_gather(const Provider& provider, Change change) {
     memory.take_picture();
@@ -119,7 +119,7 @@ void gathers_in_every_order(const Provider& provider, kvx_format_t format) {
   }
 }
 
-void gathers_in_pieces(const Provider& provider, kvx_format_t format) {
+void gathers_in_parts(const Provider& provider, kvx_format_t format) {
   RowGatherCase gather_case;
   gather_case.layer.set_formats(format, format).order = Order::kFragments;
   RowGatherCall(provider, gather_case).must_gather(provider);
@@ -184,7 +184,7 @@ void undoes_transforms(const Provider& provider) {
   });
 }
 
-// ---- a v1 gather by the verb, so that the layouts' own judge looks at it
+// ---- v1 gathers through kvx_gather, so that the checks of v1's layouts cover it
 
 thread_local const Provider* provider_of_gather = nullptr;
 
@@ -310,10 +310,10 @@ std::vector<Check> row_gather_checks() {
     layer.set_formats(format, format);
     add(fmt::format("{} rows", facts.name), layer.needs(),
         [format](const Provider& p) { gathers_in_every_order(p, format); });
-    LayerCase pieces = layer;
-    pieces.order = Order::kFragments;
-    add(fmt::format("{} rows in fragments", facts.name), pieces.needs(),
-        [format](const Provider& p) { gathers_in_pieces(p, format); });
+    LayerCase fragments = layer;
+    fragments.order = Order::kFragments;
+    add(fmt::format("{} rows in fragments", facts.name), fragments.needs(),
+        [format](const Provider& p) { gathers_in_parts(p, format); });
     LayerCase latent = layer;
     latent.v_is_prefix = true;
     add(fmt::format("{} of a latent cache", facts.name), latent.needs(),

@@ -17,12 +17,12 @@ namespace kvx::conformance {
 namespace {
 
 constexpr unsigned kSeconds = 60;  // a check that takes longer hangs
-// How a child says that it came to its end without a complaint: a provider that ends the process
-// says something else.
+// The exit code of a child whose check has passed. A provider that ends the process itself has
+// another one.
 constexpr int kAllIsWell = 57;
 
 struct ChildEnd {
-  int status;        // as waitpid tells
+  int status;        // of waitpid()
   std::string text;  // what the child wrote
 };
 
@@ -42,9 +42,9 @@ ChildEnd run_in_child(const Body& body) {
   }
   close(ends[1]);
   ChildEnd end{};
-  char piece[4096];
-  for (ssize_t n; (n = read(ends[0], piece, sizeof piece)) > 0;) {
-    end.text.append(piece, static_cast<size_t>(n));
+  char part[4096];
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) {
+    end.text.append(part, static_cast<size_t>(n));
   }
   close(ends[0]);
   waitpid(child, &end.status, 0);

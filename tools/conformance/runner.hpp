@@ -1,5 +1,5 @@
-// Runs checks, each in a process of its own: a provider that crashes or hangs fails that check, and
-// the others are still asked.
+// Runs each check in a process of its own, so that a provider that crashes or hangs fails that
+// check only.
 #pragma once
 
 #include "tools/conformance/check.hpp"
@@ -15,8 +15,8 @@ struct Result {
   Features missing = {};
 };
 
-// kvx_query_features, asked in a process of its own: once a process has asked CUDA for its devices,
-// its children cannot use them.
+// Calls kvx_query_features in a process of its own: after a process has initialised CUDA, its
+// children cannot use it.
 kvx_status_t query_in_child(const Provider& provider, kvx_features_t& features);
 
 bool has_gpu();

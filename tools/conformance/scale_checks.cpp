@@ -52,7 +52,7 @@ void writes_unscaled(const Provider& provider, kvx_dtype_t cache) {
   }
 }
 
-// Scales that nobody needs are not looked at: equal types are copied.
+// Scales are not read where they are not needed: equal types are copied.
 void copies_codes(const Provider& provider, kvx_dtype_t cache) {
   WriteCase write_case;
   write_case.set_types(cache, cache);

@@ -1,4 +1,4 @@
-// Section 6: every struct begins with its size, and a size that cannot be is refused.
+// Section 6: every struct begins with its size, and an impossible size is refused.
 #include <cstring>
 
 #include "tools/conformance/gather_call.hpp"
@@ -77,7 +77,7 @@ struct Longer {
   uint64_t tail;
 };
 
-// A caller of a later 1.x that uses nothing of it.
+// A caller of a later 1.x that uses no field of it.
 void takes_longer_structs_of_zeros(const Provider& provider) {
   WriteCall call(WriteCase{});
   Longer<kvx_write_desc_t> write = {call.write, 0};
@@ -91,7 +91,7 @@ void takes_longer_structs_of_zeros(const Provider& provider) {
   require_picture(call.memory, call.cache, call.write.io, "a write of longer structs");
 }
 
-// A small pool is looked at although nobody uses it.
+// The size of an unused pool is checked as well.
 void refuses_a_small_pool(const Provider& provider) {
   WriteCall call(WriteCase{});
   call.cache.pool.size = 8;

@@ -68,8 +68,8 @@ uint8_t* io_element(const kvx_tensor_desc_t& tensor, int64_t token, int64_t head
 const void* add_indices(Memory& memory, const std::string& name, const std::vector<int64_t>& list,
                         kvx_dtype_t dtype);
 
-// The picture must hold: throws Failed with the first byte that is not what it must be, and the
-// element that the byte belongs to.
+// Throws Failed with the first byte that differs from its expected value and the element that it
+// belongs to.
 void require_picture(const Memory& memory, const kvx_cache_desc_t& cache,
                      const kvx_kv_io_desc_t& io, const std::string& call);
 

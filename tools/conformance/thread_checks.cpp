@@ -1,4 +1,4 @@
-// Section 7.2: calls keep no state, so that threads may make them at the same time.
+// Section 7.2: calls keep no state, so that several threads may call at the same time.
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -33,7 +33,7 @@ void in_threads(const std::function<void(int)>& work) {
   require(failure.empty(), "with {} threads: {}", kThreads, failure);
 }
 
-// A geometry of its own for every thread, so that one's plan would not do for another.
+// Every thread has a geometry of its own, so that another thread's plan would be wrong for it.
 Geometry geometry_of(int thread) {
   return {static_cast<uint32_t>(4 + thread), static_cast<uint32_t>(2 + thread),
           static_cast<uint32_t>(1 + thread % 3), 16};
@@ -79,7 +79,8 @@ void shares_a_cache(const Provider& provider) {
   });
 }
 
-// What a call was given is closed when it has returned; the next one shows who still looks there.
+// The memory of a call becomes inaccessible when it has returned, so that a provider that still
+// reads it faults in the next call.
 void keeps_no_pointer(const Provider& provider) {
   WriteCall write(WriteCase{});
   write.must_move(provider.write_kv);

@@ -1,4 +1,4 @@
-// Transform: a layer's transform in the judge's memory, and its arithmetic from docs/numbers.md.
+// Transform: a layer's transform with its memory, and its arithmetic from docs/numbers.md.
 #pragma once
 
 #include <cmath>

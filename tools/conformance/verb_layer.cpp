@@ -108,7 +108,7 @@ void VerbLayer::describe_side(Run& run, int index, const std::string& name) {
   const int64_t scale_bytes = int64_t{format.groups_per_row(dim)} * format.scale_bytes();
   side.head_dim = static_cast<uint32_t>(dim);
   side.spec = &run.specs[index];
-  // Bytes from row to row, and whether the rows of a head lie together.
+  // Bytes from row to row, and whether the rows of a head are adjacent.
   const bool is_record = given.order == Order::kRecord && given.scales == ScaleFrom::kRow;
   const int64_t row = code_bytes + (is_record ? (scale_bytes + 3) / 4 * 4 : 0) +
                       (given.order == Order::kGaps ? 16 : 0);
@@ -145,7 +145,7 @@ void VerbLayer::describe_side(Run& run, int index, const std::string& name) {
   side.scales = memory_.add(name + " scales", side.scale_block_stride * given.num_blocks).data();
 }
 
-// Steps from 1/32 to 1/4, no two heads' and groups' alike.
+// Scales from 1/32 to 1/4, different for every head and group.
 void VerbLayer::give_scales(Run& run, int index, const std::string& name) {
   kvx_side_t& side = run.sides[index];
   const FormatFacts& format = facts_of(static_cast<kvx_format_t>(run.specs[index].format));
@@ -189,8 +189,8 @@ uint8_t* VerbLayer::code_byte(Side side, const RowPlace& place, int i) const {
                  place.token * s.code_token_stride +
                  (place.head - run.first_head) * s.code_head_stride;
   if (s.code_fragment_bytes == 0) return row + i;
-  const int64_t piece = i / static_cast<int64_t>(s.code_fragment_bytes);
-  return row + piece * s.code_fragment_stride + i % static_cast<int64_t>(s.code_fragment_bytes);
+  const int64_t fragment = i / static_cast<int64_t>(s.code_fragment_bytes);
+  return row + fragment * s.code_fragment_stride + i % static_cast<int64_t>(s.code_fragment_bytes);
 }
 
 uint8_t* VerbLayer::scale_byte(Side side, const RowPlace& place, int i) const {
@@ -213,7 +213,7 @@ CodedRow VerbLayer::stored(Side side, const RowPlace& place) const {
   return row;
 }
 
-// What an encoder makes of a row at this place: under the scales there when they are given.
+// Encodes a row for this place, with the scales there when they are given.
 CodedRow VerbLayer::coded(Side side, const RowPlace& place, const std::vector<float>& row) const {
   const FormatFacts& format = facts(side, place.head);
   const float tensor = tensor_scale(side, place.head);
@@ -294,7 +294,7 @@ FloatTensor::FloatTensor(Memory& memory, const std::string& name, kvx_dtype_t dt
   rows.data =
       memory.add(name, std::max<int64_t>(tokens, 1) * rows.token_stride * bytes_of(dtype)).data();
   if (gap != 0) return;
-  rows.token_stride = rows.head_stride = 0;  // dense, and said so
+  rows.token_stride = rows.head_stride = 0;  // 0 means dense
 }
 
 uint8_t* FloatTensor::at(int64_t token, int64_t head, int dim) const {

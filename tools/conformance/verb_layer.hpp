@@ -1,5 +1,5 @@
-// VerbLayer: a layer for the verbs of 1.2 in the judge's memory, in any order and format, and what
-// must stand in its bytes.
+// VerbLayer: a layer for the verbs of 1.2 with its memory, in any order and format, and its
+// expected bytes.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ enum class Order {
   kHnd,        // [block, head, token, row]
   kRecord,     // NHD; a row's scales follow its codes
   kGaps,       // HND; 16 bytes between rows, 48 between blocks
-  kFragments,  // [block, head, piece, token, 4 bytes]
-  kPages,      // as kvx_describe_pages says
+  kFragments,  // [block, head, fragment, token, 4 bytes]
+  kPages,      // the order of kvx_describe_pages
 };
 
 enum class ScaleFrom {
@@ -68,16 +68,16 @@ class VerbLayer {
 
   const FormatFacts& facts(Side side, int64_t head) const;
   int head_dim(Side side) const { return side == Side::kKey ? given.k_dim : given.v_dim; }
-  // Of the format at that head; 1 where it has none.
+  // The tensor scale at that head; 1 where the format has none.
   float tensor_scale(Side side, int64_t head) const;
 
-  // The row as it lies in memory now.
+  // The row's present bytes.
   CodedRow stored(Side side, const RowPlace& place) const;
-  // Puts a row there, without a provider. Scales that are given stay.
+  // Stores a row there without a provider. Given scales are unchanged.
   void store(Side side, const RowPlace& place, const std::vector<float>& row);
-  // Every row of every block.
+  // Stores every row of every block.
   void fill();
-  // What an append of this row must leave there: sets the picture's bytes.
+  // Sets the expected bytes of an append of this row.
   void expect(Side side, const RowPlace& place, const std::vector<float>& row);
   void expect_coded(Side side, const RowPlace& place, const CodedRow& row);
 
@@ -109,7 +109,7 @@ class VerbLayer {
   std::vector<const kvx_head_run_t*> run_pointers_;
 };
 
-// Numbers that look random, from -8 to 8, of many magnitudes; a row in seven has a group of zeros.
+// Pseudo-random numbers from -8 to 8 of many magnitudes. One row in seven has a group of zeros.
 std::vector<float> some_row(uint64_t place, int head_dim);
 
 // Floats [tokens, heads, head_dim] in a buffer.
@@ -120,7 +120,7 @@ struct FloatTensor {
   float get(int64_t token, int64_t head, int dim) const;
   std::vector<float> row(int64_t token, int64_t head) const;
   void set_row(int64_t token, int64_t head, const std::vector<float>& row);
-  // The picture's row: rounded to the tensor's type.
+  // Sets the expected row, rounded to the tensor's type.
   void expect_row(Memory& memory, int64_t token, int64_t head, const std::vector<float>& row) const;
 
   kvx_rows_t rows{};
@@ -132,10 +132,10 @@ struct FloatTensor {
   uint8_t* at(int64_t token, int64_t head, int dim) const;
 };
 
-// A v1 call's IO tensor as the verbs take rows: its last axes are [tokens, heads, head_dim].
+// A v1 call's IO tensor as rows of a verb: its last axes are [tokens, heads, head_dim].
 kvx_rows_t rows_of_v1(const kvx_tensor_desc_t& tensor);
 
-// Block ids [sequences, width] and lengths, in all the kinds of tables that the verbs take.
+// Block ids [sequences, width] and lengths, in every kind of table that the verbs accept.
 struct TableCase {
   kvx_block_table_format_t format = KVX_BLOCK_TABLE_PACKED;
   bool pages = false;  // RAGGED
@@ -153,7 +153,7 @@ struct VerbTable {
   kvx_seq_lens_t seq_lens{};
 };
 
-// A call's picture holds, or Failed names the buffer and the byte.
+// Throws Failed with the buffer and the byte when a byte differs from its expected value.
 void require_unchanged_but_expected(const Memory& memory, const std::string& call);
 
 }  // namespace kvx::conformance

@@ -1,4 +1,4 @@
-// Section 3: who are you; and the words of 1.2.
+// Section 3: versions; and the error texts of 1.2.
 #include <cstring>
 #include <thread>
 
@@ -22,7 +22,7 @@ void ask_with_size(const Provider& provider, uint32_t size, int64_t bytes) {
   }
 }
 
-void tells_its_version(const Provider& provider) {
+void reports_its_version(const Provider& provider) {
   kvx_version_t version{};
   version.size = sizeof version;
   require_status(provider.get_version(&version), KVX_STATUS_OK, "kvx_get_version");
@@ -32,7 +32,7 @@ void tells_its_version(const Provider& provider) {
           sizeof version);
 }
 
-void answers_a_caller_of_1_1(const Provider& provider) {
+void serves_a_caller_of_1_1(const Provider& provider) {
   kvx_version_t version{};
   require_status(provider.get_version(&version), KVX_STATUS_OK, "kvx_get_version with size 0");
   require(version.abi_major == 1 && version.abi_minor >= 1, "the version is {}.{}, expected 1.1",
@@ -71,8 +71,8 @@ void names_statuses(const Provider& provider) {
 
 std::vector<Check> version_checks() {
   return {
-      {Section::kVersioning, "version is 1.1 or a later 1", {}, tells_its_version},
-      {Section::kVersioning, "version for a caller that sets no size", {}, answers_a_caller_of_1_1},
+      {Section::kVersioning, "version is 1.1 or a later 1", {}, reports_its_version},
+      {Section::kVersioning, "version for a caller that sets no size", {}, serves_a_caller_of_1_1},
       {Section::kVersioning,
        "version fits into the caller's size",
        {},

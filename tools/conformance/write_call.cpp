@@ -12,7 +12,8 @@ uint64_t place_of(int side, int64_t token, int64_t head, int64_t dim) {
   return static_cast<uint64_t>(((side * 1000 + token) * 1000 + head) * 1000 + dim);
 }
 
-// Runs over block borders, backwards, the last slot and the first, skipped ones between.
+// Slots that cross block borders and go backwards, the last and the first slot, and skipped tokens
+// in between.
 std::vector<int64_t> jumbled_slots(const Geometry& g) {
   const int64_t n = g.num_slots();
   std::vector<int64_t> slots = {n - 1, -1};
@@ -57,7 +58,7 @@ WriteCall::WriteCall(const WriteCase& write_case) : given(write_case) {
   fill_io();
 }
 
-// Fills the descriptor, or leaves it empty and returns the one scale's address.
+// Fills the descriptor, or leaves it empty and returns the address of the tensor's scale.
 const void* WriteCall::add_scales(int side, kvx_scale_desc_t& desc) {
   const ScaleCase& scale = given.scale;
   if (scale.granularity == KVX_SCALE_NONE) return nullptr;
@@ -92,7 +93,7 @@ const void* WriteCall::add_scales(int side, kvx_scale_desc_t& desc) {
   return nullptr;
 }
 
-// Equal types are copied as bits: the noise in the buffer is as good as any number.
+// Equal types are copied as bits, so the buffer's noise is a valid input.
 void WriteCall::fill_io() {
   for (int side = 0; side < 2; ++side) {
     const kvx_tensor_desc_t& io = io_tensor(side);

@@ -1,4 +1,4 @@
-// WriteCall: a write with all its memory, and the judge of what it must leave behind.
+// WriteCall: a write with all its memory, and its expected result.
 #pragma once
 
 #include "tools/conformance/check.hpp"
@@ -6,7 +6,7 @@
 
 namespace kvx::conformance {
 
-// Scales are powers of two from 1/8 to 8, K's and V's different ones.
+// Scales are powers of two from 1/8 to 8, different for K and V.
 struct ScaleCase {
   kvx_scale_granularity_t granularity = KVX_SCALE_NONE;
   kvx_dtype_t dtype = KVX_DTYPE_F32;
@@ -42,11 +42,11 @@ class WriteCall {
   explicit WriteCall(const WriteCase& write_case);
   WriteCall(const WriteCall&) = delete;
 
-  // OK, and every byte of the memory is what the specification says.
+  // Expects OK and the specification's value of every byte.
   void must_move(WriteFunction function);
-  // This status, and no byte has changed.
+  // Expects this status and no changed byte.
   void must_refuse(WriteFunction function, kvx_status_t expected, const std::string& what);
-  // Changes the picture to what a right write leaves.
+  // Sets the expected bytes to those of a correct write.
   void expect_moved();
 
   WriteCase given;

@@ -45,7 +45,7 @@ void add_layouts(std::vector<Check>& checks) {
   }
 }
 
-// Numbers that both types can say.
+// Numbers that both types represent.
 void add_conversions(std::vector<Check>& checks) {
   for (const kvx_dtype_t cache : {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32}) {
     for (const kvx_dtype_t io : {KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32}) {
@@ -109,7 +109,7 @@ void add_io_forms(std::vector<Check>& checks) {
   add("write from padded IO with gaps", KVX_TRAIT_PADDED_WRITE_IO | KVX_TRAIT_STRIDED_IO, 2, 16);
 }
 
-// The kernels' functions; prefill's hint is the whole call and its half.
+// kvx_launch_*. The hint of prefill is the whole call, and half of it.
 void writes_through_launch(const Provider& provider) {
   require(provider.launch_write_kv != nullptr && provider.launch_write_kv_f16 != nullptr &&
               provider.launch_write_kv_prefill != nullptr,
@@ -150,7 +150,7 @@ void skips_the_invalid_slot(const Provider& provider) {
       WriteCall(write_case).must_move(provider.write_kv);
     }
   }
-  // An invalid_slot beyond the cache is still no error, and one wider than S32 is no slot of it.
+  // An invalid_slot beyond the cache is no error, and one beyond 32 bits equals no S32 slot.
   WriteCall(WriteCase{.slots = {1, 5000000000, 2}, .invalid_slot = 5000000000})
       .must_move(provider.write_kv);
   WriteCall(WriteCase{.slot_dtype = KVX_DTYPE_S32,
@@ -166,7 +166,7 @@ void finds_single_slots(const Provider& provider) {
   }
 }
 
-// The rest of the call may be done or not; what lies outside the cache may not be touched.
+// The rest of the call may be done or not. Memory outside the cache must not be accessed.
 void writes_nothing_outside(const Provider& provider) {
   for (const int64_t slot : {int64_t{20}, int64_t{21}, int64_t{INT32_MAX}, int64_t{1} << 32,
                              (int64_t{1} << 32) + 3, INT64_MAX}) {

@@ -12,7 +12,7 @@ constexpr int kScales = 1;
 
 }  // namespace
 
-Result<DataAndScalePool> DataAndScalePool::create(cache::Memory& memory, const BlockLayout& layout,
+Result<DataAndScalePool> DataAndScalePool::create(cache::Memory& memory, const PoolLayout& layout,
                                                   int64_t num_blocks,
                                                   const cache::BlockPoolOptions& options) {
   cache::BlockClassSpec blocks{"blocks", num_blocks, {layout.block_bytes}};
@@ -40,7 +40,7 @@ Status DataAndScalePool::free_data_and_scale_blocks(std::span<const int32_t> dat
   if (!std::equal(data_ids.begin(), data_ids.end(), scale_ids.begin(), scale_ids.end())) {
     return invalid_argument("scale_ids are not data_ids; a block and its scales have one id");
   }
-  // All or none: look before anything is released.
+  // Checks everything before it releases anything.
   std::vector<int32_t> sorted(data_ids.begin(), data_ids.end());
   std::sort(sorted.begin(), sorted.end());
   for (auto first = sorted.begin(); first != sorted.end();) {

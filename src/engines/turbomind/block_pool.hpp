@@ -1,5 +1,5 @@
-// TurboMind's data pool and scale pool as one: a block and its scales have one id, are taken and
-// given back together, and are handed to kernels as tables of pointers.
+// TurboMind's data pool and scale pool as one: a block and its scales have one id, are
+// allocated and released together, and are passed to kernels as tables of pointers.
 #pragma once
 
 #include <span>
@@ -15,27 +15,27 @@ class DataAndScalePool {
  public:
   // Allocates num_blocks blocks of both pools; without fp4 there is no scale pool. A memory budget
   // is divided by blocks_within_budget(). Errors as cache::BlockPool::create.
-  static Result<DataAndScalePool> create(cache::Memory& memory, const BlockLayout& layout,
+  static Result<DataAndScalePool> create(cache::Memory& memory, const PoolLayout& layout,
                                          int64_t num_blocks,
                                          const cache::BlockPoolOptions& options = {});
 
-  // count blocks with one user each, all or none; scale_ids are data_ids. OUT_OF_RANGE: too few are
-  // free or cached, or the spans are shorter than count.
+  // Allocates count blocks with one user each, or none. scale_ids receives the same ids as
+  // data_ids. OUT_OF_RANGE: too few blocks are free or cached, or the spans are shorter than count.
   Status allocate_data_and_scale_blocks(int count, std::span<int32_t> data_ids,
                                         std::span<int32_t> scale_ids);
-  // One user less, all or none. INVALID_ARGUMENT: ids that are no pairs, a block named more often
-  // than it has users; OUT_OF_RANGE: no such id.
+  // Removes one user of each block, or of none. INVALID_ARGUMENT: data_ids and scale_ids differ, or
+  // a block occurs more often than it has users. OUT_OF_RANGE: an id is out of range.
   Status free_data_and_scale_blocks(std::span<const int32_t> data_ids,
                                     std::span<const int32_t> scale_ids);
 
-  // Null: no such id; of a scale block also without a scale pool.
+  // Null when there is no such id, and for a scale block when there is no scale pool.
   uint8_t* get_block_ptr(int32_t block_id) const;
   uint8_t* get_scale_block_ptr(int32_t block_id) const;
 
-  // For layer_blocks().
+  // The memory of both pools, for layer_blocks().
   Pools pools() const;
-  // retain (lock), release (unlock), keep, evict, touch, verify, snapshot: of class 0, both
-  // regions.
+  // The underlying pool, for retain (lock), release (unlock), keep, evict, touch, verify and
+  // snapshot. Its class 0 has both regions.
   cache::BlockPool& blocks() { return pool_; }
   const cache::BlockPool& blocks() const { return pool_; }
 
@@ -46,12 +46,12 @@ class DataAndScalePool {
   cache::BlockPool pool_;
 };
 
-// Both tables of a batch, as prefill, decode and flatten take them: block i of sequence s is entry
-// cu_block_nums[s] + i of each.
+// Both tables of a batch, as TurboMind's prefill, decode and flatten take them: block i of sequence
+// s is entry cu_block_nums[s] + i of each.
 class PointerTables {
  public:
-  // The blocks of each sequence, in order. OUT_OF_RANGE, nothing changed: an id that the pool has
-  // not. Keeps its memory: a batch no larger than one before allocates nothing.
+  // Sets the blocks of each sequence, in order. OUT_OF_RANGE, and nothing changed: an id is out of
+  // range. A batch that is no larger than an earlier one allocates nothing.
   Status assign(const DataAndScalePool& pool, std::span<const std::span<const int32_t>> sequences);
 
   std::span<uint8_t* const> block_ptrs() const { return block_ptrs_; }

@@ -1,4 +1,4 @@
-// TurboMind's block sizes and addresses, and its layers as the verbs see them.
+// TurboMind's block sizes and addresses, and views of its layers for the verbs.
 #include "engines/turbomind/layout.hpp"
 
 #include <limits>
@@ -23,7 +23,7 @@ Status check_geometry(const Geometry& geometry, const format::FormatSpec& spec) 
   return format::check_head_dim(spec, geometry.head_dim);
 }
 
-// Where a row's K scales begin in a scale block; V's follow them. The one definition (A3.6).
+// Where a row's K scales begin in a scale block; V's follow them. All other functions use this one.
 constexpr int64_t scale_row_offset(int layer, int head, int head_num, int block_len, int head_dim,
                                    int64_t token) {
   const int64_t row = (int64_t{layer} * head_num + head) * block_len + token;
@@ -34,7 +34,7 @@ int64_t head_side(int head, KvSide side) {
   return int64_t{head} * kSides + (side == KvSide::kValue ? 1 : 0);
 }
 
-Status check_pools(const BlockLayout& layout, const Pools& pools) {
+Status check_pools(const PoolLayout& layout, const Pools& pools) {
   KVX_RETURN_IF_ERROR(check_count("num_blocks", pools.num_blocks));
   if (!pools.data) return invalid_argument("the data pool is null; expected num_blocks blocks");
   if (pools.data_stride < layout.block_bytes) {
@@ -79,7 +79,7 @@ Status check_global_scales(const Geometry& geometry, std::string_view field, con
 }
 
 // K or V of a layer: codes in the data pool, scales behind them or in the scale pool.
-ops::SideView side_view(const BlockLayout& layout, const Pools& pools, int layer, KvSide side,
+ops::SideView side_view(const PoolLayout& layout, const Pools& pools, int layer, KvSide side,
                         const float* global_scales) {
   const Geometry& geometry = layout.geometry;
   ops::SideView view;
@@ -110,24 +110,24 @@ ops::SideView side_view(const BlockLayout& layout, const Pools& pools, int layer
 
 }  // namespace
 
-int64_t BlockLayout::data_offset(int layer, int head, KvSide side, int token) const {
+int64_t PoolLayout::data_offset(int layer, int head, KvSide side, int token) const {
   return layer * layer_bytes + head_side(head, side) * head_data_bytes + token * token_data_bytes;
 }
 
-int64_t BlockLayout::param_offset(int layer, int head, KvSide side, int token) const {
+int64_t PoolLayout::param_offset(int layer, int head, KvSide side, int token) const {
   const int64_t all_data = int64_t{geometry.num_kv_heads} * kSides * head_data_bytes;
   return layer * layer_bytes + all_data + head_side(head, side) * head_param_bytes +
          token * token_param_bytes;
 }
 
-int64_t BlockLayout::scale_offset(int layer, int head, KvSide side, int token) const {
+int64_t PoolLayout::scale_offset(int layer, int head, KvSide side, int token) const {
   return scale_row_offset(layer, head, geometry.num_kv_heads, geometry.block_len, geometry.head_dim,
                           token) +
          (side == KvSide::kValue ? token_scale_bytes : 0);
 }
 
-Result<BlockLayout> make_block_layout(const Geometry& geometry) {
-  BlockLayout layout;
+Result<PoolLayout> make_block_layout(const Geometry& geometry) {
+  PoolLayout layout;
   layout.geometry = geometry;
   KVX_ASSIGN_OR_RETURN(layout.spec, format_of(geometry.mode, geometry.dtype));
   KVX_RETURN_IF_ERROR(check_geometry(geometry, layout.spec));
@@ -159,7 +159,7 @@ Result<BlockLayout> make_block_layout(const Geometry& geometry) {
 Result<int64_t> get_cache_block_size(DType dtype, KvCacheMode kvtype, int layer_num, int head_num,
                                      int head_dim, int block_seq_len) {
   KVX_ASSIGN_OR_RETURN(
-      const BlockLayout layout,
+      const PoolLayout layout,
       make_block_layout({kvtype, dtype, layer_num, head_num, head_dim, block_seq_len}));
   return layout.block_bytes;
 }
@@ -167,12 +167,12 @@ Result<int64_t> get_cache_block_size(DType dtype, KvCacheMode kvtype, int layer_
 Result<int64_t> get_cache_scale_block_size(DType dtype, KvCacheMode kvtype, int layer_num,
                                            int head_num, int head_dim, int block_seq_len) {
   KVX_ASSIGN_OR_RETURN(
-      const BlockLayout layout,
+      const PoolLayout layout,
       make_block_layout({kvtype, dtype, layer_num, head_num, head_dim, block_seq_len}));
   return layout.scale_block_bytes;
 }
 
-int64_t blocks_within_budget(const BlockLayout& layout, int64_t budget_bytes) {
+int64_t blocks_within_budget(const PoolLayout& layout, int64_t budget_bytes) {
   return budget_bytes / layout.bytes_per_block();
 }
 
@@ -191,7 +191,7 @@ uint8_t* get_fp4_nv_scale_base(uint8_t* const* scale_blocks_seq, int layer, int 
 Status block_ids_of(const Pools& pools, std::span<const uint8_t* const> block_ptrs,
                     std::span<int32_t> ids) {
   for (size_t i = 0; i < block_ptrs.size(); ++i) {
-    // As integers: the pointer may belong to other memory.
+    // Compared as integers, because the pointer may belong to other memory.
     const uint64_t offset =
         reinterpret_cast<uintptr_t>(block_ptrs[i]) - reinterpret_cast<uintptr_t>(pools.data);
     const uint64_t stride = static_cast<uint64_t>(pools.data_stride);
@@ -207,7 +207,7 @@ Status block_ids_of(const Pools& pools, std::span<const uint8_t* const> block_pt
   return {};
 }
 
-Result<LayerBlocks> layer_blocks(const BlockLayout& layout, const Pools& pools, int layer,
+Result<LayerBlocks> layer_blocks(const PoolLayout& layout, const Pools& pools, int layer,
                                  const GlobalScales& global_scales) {
   const Geometry& geometry = layout.geometry;
   if (layer < 0 || layer >= geometry.num_layers) {

@@ -1,4 +1,4 @@
-// TurboMind's block layout: the only place that knows where a number lies in a block.
+// TurboMind's block layout: all offsets inside its blocks are computed here.
 //
 //   data block       layer 0 | layer 1 | ... | layer num_layers - 1
 //   a layer, L(H2SDQ+H2S2T):
@@ -16,7 +16,7 @@
 
 namespace kvx::engines::turbomind {
 
-inline constexpr int kFp4Group = 16;  // numbers that share an fp4 scale
+inline constexpr int kFp4Group = 16;  // values that share an fp4 scale
 
 enum class KvSide : uint8_t { kKey, kValue };
 
@@ -26,11 +26,11 @@ struct Geometry {
   int num_layers = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  int block_len = 0;  // tokens a block
+  int block_len = 0;  // tokens per block
 };
 
-// Byte sizes and offsets of a block. Make one with make_block_layout: then nothing overflows.
-struct BlockLayout {
+// Byte sizes and offsets of a block. make_block_layout() creates one in which nothing overflows.
+struct PoolLayout {
   Geometry geometry;
   format::FormatSpec spec;
 
@@ -43,19 +43,19 @@ struct BlockLayout {
   int64_t token_scale_bytes = 0;  // one row's fp4 scales: head_dim / 16
   int64_t scale_block_bytes = 0;  // of the scale pool; 0 without one
 
-  // What a block costs: a memory budget divides by this, not by the data block alone.
+  // Bytes of a block in both pools, by which a memory budget is divided.
   int64_t bytes_per_block() const { return block_bytes + scale_block_bytes; }
 
-  // Of a row's codes and of its params, in a data block. Requires: arguments in range.
+  // Offsets of a row's codes and of its params in a data block. Requires: arguments in range.
   int64_t data_offset(int layer, int head, KvSide side, int token) const;
   int64_t param_offset(int layer, int head, KvSide side, int token) const;
-  // Of a row's fp4 scales, in a scale block. Requires: arguments in range.
+  // Offset of a row's fp4 scales in a scale block. Requires: arguments in range.
   int64_t scale_offset(int layer, int head, KvSide side, int token) const;
 };
 
 // INVALID_ARGUMENT: a count below 1, a head_dim that the mode can't store (fp4: a multiple of 16),
-// or a dtype that TurboMind has not. OUT_OF_RANGE: a block of 2^63 bytes or more.
-Result<BlockLayout> make_block_layout(const Geometry& geometry);
+// or a dtype that TurboMind does not have. OUT_OF_RANGE: a block of 2^63 bytes or more.
+Result<PoolLayout> make_block_layout(const Geometry& geometry);
 
 // Bytes of a block of the data pool, and of the scale pool (0 without one), under TurboMind's
 // names for the arguments. Errors as above.
@@ -65,7 +65,7 @@ Result<int64_t> get_cache_scale_block_size(DType dtype, KvCacheMode kvtype, int 
                                            int head_num, int head_dim, int block_seq_len);
 
 // Blocks that fit in a budget, both pools counted. Requires: budget_bytes >= 0.
-int64_t blocks_within_budget(const BlockLayout& layout, int64_t budget_bytes);
+int64_t blocks_within_budget(const PoolLayout& layout, int64_t budget_bytes);
 
 // The scales of token local_ti of a sequence for one layer and head: K's head_dim / 16 bytes, then
 // V's. scale_blocks_seq: the sequence's scale blocks in order. Requires: arguments in range.
@@ -105,14 +105,14 @@ struct GlobalScales {
   const float* v = nullptr;
 };
 
-// One layer of the pools as the verbs see it: append, gather and attend work on it in place.
+// A view of one layer of the pools, on which append, gather and attend work in place.
 class LayerBlocks {
  public:
-  // Refers to this object.
+  // The view points into this object.
   ops::LayerView view() const { return {num_blocks_, block_len_, run_.num_heads, {&run_, 1}}; }
 
  private:
-  friend Result<LayerBlocks> layer_blocks(const BlockLayout&, const Pools&, int,
+  friend Result<LayerBlocks> layer_blocks(const PoolLayout&, const Pools&, int,
                                           const GlobalScales&);
   int64_t num_blocks_ = 0;
   int block_len_ = 0;
@@ -120,9 +120,9 @@ class LayerBlocks {
 };
 
 // INVALID_ARGUMENT: a missing pool (fp4 needs its scale pool), a stride smaller than a block, a
-// layer out of range, global scales for another mode than fp4 nv, or one that is not positive and
+// layer out of range, global scales with a mode other than fp4 nv, or one that is not positive and
 // finite.
-Result<LayerBlocks> layer_blocks(const BlockLayout& layout, const Pools& pools, int layer,
+Result<LayerBlocks> layer_blocks(const PoolLayout& layout, const Pools& pools, int layer,
                                  const GlobalScales& global_scales = {});
 
 }  // namespace kvx::engines::turbomind

@@ -1,4 +1,4 @@
-// quant_policy to KvCacheMode, and what a mode stores.
+// Converts quant_policy to a KvCacheMode, and a mode to its format.
 #include "engines/turbomind/policy.hpp"
 
 namespace kvx::engines::turbomind {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kFirstSupportedSm = 80;
 constexpr int kFirstSmWithFp4 = 100;
-constexpr int kLastPlausibleSm = 499;  // above: someone passed __CUDA_ARCH__, major * 100
+constexpr int kLastPlausibleSm = 499;  // a larger number is __CUDA_ARCH__, major * 100
 
 constexpr bool has(int quant_policy, QuantPolicy bit) {
   return (quant_policy & static_cast<int>(bit)) != 0;

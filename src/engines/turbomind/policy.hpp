@@ -33,7 +33,7 @@ constexpr bool is_fp4(KvCacheMode mode) {
   return mode == KvCacheMode::kFp4Mx || mode == KvCacheMode::kFp4Nv;
 }
 
-// What the FP4 bit stands for.
+// Which mode the FP4 bit selects.
 enum class Fp4Format : uint8_t { kAuto, kMx, kNv };
 
 enum class OnUnsupported : uint8_t {
@@ -53,13 +53,14 @@ inline constexpr int kCpu = 0;
 //
 //   kMx, kNv  the CPU and every GPU that kvx supports (SM80 and newer): the codec is software where
 //             the hardware has none, and the bytes are the same.
-//   kAuto     what the hardware helps with: NV from SM100 on (100, 103, 110, 120, 121 and later
+//   kAuto     the mode that the hardware supports: NV from SM100 on (100, 103, 110, 120, 121 and
+//   later
 //             families, which convert E2M1), MX on SM89 and SM90 (Ada and Hopper), MX on the CPU,
 //             because its scales need no calibration. Other GPUs: UNSUPPORTED.
 //
-// INVALID_ARGUMENT: a reserved or unknown bit, or an sm_version that is none. UNSUPPORTED: FP4 on
-// an architecture that has no mode for it; nothing falls back unless the options say so.
-// Without the FP4 bit sm_version is not looked at.
+// INVALID_ARGUMENT: a reserved or unknown bit, or an impossible sm_version. UNSUPPORTED: FP4 on
+// an architecture that has no mode for it; nothing falls back unless the options allow it.
+// Without the FP4 bit sm_version is ignored.
 Result<KvCacheMode> get_kv_cache_mode(int quant_policy, int sm_version,
                                       const KvCacheModeOptions& options = {});
 

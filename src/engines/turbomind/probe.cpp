@@ -13,7 +13,7 @@ Status check_index(std::string_view field, int64_t value, int64_t end) {
   return invalid_argument("{} is {}; expected 0 to {}", field, value, end - 1);
 }
 
-Status check_probe(const BlockLayout& layout, int64_t num_blocks, int layer, int head,
+Status check_probe(const PoolLayout& layout, int64_t num_blocks, int layer, int head,
                    int64_t token) {
   const Geometry& geometry = layout.geometry;
   if (!is_fp4(geometry.mode)) {
@@ -29,14 +29,14 @@ Status check_probe(const BlockLayout& layout, int64_t num_blocks, int layer, int
 }
 
 // A token's K row and its scales.
-struct Places {
+struct RowPlaces {
   const uint8_t* row;
   const uint8_t* scales;
 };
 
 // token: of the block.
-Places places_in(const BlockLayout& layout, const uint8_t* data, uint8_t* scales, int layer,
-                 int head, int token) {
+RowPlaces places_in(const PoolLayout& layout, const uint8_t* data, uint8_t* scales, int layer,
+                    int head, int token) {
   const Geometry& geometry = layout.geometry;
   return {data + layout.data_offset(layer, head, KvSide::kKey, token),
           get_fp4_mx_scale_base(&scales, layer, head, geometry.num_kv_heads, geometry.block_len,
@@ -55,7 +55,7 @@ Fp4KvProbeResult result_of(const uint8_t* scales, int64_t token_scale_bytes, uin
 
 }  // namespace
 
-Result<Fp4KvProbeResult> fp4_kv_probe_host(const BlockLayout& layout, const SequenceBlocks& blocks,
+Result<Fp4KvProbeResult> fp4_kv_probe_host(const PoolLayout& layout, const SequenceBlocks& blocks,
                                            int layer, int head, int64_t token) {
   KVX_RETURN_IF_ERROR(check_probe(layout, std::ssize(blocks.data), layer, head, token));
   if (blocks.data.size() != blocks.scales.size()) {
@@ -64,12 +64,12 @@ Result<Fp4KvProbeResult> fp4_kv_probe_host(const BlockLayout& layout, const Sequ
   }
   const int block_len = layout.geometry.block_len;
   const auto block = static_cast<size_t>(token / block_len);
-  const Places at = places_in(layout, blocks.data[block], blocks.scales[block], layer, head,
-                              static_cast<int>(token % block_len));
+  const RowPlaces at = places_in(layout, blocks.data[block], blocks.scales[block], layer, head,
+                                 static_cast<int>(token % block_len));
   return result_of(at.scales, layout.token_scale_bytes, *at.row);
 }
 
-Result<Fp4KvProbeResult> fp4_kv_probe(const BlockLayout& layout, const DeviceSequenceBlocks& blocks,
+Result<Fp4KvProbeResult> fp4_kv_probe(const PoolLayout& layout, const DeviceSequenceBlocks& blocks,
                                       int layer, int head, int64_t token,
                                       device::CudaStream stream) {
   KVX_RETURN_IF_ERROR(check_probe(layout, blocks.num_blocks, layer, head, token));
@@ -86,7 +86,7 @@ Result<Fp4KvProbeResult> fp4_kv_probe(const BlockLayout& layout, const DeviceSeq
   uint8_t* scales = nullptr;
   KVX_RETURN_IF_ERROR(device::cuda_copy(&data, blocks.data + block, sizeof data));
   KVX_RETURN_IF_ERROR(device::cuda_copy(&scales, blocks.scales + block, sizeof scales));
-  const Places at =
+  const RowPlaces at =
       places_in(layout, data, scales, layer, head, static_cast<int>(token % block_len));
   std::vector<uint8_t> fetched(static_cast<size_t>(2 * layout.token_scale_bytes));
   uint8_t byte = 0;

@@ -1,5 +1,5 @@
-// Debug probe: the first stored bytes of one row of an fp4 cache, read through the same addresses
-// that append writes and attend reads.
+// Debug probe: reads the first stored bytes of one row of an fp4 cache, at the addresses that
+// append writes and attend reads.
 #pragma once
 
 #include <span>
@@ -27,19 +27,20 @@ struct SequenceBlocks {
 
 // INVALID_ARGUMENT: a layout without fp4 or with head_dim below 32 (one scale only), tables of
 // different lengths, a layer, head or token that does not exist.
-Result<Fp4KvProbeResult> fp4_kv_probe_host(const BlockLayout& layout, const SequenceBlocks& blocks,
+Result<Fp4KvProbeResult> fp4_kv_probe_host(const PoolLayout& layout, const SequenceBlocks& blocks,
                                            int layer, int head, int64_t token);
 
-// The same of blocks in a GPU's memory, where a kernel's tables of pointers lie too.
+// The probe for blocks in a GPU's memory, with the tables of pointers that kernels read there.
 struct DeviceSequenceBlocks {
   uint8_t* const* data = nullptr;    // on the device: [num_blocks]
   uint8_t* const* scales = nullptr;  // on the device: [num_blocks]
   int64_t num_blocks = 0;
 };
 
-// Waits for what `stream` was given before, then reads. Errors as above; INTERNAL_ERROR with CUDA's
-// text: a table or a block that the device cannot read. UNSUPPORTED: a build without CUDA.
-Result<Fp4KvProbeResult> fp4_kv_probe(const BlockLayout& layout, const DeviceSequenceBlocks& blocks,
+// Waits for the work that was enqueued on `stream`, then reads. Errors as above; INTERNAL_ERROR
+// with CUDA's text: a table or a block that the device cannot read. UNSUPPORTED: a build without
+// CUDA.
+Result<Fp4KvProbeResult> fp4_kv_probe(const PoolLayout& layout, const DeviceSequenceBlocks& blocks,
                                       int layer, int head, int64_t token,
                                       device::CudaStream stream = nullptr);
 

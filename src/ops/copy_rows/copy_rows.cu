@@ -71,7 +71,7 @@ struct Write {
   __device__ void find_places(const MovedSide&, const TokensOfCta&) const {}
 
   // IO is read before the slot is checked, so that only the store waits for the slot.
-  __device__ Move move_of(const MovedSide& side, const Unit& unit, const TokensOfCta& tokens,
+  __device__ Move move_of(const MovedSide& side, const RowUnit& unit, const TokensOfCta& tokens,
                           int number) const {
     const int64_t token = tokens.first + number;
     if (token >= plan.io.num_tokens) return {};
@@ -118,7 +118,7 @@ struct Gather {
     }
     __syncthreads();
   }
-  __device__ Move move_of(const MovedSide&, const Unit& unit, const TokensOfCta&,
+  __device__ Move move_of(const MovedSide&, const RowUnit& unit, const TokensOfCta&,
                           int number) const {
     const TokenPlace place = places_of_cta[number];
     if (place.from == nullptr) return {};
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kThreads)
   cuda::wait_for_earlier_launches();
   call.find_places(side, tokens);
   if (unit_number >= side.units.num_units) return;
-  const Unit unit = unit_at(side.units, side.cache, side.io, unit_number);
+  const RowUnit unit = unit_at(side.units, side.cache, side.io, unit_number);
   Move moves[Tokens];
 #pragma unroll
   for (int i = 0; i < Tokens; ++i) {

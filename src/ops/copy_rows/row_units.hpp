@@ -22,14 +22,14 @@ RowUnits units_of(const CacheView& cache, const CacheSide& side, const IoSide& i
                   int64_t alignment);
 
 // Where a unit of a token lies, in bytes from the token's first byte.
-struct Unit {
+struct RowUnit {
   int64_t head = 0;
   int64_t cache_offset = 0;
   int64_t io_offset = 0;
 };
 
-KVX_INLINE Unit unit_at(const RowUnits& units, const CacheSide& cache, const IoSide& io,
-                        uint32_t number) {
+KVX_INLINE RowUnit unit_at(const RowUnits& units, const CacheSide& cache, const IoSide& io,
+                           uint32_t number) {
   const auto units_of_run = static_cast<uint32_t>(units.row.run_length / units.elements);
   const auto num_runs = static_cast<uint32_t>(units.row.num_runs);
   const uint32_t run_number = number / units_of_run;  // of all heads

@@ -1,4 +1,4 @@
-// kvx_write_kv: every byte lands where the layout says, and no other byte changes.
+// kvx_write_kv: every byte is stored where the layout requires, and no other byte changes.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -145,15 +145,15 @@ TEST(Rows, AStrideThatIsLeftOutIsTheDenseOne) {
   // Rows of a buffer that has more behind each token's.
   constexpr int64_t kWidth = 2 * 32 + 40;
   Filled filled(KVX_FORMAT_F32);
-  std::vector<float> full_precision(kTokens * kWidth, -9.0f);
-  kvx_rows_t rows = api::rows(full_precision.data(), KVX_DTYPE_F32);
+  std::vector<float> with_gaps(kTokens * kWidth, -9.0f);
+  kvx_rows_t rows = api::rows(with_gaps.data(), KVX_DTYPE_F32);
   rows.token_stride = kWidth;
   kvx_gather_args_t args = gather_args(filled.layer.layer, filled.sequence, rows);
   ASSERT_EQ(kvx_gather(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
   for (int64_t t = 0; t < kTokens; ++t) {
     EXPECT_TRUE(std::equal(filled.k.begin() + t * 64, filled.k.begin() + (t + 1) * 64,
-                           full_precision.begin() + t * kWidth));
-    EXPECT_EQ(full_precision[t * kWidth + 64], -9.0f);
+                           with_gaps.begin() + t * kWidth));
+    EXPECT_EQ(with_gaps[t * kWidth + 64], -9.0f);
   }
   rows.token_stride = 0;
   rows.head_stride = INT64_MAX;

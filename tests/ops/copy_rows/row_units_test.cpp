@@ -1,4 +1,5 @@
-// How a token's rows are cut for a GPU: every element once, as wide as addresses allow.
+// How a token's rows are divided for a GPU: every element once, in units as large as alignments
+// allow.
 #include "ops/copy_rows/row_units.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +26,7 @@ Sides sides_of(const Cache& cache, const Io& io) {
   sides.cache = boundary::check_cache(&cache.desc, deferred_errors).value();
   sides.io = boundary::check_io(io.desc, 0, sides.cache, deferred_errors).value();
   EXPECT_TRUE(deferred_errors.status().ok());
-  // Where a test's vectors happen to lie says nothing.
+  // Fixed addresses, because those of a test's vectors are arbitrary.
   alignas(16) static uint8_t somewhere[32];
   sides.cache.k.data = sides.io.k.data = somewhere;
   return sides;
@@ -37,7 +38,8 @@ void expect_all_elements(const Sides& sides, const RowUnits& units) {
   std::set<int64_t> cache_offsets;
   std::set<int64_t> io_offsets;
   for (uint32_t u = 0; u < units.num_units; ++u) {
-    const ops::copy_rows::Unit unit = ops::copy_rows::unit_at(units, sides.cache.k, sides.io.k, u);
+    const ops::copy_rows::RowUnit unit =
+        ops::copy_rows::unit_at(units, sides.cache.k, sides.io.k, u);
     EXPECT_EQ(unit.cache_offset % (units.elements * bytes), 0);
     EXPECT_EQ(unit.io_offset % (units.elements * bytes), 0);
     for (int e = 0; e < units.elements; ++e) {
@@ -69,7 +71,7 @@ RowUnits units_for(const Shape& shape, const Layout& layout, int64_t alignment =
   return units;
 }
 
-TEST(DeviceUnits, TakeSixteenBytesAcrossAllHeadsOfACanonicalToken) {
+TEST(RowUnits, TakeSixteenBytesAcrossAllHeadsOfACanonicalToken) {
   const RowUnits units = units_for({.num_heads = 8, .head_dim = 80}, {});
   EXPECT_EQ(units.num_heads, 1);
   EXPECT_EQ(units.elements, 8);
@@ -77,25 +79,25 @@ TEST(DeviceUnits, TakeSixteenBytesAcrossAllHeadsOfACanonicalToken) {
   EXPECT_FALSE(units.is_by_token);
 }
 
-TEST(DeviceUnits, CoverEveryElementOnceInEveryLayout) {
+TEST(RowUnits, CoverEveryElementOnceInEveryLayout) {
   for (const Layout& layout : all_layouts()) {
     SCOPED_TRACE(layout.name);
     units_for({}, layout);
   }
 }
 
-TEST(DeviceUnits, AreAsNarrowAsRowsAreOdd) {
+TEST(RowUnits, AreAsNarrowAsRowsAreOdd) {
   EXPECT_EQ(units_for({.num_heads = 3, .head_dim = 5}, {}).elements, 1);
   EXPECT_EQ(units_for({.num_heads = 3, .head_dim = 20}, {}).elements, 4);
   EXPECT_EQ(units_for({.num_heads = 3, .head_dim = 20}, {.layout = KVX_LAYOUT_BLOCK_HND}).elements,
             4);
 }
 
-TEST(DeviceUnits, AreAsNarrowAsThePoolsBlocksBegin) {
+TEST(RowUnits, AreAsNarrowAsThePoolsBlocksBegin) {
   EXPECT_EQ(units_for({}, {}, 4).elements, 2);
 }
 
-TEST(DeviceUnits, PutNeighbouringTokensInNeighbouringThreadsWhereTheCacheDoes) {
+TEST(RowUnits, PutNeighbouringTokensInNeighbouringThreadsWhereTheCacheDoes) {
   const Layout packed = {.layout = KVX_LAYOUT_BLOCK_HND_PACKED, .k_pack = 8, .v_pack = 8};
   EXPECT_TRUE(units_for({}, packed).is_by_token);
   EXPECT_EQ(units_for({}, packed).elements, 8);
@@ -104,7 +106,7 @@ TEST(DeviceUnits, PutNeighbouringTokensInNeighbouringThreadsWhereTheCacheDoes) {
   EXPECT_EQ(units_for({}, turned).elements, 1);
 }
 
-TEST(DeviceUnits, KeepHeadsApartWhereNumbersAreConverted) {
+TEST(RowUnits, KeepHeadsApartWhereNumbersAreConverted) {
   const Shape shape = {.num_heads = 2, .head_dim = 16};
   const Cache cache(shape, {}, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E4M3);
   const Io io(shape, 3);

@@ -1,5 +1,5 @@
 // The probe, and every scale byte of two fp4 blocks against a recomputation that shares no code
-// with the library (C-26: a look at two bytes of one token proves neither the di / 16 mapping nor
+// with the library (two bytes of one token prove neither the di / 16 mapping nor
 // that other tokens' scales were written).
 #include "engines/turbomind/probe.hpp"
 
@@ -228,10 +228,9 @@ INSTANTIATE_TEST_SUITE_P(Both, Fp4Blocks,
                          });
 
 TEST(Fp4Probe, RefusesModesAndHeadsWithoutTwoScales) {
-  const BlockLayout int8 =
-      make_block_layout({KvCacheMode::kInt8, DType::kF16, 1, 1, 64, 4}).value();
+  const PoolLayout int8 = make_block_layout({KvCacheMode::kInt8, DType::kF16, 1, 1, 64, 4}).value();
   EXPECT_THAT(fp4_kv_probe_host(int8, {}, 0, 0, 0).error().message, HasSubstr("the mode is int8"));
-  const BlockLayout small =
+  const PoolLayout small =
       make_block_layout({KvCacheMode::kFp4Mx, DType::kF16, 1, 1, 16, 4}).value();
   EXPECT_THAT(fp4_kv_probe_host(small, {}, 0, 0, 0).error().message, HasSubstr("head_dim is 16"));
 }

@@ -1,4 +1,4 @@
-// Owned caches through the ABI: sequences and prefixes in files, and what a file says of itself.
+// Owned caches through the ABI: sequences and prefixes in files, and facts about a file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

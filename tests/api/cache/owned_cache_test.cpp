@@ -247,8 +247,8 @@ TEST(OwnedCache, RefusesCallsOutOfOrderAndNullHandles) {
   const int32_t unknown[] = {1};
   const int32_t one[] = {1};
   EXPECT_FALSE(cache->begin_step(unknown, one).ok());
-  const int32_t known[] = {sequence};
-  ASSERT_TRUE(cache->begin_step(known, one).ok());
+  const int32_t living[] = {sequence};
+  ASSERT_TRUE(cache->begin_step(living, one).ok());
   args.layer = 2;
   EXPECT_FALSE(cache->step_layer(args).ok());
   args.layer = 0;

@@ -71,11 +71,11 @@ TEST(Attend, TakesEveryTableOfOneCache) {
   kvx_seq_lens_t lengths = filled.sequence.seq_lens;
   lengths.dtype = KVX_DTYPE_S64;
   lengths.lengths = lengths64.data();
-  Attention full_precision_ids(filled.layer.layer, filled.sequence, 1);
-  full_precision_ids.args.block_table = &table;
-  full_precision_ids.args.seq_lens = &lengths;
-  ASSERT_EQ(kvx_attend(&full_precision_ids.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
-  EXPECT_EQ(full_precision_ids.out, packed.out);
+  Attention ids_in_64_bits(filled.layer.layer, filled.sequence, 1);
+  ids_in_64_bits.args.block_table = &table;
+  ids_in_64_bits.args.seq_lens = &lengths;
+  ASSERT_EQ(kvx_attend(&ids_in_64_bits.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  EXPECT_EQ(ids_in_64_bits.out, packed.out);
 
   table.format = KVX_BLOCK_TABLE_RAGGED;
   table.indptr_dtype = KVX_DTYPE_S32;

@@ -1,4 +1,4 @@
-// Rows that do not lie in one piece with a V of their own: HND_PACKED and code_fragment_bytes in
+// Rows that are not contiguous or have no V of their own: HND_PACKED and code_fragment_bytes in
 // every verb, and V as the beginning of K's rows (latent caches).
 #include <gmock/gmock.h>
 
@@ -106,7 +106,7 @@ TEST(PackedRows, GoToOtherLayersAndComeBack) {
   EXPECT_EQ(gathered(packed.layer, filled.sequence).k,
             gathered(filled.layer.layer, filled.sequence).k);
 
-  // Quantised from pieces as from contiguous rows, byte for byte.
+  // Rows in fragments are quantised to the bytes of contiguous rows.
   const std::vector<int64_t> slots = slots_of(filled.sequence, 8);
   const auto to_nvfp4 = [&slots](const kvx_layer_t& from) {
     Geometry geometry;
@@ -123,13 +123,13 @@ TEST(PackedRows, GoToOtherLayersAndComeBack) {
   EXPECT_EQ(to_nvfp4(packed.layer), to_nvfp4(filled.layer.layer));
 }
 
-// Any format's codes may lie in pieces; the scales stay where they are.
+// Codes of any format may lie in fragments; scales do not.
 TEST(PackedRows, AreThereForQuantisedCodesToo) {
   Filled filled(KVX_FORMAT_INT8);
   const Rows expected = gathered(filled.layer.layer, filled.sequence);
   std::vector<uint8_t> codes(6 * 8 * 64);
   kvx_side_t k = filled.layer.k;
-  k.codes = codes.data();  // [block, head, 2 pieces, token, 16]
+  k.codes = codes.data();  // [block, head, 2 fragments, token, 16]
   k.code_block_stride = 8 * 64;
   k.code_head_stride = 8 * 32;
   k.code_fragment_stride = 8 * 16;
@@ -331,7 +331,7 @@ TEST(PrefixOfK, TakesNoVThatIsStoredApart) {
   EXPECT_EQ(kvx_copy_blocks(&copy, nullptr), KVX_STATUS_OK) << kvx_last_error();
 }
 
-// A program of the 1.2 that had no flags hands over 96 bytes.
+// A program compiled against the 1.2 without flags passes 96 bytes.
 TEST(DescribePages, FillsAnOlderCallersStruct) {
   LatentLayer latent(KVX_FORMAT_INT8);
   kvx_side_t side;
@@ -347,7 +347,7 @@ TEST(DescribePages, FillsAnOlderCallersStruct) {
             KVX_STATUS_INVALID_ARGUMENT);
 }
 
-// No GPU is needed to be told so: its kernels alone read interleaved.
+// Only a GPU's kernels read interleaved codes, and the check needs no GPU.
 TEST(Interleaved, AreRefusedWhereNoKernelReadsThem) {
   const Geometry geometry{2, 64, 1, 64};
   const auto append_to = [](const kvx_layer_t& layer) {
@@ -372,15 +372,16 @@ TEST(Interleaved, AreRefusedWhereNoKernelReadsThem) {
     EXPECT_THAT(kvx_last_error(), HasSubstr(words));
   };
   PagedLayer integers(geometry, in_page(KVX_FORMAT_INT4), in_page(KVX_FORMAT_INT4));
-  refused(integers, KVX_STATUS_INVALID_ARGUMENT, "has codes in interleaved order, which int4 does not have");
+  refused(integers, KVX_STATUS_INVALID_ARGUMENT,
+          "has codes in interleaved order, which int4 does not have");
   PagedLayer shared(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
   shared.k_spec.scale_source = KVX_SCALE_SOURCE_PAGE_SHARED;
   shared.k.scale_token_stride = 0;
   refused(shared, KVX_STATUS_UNSUPPORTED, "page-shared scales");
-  PagedLayer pieces(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
-  pieces.k.code_fragment_bytes = 16;
-  pieces.k.code_fragment_stride = 16;
-  refused(pieces, KVX_STATUS_UNSUPPORTED, "rows in fragments");
+  PagedLayer fragments(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
+  fragments.k.code_fragment_bytes = 16;
+  fragments.k.code_fragment_stride = 16;
+  refused(fragments, KVX_STATUS_UNSUPPORTED, "rows in fragments");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 using ::testing::Each;
 
 // One layer of numbers [layer][head][token][dim] as [token, head, dim] rows.
-FloatRows layer_rows(const std::vector<uint8_t>& memory, const BlockLayout& layout, int layer) {
+FloatRows layer_rows(const std::vector<uint8_t>& memory, const PoolLayout& layout, int layer) {
   const Geometry& geometry = layout.geometry;
   const int64_t head_numbers = int64_t{geometry.block_len} * geometry.head_dim;
   const int64_t layer_bytes = geometry.num_kv_heads * head_numbers * bytes_of(geometry.dtype);

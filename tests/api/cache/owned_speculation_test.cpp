@@ -1,4 +1,4 @@
-// Owned caches through the ABI: speculative steps, and the options that say where pools lie.
+// Owned caches through the ABI: speculative steps, and the options for the pools' memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -118,15 +118,15 @@ TEST(GatherKv, ReadsRaggedTablesPageByPageWhenTheFlagSaysSo) {
 
 TEST(GatherKv, TakesIndicesAndLengthsOfEveryMixture) {
   const Cache cache;
-  const std::vector<int64_t> full_precision_indices = {4, 1};
-  const std::vector<int32_t> narrow_lengths = {6};
+  const std::vector<int64_t> indices_in_64_bits = {4, 1};
+  const std::vector<int32_t> lengths_in_32_bits = {6};
   Gather gather(cache, 1, 6);
   gather.set_packed({4, 1}, 2);
   gather.set_lengths({6});
   gather.desc.block_table.index_dtype = KVX_DTYPE_S64;
-  gather.desc.block_table.indices = full_precision_indices.data();
+  gather.desc.block_table.indices = indices_in_64_bits.data();
   gather.desc.seq_lens.dtype = KVX_DTYPE_S32;
-  gather.desc.seq_lens.lengths = narrow_lengths.data();
+  gather.desc.seq_lens.lengths = lengths_in_32_bits.data();
   gather_and_expect(cache, gather,
                     {{0, 4, 0}, {1, 4, 1}, {2, 4, 2}, {3, 4, 3}, {4, 1, 0}, {5, 1, 1}});
 }

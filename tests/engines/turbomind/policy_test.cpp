@@ -56,7 +56,7 @@ TEST(TurboMindPolicy, TakesAnExplicitFormatOnEveryGpuWeSupportAndOnTheCpu) {
   EXPECT_EQ(mode_of(16, kCpu), KvCacheMode::kFp4Mx);
 }
 
-// The public fork returns kNone here: the user asks for FP4 and silently gets no quantisation.
+// The public fork returns kNone here: the user selects FP4 and silently gets no quantisation.
 TEST(TurboMindPolicy, RefusesFp4OnAnUnsupportedArchitectureInsteadOfStoringUnquantised) {
   for (const int sm : {70, 75, 80, 86, 87}) {
     const Result<KvCacheMode> mode = get_kv_cache_mode(16, sm);

@@ -10,7 +10,7 @@
 namespace kvx::engines::turbomind {
 namespace {
 
-BlockLayout layout_of(KvCacheMode mode) {
+PoolLayout layout_of(KvCacheMode mode) {
   return make_block_layout({mode, DType::kF16, 2, 3, 32, 16}).value();
 }
 
@@ -105,7 +105,7 @@ TEST(TurbomindPool, TablesHaveNoScalesWithoutAScalePool) {
 
 // What append writes through a layer's view is what the tables' addresses show.
 TEST(TurbomindPool, TablesShowWhatAppendHasWritten) {
-  const BlockLayout layout = layout_of(KvCacheMode::kFp4Mx);
+  const PoolLayout layout = layout_of(KvCacheMode::kFp4Mx);
   DataAndScalePool pool = pool_of(KvCacheMode::kFp4Mx);
   const std::vector<int32_t> ids = {6, 1};
   const LayerBlocks layer = layer_blocks(layout, pool.pools(), 1).value();

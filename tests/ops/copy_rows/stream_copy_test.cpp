@@ -1,4 +1,4 @@
-// Copies past the caches move the same bytes as plain ones, at any alignment and length.
+// Copies that bypass the caches copy the bytes of plain ones, at any alignment and length.
 #include "ops/copy_rows/stream_copy.hpp"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(StreamCopy, IsWhatALargeWriteUsesAndItsBytesAreThoseOfSmallOnes) {
   const Shape shape = {.num_blocks = 300, .block_size = 16, .num_heads = 4, .head_dim = 128};
   for (const kvx_layout_t layout : {KVX_LAYOUT_BLOCK_NHD, KVX_LAYOUT_BLOCK_HND}) {
     Cache whole(shape, {.layout = layout});
-    Cache pieces(shape, {.layout = layout});
+    Cache in_parts(shape, {.layout = layout});
     const int64_t num_tokens = 4700;
     const Io io(shape, num_tokens);
     std::vector<int64_t> slots(static_cast<size_t>(num_tokens));
@@ -41,16 +41,16 @@ TEST(StreamCopy, IsWhatALargeWriteUsesAndItsBytesAreThoseOfSmallOnes) {
     const kvx_write_desc_t write = write_desc(io, slots);
     ASSERT_EQ(kvx_write_kv(&whole.desc, &write, nullptr), KVX_STATUS_OK) << kvx_last_error();
     for (int64_t first = 0; first < num_tokens; first += 100) {
-      kvx_write_desc_t piece = write;
-      piece.io.num_tokens = piece.slots.token_count = 100;
-      piece.slots.slots = slots.data() + first;
-      for (kvx_tensor_desc_t* tensor : {&piece.io.key, &piece.io.value}) {
+      kvx_write_desc_t part = write;
+      part.io.num_tokens = part.slots.token_count = 100;
+      part.slots.slots = slots.data() + first;
+      for (kvx_tensor_desc_t* tensor : {&part.io.key, &part.io.value}) {
         tensor->shape[0] = 100;
         tensor->data = static_cast<uint8_t*>(tensor->data) + first * tensor->stride[0] * 2;
       }
-      ASSERT_EQ(kvx_write_kv(&pieces.desc, &piece, nullptr), KVX_STATUS_OK);
+      ASSERT_EQ(kvx_write_kv(&in_parts.desc, &part, nullptr), KVX_STATUS_OK);
     }
-    EXPECT_TRUE(whole.k_memory == pieces.k_memory && whole.v_memory == pieces.v_memory);
+    EXPECT_TRUE(whole.k_memory == in_parts.k_memory && whole.v_memory == in_parts.v_memory);
   }
 }
 

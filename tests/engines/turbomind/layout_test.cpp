@@ -17,12 +17,12 @@ using ::testing::HasSubstr;
 
 constexpr Geometry kLlama8B = {KvCacheMode::kNone, DType::kF16, 32, 8, 128, 64};
 
-BlockLayout layout_of(Geometry geometry) {
-  Result<BlockLayout> layout = make_block_layout(geometry);
+PoolLayout layout_of(Geometry geometry) {
+  Result<PoolLayout> layout = make_block_layout(geometry);
   if (!layout.ok()) ADD_FAILURE() << layout.error().message;
-  return layout.ok() ? layout.value() : BlockLayout{};
+  return layout.ok() ? layout.value() : PoolLayout{};
 }
-BlockLayout llama_layout(KvCacheMode mode) {
+PoolLayout llama_layout(KvCacheMode mode) {
   Geometry geometry = kLlama8B;
   geometry.mode = mode;
   return layout_of(geometry);
@@ -30,7 +30,7 @@ BlockLayout llama_layout(KvCacheMode mode) {
 
 TEST(TurboMindLayout, HasTheOraclesSizesForEveryPolicy) {
   for (const auto& expected : golden_file().at("sizes")) {
-    const BlockLayout layout = layout_of(geometry_of(expected, DType::kF16));
+    const PoolLayout layout = layout_of(geometry_of(expected, DType::kF16));
     SCOPED_TRACE(shape_text(expected));
     EXPECT_EQ(layout.token_data_bytes, expected.at("token_data_bytes"));
     EXPECT_EQ(layout.token_param_bytes, expected.at("token_param_bytes"));
@@ -42,7 +42,7 @@ TEST(TurboMindLayout, HasTheOraclesSizesForEveryPolicy) {
 
 TEST(TurboMindLayout, HasTheOraclesOffsetsForEveryPolicy) {
   for (const auto& expected : golden_file().at("sizes")) {
-    const BlockLayout layout = layout_of(geometry_of(expected, DType::kF16));
+    const PoolLayout layout = layout_of(geometry_of(expected, DType::kF16));
     SCOPED_TRACE(shape_text(expected));
     for (const auto& row : expected.at("offsets")) {
       const int layer = row[0], head = row[1], token = row[3];
@@ -59,7 +59,7 @@ TEST(TurboMindLayout, HasTheOraclesOffsetsForEveryPolicy) {
   }
 }
 
-// The seeds say "about 2x" of FP8, and of FP16, in two places. The bytes say 1.78x and 3.56x.
+// The exact ratios to FP8 and FP16 are 1.78 and 3.56, not "about 2".
 TEST(TurboMindLayout, CostsExactlyTheseBytesABlockInEveryMode) {
   EXPECT_EQ(llama_layout(KvCacheMode::kNone).bytes_per_block(), 8'388'608);
   EXPECT_EQ(llama_layout(KvCacheMode::kInt8).bytes_per_block(), 4'325'376);
@@ -79,7 +79,7 @@ TEST(TurboMindLayout, AnswersUnderTurboMindsOwnName) {
 // The fork's kernels believe in 16 parameter bits that the allocation does not have: a layer stride
 // of 69,632 bytes where 65,536 are allocated, so that layers 30 and 31 of 32 lie outside the block.
 TEST(TurboMindLayout, KeepsAll32LayersInsideTheBlockBecauseFp4HasNoParameters) {
-  const BlockLayout layout = llama_layout(KvCacheMode::kFp4Mx);
+  const PoolLayout layout = llama_layout(KvCacheMode::kFp4Mx);
   EXPECT_EQ(layout.layer_bytes, 65'536);
   EXPECT_EQ(layout.data_offset(31, 7, KvSide::kValue, 63) + layout.token_data_bytes,
             layout.block_bytes);
@@ -90,7 +90,7 @@ TEST(TurboMindLayout, KeepsAll32LayersInsideTheBlockBecauseFp4HasNoParameters) {
 // The fork gives the data pool its share of the memory first and then allocates the scale pool
 // beside it.
 TEST(TurboMindLayout, CountsTheScalePoolInTheBudget) {
-  const BlockLayout layout = llama_layout(KvCacheMode::kFp4Mx);
+  const PoolLayout layout = llama_layout(KvCacheMode::kFp4Mx);
   const int64_t budget = 100 * layout.block_bytes;
   const int64_t num_blocks = blocks_within_budget(layout, budget);
   EXPECT_EQ(num_blocks, 88);  // 100 * 8 / 9
@@ -100,7 +100,7 @@ TEST(TurboMindLayout, CountsTheScalePoolInTheBudget) {
 TEST(TurboMindLayout, GivesEveryRowBytesOfItsOwn) {
   for (const KvCacheMode mode : {KvCacheMode::kNone, KvCacheMode::kInt4, KvCacheMode::kInt8,
                                  KvCacheMode::kFp4Mx, KvCacheMode::kFp4Nv}) {
-    const BlockLayout layout = layout_of({mode, DType::kF16, 3, 2, 48, 5});
+    const PoolLayout layout = layout_of({mode, DType::kF16, 3, 2, 48, 5});
     std::vector<int> data_uses(layout.block_bytes), scale_uses(layout.scale_block_bytes);
     const auto use = [](std::vector<int>& uses, int64_t offset, int64_t bytes) {
       for (int64_t i = offset; i < offset + bytes; ++i) ++uses.at(i);
@@ -123,7 +123,7 @@ TEST(TurboMindLayout, GivesEveryRowBytesOfItsOwn) {
 }
 
 TEST(TurboMindLayout, FindsScalesThroughTheSequencesBlocks) {
-  const BlockLayout layout = layout_of({KvCacheMode::kFp4Mx, DType::kF16, 2, 3, 64, 4});
+  const PoolLayout layout = layout_of({KvCacheMode::kFp4Mx, DType::kF16, 2, 3, 64, 4});
   std::vector<uint8_t> blocks[3];
   std::vector<uint8_t*> table;
   for (auto& block : blocks) {
@@ -184,7 +184,7 @@ TEST(TurboMindLayout, RefusesABlockThatNoIntegerCounts) {
 }
 
 TEST(TurboMindLayout, RefusesPoolsThatDoNotHoldTheBlocks) {
-  const BlockLayout layout = layout_of({KvCacheMode::kFp4Nv, DType::kF16, 2, 2, 32, 4});
+  const PoolLayout layout = layout_of({KvCacheMode::kFp4Nv, DType::kF16, 2, 2, 32, 4});
   std::vector<uint8_t> data(2 * layout.block_bytes), scales(2 * layout.scale_block_bytes);
   const Pools good = {data.data(), layout.block_bytes, scales.data(), layout.scale_block_bytes, 2};
   ASSERT_TRUE(layer_blocks(layout, good, 1).ok());
@@ -213,7 +213,7 @@ TEST(TurboMindLayout, RefusesPoolsThatDoNotHoldTheBlocks) {
 }
 
 TEST(TurboMindLayout, RefusesGlobalScalesWhereNothingReadsThem) {
-  const BlockLayout layout = layout_of({KvCacheMode::kInt8, DType::kF16, 1, 1, 32, 4});
+  const PoolLayout layout = layout_of({KvCacheMode::kInt8, DType::kF16, 1, 1, 32, 4});
   std::vector<uint8_t> data(layout.block_bytes);
   const float scale = 1;
   const Pools pools = {.data = data.data(), .data_stride = layout.block_bytes, .num_blocks = 1};

@@ -171,8 +171,6 @@ TEST(BadVerbs, OfTranscodeAreRefused) {
   expect_refused(cases, [](Calls& c) { return kvx_transcode(&c.transcode, nullptr); });
 }
 
-// Given scales that depend on block or token are not looked at before: what they say is what their
-// rows decode to, and nothing but these rows is touched.
 TEST(BadVerbs, OfMoreHeadsThanAGridHasAreRefused) {
   Calls calls;
   calls.from.layer.layer.num_kv_heads = 65536;
@@ -183,7 +181,9 @@ TEST(BadVerbs, OfMoreHeadsThanAGridHasAreRefused) {
       << kvx_last_error();
 }
 
-TEST(BadVerbs, GivenScalesOfABlockDecodeToWhatTheySay) {
+// Given scales per block or token are not checked in advance. Their rows decode with them, whatever
+// they are, and no other byte changes.
+TEST(BadVerbs, GivenScalesOfABlockAreUsedAsTheyAre) {
   const kvx_format_spec_t spec = format_spec(KVX_FORMAT_FP8_E4M3, KVX_SCALE_SOURCE_GIVEN);
   constexpr int kBlocks = 4, kBlockTokens = 2, kDim = 16;
   std::vector<uint8_t> codes(kBlocks * kBlockTokens * kDim, 0xEE);
@@ -208,7 +208,7 @@ TEST(BadVerbs, GivenScalesOfABlockDecodeToWhatTheySay) {
   const std::vector<float> rows(4 * kDim, 2.0f);
   ASSERT_EQ(append_rows(layer, rows, {}, {0, 2, 4, 6}), KVX_STATUS_OK) << kvx_last_error();
   for (int token = 1; token < kBlocks * kBlockTokens; token += 2) {
-    EXPECT_EQ(codes[static_cast<size_t>(token) * kDim], 0xEE) << "a row that nobody wrote";
+    EXPECT_EQ(codes[static_cast<size_t>(token) * kDim], 0xEE) << "a row that was not written";
   }
   OneSequence sequence({0, 1, 2, 3}, 7);
   std::vector<float> found(7 * kDim);
@@ -222,7 +222,7 @@ TEST(BadVerbs, GivenScalesOfABlockDecodeToWhatTheySay) {
   ASSERT_EQ(kvx_gather(&gather, nullptr), KVX_STATUS_OK) << kvx_last_error();
   EXPECT_EQ(found[0], 2.0f);
   EXPECT_TRUE(std::isnan(found[2 * kDim])) << "a NaN scale stays visible";
-  EXPECT_EQ(found[4 * kDim], 0.0f) << "nothing can be said in negative steps";
+  EXPECT_EQ(found[4 * kDim], 0.0f) << "negative steps represent nothing";
   EXPECT_EQ(found[6 * kDim], 0.0f) << "nor in steps of zero";
 }
 
