@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+
+#include "tools/kvx/embedded.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -141,6 +144,47 @@ TEST(Report, IsAPageThatHoldsItsDataAndItsCharts) {
   EXPECT_THAT(page, HasSubstr("Chart.js v3"));
   EXPECT_THAT(page, Not(HasSubstr("{{REPORT_JSON}}")));
   EXPECT_THAT(page, Not(HasSubstr("{{CHART_JS}}")));
+}
+
+TEST(Report, IsAPageThatBeginsWithItsHeadline) {
+  const std::string page = report_html(two_caches());
+  EXPECT_THAT(page, HasSubstr("<p class=\"headline\" id=\"headline\">"));
+  EXPECT_THAT(page, HasSubstr("\"headline\": \"nvfp4:auto is the smallest cache here"));
+}
+
+TEST(Report, IsAPageWithLinearAxes) {
+  EXPECT_THAT(std::string(report_page()), Not(HasSubstr("logarithmic")));
+}
+
+TEST(Report, IsAPageWhoseTableScrolls) {
+  const std::string page(report_page());
+  const size_t scroll = page.find("<div class=\"scroll\"");
+  ASSERT_NE(scroll, std::string::npos);
+  EXPECT_EQ(page.find("<table"), page.find("<table", scroll));
+  EXPECT_THAT(std::string(page_css()), HasSubstr(".scroll { overflow-x: auto"));
+}
+
+// Two sets, one a background, whose colours differ by a fifth of a channel's range at least.
+TEST(Report, IsAPageWithDistinctColours) {
+  const std::string page(report_page());
+  for (const char* background : {"light: [", "dark: ["}) {
+    const size_t begin = page.find(background);
+    ASSERT_NE(begin, std::string::npos);
+    std::vector<std::array<int, 3>> colours;
+    const std::string set = page.substr(begin, page.find(']', begin) - begin);
+    for (size_t at = set.find('#'); at != std::string::npos; at = set.find('#', at + 1)) {
+      const auto channel = [&](size_t i) { return std::stoi(set.substr(at + i, 2), nullptr, 16); };
+      colours.push_back({channel(1), channel(3), channel(5)});
+    }
+    ASSERT_EQ(colours.size(), 8u);
+    for (size_t a = 0; a < colours.size(); ++a) {
+      for (size_t b = 0; b < a; ++b) {
+        double squares = 0;
+        for (int c = 0; c < 3; ++c) squares += std::pow(colours[a][c] - colours[b][c], 2);
+        EXPECT_GT(std::sqrt(squares), 51) << background << a << " and " << b;
+      }
+    }
+  }
 }
 
 TEST(Report, IsAPageThatLoadsNothing) {
