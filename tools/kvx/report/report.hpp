@@ -32,7 +32,8 @@ struct Speed {
   int num_repeats = 0;
 };
 
-// Of each repeat's tokens a second; none for fewer than three, which have no spread to speak of.
+// The median and extremes of the repeats; none for fewer than three, because they have no
+// meaningful spread.
 std::optional<Speed> speed_of(std::vector<double> tokens_per_second);
 
 struct CacheReport {
