@@ -122,8 +122,8 @@ void add_load(Command parent, Action& action) {
   auto o = std::make_shared<LoadCommand>();
   add_session_options(command, o->session);
   command.footer(
-      "The cache is as the file's was, unless --cache, --layers, --heads or --block-size say\n"
-      "otherwise; kvx cache inspect prints these options.\n\n"
+      "The cache has the file's recipe and block size, unless --cache, --layers, --heads or\n"
+      "--block-size are given; kvx cache inspect prints these options.\n\n"
       "Examples:\n"
       "  kvx cache load -m model.gguf book.kvx -n 50\n"
       "  kvx cache load -m model.gguf --cache int8 --transcode book.kvx\n");
@@ -199,7 +199,8 @@ Status verify(const std::string& path) {
 Status prune(const std::string& path) {
   KVX_ASSIGN_OR_RETURN(const tier::PruneReport report, tier::prune_temporaries(path));
   for (const std::string& removed : report.removed) fmt::print("removed {}\n", removed);
-  fmt::print("{} abandoned files, {} bytes\n", report.removed.size(), report.bytes);
+  fmt::print("{} abandoned file{}, {} bytes\n", report.removed.size(),
+             report.removed.size() == 1 ? "" : "s", report.bytes);
   return {};
 }
 

@@ -133,8 +133,9 @@ void Chat::print_cache() const {
   const kv::KvCache& cache = session_.attention->cache();
   const int64_t num_tokens = session_.attention->num_tokens();
   const cache::PoolAccount account = cache.account();
-  fmt::print(stderr, "cache {}: {} of {} tokens in {} turns\n", cache.config().recipe.text,
-             num_tokens, context(), is_fed_ ? history_.num_turns() : 0);
+  const int num_turns = is_fed_ ? history_.num_turns() : 0;
+  fmt::print(stderr, "cache {}: {} of {} tokens in {} turn{}\n", cache.config().recipe.text,
+             num_tokens, context(), num_turns, num_turns == 1 ? "" : "s");
   fmt::print(stderr, "{} bytes for these tokens; {} bytes allocated, {} in use\n",
              cache.sequence_bytes(num_tokens).total(), account.allocated.total(),
              account.used.total());
