@@ -18,7 +18,7 @@ struct ChatMessage {
 // UNSUPPORTED: the vocabulary lacks <|im_start|> or <|im_end|>.
 Status check_chat_support(const Tokenizer& tokenizer);
 
-// What the model's own template says before a chat without a system message; empty for nothing.
+// The system message that the model's own template puts before a chat without one; empty for none.
 std::string default_system_message(const GgufView& gguf);
 
 // The messages as tokens, ending where the assistant's next words begin. Only the template's marks

@@ -1,4 +1,4 @@
-// What the bytes of a GGUF tensor mean: ggml's block types as f32.
+// Dequantises the bytes of a GGUF tensor: ggml's block types to f32.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Plain loops over rows; a piece of work is a few rows, whatever the number of threads.
+// Plain loops over rows; a task of the executor is a few rows, whatever the number of threads.
 #include "runner/elementwise.hpp"
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 namespace kvx::runner {
 namespace {
 
-constexpr int kRowsAPiece = 16;
+constexpr int kRowsPerTask = 16;
 
 template <class Row>
 void for_each_row(int num_rows, Executor& executor, const Row& row) {
-  executor.parallel_for(ceil_div(num_rows, kRowsAPiece), [&](int piece) {
-    const int end = std::min(num_rows, (piece + 1) * kRowsAPiece);
-    for (int i = piece * kRowsAPiece; i < end; ++i) row(int64_t{i});
+  executor.parallel_for(ceil_div(num_rows, kRowsPerTask), [&](int task) {
+    const int end = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (int i = task * kRowsPerTask; i < end; ++i) row(int64_t{i});
   });
 }
 

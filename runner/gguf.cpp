@@ -145,7 +145,7 @@ Result<GgufValue> read_array(Cursor& cursor, std::string_view key) {
     case kString:
       return read_strings(cursor, key, count);
     default:
-      return unsupported("GGUF array {} has element type {}; 0 to 8 and 10 to 12 are known",
+      return unsupported("GGUF array {} has element type {}; expected 0 to 8 or 10 to 12",
                          shown(key), type);
   }
 }
@@ -182,7 +182,7 @@ Result<GgufValue> read_value(Cursor& cursor, std::string_view key) {
     case kArray:
       return read_array(cursor, key);
     default:
-      return unsupported("GGUF value {} has type {}; 0 to 12 are known", shown(key), type);
+      return unsupported("GGUF value {} has type {}; expected 0 to 12", shown(key), type);
   }
 }
 
@@ -221,14 +221,14 @@ Result<TensorEntry> read_tensor(Cursor& cursor) {
   const std::string name = shown(entry.tensor.name);
 
   KVX_ASSIGN_OR_RETURN(const uint32_t type, cursor.read<uint32_t>(entry.tensor.name));
-  const std::optional<TensorType> known = tensor_type_from(type);
-  if (!known) {
+  const std::optional<TensorType> supported = tensor_type_from(type);
+  if (!supported) {
     return unsupported("tensor {} has type {}; {} are read", name, type, kTensorTypeNames);
   }
-  entry.tensor.type = *known;
-  if (entry.tensor.dims[0] % block_elements(*known) != 0) {
+  entry.tensor.type = *supported;
+  if (entry.tensor.dims[0] % block_elements(*supported) != 0) {
     return invalid_argument("tensor {}: dimension 0 is {}; its type needs a multiple of {}", name,
-                            entry.tensor.dims[0], block_elements(*known));
+                            entry.tensor.dims[0], block_elements(*supported));
   }
   KVX_ASSIGN_OR_RETURN(const uint64_t offset, cursor.read<uint64_t>(entry.tensor.name));
   if (offset > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {

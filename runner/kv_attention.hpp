@@ -24,8 +24,8 @@ struct KvAttentionOptions {
   bool on_gpu = false;  // the cache lies on the first GPU and attention runs there
 };
 
-// What the options mean for this model: the cache's own configuration, also for kv::cost_of; on_gpu
-// apart.
+// The cache's configuration for this model and these options, also for kv::cost_of; on_gpu is not
+// part of it.
 kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOptions& options);
 
 class KvAttention final : public AttentionBackend {
@@ -49,7 +49,7 @@ class KvAttention final : public AttentionBackend {
 
   // Forgets all tokens, keeps the memory.
   Status reset();
-  // The same, then begins with the longest cached prefix of the tokens: num_tokens() says how much,
+  // reset(), then begins with the longest cached prefix of the tokens: num_tokens() says how much,
   // at least the last one is left to feed. Needs options.prefix.is_on.
   Status reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens);
   // Becomes the sequence of a file. The errors of KvCache::load_sequence or transcode_sequence; the

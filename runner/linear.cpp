@@ -1,5 +1,5 @@
 // oneDNN runs single-threaded on small tiles: a panel of weight rows times a strip of tokens. The
-// tiles are our executor's pieces, so there is one thread pool and one order of summation.
+// tiles are our executor's tasks, so there is one thread pool and one order of summation.
 #include "runner/linear.hpp"
 
 #include <algorithm>
@@ -78,7 +78,7 @@ struct Product {
 
 using Arguments = std::unordered_map<int, dnnl::memory>;
 
-// What one thread needs while it multiplies a tile; grows to the largest tile and stays.
+// The memory of one thread while it multiplies a tile; it grows to the largest tile and stays.
 struct ThreadScratch {
   std::vector<uint16_t> bf16_input;
   std::vector<float> product;
@@ -172,16 +172,17 @@ const void* Linear::Packed::input_in_weights_type(const float* x, int num_tokens
   if (type == DType::kF32) return x;
   const int64_t columns = num_columns;
   uint16_t* out = at_least(thread_scratch().bf16_input, static_cast<size_t>(num_tokens * columns));
-  constexpr int kTokensAPiece = 16;
-  executor.parallel_for(ceil_div(num_tokens, kTokensAPiece), [&](int piece) {
-    const int64_t begin = piece * kTokensAPiece * columns;
-    const int64_t end = std::min<int64_t>(begin + kTokensAPiece * columns, num_tokens * columns);
+  constexpr int kTokensPerTask = 16;
+  executor.parallel_for(ceil_div(num_tokens, kTokensPerTask), [&](int task) {
+    const int64_t begin = task * kTokensPerTask * columns;
+    const int64_t end = std::min<int64_t>(begin + kTokensPerTask * columns, num_tokens * columns);
     for (int64_t i = begin; i < end; ++i) out[i] = f32_to_bf16(x[i]);
   });
   return out;
 }
 
-// Makes the primitives that num_tokens need; the pieces must find them, for they must not throw.
+// Makes the primitives that num_tokens need; the tasks only find them, because a task must not
+// throw.
 void Linear::Packed::prepare(int num_tokens) {
   if (num_tokens == prepared_tokens) return;
   prepared_tokens = 0;

@@ -53,7 +53,7 @@ class Model {
     Linear gate_up;
     Linear down;
   };
-  // Of one step, [num_tokens, ...] each.
+  // Buffers of one step, [num_tokens, ...] each.
   struct Activations {
     std::vector<float> x, normed, q, k, v, attended, gate, up, delta;
     std::vector<float> cosines, sines;  // [num_tokens, rope_dims / 2]

@@ -81,7 +81,7 @@ Result<double> linear_rope_factor(const GgufView& gguf) {
   if (type == "none") return 1.0;
   if (type == "linear") return positive(gguf, "llama.rope.scaling.factor", 1.0);
   return unsupported(
-      "llama.rope.scaling.type is {}; none, linear and llama3's rope_freqs.weight are known",
+      "llama.rope.scaling.type is {}; expected none, linear or llama3's rope_freqs.weight",
       type.substr(0, 40));
 }
 
@@ -119,8 +119,7 @@ Status read_rope(const GgufView& gguf, ModelConfig& config) {
 Result<ModelConfig> read_model_config(const GgufView& gguf) {
   KVX_ASSIGN_OR_RETURN(const std::string_view architecture, gguf.string("general.architecture"));
   if (architecture != "llama") {
-    return unsupported("general.architecture is {}; the runner knows llama",
-                       architecture.substr(0, 40));
+    return unsupported("general.architecture is {}; expected llama", architecture.substr(0, 40));
   }
   ModelConfig config;
   KVX_RETURN_IF_ERROR(read_sizes(gguf, config));

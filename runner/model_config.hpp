@@ -19,7 +19,8 @@ struct ModelConfig {
   int context_length = 0;
   int rope_dims = 0;  // the first of head_dim that rotate
   float norm_epsilon = 1e-5f;
-  // Radians a position for each pair (2i, 2i + 1): base^(-2i / rope_dims), scaled as the file asks.
+  // Radians a position for each pair (2i, 2i + 1): base^(-2i / rope_dims), scaled as the file
+  // specifies.
   std::vector<double> rope_frequencies;
 
   int q_size() const { return num_q_heads * head_dim; }

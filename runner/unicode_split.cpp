@@ -104,10 +104,10 @@ UnicodeSplit& UnicodeSplit::operator=(UnicodeSplit&&) noexcept = default;
 UnicodeSplit::~UnicodeSplit() = default;
 
 Result<UnicodeSplit> UnicodeSplit::create(std::string_view name) {
-  for (const PreTokeniser& known : kPreTokenisers) {
-    if (known.name != name) continue;
+  for (const PreTokeniser& candidate : kPreTokenisers) {
+    if (candidate.name != name) continue;
     auto patterns = std::make_unique<Patterns>();
-    for (const char* text : known.patterns) {
+    for (const char* text : candidate.patterns) {
       UErrorCode status = U_ZERO_ERROR;
       UParseError where;
       patterns->compiled.emplace_back(

@@ -1,4 +1,4 @@
-// WeightMemory hands out the memory that packed weights live in: many small pieces on huge pages.
+// WeightMemory allocates the memory of packed weights: many small matrices on huge pages.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace kvx::runner {
 // model is smaller than a huge page: so the matrices of a model share chunks.
 class WeightMemory {
  public:
-  // Zeroed, beginning on 64 bytes; lives as long as this object. OUT_OF_RANGE: the machine has not
-  // that much memory.
+  // Zeroed, beginning on 64 bytes; lives as long as this object. OUT_OF_RANGE: the machine does
+  // not have that much memory.
   Result<uint8_t*> take(int64_t bytes);
 
  private:

@@ -139,7 +139,7 @@ TEST_F(RealModel, SaysWhenTheCacheIsTooShortForThePrompt) {
   EXPECT_NE(result.error().message.find("the cache is full after 4 tokens"), std::string::npos);
 }
 
-// Feeds tokens in one piece; the last one's logits.
+// Feeds the tokens in one call and returns the logits after the last one.
 std::vector<float> last_logits(Model& model, KvAttention& attention, std::span<const int> tokens) {
   std::vector<float> hidden(tokens.size() * model.config().hidden);
   const Status forward = model.forward(tokens, attention, hidden.data());

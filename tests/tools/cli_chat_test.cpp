@@ -50,7 +50,7 @@ TEST_F(CliChat, TakesLinesAndCommandsUntilControlD) {
   ASSERT_TRUE(chat.expect("decode 4 tokens")) << chat.screen();
   ASSERT_TRUE(chat.expect("> "));
   chat.type("/cache\n");
-  ASSERT_TRUE(chat.expect("of 64 tokens in 1 turns")) << chat.screen();
+  ASSERT_TRUE(chat.expect("of 64 tokens in 1 turn")) << chat.screen();
   ASSERT_TRUE(chat.expect("> "));
   chat.type(kControlD);
   EXPECT_EQ(chat.wait(), 0) << chat.screen();
@@ -82,7 +82,7 @@ TEST_F(CliChat, ControlCEndsTheAnswerAndNotTheChat) {
   ASSERT_TRUE(chat.expect("decode ")) << chat.screen();
   ASSERT_TRUE(chat.expect("> "));
   chat.type("/cache\r");
-  ASSERT_TRUE(chat.expect("in 1 turns")) << chat.screen();
+  ASSERT_TRUE(chat.expect("in 1 turn")) << chat.screen();
   ASSERT_TRUE(chat.expect("> "));
   chat.type(kControlC);
   ASSERT_TRUE(chat.expect("ctrl-C again ends the chat")) << chat.screen();

@@ -123,7 +123,7 @@ TEST_F(CliModel, AChatHasCommands) {
   const Outcome outcome = kvx("run -m model.gguf -n 2 --cache int8 --block-size 4", "", "chat.txt");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("/new    begin another chat"));
-  EXPECT_THAT(outcome.err, HasSubstr("of 64 tokens in 1 turns"));
+  EXPECT_THAT(outcome.err, HasSubstr("of 64 tokens in 1 turn\n"));
   EXPECT_THAT(outcome.err, HasSubstr("bytes for these tokens"));
   EXPECT_THAT(outcome.err, HasSubstr("unknown command /cahce; did you mean /cache?"));
   EXPECT_THAT(outcome.err, HasSubstr("0 of 64 tokens in 0 turns"));
@@ -254,7 +254,7 @@ TEST_F(CliModel, PruneRemovesWhatAKilledSaveLeft) {
   const Outcome pruned = kvx("cache prune .");
   EXPECT_EQ(pruned.exit_code, 0) << pruned.err;
   EXPECT_THAT(pruned.out, HasSubstr(left));
-  EXPECT_THAT(pruned.out, HasSubstr("1 abandoned files, 30 bytes"));
+  EXPECT_THAT(pruned.out, HasSubstr("1 abandoned file, 30 bytes"));
   EXPECT_FALSE(std::filesystem::exists(work() / left));
   EXPECT_EQ(kvx("cache verify c.kvx").exit_code, 0);
   EXPECT_THAT(kvx("cache prune c.kvx").out, HasSubstr("0 abandoned files"));

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+
+#include "tools/kvx/embedded.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -53,6 +56,58 @@ TEST(Report, ShowsTheWorstLayer) {
       ContainsRegex("nvfp4:auto +4\\.50 .*\\+0\\.90 \\+- 0\\.10 +0\\.00720.*0\\.99000 +0\\.1500"));
 }
 
+TEST(Speed, IsTheMedianOfRepeatsWithItsExtremes) {
+  const auto speed = speed_of({30, 10, 20});
+  ASSERT_TRUE(speed.has_value());
+  EXPECT_EQ(speed->median, 20);
+  EXPECT_EQ(speed->lowest, 10);
+  EXPECT_EQ(speed->highest, 30);
+  EXPECT_EQ(speed->num_repeats, 3);
+}
+
+TEST(Speed, IsLeftOutWithoutRepeats) {
+  EXPECT_FALSE(speed_of({10, 20}).has_value());
+  EXPECT_THAT(report_table(two_caches(), false), ContainsRegex("bf16 .* - +-\n"));
+  const auto json = nlohmann::json::parse(report_json(two_caches()));
+  EXPECT_TRUE(json["caches"][0]["decode_tokens_per_second"].is_null());
+}
+
+TEST(Report, ShowsSpeedsWithTheirSpread) {
+  CompareReport report = two_caches();
+  report.caches[0].prefill = report.caches[1].prefill = Speed{512, 498, 530, 4};
+  EXPECT_THAT(report_table(report, false), HasSubstr("512 (498-530)"));
+  EXPECT_THAT(report_table(report, false), HasSubstr("prefill of 4, decode had too few"));
+}
+
+TEST(Headline, NamesTheSmallestCacheThatCostsLittle) {
+  CompareReport report = two_caches();
+  report.caches[1].bytes_per_token = 6480;
+  CacheReport larger = report.caches[1];
+  larger.name = "int8";
+  larger.bytes_per_token = 11700;
+  larger.change_percent = {0.1, 0.1};
+  CacheReport worse = report.caches[1];
+  worse.name = "int4";
+  worse.bytes_per_token = 6000;
+  worse.change_percent = {7, 0.5};
+  report.caches.push_back(larger);
+  report.caches.push_back(worse);
+  EXPECT_EQ(headline(report),
+            "nvfp4:auto is the smallest cache here that keeps the perplexity within 2 % of bf16: a "
+            "token takes 6480 bytes instead of 23040, 3.6 times fewer, and perplexity changes by "
+            "+0.90 +- 0.10 %.");
+}
+
+TEST(Headline, SaysWhenNoCacheIsGoodEnough) {
+  CompareReport report = two_caches();
+  report.caches[1].change_percent = {7, 0.5};
+  EXPECT_EQ(headline(report),
+            "No cache here keeps the perplexity within 2 % of bf16: nvfp4:auto is the nearest with "
+            "+7.00 +- 0.50 %.");
+  report.caches.pop_back();
+  EXPECT_EQ(headline(report), "No cache was compared with bf16.");
+}
+
 TEST(Report, ShowsNoErrorThatItDoesNotKnow) {
   CompareReport report = two_caches();
   report.caches[1].change_percent.standard_error = std::numeric_limits<double>::quiet_NaN();
@@ -89,6 +144,47 @@ TEST(Report, IsAPageThatHoldsItsDataAndItsCharts) {
   EXPECT_THAT(page, HasSubstr("Chart.js v3"));
   EXPECT_THAT(page, Not(HasSubstr("{{REPORT_JSON}}")));
   EXPECT_THAT(page, Not(HasSubstr("{{CHART_JS}}")));
+}
+
+TEST(Report, IsAPageThatBeginsWithItsHeadline) {
+  const std::string page = report_html(two_caches());
+  EXPECT_THAT(page, HasSubstr("<p class=\"headline\" id=\"headline\">"));
+  EXPECT_THAT(page, HasSubstr("\"headline\": \"nvfp4:auto is the smallest cache here"));
+}
+
+TEST(Report, IsAPageWithLinearAxes) {
+  EXPECT_THAT(std::string(report_page()), Not(HasSubstr("logarithmic")));
+}
+
+TEST(Report, IsAPageWhoseTableScrolls) {
+  const std::string page(report_page());
+  const size_t scroll = page.find("<div class=\"scroll\"");
+  ASSERT_NE(scroll, std::string::npos);
+  EXPECT_EQ(page.find("<table"), page.find("<table", scroll));
+  EXPECT_THAT(std::string(page_css()), HasSubstr(".scroll { overflow-x: auto"));
+}
+
+// Two sets, one a background, whose colours differ by a fifth of a channel's range at least.
+TEST(Report, IsAPageWithDistinctColours) {
+  const std::string page(report_page());
+  for (const char* background : {"light: [", "dark: ["}) {
+    const size_t begin = page.find(background);
+    ASSERT_NE(begin, std::string::npos);
+    std::vector<std::array<int, 3>> colours;
+    const std::string set = page.substr(begin, page.find(']', begin) - begin);
+    for (size_t at = set.find('#'); at != std::string::npos; at = set.find('#', at + 1)) {
+      const auto channel = [&](size_t i) { return std::stoi(set.substr(at + i, 2), nullptr, 16); };
+      colours.push_back({channel(1), channel(3), channel(5)});
+    }
+    ASSERT_EQ(colours.size(), 8u);
+    for (size_t a = 0; a < colours.size(); ++a) {
+      for (size_t b = 0; b < a; ++b) {
+        double squares = 0;
+        for (int c = 0; c < 3; ++c) squares += std::pow(colours[a][c] - colours[b][c], 2);
+        EXPECT_GT(std::sqrt(squares), 51) << background << a << " and " << b;
+      }
+    }
+  }
 }
 
 TEST(Report, IsAPageThatLoadsNothing) {

@@ -1,4 +1,4 @@
-"""Prints the cache with the fewest bits per value among those that cost little perplexity.
+"""Prints the cache with the fewest bytes a token among those that cost little perplexity.
 
 usage: smallest_good_cache.py FIGURES.json    (what `kvx compare --json` writes)
 """
@@ -15,7 +15,7 @@ def main() -> None:
     good = [c for c in caches if c["change_percent"]["value"] < LIMIT_PERCENT]
     if not good:
         sys.exit(f"no cache stays under {LIMIT_PERCENT} % of perplexity")
-    print(min(good, key=lambda c: c["bits_per_value"])["name"])
+    print(min(good, key=lambda c: c["bytes_per_token"])["name"])
 
 
 main()

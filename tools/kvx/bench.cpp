@@ -30,7 +30,7 @@ struct BenchOptions {
   bool only_attend = false;
 };
 
-// A call that fails ends the measuring; the verbs' own checks name what is wrong.
+// A call that fails ends the measurement; the verbs' own checks name what is wrong.
 template <class Call>
 Result<double> median_seconds(double min_seconds, const Call& call) {
   Status status;
@@ -42,7 +42,8 @@ Result<double> median_seconds(double min_seconds, const Call& call) {
 }
 
 // All verbs on one cache, appended to the report; attention alone where the recipe has a
-// full-precision window, because the other verbs go over packed blocks and would say nothing of it.
+// full-precision window, because the other verbs go over packed blocks and would measure nothing of
+// it.
 Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& engine,
                double min_seconds, BenchReport& report) {
   KVX_ASSIGN_OR_RETURN(const std::unique_ptr<BenchCache> cache,

@@ -70,7 +70,7 @@ TwoTimes medians_of(const AbiBenchOptions& options, const Call& call, const Copy
   return {median(std::move(calls)), median(std::move(copies))};
 }
 
-// What the calls run on.
+// The memory of the GPU that the calls run on, and their stream.
 struct AbiDevice {
   std::unique_ptr<cache::Memory> memory;
   device::OwnedCudaStream stream;
@@ -146,7 +146,7 @@ Status measure(const AbiBenchOptions& options, const AbiDevice* device, const Ab
   return {};
 }
 
-// What the checks of a call cost, apart from the bytes that it moves.
+// The cost of a call's checks, apart from the bytes that it moves.
 struct CheckTimes {
   double write_descriptors;  // seconds a call
   double slot;               // seconds each

@@ -61,7 +61,7 @@ void add_save(Command parent, Action& action) {
   auto o = std::make_shared<SaveCommand>();
   add_session_options(command, o->session);
   Command input = command.add_option_group("input");
-  input.add_option("-p,--prompt", o->prompt, "What the user says").may_be_empty();
+  input.add_option("-p,--prompt", o->prompt, "The user's words").may_be_empty();
   input.add_option("-f,--file", o->text, "A text, as it stands");
   input.require_one_option();
   command.add_flag("--raw", o->is_raw, "The prompt as it stands, without a chat template");
@@ -83,7 +83,7 @@ struct LoadCommand {
   runner::GenerateOptions generate;
 };
 
-// What the user did not say about the cache, the file does.
+// The user's options, and the file's recipe and block size where they were not given.
 Result<SessionOptions> session_options_for(const LoadCommand& options) {
   SessionOptions session = options.session;
   KVX_ASSIGN_OR_RETURN(const auto file, tier::CacheFileReader::open(options.file));
@@ -122,14 +122,14 @@ void add_load(Command parent, Action& action) {
   auto o = std::make_shared<LoadCommand>();
   add_session_options(command, o->session);
   command.footer(
-      "The cache is as the file's was, unless --cache, --layers, --heads or --block-size say\n"
-      "otherwise; kvx cache inspect prints these options.\n\n"
+      "The cache has the file's recipe and block size, unless --cache, --layers, --heads or\n"
+      "--block-size are given; kvx cache inspect prints these options.\n\n"
       "Examples:\n"
       "  kvx cache load -m model.gguf book.kvx -n 50\n"
       "  kvx cache load -m model.gguf --cache int8 --transcode book.kvx\n");
   command.add_option("file", o->file, "The file").required();
   command.add_flag("--transcode", o->transcodes,
-                   "Take a file of another format, block size or other full-precision window");
+                   "Take a file of another format, block size or full-precision window");
   command.add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
       .whole_number(1, 1 << 24)
       .capture_default_str();
@@ -199,7 +199,8 @@ Status verify(const std::string& path) {
 Status prune(const std::string& path) {
   KVX_ASSIGN_OR_RETURN(const tier::PruneReport report, tier::prune_temporaries(path));
   for (const std::string& removed : report.removed) fmt::print("removed {}\n", removed);
-  fmt::print("{} abandoned files, {} bytes\n", report.removed.size(), report.bytes);
+  fmt::print("{} abandoned file{}, {} bytes\n", report.removed.size(),
+             report.removed.size() == 1 ? "" : "s", report.bytes);
   return {};
 }
 

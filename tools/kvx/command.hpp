@@ -1,5 +1,5 @@
 // The commands of kvx, one file each. A command adds itself to the parser; when the user names it,
-// it leaves what is to be done in `action`, and main runs that.
+// it sets `action`, which main runs.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What CLI11 does for kvx, under the names of command_line.hpp.
+// The classes of command_line.hpp, on top of CLI11.
 #include "tools/kvx/command_line.hpp"
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 namespace kvx::tool {
 namespace {
 
-// CLI11 may put advice on further lines; the first one says what is wrong.
+// The first line of a CLI11 message is what is wrong; further ones are advice.
 std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }
@@ -60,7 +60,7 @@ std::string path_of(const CLI::App& app) {
   return parent == nullptr ? app.get_name() : path_of(*parent) + " " + app.get_name();
 }
 
-// What to say of the first word that no command takes; empty where every word was taken.
+// A message about the first word that no command takes; empty where every word was taken.
 std::string unknown_word(const CLI::App& root) {
   const CLI::App& app = last_named(root);
   const std::vector<std::string> left = app.remaining();
@@ -75,10 +75,10 @@ std::string unknown_word(const CLI::App& root) {
   const std::string word = is_option ? whole.substr(0, whole.find('=')) : whole;
   const std::vector<std::string>& candidates = is_option ? words.options : words.commands;
   if (!is_option && candidates.empty()) return fmt::format("argument '{}' was not expected", word);
-  const std::string said = fmt::format("unknown {} {}", is_option ? "option" : "command", word);
+  const std::string problem = fmt::format("unknown {} {}", is_option ? "option" : "command", word);
   const std::optional<std::string> nearest = nearest_word(word, candidates);
-  if (nearest) return fmt::format("{}; did you mean {}?", said, *nearest);
-  return fmt::format("{}; '{} --help' lists them all", said, path_of(app));
+  if (nearest) return fmt::format("{}; did you mean {}?", problem, *nearest);
+  return fmt::format("{}; '{} --help' lists them all", problem, path_of(app));
 }
 
 }  // namespace

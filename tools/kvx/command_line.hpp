@@ -1,5 +1,5 @@
 // CommandLine, Command and Option: as much of CLI11 as kvx's commands need. Its header costs every
-// file that sees it five seconds, so command_line.cpp alone does.
+// file that includes it five seconds, so command_line.cpp alone includes it.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
 
-  // What it accepts; a message names the value and what was expected.
+  // Limits the accepted values; a message names the value and what was expected.
   Option& whole_number(int64_t low, int64_t high);
   Option& number(double low, double high);
   Option& one_of(const std::vector<std::string>& words);
@@ -73,8 +73,8 @@ class CommandLine {
 
   Command root() { return Command(app_.get()); }
 
-  // The exit code where nothing is left to do: help or the version was asked for and is printed.
-  // INVALID_ARGUMENT says in one line what is wrong.
+  // The exit code where nothing is left to do, because help or the version was printed.
+  // INVALID_ARGUMENT: one line about what is wrong.
   Result<std::optional<int>> parse(int argc, char** argv);
 
  private:

@@ -32,7 +32,7 @@ struct CompareOptions {
   std::string html;
 };
 
-// The base cache first, whether it was asked for or not.
+// The base cache first, whether it was named or not.
 std::vector<kv::Recipe> with_base_first(std::vector<kv::Recipe> recipes) {
   const auto base = std::find_if(recipes.begin(), recipes.end(), [](const kv::Recipe& recipe) {
     return recipe.text == kBaseCache;
@@ -101,7 +101,7 @@ CompareReport header_of(const CompareOptions& options, const Engine& engine) {
 }
 
 Status run_compare(const CompareOptions& options) {
-  // What needs no model is checked first: a mistyped format should not wait for the weights.
+  // Checks without the model come first: a mistyped format should not wait for the weights.
   KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.overrides));
@@ -161,7 +161,7 @@ void add_compare(Command app, Action& action) {
       .capture_default_str();
   command
       .add_option("--products", o->products,
-                  "What matrix products compute in; f32 leaves the figures to the cache alone")
+                  "What matrix products compute in; with f32 the figures depend on the cache alone")
       .one_of({"f32", "bf16"})
       .capture_default_str();
   command.add_flag("--fast", o->is_fast,

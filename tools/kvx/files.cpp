@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What is written as it is: a file beside it could only take its place.
+// Devices and pipes are written as they are: a rename would put a file in their place.
 bool is_device_or_pipe(const std::string& path) {
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);

@@ -12,7 +12,7 @@ namespace kvx::tool {
 // is a folder itself. field: the option's name, for the message.
 Status check_can_write(const std::string& field, const std::string& path);
 
-// The same for a file that another one takes the place of as a whole: no device and no pipe either.
+// check_can_write for a file that is replaced as a whole: a device or a pipe is refused too.
 Status check_can_replace(const std::string& field, const std::string& path);
 
 // An option and the file that it names; an empty path where it was not given.

@@ -1,5 +1,5 @@
-// kvx: the command line tool. Exit codes: 0 done, 2 bad input (one line says what), 1 our own
-// fault.
+// kvx: the command line tool. Exit codes: 0 done, 2 bad input (one line on stderr), 1 a fault
+// of kvx.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -52,13 +52,13 @@ int fail_to_write(std::string_view why) {
   return fail(kBadInput, fmt::format("stdout cannot be written ({})", why));
 }
 
-// What did not reach stdout, a full disk's file say, has not been done.
+// Output that did not reach stdout, because a disk is full for example, is a failure.
 int flushed(int exit_code) {
   const bool is_flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   return is_flushed || exit_code != kOk ? exit_code : fail_to_write(std::strerror(errno));
 }
 
-// Out of memory, mostly; fmt throws when more than a buffer of text finds stdout full.
+// Most exceptions here are std::bad_alloc; fmt throws when stdout is full.
 int failed(const std::exception& error) {
   const bool is_text_lost = std::ferror(stdout) != 0;
   return is_text_lost ? fail_to_write(error.what()) : fail(kInternalFault, error.what());

@@ -18,7 +18,8 @@ struct LoadedModel {
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
                                Executor& executor);
 
-// INVALID_ARGUMENT when num_tokens exceeds the model's context. field: what asks for them.
+// INVALID_ARGUMENT when num_tokens exceeds the model's context. field: the option that requests
+// them.
 Status check_context(const std::string& field, int64_t num_tokens,
                      const runner::ModelConfig& model);
 

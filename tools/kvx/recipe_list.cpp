@@ -1,4 +1,4 @@
-// Cuts a list at the commas that separate recipes, and leaves each recipe to its parser.
+// Cuts a list at the commas that separate recipes; kv::parse_recipe reads each recipe.
 #include "tools/kvx/recipe_list.hpp"
 
 #include "format/spec.hpp"

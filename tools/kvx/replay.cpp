@@ -60,7 +60,7 @@ Result<std::vector<Run>> run_all(const ReplayCommand& command,
   return runs;
 }
 
-// GiB, or blocks while a token's bytes are not known.
+// GiB, or blocks where --bytes-per-token was not given.
 std::string size_text(int64_t num_blocks, int64_t bytes_per_token) {
   if (bytes_per_token == 0) return std::to_string(num_blocks);
   const double bytes =
@@ -162,8 +162,9 @@ void add_replay(Command app, Action& action) {
       .whole_number(0, 100'000'000)
       .capture_default_str();
   command
-      .add_option("--bytes-per-token", o->bytes_per_token,
-                  "What a token takes (kvx compare says it), to print bytes instead of blocks")
+      .add_option(
+          "--bytes-per-token", o->bytes_per_token,
+          "Bytes that a token takes (kvx compare measures them), to print bytes instead of blocks")
       .whole_number(0, 1 << 30);
   command.add_option("--json", o->json, "Write the numbers as JSON to this file");
   command.add_option("--html", o->html, "Write a page with a chart to this file");

@@ -41,7 +41,7 @@ std::string byte_of_two(int byte, int low, int high) {
   return fmt::format("byte {}: e{} | e{} << 4", byte, low, high);
 }
 
-// Where two codes share a byte: which ones. TurboMind's order repeats every four bytes.
+// The codes of each byte, where two share one. TurboMind's order repeats every four bytes.
 std::string nibble_line(Packing packing) {
   switch (packing) {
     case Packing::kBytes:

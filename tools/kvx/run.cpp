@@ -78,7 +78,7 @@ Status run_once(const RunOptions& options) {
   return finish(options, session);
 }
 
-// What was computed is kept, whether the chat or its model ended.
+// Saves the prefix cache when the chat has ended.
 Status chat(const RunOptions& options) {
   KVX_ASSIGN_OR_RETURN(Session session, open_run(options));
   const auto begin = [&](const std::vector<int>& prompt) {
@@ -97,7 +97,7 @@ void add_run(Command app, Action& action) {
   runner::SamplingOptions& sampling = o->generate.sampling;
   add_session_options(command, o->session);
   Option prompt =
-      command.add_option("-p,--prompt", o->prompt, "What the user says; without it, a chat");
+      command.add_option("-p,--prompt", o->prompt, "The user's words; without them, a chat");
   prompt.may_be_empty();
   command.add_flag("--raw", o->is_raw, "Continue the prompt as it stands, without a chat template")
       .needs(prompt);
@@ -120,8 +120,8 @@ void add_run(Command app, Action& action) {
                      "was computed in it; it is made when it is missing");
   const Option host_tier = command.add_option(
       "--host-tier", o->session.host_tier,
-      "Host memory behind the cache, on the host or a GPU, as --memory says it: blocks that the "
-      "cache has no room for wait there for a chat that begins with them");
+      "Host memory behind the cache, in the same units as --memory: blocks that the cache has no "
+      "room for stay there for a chat that begins with them");
   command
       .add_option("--host-tier-folder", o->session.host_tier_folder,
                   "Where --host-tier takes room on a disk instead: in files that are gone with the "

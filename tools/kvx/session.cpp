@@ -16,7 +16,8 @@
 namespace kvx::tool {
 namespace {
 
-// Models promise contexts that nobody wants to pay for unasked.
+// The bound of the default context: many models' own is larger than a chat needs, and its memory is
+// allocated at once.
 constexpr int kMostDefaultContext = 8192;
 
 // The prompt and at least one token of an answer must fit.
@@ -27,7 +28,7 @@ Status check_fits(const Session& session, size_t num_tokens) {
                           used, context_of(session));
 }
 
-// What computes K and V: the file's bytes, how its products are rounded, and where attention runs.
+// All that decides K and V: a hash of the model file, the type of its products, the device.
 Result<std::string> model_identity(const SessionOptions& options) {
   KVX_ASSIGN_OR_RETURN(const runner::MappedFile file, runner::MappedFile::open(options.model));
   return fmt::format("{} {}{}", hex(cache::checksum(file.bytes())), options.products,
@@ -65,7 +66,8 @@ Status set_budgets(const SessionOptions& options, const runner::ModelConfig& mod
   return {};
 }
 
-// What a chat begins with: the model's own system message, if it has one, and the user's words.
+// The first messages of a chat: the model's own system message, if it has one, and the user's
+// words.
 std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words) {
   std::vector<runner::ChatMessage> messages;
   std::string system = runner::default_system_message(session.loaded.model->gguf());
@@ -123,7 +125,7 @@ Result<runner::GenerateResult> write(Session& session, std::span<const int> prom
   const auto print = [&](std::string_view text) {
     progress.finish();
     fmt::print("{}", text);
-    // A reader that went away ends the text.
+    // The text ends where its reader is gone.
     return std::fflush(stdout) == 0 && !(is_interrupted && is_interrupted());
   };
   return runner::generate(*session.loaded.model, session.loaded.tokenizer, *session.attention,

@@ -26,7 +26,8 @@ struct SessionOptions {
   bool is_fast = false;
   std::string device = "cpu";
   int threads = 0;
-  // As cache::parse_memory_budget reads them; empty: what a sequence of `context` needs, and none.
+  // Budgets in the form of cache::parse_memory_budget. Empty: the memory of a sequence of `context`
+  // tokens, and no host tier.
   std::string memory;
   std::string host_tier;         // of kvx run alone
   std::string host_tier_folder;  // empty: in memory
@@ -53,8 +54,8 @@ int64_t context_of(const Session& session);
 Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
                                        bool is_raw);
 
-// What a chat begins with before the user's first words: the first token of models that want one,
-// and the model's own system message.
+// The tokens of a chat before the user's first words: the first token of models that want one, and
+// the model's own system message.
 Result<std::vector<int>> opening_tokens(const Session& session);
 
 // A user's words as the chat template has them, up to where the answer begins.

@@ -22,7 +22,7 @@ class Table {
 
   // Columns are two blanks apart; the titles are bold where colour is wanted.
   std::string text(bool color) const;
-  // The same as a Markdown table.
+  // The rows as a Markdown table.
   std::string markdown() const;
 
  private:

@@ -42,12 +42,12 @@ class AbiCache {
 
   Status write();
   Status gather();
-  // The same calls with nothing to move, which leaves their checks: num_tokens slots that are all
+  // The same calls with nothing to move, which measures their checks: num_tokens slots that are all
   // skipped, and a table without blocks, read for as many tokens as its sequences have or for none.
   // Requires: num_tokens <= tokens_of_write().
   Status write_nowhere(int64_t num_tokens);
   Status gather_nothing(bool reads_table);
-  // The same bytes from one array to another, for comparison: memcpy, cudaMemcpyAsync.
+  // Copies as many bytes from one array to another, for comparison: memcpy, cudaMemcpyAsync.
   Status copy_as_write();
   Status copy_as_gather();
 

@@ -25,8 +25,8 @@ struct BenchShape {
 
 class BenchCache {
  public:
-  // What create() would refuse, without the memory. INVALID_ARGUMENT names what does not fit: a
-  // count, or a head_dim that the format can't do.
+  // The checks of create(), without allocating. INVALID_ARGUMENT names what does not fit: a count,
+  // or a head_dim that the format does not support.
   static Status check(const BenchShape& shape, const kv::Recipe& recipe);
 
   static Result<std::unique_ptr<BenchCache>> create(const BenchShape& shape,
@@ -45,8 +45,8 @@ class BenchCache {
   Status append_all();
   // Every token of one sequence, to f32.
   Status gather(int sequence);
-  // What attend_decode reads, in its order and with prefetches, without the mathematics: the
-  // yardstick beside it.
+  // Reads the same blocks as attend_decode, in its order and with prefetches, without the
+  // mathematics, for comparison.
   Status read_blocks();
   // One query a sequence, for all sequences in one call. Requires: append_all() was called.
   Status attend_decode();

@@ -1,4 +1,4 @@
-// BenchReport: what kvx bench measured, as a table, JSON and CSV.
+// BenchReport: the measurements of kvx bench, as a table, JSON and CSV.
 #pragma once
 
 #include <optional>
@@ -35,7 +35,8 @@ struct BenchReport {
   double percent_of_read(const Measurement& measurement) const {
     return 100 * measurement.gigabytes_per_second() / read_gigabytes_per_second;
   }
-  // Of the time that reading the same blocks takes without mathematics; only attend decode has it.
+  // The time to read the same blocks without mathematics, in percent of the call's; of attend
+  // decode alone.
   std::optional<double> percent_of_block_read(const Measurement& measurement) const;
   // The verb's time over its time on a bf16 cache, where that was measured.
   std::optional<double> time_over_bf16(const Measurement& measurement) const;

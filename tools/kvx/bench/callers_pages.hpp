@@ -13,7 +13,7 @@ enum class PageOrder { kPool, kNhd, kHnd };
 
 struct PageLayout {
   PageOrder order = PageOrder::kPool;
-  int block_size = 0;  // 0: as the call says
+  int block_size = 0;  // 0: the call's
 };
 
 // "pool", or "nhd16", "hnd64", ...: the order and the tokens of a block.

@@ -126,9 +126,7 @@ Status CudaBench::measure(const std::string& format, bool only_attend) {
 
 Status measure_cuda(const device::CudaDevice& device, const CudaBenchShape& shape,
                     const kv::Recipe& recipe, bool only_attend, CudaBenchReport& report) {
-  kv::Recipe without_ends = recipe;  // the check is the CPU's, which measures none
-  without_ends.has_full_precision_window = false;
-  KVX_RETURN_IF_ERROR(BenchCache::check(shape.shape, without_ends));
+  KVX_RETURN_IF_ERROR(BenchCache::check(shape.shape, recipe));
   CudaCacheSets sets(device, shape);
   KVX_RETURN_IF_ERROR(sets.prepare(recipe));
   return CudaBench(sets, report).measure(recipe.text, only_attend);

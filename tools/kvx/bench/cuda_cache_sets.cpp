@@ -137,16 +137,16 @@ int64_t CudaCacheSets::attend_bytes() const {
     const int most_seen = named_.window + named_.window_sinks;
     const int64_t seen = named_.window > 0 ? std::min(most_seen, len) : len;
     const int64_t blocks = ceil_div<int64_t>(seen, shape_.block_size);
-    const int64_t ends =
+    const int64_t in_window =
         has_full_precision_window() ? std::min(blocks, full_precision_blocks_per_sequence()) : 0;
-    packed += blocks - ends;
-    full_precision += ends;
+    packed += blocks - in_window;
+    full_precision += in_window;
   }
   return packed * bytes_of_block(group_.packed) +
          full_precision * bytes_of_block(group_.full_precision);
 }
 
-// Blocks of the ends in a pool of their own, in random order, filled by append.
+// Blocks of the full-precision window in a pool of their own, in random order, filled by append.
 Status CudaCacheSets::make_full_precision_window() {
   const int64_t num_full_precision =
       num_sets_ * shape_.num_sequences * full_precision_blocks_per_sequence();

@@ -32,13 +32,13 @@ class CudaCacheSets {
     return blocks_per_set() * (group_.packed.code_bytes() + group_.packed.scale_bytes());
   }
   int64_t tokens_of_set() const { return blocks_per_set() * shape_.block_size; }
-  // That a call of gather, copy, pack or transcode moves.
+  // Tokens that a call of gather, copy, pack or transcode moves.
   int64_t tokens_at_once() const { return std::min<int64_t>(kTokens, tokens_of_set()); }
-  // Of a token's K, and of its V where verbs that move rows are measured.
+  // Bytes of a token's K, and of its V where verbs that move rows are measured.
   int64_t row_bytes() const { return int64_t{shape_.num_kv_heads} * shape_.head_dim * 2; }
   bool has_full_precision_window() const { return group_.full_precision_window.is_on(); }
   int64_t attend_bytes() const;  // what attend reads of a set, once each
-  // What the kernels found out of range so far.
+  // The number of values that kernels have found out of range so far.
   Result<uint64_t> num_out_of_range() const;
 
   Status append(int set, int64_t first_token, int64_t num_tokens) {
@@ -100,8 +100,9 @@ class CudaCacheSets {
   std::vector<DeviceArray> tables_;  // given scales and tensor scales
   int num_sets_ = 1;
   cache::Region full_precision_blocks_;
-  DeviceArray block_ids_;   // [num_sets, num_sequences, blocks_per_sequence]
-  DeviceArray attend_ids_;  // the same, but the full-precision window' blocks are of their own pool
+  DeviceArray block_ids_;  // [num_sets, num_sequences, blocks_per_sequence]
+  DeviceArray
+      attend_ids_;  // the same, but the full-precision window's blocks are of their own pool
   DeviceArray num_sink_blocks_, first_recent_block_;
   DeviceArray sinks_;
   std::vector<int32_t> lens_;  // of a set's sequences

@@ -1,4 +1,4 @@
-// The batches that `kvx bench --device cuda` knows by name.
+// The batches that `kvx bench --device cuda` has names for.
 #include <algorithm>
 #include <cstdio>
 #include <sstream>

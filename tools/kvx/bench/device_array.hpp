@@ -36,7 +36,8 @@ inline std::vector<uint16_t> random_bf16(int64_t n, unsigned seed) {
   for (uint16_t& x : bits) x = f32_to_bf16(normal(random));
   return bits;
 }
-// The same numbers in either type of 16 bits.
+
+// Normally distributed numbers, in either type of 16 bits.
 inline std::vector<uint16_t> random_numbers(DType type, int64_t n, unsigned seed) {
   std::vector<uint16_t> bits = random_bf16(n, seed);
   if (type == DType::kBF16) return bits;

@@ -16,7 +16,7 @@ constexpr const char* kHelp =
     "/help   print these lines\n"
     "/new    begin another chat\n"
     "/cache  print what the cache holds and what it costs\n"
-    "Any other line is said to the model. Ctrl-C ends an answer; twice at the prompt it ends the\n"
+    "Any other line goes to the model. Ctrl-C ends an answer; twice at the prompt it ends the\n"
     "chat, and so does ctrl-D.\n";
 
 const std::vector<std::string> kCommands = {"/help", "/new", "/cache"};
@@ -35,13 +35,13 @@ class Chat {
 
   // interrupts: null where nothing is interrupted.
   Status take_turn(const std::string& words, Interrupts* interrupts);
-  // Prints what the line asks for, or that there is no such command.
+  // Runs a line such as /new, or prints that there is no such command.
   Status run_command(const std::string& line);
 
  private:
   void print_cache() const;
   Result<std::optional<std::vector<int>>> next_tokens(std::vector<int> turn);
-  // Tokens to keep for an answer: as many as were asked for, a quarter of the context at most.
+  // Tokens to keep for an answer: as many as --tokens, a quarter of the context at most.
   int64_t answer_room() const {
     return std::min<int64_t>(options_.max_tokens, std::max<int64_t>(1, context() / 4));
   }
@@ -58,10 +58,9 @@ class Chat {
   ChatHistory history_;
   bool is_fed_ = false;  // the cache holds the whole history
   bool answer_was_cut_ = false;
-  std::vector<int> all_;  // what a new sequence was begun with
 };
 
-// What the cache has still to be fed with; none where the turn is too long for the context. The
+// The tokens that the cache is fed with next; none where the turn is too long for the context. The
 // template ends an answer with <|im_end|>, which one that was cut off lacks, and a line break.
 Result<std::optional<std::vector<int>>> Chat::next_tokens(std::vector<int> turn) {
   history_.add_turn(turn);
@@ -86,9 +85,9 @@ Result<std::optional<std::vector<int>>> Chat::next_tokens(std::vector<int> turn)
     fmt::print(stderr, "the context of {} tokens is full: {} of {} turns are forgotten\n",
                context(), *num_forgotten, *num_forgotten + history_.num_turns());
   }
-  all_ = history_.tokens();
+  const std::vector<int> all = history_.tokens();
   is_fed_ = false;
-  KVX_ASSIGN_OR_RETURN(const std::span<const int> rest, begin_(all_));
+  KVX_ASSIGN_OR_RETURN(const std::span<const int> rest, begin_(all));
   return std::optional(std::vector<int>(rest.begin(), rest.end()));
 }
 
@@ -134,8 +133,9 @@ void Chat::print_cache() const {
   const kv::KvCache& cache = session_.attention->cache();
   const int64_t num_tokens = session_.attention->num_tokens();
   const cache::PoolAccount account = cache.account();
-  fmt::print(stderr, "cache {}: {} of {} tokens in {} turns\n", cache.config().recipe.text,
-             num_tokens, context(), is_fed_ ? history_.num_turns() : 0);
+  const int num_turns = is_fed_ ? history_.num_turns() : 0;
+  fmt::print(stderr, "cache {}: {} of {} tokens in {} turn{}\n", cache.config().recipe.text,
+             num_tokens, context(), num_turns, num_turns == 1 ? "" : "s");
   fmt::print(stderr, "{} bytes for these tokens; {} bytes allocated, {} in use\n",
              cache.sequence_bytes(num_tokens).total(), account.allocated.total(),
              account.used.total());
@@ -187,9 +187,12 @@ Status run_chat(Session& session, const runner::GenerateOptions& options,
   const bool is_person = is_terminal(stdin);
   std::optional<Interrupts> interrupts;
   if (is_person) interrupts.emplace();
-  Interrupts* const caught = interrupts ? &*interrupts : nullptr;
   std::unique_ptr<LineReader> reader = is_person ? editing_line_reader(*interrupts) : nullptr;
-  if (!reader) reader = plain_line_reader();
+  if (!reader) {  // then ctrl-C ends the program, as usual
+    interrupts.reset();
+    reader = plain_line_reader();
+  }
+  Interrupts* const caught = interrupts ? &*interrupts : nullptr;
   if (is_person) fmt::print(stderr, "A line is a turn; /help lists the commands, ctrl-D ends.\n");
   std::string line;
   int num_interrupts = 0;  // at the prompt, one after the other

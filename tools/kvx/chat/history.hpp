@@ -36,7 +36,7 @@ class ChatHistory {
     std::vector<int> words;
     std::vector<int> answer;
   };
-  // Of the turns from `first` on, behind the opening.
+  // Tokens of the opening and of the turns from `first` on.
   int64_t count_tokens(size_t first) const;
 
   std::vector<int> opening_;

@@ -13,7 +13,7 @@ class Interrupts {
 
   // Whether ctrl-C came since the last take().
   bool is_pending() const;
-  // The same, and forgets it.
+  // is_pending(), and clears it.
   bool take();
   // Readable while an interrupt is pending, for poll().
   int descriptor() const;

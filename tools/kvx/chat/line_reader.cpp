@@ -60,6 +60,7 @@ class EditingLineReader final : public LineReader {
 
   LineEvent read(std::string& line) override {
     line.clear();
+    el_resize(edit_);  // the window may have another size now
     int num_bytes = 0;
     const char* text = el_gets(edit_, &num_bytes);
     if (interrupts_.take()) {

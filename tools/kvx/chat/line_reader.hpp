@@ -25,7 +25,7 @@ class LineReader {
 std::unique_ptr<LineReader> plain_line_reader();
 
 // Prompts on stderr and edits with libedit: arrows, history, emacs's keys. The interrupts outlive
-// it. Null where the terminal cannot be used, such as TERM=dumb's.
+// it. Null where libedit cannot start.
 std::unique_ptr<LineReader> editing_line_reader(Interrupts& interrupts);
 
 }  // namespace kvx::tool

@@ -15,19 +15,18 @@ using Clock = std::chrono::steady_clock;
 using quality::ScoredToken;
 
 constexpr int kMostDecodedTokens = 32;
-constexpr int kPieceTokens = 256;  // between two looks at the progress line
+constexpr int kTokensPerTurn = 4;  // decoded by a cache before the next one's turn
+constexpr int kFedTokens = 256;    // between two updates of the progress line
 
-// One cache and what is known of it so far.
+// One cache and its measurements so far.
 struct Subject {
   std::string name;
   std::unique_ptr<runner::KvAttention> attention;
   quality::CacheQuality quality;
   std::vector<WindowReport> windows;
   std::vector<LayerError> layers;
-  double prefill_seconds = 0;
-  int64_t prefill_tokens = 0;
-  double decode_seconds = 0;
-  int64_t decode_tokens = 0;
+  std::vector<double> prefill_speeds;  // [windows], tokens a second
+  std::vector<double> decode_speeds;   // [turns of the last window]
 };
 
 class Comparison {
@@ -49,7 +48,8 @@ class Comparison {
   Status create_caches();
   Status measure_attention();
   Status run_window(int window);
-  Status forward_window(int window, Subject& subject, std::vector<float>& hidden);
+  Status prefill_window(int window, Subject& subject, std::vector<float>& hidden);
+  Status decode_in_turns(int window, std::vector<std::vector<float>>& hidden);
   Status feed(std::span<const int> tokens, runner::AttentionBackend& attention, float* hidden);
   Status decode(std::span<const int> tokens, runner::AttentionBackend& attention, float* hidden);
   void show_progress(std::string_view doing) { progress_.show(done_tokens_ / all_tokens(), doing); }
@@ -57,7 +57,12 @@ class Comparison {
   std::span<const int> window_tokens(int window) const {
     return tokens_.subspan(static_cast<size_t>(window) * plan_.context, plan_.context);
   }
-  // The forward passes that all of this takes, in tokens.
+  // Tokens of a window that are fed one by one: of the last one alone.
+  int num_decoded(int window) const {
+    const bool is_last = window + 1 == plan_.num_windows;
+    return is_last ? std::min(kMostDecodedTokens, num_scored(plan_.context)) : 0;
+  }
+  // The tokens of all forward passes.
   double all_tokens() const {
     return static_cast<double>(plan_.context) *
            static_cast<double>(1 + plan_.num_windows * subjects_.size());
@@ -84,11 +89,11 @@ Status Comparison::create_caches() {
   return {};
 }
 
-// tokens in pieces, so that the progress line moves. hidden: [tokens, hidden], or null.
+// Feeds tokens part by part, so that the progress line moves. hidden: [tokens, hidden], or null.
 Status Comparison::feed(std::span<const int> tokens, runner::AttentionBackend& attention,
                         float* hidden) {
-  for (size_t first = 0; first < tokens.size(); first += kPieceTokens) {
-    const size_t count = std::min<size_t>(kPieceTokens, tokens.size() - first);
+  for (size_t first = 0; first < tokens.size(); first += kFedTokens) {
+    const size_t count = std::min<size_t>(kFedTokens, tokens.size() - first);
     float* target = hidden == nullptr ? nullptr : hidden + first * model_.config().hidden;
     KVX_RETURN_IF_ERROR(model_.forward(tokens.subspan(first, count), attention, target));
     done_tokens_ += static_cast<double>(count);
@@ -129,34 +134,49 @@ Status Comparison::measure_attention() {
   return {};
 }
 
-// hidden: the states of the window's scored positions, [num_scored, hidden]. The last token is not
-// fed: what it predicts lies outside the window.
-Status Comparison::forward_window(int window, Subject& subject, std::vector<float>& hidden) {
+double rate(int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+// hidden: the states of the window's scored positions, [num_scored, hidden]; of those that are
+// decoded in turns, none yet. The last token is not fed: what it predicts lies outside the window.
+Status Comparison::prefill_window(int window, Subject& subject, std::vector<float>& hidden) {
   const int first = first_scored(plan_.context);
   const int scored = num_scored(plan_.context);
-  const int decoded = window + 1 == plan_.num_windows ? std::min(kMostDecodedTokens, scored) : 0;
-  const int prefilled = scored - decoded;
+  const int prefilled = scored - num_decoded(window);
   const std::span<const int> tokens = window_tokens(window);
-  const int64_t hidden_size = model_.config().hidden;
-  hidden.resize(scored * hidden_size);
+  hidden.resize(scored * model_.config().hidden);
   runner::KvAttention& attention = *subject.attention;
   KVX_RETURN_IF_ERROR(attention.reset());
-
-  const auto prefill_start = Clock::now();
+  const auto start = Clock::now();
   KVX_RETURN_IF_ERROR(feed(tokens.first(first), attention, nullptr));
   KVX_RETURN_IF_ERROR(feed(tokens.subspan(first, prefilled), attention, hidden.data()));
-  const auto decode_start = Clock::now();
-  KVX_RETURN_IF_ERROR(decode(tokens.subspan(first + prefilled, decoded), attention,
-                             hidden.data() + prefilled * hidden_size));
-  const auto end = Clock::now();
-  subject.prefill_seconds += std::chrono::duration<double>(decode_start - prefill_start).count();
-  subject.prefill_tokens += first + prefilled;
-  subject.decode_seconds += std::chrono::duration<double>(end - decode_start).count();
-  subject.decode_tokens += decoded;
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  subject.prefill_speeds.push_back(rate(first + prefilled, seconds));
   return {};
 }
 
-// What one window alone says.
+// The window's last tokens, kTokensPerTurn of them through one cache and then through the next.
+Status Comparison::decode_in_turns(int window, std::vector<std::vector<float>>& hidden) {
+  const int decoded = num_decoded(window);
+  const int prefilled = num_scored(plan_.context) - decoded;
+  const std::span<const int> tokens =
+      window_tokens(window).subspan(first_scored(plan_.context) + prefilled, decoded);
+  for (int done = 0; done < decoded; done += kTokensPerTurn) {
+    const int count = std::min(kTokensPerTurn, decoded - done);
+    for (size_t s = 0; s < subjects_.size(); ++s) {
+      float* const states = hidden[s].data() + int64_t{prefilled + done} * model_.config().hidden;
+      const auto start = Clock::now();
+      KVX_RETURN_IF_ERROR(decode(tokens.subspan(done, count), *subjects_[s].attention, states));
+      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      subjects_[s].decode_speeds.push_back(rate(count, seconds));
+      show_progress(doing_);
+    }
+  }
+  return {};
+}
+
+// The figures of one window alone.
 WindowReport report_of(std::span<const ScoredToken> tokens) {
   quality::CacheQuality window;
   window.add_window(tokens);
@@ -168,8 +188,10 @@ Status Comparison::run_window(int window) {
   for (size_t s = 0; s < subjects_.size(); ++s) {
     doing_ = fmt::format("window {} of {}, {}", window + 1, plan_.num_windows, subjects_[s].name);
     show_progress(doing_);
-    KVX_RETURN_IF_ERROR(forward_window(window, subjects_[s], hidden[s]));
+    KVX_RETURN_IF_ERROR(prefill_window(window, subjects_[s], hidden[s]));
   }
+  doing_ = fmt::format("window {} of {}, token by token", window + 1, plan_.num_windows);
+  KVX_RETURN_IF_ERROR(decode_in_turns(window, hidden));
   const std::span<const int> targets =
       window_tokens(window).subspan(first_scored(plan_.context) + 1, num_scored(plan_.context));
   KVX_ASSIGN_OR_RETURN(const auto scores, score_window(model_, hidden, targets, *engine_.executor));
@@ -178,10 +200,6 @@ Status Comparison::run_window(int window) {
     subjects_[s].windows.push_back(report_of(scores[s]));
   }
   return {};
-}
-
-double rate(int64_t tokens, double seconds) {
-  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
 Result<std::vector<CacheReport>> Comparison::reports() const {
@@ -200,8 +218,8 @@ Result<std::vector<CacheReport>> Comparison::reports() const {
     report.same_top_percent = subject.quality.same_top_percent();
     report.windows = subject.windows;
     report.layers = subject.layers;
-    report.prefill_tokens_per_second = rate(subject.prefill_tokens, subject.prefill_seconds);
-    report.decode_tokens_per_second = rate(subject.decode_tokens, subject.decode_seconds);
+    report.prefill = speed_of(subject.prefill_speeds);
+    report.decode = speed_of(subject.decode_speeds);
     report.nonfinite_inputs = cache.nonfinite_inputs();
     reports.push_back(std::move(report));
   }

@@ -21,7 +21,7 @@ struct ComparisonPlan {
 // Runs every window through every cache and scores its second half (compare/window_scores.hpp).
 // Before that, the first window goes through all caches at once: the base cache answers and the
 // others show how far their attention outputs are from its (ShadowAttention). The last tokens of
-// the last window are fed one by one, which measures decoding and changes no result.
+// the last window are fed one by one, a few per cache in turn, which measures decoding.
 //
 // tokens: at least num_windows * context. Errors are those of KvAttention::create and of the model.
 Result<std::vector<CacheReport>> compare_caches(runner::Model& model, std::span<const int> tokens,

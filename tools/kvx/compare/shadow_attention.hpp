@@ -1,5 +1,5 @@
 // ShadowAttention: one backend that answers and others that are fed the same q, k and v beside it,
-// so that their outputs differ by what their caches lose and by nothing else.
+// so that their outputs differ only by the error of their caches.
 #pragma once
 
 #include <span>
@@ -18,7 +18,7 @@ class ShadowAttention : public runner::AttentionBackend {
                   int num_layers, int row_size, int64_t first_measured);
 
   int64_t num_tokens() const override { return base_.num_tokens(); }
-  // What all of them can take.
+  // The smallest of all backends.
   int64_t max_step_tokens() const override;
   Status begin_step(int num_tokens) override;
   Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,

@@ -1,8 +1,9 @@
-// CompareReport: what kvx compare found out, as data. The table, the JSON and the HTML page are
+// CompareReport: what kvx compare has measured, as data. The table, the JSON and the HTML page are
 // made from it.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,19 @@ struct WindowReport {
   double kl = 0;
 };
 
+// Tokens a second of repeats that took turns with the other caches', so that a machine that grows
+// slower or faster does so for all of them.
+struct Speed {
+  double median = 0;
+  double lowest = 0;
+  double highest = 0;
+  int num_repeats = 0;
+};
+
+// The median and extremes of the repeats; none for fewer than three, because they have no
+// meaningful spread.
+std::optional<Speed> speed_of(std::vector<double> tokens_per_second);
+
 struct CacheReport {
   std::string name;  // the recipe
   double bits_per_value = 0;
@@ -33,8 +47,8 @@ struct CacheReport {
   quality::Estimate same_top_percent{};  // tokens where both caches put the same token first
   std::vector<WindowReport> windows;
   std::vector<LayerError> layers;
-  double prefill_tokens_per_second = 0;
-  double decode_tokens_per_second = 0;
+  std::optional<Speed> prefill;  // a repeat a window
+  std::optional<Speed> decode;   // repeats of a few tokens of the last window
   int64_t nonfinite_inputs = 0;
 };
 
@@ -54,6 +68,11 @@ struct CompareReport {
 
 // The layer with the largest relative error. Requires: layers is not empty.
 const LayerError& worst_layer(const CacheReport& cache);
+
+// In words: the smallest cache that keeps the perplexity within kGoodChangePercent of the base's,
+// and what it costs and saves; or that there is none.
+inline constexpr double kGoodChangePercent = 2;
+std::string headline(const CompareReport& report);
 
 // The table for people. Columns are explained below it.
 std::string report_table(const CompareReport& report, bool color);
