@@ -13,7 +13,7 @@ namespace kvx::ops {
 namespace {
 
 // One sequence's rows [first_row, first_row + num_rows) at KV heads from first_head on.
-struct WorkTilePlace {
+struct WorkTileRows {
   int sequence;
   int first_head;
   int64_t first_row;  // of the sequence's q_len * q_per_kv rows
@@ -24,7 +24,7 @@ struct WorkTilePlace {
 class WorkTileHead {
  public:
   // head counts from the work tile's first.
-  WorkTileHead(const AttendPlan& plan, const WorkTilePlace& place, int head, AttendScratch& scratch)
+  WorkTileHead(const AttendPlan& plan, const WorkTileRows& place, int head, AttendScratch& scratch)
       : plan_(plan),
         args_(plan.args),
         kernels_(*plan.context.kernels),
@@ -342,7 +342,7 @@ class WorkTileHead {
 // side by side are read together.
 class WorkTile {
  public:
-  WorkTile(const AttendPlan& plan, const WorkTilePlace& place, AttendScratch& scratch)
+  WorkTile(const AttendPlan& plan, const WorkTileRows& place, AttendScratch& scratch)
       : plan_(plan),
         num_heads_(plan.heads_together),
         tiles_(scratch.tiles),
@@ -428,7 +428,7 @@ int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
   return low;
 }
 
-WorkTilePlace place_of(const AttendPlan& plan, int64_t work_tile) {
+WorkTileRows place_of(const AttendPlan& plan, int64_t work_tile) {
   const int64_t slot = work_tile / plan.work_tiles_per_slot();
   const int sequence = sequence_of_slot(plan, slot);
   const int64_t first_row = (slot - first_slot(plan, sequence)) * plan.tiling.rows;
@@ -448,14 +448,14 @@ float* results_of(const AttendPlan& plan, int64_t work_tile) {
 }  // namespace
 
 void attend_work_tile(const AttendPlan& plan, int64_t work_tile) {
-  const WorkTilePlace place = place_of(plan, work_tile);
+  const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
   WorkTile(plan, place, scratch).attend_all();
 }
 
 void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
-  const WorkTilePlace place = place_of(plan, work_tile);
+  const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
   WorkTile(plan, place, scratch)
@@ -463,7 +463,7 @@ void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
 }
 
 void merge_parts(const AttendPlan& plan, int64_t work_tile) {
-  const WorkTilePlace place = place_of(plan, work_tile);
+  const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
   WorkTile(plan, place, scratch).merge_results(results_of(plan, work_tile));
