@@ -20,7 +20,7 @@ struct WorkTileRows {
   int num_rows;       // 0: the slot is empty
 };
 
-// The rows of one KV head of a work_tile.
+// The rows of one KV head of a work tile.
 class WorkTileHead {
  public:
   // head counts from the work tile's first.
@@ -86,7 +86,7 @@ class WorkTileHead {
     for (int r = 0; r < num_rows_; ++r) finish_row(r);
   }
 
-  // Leaves the rows' states and sums in `result`, [floats_per_head].
+  // Stores the rows' states and sums in `result`, [floats_per_head].
   void store_result(float* result) const {
     for (int r = 0; r < num_rows_; ++r) {
       float* row = result + int64_t{r} * (plan_.value_dim + 2);
@@ -96,7 +96,8 @@ class WorkTileHead {
     }
   }
 
-  // results: [num_parts], floats_per_part() apart, of what store_result left, added in this order.
+  // results: [num_parts], floats_per_part() apart, as store_result wrote them. They are added in
+  // this order.
   void merge_results(const float* results) {
     for (int r = 0; r < num_rows_; ++r) {
       const auto row_of = [&](int part) {
@@ -338,8 +339,8 @@ class WorkTileHead {
   const format::FormatSpec* prepared_for_ = nullptr;
 };
 
-// The heads of a work tile, tile by tile: of each tile the heads take turns, so that rows that lie
-// side by side are read together.
+// The heads of a work tile, tile by tile: all heads read a tile before any reads the next, so that
+// rows that lie side by side are read together.
 class WorkTile {
  public:
   WorkTile(const AttendPlan& plan, const WorkTileRows& place, AttendScratch& scratch)
@@ -440,7 +441,7 @@ WorkTileRows place_of(const AttendPlan& plan, int64_t work_tile) {
           static_cast<int>(std::clamp<int64_t>(rows_left, 0, plan.tiling.rows))};
 }
 
-// What the parts of a work tile left, [num_parts] of floats_per_part().
+// The partial results of a work tile, [num_parts] of floats_per_part().
 float* results_of(const AttendPlan& plan, int64_t work_tile) {
   return plan.partial_results + work_tile * plan.split.num_parts * plan.floats_per_part();
 }
