@@ -4,10 +4,10 @@
 //   Code              the unsigned type that holds one code
 //   kBits             bits of a code in a packed row
 //   kQmax             largest finite magnitude; scale rules divide by it
-//   kCountsNonfinite  true when the element cannot say NaN: with a given scale such inputs are
+//   kCountsNonfinite  true when the element has no NaN: with a given scale such inputs are
 //                     counted
 //   encode(product)   docs/numbers.md, sections 1 and 3; any code for a NaN, which is replaced
-//   decode(code)      the number that a code says
+//   decode(code)      the number that a code means
 //   rounded(product)  decode(encode(product)), without passing through Code: a loop with 8-bit and
 //                     32-bit numbers does not vectorise over a short group
 //   encode_nonfinite  the code of a NaN or infinite input under a given scale
@@ -87,8 +87,8 @@ KVX_INLINE constexpr float clamp(float value, float low, float high) {
   return raised > high ? high : raised;
 }
 
-// Two's complement in [-Max, Max]; the one more negative code is never written and decodes as what
-// it says.
+// Two's complement in [-Max, Max]. The one code below -Max is never written; it decodes as what
+// two's complement means.
 template <int Bits>
 struct SignedCodec {
   using Code = uint8_t;

@@ -46,7 +46,12 @@ enum class ScaleSource : uint8_t {
 };
 
 // How codes lie in a row (docs/numbers.md, section 7). packing.hpp implements each.
-enum class Packing : uint8_t { kBytes, kNibbles, kWords, kTurboMind };
+enum class Packing : uint8_t {
+  kBytes,
+  kNibbles,
+  kWords,  // nibbles, read four bytes at a time
+  kTurboMind,
+};
 
 // Which kernels read and write a format's rows. The bytes are the same in all of them. A format
 // that lacks a part of some fast kernel does not compile with kAll.
@@ -117,8 +122,17 @@ constexpr std::string_view name_of(ScaleSource source) {
   return kNames[static_cast<int>(source)];
 }
 constexpr std::string_view name_of(Packing packing) {
-  constexpr std::string_view kNames[] = {"bytes", "nibbles", "words of eight", "TurboMind u4"};
-  return kNames[static_cast<int>(packing)];
+  switch (packing) {
+    case Packing::kBytes:
+      return "bytes";
+    case Packing::kNibbles:
+      return "nibbles";
+    case Packing::kWords:
+      return "words of eight";
+    case Packing::kTurboMind:
+      return "TurboMind u4";
+  }
+  return "";
 }
 
 }  // namespace kvx::format

@@ -7,7 +7,7 @@
 
 namespace kvx::format {
 
-// How the encoder picks a group's scale. Readers never need to know.
+// How the encoder picks a group's scale. Readers do not depend on it.
 enum class ScaleChoice : uint8_t { kAmax, k4Over6, kSearch };
 
 constexpr std::string_view name_of(ScaleChoice choice) {
@@ -131,7 +131,7 @@ KVX_INLINE void encode_products(const float* products, int n, typename Codec::Co
 }
 
 // After scale_group_with_step and encode_products: the codes of NaN and infinite inputs. Returns
-// how many of them a code could not say.
+// how many of them no code can express.
 template <class Codec>
 KVX_INLINE int encode_nonfinite(const float* x, int n, typename Codec::Code* codes) {
   if (!group_magnitude(x, n).has_nonfinite) return 0;

@@ -1,14 +1,14 @@
-// Interleaved: another order for the bits of E2M1 codes, which a tensor core's kernel decodes with
-// fewer instructions (ops/attend/cuda/tile_decode.cuh). On a GPU a pool of its own may keep it, and
-// a caller's that says so; canonical rows and files have nibbles (docs/numbers.md, section 7).
+// Sign-magnitude interleaved order: another order for the bits of E2M1 codes, which a tensor core's
+// kernel decodes with fewer instructions. A pool of kvx's own on a GPU may have it, and a caller's
+// pool that declares it; canonical rows and files have nibbles (docs/numbers.md, section 7).
 //
-// Four codes c0 to c3, which as nibbles lie in bits 0 to 15 one after the other, share a
-// interleaved of 16 bits: signs first, then magnitudes (exponent and mantissa).
+// Four codes c0 to c3, which as nibbles lie in bits 0 to 15 one after the other, share a half word
+// of 16 bits: signs first, then magnitudes (exponent and mantissa).
 //
 //   bit   15  14  13  12  11..9  8..6  5..3  2..0
 //   sign  c3  c1  c0  c2     c3    c2    c1    c0  magnitude
 //
-// All functions take a word of two interleaved, whose halves have nothing to do with each other.
+// All functions take a word, whose two halves are independent.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +30,17 @@ KVX_INLINE constexpr uint32_t nibbles_from_interleaved(uint32_t w) {
          ((w >> 10) & 0x00080008u);
 }
 
-// From bytes with a sign at bit 7 and a magnitude at bits 3 to 1, as E5M2 has E2M1's numbers times
-// 2^-14: of c0 and c2 in each half of one word, of c1 and c3 in another. Other bits may be
+// From bytes with a sign at bit 7 and a magnitude at bits 3 to 1, which is how E5M2 stores E2M1's
+// numbers times 2^-14. One word has c0 and c2 in each half, the other c1 and c3. Other bits may be
 // anything.
 KVX_INLINE constexpr uint32_t interleaved_from_e5m2(uint32_t c0_c2, uint32_t c1_c3) {
   return (c1_c3 & 0x8E008E00u) | ((c0_c2 >> 3) & 0x11C011C0u) | ((c1_c3 << 2) & 0x00380038u) |
          ((c1_c3 << 7) & 0x40004000u) | ((c0_c2 >> 1) & 0x00070007u) | ((c0_c2 << 6) & 0x20002000u);
 }
 
-// Code i of each interleaved as f16, times 2^-14: in its place after a mask, a shift or a
-// multiplication by two powers of two, one for the sign and one for the magnitude; what else those
-// bring stays among bits that the mask takes away.
+// Code I of each half word as f16, times 2^-14. A shift, or a multiplication by two powers of two
+// (one for the sign, one for the magnitude), brings its bits into place; the mask clears all
+// others.
 template <int I>
 KVX_INLINE constexpr uint32_t f16x2_from_interleaved(uint32_t w) {
   constexpr uint32_t kPlace = 0x8E008E00u;

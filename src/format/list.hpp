@@ -58,6 +58,17 @@ constexpr bool list_is_in_id_order() {
 }
 static_assert(list_is_in_id_order());
 
+// Whether the list has the format. The compiler refuses the switch while it lacks one.
+constexpr bool is_listed(FormatId id) {
+  switch (id) {
+#define KVX_IS_LISTED(Format) case Format::kFacts.id:
+    KVX_FOR_EACH_FORMAT(KVX_IS_LISTED)
+#undef KVX_IS_LISTED
+    return true;
+  }
+  return false;
+}
+
 // Whether the packing takes the codes, and cuts neither a group nor a row.
 constexpr bool fits_packing(const Facts& facts) {
   const int together = codes_packed_together(facts.packing);

@@ -76,7 +76,7 @@ KVX_INLINE void store_scale(ScaleType type, StoredScale scale, uint8_t* target) 
 }
 
 // Rounds a positive scale to its stored type: at least the type's smallest (a group that is not
-// zero never gets a zero scale, C-17), at most its largest finite value.
+// zero never gets a zero scale), at most its largest finite value.
 KVX_INLINE StoredScale round_scale(ScaleType type, float exact) {
   constexpr float kSmallestNormal = 0x1p-126f;
   switch (type) {
@@ -107,7 +107,7 @@ KVX_INLINE StoredScale e8m0_scale(ScaleRule rule, float amax) {
   return {static_cast<uint32_t>(biased < 0 ? 0 : biased > 254 ? 254 : biased)};
 }
 
-// What a group needs to know to make its scale.
+// What makes a group's scale from its largest magnitude.
 struct ScaleMaker {
   ScaleType type;
   ScaleRule rule;
@@ -128,8 +128,8 @@ struct ScaleMaker {
   }
 };
 
-// inv of docs/numbers.md, section 3. A step of 0 (a tiny tensor scale times a tiny scale) gives
-// FLT_MAX.
+// The inverse scale, inv of docs/numbers.md, section 3. A step of 0 (a tiny tensor scale times a
+// tiny scale) gives FLT_MAX.
 KVX_INLINE float reciprocal(float step) {
   const float inverse = 1.0f / step;
   return inverse > kFloatMax ? kFloatMax : inverse;

@@ -9,7 +9,7 @@
 
 namespace kvx::format {
 
-// What a caller may ask for beside the format's name; absent means the format's default.
+// What a caller may choose beside the format's name; absent means the format's default.
 struct SpecOptions {
   std::optional<int> group_size = std::nullopt;
   std::optional<ScaleType> scale_type = std::nullopt;
@@ -28,9 +28,10 @@ std::optional<FormatId> format_named(std::string_view name);
 // INVALID_ARGUMENT when head_dim is outside 1..kMaxHeadDim or no multiple of what the format needs.
 Status check_head_dim(const FormatSpec& spec, int head_dim);
 
-// nvfp4's second-level scale from a calibrated amax (C-16). KV practice (vLLM, FlashInfer,
-// TensorRT-LLM) is amax / 448; Model-Optimizer's weights use amax / (6 * 448). Both decode alike:
-// the checkpoint says which it holds. INVALID_ARGUMENT when amax is not positive and finite.
+// nvfp4's second-level scale from a calibrated amax. For KV caches vLLM, FlashInfer and
+// TensorRT-LLM use amax / 448; Model-Optimizer's weights use amax / (6 * 448). Both decode alike,
+// and a checkpoint states which of them it holds. INVALID_ARGUMENT when amax is not positive and
+// finite.
 Result<float> tensor_scale_for_kv(float amax);
 Result<float> tensor_scale_for_weights(float amax);
 

@@ -1,4 +1,4 @@
-// What verbs need to know about a side beside its addresses, and their scratch.
+// Rows of a side through the CPU kernels, also those that lie in fragments, and the verbs' scratch.
 #include "ops/side_rows.hpp"
 
 #include <algorithm>

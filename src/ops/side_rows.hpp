@@ -86,7 +86,8 @@ inline cpu::DecodeParams decode_params(const SideView& side, int head, const Tok
   };
 }
 
-// The same for any rows. Returns the non-finite inputs that the codes could not say.
+// The same for any rows. encode_rows returns the number of non-finite inputs that no code can
+// express.
 int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                     const TokenRun& tokens, const EncodeRows& rows);
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
@@ -106,7 +107,7 @@ std::optional<DType> stored_dtype(const format::FormatSpec& spec);
 // first cache (16 KiB of f32 at head_dim 128).
 inline constexpr int kTokensAtOnce = 32;
 
-// The same for a verb that encodes into the layer: a page-shared scale wants to see its whole run.
+// The same for a verb that encodes into the layer: a page-shared scale is made from its whole run.
 int tokens_encoded_at_once(const LayerView& layer);
 
 // This thread's scratch, [num_floats] at least; it grows to the largest call's size and stays.

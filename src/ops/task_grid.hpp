@@ -1,5 +1,5 @@
-// How a verb cuts its work: stripes x heads. A stripe takes every num_stripes-th unit of a list of
-// units, so that units with one key stay in one stripe, in order. The heads of a stripe follow each
+// How a verb cuts its work: stripes x heads. A stripe has every num_stripes-th item of a list of
+// items, so that items with one key stay in one stripe, in order. The heads of a stripe follow each
 // other: their rows lie side by side in a caller's memory.
 #pragma once
 
@@ -19,11 +19,11 @@ struct TaskGrid {
 };
 
 // By shape alone, never by the number of threads. num_floats: numbers moved in all.
-inline TaskGrid cut_into_tasks(int num_heads, int64_t num_units, int64_t num_floats) {
+inline TaskGrid cut_into_tasks(int num_heads, int64_t num_items, int64_t num_floats) {
   constexpr int64_t kFloatsPerTask = 8192;  // some microseconds of work
   const int64_t wanted = num_floats / kFloatsPerTask / std::max(num_heads, 1);
   return {num_heads,
-          static_cast<int>(std::clamp<int64_t>(wanted, 1, std::clamp<int64_t>(num_units, 1, 64)))};
+          static_cast<int>(std::clamp<int64_t>(wanted, 1, std::clamp<int64_t>(num_items, 1, 64)))};
 }
 
 // Runs task(i) for all tasks: in this thread when the work is too little to wake others.

@@ -126,7 +126,7 @@ TEST(ExactEncode, SixteenBitFloatsAreTheNearestOverASweepOfF32) {
   }
 }
 
-// C-14: the smallest e with amax <= 6 * 2^e, over all exponents, where ceilf(log2f(amax / 6)) is
+// The smallest e with amax <= 6 * 2^e, over all exponents, where ceilf(log2f(amax / 6)) is
 // wrong for some.
 TEST(ExactEncode, TheCeilRuleIsTheSmallestPowerThatClipsNothing) {
   const uint32_t stride = wants_full_sweep() ? 31 : 8191;

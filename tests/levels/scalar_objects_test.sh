@@ -38,7 +38,7 @@ for object in $(echo "$@" | tr ';' ' '); do
   level_avx*.cpp.o) ;;
   *.cpp.o)
     objects=$((objects + 1))
-    # stream_copy_avx512 and its like are called where the machine has been asked.
+    # stream_copy_avx512 and its like are called only where the machine has the instructions.
     found=$(found_in "$object" '[a-z]_avx(2|512)')
     if [ -n "$found" ]; then
       echo "$object has instructions that not every x86-64 runs:"

@@ -154,8 +154,8 @@ TEST(Defects33, Fp8IsReallyAFloat) {
   const auto one = format::StoredScale{std::bit_cast<uint32_t>(1.0f)};
   const std::vector<float> x = {0x1p-9f, 448.0f, 1.0f, -0.0625f};
   EXPECT_EQ(store_row(spec_named("fp8_e4m3"), x, 1, one).back, x);
-  const std::vector<float> full_precision = {0x1p-16f, 57344.0f, 1.0f, -0.0625f};
-  EXPECT_EQ(store_row(spec_named("fp8_e5m2"), full_precision, 1, one).back, full_precision);
+  const std::vector<float> extremes = {0x1p-16f, 57344.0f, 1.0f, -0.0625f};
+  EXPECT_EQ(store_row(spec_named("fp8_e5m2"), extremes, 1, one).back, extremes);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
 
-// Squares: code m with a sign says +-m * m, m up to 15, so that small numbers lie close together.
+// Squares: code m with a sign means +-m * m, m up to 15, so that small numbers lie close together.
 struct SquareCodec {
   using Code = uint8_t;
   static constexpr int kBits = 8;
@@ -107,7 +107,7 @@ TEST(MadeUpFormat, ItsWrongOptionsAreNamed) {
   EXPECT_EQ(spec.error().message, "group size is 16; squares takes 8 or 24");
 }
 
-// Attention over the made-up bytes is attention over the numbers that they say.
+// Attention over the made-up bytes is attention over the numbers that they mean.
 TEST(MadeUpFormat, GoesThroughAttend) {
   const LargerTable larger(cpu_levels_here().back());
   const CpuContext context = {&larger.table, &serial_executor()};
@@ -116,8 +116,8 @@ TEST(MadeUpFormat, GoesThroughAttend) {
   TestLayer numbers(spec_named("f32"), spec_named("f32"), kShape);
   ASSERT_TRUE(
       append_rows(context, packed, kShape, normal_rows(kShape, 20, 4), slots_from(0, 20)).ok());
-  const KvRows said = gather_slots(context, packed, kShape, 20);
-  ASSERT_TRUE(append_rows(context, numbers, kShape, said, slots_from(0, 20)).ok());
+  const KvRows meant = gather_slots(context, packed, kShape, 20);
+  ASSERT_TRUE(append_rows(context, numbers, kShape, meant, slots_from(0, 20)).ok());
 
   const int num_q_heads = 4;
   const std::vector<float> q = normal_floats(size_t(num_q_heads) * kShape.k_dim, 6);

@@ -1,4 +1,4 @@
-// Page-shared scales (C-29): one scale a group of a block, and what happens when it must grow.
+// Page-shared scales: one scale a group of a block, and what happens when it must grow.
 #include <gtest/gtest.h>
 
 #include <cmath>

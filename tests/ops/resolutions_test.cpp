@@ -1,5 +1,6 @@
-// The resolutions of the requirements about formats, C-12 to C-21 and C-27 to C-29, one test each.
-// (C-14's clamp and exactness: tests/format/exact_encode_test.cpp; C-29: page_shared_test.cpp.)
+// What the formats' rules resolve where the standards leave a choice (docs/numbers.md), one test
+// each. Exactness of encoding is in tests/format/exact_encode_test.cpp, page-shared scales in
+// page_shared_test.cpp.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -43,7 +44,7 @@ TEST(Resolutions, C13ANonfiniteInputMakesItsGroupNanInEveryFormat) {
       std::vector<float> x = normal_floats(128, 1);
       x[100] = bad;
       const StoredRow row = store_row(spec, x);
-      EXPECT_EQ(row.nonfinite, 0) << "the scale says it";
+      EXPECT_EQ(row.nonfinite, 0) << "the scale is NaN, which counts as expressed";
       const int length = format::group_length(spec, 128);
       for (int i = 0; i < 128; ++i) {
         const bool is_in_group = i / length == 100 / length;
@@ -172,19 +173,19 @@ TEST(Resolutions, C20Int4IsTwosComplementAndReadsMinusEight) {
   const uint8_t scale[2] = {0x00, 0x3C};
   std::vector<float> back(8);
   const auto& kernels = cpu::kernel_table(device::CpuLevel::kScalar).of(spec);
-  kernels.decode_rows(
-      {&spec, 8, 1.0f, format::DecodeFor::kGather, back.data(), 0, 1, codes.data(), 0, scale, 0, 2});
+  kernels.decode_rows({&spec, 8, 1.0f, format::DecodeFor::kGather, back.data(), 0, 1, codes.data(),
+                       0, scale, 0, 2});
   EXPECT_THAT(back, Each(-8.0f));
 }
 
 TEST(Resolutions, C21AnF16ScaleSaturatesAndAnF32ScaleReachesFurther) {
   const std::vector<float> x = {1e6f, -1e6f, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(store_row(spec_named("fp4_row"), x).back[0], 6 * 65504.0f);
-  const auto full_precision = spec_named("fp4_row", {.scale_type = ScaleType::kF32});
-  EXPECT_EQ(store_row(full_precision, x).back[1], -1e6f);
+  const auto with_f32_scale = spec_named("fp4_row", {.scale_type = ScaleType::kF32});
+  EXPECT_EQ(store_row(with_f32_scale, x).back[1], -1e6f);
   const std::vector<float> tiny = {1e-9f, 0, 0, 0, 0, 0, 0, 0};
   EXPECT_THAT(store_row(spec_named("fp4_row"), tiny).scales, ElementsAre(1, 0)) << "not a zero";
-  EXPECT_NEAR(store_row(full_precision, tiny).back[0], 1e-9f, 1e-16);
+  EXPECT_NEAR(store_row(with_f32_scale, tiny).back[0], 1e-9f, 1e-16);
 }
 
 TEST(Resolutions, C27AGivenScaleIsTheStep) {

@@ -98,7 +98,7 @@ struct AppendTask {
     if (found != 0) nonfinite += found;
   }
 
-  // Returns the non-finite inputs that the codes could not say.
+  // Returns the number of non-finite inputs that no code can express.
   int64_t append_side(const SideView& side, int head_in_run, int head, const AppendRun& run,
                       const FloatRows& input, const SideTransform& transform) const {
     if (!side.is_stored()) return 0;
@@ -125,7 +125,8 @@ struct AppendTask {
     return encode_rows(*context.kernels, side, head_in_run, run.tokens, {rows, side.head_dim});
   }
 
-  // Whether rows are floats where floats may lie. A stride of 0 cannot be said to the kernels.
+  // Whether the kernels can read the rows where they lie: aligned floats. Kernels do not support a
+  // stride of 0.
   static bool can_read_in_place(const FloatRows& input) {
     return input.dtype == DType::kF32 && input.token_stride != 0 &&
            reinterpret_cast<uintptr_t>(input.data) % alignof(float) == 0;

@@ -31,7 +31,7 @@ struct AppendReport {
 // OUT_OF_RANGE, nothing written: a slot >= num_blocks * block_size. INVALID_ARGUMENT, nothing
 // written: positions missing or outside the block_offset table. Consecutive tokens in consecutive
 // slots of one block are handled as one run; a page-shared scale takes a block's tokens [0, first
-// slot of the run) as live and requantises them when it grows (C-29). Duplicate slots: the later
+// slot of the run) as live and requantises them when it grows. Duplicate slots: the later
 // token wins. Same bytes for any number of threads.
 Result<AppendReport> append(const CpuContext& context, const AppendArgs& args);
 

@@ -101,7 +101,7 @@ class FirstRow {
   }
 
   const int64_t* slot;
-  bool is_simple;  // else only append_target knows
+  bool is_simple;  // else append_target finds the row
 
  private:
   uint8_t* codes_;
@@ -114,8 +114,8 @@ class FirstRow {
   FastDivide by_block_size_;
 };
 
-// Where a walk's rows come from and go to. A ticket is what must be loaded to know that; it is
-// asked for a token ahead. These are append's: a slot.
+// Where a walk's rows come from and go to. A ticket is what must be loaded to find that; it is
+// loaded a token ahead. append's ticket is a slot.
 struct SlotRows {
   using Ticket = int64_t;
   static constexpr bool kInputNeedsTicket = false;

@@ -1,4 +1,4 @@
-// What both append kernels are told, and where a row goes.
+// The parameters of all append kernels, and where a row goes.
 #pragma once
 
 #include "ops/append/append.hpp"

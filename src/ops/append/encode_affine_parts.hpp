@@ -29,7 +29,7 @@ class AffinePartEncoder {
   static constexpr int kNumbersTogether = 2048;
   static_assert(kNumbersTogether >= format::kMaxHeadDim);
 
-  // Leaves the rows' numbers in the parameters' type.
+  // Stores the rows' numbers, in the parameters' type, in rounded_.
   KVX_INLINE void find_ranges(int first_token, int n) {
     LaneInts highs[kMostRows] = {};
     LaneInts lows[kMostRows] = {};

@@ -95,7 +95,7 @@ __device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to
   return {step, format::reciprocal(step), false, is_zeroed};
 }
 
-// Any numbers, by the definition. Returns how many of them the codes could not say.
+// Any numbers, by the definition. Returns how many of them no code can express.
 template <class Format>
 __device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
                                       bool is_interleaved, uint32_t (&words)[kChunkWords<Format>]) {
@@ -145,7 +145,7 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
   const ChunkStep step = chunk_step<Format>(side, to, place, magnitude);
   uint32_t words[kChunkWords<Format>] = {};
   int counted = 0;
-  // Under a unit, what is not a normal number any more is so small that its code is 0 all the same.
+  // Where kUnit is not 1, a product below the normal numbers is so small that its code is 0 anyway.
   constexpr float kLeastInverse = Hardware::kUnit == 1.0f ? 0.0f : 0x1p-100f;
   const bool is_ordinary = magnitude * step.inverse < Hardware::kMost &&
                            step.inverse >= kLeastInverse && (step.step > 0 || !step.is_given);
@@ -313,7 +313,7 @@ __device__ inline void encode_affine_bf16(const RowTarget& to, const ChunkPlace&
   store_codes<Format>(words, place, to.codes);
 }
 
-// Returns the lane's count of non-finite numbers that the codes could not say. Whole warps come
+// Returns the lane's count of non-finite numbers that no code can express. Whole warps come
 // here together.
 template <class Format>
 __device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,

@@ -1,6 +1,6 @@
-// What append needs of vectors: the codecs of format/ for lanes of numbers, and how sixteen codes
-// become bytes. Every function gives the numbers of the scalar definition, bit for bit, in fewer
-// instructions; tests hold it to that.
+// The codecs and scales of format/ for a vector of numbers, on top of the level's vectors.hpp.
+// Every function returns what the scalar definition does, bit for bit, in fewer instructions; tests
+// compare them.
 #pragma once
 
 #include <type_traits>
@@ -36,13 +36,13 @@ inline constexpr int kQuadVectors = 4;
 inline constexpr int kQuadNumbers = kQuadVectors * kLanes<Widest>;
 
 // ---- Codecs: codes(products), in the low kBits of each lane with anything above them, and
-// rounded(products), the numbers that the codes say (zeros of either sign are +0). Four vectors at
+// rounded(products), the numbers that the codes mean (zeros of either sign are +0). Four vectors at
 // once: bytes(whole_codes(products) of each).
 
 template <class Codec>
 struct LanesCodec;
 
-// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+// Adding 1.5 * 2^23 rounds to an integer, ties to even, in the low bits.
 inline constexpr float kIntegerMagic = 12582912.0f;
 
 template <int kBits>
@@ -77,8 +77,9 @@ struct LanesCodec<format::UnsignedCodec<kBits>> {
   KVX_INLINE static QuadBytes bytes(const LaneBits* codes) { return bytes_of_lanes<false>(codes); }
 };
 
-// A number of exponent e is rounded to whole multiples of its unit, 2^(e - mantissa bits), by
-// adding 2^23 units; below the smallest normal number the unit stays that of the subnormal ones.
+// A number of exponent e is rounded to whole multiples of its spacing, 2^(e - mantissa bits), by
+// adding 2^23 times the spacing; below the smallest normal number the spacing is that of the
+// subnormal ones.
 template <class Float, int kExponentBits>
 struct LanesSmallFloat {
   static constexpr int kBits = Float::kBits;
@@ -90,7 +91,7 @@ struct LanesSmallFloat {
   struct Parts {
     LaneBits exponent;  // at least the smallest normal number's
     Widest magnitude;   // at most kMax
-    Widest magic;       // 2^23 units
+    Widest magic;       // 2^23 times the spacing
   };
   KVX_INLINE static Parts parts(const Widest& products) {
     const LaneBits magnitude = magnitude_bits(products);
@@ -108,7 +109,7 @@ struct LanesSmallFloat {
   }
   KVX_INLINE static LaneBits whole_codes(const Widest& products) { return codes(products); }
   KVX_INLINE static QuadBytes bytes(const LaneBits* codes) { return bytes_of_lanes<false>(codes); }
-  // Adding 1.5 * 2^23 units rounds numbers of both signs. Requires: no NaN.
+  // Adding 1.5 * 2^23 times the spacing rounds numbers of both signs. Requires: no NaN.
   KVX_INLINE static Widest rounded(const Widest& products) {
     const Widest capped = within(products, Float::kMax);
     const LaneBits exponent =
@@ -137,7 +138,7 @@ KVX_INLINE Widest round_to_param(const Widest& x) {
   }
 }
 
-// ---- Scales: their stored bits and what these say.
+// ---- Scales: their stored bits and the numbers that these mean.
 
 struct ScaleLanes {
   LaneBits bits;
@@ -175,7 +176,7 @@ KVX_INLINE ScaleLanes round_scale_lanes(const Widest& exact) {
   }
 }
 
-// format::e8m0_scale; a scale of 0 says 2^-127.
+// format::e8m0_scale; a scale of 0 means 2^-127.
 KVX_INLINE ScaleLanes e8m0_lanes(format::ScaleRule rule, const Widest& amax) {
   const LaneBits bits = bits_of(amax);
   const uint32_t up = rule == format::ScaleRule::kE8M0Ceil ? 1 : 0;

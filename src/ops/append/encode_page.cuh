@@ -1,5 +1,5 @@
 // PageEncoder: a run of a block's tokens under page-shared scales, by one warp (docs/numbers.md,
-// section 2). Who appends, copies or transcodes says where the rows come from.
+// section 2). Its caller (append, copy_blocks, transcode) defines where the rows come from.
 #pragma once
 
 #include "ops/append/encode_row.cuh"
@@ -51,7 +51,7 @@ struct PageEncoder {
   const PageScratch& scratch;
   int lane;
 
-  // Returns the lane's count of non-finite numbers that the codes could not say.
+  // Returns the lane's count of non-finite numbers that no code can express.
   __device__ int encode(const PageRun& run) const {
     make_scales(run);
     for (int t = 0; t < run.tokens.first_token; ++t) requantize_row(codes_of(run, t));

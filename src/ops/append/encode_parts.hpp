@@ -55,8 +55,8 @@ KVX_INLINE void errors_of_span(const PartSpan& span, const float* steps, const f
   }
 }
 
-// What multiples of a group's amax format::choose_scale tries, in its order, asked of itself: with
-// a scale of 32 bits and a largest code of 1 the steps are the multiples.
+// The multiples of a group's amax that format::choose_scale tries, in its order. choose_scale
+// itself gives them: with a scale of 32 bits and a largest code of 1 the steps are the multiples.
 inline constexpr int kMostCandidates = 8;
 
 struct Candidates {
@@ -64,7 +64,7 @@ struct Candidates {
   int count;
 };
 
-struct UnitCodec {
+struct OneCodec {
   static constexpr float kQmax = 1.0f;
 };
 struct StepRecorder {
@@ -78,7 +78,7 @@ struct StepRecorder {
 KVX_INLINE Candidates candidates_of(format::ScaleChoice choice) {
   const format::ScaleMaker exact = {format::ScaleType::kF32, format::ScaleRule::kAmax, 1.0f, false};
   Candidates candidates = {};
-  format::choose_scale<UnitCodec>(exact, choice, 1.0f, StepRecorder{&candidates});
+  format::choose_scale<OneCodec>(exact, choice, 1.0f, StepRecorder{&candidates});
   return candidates;
 }
 
@@ -218,7 +218,7 @@ class ScaledPartEncoder {
   KVX_INLINE void make_scales(float multiple, int n, Scales& made) const {
     const float divisor =
         maker_.has_tensor_scale ? Codec::kQmax * maker_.tensor_scale : Codec::kQmax;
-    const float unit = maker_.has_tensor_scale ? maker_.tensor_scale : 1.0f;
+    const float tensor_scale = maker_.has_tensor_scale ? maker_.tensor_scale : 1.0f;
     for (int i = 0; i < n; i += kLanes<Widest>) {
       const Widest target = at_most(load<Widest>(amax_ + i) * multiple, format::kFloatMax);
       ScaleLanes scales;
@@ -227,7 +227,7 @@ class ScaledPartEncoder {
       } else {
         scales = round_scale_lanes<T>(target / divisor);
       }
-      const Widest step = scales.values * unit;
+      const Widest step = scales.values * tensor_scale;
       __builtin_memcpy(made.bits + i, &scales.bits, sizeof scales.bits);
       store<Widest>(step, made.steps + i);
       store<Widest>(at_most(1.0f / step, format::kFloatMax), made.inverses + i);
@@ -352,7 +352,7 @@ class ScaledPartEncoder {
   Scales best_ = {};
 };
 
-// Finds the spec's scale type among those that the format has, so that the compiler knows it.
+// Finds the spec's scale type among those that the format has, so that it is a constant.
 template <class Format, int Index = 0>
 int64_t encode_computed_parts(const EncodeParams& params) {
   constexpr auto kTypes = Format::kFacts.scale_types;

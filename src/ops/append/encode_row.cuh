@@ -59,8 +59,8 @@ struct WarpErrorOfGroup {
   }
 };
 
-// A finite number's product may overflow. Every code saturates long before that, and infinity is
-// how pack_row knows an input that was not finite.
+// A finite number's product may overflow. Every code saturates long before that, and only
+// inputs that are not finite may be infinite in pack_row.
 __device__ inline float finite_product(float x, float inverse_step) {
   return format::clamp(x * inverse_step, -format::kFloatMax, format::kFloatMax);
 }
@@ -184,7 +184,7 @@ __device__ inline void encode_affine_row(const CudaSide& side, const RowTarget& 
 }
 
 // x: the row in shared memory, overwritten. Returns the lane's count of non-finite numbers that
-// the codes could not say. Requires: the scales are not page-shared (refused on the host).
+// no code can express. Requires: the scales are not page-shared (refused on the host).
 template <class Format>
 __device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, float* x, int lane) {
   using Codec = typename Format::Codec;

@@ -1,4 +1,4 @@
-// EncodeRow: where one row of an encode params comes from and goes to.
+// EncodeRow: where one row of a run comes from and goes to.
 #pragma once
 
 #include "ops/cpu/kernel_table.hpp"
@@ -13,7 +13,7 @@ struct EncodeRow {
   uint8_t* scales;  // of its group 0
 };
 
-// Row i of the params's.
+// Row i of the run.
 KVX_INLINE const float* source_row(const EncodeParams& params, int i) {
   return params.rows + i * (params.row_stride != 0 ? params.row_stride : params.head_dim);
 }

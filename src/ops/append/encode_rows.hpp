@@ -38,7 +38,7 @@ KVX_INLINE void encode_affine(const EncodeParams& params) {
   }
 }
 
-// One scale a group, made here. Size: numbers in a full group, 0 when only known at run time.
+// One scale a group, made here. Size: numbers in a full group, 0 when it is known only at run time.
 template <class Format, int Size>
 void encode_computed(const EncodeParams& params) {
   using Codec = typename Format::Codec;
@@ -66,7 +66,7 @@ void encode_computed(const EncodeParams& params) {
   }
 }
 
-// Scales are read. Returns the non-finite inputs that the codes could not say.
+// Scales are read. Returns the number of non-finite inputs that no code can express.
 template <class Format, int Size>
 int64_t encode_given(const EncodeParams& params) {
   using Codec = typename Format::Codec;
@@ -91,15 +91,15 @@ int64_t encode_given(const EncodeParams& params) {
   return nonfinite;
 }
 
-// One group of head_dim, [first, first + n), of all tokens of a page-shared params.
+// One group of head_dim, [first, first + n), of all tokens of a page that shares its scales.
 struct PageGroup {
   int first;
   int n;
   uint8_t* scale;
 };
 
-// Codes of one token's group under a fixed step, packed. Returns the non-finite inputs that the
-// codes could not say.
+// Codes of one token's group under a fixed step, packed. Returns the number of non-finite
+// inputs that no code can express.
 template <class Format>
 KVX_INLINE int encode_under_step(float step, const float* x, PageGroup group, uint8_t* row) {
   using Codec = typename Format::Codec;
@@ -183,7 +183,7 @@ int64_t encode_page_shared(const EncodeParams& params) {
   return nonfinite;
 }
 
-// Finds the spec's group size among those that the format has, so that the compiler knows it.
+// Finds the spec's group size among those that the format has, so that it is a constant.
 template <class Format, int Index = 0>
 int64_t encode_groups(const EncodeParams& params) {
   constexpr auto kSizes = Format::kFacts.group_sizes;

@@ -12,7 +12,7 @@ namespace kvx::ops::cuda {
 
 // HardwareCodes<Codec>::word packs 32 / kBits products, the first in the lowest bits, each times
 // kUnit. It is the definition's encode for magnitudes below kMost; beyond that integers and E2M1
-// would have to saturate, which a computed scale seldom asks for.
+// would have to saturate, which is rare under a computed scale.
 template <class Codec>
 struct HardwareCodes;
 
@@ -54,7 +54,7 @@ struct HardwareCodes<format::Int4Codec> {
   }
 };
 
-// The 16- and 32-bit floats say every number; a NaN's bits differ.
+// The 16- and 32-bit floats hold every number; a NaN's bits differ.
 template <>
 struct HardwareCodes<format::F32Codec> {
   static constexpr float kMost = std::numeric_limits<float>::infinity();

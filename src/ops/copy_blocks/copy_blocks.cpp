@@ -73,7 +73,7 @@ bool means_alike(const HeadOfSide& from, const HeadOfSide& to) {
          from.side.tensor_scale(from.head) == to.side.tensor_scale(to.head);
 }
 
-// Calls per_scale(source, target) for every scale of the copied tokens until it says false.
+// Calls per_scale(source, target) for every scale of the copied tokens until it returns false.
 template <class PerScale>
 bool for_each_scale(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& copy,
                     PerScale per_scale) {
@@ -135,7 +135,7 @@ struct CopyTask {
     if (found != 0) nonfinite += found;
   }
 
-  // Returns the non-finite inputs that the target's codes could not say.
+  // Returns the number of non-finite inputs that the target's codes cannot express.
   int64_t copy_side(const HeadOfSide& source, const HeadOfSide& target,
                     const BlockCopy& copy) const {
     if (!target.side.is_stored()) return 0;

@@ -1,4 +1,4 @@
-// What copy_blocks' kernels are told.
+// The parameters of copy_blocks' kernels.
 #pragma once
 
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
@@ -78,7 +78,7 @@ __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& cop
           side.to.tensor_scale(head)};
 }
 
-// A word of E2M1 codes on its way between sides of which one has interleaved.
+// A word of E2M1 codes on its way between two sides, one of which has the interleaved order.
 __device__ inline uint32_t in_other_order(const CopySide& side, uint32_t word) {
   return side.to.view.is_interleaved ? format::interleaved_from_nibbles(word)
                                      : format::nibbles_from_interleaved(word);

@@ -16,21 +16,37 @@ const KernelTable& table();
 }
 #endif
 
-const KernelTable& kernel_table(device::CpuLevel level) {
 #if defined(__x86_64__)
-  if (level == device::CpuLevel::kAvx512) return level_avx512::table();
-  if (level == device::CpuLevel::kAvxVnni) {
-    // Rows are encoded and decoded without dot products, which are all that it adds to AVX2.
-    static const KernelTable kTable = [] {
-      KernelTable table = level_avx2::table();
-      table.level = device::CpuLevel::kAvxVnni;
-      return table;
-    }();
-    return kTable;
-  }
-  if (level == device::CpuLevel::kAvx2) return level_avx2::table();
+// Rows are encoded and decoded without dot products, which are all that AVX-VNNI adds to AVX2.
+static const KernelTable& avxvnni_table() {
+  static const KernelTable kTable = [] {
+    KernelTable table = level_avx2::table();
+    table.level = device::CpuLevel::kAvxVnni;
+    return table;
+  }();
+  return kTable;
+}
 #endif
-  (void)level;
+
+const KernelTable& kernel_table(device::CpuLevel level) {
+  using device::CpuLevel;
+  switch (level) {
+    case CpuLevel::kScalar:
+      break;
+#if defined(__x86_64__)
+    case CpuLevel::kAvx2:
+      return level_avx2::table();
+    case CpuLevel::kAvxVnni:
+      return avxvnni_table();
+    case CpuLevel::kAvx512:
+      return level_avx512::table();
+#else  // No machine of this family supports them.
+    case CpuLevel::kAvx2:
+    case CpuLevel::kAvxVnni:
+    case CpuLevel::kAvx512:
+      break;
+#endif
+  }
   return level_scalar::table();
 }
 

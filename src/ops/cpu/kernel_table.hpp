@@ -48,7 +48,7 @@ struct DecodeParams {
 
 struct FormatKernels {
   int64_t (*encode_rows)(
-      const EncodeParams&);  // returns the non-finite inputs that the codes could not say
+      const EncodeParams&);  // returns the number of non-finite inputs that no code can express
   void (*decode_rows)(const DecodeParams&);
 };
 

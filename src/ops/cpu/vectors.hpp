@@ -1,5 +1,5 @@
 // The vectors of the instruction set that is being compiled for: one line for each level that has
-// some of its own. docs/howto/add-a-cpu-level.md says what a level's vectors.hpp defines.
+// some of its own. docs/howto/add-a-cpu-level.md lists what a level's vectors.hpp defines.
 #pragma once
 
 #if defined(__AVX512F__)

@@ -54,7 +54,7 @@ KVX_INLINE void decode_affine(const DecodeParams& params) {
   }
 }
 
-// Size: numbers in a full group, 0 when only known at run time.
+// Size: numbers in a full group, 0 when it is known only at run time.
 template <class Format, int Size>
 void decode_symmetric(const DecodeParams& params) {
   using Codec = typename Format::Codec;
@@ -78,7 +78,7 @@ void decode_symmetric(const DecodeParams& params) {
   }
 }
 
-// Finds the spec's group size among those that the format has, so that the compiler knows it.
+// Finds the spec's group size among those that the format has, so that it is a constant.
 template <class Format, int Index = 0>
 void decode_groups(const DecodeParams& params) {
   constexpr auto kSizes = Format::kFacts.group_sizes;

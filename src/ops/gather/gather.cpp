@@ -51,7 +51,7 @@ Status check_range(const GatherArgs& args, const GatherRange& range, size_t inde
 }
 
 // Some tokens of one block and where they go.
-struct GatherUnit {
+struct GatherRun {
   TokenRun tokens;
   int64_t first_position;  // of the first token, in its sequence
   int64_t first_row;       // of the output
@@ -67,16 +67,16 @@ struct GatherTask {
     const int head = tasks.head_of(task);
     const HeadRun& heads = run_of_head(args.cache, head);
     const int64_t block_size = args.cache.block_size;
-    int64_t unit = 0;
+    int64_t run_number = 0;
     for (const GatherRange& range : args.ranges) {
       const int64_t end = range.first_token + range.num_tokens;
-      for (int64_t t = range.first_token; t < end; ++unit) {
+      for (int64_t t = range.first_token; t < end; ++run_number) {
         const int64_t block = t / block_size;
         const int64_t stop = std::min({end, (block + 1) * block_size, t + kTokensAtOnce});
-        if (unit % tasks.num_stripes == tasks.stripe_of(task)) {
+        if (run_number % tasks.num_stripes == tasks.stripe_of(task)) {
           const TokenRun tokens = {args.block_table.at(range.sequence, block),
                                    static_cast<int>(t % block_size), static_cast<int>(stop - t)};
-          const GatherUnit found = {tokens, t, range.first_row + t - range.first_token};
+          const GatherRun found = {tokens, t, range.first_row + t - range.first_token};
           gather_side(heads.k, head - heads.first_head, head, found, args.k, args.transform.k);
           gather_side(heads.v, head - heads.first_head, head, found, args.v, args.transform.v);
         }
@@ -85,33 +85,33 @@ struct GatherTask {
     }
   }
 
-  void gather_side(const SideView& side, int head_in_run, int head, const GatherUnit& unit,
+  void gather_side(const SideView& side, int head_in_run, int head, const GatherRun& run,
                    const MutableFloatRows& output, const SideTransform& transform) const {
     if (side.head_dim == 0 || output.data == nullptr) return;
     if (transform.is_identity() && stored_dtype(side.spec) == output.dtype) {
-      copy_rows(side, head_in_run, head, unit, output);
+      copy_rows(side, head_in_run, head, run, output);
       return;
     }
-    const int num_tokens = unit.tokens.num_tokens;
+    const int num_tokens = run.tokens.num_tokens;
     float* rows = scratch_floats(int64_t{num_tokens} * side.head_dim);
-    decode_rows(*context.kernels, side, head_in_run, unit.tokens, format::DecodeFor::kGather, rows);
+    decode_rows(*context.kernels, side, head_in_run, run.tokens, format::DecodeFor::kGather, rows);
     undo_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
-                   {.first = unit.first_position, .block_size = args.cache.block_size}, rows,
+                   {.first = run.first_position, .block_size = args.cache.block_size}, rows,
                    num_tokens);
     for (int t = 0; t < num_tokens; ++t) {
       context.kernels->store_floats(output.dtype, rows + int64_t{t} * side.head_dim, side.head_dim,
-                                    output.row(unit.first_row + t, head));
+                                    output.row(run.first_row + t, head));
     }
   }
 
   // The cache's own type: the bits stay, whatever they are.
-  void copy_rows(const SideView& side, int head_in_run, int head, const GatherUnit& unit,
+  void copy_rows(const SideView& side, int head_in_run, int head, const GatherRun& run,
                  const MutableFloatRows& output) const {
     const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
-    for (int t = 0; t < unit.tokens.num_tokens; ++t) {
+    for (int t = 0; t < run.tokens.num_tokens; ++t) {
       load_codes(side.codes,
-                 side.codes.at(unit.tokens.block, unit.tokens.first_token + t, head_in_run),
-                 row_bytes, output.row(unit.first_row + t, head));
+                 side.codes.at(run.tokens.block, run.tokens.first_token + t, head_in_run),
+                 row_bytes, output.row(run.first_row + t, head));
     }
   }
 };

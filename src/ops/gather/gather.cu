@@ -109,8 +109,8 @@ Status gather(const CudaContext& context, const GatherArgs& args, const CudaGath
               int64_t max_tokens, DeviceCounters* counters) {
   constexpr int64_t kMaxRanges = 65535;
   if (ranges.count > kMaxRanges) {
-    return invalid_argument("{} ranges are asked for; a call on CUDA takes at most {}",
-                            ranges.count, kMaxRanges);
+    return invalid_argument("num_ranges is {}; a call on CUDA takes at most {}", ranges.count,
+                            kMaxRanges);
   }
   if (ranges.count == 0 || max_tokens == 0) return {};
   for (const HeadRun& run : args.cache.runs) {

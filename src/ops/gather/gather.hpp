@@ -31,7 +31,7 @@ struct GatherArgs {
   int64_t num_rows = INT64_MAX;  // of k and v
 };
 
-// What gather refuses, for who must know it before: the API boundary bounds rows by checked ranges.
+// What gather refuses. The API boundary calls it first, because it bounds rows by checked ranges.
 Status check_gather(const GatherArgs& args);
 
 // OUT_OF_RANGE, nothing written: a range beyond its block table row or beyond num_rows, or a block

@@ -7,7 +7,7 @@
 namespace kvx::ops {
 
 // Ranges in device memory: a list, or four arrays, or neither: range i is the whole of sequence i,
-// one after the other in the output, and seq_lens tells their lengths.
+// one after the other in the output, and seq_lens has their lengths.
 struct CudaGatherRanges {
   int64_t count = 0;
   const GatherRange* list = nullptr;

@@ -1,4 +1,4 @@
-// What both gather kernels are told, and where a token of a range lies.
+// The parameters of both gather kernels, and where a token of a range lies.
 #pragma once
 
 #include "ops/cuda/chunk.cuh"

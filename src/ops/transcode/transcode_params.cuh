@@ -1,4 +1,4 @@
-// What transcode's kernels are told. It is append with another place for its rows to come from.
+// The parameters of transcode's kernels: append's, and where the rows come from.
 #pragma once
 
 #include "ops/append/append_params.cuh"
@@ -31,7 +31,7 @@ struct TranscodeSlots {
   int64_t to;
 };
 
-// K or V of a params.
+// K or V of a call.
 struct TranscodeSide {
   const TranscodeParams& params;
   const TranscodeSource& source;

@@ -23,7 +23,7 @@ from .json_text import words
 
 COMMON_HEAD_DIM = 64
 OTHER_HEAD_DIMS = (80, 96, 128)
-WIDE_HEAD_DIMS = (192, 256, 576)
+LARGE_HEAD_DIMS = (192, 256, 576)
 FULL_OPTIONS = 2  # a format's first option sets see every row, the others the telling ones
 TELLING_ROWS = (
     "normal_1",
@@ -149,8 +149,8 @@ def multiple_of(name):
 def format_cases(name):
     element = GROUPED[name].element if name in GROUPED else None
     for index, make_options in enumerate(option_makers(name)):
-        wide = WIDE_HEAD_DIMS if index == 0 and element is not None else ()
-        for head_dim in (COMMON_HEAD_DIM, *OTHER_HEAD_DIMS, *wide):
+        large = LARGE_HEAD_DIMS if index == 0 and element is not None else ()
+        for head_dim in (COMMON_HEAD_DIM, *OTHER_HEAD_DIMS, *large):
             if not fits(name, head_dim):
                 continue
             options = make_options(head_dim)

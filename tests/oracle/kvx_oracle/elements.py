@@ -27,7 +27,7 @@ class IntElement:
         return float((code ^ sign) - sign)
 
     def nonfinite_code(self, number):
-        """Integers cannot say NaN or infinity: no code, the caller counts the element."""
+        """Integers have no NaN or infinity: no code, and the caller counts the element."""
         return None
 
 

@@ -18,7 +18,7 @@ INFINITY = math.inf
 class FloatFormat:
     """Sign, exponent, mantissa (high bit to low); subnormals as in IEEE-754.
 
-    `specials` says what the largest exponent field holds:
+    `specials` is what the largest exponent field holds:
     "ieee" infinity and NaNs; "one_nan" numbers and a NaN at mantissa all ones (OFP8 E4M3);
     "none" numbers only (OCP MX E2M1).
     """

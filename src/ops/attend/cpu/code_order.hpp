@@ -9,8 +9,8 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// A register's worth of constants. The compilers fill a table at compile time only if it is told
-// so: static constexpr, from a constexpr function.
+// A register's worth of constants. The compilers fill a table at compile time only if it is
+// declared static constexpr and comes from a constexpr function.
 template <class T, int N>
 struct Table {
   alignas(64) T at[N];

@@ -115,7 +115,7 @@ void prepare_code_queries(const format::FormatSpec& spec, int head_dim, const fl
     for (int d = 0; d < head_dim; d += kIntLanes) sums += load<Widest>(query + d);
     const float sum = sum_of_lanes(sums);
     prepared[layout.sum_at(row)] = sum;
-    if (!is_number(sum)) continue;  // digits cannot say it, and score goes the plain way
+    if (!is_number(sum)) continue;  // digits cannot hold it, and score declines
     const float largest = largest_of(query, 0, head_dim);
     for (int s = 0; s < layout.num_spans; ++s) {
       const float of_span = F == Fixed::kHighDigit

@@ -9,7 +9,7 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// What a pass over the value tile needs to know.
+// What a pass over the value tile reads.
 struct ValueTile {
   const int8_t* codes;
   // The tokens' steps relative to the largest of the group.
@@ -31,8 +31,8 @@ struct ValueTile {
 // those that it lacks are 0, and whatever is read as their steps weighs nothing.
 inline constexpr int kTileVectors = kMaxTileTokens / kIntLanes;
 
-// Sixty-four whole numbers, as two vectors of words or four, in an order of which nothing but
-// packing to bytes needs to know.
+// Sixty-four whole numbers, as two vectors of words or four, in an order that matters to
+// packing to bytes alone.
 inline constexpr int kWordVectors = kTileVectors / 2;
 
 // The largest of n steps. What is no finite number or has a sign has larger bits than all others:
@@ -224,7 +224,7 @@ KVX_INLINE void add_word_places(const int8_t* codes, const uint8_t* const* words
 
 // Parts parts of kIntLanes numbers from `part` on, for Rows rows. OneGroup: they share their steps,
 // so their weights are loaded once. Tokens that the tile lacks weigh nothing, whatever their bytes
-// say.
+// are.
 template <int Rows, int Parts, bool OneGroup, Fixed F>
 KVX_INLINE void add_parts(const ValueParams& params, const ValueTile& tile, int row, int part,
                           const float* weights) {

@@ -20,12 +20,24 @@ const TileKernels& tile_table();
 #endif
 
 const TileKernels& tile_kernels(device::CpuLevel level) {
+  using device::CpuLevel;
+  switch (level) {
+    case CpuLevel::kScalar:
+      break;
 #if defined(__x86_64__)
-  if (level == device::CpuLevel::kAvx512) return level_avx512::tile_table();
-  if (level == device::CpuLevel::kAvxVnni) return level_avxvnni::tile_table();
-  if (level == device::CpuLevel::kAvx2) return level_avx2::tile_table();
+    case CpuLevel::kAvx2:
+      return level_avx2::tile_table();
+    case CpuLevel::kAvxVnni:
+      return level_avxvnni::tile_table();
+    case CpuLevel::kAvx512:
+      return level_avx512::tile_table();
+#else  // No machine of this family supports them.
+    case CpuLevel::kAvx2:
+    case CpuLevel::kAvxVnni:
+    case CpuLevel::kAvx512:
+      break;
 #endif
-  (void)level;
+  }
   return level_scalar::tile_table();
 }
 

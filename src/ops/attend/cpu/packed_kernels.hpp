@@ -49,7 +49,7 @@ struct ValueParams {
   float* scratch;
 };
 
-// Scratch that any of the kernels may ask for; prepared queries take [num_rows, head_dim] floats,
+// The most scratch that any of the kernels uses; prepared queries take [num_rows, head_dim] floats,
 // num_rows rounded up to a multiple of four.
 constexpr int packed_scratch_floats(int head_dim) {
   const int groups = head_dim / 16;
@@ -62,8 +62,8 @@ constexpr int packed_scratch_floats(int head_dim) {
 
 inline constexpr int kAnyRows = 1 << 20;
 
-// score and add_values return false, and have written nothing, where the stored numbers need the
-// plain way: scales that are no finite positive number, codes that say NaN.
+// score and add_values return false, and have written nothing, where the tile has to be
+// decoded first: scales that are no finite positive number, codes that mean NaN.
 struct PackedKernels {
   void (*prepare_queries)(const format::FormatSpec& spec, int head_dim, const float* queries,
                           int num_rows, float* prepared);

@@ -62,7 +62,7 @@ struct FloatLoader<format::E4M3Codec> {
   }
 };
 
-// Whether a row of the tile has a code that says NaN.
+// Whether a row of the tile has a code that means NaN.
 template <class Loader>
 KVX_INLINE bool has_hidden_nan(const PackedTile& tile) {
   if constexpr (!Loader::kHidesNan) return false;

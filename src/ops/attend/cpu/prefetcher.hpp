@@ -1,4 +1,4 @@
-// Prefetcher asks for the lines of the next tile's rows in the order in which they lie, a few at
+// Prefetcher requests the lines of the next tile's rows in the order in which they lie, a few at
 // every step of the work on this tile, so that memory is never idle: what reads it in bursts waits
 // for it, and what computes between two bursts leaves it waiting.
 #pragma once
@@ -27,7 +27,7 @@ class Prefetcher {
   // head, and the others' rows follow each token's.
   void start_share(const PackedTile& keys, const PackedTile& values, int share, int num_heads);
 
-  // The next num_steps calls of step() ask for this share of the lines. No more: what is asked for
+  // The next num_steps calls of step() request this share of the lines. No more: what is requested
   // early leaves memory idle at the end of the tile.
   KVX_INLINE void pace(int percent, int num_steps) {
     rate_ = num_steps > 0 ? num_lines_ * percent * kOne / (100 * num_steps) : 0;

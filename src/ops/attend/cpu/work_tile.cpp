@@ -13,18 +13,18 @@ namespace kvx::ops {
 namespace {
 
 // One sequence's rows [first_row, first_row + num_rows) at KV heads from first_head on.
-struct WorkTilePlace {
+struct WorkTileRows {
   int sequence;
   int first_head;
   int64_t first_row;  // of the sequence's q_len * q_per_kv rows
   int num_rows;       // 0: the slot is empty
 };
 
-// The rows of one KV head of a work_tile.
+// The rows of one KV head of a work tile.
 class WorkTileHead {
  public:
   // head counts from the work tile's first.
-  WorkTileHead(const AttendPlan& plan, const WorkTilePlace& place, int head, AttendScratch& scratch)
+  WorkTileHead(const AttendPlan& plan, const WorkTileRows& place, int head, AttendScratch& scratch)
       : plan_(plan),
         args_(plan.args),
         kernels_(*plan.context.kernels),
@@ -86,7 +86,7 @@ class WorkTileHead {
     for (int r = 0; r < num_rows_; ++r) finish_row(r);
   }
 
-  // Leaves the rows' states and sums in `result`, [floats_per_head].
+  // Stores the rows' states and sums in `result`, [floats_per_head].
   void store_result(float* result) const {
     for (int r = 0; r < num_rows_; ++r) {
       float* row = result + int64_t{r} * (plan_.value_dim + 2);
@@ -96,7 +96,8 @@ class WorkTileHead {
     }
   }
 
-  // results: [num_parts], floats_per_part() apart, of what store_result left, added in this order.
+  // results: [num_parts], floats_per_part() apart, as store_result wrote them. They are added in
+  // this order.
   void merge_results(const float* results) {
     for (int r = 0; r < num_rows_; ++r) {
       const auto row_of = [&](int part) {
@@ -338,11 +339,11 @@ class WorkTileHead {
   const format::FormatSpec* prepared_for_ = nullptr;
 };
 
-// The heads of a work tile, tile by tile: of each tile the heads take turns, so that rows that lie
-// side by side are read together.
+// The heads of a work tile, tile by tile: all heads read a tile before any reads the next, so that
+// rows that lie side by side are read together.
 class WorkTile {
  public:
-  WorkTile(const AttendPlan& plan, const WorkTilePlace& place, AttendScratch& scratch)
+  WorkTile(const AttendPlan& plan, const WorkTileRows& place, AttendScratch& scratch)
       : plan_(plan),
         num_heads_(plan.heads_together),
         tiles_(scratch.tiles),
@@ -428,7 +429,7 @@ int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
   return low;
 }
 
-WorkTilePlace place_of(const AttendPlan& plan, int64_t work_tile) {
+WorkTileRows place_of(const AttendPlan& plan, int64_t work_tile) {
   const int64_t slot = work_tile / plan.work_tiles_per_slot();
   const int sequence = sequence_of_slot(plan, slot);
   const int64_t first_row = (slot - first_slot(plan, sequence)) * plan.tiling.rows;
@@ -440,7 +441,7 @@ WorkTilePlace place_of(const AttendPlan& plan, int64_t work_tile) {
           static_cast<int>(std::clamp<int64_t>(rows_left, 0, plan.tiling.rows))};
 }
 
-// What the parts of a work tile left, [num_parts] of floats_per_part().
+// The partial results of a work tile, [num_parts] of floats_per_part().
 float* results_of(const AttendPlan& plan, int64_t work_tile) {
   return plan.partial_results + work_tile * plan.split.num_parts * plan.floats_per_part();
 }
@@ -448,14 +449,14 @@ float* results_of(const AttendPlan& plan, int64_t work_tile) {
 }  // namespace
 
 void attend_work_tile(const AttendPlan& plan, int64_t work_tile) {
-  const WorkTilePlace place = place_of(plan, work_tile);
+  const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
   WorkTile(plan, place, scratch).attend_all();
 }
 
 void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
-  const WorkTilePlace place = place_of(plan, work_tile);
+  const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
   WorkTile(plan, place, scratch)
@@ -463,7 +464,7 @@ void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
 }
 
 void merge_parts(const AttendPlan& plan, int64_t work_tile) {
-  const WorkTilePlace place = place_of(plan, work_tile);
+  const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   AttendScratch scratch;
   WorkTile(plan, place, scratch).merge_results(results_of(plan, work_tile));

@@ -18,7 +18,7 @@ struct AttendPlan {
   int key_dim;
   int value_dim;
   int heads_together;  // KV heads of a work tile
-  // TaskGrid are numbered slot * (num_kv_heads / heads_together) + first head / heads_together;
+  // Work tiles are numbered slot * (num_kv_heads / heads_together) + first head / heads_together;
   // sequence s owns the slots from first_slot(s) on.
   int64_t num_work_tiles;
   Split split;
@@ -40,7 +40,7 @@ inline int64_t first_slot(const AttendPlan& plan, int sequence) {
   return rows_before / plan.tiling.rows + sequence;
 }
 
-// Without a split: the whole work_tile.
+// Without a split: the whole work tile.
 void attend_work_tile(const AttendPlan& plan, int64_t work_tile);
 
 // With one: every part of every work tile, then every work tile's merge.

@@ -42,7 +42,7 @@ constexpr Table<uint8_t, 64> order_of_groups() {
   return order;
 }
 
-// Whether T says all of these scales in the way in which widen_scales reads them.
+// Whether widen_scales reads all of these scales of type T right.
 template <format::ScaleType T>
 KVX_INLINE bool are_common(__m512i scales) {
   // E4M3: not NaN and what has a sign. E8M0: not NaN.
@@ -89,7 +89,7 @@ KVX_INLINE __m512 widen_scales(const uint8_t* scales) {
   if constexpr (T == ScaleType::kE4M3) {  // an F16's exponent has a bias larger by 8
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 7));
   }
-  const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);  // E8M0's 0 says 2^-127
+  const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);  // E8M0's 0 means 2^-127
   return _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(0x400000)));
 }
 
@@ -107,9 +107,8 @@ KVX_INLINE bool load_sorted_steps(const PackedTile& tile, float factor, float* s
   }
   for (int t = 0; t < n; t += kTokenStep) {
     for (int g = 0; g < RowBytes / kBytes; ++g) {
-      const __m512 full_precision =
-          widen_scales<T>(sorted[t / kTokenStep] + kTokenStep * kBytes * g);
-      _mm512_storeu_ps(steps + g * n + t, _mm512_mul_ps(full_precision, factors));
+      const __m512 widened = widen_scales<T>(sorted[t / kTokenStep] + kTokenStep * kBytes * g);
+      _mm512_storeu_ps(steps + g * n + t, _mm512_mul_ps(widened, factors));
     }
   }
   return true;

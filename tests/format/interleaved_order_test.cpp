@@ -1,5 +1,5 @@
-// Interleaved hold the codes that nibbles held, each where the table in format/interleaved.hpp
-// says.
+// Words in interleaved order hold the codes of the nibbles that they were made from, each where the
+// table in format/interleaved_order.hpp has it.
 #include "format/interleaved_order.hpp"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace kvx::tests {
 namespace {
 
-// Of code i in a interleaved: its sign's bit; its magnitude lies at bit 3 i.
+// The bit of code i's sign in a half word in interleaved order; its magnitude lies at bit 3 i.
 constexpr int kSignBit[] = {13, 14, 12, 15};
 
 uint32_t code_of_interleaved(uint32_t interleaved, int i) {
@@ -22,8 +22,8 @@ uint32_t code_of_nibbles(uint32_t nibbles, int i) {
   return nibbles >> (4 * i) & 0xFu;
 }
 
-// Calls each(word, other word's half) for every interleaved in the lower half and in the upper one,
-// beside bits that could carry into it or take from it.
+// Calls each(word, first bit of the half) with every half word as the lower half and as the upper
+// one, beside bits that could carry into it or borrow from it.
 template <class Each>
 void for_every_half(const Each& each) {
   for (uint32_t half = 0; half < 0x10000; ++half) {
@@ -34,7 +34,7 @@ void for_every_half(const Each& each) {
   }
 }
 
-TEST(Interleaved, HoldEveryFourCodes) {
+TEST(InterleavedOrder, HoldsEveryFourCodes) {
   for_every_half([](uint32_t nibbles, int at) {
     const uint32_t interleaved = format::interleaved_from_nibbles(nibbles);
     for (int i = 0; i < 4; ++i) {
@@ -45,7 +45,7 @@ TEST(Interleaved, HoldEveryFourCodes) {
   });
 }
 
-TEST(Interleaved, BecomeTheirCodesNumbersInF16) {
+TEST(InterleavedOrder, BecomesItsCodesNumbersInF16) {
   for_every_half([](uint32_t interleaved, int at) {
     const uint32_t pairs[] = {format::f16x2_from_interleaved<0>(interleaved),
                               format::f16x2_from_interleaved<1>(interleaved),
@@ -60,7 +60,7 @@ TEST(Interleaved, BecomeTheirCodesNumbersInF16) {
   });
 }
 
-TEST(Interleaved, ComeFromBytes) {
+TEST(InterleavedOrder, ComesFromBytes) {
   const auto byte_of = [](uint32_t code) { return (code & 8u) << 4 | (code & 7u) << 1 | 0x71u; };
   for_every_half([&](uint32_t nibbles, int at) {
     uint32_t c0_c2 = 0, c1_c3 = 0;
