@@ -442,7 +442,8 @@ void bind_paged_cache(nb::module_& module) {
       .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"),
            "Forgets the tokens from num_tokens on. Raises kvx.OutOfRangeError: more than there "
            "are, or a sliding window has left tokens behind that the shorter sequence reads; "
-           "kvx.UnsupportedError: a cut inside a block that has left the 16-bit ends, or inside a "
+           "kvx.UnsupportedError: a cut inside a block that has left the full-precision window, or "
+           "inside a "
            "page with a shared scale.")
       .def("create_sequence_from", &PagedCache::create_sequence_from, nb::arg("tokens"),
            nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"))
@@ -463,7 +464,8 @@ void bind_paged_cache(nb::module_& module) {
            "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
       .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"), "Tokens of a sequence.")
       .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"),
-           "The most tokens of this sequence that one step takes: with 16-bit ends the rest of the "
+           "The most tokens of this sequence that one step takes: with a full-precision window the "
+           "rest of the "
            "open block; 0 when it is full.")
       .def("begin_step", &PagedCache::begin_step, nb::arg("entries"),
            "Opens a step: entries are (sequence, num_tokens), each sequence once. Raises kvx.Error "

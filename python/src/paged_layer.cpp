@@ -32,8 +32,8 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
   const auto recipe = value_of(kv::parse_recipe(recipe_text));
   if (recipe.has_full_precision_window) {
     throw CoreError(
-        invalid_argument("recipe is '{}'; an engine's pages have no 16-bit ends (add immediate, or "
-                         "leave auto, sink and recent out)",
+        invalid_argument("recipe is '{}'; an engine's pages have no full-precision window (add "
+                         "immediate, or leave auto, sink and recent out)",
                          recipe_text));
   }
   check_range("head_dim", k_head_dim, 1, format::kMaxHeadDim);

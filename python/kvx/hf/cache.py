@@ -106,7 +106,7 @@ class Layer(CacheLayerMixin):
                     0, query[:, :, 0], key[:, :, 0], value[:, :, 0], out[:, 0], **options
                 )
         else:
-            # A hidden token's output is read by nobody, but must be a number.
+            # Nothing reads a hidden token's output, but it must be a number.
             out = query.new_empty(shape) if rows is None else query.new_zeros(shape)
             for b in range(batch):
                 stored = _Rows() if rows is None else rows[b]
@@ -122,7 +122,7 @@ class Layer(CacheLayerMixin):
         sequence = self.sequences[b]
         first = 0
         while first < len(q):
-            # With full-precision window a step ends where a block ends (kvx.Cache.max_step_tokens).
+            # With a full-precision window a step ends where a block ends (Cache.max_step_tokens).
             count = min(len(q) - first, self.cache.max_step_tokens(sequence))
             part = slice(first, first + count)
             with self.cache.step([(sequence, count)]):
@@ -288,7 +288,7 @@ class Cache(TransformersCache):
             return self._rows
         if mask is None:
             mask = torch.ones((batch, past + tokens), dtype=torch.bool)
-        mask = mask.cpu()  # which tokens are stored is the host's affair
+        mask = mask.cpu()  # the host decides which tokens are stored
         if mask.shape != (batch, past + tokens):
             raise Error(
                 f"attention_mask has the shape {list(mask.shape)}; expected [{batch}, "
@@ -315,9 +315,9 @@ class Cache(TransformersCache):
     def crop(self, tokens_to_remove):
         """Forgets the last positions: a negative number of them, or (positive) all from there on.
 
-        Raises kvx.UnsupportedError where that would cut a block that is no longer in 16 bits (full-precision
-        ends; a multiple of block_size can go), kvx.OutOfRangeError where a sliding window has left
-        tokens behind that the shorter sequence reads.
+        Raises kvx.UnsupportedError where that would cut a block that has left the full-precision
+        window (a multiple of block_size can go), kvx.OutOfRangeError where the shorter sequence
+        needs tokens that a sliding window has left behind.
         """
         length = self.get_seq_length()
         kept = tokens_to_remove if tokens_to_remove > 0 else length + tokens_to_remove

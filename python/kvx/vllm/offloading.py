@@ -1,4 +1,4 @@
-"""An offloading spec for vLLM's CPU platform: blocks that leave vLLM's pages wait in host memory.
+"""An offloading spec for vLLM's CPU platform: host memory keeps blocks that leave vLLM's pages.
 
     --kv-transfer-config '{"kv_connector": "KvxOffloadingConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvx.vllm.offloading",
@@ -88,7 +88,7 @@ class KvxOffloadingManager(OffloadingManager):
                 self._forget(key)
 
     def doubt_loads(self):
-        """A load that is under way has brought back a bad block: which, vLLM does not say here."""
+        """A load that is under way has brought back a bad block: vLLM does not pass here which."""
         for entry in self._entries.values():
             entry.is_doubtful = entry.is_doubtful or entry.readers > 0
 
@@ -132,7 +132,7 @@ class KvxOffloadingWorker(OffloadingWorker):
         groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
         self.blocks = _core.HostBlocks(groups, num_slots)
         self.bad_jobs = 0
-        self.bad_blocks = set()  # vLLM's, since it last asked
+        self.bad_blocks = set()  # vLLM's numbers, since its last call
         self._loads = {}  # job: vLLM's blocks
         self._started = {}
 
@@ -164,7 +164,7 @@ class KvxOffloadingWorker(OffloadingWorker):
                 self.bad_blocks.update(loaded)
                 _log.warning("kvx computes %d blocks anew: host memory has changed", len(loaded))
             seconds = time.perf_counter() - self._started.pop(job_id)
-            # Bad blocks are told of apart: vLLM's connector knows no job that fails.
+            # Bad blocks are reported apart: in vLLM's connector no job fails.
             results.append(TransferResult(job_id, True, num_bytes, seconds))
         return results
 
@@ -200,7 +200,7 @@ class KvxOffloadingSpec(OffloadingSpec):
 
 
 class KvxOffloadingConnector(OffloadingConnector):
-    """vLLM's own, which with this also knows blocks that came back changed.
+    """vLLM's own, which with this also reports blocks that came back changed.
 
     Without ``"kv_load_failure_policy": "recompute"`` their requests fail.
     """
