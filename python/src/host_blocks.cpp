@@ -1,6 +1,6 @@
 // HostBlocks: copies of an engine's blocks in host memory, made and read back by the host tier's
-// queue. The engine decides which block lies in which slot; that a block comes back as it went
-// is seen to here.
+// queue. The engine decides which block lies in which slot. A checksum a page detects a block
+// that comes back changed.
 //
 //   slot  [page of the group's first layer][of its second] ...     a checksum a page
 #include <nanobind/stl/vector.h>

@@ -1,5 +1,5 @@
 // PagedCache: kv::KvCache for Python. One lock a cache, taken without the GIL, so that threads wait
-// for each other and never see half a step.
+// for each other and never observe half a step.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -105,7 +105,7 @@ class PagedCache {
         cache_(value_of(kv::KvCache::create(config_of(options, lane_.get()), context_->cpu()))),
         geometry_(cache_->config().geometry),
         has_appended_(geometry_.num_layers, false) {}
-  // A host tier would wait for its thread.
+  // The destructor of a host tier would wait for its thread.
   ~PagedCache() {
     if (!context_->home().is_this()) static_cast<void>(cache_.release());
   }
@@ -350,7 +350,7 @@ class PagedCache {
     throw CoreError(invalid_argument("stream is given; a cache on the CPU has none"));
   }
 
-  // A verb in the order of the caller's stream.
+  // Runs a verb in the order of the caller's stream.
   template <class F>
   void ordered(const ArrayPlace& place, KeptArrays& kept, F verb) {
     locked([&] {

@@ -98,7 +98,7 @@ class SmallFloats(unittest.TestCase):
             self.assertEqual(E5M2.encode_saturating(number), E5M2.encode(number))
 
     def test_a_tie_goes_to_the_even_code(self):
-        ties = {0.25: 0, 0.75: 1, 1.25: 1, 1.75: 2, 2.5: 2, 3.5: 4, 5: 4}  # C-19
+        ties = {0.25: 0, 0.75: 1, 1.25: 1, 1.75: 2, 2.5: 2, 3.5: 4, 5: 4}
         for number, value in ties.items():
             self.assertEqual(E2M1.decode(E2M1.encode_saturating(number)), value)
         self.assertEqual(E4M3.decode(E4M3.encode_saturating(464.0)), 448)
@@ -164,7 +164,7 @@ class Scales(unittest.TestCase):
             amax = binary32.from_bits(bits)
             self.assertLessEqual(amax / E8M0.decode(rule.scale_code(amax)), 6)
 
-    def test_nvfp4_scale_does_not_underflow_to_zero(self):  # C-17
+    def test_nvfp4_scale_does_not_underflow_to_zero(self):
         rule = ScaleRule("tensor", E4M3, FP4)
         self.assertEqual(rule.scale_code(1e-30), 1)
         self.assertEqual(rule.scale_code(2688.0), E4M3.largest_code)
@@ -191,7 +191,7 @@ class Rows(unittest.TestCase):
             self.assertEqual(set(row.codes) | set(row.scales), {0})
             self.assertEqual(set(row.decoded_bits), {0})
 
-    def test_a_nan_or_infinity_turns_its_whole_group_into_nan(self):  # C-13
+    def test_a_nan_or_infinity_turns_its_whole_group_into_nan(self):
         for bad in (NAN, INF, -INF):
             for name, fmt in GROUPED.items():
                 row = quantize_row(name, f32_input([1.0] * 63 + [bad]))
@@ -199,7 +199,7 @@ class Rows(unittest.TestCase):
                 self.assertTrue(all(math.isnan(x) for x in decoded(row)[64 - size :]))
                 self.assertTrue(all(math.isfinite(x) for x in decoded(row)[: 64 - size]))
 
-    def test_quantising_uses_the_rounded_scale(self):  # C-15
+    def test_quantising_uses_the_rounded_scale(self):
         row = [0.7, 0.1, 0.33, 0.05] * 16
         source = f32_input([binary32.nearest(Fraction(x)) for x in row])
         result = quantize_row("fp4_row", source)
@@ -230,15 +230,15 @@ class Rows(unittest.TestCase):
             self.assertEqual(plus.scales, minus.scales)
             self.assertEqual(decoded(plus), [-x for x in decoded(minus)])
 
-    def test_the_most_negative_integer_is_never_written_but_is_read(self):  # C-20
+    def test_the_most_negative_integer_is_never_written_but_is_read(self):
         self.assertEqual(INT8.encode(-INF), 0x81)
         self.assertEqual(INT4.encode(-1000.0), 0x9)
         self.assertEqual((INT8.decode(0x80), INT4.decode(0x8)), (-128.0, -8.0))
 
-    def test_integers_round_half_to_even(self):  # C-28
+    def test_integers_round_half_to_even(self):
         self.assertEqual([INT8.encode(x) for x in (0.5, 1.5, 2.5, -0.5, -1.5)], [0, 2, 2, 0, 0xFE])
 
-    def test_a_calibrated_scale_is_the_step(self):  # C-27
+    def test_a_calibrated_scale_is_the_step(self):
         code = F32.encode(binary32.nearest(Fraction(4, 127)))
         options = Options(group_size=64, scale_type=F32, given_scales=(code,))
         row = quantize_row("int8", f32_input([1.0] * 64), options)

@@ -19,10 +19,10 @@ from kvx.paged_layer import PagedLayer
 
 
 class CrossLayer(CacheLayerMixin):
-    """One layer's keys and values of the encoder's output, stored once and seen whole.
+    """One layer's keys and values of the encoder's output, stored once.
 
-    A query sees every token, later ones too. The verbs attend causally, so each query is a sequence
-    of its own here, whose last token it stands for; all of a row's queries share the row's pages.
+    All tokens are visible to a query, later ones too. The verbs attend causally, so each query is a
+    sequence of its own here, and its last token. All queries of a row share the row's pages.
     """
 
     is_compileable = False
@@ -62,7 +62,7 @@ class CrossLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def _carrier(self, states):
-        """Nothing but the way from the cache to attention, [rows, heads, 0, dim]."""
+        """An empty tensor [rows, heads, 0, dim] that carries this layer from update() to attention."""
         carrier = states[:, :, :0]
         carrier.kvx_layer = self
         return carrier
@@ -97,7 +97,7 @@ class CrossLayer(CacheLayerMixin):
             self._store(mask)
         elif not _same(mask, self.mask):
             raise UnsupportedError(
-                "the encoder's attention_mask is another than when its keys were stored"
+                "the encoder's attention_mask has changed since its keys were stored"
             )
         rows, heads, tokens, dim = query.shape
         if rows != len(self.tables):
