@@ -426,7 +426,7 @@ enum {
    * fields are zero, append takes no v, and no layer of it has transforms. */
   KVX_SIDE_PREFIX_OF_K = 1 << 0,
   /* Codes of NVFP4, MXFP4 or MXFP4_G16 in interleaved order: the same bytes a row, their bits in an
-   * order that a Hopper GPU decodes with fewer instructions (docs/cuda.md). For layers on a GPU
+   * order that a Hopper GPU decodes with fewer instructions (docs/cuda). For layers on a GPU
    * that only kvx reads and writes; computed or given scales, rows in one fragment. */
   KVX_SIDE_INTERLEAVED_ORDER = 1 << 1
 };
