@@ -1,9 +1,9 @@
-# The flags of every instruction-set level: one source file a level,
-# src/<folder>/cpu/level_<name>.cpp.
+# The flags of every instruction-set level. A level is a folder, src/<path>/isa/<name>/: its sources,
+# level_<name>.cpp, are compiled with the flags, and its headers alone hold the level's intrinsics.
 #
-# A level's file is compiled with more instructions than the machine may have, so nothing outside
-# it may be built with its flags, and it runs only after src/device has found the level on this
-# machine.
+# A level's code has more instructions than the machine may have, so nothing outside the folder may
+# be built with its flags, and it runs only after src/device has found the level on this machine.
+# docs/howto/add-a-cpu-level.md lists what a new level needs.
 set(KVX_CPU_LEVELS scalar)
 set(KVX_CPU_FLAGS_scalar "")
 
@@ -15,7 +15,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
                            -mfma -mf16c -mprefer-vector-width=512)
 endif()
 
-# Gives each level file in `sources_var` its flags, and drops the files of levels that this
+# Gives each level's source in `sources_var` its flags, and drops the files of levels that this
 # processor family lacks.
 # -fno-trapping-math and -fno-math-errno change no value: they let the compiler compute both sides of
 # a choice, without which loops over small floats do not vectorise. A sanitizer's checks take most of
@@ -24,7 +24,7 @@ endif()
 function(kvx_set_cpu_level_flags sources_var)
   set(kept "")
   foreach(source IN LISTS ${sources_var})
-    if(source MATCHES "/cpu/level_([a-z0-9]+)\\.cpp$")
+    if(source MATCHES "/isa/([a-z0-9]+)/[a-z0-9_]+\\.cpp$")
       set(level ${CMAKE_MATCH_1})
       if(NOT level IN_LIST KVX_CPU_LEVELS)
         continue()

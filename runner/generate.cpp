@@ -35,12 +35,12 @@ class Utf8Stream {
   std::string pending_;
 };
 
-// Feeds tokens and returns the logits after the last one.
+// Feeds tokens and computes the logits after the last one.
 Status logits_after(Model& model, AttentionBackend& backend, std::span<const int> tokens,
-                    std::vector<float>& logits) {
+                    std::vector<float>& logits, const Model::OnStep& on_step = {}) {
   const size_t hidden_size = static_cast<size_t>(model.config().hidden);
   std::vector<float> hidden(tokens.size() * hidden_size);
-  KVX_RETURN_IF_ERROR(model.forward(tokens, backend, hidden.data()));
+  KVX_RETURN_IF_ERROR(model.forward(tokens, backend, hidden.data(), on_step));
   logits.resize(static_cast<size_t>(model.config().vocab_size));
   KVX_RETURN_IF_ERROR(
       model.logits(hidden.data() + (tokens.size() - 1) * hidden_size, 1, logits.data()));
@@ -68,7 +68,7 @@ Result<GenerateResult> generate(Model& model, const Tokenizer& tokenizer, Attent
   result.prompt_tokens = static_cast<int>(prompt.size());
   std::vector<float> logits;
   const auto prefill_start = Clock::now();
-  KVX_RETURN_IF_ERROR(logits_after(model, backend, prompt, logits));
+  KVX_RETURN_IF_ERROR(logits_after(model, backend, prompt, logits, options.on_prefill));
   result.prefill_seconds = seconds_since(prefill_start);
 
   Utf8Stream stream(on_text);

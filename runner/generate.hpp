@@ -15,6 +15,8 @@ namespace kvx::runner {
 struct GenerateOptions {
   int max_tokens = 256;
   SamplingOptions sampling;
+  // Called with the number of prompt tokens fed so far; an error ends the prefill (Model::forward).
+  Model::OnStep on_prefill = {};
 };
 
 struct GenerateResult {

@@ -124,7 +124,9 @@ Result<Linear> Model::load_linear(int num_columns,
   return Linear::create(num_columns, std::move(parts), weights_type_, weight_memory_);
 }
 
-Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden) {
+Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
+                      const OnStep& on_step) {
+  const size_t num_tokens = tokens.size();
   for (const int token : tokens) {
     if (token < 0 || token >= config_.vocab_size) {
       return invalid_argument("token is {}; 0 to {} is the vocabulary", token,
@@ -145,6 +147,9 @@ Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, fl
     const auto step = tokens.first(std::min(tokens.size(), static_cast<size_t>(most)));
     KVX_RETURN_IF_ERROR(forward_step(step, backend, hidden));
     tokens = tokens.subspan(step.size());
+    if (on_step) {
+      KVX_RETURN_IF_ERROR(on_step(static_cast<int64_t>(num_tokens - tokens.size())));
+    }
     if (hidden != nullptr) hidden += static_cast<int64_t>(step.size()) * config_.hidden;
   }
   return {};

@@ -1,6 +1,7 @@
 // Model: a Llama's weights and its forward pass; K and V live in an AttentionBackend.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,9 +34,13 @@ class Model {
   // Feeds tokens, in as many steps as the backend needs. hidden: [tokens, hidden] after the last
   // norm, what logits() takes; null: not wanted. INVALID_ARGUMENT: a token outside the vocabulary;
   // OUT_OF_RANGE: the backend is full or the model's context is too short.
-  Status forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden);
+  // on_step is called after each step with the number of tokens fed so far; its error ends the
+  // call, and the tokens that were fed stay in the backend.
+  using OnStep = std::function<Status(int64_t num_fed)>;
+  Status forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
+                 const OnStep& on_step = {});
 
-  // hidden: [num_tokens, hidden]; out: [num_tokens, vocab_size]. A caller with many tokens asks in
+  // hidden: [num_tokens, hidden]; out: [num_tokens, vocab_size]. Many tokens are best computed in
   // strips: 64 tokens of a vocabulary of 49152 are 12 MiB.
   Status logits(const float* hidden, int num_tokens, float* out);
 

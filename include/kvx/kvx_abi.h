@@ -1,11 +1,18 @@
-/* kvx_abi.h: the KVX C ABI. Part 1 is KVX v1 (1.1) as its specification fixes it; part 2 is what
- * 1.2 adds. docs/abi.md is the manual.
+/* kvx_abi.h: the C ABI of kvx. Part 1 is KVX v1 (1.1), part 2 is what version 1.2 adds. docs/abi.md
+ * is the manual.
  *
- * The door grows additively: numbers, names, field order and offsets that stand here never change.
- * Every struct begins with `size`, which its caller writes; a struct is zeroed first, and zero in a
- * field means "as before" or "the default". Every function returns a status and throws nothing; on
- * an error nothing has been written, and kvx_last_error() says what was wrong. No call keeps a
- * pointer after it returns, but for the handles at the end.
+ * Rules for every call:
+ *   - A caller zeroes a struct and then sets `size` to sizeof of the struct. A field that is zero
+ * has its default.
+ *   - Later versions add functions and append fields to structs of part 2. They change no number
+ * and no offset.
+ *   - A function returns a kvx_status_t and throws nothing. After an error its outputs are
+ * unchanged, and kvx_last_error() returns the text of the error.
+ *   - The library does not keep a caller's pointer after a call returns, except the hooks that a
+ *     handle or kvx_set_log() holds, as their comments describe.
+ *   - Calls are safe from several threads at once, except that one kvx_cache_t is used by one
+ * thread at a time, and that hooks are set by one thread at a time.
+ *   - Memory belongs to the caller, except the memory of a kvx_cache_t.
  */
 #ifndef KVX_KVX_ABI_H
 #define KVX_KVX_ABI_H
@@ -23,8 +30,8 @@
 #define KVX_API
 #endif
 
-/* A caller checks that the major version is the one it was compiled with; a newer minor only adds.
- */
+/* A caller compares the major version with the one that it was compiled with. A newer minor version
+ * only adds. */
 #define KVX_ABI_VERSION_MAJOR 1
 #define KVX_ABI_VERSION_MINOR 2
 #define KVX_ABI_VERSION_PATCH 0
@@ -37,11 +44,11 @@ extern "C" {
 
 typedef enum kvx_status {
   KVX_STATUS_OK = 0,
-  KVX_STATUS_INVALID_ARGUMENT = 1, /* a null pointer, a size, a count or a number that cannot be */
-  KVX_STATUS_UNSUPPORTED = 2,      /* a legal call that this build or this machine cannot do */
+  KVX_STATUS_INVALID_ARGUMENT = 1, /* a null pointer or an illegal size, count or number */
+  KVX_STATUS_UNSUPPORTED = 2,      /* a legal call that this build or machine does not support */
   KVX_STATUS_OUT_OF_RANGE = 3,     /* a slot, an index or a length beyond its array */
-  KVX_STATUS_INCOMPATIBLE = 4,     /* a struct of a newer ABI that asks for what is unknown here */
-  KVX_STATUS_INTERNAL_ERROR = 5    /* a fault of the library, or no memory */
+  KVX_STATUS_INCOMPATIBLE = 4,     /* a struct of a newer ABI uses what this library lacks */
+  KVX_STATUS_INTERNAL_ERROR = 5    /* a fault of the library, or memory is exhausted */
 } kvx_status_t;
 
 typedef enum kvx_dtype {
@@ -65,7 +72,7 @@ typedef enum kvx_memory_type {
   KVX_MEMORY_UNIFIED = 3
 } kvx_memory_type_t;
 
-/* The order of a cache tensor's dimensions. pack is shape[4]; K and V may have different ones.
+/* The order of a cache tensor's dimensions. pack is shape[4], and K and V may have different packs.
  *   NHD         [num_blocks, block_size, num_kv_heads, head_dim]
  *   HND         [num_blocks, num_kv_heads, block_size, head_dim]
  *   HND_PACKED  [num_blocks, num_kv_heads, head_dim / pack, block_size, pack]
@@ -90,8 +97,9 @@ typedef enum kvx_block_table_format {
 
 typedef enum kvx_block_table_flags {
   KVX_BLOCK_TABLE_FLAG_NONE = 0,
-  KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX = 1 << 0, /* KV_OFFSETS: bit 31 names the secondary pool */
-  KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES = 1 << 1  /* since 1.2; RAGGED: an index per page, not token */
+  KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX = 1 << 0, /* KV_OFFSETS: bit 31 selects the secondary pool */
+  KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES = 1
+                                      << 1 /* since 1.2; RAGGED: an index per page, not per token */
 } kvx_block_table_flags_t;
 
 /* Shapes of scales: PER_TENSOR [1], PER_BLOCK [num_blocks], PER_HEAD [num_kv_heads],
@@ -105,7 +113,7 @@ typedef enum kvx_scale_granularity {
 } kvx_scale_granularity_t;
 
 typedef struct kvx_version {
-  uint32_t size; /* in: 0, or sizeof(kvx_version_t) of the caller; out: the bytes filled */
+  uint32_t size; /* in: 0 or sizeof(kvx_version_t); out: the bytes filled */
   uint32_t abi_major;
   uint32_t abi_minor;
   uint32_t abi_patch;
@@ -114,7 +122,7 @@ typedef struct kvx_version {
 typedef struct kvx_tensor_desc {
   uint32_t size;
   kvx_dtype_t dtype;
-  kvx_layout_t layout; /* of a cache tensor; any value in IO tensors */
+  kvx_layout_t layout; /* of a cache tensor; ignored in IO tensors */
   kvx_memory_type_t memory;
   uint32_t ndim;
   int64_t shape[KVX_MAX_TENSOR_DIMS];  /* in layout order */
@@ -125,7 +133,7 @@ typedef struct kvx_tensor_desc {
 typedef struct kvx_pool_desc {
   uint32_t size; /* 0 with all other fields 0: no pool */
   kvx_memory_type_t memory;
-  uint32_t bytes_per_block; /* of one K or one V block of one layer */
+  uint32_t bytes_per_block; /* bytes of one K block, or one V block, of one layer */
   void* primary;
   void* secondary; /* null: no secondary pool */
 } kvx_pool_desc_t;
@@ -147,7 +155,7 @@ typedef struct kvx_block_table {
   kvx_dtype_t index_dtype;  /* S32 or S64; KV_OFFSETS: S32 */
   kvx_dtype_t indptr_dtype; /* S32 or S64; RAGGED only */
   uint32_t seq_count;
-  uint32_t beam_width; /* 1 but for KV_OFFSETS */
+  uint32_t beam_width; /* 1, except with KV_OFFSETS */
   uint32_t max_blocks_per_seq;
   const void* indices;
   const void* indptr;
@@ -161,7 +169,7 @@ typedef struct kvx_slot_mapping {
   uint32_t size;
   kvx_dtype_t dtype; /* S32 or S64 */
   uint32_t token_count;
-  int64_t invalid_slot; /* a token with this slot, or with a negative one, is not written */
+  int64_t invalid_slot; /* a token with this slot, or a negative one, is not written */
   const void* slots;    /* [token_count] */
 } kvx_slot_mapping_t;
 
@@ -172,9 +180,9 @@ typedef struct kvx_seq_lens {
   const void* lengths; /* [seq_count], tokens */
 } kvx_seq_lens_t;
 
-/* key and value are [num_tokens, num_kv_heads, head_dim], or padded
- * [sequences, tokens of each, num_kv_heads, head_dim] with num_tokens = the product of the first
- * two. */
+/* key and value have shape [num_tokens, num_kv_heads, head_dim], or the padded shape
+ * [sequences, tokens per sequence, num_kv_heads, head_dim], where num_tokens is the product of the
+ * first two dimensions. */
 typedef struct kvx_kv_io_desc {
   uint32_t size;
   kvx_tensor_desc_t key;
@@ -184,7 +192,7 @@ typedef struct kvx_kv_io_desc {
   uint32_t head_dim;
 } kvx_kv_io_desc_t;
 
-/* value = code * scale. All fields zero: no scales. */
+/* Scales of a cache of 8-bit floats: value = code * scale. All fields zero: no scales. */
 typedef struct kvx_scale_desc {
   uint32_t size;
   kvx_dtype_t dtype; /* F32, F16 or BF16 */
@@ -199,7 +207,7 @@ typedef struct kvx_write_desc {
   uint32_t size;
   kvx_kv_io_desc_t io;
   kvx_slot_mapping_t slots;
-  const void* k_scale; /* one F32, read when k_scale_desc.data is null; null too: 1 */
+  const void* k_scale; /* one F32, used when k_scale_desc.data is null; null: 1 */
   const void* v_scale;
   kvx_scale_desc_t k_scale_desc; /* F8 caches */
   kvx_scale_desc_t v_scale_desc;
@@ -210,34 +218,37 @@ typedef struct kvx_gather_desc {
   kvx_kv_io_desc_t io;
   kvx_block_table_t block_table;
   kvx_seq_lens_t seq_lens;
-  uint32_t max_seq_len; /* no sequence gives more tokens than this */
+  uint32_t max_seq_len; /* at most this many tokens of a sequence are copied */
 } kvx_gather_desc_t;
 
-/* Tells which version of this ABI the library speaks.
+/* Reports the version of this ABI that the library implements.
  *
- * size 0 on entry: a caller of version 1.1, which never had to set it; 16 bytes are filled and 1.1
- * is reported. size >= 16 on entry: at most that many bytes are filled, with the library's own
- * version. INVALID_ARGUMENT, and nothing written: version is null, or size is 1 to 15. Thread-safe.
- */
+ * size 0 on entry means a caller of version 1.1, which did not require it: 16 bytes are filled and
+ * version 1.1 is reported. With size >= 16 at most that many bytes are filled, with the library's
+ * own version. INVALID_ARGUMENT: version is null, or size is 1 to 15. Thread-safe. */
 KVX_API kvx_status_t kvx_get_version(kvx_version_t* version);
 
-/* Checks a cache descriptor as the other calls do: kvx_write_kv and kvx_gather_kv accept its k and
- * v when this does. */
+/* Checks a cache descriptor as kvx_write_kv and kvx_gather_kv do. Returns OK for a descriptor whose
+ * k and v they accept. */
 KVX_API kvx_status_t kvx_validate_cache_desc(const kvx_cache_desc_t* cache);
 
-/* Writes key and value of num_tokens tokens into their slots. A slot beyond the cache is
- * OUT_OF_RANGE and nothing is written; of equal slots the last token's row stays. */
+/* Writes key and value of num_tokens tokens into their slots. Of several tokens with the same slot
+ * the last one is stored. OUT_OF_RANGE: a slot is beyond the cache; nothing is written. With a
+ * cache in a GPU's memory the call is a launch on `stream` (a cudaStream_t), which skips such
+ * slots. */
 KVX_API kvx_status_t kvx_write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
                                   void* stream);
 
 /* Copies the first min(length, max_seq_len) tokens of every sequence to rows
- * [sequence * max_seq_len, ...) of key and value; other rows are left as they are. */
+ * [sequence * max_seq_len, ...) of key and value. Other rows are not changed. OUT_OF_RANGE: a block
+ * id or a length is beyond its array. */
 KVX_API kvx_status_t kvx_gather_kv(const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather,
                                    void* stream);
 
-/* The same with a backend's kernels; host memory is served by the CPU. The forms with a type's name
- * ask for cache and IO of it and are UNSUPPORTED with others. prefill: the tokens are sequences of
- * tokens_per_seq, which is a hint: every token still has its slot. */
+/* kvx_write_kv and kvx_gather_kv under the names of backend launches; host memory is served by the
+ * CPU. A form with a type's name returns UNSUPPORTED unless cache and IO have that type. prefill:
+ * the tokens are sequences of tokens_per_seq tokens, which is a hint; every token still has a slot.
+ * INVALID_ARGUMENT: tokens_per_seq does not divide num_tokens. */
 KVX_API kvx_status_t kvx_launch_write_kv(const kvx_cache_desc_t* cache,
                                          const kvx_write_desc_t* write, void* stream);
 KVX_API kvx_status_t kvx_launch_write_kv_f32(const kvx_cache_desc_t* cache,
@@ -269,14 +280,15 @@ KVX_API kvx_status_t kvx_launch_gather_kv_bf16(const kvx_cache_desc_t* cache,
 
 /* ================================= 2. What version 1.2 adds ================================== */
 
-/* The calling thread's most recent failure in words: the field, its value, what was expected. ""
- * when no call of this thread has failed. Valid until the thread's next failing call. */
+/* Returns the text of the calling thread's most recent error: the field, its value and what was
+ * expected. "" when no call of this thread has failed. Valid until the thread's next failing call.
+ */
 KVX_API const char* kvx_last_error(void);
 
-/* "OK", "INVALID_ARGUMENT", ...; "UNKNOWN" for a number that is no status. Never null. */
+/* Returns "OK", "INVALID_ARGUMENT", ..., or "UNKNOWN" for a number outside the enum. Never null. */
 KVX_API const char* kvx_status_name(kvx_status_t status);
 
-/* What the v1 calls of this library can do on this machine. Bit n of a mask stands for the value n
+/* What the v1 calls of this library support on this machine. Bit n of a mask stands for the value n
  * of its enum. */
 typedef struct kvx_features_t {
   uint32_t size;
@@ -293,46 +305,48 @@ typedef struct kvx_features_t {
 } kvx_features_t;
 
 enum {
-  KVX_TRAIT_STRIDED_CACHE = 1 << 0,        /* non-canonical strides of a multiple of 16 bytes */
+  KVX_TRAIT_STRIDED_CACHE = 1 << 0, /* strides other than the canonical, in multiples of 16 bytes */
   KVX_TRAIT_MIXED_KV_DTYPES = 1 << 1,      /* K and V of different dtypes */
   KVX_TRAIT_CONVERTS_DTYPES = 1 << 2,      /* IO and cache of different float dtypes */
   KVX_TRAIT_SECONDARY_POOL = 1 << 3,       /* KV_OFFSETS: bit 31 */
   KVX_TRAIT_BEAMS = 1 << 4,                /* KV_OFFSETS: beam_width above 1 */
   KVX_TRAIT_PADDED_WRITE_IO = 1 << 5,      /* 4-D IO in writes */
   KVX_TRAIT_DENSE_GATHER_IO = 1 << 6,      /* 3-D IO in gathers */
-  KVX_TRAIT_STRIDED_IO = 1 << 7,           /* IO rows with gaps between them */
+  KVX_TRAIT_STRIDED_IO = 1 << 7,           /* gaps between rows of IO */
   KVX_TRAIT_REPORTS_OUT_OF_RANGE = 1 << 8, /* host calls return OUT_OF_RANGE and write nothing */
   KVX_TRAIT_LAUNCH_ON_HOST = 1 << 9,       /* kvx_launch_* serve host memory */
-  KVX_TRAIT_FRAGMENTED_ROWS = 1 << 10,     /* 1.2's verbs: HND_PACKED, code_fragment_bytes */
-  KVX_TRAIT_V_IN_K = 1 << 11               /* 1.2's verbs: KVX_SIDE_PREFIX_OF_K */
+  KVX_TRAIT_FRAGMENTED_ROWS = 1 << 10,     /* verbs of 1.2: HND_PACKED and code_fragment_bytes */
+  KVX_TRAIT_V_IN_K = 1 << 11               /* verbs of 1.2: KVX_SIDE_PREFIX_OF_K */
 };
 
-/* Fills at most features->size bytes and sets size to what was filled. INVALID_ARGUMENT: null, or a
- * size below 8. */
+/* Fills at most features->size bytes and sets size to the number of bytes filled. INVALID_ARGUMENT:
+ * features is null, or its size is below 8. */
 KVX_API kvx_status_t kvx_query_features(kvx_features_t* features);
 
-/* ---- what the library tells ---- */
+/* ---- log ---- */
 
 enum { KVX_LOG_DEBUG = 1, KVX_LOG_INFO = 2, KVX_LOG_WARNING = 3 };
 
-/* write is called by whichever thread has something to say, one call at a time, inside the call
- * that it happens in; text lives until write returns. It must not call this library. */
+/* The caller's function for log lines. The library calls `write` from the thread that logs, one
+ * call at a time, inside the library call that logs. text is valid until write returns. write must
+ * not call this library. */
 typedef struct kvx_log_t {
   uint32_t size;
-  uint32_t least; /* KVX_LOG_*: nothing below is told; 0: everything */
+  uint32_t least; /* KVX_LOG_*: lines below this level are dropped; 0: none is */
   void* user;
   void (*write)(void* user, uint32_t level, const char* text);
 } kvx_log_t;
 
-/* One hook for the process; null: silence, as at the start. The hook that was there is not called
- * any more when this returns. Two threads must not set hooks at the same time. Errors are no log
- * lines: see kvx_last_error. INVALID_ARGUMENT: no write, or called by a hook. */
+/* Sets the process's only log function; the struct is copied. Null turns logging off, as it is at
+ * the start. When this returns, the previous function is no longer called. Two threads must not
+ * call this at the same time. Errors of calls are not logged: see kvx_last_error. INVALID_ARGUMENT:
+ * log->write is null, or this is called from a log function. */
 KVX_API kvx_status_t kvx_set_log(const kvx_log_t* log);
 
 /* ---- formats: how a row of K or V is stored ----
  *
- * The structs from here on hold each other by pointer and may be shorter than the library's: what a
- * caller's struct has not counts as zero. */
+ * The structs from here on contain each other by pointer. A caller's struct may be shorter than the
+ * library's: fields that it lacks are zero. */
 
 typedef enum kvx_format {
   KVX_FORMAT_INVALID = 0,
@@ -376,7 +390,7 @@ typedef enum kvx_scale_source {
   KVX_SCALE_SOURCE_PAGE_SHARED = 3 /* by append, one per group of a block */
 } kvx_scale_source_t;
 
-/* How the encoder picks a scale; readers need not know. */
+/* How append chooses a scale. Reading does not depend on it. */
 typedef enum kvx_scale_choice {
   KVX_SCALE_CHOICE_DEFAULT = 0,
   KVX_SCALE_CHOICE_AMAX = 1,
@@ -397,16 +411,16 @@ typedef struct kvx_format_spec_t {
   uint32_t reserved;     /* 0 */
 } kvx_format_spec_t;
 
-/* A format for rows of one head_dim, all defaults filled in. */
+/* A format for rows of one head_dim, with the defaults filled in. */
 typedef struct kvx_format_info_t {
   uint32_t size;
   uint32_t head_dim_multiple; /* head_dim must be a multiple of this */
   const char* name;           /* "int8"; lives as long as the library */
   const char* summary;        /* one line */
-  uint32_t group_size;        /* numbers that share a scale; head_dim for a whole row */
+  uint32_t group_size;        /* values that share a scale; head_dim for a whole row */
   uint32_t groups_per_row;    /* 0: no scale */
   uint32_t code_bytes_per_row;
-  uint32_t scale_bytes_per_row;   /* wherever they lie */
+  uint32_t scale_bytes_per_row;   /* inside the row or apart from it */
   uint32_t scale_bytes_per_group; /* an affine format's scale and zero together */
   uint32_t scale_type;            /* kvx_scale_type_t; 0: none */
   uint32_t scale_rule;            /* kvx_scale_rule_t; 0: none */
@@ -415,68 +429,75 @@ typedef struct kvx_format_info_t {
   uint32_t reserved;
 } kvx_format_info_t;
 
-/* INVALID_ARGUMENT: no such format, an option that it has not, a head_dim that it cannot store. */
+/* Fills info, up to its size, for rows of head_dim values. INVALID_ARGUMENT: an unknown format, an
+ * option that the format lacks, or a head_dim that it cannot store. */
 KVX_API kvx_status_t kvx_format_info(const kvx_format_spec_t* spec, uint32_t head_dim,
                                      kvx_format_info_t* info);
 
 /* ---- a layer of a cache in the caller's memory ---- */
 
 enum {
-  /* A V that is the first head_dim numbers of K's rows, as latent caches (MLA) keep it: its other
-   * fields are zero, append takes no v, and no layer of it has transforms. */
+  /* V is the first head_dim values of K's rows, as in latent caches (MLA). The side's other fields
+   * are zero, append takes no v, and the layer has no transforms. */
   KVX_SIDE_PREFIX_OF_K = 1 << 0,
-  /* Codes of NVFP4, MXFP4 or MXFP4_G16 in interleaved order: the same bytes a row, their bits in an
-   * order that a Hopper GPU decodes with fewer instructions (docs/cuda). For layers on a GPU
-   * that only kvx reads and writes; computed or given scales, rows in one fragment. */
+  /* The codes of NVFP4, MXFP4 or MXFP4_G16 are in sign-magnitude interleaved order: a row has as
+   * many bytes as without it, with their bits in an order that a Hopper GPU decodes with fewer
+   * instructions (docs/cuda). For layers on a GPU that only kvx reads and writes, with computed
+   * or given scales and contiguous rows. */
   KVX_SIDE_INTERLEAVED_ORDER = 1 << 1
 };
 
-/* K or V of a run of heads that are stored alike. Strides are bytes; codes of a row are contiguous
- * but for code_fragment_bytes. A scale's stride of 0 shares it: only the head's set is a scale per
+/* K or V of a run of heads that have one format and one set of strides. Strides are bytes. The
+ * codes of (block, token, head) begin at codes + block * code_block_stride + token *
+ * code_token_stride + head * code_head_stride, where head counts from the run's first head; scales
+ * likewise. A stride of 0 shares a scale: with only scale_head_stride set there is one scale per
  * head. */
 typedef struct kvx_side_t {
   uint32_t size;
   uint32_t head_dim;
   const kvx_format_spec_t* spec;
-  void* codes; /* of block 0, token 0, the run's first head */
+  void* codes; /* those of block 0, token 0, the run's first head */
   int64_t code_block_stride;
   int64_t code_token_stride;
   int64_t code_head_stride;
-  void* scales; /* likewise, group 0; null: the format has none */
+  void* scales; /* likewise, of group 0; null: the format has no scales */
   int64_t scale_block_stride;
   int64_t scale_token_stride;
   int64_t scale_head_stride;
   int64_t scale_group_stride;
   const float* tensor_scales; /* [heads of the run]; null: 1 */
   uint32_t flags;             /* KVX_SIDE_* */
-  /* 0: contiguous. Otherwise a row's codes lie in fragments of this many bytes,
-   * code_fragment_stride apart, as in HND_PACKED; not with page-shared scales. */
+  /* 0: a row's codes are contiguous. Otherwise they lie in fragments of this many bytes, which are
+   * code_fragment_stride bytes apart, as in HND_PACKED. UNSUPPORTED with page-shared scales and on
+   * a GPU. */
   uint32_t code_fragment_bytes;
   int64_t code_fragment_stride;
 } kvx_side_t;
 
+/* num_heads adjacent heads of a layer. */
 typedef struct kvx_head_run_t {
   uint32_t size;
   uint32_t num_heads;
   const kvx_side_t* k;
-  const kvx_side_t* v; /* null: not stored */
+  const kvx_side_t* v; /* null: V is not stored */
 } kvx_head_run_t;
 
 enum { KVX_TRANSFORM_HADAMARD = 1 << 0 };
 
-/* y = H((x - mean - block_offset) * factor): applied by append, undone by gather, folded into q and
- * the output by attend. Null: an absent term. */
+/* y = H((x - mean - block_offset) * factor), where H is the Hadamard rotation. append applies it,
+ * gather inverts it, and attend folds it into q and the output. A null term is left out. */
 typedef struct kvx_transform_t {
   uint32_t size;
   uint32_t flags;            /* KVX_TRANSFORM_* */
   const float* mean;         /* [num_kv_heads, head_dim] */
   const float* factor;       /* [num_kv_heads, head_dim], positive */
   const float* block_offset; /* [num_offset_blocks, num_kv_heads, head_dim]; K only */
-  int64_t num_offset_blocks; /* a token's is that of its position / block_size */
+  int64_t num_offset_blocks; /* a token has the offset of its position / block_size */
 } kvx_transform_t;
 
-/* Either `cache`, a v1 descriptor of F16, BF16 or F32, and nothing else but transforms; or runs, in
- * head order, with the four counts. */
+/* One layer of a cache in the caller's memory. It is described either by `cache`, a v1 descriptor
+ * of F16, BF16 or F32, with the counts and runs left zero, or by the runs of heads, in head order,
+ * with block_size, num_blocks, num_kv_heads and num_runs. Both may have transforms. */
 typedef struct kvx_layer_t {
   uint32_t size;
   uint32_t block_size; /* tokens */
@@ -487,21 +508,22 @@ typedef struct kvx_layer_t {
   const kvx_cache_desc_t* cache;
   const kvx_transform_t* k_transform;
   const kvx_transform_t* v_transform;
-  /* Where everything lies that a call with this layer names by address: codes, scales, transforms,
-   * rows, slots, tables, lengths, lists of ranges or blocks. 0: where `cache` says, or the host.
-   * DEVICE and UNIFIED: the call is a launch on `stream` that allocates nothing and waits for
-   * nothing; what the host cannot look at (slots, ids, lengths) is skipped there where it leads
-   * nowhere. */
+  /* The memory of everything that a call with this layer names by address: codes, scales,
+   * transforms, rows, slots, tables, lengths, lists of ranges or blocks. 0: the memory of `cache`,
+   * or the host. With DEVICE and UNIFIED the call is a launch on `stream` (a cudaStream_t) that
+   * allocates nothing and does not wait. Kernels skip slots, ids and lengths that are out of range,
+   * because the host cannot read them. */
   uint32_t memory; /* kvx_memory_type_t */
   uint32_t reserved;
-  /* Of a GPU's layer, in its memory: [2], slots, ids and lengths that were out of range, and
-   * non-finite inputs as in kvx_append. Every call adds to them. Null: not counted. */
+  /* [2], in the GPU's memory, for a layer on a GPU: the number of slots, ids and lengths that were
+   * out of range, and of non-finite inputs as in kvx_append. Every call adds to them. Null: nothing
+   * is counted. */
   uint64_t* counters;
 } kvx_layer_t;
 
-/* Opaque pages, as an engine that knows nothing of formats hands them over: [num_blocks,
- * num_kv_heads, block_size * bytes_per_token], uint8. The order inside a page is the library's; a
- * page of zeros is legal and decodes to zeros. */
+/* Pages of an engine that allocates bytes and does not depend on formats: a uint8 array
+ * [num_blocks, num_kv_heads, block_size * bytes_per_token]. The library chooses the order inside a
+ * page. A page of zeros is legal and decodes to zeros. */
 typedef struct kvx_page_desc_t {
   uint32_t size;
   uint32_t block_size; /* a multiple of 4 */
@@ -511,19 +533,19 @@ typedef struct kvx_page_desc_t {
   const kvx_format_spec_t* v_spec;
 } kvx_page_desc_t;
 
-/* Bytes of one token of one KV head, K and V together. */
+/* bytes: what one token of one KV head takes, K and V together. */
 KVX_API kvx_status_t kvx_page_bytes_per_token(const kvx_page_desc_t* page, uint64_t* bytes);
 
-/* Fills k and v (ignored when v_head_dim is 0) for pages that begin at `pages`; their spec pointers
- * are page's. */
+/* Fills k and v, up to their sizes, for pages that begin at `pages`. v is ignored when v_head_dim
+ * is 0. Their spec pointers are those of `page`, which must outlive k and v. */
 KVX_API kvx_status_t kvx_describe_pages(const kvx_page_desc_t* page, void* pages,
                                         uint32_t num_kv_heads, kvx_side_t* k, kvx_side_t* v);
 
 /* ---- the verbs ---- */
 
-/* Threads of the caller. parallel_for calls task(context, i) once for every i below num_tasks, in
- * any threads, and returns when all have returned. Results do not depend on the number of threads.
- */
+/* The caller's threads. parallel_for calls task(context, i) once for every i in [0, num_tasks), on
+ * any threads, and returns when all of them have returned. Results do not depend on the number of
+ * threads. */
 typedef struct kvx_executor_t {
   uint32_t size;
   uint32_t num_threads;
@@ -532,13 +554,13 @@ typedef struct kvx_executor_t {
                        void* context);
 } kvx_executor_t;
 
-/* Floats [tokens, heads, head_dim]; rows are contiguous. */
+/* Rows of floats, [tokens, heads, head_dim]. The head_dim values of a row are contiguous. */
 typedef struct kvx_rows_t {
   uint32_t size;
   uint32_t dtype; /* KVX_DTYPE_F16, BF16 or F32 */
   void* data;
-  int64_t token_stride; /* elements; 0: num_heads * head_stride */
-  int64_t head_stride;  /* 0: head_dim */
+  int64_t token_stride; /* in elements; 0: heads * head_stride */
+  int64_t head_stride;  /* in elements; 0: head_dim */
 } kvx_rows_t;
 
 typedef struct kvx_append_args_t {
@@ -550,19 +572,22 @@ typedef struct kvx_append_args_t {
   int64_t num_tokens;
   const void* slots;        /* [num_tokens]; negative: not written */
   const int64_t* positions; /* [num_tokens], absolute; needed with a block_offset only */
-  /* Null: a slot beyond the cache is OUT_OF_RANGE and nothing is written. Otherwise such tokens are
-   * not written, and their number is added here. */
+  /* Null: a slot beyond the cache is OUT_OF_RANGE and nothing is written. Otherwise tokens with
+   * such slots are skipped and their number is added here. Null on a GPU. */
   uint64_t* out_of_range_slots;
-  uint64_t* nonfinite_inputs; /* added: NaN and infinities that the codes cannot say; may be null */
+  uint64_t* nonfinite_inputs;     /* may be null, and is on a GPU; see kvx_append */
   const kvx_executor_t* executor; /* null: the calling thread */
 } kvx_append_args_t;
 
-/* Rows to slots, transformed and quantised on the way. Of equal slots the later token stays. */
+/* Transforms and quantises rows of K and V and stores them in their slots. Of several tokens with
+ * the same slot the last one is stored (on a GPU: any of them). The number of NaN and infinities
+ * that the format cannot represent is added to nonfinite_inputs. */
 KVX_API kvx_status_t kvx_append(const kvx_append_args_t* args, void* stream);
 
-/* Range i is tokens [first_tokens[i], first_tokens[i] + num_tokens[i]) of sequence sequences[i], to
- * rows first_rows[i], ... of k and v. Null arrays: range i is the whole of sequence i, one after
- * the other, and num_ranges is the table's seq_count. */
+/* Range i is the tokens [first_tokens[i], first_tokens[i] + num_tokens[i]) of sequence
+ * sequences[i]. It goes to rows [first_rows[i], first_rows[i] + num_tokens[i]) of k and v. With all
+ * four arrays null, range i is all of sequence i, the ranges follow each other, and num_ranges is
+ * the table's seq_count. */
 typedef struct kvx_gather_args_t {
   uint32_t size;
   uint32_t num_ranges;
@@ -573,24 +598,26 @@ typedef struct kvx_gather_args_t {
   const int64_t* first_tokens;
   const int64_t* num_tokens;
   const int64_t* first_rows;
-  const kvx_rows_t* k; /* null: not wanted */
-  const kvx_rows_t* v;
-  const kvx_executor_t* executor;
-  int64_t num_rows; /* of k and v: ranges beyond are OUT_OF_RANGE, on a GPU left out and counted.
-                     * 0: what the ranges name is there */
+  const kvx_rows_t* k;            /* [num_rows, num_kv_heads, k head_dim]; null: K is not read */
+  const kvx_rows_t* v;            /* [num_rows, num_kv_heads, v head_dim]; null: V is not read */
+  const kvx_executor_t* executor; /* null: the calling thread */
+  /* Rows that k and v have. A range beyond them is OUT_OF_RANGE; on a GPU it is skipped and
+   * counted. 0: the caller guarantees that k and v have all rows of the ranges. */
+  int64_t num_rows;
 } kvx_gather_args_t;
 
-/* Stored rows to floats, transforms undone. */
+/* Decodes stored rows to floats and inverts the transforms. */
 KVX_API kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream);
 
-/* How exact attention has to be: its root mean square error against double precision over the
- * stored numbers, relative to the output, before that is rounded to its type. On a GPU, whose
- * tensor cores take 16-bit numbers: 3e-4, with a rotation 4e-4, with means or factors 1.2e-3, and
- * 3.5e-3 where the cache or the queries are bf16. There, with many bf16 queries a sequence,
- * integers become f16 numbers: a group whose largest is above 65504 is infinite. */
+/* The accuracy of attention: the root mean square error, relative to the output, against double
+ * precision over the same stored values, before the output is rounded to its type. A GPU's tensor
+ * cores read 16-bit numbers, so there it is 3e-4 for either value; 4e-4 with a rotation, 1.2e-3
+ * with means or factors, and 3.5e-3 where the cache or the queries are bf16. On a GPU, with many
+ * bf16 queries per sequence, integer codes are decoded to f16: a group whose largest value is above
+ * 65504 becomes infinite. */
 typedef enum kvx_precision {
-  KVX_PRECISION_ACCURATE = 0, /* CPU: 1e-5 where K and V have 16 bits and more, else 3e-4 */
-  KVX_PRECISION_FAST = 1      /* 8e-3, where that saves time; a GPU makes no difference */
+  KVX_PRECISION_ACCURATE = 0, /* CPU: 1e-5 where K and V have at least 16 bits, else 3e-4 */
+  KVX_PRECISION_FAST = 1      /* CPU: 8e-3 where that saves time */
 } kvx_precision_t;
 
 typedef struct kvx_attend_args_t {
@@ -598,66 +625,72 @@ typedef struct kvx_attend_args_t {
   uint32_t num_q_heads; /* a multiple of num_kv_heads */
   const kvx_layer_t* layer;
   const kvx_block_table_t* block_table; /* PACKED or RAGGED */
-  const kvx_seq_lens_t* seq_lens;       /* tokens in the cache, the queries' own included */
-  /* [seq_count + 1]: queries of sequence s are rows q_starts[s] .. q_starts[s + 1], its last tokens
-   * (causal). Null: one query a sequence (on a GPU they must be given). */
+  const kvx_seq_lens_t* seq_lens;       /* tokens in the cache, including the queries' own */
+  /* [seq_count + 1]: the queries of sequence s are rows [q_starts[s], q_starts[s + 1]) of q. They
+   * are the sequence's last tokens, and attention is causal. Null: one query per sequence; required
+   * on a GPU. */
   const int32_t* q_starts;
   const kvx_rows_t* q;   /* [queries, num_q_heads, k head_dim] */
   const kvx_rows_t* out; /* [queries, num_q_heads, v head_dim] */
-  float* lse;            /* [queries, num_q_heads], natural log, or null */
+  float* lse;            /* [queries, num_q_heads], natural logarithm; or null */
   float softmax_scale;   /* 0: 1 / sqrt(k head_dim) */
   float softcap;         /* 0: none */
-  uint32_t window;       /* a query sees its own and window - 1 tokens before it; 0: all */
+  uint32_t window;       /* a query sees its own token and window - 1 before it; 0: all */
   uint32_t reserved;     /* 0 */
-  const float* sinks;    /* [num_q_heads] logits that take probability, or null */
-  const uint8_t*
-      tree_mask; /* [queries, tree_mask_stride]: which new tokens a query sees; or null */
-  int64_t tree_mask_stride;
-  /* Full-precision window: blocks [0, num_sink_blocks[s]) and [first_recent_blocks[s], end) of
-   * sequence s lie in `full_precision`. All null: none. */
+  const float* sinks;    /* [num_q_heads], logits added to the softmax's sum; or null */
+  /* [queries, tree_mask_stride]: entry (i, j) is other than 0 where query i sees the j-th new token
+   * of its sequence; it sees all earlier tokens within the window. Null: causal. */
+  const uint8_t* tree_mask;
+  int64_t tree_mask_stride; /* bytes */
+  /* The full-precision window: blocks [0, num_sink_blocks[s]) (the sink tokens) and blocks from
+   * first_recent_blocks[s] on (the recent tokens) of sequence s lie in `full_precision`, the others
+   * in `layer`. [seq_count] each. All three null: there is no window. */
   const kvx_layer_t* full_precision;
   const int32_t* num_sink_blocks;
   const int32_t* first_recent_blocks;
-  void* workspace; /* at least kvx_attend_workspace's bytes; on a GPU on 256 bytes, in its memory */
+  void* workspace; /* on a GPU: in its memory, aligned to 256 bytes; see kvx_attend_workspace */
   uint64_t workspace_bytes;
   const kvx_executor_t* executor;
-  /* What the host must know of arrays that it cannot read; on the host all three are not looked at.
-   * A captured call serves every batch within them. */
+  /* Upper limits of arrays on a GPU, which the host cannot read. A call captured in a CUDA graph
+   * serves every batch within these limits. Ignored for a layer on the host. */
   int64_t num_queries;   /* rows of q and out */
-  int64_t max_tokens;    /* of a sequence; 0: what a row of the table holds */
-  uint32_t max_q_len;    /* queries of a sequence */
+  int64_t max_tokens;    /* the most tokens of a sequence; 0: those of a full row of the table */
+  uint32_t max_q_len;    /* the most queries of a sequence */
   uint32_t reserved_end; /* 0 */
   uint32_t precision;    /* kvx_precision_t */
   uint32_t reserved_2;   /* 0 */
 } kvx_attend_args_t;
 
-/* What kvx_attend needs as workspace for these arguments; 0 on the CPU today. On a GPU it depends
- * on shapes, types and maxima alone. */
+/* bytes: the workspace that kvx_attend needs for these arguments; 0 for a layer on the host. On a
+ * GPU it depends on shapes, types and the upper limits, not on the contents of arrays. */
 KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
 /* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_INTERLEAVED_ORDER, 0
- * otherwise. To be asked once, with the layer's addresses, before the first kvx_append.
- * UNSUPPORTED: a layer on the host. */
+ * otherwise. Call it with the layer's final addresses before the first kvx_append. UNSUPPORTED: a
+ * layer on the host. */
 KVX_API kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* layer,
                                                           uint32_t* prefers);
 
-/* Attention straight from the stored bytes, decode and prefill. */
+/* Computes attention of the queries over the stored K and V, for decode and prefill. out must not
+ * overlap the cache. */
 KVX_API kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream);
 
+/* Copy i copies the first num_tokens[i] tokens of block from_blocks[i] to block to_blocks[i]. */
 typedef struct kvx_copy_args_t {
   uint32_t size;
   uint32_t num_copies;
   const kvx_layer_t* from;
   const kvx_layer_t* to;
   const int64_t* from_blocks; /* [num_copies] */
-  const int64_t* to_blocks;
-  const int32_t* num_tokens;  /* the first tokens of the block; null: all */
-  uint64_t* nonfinite_inputs; /* added, as in kvx_append; may be null */
+  const int64_t* to_blocks;   /* [num_copies] */
+  const int32_t* num_tokens;  /* [num_copies]; null: all tokens of a block */
+  uint64_t* nonfinite_inputs; /* may be null; see kvx_append */
   const kvx_executor_t* executor;
 } kvx_copy_args_t;
 
-/* Blocks as they are stored where both layers store alike, decoded and encoded again where not.
- * Transforms are not looked at: both layers hold transformed rows. Pairs are copied at once, in any
- * order: no block is the target of two, or of one and the source of another. */
+/* Copies blocks from one layer to another, which may be the same. Where both layers have the same
+ * format, bytes are copied; otherwise rows are decoded and encoded again. Transforms are ignored,
+ * because both layers contain transformed rows. The order of the copies is unspecified, so no block
+ * may be the target of two copies, or the target of one and the source of another. */
 KVX_API kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* args, void* stream);
 
 typedef struct kvx_transcode_args_t {
@@ -666,29 +699,37 @@ typedef struct kvx_transcode_args_t {
   const kvx_layer_t* from;
   const kvx_layer_t* to;
   int64_t num_tokens;
-  const void* from_slots; /* [num_tokens] */
-  const void* to_slots;   /* [num_tokens]; a negative slot in either list: not copied */
-  uint64_t* nonfinite_inputs;
+  const void* from_slots;     /* [num_tokens] */
+  const void* to_slots;       /* [num_tokens]; a negative slot in either list is skipped */
+  uint64_t* nonfinite_inputs; /* may be null; see kvx_append */
   const kvx_executor_t* executor;
 } kvx_transcode_args_t;
 
-/* Tokens from slots to slots, any format, layout, block size and transform to any other (but no
- * block_offset). The layers lie in different memory. */
+/* Copies tokens from slots of one layer to slots of another with any other format, layout, block
+ * size and transform. UNSUPPORTED: a transform with a block_offset. INVALID_ARGUMENT: the layers
+ * share memory. */
 KVX_API kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* stream);
 
 /* ---- caches that own their memory ---- */
 
-/* A cache of all layers: pools, block tables and sequences. One thread at a time uses it. On a GPU
- * (kvx_cache_options_t.memory) rows and sinks are in memory that it reads, and calls return when
- * their work is on its way in the cache's stream. */
+/* A cache of all layers of a model: pools of blocks, block tables and sequences. One thread at a
+ * time may use it.
+ *
+ * Lifecycle: kvx_cache_create; for every sequence kvx_sequence_create, then steps, then
+ * kvx_sequence_free; kvx_cache_free. A step is kvx_step_begin, kvx_step_layer once per layer,
+ * kvx_step_end.
+ *
+ * With a cache on a GPU (kvx_cache_options_t.memory) the rows and sinks of a call are in memory
+ * that the GPU reads, and a call returns when its work is enqueued on the cache's stream. */
 typedef struct kvx_cache_s* kvx_cache_t;
 
-/* The caller's memory for a cache's pools. */
+/* The caller's allocator of host memory for a cache's pools. */
 typedef struct kvx_allocator_t {
   uint32_t size;
   uint32_t reserved; /* 0 */
   void* user;
-  /* Host memory, of any content, on a multiple of alignment (a power of two); null: none left. */
+  /* Returns `bytes` bytes with any content at a multiple of alignment (a power of two), or null
+   * when there are none. */
   void* (*allocate)(void* user, uint64_t bytes, uint64_t alignment);
   void (*free)(void* user, void* data, uint64_t bytes);
 } kvx_allocator_t;
@@ -701,33 +742,39 @@ typedef struct kvx_cache_config_t {
   uint32_t v_head_dim;
   uint32_t block_size; /* tokens; 0: 64 */
   uint32_t max_sequences;
-  uint32_t num_threads; /* of a pool of our own; 0 or 1: the calling thread. Unused with executor */
+  uint32_t
+      num_threads; /* of the cache's own pool; 0 or 1: the calling thread; unused with executor */
   int64_t max_tokens_per_sequence;
-  int64_t memory_budget_bytes;    /* 0: what max_sequences full sequences need */
+  int64_t memory_budget_bytes;    /* 0: enough for max_sequences full sequences */
   const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "int4:auto" */
-  const int32_t* layer_windows;   /* [num_layers], 0: none; or null */
+  const int32_t* layer_windows;   /* [num_layers], tokens, 0: no window; or null */
   const kvx_executor_t* executor; /* kept until kvx_cache_free; or null */
-  /* Of all K and V; called by kvx_cache_create and kvx_cache_free. Null: the system's memory. */
+  /* Allocates all K and V. Called by kvx_cache_create and kvx_cache_free, and kept until then.
+   * Null: the system's memory. */
   const kvx_allocator_t* allocator;
 } kvx_cache_config_t;
 
+/* Creates a cache, which the caller frees with kvx_cache_free. */
 KVX_API kvx_status_t kvx_cache_create(const kvx_cache_config_t* config, kvx_cache_t* cache);
-/* Null is allowed. */
+/* Frees a cache, its sequences and its memory. Null is allowed. */
 KVX_API void kvx_cache_free(kvx_cache_t cache);
 
-/* OUT_OF_RANGE: max_sequences are in use. */
+/* Creates an empty sequence. OUT_OF_RANGE: max_sequences are in use. */
 KVX_API kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence);
+/* Ends a sequence and releases its blocks. */
 KVX_API kvx_status_t kvx_sequence_free(kvx_cache_t cache, int32_t sequence);
-/* max_step: the most tokens that one step takes of this sequence; may be null. */
+/* num_tokens: the tokens that the sequence has. max_step: the most tokens that one step may add to
+ * it; may be null. */
 KVX_API kvx_status_t kvx_sequence_tokens(kvx_cache_t cache, int32_t sequence, int64_t* num_tokens,
                                          int64_t* max_step);
 
-/* A step adds tokens to some sequences, each named once: begin, then kvx_step_layer once for every
- * layer, then end. */
+/* Begins a step, one forward pass of a model: entry i adds num_tokens[i] tokens to sequence
+ * sequences[i]; a sequence occurs once. kvx_step_layer follows once for every layer, then
+ * kvx_step_end. OUT_OF_RANGE: there are not enough free blocks. */
 KVX_API kvx_status_t kvx_step_begin(kvx_cache_t cache, uint32_t num_entries,
                                     const int32_t* sequences, const int32_t* num_tokens);
 
-/* Rows are the entries' tokens, one entry after the other. */
+/* The rows of q, k, v and out are the tokens of entry 0, then those of entry 1, and so on. */
 typedef struct kvx_step_layer_args_t {
   uint32_t size;
   uint32_t layer;
@@ -744,34 +791,35 @@ typedef struct kvx_step_layer_args_t {
   uint32_t reserved_2;   /* 0 */
 } kvx_step_layer_args_t;
 
-/* Appends the step's K and V to a layer and attends. */
+/* Appends the step's K and V to a layer and computes attention of q over it. */
 KVX_API kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_args_t* args);
+/* Ends the step: its tokens belong to the sequences from now on. */
 KVX_API kvx_status_t kvx_step_end(kvx_cache_t cache);
 
-/* Stored rows of tokens [first_token, first_token + num_tokens) as floats; k or v null: not wanted.
- */
+/* Decodes the stored rows of tokens [first_token, first_token + num_tokens) to floats. k or v may
+ * be null. */
 KVX_API kvx_status_t kvx_sequence_gather(kvx_cache_t cache, int32_t sequence, uint32_t layer,
                                          int64_t first_token, int64_t num_tokens,
                                          const kvx_rows_t* k, const kvx_rows_t* v);
 
-/* ---- caches that own their memory: prefixes, forks, cuts, files, facts ----
+/* ---- caches that own their memory: prefixes, forks, truncation, files, facts ----
  *
- * A sequence's number is its handle: kvx_sequence_free ends it, and a number that was freed is
- * refused like one that never was, though another sequence may live in the same place. Likewise a
- * kvx_cache_t after kvx_cache_free. */
+ * A sequence's number is its handle. After kvx_sequence_free the number is INVALID_ARGUMENT, like
+ * one that never existed, even when a new sequence uses the same place. A kvx_cache_t after
+ * kvx_cache_free is INVALID_ARGUMENT in the same way. */
 
 enum {
-  KVX_CACHE_PREFIXES = 1 << 0,      /* full blocks of recorded tokens can be found again */
+  KVX_CACHE_PREFIXES = 1 << 0,      /* full blocks of recorded tokens are kept for reuse */
   KVX_CACHE_ZEROES_ON_FREE = 1 << 1 /* a freed block's bytes are overwritten with zeros */
 };
 
 typedef enum kvx_prefix_hash {
   KVX_PREFIX_HASH_DEFAULT = 0, /* XXH3 */
   KVX_PREFIX_HASH_XXH3 = 1,
-  KVX_PREFIX_HASH_SHA256 = 2 /* needed where tenants share a cache */
+  KVX_PREFIX_HASH_SHA256 = 2 /* required where tenants share a cache */
 } kvx_prefix_hash_t;
 
-/* Which cached block goes first. */
+/* Which cached block is evicted first. */
 typedef enum kvx_eviction {
   KVX_EVICTION_DEFAULT = 0, /* LRU */
   KVX_EVICTION_LRU = 1,
@@ -784,101 +832,106 @@ typedef struct kvx_cache_options_t {
   uint32_t flags;       /* KVX_CACHE_* */
   uint32_t prefix_hash; /* kvx_prefix_hash_t */
   uint32_t eviction;    /* kvx_eviction_t */
-  const char* model;    /* names or hashes what computes K and V; null: "" */
-  /* [num_layers]: in a layer with a window, the sequence's first tokens that every query sees too
-   * (attention sinks), 0 in others; or null. */
+  const char* model;    /* name or hash of the model that computes K and V; null: "" */
+  /* [num_layers]: in a layer with a window, how many of a sequence's first tokens every query sees
+   * in addition (attention sinks); 0 in other layers. Null: none. */
   const int32_t* layer_sinks;
-  /* Of host memory, or files (host_tier_folder), for copies of blocks that can be found: what the
-   * pool evicts comes back from there. 0: no host tier; others need KVX_CACHE_PREFIXES. */
+  /* Bytes of host memory, or of files in host_tier_folder, for copies of reusable blocks. A block
+   * that the pool has evicted is loaded back from there. 0: no host tier. Others need
+   * KVX_CACHE_PREFIXES. */
   int64_t host_tier_bytes;
   uint32_t host_tier_eviction; /* kvx_eviction_t */
   uint32_t reserved;           /* 0 */
-  /* Tokens of a sequence in speculative steps (kvx_step_begin_with), since the last that stayed for
-   * sure: a cut reaches back to any of them also where pages share scales; elsewhere cuts are exact
-   * without it. 0: none. */
+  /* The most tokens that a sequence may have in speculative steps (kvx_step_begin_with) at once.
+   * With page-shared scales a sequence can be truncated exactly to any of these tokens; other
+   * formats do not need it for that. 0: none. */
   uint32_t max_speculative_tokens;
-  /* kvx_memory_type_t of the pools: 0 or KVX_MEMORY_HOST, or KVX_MEMORY_DEVICE, which excludes the
-   * allocator. UNSUPPORTED, by its name: what a GPU's cache does not do yet. */
+  /* kvx_memory_type_t of the pools: 0 or KVX_MEMORY_HOST, or KVX_MEMORY_DEVICE, with which
+   * config.allocator must be null. UNSUPPORTED names an option that a cache on a GPU does not
+   * support. */
   uint32_t memory;
-  /* With KVX_MEMORY_DEVICE: the device's index; the most tokens of all entries of a step together,
-   * 0: 4096; a cudaStream_t for all work, which outlives the cache, null: the default stream. */
-  uint32_t device;
-  uint32_t max_step_tokens;
-  void* stream;
-  /* With host_tier_bytes: the host tier's blocks lie in this folder, in files without names that
-   * are gone with the process, and their room is taken at once. null or "": in host memory. */
+  uint32_t device;          /* with KVX_MEMORY_DEVICE: the device's index */
+  uint32_t max_step_tokens; /* with it: the most tokens of all entries of a step; 0: 4096 */
+  void* stream;             /* with it: a cudaStream_t that outlives the cache; null: the default */
+  /* The folder of the host tier's blocks. They lie in unnamed files, which are allocated at once
+   * and disappear with the process. Null or "": the host tier is in host memory. */
   const char* host_tier_folder;
 } kvx_cache_options_t;
 
-/* kvx_cache_create with options; null: as it. */
+/* kvx_cache_create with options. Null options: as kvx_cache_create. */
 KVX_API kvx_status_t kvx_cache_create_with(const kvx_cache_config_t* config,
                                            const kvx_cache_options_t* options, kvx_cache_t* cache);
 
-/* What sets blocks of equal tokens apart. Null and "" are the same. */
+/* Blocks of equal tokens are shared only where these keys are equal. Null and "" are the same. */
 typedef struct kvx_prefix_keys_t {
   uint32_t size;
   uint32_t reserved;   /* 0 */
-  const char* adapter; /* a LoRA's name, say */
-  const char* image;   /* hashes of what stands behind placeholder tokens */
+  const char* adapter; /* for example the name of a LoRA */
+  const char* image;   /* hashes of the images behind placeholder tokens */
   const char* tenant;  /* a salt: blocks are never shared across tenants */
 } kvx_prefix_keys_t;
 
-/* A new sequence that begins with the longest cached prefix of tokens: num_found of them, at most
- * all but the last. UNSUPPORTED: without KVX_CACHE_PREFIXES, or a tenant without SHA256. */
+/* Creates a sequence that begins with the longest cached prefix of `tokens`, num_found of them (may
+ * be null), at most all but the last. keys may be null. UNSUPPORTED: the cache lacks
+ * KVX_CACHE_PREFIXES, or keys has a tenant and the hash is not SHA256. */
 KVX_API kvx_status_t kvx_sequence_create_from(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
                                               const int32_t* tokens, int64_t num_tokens,
                                               int32_t* sequence, int64_t* num_found);
-/* Says which tokens the sequence holds next, after the steps that added them. Nothing without
- * KVX_CACHE_PREFIXES. INVALID_ARGUMENT: others than a fork recorded for a block of both. */
+/* Records which tokens the sequence's next rows belong to, after the steps that added them. It does
+ * nothing without KVX_CACHE_PREFIXES. INVALID_ARGUMENT: the tokens differ from those that a fork
+ * has recorded for a block of both. */
 KVX_API kvx_status_t kvx_sequence_record(kvx_cache_t cache, int32_t sequence, const int32_t* tokens,
                                          int64_t num_tokens);
-/* Copies the first `capacity` recorded tokens; num_tokens: how many there are. */
+/* Copies at most `capacity` recorded tokens to `tokens`. num_tokens: how many are recorded. */
 KVX_API kvx_status_t kvx_sequence_recorded(kvx_cache_t cache, int32_t sequence, int32_t* tokens,
                                            int64_t capacity, int64_t* num_tokens);
 
-/* A fork with the same tokens in the same blocks; whoever writes first copies the open block. */
+/* Creates a sequence, `fork`, with the same tokens in the same blocks. Whichever of the two appends
+ * first copies the block that is not full. */
 KVX_API kvx_status_t kvx_sequence_fork(kvx_cache_t cache, int32_t sequence, int32_t* fork);
-/* Forgets the tokens from num_tokens on. */
+/* Removes the tokens from num_tokens on. OUT_OF_RANGE: num_tokens is above the sequence's. */
 KVX_API kvx_status_t kvx_sequence_truncate(kvx_cache_t cache, int32_t sequence, int64_t num_tokens);
 
-/* kvx_step_begin; is_speculative: [num_entries], other than 0 where tokens may go again
- * (kvx_cache_options_t.max_speculative_tokens). Null: none. */
+/* kvx_step_begin with is_speculative, [num_entries]: other than 0 where the entry's tokens may be
+ * removed again (kvx_cache_options_t.max_speculative_tokens). Null: nowhere. */
 KVX_API kvx_status_t kvx_step_begin_with(kvx_cache_t cache, uint32_t num_entries,
                                          const int32_t* sequences, const int32_t* num_tokens,
                                          const uint8_t* is_speculative);
-/* Ends a verification step: of entry i's tokens the first kept_tokens[i] stay. */
+/* Ends a verification step: the sequence of entry i keeps the first kept_tokens[i] of its tokens.
+ */
 KVX_API kvx_status_t kvx_step_end_kept(kvx_cache_t cache, uint32_t num_entries,
                                        const int32_t* kept_tokens);
-/* Leaves the open step without its tokens. */
+/* Cancels the open step: no sequence gets its tokens. */
 KVX_API kvx_status_t kvx_step_cancel(kvx_cache_t cache);
-/* Waits for what the cache's calls have launched on a GPU; nothing on the host. INTERNAL_ERROR:
- * some of it failed. */
+/* Waits until the work of the cache's calls on a GPU is done; returns at once for a cache on the
+ * host. INTERNAL_ERROR: some of that work failed. */
 KVX_API kvx_status_t kvx_cache_synchronize(kvx_cache_t cache);
 
-/* Forgets up to num_blocks cached blocks of every class, in the policy's order; num_evicted: of all
- * classes. */
+/* Evicts up to num_blocks cached blocks of every class, in the order of the eviction policy.
+ * num_evicted (may be null): how many were evicted in all classes. */
 KVX_API kvx_status_t kvx_cache_evict(kvx_cache_t cache, int64_t num_blocks, int64_t* num_evicted);
-/* Forgets all cached blocks; those in use are free with their last sequence. */
+/* Evicts all cached blocks. Blocks in use become free when their last sequence ends. */
 KVX_API kvx_status_t kvx_cache_clear_prefixes(kvx_cache_t cache);
 
-/* -- files (docs/cache-file.md). Paths are the system's own; 0-terminated. */
+/* -- files (docs/cache-file.md). A path is 0-terminated, in the encoding of the operating system.
+ */
 
 typedef struct kvx_save_options_t {
   uint32_t size;
-  int32_t zstd_level; /* 0: blocks as they lie in memory; 1 to 22 */
+  int32_t zstd_level; /* 1 to 22; 0: no compression */
 } kvx_save_options_t;
 
-/* A sequence all of whose tokens were recorded. Whatever fails, what was at path stays there.
- * options may be null. */
+/* Saves a sequence, all of whose tokens were recorded, to a file. When it fails, a file that was at
+ * `path` before is unchanged. options may be null. */
 KVX_API kvx_status_t kvx_sequence_save(kvx_cache_t cache, int32_t sequence, const char* path,
                                        const kvx_save_options_t* options);
-/* All blocks that a new sequence could begin with. */
+/* Saves all blocks that a new sequence could begin with. */
 KVX_API kvx_status_t kvx_cache_save_prefixes(kvx_cache_t cache, const char* path,
                                              const kvx_save_options_t* options);
 
 enum {
-  /* A file of another format, block size or other full-precision window is decoded and appended
-   * anew; without this it is refused. */
+  /* The rows of a file with another format, block size or full-precision window are decoded and
+   * appended again. Without this flag such a file is INVALID_ARGUMENT. */
   KVX_LOAD_TRANSCODE = 1 << 0
 };
 
@@ -887,22 +940,23 @@ typedef struct kvx_load_options_t {
   uint32_t flags; /* KVX_LOAD_* */
 } kvx_load_options_t;
 
-/* A new sequence as it was saved. INVALID_ARGUMENT: a damaged file, or one of another cache; the
- * message says in what they differ. options may be null. */
+/* Creates a sequence from a file. INVALID_ARGUMENT: the file is damaged, or was saved by a cache
+ * that differs; the message names the difference. options may be null. */
 KVX_API kvx_status_t kvx_sequence_load(kvx_cache_t cache, const char* path,
                                        const kvx_load_options_t* options, int32_t* sequence);
 
 typedef struct kvx_load_report_t {
   uint32_t size;
   uint32_t reserved;
-  int64_t num_blocks; /* in the file */
-  int64_t num_loaded;
-  int64_t num_known; /* were there already */
-  int64_t num_bad;   /* damaged: a miss, never data */
-  int64_t num_no_room;
+  int64_t num_blocks;  /* in the file */
+  int64_t num_loaded;  /* added to the cache */
+  int64_t num_known;   /* already in the cache */
+  int64_t num_bad;     /* damaged, and not loaded */
+  int64_t num_no_room; /* not loaded, because no block was free */
 } kvx_load_report_t;
 
-/* Blocks of the file that new sequences can begin with from now on; report may be null. */
+/* Loads the blocks of a file, so that new sequences can begin with them. options and report may be
+ * null. */
 KVX_API kvx_status_t kvx_cache_load_prefixes(kvx_cache_t cache, const char* path,
                                              const kvx_load_options_t* options,
                                              kvx_load_report_t* report);
@@ -911,45 +965,49 @@ typedef struct kvx_file_info_t {
   uint32_t size;
   uint32_t version;
   uint32_t block_size; /* tokens */
-  uint32_t num_scopes; /* adapters, images and tenants apart */
+  uint32_t num_scopes; /* distinct keys: adapter, image and tenant */
   uint32_t num_sequences;
   uint32_t reserved;
   int64_t num_blocks;
-  int64_t num_tokens;       /* of the first sequence; 0: none */
-  int64_t num_block_copies; /* a block of one layer group, packed or full-precision */
+  int64_t num_tokens;       /* of the first sequence; 0: the file has none */
+  int64_t num_block_copies; /* a block of one layer group, packed or full precision */
   int64_t file_bytes;
-  int64_t stored_bytes; /* of block copies, in the file */
-  int64_t memory_bytes; /* of block copies, in a cache */
+  int64_t stored_bytes; /* of all block copies in the file */
+  int64_t memory_bytes; /* of all block copies in a cache */
 } kvx_file_info_t;
 
-/* What the file's index says. */
+/* Fills info, up to its size, from the file's index. */
 KVX_API kvx_status_t kvx_file_inspect(const char* path, kvx_file_info_t* info);
-/* Reads every block copy. INVALID_ARGUMENT says how many are damaged, and the first. */
+/* Reads every block copy. INVALID_ARGUMENT: some are damaged; the message contains their number and
+ * the first. */
 KVX_API kvx_status_t kvx_file_verify(const char* path);
-/* What a file's blocks must agree in with a cache's, a fact a line. At most capacity bytes of text
- * are written, a 0 last; bytes: what the whole needs, its 0 included. */
+/* Writes the properties that must be equal in a file and a cache for its blocks to be loaded, one
+ * per line. At most capacity bytes of text are written, the last of them 0. bytes: the size of the
+ * whole text with its 0. */
 KVX_API kvx_status_t kvx_file_fingerprint(const char* path, char* text, uint64_t capacity,
                                           uint64_t* bytes);
 KVX_API kvx_status_t kvx_cache_fingerprint(kvx_cache_t cache, char* text, uint64_t capacity,
                                            uint64_t* bytes);
 
-/* -- the host tier. Copies of blocks that can be found go there by themselves, in a thread of the
- * cache's own; kvx_sequence_create_from brings back what it needs and waits for it. */
+/* -- the host tier. A thread of the cache copies reusable blocks there. kvx_sequence_create_from
+ * loads the blocks that it needs and waits for them. */
 
-/* A hint that a sequence of these tokens will come: what the host tier alone has of them sets out
- * for the pool, as far as there is room, and stays there until kvx_prefetch_end. This does not
- * wait. UNSUPPORTED: no host tier, or as kvx_sequence_create_from. */
+/* A hint that a sequence of these tokens will be created. Starts to load their blocks from the host
+ * tier into free blocks of the pool, which keeps them until kvx_prefetch_end, and does not wait.
+ * prefetch: a number for the calls below. UNSUPPORTED: there is no host tier, or as
+ * kvx_sequence_create_from. */
 KVX_API kvx_status_t kvx_cache_prefetch(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
                                         const int32_t* tokens, int64_t num_tokens,
                                         uint64_t* prefetch);
-/* Whether all blocks of the prefetch have arrived, 0 or 1. */
+/* is_done: 1 when all blocks of the prefetch are in the pool, 0 before. */
 KVX_API kvx_status_t kvx_prefetch_is_done(kvx_cache_t cache, uint64_t prefetch, uint32_t* is_done);
-/* Waits for the blocks and lets them go: cached, and evicted when others need the room. */
+/* Waits for the prefetch's blocks and releases them: they are cached and may be evicted. */
 KVX_API kvx_status_t kvx_prefetch_end(kvx_cache_t cache, uint64_t prefetch);
-/* Waits until no block is under way between the tiers. */
+/* Waits until no block is being copied between the tiers. */
 KVX_API kvx_status_t kvx_cache_wait_for_tiers(kvx_cache_t cache);
 
-/* -- facts and events. Out structs are filled up to their caller's size, which is set to that. */
+/* -- facts and events. An out struct is filled up to its caller's size, and its size is set to the
+ * bytes filled. */
 
 typedef struct kvx_cache_snapshot_t {
   uint32_t size;
@@ -958,52 +1016,53 @@ typedef struct kvx_cache_snapshot_t {
   int64_t allocated_bytes; /* of all blocks */
   int64_t metadata_bytes;  /* of the prefix index */
   int64_t nonfinite_inputs;
-  int64_t prefix_queries;     /* since creation, as all that follow */
-  int64_t prefix_hit_blocks;  /* found */
-  int64_t prefix_miss_blocks; /* full blocks asked for and not found */
+  int64_t prefix_queries;     /* these counters count since the cache's creation */
+  int64_t prefix_hit_blocks;  /* full blocks that were found */
+  int64_t prefix_miss_blocks; /* full blocks that were not found */
   int64_t prefix_stored;
   int64_t prefix_removed;
-  int64_t prefix_refused;       /* found no room */
-  int64_t prefix_nodes;         /* now */
-  int64_t host_allocated_bytes; /* the host tier's blocks; all that follow are 0 without one */
-  int64_t host_held_bytes;      /* of blocks that can be found there or are on their way */
+  int64_t prefix_refused;       /* not stored, because there was no room */
+  int64_t prefix_nodes;         /* at present */
+  int64_t host_allocated_bytes; /* bytes of all its blocks; host_*: 0 without a host tier */
+  int64_t host_held_bytes;      /* of blocks that are stored there or being stored */
   int64_t host_metadata_bytes;  /* index and checksums */
-  int64_t host_stored;          /* blocks that came */
-  int64_t host_loaded;          /* blocks that went back */
-  int64_t host_bad;             /* blocks whose bytes had changed: misses */
-  int64_t host_dropped;         /* blocks that found no room */
-  int64_t host_stores_queued;   /* now */
-  int64_t host_loads_queued;    /* now */
+  int64_t host_stored;          /* blocks stored */
+  int64_t host_loaded;          /* blocks loaded back into the pool */
+  int64_t host_bad;             /* blocks with a wrong checksum, not loaded */
+  int64_t host_dropped;         /* blocks not stored, because there was no room */
+  int64_t host_stores_queued;   /* at present */
+  int64_t host_loads_queued;    /* at present */
 } kvx_cache_snapshot_t;
 
+/* Fills the counters of a cache at this moment. */
 KVX_API kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot);
 
-/* A class: the blocks of one layer group, packed, or full-precision at a sequence's ends. */
+/* A class: the blocks of one layer group, either packed or of the full-precision window. */
 typedef struct kvx_block_class_t {
   uint32_t size;
   uint32_t layer_group;
   const char* name; /* lives as long as the cache */
   uint32_t is_full_precision;
   uint32_t block_size; /* tokens */
-  int64_t window;      /* tokens; 0: every token is read */
-  int64_t sinks;       /* tokens that the window does not leave behind */
+  int64_t window;      /* sliding window of the layers, in tokens; 0: none */
+  int64_t sinks;       /* attention sinks in addition to the window, in tokens */
   int64_t block_bytes; /* codes and scales of all layers of the group */
   int64_t num_blocks;  /* active + cached + free */
-  int64_t num_active;  /* sequences use them */
-  int64_t num_cached;  /* nobody does, their content is kept */
+  int64_t num_active;  /* used by sequences */
+  int64_t num_cached;  /* not used, with content that can be reused */
   int64_t num_free;
   int64_t num_evicted;
-  int64_t num_revived; /* cached blocks that were wanted again */
+  int64_t num_revived; /* cached blocks that were used again */
 } kvx_block_class_t;
 
-/* OUT_OF_RANGE: index is not below num_classes. */
+/* Fills the facts of one class. OUT_OF_RANGE: index is not below num_classes. */
 KVX_API kvx_status_t kvx_cache_block_class(kvx_cache_t cache, uint32_t index,
                                            kvx_block_class_t* block_class);
 
 typedef enum kvx_cache_event_kind {
   KVX_CACHE_EVENT_STORED = 1,
   KVX_CACHE_EVENT_REMOVED = 2,
-  KVX_CACHE_EVENT_ALL_CLEARED = 3 /* of no block: the rest is zero */
+  KVX_CACHE_EVENT_ALL_CLEARED = 3 /* concerns no block: the other fields are zero */
 } kvx_cache_event_kind_t;
 
 typedef enum kvx_cache_tier { KVX_CACHE_TIER_POOL = 0, KVX_CACHE_TIER_HOST = 1 } kvx_cache_tier_t;
@@ -1012,15 +1071,16 @@ typedef struct kvx_cache_event_t {
   uint32_t size;
   uint32_t kind;         /* kvx_cache_event_kind_t */
   const uint8_t* hash;   /* [16] */
-  const uint8_t* parent; /* [16]; of a first block: its scope's */
+  const uint8_t* parent; /* [16]; for a first block: the hash of its keys */
   const int32_t* tokens; /* [num_tokens], the block's own */
   int64_t num_tokens;
-  uint32_t tier;     /* kvx_cache_tier_t: where the block came or went */
+  uint32_t tier;     /* kvx_cache_tier_t that stored or removed the block */
   uint32_t reserved; /* 0 */
 } kvx_cache_event_t;
 
-/* on_event hears of every cached block that comes or goes, in the thread of the call that moved it.
- * It is over when it returns, and the cache refuses calls from inside it. */
+/* The cache calls on_event for every reusable block that is stored or removed, in the thread of the
+ * call that did it. The event is valid until on_event returns. Calls with this cache from inside
+ * on_event are INVALID_ARGUMENT. */
 typedef struct kvx_cache_listener_t {
   uint32_t size;
   uint32_t reserved; /* 0 */
@@ -1028,7 +1088,7 @@ typedef struct kvx_cache_listener_t {
   void (*on_event)(void* user, const kvx_cache_event_t* event);
 } kvx_cache_listener_t;
 
-/* Null: nobody listens any more. */
+/* Sets the cache's only listener; the struct is copied. Null removes it. */
 KVX_API kvx_status_t kvx_cache_set_listener(kvx_cache_t cache,
                                             const kvx_cache_listener_t* listener);
 

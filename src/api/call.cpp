@@ -1,4 +1,4 @@
-// kvx_last_error and kvx_status_name: a failed call in words.
+// kvx_last_error and kvx_status_name: the text of a failed call.
 #include "api/call.hpp"
 
 #include <cstring>
@@ -8,7 +8,7 @@
 namespace kvx::boundary {
 namespace {
 
-// A fixed buffer, so that remembering an error cannot fail; longer texts lose their end.
+// A fixed buffer, so that keeping an error cannot fail. Longer texts are cut.
 thread_local char last_error[1024] = "";
 
 static_assert(static_cast<int>(ErrorCode::kInvalidArgument) == KVX_STATUS_INVALID_ARGUMENT);

@@ -1,5 +1,5 @@
-// run_call: the frame around every exported function. An Error becomes a status and the thread's
-// last error; an exception ends here.
+// run_call() wraps the body of every exported function. It turns an Error into a status and the
+// thread's last error, and lets no exception out.
 #pragma once
 
 #include "core/caught.hpp"
@@ -7,7 +7,7 @@
 
 namespace kvx::boundary {
 
-// Remembers the text for kvx_last_error() of this thread, and gives the error's status.
+// Keeps the error's text for kvx_last_error() of this thread and returns its status.
 kvx_status_t fail(const Error& error) noexcept;
 
 // Runs a function that returns a Status.

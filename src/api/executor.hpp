@@ -1,4 +1,4 @@
-// The caller's threads as an Executor.
+// CallersExecutor: the caller's threads as an Executor.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class CallersExecutor final : public Executor {
   }
 
  private:
-  // No exception leaves for the caller's code.
+  // Keeps the first exception of a task, so that none passes through the caller's code.
   struct Call {
     const std::function<void(int)>* task;
     FirstFailure failure;
@@ -40,7 +40,7 @@ class CallersExecutor final : public Executor {
   kvx_executor_t hook_;
 };
 
-// Null: empty, which stands for the calling thread.
+// Reads a caller's executor. Null gives an empty result: the calling thread.
 inline Result<std::optional<CallersExecutor>> read_executor(const kvx_executor_t* executor) {
   if (executor == nullptr) return std::optional<CallersExecutor>();
   KVX_ASSIGN_OR_RETURN(const kvx_executor_t args, read_struct(executor, "executor"));

@@ -6,13 +6,13 @@
 namespace kvx::boundary {
 namespace {
 
-// No struct of this ABI will ever be larger, so that a size that was never set is not read as a
-// tail of gigabytes.
+// No struct of this ABI will ever be larger. The limit keeps an uninitialised size from being read
+// as a tail of gigabytes.
 constexpr uint32_t kMostBytes = 4096;
 
 Error too_large(std::string_view name, uint32_t size, uint32_t known_bytes) {
   return {ErrorCode::kIncompatible,
-          fmt::format("{}.size is {}; this library knows {} bytes and the rest asks for something",
+          fmt::format("{}.size is {}; this library supports {} bytes and the rest is not zero",
                       name, size, known_bytes)};
 }
 
@@ -21,7 +21,7 @@ Status check_not_too_small(uint32_t size, uint32_t known_bytes, std::string_view
   return invalid_argument("{}.size is {}; expected {}", name, size, known_bytes);
 }
 
-// What lies behind the bytes that this library knows asks for nothing when it is zero.
+// Bytes behind those of this library's struct are accepted when they are zero.
 Status check_tail(const void* object, uint32_t size, uint32_t known_bytes, std::string_view name) {
   if (size > kMostBytes) return too_large(name, size, known_bytes);
   if (size <= known_bytes) return {};
@@ -53,15 +53,15 @@ Status check_nested_size(uint32_t size, uint32_t known_bytes, std::string_view n
                            size, known_bytes)};
 }
 
-Status copy_args(const void* object, void* args, uint32_t known_bytes, uint32_t alignment,
-                 std::string_view name) {
+Status copy_struct(const void* object, void* copy, uint32_t known_bytes, uint32_t alignment,
+                   std::string_view name) {
   const uint32_t size = size_of(object);
   constexpr uint32_t kLeast = 8;  // size and the first field
   if (size < kLeast || (size < known_bytes && size % alignment != 0)) {
     return invalid_argument("{}.size is {}; expected {}", name, size, known_bytes);
   }
   KVX_RETURN_IF_ERROR(check_tail(object, size, known_bytes, name));
-  memcpy(args, object, std::min(size, known_bytes));
+  memcpy(copy, object, std::min(size, known_bytes));
   return {};
 }
 

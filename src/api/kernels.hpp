@@ -5,7 +5,8 @@
 
 namespace kvx::boundary {
 
-// Chosen once. An unknown or unsupported KVX_CPU in the environment is every call's error.
+// The kernels are chosen once. If KVX_CPU in the environment names an unknown or unsupported level,
+// every call returns that error.
 inline Result<const ops::cpu::KernelTable*> chosen_kernels() {
   static const Result<device::CpuLevel> level = device::choose_cpu_level();
   if (!level.ok()) return level.error();

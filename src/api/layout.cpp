@@ -1,4 +1,4 @@
-// Holds the structs of the C ABI to their layout while the library is compiled.
+// Checks the layout of the C ABI's structs when the library is compiled.
 #include <cstddef>
 
 #include "kvx/kvx_abi.h"

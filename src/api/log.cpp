@@ -1,4 +1,4 @@
-// kvx_set_log: the caller's ear for what the library tells about itself.
+// kvx_set_log: sends the library's log lines to the caller's function.
 #include "core/log.hpp"
 
 #include "api/call.hpp"
@@ -12,15 +12,15 @@ static_assert(static_cast<int>(LogLevel::kDebug) == KVX_LOG_DEBUG);
 static_assert(static_cast<int>(LogLevel::kInfo) == KVX_LOG_INFO);
 static_assert(static_cast<int>(LogLevel::kWarning) == KVX_LOG_WARNING);
 
-// The sink's user: one hook at a time, changed only while no sink is set.
+// The log sink's user pointer. It changes only while no sink is set.
 kvx_log_t callers_hook;
 
 void call_hook(void* hook, LogLevel level, const char* text) {
-  const auto* args = static_cast<const kvx_log_t*>(hook);
-  args->write(args->user, static_cast<uint32_t>(level), text);
+  const auto* callers = static_cast<const kvx_log_t*>(hook);
+  callers->write(callers->user, static_cast<uint32_t>(level), text);
 }
 
-// What every later line stands on.
+// The first line of every log: the version and the CPU kernels.
 void introduce_library() {
   const auto kernels = chosen_kernels();
   if (!kernels.ok()) return log(LogLevel::kWarning, "{}", kernels.error().message);

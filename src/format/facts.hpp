@@ -45,8 +45,15 @@ enum class ScaleSource : uint8_t {
   kPageShared,  // at append, one per group of a whole block; growth requantises the block
 };
 
-// How codes lie in a row (docs/numbers.md, section 7).
+// How codes lie in a row (docs/numbers.md, section 7). packing.hpp implements each.
 enum class Packing : uint8_t { kBytes, kNibbles, kWords, kTurboMind };
+
+// Which kernels read and write a format's rows. The bytes are the same in all of them. A format
+// that lacks a part of some fast kernel does not compile with kAll.
+enum class Kernels : uint8_t {
+  kAll,        // the reference kernels and every fast one
+  kReference,  // the reference kernels alone: loops over the functions of format/, on every backend
+};
 
 // Up to four permitted values; the first is the default.
 template <class T>
@@ -78,6 +85,7 @@ struct Facts {
   Packing packing;
   int head_dim_multiple;     // head_dim must be a multiple of this
   std::string_view summary;  // one line for `kvx formats` and docs/formats.md
+  Kernels kernels = Kernels::kAll;
 };
 
 constexpr int bytes_of(ScaleType type) {

@@ -1,5 +1,5 @@
-// The list of formats. A new format is its number in facts.hpp, its file in formats/, and its word
-// here; everything else reads this list, and what is missing is a link error.
+// The list of formats, which everything else reads. docs/howto/add-a-format.md names the files of a
+// new one; what is missing does not compile.
 #pragma once
 
 #include "format/formats/bf16.hpp"
@@ -16,23 +16,29 @@
 #include "format/formats/mxfp4.hpp"
 #include "format/formats/mxfp4_g16.hpp"
 #include "format/formats/nvfp4.hpp"
+#include "format/packing.hpp"
 
-// In the order of FormatId.
-#define KVX_FOR_EACH_FORMAT(WORD) \
-  WORD(F32)                       \
-  WORD(F16)                       \
-  WORD(BF16)                      \
-  WORD(Fp8E4M3)                   \
-  WORD(Fp8E5M2)                   \
-  WORD(Int8)                      \
-  WORD(Int4)                      \
-  WORD(Int8Affine)                \
-  WORD(Int4Affine)                \
-  WORD(Mxfp4G16)                  \
-  WORD(Mxfp4)                     \
-  WORD(Nvfp4)                     \
-  WORD(Fp4Row)                    \
-  WORD(Int4Row)
+// APPLY(WORD, Format, NAME) for every format, in the order of FormatId. NAME ends the C ABI's
+// constant, KVX_FORMAT_<NAME>.
+#define KVX_FORMAT_TABLE(APPLY, WORD)  \
+  APPLY(WORD, F32, F32)                \
+  APPLY(WORD, F16, F16)                \
+  APPLY(WORD, BF16, BF16)              \
+  APPLY(WORD, Fp8E4M3, FP8_E4M3)       \
+  APPLY(WORD, Fp8E5M2, FP8_E5M2)       \
+  APPLY(WORD, Int8, INT8)              \
+  APPLY(WORD, Int4, INT4)              \
+  APPLY(WORD, Int8Affine, INT8_AFFINE) \
+  APPLY(WORD, Int4Affine, INT4_AFFINE) \
+  APPLY(WORD, Mxfp4G16, MXFP4_G16)     \
+  APPLY(WORD, Mxfp4, MXFP4)            \
+  APPLY(WORD, Nvfp4, NVFP4)            \
+  APPLY(WORD, Fp4Row, FP4_ROW)         \
+  APPLY(WORD, Int4Row, INT4_ROW)
+
+// WORD(Format) for every format.
+#define KVX_APPLY_TO_FORMAT(WORD, Format, NAME) WORD(Format)
+#define KVX_FOR_EACH_FORMAT(WORD) KVX_FORMAT_TABLE(KVX_APPLY_TO_FORMAT, WORD)
 
 namespace kvx::format {
 
@@ -51,6 +57,22 @@ constexpr bool list_is_in_id_order() {
   return true;
 }
 static_assert(list_is_in_id_order());
+
+// Whether the packing takes the codes, and cuts neither a group nor a row.
+constexpr bool fits_packing(const Facts& facts) {
+  const int together = codes_packed_together(facts.packing);
+  for (int i = 0; i < facts.group_sizes.count; ++i) {
+    const bool is_plain = facts.scale_types.preferred() == ScaleType::kNone;
+    if (!is_plain && facts.group_sizes.values[i] % together != 0) return false;
+  }
+  return can_pack(facts.packing, facts.element_bits) && facts.head_dim_multiple % together == 0;
+}
+
+#define KVX_CHECK_FACTS(Format)                                                             \
+  static_assert(fits_packing(Format::kFacts), #Format "'s packing does not fit its facts"); \
+  static_assert(Format::kFacts.element_bits == Format::Codec::kBits);
+KVX_FOR_EACH_FORMAT(KVX_CHECK_FACTS)
+#undef KVX_CHECK_FACTS
 
 constexpr const Facts& facts_of(FormatId id) {
   return *kAllFacts[static_cast<int>(id)];

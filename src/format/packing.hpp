@@ -1,4 +1,5 @@
-// Packing: how the codes of a row lie in its bytes (docs/numbers.md, section 7).
+// Packing: how the codes of a row lie in its bytes (docs/numbers.md, section 7). A new packing is a
+// case in each of the functions below; without one of them it does not compile.
 #pragma once
 
 #include <cstring>
@@ -8,6 +9,38 @@
 
 namespace kvx::format {
 
+// False, but only once P is known: what the last branch of a choice among packings asserts.
+template <Packing P>
+inline constexpr bool kHasNoBranch = false;
+
+// How many codes of a packing are written and read together: the fewest that fill whole bytes and
+// keep their order. Groups and heads are whole multiples of it.
+constexpr int codes_packed_together(Packing packing) {
+  switch (packing) {
+    case Packing::kBytes:
+      return 1;
+    case Packing::kNibbles:
+      return 2;
+    case Packing::kWords:
+    case Packing::kTurboMind:
+      return 8;
+  }
+  return 0;
+}
+
+// Whether codes of so many bits can be packed this way.
+constexpr bool can_pack(Packing packing, int bits) {
+  switch (packing) {
+    case Packing::kBytes:
+      return bits == 8 || bits == 16 || bits == 32;
+    case Packing::kNibbles:
+    case Packing::kWords:
+    case Packing::kTurboMind:
+      return bits == 4;
+  }
+  return false;
+}
+
 // TurboMind keeps eight 4-bit codes e0..e7 as e0|e2<<4, e4|e6<<4, e1|e3<<4, e5|e7<<4: byte b holds
 // the codes turbomind_first(b) (0, 4, 1, 5) and, in its high half, turbomind_first(b) + 2.
 KVX_INLINE constexpr int turbomind_first(int b) {
@@ -15,7 +48,7 @@ KVX_INLINE constexpr int turbomind_first(int b) {
 }
 
 // Writes codes [first, first + n) of a row, one a byte, into the row's packed bytes.
-// Requires: first and n are even for four-bit codes, multiples of eight for kTurboMind.
+// Requires: first and n are multiples of codes_packed_together(P), but that n may end with the row.
 template <Packing P, class Code>
 KVX_INLINE void pack(const Code* codes, int first, int n, uint8_t* row) {
   if constexpr (P == Packing::kBytes) {
@@ -28,11 +61,14 @@ KVX_INLINE void pack(const Code* codes, int first, int n, uint8_t* row) {
         out[i / 2 + b] = static_cast<uint8_t>(codes[e] | (codes[e + 2] << 4));
       }
     }
-  } else {  // words of eight are the same nibbles, read four bytes at a time
+  } else if constexpr (P == Packing::kNibbles || P == Packing::kWords) {
+    // Words of eight are the same nibbles, read four bytes at a time.
     uint8_t* out = row + first / 2;
     for (int i = 0; i < n / 2; ++i) {
       out[i] = static_cast<uint8_t>(codes[2 * i] | (codes[2 * i + 1] << 4));
     }
+  } else {
+    static_assert(kHasNoBranch<P>, "pack has no branch for this packing");
   }
 }
 
@@ -50,12 +86,14 @@ KVX_INLINE void unpack(const uint8_t* row, int first, int n, Code* codes) {
         codes[e + 2] = in[i / 2 + b] >> 4;
       }
     }
-  } else {
+  } else if constexpr (P == Packing::kNibbles || P == Packing::kWords) {
     const uint8_t* in = row + first / 2;
     for (int i = 0; i < n / 2; ++i) {
       codes[2 * i] = in[i] & 0xF;
       codes[2 * i + 1] = in[i] >> 4;
     }
+  } else {
+    static_assert(kHasNoBranch<P>, "unpack has no branch for this packing");
   }
 }
 

@@ -86,6 +86,8 @@ struct BlockClassFacts {
 
 struct SaveOptions {
   int zstd_level = 0;  // 0: blocks lie in the file as they lie in the pool
+  // Called as blocks are written, with their number so far and in all; it must not call back.
+  std::function<void(int64_t, int64_t)> on_block = {};
 };
 
 // What load_prefixes() did with a file's blocks; a bad block is a miss, never data.

@@ -61,7 +61,7 @@ int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int h
 }
 
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
-                 const TokenRun& tokens, cpu::DecodeFor purpose, float* rows) {
+                 const TokenRun& tokens, format::DecodeFor purpose, float* rows) {
   const cpu::FormatKernels& format = kernels.of(side.spec);
   if (!side.codes.is_fragmented()) {
     format.decode_rows(decode_params(side, head, tokens, purpose, rows));

@@ -68,7 +68,7 @@ inline cpu::EncodeParams encode_params(const SideView& side, int head, const Tok
 }
 
 inline cpu::DecodeParams decode_params(const SideView& side, int head, const TokenRun& tokens,
-                                       cpu::DecodeFor purpose, float* rows) {
+                                       format::DecodeFor purpose, float* rows) {
   assert(!side.is_interleaved);
   return {
       .spec = &side.spec,
@@ -90,7 +90,7 @@ inline cpu::DecodeParams decode_params(const SideView& side, int head, const Tok
 int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                     const TokenRun& tokens, const EncodeRows& rows);
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
-                 const TokenRun& tokens, cpu::DecodeFor purpose, float* rows);
+                 const TokenRun& tokens, format::DecodeFor purpose, float* rows);
 
 // A row's codes, [num_bytes], from where it lies and to there. row: address.at(...).
 void load_codes(const CodeAddress& address, const uint8_t* row, int num_bytes, uint8_t* codes);

@@ -6,13 +6,13 @@
 #include <unistd.h>
 #include <zstd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "core/checked.hpp"
 #include "tier/behind_links.hpp"
+#include "tier/temporary_file.hpp"
 #include "tier/whole_transfer.hpp"
 
 namespace kvx::tier {
@@ -66,17 +66,18 @@ Result<CacheFileWriter> CacheFileWriter::create(const std::string& path, int zst
     return invalid_argument("zstd level is {}; expected 0 (none) to {}", zstd_level,
                             ZSTD_maxCLevel());
   }
-  // A device or a pipe would be replaced by a file.
+  // A device or a pipe would be replaced by a file, and so would a circle of links.
   struct stat facts;
-  if (stat(path.c_str(), &facts) == 0 && !S_ISREG(facts.st_mode)) {
-    return invalid_argument("'{}' is no regular file", path);
-  }
-  static std::atomic<uint64_t> num_writers{0};  // two of a process may write to one path at once
+  const bool exists = stat(path.c_str(), &facts) == 0;
+  if (!exists && errno == ELOOP) return file_error(path, "cannot be written");
+  if (exists && !S_ISREG(facts.st_mode)) return invalid_argument("'{}' is no regular file", path);
   std::string place = behind_links(path);
-  std::string temporary = fmt::format("{}.{}.{}.tmp", place, getpid(), num_writers++);
-  const int descriptor = open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor < 0) return file_error(path, "cannot be written");
-  return CacheFileWriter(std::move(place), std::move(temporary), descriptor, zstd_level);
+  KVX_ASSIGN_OR_RETURN(TemporaryFile temporary, create_temporary(place));
+  CacheFileWriter writer(std::move(place), std::move(temporary.path), temporary.descriptor,
+                         zstd_level);
+  // Until finish() writes the header, its first bytes show what the file is (temporary_file.cpp).
+  KVX_RETURN_IF_ERROR(writer.write_at(0, std::span(kFileMagic)));
+  return writer;
 }
 
 CacheFileWriter::CacheFileWriter(std::string path, std::string temporary, int descriptor,
@@ -155,6 +156,7 @@ Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
         static_cast<size_t>(std::min<int64_t>(reader.file_bytes_, kHeaderBytes)));
     KVX_RETURN_IF_ERROR(reader.read_at(0, bytes));
     KVX_ASSIGN_OR_RETURN(const FileHeader header, parse_header(bytes, reader.file_bytes_));
+    reader.end_ = header.index_offset + header.index_bytes;
     bytes.resize(static_cast<size_t>(header.index_bytes));
     KVX_RETURN_IF_ERROR(reader.read_at(header.index_offset, bytes));
     KVX_ASSIGN_OR_RETURN(reader.index_, parse_index(bytes, header));
@@ -168,6 +170,7 @@ Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
 CacheFileReader::CacheFileReader(CacheFileReader&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       file_bytes_(other.file_bytes_),
+      end_(other.end_),
       index_(std::move(other.index_)),
       stored_(std::move(other.stored_)) {}
 

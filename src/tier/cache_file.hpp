@@ -15,6 +15,7 @@
 // or full-precision, as it lies in the pool, raw or as one zstd frame.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -28,6 +29,7 @@ namespace kvx::tier {
 
 inline constexpr uint32_t kFileVersion = 1;
 inline constexpr int64_t kHeaderBytes = 64;
+inline constexpr std::array<uint8_t, 8> kFileMagic = {'K', 'V', 'X', 'C', 'A', 'C', 'H', 'E'};
 
 // What block copies there are: equal for all blocks of a file.
 struct BlockCopyKind {
@@ -86,8 +88,9 @@ Result<FileIndex> parse_index(std::span<const uint8_t> bytes, const FileHeader& 
 Status decode_block_copy(const BlockCopy& block_copy, std::span<const uint8_t> stored,
                          std::span<uint8_t> out);
 
-// Writes beside `path`; finish() makes it whole: written, synced, renamed, the folder synced. Until
-// then, and when anything fails, what was at `path` before stays there whole.
+// Writes a temporary file beside `path` (tier/temporary_file.hpp); finish() makes it whole:
+// written, synced, renamed, the folder synced. Until then, and when anything fails, what was at
+// `path` before stays there whole.
 class CacheFileWriter {
  public:
   // zstd_level 0: raw. INVALID_ARGUMENT: the file cannot be made.
@@ -123,6 +126,8 @@ class CacheFileReader {
 
   const FileIndex& index() const { return index_; }
   int64_t file_bytes() const { return file_bytes_; }
+  // Bytes after the index, which ends a file as it was written.
+  int64_t trailing_bytes() const { return file_bytes_ - end_; }
   // Reads, decodes and checks. Errors as decode_block_copy; out is unspecified then.
   Status read_block_copy(const BlockCopy& block_copy, std::span<uint8_t> out);
 
@@ -133,6 +138,7 @@ class CacheFileReader {
 
   int descriptor_;
   int64_t file_bytes_;
+  int64_t end_ = 0;  // of the index
   FileIndex index_;
   std::vector<uint8_t> stored_;
 };

@@ -20,7 +20,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers are written as they lie");
 
-constexpr std::string_view kMagic = "KVXCACHE";
+const std::string_view kMagic(reinterpret_cast<const char*>(kFileMagic.data()), kFileMagic.size());
 constexpr uint32_t kOrderMark = 0x01020304;
 constexpr uint32_t kOtherOrderMark = 0x04030201;
 constexpr size_t kCheckedHeaderBytes = 48;

@@ -39,6 +39,10 @@ Status check_block_copies(CacheFileReader& file, const std::string& path) {
       if (num_bad++ == 0) first_problem = fmt::format("block {}: {}", b, read.error().message);
     }
   }
+  if (num_bad == 0 && file.trailing_bytes() > 0) {
+    return invalid_argument("'{}': {} bytes follow its index; expected none", path,
+                            file.trailing_bytes());
+  }
   if (num_bad == 0) return {};
   return invalid_argument("'{}': {} of {} block copies are bad; {}", path, num_bad,
                           num_block_copies, first_problem);

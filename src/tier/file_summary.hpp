@@ -21,8 +21,8 @@ std::vector<KindSummary> summarize_kinds(const FileIndex& index);
 // Tokens of the sequence whose last block this is.
 int64_t num_tokens_of(const FileIndex& index, int32_t last_block);
 
-// Reads every block_copy. INVALID_ARGUMENT: how many are bad, and the first; the file is called
-// `path`.
+// Reads every block copy. INVALID_ARGUMENT: how many are bad, and the first, or how many bytes
+// follow the file's end; the message calls the file `path`.
 Status check_block_copies(CacheFileReader& file, const std::string& path);
 
 }  // namespace kvx::tier

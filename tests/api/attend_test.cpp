@@ -128,7 +128,7 @@ TEST(Attend, ReadsFullPrecisionWindowFromAnotherLayer) {
   full_precision.layer.layer.k_transform = nullptr;
   attention.out_rows.data = full_precision.layer.memory.data();
   EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
-  EXPECT_STREQ(kvx_last_error(), "out lies over the layer's memory; expected memory apart from it");
+  EXPECT_STREQ(kvx_last_error(), "out overlaps the layer's memory; expected memory apart from it");
   attention.out_rows.data = attention.out.data();
   attention.args.first_recent_blocks = nullptr;
   EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);

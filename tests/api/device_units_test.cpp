@@ -1,5 +1,5 @@
-// How a token's rows are cut for a GPU: every element once, as full-precision as addresses allow.
-#include "api/v1/device_units.hpp"
+// How a token's rows are cut for a GPU: every element once, as wide as addresses allow.
+#include "ops/copy_rows/row_units.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,20 +11,20 @@
 namespace kvx::api_test {
 namespace {
 
-using boundary::RowUnits;
+using ops::copy_rows::RowUnits;
 
 struct Sides {
-  boundary::CacheView cache;
-  boundary::IoView io;
+  ops::copy_rows::CacheView cache;
+  ops::copy_rows::IoView io;
 };
 
 // The views that the API boundary makes of a test's descriptors.
 Sides sides_of(const Cache& cache, const Io& io) {
-  boundary::DeferredErrors counters;
+  boundary::DeferredErrors deferred_errors;
   Sides sides;
-  sides.cache = boundary::check_cache(&cache.desc, counters).value();
-  sides.io = boundary::check_io(io.desc, 0, sides.cache, counters).value();
-  EXPECT_TRUE(counters.status().ok());
+  sides.cache = boundary::check_cache(&cache.desc, deferred_errors).value();
+  sides.io = boundary::check_io(io.desc, 0, sides.cache, deferred_errors).value();
+  EXPECT_TRUE(deferred_errors.status().ok());
   // Where a test's vectors happen to lie says nothing.
   alignas(16) static uint8_t somewhere[32];
   sides.cache.k.data = sides.io.k.data = somewhere;
@@ -37,7 +37,7 @@ void expect_all_elements(const Sides& sides, const RowUnits& units) {
   std::set<int64_t> cache_offsets;
   std::set<int64_t> io_offsets;
   for (uint32_t u = 0; u < units.num_units; ++u) {
-    const boundary::Unit unit = boundary::unit_at(units, sides.cache.k, sides.io.k, u);
+    const ops::copy_rows::Unit unit = ops::copy_rows::unit_at(units, sides.cache.k, sides.io.k, u);
     EXPECT_EQ(unit.cache_offset % (units.elements * bytes), 0);
     EXPECT_EQ(unit.io_offset % (units.elements * bytes), 0);
     for (int e = 0; e < units.elements; ++e) {
@@ -45,7 +45,7 @@ void expect_all_elements(const Sides& sides, const RowUnits& units) {
       io_offsets.insert(unit.io_offset + e * bytes);
     }
   }
-  const boundary::CacheSide& k = sides.cache.k;
+  const ops::copy_rows::CacheSide& k = sides.cache.k;
   std::set<int64_t> expected;
   std::set<int64_t> expected_io;
   for (int64_t h = 0; h < sides.cache.num_heads; ++h) {
@@ -63,7 +63,8 @@ RowUnits units_for(const Shape& shape, const Layout& layout, int64_t alignment =
   const Cache cache(shape, layout);
   const Io io(shape, 3);
   const Sides sides = sides_of(cache, io);
-  const RowUnits units = boundary::units_of(sides.cache, sides.cache.k, sides.io.k, alignment);
+  const RowUnits units =
+      ops::copy_rows::units_of(sides.cache, sides.cache.k, sides.io.k, alignment);
   expect_all_elements(sides, units);
   return units;
 }
@@ -108,12 +109,12 @@ TEST(DeviceUnits, KeepHeadsApartWhereNumbersAreConverted) {
   const Cache cache(shape, {}, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E4M3);
   const Io io(shape, 3);
   Sides sides = sides_of(cache, io);
-  RowUnits units = boundary::units_of(sides.cache, sides.cache.k, sides.io.k, 16);
+  RowUnits units = ops::copy_rows::units_of(sides.cache, sides.cache.k, sides.io.k, 16);
   EXPECT_TRUE(units.converts);
   EXPECT_EQ(units.num_heads, 2);
   EXPECT_EQ(units.elements, 4);
   sides.io.k.data += 2;
-  units = boundary::units_of(sides.cache, sides.cache.k, sides.io.k, 16);
+  units = ops::copy_rows::units_of(sides.cache, sides.cache.k, sides.io.k, 16);
   EXPECT_EQ(units.elements, 1);
 }
 

@@ -103,7 +103,7 @@ TEST(Allocator, ThatHasNothingLeftEndsTheCreation) {
     const kvx_cache_config_t config = small_config(&allocator.hook);
     kvx_cache_t cache = nullptr;
     EXPECT_EQ(kvx_cache_create(&config, &cache), KVX_STATUS_OUT_OF_RANGE) << num_left;
-    EXPECT_THAT(kvx_last_error(), HasSubstr("no memory for"));
+    EXPECT_THAT(kvx_last_error(), HasSubstr("the allocator returned null for"));
     EXPECT_EQ(cache, nullptr);
     EXPECT_TRUE(allocator.held.empty()) << "what was given has come back";
   }

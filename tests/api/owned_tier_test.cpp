@@ -91,7 +91,7 @@ TEST(OwnedTier, BringsBlocksBackAheadOfTime) {
 
   const auto twice = cache.end_prefetch(prefetch);
   ASSERT_FALSE(twice.ok());
-  EXPECT_THAT(twice.failure().text, HasSubstr("has ended, or never was"));
+  EXPECT_THAT(twice.failure().text, HasSubstr("has ended, or never existed"));
   EXPECT_EQ(kvx_prefetch_is_done(cache.handle(), prefetch, &is_done), KVX_STATUS_INVALID_ARGUMENT);
 }
 

@@ -372,7 +372,7 @@ TEST(Interleaved, AreRefusedWhereNoKernelReadsThem) {
     EXPECT_THAT(kvx_last_error(), HasSubstr(words));
   };
   PagedLayer integers(geometry, in_page(KVX_FORMAT_INT4), in_page(KVX_FORMAT_INT4));
-  refused(integers, KVX_STATUS_INVALID_ARGUMENT, "has codes in interleaved order; int4 has none");
+  refused(integers, KVX_STATUS_INVALID_ARGUMENT, "has codes in interleaved order, which int4 does not have");
   PagedLayer shared(geometry, in_page(KVX_FORMAT_NVFP4), in_page(KVX_FORMAT_NVFP4));
   shared.k_spec.scale_source = KVX_SCALE_SOURCE_PAGE_SHARED;
   shared.k.scale_token_stride = 0;

@@ -12,7 +12,7 @@ namespace kvx::api_test {
 namespace {
 
 TEST(StreamCopy, MovesJustItsBytesAtAnyAlignment) {
-  const boundary::StreamCopy copy = boundary::stream_copy();
+  const ops::copy_rows::StreamCopy copy = ops::copy_rows::stream_copy();
   if (copy == nullptr) return;  // a processor without such stores has no such copy
   std::vector<uint8_t> source(1024);
   std::iota(source.begin(), source.end(), uint8_t{1});
@@ -22,7 +22,7 @@ TEST(StreamCopy, MovesJustItsBytesAtAnyAlignment) {
       std::vector<uint8_t> expected = target;
       memcpy(expected.data() + to, source.data() + 5, static_cast<size_t>(bytes));
       copy(target.data() + to, source.data() + 5, bytes);
-      boundary::finish_streams();
+      ops::copy_rows::finish_streams();
       ASSERT_EQ(target, expected) << to << " " << bytes;
     }
   }

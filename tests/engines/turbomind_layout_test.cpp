@@ -46,7 +46,7 @@ TEST(TurboMindLayout, HasTheOraclesOffsetsForEveryPolicy) {
     SCOPED_TRACE(shape_text(expected));
     for (const auto& row : expected.at("offsets")) {
       const int layer = row[0], head = row[1], token = row[3];
-      const Side side = row[2] == 0 ? Side::kKey : Side::kValue;
+      const KvSide side = row[2] == 0 ? KvSide::kKey : KvSide::kValue;
       SCOPED_TRACE(row.dump());
       EXPECT_EQ(layout.data_offset(layer, head, side, token), row[4]);
       if (row[5] != -1) {
@@ -81,9 +81,9 @@ TEST(TurboMindLayout, AnswersUnderTurboMindsOwnName) {
 TEST(TurboMindLayout, KeepsAll32LayersInsideTheBlockBecauseFp4HasNoParameters) {
   const BlockLayout layout = llama_layout(KvCacheMode::kFp4Mx);
   EXPECT_EQ(layout.layer_bytes, 65'536);
-  EXPECT_EQ(layout.data_offset(31, 7, Side::kValue, 63) + layout.token_data_bytes,
+  EXPECT_EQ(layout.data_offset(31, 7, KvSide::kValue, 63) + layout.token_data_bytes,
             layout.block_bytes);
-  EXPECT_EQ(layout.scale_offset(31, 7, Side::kValue, 63) + layout.token_scale_bytes,
+  EXPECT_EQ(layout.scale_offset(31, 7, KvSide::kValue, 63) + layout.token_scale_bytes,
             layout.scale_block_bytes);
 }
 
@@ -107,7 +107,7 @@ TEST(TurboMindLayout, GivesEveryRowBytesOfItsOwn) {
     };
     for (int layer = 0; layer < 3; ++layer) {
       for (int head = 0; head < 2; ++head) {
-        for (const Side side : {Side::kKey, Side::kValue}) {
+        for (const KvSide side : {KvSide::kKey, KvSide::kValue}) {
           for (int token = 0; token < 5; ++token) {
             use(data_uses, layout.data_offset(layer, head, side, token), layout.token_data_bytes);
             use(data_uses, layout.param_offset(layer, head, side, token), layout.token_param_bytes);
@@ -131,7 +131,7 @@ TEST(TurboMindLayout, FindsScalesThroughTheSequencesBlocks) {
     table.push_back(block.data());
   }
   for (int token = 0; token < 12; ++token) {
-    uint8_t* expected = table[token / 4] + layout.scale_offset(1, 2, Side::kKey, token % 4);
+    uint8_t* expected = table[token / 4] + layout.scale_offset(1, 2, KvSide::kKey, token % 4);
     EXPECT_EQ(get_fp4_mx_scale_base(table.data(), 1, 2, 3, 4, 64, token), expected);
     EXPECT_EQ(get_fp4_nv_scale_base(table.data(), 1, 2, 3, 4, 64, token), expected);
   }

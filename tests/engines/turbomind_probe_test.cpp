@@ -23,17 +23,17 @@ constexpr int kGroups = kHeadDim / 16;
 
 struct Place {
   int layer, head;
-  Side side;
+  KvSide side;
   int token;
 };
 
 // Every group has a magnitude of its own, far from its neighbours' along all five axes.
 float number_at(const Place& at, int d) {
   const int group = d / 16;
-  const int exponent =
-      (at.layer * 5 + at.head * 7 + at.token * 3 + group * 4 + (at.side == Side::kValue ? 11 : 0)) %
-          13 -
-      6;
+  const int exponent = (at.layer * 5 + at.head * 7 + at.token * 3 + group * 4 +
+                        (at.side == KvSide::kValue ? 11 : 0)) %
+                           13 -
+                       6;
   const float mantissa = 1.0f + 0.11f * static_cast<float>((at.token * 5 + group * 3) % 9);
   const float shape = d % 16 == 5 ? 1.0f : 0.06f * static_cast<float>(d % 16);
   return std::ldexp(mantissa * shape, exponent) * (d % 3 == 0 ? -1.0f : 1.0f);
@@ -118,8 +118,8 @@ class Fp4Blocks : public ::testing::TestWithParam<Mode> {
       slots.push_back(int64_t{kBlocks[token / kBlockLen]} * kBlockLen + token % kBlockLen);
       for (int head = 0; head < kHeads; ++head) {
         for (int d = 0; d < kHeadDim; ++d) {
-          k.push_back(number_at({layer, head, Side::kKey, token}, d));
-          v.push_back(number_at({layer, head, Side::kValue, token}, d));
+          k.push_back(number_at({layer, head, KvSide::kKey, token}, d));
+          v.push_back(number_at({layer, head, KvSide::kValue, token}, d));
         }
       }
     }
@@ -152,16 +152,16 @@ TEST_P(Fp4Blocks, HoldEveryTokensOwnScalesAtTheirPlace) {
   for (int layer = 0; layer < kLayers; ++layer) {
     for (int head = 0; head < kHeads; ++head) {
       for (int token = 0; token < kTokens; ++token) {
-        for (const Side side : {Side::kKey, Side::kValue}) {
+        for (const KvSide side : {KvSide::kKey, KvSide::kValue}) {
           const Place at = {layer, head, side, token};
           // [layer][head][token][K: 4 bytes][V: 4 bytes]
           const int64_t row = (layer * kHeads + head) * kBlockLen + token % kBlockLen;
           const uint8_t* scales = scale_blocks_[token / kBlockLen] + row * 2 * kGroups +
-                                  (side == Side::kValue ? kGroups : 0);
+                                  (side == KvSide::kValue ? kGroups : 0);
           for (int group = 0; group < kGroups; ++group, ++checked) {
             ASSERT_EQ(int{scales[group]}, int{expected_scale(at, group)})
                 << "layer " << layer << " head " << head << " token " << token << " group " << group
-                << (side == Side::kKey ? " K" : " V");
+                << (side == KvSide::kKey ? " K" : " V");
           }
         }
       }
@@ -172,7 +172,7 @@ TEST_P(Fp4Blocks, HoldEveryTokensOwnScalesAtTheirPlace) {
 
 TEST_P(Fp4Blocks, CodeElementDiUnderScaleDiOver16) {
   for (int token = 0; token < kTokens; ++token) {
-    for (const Side side : {Side::kKey, Side::kValue}) {
+    for (const KvSide side : {KvSide::kKey, KvSide::kValue}) {
       const Place at = {1, 1, side, token};
       const uint8_t* row =
           data_blocks_[token / kBlockLen] + pool_.layout.data_offset(1, 1, side, token % kBlockLen);
@@ -189,8 +189,8 @@ TEST_P(Fp4Blocks, ShowTheProbeTheirScalesAndFirstByte) {
   for (int layer = 0; layer < kLayers; ++layer) {
     for (int head = 0; head < kHeads; ++head) {
       for (int token = 0; token < kTokens; ++token) {  // block_len and block_len + 1 among them
-        const Place k = {layer, head, Side::kKey, token};
-        const Place v = {layer, head, Side::kValue, token};
+        const Place k = {layer, head, KvSide::kKey, token};
+        const Place v = {layer, head, KvSide::kValue, token};
         const double step = GetParam().step(expected_scale(k, 0));
         const int byte0 =
             expected_code(number_at(k, 0), step) | expected_code(number_at(k, 1), step) << 4;

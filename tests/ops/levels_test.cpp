@@ -129,7 +129,7 @@ Stored encode_and_decode(CpuLevel level, const FormatSpec& spec, int head_dim,
   cpu::DecodeParams decode = {&spec,
                               head_dim,
                               0.3f,
-                              cpu::DecodeFor::kGather,
+                              format::DecodeFor::kGather,
                               stored.gathered.data(),
                               0,
                               n,
@@ -139,7 +139,7 @@ Stored encode_and_decode(CpuLevel level, const FormatSpec& spec, int head_dim,
                               side.view.scales.token_stride,
                               side.view.scales.group_stride};
   kernels.decode_rows(decode);
-  decode.purpose = cpu::DecodeFor::kAttend;
+  decode.purpose = format::DecodeFor::kAttend;
   decode.rows = stored.attended.data();
   kernels.decode_rows(decode);
   stored.codes = side.codes;

@@ -173,7 +173,7 @@ TEST(Resolutions, C20Int4IsTwosComplementAndReadsMinusEight) {
   std::vector<float> back(8);
   const auto& kernels = cpu::kernel_table(device::CpuLevel::kScalar).of(spec);
   kernels.decode_rows(
-      {&spec, 8, 1.0f, cpu::DecodeFor::kGather, back.data(), 0, 1, codes.data(), 0, scale, 0, 2});
+      {&spec, 8, 1.0f, format::DecodeFor::kGather, back.data(), 0, 1, codes.data(), 0, scale, 0, 2});
   EXPECT_THAT(back, Each(-8.0f));
 }
 

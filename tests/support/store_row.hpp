@@ -28,7 +28,7 @@ inline StoredRow store_row(device::CpuLevel level, const format::FormatSpec& spe
   row.nonfinite =
       kernels.encode_rows({&spec, head_dim, tensor_scale, x.data(), 0, 1, side.codes.data(), 0,
                            side.scales.data(), 0, side.view.scales.group_stride});
-  kernels.decode_rows({&spec, head_dim, tensor_scale, ops::cpu::DecodeFor::kGather, row.back.data(),
+  kernels.decode_rows({&spec, head_dim, tensor_scale, format::DecodeFor::kGather, row.back.data(),
                        0, 1, side.codes.data(), 0, side.scales.data(), 0,
                        side.view.scales.group_stride});
   row.codes = side.codes;

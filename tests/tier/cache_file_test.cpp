@@ -290,6 +290,27 @@ TEST_F(CacheFile, ALinkToItStaysALink) {
   EXPECT_EQ(num_files(), 2);
 }
 
+TEST_F(CacheFile, ALinkToAFileThatIsMissingStaysALink) {
+  fs::create_symlink("target", path("second"));
+  fs::create_symlink("second", path("link"));  // relative, one after the other
+  {
+    CacheFileWriter writer = CacheFileWriter::create(path("link"), 0).value();
+    ASSERT_TRUE(writer.finish(write_block_copies(writer)).ok());
+  }
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_TRUE(fs::is_symlink(path("second")));
+  EXPECT_FALSE(fs::is_symlink(path("target")));
+  expect_small_file(path("target"));
+  EXPECT_EQ(num_files(), 3);
+}
+
+TEST_F(CacheFile, ACircleOfLinksIsRefused) {
+  fs::create_symlink("one", path("other"));
+  fs::create_symlink("other", path("one"));
+  EXPECT_FALSE(CacheFileWriter::create(path("one"), 0).ok());
+  EXPECT_TRUE(fs::is_symlink(path("one")));
+}
+
 TEST_F(CacheFile, TakesNoDevicesPlace) {
   fs::create_symlink("/dev/null", path("null"));
   for (const std::string& place : {path("null"), folder_.string()}) {

@@ -1,7 +1,9 @@
 // The program from outside with a model, a tiny one: run and compare from end to end, and what they
 // refuse.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -94,13 +96,40 @@ TEST_F(CliModel, ChatsWithoutAPromptUntilTheInputEnds) {
   EXPECT_EQ(outcome.out, "");
 }
 
-TEST_F(CliModel, AChatThatOutgrowsItsContextIsKept) {
-  write("chat.txt", "abcdefgh\n" + tests::tiny_text(64) + "\n");
+TEST_F(CliModel, AChatWithATurnThatIsTooLongGoesOn) {
+  write("chat.txt", "abcdefgh\n" + tests::tiny_text(64) + "\nabc\n");
   const Outcome outcome =
       kvx("run -m model.gguf -n 2 --block-size 4 --prefix-cache c.kvx", "", "chat.txt");
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("the context is 64 tokens"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("does not fit the context of 64 tokens: write a shorter one"));
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 2) << outcome.out;
   EXPECT_EQ(kvx("cache verify c.kvx").exit_code, 0);
+}
+
+TEST_F(CliModel, AChatThatOutgrowsItsContextForgetsItsFirstTurns) {
+  write("chat.txt", "abcdefgh\nijklmnop\nqrstuvwx\nyzabcdef\n");
+  const Outcome outcome = kvx("run -m model.gguf -n 2 --block-size 4", "", "chat.txt");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err,
+              HasSubstr("the context of 64 tokens is full: 1 of 3 turns are forgotten"));
+  // What is kept is what a chat of these turns alone holds.
+  write("last.txt", "qrstuvwx\nyzabcdef\n");
+  const Outcome last = kvx("run -m model.gguf -n 2 --block-size 4", "", "last.txt");
+  EXPECT_THAT(outcome.out, ::testing::EndsWith(last.out.substr(last.out.find('\n'))));
+}
+
+TEST_F(CliModel, AChatHasCommands) {
+  write("chat.txt", "/help\nabc\n/cache\n/new\n/cache\n/cahce\n/home/me\n");
+  const Outcome outcome = kvx("run -m model.gguf -n 2 --cache int8 --block-size 4", "", "chat.txt");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("/new    begin another chat"));
+  EXPECT_THAT(outcome.err, HasSubstr("of 64 tokens in 1 turns"));
+  EXPECT_THAT(outcome.err, HasSubstr("bytes for these tokens"));
+  EXPECT_THAT(outcome.err, HasSubstr("unknown command /cahce; did you mean /cache?"));
+  EXPECT_THAT(outcome.err, HasSubstr("0 of 64 tokens in 0 turns"));
+  // What begins like a path is said to the model, which has no token for a slash here.
+  EXPECT_THAT(outcome.err, HasSubstr("the text has byte 0x2F"));
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 1) << outcome.out;
 }
 
 TEST_F(CliModel, ANewChatBeginsWithWhatTheHostTierKept) {
@@ -168,6 +197,70 @@ TEST_F(CliModel, ASavedCacheGoesOnAsTheRunWould) {
   }
 }
 
+TEST_F(CliModel, ASavedCacheIsLoadedAsItsFileSays) {
+  for (const std::string cache :
+       {"--cache int8 --block-size 4", "--cache int4:g32,search,sink=8,recent=8 --block-size 8",
+        "--cache fp8_e4m3/int4_row:v.hadamard,recent=4 --block-size 4",
+        "--cache int8 --layers 1=bf16 --heads 0:1=f16 --block-size 4"}) {
+    const Outcome saved = kvx(fmt::format(
+        "cache save -m model.gguf {} --raw -p 'hello there my friend' -o c.kvx", cache));
+    ASSERT_EQ(saved.exit_code, 0) << cache << saved.err;
+    const Outcome told = kvx(fmt::format("cache load -m model.gguf {} c.kvx -n 8", cache));
+    ASSERT_EQ(told.exit_code, 0) << told.err;
+    const Outcome loaded = kvx("cache load -m model.gguf c.kvx -n 8");
+    ASSERT_EQ(loaded.exit_code, 0) << cache << loaded.err;
+    EXPECT_EQ(loaded.out, told.out) << cache;
+    // The printed options load it, too.
+    const std::string inspected = kvx("cache inspect c.kvx").out;
+    constexpr std::string_view kBefore = "loaded with ";
+    const size_t at = inspected.find(kBefore);
+    ASSERT_NE(at, std::string::npos) << inspected;
+    const std::string options =
+        inspected.substr(at + kBefore.size(), inspected.find('\n', at) - at - kBefore.size());
+    EXPECT_EQ(kvx(fmt::format("cache load -m model.gguf {} c.kvx -n 8", options)).out, told.out)
+        << options;
+  }
+}
+
+TEST_F(CliModel, PrintsTheOptionsThatLoadACacheFile) {
+  const std::string save = "cache save -m model.gguf --raw -p hello -o c.kvx ";
+  ASSERT_EQ(kvx(save + "--cache int4:sink=4,recent=8 --block-size 4 --layers 1=bf16").exit_code, 0);
+  EXPECT_THAT(
+      kvx("cache inspect c.kvx").out,
+      HasSubstr("loaded with --cache int4:sink=4,recent=8 --layers 1=bf16 --block-size 4\n"));
+}
+
+TEST_F(CliModel, VerifyRefusesTrailingBytes) {
+  ASSERT_EQ(kvx("cache save -m model.gguf --raw -p hello -o c.kvx").exit_code, 0);
+  write("long.kvx", read_file("file", work() / "c.kvx").value() + "more");
+  expect_refused("cache verify long.kvx", "'long.kvx': 4 bytes follow its index; expected none");
+}
+
+TEST_F(CliModel, ASaveThroughALinkKeepsTheLink) {
+  std::filesystem::create_symlink("target.kvx", work() / "link.kvx");
+  ASSERT_EQ(kvx("cache save -m model.gguf --raw -p hello -o link.kvx").exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(work() / "link.kvx"));
+  EXPECT_EQ(kvx("cache verify target.kvx").exit_code, 0);
+}
+
+TEST_F(CliModel, PruneRemovesWhatAKilledSaveLeft) {
+  ASSERT_EQ(kvx("cache save -m model.gguf --raw -p hello -o c.kvx").exit_code, 0);
+  const pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  ASSERT_EQ(waitpid(gone, nullptr, 0), gone);
+  const std::string left = fmt::format("c.kvx.{}.0.tmp", gone);
+  write(left.c_str(), "KVXCACHE and a part of a block");
+  write("notes.txt", "a text");
+  const Outcome pruned = kvx("cache prune .");
+  EXPECT_EQ(pruned.exit_code, 0) << pruned.err;
+  EXPECT_THAT(pruned.out, HasSubstr(left));
+  EXPECT_THAT(pruned.out, HasSubstr("1 abandoned files, 30 bytes"));
+  EXPECT_FALSE(std::filesystem::exists(work() / left));
+  EXPECT_EQ(kvx("cache verify c.kvx").exit_code, 0);
+  EXPECT_THAT(kvx("cache prune c.kvx").out, HasSubstr("0 abandoned files"));
+  expect_refused("cache prune missing/c.kvx", "folder 'missing' cannot be read");
+}
+
 TEST_F(CliModel, SaysWhatIsWrongWithACacheFile) {
   ASSERT_EQ(kvx("cache save -m model.gguf --block-size 4 -f text.txt --ctx 32 -o c.kvx").exit_code,
             2);  // 200 tokens
@@ -186,7 +279,7 @@ TEST_F(CliModel, SaysWhatIsWrongWithACacheFile) {
   write("bad.kvx", bytes);
   expect_refused("cache verify bad.kvx",
                  "block copies are bad; block 0: a block copy's checksum is");
-  expect_refused("cache load -m model.gguf --block-size 4 bad.kvx", "checksum");
+  expect_refused("cache load -m model.gguf bad.kvx", "checksum");
 }
 
 TEST_F(CliModel, ASecondRunBeginsWithTheFirstOnesBlocks) {

@@ -61,6 +61,16 @@ TEST_F(Cli, WritesWhatBenchMeasured) {
   EXPECT_EQ(num_files(), 2);
 }
 
+TEST_F(Cli, BenchMeasuresTheAttentionOfARecommendedRecipe) {
+  const Outcome outcome =
+      kvx("bench --formats int8:auto --lengths 128 --sequences 1 --heads 1 --q-heads 1 "
+          "--head-dim 64 --block-size 16 --min-seconds 0 --threads 1");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("int8:auto"));
+  EXPECT_THAT(outcome.out, HasSubstr("attend decode"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("append")));
+}
+
 TEST_F(Cli, WritesWhatBenchMeasuredOfTheAbiInTheColumnsOfItsOwnBenchmark) {
   const Outcome outcome =
       kvx("bench abi --sequences 1,2 --lengths 32 --heads 1 --head-dim 16 --tokens-per-seq 4 "
@@ -93,6 +103,17 @@ TEST_F(Cli, RefusesCommandsAndOptionsThatItDoesNotKnow) {
   expect_refused("fly", "fly");
   expect_refused("info --colour", "--colour");
   expect_refused("info --markdown", "--status");
+}
+
+TEST_F(Cli, SuggestsTheNearestWordForAMistypedOne) {
+  expect_refused("compare -m m -f t --cahce int8", "unknown option --cahce; 'kvx compare --help'");
+  expect_refused("run -m m --cahce int8", "unknown option --cahce; did you mean --cache?");
+  expect_refused("run --modle=m -p x", "unknown option --modle; did you mean --model?");
+  expect_refused("cache save -m m --promtp x -o c", "--promtp; did you mean --prompt?");
+  expect_refused("comapre", "unknown command comapre; did you mean compare?");
+  expect_refused("cache inspct c.kvx", "unknown command inspct; did you mean inspect?");
+  expect_refused("fly", "unknown command fly; 'kvx --help' lists them all");
+  expect_refused("info now", "argument 'now' was not expected");
 }
 
 // What a script's variable that is not set leaves of an option.
@@ -130,7 +151,6 @@ TEST_F(Cli, RefusesCachesThatDoNotExist) {
   expect_refused("compare -m m -f t --layers 0=int9", "int9");
   expect_refused("compare -m m -f t --heads 0=int8", "layer:head");
   expect_refused("run -m m -p x --cache int8/int4/int4", "int8/int4/int4");
-  expect_refused("bench --formats int8:sink=16", "int8:sink=16");
   expect_refused("bench --formats nvfp4 --head-dim 40 --csv b.csv", "head_dim is 40; nvfp4");
 }
 
@@ -145,6 +165,20 @@ TEST_F(Cli, RefusesTargetsBeforeItBeginsToWork) {
   expect_refused("compare -m m -f t --json missing/r.json", "json is 'missing/r.json'");
   expect_refused("compare -m m -f t --html .", "html is '.'");
   expect_refused("bench --csv missing/b.csv", "csv is 'missing/b.csv'");
+}
+
+TEST_F(Cli, RefusesTwoReportsInOneFile) {
+  expect_refused("compare -m m -f t --json r --html ./r", "json and html are both './r'");
+  expect_refused("bench --json b --csv b", "json and csv are both 'b'");
+  expect_refused("replay --generate 10 --json r --save-trace r", "json and save-trace are both");
+}
+
+TEST_F(Cli, RefusesOptionsOfTheOtherDevice) {
+  expect_refused("bench --shapes a", "shapes is given; it needs --device cuda");
+  expect_refused("bench --queries bf16", "queries is given; it needs --device cuda");
+  expect_refused("bench --only-attend", "only-attend is given; it needs --device cuda");
+  expect_refused("bench --device cuda --lengths 64", "lengths is given; it needs --device cpu");
+  expect_refused("bench --device cuda --csv b.csv", "csv is given; it needs --device cpu");
 }
 
 TEST_F(Cli, RefusesACpuLevelThatDoesNotExist) {

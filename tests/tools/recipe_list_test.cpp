@@ -32,6 +32,12 @@ TEST(RecipeList, TakesAFullPrecisionWindowFormatAsAnOption) {
               ElementsAre("int8:sink=16,full_precision=f16", "bf16"));
 }
 
+TEST(RecipeList, DropsBlanksAroundCommas) {
+  EXPECT_THAT(names_of(" int8, int4:sink=16 ,\trecent=64, bf16 "),
+              ElementsAre("int8", "int4:sink=16,recent=64", "bf16"));
+  EXPECT_THAT(names_of("int8, "), ElementsAre(HasSubstr("error: format is ''")));
+}
+
 TEST(RecipeList, NamesAFormatThatItDoesNotKnow) {
   EXPECT_THAT(names_of("bf16,int9"), ElementsAre(HasSubstr("error: format is 'int9'")));
   EXPECT_THAT(names_of(""), ElementsAre(HasSubstr("error: format is ''")));

@@ -41,7 +41,8 @@ Result<double> median_seconds(double min_seconds, const Call& call) {
   return median(seconds);
 }
 
-// All verbs on one cache, appended to the report.
+// All verbs on one cache, appended to the report; attention alone where the recipe has a
+// full-precision window, because the other verbs go over packed blocks and would say nothing of it.
 Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& engine,
                double min_seconds, BenchReport& report) {
   KVX_ASSIGN_OR_RETURN(const std::unique_ptr<BenchCache> cache,
@@ -57,11 +58,15 @@ Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& 
   // Sequences take turns, so that no call finds in a cache what the one before it read.
   int turn = 0;
   const auto next = [&] { return turn++ % shape.num_sequences; };
-  KVX_RETURN_IF_ERROR(add("append", all_tokens, all_tokens, [&] { return cache->append_all(); }));
-  KVX_RETURN_IF_ERROR(
-      add("gather", shape.length, shape.length, [&] { return cache->gather(next()); }));
-  KVX_RETURN_IF_ERROR(
-      add(kReadBlocks, all_tokens, shape.num_sequences, [&] { return cache->read_blocks(); }));
+  if (cache->has_full_precision_window()) {
+    KVX_RETURN_IF_ERROR(cache->append_all());
+  } else {
+    KVX_RETURN_IF_ERROR(add("append", all_tokens, all_tokens, [&] { return cache->append_all(); }));
+    KVX_RETURN_IF_ERROR(
+        add("gather", shape.length, shape.length, [&] { return cache->gather(next()); }));
+    KVX_RETURN_IF_ERROR(
+        add(kReadBlocks, all_tokens, shape.num_sequences, [&] { return cache->read_blocks(); }));
+  }
   KVX_RETURN_IF_ERROR(
       add(kAttendDecode, all_tokens, shape.num_sequences, [&] { return cache->attend_decode(); }));
   return add("attend prefill", shape.length, shape.prefill_tokens,
@@ -75,10 +80,24 @@ BenchShape shape_of(const BenchOptions& options, int length) {
   return shape;
 }
 
+constexpr const char* kCpuOptions[] = {"lengths", "sequences", "heads",   "q-heads",     "head-dim",
+                                       "prefill", "fast",      "threads", "min-seconds", "csv"};
+constexpr const char* kCudaOptions[] = {"shapes", "queries", "only-attend"};
+
+// An option of the other device would be ignored: it is refused.
+Status check_device_options(const Command& command, const std::string& device) {
+  const bool is_cuda = device == "cuda";
+  for (const char* name : is_cuda ? std::span<const char* const>(kCpuOptions) : kCudaOptions) {
+    if (!command.is_given(fmt::format("--{}", name))) continue;
+    return invalid_argument("{} is given; it needs --device {}", name, is_cuda ? "cpu" : "cuda");
+  }
+  return {};
+}
+
 Status run_bench(const BenchOptions& options) {
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
-  if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
-  if (!options.csv.empty()) KVX_RETURN_IF_ERROR(check_can_write("csv", options.csv));
+  const OutputFile outputs[] = {{"json", options.json}, {"csv", options.csv}};
+  KVX_RETURN_IF_ERROR(check_outputs(outputs));
   for (const int length : options.lengths) {
     for (const kv::Recipe& recipe : recipes) {
       KVX_RETURN_IF_ERROR(BenchCache::check(shape_of(options, length), recipe));
@@ -210,13 +229,17 @@ void add_bench(Command app, Action& action) {
       "Examples:\n"
       "  kvx bench\n"
       "  kvx bench --formats bf16,nvfp4 --lengths 1024,8192,32768 --csv bench.csv\n"
+      "  kvx bench --formats bf16,int8:auto,nvfp4:auto\n"
       "  kvx bench --device cuda --formats bf16,int8,nvfp4 --shapes a,b\n"
       "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n"
       "  kvx bench abi --csv abi.csv\n");
   Command abi = add_bench_abi(command, action);
-  command.callback([&action, o, abi] {
+  command.callback([&action, o, abi, command] {
     if (abi.is_named()) return;
-    action = [o] { return o->device == "cuda" ? run_cuda_bench(*o) : run_bench(*o); };
+    action = [o, command]() -> Status {
+      KVX_RETURN_IF_ERROR(check_device_options(command, o->device));
+      return o->device == "cuda" ? run_cuda_bench(*o) : run_bench(*o);
+    };
   });
 }
 

@@ -1,11 +1,14 @@
-// kvx cache: a prompt's cache in a file: save it, go on from it, look into it, check it.
+// kvx cache: a prompt's cache in a file: saves it, goes on from it, prints and checks what it
+// holds.
 #include <algorithm>
 #include <cstdio>
 
 #include "tier/file_summary.hpp"
+#include "tier/temporary_file.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/session.hpp"
+#include "tools/kvx/stored_recipe.hpp"
 #include "tools/kvx/table.hpp"
 #include "tools/kvx/terminal.hpp"
 
@@ -38,9 +41,17 @@ Status save(const SaveCommand& options) {
                             context_of(session));
   }
   runner::KvAttention& attention = *session.attention;
-  KVX_RETURN_IF_ERROR(session.loaded.model->forward(tokens, attention, nullptr));
-  KVX_RETURN_IF_ERROR(
-      attention.cache().save_sequence(attention.sequence(), options.out, {options.zstd_level}));
+  {
+    Progress progress(Progress::Where::kTerminalAlone);
+    const std::string doing = fmt::format("reading {} tokens", tokens.size());
+    progress.show(0, doing);
+    const auto show = [&](int64_t num_fed) -> Status {
+      progress.show(static_cast<double>(num_fed) / static_cast<double>(tokens.size()), doing);
+      return {};
+    };
+    KVX_RETURN_IF_ERROR(session.loaded.model->forward(tokens, attention, nullptr, show));
+  }
+  KVX_RETURN_IF_ERROR(save_sequence(session, options.out, options.zstd_level));
   fmt::print("{} tokens in {}\n", tokens.size(), options.out);
   return {};
 }
@@ -67,12 +78,31 @@ struct LoadCommand {
   SessionOptions session;
   std::string file;
   bool transcodes = false;
+  bool has_recipe = false;      // --cache, --layers or --heads was given
+  bool has_block_size = false;  // --block-size was given
   runner::GenerateOptions generate;
 };
 
+// What the user did not say about the cache, the file does.
+Result<SessionOptions> session_options_for(const LoadCommand& options) {
+  SessionOptions session = options.session;
+  KVX_ASSIGN_OR_RETURN(const auto file, tier::CacheFileReader::open(options.file));
+  if (!options.has_block_size) session.block_size = file.index().block_size;
+  if (options.has_recipe) return session;
+  const Result<StoredRecipe> stored = stored_recipe(file.index().fingerprint);
+  if (!stored.ok()) {
+    return Error{stored.error().code,
+                 fmt::format("'{}': {}; --cache gives one", options.file, stored.error().message)};
+  }
+  session.cache = stored.value().cache;
+  session.overrides = stored.value().overrides;
+  return session;
+}
+
 // The last token is fed again, because its logits are not in the file.
 Status load(const LoadCommand& options) {
-  KVX_ASSIGN_OR_RETURN(Session session, open_session(options.session, true));
+  KVX_ASSIGN_OR_RETURN(const SessionOptions session_options, session_options_for(options));
+  KVX_ASSIGN_OR_RETURN(Session session, open_session(session_options, true));
   runner::KvAttention& attention = *session.attention;
   using FileOf = runner::KvAttention::FileOf;
   KVX_RETURN_IF_ERROR(
@@ -91,6 +121,12 @@ void add_load(Command parent, Action& action) {
   Command command = parent.add_subcommand("load", "Go on writing from a saved cache");
   auto o = std::make_shared<LoadCommand>();
   add_session_options(command, o->session);
+  command.footer(
+      "The cache is as the file's was, unless --cache, --layers, --heads or --block-size say\n"
+      "otherwise; kvx cache inspect prints these options.\n\n"
+      "Examples:\n"
+      "  kvx cache load -m model.gguf book.kvx -n 50\n"
+      "  kvx cache load -m model.gguf --cache int8 --transcode book.kvx\n");
   command.add_option("file", o->file, "The file").required();
   command.add_flag("--transcode", o->transcodes,
                    "Take a file of another format, block size or other full-precision window");
@@ -104,10 +140,15 @@ void add_load(Command parent, Action& action) {
   command.add_option("--seed", o->generate.sampling.seed, "Of the draws")
       .whole_number(0, INT64_MAX)
       .capture_default_str();
-  command.callback([&action, o] { action = [o] { return load(*o); }; });
+  command.callback([&action, o, command] {
+    o->has_recipe =
+        command.is_given("--cache") || command.is_given("--layers") || command.is_given("--heads");
+    o->has_block_size = command.is_given("--block-size");
+    action = [o] { return load(*o); };
+  });
 }
 
-// ---- inspect and verify
+// ---- inspect, verify and prune
 
 Status inspect(const std::string& path) {
   KVX_ASSIGN_OR_RETURN(const auto file, tier::CacheFileReader::open(path));
@@ -119,6 +160,12 @@ Status inspect(const std::string& path) {
   for (int32_t last_block : index.sequences) {
     fmt::print("a sequence of {} tokens\n", tier::num_tokens_of(index, last_block));
   }
+  const Result<StoredRecipe> stored = stored_recipe(index.fingerprint);
+  if (stored.ok()) {
+    fmt::print("loaded with {}\n", stored.value().command_line());
+  } else {
+    fmt::print("loaded with no option of kvx: {}\n", stored.error().message);
+  }
   Table table({{"group", Align::kRight},
                {"kind", Align::kLeft},
                {"block copies", Align::kRight},
@@ -129,7 +176,7 @@ Status inspect(const std::string& path) {
     const tier::BlockCopyKind& facts = index.kinds[kind];
     const tier::KindSummary& summary = kinds[kind];
     table.add_row({std::to_string(facts.group),
-                   facts.is_full_precision ? "full_precision" : "packed",
+                   facts.is_full_precision ? "full precision" : "packed",
                    std::to_string(summary.num_block_copies), std::to_string(summary.memory_bytes),
                    std::to_string(summary.stored_bytes)});
   }
@@ -149,6 +196,24 @@ Status verify(const std::string& path) {
   return {};
 }
 
+Status prune(const std::string& path) {
+  KVX_ASSIGN_OR_RETURN(const tier::PruneReport report, tier::prune_temporaries(path));
+  for (const std::string& removed : report.removed) fmt::print("removed {}\n", removed);
+  fmt::print("{} abandoned files, {} bytes\n", report.removed.size(), report.bytes);
+  return {};
+}
+
+void add_prune(Command parent, Action& action) {
+  Command command =
+      parent.add_subcommand("prune", "Remove what interrupted saves have left in a folder");
+  auto path = std::make_shared<std::string>();
+  command.add_option("path", *path, "A folder, or a cache file").required();
+  command.footer(
+      "A save writes FILE.<process>.<number>.tmp and renames it. Files whose process is gone are\n"
+      "removed; those of a save that is still running stay.\n");
+  command.callback([&action, path] { action = [path] { return prune(*path); }; });
+}
+
 void add_file_command(Command parent, Action& action, const char* name, const char* help,
                       Status (*run)(const std::string&)) {
   Command command = parent.add_subcommand(name, help);
@@ -165,14 +230,17 @@ void add_cache(Command app, Action& action) {
   command.require_subcommand();
   add_save(command, action);
   add_load(command, action);
-  add_file_command(command, action, "inspect", "Print what a cache file holds", inspect);
+  add_file_command(command, action, "inspect",
+                   "Print what a cache file holds and the options that load it", inspect);
   add_file_command(command, action, "verify", "Check every block of a cache file", verify);
+  add_prune(command, action);
   command.footer(
       "Examples:\n"
       "  kvx cache save -m model.gguf --cache nvfp4:auto -f book.txt -o book.kvx\n"
-      "  kvx cache load -m model.gguf --cache nvfp4:auto book.kvx -n 50\n"
+      "  kvx cache load -m model.gguf book.kvx -n 50\n"
       "  kvx cache load -m model.gguf --cache int8 --transcode book.kvx\n"
-      "  kvx cache inspect book.kvx\n");
+      "  kvx cache inspect book.kvx\n"
+      "  kvx cache prune .\n");
 }
 
 }  // namespace kvx::tool

@@ -4,6 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 
+#include "tools/kvx/nearest_word.hpp"
+
 namespace kvx::tool {
 namespace {
 
@@ -24,6 +26,59 @@ auto within(std::string_view kind, Number low, Number high) {
     if (error == std::errc() && end == text_end && value >= low && value <= high) return {};
     return fmt::format("is '{}'; expected {} from {} to {}", text, kind, low, high);
   };
+}
+
+// The subcommand that was named last, or the program itself.
+const CLI::App& last_named(const CLI::App& app) {
+  const std::vector<CLI::App*> named = app.get_subcommands();
+  return named.empty() ? app : last_named(*named.back());
+}
+
+// All ways to write the options of a command and of its groups, and the names of its subcommands.
+struct KnownWords {
+  std::vector<std::string> options;
+  std::vector<std::string> commands;
+};
+void add_words(const CLI::App& app, KnownWords& words) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) words.options.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) words.options.push_back("-" + name);
+  }
+  const auto every = [](const CLI::App*) { return true; };
+  for (const CLI::App* sub : app.get_subcommands(every)) {
+    if (sub->get_name().empty()) {  // a group of options
+      add_words(*sub, words);
+    } else {
+      words.commands.push_back(sub->get_name());
+    }
+  }
+}
+
+// "kvx cache save".
+std::string path_of(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr ? app.get_name() : path_of(*parent) + " " + app.get_name();
+}
+
+// What to say of the first word that no command takes; empty where every word was taken.
+std::string unknown_word(const CLI::App& root) {
+  const CLI::App& app = last_named(root);
+  const std::vector<std::string> left = app.remaining();
+  if (left.empty()) return {};
+  KnownWords words;
+  add_words(app, words);
+  const auto dashed = std::find_if(left.begin(), left.end(),
+                                   [](const std::string& word) { return word.starts_with('-'); });
+  // Where a command was expected, what follows the unknown one belongs to it.
+  const bool is_option = dashed == left.begin() || (words.commands.empty() && dashed != left.end());
+  const std::string& whole = is_option ? *dashed : left.front();
+  const std::string word = is_option ? whole.substr(0, whole.find('=')) : whole;
+  const std::vector<std::string>& candidates = is_option ? words.options : words.commands;
+  if (!is_option && candidates.empty()) return fmt::format("argument '{}' was not expected", word);
+  const std::string said = fmt::format("unknown {} {}", is_option ? "option" : "command", word);
+  const std::optional<std::string> nearest = nearest_word(word, candidates);
+  if (nearest) return fmt::format("{}; did you mean {}?", said, *nearest);
+  return fmt::format("{}; '{} --help' lists them all", said, path_of(app));
 }
 
 }  // namespace
@@ -133,6 +188,10 @@ bool Command::is_named() const {
   return app_->parsed();
 }
 
+bool Command::is_given(const std::string& option) const {
+  return app_->get_option(option)->count() > 0;
+}
+
 CommandLine::CommandLine(const std::string& description, const std::string& name,
                          const std::string& version)
     : app_(std::make_unique<CLI::App>(description, name)) {
@@ -147,6 +206,9 @@ Result<std::optional<int>> CommandLine::parse(int argc, char** argv) {
   } catch (const CLI::Success& help_or_version) {
     return std::optional(app_->exit(help_or_version));
   } catch (const CLI::ParseError& error) {
+    // A mistyped word may also be why something required is missing: it is reported first.
+    const std::string unknown = unknown_word(*app_);
+    if (!unknown.empty()) return invalid_argument("{}", unknown);
     return invalid_argument("{}", first_line(error.what()));
   }
   return std::optional<int>();

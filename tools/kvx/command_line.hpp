@@ -59,6 +59,8 @@ class Command {
   void footer(const std::string& text) const;
   void callback(std::function<void()> when_named) const;
   bool is_named() const;  // once the command line was parsed
+  // Whether the user gave this option, as "--cache". Requires: the command has it.
+  bool is_given(const std::string& option) const;
 
  private:
   CLI::App* app_;

@@ -105,8 +105,8 @@ Status run_compare(const CompareOptions& options) {
   KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.overrides));
-  if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
-  if (!options.html.empty()) KVX_RETURN_IF_ERROR(check_can_write("html", options.html));
+  const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
+  KVX_RETURN_IF_ERROR(check_outputs(outputs));
   KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
   KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,

@@ -58,6 +58,25 @@ Status check_can_write(const std::string& field, const std::string& path) {
   return {};
 }
 
+Status check_outputs(std::span<const OutputFile> outputs) {
+  const auto place_of = [](const std::string& path) {
+    std::error_code ignored;
+    return fs::weakly_canonical(fs::absolute(tier::behind_links(path), ignored), ignored);
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const OutputFile& one = outputs[i];
+    if (one.path.empty()) continue;
+    KVX_RETURN_IF_ERROR(check_can_write(one.field, one.path));
+    if (is_device_or_pipe(one.path)) continue;
+    for (const OutputFile& earlier : outputs.first(i)) {
+      if (earlier.path.empty() || place_of(earlier.path) != place_of(one.path)) continue;
+      return invalid_argument("{} and {} are both '{}'; expected two files", earlier.field,
+                              one.field, one.path);
+    }
+  }
+  return {};
+}
+
 Status check_can_replace(const std::string& field, const std::string& path) {
   if (!is_device_or_pipe(path)) return check_can_write(field, path);
   return invalid_argument("{} is '{}'; expected a regular file", field, path);

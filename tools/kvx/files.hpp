@@ -1,6 +1,7 @@
 // Files that appear whole or not at all, and text files read whole.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "core/result.hpp"
@@ -13,6 +14,15 @@ Status check_can_write(const std::string& field, const std::string& path);
 
 // The same for a file that another one takes the place of as a whole: no device and no pipe either.
 Status check_can_replace(const std::string& field, const std::string& path);
+
+// An option and the file that it names; an empty path where it was not given.
+struct OutputFile {
+  const char* field;
+  const std::string& path;
+};
+// check_can_write of all that were given. INVALID_ARGUMENT also when two are the same file, which
+// the last one written would have alone.
+Status check_outputs(std::span<const OutputFile> outputs);
 
 // Writes beside `path` and renames: a reader sees the old file or the new one, never a part. A link
 // stays a link, and a device or pipe is written as it is.

@@ -6,8 +6,15 @@
 namespace kvx::tool {
 namespace {
 
-bool begins_with_a_format(std::string_view piece) {
-  return format::format_named(piece.substr(0, piece.find_first_of(":/"))).has_value();
+bool begins_with_a_format(std::string_view part) {
+  return format::format_named(part.substr(0, part.find_first_of(":/"))).has_value();
+}
+
+std::string_view without_blanks_around(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  const size_t first = std::min(text.find_first_not_of(kBlanks), text.size());
+  text.remove_prefix(first);
+  return text.substr(0, text.find_last_not_of(kBlanks) + 1);
 }
 
 std::vector<std::string> cut_into_recipes(std::string_view text) {
@@ -15,12 +22,12 @@ std::vector<std::string> cut_into_recipes(std::string_view text) {
   size_t first = 0;
   while (first <= text.size()) {
     const size_t comma = std::min(text.find(',', first), text.size());
-    const std::string piece(text.substr(first, comma - first));
+    const std::string part(without_blanks_around(text.substr(first, comma - first)));
     const bool has_options = !recipes.empty() && recipes.back().find(':') != std::string::npos;
-    if (has_options && !begins_with_a_format(piece)) {
-      recipes.back() += "," + piece;
+    if (has_options && !begins_with_a_format(part)) {
+      recipes.back() += "," + part;
     } else {
-      recipes.push_back(piece);
+      recipes.push_back(part);
     }
     first = comma + 1;
   }

@@ -10,9 +10,10 @@
 
 namespace kvx::tool {
 
-// Commas separate recipes and a recipe's options alike. A piece begins a new recipe when its first
-// word is a format's name, or when the recipe before it has no options yet; otherwise it is one
-// more option. INVALID_ARGUMENT: a piece is wrong, or a recipe stands there twice.
+// Commas separate recipes and a recipe's options alike; blanks around them are dropped. What stands
+// between two commas begins a new recipe when its first word is a format's name, or when the recipe
+// before it has no options yet; otherwise it is one more option. INVALID_ARGUMENT: a recipe is
+// wrong, or stands there twice.
 Result<std::vector<kv::Recipe>> parse_recipe_list(std::string_view text);
 
 // --layers and --heads, as they were given; each may stand several times.

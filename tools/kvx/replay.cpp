@@ -120,11 +120,9 @@ std::string json_of(const ReplayCommand& command, const std::vector<Run>& runs) 
 }
 
 Status run_replay(const ReplayCommand& command) {
-  for (const auto& [field, path] : {std::pair("json", &command.json),
-                                    {"html", &command.html},
-                                    {"save-trace", &command.save_trace}}) {
-    if (!path->empty()) KVX_RETURN_IF_ERROR(check_can_write(field, *path));
-  }
+  const OutputFile outputs[] = {
+      {"json", command.json}, {"html", command.html}, {"save-trace", command.save_trace}};
+  KVX_RETURN_IF_ERROR(check_outputs(outputs));
   KVX_ASSIGN_OR_RETURN(const std::vector<TraceRequest> trace, trace_of(command));
   if (!command.save_trace.empty()) {
     KVX_RETURN_IF_ERROR(write_file("save-trace", command.save_trace, trace_text(trace)));

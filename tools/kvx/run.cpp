@@ -1,12 +1,11 @@
 // kvx run: writes text with a model on the cache of your choice; a chat when no prompt is given.
 #include <cstdio>
 #include <filesystem>
-#include <iostream>
 
+#include "tools/kvx/chat/chat.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/session.hpp"
-#include "tools/kvx/terminal.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -65,7 +64,7 @@ Status finish(const RunOptions& options, Session& session) {
     print_host_tier(session);
   }
   if (options.prefix_cache.empty()) return {};
-  return session.attention->cache().save_prefixes(options.prefix_cache);
+  return save_prefixes(session, options.prefix_cache);
 }
 
 Status run_once(const RunOptions& options) {
@@ -79,57 +78,14 @@ Status run_once(const RunOptions& options) {
   return finish(options, session);
 }
 
-// The tokens of the user's next words. The template ends an answer with <|im_end|>, which one that
-// was cut off lacks, and a line break.
-Result<std::vector<int>> next_turn(const Session& session, const std::string& words,
-                                   bool answer_was_cut) {
-  const runner::Tokenizer& tokenizer = session.loaded.tokenizer;
-  KVX_ASSIGN_OR_RETURN(
-      std::vector<int> tokens,
-      tokenizer.encode(answer_was_cut ? "<|im_end|>\n" : "\n", runner::SpecialTokens::kParse));
-  const runner::ChatMessage message{"user", words};
-  KVX_ASSIGN_OR_RETURN(const std::vector<int> turn, runner::encode_chat(tokenizer, {&message, 1}));
-  tokens.insert(tokens.end(), turn.begin(), turn.end());
-  return tokens;
-}
-
-// One turn a line until the input ends; /new begins another chat.
-Status take_turns(const RunOptions& options, Session& session) {
-  const bool is_person = is_terminal(stdin);
-  if (is_person) fmt::print(stderr, "A line is a turn, /new begins anew; Ctrl-D ends the chat.\n");
-  std::string words;
-  bool is_new = true;
-  bool answer_was_cut = false;
-  while (true) {
-    if (is_person) fmt::print(stderr, "> ");
-    if (!std::getline(std::cin, words)) break;
-    if (words == "/new") is_new = true;
-    if (words.empty() || words == "/new") continue;
-    KVX_ASSIGN_OR_RETURN(
-        const std::vector<int> turn,
-        is_new ? prompt_tokens(session, words, false) : next_turn(session, words, answer_was_cut));
-    std::span<const int> rest = turn;
-    if (is_new) {
-      KVX_ASSIGN_OR_RETURN(rest, begin_cached(options, session, turn));
-    }
-    is_new = false;
-    KVX_ASSIGN_OR_RETURN(const runner::GenerateResult result,
-                         write(session, rest, options.generate));
-    answer_was_cut = !result.model_ended;
-    fmt::print("\n");
-    print_speed(session, result);
-  }
-  return {};
-}
-
-// A chat that its context has no more room for is kept like one that its user ends.
+// What was computed is kept, whether the chat or its model ended.
 Status chat(const RunOptions& options) {
   KVX_ASSIGN_OR_RETURN(Session session, open_run(options));
-  KVX_RETURN_IF_ERROR(runner::check_chat_support(session.loaded.tokenizer));
-  const Status taken = take_turns(options, session);
-  if (!taken.ok() && taken.error().code != ErrorCode::kInvalidArgument) return taken;
-  const Status finished = finish(options, session);
-  return taken.ok() ? finished : taken;
+  const auto begin = [&](const std::vector<int>& prompt) {
+    return begin_cached(options, session, prompt);
+  };
+  KVX_RETURN_IF_ERROR(run_chat(session, options.generate, begin));
+  return finish(options, session);
 }
 
 }  // namespace
@@ -172,8 +128,9 @@ void add_run(Command app, Action& action) {
                   "process")
       .needs(host_tier);
   command.footer(
-      "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line /new\n"
-      "begins another one.\n\n"
+      "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line "
+      "/help\n"
+      "lists the commands; ctrl-C ends an answer.\n\n"
       "Examples:\n"
       "  kvx run -m model.gguf -p \"What is a key-value cache?\" -n 100\n"
       "  kvx run -m model.gguf --cache nvfp4:auto\n"

@@ -11,6 +11,7 @@
 #include "runner/chat_template.hpp"
 #include "runner/mapped_file.hpp"
 #include "tools/kvx/command.hpp"
+#include "tools/kvx/terminal.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -104,20 +105,54 @@ int64_t context_of(const Session& session) {
 }
 
 Result<runner::GenerateResult> write(Session& session, std::span<const int> prompt,
-                                     runner::GenerateOptions options) {
+                                     runner::GenerateOptions options,
+                                     const std::function<bool()>& is_interrupted) {
   KVX_RETURN_IF_ERROR(check_fits(session, prompt.size()));
   const int64_t room =
       context_of(session) - session.attention->num_tokens() - static_cast<int64_t>(prompt.size());
   options.max_tokens = static_cast<int>(std::min<int64_t>(options.max_tokens, room));
-  const auto print = [](std::string_view text) {
+  Progress progress(Progress::Where::kTerminalAlone);
+  const auto num_tokens = static_cast<double>(prompt.size());
+  const std::string doing = fmt::format("reading {} tokens", prompt.size());
+  progress.show(0, doing);
+  options.on_prefill = [&](int64_t num_fed) -> Status {
+    if (is_interrupted && is_interrupted()) return unsupported("the prefill was interrupted");
+    progress.show(static_cast<double>(num_fed) / num_tokens, doing);
+    return {};
+  };
+  const auto print = [&](std::string_view text) {
+    progress.finish();
     fmt::print("{}", text);
-    return std::fflush(stdout) == 0;  // a reader that went away ends the text
+    // A reader that went away ends the text.
+    return std::fflush(stdout) == 0 && !(is_interrupted && is_interrupted());
   };
   return runner::generate(*session.loaded.model, session.loaded.tokenizer, *session.attention,
                           prompt, options, print);
 }
 
-// "prefill 35 tokens, 290 tokens/s; decode ...": to stderr, so that stdout is the text alone.
+namespace {
+
+kv::SaveOptions with_progress(Progress& progress, int zstd_level) {
+  return {zstd_level, [&progress](int64_t num_done, int64_t num_blocks) {
+            progress.show(static_cast<double>(num_done) / static_cast<double>(num_blocks),
+                          "saving blocks");
+          }};
+}
+
+}  // namespace
+
+Status save_sequence(Session& session, const std::string& path, int zstd_level) {
+  Progress progress(Progress::Where::kTerminalAlone);
+  runner::KvAttention& attention = *session.attention;
+  return attention.cache().save_sequence(attention.sequence(), path,
+                                         with_progress(progress, zstd_level));
+}
+
+Status save_prefixes(Session& session, const std::string& path) {
+  Progress progress(Progress::Where::kTerminalAlone);
+  return session.attention->cache().save_prefixes(path, with_progress(progress, 0));
+}
+
 void print_speed(const Session& session, const runner::GenerateResult& result) {
   const auto rate = [](int tokens, double seconds) { return seconds > 0 ? tokens / seconds : 0.0; };
   const int64_t num_tokens = session.attention->num_tokens();
@@ -137,6 +172,19 @@ Result<std::vector<int>> prompt_tokens(const Session& session, const std::string
                        is_raw ? tokenizer.encode(prompt, runner::SpecialTokens::kAsText)
                               : runner::encode_chat(tokenizer, first_messages(session, prompt)));
   if (tokenizer.adds_bos() && tokenizer.bos()) tokens.insert(tokens.begin(), *tokenizer.bos());
+  return tokens;
+}
+
+Result<std::vector<int>> turn_tokens(const Session& session, const std::string& words) {
+  const runner::ChatMessage message{"user", words};
+  return runner::encode_chat(session.loaded.tokenizer, {&message, 1});
+}
+
+// Messages are encoded one by one: a first turn is the opening and then the user's words.
+Result<std::vector<int>> opening_tokens(const Session& session) {
+  KVX_ASSIGN_OR_RETURN(std::vector<int> tokens, prompt_tokens(session, "", false));
+  KVX_ASSIGN_OR_RETURN(const std::vector<int> turn, turn_tokens(session, ""));
+  tokens.resize(tokens.size() - turn.size());
   return tokens;
 }
 

@@ -1,6 +1,7 @@
-// Session: a model with its cache, ready to write; what kvx run and kvx cache share.
+// Session: a model with its cache, ready to write; kvx run and kvx cache share it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,10 +53,23 @@ int64_t context_of(const Session& session);
 Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
                                        bool is_raw);
 
-// Writes to stdout until the model ends, or max_tokens, or the context. prompt: what the cache does
-// not hold yet.
+// What a chat begins with before the user's first words: the first token of models that want one,
+// and the model's own system message.
+Result<std::vector<int>> opening_tokens(const Session& session);
+
+// A user's words as the chat template has them, up to where the answer begins.
+Result<std::vector<int>> turn_tokens(const Session& session, const std::string& words);
+
+// Writes to stdout until the model ends, or max_tokens, or the context, or is_interrupted() (empty:
+// never). prompt: what the cache does not hold yet; on a terminal a line shows how much of it was
+// fed. UNSUPPORTED: it was interrupted before the first token.
 Result<runner::GenerateResult> write(Session& session, std::span<const int> prompt,
-                                     runner::GenerateOptions options);
+                                     runner::GenerateOptions options,
+                                     const std::function<bool()>& is_interrupted = {});
+
+// KvCache::save_sequence and save_prefixes with a progress line on a terminal.
+Status save_sequence(Session& session, const std::string& path, int zstd_level);
+Status save_prefixes(Session& session, const std::string& path);
 
 // "prefill 35 tokens, 290 tokens/s; decode ...": to stderr, so that stdout is the text alone.
 void print_speed(const Session& session, const runner::GenerateResult& result);

@@ -39,20 +39,24 @@ std::string duration_text(double seconds) {
 }
 
 std::string progress_line(double fraction, double elapsed_seconds, std::string_view doing) {
-  constexpr int kCells = 20;
+  constexpr int kWidth = 20;
   const double done = std::clamp(fraction, 0.0, 1.0);
-  const int filled = static_cast<int>(done * kCells);
+  const int filled = static_cast<int>(done * kWidth);
   std::string line = fmt::format("[{}{}] {:3.0f} %  {}", std::string(filled, '#'),
-                                 std::string(kCells - filled, '.'), 100 * done, doing);
+                                 std::string(kWidth - filled, '.'), 100 * done, doing);
   if (done > 0) {
     line += fmt::format("  {} left", duration_text(elapsed_seconds * (1 - done) / done));
   }
   return line;
 }
 
-Progress::Progress() : is_terminal_(is_terminal(stderr)), start_(Clock::now()) {}
+Progress::Progress(Where where)
+    : is_terminal_(is_terminal(stderr)),
+      is_silent_(!is_terminal_ && where == Where::kTerminalAlone),
+      start_(Clock::now()) {}
 
 void Progress::show(double fraction, std::string_view doing) {
+  if (is_silent_) return;
   const Clock::time_point now = Clock::now();
   const double pause = is_terminal_ ? kSecondsBetweenRedraws : kSecondsBetweenPlainLines;
   const bool is_first = last_shown_ == Clock::time_point();

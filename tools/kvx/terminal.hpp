@@ -1,4 +1,4 @@
-// Terminal: whether colour is wanted, and a progress line with the time left.
+// The terminal: whether colour is wanted, and a progress line with the time left.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,9 @@ std::string progress_line(double fraction, double elapsed_seconds, std::string_v
 // and then.
 class Progress {
  public:
-  Progress();
+  // kTerminalAlone: nothing where stderr is no terminal.
+  enum class Where { kEverywhere, kTerminalAlone };
+  explicit Progress(Where where = Where::kEverywhere);
   ~Progress() { finish(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -38,6 +40,7 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   bool is_terminal_;
+  bool is_silent_;
   bool line_is_open_ = false;
   Clock::time_point start_;
   Clock::time_point last_shown_;

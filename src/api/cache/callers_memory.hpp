@@ -1,4 +1,4 @@
-// The caller's allocator as the Memory that a cache's pools come from.
+// CallersMemory: the caller's allocator as the Memory of a cache's pools.
 #pragma once
 
 #include <cstring>
@@ -20,10 +20,11 @@ class CallersMemory final : public cache::Memory {
   Result<uint8_t*> allocate_zeroed(int64_t bytes) override {
     const auto count = static_cast<uint64_t>(bytes);
     void* data = hook_.allocate(hook_.user, count, kAlignment);
-    if (data == nullptr) return out_of_range("the allocator has no memory for {} bytes", bytes);
+    if (data == nullptr) return out_of_range("the allocator returned null for {} bytes", bytes);
     if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
       hook_.free(hook_.user, data, count);
-      return invalid_argument("the allocator gave {}; expected a multiple of {}", data, kAlignment);
+      return invalid_argument("the allocator returned {}; expected a multiple of {}", data,
+                              kAlignment);
     }
     return static_cast<uint8_t*>(memset(data, 0, count));
   }
@@ -33,12 +34,12 @@ class CallersMemory final : public cache::Memory {
   }
 
  private:
-  static constexpr uint64_t kAlignment = 64;  // a cache line, as cache::Region promises
+  static constexpr uint64_t kAlignment = 64;  // a cache line, as cache::Region requires
 
   kvx_allocator_t hook_;
 };
 
-// Null: empty, which stands for the system's memory.
+// Reads a caller's allocator. Null gives an empty result: the system's memory.
 inline Result<std::optional<CallersMemory>> read_allocator(const kvx_allocator_t* allocator) {
   if (allocator == nullptr) return std::optional<CallersMemory>();
   KVX_ASSIGN_OR_RETURN(const kvx_allocator_t args, read_struct(allocator, "allocator"));

@@ -21,7 +21,8 @@ namespace kvx::boundary {
 
 namespace {
 
-// Handles are numbers that are given once, so that a stale one is found out and not followed.
+// Maps handles to caches. A handle is a number that is used once, so a stale handle is detected and
+// never dereferenced.
 class Handles {
  public:
   kvx_cache_t add(std::unique_ptr<OwnedCache> cache) {
@@ -29,13 +30,14 @@ class Handles {
     caches_.emplace(++last_, std::move(cache));
     return reinterpret_cast<kvx_cache_t>(last_);
   }
-  // Null: no such handle.
+  // Returns null when there is no such handle.
   OwnedCache* find(kvx_cache_t handle) const {
     const std::shared_lock lock(mutex_);
     const auto found = caches_.find(reinterpret_cast<uintptr_t>(handle));
     return found == caches_.end() ? nullptr : found->second.get();
   }
-  // Null: no such handle, or its listener is running: the call that it runs in needs the cache.
+  // Returns null when there is no such handle, or when the cache's listener is running, because the
+  // call that runs the listener still uses the cache.
   std::unique_ptr<OwnedCache> remove(kvx_cache_t handle) {
     const std::lock_guard lock(mutex_);
     const auto found = caches_.find(reinterpret_cast<uintptr_t>(handle));
@@ -51,8 +53,8 @@ class Handles {
   uintptr_t last_ = 0;
 };
 
-// Never destroyed: a cache that its caller keeps until the process ends may run on threads that are
-// gone by then.
+// Never destroyed: a cache that lives until the process ends may use threads that no longer exist
+// when static objects are destroyed.
 Handles& handles() {
   static auto* const all = new Handles;
   return *all;
@@ -88,7 +90,7 @@ Result<int> OwnedCache::sequence(int32_t number) const {
 Result<OwnedCache*> find_cache(kvx_cache_t handle) {
   if (handle == nullptr) return invalid_argument("cache is null");
   OwnedCache* const cache = handles().find(handle);
-  if (cache == nullptr) return invalid_argument("cache is no handle, or one that was freed");
+  if (cache == nullptr) return invalid_argument("cache is not a handle, or was freed");
   if (cache->is_in_listener) return invalid_argument("cache is called from inside its listener");
   return cache;
 }
@@ -158,7 +160,7 @@ Status read_host_tier(const kvx_cache_options_t& args, kv::KvCacheConfig& config
   return {};
 }
 
-// Where the pools lie.
+// Reads which memory the pools are in.
 Status read_memory(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
   constexpr uint32_t kMostStepTokens = 1 << 24;
   if (args.memory == KVX_MEMORY_UNKNOWN || args.memory == KVX_MEMORY_HOST) {
@@ -193,7 +195,7 @@ Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config
   if ((args.flags & ~kFlags) != 0) {
     return Error{
         ErrorCode::kIncompatible,
-        fmt::format("options.flags is {:#x}; this library knows {:#x}", args.flags, kFlags)};
+        fmt::format("options.flags is {:#x}; this library supports {:#x}", args.flags, kFlags)};
   }
   if (args.prefix_hash > KVX_PREFIX_HASH_SHA256) {
     return invalid_argument("options.prefix_hash is {}; expected 0 to {}", args.prefix_hash,
@@ -268,14 +270,14 @@ Status sequence_tokens(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens
   return {};
 }
 
-// is_speculative: null: none.
+// is_speculative may be null: no entry is.
 Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* sequences,
                   const int32_t* num_tokens, const uint8_t* is_speculative) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (num_entries != 0 && (sequences == nullptr || num_tokens == nullptr)) {
     return invalid_argument("{} is null", sequences == nullptr ? "sequences" : "num_tokens");
   }
-  // So that an unset count is an error and not a walk over foreign memory.
+  // A count that was never set is an error here and not a read beyond the arrays.
   const int max_sequences = owned->cache->config().max_sequences;
   if (num_entries > static_cast<uint32_t>(max_sequences)) {
     return invalid_argument("num_entries is {}; expected 1 to max_sequences, {}", num_entries,
@@ -292,11 +294,11 @@ Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* seque
   return owned->cache->begin_step(entries);
 }
 
-// Of a cache on a GPU: rows must be where that GPU reads them, on whole elements.
+// The rows of a cache on a GPU must be aligned and in memory that this GPU reads.
 Status check_on_device(const OwnedCache& owned, const VerbAddresses& addresses) {
   const auto& place = owned.cache->config().cuda;
   if (!place) return {};
-  KVX_RETURN_IF_ERROR(addresses.counters().status());
+  KVX_RETURN_IF_ERROR(addresses.deferred_errors().status());
   KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(place->context.device.index));
   KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses.all()));
   if (device->index == place->context.device.index) return {};
@@ -410,8 +412,8 @@ extern "C" kvx_status_t kvx_step_begin_with(kvx_cache_t cache, uint32_t num_entr
   });
 }
 
-extern "C" kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_args_t* verb_args) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::step_layer(cache, verb_args); });
+extern "C" kvx_status_t kvx_step_layer(kvx_cache_t cache, const kvx_step_layer_args_t* args) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::step_layer(cache, args); });
 }
 
 extern "C" kvx_status_t kvx_step_end(kvx_cache_t cache) {

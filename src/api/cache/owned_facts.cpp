@@ -1,4 +1,5 @@
-// What an owned cache holds and what happens to its blocks: snapshot, classes, events.
+// kvx_cache_snapshot, kvx_cache_block_class and kvx_cache_set_listener: facts and events of a
+// cache.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 
@@ -64,21 +65,22 @@ Status block_class(kvx_cache_t handle, uint32_t index, kvx_block_class_t* caller
 
 static_assert(sizeof(cache::ContentHash) == 16);
 
-void tell(const kvx_cache_listener_t& listener, const cache::PrefixEvent& event) {
-  kvx_cache_event_t told{};
-  told.size = sizeof told;
-  told.tier = event.tier == cache::Tier::kFirst ? KVX_CACHE_TIER_POOL : KVX_CACHE_TIER_HOST;
+void call_listener(const kvx_cache_listener_t& listener, const cache::PrefixEvent& event) {
+  kvx_cache_event_t callers_event{};
+  callers_event.size = sizeof callers_event;
+  callers_event.tier =
+      event.tier == cache::Tier::kFirst ? KVX_CACHE_TIER_POOL : KVX_CACHE_TIER_HOST;
   if (event.kind == cache::PrefixEvent::Kind::kAllCleared) {
-    told.kind = KVX_CACHE_EVENT_ALL_CLEARED;
+    callers_event.kind = KVX_CACHE_EVENT_ALL_CLEARED;
   } else {
-    told.kind = event.kind == cache::PrefixEvent::Kind::kStored ? KVX_CACHE_EVENT_STORED
-                                                                : KVX_CACHE_EVENT_REMOVED;
-    told.hash = event.hash.bytes.data();
-    told.parent = event.parent.bytes.data();
-    told.tokens = event.tokens.data();
-    told.num_tokens = static_cast<int64_t>(event.tokens.size());
+    callers_event.kind = event.kind == cache::PrefixEvent::Kind::kStored ? KVX_CACHE_EVENT_STORED
+                                                                         : KVX_CACHE_EVENT_REMOVED;
+    callers_event.hash = event.hash.bytes.data();
+    callers_event.parent = event.parent.bytes.data();
+    callers_event.tokens = event.tokens.data();
+    callers_event.num_tokens = static_cast<int64_t>(event.tokens.size());
   }
-  listener.on_event(listener.user, &told);
+  listener.on_event(listener.user, &callers_event);
 }
 
 Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
@@ -93,7 +95,7 @@ Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
   if (args.on_event == nullptr) return invalid_argument("listener.on_event is null");
   owned->cache->set_prefix_listener([owned, args](const cache::PrefixEvent& event) {
     owned->is_in_listener = true;
-    tell(args, event);
+    call_listener(args, event);
     owned->is_in_listener = false;
   });
   return {};
@@ -108,7 +110,8 @@ extern "C" kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot
 
 extern "C" kvx_status_t kvx_cache_block_class(kvx_cache_t cache, uint32_t index,
                                               kvx_block_class_t* block_class) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::block_class(cache, index, block_class); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::block_class(cache, index, block_class); });
 }
 
 extern "C" kvx_status_t kvx_cache_set_listener(kvx_cache_t cache,

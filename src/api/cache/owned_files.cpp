@@ -1,4 +1,4 @@
-// Files of owned caches: sequences and prefixes to a file and back, and what a file holds.
+// kvx_*_save, kvx_*_load and kvx_file_*: sequences and prefixes in files.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 #include "kv/files/transcode.hpp"
@@ -22,13 +22,13 @@ Result<kv::SaveOptions> read_save_options(const kvx_save_options_t* caller) {
   return kv::SaveOptions{args.zstd_level};
 }
 
-// Is transcoding asked for?
+// Returns whether the caller allows transcoding.
 Result<bool> read_load_options(const kvx_load_options_t* caller) {
   if (caller == nullptr) return false;
   KVX_ASSIGN_OR_RETURN(const kvx_load_options_t args, read_struct(caller, "options"));
   if (args.flags <= KVX_LOAD_TRANSCODE) return args.flags == KVX_LOAD_TRANSCODE;
   return Error{ErrorCode::kIncompatible,
-               fmt::format("options.flags is {:#x}; this library knows {:#x}", args.flags,
+               fmt::format("options.flags is {:#x}; this library supports {:#x}", args.flags,
                            static_cast<uint32_t>(KVX_LOAD_TRANSCODE))};
 }
 
@@ -113,13 +113,13 @@ Status verify(const char* caller_path) {
   return tier::check_block_copies(file, path);
 }
 
-Status copy_text(std::string_view args, char* text, uint64_t capacity, uint64_t* bytes) {
+Status copy_text(std::string_view whole, char* text, uint64_t capacity, uint64_t* bytes) {
   if (bytes == nullptr) return invalid_argument("bytes is null");
   if (capacity > 0 && text == nullptr) return invalid_argument("text is null");
-  *bytes = args.size() + 1;
+  *bytes = whole.size() + 1;
   if (capacity == 0) return {};
-  const size_t length = std::min<uint64_t>(args.size(), capacity - 1);
-  args.copy(text, length);
+  const size_t length = std::min<uint64_t>(whole.size(), capacity - 1);
+  whole.copy(text, length);
   text[length] = '\0';
   return {};
 }
@@ -146,7 +146,8 @@ extern "C" kvx_status_t kvx_sequence_save(kvx_cache_t cache, int32_t sequence, c
 
 extern "C" kvx_status_t kvx_cache_save_prefixes(kvx_cache_t cache, const char* path,
                                                 const kvx_save_options_t* options) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::save_prefixes(cache, path, options); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::save_prefixes(cache, path, options); });
 }
 
 extern "C" kvx_status_t kvx_sequence_load(kvx_cache_t cache, const char* path,
@@ -158,7 +159,8 @@ extern "C" kvx_status_t kvx_sequence_load(kvx_cache_t cache, const char* path,
 extern "C" kvx_status_t kvx_cache_load_prefixes(kvx_cache_t cache, const char* path,
                                                 const kvx_load_options_t* options,
                                                 kvx_load_report_t* report) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::load_prefixes(cache, path, options, report); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::load_prefixes(cache, path, options, report); });
 }
 
 extern "C" kvx_status_t kvx_file_inspect(const char* path, kvx_file_info_t* info) {

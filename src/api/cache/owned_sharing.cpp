@@ -1,8 +1,9 @@
-// What sequences of an owned cache share: prefixes, forks, cuts, partial acceptance, eviction.
+// What sequences of a cache share: prefixes, forks, truncation, verification steps, eviction.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 
 namespace kvx::boundary {
+
 Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller) {
   if (caller == nullptr) return cache::PrefixKeys{};
   KVX_ASSIGN_OR_RETURN(const kvx_prefix_keys_t args, read_struct(caller, "keys"));
@@ -45,9 +46,9 @@ Status recorded(kvx_cache_t handle, int32_t sequence, int32_t* tokens, int64_t c
   if (num_tokens == nullptr) return invalid_argument("num_tokens is null");
   if (capacity < 0) return invalid_argument("capacity is {}; expected 0 or more", capacity);
   if (capacity > 0 && tokens == nullptr) return invalid_argument("tokens is null");
-  const std::span<const int32_t> args = owned->cache->recorded_tokens(index);
-  *num_tokens = static_cast<int64_t>(args.size());
-  std::copy_n(args.begin(), std::min(capacity, *num_tokens), tokens);
+  const std::span<const int32_t> all = owned->cache->recorded_tokens(index);
+  *num_tokens = static_cast<int64_t>(all.size());
+  std::copy_n(all.begin(), std::min(capacity, *num_tokens), tokens);
   return {};
 }
 
@@ -86,13 +87,15 @@ Status evict(kvx_cache_t handle, int64_t num_blocks, int64_t* num_evicted) {
 extern "C" kvx_status_t kvx_sequence_create_from(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
                                                  const int32_t* tokens, int64_t num_tokens,
                                                  int32_t* sequence, int64_t* num_found) {
-  return kvx::boundary::run_call(
-      [&] { return kvx::boundary::create_from(cache, keys, tokens, num_tokens, sequence, num_found); });
+  return kvx::boundary::run_call([&] {
+    return kvx::boundary::create_from(cache, keys, tokens, num_tokens, sequence, num_found);
+  });
 }
 
 extern "C" kvx_status_t kvx_sequence_record(kvx_cache_t cache, int32_t sequence,
                                             const int32_t* tokens, int64_t num_tokens) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::record(cache, sequence, tokens, num_tokens); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::record(cache, sequence, tokens, num_tokens); });
 }
 
 extern "C" kvx_status_t kvx_sequence_recorded(kvx_cache_t cache, int32_t sequence, int32_t* tokens,
@@ -107,12 +110,14 @@ extern "C" kvx_status_t kvx_sequence_fork(kvx_cache_t cache, int32_t sequence, i
 
 extern "C" kvx_status_t kvx_sequence_truncate(kvx_cache_t cache, int32_t sequence,
                                               int64_t num_tokens) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::truncate(cache, sequence, num_tokens); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::truncate(cache, sequence, num_tokens); });
 }
 
 extern "C" kvx_status_t kvx_step_end_kept(kvx_cache_t cache, uint32_t num_entries,
                                           const int32_t* kept_tokens) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::end_kept(cache, num_entries, kept_tokens); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::end_kept(cache, num_entries, kept_tokens); });
 }
 
 extern "C" kvx_status_t kvx_step_cancel(kvx_cache_t cache) {
@@ -124,7 +129,8 @@ extern "C" kvx_status_t kvx_step_cancel(kvx_cache_t cache) {
 
 extern "C" kvx_status_t kvx_cache_evict(kvx_cache_t cache, int64_t num_blocks,
                                         int64_t* num_evicted) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::evict(cache, num_blocks, num_evicted); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::evict(cache, num_blocks, num_evicted); });
 }
 
 extern "C" kvx_status_t kvx_cache_clear_prefixes(kvx_cache_t cache) {

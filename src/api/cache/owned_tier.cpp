@@ -1,4 +1,4 @@
-// The host tier of an owned cache: prefetches and waiting.
+// The host tier of a cache: kvx_cache_prefetch, kvx_prefetch_* and kvx_cache_wait_for_tiers.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 
@@ -18,7 +18,7 @@ Status prefetch(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, const 
 }
 
 Error unknown_prefetch(uint64_t number) {
-  return invalid_argument("prefetch is {}; it has ended, or never was", number);
+  return invalid_argument("prefetch is {}; it has ended, or never existed", number);
 }
 
 Status is_done(kvx_cache_t handle, uint64_t number, uint32_t* result) {

@@ -13,7 +13,7 @@
 namespace kvx::boundary {
 namespace {
 
-// A pool that nobody describes is all zero; one that somebody does has its size.
+// An absent pool is all zero; a described one has its size.
 Status check_pool(const kvx_pool_desc_t& pool, DeferredErrors& deferred_errors) {
   if (pool.size == 0) {
     if (number_of(pool.memory) == 0 && pool.bytes_per_block == 0 && pool.primary == nullptr &&
@@ -43,7 +43,7 @@ Status check_counts(const kvx_cache_desc_t& cache) {
   return {};
 }
 
-// Which dimension of a cache tensor is which.
+// Which dimensions of a cache tensor are tokens and heads.
 struct AxisOrder {
   int ndim;
   int token;
@@ -96,12 +96,13 @@ Status check_cache_shape(const kvx_tensor_desc_t& tensor, const CacheView& cache
   return check_shape(tensor, std::span(expected).first(order.ndim), name);
 }
 
-// Requires: checked strides. An axis of one element has no step: its stride may be any number.
+// Requires: checked strides. The stride of an axis of one element may be any number, so 0 is
+// returned.
 int64_t stride_bytes(const kvx_tensor_desc_t& tensor, int axis, int element_bytes) {
   return tensor.shape[axis] == 1 ? 0 : tensor.stride[axis] * element_bytes;
 }
 
-// Requires: checked strides. Runs that follow each other without a gap are one.
+// Requires: checked strides. Runs without a gap between them become one run.
 RowShape row_shape(const kvx_tensor_desc_t& tensor, const AxisOrder& order, int element_bytes) {
   const int last = order.ndim - 1;
   const auto one_run = [element_bytes](int64_t length, int64_t stride) {
@@ -120,7 +121,7 @@ RowShape row_shape(const kvx_tensor_desc_t& tensor, const AxisOrder& order, int 
   return {num_runs, run_length, run_stride, element_stride};
 }
 
-// Fills `side`, which is meaningless when something was added to the deferred_errors.
+// Fills `side`, which is unspecified when deferred_errors has an error.
 Status check_side(const kvx_tensor_desc_t& tensor, const CacheView& cache, std::string_view name,
                   CacheSide& side, DeferredErrors& deferred_errors) {
   KVX_ASSIGN_OR_RETURN(side.element, check_element(tensor, name));
@@ -135,7 +136,7 @@ Status check_side(const kvx_tensor_desc_t& tensor, const CacheView& cache, std::
       check_strides(tensor, is_custom ? StrideRule::kFree : StrideRule::kCanonicalOr16Bytes, bytes,
                     name, deferred_errors));
   check_alignment(tensor.data, bytes, name, deferred_errors);
-  side.memory = memory_kind(number_of(tensor.memory));
+  side.memory = memory_type(number_of(tensor.memory));
   if (!deferred_errors.status().ok()) return {};
   side.data = static_cast<uint8_t*>(tensor.data);
   side.block_stride = stride_bytes(tensor, 0, bytes);
@@ -164,7 +165,7 @@ Status check_io_tensor(const kvx_tensor_desc_t& tensor, const kvx_kv_io_desc_t& 
   }
   KVX_RETURN_IF_ERROR(check_shape(tensor, std::span(expected).first(is_padded ? 4 : 3), name));
   KVX_RETURN_IF_ERROR(check_memory(number_of(tensor.memory), name, deferred_errors));
-  side.memory = memory_kind(number_of(tensor.memory));
+  side.memory = memory_type(number_of(tensor.memory));
   if (num_tokens == 0) return {};
   if (tensor.data == nullptr) return invalid_argument("{}.data is null", name);
 
@@ -239,7 +240,7 @@ Result<IoView> check_io(const kvx_kv_io_desc_t& io, int64_t num_sequences, const
 Status check_apart(const IoView& io, const void* begin, int64_t bytes, std::string_view name) {
   for (const IoSide* side : {&io.k, &io.v}) {
     if (!share_memory({side->data, side->total_bytes}, {begin, bytes})) continue;
-    return invalid_argument("io.{} lies over {}; expected memory apart from the cache",
+    return invalid_argument("io.{} overlaps {}; expected memory apart from the cache",
                             side == &io.k ? "key" : "value", name);
   }
   return {};
@@ -258,10 +259,10 @@ extern "C" kvx_status_t kvx_validate_cache_desc(const kvx_cache_desc_t* cache) {
     KVX_ASSIGN_OR_RETURN(const kvx::boundary::CacheView view,
                          kvx::boundary::check_cache(cache, deferred_errors));
     const kvx::boundary::CallAddress addresses[] = {{"cache.k", view.k.data, view.k.memory},
-                                               {"cache.v", view.v.data, view.v.memory}};
+                                                    {"cache.v", view.v.data, view.v.memory}};
     kvx::boundary::check_one_place(addresses, deferred_errors);
     KVX_RETURN_IF_ERROR(deferred_errors.status());
-    if (view.k.memory == kvx::boundary::MemoryKind::kHost) return {};
+    if (view.k.memory == kvx::boundary::MemoryType::kHost) return {};
     KVX_RETURN_IF_ERROR(kvx::boundary::find_device(addresses));
     return {};
   });

@@ -2,26 +2,27 @@
 #pragma once
 
 #include "api/checks/deferred_errors.hpp"
-#include "api/v1/views.hpp"
+#include "api/checks/v1_views.hpp"
 #include "kvx/kvx_abi.h"
 
 namespace kvx::boundary {
 
-// Size, counts, layouts, shapes and strides. INVALID_ARGUMENT or INCOMPATIBLE names the field; what
-// this build cannot do is added to the deferred_errors.
+// Checks size, counts, layouts, shapes and strides. INVALID_ARGUMENT or INCOMPATIBLE names the
+// field. What this build does not support is added to deferred_errors.
 Result<CacheView> check_cache(const kvx_cache_desc_t* cache, DeferredErrors& deferred_errors);
 
-// The sizes of an IO descriptor and of its tensors.
+// Checks the size fields of an IO descriptor and of its tensors.
 Status check_io_sizes(const kvx_kv_io_desc_t& io);
 
-// Key and value of num_tokens tokens: [num_tokens, heads, head_dim], or padded
-// [num_sequences, num_tokens / num_sequences, heads, head_dim] (num_sequences 0: any that fits).
+// Checks key and value of num_tokens tokens: [num_tokens, num_heads, head_dim], or padded
+// [num_sequences, num_tokens / num_sequences, num_heads, head_dim]. num_sequences 0 accepts any
+// division of num_tokens.
 Result<IoView> check_io(const kvx_kv_io_desc_t& io, int64_t num_sequences, const CacheView& cache,
                         DeferredErrors& deferred_errors);
 
-// INVALID_ARGUMENT: a caller's tensor lies over [begin, begin + bytes) of the cache.
+// INVALID_ARGUMENT: a caller's tensor overlaps [begin, begin + bytes) of the cache.
 Status check_apart(const IoView& io, const void* begin, int64_t bytes, std::string_view name);
-// Likewise for the whole of K and V.
+// INVALID_ARGUMENT: a caller's tensor overlaps any byte of the cache's K or V.
 Status check_apart(const IoView& io, const CacheView& cache);
 
 }  // namespace kvx::boundary

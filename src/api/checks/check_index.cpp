@@ -11,12 +11,12 @@ namespace kvx::boundary {
 namespace {
 
 Result<TableView::Kind> kind_of(const kvx_block_table_t& table) {
-  constexpr uint32_t kKnownFlags =
+  constexpr uint32_t kSupportedFlags =
       KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX | KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES;
-  if ((table.flags & ~kKnownFlags) != 0) {
+  if ((table.flags & ~kSupportedFlags) != 0) {
     return Error{ErrorCode::kIncompatible,
-                 fmt::format("block_table.flags is {:#x}; this library knows {:#x}", table.flags,
-                             kKnownFlags)};
+                 fmt::format("block_table.flags is {:#x}; this library supports {:#x}", table.flags,
+                             kSupportedFlags)};
   }
   const bool has_pages = (table.flags & KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES) != 0;
   const bool has_kv_index = (table.flags & KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX) != 0;
@@ -41,13 +41,11 @@ Result<TableView::Kind> kind_of(const kvx_block_table_t& table) {
       return TableView::Kind::kKvOffsets;
     default:
       return invalid_argument(
-          "block_table.format is {}; expected PACKED 1, RAGGED 2 or KV_OFFSETS "
-          "3",
-          format);
+          "block_table.format is {}; expected PACKED 1, RAGGED 2 or KV_OFFSETS 3", format);
   }
 }
 
-// The ragged formats' prefix sums, and their absence elsewhere.
+// RAGGED has prefix sums; the other formats have none.
 Status check_indptr(const kvx_block_table_t& table, TableView& view,
                     DeferredErrors& deferred_errors) {
   const bool is_ragged =
@@ -68,7 +66,7 @@ Status check_indptr(const kvx_block_table_t& table, TableView& view,
   return {};
 }
 
-// A block of the pools lies as one block of cache.k or cache.v does.
+// A block of a pool has the layout of a block of cache.k or cache.v.
 Status check_kv_offsets(const kvx_block_table_t& table, const kvx_cache_desc_t& cache,
                         const CacheView& geometry, TableView& view,
                         DeferredErrors& deferred_errors) {
@@ -82,11 +80,10 @@ Status check_kv_offsets(const kvx_block_table_t& table, const kvx_cache_desc_t& 
   }
   if (cache.pool.primary == nullptr || cache.pool.bytes_per_block == 0) {
     return invalid_argument(
-        "cache.pool has primary {} and bytes_per_block {}; KV_OFFSETS needs "
-        "both",
+        "cache.pool has primary {} and bytes_per_block {}; KV_OFFSETS needs both",
         cache.pool.primary, cache.pool.bytes_per_block);
   }
-  view.pool_memory = memory_kind(number_of(cache.pool.memory));
+  view.pool_memory = memory_type(number_of(cache.pool.memory));
   view.primary = static_cast<uint8_t*>(cache.pool.primary);
   view.secondary = static_cast<uint8_t*>(cache.pool.secondary);
   view.bytes_per_block = cache.pool.bytes_per_block;
@@ -112,7 +109,7 @@ Status check_kv_offsets(const kvx_block_table_t& table, const kvx_cache_desc_t& 
 
 Status check_indices_count(const kvx_block_table_t& table, const TableView& view) {
   if (view.kind == TableView::Kind::kRaggedTokens || view.kind == TableView::Kind::kRaggedPages) {
-    return {};  // it is the last prefix sum, which is read later
+    return {};  // check_prefix_sums() compares it with the last prefix sum
   }
   const int64_t sides = view.kind == TableView::Kind::kKvOffsets ? 2 : 1;
   const auto expected = (CheckedSize(view.num_sequences) * CheckedSize(view.num_beams) *
@@ -167,8 +164,7 @@ Result<TableView> check_table(const kvx_block_table_t& table, const kvx_cache_de
   KVX_ASSIGN_OR_RETURN(view.kind, kind_of(table));
   if (table.seq_count == 0 || table.max_blocks_per_seq == 0) {
     return invalid_argument(
-        "block_table has seq_count {} and max_blocks_per_seq {}; expected at "
-        "least 1",
+        "block_table has seq_count {} and max_blocks_per_seq {}; expected at least 1",
         table.seq_count, table.max_blocks_per_seq);
   }
   view.num_sequences = table.seq_count;

@@ -13,7 +13,7 @@ bool is_all_zero(const kvx_scale_desc_t& desc) {
          desc.data == nullptr;
 }
 
-// How many dimensions the scales of a granularity have, and which of them the cache gives.
+// How many dimensions the scales of a granularity have, and whether they are blocks and heads.
 struct ScaleShape {
   int ndim;
   bool has_blocks;
@@ -32,8 +32,8 @@ Result<ScaleShape> shape_of(const kvx_scale_desc_t& desc, std::string_view name)
       return ScaleShape{2, true, true};
     default:
       return invalid_argument(
-          "{}.granularity is {}; expected PER_TENSOR 1, PER_BLOCK 2, PER_HEAD "
-          "3 or PER_BLOCK_HEAD 4",
+          "{}.granularity is {}; expected PER_TENSOR 1, PER_BLOCK 2, PER_HEAD 3 or PER_BLOCK_HEAD "
+          "4",
           name, number_of(desc.granularity));
   }
 }
@@ -52,7 +52,7 @@ Result<DType> dtype_of(const kvx_scale_desc_t& desc, std::string_view name) {
   }
 }
 
-// One scale for the whole tensor may be described without a dimension.
+// A scale of the whole tensor may have ndim 0.
 Status check_scale_shape(const kvx_scale_desc_t& desc, const ScaleShape& shape,
                          const CacheView& cache, std::string_view name) {
   if (!shape.has_blocks && !shape.has_heads && desc.ndim == 0) return {};

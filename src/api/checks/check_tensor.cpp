@@ -37,10 +37,10 @@ Result<int64_t> span_of(std::span<Axis> axes, int64_t element, std::string_view 
     if (axis.extent == 1) continue;
     const auto inner = taken.get();
     if (inner && axis.stride < *inner) {
-      deferred_errors.add(
-          unsupported("{} has a stride of {} over what takes {}; strides that "
-                      "let elements share an address are not supported",
-                      name, axis.stride, *inner));
+      deferred_errors.add(unsupported(
+          "{} has a stride of {} over a span of {}; strides with which elements share an "
+          "address are not supported",
+          name, axis.stride, *inner));
       return 0;
     }
     taken = taken + CheckedSize(axis.extent - 1) * CheckedSize(axis.stride);
@@ -87,14 +87,14 @@ Status check_memory(uint32_t memory, std::string_view name, DeferredErrors& defe
   }
 }
 
-MemoryKind memory_kind(uint32_t memory) {
+MemoryType memory_type(uint32_t memory) {
   switch (memory) {
     case KVX_MEMORY_DEVICE:
-      return MemoryKind::kDevice;
+      return MemoryType::kDevice;
     case KVX_MEMORY_UNIFIED:
-      return MemoryKind::kUnified;
+      return MemoryType::kUnified;
     default:
-      return MemoryKind::kHost;
+      return MemoryType::kHost;
   }
 }
 

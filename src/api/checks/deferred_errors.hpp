@@ -1,5 +1,5 @@
-// DeferredErrors remembers the first thing that a call asks for and this build cannot do, while the
-// checks of the descriptors go on: a malformed call is INVALID_ARGUMENT whatever else it asks for.
+// DeferredErrors keeps the first UNSUPPORTED error of a call while the checks of its descriptors go
+// on: a malformed call is INVALID_ARGUMENT, whatever else is unsupported in it.
 #pragma once
 
 #include "core/result.hpp"

@@ -1,4 +1,4 @@
-// Where the addresses of a call lie.
+// Finds where the addresses of a call lie.
 #include "api/checks/device_memory.hpp"
 
 namespace kvx::boundary {
@@ -6,16 +6,17 @@ namespace {
 
 using device::CudaMemoryKind;
 
-std::string_view name_of(MemoryKind kind) {
+std::string_view name_of(MemoryType kind) {
   constexpr std::string_view kNames[] = {"HOST 1", "DEVICE 2", "UNIFIED 3"};
   return kNames[static_cast<int>(kind)];
 }
 
-// DEVICE is what the GPU reads, pinned host memory included; UNIFIED what the host reads as well.
+// DEVICE is memory that the GPU reads, pinned host memory included. UNIFIED is memory that the host
+// reads as well.
 bool fits(const CallAddress& address, CudaMemoryKind found) {
   if (found == CudaMemoryKind::kHost) return false;
   const bool is_unified =
-      address.need == CallAddress::Need::kAsSaid && address.kind == MemoryKind::kUnified;
+      address.need == CallAddress::Need::kAsDescribed && address.kind == MemoryType::kUnified;
   return !is_unified || found != CudaMemoryKind::kDevice;
 }
 
@@ -24,7 +25,7 @@ Error contradiction(const CallAddress& address, CudaMemoryKind found) {
     return invalid_argument("{} is {}, which is {} memory; expected memory that the GPU reads",
                             address.name, address.address, device::name_of(found));
   }
-  return invalid_argument("{} is {}, which is {} memory; its descriptor says {}", address.name,
+  return invalid_argument("{} is {}, which is {} memory; its descriptor has {}", address.name,
                           address.address, device::name_of(found), name_of(address.kind));
 }
 
@@ -33,18 +34,18 @@ Error contradiction(const CallAddress& address, CudaMemoryKind found) {
 void check_one_place(std::span<const CallAddress> addresses, DeferredErrors& deferred_errors) {
   const CallAddress& first = addresses.front();
   for (const CallAddress& tensor : addresses) {
-    if (tensor.need != CallAddress::Need::kAsSaid) continue;
-    if ((tensor.kind == MemoryKind::kHost) == (first.kind == MemoryKind::kHost)) continue;
+    if (tensor.need != CallAddress::Need::kAsDescribed) continue;
+    if ((tensor.kind == MemoryType::kHost) == (first.kind == MemoryType::kHost)) continue;
     deferred_errors.add(
-        unsupported("{} is {} memory and {} {}; a call's tensors lie all on the host, or "
-                    "all where the GPU reaches them",
+        unsupported("{} is {} memory and {} {}; expected all tensors on the host, or all in a "
+                    "GPU's reach",
                     tensor.name, name_of(tensor.kind), first.name, name_of(first.kind)));
     return;
   }
 }
 
 Result<const device::CudaDevice*> find_device(std::span<const CallAddress> addresses) {
-  const CallAddress* first = nullptr;  // that lies on a device
+  const CallAddress* first = nullptr;  // the first address on a device
   int index = 0;
   for (const CallAddress& address : addresses) {
     if (address.address == nullptr) continue;

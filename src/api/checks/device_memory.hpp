@@ -1,37 +1,37 @@
-// Where the addresses of a call lie: on the host, or where one GPU reaches all of them.
+// Finds where the addresses of a call lie: on the host, or where one GPU reaches all of them.
 #pragma once
 
 #include <span>
 #include <string_view>
 
 #include "api/checks/deferred_errors.hpp"
-#include "api/v1/views.hpp"
+#include "api/checks/v1_views.hpp"
 #include "device/cuda_caller.hpp"
 
 namespace kvx::boundary {
 
 struct CallAddress {
   enum class Need : uint8_t {
-    kAsSaid,    // a tensor: the memory that its descriptor says
-    kReadable,  // slots, tables, lengths, scales: whatever the GPU can read
+    kAsDescribed,  // a tensor: the kind of memory in its descriptor
+    kReadable,     // slots, tables, lengths, scales: any memory that the GPU reads
   };
   std::string_view name;
   const void* address = nullptr;
-  MemoryKind kind = MemoryKind::kHost;
-  Need need = Need::kAsSaid;
+  MemoryType kind = MemoryType::kHost;
+  Need need = Need::kAsDescribed;
 };
 
 inline CallAddress readable(std::string_view name, const void* address) {
-  return {name, address, MemoryKind::kDevice, CallAddress::Need::kReadable};
+  return {name, address, MemoryType::kDevice, CallAddress::Need::kReadable};
 }
 
-// A finding when some tensors of a call are the host's and others a GPU's. Requires: a tensor
-// first.
+// Some tensors on the host and others on a GPU are added to deferred_errors. Requires: the first
+// address is a tensor's.
 void check_one_place(std::span<const CallAddress> addresses, DeferredErrors& deferred_errors);
 
-// The device that a call with a GPU's memory runs on; null addresses are not looked at.
-// INVALID_ARGUMENT: an address is of another kind than its descriptor says. UNSUPPORTED: addresses
-// of two devices, or of one without kernels.
+// Returns the device that a call with a GPU's memory runs on. Null addresses are skipped.
+// INVALID_ARGUMENT: an address is not in the kind of memory that its descriptor names. UNSUPPORTED:
+// addresses on two devices, or on a device that this build has no kernels for.
 Result<const device::CudaDevice*> find_device(std::span<const CallAddress> addresses);
 
 }  // namespace kvx::boundary

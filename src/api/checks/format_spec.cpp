@@ -27,7 +27,7 @@ constexpr uint32_t number(ScaleSource source) {
 constexpr uint32_t number(ScaleChoice choice) {
   return static_cast<uint32_t>(choice) + 1;
 }
-// 0 is no scale here and the default there.
+// 0 means no scale in the library and the default in the ABI.
 constexpr uint32_t number(ScaleType type) {
   return static_cast<uint32_t>(type);
 }
@@ -35,21 +35,10 @@ constexpr uint32_t number(ScaleRule rule) {
   return static_cast<uint32_t>(rule);
 }
 
-static_assert(number(FormatId::kF32) == KVX_FORMAT_F32);
-static_assert(number(FormatId::kF16) == KVX_FORMAT_F16);
-static_assert(number(FormatId::kBF16) == KVX_FORMAT_BF16);
-static_assert(number(FormatId::kFp8E4M3) == KVX_FORMAT_FP8_E4M3);
-static_assert(number(FormatId::kFp8E5M2) == KVX_FORMAT_FP8_E5M2);
-static_assert(number(FormatId::kInt8) == KVX_FORMAT_INT8);
-static_assert(number(FormatId::kInt4) == KVX_FORMAT_INT4);
-static_assert(number(FormatId::kInt8Affine) == KVX_FORMAT_INT8_AFFINE);
-static_assert(number(FormatId::kInt4Affine) == KVX_FORMAT_INT4_AFFINE);
-static_assert(number(FormatId::kMxfp4G16) == KVX_FORMAT_MXFP4_G16);
-static_assert(number(FormatId::kMxfp4) == KVX_FORMAT_MXFP4);
-static_assert(number(FormatId::kNvfp4) == KVX_FORMAT_NVFP4);
-static_assert(number(FormatId::kFp4Row) == KVX_FORMAT_FP4_ROW);
-static_assert(number(FormatId::kInt4Row) == KVX_FORMAT_INT4_ROW);
-static_assert(format::kNumFormats == KVX_FORMAT_INT4_ROW, "a new format wants its number");
+#define KVX_CHECK_NUMBER(WORD, Format, NAME) \
+  static_assert(number(format::Format::kFacts.id) == KVX_FORMAT_##NAME);
+KVX_FORMAT_TABLE(KVX_CHECK_NUMBER, )
+#undef KVX_CHECK_NUMBER
 static_assert(number(ScaleType::kF32) == KVX_SCALE_TYPE_F32);
 static_assert(number(ScaleType::kF16) == KVX_SCALE_TYPE_F16);
 static_assert(number(ScaleType::kBF16) == KVX_SCALE_TYPE_BF16);
@@ -116,12 +105,12 @@ kvx_format_info_t describe(const format::FormatSpec& spec, int head_dim) {
 }
 
 Status format_info(const kvx_format_spec_t* spec, uint32_t head_dim, kvx_format_info_t* info) {
-  KVX_ASSIGN_OR_RETURN(const format::FormatSpec args, read_format(spec, "spec"));
+  KVX_ASSIGN_OR_RETURN(const format::FormatSpec format, read_format(spec, "spec"));
   KVX_RETURN_IF_ERROR(
-      format::check_head_dim(args, static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX))));
+      format::check_head_dim(format, static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX))));
   if (info == nullptr) return invalid_argument("info is null");
   if (info->size < 8) return invalid_argument("info.size is {}; expected at least 8", info->size);
-  kvx_format_info_t answer = describe(args, static_cast<int>(head_dim));
+  kvx_format_info_t answer = describe(format, static_cast<int>(head_dim));
   answer.size = std::min<uint32_t>(info->size, sizeof answer);
   memcpy(info, &answer, answer.size);
   return {};

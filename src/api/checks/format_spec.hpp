@@ -9,7 +9,7 @@
 
 namespace kvx::boundary {
 
-// INVALID_ARGUMENT names the field of the caller's struct and what the format allows.
+// Reads a caller's format. INVALID_ARGUMENT names the field and the values that the format allows.
 Result<format::FormatSpec> read_format(const kvx_format_spec_t* spec, std::string_view name);
 
 }  // namespace kvx::boundary

@@ -1,4 +1,4 @@
-// Reads a caller's layer: either a v1 cache descriptor or runs of heads with their formats.
+// Reads a caller's layer: a v1 cache descriptor, or runs of heads with their formats.
 #include "api/checks/layer_view.hpp"
 
 #include <algorithm>
@@ -26,8 +26,8 @@ Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, co
   const bool has_gaps = row.element_stride != bytes_of(side.element);
   if (row.num_runs != 1 && has_gaps) {
     return unsupported(
-        "{} has rows in fragments with gaps between their elements; kvx's verbs read "
-        "fragments without gaps",
+        "{} has rows in fragments with gaps between their elements; expected fragments without "
+        "gaps",
         name);
   }
   using format::FormatId;
@@ -80,12 +80,12 @@ Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCall
 
 // --- runs ---
 
-// What the addresses of a side count.
+// How many blocks, tokens and heads the strides of a side span.
 struct Counts {
   int64_t num_blocks;
   int64_t block_size;
   int64_t num_heads;
-  bool are_readable;  // scales; not those on a GPU
+  bool are_scales_readable;  // by the host; false on a GPU
 };
 
 Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
@@ -111,7 +111,7 @@ Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
   return deferred_errors.status();
 }
 
-// Scales that append writes must not lie over each other; given ones may be shared at will.
+// Scales that append writes must not overlap. Given scales may be shared in any way.
 Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spec,
                            const Counts& counts, const std::string& name,
                            std::vector<MemoryRange>& memory) {
@@ -149,7 +149,7 @@ Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spe
   return deferred_errors.status();
 }
 
-// Scales per tensor or head are few enough to be looked at in every call.
+// Checks given scales per tensor or per head, which are few enough to be read in every call.
 Status check_given_scales(const ops::SideView& side, int num_heads, const std::string& name) {
   if (side.spec.scale_source != format::ScaleSource::kGiven || side.spec.is_affine()) return {};
   if (side.scales.block_stride != 0 || side.scales.token_stride != 0) return {};
@@ -161,9 +161,8 @@ Status check_given_scales(const ops::SideView& side, int num_heads, const std::s
                                               format::load_scale(side.spec.scale_type, source));
       if (step > 0 && std::isfinite(step)) continue;
       return invalid_argument(
-          "{}.scales of head {}, group {} is {}; expected a positive finite "
-          "number",
-          name, head, group, step);
+          "{}.scales of head {}, group {} is {}; expected a positive finite number", name, head,
+          group, step);
     }
   }
   return {};
@@ -182,29 +181,29 @@ Status check_tensor_scales(const ops::SideView& side, int num_heads) {
   return {};
 }
 
-Status check_flags(const kvx_side_t& side, uint32_t args, const std::string& name) {
-  if ((side.flags & ~args) == 0) return {};
-  return Error{ErrorCode::kIncompatible,
-               fmt::format("{}.flags is {:#x}; expected none but {:#x}", name, side.flags, args)};
+Status check_flags(const kvx_side_t& side, uint32_t allowed, const std::string& name) {
+  if ((side.flags & ~allowed) == 0) return {};
+  return Error{ErrorCode::kIncompatible, fmt::format("{}.flags is {:#x}; expected none but {:#x}",
+                                                     name, side.flags, allowed)};
 }
 
-// Codes in interleaved order: what kernels on a GPU read, and nobody else.
+// Only kernels on a GPU read codes in sign-magnitude interleaved order.
 Status check_interleaved(const ops::SideView& side, const Counts& counts, const std::string& name) {
   if (!side.is_interleaved) return {};
   const format::Facts& facts = *side.spec.facts;
   if (facts.element != "E2M1" || facts.packing != format::Packing::kNibbles) {
     return invalid_argument(
-        "{} has codes in interleaved order; {} has none, expected nvfp4, mxfp4 or mxfp4_g16", name,
-        facts.name);
+        "{} has codes in interleaved order, which {} does not have; expected nvfp4, mxfp4 or "
+        "mxfp4_g16",
+        name, facts.name);
   }
   if (side.spec.scale_source == format::ScaleSource::kPageShared || side.codes.is_fragmented()) {
     return unsupported(
-        "{} has codes in interleaved order and {}; expected scales of rows or given ones, and rows "
-        "in one "
-        "piece",
+        "{} has codes in interleaved order and {}; expected computed or given scales and "
+        "contiguous rows",
         name, side.codes.is_fragmented() ? "rows in fragments" : "page-shared scales");
   }
-  if (counts.are_readable) {
+  if (counts.are_scales_readable) {
     return unsupported(
         "{} has codes in interleaved order and lies on the host; only a GPU reads them", name);
   }
@@ -229,15 +228,16 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                 static_cast<int>(side.code_fragment_bytes)};
   if (view.codes.is_fragmented() && view.spec.scale_source == format::ScaleSource::kPageShared) {
     return unsupported(
-        "{} has page-shared scales and rows in fragments; a growing scale reads and "
-        "writes its block's rows as they lie",
+        "{} has page-shared scales and rows in fragments; expected contiguous rows, which a "
+        "growing "
+        "scale rewrites in place",
         name);
   }
   KVX_RETURN_IF_ERROR(check_interleaved(view, counts, name));
   view.tensor_scales = side.tensor_scales;
   const int num_heads = static_cast<int>(counts.num_heads);
   KVX_RETURN_IF_ERROR(check_has_tensor_scales(view, name));
-  if (counts.are_readable) KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads));
+  if (counts.are_scales_readable) KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads));
   if (!view.spec.has_scale()) return view;
   if (side.scales == nullptr) {
     return invalid_argument("{}.scales is null; {} has scales", name, view.spec.facts->name);
@@ -245,11 +245,11 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name, memory));
   view.scales = {static_cast<uint8_t*>(side.scales), side.scale_block_stride,
                  side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
-  if (counts.are_readable) KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
+  if (counts.are_scales_readable) KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
   return view;
 }
 
-// A V whose bytes are the beginning of K's rows.
+// Reads a V that is the first numbers of K's rows.
 Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideView& k,
                                        const std::string& name) {
   KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_PREFIX_OF_K, name));
@@ -263,9 +263,7 @@ Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideVi
   expected.flags = side.flags;
   if (memcmp(&side, &expected, sizeof side) != 0) {
     return invalid_argument(
-        "{} is a prefix of K and describes memory; expected head_dim and flags "
-        "alone",
-        name);
+        "{} is a prefix of K and describes memory; expected head_dim and flags alone", name);
   }
   if (side.head_dim < 1 || side.head_dim > static_cast<uint32_t>(k.head_dim)) {
     return invalid_argument("{}.head_dim is {}; expected 1 to K's {}", name, side.head_dim,
@@ -278,7 +276,7 @@ Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideVi
   return view;
 }
 
-// Codes and scales are pushed to `memory`.
+// Adds the ranges of codes and scales to `memory`.
 Status read_run(const kvx_head_run_t& run, const Counts& counts, const std::string& name,
                 std::vector<MemoryRange>& memory, ops::HeadRun& view) {
   KVX_ASSIGN_OR_RETURN(const kvx_side_t k, read_struct(run.k, name + ".k"));
@@ -347,28 +345,29 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
 
 // --- memory ---
 
-// The kind that the layer says; a cache's own is read with it.
-Status read_place(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
+// Reads the kind of memory and the counters. With a v1 descriptor, read_cache() reads its kind.
+Status read_memory(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
   if (layer.reserved != 0) {
     return invalid_argument("{}.reserved is {}; expected 0", name, layer.reserved);
   }
-  result.kind = MemoryKind::kHost;
+  result.kind = MemoryType::kHost;
   result.counters = reinterpret_cast<ops::DeviceCounters*>(layer.counters);
   if (layer.memory == 0) return {};
   DeferredErrors deferred_errors;
   KVX_RETURN_IF_ERROR(check_memory(layer.memory, name, deferred_errors));
   KVX_RETURN_IF_ERROR(deferred_errors.status());
-  result.kind = memory_kind(layer.memory);
+  result.kind = memory_type(layer.memory);
   return {};
 }
 
-// After everything else was read: what cannot be comes before what cannot be done.
-Status check_place(const kvx_layer_t& layer, const std::string& name, LayerPlace place,
-                   const LayerOfCaller& result) {
-  if (layer.memory != 0 && memory_kind(layer.memory) != result.kind) {
-    return invalid_argument("{}.memory is {}; its cache says another kind", name, layer.memory);
+// Called after everything else was read, so that an invalid argument is reported before an
+// unsupported one.
+Status check_memory(const kvx_layer_t& layer, const std::string& name, LayerMemory allowed,
+                    const LayerOfCaller& result) {
+  if (layer.memory != 0 && memory_type(layer.memory) != result.kind) {
+    return invalid_argument("{}.memory is {}; its cache has another kind", name, layer.memory);
   }
-  if (result.is_on_device() && place == LayerPlace::kHost) {
+  if (result.is_on_device() && allowed == LayerMemory::kHost) {
     return unsupported("{} lies in a GPU's memory; this call takes host memory", name);
   }
   for (const ops::HeadRun& run : result.runs) {
@@ -377,8 +376,7 @@ Status check_place(const kvx_layer_t& layer, const std::string& name, LayerPlace
     return unsupported("{} has rows in fragments; a GPU's kernels read contiguous rows", name);
   }
   if (!result.is_on_device() && layer.counters != nullptr) {
-    return invalid_argument("{}.counters is set; only a layer in a GPU's memory has them",
-                            name);
+    return invalid_argument("{}.counters is set; only a layer on a GPU has counters", name);
   }
   return {};
 }
@@ -392,7 +390,7 @@ Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num
   KVX_ASSIGN_OR_RETURN(const kvx_transform_t args, read_struct(caller, name));
   if ((args.flags & ~uint32_t{KVX_TRANSFORM_HADAMARD}) != 0) {
     return Error{ErrorCode::kIncompatible,
-                 fmt::format("{}.flags is {:#x}; this library knows 0x1", name, args.flags)};
+                 fmt::format("{}.flags is {:#x}; this library supports 0x1", name, args.flags)};
   }
   if (head_dim == 0) return invalid_argument("{} is set; no V is stored", name);
   if ((args.block_offset != nullptr && !may_have_offset) ||
@@ -419,10 +417,10 @@ Result<ops::SideTransform> read_transform(const kvx_transform_t* caller, int num
 }  // namespace
 
 Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOfCaller& result,
-                  LayerPlace place) {
+                  LayerMemory allowed) {
   const std::string name(given_name);
   KVX_ASSIGN_OR_RETURN(const kvx_layer_t args, read_struct(layer, name));
-  KVX_RETURN_IF_ERROR(read_place(args, name, result));
+  KVX_RETURN_IF_ERROR(read_memory(args, name, result));
   KVX_RETURN_IF_ERROR(args.cache != nullptr ? read_cache(args, name, result)
                                             : read_runs(args, name, result));
   KVX_ASSIGN_OR_RETURN(
@@ -436,10 +434,10 @@ Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOf
   const bool is_transformed =
       !result.transform.k.is_identity() || !result.transform.v.is_identity();
   if (result.runs.front().v.is_alias && is_transformed) {
-    return unsupported("{} has a transform and a V that is a prefix of K; one would change both",
-                       name);
+    return unsupported(
+        "{} has a transform and a V that is a prefix of K; a transform would change both", name);
   }
-  return check_place(args, name, place, result);
+  return check_memory(args, name, allowed, result);
 }
 
 Status check_values(const LayerOfCaller& from, const LayerOfCaller& to) {

@@ -1,4 +1,4 @@
-// A caller's layer as the verbs see it.
+// A caller's layer, checked, in the form that the verbs take.
 #pragma once
 
 #include <vector>
@@ -12,38 +12,39 @@
 
 namespace kvx::boundary {
 
-inline constexpr int kMostHeads = 65535;  // of a grid's dimension, on a GPU
+inline constexpr int kMostHeads = 65535;  // a GPU's limit for a dimension of a grid
 
-// The view's runs point into `runs`: a layer stays where it is. Reading another layer into it keeps
-// the memory, so that a warm call allocates nothing.
+// The view's runs point into `runs`, so a LayerOfCaller is neither copied nor moved. Reading
+// another layer into it reuses the vectors' memory: a warm call allocates nothing.
 struct LayerOfCaller {
   std::vector<ops::HeadRun> runs;
   ops::LayerView view;
   ops::LayerTransform transform;
-  std::vector<MemoryRange> memory;  // of codes and scales
-  MemoryKind kind = MemoryKind::kHost;
-  ops::DeviceCounters* counters = nullptr;  // of a layer on a GPU, or null
+  std::vector<MemoryRange> memory;  // where codes and scales lie
+  MemoryType kind = MemoryType::kHost;
+  ops::DeviceCounters* counters = nullptr;  // in the GPU's memory, or null
 
-  bool is_on_device() const { return kind != MemoryKind::kHost; }
+  bool is_on_device() const { return kind != MemoryType::kHost; }
 
   int k_head_dim() const { return runs.front().k.head_dim; }
   int v_head_dim() const { return runs.front().v.head_dim; }
-  // Whether V has rows of its own: it is stored, and not as a part of K's.
+  // Whether V is stored, and not as a part of K's rows.
   bool has_own_v() const { return v_head_dim() != 0 && !runs.front().v.is_alias; }
 };
 
-enum class LayerPlace { kHost, kAnywhere };
+// The memory that a call accepts a layer in.
+enum class LayerMemory { kHost, kHostOrDevice };
 
 // INVALID_ARGUMENT, UNSUPPORTED or INCOMPATIBLE names the field. A layer on a GPU is UNSUPPORTED
-// for calls that do not say kAnywhere; its scales and factors are not looked at.
+// unless `allowed` accepts it; its scales and factors are not read.
 Status read_layer(const kvx_layer_t* layer, std::string_view name, LayerOfCaller& result,
-                  LayerPlace place = LayerPlace::kHost);
+                  LayerMemory allowed = LayerMemory::kHost);
 
-// Of calls that move stored rows. UNSUPPORTED: a V that is a part of K's rows cannot take in one
-// that is not.
+// For calls that copy stored rows. UNSUPPORTED: `to` keeps V as a part of K's rows and `from` does
+// not.
 Status check_values(const LayerOfCaller& from, const LayerOfCaller& to);
 
-// INVALID_ARGUMENT: their codes or scales share memory.
+// INVALID_ARGUMENT: codes or scales of the two layers share memory.
 Status check_apart(const LayerOfCaller& from, const LayerOfCaller& to);
 
 }  // namespace kvx::boundary

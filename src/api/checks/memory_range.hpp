@@ -1,4 +1,4 @@
-// MemoryRange: bytes that a call reads or writes, to see whether two of them share some.
+// MemoryRange: bytes that a call reads or writes, and whether two ranges overlap.
 #pragma once
 
 #include <cstdint>

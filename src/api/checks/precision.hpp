@@ -1,4 +1,4 @@
-// What a caller says about precision.
+// Reads the precision that a caller requests.
 #pragma once
 
 #include "core/result.hpp"

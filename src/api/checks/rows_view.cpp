@@ -48,7 +48,7 @@ Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int
   const MemoryRange taken = {rows.data, *bytes};
   for (const MemoryRange& range : layer.memory) {
     if (!share_memory(taken, range)) continue;
-    return invalid_argument("{} lies over the layer's memory; expected memory apart from it", name);
+    return invalid_argument("{} overlaps the layer's memory; expected memory apart from it", name);
   }
   return {};
 }

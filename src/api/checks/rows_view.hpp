@@ -1,4 +1,4 @@
-// A caller's rows of floats as the verbs take them.
+// A caller's rows of floats, checked, in the form that the verbs take.
 #pragma once
 
 #include "api/checks/layer_view.hpp"
@@ -6,11 +6,11 @@
 
 namespace kvx::boundary {
 
-// Floats of a caller: [tokens, num_heads, head_dim].
+// Reads a caller's floats [tokens, num_heads, head_dim]. INVALID_ARGUMENT names the field.
 Result<MutableFloatRows> read_rows(const kvx_rows_t* rows, int num_heads, int head_dim,
                                    std::string_view name);
 
-// INVALID_ARGUMENT: rows [num_rows, num_heads, head_dim] that lie over the layer's codes or scales,
+// INVALID_ARGUMENT: the rows [num_rows, num_heads, head_dim] overlap the layer's codes or scales,
 // or reach beyond 64-bit addresses.
 Status check_apart(const LayerOfCaller& layer, const MutableFloatRows& rows, int64_t num_rows,
                    int num_heads, int head_dim, std::string_view name);

@@ -1,4 +1,4 @@
-// Reads a caller's block table and lengths into the shape that the verbs take.
+// Reads a caller's block table and lengths into the form that the verbs take.
 #include "api/checks/table_view.hpp"
 
 #include "api/checks/check_index.hpp"
@@ -12,13 +12,13 @@ int32_t id_of(int64_t entry) {
   return entry < 0 || entry > INT32_MAX ? -1 : static_cast<int32_t>(entry);
 }
 
-// Blocks of each sequence that its entries hold.
+// How many blocks the entries of a sequence name.
 int64_t blocks_held(const TableView& table, int64_t sequence, int64_t block_size) {
   const int64_t entries = table.indptr.at(sequence + 1) - table.indptr.at(sequence);
   return table.kind == TableView::Kind::kRaggedPages ? entries : ceil_div(entries, block_size);
 }
 
-// A block per token names the block once for each of its tokens.
+// RAGGED without pages names a block once for each of its tokens.
 Status read_ragged_sequence(const TableView& table, int64_t s, int64_t block_size, int32_t* row) {
   const int64_t first = table.indptr.at(s);
   const int64_t entries = table.indptr.at(s + 1) - first;
@@ -30,8 +30,9 @@ Status read_ragged_sequence(const TableView& table, int64_t s, int64_t block_siz
       id = id_of(entry);
     } else if (id != id_of(entry)) {
       return unsupported(
-          "block_table.indices changes from {} to {} inside a block of {} tokens; "
-          "only kvx_gather_kv follows that",
+          "block_table.indices changes from {} to {} inside a block of {} tokens; only "
+          "kvx_gather_kv "
+          "supports that",
           id, entry, block_size);
     }
   }
@@ -95,8 +96,7 @@ Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens
                             INT32_MAX);
   }
   if (number_of(table->format) == KVX_BLOCK_TABLE_KV_OFFSETS) {
-    return unsupported(
-        "block_table.format is KV_OFFSETS 3; kvx's own calls take PACKED and RAGGED");
+    return unsupported("block_table.format is KV_OFFSETS 3; expected PACKED 1 or RAGGED 2");
   }
   DeferredErrors deferred_errors;
   KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, {}, {}, deferred_errors));

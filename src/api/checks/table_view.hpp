@@ -1,5 +1,5 @@
-// A caller's block table and lengths as the verbs take them: block ids [sequences, blocks] and
-// lengths in 32 bits.
+// A caller's block table and lengths, checked, in the form that the verbs take: block ids
+// [num_sequences, max_blocks] and lengths, both in 32 bits.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,8 @@
 
 namespace kvx::boundary {
 
-// The pointers are the caller's where its arrays have the right shape already, else they point into
-// the vectors, which keep their memory from call to call.
+// The pointers are the caller's own where its arrays already have this shape. Otherwise they point
+// into the vectors, which keep their memory from call to call.
 struct TableOfCaller {
   ops::BlockTable table;
   int64_t max_blocks = 0;
@@ -21,8 +21,8 @@ struct TableOfCaller {
   std::vector<int32_t> lengths;
 };
 
-// PACKED and RAGGED. An id that no layer can have becomes -1, which the verbs refuse where they
-// read it. Zero sequences are allowed.
+// Reads PACKED and RAGGED tables. An id that no layer can have becomes -1, which a verb refuses
+// when it reads it. Zero sequences are allowed.
 Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens, int block_size,
                   TableOfCaller& result);
 

@@ -1,4 +1,5 @@
-// kvx_gather_kv: checks everything, what the tables hold included, before the first byte moves.
+// kvx_gather_kv: checks the whole call, the contents of its tables included, before it copies a
+// byte.
 #include "api/v1/gather_kv.hpp"
 
 #include <array>
@@ -9,15 +10,21 @@
 #include "api/checks/device_memory.hpp"
 #include "api/guard.hpp"
 #include "api/kernels.hpp"
-#include "api/v1/device_rows.hpp"
-#include "api/v1/gather_plan.hpp"
-#include "api/v1/move_rows.hpp"
 #include "core/checked.hpp"
+#include "ops/copy_rows/copy_rows_cuda.hpp"
+#include "ops/copy_rows/gather_plan.hpp"
+#include "ops/copy_rows/row_mover.hpp"
 
 namespace kvx::boundary {
 namespace {
 
-// Consecutive tokens of a row in one block. The entries of the table stand as they are there.
+using ops::copy_rows::GatherPlan;
+using ops::copy_rows::kNullIndex;
+using ops::copy_rows::kSecondaryPool;
+using ops::copy_rows::RowMover;
+using ops::copy_rows::TokenEntries;
+
+// Consecutive tokens of a row in one block, with the table's entries for it.
 struct Segment {
   int64_t row = 0;
   int64_t first_token = 0;
@@ -35,16 +42,16 @@ void check_types(const CacheSide& cache, const IoSide& io, std::optional<Element
                     name[0], name));
   }
   if (only && (cache.element != *only || io.element != *only)) {
-    deferred_errors.add(unsupported(
-        "cache.{} or io.{} has another dtype than this function's name says", name[0], name));
+    deferred_errors.add(unsupported("cache.{} or io.{} has another dtype than this function's name",
+                                    name[0], name));
   }
 }
 
-// The tensors, and behind them the arrays that a GPU reads for itself. With pools nothing is read
-// at cache.k and cache.v.
+// The tensors, followed by the arrays that only the GPU reads. With pools, cache.k and cache.v are
+// not read.
 std::array<CallAddress, 7> addresses_of(const GatherPlan& plan) {
   const bool has_pools = plan.reads_pools();
-  const MemoryKind pools = plan.table.pool_memory;
+  const MemoryType pools = plan.table.pool_memory;
   const CacheSide& k = plan.cache.k;
   const CacheSide& v = plan.cache.v;
   return {{{"io.key", plan.io.k.data, plan.io.k.memory},
@@ -93,7 +100,7 @@ Result<GatherPlan> check_gather(const kvx_cache_desc_t* cache, const kvx_gather_
   return plan;
 }
 
-// Blocks that the table has for a row.
+// Returns how many blocks the table has for a row.
 int64_t blocks_of_row(const TableView& table, int64_t row) {
   if (table.kind != TableView::Kind::kRaggedPages) return table.max_blocks;
   return table.indptr.at(row + 1) - table.indptr.at(row);
@@ -118,7 +125,7 @@ Status check_length(const GatherPlan& plan, int64_t row) {
                       plan.cache.block_size);
 }
 
-// A block per token may change in the middle of a block.
+// RAGGED without pages may change the block after any token.
 int64_t tokens_of_one_block(const TableView& table, const Segment& segment, int64_t most) {
   if (table.kind != TableView::Kind::kRaggedTokens) return most;
   const int64_t first = table.indptr.at(segment.row) + segment.first_token;
@@ -143,8 +150,8 @@ Status for_each_segment(const GatherPlan& plan, int64_t row, Visit visit) {
   return {};
 }
 
-// A KVCacheIndex counts blocks of the pool, whose number nobody tells: what is read must at least
-// lie apart from what is written.
+// A KVCacheIndex counts blocks of the pool. No descriptor contains the pool's size, so this checks
+// only that what is read lies apart from what is written.
 Status check_pool_entry(const GatherPlan& plan, const CacheSide& side, const Segment& segment,
                         int64_t entry) {
   const auto index = static_cast<uint32_t>(entry);
@@ -164,7 +171,7 @@ Status check_pool_entries(const GatherPlan& plan, const Segment& segment) {
   return check_pool_entry(plan, plan.cache.v, segment, segment.v_entry);
 }
 
-// Block ids of a row as they stand side by side in `list`: a compare each.
+// Checks the block ids of a row, which are consecutive in `list`.
 template <class Id>
 Status check_ids_of(const Id* list, const GatherPlan& plan, int64_t row) {
   const TableView& table = plan.table;

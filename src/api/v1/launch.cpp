@@ -1,4 +1,4 @@
-// The kernels' entry points: the same work, for one element type where the name says so.
+// kvx_launch_*: the v1 calls, restricted to one element type where the name has one.
 #include "api/call.hpp"
 #include "api/guard.hpp"
 #include "api/v1/gather_kv.hpp"
@@ -22,27 +22,29 @@ Status write_prefill(const kvx_cache_desc_t* cache, const kvx_write_desc_t* writ
 }  // namespace
 }  // namespace kvx::boundary
 
-// `suffix` and `only` of every form of a function.
-#define KVX_FOR_EACH_LAUNCH(FORM)     \
-  FORM(, std::nullopt)                \
+// `suffix` of a function's name and the type that it is restricted to.
+#define KVX_FOR_EACH_LAUNCH(FORM)          \
+  FORM(, std::nullopt)                     \
   FORM(_f32, kvx::boundary::Element::kF32) \
   FORM(_f16, kvx::boundary::Element::kF16) \
   FORM(_bf16, kvx::boundary::Element::kBF16)
 
-#define KVX_LAUNCH_FUNCTIONS(suffix, only)                                                       \
-  extern "C" kvx_status_t kvx_launch_write_kv##suffix(                                           \
-      const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, void* stream) {              \
-    return kvx::boundary::run_call([&] { return kvx::boundary::write_kv(cache, write, only, stream); });   \
-  }                                                                                              \
-  extern "C" kvx_status_t kvx_launch_write_kv_prefill##suffix(                                   \
-      const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, int32_t tokens_per_seq,      \
-      void* stream) {                                                                            \
-    return kvx::boundary::run_call(                                                                   \
-        [&] { return kvx::boundary::write_prefill(cache, write, tokens_per_seq, only, stream); });    \
-  }                                                                                              \
-  extern "C" kvx_status_t kvx_launch_gather_kv##suffix(                                          \
-      const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather, void* stream) {            \
-    return kvx::boundary::run_call([&] { return kvx::boundary::gather_kv(cache, gather, only, stream); }); \
+#define KVX_LAUNCH_FUNCTIONS(suffix, only)                                                         \
+  extern "C" kvx_status_t kvx_launch_write_kv##suffix(                                             \
+      const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, void* stream) {                \
+    return kvx::boundary::run_call(                                                                \
+        [&] { return kvx::boundary::write_kv(cache, write, only, stream); });                      \
+  }                                                                                                \
+  extern "C" kvx_status_t kvx_launch_write_kv_prefill##suffix(                                     \
+      const kvx_cache_desc_t* cache, const kvx_write_desc_t* write, int32_t tokens_per_seq,        \
+      void* stream) {                                                                              \
+    return kvx::boundary::run_call(                                                                \
+        [&] { return kvx::boundary::write_prefill(cache, write, tokens_per_seq, only, stream); }); \
+  }                                                                                                \
+  extern "C" kvx_status_t kvx_launch_gather_kv##suffix(                                            \
+      const kvx_cache_desc_t* cache, const kvx_gather_desc_t* gather, void* stream) {              \
+    return kvx::boundary::run_call(                                                                \
+        [&] { return kvx::boundary::gather_kv(cache, gather, only, stream); });                    \
   }
 
 KVX_FOR_EACH_LAUNCH(KVX_LAUNCH_FUNCTIONS)

@@ -1,4 +1,4 @@
-// kvx_write_kv: checks everything, then moves runs of tokens in consecutive slots.
+// kvx_write_kv: checks the whole call, then copies runs of tokens that go to consecutive slots.
 #include "api/v1/write_kv.hpp"
 
 #include <array>
@@ -10,14 +10,18 @@
 #include "api/checks/device_memory.hpp"
 #include "api/guard.hpp"
 #include "api/kernels.hpp"
-#include "api/v1/device_rows.hpp"
-#include "api/v1/move_rows.hpp"
-#include "api/v1/write_plan.hpp"
+#include "ops/copy_rows/copy_rows_cuda.hpp"
+#include "ops/copy_rows/row_mover.hpp"
+#include "ops/copy_rows/write_plan.hpp"
 
 namespace kvx::boundary {
 namespace {
 
-// Scales are read for caches of 8-bit floats that receive another type.
+using ops::copy_rows::RowMover;
+using ops::copy_rows::RunAddresses;
+using ops::copy_rows::WritePlan;
+
+// Scales are needed where 8-bit floats are written from another type.
 bool needs_scale(const CacheSide& cache, const IoSide& io) {
   return !float_type(cache.element) && cache.element != io.element;
 }
@@ -31,12 +35,12 @@ void check_types(const CacheSide& cache, const IoSide& io, std::optional<Element
                     name, name[0]));
   }
   if (only && (cache.element != *only || io.element != *only)) {
-    deferred_errors.add(unsupported(
-        "cache.{} or io.{} has another dtype than this function's name says", name[0], name));
+    deferred_errors.add(unsupported("cache.{} or io.{} has another dtype than this function's name",
+                                    name[0], name));
   }
 }
 
-// The tensors, and behind them the arrays that a GPU reads for itself.
+// The tensors, followed by the arrays that only the GPU reads.
 std::array<CallAddress, 7> addresses_of(const WritePlan& plan) {
   return {{{"cache.k", plan.cache.k.data, plan.cache.k.memory},
            {"cache.v", plan.cache.v.data, plan.cache.v.memory},
@@ -79,7 +83,7 @@ Result<WritePlan> check_write(const kvx_cache_desc_t* cache, const kvx_write_des
   return plan;
 }
 
-// Every scale that the tokens use: positive and finite.
+// Checks that every scale that the tokens use is positive and finite.
 Status check_scales(const WritePlan& plan, const ScaleView& scale, std::string_view name) {
   if (scale.data == nullptr) return {};
   const int64_t num_heads = scale.head_stride != 0 ? plan.cache.num_heads : 1;
@@ -88,8 +92,9 @@ Status check_scales(const WritePlan& plan, const ScaleView& scale, std::string_v
     const int64_t slot = plan.slots.at(t);
     if (slot < 0) continue;
     const int64_t block = slot / plan.cache.block_size;
-    const bool is_known = checked_block >= 0 && (scale.block_stride == 0 || block == checked_block);
-    if (is_known) continue;
+    const bool is_checked =
+        checked_block >= 0 && (scale.block_stride == 0 || block == checked_block);
+    if (is_checked) continue;
     for (int64_t h = 0; h < num_heads; ++h) {
       const float value = scale.at(block, h);
       if (value > 0 && std::isfinite(value)) continue;
@@ -101,7 +106,7 @@ Status check_scales(const WritePlan& plan, const ScaleView& scale, std::string_v
   return {};
 }
 
-// Tokens from t on that go to consecutive slots of one block.
+// Returns how many tokens from t on go to consecutive slots of one block.
 int64_t run_length(const WritePlan& plan, int64_t t) {
   const int64_t slot = plan.slots.at(t);
   const int64_t room = plan.cache.block_size - slot % plan.cache.block_size;
@@ -111,8 +116,8 @@ int64_t run_length(const WritePlan& plan, int64_t t) {
   return n;
 }
 
-TokenRun run_at(const WritePlan& plan, const CacheSide& side, const IoSide& io, int64_t t,
-                int64_t num_tokens) {
+RunAddresses run_at(const WritePlan& plan, const CacheSide& side, const IoSide& io, int64_t t,
+                    int64_t num_tokens) {
   const int64_t slot = plan.slots.at(t);
   const int64_t block = slot / plan.cache.block_size;
   const int64_t offset = slot % plan.cache.block_size;
@@ -158,5 +163,6 @@ Status write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
 
 extern "C" kvx_status_t kvx_write_kv(const kvx_cache_desc_t* cache, const kvx_write_desc_t* write,
                                      void* stream) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::write_kv(cache, write, std::nullopt, stream); });
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::write_kv(cache, write, std::nullopt, stream); });
 }

@@ -1,4 +1,4 @@
-// kvx_append: rows to slots of a layer in the caller's memory.
+// kvx_append: stores rows of floats in the slots of a layer in the caller's memory.
 #include "ops/append/append_cuda.hpp"
 
 #include "api/call.hpp"
@@ -13,7 +13,7 @@
 namespace kvx::boundary {
 namespace {
 
-// Leaves out the slots beyond the layer and counts them.
+// Replaces slots beyond the layer by -1, which append skips. Returns how many there were.
 int64_t skip_beyond(int64_t num_slots, std::vector<int64_t>& slots) {
   int64_t skipped = 0;
   for (int64_t& slot : slots) {
@@ -24,33 +24,33 @@ int64_t skip_beyond(int64_t num_slots, std::vector<int64_t>& slots) {
   return skipped;
 }
 
-// All but the slots.
+// Reads everything but the slots.
 Result<ops::AppendArgs> read_args(const kvx_append_args_t& args, const LayerOfCaller& layer) {
-  ops::AppendArgs verb_args;
-  verb_args.cache = layer.view;
-  verb_args.transform = layer.transform;
+  ops::AppendArgs checked;
+  checked.cache = layer.view;
+  checked.transform = layer.transform;
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows k,
                        read_rows(args.k, layer.view.num_kv_heads, layer.k_head_dim(), "k"));
   KVX_RETURN_IF_ERROR(
       check_apart(layer, k, args.num_tokens, layer.view.num_kv_heads, layer.k_head_dim(), "k"));
-  verb_args.k = as_input(k);
+  checked.k = as_input(k);
   if (layer.has_own_v()) {
     KVX_ASSIGN_OR_RETURN(const MutableFloatRows v,
                          read_rows(args.v, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
     KVX_RETURN_IF_ERROR(
         check_apart(layer, v, args.num_tokens, layer.view.num_kv_heads, layer.v_head_dim(), "v"));
-    verb_args.v = as_input(v);
+    checked.v = as_input(v);
   }
   if (!layer.has_own_v() && args.v != nullptr) {
     return invalid_argument("args.v is set; the layer stores no V beside K");
   }
   if (args.positions != nullptr) {
-    verb_args.positions = {args.positions, static_cast<size_t>(args.num_tokens)};
+    checked.positions = {args.positions, static_cast<size_t>(args.num_tokens)};
   }
-  return verb_args;
+  return checked;
 }
 
-// Slots stay where they are and as full-precision as the kernels read them.
+// The slots stay in the GPU's memory, where the kernels read them as 64-bit numbers.
 Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer, void* stream) {
   if (args.num_tokens < 0 || (args.slots == nullptr && args.num_tokens != 0)) {
     return invalid_argument("args.num_tokens is {} with slots {}; expected 0 or more, and slots",
@@ -63,37 +63,37 @@ Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& laye
     return unsupported("args has a counter of its own; a layer on a GPU counts in layer.counters");
   }
   if (args.num_tokens == 0) return {};
-  KVX_ASSIGN_OR_RETURN(ops::AppendArgs verb_args, read_args(args, layer));
-  verb_args.slot_mapping = {static_cast<const int64_t*>(args.slots),
-                            static_cast<size_t>(args.num_tokens)};
+  KVX_ASSIGN_OR_RETURN(ops::AppendArgs checked, read_args(args, layer));
+  checked.slot_mapping = {static_cast<const int64_t*>(args.slots),
+                          static_cast<size_t>(args.num_tokens)};
   const VerbAddresses addresses = VerbAddresses(layer)
-                                      .add_rows("k.data", verb_args.k)
-                                      .add_rows("v.data", verb_args.v)
-                                      .add("args.slots", verb_args.slot_mapping.data())
+                                      .add_rows("k.data", checked.k)
+                                      .add_rows("v.data", checked.v)
+                                      .add("args.slots", checked.slot_mapping.data())
                                       .add("args.positions", args.positions);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
-  return ops::append(verb.context, verb_args, verb.counters);
+  return ops::append(verb.context, checked, verb.counters);
 }
 
 Status append(const kvx_append_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_append_args_t args, read_struct(caller, "args"));
   Scratch<LayerOfCaller> kept_layer;
   LayerOfCaller& layer = *kept_layer;
-  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layer, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layer, LayerMemory::kHostOrDevice));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(args.executor));
   if (layer.is_on_device()) return append_on_device(args, layer, stream);
   Scratch<std::vector<int64_t>> kept_slots;
   std::vector<int64_t>& slots = *kept_slots;
   KVX_RETURN_IF_ERROR(read_slots(args.slot_dtype, args.slots, args.num_tokens, "slots", slots));
   if (args.num_tokens == 0) return {};
-  KVX_ASSIGN_OR_RETURN(ops::AppendArgs verb_args, read_args(args, layer));
+  KVX_ASSIGN_OR_RETURN(ops::AppendArgs checked, read_args(args, layer));
   const int64_t skipped = args.out_of_range_slots == nullptr
                               ? 0
                               : skip_beyond(layer.view.num_blocks * layer.view.block_size, slots);
-  verb_args.slot_mapping = slots;
+  checked.slot_mapping = slots;
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   KVX_ASSIGN_OR_RETURN(const ops::AppendReport report,
-                       ops::append({kernels, &chosen_executor(threads)}, verb_args));
+                       ops::append({kernels, &chosen_executor(threads)}, checked));
   if (args.out_of_range_slots) *args.out_of_range_slots += static_cast<uint64_t>(skipped);
   if (args.nonfinite_inputs) {
     *args.nonfinite_inputs += static_cast<uint64_t>(report.nonfinite_inputs);
@@ -104,6 +104,6 @@ Status append(const kvx_append_args_t* caller, void* stream) {
 }  // namespace
 }  // namespace kvx::boundary
 
-extern "C" kvx_status_t kvx_append(const kvx_append_args_t* verb_args, void* stream) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::append(verb_args, stream); });
+extern "C" kvx_status_t kvx_append(const kvx_append_args_t* args, void* stream) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::append(args, stream); });
 }

@@ -1,4 +1,4 @@
-// kvx_attend: attention over a layer in the caller's memory.
+// kvx_attend: attention over a layer in the caller's memory, straight from its stored bytes.
 #include "ops/attend/attend_cuda.hpp"
 
 #include <algorithm>
@@ -18,34 +18,32 @@
 namespace kvx::boundary {
 namespace {
 
-// What stands beside the pointers.
-Status check_numbers(const kvx_attend_args_t& verb_args, const LayerOfCaller& layer) {
-  if (verb_args.reserved != 0 || verb_args.reserved_end != 0 || verb_args.reserved_2 != 0) {
+// Checks the arguments that are numbers.
+Status check_numbers(const kvx_attend_args_t& args, const LayerOfCaller& layer) {
+  if (args.reserved != 0 || args.reserved_end != 0 || args.reserved_2 != 0) {
     return invalid_argument("args.reserved is {}, reserved_end {}, reserved_2 {}; expected 0",
-                            verb_args.reserved, verb_args.reserved_end, verb_args.reserved_2);
+                            args.reserved, args.reserved_end, args.reserved_2);
   }
-  if (verb_args.num_q_heads < 1 || verb_args.num_q_heads > INT32_MAX) {
+  if (args.num_q_heads < 1 || args.num_q_heads > INT32_MAX) {
     return invalid_argument(
-        "args.num_q_heads is {}; expected a positive multiple of num_kv_heads "
-        "{}",
-        verb_args.num_q_heads, layer.view.num_kv_heads);
+        "args.num_q_heads is {}; expected a positive multiple of num_kv_heads {}", args.num_q_heads,
+        layer.view.num_kv_heads);
   }
-  if (verb_args.window > INT32_MAX) {
-    return invalid_argument("args.window is {}; expected at most {}", verb_args.window, INT32_MAX);
+  if (args.window > INT32_MAX) {
+    return invalid_argument("args.window is {}; expected at most {}", args.window, INT32_MAX);
   }
   if (layer.v_head_dim() == 0) {
     return invalid_argument("layer stores no V; attention needs one");
   }
-  if (verb_args.workspace == nullptr && verb_args.workspace_bytes != 0) {
-    return invalid_argument("args.workspace is null; workspace_bytes is {}",
-                            verb_args.workspace_bytes);
+  if (args.workspace == nullptr && args.workspace_bytes != 0) {
+    return invalid_argument("args.workspace is null; workspace_bytes is {}", args.workspace_bytes);
   }
   return {};
 }
 
-Status check_full_precision_window(const kvx_attend_args_t& verb_args) {
-  const int given = (verb_args.full_precision != nullptr) + (verb_args.num_sink_blocks != nullptr) +
-                    (verb_args.first_recent_blocks != nullptr);
+Status check_full_precision_window(const kvx_attend_args_t& args) {
+  const int given = (args.full_precision != nullptr) + (args.num_sink_blocks != nullptr) +
+                    (args.first_recent_blocks != nullptr);
   if (given == 0 || given == 3) return {};
   return invalid_argument(
       "args has {} of full_precision, num_sink_blocks and first_recent_blocks; expected all "
@@ -53,33 +51,33 @@ Status check_full_precision_window(const kvx_attend_args_t& verb_args) {
       given);
 }
 
-// 0, 1, 2, ...: one query a sequence.
+// The queries' starts where every sequence has one query: 0, 1, 2, ...
 struct OneQueryEach {
   const int32_t* starts(int num_sequences) {
     const size_t num = static_cast<size_t>(num_sequences) + 1;
-    if (args.size() < num) {
-      args.resize(num);
-      std::iota(args.begin(), args.end(), 0);
+    if (numbers.size() < num) {
+      numbers.resize(num);
+      std::iota(numbers.begin(), numbers.end(), 0);
     }
-    return args.data();
+    return numbers.data();
   }
-  std::vector<int32_t> args;
+  std::vector<int32_t> numbers;
 };
 
-// The layers of a call: both on the host, or both on a GPU.
+// The layers of a call. Both lie on the host, or both on a GPU.
 struct Layers {
   LayerOfCaller packed;
   LayerOfCaller full_precision;
 };
 
 Status read_layers(const kvx_attend_args_t& args, Layers& layers) {
-  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layers.packed, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layers.packed, LayerMemory::kHostOrDevice));
   KVX_RETURN_IF_ERROR(check_numbers(args, layers.packed));
   KVX_RETURN_IF_ERROR(check_full_precision_window(args));
   if (args.full_precision == nullptr) return {};
   const LayerOfCaller& full_precision = layers.full_precision;
   KVX_RETURN_IF_ERROR(read_layer(args.full_precision, "full_precision", layers.full_precision,
-                                 LayerPlace::kAnywhere));
+                                 LayerMemory::kHostOrDevice));
   if (!full_precision.transform.k.is_identity() || !full_precision.transform.v.is_identity()) {
     return invalid_argument(
         "full_precision has a transform; both layers hold rows of layer's transform");
@@ -89,57 +87,57 @@ Status read_layers(const kvx_attend_args_t& args, Layers& layers) {
       "full_precision and layer lie one on the host and one on a GPU; expected both in one");
 }
 
-// All but the table, the lengths and the queries' starts.
+// Reads everything but the table, the lengths and the queries' starts.
 Result<ops::AttendArgs> read_args(const kvx_attend_args_t& args, const Layers& layers) {
   const LayerOfCaller& layer = layers.packed;
-  ops::AttendArgs verb_args;
-  verb_args.packed = layer.view;
-  if (args.full_precision != nullptr) verb_args.full_precision = layers.full_precision.view;
-  verb_args.num_sink_blocks = args.num_sink_blocks;
-  verb_args.first_recent_block = args.first_recent_blocks;
-  verb_args.transform = layer.transform;
-  verb_args.num_q_heads = static_cast<int>(args.num_q_heads);
+  ops::AttendArgs checked;
+  checked.packed = layer.view;
+  if (args.full_precision != nullptr) checked.full_precision = layers.full_precision.view;
+  checked.num_sink_blocks = args.num_sink_blocks;
+  checked.first_recent_block = args.first_recent_blocks;
+  checked.transform = layer.transform;
+  checked.num_q_heads = static_cast<int>(args.num_q_heads);
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows q,
-                       read_rows(args.q, verb_args.num_q_heads, layer.k_head_dim(), "q"));
-  verb_args.q = as_input(q);
-  KVX_ASSIGN_OR_RETURN(verb_args.out,
-                       read_rows(args.out, verb_args.num_q_heads, layer.v_head_dim(), "out"));
-  verb_args.lse = args.lse;
-  verb_args.softmax_scale = args.softmax_scale != 0
-                                ? args.softmax_scale
-                                : 1.0f / std::sqrt(static_cast<float>(layer.k_head_dim()));
-  verb_args.softcap = args.softcap;
-  verb_args.window = static_cast<int>(args.window);
-  verb_args.sinks = args.sinks;
-  verb_args.tree_mask = args.tree_mask;
-  verb_args.tree_mask_stride = args.tree_mask_stride;
-  KVX_ASSIGN_OR_RETURN(verb_args.precision, read_precision(args.precision));
-  return verb_args;
+                       read_rows(args.q, checked.num_q_heads, layer.k_head_dim(), "q"));
+  checked.q = as_input(q);
+  KVX_ASSIGN_OR_RETURN(checked.out,
+                       read_rows(args.out, checked.num_q_heads, layer.v_head_dim(), "out"));
+  checked.lse = args.lse;
+  checked.softmax_scale = args.softmax_scale != 0
+                              ? args.softmax_scale
+                              : 1.0f / std::sqrt(static_cast<float>(layer.k_head_dim()));
+  checked.softcap = args.softcap;
+  checked.window = static_cast<int>(args.window);
+  checked.sinks = args.sinks;
+  checked.tree_mask = args.tree_mask;
+  checked.tree_mask_stride = args.tree_mask_stride;
+  KVX_ASSIGN_OR_RETURN(checked.precision, read_precision(args.precision));
+  return checked;
 }
 
-// What kernels and their workspace are shaped by.
+// A call on a GPU: what its kernels and their workspace are sized by.
 struct DeviceAttend {
-  ops::AttendArgs verb_args;
+  ops::AttendArgs checked;
   ops::CudaAttendLimits limits;
 };
 
 Result<DeviceAttend> read_on_device(const kvx_attend_args_t& args, const Layers& layers) {
   KVX_ASSIGN_OR_RETURN(const DeviceTable table, read_device_table(args.block_table, args.seq_lens));
   DeviceAttend attend;
-  attend.verb_args.num_sequences = table.num_sequences;
+  attend.checked.num_sequences = table.num_sequences;
   if (table.num_sequences == 0) return attend;
-  KVX_ASSIGN_OR_RETURN(attend.verb_args, read_args(args, layers));
-  attend.verb_args.num_sequences = table.num_sequences;
-  attend.verb_args.block_table = table.table;
-  attend.verb_args.max_blocks_per_sequence = table.max_blocks;
-  attend.verb_args.seq_lens = table.seq_lens;
-  attend.verb_args.q_starts = args.q_starts;
+  KVX_ASSIGN_OR_RETURN(attend.checked, read_args(args, layers));
+  attend.checked.num_sequences = table.num_sequences;
+  attend.checked.block_table = table.table;
+  attend.checked.max_blocks_per_sequence = table.max_blocks;
+  attend.checked.seq_lens = table.seq_lens;
+  attend.checked.q_starts = args.q_starts;
   if (args.q_starts == nullptr) {
-    return unsupported("args.q_starts is null; a call on a GPU reads the queries' starts there");
+    return unsupported("args.q_starts is null; a call on a GPU needs it in that GPU's memory");
   }
   if (args.max_q_len < 1 || args.max_q_len > INT32_MAX || args.num_queries < 0) {
     return invalid_argument(
-        "args.max_q_len is {} and num_queries {}; for a call on a GPU the host must be told both",
+        "args.max_q_len is {} and num_queries {}; a call on a GPU needs both on the host",
         args.max_q_len, args.num_queries);
   }
   if (args.max_tokens < 0) {
@@ -152,40 +150,40 @@ Result<DeviceAttend> read_on_device(const kvx_attend_args_t& args, const Layers&
 }
 
 Status check_out_apart(const kvx_attend_args_t& args, const Layers& layers,
-                       const ops::AttendArgs& verb_args, int64_t num_queries) {
+                       const ops::AttendArgs& checked, int64_t num_queries) {
   const int head_dim = layers.packed.v_head_dim();
-  KVX_RETURN_IF_ERROR(check_apart(layers.packed, verb_args.out, num_queries, verb_args.num_q_heads,
-                                  head_dim, "out"));
+  KVX_RETURN_IF_ERROR(
+      check_apart(layers.packed, checked.out, num_queries, checked.num_q_heads, head_dim, "out"));
   if (args.full_precision == nullptr) return {};
-  return check_apart(layers.full_precision, verb_args.out, num_queries, verb_args.num_q_heads,
-                     head_dim, "out");
+  return check_apart(layers.full_precision, checked.out, num_queries, checked.num_q_heads, head_dim,
+                     "out");
 }
 
 Result<DeviceVerb> begin(const kvx_attend_args_t& args, const Layers& layers,
-                         const ops::AttendArgs& verb_args, void* stream) {
+                         const ops::AttendArgs& checked, void* stream) {
   VerbAddresses addresses(layers.packed);
   if (args.full_precision != nullptr) addresses.add(layers.full_precision, "full_precision");
-  addresses.add("block_table.indices", verb_args.block_table.ids)
-      .add("seq_lens.lengths", verb_args.seq_lens)
-      .add("args.q_starts", verb_args.q_starts)
-      .add_rows("q.data", verb_args.q)
-      .add_rows("out.data", verb_args.out)
-      .add("args.lse", verb_args.lse)
-      .add("args.sinks", verb_args.sinks)
-      .add("args.tree_mask", verb_args.tree_mask)
-      .add("args.num_sink_blocks", verb_args.num_sink_blocks)
-      .add("args.first_recent_blocks", verb_args.first_recent_block)
+  addresses.add("block_table.indices", checked.block_table.ids)
+      .add("seq_lens.lengths", checked.seq_lens)
+      .add("args.q_starts", checked.q_starts)
+      .add_rows("q.data", checked.q)
+      .add_rows("out.data", checked.out)
+      .add("args.lse", checked.lse)
+      .add("args.sinks", checked.sinks)
+      .add("args.tree_mask", checked.tree_mask)
+      .add("args.num_sink_blocks", checked.num_sink_blocks)
+      .add("args.first_recent_blocks", checked.first_recent_block)
       .add("args.workspace", static_cast<const uint8_t*>(args.workspace));
   return begin_on_device(layers.packed, addresses, stream);
 }
 
 Status attend_on_device(const kvx_attend_args_t& args, const Layers& layers, void* stream) {
   KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
-  if (call.verb_args.num_sequences == 0) return {};
-  KVX_RETURN_IF_ERROR(check_out_apart(args, layers, call.verb_args, call.limits.total_q));
-  KVX_RETURN_IF_ERROR(ops::check_attend(call.verb_args, call.limits));
-  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.verb_args, stream));
-  const int64_t needed = ops::attend_workspace_bytes(verb.context, call.verb_args, call.limits);
+  if (call.checked.num_sequences == 0) return {};
+  KVX_RETURN_IF_ERROR(check_out_apart(args, layers, call.checked, call.limits.total_q));
+  KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.checked, stream));
+  const int64_t needed = ops::attend_workspace_bytes(verb.context, call.checked, call.limits);
   constexpr uintptr_t kAlignment = 256;
   if (args.workspace_bytes < static_cast<uint64_t>(needed) ||
       reinterpret_cast<uintptr_t>(args.workspace) % kAlignment != 0) {
@@ -194,8 +192,8 @@ Status attend_on_device(const kvx_attend_args_t& args, const Layers& layers, voi
         "on a multiple of {}",
         args.workspace_bytes, args.workspace, needed, kAlignment);
   }
-  return ops::attend(verb.context, call.verb_args, call.limits,
-                     static_cast<uint8_t*>(args.workspace), verb.counters);
+  return ops::attend(verb.context, call.checked, call.limits, static_cast<uint8_t*>(args.workspace),
+                     verb.counters);
 }
 
 Status attend(const kvx_attend_args_t* caller, void* stream) {
@@ -210,22 +208,22 @@ Status attend(const kvx_attend_args_t* caller, void* stream) {
   KVX_RETURN_IF_ERROR(read_table(args.block_table, args.seq_lens, layer.view.block_size, table));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(args.executor));
   if (table.num_sequences == 0) return {};
-  KVX_ASSIGN_OR_RETURN(ops::AttendArgs verb_args, read_args(args, layers));
-  verb_args.num_sequences = table.num_sequences;
-  verb_args.block_table = table.table;
-  verb_args.max_blocks_per_sequence = table.max_blocks;
-  verb_args.seq_lens = table.seq_lens;
+  KVX_ASSIGN_OR_RETURN(ops::AttendArgs checked, read_args(args, layers));
+  checked.num_sequences = table.num_sequences;
+  checked.block_table = table.table;
+  checked.max_blocks_per_sequence = table.max_blocks;
+  checked.seq_lens = table.seq_lens;
   Scratch<OneQueryEach> one_each;
-  verb_args.q_starts =
+  checked.q_starts =
       args.q_starts != nullptr ? args.q_starts : one_each->starts(table.num_sequences);
-  const int64_t num_queries = verb_args.q_starts[table.num_sequences];
-  KVX_RETURN_IF_ERROR(check_out_apart(args, layers, verb_args, num_queries));
+  const int64_t num_queries = checked.q_starts[table.num_sequences];
+  KVX_RETURN_IF_ERROR(check_out_apart(args, layers, checked, num_queries));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
-  return ops::attend({kernels, &chosen_executor(threads)}, verb_args);
+  return ops::attend({kernels, &chosen_executor(threads)}, checked);
 }
 
-// The CPU's kernels take their scratch from the thread's stack: whatever a call on the host says,
-// and one without a layer, needs nothing.
+// The CPU's kernels use the thread's own scratch, so a call on the host, or one without a layer,
+// needs no workspace.
 Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
   KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t args, read_struct(caller, "args"));
   if (bytes == nullptr) return invalid_argument("bytes is null");
@@ -235,11 +233,11 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
     KVX_RETURN_IF_ERROR(read_layers(args, layers));
     if (layers.packed.is_on_device()) {
       KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
-      if (call.verb_args.num_sequences > 0) {
-        KVX_RETURN_IF_ERROR(ops::check_attend(call.verb_args, call.limits));
-        KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.verb_args, nullptr));
+      if (call.checked.num_sequences > 0) {
+        KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
+        KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.checked, nullptr));
         *bytes = static_cast<uint64_t>(
-            ops::attend_workspace_bytes(verb.context, call.verb_args, call.limits));
+            ops::attend_workspace_bytes(verb.context, call.checked, call.limits));
         return {};
       }
     }
@@ -251,13 +249,14 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
 Status attend_prefers_interleaved_order(const kvx_layer_t* caller, uint32_t* prefers) {
   if (prefers == nullptr) return invalid_argument("prefers is null");
   LayerOfCaller layer;
-  KVX_RETURN_IF_ERROR(read_layer(caller, "layer", layer, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(caller, "layer", layer, LayerMemory::kHostOrDevice));
   if (!layer.is_on_device()) {
     return unsupported("layer lies on the host; only a GPU reads codes in interleaved order");
   }
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb,
                        begin_on_device(layer, VerbAddresses(layer), /*stream=*/nullptr));
-  // K's offsets by block are in the reference kernel alone, for which interleaved are more work.
+  // Only the reference kernel handles K's offsets by block, and it decodes interleaved codes
+  // slower.
   const bool has_offsets = layer.transform.k.block_offset != nullptr;
   *prefers = !has_offsets &&
              std::all_of(layer.runs.begin(), layer.runs.end(), [&](const ops::HeadRun& run) {
@@ -270,8 +269,8 @@ Status attend_prefers_interleaved_order(const kvx_layer_t* caller, uint32_t* pre
 }  // namespace
 }  // namespace kvx::boundary
 
-extern "C" kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* verb_args, uint64_t* bytes) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::attend_workspace(verb_args, bytes); });
+extern "C" kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::attend_workspace(args, bytes); });
 }
 
 extern "C" kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* layer,
@@ -280,6 +279,6 @@ extern "C" kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* 
       [&] { return kvx::boundary::attend_prefers_interleaved_order(layer, prefers); });
 }
 
-extern "C" kvx_status_t kvx_attend(const kvx_attend_args_t* verb_args, void* stream) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::attend(verb_args, stream); });
+extern "C" kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::attend(args, stream); });
 }

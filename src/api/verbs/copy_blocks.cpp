@@ -1,4 +1,4 @@
-// kvx_copy_blocks: blocks of stored rows to other places, formats and orders.
+// kvx_copy_blocks: copies blocks of stored rows to other blocks, formats and orders.
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 
 #include "api/call.hpp"
@@ -39,8 +39,8 @@ Status copy_blocks(const kvx_copy_args_t* caller, void* stream) {
   Scratch<LayerOfCaller> kept_to;
   LayerOfCaller& from = *kept_from;
   LayerOfCaller& to = *kept_to;
-  KVX_RETURN_IF_ERROR(read_layer(args.from, "from", from, LayerPlace::kAnywhere));
-  KVX_RETURN_IF_ERROR(read_layer(args.to, "to", to, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(args.from, "from", from, LayerMemory::kHostOrDevice));
+  KVX_RETURN_IF_ERROR(read_layer(args.to, "to", to, LayerMemory::kHostOrDevice));
   KVX_RETURN_IF_ERROR(check_values(from, to));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(args.executor));
   if (args.num_copies == 0) return {};
@@ -67,6 +67,6 @@ Status copy_blocks(const kvx_copy_args_t* caller, void* stream) {
 }  // namespace
 }  // namespace kvx::boundary
 
-extern "C" kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* verb_args, void* stream) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::copy_blocks(verb_args, stream); });
+extern "C" kvx_status_t kvx_copy_blocks(const kvx_copy_args_t* args, void* stream) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::copy_blocks(args, stream); });
 }

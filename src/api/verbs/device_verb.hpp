@@ -1,22 +1,22 @@
-// What the calls of 1.2 need to run on a GPU.
+// The device of a verb's call on a GPU, and its block table there.
 #pragma once
 
 #include <vector>
 
 #include "api/checks/device_memory.hpp"
 #include "api/checks/layer_view.hpp"
-#include "api/device_counters.hpp"
 #include "ops/cuda/context.hpp"
+#include "ops/cuda/ignored_counters.hpp"
 
 namespace kvx::boundary {
 
-// The addresses of a call, by the fields' names, for find_device.
+// The addresses of a call with the names of their fields, as find_device() takes them.
 class VerbAddresses {
  public:
   VerbAddresses() = default;
   explicit VerbAddresses(const LayerOfCaller& layer) { add(layer, "layer"); }
-  // Null is allowed. What does not begin on a whole element is remembered for begin_on_device: a
-  // kernel would fault on it, and take the caller's context with it.
+  // Null is allowed. An address that is not aligned to its elements is a deferred error, which
+  // begin_on_device() returns: a kernel would fault on it and destroy the caller's CUDA context.
   template <class T>
   VerbAddresses& add(std::string_view name, const T* address) {
     return add(name, address, alignof(T));
@@ -27,29 +27,30 @@ class VerbAddresses {
   }
   VerbAddresses& add(const LayerOfCaller& layer, std::string_view name);
   std::span<const CallAddress> all() const { return addresses_; }
-  const DeferredErrors& counters() const { return counters_; }
+  const DeferredErrors& deferred_errors() const { return deferred_errors_; }
 
  private:
   VerbAddresses& add(std::string_view name, const void* address, size_t alignment);
 
-  DeferredErrors counters_;
+  DeferredErrors deferred_errors_;
   std::vector<CallAddress> addresses_;
 };
 
-// A call's device, current until the end of the call, and where kernels count what they skip.
+// A call's device, which is current while this object lives, and the counters that its kernels add
+// to.
 struct DeviceVerb {
   ops::CudaContext context;
   ops::DeviceCounters* counters;
   device::CurrentCudaDevice current;
 };
 
-// INVALID_ARGUMENT: an address that the GPU cannot read, or a layer whose kind it contradicts.
-// UNSUPPORTED: one that does not begin on a whole element.
+// INVALID_ARGUMENT: an address that the GPU cannot read, or that is not in the layer's kind of
+// memory. UNSUPPORTED: an address that is not aligned to its elements.
 Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddresses& addresses,
                                    void* stream);
 
-// A table and lengths as kernels take them: PACKED, 32 bits. INVALID_ARGUMENT as on the host;
-// UNSUPPORTED: other formats and widths, which the host would have to convert.
+// A PACKED table of 32-bit ids and 32-bit lengths, as kernels read them. INVALID_ARGUMENT: as on
+// the host. UNSUPPORTED: other formats and widths, which the host would have to convert.
 struct DeviceTable {
   ops::BlockTable table;
   int64_t max_blocks = 0;

@@ -1,4 +1,4 @@
-// kvx_gather: stored rows of token ranges, decoded.
+// kvx_gather: decodes the stored rows of token ranges.
 #include <algorithm>
 
 #include "api/call.hpp"
@@ -15,7 +15,7 @@
 namespace kvx::boundary {
 namespace {
 
-// Sequence i whole, one after the other.
+// One range per sequence: all of its tokens, one sequence after the other.
 void whole_sequences(const TableOfCaller& table, std::vector<ops::GatherRange>& ranges) {
   int64_t first_row = 0;
   for (int s = 0; s < table.num_sequences; ++s) {
@@ -24,32 +24,32 @@ void whole_sequences(const TableOfCaller& table, std::vector<ops::GatherRange>& 
   }
 }
 
-// The arrays of ranges; without them a range is a sequence.
-Status check_all_or_none(const kvx_gather_args_t& verb_args, int num_sequences) {
-  const int given = (verb_args.sequences != nullptr) + (verb_args.first_tokens != nullptr) +
-                    (verb_args.num_tokens != nullptr) + (verb_args.first_rows != nullptr);
+// The four arrays of ranges come together. Without them range i is all of sequence i.
+Status check_all_or_none(const kvx_gather_args_t& args, int num_sequences) {
+  const int given = (args.sequences != nullptr) + (args.first_tokens != nullptr) +
+                    (args.num_tokens != nullptr) + (args.first_rows != nullptr);
   if (given != 0 && given != 4) {
     return invalid_argument(
         "args has some of sequences, first_tokens, num_tokens and first_rows; "
         "expected all or none");
   }
-  if (given == 4 || verb_args.num_ranges == static_cast<uint32_t>(num_sequences)) return {};
+  if (given == 4 || args.num_ranges == static_cast<uint32_t>(num_sequences)) return {};
   return invalid_argument(
       "args.num_ranges is {}; without arrays of ranges it is the table's seq_count {}",
-      verb_args.num_ranges, num_sequences);
+      args.num_ranges, num_sequences);
 }
 
-Status read_ranges(const kvx_gather_args_t& verb_args, const TableOfCaller& table,
+Status read_ranges(const kvx_gather_args_t& args, const TableOfCaller& table,
                    std::vector<ops::GatherRange>& ranges) {
   ranges.clear();
-  KVX_RETURN_IF_ERROR(check_all_or_none(verb_args, table.num_sequences));
-  if (verb_args.sequences == nullptr) {
+  KVX_RETURN_IF_ERROR(check_all_or_none(args, table.num_sequences));
+  if (args.sequences == nullptr) {
     whole_sequences(table, ranges);
     return {};
   }
-  for (uint32_t i = 0; i < verb_args.num_ranges; ++i) {
-    const ops::GatherRange range = {verb_args.sequences[i], verb_args.first_tokens[i],
-                                    verb_args.num_tokens[i], verb_args.first_rows[i]};
+  for (uint32_t i = 0; i < args.num_ranges; ++i) {
+    const ops::GatherRange range = {args.sequences[i], args.first_tokens[i], args.num_tokens[i],
+                                    args.first_rows[i]};
     if (range.sequence >= 0 && range.sequence < table.num_sequences && range.first_token >= 0 &&
         range.num_tokens >= 0 &&
         range.num_tokens > table.seq_lens[range.sequence] - range.first_token) {
@@ -62,29 +62,28 @@ Status read_ranges(const kvx_gather_args_t& verb_args, const TableOfCaller& tabl
 }
 
 Status read_outputs(const kvx_gather_args_t& args, const LayerOfCaller& layer,
-                    ops::GatherArgs& verb_args) {
-  verb_args.cache = layer.view;
-  verb_args.transform = layer.transform;
+                    ops::GatherArgs& checked) {
+  checked.cache = layer.view;
+  checked.transform = layer.transform;
   if (args.num_rows < 0) {
     return invalid_argument("args.num_rows is {}; expected 0 or more", args.num_rows);
   }
-  if (args.num_rows > 0) verb_args.num_rows = args.num_rows;
+  if (args.num_rows > 0) checked.num_rows = args.num_rows;
   const int num_heads = layer.view.num_kv_heads;
   if (args.k != nullptr) {
-    KVX_ASSIGN_OR_RETURN(verb_args.k, read_rows(args.k, num_heads, layer.k_head_dim(), "k"));
+    KVX_ASSIGN_OR_RETURN(checked.k, read_rows(args.k, num_heads, layer.k_head_dim(), "k"));
   }
   if (args.v == nullptr) return {};
   if (layer.v_head_dim() == 0) return invalid_argument("args.v is set; the layer stores no V");
-  KVX_ASSIGN_OR_RETURN(verb_args.v, read_rows(args.v, num_heads, layer.v_head_dim(), "v"));
+  KVX_ASSIGN_OR_RETURN(checked.v, read_rows(args.v, num_heads, layer.v_head_dim(), "v"));
   return {};
 }
 
-Status check_outputs_apart(const LayerOfCaller& layer, const ops::GatherArgs& verb_args,
+Status check_outputs_apart(const LayerOfCaller& layer, const ops::GatherArgs& checked,
                            int64_t num_rows) {
   const int num_heads = layer.view.num_kv_heads;
-  KVX_RETURN_IF_ERROR(
-      check_apart(layer, verb_args.k, num_rows, num_heads, layer.k_head_dim(), "k"));
-  return check_apart(layer, verb_args.v, num_rows, num_heads, layer.v_head_dim(), "v");
+  KVX_RETURN_IF_ERROR(check_apart(layer, checked.k, num_rows, num_heads, layer.k_head_dim(), "k"));
+  return check_apart(layer, checked.v, num_rows, num_heads, layer.v_head_dim(), "v");
 }
 
 Result<ops::CudaGatherRanges> device_ranges(const kvx_gather_args_t& args,
@@ -103,15 +102,15 @@ Status gather_on_device(const kvx_gather_args_t& args, const LayerOfCaller& laye
   KVX_ASSIGN_OR_RETURN(const DeviceTable table, read_device_table(args.block_table, args.seq_lens));
   KVX_ASSIGN_OR_RETURN(const ops::CudaGatherRanges ranges, device_ranges(args, table));
   if (table.num_sequences == 0 || ranges.count == 0) return {};
-  ops::GatherArgs verb_args;
-  KVX_RETURN_IF_ERROR(read_outputs(args, layer, verb_args));
-  verb_args.block_table = table.table;
-  verb_args.max_blocks_per_sequence = table.max_blocks;
-  verb_args.num_sequences = table.num_sequences;
-  KVX_RETURN_IF_ERROR(check_outputs_apart(layer, verb_args, args.num_rows));
+  ops::GatherArgs checked;
+  KVX_RETURN_IF_ERROR(read_outputs(args, layer, checked));
+  checked.block_table = table.table;
+  checked.max_blocks_per_sequence = table.max_blocks;
+  checked.num_sequences = table.num_sequences;
+  KVX_RETURN_IF_ERROR(check_outputs_apart(layer, checked, args.num_rows));
   const VerbAddresses addresses = VerbAddresses(layer)
-                                      .add_rows("k.data", verb_args.k)
-                                      .add_rows("v.data", verb_args.v)
+                                      .add_rows("k.data", checked.k)
+                                      .add_rows("v.data", checked.v)
                                       .add("block_table.indices", table.table.ids)
                                       .add("seq_lens.lengths", table.seq_lens)
                                       .add("args.sequences", args.sequences)
@@ -119,7 +118,7 @@ Status gather_on_device(const kvx_gather_args_t& args, const LayerOfCaller& laye
                                       .add("args.num_tokens", args.num_tokens)
                                       .add("args.first_rows", args.first_rows);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
-  return ops::gather(verb.context, verb_args, ranges, table.max_blocks * layer.view.block_size,
+  return ops::gather(verb.context, checked, ranges, table.max_blocks * layer.view.block_size,
                      verb.counters);
 }
 
@@ -127,7 +126,7 @@ Status gather(const kvx_gather_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_gather_args_t args, read_struct(caller, "args"));
   Scratch<LayerOfCaller> kept_layer;
   LayerOfCaller& layer = *kept_layer;
-  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layer, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layer, LayerMemory::kHostOrDevice));
   if (layer.is_on_device()) return gather_on_device(args, layer, stream);
   Scratch<TableOfCaller> kept_table;
   TableOfCaller& table = *kept_table;
@@ -137,27 +136,27 @@ Status gather(const kvx_gather_args_t* caller, void* stream) {
   std::vector<ops::GatherRange>& ranges = *kept_ranges;
   KVX_RETURN_IF_ERROR(read_ranges(args, table, ranges));
 
-  ops::GatherArgs verb_args;
-  KVX_RETURN_IF_ERROR(read_outputs(args, layer, verb_args));
-  verb_args.block_table = table.table;
-  verb_args.max_blocks_per_sequence = table.max_blocks;
-  verb_args.num_sequences = table.num_sequences;
-  verb_args.ranges = ranges;
-  // Ranges are bounded before the rows are measured by them: 2^31 rows lie over everything.
-  KVX_RETURN_IF_ERROR(ops::check_gather(verb_args));
+  ops::GatherArgs checked;
+  KVX_RETURN_IF_ERROR(read_outputs(args, layer, checked));
+  checked.block_table = table.table;
+  checked.max_blocks_per_sequence = table.max_blocks;
+  checked.num_sequences = table.num_sequences;
+  checked.ranges = ranges;
+  // Checked before the output rows are measured: a range of 2^31 rows would overlap everything.
+  KVX_RETURN_IF_ERROR(ops::check_gather(checked));
   int64_t num_rows = 0;
   for (const ops::GatherRange& range : ranges) {
     if (range.num_tokens == 0) continue;
     num_rows = std::max(num_rows, range.first_row + range.num_tokens);
   }
-  KVX_RETURN_IF_ERROR(check_outputs_apart(layer, verb_args, num_rows));
+  KVX_RETURN_IF_ERROR(check_outputs_apart(layer, checked, num_rows));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
-  return ops::gather({kernels, &chosen_executor(threads)}, verb_args);
+  return ops::gather({kernels, &chosen_executor(threads)}, checked);
 }
 
 }  // namespace
 }  // namespace kvx::boundary
 
-extern "C" kvx_status_t kvx_gather(const kvx_gather_args_t* verb_args, void* stream) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::gather(verb_args, stream); });
+extern "C" kvx_status_t kvx_gather(const kvx_gather_args_t* args, void* stream) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::gather(args, stream); });
 }

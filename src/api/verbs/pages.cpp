@@ -1,9 +1,10 @@
-// Opaque pages: where a row's codes and scales lie inside a page that an engine hands over.
+// Opaque pages: where a row's codes and scales lie inside a page of an engine's own pool.
 //
 //   page of one block and KV head, block_size * bytes_per_token bytes:
 //     [K codes: block_size rows][K scales: block_size rows][V codes][V scales]
 //
-// A multiple of four tokens keeps every section on four bytes, the largest scale's.
+// block_size is a multiple of four tokens, so every section begins on four bytes, the size of the
+// largest scale.
 #include <algorithm>
 #include <cstring>
 
@@ -34,15 +35,15 @@ struct Page {
 
 Result<PageSide> read_side(const kvx_format_spec_t* spec, uint32_t head_dim,
                            std::string_view name) {
-  KVX_ASSIGN_OR_RETURN(const format::FormatSpec args, read_format(spec, name));
+  KVX_ASSIGN_OR_RETURN(const format::FormatSpec format, read_format(spec, name));
   const int dim = static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX));
-  KVX_RETURN_IF_ERROR(format::check_head_dim(args, dim));
-  if (args.has_scale() && args.scale_source != format::ScaleSource::kComputed) {
+  KVX_RETURN_IF_ERROR(format::check_head_dim(format, dim));
+  if (format.has_scale() && format.scale_source != format::ScaleSource::kComputed) {
     return unsupported("{}.scale_source is {}; a page holds computed scales", name,
-                       format::name_of(args.scale_source));
+                       format::name_of(format.scale_source));
   }
-  return PageSide{dim, format::code_bytes_per_row(args, dim),
-                  format::scale_bytes_per_row(args, dim), format::scale_bytes_per_group(args)};
+  return PageSide{dim, format::code_bytes_per_row(format, dim),
+                  format::scale_bytes_per_row(format, dim), format::scale_bytes_per_group(format)};
 }
 
 Result<Page> read_page(const kvx_page_desc_t* caller) {
@@ -80,7 +81,7 @@ kvx_side_t describe_side(const Page& page, const PageSide& side, const kvx_forma
   return result;
 }
 
-// The least that a caller's struct has; what came later is zero here.
+// The size of kvx_side_t in 1.2's first release: the smallest that a caller may pass.
 constexpr uint32_t kLeastSideBytes = offsetof(kvx_side_t, flags);
 
 Status check_room(const kvx_side_t* side, std::string_view name) {
@@ -89,7 +90,7 @@ Status check_room(const kvx_side_t* side, std::string_view name) {
   return invalid_argument("{}.size is {}; expected at least {}", name, side->size, kLeastSideBytes);
 }
 
-// Fills what the caller's struct has room for.
+// Writes as many bytes as the caller's struct has.
 void fill_side(kvx_side_t answer, kvx_side_t* side) {
   answer.size = std::min<uint32_t>(side->size, sizeof answer);
   memcpy(side, &answer, answer.size);

@@ -1,5 +1,5 @@
-// kvx_transcode: tokens from slots to slots of a layer that stores them otherwise. On the host it
-// gathers some tokens, appends them, and so on.
+// kvx_transcode: copies tokens between slots of two layers that may store them differently. On the
+// host it gathers a batch of tokens, appends it, and repeats.
 #include "api/call.hpp"
 #include "api/checks/layer_view.hpp"
 #include "api/checks/rows_view.hpp"
@@ -38,12 +38,12 @@ Status check_layers(const Transcode& work) {
         work.to.k_head_dim(), work.to.v_head_dim());
   }
   if (work.from.transform.k.block_offset || work.to.transform.k.block_offset) {
-    return unsupported("a layer has a block_offset; slots do not tell the tokens' positions");
+    return unsupported("a layer has a block_offset; transcode has no positions of the tokens");
   }
   return {};
 }
 
-// Tokens with a negative slot on either side are left out, so that both lists are of those copied.
+// Removes tokens with a negative slot on either side, so that both lists name the copied tokens.
 Status select_tokens(Transcode& work) {
   const int64_t num_slots = work.from.view.num_blocks * work.from.view.block_size;
   const int64_t num_target_slots = work.to.view.num_blocks * work.to.view.block_size;
@@ -67,7 +67,7 @@ Status select_tokens(Transcode& work) {
   return {};
 }
 
-// gather speaks of sequences: run i of consecutive slots in a block is block i of one sequence.
+// Gather reads sequences, so run i of consecutive slots in a block becomes block i of one sequence.
 void describe_tokens(Transcode& work, std::span<const int64_t> slots) {
   const int block_size = work.from.view.block_size;
   work.ranges.clear();
@@ -86,7 +86,7 @@ void describe_tokens(Transcode& work, std::span<const int64_t> slots) {
   }
 }
 
-// Returns the non-finite inputs that the target's codes could not say.
+// Returns how many non-finite inputs the target's format cannot represent.
 Result<int64_t> transcode_tokens(const ops::CpuContext& context, Transcode& work, size_t first,
                                  size_t count) {
   const std::span<const int64_t> from_slots(work.from_slots.data() + first, count);
@@ -135,27 +135,27 @@ Status transcode_on_device(const kvx_transcode_args_t& args, const Transcode& wo
     return unsupported("args.nonfinite_inputs is set; a layer on a GPU counts in its counters");
   }
   if (args.num_tokens == 0) return {};
-  const ops::TranscodeArgs verb_args = {.from = work.from.view,
-                                        .to = work.to.view,
-                                        .from_transform = work.from.transform,
-                                        .to_transform = work.to.transform,
-                                        .from_slots = static_cast<const int64_t*>(args.from_slots),
-                                        .to_slots = static_cast<const int64_t*>(args.to_slots),
-                                        .num_tokens = args.num_tokens};
+  const ops::TranscodeArgs checked = {.from = work.from.view,
+                                      .to = work.to.view,
+                                      .from_transform = work.from.transform,
+                                      .to_transform = work.to.transform,
+                                      .from_slots = static_cast<const int64_t*>(args.from_slots),
+                                      .to_slots = static_cast<const int64_t*>(args.to_slots),
+                                      .num_tokens = args.num_tokens};
   VerbAddresses addresses(work.to);
   addresses.add(work.from, "from")
-      .add("args.from_slots", verb_args.from_slots)
-      .add("args.to_slots", verb_args.to_slots);
+      .add("args.from_slots", checked.from_slots)
+      .add("args.to_slots", checked.to_slots);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(work.to, addresses, stream));
-  return ops::transcode(verb.context, verb_args, verb.counters);
+  return ops::transcode(verb.context, checked, verb.counters);
 }
 
 Status transcode(const kvx_transcode_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_transcode_args_t args, read_struct(caller, "args"));
   Scratch<Transcode> kept;
   Transcode& work = *kept;
-  KVX_RETURN_IF_ERROR(read_layer(args.from, "from", work.from, LayerPlace::kAnywhere));
-  KVX_RETURN_IF_ERROR(read_layer(args.to, "to", work.to, LayerPlace::kAnywhere));
+  KVX_RETURN_IF_ERROR(read_layer(args.from, "from", work.from, LayerMemory::kHostOrDevice));
+  KVX_RETURN_IF_ERROR(read_layer(args.to, "to", work.to, LayerMemory::kHostOrDevice));
   KVX_RETURN_IF_ERROR(check_layers(work));
   KVX_RETURN_IF_ERROR(check_values(work.from, work.to));
   KVX_RETURN_IF_ERROR(check_apart(work.from, work.to));
@@ -170,7 +170,7 @@ Status transcode(const kvx_transcode_args_t* caller, void* stream) {
   KVX_RETURN_IF_ERROR(select_tokens(work));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
 
-  // Whole blocks of the target at once, so that a scale that a block shares sees the whole block.
+  // A batch is whole blocks of the target, so that a page-shared scale is made of the whole block.
   const size_t at_once = static_cast<size_t>(work.to.view.block_size) *
                          std::max<size_t>(1, 1024 / static_cast<size_t>(work.to.view.block_size));
   const size_t most = std::min(at_once, work.to_slots.size());
@@ -191,6 +191,6 @@ Status transcode(const kvx_transcode_args_t* caller, void* stream) {
 }  // namespace
 }  // namespace kvx::boundary
 
-extern "C" kvx_status_t kvx_transcode(const kvx_transcode_args_t* verb_args, void* stream) {
-  return kvx::boundary::run_call([&] { return kvx::boundary::transcode(verb_args, stream); });
+extern "C" kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* stream) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::transcode(args, stream); });
 }

@@ -30,8 +30,8 @@ constexpr int64_t scale_row_offset(int layer, int head, int head_num, int block_
   return row * kSides * (head_dim / kFp4Group);
 }
 
-int64_t head_side(int head, Side side) {
-  return int64_t{head} * kSides + (side == Side::kValue ? 1 : 0);
+int64_t head_side(int head, KvSide side) {
+  return int64_t{head} * kSides + (side == KvSide::kValue ? 1 : 0);
 }
 
 Status check_pools(const BlockLayout& layout, const Pools& pools) {
@@ -79,7 +79,7 @@ Status check_global_scales(const Geometry& geometry, std::string_view field, con
 }
 
 // K or V of a layer: codes in the data pool, scales behind them or in the scale pool.
-ops::SideView side_view(const BlockLayout& layout, const Pools& pools, int layer, Side side,
+ops::SideView side_view(const BlockLayout& layout, const Pools& pools, int layer, KvSide side,
                         const float* global_scales) {
   const Geometry& geometry = layout.geometry;
   ops::SideView view;
@@ -110,20 +110,20 @@ ops::SideView side_view(const BlockLayout& layout, const Pools& pools, int layer
 
 }  // namespace
 
-int64_t BlockLayout::data_offset(int layer, int head, Side side, int token) const {
+int64_t BlockLayout::data_offset(int layer, int head, KvSide side, int token) const {
   return layer * layer_bytes + head_side(head, side) * head_data_bytes + token * token_data_bytes;
 }
 
-int64_t BlockLayout::param_offset(int layer, int head, Side side, int token) const {
+int64_t BlockLayout::param_offset(int layer, int head, KvSide side, int token) const {
   const int64_t all_data = int64_t{geometry.num_kv_heads} * kSides * head_data_bytes;
   return layer * layer_bytes + all_data + head_side(head, side) * head_param_bytes +
          token * token_param_bytes;
 }
 
-int64_t BlockLayout::scale_offset(int layer, int head, Side side, int token) const {
+int64_t BlockLayout::scale_offset(int layer, int head, KvSide side, int token) const {
   return scale_row_offset(layer, head, geometry.num_kv_heads, geometry.block_len, geometry.head_dim,
                           token) +
-         (side == Side::kValue ? token_scale_bytes : 0);
+         (side == KvSide::kValue ? token_scale_bytes : 0);
 }
 
 Result<BlockLayout> make_block_layout(const Geometry& geometry) {
@@ -222,8 +222,8 @@ Result<LayerBlocks> layer_blocks(const BlockLayout& layout, const Pools& pools, 
   blocks.block_len_ = geometry.block_len;
   blocks.run_ = {.first_head = 0,
                  .num_heads = geometry.num_kv_heads,
-                 .k = side_view(layout, pools, layer, Side::kKey, global_scales.k),
-                 .v = side_view(layout, pools, layer, Side::kValue, global_scales.v)};
+                 .k = side_view(layout, pools, layer, KvSide::kKey, global_scales.k),
+                 .v = side_view(layout, pools, layer, KvSide::kValue, global_scales.v)};
   return blocks;
 }
 

@@ -18,7 +18,7 @@ namespace kvx::engines::turbomind {
 
 inline constexpr int kFp4Group = 16;  // numbers that share an fp4 scale
 
-enum class Side : uint8_t { kKey, kValue };
+enum class KvSide : uint8_t { kKey, kValue };
 
 struct Geometry {
   KvCacheMode mode = KvCacheMode::kNone;
@@ -47,10 +47,10 @@ struct BlockLayout {
   int64_t bytes_per_block() const { return block_bytes + scale_block_bytes; }
 
   // Of a row's codes and of its params, in a data block. Requires: arguments in range.
-  int64_t data_offset(int layer, int head, Side side, int token) const;
-  int64_t param_offset(int layer, int head, Side side, int token) const;
+  int64_t data_offset(int layer, int head, KvSide side, int token) const;
+  int64_t param_offset(int layer, int head, KvSide side, int token) const;
   // Of a row's fp4 scales, in a scale block. Requires: arguments in range.
-  int64_t scale_offset(int layer, int head, Side side, int token) const;
+  int64_t scale_offset(int layer, int head, KvSide side, int token) const;
 };
 
 // INVALID_ARGUMENT: a count below 1, a head_dim that the mode can't store (fp4: a multiple of 16),

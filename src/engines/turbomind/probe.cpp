@@ -38,7 +38,7 @@ struct Places {
 Places places_in(const BlockLayout& layout, const uint8_t* data, uint8_t* scales, int layer,
                  int head, int token) {
   const Geometry& geometry = layout.geometry;
-  return {data + layout.data_offset(layer, head, Side::kKey, token),
+  return {data + layout.data_offset(layer, head, KvSide::kKey, token),
           get_fp4_mx_scale_base(&scales, layer, head, geometry.num_kv_heads, geometry.block_len,
                                 geometry.head_dim, token)};
 }

@@ -180,6 +180,7 @@ Status KvCache::save_sequence(int sequence, const std::string& path, const SaveO
                            file.add_block_copy(block_class, bytes));
       saved.block_copies.push_back(block_copy);
     }
+    if (options.on_block) options.on_block(b + 1, num_blocks);
   }
   index.sequences.push_back(num_blocks - 1);
   return file.finish(index);
@@ -194,6 +195,8 @@ Status KvCache::save_prefixes(const std::string& path, const SaveOptions& option
       std::string(fingerprint()), config_.block_size, {}, kinds_of(*pool_, groups_.size()), {}, {}};
   std::unordered_map<int32_t, int32_t> places;  // of nodes in the file; of scopes: -1 - scope
   Status status;
+  int64_t num_nodes = 0;
+  if (options.on_block) nodes.for_each_node([&](int32_t) { ++num_nodes; });
   nodes.for_each_node([&](int32_t node) {
     if (!status.ok()) return;
     const int32_t parent = nodes.parent(node);
@@ -218,6 +221,7 @@ Status KvCache::save_prefixes(const std::string& path, const SaveOptions& option
       }
       index.blocks.back().block_copies.push_back(block_copy.value());
     }
+    if (options.on_block) options.on_block(std::ssize(index.blocks), num_nodes);
   });
   KVX_RETURN_IF_ERROR(status);
   return file.finish(index);

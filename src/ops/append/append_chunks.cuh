@@ -300,7 +300,7 @@ __device__ __forceinline__ void append_walk(const AppendParams& params, const Ap
     });
     return;
   }
-  visit_format(part.side.id, [&]<class Format>() {
+  visit_chunk_format(part.side.id, [&]<class Format>() {
     CudaSide side = part.side;
     hold(side.view.spec.scale_source);
     hold(side.view.spec.scale_type);

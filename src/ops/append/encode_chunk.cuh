@@ -75,7 +75,7 @@ struct ChunkStep {
 template <class Format>
 __device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to,
                                        const ChunkPlace& place, float magnitude) {
-  const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
   uint8_t* scale = to.scales + place.group() * side.view.scales.group_stride;
   if (side.view.spec.scale_source == format::ScaleSource::kGiven) {
     const auto stored =
@@ -128,7 +128,7 @@ __device__ inline void pack_products(const float (&products)[kChunk],
   using Hardware = HardwareCodes<typename Format::Codec>;
 #pragma unroll
   for (int w = 0; w < kChunkWords<Format>; ++w) {
-    const float* of_word = products + w * codes_per_word<Format>();
+    const float* of_word = products + w * codes_at_once<Format>();
     if constexpr (kMayHaveInterleaved<Format>) {
       words[w] = Hardware::word(of_word, is_interleaved);
     } else {
@@ -262,9 +262,11 @@ __device__ inline void encode_affine_f16(const RowTarget& to, const ChunkPlace& 
   uint32_t words[kChunkWords<Format>];
 #pragma unroll
   for (int w = 0; w < kChunkWords<Format>; ++w) {
-    if constexpr (Codec::kBits == 8) {
+    if constexpr (Format::kFacts.packing == format::Packing::kBytes) {
       words[w] = __byte_perm(codes[2 * w], codes[2 * w + 1], 0x6420);
     } else {
+      static_assert(Format::kFacts.packing == format::Packing::kTurboMind,
+                    "affine chunks have no branch for this packing");
       // TurboMind's order: a word's low half holds the even numbers, its high half the odd ones.
       words[w] = codes[4 * w] + (codes[4 * w + 1] << 4) + (codes[4 * w + 2] << 8) +
                  (codes[4 * w + 3] << 12) - 0x64006400u * 0x1111u;
@@ -317,14 +319,14 @@ template <class Format>
 __device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,
                                       const ChunkPlace& place, const Chunk& chunk) {
   using Codec = typename Format::Codec;
-  if constexpr (cpu::is_affine<Format>()) {
+  if constexpr (format::is_affine<Format>()) {
     if (side.view.spec.scale_type == format::ScaleType::kF16) {
       encode_affine_f16<Format>(to, place, chunk);
     } else {
       encode_affine_bf16<Format>(to, place, chunk);
     }
     return 0;
-  } else if constexpr (cpu::is_plain<Format>()) {
+  } else if constexpr (format::is_plain<Format>()) {
     encode_plain_chunk<Format>(to, place, chunk);
     return 0;
   } else {
@@ -335,8 +337,8 @@ __device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,
 __device__ inline int encode_chunk(const CudaSide& side, const RowTarget& to,
                                    const ChunkPlace& place, const Chunk& chunk) {
   int counted = 0;
-  visit_format(side.id,
-               [&]<class Format>() { counted = encode_chunk_of<Format>(side, to, place, chunk); });
+  visit_chunk_format(
+      side.id, [&]<class Format>() { counted = encode_chunk_of<Format>(side, to, place, chunk); });
   return counted;
 }
 

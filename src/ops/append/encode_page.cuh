@@ -43,7 +43,7 @@ struct PageRun {
 template <class Format, class Rows>
 struct PageEncoder {
   using Codec = typename Format::Codec;
-  static constexpr int kCodes = codes_per_word<Format>();
+  static constexpr int kCodes = codes_at_once<Format>();
 
   const CudaSide& side;
   const Rows& rows;
@@ -94,7 +94,7 @@ struct PageEncoder {
 
   __device__ void make_scale(const PageRun& run, int g, uint8_t* scale) const {
     const format::ScaleMaker maker =
-        cpu::scale_maker<Format>(side.view.spec, side.tensor_scale(head));
+        format::scale_maker<Format>(side.view.spec, side.tensor_scale(head));
     const float amax = __uint_as_float(scratch.amax[g]);
     const bool is_first_run = run.tokens.first_token == 0;
     const format::StoredScale old =

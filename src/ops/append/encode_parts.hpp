@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "format/traits.hpp"
 #include "ops/append/encode_lanes.hpp"
 #include "ops/append/encode_row.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -105,7 +105,7 @@ KVX_INLINE void encode_quad(const Widest* products, int number, uint8_t* row) {
 template <format::Packing P>
 KVX_INLINE void encode_zeros(const PartSpan& span, uint8_t* row) {
   for (int i = 0; i < span.n; i += kPartNumbers) {
-    store_codes<P>(_mm_setzero_si128(), span.first + i, row);
+    store_codes<P>(zero_codes(), span.first + i, row);
   }
 }
 
@@ -144,7 +144,7 @@ class ScaledPartEncoder {
                                                            : params.spec->group_size),
         groups_((params.head_dim + size_ - 1) / size_),
         size_bits_(groups_ == 1 ? 31 : std::countr_zero(static_cast<unsigned>(size_))),
-        maker_(scale_maker<Format>(*params.spec, params.tensor_scale)),
+        maker_(format::scale_maker<Format>(*params.spec, params.tensor_scale)),
         candidates_(candidates_of(params.spec->scale_choice)) {
     maker_.type = T;
   }
@@ -370,7 +370,7 @@ int64_t encode_computed_parts(const EncodeParams& params) {
 // Requires: every number of the row is finite.
 template <class Format>
 void encode_given_row(const EncodeParams& params, const EncodeRow& row) {
-  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const int size =
       params.spec->group_size == format::kWholeRow ? params.head_dim : params.spec->group_size;
   const uint8_t* scale = row.scales;

@@ -4,7 +4,7 @@
 
 #include "format/affine.hpp"
 #include "format/packing.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
+#include "format/traits.hpp"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
 
@@ -89,7 +89,7 @@ __device__ inline void scale_group(const format::ScaleMaker& maker, format::Scal
 template <class Format>
 __device__ inline void scale_computed(const CudaSide& side, const RowTarget& to, float* x,
                                       int lane) {
-  const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
   const int head_dim = side.view.head_dim;
   for (int pair = 0; pair < side.num_groups; pair += 2) {
     const int group = pair + lane / kGroupLanes;
@@ -104,7 +104,7 @@ __device__ inline void scale_computed(const CudaSide& side, const RowTarget& to,
 // The same under scales that are read. Products of non-finite numbers stay non-finite.
 template <class Format>
 __device__ inline void scale_given(const CudaSide& side, const RowTarget& to, float* x, int lane) {
-  const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
   for (int d = lane; d < side.view.head_dim; d += kWarp) {
     const uint8_t* scale = to.scales + d / side.group_length * side.view.scales.group_stride;
     const float step = maker.step(format::load_scale(maker.type, scale));
@@ -113,26 +113,31 @@ __device__ inline void scale_given(const CudaSide& side, const RowTarget& to, fl
   }
 }
 
-// Codes are packed four bytes at a time: this many of them.
+// How many codes a lane packs at once: as many as fill a word of four bytes, or where none do, as
+// the packing has in its smallest unit.
 template <class Format>
-constexpr int codes_per_word() {
-  return 32 / Format::Codec::kBits;
+constexpr int codes_at_once() {
+  constexpr int kBits = Format::Codec::kBits;
+  return 32 % kBits == 0 ? 32 / kBits : format::codes_packed_together(Format::kFacts.packing);
 }
 
-// code_of(d): the code of number d of the row. Rows begin at any address and have any length;
-// interleaved are whole.
+// code_of(d): the code of number d of the row. Rows begin at any address and have any length; those
+// in interleaved order have whole words.
 template <class Format, class CodeOf>
 __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
                                 const CodeOf& code_of) {
   using Code = typename Format::Codec::Code;
-  constexpr int kCodes = codes_per_word<Format>();
-  const bool is_aligned = reinterpret_cast<uintptr_t>(row) % 4 == 0;
+  constexpr int kCodes = codes_at_once<Format>();
+  constexpr int kBytes = kCodes * Format::Codec::kBits / 8;
+  static_assert(kCodes * Format::Codec::kBits % 8 == 0);
+  static_assert(kCodes % format::codes_packed_together(Format::kFacts.packing) == 0);
+  const bool is_aligned = kBytes == 4 && reinterpret_cast<uintptr_t>(row) % 4 == 0;
   const int num_words = side.head_dim / kCodes;
   for (int w = lane; w < num_words; w += kWarp) {
     Code codes[kCodes];
 #pragma unroll
     for (int i = 0; i < kCodes; ++i) codes[i] = code_of(w * kCodes + i);
-    alignas(4) uint8_t bytes[4];
+    alignas(4) uint8_t bytes[kBytes];
     format::pack<Format::kFacts.packing>(codes, 0, kCodes, bytes);
     if constexpr (kMayHaveInterleaved<Format>) {
       auto& word = *reinterpret_cast<uint32_t*>(bytes);
@@ -141,18 +146,18 @@ __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
     if (is_aligned) {
       *reinterpret_cast<uint32_t*>(row + 4 * w) = *reinterpret_cast<const uint32_t*>(bytes);
     } else {
-      for (int b = 0; b < 4; ++b) row[4 * w + b] = bytes[b];
+      for (int b = 0; b < kBytes; ++b) row[kBytes * w + b] = bytes[b];
     }
   }
-  // What is left of the row is less than a word: one lane.
+  // One lane packs the codes that are left.
   const int rest = side.head_dim - num_words * kCodes;
   if (rest == 0 || lane != 0) return;
   Code codes[kCodes];
   for (int i = 0; i < rest; ++i) codes[i] = code_of(num_words * kCodes + i);
-  uint8_t bytes[4];
+  uint8_t bytes[kBytes];
   format::pack<Format::kFacts.packing>(codes, 0, rest, bytes);
   const int num_bytes = rest * Format::Codec::kBits / 8;
-  for (int b = 0; b < num_bytes; ++b) row[4 * num_words + b] = bytes[b];
+  for (int b = 0; b < num_bytes; ++b) row[kBytes * num_words + b] = bytes[b];
 }
 
 template <class Format, format::ScaleType T>
@@ -185,9 +190,9 @@ __device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, f
   using Codec = typename Format::Codec;
   int counted = 0;
   __syncwarp();
-  if constexpr (cpu::is_plain<Format>()) {
+  if constexpr (format::is_plain<Format>()) {
     pack_row<Format>(side.view, to.codes, lane, [x](int d) { return Codec::encode(x[d]); });
-  } else if constexpr (cpu::is_affine<Format>()) {
+  } else if constexpr (format::is_affine<Format>()) {
     if (side.view.spec.scale_type == format::ScaleType::kF16) {
       encode_affine_row<Format, format::ScaleType::kF16>(side, to, x, lane);
     } else {

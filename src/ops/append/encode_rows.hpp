@@ -5,12 +5,8 @@
 #include "format/affine.hpp"
 #include "format/packing.hpp"
 #include "format/spec.hpp"
+#include "format/traits.hpp"
 #include "ops/append/encode_row.hpp"
-#if defined(__AVX2__)
-#include "ops/append/encode_affine_parts.hpp"
-#include "ops/append/encode_parts.hpp"
-#endif
-#include "ops/cpu/facts_in_kernels.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -46,7 +42,7 @@ KVX_INLINE void encode_affine(const EncodeParams& params) {
 template <class Format, int Size>
 void encode_computed(const EncodeParams& params) {
   using Codec = typename Format::Codec;
-  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const format::ScaleChoice choice = params.spec->scale_choice;
   const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
@@ -74,7 +70,7 @@ void encode_computed(const EncodeParams& params) {
 template <class Format, int Size>
 int64_t encode_given(const EncodeParams& params) {
   using Codec = typename Format::Codec;
-  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
   typename Codec::Code codes[format::kMaxHeadDim];
@@ -175,7 +171,7 @@ KVX_INLINE int64_t encode_page_group(const EncodeParams& params, const format::S
 
 template <class Format>
 int64_t encode_page_shared(const EncodeParams& params) {
-  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const int size =
       params.spec->group_size == format::kWholeRow ? params.head_dim : params.spec->group_size;
   int64_t nonfinite = 0;
@@ -203,54 +199,64 @@ int64_t encode_groups(const EncodeParams& params) {
   return 0;
 }
 
-template <class Format>
+// What a level encodes rows with beside the loops above: PartEncoders (part_encoders.hpp), or
+// nothing.
+struct NoPartEncoders {
+  static constexpr bool kExist = false;
+};
+
+template <class Format, class Parts>
+constexpr bool takes_parts() {
+  return Parts::kExist && format::has_fast_kernels<Format>();
+}
+
+template <class Format, class Parts>
 int64_t encode_affine_rows(const EncodeParams& params) {
   using format::ScaleType;
   const bool is_f16 = params.spec->scale_type == ScaleType::kF16;
-#if defined(__AVX2__)
-  if (params.head_dim % kPartNumbers == 0) {
-    is_f16 ? encode_affine_parts<Format, ScaleType::kF16>(params)
-           : encode_affine_parts<Format, ScaleType::kBF16>(params);
-    return 0;
+  if constexpr (takes_parts<Format, Parts>()) {
+    if (params.head_dim % Parts::kNumbers == 0) {
+      is_f16 ? Parts::template encode_affine<Format, ScaleType::kF16>(params)
+             : Parts::template encode_affine<Format, ScaleType::kBF16>(params);
+      return 0;
+    }
   }
-#endif
   is_f16 ? encode_affine<Format, ScaleType::kF16>(params)
          : encode_affine<Format, ScaleType::kBF16>(params);
   return 0;
 }
 
-template <class Format>
+template <class Format, class Parts>
 int64_t encode_scaled_rows(const EncodeParams& params) {
   using format::ScaleSource;
   if (params.spec->scale_source == ScaleSource::kPageShared)
     return encode_page_shared<Format>(params);
-#if defined(__AVX2__)
-  if (params.head_dim % kPartNumbers == 0) {
-    return params.spec->scale_source == ScaleSource::kGiven
-               ? encode_given_parts<Format>(params, encode_groups<Format>)
-               : encode_computed_parts<Format>(params);
+  if constexpr (takes_parts<Format, Parts>()) {
+    if (params.head_dim % Parts::kNumbers == 0) {
+      return params.spec->scale_source == ScaleSource::kGiven
+                 ? Parts::template encode_given<Format>(params, encode_groups<Format>)
+                 : Parts::template encode_computed<Format>(params);
+    }
   }
-#endif
   return encode_groups<Format>(params);
 }
 
-template <class Format>
+template <class Format, class Parts = NoPartEncoders>
 int64_t encode_rows(const EncodeParams& params) {
-  if constexpr (is_plain<Format>()) {
-#if defined(__AVX2__)
-    if constexpr (Format::kFacts.id != format::FormatId::kF32) {
-      if (params.head_dim % kPartNumbers == 0) {
-        encode_half_rows<typename Format::Codec>(params);
+  if constexpr (format::is_plain<Format>()) {
+    constexpr bool kIsCopy = Format::kFacts.id == format::FormatId::kF32;
+    if constexpr (takes_parts<Format, Parts>() && !kIsCopy) {
+      if (params.head_dim % Parts::kNumbers == 0) {
+        Parts::template encode_plain<typename Format::Codec>(params);
         return 0;
       }
     }
-#endif
     encode_plain<Format>(params);
     return 0;
-  } else if constexpr (is_affine<Format>()) {
-    return encode_affine_rows<Format>(params);
+  } else if constexpr (format::is_affine<Format>()) {
+    return encode_affine_rows<Format, Parts>(params);
   } else {
-    return encode_scaled_rows<Format>(params);
+    return encode_scaled_rows<Format, Parts>(params);
   }
 }
 

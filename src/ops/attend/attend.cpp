@@ -75,7 +75,7 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
   AttendPlan plan = {
       .context = context,
       .args = args,
-      .math = cpu::decode_mma_kernels(context.kernels->level),
+      .math = cpu::tile_kernels(context.kernels->level),
       .tiling = choose_tiling(run.k.head_dim, run.v.head_dim, largest.rows),
       .q_per_kv = q_per_kv,
       .key_dim = run.k.head_dim,

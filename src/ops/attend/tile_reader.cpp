@@ -82,7 +82,7 @@ void TileReader::decode(Side side, int first, int num_tokens, float* rows) const
     const int offset = token % block_size;
     const int count = std::min(block_size - offset, first + num_tokens - token);
     const TokenRun run = {plan_.args.block_table.at(sequence_, token / block_size), offset, count};
-    decode_rows(*plan_.context.kernels, view, kind.head_in_run, run, cpu::DecodeFor::kAttend,
+    decode_rows(*plan_.context.kernels, view, kind.head_in_run, run, format::DecodeFor::kAttend,
                 rows + int64_t{token - first} * view.head_dim);
     token += count;
   }

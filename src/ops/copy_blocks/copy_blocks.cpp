@@ -149,7 +149,7 @@ struct CopyTask {
     for (int t = 0; t < copy.num_tokens; t += at_once) {
       const int n = std::min(at_once, copy.num_tokens - t);
       decode_rows(*context.kernels, source.side, source.head, {copy.from_block, t, n},
-                  cpu::DecodeFor::kGather, rows);
+                  format::DecodeFor::kGather, rows);
       found += encode_rows(*context.kernels, target.side, target.head, {copy.to_block, t, n},
                            {rows, target.side.head_dim});
     }

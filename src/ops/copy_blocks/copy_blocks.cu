@@ -38,7 +38,7 @@ __device__ void copy_row(const CopyParams& params, const CopySide& side, const C
   }
   __syncwarp();
   decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale},
-             cpu::DecodeFor::kGather, x, lane);
+             format::DecodeFor::kGather, x, lane);
   count_nonfinite(params,
                   encode_row(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, x, lane));
 }

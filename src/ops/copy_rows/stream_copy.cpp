@@ -1,4 +1,4 @@
-// Copies that go past the caches, line by line.
+// Copies that bypass the caches, line by line.
 #include "ops/copy_rows/stream_copy.hpp"
 
 #include <cstring>
@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-namespace kvx::boundary {
+namespace kvx::ops::copy_rows {
 
 #if defined(__x86_64__)
 
@@ -28,7 +28,7 @@ void stream_line_sse2(uint8_t* to, const uint8_t* from) {
   }
 }
 
-// Bytes before the target's first whole line and behind its last one are copied plainly.
+// Bytes before the target's first whole line and after its last one are copied with memcpy.
 #define KVX_STREAM_COPY(name, line)                                                              \
   void name(uint8_t* to, const uint8_t* from, int64_t bytes) {                                   \
     const int64_t before = -static_cast<int64_t>(reinterpret_cast<uintptr_t>(to)) & (kLine - 1); \
@@ -72,4 +72,4 @@ void finish_streams() {}
 
 #endif
 
-}  // namespace kvx::boundary
+}  // namespace kvx::ops::copy_rows

@@ -3,7 +3,7 @@
 
 namespace kvx::ops::cpu {
 
-// Each is defined by its level_<name>.cpp.
+// Each is defined by its isa/<name>/level_<name>.cpp.
 namespace level_scalar {
 const KernelTable& table();
 }

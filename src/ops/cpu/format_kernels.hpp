@@ -1,4 +1,5 @@
-// format_kernels<Format>() is one format's entry of a KernelTable, for the level being compiled.
+// format_kernels<Format, Parts>() is one format's entry of a KernelTable, for the level being
+// compiled. Parts: what the level encodes rows with (encode_rows.hpp).
 #pragma once
 
 #include "ops/append/encode_rows.hpp"
@@ -9,10 +10,10 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-template <class Format>
+template <class Format, class Parts = NoPartEncoders>
 constexpr FormatKernels format_kernels() {
   return {
-      .encode_rows = encode_rows<Format>,
+      .encode_rows = encode_rows<Format, Parts>,
       .decode_rows = decode_rows<Format>,
   };
 }

@@ -1,10 +1,6 @@
 // The fast Walsh-Hadamard transform of rows, in place (docs/numbers.md, section 6).
 #pragma once
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "ops/cpu/lanes.hpp"
 #include "ops/transform.hpp"
 
@@ -30,21 +26,8 @@ inline void hadamard_step(float* x, int n, int stride) {
   }
 }
 
-// x * y + z; the product is exact, so fusing it changes nothing.
-KVX_INLINE Widest add_exact_product(const Widest& x, const Widest& y, const Widest& z) {
-#if defined(__AVX512F__)
-  return static_cast<Widest>(
-      _mm512_fmadd_ps(static_cast<__m512>(x), static_cast<__m512>(y), static_cast<__m512>(z)));
-#elif defined(__AVX2__)
-  return static_cast<Widest>(
-      _mm256_fmadd_ps(static_cast<__m256>(x), static_cast<__m256>(y), static_cast<__m256>(z)));
-#else
-  return x * y + z;
-#endif
-}
-
-// The same for lanes whose index differs in the bit `Stride`: the partner's lane plus or minus the
-// own one.
+// hadamard_step for lanes whose index differs in the bit `Stride`: the partner's lane plus or minus
+// the own one.
 template <int Stride, int... Lane>
 KVX_INLINE Widest hadamard_lanes(const Widest& x, std::integer_sequence<int, Lane...>) {
   const Widest partners = __builtin_shufflevector(x, x, (Lane ^ Stride)...);

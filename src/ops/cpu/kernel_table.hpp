@@ -1,6 +1,6 @@
 // KernelTable: the functions that touch bytes on the CPU, one table for each instruction-set level.
-// The verbs' loops are written once and call through it; level_<name>.cpp compiles the same
-// templates with the level's flags.
+// The verbs' loops are written once and call through it; isa/<name>/level_<name>.cpp compiles the
+// same templates with the level's flags.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "core/rows.hpp"
 #include "device/cpu_level.hpp"
 #include "format/spec.hpp"
+#include "format/traits.hpp"
 
 namespace kvx::ops::cpu {
 
@@ -29,16 +30,12 @@ struct EncodeParams {
   int64_t row_stride = 0;      // floats from row to row; 0: head_dim
 };
 
-// gather and attention read affine rows differently (docs/numbers.md, section 4); all other formats
-// alike.
-enum class DecodeFor : uint8_t { kGather, kAttend };
-
 // A run of tokens inside one block, one head: stored rows to f32 rows.
 struct DecodeParams {
   const format::FormatSpec* spec;
   int head_dim;
   float tensor_scale;
-  DecodeFor purpose;
+  format::DecodeFor purpose;
   float* rows;  // [num_tokens, head_dim]
   int first_token;
   int num_tokens;

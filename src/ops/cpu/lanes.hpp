@@ -6,62 +6,10 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/host_device.hpp"
-#include "ops/cpu/level.hpp"
+#include "ops/cpu/vectors.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
-
-typedef float Lanes4 __attribute__((vector_size(16)));
-typedef uint32_t Bits4 __attribute__((vector_size(16)));
-#if defined(__AVX2__)
-typedef float Lanes8 __attribute__((vector_size(32)));
-typedef uint32_t Bits8 __attribute__((vector_size(32)));
-#endif
-#if defined(__AVX512F__)
-typedef float Lanes16 __attribute__((vector_size(64)));
-typedef uint32_t Bits16 __attribute__((vector_size(64)));
-#endif
-
-// The integer type of a vector's width, and the next narrower vector.
-template <class V>
-struct LanesOf;
-template <>
-struct LanesOf<float> {
-  using Bits = uint32_t;
-  using Narrower = void;
-};
-template <>
-struct LanesOf<Lanes4> {
-  using Bits = Bits4;
-  using Narrower = float;
-};
-#if defined(__AVX2__)
-template <>
-struct LanesOf<Lanes8> {
-  using Bits = Bits8;
-  using Narrower = Lanes4;
-};
-#endif
-#if defined(__AVX512F__)
-template <>
-struct LanesOf<Lanes16> {
-  using Bits = Bits16;
-  using Narrower = Lanes8;
-};
-using Widest = Lanes16;
-typedef uint16_t ShortLanes __attribute__((vector_size(32)));
-typedef uint8_t ByteLanes __attribute__((vector_size(16)));
-#elif defined(__AVX2__)
-using Widest = Lanes8;
-typedef uint16_t ShortLanes __attribute__((vector_size(16)));
-typedef uint8_t ByteLanes __attribute__((vector_size(8)));
-#else
-using Widest = Lanes4;
-#endif
-
-template <class V>
-inline constexpr int kLanes = sizeof(V) / sizeof(float);
 
 // Rows are taken in parts of sixteen numbers, the same at every level.
 inline constexpr int kPartNumbers = 16;

@@ -21,8 +21,8 @@ inline bool lies_on(int64_t bytes, const void* base, std::initializer_list<int64
   return lies;
 }
 
-// Whether rows of this side can go by chunks: whole ones, groups that are whole lanes, codes and
-// scales where vectors can reach them.
+// Whether rows of this side can go by chunks: a format that has such kernels, whole chunks, groups
+// that are whole lanes, codes and scales where vectors can reach them.
 inline bool fits_chunks(const SideView& side) {
   const int dim = side.head_dim;
   const int group = format::group_length(side.spec, dim);
@@ -32,7 +32,8 @@ inline bool fits_chunks(const SideView& side) {
   const int scale_bytes = std::max(format::scale_bytes_per_group(side.spec), 1);
   const CodeAddress& c = side.codes;
   const ScaleAddress& s = side.scales;
-  return dim % kChunk == 0 && dim <= kChunk * kWarp && groups_fit &&
+  return side.spec.facts->kernels == format::Kernels::kAll && dim % kChunk == 0 &&
+         dim <= kChunk * kWarp && groups_fit &&
          lies_on(code_bytes, c.base, {c.block_stride, c.token_stride, c.head_stride}) &&
          lies_on(scale_bytes, s.base,
                  {s.block_stride, s.token_stride, s.head_stride, s.group_stride});

@@ -3,6 +3,7 @@
 #include "ops/append/append_cuda.hpp"
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
+#include "ops/cuda/ignored_counters.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
 
@@ -47,6 +48,9 @@ int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const Cuda
 }
 Status attend(const CudaContext&, const AttendArgs&, const CudaAttendLimits&, uint8_t*,
               DeviceCounters*, CudaAttendPath) {
+  return no_cuda();
+}
+Result<DeviceCounters*> cuda::ignored_counters() {
   return no_cuda();
 }
 

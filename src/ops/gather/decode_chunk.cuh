@@ -30,7 +30,7 @@ __device__ inline StoredChunk<Format> load_chunk(const CudaSide& side, const Row
   StoredChunk<Format> stored = {};
   if (!place.is_inside) return stored;
   load_codes<Format>(from.codes, place, stored.words);
-  if constexpr (!cpu::is_plain<Format>()) {
+  if constexpr (!format::is_plain<Format>()) {
     const uint8_t* scale = from.scales + place.group() * side.view.scales.group_stride;
     stored.scale = scale_bits(scale, side.scale_bytes);
   }
@@ -43,7 +43,7 @@ __device__ inline Chunk decode_stored(const CudaSide& side, const StoredChunk<Fo
   using Codec = typename Format::Codec;
   constexpr int kNumbers = 32 / Codec::kBits;
   Chunk chunk;
-  if constexpr (cpu::is_affine<Format>()) {
+  if constexpr (format::is_affine<Format>()) {
 #pragma unroll
     for (int w = 0; w < kChunkWords<Format>; ++w) {
       decode_affine_word<Codec>(side.view.spec.scale_type, stored.scale, stored.words[w],
@@ -62,8 +62,8 @@ __device__ inline Chunk decode_stored(const CudaSide& side, const StoredChunk<Fo
       HardwareNumbers<Codec>::decode(stored.words[w], chunk.x + w * kNumbers);
     }
   }
-  if constexpr (!cpu::is_plain<Format>()) {
-    const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, tensor_scale);
+  if constexpr (!format::is_plain<Format>()) {
+    const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, tensor_scale);
     const float step = hardware_step(maker, {stored.scale});
 #pragma unroll
     for (float& x : chunk.x) x *= step;
@@ -74,7 +74,7 @@ __device__ inline Chunk decode_stored(const CudaSide& side, const StoredChunk<Fo
 __device__ inline Chunk decode_chunk(const CudaSide& side, const RowSource& from,
                                      const ChunkPlace& place) {
   Chunk chunk = {};
-  visit_format(side.id, [&]<class Format>() {
+  visit_chunk_format(side.id, [&]<class Format>() {
     chunk = decode_stored(side, load_chunk<Format>(side, from, place), from.tensor_scale);
   });
   return chunk;

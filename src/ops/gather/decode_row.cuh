@@ -4,8 +4,7 @@
 
 #include "format/affine.hpp"
 #include "format/packing.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
-#include "ops/cpu/kernel_table.hpp"
+#include "format/traits.hpp"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
 
@@ -23,22 +22,23 @@ template <class Format>
 struct RowDecoder {
   const CudaSide& side;
   const RowSource& from;
-  cpu::DecodeFor purpose;
+  format::DecodeFor purpose;
 
   // codes: n numbers of a group.
   __device__ void decode(const typename Format::Codec::Code* codes, int group, int n,
                          float* x) const {
     using Codec = typename Format::Codec;
-    if constexpr (cpu::is_plain<Format>()) {
+    if constexpr (format::is_plain<Format>()) {
       format::decode_codes<Codec>(codes, n, x);
-    } else if constexpr (cpu::is_affine<Format>()) {
+    } else if constexpr (format::is_affine<Format>()) {
       if (side.view.spec.scale_type == format::ScaleType::kF16) {
         decode_affine<format::ScaleType::kF16>(codes, n, x);
       } else {
         decode_affine<format::ScaleType::kBF16>(codes, n, x);
       }
     } else {
-      const format::ScaleMaker maker = cpu::scale_maker<Format>(side.view.spec, from.tensor_scale);
+      const format::ScaleMaker maker =
+          format::scale_maker<Format>(side.view.spec, from.tensor_scale);
       const uint8_t* scale = from.scales + group * side.view.scales.group_stride;
       const float step = maker.step(format::load_scale(maker.type, scale));
       format::dequantize_group<Codec>(step, codes, n, x);
@@ -51,7 +51,7 @@ struct RowDecoder {
     format::AffineParams params;
     memcpy(&params.scale, from.scales, 2);
     memcpy(&params.zero, from.scales + 2, 2);
-    if (purpose == cpu::DecodeFor::kGather) {
+    if (purpose == format::DecodeFor::kGather) {
       format::dequantize_affine<Codec, T>(params, codes, n, x);
     } else {
       format::dequantize_affine_exact<Codec, T>(params, codes, n, x);
@@ -59,7 +59,7 @@ struct RowDecoder {
   }
 };
 
-// Codes are unpacked eight at a time: no group is cut (sizes are multiples of 16, or the row).
+// Codes are unpacked eight at a time, which cuts no group (sizes are multiples of 8, or the row).
 inline constexpr int kCodesAtOnce = 8;
 
 // Codes [first, first + kCodesAtOnce) of a row.
@@ -80,7 +80,8 @@ __device__ inline void unpack_codes(const SideView& side, const uint8_t* row, in
 
 template <class Format>
 __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from,
-                                     cpu::DecodeFor purpose, float* x, int lane) {
+                                     format::DecodeFor purpose, float* x, int lane) {
+  static_assert(kCodesAtOnce % format::codes_packed_together(Format::kFacts.packing) == 0);
   const RowDecoder<Format> decoder{side, from, purpose};
   const int head_dim = side.view.head_dim;
   for (int first = lane * kCodesAtOnce; first < head_dim; first += kWarp * kCodesAtOnce) {
@@ -103,7 +104,7 @@ __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from
 
 // x: [head_dim] in shared memory. The warp's other lanes see it after a __syncwarp.
 __device__ inline void decode_row(const CudaSide& side, const RowSource& from,
-                                  cpu::DecodeFor purpose, float* x, int lane) {
+                                  format::DecodeFor purpose, float* x, int lane) {
   visit_format(side.id,
                [&]<class Format>() { decode_row_of<Format>(side, from, purpose, x, lane); });
 }

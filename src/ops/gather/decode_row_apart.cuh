@@ -8,7 +8,7 @@ namespace kvx::ops::cuda {
 
 static __device__ __noinline__ void decode_row_apart(const CudaSide& side, const RowSource& from,
                                                      float* x, int lane) {
-  decode_row(side, from, cpu::DecodeFor::kGather, x, lane);
+  decode_row(side, from, format::DecodeFor::kGather, x, lane);
 }
 
 }  // namespace kvx::ops::cuda

@@ -4,7 +4,7 @@
 #include "format/affine.hpp"
 #include "format/packing.hpp"
 #include "format/spec.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
+#include "format/traits.hpp"
 #include "ops/cpu/kernel_table.hpp"
 #include "ops/cpu/level.hpp"
 
@@ -46,7 +46,7 @@ KVX_INLINE void decode_affine(const DecodeParams& params) {
     format::AffineParams affine;
     memcpy(&affine.scale, row.scales, 2);
     memcpy(&affine.zero, row.scales + 2, 2);
-    if (params.purpose == DecodeFor::kGather) {
+    if (params.purpose == format::DecodeFor::kGather) {
       format::dequantize_affine<Codec, T>(affine, codes, params.head_dim, row.x);
     } else {
       format::dequantize_affine_exact<Codec, T>(affine, codes, params.head_dim, row.x);
@@ -58,7 +58,7 @@ KVX_INLINE void decode_affine(const DecodeParams& params) {
 template <class Format, int Size>
 void decode_symmetric(const DecodeParams& params) {
   using Codec = typename Format::Codec;
-  const format::ScaleMaker maker = scale_maker<Format>(*params.spec, params.tensor_scale);
+  const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const int size = Size != 0 ? Size : params.head_dim;
   typename Codec::Code codes[format::kMaxHeadDim];
   for (int t = params.first_token; t < params.first_token + params.num_tokens; ++t) {
@@ -92,9 +92,9 @@ void decode_groups(const DecodeParams& params) {
 template <class Format>
 void decode_rows(const DecodeParams& params) {
   using format::ScaleType;
-  if constexpr (is_plain<Format>()) {
+  if constexpr (format::is_plain<Format>()) {
     decode_plain<Format>(params);
-  } else if constexpr (is_affine<Format>()) {
+  } else if constexpr (format::is_affine<Format>()) {
     const bool is_f16 = params.spec->scale_type == ScaleType::kF16;
     is_f16 ? decode_affine<Format, ScaleType::kF16>(params)
            : decode_affine<Format, ScaleType::kBF16>(params);

@@ -94,7 +94,7 @@ struct GatherTask {
     }
     const int num_tokens = unit.tokens.num_tokens;
     float* rows = scratch_floats(int64_t{num_tokens} * side.head_dim);
-    decode_rows(*context.kernels, side, head_in_run, unit.tokens, cpu::DecodeFor::kGather, rows);
+    decode_rows(*context.kernels, side, head_in_run, unit.tokens, format::DecodeFor::kGather, rows);
     undo_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
                    {.first = unit.first_position, .block_size = args.cache.block_size}, rows,
                    num_tokens);

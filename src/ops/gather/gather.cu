@@ -26,7 +26,7 @@ __device__ void gather_row(const GatherParams& params, const GatherSide& part,
     return;
   }
   __syncwarp();
-  decode_row(side, from, cpu::DecodeFor::kGather, x, lane);
+  decode_row(side, from, format::DecodeFor::kGather, x, lane);
   __syncwarp();
   undo_transform_row(gather_transform(params, part, head, source.position_block), x,
                      side.view.head_dim, lane);

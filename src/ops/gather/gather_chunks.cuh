@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(GatherWalks::kThreads, GatherWalks::kCtasPerMu
   }
   if (!part.is_wanted()) return;
   GatherWalk walk(chunks, part, range);
-  visit_format(part.side.id, [&]<class Format>() {
+  visit_chunk_format(part.side.id, [&]<class Format>() {
     walk.run<Format>([&](const StoredChunk<Format>& stored) {
       gather_chunk<Format>(params, part, walk, stored);
     });

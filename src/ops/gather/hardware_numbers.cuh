@@ -126,6 +126,7 @@ __device__ inline void affine_codes(uint32_t word, __half2* pairs) {
       pairs[i] = __hadd2_rn(reinterpret_cast<const __half2&>(halves[i]), minus);
     }
   } else {
+    static_assert(Codec::kBits == 4, "affine chunks have no branch for this width");
     // TurboMind's order: a word's low half holds the even numbers, its high half the odd ones.
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -53,7 +53,7 @@ __device__ inline AnyStoredChunk load_any_chunk(const CudaSide& side, int bytes,
 __device__ inline Chunk decode_any_chunk(const CudaSide& side, const AnyStoredChunk& any,
                                          float tensor_scale) {
   Chunk chunk = {};
-  visit_format(side.id, [&]<class Format>() {
+  visit_chunk_format(side.id, [&]<class Format>() {
     if constexpr (kChunkWords<Format> <= AnyStoredChunk::kMostWords) {
       StoredChunk<Format> stored;
 #pragma unroll

@@ -13,19 +13,19 @@ namespace kvx::tests {
 namespace {
 
 using ops::SoftmaxState;
-using ops::cpu::DecodeMmaKernels;
+using ops::cpu::TileKernels;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class Levels : public testing::TestWithParam<CpuLevel> {
  protected:
-  const DecodeMmaKernels& kernels() const { return ops::cpu::decode_mma_kernels(GetParam()); }
+  const TileKernels& kernels() const { return ops::cpu::tile_kernels(GetParam()); }
 };
 
 std::string level_name(const testing::TestParamInfo<CpuLevel>& test) {
   return std::string(device::name_of(test.param));
 }
-INSTANTIATE_TEST_SUITE_P(DecodeMmaKernels, Levels, testing::ValuesIn(cpu_levels_here()),
+INSTANTIATE_TEST_SUITE_P(TileKernels, Levels, testing::ValuesIn(cpu_levels_here()),
                          level_name);
 
 std::vector<float> random_floats(int n) {

@@ -1,6 +1,7 @@
 // BenchCache: one layer of a paged cache, filled by append, with the verbs that kvx bench measures.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,15 +26,19 @@ struct BenchShape {
 class BenchCache {
  public:
   // What create() would refuse, without the memory. INVALID_ARGUMENT names what does not fit: a
-  // count, a head_dim that the format can't do, a recipe with full-precision window (they are a
-  // cache's policy; bench measures formats).
+  // count, or a head_dim that the format can't do.
   static Status check(const BenchShape& shape, const kv::Recipe& recipe);
 
   static Result<std::unique_ptr<BenchCache>> create(const BenchShape& shape,
                                                     const kv::Recipe& recipe,
                                                     const ops::CpuContext& context);
 
-  // Codes and scales of num_tokens of one sequence, as they lie in blocks.
+  // Whether attention reads some blocks in 16 bits. The other verbs then measure nothing of the
+  // recipe: they go over packed blocks alone.
+  bool has_full_precision_window() const { return group_.full_precision_window.is_on(); }
+
+  // Codes and scales of num_tokens, as they lie in blocks. With a full-precision window, num_tokens
+  // is that of whole sequences, and the window's rows count in 16 bits.
   int64_t packed_bytes(int64_t num_tokens) const;
 
   // Every token of every sequence, in calls of one step each.
@@ -43,7 +48,7 @@ class BenchCache {
   // What attend_decode reads, in its order and with prefetches, without the mathematics: the
   // yardstick beside it.
   Status read_blocks();
-  // One query a sequence, for all sequences in one call.
+  // One query a sequence, for all sequences in one call. Requires: append_all() was called.
   Status attend_decode();
   // The last prefill_tokens of one sequence, causal.
   Status attend_prefill(int sequence);
@@ -53,16 +58,26 @@ class BenchCache {
       : shape_(shape), context_(context) {}
 
   Status attend(int first_sequence, int num_sequences, int queries_per_sequence);
+  Status append_rows(const ops::LayerView& view, int64_t num_tokens,
+                     const std::function<int64_t(int64_t)>& slot_of);
   void fill_inputs();
   void fill_block_table();
+  Status fill_full_precision_window();
   int64_t blocks_per_sequence() const;
+  int64_t full_precision_blocks_per_sequence() const;
 
   BenchShape shape_;
   ops::CpuContext context_;
   kv::GroupPlan group_;
   cache::Region memory_;
+  cache::Region full_precision_memory_;  // empty without a full-precision window
   std::unique_ptr<kv::LayerStore> store_;
-  std::vector<int32_t> block_ids_;   // [num_sequences, blocks_per_sequence]
+  std::vector<int32_t> block_ids_;  // [num_sequences, blocks_per_sequence], packed blocks
+  // With a full-precision window alone: the table that attention reads, the same shape, and where
+  // the window lies, [num_sequences] each.
+  std::vector<int32_t> attend_ids_;
+  std::vector<int32_t> num_sink_blocks_;
+  std::vector<int32_t> first_recent_block_;
   std::vector<float> rows_;          // [kStepTokens, num_kv_heads, head_dim], K and V alike
   std::vector<int64_t> slots_;       // [kStepTokens]
   std::vector<int64_t> positions_;   // [kStepTokens]

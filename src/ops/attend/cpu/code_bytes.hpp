@@ -8,7 +8,6 @@
 #pragma once
 
 #include "ops/attend/cpu/code_order.hpp"
-#include "ops/attend/cpu/packed_steps.hpp"
 #include "ops/attend/cpu/row_chunks.hpp"
 #include "ops/cpu/lanes.hpp"
 
@@ -20,6 +19,7 @@ inline namespace KVX_CPU_LEVEL {
 // query's rounding meets small numbers; their zero moves with it.
 template <class Codec>
 struct CodeBytes {
+  static_assert(Codec::kBits == 4 || Codec::kBits == 8, "codes of this width have no bytes");
   static constexpr bool kIsNibble = Codec::kBits == 4;
   static constexpr bool kIsUnsigned = is_unsigned_code<Codec>();
   static constexpr float kUnit = code_unit<Codec>();

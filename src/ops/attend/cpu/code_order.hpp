@@ -1,4 +1,5 @@
-// What integer and E2M1 codes have in common: their unit, and which number of a row a nibble is.
+// What integer and E2M1 codes have in common: the number that a code of 1 counts, and which number
+// of a row a nibble is.
 #pragma once
 
 #include "format/codec.hpp"
@@ -29,8 +30,12 @@ constexpr bool is_unsigned_code() {
 // Which number of a row a nibble is: eight numbers fill four bytes.
 template <format::Packing P>
 constexpr int low_nibble_number(int byte) {
-  return P == format::Packing::kTurboMind ? byte / 4 * 8 + format::turbomind_first(byte % 4)
-                                          : 2 * byte;
+  if constexpr (P == format::Packing::kTurboMind) {
+    return byte / 4 * 8 + format::turbomind_first(byte % 4);
+  } else {
+    static_assert(P == format::Packing::kNibbles, "nibbles of this packing have no order");
+    return 2 * byte;
+  }
 }
 template <format::Packing P>
 constexpr int high_nibble_number(int byte) {

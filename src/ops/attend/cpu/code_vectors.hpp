@@ -1,12 +1,10 @@
-// The vectors of integer products over codes: what the levels share, and the level's own part.
+// The vectors of integer products over codes: what the levels share. vectors.hpp has each level's
+// own part.
 #pragma once
 
 #include "ops/attend/cpu/code_bytes.hpp"
-#if defined(__AVX512VNNI__)
-#include "ops/attend/cpu/code_vectors_512.hpp"
-#else
-#include "ops/attend/cpu/code_vectors_256.hpp"
-#endif
+#include "ops/attend/cpu/packed_steps.hpp"
+#include "ops/attend/cpu/vectors.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {

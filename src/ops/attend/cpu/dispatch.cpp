@@ -3,23 +3,23 @@
 
 namespace kvx::ops::cpu {
 
-// Each is defined by its level_<name>.cpp.
+// Each is defined by its isa/<name>/level_<name>.cpp.
 namespace level_scalar {
-const DecodeMmaKernels& tile_table();
+const TileKernels& tile_table();
 }
 #if defined(__x86_64__)
 namespace level_avx2 {
-const DecodeMmaKernels& tile_table();
+const TileKernels& tile_table();
 }
 namespace level_avxvnni {
-const DecodeMmaKernels& tile_table();
+const TileKernels& tile_table();
 }
 namespace level_avx512 {
-const DecodeMmaKernels& tile_table();
+const TileKernels& tile_table();
 }
 #endif
 
-const DecodeMmaKernels& decode_mma_kernels(device::CpuLevel level) {
+const TileKernels& tile_kernels(device::CpuLevel level) {
 #if defined(__x86_64__)
   if (level == device::CpuLevel::kAvx512) return level_avx512::tile_table();
   if (level == device::CpuLevel::kAvxVnni) return level_avxvnni::tile_table();

@@ -1,17 +1,12 @@
 // The steps of a tile's groups, as floats that lie token beside token.
 #pragma once
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 #include <cstring>
 
 #include "format/scale.hpp"
-#if defined(__AVX512VBMI__)
-#include "ops/attend/cpu/sorted_steps.hpp"
-#endif
 #include "ops/attend/cpu/packed_kernels.hpp"
+#include "ops/attend/cpu/step_loops.hpp"
+#include "ops/attend/cpu/vectors.hpp"
 #include "ops/cpu/level.hpp"
 
 namespace kvx::ops::cpu {
@@ -38,19 +33,10 @@ inline ScaleRow scale_row(const format::FormatSpec& spec, int head_dim) {
 
 template <format::ScaleType T>
 KVX_INLINE void decode_steps(const uint32_t* bits, int n, float factor, float* steps) {
-#if defined(__AVX512F__)
   if constexpr (T == format::ScaleType::kF16) {
-    for (int i = 0; i < n; i += kTokenStep) {
-      const __m256i halves = _mm512_cvtepi32_epi16(_mm512_loadu_si512(bits + i));
-      _mm512_storeu_ps(steps + i, _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor)));
-    }
-    return;
-  }
-#endif
-  for (int i = 0; i < n; i += kTokenStep) {
-    for (int lane = 0; lane < kTokenStep; ++lane) {
-      steps[i + lane] = format::decode_scale(T, {bits[i + lane]}) * factor;
-    }
+    decode_f16_steps(bits, n, factor, steps);
+  } else {
+    decode_steps_one_by_one<T>(bits, n, factor, steps);
   }
 }
 
@@ -75,9 +61,7 @@ KVX_INLINE void decode_steps(format::ScaleType type, const uint32_t* bits, int n
 // steps[g * padded_tokens + t] = step of token t's group g, times factor. An affine tile's zeros
 // are its group 1.
 static void load_steps(const PackedTile& tile, const ScaleRow& row, float factor, float* steps) {
-#if defined(__AVX512VBMI__)
   if (load_sorted_steps(tile, row.type, row.count, factor, steps)) return;
-#endif
   const int n = tile.padded_tokens();
   uint32_t bits[kMaxTileTokens];
   const int per_word = 4 / row.bytes;

@@ -2,19 +2,15 @@
 #pragma once
 
 #include "format/list.hpp"
-#include "ops/attend/cpu/packed_kernels.hpp"
-#include "ops/attend/precision.hpp"
-#include "ops/cpu/facts_in_kernels.hpp"
-#if defined(__AVX2__)
+#include "format/traits.hpp"
 #include "ops/attend/cpu/code_keys.hpp"
 #include "ops/attend/cpu/code_values.hpp"
 #include "ops/attend/cpu/packed_floats.hpp"
-#endif
+#include "ops/attend/cpu/packed_kernels.hpp"
+#include "ops/attend/precision.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
-
-#if defined(__AVX2__)
 
 // OfQuery, OfWeight: fixed-point numbers.
 template <class Codec, format::Packing P, Fixed OfQuery, Fixed OfWeight>
@@ -23,27 +19,44 @@ inline constexpr PackedKernels kCodeKernels = {prepare_code_queries<Codec, P, Of
                                                add_code_values<Codec, P, OfWeight>, kAnyRows};
 
 // Words of eight are nibbles in the same order.
-constexpr format::Packing order_of_codes(format::Packing packing) {
-  return packing == format::Packing::kWords ? format::Packing::kNibbles : packing;
+template <format::Packing P>
+constexpr format::Packing order_of_codes() {
+  using format::Packing;
+  if constexpr (P == Packing::kWords) {
+    return Packing::kNibbles;
+  } else {
+    static_assert(P == Packing::kBytes || P == Packing::kNibbles || P == Packing::kTurboMind,
+                  "integer products have no order for this packing");
+    return P;
+  }
 }
 
 template <class Format, Precision Wanted>
 constexpr const PackedKernels* packed_kernels_of() {
   using Codec = typename Format::Codec;
   constexpr format::FormatId kId = Format::kFacts.id;
-  if constexpr (kId == format::FormatId::kF32) {
+  if constexpr (!format::has_fast_kernels<Format>()) {
+    return nullptr;
+  } else if constexpr (kId == format::FormatId::kF32) {
     return nullptr;  // decoding is a copy
-  } else if constexpr (is_plain<Format>() || kId == format::FormatId::kFp8E4M3 ||
+  } else if constexpr (format::is_plain<Format>() || kId == format::FormatId::kFp8E4M3 ||
                        kId == format::FormatId::kFp8E5M2) {
     return &kFloatKernels<FloatPart<Codec>>;
   } else {
     constexpr Fixed kWeight = takes_words<Codec>() ? Fixed::kWord : Fixed::kTwoDigits;
     constexpr bool kIsOneDigit = Wanted == Precision::kFast && kWeight == Fixed::kTwoDigits;
     constexpr Fixed kQuery = kIsOneDigit ? Fixed::kHighDigit : kWeight;
-    return &kCodeKernels<Codec, order_of_codes(Format::kFacts.packing), kQuery, kWeight>;
+    return &kCodeKernels<Codec, order_of_codes<Format::kFacts.packing>(), kQuery, kWeight>;
   }
 }
 
+// Levels whose packed kernels take rows in parts alone.
+struct NoBlockKernels {
+  static const PackedKernels* find(const format::FormatSpec&, int) { return nullptr; }
+};
+
+// Blocks: kernels that a level has for rows of whole blocks.
+template <class Blocks>
 static const PackedKernels* find_packed(const format::FormatSpec& spec, int head_dim,
                                         Precision precision) {
 #define KVX_ACCURATE(Format) packed_kernels_of<format::Format, Precision::kAccurate>(),
@@ -52,18 +65,7 @@ static const PackedKernels* find_packed(const format::FormatSpec& spec, int head
   static constexpr const PackedKernels* kFast[] = {KVX_FOR_EACH_FORMAT(KVX_FAST)};
 #undef KVX_ACCURATE
 #undef KVX_FAST
-#if defined(__AVX512VBMI__)
-  if (head_dim % 32 == 0 && spec.facts->id == format::FormatId::kBF16) {
-    static constexpr const PackedKernels* kBF16 = &kFloatKernels<Bf16Block>;
-    return kBF16;
-  }
-  if (head_dim % 64 == 0) {  // whole blocks of sixty-four numbers
-    static constexpr const PackedKernels* kE4M3 = &kFloatKernels<Fp8Block<format::E4M3Codec>>;
-    static constexpr const PackedKernels* kE5M2 = &kFloatKernels<Fp8Block<format::E5M2Codec>>;
-    if (spec.facts->id == format::FormatId::kFp8E4M3) return kE4M3;
-    if (spec.facts->id == format::FormatId::kFp8E5M2) return kE5M2;
-  }
-#endif
+  if (const PackedKernels* block = Blocks::find(spec, head_dim)) return block;
   const int id = static_cast<int>(spec.facts->id);
   const int group = spec.group_size == format::kWholeRow ? head_dim : spec.group_size;
   // Kernels take numbers in parts of sixteen, each in one group.
@@ -71,14 +73,6 @@ static const PackedKernels* find_packed(const format::FormatSpec& spec, int head
   if (id >= format::kNumFormats || !fits) return nullptr;
   return precision == Precision::kFast ? kFast[id] : kAccurate[id];
 }
-
-#else
-
-static const PackedKernels* find_packed(const format::FormatSpec&, int, Precision) {
-  return nullptr;
-}
-
-#endif
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

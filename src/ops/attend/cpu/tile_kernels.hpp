@@ -1,4 +1,4 @@
-// DecodeMmaKernels: the f32 arithmetic of attention on small tiles that fit in the first cache, one
+// TileKernels: the f32 arithmetic of attention on small tiles that fit in the first cache, one
 // table for each CPU level. They decide no stored byte, so products may be fused (FMA), and levels
 // agree to rounding only.
 #pragma once
@@ -34,7 +34,7 @@ struct SoftmaxParams {
   int num_sums;
 };
 
-struct DecodeMmaKernels {
+struct TileKernels {
   void (*add_product)(const TileProduct&);
 
   // source: dense [rows, columns]; element (r, c) goes to target[c * target_stride + r].
@@ -64,6 +64,6 @@ struct DecodeMmaKernels {
 };
 
 // Requires: device::supports(level).
-const DecodeMmaKernels& decode_mma_kernels(device::CpuLevel level);
+const TileKernels& tile_kernels(device::CpuLevel level);
 
 }  // namespace kvx::ops::cpu

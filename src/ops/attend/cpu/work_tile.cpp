@@ -317,7 +317,7 @@ class WorkTileHead {
   const AttendPlan& plan_;
   const AttendArgs& args_;
   const cpu::KernelTable& kernels_;
-  const cpu::DecodeMmaKernels& math_;
+  const cpu::TileKernels& math_;
   TileReader reader_;
   int sequence_;
   int kv_head_;

@@ -12,7 +12,7 @@ namespace kvx::ops {
 struct AttendPlan {
   const CpuContext& context;
   const AttendArgs& args;
-  const cpu::DecodeMmaKernels& math;
+  const cpu::TileKernels& math;
   Tiling tiling;
   int q_per_kv;
   int key_dim;

@@ -139,7 +139,7 @@ __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int toke
   decode_row(
       run.k,
       {run.k.codes(id, offset, head), run.k.scales(id, offset, head), run.k.tensor_scale(head)},
-      cpu::DecodeFor::kAttend, key, lane);
+      format::DecodeFor::kAttend, key, lane);
   __syncwarp();
   if (has_offset) {
     add_block_offset(work_tile, block, key, tile.offset + warp * run.k.view.head_dim, lane);
@@ -147,7 +147,7 @@ __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int toke
   decode_row(
       run.v,
       {run.v.codes(id, offset, head), run.v.scales(id, offset, head), run.v.tensor_scale(head)},
-      cpu::DecodeFor::kAttend, tile.values + i * run.v.view.head_dim, lane);
+      format::DecodeFor::kAttend, tile.values + i * run.v.view.head_dim, lane);
   return true;
 }
 

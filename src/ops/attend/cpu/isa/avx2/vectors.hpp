@@ -1,0 +1,6 @@
+// The packed kernels' vectors of AVX2.
+#pragma once
+
+#include "ops/attend/cpu/isa/avx2/code_vectors.hpp"
+#include "ops/attend/cpu/isa/avx2/dots.hpp"
+#include "ops/attend/cpu/isa/avx2/steps.hpp"

@@ -1,0 +1,7 @@
+// The tile kernels for AVX2 with FMA and AVX-VNNI.
+#define KVX_CPU_LEVEL level_avxvnni
+#define KVX_LEVEL_ROW_BLOCK 4
+#define KVX_LEVEL_FIND_PACKED find_packed<NoBlockKernels>
+#include "ops/attend/cpu/packed_table.hpp"
+
+#include "ops/attend/cpu/level.inc"

@@ -1,4 +1,0 @@
-// The kernels for AVX-512 F, BW, VL, DQ, VNNI and VBMI.
-#define KVX_CPU_LEVEL level_avx512
-#define KVX_CPU_LEVEL_ID device::CpuLevel::kAvx512
-#include "ops/cpu/level.inc"

@@ -1,0 +1,160 @@
+// From the plan of every layer back to the shortest recipe and exceptions that give it.
+#include "tools/kvx/stored_recipe.hpp"
+
+#include <algorithm>
+
+#include "kv/files/fingerprint.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using kv::HeadRunPlan;
+using kv::LayerPlan;
+using kv::SideRecipe;
+
+// The options in which a side differs from its format's default, each behind `prefix`.
+std::vector<std::string> options_of(const SideRecipe& side, std::string_view prefix) {
+  const format::FormatSpec& spec = side.spec;
+  const format::FormatSpec preferred = format::make_spec(spec.facts->id).value();
+  std::vector<std::string> options;
+  const auto add = [&](std::string option) {
+    options.push_back(std::string(prefix) + std::move(option));
+  };
+  if (spec.group_size != preferred.group_size) add(fmt::format("g{}", spec.group_size));
+  if (spec.scale_type != preferred.scale_type) {
+    add(fmt::format("scale={}", name_of(spec.scale_type)));
+  }
+  if (spec.scale_rule != preferred.scale_rule) {
+    const bool is_ceil = spec.scale_rule == format::ScaleRule::kE8M0Ceil;
+    add(fmt::format("rule={}", is_ceil ? "ceil" : "floor"));
+  }
+  if (spec.scale_source != preferred.scale_source) {
+    add(fmt::format("source={}", name_of(spec.scale_source)));
+  }
+  if (spec.scale_choice != preferred.scale_choice) add(std::string(name_of(spec.scale_choice)));
+  if (side.hadamard) add("hadamard");
+  return options;
+}
+
+// "int4", "nvfp4:hadamard", "int8/int4:v.g32". window: further options, of the whole cache.
+std::string recipe_text(const SideRecipe& k, const SideRecipe& v,
+                        const std::vector<std::string>& window) {
+  std::string text(k.spec.facts->name);
+  std::vector<std::string> options;
+  if (k == v) {
+    options = options_of(k, "");
+  } else {
+    if (k.spec.facts != v.spec.facts) text += "/" + std::string(v.spec.facts->name);
+    options = options_of(k, "k.");
+    for (std::string& option : options_of(v, "v.")) options.push_back(std::move(option));
+  }
+  options.insert(options.end(), window.begin(), window.end());
+  for (size_t i = 0; i < options.size(); ++i) text += (i == 0 ? ":" : ",") + options[i];
+  return text;
+}
+
+// The rotations are the layer's: a run has them for its text alone.
+std::pair<SideRecipe, SideRecipe> sides_of(const LayerPlan& layer, const HeadRunPlan& run) {
+  SideRecipe k = run.k;
+  SideRecipe v = run.v;
+  k.hadamard = layer.k_hadamard;
+  v.hadamard = layer.v_hadamard;
+  return {k, v};
+}
+
+bool is_stored_alike(const LayerPlan& a, const LayerPlan& b) {
+  if (a.k_hadamard != b.k_hadamard || a.v_hadamard != b.v_hadamard) return false;
+  return std::equal(a.runs.begin(), a.runs.end(), b.runs.begin(), b.runs.end(),
+                    [](const HeadRunPlan& x, const HeadRunPlan& y) {
+                      return x.num_heads == y.num_heads && x.k.spec == y.k.spec &&
+                             x.v.spec == y.v.spec;
+                    });
+}
+
+// The layer that most layers are stored like, one format for all heads if there is any such.
+int base_layer(const std::vector<LayerPlan>& layers) {
+  int base = 0;
+  int64_t most = -1;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    int64_t count = std::count_if(layers.begin(), layers.end(), [&](const LayerPlan& layer) {
+      return is_stored_alike(layer, layers[i]);
+    });
+    if (layers[i].runs.size() == 1) count += std::ssize(layers);
+    if (count <= most) continue;
+    most = count;
+    base = static_cast<int>(i);
+  }
+  return base;
+}
+
+std::vector<std::string> window_options(const kv::StoredCache& stored) {
+  const cache::FullPrecisionWindow& window = stored.full_precision_window;
+  if (!window.is_on()) return {};
+  std::vector<std::string> options;
+  if (window.head_blocks > 0) {
+    options.push_back(fmt::format("sink={}", window.head_blocks * stored.block_size));
+  }
+  options.push_back(fmt::format("recent={}", window.recent_blocks * stored.block_size));
+  const format::Facts& facts = *stored.full_precision_spec.facts;
+  if (facts.id != format::FormatId::kBF16) {
+    options.push_back(fmt::format("full_precision={}", facts.name));
+  }
+  return options;
+}
+
+// The exceptions of one layer: a recipe for all of it, and others for the heads that differ from
+// its first run.
+void add_exceptions(int index, const LayerPlan& layer, OverrideTexts& overrides, bool is_base) {
+  const auto [k, v] = sides_of(layer, layer.runs.front());
+  if (!is_base) overrides.layers.push_back(fmt::format("{}={}", index, recipe_text(k, v, {})));
+  for (size_t r = 1; r < layer.runs.size(); ++r) {
+    const HeadRunPlan& run = layer.runs[r];
+    std::string where;
+    for (int head = run.first_head; head < run.first_head + run.num_heads; ++head) {
+      where += fmt::format("{}{}:{}", where.empty() ? "" : ",", index, head);
+    }
+    SideRecipe k_alone = run.k;
+    SideRecipe v_alone = run.v;
+    k_alone.hadamard = v_alone.hadamard = false;  // heads keep their layer's
+    overrides.heads.push_back(where + "=" + recipe_text(k_alone, v_alone, {}));
+  }
+}
+
+// Whether the options give the cache that was read.
+bool is_same_cache(const StoredRecipe& found, const kv::StoredCache& stored) {
+  const auto recipe = kv::parse_recipe(found.cache);
+  const auto overrides = parse_overrides(found.overrides);
+  if (!recipe.ok() || !overrides.ok()) return false;
+  const auto layers = kv::plan_layers(stored.geometry, recipe.value(), overrides.value());
+  if (!layers.ok()) return false;
+  return std::equal(layers.value().begin(), layers.value().end(), stored.layers.begin(),
+                    stored.layers.end(), is_stored_alike);
+}
+
+}  // namespace
+
+std::string StoredRecipe::command_line() const {
+  std::string text = "--cache " + cache;
+  for (const std::string& layer : overrides.layers) text += " --layers " + layer;
+  for (const std::string& head : overrides.heads) text += " --heads " + head;
+  return text + fmt::format(" --block-size {}", block_size);
+}
+
+Result<StoredRecipe> stored_recipe(std::string_view fingerprint) {
+  KVX_ASSIGN_OR_RETURN(const kv::StoredCache stored, kv::parse_fingerprint(fingerprint));
+  const LayerPlan& base = stored.layers[base_layer(stored.layers)];
+  const auto [k, v] = sides_of(base, base.runs.front());
+  StoredRecipe found;
+  found.cache = recipe_text(k, v, window_options(stored));
+  found.block_size = stored.block_size;
+  for (size_t i = 0; i < stored.layers.size(); ++i) {
+    const LayerPlan& layer = stored.layers[i];
+    const bool is_base = is_stored_alike(layer, base);
+    if (is_base && base.runs.size() == 1) continue;
+    add_exceptions(static_cast<int>(i), layer, found.overrides, is_base);
+  }
+  if (is_same_cache(found, stored)) return found;
+  return unsupported("no recipe describes the file's cache");
+}
+
+}  // namespace kvx::tool
