@@ -10,7 +10,7 @@
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/gpu/test_kernels.hpp"
 #include "tests/support/attend_scene.hpp"
-#include "tests/support/cells.hpp"
+#include "tests/support/interleaved_order.hpp"
 
 namespace kvx::tests {
 

@@ -3,8 +3,8 @@
 
 #include "ops/transform.hpp"
 #include "tests/gpu/gpu.hpp"
-#include "tests/support/cells.hpp"
 #include "tests/support/compare_bytes.hpp"
+#include "tests/support/interleaved_order.hpp"
 #include "tests/support/test_layer.hpp"
 
 namespace kvx::tests {
