@@ -1,5 +1,5 @@
-// Interleaved hold the codes that nibbles held, each where the table in format/interleaved.hpp
-// says.
+// Interleaved order holds the codes that nibbles hold, each in the bits that the table in
+// format/interleaved_order.hpp names.
 #include "format/interleaved_order.hpp"
 
 #include <gtest/gtest.h>
