@@ -7,7 +7,7 @@ With --torch-threads each recipe is there twice, on kvx's own threads and on tor
 MODEL is a folder that transformers loads. Each cache gets the same prompt of `context` tokens; then
 steps of one token are timed, in rounds that alternate between the caches, so that a slow minute of
 the machine hits all alike. Afterwards each cache is dropped: what the process's resident memory
-loses by that is the cache's, and tracemalloc says what its Python objects took.
+loses by that is the cache's, and tracemalloc measures its Python objects.
 """
 
 import argparse
@@ -69,13 +69,13 @@ class Decoder:
             self.steps.append(time.perf_counter() - started)
 
     def counted_bytes(self):
-        """What the cache says that it holds."""
+        """Bytes that the cache reports to hold."""
         if self.recipe:
             return self.cache.memory()
         return sum(t.nbytes for layer in self.cache.layers for t in (layer.keys, layer.values))
 
     def drop(self):
-        """Resident bytes that leave with the cache."""
+        """Resident bytes that are freed with the cache."""
         self.counted = self.counted_bytes()
         gc.collect()
         before = resident_bytes()

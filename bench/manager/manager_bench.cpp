@@ -122,7 +122,7 @@ double step_microseconds(int num_threads) {
     const kv::StepEntry entry{cache->create_sequence().value(), 1};
     for (int i = 0; i < kSteps; ++i) {
       must(step.begin({&entry, 1}));
-      if (i % 1000 == 999) {  // short tables: their copy is no part of the books
+      if (i % 1000 == 999) {  // short tables: their copy is no part of the bookkeeping
         must(step.cancel());
         must(cache->truncate_sequence(entry.sequence, 0));
       } else {

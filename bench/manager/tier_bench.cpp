@@ -1,8 +1,8 @@
 // What the host tier's copies cost: blocks to host memory and back through HostTier, with their
-// checksums and books, beside memcpy of the same blocks by one thread; or, with the first tier on a
-// GPU, beside one cudaMemcpyAsync of all of their bytes from and to pinned memory. With a folder
-// the host tier lies in its files, and memcpy writes and reads their pages. Prints a Markdown
-// table.
+// checksums and bookkeeping, beside memcpy of the same blocks by one thread; or, with the first
+// tier on a GPU, beside one cudaMemcpyAsync of all of their bytes from and to pinned memory. With a
+// folder the host tier lies in its files, and memcpy writes and reads their pages. Prints a
+// Markdown table.
 //
 //   kvx_tier_bench [--cuda | --files FOLDER] [megabytes a direction, 256]
 #include <algorithm>

@@ -2,9 +2,10 @@
 
     python bench/python/verbs.py [--threads 1] [--device cuda]
 
-The smallest work there is (int8, one head of 32, a few tokens), so that nearly all of it is the way
-from Python to C++ and back: an upper bound of the overhead. The best of many short runs is told. On a GPU each call is timed alone, while the GPU
-has nothing to do: what the host spends on it, launches included. The median is told as well.
+The work is the smallest there is (int8, one head of 32, a few tokens), so that nearly all of a call
+is the way from Python to C++ and back: an upper bound of the overhead. The best of many short runs
+is printed. On a GPU each call is timed alone, while the GPU is idle: what the host spends on it,
+launches included. The median is printed as well.
 """
 
 import argparse

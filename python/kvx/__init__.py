@@ -2,7 +2,7 @@
 
 Arrays come from NumPy, PyTorch, CuPy, JAX or anything else that speaks the buffer protocol or
 DLPack; kvx links none of them and copies nothing on the way in. A cache made with device="cuda"
-takes and gives arrays of that GPU, all else those of the CPU. Every verb runs without the GIL. A
+works on arrays of that GPU, all else on those of the CPU. Every verb runs without the GIL. A
 call that kvx refuses raises ``kvx.Error`` (a ``ValueError``) that names the argument, its value and
 what was expected, and changes nothing. No gradient flows through a verb.
 """
@@ -11,12 +11,13 @@ from kvx._core import __version__, num_threads, set_num_threads, use_openmp
 from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
-from kvx.files import CacheFile, BlockCopyKind, inspect, verify
+from kvx.files import BlockCopyKind, CacheFile, inspect, verify
 from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.paged_layer import PagedLayer
 from kvx.rows import Rows, dequantize, quantize, transcode
 
 __all__ = [
+    "BlockCopyKind",
     "Cache",
     "CacheFigures",
     "CacheFile",
@@ -32,7 +33,6 @@ __all__ = [
     "Memory",
     "OutOfRangeError",
     "PagedLayer",
-    "BlockCopyKind",
     "Recipe",
     "Rows",
     "SideRecipe",

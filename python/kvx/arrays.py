@@ -50,7 +50,7 @@ def _numpy_dtype(array):
 
 
 def checked_array(array, name):
-    """Refuses, with kvx's own words, what is no array (lists, numbers, None)."""
+    """Returns the array. Refuses with a message of kvx what is no array (lists, numbers, None)."""
     if not hasattr(array, "shape") or not hasattr(array, "reshape"):
         raise TypeError(
             f"{name} is a {type(array).__name__}; expected a NumPy array or a tensor"

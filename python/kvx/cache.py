@@ -24,7 +24,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a recipe costs when every sequence is ``num_tokens`` long, full-precision window included."""
+    """What a recipe costs at ``num_tokens`` tokens a sequence, its full-precision window included."""
 
     bits_per_value: float
     bytes_per_token: float
@@ -33,8 +33,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class HostTier:
-    """What stands behind a cache's pool: bytes allocated, and held by blocks that can be found;
-    blocks that came, went back, had changed, and found no room."""
+    """A host tier: bytes allocated, and bytes of blocks that can be found. Counts of blocks that
+    were stored, loaded, damaged, and dropped for lack of room."""
 
     allocated: int
     held: int
@@ -47,7 +47,8 @@ class HostTier:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What load_prefixes did with a file's blocks. A bad block is a miss, never data."""
+    """What load_prefixes did with a file's blocks. ``known`` ones were in the cache already. A bad
+    block is a miss, never data."""
 
     blocks: int
     loaded: int
@@ -205,12 +206,13 @@ class Cache(_core.PagedCache):
         sinks: float32 [num_q_heads], logits that take part in the softmax without a value
         precision: "accurate", or "fast", which may be off by 8e-3 of the output's size (on a GPU
             both are the same)
-        stream: on a GPU, the stream that the verb is in order with: it follows what that stream was
-            given before, and what it is given later sees ``out``. None is the current stream of
-            out's library (torch, CuPy). The call returns when its work is on its way.
+        stream: on a GPU, the stream that the verb is in order with: it runs after the earlier
+            work of that stream, and later work reads a complete ``out``. None is the current stream
+            of out's library (torch, CuPy). The call returns when its work is on its way.
 
         float32, float16 or bfloat16, in any strides but a contiguous head_dim; nothing is copied.
-        Raises kvx.Error: another precision, no open step, a layer twice, another shape, dtype or device.
+        Raises kvx.Error: another precision, no open step, a layer twice, another shape, dtype or
+        device.
         """
         if precision not in ("accurate", "fast"):
             raise Error(f"precision is {precision!r}; expected 'accurate' or 'fast'")
@@ -232,7 +234,7 @@ class Cache(_core.PagedCache):
         num_tokens: up to the sequence's end when None.
         out:    (k, v) to write to, in any strides but a contiguous head_dim
         stream: as in append_and_attend
-        Raises kvx.OutOfRangeError: tokens that the sequence has not; kvx.Error: arrays of another
+        Raises kvx.OutOfRangeError: tokens beyond the sequence; kvx.Error: arrays of another
         shape, dtype or device.
         """
         there = self.num_tokens(sequence)
@@ -240,8 +242,8 @@ class Cache(_core.PagedCache):
             num_tokens = there - first_token
         if first_token < 0 or not 0 <= num_tokens <= there - first_token:
             raise OutOfRangeError(
-                f"tokens {first_token} to {first_token + num_tokens} are wanted; the sequence has "
-                f"{there}"
+                f"tokens {first_token} to {first_token + num_tokens} are requested; the sequence "
+                f"has {there}"
             )
         k_shape = (num_tokens, self.num_kv_heads, self.k_head_dim)
         if out is None:
@@ -256,17 +258,17 @@ class Cache(_core.PagedCache):
     def create_sequence_from(self, tokens, *, adapter="", image="", tenant="") -> int:
         """A new sequence that begins with the longest cached prefix of ``tokens``: its number.
 
-        num_tokens(sequence) says how many are there; at least the last is not, so that its logits
-        can be computed. adapter, image, tenant set blocks of equal tokens apart.
+        num_tokens(sequence) is how many it has; the last of ``tokens`` is never among them, so that
+        its logits can be computed. adapter, image and tenant set blocks of equal tokens apart.
         Raises kvx.UnsupportedError: no prefix_model was given, or a tenant without sha256;
         kvx.OutOfRangeError: max_sequences are in use.
         """
         return super().create_sequence_from(token_list(tokens), adapter, image, tenant)
 
     def record_tokens(self, sequence, tokens) -> None:
-        """Says which tokens the sequence holds, in order, after the steps that added them.
+        """Records which tokens the sequence holds, in order, after the steps that added them.
 
-        Blocks full of recorded tokens are found by create_sequence_from; files hold recorded tokens.
+        create_sequence_from finds blocks full of recorded tokens; files hold recorded tokens.
         Raises kvx.OutOfRangeError: more tokens than the sequence has.
         """
         super().record_tokens(sequence, token_list(tokens))
@@ -283,8 +285,8 @@ class Cache(_core.PagedCache):
     def load_sequence(self, path) -> int:
         """A new sequence as it was saved: its number. All or nothing.
 
-        Raises kvx.Error: a damaged file, or one of another cache (it says in what they differ);
-        kvx.OutOfRangeError: no room.
+        Raises kvx.Error: a damaged file, or one of another cache (the message names the first
+        difference); kvx.OutOfRangeError: no room.
         """
         return super().load_sequence(path_bytes(path))
 

@@ -14,7 +14,7 @@ from kvx.html import table
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its standard error (None where there are too few tokens to tell)."""
+    """A number with its standard error (None where there are too few tokens to estimate it)."""
 
     value: float
     standard_error: float | None
@@ -97,8 +97,8 @@ def compare(
     device:  ``"cpu"``, or ``"cuda"``: where the caches lie and attend; the model's products stay on
              the CPU
 
-    The command line tool does it, in a process of its own.
-    Raises kvx.Error with the tool's words.
+    The command line tool measures, in a process of its own.
+    Raises kvx.Error with the tool's message.
     """
     if isinstance(recipes, str) or not recipes:
         raise Error(f"recipes is {recipes!r}; expected a list such as ['int8', 'nvfp4:auto']")
@@ -119,7 +119,7 @@ def compare(
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             words = done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: ")
-            raise Error(words or f"the tool kvx ended with {done.returncode} and without a word")
+            raise Error(words or f"the tool kvx ended with exit code {done.returncode}")
         caches = json.loads(report.read_text())["caches"]
         return Comparison(_figures_of(cache) for cache in caches)
 

@@ -2,14 +2,14 @@
 
 
 class Error(ValueError):
-    """A call that kvx refuses; it says which argument, its value and what was expected.
+    """A call that kvx refuses. The message names the argument, its value and what was expected.
 
     Nothing has changed.
     """
 
 
 class OutOfRangeError(Error):
-    """Too many tokens, too few free blocks, or memory that the machine has not."""
+    """Too many tokens, too few free blocks, or more memory than the machine has."""
 
 
 class UnsupportedError(Error):

@@ -1,4 +1,4 @@
-"""Cache files: what one holds, and whether it is whole."""
+"""Cache files: reads what one holds, and checks that it is intact."""
 
 import os
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ def path_bytes(path, name="path") -> bytes:
 
 @dataclass(frozen=True)
 class BlockCopyKind:
-    """Blocks of one layer group, packed or in 16 bits (full-precision): how many, and their bytes in memory
-    and in the file."""
+    """Blocks of one layer group, packed or full-precision (16 bits): how many, and their bytes in
+    memory and in the file."""
 
     layer_group: int
     is_full_precision: bool

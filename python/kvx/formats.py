@@ -64,7 +64,7 @@ class SideRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe string means. The first ``sink_tokens`` and the last ``recent_tokens`` stay in
+    """The meaning of a recipe string. The first ``sink_tokens`` and the last ``recent_tokens`` stay in
     ``full_precision_format`` (None: every token is quantised when it is appended)."""
 
     text: str

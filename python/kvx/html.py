@@ -4,7 +4,7 @@ from html import escape
 
 
 def table(header, rows) -> str:
-    """An HTML table; numbers stand right."""
+    """An HTML table; numbers are aligned right."""
     head = "".join(f"<th>{escape(str(name))}</th>" for name in header)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -12,14 +12,14 @@ from kvx.errors import Error, OutOfRangeError
 class PagedLayer(_core.PagedLayer):
     """The verbs of one layer over an engine's own pages, block tables and slots.
 
-    recipe:           ``"int8"``, ``"nvfp4:auto,immediate"``; pages have no 16-bit ends
+    recipe:           ``"int8"``, ``"nvfp4:auto,immediate"``; pages have no full-precision window
     num_kv_heads, head_dim: the layer's; v_head_dim when values differ from keys
     block_size:       tokens a page, 1 to 1024
     k_steps, v_steps: for a static format (source=given): a positive step for each group of each
                       head, value = code * step; fp8 has one group a head, and 1.0 without
 
-    ``pages`` is uint8 [num_pages, ...], ``page_bytes`` or more each, contiguous; what lies in a page
-    is kvx's affair, and all zeros is a legal page. Slots are page * block_size + offset.
+    ``pages`` is uint8 [num_pages, ...], ``page_bytes`` or more each, contiguous; only kvx
+    reads what lies in a page, and all zeros is a legal page. Slots are page * block_size + offset.
 
     Raises kvx.Error naming what does not fit.
     """
@@ -56,7 +56,7 @@ class PagedLayer(_core.PagedLayer):
         return super().page_bytes
 
     def append(self, pages, k, v, slots) -> int:
-        """Stores new tokens. Returns how many numbers given scales could not express.
+        """Stores new tokens. Returns how many numbers have no code under given scales.
 
         k:     [tokens or more, num_kv_heads, head_dim], after RoPE
         v:     [tokens or more, num_kv_heads, v_head_dim]

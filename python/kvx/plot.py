@@ -35,7 +35,8 @@ def comparison(figures, axes=None):
 
 
 def memory(recipes, *, num_layers, num_kv_heads, head_dim, max_tokens=32768, axes=None):
-    """A sequence's bytes against its length, a line a recipe; full-precision window bend it at the beginning.
+    """A sequence's bytes against its length, a line a recipe. A full-precision window bends the line
+    at its beginning.
 
     recipes: ``["bf16", "int8", "nvfp4:auto"]``; the sizes are the model's
     Raises kvx.Error as kvx.Cache does.

@@ -7,7 +7,7 @@ except ImportError:
 
 
 def progress(steps, description, shown=True):
-    """Yields from ``steps`` under a bar that says ``description``."""
+    """Yields from ``steps`` under a bar with the title ``description``."""
     if tqdm is None or not shown:
         return steps
     return tqdm(steps, desc=description, leave=False)

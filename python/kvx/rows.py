@@ -24,7 +24,7 @@ class Rows:
     head_dim: int
     tensor_scale: float = 1.0
     steps: list[float] = field(default_factory=list)
-    nonfinite_inputs: int = 0  # numbers that given scales could not express (stored as code 0)
+    nonfinite_inputs: int = 0  # numbers without a code under given scales (stored as code 0)
 
     def __repr__(self):
         rows = math.prod(self.codes.shape[:-1])
@@ -40,7 +40,7 @@ class Rows:
         return self.codes.nbytes + self.scales.nbytes
 
     def dequantize(self, dtype=np.float32) -> np.ndarray:
-        """The numbers that the bytes say, [..., head_dim]."""
+        """The decoded numbers, [..., head_dim]."""
         return dequantize(self, dtype)
 
 
@@ -78,7 +78,7 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
 
 
 def dequantize(rows: Rows, dtype=np.float32) -> np.ndarray:
-    """The numbers that quantised rows say, as a NumPy array [..., head_dim] of float32 or float16.
+    """Quantised rows decoded, as a NumPy array [..., head_dim] of float32 or float16.
 
     Raises kvx.Error: another dtype, codes or scales that do not have the format's sizes.
     """

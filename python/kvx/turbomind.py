@@ -72,7 +72,7 @@ class TurbomindEngineConfig:
     quant_policy:    0 none, 4 int4, 8 int8, 16 the FP4 family
     kv_cache_format: "auto" follows quant_policy; "int" and "fp4" must agree with it
     device_type:     "cuda" (TurboMind has no other)
-    capability:      (major, minor) of the GPU, when known: FP4 is checked against it
+    capability:      (major, minor) of the GPU, if given, FP4 is checked against it
 
     Raises kvx.Error naming the field.
     """
@@ -108,7 +108,7 @@ class TurbomindEngineConfig:
 
     @property
     def sm_version(self) -> int:
-        """major * 10 + minor of the GPU. Raises kvx.Error: capability is not known."""
+        """major * 10 + minor of the GPU. Raises kvx.Error: no capability was given."""
         if self.capability is None:
             raise Error("capability is None; expected the GPU's (major, minor)")
         major, minor = self.capability

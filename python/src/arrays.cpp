@@ -22,7 +22,7 @@ std::string name_of_type(nb::handle object) {
   return nb::cast<std::string>(nb::handle(object.type()).attr("__name__"));
 }
 
-// DLPack's words for where memory lies.
+// DLPack's names of the places where memory lies.
 std::string place_text(int device_type, int device_id) {
   switch (device_type) {
     case nb::device::cpu::value:
@@ -55,8 +55,8 @@ void check_place(int device_type, int device_id, const char* name, const ArrayPl
                                    place_text(device_type, device_id), place.cuda_device));
 }
 
-// If an array lies about its memory, a kernel finds out by breaking the process's context.
-// Libraries whose arrays are their own are believed.
+// An array with a wrong device would make a kernel fail, and that breaks the process's context.
+// Arrays of libraries that allocate their own memory are not checked.
 template <class Array>
 void check_address(const Array& array, const char* name, const ArrayPlace& place) {
   if (array.size() == 0) return;
@@ -65,12 +65,12 @@ void check_address(const Array& array, const char* name, const ArrayPlace& place
                             ? address.device == place.cuda_device
                             : address.kind != device::CudaMemoryKind::kHost;
   if (is_there) return;
-  throw CoreError(invalid_argument("{} says that it lies on {}; CUDA knows its memory as {}", name,
-                                   place_text(array.device_type(), array.device_id()),
+  throw CoreError(invalid_argument("{} is declared to lie on {}; CUDA reports its memory as {}",
+                                   name, place_text(array.device_type(), array.device_id()),
                                    name_of(address.kind)));
 }
 
-// The object's tensor, behind what its library has to do first, on the stream.
+// The object's tensor, ordered on the stream after what its library has to do first.
 nb::object capsule_of(nb::handle object, device::CudaStream stream) {
   const nb::object dlpack = object.attr("__dlpack__");
   const int64_t number = dlpack_stream(stream);

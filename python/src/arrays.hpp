@@ -1,6 +1,6 @@
-// Arrays that Python hands over (NumPy, PyTorch, CuPy, JAX: buffer protocol or DLPack), checked and
-// seen as the core's rows. Nothing is copied; an array that would need a copy is an error that says
-// so.
+// Arrays that Python passes (NumPy, PyTorch, CuPy, JAX: buffer protocol or DLPack), checked and
+// seen as the core's rows. Nothing is copied; an array that would need a copy is an error that
+// names the reason.
 #pragma once
 
 #include <nanobind/nanobind.h>

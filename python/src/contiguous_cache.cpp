@@ -1,4 +1,4 @@
-// ContiguousCache: kv::ContiguousCache for Python; kvx.marlin stands on it.
+// ContiguousCache: kv::ContiguousCache for Python; kvx.marlin is built on it.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 

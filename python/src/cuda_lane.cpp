@@ -29,8 +29,8 @@ const device::CudaDevice& device_of(const std::string& text) {
   const auto device = device::known_cuda_device(device_index(text));
   if (device.ok()) return *device.value();
   throw CoreError(
-      {device.error().code, fmt::format("device is '{}': {} (docs/python.md, \"On a GPU\", says "
-                                        "what it takes)",
+      {device.error().code, fmt::format("device is '{}': {} (docs/python.md, \"On a GPU\", "
+                                        "lists what it needs)",
                                         text, device.error().message)});
 }
 

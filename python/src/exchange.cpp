@@ -1,4 +1,4 @@
-// The exchange table hangs on the type, in a capsule; looked up once a type.
+// The exchange table is an attribute of the type, in a capsule. It is read once a type.
 #include "python/src/exchange.hpp"
 
 #include <nanobind/stl/string.h>
@@ -29,7 +29,7 @@ struct ExchangeTable {
 };
 
 constexpr uint32_t kMajorVersion = 1;
-constexpr size_t kMaxTypes = 64;  // a program that makes types for ever is not remembered
+constexpr size_t kMaxTypes = 64;  // bounds what a program that makes types for ever uses
 
 const ExchangeTable* find_exchange(nb::handle type) {
   PyObject* capsule = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
@@ -48,7 +48,7 @@ const ExchangeTable* find_exchange(nb::handle type) {
 struct TypeFacts {
   const ExchangeTable* exchange = nullptr;
   bool has_is_neg = false;    // torch's tensors, whose sign may be kept apart from the numbers
-  bool is_immutable = false;  // JAX's arrays, whose capsules do not say so
+  bool is_immutable = false;  // JAX's arrays, whose capsules have no such flag
   bool is_of_cupy = false;
 };
 
@@ -57,13 +57,13 @@ bool is_of(nb::handle type, const char* library) {
 }
 
 TypeFacts facts_of(nb::handle type) {
-  // Types that are remembered stay alive, so that no other takes their address.
-  static auto& known = *new std::unordered_map<PyObject*, TypeFacts>;
-  const auto found = known.find(type.ptr());
-  if (found != known.end()) return found->second;
+  // The map keeps its types alive, so that no other type gets their address.
+  static auto& facts_by_type = *new std::unordered_map<PyObject*, TypeFacts>;
+  const auto found = facts_by_type.find(type.ptr());
+  if (found != facts_by_type.end()) return found->second;
   const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg"), is_of(type, "jax"),
                         is_of(type, "cupy")};
-  if (known.size() < kMaxTypes) known.emplace(type.inc_ref().ptr(), facts);
+  if (facts_by_type.size() < kMaxTypes) facts_by_type.emplace(type.inc_ref().ptr(), facts);
   return facts;
 }
 

@@ -13,14 +13,14 @@ namespace kvx::python {
 
 // Fills `tensor`, whose pointers live as long as the object, and returns true; false, no Python
 // error set: the object's type has no exchange API, or the API refuses this object (a sparse
-// one, say), and the usual way says why. Called with the GIL held.
+// one, say), and the usual way returns the reason. Called with the GIL held.
 bool exchange(nanobind::handle object, nanobind::dlpack::dltensor& tensor);
 
 // Whether the numbers in memory are the negatives of the object's (torch: a view such as the
-// imaginary part of a conjugate); no exchange says so.
+// imaginary part of a conjugate); no exchange reports it.
 bool is_negated(nanobind::handle object);
 
-// Whether the object's library says where memory lies that it allocated itself (torch, CuPy, JAX).
+// Whether the object's library reports correctly where its own memory lies (torch, CuPy, JAX).
 bool owns_its_memory(nanobind::handle object);
 
 // The stream that the object's library would put work on now; none: it names none (NumPy, JAX).

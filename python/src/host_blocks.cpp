@@ -1,6 +1,6 @@
 // HostBlocks: copies of an engine's blocks in host memory, made and read back by the host tier's
-// queue. Which block lies in which slot is the engine's affair; that a block comes back as it went
-// is seen to here.
+// queue. The engine decides which block lies in which slot. A checksum a page detects a block
+// that comes back changed.
 //
 //   slot  [page of the group's first layer][of its second] ...     a checksum a page
 #include <nanobind/stl/vector.h>
@@ -158,7 +158,7 @@ class HostBlocks {
     }
   }
 
-  // The books of what has finished.
+  // Counts the copies that have finished in their jobs.
   void collect() {
     home_.check();
     finished_.clear();

@@ -13,7 +13,7 @@ namespace nb = nanobind;
 
 namespace {
 
-// The class of kvx.errors that says this.
+// The class of kvx.errors for this error.
 const char* class_of(ErrorCode code) {
   switch (code) {
     case ErrorCode::kOutOfRange:
@@ -42,7 +42,7 @@ void translate(const std::exception_ptr& exception, void*) {
 
 NB_MODULE(_core, module) {
   nb::register_exception_translator(translate, nullptr);
-  nb::set_leak_warnings(false);  // engines hold on to caches until the process ends
+  nb::set_leak_warnings(false);  // engines keep caches until the process ends
 
   module.attr("__version__") = KVX_VERSION;
   module.def("set_num_threads", &set_num_threads, nb::arg("num_threads"),

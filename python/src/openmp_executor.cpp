@@ -57,7 +57,7 @@ class OpenMpExecutor final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> make_openmp_executor(const std::string& library) {
-  // It stays loaded: whoever loaded it before does not unload it, and we hold it as well.
+  // The library stays loaded, because this handle is never closed.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (handle == nullptr) {
     throw CoreError(invalid_argument("library is '{}'; it is not loaded in this process", library));

@@ -1,5 +1,5 @@
 // PagedCache: kv::KvCache for Python. One lock a cache, taken without the GIL, so that threads wait
-// for each other and never see half a step.
+// for each other and never observe half a step.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -105,7 +105,7 @@ class PagedCache {
         cache_(value_of(kv::KvCache::create(config_of(options, lane_.get()), context_->cpu()))),
         geometry_(cache_->config().geometry),
         has_appended_(geometry_.num_layers, false) {}
-  // A host tier would wait for its thread.
+  // The destructor of a host tier would wait for its thread.
   ~PagedCache() {
     if (!context_->home().is_this()) static_cast<void>(cache_.release());
   }
@@ -350,7 +350,7 @@ class PagedCache {
     throw CoreError(invalid_argument("stream is given; a cache on the CPU has none"));
   }
 
-  // A verb in the order of the caller's stream.
+  // Runs a verb in the order of the caller's stream.
   template <class F>
   void ordered(const ArrayPlace& place, KeptArrays& kept, F verb) {
     locked([&] {
@@ -442,7 +442,8 @@ void bind_paged_cache(nb::module_& module) {
       .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"),
            "Forgets the tokens from num_tokens on. Raises kvx.OutOfRangeError: more than there "
            "are, or a sliding window has left tokens behind that the shorter sequence reads; "
-           "kvx.UnsupportedError: a cut inside a block that has left the 16-bit ends, or inside a "
+           "kvx.UnsupportedError: a cut inside a block that has left the full-precision window, or "
+           "inside a "
            "page with a shared scale.")
       .def("create_sequence_from", &PagedCache::create_sequence_from, nb::arg("tokens"),
            nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"))

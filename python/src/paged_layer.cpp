@@ -32,8 +32,8 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
   const auto recipe = value_of(kv::parse_recipe(recipe_text));
   if (recipe.has_full_precision_window) {
     throw CoreError(
-        invalid_argument("recipe is '{}'; an engine's pages have no 16-bit ends (add immediate, or "
-                         "leave auto, sink and recent out)",
+        invalid_argument("recipe is '{}'; an engine's pages have no full-precision window (add "
+                         "immediate, or leave auto, sink and recent out)",
                          recipe_text));
   }
   check_range("head_dim", k_head_dim, 1, format::kMaxHeadDim);
@@ -46,7 +46,7 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
   return shape;
 }
 
-// Refused here rather than at the first verb, and by the names that Python has for them.
+// Refuses bad sizes here rather than at the first verb, under the names that Python uses.
 void check_steps(const PageShape& shape, const kv::LayerCalibration& calibration) {
   const auto tables = kv::LayerTables::create(shape.geometry, 0, shape.plan, calibration);
   if (tables.ok()) return;
@@ -127,7 +127,7 @@ class PagedLayer {
     check_rows("out", static_cast<int64_t>(output.array.shape(0)), start[sequences]);
     nb::ndarray<nb::ro> sink_array;
     if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads);
-    // What was checked must still be there when it is read.
+    // out must not overwrite what was checked before it is read.
     check_apart(output.array, table, "block_table");
     check_apart(output.array, lengths, "seq_lens");
     check_apart(output.array, starts, "q_starts");
@@ -188,7 +188,7 @@ class PagedLayer {
 
  private:
   struct PageArray {
-    nb::ndarray<nb::ro> array;  // the verbs that write own the right to
+    nb::ndarray<nb::ro> array;  // the verbs that write have checked that they may
     uint8_t* base = nullptr;
     int64_t num_pages = 0;
     int64_t page_stride = 0;
@@ -217,7 +217,7 @@ class PagedLayer {
     }
   }
 
-  // The views of these pages; made anew when the engine's memory is another.
+  // The views of these pages. They are made anew when the engine's memory has moved.
   const kv::LayerStore& store_of(const PageArray& pages) {
     if (!store_ || pages.base != base_ || pages.num_pages != num_pages_ ||
         pages.page_stride != shape_.layout.block_bytes) {

@@ -1,4 +1,4 @@
-// CacheQuality: what a cache does to a model's predictions, from logits that Python hands over.
+// CacheQuality: what a cache does to a model's predictions, from logits that Python passes.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 

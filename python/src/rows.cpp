@@ -57,7 +57,7 @@ RowFormat row_format(std::string_view recipe_text, int head_dim, float tensor_sc
   const auto recipe = value_of(kv::parse_recipe(recipe_text));
   if (recipe.has_full_precision_window) {
     throw CoreError(
-        invalid_argument("format is '{}'; rows have no ends to keep in 16 bits (leave "
+        invalid_argument("format is '{}'; rows have no full-precision window (leave "
                          "auto, sink and recent out, or add immediate)",
                          recipe_text));
   }
@@ -134,7 +134,7 @@ std::tuple<int, int> row_bytes(std::string_view format, int head_dim,
   return {code_bytes(rows), scale_bytes(rows)};
 }
 
-// x: [rows, 1, head_dim]. Returns the non-finite numbers that given scales could not express.
+// x: [rows, 1, head_dim]. Returns the non-finite numbers without a code under given scales.
 int64_t quantize_rows(nb::handle x, nb::handle codes, nb::handle scales, std::string_view format,
                       float tensor_scale, const std::vector<float>& steps) {
   const InputRows input = input_rows(x, "x", {-1, 1, -1});
@@ -186,7 +186,7 @@ void dequantize_rows(nb::handle codes, nb::handle scales, nb::handle out, std::s
 }
 
 // Codes and scales of one format to those of another, without the numbers between them. Returns the
-// non-finite numbers that given scales could not express.
+// non-finite numbers without a code under given scales.
 int64_t transcode_rows(nb::handle codes, nb::handle scales, std::string_view format,
                        float tensor_scale, const std::vector<float>& steps, int64_t num_rows,
                        int head_dim, nb::handle out_codes, nb::handle out_scales,

@@ -1,4 +1,4 @@
-// Text that the core hands to Python. It may hold a path, of any bytes.
+// Text that the core passes to Python. It may hold a path, of any bytes.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// TurboMind's policy and block sizes for Python; kvx.turbomind stands on it.
+// TurboMind's policy and block sizes for Python; kvx.turbomind is built on it.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 

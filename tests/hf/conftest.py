@@ -43,7 +43,7 @@ def tiny_model(name, dtype=torch.float32, **sizes):
     config = getattr(transformers, config_class)(**{**SIZES, **options, **sizes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # else a random model says one token for ever
+        for parameter in model.parameters():  # else a random model repeats one token for ever
             if parameter.dim() > 1:
                 parameter.mul_(8)
     return model
@@ -77,7 +77,7 @@ def tokens_of(model, cache, inputs, **options):
 
 
 def stock_tokens(name, inputs, **options):
-    """What the model says with eager attention and its own cache."""
+    """What the model generates with eager attention and its own cache."""
     model = tiny_model(name)
     return tokens_of(model, DynamicCache(config=model.config), inputs, **options)
 

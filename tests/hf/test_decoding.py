@@ -59,7 +59,7 @@ def test_memory_follows_from_the_recipe_and_a_crop_forgets():
 
 def test_what_is_refused():
     model = tiny_model("llama")
-    with pytest.raises(kvx.Error, match="has no 16-bit ends"):
+    with pytest.raises(kvx.Error, match="has no full-precision window"):
         kvx.hf.DecodingCache(model.config, "nvfp4:auto")
     cache = kvx.hf.DecodingCache(model.config, "f32")
     with pytest.raises(kvx.UnsupportedError, match="gradients are wanted"):

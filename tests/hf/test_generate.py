@@ -16,7 +16,8 @@ from transformers import DynamicCache
 import kvx
 import kvx.hf
 
-# Full-precision window make a prefill come in several steps; f32 ends around f32 blocks change no number.
+# A full-precision window splits a prefill into several steps. One of f32 around f32 blocks changes
+# no number.
 RECIPES = ["f32", "f32:sink=16,recent=32,full_precision=f32"]
 
 

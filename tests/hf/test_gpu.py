@@ -1,4 +1,4 @@
-"""transformers on a GPU: with an f32 cache an f32 model says DynamicCache's tokens, from packed
+"""transformers on a GPU: with an f32 cache an f32 model generates DynamicCache's tokens, from packed
 bytes on the device. Skips by name where there is no GPU (tests/python/gpu.py)."""
 
 import sys
@@ -27,7 +27,7 @@ def on_gpu(inputs):
 
 
 def both(name, inputs, recipe="f32", dtype=torch.float32, **options):
-    """What the model says with DynamicCache and with kvx's, and kvx's cache."""
+    """What the model generates with DynamicCache and with kvx's, and kvx's cache."""
     stock = tiny_model(name, dtype).cuda()
     expected = tokens_of(stock, DynamicCache(config=stock.config), on_gpu(inputs), **options)
     model = kvx.hf.enable(tiny_model(name, dtype).cuda())

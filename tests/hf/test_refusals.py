@@ -1,4 +1,4 @@
-"""What kvx.hf cannot do is refused, and says what to do instead."""
+"""What kvx.hf cannot do is refused, with what to do instead."""
 
 import pytest
 import torch

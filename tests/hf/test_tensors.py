@@ -18,7 +18,7 @@ def bf16_of(text):
 
 
 def test_bfloat16_rows_are_the_oracles_bytes():
-    told = 0
+    num_compared = 0
     for path in sorted(GOLDEN.glob("rows_*.json")):
         golden = json.loads(path.read_text())
         for case in golden["cases"]:
@@ -38,8 +38,8 @@ def test_bfloat16_rows_are_the_oracles_bytes():
             rows = kvx.quantize(bf16_of(case["input"])[None], recipe)
             assert rows.codes.tobytes().hex() == case["codes"], (recipe, case["row"])
             assert rows.scales.tobytes().hex() == case["scales"], (recipe, case["row"])
-            told += 1
-    assert told >= 30
+            num_compared += 1
+    assert num_compared >= 30
 
 
 def new_cache():
@@ -68,8 +68,8 @@ def test_views_of_bfloat16_tensors_are_read_in_place():
 
 
 def test_slices_and_parameters_are_read_where_they_lie():
-    full_precision = torch.randn(3, 70, 40)
-    for x in (full_precision[1, 5:25, 8:40], full_precision[:, ::7, 3:35].flatten(0, 1)[2:], full_precision[2, ::3, ::1][:, :32]):
+    whole = torch.randn(3, 70, 40)
+    for x in (whole[1, 5:25, 8:40], whole[:, ::7, 3:35].flatten(0, 1)[2:], whole[2, ::3, ::1][:, :32]):
         expected = kvx.quantize(x.numpy().copy(), "int8")
         for tensor in (x, torch.nn.Parameter(x, requires_grad=False)):
             assert np.array_equal(kvx.quantize(tensor, "int8").codes, expected.codes)

@@ -1,5 +1,5 @@
-"""An array that says over DLPack that it lies on a GPU: what torch's and CuPy's tensors say, without
-either. Its memory is the host's: whoever looks at the numbers has not asked where they lie."""
+"""An array that DLPack reports to lie on a GPU, as torch's and CuPy's tensors do, without either.
+Its memory is the host's: code that reads the numbers has not checked where they lie."""
 
 import ctypes
 

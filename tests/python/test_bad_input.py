@@ -1,4 +1,4 @@
-"""Nothing that Python hands over crashes the module: it is refused by name, and nothing changes."""
+"""Nothing that Python passes crashes the module: it is refused by name, and nothing changes."""
 
 import os
 import subprocess
@@ -364,7 +364,7 @@ def test_gather_writes_to_arrays_of_the_caller():
         cache.append_and_attend(0, Q, K, V)
     out = np.empty((2, 3, 32), np.float32).swapaxes(0, 1), np.empty((3, 2, 32), np.float16)
     assert cache.gather(sequence, 0, out=out)[0] is out[0]
-    for found, told in zip(out, cache.gather(sequence, 0)):
-        assert np.array_equal(found, told.astype(found.dtype))
+    for found, gathered in zip(out, cache.gather(sequence, 0)):
+        assert np.array_equal(found, gathered.astype(found.dtype))
     with pytest.raises(kvx.Error, match=r"out's k has the shape \[2, 2, 32\]; expected \[3, 2, 32\]"):
         cache.gather(sequence, 0, out=(out[0][:2], out[1]))

@@ -52,9 +52,9 @@ def test_recipes_are_a_list(recipes):
         kvx.compare("model.gguf", "text.txt", recipes)
 
 
-def test_a_tool_that_dies_silently_is_told_of(monkeypatch):
+def test_a_tool_that_dies_silently_is_reported(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(kvx.Error, match="the tool kvx ended with 1 and without a word"):
+    with pytest.raises(kvx.Error, match="the tool kvx ended with exit code 1"):
         kvx.compare("model.gguf", "text.txt", ["int8"])
 
 

@@ -24,7 +24,7 @@ def input_of(case):
     bits = np.frombuffer(bytes.fromhex(case["input"]), ">u2").astype(np.uint16)
     if case["input_type"] == "f16":
         return bits.view(np.float16)
-    return None  # NumPy has no bfloat16; tests/hf hands it over as torch tensors
+    return None  # NumPy has no bfloat16; tests/hf passes it as torch tensors
 
 
 def recipe_of(name, case):
@@ -61,7 +61,7 @@ def e4m3(code):
 
 
 def check_case(name, case):
-    """Whether the case could be told in Python."""
+    """Whether the case can be expressed in Python."""
     x = input_of(case)
     if x is None:
         return False
@@ -88,8 +88,8 @@ def check_case(name, case):
 @pytest.mark.parametrize("name", [f.name for f in kvx.formats()])
 def test_every_formats_rows_are_the_oracles_bytes(name):
     cases = json.loads((GOLDEN / f"rows_{name}.json").read_text())["cases"]
-    told = sum(check_case(name, case) for case in cases)
-    assert told >= len(cases) / 2 > 0
+    num_expressed = sum(check_case(name, case) for case in cases)
+    assert num_expressed >= len(cases) / 2 > 0
 
 
 def test_scales_chosen_by_squared_error_are_the_oracles():

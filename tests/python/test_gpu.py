@@ -59,7 +59,7 @@ def to_gpu(torch, arrays, dtype=None):
 
 
 def attended(torch, tensors):
-    """What a fresh cache of f32 says, read back."""
+    """What a fresh cache of f32 holds, read back."""
     cache = new_cache(recipe="f32")
     return torch.cat(feed(cache, cache.create_sequence(), *tensors)).cpu().numpy()
 
@@ -87,8 +87,8 @@ def test_attention_and_gather_are_near_the_cpus(torch, recipe):
     outs = feed(cuda, cuda.create_sequence(), *to_gpu(torch, rows))
     assert all(out.device == torch.device("cuda:0") for out in outs)
     assert relative_error(torch.cat(outs).cpu(), expected) < 4e-3
-    for found, told in zip(cuda.gather(0, 0, like=outs[0]), cpu.gather(0, 0)):
-        assert np.array_equal(found.cpu().numpy(), told)
+    for found, expected in zip(cuda.gather(0, 0, like=outs[0]), cpu.gather(0, 0)):
+        assert np.array_equal(found.cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -140,8 +140,9 @@ def test_a_file_goes_from_the_gpu_to_the_cpu_and_back(torch, tmp_path):
     here.save_sequence(sequence, tmp_path / "a")
     there.save_sequence(there.load_sequence(tmp_path / "a"), tmp_path / "b")
     loaded = back.load_sequence(tmp_path / "b")
-    for found, told in zip(back.gather(loaded, 0, like=last), here.gather(sequence, 0, like=last)):
-        assert torch.equal(found, told)
+    gathered = zip(back.gather(loaded, 0, like=last), here.gather(sequence, 0, like=last))
+    for found, expected in gathered:
+        assert torch.equal(found, expected)
 
 
 # ---- arrays where they lie
@@ -150,16 +151,16 @@ def test_a_file_goes_from_the_gpu_to_the_cpu_and_back(torch, tmp_path):
 def test_views_with_offsets_and_strides_are_read_and_written_in_place(torch):
     q, k, v = stream_of_rows(40)
     by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in to_gpu(torch, (q, k, v))]
-    full_precision = torch.full((45, 6, 100), torch.nan, device="cuda")
-    out = full_precision[3:43, :, 20:84]
+    whole = torch.full((45, 6, 100), torch.nan, device="cuda")
+    out = whole[3:43, :, 20:84]
     cache = new_cache(recipe="f32")
     sequence = cache.create_sequence()
     with cache.step([(sequence, 40)]):
         assert cache.append_and_attend(0, *by_head, out) is out
     assert relative_error(out.cpu(), attention(q, k, v)) < 1e-5
-    written = torch.zeros_like(full_precision, dtype=torch.bool)
+    written = torch.zeros_like(whole, dtype=torch.bool)
     written[3:43, :, 20:84] = True
-    assert torch.equal(full_precision.isnan(), ~written)
+    assert torch.equal(whole.isnan(), ~written)
     into = tuple(torch.empty((2, 40, 64), device="cuda").transpose(0, 1) for _ in "kv")
     assert cache.gather(sequence, 0, out=into) is not None
     assert np.array_equal(into[0].cpu(), k) and np.array_equal(into[1].cpu(), v)
@@ -336,17 +337,18 @@ def test_arrays_of_another_place_are_named(torch, name):
     other_gpu = OnDevice(on_cpu[name].numpy(), device_id=1)
     with pytest.raises(kvx.Error, match=f"^{name} lies on cuda:1; expected cuda:0"):
         one_step(cuda, {**on_gpu, name: other_gpu})
-    with pytest.raises(kvx.Error, match=f"^{name} says .* cuda:0; CUDA knows its memory as the host"):
+    wrong_device = f"^{name} is declared .* cuda:0; CUDA reports its memory as the host"
+    with pytest.raises(kvx.Error, match=wrong_device):
         one_step(cuda, {**on_gpu, name: OnDevice(on_cpu[name].numpy())})
     assert one_step(cuda, on_gpu) is on_gpu["out"]
 
 
 def test_other_bad_arrays_are_named(torch):
     cache, good = new_cache(), arrays_on(torch, "cuda")
-    full_precision = torch.zeros((5, 2, 128), device="cuda")
+    whole = torch.zeros((5, 2, 128), device="cuda")
     cases = {
-        "k has a stride of 2 elements along head_dim": {"k": full_precision[:, :, ::2]},
-        "v has the shape \\[5, 2, 128\\]": {"v": full_precision},
+        "k has a stride of 2 elements along head_dim": {"k": whole[:, :, ::2]},
+        "v has the shape \\[5, 2, 128\\]": {"v": whole},
         "q has a dtype of DLPack": {"q": good["q"].double()},
         "out has rows that lie over each other": {"out": good["q"][:1].expand(5, 6, 64)},
         "out lies over q": {"out": good["q"]},

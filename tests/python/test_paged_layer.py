@@ -12,7 +12,7 @@ TOLERANCE = {"f32": 2e-6, "bf16": 6e-3, "int8": 2e-2, "int8/int4": 0.2, "nvfp4:a
 
 
 class Engine:
-    """Pages in a shuffled order, as an engine hands them out; page 0 belongs to nobody."""
+    """Pages in a shuffled order, as an engine allocates them; page 0 is unused."""
 
     def __init__(self, recipe, num_pages=40, block_size=16, padding=0, **options):
         self.layer = kvx.PagedLayer(

@@ -97,7 +97,7 @@ class Engine:
 
 
 def _clean_up():
-    """What an engine leaves behind in its process, its KV connector among it."""
+    """What an engine keeps in its process, its KV connector among it."""
     ensure_kv_transfer_shutdown()
     gc.collect()
     cleanup_dist_env_and_memory()

@@ -42,7 +42,7 @@ def test_another_process_goes_on_from_the_files(model, tmp_path, monkeypatch):
         assert counts(engine)["found"] == 0
     # 160 tokens but the last, which was never fed: the prompt's blocks, and what was said
     assert len(files_of(tmp_path)) == 159 // BLOCK
-    assert sum(kvx.verify(file) for file in files_of(tmp_path)) == 4 * 4  # a piece a layer
+    assert sum(kvx.verify(file) for file in files_of(tmp_path)) == 4 * 4  # a block copy a layer
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with connected(model, tmp_path) as engine:
         (output,) = engine.outputs([prompt], count=40)

@@ -1,4 +1,4 @@
-"""The demo's model: how many tokens a GiB holds, what it says, and the documentation's blocks."""
+"""The demo's model: how many tokens a GiB holds, what it generates, the documentation's blocks."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What register() does to vLLM, and what it says to a vLLM that it does not know."""
+"""What register() does to vLLM, and what it logs for a vLLM that it does not support."""
 
 import dataclasses
 import logging
@@ -16,7 +16,7 @@ from kvx.vllm.recipe import recipe_of_layer
 
 
 def selector(**changes):
-    """What vLLM asks a platform with, for a plain layer."""
+    """What vLLM passes to a platform for a plain layer."""
     values = dict(head_size=64, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=128)
     fields = {
         field.name: field.default if field.default is not dataclasses.MISSING else False
@@ -64,7 +64,7 @@ def test_an_unknown_interface_is_said_at_registration(monkeypatch, caplog):
     vllm_logger.addHandler(caplog.handler)
     kvx.vllm.register()
     vllm_logger.removeHandler(caplog.handler)
-    assert "does not know the interface of vLLM" in caplog.text
+    assert "does not support the interface of vLLM" in caplog.text
     monkeypatch.setenv("KVX_VLLM_RECIPE", "int8")
     with pytest.raises(kvx.UnsupportedError, match="AttentionSpec has no state_content_bytes"):
         kvx.vllm.register()
@@ -105,7 +105,7 @@ def test_where_a_recipe_comes_from(monkeypatch):
 def test_recipes_that_pages_cannot_hold_are_refused():
     for recipe, message in [
         ("int5", "int5"),
-        ("nvfp4:auto", "no 16-bit ends"),
+        ("nvfp4:auto", "no full-precision window"),
         ("int8:source=given", "those of fp8 alone"),
     ]:
         with pytest.raises(kvx.Error, match=message):

@@ -24,17 +24,17 @@ END
 SANITIZED='GpuAppend.HandlesHeadDims*:GpuAppend.Skips*:GpuGoldenRows.Transforms*:GpuCopyBlocks.Skips*'
 SANITIZED+=':GpuAppend.WritesTheCpusBytesUnderPage*:GpuCopyBlocks.Writes*:GpuCopyBlocks.Moves*:GpuTranscode.*'
 SANITIZED+=':GpuAttend.Tiles*:GpuAttend.Captured*:GpuAttend.Skips*:GpuAttend.Heads*:GpuAttend.LongSequencesAmong*'
-SANITIZED+=':GpuPrefill.Captured*:GpuPrefill.Skips*:GpuPrefill.Splits*:GpuPrefill.TakesCells*'
+SANITIZED+=':GpuPrefill.Captured*:GpuPrefill.Skips*:GpuPrefill.Splits*:GpuPrefill.TakesInterleaved*'
 SANITIZED+=':GpuAttend.SplitsOfShort*:GpuAttend.AWindowsSinks*:GpuAttend.BlocksBetween*'
 SANITIZED+=':GpuPrefillDims.*Apart/*:GpuPrefillDims.TakesIntegers*:GpuPrefillLong.Reads*:GpuPrefillLong.Splits*'
-SANITIZED+=':GpuAppend.WritesTheCpusCodes*:GpuCopyBlocks.Changes*:GpuAttend.Plain*Cells:GpuAttend.Callers*:GpuAttend.ASequence*'
+SANITIZED+=':GpuAppend.WritesTheCpusCodes*:GpuCopyBlocks.Changes*:GpuAttend.Reference*:GpuAttend.Callers*:GpuAttend.ASequence*'
 SANITIZED+=':GpuAbiWrite.Takes*:GpuAbiWrite.Encodes*:GpuAbiWrite.Skips*:GpuAbiWrite.Captured*'
 SANITIZED+=':GpuAbiGather.Takes*:GpuAbiGather.Converts*:GpuAbiGather.Skips*:GpuAbiGather.Reads*:GpuAbiVerbs.*'
 
 # Of those, what racecheck does not understand: one lane arrives at a barrier for its warp, after
 # __syncwarp, and the numbers that the other lanes wrote (scales of tokens) are read behind it.
 NOT_RACECHECKED='GpuPrefill.Captured*/Wgmma:GpuPrefill.Skips*/Wgmma:GpuPrefill.*TokenScales/Wgmma:GpuPrefill.*FullPrecisionWindow/Wgmma'
-NOT_RACECHECKED+=':GpuPrefill.TakesCells/Wgmma'
+NOT_RACECHECKED+=':GpuPrefill.TakesInterleaved/Wgmma'
 
 # Cases of the assembled cache with its blocks on the device (tests/gpu/CMakeLists.txt), and some.
 KV_CASES='KvCache.*:KvCacheFile.*:KvStep.*:Fork.*:Truncate.*:PartialAcceptance.*:Prefix.*:HostTier.*:Place.*:WindowSinks.*:Transcode.*:Speculation.*'

@@ -4,7 +4,7 @@
     cache = kvx.hf.Cache(kvx.hf.enable(model).config, "nvfp4:auto")
     model.generate(**inputs, past_key_values=cache)
 
-How the two meet: transformers never hands the cache to the attention function. So ``update``
+How the two meet: transformers never passes the cache to the attention function. So ``update``
 returns the new keys and values with the layer attached to them, and the function that ``enable``
 registers appends them and attends in one verb. Tokens that the attention mask hides are not stored
 at all.

@@ -13,7 +13,7 @@ from kvx.formats import parse_recipe
 from kvx.hf.interface import NAME, layer_windows, refuse_other_devices
 
 
-_MAX_STEP_TOKENS = 1024  # of a prompt at once, on a GPU: each layer has its own workspace for it
+_MAX_STEP_TOKENS = 1024  # tokens of a prompt at once on a GPU: each layer has a workspace for them
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Layer(CacheLayerMixin):
         self.recipe = recipe
         self.window = window
         self.is_sliding = window > 0
-        self.length = 0  # positions seen, hidden ones included
+        self.length = 0  # positions so far, hidden ones included
         self.cache: PagedCache | None = None
         self.sequences: list[int] = []
 
@@ -106,7 +106,7 @@ class Layer(CacheLayerMixin):
                     0, query[:, :, 0], key[:, :, 0], value[:, :, 0], out[:, 0], **options
                 )
         else:
-            # A hidden token's output is read by nobody, but must be a number.
+            # Nothing reads a hidden token's output, but it must be a number.
             out = query.new_empty(shape) if rows is None else query.new_zeros(shape)
             for b in range(batch):
                 stored = _Rows() if rows is None else rows[b]
@@ -197,7 +197,7 @@ class Cache(TransformersCache):
     block_size: tokens a block
 
     Raises kvx.Error for a recipe that does not exist, kvx.UnsupportedError for a model that kvx.hf
-    cannot serve. Later calls raise kvx.UnsupportedError for what it cannot do (4-D masks,
+    does not support. Later calls raise kvx.UnsupportedError for the rest (4-D masks,
     gradients, another attention implementation) and kvx.OutOfRangeError past max_tokens.
     """
 
@@ -212,7 +212,7 @@ class Cache(TransformersCache):
 
     @classmethod
     def of_decoder(cls, config, recipe, max_tokens, layer_recipes, max_batch, block_size):
-        """Of the decoder's own tokens in an encoder-decoder model."""
+        """Makes a cache of the decoder's own tokens in an encoder-decoder model."""
         cache = cls.__new__(cls)
         cache._create(config, recipe, max_tokens, layer_recipes, max_batch, block_size)
         return cache
@@ -224,7 +224,7 @@ class Cache(TransformersCache):
         self.max_tokens = max_tokens or getattr(self.config, "max_position_embeddings", None)
         if not self.max_tokens:
             raise Error(
-                f"max_tokens is {max_tokens}; {config.model_type} names no limit of its own"
+                f"max_tokens is {max_tokens}; {config.model_type} has no limit of its own"
             )
         self.max_batch = max_batch
         self.block_size = block_size
@@ -241,7 +241,7 @@ class Cache(TransformersCache):
                 for index, window in enumerate(windows)
             ]
         )
-        self._waiting: Layer | None = None  # updated, not yet attended
+        self._waiting: Layer | None = None  # updated, and not attended yet
         self._columns = None  # bool [batch, positions]: what the sequences store; None for all
         self._rows_key = self._rows = None
 
@@ -266,7 +266,8 @@ class Cache(TransformersCache):
 
     @property
     def _implementation(self):
-        """An encoder-decoder model's decoder part is a copy of its configuration, made once."""
+        """The attention implementation that the model uses now. An encoder-decoder model copies its
+        configuration once for the decoder, so there the model's own configuration counts."""
         is_copy = getattr(self.model_config, "is_encoder_decoder", False)
         return (self.model_config if is_copy else self.config)._attn_implementation
 
@@ -279,16 +280,16 @@ class Cache(TransformersCache):
         return layer
 
     def rows_of(self, mask, past, tokens, batch):
-        """Which new tokens each sequence stores: a _Rows each, or None for all of all.
+        """Which new tokens each sequence stores: a _Rows each, or None when all store all.
 
-        The same for every layer of a forward pass, so it is worked out once.
+        The same for every layer of a forward pass, so it is computed once.
         """
         key = (None if mask is None else id(mask), past, tokens)
         if key == self._rows_key and past > 0:
             return self._rows
         if mask is None:
             mask = torch.ones((batch, past + tokens), dtype=torch.bool)
-        mask = mask.cpu()  # which tokens are stored is the host's affair
+        mask = mask.cpu()  # the host decides which tokens are stored
         if mask.shape != (batch, past + tokens):
             raise Error(
                 f"attention_mask has the shape {list(mask.shape)}; expected [{batch}, "
@@ -315,9 +316,9 @@ class Cache(TransformersCache):
     def crop(self, tokens_to_remove):
         """Forgets the last positions: a negative number of them, or (positive) all from there on.
 
-        Raises kvx.UnsupportedError where that would cut a block that is no longer in 16 bits (full-precision
-        ends; a multiple of block_size can go), kvx.OutOfRangeError where a sliding window has left
-        tokens behind that the shorter sequence reads.
+        Raises kvx.UnsupportedError where that would cut a block that has left the full-precision
+        window (a multiple of block_size can go), kvx.OutOfRangeError where the shorter sequence
+        needs tokens that a sliding window has left behind.
         """
         length = self.get_seq_length()
         kept = tokens_to_remove if tokens_to_remove > 0 else length + tokens_to_remove

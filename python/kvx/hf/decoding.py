@@ -1,5 +1,5 @@
-"""A cache that hands out all its keys and values, decoded: for models whose attention kvx does not
-compute (a position bias, another attention implementation), where that is asked for by name.
+"""A cache that returns all its keys and values, decoded: for models whose attention kvx does not
+compute (a position bias, another attention implementation). The caller chooses it by name.
 
 What is kept is packed. Each layer's keys and values are decoded anew at every step, so this saves
 memory and no time.
@@ -20,7 +20,7 @@ class DecodingLayer(CacheLayerMixin):
 
     is_compileable = False
     is_croppable = True
-    is_sliding = False  # a window is the attention's affair
+    is_sliding = False  # the attention applies a window
     supports_early_init = False
 
     def __init__(self, recipe: str, block_size: int):
@@ -127,21 +127,21 @@ class DecodingLayer(CacheLayerMixin):
 
 
 class DecodingCache(TransformersCache):
-    """Keys and values in the formats of a recipe, decoded in full for whatever attention asks.
+    """Keys and values in the formats of a recipe, decoded in full for any attention.
 
     config:     the model's, with any attention implementation but kvx's own
-    recipe:     ``"int8"``, ``"nvfp4:auto,immediate"``; there are no 16-bit ends
+    recipe:     ``"int8"``, ``"nvfp4:auto,immediate"``; there is no full-precision window
     block_size: tokens a block
 
-    Raises kvx.Error: a recipe that does not exist, or one with 16-bit ends;
+    Raises kvx.Error: a recipe that does not exist, or one with a full-precision window;
     kvx.UnsupportedError: layers without keys and values of their own.
     """
 
     def __init__(self, config, recipe, *, block_size=64):
         if parse_recipe(recipe).full_precision_format is not None:
             raise Error(
-                f"recipe is '{recipe}'; a DecodingCache has no 16-bit ends (add immediate, or "
-                f"leave auto, sink and recent out)"
+                f"recipe is '{recipe}'; a DecodingCache has no full-precision window (add "
+                f"immediate, or leave auto, sink and recent out)"
             )
         self.recipe = recipe
         super().__init__(

@@ -1,4 +1,4 @@
-"""Caches of encoder-decoder models: the decoder's own tokens, and what it sees of the encoder's."""
+"""Caches of encoder-decoder models: the decoder's own tokens, and what it reads of the encoder's."""
 
 import torch
 from transformers.cache_utils import Cache as TransformersCache
@@ -19,10 +19,10 @@ from kvx.paged_layer import PagedLayer
 
 
 class CrossLayer(CacheLayerMixin):
-    """One layer's keys and values of the encoder's output, stored once and seen whole.
+    """One layer's keys and values of the encoder's output, stored once.
 
-    A query sees every token, later ones too. The verbs attend causally, so each query is a sequence
-    of its own here, whose last token it stands for; all of a row's queries share the row's pages.
+    All tokens are visible to a query, later ones too. The verbs attend causally, so each query is a
+    sequence of its own here, and its last token. All queries of a row share the row's pages.
     """
 
     is_compileable = False
@@ -38,7 +38,7 @@ class CrossLayer(CacheLayerMixin):
         self.reset()
 
     def reset(self):
-        self.keys = self.values = None  # what models hand to attention once is_updated is set
+        self.keys = self.values = None  # what models pass to attention once is_updated is set
         self.waiting = None  # keys and values that attention has not stored yet
         self.pages = self.layer = None
         self.tables = self.lengths = None  # int32 [rows, pages], [rows]
@@ -62,7 +62,7 @@ class CrossLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def _carrier(self, states):
-        """Nothing but the way from the cache to attention, [rows, heads, 0, dim]."""
+        """An empty tensor [rows, heads, 0, dim] that carries this layer from update() to attention."""
         carrier = states[:, :, :0]
         carrier.kvx_layer = self
         return carrier
@@ -97,7 +97,7 @@ class CrossLayer(CacheLayerMixin):
             self._store(mask)
         elif not _same(mask, self.mask):
             raise UnsupportedError(
-                "the encoder's attention_mask is another than when its keys were stored"
+                "the encoder's attention_mask has changed since its keys were stored"
             )
         rows, heads, tokens, dim = query.shape
         if rows != len(self.tables):
@@ -186,7 +186,7 @@ class CrossCache(TransformersCache):
 
 
 class _TwoCaches(TransformersEncoderDecoderCache):
-    """The decoder's own tokens, and what it sees of the encoder's. transformers' class allows what
+    """The decoder's own tokens, and what it reads of the encoder's. transformers' class allows what
     follows to its own caches alone."""
 
     def memory(self):
@@ -210,7 +210,8 @@ class EncoderDecoderCache(_TwoCaches):
     """For generate() with an encoder-decoder model (BART, mBART): both caches by a recipe.
 
     Arguments as in kvx.hf.Cache; one recipe for all layers. The encoder's keys and values have no
-    16-bit ends. Raises as kvx.hf.Cache does; a position bias (T5) needs DecodingEncoderDecoderCache.
+    full-precision window. Raises as kvx.hf.Cache does; a position bias (T5) needs
+    DecodingEncoderDecoderCache.
     """
 
     def __init__(self, config, recipe, *, max_tokens=None, max_batch=0, block_size=64):
@@ -236,8 +237,8 @@ def _without_ends(recipe):
     if parse_recipe(recipe).full_precision_format is None:
         return recipe
     formats, _, options = recipe.partition(":")
-    ends = ("sink=", "recent=", "full_precision=")
-    kept = [option for option in options.split(",") if not option.startswith(ends)]
+    window = ("sink=", "recent=", "full_precision=")
+    kept = [option for option in options.split(",") if not option.startswith(window)]
     return f"{formats}:{','.join([*kept, 'immediate'])}"
 
 

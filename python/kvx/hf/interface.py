@@ -45,7 +45,7 @@ def layer_windows(config):
 
 
 def refuse_other_devices(states, what, devices=("cpu",)):
-    """A layer's first keys say where the model runs."""
+    """Refuses keys on a device where ``what`` does not work. Keys lie where their layer runs."""
     if states.device.type not in devices:
         raise UnsupportedError(
             f"keys lie on {states.device}; {what} works on {' and '.join(devices)}"
@@ -57,7 +57,7 @@ def refuse_position_bias(config):
     if hasattr(config.get_text_config(decoder=True), "relative_attention_num_buckets"):
         raise UnsupportedError(
             f"{config.model_type} adds a position bias to its scores, which kvx's attention cannot; "
-            f"kvx.hf.DecodingEncoderDecoderCache hands packed keys and values, decoded, to the "
+            f"kvx.hf.DecodingEncoderDecoderCache passes packed keys and values, decoded, to the "
             f"model's own attention"
         )
 
@@ -77,7 +77,7 @@ def attention(
     position_bias=None,
     **kwargs,
 ):
-    """transformers' attention function: appends what update() handed over, and attends."""
+    """transformers' attention function: appends what update() returned, and attends."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None and attention_mask.dim() != 2:
         raise UnsupportedError(

@@ -20,7 +20,7 @@ def check_interface() -> None:
     problem = interface_problem()
     if problem:
         raise ImportError(
-            f"kvx.hf does not know the interface of transformers {transformers.__version__}: "
+            f"kvx.hf does not support the interface of transformers {transformers.__version__}: "
             f"{problem}; it was made for {TESTED_VERSION}"
         )
     if not transformers.__version__.startswith(TESTED_VERSION + "."):

@@ -3,7 +3,7 @@
     vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvx": {"recipe": "int4"}}'
 
 vLLM finds ``register`` by the entry point ``vllm.general_plugins`` and calls it in each of its
-processes; nothing changes until the backend is asked for.
+processes; nothing changes until the backend is chosen.
 """
 
 import logging
@@ -26,12 +26,12 @@ def register() -> None:
     """Registers the attention backend CUSTOM, and makes vLLM's CPU platform honour it.
 
     Where vLLM's interface is another, an error is logged and nothing is registered.
-    Raises kvx.UnsupportedError instead when KVX_VLLM_RECIPE asks for kvx.
+    Raises kvx.UnsupportedError instead when KVX_VLLM_RECIPE requests kvx.
     """
     problem = interface_problem()
     if problem:
         message = (
-            f"kvx does not know the interface of vLLM {vllm.__version__}: {problem}; it was made "
+            f"kvx does not support the interface of vLLM {vllm.__version__}: {problem}; it was made "
             f"for {TESTED_VERSION}. The attention backend CUSTOM is not kvx's."
         )
         if os.environ.get(RECIPE_VARIABLE):

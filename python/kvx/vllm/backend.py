@@ -40,17 +40,17 @@ class _Remembered:
         """A process may make one engine after the other; within one, a mode is one recipe."""
         if not self.recipes:
             use_torch_threads()
-        known_config, known = self.recipes.get(mode, (None, None))
-        if known_config is vllm_config and known != recipe:
-            raise Error(f"layers of the mode {mode.name} are stored by '{known}' and by '{recipe}'")
-        if known_config is not vllm_config:
+        config, before = self.recipes.get(mode, (None, None))
+        if config is vllm_config and before != recipe:
+            raise Error(f"layers of the mode {mode.name} are stored by '{before}' and by '{recipe}'")
+        if config is not vllm_config:
             _log.info("kvx stores keys and values as %s", recipe)
         self.recipes[mode] = (vllm_config, recipe)
 
     def recipe(self, mode):
         if mode not in self.recipes:
             raise UnsupportedError(
-                f"vLLM asks for the pages of a layer of the mode {mode.name} before any was made"
+                f"vLLM requests the pages of a layer of the mode {mode.name} before any was made"
             )
         return self.recipes[mode][1]
 
@@ -59,7 +59,7 @@ _remembered = _Remembered()
 
 
 class KvxBackend(AttentionBackend):
-    """Chosen by ``--attention-backend CUSTOM``; kvx.vllm.register makes it known to vLLM."""
+    """Chosen by ``--attention-backend CUSTOM``; kvx.vllm.register adds it to vLLM."""
 
     forward_includes_kv_cache_update: bool = False  # do_kv_cache_update stores
     supported_dtypes: ClassVar = [torch.float16, torch.bfloat16, torch.float32]
@@ -107,7 +107,7 @@ class KvxBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec):
-        if spec.state_content_bytes is not None:  # vLLM asks more than once
+        if spec.state_content_bytes is not None:  # vLLM calls this more than once
             return spec
         layer = PagedLayer(
             _remembered.recipe(spec.kv_quant_mode),
@@ -116,8 +116,9 @@ class KvxBackend(AttentionBackend):
             v_head_dim=spec.head_size_v,
             block_size=spec.block_size,
         )
-        cells = spec.num_kv_heads * spec.block_size
-        return replace(spec, dtype=torch.uint8, state_content_bytes=-(-layer.page_bytes // cells))
+        num_rows = spec.num_kv_heads * spec.block_size
+        row_bytes = -(-layer.page_bytes // num_rows)  # rounded up
+        return replace(spec, dtype=torch.uint8, state_content_bytes=row_bytes)
 
 
 @dataclass
@@ -186,7 +187,7 @@ class KvxImpl(AttentionImpl):
         _remembered.add(get_kv_quant_mode(kv_cache_dtype), self.recipe, config)
 
     def take(self, name, layer, options):
-        """What only the loaded layer knows: its values' size, and k_scale and v_scale for a recipe
+        """What only the loaded layer has: its values' size, and k_scale and v_scale for a recipe
         whose scales are the checkpoint's."""
         self.v_head_size = layer.head_size_v
         if not is_static(self.recipe):
@@ -197,7 +198,7 @@ class KvxImpl(AttentionImpl):
             raise Error(
                 f"{name} has no k_scale and v_scale and is stored as {self.recipe}, whose scales "
                 f"are the checkpoint's; use a checkpoint that has them, a recipe that computes "
-                f"its own (fp8_e4m3:source=computed, int8), or say kvx.unit_scales=true"
+                f"its own (fp8_e4m3:source=computed, int8), or set kvx.unit_scales=true"
             )
         self.steps = steps
 

@@ -6,12 +6,12 @@
 
 Each block is a cache file of its own (docs/cache-file.md) with a page of every layer, as the pages
 lie in vLLM's memory. Its name is vLLM's hash of all tokens up to the block's end; its folder is
-named by what else decides the bytes (``fingerprint_of``). A file is believed nothing: what is
-damaged, or is another block after all, is a miss, counted and deleted.
+named by what else decides the bytes (``fingerprint_of``). Nothing in a file is trusted: what is
+damaged, or is another block, is a miss, counted and deleted.
 
 vLLM makes one of these in the scheduler, which decides what is loaded and saved, and one in each
-worker, which does it. Tensor-parallel workers have heads of their own, so each has a folder of its
-own; a block is there when all of them have it.
+worker, which loads and saves. Tensor-parallel workers have heads of their own, so each has a folder
+of its own. A block counts as found when all of them have it.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _NULL_BLOCK = 0  # stands for a block that left its layer's sliding window
 
 @dataclass(frozen=True)
 class Block:
-    """A block on its way. page_ids: where it lies, one number a group of layers."""
+    """A block to load or save. page_ids: its page in each group of layers."""
 
     name: str
     tokens: list[int]
@@ -93,9 +93,9 @@ class _WorkersFiles:
 
 
 class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
-    """Extra config: path, a folder (made when it is not there); zstd_level, 0 for none.
+    """Extra config: path, a folder (created if missing); zstd_level, 0 for none.
 
-    ``counts`` says what happened to blocks: found, missed, bad (files that were not believed) in
+    ``counts`` is what happened to blocks: found, missed, bad (files that failed their checks) in
     the scheduler, loaded, saved and bad in a worker.
 
     Raises kvx.UnsupportedError: pipeline parallelism, blocks of several sizes, pages that are not
@@ -221,8 +221,8 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
                 self._found.pop(request_id, None)
                 running.page_ids = [list(ids) for ids in more]
             elif more is not None:
-                for known, ids in zip(running.page_ids, more):
-                    known += ids
+                for page_ids, ids in zip(running.page_ids, more):
+                    page_ids += ids
             self._add_saves(step, running, cached.num_computed_tokens[i], scheduled[request_id])
         return step
 
@@ -231,7 +231,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         request = running.request
         full = min(
             (computed + scheduled) // self.block_size,
-            len(request.block_hashes),  # of a step in flight vLLM knows no tokens yet
+            len(request.block_hashes),  # vLLM has no tokens yet of a step in flight
             *map(len, running.page_ids),
         )
         for index in range(running.looked_at, full):

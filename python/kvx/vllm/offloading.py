@@ -1,4 +1,4 @@
-"""An offloading spec for vLLM's CPU platform: blocks that leave vLLM's pages wait in host memory.
+"""An offloading spec for vLLM's CPU platform: host memory keeps blocks that leave vLLM's pages.
 
     --kv-transfer-config '{"kv_connector": "KvxOffloadingConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvx.vllm.offloading",
@@ -6,9 +6,9 @@
         "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592,
             "spec_name": "KvxOffloadingSpec", "spec_module_path": "kvx.vllm.offloading"}}'
 
-The manager, in vLLM's scheduler, decides which block lies in which slot. The worker has the copies
-made by the queue of kvx's host tier, a thread beside the engine's, with a checksum a page: a block
-that comes back changed is counted, forgotten and computed anew.
+The manager, in vLLM's scheduler, decides which block lies in which slot. In the worker
+the queue of kvx's host tier, a thread beside the engine's, makes the copies, with a checksum a page.
+A block that comes back changed is counted, forgotten and computed anew.
 """
 
 import time
@@ -36,26 +36,26 @@ _log = init_logger("vllm.kvx")
 
 
 class Slots(BlockIDsLoadStoreSpec):
-    """Places in host memory, in the order of the blocks that they are for."""
+    """Slots in host memory, one for each block, in the order of the blocks."""
 
 
 @dataclass
 class _Entry:
     slot: int
     is_ready: bool = False
-    is_doubtful: bool = False  # forgotten once nobody reads it
+    is_doubtful: bool = False  # forgotten once it has no readers
     readers: int = 0
 
 
 class KvxOffloadingManager(OffloadingManager):
-    """Which block lies in which slot; the one that was not used for the longest time makes room."""
+    """Decides which block lies in which slot; the least recently used one makes room."""
 
     def __init__(self, num_slots):
         self._num_slots = num_slots
         self.reset_cache()
 
     def reset_cache(self):
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the longest unused first
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
         self._free = list(range(self._num_slots))
 
     def on_new_request(self, req_context):
@@ -88,7 +88,7 @@ class KvxOffloadingManager(OffloadingManager):
                 self._forget(key)
 
     def doubt_loads(self):
-        """A load that is under way has brought back a bad block: which, vLLM does not say here."""
+        """A load that is under way has brought back a bad block: vLLM does not pass here which."""
         for entry in self._entries.values():
             entry.is_doubtful = entry.is_doubtful or entry.readers > 0
 
@@ -132,8 +132,8 @@ class KvxOffloadingWorker(OffloadingWorker):
         groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
         self.blocks = _core.HostBlocks(groups, num_slots)
         self.bad_jobs = 0
-        self.bad_blocks = set()  # vLLM's, since it last asked
-        self._loads = {}  # job: vLLM's blocks
+        self.bad_blocks = set()  # vLLM's numbers, since its last call
+        self._loads = {}  # job_id: vLLM's blocks
         self._started = {}
 
     def submit_store(self, job_id, src_spec, dst_spec):
@@ -164,7 +164,7 @@ class KvxOffloadingWorker(OffloadingWorker):
                 self.bad_blocks.update(loaded)
                 _log.warning("kvx computes %d blocks anew: host memory has changed", len(loaded))
             seconds = time.perf_counter() - self._started.pop(job_id)
-            # Bad blocks are told of apart: vLLM's connector knows no job that fails.
+            # Bad blocks are reported apart: in vLLM's connector no job fails.
             results.append(TransferResult(job_id, True, num_bytes, seconds))
         return results
 
@@ -200,7 +200,7 @@ class KvxOffloadingSpec(OffloadingSpec):
 
 
 class KvxOffloadingConnector(OffloadingConnector):
-    """vLLM's own, which with this also knows blocks that came back changed.
+    """vLLM's own, which with this also reports blocks that came back changed.
 
     Without ``"kv_load_failure_policy": "recompute"`` their requests fail.
     """

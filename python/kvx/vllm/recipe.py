@@ -35,7 +35,7 @@ def options_of(vllm_config) -> dict:
 
 
 def recipe_wish(vllm_config) -> str | None:
-    """The recipe that --additional-config or the environment asks for."""
+    """The recipe that --additional-config or the environment requests."""
     return options_of(vllm_config).get("recipe") or os.environ.get(RECIPE_VARIABLE)
 
 
@@ -72,8 +72,8 @@ def _check(recipe):
     parsed = parse_recipe(recipe)
     if parsed.full_precision_format is not None:
         raise Error(
-            f"recipe is '{recipe}'; vLLM's pages have no 16-bit ends (add immediate, or leave auto, "
-            f"sink and recent out)"
+            f"recipe is '{recipe}'; vLLM's pages have no full-precision window (add immediate, or "
+            f"leave auto, sink and recent out)"
         )
     for side in (parsed.k, parsed.v):
         if side.scale_source == "given" and not side.format.startswith(("fp8", "f", "bf")):

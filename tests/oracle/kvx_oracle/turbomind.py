@@ -1,6 +1,7 @@
 """TurboMind: LMDeploy's blocks, byte for byte.
 
-Policies 0, 4 and 8 are TurboMind 0.16's own; policy 16 has an FP4 data pool and a scale pool.
+Policies 0, 4 and 8 are TurboMind 0.16's own; policy 16 is kvx's FP4 data pool and scale pool
+beside them (src/engines/turbomind/layout.hpp).
 
     block, policies 0, 4, 8:
       layer: [head: [K data: block_len rows][V data: block_len rows]] * heads

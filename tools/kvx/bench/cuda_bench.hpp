@@ -14,7 +14,7 @@
 
 namespace kvx::tool {
 
-// A name and a batch; docs/cuda.md lists them.
+// A name and a batch; docs/howto/read-a-benchmark.md lists them.
 struct CudaBenchShape {
   std::string name;
   BenchShape shape;
@@ -32,8 +32,8 @@ struct CudaBenchShape {
   bool is_prefill() const { return q_len > 16; }
 };
 
-// Names with commas: of docs/cuda.md, or SEQUENCESxTOKENS ("4x65536"); "a:nhd16" on a caller's
-// pages.
+// Names with commas: of docs/howto/read-a-benchmark.md, or SEQUENCESxTOKENS ("4x65536"); "a:nhd16"
+// on a caller's pages.
 Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, int block_size);
 
 struct CudaMeasurement {
