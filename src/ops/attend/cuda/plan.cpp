@@ -6,6 +6,7 @@
 
 #include "core/checked.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
+#include "ops/attend/cuda/formats.hpp"
 #include "ops/cuda/fits_chunks.hpp"
 
 namespace kvx::ops::cuda {
@@ -13,8 +14,7 @@ namespace {
 
 // Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4.
 bool has_instance_scales(const format::FormatSpec& spec) {
-  using format::FormatId;
-  if (spec.facts->id != FormatId::kInt8 && spec.facts->id != FormatId::kInt4) return true;
+  if (tensor_core_format(spec.facts->id).scale_path != ScalePath::kGroups64) return true;
   return spec.scale_type == format::ScaleType::kF16 && spec.group_size == 64;
 }
 

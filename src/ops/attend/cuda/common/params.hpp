@@ -12,6 +12,7 @@
 #pragma once
 
 #include "ops/attend/args.hpp"
+#include "ops/attend/cuda/formats.hpp"
 #include "ops/cuda/device_counters.hpp"
 #include "ops/cuda/fast_divide.hpp"
 #include "ops/cuda/side.cuh"
@@ -99,8 +100,8 @@ struct TileSide {
                    // lie on 16
   int head_dim;
   format::FormatId id;
+  TensorCoreFormat format;
   format::ScaleType scale_type;
-  bool has_zeros;  // an affine format: a row has a number that is added to all of its codes
   bool is_interleaved;
   const float* tensor_scales;  // [heads of the run], or null: 1
   // A given scale a head, where an instance multiplies sums and not codes by it: of the run's head

@@ -1,4 +1,4 @@
-// The formats that the tensor cores' kernel knows: how each decodes and where its scales go.
+// The instances of decode_mma: which decoders and scales each pair of formats is compiled with.
 #pragma once
 
 #include <algorithm>
@@ -6,66 +6,55 @@
 
 #include "ops/attend/cuda/decode_mma/kernel.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
+#include "ops/attend/cuda/formats.cuh"
 
 namespace kvx::ops::cuda {
 
+// The scales of a row, by where they enter. From: of ScalePath::kOperand (formats.cuh).
+template <ScalePath Path, int Dim, int Group, class From>
+struct RowScalesOfPath;
+template <int Dim, int Group, class From>
+struct RowScalesOfPath<ScalePath::kNone, Dim, Group, From> {
+  using Type = NoScale;
+};
+template <int Dim, int Group, class From>
+struct RowScalesOfPath<ScalePath::kRow, Dim, Group, From> {
+  using Type = RowF32;
+};
+template <int Dim, int Group, class From>
+struct RowScalesOfPath<ScalePath::kGroups64, Dim, Group, From> {
+  using Type = GroupF16<Dim>;
+};
+template <int Dim, int Group, class From>
+struct RowScalesOfPath<ScalePath::kAffine, Dim, Group, From> {
+  using Type = RowAffine;
+};
+template <int Dim, int Group, class From>
+struct RowScalesOfPath<ScalePath::kOperand, Dim, Group, From> {
+  using Type = OperandScale<Dim, Group, From>;
+};
+template <format::FormatId Id, int Dim, class From = void>
+using RowScalesOf = typename RowScalesOfPath<tensor_core_format(Id).scale_path, Dim,
+                                             tensor_core_format(Id).operand_group, From>::Type;
+
 template <format::FormatId Id, int Dim>
-struct TileFormat;
-
-#define KVX_TILE_FORMAT(Id, ElementType, ScaleType) \
-  template <int Dim>                                \
-  struct TileFormat<format::FormatId::Id, Dim> {    \
-    using Element = ElementType;                    \
-    using KeyScale = ScaleType;                     \
-    using ValueScale = ScaleType;                   \
-  }
-KVX_TILE_FORMAT(kBF16, TileBf16, NoScale);
-KVX_TILE_FORMAT(kF16, TileF16, NoScale);
-KVX_TILE_FORMAT(kFp8E4M3, TileE4M3, RowF32);
-KVX_TILE_FORMAT(kFp8E5M2, TileE5M2, RowF32);
-KVX_TILE_FORMAT(kInt8, TileInt8, GroupF16<Dim>);
-KVX_TILE_FORMAT(kInt4, TileInt4, GroupF16<Dim>);
-KVX_TILE_FORMAT(kInt8Affine, TileUInt8, RowAffine);
-KVX_TILE_FORMAT(kInt4Affine, TileUInt4, RowAffine);
-#undef KVX_TILE_FORMAT
-
-// A comma in a macro's argument needs a name.
-template <int Dim>
-struct TileFormat<format::FormatId::kNvfp4, Dim> {
-  using Element = TileE2M1UnderE4M3;
-  using KeyScale = OperandScale<Dim, 16, FromE4M3>;
+struct TileFormat {
+  using Element = typename FormatTraits<Id>::Element;
+  using KeyScale = RowScalesOf<Id, Dim>;
   using ValueScale = KeyScale;
 };
-template <int Dim>
-struct TileFormat<format::FormatId::kMxfp4G16, Dim> {
-  using Element = TileE2M1;
-  using KeyScale = OperandScale<Dim, 16, FromE8M0>;
-  using ValueScale = KeyScale;
-};
-template <int Dim>
-struct TileFormat<format::FormatId::kMxfp4, Dim> {
-  using Element = TileE2M1;
-  using KeyScale = OperandScale<Dim, 32, FromE8M0>;
-  using ValueScale = OperandScale<Dim, 32, FromE8M0Raised<0>>;  // of weights, which may be 2^8
-};
-
-// E2M1 in interleaved order: how K's scales and V's are raised.
 template <format::FormatId Id, int Dim>
-struct TileFormatInterleaved;
-template <int Dim>
-struct TileFormatInterleaved<format::FormatId::kNvfp4, Dim> {
-  using KeyScale = OperandScale<Dim, 16, FromE4M3>;
-  using ValueScale = OperandScale<Dim, 16, FromE4M3Raised>;
+requires(tensor_core_format(Id).scale_path == ScalePath::kOperand) struct TileFormat<Id, Dim> {
+  using Element = typename FormatTraits<Id>::DecodeMmaElement;
+  using KeyScale = RowScalesOf<Id, Dim, typename FormatTraits<Id>::Keys>;
+  using ValueScale = RowScalesOf<Id, Dim, typename FormatTraits<Id>::Values>;
 };
-template <int Dim>
-struct TileFormatInterleaved<format::FormatId::kMxfp4G16, Dim> {
-  using KeyScale = OperandScale<Dim, 16, FromE8M0Raised<6>>;
-  using ValueScale = KeyScale;
-};
-template <int Dim>
-struct TileFormatInterleaved<format::FormatId::kMxfp4, Dim> {
-  using KeyScale = OperandScale<Dim, 32, FromE8M0Raised<6>>;
-  using ValueScale = typename TileFormat<format::FormatId::kMxfp4, Dim>::ValueScale;
+
+// E2M1 in interleaved order.
+template <format::FormatId Id, int Dim>
+struct TileFormatInterleaved {
+  using KeyScale = RowScalesOf<Id, Dim, typename FormatTraits<Id>::Interleaved::Keys>;
+  using ValueScale = RowScalesOf<Id, Dim, typename FormatTraits<Id>::Interleaved::Values>;
 };
 
 // fp8 under one scale a head: it multiplies scores and sums outside the loop.

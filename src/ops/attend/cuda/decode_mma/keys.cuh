@@ -173,6 +173,7 @@ struct TileKeys {
     } else if constexpr (Element::kBits == 8) {
       score_8(tile, queries, parts, lane);
     } else {
+      static_assert(Element::kBits == 4);
       score_4(tile, scales, queries, parts, lane);
     }
     if constexpr (Scale::kIsNone || Scale::kOnOperand) {

@@ -15,6 +15,7 @@ namespace kvx::ops::cuda {
 // they store at once lies in all banks.
 template <class Shape, int Bits>
 struct PackedRows {
+  static_assert(Bits == 4 || Bits == 8);
   static constexpr int kTileChunks = 16 / Bits;    // of a chunk of 16 bytes
   static constexpr int kChunks = 8 / kTileChunks;  // of 64 channels
   static constexpr int kRowsOfEight = 8 / kChunks;
@@ -58,57 +59,78 @@ struct TokenScales {
   float zero;
 };
 
-// Calls visit(Element{}, Scales{}): how a format's codes are decoded, and those of its scales that
-// go into the tile, or NoScale.
+// How prefill decodes a format whose scales go into the tile.
+template <format::FormatId Id>
+struct TileDecoder {
+  using Element = typename FormatTraits<Id>::Element;
+  using Scales = ChunkScalesOf<Element, tensor_core_format(Id).scale_path>;
+};
+template <format::FormatId Id>
+requires(tensor_core_format(Id).scale_path == ScalePath::kOperand) struct TileDecoder<Id> {
+  using Element = typename FormatTraits<Id>::Element;
+  using Scales = ScalesOfGroups<typename FormatTraits<Id>::Tile>;
+  using InterleavedScales = ScalesOfGroups<typename FormatTraits<Id>::Interleaved::Tile>;
+};
+
+// Calls visit(Element{}, Scales{}) with the decoder of a format's codes and what decodes those of
+// its scales that go into the tile, or NoScale. Formats that share a decoder share a case
+// (prefill_decoder); formats.cuh checks that every format has one. The last case is the default:
+// as a range check of its own it would cost the kernels registers.
 template <class Shape, class Visit>
 __device__ inline void visit_packed(const TileSide& side, Visit&& visit) {
   using format::FormatId;
-  constexpr bool kHasInterleaved = !Shape::kIsLong;  // attend_takes_interleaved_order
-  constexpr bool kHasGroups = !Shape::kIsLong;       // of 64: find_prefill_kernel.cpp
+  constexpr bool kHasInterleaved = !Shape::kIsLong;  // the plan: longer rows are not interleaved
+  constexpr bool kHasGroups = !Shape::kIsLong;       // of 64: find_prefill_kernel
+  const auto visit_scores = [&]<FormatId Id>() {
+    visit(typename FormatTraits<Id>::Element{}, NoScale{});
+  };
+  const auto visit_operand = [&]<FormatId Id>() {
+    visit(typename TileDecoder<Id>::Element{}, typename TileDecoder<Id>::Scales{});
+  };
+  const auto visit_e2m1 = [&]<FormatId Id>() {
+    if constexpr (kHasInterleaved) {
+      if (side.is_interleaved)
+        return visit(TileE2M1Interleaved{}, typename TileDecoder<Id>::InterleavedScales{});
+    }
+    visit(typename TileDecoder<Id>::Element{}, typename TileDecoder<Id>::Scales{});
+  };
   if constexpr (Shape::kScalesScores) {
     switch (side.id) {
       case FormatId::kFp8E4M3:
-        return visit(TileE4M3{}, NoScale{});
+        return visit_scores.template operator()<FormatId::kFp8E4M3>();
       case FormatId::kFp8E5M2:
-        return visit(TileE5M2{}, NoScale{});
+        return visit_scores.template operator()<FormatId::kFp8E5M2>();
       case FormatId::kInt8:
-        if constexpr (kHasGroups) return visit(TileInt8{}, NoScale{});
+        if constexpr (kHasGroups) visit_scores.template operator()<FormatId::kInt8>();
         return;
       case FormatId::kInt8Affine:
-        return visit(TileUInt8{}, NoScale{});
+        return visit_scores.template operator()<FormatId::kInt8Affine>();
       case FormatId::kInt4:
-        if constexpr (kHasGroups) return visit(TileInt4{}, NoScale{});
+        if constexpr (kHasGroups) visit_scores.template operator()<FormatId::kInt4>();
         return;
+      case FormatId::kInt4Affine:
       default:
-        return visit(TileUInt4{}, NoScale{});
+        return visit_scores.template operator()<FormatId::kInt4Affine>();
     }
   } else {
     switch (side.id) {
       case FormatId::kFp8E4M3:
-        return visit(TileE4M3{}, NoScale{});
+        return visit_operand.template operator()<FormatId::kFp8E4M3>();
       case FormatId::kFp8E5M2:
-        return visit(TileE5M2{}, NoScale{});
+        return visit_operand.template operator()<FormatId::kFp8E5M2>();
       case FormatId::kInt8:
-        return visit(TileInt8{}, ScaleOf64<8>{});
+        return visit_operand.template operator()<FormatId::kInt8>();
       case FormatId::kInt8Affine:
-        return visit(TileUInt8{}, ScaleAndZero<TileUInt8>{});
+        return visit_operand.template operator()<FormatId::kInt8Affine>();
       case FormatId::kInt4:
-        return visit(TileInt4{}, ScaleOf64<4>{});
+        return visit_operand.template operator()<FormatId::kInt4>();
       case FormatId::kInt4Affine:
-        return visit(TileUInt4{}, ScaleAndZero<TileUInt4>{});
+        return visit_operand.template operator()<FormatId::kInt4Affine>();
       case FormatId::kNvfp4:
-        if constexpr (kHasInterleaved) {
-          if (side.is_interleaved)
-            return visit(TileE2M1Interleaved{}, ScalesOfGroups<FromE4M3Raised>{});
-        }
-        return visit(TileE2M1{}, ScalesOfGroups<FromE4M3>{});
+        return visit_e2m1.template operator()<FormatId::kNvfp4>();
+      case FormatId::kMxfp4:
       default:
-        if constexpr (kHasInterleaved) {
-          if (side.is_interleaved) {
-            return visit(TileE2M1Interleaved{}, ScalesOfGroups<FromE8M0Raised<6>>{});
-          }
-        }
-        return visit(TileE2M1{}, ScalesOfGroups<FromE8M0>{});
+        return visit_e2m1.template operator()<FormatId::kMxfp4>();
     }
   }
 }
@@ -117,8 +139,8 @@ __device__ inline void visit_packed(const TileSide& side, Visit&& visit) {
 template <class Shape, class Visit>
 __device__ inline void visit_copied(const TileSide& side, Visit&& visit) {
   using format::FormatId;
-  const bool is_byte = bits_of(side.id) == 8;
   if constexpr (Shape::kScalesScores) {
+    const bool is_byte = tensor_core_format(side.id).bits == 8;
     return is_byte ? visit(TileInt8{}, NoScale{}) : visit(TileInt4{}, NoScale{});
   } else {
     switch (side.id) {
@@ -131,6 +153,8 @@ __device__ inline void visit_copied(const TileSide& side, Visit&& visit) {
       case FormatId::kInt4:
       case FormatId::kInt4Affine:
         return visit(TileInt4{}, ScaleOf64<4>{});
+      case FormatId::kNvfp4:
+      case FormatId::kMxfp4:
       default:
         return visit(TileE2M1{}, ScalesOfGroups<FromE8M0>{});
     }
@@ -312,6 +336,8 @@ class PackedUnits {
         return of_affine(affine_params(side, bits, TileUInt8::kMiddle));
       case FormatId::kInt4Affine:
         return of_affine(affine_params(side, bits, TileUInt4::kMiddle));
+      case FormatId::kInt8:
+      case FormatId::kInt4:
       default:  // rows of 64 numbers and less have one
         return {{halves.x, side.head_dim > 64 ? halves.y : 0.0f}, 0.0f};
     }
@@ -368,6 +394,7 @@ class PackedUnits {
           const Two high = Element::for_values(words[2 * i + 1]);
           x = {low.a, low.b, high.a, high.b};
         } else {
+          static_assert(Element::kBits == 4);
           x = Element::for_values(words[i]);
         }
         if constexpr (kHasRowScales<Scales>) {

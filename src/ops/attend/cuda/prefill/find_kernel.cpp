@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/attend/cuda/common/params.hpp"
+#include "ops/attend/cuda/formats.hpp"
 #include "ops/attend/cuda/prefill/launch.hpp"
 
 namespace kvx::ops::cuda {
@@ -9,24 +10,39 @@ namespace {
 
 using format::FormatId;
 
-bool is_fp8(FormatId id) {
-  return id == FormatId::kFp8E4M3 || id == FormatId::kFp8E5M2;
-}
-bool is_fp4(FormatId id) {
-  return id == FormatId::kNvfp4 || id == FormatId::kMxfp4 || id == FormatId::kMxfp4G16;
+ScalePath scale_path_of(const PrefillSide& side) {
+  return tensor_core_format(side.id).scale_path;
 }
 bool has_groups(const PrefillSide& side) {
-  return side.id == FormatId::kInt8 || side.id == FormatId::kInt4;
+  return scale_path_of(side) == ScalePath::kGroups64;
 }
-bool is_integer(const PrefillSide& side) {
-  return has_groups(side) || side.id == FormatId::kInt8Affine || side.id == FormatId::kInt4Affine;
-}
+// Whether the tile can hold the numbers themselves, as f16.
 bool goes_into_operand(const PrefillSide& side, bool may_round) {
-  if (is_integer(side)) return may_round;
-  return is_fp4(side.id) || (is_fp8(side.id) && side.has_shared_scale);
+  switch (scale_path_of(side)) {
+    case ScalePath::kNone:
+      return false;
+    case ScalePath::kRow:
+      return side.has_shared_scale;
+    case ScalePath::kGroups64:
+    case ScalePath::kAffine:
+      return may_round;
+    case ScalePath::kOperand:
+      return true;
+  }
+  return false;
 }
+// Whether the tile can hold codes whose scales multiply scores and weights.
 bool goes_onto_scores(const PrefillSide& side) {
-  return is_integer(side) || is_fp8(side.id);
+  switch (scale_path_of(side)) {
+    case ScalePath::kNone:
+    case ScalePath::kOperand:
+      return false;
+    case ScalePath::kRow:
+    case ScalePath::kGroups64:
+    case ScalePath::kAffine:
+      return true;
+  }
+  return false;
 }
 
 template <PrefillEngine Engine, class Mma, PrefillScales Scales>

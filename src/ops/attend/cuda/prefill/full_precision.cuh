@@ -132,7 +132,7 @@ class FullPrecisionTokens {
     const uint32_t tile = side_.ring.tile(side_.side, tile_);
     store_chunk(
         tile + chunk() / 8 * Shape::kBlockBytes + wgmma_chunk(row, chunk() % 8),
-        chunk_of<typename Shape::Mma>(pair_order_of(side_.facts().id), x, power_of_two(-exponent)));
+        chunk_of<typename Shape::Mma>(side_.facts().format.pair_order, x, power_of_two(-exponent)));
     return exponent;
   }
 

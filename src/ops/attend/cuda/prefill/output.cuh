@@ -71,7 +71,7 @@ class PrefillOutput {
   // From a tile's order of channels to the rows'.
   __device__ void put_in_order() {
     if constexpr (!Shape::kDecodes) return;
-    const PairOrder order = pair_order_of(params_.tile_v.id);
+    const PairOrder order = params_.tile_v.format.pair_order;
     if (order == PairOrder::kNeighbours) return;
     const int t = rows_.t;
     const int from = 4 * rows_.g + 2 * t % 4;

@@ -211,7 +211,7 @@ class PrefillQueries {
 
   // Returns the row's sum, of the numbers as they are stored, where scores need it.
   __device__ float store(int r, int chunk, const float (&x)[8], float scale) const {
-    const Four pairs = chunk_of<Mma>(pair_order_of(rows_.params.tile_k.id), x, scale);
+    const Four pairs = chunk_of<Mma>(rows_.params.tile_k.format.pair_order, x, scale);
     if (kChunks == kLanes || chunk < kChunks) {
       store_chunk(ring_.queries(rows_.consumer) + chunk / 8 * Shape::kQueryBlockBytes +
                       wgmma_chunk(r, chunk % 8),

@@ -13,6 +13,7 @@
 #include "ops/attend/cuda/common/decode_codes.cuh"
 #include "ops/attend/cuda/common/params.cuh"
 #include "ops/attend/cuda/common/tile_scales.cuh"
+#include "ops/attend/cuda/formats.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -40,7 +41,7 @@ struct ScalesOfGroups {
  private:
   __device__ static int bytes(const TileSide& side) {  // a chunk
     if constexpr (kIsE4M3) return 2;
-    return side.id == format::FormatId::kMxfp4 ? 1 : 2;
+    return side.id == format::FormatId::kMxfp4 ? 1 : 2;  // 32 / operand_group
   }
 };
 
@@ -89,5 +90,23 @@ struct ScaleAndZero {
     return fma_f16x2(x, scales.factor[0], scales.zero);
   }
 };
+
+// Of integers and fp8, by where a format's scales enter.
+template <class Element, ScalePath Path>
+struct ChunkScalesOfPath;
+template <class Element>
+struct ChunkScalesOfPath<Element, ScalePath::kRow> {
+  using Type = NoScale;
+};
+template <class Element>
+struct ChunkScalesOfPath<Element, ScalePath::kGroups64> {
+  using Type = ScaleOf64<Element::kBits>;
+};
+template <class Element>
+struct ChunkScalesOfPath<Element, ScalePath::kAffine> {
+  using Type = ScaleAndZero<Element>;
+};
+template <class Element, ScalePath Path>
+using ChunkScalesOf = typename ChunkScalesOfPath<Element, Path>::Type;
 
 }  // namespace kvx::ops::cuda

@@ -19,6 +19,7 @@
 #include "ops/attend/cuda/common/params.cuh"
 #include "ops/attend/cuda/common/tile_scales.cuh"
 #include "ops/attend/cuda/common/wgmma.cuh"
+#include "ops/attend/cuda/formats.cuh"
 #include "ops/attend/cuda/prefill/launch.hpp"
 
 namespace kvx::ops::cuda {
@@ -102,13 +103,7 @@ struct PrefillShape {
   static constexpr int kMultiplyingRegisters = 256 - kFillingRegisters;
 };
 
-// Which two numbers of eight a register of a tile holds: decoding needs no more than masks then,
-// and queries and outputs are put in the same order.
-enum class PairOrder {
-  kNeighbours,  // (0, 1), (2, 3), (4, 5), (6, 7): 16 bits, and 4 bits in TurboMind's packing
-  kBytes,       // (0, 2), (1, 3), (4, 6), (5, 7)
-  kNibbles,     // (0, 4), (1, 5), (2, 6), (3, 7)
-};
+// Numbers of pair j of eight.
 __device__ inline int first_of_pair(PairOrder order, int j) {
   if (order == PairOrder::kNeighbours) return 2 * j;
   return order == PairOrder::kBytes ? j / 2 * 4 + j % 2 : j;
@@ -116,26 +111,6 @@ __device__ inline int first_of_pair(PairOrder order, int j) {
 __device__ inline int second_of_pair(PairOrder order, int j) {
   if (order == PairOrder::kNeighbours) return 2 * j + 1;
   return order == PairOrder::kBytes ? j / 2 * 4 + j % 2 + 2 : j + 4;
-}
-__device__ inline int bits_of(format::FormatId id) {
-  using format::FormatId;
-  switch (id) {
-    case FormatId::kBF16:
-    case FormatId::kF16:
-      return 16;
-    case FormatId::kFp8E4M3:
-    case FormatId::kFp8E5M2:
-    case FormatId::kInt8:
-    case FormatId::kInt8Affine:
-      return 8;
-    default:
-      return 4;
-  }
-}
-__device__ inline PairOrder pair_order_of(format::FormatId id) {
-  const int bits = bits_of(id);
-  if (bits == 16 || id == format::FormatId::kInt4Affine) return PairOrder::kNeighbours;
-  return bits == 8 ? PairOrder::kBytes : PairOrder::kNibbles;
 }
 // A number is what is decoded times this, where scales go into the tile.
 __device__ inline float unit_of(const TileSide& side) {
@@ -149,9 +124,23 @@ __device__ inline float unit_of(const TileSide& side) {
       return side.is_interleaved ? kInterleaved * FromE8M0Raised<6>::kUnit
                                  : TileE2M1::kUnit * FromE8M0::kUnit;
     default:
-      return 1.0f;
+      return 1.0f;  // no other format's scales go into f16 operands
   }
 }
+static_assert(
+    [] {
+      bool is_exhaustive = true;
+#define KVX_CHECK_UNIT(Format)                                                            \
+  is_exhaustive =                                                                         \
+      is_exhaustive &&                                                                    \
+      (tensor_core_format(format::Format::kFacts.id).scale_path != ScalePath::kOperand || \
+       format::Format::kFacts.id == format::FormatId::kNvfp4 ||                           \
+       prefill_decoder(format::Format::kFacts.id) == format::FormatId::kMxfp4);
+      KVX_FOR_EACH_FORMAT(KVX_CHECK_UNIT)
+#undef KVX_CHECK_UNIT
+      return is_exhaustive;
+    }(),
+    "unit_of has no case for a format whose scales multiply operands");
 
 // What a CTA reads.
 struct PrefillWalk {

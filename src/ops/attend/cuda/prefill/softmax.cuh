@@ -194,7 +194,7 @@ class PrefillSoftmax {
     return Shape::kScalesScores && has_zeros(params_.tile_k);
   }
   __device__ static bool has_zeros(const TileSide& side) {
-    return side.has_zeros;
+    return side.format.scale_path == ScalePath::kAffine;
   }
 
   // Of scores: q . mean where K has had its mean taken away.
