@@ -93,7 +93,7 @@ TEST_F(OwnedFiles, AreRefusedWithTheReason) {
   damage();
   EXPECT_FALSE(cache.load_sequence(path_).ok());
   EXPECT_EQ(kvx_file_verify(path_.c_str()), KVX_STATUS_INVALID_ARGUMENT);
-  EXPECT_THAT(kvx_last_error(), HasSubstr("1 of 3 block_copies are bad; block 0"));
+  EXPECT_THAT(kvx_last_error(), HasSubstr("1 of 3 block copies are bad; block 0"));
 
   begin(cache, sequence, 1);
   append(cache, 1, 1);
