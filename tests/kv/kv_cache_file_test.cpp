@@ -138,7 +138,7 @@ TEST_F(KvCacheFile, BelievesNoBlockSizeBesideTheFingerprints) {
   const KvCacheConfig config = saved_config("int8");
   save(config, Stream(32), 32);
   lie_about_block_size(path_);
-  const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint says 16");
+  const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint has 16");
   EXPECT_THAT(load_error(config), reason);
   const auto loaded = created(config)->load_prefixes(path_);
   ASSERT_FALSE(loaded.ok());

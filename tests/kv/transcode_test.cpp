@@ -173,7 +173,7 @@ TEST_F(Transcode, BelievesNoBlockSizeBesideTheFingerprints) {
   const int sequence = fed_sequence(*from, Stream(32), 32);
   ASSERT_TRUE(from->save_sequence(sequence, path_, {}).ok());
   lie_about_block_size(path_);
-  const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint says 16");
+  const auto reason = HasSubstr("its blocks are of 1024 tokens; its fingerprint has 16");
   const auto to = created(transcode_config("int4", 16));
   const auto loaded = transcode_sequence(*to, path_);
   ASSERT_FALSE(loaded.ok());
