@@ -7,6 +7,7 @@
 #include "device/cpu_level.hpp"
 #include "format/list.hpp"
 #include "ops/cpu/kernel_table.hpp"
+#include "tools/kvx/info_gpus.hpp"
 #include "tools/kvx/table.hpp"
 
 namespace kvx::tool {
@@ -71,7 +72,7 @@ std::string status_markdown() {
          "is "
          "built;\n[cuda.md](cuda.md) says what takes its fast kernels. Of the Python package's "
          "suites and wheels [status-python.md](status-python.md) has the last results.\n\n" +
-         status_table().markdown();
+         status_table().markdown() + gpu_markdown();
 }
 
 }  // namespace kvx::tool
