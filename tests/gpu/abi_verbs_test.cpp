@@ -75,6 +75,7 @@ class GpuAbiVerbs : public GpuTest {
     there.table.indices = device.mirror().add(there.blocks);
     there.seq_lens.lengths = device.mirror().add(there.lengths);
     api_test::Attention attention(device.layer, there, 1, 64);
+    std::fill(attention.out.begin(), attention.out.end(), 9.0f);  // what is not written is seen
     attention.q_rows.data = device.mirror().add(attention.q);
     attention.out_rows.data = device.mirror().add(attention.out);
     attention.args.q_starts = device.mirror().add(attention.starts);
@@ -229,6 +230,18 @@ TEST_F(GpuAbiVerbs, AttendGivesTheHostsAttention) {
       EXPECT_LT(api_test::largest_difference(there.out, host.out), 1e-4);
       EXPECT_EQ(device.out_of_range(), 0u);
     }
+  }
+}
+
+TEST_F(GpuAbiVerbs, AttendGivesZerosToPaddingAndCountsNothing) {
+  for (const kvx_format_t format : kSomeFormats) {
+    SCOPED_TRACE(format);
+    const Geometry geometry = {.num_blocks = 3, .head_dim = 64};
+    PagedLayer pages(geometry, api_test::in_page(format), api_test::in_page(format));
+    DeviceLayer device(memory(), pages);
+    const std::vector<float> out = attend_to(device, api_test::OneSequence({0, 1}, 0));
+    for (const float number : out) ASSERT_EQ(number, 0.0f);
+    EXPECT_EQ(device.out_of_range(), 0u);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "device/cpu_level.hpp"
 #include "tools/kvx/command.hpp"
+#include "tools/kvx/info_gpus.hpp"
 #include "tools/kvx/status_page.hpp"
 #include "tools/kvx/terminal.hpp"
 #include "tools/kvx/version.hpp"
@@ -33,6 +34,7 @@ Status print_info() {
              supported_levels());
   fmt::print("threads    {}\n", std::thread::hardware_concurrency());
   fmt::print("cuda       {}\n", kCuda);
+  fmt::print("gpus       {}", gpu_lines(kCudaTargets, "           "));
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include "device/cpu_level.hpp"
 #include "format/list.hpp"
 #include "ops/cpu/kernel_table.hpp"
+#include "tools/kvx/info_gpus.hpp"
 #include "tools/kvx/table.hpp"
 
 namespace kvx::tool {
@@ -85,7 +86,7 @@ std::string status_markdown() {
          "[cuda/overview.md](cuda/overview.md) lists what takes the fast kernels.\n"
          "[status-python.md](status-python.md) has the last results of the Python suites and "
          "wheels.\n\n" +
-         status_table().markdown();
+         status_table().markdown() + gpu_markdown();
 }
 
 }  // namespace kvx::tool
