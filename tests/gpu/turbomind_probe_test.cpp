@@ -18,7 +18,7 @@ constexpr int kBlocks[] = {3, 1};  // the sequence's, in a pool of four
 class GpuTurbomindProbe : public tests::GpuTest {};
 
 PoolLayout layout_of(KvCacheMode mode) {
-  return make_block_layout({mode, DType::kBF16, kLayers, kHeads, kHeadDim, kBlockLen}).value();
+  return make_pool_layout({mode, DType::kBF16, kLayers, kHeads, kHeadDim, kBlockLen}).value();
 }
 
 std::vector<float> numbers(float first) {

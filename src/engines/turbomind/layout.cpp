@@ -126,7 +126,7 @@ int64_t PoolLayout::scale_offset(int layer, int head, KvSide side, int token) co
          (side == KvSide::kValue ? token_scale_bytes : 0);
 }
 
-Result<PoolLayout> make_block_layout(const Geometry& geometry) {
+Result<PoolLayout> make_pool_layout(const Geometry& geometry) {
   PoolLayout layout;
   layout.geometry = geometry;
   KVX_ASSIGN_OR_RETURN(layout.spec, format_of(geometry.mode, geometry.dtype));
@@ -160,7 +160,7 @@ Result<int64_t> get_cache_block_size(DType dtype, KvCacheMode kvtype, int layer_
                                      int head_dim, int block_seq_len) {
   KVX_ASSIGN_OR_RETURN(
       const PoolLayout layout,
-      make_block_layout({kvtype, dtype, layer_num, head_num, head_dim, block_seq_len}));
+      make_pool_layout({kvtype, dtype, layer_num, head_num, head_dim, block_seq_len}));
   return layout.block_bytes;
 }
 
@@ -168,7 +168,7 @@ Result<int64_t> get_cache_scale_block_size(DType dtype, KvCacheMode kvtype, int 
                                            int head_num, int head_dim, int block_seq_len) {
   KVX_ASSIGN_OR_RETURN(
       const PoolLayout layout,
-      make_block_layout({kvtype, dtype, layer_num, head_num, head_dim, block_seq_len}));
+      make_pool_layout({kvtype, dtype, layer_num, head_num, head_dim, block_seq_len}));
   return layout.scale_block_bytes;
 }
 

@@ -29,7 +29,7 @@ struct Geometry {
   int block_len = 0;  // tokens per block
 };
 
-// Byte sizes and offsets of a block. make_block_layout() creates one in which nothing overflows.
+// Byte sizes and offsets of a block. make_pool_layout() creates one in which nothing overflows.
 struct PoolLayout {
   Geometry geometry;
   format::FormatSpec spec;
@@ -55,7 +55,7 @@ struct PoolLayout {
 
 // INVALID_ARGUMENT: a count below 1, a head_dim that the mode can't store (fp4: a multiple of 16),
 // or a dtype that TurboMind does not have. OUT_OF_RANGE: a block of 2^63 bytes or more.
-Result<PoolLayout> make_block_layout(const Geometry& geometry);
+Result<PoolLayout> make_pool_layout(const Geometry& geometry);
 
 // Bytes of a block of the data pool, and of the scale pool (0 without one), under TurboMind's
 // names for the arguments. Errors as above.

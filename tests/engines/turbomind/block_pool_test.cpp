@@ -11,7 +11,7 @@ namespace kvx::engines::turbomind {
 namespace {
 
 PoolLayout layout_of(KvCacheMode mode) {
-  return make_block_layout({mode, DType::kF16, 2, 3, 32, 16}).value();
+  return make_pool_layout({mode, DType::kF16, 2, 3, 32, 16}).value();
 }
 
 DataAndScalePool pool_of(KvCacheMode mode, int64_t num_blocks = 8) {

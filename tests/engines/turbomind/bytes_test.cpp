@@ -27,7 +27,7 @@ TEST(TurboMindBytes, AreTheOraclesForPolicies0And4And8And16) {
   for (const auto& written : cases) {
     SCOPED_TRACE(shape_text(written) + " " + written.at("dtype").get<std::string>());
     const DType dtype = tests::dtype_named(written.at("dtype"));
-    const auto layout = make_block_layout(geometry_of(written, dtype));
+    const auto layout = make_pool_layout(geometry_of(written, dtype));
     ASSERT_TRUE(layout.ok());
     const std::vector<uint8_t> keys = tests::memory_of(dtype, written.at("keys"));
     const std::vector<uint8_t> values = tests::memory_of(dtype, written.at("values"));
@@ -47,7 +47,7 @@ TEST(TurboMindBytes, AreTheOraclesForPolicies0And4And8And16) {
 }
 
 TEST(TurboMindBytes, PackFourBitCodes0To7As20_64_31_75) {
-  const auto layout = make_block_layout({KvCacheMode::kInt4, DType::kF16, 1, 1, 16, 1});
+  const auto layout = make_pool_layout({KvCacheMode::kInt4, DType::kF16, 1, 1, 16, 1});
   ASSERT_TRUE(layout.ok());
   TestPool pool(layout.value(), 1);
   float row[16];
@@ -63,7 +63,7 @@ TEST(TurboMindBytes, PackFourBitCodes0To7As20_64_31_75) {
 
 // The fork's 32-layer case, written for real: its layers 30 and 31 land behind the block.
 TEST(TurboMindBytes, StayInsideTheBlockAt32Layers) {
-  const auto layout = make_block_layout({KvCacheMode::kFp4Mx, DType::kF16, 32, 8, 128, 64});
+  const auto layout = make_pool_layout({KvCacheMode::kFp4Mx, DType::kF16, 32, 8, 128, 64});
   ASSERT_TRUE(layout.ok());
   TestPool pool(layout.value(), 2);
   const std::vector<float> rows(64 * 8 * 128, 1.0f);

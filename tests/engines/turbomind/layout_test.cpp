@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 constexpr Geometry kLlama8B = {KvCacheMode::kNone, DType::kF16, 32, 8, 128, 64};
 
 PoolLayout layout_of(Geometry geometry) {
-  Result<PoolLayout> layout = make_block_layout(geometry);
+  Result<PoolLayout> layout = make_pool_layout(geometry);
   if (!layout.ok()) ADD_FAILURE() << layout.error().message;
   return layout.ok() ? layout.value() : PoolLayout{};
 }
@@ -156,7 +156,7 @@ TEST(TurboMindLayout, TurnsATableOfPointersIntoIds) {
 
 TEST(TurboMindLayout, RefusesAGeometryThatTheModeCannotStore) {
   const auto message = [](Geometry geometry) {
-    const auto layout = make_block_layout(geometry);
+    const auto layout = make_pool_layout(geometry);
     return layout.ok() ? std::string("accepted") : layout.error().message;
   };
   Geometry geometry = kLlama8B;
@@ -178,7 +178,7 @@ TEST(TurboMindLayout, RefusesAGeometryThatTheModeCannotStore) {
 
 TEST(TurboMindLayout, RefusesABlockThatNoIntegerCounts) {
   constexpr int kMax = std::numeric_limits<int>::max();
-  const auto layout = make_block_layout({KvCacheMode::kInt8, DType::kF16, kMax, kMax, 128, kMax});
+  const auto layout = make_pool_layout({KvCacheMode::kInt8, DType::kF16, kMax, kMax, 128, kMax});
   ASSERT_FALSE(layout.ok());
   EXPECT_EQ(layout.error().code, ErrorCode::kOutOfRange);
 }

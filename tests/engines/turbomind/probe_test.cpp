@@ -101,7 +101,7 @@ class Fp4Blocks : public ::testing::TestWithParam<Mode> {
  protected:
   Fp4Blocks()
       : pool_(
-            make_block_layout({GetParam().mode, DType::kBF16, kLayers, kHeads, kHeadDim, kBlockLen})
+            make_pool_layout({GetParam().mode, DType::kBF16, kLayers, kHeads, kHeadDim, kBlockLen})
                 .value(),
             4) {
     for (const int block : kBlocks) {
@@ -228,10 +228,10 @@ INSTANTIATE_TEST_SUITE_P(Both, Fp4Blocks,
                          });
 
 TEST(Fp4Probe, RefusesModesAndHeadsWithoutTwoScales) {
-  const PoolLayout int8 = make_block_layout({KvCacheMode::kInt8, DType::kF16, 1, 1, 64, 4}).value();
+  const PoolLayout int8 = make_pool_layout({KvCacheMode::kInt8, DType::kF16, 1, 1, 64, 4}).value();
   EXPECT_THAT(fp4_kv_probe_host(int8, {}, 0, 0, 0).error().message, HasSubstr("the mode is int8"));
   const PoolLayout small =
-      make_block_layout({KvCacheMode::kFp4Mx, DType::kF16, 1, 1, 16, 4}).value();
+      make_pool_layout({KvCacheMode::kFp4Mx, DType::kF16, 1, 1, 16, 4}).value();
   EXPECT_THAT(fp4_kv_probe_host(small, {}, 0, 0, 0).error().message, HasSubstr("head_dim is 16"));
 }
 

@@ -82,7 +82,7 @@ class TurboMindModes : public ::testing::TestWithParam<KvCacheMode> {};
 // parameters: both would read other numbers than were written.
 TEST_P(TurboMindModes, AttendAndGatherReadWhatAppendWroteWithItsScales) {
   const Geometry geometry = {GetParam(), DType::kF16, 2, 2, 64, 8};
-  const auto layout = make_block_layout(geometry);
+  const auto layout = make_pool_layout(geometry);
   ASSERT_TRUE(layout.ok());
   const float global_scales[] = {1, 1, 0.5f, 2};  // layer 1 is tested
   const GlobalScales global = GetParam() == KvCacheMode::kFp4Nv
