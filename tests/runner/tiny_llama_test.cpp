@@ -71,6 +71,20 @@ TEST_P(TinyLlama, HasThemFromTheKvxCacheToo) {
   expect_golden(all_logits(*model_, *attention.value(), tokens_));
 }
 
+TEST_P(TinyLlama, ReportsItsStepsAndStopsAtAnError) {
+  ReferenceAttention attention(model_->config(), 3);
+  ASSERT_GT(tokens_.size(), 6u);
+  std::vector<int64_t> fed;
+  const Status stopped = model_->forward(tokens_, attention, nullptr, [&](int64_t num_fed) {
+    fed.push_back(num_fed);
+    return num_fed < 6 ? Status{} : Status{unsupported("enough")};
+  });
+  ASSERT_FALSE(stopped.ok());
+  EXPECT_EQ(stopped.error().message, "enough");
+  EXPECT_EQ(fed, (std::vector<int64_t>{3, 6}));
+  EXPECT_EQ(attention.num_tokens(), 6);
+}
+
 TEST_P(TinyLlama, DoesNotDependOnHowTokensAreCutIntoSteps) {
   for (const int64_t step : {1, 3, 7}) {
     ReferenceAttention attention(model_->config(), step);
