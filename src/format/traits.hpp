@@ -1,4 +1,4 @@
-// A format's facts as kernels of every backend use them: what the facts leave no choice about is a
+// A format's facts as kernels of every backend use them: a fact with one permitted value is a
 // constant.
 #pragma once
 

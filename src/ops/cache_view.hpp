@@ -53,8 +53,8 @@ struct SideView {
   ScaleAddress scales;
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
   bool is_alias = false;        // V that is a part of K's rows (latent caches): never written
-  bool is_interleaved = false;  // E2M1 codes in interleaved order (format/interleaved.hpp), which
-                                // the GPU's verbs alone take
+  bool is_interleaved = false;  // E2M1 codes in interleaved order (format/interleaved_order.hpp),
+                                // which the GPU's verbs alone take
 
   // Whether rows of its own are written: not of a side without numbers, nor of an alias.
   KVX_HOST_DEVICE bool is_stored() const { return head_dim > 0 && !is_alias; }

@@ -18,7 +18,7 @@ struct AppendWalks {
   FastDivide by_num_heads;
 };
 
-// Of K and V of a params, in one launch: blockIdx.y is the side.
+// Of K and V of a call, in one launch: blockIdx.y is the side.
 struct AppendLaunch {
   AppendWalks walks;
   LaunchShape shape;

@@ -181,7 +181,7 @@ class ScaledPartEncoder {
   };
 
   // result[c][i] = lane vector c of group i folded, for the groups of n tokens: as many at once as
-  // a vector has lanes. find(span, i, lanes) leaves the vectors of a group in lanes[0..Count).
+  // a vector has lanes. find(span, i, lanes) stores the vectors of a group in lanes[0..Count).
   template <class Lanes, int Count, class Find, class Combine>
   KVX_INLINE void fold_groups(int first_token, int n, const Find& find, const Combine& combine,
                               float (*result)[kMostGroups]) {

@@ -114,7 +114,7 @@ __device__ inline void store_words_of_warp(const uint32_t (&words)[Words], bool 
   }
 }
 
-// Words of a chunk's packed codes. These two know where they lie in a row.
+// Words of a chunk's packed codes, loaded and stored by the chunk's place in its row.
 template <class Format>
 inline constexpr int kChunkWords = kChunk* Format::Codec::kBits / 32;
 

@@ -1,4 +1,4 @@
-// What a kernel says and waits for that may begin before the stream's earlier work has ended
+// What a kernel signals and waits for that may begin before the stream's earlier work has ended
 // (overlapping_launch.cuh).
 #pragma once
 

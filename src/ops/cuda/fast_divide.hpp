@@ -1,5 +1,5 @@
-// FastDivide: division by a number that the host knows, without the device's division, of which a
-// 64-bit one takes a hundred instructions.
+// FastDivide: division by a number that is fixed on the host, without the device's division, of
+// which a 64-bit one takes a hundred instructions.
 #pragma once
 
 #include <bit>

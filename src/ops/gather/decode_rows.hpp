@@ -11,7 +11,7 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Where a params's rows come from and go to, token by token.
+// Where a run's rows come from and go to, token by token.
 struct DecodeRow {
   float* x;               // [head_dim]
   const uint8_t* codes;   // the row's packed codes

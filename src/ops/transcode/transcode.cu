@@ -106,7 +106,7 @@ bool run_fits_chunks(const TranscodeParams& params) {
          static_cast<uint32_t>(INT32_MAX / kWarp / params.append.num_heads);
 }
 
-// Makes the params's rows append's input, where all of them are of one 16-bit type and
+// Makes the source's rows append's input, where all of them are of one 16-bit type and
 // untransformed. The type, or none.
 std::optional<DType> find_stored_input(TranscodeParams& params) {
   std::optional<DType> type;

@@ -66,14 +66,14 @@ enum class Fixed { kTwoDigits, kHighDigit, kWord };
 using Ints = decltype(Widest{} < Widest{});
 inline constexpr int kIntLanes = kLanes<Widest>;
 
-// Of a probability's fixed-point number and a step's; their product is as full-precision as the
+// Of a probability's fixed-point number and a step's; their product has as many bits as the
 // first.
 inline constexpr float kMostWord = 65535;
 inline constexpr float kMostStepWord = 32767;
 
 // The value tile: [head_dim / kIntLanes parts][16 places of four tokens][kIntLanes numbers x 4
 // tokens], bytes. Place j holds tokens 4 * four_at(j) on, the order in which packing digits to
-// bytes leaves them: lane by lane of 16 bytes, of each lane four numbers of each of four vectors.
+// bytes stores them: lane by lane of 16 bytes, of each lane four numbers of each of four vectors.
 inline constexpr int kPlaces = kMaxTileTokens / 4;
 inline constexpr int kPlaceBytes = 4 * kIntLanes;
 inline constexpr int kPartBytes = kPlaces * kPlaceBytes;

@@ -92,7 +92,7 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, float la
       store_pairs(fixed, chunk + d % 16 * 2);
     } else {
       store_in_places<Codec, P>((fixed + 128) >> 8, at);
-      store_in_places<Codec, P>(fixed, at + 16);  // what is left is the lowest byte
+      store_in_places<Codec, P>(fixed, at + 16);  // the lowest byte is the rest
     }
   }
   const int correction = -CodeBytes<Codec>::kKeyBias * sum_of_ints(sum);
