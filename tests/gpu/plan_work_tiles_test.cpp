@@ -31,7 +31,7 @@ WorkTilePlan plan_of_four_bits() {
   return plan;
 }
 
-// What cudaOccupancyMaxActiveClusters says on an H200, as far as it was asked (4, 8, 10 and 12 to
+// What cudaOccupancyMaxActiveClusters returns on an H200, as far as it was called (4, 8, 10 and 12 to
 // 16 CTAs of 16 warps, 8, 10 and 12 to 16 of 8): seven groups of multiprocessors, and what is left
 // takes clusters of eight at most.
 int h200_clusters(int warps_of_cta, int ctas) {
@@ -117,7 +117,7 @@ TEST(PlanWorkTiles, OfFourBitsAreInCtasOfTwoWarps) {
   EXPECT_EQ(plan.num_splits, 2);
 }
 
-TEST(PlanWorkTiles, KnowTheSizeOfCtasThatSuitsTheRows) {
+TEST(PlanWorkTiles, PreferTheSizeOfCtasThatSuitsTheRows) {
   const DecodeMmaKernel four_bits = plan_of_four_bits().decode_mma;
   DecodeMmaKernel eight_bits = four_bits, many_rows = four_bits, with_gaps = four_bits;
   eight_bits.step_tokens = 16;
@@ -156,7 +156,7 @@ TEST(PlanWorkTiles, OfAWindowHaveItsFirstTokensToo) {
   EXPECT_EQ(plan.num_splits, 2);
 }
 
-// The launch that merges takes what the sinks' split leaves.
+// The launch that merges merges what the split of the sinks stores.
 TEST(PlanWorkTiles, OfManySinksAreNotMergedInAClusterOfTheOthers) {
   WorkTilePlan plan = plan_for(4, 1024, h200_clusters);
   ASSERT_TRUE(plan.merges_in_cluster);

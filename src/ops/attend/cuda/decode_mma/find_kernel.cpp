@@ -37,8 +37,8 @@ cudaError_t allow_shared_bytes(const CudaContext& context, const DecodeMmaKernel
                               context.device.shared_bytes_per_cta);
 }
 
-int ask_clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel,
-                         int warps_of_cta, int ctas) {
+int query_clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel,
+                           int warps_of_cta, int ctas) {
   const int shared_bytes = warps_of_cta * kernel.warp_shared_bytes;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -84,7 +84,7 @@ int clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel, 
   const std::tuple key(context.device.index, kernel.function, warps_of_cta, ctas);
   const std::lock_guard lock(mutex);
   const auto [found, is_new] = known.try_emplace(key, 0);
-  if (is_new) found->second = ask_clusters_at_once(context, kernel, warps_of_cta, ctas);
+  if (is_new) found->second = query_clusters_at_once(context, kernel, warps_of_cta, ctas);
   return found->second;
 }
 

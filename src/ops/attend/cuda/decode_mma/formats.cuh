@@ -83,14 +83,14 @@ DecodeMmaKernel decode_mma_kernel_of(const TileTraits& traits) {
   using Values = TileValues<typename ValueFormat::Element, ValueChoice, Dim, Bulk, Padded>;
   // fp8 beside full-precision window mostly has given scales; padded instances take all of them.
   constexpr bool kIs16Bits = KeyFormat::Element::kBits == 16 && ValueFormat::Element::kBits == 16;
-  constexpr bool kTakesFullPrecision =
+  constexpr bool kAcceptsFullPrecision =
       !kIs16Bits && (Padded || SharedScales || !std::is_same_v<KeyScale, RowF32> ||
                      !std::is_same_v<ValueScale, RowF32>);
-  constexpr int kMostColumns = Padded ? 1 : 2;
+  constexpr int kMostNTiles = Padded ? 1 : 2;
   DecodeMmaKernel kernel =
       traits.has_many_rows
-          ? decode_mma_kernel<Keys, Values, Dim, kMostColumns, kTakesFullPrecision>()
-          : decode_mma_kernel<Keys, Values, Dim, 1, kTakesFullPrecision>();
+          ? decode_mma_kernel<Keys, Values, Dim, kMostNTiles, kAcceptsFullPrecision>()
+          : decode_mma_kernel<Keys, Values, Dim, 1, kAcceptsFullPrecision>();
   kernel.shares_scales = SharedScales;
   return kernel;
 }

@@ -31,7 +31,7 @@ struct WorkTilePlace {
   TokenRange tokens;
   TokenRange packed;  // of the sequence: the others are full-precision
 
-  // A window's, before tokens and a hole. Found again behind the walk, which has no registers for
+  // A window's, before tokens and a gap. Found again behind the walk, which has no registers for
   // what is needed there.
   __device__ bool has_sinks(const DecodeMmaParams& params) const {
     return params.window_sinks > 0 && !params.splits_off_sinks && split == 0 && tokens.begin > 0;
@@ -82,9 +82,10 @@ __device__ inline WorkTilePlace find_work_tile(const DecodeMmaParams& params, in
   return place;
 }
 
-// Of its split. A few sinks of a window are the first split's too, many are a split of their own
-// (plan_work_tiles.hpp). Where no whole tile lies between them and the window, all is one range;
-// where one does, its block may be gone already. is_apart: from sinks, which another split sees.
+// Tokens of the work tile's split. A few sinks of a window are the first split's too, many are a
+// split of their own (plan_work_tiles.hpp). Where no whole tile lies between them and the window,
+// all is one range; where one does, its block may be gone already. is_apart: from sinks, which
+// another split sees.
 __device__ inline TokenRange tokens_of_work_tile(const DecodeMmaParams& params,
                                                  const WorkTilePlace& place, int step_tokens,
                                                  bool& is_apart) {
@@ -96,11 +97,11 @@ __device__ inline TokenRange tokens_of_work_tile(const DecodeMmaParams& params,
     return split_of(seen, params.num_splits, place.split, step_tokens);
   }
   const int sink_tiles = (params.window_sinks - 1) / kTileTokens + 1;
-  const bool has_hole = sink_tiles < seen.begin / kTileTokens;
+  const bool has_gap = sink_tiles < seen.begin / kTileTokens;
   const int own_splits = params.splits_off_sinks ? 1 : 0;
-  if (place.split < own_splits) return {0, has_hole ? params.window_sinks : 0};
-  is_apart = has_hole && params.splits_off_sinks;
-  const TokenRange range = {has_hole ? seen.begin : 0, seen.end};
+  if (place.split < own_splits) return {0, has_gap ? params.window_sinks : 0};
+  is_apart = has_gap && params.splits_off_sinks;
+  const TokenRange range = {has_gap ? seen.begin : 0, seen.end};
   return split_of(range, place.num_splits - own_splits, place.split - own_splits, step_tokens);
 }
 
@@ -113,18 +114,18 @@ __device__ inline TokenRange common_tokens(TokenRange a, TokenRange b) {
 // and become those of both; they stay where this warp has no full-precision ones. A function of its
 // own, for all pairs of formats: it runs once, beside loops that have all registers. shared: this
 // warp's ring, in which its queries lie.
-template <int Dim, int Columns, bool Padded>
+template <int Dim, int NTiles, bool Padded>
 __device__ __noinline__ void attend_full_precision_window(const DecodeMmaParams& params,
                                                           WorkTilePlace place,
-                                                          LaneSoftmax<Columns> softmax,
-                                                          LaneBias<Columns> bias, uint32_t shared,
-                                                          WarpRows<Dim, Columns>* rows) {
+                                                          LaneSoftmax<NTiles> softmax,
+                                                          LaneBias<NTiles> bias, uint32_t shared,
+                                                          WarpRows<Dim, NTiles>* rows) {
   using Keys = TileKeys<TileBf16, NoScale, Dim, false, Padded>;
   using Values = TileValues<TileBf16, NoScale, Dim, false, Padded>;
   const int first_tile = place.tokens.begin / kTileTokens * kTileTokens;
   const int end_tile = (place.tokens.end + kTileTokens - 1) / kTileTokens * kTileTokens;
-  const TokenRange hole = {min(max(place.packed.begin, first_tile), end_tile),
-                           min(max(place.packed.end, first_tile), end_tile)};
+  const TokenRange packed_range = {min(max(place.packed.begin, first_tile), end_tile),
+                                   min(max(place.packed.end, first_tile), end_tile)};
   const int num_heads = params.heads_of_cta;
   const int sink_steps = place.has_sinks(params) ? steps_over_sinks(params, kTileTokens) : 0;
   const TileWalk walk = {
@@ -134,13 +135,13 @@ __device__ __noinline__ void attend_full_precision_window(const DecodeMmaParams&
       .head = place.kv_head - params.full_precision_first_head,
       .warp = static_cast<int>(threadIdx.x / kWarp) / num_heads,
       .tokens = place.tokens,
-      .hole = hole,
+      .packed_range = packed_range,
       .sink_steps = sink_steps,
       .sinks_end = end_of_sinks(params, place.tokens.begin, sink_steps, kTileTokens),
       .packed = place.packed,
   };
-  TileWorkTile<Keys, Values, Dim, Columns, true> work_tile(walk, place.shape, place.first_row,
-                                                           place.num_rows, shared);
+  TileWorkTile<Keys, Values, Dim, NTiles, true> work_tile(walk, place.shape, place.first_row,
+                                                          place.num_rows, shared);
   if (work_tile.is_empty()) return;
   work_tile.begin_with(shared, bias);
   work_tile.start_with(*rows, softmax);
@@ -151,21 +152,21 @@ __device__ __noinline__ void attend_full_precision_window(const DecodeMmaParams&
 
 // How a warp's shared memory is used, and how many warps a multiprocessor takes.
 //
-// [barriers][a column's queries][ring over packed tokens]
+// [barriers][queries of an n-tile][ring over packed tokens]
 // [        ][rows for the merge][ring over full-precision tokens  ]   after it, in the same memory
 // [        ][                  ][queries for those      ]   before both
-template <class Keys, class Values, int Dim, int Columns, bool TakesFullPrecision>
+template <class Keys, class Values, int Dim, int NTiles, bool AcceptsFullPrecision>
 struct WarpMemory {
-  using Packed = TileConfig<Keys, Values, Columns, false>;
-  using Rows = WarpRows<Dim, Columns>;
-  static constexpr bool kTakesFullPrecision = TakesFullPrecision;
+  using Packed = TileConfig<Keys, Values, NTiles, false>;
+  using Rows = WarpRows<Dim, NTiles>;
+  static constexpr bool kAcceptsFullPrecision = AcceptsFullPrecision;
   static constexpr bool kIsPadded = Packed::kIsPadded;
   static constexpr int kRowsAt = Packed::kBarrierBytes;
   static constexpr int kFullPrecisionAt = kRowsAt + static_cast<int>(sizeof(Rows));
   static constexpr int kFullPrecisionWindow =
-      kFullPrecisionAt + (kTakesFullPrecision ? 4 * kTileTokens * Dim : 0);
-  static_assert(!kTakesFullPrecision ||
-                (kFullPrecisionAt + FullPrecisionQueries<Dim>::bytes(Columns) <=
+      kFullPrecisionAt + (kAcceptsFullPrecision ? 4 * kTileTokens * Dim : 0);
+  static_assert(!kAcceptsFullPrecision ||
+                (kFullPrecisionAt + FullPrecisionQueries<Dim>::bytes(NTiles) <=
                      kFullPrecisionWindow &&
                  Packed::kRingAt <= kFullPrecisionAt));
   static constexpr int kBytes =
@@ -173,7 +174,7 @@ struct WarpMemory {
   static_assert(kFullPrecisionAt % 16 == 0 && kBytes % 16 == 0);
   // In CTAs of 1, 2, 4 or 8 warps: as many as shared memory and registers are for.
   static constexpr int kInMemory = kMultiprocessorBytes / (kBytes + kReservedBytes / 4);
-  static constexpr int kInRegisters = Dim > 128 ? 8 : Columns == 1 ? 16 : 12;
+  static constexpr int kInRegisters = Dim > 128 ? 8 : NTiles == 1 ? 16 : 12;
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
 };
 
@@ -329,7 +330,7 @@ __device__ __forceinline__ void attend_decode_mma_of(const DecodeMmaParams& para
   // computed once a warp, in registers of the warp.
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0);
   int num_heads = 1, head = 0;
-  if constexpr (Memory::Packed::kTakesHeads) {
+  if constexpr (Memory::Packed::kAcceptsHeads) {
     num_heads = params.heads_of_cta;
     head = warp % num_heads;
   }
@@ -367,27 +368,27 @@ __device__ __forceinline__ void attend_decode_mma_of(const DecodeMmaParams& para
       .head = place.head,
       .warp = warp / num_heads,
       .tokens = tokens,
-      .hole = {},
+      .packed_range = {},
       .sink_steps = sink_steps,
       .sinks_end = is_apart ? 0 : end_of_sinks(params, tokens.begin, sink_steps, kStepTokens),
       .packed = place.packed,
   };
-  TileWorkTile<Keys, Values, Rows::kDim, Rows::kColumns, false> work_tile(
+  TileWorkTile<Keys, Values, Rows::kDim, Rows::kNTiles, false> work_tile(
       walk, place.shape, place.first_row, place.num_rows, ring);
   work_tile.begin();
   work_tile.start_empty();
   work_tile.run();
-  if constexpr (Memory::kTakesFullPrecision) {
+  if constexpr (Memory::kAcceptsFullPrecision) {
     if (place.has_full_precision(params)) {
       work_tile.store_queries(ring + Memory::kFullPrecisionAt);
     }
   }
   work_tile.store_sums(*rows);
   work_tile.store_softmax(*rows);  // before the call: across it, it would cost registers
-  if constexpr (Memory::kTakesFullPrecision) {
+  if constexpr (Memory::kAcceptsFullPrecision) {
     __syncwarp();
     if (place.has_full_precision(params)) {
-      attend_full_precision_window<Rows::kDim, Rows::kColumns, Memory::kIsPadded>(
+      attend_full_precision_window<Rows::kDim, Rows::kNTiles, Memory::kIsPadded>(
           params, place, work_tile.softmax(), work_tile.bias(), ring + Memory::kFullPrecisionAt,
           rows);
     }
@@ -413,9 +414,9 @@ __global__ void __launch_bounds__(Memory::kWarpsAtOnce* kWarp)
 }
 
 // What an instance tells the host.
-template <class Keys, class Values, int Dim, int Columns, bool TakesFullPrecision>
+template <class Keys, class Values, int Dim, int NTiles, bool AcceptsFullPrecision>
 DecodeMmaKernel decode_mma_kernel() {
-  using Memory = WarpMemory<Keys, Values, Dim, Columns, TakesFullPrecision>;
+  using Memory = WarpMemory<Keys, Values, Dim, NTiles, AcceptsFullPrecision>;
   return {
       .function = reinterpret_cast<const void*>(&attend_decode_mma<Memory, Keys, Values>),
       .rows = Memory::Rows::kRows,
@@ -423,8 +424,8 @@ DecodeMmaKernel decode_mma_kernel() {
       .warp_shared_bytes = Memory::kBytes,
       .step_tokens = Memory::Packed::kStepTokens,
       .tiles_at_once = Memory::Packed::kTilesAtOnce,
-      .accepts_full_precision = Memory::kTakesFullPrecision,
-      .accepts_heads = Memory::Packed::kTakesHeads,
+      .accepts_full_precision = Memory::kAcceptsFullPrecision,
+      .accepts_heads = Memory::Packed::kAcceptsHeads,
   };
 }
 

@@ -12,7 +12,7 @@
 
 namespace kvx::ops::cuda {
 
-// Queries as the B operand: registers [step][2] of 8 columns.
+// Queries as the B operand: registers [k-iteration][2] of an n-tile of 8 queries.
 template <int Dim>
 struct Queries {
   uint32_t b[Dim / 16][2];
@@ -23,8 +23,8 @@ struct Queries {
   float2 starts[Dim / 64] = {};  // of the scores' parts: what takes away the keys' offsets
 };
 
-// The same of more columns than registers hold, in a warp's shared memory. Of a column:
-// [step][lane] pairs of b, [part][lane] of starts, [lane] scales, with column 0's; each 8 bytes.
+// The same of more n-tiles than registers hold, in a warp's shared memory. Of an n-tile:
+// [step][lane] pairs of b, [part][lane] of starts, [lane] scales, with n-tile 0's; each 8 bytes.
 template <int Dim>
 struct SharedQueries {
   static constexpr int kSteps = Dim / 16;
@@ -56,7 +56,7 @@ struct SharedQueries {
   }
 
  private:
-  // Column 0 is in registers.
+  // N-tile 0 is in registers.
   __device__ uint32_t place(int column, int i) const {
     return at + (column - 1) * kBytes + i * 32 * 8;
   }
@@ -65,16 +65,16 @@ struct SharedQueries {
   }
 };
 
-// Queries of all columns.
-template <int Dim, int Columns, bool IsShared>
+// Queries of all n-tiles.
+template <int Dim, int NTiles, bool IsShared>
 struct AllQueries {
-  Queries<Dim> columns[Columns];
+  Queries<Dim> columns[NTiles];
   SharedQueries<Dim> shared;
 
   __device__ void share() const {
     if constexpr (IsShared) {
 #pragma unroll
-      for (int c = 1; c < Columns; ++c) shared.store(c, columns[c], columns[0].scale);
+      for (int c = 1; c < NTiles; ++c) shared.store(c, columns[c], columns[0].scale);
     }
   }
   __device__ uint2 operand(int c, int step) const {
@@ -95,7 +95,7 @@ struct AllQueries {
   }
 };
 
-// Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. Columns: of 8
+// Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. NTiles: of 8
 // queries each; a decoded key meets all of them. Bulk: tiles come in bulk copies, unswizzled.
 // Padded: rows may be shorter than Dim (tile_copy_padded.cuh).
 template <class Element, class Scale, int Dim, bool Bulk, bool Padded>
@@ -103,7 +103,7 @@ struct TileKeys {
   static constexpr bool kIsBulk = Bulk;
   static constexpr int kDim = Dim;
   static constexpr bool kHasOffset = Element::kHasKeyOffset;
-  // Whether one column's scores of a whole step are found faster at once than in two passes (as
+  // Whether one n-tile's scores of a whole stage are found faster at once than in two passes (as
   // measured): of E2M1, unless they would spill.
   static constexpr bool kHasRoomForSteps =
       Scale::kOnOperand && (Scale::kGroup == 32 || !std::is_same_v<Element, TileE2M1Interleaved>);
@@ -115,9 +115,9 @@ struct TileKeys {
   static constexpr int kParts = Dim / 64;  // of a row, each with accumulators of its own
   // bf16 has too few digits for a query of f16 or f32: it comes in two parts, where there are
   // registers for the second.
-  template <int Columns>
+  template <int NTiles>
   static constexpr bool kHasLowQueries =
-      Element::kBits == 16 && !Mma::kScalesQueries && Dim <= 128 && Columns == 1;
+      Element::kBits == 16 && !Mma::kScalesQueries && Dim <= 128 && NTiles == 1;
 
   // Scores come out divided by this.
   static constexpr float unit() {
@@ -156,14 +156,14 @@ struct TileKeys {
   static constexpr bool kIsTurboMind = Scale::kHasZero;
   __device__ static int code_of_nibble(int n) { return kIsTurboMind ? n % 4 * 2 + n / 4 : n; }
 
-  template <int Columns, bool IsShared>
+  template <int NTiles, bool IsShared>
   __device__ static void score(uint32_t tile, Scales scales,
-                               const AllQueries<Dim, Columns, IsShared>& queries,
-                               bool scale_is_bf16, int lane, Fragment (&scores)[Columns]) {
-    Fragment parts[Columns][kParts] = {};
+                               const AllQueries<Dim, NTiles, IsShared>& queries, bool scale_is_bf16,
+                               int lane, Fragment (&scores)[NTiles]) {
+    Fragment parts[NTiles][kParts] = {};
     if constexpr (Element::kHasKeyOffset) {
 #pragma unroll
-      for (int i = 0; i < Columns * Scale::kGroups; ++i) {
+      for (int i = 0; i < NTiles * Scale::kGroups; ++i) {
         const float2 start = queries.start(i / Scale::kGroups, i % Scale::kGroups);
         parts[i / Scale::kGroups][i % Scale::kGroups] = {{start.x, start.y, start.x, start.y}};
       }
@@ -178,31 +178,31 @@ struct TileKeys {
     }
     if constexpr (Scale::kIsNone || Scale::kOnOperand) {
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) scores[c] = parts[c][0];
+      for (int c = 0; c < NTiles; ++c) scores[c] = parts[c][0];
     } else {
       const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
       const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) scores[c] = scaled(a, b, parts[c], queries.columns[c].sums);
+      for (int c = 0; c < NTiles; ++c) scores[c] = scaled(a, b, parts[c], queries.columns[c].sums);
     }
   }
 
  private:
   // A step's 16 channels into the accumulators of a part.
-  template <int Columns, bool IsShared>
+  template <int NTiles, bool IsShared>
   __device__ static void add(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                             const AllQueries<Dim, Columns, IsShared>& queries, int step,
-                             Fragment (&parts)[Columns][kParts], int part) {
+                             const AllQueries<Dim, NTiles, IsShared>& queries, int step,
+                             Fragment (&parts)[NTiles][kParts], int part) {
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       const uint2 b = queries.operand(c, step);
       Mma::add(parts[c][part], a0, a1, a2, a3, b.x, b.y);
     }
   }
 
-  template <int Columns, bool IsShared>
-  __device__ static void score_16(uint32_t tile, const AllQueries<Dim, Columns, IsShared>& queries,
-                                  Fragment (&parts)[Columns][kParts], int lane) {
+  template <int NTiles, bool IsShared>
+  __device__ static void score_16(uint32_t tile, const AllQueries<Dim, NTiles, IsShared>& queries,
+                                  Fragment (&parts)[NTiles][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
     [[maybe_unused]] Fragment low_part = {};  // apart: a sum waits for itself
 #pragma unroll
@@ -212,21 +212,21 @@ struct TileKeys {
       const uint4 y = load_shared_16(chunk_address<kRowBytes, !Bulk>(tile, g + 8, chunk));
       add(x.x, y.x, x.y, y.y, queries, 2 * i, parts, 0);
       add(x.z, y.z, x.w, y.w, queries, 2 * i + 1, parts, 0);
-      if constexpr (kHasLowQueries<Columns>) {
+      if constexpr (kHasLowQueries<NTiles>) {
         const auto& low = queries.columns[0].low;
         Mma::add(low_part, x.x, y.x, x.y, y.y, low[2 * i][0], low[2 * i][1]);
         Mma::add(low_part, x.z, y.z, x.w, y.w, low[2 * i + 1][0], low[2 * i + 1][1]);
       }
     }
-    if constexpr (kHasLowQueries<Columns>) {
+    if constexpr (kHasLowQueries<NTiles>) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) parts[0][0].d[j] += low_part.d[j];
     }
   }
 
-  template <int Columns, bool IsShared>
-  __device__ static void score_8(uint32_t tile, const AllQueries<Dim, Columns, IsShared>& queries,
-                                 Fragment (&parts)[Columns][kParts], int lane) {
+  template <int NTiles, bool IsShared>
+  __device__ static void score_8(uint32_t tile, const AllQueries<Dim, NTiles, IsShared>& queries,
+                                 Fragment (&parts)[NTiles][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -244,10 +244,10 @@ struct TileKeys {
     }
   }
 
-  template <int Columns, bool IsShared>
+  template <int NTiles, bool IsShared>
   __device__ static void score_4(uint32_t tile, Scales scales,
-                                 const AllQueries<Dim, Columns, IsShared>& queries,
-                                 Fragment (&parts)[Columns][kParts], int lane) {
+                                 const AllQueries<Dim, NTiles, IsShared>& queries,
+                                 Fragment (&parts)[NTiles][kParts], int lane) {
     const int g = lane / 4, t = lane % 4;
     uint32_t low[kParts], high[kParts];  // this lane's scales of tokens g and g + 8, both halves
     if constexpr (Scale::kOnOperand) operand_scales(scales, g, t, low, high);

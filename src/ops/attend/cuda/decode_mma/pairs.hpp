@@ -1,5 +1,5 @@
-// The pairs of K's and V's formats for which the tensor cores' kernel is compiled. Each has its
-// instances in a file attend/cuda/instances/<family>.cu; a missing one is a link error.
+// The pairs of K's and V's formats for which decode_mma is compiled. Each has its
+// instances in a file of instances/; a missing one is a link error.
 #pragma once
 
 #include "ops/attend/cuda/common/launch.hpp"

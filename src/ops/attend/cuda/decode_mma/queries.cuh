@@ -71,8 +71,8 @@ struct FullPrecisionQueries {
   static constexpr int bytes(int columns) { return columns * kNTileRows * kRowBytes; }
 
   // to: of the column's row 0. sign: what rows are multiplied by.
-  template <class Keys, int Columns, bool IsShared>
-  __device__ static void leave(const AllQueries<Dim, Columns, IsShared>& queries, int column,
+  template <class Keys, int NTiles, bool IsShared>
+  __device__ static void store(const AllQueries<Dim, NTiles, IsShared>& queries, int column,
                                float sign, uint32_t to, int lane) {
     const float by = __fdividef(sign, queries.scale(column));
     const uint32_t row = to + lane / 4 * kRowBytes;
@@ -97,7 +97,7 @@ struct FullPrecisionQueries {
 
   // from: of the column's row 0.
   template <class Keys>
-  __device__ static void take(uint32_t from, int lane, Queries<Dim>& queries) {
+  __device__ static void load(uint32_t from, int lane, Queries<Dim>& queries) {
     static_assert(Keys::kRun == 16 && std::is_same_v<typename Keys::Mma, MmaBf16>);
 #pragma unroll
     for (int i = 0; i < Dim / 32; ++i) {
@@ -110,11 +110,11 @@ struct FullPrecisionQueries {
 };
 
 template <class Keys, int Dim>
-class QueryColumn {
+class QueryNTile {
  public:
   // is_there: whether the work tile has this lane's row, row `row` of the sequence and KV head.
-  __device__ void ask(const DecodeMmaParams& params, const SequenceShape& shape, int kv_head,
-                      int row, bool is_there, int lane) {
+  __device__ void request(const DecodeMmaParams& params, const SequenceShape& shape, int kv_head,
+                          int row, bool is_there, int lane) {
     if (!is_there) return;
     const FloatRows& q = params.q;
     dim_ = Keys::kIsPadded ? params.key_dim : Dim;

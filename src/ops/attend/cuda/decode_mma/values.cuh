@@ -95,7 +95,7 @@ struct TileValues {
   __device__ static Row load_scales(Scales scales, int token, bool is_bf16) {
     return Scale::load(scales, token, is_bf16);
   }
-  __device__ static Row in_units(const Row& row, float unit) {
+  __device__ static Row normalised(const Row& row, float unit) {
     Row r = {};
 #pragma unroll
     for (int i = 0; i < Scale::kGroups; ++i) r.scale[i] = row.scale[i] * unit;
@@ -104,17 +104,17 @@ struct TileValues {
   }
 
   // weights: of tokens g, g + 8 and queries 2t, 2t + 1 of each column; a decoded value meets all of
-  // them. scale_unit: in_units'; a table's scales are in it.
-  template <class AnyScales, int Columns>
-  __device__ static void add(uint32_t tile, AnyScales scales, const Fragment (&weights)[Columns],
-                             float scale_unit, bool scale_is_bf16, int lane,
-                             ValueSums<Dim> (&sums)[Columns]) {
-    Weights w[Columns][Scale::kGroups];
+  // them. inverse_scale multiplies the scales; those of a table are multiplied already.
+  template <class AnyScales, int NTiles>
+  __device__ static void add(uint32_t tile, AnyScales scales, const Fragment (&weights)[NTiles],
+                             float inverse_scale, bool scale_is_bf16, int lane,
+                             ValueSums<Dim> (&sums)[NTiles]) {
+    Weights w[NTiles][Scale::kGroups];
     if constexpr (kScalesWeights) {
-      const Row a = weight_scales(scales, lane / 4, scale_unit, scale_is_bf16);
-      const Row b = weight_scales(scales, lane / 4 + 8, scale_unit, scale_is_bf16);
+      const Row a = weight_scales(scales, lane / 4, inverse_scale, scale_is_bf16);
+      const Row b = weight_scales(scales, lane / 4 + 8, inverse_scale, scale_is_bf16);
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) {
+      for (int c = 0; c < NTiles; ++c) {
         const float* d = weights[c].d;
 #pragma unroll
         for (int i = 0; i < Scale::kGroups; ++i) {
@@ -128,7 +128,7 @@ struct TileValues {
       }
     } else {
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) w[c][0] = operand(weights[c]);
+      for (int c = 0; c < NTiles; ++c) w[c][0] = operand(weights[c]);
     }
     if constexpr (Element::kBits == 16) {
       add_16(tile, w, lane, sums);
@@ -145,23 +145,23 @@ struct TileValues {
     return scales.row(token);
   }
   __device__ static Row weight_scales(Scales scales, int token, float unit, bool is_bf16) {
-    return in_units(load_scales(scales, token, is_bf16), unit);
+    return normalised(load_scales(scales, token, is_bf16), unit);
   }
 
-  template <int Columns>
-  using AllWeights = Weights[Columns][Scale::kGroups];
+  template <int NTiles>
+  using AllWeights = Weights[NTiles][Scale::kGroups];
 
   __device__ static Weights operand(const Fragment& w) {
     return {transpose_8x8(Mma::pack(w.d[0], w.d[1])), transpose_8x8(Mma::pack(w.d[2], w.d[3]))};
   }
 
   // Sixteen channels of all tokens into fragment i of every column's sums.
-  template <int Columns>
+  template <int NTiles>
   __device__ static void add(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                             const AllWeights<Columns>& w, int group,
-                             ValueSums<Dim> (&sums)[Columns], int i) {
+                             const AllWeights<NTiles>& w, int group, ValueSums<Dim> (&sums)[NTiles],
+                             int i) {
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       const Weights& weights = w[c][Scale::kGroups == 1 ? 0 : group];
       Mma::add(sums[c].f[i], a0, a1, a2, a3, weights.low, weights.high);
     }
@@ -174,9 +174,9 @@ struct TileValues {
     return load_matrices_transposed(chunk_address<kRowBytes, !Bulk>(tile, token, c + lane / 16));
   }
 
-  template <int Columns>
-  __device__ static void add_16(uint32_t tile, const AllWeights<Columns>& w, int lane,
-                                ValueSums<Dim> (&sums)[Columns]) {
+  template <int NTiles>
+  __device__ static void add_16(uint32_t tile, const AllWeights<NTiles>& w, int lane,
+                                ValueSums<Dim> (&sums)[NTiles]) {
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
       // In the order of the operand: no register moves.
@@ -187,9 +187,9 @@ struct TileValues {
     }
   }
 
-  template <int Columns>
-  __device__ static void add_8(uint32_t tile, const AllWeights<Columns>& w, int lane,
-                               ValueSums<Dim> (&sums)[Columns]) {
+  template <int NTiles>
+  __device__ static void add_8(uint32_t tile, const AllWeights<NTiles>& w, int lane,
+                               ValueSums<Dim> (&sums)[NTiles]) {
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
       const uint4 x = load_chunks(tile, c, lane);
@@ -200,9 +200,9 @@ struct TileValues {
     }
   }
 
-  template <class AnyScales, int Columns>
-  __device__ static void add_4(uint32_t tile, AnyScales scales_at, const AllWeights<Columns>& w,
-                               int lane, ValueSums<Dim> (&sums)[Columns]) {
+  template <class AnyScales, int NTiles>
+  __device__ static void add_4(uint32_t tile, AnyScales scales_at, const AllWeights<NTiles>& w,
+                               int lane, ValueSums<Dim> (&sums)[NTiles]) {
     OperandScales scales;
     if constexpr (Scale::kOnOperand) scales = operand_scales(scales_at, lane);
 #pragma unroll
@@ -218,16 +218,16 @@ struct TileValues {
     uint32_t low[kChunks];  // of tokens 2t and 2t + 1
     uint32_t high[kChunks];
   };
-  template <int Columns>
+  template <int NTiles>
   __device__ static void add_chunk_4(int c, uint32_t low, uint32_t high,
-                                     const AllWeights<Columns>& w, const OperandScales& scales,
-                                     ValueSums<Dim> (&sums)[Columns]) {
+                                     const AllWeights<NTiles>& w, const OperandScales& scales,
+                                     ValueSums<Dim> (&sums)[NTiles]) {
     Four a = Element::for_values(low);
     Four b = Element::for_values(high);
     if constexpr (kScalesFragments) {
-      AllWeights<Columns> scaled;
+      AllWeights<NTiles> scaled;
 #pragma unroll
-      for (int i = 0; i < Columns; ++i) {
+      for (int i = 0; i < NTiles; ++i) {
         scaled[i][0] = {multiply_f16x2(w[i][0].low, scales.low[c]),
                         multiply_f16x2(w[i][0].high, scales.high[c])};
       }

@@ -15,26 +15,26 @@
 
 namespace kvx::ops::cuda {
 
-// Softmax of queries 2t and 2t + 1 of each column of 8, in a lane: of its own tokens, but with the
+// Softmax of queries 2t and 2t + 1 of each query n-tile, in a lane: of its own tokens, but with the
 // warp's maximum.
-template <int Columns>
+template <int NTiles>
 struct LaneSoftmax {
-  float2 max[Columns];
-  float2 sum[Columns];
+  float2 max[NTiles];
+  float2 sum[NTiles];
 };
 
 // What is added to the scores of those queries.
-template <int Columns>
+template <int NTiles>
 struct LaneBias {
-  float2 of[Columns];
+  float2 of[NTiles];
 };
 
 // What a warp leaves in shared memory: weighted sums of V's numbers, and their softmax.
-template <int Dim, int Columns>
+template <int Dim, int NTiles>
 struct WarpRows {
   static constexpr int kDim = Dim;
-  static constexpr int kColumns = Columns;
-  static constexpr int kRows = Columns * kNTileRows;
+  static constexpr int kNTiles = NTiles;
+  static constexpr int kRows = NTiles * kNTileRows;
   // Lanes that store one channel of different rows meet no bank twice.
   alignas(16) float sums[kRows][Dim + 4];
   Softmax2 softmax[kRows];
@@ -85,12 +85,12 @@ using RingOf = std::conditional_t<
     Config::kIsBulk, BulkRing<Config>,
     std::conditional_t<Config::kHasStagesOfSides, NibblesRing<Config>, CopyRing<Config>>>;
 
-template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
+template <class Keys, class Values, int Dim, int NTiles, bool IsFullPrecision>
 class TileWorkTile {
  public:
-  using Config = TileConfig<Keys, Values, Columns, IsFullPrecision>;
+  using Config = TileConfig<Keys, Values, NTiles, IsFullPrecision>;
   using Ring = RingOf<Config>;
-  using Rows = WarpRows<Dim, Columns>;
+  using Rows = WarpRows<Dim, NTiles>;
 
   __device__ TileWorkTile(const TileWalk& walk, const SequenceShape& shape, int first_row,
                           int num_rows, uint32_t shared)
@@ -109,11 +109,11 @@ class TileWorkTile {
 
   __device__ void begin() {
     find_seen();
-    QueryColumn<Keys, Dim> columns[Columns];
+    QueryNTile<Keys, Dim> columns[NTiles];
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       const int r = c * kNTileRows + lane_ / 4;
-      columns[c].ask(params_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
+      columns[c].request(params_, shape_, kv_head_, first_row_ + r, r < num_rows_, lane_);
     }
     const float key_scale = key_scale_of_head();  // asked for early too
     if constexpr (Config::kIsPadded) {
@@ -122,7 +122,7 @@ class TileWorkTile {
       ring_.begin();
     }
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       columns[c].finish(params_, kv_head_, key_scale, transformed_row(), lane_, queries_.columns[c],
                         score_scale_[c], bias_[c]);
     }
@@ -134,12 +134,12 @@ class TileWorkTile {
   }
   // The walk over full-precision tokens begins with queries that the one over packed tokens left at
   // `from`, in the ring's memory.
-  __device__ void begin_with(uint32_t from, const LaneBias<Columns>& bias) {
+  __device__ void begin_with(uint32_t from, const LaneBias<NTiles>& bias) {
     find_seen();
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       const uint32_t column = from + FullPrecisionQueries<Dim>::bytes(c);
-      FullPrecisionQueries<Dim>::template take<Keys>(column, lane_, queries_.columns[c]);
+      FullPrecisionQueries<Dim>::template load<Keys>(column, lane_, queries_.columns[c]);
       const float log2 = params_.softcap == 0 ? kLog2E : 1.0f;
       const float scale = fabsf(params_.softmax_scale) * log2;
       score_scale_[c] = {scale, scale};
@@ -158,7 +158,7 @@ class TileWorkTile {
     for (float2& sum : softmax_.sum) sum = {};
   }
   // Goes on where the walk over packed tokens ended.
-  __device__ void start_with(const Rows& rows, const LaneSoftmax<Columns>& softmax);
+  __device__ void start_with(const Rows& rows, const LaneSoftmax<NTiles>& softmax);
   __device__ void run() {
     for (int i = 0; i < ring_.num_steps(); ++i) {
       attend_step(i);
@@ -166,14 +166,14 @@ class TileWorkTile {
     ring_.end();
     __syncwarp();
   }
-  __device__ const LaneSoftmax<Columns>& softmax() const {
+  __device__ const LaneSoftmax<NTiles>& softmax() const {
     return softmax_;
   }
   // What all scores of a row have in common.
-  __device__ LaneBias<Columns> bias() const {
-    LaneBias<Columns> bias;
+  __device__ LaneBias<NTiles> bias() const {
+    LaneBias<NTiles> bias;
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) bias.of[c] = bias_[c];
+    for (int c = 0; c < NTiles; ++c) bias.of[c] = bias_[c];
     return bias;
   }
   __device__ void store_sums(Rows& rows);
@@ -182,8 +182,8 @@ class TileWorkTile {
   __device__ void store_queries(uint32_t to) const {
     const float sign = params_.softmax_scale < 0 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
-      FullPrecisionQueries<Dim>::template leave<Keys>(
+    for (int c = 0; c < NTiles; ++c) {
+      FullPrecisionQueries<Dim>::template store<Keys>(
           queries_, c, sign, to + FullPrecisionQueries<Dim>::bytes(c), lane_);
     }
     __syncwarp();
@@ -198,7 +198,7 @@ class TileWorkTile {
   // tiles come there.
   __device__ void transform_padded() const {
     static_assert(!Config::kIsPadded ||
-                  (Columns == 1 && kNTileRows * transformed_row_bytes(Dim) <= Config::kRingBytes));
+                  (NTiles == 1 && kNTileRows * transformed_row_bytes(Dim) <= Config::kRingBytes));
     if (!params_.transforms_k) return;
     const QueryWorkTile rows = {shape_.q_start, kv_head_, first_row_, num_rows_};
     transform_queries<Dim>(params_, rows, ring_.memory(), lane_);
@@ -220,7 +220,7 @@ class TileWorkTile {
   }
 
   static constexpr int kTilesOfPass = Config::kTilesAtOnce / Config::kPasses;
-  using Scores = Fragment[kTilesOfPass][Columns];
+  using Scores = Fragment[kTilesOfPass][NTiles];
 
   __device__ void attend_step(int i) {
     ring_.wait_for_keys(i);
@@ -238,10 +238,10 @@ class TileWorkTile {
         ring_.wait_for_values(i);
         if constexpr (Config::kHasScaleTable) fill_scale_table();
       }
-      if constexpr (Values::kScalesWeights && !Config::kHasScaleTable) find_scale_unit(first);
+      if constexpr (Values::kScalesWeights && !Config::kHasScaleTable) find_inverse_scale(first);
 #pragma unroll
       for (int u = 0; u < kTilesOfPass; ++u) {
-        Values::add(ring_.values(first + u), value_scales(first + u), scores[u], scale_unit_,
+        Values::add(ring_.values(first + u), value_scales(first + u), scores[u], inverse_scale_,
                     value_scale_is_bf16(), lane_, sums_);
       }
     }
@@ -257,9 +257,9 @@ class TileWorkTile {
       float largest = 0;
       for (const float x : a.scale) largest = fmaxf(largest, x);
       for (const float x : b.scale) largest = fmaxf(largest, x);
-      raise_scale_unit(largest);
-      Table::fill(ring_.scale_table(), Values::in_units(a, scale_unit_),
-                  Values::in_units(b, scale_unit_), lane_);
+      update_inverse_scale(largest);
+      Table::fill(ring_.scale_table(), Values::normalised(a, inverse_scale_),
+                  Values::normalised(b, inverse_scale_), lane_);
     } else {
       Table::fill(ring_.scale_table(), scales, lane_);
     }
@@ -275,9 +275,9 @@ class TileWorkTile {
 
   // Scores of step i's tiles from `first` on become weights.
   __device__ void weigh(int i, int first, Scores& scores) {
-    float2 by[Columns];  // what is left to bring scores to units of log2
+    float2 by[NTiles];  // what is left to bring scores to units of log2
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) by[c] = score_scale_[c];
+    for (int c = 0; c < NTiles; ++c) by[c] = score_scale_[c];
     const int token = ring_.token(i) + first * kTileTokens;
     if (!is_within(token, plain_) || ring_.may_be_missing()) [[unlikely]] {
       cap_and_hide(token, ring_.missing(i) >> first, scores, by);
@@ -286,7 +286,7 @@ class TileWorkTile {
 #pragma unroll
     for (int u = 0; u < kTilesOfPass; ++u) {
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) {
+      for (int c = 0; c < NTiles; ++c) {
         Fragment& w = scores[u][c];
         w.d[0] = fast_exp2(w.d[0] * by[c].x - softmax_.max[c].x);
         w.d[1] = fast_exp2(w.d[1] * by[c].y - softmax_.max[c].y);
@@ -303,11 +303,11 @@ class TileWorkTile {
   }
   // token: of the first score; missing: a bit for each tile. Capped scores are in units of log2.
   __device__ void cap_and_hide(int token, uint32_t missing, Scores& scores,
-                               float2 (&by)[Columns]) const {
+                               float2 (&by)[NTiles]) const {
     const bool has_cap = params_.softcap != 0;
     const bool sees_all = is_within(token, seen_by_all_) && !ring_.may_be_missing();
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       if (has_cap) {
         cap(scores, c);
         by[c] = {1.0f, 1.0f};
@@ -366,12 +366,12 @@ class TileWorkTile {
 
   // The maximum only rises when a score is 2^8 above it: weights of up to 2^8 do no harm, and the
   // sums are hardly ever touched. by_unit: what brings scores to units of log2.
-  __device__ void raise_maximum(const Scores& scores, const float2 (&by_unit)[Columns]) {
+  __device__ void raise_maximum(const Scores& scores, const float2 (&by_unit)[NTiles]) {
     constexpr float kSlack = 8.0f;
-    float2 top[Columns];
+    float2 top[NTiles];
     bool rises = false;
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       const float* first = scores[0][c].d;
       top[c] = {fmaxf(first[0], first[2]), fmaxf(first[1], first[3])};
 #pragma unroll
@@ -385,7 +385,7 @@ class TileWorkTile {
     if (!__any_sync(kWholeWarp, rises)) [[likely]]
       return;
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) {
+    for (int c = 0; c < NTiles; ++c) {
       float2 most = top[c];
       for (int offset = 4; offset < kWarp; offset *= 2) {
         most.x = fmaxf(most.x, __shfl_xor_sync(kWholeWarp, most.x, offset));
@@ -403,19 +403,19 @@ class TileWorkTile {
 
   // Weights go to 16 bits after they are multiplied by V's scales, so those must not be far from 1.
   // first: of the pass's tiles.
-  __device__ void find_scale_unit(int first) {
+  __device__ void find_inverse_scale(int first) {
     typename Values::Largest found;
 #pragma unroll
     for (int u = 0; u < kTilesOfPass; ++u) {
       Values::find_largest(ring_.value_scales(first + u), value_scale_is_bf16(), lane_, found);
     }
-    raise_scale_unit(found.value());
+    update_inverse_scale(found.value());
   }
   // largest: of this lane's scales.
-  __device__ void raise_scale_unit(float largest) {
+  __device__ void update_inverse_scale(float largest) {
     constexpr float kMost = 16.0f;
     // Not a number of f32's range: nothing to bring nearer.
-    const bool is_too_large = largest * scale_unit_ > kMost || scale_unit_ == 0;
+    const bool is_too_large = largest * inverse_scale_ > kMost || inverse_scale_ == 0;
     const bool changes = is_too_large && largest > 0 && largest < INFINITY;
     if (!__any_sync(kWholeWarp, changes)) [[likely]]
       return;
@@ -424,10 +424,10 @@ class TileWorkTile {
       top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, offset));
     }
     const float unit = exp2f(-static_cast<float>(ilogbf(top)));
-    const float by = scale_unit_ == 0 ? 0.0f : unit / scale_unit_;
-    scale_unit_ = unit;
+    const float by = inverse_scale_ == 0 ? 0.0f : unit / inverse_scale_;
+    inverse_scale_ = unit;
 #pragma unroll
-    for (int c = 0; c < Columns; ++c) sums_[c].multiply({by, by});
+    for (int c = 0; c < NTiles; ++c) sums_[c].multiply({by, by});
   }
 
   const DecodeMmaParams& params_;
@@ -442,21 +442,21 @@ class TileWorkTile {
   Ring ring_;
   TokenRange seen_by_all_;
   TokenRange plain_;  // seen by all, and their scores are not capped
-  AllQueries<Dim, Columns, Config::kSharesQueries> queries_;
-  float2 score_scale_[Columns];
-  float2 bias_[Columns];  // of scores: before the cap, or in units of log2
-  ValueSums<Dim> sums_[Columns] = {};
-  LaneSoftmax<Columns> softmax_;
-  float scale_unit_ = 0;  // of V's scales; 0: none seen
+  AllQueries<Dim, NTiles, Config::kSharesQueries> queries_;
+  float2 score_scale_[NTiles];
+  float2 bias_[NTiles];  // of scores: before the cap, or in units of log2
+  ValueSums<Dim> sums_[NTiles] = {};
+  LaneSoftmax<NTiles> softmax_;
+  float inverse_scale_ = 0;  // of V's scales; 0: none seen
 };
 
-template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
-__device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::start_with(
-    const Rows& rows, const LaneSoftmax<Columns>& softmax) {
+template <class Keys, class Values, int Dim, int NTiles, bool IsFullPrecision>
+__device__ void TileWorkTile<Keys, Values, Dim, NTiles, IsFullPrecision>::start_with(
+    const Rows& rows, const LaneSoftmax<NTiles>& softmax) {
   const int g = lane_ / 4, t = lane_ % 4;
   softmax_ = softmax;
 #pragma unroll
-  for (int i = 0; i < Columns * Dim / 16; ++i) {
+  for (int i = 0; i < NTiles * Dim / 16; ++i) {
     const int c = i / (Dim / 16), f = i % (Dim / 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -465,13 +465,13 @@ __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::start
   }
 }
 
-template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
-__device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store_sums(Rows& rows) {
+template <class Keys, class Values, int Dim, int NTiles, bool IsFullPrecision>
+__device__ void TileWorkTile<Keys, Values, Dim, NTiles, IsFullPrecision>::store_sums(Rows& rows) {
   const int g = lane_ / 4, t = lane_ % 4;
   float unit = Values::unit() * value_scale_of_head();
-  if constexpr (Values::kScalesWeights) unit = scale_unit_ > 0 ? unit / scale_unit_ : 0;
+  if constexpr (Values::kScalesWeights) unit = inverse_scale_ > 0 ? unit / inverse_scale_ : 0;
 #pragma unroll
-  for (int c = 0; c < Columns; ++c) {
+  for (int c = 0; c < NTiles; ++c) {
     float2& zeros = sums_[c].zeros;
     for (int offset = 4; offset < kWarp; offset *= 2) {
       zeros.x += __shfl_xor_sync(kWholeWarp, zeros.x, offset);
@@ -504,12 +504,12 @@ __device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store
   }
 }
 
-template <class Keys, class Values, int Dim, int Columns, bool IsFullPrecision>
-__device__ void TileWorkTile<Keys, Values, Dim, Columns, IsFullPrecision>::store_softmax(
+template <class Keys, class Values, int Dim, int NTiles, bool IsFullPrecision>
+__device__ void TileWorkTile<Keys, Values, Dim, NTiles, IsFullPrecision>::store_softmax(
     Rows& rows) {
   const bool has_cap = params_.softcap != 0;
 #pragma unroll
-  for (int c = 0; c < Columns; ++c) {
+  for (int c = 0; c < NTiles; ++c) {
     float2 sum = softmax_.sum[c];
     for (int offset = 4; offset < kWarp; offset *= 2) {
       sum.x += __shfl_xor_sync(kWholeWarp, sum.x, offset);

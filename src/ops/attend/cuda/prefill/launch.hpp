@@ -1,5 +1,5 @@
 // The prefill kernel as the host calls it. It has few instances, since formats are told apart while
-// it runs; each is in a file attend/cuda/instances/prefill_<family>.cu, a missing one is a link
+// it runs; each is in a file of wgmma/instances/ or mma_sync/instances/, a missing one is a link
 // error.
 #pragma once
 

@@ -69,12 +69,12 @@ class GroupFinder {
     __syncwarp();
   }
   // For those that multiply. The tile is one of the last four.
-  __device__ void say_facts(int tile) const {
+  __device__ void store_facts(int tile) const {
     if (threadIdx.x != 0) return;
     const uint32_t missing = stretch(tile) == stretch(tile_) ? missing_ : missing_before_;
     uint32_t facts = missing >> (in_stretch(tile) * kGroups) & ((1u << kGroups) - 1);
-    if constexpr (Shape::kTakesFullPrecision && !Shape::kScalesScores) {
-      if (side_.has_full_precision(tile)) facts |= kHasWideScales;
+    if constexpr (Shape::kAcceptsFullPrecision && !Shape::kScalesScores) {
+      if (side_.has_full_precision(tile)) facts |= kHasFullPrecisionScales;
     }
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(side_.ring.tile_facts(tile)), "r"(facts)
                  : "memory");
@@ -98,7 +98,7 @@ class GroupFinder {
     const int32_t id = next_id_;
     const int first = token(stretch);
     const bool is_wanted = is_read(stretch);
-    const bool is_full_precision = (Shape::kTakesFullPrecision || Shape::kCopiesFullPrecision) &&
+    const bool is_full_precision = (Shape::kAcceptsFullPrecision || Shape::kCopiesFullPrecision) &&
                                    side_.is_full_precision(first);
     const int64_t num_blocks =
         is_full_precision ? walk_.params.num_full_precision_blocks : walk_.params.num_packed_blocks;

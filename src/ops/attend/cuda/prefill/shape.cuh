@@ -41,7 +41,7 @@ struct PrefillShape {
   static constexpr bool kScalesScores =
       Where == PrefillScales::kOnScores || Where == PrefillScales::kOnParts;
   // Beside packed tokens, a sequence's ends may be bf16; those tokens always have scales.
-  static constexpr bool kTakesFullPrecision =
+  static constexpr bool kAcceptsFullPrecision =
       kScalesScores || Where == PrefillScales::kOnOperandBesideFullPrecision;
   // The same beside bf16: those tokens are copied as the others are.
   static constexpr bool kCopiesFullPrecision = !kDecodes && std::is_same_v<MmaType, MmaBf16>;
@@ -66,7 +66,7 @@ struct PrefillShape {
   // Numbers a token: K's scales of each part, K's zero, and V's. The scores of a tile are scaled
   // after its keys are done with, so that these stay for longer.
   static constexpr int kZeros = kScalesScores ? 1 : 0;
-  static constexpr int kTokenScales = kTakesFullPrecision ? 2 * (kParts + kZeros) : 0;
+  static constexpr int kTokenScales = kAcceptsFullPrecision ? 2 * (kParts + kZeros) : 0;
   static constexpr int kScaleBytes = kTokenScales * kTokens * 4;
   static constexpr int kScaleStages = kIsWgmma ? 2 * kStages : 1;
   // Packed rows on their way to the decoding threads, a unit of tokens of a side at a time: 16
@@ -194,7 +194,7 @@ __device__ inline PrefillWorkTile prefill_work_tile(const PrefillParams& params)
 // read but not there, and whether tokens that are full-precision have scales where packed ones have
 // none.
 inline constexpr uint32_t kMissingGroups = 0xFF;
-inline constexpr uint32_t kHasWideScales = 0x100;
+inline constexpr uint32_t kHasFullPrecisionScales = 0x100;
 
 // Second-level and given scales of a head, of K or of V. Beside full-precision tokens, which are
 // stored in multiples of it, 0 becomes a number that is nothing next to theirs.

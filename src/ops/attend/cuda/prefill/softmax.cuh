@@ -35,7 +35,8 @@ class PrefillSoftmax {
 
   // Whether sums of products have scales beside those in the tile. facts: the tile's.
   __device__ static bool has_scales(uint32_t facts) {
-    return Shape::kScalesScores || (Shape::kTakesFullPrecision && (facts & kHasWideScales) != 0);
+    return Shape::kScalesScores ||
+           (Shape::kAcceptsFullPrecision && (facts & kHasFullPrecisionScales) != 0);
   }
   // Sums over codes, of the parts of a row, become scores, in those of the first part.
   __device__ void scale(int tile, float (&sums)[kParts][kScores]) const {
@@ -77,12 +78,12 @@ class PrefillSoftmax {
       by_unit[0] = by_unit[1] = 1.0f;
     }
     const int token = walk_.first_token + tile * kTokens;
-    const uint32_t missing = Shape::kTakesFullPrecision ? facts & kMissingGroups : facts;
+    const uint32_t missing = Shape::kAcceptsFullPrecision ? facts & kMissingGroups : facts;
     const bool sees_all =
         token >= seen_by_all_.begin && token + kTokens <= seen_by_all_.end && missing == 0;
     if (!sees_all) hide(token, missing, scores);
     raise_maximum(by_unit, scores);
-    if constexpr (Shape::kTakesFullPrecision) {
+    if constexpr (Shape::kAcceptsFullPrecision) {
       if (has_scales(facts)) choose_unit(tile);
     }
     const float reference[2] = {max_[0] - unit_, max_[1] - unit_};
@@ -92,7 +93,7 @@ class PrefillSoftmax {
       scores[i] = fast_exp2(fmaf(scores[i], by_unit[r], -reference[r]));
       sum_[r] += scores[i];
     }
-    if constexpr (Shape::kTakesFullPrecision && !Shape::kScalesScores) {
+    if constexpr (Shape::kAcceptsFullPrecision && !Shape::kScalesScores) {
       // Of all tokens, where packed ones have no scales.
       if (has_scales(facts)) multiply_by(tile, Ring::kValueScale, scores);
     }

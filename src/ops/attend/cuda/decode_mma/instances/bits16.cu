@@ -1,4 +1,4 @@
-// Instances of the tensor cores' kernel: bf16 and f16.
+// Instances of decode_mma: bf16 and f16.
 #include "ops/attend/cuda/decode_mma/formats.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 

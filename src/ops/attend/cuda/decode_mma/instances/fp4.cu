@@ -1,4 +1,4 @@
-// Instances of the tensor cores' kernel: nvfp4 and mxfp4.
+// Instances of decode_mma: nvfp4 and mxfp4.
 #include "ops/attend/cuda/decode_mma/formats.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 

@@ -1,4 +1,4 @@
-// Instances of the tensor cores' kernel: nvfp4 and mxfp4 in interleaved order.
+// Instances of decode_mma: nvfp4 and mxfp4 in interleaved order.
 #include "ops/attend/cuda/decode_mma/formats.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 

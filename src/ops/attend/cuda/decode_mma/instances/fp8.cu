@@ -1,4 +1,4 @@
-// Instances of the tensor cores' kernel: fp8.
+// Instances of decode_mma: fp8.
 #include "ops/attend/cuda/decode_mma/formats.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 

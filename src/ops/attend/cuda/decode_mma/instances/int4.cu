@@ -1,4 +1,4 @@
-// Instances of the tensor cores' kernel: int4, symmetric and affine.
+// Instances of decode_mma: int4, symmetric and affine.
 #include "ops/attend/cuda/decode_mma/formats.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 

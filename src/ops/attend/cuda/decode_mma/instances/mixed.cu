@@ -1,4 +1,4 @@
-// Instances of the tensor cores' kernel: K and V of different formats.
+// Instances of decode_mma: K and V of different formats.
 #include "ops/attend/cuda/decode_mma/formats.cuh"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 

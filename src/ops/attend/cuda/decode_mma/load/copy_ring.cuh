@@ -55,7 +55,7 @@ class CopyRing : public TileRing<Config> {
 #pragma unroll
     for (int u = 0; u < kDecodeMma; ++u) {
       const int first = this->token(i) + u * kTileTokens;
-      set_block(blocks, u, first, i < num_steps_ && this->asks_for(first));
+      set_block(blocks, u, first, i < num_steps_ && this->requests(first));
     }
     return blocks;
   }
@@ -64,15 +64,15 @@ class CopyRing : public TileRing<Config> {
 #pragma unroll
     for (int u = 0; u < kDecodeMma; ++u) {
       int first = this->token(i) + u * kTileTokens;
-      const bool is_asked_for = this->asks_at_first(i, first, kTileTokens);
-      set_block(blocks, u, first, i < num_steps_ && is_asked_for);
+      const bool is_requested = this->requests_at_first(i, first, kTileTokens);
+      set_block(blocks, u, first, i < num_steps_ && is_requested);
     }
     return blocks;
   }
-  __device__ void set_block(Blocks& blocks, int u, int token, bool is_asked_for) const {
+  __device__ void set_block(Blocks& blocks, int u, int token, bool is_requested) const {
     const TilePlace place = tile_place(walk_.params, token / kTileTokens);
     blocks.offset[u] = place.offset;
-    blocks.id[u] = is_asked_for ? walk_.table[place.block] : kNoTile;
+    blocks.id[u] = is_requested ? walk_.table[place.block] : kNoTile;
   }
 
   __device__ void start(int i, int stage, const Blocks& blocks) {

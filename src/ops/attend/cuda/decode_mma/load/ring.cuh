@@ -28,7 +28,7 @@ namespace kvx::ops::cuda {
 //
 // IsFullPrecision: of the sequence's full-precision window, which are few tokens. One tile in one
 // stage is enough, and leaves room beside it.
-template <class KeyTiles, class ValueTiles, int Columns, bool IsFullPrecision>
+template <class KeyTiles, class ValueTiles, int NTiles, bool IsFullPrecision>
 struct TileConfig {
   using Keys = KeyTiles;
   using Values = ValueTiles;
@@ -40,8 +40,8 @@ struct TileConfig {
   static constexpr bool kHasStagesOfSides =
       kIsBulk || (!kIsPadded && Keys::kRowBytes + Values::kRowBytes == Keys::kDim);
   // Warps of a CTA may walk over different heads: where a row is less than a line of a cache.
-  static constexpr bool kTakesHeads = !kIsBulk && !kIsPadded && !IsFullPrecision &&
-                                      std::max(Keys::kRowBytes, Values::kRowBytes) < 128;
+  static constexpr bool kAcceptsHeads = !kIsBulk && !kIsPadded && !IsFullPrecision &&
+                                        std::max(Keys::kRowBytes, Values::kRowBytes) < 128;
   static constexpr int kTileBytes = Keys::Copy::kBytes + Values::Copy::kBytes;
   // 4 bits of 256 numbers too: few warps fit, so each must have more to do at once.
   static constexpr int kSmallTile = Keys::kParts > 2 ? 5120 : 4096;
@@ -50,8 +50,8 @@ struct TileConfig {
                                                                                      : 1;
   // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
   // stay in their cache and its scores in registers.
-  static constexpr int kPasses = kTilesAtOnce > 2 && (Columns > 1 || !Keys::kHasRoomForSteps) ? 2
-                                                                                              : 1;
+  static constexpr int kPasses = kTilesAtOnce > 2 && (NTiles > 1 || !Keys::kHasRoomForSteps) ? 2
+                                                                                             : 1;
   static constexpr int kStages = kIsFullPrecision ? 1 : 2;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
@@ -66,10 +66,10 @@ struct TileConfig {
   static constexpr bool kIsPacked = kTileBytes < 64 * Keys::kDim;
   // Shorter rows have fewer sums; of longer ones fewer warps fit, which have more registers.
   static constexpr bool kSharesQueries =
-      Columns > 1 && !kIsFullPrecision && kIsPacked && Keys::kDim == 128;
+      NTiles > 1 && !kIsFullPrecision && kIsPacked && Keys::kDim == 128;
   static constexpr int kQueriesAt = kBarrierBytes;
   static constexpr int kQueryBytes =
-      kSharesQueries ? (Columns - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
+      kSharesQueries ? (NTiles - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
   static constexpr int kRingAt = kQueriesAt + kQueryBytes;
   // Where a step has many tokens, its values' scales go through a table.
   static constexpr bool kHasScaleTable = kHasStagesOfSides && Values::kHasScales;
@@ -89,8 +89,8 @@ struct TileWalk {
   int head;  // of the run
   int warp;  // of those that walk over the head
   TokenRange tokens;
-  TokenRange
-      hole;  // in the walk over full-precision window: the packed tokens between them, whole tiles
+  TokenRange packed_range;  // in the walk over full-precision window: the packed tokens between
+                            // them, whole tiles
   // A window's sinks are walked over as if they lay right before the step that `tokens` begins in,
   // in steps of their own, with which some warps begin: so many.
   int sink_steps;
@@ -141,7 +141,7 @@ class TileRing {
         num_warps_(walk.params.warps_of_head),
         ring_(shared + Config::kRingAt),
         first_step_(walk.tokens.begin / Config::kStepTokens - walk.sink_steps + walk.warp) {
-    const int end = walk.tokens.end - hole_tokens();
+    const int end = walk.tokens.end - packed_range_tokens();
     const int end_step = (end + Config::kStepTokens - 1) / Config::kStepTokens;
     // Never less than 0: a range that is empty ends in its first step or behind it.
     num_steps_ = (end_step - first_step_ + num_warps_ - 1) / walk.params.warps_of_head;
@@ -153,7 +153,8 @@ class TileRing {
   // The first token of step i, as the walk counts them.
   __device__ int token(int i) const {
     const int at = (first_step_ + i * num_warps_) * Config::kStepTokens;
-    return Config::kIsFullPrecision && at >= walk_.hole.begin ? at + hole_tokens() : at;
+    return Config::kIsFullPrecision && at >= walk_.packed_range.begin ? at + packed_range_tokens()
+                                                                      : at;
   }
 
   // Tile u of the current step's keys or values.
@@ -186,8 +187,8 @@ class TileRing {
       return at;
     }
   }
-  __device__ int hole_tokens() const {
-    return Config::kIsFullPrecision ? walk_.hole.end - walk_.hole.begin : 0;
+  __device__ int packed_range_tokens() const {
+    return Config::kIsFullPrecision ? walk_.packed_range.end - walk_.packed_range.begin : 0;
   }
   __device__ const TileSide& side_of_keys() const {
     return Config::kIsFullPrecision ? walk_.params.tile_full_precision_k : walk_.params.tile_k;
@@ -201,10 +202,10 @@ class TileRing {
     return id >= 0 && id < num;
   }
   // Whether any of these tokens is asked for, which lie in a later step than the walk's first two.
-  __device__ bool asks_for(int first) const { return first < walk_.tokens.end; }
+  __device__ bool requests(int first) const { return first < walk_.tokens.end; }
   // The same for steps 0 and 1. Tokens before the walk's first may have no block, or one of the
   // other kind. first: as the walk counts, then as the sequence does: step 0 may be over sinks.
-  __device__ bool asks_at_first(int i, int& first, int num_tokens) const {
+  __device__ bool requests_at_first(int i, int& first, int num_tokens) const {
     const int window = walk_.tokens.begin / Config::kStepTokens * Config::kStepTokens;
     if (i == 0 && first < window) [[unlikely]] {
       first += walk_.sink_steps * Config::kStepTokens - window;

@@ -8,7 +8,7 @@ namespace kvx::ops::cuda {
 
 // Ring is the class that derives from it, BulkRing or NibblesRing. Its first_token(i) is that of
 // the copy which this lane knows the block of, of step i; its copy_tokens() are that copy's;
-// start_keys(i) and start_values(i) ask for a side of step i, whose blocks are next_.
+// start_keys(i) and start_values(i) request a side of iteration i, whose blocks are next_.
 template <class Config, class Ring>
 class SidesRing : public TileRing<Config> {
  public:
@@ -46,16 +46,16 @@ class SidesRing : public TileRing<Config> {
 
   __device__ Block block_of(int i) const {
     const int first = ring().first_token(i);
-    return block_at(first, i < this->num_steps_ && this->asks_for(first));
+    return block_at(first, i < this->num_steps_ && this->requests(first));
   }
   __device__ Block first_block_of(int i) const {
     int first = ring().first_token(i);
-    const bool is_asked_for = this->asks_at_first(i, first, ring().copy_tokens());
-    return block_at(first, i < this->num_steps_ && is_asked_for);
+    const bool is_requested = this->requests_at_first(i, first, ring().copy_tokens());
+    return block_at(first, i < this->num_steps_ && is_requested);
   }
-  __device__ Block block_at(int token, bool is_asked_for) const {
+  __device__ Block block_at(int token, bool is_requested) const {
     const TilePlace place = tile_place(this->walk_.params, token / kTileTokens);
-    return {is_asked_for ? this->walk_.table[place.block] : kNoTile, place.offset};
+    return {is_requested ? this->walk_.table[place.block] : kNoTile, place.offset};
   }
 };
 

@@ -34,7 +34,7 @@ class MmaFiller {
     if constexpr (Shape::kDecodes) {
       if (!kDecodesEarly || i == 0) decode_keys(i);
     } else {
-      finder_.say_facts(i);
+      finder_.store_facts(i);
       wait_for_copies<0>();
     }
   }
@@ -70,7 +70,7 @@ class MmaFiller {
   static constexpr bool kDecodesEarly = !Shape::kScalesScores;
 
   __device__ void decode_keys(int i) {
-    finder_.say_facts(i);
+    finder_.store_facts(i);
     wait_for_copies<1>();
     decode(keys_, i);
     // V's copies of this tile are under way.
@@ -98,7 +98,7 @@ class MmaFiller {
     visit_packed<Shape>(side.facts(), [&]<class Element, class Scales>(Element, Scales) {
       units.template decode<Element, Scales>(units.raw_unit(0), tile, 0);
     });
-    if constexpr (Shape::kTakesFullPrecision) fill_full_precision_tokens(side, tile);
+    if constexpr (Shape::kAcceptsFullPrecision) fill_full_precision_tokens(side, tile);
   }
 
   const PrefillWalk& walk_;
@@ -189,7 +189,7 @@ class MmaRows {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       multiply_keys(tile, p);
-      if constexpr (Shape::kTakesFullPrecision) {
+      if constexpr (Shape::kAcceptsFullPrecision) {
         if (!Softmax::has_scales(facts)) return;
         each([&](Half& half) { half.softmax.multiply_by(tile, Ring::kKeyScale + p, half.scores); });
       }

@@ -17,7 +17,7 @@ __device__ inline void produce_copies(const PrefillSideWalk<Shape>& side) {
     side.ring.wait_free(side.side, tile);
     Copier::copy(side, finder, own, side.ring.tile(side.side, tile));
     commit_copies();
-    finder.say_facts(tile);
+    finder.store_facts(tile);
     wait_for_copies<0>();
     side.ring.fill(side.side, tile);
   }
@@ -30,7 +30,7 @@ class PackedProducer {
       : side_(side), ring_(side.ring), finder_(side) {}
 
   __device__ void run() {
-    if constexpr (Shape::kTakesFullPrecision) {
+    if constexpr (Shape::kAcceptsFullPrecision) {
       visit([&]<class Element, class Scales>(Element, Scales) { start_ahead<Element, Scales>(); });
       fill_around_full_precision();
     } else {
@@ -88,12 +88,12 @@ class PackedProducer {
         start<Element, Scales>(units, tile, unit + kAhead, free_slot);
         if (unit == 0) {
           ring_.wait_free(side_.side, tile);
-          finder_.say_facts(tile);
+          finder_.store_facts(tile);
         }
         units.template decode<Element, Scales>(units.raw_unit(slot_), tile, unit);
         slot_ = slot_ == kSlots - 1 ? 0 : slot_ + 1;
       }
-      const bool is_open = Shape::kTakesFullPrecision && tile + 1 == end;
+      const bool is_open = Shape::kAcceptsFullPrecision && tile + 1 == end;
       if (!is_open) ring_.fill(side_.side, tile);
     }
   }

@@ -140,7 +140,7 @@ class PrefillRows {
   }
 
   __device__ void weigh(int tile, uint32_t facts) {
-    if constexpr (Shape::kTakesFullPrecision) {
+    if constexpr (Shape::kAcceptsFullPrecision) {
       if (Softmax::has_scales(facts)) scale_scores(tile);
     }
     softmax_.weigh(tile, facts, scores_[0]);
