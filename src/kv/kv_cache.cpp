@@ -90,41 +90,49 @@ Status KvCache::cancel_step() {
 
 // ---- reading back and accounting
 
-Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
-                       MutableFloatRows k, MutableFloatRows v) const {
+Status KvCache::check_gather(int sequence, int layer, int64_t first_token,
+                             int64_t num_tokens) const {
   if (!is_in_use(sequence)) {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
-  if (layer < 0 || layer >= storage().config.geometry.num_layers) {
-    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer,
-                            storage().config.geometry.num_layers - 1);
+  const int num_layers = config().geometry.num_layers;
+  if (layer < 0 || layer >= num_layers) {
+    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer, num_layers - 1);
   }
   const cache::Sequence& tokens = table_->sequences[sequence];
   if (first_token < 0 || num_tokens < 0 || num_tokens > tokens.num_tokens() - first_token) {
     return out_of_range("{} tokens from {} are wanted; the sequence has {}", num_tokens,
                         first_token, tokens.num_tokens());
   }
-  const int g = storage().group_of_layer[layer];
-  const int64_t bs = storage().config.block_size;
-  const int64_t last = first_token + num_tokens;
-  for (int64_t block = first_token / bs; block * bs < last; ++block) {
-    if (tokens.table(g)[block] != cache::kNoBlock) continue;
+  const cache::BlockTable& table = tokens.table(storage().group_of_layer[layer]);
+  const int64_t bs = config().block_size;
+  for (int64_t block = first_token / bs; block * bs < first_token + num_tokens; ++block) {
+    if (table[block] != cache::kNoBlock) continue;
     return out_of_range(
         "{} tokens from {} are wanted; the window of layer {} has left tokens {} to {} behind",
         num_tokens, first_token, layer, block * bs, (block + 1) * bs - 1);
   }
+  return {};
+}
+
+Status KvCache::gather(int sequence, int layer, int64_t first_token, int64_t num_tokens,
+                       MutableFloatRows k, MutableFloatRows v) const {
+  KVX_RETURN_IF_ERROR(check_gather(sequence, layer, first_token, num_tokens));
+  const cache::Sequence& tokens = table_->sequences[sequence];
+  const int g = storage().group_of_layer[layer];
+  const LayerStore& store = *storage().layers[layer];
   ops::GatherArgs args;
-  args.transform = storage().layers[layer]->transform();
+  args.transform = store.transform();
   args.block_table = {tokens.table(g).data(), tokens.table(g).size()};
   args.max_blocks_per_sequence = tokens.table(g).size();
   args.num_sequences = 1;
   args.k = k;
   args.v = v;
-  const LayerStore& store = *storage().layers[layer];
+  const int64_t bs = config().block_size;
+  const int64_t last = first_token + num_tokens;
   const int64_t sinks_end = tokens.num_sink_blocks(g) * bs;
   const int64_t recent_begin = tokens.first_recent_block(g) * bs;
-  // The sinks, the packed blocks and the recent blocks, each as far as the range reaches into
-  // it.
+  // Sinks, packed blocks and recent blocks, each as far as the range reaches into it.
   std::vector<GatherPart> parts;
   const auto add_part = [&](const ops::LayerView& view, int64_t begin, int64_t end) {
     begin = std::max(begin, first_token);

@@ -202,6 +202,7 @@ class KvCache {
         "prefix caching is off; expected a cache with prefix.is_on (C: KVX_CACHE_PREFIXES)");
   }
   const CacheStorage& storage() const { return table_->storage; }
+  Status check_gather(int sequence, int layer, int64_t first_token, int64_t num_tokens) const;
   // The lock is held by who calls these.
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                              std::span<const int32_t> tokens, int64_t max_blocks);
