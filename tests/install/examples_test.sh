@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the installed examples; licence and documentation lie beside them.
+# shellcheck source=tests/install/installed.sh
 source "$(dirname "${BASH_SOURCE[0]}")/installed.sh"
 
 for file in README.md LICENSE CHANGELOG.md docs/abi.md docs/versioning.md docs/quickstart.md; do

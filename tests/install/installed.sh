@@ -1,8 +1,8 @@
-# Sourced by the tests of this folder: installs the library into an empty folder and leaves its places
-# in prefix, docs and pkgconfig. The current folder is an empty one outside the tree.
+# Sourced by the tests of this folder: installs the library into an empty folder and sets prefix,
+# docs, pkgconfig and libdir to its places. The current folder is an empty one outside the tree.
+# shellcheck shell=bash disable=SC2034 # what the sourcing tests use
 set -euo pipefail
 build_dir=$1 cmake=$2 python=${3:-}
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles and runs the blocks of the installed README.md against the installed tree: C++, C, Python.
 # Those of transformers and vLLM run in tests/hf and tests/vllm.
+# shellcheck source=tests/install/installed.sh
 source "$(dirname "${BASH_SOURCE[0]}")/installed.sh"
 
 # blocks LANGUAGE: the fenced blocks of that language, joined.
