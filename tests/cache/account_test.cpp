@@ -1,4 +1,4 @@
-// The memory account, against the exact bytes that requirements C-01 to C-05 and C-42 state.
+// The memory account, against exact bytes worked out by hand.
 #include "cache/account.hpp"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ BlockLayout layout_of(SideBytes side, int num_layers, int num_heads, int64_t blo
   return layout_block(group).value();
 }
 
-// 32 layers, 8 KV heads, blocks of 64: the model of C-04.
+// 32 layers, 8 KV heads, blocks of 64.
 BlockLayout llama_layout(SideBytes side) {
   return layout_of(side, 32, 8, 64);
 }
@@ -57,12 +57,12 @@ TEST(Account, CountsC04sBytesExactly) {
 TEST(Account, CountsTheScalesOfEveryFormatInBitsPerValue) {
   EXPECT_EQ(bits_per_value(kF16), 16);
   EXPECT_EQ(bits_per_value(kFp8), 8);
-  EXPECT_EQ(bits_per_value(kMxfp4G16), 4.5);     // C-01: 1.778 times less than fp8
-  EXPECT_EQ(bits_per_value(kMxfp4), 4.25);       // C-01
-  EXPECT_EQ(bits_per_value(kInt8Affine), 8.25);  // C-01: TurboMind's int8
-  EXPECT_EQ(bits_per_value(kInt4Affine), 4.25);  // C-01: smaller than FP4 in groups of 16
-  EXPECT_EQ(bits_per_value(kFp4Row), 4.125);     // C-05: 3.1 % over 4 bits
-  EXPECT_EQ(bits_per_value(kInt8G64), 8.25);     // C-42
+  EXPECT_EQ(bits_per_value(kMxfp4G16), 4.5);  // 1.778 times less than fp8
+  EXPECT_EQ(bits_per_value(kMxfp4), 4.25);
+  EXPECT_EQ(bits_per_value(kInt8Affine), 8.25);  // TurboMind's int8
+  EXPECT_EQ(bits_per_value(kInt4Affine), 4.25);  // smaller than FP4 in groups of 16
+  EXPECT_EQ(bits_per_value(kFp4Row), 4.125);     // 3.1 % over 4 bits
+  EXPECT_EQ(bits_per_value(kInt8G64), 8.25);
   EXPECT_EQ(bits_per_value(kInt4G64), 4.25);
   EXPECT_EQ(bits_per_value(kInt8G32), 8.5);
   EXPECT_EQ(bits_per_value(kInt4G32), 4.5);
@@ -77,7 +77,7 @@ TEST(Account, StatesC01sAndC02sFactorsFromBytes) {
   EXPECT_DOUBLE_EQ(factor(kInt8Affine, kMxfp4G16), 132.0 / 72);
   EXPECT_DOUBLE_EQ(factor(kF16, kMxfp4G16), 256.0 / 72);  // 3.556
   EXPECT_DOUBLE_EQ(factor(kF16, kMxfp4), 256.0 / 68);
-  EXPECT_DOUBLE_EQ(factor(kF16, kFp4Row), 256.0 / 66);  // C-04: 3.879
+  EXPECT_DOUBLE_EQ(factor(kF16, kFp4Row), 256.0 / 66);  // 3.879
 }
 
 TEST(Account, ADecodeStepReadsEveryTokenOnce) {
@@ -85,7 +85,7 @@ TEST(Account, ADecodeStepReadsEveryTokenOnce) {
   const BlockLayout fp4 = llama_layout(kFp4Row);
   const GroupSizes f16_group{&f16, nullptr, {}, 0};
   const GroupSizes fp4_group{&fp4, nullptr, {}, 0};
-  // C-04: 1.34 ms and 0.346 ms at 400 GB/s.
+  // 1.34 ms and 0.346 ms at 400 GB/s.
   EXPECT_EQ(bytes_read_per_step(std::span(&f16_group, 1), 4096), 536'870'912);
   EXPECT_EQ(bytes_read_per_step(std::span(&fp4_group, 1), 4096), 138'412'032);
   // One token in a new block: its own bytes, not the block's.

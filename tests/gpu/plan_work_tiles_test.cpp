@@ -31,9 +31,9 @@ WorkTilePlan plan_of_four_bits() {
   return plan;
 }
 
-// What cudaOccupancyMaxActiveClusters returns on an H200, as far as it was called (4, 8, 10 and 12 to
-// 16 CTAs of 16 warps, 8, 10 and 12 to 16 of 8): seven groups of multiprocessors, and what is left
-// takes clusters of eight at most.
+// What cudaOccupancyMaxActiveClusters returns on an H200, as far as it was called (4, 8, 10 and 12
+// to 16 CTAs of 16 warps, 8, 10 and 12 to 16 of 8): seven groups of multiprocessors, and what is
+// left takes clusters of eight at most.
 int h200_clusters(int warps_of_cta, int ctas) {
   const int ctas_at_once = 16 / warps_of_cta;
   int clusters = 0;
@@ -48,7 +48,7 @@ int no_clusters(int, int) {
 
 template <class ClustersAtOnce>
 WorkTilePlan plan_for(int num_sequences, int64_t tokens, const ClustersAtOnce& clusters,
-                        int window_sinks = 0) {
+                      int window_sinks = 0) {
   constexpr int kHeads = 8;
   SplitShape shape;
   shape.num_work_tiles = int64_t{num_sequences} * kHeads;

@@ -141,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(All, ContiguousFormats,
                                            "nvfp4:hadamard"));
 
 // The public kernels derive head and batch strides from the current length, which is wrong as soon
-// as there is a second head or sequence in a preallocated cache (C-46).
+// as there is a second head or sequence in a preallocated cache.
 TEST(ContiguousCache, ReadsTheSameWhateverMaxSeqLenIs) {
   ContiguousCache tight = cache_of(small_config("int4", 20));
   ContiguousCache roomy = cache_of(small_config("int4", 333));

@@ -36,7 +36,6 @@ std::string message_of(const ContiguousConfig& config) {
   return plans.ok() ? "accepted" : plans.error().message;
 }
 
-// The seed of this cache says 4 GB and 1.06 GB: eight times too much (C-04).
 TEST(ContiguousLayout, Takes512MiBFor16BitAnd138MBForPackedRows) {
   EXPECT_EQ(bytes_of(config_of("f16")), 536'870'912);
   EXPECT_EQ(bytes_of(config_of("bf16")), 536'870'912);
@@ -52,7 +51,7 @@ TEST(ContiguousLayout, TakesEightTimesThatFor32KTokens) {
   EXPECT_EQ(bytes_of(config), 8 * 138'412'032LL);
 }
 
-// C-44: layers x 2 x batch x heads x window x head_dim x bytes, not window x head_dim.
+// Layers x 2 x batch x heads x window x head_dim x bytes, not window x head_dim.
 TEST(ContiguousLayout, IsBoundedByTheWindowAndCountsEveryLayerHeadAndSequence) {
   ContiguousConfig config = config_of("f16");
   config.batch_size = 3;

@@ -185,7 +185,7 @@ inline Row decoded_row(const ops::SideView& side, int head_in_run, int64_t block
     ops::cpu::kernel_table(device::CpuLevel::kScalar)
         .of(side.spec)
         .decode_rows(ops::decode_params(side, head_in_run, {block, token, 1},
-                                     format::DecodeFor::kGather, row.data()));
+                                        format::DecodeFor::kGather, row.data()));
     return Row(row.begin(), row.end());
   }
   const uint8_t* bytes = side.codes.at(block, token, head_in_run);

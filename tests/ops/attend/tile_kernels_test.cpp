@@ -25,8 +25,7 @@ class Levels : public testing::TestWithParam<CpuLevel> {
 std::string level_name(const testing::TestParamInfo<CpuLevel>& test) {
   return std::string(device::name_of(test.param));
 }
-INSTANTIATE_TEST_SUITE_P(TileKernels, Levels, testing::ValuesIn(cpu_levels_here()),
-                         level_name);
+INSTANTIATE_TEST_SUITE_P(TileKernels, Levels, testing::ValuesIn(cpu_levels_here()), level_name);
 
 std::vector<float> random_floats(int n) {
   static std::mt19937 rng(3);
