@@ -21,7 +21,8 @@ enum class CudaAttendPath : uint8_t { kChoose, kReference, kDecodeMma, kPrefill,
 
 // Whether the decode_mma kernel takes this call: head_dims of multiples of 16 up to 256, blocks of
 // a multiple of 16 tokens, rows on 16 bytes and scales on 4, full-precision window (if any) in
-// bf16, no offsets by block, and a pair of formats that is compiled. docs/cuda.md names them.
+// bf16, no offsets by block, and a pair of formats that is compiled. docs/cuda/decode.md names
+// them.
 bool attend_has_decode_mma(const CudaContext& context, const AttendArgs& args);
 
 // Whether a prefill kernel takes this call: as above, with rows in whole copies of 16 bytes,

@@ -1,10 +1,10 @@
 // What the tensor core kernels need to know of each format: the one table that decode_mma, prefill
-// and the plan read. formats.cuh adds the types that decode codes and scales. A format that is
-// missing here is a compile-time error.
+// and the plan read. formats.cuh adds the types that decode codes and scales. A format that claims
+// fast kernels (Kernels::kAll) and is missing here is a compile-time error.
 #pragma once
 
 #include "core/host_device.hpp"
-#include "format/facts.hpp"
+#include "format/list.hpp"
 
 namespace kvx::ops::cuda {
 
@@ -26,12 +26,12 @@ enum class ScalePath : uint8_t {
 };
 
 struct TensorCoreFormat {
-  int bits;  // of a code; 0: only the reference kernel reads the format
+  int bits;  // of a code; 0: only the reference kernel reads the format; -1: it is not in the table
   PairOrder pair_order;
   ScalePath scale_path;
   int operand_group = 0;  // numbers of a group, with ScalePath::kOperand
 
-  constexpr bool is_supported() const { return bits != 0; }
+  constexpr bool is_supported() const { return bits > 0; }
 };
 
 constexpr TensorCoreFormat tensor_core_format(format::FormatId id) {
@@ -61,9 +61,19 @@ constexpr TensorCoreFormat tensor_core_format(format::FormatId id) {
     case FormatId::kFp4Row:
     case FormatId::kInt4Row:
       return {0, kNeighbours, ScalePath::kNone};
+    default:  // a format of the reference kernels: the assertion below admits no other
+      return {-1, kNeighbours, ScalePath::kNone};
   }
-  return {0, kNeighbours, ScalePath::kNone};
 }
+
+constexpr bool has_every_fast_format() {
+  for (const format::Facts* facts : format::kAllFacts) {
+    const bool is_missing = tensor_core_format(facts->id).bits < 0;
+    if (is_missing && facts->kernels == format::Kernels::kAll) return false;
+  }
+  return true;
+}
+static_assert(has_every_fast_format(), "a format with fast kernels needs its line in the table");
 
 // The formats that prefill has a decoder for; others are decoded as one of them. WORD(Id)
 #define KVX_FOR_EACH_PREFILL_DECODER(WORD) \
