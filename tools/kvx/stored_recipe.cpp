@@ -91,8 +91,8 @@ std::vector<std::string> window_options(const kv::StoredCache& stored) {
   const cache::FullPrecisionWindow& window = stored.full_precision_window;
   if (!window.is_on()) return {};
   std::vector<std::string> options;
-  if (window.head_blocks > 0) {
-    options.push_back(fmt::format("sink={}", window.head_blocks * stored.block_size));
+  if (window.sink_blocks > 0) {
+    options.push_back(fmt::format("sink={}", window.sink_blocks * stored.block_size));
   }
   options.push_back(fmt::format("recent={}", window.recent_blocks * stored.block_size));
   const format::Facts& facts = *stored.full_precision_spec.facts;

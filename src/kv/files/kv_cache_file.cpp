@@ -181,7 +181,7 @@ int class_of_block(const CacheStorage& storage, const cache::Sequence& blocks, i
 }
 
 Result<tier::FileIndex> write_nodes(tier::CacheFileWriter& file, const SequenceTable& table,
-                                    Verbs& verbs) {
+                                    Verbs& verbs, const SaveOptions& options) {
   const cache::PrefixIndex& nodes = table.prefixes->index();
   tier::FileIndex index = empty_index(table);
   std::unordered_map<int32_t, int32_t> places;  // of nodes in the file; of scopes: -1 - scope

@@ -108,11 +108,11 @@ Status BenchCache::fill_full_precision_window() {
   int32_t next = 0;
   for (int s = 0; s < shape_.num_sequences; ++s) {
     for (int64_t b = 0; b < blocks_per_sequence(); ++b) {
-      if (b >= window.head_blocks && b < tail) continue;
+      if (b >= window.sink_blocks && b < tail) continue;
       attend_ids_[s * blocks_per_sequence() + b] = next++;
     }
   }
-  const int64_t num_sinks = std::min(window.head_blocks, blocks_per_sequence());
+  const int64_t num_sinks = std::min(window.sink_blocks, blocks_per_sequence());
   num_sink_blocks_.assign(shape_.num_sequences, static_cast<int32_t>(num_sinks));
   first_recent_block_.assign(shape_.num_sequences, static_cast<int32_t>(tail));
   return append_rows(store_->full_precision(), int64_t{next} * shape_.block_size,
