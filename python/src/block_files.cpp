@@ -56,7 +56,7 @@ class BlockFiles {
     const std::vector<nb::ndarray<>> arrays = arrays_of(pages);
     nb::gil_scoped_release no_gil;
     auto file = opened(path, name, tokens);
-    const std::vector<tier::BlockCopy>& block_copies = file.index().blocks[0].block_copies;
+    const std::vector<tier::StoredBlockCopy>& block_copies = file.index().blocks[0].block_copies;
     if (block_copies.size() != arrays.size()) {
       throw CoreError(invalid_argument("'{}': it has {} layers; expected {}", path,
                                        block_copies.size(), arrays.size()));

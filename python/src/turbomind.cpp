@@ -36,7 +36,7 @@ KvCacheMode get_kv_cache_mode(int quant_policy, int sm_version, std::string_view
 
 nb::dict block_sizes(KvCacheMode mode, std::string_view dtype, int num_layers, int num_kv_heads,
                      int head_dim, int block_len) {
-  const auto layout = value_of(turbomind::make_block_layout(
+  const auto layout = value_of(turbomind::make_pool_layout(
       {mode, compute_type(dtype), num_layers, num_kv_heads, head_dim, block_len}));
   nb::dict dict;
   dict["q_bits"] = turbomind::q_bits(mode, compute_type(dtype));
