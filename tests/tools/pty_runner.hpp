@@ -57,12 +57,20 @@ class PtyRunner {
     }
   }
 
-  // Reads what is left and returns the exit code; -1 where a signal ended the program.
+  // Reads what is left and returns the exit code; -1 where a signal ended the program, or where it
+  // wrote nothing for a minute and was killed.
   int wait() {
     while (read_some()) {
     }
     int status = 0;
-    waitpid(child_, &status, 0);
+    for (int i = 0; i < 100 && !has_ended_; ++i) {
+      has_ended_ = waitpid(child_, &status, WNOHANG) == child_;
+      if (!has_ended_) usleep(10'000);
+    }
+    if (!has_ended_) {
+      kill(child_, SIGKILL);
+      waitpid(child_, &status, 0);
+    }
     has_ended_ = true;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }

@@ -44,7 +44,7 @@ std::string recipe_text(const SideRecipe& k, const SideRecipe& v,
   if (k == v) {
     options = options_of(k, "");
   } else {
-    if (k.spec.facts != v.spec.facts) text += "/" + std::string(v.spec.facts->name);
+    if (k.spec.facts != v.spec.facts) text.append("/").append(v.spec.facts->name);
     options = options_of(k, "k.");
     for (std::string& option : options_of(v, "v.")) options.push_back(std::move(option));
   }

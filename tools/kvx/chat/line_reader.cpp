@@ -48,6 +48,8 @@ class EditingLineReader final : public LineReader {
     el_set(edit_, EL_PROMPT, &EditingLineReader::prompt);
     el_set(edit_, EL_GETCFN, &EditingLineReader::read_character);
     el_set(edit_, EL_BIND, "^[[3~", "ed-delete-next-char", nullptr);
+    // A ctrl-D typed before libedit has the terminal in raw mode is read as a zero.
+    el_set(edit_, EL_BIND, "^@", "em-delete-or-list", nullptr);
   }
   ~EditingLineReader() override {
     if (edit_ != nullptr) el_end(edit_);
