@@ -15,10 +15,14 @@ int64_t num_allocations() {
 }
 }  // namespace kvx::tests
 
-// Not inlined: the compiler would see malloc's memory given to a foreign delete.
-__attribute__((noinline)) void* operator new(std::size_t size) {
+// Not inlined: the compiler would see malloc's memory given to a foreign delete. The form that throws
+// nothing is replaced too: else std::stable_sort's memory came from a sanitizer's operator new.
+__attribute__((noinline)) void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   ++allocations;
-  if (void* memory = std::malloc(size)) return memory;
+  return std::malloc(size);
+}
+__attribute__((noinline)) void* operator new(std::size_t size) {
+  if (void* memory = operator new(size, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 __attribute__((noinline)) void operator delete(void* memory) noexcept {
