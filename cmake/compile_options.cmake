@@ -5,8 +5,16 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_C_STANDARD 99)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_CXX_VISIBILITY_PRESET hidden)
-set(CMAKE_C_VISIBILITY_PRESET hidden)
+# KVX_SHARED_CORE: the Python module and the tools link libkvx.so, which then shows the core's C++
+# names beside the C ABI. A wheel so holds the kernels once. ./dev wheel sets it.
+option(KVX_SHARED_CORE "the Python module and the tools link libkvx.so" OFF)
+set(kvx_visibility hidden)
+if(KVX_SHARED_CORE)
+  set(kvx_visibility default)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-semantic-interposition>)
+endif()
+set(CMAKE_CXX_VISIBILITY_PRESET ${kvx_visibility})
+set(CMAKE_C_VISIBILITY_PRESET ${kvx_visibility})
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 

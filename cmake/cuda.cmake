@@ -100,6 +100,13 @@ if(NOT KVX_CUDA STREQUAL "OFF")
     kvx_sort_cuda_targets()
     list(JOIN KVX_CUDA_TARGETS " " kvx_targets)
     kvx_find_cuda_optimization()
+    # Many instances of one kernel are alike: a ninth of what the default compression leaves.
+    check_compiler_flag(CUDA --compress-mode=size KVX_NVCC_COMPRESSES_FOR_SIZE)  # not before 12.8
+    if(KVX_NVCC_COMPRESSES_FOR_SIZE)
+      set(kvx_compression --compress-mode=size)
+    else()
+      set(kvx_compression -Xfatbin=-compress-all)
+    endif()
     set(KVX_CUDA_SUMMARY "nvcc ${CMAKE_CUDA_COMPILER_VERSION}, kernels for ${kvx_targets}")
     if(NOT KVX_CUDA_IS_OPTIMIZED)
       string(APPEND KVX_CUDA_SUMMARY ", NOT OPTIMISED (KVX_CUDA_OPTIMIZE is ${KVX_CUDA_OPTIMIZE})")
@@ -117,7 +124,7 @@ else()
   message(STATUS "KVX_CUDA: OFF, building without the CUDA backend")
 endif()
 
-set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_VISIBILITY_PRESET ${kvx_visibility})
 
 # Options of a target of CUDA sources.
 function(kvx_set_cuda_options target)
@@ -125,9 +132,9 @@ function(kvx_set_cuda_options target)
   target_compile_definitions(${target} PRIVATE FMT_USE_CONSTEXPR=1)
   target_compile_options(
     ${target}
-    PRIVATE ${kvx_gencode} --expt-relaxed-constexpr -Xfatbin=-compress-all -Werror=all-warnings
+    PRIVATE ${kvx_gencode} --expt-relaxed-constexpr ${kvx_compression} -Werror=all-warnings
             $<$<NOT:$<CONFIG:Release>>:-lineinfo>
-            -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-fvisibility=hidden
+            -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-fvisibility=${kvx_visibility}
             -Xcudafe=--display_error_number)
 endfunction()
 

@@ -14,8 +14,19 @@ endif()
 # kvx.hpp needs C++17; a C program links the same target.
 target_compile_features(kvx INTERFACE cxx_std_17)
 
-install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx
-        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT kvx)
+# A wheel holds no symbolic links: there the library is one file, named by its soname.
+set(kvx_link_option -lkvx)
+if(DEFINED SKBUILD)
+  set(CMAKE_INSTALL_LIBDIR kvx/lib)
+  set(CMAKE_INSTALL_INCLUDEDIR kvx/include)
+  set_target_properties(kvx PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
+  set(kvx_link_option -l:libkvx.so.${PROJECT_VERSION_MAJOR})
+  install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+else()
+  install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT kvx)
+endif()
 install(DIRECTORY include/kvx DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT kvx)
 
 foreach(tool kvx_tool kvx_conformance)
@@ -38,6 +49,9 @@ install(FILES ${PROJECT_BINARY_DIR}/kvx-config.cmake ${PROJECT_BINARY_DIR}/kvx-c
 install(FILES ${PROJECT_BINARY_DIR}/kvx.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
         COMPONENT kvx)
 
+if(DEFINED SKBUILD)  # pages and examples are the repository's, not a wheel's
+  return()
+endif()
 install(FILES README.md LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT kvx)
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT kvx)
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvx/examples COMPONENT kvx

@@ -4,13 +4,21 @@ TEST_REQUIREMENTS=tests/python/requirements.txt
 HF_REQUIREMENTS=tests/hf/requirements.txt
 VLLM_REQUIREMENTS=tests/vllm/requirements.txt
 
-# The folder of the environment that a requirements file asks for; another content, another folder.
-python_env() { echo "$(cache_dir)/python-$(sha256sum "$ROOT/$1" | cut -c1-12)"; }
+DEBIANS_PYTHON=/usr/bin/python3  # whatever else is on the PATH
 
-# Debian's python3, whatever else is on the PATH. A stamp says that an environment is complete.
+# The folder of the environment that a requirements file asks for; another content, another folder.
+# $2: the interpreter, Debian's without.
+python_env() {
+  local name
+  name=python-$(sha256sum "$ROOT/$1" | cut -c1-12)
+  [[ ${2:-$DEBIANS_PYTHON} == "$DEBIANS_PYTHON" ]] || name+=-$(basename "$2")
+  echo "$(cache_dir)/$name"
+}
+
+# A stamp says that an environment is complete. Arguments as python_env.
 ensure_python_env() {
-  local requirements=$1 env
-  env=$(python_env "$requirements")
+  local requirements=$1 python=${2:-$DEBIANS_PYTHON} env
+  env=$(python_env "$@")
   if [[ -f $env/complete ]]; then
     did "Python environment of $requirements: was there"
     return
@@ -18,7 +26,7 @@ ensure_python_env() {
   step "Installing $requirements from PyPI"
   rm -rf "$env"
   mkdir -p "$(cache_dir)"
-  /usr/bin/python3 -m venv "$env" &&
+  "$python" -m venv "$env" &&
     "$env/bin/python" -m pip --disable-pip-version-check --retries 2 install --quiet --no-deps \
       -r "$ROOT/$requirements" ||
     fail "cannot install $requirements from PyPI (no network?)"

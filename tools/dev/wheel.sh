@@ -1,56 +1,149 @@
-# ./dev wheel: the Python package as a wheel that other Linux machines can install.
+# ./dev wheel: the Python package as wheels that other Linux machines can install.
 
 WHEEL_REQUIREMENTS=tools/dev/requirements-wheel.txt
+WHEEL_TARGETS='80;80-virtual;89;90a;100f;120f'  # those of the preset release-all
+WHEEL_LIMIT=$((100 * 1000 * 1000))              # bytes of a file that PyPI takes
 
 help_wheel() {
   cat <<'END'
-Builds the wheel and the sdist, and tests the wheel in a fresh environment.
+Builds the wheels and the sdist, and tests the wheels in fresh environments.
 
-usage: ./dev wheel
+usage: ./dev wheel [--targets LIST | --no-cuda] [--no-tests]
 
-The wheel brings the C++ libraries that it needs (auditwheel) and is tagged with this machine's
-glibc. Both lie in build/wheel.
+  --targets LIST  compute capabilities of the kernels, as KVX_CUDA_TARGETS in cmake/cuda.cmake;
+                  every supported GPU without (needs nvcc 12.9 or later)
+  --no-cuda       without kernels; needs no nvcc
+  --no-tests      only builds and looks at what the wheels hold
+
+Each Python of 3.10 to 3.14 that the PATH has (python3.10, ...; PYTHONS may name more) tests a
+wheel. 3.10 and 3.11 get a wheel of their own, 3.12 and later share one. A wheel brings the C++
+libraries that it needs (auditwheel) and is tagged with the oldest glibc that it runs on; it also
+holds libkvx.so with its headers (kvx-config). All of it lies in build/wheel. With ccache, the
+second and third wheel, and every later call, compile little.
 END
 }
 
 cmd_wheel() {
-  (($# == 0)) || bad_usage wheel "unknown option '$1'"
+  local targets=$WHEEL_TARGETS cuda=ON tests=yes
+  while (($# > 0)); do
+    case $1 in
+      --targets)
+        (($# > 1)) || bad_usage wheel "$1 needs a value"
+        targets=$2
+        shift
+        ;;
+      --no-cuda) cuda=OFF ;;
+      --no-tests) tests= ;;
+      *) bad_usage wheel "unknown option '$1'" ;;
+    esac
+    shift
+  done
   ensure_packages
   ensure_model
   ensure_text
-  ensure_python_env "$WHEEL_REQUIREMENTS"
-  local python out=build/wheel
-  python=$(python_env "$WHEEL_REQUIREMENTS")/bin/python
+  local pythons=() python out=build/wheel
+  mapfile -t pythons < <(wheel_pythons)
   rm -rf "$out"
   mkdir -p "$out"
   if command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
+    export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER:-ccache}
   fi
-  step "Building the sdist and the wheel"
-  "$python" -m build --sdist --wheel --no-isolation --outdir "$out/plain" . >"$out/build.log" 2>&1 || {
-    tail -n 60 "$out/build.log" >&2
-    fail "the wheel could not be built; see $out/build.log"
+  local has_abi3='' has_sdist=''
+  for python in "${pythons[@]}"; do
+    if (($(minor_version "$python") >= 12)); then
+      [[ -z $has_abi3 ]] || continue
+      has_abi3=yes
+    fi
+    ensure_python_env "$WHEEL_REQUIREMENTS" "$python"
+    if [[ -z $has_sdist ]]; then
+      step "Building the sdist"
+      build_distribution "$python" --sdist
+      mv "$out"/plain/*.tar.gz "$out"
+      did "$(echo "$out"/*.tar.gz)"
+      has_sdist=yes
+    fi
+    step "Building a wheel by $("$python" -V)"
+    build_distribution "$python" --wheel -C "cmake.define.KVX_CUDA=$cuda" \
+      -C "cmake.define.KVX_CUDA_TARGETS=$targets" -C cmake.define.KVX_CUDA_OPTIMIZE=ON
+    repair_wheel "$python"
+  done
+  [[ -z $tests ]] || for python in "${pythons[@]}"; do test_wheel "$python"; done
+  summary
+}
+
+minor_version() { "$1" -c 'import sys; print(sys.version_info[1])'; }
+
+# Paths of one interpreter for each minor version that this machine has, the oldest first. A name on
+# the PATH may be a launcher that starts nothing.
+wheel_pythons() {
+  local minor python
+  for minor in 10 11 12 13 14; do
+    for python in ${PYTHONS:-} "/usr/bin/python3.$minor" "python3.$minor"; do
+      [[ $("$python" -c 'import sys, ensurepip; print(sys.version_info[1])' 2>/dev/null) == "$minor" ]] ||
+        continue
+      echo "$python"
+      break
+    done
+  done
+}
+
+build_distribution() {
+  local python
+  python=$(python_env "$WHEEL_REQUIREMENTS" "$1")/bin/python
+  shift
+  "$python" -m build "$@" --no-isolation --outdir build/wheel/plain . >>build/wheel/build.log 2>&1 || {
+    tail -n 60 build/wheel/build.log >&2
+    fail "build $1 failed; see build/wheel/build.log"
   }
-  mv "$out"/plain/*.tar.gz "$out"
+}
+
+repair_wheel() {
+  local python out=build/wheel wheel bytes
+  python=$(python_env "$WHEEL_REQUIREMENTS" "$1")/bin/python
   step "Giving the wheel its libraries"
-  PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir "$out" \
+  mkdir -p "$out/repaired"
+  PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir "$out/repaired" \
     "$out"/plain/*.whl >>"$out/build.log" 2>&1 || {
     tail -n 60 "$out/build.log" >&2
     fail "auditwheel could not repair the wheel; see $out/build.log"
   }
-  local wheel
-  wheel=$(echo "$out"/*.whl)
-  did "$wheel, $(($(stat -c %s "$wheel") / 1024 / 1024)) MiB"
-  did "$(echo "$out"/*.tar.gz)"
+  rm "$out"/plain/*.whl
+  wheel=$(echo "$out"/repaired/*.whl)
+  mv "$wheel" "$out"
+  wheel=$out/$(basename "$wheel")
+  bytes=$(stat -c %s "$wheel")
+  ((bytes < WHEEL_LIMIT)) || fail "$wheel has $bytes bytes; PyPI takes $WHEEL_LIMIT"
+  did "$wheel, $((bytes / 1000 / 1000)) MB"
+}
 
-  step "Testing the wheel in a fresh environment"
-  /usr/bin/python3 -m venv "$out/venv" &&
-    "$out/venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps \
-      -r "$TEST_REQUIREMENTS" "$wheel" ||
+# The wheel that pip chooses for an interpreter: its tests, and a C program against its library.
+test_wheel() {
+  local python=$1 venv
+  venv=build/wheel/venv-3.$(minor_version "$python")
+  step "Testing on $("$python" -V) in a fresh environment"
+  "$python" -m venv "$venv" &&
+    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps \
+      -r "$TEST_REQUIREMENTS" &&
+    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-index \
+      --find-links build/wheel kvx ||
     fail "the wheel cannot be installed"
+  "$venv/bin/kvx" info >"$venv/info.txt" || fail "the wheel's tool does not run"
+  did "$("$venv/bin/python" -V): $(grep -i -m1 cuda "$venv/info.txt")"
+  cat >"$venv/client.c" <<'END'
+#include <kvx/kvx_abi.h>
+#include <stdio.h>
+int main(void) {
+  kvx_version_t v = {sizeof v, 0, 0, 0};
+  return kvx_get_version(&v) || printf("%u.%u.%u\n", v.abi_major, v.abi_minor, v.abi_patch) < 0;
+}
+END
+  # shellcheck disable=SC2046 # the flags are words
+  cc "$venv/client.c" $("$venv/bin/kvx-config" --cflags --libs) -o "$venv/client" &&
+    [[ $("$venv/client") == "$("$venv/bin/kvx-config" --version)" ]] ||
+    fail "a C program cannot use the library that the wheel holds"
   KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) PYTHONDONTWRITEBYTECODE=1 \
-    "$out/venv/bin/python" -m pytest -q -p no:cacheprovider tests/python ||
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python ||
     fail "the tests fail on the installed wheel"
-  did "tests/python pass on the installed wheel"
-  summary
+  did "tests/python pass on $("$python" -V)"
 }
