@@ -5,13 +5,14 @@
 
 #include "core/scratch.hpp"
 #include "ops/attend/cuda/launch_run.hpp"
-#include "ops/attend/cuda/plan.hpp"
+#include "ops/attend/cuda/plan_parts.hpp"
+#include "ops/attend/cuda/planned_shape.hpp"
 
 namespace kvx::ops {
 namespace {
 
 using cuda::CallPlan;
-using cuda::KernelKind;
+using cuda::PartsPlan;
 
 // Whether kernels of this path accept the call, of any number of queries.
 bool has_kernels(const CudaContext& context, const AttendArgs& args, CudaAttendPath path) {
@@ -30,6 +31,36 @@ Status check_shared_memory(const CudaContext& context, const AttendArgs& args) {
     if (least <= most) continue;
     return unsupported("head_dim {} and {} need {} bytes of shared memory; CUDA device {} has {}",
                        run.k.head_dim, run.v.head_dim, least, context.device.index, most);
+  }
+  return {};
+}
+
+// Checks a call and plans it; without parts where it has nothing to compute.
+Status plan_call(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
+                 CudaAttendPath path, PartsPlan& plan) {
+  KVX_RETURN_IF_ERROR(check_attend(args, limits));
+  const bool is_empty = args.num_sequences == 0 || limits.total_q == 0;
+  const bool is_planned = is_empty ? has_kernels(context, args, path)
+                                   : cuda::plan_parts(context, args, limits, path, plan);
+  if (!is_planned) {
+    const char* kernel = path == CudaAttendPath::kDecodeMma ? "decode_mma" : "prefill";
+    return unsupported("no {} kernel accepts this call (attend_has_{})", kernel, kernel);
+  }
+  if (!is_empty) return check_shared_memory(context, args);
+  plan.num_parts = 0;
+  return {};
+}
+
+Status launch_parts(const CudaContext& context, const AttendArgs& args, const PartsPlan& plan,
+                    uint8_t* workspace, DeviceCounters* counters) {
+  for (int i = 0; i < plan.num_parts; ++i) {
+    const cuda::SequencePart& part = plan.parts[i];
+    const AttendArgs of_part =
+        cuda::args_of_sequences(args, part.first_sequence, part.num_sequences);
+    const cuda::AttendCall call = {context, of_part, part.limits, workspace, counters};
+    for (size_t run = 0; run < part.plan.runs.size(); ++run) {
+      KVX_RETURN_IF_ERROR(cuda::launch_run(call, args.packed.runs[run], part.plan.runs[run]));
+    }
   }
   return {};
 }
@@ -59,33 +90,79 @@ bool attend_takes_interleaved_order(const CudaContext& context, const HeadRun& r
 
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
                                const CudaAttendLimits& limits, CudaAttendPath path) {
-  Scratch<CallPlan> plan;
-  if (!cuda::plan_attend(context, args, limits, path, *plan)) return 0;
+  Scratch<PartsPlan> plan;
+  if (!cuda::plan_parts(context, args, limits, path, *plan)) return 0;
   const int64_t bytes = plan->workspace_bytes();
-  if (path != CudaAttendPath::kChoose || plan->kind() != KernelKind::kPrefill) return bytes;
+  if (path != CudaAttendPath::kChoose || !plan->has_prefill()) return bytes;
   // The call's q and out may lie where prefill does not accept them.
-  if (!cuda::plan_attend(context, args, limits, CudaAttendPath::kDecodeMma, *plan))
-    cuda::plan_attend(context, args, limits, CudaAttendPath::kReference, *plan);
+  if (!cuda::plan_parts(context, args, limits, CudaAttendPath::kDecodeMma, *plan))
+    cuda::plan_parts(context, args, limits, CudaAttendPath::kReference, *plan);
   return std::max(bytes, plan->workspace_bytes());
+}
+
+int64_t attend_workspace_bytes_up_to(const CudaContext& context, const AttendArgs& args,
+                                     const CudaAttendBounds& bounds, CudaAttendPath path) {
+  // Prefill takes no more than what runs where it does not accept the rows.
+  if (path == CudaAttendPath::kChoose) path = CudaAttendPath::kDecodeMma;
+  const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
+  Scratch<CallPlan> plan;
+  int64_t most = 0;
+  for (const int q_len : {1, bounds.max_q_len}) {  // instances differ by the number of rows alone
+    const int64_t num_rows = int64_t{q_len} * q_per_kv;
+    if (!cuda::choose_kernels(context, args, num_rows, path, *plan))
+      cuda::choose_kernels(context, args, num_rows, CudaAttendPath::kReference, *plan);
+    most = std::max(most, cuda::most_workspace_bytes(args, bounds, *plan));
+  }
+  return most;
+}
+
+struct AttendPlan::Choices {
+  int device = 0;
+  CudaAttendLimits limits;
+  cuda::PlannedShape shape;
+  PartsPlan parts;
+};
+
+AttendPlan::AttendPlan(std::unique_ptr<Choices> choices) : choices_(std::move(choices)) {}
+AttendPlan::AttendPlan(AttendPlan&&) noexcept = default;
+AttendPlan& AttendPlan::operator=(AttendPlan&&) noexcept = default;
+AttendPlan::~AttendPlan() = default;
+
+int64_t AttendPlan::workspace_bytes() const {
+  return choices_->parts.workspace_bytes();
+}
+
+const CudaAttendLimits& AttendPlan::limits() const {
+  return choices_->limits;
+}
+
+Result<AttendPlan> AttendPlan::make(const CudaContext& context, const AttendArgs& args,
+                                    const CudaAttendLimits& limits, CudaAttendPath path) {
+  auto choices = std::make_unique<Choices>();
+  KVX_RETURN_IF_ERROR(plan_call(context, args, limits, path, choices->parts));
+  choices->device = context.device.index;
+  choices->limits = limits;
+  choices->shape.keep(args);
+  return AttendPlan(std::move(choices));
+}
+
+Status attend(const CudaContext& context, const AttendArgs& args, const AttendPlan& plan,
+              uint8_t* workspace, DeviceCounters* counters) {
+  const AttendPlan::Choices& choices = plan.choices();
+  if (context.device.index != choices.device) {
+    return invalid_argument("the context has CUDA device {}; expected the plan's, {}",
+                            context.device.index, choices.device);
+  }
+  KVX_RETURN_IF_ERROR(check_attend(args, choices.limits));
+  KVX_RETURN_IF_ERROR(choices.shape.check(args, choices.parts.has_prefill()));
+  return launch_parts(context, args, choices.parts, workspace, counters);
 }
 
 Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
               uint8_t* workspace, DeviceCounters* counters, CudaAttendPath path) {
-  KVX_RETURN_IF_ERROR(check_attend(args, limits));
-  const bool is_empty = args.num_sequences == 0 || limits.total_q == 0;
-  if (is_empty && path == CudaAttendPath::kChoose) return {};
-  Scratch<CallPlan> plan;
-  if (!cuda::plan_attend(context, args, limits, path, *plan)) {
-    const char* kernel = path == CudaAttendPath::kDecodeMma ? "decode_mma" : "prefill";
-    return unsupported("no {} kernel accepts this call (attend_has_{})", kernel, kernel);
-  }
-  if (is_empty) return {};
-  KVX_RETURN_IF_ERROR(check_shared_memory(context, args));
-  const cuda::AttendCall call = {context, args, limits, workspace, counters};
-  for (size_t i = 0; i < plan->runs.size(); ++i) {
-    KVX_RETURN_IF_ERROR(cuda::launch_run(call, args.packed.runs[i], plan->runs[i]));
-  }
-  return {};
+  Scratch<PartsPlan> plan;
+  KVX_RETURN_IF_ERROR(plan_call(context, args, limits, path, *plan));
+  return launch_parts(context, args, *plan, workspace, counters);
 }
 
 }  // namespace kvx::ops

@@ -1,6 +1,8 @@
 // attend on a GPU.
 #pragma once
 
+#include <memory>
+
 #include "ops/attend/attend.hpp"
 #include "ops/cuda/context.hpp"
 
@@ -8,10 +10,17 @@ namespace kvx::ops {
 
 // What the host must know to shape a launch; the lengths themselves stay on the device. A captured
 // graph serves every batch within them.
+//
+// total_q may exceed the queries that there are: rows from q_starts[num_sequences] on are padding,
+// which is neither read nor written. q_starts[0] is 0. A sequence without queries is padding, too.
 struct CudaAttendLimits {
   int max_q_len = 1;       // of a sequence
-  int64_t total_q = 0;     // rows of q and out; q_starts[num_sequences] at most
+  int64_t total_q = 0;     // rows of q and out; q_starts[num_sequences] or more
   int64_t max_tokens = 0;  // of a sequence; 0: max_blocks_per_sequence * block_size
+  // The first num_decodes sequences have one query each, or none. They and the others are planned
+  // and launched apart, so that a prompt's max_q_len does not shape the launch of decodes. 0: it
+  // is not known, and one launch serves all.
+  int num_decodes = 0;
 };
 
 // Which kernel runs. kReference takes everything in binary32; kDecodeMma and kPrefill are the
@@ -38,7 +47,7 @@ bool attend_has_prefill(const CudaContext& context, const AttendArgs& args);
 // instance for on this device. run: as it will be stored.
 bool attend_takes_interleaved_order(const CudaContext& context, const HeadRun& run, int block_size);
 
-// What can be refused without the lengths, which are on the device. attend asks it itself.
+// What can be refused without the lengths, which are on the device. attend checks it itself.
 Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits);
 
 // Bytes of device memory that the call needs besides its arguments: what the work tiles of split
@@ -46,6 +55,58 @@ Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits);
 int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& args,
                                const CudaAttendLimits& limits,
                                CudaAttendPath path = CudaAttendPath::kChoose);
+
+// Limits of a range of calls, each of which is within all of them.
+struct CudaAttendBounds {
+  int max_sequences = 0;
+  int64_t max_total_q = 0;
+  int max_q_len = 1;
+  int64_t max_tokens = 0;  // of a sequence; 0: max_blocks_per_sequence * block_size
+};
+
+// At least attend_workspace_bytes of every call with these layers, heads and options whose
+// num_sequences and limits are within the bounds, with any num_decodes and any alignment of q and
+// out. A plan takes at most 64 MiB, unless the call has so many query rows that their partial
+// results need more where no row is split: the reference kernel's, and those of a window with more
+// than 16 sinks. args: its num_sequences and its pointers to arrays of the batch do not matter.
+int64_t attend_workspace_bytes_up_to(const CudaContext& context, const AttendArgs& args,
+                                     const CudaAttendBounds& bounds,
+                                     CudaAttendPath path = CudaAttendPath::kChoose);
+
+// How a call runs, chosen once and launched for every layer that is stored alike. Made once a step,
+// it spares each layer the host time of planning.
+class AttendPlan {
+ public:
+  // A plan for calls of these shapes: args' layers, heads, options, num_sequences and table width.
+  // Addresses do not belong to it, except whether they are on 16 bytes. INVALID_ARGUMENT or
+  // UNSUPPORTED as attend; nothing is launched.
+  static Result<AttendPlan> make(const CudaContext& context, const AttendArgs& args,
+                                 const CudaAttendLimits& limits,
+                                 CudaAttendPath path = CudaAttendPath::kChoose);
+  AttendPlan(AttendPlan&& other) noexcept;
+  AttendPlan& operator=(AttendPlan&& other) noexcept;
+  ~AttendPlan();
+
+  // Device memory that a launch of this plan needs, on 256 bytes; 0 where no row is split.
+  int64_t workspace_bytes() const;
+  const CudaAttendLimits& limits() const;
+
+  struct Choices;
+  const Choices& choices() const { return *choices_; }
+
+ private:
+  explicit AttendPlan(std::unique_ptr<Choices> choices);
+  std::unique_ptr<Choices> choices_;
+};
+
+// As the attend below, by a plan: nothing is planned, allocated or waited for.
+// Of args, everything may differ from what the plan was made with that is an address, a number of
+// the softmax (scale, softcap) or a transform without block_offset. INVALID_ARGUMENT names what
+// differs and must not: shapes, formats, strides, options, the order of a layer's bytes, addresses
+// of a cache that are aligned otherwise, q and out off 16 bytes where the planned kernel needs
+// them there. Nothing is launched then.
+Status attend(const CudaContext& context, const AttendArgs& args, const AttendPlan& plan,
+              uint8_t* workspace, DeviceCounters* counters);
 
 // As attend on the CPU, on the context's stream. Nothing is allocated and nothing waits: the call
 // can be captured. workspace begins on 256 bytes. What is wrong in lengths and tables is counted in

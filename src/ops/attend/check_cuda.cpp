@@ -1,5 +1,4 @@
 // What a call of attend on a GPU is refused for before anything is planned by it.
-#include <algorithm>
 #include <cstdint>
 
 #include "ops/attend/attend_cuda.hpp"
@@ -19,12 +18,15 @@ Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits) {
                             kMaxSequences);
   }
   // Query rows are counted in 32 bits.
-  const int64_t most_q_len = INT32_MAX / args.num_q_heads;
-  const int64_t most = std::min(int64_t{args.num_sequences} * limits.max_q_len, most_q_len);
+  const int most_q_len = INT32_MAX / args.num_q_heads;
   if (limits.max_q_len < 1 || limits.max_q_len > most_q_len || limits.total_q < 0 ||
-      limits.total_q > most) {
+      limits.total_q > most_q_len) {
     return invalid_argument("max_q_len is {}, total_q {}; expected 1 to {}, and 0 to {}",
-                            limits.max_q_len, limits.total_q, most_q_len, most);
+                            limits.max_q_len, limits.total_q, most_q_len, most_q_len);
+  }
+  if (limits.num_decodes < 0 || limits.num_decodes > args.num_sequences) {
+    return invalid_argument("num_decodes is {}; expected 0 to num_sequences, {}",
+                            limits.num_decodes, args.num_sequences);
   }
   if (args.tree_mask && args.tree_mask_stride < limits.max_q_len) {
     return invalid_argument("tree_mask_stride is {}; expected at least max_q_len, {}",

@@ -46,8 +46,31 @@ int64_t attend_workspace_bytes(const CudaContext&, const AttendArgs&, const Cuda
                                CudaAttendPath) {
   return 0;
 }
+int64_t attend_workspace_bytes_up_to(const CudaContext&, const AttendArgs&, const CudaAttendBounds&,
+                                     CudaAttendPath) {
+  return 0;
+}
 Status attend(const CudaContext&, const AttendArgs&, const CudaAttendLimits&, uint8_t*,
               DeviceCounters*, CudaAttendPath) {
+  return no_cuda();
+}
+struct AttendPlan::Choices {
+  CudaAttendLimits limits;
+};
+AttendPlan::AttendPlan(AttendPlan&&) noexcept = default;
+AttendPlan& AttendPlan::operator=(AttendPlan&&) noexcept = default;
+AttendPlan::~AttendPlan() = default;
+Result<AttendPlan> AttendPlan::make(const CudaContext&, const AttendArgs&, const CudaAttendLimits&,
+                                    CudaAttendPath) {
+  return no_cuda();
+}
+int64_t AttendPlan::workspace_bytes() const {
+  return 0;
+}
+const CudaAttendLimits& AttendPlan::limits() const {
+  return choices_->limits;
+}
+Status attend(const CudaContext&, const AttendArgs&, const AttendPlan&, uint8_t*, DeviceCounters*) {
   return no_cuda();
 }
 Result<DeviceCounters*> cuda::ignored_counters() {

@@ -181,10 +181,23 @@ TEST(AttendChecks, OnAGpuNeedNoLookAtLengths) {
               HasSubstr("max_q_len is 0"));
   EXPECT_THAT(error_of([](auto&, auto& limits) { limits.max_q_len = INT32_MAX; }),
               HasSubstr("max_q_len is 2147483647"));
-  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.total_q = 7; }), HasSubstr("total_q 7"));
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.total_q = INT32_MAX; }),
+              HasSubstr("total_q 2147483647"));
   EXPECT_THAT(error_of([](auto&, auto& limits) { limits.total_q = -1; }), HasSubstr("total_q -1"));
   EXPECT_THAT(error_of([](auto& a, auto&) { a.num_sequences = 65536; }),
               HasSubstr("num_sequences is 65536"));
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.num_decodes = -1; }),
+              HasSubstr("num_decodes is -1; expected 0 to num_sequences, 2"));
+  EXPECT_THAT(error_of([](auto&, auto& limits) { limits.num_decodes = 3; }),
+              HasSubstr("num_decodes is 3"));
+}
+
+// Engines pad q and out to sizes for which they have captured graphs.
+TEST(AttendChecks, OnAGpuAcceptRowsThatNoSequenceHas) {
+  AttendScene scene(two_sequences());
+  const ops::CudaAttendLimits limits{.max_q_len = 3, .total_q = 512, .num_decodes = 1};
+  const Status status = ops::check_attend(scene.args(), limits);
+  EXPECT_TRUE(status.ok()) << status.error().message;
 }
 
 }  // namespace

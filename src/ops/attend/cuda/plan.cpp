@@ -114,6 +114,41 @@ DecodeMmaKernel decode_mma_instance(const CudaContext& context, const AttendArgs
   return fits ? kernel : DecodeMmaKernel{};
 }
 
+// --- the workspace ---
+
+// What a plan may take, where a row that is not split needs none.
+constexpr int64_t kMostWorkspaceBytes = int64_t{64} << 20;
+constexpr int64_t kWorkspaceAlignment = 256;
+
+// Sizes of the workspace for so many partial results of a row.
+WorkspaceLayout layout_of(int64_t parts, int value_dim, int num_sequences) {
+  WorkspaceLayout layout;
+  layout.softmax_at = round_up<int64_t>(parts * value_dim * 4, kWorkspaceAlignment);
+  layout.work_tiles_at = layout.softmax_at + round_up<int64_t>(parts * 8, kWorkspaceAlignment);
+  layout.bytes =
+      layout.work_tiles_at + round_up<int64_t>(int64_t{num_sequences} * 8, kWorkspaceAlignment);
+  return layout;
+}
+
+// The most partial results for which that is at most kMostWorkspaceBytes, of any number of
+// sequences.
+int64_t most_parts(int value_dim) {
+  constexpr int64_t kMostOfSequences = int64_t{65535} * 8 + 3 * kWorkspaceAlignment;
+  return (kMostWorkspaceBytes - kMostOfSequences) / (int64_t{value_dim} * 4 + 8);
+}
+
+// Splits that the sinks of a window may be, beside those of the other tokens: a warp begins with as
+// many sinks as a tile has (plan_sinks).
+int splits_of_sinks(const AttendArgs& args, KernelKind kind) {
+  return kind == KernelKind::kDecodeMma && args.window_sinks > kTileTokens ? 1 : 0;
+}
+
+// The most splits of other tokens, where each split of num_rows query rows leaves a partial result.
+int most_splits(const AttendArgs& args, KernelKind kind, int value_dim, int64_t num_rows) {
+  const int64_t most = most_parts(value_dim) / std::max<int64_t>(num_rows, 1);
+  return static_cast<int>(std::clamp<int64_t>(most - splits_of_sinks(args, kind), 1, kMaxSplits));
+}
+
 void begin_plan(const AttendArgs& args, KernelKind kind, CallPlan& plan) {
   plan.runs.assign(args.packed.runs.size(), {});
   for (RunPlan& run : plan.runs) run.kind = kind;
@@ -191,7 +226,12 @@ void cut_for_decode_mma(const CudaContext& context, const AttendArgs& args, cons
                                         shape.max_tokens, most_heads, args.window_sinks);
   const auto no_clusters = [](int, int) { return 0; };
   plan_decode_mma(context, shape, most_heads, order, no_clusters, plan);
-  if (args.window == 0) balance_decode_mma(context, shape, args.num_sequences, most_heads, plan);
+  if (args.window == 0) {
+    const int64_t parts_of_budget =
+        int64_t{plan.num_row_tiles} * run.num_heads * plan.decode_mma.rows;
+    const int64_t most = most_parts(run.v.head_dim) / parts_of_budget;
+    balance_decode_mma(context, shape, args.num_sequences, most_heads, plan, most);
+  }
   if (plan.balanced_work_tiles == 0) {
     const auto num_clusters = [&](int warps_of_cta, int ctas) {
       return clusters_at_once(context, plan.decode_mma, warps_of_cta, ctas);
@@ -232,6 +272,8 @@ void cut_into_work_tiles(const CudaContext& context, const AttendArgs& args,
     const int64_t most_seen = int64_t{args.window_sinks} + args.window + limits.max_q_len;
     shape.max_tokens = std::min(shape.max_tokens, most_seen);
   }
+  shape.most_splits =
+      most_splits(args, plan.kind, run.v.head_dim, limits.total_q * args.num_q_heads);
   switch (plan.kind) {
     case KernelKind::kReference:
       return cut_for_reference(context, shape, tiles);
@@ -267,19 +309,37 @@ LaunchGrid grid_of(const AttendArgs& args, const HeadRun& run, const RunPlan& pl
 
 WorkspaceLayout workspace_of(const AttendArgs& args, const CudaAttendLimits& limits,
                              const HeadRun& run, const RunPlan& plan) {
-  constexpr int64_t kAlignment = 256;
   if (!plan.needs_merge) return {};
   const WorkTilePlan& tiles = plan.work_tiles;
   const int64_t parts = tiles.balanced_work_tiles > 0
                             ? int64_t{tiles.balanced_work_tiles} * tiles.num_row_tiles *
                                   run.num_heads * tiles.decode_mma.rows
                             : limits.total_q * args.num_q_heads * tiles.num_splits;
-  WorkspaceLayout layout;
-  layout.softmax_at = round_up<int64_t>(parts * run.v.head_dim * 4, kAlignment);
-  layout.work_tiles_at = layout.softmax_at + round_up<int64_t>(parts * 8, kAlignment);
-  layout.bytes =
-      layout.work_tiles_at + round_up<int64_t>(int64_t{args.num_sequences} * 8, kAlignment);
-  return layout;
+  return layout_of(parts, run.v.head_dim, args.num_sequences);
+}
+
+// The bound of one run of heads. Either most_splits() and the budget's limit hold a plan below
+// most_parts(), or its rows have as few splits as the kernel can have.
+int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds,
+                          const HeadRun& run, KernelKind kind) {
+  const int64_t total_q =
+      std::min(bounds.max_total_q, int64_t{bounds.max_sequences} * bounds.max_q_len);
+  const int64_t num_rows = total_q * args.num_q_heads;
+  const int64_t most_tokens = bounds.max_tokens > 0
+                                  ? bounds.max_tokens
+                                  : args.max_blocks_per_sequence * args.packed.block_size;
+  const int64_t splits_of_tokens =
+      std::clamp<int64_t>(ceil_div<int64_t>(most_tokens, kTileTokens), 1, kMaxSplits);
+  const int64_t all_splits = splits_of_tokens + splits_of_sinks(args, kind);
+  const bool may_be_balanced = kind == KernelKind::kDecodeMma && args.window == 0 &&
+                               bounds.max_sequences > 1 && most_tokens >= kLongSequence;
+  const int64_t limit = most_parts(run.v.head_dim);
+  int64_t parts = may_be_balanced ? limit : std::min(limit, num_rows * all_splits);
+  const int64_t least_splits = 1 + splits_of_sinks(args, kind);
+  const bool always_stores = kind == KernelKind::kReference || least_splits > 1;
+  if (always_stores) parts = std::max(parts, num_rows * least_splits);
+  if (!always_stores && all_splits == 1) parts = 0;
+  return parts == 0 ? 0 : layout_of(parts, run.v.head_dim, bounds.max_sequences).bytes;
 }
 
 }  // namespace
@@ -308,6 +368,15 @@ bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t 
       return true;
   }
   return false;
+}
+
+int64_t most_workspace_bytes(const AttendArgs& args, const CudaAttendBounds& bounds,
+                             const CallPlan& plan) {
+  int64_t most = 0;
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    most = std::max(most, most_bytes_of_run(args, bounds, args.packed.runs[i], plan.runs[i].kind));
+  }
+  return most;
 }
 
 bool plan_attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,

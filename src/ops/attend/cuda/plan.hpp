@@ -56,6 +56,11 @@ bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t 
 bool plan_attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
                  CudaAttendPath path, CallPlan& plan);
 
+// Workspace, at most, of every plan of these runs of heads with that many sequences and query rows
+// or fewer, for sequences of up to max_tokens; choose_kernels has chosen the plan's kernels.
+int64_t most_workspace_bytes(const AttendArgs& args, const CudaAttendBounds& bounds,
+                             const CallPlan& plan);
+
 // Tokens of a sequence, at most: what the caller's limit and the block table allow.
 int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits);
 

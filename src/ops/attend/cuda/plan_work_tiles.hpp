@@ -80,7 +80,8 @@ inline constexpr MergeCost kClusterMerge = {5, 2};
 // the kernel behind it its cold instructions. All of them must run at once: clusters_at_once(
 // warps_of_cta, ctas) says how many clusters do.
 //
-// most_heads: KV heads of a CTA, if it has the warps; shape counts work tiles of one head.
+// most_heads: KV heads of a CTA, if it has the warps; shape counts work tiles of one head, and its
+// most_splits are those that a launch merges.
 template <class ClustersAtOnce>
 void plan_decode_mma(const CudaContext& context, SplitShape shape, int most_heads,
                      const CtaOrder& order, const ClustersAtOnce& clusters_at_once,
@@ -94,6 +95,7 @@ void plan_decode_mma(const CudaContext& context, SplitShape shape, int most_head
   shape.crowding = 0.18;
   shape.overhead = kOverheadTokens / kernel.step_tokens;
   const int64_t work_tiles_of_heads = shape.num_work_tiles;
+  const int most_launched_splits = shape.most_splits;
   double best_cost = 0;
   for (const int wanted_ctas : order) {
     const int warps = std::min(kernel.warps_at_once / wanted_ctas,
@@ -109,7 +111,7 @@ void plan_decode_mma(const CudaContext& context, SplitShape shape, int most_head
       shape.merge_of_split = merge.each / kernel.step_tokens;
       return plan_splits(shape, can_have);
     };
-    shape.most_splits = kMaxSplits;
+    shape.most_splits = most_launched_splits;
     const SplitPlan launched = plan_merged_by(kLaunchedMerge, [](int) { return true; });
     shape.most_splits = kMostOfCluster;
     const SplitPlan cluster = plan_merged_by(kClusterMerge, [&](int num_splits) {
@@ -136,19 +138,23 @@ inline void plan_sinks(int window_sinks, WorkTilePlan& plan) {
   plan.merges_in_cluster = false;
 }
 
+// A sequence of so many tokens may be much longer than the others of its batch.
+inline constexpr int64_t kLongSequence = 16384;
+
 // The longest sequence of a batch must not keep the device waiting. Where sequences may be long,
 // each gets work tiles by its length, from a budget that is a few for each: in the smallest CTAs
-// that fill the device, since then no work tile has to be short. Requires: planned without
-// clusters.
+// that fill the device, since then no work tile has to be short. most_work_tiles: the budget that
+// the workspace has room for. Requires: planned without clusters.
 inline void balance_decode_mma(const CudaContext& context, const SplitShape& shape,
-                               int num_sequences, int most_heads, WorkTilePlan& plan) {
-  constexpr int64_t kLong = 16384;
+                               int num_sequences, int most_heads, WorkTilePlan& plan,
+                               int64_t most_work_tiles = INT64_MAX) {
   constexpr int64_t kWorkTilesOfSequence = 3;
   constexpr int64_t kMostCtas = int64_t{1} << 20;
   constexpr int kMostRowTiles = 4;  // many rows are work tiles enough, and cost workspace
   constexpr int kFewWarps = 8;      // for a sequence's KV head: sequences alone fill the device
   const DecodeMmaKernel& kernel = plan.decode_mma;
-  if (num_sequences < 2 || shape.max_tokens < kLong || plan.num_row_tiles > kMostRowTiles) return;
+  const bool is_long = shape.max_tokens >= kLongSequence;
+  if (num_sequences < 2 || !is_long || plan.num_row_tiles > kMostRowTiles) return;
   int64_t budget = int64_t{num_sequences} * plan.num_splits;
   int warps_of_cta = plan.warps_of_cta;
   int64_t num_work_tiles = shape.num_work_tiles / plan.heads_of_cta;
@@ -166,8 +172,14 @@ inline void balance_decode_mma(const CudaContext& context, const SplitShape& sha
     const int64_t waves = ceil_div(kWorkTilesOfSequence * num_work_tiles, slots);
     budget = waves * slots / (num_work_tiles / num_sequences);
   }
+  // A budget that the workspace limits is worth having while it is above one for each.
+  int64_t least = 2 * int64_t{num_sequences};
+  if (budget > most_work_tiles) {
+    budget = most_work_tiles;
+    least = ceil_div<int64_t>(5 * int64_t{num_sequences}, 4);
+  }
   const int64_t num_ctas = budget * (num_work_tiles / num_sequences);
-  if (budget < 2 * int64_t{num_sequences} || num_ctas > kMostCtas) return;
+  if (budget < least || num_ctas > kMostCtas) return;
   plan.balanced_work_tiles = static_cast<int>(budget);
   plan.warps_of_cta = warps_of_cta;
   plan.heads_of_cta = std::gcd(most_heads, warps_of_cta);

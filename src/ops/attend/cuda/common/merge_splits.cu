@@ -143,6 +143,10 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ M
   const int64_t index = int64_t{blockIdx.x} * (kWarps / num_warps) + warp / num_warps;
   const int64_t token = index / run_heads;
   const int q_head = params.first_head * params.q_per_kv + static_cast<int>(index % run_heads);
+  // Rows outside are padding, or those of sequences that another launch computes. They are merged
+  // like others and not stored, since a branch here would wait for these two numbers.
+  const int first_token = params.q_starts[0];
+  const int end_token = params.q_starts[params.num_sequences];
 
   RowParts row = {};
   if (token < params.total_q) row = parts_of_row(params, token, q_head, lane);
@@ -157,7 +161,7 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ M
     }
   }
   __syncthreads();
-  if (of_row != 0 || row.num == 0) return;
+  if (of_row != 0 || row.num == 0 || token < first_token || token >= end_token) return;
   for (int d = lane; d < dim; d += kWarp) {
     float sum = 0;
     for (int w = 0; w < num_warps; ++w) sum += sums[w * dim + d];
