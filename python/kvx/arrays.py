@@ -28,12 +28,68 @@ def new_output(like, shape, device, name):
     Raises kvx.Error: a GPU's, and like's library makes none that could be written there.
     """
     out = empty_like(like, shape)
+    _check_place_of(out, like, device, name)
+    return out
+
+
+def _check_place_of(out, like, device, name):
     if device != "cpu" and isinstance(out, np.ndarray) and not isinstance(like, np.ndarray):
         raise Error(
             f"{name} is {'None' if like is None else f'a {type(like).__name__}'}; expected a torch "
             f"tensor or CuPy array on {device}, whose library makes the array that is written"
         )
+
+
+def new_array(like, shape, dtype, device, name):
+    """An uninitialised array of ``like``'s library, where like lies; NumPy's for libraries whose
+    arrays cannot be written. dtype: its name, such as ``"uint8"``.
+
+    Raises kvx.Error as new_output().
+    """
+    if hasattr(like, "new_empty"):  # PyTorch
+        return like.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.empty(shape, dtype=dtype)
+    out = np.empty(shape, dtype)
+    _check_place_of(out, like, device, name)
     return out
+
+
+def new_numbers(like, numbers, dtype):
+    """Numbers of the host in an array of like's library, where like lies; NumPy's for None."""
+    if hasattr(like, "new_empty"):  # PyTorch
+        torch = sys.modules["torch"]
+        return torch.as_tensor(np.asarray(numbers, dtype)).to(like.device)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.asarray(numbers, dtype=dtype)
+    return np.asarray(numbers, dtype)
+
+
+def new_full(like, shape, number, dtype):
+    """One number everywhere, likewise; made on the device."""
+    if hasattr(like, "new_empty"):  # PyTorch
+        return like.new_full(shape, number, dtype=getattr(sys.modules["torch"], dtype))
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.full(shape, number, dtype=dtype)
+    return np.full(shape, number, dtype)
+
+
+def new_range(like, n, dtype):
+    """0 to n - 1, likewise; made on the device."""
+    if hasattr(like, "new_empty"):  # PyTorch
+        torch = sys.modules["torch"]
+        return torch.arange(n, dtype=getattr(torch, dtype), device=like.device)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.arange(n, dtype=dtype)
+    return np.arange(n, dtype=dtype)
 
 
 def zeros_like(array, shape):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvx import _core
-from kvx.arrays import checked_array, empty_like
+from kvx.arrays import checked_array, new_full, new_numbers, new_output
 from kvx.errors import Error, OutOfRangeError
 
 
@@ -17,11 +17,19 @@ class PagedLayer(_core.PagedLayer):
     block_size:       tokens a page, 1 to 1024
     k_steps, v_steps: for a static format (source=given): a positive step for each group of each
                       head, value = code * step; fp8 has one group a head, and 1.0 without
+    device:           ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where all arrays of all verbs lie
 
     ``pages`` is uint8 [num_pages, ...], ``page_bytes`` or more each, contiguous; only kvx
     reads what lies in a page, and all zeros is a legal page. Slots are page * block_size + offset.
 
-    Raises kvx.Error naming what does not fit.
+    On a GPU pages begin on 16 bytes, and verbs are launched on the current stream of ``out``'s or
+    ``pages``'s library, or on ``stream``. They wait for nothing, and allocate nothing but a
+    workspace that grows with the first calls of a size: they may be captured into CUDA graphs,
+    which the layer must outlive. The host does not see slots, lengths and tables there: what is out
+    of range is skipped and counted by ``counters()``. Bytes of a page are the same as on the CPU
+    unless ``order`` is ``"interleaved"``.
+
+    Raises kvx.Error naming what does not fit; kvx.UnsupportedError: no such device.
     """
 
     def __init__(
@@ -34,6 +42,7 @@ class PagedLayer(_core.PagedLayer):
         block_size: int = 64,
         k_steps: Sequence[float] = (),
         v_steps: Sequence[float] = (),
+        device: str = "cpu",
     ):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -48,6 +57,13 @@ class PagedLayer(_core.PagedLayer):
             block_size,
             [float(step) for step in k_steps],
             [float(step) for step in v_steps],
+            str(device),
+        )
+
+    def __repr__(self):
+        return (
+            f"kvx.PagedLayer({self.recipe!r}, {self.num_kv_heads} heads of {self.head_dim}, "
+            f"pages of {self.block_size} tokens and {self.page_bytes} bytes on {self.device})"
         )
 
     @property
@@ -55,16 +71,25 @@ class PagedLayer(_core.PagedLayer):
         """Bytes of a page, keys and values of block_size tokens, scales included."""
         return super().page_bytes
 
-    def append(self, pages, k, v, slots) -> int:
-        """Stores new tokens. Returns how many numbers have no code under given scales.
+    @property
+    def order(self) -> str:
+        """The order of a page's codes: ``"pool"``, or ``"interleaved"`` for 4-bit codes whose signs
+        and magnitudes lie apart, which some GPUs decode faster. Pages of one order mean nothing in
+        the other."""
+        return super().order
 
-        k:     [tokens or more, num_kv_heads, head_dim], after RoPE
+    def append(self, pages, k, v, slots, *, stream=None) -> int | None:
+        """Stores new tokens. Returns how many numbers have no code under given scales; None on a
+        GPU, where ``counters()`` has that number.
+
+        k:     [tokens or more, num_kv_heads, head_dim], after RoPE; any strides of tokens and heads
         v:     [tokens or more, num_kv_heads, v_head_dim]
         slots: int64 [tokens]; a negative one skips its token
 
-        Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages.
+        Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages. On a GPU such a slot
+        is skipped and counted.
         """
-        return super().append(pages, k, v, slots)
+        return _core.PagedLayer.append(self, pages, k, v, slots, stream)
 
     def attend(
         self,
@@ -79,23 +104,47 @@ class PagedLayer(_core.PagedLayer):
         softcap=0.0,
         window=0,
         sinks=None,
+        lse=None,
+        max_q_len=None,
+        max_seq_len=None,
+        num_decodes=0,
+        num_queries=None,
+        workspace=None,
+        stream=None,
     ):
         """Causal attention of a ragged batch, straight from the packed bytes.
 
         q:           [tokens or more, num_q_heads, head_dim]; num_q_heads a multiple of num_kv_heads
-        block_table: int32 [sequences, pages of a sequence]
+        block_table: int32 [sequences, pages of a sequence]; its rows may be apart
         seq_lens:    int32 [sequences], tokens stored, the queries' own included
         q_starts:    int32 [sequences + 1]; the queries of sequence s are rows q_starts[s] to
-                     q_starts[s + 1], the sequence's last tokens
+                     q_starts[s + 1], the sequence's last tokens. Rows from q_starts[-1] on are
+                     padding, which is neither read nor written
         out:         [tokens or more, num_q_heads, v_head_dim]; None makes one like q
+        lse:         float32 [tokens or more, num_q_heads], contiguous: where the natural log of
+                     each softmax's sum goes, sinks included; None: nowhere
         window:      a query sees its own token and the window - 1 before; 0 for all
         softmax_scale, softcap, sinks: as in kvx.Cache.append_and_attend
 
+        What a GPU's launch is shaped by, since the host does not see the lengths there; a captured
+        graph serves every batch within these. The CPU reads the lengths:
+
+        max_q_len:   queries of a sequence, at most; None: q's rows
+        max_seq_len: tokens of a sequence, at most; None: what block_table's rows hold
+        num_decodes: the first sequences, so many, have one query each or none
+        num_queries: rows of q that may be queries; None: all
+        workspace:   uint8 [bytes] on 256 bytes, as workspace_bytes() says; None: the process's own
+                     of this stream. Graphs share one: those that run side by side need their own
+
         Raises kvx.Error or kvx.OutOfRangeError, nothing written: lengths or pages that do not fit.
+        On a GPU a sequence whose lengths do not fit gets zeros and is counted, and
+        kvx.UnsupportedError says that a captured call needs a workspace that no call before it had.
         """
         if out is None:
-            out = empty_like(q, (*tuple(checked_array(q, "q").shape[:2]), self.v_head_dim))
-        super().attend(
+            shape = (*tuple(checked_array(q, "q").shape[:2]), self.v_head_dim)
+            out = new_output(q, shape, self.device, "out is None and q")
+        _core.PagedLayer.attend(
+            self,
             pages,
             q,
             out,
@@ -106,26 +155,105 @@ class PagedLayer(_core.PagedLayer):
             softcap,
             window,
             sinks,
+            max_q_len,
+            max_seq_len,
+            num_decodes,
+            num_queries,
+            workspace,
+            lse,
+            stream,
         )
         return out
 
-    def gather(self, pages, block_ids, num_tokens, *, like=None):
+    def workspace_bytes(
+        self,
+        *,
+        num_q_heads: int,
+        max_sequences: int,
+        max_queries: int,
+        max_q_len: int,
+        max_seq_len: int,
+        window: int = 0,
+    ) -> int:
+        """Bytes of a workspace that is enough for every attend() within these bounds; 0 where none
+        needs one, as on the CPU.
+
+        max_queries: rows of q; max_q_len, max_seq_len: of a sequence, as in attend()
+        Raises kvx.Error naming what is out of range.
+        """
+        return super().workspace_bytes(
+            num_q_heads, max_sequences, max_queries, max_q_len, max_seq_len, window
+        )
+
+    def gather(self, pages, block_ids, num_tokens, *, like=None, stream=None):
         """The first ``num_tokens`` of a sequence, decoded: (k, v) as kvx.Cache.gather returns them.
 
-        block_ids: whole numbers [pages of the sequence]
+        block_ids: whole numbers [pages of the sequence]; on a GPU also an int32 array there
+        like:      an array whose library and dtype the result has; needed on a GPU
         Raises kvx.OutOfRangeError: more tokens than the pages hold.
         """
+        ids, there = self._table_of(block_ids, like)
+        if not 0 <= num_tokens <= there:
+            raise OutOfRangeError(
+                f"num_tokens is {num_tokens}; {there // self.block_size} pages of "
+                f"{self.block_size} hold {there}"
+            )
+        k = new_output(like, (num_tokens, self.num_kv_heads, self.head_dim), self.device, "like")
+        v = new_output(like, (num_tokens, self.num_kv_heads, self.v_head_dim), self.device, "like")
+        lengths = new_full(None if self.device == "cpu" else like, (1,), num_tokens, "int32")
+        super().gather(pages, ids, lengths, k, v, stream)
+        return k, v
+
+    def gather_sequences(self, pages, block_table, seq_lens, k, v, *, stream=None) -> None:
+        """All tokens of several sequences, decoded, one sequence after the other.
+
+        block_table, seq_lens: as in attend()
+        k, v: [tokens, num_kv_heads, dim], which are written; rows beyond the sequences' tokens
+              stay as they are
+
+        Raises kvx.OutOfRangeError, nothing written: more tokens than k has rows or the pages hold.
+        On a GPU such sequences are skipped and counted.
+        """
+        super().gather(pages, block_table, seq_lens, k, v, stream)
+
+    def copy_blocks(self, pages, from_blocks, to_blocks, *, to_pages=None, stream=None) -> None:
+        """Copies whole pages, as they are.
+
+        from_blocks, to_blocks: int64 [copies]; no page is both a source and a target
+        to_pages: the memory to copy to, of a layer that is stored alike; None: pages
+
+        Raises kvx.OutOfRangeError, nothing written: a page that is not there. On a GPU such a copy
+        is skipped and counted.
+        """
+        to_pages = pages if to_pages is None else to_pages
+        super().copy_blocks(pages, to_pages, from_blocks, to_blocks, stream)
+
+    def counters(self) -> dict[str, int]:
+        """What verbs found wrong since the layer was made or reset. Waits for the device.
+
+        out_of_range:     slots, pages and lengths that a GPU's kernels skipped
+        nonfinite_inputs: numbers that have no code under given scales
+        """
+        return super().counters()
+
+    def reset_counters(self) -> None:
+        """Sets them to zero. Waits for the device."""
+        super().reset_counters()
+
+    def _table_of(self, block_ids, like):
+        """Block ids as a table of one sequence, and how many tokens its pages hold."""
+        is_array = self.device != "cpu" and hasattr(block_ids, "__dlpack_device__")
+        if is_array and block_ids.__dlpack_device__()[0] != 1:
+            if len(block_ids.shape) != 1:
+                raise Error(f"block_ids has {len(block_ids.shape)} dimensions; expected one")
+            return block_ids.reshape((1, -1)), block_ids.shape[0] * self.block_size
         given = np.asarray(block_ids)
         with np.errstate(invalid="ignore"):  # of what is no number
             ids = given.astype(np.int32)
         if ids.ndim != 1 or not np.array_equal(ids, given):
             raise Error(f"block_ids is {block_ids}; expected int32 numbers in one dimension")
-        there = len(ids) * self.block_size
-        if not 0 <= num_tokens <= there:
-            raise OutOfRangeError(
-                f"num_tokens is {num_tokens}; {len(ids)} pages of {self.block_size} hold {there}"
-            )
-        k = empty_like(like, (num_tokens, self.num_kv_heads, self.head_dim))
-        v = empty_like(like, (num_tokens, self.num_kv_heads, self.v_head_dim))
-        super().gather(pages, ids, k, v)
-        return k, v
+        ids = ids.reshape((1, -1))
+        if self.device != "cpu":
+            new_output(like, (0,), self.device, "like")  # refuses what makes no arrays there
+            ids = new_numbers(like, ids, "int32")
+        return ids, ids.shape[1] * self.block_size

@@ -1,12 +1,14 @@
 """Rows of numbers outside of any cache: quantised to bytes, and back."""
 
 import math
+import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kvx import _core
-from kvx.arrays import checked_array
+from kvx.arrays import checked_array, new_array, new_full, new_numbers, new_range
 from kvx.errors import Error
 
 
@@ -14,17 +16,20 @@ from kvx.errors import Error
 class Rows:
     """Quantised rows, as docs/numbers.md defines their bytes.
 
-    codes:  uint8 [..., code bytes of a row]
+    codes:  uint8 [..., code bytes of a row], of the library and where the numbers lay: torch's,
+            CuPy's, else NumPy's
     scales: uint8 [..., scale bytes of a row]; 0 bytes where ``steps`` gives the scales
+    nonfinite_inputs: numbers without a code under given scales, stored as code 0; on a GPU an array
+            of that one number, for which nothing has waited
     """
 
-    codes: np.ndarray
-    scales: np.ndarray
+    codes: Any
+    scales: Any
     format: str
     head_dim: int
     tensor_scale: float = 1.0
     steps: list[float] = field(default_factory=list)
-    nonfinite_inputs: int = 0  # numbers without a code under given scales (stored as code 0)
+    nonfinite_inputs: Any = 0
 
     def __repr__(self):
         rows = math.prod(self.codes.shape[:-1])
@@ -39,22 +44,23 @@ class Rows:
         """Bytes of codes and scales."""
         return self.codes.nbytes + self.scales.nbytes
 
-    def dequantize(self, dtype=np.float32) -> np.ndarray:
-        """The decoded numbers, [..., head_dim]."""
+    def dequantize(self, dtype=np.float32) -> Any:
+        """The decoded numbers, [..., head_dim], as kvx.dequantize returns them."""
         return dequantize(self, dtype)
 
 
-def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
+def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=(), stream=None) -> Rows:
     """Quantises rows of float32, float16 or bfloat16.
 
     x:            [..., head_dim], the rows contiguous; [n, head_dim] with any row stride is read in
-                  place
+                  place. On the CPU, or on a GPU (torch, CuPy)
     format:       a format with its options, as in a recipe: ``"int4:g32"``, ``"nvfp4:4over6"``
     tensor_scale: nvfp4's second-level scale, positive
     steps:        for ``source=given``: one positive step a group (value = code * step)
+    stream:       on a GPU, as in kvx.Cache
 
     Raises kvx.Error: an unknown format, a head_dim that it cannot store, another dtype, an array
-    that is not on the CPU.
+    of another place.
     """
     shape = tuple(checked_array(x, "x").shape)
     if not shape:
@@ -63,9 +69,17 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
     steps = [float(step) for step in steps]
     flat = x.reshape((-1, 1, head_dim)) if head_dim else x
     code_bytes, scale_bytes = _core.row_bytes(format, head_dim, steps)
-    codes = np.empty((flat.shape[0], code_bytes), np.uint8)
-    scales = np.empty((flat.shape[0], scale_bytes), np.uint8)
-    nonfinite = _core.quantize_rows(flat, codes, scales, format, tensor_scale, steps)
+    device = _device_of(x, "x")
+    codes = new_array(x, (flat.shape[0], code_bytes), "uint8", device, "x")
+    scales = new_array(x, (flat.shape[0], scale_bytes), "uint8", device, "x")
+    if device == "cpu":
+        nonfinite = _core.quantize_rows(flat, codes, scales, format, tensor_scale, steps)
+    else:
+        tables = _tables(codes, format, head_dim, tensor_scale, steps)
+        _core.quantize_rows_on_cuda(
+            flat, codes, scales, format, tensor_scale, steps, tables, stream
+        )
+        nonfinite = tables[3][1]
     return Rows(
         codes.reshape(shape[:-1] + (code_bytes,)),
         scales.reshape(shape[:-1] + (scale_bytes,)),
@@ -77,40 +91,47 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
     )
 
 
-def dequantize(rows: Rows, dtype=np.float32) -> np.ndarray:
-    """Quantised rows decoded, as a NumPy array [..., head_dim] of float32 or float16.
+def dequantize(rows: Rows, dtype=np.float32, *, stream=None) -> Any:
+    """Quantised rows decoded: [..., head_dim] of the codes' library, where they lie.
+
+    dtype: float32 or float16, NumPy's or torch's; of torch's codes also torch.bfloat16
 
     Raises kvx.Error: another dtype, codes or scales that do not have the format's sizes.
     """
     _core.row_bytes(rows.format, rows.head_dim, rows.steps)  # refuses a head_dim that cannot be
-    leading = rows.codes.shape[:-1]
-    if np.dtype(dtype) not in (np.float32, np.float16):
-        raise Error(f"dtype is {np.dtype(dtype)}; expected float32 or float16")
-    out = np.empty(leading + (rows.head_dim,), dtype)
+    leading = tuple(rows.codes.shape[:-1])
+    device = _device_of(rows.codes, "codes")
+    shape = leading + (rows.head_dim,)
+    out = new_array(rows.codes, shape, _float_name(rows.codes, dtype), device, "codes")
     flat = out.reshape((-1, 1, rows.head_dim))
-    _core.dequantize_rows(
-        _flat(rows.codes),
-        _flat(rows.scales),
-        flat,
-        rows.format,
-        rows.tensor_scale,
-        rows.steps,
-    )
+    codes, scales = _flat(rows.codes), _flat(rows.scales)
+    if device == "cpu":
+        _core.dequantize_rows(
+            codes, scales, flat, rows.format, rows.tensor_scale, rows.steps
+        )
+    else:
+        tables = _tables(codes, rows.format, rows.head_dim, rows.tensor_scale, rows.steps)
+        _core.dequantize_rows_on_cuda(
+            codes, scales, flat, rows.format, rows.tensor_scale, rows.steps, tables, stream
+        )
     return out
 
 
-def transcode(rows: Rows, format: str, *, tensor_scale: float = 1.0, steps=()) -> Rows:
+def transcode(
+    rows: Rows, format: str, *, tensor_scale: float = 1.0, steps=(), stream=None
+) -> Rows:
     """Quantised rows in another format: decoded and quantised by its rule, row by row; copied where
-    the two are stored alike. Arguments as in quantize().
+    the two are stored alike. Arguments as in quantize(), arrays as in dequantize().
 
     Raises kvx.Error as quantize() does; kvx.UnsupportedError: only one of the two formats rotates.
     """
     steps = [float(step) for step in steps]
     code_bytes, scale_bytes = _core.row_bytes(format, rows.head_dim, steps)
-    leading = rows.codes.shape[:-1]
-    codes = np.empty(leading + (code_bytes,), np.uint8)
-    scales = np.empty(leading + (scale_bytes,), np.uint8)
-    nonfinite = _core.transcode_rows(
+    leading = tuple(rows.codes.shape[:-1])
+    device = _device_of(rows.codes, "codes")
+    codes = new_array(rows.codes, leading + (code_bytes,), "uint8", device, "codes")
+    scales = new_array(rows.codes, leading + (scale_bytes,), "uint8", device, "codes")
+    arguments = (
         _flat(rows.codes),
         _flat(rows.scales),
         rows.format,
@@ -124,9 +145,54 @@ def transcode(rows: Rows, format: str, *, tensor_scale: float = 1.0, steps=()) -
         tensor_scale,
         steps,
     )
+    if device == "cpu":
+        nonfinite = _core.transcode_rows(*arguments)
+    else:
+        flat = arguments[0]
+        given = _tables(flat, rows.format, rows.head_dim, rows.tensor_scale, rows.steps)
+        tables = _tables(flat, format, rows.head_dim, tensor_scale, steps)
+        _core.transcode_rows_on_cuda(*arguments, given, tables, stream)
+        nonfinite = tables[3][1]
     return Rows(codes, scales, format, rows.head_dim, tensor_scale, steps, nonfinite)
 
 
 def _flat(array):
     """[..., bytes] as [rows, bytes]; a view of a contiguous array."""
-    return np.ascontiguousarray(array).reshape((math.prod(array.shape[:-1]), array.shape[-1]))
+    shape = (math.prod(array.shape[:-1]), array.shape[-1])
+    if isinstance(array, np.ndarray):
+        array = np.ascontiguousarray(array)
+    return array.reshape(shape)
+
+
+def _device_of(array, name):
+    """``"cpu"``, or the array's GPU: ``"cuda:0"``."""
+    index = _core.cuda_device_of(array, name)
+    return "cpu" if index < 0 else f"cuda:{index}"
+
+
+def _float_name(like, dtype):
+    """A dtype of NumPy's or torch's by its name."""
+    torch = sys.modules.get("torch")
+    expected = ["float32", "float16"]
+    if torch is not None and isinstance(like, torch.Tensor):
+        expected.append("bfloat16")
+    is_torchs = torch is not None and isinstance(dtype, torch.dtype)
+    name = str(dtype).removeprefix("torch.") if is_torchs else np.dtype(dtype).name
+    if name not in expected:
+        raise Error(f"dtype is {name}; expected {', '.join(expected[:-1])} or {expected[-1]}")
+    return name
+
+
+def _tables(codes, format, head_dim, tensor_scale, steps):
+    """What the device's kernels read beside rows (rows.cpp, CudaTables), of codes' library."""
+    n = codes.shape[0]
+    given = _core.given_scales(format, head_dim, steps)
+    scales = np.frombuffer(given, np.uint8).reshape((1, -1))
+    return (
+        new_range(codes, n, "int64"),
+        new_range(codes, n, "int32").reshape((1, n)),
+        new_full(codes, (1,), n, "int32"),
+        new_full(codes, (2,), 0, "int64"),
+        new_numbers(codes, scales, "uint8") if given else None,
+        new_full(codes, (1,), tensor_scale, "float32") if tensor_scale != 1.0 else None,
+    )

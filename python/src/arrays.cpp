@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "device/cuda_caller.hpp"
 #include "python/src/cuda_stream.hpp"
@@ -42,17 +43,19 @@ void check_place(int device_type, int device_id, const char* name, const ArrayPl
   if (place.cuda_device < 0) {
     if (device_type == nb::device::cpu::value) return;
     throw CoreError(
-        invalid_argument("{} lies on {}; expected the CPU (copy it there, or use a kvx.Cache of "
-                         "its device)",
-                         name, place_text(device_type, device_id)));
+        invalid_argument("{} lies on {}; expected the CPU (copy it there, or use a {} of its "
+                         "device)",
+                         name, place_text(device_type, device_id),
+                         std::string_view(place.owner) == "cache" ? "kvx.Cache" : place.owner));
   }
   const bool is_read_there = device_type == nb::device::cuda::value
                                  ? device_id == place.cuda_device
                                  : device_type == nb::device::cuda_host::value ||
                                        device_type == nb::device::cuda_managed::value;
   if (is_read_there) return;
-  throw CoreError(invalid_argument("{} lies on {}; expected cuda:{}, the cache's device", name,
-                                   place_text(device_type, device_id), place.cuda_device));
+  throw CoreError(invalid_argument("{} lies on {}; expected cuda:{}, the {}'s device", name,
+                                   place_text(device_type, device_id), place.cuda_device,
+                                   place.owner));
 }
 
 // An array with a wrong device would make a kernel fail, and that breaks the process's context.
@@ -223,8 +226,9 @@ void check_contiguous(const Array& array, const char* name) {
 }
 
 template <class Array>
-Array bytes_array(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
-  Array array = array_at<Array>(object, name, {});
+Array bytes_array(nb::handle object, const char* name, int64_t rows, int64_t bytes,
+                  const ArrayPlace& place) {
+  Array array = array_at<Array>(object, name, place);
   const nb::dlpack::dtype type = array.dtype();
   const bool is_uint8 =
       type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt) && type.bits == 8;
@@ -295,16 +299,46 @@ nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n,
   return array;
 }
 
-nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
-  return bytes_array<nb::ndarray<nb::ro>>(object, name, rows, bytes);
+nb::ndarray<> output_floats(nb::handle object, const char* name, int64_t rows, int64_t heads,
+                            const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<>>(object, name, place);
+  const bool fits = array.dtype() == nb::dtype<float>() && array.ndim() == 2 &&
+                    static_cast<int64_t>(array.shape(0)) >= rows &&
+                    static_cast<int64_t>(array.shape(1)) == heads;
+  if (!fits) {
+    throw CoreError(
+        invalid_argument("{} has the shape [{}] and {}-bit elements; expected float32 [{} or more, "
+                         "{}]",
+                         name, shape_text(array), array.dtype().bits, rows, heads));
+  }
+  check_contiguous(array, name);
+  return array;
 }
-nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes) {
-  return bytes_array<nb::ndarray<>>(object, name, rows, bytes);
+
+nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes,
+                                const ArrayPlace& place) {
+  return bytes_array<nb::ndarray<nb::ro>>(object, name, rows, bytes, place);
+}
+nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes,
+                           const ArrayPlace& place) {
+  return bytes_array<nb::ndarray<>>(object, name, rows, bytes, place);
+}
+
+nb::ndarray<> scratch_bytes(nb::handle object, const char* name, const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<>>(object, name, place);
+  if (array.dtype() != nb::dtype<uint8_t>() || array.ndim() != 1) {
+    throw CoreError(
+        invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 [bytes]", name,
+                         shape_text(array), array.dtype().bits));
+  }
+  check_contiguous(array, name);
+  return array;
 }
 
 template <class Int>
-nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions) {
-  auto array = array_at<nb::ndarray<nb::ro>>(object, name, {});
+nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions,
+                               const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<nb::ro>>(object, name, place);
   const size_t last = num_dimensions - 1;
   const bool fits = array.dtype() == nb::dtype<Int>() && array.ndim() == num_dimensions &&
                     (array.size() == 0 || array.shape(last) == 1 || array.stride(last) == 1);
@@ -315,11 +349,14 @@ nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_d
                        name, shape_text(array), array.dtype().bits, 8 * sizeof(Int), num_dimensions,
                        num_dimensions == 1 ? "" : "s"));
 }
-template nb::ndarray<nb::ro> input_ints<int32_t>(nb::handle, const char*, size_t);
-template nb::ndarray<nb::ro> input_ints<int64_t>(nb::handle, const char*, size_t);
+template nb::ndarray<nb::ro> input_ints<int32_t>(nb::handle, const char*, size_t,
+                                                 const ArrayPlace&);
+template nb::ndarray<nb::ro> input_ints<int64_t>(nb::handle, const char*, size_t,
+                                                 const ArrayPlace&);
 
-PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes) {
-  auto array = array_at<nb::ndarray<>>(object, name, {});
+PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes,
+                       const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<>>(object, name, place);
   int64_t inner_bytes = 1;
   bool fits = array.dtype() == nb::dtype<uint8_t>() && array.ndim() >= 2;
   for (size_t i = array.ndim(); fits && i-- > 1;) {
@@ -334,6 +371,20 @@ PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes) 
       invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 [pages, ...], "
                        "each page contiguous and of at least {} bytes",
                        name, shape_text(array), array.dtype().bits, page_bytes));
+}
+
+int cuda_device_of(nb::handle object, const char* name) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return -1;
+  std::pair<int, int> device;
+  try {
+    device = nb::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
+  } catch (nb::python_error&) {
+    return -1;  // array_at returns the reason
+  }
+  if (device.first == nb::device::cpu::value) return -1;
+  if (device.first == nb::device::cuda::value) return device.second;
+  throw CoreError(invalid_argument("{} lies on {}; expected the CPU or a CUDA device", name,
+                                   place_text(device.first, device.second)));
 }
 
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name) {

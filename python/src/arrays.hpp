@@ -20,6 +20,7 @@ struct ArrayPlace {
   device::CudaStream stream = nullptr;
   device::CudaStream also_behind = nullptr;
   bool are_all_ready = false;  // the current streams of all arrays' libraries are of these two
+  const char* owner = "cache";  // whose device it is, for messages
 };
 
 // What [num_tokens, num_heads, head_dim] rows must look like; a negative size may be anything.
@@ -52,20 +53,33 @@ OutputRows output_rows(nb::handle object, const char* name, const RowsShape& exp
 // A contiguous array of n floats (f32).
 nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n,
                                  const ArrayPlace& place = {});
+// A contiguous float32 array to write to, [rows, heads] or more rows.
+nb::ndarray<> output_floats(nb::handle object, const char* name, int64_t rows, int64_t heads,
+                            const ArrayPlace& place = {});
 // Contiguous uint8 [rows, bytes].
-nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
-nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes);
+nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes,
+                                const ArrayPlace& place = {});
+nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes,
+                           const ArrayPlace& place = {});
+// Contiguous uint8 of any size in one dimension.
+nb::ndarray<> scratch_bytes(nb::handle object, const char* name, const ArrayPlace& place);
 
 // Contiguous int32 or int64 numbers; of two dimensions the rows may be apart.
 template <class Int>
-nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions);
+nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions,
+                               const ArrayPlace& place = {});
 
 // An engine's pages, uint8 [pages, ...], writable, each page contiguous and of page_bytes or more.
 struct PageMemory {
   nb::ndarray<> array;
   int64_t page_stride = 0;  // bytes
 };
-PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes);
+PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes,
+                       const ArrayPlace& place = {});
+
+// The device that an array's library reports: -1 is the CPU, and what is no array. Throws CoreError
+// naming `name`: another kind of device.
+int cuda_device_of(nb::handle object, const char* name);
 
 // Throws CoreError when an output's memory and an input's meet. An input may be none.
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name);

@@ -52,12 +52,19 @@ CudaLane::CudaLane(const device::CudaDevice& device, nb::handle stream)
       done_(new_event(device.index)),
       kept_until_(new_event(device.index)) {}
 
+std::unique_ptr<CudaLane> CudaLane::of_callers(const std::string& device, const char* owner) {
+  std::unique_ptr<CudaLane> lane(new CudaLane(device_of(device), nb::none()));
+  lane->is_on_callers_ = true;
+  lane->owner_name_ = owner;
+  return lane;
+}
+
 kv::CudaPlacement CudaLane::placement(int max_step_tokens) const {
   return {{device_, stream_}, max_step_tokens};
 }
 
 ArrayPlace CudaLane::place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const {
-  ArrayPlace place{device_.index, stream_, stream_, true};
+  ArrayPlace place{device_.index, stream_, stream_, true, owner_name_};
   bool has_stream = !stream.is_none();
   if (has_stream) place.stream = place.also_behind = stream_of(stream);
   for (const nb::handle array : arrays) {
@@ -83,29 +90,31 @@ void CudaLane::keep(KeptArrays& kept, const ArrayPlace& place, nb::handle object
   if (!current_stream(object, device_.index)) kept.push_back(array);
 }
 
-Status CudaLane::put_behind(device::CudaStream stream) {
-  if (stream == stream_) return {};
+Status CudaLane::put_behind(device::CudaStream stream, device::CudaStream work) {
+  if (stream == work) return {};
   KVX_RETURN_IF_ERROR(ready_.record(stream));
-  return ready_.hold_back(stream_);
+  return ready_.hold_back(work);
 }
 
 Status CudaLane::begin(const ArrayPlace& place, const KeptArrays& kept) {
-  if (place.stream == stream_ && place.also_behind == stream_ && kept.empty()) return {};
+  const device::CudaStream work = work_stream(place);
+  if (place.stream == work && place.also_behind == work && kept.empty()) return {};
   KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device_.index));
   if (!kept.empty()) KVX_RETURN_IF_ERROR(kept_until_.wait());
-  if (place.also_behind != place.stream) KVX_RETURN_IF_ERROR(put_behind(place.also_behind));
-  return put_behind(place.stream);
+  if (place.also_behind != place.stream) KVX_RETURN_IF_ERROR(put_behind(place.also_behind, work));
+  return put_behind(place.stream, work);
 }
 
 Status CudaLane::end(const ArrayPlace& place, KeptArrays& kept) {
-  if (place.stream == stream_ && kept.empty()) return {};
+  const device::CudaStream work = work_stream(place);
+  if (place.stream == work && kept.empty()) return {};
   KVX_ASSIGN_OR_RETURN(const auto current, device::CurrentCudaDevice::set(device_.index));
   if (!kept.empty()) {
-    KVX_RETURN_IF_ERROR(kept_until_.record(stream_));
+    KVX_RETURN_IF_ERROR(kept_until_.record(work));
     kept_.swap(kept);
   }
-  if (place.stream == stream_) return {};
-  KVX_RETURN_IF_ERROR(done_.record(stream_));
+  if (place.stream == work) return {};
+  KVX_RETURN_IF_ERROR(done_.record(work));
   return done_.hold_back(place.stream);
 }
 

@@ -4,9 +4,13 @@
 //
 //   caller's stream   ... inputs ──┐ ready        done ┌── reads out ...
 //   cache's stream                 └──► verb ──────────┘             (the same one: nothing to do)
+//
+// A lane without a stream of its own puts verbs on the caller's: nothing has to be ordered then, and
+// a graph that the caller captures holds the verb alone.
 #pragma once
 
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,9 +29,13 @@ class CudaLane {
   // device: cuda or cuda:N. stream: what stream_of() takes, or None for the device's default
   // stream; it lives as long as this. Throws CoreError: another word, no such device, no CUDA.
   CudaLane(const std::string& device, nb::handle stream);
+  // Without a stream of its own. owner: what messages call whose device it is.
+  static std::unique_ptr<CudaLane> of_callers(const std::string& device, const char* owner);
 
   kv::CudaPlacement placement(int max_step_tokens) const;
   int device() const { return device_.index; }
+  // What a verb runs with.
+  ops::CudaContext context(const ArrayPlace& place) const { return {device_, work_stream(place)}; }
 
   // Where a verb's arrays must lie, and the caller's stream: the one that is given, else the
   // current one of the first array whose library names one, else the cache's own. None may be among
@@ -44,12 +52,17 @@ class CudaLane {
 
  private:
   CudaLane(const device::CudaDevice& device, nb::handle stream);
-  // What the cache's stream is given from now on runs behind what that stream was given.
-  Status put_behind(device::CudaStream stream);
+  // What `work` is given from now on runs behind what `stream` was given.
+  Status put_behind(device::CudaStream stream, device::CudaStream work);
+  device::CudaStream work_stream(const ArrayPlace& place) const {
+    return is_on_callers_ ? place.stream : stream_;
+  }
 
   device::CudaDevice device_;
   nb::object owner_;  // of the stream
   device::CudaStream stream_;
+  bool is_on_callers_ = false;
+  const char* owner_name_ = "cache";
   device::CudaEvent ready_;
   device::CudaEvent done_;
   device::CudaEvent kept_until_;

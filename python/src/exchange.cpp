@@ -80,7 +80,10 @@ bool exchange(nb::handle object, nb::dlpack::dltensor& tensor) {
 }
 
 bool is_negated(nb::handle object) {
-  return facts_of(object.type()).has_is_neg && nb::cast<bool>(object.attr("is_neg")());
+  if (!facts_of(object.type()).has_is_neg) return false;
+  // Interned once: the name is looked up for every tensor of every call.
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");
+  return object.attr(nb::handle(name))().is(nb::handle(Py_True));
 }
 
 bool owns_its_memory(nb::handle object) {

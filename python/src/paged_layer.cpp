@@ -1,31 +1,35 @@
-// PagedLayer: one layer's K and V in pages that belong to an engine. The verbs take the engine's
-// own page memory, slots and block tables; the order inside a page is kvx's (cache/block_layout).
+// The verbs of one layer. Its store is made once, at an address of its own, and its views are moved
+// to whatever pages a call brings: nothing is allocated for that.
+#include "python/src/paged_layer.hpp"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
-#include <mutex>
-#include <optional>
+#include <limits>
 
-#include "kv/plan/layer_store.hpp"
-#include "ops/append/append.hpp"
-#include "ops/attend/attend.hpp"
-#include "ops/gather/gather.hpp"
+#include "device/cuda_caller.hpp"
+#include "ops/append/append_cuda.hpp"
+#include "ops/copy_blocks/copy_blocks_cuda.hpp"
+#include "ops/gather/gather_cuda.hpp"
 #include "python/src/arguments.hpp"
-#include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
-#include "python/src/context.hpp"
 #include "python/src/errors.hpp"
+#include "python/src/exchange.hpp"
 
 namespace kvx::python {
 namespace {
 
-struct PageShape {
-  kv::CacheGeometry geometry;
-  kv::LayerPlan plan;
-  cache::BlockLayout layout;
-};
+// Where the store believes its pages to lie. Never read or written.
+constexpr uintptr_t kStoreAddress = 4096;
+// A GPU's fast kernels copy rows by so many bytes at once.
+constexpr int64_t kCudaPageAlignment = 16;
+
+uint8_t* store_address() {
+  return reinterpret_cast<uint8_t*>(kStoreAddress);
+}
 
 PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_head_dim,
                      int v_head_dim, int block_size) {
@@ -46,198 +50,497 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
   return shape;
 }
 
-// Refuses bad sizes here rather than at the first verb, under the names that Python uses.
-void check_steps(const PageShape& shape, const kv::LayerCalibration& calibration) {
-  const auto tables = kv::LayerTables::create(shape.geometry, 0, shape.plan, calibration);
-  if (tables.ok()) return;
-  Error error = tables.error();
+// An error about given scales, under the names that Python uses.
+Error in_pythons_words(Error error) {
   for (const char* side : {"k", "v"}) {
     const std::string table = fmt::format("layer 0 {}_group_scales", side);
     if (error.message.starts_with(table)) {
       error.message.replace(0, table.size(), fmt::format("{}_steps", side));
     }
   }
-  throw CoreError(error);
+  return error;
 }
 
-struct Attention {
-  std::optional<float> softmax_scale;
-  float softcap = 0;
-  int window = 0;
-};
+void check_rows(const char* name, int64_t rows, int64_t needed) {
+  if (rows >= needed && needed >= 0) return;
+  throw CoreError(invalid_argument("{} has {} tokens; the step has {}", name, rows, needed));
+}
 
-class PagedLayer {
- public:
-  PagedLayer(PageShape shape, kv::LayerCalibration calibration)
-      : context_(current_context()),
-        shape_(std::move(shape)),
-        calibration_(std::move(calibration)),
-        page_bytes_(shape_.layout.block_bytes) {
-    check_steps(shape_, calibration_);
+template <class T>
+const T* numbers(const nb::ndarray<nb::ro>& array) {
+  return static_cast<const T*>(array.data());
+}
+
+}  // namespace
+
+StepBatch::StepBatch(nb::handle table, nb::handle lengths, nb::handle starts,
+                     const BatchBounds& given_bounds, nb::handle given_workspace,
+                     const ArrayPlace& place)
+    : block_table(input_ints<int32_t>(table, "block_table", 2, place)),
+      seq_lens(input_ints<int32_t>(lengths, "seq_lens", 1, place)),
+      q_starts(input_ints<int32_t>(starts, "q_starts", 1, place)),
+      bounds(given_bounds) {
+  const size_t sequences = block_table.shape(0);
+  if (seq_lens.shape(0) != sequences || q_starts.shape(0) != sequences + 1) {
+    throw CoreError(
+        invalid_argument("block_table has {} sequences, seq_lens {} numbers and q_starts {}; "
+                         "expected n, n and n + 1",
+                         sequences, seq_lens.shape(0), q_starts.shape(0)));
+  }
+  check_range("num_sequences", static_cast<int64_t>(sequences), 0, std::numeric_limits<int>::max());
+  num_sequences = static_cast<int>(sequences);
+  check_range("max_q_len", bounds.max_q_len.value_or(1), 1, std::numeric_limits<int>::max());
+  check_range("max_seq_len", bounds.max_seq_len.value_or(1), 1, std::numeric_limits<int>::max());
+  check_range("num_decodes", bounds.num_decodes, 0, num_sequences);
+  const std::pair<nb::handle, const nb::ndarray<nb::ro>*> arrays[] = {
+      {table, &block_table}, {lengths, &seq_lens}, {starts, &q_starts}};
+  for (const auto& [object, array] : arrays) {
+    if (place.cuda_device < 0 || place.are_all_ready) break;
+    if (!current_stream(object, place.cuda_device)) kept.push_back(*array);
+  }
+  if (given_workspace.is_none()) return;
+  if (place.cuda_device < 0) {
+    throw CoreError(invalid_argument("workspace is given; attention on the CPU takes none"));
+  }
+  workspace_array = scratch_bytes(given_workspace, "workspace", place);
+  workspace = {static_cast<uint8_t*>(workspace_array.data()),
+               static_cast<int64_t>(workspace_array.size())};
+}
+
+PagedLayer::PagedLayer(PageShape shape, const kv::LayerCalibration& calibration,
+                       const std::string& device)
+    : context_(current_context()),
+      lane_(device == "cpu" ? nullptr : CudaLane::of_callers(device, "layer")),
+      shape_(std::move(shape)),
+      page_bytes_(shape_.layout.block_bytes) {
+  const kv::LayerMemory memory{store_address(), 1, &shape_.layout, 0};
+  std::optional<device::CurrentCudaDevice> current;
+  if (lane_) {
+    current.emplace(value_of(device::CurrentCudaDevice::set(lane_->device())));
+    cuda_place_ = value_of(kv::CudaPlace::create(lane_->placement(1).context));
+  }
+  auto store = kv::LayerStore::create(shape_.geometry, 0, shape_.plan, {}, calibration, memory, {},
+                                      cuda_place_.get());
+  if (!store.ok()) throw CoreError(in_pythons_words(store.error()));
+  store_ = std::move(store).value();
+  // Its tables and counters are there before a stream that waits for no other reads them.
+  if (lane_) throw_if_error(device::cuda_synchronize(nullptr));
+}
+
+std::string PagedLayer::device() const {
+  return lane_ ? fmt::format("cuda:{}", lane_->device()) : "cpu";
+}
+
+const char* PagedLayer::order() const {
+  const auto is_interleaved = [](const ops::HeadRun& run) { return run.k.is_interleaved; };
+  return std::ranges::any_of(store_->packed().runs, is_interleaved) ? "interleaved" : "pool";
+}
+
+ArrayPlace PagedLayer::place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const {
+  if (lane_) return lane_->place_of(stream, arrays);
+  if (!stream.is_none()) {
+    throw CoreError(invalid_argument("stream is given; a layer on the CPU has none"));
+  }
+  ArrayPlace place;
+  place.owner = "kvx.PagedLayer";
+  return place;
+}
+
+PagedLayer::PageArray PagedLayer::page_array(nb::handle pages, const char* name,
+                                             const ArrayPlace& place) const {
+  const PageMemory memory = page_memory(pages, name, page_bytes_, place);
+  const PageArray array{nb::ndarray<nb::ro>(memory.array),
+                        static_cast<uint8_t*>(memory.array.data()),
+                        static_cast<int64_t>(memory.array.shape(0)), memory.page_stride};
+  const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(array.base) %
+                                           static_cast<uintptr_t>(kCudaPageAlignment));
+  if (lane_ && (offset != 0 || array.page_stride % kCudaPageAlignment != 0)) {
+    throw CoreError(
+        invalid_argument("{} begins {} bytes after a multiple of {}, with pages {} bytes apart; "
+                         "expected multiples of {} on a GPU",
+                         name, offset, kCudaPageAlignment, array.page_stride, kCudaPageAlignment));
+  }
+  return array;
+}
+
+void PagedLayer::check_slots(std::span<const int64_t> slots, int64_t num_pages) const {
+  const int64_t num_slots = num_pages * shape_.layout.block_size;
+  for (size_t t = 0; t < slots.size(); ++t) {
+    if (slots[t] < num_slots) continue;
+    throw CoreError(out_of_range("slots[{}] is {}; {} pages of {} tokens have {} slots", t,
+                                 slots[t], num_pages, shape_.layout.block_size, num_slots));
+  }
+}
+
+void PagedLayer::check_q_heads(int num_q_heads) const {
+  if (num_q_heads >= 1 && num_q_heads % heads() == 0) return;
+  throw CoreError(invalid_argument("q has {} heads; expected a multiple of num_kv_heads, {}",
+                                   num_q_heads, heads()));
+}
+
+ops::LayerView PagedLayer::view_of(const PageArray& pages) {
+  return place_view(pages, view_);
+}
+
+// Scales that are given lie in tables of the store, not in pages.
+ops::LayerView PagedLayer::place_view(const PageArray& pages, PlacedView& view) const {
+  const ops::LayerView& stored = store_->packed();
+  if (view.base != pages.base || view.num_pages != pages.num_pages ||
+      view.page_stride != pages.page_stride) {
+    view.base = pages.base;
+    view.num_pages = pages.num_pages;
+    view.page_stride = pages.page_stride;
+    view.runs.assign(stored.runs.begin(), stored.runs.end());
+    const auto& places = shape_.layout.layers.front().runs;
+    for (size_t r = 0; r < view.runs.size(); ++r) {
+      const auto move = [&pages](ops::SideView& side, const cache::SidePlace& place) {
+        if (!place.is_stored) return;
+        side.codes.base = pages.base + (side.codes.base - store_address());
+        side.codes.block_stride = pages.page_stride;
+        if (!place.has_scales) return;
+        side.scales.base = pages.base + (side.scales.base - store_address());
+        side.scales.block_stride = pages.page_stride;
+      };
+      move(view.runs[r].k, places[r].k);
+      move(view.runs[r].v, places[r].v);
+    }
+  }
+  return {pages.num_pages, stored.block_size, stored.num_kv_heads, view.runs};
+}
+
+// Runs a verb in the order of the caller's stream.
+template <class F>
+void PagedLayer::on_device(const ArrayPlace& place, KeptArrays& kept, F verb) {
+  const auto current = value_of(device::CurrentCudaDevice::set(lane_->device()));
+  throw_if_error(lane_->begin(place, kept));
+  throw_if_error(verb(lane_->context(place)));
+  throw_if_error(lane_->end(place, kept));
+}
+
+nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
+                              nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {pages, k, v, slots});
+  const PageArray memory = page_array(pages, "pages", place);
+  const auto slot_array = input_ints<int64_t>(slots, "slots", 1, place);
+  const InputRows keys = input_rows(k, "k", {-1, heads(), geometry().k_head_dim}, place);
+  const InputRows values = input_rows(v, "v", {-1, heads(), geometry().v_head_dim}, place);
+  const size_t tokens = slot_array.shape(0);
+  check_rows("k", keys.num_tokens, static_cast<int64_t>(tokens));
+  check_rows("v", values.num_tokens, static_cast<int64_t>(tokens));
+  KeptArrays kept;
+  if (lane_) {
+    lane_->keep(kept, place, k, keys.array);
+    lane_->keep(kept, place, v, values.array);
+    lane_->keep(kept, place, slots, slot_array);
   }
 
-  int64_t page_bytes() const { return page_bytes_; }
-
-  // Returns the non-finite inputs that given scales could not express.
-  int64_t append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots) {
-    const PageArray memory = page_array(pages);
-    const auto slot_array = input_ints<int64_t>(slots, "slots", 1);
-    const InputRows keys = input_rows(k, "k", {-1, heads(), geometry().k_head_dim});
-    const InputRows values = input_rows(v, "v", {-1, heads(), geometry().v_head_dim});
-    const size_t tokens = slot_array.shape(0);
-    check_rows("k", keys.num_tokens, tokens);
-    check_rows("v", values.num_tokens, tokens);
-
+  int64_t nonfinite = 0;
+  {
     nb::gil_scoped_release no_gil;
     const ops::CpuContext& cpu = context_->cpu();
-    const std::span slot_numbers(static_cast<const int64_t*>(slot_array.data()), tokens);
-    check_slots(slot_numbers, memory.num_pages);
+    const std::span slot_numbers(numbers<int64_t>(slot_array), tokens);
+    if (!lane_) check_slots(slot_numbers, memory.num_pages);
     const std::lock_guard lock(mutex_);
-    const kv::LayerStore& store = store_of(memory);
     ops::AppendArgs args;
-    args.cache = store.packed();
-    args.transform = store.transform();
+    args.cache = view_of(memory);
+    args.transform = store_->transform();
     args.k = keys.rows;
     args.v = values.rows;
     args.slot_mapping = slot_numbers;
-    return value_of(ops::append(cpu, args)).nonfinite_inputs;
+    if (lane_) {
+      on_device(place, kept, [&](const ops::CudaContext& context) {
+        return tokens == 0 ? Status() : ops::append(context, args, device_counters());
+      });
+    } else {
+      nonfinite = value_of(ops::append(cpu, args)).nonfinite_inputs;
+      nonfinite_inputs_ += nonfinite;
+    }
+  }
+  return lane_ ? nb::object(nb::none()) : nb::object(nb::int_(nonfinite));
+}
+
+void PagedLayer::attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
+                        nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
+                        const BatchBounds& bounds, nb::handle workspace, nb::handle lse,
+                        nb::handle stream) {
+  const ArrayPlace place = place_of(
+      stream, {out, q, pages, block_table, seq_lens, q_starts, workspace, lse, attention.sinks});
+  const StepBatch batch(block_table, seq_lens, q_starts, bounds, workspace, place);
+  attend_at(place, pages, q, out, batch, attention, lse, plans_);
+}
+
+void PagedLayer::attend_batch(nb::handle pages, nb::handle q, nb::handle out,
+                              const StepBatch& batch, const Attention& attention, nb::handle lse,
+                              nb::handle stream, AttendPlans& plans) {
+  const ArrayPlace place = place_of(stream, {out, q, pages, lse, attention.sinks});
+  attend_at(place, pages, q, out, batch, attention, lse, plans);
+}
+
+void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle q, nb::handle out,
+                           const StepBatch& batch, const Attention& attention, nb::handle lse,
+                           AttendPlans& plans) {
+  const PageArray memory = page_array(pages, "pages", place);
+  const InputRows queries = input_rows(q, "q", {-1, -1, geometry().k_head_dim}, place);
+  const OutputRows output =
+      output_rows(out, "out", {-1, queries.num_heads, geometry().v_head_dim}, place);
+  check_apart(output.array, queries.array, "q");
+  check_apart(output.array, memory.array, "pages");
+  const int64_t num_queries = batch.bounds.num_queries.value_or(queries.num_tokens);
+  check_range("num_queries", num_queries, 0, queries.num_tokens);
+  // On a GPU the host does not know how many of the rows there are.
+  const int64_t needed =
+      lane_ ? num_queries : numbers<int32_t>(batch.q_starts)[batch.num_sequences];
+  check_rows("q", num_queries, needed);
+  check_rows("out", static_cast<int64_t>(output.array.shape(0)), needed);
+  nb::ndarray<nb::ro> sink_array;
+  if (!attention.sinks.is_none()) {
+    sink_array = input_floats(attention.sinks, "sinks", queries.num_heads, place);
+  }
+  nb::ndarray<> lse_array;
+  if (!lse.is_none()) {
+    lse_array = output_floats(lse, "lse", std::max<int64_t>(needed, 0), queries.num_heads, place);
+    check_apart(output.array, nb::ndarray<nb::ro>(lse_array), "lse");
+  }
+  // out must not overwrite what was checked before it is read.
+  check_apart(output.array, batch.block_table, "block_table");
+  check_apart(output.array, batch.seq_lens, "seq_lens");
+  check_apart(output.array, batch.q_starts, "q_starts");
+  check_apart(output.array, sink_array, "sinks");
+  check_q_heads(queries.num_heads);
+  KeptArrays kept;
+  if (lane_) {
+    lane_->keep(kept, place, q, queries.array);
+    lane_->keep(kept, place, attention.sinks, sink_array);
+    kept.insert(kept.end(), batch.kept.begin(), batch.kept.end());
   }
 
-  void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
-              nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
-              nb::handle sinks) {
-    const PageArray memory = page_array(pages);
-    const InputRows queries = input_rows(q, "q", {-1, -1, geometry().k_head_dim});
-    const OutputRows output =
-        output_rows(out, "out", {-1, queries.num_heads, geometry().v_head_dim});
-    check_apart(output.array, queries.array, "q");
-    check_apart(output.array, memory.array, "pages");
-    const auto table = input_ints<int32_t>(block_table, "block_table", 2);
-    const auto lengths = input_ints<int32_t>(seq_lens, "seq_lens", 1);
-    const auto starts = input_ints<int32_t>(q_starts, "q_starts", 1);
-    const auto* start = static_cast<const int32_t*>(starts.data());
-    const size_t sequences = table.shape(0);
-    if (lengths.shape(0) != sequences || starts.shape(0) != sequences + 1) {
-      throw CoreError(
-          invalid_argument("block_table has {} sequences, seq_lens {} numbers and q_starts {}; "
-                           "expected n, n and n + 1",
-                           sequences, lengths.shape(0), starts.shape(0)));
-    }
-    check_rows("q", queries.num_tokens, start[sequences]);
-    check_rows("out", static_cast<int64_t>(output.array.shape(0)), start[sequences]);
-    nb::ndarray<nb::ro> sink_array;
-    if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads);
-    // out must not overwrite what was checked before it is read.
-    check_apart(output.array, table, "block_table");
-    check_apart(output.array, lengths, "seq_lens");
-    check_apart(output.array, starts, "q_starts");
-    check_apart(output.array, sink_array, "sinks");
-    if (queries.num_heads < 1 || queries.num_heads % heads() != 0) {
-      throw CoreError(invalid_argument("q has {} heads; expected a multiple of num_kv_heads, {}",
-                                       queries.num_heads, heads()));
-    }
-
-    nb::gil_scoped_release no_gil;
-    const ops::CpuContext& cpu = context_->cpu();
-    const std::lock_guard lock(mutex_);
-    const kv::LayerStore& store = store_of(memory);
-    ops::AttendArgs args;
-    args.packed = store.packed();
-    args.transform = store.transform();
-    args.num_sequences = static_cast<int>(sequences);
-    args.block_table = {static_cast<const int32_t*>(table.data()), table.stride(0)};
-    args.max_blocks_per_sequence = static_cast<int64_t>(table.shape(1));
-    args.seq_lens = static_cast<const int32_t*>(lengths.data());
-    args.q_starts = start;
-    args.num_q_heads = queries.num_heads;
-    args.q = queries.rows;
-    args.out = output.rows;
-    args.softmax_scale = attention.softmax_scale.value_or(
-        1.0f / std::sqrt(static_cast<float>(geometry().k_head_dim)));
-    args.softcap = attention.softcap;
-    args.window = attention.window;
-    if (sink_array.is_valid()) args.sinks = static_cast<const float*>(sink_array.data());
+  nb::gil_scoped_release no_gil;
+  const ops::CpuContext& cpu = context_->cpu();
+  const std::lock_guard lock(mutex_);
+  ops::AttendArgs args;
+  args.packed = view_of(memory);
+  args.transform = store_->transform();
+  args.num_sequences = batch.num_sequences;
+  args.block_table = {numbers<int32_t>(batch.block_table), batch.block_table.stride(0)};
+  args.max_blocks_per_sequence = static_cast<int64_t>(batch.block_table.shape(1));
+  args.seq_lens = numbers<int32_t>(batch.seq_lens);
+  args.q_starts = numbers<int32_t>(batch.q_starts);
+  args.num_q_heads = queries.num_heads;
+  args.q = queries.rows;
+  args.out = output.rows;
+  args.softmax_scale = attention.softmax_scale.value_or(
+      1.0f / std::sqrt(static_cast<float>(geometry().k_head_dim)));
+  args.softcap = attention.softcap;
+  args.window = attention.window;
+  if (sink_array.is_valid()) args.sinks = numbers<float>(sink_array);
+  if (lse_array.is_valid()) args.lse = static_cast<float*>(lse_array.data());
+  if (!lane_) {
     throw_if_error(ops::attend(cpu, args));
+    return;
+  }
+  ops::CudaAttendLimits limits;
+  limits.total_q = num_queries;
+  limits.max_q_len = batch.bounds.max_q_len.value_or(
+      static_cast<int>(std::clamp<int64_t>(num_queries, 1, std::numeric_limits<int>::max())));
+  limits.max_tokens = batch.bounds.max_seq_len.value_or(0);
+  limits.num_decodes = batch.bounds.num_decodes;
+  on_device(place, kept, [&](const ops::CudaContext& context) {
+    return plans.attend(context, args, limits, batch.workspace, device_counters());
+  });
+}
+
+void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens,
+                        nb::handle k, nb::handle v, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {k, v, pages, block_table, seq_lens});
+  const PageArray memory = page_array(pages, "pages", place);
+  const auto table = input_ints<int32_t>(block_table, "block_table", 2, place);
+  const auto lengths = input_ints<int32_t>(seq_lens, "seq_lens", 1, place);
+  if (table.shape(0) != lengths.shape(0)) {
+    throw CoreError(invalid_argument("block_table has {} sequences and seq_lens {} numbers",
+                                     table.shape(0), lengths.shape(0)));
+  }
+  const OutputRows keys = output_rows(k, "k", {-1, heads(), geometry().k_head_dim}, place);
+  const auto tokens = static_cast<int64_t>(keys.array.shape(0));
+  const OutputRows values =
+      output_rows(v, "v", {tokens, heads(), geometry().v_head_dim}, place);
+  check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
+  KeptArrays kept;
+  if (lane_) {
+    lane_->keep(kept, place, block_table, table);
+    lane_->keep(kept, place, seq_lens, lengths);
   }
 
-  // The first tokens of one sequence.
-  void gather(nb::handle pages, nb::handle block_ids, nb::handle k, nb::handle v) {
-    const PageArray memory = page_array(pages);
-    const auto ids = input_ints<int32_t>(block_ids, "block_ids", 1);
-    const OutputRows keys = output_rows(k, "k", {-1, heads(), geometry().k_head_dim});
-    const auto tokens = static_cast<int64_t>(keys.array.shape(0));
-    const OutputRows values = output_rows(v, "v", {tokens, heads(), geometry().v_head_dim});
-    check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
+  nb::gil_scoped_release no_gil;
+  const ops::CpuContext& cpu = context_->cpu();
+  const std::lock_guard lock(mutex_);
+  ops::GatherArgs args;
+  args.cache = view_of(memory);
+  args.transform = store_->transform();
+  args.block_table = {numbers<int32_t>(table), table.stride(0)};
+  args.max_blocks_per_sequence = static_cast<int64_t>(table.shape(1));
+  args.num_sequences = static_cast<int>(table.shape(0));
+  args.k = keys.rows;
+  args.v = values.rows;
+  args.num_rows = tokens;
+  if (lane_) {
+    const int64_t most = args.max_blocks_per_sequence * shape_.layout.block_size;
+    const ops::CudaGatherRanges ranges{.count = args.num_sequences,
+                                       .seq_lens = numbers<int32_t>(lengths)};
+    on_device(place, kept, [&](const ops::CudaContext& context) {
+      if (tokens == 0 || args.num_sequences == 0) return Status();
+      return ops::gather(context, args, ranges, std::min(most, tokens), device_counters());
+    });
+    return;
+  }
+  std::vector<ops::GatherRange> ranges;
+  int64_t row = 0;
+  for (int s = 0; s < args.num_sequences; ++s) {
+    const int32_t length = numbers<int32_t>(lengths)[s];
+    if (length < 0) throw CoreError(out_of_range("seq_lens[{}] is {}; expected 0 or more", s, length));
+    ranges.push_back({s, 0, length, row});
+    row += length;
+  }
+  args.ranges = ranges;
+  throw_if_error(ops::gather(cpu, args));
+}
 
+void PagedLayer::copy_blocks(nb::handle pages, nb::handle to_pages, nb::handle from_blocks,
+                             nb::handle to_blocks, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {to_pages, pages, from_blocks, to_blocks});
+  const PageArray from = page_array(pages, "pages", place);
+  const PageArray to = page_array(to_pages, "to_pages", place);
+  const auto from_ids = input_ints<int64_t>(from_blocks, "from_blocks", 1, place);
+  const auto to_ids = input_ints<int64_t>(to_blocks, "to_blocks", 1, place);
+  const size_t count = from_ids.shape(0);
+  if (to_ids.shape(0) != count) {
+    throw CoreError(invalid_argument("from_blocks has {} numbers and to_blocks {}; expected as many",
+                                     count, to_ids.shape(0)));
+  }
+  KeptArrays kept;
+  if (lane_) {
+    lane_->keep(kept, place, from_blocks, from_ids);
+    lane_->keep(kept, place, to_blocks, to_ids);
+  }
+
+  nb::gil_scoped_release no_gil;
+  const ops::CpuContext& cpu = context_->cpu();
+  const std::lock_guard lock(mutex_);
+  const ops::LayerView source = view_of(from);
+  const ops::LayerView target = place_view(to, other_view_);
+  if (lane_) {
+    const ops::CudaBlockCopies copies{.count = static_cast<int64_t>(count),
+                                      .from_blocks = numbers<int64_t>(from_ids),
+                                      .to_blocks = numbers<int64_t>(to_ids)};
+    on_device(place, kept, [&](const ops::CudaContext& context) {
+      return count == 0 ? Status()
+                        : ops::copy_blocks(context, source, target, copies, device_counters());
+    });
+    return;
+  }
+  std::vector<ops::BlockCopy> copies;
+  for (size_t i = 0; i < count; ++i) {
+    copies.push_back({numbers<int64_t>(from_ids)[i], numbers<int64_t>(to_ids)[i],
+                      static_cast<int>(shape_.layout.block_size)});
+  }
+  value_of(ops::copy_blocks(cpu, source, target, copies));
+}
+
+int64_t PagedLayer::workspace_bytes(int num_q_heads, const BatchBounds& bounds, int max_sequences,
+                                    int window) const {
+  check_q_heads(num_q_heads);
+  check_range("max_sequences", max_sequences, 0, 65535);
+  check_range("max_queries", *bounds.num_queries, 0, std::numeric_limits<int>::max());
+  check_range("max_q_len", *bounds.max_q_len, 1, std::numeric_limits<int>::max());
+  check_range("max_seq_len", *bounds.max_seq_len, 1, std::numeric_limits<int>::max());
+  if (!lane_) return 0;
+  const auto current = value_of(device::CurrentCudaDevice::set(lane_->device()));
+  const int64_t block_size = shape_.layout.block_size;
+  PlacedView view;
+  ops::AttendArgs args;
+  args.packed = place_view({{}, store_address(), 1, page_bytes_}, view);
+  args.transform = store_->transform();
+  args.max_blocks_per_sequence = (*bounds.max_seq_len + block_size - 1) / block_size;
+  args.num_q_heads = num_q_heads;
+  args.window = window;
+  const ops::CudaAttendBounds most{max_sequences, *bounds.num_queries, *bounds.max_q_len,
+                                   *bounds.max_seq_len};
+  int64_t bytes = 0;
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    args.q = dense_rows(static_cast<const void*>(store_address()), dtype, num_q_heads,
+                        geometry().k_head_dim);
+    args.out = dense_rows(static_cast<void*>(store_address()), dtype, num_q_heads,
+                          geometry().v_head_dim);
+    const ops::CudaContext context = lane_->context({});
+    bytes = std::max(bytes, ops::attend_workspace_bytes_up_to(context, args, most));
+  }
+  return bytes;
+}
+
+nb::dict PagedLayer::counters() {
+  ops::DeviceCounters found;
+  {
     nb::gil_scoped_release no_gil;
-    const ops::CpuContext& cpu = context_->cpu();
+    context_->home().check();
     const std::lock_guard lock(mutex_);
-    const kv::LayerStore& store = store_of(memory);
-    const ops::GatherRange range{0, 0, tokens, 0};
-    ops::GatherArgs args;
-    args.cache = store.packed();
-    args.transform = store.transform();
-    args.block_table = {static_cast<const int32_t*>(ids.data()), 0};
-    args.max_blocks_per_sequence = static_cast<int64_t>(ids.shape(0));
-    args.num_sequences = 1;
-    args.ranges = {&range, 1};
-    args.k = keys.rows;
-    args.v = values.rows;
-    throw_if_error(ops::gather(cpu, args));
+    found.nonfinite_inputs = static_cast<unsigned long long>(nonfinite_inputs_);
+    if (lane_) {
+      const auto current = value_of(device::CurrentCudaDevice::set(lane_->device()));
+      throw_if_error(device::cuda_synchronize_device(lane_->device()));
+      throw_if_error(device::cuda_copy(&found, device_counters(), sizeof found));
+    }
+  }
+  nb::dict dict;
+  dict["out_of_range"] = found.out_of_range;
+  dict["nonfinite_inputs"] = found.nonfinite_inputs;
+  return dict;
+}
+
+void PagedLayer::reset_counters() {
+  nb::gil_scoped_release no_gil;
+  context_->home().check();
+  const std::lock_guard lock(mutex_);
+  nonfinite_inputs_ = 0;
+  if (!lane_) return;
+  const auto current = value_of(device::CurrentCudaDevice::set(lane_->device()));
+  throw_if_error(device::cuda_synchronize_device(lane_->device()));
+  throw_if_error(device::cuda_fill(device_counters(), 0, sizeof(ops::DeviceCounters)));
+}
+
+namespace {
+
+// A step's batch and the plans that it was launched by, for any number of layers.
+class BatchAttention {
+ public:
+  void plan(nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
+            const BatchBounds& bounds, nb::handle workspace) {
+    ArrayPlace place;
+    place.owner = "batch";
+    place.cuda_device = cuda_device_of(block_table, "block_table");
+    if (place.cuda_device >= 0) {
+      place.stream = current_stream(block_table, place.cuda_device).value_or(nullptr);
+      place.also_behind = place.stream;
+    }
+    auto batch = std::make_unique<StepBatch>(block_table, seq_lens, q_starts, bounds, workspace,
+                                             place);
+    batch_ = std::move(batch);
+    device_ = place.cuda_device;
+  }
+
+  void run(PagedLayer& layer, nb::handle pages, nb::handle q, nb::handle out,
+           const Attention& attention, nb::handle lse, nb::handle stream) {
+    if (!batch_) throw CoreError(invalid_argument("nothing is planned; call plan() first"));
+    if (layer.cuda_device() != device_) {
+      throw CoreError(invalid_argument(
+          "the layer lies on {} and the planned block_table on {}; expected one device",
+          layer.device(), device_ < 0 ? "the CPU" : fmt::format("cuda:{}", device_)));
+    }
+    layer.attend_batch(pages, q, out, *batch_, attention, lse, stream, plans_);
   }
 
  private:
-  struct PageArray {
-    nb::ndarray<nb::ro> array;  // the verbs that write have checked that they may
-    uint8_t* base = nullptr;
-    int64_t num_pages = 0;
-    int64_t page_stride = 0;
-  };
-
-  const kv::CacheGeometry& geometry() const { return shape_.geometry; }
-  int heads() const { return shape_.geometry.num_kv_heads; }
-
-  PageArray page_array(nb::handle pages) const {
-    const PageMemory memory = page_memory(pages, "pages", page_bytes_);
-    return {nb::ndarray<nb::ro>(memory.array), static_cast<uint8_t*>(memory.array.data()),
-            static_cast<int64_t>(memory.array.shape(0)), memory.page_stride};
-  }
-
-  static void check_rows(const char* name, int64_t rows, int64_t needed) {
-    if (rows >= needed && needed >= 0) return;
-    throw CoreError(invalid_argument("{} has {} tokens; the step has {}", name, rows, needed));
-  }
-
-  void check_slots(std::span<const int64_t> slots, int64_t num_pages) const {
-    const int64_t num_slots = num_pages * shape_.layout.block_size;
-    for (size_t t = 0; t < slots.size(); ++t) {
-      if (slots[t] < num_slots) continue;
-      throw CoreError(out_of_range("slots[{}] is {}; {} pages of {} tokens have {} slots", t,
-                                   slots[t], num_pages, shape_.layout.block_size, num_slots));
-    }
-  }
-
-  // The views of these pages. They are made anew when the engine's memory has moved.
-  const kv::LayerStore& store_of(const PageArray& pages) {
-    if (!store_ || pages.base != base_ || pages.num_pages != num_pages_ ||
-        pages.page_stride != shape_.layout.block_bytes) {
-      shape_.layout.block_bytes = pages.page_stride;
-      base_ = pages.base;
-      num_pages_ = pages.num_pages;
-      store_ = value_of(kv::LayerStore::create(geometry(), 0, shape_.plan, {}, calibration_,
-                                               {base_, num_pages_, &shape_.layout, 0}, {}));
-    }
-    return *store_;
-  }
-
-  std::shared_ptr<const Context> context_;
-  std::mutex mutex_;
-  PageShape shape_;  // its layout's block_bytes is the stride of the pages that store_ views
-  const kv::LayerCalibration calibration_;
-  const int64_t page_bytes_;
-  uint8_t* base_ = nullptr;
-  int64_t num_pages_ = 0;
-  std::unique_ptr<kv::LayerStore> store_;
+  std::unique_ptr<StepBatch> batch_;
+  AttendPlans plans_;
+  int device_ = -1;
 };
 
 }  // namespace
@@ -247,34 +550,81 @@ void bind_paged_layer(nb::module_& module) {
       .def(
           "__init__",
           [](PagedLayer* self, const std::string& recipe, int num_kv_heads, int k_head_dim,
-             int v_head_dim, int block_size, std::vector<float> k_steps,
-             std::vector<float> v_steps) {
+             int v_head_dim, int block_size, std::vector<float> k_steps, std::vector<float> v_steps,
+             const std::string& device) {
             kv::LayerCalibration calibration;
             calibration.k.group_scales = std::move(k_steps);
             calibration.v.group_scales = std::move(v_steps);
             new (self)
                 PagedLayer(page_shape(recipe, num_kv_heads, k_head_dim, v_head_dim, block_size),
-                           std::move(calibration));
+                           calibration, device);
           },
           nb::arg("recipe"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"), nb::arg("v_head_dim"),
-          nb::arg("block_size"), nb::arg("k_steps"), nb::arg("v_steps"))
+          nb::arg("block_size"), nb::arg("k_steps"), nb::arg("v_steps"), nb::arg("device"))
       .def_prop_ro("page_bytes", &PagedLayer::page_bytes)
+      .def_prop_ro("device", &PagedLayer::device, "\"cpu\", or the GPU: \"cuda:0\".")
+      .def_prop_ro("order", &PagedLayer::order)
       .def("append", &PagedLayer::append, nb::arg("pages").none(), nb::arg("k").none(),
-           nb::arg("v").none(), nb::arg("slots").none())
+           nb::arg("v").none(), nb::arg("slots").none(), nb::arg("stream").none())
       .def(
           "attend",
           [](PagedLayer& self, nb::handle pages, nb::handle q, nb::handle out,
              nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
-             std::optional<float> softmax_scale, float softcap, int window, nb::handle sinks) {
+             std::optional<float> softmax_scale, float softcap, int window, nb::handle sinks,
+             std::optional<int> max_q_len, std::optional<int64_t> max_seq_len, int num_decodes,
+             std::optional<int64_t> num_queries, nb::handle workspace, nb::handle lse,
+             nb::handle stream) {
             self.attend(pages, q, out, block_table, seq_lens, q_starts,
-                        {softmax_scale, softcap, window}, sinks);
+                        {softmax_scale, softcap, window, sinks},
+                        {max_q_len, max_seq_len, num_decodes, num_queries}, workspace, lse, stream);
           },
           nb::arg("pages").none(), nb::arg("q").none(), nb::arg("out").none(),
           nb::arg("block_table").none(), nb::arg("seq_lens").none(), nb::arg("q_starts").none(),
           nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("window"),
-          nb::arg("sinks").none())
-      .def("gather", &PagedLayer::gather, nb::arg("pages").none(), nb::arg("block_ids").none(),
-           nb::arg("k").none(), nb::arg("v").none());
+          nb::arg("sinks").none(), nb::arg("max_q_len").none(), nb::arg("max_seq_len").none(),
+          nb::arg("num_decodes"), nb::arg("num_queries").none(), nb::arg("workspace").none(),
+          nb::arg("lse").none(), nb::arg("stream").none())
+      .def("gather", &PagedLayer::gather, nb::arg("pages").none(), nb::arg("block_table").none(),
+           nb::arg("seq_lens").none(), nb::arg("k").none(), nb::arg("v").none(),
+           nb::arg("stream").none())
+      .def("copy_blocks", &PagedLayer::copy_blocks, nb::arg("pages").none(),
+           nb::arg("to_pages").none(), nb::arg("from_blocks").none(), nb::arg("to_blocks").none(),
+           nb::arg("stream").none())
+      .def(
+          "workspace_bytes",
+          [](const PagedLayer& self, int num_q_heads, int max_sequences, int64_t max_queries,
+             int max_q_len, int64_t max_seq_len, int window) {
+            return self.workspace_bytes(num_q_heads, {max_q_len, max_seq_len, 0, max_queries},
+                                        max_sequences, window);
+          },
+          nb::arg("num_q_heads"), nb::arg("max_sequences"), nb::arg("max_queries"),
+          nb::arg("max_q_len"), nb::arg("max_seq_len"), nb::arg("window"))
+      .def("counters", &PagedLayer::counters)
+      .def("reset_counters", &PagedLayer::reset_counters);
+
+  nb::class_<BatchAttention>(module, "BatchAttention")
+      .def(nb::init<>())
+      .def(
+          "plan",
+          [](BatchAttention& self, nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
+             std::optional<int> max_q_len, std::optional<int64_t> max_seq_len, int num_decodes,
+             std::optional<int64_t> num_queries, nb::handle workspace) {
+            self.plan(block_table, seq_lens, q_starts,
+                      {max_q_len, max_seq_len, num_decodes, num_queries}, workspace);
+          },
+          nb::arg("block_table").none(), nb::arg("seq_lens").none(), nb::arg("q_starts").none(),
+          nb::arg("max_q_len").none(), nb::arg("max_seq_len").none(), nb::arg("num_decodes"),
+          nb::arg("num_queries").none(), nb::arg("workspace").none())
+      .def(
+          "run",
+          [](BatchAttention& self, PagedLayer& layer, nb::handle pages, nb::handle q,
+             nb::handle out, std::optional<float> softmax_scale, float softcap, int window,
+             nb::handle sinks, nb::handle lse, nb::handle stream) {
+            self.run(layer, pages, q, out, {softmax_scale, softcap, window, sinks}, lse, stream);
+          },
+          nb::arg("layer"), nb::arg("pages").none(), nb::arg("q").none(), nb::arg("out").none(),
+          nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("window"),
+          nb::arg("sinks").none(), nb::arg("lse").none(), nb::arg("stream").none());
 }
 
 }  // namespace kvx::python

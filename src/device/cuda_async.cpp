@@ -73,6 +73,13 @@ Status cuda_fill_async(void* to, uint8_t value, int64_t bytes, CudaStream stream
                      "cudaMemsetAsync");
 }
 
+Result<bool> cuda_is_capturing(CudaStream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  KVX_RETURN_IF_ERROR(cuda_status(cudaStreamIsCapturing(stream_of(stream), &status),
+                                  "cudaStreamIsCapturing"));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 Status cuda_copy_batch(std::span<const CudaCopy> copies, CudaStream stream) {
 #if CUDART_VERSION >= 13000
   if (copies.empty()) return {};

@@ -54,6 +54,12 @@ Status cuda_fill(void*, uint8_t, int64_t) {
 Status cuda_synchronize(CudaStream) {
   return no_cuda();
 }
+Status cuda_synchronize_device(int) {
+  return no_cuda();
+}
+Result<bool> cuda_is_capturing(CudaStream) {
+  return no_cuda();
+}
 
 Status cuda_launch_read(const CudaDevice&, CudaStream, const uint8_t*, int64_t, uint8_t*) {
   return no_cuda();

@@ -115,6 +115,82 @@ def test_what_was_stored_is_read_back():
     assert np.array_equal(found[0], k) and np.array_equal(found[1], v)
 
 
+def test_tokens_of_several_sequences_are_read_back_one_after_the_other():
+    engine = Engine("f32")
+    texts = [stream(37), stream(5, seed=9)]
+    sequences = [engine.add(len(text[0])) for text in texts]
+    engine.step([(s, *text) for s, text in zip(sequences, texts)])
+    table = np.zeros((2, 6), np.int32)
+    for s in sequences:
+        table[s, : len(engine.tables[s])] = engine.tables[s]
+    k, v = np.full((2, 45, 2, 64), 7, np.float32)
+    lengths = np.array([37, 5], np.int32)
+    engine.layer.gather_sequences(engine.pages, table[:, :4], lengths, k, v)
+    for side, found in ((1, k), (2, v)):
+        assert np.array_equal(found[:42], np.concatenate([text[side] for text in texts]))
+        assert (found[42:] == 7).all()
+
+
+def test_pages_are_copied_within_an_engines_memory_and_to_another_one():
+    engine = Engine("int8")
+    text = stream(40)
+    sequence = engine.add(40)
+    engine.step([(sequence, *text)])
+    table = np.array(engine.tables[sequence])
+    fresh = np.array([engine.free.pop() for _ in table])
+    engine.layer.copy_blocks(engine.pages, table, fresh)
+    assert np.array_equal(engine.pages[fresh], engine.pages[table]) and engine.pages[fresh].any()
+    other = np.zeros((8, engine.layer.page_bytes), np.uint8)
+    engine.layer.copy_blocks(engine.pages, table, np.array([5, 0, 2]), to_pages=other)
+    assert np.array_equal(other[[5, 0, 2]], engine.pages[table])
+    assert not other[[1, 3, 4, 6, 7]].any()
+
+
+def test_lse_is_the_log_of_the_softmaxs_sum():
+    engine = Engine("f32")
+    q, k, v = stream(20)
+    sequence = engine.add(20)
+    lse = np.full((20, 6), 7, np.float32)
+    (plain,) = engine.step([(sequence, q, k, v)], lse=lse)
+    shares = [[engine.tables[sequence][:1], 16], [engine.tables[sequence][1:], 4]]
+    # The last four queries: the first page before them, and their own page, merged by their sums.
+    outs, logs = [], []
+    for pages, tokens in shares:
+        out, log = np.zeros((4, 6, 64), np.float32), np.zeros((4, 6), np.float32)
+        for row in range(4):
+            seen = 16 if tokens == 16 else row + 1
+            engine.layer.attend(
+                engine.pages, q[16 + row :][:1], np.array([pages], np.int32),
+                np.array([seen], np.int32), np.array([0, 1], np.int32),
+                out[row : row + 1], lse=log[row : row + 1],
+            )  # fmt: skip
+        outs.append(out)
+        logs.append(log)
+    total = np.logaddexp(*logs)
+    merged = sum(out * np.exp(log - total)[..., None] for out, log in zip(outs, logs))
+    assert np.abs(total - lse[16:]).max() < 1e-5 and np.abs(merged - plain[16:]).max() < 1e-5
+
+
+def test_numbers_without_a_code_are_counted():
+    engine = Engine("fp8_e4m3")
+    q, k, v = stream(16)
+    k[3, 1, :2] = np.nan
+    slots = np.arange(16) + 16
+    assert engine.layer.append(engine.pages, k, v, slots) == 2
+    engine.layer.append(engine.pages, k, v, slots)
+    assert engine.layer.counters() == {"out_of_range": 0, "nonfinite_inputs": 4}
+    engine.layer.reset_counters()
+    assert engine.layer.counters() == {"out_of_range": 0, "nonfinite_inputs": 0}
+
+
+def test_a_layer_of_the_cpu_says_so():
+    layer = kvx.PagedLayer("nvfp4", num_kv_heads=2, head_dim=64, block_size=16)
+    assert (layer.device, layer.order) == ("cpu", "pool")
+    assert repr(layer).startswith("kvx.PagedLayer('nvfp4', 2 heads of 64, pages of 16 tokens and ")
+    bounds = dict(max_sequences=8, max_queries=8, max_q_len=1, max_seq_len=4096)
+    assert layer.workspace_bytes(num_q_heads=6, **bounds) == 0
+
+
 def test_given_scales_are_the_engines():
     steps = dict(k_steps=[0.5, 0.25], v_steps=[0.125, 0.0625])
     engine = Engine("fp8_e4m3", **steps)
@@ -174,6 +250,35 @@ def test_what_does_not_fit_is_refused():
         (lambda: layer.gather(pages, np.array([1.5]), 3), "block_ids is .1.5.; expected"),
         (lambda: layer.gather(pages, np.array([np.nan]), 3), "block_ids is .nan.; expected"),
         (lambda: layer.gather(pages, 1, 3), "block_ids is 1; expected"),
+        (lambda: layer.append(pages, k, v, slots, stream=3), "stream is given; a layer on the CPU"),
+        (
+            lambda: layer.workspace_bytes(
+                num_q_heads=6, max_sequences=1, max_queries=1, max_q_len=0, max_seq_len=9
+            ),
+            "max_q_len is 0; expected 1 to",
+        ),
+        (
+            lambda: layer.workspace_bytes(
+                num_q_heads=5, max_sequences=1, max_queries=1, max_q_len=1, max_seq_len=9
+            ),
+            "q has 5 heads; expected a multiple of num_kv_heads, 2",
+        ),
+        (
+            lambda: layer.copy_blocks(pages, np.array([0]), np.array([4])),
+            "4",
+        ),
+        (
+            lambda: layer.copy_blocks(pages, np.array([0, 1]), np.array([2])),
+            "from_blocks has 2 numbers and to_blocks 1; expected as many",
+        ),
+        (
+            lambda: layer.gather_sequences(pages, table, np.array([-1], np.int32), k, k.copy()),
+            r"seq_lens\[0\] is -1; expected 0 or more",
+        ),
+        (
+            lambda: kvx.PagedLayer("int8", num_kv_heads=1, head_dim=64, device="gpu"),
+            "device is 'gpu'; expected cpu, cuda or cuda:N",
+        ),
     ]:
         with pytest.raises(kvx.Error, match=message):
             call()

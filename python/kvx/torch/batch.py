@@ -1,0 +1,93 @@
+"""BatchAttention: what a step's layers share is read once, and each layer is then a launch."""
+
+import torch
+
+from kvx import _core
+from kvx.arrays import checked_array, new_output
+
+
+class BatchAttention(_core.BatchAttention):
+    """Attention of a step over an engine's own pages, planned once and run for every layer.
+
+    plan() takes the step's arrays; run() takes a layer with its pages and queries. The first run of
+    layers that are stored alike plans how they are launched, and the others only launch. Nothing is
+    allocated or waited for in run() but as kvx.PagedLayer.attend says, so that it may be captured
+    into a CUDA graph: plan() before the capture, and write a later step's numbers into the same
+    arrays before each replay.
+
+    The arrays' libraries and places are those of kvx.PagedLayer.attend.
+    """
+
+    def plan(
+        self,
+        block_table,
+        seq_lens,
+        q_starts,
+        *,
+        max_q_len=None,
+        max_seq_len=None,
+        num_decodes=0,
+        num_queries=None,
+        workspace=None,
+    ) -> None:
+        """Takes a step's arrays and bounds, all as in kvx.PagedLayer.attend. The arrays are kept
+        until the next plan() and must stay as they are until the step's work is done.
+
+        Raises kvx.Error naming what does not fit; the plan before stays then.
+        """
+        super().plan(
+            block_table,
+            seq_lens,
+            q_starts,
+            max_q_len,
+            max_seq_len,
+            num_decodes,
+            num_queries,
+            workspace,
+        )
+
+    def run(
+        self,
+        layer,
+        pages,
+        q,
+        out=None,
+        *,
+        softmax_scale=None,
+        softcap=0.0,
+        window=0,
+        sinks=None,
+        lse=None,
+        stream=None,
+    ):
+        """Attention of one layer, a kvx.PagedLayer. Arguments, result and errors are those of its
+        attend(); kvx.Error also says that nothing is planned, or on another device."""
+        if out is None:
+            shape = (*tuple(checked_array(q, "q").shape[:2]), layer.v_head_dim)
+            out = new_output(q, shape, layer.device, "out is None and q")
+        _core.BatchAttention.run(
+            self, layer, pages, q, out, softmax_scale, softcap, window, sinks, lse, stream
+        )
+        return out
+
+
+class BatchDecode(BatchAttention):
+    """BatchAttention of sequences with one query each, whose rows of q are in their order."""
+
+    def plan(self, block_table, seq_lens, *, max_seq_len=None, workspace=None) -> None:
+        """As BatchAttention.plan. block_table and seq_lens are torch tensors."""
+        n = checked_array(seq_lens, "seq_lens").shape[0]
+        q_starts = torch.arange(n + 1, dtype=torch.int32, device=seq_lens.device)
+        super().plan(
+            block_table,
+            seq_lens,
+            q_starts,
+            max_q_len=1,
+            max_seq_len=max_seq_len,
+            num_queries=n,
+            workspace=workspace,
+        )
+
+
+class BatchPrefill(BatchAttention):
+    """BatchAttention of sequences with several queries each: prompts, or drafts to verify."""

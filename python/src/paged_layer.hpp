@@ -1,0 +1,144 @@
+// PagedLayer: one layer's K and V in pages that belong to an engine, on the CPU or on a GPU. The
+// verbs take the engine's own page memory, slots and block tables; the order inside a page is kvx's
+// (cache/block_layout), on a GPU the one that it decodes fastest.
+//
+// On a GPU a verb is launched on the caller's stream and returns. Lengths, slots and tables are not
+// read by the host: what is out of range there is skipped and counted (ops::DeviceCounters).
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kv/plan/layer_store.hpp"
+#include "python/src/arrays.hpp"
+#include "python/src/attend_plans.hpp"
+#include "python/src/context.hpp"
+#include "python/src/cuda_lane.hpp"
+
+namespace kvx::python {
+
+struct PageShape {
+  kv::CacheGeometry geometry;
+  kv::LayerPlan plan;
+  cache::BlockLayout layout;
+};
+
+// How scores become weights.
+struct Attention {
+  std::optional<float> softmax_scale;
+  float softcap = 0;
+  int window = 0;
+  nb::handle sinks = nb::none();
+};
+
+// What shapes a launch on a GPU, where the lengths are not known. The CPU reads the lengths.
+struct BatchBounds {
+  std::optional<int> max_q_len;
+  std::optional<int64_t> max_seq_len;
+  int num_decodes = 0;
+  std::optional<int64_t> num_queries;
+};
+
+// Where the pages and queries of a step's sequences are; the same for all layers.
+struct StepBatch {
+  // Throws CoreError naming what does not fit.
+  StepBatch(nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
+            const BatchBounds& bounds, nb::handle workspace, const ArrayPlace& place);
+
+  nb::ndarray<nb::ro> block_table;  // int32 [sequences, pages], rows may be apart
+  nb::ndarray<nb::ro> seq_lens;     // int32 [sequences]
+  nb::ndarray<nb::ro> q_starts;     // int32 [sequences + 1]
+  nb::ndarray<> workspace_array;
+  GivenWorkspace workspace;
+  BatchBounds bounds;
+  int num_sequences = 0;
+  KeptArrays kept;  // those of the three whose libraries name no stream
+};
+
+class PagedLayer {
+ public:
+  PagedLayer(PageShape shape, const kv::LayerCalibration& calibration, const std::string& device);
+
+  int64_t page_bytes() const { return page_bytes_; }
+  std::string device() const;
+  const char* order() const;
+  // -1: the CPU.
+  int cuda_device() const { return lane_ ? lane_->device() : -1; }
+
+  // Returns the non-finite inputs that given scales could not express; None on a GPU, which counts
+  // them itself.
+  nb::object append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
+                    nb::handle stream);
+
+  void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
+              nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
+              const BatchBounds& bounds, nb::handle workspace, nb::handle lse, nb::handle stream);
+  // The same with what was made of the step's arrays, by their plans.
+  void attend_batch(nb::handle pages, nb::handle q, nb::handle out, const StepBatch& batch,
+                    const Attention& attention, nb::handle lse, nb::handle stream,
+                    AttendPlans& plans);
+
+  // All tokens of the sequences, one after the other.
+  void gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens, nb::handle k,
+              nb::handle v, nb::handle stream);
+
+  // Whole pages to other pages of the same memory or of another one.
+  void copy_blocks(nb::handle pages, nb::handle to_pages, nb::handle from_blocks,
+                   nb::handle to_blocks, nb::handle stream);
+
+  // Enough for every call within these bounds.
+  int64_t workspace_bytes(int num_q_heads, const BatchBounds& bounds, int max_sequences,
+                          int window) const;
+
+  // Waits for the device.
+  nb::dict counters();
+  void reset_counters();
+
+ private:
+  struct PageArray {
+    nb::ndarray<nb::ro> array;  // the verbs that write have checked that they may
+    uint8_t* base = nullptr;
+    int64_t num_pages = 0;
+    int64_t page_stride = 0;
+  };
+  // The store's views, at an engine's pages.
+  struct PlacedView {
+    const uint8_t* base = nullptr;
+    int64_t num_pages = -1;
+    int64_t page_stride = 0;
+    std::vector<ops::HeadRun> runs;
+  };
+
+  const kv::CacheGeometry& geometry() const { return shape_.geometry; }
+  int heads() const { return shape_.geometry.num_kv_heads; }
+  void attend_at(const ArrayPlace& place, nb::handle pages, nb::handle q, nb::handle out,
+                 const StepBatch& batch, const Attention& attention, nb::handle lse,
+                 AttendPlans& plans);
+  ArrayPlace place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const;
+  PageArray page_array(nb::handle pages, const char* name, const ArrayPlace& place) const;
+  void check_slots(std::span<const int64_t> slots, int64_t num_pages) const;
+  void check_q_heads(int num_q_heads) const;
+  // Requires: the lock.
+  ops::LayerView view_of(const PageArray& pages);
+  ops::LayerView place_view(const PageArray& pages, PlacedView& view) const;
+  ops::DeviceCounters* device_counters() const { return cuda_place_->counters(); }
+
+  template <class F>
+  void on_device(const ArrayPlace& place, KeptArrays& kept, F verb);
+
+  std::shared_ptr<const Context> context_;
+  std::unique_ptr<CudaLane> lane_;             // null on the CPU
+  std::unique_ptr<kv::CudaPlace> cuda_place_;  // of the tables and the counters
+  const PageShape shape_;
+  const int64_t page_bytes_;
+  std::unique_ptr<kv::LayerStore> store_;
+  std::mutex mutex_;
+  PlacedView view_;
+  PlacedView other_view_;  // of pages that are copied to
+  AttendPlans plans_;
+  int64_t nonfinite_inputs_ = 0;  // on the CPU
+};
+
+}  // namespace kvx::python
