@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 
+#include "device/cuda_async.hpp"
 #include "device/cuda_caller.hpp"
 #include "ops/append/append_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"

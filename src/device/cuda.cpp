@@ -167,11 +167,6 @@ Status cuda_synchronize(CudaStream stream) {
   return cuda_status(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
 
-Status cuda_synchronize_device(int device) {
-  KVX_ASSIGN_OR_RETURN(const auto current, CurrentCudaDevice::set(device));
-  return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-}
-
 Result<OwnedCudaStream> OwnedCudaStream::create() {
   cudaStream_t stream = nullptr;
   KVX_RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),

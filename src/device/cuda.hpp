@@ -53,8 +53,6 @@ Status cuda_fill(void* to, uint8_t value, int64_t bytes);
 
 // Waits for a stream and returns the first error of its launches.
 Status cuda_synchronize(CudaStream stream);
-// The same for everything that a device was given, on whatever stream.
-Status cuda_synchronize_device(int device);
 
 // An owned stream.
 class OwnedCudaStream {

@@ -73,6 +73,11 @@ Status cuda_fill_async(void* to, uint8_t value, int64_t bytes, CudaStream stream
                      "cudaMemsetAsync");
 }
 
+Status cuda_synchronize_device(int device) {
+  KVX_ASSIGN_OR_RETURN(const auto current, CurrentCudaDevice::set(device));
+  return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
 Result<bool> cuda_is_capturing(CudaStream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   KVX_RETURN_IF_ERROR(cuda_status(cudaStreamIsCapturing(stream_of(stream), &status),

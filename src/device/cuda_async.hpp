@@ -21,6 +21,9 @@ Status cuda_copy_lines_async(void* to, int64_t to_stride, const void* from, int6
                              int64_t line_bytes, int64_t num_lines, CudaStream stream);
 Status cuda_fill_async(void* to, uint8_t value, int64_t bytes, CudaStream stream);
 
+// Waits for everything that a device was given, on whatever stream, and returns its first error.
+Status cuda_synchronize_device(int device);
+
 // Whether what the stream is given goes into a graph instead of to the device. Nothing may be
 // allocated then, and nothing waited for.
 Result<bool> cuda_is_capturing(CudaStream stream);
