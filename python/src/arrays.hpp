@@ -19,7 +19,7 @@ struct ArrayPlace {
   int cuda_device = -1;  // -1: the CPU
   device::CudaStream stream = nullptr;
   device::CudaStream also_behind = nullptr;
-  bool are_all_ready = false;  // the current streams of all arrays' libraries are of these two
+  bool are_all_ready = false;   // the current streams of all arrays' libraries are of these two
   const char* owner = "cache";  // whose device it is, for messages
 };
 

@@ -5,8 +5,8 @@
 //   caller's stream   ... inputs ──┐ ready        done ┌── reads out ...
 //   cache's stream                 └──► verb ──────────┘             (the same one: nothing to do)
 //
-// A lane without a stream of its own puts verbs on the caller's: nothing has to be ordered then, and
-// a graph that the caller captures holds the verb alone.
+// A lane without a stream of its own puts verbs on the caller's: nothing has to be ordered then,
+// and a graph that the caller captures holds the verb alone.
 #pragma once
 
 #include <initializer_list>

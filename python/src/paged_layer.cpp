@@ -329,8 +329,8 @@ void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle
   args.num_q_heads = queries.num_heads;
   args.q = queries.rows;
   args.out = output.rows;
-  args.softmax_scale = attention.softmax_scale.value_or(
-      1.0f / std::sqrt(static_cast<float>(geometry().k_head_dim)));
+  args.softmax_scale =
+      attention.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(geometry().k_head_dim)));
   args.softcap = attention.softcap;
   args.window = attention.window;
   if (sink_array.is_valid()) args.sinks = numbers<float>(sink_array);
@@ -350,8 +350,8 @@ void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle
   });
 }
 
-void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens,
-                        nb::handle k, nb::handle v, nb::handle stream) {
+void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens, nb::handle k,
+                        nb::handle v, nb::handle stream) {
   const ArrayPlace place = place_of(stream, {k, v, pages, block_table, seq_lens});
   const PageArray memory = page_array(pages, "pages", place);
   const auto table = input_ints<int32_t>(block_table, "block_table", 2, place);
@@ -362,8 +362,7 @@ void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq
   }
   const OutputRows keys = output_rows(k, "k", {-1, heads(), geometry().k_head_dim}, place);
   const auto tokens = static_cast<int64_t>(keys.array.shape(0));
-  const OutputRows values =
-      output_rows(v, "v", {tokens, heads(), geometry().v_head_dim}, place);
+  const OutputRows values = output_rows(v, "v", {tokens, heads(), geometry().v_head_dim}, place);
   check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
   KeptArrays kept;
   if (lane_) {
@@ -397,7 +396,8 @@ void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq
   int64_t row = 0;
   for (int s = 0; s < args.num_sequences; ++s) {
     const int32_t length = numbers<int32_t>(lengths)[s];
-    if (length < 0) throw CoreError(out_of_range("seq_lens[{}] is {}; expected 0 or more", s, length));
+    if (length < 0)
+      throw CoreError(out_of_range("seq_lens[{}] is {}; expected 0 or more", s, length));
     ranges.push_back({s, 0, length, row});
     row += length;
   }
@@ -414,8 +414,8 @@ void PagedLayer::copy_blocks(nb::handle pages, nb::handle to_pages, nb::handle f
   const auto to_ids = input_ints<int64_t>(to_blocks, "to_blocks", 1, place);
   const size_t count = from_ids.shape(0);
   if (to_ids.shape(0) != count) {
-    throw CoreError(invalid_argument("from_blocks has {} numbers and to_blocks {}; expected as many",
-                                     count, to_ids.shape(0)));
+    throw CoreError(invalid_argument(
+        "from_blocks has {} numbers and to_blocks {}; expected as many", count, to_ids.shape(0)));
   }
   KeptArrays kept;
   if (lane_) {
@@ -469,8 +469,8 @@ int64_t PagedLayer::workspace_bytes(int num_q_heads, const BatchBounds& bounds, 
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     args.q = dense_rows(static_cast<const void*>(store_address()), dtype, num_q_heads,
                         geometry().k_head_dim);
-    args.out = dense_rows(static_cast<void*>(store_address()), dtype, num_q_heads,
-                          geometry().v_head_dim);
+    args.out =
+        dense_rows(static_cast<void*>(store_address()), dtype, num_q_heads, geometry().v_head_dim);
     const ops::CudaContext context = lane_->context({});
     bytes = std::max(bytes, ops::attend_workspace_bytes_up_to(context, args, most));
   }
@@ -521,8 +521,8 @@ class BatchAttention {
       place.stream = current_stream(block_table, place.cuda_device).value_or(nullptr);
       place.also_behind = place.stream;
     }
-    auto batch = std::make_unique<StepBatch>(block_table, seq_lens, q_starts, bounds, workspace,
-                                             place);
+    auto batch =
+        std::make_unique<StepBatch>(block_table, seq_lens, q_starts, bounds, workspace, place);
     batch_ = std::move(batch);
     device_ = place.cuda_device;
   }

@@ -346,7 +346,8 @@ void quantize_rows_on_cuda(nb::handle x, nb::handle codes, nb::handle scales,
   args.slot_mapping = {cuda.ints<int64_t>(tables.numbers, "numbers", 1),
                        static_cast<size_t>(input.num_tokens)};
   ops::DeviceCounters* const counters = cuda.counters(tables.counters);
-  cuda.launch([&](const ops::CudaContext& context) { return ops::append(context, args, counters); });
+  cuda.launch(
+      [&](const ops::CudaContext& context) { return ops::append(context, args, counters); });
 }
 
 void dequantize_rows_on_cuda(nb::handle codes, nb::handle scales, nb::handle out,
@@ -358,14 +359,13 @@ void dequantize_rows_on_cuda(nb::handle codes, nb::handle scales, nb::handle out
   const auto num_rows = static_cast<int64_t>(output.array.shape(0));
   rows_in_one_block(num_rows);
   RowFormat rows = row_format(format, static_cast<int>(output.array.shape(2)), tensor_scale, steps);
-  const uint8_t* const code_bytes_of_rows =
-      cuda.bytes(codes, "codes", num_rows, code_bytes(rows));
+  const uint8_t* const code_bytes_of_rows = cuda.bytes(codes, "codes", num_rows, code_bytes(rows));
   const uint8_t* const scale_bytes_of_rows =
       cuda.bytes(scales, "scales", num_rows, scale_bytes(rows));
   if (num_rows == 0) return;
-  const ops::HeadRun run =
-      cuda.run(rows, const_cast<uint8_t*>(code_bytes_of_rows),
-               const_cast<uint8_t*>(scale_bytes_of_rows), tables.given_scales, tables.tensor_scales);
+  const ops::HeadRun run = cuda.run(rows, const_cast<uint8_t*>(code_bytes_of_rows),
+                                    const_cast<uint8_t*>(scale_bytes_of_rows), tables.given_scales,
+                                    tables.tensor_scales);
   ops::GatherArgs args;
   args.cache = {num_rows, 1, 1, {&run, 1}};
   args.transform.k.hadamard = rows.side.hadamard;
@@ -468,11 +468,10 @@ void bind_rows(nb::module_& module) {
                                out_codes, out_scales, out_format, out_tensor_scale, out_steps,
                                tables_of(from_tables), tables_of(to_tables), stream);
       },
-      nb::arg("codes").none(), nb::arg("scales").none(), nb::arg("format"),
-      nb::arg("tensor_scale"), nb::arg("steps"), nb::arg("num_rows"), nb::arg("head_dim"),
-      nb::arg("out_codes").none(), nb::arg("out_scales").none(), nb::arg("out_format"),
-      nb::arg("out_tensor_scale"), nb::arg("out_steps"), nb::arg("from_tables"),
-      nb::arg("to_tables"), nb::arg("stream").none());
+      nb::arg("codes").none(), nb::arg("scales").none(), nb::arg("format"), nb::arg("tensor_scale"),
+      nb::arg("steps"), nb::arg("num_rows"), nb::arg("head_dim"), nb::arg("out_codes").none(),
+      nb::arg("out_scales").none(), nb::arg("out_format"), nb::arg("out_tensor_scale"),
+      nb::arg("out_steps"), nb::arg("from_tables"), nb::arg("to_tables"), nb::arg("stream").none());
 }
 
 }  // namespace kvx::python

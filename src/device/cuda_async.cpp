@@ -80,8 +80,8 @@ Status cuda_synchronize_device(int device) {
 
 Result<bool> cuda_is_capturing(CudaStream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  KVX_RETURN_IF_ERROR(cuda_status(cudaStreamIsCapturing(stream_of(stream), &status),
-                                  "cudaStreamIsCapturing"));
+  KVX_RETURN_IF_ERROR(
+      cuda_status(cudaStreamIsCapturing(stream_of(stream), &status), "cudaStreamIsCapturing"));
   return status != cudaStreamCaptureStatusNone;
 }
 

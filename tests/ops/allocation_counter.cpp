@@ -15,8 +15,9 @@ int64_t num_allocations() {
 }
 }  // namespace kvx::tests
 
-// Not inlined: the compiler would see malloc's memory given to a foreign delete. The form that throws
-// nothing is replaced too: else std::stable_sort's memory came from a sanitizer's operator new.
+// Not inlined: the compiler would see malloc's memory given to a foreign delete. The form that
+// throws nothing is replaced too: else std::stable_sort's memory came from a sanitizer's operator
+// new.
 __attribute__((noinline)) void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   ++allocations;
   return std::malloc(size);

@@ -394,10 +394,48 @@ def test_a_closed_cache_says_so(torch):
         cache.append_and_attend(0, **tensors)
 
 
-def test_rows_and_pages_stay_on_the_cpu(torch):
+@pytest.mark.parametrize("recipe", RECIPES[:-2])
+def test_a_layers_pages_on_a_gpu_hold_what_the_cpus_do(torch, recipe):
+    q, k, v = stream_of_rows(70)
+    table, lengths, starts = (np.array(x, np.int32) for x in ([[3, 1, 4, 2, 5]], [70], [0, 70]))
+    slots = np.array([table[0, t // 16] * 16 + t % 16 for t in range(70)], np.int64)
+    outs, gathered = [], []
+    for device in ("cpu", "cuda"):
+        layer = kvx.PagedLayer(
+            recipe, num_kv_heads=2, head_dim=64, block_size=16, device=device
+        )
+        pages = np.zeros((6, layer.page_bytes), np.uint8)
+        arrays = [pages, k, v, slots, q, table, lengths, starts]
+        if device == "cuda":
+            arrays = to_gpu(torch, arrays)
+        pages, k_there, v_there, slots_there, queries, *batch = arrays
+        layer.append(pages, k_there, v_there, slots_there)
+        out = layer.attend(pages, queries, *batch)
+        outs.append(np.asarray(out.cpu() if device == "cuda" else out))
+        found = layer.gather(pages, batch[0][0], 70, like=queries)
+        gathered.append([np.asarray(x.cpu() if device == "cuda" else x) for x in found])
+    assert relative_error(outs[1], outs[0]) < 4e-3
+    assert all(np.array_equal(here, there) for here, there in zip(*gathered))
+
+
+def test_cupys_pages_and_jaxs_rows(torch):
+    cupy, jax = gpu.library("cupy"), gpu.library("jax")
+    _, k, v = stream_of_rows(20)
+    layer = kvx.PagedLayer("f32", num_kv_heads=2, head_dim=64, block_size=16, device="cuda")
+    pages = cupy.zeros((3, layer.page_bytes), cupy.uint8)
+    slots = cupy.arange(20) + 16
+    layer.append(pages, jax.device_put(k), jax.device_put(v), slots)
+    found = layer.gather(pages, [1, 2], 20, like=cupy.zeros(1, cupy.float32))
+    assert np.array_equal(cupy.asnumpy(found[0]), k) and np.array_equal(cupy.asnumpy(found[1]), v)
+    rows = kvx.quantize(cupy.asarray(k), "int8")
+    assert np.array_equal(cupy.asnumpy(rows.codes), kvx.quantize(k, "int8").codes)
+    assert np.array_equal(cupy.asnumpy(rows.dequantize()), kvx.quantize(k, "int8").dequantize())
+    with pytest.raises(kvx.Error, match="x is a .*; expected a torch tensor or CuPy array"):
+        kvx.quantize(jax.device_put(k), "int8")
+
+
+def test_a_layer_of_the_cpu_refuses_pages_of_a_gpu(torch):
     x = torch.zeros((4, 64), device="cuda")
-    with pytest.raises(kvx.Error, match="x lies on cuda:0; expected the CPU"):
-        kvx.quantize(x, "int8")
     layer = kvx.PagedLayer("int8", num_kv_heads=1, head_dim=64)
     pages = torch.zeros((4, layer.page_bytes), dtype=torch.uint8, device="cuda")
     with pytest.raises(kvx.Error, match="pages lies on cuda:0; expected the CPU"):

@@ -51,9 +51,11 @@ configure_python() {
   }
 }
 
-# The transformers suite and the vLLM suite, on the module that build/dev has.
+# The suites of transformers, vLLM and PyTorch's operators, on the module that build/dev has. vLLM's
+# environment has a PyTorch.
 test_hf() { run_python_suite "$HF_REQUIREMENTS" tests/hf; }
 test_vllm() { run_python_suite "$VLLM_REQUIREMENTS" tests/vllm; }
+test_torch() { run_python_suite "$VLLM_REQUIREMENTS" tests/torch; }
 
 run_python_suite() {
   local requirements=$1 suite=$2

@@ -5,7 +5,7 @@ help_test() {
 Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
-       ./dev test --hf | --vllm | --python-asan
+       ./dev test --hf | --vllm | --torch | --python-asan
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
@@ -14,6 +14,7 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
+  --torch     only PyTorch's operators (tests/torch), in the environment of --vllm
   --python-asan  only the Python package's suite (tests/python), on a module with
               AddressSanitizer and UndefinedBehaviorSanitizer
 
@@ -26,7 +27,7 @@ cmd_test() {
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
-      --hf | --vllm | --python-asan)
+      --hf | --vllm | --torch | --python-asan)
         (($# == 1)) || bad_usage test "$1 stands alone"
         local suite=${1#--}
         "test_${suite//-/_}"
