@@ -341,9 +341,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _pages(self, ids):
         """Those pages where they lie, which is the host's memory."""
-        return [
-            None if i is None else pages[i : i + 1] for (_, pages), i in zip(self._layers, ids)
-        ]
+        return [None if i is None else pages[i : i + 1] for (_, pages), i in zip(self._layers, ids)]
 
     def _load(self, block):
         ids = self._ids(block)

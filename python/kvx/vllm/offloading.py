@@ -184,13 +184,13 @@ class KvxOffloadingSpec(OffloadingSpec):
     """
 
     def __init__(self, config):
-        super().__init__(config)
         if not current_platform.is_cpu():
             raise UnsupportedError(
                 f"KvxOffloadingSpec copies pages of the CPU platform, and this is "
                 f"{current_platform.device_name}; leave spec_name and spec_module_path out and set "
                 f"kv_connector to OffloadingConnector: vLLM's own spec carries kvx's pages there"
             )
+        super().__init__(config)
         if config.parallel.pp_size != 1 or self.blocks_per_chunk != 1:
             raise UnsupportedError(
                 f"pipeline_parallel_size is {config.parallel.pp_size}, in chunks of "
