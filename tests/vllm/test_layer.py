@@ -8,6 +8,7 @@ from test_registration import config
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import kvx
+from kvx.torch import BatchAttention
 from kvx.vllm import backend as kvx_backend
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 64, 16
@@ -44,11 +45,9 @@ def run(impl, kv_cache, tokens=40):
     table = torch.tensor([[5, 2, 7, 0]], dtype=torch.int32)
     slots = torch.tensor([int(table[0, t // BLOCK]) * BLOCK + t % BLOCK for t in range(tokens)])
     impl.do_kv_cache_update(None, k, v, kv_cache, slots)
-    metadata = kvx_backend.KvxMetadata(
-        torch.tensor([0, tokens], dtype=torch.int32),
-        torch.tensor([tokens], dtype=torch.int32),
-        table,
-    )
+    batch = BatchAttention()
+    batch.plan(table, torch.tensor([tokens]).int(), torch.tensor([0, tokens]).int())
+    metadata = kvx_backend.KvxMetadata(batch)
     out = impl.forward(None, q, k, v, kv_cache, metadata, torch.empty_like(q))
     return q, k, v, out
 
@@ -102,6 +101,14 @@ def test_a_static_format_without_scales_is_refused_loudly(monkeypatch):
     impl.take("layer 0", layer_with_scales(1.0, 1.0), {"unit_scales": True})
     with pytest.raises(kvx.Error, match="a scale has 3 numbers; expected 1 or 2"):
         impl.take("layer 0", layer_with_scales([0.5] * 3, 1.0), {})
+
+
+def test_a_checkpoints_tensor_scales_are_refused_not_ignored(monkeypatch):
+    impl, _ = new_layer(monkeypatch, "nvfp4")
+    impl.take("layer 0", layer_with_scales(1.0, 1.0), {})  # vLLM's own default
+    with pytest.raises(kvx.UnsupportedError, match="layer 0 has k_scale 0.5 and v_scale 1 .*nvfp4"):
+        impl.take("layer 0", layer_with_scales(0.5, 1.0), {})
+    impl.take("layer 0", layer_with_scales(0.5, 1.0), {"unit_scales": True})
 
 
 def test_profiling_and_padding_touch_nothing(monkeypatch):

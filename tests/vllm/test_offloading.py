@@ -5,6 +5,7 @@ from engines import Engine, prompts, save_model
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
+import kvx.vllm.offloading as offloading_spec
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +83,9 @@ def test_what_host_memory_cannot_serve_is_refused(model):
     ]:
         with pytest.raises(kvx.Error, match=message):
             offloading(model, "f32", **options)
+
+
+def test_on_a_gpu_vllms_own_spec_is_named(monkeypatch):
+    monkeypatch.setattr(offloading_spec.current_platform, "is_cpu", lambda: False)
+    with pytest.raises(kvx.UnsupportedError, match="set kv_connector to OffloadingConnector"):
+        offloading_spec.KvxOffloadingSpec(None)

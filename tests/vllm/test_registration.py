@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
@@ -54,6 +55,30 @@ def test_what_kvx_cannot_compute_is_refused_at_selection():
     ]:
         with pytest.raises(kvx.UnsupportedError, match=message):
             CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, selector(**changes))
+
+
+def test_gpus_from_compute_capability_8_on_are_taken():
+    from kvx.vllm.backend import KvxBackend
+
+    for capability, is_taken in [
+        ((7, 5), False),
+        ((8, 0), True),
+        ((8, 9), True),
+        ((9, 0), True),
+        ((12, 0), True),
+    ]:
+        reasons = KvxBackend.validate_configuration(
+            device_capability=DeviceCapability(*capability), **selector()._asdict()
+        )
+        assert reasons == ([] if is_taken else ["compute capability not supported"])
+
+
+def test_blocks_are_of_64_on_a_gpu_where_the_user_names_none(monkeypatch):
+    from kvx.vllm import backend
+
+    assert backend.KvxBackend.get_preferred_block_size(128) == 128  # the CPU platform's
+    monkeypatch.setattr(backend.current_platform, "is_cuda", lambda: True)
+    assert backend.KvxBackend.get_preferred_block_size(16) == 64
 
 
 def test_an_unknown_interface_is_said_at_registration(monkeypatch, caplog):

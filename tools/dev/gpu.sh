@@ -5,10 +5,13 @@ help_gpu() {
 Builds with CUDA, runs the GPU's tests, the same under compute-sanitizer, and the benchmark.
 
 usage: ./dev gpu [--tests | --bench | --filters] [-R FILTER] [--built DIR] [-- BENCH OPTIONS]
+       ./dev gpu --hf | --vllm [--built DIR] [-- OPTIONS OF bench/vllm/gpu.py]
 
   --tests      only the tests, a missing GPU is a failure
   --bench      only the benchmark: kvx bench --device cuda
   --filters    only checks that the filters below name test cases; needs no GPU
+  --hf         only transformers' tests on the GPU
+  --vllm       only vLLM on the GPU: tests/vllm/test_gpu.py, then bench/vllm/gpu.py
   -R FILTER    only test cases that GoogleTest's filter names
   --built DIR  builds nothing: DIR is a build folder, this machine's or a copy of another's, of
                which tests/gpu/gpu_test, tests/kv_test and tools/kvx/kvx are needed
@@ -45,7 +48,7 @@ cmd_gpu() {
   local only=all filter='*' built=''
   while (($# > 0)); do
     case $1 in
-      --tests | --bench | --filters) only=${1#--} ;;
+      --tests | --bench | --filters | --hf | --vllm) only=${1#--} ;;
       -R)
         (($# > 1)) || bad_usage gpu "$1 needs a value"
         filter=$2
@@ -72,6 +75,16 @@ cmd_gpu() {
     ensure_packages
     build_preset cuda
   fi
+  case $only in
+    hf)
+      test_hf_on_gpu "$built"
+      return
+      ;;
+    vllm)
+      test_vllm_on_gpu "$built" "$@"
+      return
+      ;;
+  esac
   local tests=$built/tests/gpu/gpu_test kv_tests=$built/tests/kv_test
   local kvx=$built/tools/kvx/kvx program
   for program in "$tests" "$kv_tests" "$kvx"; do
@@ -125,8 +138,33 @@ test_python_on_gpu() {
     step "transformers' GPU tests: not run (${missing##*$'\n'})"
     return
   fi
-  python3 -m pytest -q -p no:cacheprovider tests/hf/test_gpu.py ||
+  test_hf_on_gpu "$1"
+}
+
+test_hf_on_gpu() {
+  python_on_gpu "$1" -c 'import kvx.hf, pytest' || fail "python3 cannot import transformers and kvx"
+  step "transformers' GPU tests"
+  python_on_gpu "$1" -m pytest -q -p no:cacheprovider tests/hf/test_gpu.py ||
     fail "transformers' GPU tests failed"
+}
+
+# vLLM's GPU tests and benchmark; options behind the build folder are the benchmark's.
+test_vllm_on_gpu() {
+  local built=$1
+  shift
+  python_on_gpu "$built" -c 'import kvx.vllm, pytest' || fail "python3 cannot import vLLM and kvx"
+  step "vLLM's GPU tests"
+  python_on_gpu "$built" -m pytest -q -p no:cacheprovider tests/vllm/test_gpu.py ||
+    fail "vLLM's GPU tests failed"
+  step "bench/vllm/gpu.py"
+  python_on_gpu "$built" bench/vllm/gpu.py --logs "$built/vllm-logs" "$@"
+}
+
+# python3 with the module of a build folder, or the kvx that is installed.
+python_on_gpu() {
+  local built=$1
+  shift
+  PYTHONPATH=$built/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 python3 "$@"
 }
 
 # Some cases of a binary under each of compute-sanitizer's tools.

@@ -15,9 +15,9 @@ from kvx.vllm.recipe import RECIPE_VARIABLE
 try:
     import vllm
 except ImportError as error:
-    raise ImportError(f"kvx.vllm needs vLLM 0.32: pip install vllm ({error})") from error
+    raise ImportError(f"kvx.vllm needs vLLM 0.32 or 0.33: pip install vllm ({error})") from error
 
-TESTED_VERSION = "0.32"
+TESTED_VERSIONS = ("0.32", "0.33")
 BACKEND = "kvx.vllm.backend.KvxBackend"
 _log = logging.getLogger("vllm.kvx")  # below "vllm": its handlers show it
 
@@ -32,14 +32,15 @@ def register() -> None:
     if problem:
         message = (
             f"kvx does not support the interface of vLLM {vllm.__version__}: {problem}; it was made "
-            f"for {TESTED_VERSION}. The attention backend CUSTOM is not kvx's."
+            f"for {' and '.join(TESTED_VERSIONS)}. The attention backend CUSTOM is not kvx's."
         )
         if os.environ.get(RECIPE_VARIABLE):
             raise UnsupportedError(message)
         _log.error(message)
         return
-    if not vllm.__version__.startswith(TESTED_VERSION + "."):
-        _log.warning("kvx was tested with vLLM %s, not %s", TESTED_VERSION, vllm.__version__)
+    if not vllm.__version__.startswith(tuple(version + "." for version in TESTED_VERSIONS)):
+        tested = " and ".join(TESTED_VERSIONS)
+        _log.warning("kvx was tested with vLLM %s, not %s", tested, vllm.__version__)
 
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -56,7 +57,12 @@ def interface_problem() -> str | None:
 
     try:
         from vllm.platforms.cpu import CpuPlatform
-        from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+        from vllm.v1.attention.backend import (
+            AttentionBackend,
+            AttentionCGSupport,
+            AttentionMetadataBuilder,
+            CommonAttentionMetadata,
+        )
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
         from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout, get_kv_quant_mode  # noqa: F401
     except ImportError as error:
@@ -71,10 +77,18 @@ def interface_problem() -> str | None:
             [
                 "customize_spec",
                 "forward_includes_kv_cache_update",
+                "get_preferred_block_size",
                 "get_supported_kernel_block_sizes",
                 "supported_kv_cache_layouts",
+                "supports_device_cpu_query_lens_mismatch",
                 "validate_configuration",
             ],
+        ),
+        (AttentionCGSupport.__members__, "AttentionCGSupport", ["ALWAYS"]),
+        (
+            dir(AttentionMetadataBuilder),
+            "AttentionMetadataBuilder",
+            ["_init_reorder_batch_threshold", "build", "build_for_cudagraph_capture"],
         ),
         (
             [field.name for field in dataclasses.fields(AttentionSpec)],
@@ -85,7 +99,8 @@ def interface_problem() -> str | None:
         (
             [field.name for field in dataclasses.fields(CommonAttentionMetadata)],
             "CommonAttentionMetadata",
-            ["query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping", "causal"],
+            ["query_start_loc", "query_start_loc_cpu", "seq_lens", "max_query_len", "max_seq_len"]
+            + ["num_actual_tokens", "block_table_tensor", "slot_mapping", "causal"],
         ),
         (hook, "CpuPlatform.get_attn_backend_cls", ["selected_backend", "attn_selector_config"]),
     ]

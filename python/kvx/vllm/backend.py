@@ -3,16 +3,24 @@
 A page is one block of one layer, all its KV heads, in kvx's own order (kvx.PagedLayer). vLLM asks
 for a page's size in customize_spec, where its configuration is out of reach; so each layer's
 recipe is chosen in KvxImpl.__init__ and remembered there.
+
+The builder hands a step's tables and bounds to kvx.torch.BatchAttention, which each layer then
+runs. On a GPU a step neither waits for the device nor allocates: bounds come from what vLLM has on
+the host, and the workspace was allocated while vLLM measured its memory. So a CUDA graph can hold
+any step.
 """
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
@@ -24,10 +32,20 @@ from vllm.v1.kv_cache_interface import KVCacheLayout, get_kv_quant_mode
 from kvx.errors import Error, UnsupportedError
 from kvx.paged_layer import PagedLayer
 from kvx.threads import use_torch_threads
-from kvx.vllm.recipe import CACHE_DTYPES, is_static, options_of, recipe_of_layer
+from kvx.torch import BatchAttention
+from kvx.vllm.recipe import (
+    CACHE_DTYPES,
+    has_tensor_scales,
+    is_static,
+    options_of,
+    recipe_of_layer,
+)
+from kvx.vllm.step import StepLimits, leading_decodes, reserve_workspace
 
 _log = init_logger("vllm.kvx")
 _PAGE_TOKENS = 16  # vLLM's blocks are a multiple of it: head sections then need no padding
+_GPU_BLOCK_SIZE = 64  # kvx's decode kernels read blocks of 64 faster than vLLM's default of 16
+_OLDEST_CAPABILITY = (8, 0)
 
 
 class _Remembered:
@@ -38,11 +56,13 @@ class _Remembered:
 
     def add(self, mode, recipe, vllm_config):
         """A process may make one engine after the other; within one, a mode is one recipe."""
-        if not self.recipes:
+        if not self.recipes and current_platform.is_cpu():
             use_torch_threads()
         config, before = self.recipes.get(mode, (None, None))
         if config is vllm_config and before != recipe:
-            raise Error(f"layers of the mode {mode.name} are stored by '{before}' and by '{recipe}'")
+            raise Error(
+                f"layers of the mode {mode.name} are stored by '{before}' and by '{recipe}'"
+            )
         if config is not vllm_config:
             _log.info("kvx stores keys and values as %s", recipe)
         self.recipes[mode] = (vllm_config, recipe)
@@ -103,7 +123,20 @@ class KvxBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability):
-        return capability is None  # the CPU; kvx's CUDA kernels are not reachable from torch yet
+        """None is the CPU. Whether this build has kernels for a GPU that is new enough is found
+        when the first layer is made, where the error can say which it has."""
+        return capability is None or tuple(capability)[:2] >= _OLDEST_CAPABILITY
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls):
+        return False  # a step is planned from the lengths on the host
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size):
+        """vLLM asks where the user names no block size."""
+        if current_platform.is_cuda():
+            default_block_size = max(default_block_size, _GPU_BLOCK_SIZE)
+        return super().get_preferred_block_size(default_block_size)
 
     @classmethod
     def customize_spec(cls, spec):
@@ -115,37 +148,102 @@ class KvxBackend(AttentionBackend):
             head_dim=spec.head_size,
             v_head_dim=spec.head_size_v,
             block_size=spec.block_size,
+            device=_device_of_process(),
         )
         num_rows = spec.num_kv_heads * spec.block_size
         row_bytes = -(-layer.page_bytes // num_rows)  # rounded up
         return replace(spec, dtype=torch.uint8, state_content_bytes=row_bytes)
 
 
+def _device_of_process():
+    """vLLM gives each worker a GPU of its own and makes it the current one before any layer."""
+    return f"cuda:{torch.cuda.current_device()}" if current_platform.is_cuda() else "cpu"
+
+
 @dataclass
 class KvxMetadata(AttentionMetadata):
     """A step's requests; rows that CUDA graphs pad with have no queries and negative slots."""
 
-    query_start_loc: torch.Tensor  # int32 [requests + 1]
-    seq_lens: torch.Tensor  # int32 [requests], this step's tokens included
-    block_table: torch.Tensor  # int32 [requests, blocks]
+    batch: (
+        BatchAttention  # planned for the step; the builder's, so the next step's plan replaces it
+    )
 
 
 class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
     """Made once the weights are loaded, so it is where missing scales are found."""
 
+    _cudagraph_support: ClassVar = AttentionCGSupport.ALWAYS
+
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        if torch.device(device).type != "cpu":
-            raise UnsupportedError(f"the device is {device}; kvx.vllm works on the CPU so far")
+        self._init_reorder_batch_threshold(1)  # vLLM puts requests with one query in front
         layers = vllm_config.compilation_config.static_forward_context
-        for name in layer_names:
-            layers[name].impl.take(name, layers[name], options_of(vllm_config))
+        options = options_of(vllm_config)
+        impls = [layers[name].impl for name in layer_names]
+        for name, impl in zip(layer_names, impls):
+            owner = impl.kv_sharing_target_layer_name or name  # whose scales its pages have
+            impl.take(owner, layers[owner], options)
+        self.batch = BatchAttention()
+        self.workspace = None
+        if torch.device(device).type == "cuda":
+            workspaces = [impl.reserve_workspace(device, vllm_config) for impl in impls]
+            self.workspace = max(workspaces, key=torch.Tensor.numel)
+            self._warm_up(impls)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
+        starts = common.query_start_loc_cpu[: common.seq_lens.shape[0] + 1]
+        num_decodes = leading_decodes(starts) if common.max_query_len > 1 else 0
+        return self._planned(common, common.max_seq_len, num_decodes)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata):
+        """A graph serves every batch of its shape: of any lengths, in any mixture."""
+        max_seq_len = self.vllm_config.model_config.max_model_len
+        return self._planned(common_attn_metadata, max_seq_len, num_decodes=0)
+
+    def _planned(self, common, max_seq_len, num_decodes):
         if common.causal is not True:
             raise UnsupportedError("attention that is not causal")
-        return KvxMetadata(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        requests = common.seq_lens.shape[0]
+        self.batch.plan(
+            common.block_table_tensor[:requests],
+            common.seq_lens,
+            common.query_start_loc[: requests + 1],
+            max_q_len=min(common.max_query_len, max_seq_len),
+            max_seq_len=max_seq_len,
+            num_decodes=num_decodes,
+            num_queries=common.num_actual_tokens,
+            workspace=self.workspace,
+        )
+        return KvxMetadata(self.batch)
+
+    def _warm_up(self, impls):
+        """A decode and a prompt of one block in every layer. CUDA loads a kernel at its first
+        launch and a layer reads its scales at its first call: captures allow neither."""
+        spec, tokens = self.kv_cache_spec, self.kv_cache_spec.block_size
+        new = functools.partial(torch.zeros, device=self.device)
+        shape = (2, spec.num_kv_heads, tokens, spec.state_content_bytes)
+        kv_cache = new(shape, dtype=torch.uint8)
+        slots = torch.arange(tokens, device=self.device)
+        for q_len in (1, tokens):
+            self.batch.plan(
+                new((1, 1), dtype=torch.int32),
+                torch.tensor([tokens], dtype=torch.int32, device=self.device),
+                torch.tensor([0, q_len], dtype=torch.int32, device=self.device),
+                max_q_len=q_len,
+                max_seq_len=tokens,
+                num_queries=q_len,
+                workspace=self.workspace,
+            )
+            for impl in impls:
+                q, k, v, out = (
+                    new((tokens, *row), dtype=self.vllm_config.model_config.dtype)
+                    for row in impl.row_shapes()
+                )
+                if impl.kv_sharing_target_layer_name is None:
+                    impl.do_kv_cache_update(None, k, v, kv_cache, slots)
+                impl.forward(None, q, k, v, kv_cache, KvxMetadata(self.batch), out)
+        torch.cuda.synchronize(self.device)
 
 
 class KvxImpl(AttentionImpl):
@@ -181,15 +279,18 @@ class KvxImpl(AttentionImpl):
         }
         self.sinks = sinks  # a parameter whose numbers come later
         self.steps = ((), ())
+        self.device = _device_of_process()
         self.pages: PagedLayer | None = None
-        config = get_current_vllm_config()
-        self.recipe = recipe_of_layer(kv_cache_dtype, config)
-        _remembered.add(get_kv_quant_mode(kv_cache_dtype), self.recipe, config)
+        self.config = get_current_vllm_config()
+        self.recipe = recipe_of_layer(kv_cache_dtype, self.config)
+        _remembered.add(get_kv_quant_mode(kv_cache_dtype), self.recipe, self.config)
 
     def take(self, name, layer, options):
         """What only the loaded layer has: its values' size, and k_scale and v_scale for a recipe
         whose scales are the checkpoint's."""
         self.v_head_size = layer.head_size_v
+        if has_tensor_scales(self.recipe):
+            self._refuse_tensor_scales(name, layer, options)
         if not is_static(self.recipe):
             return
         steps = tuple(self._steps_of(getattr(layer, side)) for side in ("_k_scale", "_v_scale"))
@@ -202,27 +303,57 @@ class KvxImpl(AttentionImpl):
             )
         self.steps = steps
 
+    def _refuse_tensor_scales(self, name, layer, options):
+        scales = [
+            getattr(layer, side).detach().float().flatten() for side in ("_k_scale", "_v_scale")
+        ]
+        if options.get("unit_scales") or all((scale == 1.0).all() for scale in scales):
+            return
+        k_scale, v_scale = (scale.max().item() for scale in scales)
+        raise UnsupportedError(
+            f"{name} has k_scale {k_scale:g} and v_scale {v_scale:g} and is stored as "
+            f"{self.recipe}; kvx computes the scale of each group from its numbers and takes no "
+            f"tensor scale here. Set kvx.unit_scales=true to leave the checkpoint's out"
+        )
+
     def _steps_of(self, scale):
         steps = scale.detach().float().flatten().tolist()
         if len(steps) not in (1, self.num_kv_heads):
             raise Error(f"a scale has {len(steps)} numbers; expected 1 or {self.num_kv_heads}")
         return steps * (self.num_kv_heads // len(steps))
 
+    def row_shapes(self):
+        """(heads, numbers) of a row of q, k, v and the output."""
+        q, k = (self.num_heads, self.head_size), (self.num_kv_heads, self.head_size)
+        v, out = (self.num_kv_heads, self.v_head_size), (self.num_heads, self.v_head_size)
+        return q, k, v, out
+
+    def _new_layer(self, block_size):
+        return PagedLayer(
+            self.recipe,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_size,
+            v_head_dim=self.v_head_size,
+            block_size=block_size,
+            k_steps=self.steps[0],
+            v_steps=self.steps[1],
+            device=self.device,
+        )
+
     def _pages_of(self, kv_cache):
         """kv_cache: uint8 [blocks, num_kv_heads, block_size, bytes]."""
         if self.pages is None:
-            self.pages = PagedLayer(
-                self.recipe,
-                num_kv_heads=self.num_kv_heads,
-                head_dim=self.head_size,
-                v_head_dim=self.v_head_size,
-                block_size=kv_cache.shape[2],
-                k_steps=self.steps[0],
-                v_steps=self.steps[1],
-            )
+            self.pages = self._new_layer(kv_cache.shape[2])
             if self.sinks is not None:
                 self.attention["sinks"] = self.sinks.detach().float().contiguous()
         return self.pages
+
+    def reserve_workspace(self, device, config):
+        """uint8 on the GPU, enough for every step of this layer; all layers share it."""
+        layer = self.pages or self._new_layer(config.cache_config.block_size or _GPU_BLOCK_SIZE)
+        window = self.attention["window"]
+        num_bytes = StepLimits.of(config).workspace_bytes(layer, self.num_heads, window)
+        return reserve_workspace(torch.device(device), num_bytes)
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
         """key, value: [tokens, num_kv_heads, head_size], padding last; slot_mapping: int64."""
@@ -241,16 +372,12 @@ class KvxImpl(AttentionImpl):
         output_block_scale=None,
     ):
         """query, output: [tokens, num_heads, head_size]."""
-        if attn_metadata is None:  # vLLM profiles
+        if attn_metadata is None:  # vLLM profiles, and measures what memory is left for pages
+            if query.is_cuda:
+                self.reserve_workspace(query.device, self.config)
             return output.zero_()
         if output_scale is not None or output_block_scale is not None:
             raise UnsupportedError("an output that attention quantises")
-        return self._pages_of(kv_cache).attend(
-            kv_cache,
-            query,
-            attn_metadata.block_table,
-            attn_metadata.seq_lens,
-            attn_metadata.query_start_loc,
-            output,
-            **self.attention,
+        return attn_metadata.batch.run(
+            self._pages_of(kv_cache), kv_cache, query, output, **self.attention
         )

@@ -6,6 +6,8 @@
         "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592,
             "spec_name": "KvxOffloadingSpec", "spec_module_path": "kvx.vllm.offloading"}}'
 
+On a GPU vLLM's own offloading carries kvx's pages, so this spec is refused there.
+
 The manager, in vLLM's scheduler, decides which block lies in which slot. In the worker
 the queue of kvx's host tier, a thread beside the engine's, makes the copies, with a checksum a page.
 A block that comes back changed is counted, forgotten and computed anew.
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     LookupResult,
@@ -140,7 +143,8 @@ class KvxOffloadingWorker(OffloadingWorker):
         self._submit(self.blocks.store, job_id, src_spec, dst_spec)
         return True
 
-    def submit_load(self, job_id, src_spec, dst_spec):
+    def submit_load(self, job_id, src_spec, dst_spec, expedited=False):
+        """expedited: the step waits for the load. The queue has one order, so nothing changes."""
         self._loads[job_id] = dst_spec.block_ids.tolist()
         self._submit(self.blocks.load, job_id, dst_spec, src_spec)
         return True
@@ -175,11 +179,17 @@ class KvxOffloadingWorker(OffloadingWorker):
 class KvxOffloadingSpec(OffloadingSpec):
     """Extra config: cpu_bytes_to_use, of all workers of an engine together.
 
-    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: pipeline parallelism, or
-    chunks of several blocks.
+    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: pipeline parallelism,
+    chunks of several blocks, or a GPU.
     """
 
     def __init__(self, config):
+        if not current_platform.is_cpu():
+            raise UnsupportedError(
+                f"KvxOffloadingSpec copies pages of the CPU platform, and this is "
+                f"{current_platform.device_name}; leave spec_name and spec_module_path out and set "
+                f"kv_connector to OffloadingConnector: vLLM's own spec carries kvx's pages there"
+            )
         super().__init__(config)
         if config.parallel.pp_size != 1 or self.blocks_per_chunk != 1:
             raise UnsupportedError(

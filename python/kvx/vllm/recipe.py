@@ -68,6 +68,12 @@ def is_static(recipe: str) -> bool:
     return "given" in (parsed.k.scale_source, parsed.v.scale_source) and _is_fp8(parsed)
 
 
+def has_tensor_scales(recipe: str) -> bool:
+    """Whether the format has a second scale, which checkpoints can give."""
+    parsed = parse_recipe(recipe)
+    return "nvfp4" in (parsed.k.format, parsed.v.format)
+
+
 def _check(recipe):
     parsed = parse_recipe(recipe)
     if parsed.full_precision_format is not None:

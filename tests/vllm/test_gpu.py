@@ -1,0 +1,150 @@
+"""vLLM on a GPU with kvx's pages. Skips by name where there is no GPU (tests/python/gpu.py).
+
+An f32 cache in an f32 model gives the tokens of vLLM's own Triton attention: steps of prompts and
+decodes, CUDA graphs, cached prefixes, sliding windows and softcaps. Quantised caches are judged by
+bench/vllm/gpu.py.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from engines import Engine, prompts, save_model
+
+import kvx
+
+sys.path.append(str(Path(__file__).parents[1] / "python"))
+import gpu  # noqa: E402
+
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+ALL_STEPS_IN_GRAPHS = {**GRAPHS, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 4, 48]}
+CHUNKS = dict(max_num_batched_tokens=48, enable_chunked_prefill=True, max_num_seqs=4)
+
+
+@pytest.fixture(autouse=True)
+def needs_gpu(monkeypatch):
+    gpu.library("torch").backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    names = ("llama", "gemma2", "gemma3")
+    return {name: save_model(name, tmp_path_factory.mktemp(name)) for name in names}
+
+
+def kvx_engine(model, recipe="f32", **options):
+    return Engine(model, recipe, gpu_memory_utilization=0.05, **options)
+
+
+def stock_tokens(model, inputs, **options):
+    options = {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.05, **options}
+    with Engine(model, **options) as engine:
+        return engine.tokens(inputs)
+
+
+def counters(engine):
+    """All layers' device counters, summed."""
+    layers = engine.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+    return sum(sum(layer.impl.pages.counters().values()) for layer in layers)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "graphs", [None, GRAPHS, ALL_STEPS_IN_GRAPHS], ids=["eager", "decodes", "all"]
+)
+def test_an_f32_cache_says_the_tokens_of_vllms_own_attention(models, name, graphs):
+    inputs = prompts([5, 70, 131, 33])
+    expected = stock_tokens(models[name], inputs, **CHUNKS)
+    options = {} if graphs is None else dict(enforce_eager=False, compilation_config=graphs)
+    with kvx_engine(models[name], **CHUNKS, **options) as engine:
+        assert engine.tokens(inputs) == expected
+        assert engine.tokens(inputs) == expected  # from cached prefixes
+        assert counters(engine) == 0
+        assert len(set(expected[2])) >= 4  # no stutter
+
+
+def test_torch_compile_and_the_older_model_runner(models, monkeypatch):
+    inputs = prompts([5, 70, 131, 33])
+    expected = stock_tokens(models["llama"], inputs, **CHUNKS)
+    with kvx_engine(models["llama"], enforce_eager=False, **CHUNKS) as engine:
+        assert engine.tokens(inputs) == expected
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with kvx_engine(models["llama"], **CHUNKS) as engine:
+        assert engine.tokens(inputs) == expected
+
+
+def test_drafts_by_prompt_lookup_leave_the_tokens_as_they_are(models):
+    """Steps with several queries a request, some of which are taken back."""
+    inputs = prompts([40, 64])
+    for prompt in inputs:
+        prompt["prompt_token_ids"] *= 2
+    expected = stock_tokens(models["llama"], inputs)
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    with kvx_engine(models["llama"], speculative_config=drafts) as engine:
+        assert engine.tokens(inputs) == expected
+        assert counters(engine) == 0
+
+
+@pytest.mark.parametrize("recipe, times", [("int8", 3.7), ("int4", 7.0), ("nvfp4", 6.7)])
+def test_the_same_memory_holds_more_tokens(models, recipe, times):
+    with kvx_engine(models["llama"]) as engine:
+        f32_tokens = engine.cached_tokens
+    with kvx_engine(models["llama"], recipe) as engine:
+        assert engine.cached_tokens >= times * f32_tokens
+        assert all(len(tokens) == 20 for tokens in engine.tokens(prompts([5, 70])))
+        assert counters(engine) == 0
+
+
+def test_files_hold_a_gpus_blocks(models, tmp_path):
+    transfer = {
+        "kv_connector": "KvxFileConnector",
+        "kv_connector_module_path": "kvx.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"path": str(tmp_path)},
+    }
+    (prompt,) = prompts([150])
+    with kvx_engine(models["llama"], "int8", kv_transfer_config=transfer) as engine:
+        expected = engine.tokens([prompt])
+    files = sorted(tmp_path.glob("*/*.kvx"))
+    assert files and all(kvx.verify(file) for file in files)
+    with kvx_engine(models["llama"], "int8", kv_transfer_config=transfer) as engine:
+        (output,) = engine.outputs([prompt])
+        assert output.num_cached_tokens == 128  # whole blocks, less the last token
+        assert [output.outputs[0].token_ids] == expected
+
+
+def test_vllms_own_offloading_carries_kvxs_pages(models):
+    transfer = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 26},
+    }
+    (prompt,) = prompts([150])
+    with kvx_engine(models["llama"], "int8", kv_transfer_config=transfer) as engine:
+        (expected,) = engine.tokens([prompt])
+        engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made
+        assert engine.llm.reset_prefix_cache()
+        (output,) = engine.outputs([prompt])
+        assert output.num_cached_tokens == 128
+        assert output.outputs[0].token_ids == expected
+
+
+def test_kvxs_offloading_spec_names_vllms_own(models):
+    transfer = {
+        "kv_connector": "KvxOffloadingConnector",
+        "kv_connector_module_path": "kvx.vllm.offloading",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "KvxOffloadingSpec",
+            "spec_module_path": "kvx.vllm.offloading",
+            "cpu_bytes_to_use": 1 << 26,
+        },
+    }
+    with pytest.raises(kvx.UnsupportedError, match="vLLM's own spec carries kvx's pages"):
+        kvx_engine(models["llama"], "int8", kv_transfer_config=transfer)
