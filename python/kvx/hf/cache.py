@@ -425,9 +425,11 @@ class Cache(TransformersCache):
 
         The same for every layer of a forward pass, so it is computed once.
         """
-        key = (None if mask is None else id(mask), past, tokens)
-        if key == self._rows_key and past > 0:
-            return self._rows
+        given = mask
+        if past > 0 and self._rows_key is not None:
+            earlier, *sizes = self._rows_key
+            if given is earlier and sizes == [past, tokens]:
+                return self._rows
         if mask is None:
             mask = torch.ones((batch, past + tokens), dtype=torch.bool)
         mask = mask.cpu()  # the host decides which tokens are stored
@@ -454,7 +456,7 @@ class Cache(TransformersCache):
             )
         self._columns = None if bool(mask.all()) else mask
         self._rows = None if bool(mask[:, past:].all()) else [_rows_of(row[past:]) for row in mask]
-        self._rows_key = key
+        self._rows_key = (given, past, tokens)
         return self._rows
 
     def crop(self, tokens_to_remove):

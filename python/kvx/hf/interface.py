@@ -4,6 +4,7 @@ A forward pass without a kvx cache (``use_cache=False``, a loss, embeddings, tra
 is transformers' SDPA: the mask function makes SDPA's mask, the attention function calls SDPA's.
 """
 
+import inspect
 import logging
 import sys
 
@@ -55,6 +56,13 @@ def enable(model):
     return model
 
 
+def passed(model, cache):
+    """The keyword argument that passes a cache to this model's forward: ``cache`` from transformers
+    5.24 on, ``past_key_values`` before."""
+    is_new = "cache" in inspect.signature(model.forward).parameters
+    return {"cache" if is_new else "past_key_values": cache}
+
+
 def checked_config(config):
     """Returns the config. Raises kvx.Error: a model, or something else that is no config."""
     if hasattr(config, "get_text_config"):
@@ -93,7 +101,7 @@ def refuse_other_devices(states, what, devices=("cpu",)):
 
 def refuse_position_bias(config):
     """T5 and its family add a learned bias to every score; kvx's attention has none."""
-    if hasattr(config.get_text_config(decoder=True), "relative_attention_num_buckets"):
+    if hasattr(checked_config(config).get_text_config(decoder=True), "relative_attention_num_buckets"):
         raise UnsupportedError(
             f"{config.model_type} adds a position bias to its scores, which kvx's attention cannot; "
             f"kvx.hf.DecodingEncoderDecoderCache passes packed keys and values, decoded, to the "
