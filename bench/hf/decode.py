@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import kvx.hf
+from kvx.hf.interface import passed
 from kvx.threads import use_torch_threads
 
 WARM_STEPS = 2
@@ -49,7 +50,7 @@ class Decoder:
         )
         started = time.perf_counter()
         for part in prompt.split(512, dim=1):
-            model(input_ids=part, past_key_values=self.cache, logits_to_keep=1)
+            model(input_ids=part, logits_to_keep=1, **passed(model, self.cache))
         self.prompt_seconds = time.perf_counter() - started
         gc.collect()
         self.python_bytes, _ = tracemalloc.get_traced_memory()
@@ -64,7 +65,7 @@ class Decoder:
         self.use()
         for _ in range(count):
             started = time.perf_counter()
-            logits = self.model(input_ids=self.token, past_key_values=self.cache).logits
+            logits = self.model(input_ids=self.token, **passed(self.model, self.cache)).logits
             self.token = logits[:, -1:].argmax(-1)
             self.steps.append(time.perf_counter() - started)
 

@@ -18,7 +18,7 @@ model = kvx.hf.enable(AutoModelForCausalLM.from_pretrained(name, dtype="auto").e
 cache = kvx.hf.Cache(model.config, "nvfp4:auto")
 full_precision = kvx.hf.Cache(model.config, "bf16")  # stays empty but for a token: it says what bf16 costs
 with torch.no_grad():
-    model(torch.tensor([[0]]), past_key_values=full_precision)
+    model(torch.tensor([[0]]), cache=full_precision)
 
 
 # %% One cache for the whole chat: a turn computes its own tokens alone. The text of an answer may
@@ -33,7 +33,7 @@ def say(messages):
     whole = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=cache,
+        cache=cache,
         max_new_tokens=int(reply),
         do_sample=False,
     )

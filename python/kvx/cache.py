@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvx import _core
 from kvx.arrays import checked_array, new_output, token_list
-from kvx.errors import Error, OutOfRangeError
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.files import path_bytes
 from kvx.html import table
 
@@ -135,6 +135,22 @@ class Cache(_core.PagedCache):
             stream,
         )
         self.recipe = recipe
+        self.prefix_model = prefix_model
+
+    def __reduce__(self):
+        """Refuses pickle and copy: the bytes belong to this process."""
+        raise UnsupportedError(
+            f"a kvx.Cache cannot be pickled or copied: its bytes belong to this process. Pickle its "
+            f"recipe, {self.recipe!r}, and make another; save_sequence() takes tokens to another "
+            f"process, and fork_sequence() copies a sequence within this one"
+        )
+
+    def _need_prefixes(self, call):
+        if self.prefix_model is None:
+            raise UnsupportedError(
+                f"{call} needs a name for what computes keys and values, such as the model's; make the "
+                f"cache by kvx.Cache(..., prefix_model=...)"
+            )
 
     def __repr__(self) -> str:
         place = "" if self.device == "cpu" else f", on {self.device}"
@@ -263,6 +279,7 @@ class Cache(_core.PagedCache):
         Raises kvx.UnsupportedError: no prefix_model was given, or a tenant without sha256;
         kvx.OutOfRangeError: max_sequences are in use.
         """
+        self._need_prefixes("create_sequence_from()")
         return super().create_sequence_from(token_list(tokens), adapter, image, tenant)
 
     def record_tokens(self, sequence, tokens) -> None:
@@ -280,6 +297,7 @@ class Cache(_core.PagedCache):
         Raises kvx.UnsupportedError: no prefix_model was given; kvx.Error: an open step, tokens
         that were not recorded, a file that cannot be written.
         """
+        self._need_prefixes("save_sequence()")
         super().save_sequence(sequence, path_bytes(path), zstd_level)
 
     def load_sequence(self, path) -> int:
@@ -288,10 +306,12 @@ class Cache(_core.PagedCache):
         Raises kvx.Error: a damaged file, or one of another cache (the message names the first
         difference); kvx.OutOfRangeError: no room.
         """
+        self._need_prefixes("load_sequence()")
         return super().load_sequence(path_bytes(path))
 
     def save_prefixes(self, path, *, zstd_level: int = 0) -> None:
         """Writes all blocks that a new sequence could find. Errors as save_sequence."""
+        self._need_prefixes("save_prefixes()")
         super().save_prefixes(path_bytes(path), zstd_level)
 
     def load_prefixes(self, path) -> LoadReport:
@@ -299,6 +319,7 @@ class Cache(_core.PagedCache):
 
         Raises kvx.Error as load_sequence does; damaged blocks are reported instead.
         """
+        self._need_prefixes("load_prefixes()")
         return LoadReport(**super().load_prefixes(path_bytes(path)))
 
     def host_tier(self) -> HostTier:

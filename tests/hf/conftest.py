@@ -1,13 +1,38 @@
 """Tiny random models, and how their tokens under a kvx cache are compared with DynamicCache's."""
 
+import inspect
+
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
 
 import kvx.hf
 
 torch.set_num_threads(1)  # the models are too small for more
+
+# What transformers calls the argument: 5.24 has "cache", and warns of the older name.
+CACHE = (
+    "cache"
+    if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+    else "past_key_values"
+)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "error:.*past_key_values.*:FutureWarning")
+
+
+def passed(cache):
+    """The keyword argument that passes a cache to a model or to generate()."""
+    return {CACHE: cache}
+
+
+def for_this_transformers(text):
+    """Documented code, written for the newest transformers, with this one's name of the argument."""
+    return text.replace("cache=", f"{CACHE}=")
+
 
 SIZES = dict(
     vocab_size=97,
@@ -49,6 +74,26 @@ def tiny_model(name, dtype=torch.float32, **sizes):
     return model
 
 
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def save_tiny_model(folder, name):
+    """Writes a tiny model of 4096 positions and a tokenizer of bytes; returns the folder's name."""
+    model = tiny_model(name, vocab_size=256, max_position_embeddings=4096)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(params=CONFIGS)
 def model_name(request):
     return request.param
@@ -73,7 +118,7 @@ def tokens_of(model, cache, inputs, **options):
     options = {"max_new_tokens": 20, "do_sample": False, **options}
     torch.manual_seed(11)
     with torch.no_grad():
-        return model.generate(**inputs, past_key_values=cache, **options)
+        return model.generate(**inputs, **passed(cache), **options)
 
 
 def stock_tokens(name, inputs, **options):

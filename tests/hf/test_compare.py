@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import passed, tiny_model
 
 import kvx.hf
 
@@ -18,7 +18,7 @@ def test_caches_are_measured_as_torch_measures_them():
         for recipe, rows in logs.items():
             cache = kvx.hf.Cache(model.config, recipe)
             with torch.no_grad():
-                found = model(input_ids=window[None], past_key_values=cache).logits[0, 20:39]
+                found = model(input_ids=window[None], **passed(cache)).logits[0, 20:39]
             rows.append((found.double().log_softmax(-1), window[21:]))
     nll = {
         recipe: torch.cat([-log[range(19), targets] for log, targets in rows])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from conftest import CONFIGS, left_padded, prompt, stock_tokens, tiny_model, tokens_of
+from conftest import CONFIGS, left_padded, passed, prompt, stock_tokens, tiny_model, tokens_of
 
 import kvx
 import kvx.hf
@@ -15,8 +15,8 @@ def decoded_tokens(name, inputs, recipe="f32", implementation="eager", **options
     return tokens_of(model, kvx.hf.DecodingCache(model.config, recipe), inputs, **options)
 
 
-WITHOUT_SINKS = [name for name in CONFIGS if name != "gpt_oss"]  # which sdpa has not
-ATTENTIONS = [(name, "eager") for name in CONFIGS] + [(name, "sdpa") for name in WITHOUT_SINKS]
+SDPAS = [name for name in CONFIGS if name not in ("gpt_oss", "gemma2")]  # no sinks, no softcap
+ATTENTIONS = [(name, "eager") for name in CONFIGS] + [(name, "sdpa") for name in SDPAS]
 
 
 @pytest.mark.parametrize(("model_name", "implementation"), ATTENTIONS)
@@ -57,20 +57,24 @@ def test_memory_follows_from_the_recipe_and_a_crop_forgets():
         cache.crop(-1)
 
 
+def test_a_model_whose_attention_is_kvxs_reads_it_by_sdpa():
+    model = kvx.hf.enable(tiny_model("llama"))
+    cache = kvx.hf.DecodingCache(model.config, "f32")
+    inputs = left_padded(2, 83, [0, 11])
+    assert torch.equal(tokens_of(model, cache, inputs), stock_tokens("llama", inputs))
+
+
 def test_what_is_refused():
     model = tiny_model("llama")
     with pytest.raises(kvx.Error, match="has no full-precision window"):
         kvx.hf.DecodingCache(model.config, "nvfp4:auto")
     cache = kvx.hf.DecodingCache(model.config, "f32")
     with pytest.raises(kvx.UnsupportedError, match="gradients are wanted"):
-        model(input_ids=prompt(), past_key_values=cache)
+        model(input_ids=prompt(), **passed(cache))
     cache = kvx.hf.DecodingCache(model.config, "f32")
     with torch.no_grad():
-        model(input_ids=prompt(2), past_key_values=cache)
+        model(input_ids=prompt(2), **passed(cache))
         with pytest.raises(kvx.Error, match="the batch has 3 rows; the cache holds 2"):
-            model(input_ids=prompt(3, 1), past_key_values=cache)
-    with pytest.raises(kvx.UnsupportedError, match="attention without a kvx cache"):
-        cache = kvx.hf.DecodingCache(model.config, "f32")
-        tokens_of(kvx.hf.enable(model), cache, {"input_ids": prompt()})
+            model(input_ids=prompt(3, 1), **passed(cache))
     with pytest.raises(kvx.UnsupportedError, match="is of the type"):
         kvx.hf.DecodingCache(transformers.JambaConfig(), "f32")

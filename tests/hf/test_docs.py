@@ -3,26 +3,41 @@
 import importlib.util
 from pathlib import Path
 
-from conftest import left_padded, tiny_model
+import pytest
+import transformers
+from conftest import for_this_transformers, left_padded, save_tiny_model, tiny_model
 
 import kvx
 
 
-def load_pages():
+@pytest.fixture
+def pages(tmp_path):
+    """The pages, with this transformers' name of the argument that passes a cache."""
     path = Path(__file__).parents[1] / "python" / "pages.py"
     spec = importlib.util.spec_from_file_location("pages", path)
-    pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
-    return pages
-
-
-def test_the_block_of_the_readme_runs():
-    names = dict(model=tiny_model("qwen3"), inputs=left_padded(1, 30, [0]))
-    assert load_pages().run_blocks("README.md", " transformers", **names) == 1
-
-
-def test_every_block_of_the_transformers_page_runs():
-    pages = load_pages()
-    inputs = left_padded(1, 30, [0])
-    assert pages.run_blocks("docs/transformers.md", model=tiny_model("qwen3"), inputs=inputs) == 5
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/transformers.md"):
+        (tmp_path / page).write_text(for_this_transformers((module.ROOT / page).read_text()))
+    module.ROOT = tmp_path
+    yield module
     kvx.set_num_threads(0)  # a block chose torch's
+
+
+def test_the_block_of_the_readme_runs(pages):
+    names = dict(model=tiny_model("qwen3"), inputs=left_padded(1, 30, [0]))
+    assert pages.run_blocks("README.md", " transformers", **names) == 1
+
+
+def test_every_block_of_the_transformers_page_runs(pages, tmp_path, monkeypatch):
+    folder = save_tiny_model(tmp_path / "model", "qwen3")
+    for loader in ("AutoModelForCausalLM", "AutoTokenizer"):
+        load = getattr(transformers, loader).from_pretrained
+
+        def load_tiny(name, load=load, **options):
+            assert "/" in name  # a model of the hub
+            return load(folder, **options)
+
+        monkeypatch.setattr(getattr(transformers, loader), "from_pretrained", load_tiny)
+    assert pages.run_blocks("docs/transformers.md") == 8

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from conftest import passed
 from transformers import AutoModelForSeq2SeqLM, DynamicCache
 
 import kvx
@@ -62,7 +63,7 @@ def prompt(hidden=(0, 0)):
 def tokens_of(model, cache, inputs, **options):
     options = {"max_new_tokens": 30, "do_sample": False, "num_beams": 1, **options}
     with torch.no_grad():
-        return model.generate(**inputs, past_key_values=cache, **options)
+        return model.generate(**inputs, **passed(cache), **options)
 
 
 def stock_tokens(config_class, inputs, **options):
@@ -140,10 +141,10 @@ def test_the_encoders_keys_have_no_16_bit_ends(recipe, packed):
 def test_rows_are_repeated_and_chosen_in_both_caches(config_class):
     model, cache = kvx_cache(config_class, "f32")
     with torch.no_grad():
-        model(**prompt(), decoder_input_ids=torch.full((2, 3), 5), past_key_values=cache)
+        model(**prompt(), decoder_input_ids=torch.full((2, 3), 5), **passed(cache))
     cache = kvx.hf.EncoderDecoderCache(model.config, "f32", max_batch=4)
     with torch.no_grad():
-        model(**prompt(), decoder_input_ids=torch.full((2, 3), 5), past_key_values=cache)
+        model(**prompt(), decoder_input_ids=torch.full((2, 3), 5), **passed(cache))
         cache.batch_repeat_interleave(2)
         assert cache.cross_attention_cache.layers[0].num_rows == 4
         cache.batch_select_indices(torch.tensor([0, 3]))

@@ -6,6 +6,7 @@ from conftest import (
     SIZES,
     kvx_tokens,
     left_padded,
+    passed,
     prompt,
     stock_tokens,
     tiny_model,
@@ -117,11 +118,11 @@ def test_rows_in_another_order_and_left_out():
     for order in ([0, 1, 2], [2, 0]):
         cache = kvx.hf.Cache(model.config, "f32")
         with torch.no_grad():
-            model(**inputs, past_key_values=cache)
+            model(**inputs, **passed(cache))
             cache.batch_select_indices(torch.tensor(order))
             mask = torch.cat([inputs["attention_mask"], torch.ones((3, 1), dtype=torch.long)], 1)
             next_ids = torch.tensor([[5], [6], [7]])[order]
-            out = model(input_ids=next_ids, attention_mask=mask[order], past_key_values=cache)
+            out = model(input_ids=next_ids, attention_mask=mask[order], **passed(cache))
         logits.append(out.logits)
     assert torch.allclose(logits[1], logits[0][[2, 0]], atol=1e-4)
 
@@ -151,7 +152,7 @@ def test_quantised_logits_stay_near(recipe):
     cache = kvx.hf.Cache(ours.config, recipe)
     with torch.no_grad():
         expected = stock(input_ids=ids).logits
-        found = ours(input_ids=ids, past_key_values=cache).logits
+        found = ours(input_ids=ids, **passed(cache)).logits
     error = (found - expected).norm() / expected.norm()
     assert error < {"int8": 0.05}.get(recipe, 0.3)
     if recipe == "int8":
@@ -164,11 +165,11 @@ def test_repeated_rows_go_on_apart():
     caches = kvx.hf.Cache(model.config, "f32", max_batch=4), kvx.hf.Cache(model.config, "f32")
     ids, next_ids = prompt(2, 9), torch.tensor([[5], [6], [7], [8]])
     with torch.no_grad():
-        model(input_ids=ids, past_key_values=caches[0])
+        model(input_ids=ids, **passed(caches[0]))
         caches[0].batch_repeat_interleave(2)
-        found = model(input_ids=next_ids, past_key_values=caches[0]).logits
-        model(input_ids=ids.repeat_interleave(2, 0), past_key_values=caches[1])
-        expected = model(input_ids=next_ids, past_key_values=caches[1]).logits
+        found = model(input_ids=next_ids, **passed(caches[0])).logits
+        model(input_ids=ids.repeat_interleave(2, 0), **passed(caches[1]))
+        expected = model(input_ids=next_ids, **passed(caches[1])).logits
     assert torch.allclose(found, expected, atol=1e-4)
 
 
@@ -176,7 +177,7 @@ def test_hidden_tokens_take_no_memory():
     model = kvx.hf.enable(tiny_model("llama"))
     cache = kvx.hf.Cache(model.config, "f32")
     with torch.no_grad():
-        model(**left_padded(2, 130, [0, 129]), past_key_values=cache)
+        model(**left_padded(2, 130, [0, 129]), **passed(cache))
     assert [layer.cache.num_tokens(1) for layer in cache.layers] == [1] * SIZES["num_hidden_layers"]
 
 

@@ -1,12 +1,13 @@
 """transformers on a GPU: with an f32 cache an f32 model generates DynamicCache's tokens, from packed
 bytes on the device. Skips by name where there is no GPU (tests/python/gpu.py)."""
 
+import copy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import left_padded, prompt, tiny_model, tokens_of
+from conftest import left_padded, passed, prompt, tiny_model, tokens_of
 from transformers import DynamicCache
 
 import kvx
@@ -82,9 +83,9 @@ def test_packed_bfloat16_models_say_nearly_what_they_would(recipe):
     model = tiny_model("llama", torch.bfloat16).cuda()
     ids = prompt(tokens=120).cuda()
     with torch.no_grad():
-        expected = model(input_ids=ids, past_key_values=DynamicCache(config=model.config)).logits
+        expected = model(input_ids=ids, **passed(DynamicCache(config=model.config))).logits
         kvx.hf.enable(model)
-        found = model(input_ids=ids, past_key_values=kvx.hf.Cache(model.config, recipe)).logits
+        found = model(input_ids=ids, **passed(kvx.hf.Cache(model.config, recipe))).logits
     error = (found.float() - expected.float()).norm() / expected.float().norm()
     assert 0 < error < 0.2
 
@@ -101,4 +102,41 @@ def test_caches_that_are_the_cpus_say_so():
     model = tiny_model("llama").cuda()
     with torch.no_grad(), pytest.raises(kvx.UnsupportedError, match="DecodingCache works on cpu"):
         cache = kvx.hf.DecodingCache(model.config, "int8")
-        model(input_ids=prompt().cuda(), past_key_values=cache)
+        model(input_ids=prompt().cuda(), **passed(cache))
+
+
+def test_without_a_kvx_cache_sdpa_attends(model_name):
+    inputs = on_gpu(left_padded(2, 30, [0, 11]))
+    stock, model = tiny_model(model_name).cuda(), kvx.hf.enable(tiny_model(model_name).cuda())
+    shown = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        expected = stock(**inputs, use_cache=False).logits[shown]
+        found = model(**inputs, use_cache=False).logits[shown]
+    assert torch.allclose(found, expected, atol=2e-3, rtol=1e-3)
+    expected = tokens_of(stock, DynamicCache(config=stock.config), inputs)
+    assert torch.equal(tokens_of(model, DynamicCache(config=model.config), inputs), expected)
+    ids = inputs["input_ids"]
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_copies_share_blocks_where_there_is_room():
+    model = kvx.hf.enable(tiny_model("llama").cuda())
+    inputs = on_gpu({"input_ids": prompt(tokens=70)})
+    cache = kvx.hf.Cache(model.config, "int8")
+    with torch.no_grad():
+        model(**inputs, **passed(cache))
+    with pytest.raises(kvx.OutOfRangeError, match=r"kvx.hf.Cache\(\.\.\., max_batch=\.\.\.\)"):
+        copy.deepcopy(cache)
+    cache = kvx.hf.Cache(model.config, "int8", max_batch=3)
+    with torch.no_grad():
+        model(**inputs, **passed(cache))
+    used = cache.memory()
+    longer = {"input_ids": torch.cat([inputs["input_ids"], prompt(1, 5, seed=4).cuda()], 1)}
+    found = []
+    for _ in range(5):
+        fork = copy.deepcopy(cache)
+        assert cache.memory() == fork.memory()
+        found.append(tokens_of(model, fork, longer, max_new_tokens=9))
+    assert all(torch.equal(tokens, found[0]) for tokens in found)
+    assert cache.get_seq_length() == 70 and cache.memory() <= 4 * used

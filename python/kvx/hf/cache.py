@@ -1,6 +1,10 @@
 """The cache of a decoder's own keys and values."""
 
-from dataclasses import dataclass
+import gc
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
 
 import torch
 from transformers.cache_utils import Cache as TransformersCache
@@ -10,10 +14,50 @@ from kvx.cache import Cache as PagedCache
 from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf.interface import NAME, layer_windows, refuse_other_devices
-
+from kvx.hf.interface import (
+    NAME,
+    StoredLength,
+    checked_config,
+    layer_windows,
+    refuse_gradients,
+    refuse_other_devices,
+)
 
 _MAX_STEP_TOKENS = 1024  # tokens of a prompt at once on a GPU: each layer has a workspace for them
+_DEFAULT_COPIES = 4  # caches, deep copies counted, that there is room for on the CPU
+
+
+@dataclass
+class _Shared:
+    """A kvx cache of one layer, which a kvx.hf.Cache and its deep copies share.
+
+    unused: sequences of copies that are gone. Python may collect a copy while a step is open, so
+            they are freed later, before the next use.
+    """
+
+    cache: PagedCache
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    unused: deque = field(default_factory=deque)
+
+    def free_unused(self):
+        while self.unused:
+            self.cache.free_sequence(self.unused.popleft())
+
+    def fork(self, sequence):
+        """The number of a fork. Raises kvx.OutOfRangeError: all sequences are in use."""
+        self.free_unused()
+        try:
+            return self.cache.fork_sequence(sequence)
+        except OutOfRangeError:
+            gc.collect()  # copies that nothing refers to but their own cycles
+            self.free_unused()
+        try:
+            return self.cache.fork_sequence(sequence)
+        except OutOfRangeError as error:
+            raise OutOfRangeError(
+                f"{error} (kvx.hf.Cache(..., max_batch=...): rows of the cache and of its deep "
+                f"copies together)"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -41,34 +85,80 @@ class Layer(CacheLayerMixin):
 
     def __init__(self, owner: "Cache", index: int, recipe: str, window: int):
         super().__init__()
-        self.owner = owner
+        self._owner = weakref.ref(owner)  # no cycle: a cache is gone when nobody refers to it
         self.index = index
         self.recipe = recipe
         self.window = window
         self.is_sliding = window > 0
         self.length = 0  # positions so far, hidden ones included
-        self.cache: PagedCache | None = None
-        self.sequences: list[int] = []
+        self.shared: _Shared | None = None
+        self.sequences: list[int] = []  # changed in place only: the finalizer has it too
+
+    @property
+    def owner(self) -> "Cache":
+        owner = self._owner()
+        if owner is None:
+            raise Error("the kvx.hf.Cache of this layer is gone; keep the cache, not its layers")
+        return owner
+
+    @property
+    def cache(self) -> PagedCache | None:
+        return self.shared and self.shared.cache
 
     def lazy_initialization(self, key_states, value_states):
         refuse_other_devices(key_states, "kvx.hf.Cache", ("cpu", "cuda"))
         batch, heads, _, head_dim = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.cache = PagedCache(
+        options = dict(
             num_layers=1,
             num_kv_heads=heads,
             head_dim=head_dim,
             v_head_dim=value_states.shape[-1],
             recipe=self.recipe,
             max_tokens=self.owner.max_tokens,
-            max_sequences=max(batch, self.owner.max_batch),
             block_size=self.owner.block_size,
             layer_windows=[self.window] if self.window else [],
             device=key_states.device,
-            max_step_tokens=max(batch, self.owner.max_batch, _MAX_STEP_TOKENS),
         )
-        self.sequences = [self.cache.create_sequence() for _ in range(batch)]
+        self.shared = _Shared(self._new_cache(batch, options))
+        self._own([self.cache.create_sequence() for _ in range(batch)])
+
+    def _new_cache(self, batch, options):
+        rows = max(batch, self.owner.max_batch)
+        room = rows
+        if not self.owner.max_batch and self.device.type == "cpu":
+            room = _DEFAULT_COPIES * rows  # only mapped, until a copy writes
+        try:
+            return self._cache_of(room, options)
+        except OutOfRangeError:  # more than this machine maps
+            if room == rows:
+                raise
+        return self._cache_of(rows, options)
+
+    def _cache_of(self, rows, options):
+        return PagedCache(
+            max_sequences=rows, max_step_tokens=max(rows, _MAX_STEP_TOKENS), **options
+        )
+
+    def _own(self, sequences):
+        """Takes sequences, which are freed when this layer is gone."""
+        self.sequences[:] = sequences
+        weakref.finalize(self, self.shared.unused.extend, self.sequences).atexit = False
         self.is_initialized = True
+
+    def fork(self, owner: "Cache") -> "Layer":
+        """This layer in a deep copy of its cache: the blocks are shared until one of the two writes."""
+        fork = Layer(owner, self.index, self.recipe, self.window)
+        if self.is_initialized:
+            fork.dtype, fork.device = self.dtype, self.device
+            fork.shared, fork.length = self.shared, self.length
+            fork._own([])
+            for sequence in self.sequences:
+                fork.sequences.append(self.shared.fork(sequence))
+        return fork
+
+    def __deepcopy__(self, memo):
+        raise UnsupportedError("a single layer cannot be copied; copy.deepcopy the kvx.hf.Cache")
 
     @property
     def batch_size(self):
@@ -76,6 +166,7 @@ class Layer(CacheLayerMixin):
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Returns the new keys and values, which carry the layer to the attention function."""
+        refuse_gradients(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if key_states.shape[0] != len(self.sequences):
@@ -97,6 +188,19 @@ class Layer(CacheLayerMixin):
         dim]; mask: bool [batch, all positions] or None. Returns [batch, tokens, heads, dim]."""
         batch, heads, tokens, _ = query.shape
         rows = self.owner.rows_of(mask, self.length, tokens, batch)
+        with self.shared.lock:  # a step at a time, also where copies run in other threads
+            self.shared.free_unused()
+            counts = [self.cache.num_tokens(sequence) for sequence in self.sequences]
+            try:
+                out = self._append_rows(rows, query, key, value, scaling, softcap, sinks)
+            except BaseException:  # Ctrl-C too: rows must not differ in what they store
+                self._truncate_sequences(counts)
+                raise
+        self.length += tokens
+        return out
+
+    def _append_rows(self, rows, query, key, value, scaling, softcap, sinks):
+        batch, heads, tokens, _ = query.shape
         options = {"softmax_scale": scaling, "softcap": softcap or 0.0, "sinks": sinks}
         shape = (batch, tokens, heads, value.shape[-1])
         if rows is None and tokens == 1:
@@ -111,7 +215,6 @@ class Layer(CacheLayerMixin):
             for b in range(batch):
                 stored = _Rows() if rows is None else rows[b]
                 self._append_sequence(b, stored, query[b], key[b], value[b], out[b], options)
-        self.length += tokens
         return out
 
     def _append_sequence(self, b, stored, query, key, value, out, options):
@@ -135,7 +238,7 @@ class Layer(CacheLayerMixin):
         return self.length
 
     def get_mask_sizes(self, query_length):
-        return self.length + query_length, 0
+        return StoredLength(self.length + query_length), 0
 
     def get_max_length(self):
         return self.window or self.owner.max_tokens
@@ -151,22 +254,29 @@ class Layer(CacheLayerMixin):
 
     def truncate(self, length, tokens):
         """Keeps ``length`` positions, of which sequence b stores tokens[b]."""
-        for sequence, count in zip(self.sequences, tokens):
-            self.cache.truncate(sequence, count)
+        if length >= self.length:
+            return
+        self._truncate_sequences(tokens)
         self.length = length
+
+    def _truncate_sequences(self, counts):
+        for sequence, count in zip(self.sequences, counts):
+            self.cache.truncate(sequence, count)
 
     def select(self, indices):
         """Row i of the batch becomes what row indices[i] was. A row that comes twice is forked: its
         blocks are shared until one of the two writes to them."""
+        if not self.is_initialized:
+            return
         for b, sequence in enumerate(self.sequences):
             if b not in indices:
                 self.cache.free_sequence(sequence)
         chosen, taken = [], set()
         for b in indices:
             sequence = self.sequences[b]
-            chosen.append(self.cache.fork_sequence(sequence) if b in taken else sequence)
+            chosen.append(self.shared.fork(sequence) if b in taken else sequence)
             taken.add(b)
-        self.sequences = chosen
+        self.sequences[:] = chosen
 
     def reorder_cache(self, beam_idx):
         self.select(beam_idx.tolist())
@@ -187,24 +297,31 @@ class Layer(CacheLayerMixin):
 class Cache(TransformersCache):
     """A transformers cache in the formats of a kvx recipe.
 
-    config:     the model's; its attention implementation must be kvx (kvx.hf.enable). The model
+    config:     the model's, ``model.config``; its attention implementation must be kvx
+                (kvx.hf.enable, or ``attn_implementation="kvx"`` when it is loaded). The model
                 runs on the CPU or a CUDA GPU; a layer's cache lies where its first keys lie.
     recipe:     ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``, ...
     max_tokens: of one sequence, padding counted; the model's max_position_embeddings when None.
                 Memory is mapped for all of it and used as tokens come.
     layer_recipes: other recipes for some layers, {0: "bf16"}
-    max_batch:  rows that batch_repeat_interleave() may lead to; the first call's rows when 0
+    max_batch:  rows of this cache, after batch_repeat_interleave() too, and of its deep copies
+                together. When 0, on the CPU four times the first call's rows, of which memory is
+                only mapped; on a GPU the first call's rows.
     block_size: tokens a block
 
-    Raises kvx.Error for a recipe that does not exist, kvx.UnsupportedError for a model that kvx.hf
-    does not support. Later calls raise kvx.UnsupportedError for the rest (4-D masks,
-    gradients, another attention implementation) and kvx.OutOfRangeError past max_tokens.
+    ``copy.deepcopy(cache)`` makes a cache that goes on from the same tokens. The two share their
+    blocks until one of them writes, so a copy costs next to nothing.
+
+    Raises kvx.Error for a recipe that does not exist or something that is no config,
+    kvx.UnsupportedError for a model that kvx.hf does not support. Later calls raise
+    kvx.UnsupportedError for the rest (4-D masks, gradients, another attention implementation) and
+    kvx.OutOfRangeError past max_tokens.
     """
 
     def __init__(
         self, config, recipe, *, max_tokens=None, layer_recipes=None, max_batch=0, block_size=64
     ):
-        if getattr(config, "is_encoder_decoder", False):
+        if getattr(checked_config(config), "is_encoder_decoder", False):
             raise UnsupportedError(
                 f"{config.model_type} is an encoder-decoder model; use kvx.hf.EncoderDecoderCache"
             )
@@ -248,6 +365,17 @@ class Cache(TransformersCache):
     def __repr__(self):
         return f"kvx.hf.Cache({self.recipe!r}, {len(self.layers)} layers)"
 
+    def __deepcopy__(self, memo):
+        fork = type(self).__new__(type(self))
+        fork.__dict__.update(self.__dict__)
+        fork._waiting = None
+        fork.layers = [layer.fork(fork) for layer in self.layers]
+        memo[id(self)] = fork
+        return fork
+
+    def __reduce__(self):
+        refuse_pickling(self)
+
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         if self._waiting is not None:
             layer, self._waiting = self._waiting.index, None
@@ -260,9 +388,22 @@ class Cache(TransformersCache):
                 f"the attention implementation is {self._implementation!r} and does "
                 f"not read a kvx cache; call kvx.hf.enable(model)"
             )
+        if layer_idx == 0:
+            self._refuse_half_a_pass()
         states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._waiting = self.layers[layer_idx]
         return states
+
+    def _refuse_half_a_pass(self):
+        """A forward pass that ended in the middle (Ctrl-C, out of memory) leaves positions in the
+        first layers only."""
+        lengths = [layer.length for layer in self.layers]
+        if min(lengths) < max(lengths):
+            raise Error(
+                f"an earlier forward pass ended in the middle: the layers hold {min(lengths)} to "
+                f"{max(lengths)} positions; call cache.crop({min(lengths) - max(lengths)}) or "
+                f"cache.reset()"
+            )
 
     @property
     def _implementation(self):
@@ -273,10 +414,10 @@ class Cache(TransformersCache):
 
     def drain_waiting(self, key):
         """The layer that these keys were appended for."""
-        layer = getattr(key, "kvx_layer", None)
-        if layer is not self._waiting:
-            raise UnsupportedError("keys and values were changed between update() and attention")
+        layer, waiting = getattr(key, "kvx_layer", None), self._waiting
         self._waiting = None
+        if layer is not waiting:
+            raise UnsupportedError("keys and values were changed between update() and attention")
         return layer
 
     def rows_of(self, mask, past, tokens, batch):
@@ -284,9 +425,11 @@ class Cache(TransformersCache):
 
         The same for every layer of a forward pass, so it is computed once.
         """
-        key = (None if mask is None else id(mask), past, tokens)
-        if key == self._rows_key and past > 0:
-            return self._rows
+        given = mask
+        if past > 0 and self._rows_key is not None:
+            earlier, *sizes = self._rows_key
+            if given is earlier and sizes == [past, tokens]:
+                return self._rows
         if mask is None:
             mask = torch.ones((batch, past + tokens), dtype=torch.bool)
         mask = mask.cpu()  # the host decides which tokens are stored
@@ -295,10 +438,13 @@ class Cache(TransformersCache):
                 f"attention_mask has the shape {list(mask.shape)}; expected [{batch}, "
                 f"{past + tokens}], all positions of the cache and the new ones"
             )
-        if any(layer.is_sliding for layer in self.layers) and _has_holes(mask):
+        window = min((layer.window for layer in self.layers if layer.is_sliding), default=None)
+        if window is not None and past + tokens > window and _has_holes(mask):
             raise UnsupportedError(
-                "attention_mask hides tokens between others; in a sliding window kvx.hf counts the "
-                "tokens that it stores, the model all positions"
+                f"attention_mask hides tokens between others, and {past + tokens} positions are "
+                f"more than the sliding window of {window}, in which kvx.hf counts the tokens that "
+                f"it stores and the model all positions; pad on the left, or use "
+                f"kvx.hf.DecodingCache with another attention implementation"
             )
         stored = torch.ones((batch, past), dtype=torch.bool)
         if self._columns is not None:
@@ -310,7 +456,7 @@ class Cache(TransformersCache):
             )
         self._columns = None if bool(mask.all()) else mask
         self._rows = None if bool(mask[:, past:].all()) else [_rows_of(row[past:]) for row in mask]
-        self._rows_key = key
+        self._rows_key = (given, past, tokens)
         return self._rows
 
     def crop(self, tokens_to_remove):
@@ -329,7 +475,8 @@ class Cache(TransformersCache):
         if kept >= length:
             return
         tokens = self._stored_tokens(kept)
-        # Sliding layers first: they alone may refuse what the others allow.
+        # Sliding layers first: they alone may refuse what the others allow. Layers that an interrupted
+        # forward pass did not reach may be shorter already.
         for layer in sorted(self.layers, key=lambda layer: not layer.is_sliding):
             layer.truncate(kept, tokens)
         self._columns = None if self._columns is None else self._columns[:, :kept]
@@ -377,6 +524,16 @@ class Cache(TransformersCache):
         bytes_per_token = sum(cost.bytes_per_token for cost in costs)
         bits = sum(cost.bits_per_value for cost in costs) / len(costs)
         return Cost(bits, bytes_per_token, int(2**30 / bytes_per_token))
+
+
+def refuse_pickling(cache):
+    """copy.copy and pickle (torch.save, multiprocessing) end here."""
+    name = f"kvx.hf.{type(cache).__name__}"
+    raise UnsupportedError(
+        f"a {name} cannot be pickled: its bytes belong to this process. Pickle its recipe, "
+        f"{cache.recipe!r}, and make a {name} from it; copy.deepcopy(cache) copies it within the "
+        f"process"
+    )
 
 
 def _repeated(batch, repeats):

@@ -7,7 +7,7 @@ from kvx.arrays import token_list
 from kvx.compare import ESTIMATES, CacheFigures, Comparison, Estimate
 from kvx.errors import Error
 from kvx.hf.cache import Cache
-from kvx.hf.interface import enable
+from kvx.hf.interface import enable, passed
 from kvx.progress import progress
 
 
@@ -52,7 +52,7 @@ def _logits(model, window, cache, count):
     """[count, 1, vocabulary] of the positions before the last one, in float32."""
     with torch.inference_mode():
         ids = torch.tensor([window], device=model.device)
-        found = model(input_ids=ids, past_key_values=cache, logits_to_keep=count + 1).logits
+        found = model(input_ids=ids, logits_to_keep=count + 1, **passed(model, cache)).logits
     return found[0, -count - 1 : -1, None].float().cpu().contiguous()
 
 

@@ -5,13 +5,21 @@ What is kept is packed. Each layer's keys and values are decoded anew at every s
 memory and no time.
 """
 
+import copy
+
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf.interface import layer_windows, refuse_other_devices
+from kvx.hf.cache import refuse_pickling
+from kvx.hf.interface import (
+    checked_config,
+    layer_windows,
+    refuse_gradients,
+    refuse_other_devices,
+)
 from kvx.paged_layer import PagedLayer
 
 
@@ -44,13 +52,18 @@ class DecodingLayer(CacheLayerMixin):
         self.pages = [self._new_pages(0)] * len(key_states)
         self.is_initialized = True
 
+    def __deepcopy__(self, memo):
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)  # self.layer is only a layout
+        copied.pages = [pages.clone() for pages in self.pages]
+        return copied
+
     def _new_pages(self, count):
         return torch.zeros((count, self.layer.page_bytes), dtype=torch.uint8)
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Takes the new tokens' [rows, heads, tokens, dim]; returns those of all tokens."""
-        if key_states.requires_grad or value_states.requires_grad:
-            raise UnsupportedError("gradients are wanted; use torch.no_grad()")
+        refuse_gradients(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if len(key_states) != len(self.pages):
@@ -138,6 +151,7 @@ class DecodingCache(TransformersCache):
     """
 
     def __init__(self, config, recipe, *, block_size=64):
+        checked_config(config)
         if parse_recipe(recipe).full_precision_format is not None:
             raise Error(
                 f"recipe is '{recipe}'; a DecodingCache has no full-precision window (add "
@@ -147,6 +161,16 @@ class DecodingCache(TransformersCache):
         super().__init__(
             layers=[DecodingLayer(recipe, block_size) for _ in range(_num_layers(config))]
         )
+
+    def __deepcopy__(self, memo):
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.layers = copy.deepcopy(self.layers, memo)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce__(self):
+        refuse_pickling(self)
 
     def __repr__(self):
         return f"kvx.hf.DecodingCache({self.recipe!r}, {len(self.layers)} layers)"

@@ -7,7 +7,7 @@ from transformers.cache_utils import EncoderDecoderCache as TransformersEncoderD
 
 from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf.cache import Cache, _repeated
+from kvx.hf.cache import Cache, _repeated, refuse_pickling
 from kvx.hf.decoding import DecodingCache
 from kvx.hf.interface import (
     NAME,
@@ -45,6 +45,15 @@ class CrossLayer(CacheLayerMixin):
         self.mask = None
         self.length = 0
         self.is_initialized = False
+
+    def fork(self, owner: "CrossCache") -> "CrossLayer":
+        """This layer in a copy of its cache. Pages are written once, so the two share them."""
+        fork = type(self).__new__(type(self))
+        fork.__dict__.update(self.__dict__)
+        fork.owner = owner
+        if self.keys is not None:
+            fork.keys, fork.values = fork._carrier(self.keys), fork._carrier(self.values)
+        return fork
 
     def lazy_initialization(self, key_states, value_states):
         refuse_other_devices(key_states, "kvx.hf.EncoderDecoderCache")
@@ -162,6 +171,16 @@ class CrossCache(TransformersCache):
                 f"does not read a kvx cache; call kvx.hf.enable(model)"
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def __deepcopy__(self, memo):
+        fork = type(self).__new__(type(self))
+        fork.__dict__.update(self.__dict__)
+        fork.layers = [layer.fork(fork) for layer in self.layers]
+        memo[id(self)] = fork
+        return fork
+
+    def __reduce__(self):
+        refuse_pickling(self)
 
     def drain_waiting(self, key):
         """Attention reads it as often as it likes."""

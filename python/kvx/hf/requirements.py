@@ -3,15 +3,17 @@
 import inspect
 import logging
 
+OLDEST_TESTED, NEWEST_TESTED = "5.17", "5.24"  # docs/transformers.md has the whole range
+
 try:
     import torch  # noqa: F401
     import transformers
 except ImportError as error:
     raise ImportError(
-        f"kvx.hf needs torch and transformers 5.19 or newer: pip install 'kvx[hf]' ({error})"
+        f"kvx.hf needs torch and transformers {OLDEST_TESTED} or newer: pip install 'kvx[hf]' "
+        f"({error})"
     ) from error
 
-TESTED_VERSION = "5.19"
 _log = logging.getLogger("kvx.hf")
 
 
@@ -21,10 +23,21 @@ def check_interface() -> None:
     if problem:
         raise ImportError(
             f"kvx.hf does not support the interface of transformers {transformers.__version__}: "
-            f"{problem}; it was made for {TESTED_VERSION}"
+            f"{problem}; it was tested with {OLDEST_TESTED} to {NEWEST_TESTED}"
         )
-    if not transformers.__version__.startswith(TESTED_VERSION + "."):
-        _log.warning("kvx.hf was tested with %s, not %s", TESTED_VERSION, transformers.__version__)
+    minor = _minor_of(transformers.__version__)
+    if not _minor_of(OLDEST_TESTED) <= minor <= _minor_of(NEWEST_TESTED):
+        _log.warning(
+            "kvx.hf was tested with transformers %s to %s, not %s",
+            OLDEST_TESTED,
+            NEWEST_TESTED,
+            transformers.__version__,
+        )
+
+
+def _minor_of(version):
+    """[5, 24] of "5.24.1"."""
+    return [int(number) for number in version.split(".")[:2]]
 
 
 def interface_problem() -> str | None:
@@ -38,7 +51,7 @@ def interface_problem() -> str | None:
             get_layer_types_and_kwargs,  # noqa: F401
         )
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.masking_utils import bidirectional_mask_function  # noqa: F401
+        from transformers.masking_utils import bidirectional_mask_function, sdpa_mask  # noqa: F401
     except ImportError as error:
         return str(error)
     layer = ["lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length"]
