@@ -28,23 +28,19 @@ def new_output(like, shape, device, name):
     Raises kvx.Error: a GPU's, and like's library makes none that could be written there.
     """
     out = empty_like(like, shape)
-    _check_place_of(out, like, device, name)
-    return out
-
-
-def _check_place_of(out, like, device, name):
     if device != "cpu" and isinstance(out, np.ndarray) and not isinstance(like, np.ndarray):
         raise Error(
             f"{name} is {'None' if like is None else f'a {type(like).__name__}'}; expected a torch "
             f"tensor or CuPy array on {device}, whose library makes the array that is written"
         )
+    return out
 
 
 def new_array(like, shape, dtype, device, name):
     """An uninitialised array of ``like``'s library, where like lies; NumPy's for libraries whose
     arrays cannot be written. dtype: its name, such as ``"uint8"``.
 
-    Raises kvx.Error as new_output().
+    Raises kvx.Error: like lies on a GPU, where its library's arrays cannot be written.
     """
     if hasattr(like, "new_empty"):  # PyTorch
         return like.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
@@ -52,9 +48,12 @@ def new_array(like, shape, dtype, device, name):
     if cupy is not None and isinstance(like, cupy.ndarray):
         with like.device:
             return cupy.empty(shape, dtype=dtype)
-    out = np.empty(shape, dtype)
-    _check_place_of(out, like, device, name)
-    return out
+    if device != "cpu":
+        raise Error(
+            f"{name} lies on {device} and is a {type(like).__name__}; expected a torch tensor or "
+            f"CuPy array, whose library makes the array that is written"
+        )
+    return np.empty(shape, dtype)
 
 
 def new_numbers(like, numbers, dtype):

@@ -130,7 +130,10 @@ Array array_at(nb::handle object, const char* name, const ArrayPlace& place) {
                                      name_of_type(object), Array::ReadOnly ? "read" : "written",
                                      expected));
   }
-  if (is_negated(object)) {
+  // Only parts of complex numbers are views of that kind.
+  const bool is_integer = array.dtype().code == static_cast<uint8_t>(nb::dlpack::dtype_code::Int) ||
+                          array.dtype().code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
+  if (!is_integer && is_negated(object)) {
     throw CoreError(
         invalid_argument("{} is a view of numbers that are negated when they are read; pass "
                          ".resolve_neg()",
@@ -374,12 +377,18 @@ PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes,
 }
 
 int cuda_device_of(nb::handle object, const char* name) {
-  if (!nb::hasattr(object, "__dlpack_device__")) return -1;
   std::pair<int, int> device;
-  try {
-    device = nb::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
-  } catch (nb::python_error&) {
-    return -1;  // array_at returns the reason
+  nb::dlpack::dltensor tensor;
+  if (exchange(object, tensor)) {
+    device = {tensor.device.device_type, tensor.device.device_id};
+  } else if (!nb::hasattr(object, "__dlpack_device__")) {
+    return -1;
+  } else {
+    try {
+      device = nb::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
+    } catch (nb::python_error&) {
+      return -1;  // array_at returns the reason
+    }
   }
   if (device.first == nb::device::cpu::value) return -1;
   if (device.first == nb::device::cuda::value) return device.second;

@@ -26,6 +26,7 @@ Status AttendPlans::attend(const ops::CudaContext& context, const ops::AttendArg
                        args.q.dtype,       limits.max_q_len,
                        limits.total_q,     limits.max_tokens,
                        limits.num_decodes};
+  const std::lock_guard lock(mutex_);
   for (size_t i = plans_.size(); i-- > 0;) {
     if (plans_[i].shape != shape) continue;
     Status launched = launch(context, args, plans_[i].plan, given, counters);

@@ -2,6 +2,7 @@
 // shapes is a launch alone.
 #pragma once
 
+#include <mutex>
 #include <vector>
 
 #include "ops/attend/attend_cuda.hpp"
@@ -11,11 +12,15 @@ namespace kvx::python {
 
 class AttendPlans {
  public:
-  // As ops::attend, with the workspace that the call needs. By one thread at a time.
+  // As ops::attend, with the workspace that the call needs.
   Status attend(const ops::CudaContext& context, const ops::AttendArgs& args,
                 const ops::CudaAttendLimits& limits, const GivenWorkspace& given,
                 ops::DeviceCounters* counters);
-  void clear() { plans_.clear(); }
+  // For calls on another device.
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    plans_.clear();
+  }
 
  private:
   // What differs most often from one call to the next; ops::attend compares the rest.
@@ -35,6 +40,7 @@ class AttendPlans {
     Shape shape;
     ops::AttendPlan plan;
   };
+  std::mutex mutex_;
   std::vector<Planned> plans_;  // the newest last
 };
 

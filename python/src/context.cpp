@@ -1,7 +1,10 @@
 // The process's current context; a cache keeps the one that it was made with.
 #include "python/src/context.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "python/src/errors.hpp"
 #include "python/src/openmp_executor.hpp"
@@ -16,12 +19,22 @@ std::shared_ptr<const Context>& current() {
   return context;
 }
 
+// This process's id. Each call asks for it, and the system's own answer takes longer than reading an
+// array does: a forked child writes its own here.
+std::atomic<int>& process_id() {
+  static std::atomic<int> id = [] {
+    pthread_atfork(nullptr, nullptr, [] { process_id() = getpid(); });
+    return getpid();
+  }();
+  return id;
+}
+
 }  // namespace
 
-HomeProcess::HomeProcess() : id_(getpid()) {}
+HomeProcess::HomeProcess() : id_(process_id()) {}
 
 bool HomeProcess::is_this() const {
-  return getpid() == id_;
+  return process_id() == id_;
 }
 
 void HomeProcess::check() const {

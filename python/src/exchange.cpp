@@ -56,15 +56,29 @@ bool is_of(nb::handle type, const char* library) {
   return nb::cast<std::string>(type.attr("__module__")).starts_with(library);
 }
 
-TypeFacts facts_of(nb::handle type) {
+TypeFacts find_facts(nb::handle type) {
+  return {find_exchange(type), nb::hasattr(type, "is_neg"), is_of(type, "jax"),
+          is_of(type, "cupy")};
+}
+
+// Valid until the next call.
+const TypeFacts& facts_of(nb::handle type) {
   // The map keeps its types alive, so that no other type gets their address.
   static auto& facts_by_type = *new std::unordered_map<PyObject*, TypeFacts>;
-  const auto found = facts_by_type.find(type.ptr());
-  if (found != facts_by_type.end()) return found->second;
-  const TypeFacts facts{find_exchange(type), nb::hasattr(type, "is_neg"), is_of(type, "jax"),
-                        is_of(type, "cupy")};
-  if (facts_by_type.size() < kMaxTypes) facts_by_type.emplace(type.inc_ref().ptr(), facts);
-  return facts;
+  static PyObject* last_type = nullptr;  // most calls have arrays of one type
+  static TypeFacts* last_facts = nullptr;
+  if (type.ptr() == last_type) return *last_facts;
+  auto found = facts_by_type.find(type.ptr());
+  if (found == facts_by_type.end()) {
+    if (facts_by_type.size() == kMaxTypes) {
+      static TypeFacts of_one_more;
+      return of_one_more = find_facts(type);
+    }
+    found = facts_by_type.emplace(type.inc_ref().ptr(), find_facts(type)).first;
+  }
+  last_type = found->first;
+  last_facts = &found->second;
+  return found->second;
 }
 
 }  // namespace
@@ -87,12 +101,12 @@ bool is_negated(nb::handle object) {
 }
 
 bool owns_its_memory(nb::handle object) {
-  const TypeFacts facts = facts_of(object.type());
+  const TypeFacts& facts = facts_of(object.type());
   return facts.has_is_neg || facts.is_of_cupy || facts.is_immutable;
 }
 
 std::optional<device::CudaStream> current_stream(nb::handle object, int cuda_device) {
-  const TypeFacts facts = facts_of(object.type());
+  const TypeFacts& facts = facts_of(object.type());
   if (facts.exchange != nullptr && facts.exchange->current_work_stream != nullptr) {
     void* stream = nullptr;
     if (facts.exchange->current_work_stream(nb::device::cuda::value, cuda_device, &stream) == 0) {

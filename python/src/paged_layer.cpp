@@ -522,8 +522,9 @@ class BatchAttention {
       place.also_behind = place.stream;
     }
     auto batch =
-        std::make_unique<StepBatch>(block_table, seq_lens, q_starts, bounds, workspace, place);
+        std::make_shared<const StepBatch>(block_table, seq_lens, q_starts, bounds, workspace, place);
     batch_ = std::move(batch);
+    if (device_ != place.cuda_device) plans_.clear();
     device_ = place.cuda_device;
   }
 
@@ -535,11 +536,12 @@ class BatchAttention {
           "the layer lies on {} and the planned block_table on {}; expected one device",
           layer.device(), device_ < 0 ? "the CPU" : fmt::format("cuda:{}", device_)));
     }
-    layer.attend_batch(pages, q, out, *batch_, attention, lse, stream, plans_);
+    const std::shared_ptr<const StepBatch> batch = batch_;  // another thread may plan meanwhile
+    layer.attend_batch(pages, q, out, *batch, attention, lse, stream, plans_);
   }
 
  private:
-  std::unique_ptr<StepBatch> batch_;
+  std::shared_ptr<const StepBatch> batch_;
   AttendPlans plans_;
   int device_ = -1;
 };

@@ -134,6 +134,8 @@ test_python_on_gpu() {
   fi
   step "Python's GPU tests"
   python3 -m pytest -q -p no:cacheprovider tests/python/test_gpu.py || fail "Python's GPU tests failed"
+  python3 -m pytest -q -p no:cacheprovider tests/torch/test_gpu.py ||
+    fail "PyTorch's operators' GPU tests failed"
   if ! missing=$(python3 -c 'import kvx.hf' 2>&1); then
     step "transformers' GPU tests: not run (${missing##*$'\n'})"
     return
