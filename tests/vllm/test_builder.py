@@ -1,12 +1,15 @@
 """What the builder plans for a step on a GPU, with a plan that only records: no GPU is needed."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
+from test_layer import BLOCK, HEADS, new_impl
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 
 import kvx
+from kvx.torch import BatchAttention
 from kvx.vllm import step
 from kvx.vllm.backend import KvxMetadataBuilder
 from kvx.vllm.step import StepLimits, leading_decodes, reserve_workspace
@@ -112,6 +115,47 @@ def test_leading_decodes_take_requests_without_queries_along():
     for q_lens, expected in [([1, 1], 2), ([0, 1, 2, 1], 2), ([5], 0), ([0, 0], 2)]:
         starts = torch.tensor([0, *q_lens]).cumsum(0).to(torch.int32)
         assert leading_decodes(starts) == expected
+
+
+class CountingBatch(BatchAttention):
+    """runs: rows of the last plan's longest sequence, at each run."""
+
+    runs: ClassVar = []
+
+    def plan(self, *arrays, max_q_len, **bounds):
+        self.max_q_len = max_q_len
+        super().plan(*arrays, max_q_len=max_q_len, **bounds)
+
+    def run(self, *arrays, **attention):
+        self.runs.append(self.max_q_len)
+        return super().run(*arrays, **attention)
+
+
+def test_the_warm_up_runs_each_layer_as_a_decode_and_as_a_prompt(monkeypatch):
+    """On the CPU, whose verbs are the same."""
+    sinks = torch.nn.Parameter(torch.ones(HEADS))
+    (first, spec), (second, _) = (
+        new_impl(monkeypatch, "int8", **options)
+        for options in ({}, {"sinks": sinks, "kv_sharing_target_layer_name": "layer 0"})
+    )
+    made = builder()
+    made.vllm_config.model_config.dtype = torch.bfloat16
+    made.kv_cache_spec, made.device = spec, torch.device("cpu")
+    made.batch = CountingBatch()
+    made._warm_up([first, second])
+    assert CountingBatch.runs == [1, 1, BLOCK, BLOCK]
+    assert first.pages is not None
+    assert torch.equal(second.attention["sinks"], torch.ones(HEADS))
+
+
+def test_a_layer_asks_for_the_workspace_of_the_largest_step(monkeypatch):
+    monkeypatch.setattr(step, "_workspaces", {})
+    impl, _ = new_impl(monkeypatch, "int8", sliding_window=100)
+    made = config()
+    made.cache_config = SimpleNamespace(block_size=None)  # none is named yet
+    workspace = impl.reserve_workspace("cpu", made)
+    assert workspace.dtype == torch.uint8 and workspace.numel() >= 1
+    assert impl.pages is None  # its scales may not be there yet
 
 
 def config(**scheduler):

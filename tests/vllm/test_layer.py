@@ -16,6 +16,13 @@ HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 64, 16
 
 def new_layer(monkeypatch, recipe, kv_cache_dtype="auto", **options):
     """(impl, kv_cache) as vLLM makes them."""
+    impl, spec = new_impl(monkeypatch, recipe, kv_cache_dtype, **options)
+    shape = (8, KV_HEADS, BLOCK, spec.state_content_bytes)
+    return impl, torch.zeros(shape, dtype=torch.uint8)
+
+
+def new_impl(monkeypatch, recipe, kv_cache_dtype="auto", **options):
+    """(impl, the layer's spec)."""
     vllm_config = config(recipe)
     monkeypatch.setattr(kvx_backend, "get_current_vllm_config", lambda: vllm_config)
     impl = kvx_backend.KvxImpl(
@@ -31,8 +38,7 @@ def new_layer(monkeypatch, recipe, kv_cache_dtype="auto", **options):
         )
     )
     assert kvx_backend.KvxBackend.customize_spec(spec) is spec
-    shape = (8, KV_HEADS, BLOCK, spec.state_content_bytes)
-    return impl, torch.zeros(shape, dtype=torch.uint8)
+    return impl, spec
 
 
 def run(impl, kv_cache, tokens=40):

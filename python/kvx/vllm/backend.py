@@ -243,7 +243,6 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
                 if impl.kv_sharing_target_layer_name is None:
                     impl.do_kv_cache_update(None, k, v, kv_cache, slots)
                 impl.forward(None, q, k, v, kv_cache, KvxMetadata(self.batch), out)
-        torch.cuda.synchronize(self.device)
 
 
 class KvxImpl(AttentionImpl):

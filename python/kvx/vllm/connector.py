@@ -33,6 +33,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
 from kvx.vllm.backend import KvxImpl
+from kvx.vllm.metrics import FileMetrics, FileStats
 from kvx.vllm.recipe import DEFAULT_RECIPE, options_of, recipe_wish
 
 _log = init_logger("vllm.kvx")
@@ -161,7 +162,8 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     """Extra config: path, a folder (created if missing); zstd_level, 0 for none.
 
     ``counts`` is what happened to blocks: found, missed, bad (files that failed their checks) in
-    the scheduler, loaded, saved and bad in a worker.
+    the scheduler, loaded, saved, unsaved and bad in a worker. vLLM logs them and exports them to
+    Prometheus (kvx.vllm.metrics).
 
     Raises kvx.UnsupportedError: pipeline parallelism, blocks of several sizes, pages that are not
     kvx's.
@@ -197,6 +199,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
             for worker in range(parallel.world_size)
         ]
         self.counts = Counter()
+        self._reported = Counter()  # of these, what vLLM's metrics have
         self._context = vllm_config.compilation_config.static_forward_context
         # scheduler
         self._found = {}  # request: (first block, number of blocks) that files hold
@@ -211,6 +214,21 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def requires_kv_delivery(self):
         return False  # a block that is not saved is a later miss, nothing more
+
+    # ---- vLLM's metrics; the scheduler and each worker report their own counts
+
+    def get_kv_connector_stats(self):
+        new = self.counts - self._reported
+        self._reported = Counter(self.counts)
+        return FileStats(data=dict(new)) if new else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data=None):
+        return FileStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        return FileMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- the scheduler's side
 
