@@ -140,16 +140,16 @@ class Cache(_core.PagedCache):
     def __reduce__(self):
         """Refuses pickle and copy: the bytes belong to this process."""
         raise UnsupportedError(
-            f"a kvx.Cache cannot be pickled or copied: its bytes belong to this process. Pickle its "
-            f"recipe, {self.recipe!r}, and make another; save_sequence() takes tokens to another "
-            f"process, and fork_sequence() copies a sequence within this one"
+            f"a kvx.Cache cannot be pickled or copied: its bytes belong to this process. Pickle "
+            f"its recipe, {self.recipe!r}, and make another; save_sequence() takes tokens to "
+            f"another process, and fork_sequence() copies a sequence within this one"
         )
 
     def _need_prefixes(self, call):
         if self.prefix_model is None:
             raise UnsupportedError(
-                f"{call} needs a name for what computes keys and values, such as the model's; make the "
-                f"cache by kvx.Cache(..., prefix_model=...)"
+                f"{call} needs a name for what computes keys and values, such as the model's; make "
+                f"the cache by kvx.Cache(..., prefix_model=...)"
             )
 
     def __repr__(self) -> str:

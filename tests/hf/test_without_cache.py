@@ -1,5 +1,5 @@
-"""A model that kvx.hf.enable has changed computes all else as before: without a kvx cache attention is
-SDPA's, gradients included."""
+"""A model that kvx.hf.enable has changed computes all else as before: without a kvx cache attention
+is SDPA's, gradients included."""
 
 import pytest
 import torch

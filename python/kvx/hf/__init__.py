@@ -4,8 +4,8 @@
     cache = kvx.hf.Cache(kvx.hf.enable(model).config, "nvfp4:auto")
     model.generate(**inputs, cache=cache)  # past_key_values=cache before transformers 5.24
 
-``from_pretrained(..., attn_implementation="kvx")`` does the same as ``enable``. Without a kvx cache the
-model attends by SDPA, as before.
+``from_pretrained(..., attn_implementation="kvx")`` does the same as ``enable``. Without a kvx cache
+the model attends by SDPA, as before.
 
 How the two meet: transformers never passes the cache to the attention function. So ``update``
 returns the new keys and values with the layer attached to them, and the function that ``enable``

@@ -147,7 +147,7 @@ class Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def fork(self, owner: "Cache") -> "Layer":
-        """This layer in a deep copy of its cache: the blocks are shared until one of the two writes."""
+        """This layer in a deep copy of its cache: blocks are shared until one of the two writes."""
         fork = Layer(owner, self.index, self.recipe, self.window)
         if self.is_initialized:
             fork.dtype, fork.device = self.dtype, self.device
@@ -475,8 +475,8 @@ class Cache(TransformersCache):
         if kept >= length:
             return
         tokens = self._stored_tokens(kept)
-        # Sliding layers first: they alone may refuse what the others allow. Layers that an interrupted
-        # forward pass did not reach may be shorter already.
+        # Sliding layers first: they alone may refuse what the others allow. Layers that an
+        # interrupted forward pass did not reach may be shorter already.
         for layer in sorted(self.layers, key=lambda layer: not layer.is_sliding):
             layer.truncate(kept, tokens)
         self._columns = None if self._columns is None else self._columns[:, :kept]

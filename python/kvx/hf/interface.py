@@ -1,7 +1,8 @@
 """How a transformers model meets a kvx cache: its attention function and its mask function.
 
-A forward pass without a kvx cache (``use_cache=False``, a loss, embeddings, transformers' own caches)
-is transformers' SDPA: the mask function makes SDPA's mask, the attention function calls SDPA's.
+A forward pass without a kvx cache (``use_cache=False``, a loss, embeddings, transformers' own
+caches) is transformers' SDPA: the mask function makes SDPA's mask, the attention function calls
+SDPA's.
 """
 
 import inspect
