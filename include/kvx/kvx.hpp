@@ -819,7 +819,8 @@ class Recipe {
   const kvx_recipe_info_t& info() const { return info_; }
   bool has_window() const { return info_.window_format != 0; }
   // K and V of num_tokens tokens of one KV head in one layer. The full-precision window counts as
-  // its tokens; a cache rounds it up to whole blocks.
+  // its sink_tokens and recent_tokens; a cache rounds both up to whole blocks and adds the open
+  // one.
   uint64_t bytes(uint64_t num_tokens) const {
     const uint64_t most = uint64_t{info_.sink_tokens} + info_.recent_tokens;
     const uint64_t in_window = !has_window() ? 0 : num_tokens < most ? num_tokens : most;

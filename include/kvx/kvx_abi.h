@@ -731,7 +731,8 @@ typedef struct kvx_recipe_info_t {
   uint32_t v_has_hadamard;
   uint32_t window_format;   /* of the full-precision window; 0: the recipe has none */
   uint32_t sink_tokens;     /* the window's first tokens of a sequence, rounded to whole blocks */
-  uint32_t recent_tokens;   /* and its last ones */
+  uint32_t recent_tokens;   /* at least so many tokens before every query are in the window: they
+                               are rounded up to whole blocks, and the open block is added */
   uint64_t bytes_per_token; /* of a quantised token */
   uint64_t window_bytes_per_token; /* of a token in the window; 0: no window */
 } kvx_recipe_info_t;
@@ -960,8 +961,8 @@ KVX_API kvx_status_t kvx_cache_save_prefixes(kvx_cache_t cache, const char* path
                                              const kvx_save_options_t* options);
 
 enum {
-  /* The rows of a file with another format, block size or full-precision window are decoded and
-   * appended again. Without this flag such a file is INVALID_ARGUMENT. */
+  /* The rows of a file with another format or block size, or with more blocks in its full-precision
+   * window, are decoded and appended again. Without this flag such a file is INVALID_ARGUMENT. */
   KVX_LOAD_TRANSCODE = 1 << 0
 };
 
@@ -971,7 +972,9 @@ typedef struct kvx_load_options_t {
 } kvx_load_options_t;
 
 /* Creates a sequence from a file. INVALID_ARGUMENT: the file is damaged, or was saved by a cache
- * that differs; the message names the difference. options may be null. */
+ * that differs; the message names the difference. A full-precision window with fewer recent tokens
+ * is no difference: blocks that were packed stay packed, and the window grows again. options may
+ * be null. */
 KVX_API kvx_status_t kvx_sequence_load(kvx_cache_t cache, const char* path,
                                        const kvx_load_options_t* options, int32_t* sequence);
 

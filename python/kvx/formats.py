@@ -64,8 +64,9 @@ class SideRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The meaning of a recipe string. The first ``sink_tokens`` and the last ``recent_tokens`` stay in
-    ``full_precision_format`` (None: every token is quantised when it is appended)."""
+    """The meaning of a recipe string. The first ``sink_tokens`` and at least the ``recent_tokens``
+    before every query, in whole blocks, stay in ``full_precision_format`` (None: every token is
+    quantised when it is appended)."""
 
     text: str
     k: SideRecipe

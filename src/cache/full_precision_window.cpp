@@ -18,8 +18,10 @@ Result<FullPrecisionWindow> make_full_precision_window(int64_t sink_tokens, int6
   if (block_size < 1) {
     return invalid_argument("block_size is {}; expected 1 or more", block_size);
   }
+  // The open block comes on top: when it holds its query's token alone, the blocks before it keep
+  // the promise.
   return FullPrecisionWindow{blocks_for(sink_tokens, block_size),
-                             std::max<int64_t>(blocks_for(recent_tokens, block_size), 1)};
+                             blocks_for(recent_tokens, block_size) + 1};
 }
 
 std::optional<int64_t> block_leaving_window(const FullPrecisionWindow& window, int64_t position,

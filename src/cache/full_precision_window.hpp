@@ -6,7 +6,9 @@
 //                                                         block last
 //
 // With n tokens in the cache, end = ceil(n / block_size) and tail = max(sink_blocks, end -
-// recent_blocks). A block is packed once, whole, when it leaves the window.
+// recent_blocks). A block is packed once, whole, when the first token of the block that is
+// recent_blocks after it is appended. So a query sees at least (recent_blocks - 1) * block_size
+// tokens in full precision before its own, and at most block_size - 1 more.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +23,15 @@ namespace kvx::cache {
 // recent_blocks 0: off, every block is packed and append is immediate.
 struct FullPrecisionWindow {
   int64_t sink_blocks = 0;    // the sequence's first
-  int64_t recent_blocks = 0;  // its last
+  int64_t recent_blocks = 0;  // its last, the open one included
 
   bool is_on() const { return recent_blocks > 0; }
 };
 
-// The first sink_tokens and the last recent_tokens, each rounded up to whole blocks; the open block
-// is always full precision. INVALID_ARGUMENT: a negative number, or block_size < 1.
+// The first sink_tokens, rounded up to whole blocks, and so many blocks that every query sees at
+// least the recent_tokens before its own in full precision: recent_tokens rounded up to whole
+// blocks, and the open block. A block is packed only when all of its tokens are more than
+// recent_tokens before the query's. INVALID_ARGUMENT: a negative number, or block_size < 1.
 Result<FullPrecisionWindow> make_full_precision_window(int64_t sink_tokens, int64_t recent_tokens,
                                                        int64_t block_size);
 

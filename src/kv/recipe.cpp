@@ -32,7 +32,8 @@ constexpr OptionHelp kOptions[] = {
     {"search", "scale by the best of eight candidates, by squared error"},
     {"hadamard", "rotate before quantisation; q and the output are rotated to match"},
     {"sink=N", "keep the first N tokens in 16 bits (rounded up to whole blocks)"},
-    {"recent=N", "keep the last N tokens in 16 bits (whole blocks, the open one included)"},
+    {"recent=N",
+     "keep at least the N tokens before every query in 16 bits (whole blocks and the open one)"},
     {"full_precision=bf16|f16|f32", "the format of sink and recent tokens (default bf16)"},
     {"immediate", "no full-precision window: every token is quantised when it is appended"},
 };
@@ -164,7 +165,7 @@ Result<bool> Draft::apply_to_cache(std::string_view word, OptionValue value) {
   if (word == "sink") {
     KVX_ASSIGN_OR_RETURN(sink, parse_number("sink", value.value_or(""), 0, kMaxTokens));
   } else if (word == "recent") {
-    KVX_ASSIGN_OR_RETURN(recent, parse_number("recent", value.value_or(""), 1, kMaxTokens));
+    KVX_ASSIGN_OR_RETURN(recent, parse_number("recent", value.value_or(""), 0, kMaxTokens));
   } else if (word == "full_precision") {
     KVX_ASSIGN_OR_RETURN(full_precision, parse_format(value.value_or("")));
     if (format::facts_of(full_precision).scale_types.preferred() != ScaleType::kNone) {
@@ -230,7 +231,7 @@ Result<Recipe> finish(const Draft& draft, std::string_view text) {
   KVX_ASSIGN_OR_RETURN(recipe.full_precision_spec, format::make_spec(draft.full_precision));
   recipe.has_full_precision_window = (draft.sink || draft.recent) && !draft.immediate;
   recipe.sink_tokens = draft.sink.value_or(0);
-  recipe.recent_tokens = draft.recent.value_or(1);  // the open block is always full-precision
+  recipe.recent_tokens = draft.recent.value_or(0);
   if (draft.full_precision_is_named && !recipe.has_full_precision_window) {
     return invalid_argument("full_precision is '{}'; it needs sink=N or recent=N",
                             format::facts_of(draft.full_precision).name);

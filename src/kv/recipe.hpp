@@ -29,9 +29,9 @@ struct Recipe {
   std::string text;  // as it was given
   SideRecipe k;
   SideRecipe v;
-  // Full-precision window: the first sink_tokens and the last recent_tokens, in whole blocks, stay
-  // in full_precision_spec; a block is quantised when it leaves the window. Without them every
-  // append is immediate.
+  // Full-precision window: the first sink_tokens and at least the recent_tokens before every
+  // query's own stay in full_precision_spec, in whole blocks, and so does the open block; a block
+  // is quantised when it leaves the window. Without a window every append is immediate.
   bool has_full_precision_window = false;
   int sink_tokens = 0;
   int recent_tokens = 0;

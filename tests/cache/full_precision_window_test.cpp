@@ -23,8 +23,8 @@ std::string refusal(int64_t sink, int64_t recent, int64_t block_size) {
 TEST(FullPrecisionWindow, RoundUpToWholeBlocks) {
   const FullPrecisionWindow ends = full_precision_window(17, 64, 16);
   EXPECT_EQ(ends.sink_blocks, 2);
-  EXPECT_EQ(ends.recent_blocks, 4);
-  EXPECT_EQ(full_precision_window(0, 65, 64).recent_blocks, 2);
+  EXPECT_EQ(ends.recent_blocks, 5);  // 64 tokens and the open block
+  EXPECT_EQ(full_precision_window(0, 65, 64).recent_blocks, 3);
 }
 
 TEST(FullPrecisionWindow, AlwaysKeepTheOpenBlockFullPrecision) {
@@ -42,12 +42,25 @@ TEST(FullPrecisionWindow, RefuseNegativeNumbers) {
 TEST(FullPrecisionWindow, PackABlockWhenTheWindowHasMovedPastIt) {
   const FullPrecisionWindow ends =
       full_precision_window(/*sink=*/4, /*recent=*/8, /*block_size=*/4);
-  // Block 0 is the sink, blocks 1 and 2 fill the window; token 12 opens block 3.
-  EXPECT_EQ(first_recent_block_of(ends, 12, 4), 1);
-  EXPECT_EQ(block_leaving_window(ends, 11, 4), std::nullopt);
-  EXPECT_EQ(block_leaving_window(ends, 12, 4), 1);
-  EXPECT_EQ(first_recent_block_of(ends, 13, 4), 2);
-  EXPECT_EQ(block_leaving_window(ends, 13, 4), std::nullopt);
+  // Block 0 is the sink, blocks 1 to 3 fill the window; token 16 opens block 4.
+  EXPECT_EQ(first_recent_block_of(ends, 16, 4), 1);
+  EXPECT_EQ(block_leaving_window(ends, 15, 4), std::nullopt);
+  EXPECT_EQ(block_leaving_window(ends, 16, 4), 1);
+  EXPECT_EQ(first_recent_block_of(ends, 17, 4), 2);
+  EXPECT_EQ(block_leaving_window(ends, 17, 4), std::nullopt);
+}
+
+TEST(FullPrecisionWindow, HoldTheTokensBeforeEveryQueryAndAtMostABlockMore) {
+  EXPECT_TRUE(rc::check([] {
+    const int64_t block_size = *rc::gen::inRange<int64_t>(1, 70);
+    const int64_t recent = *rc::gen::inRange<int64_t>(0, 200);
+    const int64_t query = *rc::gen::inRange<int64_t>(0, 1000);
+    const FullPrecisionWindow ends = full_precision_window(0, recent, block_size);
+    const int64_t first = first_recent_block_of(ends, query + 1, block_size) * block_size;
+    RC_ASSERT(first <= std::max<int64_t>(query - recent, 0));
+    const int64_t in_blocks = blocks_for(recent, block_size) * block_size;
+    RC_ASSERT(first == 0 || query - first < in_blocks + block_size);
+  }));
 }
 
 TEST(FullPrecisionWindow, KeepAShortSequenceFullPrecision) {

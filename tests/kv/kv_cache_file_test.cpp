@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "kv/files/transcode.hpp"
 #include "tests/kv/lying_file.hpp"
 #include "tests/kv/stream.hpp"
 
@@ -132,6 +133,59 @@ TEST_F(KvCacheFile, RefusesAnotherCacheAndSaysInWhatItDiffers) {
   EXPECT_THAT(error_of([](auto& c) { c.calibration.resize(2); }), HasSubstr("calibration is none"));
   EXPECT_THAT(error_of([](auto& c) { c.max_tokens_per_sequence = 99; }),
               HasSubstr("holds 100 tokens; max_tokens_per_sequence is 99"));
+}
+
+// Blocks lie alike whatever the window: a sequence with fewer of them in full precision is as one
+// that was cut back to where it was saved. recent=0 writes what recent=16 wrote in blocks of 16 as
+// long as recent=N counted the open block.
+TEST_F(KvCacheFile, AShorterFullPrecisionWindowIsLoadedAsItLies) {
+  const Stream stream(160);
+  for (const int num_tokens : {96, 90}) {
+    save(saved_config("nvfp4:k.hadamard,search,sink=16,recent=0"), stream, num_tokens);
+    const auto reader = tier::CacheFileReader::open(path_);
+    EXPECT_THAT(reader.value().index().fingerprint, HasSubstr("\nrecent_blocks 1\n"));
+    const KvCacheConfig config = saved_config("nvfp4:k.hadamard,search,sink=16,recent=32");
+    auto cut = created(config);
+    const int expected = cut->create_sequence().value();
+    feed(*cut, expected, stream, 0, 114, 1000);  // blocks 1 to 4 have left the window
+    ASSERT_TRUE(cut->truncate_sequence(expected, num_tokens).ok());
+    const auto expected_rows = feed(*cut, expected, stream, num_tokens, 160, 1000);
+    for (const bool transcodes : {false, true}) {
+      auto cache = created(config);
+      const auto loaded =
+          transcodes ? transcode_sequence(*cache, path_) : cache->load_sequence(path_);
+      ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+      EXPECT_EQ(feed(*cache, loaded.value(), stream, num_tokens, 160, 1000), expected_rows)
+          << num_tokens << (transcodes ? ", transcoded" : "");
+    }
+  }
+}
+
+TEST_F(KvCacheFile, PrefixesOfAShorterFullPrecisionWindowAreLoadedAsTheyLie) {
+  const Stream stream(112);
+  auto cache = created(saved_config("int8:sink=16,recent=0"));
+  const int one = cache->create_sequence().value();
+  feed(*cache, one, stream, 0, 112, 1000);
+  ASSERT_TRUE(cache->record_tokens(one, token_ids(112)).ok());
+  ASSERT_TRUE(cache->save_prefixes(path_).ok());
+  auto other = created(saved_config("int8:sink=16,recent=32"));
+  const auto report = other->load_prefixes(path_);
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  EXPECT_EQ(report.value().num_bad + report.value().num_no_room, 0);
+  const int begun = other->create_sequence_from({}, token_ids(113)).value();
+  EXPECT_EQ(other->num_tokens(begun), 112);
+}
+
+TEST_F(KvCacheFile, ALongerFullPrecisionWindowIsAnothersCache) {
+  save(saved_config("int8:recent=48"), Stream(100), 100);
+  EXPECT_THAT(load_error(saved_config("int8:recent=32")),
+              HasSubstr("recent_blocks is 4; expected 1 to 3"));
+  EXPECT_THAT(load_error(saved_config("int8:recent=0")),
+              HasSubstr("recent_blocks is 4; expected 1"));
+  EXPECT_THAT(load_error(saved_config("int8")), HasSubstr("recent_blocks is 4; expected 0"));
+  save(saved_config("int8"), Stream(100), 100);
+  EXPECT_THAT(load_error(saved_config("int8:recent=32")),
+              HasSubstr("recent_blocks is 0; expected 1 to 3"));
 }
 
 TEST_F(KvCacheFile, BelievesNoBlockSizeBesideTheFingerprints) {

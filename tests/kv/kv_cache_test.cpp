@@ -117,9 +117,9 @@ TEST(KvCache, FullPrecisionWindowKeepTheirTokensIn16BitsAndTheMiddlePacked) {
   ASSERT_TRUE(gather(*cache, sequence, 0, 0, 160,
                      dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {})
                   .ok());
-  // 160 tokens are ten blocks: block 0 is the sink, 7 to 9 hold the recent 40.
+  // 160 tokens are ten blocks: block 0 is the sink, 6 to 8 hold the 40 before any query in block 9.
   for (int token = 0; token < 160; ++token) {
-    const bool is_full_precision = token < 16 || token >= 7 * 16;
+    const bool is_full_precision = token < 16 || token >= 6 * 16;
     const size_t row = static_cast<size_t>(token) * kNumKvHeads * kHeadDim;
     const bool is_exact =
         std::equal(k.begin() + row, k.begin() + row + kHeadDim, stream.k.begin() + row);
@@ -345,9 +345,9 @@ TEST(KvCache, CostsFollowFromTheFacts) {
   config.recipe = parse_recipe("nvfp4:sink=16,recent=64").value();
   const RecipeCost full_precision = cost_of(config, 4096).value();
   EXPECT_DOUBLE_EQ(full_precision.bits_per_value, 4.5);
-  // Of 64 blocks, the first and the last are bf16.
+  // Of 64 blocks, the first and the last two are bf16.
   EXPECT_DOUBLE_EQ(full_precision.bytes_per_token,
-                   kNumLayers * kNumKvHeads * 2 * (62 * 36.0 + 2 * 128.0) / 64);
+                   kNumLayers * kNumKvHeads * 2 * (61 * 36.0 + 3 * 128.0) / 64);
 }
 
 }  // namespace

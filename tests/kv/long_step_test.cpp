@@ -84,7 +84,7 @@ void expect_as_by_blocks(const KvCacheConfig& config, const Cut& cut, int read_l
 TEST(LongStep, GivesWhatBlockByBlockGives) {
   for (const char* recipe :
        {"int8:auto", "int8/int4:sink=20,recent=40", "nvfp4:recent=16,full_precision=f16",
-        "int4:sink=16,recent=1", "int8:source=page,recent=32"}) {
+        "int4:sink=16,recent=1", "int4:recent=0", "int8:source=page,recent=32"}) {
     for (const Cut cut : {Cut{0, 100}, Cut{0, 17}, Cut{5, 100}, Cut{64, 200}, Cut{75, 333}}) {
       expect_as_by_blocks(config_of(recipe, kBlockSize), cut);
     }

@@ -70,7 +70,8 @@ TEST(Recipe, FullPrecisionWindowComeWithSinkOrRecent) {
   EXPECT_EQ(recipe.sink_tokens, 16);
   EXPECT_EQ(recipe.recent_tokens, 64);
   EXPECT_EQ(recipe.full_precision_spec.facts->id, FormatId::kF16);
-  EXPECT_EQ(parsed("nvfp4:sink=16").recent_tokens, 1);
+  EXPECT_EQ(parsed("nvfp4:sink=16").recent_tokens, 0);
+  EXPECT_TRUE(parsed("nvfp4:recent=0").has_full_precision_window);  // the open block
 }
 
 TEST(Recipe, AutoIsTheRecommendationWrittenOut) {
@@ -103,7 +104,7 @@ TEST(Recipe, ErrorsNameThePartTheValueAndWhatWasExpected) {
             std::string::npos);
   EXPECT_NE(message_of("").find("format is ''"), std::string::npos);
   EXPECT_NE(message_of("int8/int4/int8").find("expected K or K/V"), std::string::npos);
-  EXPECT_NE(message_of("int8:recent=0").find("recent is '0'; expected a whole number from 1"),
+  EXPECT_NE(message_of("int8:recent=-1").find("recent is '-1'; expected a whole number from 0"),
             std::string::npos);
   EXPECT_NE(message_of("int8:recent=99999999999").find("recent is"), std::string::npos);
   EXPECT_NE(message_of("int8:sink").find("sink is ''"), std::string::npos);

@@ -98,7 +98,8 @@ TEST_F(Transcode, GivesWhatAppendingTheDecodedRowsGives) {
         Change{"int4:sink=10,recent=40", 32, "nvfp4:auto", 16},
         Change{"int8", 32, "int4:auto", 16, {0, 30}}, Change{"int4:auto", 16, "int8", 16, {0, 30}},
         Change{"int8:source=page,immediate", 16, "mxfp4:hadamard", 64},
-        Change{"nvfp4:auto", 16, "nvfp4:auto", 64}}) {
+        Change{"nvfp4:auto", 16, "nvfp4:auto", 64},
+        Change{"int4:recent=48", 16, "int4:recent=16", 16}}) {
     SCOPED_TRACE(
         fmt::format("{} in {} to {} in {}", one.from, one.from_block, one.to, one.to_block));
     auto source = created_on_host(transcode_config(one.from, one.from_block, one.windows));

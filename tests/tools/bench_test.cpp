@@ -58,7 +58,7 @@ TEST(BenchCache, CountsCodesAndScales) {
 TEST(BenchCache, ReadsTheFullPrecisionWindowOfARecipe) {
   const Engine engine = std::move(make_engine(1)).value();
   BenchShape shape = small_shape();
-  shape.length = 100;  // 7 blocks: 1 of sinks, 4 packed, 2 recent
+  shape.length = 100;  // 7 blocks: 1 of sinks, 3 packed, 3 recent
   const auto cache = BenchCache::create(shape, kv::parse_recipe("nvfp4:sink=16,recent=32").value(),
                                         engine.context);
   ASSERT_TRUE(cache.ok()) << cache.error().message;
@@ -68,7 +68,7 @@ TEST(BenchCache, ReadsTheFullPrecisionWindowOfARecipe) {
   EXPECT_TRUE(cache.value()->attend_prefill(1).ok());
   constexpr int64_t kHeadsAndSides = 2 * 2;
   EXPECT_EQ(cache.value()->packed_bytes(200),
-            2 * kHeadsAndSides * (3 * 16 * 64 * 2 + (100 - 48) * (32 + 4)));
+            2 * kHeadsAndSides * (4 * 16 * 64 * 2 + (100 - 64) * (32 + 4)));
 }
 
 TEST(BenchCache, TakesARecommendedRecipe) {

@@ -8,7 +8,7 @@ Compares cache formats on a small model, lets it speak from the smallest good on
 
 usage: ./dev demo
 
-Builds the tool, downloads the model once (94 MiB), scores 4 windows of 1024 tokens of the Debian
+Builds the tool, downloads the model once (94 MiB), scores 2 windows of 2048 tokens of the Debian
 policy per format, and ends with the place of the HTML report. About six minutes on two cores.
 END
 }
@@ -25,7 +25,7 @@ cmd_demo() {
   report=$(cache_dir)/demo-report.html
   figures=build/release/demo.json
   step "Comparing cache formats"
-  "$kvx" compare -m "$model" -f "$(text_path)" --formats "$DEMO_FORMATS" --ctx 1024 --chunks 4 \
+  "$kvx" compare -m "$model" -f "$(text_path)" --formats "$DEMO_FORMATS" --ctx 2048 --chunks 2 \
     --json "$figures" --html "$report"
   did "compared ${DEMO_FORMATS//,/, }"
 

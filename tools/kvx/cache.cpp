@@ -128,8 +128,9 @@ void add_load(Command parent, Action& action) {
       "  kvx cache load -m model.gguf book.kvx -n 50\n"
       "  kvx cache load -m model.gguf --cache int8 --transcode book.kvx\n");
   command.add_option("file", o->file, "The file").required();
-  command.add_flag("--transcode", o->transcodes,
-                   "Take a file of another format, block size or full-precision window");
+  command.add_flag(
+      "--transcode", o->transcodes,
+      "Take a file of another format or block size, or with a longer window in 16 bits");
   command.add_option("-n,--tokens", o->generate.max_tokens, "Tokens to write at most")
       .whole_number(1, 1 << 24)
       .capture_default_str();

@@ -94,7 +94,8 @@ std::vector<std::string> window_options(const kv::StoredCache& stored) {
   if (window.sink_blocks > 0) {
     options.push_back(fmt::format("sink={}", window.sink_blocks * stored.block_size));
   }
-  options.push_back(fmt::format("recent={}", window.recent_blocks * stored.block_size));
+  // One of the window's blocks is the open one, which recent=N does not count.
+  options.push_back(fmt::format("recent={}", (window.recent_blocks - 1) * stored.block_size));
   const format::Facts& facts = *stored.full_precision_spec.facts;
   if (facts.id != format::FormatId::kBF16) {
     options.push_back(fmt::format("full_precision={}", facts.name));

@@ -1,6 +1,8 @@
 // fingerprint_of: a line a fact, "name value"; layers that are stored alike share a line.
 #include "kv/files/fingerprint.hpp"
 
+#include <charconv>
+
 #include "cache/prefix/content_hash.hpp"
 
 namespace kvx::kv {
@@ -47,6 +49,23 @@ std::string_view value_of_line(std::string_view line) {
   return line.substr(std::min(name_of_line(line).size() + 1, line.size()));
 }
 
+constexpr std::string_view kRecentBlocks = "recent_blocks";
+
+// The number of a line "recent_blocks N"; -1 of any other line.
+int64_t recent_blocks_of(std::string_view line) {
+  if (name_of_line(line) != kRecentBlocks) return -1;
+  const std::string_view value = value_of_line(line);
+  int64_t number = -1;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  return error == std::errc() && end == value.data() + value.size() ? number : -1;
+}
+
+// Whether the line says a full-precision window, and not a longer one than the other line's.
+bool is_window_within(std::string_view found, std::string_view expected) {
+  const int64_t num_found = recent_blocks_of(found);
+  return num_found >= 1 && num_found <= recent_blocks_of(expected);
+}
+
 }  // namespace
 
 // Calibrated numbers are too many to spell: their hash stands for them.
@@ -77,7 +96,7 @@ std::string fingerprint_of(const FingerprintFacts& facts) {
   add("k_head_dim", geometry.k_head_dim);
   add("v_head_dim", geometry.v_head_dim);
   add("head_blocks", facts.full_precision_window.sink_blocks);
-  add("recent_blocks", facts.full_precision_window.recent_blocks);
+  add(kRecentBlocks, facts.full_precision_window.recent_blocks);
   add("wide",
       facts.full_precision_window.is_on() ? facts.full_precision_spec->facts->name : "none");
   std::string last;
@@ -94,16 +113,17 @@ std::string fingerprint_of(const FingerprintFacts& facts) {
   return text;
 }
 
-std::string first_difference(std::string_view found, std::string_view expected) {
+std::string reason_not_to_load(std::string_view found, std::string_view expected) {
   while (!found.empty() || !expected.empty()) {
     const std::string_view have = take_line(found);
     const std::string_view want = take_line(expected);
-    if (have == want) continue;
+    if (have == want || is_window_within(have, want)) continue;
     if (name_of_line(have) != name_of_line(want)) {
       return fmt::format("'{}' stands where '{}' was expected", have, want);
     }
     return fmt::format("{} is {}; expected {}", name_of_line(have), value_of_line(have),
-                       value_of_line(want));
+                       recent_blocks_of(want) > 1 ? fmt::format("1 to {}", value_of_line(want))
+                                                  : std::string(value_of_line(want)));
   }
   return "";
 }

@@ -46,8 +46,10 @@ struct StoredCache {
 // library has not.
 Result<StoredCache> parse_fingerprint(std::string_view text);
 
-// The first line in which two fingerprints differ, as "num_layers is 2; expected 4". Empty when
-// they are equal.
-std::string first_difference(std::string_view found, std::string_view expected);
+// Why blocks with the fingerprint `found` are not read as they lie by a cache with the fingerprint
+// `expected`: the first line in which the two differ, as "num_layers is 2; expected 4". Empty when
+// they may be read. A shorter full-precision window is no reason: its sequences are as one of this
+// cache that was cut, with fewer blocks in full precision until the window has grown again.
+std::string reason_not_to_load(std::string_view found, std::string_view expected);
 
 }  // namespace kvx::kv

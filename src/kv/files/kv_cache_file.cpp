@@ -70,9 +70,9 @@ std::vector<tier::StoredBlockKind> kinds_of(const cache::BlockPool& pool, size_t
 // The index repeats block_size and kinds beside its fingerprint, and a file may be forged.
 Status check_same_cache(const tier::FileIndex& index, std::string_view fingerprint, int block_size,
                         std::span<const tier::StoredBlockKind> kinds, const std::string& path) {
-  const std::string difference = first_difference(index.fingerprint, fingerprint);
-  if (!difference.empty()) {
-    return invalid_argument("'{}' holds blocks of another cache: {}", path, difference);
+  const std::string reason = reason_not_to_load(index.fingerprint, fingerprint);
+  if (!reason.empty()) {
+    return invalid_argument("'{}' holds blocks of another cache: {}", path, reason);
   }
   if (index.block_size != block_size) {
     return invalid_argument("'{}': its blocks are of {} tokens; its fingerprint has {}", path,

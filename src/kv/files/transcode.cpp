@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kv/files/fingerprint.hpp"
 #include "kv/files/stored_chain.hpp"
 #include "kv/kv_step.hpp"
 #include "kv/verbs/staged_rows.hpp"
@@ -298,8 +299,9 @@ std::vector<int32_t> ends_of_chains(const tier::FileIndex& index, int64_t most_b
   return ends;
 }
 
-bool is_of_this_cache(const tier::CacheFileReader& file, const KvCache& cache) {
-  return file.index().fingerprint == cache.fingerprint();
+// Rows that are quantised already gain nothing from being decoded and appended.
+bool loads_as_it_lies(const tier::CacheFileReader& file, const KvCache& cache) {
+  return reason_not_to_load(file.index().fingerprint, cache.fingerprint()).empty();
 }
 
 Error with_path(const std::string& path, const Error& error) {
@@ -310,7 +312,7 @@ Error with_path(const std::string& path, const Error& error) {
 
 Result<int> transcode_sequence(KvCache& cache, const std::string& path) {
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
-  if (is_of_this_cache(file, cache) || !cache.config().prefix.is_on) {
+  if (loads_as_it_lies(file, cache) || !cache.config().prefix.is_on) {
     return cache.load_sequence(path);
   }
   auto opened = open_source(std::move(file), cache.config(), cache.context());
@@ -336,7 +338,7 @@ Result<int> transcode_sequence(KvCache& cache, const std::string& path) {
 
 Result<LoadReport> transcode_prefixes(KvCache& cache, const std::string& path) {
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
-  if (is_of_this_cache(file, cache) || !cache.config().prefix.is_on) {
+  if (loads_as_it_lies(file, cache) || !cache.config().prefix.is_on) {
     return cache.load_prefixes(path);
   }
   auto opened = open_source(std::move(file), cache.config(), cache.context());

@@ -1,6 +1,6 @@
 // Loading a file of another cache: the same model's K and V in another format, block size or with
-// other full-precision window. Rows are decoded, appended and quantised again: what that costs in
-// accuracy, the caller asks for.
+// a longer full-precision window. Rows are decoded, appended and quantised again: what that costs
+// in accuracy, the caller asks for. A shorter window's blocks are loaded as they lie.
 #pragma once
 
 #include <string>

@@ -127,7 +127,7 @@ TEST_F(OwnedFiles, SayWhatTheyHold) {
   EXPECT_EQ(info.file_bytes, static_cast<int64_t>(fs::file_size(path_)));
   EXPECT_EQ(info.memory_bytes, info.stored_bytes);
   EXPECT_EQ(info.memory_bytes,
-            2 * cache.block_class(0)->block_bytes + 3 * cache.block_class(1)->block_bytes);
+            cache.block_class(0)->block_bytes + 4 * cache.block_class(1)->block_bytes);
 
   uint64_t bytes = 0;
   ASSERT_EQ(kvx_file_fingerprint(path_.c_str(), nullptr, 0, &bytes), KVX_STATUS_OK);
