@@ -4,6 +4,7 @@
 //
 //   Rows, indices      rows(), Indices, packed_table(), ragged_table(), seq_lens()
 //   An engine's pages  Format, Side, Pages, Layer;  append, gather, attend, copy_blocks, transcode
+//   The same on a GPU  PreparedLayer, with less work of the host;  attend_workspace_up_to
 //   A cache of kvx     Recipe, CacheConfig, Cache, Sequence, Step
 //   Threads, words     Executor, Log, features(), version(), format_info()
 //
@@ -621,11 +622,13 @@ struct AttendArgs {
   const int32_t* first_recent_blocks = nullptr;
   void* workspace = nullptr;  // on a GPU, attend_workspace() bytes
   uint64_t workspace_bytes = 0;
-  int64_t num_queries = 0;  // these three on a GPU only
+  int64_t num_queries = 0;  // these three on a GPU only; rows of q and out, padding included
   int64_t max_tokens = 0;
   uint32_t max_q_len = 0;
   kvx_precision_t precision = KVX_PRECISION_ACCURATE;
   const Executor* executor = nullptr;
+  int64_t block_table_stride = 0;  // entries from row to row; 0: max_blocks_per_seq
+  uint32_t num_decodes = 0;        // on a GPU: sequences in front with one query at most
 };
 
 namespace detail {
@@ -637,11 +640,23 @@ inline const kvx_executor_t* or_null(const Executor* executor) {
   return executor == nullptr ? nullptr : executor->get();
 }
 
-// Points into `args`, which must outlive it.
-inline kvx_attend_args_t c_args(const Layer& layer, const AttendArgs& args) {
+// These point into `args`, which must outlive them, and name no layer.
+inline kvx_append_args_t c_args(const AppendArgs& args) {
+  auto c = sized<kvx_append_args_t>();
+  c.slot_dtype = static_cast<uint32_t>(args.slots.dtype);
+  c.k = &args.k;
+  c.v = or_null(args.v);
+  c.num_tokens = static_cast<int64_t>(args.slots.count);
+  c.slots = args.slots.data;
+  c.positions = args.positions;
+  c.out_of_range_slots = args.out_of_range_slots;
+  c.nonfinite_inputs = args.nonfinite_inputs;
+  c.executor = or_null(args.executor);
+  return c;
+}
+inline kvx_attend_args_t c_args(const AttendArgs& args) {
   auto c = sized<kvx_attend_args_t>();
   c.num_q_heads = args.num_q_heads;
-  c.layer = layer.get();
   c.block_table = &args.block_table;
   c.seq_lens = &args.seq_lens;
   c.q_starts = args.q_starts;
@@ -654,7 +669,6 @@ inline kvx_attend_args_t c_args(const Layer& layer, const AttendArgs& args) {
   c.sinks = args.sinks;
   c.tree_mask = args.tree_mask;
   c.tree_mask_stride = args.tree_mask_stride;
-  c.full_precision = args.full_precision == nullptr ? nullptr : args.full_precision->get();
   c.num_sink_blocks = args.num_sink_blocks;
   c.first_recent_blocks = args.first_recent_blocks;
   c.workspace = args.workspace;
@@ -664,6 +678,14 @@ inline kvx_attend_args_t c_args(const Layer& layer, const AttendArgs& args) {
   c.max_tokens = args.max_tokens;
   c.max_q_len = args.max_q_len;
   c.precision = static_cast<uint32_t>(args.precision);
+  c.block_table_stride = args.block_table_stride;
+  c.num_decodes = args.num_decodes;
+  return c;
+}
+inline kvx_attend_args_t c_args(const Layer& layer, const AttendArgs& args) {
+  kvx_attend_args_t c = c_args(args);
+  c.layer = layer.get();
+  c.full_precision = args.full_precision == nullptr ? nullptr : args.full_precision->get();
   return c;
 }
 
@@ -671,17 +693,8 @@ inline kvx_attend_args_t c_args(const Layer& layer, const AttendArgs& args) {
 
 // On a GPU `stream` is a cudaStream_t, and the calls are launches.
 inline Status append(const Layer& layer, const AppendArgs& args, void* stream = nullptr) {
-  auto c = sized<kvx_append_args_t>();
-  c.slot_dtype = static_cast<uint32_t>(args.slots.dtype);
+  kvx_append_args_t c = detail::c_args(args);
   c.layer = layer.get();
-  c.k = &args.k;
-  c.v = detail::or_null(args.v);
-  c.num_tokens = static_cast<int64_t>(args.slots.count);
-  c.slots = args.slots.data;
-  c.positions = args.positions;
-  c.out_of_range_slots = args.out_of_range_slots;
-  c.nonfinite_inputs = args.nonfinite_inputs;
-  c.executor = detail::or_null(args.executor);
   return to_status(kvx_append(&c, stream));
 }
 
@@ -712,6 +725,62 @@ inline Result<uint64_t> attend_workspace(const Layer& layer, const AttendArgs& a
   uint64_t bytes = 0;
   return value_or_failure(kvx_attend_workspace(&c, &bytes), [&] { return bytes; });
 }
+// Bytes that are enough for every call of attend with this layer within the bounds; 0 on the CPU.
+// args: as attend's, of which the arrays of a batch are not read.
+struct AttendBounds {
+  uint32_t max_sequences = 1;
+  int64_t max_queries = 1;
+  int64_t max_tokens = 1;  // of a sequence
+  uint32_t max_q_len = 1;
+};
+inline Result<uint64_t> attend_workspace_up_to(const Layer& layer, const AttendArgs& args,
+                                               const AttendBounds& bounds) {
+  const kvx_attend_args_t c = detail::c_args(layer, args);
+  auto most = sized<kvx_attend_bounds_t>();
+  most.max_sequences = bounds.max_sequences;
+  most.max_queries = bounds.max_queries;
+  most.max_tokens = bounds.max_tokens;
+  most.max_q_len = bounds.max_q_len;
+  uint64_t bytes = 0;
+  return value_or_failure(kvx_attend_workspace_up_to(&c, &most, &bytes), [&] { return bytes; });
+}
+
+// A layer on a GPU that was checked once: its calls take a few microseconds of the host. What the
+// layers name by address must stay while the handle lives; the Layer itself need not.
+class PreparedLayer {
+ public:
+  // full_precision: the layer of the full-precision window, or null.
+  static Result<PreparedLayer> make(const Layer& layer, const Layer* full_precision = nullptr) {
+    kvx_prepared_layer_t handle = nullptr;
+    const kvx_layer_t* second = full_precision == nullptr ? nullptr : full_precision->get();
+    return value_or_failure(kvx_prepare_layer(layer.get(), second, &handle),
+                            [&] { return PreparedLayer(handle); });
+  }
+  PreparedLayer(PreparedLayer&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  PreparedLayer& operator=(PreparedLayer&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~PreparedLayer() { kvx_prepared_layer_free(handle_); }
+
+  // As the functions of the same names. The arrays' memory is not checked.
+  Status append(const AppendArgs& args, void* stream = nullptr) const {
+    const kvx_append_args_t c = detail::c_args(args);
+    return to_status(kvx_prepared_append(handle_, &c, stream));
+  }
+  // args.full_precision is null: the handle has it.
+  Status attend(const AttendArgs& args, void* stream = nullptr) const {
+    kvx_attend_args_t c = detail::c_args(args);
+    if (args.full_precision != nullptr) c.full_precision = args.full_precision->get();
+    return to_status(kvx_prepared_attend(handle_, &c, stream));
+  }
+  kvx_prepared_layer_t get() const { return handle_; }
+
+ private:
+  explicit PreparedLayer(kvx_prepared_layer_t handle) : handle_(handle) {}
+  kvx_prepared_layer_t handle_;
+};
+
 // Whether attend is faster on this GPU with KVX_SIDE_INTERLEAVED_ORDER.
 inline Result<bool> attend_prefers_interleaved_order(const Layer& layer) {
   uint32_t prefers = 0;

@@ -8,8 +8,8 @@
  *     and no offset.
  *   - A function returns a kvx_status_t and throws nothing. After an error its outputs are
  *     unchanged, and kvx_last_error() returns the text of the error.
- *   - The library does not keep a caller's pointer after a call returns, except the hooks that a
- *     handle or kvx_set_log() holds, as their comments describe.
+ *   - The library does not keep a caller's pointer after a call returns, except the hooks and
+ *     addresses that a handle or kvx_set_log() holds, as their comments describe.
  *   - Calls are safe from several threads at once, except that one kvx_cache_t is used by one
  *     thread at a time, and that log functions are set by one thread at a time.
  *   - Memory belongs to the caller, except the memory of a kvx_cache_t.
@@ -661,18 +661,49 @@ typedef struct kvx_attend_args_t {
   uint64_t workspace_bytes;
   const kvx_executor_t* executor;
   /* Upper limits of arrays on a GPU, which the host cannot read. A call captured in a CUDA graph
-   * serves every batch within these limits. Ignored for a layer on the host. */
-  int64_t num_queries;   /* rows of q and out */
+   * serves every batch within these limits. Ignored for a layer on the host.
+   *
+   * num_queries: rows of q and out. It may exceed q_starts[seq_count], and seq_count * max_q_len:
+   * the rows behind are padding, which is neither read nor written. Sequences without queries, of
+   * any length, are padding too. q_starts[0] is 0. */
+  int64_t num_queries;
   int64_t max_tokens;    /* the most tokens of a sequence; 0: those of a full row of the table */
   uint32_t max_q_len;    /* the most queries of a sequence */
   uint32_t reserved_end; /* 0 */
   uint32_t precision;    /* kvx_precision_t */
   uint32_t reserved_2;   /* 0 */
+  /* Entries from a sequence's row of block_table to the next, for a PACKED table inside a larger
+   * array. 0: max_blocks_per_seq. indices_count stays seq_count * max_blocks_per_seq. */
+  int64_t block_table_stride;
+  /* On a GPU: each of the first num_decodes sequences has one query or none. They are launched
+   * apart from the others, so that the max_q_len of prompts does not shape their launch. 0: it is
+   * not known, and one launch serves all. Ignored for a layer on the host. */
+  uint32_t num_decodes;
+  uint32_t reserved_3; /* 0 */
 } kvx_attend_args_t;
 
 /* bytes: the workspace that kvx_attend needs for these arguments; 0 for a layer on the host. On a
  * GPU it depends on shapes, types and the upper limits, not on the contents of arrays. */
 KVX_API kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint64_t* bytes);
+
+/* A range of calls: every number of a call is at most this. */
+typedef struct kvx_attend_bounds_t {
+  uint32_t size;
+  uint32_t max_sequences; /* seq_count */
+  int64_t max_queries;    /* num_queries */
+  int64_t max_tokens;     /* of a sequence; at least 1 */
+  uint32_t max_q_len;     /* at least 1 */
+  uint32_t reserved;      /* 0 */
+} kvx_attend_bounds_t;
+
+/* bytes: a workspace that is large enough for every call of kvx_attend and kvx_prepared_attend with
+ * these layers and options within the bounds; 0 for a layer on the host. An engine asks once, when
+ * it starts. It is at most 64 MiB, except where only the kernel for all formats accepts the layer,
+ * which needs num_q_heads * (4 * v head_dim + 8) bytes a query. args: of its fields, layer,
+ * num_q_heads, window and full_precision are read. INVALID_ARGUMENT: a bound below 1, or above what
+ * a call may have. */
+KVX_API kvx_status_t kvx_attend_workspace_up_to(const kvx_attend_args_t* args,
+                                                const kvx_attend_bounds_t* bounds, uint64_t* bytes);
 /* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_INTERLEAVED_ORDER, 0
  * otherwise. Call it with the layer's final addresses before the first kvx_append. UNSUPPORTED: a
  * layer on the host. */
@@ -682,6 +713,31 @@ KVX_API kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* lay
 /* Computes attention of the queries over the stored K and V, for decode and prefill. out must not
  * overlap the cache. */
 KVX_API kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream);
+
+/* A layer on a GPU whose description was checked, and whose addresses were found in the GPU's
+ * memory, once: its calls take a few microseconds of the host. A handle may be used by several
+ * threads at once. */
+typedef struct kvx_prepared_layer_s* kvx_prepared_layer_t;
+
+/* Prepares a layer for kvx_prepared_append and kvx_prepared_attend. full_precision: the layer of
+ * the full-precision window, as in kvx_attend_args_t; or null. The descriptions need not outlive
+ * the call. What they name by address (codes, scales, tensor scales, transforms, counters) must
+ * stay until kvx_prepared_layer_free. UNSUPPORTED: a layer on the host. */
+KVX_API kvx_status_t kvx_prepare_layer(const kvx_layer_t* layer, const kvx_layer_t* full_precision,
+                                       kvx_prepared_layer_t* prepared);
+/* Ends a handle, after its last call has returned. Launches that are under way do not need it. Null
+ * and a handle that was freed are allowed. */
+KVX_API void kvx_prepared_layer_free(kvx_prepared_layer_t prepared);
+
+/* kvx_append and kvx_attend with a prepared layer: args->layer and args->full_precision are null.
+ * The caller guarantees that what the other fields name lies in the GPU's memory, which is not
+ * checked. attend finds the plan of an earlier call of this thread with the same shapes and limits
+ * again, also of another layer that is stored alike. INVALID_ARGUMENT: not a handle, or as the
+ * calls without a handle. */
+KVX_API kvx_status_t kvx_prepared_append(kvx_prepared_layer_t prepared,
+                                         const kvx_append_args_t* args, void* stream);
+KVX_API kvx_status_t kvx_prepared_attend(kvx_prepared_layer_t prepared,
+                                         const kvx_attend_args_t* args, void* stream);
 
 /* Copy i copies the first num_tokens[i] tokens of block from_blocks[i] to block to_blocks[i]. */
 typedef struct kvx_copy_args_t {

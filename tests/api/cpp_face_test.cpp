@@ -137,6 +137,8 @@ TEST(CppFace, AppendsGathersAndAttendsOverAnEnginesPages) {
   attend.block_table = gather.block_table;
   attend.seq_lens = gather.seq_lens;
   EXPECT_EQ(api::attend_workspace(engine.layer, attend).value(), 0u);
+  EXPECT_EQ(api::attend_workspace_up_to(engine.layer, attend, {8, 64, 1024, 16}).value(), 0u);
+  EXPECT_EQ(api::PreparedLayer::make(engine.layer).failure().status, KVX_STATUS_UNSUPPORTED);
   ASSERT_TRUE(api::attend(engine.layer, attend).ok()) << kvx_last_error();
   double mean = 0;  // of V, which is K here: queries of zeros see every token alike
   for (int t = 0; t < 20; ++t) mean += seen[static_cast<size_t>(t) * 2 * 64] / 20.0;

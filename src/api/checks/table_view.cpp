@@ -54,14 +54,18 @@ Status read_ragged(const TableView& table, int64_t block_size, TableOfCaller& re
   return {};
 }
 
-void read_packed(const TableView& table, TableOfCaller& result) {
+void read_packed(const TableView& table, int64_t row_stride, TableOfCaller& result) {
   result.max_blocks = table.max_blocks;
   if (!table.indices.is_64_bit) {
-    result.table = {static_cast<const int32_t*>(table.indices.data), table.max_blocks};
+    result.table = {static_cast<const int32_t*>(table.indices.data), row_stride};
     return;
   }
   result.ids.resize(static_cast<size_t>(table.num_indices));
-  for (int64_t i = 0; i < table.num_indices; ++i) result.ids[i] = id_of(table.indices.at(i));
+  for (int64_t s = 0; s < table.num_sequences; ++s) {
+    int32_t* row = result.ids.data() + s * table.max_blocks;
+    for (int64_t i = 0; i < table.max_blocks; ++i)
+      row[i] = id_of(table.indices.at(s * row_stride + i));
+  }
   result.table = {result.ids.data(), table.max_blocks};
 }
 
@@ -85,8 +89,23 @@ Status read_lengths(const IndexArray& lengths, int64_t num_sequences, TableOfCal
 
 }  // namespace
 
+Result<int64_t> read_table_stride(const kvx_block_table_t& table, int64_t stride) {
+  const int64_t width = table.max_blocks_per_seq;
+  if (stride == 0) return width;
+  if (number_of(table.format) != KVX_BLOCK_TABLE_PACKED) {
+    return invalid_argument(
+        "args.block_table_stride is {}; expected 0 for a table that is not PACKED", stride);
+  }
+  // Entries then have addresses of 64 bits, as many sequences as there are.
+  constexpr int64_t kMost = INT32_MAX;
+  if (stride >= width && stride <= kMost) return stride;
+  return invalid_argument(
+      "args.block_table_stride is {}; expected 0, or max_blocks_per_seq, {}, to {} entries", stride,
+      width, kMost);
+}
+
 Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens, int block_size,
-                  TableOfCaller& result) {
+                  TableOfCaller& result, int64_t row_stride) {
   KVX_RETURN_IF_ERROR(check_top_level(table, "block_table"));
   KVX_RETURN_IF_ERROR(check_top_level(seq_lens, "seq_lens"));
   result.num_sequences = 0;
@@ -105,8 +124,10 @@ Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens
   KVX_RETURN_IF_ERROR(deferred_errors.status());
   KVX_RETURN_IF_ERROR(read_lengths(lengths, view.num_sequences, result));
   if (view.kind == TableView::Kind::kPacked) {
-    read_packed(view, result);
+    KVX_ASSIGN_OR_RETURN(const int64_t stride, read_table_stride(*table, row_stride));
+    read_packed(view, stride, result);
   } else {
+    KVX_RETURN_IF_ERROR(read_table_stride(*table, row_stride));
     KVX_RETURN_IF_ERROR(read_ragged(view, block_size, result));
   }
   result.num_sequences = static_cast<int>(view.num_sequences);

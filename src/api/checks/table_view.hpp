@@ -21,9 +21,14 @@ struct TableOfCaller {
   std::vector<int32_t> lengths;
 };
 
-// Reads PACKED and RAGGED tables. An id that no layer can have becomes -1, which a verb refuses
+// What a stride of 0 stands for: the rows of a PACKED table follow each other. INVALID_ARGUMENT:
+// rows that overlap, or the stride of a table that is not PACKED.
+Result<int64_t> read_table_stride(const kvx_block_table_t& table, int64_t stride);
+
+// Reads PACKED and RAGGED tables. row_stride: entries from a PACKED table's row to the next; 0: its
+// max_blocks_per_seq. An id that no layer can have becomes -1, which a verb refuses
 // when it reads it. Zero sequences are allowed.
 Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens, int block_size,
-                  TableOfCaller& result);
+                  TableOfCaller& result, int64_t row_stride = 0);
 
 }  // namespace kvx::boundary

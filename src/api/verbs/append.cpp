@@ -7,7 +7,7 @@
 #include "api/checks/slots.hpp"
 #include "api/executor.hpp"
 #include "api/kernels.hpp"
-#include "api/verbs/device_verb.hpp"
+#include "api/verbs/prepared_layer.hpp"
 #include "core/scratch.hpp"
 
 namespace kvx::boundary {
@@ -50,8 +50,9 @@ Result<ops::AppendArgs> read_args(const kvx_append_args_t& args, const LayerOfCa
   return checked;
 }
 
-// The slots stay in the GPU's memory, where the kernels read them as 64-bit numbers.
-Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer, void* stream) {
+// Reads a call on a GPU. The slots stay in its memory, where the kernels read them as 64-bit
+// numbers. Without tokens nothing is read.
+Result<ops::AppendArgs> read_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer) {
   if (args.num_tokens < 0 || (args.slots == nullptr && args.num_tokens != 0)) {
     return invalid_argument("args.num_tokens is {} with slots {}; expected 0 or more, and slots",
                             args.num_tokens, args.slots);
@@ -62,16 +63,44 @@ Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& laye
   if (args.out_of_range_slots != nullptr || args.nonfinite_inputs != nullptr) {
     return unsupported("args has a counter of its own; a layer on a GPU counts in layer.counters");
   }
-  if (args.num_tokens == 0) return {};
+  if (args.num_tokens == 0) return ops::AppendArgs{};
   KVX_ASSIGN_OR_RETURN(ops::AppendArgs checked, read_args(args, layer));
   checked.slot_mapping = {static_cast<const int64_t*>(args.slots),
                           static_cast<size_t>(args.num_tokens)};
-  const VerbAddresses addresses = VerbAddresses(layer)
-                                      .add_rows("k.data", checked.k)
-                                      .add_rows("v.data", checked.v)
-                                      .add("args.slots", checked.slot_mapping.data())
-                                      .add("args.positions", args.positions);
+  return checked;
+}
+
+void add_arrays(VerbAddresses& addresses, const kvx_append_args_t& args,
+                const ops::AppendArgs& checked) {
+  addresses.add_rows("k.data", checked.k)
+      .add_rows("v.data", checked.v)
+      .add("args.slots", checked.slot_mapping.data())
+      .add("args.positions", args.positions);
+}
+
+Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const ops::AppendArgs checked, read_on_device(args, layer));
+  if (args.num_tokens == 0) return {};
+  VerbAddresses addresses(layer);
+  add_arrays(addresses, args, checked);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
+  return ops::append(verb.context, checked, verb.counters);
+}
+
+Status append_prepared(kvx_prepared_layer_t handle, const kvx_append_args_t* caller, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const PreparedLayer* prepared, find_prepared_layer(handle));
+  KVX_ASSIGN_OR_RETURN(const kvx_append_args_t args, read_struct(caller, "args"));
+  if (args.layer != nullptr) {
+    return invalid_argument("args.layer is set; expected null, since the handle has the layer");
+  }
+  KVX_ASSIGN_OR_RETURN(const ops::AppendArgs checked,
+                       read_on_device(args, prepared->layers.packed));
+  if (args.num_tokens == 0) return {};
+  Scratch<VerbAddresses> addresses;
+  addresses->clear();
+  add_arrays(*addresses, args, checked);
+  KVX_RETURN_IF_ERROR(addresses->deferred_errors().status());  // not aligned
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, prepared->begin(stream));
   return ops::append(verb.context, checked, verb.counters);
 }
 
@@ -106,4 +135,10 @@ Status append(const kvx_append_args_t* caller, void* stream) {
 
 extern "C" kvx_status_t kvx_append(const kvx_append_args_t* args, void* stream) {
   return kvx::boundary::run_call([&] { return kvx::boundary::append(args, stream); });
+}
+
+extern "C" kvx_status_t kvx_prepared_append(kvx_prepared_layer_t prepared,
+                                            const kvx_append_args_t* args, void* stream) {
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::append_prepared(prepared, args, stream); });
 }

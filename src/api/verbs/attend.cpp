@@ -12,7 +12,7 @@
 #include "api/checks/table_view.hpp"
 #include "api/executor.hpp"
 #include "api/kernels.hpp"
-#include "api/verbs/device_verb.hpp"
+#include "api/verbs/prepared_layer.hpp"
 #include "core/scratch.hpp"
 
 namespace kvx::boundary {
@@ -20,9 +20,11 @@ namespace {
 
 // Checks the arguments that are numbers.
 Status check_numbers(const kvx_attend_args_t& args, const LayerOfCaller& layer) {
-  if (args.reserved != 0 || args.reserved_end != 0 || args.reserved_2 != 0) {
-    return invalid_argument("args.reserved is {}, reserved_end {}, reserved_2 {}; expected 0",
-                            args.reserved, args.reserved_end, args.reserved_2);
+  if (args.reserved != 0 || args.reserved_end != 0 || args.reserved_2 != 0 ||
+      args.reserved_3 != 0) {
+    return invalid_argument(
+        "args.reserved is {}, reserved_end {}, reserved_2 {}, reserved_3 {}; expected 0",
+        args.reserved, args.reserved_end, args.reserved_2, args.reserved_3);
   }
   if (args.num_q_heads < 1 || args.num_q_heads > INT32_MAX) {
     return invalid_argument(
@@ -41,8 +43,8 @@ Status check_numbers(const kvx_attend_args_t& args, const LayerOfCaller& layer) 
   return {};
 }
 
-Status check_full_precision_window(const kvx_attend_args_t& args) {
-  const int given = (args.full_precision != nullptr) + (args.num_sink_blocks != nullptr) +
+Status check_full_precision_window(const kvx_attend_args_t& args, bool has_full_precision) {
+  const int given = has_full_precision + (args.num_sink_blocks != nullptr) +
                     (args.first_recent_blocks != nullptr);
   if (given == 0 || given == 3) return {};
   return invalid_argument(
@@ -64,35 +66,18 @@ struct OneQueryEach {
   std::vector<int32_t> numbers;
 };
 
-// The layers of a call. Both lie on the host, or both on a GPU.
-struct Layers {
-  LayerOfCaller packed;
-  LayerOfCaller full_precision;
-};
-
-Status read_layers(const kvx_attend_args_t& args, Layers& layers) {
-  KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layers.packed, LayerMemory::kHostOrDevice));
+Status read_layers(const kvx_attend_args_t& args, CallLayers& layers) {
+  KVX_RETURN_IF_ERROR(read_call_layers(args.layer, args.full_precision, layers));
   KVX_RETURN_IF_ERROR(check_numbers(args, layers.packed));
-  KVX_RETURN_IF_ERROR(check_full_precision_window(args));
-  if (args.full_precision == nullptr) return {};
-  const LayerOfCaller& full_precision = layers.full_precision;
-  KVX_RETURN_IF_ERROR(read_layer(args.full_precision, "full_precision", layers.full_precision,
-                                 LayerMemory::kHostOrDevice));
-  if (!full_precision.transform.k.is_identity() || !full_precision.transform.v.is_identity()) {
-    return invalid_argument(
-        "full_precision has a transform; both layers hold rows of layer's transform");
-  }
-  if (full_precision.is_on_device() == layers.packed.is_on_device()) return {};
-  return unsupported(
-      "full_precision and layer lie one on the host and one on a GPU; expected both in one");
+  return check_full_precision_window(args, layers.has_full_precision);
 }
 
 // Reads everything but the table, the lengths and the queries' starts.
-Result<ops::AttendArgs> read_args(const kvx_attend_args_t& args, const Layers& layers) {
+Result<ops::AttendArgs> read_args(const kvx_attend_args_t& args, const CallLayers& layers) {
   const LayerOfCaller& layer = layers.packed;
   ops::AttendArgs checked;
   checked.packed = layer.view;
-  if (args.full_precision != nullptr) checked.full_precision = layers.full_precision.view;
+  if (layers.has_full_precision) checked.full_precision = layers.full_precision.view;
   checked.num_sink_blocks = args.num_sink_blocks;
   checked.first_recent_block = args.first_recent_blocks;
   checked.transform = layer.transform;
@@ -121,8 +106,9 @@ struct DeviceAttend {
   ops::CudaAttendLimits limits;
 };
 
-Result<DeviceAttend> read_on_device(const kvx_attend_args_t& args, const Layers& layers) {
-  KVX_ASSIGN_OR_RETURN(const DeviceTable table, read_device_table(args.block_table, args.seq_lens));
+Result<DeviceAttend> read_on_device(const kvx_attend_args_t& args, const CallLayers& layers) {
+  KVX_ASSIGN_OR_RETURN(const DeviceTable table,
+                       read_device_table(args.block_table, args.seq_lens, args.block_table_stride));
   DeviceAttend attend;
   attend.checked.num_sequences = table.num_sequences;
   if (table.num_sequences == 0) return attend;
@@ -143,26 +129,29 @@ Result<DeviceAttend> read_on_device(const kvx_attend_args_t& args, const Layers&
   if (args.max_tokens < 0) {
     return invalid_argument("args.max_tokens is {}; expected 0 or more", args.max_tokens);
   }
+  if (args.num_decodes > static_cast<uint32_t>(table.num_sequences)) {
+    return invalid_argument("args.num_decodes is {}; expected 0 to seq_count, {}", args.num_decodes,
+                            table.num_sequences);
+  }
   attend.limits = {.max_q_len = static_cast<int>(args.max_q_len),
                    .total_q = args.num_queries,
-                   .max_tokens = args.max_tokens};
+                   .max_tokens = args.max_tokens,
+                   .num_decodes = static_cast<int>(args.num_decodes)};
   return attend;
 }
 
-Status check_out_apart(const kvx_attend_args_t& args, const Layers& layers,
-                       const ops::AttendArgs& checked, int64_t num_queries) {
+Status check_out_apart(const CallLayers& layers, const ops::AttendArgs& checked,
+                       int64_t num_queries) {
   const int head_dim = layers.packed.v_head_dim();
   KVX_RETURN_IF_ERROR(
       check_apart(layers.packed, checked.out, num_queries, checked.num_q_heads, head_dim, "out"));
-  if (args.full_precision == nullptr) return {};
+  if (!layers.has_full_precision) return {};
   return check_apart(layers.full_precision, checked.out, num_queries, checked.num_q_heads, head_dim,
                      "out");
 }
 
-Result<DeviceVerb> begin(const kvx_attend_args_t& args, const Layers& layers,
-                         const ops::AttendArgs& checked, void* stream) {
-  VerbAddresses addresses(layers.packed);
-  if (args.full_precision != nullptr) addresses.add(layers.full_precision, "full_precision");
+void add_arrays(VerbAddresses& addresses, const kvx_attend_args_t& args,
+                const ops::AttendArgs& checked) {
   addresses.add("block_table.indices", checked.block_table.ids)
       .add("seq_lens.lengths", checked.seq_lens)
       .add("args.q_starts", checked.q_starts)
@@ -174,16 +163,21 @@ Result<DeviceVerb> begin(const kvx_attend_args_t& args, const Layers& layers,
       .add("args.num_sink_blocks", checked.num_sink_blocks)
       .add("args.first_recent_blocks", checked.first_recent_block)
       .add("args.workspace", static_cast<const uint8_t*>(args.workspace));
+}
+
+Result<DeviceVerb> begin(const kvx_attend_args_t& args, const CallLayers& layers,
+                         const ops::AttendArgs& checked, void* stream) {
+  VerbAddresses addresses(layers.packed);
+  if (layers.has_full_precision) addresses.add(layers.full_precision, "full_precision");
+  add_arrays(addresses, args, checked);
   return begin_on_device(layers.packed, addresses, stream);
 }
 
-Status attend_on_device(const kvx_attend_args_t& args, const Layers& layers, void* stream) {
-  KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
-  if (call.checked.num_sequences == 0) return {};
-  KVX_RETURN_IF_ERROR(check_out_apart(args, layers, call.checked, call.limits.total_q));
-  KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
-  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.checked, stream));
-  const int64_t needed = ops::attend_workspace_bytes(verb.context, call.checked, call.limits);
+// Launches a checked call by a plan, which this thread has from an earlier call where it can.
+Status launch(const kvx_attend_args_t& args, const DeviceAttend& call, const DeviceVerb& verb) {
+  KVX_ASSIGN_OR_RETURN(const ops::AttendPlan* plan,
+                       ops::AttendPlan::of_thread(verb.context, call.checked, call.limits));
+  const int64_t needed = plan->workspace_bytes();
   constexpr uintptr_t kAlignment = 256;
   if (args.workspace_bytes < static_cast<uint64_t>(needed) ||
       reinterpret_cast<uintptr_t>(args.workspace) % kAlignment != 0) {
@@ -192,20 +186,52 @@ Status attend_on_device(const kvx_attend_args_t& args, const Layers& layers, voi
         "on a multiple of {}",
         args.workspace_bytes, args.workspace, needed, kAlignment);
   }
-  return ops::attend(verb.context, call.checked, call.limits, static_cast<uint8_t*>(args.workspace),
+  return ops::attend(verb.context, call.checked, *plan, static_cast<uint8_t*>(args.workspace),
                      verb.counters);
+}
+
+Status attend_on_device(const kvx_attend_args_t& args, const CallLayers& layers, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
+  if (call.checked.num_sequences == 0) return {};
+  KVX_RETURN_IF_ERROR(check_out_apart(layers, call.checked, call.limits.total_q));
+  KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.checked, stream));
+  return launch(args, call, verb);
+}
+
+Status attend_prepared(kvx_prepared_layer_t handle, const kvx_attend_args_t* caller, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const PreparedLayer* prepared, find_prepared_layer(handle));
+  KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t args, read_struct(caller, "args"));
+  if (args.layer != nullptr || args.full_precision != nullptr) {
+    return invalid_argument(
+        "args.layer or full_precision is set; expected null, since the handle has the layers");
+  }
+  const CallLayers& layers = prepared->layers;
+  KVX_RETURN_IF_ERROR(check_numbers(args, layers.packed));
+  KVX_RETURN_IF_ERROR(check_full_precision_window(args, layers.has_full_precision));
+  KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
+  if (call.checked.num_sequences == 0) return {};
+  KVX_RETURN_IF_ERROR(check_out_apart(layers, call.checked, call.limits.total_q));
+  KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
+  Scratch<VerbAddresses> addresses;
+  addresses->clear();
+  add_arrays(*addresses, args, call.checked);
+  KVX_RETURN_IF_ERROR(addresses->deferred_errors().status());  // not aligned
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, prepared->begin(stream));
+  return launch(args, call, verb);
 }
 
 Status attend(const kvx_attend_args_t* caller, void* stream) {
   KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t args, read_struct(caller, "args"));
-  Scratch<Layers> kept_layers;
-  Layers& layers = *kept_layers;
+  Scratch<CallLayers> kept_layers;
+  CallLayers& layers = *kept_layers;
   KVX_RETURN_IF_ERROR(read_layers(args, layers));
   const LayerOfCaller& layer = layers.packed;
   if (layer.is_on_device()) return attend_on_device(args, layers, stream);
   Scratch<TableOfCaller> kept_table;
   TableOfCaller& table = *kept_table;
-  KVX_RETURN_IF_ERROR(read_table(args.block_table, args.seq_lens, layer.view.block_size, table));
+  KVX_RETURN_IF_ERROR(read_table(args.block_table, args.seq_lens, layer.view.block_size, table,
+                                 args.block_table_stride));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(args.executor));
   if (table.num_sequences == 0) return {};
   KVX_ASSIGN_OR_RETURN(ops::AttendArgs checked, read_args(args, layers));
@@ -217,7 +243,7 @@ Status attend(const kvx_attend_args_t* caller, void* stream) {
   checked.q_starts =
       args.q_starts != nullptr ? args.q_starts : one_each->starts(table.num_sequences);
   const int64_t num_queries = checked.q_starts[table.num_sequences];
-  KVX_RETURN_IF_ERROR(check_out_apart(args, layers, checked, num_queries));
+  KVX_RETURN_IF_ERROR(check_out_apart(layers, checked, num_queries));
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   return ops::attend({kernels, &chosen_executor(threads)}, checked);
 }
@@ -228,8 +254,8 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
   KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t args, read_struct(caller, "args"));
   if (bytes == nullptr) return invalid_argument("bytes is null");
   if (args.layer != nullptr) {
-    Scratch<Layers> kept_layers;
-    Layers& layers = *kept_layers;
+    Scratch<CallLayers> kept_layers;
+    CallLayers& layers = *kept_layers;
     KVX_RETURN_IF_ERROR(read_layers(args, layers));
     if (layers.packed.is_on_device()) {
       KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
@@ -243,6 +269,62 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
     }
   }
   *bytes = 0;
+  return {};
+}
+
+Status check_bound(const char* name, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return {};
+  return invalid_argument("bounds.{} is {}; expected 1 to {}", name, value, most);
+}
+
+Result<ops::CudaAttendBounds> read_bounds(const kvx_attend_bounds_t* caller, int num_q_heads) {
+  KVX_ASSIGN_OR_RETURN(const kvx_attend_bounds_t bounds, read_struct(caller, "bounds"));
+  if (bounds.reserved != 0) {
+    return invalid_argument("bounds.reserved is {}; expected 0", bounds.reserved);
+  }
+  constexpr int kMostSequences = 65535;
+  const int64_t most_queries = INT32_MAX / num_q_heads;
+  KVX_RETURN_IF_ERROR(check_bound("max_sequences", bounds.max_sequences, kMostSequences));
+  KVX_RETURN_IF_ERROR(check_bound("max_queries", bounds.max_queries, most_queries));
+  KVX_RETURN_IF_ERROR(check_bound("max_tokens", bounds.max_tokens, INT32_MAX));
+  KVX_RETURN_IF_ERROR(check_bound("max_q_len", bounds.max_q_len, most_queries));
+  return ops::CudaAttendBounds{.max_sequences = static_cast<int>(bounds.max_sequences),
+                               .max_total_q = bounds.max_queries,
+                               .max_q_len = static_cast<int>(bounds.max_q_len),
+                               .max_tokens = bounds.max_tokens};
+}
+
+// Needs no array of a batch, of which an engine that starts has none.
+Status attend_workspace_up_to(const kvx_attend_args_t* caller, const kvx_attend_bounds_t* bounds,
+                              uint64_t* bytes) {
+  KVX_ASSIGN_OR_RETURN(const kvx_attend_args_t args, read_struct(caller, "args"));
+  if (bytes == nullptr) return invalid_argument("bytes is null");
+  Scratch<CallLayers> kept_layers;
+  CallLayers& layers = *kept_layers;
+  KVX_RETURN_IF_ERROR(read_call_layers(args.layer, args.full_precision, layers));
+  KVX_RETURN_IF_ERROR(check_numbers(args, layers.packed));
+  ops::AttendArgs checked;
+  checked.packed = layers.packed.view;
+  if (layers.has_full_precision) {
+    static constexpr int32_t kAnyBlock = 0;  // that there is such an array is what matters
+    checked.full_precision = layers.full_precision.view;
+    checked.num_sink_blocks = checked.first_recent_block = &kAnyBlock;
+  }
+  checked.transform = layers.packed.transform;
+  checked.num_q_heads = static_cast<int>(args.num_q_heads);
+  checked.softmax_scale = 1.0f;
+  checked.window = static_cast<int>(args.window);
+  KVX_RETURN_IF_ERROR(ops::check_attend(checked, {}));
+  KVX_ASSIGN_OR_RETURN(const ops::CudaAttendBounds most, read_bounds(bounds, checked.num_q_heads));
+  if (!layers.packed.is_on_device()) {
+    *bytes = 0;
+    return {};
+  }
+  VerbAddresses addresses(layers.packed);
+  if (layers.has_full_precision) addresses.add(layers.full_precision, "full_precision");
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb,
+                       begin_on_device(layers.packed, addresses, /*stream=*/nullptr));
+  *bytes = static_cast<uint64_t>(ops::attend_workspace_bytes_up_to(verb.context, checked, most));
   return {};
 }
 
@@ -273,6 +355,13 @@ extern "C" kvx_status_t kvx_attend_workspace(const kvx_attend_args_t* args, uint
   return kvx::boundary::run_call([&] { return kvx::boundary::attend_workspace(args, bytes); });
 }
 
+extern "C" kvx_status_t kvx_attend_workspace_up_to(const kvx_attend_args_t* args,
+                                                   const kvx_attend_bounds_t* bounds,
+                                                   uint64_t* bytes) {
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::attend_workspace_up_to(args, bounds, bytes); });
+}
+
 extern "C" kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* layer,
                                                              uint32_t* prefers) {
   return kvx::boundary::run_call(
@@ -281,4 +370,10 @@ extern "C" kvx_status_t kvx_attend_prefers_interleaved_order(const kvx_layer_t* 
 
 extern "C" kvx_status_t kvx_attend(const kvx_attend_args_t* args, void* stream) {
   return kvx::boundary::run_call([&] { return kvx::boundary::attend(args, stream); });
+}
+
+extern "C" kvx_status_t kvx_prepared_attend(kvx_prepared_layer_t prepared,
+                                            const kvx_attend_args_t* args, void* stream) {
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::attend_prepared(prepared, args, stream); });
 }

@@ -2,6 +2,7 @@
 #include "api/verbs/device_verb.hpp"
 
 #include "api/checks/check_index.hpp"
+#include "api/checks/table_view.hpp"
 #include "api/guard.hpp"
 
 namespace kvx::boundary {
@@ -46,7 +47,7 @@ Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddress
 }
 
 Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
-                                      const kvx_seq_lens_t* seq_lens) {
+                                      const kvx_seq_lens_t* seq_lens, int64_t row_stride) {
   KVX_RETURN_IF_ERROR(check_top_level(table, "block_table"));
   KVX_RETURN_IF_ERROR(check_top_level(seq_lens, "seq_lens"));
   if (table->seq_count == 0 && seq_lens->seq_count == 0) return DeviceTable{};
@@ -68,7 +69,8 @@ Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
         "block_table and seq_lens lie on a GPU in a format or width that the host would have to "
         "convert; expected PACKED, S32 indices and S32 lengths");
   }
-  return DeviceTable{{static_cast<const int32_t*>(view.indices.data), view.max_blocks},
+  KVX_ASSIGN_OR_RETURN(const int64_t stride, read_table_stride(*table, row_stride));
+  return DeviceTable{{static_cast<const int32_t*>(view.indices.data), stride},
                      view.max_blocks,
                      static_cast<int>(view.num_sequences),
                      static_cast<const int32_t*>(lengths.data)};

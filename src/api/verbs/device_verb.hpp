@@ -26,6 +26,11 @@ class VerbAddresses {
     return add(name, rows.data, static_cast<size_t>(bytes_of(rows.dtype)));
   }
   VerbAddresses& add(const LayerOfCaller& layer, std::string_view name);
+  // For the next call; keeps the memory.
+  void clear() {
+    addresses_.clear();
+    deferred_errors_ = {};
+  }
   std::span<const CallAddress> all() const { return addresses_; }
   const DeferredErrors& deferred_errors() const { return deferred_errors_; }
 
@@ -57,7 +62,8 @@ struct DeviceTable {
   int num_sequences = 0;
   const int32_t* seq_lens = nullptr;
 };
+// row_stride: entries from a row to the next; 0: max_blocks_per_seq.
 Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
-                                      const kvx_seq_lens_t* seq_lens);
+                                      const kvx_seq_lens_t* seq_lens, int64_t row_stride = 0);
 
 }  // namespace kvx::boundary

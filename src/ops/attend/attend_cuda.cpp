@@ -2,6 +2,7 @@
 #include "ops/attend/attend_cuda.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "core/scratch.hpp"
 #include "ops/attend/cuda/launch_run.hpp"
@@ -121,6 +122,23 @@ struct AttendPlan::Choices {
   CudaAttendLimits limits;
   cuda::PlannedShape shape;
   PartsPlan parts;
+
+  // Reuses the memory of an earlier plan.
+  Status fill(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& of_call,
+              CudaAttendPath path) {
+    KVX_RETURN_IF_ERROR(plan_call(context, args, of_call, path, parts));
+    device = context.device.index;
+    limits = of_call;
+    shape.keep(args);
+    return {};
+  }
+  // Whether it is what fill() would choose for this call.
+  bool serves(const CudaContext& context, const AttendArgs& args,
+              const CudaAttendLimits& of_call) const {
+    return device == context.device.index && limits == of_call &&
+           shape.rows_are_on_16 == cuda::has_rows_on_16(args) &&
+           shape.difference_from(args) == nullptr;
+  }
 };
 
 AttendPlan::AttendPlan(std::unique_ptr<Choices> choices) : choices_(std::move(choices)) {}
@@ -139,11 +157,30 @@ const CudaAttendLimits& AttendPlan::limits() const {
 Result<AttendPlan> AttendPlan::make(const CudaContext& context, const AttendArgs& args,
                                     const CudaAttendLimits& limits, CudaAttendPath path) {
   auto choices = std::make_unique<Choices>();
-  KVX_RETURN_IF_ERROR(plan_call(context, args, limits, path, choices->parts));
-  choices->device = context.device.index;
-  choices->limits = limits;
-  choices->shape.keep(args);
+  KVX_RETURN_IF_ERROR(choices->fill(context, args, limits, path));
   return AttendPlan(std::move(choices));
+}
+
+Result<const AttendPlan*> AttendPlan::of_thread(const CudaContext& context, const AttendArgs& args,
+                                                const CudaAttendLimits& limits) {
+  constexpr size_t kMost = 8;  // a model's kinds of layers, each with decodes and prompts
+  thread_local std::vector<AttendPlan> plans;
+  thread_local size_t oldest = 0;
+  for (const AttendPlan& plan : plans) {
+    if (plan.choices_->serves(context, args, limits)) return &plan;
+  }
+  if (plans.size() < kMost) {
+    plans.reserve(kMost);
+    KVX_ASSIGN_OR_RETURN(AttendPlan plan, make(context, args, limits));
+    plans.push_back(std::move(plan));
+    return &plans.back();
+  }
+  AttendPlan& plan = plans[oldest];
+  oldest = (oldest + 1) % kMost;
+  const Status filled = plan.choices_->fill(context, args, limits, CudaAttendPath::kChoose);
+  if (filled.ok()) return &plan;
+  plan.choices_->device = -1;  // it serves no call
+  return filled.error();
 }
 
 Status attend(const CudaContext& context, const AttendArgs& args, const AttendPlan& plan,
@@ -154,7 +191,17 @@ Status attend(const CudaContext& context, const AttendArgs& args, const AttendPl
                             context.device.index, choices.device);
   }
   KVX_RETURN_IF_ERROR(check_attend(args, choices.limits));
-  KVX_RETURN_IF_ERROR(choices.shape.check(args, choices.parts.has_prefill()));
+  if (const char* name = choices.shape.difference_from(args)) {
+    return invalid_argument(
+        "{} differs from the call that the plan was made with; expected the same, or a plan of "
+        "its own",
+        name);
+  }
+  if (choices.parts.has_prefill() && !cuda::has_rows_on_16(args)) {
+    return invalid_argument(
+        "q or out has rows off 16 bytes, where the plan's prefill kernel does not accept them; "
+        "expected rows on 16 bytes, or a plan that was made with these rows");
+  }
   return launch_parts(context, args, choices.parts, workspace, counters);
 }
 

@@ -21,6 +21,8 @@ struct CudaAttendLimits {
   // and launched apart, so that a prompt's max_q_len does not shape the launch of decodes. 0: it
   // is not known, and one launch serves all.
   int num_decodes = 0;
+
+  friend bool operator==(const CudaAttendLimits&, const CudaAttendLimits&) = default;
 };
 
 // Which kernel runs. kReference takes everything in binary32; kDecodeMma and kPrefill are the
@@ -83,6 +85,11 @@ class AttendPlan {
   static Result<AttendPlan> make(const CudaContext& context, const AttendArgs& args,
                                  const CudaAttendLimits& limits,
                                  CudaAttendPath path = CudaAttendPath::kChoose);
+  // One of the last eight plans that this function made in this thread, if it serves the call;
+  // otherwise a new one. It lives until the thread's next call of this function. What make returns
+  // otherwise.
+  static Result<const AttendPlan*> of_thread(const CudaContext& context, const AttendArgs& args,
+                                             const CudaAttendLimits& limits);
   AttendPlan(AttendPlan&& other) noexcept;
   AttendPlan& operator=(AttendPlan&& other) noexcept;
   ~AttendPlan();

@@ -64,6 +64,10 @@ Result<AttendPlan> AttendPlan::make(const CudaContext&, const AttendArgs&, const
                                     CudaAttendPath) {
   return no_cuda();
 }
+Result<const AttendPlan*> AttendPlan::of_thread(const CudaContext&, const AttendArgs&,
+                                                const CudaAttendLimits&) {
+  return no_cuda();
+}
 int64_t AttendPlan::workspace_bytes() const {
   return 0;
 }

@@ -1,4 +1,5 @@
 // kvx_attend over callers' memory: formats, layouts, tables, full-precision window.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/api/caller_layer.hpp"
@@ -140,6 +141,52 @@ TEST(Attend, NeedsNoWorkspaceOnTheCpu) {
   uint64_t bytes = 99;
   ASSERT_EQ(kvx_attend_workspace(&attention.args, &bytes), KVX_STATUS_OK);
   EXPECT_EQ(bytes, 0u);
+}
+
+// Engines keep the tables of a batch in an array for the longest sequence.
+TEST(Attend, TakesATableInsideAWiderArray) {
+  Filled filled(KVX_FORMAT_INT8);
+  Attention dense(filled.layer.layer, filled.sequence, 2);
+  dense.starts = {0, 1, 2};
+  dense.args.q_starts = dense.starts.data();
+  const auto attend_to = [&](auto blocks, kvx_dtype_t dtype, int64_t stride) {
+    const std::vector<int32_t> lengths = {kTokens, 9};
+    kvx_block_table_t table = filled.sequence.table;
+    table.indices = blocks.data();
+    table.index_dtype = dtype;
+    table.seq_count = 2;
+    table.indices_count = 6;
+    const kvx_seq_lens_t seq_lens = api::seq_lens(lengths);
+    dense.args.block_table = &table;
+    dense.args.seq_lens = &seq_lens;
+    dense.args.block_table_stride = stride;
+    std::fill(dense.out.begin(), dense.out.end(), 9.0f);
+    EXPECT_EQ(kvx_attend(&dense.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    return dense.out;
+  };
+  const std::vector<float> expected =
+      attend_to(std::vector<int32_t>{4, 1, 5, 1, 5, -1}, KVX_DTYPE_S32, 0);
+  const std::vector<int32_t> wide = {4, 1, 5, -7, -7, 1, 5, -1, -7, -7};
+  EXPECT_EQ(attend_to(wide, KVX_DTYPE_S32, 5), expected);
+  EXPECT_EQ(attend_to(std::vector<int64_t>(wide.begin(), wide.end()), KVX_DTYPE_S64, 5), expected);
+}
+
+TEST(Attend, RefusesATablesStrideThatOverlapsOrIsNotPacked) {
+  Filled filled(KVX_FORMAT_INT8);
+  Attention attention(filled.layer.layer, filled.sequence, 1);
+  for (const int64_t stride : {int64_t{-1}, int64_t{2}, INT64_MAX}) {
+    attention.args.block_table_stride = stride;
+    EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT) << stride;
+    EXPECT_THAT(kvx_last_error(), testing::HasSubstr("args.block_table_stride is"));
+  }
+  const std::vector<int32_t> starts = {0, 3};
+  kvx_block_table_t ragged = api::ragged_table(filled.sequence.blocks, starts);
+  attention.args.block_table = &ragged;
+  attention.args.block_table_stride = 3;
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(kvx_last_error(), testing::HasSubstr("that is not PACKED"));
+  attention.args.block_table_stride = 0;
+  EXPECT_EQ(kvx_attend(&attention.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
 }
 
 TEST(Attend, OverNoSequencesIsANoOp) {

@@ -307,6 +307,7 @@ TEST(Verbs, RefuseEveryPointerThatIsNull) {
   refused([](auto& args) { args.softmax_scale = NAN; });
   refused([](auto& args) { args.reserved = 1; });
   refused([](auto& args) { args.reserved_2 = 1; });
+  refused([](auto& args) { args.reserved_3 = 1; });
   refused([](auto& args) { args.precision = 2; });
   refused([](auto& args) { args.workspace_bytes = 1; });
 }

@@ -8,17 +8,22 @@
 
 namespace kvx::ops::cuda {
 
+// Whether all rows of q and out begin on 16 bytes, where alone prefill kernels accept them.
+bool has_rows_on_16(const AttendArgs& args);
+
 struct PlannedShape {
-  // Keeps the shapes of args, whose spans of runs need not live longer.
+  // Keeps the shapes of args, whose runs of heads need not live longer. Reuses memory.
   void keep(const AttendArgs& args);
 
-  // INVALID_ARGUMENT names what differs. Addresses may, unless they are aligned otherwise on 16
-  // bytes. has_prefill: the plan's kernels copy q and out on 16 bytes.
-  Status check(const AttendArgs& args, bool has_prefill) const;
+  // The first thing that the plan depends on and in which the call differs; null: none. Addresses
+  // may differ, unless those of a layer are aligned otherwise on 16 bytes. Rows of q and out are
+  // left to the caller.
+  const char* difference_from(const AttendArgs& args) const;
 
-  AttendArgs args;  // its views' spans and its pointers are not used
+  AttendArgs args;  // its pointers, and its views' runs, are not used
   std::vector<HeadRun> packed_runs;
   std::vector<HeadRun> full_precision_runs;
+  bool rows_are_on_16 = false;
 };
 
 }  // namespace kvx::ops::cuda
