@@ -162,11 +162,12 @@ def _device_of_process():
 
 @dataclass
 class KvxMetadata(AttentionMetadata):
-    """A step's requests; rows that CUDA graphs pad with have no queries and negative slots."""
+    """A step's requests; rows that CUDA graphs pad with have no queries and negative slots.
 
-    batch: (
-        BatchAttention  # planned for the step; the builder's, so the next step's plan replaces it
-    )
+    batch: the builder's, planned for this step. The next step's plan replaces this one's.
+    """
+
+    batch: BatchAttention
 
 
 class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
@@ -209,10 +210,10 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
             common.block_table_tensor[:requests],
             common.seq_lens,
             common.query_start_loc[: requests + 1],
-            max_q_len=min(common.max_query_len, max_seq_len),
-            max_seq_len=max_seq_len,
+            max_q_len=int(min(common.max_query_len, max_seq_len)),
+            max_seq_len=int(max_seq_len),
             num_decodes=num_decodes,
-            num_queries=common.num_actual_tokens,
+            num_queries=int(common.num_actual_tokens),
             workspace=self.workspace,
         )
         return KvxMetadata(self.batch)
