@@ -103,10 +103,9 @@ class BlockFiles {
     const tier::FileIndex expected = index_of(name, tokens);
     auto file = value_of(tier::CacheFileReader::open(path));
     const tier::FileIndex& found = file.index();
-    if (found.fingerprint != fingerprint_) {
-      throw CoreError(
-          {ErrorCode::kIncompatible,
-           fmt::format("'{}': {}", path, kv::first_difference(found.fingerprint, fingerprint_))});
+    const std::string reason = kv::reason_not_to_load(found.fingerprint, fingerprint_);
+    if (!reason.empty()) {
+      throw CoreError({ErrorCode::kIncompatible, fmt::format("'{}': {}", path, reason)});
     }
     const bool is_block = found.block_size == block_size_ && found.scopes == expected.scopes &&
                           found.blocks.size() == 1 && found.blocks[0].parent == -1 &&
