@@ -19,8 +19,8 @@ std::shared_ptr<const Context>& current() {
   return context;
 }
 
-// This process's id. Each call asks for it, and the system's own answer takes longer than reading an
-// array does: a forked child writes its own here.
+// This process's id. Each call asks for it, and the system's own answer takes longer than reading
+// an array does: a forked child writes its own here.
 std::atomic<int>& process_id() {
   static std::atomic<int> id = [] {
     pthread_atfork(nullptr, nullptr, [] { process_id() = getpid(); });

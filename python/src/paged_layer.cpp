@@ -521,8 +521,8 @@ class BatchAttention {
       place.stream = current_stream(block_table, place.cuda_device).value_or(nullptr);
       place.also_behind = place.stream;
     }
-    auto batch =
-        std::make_shared<const StepBatch>(block_table, seq_lens, q_starts, bounds, workspace, place);
+    auto batch = std::make_shared<const StepBatch>(block_table, seq_lens, q_starts, bounds,
+                                                   workspace, place);
     batch_ = std::move(batch);
     if (device_ != place.cuda_device) plans_.clear();
     device_ = place.cuda_device;
