@@ -40,4 +40,4 @@ def test_every_block_of_the_transformers_page_runs(pages, tmp_path, monkeypatch)
             return load(folder, **options)
 
         monkeypatch.setattr(getattr(transformers, loader), "from_pretrained", load_tiny)
-    assert pages.run_blocks("docs/transformers.md") == 8
+    assert pages.run_blocks("docs/transformers.md") == 9

@@ -14,6 +14,7 @@ from kvx.cache import Cache as PagedCache
 from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
+from kvx.hf import stored
 from kvx.hf.interface import (
     NAME,
     StoredLength,
@@ -108,17 +109,30 @@ class Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states):
         refuse_other_devices(key_states, "kvx.hf.Cache", ("cpu", "cuda"))
         batch, heads, _, head_dim = key_states.shape
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self._initialize(batch, heads, head_dim, value_states.shape[-1], key_states.device)
+
+    def initialize_for(self, batch, device):
+        """Makes the cache before keys come, of the config's sizes."""
+        config = self.owner.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        self._initialize(batch, heads, head_dim, head_dim, device)
+
+    def _initialize(self, batch, heads, head_dim, v_head_dim, device):
+        owner = self.owner
+        self.device = device
         options = dict(
             num_layers=1,
             num_kv_heads=heads,
             head_dim=head_dim,
-            v_head_dim=value_states.shape[-1],
+            v_head_dim=v_head_dim,
             recipe=self.recipe,
-            max_tokens=self.owner.max_tokens,
-            block_size=self.owner.block_size,
+            max_tokens=owner.max_tokens,
+            block_size=owner.block_size,
             layer_windows=[self.window] if self.window else [],
-            device=key_states.device,
+            device=device,
+            **owner.stored_options(self.index),
         )
         self.shared = _Shared(self._new_cache(batch, options))
         self._own([self.cache.create_sequence() for _ in range(batch)])
@@ -150,12 +164,36 @@ class Layer(CacheLayerMixin):
         """This layer in a deep copy of its cache: blocks are shared until one of the two writes."""
         fork = Layer(owner, self.index, self.recipe, self.window)
         if self.is_initialized:
-            fork.dtype, fork.device = self.dtype, self.device
+            fork.device = self.device
             fork.shared, fork.length = self.shared, self.length
             fork._own([])
             for sequence in self.sequences:
                 fork.sequences.append(self.shared.fork(sequence))
         return fork
+
+    def begin(self, rows):
+        """Begins each sequence with the longest prefix of its tokens that is stored; returns their
+        lengths. rows: a list of token numbers each."""
+        with self.shared.lock:
+            self.shared.free_unused()
+            for b, tokens in enumerate(rows):
+                self.cache.free_sequence(self.sequences[b])
+                self.sequences[b] = self.cache.create_sequence_from(tokens)
+        counts = [self.cache.num_tokens(sequence) for sequence in self.sequences]
+        self.length = max(counts)
+        return counts
+
+    def keep(self, length):
+        """Takes all sequences back to ``length`` tokens, which they all have."""
+        self._truncate_sequences([length] * len(self.sequences))
+        self.length = length
+
+    def take(self, sequences, length):
+        """Holds these sequences, of ``length`` tokens each, from now on."""
+        for sequence in self.sequences:
+            self.cache.free_sequence(sequence)
+        self.sequences[:] = sequences
+        self.length = length
 
     def __deepcopy__(self, memo):
         raise UnsupportedError("a single layer cannot be copied; copy.deepcopy the kvx.hf.Cache")
@@ -308,6 +346,12 @@ class Cache(TransformersCache):
                 together. When 0, on the CPU four times the first call's rows, of which memory is
                 only mapped; on a GPU the first call's rows.
     block_size: tokens a block
+    prefix_model: names what computes keys and values, such as the model and its revision, and turns
+                record(), begin(), save() and load() on: tokens are found again in this cache, its
+                host tier and its files
+    host_tier_bytes: of host memory, all layers together, for blocks that the cache has no room for;
+                needs prefix_model
+    host_tier_folder: takes them from a disk instead
 
     ``copy.deepcopy(cache)`` makes a cache that goes on from the same tokens. The two share their
     blocks until one of them writes, so a copy costs next to nothing.
@@ -319,18 +363,33 @@ class Cache(TransformersCache):
     """
 
     def __init__(
-        self, config, recipe, *, max_tokens=None, layer_recipes=None, max_batch=0, block_size=64
+        self,
+        config,
+        recipe,
+        *,
+        max_tokens=None,
+        layer_recipes=None,
+        max_batch=0,
+        block_size=64,
+        prefix_model=None,
+        host_tier_bytes=0,
+        host_tier_folder=None,
     ):
         if getattr(checked_config(config), "is_encoder_decoder", False):
             raise UnsupportedError(
                 f"{config.model_type} is an encoder-decoder model; use kvx.hf.EncoderDecoderCache"
             )
+        if host_tier_bytes and prefix_model is None:
+            raise Error(f"host_tier_bytes is {host_tier_bytes}; expected a prefix_model with it")
+        self.prefix_model = prefix_model
+        self.host_tier_bytes, self.host_tier_folder = host_tier_bytes, host_tier_folder
         self._create(config, recipe, max_tokens, layer_recipes, max_batch, block_size)
 
     @classmethod
     def of_decoder(cls, config, recipe, max_tokens, layer_recipes, max_batch, block_size):
         """Makes a cache of the decoder's own tokens in an encoder-decoder model."""
         cache = cls.__new__(cls)
+        cache.prefix_model = None
         cache._create(config, recipe, max_tokens, layer_recipes, max_batch, block_size)
         return cache
 
@@ -489,7 +548,59 @@ class Cache(TransformersCache):
 
     def reset(self):
         super().reset()
+        self.forget_masks()
+
+    def forget_masks(self):
+        """All rows store all their tokens, until a mask says otherwise."""
         self._waiting = self._columns = self._rows_key = None
+
+    def stored_options(self, index):
+        """Options of a layer's kvx.Cache by which its tokens are found again."""
+        if self.prefix_model is None:
+            return {}
+        return dict(
+            prefix_model=f"{self.prefix_model}, layer {index}",
+            host_tier_bytes=self.host_tier_bytes // len(self.layers),
+            host_tier_folder=self.host_tier_folder if self.host_tier_bytes else None,
+        )
+
+    def record(self, ids):
+        """Records which tokens the cache holds, so that begin() finds them after a reset().
+
+        ids: [rows, tokens], what generate() returned. Tokens beyond those that the cache holds are
+             left out (generate() never appends its last one).
+        Raises kvx.UnsupportedError: no prefix_model, or rows with hidden tokens; kvx.Error: other
+        tokens than were recorded before, or fewer than the cache holds.
+        """
+        stored.record(self, ids)
+
+    def begin(self, ids, *, device="cpu"):
+        """Begins anew with the longest prefix of ``ids`` that is stored: how many positions it has.
+
+        ids:    [rows, tokens] without padding. The last token is never part of the prefix, so
+                model.generate(ids, cache=cache) goes on from it.
+        device: where the model runs
+        Raises kvx.UnsupportedError: no prefix_model; kvx.Error: another number of rows.
+        """
+        return stored.begin(self, ids, device)
+
+    def save(self, folder, ids, *, zstd_level=0):
+        """Writes all tokens to ``folder``, a checked file (docs/cache-file.md) a layer and row.
+
+        ids: [rows, tokens], as in record(), which this calls
+        What was there stays if it fails. Raises as record() does; kvx.Error: an empty cache, a
+        folder of something else, or a file that cannot be written.
+        """
+        stored.save(self, folder, ids, zstd_level)
+
+    def load(self, folder, *, device="cpu"):
+        """Replaces what the cache holds by a saved one: its tokens, [rows, tokens].
+
+        The cache needs the config, recipe, block_size and prefix_model of the one that was saved.
+        Raises kvx.Error: a damaged file, or one of another cache (the message names the first
+        difference); nothing has changed then.
+        """
+        return stored.load(self, folder, device)
 
     def _select(self, indices):
         for layer in self.layers:

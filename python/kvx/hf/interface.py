@@ -82,8 +82,10 @@ def layer_windows(config):
             f"{config.model_type} shares keys and values between layers; kvx.hf cannot"
         )
     types, arguments = get_layer_types_and_kwargs(decoder)
+    if isinstance(arguments, dict):  # before transformers 5.19: the same for all layers
+        arguments = [arguments] * len(types)
     windows = []
-    for index, (kind, argument) in enumerate(zip(types, arguments)):
+    for index, (kind, argument) in enumerate(zip(types, arguments, strict=True)):
         if kind not in ("full_attention", "sliding_attention"):
             raise UnsupportedError(
                 f"layer {index} is of the type {kind}; expected full_attention or sliding_attention"
