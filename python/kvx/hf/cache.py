@@ -14,10 +14,10 @@ from kvx.cache import Cache as PagedCache
 from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf import stored
+from kvx.hf import reuse
 from kvx.hf.interface import (
     NAME,
-    StoredLength,
+    STORED,
     checked_config,
     layer_windows,
     refuse_gradients,
@@ -26,6 +26,12 @@ from kvx.hf.interface import (
 
 _MAX_STEP_TOKENS = 1024  # tokens of a prompt at once on a GPU: each layer has a workspace for them
 _DEFAULT_COPIES = 4  # caches, deep copies counted, that there is room for on the CPU
+
+
+_untraced = torch.compiler.disable(
+    reason="the verbs of a kvx cache are no torch operators; torch.compile a model that uses one "
+    "without fullgraph=True"
+)
 
 
 @dataclass
@@ -132,7 +138,7 @@ class Layer(CacheLayerMixin):
             block_size=owner.block_size,
             layer_windows=[self.window] if self.window else [],
             device=device,
-            **owner.stored_options(self.index),
+            **owner.reuse_options(self.index),
         )
         self.shared = _Shared(self._new_cache(batch, options))
         self._own([self.cache.create_sequence() for _ in range(batch)])
@@ -221,6 +227,7 @@ class Layer(CacheLayerMixin):
         carrier.kvx_layer = self
         return carrier, value_states
 
+    @_untraced
     def attend(self, query, key, value, mask, scaling, softcap, sinks):
         """query [batch, heads, tokens, dim]; key, value: the new tokens' [batch, kv_heads, tokens,
         dim]; mask: bool [batch, all positions] or None. Returns [batch, tokens, heads, dim]."""
@@ -276,7 +283,7 @@ class Layer(CacheLayerMixin):
         return self.length
 
     def get_mask_sizes(self, query_length):
-        return StoredLength(self.length + query_length), 0
+        return self.length + query_length, STORED
 
     def get_max_length(self):
         return self.window or self.owner.max_tokens
@@ -435,6 +442,7 @@ class Cache(TransformersCache):
     def __reduce__(self):
         refuse_pickling(self)
 
+    @_untraced
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         if self._waiting is not None:
             layer, self._waiting = self._waiting.index, None
@@ -497,11 +505,11 @@ class Cache(TransformersCache):
                 f"attention_mask has the shape {list(mask.shape)}; expected [{batch}, "
                 f"{past + tokens}], all positions of the cache and the new ones"
             )
-        window = min((layer.window for layer in self.layers if layer.is_sliding), default=None)
-        if window is not None and past + tokens > window and _has_holes(mask):
+        windows = [layer.window for layer in self.layers if layer.is_sliding]
+        if windows and past + tokens > min(windows) and _has_holes(mask):
             raise UnsupportedError(
                 f"attention_mask hides tokens between others, and {past + tokens} positions are "
-                f"more than the sliding window of {window}, in which kvx.hf counts the tokens that "
+                f"more than the sliding window of {min(windows)}, in which kvx.hf counts the tokens that "
                 f"it stores and the model all positions; pad on the left, or use "
                 f"kvx.hf.DecodingCache with another attention implementation"
             )
@@ -554,7 +562,7 @@ class Cache(TransformersCache):
         """All rows store all their tokens, until a mask says otherwise."""
         self._waiting = self._columns = self._rows_key = None
 
-    def stored_options(self, index):
+    def reuse_options(self, index):
         """Options of a layer's kvx.Cache by which its tokens are found again."""
         if self.prefix_model is None:
             return {}
@@ -572,7 +580,7 @@ class Cache(TransformersCache):
         Raises kvx.UnsupportedError: no prefix_model, or rows with hidden tokens; kvx.Error: other
         tokens than were recorded before, or fewer than the cache holds.
         """
-        stored.record(self, ids)
+        reuse.record(self, ids)
 
     def begin(self, ids, *, device="cpu"):
         """Begins anew with the longest prefix of ``ids`` that is stored: how many positions it has.
@@ -582,7 +590,7 @@ class Cache(TransformersCache):
         device: where the model runs
         Raises kvx.UnsupportedError: no prefix_model; kvx.Error: another number of rows.
         """
-        return stored.begin(self, ids, device)
+        return reuse.begin(self, ids, device)
 
     def save(self, folder, ids, *, zstd_level=0):
         """Writes all tokens to ``folder``, a checked file (docs/cache-file.md) a layer and row.
@@ -591,7 +599,7 @@ class Cache(TransformersCache):
         What was there stays if it fails. Raises as record() does; kvx.Error: an empty cache, a
         folder of something else, or a file that cannot be written.
         """
-        stored.save(self, folder, ids, zstd_level)
+        reuse.save(self, folder, ids, zstd_level)
 
     def load(self, folder, *, device="cpu"):
         """Replaces what the cache holds by a saved one: its tokens, [rows, tokens].
@@ -600,7 +608,7 @@ class Cache(TransformersCache):
         Raises kvx.Error: a damaged file, or one of another cache (the message names the first
         difference); nothing has changed then.
         """
-        return stored.load(self, folder, device)
+        return reuse.load(self, folder, device)
 
     def _select(self, indices):
         for layer in self.layers:

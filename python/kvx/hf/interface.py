@@ -20,12 +20,10 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from kvx.errors import Error, UnsupportedError
 
 NAME = "kvx"  # of the attention implementation
+# The offset of the first position in a kvx cache: 0, as a bool. transformers passes it from the cache
+# to the mask function, which so learns that a kvx cache is there; torch.compile can trace that.
+STORED = False
 _log = logging.getLogger("kvx.hf")
-
-
-class StoredLength(int):
-    """The number of positions in a kvx cache. transformers passes it from the cache to the mask
-    function, which so learns that a kvx cache is there."""
 
 
 def enable(model):
@@ -222,8 +220,8 @@ def _attend_eagerly(module, query, key, value, mask, **options):
 
 def padding_mask(
     *,
-    kv_length,
     mask_function,
+    kv_offset=0,
     attention_mask=None,
     allow_is_causal_skip=True,
     use_vmap=False,
@@ -236,9 +234,9 @@ def padding_mask(
     (images that see each other).
     """
     is_encoders = mask_function is bidirectional_mask_function
-    if not is_encoders and not isinstance(kv_length, StoredLength):
+    if not is_encoders and kv_offset is not STORED:
         return sdpa_mask(
-            kv_length=kv_length,
+            kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
             allow_is_causal_skip=allow_is_causal_skip,
