@@ -156,13 +156,13 @@ def check_streams_and_allocations():
 
 def check_workspace():
     """A given one is taken and checked; a capture without one is refused, and stays usable."""
-    step = new_step("int8", [5000], [1])
+    step = new_step("int8", [20000, 64], [1, 1])  # of lengths that a plan balances, in a workspace
     step.append()
-    sizes = dict(max_sequences=8, max_queries=8, max_q_len=1, max_seq_len=8192)
+    sizes = dict(max_sequences=8, max_queries=8, max_q_len=1, max_seq_len=32768)
     most = step.layer.workspace_bytes(num_q_heads=engine.HEADS, **sizes)
     assert most > 0
     workspace = torch.empty(most, dtype=torch.uint8, device="cuda")
-    bounds = dict(max_q_len=1, max_seq_len=5000)
+    bounds = dict(max_q_len=1, max_seq_len=20000)
     check(step.layer.attend(step.pages, step.q, *step.batch, workspace=workspace, **bounds), step)
     for bad, message in [
         (workspace[:256], "workspace has 256 bytes; this call needs"),
