@@ -1,4 +1,4 @@
-"""generate() as its other options use a cache: embeddings, chunks, scores, streams, several ends."""
+"""generate() as its other options use a cache: embeddings, chunks, scores, several ends."""
 
 import pytest
 import torch

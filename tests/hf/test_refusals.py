@@ -222,6 +222,15 @@ def test_too_many_tokens_and_another_batch():
             model(input_ids=prompt(3, 1), **passed(cache))
 
 
+def test_a_crop_by_a_tensor():
+    model, _ = enabled()
+    for cache in (kvx.hf.Cache(model.config, "f32"), kvx.hf.DecodingCache(model.config, "f32")):
+        first = tokens_of(model, cache, {"input_ids": prompt()})
+        cache.crop(torch.tensor(-20))
+        assert [layer.length for layer in cache.layers] == [20] * 4
+        assert torch.equal(tokens_of(model, cache, {"input_ids": prompt()}), first)
+
+
 def test_a_crop_into_what_is_packed():
     model, _ = enabled()
     cache = kvx.hf.Cache(model.config, "int8:sink=16,recent=16", block_size=16)

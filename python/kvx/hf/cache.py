@@ -533,6 +533,7 @@ class Cache(TransformersCache):
         window (a multiple of block_size can go), kvx.OutOfRangeError where the shorter sequence
         needs tokens that a sliding window has left behind.
         """
+        tokens_to_remove = int(tokens_to_remove)  # transformers 5.17 passes a tensor
         length = self.get_seq_length()
         kept = tokens_to_remove if tokens_to_remove > 0 else length + tokens_to_remove
         if kept < 0:

@@ -112,6 +112,7 @@ class DecodingLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove):
         """Forgets the last positions: a negative number, or (positive) all from there on."""
+        tokens_to_remove = int(tokens_to_remove)  # transformers 5.17 passes a tensor
         kept = tokens_to_remove if tokens_to_remove > 0 else self.length + tokens_to_remove
         if kept < 0:
             raise OutOfRangeError(

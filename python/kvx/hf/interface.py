@@ -20,8 +20,8 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from kvx.errors import Error, UnsupportedError
 
 NAME = "kvx"  # of the attention implementation
-# The offset of the first position in a kvx cache: 0, as a bool. transformers passes it from the cache
-# to the mask function, which so learns that a kvx cache is there; torch.compile can trace that.
+# The offset of the first position in a kvx cache: 0, as a bool. transformers passes it from the
+# cache to the mask function, which so learns that a kvx cache is there; torch.compile can trace it.
 STORED = False
 _log = logging.getLogger("kvx.hf")
 
@@ -102,7 +102,8 @@ def refuse_other_devices(states, what, devices=("cpu",)):
 
 def refuse_position_bias(config):
     """T5 and its family add a learned bias to every score; kvx's attention has none."""
-    if hasattr(checked_config(config).get_text_config(decoder=True), "relative_attention_num_buckets"):
+    decoder = checked_config(config).get_text_config(decoder=True)
+    if hasattr(decoder, "relative_attention_num_buckets"):
         raise UnsupportedError(
             f"{config.model_type} adds a position bias to its scores, which kvx's attention cannot; "
             f"kvx.hf.DecodingEncoderDecoderCache passes packed keys and values, decoded, to the "

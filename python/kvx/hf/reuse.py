@@ -1,4 +1,4 @@
-"""What a kvx.hf.Cache finds again by its tokens: prefixes in the cache and its host tier, and files.
+"""What a kvx.hf.Cache finds again by its tokens: prefixes in the cache, its host tier, and files.
 
 A layer's keys and values lie in a cache of their own, so each layer finds its own blocks; a prefix
 is as long as the shortest that all layers have. A saved cache is a folder of cache files
