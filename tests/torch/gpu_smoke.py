@@ -150,7 +150,7 @@ def check_streams_and_allocations():
     step.layer.attend(step.pages, step.q, *step.batch, out, stream=side, **step.bounds)
     assert not side.query()
     side.synchronize()
-    assert torch.cuda.mem_get_info() == before, "a warm call has allocated"
+    assert torch.cuda.mem_get_info() == before, "a warm call, or another process, has allocated"
     check(out, step)
 
 
