@@ -12,7 +12,7 @@ from kvx.arrays import checked_array, new_array, new_full, new_numbers, new_rang
 from kvx.errors import Error
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Rows:
     """Quantised rows, as docs/numbers.md defines their bytes.
 
@@ -21,6 +21,8 @@ class Rows:
     scales: uint8 [..., scale bytes of a row]; 0 bytes where ``steps`` gives the scales
     nonfinite_inputs: numbers without a code under given scales, stored as code 0; on a GPU an array
             of that one number, for which nothing has waited
+
+    Two are equal where format, head_dim, scales and every byte are, in arrays of one library.
     """
 
     codes: Any
@@ -38,6 +40,18 @@ class Rows:
             f"kvx.Rows({self.format!r}, {rows} rows of {self.head_dim}, {self.nbytes} bytes, "
             f"{bits:.4g} bits a value)"
         )
+
+    def __eq__(self, other):
+        if not isinstance(other, Rows):
+            return NotImplemented
+        facts = [(r.format, r.head_dim, r.tensor_scale, list(r.steps)) for r in (self, other)]
+        return (
+            facts[0] == facts[1]
+            and _are_same_bytes(self.codes, other.codes)
+            and _are_same_bytes(self.scales, other.scales)
+        )
+
+    __hash__ = None  # their arrays can change
 
     @property
     def nbytes(self) -> int:
@@ -196,3 +210,7 @@ def _tables(codes, format, head_dim, tensor_scale, steps):
         new_numbers(codes, scales, "uint8") if given else None,
         new_full(codes, (1,), tensor_scale, "float32") if tensor_scale != 1.0 else None,
     )
+
+
+def _are_same_bytes(a, b):
+    return type(a) is type(b) and a.shape == b.shape and bool((a == b).all())

@@ -181,3 +181,15 @@ def test_codes_of_any_size_are_decoded_or_refused(rows, code_bytes, scale_bytes,
                 call()
             except (kvx.Error, TypeError):
                 pass
+
+
+def test_rows_are_equal_where_facts_and_bytes_are():
+    x = np.random.default_rng(5).standard_normal((4, 64)).astype(np.float32)
+    rows = kvx.quantize(x, "int4")
+    assert rows == kvx.quantize(x.copy(), "int4")
+    assert rows != kvx.quantize(x * 1.5, "int4")
+    assert rows != kvx.quantize(x[:3], "int4")
+    assert rows != kvx.quantize(x, "int4:g32")
+    assert rows != "int4"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(rows)
