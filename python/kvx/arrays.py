@@ -114,5 +114,12 @@ def checked_array(array, name):
 
 
 def token_list(tokens):
-    """Token numbers of a list, an array or a tensor as a list."""
-    return tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+    """Token numbers of a list, an array or a tensor as a list. Raises kvx.Error: a negative one."""
+    numbers = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+    try:
+        least = min(numbers, default=0)
+    except TypeError:
+        raise Error("tokens holds what is no number; expected whole numbers of 0 or more") from None
+    if least < 0:
+        raise Error(f"tokens[{numbers.index(least)}] is {least}; expected 0 or more")
+    return numbers

@@ -177,3 +177,18 @@ def test_files_of_another_cache_and_caches_without_prefixes_are_refused(tmp_path
         cache.create_sequence_from([1, 2, 3], tenant="needs sha256")
     with pytest.raises(kvx.OutOfRangeError):
         cache.record_tokens(sequence, [1])
+
+
+@pytest.mark.parametrize("negative", [[3, -1], np.array([3, -1])])
+def test_negative_tokens_are_refused_and_nothing_is_recorded(negative):
+    cache = new_cache()
+    sequence = cache.create_sequence()
+    feed(cache, sequence, text(2))
+    for call in (
+        lambda: cache.record_tokens(sequence, negative),
+        lambda: cache.create_sequence_from(negative),
+    ):
+        with pytest.raises(kvx.Error, match=r"tokens\[1\] is -1; expected 0 or more"):
+            call()
+    with pytest.raises(kvx.Error, match="tokens holds what is no number"):
+        cache.record_tokens(sequence, [3, "a"])

@@ -34,7 +34,7 @@ def server(tmp_path_factory):
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with open(log, "w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=folder
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
             address = f"http://127.0.0.1:{port}"
