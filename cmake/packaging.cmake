@@ -17,8 +17,6 @@ target_compile_features(kvx INTERFACE cxx_std_17)
 # A wheel holds no symbolic links: there the library is one file, named by its soname.
 set(kvx_link_option -lkvx)
 if(DEFINED SKBUILD)
-  set(CMAKE_INSTALL_LIBDIR kvx/lib)
-  set(CMAKE_INSTALL_INCLUDEDIR kvx/include)
   set_target_properties(kvx PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
   set(kvx_link_option -l:libkvx.so.${PROJECT_VERSION_MAJOR})
   install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx

@@ -142,6 +142,18 @@ END
   cc "$venv/client.c" $("$venv/bin/kvx-config" --cflags --libs) -o "$venv/client" &&
     [[ $("$venv/client") == "$("$venv/bin/kvx-config" --version)" ]] ||
     fail "a C program cannot use the library that the wheel holds"
+  cat >"$venv/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.22)
+project(client C CXX)
+find_package(kvx REQUIRED)
+add_executable(client_by_cmake client.c)
+target_link_libraries(client_by_cmake kvx::kvx)
+END
+  cmake -S "$venv" -B "$venv/cmake" -G Ninja \
+    "-Dkvx_DIR=$("$venv/bin/kvx-config" --cmakedir)" >"$venv/cmake.log" 2>&1 &&
+    cmake --build "$venv/cmake" >>"$venv/cmake.log" 2>&1 &&
+    [[ $("$venv/cmake/client_by_cmake") == "$("$venv/client")" ]] ||
+    fail "CMake cannot use the package that the wheel holds; see $venv/cmake.log"
   KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) PYTHONDONTWRITEBYTECODE=1 \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python ||
     fail "the tests fail on the installed wheel"
