@@ -5,12 +5,11 @@
 #include <climits>
 #include <cmath>
 #include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "api/call.hpp"
 #include "api/checks/precision.hpp"
 #include "api/checks/rows_view.hpp"
+#include "api/handle_map.hpp"
 #include "api/kernels.hpp"
 #include "api/verbs/device_verb.hpp"
 #include "device/cuda_caller.hpp"
@@ -21,37 +20,7 @@ namespace kvx::boundary {
 
 namespace {
 
-// Maps handles to caches. A handle is a number that is used once, so a stale handle is detected and
-// never dereferenced.
-class Handles {
- public:
-  kvx_cache_t add(std::unique_ptr<OwnedCache> cache) {
-    const std::lock_guard lock(mutex_);
-    caches_.emplace(++last_, std::move(cache));
-    return reinterpret_cast<kvx_cache_t>(last_);
-  }
-  // Returns null when there is no such handle.
-  OwnedCache* find(kvx_cache_t handle) const {
-    const std::shared_lock lock(mutex_);
-    const auto found = caches_.find(reinterpret_cast<uintptr_t>(handle));
-    return found == caches_.end() ? nullptr : found->second.get();
-  }
-  // Returns null when there is no such handle, or when the cache's listener is running, because the
-  // call that runs the listener still uses the cache.
-  std::unique_ptr<OwnedCache> remove(kvx_cache_t handle) {
-    const std::lock_guard lock(mutex_);
-    const auto found = caches_.find(reinterpret_cast<uintptr_t>(handle));
-    if (found == caches_.end() || found->second->is_in_listener) return nullptr;
-    std::unique_ptr<OwnedCache> cache = std::move(found->second);
-    caches_.erase(found);
-    return cache;
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<uintptr_t, std::unique_ptr<OwnedCache>> caches_;
-  uintptr_t last_ = 0;
-};
+using Handles = HandleMap<kvx_cache_t, OwnedCache>;
 
 // Never destroyed: a cache that lives until the process ends may use threads that no longer exist
 // when static objects are destroyed.
@@ -382,7 +351,9 @@ extern "C" kvx_status_t kvx_cache_create_with(const kvx_cache_config_t* config,
 }
 
 extern "C" void kvx_cache_free(kvx_cache_t cache) {
-  (void)kvx::boundary::handles().remove(cache);
+  // The call that runs the cache's listener still uses the cache.
+  (void)kvx::boundary::handles().remove(
+      cache, [](const kvx::boundary::OwnedCache& owned) { return !owned.is_in_listener; });
 }
 
 extern "C" kvx_status_t kvx_sequence_create(kvx_cache_t cache, int32_t* sequence) {

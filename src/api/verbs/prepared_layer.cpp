@@ -2,40 +2,14 @@
 #include "api/verbs/prepared_layer.hpp"
 
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "api/call.hpp"
+#include "api/handle_map.hpp"
 
 namespace kvx::boundary {
 namespace {
 
-// Maps handles to prepared layers. A handle is a number that is used once, so a stale handle is
-// detected and never dereferenced.
-class PreparedLayers {
- public:
-  kvx_prepared_layer_t add(std::unique_ptr<PreparedLayer> layer) {
-    const std::lock_guard lock(mutex_);
-    layers_.emplace(++last_, std::move(layer));
-    return reinterpret_cast<kvx_prepared_layer_t>(last_);
-  }
-  // Returns null when there is no such handle.
-  const PreparedLayer* find(kvx_prepared_layer_t handle) const {
-    const std::shared_lock lock(mutex_);
-    const auto found = layers_.find(reinterpret_cast<uintptr_t>(handle));
-    return found == layers_.end() ? nullptr : found->second.get();
-  }
-  void remove(kvx_prepared_layer_t handle) {
-    const std::lock_guard lock(mutex_);
-    layers_.erase(reinterpret_cast<uintptr_t>(handle));
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<uintptr_t, std::unique_ptr<PreparedLayer>> layers_;
-  uintptr_t last_ = 0;
-};
+using PreparedLayers = HandleMap<kvx_prepared_layer_t, PreparedLayer>;
 
 // Never destroyed: threads may still call when static objects are.
 PreparedLayers& prepared_layers() {
@@ -105,5 +79,6 @@ extern "C" kvx_status_t kvx_prepare_layer(const kvx_layer_t* layer,
 }
 
 extern "C" void kvx_prepared_layer_free(kvx_prepared_layer_t prepared) {
-  kvx::boundary::prepared_layers().remove(prepared);
+  (void)kvx::boundary::prepared_layers().remove(
+      prepared, [](const kvx::boundary::PreparedLayer&) { return true; });
 }
