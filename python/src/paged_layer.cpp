@@ -13,6 +13,7 @@
 #include "device/cuda_async.hpp"
 #include "device/cuda_caller.hpp"
 #include "ops/append/append_cuda.hpp"
+#include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "python/src/arguments.hpp"
@@ -267,19 +268,18 @@ void PagedLayer::attend(nb::handle pages, nb::handle q, nb::handle out, nb::hand
   const ArrayPlace place = place_of(
       stream, {out, q, pages, block_table, seq_lens, q_starts, workspace, lse, attention.sinks});
   const StepBatch batch(block_table, seq_lens, q_starts, bounds, workspace, place);
-  attend_at(place, pages, q, out, batch, attention, lse, plans_);
+  attend_at(place, pages, q, out, batch, attention, lse);
 }
 
 void PagedLayer::attend_batch(nb::handle pages, nb::handle q, nb::handle out,
                               const StepBatch& batch, const Attention& attention, nb::handle lse,
-                              nb::handle stream, AttendPlans& plans) {
+                              nb::handle stream) {
   const ArrayPlace place = place_of(stream, {out, q, pages, lse, attention.sinks});
-  attend_at(place, pages, q, out, batch, attention, lse, plans);
+  attend_at(place, pages, q, out, batch, attention, lse);
 }
 
 void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle q, nb::handle out,
-                           const StepBatch& batch, const Attention& attention, nb::handle lse,
-                           AttendPlans& plans) {
+                           const StepBatch& batch, const Attention& attention, nb::handle lse) {
   const PageArray memory = page_array(pages, "pages", place);
   const InputRows queries = input_rows(q, "q", {-1, -1, geometry().k_head_dim}, place);
   const OutputRows output =
@@ -345,8 +345,12 @@ void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle
       static_cast<int>(std::clamp<int64_t>(num_queries, 1, std::numeric_limits<int>::max())));
   limits.max_tokens = batch.bounds.max_seq_len.value_or(0);
   limits.num_decodes = batch.bounds.num_decodes;
-  on_device(place, kept, [&](const ops::CudaContext& context) {
-    return plans.attend(context, args, limits, batch.workspace, device_counters());
+  on_device(place, kept, [&](const ops::CudaContext& context) -> Status {
+    KVX_ASSIGN_OR_RETURN(const ops::AttendPlan* plan,
+                         ops::AttendPlan::of_thread(context, args, limits));
+    KVX_ASSIGN_OR_RETURN(uint8_t* const workspace,
+                         workspace_of(context, plan->workspace_bytes(), batch.workspace));
+    return ops::attend(context, args, *plan, workspace, device_counters());
   });
 }
 
@@ -449,7 +453,7 @@ void PagedLayer::copy_blocks(nb::handle pages, nb::handle to_pages, nb::handle f
 int64_t PagedLayer::workspace_bytes(int num_q_heads, const BatchBounds& bounds, int max_sequences,
                                     int window) const {
   check_q_heads(num_q_heads);
-  check_range("max_sequences", max_sequences, 0, 65535);
+  check_range("max_sequences", max_sequences, 0, ops::kMaxCudaSequences);
   check_range("max_queries", *bounds.num_queries, 0, std::numeric_limits<int>::max());
   check_range("max_q_len", *bounds.max_q_len, 1, std::numeric_limits<int>::max());
   check_range("max_seq_len", *bounds.max_seq_len, 1, std::numeric_limits<int>::max());
@@ -509,7 +513,7 @@ void PagedLayer::reset_counters() {
 
 namespace {
 
-// A step's batch and the plans that it was launched by, for any number of layers.
+// A step's batch, for any number of layers.
 class BatchAttention {
  public:
   void plan(nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
@@ -524,7 +528,6 @@ class BatchAttention {
     auto batch = std::make_shared<const StepBatch>(block_table, seq_lens, q_starts, bounds,
                                                    workspace, place);
     batch_ = std::move(batch);
-    if (device_ != place.cuda_device) plans_.clear();
     device_ = place.cuda_device;
   }
 
@@ -537,12 +540,11 @@ class BatchAttention {
           layer.device(), device_ < 0 ? "the CPU" : fmt::format("cuda:{}", device_)));
     }
     const std::shared_ptr<const StepBatch> batch = batch_;  // another thread may plan meanwhile
-    layer.attend_batch(pages, q, out, *batch, attention, lse, stream, plans_);
+    layer.attend_batch(pages, q, out, *batch, attention, lse, stream);
   }
 
  private:
   std::shared_ptr<const StepBatch> batch_;
-  AttendPlans plans_;
   int device_ = -1;
 };
 

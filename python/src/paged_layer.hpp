@@ -13,9 +13,9 @@
 
 #include "kv/plan/layer_store.hpp"
 #include "python/src/arrays.hpp"
-#include "python/src/attend_plans.hpp"
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
+#include "python/src/workspaces.hpp"
 
 namespace kvx::python {
 
@@ -75,10 +75,9 @@ class PagedLayer {
   void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
               nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
               const BatchBounds& bounds, nb::handle workspace, nb::handle lse, nb::handle stream);
-  // The same with what was made of the step's arrays, by their plans.
+  // The same with what was made of the step's arrays.
   void attend_batch(nb::handle pages, nb::handle q, nb::handle out, const StepBatch& batch,
-                    const Attention& attention, nb::handle lse, nb::handle stream,
-                    AttendPlans& plans);
+                    const Attention& attention, nb::handle lse, nb::handle stream);
 
   // All tokens of the sequences, one after the other.
   void gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens, nb::handle k,
@@ -114,8 +113,7 @@ class PagedLayer {
   const kv::CacheGeometry& geometry() const { return shape_.geometry; }
   int heads() const { return shape_.geometry.num_kv_heads; }
   void attend_at(const ArrayPlace& place, nb::handle pages, nb::handle q, nb::handle out,
-                 const StepBatch& batch, const Attention& attention, nb::handle lse,
-                 AttendPlans& plans);
+                 const StepBatch& batch, const Attention& attention, nb::handle lse);
   ArrayPlace place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const;
   PageArray page_array(nb::handle pages, const char* name, const ArrayPlace& place) const;
   void check_slots(std::span<const int64_t> slots, int64_t num_pages) const;
@@ -136,8 +134,7 @@ class PagedLayer {
   std::unique_ptr<kv::LayerStore> store_;
   std::mutex mutex_;
   PlacedView view_;
-  PlacedView other_view_;  // of pages that are copied to
-  AttendPlans plans_;
+  PlacedView other_view_;         // of pages that are copied to
   int64_t nonfinite_inputs_ = 0;  // on the CPU
 };
 

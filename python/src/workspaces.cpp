@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "device/cuda_async.hpp"
+#include "ops/attend/attend_cuda.hpp"
 
 namespace kvx::python {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int64_t kLeastBytes = int64_t{1} << 20;
 
 // The process's, until it ends.
@@ -47,9 +47,10 @@ Result<uint8_t*> given_workspace(int64_t bytes, const GivenWorkspace& given) {
         "range of calls)",
         given.bytes, bytes);
   }
-  if (reinterpret_cast<uintptr_t>(given.data) % kAlignment != 0) {
+  if (reinterpret_cast<uintptr_t>(given.data) % ops::kCudaWorkspaceAlignment != 0) {
     return invalid_argument("workspace begins on {} bytes; expected a multiple of {}",
-                            reinterpret_cast<uintptr_t>(given.data) % kAlignment, kAlignment);
+                            reinterpret_cast<uintptr_t>(given.data) % ops::kCudaWorkspaceAlignment,
+                            ops::kCudaWorkspaceAlignment);
   }
   return given.data;
 }

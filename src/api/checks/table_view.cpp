@@ -123,11 +123,10 @@ Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens
                        check_seq_lens(*seq_lens, view.num_sequences, deferred_errors));
   KVX_RETURN_IF_ERROR(deferred_errors.status());
   KVX_RETURN_IF_ERROR(read_lengths(lengths, view.num_sequences, result));
+  KVX_ASSIGN_OR_RETURN(const int64_t stride, read_table_stride(*table, row_stride));
   if (view.kind == TableView::Kind::kPacked) {
-    KVX_ASSIGN_OR_RETURN(const int64_t stride, read_table_stride(*table, row_stride));
     read_packed(view, stride, result);
   } else {
-    KVX_RETURN_IF_ERROR(read_table_stride(*table, row_stride));
     KVX_RETURN_IF_ERROR(read_ragged(view, block_size, result));
   }
   result.num_sequences = static_cast<int>(view.num_sequences);

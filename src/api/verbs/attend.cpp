@@ -178,13 +178,12 @@ Status launch(const kvx_attend_args_t& args, const DeviceAttend& call, const Dev
   KVX_ASSIGN_OR_RETURN(const ops::AttendPlan* plan,
                        ops::AttendPlan::of_thread(verb.context, call.checked, call.limits));
   const int64_t needed = plan->workspace_bytes();
-  constexpr uintptr_t kAlignment = 256;
   if (args.workspace_bytes < static_cast<uint64_t>(needed) ||
-      reinterpret_cast<uintptr_t>(args.workspace) % kAlignment != 0) {
+      reinterpret_cast<uintptr_t>(args.workspace) % ops::kCudaWorkspaceAlignment != 0) {
     return invalid_argument(
         "args.workspace is {} bytes at {}; expected {} (kvx_attend_workspace) "
         "on a multiple of {}",
-        args.workspace_bytes, args.workspace, needed, kAlignment);
+        args.workspace_bytes, args.workspace, needed, ops::kCudaWorkspaceAlignment);
   }
   return ops::attend(verb.context, call.checked, *plan, static_cast<uint8_t*>(args.workspace),
                      verb.counters);
@@ -282,9 +281,8 @@ Result<ops::CudaAttendBounds> read_bounds(const kvx_attend_bounds_t* caller, int
   if (bounds.reserved != 0) {
     return invalid_argument("bounds.reserved is {}; expected 0", bounds.reserved);
   }
-  constexpr int kMostSequences = 65535;
   const int64_t most_queries = INT32_MAX / num_q_heads;
-  KVX_RETURN_IF_ERROR(check_bound("max_sequences", bounds.max_sequences, kMostSequences));
+  KVX_RETURN_IF_ERROR(check_bound("max_sequences", bounds.max_sequences, ops::kMaxCudaSequences));
   KVX_RETURN_IF_ERROR(check_bound("max_queries", bounds.max_queries, most_queries));
   KVX_RETURN_IF_ERROR(check_bound("max_tokens", bounds.max_tokens, INT32_MAX));
   KVX_RETURN_IF_ERROR(check_bound("max_q_len", bounds.max_q_len, most_queries));

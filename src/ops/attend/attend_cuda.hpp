@@ -8,6 +8,9 @@
 
 namespace kvx::ops {
 
+inline constexpr int kMaxCudaSequences = 65535;          // a GPU's limit for a dimension of a grid
+inline constexpr int64_t kCudaWorkspaceAlignment = 256;  // bytes
+
 // What the host must know to shape a launch; the lengths themselves stay on the device. A captured
 // graph serves every batch within them.
 //

@@ -12,10 +12,9 @@ Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits) {
     return unsupported("full_precision has {} runs of heads; attend on CUDA takes 1",
                        args.full_precision.runs.size());
   }
-  constexpr int kMaxSequences = 65535;
-  if (args.num_sequences > kMaxSequences) {
+  if (args.num_sequences > kMaxCudaSequences) {
     return invalid_argument("num_sequences is {}; expected 0 to {}", args.num_sequences,
-                            kMaxSequences);
+                            kMaxCudaSequences);
   }
   // Query rows are counted in 32 bits.
   const int most_q_len = INT32_MAX / args.num_q_heads;

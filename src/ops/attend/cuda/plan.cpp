@@ -118,22 +118,21 @@ DecodeMmaKernel decode_mma_instance(const CudaContext& context, const AttendArgs
 
 // What a plan may take, where a row that is not split needs none.
 constexpr int64_t kMostWorkspaceBytes = int64_t{64} << 20;
-constexpr int64_t kWorkspaceAlignment = 256;
 
 // Sizes of the workspace for so many partial results of a row.
 WorkspaceLayout layout_of(int64_t parts, int value_dim, int num_sequences) {
   WorkspaceLayout layout;
-  layout.softmax_at = round_up<int64_t>(parts * value_dim * 4, kWorkspaceAlignment);
-  layout.work_tiles_at = layout.softmax_at + round_up<int64_t>(parts * 8, kWorkspaceAlignment);
+  layout.softmax_at = round_up<int64_t>(parts * value_dim * 4, kCudaWorkspaceAlignment);
+  layout.work_tiles_at = layout.softmax_at + round_up<int64_t>(parts * 8, kCudaWorkspaceAlignment);
   layout.bytes =
-      layout.work_tiles_at + round_up<int64_t>(int64_t{num_sequences} * 8, kWorkspaceAlignment);
+      layout.work_tiles_at + round_up<int64_t>(int64_t{num_sequences} * 8, kCudaWorkspaceAlignment);
   return layout;
 }
 
 // The most partial results for which that is at most kMostWorkspaceBytes, of any number of
 // sequences.
 int64_t most_parts(int value_dim) {
-  constexpr int64_t kMostOfSequences = int64_t{65535} * 8 + 3 * kWorkspaceAlignment;
+  constexpr int64_t kMostOfSequences = int64_t{kMaxCudaSequences} * 8 + 3 * kCudaWorkspaceAlignment;
   return (kMostWorkspaceBytes - kMostOfSequences) / (int64_t{value_dim} * 4 + 8);
 }
 
