@@ -14,8 +14,8 @@ def empty_like(array, shape):
     """An uninitialised array of ``shape`` with ``array``'s library, dtype and device."""
     if hasattr(array, "new_empty"):  # PyTorch
         return array.new_empty(shape)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
+    cupy = _cupy_of(array)
+    if cupy is not None:
         with array.device:
             return cupy.empty(shape, dtype=array.dtype)
     return np.empty(shape, dtype=_numpy_dtype(array))
@@ -42,53 +42,46 @@ def new_array(like, shape, dtype, device, name):
 
     Raises kvx.Error: like lies on a GPU, where its library's arrays cannot be written.
     """
-    if hasattr(like, "new_empty"):  # PyTorch
-        return like.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(like, cupy.ndarray):
-        with like.device:
-            return cupy.empty(shape, dtype=dtype)
-    if device != "cpu":
+    if device != "cpu" and not hasattr(like, "new_empty") and _cupy_of(like) is None:
         raise Error(
             f"{name} lies on {device} and is a {type(like).__name__}; expected a torch tensor or "
             f"CuPy array, whose library makes the array that is written"
         )
-    return np.empty(shape, dtype)
+    return _make(like, "empty", shape, dtype=dtype)
 
 
 def new_numbers(like, numbers, dtype):
     """Numbers of the host in an array of like's library, where like lies; NumPy's for None."""
-    if hasattr(like, "new_empty"):  # PyTorch
-        torch = sys.modules["torch"]
-        return torch.as_tensor(np.asarray(numbers, dtype)).to(like.device)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(like, cupy.ndarray):
-        with like.device:
-            return cupy.asarray(numbers, dtype=dtype)
-    return np.asarray(numbers, dtype)
+    return _make(like, "asarray", np.asarray(numbers, dtype), dtype=dtype)
 
 
 def new_full(like, shape, number, dtype):
     """One number everywhere, likewise; made on the device."""
-    if hasattr(like, "new_empty"):  # PyTorch
-        return like.new_full(shape, number, dtype=getattr(sys.modules["torch"], dtype))
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(like, cupy.ndarray):
-        with like.device:
-            return cupy.full(shape, number, dtype=dtype)
-    return np.full(shape, number, dtype)
+    return _make(like, "full", shape, number, dtype=dtype)
 
 
 def new_range(like, n, dtype):
     """0 to n - 1, likewise; made on the device."""
+    return _make(like, "arange", n, dtype=dtype)
+
+
+def _make(like, function, *arguments, dtype):
+    """What the function of like's library makes where like lies; NumPy's for other libraries."""
     if hasattr(like, "new_empty"):  # PyTorch
         torch = sys.modules["torch"]
-        return torch.arange(n, dtype=getattr(torch, dtype), device=like.device)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(like, cupy.ndarray):
+        make = getattr(torch, function)
+        return make(*arguments, dtype=getattr(torch, dtype), device=like.device)
+    cupy = _cupy_of(like)
+    if cupy is not None:
         with like.device:
-            return cupy.arange(n, dtype=dtype)
-    return np.arange(n, dtype=dtype)
+            return getattr(cupy, function)(*arguments, dtype=dtype)
+    return getattr(np, function)(*arguments, dtype=dtype)
+
+
+def _cupy_of(array):
+    """CuPy where the array is CuPy's, else None."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
 
 
 def zeros_like(array, shape):
