@@ -1,5 +1,10 @@
-// GpuRows: plain copies that wait; a call's attention is far longer.
+// GpuRows: one copy there and one back, through pinned memory.
 #include "runner/gpu_rows.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/cuda_async.hpp"
 
 namespace kvx::runner {
 
@@ -15,26 +20,39 @@ Result<std::unique_ptr<GpuRows>> GpuRows::create(const ModelConfig& model) {
   KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
   std::unique_ptr<GpuRows> rows(new GpuRows(std::move(device), std::move(stream), model));
   KVX_ASSIGN_OR_RETURN(rows->memory_, cache::cuda_memory(rows->device_.index));
-  const auto allocate = [&rows](cache::Region& region, int64_t bytes) -> Status {
-    KVX_ASSIGN_OR_RETURN(region, rows->memory_->allocate(kMaxTokens * bytes, "rows of a call"));
+  KVX_ASSIGN_OR_RETURN(rows->pinned_, cache::pinned_memory(rows->device_.index));
+  const auto allocate = [&rows](cache::Region& on_device, cache::Region& on_host,
+                                int64_t bytes) -> Status {
+    KVX_ASSIGN_OR_RETURN(on_device, rows->memory_->allocate(kMaxTokens * bytes, "rows of a call"));
+    KVX_ASSIGN_OR_RETURN(on_host, rows->pinned_->allocate(kMaxTokens * bytes, "rows of a call"));
     return {};
   };
-  KVX_RETURN_IF_ERROR(allocate(rows->q_, rows->q_bytes_));
-  KVX_RETURN_IF_ERROR(allocate(rows->k_, rows->kv_bytes_));
-  KVX_RETURN_IF_ERROR(allocate(rows->v_, rows->kv_bytes_));
-  KVX_RETURN_IF_ERROR(allocate(rows->out_, rows->q_bytes_));
+  KVX_RETURN_IF_ERROR(
+      allocate(rows->rows_, rows->host_rows_, rows->q_bytes_ + 2 * rows->kv_bytes_));
+  KVX_RETURN_IF_ERROR(allocate(rows->out_, rows->host_out_, rows->q_bytes_));
   return rows;
 }
 
 Status GpuRows::put(int num_tokens, const float* q, const float* k, const float* v) {
-  KVX_RETURN_IF_ERROR(device::cuda_copy(q_.data(), q, num_tokens * q_bytes_));
-  KVX_RETURN_IF_ERROR(device::cuda_copy(k_.data(), k, num_tokens * kv_bytes_));
-  return device::cuda_copy(v_.data(), v, num_tokens * kv_bytes_);
+  num_tokens_ = num_tokens;
+  uint8_t* to = host_rows_.data();
+  const auto add = [&](const float* rows, int64_t bytes) {
+    std::memcpy(to, rows, static_cast<size_t>(bytes));
+    to += bytes;
+  };
+  add(q, num_tokens * q_bytes_);
+  add(k, num_tokens * kv_bytes_);
+  add(v, num_tokens * kv_bytes_);
+  return device::cuda_copy_async(rows_.data(), host_rows_.data(), to - host_rows_.data(),
+                                 stream_.get());
 }
 
 Status GpuRows::get(int num_tokens, float* out) const {
+  const int64_t bytes = num_tokens * q_bytes_;
+  KVX_RETURN_IF_ERROR(device::cuda_copy_async(host_out_.data(), out_.data(), bytes, stream_.get()));
   KVX_RETURN_IF_ERROR(device::cuda_synchronize(stream_.get()));
-  return device::cuda_copy(out, out_.data(), num_tokens * q_bytes_);
+  std::memcpy(out, host_out_.data(), static_cast<size_t>(bytes));
+  return {};
 }
 
 }  // namespace kvx::runner

@@ -18,14 +18,16 @@ class GpuRows {
   // For the cache that the rows go to.
   kv::CudaPlacement placement() const { return {{device_, stream_.get()}, kMaxTokens}; }
 
-  // [num_tokens, heads, head_dim] each, as a model has them. Requires: num_tokens <= kMaxTokens.
+  // [num_tokens, heads, head_dim] each, as a model has them. Returns when they are on their way.
+  // Requires: num_tokens <= kMaxTokens.
   Status put(int num_tokens, const float* q, const float* k, const float* v);
   // Waits for the stream.
   Status get(int num_tokens, float* out) const;
 
-  const float* q() const { return reinterpret_cast<const float*>(q_.data()); }
-  const float* k() const { return reinterpret_cast<const float*>(k_.data()); }
-  const float* v() const { return reinterpret_cast<const float*>(v_.data()); }
+  // Of the last put(), on the device.
+  const float* q() const { return reinterpret_cast<const float*>(rows_.data()); }
+  const float* k() const { return q() + num_tokens_ * q_bytes_ / 4; }
+  const float* v() const { return k() + num_tokens_ * kv_bytes_ / 4; }
   float* out() const { return reinterpret_cast<float*>(out_.data()); }
 
  private:
@@ -35,8 +37,12 @@ class GpuRows {
   device::OwnedCudaStream stream_;
   int64_t q_bytes_;   // of a token
   int64_t kv_bytes_;  // of a token's K or V
+  int64_t num_tokens_ = 0;
   std::unique_ptr<cache::Memory> memory_;
-  cache::Region q_, k_, v_, out_;
+  std::unique_ptr<cache::Memory> pinned_;
+  // [q of all tokens][k][v], which pass in one copy.
+  cache::Region rows_, host_rows_;
+  cache::Region out_, host_out_;
 };
 
 }  // namespace kvx::runner

@@ -132,32 +132,54 @@ struct Panel {
   const Product* rest = nullptr;
 };
 
-}  // namespace
+class CpuLinear : public Linear {
+ public:
+  CpuLinear(int num_columns, std::vector<LinearPart> parts, DType weights);
+  Status pack(WeightMemory& memory);
+  Status multiply(const float* x, int num_tokens, std::span<float* const> outs,
+                  Executor& executor) override;
 
-struct Linear::Packed {
-  int num_columns = 0;
-  DType type = DType::kF32;
-  std::vector<LinearPart> parts;
-  std::vector<Panel> panels;
-  int prepared_tokens = 0;
-
+ private:
   Status pack(Panel& panel, WeightMemory& memory) const;
   const void* input_in_weights_type(const float* x, int num_tokens, Executor& executor) const;
   void prepare(int num_tokens);
   void multiply_tile(const Panel& panel, const void* input, int first_token, int num_tokens,
                      float* out) const;
+
+  int num_columns_;
+  DType type_;
+  std::vector<LinearPart> parts_;
+  std::vector<Panel> panels_;
+  int prepared_tokens_ = 0;
 };
 
-Status Linear::Packed::pack(Panel& panel, WeightMemory& memory) const {
+CpuLinear::CpuLinear(int num_columns, std::vector<LinearPart> parts, DType weights)
+    : num_columns_(num_columns), type_(weights), parts_(std::move(parts)) {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const int rows = parts_[i].num_rows;
+    for (int first = 0; first < rows; first += kPanelRows) {
+      panels_.push_back({.part = static_cast<int>(i),
+                         .first_row = first,
+                         .num_rows = std::min(kPanelRows, rows - first)});
+    }
+  }
+}
+
+Status CpuLinear::pack(WeightMemory& memory) {
+  for (Panel& panel : panels_) KVX_RETURN_IF_ERROR(pack(panel, memory));
+  return {};
+}
+
+Status CpuLinear::pack(Panel& panel, WeightMemory& memory) const {
   ThreadScratch& scratch = thread_scratch();
-  const int64_t elements = int64_t{panel.num_rows} * num_columns;
+  const int64_t elements = int64_t{panel.num_rows} * num_columns_;
   std::vector<float> rows(static_cast<size_t>(elements));
-  parts[panel.part].read_rows(panel.first_row, panel.num_rows, rows.data());
-  // A row of weights is a column of oneDNN's [num_columns, num_rows].
-  const dnnl::memory::desc plain({num_columns, panel.num_rows}, dnnl::memory::data_type::f32,
+  parts_[panel.part].read_rows(panel.first_row, panel.num_rows, rows.data());
+  // A row of weights is a column of oneDNN's [num_columns_, num_rows].
+  const dnnl::memory::desc plain({num_columns_, panel.num_rows}, dnnl::memory::data_type::f32,
                                  dnnl::memory::format_tag::ba);
   dnnl::memory source(plain, cpu_engine(), rows.data());
-  const dnnl::memory::desc layout = packed_layout(num_columns, panel.num_rows, type);
+  const dnnl::memory::desc layout = packed_layout(num_columns_, panel.num_rows, type_);
   KVX_ASSIGN_OR_RETURN(uint8_t * bytes, memory.take(static_cast<int64_t>(layout.get_size())));
   panel.weights = dnnl::memory(layout, cpu_engine(), bytes);
   dnnl::reorder(source, panel.weights).execute(scratch.stream, source, panel.weights);
@@ -165,12 +187,12 @@ Status Linear::Packed::pack(Panel& panel, WeightMemory& memory) const {
   return {};
 }
 
-// bf16 weights want a bf16 input: rounded once here, for all panels, into the calling thread's
+// bf16 weights want a bf16 input: rounded once here, for all panels_, into the calling thread's
 // scratch.
-const void* Linear::Packed::input_in_weights_type(const float* x, int num_tokens,
-                                                  Executor& executor) const {
-  if (type == DType::kF32) return x;
-  const int64_t columns = num_columns;
+const void* CpuLinear::input_in_weights_type(const float* x, int num_tokens,
+                                             Executor& executor) const {
+  if (type_ == DType::kF32) return x;
+  const int64_t columns = num_columns_;
   uint16_t* out = at_least(thread_scratch().bf16_input, static_cast<size_t>(num_tokens * columns));
   constexpr int kTokensPerTask = 16;
   executor.parallel_for(ceil_div(num_tokens, kTokensPerTask), [&](int task) {
@@ -183,26 +205,26 @@ const void* Linear::Packed::input_in_weights_type(const float* x, int num_tokens
 
 // Makes the primitives that num_tokens need; the tasks only find them, because a task must not
 // throw.
-void Linear::Packed::prepare(int num_tokens) {
-  if (num_tokens == prepared_tokens) return;
-  prepared_tokens = 0;
+void CpuLinear::prepare(int num_tokens) {
+  if (num_tokens == prepared_tokens_) return;
+  prepared_tokens_ = 0;
   const int rest = num_tokens % kStripTokens;
-  for (Panel& panel : panels) {
+  for (Panel& panel : panels_) {
     if (num_tokens >= kStripTokens) {
-      panel.strip = &product_of(kStripTokens, num_columns, panel.num_rows, type);
+      panel.strip = &product_of(kStripTokens, num_columns_, panel.num_rows, type_);
     }
-    if (rest > 0) panel.rest = &product_of(rest, num_columns, panel.num_rows, type);
+    if (rest > 0) panel.rest = &product_of(rest, num_columns_, panel.num_rows, type_);
   }
-  prepared_tokens = num_tokens;
+  prepared_tokens_ = num_tokens;
 }
 
-void Linear::Packed::multiply_tile(const Panel& panel, const void* input, int first_token,
-                                   int num_tokens, float* out) const {
+void CpuLinear::multiply_tile(const Panel& panel, const void* input, int first_token,
+                              int num_tokens, float* out) const {
   ThreadScratch& scratch = thread_scratch();
   const Product& product = num_tokens == kStripTokens ? *panel.strip : *panel.rest;
-  const size_t element_bytes = static_cast<size_t>(bytes_of(type));
+  const size_t element_bytes = static_cast<size_t>(bytes_of(type_));
   const auto* rows = static_cast<const uint8_t*>(input) +
-                     static_cast<size_t>(first_token) * num_columns * element_bytes;
+                     static_cast<size_t>(first_token) * num_columns_ * element_bytes;
   float* tile = at_least(scratch.product, static_cast<size_t>(kStripTokens) * kPanelRows);
   uint8_t* scratchpad = at_least(scratch.scratchpad, product.scratchpad.get_size());
 
@@ -214,7 +236,7 @@ void Linear::Packed::multiply_tile(const Panel& panel, const void* input, int fi
   product.primitive.execute(scratch.stream, arguments);
   scratch.stream.wait();
 
-  const LinearPart& part = parts[panel.part];
+  const LinearPart& part = parts_[panel.part];
   for (int token = 0; token < num_tokens; ++token) {
     const float* from = tile + int64_t{token} * panel.num_rows;
     float* to = out + int64_t{first_token + token} * part.num_rows + panel.first_row;
@@ -224,10 +246,25 @@ void Linear::Packed::multiply_tile(const Panel& panel, const void* input, int fi
   }
 }
 
-Linear::Linear(std::unique_ptr<Packed> packed) : packed_(std::move(packed)) {}
-Linear::Linear(Linear&&) noexcept = default;
-Linear& Linear::operator=(Linear&&) noexcept = default;
-Linear::~Linear() = default;
+Status CpuLinear::multiply(const float* x, int num_tokens, std::span<float* const> outs,
+                           Executor& executor) try {
+  prepare(num_tokens);
+  const void* input = input_in_weights_type(x, num_tokens, executor);
+  const int num_panels = static_cast<int>(panels_.size());
+  const int num_strips = ceil_div(num_tokens, kStripTokens);
+  executor.parallel_for(num_panels * num_strips, [&](int tile) {
+    const Panel& panel = panels_[tile % num_panels];
+    const int first = tile / num_panels * kStripTokens;
+    multiply_tile(panel, input, first, std::min(kStripTokens, num_tokens - first),
+                  outs[panel.part]);
+  });
+  return {};
+} catch (const dnnl::error& error) {
+  return internal_error("oneDNN cannot multiply {} tokens by {} columns: {}", num_tokens,
+                        num_columns_, error.what());
+}
+
+}  // namespace
 
 bool cpu_multiplies_bf16() {
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
@@ -235,42 +272,13 @@ bool cpu_multiplies_bf16() {
   return (isa & bf16) == bf16;
 }
 
-Result<Linear> Linear::create(int num_columns, std::vector<LinearPart> parts, DType weights,
-                              WeightMemory& memory) try {
-  auto packed = std::make_unique<Packed>();
-  packed->num_columns = num_columns;
-  packed->type = weights;
-  packed->parts = std::move(parts);
-  for (size_t i = 0; i < packed->parts.size(); ++i) {
-    const int rows = packed->parts[i].num_rows;
-    for (int first = 0; first < rows; first += kPanelRows) {
-      packed->panels.push_back({.part = static_cast<int>(i),
-                                .first_row = first,
-                                .num_rows = std::min(kPanelRows, rows - first)});
-    }
-  }
-  for (Panel& panel : packed->panels) KVX_RETURN_IF_ERROR(packed->pack(panel, memory));
-  return Linear(std::move(packed));
+Result<std::unique_ptr<Linear>> create_cpu_linear(int num_columns, std::vector<LinearPart> parts,
+                                                  DType weights, WeightMemory& memory) try {
+  auto linear = std::make_unique<CpuLinear>(num_columns, std::move(parts), weights);
+  KVX_RETURN_IF_ERROR(linear->pack(memory));
+  return std::unique_ptr<Linear>(std::move(linear));
 } catch (const dnnl::error& error) {
   return internal_error("oneDNN cannot pack a matrix of {} columns: {}", num_columns, error.what());
-}
-
-Status Linear::multiply(const float* x, int num_tokens, std::span<float* const> outs,
-                        Executor& executor) try {
-  packed_->prepare(num_tokens);
-  const void* input = packed_->input_in_weights_type(x, num_tokens, executor);
-  const int num_panels = static_cast<int>(packed_->panels.size());
-  const int num_strips = ceil_div(num_tokens, kStripTokens);
-  executor.parallel_for(num_panels * num_strips, [&](int tile) {
-    const Panel& panel = packed_->panels[tile % num_panels];
-    const int first = tile / num_panels * kStripTokens;
-    packed_->multiply_tile(panel, input, first, std::min(kStripTokens, num_tokens - first),
-                           outs[panel.part]);
-  });
-  return {};
-} catch (const dnnl::error& error) {
-  return internal_error("oneDNN cannot multiply {} tokens by {} columns: {}", num_tokens,
-                        packed_->num_columns, error.what());
 }
 
 }  // namespace kvx::runner

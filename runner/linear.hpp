@@ -1,4 +1,5 @@
-// Matrix products: weights packed once for oneDNN, f32 or bf16, multiplied on a kvx::Executor.
+// Matrix products: weights packed once for oneDNN, f32 or bf16, multiplied on a kvx::Executor; or
+// kept on a GPU (gpu_products.hpp).
 #pragma once
 
 #include <cstdint>
@@ -25,26 +26,21 @@ struct LinearPart {
   std::vector<float> bias;
 };
 
-// Several matrices that multiply the same input (q, k and v; gate and up), in one pass over the
-// threads. The work is cut by shape alone, so results do not depend on the number of threads.
+// Several matrices that multiply the same input (q, k and v; gate and up).
 class Linear {
  public:
-  // weights: kF32 or kBF16, packed into memory, which outlives the Linear. INTERNAL: oneDNN refuses
-  // a shape.
-  static Result<Linear> create(int num_columns, std::vector<LinearPart> parts, DType weights,
-                               WeightMemory& memory);
-  Linear(Linear&&) noexcept;
-  Linear& operator=(Linear&&) noexcept;
-  ~Linear();
+  virtual ~Linear() = default;
 
   // out[p] = x * parts[p]^T + bias. x: [num_tokens, num_columns]; outs[p]: [num_tokens, num_rows of
   // part p]. Not to be called from several threads at once.
-  Status multiply(const float* x, int num_tokens, std::span<float* const> outs, Executor& executor);
-
- private:
-  struct Packed;
-  explicit Linear(std::unique_ptr<Packed> packed);
-  std::unique_ptr<Packed> packed_;
+  virtual Status multiply(const float* x, int num_tokens, std::span<float* const> outs,
+                          Executor& executor) = 0;
 };
+
+// On the CPU, in one pass over the threads. The work is cut by shape alone, so results do not
+// depend on the number of threads. weights: kF32 or kBF16, packed into memory, which outlives the
+// Linear. INTERNAL: oneDNN refuses a shape.
+Result<std::unique_ptr<Linear>> create_cpu_linear(int num_columns, std::vector<LinearPart> parts,
+                                                  DType weights, WeightMemory& memory);
 
 }  // namespace kvx::runner

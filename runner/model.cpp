@@ -44,24 +44,26 @@ void reserve(std::vector<float>& buffer, int rows, int columns) {
 
 }  // namespace
 
-Model::Model(MappedFile file, GgufView gguf, ModelConfig config, DType weights, Executor& executor)
+Model::Model(MappedFile file, GgufView gguf, ModelConfig config, DType weights, Executor& executor,
+             std::unique_ptr<GpuProducts> gpu)
     : file_(std::move(file)),
       gguf_(std::move(gguf)),
       config_(std::move(config)),
       weights_type_(weights),
-      executor_(executor) {}
+      executor_(executor),
+      gpu_(std::move(gpu)) {}
 
 Result<std::unique_ptr<Model>> Model::load(const std::string& path, DType weights,
-                                           Executor& executor) {
+                                           Executor& executor, std::unique_ptr<GpuProducts> gpu) {
   if (weights == DType::kF16) return unsupported("weights are f16; f32 and bf16 are multiplied");
-  if (weights == DType::kBF16 && !cpu_multiplies_bf16()) {
+  if (weights == DType::kBF16 && !gpu && !cpu_multiplies_bf16()) {
     return unsupported("weights are bf16; this CPU does not multiply bf16, f32 was expected");
   }
   KVX_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
   KVX_ASSIGN_OR_RETURN(GgufView gguf, GgufView::parse(file.bytes()));
   KVX_ASSIGN_OR_RETURN(ModelConfig config, read_model_config(gguf));
-  std::unique_ptr<Model> model(
-      new Model(std::move(file), std::move(gguf), std::move(config), weights, executor));
+  std::unique_ptr<Model> model(new Model(std::move(file), std::move(gguf), std::move(config),
+                                         weights, executor, std::move(gpu)));
   KVX_RETURN_IF_ERROR(model->load_weights());
   return model;
 }
@@ -89,24 +91,24 @@ Result<Model::Layer> Model::load_layer(int index) {
   const int hidden = config_.hidden;
   KVX_ASSIGN_OR_RETURN(auto attention_norm, read_vector(gguf_, name("attn_norm.weight"), hidden));
   KVX_ASSIGN_OR_RETURN(auto feed_forward_norm, read_vector(gguf_, name("ffn_norm.weight"), hidden));
-  KVX_ASSIGN_OR_RETURN(Linear qkv,
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> qkv,
                        load_linear(hidden, {{{name("attn_q.weight"), config_.q_size()},
                                              {name("attn_k.weight"), config_.kv_size()},
                                              {name("attn_v.weight"), config_.kv_size()}}}));
-  KVX_ASSIGN_OR_RETURN(Linear attention_out,
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> attention_out,
                        load_linear(config_.q_size(), {{{name("attn_output.weight"), hidden}}}));
-  KVX_ASSIGN_OR_RETURN(Linear gate_up,
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> gate_up,
                        load_linear(hidden, {{{name("ffn_gate.weight"), config_.feed_forward},
                                              {name("ffn_up.weight"), config_.feed_forward}}}));
-  KVX_ASSIGN_OR_RETURN(Linear down,
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> down,
                        load_linear(config_.feed_forward, {{{name("ffn_down.weight"), hidden}}}));
   return Layer{std::move(attention_norm),    std::move(qkv),     std::move(attention_out),
                std::move(feed_forward_norm), std::move(gate_up), std::move(down)};
 }
 
 // A bias is the tensor of the same name that ends in .bias, if there is one.
-Result<Linear> Model::load_linear(int num_columns,
-                                  std::span<const std::pair<std::string, int>> matrices) {
+Result<std::unique_ptr<Linear>> Model::load_linear(
+    int num_columns, std::span<const std::pair<std::string, int>> matrices) {
   std::vector<LinearPart> parts;
   for (const auto& [name, num_rows] : matrices) {
     KVX_ASSIGN_OR_RETURN(const GgufTensor* tensor, find_matrix(gguf_, name, num_columns, num_rows));
@@ -121,7 +123,8 @@ Result<Linear> Model::load_linear(int num_columns,
     }
     parts.push_back(std::move(part));
   }
-  return Linear::create(num_columns, std::move(parts), weights_type_, weight_memory_);
+  if (gpu_) return gpu_->create_linear(num_columns, std::move(parts), weights_type_);
+  return create_cpu_linear(num_columns, std::move(parts), weights_type_, weight_memory_);
 }
 
 Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
@@ -189,23 +192,23 @@ Status Model::forward_layer(int index, int num_tokens, AttentionBackend& backend
   Activations& a = step_;
   rms_norm(a.x.data(), num_tokens, layer.attention_norm, config_.norm_epsilon, a.normed.data(),
            executor_);
-  KVX_RETURN_IF_ERROR(layer.qkv.multiply(
+  KVX_RETURN_IF_ERROR(layer.qkv->multiply(
       a.normed.data(), num_tokens, std::array{a.q.data(), a.k.data(), a.v.data()}, executor_));
   rotate(num_tokens, config_.num_q_heads, a.q.data());
   rotate(num_tokens, config_.num_kv_heads, a.k.data());
   KVX_RETURN_IF_ERROR(backend.append_and_attend(index, num_tokens, a.q.data(), a.k.data(),
                                                 a.v.data(), a.attended.data()));
-  KVX_RETURN_IF_ERROR(layer.attention_out.multiply(a.attended.data(), num_tokens,
-                                                   std::array{a.delta.data()}, executor_));
+  KVX_RETURN_IF_ERROR(layer.attention_out->multiply(a.attended.data(), num_tokens,
+                                                    std::array{a.delta.data()}, executor_));
   add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
 
   rms_norm(a.x.data(), num_tokens, layer.feed_forward_norm, config_.norm_epsilon, a.normed.data(),
            executor_);
-  KVX_RETURN_IF_ERROR(layer.gate_up.multiply(a.normed.data(), num_tokens,
-                                             std::array{a.gate.data(), a.up.data()}, executor_));
+  KVX_RETURN_IF_ERROR(layer.gate_up->multiply(a.normed.data(), num_tokens,
+                                              std::array{a.gate.data(), a.up.data()}, executor_));
   silu_multiply(a.gate.data(), a.up.data(), num_tokens, config_.feed_forward, executor_);
   KVX_RETURN_IF_ERROR(
-      layer.down.multiply(a.gate.data(), num_tokens, std::array{a.delta.data()}, executor_));
+      layer.down->multiply(a.gate.data(), num_tokens, std::array{a.delta.data()}, executor_));
   add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
   return {};
 }

@@ -11,6 +11,7 @@
 #include "core/dtype.hpp"
 #include "core/executor.hpp"
 #include "runner/attention_backend.hpp"
+#include "runner/gpu_products.hpp"
 #include "runner/linear.hpp"
 #include "runner/mapped_file.hpp"
 #include "runner/model_config.hpp"
@@ -23,9 +24,11 @@ constexpr int kMostStepTokens = 512;
 class Model {
  public:
   // weights: kF32 or kBF16 (refused where the CPU does not multiply it). The executor must outlive
-  // the model. Errors name the value or tensor that is missing or does not fit.
+  // the model. gpu: what multiplies instead of the CPU, or null. Errors name the value or tensor
+  // that is missing or does not fit.
   static Result<std::unique_ptr<Model>> load(const std::string& path, DType weights,
-                                             Executor& executor);
+                                             Executor& executor,
+                                             std::unique_ptr<GpuProducts> gpu = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const GgufView& gguf() const { return gguf_; }
@@ -47,11 +50,11 @@ class Model {
  private:
   struct Layer {
     std::vector<float> attention_norm;
-    Linear qkv;
-    Linear attention_out;
+    std::unique_ptr<Linear> qkv;
+    std::unique_ptr<Linear> attention_out;
     std::vector<float> feed_forward_norm;
-    Linear gate_up;
-    Linear down;
+    std::unique_ptr<Linear> gate_up;
+    std::unique_ptr<Linear> down;
   };
   // Buffers of one step, [num_tokens, ...] each.
   struct Activations {
@@ -59,10 +62,12 @@ class Model {
     std::vector<float> cosines, sines;  // [num_tokens, rope_dims / 2]
   };
 
-  Model(MappedFile file, GgufView gguf, ModelConfig config, DType weights, Executor& executor);
+  Model(MappedFile file, GgufView gguf, ModelConfig config, DType weights, Executor& executor,
+        std::unique_ptr<GpuProducts> gpu);
   Status load_weights();
   Result<Layer> load_layer(int index);
-  Result<Linear> load_linear(int num_columns, std::span<const std::pair<std::string, int>> parts);
+  Result<std::unique_ptr<Linear>> load_linear(int num_columns,
+                                              std::span<const std::pair<std::string, int>> parts);
 
   Status forward_step(std::span<const int> tokens, AttentionBackend& backend, float* hidden);
   Status forward_layer(int index, int num_tokens, AttentionBackend& backend);
@@ -76,9 +81,10 @@ class Model {
   Executor& executor_;
   const GgufTensor* embedding_ = nullptr;
   WeightMemory weight_memory_;  // before what lives in it
+  std::unique_ptr<GpuProducts> gpu_;
   std::vector<Layer> layers_;
   std::vector<float> final_norm_;
-  std::optional<Linear> output_;
+  std::unique_ptr<Linear> output_;
   Activations step_;
 };
 

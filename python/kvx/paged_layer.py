@@ -17,6 +17,8 @@ class PagedLayer(_core.PagedLayer):
     block_size:       tokens a page, 1 to 1024
     k_steps, v_steps: for a static format (source=given): a positive step for each group of each
                       head, value = code * step; fp8 has one group a head, and 1.0 without
+    k_tensor_scales, v_tensor_scales: for nvfp4, a positive number for each head that multiplies the
+                      scales of all its groups; 1.0 without. amax / (6 * 448) uses E4M3's range
     device:           ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where all arrays of all verbs lie
 
     ``pages`` is uint8 [num_pages, ...], ``page_bytes`` or more each, contiguous; only kvx
@@ -42,6 +44,8 @@ class PagedLayer(_core.PagedLayer):
         block_size: int = 64,
         k_steps: Sequence[float] = (),
         v_steps: Sequence[float] = (),
+        k_tensor_scales: Sequence[float] = (),
+        v_tensor_scales: Sequence[float] = (),
         device: str = "cpu",
     ):
         self.num_kv_heads = num_kv_heads
@@ -57,6 +61,8 @@ class PagedLayer(_core.PagedLayer):
             block_size,
             [float(step) for step in k_steps],
             [float(step) for step in v_steps],
+            [float(scale) for scale in k_tensor_scales],
+            [float(scale) for scale in v_tensor_scales],
             str(device),
         )
 

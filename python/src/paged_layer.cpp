@@ -54,13 +54,24 @@ PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_hea
 
 // An error about given scales, under the names that Python uses.
 Error in_pythons_words(Error error) {
-  for (const char* side : {"k", "v"}) {
-    const std::string table = fmt::format("layer 0 {}_group_scales", side);
+  constexpr std::pair<const char*, const char*> kNames[] = {
+      {"layer 0 k_group_scales", "k_steps"},
+      {"layer 0 v_group_scales", "v_steps"},
+      {"layer 0 k_tensor_scales", "k_tensor_scales"},
+      {"layer 0 v_tensor_scales", "v_tensor_scales"}};
+  for (const auto& [table, argument] : kNames) {
     if (error.message.starts_with(table)) {
-      error.message.replace(0, table.size(), fmt::format("{}_steps", side));
+      error.message.replace(0, std::string_view(table).size(), argument);
     }
   }
   return error;
+}
+
+void check_takes_tensor_scales(const char* name, const std::vector<float>& scales,
+                               const kv::SideRecipe& side) {
+  if (scales.empty() || side.spec.facts->has_tensor_scale) return;
+  throw CoreError(invalid_argument("{} is given; {} has no tensor scale (nvfp4 has one)", name,
+                                   side.spec.facts->name));
 }
 
 void check_rows(const char* name, int64_t rows, int64_t needed) {
@@ -556,16 +567,22 @@ void bind_paged_layer(nb::module_& module) {
           "__init__",
           [](PagedLayer* self, const std::string& recipe, int num_kv_heads, int k_head_dim,
              int v_head_dim, int block_size, std::vector<float> k_steps, std::vector<float> v_steps,
+             std::vector<float> k_tensor_scales, std::vector<float> v_tensor_scales,
              const std::string& device) {
             kv::LayerCalibration calibration;
             calibration.k.group_scales = std::move(k_steps);
             calibration.v.group_scales = std::move(v_steps);
-            new (self)
-                PagedLayer(page_shape(recipe, num_kv_heads, k_head_dim, v_head_dim, block_size),
-                           calibration, device);
+            calibration.k.tensor_scales = std::move(k_tensor_scales);
+            calibration.v.tensor_scales = std::move(v_tensor_scales);
+            PageShape shape = page_shape(recipe, num_kv_heads, k_head_dim, v_head_dim, block_size);
+            const kv::HeadRunPlan& run = shape.plan.runs.front();  // a recipe has one
+            check_takes_tensor_scales("k_tensor_scales", calibration.k.tensor_scales, run.k);
+            check_takes_tensor_scales("v_tensor_scales", calibration.v.tensor_scales, run.v);
+            new (self) PagedLayer(std::move(shape), calibration, device);
           },
           nb::arg("recipe"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"), nb::arg("v_head_dim"),
-          nb::arg("block_size"), nb::arg("k_steps"), nb::arg("v_steps"), nb::arg("device"))
+          nb::arg("block_size"), nb::arg("k_steps"), nb::arg("v_steps"), nb::arg("k_tensor_scales"),
+          nb::arg("v_tensor_scales"), nb::arg("device"))
       .def_prop_ro("page_bytes", &PagedLayer::page_bytes)
       .def_prop_ro("device", &PagedLayer::device, "\"cpu\", or the GPU: \"cuda:0\".")
       .def_prop_ro("order", &PagedLayer::order)

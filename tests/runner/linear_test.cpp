@@ -40,14 +40,14 @@ Product multiply(const std::vector<float>& x, DType type, int num_threads) {
   const auto first = random_numbers(200 * kColumns, 1);
   const auto second = random_numbers(64 * kColumns, 2);
   WeightMemory memory;
-  auto linear = Linear::create(
+  auto linear = create_cpu_linear(
       kColumns, {part_of(first, kColumns, true), part_of(second, kColumns, false)}, type, memory);
   EXPECT_TRUE(linear.ok());
   const auto executor = make_thread_pool(num_threads);
   const size_t tokens = x.size() / kColumns;
   Product out{std::vector<float>(tokens * 200), std::vector<float>(tokens * 64)};
   float* const outs[] = {out.first.data(), out.second.data()};
-  EXPECT_TRUE(linear.value().multiply(x.data(), static_cast<int>(tokens), outs, *executor).ok());
+  EXPECT_TRUE(linear.value()->multiply(x.data(), static_cast<int>(tokens), outs, *executor).ok());
   return out;
 }
 

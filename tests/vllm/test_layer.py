@@ -109,12 +109,23 @@ def test_a_static_format_without_scales_is_refused_loudly(monkeypatch):
         impl.take("layer 0", layer_with_scales([0.5] * 3, 1.0), {})
 
 
-def test_a_checkpoints_tensor_scales_are_refused_not_ignored(monkeypatch):
+def test_a_checkpoints_tensor_scales_are_used(monkeypatch):
+    impl, kv_cache = new_layer(monkeypatch, "nvfp4")
+    impl.take("layer 0", layer_with_scales(0.01, [0.02, 0.05]), {})
+    _, k, v, _ = run(impl, kv_cache)
+    found = impl.pages.gather(kv_cache, [5, 2, 7], 40, like=k)
+    for side, scales, rows in ((k, [0.01, 0.01], found[0]), (v, [0.02, 0.05], found[1])):
+        for head in range(KV_HEADS):
+            stored = kvx.quantize(
+                side[:, head].numpy(), "nvfp4", tensor_scale=float(torch.tensor(scales[head]))
+            )
+            assert torch.equal(rows[:, head], torch.from_numpy(stored.dequantize()))
+
+
+def test_unit_scales_leave_a_checkpoints_tensor_scales_out(monkeypatch):
     impl, _ = new_layer(monkeypatch, "nvfp4")
-    impl.take("layer 0", layer_with_scales(1.0, 1.0), {})  # vLLM's own default
-    with pytest.raises(kvx.UnsupportedError, match="layer 0 has k_scale 0.5 and v_scale 1 .*nvfp4"):
-        impl.take("layer 0", layer_with_scales(0.5, 1.0), {})
-    impl.take("layer 0", layer_with_scales(0.5, 1.0), {"unit_scales": True})
+    impl.take("layer 0", layer_with_scales(0.01, 0.02), {"unit_scales": True})
+    assert not impl.given
 
 
 def test_profiling_and_padding_touch_nothing(monkeypatch):

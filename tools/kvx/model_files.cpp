@@ -5,9 +5,10 @@ namespace kvx::tool {
 
 namespace {
 
-Result<LoadedModel> load(const std::string& path, DType weights, Executor& executor) {
+Result<LoadedModel> load(const std::string& path, DType weights, Executor& executor,
+                         std::unique_ptr<runner::GpuProducts> gpu) {
   KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::Model> model,
-                       runner::Model::load(path, weights, executor));
+                       runner::Model::load(path, weights, executor, std::move(gpu)));
   KVX_ASSIGN_OR_RETURN(runner::Tokenizer tokenizer, runner::Tokenizer::create(model->gguf()));
   if (tokenizer.size() != model->config().vocab_size) {
     return invalid_argument("the tokenizer has {} tokens; expected vocab_size, {}",
@@ -19,9 +20,9 @@ Result<LoadedModel> load(const std::string& path, DType weights, Executor& execu
 }  // namespace
 
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
-                               Executor& executor) {
+                               Executor& executor, std::unique_ptr<runner::GpuProducts> gpu) {
   Result<LoadedModel> loaded =
-      load(path, products == "bf16" ? DType::kBF16 : DType::kF32, executor);
+      load(path, products == "bf16" ? DType::kBF16 : DType::kF32, executor, std::move(gpu));
   if (loaded.ok()) return loaded;
   return Error{loaded.error().code, fmt::format("model is '{}'; {}", path, loaded.error().message)};
 }

@@ -14,9 +14,11 @@ struct LoadedModel {
   runner::Tokenizer tokenizer;
 };
 
-// products: "f32" or "bf16", what the matrix products compute in.
+// products: "f32" or "bf16", what the matrix products compute in. gpu: what multiplies instead of
+// the CPU, or null.
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
-                               Executor& executor);
+                               Executor& executor,
+                               std::unique_ptr<runner::GpuProducts> gpu = nullptr);
 
 // INVALID_ARGUMENT when num_tokens exceeds the model's context. field: the option that requests
 // them.

@@ -28,11 +28,12 @@ Status check_fits(const Session& session, size_t num_tokens) {
                           used, context_of(session));
 }
 
-// All that decides K and V: a hash of the model file, the type of its products, the device.
-Result<std::string> model_identity(const SessionOptions& options) {
+// All that decides K and V: a hash of the model file, the type of its products, the devices.
+Result<std::string> model_identity(const SessionOptions& options, bool multiplies_on_gpu) {
   KVX_ASSIGN_OR_RETURN(const runner::MappedFile file, runner::MappedFile::open(options.model));
-  return fmt::format("{} {}{}", hex(cache::checksum(file.bytes())), options.products,
-                     options.device == "cpu" ? "" : " " + options.device);
+  return fmt::format("{} {}{}{}", hex(cache::checksum(file.bytes())), options.products,
+                     options.device == "cpu" ? "" : " " + options.device,
+                     multiplies_on_gpu ? " cublas" : "");
 }
 
 Result<int64_t> free_bytes_of_disk(const std::string& folder) {
@@ -66,6 +67,18 @@ Status set_budgets(const SessionOptions& options, const runner::ModelConfig& mod
   return {};
 }
 
+// Null: the CPU multiplies.
+Result<std::unique_ptr<runner::GpuProducts>> open_products(const SessionOptions& options) {
+  const bool is_wanted = options.products_on == "cuda";
+  if (!is_wanted && (options.products_on == "cpu" || options.device == "cpu")) {
+    return std::unique_ptr<runner::GpuProducts>();
+  }
+  auto gpu = runner::GpuProducts::create();
+  if (gpu.ok() || is_wanted || gpu.error().code != ErrorCode::kUnsupported) return gpu;
+  fmt::print(stderr, "matrix products stay on the CPU: {}\n", gpu.error().message);
+  return std::unique_ptr<runner::GpuProducts>();
+}
+
 // The first messages of a chat: the model's own system message, if it has one, and the user's
 // words.
 std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words) {
@@ -86,8 +99,10 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   if (options.is_fast) cache.precision = ops::Precision::kFast;
   cache.on_gpu = options.device == "cuda";
   KVX_ASSIGN_OR_RETURN(Engine engine, make_engine(options.threads));
-  KVX_ASSIGN_OR_RETURN(LoadedModel loaded,
-                       load_model(options.model, options.products, *engine.executor));
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::GpuProducts> gpu, open_products(options));
+  const bool multiplies_on_gpu = gpu != nullptr;
+  KVX_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(options.model, options.products,
+                                                      *engine.executor, std::move(gpu)));
   const runner::ModelConfig& model = loaded.model->config();
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, model));
   cache.max_tokens =
@@ -95,7 +110,7 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   cache.prefix.is_on = shares_prefixes;
   KVX_RETURN_IF_ERROR(set_budgets(options, model, cache));
   if (shares_prefixes) {
-    KVX_ASSIGN_OR_RETURN(cache.prefix.model, model_identity(options));
+    KVX_ASSIGN_OR_RETURN(cache.prefix.model, model_identity(options, multiplies_on_gpu));
   }
   KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::KvAttention> attention,
                        runner::KvAttention::create(model, cache, *engine.executor));
@@ -216,6 +231,12 @@ void add_session_options(Command command, SessionOptions& options) {
       "as 0.5; by default what --ctx tokens need");
   command.add_option("--products", options.products, "What matrix products compute in")
       .one_of({"f32", "bf16"})
+      .capture_default_str();
+  command
+      .add_option("--products-on", options.products_on,
+                  "Where matrix products run: cpu, cuda (needs cuBLAS), or auto: where the cache "
+                  "lies if cuBLAS is found")
+      .one_of({"auto", "cpu", "cuda"})
       .capture_default_str();
   command.add_flag("--fast", options.is_fast,
                    "Attention may be off by 8e-3 of its size where that saves time");

@@ -25,6 +25,7 @@ struct SessionOptions {
   std::string products = "f32";
   bool is_fast = false;
   std::string device = "cpu";
+  std::string products_on = "auto";  // where --device says; the CPU where no cuBLAS is found
   int threads = 0;
   // Budgets in the form of cache::parse_memory_budget. Empty: the memory of a sequence of `context`
   // tokens, and no host tier.

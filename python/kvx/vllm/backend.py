@@ -35,10 +35,10 @@ from kvx.threads import use_torch_threads
 from kvx.torch import BatchAttention
 from kvx.vllm.recipe import (
     CACHE_DTYPES,
-    has_tensor_scales,
     is_static,
     options_of,
     recipe_of_layer,
+    sides_with_tensor_scales,
 )
 from kvx.vllm.step import StepLimits, leading_decodes, reserve_workspace
 
@@ -278,7 +278,7 @@ class KvxImpl(AttentionImpl):
             "window": sliding_window or 0,
         }
         self.sinks = sinks  # a parameter whose numbers come later
-        self.steps = ((), ())
+        self.given = {}  # the checkpoint's scales, as PagedLayer takes them
         self.device = _device_of_process()
         self.pages: PagedLayer | None = None
         self.config = get_current_vllm_config()
@@ -289,38 +289,27 @@ class KvxImpl(AttentionImpl):
         """What only the loaded layer has: its values' size, and k_scale and v_scale for a recipe
         whose scales are the checkpoint's."""
         self.v_head_size = layer.head_size_v
-        if has_tensor_scales(self.recipe):
-            self._refuse_tensor_scales(name, layer, options)
+        scales = {side: getattr(layer, f"_{side}_scale") for side in ("k", "v")}
+        if not options.get("unit_scales"):
+            for side in sides_with_tensor_scales(self.recipe):
+                self.given[f"{side}_tensor_scales"] = self._of_heads(scales[side])
         if not is_static(self.recipe):
             return
-        steps = tuple(self._steps_of(getattr(layer, side)) for side in ("_k_scale", "_v_scale"))
-        has_none = all(step == 1.0 for side in steps for step in side)  # vLLM's own default
+        steps = {f"{side}_steps": self._of_heads(scale) for side, scale in scales.items()}
+        has_none = all(step == 1.0 for side in steps.values() for step in side)  # vLLM's default
         if has_none and not options.get("unit_scales"):
             raise Error(
                 f"{name} has no k_scale and v_scale and is stored as {self.recipe}, whose scales "
                 f"are the checkpoint's; use a checkpoint that has them, a recipe that computes "
                 f"its own (fp8_e4m3:source=computed, int8), or set kvx.unit_scales=true"
             )
-        self.steps = steps
+        self.given |= steps
 
-    def _refuse_tensor_scales(self, name, layer, options):
-        scales = [
-            getattr(layer, side).detach().float().flatten() for side in ("_k_scale", "_v_scale")
-        ]
-        if options.get("unit_scales") or all((scale == 1.0).all() for scale in scales):
-            return
-        k_scale, v_scale = (scale.max().item() for scale in scales)
-        raise UnsupportedError(
-            f"{name} has k_scale {k_scale:g} and v_scale {v_scale:g} and is stored as "
-            f"{self.recipe}; kvx computes the scale of each group from its numbers and takes no "
-            f"tensor scale here. Set kvx.unit_scales=true to leave the checkpoint's out"
-        )
-
-    def _steps_of(self, scale):
-        steps = scale.detach().float().flatten().tolist()
-        if len(steps) not in (1, self.num_kv_heads):
-            raise Error(f"a scale has {len(steps)} numbers; expected 1 or {self.num_kv_heads}")
-        return steps * (self.num_kv_heads // len(steps))
+    def _of_heads(self, scale):
+        numbers = scale.detach().float().flatten().tolist()
+        if len(numbers) not in (1, self.num_kv_heads):
+            raise Error(f"a scale has {len(numbers)} numbers; expected 1 or {self.num_kv_heads}")
+        return numbers * (self.num_kv_heads // len(numbers))
 
     def row_shapes(self):
         """(heads, numbers) of a row of q, k, v and the output."""
@@ -335,9 +324,8 @@ class KvxImpl(AttentionImpl):
             head_dim=self.head_size,
             v_head_dim=self.v_head_size,
             block_size=block_size,
-            k_steps=self.steps[0],
-            v_steps=self.steps[1],
             device=self.device,
+            **self.given,
         )
 
     def _pages_of(self, kv_cache):

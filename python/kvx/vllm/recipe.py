@@ -68,10 +68,10 @@ def is_static(recipe: str) -> bool:
     return "given" in (parsed.k.scale_source, parsed.v.scale_source) and _is_fp8(parsed)
 
 
-def has_tensor_scales(recipe: str) -> bool:
-    """Whether the format has a second scale, which checkpoints can give."""
+def sides_with_tensor_scales(recipe: str) -> list[str]:
+    """Those of "k" and "v" whose format has a second scale, which checkpoints can give."""
     parsed = parse_recipe(recipe)
-    return "nvfp4" in (parsed.k.format, parsed.v.format)
+    return [side for side in ("k", "v") if getattr(parsed, side).format == "nvfp4"]
 
 
 def _check(recipe):

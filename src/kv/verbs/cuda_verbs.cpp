@@ -80,8 +80,10 @@ Status CudaVerbs::attend(const ops::AttendArgs& args, const StepTables& tables) 
   limits.total_q = static_cast<int64_t>(tables.positions.size());
   limits.max_tokens = tables.max_tokens;
   KVX_RETURN_IF_ERROR(ops::check_attend(args, limits));
-  KVX_RETURN_IF_ERROR(grow_workspace(ops::attend_workspace_bytes(place_.context, args, limits)));
-  return ops::attend(place_.context, args, limits, workspace_.data(), place_.counters());
+  KVX_ASSIGN_OR_RETURN(const ops::AttendPlan* plan,
+                       ops::AttendPlan::of_thread(place_.context, args, limits));
+  KVX_RETURN_IF_ERROR(grow_workspace(plan->workspace_bytes()));
+  return ops::attend(place_.context, args, *plan, workspace_.data(), place_.counters());
 }
 
 Status CudaVerbs::grow_workspace(int64_t bytes) {

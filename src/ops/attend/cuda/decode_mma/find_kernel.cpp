@@ -3,6 +3,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "device/cuda_kernel.hpp"
 #include "ops/attend/cuda/common/params.hpp"
 #include "ops/attend/cuda/decode_mma/pairs.hpp"
 #include "ops/cuda/overlapping_launch.cuh"
@@ -31,10 +32,10 @@ DecodeMmaKernel find_interleaved_instance(FormatId k, FormatId v, const TileTrai
   return {};
 }
 
-// All that a CTA may have: what is allowed belongs to the kernel, and other threads launch it too.
+// All that a CTA may have.
 cudaError_t allow_shared_bytes(const CudaContext& context, const DecodeMmaKernel& kernel) {
-  return cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              context.device.shared_bytes_per_cta);
+  return device::allow_shared_bytes(context.device.index, kernel.function,
+                                    context.device.shared_bytes_per_cta);
 }
 
 int query_clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel,
