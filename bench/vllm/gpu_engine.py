@@ -4,8 +4,8 @@
     gpu_engine.py check FOLDER NAME      greedy tokens of one backend, judged by the model in fp32
     gpu_engine.py decode NAME [options]  the time of a decode step of an 8B shape, dummy weights
 
-NAME is a backend of vLLM (FLASH_ATTN), one with a --kv-cache-dtype (TRITON_ATTN/int8_per_token_head)
-or a recipe of kvx, and ":eager" behind it leaves CUDA graphs out. Each prints one line of JSON
+NAME is a backend of vLLM (FLASH_ATTN), one with a --kv-cache-dtype (TRITON_ATTN/int8_per_token_head,
+AUTO/turboquant_4bit_nc where vLLM is to choose the backend) or a recipe of kvx, and ":eager" behind it leaves CUDA graphs out. Each prints one line of JSON
 behind the word CHECK or DECODE.
 """
 
@@ -111,7 +111,7 @@ def new_engine(options, model, **more):
     llm = LLM(
         str(model),
         dtype="bfloat16",
-        attention_backend=backend,
+        attention_backend=None if backend == "AUTO" else backend,
         kv_cache_dtype=cache_dtype or "auto",
         skip_tokenizer_init=True,
         gpu_memory_utilization=0.02,  # several engines share the GPU
