@@ -2,7 +2,7 @@
 
     python bench/vllm/gpu.py [--logs DIR] [--seconds 250]
 
-Needs one GPU, vLLM and kvx that this python can import. Checks run a small random model through
+Needs a GPU, vLLM and kvx that this python can import. Checks run a small random model through
 backends and recipes and judge every token by the model in fp32. Then Llama-3-8B's shape with
 made-up weights decodes a batch of long requests with each, CUDA graphs for decodes.
 
@@ -44,6 +44,7 @@ def main():
     parser.add_argument(
         "--compiled", action="store_true", help="torch.compile, which starts slowly"
     )
+    parser.add_argument("--gpus", type=int, default=1, help="tensor-parallel ranks of each engine")
     parser.add_argument("--seconds", type=float, default=250)
     parser.add_argument("--logs", type=Path, default=Path("kvx_vllm_logs"))
     options = parser.parse_args()
@@ -74,9 +75,11 @@ class Engine:
         command += [str(options.logs / "model")] if kind == "check" else []
         command += [name, "--start-at", str(self._start_at), "--run-at", str(self._run_at)]
         command += ["--compiled"] if options.compiled else []
+        command += ["--gpus", str(options.gpus)]
         if kind == "decode":
             batch, new_tokens, cache_bytes = shape_of(name, options)
-            self.memory = WEIGHTS_8B + cache_bytes + SPARE
+            cache_bytes //= options.gpus  # of one GPU
+            self.memory = WEIGHTS_8B / options.gpus + cache_bytes + SPARE
             command += ["--batch", str(batch), "--context", str(options.context)]
             command += ["--new-tokens", str(new_tokens), "--cache-bytes", str(cache_bytes)]
         self.process = start(command, self.log)

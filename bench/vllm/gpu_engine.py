@@ -66,6 +66,7 @@ def main():
     decode.add_argument("--cache-bytes", type=int, required=True)
     for engine in (check, decode):
         engine.add_argument("--compiled", action="store_true", help="torch.compile and its graphs")
+        engine.add_argument("--gpus", type=int, default=1, help="tensor-parallel ranks")
         engine.add_argument("--start-at", type=Path, help="waits for this file before it starts")
         engine.add_argument("--run-at", type=Path, help="waits for this file before it runs")
     options = parser.parse_args()
@@ -115,6 +116,7 @@ def new_engine(options, model, **more):
         kv_cache_dtype=cache_dtype or "auto",
         skip_tokenizer_init=True,
         gpu_memory_utilization=0.02,  # several engines share the GPU
+        tensor_parallel_size=options.gpus,
         disable_log_stats=True,
         **more,
     )
