@@ -599,7 +599,7 @@ typedef struct kvx_gather_args_t {
   uint32_t size;
   uint32_t num_ranges;
   const kvx_layer_t* layer;
-  const kvx_block_table_t* block_table; /* PACKED or RAGGED */
+  const kvx_block_table_t* block_table; /* KV_OFFSETS: V lies in the block after K */
   const kvx_seq_lens_t* seq_lens;
   const int32_t* sequences;
   const int64_t* first_tokens;
@@ -631,7 +631,7 @@ typedef struct kvx_attend_args_t {
   uint32_t size;
   uint32_t num_q_heads; /* a multiple of num_kv_heads */
   const kvx_layer_t* layer;
-  const kvx_block_table_t* block_table; /* PACKED or RAGGED */
+  const kvx_block_table_t* block_table; /* KV_OFFSETS: V lies in the block after K */
   /* Tokens in the cache, the queries' own included. 0: a padding sequence, whose queries see
    * nothing: their output is 0 and their lse -infinity, or the sink's. */
   const kvx_seq_lens_t* seq_lens;

@@ -111,6 +111,33 @@ Status cuda_copy_batch(std::span<const CudaCopy> copies, CudaStream stream) {
 #endif
 }
 
+Result<StreamMemory> StreamMemory::create(int64_t bytes, CudaStream stream) {
+  void* data = nullptr;
+  const cudaError_t error = cudaMallocAsync(&data, static_cast<size_t>(bytes), stream_of(stream));
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not sticky: the next call shall not see it
+    return out_of_range("the device has no {} bytes for a call's table", bytes);
+  }
+  KVX_RETURN_IF_ERROR(cuda_status(error, "cudaMallocAsync"));
+  StreamMemory memory;
+  memory.data_ = static_cast<uint8_t*>(data);
+  memory.stream_ = stream;
+  return memory;
+}
+
+StreamMemory::StreamMemory(StreamMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), stream_(other.stream_) {}
+
+StreamMemory& StreamMemory::operator=(StreamMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(stream_, other.stream_);
+  return *this;
+}
+
+StreamMemory::~StreamMemory() {
+  if (data_ != nullptr) cudaFreeAsync(data_, stream_of(stream_));
+}
+
 Result<CudaEvent> CudaEvent::create() {
   cudaEvent_t event = nullptr;
   KVX_RETURN_IF_ERROR(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),

@@ -37,6 +37,25 @@ struct CudaCopy {
 // bus as fast as one long one. Requires: the stream is not the default one.
 Status cuda_copy_batch(std::span<const CudaCopy> copies, CudaStream stream);
 
+// Memory of the current device between two points of a stream's work, for calls that are given
+// none: what the stream is given from create() on may use it until this object's end. Costs about
+// as much as a launch, and can be captured.
+class StreamMemory {
+ public:
+  // OUT_OF_RANGE when the device has not that much.
+  static Result<StreamMemory> create(int64_t bytes, CudaStream stream);
+  StreamMemory() = default;
+  StreamMemory(StreamMemory&& other) noexcept;
+  StreamMemory& operator=(StreamMemory&& other) noexcept;
+  ~StreamMemory();
+
+  uint8_t* data() const { return data_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  [[maybe_unused]] CudaStream stream_ = nullptr;  // unused where there is no CUDA
+};
+
 // A point in a stream's work.
 class CudaEvent {
  public:

@@ -101,6 +101,12 @@ Status cuda_copy_batch(std::span<const CudaCopy>, CudaStream) {
   return no_cuda();
 }
 
+Result<StreamMemory> StreamMemory::create(int64_t, CudaStream) {
+  return no_cuda();
+}
+StreamMemory::StreamMemory(StreamMemory&&) noexcept = default;
+StreamMemory& StreamMemory::operator=(StreamMemory&&) noexcept = default;
+StreamMemory::~StreamMemory() = default;
 Result<CudaEvent> CudaEvent::create() {
   return no_cuda();
 }

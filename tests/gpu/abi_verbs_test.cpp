@@ -38,6 +38,10 @@ class GpuAbiVerbs : public GpuTest {
     api_test::OneSequence there(sequence.blocks, sequence.lengths[0]);
     there.table.indices = device.mirror().add(there.blocks);
     there.seq_lens.lengths = device.mirror().add(there.lengths);
+    return attend_on(device, there);
+  }
+  // table and lengths are on the device.
+  std::vector<float> attend_on(DeviceLayer& device, const api_test::OneSequence& there) {
     api_test::Attention attention(device.layer, there, 1, 64);
     std::fill(attention.out.begin(), attention.out.end(), 9.0f);  // what is not written is seen
     attention.q_rows.data = device.mirror().add(attention.q);
@@ -195,6 +199,87 @@ TEST_F(GpuAbiVerbs, AttendGivesTheHostsAttention) {
       EXPECT_EQ(device.out_of_range(), 0u);
     }
   }
+}
+
+TEST_F(GpuAbiVerbs, TakeEveryTableOfOneCache) {
+  Filled filled(KVX_FORMAT_INT8);
+  DeviceLayer device(memory(), filled.layer);
+  const std::vector<float> expected = attend_to(device, filled.sequence);
+  std::vector<int32_t> ids = filled.sequence.blocks, page_sums = {0, 3};
+  std::vector<int32_t> token_sums = {0, api_test::kTokens}, offsets = ids;
+  for (const int32_t id : ids) offsets.push_back(id + 1);
+  std::vector<int64_t> wide(ids.begin(), ids.end()), wide_length = {api_test::kTokens}, tokens;
+  for (int t = 0; t < api_test::kTokens; ++t) tokens.push_back(wide[t / 8]);
+  Mirror& mirror = device.mirror();
+
+  api_test::OneSequence in_64_bits(ids, api_test::kTokens);
+  in_64_bits.table.index_dtype = KVX_DTYPE_S64;
+  in_64_bits.table.indices = mirror.add(wide);
+  in_64_bits.seq_lens.dtype = KVX_DTYPE_S64;
+  in_64_bits.seq_lens.lengths = mirror.add(wide_length);
+  EXPECT_EQ(attend_on(device, in_64_bits), expected);
+
+  api_test::OneSequence of_pages(ids, api_test::kTokens);
+  of_pages.table = in_64_bits.table;
+  of_pages.seq_lens = in_64_bits.seq_lens;
+  of_pages.table.format = KVX_BLOCK_TABLE_RAGGED;
+  of_pages.table.flags = KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES;
+  of_pages.table.indptr_dtype = KVX_DTYPE_S32;
+  of_pages.table.indptr_count = 2;
+  of_pages.table.indptr = mirror.add(page_sums);
+  EXPECT_EQ(attend_on(device, of_pages), expected);
+
+  api_test::OneSequence of_tokens(ids, api_test::kTokens);
+  of_tokens.table = of_pages.table;
+  of_tokens.seq_lens = of_pages.seq_lens;
+  of_tokens.table.flags = 0;
+  of_tokens.table.indptr = mirror.add(token_sums);
+  of_tokens.table.indices = mirror.add(tokens);
+  of_tokens.table.indices_count = api_test::kTokens;
+  EXPECT_EQ(attend_on(device, of_tokens), expected);
+
+  api_test::OneSequence of_tensor_rt(ids, api_test::kTokens);
+  of_tensor_rt.table = in_64_bits.table;
+  of_tensor_rt.seq_lens = in_64_bits.seq_lens;
+  of_tensor_rt.table.format = KVX_BLOCK_TABLE_KV_OFFSETS;
+  of_tensor_rt.table.flags = KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX;
+  of_tensor_rt.table.index_dtype = KVX_DTYPE_S32;
+  of_tensor_rt.table.indices = mirror.add(offsets);
+  of_tensor_rt.table.indices_count = 6;
+  EXPECT_EQ(attend_on(device, of_tensor_rt), expected);
+  EXPECT_EQ(device.out_of_range(), 0u);
+
+  std::vector<float> k(filled.k.size()), v(filled.v.size());
+  ASSERT_EQ(api_test::gather_rows(filled.layer.layer, filled.sequence, k, v), KVX_STATUS_OK);
+  DeviceGather gather(device, filled, api_test::kTokens);
+  gather.table = of_pages.table;
+  gather.lengths = of_pages.seq_lens;
+  ASSERT_EQ(kvx_gather(&gather.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+  synchronize();
+  mirror.fetch(gather.k);
+  mirror.fetch(gather.v);
+  EXPECT_EQ(gather.k, k);
+  EXPECT_EQ(gather.v, v);
+}
+
+TEST_F(GpuAbiVerbs, ATableThatChangesInsideABlockIsCounted) {
+  Filled filled(KVX_FORMAT_INT8);
+  DeviceLayer device(memory(), filled.layer);
+  std::vector<int32_t> token_sums = {0, api_test::kTokens};
+  std::vector<int64_t> tokens;
+  for (int t = 0; t < api_test::kTokens; ++t) tokens.push_back(filled.sequence.blocks[t / 8]);
+  tokens[2] = 0;
+  api_test::OneSequence there(filled.sequence.blocks, api_test::kTokens);
+  there.seq_lens.lengths = device.mirror().add(there.lengths);
+  there.table.format = KVX_BLOCK_TABLE_RAGGED;
+  there.table.index_dtype = KVX_DTYPE_S64;
+  there.table.indptr_dtype = KVX_DTYPE_S32;
+  there.table.indptr_count = 2;
+  there.table.indptr = device.mirror().add(token_sums);
+  there.table.indices = device.mirror().add(tokens);
+  there.table.indices_count = api_test::kTokens;
+  attend_on(device, there);
+  EXPECT_GT(device.out_of_range(), 0u);
 }
 
 TEST_F(GpuAbiVerbs, AttendGivesZerosToPaddingAndCountsNothing) {

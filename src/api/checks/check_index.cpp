@@ -67,13 +67,8 @@ Status check_indptr(const kvx_block_table_t& table, TableView& view,
 }
 
 // A block of a pool has the layout of a block of cache.k or cache.v.
-Status check_kv_offsets(const kvx_block_table_t& table, const kvx_cache_desc_t& cache,
-                        const CacheView& geometry, TableView& view,
+Status check_kv_offsets(const kvx_cache_desc_t& cache, const CacheView& geometry, TableView& view,
                         DeferredErrors& deferred_errors) {
-  if (number_of(table.index_dtype) != KVX_DTYPE_S32) {
-    return invalid_argument("block_table.index_dtype is {}; KV_OFFSETS has S32 6",
-                            number_of(table.index_dtype));
-  }
   if (!std::has_single_bit(cache.block_size)) {
     return invalid_argument("cache.block_size is {}; KV_OFFSETS needs a power of two",
                             cache.block_size);
@@ -158,8 +153,7 @@ Status check_slots(const SlotView& slots, const CacheView& cache) {
                                : check_slots_of(static_cast<const int32_t*>(list), slots, cache);
 }
 
-Result<TableView> check_table(const kvx_block_table_t& table, const kvx_cache_desc_t& cache,
-                              const CacheView& geometry, DeferredErrors& deferred_errors) {
+Result<TableView> check_table(const kvx_block_table_t& table, DeferredErrors& deferred_errors) {
   TableView view;
   KVX_ASSIGN_OR_RETURN(view.kind, kind_of(table));
   if (table.seq_count == 0 || table.max_blocks_per_seq == 0) {
@@ -181,8 +175,18 @@ Result<TableView> check_table(const kvx_block_table_t& table, const kvx_cache_de
                                                    table.indices_count, "block_table.index_dtype",
                                                    "block_table.indices", deferred_errors));
   KVX_RETURN_IF_ERROR(check_indptr(table, view, deferred_errors));
+  if (may_have_beams && view.indices.is_64_bit) {
+    return invalid_argument("block_table.index_dtype is {}; KV_OFFSETS has S32 6",
+                            number_of(table.index_dtype));
+  }
+  return view;
+}
+
+Result<TableView> check_table(const kvx_block_table_t& table, const kvx_cache_desc_t& cache,
+                              const CacheView& geometry, DeferredErrors& deferred_errors) {
+  KVX_ASSIGN_OR_RETURN(TableView view, check_table(table, deferred_errors));
   if (view.kind == TableView::Kind::kKvOffsets) {
-    KVX_RETURN_IF_ERROR(check_kv_offsets(table, cache, geometry, view, deferred_errors));
+    KVX_RETURN_IF_ERROR(check_kv_offsets(cache, geometry, view, deferred_errors));
   }
   return view;
 }

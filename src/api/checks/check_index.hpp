@@ -13,6 +13,9 @@ Result<SlotView> check_slot_mapping(const kvx_slot_mapping_t& mapping, int64_t n
 // OUT_OF_RANGE: a slot is beyond the cache.
 Status check_slots(const SlotView& slots, const CacheView& cache);
 
+// The table by itself.
+Result<TableView> check_table(const kvx_block_table_t& table, DeferredErrors& deferred_errors);
+// With the pool of KV_OFFSETS, which v1's calls take from their cache.
 Result<TableView> check_table(const kvx_block_table_t& table, const kvx_cache_desc_t& cache,
                               const CacheView& view, DeferredErrors& deferred_errors);
 // INVALID_ARGUMENT: prefix sums that do not begin at 0, decrease or do not end at indices_count.

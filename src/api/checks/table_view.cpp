@@ -69,19 +69,50 @@ void read_packed(const TableView& table, int64_t row_stride, TableOfCaller& resu
   result.table = {result.ids.data(), table.max_blocks};
 }
 
-Status read_lengths(const IndexArray& lengths, int64_t num_sequences, TableOfCaller& result) {
+// Beams are rows. Null entries are below 0 in K and V.
+Status read_kv_offsets(const TableView& table, TableOfCaller& result) {
+  constexpr int64_t kSecondary = INT32_MIN;  // bit 31
+  const int64_t width = table.max_blocks;
+  result.ids.resize(static_cast<size_t>(table.num_rows() * width));
+  for (int64_t row = 0; row < table.num_rows(); ++row) {
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t k = table.indices.at(2 * row * width + i);
+      const int64_t v = table.indices.at((2 * row + 1) * width + i);
+      if (k != -1 && k < 0) {
+        return unsupported(
+            "block_table.indices has K {} of row {} in the secondary pool, block {}; "
+            "expected it in the primary one",
+            i, row, k - kSecondary);
+      }
+      if (k >= 0 && v != k + 1) {
+        return unsupported(
+            "block_table.indices has K {} of row {} at {} and its V at {}; expected V "
+            "in the block after K",
+            i, row, k, v);
+      }
+      result.ids[row * width + i] = id_of(k);
+    }
+  }
+  result.max_blocks = width;
+  result.table = {result.ids.data(), width};
+  return {};
+}
+
+// num_beams rows share a length.
+Status read_lengths(const IndexArray& lengths, int64_t num_sequences, int64_t num_beams,
+                    TableOfCaller& result) {
   for (int64_t s = 0; s < num_sequences; ++s) {
     const int64_t length = lengths.at(s);
     if (length >= 0 && length <= INT32_MAX) continue;
     return invalid_argument("seq_lens[{}] is {}; expected 0 to {}", s, length, INT32_MAX);
   }
-  if (!lengths.is_64_bit) {
+  if (!lengths.is_64_bit && num_beams == 1) {
     result.seq_lens = static_cast<const int32_t*>(lengths.data);
     return {};
   }
-  result.lengths.resize(static_cast<size_t>(num_sequences));
-  for (int64_t s = 0; s < num_sequences; ++s) {
-    result.lengths[s] = static_cast<int32_t>(lengths.at(s));
+  result.lengths.resize(static_cast<size_t>(num_sequences * num_beams));
+  for (int64_t row = 0; row < std::ssize(result.lengths); ++row) {
+    result.lengths[row] = static_cast<int32_t>(lengths.at(row / num_beams));
   }
   result.seq_lens = result.lengths.data();
   return {};
@@ -114,22 +145,25 @@ Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens
     return invalid_argument("block_table.seq_count is {}; expected at most {}", table->seq_count,
                             INT32_MAX);
   }
-  if (number_of(table->format) == KVX_BLOCK_TABLE_KV_OFFSETS) {
-    return unsupported("block_table.format is KV_OFFSETS 3; expected PACKED 1 or RAGGED 2");
-  }
   DeferredErrors deferred_errors;
-  KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, {}, {}, deferred_errors));
+  KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, deferred_errors));
+  if (view.num_rows() > INT32_MAX) {
+    return invalid_argument("block_table has {} sequences of {} beams; expected at most {} rows",
+                            view.num_sequences, view.num_beams, INT32_MAX);
+  }
   KVX_ASSIGN_OR_RETURN(const IndexArray lengths,
                        check_seq_lens(*seq_lens, view.num_sequences, deferred_errors));
   KVX_RETURN_IF_ERROR(deferred_errors.status());
-  KVX_RETURN_IF_ERROR(read_lengths(lengths, view.num_sequences, result));
+  KVX_RETURN_IF_ERROR(read_lengths(lengths, view.num_sequences, view.num_beams, result));
   KVX_ASSIGN_OR_RETURN(const int64_t stride, read_table_stride(*table, row_stride));
   if (view.kind == TableView::Kind::kPacked) {
     read_packed(view, stride, result);
+  } else if (view.kind == TableView::Kind::kKvOffsets) {
+    KVX_RETURN_IF_ERROR(read_kv_offsets(view, result));
   } else {
     KVX_RETURN_IF_ERROR(read_ragged(view, block_size, result));
   }
-  result.num_sequences = static_cast<int>(view.num_sequences);
+  result.num_sequences = static_cast<int>(view.num_rows());
   return {};
 }
 

@@ -25,9 +25,11 @@ struct TableOfCaller {
 // rows that overlap, or the stride of a table that is not PACKED.
 Result<int64_t> read_table_stride(const kvx_block_table_t& table, int64_t stride);
 
-// Reads PACKED and RAGGED tables. row_stride: entries from a PACKED table's row to the next; 0: its
-// max_blocks_per_seq. An id that no layer can have becomes -1, which a verb refuses
-// when it reads it. Zero sequences are allowed.
+// Reads any table. row_stride: entries from a PACKED table's row to the next; 0: its
+// max_blocks_per_seq. An id that no layer can have becomes -1, which a verb refuses when it reads
+// it. Zero sequences are allowed. KV_OFFSETS: each beam is a sequence with the length of its own,
+// and K's index is the block's; UNSUPPORTED: a V that is not the block after K, a block of the
+// secondary pool.
 Status read_table(const kvx_block_table_t* table, const kvx_seq_lens_t* seq_lens, int block_size,
                   TableOfCaller& result, int64_t row_stride = 0);
 

@@ -102,14 +102,17 @@ Result<ops::AttendArgs> read_args(const kvx_attend_args_t& args, const CallLayer
 
 // A call on a GPU: what its kernels and their workspace are sized by.
 struct DeviceAttend {
+  DeviceTable table;
   ops::AttendArgs checked;
   ops::CudaAttendLimits limits;
 };
 
 Result<DeviceAttend> read_on_device(const kvx_attend_args_t& args, const CallLayers& layers) {
-  KVX_ASSIGN_OR_RETURN(const DeviceTable table,
-                       read_device_table(args.block_table, args.seq_lens, args.block_table_stride));
   DeviceAttend attend;
+  KVX_ASSIGN_OR_RETURN(attend.table,
+                       read_device_table(args.block_table, args.seq_lens,
+                                         layers.packed.view.block_size, args.block_table_stride));
+  const DeviceTable& table = attend.table;
   attend.checked.num_sequences = table.num_sequences;
   if (table.num_sequences == 0) return attend;
   KVX_ASSIGN_OR_RETURN(attend.checked, read_args(args, layers));
@@ -150,11 +153,10 @@ Status check_out_apart(const CallLayers& layers, const ops::AttendArgs& checked,
                      "out");
 }
 
-void add_arrays(VerbAddresses& addresses, const kvx_attend_args_t& args,
-                const ops::AttendArgs& checked) {
-  addresses.add("block_table.indices", checked.block_table.ids)
-      .add("seq_lens.lengths", checked.seq_lens)
-      .add("args.q_starts", checked.q_starts)
+void add_arrays(VerbAddresses& addresses, const kvx_attend_args_t& args, const DeviceAttend& call) {
+  const ops::AttendArgs& checked = call.checked;
+  add_table(addresses, call.table);
+  addresses.add("args.q_starts", checked.q_starts)
       .add_rows("q.data", checked.q)
       .add_rows("out.data", checked.out)
       .add("args.lse", checked.lse)
@@ -166,15 +168,15 @@ void add_arrays(VerbAddresses& addresses, const kvx_attend_args_t& args,
 }
 
 Result<DeviceVerb> begin(const kvx_attend_args_t& args, const CallLayers& layers,
-                         const ops::AttendArgs& checked, void* stream) {
+                         const DeviceAttend& call, void* stream) {
   VerbAddresses addresses(layers.packed);
   if (layers.has_full_precision) addresses.add(layers.full_precision, "full_precision");
-  add_arrays(addresses, args, checked);
+  add_arrays(addresses, args, call);
   return begin_on_device(layers.packed, addresses, stream);
 }
 
 // Launches a checked call by a plan, which this thread has from an earlier call where it can.
-Status launch(const kvx_attend_args_t& args, const DeviceAttend& call, const DeviceVerb& verb) {
+Status launch(const kvx_attend_args_t& args, DeviceAttend& call, const DeviceVerb& verb) {
   KVX_ASSIGN_OR_RETURN(const ops::AttendPlan* plan,
                        ops::AttendPlan::of_thread(verb.context, call.checked, call.limits));
   const int64_t needed = plan->workspace_bytes();
@@ -185,16 +187,19 @@ Status launch(const kvx_attend_args_t& args, const DeviceAttend& call, const Dev
         "on a multiple of {}",
         args.workspace_bytes, args.workspace, needed, ops::kCudaWorkspaceAlignment);
   }
+  KVX_RETURN_IF_ERROR(pack_if_needed(verb.context, call.table));
+  call.checked.block_table = call.table.table;
+  call.checked.seq_lens = call.table.seq_lens;
   return ops::attend(verb.context, call.checked, *plan, static_cast<uint8_t*>(args.workspace),
                      verb.counters);
 }
 
 Status attend_on_device(const kvx_attend_args_t& args, const CallLayers& layers, void* stream) {
-  KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
+  KVX_ASSIGN_OR_RETURN(DeviceAttend call, read_on_device(args, layers));
   if (call.checked.num_sequences == 0) return {};
   KVX_RETURN_IF_ERROR(check_out_apart(layers, call.checked, call.limits.total_q));
   KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
-  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.checked, stream));
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call, stream));
   return launch(args, call, verb);
 }
 
@@ -208,13 +213,13 @@ Status attend_prepared(kvx_prepared_layer_t handle, const kvx_attend_args_t* cal
   const CallLayers& layers = prepared->layers;
   KVX_RETURN_IF_ERROR(check_numbers(args, layers.packed));
   KVX_RETURN_IF_ERROR(check_full_precision_window(args, layers.has_full_precision));
-  KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
+  KVX_ASSIGN_OR_RETURN(DeviceAttend call, read_on_device(args, layers));
   if (call.checked.num_sequences == 0) return {};
   KVX_RETURN_IF_ERROR(check_out_apart(layers, call.checked, call.limits.total_q));
   KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
   Scratch<VerbAddresses> addresses;
   addresses->clear();
-  add_arrays(*addresses, args, call.checked);
+  add_arrays(*addresses, args, call);
   KVX_RETURN_IF_ERROR(addresses->deferred_errors().status());  // not aligned
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, prepared->begin(stream));
   return launch(args, call, verb);
@@ -260,7 +265,7 @@ Status attend_workspace(const kvx_attend_args_t* caller, uint64_t* bytes) {
       KVX_ASSIGN_OR_RETURN(const DeviceAttend call, read_on_device(args, layers));
       if (call.checked.num_sequences > 0) {
         KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
-        KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call.checked, nullptr));
+        KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call, nullptr));
         *bytes = static_cast<uint64_t>(
             ops::attend_workspace_bytes(verb.context, call.checked, call.limits));
         return {};

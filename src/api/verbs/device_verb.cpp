@@ -47,33 +47,57 @@ Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddress
 }
 
 Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
-                                      const kvx_seq_lens_t* seq_lens, int64_t row_stride) {
+                                      const kvx_seq_lens_t* seq_lens, int block_size,
+                                      int64_t row_stride) {
   KVX_RETURN_IF_ERROR(check_top_level(table, "block_table"));
   KVX_RETURN_IF_ERROR(check_top_level(seq_lens, "seq_lens"));
   if (table->seq_count == 0 && seq_lens->seq_count == 0) return DeviceTable{};
-  constexpr uint32_t kMostSequences = 65535;  // a GPU's limit for a dimension of a grid
-  if (table->seq_count > kMostSequences) {
-    return unsupported("block_table.seq_count is {}; a call on a GPU takes at most {}",
-                       table->seq_count, kMostSequences);
-  }
-  if (number_of(table->format) == KVX_BLOCK_TABLE_KV_OFFSETS) {
-    return unsupported("block_table.format is KV_OFFSETS 3; expected PACKED 1 on a GPU");
-  }
   DeferredErrors deferred_errors;
-  KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, {}, {}, deferred_errors));
+  KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, deferred_errors));
+  constexpr int64_t kMostRows = 65535;  // a GPU's limit for a dimension of a grid
+  if (view.num_rows() > kMostRows) {
+    return unsupported(
+        "block_table.seq_count is {} with beam_width {}; a call on a GPU takes at "
+        "most {} rows",
+        view.num_sequences, view.num_beams, kMostRows);
+  }
   KVX_ASSIGN_OR_RETURN(const IndexArray lengths,
                        check_seq_lens(*seq_lens, view.num_sequences, deferred_errors));
   KVX_RETURN_IF_ERROR(deferred_errors.status());
-  if (view.kind != TableView::Kind::kPacked || view.indices.is_64_bit || lengths.is_64_bit) {
-    return unsupported(
-        "block_table and seq_lens lie on a GPU in a format or width that the host would have to "
-        "convert; expected PACKED, S32 indices and S32 lengths");
-  }
   KVX_ASSIGN_OR_RETURN(const int64_t stride, read_table_stride(*table, row_stride));
-  return DeviceTable{{static_cast<const int32_t*>(view.indices.data), stride},
-                     view.max_blocks,
-                     static_cast<int>(view.num_sequences),
-                     static_cast<const int32_t*>(lengths.data)};
+  DeviceTable result;
+  result.max_blocks = view.max_blocks;
+  result.num_sequences = static_cast<int>(view.num_rows());
+  result.source = {view, lengths, stride, block_size};
+  result.needs_packing =
+      view.kind != TableView::Kind::kPacked || view.indices.is_64_bit || lengths.is_64_bit;
+  result.table.row_stride = result.needs_packing ? view.max_blocks : stride;
+  if (!result.needs_packing) {
+    result.table.ids = static_cast<const int32_t*>(view.indices.data);
+    result.seq_lens = static_cast<const int32_t*>(lengths.data);
+  }
+  return result;
+}
+
+void add_table(VerbAddresses& addresses, const DeviceTable& table) {
+  const auto add = [&](std::string_view name, const IndexArray& array) {
+    addresses.add(name, static_cast<const uint8_t*>(array.data));  // alignment: checked already
+  };
+  add("block_table.indices", table.source.table.indices);
+  add("block_table.indptr", table.source.table.indptr);
+  add("seq_lens.lengths", table.source.lengths);
+}
+
+Status pack_if_needed(const ops::CudaContext& context, DeviceTable& table) {
+  if (!table.needs_packing) return {};
+  const int64_t num_ids = table.num_sequences * table.max_blocks;
+  KVX_ASSIGN_OR_RETURN(table.packed, device::StreamMemory::create(
+                                         (num_ids + table.num_sequences) * 4, context.stream));
+  auto* ids = reinterpret_cast<int32_t*>(table.packed.data());
+  KVX_RETURN_IF_ERROR(ops::pack_table(context, table.source, ids, ids + num_ids));
+  table.table.ids = ids;
+  table.seq_lens = ids + num_ids;
+  return {};
 }
 
 }  // namespace kvx::boundary

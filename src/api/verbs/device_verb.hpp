@@ -5,8 +5,10 @@
 
 #include "api/checks/device_memory.hpp"
 #include "api/checks/layer_view.hpp"
+#include "device/cuda_async.hpp"
 #include "ops/cuda/context.hpp"
 #include "ops/cuda/ignored_counters.hpp"
+#include "ops/cuda/pack_table.hpp"
 
 namespace kvx::boundary {
 
@@ -54,16 +56,25 @@ struct DeviceVerb {
 Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddresses& addresses,
                                    void* stream);
 
-// A PACKED table of 32-bit ids and 32-bit lengths, as kernels read them. INVALID_ARGUMENT: as on
-// the host. UNSUPPORTED: other formats and widths, which the host would have to convert.
+// A table and lengths on a GPU: the caller's own where kernels can read them, which are PACKED ids
+// and lengths of 32 bits. Others are packed on the device by pack_if_needed().
 struct DeviceTable {
   ops::BlockTable table;
   int64_t max_blocks = 0;
-  int num_sequences = 0;
+  int num_sequences = 0;  // rows: beams are sequences
   const int32_t* seq_lens = nullptr;
+  bool needs_packing = false;
+  ops::PackTable source;
+  device::StreamMemory packed;  // what table and seq_lens point to once they are packed
 };
-// row_stride: entries from a row to the next; 0: max_blocks_per_seq.
+// row_stride: entries from a row of a PACKED table to the next; 0: max_blocks_per_seq. A RAGGED
+// table's max_blocks_per_seq is the most blocks of a sequence. INVALID_ARGUMENT: as on the host.
+// UNSUPPORTED: more rows than a GPU's grid has.
 Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
-                                      const kvx_seq_lens_t* seq_lens, int64_t row_stride = 0);
+                                      const kvx_seq_lens_t* seq_lens, int block_size,
+                                      int64_t row_stride = 0);
+void add_table(VerbAddresses& addresses, const DeviceTable& table);
+// Launches the packing, behind which the verb is launched. OUT_OF_RANGE: the device has no room.
+Status pack_if_needed(const ops::CudaContext& context, DeviceTable& table);
 
 }  // namespace kvx::boundary

@@ -92,32 +92,33 @@ Result<ops::CudaGatherRanges> device_ranges(const kvx_gather_args_t& args,
                                         .sequences = args.sequences,
                                         .first_tokens = args.first_tokens,
                                         .num_tokens = args.num_tokens,
-                                        .first_rows = args.first_rows,
-                                        .seq_lens = table.seq_lens};
+                                        .first_rows = args.first_rows};
   KVX_RETURN_IF_ERROR(check_all_or_none(args, table.num_sequences));
   return ranges;
 }
 
 Status gather_on_device(const kvx_gather_args_t& args, const LayerOfCaller& layer, void* stream) {
-  KVX_ASSIGN_OR_RETURN(const DeviceTable table, read_device_table(args.block_table, args.seq_lens));
-  KVX_ASSIGN_OR_RETURN(const ops::CudaGatherRanges ranges, device_ranges(args, table));
+  KVX_ASSIGN_OR_RETURN(DeviceTable table,
+                       read_device_table(args.block_table, args.seq_lens, layer.view.block_size));
+  KVX_ASSIGN_OR_RETURN(ops::CudaGatherRanges ranges, device_ranges(args, table));
   if (table.num_sequences == 0 || ranges.count == 0) return {};
   ops::GatherArgs checked;
   KVX_RETURN_IF_ERROR(read_outputs(args, layer, checked));
-  checked.block_table = table.table;
   checked.max_blocks_per_sequence = table.max_blocks;
   checked.num_sequences = table.num_sequences;
   KVX_RETURN_IF_ERROR(check_outputs_apart(layer, checked, args.num_rows));
-  const VerbAddresses addresses = VerbAddresses(layer)
-                                      .add_rows("k.data", checked.k)
-                                      .add_rows("v.data", checked.v)
-                                      .add("block_table.indices", table.table.ids)
-                                      .add("seq_lens.lengths", table.seq_lens)
-                                      .add("args.sequences", args.sequences)
-                                      .add("args.first_tokens", args.first_tokens)
-                                      .add("args.num_tokens", args.num_tokens)
-                                      .add("args.first_rows", args.first_rows);
+  VerbAddresses addresses(layer);
+  add_table(addresses, table);
+  addresses.add_rows("k.data", checked.k)
+      .add_rows("v.data", checked.v)
+      .add("args.sequences", args.sequences)
+      .add("args.first_tokens", args.first_tokens)
+      .add("args.num_tokens", args.num_tokens)
+      .add("args.first_rows", args.first_rows);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
+  KVX_RETURN_IF_ERROR(pack_if_needed(verb.context, table));
+  checked.block_table = table.table;
+  ranges.seq_lens = table.seq_lens;
   return ops::gather(verb.context, checked, ranges, table.max_blocks * layer.view.block_size,
                      verb.counters);
 }

@@ -4,6 +4,7 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/cuda/ignored_counters.hpp"
+#include "ops/cuda/pack_table.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
 
@@ -16,6 +17,9 @@ Error no_cuda() {
 
 }  // namespace
 
+Status pack_table(const CudaContext&, const PackTable&, int32_t*, int32_t*) {
+  return no_cuda();
+}
 Status append(const CudaContext&, const AppendArgs&, DeviceCounters*) {
   return no_cuda();
 }

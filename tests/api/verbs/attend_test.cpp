@@ -100,6 +100,39 @@ TEST(Attend, TakesEveryTableOfOneCache) {
   EXPECT_EQ(kvx_attend(&tokens.args, nullptr), KVX_STATUS_UNSUPPORTED);
 }
 
+TEST(Attend, TakesTensorRtsTablesWithABeamARow) {
+  Filled filled(KVX_FORMAT_INT8);
+  Attention packed(filled.layer.layer, filled.sequence, 1);
+  ASSERT_EQ(kvx_attend(&packed.args, nullptr), KVX_STATUS_OK);
+
+  // [1 sequence, 2 beams, K and V, 3 blocks]
+  std::vector<int32_t> offsets = {4, 1, 5, 5, 2, 6, 4, 1, 5, 5, 2, 6};
+  kvx_block_table_t table = filled.sequence.table;
+  table.format = KVX_BLOCK_TABLE_KV_OFFSETS;
+  table.flags = KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX;
+  table.beam_width = 2;
+  table.indices = offsets.data();
+  table.indices_count = 12;
+  Attention beams(filled.layer.layer, filled.sequence, 2);
+  const std::vector<int32_t> starts = {0, 1, 2};
+  beams.args.block_table = &table;
+  beams.args.q_starts = starts.data();
+  std::copy(packed.q.begin(), packed.q.end(), beams.q.begin());
+  std::copy(packed.q.begin(), packed.q.end(), beams.q.begin() + std::ssize(packed.q));
+  ASSERT_EQ(kvx_attend(&beams.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  std::vector<float> twice = packed.out;
+  twice.insert(twice.end(), packed.out.begin(), packed.out.end());
+  EXPECT_EQ(beams.out, twice);
+
+  offsets[10] = 3;
+  EXPECT_EQ(kvx_attend(&beams.args, nullptr), KVX_STATUS_UNSUPPORTED);
+  EXPECT_THAT(kvx_last_error(), testing::HasSubstr("K 1 of row 1 at 1 and its V at 3"));
+  offsets[10] = 2;
+  offsets[1] |= INT32_MIN;
+  EXPECT_EQ(kvx_attend(&beams.args, nullptr), KVX_STATUS_UNSUPPORTED);
+  EXPECT_THAT(kvx_last_error(), testing::HasSubstr("secondary pool, block 1"));
+}
+
 TEST(Attend, ReadsFullPrecisionWindowFromAnotherLayer) {
   Filled packed(KVX_FORMAT_INT4);
   Filled full_precision(KVX_FORMAT_F32);

@@ -117,7 +117,7 @@ TEST(BadVerbs, OfGatherAreRefused) {
       {"num_rows of fewer tokens", kOutOfRange, [](Calls& c) { c.gather.num_rows = 1; }},
       {"k.dtype", kInvalid, [](Calls& c) { c.k_rows.dtype = KVX_DTYPE_S32; }},
       {"table.size", kInvalid, [](Calls& c) { c.from.sequence.table.size = 8; }},
-      {"table.format", kUnsupported,
+      {"table.format", kInvalid,  // without its flag
        [](Calls& c) { c.from.sequence.table.format = KVX_BLOCK_TABLE_KV_OFFSETS; }},
       {"table.flags", kIncompatible, [](Calls& c) { c.from.sequence.table.flags = 1u << 31; }},
       {"table.indices", kInvalid, [](Calls& c) { c.from.sequence.table.indices = nullptr; }},
