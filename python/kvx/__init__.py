@@ -7,7 +7,7 @@ call that kvx refuses raises ``kvx.Error`` (a ``ValueError``) that names the arg
 what was expected, and changes nothing. No gradient flows through a verb.
 """
 
-from kvx._core import __version__, num_threads, set_num_threads, use_openmp
+from kvx import _core
 from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
@@ -15,6 +15,9 @@ from kvx.files import BlockCopyKind, CacheFile, inspect, verify
 from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.paged_layer import PagedLayer
 from kvx.rows import Rows, dequantize, quantize, transcode
+from kvx.threads import num_threads, set_num_threads, use_openmp
+
+__version__: str = getattr(_core, "__version__")
 
 __all__ = [
     "BlockCopyKind",

@@ -1,14 +1,20 @@
 """Cache: paged K and V of several sequences, stored by a recipe, with attention over the bytes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvx import _core
 from kvx.arrays import checked_array, new_output, token_list
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.files import path_bytes
 from kvx.html import table
+from kvx.refusals import in_words
+from kvx.types import Array, ArrayT, Device, Path, Stream, Tokens
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Cache(_core.PagedCache):
     build without CUDA.
     """
 
+    @in_words
     def __init__(
         self,
         *,
@@ -108,11 +115,11 @@ class Cache(_core.PagedCache):
         prefix_model: str | None = None,
         prefix_hash: str = "xxh3",
         host_tier_bytes: int = 0,
-        host_tier_folder=None,
-        device="cpu",
+        host_tier_folder: Path | None = None,
+        device: Device = "cpu",
         max_step_tokens: int = 4096,
-        stream=None,
-    ):
+        stream: Stream = None,
+    ) -> None:
         super().__init__(
             num_layers,
             num_kv_heads,
@@ -137,7 +144,7 @@ class Cache(_core.PagedCache):
         self.recipe = recipe
         self.prefix_model = prefix_model
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         """Refuses pickle and copy: the bytes belong to this process."""
         raise UnsupportedError(
             f"a kvx.Cache cannot be pickled or copied: its bytes belong to this process. Pickle "
@@ -145,7 +152,7 @@ class Cache(_core.PagedCache):
             f"another process, and fork_sequence() copies a sequence within this one"
         )
 
-    def _need_prefixes(self, call):
+    def _need_prefixes(self, call: str) -> None:
         if self.prefix_model is None:
             raise UnsupportedError(
                 f"{call} needs a name for what computes keys and values, such as the model's; make "
@@ -159,9 +166,9 @@ class Cache(_core.PagedCache):
             f"head_dim {self.k_head_dim}/{self.v_head_dim}{place})"
         )
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         memory = self.memory()
-        facts = [
+        facts: list[tuple[str, str | int]] = [
             ("recipe", self.recipe),
             ("layers", self.num_layers),
             ("KV heads", self.num_kv_heads),
@@ -173,14 +180,67 @@ class Cache(_core.PagedCache):
         ]
         return table(("kvx.Cache", ""), facts)
 
+    @property
+    def device(self) -> str:
+        """``"cpu"``, or the GPU: ``"cuda:0"``."""
+        return super().device
+
+    @in_words
+    def create_sequence(self) -> int:
+        """A new, empty sequence: its number.
+
+        Raises kvx.OutOfRangeError: all max_sequences are in use.
+        """
+        return super().create_sequence()
+
+    @in_words
+    def free_sequence(self, sequence: int) -> None:
+        """Gives a sequence's blocks back. Raises kvx.Error: no such sequence, or a step is open."""
+        super().free_sequence(sequence)
+
+    @in_words
+    def fork_sequence(self, sequence: int) -> int:
+        """A fork with the same tokens in the same blocks, which are shared until one of the two
+        writes: its number. Raises as create_sequence and free_sequence."""
+        return super().fork_sequence(sequence)
+
+    @in_words
+    def truncate(self, sequence: int, num_tokens: int) -> None:
+        """Forgets the tokens from ``num_tokens`` on.
+
+        Raises kvx.OutOfRangeError: more than there are, or a sliding window has left tokens behind
+        that the shorter sequence reads; kvx.UnsupportedError: a cut inside a block that has left
+        the full-precision window, or inside a page with a shared scale.
+        """
+        super().truncate(sequence, num_tokens)
+
+    @in_words
+    def num_tokens(self, sequence: int) -> int:
+        """Tokens of a sequence."""
+        return super().num_tokens(sequence)
+
+    @in_words
+    def max_step_tokens(self, sequence: int) -> int:
+        """The most tokens of this sequence that one step takes: what is left of max_tokens, and on
+        a GPU at most max_step_tokens."""
+        return super().max_step_tokens(sequence)
+
+    @in_words
+    def begin_step(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Opens a step: entries are (sequence, num_tokens), each sequence once.
+
+        Raises kvx.Error or kvx.OutOfRangeError naming the entry; nothing has changed then.
+        """
+        super().begin_step(entries if isinstance(entries, list) else list(entries))
+
     @contextmanager
-    def step(self, entries: Iterable[tuple[int, int]]):
+    def step(self, entries: Iterable[tuple[int, int]]) -> Iterator["Cache"]:
         """``with cache.step([(sequence, num_tokens), ...]):`` appends in every layer inside.
 
         The tokens are part of the sequences afterwards; an exception inside drops them.
         Raises kvx.Error as begin_step and end_step do.
         """
-        self.begin_step(list(entries))
+        self.begin_step(entries)
         try:
             yield self
         except BaseException:
@@ -192,20 +252,21 @@ class Cache(_core.PagedCache):
             self.cancel_step()
             raise
 
-    def append_and_attend(
+    @in_words
+    def append_and_attend(  # type: ignore[override]
         self,
-        layer,
-        q,
-        k,
-        v,
-        out=None,
+        layer: int,
+        q: ArrayT,
+        k: Array,
+        v: Array,
+        out: ArrayT | None = None,
         *,
-        softmax_scale=None,
-        softcap=0.0,
-        sinks=None,
-        precision="accurate",
-        stream=None,
-    ):
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: Array | None = None,
+        precision: Literal["accurate", "fast"] = "accurate",
+        stream: Stream = None,
+    ) -> ArrayT:
         """Appends the step's keys and values to a layer and returns attention over all its tokens.
 
         Rows are the entries' tokens, one entry after the other; each query sees its own token and
@@ -234,15 +295,49 @@ class Cache(_core.PagedCache):
             raise Error(f"precision is {precision!r}; expected 'accurate' or 'fast'")
         if out is None:
             heads = tuple(checked_array(q, "q").shape[:2])
-            out = new_output(q, (*heads, self.v_head_dim), self.device, "out is None and q")
+            shape = (*heads, self.v_head_dim)
+            out = cast(ArrayT, new_output(q, shape, self.device, "out is None and q"))
         super().append_and_attend(
             layer, q, k, v, out, softmax_scale, softcap, sinks, precision == "fast", stream
         )
         return out
 
+    @overload  # type: ignore[override]
     def gather(
-        self, sequence, layer, first_token=0, num_tokens=None, *, like=None, out=None, stream=None
-    ):
+        self,
+        sequence: int,
+        layer: int,
+        first_token: int = 0,
+        num_tokens: int | None = None,
+        *,
+        like: None = None,
+        out: None = None,
+        stream: Stream = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    @overload
+    def gather(
+        self,
+        sequence: int,
+        layer: int,
+        first_token: int = 0,
+        num_tokens: int | None = None,
+        *,
+        like: ArrayT | None = None,
+        out: tuple[ArrayT, ArrayT] | None = None,
+        stream: Stream = None,
+    ) -> tuple[ArrayT, ArrayT]: ...
+    @in_words
+    def gather(
+        self,
+        sequence: int,
+        layer: int,
+        first_token: int = 0,
+        num_tokens: int | None = None,
+        *,
+        like: Array | None = None,
+        out: tuple[Array, Array] | None = None,
+        stream: Stream = None,
+    ) -> tuple[Any, Any]:
         """The stored keys and values of a sequence's tokens, decoded, rotations undone.
 
         Returns (k, v): [num_tokens, num_kv_heads, head_dim], float32 NumPy arrays, or arrays of
@@ -264,14 +359,19 @@ class Cache(_core.PagedCache):
         k_shape = (num_tokens, self.num_kv_heads, self.k_head_dim)
         if out is None:
             v_shape = (num_tokens, self.num_kv_heads, self.v_head_dim)
-            out = tuple(new_output(like, s, self.device, "like") for s in (k_shape, v_shape))
-        k, v = out
+            new = (new_output(like, shape, self.device, "like") for shape in (k_shape, v_shape))
+            k, v = new
+        else:
+            k, v = out
         if tuple(checked_array(k, "out's k").shape) != k_shape:
             raise Error(f"out's k has the shape {list(k.shape)}; expected {list(k_shape)}")
         super().gather(sequence, layer, first_token, k, v, stream)
         return k, v
 
-    def create_sequence_from(self, tokens, *, adapter="", image="", tenant="") -> int:
+    @in_words
+    def create_sequence_from(  # type: ignore[override]
+        self, tokens: Tokens, *, adapter: str = "", image: str = "", tenant: str = ""
+    ) -> int:
         """A new sequence that begins with the longest cached prefix of ``tokens``: its number.
 
         num_tokens(sequence) is how many it has; the last of ``tokens`` is never among them, so that
@@ -282,7 +382,8 @@ class Cache(_core.PagedCache):
         self._need_prefixes("create_sequence_from()")
         return super().create_sequence_from(token_list(tokens), adapter, image, tenant)
 
-    def record_tokens(self, sequence, tokens) -> None:
+    @in_words
+    def record_tokens(self, sequence: int, tokens: Tokens) -> None:
         """Records which tokens the sequence holds, in order, after the steps that added them.
 
         create_sequence_from finds blocks full of recorded tokens; files hold recorded tokens.
@@ -290,7 +391,15 @@ class Cache(_core.PagedCache):
         """
         super().record_tokens(sequence, token_list(tokens))
 
-    def save_sequence(self, sequence, path, *, zstd_level: int = 0) -> None:
+    @in_words
+    def recorded_tokens(self, sequence: int) -> list[int]:
+        """The tokens that were recorded, in order."""
+        return super().recorded_tokens(sequence)
+
+    @in_words
+    def save_sequence(  # type: ignore[override]
+        self, sequence: int, path: Path, *, zstd_level: int = 0
+    ) -> None:
         """Writes the sequence to a checked file (docs/cache-file.md); all tokens must be recorded.
 
         Whatever fails, what was at ``path`` stays there. zstd_level 0 stores blocks as they are.
@@ -300,7 +409,8 @@ class Cache(_core.PagedCache):
         self._need_prefixes("save_sequence()")
         super().save_sequence(sequence, path_bytes(path), zstd_level)
 
-    def load_sequence(self, path) -> int:
+    @in_words
+    def load_sequence(self, path: Path) -> int:
         """A new sequence as it was saved: its number. All or nothing.
 
         Raises kvx.Error: a damaged file, or one of another cache (the message names the first
@@ -309,12 +419,14 @@ class Cache(_core.PagedCache):
         self._need_prefixes("load_sequence()")
         return super().load_sequence(path_bytes(path))
 
-    def save_prefixes(self, path, *, zstd_level: int = 0) -> None:
+    @in_words
+    def save_prefixes(self, path: Path, *, zstd_level: int = 0) -> None:  # type: ignore[override]
         """Writes all blocks that a new sequence could find. Errors as save_sequence."""
         self._need_prefixes("save_prefixes()")
         super().save_prefixes(path_bytes(path), zstd_level)
 
-    def load_prefixes(self, path) -> LoadReport:
+    @in_words
+    def load_prefixes(self, path: Path) -> LoadReport:  # type: ignore[override]
         """Blocks of the file can be found from now on, as many as there is room for.
 
         Raises kvx.Error as load_sequence does; damaged blocks are reported instead.
@@ -322,14 +434,15 @@ class Cache(_core.PagedCache):
         self._need_prefixes("load_prefixes()")
         return LoadReport(**super().load_prefixes(path_bytes(path)))
 
-    def host_tier(self) -> HostTier:
+    def host_tier(self) -> HostTier:  # type: ignore[override]
         """What the host tier holds and has done so far; zeros without one."""
         return HostTier(**super().host_tier())
 
-    def memory(self) -> Memory:
+    def memory(self) -> Memory:  # type: ignore[override]
         """Bytes allocated and used, of all sequences together."""
         return Memory(**super().memory())
 
-    def cost(self, num_tokens: int) -> Cost:
+    @in_words
+    def cost(self, num_tokens: int) -> Cost:  # type: ignore[override]
         """What this cache's recipe costs at ``num_tokens`` tokens a sequence."""
         return Cost(**super().cost(num_tokens))

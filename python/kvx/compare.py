@@ -6,10 +6,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from kvx.errors import Error
 from kvx.html import table
+from kvx.types import Device
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Estimate:
     value: float
     standard_error: float | None
 
-    def __str__(self):
+    def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.2g}"
         return f"{self.value:.4g}{error}"
 
@@ -43,12 +46,12 @@ class CacheFigures:
     same_top_percent: Estimate
 
 
-class Comparison(list):
+class Comparison(list[CacheFigures]):
     """CacheFigures, the base cache's first; a table where it is printed."""
 
     _HEADER = ("cache", "bits", "bytes/token", "perplexity", "change %", "KL", "same top %")
 
-    def _table(self):
+    def _table(self) -> list[tuple[str | float, ...]]:
         return [
             (
                 cache.name,
@@ -59,7 +62,7 @@ class Comparison(list):
             for cache in self
         ]
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [self._HEADER, *(tuple(map(_text, row)) for row in self._table())]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join(
@@ -70,7 +73,7 @@ class Comparison(list):
             for row in rows
         )
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return table(self._HEADER, self._table())
 
 
@@ -79,14 +82,14 @@ _PLAIN = ("name", "bits_per_value", "bytes_per_token", "tokens_per_gib")
 
 
 def compare(
-    model,
-    text,
+    model: str | PathLike[str],
+    text: str | PathLike[str],
     recipes: Sequence[str],
     *,
     context: int = 2048,
     windows: int = 4,
     threads: int = 0,
-    device="cpu",
+    device: Device = "cpu",
 ) -> Comparison:
     """Measures caches as ``kvx compare`` does: perplexity and KL divergence against a bf16 cache.
 
@@ -118,16 +121,17 @@ def compare(
         command = [sys.executable, "-m", "kvx", "compare", *words]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            words = done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: ")
-            raise Error(words or f"the tool kvx ended with exit code {done.returncode}")
+            problem = done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: ")
+            raise Error(problem or f"the tool kvx ended with exit code {done.returncode}")
         caches = json.loads(report.read_text())["caches"]
         return Comparison(_figures_of(cache) for cache in caches)
 
 
-def _figures_of(cache):
-    estimates = {name: Estimate(**cache[name]) for name in ESTIMATES}
-    return CacheFigures(**{name: cache[name] for name in _PLAIN}, **estimates)
+def _figures_of(cache: dict[str, Any]) -> CacheFigures:
+    plain: dict[str, Any] = {name: cache[name] for name in _PLAIN}
+    estimates: dict[str, Any] = {name: Estimate(**cache[name]) for name in ESTIMATES}
+    return CacheFigures(**plain, **estimates)
 
 
-def _text(cell):
+def _text(cell: str | float) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)

@@ -48,7 +48,7 @@ def main() -> None:
         parser.exit(1, f"kvx-config: {error}\n")
 
 
-def _answer(what):
+def _answer(what: str) -> str | Path:
     if what == "cflags":
         return f"-I{include_dir()}"
     if what == "libs":
@@ -58,7 +58,7 @@ def _answer(what):
         return cmake_dir()
     from kvx import __version__
 
-    return __version__
+    return str(__version__)
 
 
 if __name__ == "__main__":

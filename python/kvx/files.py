@@ -4,12 +4,17 @@ import os
 from dataclasses import dataclass
 
 from kvx import _core
+from kvx.arrays import described
 from kvx.errors import Error
+from kvx.types import Path
 
 
-def path_bytes(path, name="path") -> bytes:
+def path_bytes(path: Path, name: str = "path") -> bytes:
     """A path as the core takes it, from text, bytes or anything that os.fspath takes."""
-    encoded = os.fsencode(path)
+    try:
+        encoded = os.fsencode(path)
+    except TypeError:
+        raise TypeError(f"{name} is {described(path)}; expected a path") from None
     if b"\0" in encoded:
         raise Error(f"{name} is {os.fsdecode(encoded)!r}; expected no null character")
     return encoded
@@ -40,7 +45,7 @@ class CacheFile:
     kinds: list[BlockCopyKind]
 
 
-def inspect(path) -> CacheFile:
+def inspect(path: Path) -> CacheFile:
     """Reads a cache file's index, which is checked; its blocks are not read.
 
     Raises kvx.Error: no cache file, a damaged one, or one of a newer version.
@@ -49,7 +54,7 @@ def inspect(path) -> CacheFile:
     return CacheFile(**{**fields, "kinds": [BlockCopyKind(**kind) for kind in fields["kinds"]]})
 
 
-def verify(path) -> int:
+def verify(path: Path) -> int:
     """Reads every block of a cache file and checks it; returns how many block copies there are.
 
     Raises kvx.Error naming the first damaged block, or as inspect() does.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvx import _core
 from kvx.html import table
+from kvx.refusals import in_words
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Format:
     summary: str
 
 
-class Formats(list):
+class Formats(list[Format]):
     """Formats; a table in a notebook."""
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         header = ("format", "bits", "groups", "scales", "options", "")
         return table(
             header,
@@ -81,14 +82,15 @@ def formats() -> Formats:
     return Formats(Format(**facts) for facts in _core.formats())
 
 
+@in_words
 def parse_recipe(text: str) -> Recipe:
     """What ``text`` means: ``"int8"``, ``"int8/int4"`` (keys/values), ``"nvfp4:auto"``.
 
     Raises kvx.Error: names the part of the text that is wrong, and what was expected there.
     """
     fields = _core.parse_recipe(text)
-    sides = {side: SideRecipe(**fields.pop(side)) for side in ("k", "v")}
-    return Recipe(**fields, **sides)
+    k, v = (SideRecipe(**fields.pop(side)) for side in ("k", "v"))
+    return Recipe(k=k, v=v, **fields)
 
 
 def recipe_options() -> list[tuple[str, str]]:

@@ -1,10 +1,16 @@
 """metal-marlin's Python API over kvx: caches of a fixed size, [batch, heads, tokens, dim]."""
 
 from dataclasses import dataclass
+from typing import Any, NoReturn, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvx import _core
-from kvx.arrays import checked_array, empty_like
-from kvx.errors import Error, OutOfRangeError
+from kvx.arrays import checked_array, described, empty_like
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.refusals import in_words
+from kvx.types import Array, ArrayT
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # 4-bit rows are uint32 words of eight with one float16 scale a row: amax / 6 for E2M1, amax / 7
@@ -44,7 +50,7 @@ class CacheConfig:
     evict: bool = False
     max_append: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise Error(f"dtype is {self.dtype!r}; expected one of {', '.join(_DTYPES)}")
         if not isinstance(self.quantize, bool) and self.quantize not in _QUANTIZED:
@@ -77,7 +83,10 @@ class KVCache:
     max_seq_len (nothing is written then).
     """
 
-    def __init__(self, config: CacheConfig, batch_size: int = 1):
+    @in_words
+    def __init__(self, config: CacheConfig, batch_size: int = 1) -> None:
+        if not isinstance(config, CacheConfig):
+            raise TypeError(f"config is {described(config)}; expected a kvx.marlin.CacheConfig")
         self.config = config
         self.batch_size = batch_size
         self._cache = _core.ContiguousCache(
@@ -93,12 +102,28 @@ class KVCache:
             config.max_append,
         )
 
+    def __reduce__(self) -> NoReturn:
+        """Refuses pickle and copy: the bytes belong to this process."""
+        raise UnsupportedError(
+            "a kvx.marlin.KVCache cannot be pickled or copied: its bytes belong to this process. "
+            "Pickle its config, and make another"
+        )
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"kvx.marlin.KVCache({config.recipe!r}, batch of {self.batch_size}, "
+            f"{config.num_layers} layers, {config.num_kv_heads} KV heads of {config.head_dim}, "
+            f"{self.seq_len} of {config.max_seq_len} tokens)"
+        )
+
     @property
     def seq_len(self) -> int:
         """Tokens that advance() has counted."""
         return self._cache.seq_len
 
-    def append(self, layer_idx: int, k_new, v_new) -> None:
+    @in_words
+    def append(self, layer_idx: int, k_new: Array, v_new: Array) -> None:
         """Stores new tokens of a layer: [batch, num_kv_heads, tokens, head_dim]; what attention()
         over the packed bytes needs, without update()'s decoded copy."""
         tokens = _shape_of(k_new, "k_new")[2]
@@ -107,7 +132,8 @@ class KVCache:
         _check_shape(v_new, "v_new", expected)
         self._cache.append(layer_idx, tokens, _token_rows(k_new), _token_rows(v_new))
 
-    def update(self, layer_idx: int, k_new, v_new):
+    @in_words
+    def update(self, layer_idx: int, k_new: ArrayT, v_new: Array) -> tuple[ArrayT, ArrayT]:
         """Stores new tokens of a layer and returns all of its keys and values, the new included.
 
         k_new, v_new: [batch, num_kv_heads, tokens, head_dim]
@@ -117,7 +143,14 @@ class KVCache:
         self.append(layer_idx, k_new, v_new)
         return self.get_kv(layer_idx, like=k_new)
 
-    def get_kv(self, layer_idx: int, *, like=None):
+    @overload
+    def get_kv(
+        self, layer_idx: int, *, like: None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    @overload
+    def get_kv(self, layer_idx: int, *, like: ArrayT) -> tuple[ArrayT, ArrayT]: ...
+    @in_words
+    def get_kv(self, layer_idx: int, *, like: Array | None = None) -> tuple[Any, Any]:
         """A layer's keys and values, decoded: [batch, num_kv_heads, tokens held, head_dim]."""
         held = self._cache.num_held(layer_idx)
         heads, dim = self.config.num_kv_heads, self.config.head_dim
@@ -127,7 +160,8 @@ class KVCache:
         shape = (self.batch_size, held, heads, dim)
         return k.reshape(shape).swapaxes(1, 2), v.reshape(shape).swapaxes(1, 2)
 
-    def attention(self, layer_idx: int, q, *, scale: float | None = None):
+    @in_words
+    def attention(self, layer_idx: int, q: ArrayT, *, scale: float | None = None) -> ArrayT:
         """Attention of the last tokens over the packed bytes, causal.
 
         q: [batch, num_heads, tokens, head_dim]; scale: 1 / sqrt(head_dim) when None
@@ -139,8 +173,10 @@ class KVCache:
         rows = _token_rows(q)
         out = empty_like(q, (batch * tokens, heads, dim))
         self._cache.attend(layer_idx, tokens, rows, out, dim**-0.5 if scale is None else scale)
-        return out.reshape((batch, tokens, heads, dim)).swapaxes(1, 2)
+        result: ArrayT = out.reshape((batch, tokens, heads, dim)).swapaxes(1, 2)
+        return result
 
+    @in_words
     def advance(self, num_tokens: int = 1) -> None:
         """Makes the tokens that every layer has stored part of the sequences.
         Raises kvx.Error: a layer has not stored just num_tokens."""
@@ -163,13 +199,13 @@ class KVCache:
         return self._cache.read_bytes_per_step() / _MIB
 
 
-def _check_shape(array, name, expected):
+def _check_shape(array: Array, name: str, expected: tuple[int, ...]) -> None:
     shape = _shape_of(array, name)
     if shape != expected:
         raise Error(f"{name} has the shape {list(shape)}; expected {list(expected)}")
 
 
-def _shape_of(array, name):
+def _shape_of(array: Array, name: str) -> tuple[int, ...]:
     shape = tuple(checked_array(array, name).shape)
     if len(shape) != 4:
         raise Error(
@@ -178,7 +214,7 @@ def _shape_of(array, name):
     return shape
 
 
-def _token_rows(array):
+def _token_rows(array: Any) -> Any:
     """[batch, heads, tokens, dim] as [batch * tokens, heads, dim]: a view for one sequence or one
     token, else a copy."""
     batch, heads, tokens, dim = array.shape

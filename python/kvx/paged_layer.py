@@ -1,12 +1,16 @@
 """PagedLayer: one layer's keys and values in pages that belong to an engine."""
 
 from collections.abc import Sequence
+from typing import Any, NoReturn, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvx import _core
-from kvx.arrays import checked_array, new_full, new_numbers, new_output
-from kvx.errors import Error, OutOfRangeError
+from kvx.arrays import as_int64, checked_array, new_full, new_numbers, new_output
+from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.refusals import in_words
+from kvx.types import Array, ArrayT, Device, Stream
 
 
 class PagedLayer(_core.PagedLayer):
@@ -34,6 +38,7 @@ class PagedLayer(_core.PagedLayer):
     Raises kvx.Error naming what does not fit; kvx.UnsupportedError: no such device.
     """
 
+    @in_words
     def __init__(
         self,
         recipe: str,
@@ -46,8 +51,8 @@ class PagedLayer(_core.PagedLayer):
         v_steps: Sequence[float] = (),
         k_tensor_scales: Sequence[float] = (),
         v_tensor_scales: Sequence[float] = (),
-        device: str = "cpu",
-    ):
+        device: Device = "cpu",
+    ) -> None:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
@@ -66,7 +71,14 @@ class PagedLayer(_core.PagedLayer):
             str(device),
         )
 
-    def __repr__(self):
+    def __reduce__(self) -> NoReturn:
+        """Refuses pickle and copy: tables and counters belong to this process."""
+        raise UnsupportedError(
+            f"a kvx.PagedLayer cannot be pickled or copied: its tables belong to this process. "
+            f"Pickle its recipe, {self.recipe!r}, and its sizes, and make another"
+        )
+
+    def __repr__(self) -> str:
         return (
             f"kvx.PagedLayer({self.recipe!r}, {self.num_kv_heads} heads of {self.head_dim}, "
             f"pages of {self.block_size} tokens and {self.page_bytes} bytes on {self.device})"
@@ -84,40 +96,45 @@ class PagedLayer(_core.PagedLayer):
         the other."""
         return super().order
 
-    def append(self, pages, k, v, slots, *, stream=None) -> int | None:
+    @in_words
+    def append(  # type: ignore[override]
+        self, pages: Array, k: Array, v: Array, slots: Array, *, stream: Stream = None
+    ) -> int | None:
         """Stores new tokens. Returns how many numbers have no code under given scales; None on a
         GPU, where ``counters()`` has that number.
 
         k:     [tokens or more, num_kv_heads, head_dim], after RoPE; any strides of tokens and heads
         v:     [tokens or more, num_kv_heads, v_head_dim]
-        slots: int64 [tokens]; a negative one skips its token
+        slots: int64 or int32 [tokens]; a negative one skips its token
 
         Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages. On a GPU such a slot
         is skipped and counted.
         """
-        return _core.PagedLayer.append(self, pages, k, v, slots, stream)
+        nonfinite = _core.PagedLayer.append(self, pages, k, v, as_int64(slots), stream)
+        return cast(int | None, nonfinite)
 
-    def attend(
+    @in_words
+    def attend(  # type: ignore[override]
         self,
-        pages,
-        q,
-        block_table,
-        seq_lens,
-        q_starts,
-        out=None,
+        pages: Array,
+        q: ArrayT,
+        block_table: Array,
+        seq_lens: Array,
+        q_starts: Array,
+        out: ArrayT | None = None,
         *,
-        softmax_scale=None,
-        softcap=0.0,
-        window=0,
-        sinks=None,
-        lse=None,
-        max_q_len=None,
-        max_seq_len=None,
-        num_decodes=0,
-        num_queries=None,
-        workspace=None,
-        stream=None,
-    ):
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: Array | None = None,
+        lse: Array | None = None,
+        max_q_len: int | None = None,
+        max_seq_len: int | None = None,
+        num_decodes: int = 0,
+        num_queries: int | None = None,
+        workspace: Array | None = None,
+        stream: Stream = None,
+    ) -> ArrayT:
         """Causal attention of a ragged batch, straight from the packed bytes.
 
         q:           [tokens or more, num_q_heads, head_dim]; num_q_heads a multiple of num_kv_heads
@@ -148,7 +165,7 @@ class PagedLayer(_core.PagedLayer):
         """
         if out is None:
             shape = (*tuple(checked_array(q, "q").shape[:2]), self.v_head_dim)
-            out = new_output(q, shape, self.device, "out is None and q")
+            out = cast(ArrayT, new_output(q, shape, self.device, "out is None and q"))
         _core.PagedLayer.attend(
             self,
             pages,
@@ -171,7 +188,8 @@ class PagedLayer(_core.PagedLayer):
         )
         return out
 
-    def workspace_bytes(
+    @in_words
+    def workspace_bytes(  # type: ignore[override]
         self,
         *,
         num_q_heads: int,
@@ -191,7 +209,36 @@ class PagedLayer(_core.PagedLayer):
             num_q_heads, max_sequences, max_queries, max_q_len, max_seq_len, window
         )
 
-    def gather(self, pages, block_ids, num_tokens, *, like=None, stream=None):
+    @overload  # type: ignore[override]
+    def gather(
+        self,
+        pages: Array,
+        block_ids: Sequence[int] | Array,
+        num_tokens: int,
+        *,
+        like: None = None,
+        stream: Stream = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    @overload
+    def gather(
+        self,
+        pages: Array,
+        block_ids: Sequence[int] | Array,
+        num_tokens: int,
+        *,
+        like: ArrayT,
+        stream: Stream = None,
+    ) -> tuple[ArrayT, ArrayT]: ...
+    @in_words
+    def gather(
+        self,
+        pages: Array,
+        block_ids: Sequence[int] | Array,
+        num_tokens: int,
+        *,
+        like: Array | None = None,
+        stream: Stream = None,
+    ) -> tuple[Any, Any]:
         """The first ``num_tokens`` of a sequence, decoded: (k, v) as kvx.Cache.gather returns them.
 
         block_ids: whole numbers [pages of the sequence]; on a GPU also an int32 array there
@@ -210,7 +257,17 @@ class PagedLayer(_core.PagedLayer):
         super().gather(pages, ids, lengths, k, v, stream)
         return k, v
 
-    def gather_sequences(self, pages, block_table, seq_lens, k, v, *, stream=None) -> None:
+    @in_words
+    def gather_sequences(
+        self,
+        pages: Array,
+        block_table: Array,
+        seq_lens: Array,
+        k: Array,
+        v: Array,
+        *,
+        stream: Stream = None,
+    ) -> None:
         """All tokens of several sequences, decoded, one sequence after the other.
 
         block_table, seq_lens: as in attend()
@@ -222,7 +279,16 @@ class PagedLayer(_core.PagedLayer):
         """
         super().gather(pages, block_table, seq_lens, k, v, stream)
 
-    def copy_blocks(self, pages, from_blocks, to_blocks, *, to_pages=None, stream=None) -> None:
+    @in_words
+    def copy_blocks(  # type: ignore[override]
+        self,
+        pages: Array,
+        from_blocks: Array,
+        to_blocks: Array,
+        *,
+        to_pages: Array | None = None,
+        stream: Stream = None,
+    ) -> None:
         """Copies whole pages, as they are.
 
         from_blocks, to_blocks: int64 [copies]; no page is both a source and a target
@@ -246,7 +312,7 @@ class PagedLayer(_core.PagedLayer):
         """Sets them to zero. Waits for the device."""
         super().reset_counters()
 
-    def _table_of(self, block_ids, like):
+    def _table_of(self, block_ids: Any, like: Array | None) -> tuple[Any, int]:
         """Block ids as a table of one sequence, and how many tokens its pages hold."""
         is_array = self.device != "cpu" and hasattr(block_ids, "__dlpack_device__")
         if is_array and block_ids.__dlpack_device__()[0] != 1:
@@ -254,8 +320,9 @@ class PagedLayer(_core.PagedLayer):
                 raise Error(f"block_ids has {len(block_ids.shape)} dimensions; expected one")
             return block_ids.reshape((1, -1)), block_ids.shape[0] * self.block_size
         given = np.asarray(block_ids)
-        with np.errstate(invalid="ignore"):  # of what is no number
-            ids = given.astype(np.int32)
+        is_number = given.dtype.kind in "biuf"
+        with np.errstate(invalid="ignore"):  # of NaN
+            ids = given.astype(np.int32) if is_number else np.empty((), np.int32)
         if ids.ndim != 1 or not np.array_equal(ids, given):
             raise Error(f"block_ids is {block_ids}; expected int32 numbers in one dimension")
         ids = ids.reshape((1, -1))

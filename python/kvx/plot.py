@@ -1,18 +1,26 @@
 """Pictures of what caches cost and lose. Each function draws on ``axes``, or on a new figure's, and
 returns them."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from kvx.cache import Cache
+from kvx.compare import CacheFigures
 from kvx.rows import quantize
+from kvx.types import Array
 
 try:
     from matplotlib import pyplot
 except ImportError as error:
     raise ImportError(f"kvx.plot needs matplotlib: pip install 'kvx[plot]' ({error})") from error
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def comparison(figures, axes=None):
+
+def comparison(figures: Sequence[CacheFigures], axes: "Axes | None" = None) -> "Axes":
     """Bits a value against KL divergence, with its standard error, a point a cache.
 
     figures: what kvx.compare or kvx.hf.compare returned; the base cache, which loses nothing, is
@@ -34,7 +42,15 @@ def comparison(figures, axes=None):
     return axes
 
 
-def memory(recipes, *, num_layers, num_kv_heads, head_dim, max_tokens=32768, axes=None):
+def memory(
+    recipes: Sequence[str],
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_tokens: int = 32768,
+    axes: "Axes | None" = None,
+) -> "Axes":
     """A sequence's bytes against its length, a line a recipe. A full-precision window bends the line
     at its beginning.
 
@@ -44,8 +60,13 @@ def memory(recipes, *, num_layers, num_kv_heads, head_dim, max_tokens=32768, axe
     axes = _axes(axes)
     lengths = np.unique(np.geomspace(1, max_tokens, 60).astype(int))
     for recipe in recipes:
-        sizes = dict(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
-        cache = Cache(recipe=recipe, max_tokens=max_tokens, **sizes)
+        cache = Cache(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            recipe=recipe,
+            max_tokens=max_tokens,
+        )
         costs = [cache.cost(int(length)).bytes_per_token * length / 2**20 for length in lengths]
         cache.close()
         axes.plot(lengths, costs, label=recipe)
@@ -55,7 +76,7 @@ def memory(recipes, *, num_layers, num_kv_heads, head_dim, max_tokens=32768, axe
     return axes
 
 
-def errors(x, formats, axes=None):
+def errors(x: Array, formats: Sequence[str], axes: "Axes | None" = None) -> "Axes":
     """How often rows come back how far from what they were, a line a format.
 
     x:       float32 [..., head_dim], such as a layer's keys
@@ -63,7 +84,8 @@ def errors(x, formats, axes=None):
     Raises kvx.Error as kvx.quantize does.
     """
     axes = _axes(axes)
-    found = {name: np.abs(quantize(x, name).dequantize() - x).ravel() for name in formats}
+    numbers: Any = x
+    found = {name: np.abs(quantize(x, name).dequantize() - numbers).ravel() for name in formats}
     edges = np.linspace(0, max(float(error.max()) for error in found.values()) or 1.0, 60)
     for name, error in found.items():
         counts, _ = np.histogram(error, edges)
@@ -76,7 +98,7 @@ def errors(x, formats, axes=None):
     return axes
 
 
-def _axes(axes):
+def _axes(axes: "Axes | None") -> "Axes":
     return pyplot.subplots(layout="constrained")[1] if axes is None else axes
 
 

@@ -2,18 +2,24 @@
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvx import _core
-from kvx.arrays import checked_array, new_array, new_full, new_numbers, new_range
+from kvx.arrays import checked_array, described, new_array, new_full, new_numbers, new_range
 from kvx.errors import Error
+from kvx.refusals import in_words
+from kvx.types import Array, ArrayT, DType, Stream, TensorT
+
+_Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Rows:
+class Rows(Generic[ArrayT]):
     """Quantised rows, as docs/numbers.md defines their bytes.
 
     codes:  uint8 [..., code bytes of a row], of the library and where the numbers lay: torch's,
@@ -25,15 +31,15 @@ class Rows:
     Two are equal where format, head_dim, scales and every byte are, in arrays of one library.
     """
 
-    codes: Any
-    scales: Any
+    codes: ArrayT
+    scales: ArrayT
     format: str
     head_dim: int
     tensor_scale: float = 1.0
     steps: list[float] = field(default_factory=list)
-    nonfinite_inputs: Any = 0
+    nonfinite_inputs: int | ArrayT = 0
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         rows = math.prod(self.codes.shape[:-1])
         bits = 8 * self.nbytes / max(rows * self.head_dim, 1)
         return (
@@ -41,7 +47,7 @@ class Rows:
             f"{bits:.4g} bits a value)"
         )
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rows):
             return NotImplemented
         facts = [(r.format, r.head_dim, r.tensor_scale, list(r.steps)) for r in (self, other)]
@@ -51,19 +57,49 @@ class Rows:
             and _are_same_bytes(self.scales, other.scales)
         )
 
-    __hash__ = None  # their arrays can change
+    __hash__ = None  # type: ignore[assignment]  # their arrays can change
 
     @property
     def nbytes(self) -> int:
         """Bytes of codes and scales."""
-        return self.codes.nbytes + self.scales.nbytes
+        return int(_nbytes(self.codes) + _nbytes(self.scales))
 
-    def dequantize(self, dtype=np.float32) -> Any:
+    @overload
+    def dequantize(self: "Rows[_Bytes]", dtype: DType = np.float32) -> NDArray[Any]: ...
+    @overload
+    def dequantize(self: "Rows[TensorT]", dtype: DType = np.float32) -> TensorT: ...
+    def dequantize(self, dtype: DType = np.float32) -> Any:
         """The decoded numbers, [..., head_dim], as kvx.dequantize returns them."""
         return dequantize(self, dtype)
 
 
-def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=(), stream=None) -> Rows:
+@overload  # a tensor's library is kept, others' arrays give NumPy's
+def quantize(  # type: ignore[overload-overlap]
+    x: TensorT,
+    format: str,
+    *,
+    tensor_scale: float = 1.0,
+    steps: Iterable[float] = (),
+    stream: Stream = None,
+) -> Rows[TensorT]: ...
+@overload
+def quantize(
+    x: Array,
+    format: str,
+    *,
+    tensor_scale: float = 1.0,
+    steps: Iterable[float] = (),
+    stream: Stream = None,
+) -> Rows[_Bytes]: ...
+@in_words
+def quantize(
+    x: Array,
+    format: str,
+    *,
+    tensor_scale: float = 1.0,
+    steps: Iterable[float] = (),
+    stream: Stream = None,
+) -> Rows[Any]:
     """Quantises rows of float32, float16 or bfloat16.
 
     x:            [..., head_dim], the rows contiguous; [n, head_dim] with any row stride is read in
@@ -76,12 +112,13 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=(), stream=None
     Raises kvx.Error: an unknown format, a head_dim that it cannot store, another dtype, an array
     of another place.
     """
-    shape = tuple(checked_array(x, "x").shape)
+    array: Any = checked_array(x, "x")
+    shape = tuple(array.shape)
     if not shape:
         raise Error("x has the shape []; expected [..., head_dim]")
     head_dim = shape[-1]
-    steps = [float(step) for step in steps]
-    flat = x.reshape((-1, 1, head_dim)) if head_dim else x
+    steps = _numbers(steps)
+    flat = array.reshape((-1, 1, head_dim)) if head_dim else array
     code_bytes, scale_bytes = _core.row_bytes(format, head_dim, steps)
     device = _device_of(x, "x")
     codes = new_array(x, (flat.shape[0], code_bytes), "uint8", device, "x")
@@ -105,13 +142,21 @@ def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=(), stream=None
     )
 
 
-def dequantize(rows: Rows, dtype=np.float32, *, stream=None) -> Any:
+@overload
+def dequantize(
+    rows: Rows[_Bytes], dtype: DType = np.float32, *, stream: Stream = None
+) -> NDArray[Any]: ...
+@overload
+def dequantize(rows: Rows[ArrayT], dtype: DType = np.float32, *, stream: Stream = None) -> ArrayT: ...
+@in_words
+def dequantize(rows: Rows[Any], dtype: DType = np.float32, *, stream: Stream = None) -> Any:
     """Quantised rows decoded: [..., head_dim] of the codes' library, where they lie.
 
     dtype: float32 or float16, NumPy's or torch's; of torch's codes also torch.bfloat16
 
     Raises kvx.Error: another dtype, codes or scales that do not have the format's sizes.
     """
+    _check_rows(rows)
     _core.row_bytes(rows.format, rows.head_dim, rows.steps)  # refuses a head_dim that cannot be
     leading = tuple(rows.codes.shape[:-1])
     device = _device_of(rows.codes, "codes")
@@ -131,15 +176,22 @@ def dequantize(rows: Rows, dtype=np.float32, *, stream=None) -> Any:
     return out
 
 
+@in_words
 def transcode(
-    rows: Rows, format: str, *, tensor_scale: float = 1.0, steps=(), stream=None
-) -> Rows:
+    rows: Rows[ArrayT],
+    format: str,
+    *,
+    tensor_scale: float = 1.0,
+    steps: Iterable[float] = (),
+    stream: Stream = None,
+) -> Rows[ArrayT]:
     """Quantised rows in another format: decoded and quantised by its rule, row by row; copied where
     the two are stored alike. Arguments as in quantize(), arrays as in dequantize().
 
     Raises kvx.Error as quantize() does; kvx.UnsupportedError: only one of the two formats rotates.
     """
-    steps = [float(step) for step in steps]
+    _check_rows(rows)
+    steps = _numbers(steps)
     code_bytes, scale_bytes = _core.row_bytes(format, rows.head_dim, steps)
     leading = tuple(rows.codes.shape[:-1])
     device = _device_of(rows.codes, "codes")
@@ -170,7 +222,23 @@ def transcode(
     return Rows(codes, scales, format, rows.head_dim, tensor_scale, steps, nonfinite)
 
 
-def _flat(array):
+def _check_rows(rows: object) -> None:
+    if not isinstance(rows, Rows):
+        raise TypeError(f"rows is {described(rows)}; expected the kvx.Rows that quantize() returns")
+
+
+def _numbers(steps: Iterable[float]) -> list[float]:
+    try:
+        return [float(step) for step in steps]
+    except (TypeError, ValueError):
+        raise TypeError(f"steps is {steps!r}; expected a list of positive numbers") from None
+
+
+def _nbytes(array: Any) -> Any:
+    return array.nbytes
+
+
+def _flat(array: Any) -> Any:
     """[..., bytes] as [rows, bytes]; a view of a contiguous array."""
     shape = (math.prod(array.shape[:-1]), array.shape[-1])
     if isinstance(array, np.ndarray):
@@ -178,26 +246,31 @@ def _flat(array):
     return array.reshape(shape)
 
 
-def _device_of(array, name):
+def _device_of(array: object, name: str) -> str:
     """``"cpu"``, or the array's GPU: ``"cuda:0"``."""
     index = _core.cuda_device_of(array, name)
     return "cpu" if index < 0 else f"cuda:{index}"
 
 
-def _float_name(like, dtype):
+def _float_name(like: object, dtype: Any) -> str:
     """A dtype of NumPy's or torch's by its name."""
     torch = sys.modules.get("torch")
     expected = ["float32", "float16"]
     if torch is not None and isinstance(like, torch.Tensor):
         expected.append("bfloat16")
     is_torchs = torch is not None and isinstance(dtype, torch.dtype)
-    name = str(dtype).removeprefix("torch.") if is_torchs else np.dtype(dtype).name
+    try:
+        name = str(dtype).removeprefix("torch.") if is_torchs else np.dtype(dtype).name
+    except TypeError:
+        name = described(dtype)
     if name not in expected:
         raise Error(f"dtype is {name}; expected {', '.join(expected[:-1])} or {expected[-1]}")
     return name
 
 
-def _tables(codes, format, head_dim, tensor_scale, steps):
+def _tables(
+    codes: Any, format: str, head_dim: int, tensor_scale: float, steps: list[float]
+) -> tuple[Any, ...]:
     """What the device's kernels read beside rows (rows.cpp, CudaTables), of codes' library."""
     n = codes.shape[0]
     given = _core.given_scales(format, head_dim, steps)
@@ -212,5 +285,5 @@ def _tables(codes, format, head_dim, tensor_scale, steps):
     )
 
 
-def _are_same_bytes(a, b):
+def _are_same_bytes(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a.shape == b.shape and bool((a == b).all())

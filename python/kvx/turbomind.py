@@ -5,11 +5,13 @@ For LMDeploy users: the same names and numbers, checked by kvx before an engine 
 
 import argparse
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvx import _core
 from kvx._core import KvCacheMode
 from kvx.errors import Error, UnsupportedError
+from kvx.refusals import in_words
 
 QUANT_POLICIES = (0, 4, 8, 16)  # bits of a mask, never bit widths
 KV_CACHE_FORMATS = ("auto", "int", "fp4")
@@ -34,6 +36,7 @@ class BlockSizes:
         return self.block_bytes + self.scale_block_bytes
 
 
+@in_words
 def get_kv_cache_mode(
     quant_policy: int, sm_version: int, *, fp4_format: str = "auto", fall_back: bool = False
 ) -> KvCacheMode:
@@ -46,6 +49,7 @@ def get_kv_cache_mode(
     return _core.get_kv_cache_mode(quant_policy, sm_version, fp4_format, fall_back)
 
 
+@in_words
 def get_cache_block_size(
     mode: KvCacheMode,
     *,
@@ -84,7 +88,7 @@ class TurbomindEngineConfig:
     device_type: str = "cuda"
     capability: tuple[int, int] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_quant_policy(self.quant_policy)
         _check_choice("dtype", self.dtype, ("auto", "float16", "bfloat16"))
         _check_choice("kv_cache_format", self.kv_cache_format, KV_CACHE_FORMATS)
@@ -118,7 +122,7 @@ class TurbomindEngineConfig:
         """What a cache of this configuration stores on such a GPU."""
         return get_kv_cache_mode(self.quant_policy, sm_version)
 
-    def update_from(self, overrides: dict) -> None:
+    def update_from(self, overrides: Mapping[str, object]) -> None:
         """Takes a model's own settings (a YAML engine_config, Hugging Face overrides) for fields
         that it names, but never quant_policy and kv_cache_format: those are the user's.
 
@@ -135,7 +139,7 @@ class TurbomindEngineConfig:
 
     def estimate(
         self, *, num_layers: int, num_kv_heads: int, head_dim: int, memory_bytes: int
-    ) -> dict:
+    ) -> dict[str, int]:
         """Blocks and tokens that ``memory_bytes`` hold, the scale pool counted.
 
         Raises kvx.Error as get_cache_block_size does, and for an unknown capability.
@@ -182,7 +186,7 @@ def add_cli_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _check_choice(name, value, choices):
+def _check_choice(name: str, value: object, choices: tuple[str, ...] | tuple[int, ...]) -> None:
     if isinstance(value, bool) or value not in choices:
         raise Error(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -35,7 +36,7 @@ std::string place_text(int device_type, int device_id) {
     case nb::device::cuda_managed::value:
       return "managed memory of CUDA";
     default:
-      return fmt::format("a device of DLPack type {}", device_type);
+      return "a device that kvx does not know";
   }
 }
 
@@ -126,6 +127,8 @@ Array array_at(nb::handle object, const char* name, const ArrayPlace& place) {
             : fmt::format("{} on cuda:{}",
                           Array::ReadOnly ? "a dense tensor" : "a torch tensor or CuPy array",
                           place.cuda_device);
+    if (object.is_none())
+      throw CoreError(invalid_argument("{} is None; expected {}", name, expected));
     throw CoreError(invalid_argument("{} is a {} that cannot be {} in place; expected {}", name,
                                      name_of_type(object), Array::ReadOnly ? "read" : "written",
                                      expected));
@@ -157,6 +160,34 @@ std::string size_text(int64_t size, const char* word) {
   return size < 0 ? word : std::to_string(size);
 }
 
+// As NumPy and torch name it: float64, uint8, bool.
+std::string dtype_text(nb::dlpack::dtype type) {
+  // DLPack's numbers, in its order. Those of torch that have fixed widths end there.
+  constexpr const char* kNames[] = {"int",
+                                    "uint",
+                                    "float",
+                                    "opaque",
+                                    "bfloat",
+                                    "complex",
+                                    "bool",
+                                    "float8_e3m4",
+                                    "float8_e4m3",
+                                    "float8_e4m3b11fnuz",
+                                    "float8_e4m3fn",
+                                    "float8_e4m3fnuz",
+                                    "float8_e5m2",
+                                    "float8_e5m2fnuz",
+                                    "float8_e8m0fnu",
+                                    "float6_e2m3fn",
+                                    "float6_e3m2fn",
+                                    "float4_e2m1fn"};
+  if (type.code >= std::size(kNames)) return fmt::format("of {}-bit elements", type.bits);
+  const std::string name = kNames[type.code];
+  return type.code >= static_cast<uint8_t>(nb::dlpack::dtype_code::Bool)
+             ? name
+             : name + std::to_string(type.bits);
+}
+
 template <class Array>
 DType float_type(const Array& array, const char* name) {
   const nb::dlpack::dtype type = array.dtype();
@@ -167,9 +198,13 @@ DType float_type(const Array& array, const char* name) {
   if (is(nb::dlpack::dtype_code::Float, 16)) return DType::kF16;
   if (is(nb::dlpack::dtype_code::Bfloat, 16)) return DType::kBF16;
   throw CoreError(
-      invalid_argument("{} has a dtype of DLPack code {} with {} bits; expected float32, float16 "
-                       "or bfloat16",
-                       name, type.code, type.bits));
+      invalid_argument("{} is {}; expected float32, float16 or bfloat16", name, dtype_text(type)));
+}
+
+// ``float64 [3, 4]``
+template <class Array>
+std::string array_text(const Array& array) {
+  return fmt::format("{} [{}]", dtype_text(array.dtype()), shape_text(array));
 }
 
 template <class Byte, class Array>
@@ -238,10 +273,8 @@ Array bytes_array(nb::handle object, const char* name, int64_t rows, int64_t byt
   const bool fits = is_uint8 && array.ndim() == 2 && static_cast<int64_t>(array.shape(0)) == rows &&
                     static_cast<int64_t>(array.shape(1)) == bytes;
   if (!fits) {
-    throw CoreError(
-        invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 "
-                         "[{}, {}]",
-                         name, shape_text(array), type.bits, rows, bytes));
+    throw CoreError(invalid_argument("{} is {}; expected uint8 [{}, {}]", name, array_text(array),
+                                     rows, bytes));
   }
   check_contiguous(array, name);
   return array;
@@ -292,11 +325,9 @@ OutputRows output_rows(nb::handle object, const char* name, const RowsShape& exp
 nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n,
                                  const ArrayPlace& place) {
   auto array = array_at<nb::ndarray<nb::ro>>(object, name, place);
-  if (float_type(array, name) != DType::kF32 || static_cast<int64_t>(array.size()) != n) {
+  if (array.dtype() != nb::dtype<float>() || static_cast<int64_t>(array.size()) != n) {
     throw CoreError(
-        invalid_argument("{} has the shape [{}] and {}-bit elements; expected {} "
-                         "float32",
-                         name, shape_text(array), array.dtype().bits, n));
+        invalid_argument("{} is {}; expected float32 [{}]", name, array_text(array), n));
   }
   check_contiguous(array, name);
   return array;
@@ -309,10 +340,8 @@ nb::ndarray<> output_floats(nb::handle object, const char* name, int64_t rows, i
                     static_cast<int64_t>(array.shape(0)) >= rows &&
                     static_cast<int64_t>(array.shape(1)) == heads;
   if (!fits) {
-    throw CoreError(
-        invalid_argument("{} has the shape [{}] and {}-bit elements; expected float32 [{} or more, "
-                         "{}]",
-                         name, shape_text(array), array.dtype().bits, rows, heads));
+    throw CoreError(invalid_argument("{} is {}; expected float32 [{} or more, {}]", name,
+                                     array_text(array), rows, heads));
   }
   check_contiguous(array, name);
   return array;
@@ -330,9 +359,7 @@ nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, in
 nb::ndarray<> scratch_bytes(nb::handle object, const char* name, const ArrayPlace& place) {
   auto array = array_at<nb::ndarray<>>(object, name, place);
   if (array.dtype() != nb::dtype<uint8_t>() || array.ndim() != 1) {
-    throw CoreError(
-        invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 [bytes]", name,
-                         shape_text(array), array.dtype().bits));
+    throw CoreError(invalid_argument("{} is {}; expected uint8 [bytes]", name, array_text(array)));
   }
   check_contiguous(array, name);
   return array;
@@ -346,11 +373,9 @@ nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_d
   const bool fits = array.dtype() == nb::dtype<Int>() && array.ndim() == num_dimensions &&
                     (array.size() == 0 || array.shape(last) == 1 || array.stride(last) == 1);
   if (fits) return array;
-  throw CoreError(
-      invalid_argument("{} has the shape [{}] and {}-bit elements; expected int{} in {} "
-                       "dimension{}, contiguous",
-                       name, shape_text(array), array.dtype().bits, 8 * sizeof(Int), num_dimensions,
-                       num_dimensions == 1 ? "" : "s"));
+  throw CoreError(invalid_argument("{} is {}; expected int{} in {} dimension{}, contiguous", name,
+                                   array_text(array), 8 * sizeof(Int), num_dimensions,
+                                   num_dimensions == 1 ? "" : "s"));
 }
 template nb::ndarray<nb::ro> input_ints<int32_t>(nb::handle, const char*, size_t,
                                                  const ArrayPlace&);
@@ -371,9 +396,9 @@ PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes,
     return {std::move(array), stride};
   }
   throw CoreError(
-      invalid_argument("{} has the shape [{}] and {}-bit elements; expected uint8 [pages, ...], "
-                       "each page contiguous and of at least {} bytes",
-                       name, shape_text(array), array.dtype().bits, page_bytes));
+      invalid_argument("{} is {}; expected uint8 [pages, ...], each page contiguous and of at "
+                       "least {} bytes",
+                       name, array_text(array), page_bytes));
 }
 
 int cuda_device_of(nb::handle object, const char* name) {

@@ -4,6 +4,7 @@
 
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
+#include "python/src/interrupt.hpp"
 #include "tier/file_summary.hpp"
 
 namespace kvx::python {
@@ -65,7 +66,7 @@ void check_file(const nb::bytes& path_bytes) {
   const std::string path = path_bytes.c_str();
   nb::gil_scoped_release no_gil;
   auto file = value_of(tier::CacheFileReader::open(path));
-  throw_if_error(tier::check_block_copies(file, path));
+  interruptibly([&] { throw_if_error(tier::check_block_copies(file, path)); });
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
 #include "python/src/errors.hpp"
+#include "python/src/interrupt.hpp"
 #include "python/src/text.hpp"
 
 namespace kvx::python {
@@ -176,19 +177,24 @@ class PagedCache {
 
   void save_sequence(int sequence, const nb::bytes& path_bytes, int zstd_level) {
     const std::string path = path_bytes.c_str();
-    locked([&] { throw_if_error(cache_->save_sequence(sequence, path, {zstd_level})); });
+    locked([&] {
+      interruptibly([&] { throw_if_error(cache_->save_sequence(sequence, path, {zstd_level})); });
+    });
   }
   void save_prefixes(const nb::bytes& path_bytes, int zstd_level) {
     const std::string path = path_bytes.c_str();
-    locked([&] { throw_if_error(cache_->save_prefixes(path, {zstd_level})); });
+    locked(
+        [&] { interruptibly([&] { throw_if_error(cache_->save_prefixes(path, {zstd_level})); }); });
   }
   int load_sequence(const nb::bytes& path_bytes) {
     const std::string path = path_bytes.c_str();
-    return locked([&] { return value_of(cache_->load_sequence(path)); });
+    return locked(
+        [&] { return interruptibly([&] { return value_of(cache_->load_sequence(path)); }); });
   }
   nb::dict load_prefixes(const nb::bytes& path_bytes) {
     const std::string path = path_bytes.c_str();
-    const kv::LoadReport report = locked([&] { return value_of(cache_->load_prefixes(path)); });
+    const kv::LoadReport report = locked(
+        [&] { return interruptibly([&] { return value_of(cache_->load_prefixes(path)); }); });
     nb::dict dict;
     dict["blocks"] = report.num_blocks;
     dict["loaded"] = report.num_loaded;
@@ -252,9 +258,11 @@ class PagedCache {
     if (sink_array.is_valid()) params.sinks = static_cast<const float*>(sink_array.data());
     ordered(place, kept, [&] {
       check_layer_is_due(layer, params.num_q_heads, tokens);
-      throw_if_error(cache_->append_and_attend(layer, params, queries.rows, keys.rows, values.rows,
-                                               output.rows));
-      has_appended_[layer] = true;
+      interruptibly([&] {
+        throw_if_error(cache_->append_and_attend(layer, params, queries.rows, keys.rows,
+                                                 values.rows, output.rows));
+        has_appended_[layer] = true;
+      });
     });
   }
 
@@ -431,25 +439,14 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
-      .def("create_sequence", &PagedCache::create_sequence,
-           "A new, empty sequence: its number. Raises kvx.OutOfRangeError: all max_sequences are "
-           "in use.")
-      .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"),
-           "Gives a sequence's blocks back. Raises kvx.Error: no such sequence, or a step is open.")
-      .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"),
-           "A fork with the same tokens in the same blocks, which are shared until one of the two "
-           "writes. Raises as create_sequence and free_sequence.")
-      .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"),
-           "Forgets the tokens from num_tokens on. Raises kvx.OutOfRangeError: more than there "
-           "are, or a sliding window has left tokens behind that the shorter sequence reads; "
-           "kvx.UnsupportedError: a cut inside a block that has left the full-precision window, or "
-           "inside a "
-           "page with a shared scale.")
+      .def("create_sequence", &PagedCache::create_sequence)
+      .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"))
+      .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"))
+      .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"))
       .def("create_sequence_from", &PagedCache::create_sequence_from, nb::arg("tokens"),
            nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"))
       .def("record_tokens", &PagedCache::record_tokens, nb::arg("sequence"), nb::arg("tokens"))
-      .def("recorded_tokens", &PagedCache::recorded_tokens, nb::arg("sequence"),
-           "The tokens that were recorded, in order.")
+      .def("recorded_tokens", &PagedCache::recorded_tokens, nb::arg("sequence"))
       .def("clear_prefixes", &PagedCache::clear_prefixes,
            "Forgets all cached blocks that no sequence uses. Raises kvx.Error: a step is open.")
       .def("wait_for_tier", &PagedCache::wait_for_tier,
@@ -462,13 +459,9 @@ void bind_paged_cache(nb::module_& module) {
       .def("load_prefixes", &PagedCache::load_prefixes, nb::arg("path"))
       .def("fingerprint", &PagedCache::fingerprint,
            "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
-      .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"), "Tokens of a sequence.")
-      .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"),
-           "The most tokens of this sequence that one step takes: what is left of "
-           "max_tokens_per_sequence, and on a GPU at most max_step_tokens.")
-      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"),
-           "Opens a step: entries are (sequence, num_tokens), each sequence once. Raises kvx.Error "
-           "or kvx.OutOfRangeError naming the entry; nothing has changed then.")
+      .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"))
+      .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"))
+      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"))
       .def("append_and_attend", &PagedCache::append_and_attend, nb::arg("layer"),
            nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
            nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none(),
@@ -489,7 +482,7 @@ void bind_paged_cache(nb::module_& module) {
       .def("nonfinite_inputs", &PagedCache::nonfinite_inputs,
            "NaN or infinite inputs that given or page-shared scales could not express, since "
            "creation.")
-      .def_prop_ro("device", &PagedCache::device, "\"cpu\", or the GPU: \"cuda:0\".")
+      .def_prop_ro("device", &PagedCache::device)
       .def_prop_ro("num_layers", &PagedCache::num_layers)
       .def_prop_ro("num_kv_heads", &PagedCache::num_kv_heads)
       .def_prop_ro("k_head_dim", &PagedCache::k_head_dim)

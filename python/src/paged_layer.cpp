@@ -20,6 +20,7 @@
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
 #include "python/src/exchange.hpp"
+#include "python/src/interrupt.hpp"
 
 namespace kvx::python {
 namespace {
@@ -347,7 +348,7 @@ void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle
   if (sink_array.is_valid()) args.sinks = numbers<float>(sink_array);
   if (lse_array.is_valid()) args.lse = static_cast<float*>(lse_array.data());
   if (!lane_) {
-    throw_if_error(ops::attend(cpu, args));
+    interruptibly([&] { throw_if_error(ops::attend(cpu, args)); });
     return;
   }
   ops::CudaAttendLimits limits;

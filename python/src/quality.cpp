@@ -19,8 +19,7 @@ using quality::ScoredToken;
 InputRows logit_rows(nb::handle object, const char* name, int64_t tokens, int64_t vocabulary) {
   InputRows rows = input_rows(object, name, {tokens, 1, vocabulary});
   if (rows.rows.dtype != DType::kF32) {
-    throw CoreError(invalid_argument("{} has {}-bit elements; expected float32", name,
-                                     rows.array.dtype().bits));
+    throw CoreError(invalid_argument("{} is 16 bits wide; expected float32", name));
   }
   return rows;
 }

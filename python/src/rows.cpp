@@ -21,6 +21,7 @@
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
 #include "python/src/errors.hpp"
+#include "python/src/interrupt.hpp"
 
 namespace kvx::python {
 namespace {
@@ -139,6 +140,22 @@ std::tuple<int, int> row_bytes(std::string_view format, int head_dim,
   return {code_bytes(rows), scale_bytes(rows)};
 }
 
+// What was written so far is dropped with its arrays when the verb is interrupted.
+template <class F>
+std::invoke_result_t<F, const ops::CpuContext&> on_cpu(const Context& context, F verb) {
+  Interruptible interrupt;
+  InterruptibleExecutor executor(*context.cpu().executor, interrupt);
+  const ops::CpuContext cpu{context.cpu().kernels, &executor};
+  if constexpr (std::is_void_v<std::invoke_result_t<F, const ops::CpuContext&>>) {
+    verb(cpu);
+    interrupt.check();
+  } else {
+    auto result = verb(cpu);
+    interrupt.check();
+    return result;
+  }
+}
+
 // x: [rows, 1, head_dim]. Returns the non-finite numbers without a code under given scales.
 int64_t quantize_rows(nb::handle x, nb::handle codes, nb::handle scales, std::string_view format,
                       float tensor_scale, const std::vector<float>& steps) {
@@ -160,7 +177,9 @@ int64_t quantize_rows(nb::handle x, nb::handle codes, nb::handle scales, std::st
   args.transform.k.hadamard = rows.side.hadamard;
   args.k = input.rows;
   args.slot_mapping = slots;
-  return value_of(ops::append(context->cpu(), args)).nonfinite_inputs;
+  return on_cpu(*context, [&](const ops::CpuContext& cpu) {
+    return value_of(ops::append(cpu, args)).nonfinite_inputs;
+  });
 }
 
 // out: [rows, 1, head_dim].
@@ -187,7 +206,7 @@ void dequantize_rows(nb::handle codes, nb::handle scales, nb::handle out, std::s
   args.num_sequences = 1;
   args.ranges = {&range, 1};
   args.k = output.rows;
-  throw_if_error(ops::gather(context->cpu(), args));
+  on_cpu(*context, [&](const ops::CpuContext& cpu) { throw_if_error(ops::gather(cpu, args)); });
 }
 
 void check_rotations(const RowFormat& from, const RowFormat& to, std::string_view from_format,
@@ -222,8 +241,10 @@ int64_t transcode_rows(nb::handle codes, nb::handle scales, std::string_view for
 
   nb::gil_scoped_release no_gil;
   const ops::BlockCopy copy{0, 0, block_size};
-  return value_of(ops::copy_blocks(context->cpu(), {1, block_size, 1, {&source, 1}},
-                                   {1, block_size, 1, {&target, 1}}, {&copy, 1}));
+  return on_cpu(*context, [&](const ops::CpuContext& cpu) {
+    return value_of(ops::copy_blocks(cpu, {1, block_size, 1, {&source, 1}},
+                                     {1, block_size, 1, {&target, 1}}, {&copy, 1}));
+  });
 }
 
 // ---- on a GPU

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/checked.hpp"
+#include "core/stop.hpp"
 #include "tier/behind_links.hpp"
 #include "tier/temporary_file.hpp"
 #include "tier/whole_transfer.hpp"
@@ -34,6 +35,12 @@ Status sync_folder_of(const std::string& path) {
   const Error error = file_error(folder, "cannot be synced");
   close(descriptor);
   return is_synced ? Status{} : Status{error};
+}
+
+// Between two blocks of a long file.
+Status go_on() {
+  if (!is_stop_wished(stop_wish())) return {};
+  return invalid_argument("the call was interrupted");
 }
 
 }  // namespace
@@ -111,6 +118,7 @@ Status CacheFileWriter::write_at(int64_t offset, std::span<const uint8_t> bytes)
 
 Result<StoredBlockCopy> CacheFileWriter::add_block_copy(int32_t kind,
                                                         std::span<const uint8_t> block) {
+  KVX_RETURN_IF_ERROR(go_on());
   StoredBlockCopy block_copy{kind, Codec::kRaw, offset_, 0, cache::checksum(block)};
   std::span<const uint8_t> stored = block;
   if (zstd_level_ > 0) {
@@ -189,6 +197,7 @@ Status CacheFileReader::read_at(int64_t offset, std::span<uint8_t> bytes) const 
 }
 
 Status CacheFileReader::read_block_copy(const StoredBlockCopy& block_copy, std::span<uint8_t> out) {
+  KVX_RETURN_IF_ERROR(go_on());
   stored_.resize(static_cast<size_t>(block_copy.stored_bytes));
   KVX_RETURN_IF_ERROR(read_at(block_copy.offset, stored_));
   return decode_block_copy(block_copy, stored_, out);

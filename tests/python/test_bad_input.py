@@ -39,10 +39,10 @@ def read_only(array):
 Q, K, V = rows()
 BAD_CALLS = {
     "q is a list": (Q.tolist(), K, V, np.empty_like(Q)),
-    "q is a NoneType": (None, K, V, np.empty_like(Q)),
-    "q has a dtype": (Q.astype(np.float64), K, V, np.empty_like(Q)),
-    "k has a dtype": (Q, K.astype(np.int64), V, np.empty_like(Q)),
-    "v has a dtype": (Q, K, V.astype(np.complex64), np.empty_like(Q)),
+    "q is None; expected a NumPy array": (None, K, V, np.empty_like(Q)),
+    "q is float64; expected float32, float16 or bfloat16": (Q.astype(np.float64), K, V, np.empty_like(Q)),
+    "k is int64; expected float32": (Q, K.astype(np.int64), V, np.empty_like(Q)),
+    "v is complex64; expected float32": (Q, K, V.astype(np.complex64), np.empty_like(Q)),
     "q has the shape [3, 128]; expected [tokens, heads, 32]": (Q.reshape(3, 128), K, V, Q.copy()),
     "q has 3 heads; expected a multiple of num_kv_heads, 2": (Q[:, :3], K, V, Q[:, :3].copy()),
     "k has the shape [2, 2, 32]; expected [3, 2, 32]": (Q, K[:2], V, Q.copy()),

@@ -349,7 +349,7 @@ def test_other_bad_arrays_are_named(torch):
     cases = {
         "k has a stride of 2 elements along head_dim": {"k": whole[:, :, ::2]},
         "v has the shape \\[5, 2, 128\\]": {"v": whole},
-        "q has a dtype of DLPack": {"q": good["q"].double()},
+        "q is float64; expected": {"q": good["q"].double()},
         "out has rows that lie over each other": {"out": good["q"][:1].expand(5, 6, 64)},
         "out lies over q": {"out": good["q"]},
         "sinks has the shape": {"sinks": torch.zeros(5, device="cuda")},

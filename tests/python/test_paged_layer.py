@@ -222,10 +222,10 @@ def test_what_does_not_fit_is_refused():
     lengths, starts = np.array([3], np.int32), np.array([0, 3], np.int32)
     for call, message in [
         (lambda: layer.append(pages, k, v, np.array([16, 17, 64])), r"slots\[2\] is 64; 4 pages of 16"),
-        (lambda: layer.append(pages, k, v, slots.astype(np.int32)), "slots has the shape .* int64"),
+        (lambda: layer.append(pages, k, v, slots.astype(np.uint32)), r"slots is uint32 \[3\]; .* int64"),
         (lambda: layer.append(pages, k[:2], v, slots), "k has 2 tokens; the step has 3"),
-        (lambda: layer.append(pages[:, 1:], k, v, slots), "pages has the shape"),
-        (lambda: layer.append(pages.astype(np.int8), k, v, slots), "pages has the shape"),
+        (lambda: layer.append(pages[:, 1:], k, v, slots), "pages is u?int8"),
+        (lambda: layer.append(pages.astype(np.int8), k, v, slots), "pages is u?int8"),
         (lambda: layer.append(np.broadcast_to(pages[0], pages.shape), k, v, slots), "pages is"),
         (lambda: layer.attend(pages, q, table, lengths[:0], starts), "expected n, n and n"),
         (lambda: layer.attend(pages, q[:2], table, lengths, starts), "q has 2 tokens"),

@@ -7,7 +7,7 @@ from transformers.cache_utils import EncoderDecoderCache as TransformersEncoderD
 
 from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf.cache import Cache, _repeated, refuse_pickling
+from kvx.hf.cache import Cache, refuse_pickling
 from kvx.hf.decoding import DecodingCache
 from kvx.hf.interface import (
     NAME,
@@ -15,6 +15,7 @@ from kvx.hf.interface import (
     refuse_other_devices,
     refuse_position_bias,
 )
+from kvx.hf.layer import repeated
 from kvx.paged_layer import PagedLayer
 
 
@@ -197,7 +198,7 @@ class CrossCache(TransformersCache):
         self.select(indices)
 
     def batch_repeat_interleave(self, repeats):
-        self.select(torch.tensor(_repeated(self.layers[0].num_rows, repeats)))
+        self.select(torch.tensor(repeated(self.layers[0].num_rows, repeats)))
 
     def memory(self):
         """Bytes of all layers together."""

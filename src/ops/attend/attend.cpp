@@ -8,6 +8,7 @@
 
 #include "core/checked.hpp"
 #include "core/scratch.hpp"
+#include "core/stop.hpp"
 #include "ops/attend/check.hpp"
 #include "ops/attend/cpu/work_tile.hpp"
 
@@ -58,9 +59,12 @@ void run_split(AttendPlan& plan) {
       static_cast<size_t>(plan.num_work_tiles * num_parts * plan.floats_per_part());
   if (memory->size() < num_floats) memory->resize(num_floats);
   plan.partial_results = memory->data();
-  plan.context.executor->parallel_for(num_work_tiles * num_parts, [p = &plan](int i) {
+  StopWish* const stop = stop_wish();
+  plan.context.executor->parallel_for(num_work_tiles * num_parts, [p = &plan, stop](int i) {
+    if (is_stop_wished(stop)) return;
     attend_part(*p, i / p->split.num_parts, i % p->split.num_parts);
   });
+  if (is_stop_wished(stop)) return;
   plan.context.executor->parallel_for(num_work_tiles, [p = &plan](int i) { merge_parts(*p, i); });
 }
 
@@ -97,9 +101,12 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
     run_split(plan);
     return {};
   }
-  // One captured pointer fits into the std::function: nothing is allocated.
+  // Two captured pointers fit into the std::function: nothing is allocated.
   context.executor->parallel_for(static_cast<int>(plan.num_work_tiles),
-                                 [p = &plan](int work_tile) { attend_work_tile(*p, work_tile); });
+                                 [p = &plan, stop = stop_wish()](int work_tile) {
+                                   if (is_stop_wished(stop)) return;
+                                   attend_work_tile(*p, work_tile);
+                                 });
   return {};
 }
 
