@@ -1134,6 +1134,12 @@ class Cache {
     auto seen = sized<kvx_cache_snapshot_t>();
     return value_or_failure(kvx_cache_snapshot(handle_, &seen), [&] { return seen; });
   }
+  // What one KV head of one layer could not store as it came.
+  Result<kvx_head_counts_t> head_counts(uint32_t layer, uint32_t kv_head) const {
+    auto counts = sized<kvx_head_counts_t>();
+    return value_or_failure(kvx_cache_head_counts(handle_, layer, kv_head, &counts),
+                            [&] { return counts; });
+  }
   Result<kvx_block_class_t> block_class(uint32_t index) const {
     auto facts = sized<kvx_block_class_t>();
     return value_or_failure(kvx_cache_block_class(handle_, index, &facts), [&] { return facts; });

@@ -1121,10 +1121,28 @@ typedef struct kvx_cache_snapshot_t {
   int64_t host_dropped;         /* blocks not stored, because there was no room */
   int64_t host_stores_queued;   /* at present */
   int64_t host_loads_queued;    /* at present */
+  int64_t saturated_inputs;     /* of all heads, see below; -1 on a GPU, where none are counted */
 } kvx_cache_snapshot_t;
 
 /* Fills the counters of a cache at this moment. */
 KVX_API kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot);
+
+/* What one KV head of one layer could not store as it came, since the cache's creation. A saturated
+ * input is finite and lies further beyond the largest code than half the distance of the largest
+ * two codes: a static scale clips it. nonfinite as nonfinite_inputs above. */
+typedef struct kvx_head_counts_t {
+  uint32_t size;
+  uint32_t reserved; /* 0 */
+  int64_t k_saturated;
+  int64_t k_nonfinite;
+  int64_t v_saturated;
+  int64_t v_nonfinite;
+} kvx_head_counts_t;
+
+/* Fills the counts of one head. OUT_OF_RANGE: a layer or kv_head that the cache does not have.
+ * UNSUPPORTED: the cache lies on a GPU. */
+KVX_API kvx_status_t kvx_cache_head_counts(kvx_cache_t cache, uint32_t layer, uint32_t kv_head,
+                                           kvx_head_counts_t* counts);
 
 /* A class: the blocks of one layer group, either packed or of the full-precision window. */
 typedef struct kvx_block_class_t {

@@ -64,6 +64,31 @@ class LoadReport:
     first_problem: str
 
 
+@dataclass(frozen=True)
+class Saturation:
+    """Numbers that packed blocks could not store as they came, int64 [num_layers, num_kv_heads].
+
+    k_clipped, v_clipped: finite, and beyond the largest code of a static scale
+    k_nonfinite, v_nonfinite: NaN or infinite, without a code under given or page-shared scales
+    """
+
+    k_clipped: np.ndarray
+    v_clipped: np.ndarray
+    k_nonfinite: np.ndarray
+    v_nonfinite: np.ndarray
+
+    @classmethod
+    def _of(cls, layers):
+        # [layers, K and V, heads, clipped and nonfinite]
+        counts = np.array(layers, np.int64)
+        return cls(*(counts[:, side, :, kind] for kind in (0, 1) for side in (0, 1)))
+
+    @property
+    def clipped(self) -> int:
+        """All of K and V."""
+        return int(self.k_clipped.sum() + self.v_clipped.sum())
+
+
 class Cache(_core.PagedCache):
     """Paged keys and values of up to ``max_sequences`` sequences, in the formats of a recipe.
 
@@ -441,6 +466,13 @@ class Cache(_core.PagedCache):
     def memory(self) -> Memory:  # type: ignore[override]
         """Bytes allocated and used, of all sequences together."""
         return Memory(**super().memory())
+
+    def saturation(self) -> Saturation:
+        """What the KV heads of every layer could not store as it came, since the creation.
+
+        Raises kvx.UnsupportedError: the cache lies on a GPU, where it is not counted.
+        """
+        return Saturation._of(super().head_counts())
 
     @in_words
     def cost(self, num_tokens: int) -> Cost:  # type: ignore[override]

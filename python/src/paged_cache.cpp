@@ -327,6 +327,22 @@ class PagedCache {
   int64_t nonfinite_inputs() {
     return locked([&] { return cache_->nonfinite_inputs(); });
   }
+  // [num_layers, K and V, num_kv_heads, saturated and nonfinite]
+  nb::list head_counts() {
+    const auto layers = locked([&] { return value_of(cache_->head_counts()); });
+    const auto side = [](const std::vector<ops::HeadCounts>& heads) {
+      nb::list list;
+      for (const ops::HeadCounts& one : heads) {
+        list.append(nb::make_tuple(one.saturated, one.nonfinite));
+      }
+      return list;
+    };
+    nb::list list;
+    for (const kv::LayerCounts& layer : layers) {
+      list.append(nb::make_tuple(side(layer.k), side(layer.v)));
+    }
+    return list;
+  }
   void synchronize() {
     locked([&] { throw_if_error(cache_->synchronize()); });
   }
@@ -482,6 +498,7 @@ void bind_paged_cache(nb::module_& module) {
       .def("nonfinite_inputs", &PagedCache::nonfinite_inputs,
            "NaN or infinite inputs that given or page-shared scales could not express, since "
            "creation.")
+      .def("head_counts", &PagedCache::head_counts)
       .def_prop_ro("device", &PagedCache::device)
       .def_prop_ro("num_layers", &PagedCache::num_layers)
       .def_prop_ro("num_kv_heads", &PagedCache::num_kv_heads)

@@ -84,6 +84,27 @@ int64_t KvCache::nonfinite_inputs() const {
   return 0;
 }
 
+Result<std::vector<LayerCounts>> KvCache::head_counts() const {
+  if (storage().place) {
+    return unsupported("the cache lies on a GPU; saturation is counted in caches on the CPU alone");
+  }
+  std::vector<LayerCounts> counts;
+  for (const auto& layer : storage().layers) counts.push_back(layer->counts());
+  return counts;
+}
+
+std::optional<int64_t> KvCache::saturated_inputs() const {
+  const Result<std::vector<LayerCounts>> layers = head_counts();
+  if (!layers.ok()) return std::nullopt;
+  int64_t sum = 0;
+  for (const LayerCounts& layer : layers.value()) {
+    for (const auto* side : {&layer.k, &layer.v}) {
+      for (const ops::HeadCounts& head : *side) sum += head.saturated;
+    }
+  }
+  return sum;
+}
+
 Status KvCache::cancel_step() {
   return step_->cancel();
 }

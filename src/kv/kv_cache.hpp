@@ -34,6 +34,9 @@ struct AttentionParams {
   ops::Precision precision = ops::Precision::kAccurate;
 };
 
+// What the KV heads of a layer could not store as it came, [num_kv_heads] each.
+using LayerCounts = LayerStore::Counts;
+
 // What a cache holds and what happened since its creation.
 struct KvCacheSnapshot {
   std::vector<cache::BlockClassSnapshot> classes;
@@ -181,6 +184,12 @@ class KvCache {
   // NaN or infinite inputs that given or page-shared scales could not express, since creation. On a
   // GPU this waits; an error of what was launched is logged and counts none.
   int64_t nonfinite_inputs() const;
+  // Numbers that packed blocks could not store as they came, since creation, [num_layers]: finite
+  // ones beyond the largest code and those of nonfinite_inputs(). UNSUPPORTED: the cache lies on a
+  // GPU, whose kernels do not count them by head.
+  Result<std::vector<LayerCounts>> head_counts() const;
+  // The saturated ones of all heads; none: as head_counts().
+  std::optional<int64_t> saturated_inputs() const;
   // KvStep::check_rows, of begin_step's.
   Status check_step_rows() const;
   // Waits for what was launched on a GPU; nothing on the host. INTERNAL_ERROR: some of it failed.

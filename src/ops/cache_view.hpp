@@ -45,6 +45,13 @@ struct ScaleAddress {
   }
 };
 
+// What one KV head's K or V could not store as it came (ops/append/saturation.hpp). The CPU's verbs
+// add to it, from several threads.
+struct HeadCounts {
+  int64_t nonfinite = 0;  // AppendReport's
+  int64_t saturated = 0;  // finite numbers beyond the largest code
+};
+
 // K or V of a run of heads that are stored alike.
 struct SideView {
   format::FormatSpec spec;
@@ -52,9 +59,10 @@ struct SideView {
   CodeAddress codes;
   ScaleAddress scales;
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
-  bool is_alias = false;        // V that is a part of K's rows (latent caches): never written
-  bool is_interleaved = false;  // E2M1 codes in interleaved order (format/interleaved_order.hpp),
-                                // which the GPU's verbs alone take
+  bool is_alias = false;         // V that is a part of K's rows (latent caches): never written
+  bool is_interleaved = false;   // E2M1 codes in interleaved order (format/interleaved_order.hpp),
+                                 // which the GPU's verbs alone take
+  HeadCounts* counts = nullptr;  // [heads of the run]; null: nobody wants them
 
   // Whether rows of its own are written: not of a side without numbers, nor of an alias.
   KVX_HOST_DEVICE bool is_stored() const { return head_dim > 0 && !is_alias; }

@@ -2,6 +2,7 @@
 #include "ops/side_rows.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -39,25 +40,57 @@ void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes
   });
 }
 
+namespace {
+
 // TaskGrid are put together token by token, so that the kernels see contiguous rows only.
-int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
-                    const TokenRun& tokens, const EncodeRows& rows) {
+HeadCounts encode_and_count(const cpu::KernelTable& kernels, const SideView& side, int head,
+                            const TokenRun& tokens, const EncodeRows& rows) {
   const cpu::FormatKernels& format = kernels.of(side.spec);
-  if (!side.codes.is_fragmented())
-    return format.encode_rows(encode_params(side, head, tokens, rows));
+  HeadCounts counts;
+  if (!side.codes.is_fragmented()) {
+    cpu::EncodeParams params = encode_params(side, head, tokens, rows);
+    params.saturated = &counts.saturated;
+    counts.nonfinite = format.encode_rows(params);
+    return counts;
+  }
   const int row_bytes = format::code_bytes_per_row(side.spec, side.head_dim);
   uint8_t codes[kMaxRowBytes];
-  int64_t nonfinite = 0;
   for (int t = 0; t < tokens.num_tokens; ++t) {
     const int token = tokens.first_token + t;
     cpu::EncodeParams params = encode_params(side, head, {tokens.block, 0, 1}, rows);
+    params.saturated = &counts.saturated;
     params.rows = rows.data + t * rows.row_stride;
     params.codes = codes;
     params.scales = side.scales.at(tokens.block, token, head);
-    nonfinite += format.encode_rows(params);
+    counts.nonfinite += format.encode_rows(params);
     store_codes(side.codes, codes, row_bytes, side.codes.at(tokens.block, token, head));
   }
-  return nonfinite;
+  return counts;
+}
+
+// Only what was found is written: the common case touches no shared memory.
+void add_counts(const HeadCounts& found, HeadCounts& sum) {
+  const auto add = [](int64_t number, int64_t& total) {
+    if (number != 0) std::atomic_ref(total).fetch_add(number, std::memory_order_relaxed);
+  };
+  add(found.nonfinite, sum.nonfinite);
+  add(found.saturated, sum.saturated);
+}
+
+}  // namespace
+
+int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
+                    const TokenRun& tokens, const EncodeRows& rows) {
+  const HeadCounts found = encode_and_count(kernels, side, head, tokens, rows);
+  if (side.counts != nullptr) add_counts(found, side.counts[head]);
+  return found.nonfinite;
+}
+
+HeadCounts load_counts(HeadCounts& counts) {
+  const auto load = [](int64_t& number) {
+    return std::atomic_ref(number).load(std::memory_order_relaxed);
+  };
+  return {load(counts.nonfinite), load(counts.saturated)};
 }
 
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,

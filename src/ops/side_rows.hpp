@@ -21,6 +21,7 @@ inline SideView side_from(SideView side, int head) {
   if (side.codes.base != nullptr) side.codes.base += head * side.codes.head_stride;
   if (side.scales.base != nullptr) side.scales.base += head * side.scales.head_stride;
   if (side.tensor_scales != nullptr) side.tensor_scales += head;
+  if (side.counts != nullptr) side.counts += head;
   return side;
 }
 
@@ -87,9 +88,11 @@ inline cpu::DecodeParams decode_params(const SideView& side, int head, const Tok
 }
 
 // The same for any rows. encode_rows returns the number of non-finite inputs that no code can
-// express.
+// express, and adds to the side's counts.
 int64_t encode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                     const TokenRun& tokens, const EncodeRows& rows);
+// Reads counts that others may be adding to.
+HeadCounts load_counts(HeadCounts& counts);
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                  const TokenRun& tokens, format::DecodeFor purpose, float* rows);
 

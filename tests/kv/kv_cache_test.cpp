@@ -266,6 +266,66 @@ TEST(KvCache, CountsWhatGivenScalesCannotSay) {
   EXPECT_EQ(cache->nonfinite_inputs(), 2 * kNumLayers);
 }
 
+// Calibrated for numbers up to 12.7.
+KvCacheConfig config_of_given(const char* recipe) {
+  KvCacheConfig config = config_of(recipe);
+  config.calibration.resize(kNumLayers);
+  for (LayerCalibration& layer : config.calibration) {
+    layer.k.group_scales = layer.v.group_scales = {0.1f, 0.1f};
+  }
+  return config;
+}
+
+TEST(KvCache, CountsWhatAStaticScaleClipsByLayerAndHead) {
+  constexpr int kTokens = 64;  // four blocks
+  Stream stream(kTokens);
+  for (float& x : stream.k) x = std::clamp(x, -12.0f, 12.0f);
+  for (float& x : stream.v) x = std::clamp(x, -12.0f, 12.0f);
+  stream.k[5] = 100.0f;          // token 0, head 0
+  stream.k[kHeadDim] = -100.0f;  // token 0, head 1
+  stream.k[kHeadDim + 1] = 13.0f;
+  stream.v[kNumKvHeads * kHeadDim + 3] = 1000.0f;  // token 1, head 0
+  stream.v[4] = std::numeric_limits<float>::quiet_NaN();
+  // Clipped on the way into a packed block, whether that is append's or a window's.
+  for (const char* recipe : {"int8:source=given", "int8:source=given,recent=1"}) {
+    auto cache = created(config_of_given(recipe));
+    if (is_on_gpu()) {
+      EXPECT_EQ(cache->head_counts().error().code, ErrorCode::kUnsupported);
+      EXPECT_FALSE(cache->saturated_inputs().has_value());
+      continue;
+    }
+    EXPECT_EQ(cache->saturated_inputs(), 0);
+    feed(*cache, cache->create_sequence().value(), stream, 0, kTokens, 4);
+    const std::vector<LayerCounts> layers = cache->head_counts().value();
+    ASSERT_EQ(layers.size(), static_cast<size_t>(kNumLayers));
+    for (const LayerCounts& layer : layers) {
+      ASSERT_EQ(layer.k.size(), static_cast<size_t>(kNumKvHeads));
+      EXPECT_EQ(layer.k[0].saturated, 1) << recipe;
+      EXPECT_EQ(layer.k[1].saturated, 2) << recipe;
+      EXPECT_EQ(layer.v[0].saturated, 1) << recipe;
+      EXPECT_EQ(layer.v[1].saturated, 0) << recipe;
+      EXPECT_EQ(layer.v[0].nonfinite, 1) << recipe;
+      EXPECT_EQ(layer.k[0].nonfinite, 0) << recipe;
+    }
+    EXPECT_EQ(cache->saturated_inputs(), 4 * kNumLayers);
+  }
+}
+
+TEST(KvCache, CountsHeadsOfAnOverrideWhereTheyAre) {
+  if (is_on_gpu()) return;  // counted on the CPU alone, as the test above shows
+  Stream stream(4);
+  for (float& x : stream.k) x = 1.0f;
+  for (float& x : stream.v) x = 1.0f;
+  stream.k[kHeadDim + 2] = 500.0f;  // head 1: the only one with E4M3 under a scale of 1
+  KvCacheConfig config = config_of("int8");
+  config.overrides = {parse_head_override("1:1=fp8_e4m3").value()};
+  auto cache = created(config);
+  feed(*cache, cache->create_sequence().value(), stream, 0, 4, 4);
+  const std::vector<LayerCounts> layers = cache->head_counts().value();
+  EXPECT_EQ(layers[1].k[1].saturated, 1);
+  EXPECT_EQ(cache->saturated_inputs(), 1);
+}
+
 TEST(KvCache, ABudgetLimitsTheBlocksAndAFullPoolChangesNothing) {
   KvCacheConfig config = config_of("bf16");
   const auto whole = created(config);

@@ -100,6 +100,7 @@ struct Stored {
   std::vector<uint8_t> codes, scales;
   std::vector<float> gathered, attended;
   int64_t nonfinite;
+  int64_t saturated = 0;
 };
 
 // Through the kernel table alone; scales that are given are 0.5, or 2^-1 for E8M0.
@@ -125,6 +126,7 @@ Stored encode_and_decode(CpuLevel level, const FormatSpec& spec, int head_dim,
                               side.scales.data(),
                               side.view.scales.token_stride,
                               side.view.scales.group_stride};
+  encode.saturated = &stored.saturated;
   stored.nonfinite = kernels.encode_rows(encode);
   cpu::DecodeParams decode = {&spec,
                               head_dim,
@@ -177,6 +179,7 @@ TEST_P(LevelRows, WriteAndReadTheScalarLevelsBytes) {
         ASSERT_TRUE(same_bytes(expected.codes, found.codes, where));
         ASSERT_TRUE(same_bytes(expected.scales, found.scales));
         ASSERT_EQ(expected.nonfinite, found.nonfinite);
+        ASSERT_EQ(expected.saturated, found.saturated);
         ASSERT_TRUE(same_or_both_nan(expected.gathered, found.gathered));
         ASSERT_TRUE(same_or_both_nan(expected.attended, found.attended));
       }

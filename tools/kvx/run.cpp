@@ -14,6 +14,7 @@ struct RunOptions {
   SessionOptions session;
   std::string prompt;
   bool is_raw = false;
+  bool shows_stats = false;
   std::string prefix_cache;  // a file; empty: none
   runner::GenerateOptions generate;
 };
@@ -23,6 +24,10 @@ bool shares_prefixes(const RunOptions& options) {
 }
 
 Result<Session> open_run(const RunOptions& options) {
+  if (options.shows_stats && options.session.device != "cpu") {
+    return unsupported("stats are counted in caches on the CPU alone; device is {}",
+                       options.session.device);
+  }
   if (!options.prefix_cache.empty()) {
     KVX_RETURN_IF_ERROR(check_can_replace("prefix-cache", options.prefix_cache));
   }
@@ -59,6 +64,7 @@ void print_host_tier(const Session& session) {
 }
 
 Status finish(const RunOptions& options, Session& session) {
+  if (options.shows_stats) KVX_RETURN_IF_ERROR(print_stats(session));
   if (!options.session.host_tier.empty()) {
     session.attention->cache().wait_for_tiers();
     print_host_tier(session);
@@ -118,6 +124,9 @@ void add_run(Command app, Action& action) {
   command.add_option("--prefix-cache", o->prefix_cache,
                      "Begin with the blocks of this file where the prompt allows it, and keep what "
                      "was computed in it; it is made when it is missing");
+  command.add_flag(
+      "--stats", o->shows_stats,
+      "Say afterwards what the cache could not store as it came, by layer and KV head");
   const Option host_tier = command.add_option(
       "--host-tier", o->session.host_tier,
       "Host memory behind the cache, in the same units as --memory: blocks that the cache has no "

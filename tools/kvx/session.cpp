@@ -182,6 +182,23 @@ void print_speed(const Session& session, const runner::GenerateResult& result) {
              session.attention->cache().sequence_bytes(num_tokens).total(), num_tokens);
 }
 
+Status print_stats(const Session& session) {
+  const kv::KvCache& cache = session.attention->cache();
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerCounts> layers, cache.head_counts());
+  fmt::print(stderr, "clipped by a static scale: {} inputs; not finite: {}\n",
+             cache.saturated_inputs().value_or(0), cache.nonfinite_inputs());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    for (size_t head = 0; head < layers[layer].k.size(); ++head) {
+      const ops::HeadCounts& k = layers[layer].k[head];
+      const ops::HeadCounts& v = layers[layer].v[head];
+      if (k.saturated + k.nonfinite + v.saturated + v.nonfinite == 0) continue;
+      fmt::print(stderr, "layer {}, KV head {}: clipped K {}, V {}; not finite K {}, V {}\n", layer,
+                 head, k.saturated, v.saturated, k.nonfinite, v.nonfinite);
+    }
+  }
+  return {};
+}
+
 Result<std::vector<int>> prompt_tokens(const Session& session, const std::string& prompt,
                                        bool is_raw) {
   const runner::Tokenizer& tokenizer = session.loaded.tokenizer;

@@ -1,5 +1,5 @@
-// kvx_cache_snapshot, kvx_cache_block_class and kvx_cache_set_listener: facts and events of a
-// cache.
+// kvx_cache_snapshot, kvx_cache_head_counts, kvx_cache_block_class and kvx_cache_set_listener:
+// facts and events of a cache.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 
@@ -33,7 +33,28 @@ Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
   answer.host_dropped = seen.host.num_dropped;
   answer.host_stores_queued = seen.host.stores_queued;
   answer.host_loads_queued = seen.host.loads_queued;
+  answer.saturated_inputs = owned->cache->saturated_inputs().value_or(-1);
   return write_struct(answer, caller, "snapshot");
+}
+
+Status head_counts(kvx_cache_t handle, uint32_t layer, uint32_t kv_head,
+                   kvx_head_counts_t* caller) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerCounts> layers, owned->cache->head_counts());
+  if (layer >= layers.size()) {
+    return out_of_range("layer is {}; the cache has layers 0 to {}", layer, layers.size() - 1);
+  }
+  const kv::LayerCounts& counts = layers[layer];
+  if (kv_head >= counts.k.size()) {
+    return out_of_range("kv_head is {}; the cache has KV heads 0 to {}", kv_head,
+                        counts.k.size() - 1);
+  }
+  kvx_head_counts_t answer{};
+  answer.k_saturated = counts.k[kv_head].saturated;
+  answer.k_nonfinite = counts.k[kv_head].nonfinite;
+  answer.v_saturated = counts.v[kv_head].saturated;
+  answer.v_nonfinite = counts.v[kv_head].nonfinite;
+  return write_struct(answer, caller, "counts");
 }
 
 Status block_class(kvx_cache_t handle, uint32_t index, kvx_block_class_t* caller) {
@@ -106,6 +127,12 @@ Status set_listener(kvx_cache_t handle, const kvx_cache_listener_t* caller) {
 
 extern "C" kvx_status_t kvx_cache_snapshot(kvx_cache_t cache, kvx_cache_snapshot_t* snapshot) {
   return kvx::boundary::run_call([&] { return kvx::boundary::snapshot(cache, snapshot); });
+}
+
+extern "C" kvx_status_t kvx_cache_head_counts(kvx_cache_t cache, uint32_t layer, uint32_t kv_head,
+                                              kvx_head_counts_t* counts) {
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::head_counts(cache, layer, kv_head, counts); });
 }
 
 extern "C" kvx_status_t kvx_cache_block_class(kvx_cache_t cache, uint32_t index,

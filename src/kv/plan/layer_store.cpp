@@ -70,7 +70,12 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
     const LayerMemory& packed, const LayerMemory& full_precision, const CudaPlace* device) {
   std::unique_ptr<LayerStore> store(new LayerStore);
   KVX_ASSIGN_OR_RETURN(store->tables_, LayerTables::create(geometry, layer, plan, calibration));
-  if (device != nullptr) KVX_RETURN_IF_ERROR(store->tables_.place_in(*device->memory));
+  if (device != nullptr) {
+    KVX_RETURN_IF_ERROR(store->tables_.place_in(*device->memory));
+  } else {
+    store->counts_.k.resize(geometry.num_kv_heads);
+    store->counts_.v.resize(geometry.num_kv_heads);
+  }
 
   const cache::LayerPlace& place = packed.layout->layers[packed.layer_in_group];
   for (size_t r = 0; r < plan.runs.size(); ++r) {
@@ -86,6 +91,10 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
           ops::attend_takes_interleaved_order(device->context, stored, block_size);
     }
     store->tables_.attach(r, stored);
+    if (device == nullptr) {
+      stored.k.counts = store->counts_.k.data() + run.first_head;
+      stored.v.counts = store->counts_.v.data() + run.first_head;
+    }
   }
   store->packed_ = layer_view(geometry, packed, store->packed_runs_);
 
@@ -107,6 +116,15 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
         layer_view(geometry, full_precision, store->cut_full_precision_runs_);
   }
   return store;
+}
+
+LayerStore::Counts LayerStore::counts() const {
+  const auto copy = [](std::vector<ops::HeadCounts>& counts) {
+    std::vector<ops::HeadCounts> copies;
+    for (ops::HeadCounts& one : counts) copies.push_back(ops::load_counts(one));
+    return copies;
+  };
+  return {copy(counts_.k), copy(counts_.v)};
 }
 
 }  // namespace kvx::kv

@@ -46,10 +46,18 @@ class LayerStore {
   }
   const ops::LayerTransform& transform() const { return tables_.transform(); }
 
+  // What was lost on the way into packed blocks, [num_kv_heads] each. Empty on a device.
+  struct Counts {
+    std::vector<ops::HeadCounts> k;
+    std::vector<ops::HeadCounts> v;
+  };
+  Counts counts() const;
+
  private:
   LayerStore() = default;
 
   LayerTables tables_;
+  mutable Counts counts_;  // atomic loads want them to be no constants
   std::vector<ops::HeadRun> packed_runs_;
   std::vector<ops::HeadRun> full_precision_runs_;
   std::vector<ops::HeadRun> cut_full_precision_runs_;

@@ -12,6 +12,7 @@
 #include "format/traits.hpp"
 #include "ops/append/encode_lanes.hpp"
 #include "ops/append/encode_row.hpp"
+#include "ops/append/saturation.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -145,6 +146,9 @@ class ScaledPartEncoder {
         groups_((params.head_dim + size_ - 1) / size_),
         size_bits_(groups_ == 1 ? 31 : std::countr_zero(static_cast<unsigned>(size_))),
         maker_(format::scale_maker<Format>(*params.spec, params.tensor_scale)),
+        largest_storable_(kvx::ops::cpu::largest_storable<Codec>(maker_)),
+        storable_limit_(params.saturated == nullptr ? UINT32_MAX
+                                                    : std::bit_cast<uint32_t>(largest_storable_)),
         candidates_(candidates_of(params.spec->scale_choice)) {
     maker_.type = T;
   }
@@ -155,7 +159,9 @@ class ScaledPartEncoder {
       const int n = std::min(tokens_together, params_.num_tokens - t);
       find_amax(t, n);
       choose_scales(t, n);
-      is_plain(n * groups_) ? write_plain(t, n) : write(t, n);
+      const uint32_t largest = largest_amax(n * groups_);
+      largest < kPlainLimit ? write_plain(t, n) : write(t, n);
+      if (largest >= storable_limit_) count(t, n);
     }
   }
 
@@ -288,15 +294,29 @@ class ScaledPartEncoder {
     }
   }
 
-  // Whether every group has a plain scale, and products whose integers a lane can hold: a scale
-  // that was cut to its type's largest number makes larger ones.
-  KVX_INLINE bool is_plain(int n) const {
-    constexpr uint32_t kLimit = std::bit_cast<uint32_t>(0x1p20f);
-    uint32_t largest = 0;  // of amax's bits less one, so that 0 is the largest
+  // Of n groups' amax, its bits less one, so that 0 is the largest. Below kPlainLimit every group
+  // has a plain scale, and products whose integers a lane can hold: a scale that was cut to its
+  // type's largest number makes larger ones.
+  static constexpr uint32_t kPlainLimit = std::bit_cast<uint32_t>(0x1p20f);
+  KVX_INLINE uint32_t largest_amax(int n) const {
+    uint32_t largest = 0;
     for (int i = 0; i < n; ++i) {
       largest = std::max(largest, std::bit_cast<uint32_t>(amax_[i]) - 1u);
     }
-    return largest < kLimit;
+    return largest;
+  }
+
+  // Adds to params_.saturated what the largest scale cannot store.
+  void count(int first_token, int n) const {
+    if (params_.saturated == nullptr) return;
+    for (int i = 0, t = first_token; t < first_token + n; ++t) {
+      for (int g = 0; g < groups_; ++g, ++i) {
+        const PartSpan of_group = span(t, g);
+        if (!(amax_[i] <= largest_storable_)) {  // a NaN too
+          *params_.saturated += count_beyond(largest_storable_, of_group.x, of_group.n);
+        }
+      }
+    }
   }
 
   // write() without a group that needs care.
@@ -346,6 +366,8 @@ class ScaledPartEncoder {
   int groups_;
   int size_bits_;  // a number's group is number >> size_bits_
   format::ScaleMaker maker_;
+  float largest_storable_;
+  uint32_t storable_limit_;  // its bits; nothing reaches it where nobody counts
   Candidates candidates_;
   // Of the groups at hand, token by token; whole vectors of them are computed with.
   float amax_[kMostGroups] = {};
@@ -367,9 +389,10 @@ int64_t encode_computed_parts(const EncodeParams& params) {
 
 // ---- Given scales
 
-// Requires: every number of the row is finite.
+// Requires: every number of the row is finite; amax is the largest magnitude.
 template <class Format>
-void encode_given_row(const EncodeParams& params, const EncodeRow& row) {
+void encode_given_row(const EncodeParams& params, const EncodeRow& row, float amax) {
+  using Codec = typename Format::Codec;
   const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const int size =
       params.spec->group_size == format::kWholeRow ? params.head_dim : params.spec->group_size;
@@ -377,9 +400,11 @@ void encode_given_row(const EncodeParams& params, const EncodeRow& row) {
   for (int first = 0; first < params.head_dim; first += size, scale += params.scale_group_stride) {
     const PartSpan span = {row.x + first, first, std::min(size, params.head_dim - first)};
     const float step = maker.step(format::load_scale(maker.type, scale));
+    if (params.saturated != nullptr && is_saturated<Codec>(amax, step)) {
+      *params.saturated += count_saturated<Codec>(step, span.x, span.n);
+    }
     if (step > 0) {
-      encode_span<typename Format::Codec, Format::kFacts.packing>(span, format::reciprocal(step),
-                                                                  row.codes);
+      encode_span<Codec, Format::kFacts.packing>(span, format::reciprocal(step), row.codes);
     } else {
       encode_zeros<Format::kFacts.packing>(span, row.codes);
     }
@@ -392,8 +417,9 @@ int64_t encode_given_parts(const EncodeParams& params, int64_t (*definition)(con
   int64_t nonfinite = 0;
   for (int i = 0; i < params.num_tokens; ++i) {
     const EncodeRow row = encode_row(params, params.first_token + i);
-    if (format::is_finite(amax_of_span({row.x, 0, params.head_dim}))) {
-      encode_given_row<Format>(params, row);
+    const float amax = amax_of_span({row.x, 0, params.head_dim});
+    if (format::is_finite(amax)) {
+      encode_given_row<Format>(params, row, amax);
       continue;
     }
     EncodeParams one = params;

@@ -7,6 +7,7 @@
 #include "format/spec.hpp"
 #include "format/traits.hpp"
 #include "ops/append/encode_row.hpp"
+#include "ops/append/saturation.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -44,6 +45,8 @@ void encode_computed(const EncodeParams& params) {
   using Codec = typename Format::Codec;
   const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const format::ScaleChoice choice = params.spec->scale_choice;
+  const float limit = largest_storable<Codec>(maker);
+  const bool has_limit = limit < format::kFloatMax;
   const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
   typename Codec::Code codes[format::kMaxHeadDim];
@@ -63,6 +66,9 @@ void encode_computed(const EncodeParams& params) {
     }
     format::encode_products<Codec>(products, params.head_dim, codes);
     format::pack<Format::kFacts.packing>(codes, 0, params.head_dim, row.codes);
+    if (params.saturated != nullptr && has_limit) {
+      *params.saturated += count_beyond(limit, row.x, params.head_dim);
+    }
   }
 }
 
@@ -83,6 +89,9 @@ int64_t encode_given(const EncodeParams& params) {
       const float step = maker.step(format::load_scale(maker.type, scale));
       const int n = params.head_dim - first < size ? params.head_dim - first : size;
       format::scale_group_with_step(step, row.x + first, n, products + first);
+      if (params.saturated != nullptr) {
+        *params.saturated += count_saturated<Codec>(step, row.x + first, n);
+      }
     }
     format::encode_products<Codec>(products, params.head_dim, codes);
     nonfinite += format::encode_nonfinite<Codec>(row.x, params.head_dim, codes);

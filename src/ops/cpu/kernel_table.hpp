@@ -28,6 +28,8 @@ struct EncodeParams {
   int64_t scale_token_stride;  // bytes
   int64_t scale_group_stride;  // bytes
   int64_t row_stride = 0;      // floats from row to row; 0: head_dim
+  // The count of numbers beyond the largest code is added to it; null: nobody wants it.
+  int64_t* saturated = nullptr;
 };
 
 // A run of tokens inside one block, one head: stored rows to f32 rows.

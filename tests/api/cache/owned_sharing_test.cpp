@@ -185,6 +185,35 @@ TEST(OwnedSharing, CountsBlocksByTheirState) {
   EXPECT_EQ(shorter.num_sequences, 0);
 }
 
+TEST(OwnedSharing, CountsByHeadWhatAStaticScaleClips) {
+  auto made = api::Cache::create(owned_config("fp8_e4m3"));  // a scale of 1: up to 448
+  ASSERT_TRUE(made.ok());
+  api::Cache& cache = *made;
+  EXPECT_EQ(cache.snapshot()->saturated_inputs, 0);
+  const std::vector<float> q(kQHeads * kOwnedDim, 1.0f);
+  std::vector<float> k(kOwnedHeads * kOwnedDim, 1.0f);
+  const std::vector<float> v = k;
+  k[kOwnedDim + 3] = 1000.0f;
+  begin(cache, *cache.create_sequence(), 1);
+  step_layers(cache, q, k, v);
+  ASSERT_TRUE(cache.end_step().ok());
+  EXPECT_EQ(cache.snapshot()->saturated_inputs, kOwnedLayers);
+  const kvx_head_counts_t counts = *cache.head_counts(1, 1);
+  EXPECT_EQ(counts.size, sizeof counts);
+  EXPECT_EQ(counts.k_saturated, 1);
+  EXPECT_EQ(counts.v_saturated, 0);
+  EXPECT_EQ(cache.head_counts(1, 0)->k_saturated, 0);
+  const auto layer = cache.head_counts(99, 0);
+  ASSERT_FALSE(layer.ok());
+  EXPECT_EQ(layer.failure().status, KVX_STATUS_OUT_OF_RANGE);
+  EXPECT_THAT(layer.failure().text, HasSubstr("layer is 99; the cache has layers 0 to"));
+  const auto head = cache.head_counts(0, 99);
+  ASSERT_FALSE(head.ok());
+  EXPECT_THAT(head.failure().text, HasSubstr("kv_head is 99; the cache has KV heads 0 to"));
+  EXPECT_EQ(kvx_cache_head_counts(nullptr, 0, 0, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_cache_head_counts(cache.handle(), 0, 0, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+}
+
 TEST(OwnedSharing, RefusesOptionsThatCannotBe) {
   const kvx_cache_config_t config = owned_config("int8");
   const auto refused = [&config](auto change, kvx_status_t status) {
