@@ -20,6 +20,7 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   config.calibration = options.calibration;
   config.block_size = options.block_size;
   config.max_tokens_per_sequence = options.max_tokens;
+  config.max_sequences = options.max_sequences;
   config.memory_budget_bytes = options.memory_budget_bytes;
   config.prefix = options.prefix;
   config.host_tier = options.host_tier;
@@ -90,6 +91,19 @@ Status KvAttention::reset() {
 Status KvAttention::reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens) {
   KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
   KVX_ASSIGN_OR_RETURN(sequence_, cache_->create_sequence_from(keys, tokens));
+  return {};
+}
+
+Status KvAttention::fork() {
+  KVX_ASSIGN_OR_RETURN(const int fork, cache_->fork_sequence(sequence_));
+  forked_from_ = std::exchange(sequence_, fork);
+  return {};
+}
+
+Status KvAttention::return_from_fork() {
+  if (forked_from_ < 0) return invalid_argument("the sequence is no fork; call fork() first");
+  KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
+  sequence_ = std::exchange(forked_from_, -1);
   return {};
 }
 

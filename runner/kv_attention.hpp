@@ -17,6 +17,7 @@ struct KvAttentionOptions {
   std::vector<kv::LayerCalibration> calibration;
   int block_size = 64;              // tokens
   int64_t max_tokens = 0;           // of the sequence
+  int max_sequences = 1;            // 2 for fork()
   int64_t memory_budget_bytes = 0;  // 0: what max_tokens need
   kv::PrefixCacheConfig prefix;
   tier::HostTierConfig host_tier;  // needs prefix.is_on
@@ -52,6 +53,10 @@ class KvAttention final : public AttentionBackend {
   // reset(), then begins with the longest cached prefix of the tokens: num_tokens() says how much,
   // at least the last one is left to feed. Needs options.prefix.is_on.
   Status reset_to_prefix(const cache::PrefixKeys& keys, std::span<const int> tokens);
+  // Goes on with a fork of the sequence, which return_from_fork() drops; nothing of it is left.
+  // Needs options.max_sequences of 2. OUT_OF_RANGE: there is a fork already.
+  Status fork();
+  Status return_from_fork();
   // Becomes the sequence of a file. The errors of KvCache::load_sequence or transcode_sequence; the
   // old tokens are gone even so.
   enum class FileOf { kThisCache, kAnyCache };
@@ -67,6 +72,7 @@ class KvAttention final : public AttentionBackend {
   std::unique_ptr<GpuRows> gpu_rows_;  // null on the host; its stream is the cache's
   std::unique_ptr<kv::KvCache> cache_;
   int sequence_;
+  int forked_from_ = -1;  // -1: nothing is forked
   int num_q_heads_;
   int num_kv_heads_;
   int head_dim_;

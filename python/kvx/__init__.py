@@ -8,11 +8,12 @@ what was expected, and changes nothing. No gradient flows through a verb.
 """
 
 from kvx import _core
-from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory
+from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory, Saturation
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
 from kvx.files import BlockCopyKind, CacheFile, inspect, verify
 from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
+from kvx.gates import GateError, GateFailure, HeadErrors
 from kvx.paged_layer import PagedLayer
 from kvx.rows import Rows, dequantize, quantize, transcode
 from kvx.threads import num_threads, set_num_threads, use_openmp
@@ -30,6 +31,9 @@ __all__ = [
     "Estimate",
     "Format",
     "Formats",
+    "GateError",
+    "GateFailure",
+    "HeadErrors",
     "HostTier",
     "InternalError",
     "LoadReport",
@@ -38,6 +42,7 @@ __all__ = [
     "PagedLayer",
     "Recipe",
     "Rows",
+    "Saturation",
     "SideRecipe",
     "UnsupportedError",
     "__version__",

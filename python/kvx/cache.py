@@ -72,13 +72,13 @@ class Saturation:
     k_nonfinite, v_nonfinite: NaN or infinite, without a code under given or page-shared scales
     """
 
-    k_clipped: np.ndarray
-    v_clipped: np.ndarray
-    k_nonfinite: np.ndarray
-    v_nonfinite: np.ndarray
+    k_clipped: NDArray[np.int64]
+    v_clipped: NDArray[np.int64]
+    k_nonfinite: NDArray[np.int64]
+    v_nonfinite: NDArray[np.int64]
 
     @classmethod
-    def _of(cls, layers):
+    def _of(cls, layers: list[Any]) -> "Saturation":
         # [layers, K and V, heads, clipped and nonfinite]
         counts = np.array(layers, np.int64)
         return cls(*(counts[:, side, :, kind] for kind in (0, 1) for side in (0, 1)))

@@ -10,7 +10,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvx.errors import Error
+from kvx.gates import Gates, HeadErrors
 from kvx.html import table
 from kvx.types import Device
 
@@ -34,6 +37,10 @@ class CacheFigures:
     change_percent:   of perplexity, paired token by token
     kl:               nats a token
     same_top_percent: tokens where both caches put the same token first
+    outputs, logits:  errors of attention's outputs, and of its logits before the softmax, by layer
+                      and KV head; None where they were not measured
+    saturated_inputs: numbers that a static scale clipped; None on a GPU, where nothing counts them
+    nonfinite_inputs: NaN or infinite numbers without a code
     """
 
     name: str
@@ -44,6 +51,10 @@ class CacheFigures:
     change_percent: Estimate
     kl: Estimate
     same_top_percent: Estimate
+    outputs: HeadErrors | None = None
+    logits: HeadErrors | None = None
+    saturated_inputs: int | None = None
+    nonfinite_inputs: int | None = None
 
 
 class Comparison(list[CacheFigures]):
@@ -90,6 +101,8 @@ def compare(
     windows: int = 4,
     threads: int = 0,
     device: Device = "cpu",
+    attention: bool = False,
+    fail_if: str | None = None,
 ) -> Comparison:
     """Measures caches as ``kvx compare`` does: perplexity and KL divergence against a bf16 cache.
 
@@ -99,10 +112,14 @@ def compare(
     context: tokens of a window; its second half is scored
     device:  ``"cpu"``, or ``"cuda"``: where the caches lie and attend; the model's products stay on
              the CPU
+    attention: measures attention's logits too, which takes longer
+    fail_if: ``"ppl>0.2%,kl>0.01,cosine<0.999"``: what no cache may lose (docs/guard.md)
 
     The command line tool measures, in a process of its own.
-    Raises kvx.Error with the tool's message.
+    Raises kvx.GateError, which carries all figures, where a condition of fail_if is true of a
+    cache; kvx.Error with the tool's message.
     """
+    gates = Gates(fail_if)
     if isinstance(recipes, str) or not recipes:
         raise Error(f"recipes is {recipes!r}; expected a list such as ['int8', 'nvfp4:auto']")
     with tempfile.TemporaryDirectory() as folder:
@@ -118,19 +135,40 @@ def compare(
             "--json": report,
         }
         words = [str(word) for option in options.items() for word in option]
+        if attention or gates.need_logits:
+            words.append("--attention")
         command = [sys.executable, "-m", "kvx", "compare", *words]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             problem = done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: ")
             raise Error(problem or f"the tool kvx ended with exit code {done.returncode}")
         caches = json.loads(report.read_text())["caches"]
-        return Comparison(_figures_of(cache) for cache in caches)
+        comparison = Comparison(_figures_of(cache) for cache in caches)
+    gates.check(comparison)
+    return comparison
 
 
 def _figures_of(cache: dict[str, Any]) -> CacheFigures:
     plain: dict[str, Any] = {name: cache[name] for name in _PLAIN}
     estimates: dict[str, Any] = {name: Estimate(**cache[name]) for name in ESTIMATES}
-    return CacheFigures(**plain, **estimates)
+    return CacheFigures(
+        **plain,
+        **estimates,
+        outputs=_errors_of(cache["attention_by_head"]),
+        logits=_errors_of(cache["logits_by_head"]),
+        saturated_inputs=cache["saturated_inputs"],
+        nonfinite_inputs=cache["nonfinite_inputs"],
+    )
+
+
+def _errors_of(layers: list[list[dict[str, float | None]]] | None) -> HeadErrors | None:
+    """[layers][kv_heads] of the report; a number that is not finite is null there."""
+    if layers is None:
+        return None
+    kinds = ("cosine_similarity", "relative_error")
+    return HeadErrors(
+        *(np.array([[head[kind] for head in row] for row in layers], np.float64) for kind in kinds)
+    )
 
 
 def _text(cell: str | float) -> str:

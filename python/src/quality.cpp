@@ -1,4 +1,8 @@
-// CacheQuality: what a cache does to a model's predictions, from logits that Python passes.
+// CacheQuality: what a cache does to a model's predictions, from logits that Python passes; gates
+// and retrieval texts, as the tool has them.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,7 +11,9 @@
 #include "python/src/context.hpp"
 #include "python/src/errors.hpp"
 #include "quality/cache_quality.hpp"
+#include "quality/gate.hpp"
 #include "quality/logits.hpp"
+#include "quality/retrieval.hpp"
 
 namespace kvx::python {
 namespace {
@@ -70,9 +76,51 @@ nb::dict figures(const CacheQuality& quality) {
   return dict;
 }
 
+// (name, text, limit, whether it is a percentage, fails(value)) of each gate.
+nb::list parse_gates(std::string_view text) {
+  nb::list list;
+  for (const quality::Gate& gate : value_of(quality::parse_gates(text))) {
+    list.append(
+        nb::make_tuple(name_of(gate.figure), gate.text, gate.limit, gate.is_percent(),
+                       nb::cpp_function([gate](double value) { return gate.fails(value); })));
+  }
+  return list;
+}
+
+// (mean, standard error) of numbers that come in clusters.
+nb::tuple clustered_mean(const std::vector<std::vector<double>>& clusters) {
+  quality::ClusteredMean mean;
+  for (const std::vector<double>& cluster : clusters) mean.add_cluster(cluster);
+  return nb::make_tuple(mean.mean(), mean.standard_error());
+}
+
+nb::tuple retrieval_tasks() {
+  nb::list names;
+  for (const quality::RetrievalTask task : quality::kRetrievalTasks) names.append(name_of(task));
+  return nb::tuple(names);
+}
+
+// (text, [(question, answer, depth)]). count: the tokens of a text.
+nb::tuple retrieval_text(int task, uint64_t seed, int64_t max_tokens,
+                         const std::function<int64_t(std::string_view)>& count) {
+  const auto counted = [&](std::string_view text) -> Result<int64_t> { return count(text); };
+  const quality::RetrievalText made = value_of(
+      quality::make_retrieval_text(quality::kRetrievalTasks[task], seed, max_tokens, counted));
+  nb::list questions;
+  for (const quality::Question& one : made.questions) {
+    questions.append(nb::make_tuple(one.question, one.answer, one.depth));
+  }
+  return nb::make_tuple(made.text, questions);
+}
+
 }  // namespace
 
 void bind_quality(nb::module_& module) {
+  module.def("parse_gates", &parse_gates, nb::arg("text"));
+  module.def("clustered_mean", &clustered_mean, nb::arg("clusters"));
+  module.def("retrieval_tasks", &retrieval_tasks);
+  module.def("retrieval_text", &retrieval_text, nb::arg("task"), nb::arg("seed"),
+             nb::arg("max_tokens"), nb::arg("count"));
   nb::class_<CacheQuality>(module, "CacheQuality")
       .def(nb::init<>())
       .def("add_window", &add_window, nb::arg("base_logits").none(), nb::arg("logits").none(),

@@ -17,6 +17,13 @@ void VectorError::add(std::span<const float> reference, std::span<const float> o
   }
 }
 
+void VectorError::add(const VectorError& part) {
+  product_ += part.product_;
+  reference_squares_ += part.reference_squares_;
+  other_squares_ += part.other_squares_;
+  error_squares_ += part.error_squares_;
+}
+
 double VectorError::cosine_similarity() const {
   return product_ / std::sqrt(reference_squares_ * other_squares_);
 }

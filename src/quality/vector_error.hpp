@@ -10,6 +10,8 @@ class VectorError {
  public:
   // reference and other have the same length.
   void add(std::span<const float> reference, std::span<const float> other);
+  // The parts of another one's streams.
+  void add(const VectorError& part);
 
   // <r, o> / (|r| |o|); NaN when either is all zero.
   double cosine_similarity() const;

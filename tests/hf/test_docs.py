@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from conftest import for_this_transformers, left_padded, save_tiny_model, tiny_model
+from conftest import for_this_transformers, left_padded, prompt, save_tiny_model, tiny_model
 
 import kvx
 
@@ -18,7 +18,7 @@ def pages(tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/transformers.md"):
+    for page in ("README.md", "docs/transformers.md", "docs/guard.md"):
         (tmp_path / page).write_text(for_this_transformers((module.ROOT / page).read_text()))
     module.ROOT = tmp_path
     yield module
@@ -28,6 +28,14 @@ def pages(tmp_path):
 def test_the_block_of_the_readme_runs(pages):
     names = dict(model=tiny_model("qwen3"), inputs=left_padded(1, 30, [0]))
     assert pages.run_blocks("README.md", " transformers", **names) == 1
+
+
+def test_every_block_of_the_guard_page_runs(pages, tmp_path):
+    folder = save_tiny_model(tmp_path / "model", "qwen3")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    names = dict(model=model, tokenizer=tokenizer, tokens=prompt(tokens=200)[0])
+    assert pages.run_blocks("docs/guard.md", " transformers", **names) == 2
 
 
 def test_every_block_of_the_transformers_page_runs(pages, tmp_path, monkeypatch):

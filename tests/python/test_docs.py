@@ -1,6 +1,7 @@
 """The documentation's code runs, and everything public is documented."""
 
 import inspect
+import os
 
 import matplotlib
 from pages import run_blocks
@@ -16,6 +17,11 @@ matplotlib.use("Agg")
 
 def test_every_block_of_the_python_page_runs():
     assert run_blocks("docs/python.md") >= 5
+
+
+def test_every_block_of_the_guard_page_runs():
+    names = dict(model=os.environ["KVX_TEST_MODEL"], text=os.environ["KVX_TEST_TEXT"])
+    assert run_blocks("docs/guard.md", **names) == 2
 
 
 def test_everything_public_has_a_docstring():

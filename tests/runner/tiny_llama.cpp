@@ -52,7 +52,7 @@ void add_layer(GgufWriter& writer, const std::string& at, bool biases) {
 
 }  // namespace
 
-GgufWriter tiny_llama(bool extras) {
+GgufWriter tiny_llama(bool extras, uint32_t context) {
   GgufWriter writer;
   writer.text("general.architecture", "llama");
   writer.u32("llama.block_count", kLayers);
@@ -62,7 +62,7 @@ GgufWriter tiny_llama(bool extras) {
   writer.u32("llama.attention.head_count_kv", 2);
   writer.u32("llama.attention.key_length", 8);
   writer.u32("llama.attention.value_length", 8);
-  writer.u32("llama.context_length", 64);
+  writer.u32("llama.context_length", context);
   writer.f32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
   if (extras) {
     writer.u32("llama.rope.dimension_count", 4);

@@ -8,8 +8,8 @@
 namespace kvx::tests {
 
 // extras: an output matrix of its own, q/k/v biases, linear and llama3 rope scaling, and rotation
-// of half a head only.
-GgufWriter tiny_llama(bool extras);
+// of half a head only. context: the most tokens of a text.
+GgufWriter tiny_llama(bool extras, uint32_t context = 64);
 
 // A file in the temporary folder that goes with the object.
 class TemporaryFile {

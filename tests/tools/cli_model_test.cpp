@@ -47,6 +47,76 @@ TEST_F(CliModel, ComparesCachesAndWritesItsReports) {
   EXPECT_THAT(read_file("html", work() / "r.html").value(), HasSubstr("int4:sink=4,recent=8"));
 }
 
+constexpr const char* kCompareInt4 =
+    "compare -m model.gguf -f text.txt --formats int4 --ctx 32 --chunks 1 --block-size 4";
+
+TEST_F(CliModel, EndsWith3WhereAGateFailsAndHasWrittenItsReport) {
+  const Outcome outcome = kvx(std::string(kCompareInt4) +
+                              " --json r.json --fail-if 'kl>100,logit_cosine<1.01,error>0'");
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("kvx: int4: logit_cosine is "));
+  EXPECT_THAT(outcome.err, HasSubstr(", which --fail-if error>0 does not allow\n"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("kl>100")));
+  EXPECT_THAT(outcome.out, HasSubstr("logit error"));
+  const auto json = nlohmann::json::parse(read_file("json", work() / "r.json").value());
+  EXPECT_EQ(json["failures"].size(), 2u);
+}
+
+TEST_F(CliModel, EndsWith0WhereEveryGateIsKept) {
+  const Outcome outcome = kvx(std::string(kCompareInt4) + " --fail-if 'ppl>1000%,kl>100,top1<0%'");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, Not(HasSubstr("logit")));
+  EXPECT_THAT(kvx(std::string(kCompareInt4) + " --attention").out, HasSubstr("logit cosine"));
+}
+
+TEST_F(CliModel, RefusesGatesThatItDoesNotKnow) {
+  expect_refused(std::string(kCompareInt4) + " --fail-if 'speed>1'",
+                 "fail_if has 'speed>1'; expected a condition on one of ppl, kl");
+}
+
+TEST_F(CliModel, ShowsWhatAStaticScaleClipped) {
+  const Outcome outcome = kvx("run -m model.gguf -p 'hello' -n 4 --cache fp8_e4m3 --raw --stats");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("clipped by a static scale: 0 inputs; not finite: 0\n"));
+}
+
+TEST_F(CliModel, StressesCachesAndWritesItsReports) {
+  const std::vector<uint8_t> file = tests::tiny_chat_model(1024).file();
+  write("long.gguf", {reinterpret_cast<const char*>(file.data()), file.size()});
+  const std::string command =
+      "stress -m long.gguf --cache int8 --cache int4:sink=4,recent=8 --lengths 900 --samples 1 "
+      "--drift 40 --block-size 4";
+  const Outcome outcome = kvx(command + " --json s.json --html s.html");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(read_file("json", work() / "s.json").value());
+  ASSERT_EQ(json["caches"].size(), 3u);
+  ASSERT_EQ(json["retrieval"].size(), 3u);
+  EXPECT_EQ(json["retrieval"][1]["task"], "needles");
+  EXPECT_EQ(json["retrieval"][1]["num_questions"], 8);
+  EXPECT_EQ(json["retrieval"][1]["scores"][0]["nll_change"]["value"], 0);
+  EXPECT_GT(json["retrieval"][1]["scores"][1]["nll"]["value"], 0);
+  ASSERT_EQ(json["drift"].size(), 8u);
+  EXPECT_EQ(json["drift"][7]["first_token"], 35);
+  EXPECT_EQ(json["drift"][7]["kl"][0]["value"], 0);
+  EXPECT_GT(json["drift"][7]["kl"][2]["value"], 0);
+  EXPECT_EQ(json["caches"][1]["saturation"]["of_heads"], 4);
+  EXPECT_THAT(read_file("html", work() / "s.html").value(), HasSubstr("int4:sink=4,recent=8"));
+  EXPECT_EQ(kvx(command + " --threads 1 --json t.json").exit_code, 0);
+  auto again = nlohmann::json::parse(read_file("json", work() / "t.json").value());
+  EXPECT_EQ(again["retrieval"], json["retrieval"]) << "the same for a seed";
+  EXPECT_EQ(again["drift"], json["drift"]);
+}
+
+TEST_F(CliModel, RefusesAStressThatTheContextCannotHold) {
+  expect_refused("stress -m model.gguf --lengths 64,65",
+                 "lengths has 65; expected 16 to 64, the model's context");
+  expect_refused("stress -m model.gguf --lengths 64 --drift 1",
+                 "drift is 1 tokens; expected at most 0");
+  expect_refused("stress -m model.gguf --cache int8 --lengths 20 --drift 0",
+                 "20 tokens are too few for the fact of the task passkey");
+  expect_refused("stress -m model.gguf --cache int5", "int5");
+}
+
 TEST_F(CliModel, TakesExceptionsMoreThanOnce) {
   const Outcome outcome =
       kvx("compare -m model.gguf -f text.txt --formats int8 --ctx 32 --chunks 1 --block-size 4 "

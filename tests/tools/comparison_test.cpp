@@ -8,6 +8,7 @@
 
 #include "quality/logits.hpp"
 #include "tests/tools/tiny_model.hpp"
+#include "tools/kvx/compare/logit_errors.hpp"
 #include "tools/kvx/compare/window_scores.hpp"
 
 namespace kvx::tool {
@@ -114,6 +115,94 @@ TEST_F(Comparison, SeesMoreErrorWhereLessIsStored) {
   EXPECT_GT(worst_layer(reports[2]).relative_error, 4 * worst_layer(reports[1]).relative_error);
   EXPECT_GT(reports[2].kl.value, reports[1].kl.value);
   EXPECT_LT(reports[2].bytes_per_token, reports[1].bytes_per_token);
+}
+
+TEST_F(Comparison, MeasuresLogitsByHeadWhereTheyAreWanted) {
+  EXPECT_TRUE(compare({"bf16", "int4"}, 1)[1].logit_heads.empty());
+  ComparisonPlan plan{
+      {cache_of("bf16"), cache_of("bf16:immediate"), cache_of("int8"), cache_of("int4")},
+      kContext,
+      1,
+      true};
+  plan.caches[3].overrides = {kv::parse_head_override("1:0=bf16").value()};
+  Progress progress;
+  const auto reports = compare_caches(*model_, tokens_of(kContext), plan, engine_, progress);
+  ASSERT_TRUE(reports.ok()) << reports.error().message;
+  const size_t num_heads = 2 * 2;
+  for (const CacheReport& report : reports.value()) {
+    ASSERT_EQ(report.heads.size(), num_heads);
+    ASSERT_EQ(report.logit_heads.size(), num_heads);
+  }
+  for (size_t head = 0; head < num_heads; ++head) {
+    EXPECT_EQ(reports.value()[1].logit_heads[head].relative_error, 0);
+    const LayerError& int8 = reports.value()[2].logit_heads[head];
+    const LayerError& int4 = reports.value()[3].logit_heads[head];
+    if (head == 2) {  // layer 1, KV head 0: the one that stays as the base's
+      EXPECT_EQ(int4.relative_error, 0);
+      EXPECT_EQ(reports.value()[3].heads[head].relative_error, 0);
+      continue;
+    }
+    EXPECT_GT(int8.relative_error, 0);
+    EXPECT_GT(int4.relative_error, 4 * int8.relative_error);
+    EXPECT_LT(int4.cosine_similarity, int8.cosine_similarity);
+  }
+}
+
+// Against logits of keys that went through the cache by themselves.
+TEST(LogitErrors, AreThoseOfTheStoredKeys) {
+  const Engine engine = make_engine(2).value();
+  runner::ModelConfig model;
+  model.num_layers = 1, model.num_q_heads = 4, model.num_kv_heads = 2, model.head_dim = 8;
+  constexpr int kTokens = 5;
+  std::vector<float> k(kTokens * 16), q(32);
+  for (size_t i = 0; i < k.size(); ++i) k[i] = std::sin(static_cast<float>(i));
+  for (size_t i = 0; i < q.size(); ++i) q[i] = std::cos(static_cast<float>(i));
+  std::vector<std::unique_ptr<runner::KvAttention>> caches;
+  for (const char* recipe : {"f32", "int4"}) {
+    runner::KvAttentionOptions options;
+    options.recipe = kv::parse_recipe(recipe).value();
+    options.max_tokens = kTokens;
+    caches.push_back(runner::KvAttention::create(model, options, *engine.executor).value());
+    std::vector<float> queries(kTokens * 32), out(kTokens * 32);
+    ASSERT_TRUE(caches.back()->begin_step(kTokens).ok());
+    ASSERT_TRUE(caches.back()
+                    ->append_and_attend(0, kTokens, queries.data(), k.data(), k.data(), out.data())
+                    .ok());
+    ASSERT_TRUE(caches.back()->end_step().ok());
+  }
+  const auto keys_of = [&](int c) {
+    return LogitErrors::Keys{&caches[c]->cache(), caches[c]->sequence()};
+  };
+  LogitErrors errors({1, 4, 2, 8}, 1);
+  const LogitErrors::Keys others[] = {keys_of(1)};
+  ASSERT_TRUE(
+      errors
+          .add(
+              keys_of(0), others, [&](int) { return std::span<const float>(q); }, *engine.executor)
+          .ok());
+  std::vector<float> stored(k.size());
+  ASSERT_TRUE(caches[1]
+                  ->cache()
+                  .gather(caches[1]->sequence(), 0, 0, kTokens,
+                          dense_rows(stored.data(), DType::kF32, 2, 8), {})
+                  .ok());
+  for (int kv_head = 0; kv_head < 2; ++kv_head) {
+    double squares = 0, error_squares = 0;
+    for (int head = 2 * kv_head; head < 2 * kv_head + 2; ++head) {
+      for (int t = 0; t < kTokens; ++t) {
+        double exact = 0, other = 0;
+        for (int d = 0; d < 8; ++d) {
+          const int at = (t * 2 + kv_head) * 8 + d;
+          exact += double{q[head * 8 + d]} * k[at];
+          other += double{q[head * 8 + d]} * stored[at];
+        }
+        squares += exact * exact;
+        error_squares += (other - exact) * (other - exact);
+      }
+    }
+    EXPECT_NEAR(errors.errors(0)[kv_head].relative_error(), std::sqrt(error_squares / squares),
+                1e-5);
+  }
 }
 
 TEST_F(Comparison, RefusesAHeadDimThatAFormatCannotStore) {

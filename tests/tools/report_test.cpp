@@ -121,6 +121,85 @@ TEST(Report, TellsOfInputsThatWereLost) {
   EXPECT_THAT(report_table(report, false), HasSubstr("nvfp4:auto: 3 inputs were not finite"));
 }
 
+// Four heads, the worst of them 1:0, and some that clip.
+CompareReport report_with_heads() {
+  CompareReport report = two_caches();
+  for (CacheReport& cache : report.caches) {
+    cache.num_kv_heads = 2;
+    cache.heads = {{1, 0}, {1, 0}, {1, 0}, {1, 0}};
+    cache.logit_heads = cache.heads;
+    cache.saturation = {{{{0, 0}, {0, 0}}, {{0, 0}, {0, 0}}}, {{{0, 0}, {0, 0}}, {{0, 0}, {0, 0}}}};
+  }
+  report.caches[1].heads[2] = {0.98, 0.2};
+  report.caches[1].logit_heads[1] = {0.97, 0.3};
+  (*report.caches[1].saturation)[1].v[1].saturated = 5;
+  (*report.caches[1].saturation)[0].k[0].saturated = 2;
+  return report;
+}
+
+std::vector<std::string> failures(CompareReport report, std::string_view gates) {
+  report.gates = quality::parse_gates(gates).value();
+  std::vector<std::string> texts;
+  for (const GateFailure& failure : failures_of(report)) texts.push_back(failure.text());
+  return texts;
+}
+
+TEST(Gates, PassWhereEveryFigureIsWithinItsLimit) {
+  EXPECT_TRUE(failures(report_with_heads(),
+                       "ppl>1%,kl>0.01,top1<99%,cosine<0.9,error>0.25,logit_cosine<0.9,"
+                       "logit_error>0.5,saturated>7,nonfinite>0")
+                  .empty());
+}
+
+TEST(Gates, NameTheCacheAndTheWorstLayerAndHead) {
+  const CompareReport report = report_with_heads();
+  EXPECT_THAT(
+      failures(report, "ppl>0.5%,kl>0.01"),
+      ::testing::ElementsAre("nvfp4:auto: ppl is 0.9 %, which --fail-if ppl>0.5% does not allow"));
+  EXPECT_THAT(failures(report, "cosine<0.999")[0],
+              HasSubstr("nvfp4:auto: cosine is 0.98 in layer 1, KV head 0"));
+  EXPECT_THAT(failures(report, "error>0.1")[0], HasSubstr("0.2 in layer 1, KV head 0"));
+  EXPECT_THAT(failures(report, "logit_cosine<0.999")[0], HasSubstr("0.97 in layer 0, KV head 1"));
+  EXPECT_THAT(failures(report, "logit_error>0.1")[0], HasSubstr("0.3 in layer 0, KV head 1"));
+  EXPECT_THAT(failures(report, "saturated>6")[0], HasSubstr("7, most in layer 1, KV head 1"));
+}
+
+TEST(Gates, FailOnWhatWasNotMeasuredAndOnWhatIsNoNumber) {
+  CompareReport report = report_with_heads();
+  for (CacheReport& cache : report.caches) {
+    cache.logit_heads.clear();
+    cache.saturation.reset();
+  }
+  report.caches[1].heads[3].relative_error = std::nan("");
+  EXPECT_EQ(failures(report, "logit_error>9,saturated>9").size(), 2u);
+  EXPECT_THAT(failures(report, "error>9")[0], HasSubstr("error is nan in layer 1, KV head 1"));
+}
+
+TEST(Report, ShowsLogitsAndClippedInputsWhereThereAreAny) {
+  EXPECT_THAT(report_table(two_caches(), false), Not(HasSubstr("logit")));
+  const CompareReport report = report_with_heads();
+  EXPECT_THAT(report_table(report, false), ContainsRegex("0\\.97000 +0\\.3000 +0:1\n"));
+  EXPECT_THAT(report_table(report, false),
+              HasSubstr("nvfp4:auto: 7 inputs were clipped by a static scale, most in 1:1\n"));
+}
+
+TEST(Report, IsJsonWithHeadsGatesAndFailures) {
+  CompareReport report = report_with_heads();
+  report.gates = quality::parse_gates("kl>1,cosine<0.999").value();
+  const auto json = nlohmann::json::parse(report_json(report));
+  EXPECT_EQ(json["caches"][1]["attention_by_head"][1][0]["relative_error"], 0.2);
+  EXPECT_EQ(json["caches"][1]["logits_by_head"][0][1]["cosine_similarity"], 0.97);
+  EXPECT_EQ(json["caches"][1]["saturated_inputs"], 7);
+  EXPECT_EQ(json["caches"][1]["saturated_by_head"][1]["v"][1], 5);
+  EXPECT_EQ(json["fail_if"].size(), 2u);
+  ASSERT_EQ(json["failures"].size(), 1u);
+  EXPECT_EQ(json["failures"][0]["figure"], "cosine");
+  EXPECT_EQ(json["failures"][0]["layer"], 1);
+  EXPECT_EQ(json["failures"][0]["kv_head"], 0);
+  EXPECT_TRUE(
+      nlohmann::json::parse(report_json(two_caches()))["caches"][1]["logits_by_head"].is_null());
+}
+
 TEST(Report, IsJsonWithNullForWhatIsNoNumber) {
   CompareReport report = two_caches();
   report.caches[1].perplexity = {std::numeric_limits<double>::quiet_NaN(), 1};

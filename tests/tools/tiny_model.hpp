@@ -11,8 +11,8 @@ inline constexpr int kTinyHeadDim = 8;
 
 // One token a letter, a digit, a full stop or a blank, and ChatML's two marks: 40 in all, without
 // merges, so that a text has as many tokens as characters.
-inline GgufWriter tiny_chat_model() {
-  GgufWriter writer = tiny_llama(false);
+inline GgufWriter tiny_chat_model(uint32_t context = kTinyContext) {
+  GgufWriter writer = tiny_llama(false, context);
   std::vector<std::string> tokens = {"<|im_start|>", "<|im_end|>", "\u0120", "\u010A"};
   for (char c = 'a'; c <= 'z'; ++c) tokens.emplace_back(1, c);
   for (char c = '0'; c <= '8'; ++c) tokens.emplace_back(1, c);

@@ -3,16 +3,46 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "core/result.hpp"
 #include "tools/kvx/command_line.hpp"
 
 namespace kvx::tool {
 
-using Action = std::function<Status()>;
+// A command that did its work may still have found what it was to look out for: a sentence each.
+// The tool ends with exit code 3 then.
+struct Verdict {
+  std::vector<std::string> failures;
+};
+
+// What main runs. Most commands return a Status and judge nothing.
+class Action {
+ public:
+  template <class Run>
+  Action& operator=(Run run) {
+    run_ = [run = std::move(run)]() -> Result<Verdict> {
+      if constexpr (std::is_same_v<std::invoke_result_t<Run>, Status>) {
+        KVX_RETURN_IF_ERROR(run());
+        return Verdict{};
+      } else {
+        return run();
+      }
+    };
+    return *this;
+  }
+  explicit operator bool() const { return static_cast<bool>(run_); }
+  Result<Verdict> operator()() const { return run_(); }
+
+ private:
+  std::function<Result<Verdict>()> run_;
+};
 
 void add_run(Command app, Action& action);
 void add_compare(Command app, Action& action);
+void add_stress(Command app, Action& action);
 void add_bench(Command app, Action& action);
 // kvx bench abi; the command that was added to `bench`.
 Command add_bench_abi(Command bench, Action& action);

@@ -28,6 +28,8 @@ struct CompareOptions {
   std::string products = "f32";
   std::string device = "cpu";
   int threads = 0;
+  bool attention = false;
+  std::string fail_if;
   std::string json;
   std::string html;
 };
@@ -59,7 +61,7 @@ Result<std::vector<int>> tokens_of(const std::string& text, const CompareOptions
 
 ComparisonPlan plan_of(const CompareOptions& options, std::vector<kv::Recipe> recipes,
                        const std::vector<kv::RecipeOverride>& overrides) {
-  ComparisonPlan plan{{}, options.context, options.num_windows};
+  ComparisonPlan plan{{}, options.context, options.num_windows, false};
   for (kv::Recipe& recipe : recipes) {
     runner::KvAttentionOptions cache;
     cache.recipe = std::move(recipe);
@@ -100,11 +102,27 @@ CompareReport header_of(const CompareOptions& options, const Engine& engine) {
   return report;
 }
 
-Status run_compare(const CompareOptions& options) {
+Result<std::vector<quality::Gate>> gates_of(const CompareOptions& options) {
+  if (options.fail_if.empty()) return std::vector<quality::Gate>();
+  KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, quality::parse_gates(options.fail_if));
+  for (const quality::Gate& gate : gates) {
+    if (options.device == "cpu" || gate.figure != quality::Figure::kSaturated) continue;
+    return unsupported("fail-if has {}; a GPU's caches do not count what saturates", gate.text);
+  }
+  return gates;
+}
+
+Result<Verdict> run_compare(const CompareOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
   KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.overrides));
+  KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, gates_of(options));
+  const bool measures_logits = options.attention || need_logits(gates);
+  if (measures_logits && options.device != "cpu") {
+    return unsupported("attention's logits are measured on the CPU alone; device is {}",
+                       options.device);
+  }
   const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
   KVX_RETURN_IF_ERROR(check_outputs(outputs));
   KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
@@ -114,8 +132,10 @@ Status run_compare(const CompareOptions& options) {
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
   KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, tokens_of(text, options, loaded.tokenizer));
 
-  const ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides);
+  ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides);
+  plan.measures_logits = measures_logits;
   CompareReport report = header_of(options, engine);
+  report.gates = std::move(gates);
   Progress progress;
   KVX_ASSIGN_OR_RETURN(report.caches,
                        compare_caches(*loaded.model, tokens, plan, engine, progress));
@@ -127,7 +147,9 @@ Status run_compare(const CompareOptions& options) {
   if (!options.html.empty()) {
     KVX_RETURN_IF_ERROR(write_file("html", options.html, report_html(report)));
   }
-  return {};
+  Verdict verdict;
+  for (const GateFailure& failure : failures_of(report)) verdict.failures.push_back(failure.text());
+  return verdict;
 }
 
 }  // namespace
@@ -173,6 +195,13 @@ void add_compare(Command app, Action& action) {
       .capture_default_str();
   command.add_option("--threads", o->threads, "Threads; 0 is one a core")
       .whole_number(0, kMaxThreads);
+  command.add_flag("--attention", o->attention,
+                   "Measure attention's logits too: the worst layer and KV head of each cache");
+  command.add_option("--fail-if", o->fail_if,
+                     "End with exit code 3 where one of these is true of a cache: ppl>0.2%, "
+                     "kl>0.01, top1<99%, cosine<0.999, error>0.05 (attention's output), "
+                     "logit_cosine<0.999, logit_error>0.05, saturated>0, nonfinite>0; separated "
+                     "by commas");
   command.add_option("--json", o->json, "Write everything that was measured to this file");
   command.add_option("--html", o->html, "Write a page with charts to this file");
   command.footer(
@@ -180,6 +209,7 @@ void add_compare(Command app, Action& action) {
       "  kvx compare -m model.gguf -f text.txt\n"
       "  kvx compare -m model.gguf -f text.txt --formats int8,nvfp4,nvfp4:auto --html report.html\n"
       "  kvx compare -m model.gguf -f text.txt --formats int4:auto --layers 0,29=bf16 --chunks 8\n"
+      "  kvx compare -m model.gguf -f text.txt --formats nvfp4:auto --fail-if 'ppl>1%,kl>0.01'\n"
       "\n'kvx formats --help' explains how a cache is named.");
   command.callback([&action, o] { action = [o] { return run_compare(*o); }; });
 }

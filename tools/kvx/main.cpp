@@ -1,5 +1,5 @@
 // kvx: the command line tool. Exit codes: 0 done, 2 bad input (one line on stderr), 1 a fault
-// of kvx.
+// of kvx, 3 done, and a limit of --fail-if was exceeded (a line each).
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +15,7 @@ namespace {
 constexpr int kOk = 0;
 constexpr int kInternalFault = 1;
 constexpr int kBadInput = 2;
+constexpr int kGateFailed = 3;
 
 int fail(int exit_code, std::string_view message) {
   fmt::print(stderr, "kvx: {}\n", message);
@@ -33,6 +34,7 @@ int run_tool(int argc, char** argv) {
   Action action;
   add_run(app, action);
   add_compare(app, action);
+  add_stress(app, action);
   add_bench(app, action);
   add_formats(app, action);
   add_info(app, action);
@@ -44,8 +46,10 @@ int run_tool(int argc, char** argv) {
   if (!action) {
     return fail(kBadInput, "command is missing; expected one of those in 'kvx --help'");
   }
-  const Status status = action();
-  return status.ok() ? kOk : fail(exit_code_of(status.error()), status.error().message);
+  const Result<Verdict> verdict = action();
+  if (!verdict.ok()) return fail(exit_code_of(verdict.error()), verdict.error().message);
+  for (const std::string& failure : verdict.value().failures) fail(kGateFailed, failure);
+  return verdict.value().failures.empty() ? kOk : kGateFailed;
 }
 
 int fail_to_write(std::string_view why) {

@@ -25,13 +25,18 @@ from kvx.hf.encoder_decoder import (  # noqa: E402
     EncoderDecoderCache,
 )
 from kvx.hf.interface import NAME, enable  # noqa: E402
+from kvx.hf.stress import DriftPart, RetrievalScore, StressReport, stress  # noqa: E402
 
 __all__ = [
     "NAME",
     "Cache",
     "DecodingCache",
     "DecodingEncoderDecoderCache",
+    "DriftPart",
     "EncoderDecoderCache",
+    "RetrievalScore",
+    "StressReport",
     "compare",
     "enable",
+    "stress",
 ]

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "tools/kvx/compare/logit_errors.hpp"
 #include "tools/kvx/compare/shadow_attention.hpp"
 #include "tools/kvx/compare/window_scores.hpp"
 
@@ -17,6 +18,7 @@ using quality::ScoredToken;
 constexpr int kMostDecodedTokens = 32;
 constexpr int kTokensPerTurn = 4;  // decoded by a cache before the next one's turn
 constexpr int kFedTokens = 256;    // between two updates of the progress line
+constexpr int kLogitStride = 64;   // of the scored tokens, every 64th shows its attention logits
 
 // One cache and its measurements so far.
 struct Subject {
@@ -25,8 +27,10 @@ struct Subject {
   quality::CacheQuality quality;
   std::vector<WindowReport> windows;
   std::vector<LayerError> layers;
-  std::vector<double> prefill_speeds;  // [windows], tokens a second
-  std::vector<double> decode_speeds;   // [turns of the last window]
+  std::vector<LayerError> heads;        // [num_layers, num_kv_heads]
+  std::vector<LayerError> logit_heads;  // likewise; empty where they are not measured
+  std::vector<double> prefill_speeds;   // [windows], tokens a second
+  std::vector<double> decode_speeds;    // [turns of the last window]
 };
 
 class Comparison {
@@ -47,6 +51,7 @@ class Comparison {
  private:
   Status create_caches();
   Status measure_attention();
+  Status measure_logits(ShadowAttention& attention, LogitErrors& logits);
   Status run_window(int window);
   Status prefill_window(int window, Subject& subject, std::vector<float>& hidden);
   Status decode_in_turns(int window, std::vector<std::vector<float>>& hidden);
@@ -115,21 +120,69 @@ Status Comparison::decode(std::span<const int> tokens, runner::AttentionBackend&
   return {};
 }
 
+std::vector<LayerError> errors_of(std::span<const quality::VectorError> errors) {
+  std::vector<LayerError> measured;
+  for (const quality::VectorError& error : errors) {
+    measured.push_back({error.cosine_similarity(), error.relative_error()});
+  }
+  return measured;
+}
+
+// Of whole layers, from those of their heads.
+std::vector<LayerError> layers_of(std::span<const quality::VectorError> heads, int num_heads) {
+  std::vector<quality::VectorError> layers(heads.size() / num_heads);
+  for (size_t i = 0; i < heads.size(); ++i) layers[i / num_heads].add(heads[i]);
+  return errors_of(layers);
+}
+
 // All caches see the first window's q, k and v of the base cache.
 Status Comparison::measure_attention() {
   const runner::ModelConfig& config = model_.config();
   std::vector<runner::AttentionBackend*> shadows;
   for (size_t s = 1; s < subjects_.size(); ++s) shadows.push_back(subjects_[s].attention.get());
+  const int first = first_scored(plan_.context);
   ShadowAttention attention(*subjects_.front().attention, shadows, config.num_layers,
-                            config.q_size(), first_scored(plan_.context));
+                            config.q_size(), config.num_kv_heads, first);
+  LogitErrors logits({config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim},
+                     shadows.size());
   doing_ = "attention of all caches";
   show_progress(doing_);
-  KVX_RETURN_IF_ERROR(feed(window_tokens(0), attention, nullptr));
-  subjects_.front().layers.assign(config.num_layers, {1.0, 0.0});
+  if (plan_.measures_logits) {
+    KVX_RETURN_IF_ERROR(measure_logits(attention, logits));
+  } else {
+    KVX_RETURN_IF_ERROR(feed(window_tokens(0), attention, nullptr));
+  }
+  const size_t num_heads = static_cast<size_t>(config.num_layers) * config.num_kv_heads;
+  Subject& base = subjects_.front();
+  base.layers.assign(config.num_layers, {1.0, 0.0});
+  base.heads.assign(num_heads, {1.0, 0.0});
+  if (plan_.measures_logits) base.logit_heads = base.heads;
   for (size_t s = 0; s < shadows.size(); ++s) {
-    for (const quality::VectorError& error : attention.errors(s)) {
-      subjects_[s + 1].layers.push_back({error.cosine_similarity(), error.relative_error()});
-    }
+    Subject& subject = subjects_[s + 1];
+    subject.layers = layers_of(attention.errors(s), config.num_kv_heads);
+    subject.heads = errors_of(attention.errors(s));
+    if (plan_.measures_logits) subject.logit_heads = errors_of(logits.errors(s));
+  }
+  return {};
+}
+
+// Between two steps the caches hold what the last query saw: a later token may push a block out of
+// a full-precision window.
+Status Comparison::measure_logits(ShadowAttention& attention, LogitErrors& logits) {
+  const auto keys_of = [](const Subject& subject) {
+    return LogitErrors::Keys{&subject.attention->cache(), subject.attention->sequence()};
+  };
+  std::vector<LogitErrors::Keys> others;
+  for (size_t s = 1; s < subjects_.size(); ++s) others.push_back(keys_of(subjects_[s]));
+  const std::span<const int> tokens = window_tokens(0);
+  const size_t first = first_scored(plan_.context);
+  KVX_RETURN_IF_ERROR(feed(tokens.first(first), attention, nullptr));
+  for (size_t t = first; t < tokens.size(); t += kLogitStride) {
+    const size_t count = std::min<size_t>(kLogitStride, tokens.size() - t);
+    KVX_RETURN_IF_ERROR(feed(tokens.subspan(t, count), attention, nullptr));
+    KVX_RETURN_IF_ERROR(logits.add(
+        keys_of(subjects_.front()), others, [&](int layer) { return attention.last_query(layer); },
+        *engine_.executor));
   }
   return {};
 }
@@ -202,6 +255,13 @@ Status Comparison::run_window(int window) {
   return {};
 }
 
+// None on a GPU.
+std::optional<std::vector<kv::LayerCounts>> saturation_of(const kv::KvCache& cache) {
+  Result<std::vector<kv::LayerCounts>> counts = cache.head_counts();
+  if (!counts.ok()) return std::nullopt;
+  return std::move(counts).value();
+}
+
 Result<std::vector<CacheReport>> Comparison::reports() const {
   std::vector<CacheReport> reports;
   for (const Subject& subject : subjects_) {
@@ -218,9 +278,13 @@ Result<std::vector<CacheReport>> Comparison::reports() const {
     report.same_top_percent = subject.quality.same_top_percent();
     report.windows = subject.windows;
     report.layers = subject.layers;
+    report.heads = subject.heads;
+    report.logit_heads = subject.logit_heads;
+    report.num_kv_heads = model_.config().num_kv_heads;
     report.prefill = speed_of(subject.prefill_speeds);
     report.decode = speed_of(subject.decode_speeds);
     report.nonfinite_inputs = cache.nonfinite_inputs();
+    report.saturation = saturation_of(cache);
     reports.push_back(std::move(report));
   }
   return reports;

@@ -16,12 +16,14 @@ struct ComparisonPlan {
   std::vector<runner::KvAttentionOptions> caches;  // the base cache first
   int context = 0;                                 // tokens in a window, at least 4
   int num_windows = 0;
+  bool measures_logits = false;  // of attention; needs caches on the host
 };
 
 // Runs every window through every cache and scores its second half (compare/window_scores.hpp).
 // Before that, the first window goes through all caches at once: the base cache answers and the
-// others show how far their attention outputs are from its (ShadowAttention). The last tokens of
-// the last window are fed one by one, a few per cache in turn, which measures decoding.
+// others show how far their attention outputs are from its (ShadowAttention), and where the plan
+// wants it, the logits of some queries (LogitErrors). The last tokens of the last window are fed
+// one by one, a few per cache in turn, which measures decoding.
 //
 // tokens: at least num_windows * context. Errors are those of KvAttention::create and of the model.
 Result<std::vector<CacheReport>> compare_caches(runner::Model& model, std::span<const int> tokens,

@@ -7,11 +7,13 @@ namespace kvx::tool {
 
 ShadowAttention::ShadowAttention(runner::AttentionBackend& base,
                                  std::vector<runner::AttentionBackend*> shadows, int num_layers,
-                                 int row_size, int64_t first_measured)
+                                 int row_size, int num_parts, int64_t first_measured)
     : base_(base),
       shadows_(std::move(shadows)),
-      errors_(shadows_.size(), std::vector<quality::VectorError>(num_layers)),
+      errors_(shadows_.size(), std::vector<quality::VectorError>(num_layers * num_parts)),
+      last_queries_(num_layers),
       row_size_(row_size),
+      num_parts_(num_parts),
       first_measured_(first_measured) {}
 
 int64_t ShadowAttention::max_step_tokens() const {
@@ -35,15 +37,26 @@ Status ShadowAttention::append_and_attend(int layer, int num_tokens, const float
   KVX_RETURN_IF_ERROR(base_.append_and_attend(layer, num_tokens, q, k, v, out));
   const size_t size = static_cast<size_t>(num_tokens) * row_size_;
   shadow_out_.resize(std::max(shadow_out_.size(), size));
-  const int64_t skipped =
-      std::clamp<int64_t>(first_measured_ - base_.num_tokens(), 0, num_tokens) * row_size_;
+  last_queries_[layer].assign(q + size - row_size_, q + size);
+  const auto skipped =
+      static_cast<int>(std::clamp<int64_t>(first_measured_ - base_.num_tokens(), 0, num_tokens));
   for (size_t s = 0; s < shadows_.size(); ++s) {
     KVX_RETURN_IF_ERROR(
         shadows_[s]->append_and_attend(layer, num_tokens, q, k, v, shadow_out_.data()));
-    errors_[s][layer].add({out + skipped, size - skipped},
-                          {shadow_out_.data() + skipped, size - skipped});
+    for (int t = skipped; t < num_tokens; ++t) measure(s, layer, out + int64_t{t} * row_size_, t);
   }
   return {};
+}
+
+// row: the base's of token t.
+void ShadowAttention::measure(size_t shadow, int layer, const float* row, int t) {
+  const size_t part_size = static_cast<size_t>(row_size_ / num_parts_);
+  const float* other = shadow_out_.data() + int64_t{t} * row_size_;
+  for (int part = 0; part < num_parts_; ++part) {
+    const size_t first = part * part_size;
+    errors_[shadow][layer * num_parts_ + part].add({row + first, part_size},
+                                                   {other + first, part_size});
+  }
 }
 
 Status ShadowAttention::end_step() {

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "kv/kv_cache.hpp"
 #include "quality/cache_quality.hpp"
+#include "quality/gate.hpp"
 
 namespace kvx::tool {
 
@@ -47,9 +49,26 @@ struct CacheReport {
   quality::Estimate same_top_percent{};  // tokens where both caches put the same token first
   std::vector<WindowReport> windows;
   std::vector<LayerError> layers;
-  std::optional<Speed> prefill;  // a repeat a window
-  std::optional<Speed> decode;   // repeats of a few tokens of the last window
+  int num_kv_heads = 0;
+  std::vector<LayerError> heads;        // attention's outputs, [layers, num_kv_heads]
+  std::vector<LayerError> logit_heads;  // attention's logits, likewise; empty: not measured
+  std::optional<Speed> prefill;         // a repeat a window
+  std::optional<Speed> decode;          // repeats of a few tokens of the last window
   int64_t nonfinite_inputs = 0;
+  std::optional<std::vector<kv::LayerCounts>> saturation;  // [layers]; none on a GPU
+};
+
+// A gate that a cache did not pass. layer and kv_head: where it is worst, of a figure that has
+// them.
+struct GateFailure {
+  std::string cache;
+  quality::Gate gate;
+  double value = 0;
+  int layer = -1;
+  int kv_head = -1;
+
+  // "nvfp4: cosine is 0.98712 in layer 3, KV head 1, which --fail-if cosine<0.999 does not allow"
+  std::string text() const;
 };
 
 struct CompareReport {
@@ -64,10 +83,18 @@ struct CompareReport {
   int64_t num_scored_tokens = 0;
   std::string overrides;            // --layers and --heads as given, empty without
   std::vector<CacheReport> caches;  // the base cache first
+  std::vector<quality::Gate> gates;
 };
 
 // The layer with the largest relative error. Requires: layers is not empty.
 const LayerError& worst_layer(const CacheReport& cache);
+
+// The sum of the cache's saturated inputs; none on a GPU.
+std::optional<int64_t> saturated_inputs(const CacheReport& cache);
+
+// Every cache but the base, every gate of the report, in order. A figure that was not measured
+// fails.
+std::vector<GateFailure> failures_of(const CompareReport& report);
 
 // In words: the smallest cache that keeps the perplexity within kGoodChangePercent of the base's,
 // and what it costs and saves; or that there is none.

@@ -1,0 +1,198 @@
+// kvx stress: what caches forget over long texts, on a real model: retrieval, repeated entities and
+// the drift of a long text that the model writes.
+#include <cstdio>
+
+#include "tools/kvx/command.hpp"
+#include "tools/kvx/engine.hpp"
+#include "tools/kvx/files.hpp"
+#include "tools/kvx/model_files.hpp"
+#include "tools/kvx/recipe_list.hpp"
+#include "tools/kvx/stress/stress_report.hpp"
+#include "tools/kvx/stress/stress_run.hpp"
+#include "tools/kvx/version.hpp"
+
+namespace kvx::tool {
+namespace {
+
+struct StressOptions {
+  std::string model;
+  std::string base = "bf16";
+  std::vector<std::string> caches;
+  std::vector<int64_t> lengths;
+  int samples = 2;
+  int drift = 1024;
+  uint64_t seed = 1;
+  OverrideTexts overrides;
+  int block_size = 64;
+  bool is_fast = false;
+  std::string products = "f32";
+  std::string device = "cpu";
+  int threads = 0;
+  std::string json;
+  std::string html;
+};
+
+constexpr const char* kDefaultCaches[] = {"int8", "nvfp4", "nvfp4:auto"};
+constexpr int64_t kDefaultLengths[] = {2048, 4096, 8192};
+constexpr int64_t kOpeningTokens = 64;  // room for the words before a text that the model writes
+
+// The base cache first, whether it was named or not.
+Result<std::vector<kv::Recipe>> recipes_of(const StressOptions& options) {
+  KVX_ASSIGN_OR_RETURN(kv::Recipe base, kv::parse_recipe(options.base));
+  std::vector<kv::Recipe> recipes = {std::move(base)};
+  std::vector<std::string> names = options.caches;
+  if (names.empty()) names.assign(std::begin(kDefaultCaches), std::end(kDefaultCaches));
+  for (const std::string& name : names) {
+    KVX_ASSIGN_OR_RETURN(kv::Recipe recipe, kv::parse_recipe(name));
+    const bool is_there =
+        std::any_of(recipes.begin(), recipes.end(),
+                    [&](const kv::Recipe& earlier) { return earlier.text == recipe.text; });
+    if (!is_there) recipes.push_back(std::move(recipe));
+  }
+  return recipes;
+}
+
+// The model's context bounds the default lengths; a length that was asked for is checked.
+Result<std::vector<int64_t>> lengths_of(const StressOptions& options,
+                                        const runner::ModelConfig& model) {
+  std::vector<int64_t> lengths = options.lengths;
+  if (lengths.empty()) {
+    for (const int64_t length : kDefaultLengths) {
+      if (length <= model.context_length) lengths.push_back(length);
+    }
+    if (lengths.empty()) lengths.push_back(model.context_length);
+  }
+  for (const int64_t length : lengths) {
+    if (length >= 16 && length <= model.context_length) continue;
+    return invalid_argument("lengths has {}; expected 16 to {}, the model's context", length,
+                            model.context_length);
+  }
+  if (options.drift + kOpeningTokens > model.context_length && options.drift > 0) {
+    return invalid_argument("drift is {} tokens; expected at most {}, the model's context less {}",
+                            options.drift, model.context_length - kOpeningTokens, kOpeningTokens);
+  }
+  return lengths;
+}
+
+StressPlan plan_of(const StressOptions& options, std::vector<kv::Recipe> recipes,
+                   const std::vector<kv::RecipeOverride>& overrides, std::vector<int64_t> lengths) {
+  StressPlan plan;
+  plan.lengths = std::move(lengths);
+  plan.num_samples = options.samples;
+  plan.drift_tokens = options.drift;
+  plan.seed = options.seed;
+  int64_t longest = options.drift > 0 ? options.drift + kOpeningTokens : 0;
+  for (const int64_t length : plan.lengths) longest = std::max(longest, length);
+  for (kv::Recipe& recipe : recipes) {
+    runner::KvAttentionOptions cache;
+    cache.recipe = std::move(recipe);
+    if (!plan.caches.empty()) cache.overrides = overrides;  // the base stays as it is
+    cache.block_size = options.block_size;
+    if (options.is_fast) cache.precision = ops::Precision::kFast;
+    cache.max_tokens = longest;
+    cache.on_gpu = options.device == "cuda";
+    plan.caches.push_back(std::move(cache));
+  }
+  return plan;
+}
+
+StressReport header_of(const StressOptions& options, const Engine& engine) {
+  StressReport report;
+  report.version = kVersion;
+  report.model = options.model.substr(options.model.find_last_of('/') + 1);
+  report.cpu_level = engine.level_name();
+  if (options.device == "cuda") report.cpu_level += ", caches on the GPU";
+  report.products = options.products;
+  report.threads = engine.executor->num_threads();
+  report.seed = options.seed;
+  report.num_samples = options.samples;
+  return report;
+}
+
+Status stress(const StressOptions& options) {
+  // Checks without the model come first: a mistyped format should not wait for the weights.
+  KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, recipes_of(options));
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
+                       parse_overrides(options.overrides));
+  const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
+  KVX_RETURN_IF_ERROR(check_outputs(outputs));
+  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
+  KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
+                       load_model(options.model, options.products, *engine.executor));
+  KVX_ASSIGN_OR_RETURN(std::vector<int64_t> lengths, lengths_of(options, loaded.model->config()));
+  const StressPlan plan = plan_of(options, std::move(recipes), overrides, std::move(lengths));
+  StressReport report = header_of(options, engine);
+  Progress progress;
+  KVX_RETURN_IF_ERROR(run_stress(*loaded.model, loaded.tokenizer, plan, engine, progress, report));
+  progress.finish();
+  fmt::print("{}", stress_table(report, wants_color(stdout)));
+  if (!options.json.empty()) {
+    KVX_RETURN_IF_ERROR(write_file("json", options.json, stress_json(report)));
+  }
+  if (!options.html.empty()) {
+    KVX_RETURN_IF_ERROR(write_file("html", options.html, stress_html(report)));
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_stress(Command app, Action& action) {
+  Command command = app.add_subcommand(
+      "stress", "Measure what caches forget over long texts: retrieval, entities, drift");
+  auto o = std::make_shared<StressOptions>();
+  command.add_option("-m,--model", o->model, "The model, a GGUF file").required();
+  command
+      .add_option("--cache", o->caches,
+                  "A cache to measure; may be repeated. Without it int8, nvfp4 and nvfp4:auto")
+      .repeatable();
+  command.add_option("--base", o->base, "The cache that the others are measured against")
+      .capture_default_str();
+  command
+      .add_option("--lengths", o->lengths,
+                  "Tokens of the retrieval texts, separated by commas; without it 2048, 4096 and "
+                  "8192, as far as the model's context goes")
+      .delimiter(',');
+  command.add_option("--samples", o->samples, "Texts for each task and length")
+      .whole_number(1, 1000)
+      .capture_default_str();
+  command.add_option("--drift", o->drift, "Tokens of the text that the model writes; 0 is none")
+      .whole_number(0, 1 << 20)
+      .capture_default_str();
+  command.add_option("--seed", o->seed, "Of the texts and of what the model writes")
+      .whole_number(0, INT64_MAX)
+      .capture_default_str();
+  command
+      .add_option("--layers", o->overrides.layers,
+                  "Other caches for some layers, as 0,1=bf16; may be repeated")
+      .repeatable();
+  command
+      .add_option("--heads", o->overrides.heads,
+                  "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
+      .repeatable();
+  command.add_option("--block-size", o->block_size, "Tokens in a block")
+      .whole_number(1, cache::kMaxBlockSize)
+      .capture_default_str();
+  command.add_option("--products", o->products, "What matrix products compute in")
+      .one_of({"f32", "bf16"})
+      .capture_default_str();
+  command.add_flag("--fast", o->is_fast,
+                   "Attention may be off by 8e-3 of its size where that saves time");
+  command
+      .add_option("--device", o->device,
+                  "Where the caches lie and attention runs: cpu, or cuda for the first GPU")
+      .one_of({"cpu", "cuda"})
+      .capture_default_str();
+  command.add_option("--threads", o->threads, "Threads; 0 is one a core")
+      .whole_number(0, kMaxThreads);
+  command.add_option("--json", o->json, "Write everything that was measured to this file");
+  command.add_option("--html", o->html, "Write a page with charts to this file");
+  command.footer(
+      "Examples:\n"
+      "  kvx stress -m model.gguf\n"
+      "  kvx stress -m model.gguf --cache nvfp4:auto --cache int4:auto --html stress.html\n"
+      "  kvx stress -m model.gguf --cache int4 --lengths 512 --samples 1 --drift 128  # short\n");
+  command.callback([&action, o] { action = [o] { return stress(*o); }; });
+}
+
+}  // namespace kvx::tool
