@@ -22,12 +22,13 @@ struct EncodeParams {
   int first_token;    // of the run, inside the block; a page-shared scale covers tokens [0,
                       // first_token + num_tokens)
   int num_tokens;
-  uint8_t* codes;              // of the block's token 0
-  int64_t token_stride;        // bytes
-  uint8_t* scales;             // of the block's token 0, group 0; null without scales
-  int64_t scale_token_stride;  // bytes
-  int64_t scale_group_stride;  // bytes
-  int64_t row_stride = 0;      // floats from row to row; 0: head_dim
+  uint8_t* codes;                   // of the block's token 0
+  int64_t token_stride;             // bytes
+  uint8_t* scales;                  // of the block's token 0, group 0; null without scales
+  int64_t scale_token_stride;       // bytes
+  int64_t scale_group_stride;       // bytes
+  int64_t row_stride = 0;           // floats from row to row; 0: head_dim
+  const float* feedback = nullptr;  // of the head, [head_dim, head_dim]; null: none
 };
 
 // A run of tokens inside one block, one head: stored rows to f32 rows.
