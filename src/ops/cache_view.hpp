@@ -59,6 +59,9 @@ struct SideView {
   CodeAddress codes;
   ScaleAddress scales;
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
+  // [heads of the run, head_dim, head_dim], weights above the diagonal and 0 elsewhere: rows are
+  // rounded with error feedback (docs/numbers.md, section 8). Null: they are not.
+  const float* feedback = nullptr;
   bool is_alias = false;         // V that is a part of K's rows (latent caches): never written
   bool is_interleaved = false;   // E2M1 codes in interleaved order (format/interleaved_order.hpp),
                                  // which the GPU's verbs alone take
@@ -67,6 +70,9 @@ struct SideView {
   // Whether rows of its own are written: not of a side without numbers, nor of an alias.
   KVX_HOST_DEVICE bool is_stored() const { return head_dim > 0 && !is_alias; }
   float tensor_scale(int head) const { return tensor_scales ? tensor_scales[head] : 1.0f; }
+  KVX_HOST_DEVICE const float* feedback_of(int head) const {
+    return feedback ? feedback + int64_t{head} * head_dim * head_dim : nullptr;
+  }
 };
 
 // Heads [first_head, first_head + num_heads) of a layer: one format for K, one for V.

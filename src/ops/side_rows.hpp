@@ -22,6 +22,7 @@ inline SideView side_from(SideView side, int head) {
   if (side.scales.base != nullptr) side.scales.base += head * side.scales.head_stride;
   if (side.tensor_scales != nullptr) side.tensor_scales += head;
   if (side.counts != nullptr) side.counts += head;
+  side.feedback = side.feedback_of(head);
   return side;
 }
 
@@ -65,6 +66,7 @@ inline cpu::EncodeParams encode_params(const SideView& side, int head, const Tok
       .scale_token_stride = side.scales.token_stride,
       .scale_group_stride = side.scales.group_stride,
       .row_stride = rows.row_stride,
+      .feedback = side.feedback_of(head),
   };
 }
 

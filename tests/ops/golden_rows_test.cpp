@@ -16,11 +16,12 @@ using format::FormatSpec;
 // A cache of one block of three slots and one head that stores K alone; the row goes to slot 1.
 class OneRow {
  public:
-  OneRow(const FormatSpec& spec, int head_dim, float tensor_scale)
+  OneRow(const FormatSpec& spec, int head_dim, float tensor_scale, const float* feedback = nullptr)
       : layer_(spec, spec, {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim}),
         tensor_scale_(tensor_scale),
         head_dim_(head_dim) {
     layer_.k.view.tensor_scales = &tensor_scale_;
+    layer_.k.view.feedback = feedback;
     layer_.v.view.head_dim = 0;
   }
   OneRow(const OneRow&) = delete;
@@ -78,13 +79,14 @@ class OneRow {
   int head_dim_;
 };
 
-void check_case(device::CpuLevel level, const Json& row, const std::string& format_name) {
+void check_case(device::CpuLevel level, const Json& row, const std::string& format_name,
+                const float* feedback = nullptr) {
   const FormatSpec spec = spec_of(row, format_name);
   const int head_dim = row["head_dim"];
   SCOPED_TRACE(fmt::format("{} at {}", title_of_row(row, format_name, spec), name_of(level)));
   const DType type = dtype_named(row["input_type"]);
   const std::vector<uint8_t> scales = bytes_of_hex(row["scales"]);
-  OneRow cache(spec, head_dim, tensor_scale_of(row));
+  OneRow cache(spec, head_dim, tensor_scale_of(row), feedback);
   if (spec.scale_source == format::ScaleSource::kGiven) cache.give_scales(scales);
   const ops::AppendReport report = cache.append(level, {}, type, memory_of(type, row["input"]));
 
@@ -116,6 +118,13 @@ TEST_P(GoldenRows, EveryFormatsRowsAreTheOraclesBytes) {
 TEST_P(GoldenRows, ScalesChosenBySquaredErrorAreTheOracles) {
   for_each_golden_choice(
       [](const Json& row, const std::string& name) { check_case(GetParam(), row, name); });
+}
+
+TEST_P(GoldenRows, RowsRoundedWithErrorFeedbackAreTheOracles) {
+  for_each_golden_feedback(
+      [](const Json& row, const std::string& name, const std::vector<float>& weights) {
+        check_case(GetParam(), row, name, weights.data());
+      });
 }
 
 // The terms of one head_dim as a transform; the vectors hold the memory.

@@ -105,7 +105,7 @@ struct Stored {
 
 // Through the kernel table alone; scales that are given are 0.5, or 2^-1 for E8M0.
 Stored encode_and_decode(CpuLevel level, const FormatSpec& spec, int head_dim,
-                         const std::vector<float>& rows) {
+                         const std::vector<float>& rows, const float* feedback = nullptr) {
   const int n = static_cast<int>(rows.size()) / head_dim;
   TestSide side(spec, head_dim, 1, n, 1, Order::kNhd);
   side.fill_scales(spec.scale_type == format::ScaleType::kE8M0
@@ -127,6 +127,7 @@ Stored encode_and_decode(CpuLevel level, const FormatSpec& spec, int head_dim,
                               side.view.scales.token_stride,
                               side.view.scales.group_stride};
   encode.saturated = &stored.saturated;
+  encode.feedback = feedback;
   stored.nonfinite = kernels.encode_rows(encode);
   cpu::DecodeParams decode = {&spec,
                               head_dim,
@@ -158,6 +159,36 @@ bool same_or_both_nan(const std::vector<float>& a, const std::vector<float>& b) 
 }
 
 class LevelRows : public testing::TestWithParam<CpuLevel> {};
+
+// Weights above the diagonal, of either sign and mostly below 1.
+std::vector<float> feedback_weights(int head_dim) {
+  std::vector<float> weights = normal_floats(size_t(head_dim) * head_dim, 29, 0.2f);
+  for (int i = 0; i < head_dim; ++i) {
+    for (int j = 0; j <= i; ++j) weights[size_t(i) * head_dim + j] = 0;
+  }
+  return weights;
+}
+
+TEST_P(LevelRows, FeedErrorsBackAsTheScalarLevelDoes) {
+  for (const format::Facts* facts : format::kAllFacts) {
+    for (const FormatSpec& spec : all_specs(*facts)) {
+      for (const int head_dim : {20, 64, 80, 128}) {
+        if (!format::check_head_dim(spec, head_dim).ok()) continue;
+        const std::vector<float> weights = feedback_weights(head_dim);
+        const std::vector<float> rows = mixed_rows(21, head_dim, true);
+        const float* feedback = weights.data();
+        const Stored expected =
+            encode_and_decode(CpuLevel::kScalar, spec, head_dim, rows, feedback);
+        const Stored found = encode_and_decode(GetParam(), spec, head_dim, rows, feedback);
+        SCOPED_TRACE(fmt::format("{} head_dim {} group {} {}", facts->name, head_dim,
+                                 spec.group_size, name_of(spec.scale_source)));
+        ASSERT_TRUE(same_bytes(expected.codes, found.codes));
+        ASSERT_TRUE(same_bytes(expected.scales, found.scales));
+        ASSERT_EQ(expected.nonfinite, found.nonfinite);
+      }
+    }
+  }
+}
 
 TEST_P(LevelRows, WriteAndReadTheScalarLevelsBytes) {
   for (const format::Facts* facts : format::kAllFacts) {

@@ -39,6 +39,29 @@ void for_each_golden_choice(Check check) {
   EXPECT_GE(cases, 239);
 }
 
+// Likewise for rows rounded with error feedback: check(row, name of its format, the weights
+// [head_dim, head_dim]).
+template <class Check>
+void for_each_golden_feedback(Check check) {
+  int cases = 0;
+  const Json golden = read_golden("feedback");
+  for (const Json& row : golden["cases"]) {
+    const int n = row["head_dim"];
+    std::vector<float> weights(static_cast<size_t>(n) * n);
+    for (const Json& of_dim : golden["weights"]) {
+      if (of_dim["head_dim"] != n) continue;
+      const std::vector<float> above = floats_of_hex(of_dim["weights"]);
+      auto next = above.begin();
+      for (int i = 0; i < n; ++i) {
+        for (int j = i + 1; j < n; ++j) weights.at(static_cast<size_t>(i) * n + j) = *next++;
+      }
+    }
+    check(row, row["format"].get<std::string>(), weights);
+    ++cases;
+  }
+  EXPECT_GE(cases, 162);
+}
+
 // Likewise for transforms: check(row, the terms of its head_dim, the file).
 template <class Check>
 void for_each_golden_transform(Check check) {

@@ -79,6 +79,11 @@ std::string calibration_name(std::span<const LayerCalibration> layers) {
           &layer.k_block_offset}) {
       add_numbers(*table, bytes);
     }
+    // Not a word of it where there is none: calibrations without it keep their name.
+    if (!layer.k_feedback.empty()) {
+      bytes += "feedback ";
+      add_numbers(layer.k_feedback, bytes);
+    }
   }
   return hex(cache::checksum({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
 }

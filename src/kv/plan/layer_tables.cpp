@@ -1,9 +1,11 @@
 // LayerTables::create checks a layer's calibration and stores given scales in their type.
 #include "kv/plan/layer_tables.hpp"
 
+#include <cmath>
 #include <string>
 
 #include "cache/pool/memory_copy.hpp"
+#include "format/feedback.hpp"
 
 namespace kvx::kv {
 namespace {
@@ -114,6 +116,28 @@ Status check_offsets(const CacheGeometry& geometry, int layer, const std::vector
   return check_table(table_name(layer, "k", "block_offset"), offsets, whole_blocks, false);
 }
 
+// Weights as docs/numbers.md, section 8, bounds them.
+Status check_feedback(const CacheGeometry& geometry, int layer, const std::vector<float>& table) {
+  if (table.empty()) return {};
+  const int64_t n = geometry.k_head_dim;
+  const std::string name = table_name(layer, "k", "feedback");
+  KVX_RETURN_IF_ERROR(
+      check_table(name, table, static_cast<size_t>(geometry.num_kv_heads * n * n), false));
+  for (size_t i = 0; i < table.size(); ++i) {
+    const int64_t from = static_cast<int64_t>(i) / n % n;
+    const int64_t to = static_cast<int64_t>(i) % n;
+    if (to <= from && table[i] != 0) {
+      return invalid_argument("{}[{}] is {}; expected 0: number {} is rounded before number {}",
+                              name, i, table[i], to, from);
+    }
+    if (std::abs(table[i]) > format::kMaxFeedback) {
+      return invalid_argument("{}[{}] is {}; expected at most {}", name, i, table[i],
+                              format::kMaxFeedback);
+    }
+  }
+  return {};
+}
+
 // One table a run of the plan.
 Result<std::vector<std::vector<uint8_t>>> store_given_runs(const SideInput& side,
                                                            const LayerPlan& plan, bool is_k) {
@@ -164,6 +188,7 @@ Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer
   KVX_RETURN_IF_ERROR(check_side(k, plan, true));
   KVX_RETURN_IF_ERROR(check_side(v, plan, false));
   KVX_RETURN_IF_ERROR(check_offsets(geometry, layer, tables.k_block_offset));
+  KVX_RETURN_IF_ERROR(check_feedback(geometry, layer, tables.k_feedback));
 
   const int64_t offset_numbers = int64_t{geometry.num_kv_heads} * geometry.k_head_dim;
   const int64_t num_offset_blocks =
@@ -176,6 +201,7 @@ Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer
   KVX_ASSIGN_OR_RETURN(result.given_v_, store_given_runs(v, plan, false));
   result.k_scales_ = {data_or_null(tables.k.tensor_scales), places_of(result.given_k_)};
   result.v_scales_ = {data_or_null(tables.v.tensor_scales), places_of(result.given_v_)};
+  result.k_feedback_ = data_or_null(tables.k_feedback);
   return result;
 }
 
@@ -190,6 +216,7 @@ Status LayerTables::place_in(cache::Memory& device) {
   KVX_RETURN_IF_ERROR(place(transform_.k.factor, tables.k_factor.size()));
   KVX_RETURN_IF_ERROR(place(transform_.v.factor, tables.v_factor.size()));
   KVX_RETURN_IF_ERROR(place(transform_.k.block_offset, tables.k_block_offset.size()));
+  KVX_RETURN_IF_ERROR(place(k_feedback_, tables.k_feedback.size()));
   KVX_RETURN_IF_ERROR(place(k_scales_.tensor, tables.k.tensor_scales.size()));
   KVX_RETURN_IF_ERROR(place(v_scales_.tensor, tables.v.tensor_scales.size()));
   for (size_t run = 0; run < given_k_.size(); ++run) {
@@ -215,6 +242,9 @@ void LayerTables::attach_side(const ScalesPlace& scales, size_t run, int first_h
 void LayerTables::attach(size_t run, ops::HeadRun& view) const {
   attach_side(k_scales_, run, view.first_head, view.k);
   attach_side(v_scales_, run, view.first_head, view.v);
+  if (k_feedback_ != nullptr && view.k.spec.has_scale()) {
+    view.k.feedback = k_feedback_ + int64_t{view.first_head} * view.k.head_dim * view.k.head_dim;
+  }
 }
 
 }  // namespace kvx::kv

@@ -26,6 +26,9 @@ struct LayerCalibration {
   std::vector<float> k_mean, v_mean;      // [num_kv_heads, head_dim]
   std::vector<float> k_factor, v_factor;  // [num_kv_heads, head_dim], positive and finite
   std::vector<float> k_block_offset;      // [num_offset_blocks, num_kv_heads, k_head_dim]
+  // [num_kv_heads, k_head_dim, k_head_dim], as feedback_table.hpp makes it: weights above the
+  // diagonal and 0 elsewhere. Heads in 16 bits ignore theirs.
+  std::vector<float> k_feedback;
 };
 
 // Its tables stay where they are when it is moved.
@@ -46,7 +49,7 @@ class LayerTables {
 
   const ops::LayerTransform& transform() const { return transform_; }
 
-  // Points the view of the plan's run at its tensor scales and given scales.
+  // Points the view of the plan's run at its tensor scales, given scales and error feedback.
   void attach(size_t run, ops::HeadRun& view) const;
 
  private:
@@ -60,6 +63,7 @@ class LayerTables {
 
   LayerCalibration calibration_;
   ops::LayerTransform transform_;
+  const float* k_feedback_ = nullptr;
   ScalesPlace k_scales_;
   ScalesPlace v_scales_;
   // [run], in their stored type; empty where scales are not given.

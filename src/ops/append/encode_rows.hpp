@@ -6,6 +6,7 @@
 #include "format/packing.hpp"
 #include "format/spec.hpp"
 #include "format/traits.hpp"
+#include "ops/append/encode_feedback.hpp"
 #include "ops/append/encode_row.hpp"
 #include "ops/append/saturation.hpp"
 
@@ -262,10 +263,15 @@ int64_t encode_rows(const EncodeParams& params) {
     }
     encode_plain<Format>(params);
     return 0;
-  } else if constexpr (format::is_affine<Format>()) {
-    return encode_affine_rows<Format, Parts>(params);
   } else {
-    return encode_scaled_rows<Format, Parts>(params);
+    int64_t nonfinite = 0;
+    if constexpr (format::is_affine<Format>()) {
+      nonfinite = encode_affine_rows<Format, Parts>(params);
+    } else {
+      nonfinite = encode_scaled_rows<Format, Parts>(params);
+    }
+    if (params.feedback != nullptr) feed_back<Format>(params);
+    return nonfinite;
   }
 }
 

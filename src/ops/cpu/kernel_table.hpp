@@ -30,6 +30,7 @@ struct EncodeParams {
   int64_t row_stride = 0;      // floats from row to row; 0: head_dim
   // The count of numbers beyond the largest code is added to it; null: nobody wants it.
   int64_t* saturated = nullptr;
+  const float* feedback = nullptr;  // of the head, [head_dim, head_dim]; null: none
 };
 
 // A run of tokens inside one block, one head: stored rows to f32 rows.

@@ -39,12 +39,17 @@ def quantize_affine(numbers, param_type, bits):
         param_type.encode(scale),
         param_type.encode(zero),
         codes,
-        [dequantize(code, scale, zero, in_type) for code in codes],
+        decode_affine(codes, scale, zero, param_type),
     )
 
 
-def dequantize(code, scale, zero, in_type):
-    return in_type(binary32.add(in_type(binary32.mul(float(code), scale)), zero))
+def decode_affine(codes, scale, zero, param_type):
+    """What gather returns: both operations rounded to the parameter type."""
+
+    def in_type(number):
+        return param_type.decode(param_type.encode(number))
+
+    return [in_type(binary32.add(in_type(binary32.mul(float(c), scale)), zero)) for c in codes]
 
 
 def order(number):

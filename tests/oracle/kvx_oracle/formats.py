@@ -1,12 +1,12 @@
 """Formats: which element, groups, scale and packing each name means, and whole rows of them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from . import binary32, packing
-from .affine import quantize_affine
+from . import binary32, feedback, packing
+from .affine import decode_affine, quantize_affine
 from .elements import FP4, FP8_E4M3, FP8_E5M2, INT4, INT8
-from .groups import ScaleRule, quantize_computed, quantize_given
+from .groups import ScaleRule, decode_codes, quantize_computed, quantize_given
 from .search import chooser
 from .small_float import BF16, E4M3, E8M0, F16, F32
 
@@ -54,6 +54,7 @@ class Options:
     param_type: object = None  # affine formats: F16 or BF16
     tensor_scale: float = 1.0
     given_scales: tuple | None = None  # stored scale codes, one a group
+    feedback: list | None = None  # [head_dim][head_dim] weights
 
 
 @dataclass
@@ -103,8 +104,19 @@ def plain_decoded_bits(fmt, code):
 def affine_row(name, numbers, options):
     bits, pack = AFFINE[name]
     row = quantize_affine(numbers, options.param_type, bits)
+    if options.feedback is not None and feedback.applies_to(numbers):
+        row = fed_affine(row, numbers, options, bits)
     scales = packing.pack_bytes([row.scale_code, row.zero_code], 2)
     return Row(pack(row.codes), scales, list(map(binary32.to_bits, row.decoded)))
+
+
+def fed_affine(row, numbers, options, bits):
+    scale, zero = map(options.param_type.decode, (row.scale_code, row.zero_code))
+    if not math.isfinite(scale):
+        return row
+    rounding = feedback.affine_rounding(row.scale_code, row.zero_code, options.param_type, bits)
+    codes = feedback.feed_back(numbers, options.feedback, rounding)
+    return replace(row, codes=codes, decoded=decode_affine(codes, scale, zero, options.param_type))
 
 
 def scale_rule(fmt, options):
@@ -136,9 +148,26 @@ def grouped_row(fmt, numbers, options):
     else:
         pairs = zip(slices, options.given_scales, strict=True)
         groups = [quantize_given(part, scale, rule) for part, scale in pairs]
+    if options.feedback is not None and feedback.applies_to(numbers):
+        groups = fed_groups(groups, numbers, rule, options.feedback)
     return Row(
         fmt.pack([code for group in groups for code in group.codes]),
         packing.pack_bytes([group.scale_code for group in groups], rule.scale_type.bytes),
         [binary32.to_bits(x) for group in groups for x in group.decoded],
         sum(group.nonfinite_count for group in groups),
     )
+
+
+def fed_groups(groups, numbers, rule, weights):
+    size = len(groups[0].codes)
+    steps = [rule.step(group.scale_code) for group in groups]
+    rounding = feedback.grouped_rounding(numbers, size, steps, rule.element)
+    codes = feedback.feed_back(numbers, weights, rounding)
+    return [
+        replace(
+            group,
+            codes=codes[i * size : (i + 1) * size],
+            decoded=decode_codes(codes[i * size : (i + 1) * size], rule.element, steps[i]),
+        )
+        for i, group in enumerate(groups)
+    ]
