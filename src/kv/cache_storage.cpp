@@ -162,11 +162,14 @@ Status CacheStorage::create_layers(std::span<const LayerPlan> plans_of_layers) {
       }
       group_of_layer[layer] = g;
       KVX_ASSIGN_OR_RETURN(
-          layers[layer],
-          LayerStore::create(
-              config.geometry, layer, plans_of_layers[layer], config.recipe.full_precision_spec,
-              config.calibration.empty() ? kNotCalibrated : config.calibration[layer], packed,
-              full_precision, place.get()));
+          const LayerCalibration calibration,
+          with_block_offsets(
+              config.geometry, layer, config.block_size, config.max_tokens_per_sequence,
+              config.calibration.empty() ? kNotCalibrated : config.calibration[layer]));
+      KVX_ASSIGN_OR_RETURN(
+          layers[layer], LayerStore::create(config.geometry, layer, plans_of_layers[layer],
+                                            config.recipe.full_precision_spec, calibration, packed,
+                                            full_precision, place.get()));
     }
   }
   return {};

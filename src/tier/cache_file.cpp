@@ -14,28 +14,13 @@
 #include "core/stop.hpp"
 #include "tier/behind_links.hpp"
 #include "tier/temporary_file.hpp"
+#include "tier/whole_file.hpp"
 #include "tier/whole_transfer.hpp"
 
 namespace kvx::tier {
 namespace {
 
 constexpr int64_t kBlockCopyAlignment = 64;
-
-Error file_error(const std::string& path, std::string_view what) {
-  return invalid_argument("'{}' {}: {}", path, what, std::strerror(errno));
-}
-
-// So that the new name outlives a power cut.
-Status sync_folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return file_error(folder, "cannot be opened");
-  const bool is_synced = fsync(descriptor) == 0;
-  const Error error = file_error(folder, "cannot be synced");
-  close(descriptor);
-  return is_synced ? Status{} : Status{error};
-}
 
 // Between two blocks of a long file.
 Status go_on() {
@@ -73,11 +58,7 @@ Result<CacheFileWriter> CacheFileWriter::create(const std::string& path, int zst
     return invalid_argument("zstd level is {}; expected 0 (none) to {}", zstd_level,
                             ZSTD_maxCLevel());
   }
-  // A device or a pipe would be replaced by a file, and so would a circle of links.
-  struct stat facts;
-  const bool exists = stat(path.c_str(), &facts) == 0;
-  if (!exists && errno == ELOOP) return file_error(path, "cannot be written");
-  if (exists && !S_ISREG(facts.st_mode)) return invalid_argument("'{}' is no regular file", path);
+  KVX_RETURN_IF_ERROR(check_place(path));
   std::string place = behind_links(path);
   KVX_ASSIGN_OR_RETURN(TemporaryFile temporary, create_temporary(place));
   CacheFileWriter writer(std::move(place), std::move(temporary.path), temporary.descriptor,

@@ -67,13 +67,16 @@ const AllowedEdges& allowed_edges() {
       {"kv", {"core", "format", "cache", "ops", "device", "tier"}},
       {"engines", {"core", "format", "cache", "device", "ops"}},
       {"quality", {"core", "format", "ops", "kv"}},
+      {"tune", {"core", "format", "cache", "ops", "kv", "quality", "tier"}},
       {"api",
-       {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "kvx"}},
-      {"runner", {"core", "cache", "device", "kv", "quality", "kvx"}},
-      {"python", {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier"}},
-      {"tools",
-       {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "runner",
+       {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "tune",
         "kvx"}},
+      {"runner", {"core", "cache", "device", "kv", "quality", "kvx"}},
+      {"python",
+       {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "tune"}},
+      {"tools",
+       {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "tune",
+        "runner", "kvx"}},
   };
   return edges;
 }

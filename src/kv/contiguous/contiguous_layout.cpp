@@ -35,9 +35,10 @@ Status check_calibration(const ContiguousConfig& config) {
                             config.geometry.num_layers);
   }
   for (size_t layer = 0; layer < count; ++layer) {
-    if (config.calibration[layer].k_block_offset.empty()) continue;
-    return invalid_argument("layer {} k_block_offset is given; a contiguous cache has no blocks",
-                            layer);
+    const LayerCalibration& tables = config.calibration[layer];
+    if (tables.k_block_offset.empty() && tables.k_rope_mean.empty()) continue;
+    return invalid_argument("layer {} {} is given; a contiguous cache has no blocks", layer,
+                            tables.k_rope_mean.empty() ? "k_block_offset" : "k_rope_mean");
   }
   return {};
 }

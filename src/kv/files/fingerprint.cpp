@@ -30,9 +30,20 @@ std::string sinks_text(int sinks) {
   return sinks == 0 ? "" : fmt::format(" sinks {}", sinks);
 }
 
-void add_numbers(const std::vector<float>& numbers, std::string& bytes) {
+template <class T>
+void add_numbers(const std::vector<T>& numbers, std::string& bytes) {
   bytes += fmt::format("{}:", numbers.size());
-  bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float));
+  bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T));
+}
+
+// Not its offsets: they have as many blocks as a cache, and caches of two lengths share files.
+// Nothing where there is none: older files' hashes stay as they are.
+void add_rope_mean(const LayerCalibration& layer, std::string& bytes) {
+  if (layer.k_rope_mean.empty()) return;
+  bytes += fmt::format("rope {}:", layer.k_rope.pairs == RopePairs::kHalves ? 0 : 1);
+  add_numbers(layer.k_rope_mean, bytes);
+  add_numbers(layer.k_rope.inv_freq, bytes);
+  add_numbers(std::vector<double>{layer.k_rope.attention_scaling}, bytes);
 }
 
 std::string_view take_line(std::string_view& text) {
@@ -84,6 +95,7 @@ std::string calibration_name(std::span<const LayerCalibration> layers) {
       bytes += "feedback ";
       add_numbers(layer.k_feedback, bytes);
     }
+    add_rope_mean(layer, bytes);
   }
   return hex(cache::checksum({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
 }

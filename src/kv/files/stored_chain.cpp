@@ -137,12 +137,15 @@ Status StoredChain::create_stores() {
     };
     const LayerMemory full_precision =
         has_full_precision ? memory_of(group.full_precision, plan.full_precision) : LayerMemory{};
+    const auto num_tokens = static_cast<int64_t>(group.ids.size()) * stored_.block_size;
     KVX_ASSIGN_OR_RETURN(
-        std::unique_ptr<LayerStore> store,
-        LayerStore::create(stored_.geometry, layer, stored_.layers[layer],
-                           stored_.full_precision_spec,
-                           calibration_.empty() ? kNotCalibrated : calibration_[layer],
-                           memory_of(group.packed, plan.packed), full_precision));
+        const LayerCalibration calibration,
+        with_block_offsets(stored_.geometry, layer, stored_.block_size, num_tokens,
+                           calibration_.empty() ? kNotCalibrated : calibration_[layer]));
+    KVX_ASSIGN_OR_RETURN(std::unique_ptr<LayerStore> store,
+                         LayerStore::create(stored_.geometry, layer, stored_.layers[layer],
+                                            stored_.full_precision_spec, calibration,
+                                            memory_of(group.packed, plan.packed), full_precision));
     layers_.push_back(std::move(store));
   }
   return {};

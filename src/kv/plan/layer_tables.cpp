@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cache/pool/memory_copy.hpp"
+#include "core/checked.hpp"
 #include "format/feedback.hpp"
 
 namespace kvx::kv {
@@ -175,9 +176,33 @@ std::vector<const uint8_t*> places_of(const std::vector<std::vector<uint8_t>>& g
 
 }  // namespace
 
+Result<LayerCalibration> with_block_offsets(const CacheGeometry& geometry, int layer,
+                                            int block_size, int64_t num_tokens,
+                                            LayerCalibration calibration) {
+  if (calibration.k_rope_mean.empty()) return calibration;
+  if (!calibration.k_block_offset.empty()) {
+    return invalid_argument("layer {} k_block_offset and k_rope_mean are both given; expected one",
+                            layer);
+  }
+  const int heads = geometry.num_kv_heads;
+  const int head_dim = geometry.k_head_dim;
+  KVX_RETURN_IF_ERROR(check_table(table_name(layer, "k", "rope_mean"), calibration.k_rope_mean,
+                                  static_cast<size_t>(heads) * head_dim, false));
+  KVX_RETURN_IF_ERROR(check_rope(table_name(layer, "k", "rope"), calibration.k_rope, head_dim));
+  calibration.k_block_offset =
+      rope_block_offsets(calibration.k_rope, calibration.k_rope_mean, heads, head_dim, block_size,
+                         ceil_div<int64_t>(num_tokens, block_size));
+  calibration.k_rope_mean.clear();
+  return calibration;
+}
+
 Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer,
                                         const LayerPlan& plan,
                                         const LayerCalibration& calibration) {
+  if (!calibration.k_rope_mean.empty()) {
+    return internal_error("{} has no block size yet; with_block_offsets() comes first",
+                          table_name(layer, "k", "rope_mean"));
+  }
   LayerTables result;
   result.calibration_ = calibration;
   const LayerCalibration& tables = result.calibration_;

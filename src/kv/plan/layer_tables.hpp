@@ -6,6 +6,7 @@
 
 #include "cache/pool/memory.hpp"
 #include "kv/plan/layer_plan.hpp"
+#include "kv/plan/rope_offsets.hpp"
 #include "ops/cache_view.hpp"
 #include "ops/transform.hpp"
 
@@ -29,7 +30,17 @@ struct LayerCalibration {
   // [num_kv_heads, k_head_dim, k_head_dim], as feedback_table.hpp makes it: weights above the
   // diagonal and 0 elsewhere. Heads in 16 bits ignore theirs.
   std::vector<float> k_feedback;
+  // Instead of k_block_offset, which with_block_offsets() makes of it for any length.
+  std::vector<float> k_rope_mean;  // [num_kv_heads, k_head_dim], the mean of K before RoPE
+  Rope k_rope;                     // with a k_rope_mean
 };
+
+// The calibration with k_block_offset for `num_tokens` positions in place of a k_rope_mean; as it
+// is without one. INVALID_ARGUMENT: both are given, or the mean or the rope has another length than
+// expected or holds a number that is not finite.
+Result<LayerCalibration> with_block_offsets(const CacheGeometry& geometry, int layer,
+                                            int block_size, int64_t num_tokens,
+                                            LayerCalibration calibration);
 
 // Its tables stay where they are when it is moved.
 class LayerTables {
