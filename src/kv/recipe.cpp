@@ -221,13 +221,7 @@ Status Draft::apply_auto() {
   return {};
 }
 
-Result<Recipe> finish(const Draft& draft, std::string_view text) {
-  Recipe recipe;
-  recipe.text = text;
-  KVX_ASSIGN_OR_RETURN(recipe.k.spec, format::make_spec(draft.k.id, draft.k.options));
-  KVX_ASSIGN_OR_RETURN(recipe.v.spec, format::make_spec(draft.v.id, draft.v.options));
-  recipe.k.hadamard = draft.k.hadamard;
-  recipe.v.hadamard = draft.v.hadamard;
+Status finish_window(const Draft& draft, Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(recipe.full_precision_spec, format::make_spec(draft.full_precision));
   recipe.has_full_precision_window = (draft.sink || draft.recent) && !draft.immediate;
   recipe.sink_tokens = draft.sink.value_or(0);
@@ -236,6 +230,17 @@ Result<Recipe> finish(const Draft& draft, std::string_view text) {
     return invalid_argument("full_precision is '{}'; it needs sink=N or recent=N",
                             format::facts_of(draft.full_precision).name);
   }
+  return {};
+}
+
+Result<Recipe> finish(const Draft& draft, std::string_view text) {
+  Recipe recipe;
+  recipe.text = text;
+  KVX_ASSIGN_OR_RETURN(recipe.k.spec, format::make_spec(draft.k.id, draft.k.options));
+  KVX_ASSIGN_OR_RETURN(recipe.v.spec, format::make_spec(draft.v.id, draft.v.options));
+  recipe.k.hadamard = draft.k.hadamard;
+  recipe.v.hadamard = draft.v.hadamard;
+  KVX_RETURN_IF_ERROR(finish_window(draft, recipe));
   return recipe;
 }
 
@@ -253,9 +258,22 @@ Result<std::pair<std::string_view, Recipe>> split_override(std::string_view text
 
 constexpr int kMaxLayer = 1 << 16;
 
+// What the window of a recipe was made from.
+Draft window_draft(const Recipe& recipe) {
+  Draft draft;
+  if (!recipe.has_full_precision_window) return draft;
+  draft.sink = recipe.sink_tokens;
+  draft.recent = recipe.recent_tokens;
+  draft.full_precision = recipe.full_precision_spec.facts->id;
+  return draft;
+}
+
 }  // namespace
 
 Result<Recipe> parse_recipe(std::string_view text) {
+  if (text.starts_with("tuned:")) {
+    return unsupported("recipe is '{}'; a tuned recipe cannot be used here", text);
+  }
   const size_t colon = text.find(':');
   const std::vector<std::string_view> sides = split(text.substr(0, colon), '/');
   if (sides.size() > 2) {
@@ -270,6 +288,23 @@ Result<Recipe> parse_recipe(std::string_view text) {
     }
   }
   return finish(draft, text);
+}
+
+Result<Recipe> with_window_options(Recipe recipe, std::string_view options) {
+  Draft draft = window_draft(recipe);
+  for (std::string_view option : split(options, ',')) {
+    const size_t equals = option.find('=');
+    const OptionValue value =
+        equals == std::string_view::npos ? OptionValue() : option.substr(equals + 1);
+    if (value) draft.immediate = false;  // the later option wins
+    KVX_ASSIGN_OR_RETURN(const bool is_taken,
+                         draft.apply_to_cache(option.substr(0, equals), value));
+    if (is_taken) continue;
+    return invalid_argument(
+        "option is '{}'; expected sink=N, recent=N, full_precision=FORMAT or immediate", option);
+  }
+  KVX_RETURN_IF_ERROR(finish_window(draft, recipe));
+  return recipe;
 }
 
 Result<RecipeOverride> parse_layer_override(std::string_view text) {

@@ -41,6 +41,10 @@ struct Recipe {
 // INVALID_ARGUMENT names the part of the text that is wrong, and what was expected there.
 Result<Recipe> parse_recipe(std::string_view text);
 
+// The recipe with another full-precision window: options of recipe_options(), separated by commas,
+// of which sink, recent, full_precision and immediate are taken. INVALID_ARGUMENT: any other.
+Result<Recipe> with_window_options(Recipe recipe, std::string_view options);
+
 // Another recipe for some layers, or for some heads of layers; it has no full-precision window of
 // its own.
 struct LayerHead {

@@ -6,19 +6,15 @@
 
 namespace kvx::tune {
 namespace {
-
 using nlohmann::json;
-
-constexpr int kMaxDepth = 32;
-
 }  // namespace
 
-Result<json> parse_json_object(std::string_view what, std::string_view text) {
+Result<json> parse_json_object(std::string_view what, std::string_view text, int max_depth) {
   std::vector<std::set<std::string>> names;  // of the open objects
   std::string twice;
   bool is_too_deep = false;
   const auto look = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth >= kMaxDepth) is_too_deep = true;
+    if (depth >= max_depth) is_too_deep = true;
     if (event == json::parse_event_t::object_start) names.emplace_back();
     if (event == json::parse_event_t::object_end) names.pop_back();
     if (event == json::parse_event_t::key) {
@@ -28,7 +24,7 @@ Result<json> parse_json_object(std::string_view what, std::string_view text) {
     return !is_too_deep;
   };
   json value = json::parse(text, look, /*allow_exceptions=*/false);
-  if (is_too_deep) return invalid_argument("{} is nested deeper than {}", what, kMaxDepth);
+  if (is_too_deep) return invalid_argument("{} is nested deeper than {}", what, max_depth);
   if (value.is_discarded()) return invalid_argument("{} is no JSON", what);
   if (!value.is_object()) return invalid_argument("{} is no JSON object", what);
   if (!twice.empty()) return invalid_argument("{} holds '{}' twice", what, twice);

@@ -129,7 +129,7 @@ Status check_tune_file(const TuneFile& file) {
     return invalid_argument("layers has {} entries; expected num_layers, {}", file.layers.size(),
                             geometry.num_layers);
   }
-  KVX_RETURN_IF_ERROR(parse_json_object("measured", file.measured));
+  KVX_RETURN_IF_ERROR(parse_json_object("measured", file.measured, kMaxJsonDepth - 1));
   return check_layers(file);
 }
 

@@ -32,6 +32,11 @@ TEST(RecipeList, TakesAFullPrecisionWindowFormatAsAnOption) {
               ElementsAre("int8:sink=16,full_precision=f16", "bf16"));
 }
 
+TEST(RecipeList, BeginsATunedRecipeAtItsWord) {
+  EXPECT_THAT(names_of("int8:sink=4,tuned:/nowhere,recent=8,bf16"),
+              ElementsAre(HasSubstr("error: '/nowhere' cannot be read")));
+}
+
 TEST(RecipeList, DropsBlanksAroundCommas) {
   EXPECT_THAT(names_of(" int8, int4:sink=16 ,\trecent=64, bf16 "),
               ElementsAre("int8", "int4:sink=16,recent=64", "bf16"));

@@ -165,6 +165,10 @@ TEST(TuneFile, WhatNoCacheCanBeMadeOfIsNotWritten) {
               HasSubstr("k_block_size is 0; expected 1 to"));
   EXPECT_THAT(encode_error([](auto& f) { f.measured = "[]"; }),
               HasSubstr("measured is no JSON object"));
+  EXPECT_THAT(encode_error([](auto& f) {
+                f.measured = "{\"a\":" + std::string(31, '[') + std::string(31, ']') + "}";
+              }),
+              HasSubstr("measured is nested deeper than 31"));
 }
 
 TEST(TuneFile, CutShortAnywhereIsAnError) {

@@ -35,12 +35,11 @@ struct CompareOptions {
 };
 
 // The base cache first, whether it was named or not.
-std::vector<kv::Recipe> with_base_first(std::vector<kv::Recipe> recipes) {
-  const auto base = std::find_if(recipes.begin(), recipes.end(), [](const kv::Recipe& recipe) {
-    return recipe.text == kBaseCache;
-  });
+std::vector<tune::CacheRecipe> with_base_first(std::vector<tune::CacheRecipe> recipes) {
+  const auto base = std::ranges::find_if(
+      recipes, [](const tune::CacheRecipe& one) { return one.recipe.text == kBaseCache; });
   if (base == recipes.end()) {
-    recipes.insert(recipes.begin(), kv::parse_recipe(kBaseCache).value());
+    recipes.insert(recipes.begin(), tune::read_recipe(kBaseCache).value());
   } else {
     std::rotate(recipes.begin(), base, base + 1);
   }
@@ -59,14 +58,16 @@ Result<std::vector<int>> tokens_of(const std::string& text, const CompareOptions
   return tokens;
 }
 
-ComparisonPlan plan_of(const CompareOptions& options, std::vector<kv::Recipe> recipes,
-                       const std::vector<kv::RecipeOverride>& overrides) {
+Result<ComparisonPlan> plan_of(const CompareOptions& options, const runner::Model& model,
+                               std::span<const tune::CacheRecipe> recipes,
+                               const std::vector<kv::RecipeOverride>& overrides) {
   ComparisonPlan plan{{}, options.context, options.num_windows, false};
-  for (kv::Recipe& recipe : recipes) {
+  for (const tune::CacheRecipe& recipe : recipes) {
     runner::KvAttentionOptions cache;
-    cache.recipe = std::move(recipe);
-    if (!plan.caches.empty()) cache.overrides = overrides;  // the base stays as it is
     cache.block_size = options.block_size;
+    const bool is_base = plan.caches.empty();  // it stays as it is
+    KVX_RETURN_IF_ERROR(use_recipe(
+        recipe, is_base ? std::vector<kv::RecipeOverride>() : overrides, model, cache));
     if (options.is_fast) cache.precision = ops::Precision::kFast;
     cache.max_tokens = options.context;
     cache.on_gpu = options.device == "cuda";
@@ -114,7 +115,7 @@ Result<std::vector<quality::Gate>> gates_of(const CompareOptions& options) {
 
 Result<Verdict> run_compare(const CompareOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
-  KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
+  KVX_ASSIGN_OR_RETURN(std::vector<tune::CacheRecipe> recipes, read_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.overrides));
   KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, gates_of(options));
@@ -132,7 +133,9 @@ Result<Verdict> run_compare(const CompareOptions& options) {
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
   KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, tokens_of(text, options, loaded.tokenizer));
 
-  ComparisonPlan plan = plan_of(options, with_base_first(std::move(recipes)), overrides);
+  KVX_ASSIGN_OR_RETURN(
+      ComparisonPlan plan,
+      plan_of(options, *loaded.model, with_base_first(std::move(recipes)), overrides));
   plan.measures_logits = measures_logits;
   CompareReport report = header_of(options, engine);
   report.gates = std::move(gates);

@@ -27,6 +27,22 @@ Result<LoadedModel> load_model(const std::string& path, const std::string& produ
   return Error{loaded.error().code, fmt::format("model is '{}'; {}", path, loaded.error().message)};
 }
 
+Status use_recipe(const tune::CacheRecipe& recipe,
+                  const std::vector<kv::RecipeOverride>& overrides, const runner::Model& model,
+                  runner::KvAttentionOptions& cache) {
+  KVX_ASSIGN_OR_RETURN(const std::string_view name, model.gguf().string_or("general.name", ""));
+  KVX_ASSIGN_OR_RETURN(const std::string_view architecture,
+                       model.gguf().string_or("general.architecture", ""));
+  KVX_RETURN_IF_ERROR(tune::check_model(recipe, name, architecture));
+  const kv::KvCacheConfig config = runner::cache_config_of(model.config(), cache);
+  KVX_RETURN_IF_ERROR(tune::check_geometry(recipe, config.geometry, config.block_size));
+  cache.recipe = recipe.recipe;
+  cache.overrides = recipe.overrides;
+  cache.overrides.insert(cache.overrides.end(), overrides.begin(), overrides.end());
+  cache.calibration = recipe.calibration();
+  return {};
+}
+
 Status check_context(const std::string& field, int64_t num_tokens,
                      const runner::ModelConfig& model) {
   if (num_tokens <= model.context_length) return {};

@@ -4,8 +4,10 @@
 #include <memory>
 #include <string>
 
+#include "runner/kv_attention.hpp"
 #include "runner/model.hpp"
 #include "runner/tokenizer.hpp"
+#include "tune/tuned_recipe.hpp"
 
 namespace kvx::tool {
 
@@ -19,6 +21,12 @@ struct LoadedModel {
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
                                Executor& executor,
                                std::unique_ptr<runner::GpuProducts> gpu = nullptr);
+
+// Sets the cache's recipe, overrides (the recipe's own, and `overrides`, which win) and tables.
+// INVALID_ARGUMENT: the recipe was tuned for another model.
+Status use_recipe(const tune::CacheRecipe& recipe,
+                  const std::vector<kv::RecipeOverride>& overrides, const runner::Model& model,
+                  runner::KvAttentionOptions& cache);
 
 // INVALID_ARGUMENT when num_tokens exceeds the model's context. field: the option that requests
 // them.

@@ -6,8 +6,9 @@
 namespace kvx::tool {
 namespace {
 
-bool begins_with_a_format(std::string_view part) {
-  return format::format_named(part.substr(0, part.find_first_of(":/"))).has_value();
+bool begins_a_recipe(std::string_view part) {
+  return part.starts_with(tune::kTunedWord) ||
+         format::format_named(part.substr(0, part.find_first_of(":/"))).has_value();
 }
 
 std::string_view without_blanks_around(std::string_view text) {
@@ -24,7 +25,7 @@ std::vector<std::string> cut_into_recipes(std::string_view text) {
     const size_t comma = std::min(text.find(',', first), text.size());
     const std::string part(without_blanks_around(text.substr(first, comma - first)));
     const bool has_options = !recipes.empty() && recipes.back().find(':') != std::string::npos;
-    if (has_options && !begins_with_a_format(part)) {
+    if (has_options && !begins_a_recipe(part)) {
       recipes.back() += "," + part;
     } else {
       recipes.push_back(part);
@@ -36,16 +37,29 @@ std::vector<std::string> cut_into_recipes(std::string_view text) {
 
 }  // namespace
 
-Result<std::vector<kv::Recipe>> parse_recipe_list(std::string_view text) {
-  std::vector<kv::Recipe> recipes;
+Result<std::vector<tune::CacheRecipe>> read_recipe_list(std::string_view text) {
+  std::vector<tune::CacheRecipe> recipes;
   for (const std::string& one : cut_into_recipes(text)) {
-    KVX_ASSIGN_OR_RETURN(kv::Recipe recipe, kv::parse_recipe(one));
-    for (const kv::Recipe& earlier : recipes) {
-      if (earlier.text == one) {
+    KVX_ASSIGN_OR_RETURN(tune::CacheRecipe recipe, tune::read_recipe(one));
+    for (const tune::CacheRecipe& earlier : recipes) {
+      if (earlier.recipe.text == one) {
         return invalid_argument("formats has '{}' twice; expected each once", one);
       }
     }
     recipes.push_back(std::move(recipe));
+  }
+  return recipes;
+}
+
+Result<std::vector<kv::Recipe>> parse_recipe_list(std::string_view text) {
+  KVX_ASSIGN_OR_RETURN(std::vector<tune::CacheRecipe> with_tables, read_recipe_list(text));
+  std::vector<kv::Recipe> recipes;
+  for (tune::CacheRecipe& one : with_tables) {
+    if (one.file) {
+      return invalid_argument("formats has '{}'; this command has no model that it was tuned for",
+                              one.recipe.text);
+    }
+    recipes.push_back(std::move(one.recipe));
   }
   return recipes;
 }

@@ -93,8 +93,9 @@ std::vector<runner::ChatMessage> first_messages(const Session& session, std::str
 
 Result<Session> open_session(const SessionOptions& options, bool shares_prefixes) {
   runner::KvAttentionOptions cache;
-  KVX_ASSIGN_OR_RETURN(cache.recipe, kv::parse_recipe(options.cache));
-  KVX_ASSIGN_OR_RETURN(cache.overrides, parse_overrides(options.overrides));
+  KVX_ASSIGN_OR_RETURN(const tune::CacheRecipe recipe, tune::read_recipe(options.cache));
+  KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
+                       parse_overrides(options.overrides));
   cache.block_size = options.block_size;
   if (options.is_fast) cache.precision = ops::Precision::kFast;
   cache.on_gpu = options.device == "cuda";
@@ -104,6 +105,7 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   KVX_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(options.model, options.products,
                                                       *engine.executor, std::move(gpu)));
   const runner::ModelConfig& model = loaded.model->config();
+  KVX_RETURN_IF_ERROR(use_recipe(recipe, overrides, *loaded.model, cache));
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, model));
   cache.max_tokens =
       options.context > 0 ? options.context : std::min(kMostDefaultContext, model.context_length);

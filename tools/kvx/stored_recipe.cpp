@@ -143,6 +143,9 @@ std::string StoredRecipe::command_line() const {
 
 Result<StoredRecipe> stored_recipe(std::string_view fingerprint) {
   KVX_ASSIGN_OR_RETURN(const kv::StoredCache stored, kv::parse_fingerprint(fingerprint));
+  if (stored.calibration != kv::calibration_name({})) {
+    return unsupported("the cache had a tuned recipe's tables, which --cache tuned:FILE names");
+  }
   const LayerPlan& base = stored.layers[base_layer(stored.layers)];
   const auto [k, v] = sides_of(base, base.runs.front());
   StoredRecipe found;

@@ -19,7 +19,7 @@ struct StoredRecipe {
 };
 
 // From a file's fingerprint. INVALID_ARGUMENT: it is no fingerprint; UNSUPPORTED: its cache is one
-// that no recipe describes.
+// that no recipe describes, or one of a tuned recipe.
 Result<StoredRecipe> stored_recipe(std::string_view fingerprint);
 
 }  // namespace kvx::tool
