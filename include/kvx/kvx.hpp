@@ -6,6 +6,7 @@
 //   An engine's pages  Format, Side, Pages, Layer;  append, gather, attend, copy_blocks, transcode
 //   The same on a GPU  PreparedLayer, with less work of the host;  attend_workspace_up_to
 //   A cache of kvx     Recipe, CacheConfig, Cache, Sequence, Step
+//   A tuned recipe     Tables: of a file, of bytes, or of an engine's own tables
 //   Threads, words     Executor, Log, features(), version(), format_info()
 //
 // Everything is declared in kvx::api, and kvx::Cache names it too. Programs that see another
@@ -904,6 +905,56 @@ class Recipe {
 };
 
 // kvx_cache_config_t and kvx_cache_options_t say what each field means.
+// ---- tuned recipes
+
+// A recipe with the tables that it was calibrated with. "tuned:FILE" as CacheConfig::recipe needs
+// none; this is for engines that own layers, have a file's bytes, or make tables.
+class Tables {
+ public:
+  static Result<Tables> load(const std::string& path) {
+    kvx_tables_t handle = nullptr;
+    return value_or_failure(kvx_tables_load(path.c_str(), &handle), [&] { return Tables(handle); });
+  }
+  static Result<Tables> load_bytes(Span<const uint8_t> bytes) {
+    kvx_tables_t handle = nullptr;
+    return value_or_failure(kvx_tables_load_bytes(bytes.data(), bytes.size(), &handle),
+                            [&] { return Tables(handle); });
+  }
+  static Result<Tables> create(const kvx_tables_config_t& config) {
+    kvx_tables_t handle = nullptr;
+    return value_or_failure(kvx_tables_create(&config, &handle), [&] { return Tables(handle); });
+  }
+  Tables(Tables&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Tables& operator=(Tables&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Tables() { kvx_tables_free(handle_); }
+
+  Status save(const std::string& path) const {
+    return to_status(kvx_tables_save(handle_, path.c_str()));
+  }
+  Result<kvx_tables_info_t> info() const {
+    auto info = sized<kvx_tables_info_t>();
+    return value_or_failure(kvx_tables_info(handle_, &info), [&] { return info; });
+  }
+  // What they name lives as long as the tables.
+  struct Transforms {
+    kvx_transform_t k = sized<kvx_transform_t>();
+    kvx_transform_t v = sized<kvx_transform_t>();
+  };
+  Result<Transforms> transforms(const kvx_tables_layer_args_t& args) const {
+    Transforms filled;
+    return value_or_failure(kvx_tables_layer(handle_, &args, &filled.k, &filled.v),
+                            [&] { return filled; });
+  }
+  kvx_tables_t handle() const { return handle_; }
+
+ private:
+  explicit Tables(kvx_tables_t handle) : handle_(handle) {}
+  kvx_tables_t handle_;
+};
+
 struct CacheConfig {
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
@@ -931,6 +982,10 @@ struct CacheConfig {
   uint32_t device = 0;  // these three with KVX_MEMORY_DEVICE
   uint32_t max_step_tokens = 0;
   void* stream = nullptr;
+  std::vector<std::string> layer_overrides;  // "0,1=bf16"
+  std::vector<std::string> head_overrides;   // layer:head, "2:0,2:1=int8"
+  // A tuned recipe, which the cache copies; recipe is then empty, or "tuned,recent=128".
+  const Tables* tables = nullptr;
 };
 
 // A cache of all layers that owns its memory. Its sequences are numbers here; class Sequence owns
@@ -953,7 +1008,8 @@ class Cache {
     config.num_threads = given.num_threads;
     config.max_tokens_per_sequence = given.max_tokens_per_sequence;
     config.memory_budget_bytes = given.memory_budget_bytes;
-    config.recipe = given.recipe.c_str();
+    const bool has_own_recipe = given.tables != nullptr && given.recipe.empty();
+    config.recipe = has_own_recipe ? nullptr : given.recipe.c_str();
     config.layer_windows = given.layer_windows.empty() ? nullptr : given.layer_windows.data();
     config.executor = detail::or_null(given.executor);
     config.allocator = given.allocator;
@@ -972,6 +1028,13 @@ class Cache {
     options.stream = given.stream;
     options.host_tier_folder =
         given.host_tier_folder.empty() ? nullptr : given.host_tier_folder.c_str();
+    options.tables = given.tables == nullptr ? nullptr : given.tables->handle();
+    const std::vector<const char*> layers = c_texts(given.layer_overrides);
+    const std::vector<const char*> heads = c_texts(given.head_overrides);
+    options.layer_overrides = layers.data();
+    options.head_overrides = heads.data();
+    options.num_layer_overrides = static_cast<uint32_t>(layers.size());
+    options.num_head_overrides = static_cast<uint32_t>(heads.size());
     return create(config, &options);
   }
   static Result<Cache> create(const kvx_cache_config_t& config,
@@ -1149,6 +1212,13 @@ class Cache {
 
  private:
   explicit Cache(kvx_cache_t handle) : handle_(handle) {}
+
+  static std::vector<const char*> c_texts(const std::vector<std::string>& texts) {
+    std::vector<const char*> pointers;
+    for (const std::string& text : texts) pointers.push_back(text.c_str());
+    return pointers;
+  }
+
   kvx_cache_t handle_;
 };
 

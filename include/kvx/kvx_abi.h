@@ -798,6 +798,131 @@ typedef struct kvx_recipe_info_t {
 KVX_API kvx_status_t kvx_recipe_info(const char* recipe, uint32_t k_head_dim, uint32_t v_head_dim,
                                      kvx_recipe_info_t* info);
 
+/* ---- tuned recipes: a recipe with the tables that it was calibrated with (docs/tune-file.md) ----
+ *
+ * kvx_cache_config_t.recipe takes "tuned:FILE" too, and "tuned:FILE,recent=128" with another
+ * full-precision window. The calls below are for engines that own layers, have the file's bytes in
+ * memory, or make the tables. */
+
+/* A tuned recipe. It does not change: several threads and caches may use it at once. */
+typedef struct kvx_tables_s* kvx_tables_t;
+
+/* K or V of a layer's tables. A null table is absent. */
+typedef struct kvx_side_tables_t {
+  uint32_t size;
+  uint32_t num_group_scales;
+  const float* mean;          /* [num_kv_heads, head_dim] */
+  const float* factor;        /* [num_kv_heads, head_dim], positive */
+  const float* tensor_scales; /* [num_kv_heads], positive; NVFP4's */
+  /* [num_group_scales], positive: for scale_source GIVEN, each head's groups in turn. */
+  const float* group_scales;
+} kvx_side_tables_t;
+
+/* Which two numbers of a row of K a model's RoPE turns together. */
+typedef enum kvx_rope_pairs {
+  KVX_ROPE_PAIRS_HALVES = 0,     /* (i, i + num_inv_freq) */
+  KVX_ROPE_PAIRS_INTERLEAVED = 1 /* (2 i, 2 i + 1) */
+} kvx_rope_pairs_t;
+
+typedef struct kvx_layer_tables_t {
+  uint32_t size;
+  uint32_t num_inv_freq;      /* 0 without a k_rope_mean; at most k_head_dim / 2 */
+  const kvx_side_tables_t* k; /* null: K has no such tables */
+  const kvx_side_tables_t* v;
+  const float* k_block_offset; /* [num_offset_blocks, num_kv_heads, k_head_dim] */
+  int64_t num_offset_blocks;
+  /* [num_kv_heads, k_head_dim]: the mean of K before RoPE. The library computes block offsets of
+   * any length from it. Either this or k_block_offset. */
+  const float* k_rope_mean;
+  const double* inv_freq;   /* [num_inv_freq]: radians per position, 0 to pi */
+  double attention_scaling; /* of the numbers that turn; 0: 1 */
+  uint32_t rope_pairs;      /* kvx_rope_pairs_t */
+  uint32_t reserved;        /* 0 */
+} kvx_layer_tables_t;
+
+/* Texts are 0-terminated; null is "". */
+typedef struct kvx_tables_config_t {
+  uint32_t size;
+  uint32_t num_layers;
+  uint32_t num_kv_heads;
+  uint32_t k_head_dim;
+  uint32_t v_head_dim;
+  uint32_t block_size; /* that k_block_offset is for; 0: no layer has one */
+  uint32_t num_layer_overrides;
+  uint32_t num_head_overrides;
+  const char* recipe;
+  const char* const* layer_overrides;      /* "0,1=bf16", "4-7=int8/int4" */
+  const char* const* head_overrides;       /* layer:head, "2:0,2:1=int8" */
+  const kvx_layer_tables_t* const* layers; /* [num_layers]; null, or a null entry: no tables */
+  const char* model_name;
+  const char* model_architecture;
+  const char* model_hash;
+  const char* text_hash; /* of the calibration text */
+  const char* date;
+  const char* measured; /* figures, as a JSON object; null: {} */
+} kvx_tables_config_t;
+
+/* Reads a tuned recipe's file. INVALID_ARGUMENT: it cannot be read, or is damaged; the message
+ * names what. INCOMPATIBLE: it is of a newer version. */
+KVX_API kvx_status_t kvx_tables_load(const char* path, kvx_tables_t* tables);
+/* The same from the bytes of such a file. */
+KVX_API kvx_status_t kvx_tables_load_bytes(const void* bytes, uint64_t num_bytes,
+                                           kvx_tables_t* tables);
+/* Makes a tuned recipe of a caller's tables, which are copied. INVALID_ARGUMENT names the table of
+ * another length, or with a number that is not finite or not positive. */
+KVX_API kvx_status_t kvx_tables_create(const kvx_tables_config_t* config, kvx_tables_t* tables);
+/* Writes the file. When it fails, a file that was at `path` before is unchanged. */
+KVX_API kvx_status_t kvx_tables_save(kvx_tables_t tables, const char* path);
+/* Frees a tuned recipe. Caches that were created with it have copies. Null is allowed. */
+KVX_API void kvx_tables_free(kvx_tables_t tables);
+
+/* The texts live until kvx_tables_free. */
+typedef struct kvx_tables_info_t {
+  uint32_t size;
+  uint32_t num_layers;
+  uint32_t num_kv_heads;
+  uint32_t k_head_dim;
+  uint32_t v_head_dim;
+  uint32_t block_size;      /* as in kvx_tables_config_t */
+  uint32_t needs_positions; /* 1: K has block offsets, so that kvx_append needs positions */
+  uint32_t reserved;
+  const char* recipe;
+  const char* model_name;
+  const char* model_architecture;
+  const char* model_hash;
+  const char* text_hash;
+  const char* date;
+  const char* measured;
+} kvx_tables_info_t;
+
+/* Fills info, up to its size, and sets its size to the bytes filled. */
+KVX_API kvx_status_t kvx_tables_info(kvx_tables_t tables, kvx_tables_info_t* info);
+
+/* A layer in the caller's memory that is stored by a tuned recipe. */
+typedef struct kvx_tables_layer_args_t {
+  uint32_t size;
+  uint32_t layer;      /* of the model */
+  uint32_t block_size; /* tokens */
+  uint32_t memory;     /* kvx_memory_type_t of the layer: 0 or HOST, or DEVICE */
+  uint32_t device;     /* with DEVICE: the device's index */
+  uint32_t reserved;   /* 0 */
+  int64_t max_tokens;  /* of a sequence; read where K has block offsets */
+} kvx_tables_layer_args_t;
+
+/* Fills k and v, up to their sizes, for kvx_layer_t.k_transform and v_transform. What they name
+ * lies in the layer's memory and lives until kvx_tables_free; equal arguments give the same
+ * addresses. UNSUPPORTED: the recipe has a full-precision window, which these layers lack. v is
+ * null where no V is stored. */
+KVX_API kvx_status_t kvx_tables_layer(kvx_tables_t tables, const kvx_tables_layer_args_t* args,
+                                      kvx_transform_t* k, kvx_transform_t* v);
+/* A run of heads of that layer which begins at head `first_head`. num_heads: how many heads it has.
+ * Of k and v, which the caller has zeroed and sized or filled (kvx_describe_pages), head_dim, spec
+ * and tensor_scales are set, and for given scales their address and strides. OUT_OF_RANGE: no run
+ * begins at first_head. */
+KVX_API kvx_status_t kvx_tables_run(kvx_tables_t tables, const kvx_tables_layer_args_t* args,
+                                    uint32_t first_head, uint32_t* num_heads, kvx_side_t* k,
+                                    kvx_side_t* v);
+
 /* ---- caches that own their memory ---- */
 
 /* A cache of all layers of a model: pools of blocks, block tables and sequences. One thread at a
@@ -833,7 +958,7 @@ typedef struct kvx_cache_config_t {
   uint32_t num_threads; /* of the cache's own pool; 0 or 1: the calling thread; see executor */
   int64_t max_tokens_per_sequence;
   int64_t memory_budget_bytes;    /* 0: enough for max_sequences full sequences */
-  const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "int4:auto" */
+  const char* recipe;             /* "int8", "int4:k.hadamard,sink=16,recent=64", "tuned:FILE" */
   const int32_t* layer_windows;   /* [num_layers], tokens, 0: no window; or null */
   const kvx_executor_t* executor; /* used instead, until kvx_cache_free; or null */
   /* Allocates all K and V. Called by kvx_cache_create and kvx_cache_free, and kept until then.
@@ -943,6 +1068,16 @@ typedef struct kvx_cache_options_t {
   /* The folder of the host tier's blocks. They lie in unnamed files, which are allocated at once
    * and disappear with the process. Null or "": the host tier is in host memory. */
   const char* host_tier_folder;
+  /* A tuned recipe, of the cache's geometry; the cache copies it. config.recipe is null then, or
+   * "tuned" with options, as "tuned,recent=128". Null: config.recipe says all. */
+  kvx_tables_t tables;
+  /* Other recipes for some layers, "0,1=bf16", and for some heads, layer:head, "2:0,2:1=int8". They
+   * have no full-precision window. Of two for one place the later one holds, and heads come after
+   * layers. */
+  const char* const* layer_overrides; /* [num_layer_overrides] */
+  const char* const* head_overrides;  /* [num_head_overrides] */
+  uint32_t num_layer_overrides;
+  uint32_t num_head_overrides;
 } kvx_cache_options_t;
 
 /* kvx_cache_create with options. Null options: as kvx_cache_create. */

@@ -1,11 +1,10 @@
 // kvx_recipe_info: what a recipe string means for rows of given head_dims.
-#include "kv/recipe.hpp"
-
 #include <algorithm>
 #include <cstring>
 
 #include "api/call.hpp"
 #include "api/guard.hpp"
+#include "tune/tuned_recipe.hpp"
 
 namespace kvx::boundary {
 namespace {
@@ -31,7 +30,8 @@ Status recipe_info(const char* text, uint32_t k_head_dim, uint32_t v_head_dim,
   if (info->size < sizeof(uint32_t)) {
     return invalid_argument("info.size is {}; expected at least {}", info->size, sizeof(uint32_t));
   }
-  KVX_ASSIGN_OR_RETURN(const kv::Recipe recipe, kv::parse_recipe(text));
+  KVX_ASSIGN_OR_RETURN(const tune::CacheRecipe read, tune::read_recipe(text));
+  const kv::Recipe& recipe = read.recipe;
   KVX_ASSIGN_OR_RETURN(const uint64_t k_bytes, row_bytes(recipe.k.spec, k_head_dim));
   KVX_ASSIGN_OR_RETURN(const uint64_t v_bytes, row_bytes(recipe.v.spec, v_head_dim));
   kvx_recipe_info_t answer{};

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "api/cache/tables.hpp"
 #include "api/call.hpp"
 #include "api/checks/precision.hpp"
 #include "api/checks/rows_view.hpp"
@@ -82,9 +83,7 @@ Result<kv::KvCacheConfig> read_config(const kvx_cache_config_t& args) {
   KVX_RETURN_IF_ERROR(check_range("block_size", args.block_size, 0, cache::kMaxBlockSize));
   KVX_RETURN_IF_ERROR(check_range("max_sequences", args.max_sequences, 1, kMost));
   KVX_RETURN_IF_ERROR(check_range("num_threads", args.num_threads, 0, 4096));
-  if (args.recipe == nullptr) return invalid_argument("config.recipe is null");
   kv::KvCacheConfig config;
-  KVX_ASSIGN_OR_RETURN(config.recipe, kv::parse_recipe(args.recipe));
   config.geometry.num_layers = static_cast<int>(args.num_layers);
   config.geometry.num_kv_heads = static_cast<int>(args.num_kv_heads);
   config.geometry.k_head_dim = static_cast<int>(args.k_head_dim);
@@ -157,9 +156,31 @@ Status read_memory(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
   return {};
 }
 
-Status read_options(const kvx_cache_options_t* caller, kv::KvCacheConfig& config) {
-  if (caller == nullptr) return {};
-  KVX_ASSIGN_OR_RETURN(const kvx_cache_options_t args, read_struct(caller, "options"));
+// The recipe with its tables, and the overrides behind its own.
+Status read_recipes(const char* recipe, const kvx_cache_options_t& options,
+                    kv::KvCacheConfig& config) {
+  if (recipe == nullptr && options.tables == nullptr) {
+    return invalid_argument("config.recipe is null");
+  }
+  KVX_ASSIGN_OR_RETURN(const tune::CacheRecipe tuned,
+                       options.tables == nullptr ? tune::read_recipe(recipe)
+                                                 : recipe_of_tables(options.tables, recipe));
+  KVX_RETURN_IF_ERROR(read_texts(options.layer_overrides, options.num_layer_overrides,
+                                 "options.layer_overrides", [&](const char* text) -> Status {
+                                   KVX_ASSIGN_OR_RETURN(auto one, kv::parse_layer_override(text));
+                                   config.overrides.push_back(std::move(one));
+                                   return {};
+                                 }));
+  KVX_RETURN_IF_ERROR(read_texts(options.head_overrides, options.num_head_overrides,
+                                 "options.head_overrides", [&](const char* text) -> Status {
+                                   KVX_ASSIGN_OR_RETURN(auto one, kv::parse_head_override(text));
+                                   config.overrides.push_back(std::move(one));
+                                   return {};
+                                 }));
+  return tune::use_recipe(tuned, config);
+}
+
+Status read_options(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
   constexpr uint32_t kFlags = KVX_CACHE_PREFIXES | KVX_CACHE_ZEROES_ON_FREE;
   if ((args.flags & ~kFlags) != 0) {
     return Error{
@@ -194,7 +215,12 @@ Status create(const kvx_cache_config_t* caller, const kvx_cache_options_t* optio
   if (result == nullptr) return invalid_argument("cache is null");
   KVX_ASSIGN_OR_RETURN(const kvx_cache_config_t args, read_struct(caller, "config"));
   KVX_ASSIGN_OR_RETURN(kv::KvCacheConfig config, read_config(args));
-  KVX_RETURN_IF_ERROR(read_options(options, config));
+  kvx_cache_options_t given{};
+  if (options != nullptr) {
+    KVX_ASSIGN_OR_RETURN(given, read_struct(options, "options"));
+  }
+  KVX_RETURN_IF_ERROR(read_options(given, config));
+  KVX_RETURN_IF_ERROR(read_recipes(args.recipe, given, config));
   auto handle = std::make_unique<OwnedCache>();
   KVX_ASSIGN_OR_RETURN(auto memory, read_allocator(args.allocator));
   if (memory) config.memory = &handle->callers_memory.emplace(*memory);

@@ -128,6 +128,19 @@ Result<format::FormatSpec> read_format(const kvx_format_spec_t* spec, std::strin
   return format::make_spec(static_cast<FormatId>(args.format - 1), options);
 }
 
+kvx_format_spec_t spec_of(const format::FormatSpec& spec) {
+  return {.size = sizeof(kvx_format_spec_t),
+          .format = number(spec.facts->id),
+          .group_size = spec.group_size == format::kWholeRow
+                            ? KVX_GROUP_WHOLE_ROW
+                            : static_cast<uint32_t>(spec.has_scale() ? spec.group_size : 0),
+          .scale_type = number(spec.scale_type),
+          .scale_rule = number(spec.scale_rule),
+          .scale_source = spec.has_scale() ? number(spec.scale_source) : 0,
+          .scale_choice = spec.has_scale() ? number(spec.scale_choice) : 0,
+          .reserved = 0};
+}
+
 }  // namespace kvx::boundary
 
 extern "C" kvx_status_t kvx_format_info(const kvx_format_spec_t* spec, uint32_t head_dim,

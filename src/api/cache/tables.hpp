@@ -1,0 +1,30 @@
+// Tuned recipes behind the C ABI's handles.
+#pragma once
+
+#include "core/result.hpp"
+#include "kvx/kvx_abi.h"
+#include "tune/tuned_recipe.hpp"
+
+namespace kvx::boundary {
+
+// The recipe of a kvx_tables_t. text: null, "tuned", or "tuned" with options of its full-precision
+// window. INVALID_ARGUMENT: another text; not a handle, or one that was freed.
+Result<tune::CacheRecipe> recipe_of_tables(kvx_tables_t handle, const char* text);
+
+// Calls take(text) with each of a caller's texts. INVALID_ARGUMENT: one is null, or the array is.
+template <class Take>
+Status read_texts(const char* const* texts, uint32_t count, std::string_view name,
+                  const Take& take) {
+  constexpr uint32_t kMost = 1 << 20;
+  if (count > kMost) {
+    return invalid_argument("{} has {} entries; expected at most {}", name, count, kMost);
+  }
+  if (count > 0 && texts == nullptr) return invalid_argument("{} is null", name);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (texts[i] == nullptr) return invalid_argument("{}[{}] is null", name, i);
+    KVX_RETURN_IF_ERROR(take(texts[i]));
+  }
+  return {};
+}
+
+}  // namespace kvx::boundary
