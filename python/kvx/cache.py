@@ -93,12 +93,16 @@ class Cache(_core.PagedCache):
     """Paged keys and values of up to ``max_sequences`` sequences, in the formats of a recipe.
 
     num_layers, num_kv_heads, head_dim: the model's; v_head_dim when values differ from keys
-    recipe:          ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``; kvx.recipe_options() lists more
+    recipe:          ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``; kvx.recipe_options() lists more.
+                     ``"tuned:FILE"`` is a tuned recipe of this model, ``"tuned:FILE,recent=128"``
+                     the same with another full-precision window
     max_tokens:      of one sequence. Memory is mapped for all of it and used as tokens come.
     block_size:      tokens a block, 1 to 1024
     layer_windows:   a sliding window in tokens for each layer, 0 for none
     layer_overrides: another recipe for some layers: ``["0-1=bf16", "29=int8"]``
     head_overrides:  for some heads: ``["2:0,2:1=int8"]`` (layer:head)
+    first_layer:     of a tuned recipe, for a cache of some of the model's layers: which of its
+                     layers is this cache's first; None when the cache has all of them
     memory_budget_bytes: of all blocks; 0 for what max_sequences full sequences need
     prefix_model:    names what computes K and V, and turns prefixes and files on: blocks are found
                      again by their tokens, in caches and files of the same name
@@ -136,6 +140,7 @@ class Cache(_core.PagedCache):
         layer_windows: Sequence[int] = (),
         layer_overrides: Sequence[str] = (),
         head_overrides: Sequence[str] = (),
+        first_layer: int | None = None,
         memory_budget_bytes: int = 0,
         prefix_model: str | None = None,
         prefix_hash: str = "xxh3",
@@ -152,6 +157,7 @@ class Cache(_core.PagedCache):
             head_dim if v_head_dim is None else v_head_dim,
             list(layer_windows),
             recipe,
+            first_layer,
             list(layer_overrides),
             list(head_overrides),
             block_size,

@@ -16,7 +16,8 @@ from kvx.types import Array, ArrayT, Device, Stream
 class PagedLayer(_core.PagedLayer):
     """The verbs of one layer over an engine's own pages, block tables and slots.
 
-    recipe:           ``"int8"``, ``"nvfp4:auto,immediate"``; pages have no full-precision window
+    recipe:           ``"int8"``, ``"nvfp4:auto,immediate"``; pages have no full-precision window.
+                      ``"tuned:FILE"`` is a tuned recipe, which needs layer
     num_kv_heads, head_dim: the layer's; v_head_dim when values differ from keys
     block_size:       tokens a page, 1 to 1024
     k_steps, v_steps: for a static format (source=given): a positive step for each group of each
@@ -24,6 +25,8 @@ class PagedLayer(_core.PagedLayer):
     k_tensor_scales, v_tensor_scales: for nvfp4, a positive number for each head that multiplies the
                       scales of all its groups; 1.0 without. amax / (6 * 448) uses E4M3's range
     device:           ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where all arrays of all verbs lie
+    layer:            which of a tuned recipe's layers this is, from 0
+    max_tokens:       of a sequence; needed by a tuned recipe whose keys have block offsets
 
     ``pages`` is uint8 [num_pages, ...], ``page_bytes`` or more each, contiguous; only kvx
     reads what lies in a page, and all zeros is a legal page. Slots are page * block_size + offset.
@@ -52,6 +55,8 @@ class PagedLayer(_core.PagedLayer):
         k_tensor_scales: Sequence[float] = (),
         v_tensor_scales: Sequence[float] = (),
         device: Device = "cpu",
+        layer: int | None = None,
+        max_tokens: int = 0,
     ) -> None:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -69,6 +74,8 @@ class PagedLayer(_core.PagedLayer):
             [float(scale) for scale in k_tensor_scales],
             [float(scale) for scale in v_tensor_scales],
             str(device),
+            layer,
+            max_tokens,
         )
 
     def __reduce__(self) -> NoReturn:
@@ -96,9 +103,21 @@ class PagedLayer(_core.PagedLayer):
         the other."""
         return super().order
 
+    @property
+    def needs_positions(self) -> bool:
+        """Whether append() needs the tokens' positions: keys have block offsets."""
+        return super().needs_positions
+
     @in_words
     def append(  # type: ignore[override]
-        self, pages: Array, k: Array, v: Array, slots: Array, *, stream: Stream = None
+        self,
+        pages: Array,
+        k: Array,
+        v: Array,
+        slots: Array,
+        *,
+        positions: Array | None = None,
+        stream: Stream = None,
     ) -> int | None:
         """Stores new tokens. Returns how many numbers have no code under given scales; None on a
         GPU, where ``counters()`` has that number.
@@ -106,11 +125,14 @@ class PagedLayer(_core.PagedLayer):
         k:     [tokens or more, num_kv_heads, head_dim], after RoPE; any strides of tokens and heads
         v:     [tokens or more, num_kv_heads, v_head_dim]
         slots: int64 or int32 [tokens]; a negative one skips its token
+        positions: int64 or int32 [tokens], of each token in its sequence; where needs_positions
+                   says so
 
         Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages. On a GPU such a slot
-        is skipped and counted.
+        is skipped and counted, and so is a position beyond max_tokens.
         """
-        nonfinite = _core.PagedLayer.append(self, pages, k, v, as_int64(slots), stream)
+        places = None if positions is None else as_int64(positions)
+        nonfinite = _core.PagedLayer.append(self, pages, k, v, as_int64(slots), places, stream)
         return cast(int | None, nonfinite)
 
     @in_words

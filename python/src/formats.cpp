@@ -8,6 +8,7 @@
 #include "kv/recipe.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
+#include "tune/tuned_recipe.hpp"
 
 namespace kvx::python {
 namespace {
@@ -57,7 +58,7 @@ nb::list formats() {
 }
 
 nb::dict parse_recipe(std::string_view text) {
-  const auto recipe = value_of(kv::parse_recipe(text));
+  const auto recipe = value_of(tune::read_recipe(text)).recipe;
   nb::dict dict;
   dict["text"] = recipe.text;
   dict["k"] = side_dict(recipe.k);
@@ -83,6 +84,17 @@ nb::list recipe_options() {
 void bind_formats(nb::module_& module) {
   module.def("formats", &formats);
   module.def("parse_recipe", &parse_recipe, nb::arg("text"));
+  module.def(
+      "check_tuned_model",
+      [](std::string_view recipe_text, std::string_view name, std::string_view architecture,
+         int num_layers) {
+        const auto recipe = value_of(tune::read_recipe(recipe_text));
+        throw_if_error(tune::check_model(recipe, name, architecture));
+        if (!recipe.file || recipe.num_layers == num_layers) return;
+        throw CoreError(invalid_argument("the tuned recipe has num_layers {}; the model has {}",
+                                         recipe.num_layers, num_layers));
+      },
+      nb::arg("recipe"), nb::arg("name"), nb::arg("architecture"), nb::arg("num_layers"));
   module.def("recipe_options", &recipe_options);
 }
 

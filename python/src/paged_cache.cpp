@@ -20,6 +20,7 @@
 #include "python/src/errors.hpp"
 #include "python/src/interrupt.hpp"
 #include "python/src/text.hpp"
+#include "tune/tuned_recipe.hpp"
 
 namespace kvx::python {
 namespace {
@@ -30,6 +31,7 @@ using Tokens = std::vector<int32_t>;
 struct Options {
   kv::CacheGeometry geometry;
   std::string recipe;
+  std::optional<int> first_layer;  // of a tuned recipe; none: the cache has all of its layers
   std::vector<std::string> layer_overrides;
   std::vector<std::string> head_overrides;
   int block_size = 64;
@@ -76,7 +78,12 @@ std::unique_ptr<CudaLane> lane_of(const std::string& device, nb::handle stream) 
 kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   kv::KvCacheConfig config;
   config.geometry = options.geometry;
-  config.recipe = value_of(kv::parse_recipe(options.recipe));
+  config.block_size = options.block_size;
+  auto recipe = value_of(tune::read_recipe(options.recipe));
+  if (options.first_layer) {
+    recipe = value_of(
+        tune::layers_of(std::move(recipe), *options.first_layer, options.geometry.num_layers));
+  }
   for (const std::string& text : options.layer_overrides) {
     config.overrides.push_back(value_of(kv::parse_layer_override(text)));
   }
@@ -86,7 +93,7 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   check_range("head_dim", options.geometry.k_head_dim, 1, format::kMaxHeadDim);
   check_range("v_head_dim", options.geometry.v_head_dim, 1, format::kMaxHeadDim);
   check_range("max_tokens", options.max_tokens, 1, kv::kMaxTokens);
-  config.block_size = options.block_size;
+  throw_if_error(tune::use_recipe(recipe, config));
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens;
   config.memory_budget_bytes = options.memory_budget_bytes;
@@ -423,7 +430,7 @@ void bind_paged_cache(nb::module_& module) {
       .def(
           "__init__",
           [](PagedCache* self, int num_layers, int num_kv_heads, int k_head_dim, int v_head_dim,
-             std::vector<int> layer_windows, std::string recipe,
+             std::vector<int> layer_windows, std::string recipe, std::optional<int> first_layer,
              std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
              int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes,
              std::optional<std::string> prefix_model, std::string prefix_hash,
@@ -432,6 +439,7 @@ void bind_paged_cache(nb::module_& module) {
             new (self) PagedCache(
                 {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
                  std::move(recipe),
+                 first_layer,
                  std::move(layer_overrides),
                  std::move(head_overrides),
                  block_size,
@@ -448,11 +456,11 @@ void bind_paged_cache(nb::module_& module) {
           },
           nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"),
           nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
-          nb::arg("layer_overrides"), nb::arg("head_overrides"), nb::arg("block_size"),
-          nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("memory_budget_bytes"),
-          nb::arg("prefix_model").none(), nb::arg("prefix_hash"), nb::arg("host_tier_bytes"),
-          nb::arg("host_tier_folder"), nb::arg("device"), nb::arg("max_step_tokens"),
-          nb::arg("stream").none())
+          nb::arg("first_layer").none(), nb::arg("layer_overrides"), nb::arg("head_overrides"),
+          nb::arg("block_size"), nb::arg("max_sequences"), nb::arg("max_tokens"),
+          nb::arg("memory_budget_bytes"), nb::arg("prefix_model").none(), nb::arg("prefix_hash"),
+          nb::arg("host_tier_bytes"), nb::arg("host_tier_folder"), nb::arg("device"),
+          nb::arg("max_step_tokens"), nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
       .def("create_sequence", &PagedCache::create_sequence)

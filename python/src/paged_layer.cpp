@@ -34,23 +34,54 @@ uint8_t* store_address() {
   return reinterpret_cast<uint8_t*>(kStoreAddress);
 }
 
-PageShape page_shape(const std::string& recipe_text, int num_kv_heads, int k_head_dim,
+// The recipe of one layer. layer: of a tuned recipe, which must be named.
+tune::CacheRecipe layer_recipe(const std::string& text, std::optional<int> layer) {
+  auto recipe = value_of(tune::read_recipe(text));
+  if (!recipe.file) return recipe;
+  if (!layer) {
+    throw CoreError(invalid_argument(
+        "recipe is '{}'; expected layer=N with it, which of the model's layers this is", text));
+  }
+  return value_of(tune::layers_of(std::move(recipe), *layer, 1));
+}
+
+PageShape page_shape(const tune::CacheRecipe& tuned, int num_kv_heads, int k_head_dim,
                      int v_head_dim, int block_size) {
-  const auto recipe = value_of(kv::parse_recipe(recipe_text));
+  const kv::Recipe& recipe = tuned.recipe;
   if (recipe.has_full_precision_window) {
     throw CoreError(
         invalid_argument("recipe is '{}'; an engine's pages have no full-precision window (add "
                          "immediate, or leave auto, sink and recent out)",
-                         recipe_text));
+                         recipe.text));
   }
   check_range("head_dim", k_head_dim, 1, format::kMaxHeadDim);
   PageShape shape;
   shape.geometry = {1, num_kv_heads, k_head_dim, v_head_dim};
   throw_if_error(kv::check_geometry(shape.geometry));
-  shape.plan = value_of(kv::plan_layers(shape.geometry, recipe, {})).front();
+  throw_if_error(tune::check_geometry(tuned, shape.geometry, block_size));
+  shape.plan = value_of(kv::plan_layers(shape.geometry, recipe, tuned.overrides)).front();
   const cache::GroupBytes bytes{block_size, {kv::packed_bytes(shape.geometry, shape.plan)}};
   shape.layout = value_of(cache::layout_block(bytes));
   return shape;
+}
+
+// A tuned recipe's tables, with K's block offsets for sequences of max_tokens.
+kv::LayerCalibration tuned_tables(const tune::CacheRecipe& tuned, const PageShape& shape,
+                                  int64_t max_tokens, const kv::LayerCalibration& given) {
+  const auto is_given = [](const kv::StaticScales& scales) {
+    return !scales.group_scales.empty() || !scales.tensor_scales.empty();
+  };
+  if (is_given(given.k) || is_given(given.v)) {
+    throw CoreError(invalid_argument(
+        "steps or tensor scales are given; the tuned recipe '{}' has its own", tuned.recipe.text));
+  }
+  kv::LayerCalibration tables = tuned.calibration().front();
+  if (!tables.k_rope_mean.empty() || max_tokens != 0) {
+    check_range("max_tokens", max_tokens, 1, kv::kMaxTokens);
+  }
+  return value_of(kv::with_block_offsets(shape.geometry, tuned.first_layer,
+                                         static_cast<int>(shape.layout.block_size), max_tokens,
+                                         std::move(tables)));
 }
 
 // An error about given scales, under the names that Python uses.
@@ -231,9 +262,13 @@ void PagedLayer::on_device(const ArrayPlace& place, KeptArrays& kept, F verb) {
   throw_if_error(lane_->end(place, kept));
 }
 
+bool PagedLayer::needs_positions() const {
+  return store_->transform().k.block_offset != nullptr;
+}
+
 nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
-                              nb::handle stream) {
-  const ArrayPlace place = place_of(stream, {pages, k, v, slots});
+                              nb::handle positions, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {pages, k, v, slots, positions});
   const PageArray memory = page_array(pages, "pages", place);
   const auto slot_array = input_ints<int64_t>(slots, "slots", 1, place);
   const InputRows keys = input_rows(k, "k", {-1, heads(), geometry().k_head_dim}, place);
@@ -241,11 +276,22 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
   const size_t tokens = slot_array.shape(0);
   check_rows("k", keys.num_tokens, static_cast<int64_t>(tokens));
   check_rows("v", values.num_tokens, static_cast<int64_t>(tokens));
+  nb::ndarray<nb::ro> position_array;
+  if (needs_positions()) {
+    if (positions.is_none()) {
+      throw CoreError(invalid_argument(
+          "positions is None; expected the tokens' positions, which K's block offsets go by"));
+    }
+    position_array = input_ints<int64_t>(positions, "positions", 1, place);
+    check_rows("positions", static_cast<int64_t>(position_array.shape(0)),
+               static_cast<int64_t>(tokens));
+  }
   KeptArrays kept;
   if (lane_) {
     lane_->keep(kept, place, k, keys.array);
     lane_->keep(kept, place, v, values.array);
     lane_->keep(kept, place, slots, slot_array);
+    if (needs_positions()) lane_->keep(kept, place, positions, position_array);
   }
 
   int64_t nonfinite = 0;
@@ -261,6 +307,7 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
     args.k = keys.rows;
     args.v = values.rows;
     args.slot_mapping = slot_numbers;
+    if (needs_positions()) args.positions = {numbers<int64_t>(position_array), tokens};
     if (lane_) {
       on_device(place, kept, [&](const ops::CudaContext& context) {
         return tokens == 0 ? Status() : ops::append(context, args, device_counters());
@@ -566,29 +613,37 @@ void bind_paged_layer(nb::module_& module) {
   nb::class_<PagedLayer>(module, "PagedLayer")
       .def(
           "__init__",
-          [](PagedLayer* self, const std::string& recipe, int num_kv_heads, int k_head_dim,
+          [](PagedLayer* self, const std::string& recipe_text, int num_kv_heads, int k_head_dim,
              int v_head_dim, int block_size, std::vector<float> k_steps, std::vector<float> v_steps,
              std::vector<float> k_tensor_scales, std::vector<float> v_tensor_scales,
-             const std::string& device) {
+             const std::string& device, std::optional<int> layer, int64_t max_tokens) {
             kv::LayerCalibration calibration;
             calibration.k.group_scales = std::move(k_steps);
             calibration.v.group_scales = std::move(v_steps);
             calibration.k.tensor_scales = std::move(k_tensor_scales);
             calibration.v.tensor_scales = std::move(v_tensor_scales);
+            const tune::CacheRecipe recipe = layer_recipe(recipe_text, layer);
             PageShape shape = page_shape(recipe, num_kv_heads, k_head_dim, v_head_dim, block_size);
-            const kv::HeadRunPlan& run = shape.plan.runs.front();  // a recipe has one
-            check_takes_tensor_scales("k_tensor_scales", calibration.k.tensor_scales, run.k);
-            check_takes_tensor_scales("v_tensor_scales", calibration.v.tensor_scales, run.v);
+            if (recipe.file) {
+              calibration = tuned_tables(recipe, shape, max_tokens, calibration);
+            } else {
+              const kv::HeadRunPlan& run = shape.plan.runs.front();  // a recipe has one
+              check_takes_tensor_scales("k_tensor_scales", calibration.k.tensor_scales, run.k);
+              check_takes_tensor_scales("v_tensor_scales", calibration.v.tensor_scales, run.v);
+            }
             new (self) PagedLayer(std::move(shape), calibration, device);
           },
           nb::arg("recipe"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"), nb::arg("v_head_dim"),
           nb::arg("block_size"), nb::arg("k_steps"), nb::arg("v_steps"), nb::arg("k_tensor_scales"),
-          nb::arg("v_tensor_scales"), nb::arg("device"))
+          nb::arg("v_tensor_scales"), nb::arg("device"), nb::arg("layer").none(),
+          nb::arg("max_tokens"))
+      .def_prop_ro("needs_positions", &PagedLayer::needs_positions)
       .def_prop_ro("page_bytes", &PagedLayer::page_bytes)
       .def_prop_ro("device", &PagedLayer::device, "\"cpu\", or the GPU: \"cuda:0\".")
       .def_prop_ro("order", &PagedLayer::order)
       .def("append", &PagedLayer::append, nb::arg("pages").none(), nb::arg("k").none(),
-           nb::arg("v").none(), nb::arg("slots").none(), nb::arg("stream").none())
+           nb::arg("v").none(), nb::arg("slots").none(), nb::arg("positions").none(),
+           nb::arg("stream").none())
       .def(
           "attend",
           [](PagedLayer& self, nb::handle pages, nb::handle q, nb::handle out,

@@ -16,6 +16,7 @@
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
 #include "python/src/workspaces.hpp"
+#include "tune/tuned_recipe.hpp"
 
 namespace kvx::python {
 
@@ -67,10 +68,13 @@ class PagedLayer {
   // -1: the CPU.
   int cuda_device() const { return lane_ ? lane_->device() : -1; }
 
+  // Whether K has block offsets, which append() finds by the tokens' positions.
+  bool needs_positions() const;
+
   // Returns the non-finite inputs that given scales could not express; None on a GPU, which counts
   // them itself.
   nb::object append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
-                    nb::handle stream);
+                    nb::handle positions, nb::handle stream);
 
   void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
               nb::handle seq_lens, nb::handle q_starts, const Attention& attention,

@@ -7,7 +7,7 @@ from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf import reuse
-from kvx.hf.interface import NAME, checked_config, layer_windows
+from kvx.hf.interface import NAME, check_tuned_model, checked_config, layer_windows
 from kvx.hf.layer import Layer, StoredRows, repeated, untraced
 
 
@@ -17,7 +17,8 @@ class Cache(TransformersCache):
     config:     the model's, ``model.config``; its attention implementation must be kvx
                 (kvx.hf.enable, or ``attn_implementation="kvx"`` when it is loaded). The model
                 runs on the CPU or a CUDA GPU; a layer's cache lies where its first keys lie.
-    recipe:     ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``, ...
+    recipe:     ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``, ``"tuned:FILE"`` (a tuned recipe of
+                this model), ...
     max_tokens: of one sequence, padding counted; the model's max_position_embeddings when None.
                 Memory is mapped for all of it and used as tokens come.
     layer_recipes: other recipes for some layers, {0: "bf16"}
@@ -35,7 +36,8 @@ class Cache(TransformersCache):
     ``copy.deepcopy(cache)`` makes a cache that goes on from the same tokens. The two share their
     blocks until one of them writes, so a copy costs next to nothing.
 
-    Raises kvx.Error for a recipe that does not exist or something that is no config,
+    Raises kvx.Error for a recipe that does not exist or was tuned for another model, and for
+    something that is no config,
     kvx.UnsupportedError for a model that kvx.hf does not support. Later calls raise
     kvx.UnsupportedError for the rest (4-D masks, gradients, another attention implementation) and
     kvx.OutOfRangeError past max_tokens.
@@ -87,6 +89,7 @@ class Cache(TransformersCache):
         layer_recipes = layer_recipes or {}
         for text in (recipe, *layer_recipes.values()):
             parse_recipe(text)  # refused here rather than at the first token
+            check_tuned_model(text, config, len(windows))
         unknown = sorted(set(layer_recipes) - set(range(len(windows))))
         if unknown:
             raise Error(f"layer_recipes names layer {unknown[0]}; the model has {len(windows)}")

@@ -15,6 +15,7 @@ from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf.cache import refuse_pickling
 from kvx.hf.interface import (
+    check_tuned_model,
     checked_config,
     layer_windows,
     refuse_gradients,
@@ -31,8 +32,10 @@ class DecodingLayer(CacheLayerMixin):
     is_sliding = False  # the attention applies a window
     supports_early_init = False
 
-    def __init__(self, recipe: str, block_size: int):
+    def __init__(self, recipe: str, block_size: int, index: int, max_tokens: int):
         self.recipe = recipe
+        self.index = index  # in the model
+        self.max_tokens = max_tokens  # that a tuned recipe's block offsets reach
         self.block_size = block_size
         self.layer: PagedLayer | None = None
         self.pages: list[torch.Tensor] = []  # uint8 [pages, page_bytes] a row
@@ -48,6 +51,8 @@ class DecodingLayer(CacheLayerMixin):
             head_dim=key_states.shape[-1],
             v_head_dim=value_states.shape[-1],
             block_size=self.block_size,
+            layer=self.index,
+            max_tokens=self.max_tokens,
         )
         self.pages = [self._new_pages(0)] * len(key_states)
         self.is_initialized = True
@@ -71,7 +76,7 @@ class DecodingLayer(CacheLayerMixin):
                 f"the batch has {len(key_states)} rows; the cache holds {len(self.pages)} "
                 f"(make another cache)"
             )
-        slots = torch.arange(self.length, self.length + key_states.shape[2])
+        slots = torch.arange(self.length, self.length + key_states.shape[2])  # and positions
         self.length += key_states.shape[2]
         wanted = -(-self.length // self.block_size)
         for b, (k, v) in enumerate(zip(key_states, value_states)):
@@ -79,7 +84,8 @@ class DecodingLayer(CacheLayerMixin):
                 grown = self._new_pages(max(wanted, 2 * len(self.pages[b])))
                 grown[: len(self.pages[b])] = self.pages[b]
                 self.pages[b] = grown
-            self.layer.append(self.pages[b], k.transpose(0, 1), v.transpose(0, 1), slots)
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+            self.layer.append(self.pages[b], k, v, slots, positions=slots)
         return self._decoded()
 
     def _decoded(self):
@@ -144,7 +150,8 @@ class DecodingCache(TransformersCache):
     """Keys and values in the formats of a recipe, decoded in full for any attention.
 
     config:     the model's, with any attention implementation but kvx's own
-    recipe:     ``"int8"``, ``"nvfp4:auto,immediate"``; there is no full-precision window
+    recipe:     ``"int8"``, ``"nvfp4:auto,immediate"``; there is no full-precision window.
+                ``"tuned:FILE"`` is a tuned recipe of this model
     block_size: tokens a block
 
     Raises kvx.Error: a recipe that does not exist, or one with a full-precision window;
@@ -159,8 +166,13 @@ class DecodingCache(TransformersCache):
                 f"immediate, or leave auto, sink and recent out)"
             )
         self.recipe = recipe
+        num_layers = _num_layers(config)
+        check_tuned_model(recipe, config, num_layers)
+        max_tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
         super().__init__(
-            layers=[DecodingLayer(recipe, block_size) for _ in range(_num_layers(config))]
+            layers=[
+                DecodingLayer(recipe, block_size, index, max_tokens) for index in range(num_layers)
+            ]
         )
 
     def __deepcopy__(self, memo):

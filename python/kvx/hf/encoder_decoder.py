@@ -236,6 +236,7 @@ class EncoderDecoderCache(_TwoCaches):
 
     def __init__(self, config, recipe, *, max_tokens=None, max_batch=0, block_size=64):
         refuse_position_bias(config)
+        _refuse_tuned(recipe)
         own = Cache.of_decoder(config, recipe, max_tokens, None, max_batch, block_size)
         layer_count = len(layer_windows(config))
         super().__init__(own, CrossCache(config, _without_ends(recipe), layer_count, block_size))
@@ -246,10 +247,17 @@ class DecodingEncoderDecoderCache(_TwoCaches):
     two of kvx.hf.DecodingCache, with its arguments and errors."""
 
     def __init__(self, config, recipe, *, block_size=64):
+        _refuse_tuned(recipe)
         super().__init__(
             DecodingCache(config, recipe, block_size=block_size),
             DecodingCache(config, recipe, block_size=block_size),
         )
+
+
+def _refuse_tuned(recipe):
+    """A tuned recipe has the tables of one stack of layers; here are two, and the encoder's."""
+    if recipe.startswith("tuned:"):
+        raise UnsupportedError(f"recipe is '{recipe}'; a tuned recipe is a decoder-only model's")
 
 
 def _without_ends(recipe):

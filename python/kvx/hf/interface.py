@@ -17,6 +17,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
+from kvx import _core
 from kvx.errors import Error, UnsupportedError
 
 NAME = "kvx"  # of the attention implementation
@@ -90,6 +91,14 @@ def layer_windows(config):
             )
         windows.append(argument["sliding_window"] if kind == "sliding_attention" else 0)
     return windows
+
+
+def check_tuned_model(recipe, config, num_layers):
+    """Raises kvx.Error: the recipe was tuned for another model than the config's. Its name is what
+    it was loaded by."""
+    decoder = config.get_text_config(decoder=True)
+    name = getattr(config, "_name_or_path", None) or getattr(decoder, "_name_or_path", None) or ""
+    _core.check_tuned_model(recipe, name, config.model_type, num_layers)
 
 
 def refuse_other_devices(states, what, devices=("cpu",)):

@@ -127,6 +127,7 @@ class Layer(CacheLayerMixin):
             head_dim=head_dim,
             v_head_dim=v_head_dim,
             recipe=self.recipe,
+            first_layer=self.index,
             max_tokens=owner.max_tokens,
             block_size=owner.block_size,
             layer_windows=[self.window] if self.window else [],

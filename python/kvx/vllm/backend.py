@@ -36,6 +36,7 @@ from kvx.torch import BatchAttention
 from kvx.vllm.recipe import (
     CACHE_DTYPES,
     is_static,
+    is_tuned,
     options_of,
     recipe_of_layer,
     sides_with_tensor_scales,
@@ -67,12 +68,13 @@ class _Remembered:
             _log.info("kvx stores keys and values as %s", recipe)
         self.recipes[mode] = (vllm_config, recipe)
 
-    def recipe(self, mode):
+    def of(self, mode):
+        """(the configuration, the recipe)"""
         if mode not in self.recipes:
             raise UnsupportedError(
                 f"vLLM requests the pages of a layer of the mode {mode.name} before any was made"
             )
-        return self.recipes[mode][1]
+        return self.recipes[mode]
 
 
 _remembered = _Remembered()
@@ -142,16 +144,25 @@ class KvxBackend(AttentionBackend):
     def customize_spec(cls, spec):
         if spec.state_content_bytes is not None:  # vLLM calls this more than once
             return spec
-        layer = PagedLayer(
-            _remembered.recipe(spec.kv_quant_mode),
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_size,
-            v_head_dim=spec.head_size_v,
-            block_size=spec.block_size,
-            device=_device_of_process(),
+        config, recipe = _remembered.of(spec.kv_quant_mode)
+        # A tuned recipe may store layers unlike: vLLM has one size of pages for all of them.
+        text_config = config.model_config.hf_text_config if is_tuned(recipe) else None
+        num_layers = text_config.num_hidden_layers if text_config else 1
+        page_bytes = max(
+            PagedLayer(
+                recipe,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_size,
+                v_head_dim=spec.head_size_v,
+                block_size=spec.block_size,
+                device=_device_of_process(),
+                layer=layer,
+                max_tokens=spec.block_size,
+            ).page_bytes
+            for layer in range(num_layers)
         )
         num_rows = spec.num_kv_heads * spec.block_size
-        row_bytes = -(-layer.page_bytes // num_rows)  # rounded up
+        row_bytes = -(-page_bytes // num_rows)  # rounded up
         return replace(spec, dtype=torch.uint8, state_content_bytes=row_bytes)
 
 
@@ -185,6 +196,12 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
             owner = impl.kv_sharing_target_layer_name or name  # whose scales its pages have
             impl.take(owner, layers[owner], options)
         self.batch = BatchAttention()
+        self.positions = None  # int64, of a step's tokens; captured graphs read this tensor
+        if is_tuned(impls[0].recipe):
+            most = max(StepLimits.of(vllm_config).max_queries, kv_cache_spec.block_size)
+            self.positions = torch.zeros(most, dtype=torch.int64, device=device)
+        for impl in impls:
+            impl.positions = self.positions
         self.workspace = None
         if torch.device(device).type == "cuda":
             workspaces = [impl.reserve_workspace(device, vllm_config) for impl in impls]
@@ -206,6 +223,8 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
         if common.causal is not True:
             raise UnsupportedError("attention that is not causal")
         requests = common.seq_lens.shape[0]
+        if self.positions is not None:
+            self._set_positions(common, requests)
         self.batch.plan(
             common.block_table_tensor[:requests],
             common.seq_lens,
@@ -217,6 +236,16 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
             workspace=self.workspace,
         )
         return KvxMetadata(self.batch)
+
+    def _set_positions(self, common, requests):
+        """Where each token of the step is in its sequence, of whose tokens it is one of the last."""
+        tokens = torch.arange(
+            int(common.num_actual_tokens), dtype=torch.int32, device=self.positions.device
+        )
+        ends = common.query_start_loc[1 : requests + 1].contiguous()
+        request = torch.searchsorted(ends, tokens, right=True).clamp_(max=requests - 1)
+        positions = common.seq_lens[request] - ends[request] + tokens
+        self.positions[: len(tokens)] = positions.clamp_(min=0)  # padding has none
 
     def _warm_up(self, impls):
         """A decode and a prompt of one block in every layer. CUDA loads a kernel at its first
@@ -279,6 +308,8 @@ class KvxImpl(AttentionImpl):
         }
         self.sinks = sinks  # a parameter whose numbers come later
         self.given = {}  # the checkpoint's scales, as PagedLayer takes them
+        self.layer_index = 0  # in the model; known once the layer is loaded
+        self.positions = None  # the builder's
         self.device = _device_of_process()
         self.pages: PagedLayer | None = None
         self.config = get_current_vllm_config()
@@ -289,6 +320,11 @@ class KvxImpl(AttentionImpl):
         """What only the loaded layer has: its values' size, and k_scale and v_scale for a recipe
         whose scales are the checkpoint's."""
         self.v_head_size = layer.head_size_v
+        if is_tuned(self.recipe):
+            # Importing vLLM's models takes seconds, and without a tuned recipe nothing needs them.
+            from vllm.model_executor.models.utils import extract_layer_index
+
+            self.layer_index = extract_layer_index(name)
         scales = {side: getattr(layer, f"_{side}_scale") for side in ("k", "v")}
         if not options.get("unit_scales"):
             for side in sides_with_tensor_scales(self.recipe):
@@ -325,6 +361,8 @@ class KvxImpl(AttentionImpl):
             v_head_dim=self.v_head_size,
             block_size=block_size,
             device=self.device,
+            layer=self.layer_index,
+            max_tokens=self.config.model_config.max_model_len if is_tuned(self.recipe) else 0,
             **self.given,
         )
 
@@ -345,7 +383,9 @@ class KvxImpl(AttentionImpl):
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
         """key, value: [tokens, num_kv_heads, head_size], padding last; slot_mapping: int64."""
-        self._pages_of(kv_cache).append(kv_cache, key, value, slot_mapping)
+        pages = self._pages_of(kv_cache)
+        positions = self.positions[: len(slot_mapping)] if pages.needs_positions else None
+        pages.append(kv_cache, key, value, slot_mapping, positions=positions)
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 import os
 
+from kvx import _core
 from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
 
@@ -42,7 +43,8 @@ def recipe_wish(vllm_config) -> str | None:
 def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
     """kv_cache_dtype: the layer's; "auto" for layers that --kv-cache-dtype-skip-layers names too.
 
-    Raises kvx.Error: two wishes at once, or a recipe that does not exist.
+    Raises kvx.Error: two wishes at once, or a recipe that does not exist or was tuned for another
+    model.
     """
     wish = recipe_wish(vllm_config)
     of_all_layers = vllm_config.cache_config.cache_dtype
@@ -59,17 +61,30 @@ def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
     else:
         recipe = wish or DEFAULT_RECIPE
     _check(recipe)
+    if is_tuned(recipe):
+        model = vllm_config.model_config
+        layers = model.hf_text_config.num_hidden_layers
+        _core.check_tuned_model(recipe, model.model, model.hf_config.model_type, layers)
     return recipe
+
+
+def is_tuned(recipe: str) -> bool:
+    """Whether the recipe has tables of its own, scales among them."""
+    return recipe.startswith("tuned:")
 
 
 def is_static(recipe: str) -> bool:
     """Whether the scales are the checkpoint's."""
+    if is_tuned(recipe):
+        return False
     parsed = parse_recipe(recipe)
     return "given" in (parsed.k.scale_source, parsed.v.scale_source) and _is_fp8(parsed)
 
 
 def sides_with_tensor_scales(recipe: str) -> list[str]:
     """Those of "k" and "v" whose format has a second scale, which checkpoints can give."""
+    if is_tuned(recipe):
+        return []
     parsed = parse_recipe(recipe)
     return [side for side in ("k", "v") if getattr(parsed, side).format == "nvfp4"]
 
@@ -81,7 +96,7 @@ def _check(recipe):
             f"recipe is '{recipe}'; vLLM's pages have no full-precision window (add immediate, or "
             f"leave auto, sink and recent out)"
         )
-    for side in (parsed.k, parsed.v):
+    for side in () if is_tuned(recipe) else (parsed.k, parsed.v):
         if side.scale_source == "given" and not side.format.startswith(("fp8", "f", "bf")):
             raise UnsupportedError(
                 f"recipe is '{recipe}'; vLLM's k_scale and v_scale are those of fp8 alone"
