@@ -11,7 +11,8 @@ namespace {
 class GpuGoldenRows : public GpuTest {
  protected:
   // One row into slot 1 of one block of three, and out again.
-  void check_case(const Json& row, const std::string& format_name) {
+  void check_case(const Json& row, const std::string& format_name,
+                  const float* feedback = nullptr) {
     const format::FormatSpec spec = spec_of(row, format_name);
     const int head_dim = row["head_dim"];
     SCOPED_TRACE(title_of_row(row, format_name, spec));
@@ -19,6 +20,7 @@ class GpuGoldenRows : public GpuTest {
     TestLayer layer(spec, spec,
                     {.num_blocks = 1, .block_size = 3, .num_heads = 1, .k_dim = head_dim});
     layer.k.view.tensor_scales = &tensor_scale;
+    layer.k.view.feedback = feedback;
     layer.v.view.head_dim = 0;
     const std::vector<uint8_t> scales = bytes_of_hex(row["scales"]);
     if (spec.scale_source == format::ScaleSource::kGiven) {
@@ -90,6 +92,13 @@ TEST_F(GpuGoldenRows, EveryFormatsRowsAreTheOraclesBytes) {
 TEST_F(GpuGoldenRows, ScalesChosenBySquaredErrorAreTheOracles) {
   for_each_golden_choice(
       [this](const Json& row, const std::string& name) { check_case(row, name); });
+}
+
+TEST_F(GpuGoldenRows, RowsRoundedWithErrorFeedbackAreTheOracles) {
+  for_each_golden_feedback(
+      [this](const Json& row, const std::string& name, const std::vector<float>& weights) {
+        check_case(row, name, weights.data());
+      });
 }
 
 TEST_F(GpuGoldenRows, TransformsAreTheOracles) {

@@ -56,6 +56,18 @@ struct WordsOfProducts {
   }
 };
 
+// What a product's code means.
+template <class Codec>
+struct RoundedProducts {
+  __device__ void operator()(uint64_t n, Differences* found) const {
+    const float product = __uint_as_float(static_cast<uint32_t>(n));
+    if (!(product == product)) return;
+    found->compare(__float_as_uint(hardware_rounded<Codec>(product)) ==
+                       __float_as_uint(Codec::decode(Codec::encode(product))),
+                   static_cast<uint32_t>(n));
+  }
+};
+
 struct RoundScales {
   ScaleType type;
   __device__ void operator()(uint64_t n, Differences* found) const {
@@ -221,6 +233,14 @@ TEST_F(GpuHardwareCodes, AreTheDefinitionsForEveryProduct) {
   expect_none("F16", kAllFloats / 2, WordsOfProducts<format::F16Codec>{});
   expect_none("BF16", kAllFloats / 2, WordsOfProducts<format::BF16Codec>{});
   expect_none("E2M1", kAllFloats / 8, WordsOfProducts<format::E2M1Codec>{});
+}
+
+TEST_F(GpuHardwareCodes, RoundEveryProductAsTheDefinition) {
+  expect_none("int8", kAllFloats, RoundedProducts<format::Int8Codec>{});
+  expect_none("int4", kAllFloats, RoundedProducts<format::Int4Codec>{});
+  expect_none("E4M3", kAllFloats, RoundedProducts<format::E4M3Codec>{});
+  expect_none("E5M2", kAllFloats, RoundedProducts<format::E5M2Codec>{});
+  expect_none("E2M1", kAllFloats, RoundedProducts<format::E2M1Codec>{});
 }
 
 TEST_F(GpuHardwareCodes, RoundAndDecodeEveryScaleAsTheDefinition) {

@@ -34,6 +34,8 @@ class MirroredLayer {
       if (side->tensor_scales) {
         side->tensor_scales = mirror.add(side->tensor_scales, host.num_kv_heads);
       }
+      side->feedback =
+          mirror.add(side->feedback, int64_t{host.num_kv_heads} * side->head_dim * side->head_dim);
     }
     view_ = host;
     view_.runs = {&run_, 1};

@@ -34,6 +34,7 @@ SANITIZED+=':GpuPrefillDims.*Apart/*:GpuPrefillDims.TakesIntegers*:GpuPrefillLon
 SANITIZED+=':GpuAppend.WritesTheCpusCodes*:GpuCopyBlocks.Changes*:GpuAttend.Reference*InterleavedOrder:GpuAttend.Callers*:GpuAttend.ASequence*'
 SANITIZED+=':GpuAbiWrite.Takes*:GpuAbiWrite.Encodes*:GpuAbiWrite.Skips*:GpuAbiWrite.Captured*'
 SANITIZED+=':GpuAbiGather.Takes*:GpuAbiGather.Converts*:GpuAbiGather.Skips*:GpuAbiGather.Reads*:GpuAbiVerbs.*'
+SANITIZED+=':GpuFeedback.WritesTheCpusBytesInEveryFormat:GpuFeedback.WritesTheCpusCodes*:GpuFeedback.Copies*'
 
 # Of those, what racecheck does not understand: one lane arrives at a barrier for its warp, after
 # __syncwarp, and the numbers that the other lanes wrote (scales of tokens) are read behind it.
@@ -41,7 +42,7 @@ NOT_RACECHECKED='GpuPrefill.Captured*/Wgmma:GpuPrefill.Skips*/Wgmma:GpuPrefill.*
 NOT_RACECHECKED+=':GpuPrefill.TakesInterleaved/Wgmma'
 
 # Cases of the assembled cache with its blocks on the device (tests/gpu/CMakeLists.txt), and some.
-KV_CASES='KvCache.*:KvCacheFile.*:KvStep.*:Fork.*:Truncate.*:PartialAcceptance.*:Prefix.*:HostTier.*:Place.*:WindowSinks.*:Transcode.*:Speculation.*'
+KV_CASES='KvCache.*:KvCacheFeedback.*:KvCacheFile.*:KvStep.*:Fork.*:Truncate.*:PartialAcceptance.*:Prefix.*:HostTier.*:Place.*:WindowSinks.*:Transcode.*:Speculation.*'
 SANITIZED_KV='Fork.Shares*:PartialAcceptance.*:Prefix.ATenant*:HostTier.*:Place.Zeroes*'
 
 cmd_gpu() {

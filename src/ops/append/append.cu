@@ -4,6 +4,7 @@
 #include "device/cuda_error.hpp"
 #include "ops/append/append_chunks.cuh"
 #include "ops/append/append_cuda.hpp"
+#include "ops/append/append_fed.hpp"
 #include "ops/append/append_pages.cuh"
 #include "ops/append/append_rows.cuh"
 #include "ops/side_rows.hpp"
@@ -44,8 +45,7 @@ AppendParams append_params(const AppendArgs& args, const HeadRun& run, DeviceCou
 bool run_fits_chunks(const AppendParams& params) {
   const auto fits = [](const AppendSide& part) {
     const SideView& side = part.side.view;
-    return !side.is_stored() || (fits_chunks(side) && fits_chunks(part.input) &&
-                                 side.spec.scale_choice == format::ScaleChoice::kAmax);
+    return !side.is_stored() || (encodes_by_chunks(side) && fits_chunks(part.input));
   };
   const auto& [k, v] = params.sides;
   const bool alike = !k.is_stored() || !v.is_stored() || k.input.dtype == v.input.dtype;
@@ -106,6 +106,10 @@ Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun&
     (is_shared ? rows : pages).sides[i] = {};
   }
   if (has_pages) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
+  if (fits_fed(rows.sides[0])) {
+    KVX_RETURN_IF_ERROR(launch_fed(context, rows));
+    has_rows = rows.sides[1].is_stored();
+  }
   if (!has_rows) return {};
   return run_fits_chunks(rows) ? launch_chunks(context, rows) : launch_rows(context, rows);
 }

@@ -8,14 +8,18 @@
 
 namespace kvx::ops::cuda {
 
+// encode: encode_row, or encode_row_apart.
+template <class Encode>
 __device__ inline void append_row(const AppendParams& params, const AppendSide& part,
-                                  uint32_t token, int head, float* x, int lane) {
+                                  uint32_t token, int head, float* x, int lane,
+                                  const Encode& encode) {
   const CudaSide& side = part.side;
   const AppendTarget target =
       append_target(params, part, token, params.slot_mapping[token], lane == 0 && head == 0);
   if (!target.is_stored) return;
   const uint8_t* input = part.input_row(token, params.first_head + head);
-  const RowTarget to = target.row(side, head);
+  RowTarget to = target.row(side, head);
+  to.feedback = side.view.feedback_of(head);
   if (part.keeps_bits) {
     for (int i = lane; i < side.code_bytes; i += kWarp) to.codes[i] = input[i];
     return;
@@ -26,7 +30,7 @@ __device__ inline void append_row(const AppendParams& params, const AppendSide& 
   }
   apply_transform_row(append_transform(params, part, head, target.position_block), x,
                       side.view.head_dim, lane);
-  count_nonfinite(params, encode_row(side, to, x, lane));
+  count_nonfinite(params, encode(side, to, x, lane));
 }
 
 // blockIdx.y: K or V.
@@ -42,7 +46,8 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
   const auto num_heads = static_cast<uint32_t>(params.num_heads);
   for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < params.num_tokens * num_heads;
        row += gridDim.x * warps_per_cta) {
-    append_row(params, part, row / num_heads, static_cast<int>(row % num_heads), x, lane);
+    append_row(params, part, row / num_heads, static_cast<int>(row % num_heads), x, lane,
+               encode_row);
   }
 }
 

@@ -58,7 +58,8 @@ struct PageEncoder {
     int counted = 0;
     for (int i = 0; i < run.tokens.num_tokens; ++i) {
       load_row(run, i);
-      counted += encode_row(codes_of(run, run.tokens.first_token + i));
+      uint8_t* row = codes_of(run, run.tokens.first_token + i);
+      counted += feeds_back() ? feed_back(row) : encode_row(row);
       __syncwarp();
     }
     return counted;
@@ -133,6 +134,20 @@ struct PageEncoder {
       encode_codes(scratch.step[group], values, first, n, row);
     }
     __syncwarp();
+  }
+
+  __device__ bool feeds_back() const {
+    return side.view.feedback != nullptr && takes_feedback(scratch.x, side.view.head_dim, lane);
+  }
+
+  // The row is finite: every number has a code.
+  __device__ int feed_back(uint8_t* row) const {
+    const auto step_of = [this](int group) { return scratch.step[group]; };
+    GroupRounding<Format, decltype(step_of)> rounding(
+        side, groups_with_numbers(side, scratch.x, lane), step_of);
+    feed_back_row(side.view.feedback_of(head), side.view.head_dim, scratch.x, lane, rounding);
+    pack_fed_row<Format>(side, {row, nullptr, 1.0f}, scratch.x, lane);
+    return 0;
   }
 
   __device__ int encode_row(uint8_t* row) const {

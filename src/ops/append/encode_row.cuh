@@ -5,6 +5,7 @@
 #include "format/affine.hpp"
 #include "format/packing.hpp"
 #include "format/traits.hpp"
+#include "ops/append/encode_feedback.cuh"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
 
@@ -19,6 +20,7 @@ struct RowTarget {
   uint8_t* codes;
   uint8_t* scales;  // of its group 0
   float tensor_scale;
+  const float* feedback = nullptr;  // of the head, [head_dim, head_dim]; null: none
 };
 
 // A group in shared memory as one lane of sixteen sees it.
@@ -66,10 +68,10 @@ __device__ inline float finite_product(float x, float inverse_step) {
 }
 
 // scale_group of the definition: turns the group's numbers into products. Both halves of the warp
-// come here together, an idle one with n = 0.
+// come here together, an idle one with n = 0. products: [n], or null: the scale alone is made.
 template <class Codec>
 __device__ inline void scale_group(const format::ScaleMaker& maker, format::ScaleChoice choice,
-                                   const GroupPart& part, float* x, uint8_t* scale) {
+                                   const GroupPart& part, float* products, uint8_t* scale) {
   const format::GroupMagnitude group = group_magnitude(part);
   const bool is_plain = !group.has_nonfinite && group.amax != 0;
   // The halves stay together: a group without a scale of its own goes along with a harmless one.
@@ -79,16 +81,16 @@ __device__ inline void scale_group(const format::ScaleMaker& maker, format::Scal
   const float inverse_step = format::reciprocal(maker.step(stored));
   if (!is_plain)
     stored = group.has_nonfinite ? format::nan_scale(maker.type) : format::StoredScale{0};
-  for (int i = part.lane; i < part.n; i += kGroupLanes) {
-    x[i] = is_plain ? finite_product(x[i], inverse_step) : 0.0f;
+  for (int i = part.lane; products != nullptr && i < part.n; i += kGroupLanes) {
+    products[i] = is_plain ? finite_product(part.x[i], inverse_step) : 0.0f;
   }
   if (part.lane == 0 && part.n > 0) format::store_scale(maker.type, stored, scale);
 }
 
-// Turns a row's numbers into products under computed scales.
+// Makes a row's scales, and its products under them unless products is null.
 template <class Format>
-__device__ inline void scale_computed(const CudaSide& side, const RowTarget& to, float* x,
-                                      int lane) {
+__device__ inline void scale_computed(const CudaSide& side, const RowTarget& to, const float* x,
+                                      float* products, int lane) {
   const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
   const int head_dim = side.view.head_dim;
   for (int pair = 0; pair < side.num_groups; pair += 2) {
@@ -96,7 +98,8 @@ __device__ inline void scale_computed(const CudaSide& side, const RowTarget& to,
     const int first = min(group * side.group_length, head_dim);
     const int n = min(side.group_length, head_dim - first);
     const GroupPart part = {x + first, group < side.num_groups ? n : 0, lane % kGroupLanes};
-    scale_group<typename Format::Codec>(maker, side.view.spec.scale_choice, part, x + first,
+    scale_group<typename Format::Codec>(maker, side.view.spec.scale_choice, part,
+                                        products == nullptr ? nullptr : products + first,
                                         to.scales + group * side.view.scales.group_stride);
   }
 }
@@ -160,27 +163,62 @@ __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
   for (int b = 0; b < num_bytes; ++b) row[kBytes * num_words + b] = bytes[b];
 }
 
+// The codes that feed_back_row left in x.
+template <class Format>
+__device__ inline void pack_fed_row(const CudaSide& side, const RowTarget& to, const float* x,
+                                    int lane) {
+  pack_row<Format>(side.view, to.codes, lane, [x](int d) {
+    return static_cast<typename Format::Codec::Code>(__float_as_uint(x[d]));
+  });
+}
+
 template <class Format, format::ScaleType T>
 __device__ inline void encode_affine_row(const CudaSide& side, const RowTarget& to, float* x,
                                          int lane) {
   using Codec = typename Format::Codec;
+  const int head_dim = side.view.head_dim;
   int32_t low = 0x7FFFFFFF;
   int32_t high = -0x7FFFFFFF - 1;
-  for (int d = lane; d < side.view.head_dim; d += kWarp) {
-    x[d] = format::ParamFloat<T>::round(x[d]);
-    const int32_t bits = format::ordered_bits(x[d]);
+  for (int d = lane; d < head_dim; d += kWarp) {
+    const int32_t bits = format::ordered_bits(format::ParamFloat<T>::round(x[d]));
     low = min(low, bits);
     high = max(high, bits);
   }
   low = __reduce_min_sync(kWholeWarp, low);
   high = __reduce_max_sync(kWholeWarp, high);
   const auto encoder = format::affine_encoder<Codec, T>(format::affine_range(low, high));
-  __syncwarp();
   // row parameters: [scale: 2 bytes][zero: 2 bytes]
   if (lane == 0) memcpy(to.scales, &encoder.params, 4);
+  if (to.feedback != nullptr && !encoder.has_nonfinite && takes_feedback(x, head_dim, lane)) {
+    const auto round = [&](float number) {
+      return format::round_fed_affine<Codec, T>(encoder, number);
+    };
+    feed_back_row(to.feedback, head_dim, x, lane, round);
+    return pack_fed_row<Format>(side, to, x, lane);
+  }
   pack_row<Format>(side.view, to.codes, lane, [&](int d) -> typename Codec::Code {
-    return encoder.has_nonfinite ? 0 : format::encode_affine_number<Codec, T>(encoder, x[d]);
+    if (encoder.has_nonfinite) return 0;
+    return format::encode_affine_number<Codec, T>(encoder, format::ParamFloat<T>::round(x[d]));
   });
+}
+
+// Under scales that are computed or read.
+template <class Format>
+__device__ inline void encode_fed_row(const CudaSide& side, const RowTarget& to, float* x,
+                                      int lane) {
+  const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  if (side.view.spec.scale_source == format::ScaleSource::kComputed) {
+    scale_computed<Format>(side, to, x, nullptr, lane);
+  }
+  __syncwarp();
+  const auto step_of = [&](int group) {
+    const uint8_t* scale = to.scales + group * side.view.scales.group_stride;
+    return maker.step(format::load_scale(maker.type, scale));
+  };
+  GroupRounding<Format, decltype(step_of)> rounding(side, groups_with_numbers(side, x, lane),
+                                                    step_of);
+  feed_back_row(to.feedback, side.view.head_dim, x, lane, rounding);
+  pack_fed_row<Format>(side, to, x, lane);
 }
 
 // x: the row in shared memory, overwritten. Returns the lane's count of non-finite numbers that
@@ -198,11 +236,13 @@ __device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, f
     } else {
       encode_affine_row<Format, format::ScaleType::kBF16>(side, to, x, lane);
     }
+  } else if (to.feedback != nullptr && takes_feedback(x, side.view.head_dim, lane)) {
+    encode_fed_row<Format>(side, to, x, lane);
   } else {
     if (side.view.spec.scale_source == format::ScaleSource::kGiven) {
       scale_given<Format>(side, to, x, lane);
     } else {
-      scale_computed<Format>(side, to, x, lane);
+      scale_computed<Format>(side, to, x, x, lane);
     }
     __syncwarp();
     pack_row<Format>(side.view, to.codes, lane, [&](int d) -> typename Codec::Code {

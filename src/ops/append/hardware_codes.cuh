@@ -4,6 +4,9 @@
 
 #include <cuda_fp16.h>
 
+#include <bit>
+#include <type_traits>
+
 #include "format/interleaved_order.hpp"
 #include "format/scale.hpp"
 #include "ops/cuda/fp8.cuh"
@@ -135,6 +138,27 @@ struct HardwareCodes<format::E2M1Codec> {
            (odd << 3 & 0x70707070u);
   }
 };
+
+// Codec::rounded, and the sign of a zero that the code has.
+template <class Codec>
+__device__ __forceinline__ float hardware_rounded(float product) {
+  const float capped = fminf(fmaxf(product, -Codec::kQmax), Codec::kQmax);
+  if constexpr (std::is_same_v<Codec, format::Int8Codec> ||
+                std::is_same_v<Codec, format::Int4Codec>) {
+    return __fsub_rn(__fadd_rn(capped, kIntegerMagic), kIntegerMagic);
+  } else {
+    // Adding 1.5 * 2^23 times the spacing of the numbers around it.
+    constexpr int kMantissaBits = std::is_same_v<Codec, format::E2M1Codec>   ? 1
+                                  : std::is_same_v<Codec, format::E4M3Codec> ? 3
+                                                                             : 2;
+    constexpr uint32_t kSmallestNormal =
+        std::bit_cast<uint32_t>(Codec::decode(1u << kMantissaBits));
+    constexpr uint32_t kUp = (static_cast<uint32_t>(23 - kMantissaBits) << 23) | 0x400000u;
+    const uint32_t exponent = max(__float_as_uint(capped) & 0x7F800000u, kSmallestNormal);
+    const float magic = __uint_as_float(exponent + kUp);
+    return copysignf(__fsub_rn(__fadd_rn(capped, magic), magic), product);
+  }
+}
 
 // format::round_scale.
 __device__ inline format::StoredScale hardware_round_scale(format::ScaleType type, float exact) {

@@ -39,8 +39,8 @@ __device__ void copy_row(const CopyParams& params, const CopySide& side, const C
   __syncwarp();
   decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale},
              format::DecodeFor::kGather, x, lane);
-  count_nonfinite(params,
-                  encode_row(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, x, lane));
+  const RowTarget to = {row.to_codes, row.to_scales, row.to_tensor_scale, row.to_feedback};
+  count_nonfinite(params, encode_row(side.to, to, x, lane));
 }
 
 // The reference kernel, a warp a row: every head_dim, address and encoder option. blockIdx: rows,
@@ -82,8 +82,7 @@ CopySide copy_side(const SideView& from, const SideView& to) {
 }
 
 bool fits(const CopySide& side) {
-  return side.is_skipped || (fits_chunks(side.from.view) && fits_chunks(side.to.view) &&
-                             side.to.view.spec.scale_choice == format::ScaleChoice::kAmax);
+  return side.is_skipped || (fits_chunks(side.from.view) && encodes_by_chunks(side.to.view));
 }
 
 Status launch_rows(const CudaContext& context, const CopyParams& params) {

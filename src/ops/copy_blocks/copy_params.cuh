@@ -66,6 +66,7 @@ struct CopyRow {
   uint8_t* to_codes;
   uint8_t* to_scales;
   float to_tensor_scale;
+  const float* to_feedback;  // of the head, or null
 };
 
 __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& copy, int token,
@@ -75,7 +76,8 @@ __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& cop
           side.from.tensor_scale(head),
           side.to.codes(copy.to_block, token, head),
           side.to.scales(copy.to_block, token, head),
-          side.to.tensor_scale(head)};
+          side.to.tensor_scale(head),
+          side.to.view.feedback_of(head)};
 }
 
 // A word of E2M1 codes on its way between two sides, one of which has the interleaved order.

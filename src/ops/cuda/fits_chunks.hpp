@@ -38,6 +38,12 @@ inline bool fits_chunks(const SideView& side) {
          lies_on(scale_bytes, s.base,
                  {s.block_stride, s.token_stride, s.head_stride, s.group_stride});
 }
+// Whether rows can be encoded by chunks into this side, too: without a choice among scales and
+// without error feedback.
+inline bool encodes_by_chunks(const SideView& side) {
+  return fits_chunks(side) && side.spec.scale_choice == format::ScaleChoice::kAmax &&
+         side.feedback == nullptr;
+}
 template <class Rows>
 bool fits_chunks(const Rows& rows) {
   const int64_t bytes = bytes_of(rows.dtype);

@@ -36,7 +36,9 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
     if (slot < 0) continue;
     side.load(token, head, x, lane);
     const AppendTarget target = {true, place_of_slot(params.append, slot)};
-    count_nonfinite(params.append, encode_row(to, target.row(to, head), x, lane));
+    RowTarget row_target = target.row(to, head);
+    row_target.feedback = to.view.feedback_of(head);
+    count_nonfinite(params.append, encode_row(to, row_target, x, lane));
   }
 }
 
@@ -99,8 +101,7 @@ bool run_fits_chunks(const TranscodeParams& params) {
     if (!to.is_stored()) continue;
     const SideView& from = params.sources[i].side.view;
     if (from.spec.facts->element_bits > AnyStoredChunk::kMostBits) return false;
-    if (!fits_chunks(from) || !fits_chunks(to)) return false;
-    if (to.spec.scale_choice != format::ScaleChoice::kAmax) return false;
+    if (!fits_chunks(from) || !encodes_by_chunks(to)) return false;
   }
   return params.append.num_tokens <=
          static_cast<uint32_t>(INT32_MAX / kWarp / params.append.num_heads);
