@@ -69,6 +69,12 @@ Status CudaBench::measure_step(CudaMeasurement m) {
                          return sets_.append(set, set * sets_.tokens_of_set(), num_tokens);
                        }));
   report_.measurements.push_back(m);
+  if (!sets_.has_scales()) return {};
+  m.verb = "step fed";
+  KVX_ASSIGN_OR_RETURN(m.seconds, time_calls([&](int set) {
+                         return sets_.append_fed(set, set * sets_.tokens_of_set(), num_tokens);
+                       }));
+  report_.measurements.push_back(m);
   return {};
 }
 
@@ -80,7 +86,7 @@ Status CudaBench::measure_moves(CudaMeasurement m) {
     int64_t bytes;
     std::function<Status(int set)> call;
   };
-  const Move moves[] = {
+  std::vector<Move> moves = {
       {"append", rows + packed,
        [&](int set) {
          return sets_.append(set, set * sets_.tokens_of_set(), sets_.tokens_at_once());
@@ -90,6 +96,12 @@ Status CudaBench::measure_moves(CudaMeasurement m) {
       {"pack", rows + packed, [&](int set) { return sets_.pack(set); }},
       {"transcode", rows + packed, [&](int set) { return sets_.transcode(set); }},
   };
+  if (sets_.has_scales()) {
+    moves.push_back({"append fed", rows + packed, [&](int set) {
+                       return sets_.append_fed(set, set * sets_.tokens_of_set(),
+                                               sets_.tokens_at_once());
+                     }});
+  }
   for (const Move& move : moves) {
     m.verb = move.verb;
     m.packed_bytes = move.bytes;

@@ -30,7 +30,9 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
              "packed bytes), gather "
              "(back), copy "
              "(packed blocks) and pack (16-bit blocks to packed ones) of a copy of as many bytes, "
-             "timed alike; step (append of a token a sequence) of a launch that does nothing. "
+             "timed alike; step (append of a token a sequence) of a launch that does nothing; fed: "
+             "with "
+             "error feedback of K. "
              "TFLOP/s of prefill: 2 * (K's head_dim + V's) * query heads * causal pairs. Medians "
              "of {} graph "
              "replays.\n",

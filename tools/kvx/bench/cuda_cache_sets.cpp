@@ -61,7 +61,20 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
   KVX_RETURN_IF_ERROR(make_queries());
   KVX_RETURN_IF_ERROR(fill());
   if (has_full_precision_window()) KVX_RETURN_IF_ERROR(make_full_precision_window());
+  KVX_RETURN_IF_ERROR(make_feedback());
   return make_copies();
+}
+
+// Any weights take the same time.
+Status CudaCacheSets::make_feedback() {
+  const int dim = dim_of(0);
+  std::vector<float> weights(static_cast<size_t>(shape_.num_kv_heads) * dim * dim);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const size_t from = i / dim % dim, to = i % dim;
+    if (to > from) weights[i] = 0.1f / static_cast<float>(to - from);
+  }
+  KVX_ASSIGN_OR_RETURN(feedback_, DeviceArray::of(*memory_, weights));
+  return {};
 }
 
 // The store's calibration lies in host memory: one number a head.
@@ -239,6 +252,17 @@ Status CudaCacheSets::append(const ops::LayerView& cache, const int64_t* slots, 
   args.v = rows(1);
   args.slot_mapping = {slots, static_cast<size_t>(num_tokens)};
   return ops::append(context_, args, counters());
+}
+
+Status CudaCacheSets::append_fed(int set, int64_t first_token, int64_t num_tokens) {
+  std::vector<ops::HeadRun> runs = runs_;
+  for (ops::HeadRun& run : runs) {
+    const int64_t per_head = int64_t{dim_of(0)} * dim_of(0);
+    run.k.feedback = feedback_.as<float>() + run.first_head * per_head;
+  }
+  ops::LayerView view = packed();
+  view.runs = runs;
+  return append(view, slots_.as<int64_t>() + first_token, set, num_tokens);
 }
 
 Status CudaCacheSets::fill() {

@@ -44,6 +44,9 @@ class CudaCacheSets {
   Status append(int set, int64_t first_token, int64_t num_tokens) {
     return append(packed(), slots_.as<int64_t>() + first_token, set, num_tokens);
   }
+  // append of K with error feedback; of formats with scales.
+  Status append_fed(int set, int64_t first_token, int64_t num_tokens);
+  bool has_scales() const { return runs_.front().k.spec.has_scale(); }
   Status gather(int set);
   Status copy(int set);       // blocks to the next set's
   Status pack(int set);       // blocks that leave the recent window
@@ -83,6 +86,7 @@ class CudaCacheSets {
   Status make_full_precision_window();
   Status make_queries();
   Status make_copies();
+  Status make_feedback();
   Status fill();
   ops::AttendArgs attend_args(int set) const;
   Status append(const ops::LayerView& cache, const int64_t* slots, int set, int64_t num_tokens);
@@ -113,6 +117,7 @@ class CudaCacheSets {
   DeviceArray copies_;         // [num_sets, tokens_at_once / block_size]: to the next set's blocks
   DeviceArray packs_;          // the same, from the set's rows as if they were blocks
   DeviceArray row_slots_;      // [tokens_at_once]: of the set's rows, likewise
+  DeviceArray feedback_;       // weights of all heads, [num_kv_heads, head_dim, head_dim]
   DeviceArray queries_, out_, seq_lens_, q_starts_, counters_;
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
