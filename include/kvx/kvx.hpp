@@ -402,6 +402,7 @@ struct Side {
   uint32_t flags = 0;                    // KVX_SIDE_*
   uint32_t code_fragment_bytes = 0;
   int64_t code_fragment_stride = 0;
+  const float* feedback = nullptr;  // [heads, head_dim, head_dim], of K
 };
 
 // Heads that are stored alike; without v no V is stored.
@@ -564,6 +565,7 @@ class Layer {
       kept.tensor_scales = side.tensor_scales;
       kept.code_fragment_bytes = side.code_fragment_bytes;
       kept.code_fragment_stride = side.code_fragment_stride;
+      kept.feedback = side.feedback;
       return &kept;
     }
 

@@ -472,6 +472,10 @@ typedef struct kvx_side_t {
    * a GPU. */
   uint32_t code_fragment_bytes;
   int64_t code_fragment_stride;
+  /* [heads of the run, head_dim, head_dim]: append rounds with error feedback by these weights,
+   * each at most 2^20 and 0 on and below the diagonal (docs/numbers.md, section 8). For K of
+   * formats with scales; null: it does not. */
+  const float* feedback;
 } kvx_side_t;
 
 /* num_heads adjacent heads of a layer. */
@@ -838,6 +842,7 @@ typedef struct kvx_layer_tables_t {
   double attention_scaling; /* of the numbers that turn; 0: 1 */
   uint32_t rope_pairs;      /* kvx_rope_pairs_t */
   uint32_t reserved;        /* 0 */
+  const float* k_feedback;  /* [num_kv_heads, k_head_dim, k_head_dim], as kvx_side_t.feedback */
 } kvx_layer_tables_t;
 
 /* Texts are 0-terminated; null is "". */
@@ -916,9 +921,9 @@ typedef struct kvx_tables_layer_args_t {
 KVX_API kvx_status_t kvx_tables_layer(kvx_tables_t tables, const kvx_tables_layer_args_t* args,
                                       kvx_transform_t* k, kvx_transform_t* v);
 /* A run of heads of that layer which begins at head `first_head`. num_heads: how many heads it has.
- * Of k and v, which the caller has zeroed and sized or filled (kvx_describe_pages), head_dim, spec
- * and tensor_scales are set, and for given scales their address and strides. OUT_OF_RANGE: no run
- * begins at first_head. */
+ * Of k and v, which the caller has zeroed and sized or filled (kvx_describe_pages), head_dim, spec,
+ * tensor_scales and feedback are set, and for given scales their address and strides. OUT_OF_RANGE:
+ * no run begins at first_head. */
 KVX_API kvx_status_t kvx_tables_run(kvx_tables_t tables, const kvx_tables_layer_args_t* args,
                                     uint32_t first_head, uint32_t* num_heads, kvx_side_t* k,
                                     kvx_side_t* v);

@@ -48,7 +48,8 @@ def write_tuned(path, recipe, tables, *, layers=2, heads=2, head_dim=64, ropes=(
 
 
 def all_tables(layers=2, heads=2, head_dim=64, seed=0):
-    """Every table that a format without scales may have, with one rope for all layers."""
+    """Every table but scales, with one rope for all layers. A format without scales ignores the
+    weights of error feedback."""
     rng = np.random.default_rng(seed)
     tables = {}
     for layer in range(layers):
@@ -60,6 +61,8 @@ def all_tables(layers=2, heads=2, head_dim=64, seed=0):
             ("k.rope_mean", -3, 3),
         ):
             tables[f"layers.{layer}.{name}"] = rng.uniform(low, high, (heads, head_dim))
+        weights = rng.uniform(-0.05, 0.05, (heads, head_dim, head_dim))
+        tables[f"layers.{layer}.k.feedback"] = np.triu(weights, 1)
     inv_freq = 10000.0 ** (-np.arange(head_dim // 2) / (head_dim // 2))
     rope = dict(pairs="halves", attention_scaling=1.0, layers=list(range(layers)))
     return tables, [{**rope, "inv_freq": inv_freq}]

@@ -32,6 +32,11 @@ inline TuneFile a_tune_file() {
     layer.k_factor = random_table(128, ++seed, 0.5f, 2);
     layer.v_mean = random_table(128, ++seed, -1, 1);
     layer.v_factor = random_table(128, ++seed, 0.5f, 2);
+    layer.k_feedback.resize(2 * 64 * 64);
+    for (size_t i = 0; i < layer.k_feedback.size(); ++i) {
+      const size_t from = i / 64 % 64;
+      if (i % 64 > from) layer.k_feedback[i] = 0.01f * static_cast<float>(i % 7);
+    }
     layer.k_rope_mean = random_table(128, ++seed, -3, 3);
     for (int i = 0; i < 32; ++i) layer.k_rope.inv_freq.push_back(1.0 / (1 + i));
   }

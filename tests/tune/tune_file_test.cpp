@@ -98,6 +98,7 @@ void expect_equal(const TuneFile& found, const TuneFile& expected) {
     EXPECT_EQ(a.k_factor, b.k_factor);
     EXPECT_EQ(a.v_factor, b.v_factor);
     EXPECT_EQ(a.k_block_offset, b.k_block_offset);
+    EXPECT_EQ(a.k_feedback, b.k_feedback);
     EXPECT_EQ(a.k_rope_mean, b.k_rope_mean);
     EXPECT_EQ(a.k_rope, b.k_rope);
   }

@@ -66,8 +66,8 @@ Result<ComparisonPlan> plan_of(const CompareOptions& options, const runner::Mode
     runner::KvAttentionOptions cache;
     cache.block_size = options.block_size;
     const bool is_base = plan.caches.empty();  // it stays as it is
-    KVX_RETURN_IF_ERROR(use_recipe(
-        recipe, is_base ? std::vector<kv::RecipeOverride>() : overrides, model, cache));
+    KVX_RETURN_IF_ERROR(
+        use_recipe(recipe, is_base ? std::vector<kv::RecipeOverride>() : overrides, model, cache));
     if (options.is_fast) cache.precision = ops::Precision::kFast;
     cache.max_tokens = options.context;
     cache.on_gpu = options.device == "cuda";

@@ -37,16 +37,16 @@ constexpr int64_t kDefaultLengths[] = {2048, 4096, 8192};
 constexpr int64_t kOpeningTokens = 64;  // room for the words before a text that the model writes
 
 // The base cache first, whether it was named or not.
-Result<std::vector<kv::Recipe>> recipes_of(const StressOptions& options) {
-  KVX_ASSIGN_OR_RETURN(kv::Recipe base, kv::parse_recipe(options.base));
-  std::vector<kv::Recipe> recipes = {std::move(base)};
+Result<std::vector<tune::CacheRecipe>> recipes_of(const StressOptions& options) {
+  KVX_ASSIGN_OR_RETURN(tune::CacheRecipe base, tune::read_recipe(options.base));
+  std::vector<tune::CacheRecipe> recipes = {std::move(base)};
   std::vector<std::string> names = options.caches;
   if (names.empty()) names.assign(std::begin(kDefaultCaches), std::end(kDefaultCaches));
   for (const std::string& name : names) {
-    KVX_ASSIGN_OR_RETURN(kv::Recipe recipe, kv::parse_recipe(name));
-    const bool is_there =
-        std::any_of(recipes.begin(), recipes.end(),
-                    [&](const kv::Recipe& earlier) { return earlier.text == recipe.text; });
+    KVX_ASSIGN_OR_RETURN(tune::CacheRecipe recipe, tune::read_recipe(name));
+    const bool is_there = std::ranges::any_of(recipes, [&](const tune::CacheRecipe& earlier) {
+      return earlier.recipe.text == recipe.recipe.text;
+    });
     if (!is_there) recipes.push_back(std::move(recipe));
   }
   return recipes;
@@ -74,8 +74,10 @@ Result<std::vector<int64_t>> lengths_of(const StressOptions& options,
   return lengths;
 }
 
-StressPlan plan_of(const StressOptions& options, std::vector<kv::Recipe> recipes,
-                   const std::vector<kv::RecipeOverride>& overrides, std::vector<int64_t> lengths) {
+Result<StressPlan> plan_of(const StressOptions& options, const runner::Model& model,
+                           std::span<const tune::CacheRecipe> recipes,
+                           const std::vector<kv::RecipeOverride>& overrides,
+                           std::vector<int64_t> lengths) {
   StressPlan plan;
   plan.lengths = std::move(lengths);
   plan.num_samples = options.samples;
@@ -83,11 +85,12 @@ StressPlan plan_of(const StressOptions& options, std::vector<kv::Recipe> recipes
   plan.seed = options.seed;
   int64_t longest = options.drift > 0 ? options.drift + kOpeningTokens : 0;
   for (const int64_t length : plan.lengths) longest = std::max(longest, length);
-  for (kv::Recipe& recipe : recipes) {
+  for (const tune::CacheRecipe& recipe : recipes) {
     runner::KvAttentionOptions cache;
-    cache.recipe = std::move(recipe);
-    if (!plan.caches.empty()) cache.overrides = overrides;  // the base stays as it is
     cache.block_size = options.block_size;
+    const bool is_base = plan.caches.empty();  // it stays as it is
+    KVX_RETURN_IF_ERROR(
+        use_recipe(recipe, is_base ? std::vector<kv::RecipeOverride>() : overrides, model, cache));
     if (options.is_fast) cache.precision = ops::Precision::kFast;
     cache.max_tokens = longest;
     cache.on_gpu = options.device == "cuda";
@@ -111,7 +114,7 @@ StressReport header_of(const StressOptions& options, const Engine& engine) {
 
 Status stress(const StressOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
-  KVX_ASSIGN_OR_RETURN(std::vector<kv::Recipe> recipes, recipes_of(options));
+  KVX_ASSIGN_OR_RETURN(const std::vector<tune::CacheRecipe> recipes, recipes_of(options));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.overrides));
   const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
@@ -120,7 +123,8 @@ Status stress(const StressOptions& options) {
   KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
                        load_model(options.model, options.products, *engine.executor));
   KVX_ASSIGN_OR_RETURN(std::vector<int64_t> lengths, lengths_of(options, loaded.model->config()));
-  const StressPlan plan = plan_of(options, std::move(recipes), overrides, std::move(lengths));
+  KVX_ASSIGN_OR_RETURN(const StressPlan plan,
+                       plan_of(options, *loaded.model, recipes, overrides, std::move(lengths)));
   StressReport report = header_of(options, engine);
   Progress progress;
   KVX_RETURN_IF_ERROR(run_stress(*loaded.model, loaded.tokenizer, plan, engine, progress, report));

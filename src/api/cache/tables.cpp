@@ -151,6 +151,7 @@ Status read_layer(const kvx_layer_tables_t* caller, const kv::CacheGeometry& geo
   }
   tables.k_block_offset =
       copy_of(args.k_block_offset, static_cast<size_t>(args.num_offset_blocks) * heads * k_dim);
+  tables.k_feedback = copy_of(args.k_feedback, heads * k_dim * k_dim);
   return read_rope(args, geometry, name, tables);
 }
 
@@ -333,6 +334,7 @@ Result<kvx_side_t> filled_side(const kvx_side_t* caller, const kvx_format_spec_t
   side.head_dim = static_cast<uint32_t>(view.head_dim);
   side.spec = &spec;
   side.tensor_scales = view.tensor_scales;
+  side.feedback = view.feedback;
   if (view.scales.base == nullptr) return side;
   side.scales = view.scales.base;
   side.scale_block_stride = view.scales.block_stride;

@@ -235,6 +235,10 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   }
   KVX_RETURN_IF_ERROR(check_interleaved(view, counts, name));
   view.tensor_scales = side.tensor_scales;
+  view.feedback = side.feedback;
+  if (view.feedback != nullptr && !view.spec.has_scale()) {
+    return invalid_argument("{}.feedback is set; {} has no scales", name, view.spec.facts->name);
+  }
   const int num_heads = static_cast<int>(counts.num_heads);
   KVX_RETURN_IF_ERROR(check_has_tensor_scales(view, name));
   if (counts.are_scales_readable) KVX_RETURN_IF_ERROR(check_tensor_scales(view, num_heads));

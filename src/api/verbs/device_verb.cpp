@@ -28,6 +28,7 @@ VerbAddresses& VerbAddresses::add(const LayerOfCaller& layer, std::string_view n
   }
   for (const ops::HeadRun& run : layer.runs) {
     add("tensor_scales", run.k.tensor_scales).add("tensor_scales", run.v.tensor_scales);
+    add("feedback", run.k.feedback).add("feedback", run.v.feedback);
   }
   add_transform(*this, layer.transform.k);
   add_transform(*this, layer.transform.v);

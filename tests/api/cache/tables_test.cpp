@@ -32,6 +32,10 @@ struct EnginesTables {
     v.mean = factor.data();
     layer.k = &k;
     layer.v = &v;
+    for (size_t i = 0; i < feedback.size(); ++i) {
+      if (i % kOwnedDim > i / kOwnedDim % kOwnedDim) feedback[i] = 0.05f;
+    }
+    layer.k_feedback = feedback.data();
     layer.k_rope_mean = mean.data();
     layer.inv_freq = inv_freq.data();
     layer.num_inv_freq = 16;
@@ -50,6 +54,7 @@ struct EnginesTables {
   std::vector<float> mean = table(kOwnedHeads * kOwnedDim, -1, 1);
   std::vector<float> factor = table(kOwnedHeads * kOwnedDim, 0.5f, 2);
   std::vector<float> tensor_scales = {0.5f, 0.25f};
+  std::vector<float> feedback = std::vector<float>(kOwnedHeads * kOwnedDim * kOwnedDim);
   std::vector<double> inv_freq = std::vector<double>(16, 0.125);
   kvx_side_tables_t k = sized<kvx_side_tables_t>();
   kvx_side_tables_t v = sized<kvx_side_tables_t>();
@@ -200,6 +205,7 @@ TEST(Tables, ALayerInACallersPagesHoldsWhatACacheHolds) {
   const api::Tables tables = api::Tables::create(engines.config).value();
   TunedPages pages(tables);
   EXPECT_NE(pages.k.tensor_scales, nullptr);
+  EXPECT_NE(pages.k.feedback, nullptr);
   EXPECT_NE(pages.transforms.k.block_offset, nullptr);
 
   auto options = sharing_options();
@@ -257,6 +263,8 @@ TEST(Tables, WhatCannotBeIsNamed) {
   EXPECT_THAT(error_of([](auto& e) { e.config.recipe = nullptr; }), HasSubstr("format is ''"));
   EXPECT_THAT(error_of([](auto& e) { e.config.num_layers = 0; }), HasSubstr("num_layers is 0"));
   EXPECT_THAT(error_of([](auto& e) { e.factor[5] = 0; }), HasSubstr("layer 0 k_factor[5] is 0"));
+  EXPECT_THAT(error_of([](auto& e) { e.feedback[0] = 1; }),
+              HasSubstr("layer 0 k_feedback[0] is 1; expected 0"));
   EXPECT_THAT(
       error_of([](auto& e) { e.layer.num_inv_freq = 17; }),
       HasSubstr("config.layers[0].num_inv_freq is 17; expected at most k_head_dim / 2, 16"));
