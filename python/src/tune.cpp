@@ -131,6 +131,9 @@ class FittedCache {
     }
   }
 
+  FittedCache(FittedCache&&) = default;
+  FittedCache& operator=(FittedCache&&) = default;
+
   bool wants_scales() const { return options_.has_scales(); }
 
   // Rows as this cache quantises them, for fit_scales().

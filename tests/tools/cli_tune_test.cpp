@@ -73,7 +73,8 @@ TEST_F(CliTune, RefusesBadInputAndWritesNothing) {
   expect_refusal("--budget kl=0.1 --bits 5", "expected one of the two");
   expect_refusal("--percentile 101", "percentile is 101");
   expect_refusal("--cache int9", "format is 'int9'");
-  expect_refusal("--num-prompts 6", "6 prompts and twice 1 windows of 32 need 256");
+  write("few.jsonl", "\"one\"\n");
+  expect_refusal("--prompts few.jsonl", "with 1 prompts; num-prompts asks for 3");
   expect_refusal("--out nowhere/x.kvxtune", "out is 'nowhere/x.kvxtune'");
 }
 

@@ -29,6 +29,8 @@ struct Candidate {
   std::string recipe_with(const std::string& option) const;
   // "3,7-9=int8/int4:k.hadamard", a text for all layers of the same formats.
   Result<std::vector<std::string>> override_texts() const;
+
+  friend bool operator==(const Candidate&, const Candidate&) = default;
 };
 
 // The formats that a recipe names.

@@ -62,8 +62,8 @@ Status Tuner::collect() {
   return {};
 }
 
-Status Tuner::fit_scales(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
-                         std::vector<kv::LayerCalibration>& tables) {
+Status Tuner::collect_transformed(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
+                                  std::span<const kv::LayerCalibration> tables) {
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerTables> transforms,
                        tune::transforms_of(geometry(), plans, tables, block_size_, context_));
   KVX_ASSIGN_OR_RETURN(tune::Statistics transformed, runner::make_statistics(model_.config()));
@@ -71,9 +71,23 @@ Status Tuner::fit_scales(const Candidate& candidate, std::span<const kv::LayerPl
   runner::CollectingAttention collecting(*base, transformed, engine_.context, transforms,
                                          block_size_);
   KVX_RETURN_IF_ERROR(run_prompts(collecting, *base, "collecting scales"));
+  transformed_ = std::move(transformed);
+  transformed_of_ = candidate;
+  return {};
+}
+
+Status Tuner::fit_scales(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
+                         std::vector<kv::LayerCalibration>& tables) {
+  Candidate without_scales = candidate;
+  without_scales.fit.tensor_scales = tune::TensorScaleRule::kNone;
+  without_scales.fit.given_scales = false;
+  without_scales.fit.percentile = 100;
+  if (!transformed_ || !(transformed_of_ == without_scales)) {
+    KVX_RETURN_IF_ERROR(collect_transformed(without_scales, plans, tables));
+  }
   for (size_t i = 0; i < plans.size(); ++i) {
     KVX_RETURN_IF_ERROR(
-        tune::fit_scales(transformed, static_cast<int>(i), candidate.fit, plans[i], tables[i]));
+        tune::fit_scales(*transformed_, static_cast<int>(i), candidate.fit, plans[i], tables[i]));
   }
   return {};
 }

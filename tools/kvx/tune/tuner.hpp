@@ -46,6 +46,9 @@ class Tuner {
   Status run_prompts(runner::AttentionBackend& backend, runner::KvAttention& base,
                      const std::string& doing);
   Result<std::unique_ptr<runner::KvAttention>> base_cache();
+  // Statistics of what the candidate quantises, for its scales.
+  Status collect_transformed(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
+                             std::span<const kv::LayerCalibration> tables);
   Status fit_scales(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
                     std::vector<kv::LayerCalibration>& tables);
   kv::CacheGeometry geometry() const;
@@ -57,6 +60,8 @@ class Tuner {
   const Engine& engine_;
   Work& work_;
   std::optional<tune::Statistics> statistics_;
+  std::optional<tune::Statistics> transformed_;
+  Candidate transformed_of_;  // less its scales
   Judge selection_;
   Judge verification_;
 };
