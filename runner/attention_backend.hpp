@@ -19,6 +19,9 @@ class AttentionBackend {
   virtual int64_t max_step_tokens() const = 0;
 
   virtual Status begin_step(int num_tokens) = 0;
+  // What the layer adds its attention to: x [num_tokens, hidden]. Called before append_and_attend;
+  // a backend that measures wants to know.
+  virtual void see_layer_input(int, int, const float*) {}
   // k, v: [num_tokens, num_kv_heads, head_dim], q, out: [num_tokens, num_q_heads, head_dim], all
   // after RoPE. Each token sees itself and every token before it.
   virtual Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,

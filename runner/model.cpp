@@ -196,10 +196,10 @@ Status Model::forward_layer(int index, int num_tokens, AttentionBackend& backend
       a.normed.data(), num_tokens, std::array{a.q.data(), a.k.data(), a.v.data()}, executor_));
   rotate(num_tokens, config_.num_q_heads, a.q.data());
   rotate(num_tokens, config_.num_kv_heads, a.k.data());
+  backend.see_layer_input(index, num_tokens, a.x.data());
   KVX_RETURN_IF_ERROR(backend.append_and_attend(index, num_tokens, a.q.data(), a.k.data(),
                                                 a.v.data(), a.attended.data()));
-  KVX_RETURN_IF_ERROR(layer.attention_out->multiply(a.attended.data(), num_tokens,
-                                                    std::array{a.delta.data()}, executor_));
+  KVX_RETURN_IF_ERROR(project_attention(index, a.attended.data(), num_tokens, a.delta.data()));
   add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
 
   rms_norm(a.x.data(), num_tokens, layer.feed_forward_norm, config_.norm_epsilon, a.normed.data(),
@@ -225,6 +225,10 @@ void Model::embed(std::span<const int> tokens) {
 void Model::rotate(int num_tokens, int num_heads, float* rows) const {
   rope(rows, num_tokens, num_heads, config_.head_dim, config_.rope_dims / 2, step_.cosines.data(),
        step_.sines.data(), executor_);
+}
+
+Status Model::project_attention(int layer, const float* attended, int num_tokens, float* out) {
+  return layers_[layer].attention_out->multiply(attended, num_tokens, std::array{out}, executor_);
 }
 
 Status Model::logits(const float* hidden, int num_tokens, float* out) {

@@ -43,6 +43,10 @@ class Model {
   Status forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
                  const OnStep& on_step = {});
 
+  // What a layer adds to its input for attention's output: attended [num_tokens, q_size], out
+  // [num_tokens, hidden].
+  Status project_attention(int layer, const float* attended, int num_tokens, float* out);
+
   // hidden: [num_tokens, hidden]; out: [num_tokens, vocab_size]. Many tokens are best computed in
   // strips: 64 tokens of a vocabulary of 49152 are 12 MiB.
   Status logits(const float* hidden, int num_tokens, float* out);

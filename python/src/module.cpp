@@ -78,6 +78,7 @@ NB_MODULE(_core, module) {
   bind_block_files(module);
   bind_host_blocks(module);
   bind_quality(module);
+  bind_tune(module);
   bind_turbomind(module);
 }
 

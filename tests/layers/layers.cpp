@@ -71,7 +71,7 @@ const AllowedEdges& allowed_edges() {
       {"api",
        {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "tune",
         "kvx"}},
-      {"runner", {"core", "cache", "device", "kv", "quality", "kvx"}},
+      {"runner", {"core", "cache", "device", "kv", "ops", "quality", "tune", "kvx"}},
       {"python",
        {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "tune"}},
       {"tools",

@@ -50,5 +50,6 @@ void add_formats(Command app, Action& action);
 void add_info(Command app, Action& action);
 void add_cache(Command app, Action& action);
 void add_replay(Command app, Action& action);
+void add_tune(Command app, Action& action);
 
 }  // namespace kvx::tool

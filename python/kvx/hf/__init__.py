@@ -25,7 +25,9 @@ from kvx.hf.encoder_decoder import (  # noqa: E402
     EncoderDecoderCache,
 )
 from kvx.hf.interface import NAME, enable  # noqa: E402
+from kvx.hf.scales import export_scales, import_scales  # noqa: E402
 from kvx.hf.stress import DriftPart, RetrievalScore, StressReport, stress  # noqa: E402
+from kvx.hf.tune import TriedOption, Tuned, tune  # noqa: E402
 
 __all__ = [
     "NAME",
@@ -36,7 +38,12 @@ __all__ = [
     "EncoderDecoderCache",
     "RetrievalScore",
     "StressReport",
+    "TriedOption",
+    "Tuned",
     "compare",
     "enable",
+    "export_scales",
+    "import_scales",
     "stress",
+    "tune",
 ]

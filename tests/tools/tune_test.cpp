@@ -1,0 +1,167 @@
+// The parts of kvx tune: goals, candidates, assignments and what a corpus is made of.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/tools/tiny_model.hpp"
+#include "tools/kvx/files.hpp"
+#include "tools/kvx/tune/budget.hpp"
+#include "tools/kvx/tune/options.hpp"
+
+namespace kvx::tool {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Goal, ReadsABudgetOrBits) {
+  EXPECT_EQ(parse_goal("", 0).value().kind, Goal::Kind::kNone);
+  const Goal kl = parse_goal("kl=0.01", 0).value();
+  EXPECT_EQ(kl.kind, Goal::Kind::kKl);
+  EXPECT_EQ(kl.limit, 0.01);
+  const Goal ppl = parse_goal("ppl=0.5%", 0).value();
+  EXPECT_EQ(ppl.kind, Goal::Kind::kPerplexity);
+  EXPECT_EQ(ppl.limit, 0.5);
+  EXPECT_EQ(parse_goal("", 4.5).value().kind, Goal::Kind::kBits);
+}
+
+TEST(Goal, RefusesWhatIsNoBudget) {
+  for (const char* budget : {"kl", "kl=", "kl=0", "kl=-1", "kl=nan", "kl=inf", "kl=0.01x",
+                             "ppl=0.5", "bits=4", "0.01", "ppl=%"}) {
+    const Result<Goal> goal = parse_goal(budget, 0);
+    ASSERT_FALSE(goal.ok()) << budget;
+    EXPECT_THAT(goal.error().message, HasSubstr("budget is '")) << budget;
+  }
+  EXPECT_THAT(parse_goal("kl=0.01", 4.5).error().message, HasSubstr("expected one of the two"));
+}
+
+TEST(Candidate, WritesLayersOfOneFormatAsOneOverride) {
+  Candidate candidate;
+  candidate.recipe = "nvfp4:k.hadamard,search,sink=16,recent=64";
+  for (const int layer : {0, 1, 2, 7}) candidate.layers[layer] = {"int8", "nvfp4"};
+  candidate.layers[4] = {"bf16", "bf16"};
+  EXPECT_THAT(candidate.override_texts().value(),
+              ElementsAre("4=bf16:k.hadamard", "0-2,7=int8/nvfp4:k.hadamard,v.search"));
+  EXPECT_EQ(read_candidate(candidate).value().overrides.size(), 2u);
+}
+
+TEST(TuningOptions, ApplyWhereTheyChangeSomething) {
+  const std::vector<TuningOption> options = options_of(99.9);
+  const auto applies = [&](const char* recipe, const char* name) {
+    Candidate candidate = untuned(recipe).value();
+    for (const TuningOption& option : options) {
+      if (option.name == name) return option.add(candidate).value();
+    }
+    ADD_FAILURE() << name;
+    return false;
+  };
+  EXPECT_TRUE(applies("nvfp4", "k.hadamard"));
+  EXPECT_FALSE(applies("nvfp4:auto", "k.hadamard"));
+  EXPECT_TRUE(applies("nvfp4", "search"));
+  EXPECT_FALSE(applies("int8_affine", "search"));
+  EXPECT_FALSE(applies("fp8_e4m3", "search"));
+  EXPECT_TRUE(applies("int8/bf16", "K's block offset"));
+  EXPECT_FALSE(applies("int8/bf16", "V's mean"));
+  EXPECT_TRUE(applies("nvfp4/int8", "tensor scales amax/448"));
+  EXPECT_FALSE(applies("int4", "tensor scales amax/448"));
+  EXPECT_TRUE(applies("fp8_e4m3", "given scales at the maximum"));
+  EXPECT_FALSE(applies("int8", "given scales at the maximum"));
+  EXPECT_FALSE(applies("int8:source=given", "given scales at the maximum"));
+  EXPECT_TRUE(applies("int8:source=given", "given scales at 99.9 %"));
+}
+
+// Two layers; the second is ten times as fragile, and K more than V.
+Assignment small_assignment() {
+  const SideLadder k{{{"int4", 4, {1, 10}}, {"int8", 8, {0.1, 1}}, {"bf16", 16, {0, 0}}}};
+  const SideLadder v{{{"int4", 4, {0.5, 5}}, {"int8", 8, {0.05, 0.5}}, {"bf16", 16, {0, 0}}}};
+  return Assignment(k, v, 2);
+}
+
+TEST(Assignment, WidensWhatLosesMostABit) {
+  Assignment assignment = small_assignment();
+  EXPECT_EQ(assignment.bits(), 4);
+  EXPECT_EQ(assignment.error(), 16.5);
+  ASSERT_TRUE(assignment.widen(1e9));
+  EXPECT_EQ(assignment.formats(1), (LayerFormats{"int8", "int4"}));
+  EXPECT_EQ(assignment.bits(), 5);
+  ASSERT_TRUE(assignment.widen(1e9));
+  EXPECT_EQ(assignment.formats(1), (LayerFormats{"int8", "int8"}));
+  EXPECT_EQ(assignment.formats(0), (LayerFormats{"int4", "int4"}));
+}
+
+TEST(Assignment, StopsAtItsBits) {
+  Assignment assignment = small_assignment();
+  while (assignment.widen(6)) {
+  }
+  EXPECT_EQ(assignment.bits(), 6);
+  EXPECT_FALSE(assignment.widen(6.5));
+}
+
+TEST(Assignment, EndsWithEverythingWide) {
+  Assignment assignment = small_assignment();
+  while (assignment.widen(1e9)) {
+  }
+  EXPECT_EQ(assignment.bits(), 16);
+  EXPECT_EQ(assignment.error(), 0);
+}
+
+class CorpusTest : public ::testing::Test {
+ protected:
+  static runner::Tokenizer tokenizer() {
+    static const std::vector<uint8_t> file = tests::tiny_chat_model().file();
+    return runner::Tokenizer::create(runner::GgufView::parse(file).value()).value();
+  }
+  static std::string written(const char* name, const std::string& content) {
+    const std::string path = ::testing::TempDir() + name;
+    EXPECT_TRUE(write_file("text", path, content).ok());
+    return path;
+  }
+};
+
+TEST_F(CorpusTest, DealsWindowsThatShareNoToken) {
+  CorpusOptions options{written("text", tests::tiny_text(200)), "", 3, 20, 2};
+  const Corpus corpus = read_corpus(options, tokenizer()).value();
+  EXPECT_EQ(corpus.prompts.size(), 3u);
+  EXPECT_EQ(corpus.selection.size(), 2u);
+  EXPECT_EQ(corpus.verification.size(), 2u);
+  EXPECT_EQ(corpus.num_prompt_tokens(), 60);
+  EXPECT_NE(corpus.prompts[0], corpus.selection[0]);
+}
+
+TEST_F(CorpusTest, RefusesTooLittleText) {
+  CorpusOptions options{written("text", tests::tiny_text(100)), "", 3, 20, 2};
+  EXPECT_THAT(read_corpus(options, tokenizer()).error().message,
+              HasSubstr("with 100 tokens; 3 prompts and twice 2 windows of 20 need 140"));
+}
+
+TEST_F(CorpusTest, ReadsPromptsOfThreeKinds) {
+  const std::string lines =
+      "{\"prompt\": \"abc\"}\n\n\"hello\"\n{\"messages\": [{\"role\": \"user\", \"content\": "
+      "\"hi\"}]}\n{\"text\": \"abcdefghijklmnopqrstuvwxyz\"}\n";
+  CorpusOptions options{written("text", tests::tiny_text(200)), written("prompts", lines), 0, 20,
+                        2};
+  const Corpus corpus = read_corpus(options, tokenizer()).value();
+  ASSERT_EQ(corpus.prompts.size(), 4u);
+  EXPECT_EQ(corpus.prompts[0].size(), 3u);
+  EXPECT_EQ(corpus.prompts[1].size(), 5u);
+  EXPECT_GT(corpus.prompts[2].size(), 6u);   // the template's marks
+  EXPECT_EQ(corpus.prompts[3].size(), 20u);  // cut at the context
+}
+
+TEST_F(CorpusTest, RefusesFewerPromptsThanAsked) {
+  CorpusOptions options{written("text", tests::tiny_text(200)), written("few", "\"abc\"\n"), 2, 20,
+                        2};
+  EXPECT_THAT(read_corpus(options, tokenizer()).error().message,
+              HasSubstr("with 1 prompts; num-prompts asks for 2"));
+}
+
+TEST_F(CorpusTest, NamesALineThatIsNoPrompt) {
+  for (const char* line : {"{", "7", "{\"prompt\": 3}", "{\"messages\": [1]}", "[]"}) {
+    CorpusOptions options{written("text", tests::tiny_text(200)),
+                          written("bad", "\"abc\"\n" + std::string(line) + "\n"), 0, 20, 2};
+    EXPECT_THAT(read_corpus(options, tokenizer()).error().message, HasSubstr("prompts line 2 is"))
+        << line;
+  }
+}
+
+}  // namespace
+}  // namespace kvx::tool
