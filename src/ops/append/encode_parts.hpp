@@ -400,11 +400,12 @@ void encode_given_row(const EncodeParams& params, const EncodeRow& row, float am
   for (int first = 0; first < params.head_dim; first += size, scale += params.scale_group_stride) {
     const PartSpan span = {row.x + first, first, std::min(size, params.head_dim - first)};
     const float step = maker.step(format::load_scale(maker.type, scale));
-    if (params.saturated != nullptr && is_saturated<Codec>(amax, step)) {
+    const float inverse = format::reciprocal(step);  // once: a division takes as long as the rest
+    if (params.saturated != nullptr && amax * inverse > saturation_product<Codec>()) {
       *params.saturated += count_saturated<Codec>(step, span.x, span.n);
     }
     if (step > 0) {
-      encode_span<Codec, Format::kFacts.packing>(span, format::reciprocal(step), row.codes);
+      encode_span<Codec, Format::kFacts.packing>(span, inverse, row.codes);
     } else {
       encode_zeros<Format::kFacts.packing>(span, row.codes);
     }
