@@ -51,6 +51,15 @@ configure_python() {
   }
 }
 
+# The package's suite and transformers' on the oldest versions that are supported. Left out are the
+# tests of types and pages, whose tools need newer ones, and JAX's, which needs NumPy 2.
+test_oldest() {
+  run_python_suite tests/python/requirements-oldest.txt tests/python \
+    --ignore tests/python/test_types.py --ignore tests/python/test_reference.py \
+    --ignore tests/python/test_jax.py
+  run_python_suite tests/hf/requirements-oldest.txt tests/hf
+}
+
 # The suites of transformers, vLLM and PyTorch's operators, on the module that build/dev has. vLLM's
 # environment has a PyTorch.
 test_hf() { run_python_suite "$HF_REQUIREMENTS" tests/hf; }
@@ -59,6 +68,7 @@ test_torch() { run_python_suite "$VLLM_REQUIREMENTS" tests/torch; }
 
 run_python_suite() {
   local requirements=$1 suite=$2
+  shift 2
   ensure_packages
   ensure_model
   ensure_text
@@ -69,7 +79,7 @@ run_python_suite() {
   step "Testing $suite"
   KVX_TEST_MODEL=$(model_path) KVX_TEST_TEXT=$(text_path) \
     PYTHONPATH=build/dev/python PYTHONDONTWRITEBYTECODE=1 \
-    "$(python_env "$requirements")/bin/python" -m pytest -q -p no:cacheprovider "$suite"
+    "$(python_env "$requirements")/bin/python" -m pytest -q -p no:cacheprovider "$suite" "$@"
 }
 
 # The package's own suite on a module with AddressSanitizer and UBSan, whose runtime the interpreter

@@ -64,8 +64,9 @@ cmd_wheel() {
       has_sdist=yes
     fi
     step "Building a wheel by $("$python" -V)"
-    build_distribution "$python" --wheel -C "cmake.define.KVX_CUDA=$cuda" \
-      -C "cmake.define.KVX_CUDA_TARGETS=$targets" -C cmake.define.KVX_CUDA_OPTIMIZE=ON
+    build_distribution "$python" --wheel -C 'build-dir=build/{wheel_tag}' \
+      -C "cmake.define.KVX_CUDA=$cuda" -C "cmake.define.KVX_CUDA_TARGETS=$targets" \
+      -C cmake.define.KVX_CUDA_OPTIMIZE=ON
     repair_wheel "$python"
   done
   [[ -z $tests ]] || for python in "${pythons[@]}"; do test_wheel "$python"; done

@@ -1,5 +1,9 @@
 """The cache of a decoder's own keys and values."""
 
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, NoReturn
+
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 
@@ -45,17 +49,17 @@ class Cache(TransformersCache):
 
     def __init__(
         self,
-        config,
-        recipe,
+        config: Any,
+        recipe: str,
         *,
-        max_tokens=None,
-        layer_recipes=None,
-        max_batch=0,
-        block_size=64,
-        prefix_model=None,
-        host_tier_bytes=0,
-        host_tier_folder=None,
-    ):
+        max_tokens: int | None = None,
+        layer_recipes: Mapping[int, str] | None = None,
+        max_batch: int = 0,
+        block_size: int = 64,
+        prefix_model: str | None = None,
+        host_tier_bytes: int = 0,
+        host_tier_folder: str | PathLike[str] | None = None,
+    ) -> None:
         if getattr(checked_config(config), "is_encoder_decoder", False):
             raise UnsupportedError(
                 f"{config.model_type} is an encoder-decoder model; use kvx.hf.EncoderDecoderCache"
@@ -103,10 +107,10 @@ class Cache(TransformersCache):
         self._columns = None  # bool [batch, positions]: what the sequences store; None for all
         self._rows_key = self._rows = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"kvx.hf.Cache({self.recipe!r}, {len(self.layers)} layers)"
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         fork = type(self).__new__(type(self))
         fork.__dict__.update(self.__dict__)
         fork._waiting = None
@@ -114,7 +118,7 @@ class Cache(TransformersCache):
         memo[id(self)] = fork
         return fork
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
 
     @untraced
@@ -201,7 +205,7 @@ class Cache(TransformersCache):
         self._rows_key = (given, past, tokens)
         return self._rows
 
-    def crop(self, tokens_to_remove):
+    def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last positions: a negative number of them, or (positive) all from there on.
 
         Raises kvx.UnsupportedError where that would cut a block that has left the full-precision
@@ -230,7 +234,7 @@ class Cache(TransformersCache):
             return [length] * self.layers[0].batch_size
         return self._columns[:, :length].sum(1).tolist()
 
-    def reset(self):
+    def reset(self) -> None:
         super().reset()
         self.forget_masks()
 
@@ -248,7 +252,7 @@ class Cache(TransformersCache):
             host_tier_folder=self.host_tier_folder if self.host_tier_bytes else None,
         )
 
-    def record(self, ids):
+    def record(self, ids: torch.Tensor) -> None:
         """Records which tokens the cache holds, so that begin() finds them after a reset().
 
         ids: [rows, tokens], what generate() returned. Tokens beyond those that the cache holds are
@@ -258,7 +262,7 @@ class Cache(TransformersCache):
         """
         reuse.record(self, ids)
 
-    def begin(self, ids, *, device="cpu"):
+    def begin(self, ids: torch.Tensor, *, device: str | torch.device = "cpu") -> int:
         """Begins anew with the longest prefix of ``ids`` that is stored: how many positions it has.
 
         ids:    [rows, tokens] without padding. The last token is never part of the prefix, so
@@ -268,7 +272,9 @@ class Cache(TransformersCache):
         """
         return reuse.begin(self, ids, device)
 
-    def save(self, folder, ids, *, zstd_level=0):
+    def save(
+        self, folder: str | PathLike[str], ids: torch.Tensor, *, zstd_level: int = 0
+    ) -> None:
         """Writes all tokens to ``folder``, a checked file (docs/cache-file.md) a layer and row.
 
         ids: [rows, tokens], as in record(), which this calls
@@ -277,7 +283,9 @@ class Cache(TransformersCache):
         """
         reuse.save(self, folder, ids, zstd_level)
 
-    def load(self, folder, *, device="cpu"):
+    def load(
+        self, folder: str | PathLike[str], *, device: str | torch.device = "cpu"
+    ) -> torch.Tensor:
         """Replaces what the cache holds by a saved one: its tokens, [rows, tokens].
 
         The cache needs the config, recipe, block_size and prefix_model of the one that was saved.
@@ -293,22 +301,22 @@ class Cache(TransformersCache):
             self._columns = self._columns[indices]
         self._rows_key = None
 
-    def reorder_cache(self, beam_idx):
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self._select(beam_idx.tolist())
 
-    def batch_select_indices(self, indices):
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
         chosen = indices.cpu() if isinstance(indices, torch.Tensor) else indices
         self._select(torch.arange(self.batch_size)[chosen].tolist())
 
-    def batch_repeat_interleave(self, repeats):
+    def batch_repeat_interleave(self, repeats: int) -> None:
         self._select(repeated(self.batch_size, repeats))
 
-    def memory(self):
+    def memory(self) -> int:
         """Bytes used by all layers together (whole blocks), codes and scales."""
         caches = [layer.cache for layer in self.layers if layer.cache is not None]
         return sum(cache.memory().used for cache in caches)
 
-    def cost(self, num_tokens) -> Cost:
+    def cost(self, num_tokens: int) -> Cost:
         """What the recipe costs at ``num_tokens`` tokens a row, all layers together.
 
         Raises kvx.Error: no keys and values have come yet, whose sizes it follows from.
@@ -321,7 +329,7 @@ class Cache(TransformersCache):
         return Cost(bits, bytes_per_token, int(2**30 / bytes_per_token))
 
 
-def refuse_pickling(cache):
+def refuse_pickling(cache: Any) -> NoReturn:
     """copy.copy and pickle (torch.save, multiprocessing) end here."""
     name = f"kvx.hf.{type(cache).__name__}"
     raise UnsupportedError(

@@ -1,5 +1,8 @@
 """What caches cost and lose on a transformers model of your own."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from kvx import _core
@@ -11,20 +14,21 @@ from kvx.hf.attention_errors import attention_errors
 from kvx.hf.cache import Cache
 from kvx.hf.interface import enable, passed
 from kvx.progress import progress
+from kvx.types import Tokens
 
 
 def compare(
-    model,
-    tokens,
-    recipes,
+    model: Any,
+    tokens: Tokens,
+    recipes: Sequence[str],
     *,
-    context=2048,
-    windows=4,
-    base="bf16",
-    attention=False,
-    fail_if=None,
-    shows_progress=True,
-):
+    context: int = 2048,
+    windows: int = 4,
+    base: str = "bf16",
+    attention: bool = False,
+    fail_if: str | None = None,
+    shows_progress: bool = True,
+) -> Comparison:
     """Perplexity and KL divergence of caches against the base cache, as kvx.compare measures them.
 
     model:   any that kvx.hf.enable takes; it stays enabled

@@ -7,6 +7,8 @@ memory and no time.
 
 import copy
 
+from typing import Any
+
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
@@ -158,7 +160,7 @@ class DecodingCache(TransformersCache):
     kvx.UnsupportedError: layers without keys and values of their own.
     """
 
-    def __init__(self, config, recipe, *, block_size=64):
+    def __init__(self, config: Any, recipe: str, *, block_size: int = 64) -> None:
         checked_config(config)
         if parse_recipe(recipe).full_precision_format is not None:
             raise Error(

@@ -1,5 +1,7 @@
 """Caches of encoder-decoder models: the decoder's own tokens, and what it reads of the encoder's."""
 
+from typing import Any
+
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
@@ -234,7 +236,15 @@ class EncoderDecoderCache(_TwoCaches):
     DecodingEncoderDecoderCache.
     """
 
-    def __init__(self, config, recipe, *, max_tokens=None, max_batch=0, block_size=64):
+    def __init__(
+        self,
+        config: Any,
+        recipe: str,
+        *,
+        max_tokens: int | None = None,
+        max_batch: int = 0,
+        block_size: int = 64,
+    ) -> None:
         refuse_position_bias(config)
         _refuse_tuned(recipe)
         own = Cache.of_decoder(config, recipe, max_tokens, None, max_batch, block_size)
@@ -246,7 +256,7 @@ class DecodingEncoderDecoderCache(_TwoCaches):
     """The same decoded in full at every step, for any attention implementation, T5's among them:
     two of kvx.hf.DecodingCache, with its arguments and errors."""
 
-    def __init__(self, config, recipe, *, block_size=64):
+    def __init__(self, config: Any, recipe: str, *, block_size: int = 64) -> None:
         _refuse_tuned(recipe)
         super().__init__(
             DecodingCache(config, recipe, block_size=block_size),

@@ -8,6 +8,7 @@ SDPA's.
 import inspect
 import logging
 import sys
+from typing import TypeVar
 
 import torch
 import transformers
@@ -25,9 +26,10 @@ NAME = "kvx"  # of the attention implementation
 # cache to the mask function, which so learns that a kvx cache is there; torch.compile can trace it.
 STORED = False
 _log = logging.getLogger("kvx.hf")
+_Model = TypeVar("_Model")
 
 
-def enable(model):
+def enable(model: _Model) -> _Model:
     """Makes ``model`` compute attention with kvx and returns it; its caches are then kvx.hf.Cache.
 
     What the model computes without a kvx cache (use_cache=False, a loss, generate() with

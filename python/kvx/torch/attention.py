@@ -11,7 +11,15 @@ from kvx.torch.operators import _define
 _BLOCK_SIZE = 64
 
 
-def attention(q, k, v, *, recipe: str, is_causal: bool = True, scale: float | None = None):
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    recipe: str,
+    is_causal: bool = True,
+    scale: float | None = None,
+) -> torch.Tensor:
     """Attention whose keys and values are quantised first and read from their packed bytes.
 
     q:         [batch, heads, queries, head_dim]

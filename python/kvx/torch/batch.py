@@ -1,9 +1,14 @@
 """BatchAttention: what a step's layers share is read once, and each layer is then a launch."""
 
+from typing import cast
+
 import torch
 
 from kvx import _core
 from kvx.arrays import checked_array, new_output
+from kvx.paged_layer import PagedLayer
+from kvx.refusals import in_words
+from kvx.types import Array, ArrayT, Stream
 
 
 class BatchAttention(_core.BatchAttention):
@@ -18,17 +23,18 @@ class BatchAttention(_core.BatchAttention):
     The arrays' libraries and places are those of kvx.PagedLayer.attend.
     """
 
-    def plan(
+    @in_words
+    def plan(  # type: ignore[override]
         self,
-        block_table,
-        seq_lens,
-        q_starts,
+        block_table: Array,
+        seq_lens: Array,
+        q_starts: Array,
         *,
-        max_q_len=None,
-        max_seq_len=None,
-        num_decodes=0,
-        num_queries=None,
-        workspace=None,
+        max_q_len: int | None = None,
+        max_seq_len: int | None = None,
+        num_decodes: int = 0,
+        num_queries: int | None = None,
+        workspace: Array | None = None,
     ) -> None:
         """Takes a step's arrays and bounds, all as in kvx.PagedLayer.attend. The arrays are kept
         until the next plan() and must stay as they are until the step's work is done.
@@ -46,25 +52,26 @@ class BatchAttention(_core.BatchAttention):
             workspace,
         )
 
-    def run(
+    @in_words
+    def run(  # type: ignore[override]
         self,
-        layer,
-        pages,
-        q,
-        out=None,
+        layer: PagedLayer,
+        pages: Array,
+        q: ArrayT,
+        out: ArrayT | None = None,
         *,
-        softmax_scale=None,
-        softcap=0.0,
-        window=0,
-        sinks=None,
-        lse=None,
-        stream=None,
-    ):
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: Array | None = None,
+        lse: Array | None = None,
+        stream: Stream = None,
+    ) -> ArrayT:
         """Attention of one layer, a kvx.PagedLayer. Arguments, result and errors are those of its
         attend(); kvx.Error also says that nothing is planned, or on another device."""
         if out is None:
             shape = (*tuple(checked_array(q, "q").shape[:2]), layer.v_head_dim)
-            out = new_output(q, shape, layer.device, "out is None and q")
+            out = cast(ArrayT, new_output(q, shape, layer.device, "out is None and q"))
         _core.BatchAttention.run(
             self, layer, pages, q, out, softmax_scale, softcap, window, sinks, lse, stream
         )
@@ -74,7 +81,15 @@ class BatchAttention(_core.BatchAttention):
 class BatchDecode(BatchAttention):
     """BatchAttention of sequences with one query each, whose rows of q are in their order."""
 
-    def plan(self, block_table, seq_lens, *, max_seq_len=None, workspace=None) -> None:
+    @in_words
+    def plan(  # type: ignore[override]
+        self,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        max_seq_len: int | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> None:
         """As BatchAttention.plan. block_table and seq_lens are torch tensors."""
         n = checked_array(seq_lens, "seq_lens").shape[0]
         q_starts = torch.arange(n + 1, dtype=torch.int32, device=seq_lens.device)

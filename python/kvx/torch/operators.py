@@ -5,7 +5,11 @@ The functions of this file call them; all of a verb's rules and errors are those
 and kvx.quantize.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from kvx import _core
 from kvx.errors import Error
@@ -50,7 +54,7 @@ def _append(pages, k, v, slots, layer):
     registered_layer(layer).append(pages, k, v, slots)
 
 
-def append(pages, k, v, slots, layer: str) -> None:
+def append(pages: Tensor, k: Tensor, v: Tensor, slots: Tensor, layer: str) -> None:
     """kvx.PagedLayer.append of the layer that register_layer() calls so; pages are written."""
     torch.ops.kvx.append(pages, k, v, slots, layer)
 
@@ -73,7 +77,15 @@ def _attend(pages, q, block_table, seq_lens, q_starts, layer, **options):
     return found.attend(pages, q, block_table, seq_lens, q_starts, out, **options)
 
 
-def attend(pages, q, block_table, seq_lens, q_starts, layer: str, **options):
+def attend(
+    pages: Tensor,
+    q: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    q_starts: Tensor,
+    layer: str,
+    **options: Any,
+) -> Tensor:
     """kvx.PagedLayer.attend into a new tensor, which it returns; rows of padding are zeros.
 
     options: softmax_scale, softcap, window, sinks, max_q_len, max_seq_len, num_decodes,
@@ -91,7 +103,16 @@ def _attend_into(pages, q, block_table, seq_lens, q_starts, out, layer, **option
     registered_layer(layer).attend(pages, q, block_table, seq_lens, q_starts, out, **options)
 
 
-def attend_into(pages, q, block_table, seq_lens, q_starts, out, layer: str, **options) -> None:
+def attend_into(
+    pages: Tensor,
+    q: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    q_starts: Tensor,
+    out: Tensor,
+    layer: str,
+    **options: Any,
+) -> None:
     """kvx.PagedLayer.attend into ``out`` and, if it is given, ``lse``; options as in attend()."""
     torch.ops.kvx.attend_into(pages, q, block_table, seq_lens, q_starts, out, layer, **options)
 
@@ -122,7 +143,15 @@ def _gather(pages, block_table, seq_lens, num_tokens, layer, dtype):
     return k, v
 
 
-def gather(pages, block_table, seq_lens, num_tokens: int, layer: str, *, dtype=torch.float32):
+def gather(
+    pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    num_tokens: int,
+    layer: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
     """The tokens of several sequences, decoded, one sequence after the other: (k, v), each
     [num_tokens, num_kv_heads, dim]. Rows beyond the sequences' tokens are zeros.
 
@@ -140,7 +169,7 @@ def _copy_blocks(pages, from_blocks, to_blocks, layer):
     registered_layer(layer).copy_blocks(pages, from_blocks, to_blocks)
 
 
-def copy_blocks(pages, from_blocks, to_blocks, layer: str) -> None:
+def copy_blocks(pages: Tensor, from_blocks: Tensor, to_blocks: Tensor, layer: str) -> None:
     """kvx.PagedLayer.copy_blocks within pages, which are written."""
     torch.ops.kvx.copy_blocks(pages, from_blocks, to_blocks, layer)
 
@@ -165,7 +194,9 @@ def _quantize(x, format, tensor_scale=1.0, steps=()):
     return rows.codes, rows.scales
 
 
-def quantize(x, format: str, *, tensor_scale: float = 1.0, steps=()):
+def quantize(
+    x: Tensor, format: str, *, tensor_scale: float = 1.0, steps: Iterable[float] = ()
+) -> tuple[Tensor, Tensor]:
     """kvx.quantize as (codes, scales), two uint8 tensors where x lies."""
     return torch.ops.kvx.quantize(x, format, tensor_scale, [float(step) for step in steps])
 
@@ -185,8 +216,15 @@ def _dequantize(codes, scales, format, head_dim, dtype, tensor_scale=1.0, steps=
 
 
 def dequantize(
-    codes, scales, format: str, head_dim: int, *, dtype=torch.float32, tensor_scale=1.0, steps=()
-):
+    codes: Tensor,
+    scales: Tensor,
+    format: str,
+    head_dim: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tensor_scale: float = 1.0,
+    steps: Iterable[float] = (),
+) -> Tensor:
     """The numbers of quantize()'s tensors, [..., head_dim]. dtype: float32, float16 or bfloat16."""
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise Error(f"dtype is {dtype}; expected torch.float32, float16 or bfloat16")
