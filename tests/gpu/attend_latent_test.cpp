@@ -135,7 +135,8 @@ TEST_F(GpuAttendLatent, FollowsMaximaThatRise) {
   LatentScene latent(options);
   AttendScene& scene = latent.scene();
   for (int t = 0; t < 700; ++t) {
-    for (int d = 0; d < 576; ++d) scene.keys()[t * 576 + d] *= 0.1f + 0.004f * static_cast<float>(t);
+    for (int d = 0; d < 576; ++d)
+      scene.keys()[t * 576 + d] *= 0.1f + 0.004f * static_cast<float>(t);
   }
   scene.fill();
   DeviceScene on_device(memory(), context(), scene);

@@ -115,7 +115,8 @@ Status CudaBench::measure(const std::string& format, bool only_attend) {
     KVX_RETURN_IF_ERROR(measure_prefill(m));
   } else {
     KVX_RETURN_IF_ERROR(measure_attend(m));
-    if (named.pages == PageOrder::kPool && !named.is_latent && !only_attend && !sets_.has_full_precision_window()) {
+    if (named.pages == PageOrder::kPool && !named.is_latent && !only_attend &&
+        !sets_.has_full_precision_window()) {
       KVX_RETURN_IF_ERROR(measure_step(m));
       KVX_RETURN_IF_ERROR(measure_moves(m));
     }

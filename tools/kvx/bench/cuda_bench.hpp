@@ -43,7 +43,8 @@ struct CudaMeasurement {
   std::string verb;
   double seconds = 0;        // median of kCudaReplays graph replays, a call
   int64_t packed_bytes = 0;  // that the call reads or writes once
-  // prefill, and attend of latent rows: 2 * (K's head_dim + V's) * query heads * (query, token) pairs that are seen
+  // prefill, and attend of latent rows: 2 * (K's head_dim + V's) * query heads * (query, token)
+  // pairs that are seen
   double flops = 0;
   // attend: these bytes at the read bandwidth; step: a launch that does nothing; the others: a copy
   // of as many bytes, in the same graph over the same sets.

@@ -53,8 +53,8 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
                                      packed, full_precision));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
   if (named_.is_latent) {
-    KVX_ASSIGN_OR_RETURN(blocks_, lay_out_latent_pages(*memory_, num_blocks, shape_.block_size,
-                                                       runs_.front()));
+    KVX_ASSIGN_OR_RETURN(
+        blocks_, lay_out_latent_pages(*memory_, num_blocks, shape_.block_size, runs_.front()));
   } else if (named_.pages != PageOrder::kPool) {
     KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
                                                 shape_.block_size, runs_.front()));
@@ -138,7 +138,7 @@ int64_t CudaCacheSets::attend_bytes() const {
   if (named_.is_latent) {
     const ops::SideView& rows = runs_.front().k;
     return tokens_seen() * (format::code_bytes_per_row(rows.spec, rows.head_dim) +
-                     format::scale_bytes_per_row(rows.spec, rows.head_dim));
+                            format::scale_bytes_per_row(rows.spec, rows.head_dim));
   }
   int64_t packed = 0, full_precision = 0;
   for (const int32_t len : lens_) {

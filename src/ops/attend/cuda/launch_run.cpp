@@ -86,9 +86,9 @@ BalanceParams balance_of(const AttendCall& call, const RunPlan& plan) {
   const WorkTilePlan& tiles = plan.work_tiles;
   const bool is_latent = plan.kind == KernelKind::kLatent;
   return {.most_work_tiles = tiles.balanced_work_tiles,
-          .granule = is_latent ? kLatentStepTokens
-                               : tiles.decode_mma.step_tokens * tiles.warps_of_cta /
-                                     tiles.heads_of_cta,
+          .granule = is_latent
+                         ? kLatentStepTokens
+                         : tiles.decode_mma.step_tokens * tiles.warps_of_cta / tiles.heads_of_cta,
           .num_row_tiles = tiles.num_row_tiles,
           .rows_of_work_tile = is_latent ? kLatentRows : tiles.decode_mma.rows,
           .of_sequences =

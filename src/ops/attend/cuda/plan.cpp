@@ -347,8 +347,8 @@ int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds
       std::clamp<int64_t>(ceil_div<int64_t>(most_tokens, kTileTokens), 1, kMaxSplits);
   const int64_t all_splits = splits_of_tokens + splits_of_sinks(args, kind);
   const bool balances = kind == KernelKind::kDecodeMma || kind == KernelKind::kLatent;
-  const bool may_be_balanced = balances && args.window == 0 &&
-                               bounds.max_sequences > 1 && most_tokens >= kLongSequence;
+  const bool may_be_balanced =
+      balances && args.window == 0 && bounds.max_sequences > 1 && most_tokens >= kLongSequence;
   const int64_t limit = most_parts(run.v.head_dim);
   int64_t parts = may_be_balanced ? limit : std::min(limit, num_rows * all_splits);
   const int64_t least_splits = 1 + splits_of_sinks(args, kind);

@@ -26,9 +26,9 @@ __device__ LatentWorkTile find_latent_work_tile(const DecodeMmaParams& params) {
     found.num_splits = work_tiles.num;
     if (work_tiles.num > 0 && found.split == 0 && head_and_tile == 0 && threadIdx.x == 0)
       params.balance.of_sequences[sequence] = work_tiles;
-    found.partial = balanced_partial(params.balance, params.num_heads, work_tile,
-                                     head_and_tile % params.num_heads,
-                                     head_and_tile / params.num_heads);
+    found.partial =
+        balanced_partial(params.balance, params.num_heads, work_tile,
+                         head_and_tile % params.num_heads, head_and_tile / params.num_heads);
   } else {
     found.sequence = static_cast<int>(blockIdx.z);
     found.split = static_cast<int>(blockIdx.y);
@@ -51,12 +51,12 @@ __device__ LatentWalk walk_of(const DecodeMmaParams& params, const LatentWorkTil
   const int num_steps = tokens.begin == tokens.end
                             ? 0
                             : (tokens.end - first + kLatentStepTokens - 1) / kLatentStepTokens;
-  return {.params = params,
-          .table = params.block_table.ids +
-                   int64_t{work_tile.sequence} * params.block_table.row_stride,
-          .head = work_tile.kv_head - params.first_head,
-          .tokens = tokens,
-          .num_steps = num_steps};
+  return {
+      .params = params,
+      .table = params.block_table.ids + int64_t{work_tile.sequence} * params.block_table.row_stride,
+      .head = work_tile.kv_head - params.first_head,
+      .tokens = tokens,
+      .num_steps = num_steps};
 }
 
 template <class Mma, int Consumer>

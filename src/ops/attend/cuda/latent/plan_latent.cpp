@@ -46,7 +46,8 @@ void plan_latent(const CudaContext& context, const AttendArgs& args, SplitShape 
   const int64_t parts_of_budget = tiles_of_sequence * kLatentRows;
   const int64_t budget =
       std::min(waves * shape.num_slots / tiles_of_sequence, most_parts / parts_of_budget);
-  if (budget >= 2 * int64_t{args.num_sequences}) plan.balanced_work_tiles = static_cast<int>(budget);
+  if (budget >= 2 * int64_t{args.num_sequences})
+    plan.balanced_work_tiles = static_cast<int>(budget);
 }
 
 }  // namespace kvx::ops::cuda

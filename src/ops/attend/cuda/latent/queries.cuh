@@ -8,7 +8,7 @@ namespace kvx::ops::cuda {
 template <class Mma>
 class LatentQueries {
   using Shape = LatentShape;
-  static constexpr int kChunks = kLatentKeyDim / 8;                   // of a row
+  static constexpr int kChunks = kLatentKeyDim / 8;                    // of a row
   static constexpr int kChunksOfLane = (kChunks + kWarp - 1) / kWarp;  // 32 apart
   static constexpr int kWarps = Shape::kConsumers * kWarpgroup / kWarp;
   static constexpr int kRowsAtOnce = 4;

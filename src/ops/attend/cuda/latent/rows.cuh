@@ -31,7 +31,7 @@ struct LatentWorkTile {
 template <class Mma, int Consumer>
 class LatentConsumer {
   using Shape = LatentShape;
-  static constexpr int kScores = 32;   // of a thread: two rows of a tile
+  static constexpr int kScores = 32;      // of a thread: two rows of a tile
   static constexpr int kSumsAtOnce = 64;  // of an instruction, 128 columns
   static constexpr int kHalves = 2;       // of the warpgroup's 256 columns
   static constexpr int kSteps = kLatentTileTokens / 16;
@@ -84,7 +84,9 @@ class LatentConsumer {
   }
 
  private:
-  __device__ int row(int r) const { return 16 * warp_ + g_ + 8 * r; }
+  __device__ int row(int r) const {
+    return 16 * warp_ + g_ + 8 * r;
+  }
 
   __device__ __forceinline__ void begin() {
     const DecodeMmaParams& params = walk_.params;
@@ -187,15 +189,13 @@ class LatentConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = slab * Shape::kSlabBytes + i * 32;
-        wgmma_shared(Mma{}, scores_, wgmma_advance(q, at), wgmma_advance(k, at),
-                     slab > 0 || i > 0);
+        wgmma_shared(Mma{}, scores_, wgmma_advance(q, at), wgmma_advance(k, at), slab > 0 || i > 0);
       }
     }
   }
 
   __device__ uint64_t values(int buffer, LatentPart part) const {
-    return wgmma_tile(ring_.slab(buffer, part == kLeft ? 0 : Shape::kPartSlabs),
-                      Shape::kSlabBytes);
+    return wgmma_tile(ring_.slab(buffer, part == kLeft ? 0 : Shape::kPartSlabs), Shape::kSlabBytes);
   }
   __device__ __forceinline__ void multiply_own_weights(int buffer, LatentPart part) {
     const uint64_t v = values(buffer, part);
@@ -330,10 +330,9 @@ class LatentConsumer {
       const TokenRange seen = seen_by(params, work_tile_.shape, new_token);
       const int begin = max(seen.begin, walk_.tokens.begin), end = min(seen.end, walk_.tokens.end);
       const uint8_t* mask =
-          params.tree_mask
-              ? params.tree_mask +
-                    (int64_t{work_tile_.shape.q_start} + new_token) * params.tree_mask_stride
-              : nullptr;
+          params.tree_mask ? params.tree_mask + (int64_t{work_tile_.shape.q_start} + new_token) *
+                                                    params.tree_mask_stride
+                           : nullptr;
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         const int column = i / 2 * 8 + 2 * t_ + i % 2;
@@ -405,9 +404,9 @@ class LatentConsumer {
   const LatentWalk& walk_;
   const LatentRing& ring_;
   const LatentWorkTile& work_tile_;
-  const int warp_;  // of the warpgroup
-  const int g_;     // the thread's rows are 16 warp + g and 8 more, its columns 8 j + 2 t and the
-  const int t_;     // next
+  const int warp_;    // of the warpgroup
+  const int g_;       // the thread's rows are 16 warp + g and 8 more, its columns 8 j + 2 t and the
+  const int t_;       // next
   TokenRange plain_;  // seen by all rows, and their scores are not capped
   float by_[2];       // brings scores to their size; without a cap, to units of log2
   float max_[2];      // of rows, in units of log2
