@@ -64,7 +64,7 @@ class DeviceScene {
     make_limits();
     using Path = ops::CudaAttendPath;
     for (const Path path :
-         {Path::kReference, Path::kDecodeMma, Path::kPrefill, Path::kPrefillMma}) {
+         {Path::kReference, Path::kDecodeMma, Path::kLatent, Path::kPrefill, Path::kPrefillMma}) {
       workspace_bytes_ =
           std::max(workspace_bytes_, ops::attend_workspace_bytes(context, args_, limits_, path));
     }
@@ -75,6 +75,7 @@ class DeviceScene {
   ops::CudaAttendLimits& limits() { return limits_; }
   const DeferredErrors& counters() const { return counters_; }
   Mirror& mirror() { return mirror_; }
+  bool has_latent() const { return ops::attend_has_latent(context_, args_); }
   bool has_decode_mma() const { return ops::attend_has_decode_mma(context_, args_); }
 
   Status launch(ops::CudaAttendPath path) {

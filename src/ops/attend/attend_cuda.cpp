@@ -44,7 +44,9 @@ Status plan_call(const CudaContext& context, const AttendArgs& args, const CudaA
   const bool is_planned = is_empty ? has_kernels(context, args, path)
                                    : cuda::plan_parts(context, args, limits, path, plan);
   if (!is_planned) {
-    const char* kernel = path == CudaAttendPath::kDecodeMma ? "decode_mma" : "prefill";
+    const char* kernel = path == CudaAttendPath::kDecodeMma ? "decode_mma"
+                         : path == CudaAttendPath::kLatent  ? "latent"
+                                                            : "prefill";
     return unsupported("no {} kernel accepts this call (attend_has_{})", kernel, kernel);
   }
   if (!is_empty) return check_shared_memory(context, args);
@@ -70,6 +72,10 @@ Status launch_parts(const CudaContext& context, const AttendArgs& args, const Pa
 
 bool attend_has_decode_mma(const CudaContext& context, const AttendArgs& args) {
   return has_kernels(context, args, CudaAttendPath::kDecodeMma);
+}
+
+bool attend_has_latent(const CudaContext& context, const AttendArgs& args) {
+  return has_kernels(context, args, CudaAttendPath::kLatent);
 }
 
 bool attend_has_prefill(const CudaContext& context, const AttendArgs& args) {
@@ -104,7 +110,9 @@ int64_t attend_workspace_bytes(const CudaContext& context, const AttendArgs& arg
 int64_t attend_workspace_bytes_up_to(const CudaContext& context, const AttendArgs& args,
                                      const CudaAttendBounds& bounds, CudaAttendPath path) {
   // Prefill takes no more than what runs where it does not accept the rows.
-  if (path == CudaAttendPath::kChoose) path = CudaAttendPath::kDecodeMma;
+  if (path == CudaAttendPath::kChoose) {
+    path = attend_has_latent(context, args) ? CudaAttendPath::kLatent : CudaAttendPath::kDecodeMma;
+  }
   const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
   Scratch<CallPlan> plan;
   int64_t most = 0;

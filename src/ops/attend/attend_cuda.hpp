@@ -30,14 +30,27 @@ struct CudaAttendLimits {
 
 // Which kernel runs. kReference takes everything in binary32; kDecodeMma and kPrefill are the
 // tensor cores', for few and for many queries a sequence, and take what attend_has_decode_mma and
-// attend_has_prefill say. kPrefillMma is kPrefill without wgmma, also where the code has that.
-enum class CudaAttendPath : uint8_t { kChoose, kReference, kDecodeMma, kPrefill, kPrefillMma };
+// attend_has_prefill say; kLatent is theirs for rows that are keys and values (attend_has_latent).
+// kPrefillMma is kPrefill without wgmma, also where the code has that.
+enum class CudaAttendPath : uint8_t {
+  kChoose,
+  kReference,
+  kDecodeMma,
+  kLatent,
+  kPrefill,
+  kPrefillMma
+};
 
 // Whether the decode_mma kernel takes this call: head_dims of multiples of 16 up to 256, blocks of
 // a multiple of 16 tokens, rows on 16 bytes and scales on 4, full-precision window (if any) in
 // bf16, no offsets by block, and a pair of formats that is compiled. docs/cuda/decode.md names
 // them.
 bool attend_has_decode_mma(const CudaContext& context, const AttendArgs& args);
+
+// Whether the latent kernel takes this call: rows of 576 numbers in bf16 or f16, on 16 bytes, whose
+// first 512 are V; blocks of a multiple of 16 tokens; no window's sinks, full-precision window or
+// transform. In code for compute capability 9.0 alone.
+bool attend_has_latent(const CudaContext& context, const AttendArgs& args);
 
 // Whether a prefill kernel takes this call: as above, with rows in whole copies of 16 bytes,
 // without a tree mask or a window's sinks, q and out on 16 bytes, and K and V both bf16, both f16

@@ -77,4 +77,25 @@ Result<cache::Region> lay_out_pages(cache::Memory& memory, PageOrder order, int6
   return region;
 }
 
+Result<cache::Region> lay_out_latent_pages(cache::Memory& memory, int64_t num_blocks,
+                                           int block_size, ops::HeadRun& run) {
+  const int code_bytes = format::code_bytes_per_row(run.k.spec, run.k.head_dim);
+  const bool has_scales =
+      run.k.spec.has_scale() && run.k.spec.scale_source != format::ScaleSource::kGiven;
+  const int64_t row_bytes = round_up<int64_t>(
+      code_bytes + (has_scales ? format::scale_bytes_per_row(run.k.spec, run.k.head_dim) : 0), 16);
+  KVX_ASSIGN_OR_RETURN(cache::Region region, memory.allocate(num_blocks * block_size * row_bytes,
+                                                             "latent rows of kvx bench"));
+  run.k.codes = {region.data(), block_size * row_bytes, row_bytes, row_bytes};
+  if (has_scales) {
+    run.k.scales = {region.data() + code_bytes, block_size * row_bytes, row_bytes, row_bytes,
+                    format::scale_bytes_per_group(run.k.spec)};
+  }
+  const int value_dim = run.v.head_dim;
+  run.v = run.k;
+  run.v.head_dim = value_dim;
+  run.v.is_alias = true;
+  return region;
+}
+
 }  // namespace kvx::tool

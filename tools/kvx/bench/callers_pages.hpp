@@ -25,4 +25,9 @@ Result<PageLayout> parse_page_layout(std::string_view name);
 Result<cache::Region> lay_out_pages(cache::Memory& memory, PageOrder order, int64_t num_blocks,
                                     int block_size, ops::HeadRun& run);
 
+// The same for one head's rows that are keys and values: K's, and V is as many of their first
+// numbers as it has. Codes, then scales, a row after another.
+Result<cache::Region> lay_out_latent_pages(cache::Memory& memory, int64_t num_blocks,
+                                           int block_size, ops::HeadRun& run);
+
 }  // namespace kvx::tool

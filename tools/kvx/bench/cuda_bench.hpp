@@ -24,6 +24,7 @@ struct CudaBenchShape {
   int window_sinks = 0;
   PageOrder pages = PageOrder::kPool;
   bool has_sinks = false;
+  bool is_latent = false;          // one head's rows of 576 numbers, the first 512 of which are V
   bool without_wgmma = false;      // a prompt in the kernel that older and newer devices have
   DType query_type = DType::kF16;  // of 16 bits; outputs' too
   bool is_mixed = false;           // lengths from 128 to the shape's, evenly on a logarithmic scale
@@ -42,7 +43,8 @@ struct CudaMeasurement {
   std::string verb;
   double seconds = 0;        // median of kCudaReplays graph replays, a call
   int64_t packed_bytes = 0;  // that the call reads or writes once
-  // prefill: 2 * (K's head_dim + V's) * query heads * (query, token) pairs that are seen
+  // prefill, and attend of latent rows: 2 * (K's head_dim + V's) * query heads * (query, token)
+  // pairs that are seen
   double flops = 0;
   // attend: these bytes at the read bandwidth; step: a launch that does nothing; the others: a copy
   // of as many bytes, in the same graph over the same sets.

@@ -20,7 +20,7 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
                    fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
                    fmt::format("{:.1f}", 1e6 * m.seconds),
                    fmt::format("{:.0f}", m.gigabytes_per_second()),
-                   m.flops > 0 ? "" : fmt::format("{:.1f}", m.percent()),
+                   m.yardstick_seconds > 0 ? fmt::format("{:.1f}", m.percent()) : "",
                    m.flops > 0 ? fmt::format("{:.0f}", m.teraflops_per_second()) : ""});
   }
   return table.text(color) +
@@ -31,9 +31,8 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
              "(back), copy "
              "(packed blocks) and pack (16-bit blocks to packed ones) of a copy of as many bytes, "
              "timed alike; step (append of a token a sequence) of a launch that does nothing; fed: "
-             "with "
-             "error feedback of K. "
-             "TFLOP/s of prefill: 2 * (K's head_dim + V's) * query heads * causal pairs. Medians "
+             "with error feedback of K. TFLOP/s of prefill and latent rows: 2 * (K's head_dim + V's) "
+             "* query heads * causal pairs. Medians "
              "of {} graph "
              "replays.\n",
              report.device.name, report.device.driver_version / 1000,

@@ -52,7 +52,10 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
       store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.full_precision_spec, {},
                                      packed, full_precision));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
-  if (named_.pages != PageOrder::kPool) {
+  if (named_.is_latent) {
+    KVX_ASSIGN_OR_RETURN(
+        blocks_, lay_out_latent_pages(*memory_, num_blocks, shape_.block_size, runs_.front()));
+  } else if (named_.pages != PageOrder::kPool) {
     KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
                                                 shape_.block_size, runs_.front()));
   }
@@ -80,7 +83,7 @@ Status CudaCacheSets::make_feedback() {
 // The store's calibration lies in host memory: one number a head.
 Status CudaCacheSets::move_tables_to_device() {
   runs_.assign(store_->packed().runs.begin(), store_->packed().runs.end());
-  if (named_.pages == PageOrder::kPool) {
+  if (named_.pages == PageOrder::kPool && !named_.is_latent) {
     for (ops::HeadRun& run : runs_) {
       run.k.is_interleaved = run.v.is_interleaved =
           ops::attend_takes_interleaved_order(context_, run, shape_.block_size);
@@ -145,6 +148,11 @@ int64_t CudaCacheSets::attend_bytes() const {
   const auto bytes_of_block = [](const cache::BlockLayout& layout) {
     return layout.code_bytes() + layout.scale_bytes();
   };
+  if (named_.is_latent) {
+    const ops::SideView& rows = runs_.front().k;
+    return tokens_seen() * (format::code_bytes_per_row(rows.spec, rows.head_dim) +
+                            format::scale_bytes_per_row(rows.spec, rows.head_dim));
+  }
   int64_t packed = 0, full_precision = 0;
   for (const int32_t len : lens_) {
     const int most_seen = named_.window + named_.window_sinks;

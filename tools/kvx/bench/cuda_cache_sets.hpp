@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -38,6 +39,9 @@ class CudaCacheSets {
   int64_t row_bytes() const { return int64_t{shape_.num_kv_heads} * shape_.head_dim * 2; }
   bool has_full_precision_window() const { return group_.full_precision_window.is_on(); }
   int64_t attend_bytes() const;  // what attend reads of a set, once each
+  int64_t tokens_seen() const {  // by a query of each sequence of a set
+    return std::accumulate(lens_.begin(), lens_.end(), int64_t{0});
+  }
   // The number of values that kernels have found out of range so far.
   Result<uint64_t> num_out_of_range() const;
 

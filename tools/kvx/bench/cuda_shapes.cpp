@@ -31,6 +31,36 @@ bool set_prefill(const std::string& name, CudaBenchShape& named) {
   return true;
 }
 
+// mla64x8192, mla64x8192h16: latent rows of as many sequences and tokens, and 128 query heads or so
+// many, 1 to 128; mlamixed: lengths up to 32768.
+bool set_latent(const std::string& name, CudaBenchShape& named) {
+  int sequences = 64, tokens = 32768, heads = 128, length = 0;
+  named.is_mixed = name.starts_with("mlamixed");
+  if (named.is_mixed) {
+    length = 8;
+  } else if (std::sscanf(name.c_str(), "mla%dx%d%n", &sequences, &tokens, &length) < 2) {
+    return false;
+  }
+  const int end_of_tokens = length;
+  if (length < std::ssize(name) &&
+      (std::sscanf(name.c_str() + length, "h%d%n", &heads, &length) < 1 ||
+       end_of_tokens + length != std::ssize(name))) {
+    return false;
+  }
+  if (sequences < 1 || sequences > 4096 || tokens < 1 || tokens > 1 << 20 || heads < 1 ||
+      heads > 128) {
+    return false;
+  }
+  named.is_latent = true;
+  named.shape.num_sequences = sequences;
+  named.shape.length = tokens;
+  named.shape.num_kv_heads = 1;
+  named.shape.num_q_heads = heads;
+  named.shape.head_dim = 576;
+  named.value_dim = 512;
+  return true;
+}
+
 // aq4, 64x4096q8: so many queries a sequence, 2 to 16. Takes that off the name's end; without it 1.
 int take_q_len(std::string& name) {
   constexpr int kMost = 16;
@@ -81,6 +111,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
       s.head_dim = std::stoi(name.substr(1));
       set(64, s.head_dim > 128 ? 4096 : 8192, 32);
     } else if (named.q_len == 1 && set_prefill(name, named)) {
+    } else if (set_latent(name, named)) {
     } else if (name == "mixed") {
       set(64, 32768, 32);
       named.is_mixed = true;
@@ -102,10 +133,11 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
       return invalid_argument(
           "shapes has '{}'; expected a, b, c, d, a64, a80, a96, a192, a256, mixed, oss, "
           "ossw, aw, aws or SEQUENCESxTOKENS (aq4: with 4 queries a sequence, 2 to 16), p, pc, pm "
-          "or pcm (p256, pc192/128: with those head_dims)",
+          "or pcm (p256, pc192/128: with those head_dims), mlaSEQUENCESxTOKENS or mlamixed (with "
+          "h16: 16 query heads, 1 to 128)",
           named.name);
     }
-    if (!named.is_prefill()) named.value_dim = s.head_dim;
+    if (!named.is_prefill() && !named.is_latent) named.value_dim = s.head_dim;
     s.prefill_tokens = std::min(s.prefill_tokens, s.length);
     shapes.push_back(named);
   }

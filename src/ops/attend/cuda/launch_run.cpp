@@ -84,10 +84,13 @@ void fill(TensorCoreParams& params, const AttendCall& call, const HeadRun& run, 
 
 BalanceParams balance_of(const AttendCall& call, const RunPlan& plan) {
   const WorkTilePlan& tiles = plan.work_tiles;
+  const bool is_latent = plan.kind == KernelKind::kLatent;
   return {.most_work_tiles = tiles.balanced_work_tiles,
-          .granule = tiles.decode_mma.step_tokens * tiles.warps_of_cta / tiles.heads_of_cta,
+          .granule = is_latent
+                         ? kLatentStepTokens
+                         : tiles.decode_mma.step_tokens * tiles.warps_of_cta / tiles.heads_of_cta,
           .num_row_tiles = tiles.num_row_tiles,
-          .rows_of_work_tile = tiles.decode_mma.rows,
+          .rows_of_work_tile = is_latent ? kLatentRows : tiles.decode_mma.rows,
           .of_sequences =
               reinterpret_cast<SequenceWorkTiles*>(call.workspace + plan.workspace.work_tiles_at)};
 }
@@ -121,6 +124,13 @@ cudaError_t launch_decode_mma(const AttendCall& call, const HeadRun& run, const 
   return launch_attend_decode_mma(call.context, kernel, plan.grid, tiles.warps_of_cta, params);
 }
 
+cudaError_t launch_latent(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
+  DecodeMmaParams params = {};
+  fill(params, call, run, plan, 0, false);
+  params.balance = balance_of(call, plan);
+  return launch_attend_latent(call.context, plan.work_tiles.latent, plan.grid, params);
+}
+
 cudaError_t launch_prefill(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
   const PrefillKernel& kernel = plan.work_tiles.prefill;
   PrefillParams params = {};
@@ -136,6 +146,8 @@ cudaError_t launch_kernel(const AttendCall& call, const HeadRun& run, const RunP
       return launch_reference(call, run, plan);
     case KernelKind::kDecodeMma:
       return launch_decode_mma(call, run, plan);
+    case KernelKind::kLatent:
+      return launch_latent(call, run, plan);
     case KernelKind::kPrefill:
       return launch_prefill(call, run, plan);
   }

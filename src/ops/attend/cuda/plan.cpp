@@ -7,6 +7,7 @@
 #include "core/checked.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
 #include "ops/attend/cuda/formats.hpp"
+#include "ops/attend/cuda/latent/plan_latent.hpp"
 #include "ops/cuda/fits_chunks.hpp"
 
 namespace kvx::ops::cuda {
@@ -168,6 +169,16 @@ bool choose_decode_mma(const CudaContext& context, const AttendArgs& args, int64
   return true;
 }
 
+bool choose_latent(const CudaContext& context, const AttendArgs& args, CallPlan& plan) {
+  begin_plan(args, KernelKind::kLatent, plan);
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    LatentKernel& kernel = plan.runs[i].work_tiles.latent;
+    kernel = latent_instance(context, args, args.packed.runs[i]);
+    if (!kernel.function) return false;
+  }
+  return true;
+}
+
 bool choose_prefill(const CudaContext& context, const AttendArgs& args, PrefillEngine engine,
                     CallPlan& plan) {
   begin_plan(args, KernelKind::kPrefill, plan);
@@ -253,6 +264,8 @@ int rows_of_work_tile(const RunPlan& plan) {
       return kReferenceRows;
     case KernelKind::kDecodeMma:
       return plan.work_tiles.decode_mma.rows;
+    case KernelKind::kLatent:
+      return kLatentRows;
     case KernelKind::kPrefill:
       return kPrefillRows;
   }
@@ -278,6 +291,8 @@ void cut_into_work_tiles(const CudaContext& context, const AttendArgs& args,
       return cut_for_reference(context, shape, tiles);
     case KernelKind::kDecodeMma:
       return cut_for_decode_mma(context, args, run, shape, tiles);
+    case KernelKind::kLatent:
+      return plan_latent(context, args, shape, most_parts(run.v.head_dim), tiles);
     case KernelKind::kPrefill:
       return plan_prefill(context, shape, tiles);
   }
@@ -298,6 +313,7 @@ LaunchGrid grid_of(const AttendArgs& args, const HeadRun& run, const RunPlan& pl
     case KernelKind::kPrefill:
       return {row_tiles, heads * splits, sequences};
     case KernelKind::kDecodeMma:
+    case KernelKind::kLatent:
       break;
   }
   const unsigned ctas = heads / static_cast<unsigned>(tiles.heads_of_cta) * row_tiles;
@@ -312,7 +328,7 @@ WorkspaceLayout workspace_of(const AttendArgs& args, const CudaAttendLimits& lim
   const WorkTilePlan& tiles = plan.work_tiles;
   const int64_t parts = tiles.balanced_work_tiles > 0
                             ? int64_t{tiles.balanced_work_tiles} * tiles.num_row_tiles *
-                                  run.num_heads * tiles.decode_mma.rows
+                                  run.num_heads * rows_of_work_tile(plan)
                             : limits.total_q * args.num_q_heads * tiles.num_splits;
   return layout_of(parts, run.v.head_dim, args.num_sequences);
 }
@@ -330,8 +346,9 @@ int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds
   const int64_t splits_of_tokens =
       std::clamp<int64_t>(ceil_div<int64_t>(most_tokens, kTileTokens), 1, kMaxSplits);
   const int64_t all_splits = splits_of_tokens + splits_of_sinks(args, kind);
-  const bool may_be_balanced = kind == KernelKind::kDecodeMma && args.window == 0 &&
-                               bounds.max_sequences > 1 && most_tokens >= kLongSequence;
+  const bool balances = kind == KernelKind::kDecodeMma || kind == KernelKind::kLatent;
+  const bool may_be_balanced =
+      balances && args.window == 0 && bounds.max_sequences > 1 && most_tokens >= kLongSequence;
   const int64_t limit = most_parts(run.v.head_dim);
   int64_t parts = may_be_balanced ? limit : std::min(limit, num_rows * all_splits);
   const int64_t least_splits = 1 + splits_of_sinks(args, kind);
@@ -356,11 +373,13 @@ bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t 
       return true;
     case CudaAttendPath::kDecodeMma:
       return choose_decode_mma(context, args, num_rows, plan);
+    case CudaAttendPath::kLatent:
+      return choose_latent(context, args, plan);
     case CudaAttendPath::kPrefill:
     case CudaAttendPath::kPrefillMma:
       return choose_prefill(context, args, engine_of(context, path), plan);
     case CudaAttendPath::kChoose:
-      if (!prefers_prefill(context, args, num_rows, plan) &&
+      if (!choose_latent(context, args, plan) && !prefers_prefill(context, args, num_rows, plan) &&
           !choose_decode_mma(context, args, num_rows, plan)) {
         choose_reference(args, plan);
       }

@@ -11,7 +11,7 @@
 
 namespace kvx::ops::cuda {
 
-enum class KernelKind : uint8_t { kReference, kDecodeMma, kPrefill };
+enum class KernelKind : uint8_t { kReference, kDecodeMma, kLatent, kPrefill };
 
 // Where the partial results of split rows lie in the workspace:
 //   [partial_out][partial_softmax][work tiles of each sequence], each on 256 bytes

@@ -8,16 +8,18 @@
 
 #include "core/checked.hpp"
 #include "ops/attend/cuda/common/launch.hpp"
+#include "ops/attend/cuda/latent/launch.hpp"
 #include "ops/attend/cuda/prefill/launch.hpp"
 #include "ops/attend/splits.hpp"
 #include "ops/cuda/context.hpp"
 
 namespace kvx::ops::cuda {
 
-// How the work of a run of heads is cut. decode_mma and prefill: the run's instance, of which the
-// cut depends; the one that does not run has no function.
+// How the work of a run of heads is cut. decode_mma, latent and prefill: the run's instance, of
+// which the cut depends; those that do not run have no function.
 struct WorkTilePlan {
   DecodeMmaKernel decode_mma;
+  LatentKernel latent;
   PrefillKernel prefill;
   int warps_of_cta = 0;  // decode_mma
   int heads_of_cta = 1;  // KV heads

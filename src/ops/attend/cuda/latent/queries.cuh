@@ -1,0 +1,145 @@
+// The latent kernel's queries on their way into shared memory, as 16-bit numbers: a row a warp.
+#pragma once
+
+#include "ops/attend/cuda/latent/shape.cuh"
+
+namespace kvx::ops::cuda {
+
+template <class Mma>
+class LatentQueries {
+  using Shape = LatentShape;
+  static constexpr int kChunks = kLatentKeyDim / 8;                    // of a row
+  static constexpr int kChunksOfLane = (kChunks + kWarp - 1) / kWarp;  // 32 apart
+  static constexpr int kWarps = Shape::kConsumers * kWarpgroup / kWarp;
+  static constexpr int kRowsAtOnce = 4;
+
+ public:
+  __device__ LatentQueries(const DecodeMmaParams& params, const SequenceShape& shape, int kv_head,
+                           int first_row, int num_rows)
+      : params_(params),
+        shape_(shape),
+        kv_head_(kv_head),
+        first_row_(first_row),
+        num_rows_(num_rows),
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+  // By the consumers' warps. Rows that are not there become zeros.
+  __device__ void load(const LatentRing& ring, int warp) const {
+#pragma unroll 1
+    for (int first = warp; first < kLatentRows; first += kWarps * kRowsAtOnce) {
+      Eight eights[kRowsAtOnce][kChunksOfLane];  // all are asked for before the first is used
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) ask(first + i * kWarps, eights[i]);
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) store(ring, first + i * kWarps, eights[i]);
+    }
+    fence_bulk_copies();
+  }
+
+ private:
+  // Eight numbers of a query row as they lie: 16 bytes, or 32.
+  struct Eight {
+    uint4 words[2];
+  };
+
+  __device__ void ask(int row, Eight (&eights)[kChunksOfLane]) const {
+    const uint8_t* from = nullptr;
+    if (row < num_rows_) {
+      const FloatRows& q = params_.q;
+      const QueryRowAt at = query_row(params_, kv_head_, first_row_ + row);
+      const int64_t number = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                             int64_t{at.q_head} * q.head_stride;
+      from = q.data + number * bytes_of(q.dtype);
+    }
+    const bool is_on_16 = reinterpret_cast<uintptr_t>(from) % 16 == 0;
+#pragma unroll
+    for (int c = 0; c < kChunksOfLane; ++c) {
+      const int chunk = lane_ + c * kWarp;
+      eights[c] = {};
+      if (from == nullptr || chunk >= kChunks) continue;
+      eights[c] = is_on_16 ? load_eight(from, chunk) : load_eight_apart(from, chunk);
+    }
+  }
+  __device__ Eight load_eight(const uint8_t* row, int chunk) const {
+    const uint4* from = reinterpret_cast<const uint4*>(row);
+    if (params_.q.dtype == DType::kF32) return {from[2 * chunk], from[2 * chunk + 1]};
+    return {from[chunk], {}};
+  }
+  __device__ Eight load_eight_apart(const uint8_t* row, int chunk) const {
+    uint32_t words[8] = {};
+    if (params_.q.dtype == DType::kF32) {
+      for (int i = 0; i < 8; ++i) words[i] = reinterpret_cast<const uint32_t*>(row)[8 * chunk + i];
+    } else {
+      const auto* from = reinterpret_cast<const uint16_t*>(row) + 8 * chunk;
+      for (int i = 0; i < 4; ++i) words[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
+    }
+    return {{{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}}};
+  }
+
+  __device__ void widen(const Eight& eight, float (&x)[8]) const {
+    const uint4 a = eight.words[0], b = eight.words[1];
+    const uint32_t words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const DType type = params_.q.dtype;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair =
+          type == DType::kF16 ? MmaF16::unpack(words[i]) : MmaBf16::unpack(words[i]);
+      x[2 * i] = type == DType::kF32 ? __uint_as_float(words[2 * i]) : pair.x;
+      x[2 * i + 1] = type == DType::kF32 ? __uint_as_float(words[2 * i + 1]) : pair.y;
+    }
+  }
+
+  __device__ void store(const LatentRing& ring, int row,
+                        const Eight (&eights)[kChunksOfLane]) const {
+    // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
+    const float factor = params_.softmax_scale;
+    const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
+    float scale = 1;
+    if constexpr (Mma::kScalesQueries) {
+      if (params_.q.dtype != DType::kF16) scale = scale_of(eights);
+    }
+#pragma unroll
+    for (int c = 0; c < kChunksOfLane; ++c) {
+      const int chunk = lane_ + c * kWarp;
+      if (chunk >= kChunks) continue;
+      float x[8];
+      widen(eights[c], x);
+      Four pairs;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pairs.r[i] = Mma::pack(x[2 * i] * scale * sign, x[2 * i + 1] * scale * sign);
+      }
+      store_chunk(ring.queries() + chunk / 8 * Shape::kSlabBytes + wgmma_chunk(row, chunk % 8),
+                  pairs);
+    }
+    // Never 0: a hidden score, -infinity, is multiplied by it.
+    const float to_log2 = params_.softcap == 0 ? kLog2E : 1.0f;
+    const float by = fmaxf(fabsf(factor) / scale * to_log2, 1e-37f);
+    if (lane_ == 0) store_shared_float(ring.score_scale(row), by);
+  }
+
+  // Into f16's range, by a power of two.
+  __device__ float scale_of(const Eight (&eights)[kChunksOfLane]) const {
+    float largest = 0;
+#pragma unroll
+    for (int c = 0; c < kChunksOfLane; ++c) {
+      float x[8];
+      widen(eights[c], x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+    }
+    for (int other = 1; other < kWarp; other *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, other));
+    }
+    return largest > 0 && largest < INFINITY ? exp2f(-static_cast<float>(ilogbf(largest))) : 1.0f;
+  }
+
+  const DecodeMmaParams& params_;
+  const SequenceShape& shape_;
+  const int kv_head_;
+  const int first_row_;
+  const int num_rows_;
+  const int lane_;
+};
+
+}  // namespace kvx::ops::cuda

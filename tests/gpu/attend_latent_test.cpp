@@ -1,0 +1,218 @@
+// attend's latent kernel: rows that are keys and values (MLA), of 576 numbers, the first 512 of
+// which are V.
+#include "tests/gpu/attend_near.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using ops::CudaAttendPath;
+
+// A scene whose V is K's prefix.
+class LatentScene {
+ public:
+  explicit LatentScene(const SceneOptions& options) : scene_(options) {
+    const ops::LayerView& view = scene_.packed().view();
+    runs_.assign(view.runs.begin(), view.runs.end());
+    for (ops::HeadRun& run : runs_) {
+      run.v = run.k;
+      run.v.head_dim = options.value_dim;
+      run.v.is_alias = true;
+    }
+    scene_.args().packed.runs = runs_;
+  }
+  AttendScene& scene() { return scene_; }
+
+ private:
+  AttendScene scene_;
+  std::vector<ops::HeadRun> runs_;
+};
+
+SceneOptions latent_options(int num_heads, std::vector<int> seq_lens, std::vector<int> q_lens,
+                            const char* format = "bf16") {
+  SceneOptions options;
+  options.runs = {{1, format, format}};
+  options.key_dim = 576;
+  options.value_dim = 512;
+  options.q_per_kv = num_heads;
+  options.block_size = 64;
+  options.q_type = DType::kBF16;
+  options.softmax_scale = 0.05f;
+  options.seq_lens = std::move(seq_lens);
+  options.q_lens = std::move(q_lens);
+  return options;
+}
+
+constexpr double kTolerance = 3.5e-3;  // 16-bit queries and weights in bf16
+
+class GpuAttendLatent : public GpuAttend {
+ protected:
+  void SetUp() override {
+    GpuAttend::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if (device::cuda_code_version(context().device) != 90) {
+      GTEST_SKIP() << "the latent kernel is code for compute capability 9.0";
+    }
+  }
+  void expect_latent_near(const SceneOptions& options, double tolerance = kTolerance) {
+    LatentScene latent(options);
+    DeviceScene on_device(memory(), context(), latent.scene());
+    ASSERT_TRUE(on_device.has_latent());
+    expect_near(latent.scene(), on_device, CudaAttendPath::kLatent, tolerance);
+  }
+};
+
+TEST_F(GpuAttendLatent, HasAnyNumberOfHeads) {
+  for (const int heads : {1, 16, 64, 100, 128}) {
+    SCOPED_TRACE(heads);
+    expect_latent_near(latent_options(heads, {300, 1, 0, 128, 65}, {1, 1, 0, 1, 1}));
+  }
+}
+
+TEST_F(GpuAttendLatent, HasDraftsOfSeveralTokens) {
+  for (const int heads : {1, 16, 100, 128}) {
+    SCOPED_TRACE(heads);
+    expect_latent_near(latent_options(heads, {130, 4, 2, 65}, {4, 4, 2, 1}));
+  }
+}
+
+TEST_F(GpuAttendLatent, HasBlocksOfAnySixteens) {
+  for (const int block_size : {16, 48, 64, 128}) {
+    SCOPED_TRACE(block_size);
+    SceneOptions options = latent_options(16, {0, 1, 400, 47, 128}, {0, 1, 2, 1, 1});
+    options.block_size = block_size;
+    expect_latent_near(options);
+  }
+}
+
+TEST_F(GpuAttendLatent, HasQueriesAndOutputsOfEveryType) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(static_cast<int>(type));
+    SceneOptions options = latent_options(32, {200, 77}, {1, 2});
+    options.q_type = options.out_type = type;
+    expect_latent_near(options, 4e-3);
+  }
+}
+
+TEST_F(GpuAttendLatent, HasRowsInF16) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(static_cast<int>(type));
+    SceneOptions options = latent_options(32, {200, 77}, {1, 2}, "f16");
+    options.q_type = type;
+    expect_latent_near(options, 4e-4);
+  }
+}
+
+TEST_F(GpuAttendLatent, HasSoftcapSinksAndWindows) {
+  for (int which = 0; which < 4; ++which) {
+    SCOPED_TRACE(which);
+    SceneOptions options = latent_options(48, {500, 33, 130}, {2, 1, 1});
+    options.softcap = which == 0 || which == 3 ? 3.0f : 0.0f;
+    options.sinks = which == 1 || which == 3;
+    options.window = which >= 2 ? 100 : 0;
+    expect_latent_near(options);
+  }
+}
+
+TEST_F(GpuAttendLatent, HasANegativeScaleAndNone) {
+  for (const float scale : {-0.05f, 0.0f}) {
+    SCOPED_TRACE(scale);
+    SceneOptions options = latent_options(16, {150}, {1});
+    options.softmax_scale = scale;
+    expect_latent_near(options);
+  }
+}
+
+// One long sequence is cut into splits for all multiprocessors, several by their lengths.
+TEST_F(GpuAttendLatent, MergesSplits) {
+  expect_latent_near(latent_options(16, {20000}, {1}));
+  expect_latent_near(latent_options(128, {3000, 1, 0, 700}, {1, 1, 0, 1}));
+  expect_latent_near(latent_options(16, {17000, 70, 0, 640}, {1, 1, 0, 2}));
+}
+
+// Scores that keep rising: each tile raises the rows' maximum, and the sums follow.
+TEST_F(GpuAttendLatent, FollowsMaximaThatRise) {
+  const SceneOptions options = latent_options(32, {700}, {1});
+  LatentScene latent(options);
+  AttendScene& scene = latent.scene();
+  for (int t = 0; t < 700; ++t) {
+    for (int d = 0; d < 576; ++d)
+      scene.keys()[t * 576 + d] *= 0.1f + 0.004f * static_cast<float>(t);
+  }
+  scene.fill();
+  DeviceScene on_device(memory(), context(), scene);
+  expect_near(scene, on_device, CudaAttendPath::kLatent, kTolerance);
+}
+
+TEST_F(GpuAttendLatent, HidesWhatATreeMaskHides) {
+  LatentScene latent(latent_options(16, {140, 9}, {4, 3}));
+  AttendScene& scene = latent.scene();
+  std::vector<uint8_t> mask(7 * 4, 0);
+  for (int row = 0; row < 7; ++row) {
+    const int own = row < 4 ? row : row - 4;
+    mask[row * 4] = mask[row * 4 + own] = 1;
+  }
+  scene.args().tree_mask = mask.data();
+  scene.args().tree_mask_stride = 4;
+  DeviceScene on_device(memory(), context(), scene);
+  expect_near(scene, on_device, CudaAttendPath::kLatent, kTolerance);
+}
+
+TEST_F(GpuAttendLatent, IsCapturedAndReplayedForOtherLengths) {
+  LatentScene latent(latent_options(128, {900, 400}, {1, 1}, "f16"));
+  DeviceScene on_device(memory(), context(), latent.scene());
+  const std::vector<int32_t> lens[] = {{900, 400}, {17, 1}, {128, 129}};
+  on_device.expect_replays(CudaAttendPath::kLatent, lens);
+}
+
+TEST_F(GpuAttendLatent, SkipsAndCountsBlocksThatAreNotThere) {
+  LatentScene latent(latent_options(16, {400, 300}, {1, 1}));
+  AttendScene& scene = latent.scene();
+  const int32_t block = scene.table()[2];
+  for (const int32_t bad : {-1, 1000000}) {
+    scene.table()[2] = bad;
+    DeviceScene on_device(memory(), context(), scene);
+    const AttendOutput got = on_device.run(CudaAttendPath::kLatent);
+    EXPECT_EQ(rows_not_finite(got.out, 512), "");
+    EXPECT_GT(on_device.counters().read().out_of_range, 0u);
+    // The reference kernel skips the same tokens.
+    const AttendOutput expected = on_device.run(CudaAttendPath::kReference);
+    EXPECT_LE(relative_rms(got.out, expected.out), kTolerance);
+  }
+  scene.table()[2] = block;
+}
+
+TEST_F(GpuAttendLatent, GivesZerosToASequenceThatIsNotValid) {
+  LatentScene latent(latent_options(16, {40, 40, 40}, {1, 1, 1}));
+  AttendScene& scene = latent.scene();
+  DeviceScene on_device(memory(), context(), scene);
+  const std::vector<int32_t> lens = {40, 1 << 30, 40};
+  ASSERT_TRUE(
+      device::cuda_copy(const_cast<int32_t*>(on_device.args().seq_lens), lens.data(), 12).ok());
+  const AttendOutput got = on_device.run(CudaAttendPath::kLatent);
+  EXPECT_EQ(on_device.counters().read().out_of_range, 1u);
+  const std::vector<double> expected = scene.reference().out;
+  const int row = scene.num_q_heads() * 512;
+  for (int i = 0; i < 3 * row; ++i) {
+    EXPECT_NEAR(got.out[i], i / row == 1 ? 0.0 : expected[i], 2e-2) << i;
+  }
+}
+
+TEST_F(GpuAttendLatent, IsChosenForLatentRowsAlone) {
+  LatentScene latent(latent_options(16, {300, 40}, {1, 1}));
+  DeviceScene on_device(memory(), context(), latent.scene());
+  EXPECT_TRUE(on_device.has_latent());
+  const AttendOutput chosen = on_device.run(CudaAttendPath::kChoose);
+  EXPECT_EQ(chosen.out, on_device.run(CudaAttendPath::kLatent).out);
+
+  AttendScene apart(latent_options(16, {300}, {1}));
+  EXPECT_FALSE(DeviceScene(memory(), context(), apart).has_latent()) << "V has bytes of its own";
+  SceneOptions shorter = latent_options(16, {300}, {1});
+  shorter.value_dim = 448;
+  EXPECT_FALSE(DeviceScene(memory(), context(), LatentScene(shorter).scene()).has_latent());
+  EXPECT_FALSE(
+      DeviceScene(memory(), context(), LatentScene(latent_options(16, {300}, {1}, "int8")).scene())
+          .has_latent());
+}
+
+}  // namespace
+}  // namespace kvx::tests
