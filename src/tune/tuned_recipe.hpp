@@ -38,8 +38,8 @@ Result<CacheRecipe> recipe_of_file(std::shared_ptr<const TuneFile> file, std::st
 // returned as it is. INVALID_ARGUMENT: the file has not all of them.
 Result<CacheRecipe> layers_of(CacheRecipe recipe, int first, int count);
 
-// Whether the file is this model's, of what is known of it: an empty text is not compared. Names are
-// compared behind their last '/', in lower case. INVALID_ARGUMENT names both.
+// Whether the file is this model's, of what is known of it: an empty text is not compared. Names
+// are compared behind their last '/', in lower case. INVALID_ARGUMENT names both.
 Status check_model(const CacheRecipe& recipe, std::string_view name, std::string_view architecture);
 
 // Sets the config's recipe and tables, and puts the overrides before those that are there. The

@@ -27,9 +27,8 @@ Result<LoadedModel> load_model(const std::string& path, const std::string& produ
   return Error{loaded.error().code, fmt::format("model is '{}'; {}", path, loaded.error().message)};
 }
 
-Status use_recipe(const tune::CacheRecipe& recipe,
-                  const std::vector<kv::RecipeOverride>& overrides, const runner::Model& model,
-                  runner::KvAttentionOptions& cache) {
+Status use_recipe(const tune::CacheRecipe& recipe, const std::vector<kv::RecipeOverride>& overrides,
+                  const runner::Model& model, runner::KvAttentionOptions& cache) {
   KVX_ASSIGN_OR_RETURN(const std::string_view name, model.gguf().string_or("general.name", ""));
   KVX_ASSIGN_OR_RETURN(const std::string_view architecture,
                        model.gguf().string_or("general.architecture", ""));

@@ -24,9 +24,8 @@ Result<LoadedModel> load_model(const std::string& path, const std::string& produ
 
 // Sets the cache's recipe, overrides (the recipe's own, and `overrides`, which win) and tables.
 // INVALID_ARGUMENT: the recipe was tuned for another model.
-Status use_recipe(const tune::CacheRecipe& recipe,
-                  const std::vector<kv::RecipeOverride>& overrides, const runner::Model& model,
-                  runner::KvAttentionOptions& cache);
+Status use_recipe(const tune::CacheRecipe& recipe, const std::vector<kv::RecipeOverride>& overrides,
+                  const runner::Model& model, runner::KvAttentionOptions& cache);
 
 // INVALID_ARGUMENT when num_tokens exceeds the model's context. field: the option that requests
 // them.
