@@ -65,6 +65,33 @@ TEST_F(CliTuned, IsComparedAndItsTablesLoseNothingByThemselves) {
   EXPECT_NEAR(json["caches"][2]["kl"]["value"], kl, 0.02 * kl + 1e-7);
 }
 
+TEST_F(CliTuned, StaticScalesThatAreTooSmallFailTheirGateAndAreShownInStress) {
+  const std::vector<uint8_t> model = tests::tiny_chat_model(1024).file();
+  write("long.gguf", {reinterpret_cast<const char*>(model.data()), model.size()});
+  tune::TuneFile file = tuned("int8:source=given");
+  for (kv::LayerCalibration& layer : file.layers) {
+    layer.k.group_scales = {8.0f, 1e-5f};  // the second KV head's keys are clipped
+    layer.v.group_scales = {8.0f, 8.0f};
+  }
+  write_tuned(file);
+  const Outcome outcome =
+      kvx("compare -m model.gguf -f text.txt --formats tuned:m.kvxtune --ctx 32 --chunks 1 "
+          "--fail-if 'saturated>0' --json r.json");
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("kvx: tuned:m.kvxtune: saturated is "));
+  const auto json = nlohmann::json::parse(read_file("json", work() / "r.json").value());
+  const auto& layers = json["caches"][1]["saturated_by_head"];
+  EXPECT_EQ(layers[0]["k"][0], 0);
+  EXPECT_GT(layers[0]["k"][1], 0);
+  EXPECT_EQ(layers[1]["v"][1], 0);
+  const Outcome stress =
+      kvx("stress -m long.gguf --cache tuned:m.kvxtune --lengths 500 --samples 1 --drift 0");
+  ASSERT_EQ(stress.exit_code, 0) << stress.err;
+  EXPECT_THAT(stress.out,
+              ::testing::ContainsRegex("clipped by a static scale, tuned:m.kvxtune: "
+                                       "[0-9]+ inputs in 2 of 4 heads, most in [01]:1"));
+}
+
 TEST_F(CliTuned, GivenScalesAreTheFiles) {
   tune::TuneFile file = tuned("int8:source=given");
   for (kv::LayerCalibration& layer : file.layers) {

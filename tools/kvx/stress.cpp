@@ -1,5 +1,6 @@
 // kvx stress: what caches forget over long texts, on a real model: retrieval, repeated entities and
 // the drift of a long text that the model writes.
+#include <algorithm>
 #include <cstdio>
 
 #include "tools/kvx/command.hpp"
