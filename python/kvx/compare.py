@@ -25,6 +25,11 @@ class Estimate:
     value: float
     standard_error: float | None
 
+    @classmethod
+    def _of(cls, value: float, standard_error: float) -> "Estimate":
+        """From the module, where an error that is not known is NaN."""
+        return cls(value, None if standard_error != standard_error else standard_error)
+
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.2g}"
         return f"{self.value:.4g}{error}"

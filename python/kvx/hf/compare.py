@@ -102,7 +102,7 @@ def _logits(model, window, cache, count):
 
 
 def _figures(recipe, cost, figures, outputs, logits, saturated, nonfinite):
-    estimates = {name: Estimate(*figures[name]) for name in ESTIMATES}
+    estimates = {name: Estimate._of(*figures[name]) for name in ESTIMATES}
     return CacheFigures(
         recipe,
         cost.bits_per_value,

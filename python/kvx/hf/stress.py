@@ -229,7 +229,7 @@ class _Stress:
                     quality.add_window(rows[0], row, targets)
             for recipe, quality in list(zip(self.recipes, qualities))[1:]:
                 found = quality.figures()
-                kl, same_top = (Estimate(*found[name]) for name in ("kl", "same_top_percent"))
+                kl, same_top = (Estimate._of(*found[name]) for name in ("kl", "same_top_percent"))
                 parts.append(DriftPart(recipe, begin, end - begin, kl, same_top))
         for recipe, cache in zip(self.recipes, caches):
             self.add_clipped(recipe, cache)
@@ -237,4 +237,4 @@ class _Stress:
 
 
 def _estimate(clusters):
-    return Estimate(*_core.clustered_mean(clusters))
+    return Estimate._of(*_core.clustered_mean(clusters))
