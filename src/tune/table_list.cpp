@@ -14,6 +14,9 @@ Shape k_row(const CacheGeometry& g, int64_t) {
 Shape v_row(const CacheGeometry& g, int64_t) {
   return {g.num_kv_heads, g.v_head_dim};
 }
+Shape k_square(const CacheGeometry& g, int64_t) {
+  return {g.num_kv_heads, g.k_head_dim, g.k_head_dim};
+}
 Shape k_blocks(const CacheGeometry& g, int64_t count) {
   return {count / (int64_t{g.num_kv_heads} * g.k_head_dim), g.num_kv_heads, g.k_head_dim};
 }
@@ -33,6 +36,7 @@ Shape flat(const CacheGeometry&, int64_t count) {
 constexpr TableField kFields[] = {
     KVX_TABLE("k.block_offset", k_block_offset, k_blocks),
     KVX_TABLE("k.factor", k_factor, k_row),
+    KVX_TABLE("k.feedback", k_feedback, k_square),
     KVX_TABLE("k.group_scales", k.group_scales, flat),
     KVX_TABLE("k.mean", k_mean, k_row),
     KVX_TABLE("k.rope_mean", k_rope_mean, k_row),
