@@ -97,6 +97,7 @@ void expect_equal(const TuneFile& found, const TuneFile& expected) {
     EXPECT_EQ(a.v_mean, b.v_mean);
     EXPECT_EQ(a.k_factor, b.k_factor);
     EXPECT_EQ(a.v_factor, b.v_factor);
+    EXPECT_EQ(a.k_feedback, b.k_feedback);
     EXPECT_EQ(a.k_block_offset, b.k_block_offset);
     EXPECT_EQ(a.k_feedback, b.k_feedback);
     EXPECT_EQ(a.k_rope_mean, b.k_rope_mean);
@@ -123,6 +124,20 @@ TEST(TuneFile, HoldsBlockOffsetsWithTheirBlockSize) {
   file.block_size = 32;
   const auto found = parse_tune_file(encoded(file));
   ASSERT_TRUE(found.ok()) << found.error().message;
+  expect_equal(found.value(), file);
+}
+
+TEST(TuneFile, HoldsErrorFeedback) {
+  TuneFile file = a_tune_file();
+  const int dim = file.geometry.k_head_dim;
+  std::vector<float> feedback = random_table(file.geometry.num_kv_heads * dim * dim, 11, -1, 1);
+  for (int i = 0; i < static_cast<int>(feedback.size()); ++i) {
+    if (i % dim <= i / dim % dim) feedback[i] = 0;  // weights lie above the diagonal
+  }
+  file.layers[0].k_feedback = feedback;
+  const auto found = parse_tune_file(encoded(file));
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  EXPECT_EQ(found.value().layers[0].k_feedback, feedback);
   expect_equal(found.value(), file);
 }
 
