@@ -1,11 +1,41 @@
 // Tuned recipes behind the C ABI's handles.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "core/result.hpp"
+#include "kv/verbs/cuda_place.hpp"
 #include "kvx/kvx_abi.h"
 #include "tune/tuned_recipe.hpp"
 
 namespace kvx::boundary {
+
+// A layer's tables where its verbs read them.
+struct PlacedLayer {
+  kv::LayerPlan plan;
+  std::vector<std::pair<kvx_format_spec_t, kvx_format_spec_t>> specs;  // [runs], of K and V
+  std::unique_ptr<kv::CudaPlace> place;                                // null on the host
+  kv::LayerTables tables;
+};
+
+struct OwnedTables {
+  std::shared_ptr<const tune::TuneFile> file;
+  kv::Recipe recipe;
+  std::vector<kv::LayerPlan> plans;  // [num_layers]
+
+  // Layer, block size, device (-1: the host), tokens.
+  using Key = std::tuple<uint32_t, uint32_t, int, int64_t>;
+  std::mutex mutex;
+  std::map<Key, std::unique_ptr<PlacedLayer>> placed;
+};
+
+// INVALID_ARGUMENT: null, or not a handle, or one that was freed.
+Result<OwnedTables*> find_tables(kvx_tables_t handle);
 
 // The recipe of a kvx_tables_t. text: null, "tuned", or "tuned" with options of its full-precision
 // window. INVALID_ARGUMENT: another text; not a handle, or one that was freed.
