@@ -65,7 +65,7 @@ def test_only_the_window_may_change(tmp_path):
     [
         (dict(num_layers=3), "num_layers 2; the cache has 3"),
         (dict(num_kv_heads=4), "num_kv_heads 2; the cache has 4"),
-        (dict(head_dim=128), "k_head_dim 64; the cache has 128"),
+        (dict(head_dim=128), "head_dim 64; the cache has 128"),
         (dict(num_layers=1, first_layer=2), "layer is 2; the tuned recipe has layers 0 to 1"),
     ],
 )
