@@ -13,6 +13,24 @@ namespace kvx::ops {
 namespace cuda {
 namespace {
 
+// blockIdx.y: K or V.
+__global__ void __launch_bounds__(RowsLaunch::kThreads)
+    append_rows(const __grid_constant__ AppendParams params) {
+  extern __shared__ float shared[];
+  const AppendSide& part = params.sides[blockIdx.y];
+  if (!part.is_stored()) return;
+  const int lane = threadIdx.x % kWarp;
+  const uint32_t warp = threadIdx.x / kWarp;
+  const uint32_t warps_per_cta = RowsLaunch::kThreads / kWarp;
+  float* x = shared + warp * static_cast<uint32_t>(part.side.view.head_dim);
+  const auto num_heads = static_cast<uint32_t>(params.num_heads);
+  for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < params.num_tokens * num_heads;
+       row += gridDim.x * warps_per_cta) {
+    append_row(params, part, row / num_heads, static_cast<int>(row % num_heads), x, lane,
+               encode_row);
+  }
+}
+
 AppendSide append_side(const SideView& side, const FloatRows& input,
                        const SideTransform& transform) {
   if (side.head_dim == 0) return {};

@@ -1,5 +1,5 @@
-// append's reference kernel: a warp a row, in shared memory. It takes every head_dim, address and
-// encoder option.
+// append_row: a row by a warp, in shared memory, for append's reference kernel and beside error
+// feedback. It takes every head_dim, address and encoder option.
 #pragma once
 
 #include "ops/append/append_params.cuh"
@@ -31,24 +31,6 @@ __device__ inline void append_row(const AppendParams& params, const AppendSide& 
   apply_transform_row(append_transform(params, part, head, target.position_block), x,
                       side.view.head_dim, lane);
   count_nonfinite(params, encode(side, to, x, lane));
-}
-
-// blockIdx.y: K or V.
-__global__ void __launch_bounds__(RowsLaunch::kThreads)
-    append_rows(const __grid_constant__ AppendParams params) {
-  extern __shared__ float shared[];
-  const AppendSide& part = params.sides[blockIdx.y];
-  if (!part.is_stored()) return;
-  const int lane = threadIdx.x % kWarp;
-  const uint32_t warp = threadIdx.x / kWarp;
-  const uint32_t warps_per_cta = RowsLaunch::kThreads / kWarp;
-  float* x = shared + warp * static_cast<uint32_t>(part.side.view.head_dim);
-  const auto num_heads = static_cast<uint32_t>(params.num_heads);
-  for (uint32_t row = blockIdx.x * warps_per_cta + warp; row < params.num_tokens * num_heads;
-       row += gridDim.x * warps_per_cta) {
-    append_row(params, part, row / num_heads, static_cast<int>(row % num_heads), x, lane,
-               encode_row);
-  }
 }
 
 }  // namespace kvx::ops::cuda

@@ -1,5 +1,5 @@
 // FedRow: a row with error feedback by one or some lanes, in shared memory, for the kernel of
-// append_fed.cuh. The bytes are encode_feedback.cuh's.
+// append_fed.cu. The bytes are encode_feedback.cuh's.
 //
 // A row's numbers are rounded sixteen at a time: first the errors of all numbers before them are
 // added, in order, then each is rounded and its error added to those after it.
