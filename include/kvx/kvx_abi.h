@@ -864,7 +864,7 @@ typedef struct kvx_tables_config_t {
   const char* model_hash;
   const char* text_hash; /* of the calibration text */
   const char* date;
-  const char* measured; /* figures, as a JSON object; null: {} */
+  const char* measured; /* figures, as a JSON object; null: none */
 } kvx_tables_config_t;
 
 /* Reads a tuned recipe's file. INVALID_ARGUMENT: it cannot be read, or is damaged; the message

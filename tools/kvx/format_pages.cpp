@@ -149,7 +149,9 @@ std::string formats_markdown() {
       "One string names a cache everywhere: `format[/format][:option,...]`. K is before the slash "
       "and V\nafter it; one format is for both. Examples: `int8`, `int8/int4`, `int4:auto`,\n"
       "`nvfp4:k.hadamard,search,sink=16,recent=64`. An option applies to both sides where their "
-      "formats\ntake it; `k.` or `v.` in front of it limits it to one.\n\n";
+      "formats\ntake it; `k.` or `v.` in front of it limits it to one. `tuned:FILE` names a recipe "
+      "that "
+      "was tuned\nfor a model, with its tables ([tune-file.md](tune-file.md)).\n\n";
   text += options_markdown();
   text +=
       "\n## Rows\n\n"

@@ -73,10 +73,9 @@ Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
   result.needs_packing =
       view.kind != TableView::Kind::kPacked || view.indices.is_64_bit || lengths.is_64_bit;
   result.table.row_stride = result.needs_packing ? view.max_blocks : stride;
-  if (!result.needs_packing) {
-    result.table.ids = static_cast<const int32_t*>(view.indices.data);
-    result.seq_lens = static_cast<const int32_t*>(lengths.data);
-  }
+  // Until they are packed, others only say that they are there.
+  result.table.ids = static_cast<const int32_t*>(view.indices.data);
+  result.seq_lens = static_cast<const int32_t*>(lengths.data);
   return result;
 }
 
