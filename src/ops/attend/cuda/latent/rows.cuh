@@ -327,6 +327,10 @@ class LatentConsumer {
   // Softcap, to units of log2; then what a row does not see. tanh(x) = 1 - 2 / (e^2x + 1).
   __device__ __forceinline__ void cap_and_hide(int token, uint32_t missing, float (&by)[2]) {
     const DecodeMmaParams& params = walk_.params;
+    // Computed here: in front of the loop over steps, the compiler would keep what it is for every
+    // column, and spill it.
+    int t = t_;
+    asm volatile("" : "+r"(t));
     if (params.softcap != 0) {
       const float most = params.softcap;
       const float to_exponent = __fdividef(2.0f * kLog2E, most);
@@ -349,7 +353,7 @@ class LatentConsumer {
                            : nullptr;
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
-        const int column = i / 2 * 8 + 2 * t_ + i % 2;
+        const int column = i / 2 * 8 + 2 * t + i % 2;
         const int at = token + column;
         bool is_hidden = at < begin || at >= end || (missing >> (column / 16 * 8) & 1u) != 0;
         const int j = at - work_tile_.shape.first_new_token();
