@@ -102,6 +102,47 @@ TEST_F(GpuAttendLatent, HasRowsInF16) {
   }
 }
 
+const char* const kPackedFormats[] = {"fp8_e4m3",    "fp8_e5m2", "int8",  "int4",     "int8_affine",
+                                      "int4_affine", "nvfp4",    "mxfp4", "mxfp4_g16"};
+
+// Integers under their scales are rounded to f16, all others are not.
+double packed_tolerance(DType q_type) {
+  return q_type == DType::kBF16 ? 3.5e-3 : 5e-4;
+}
+
+TEST_F(GpuAttendLatent, HasPackedRows) {
+  for (const char* format : kPackedFormats) {
+    for (const int heads : {16, 100}) {
+      SCOPED_TRACE(fmt::format("{}, {} heads", format, heads));
+      SceneOptions options = latent_options(heads, {300, 1, 0, 130, 65}, {1, 1, 0, 2, 1}, format);
+      options.order = heads == 16 ? RowOrder::kRecord : RowOrder::kHnd;
+      options.scales_apart = heads == 100;
+      options.block_size = heads == 16 ? 16 : 48;
+      options.q_type = heads == 16 ? DType::kF16 : DType::kBF16;
+      expect_latent_near(options, packed_tolerance(options.q_type));
+    }
+  }
+}
+
+TEST_F(GpuAttendLatent, MergesSplitsOfPackedRows) {
+  for (const char* format : {"fp8_e4m3", "int8", "nvfp4"}) {
+    SCOPED_TRACE(format);
+    SceneOptions options = latent_options(32, {6000, 70, 0, 640}, {1, 1, 0, 2}, format);
+    options.q_type = DType::kF16;
+    expect_latent_near(options, packed_tolerance(options.q_type));
+  }
+}
+
+TEST_F(GpuAttendLatent, SkipsPackedBlocksThatAreNotThere) {
+  LatentScene latent(latent_options(16, {400, 300}, {1, 1}, "nvfp4"));
+  latent.scene().table()[2] = -1;
+  DeviceScene on_device(memory(), context(), latent.scene());
+  const AttendOutput got = on_device.run(CudaAttendPath::kLatent);
+  EXPECT_EQ(rows_not_finite(got.out, 512), "");
+  EXPECT_GT(on_device.counters().read().out_of_range, 0u);
+  EXPECT_LE(relative_rms(got.out, on_device.run(CudaAttendPath::kReference).out), kTolerance);
+}
+
 TEST_F(GpuAttendLatent, HasSoftcapSinksAndWindows) {
   for (int which = 0; which < 4; ++which) {
     SCOPED_TRACE(which);
@@ -210,8 +251,12 @@ TEST_F(GpuAttendLatent, IsChosenForLatentRowsAlone) {
   shorter.value_dim = 448;
   EXPECT_FALSE(DeviceScene(memory(), context(), LatentScene(shorter).scene()).has_latent());
   EXPECT_FALSE(
-      DeviceScene(memory(), context(), LatentScene(latent_options(16, {300}, {1}, "int8")).scene())
+      DeviceScene(memory(), context(), LatentScene(latent_options(16, {300}, {1}, "f32")).scene())
           .has_latent());
+  EXPECT_FALSE(DeviceScene(memory(), context(),
+                           LatentScene(latent_options(16, {300}, {1}, "fp8_e4m3@row")).scene())
+                   .has_latent())
+      << "a scale of each row";
 }
 
 }  // namespace

@@ -47,9 +47,10 @@ enum class CudaAttendPath : uint8_t {
 // them.
 bool attend_has_decode_mma(const CudaContext& context, const AttendArgs& args);
 
-// Whether the latent kernel takes this call: rows of 576 numbers in bf16 or f16, on 16 bytes, whose
-// first 512 are V; blocks of a multiple of 16 tokens; no window's sinks, full-precision window or
-// transform. In code for compute capability 9.0 alone.
+// Whether the latent kernel takes this call: rows of 576 numbers on 16 bytes, whose first 512 are
+// V, in bf16, f16, nvfp4, mxfp4, mxfp4_g16, int8 or int4 (groups of 64, f16 scales), an affine
+// format, or fp8 with one scale a head; blocks of a multiple of 16 tokens; no window's sinks,
+// full-precision window, interleaved order or transform. In code for compute capability 9.0 alone.
 bool attend_has_latent(const CudaContext& context, const AttendArgs& args);
 
 // Whether a prefill kernel takes this call: as above, with rows in whole copies of 16 bytes,

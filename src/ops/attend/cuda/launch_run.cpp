@@ -126,7 +126,7 @@ cudaError_t launch_decode_mma(const AttendCall& call, const HeadRun& run, const 
 
 cudaError_t launch_latent(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
   DecodeMmaParams params = {};
-  fill(params, call, run, plan, 0, false);
+  fill(params, call, run, plan, 0, true);
   params.balance = balance_of(call, plan);
   return launch_attend_latent(call.context, plan.work_tiles.latent, plan.grid, params);
 }

@@ -3,6 +3,7 @@
 // and their launch.
 #include "ops/attend/cuda/common/balance.cuh"
 #include "ops/attend/cuda/latent/produce.cuh"
+#include "ops/attend/cuda/latent/produce_packed.cuh"
 #include "ops/attend/cuda/latent/queries.cuh"
 #include "ops/attend/cuda/latent/rows.cuh"
 #include "ops/cuda/overlapping_launch.cuh"
@@ -68,7 +69,7 @@ __device__ __forceinline__ void consume(const LatentWalk& walk, const LatentRing
   consumer.store();
 }
 
-template <class Mma>
+template <class Mma, bool Decodes>
 __device__ __forceinline__ void attend_latent_of(const DecodeMmaParams& params) {
   using Shape = LatentShape;
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -82,16 +83,20 @@ __device__ __forceinline__ void attend_latent_of(const DecodeMmaParams& params) 
   if (work_tile.num_rows <= 0) return;
   const LatentWalk walk = walk_of(params, work_tile);
   const LatentRing ring(shared);
-  if (threadIdx.x == 0) ring.begin();
+  if (threadIdx.x == 0) ring.begin(Decodes);
   __syncthreads();
 
   // The same in all lanes, and the compiler sees that it is.
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp < Shape::kProducerWarps) {
-    give_registers<Shape::kProducerRegisters>();
-    LatentProducer(walk, ring, warp).run();
+    give_registers<Shape::producer_registers(Decodes)>();
+    if constexpr (Decodes) {
+      LatentPackedProducer(walk, ring, warp).run();
+    } else {
+      LatentProducer(walk, ring, warp).run();
+    }
   } else {
-    take_registers<Shape::kConsumerRegisters>();
+    take_registers<Shape::consumer_registers(Decodes)>();
     const int of_consumers = warp - Shape::kProducerWarps;
     LatentQueries<Mma>(params, work_tile.shape, work_tile.kv_head, work_tile.first_row,
                        work_tile.num_rows)
@@ -107,20 +112,20 @@ __device__ __forceinline__ void attend_latent_of(const DecodeMmaParams& params) 
 
 #endif
 
-template <class Mma>
+template <class Mma, bool Decodes>
 __global__ void __launch_bounds__(LatentShape::kThreads, 1)
     attend_latent(const __grid_constant__ DecodeMmaParams params) {
   const bool is_merged = params.num_splits > 1 || params.balance.most_work_tiles > 0;
   if (!is_merged) let_later_launches_begin();
   wait_for_earlier_work();
 #ifdef KVX_HAS_WGMMA
-  attend_latent_of<Mma>(params);
+  attend_latent_of<Mma, Decodes>(params);
 #endif
 }
 
-template <class Mma>
+template <class Mma, bool Decodes>
 LatentKernel latent_kernel() {
-  return {.function = reinterpret_cast<const void*>(&attend_latent<Mma>),
+  return {.function = reinterpret_cast<const void*>(&attend_latent<Mma, Decodes>),
           .threads = LatentShape::kThreads,
           .shared_bytes = LatentShape::kBytes + LatentShape::kAlignment};
 }
@@ -129,9 +134,9 @@ LatentKernel latent_kernel() {
 
 LatentKernel find_latent_kernel(format::FormatId id, int key_dim, int value_dim) {
   if (key_dim != kLatentKeyDim || value_dim != kLatentValueDim) return {};
-  if (id == format::FormatId::kBF16) return latent_kernel<MmaBf16>();
-  if (id == format::FormatId::kF16) return latent_kernel<MmaF16>();
-  return {};
+  if (id == format::FormatId::kBF16) return latent_kernel<MmaBf16, false>();
+  if (id == format::FormatId::kF16) return latent_kernel<MmaF16, false>();
+  return tensor_core_format(id).is_supported() ? latent_kernel<MmaF16, true>() : LatentKernel{};
 }
 
 cudaError_t launch_attend_latent(const CudaContext& context, const LatentKernel& kernel,

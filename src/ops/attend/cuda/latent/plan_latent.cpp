@@ -1,8 +1,11 @@
-// The latent kernel's calls: rows in 16 bits of 576 numbers, the first 512 of which are the value.
+// The latent kernel's calls: rows of 576 numbers, the first 512 of which are the value.
 #include "ops/attend/cuda/latent/plan_latent.hpp"
+
+#include <cstdlib>
 
 #include "device/cuda.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
+#include "ops/attend/cuda/formats.hpp"
 
 namespace kvx::ops::cuda {
 namespace {
@@ -15,6 +18,46 @@ bool is_prefix_of_k(const HeadRun& run) {
           v.token_stride == k.token_stride && v.head_stride == k.head_stride);
 }
 
+// Whether the kernel's operands can hold the numbers, as f16 where they are packed. One scale of a
+// head multiplies sums; scales of groups and rows, numbers on their way.
+bool fits_operands(const SideView& rows) {
+  switch (tensor_core_format(rows.spec.facts->id).scale_path) {
+    case ScalePath::kNone:
+    case ScalePath::kAffine:
+    case ScalePath::kOperand:
+      return !rows.is_interleaved;
+    case ScalePath::kRow:
+      return has_shared_scale(rows);
+    case ScalePath::kGroups64:
+      return rows.spec.scale_type == format::ScaleType::kF16 && rows.spec.group_size == 64;
+  }
+  return false;
+}
+
+// Codes are copied 16 bytes at a time, as rows without scales are.
+bool can_copy_codes(SideView rows, int block_size, int num_heads) {
+  rows.spec = format::make_spec(format::FormatId::kBF16).value();
+  return can_copy(rows, block_size, num_heads, false);
+}
+
+// Scales are read where they lie: those of a row beside each other, two bytes at a time, or four of
+// an affine row. A block's stride is computed with in 32 bits, the rest of a block in 31.
+bool can_read_scales(const SideView& rows, int block_size, int num_heads) {
+  if (!rows.spec.has_scale() || has_shared_scale(rows)) return true;
+  const ScaleAddress& s = rows.scales;
+  const int group_bytes = format::scale_bytes_per_group(rows.spec);
+  const int row_bytes = format::scale_bytes_per_row(rows.spec, rows.head_dim);
+  if (row_bytes != group_bytes && s.group_stride != group_bytes) return false;
+  const int bytes = rows.spec.is_affine() ? 4 : 2;
+  for (const int64_t x :
+       {reinterpret_cast<int64_t>(s.base), s.block_stride, s.token_stride, s.head_stride}) {
+    if (x % bytes != 0) return false;
+  }
+  const int64_t inside =
+      std::abs(s.token_stride) * block_size + std::abs(s.head_stride) * num_heads;
+  return s.block_stride >= 0 && s.block_stride <= UINT32_MAX && inside < INT32_MAX / 2;
+}
+
 }  // namespace
 
 LatentKernel latent_instance(const CudaContext& context, const AttendArgs& args,
@@ -22,9 +65,10 @@ LatentKernel latent_instance(const CudaContext& context, const AttendArgs& args,
   const bool has_hopper_code = device::cuda_code_version(context.device) == 90;
   const bool is_plain = args.transform.k.is_identity() && args.transform.v.is_identity() &&
                         args.num_sink_blocks == nullptr && args.window_sinks == 0;
-  if (!has_hopper_code || !is_plain || !is_prefix_of_k(run)) return {};
+  if (!has_hopper_code || !is_plain || !is_prefix_of_k(run) || !fits_operands(run.k)) return {};
   if (args.packed.block_size % kTileTokens != 0 ||
-      !can_copy(run.k, args.packed.block_size, run.num_heads, false))
+      !can_copy_codes(run.k, args.packed.block_size, run.num_heads) ||
+      !can_read_scales(run.k, args.packed.block_size, run.num_heads))
     return {};
   const LatentKernel kernel =
       find_latent_kernel(run.k.spec.facts->id, run.k.head_dim, run.v.head_dim);
@@ -36,8 +80,8 @@ void plan_latent(const CudaContext& context, const AttendArgs& args, SplitShape 
   shape.num_slots = context.device.num_multiprocessors;  // one CTA each
   shape.granule = kLatentStepTokens;
   // In steps of a CTA: its queries, first copies and outputs; a launch that merges.
-  shape.overhead = 1;
-  shape.merge = 1;
+  shape.overhead = 2;
+  shape.merge = 2;
   plan.num_splits = plan_splits(shape).num_splits;
   constexpr int64_t kWorkTilesOfSequence = 3;
   if (args.num_sequences < 2 || args.window > 0 || shape.max_tokens < kLongSequence) return;

@@ -2,8 +2,18 @@
 #pragma once
 
 #include "ops/attend/cuda/latent/shape.cuh"
+#include "ops/attend/cuda/prefill/shape.cuh"
 
 namespace kvx::ops::cuda {
+
+// A number is what lies in the tile times this: the head's scale, of keys and values alike.
+__device__ inline float latent_unit(const DecodeMmaParams& params, int kv_head) {
+  const TileSide& side = params.tile_k;
+  const int head = kv_head - params.first_head;
+  const float shared =
+      side.shared_scale ? side.shared_scale[head * side.shared_scale_stride] : 1.0f;
+  return shared * side.tensor_scale(head) * unit_of(side);
+}
 
 template <class Mma>
 class LatentQueries {
@@ -11,7 +21,8 @@ class LatentQueries {
   static constexpr int kChunks = kLatentKeyDim / 8;                    // of a row
   static constexpr int kChunksOfLane = (kChunks + kWarp - 1) / kWarp;  // 32 apart
   static constexpr int kWarps = Shape::kConsumers * kWarpgroup / kWarp;
-  static constexpr int kRowsAtOnce = 4;
+  static constexpr int kRowsAtOnce = 2;
+  static constexpr DType kType = Mma::kScalesQueries ? DType::kF16 : DType::kBF16;
 
  public:
   __device__ LatentQueries(const DecodeMmaParams& params, const SequenceShape& shape, int kv_head,
@@ -23,15 +34,29 @@ class LatentQueries {
         num_rows_(num_rows),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
-  // By the consumers' warps. Rows that are not there become zeros.
+  // By the consumers' warps. Rows that are not there become zeros. This is executed once, and waits
+  // for its instructions as much as for the rows: queries that are as keys are, are copied.
   __device__ void load(const LatentRing& ring, int warp) const {
+    const FloatRows& q = params_.q;
+    const int64_t row_bytes = bytes_of(q.dtype);
+    const bool is_on_16 =
+        (reinterpret_cast<uintptr_t>(q.data) | static_cast<uintptr_t>(q.token_stride * row_bytes) |
+         static_cast<uintptr_t>(q.head_stride * row_bytes)) %
+            16 ==
+        0;
+    const bool is_alike = params_.tile_k.format.pair_order == PairOrder::kNeighbours &&
+                          q.dtype == kType && params_.softmax_scale > 0;
+    if (is_alike && is_on_16) {
+      copy_rows(ring, warp);
+    } else {
 #pragma unroll 1
-    for (int first = warp; first < kLatentRows; first += kWarps * kRowsAtOnce) {
-      Eight eights[kRowsAtOnce][kChunksOfLane];  // all are asked for before the first is used
+      for (int first = warp; first < kLatentRows; first += kWarps * kRowsAtOnce) {
+        Eight eights[kRowsAtOnce][kChunksOfLane];  // all are asked for before the first is used
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) ask(first + i * kWarps, eights[i]);
+        for (int i = 0; i < kRowsAtOnce; ++i) ask(first + i * kWarps, is_on_16, eights[i]);
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) store(ring, first + i * kWarps, eights[i]);
+        for (int i = 0; i < kRowsAtOnce; ++i) store(ring, first + i * kWarps, eights[i]);
+      }
     }
     fence_bulk_copies();
   }
@@ -42,16 +67,48 @@ class LatentQueries {
     uint4 words[2];
   };
 
-  __device__ void ask(int row, Eight (&eights)[kChunksOfLane]) const {
-    const uint8_t* from = nullptr;
-    if (row < num_rows_) {
-      const FloatRows& q = params_.q;
-      const QueryRowAt at = query_row(params_, kv_head_, first_row_ + row);
-      const int64_t number = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
-                             int64_t{at.q_head} * q.head_stride;
-      from = q.data + number * bytes_of(q.dtype);
+  // Null where it is not there.
+  __device__ const uint8_t* row_at(int row) const {
+    if (row >= num_rows_) return nullptr;
+    const FloatRows& q = params_.q;
+    const QueryRowAt at = query_row(params_, kv_head_, first_row_ + row);
+    const int64_t number = (int64_t{shape_.q_start} + at.new_token) * q.token_stride +
+                           int64_t{at.q_head} * q.head_stride;
+    return q.data + number * bytes_of(q.dtype);
+  }
+
+  __device__ void copy_rows(const LatentRing& ring, int warp) const {
+#pragma unroll 2
+    for (int row = warp; row < kLatentRows; row += kWarps) {
+      const uint8_t* from = row_at(row);
+#pragma unroll
+      for (int c = 0; c < kChunksOfLane; ++c) {
+        const int chunk = lane_ + c * kWarp;
+        if (chunk >= kChunks) continue;
+        copy_async_16(place(ring, row, chunk), from ? from + chunk * 16 : params_.q.data,
+                      from ? 16 : 0);
+      }
+      store_score_scale(ring, row, 1.0f);
     }
-    const bool is_on_16 = reinterpret_cast<uintptr_t>(from) % 16 == 0;
+    commit_copies();
+    wait_for_copies<0>();
+  }
+  __device__ static uint32_t place(const LatentRing& ring, int row, int chunk) {
+    return ring.queries() + chunk / 8 * Shape::kSlabBytes + wgmma_chunk(row, chunk % 8);
+  }
+  // scale: that the query was multiplied by.
+  __device__ void store_score_scale(const LatentRing& ring, int row, float scale) const {
+    // Never 0: a hidden score, -infinity, is multiplied by it.
+    const float to_log2 = params_.softcap == 0 ? kLog2E : 1.0f;
+    const float by = fmaxf(fabsf(factor()) / scale * to_log2, 1e-37f);
+    if (lane_ == 0) store_shared_float(ring.score_scale(row), by);
+  }
+  __device__ float factor() const {
+    return params_.softmax_scale * latent_unit(params_, kv_head_);
+  }
+
+  __device__ void ask(int row, bool is_on_16, Eight (&eights)[kChunksOfLane]) const {
+    const uint8_t* from = row_at(row);
 #pragma unroll
     for (int c = 0; c < kChunksOfLane; ++c) {
       const int chunk = lane_ + c * kWarp;
@@ -92,8 +149,7 @@ class LatentQueries {
   __device__ void store(const LatentRing& ring, int row,
                         const Eight (&eights)[kChunksOfLane]) const {
     // Scores are compared before they are multiplied, so the factor's sign goes into the queries.
-    const float factor = params_.softmax_scale;
-    const float sign = factor < 0 ? -1.0f : factor == 0 ? 0.0f : 1.0f;
+    const float sign = factor() < 0 ? -1.0f : factor() == 0 ? 0.0f : 1.0f;
     float scale = 1;
     if constexpr (Mma::kScalesQueries) {
       if (params_.q.dtype != DType::kF16) scale = scale_of(eights);
@@ -104,18 +160,11 @@ class LatentQueries {
       if (chunk >= kChunks) continue;
       float x[8];
       widen(eights[c], x);
-      Four pairs;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        pairs.r[i] = Mma::pack(x[2 * i] * scale * sign, x[2 * i + 1] * scale * sign);
-      }
-      store_chunk(ring.queries() + chunk / 8 * Shape::kSlabBytes + wgmma_chunk(row, chunk % 8),
-                  pairs);
+      const Four pairs =
+          chunk_of<Mma>(params_.tile_k.format.pair_order, x, scale * sign);  // as keys decode
+      store_chunk(place(ring, row, chunk), pairs);
     }
-    // Never 0: a hidden score, -infinity, is multiplied by it.
-    const float to_log2 = params_.softcap == 0 ? kLog2E : 1.0f;
-    const float by = fmaxf(fabsf(factor) / scale * to_log2, 1e-37f);
-    if (lane_ == 0) store_shared_float(ring.score_scale(row), by);
+    store_score_scale(ring, row, scale);
   }
 
   // Into f16's range, by a power of two.

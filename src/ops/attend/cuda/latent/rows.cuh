@@ -10,6 +10,7 @@
 #pragma once
 
 #include "ops/attend/cuda/latent/instructions.cuh"
+#include "ops/attend/cuda/latent/queries.cuh"
 #include "ops/attend/cuda/latent/shape.cuh"
 
 namespace kvx::ops::cuda {
@@ -65,21 +66,34 @@ class LatentConsumer {
     }
   }
 
+  // Sums and softmax go to shared memory, where the buffers were, and from there rows go out, a
+  // warp each: as code that is executed once, it must be short.
   __device__ __forceinline__ void store() {
+    wait_at(kBoth, kThreads);  // the other warpgroup's products read the buffers
+    const PairOrder order = walk_.params.tile_k.format.pair_order;
+    const int first = first_of_pair(order, t_), second = second_of_pair(order, t_);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = sum_[r];
       sum += __shfl_xor_sync(kWholeWarp, sum, 1);
       sum += __shfl_xor_sync(kWholeWarp, sum, 2);
       if (t_ == 0) store_shared_float(ring_.sum(Consumer, row(r)), sum);
+      if (t_ == 0 && Consumer == 0) store_shared_float(ring_.maximum(0, row(r)), max_[r]);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+        for (int j = 0; j < kSumsAtOnce / 4; ++j) {
+          const uint32_t eight = ring_.output(row(r), (2 * Consumer + h) * 128 + 8 * j);
+          store_shared_float(eight + 4 * first, sums_[h][4 * j + 2 * r]);
+          store_shared_float(eight + 4 * second, sums_[h][4 * j + 2 * r + 1]);
+        }
+      }
     }
     wait_at(kBoth, kThreads);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row(r) >= work_tile_.num_rows) continue;
-      const float sum =
-          load_shared_float(ring_.sum(0, row(r))) + load_shared_float(ring_.sum(1, row(r)));
-      store_row(r, {max_[r], sum});
+#pragma unroll 1
+    for (int row = Consumer * kWarpgroup / kWarp + warp_; row < work_tile_.num_rows;
+         row += kThreads / kWarp) {
+      store_row(row);
     }
   }
 
@@ -313,6 +327,10 @@ class LatentConsumer {
   // Softcap, to units of log2; then what a row does not see. tanh(x) = 1 - 2 / (e^2x + 1).
   __device__ __forceinline__ void cap_and_hide(int token, uint32_t missing, float (&by)[2]) {
     const DecodeMmaParams& params = walk_.params;
+    // Computed here: in front of the loop over steps, the compiler would keep what it is for every
+    // column, and spill it.
+    int t = t_;
+    asm volatile("" : "+r"(t));
     if (params.softcap != 0) {
       const float most = params.softcap;
       const float to_exponent = __fdividef(2.0f * kLog2E, most);
@@ -335,7 +353,7 @@ class LatentConsumer {
                            : nullptr;
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
-        const int column = i / 2 * 8 + 2 * t_ + i % 2;
+        const int column = i / 2 * 8 + 2 * t + i % 2;
         const int at = token + column;
         bool is_hidden = at < begin || at >= end || (missing >> (column / 16 * 8) & 1u) != 0;
         const int j = at - work_tile_.shape.first_new_token();
@@ -347,56 +365,30 @@ class LatentConsumer {
 
   // --- the end ---
 
-  __device__ __forceinline__ void store_row(int r, const Softmax2& tokens) const {
+  __device__ __forceinline__ void store_row(int row) const {
     const DecodeMmaParams& params = walk_.params;
-    const QueryRowAt at = query_row(params, work_tile_.kv_head, work_tile_.first_row + row(r));
+    const QueryRowAt at = query_row(params, work_tile_.kv_head, work_tile_.first_row + row);
     const int64_t token = work_tile_.shape.q_start + at.new_token;
-    const bool is_first = Consumer == 0 && t_ == 0;
-    if (work_tile_.num_splits == 1) {
-      const Softmax2 whole = with_sink(params, at.q_head, tokens);
-      if (is_first && params.lse) {
-        params.lse[token * params.num_q_heads + at.q_head] = log_sum_exp(whole);
-      }
-      store_output(r, tokens.sum == 0, share_of(tokens, whole),
-                   output_row(params, token, at.q_head));
-      return;
+    const Softmax2 tokens = {
+        load_shared_float(ring_.maximum(0, row)),
+        load_shared_float(ring_.sum(0, row)) + load_shared_float(ring_.sum(1, row))};
+    const bool is_whole = work_tile_.num_splits == 1;
+    int64_t index = 0;  // of the partial result
+    if (!is_whole) {
+      index = work_tile_.partial >= 0 ? work_tile_.partial + row
+                                      : partial_index(params, token, at.q_head, work_tile_.split);
+      if (threadIdx.x % kWarp == 0) params.partial_softmax[index] = tokens;
     }
-    const int64_t index = work_tile_.partial >= 0
-                              ? work_tile_.partial + row(r)
-                              : partial_index(params, token, at.q_head, work_tile_.split);
-    if (is_first) params.partial_softmax[index] = tokens;
-    float* to = params.partial_out + index * kLatentValueDim;
-    for_each_pair(r, [&](int column, float x, float y) {
-      *reinterpret_cast<float2*>(to + column) = {x, y};
-    });
-  }
-  __device__ __forceinline__ void store_output(int r, bool is_empty, float share,
-                                               uint8_t* to) const {
-    const DType type = walk_.params.out.dtype;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(to) % (2 * bytes_of(type)) == 0;
-    for_each_pair(r, [&](int column, float x, float y) {
-      x = is_empty ? 0.0f : x * share;
-      y = is_empty ? 0.0f : y * share;
-      if (!is_aligned) {
-        store_float(type, x, to, column);
-        store_float(type, y, to, column + 1);
-      } else if (type == DType::kF32) {
-        *reinterpret_cast<float2*>(to + column * 4) = {x, y};
+    const float unit = latent_unit(params, work_tile_.kv_head);
+#pragma unroll 1
+    for (int d = static_cast<int>(threadIdx.x) % kWarp * 4; d < kLatentValueDim; d += kWarp * 4) {
+      const uint4 bits = load_shared_16(ring_.output(row, d));
+      const float4 sums = {__uint_as_float(bits.x) * unit, __uint_as_float(bits.y) * unit,
+                           __uint_as_float(bits.z) * unit, __uint_as_float(bits.w) * unit};
+      if (is_whole) {
+        store_output_quad(params, token, at.q_head, d, tokens, sums);
       } else {
-        *reinterpret_cast<uint32_t*>(to + column * 2) =
-            type == DType::kF16 ? MmaF16::pack(x, y) : MmaBf16::pack(x, y);
-      }
-    });
-  }
-  // The thread's neighbour columns of its row r.
-  template <class Visitor>
-  __device__ __forceinline__ void for_each_pair(int r, const Visitor& visit) const {
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-      for (int j = 0; j < kSumsAtOnce / 4; ++j) {
-        visit((2 * Consumer + h) * 128 + 8 * j + 2 * t_, sums_[h][4 * j + 2 * r],
-              sums_[h][4 * j + 2 * r + 1]);
+        *reinterpret_cast<float4*>(params.partial_out + index * kLatentValueDim + d) = sums;
       }
     }
   }

@@ -24,10 +24,9 @@ struct LatentShape {
   static constexpr int kConsumers = 2;
   static constexpr int kProducerWarps = 4;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  static_assert(kWarpgroup * (kProducerRegisters + kConsumers * kConsumerRegisters) <=
-                kThreads * 168);
+  // Of a thread; 168 of all threads together. Decoding takes more than copying.
+  static constexpr int producer_registers(bool decodes) { return decodes ? 72 : 40; }
+  static constexpr int consumer_registers(bool decodes) { return decodes ? 216 : 232; }
 
   static constexpr int kKeySlabs = kLatentKeyDim / 64;
   static constexpr int kPartSlabs = kLatentValueDim / 64 / kConsumers;
@@ -44,6 +43,7 @@ struct LatentShape {
   static constexpr int kBarriers = kMissing + 8;
   static constexpr int kBytes = kBarriers + 2 * 2 * kLatentParts * 8;
   static constexpr int kAlignment = 1024;
+  static_assert(kLatentRows * (kLatentValueDim + 8) * 4 <= 2 * kBufferBytes, "the output's place");
   static_assert(kBarriers % 8 == 0 && kBytes + kAlignment <= kMultiprocessorBytes);
 };
 
@@ -78,16 +78,28 @@ struct LatentRing {
   __device__ uint32_t sum(int consumer, int row) const {
     return shared + Shape::kSums + 4 * (consumer * kLatentRows + row);
   }
+  // Number d of a row's sums, where the buffers were. Rows are 8 numbers longer than they need to
+  // be, so that threads of a row each find its sums in other banks.
+  __device__ uint32_t output(int row, int d) const {
+    return shared + Shape::kBuffers + 4 * (row * (kLatentValueDim + 8) + d);
+  }
   // Four bytes: which of the tile's groups of 16 tokens are in no block.
   __device__ uint32_t missing(int buffer) const { return shared + Shape::kMissing + 4 * buffer; }
 
+  __device__ void store_missing(int buffer, int warp, bool is_missing) const {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(missing(buffer) + warp), "r"(is_missing ? 1 : 0)
+                 : "memory");
+  }
+
   // By one thread.
-  __device__ void begin() const {
+  __device__ void begin(bool decodes) const {
     for (int buffer = 0; buffer < 2; ++buffer) {
       for (int part = 0; part < kLatentParts; ++part) {
-        // Copies arrive for each thread; missing groups, by a lane of each warp, with the first.
-        const int facts = part == kLeft ? Shape::kProducerWarps : 0;
-        init_barrier(filled(buffer, part), kWarpgroup + facts);
+        // A lane of each warp arrives. Copies arrive for each thread, and with the first of a
+        // buffer a lane of each warp, which has stored what is missing.
+        const bool has_lanes = decodes || part == kLeft;
+        init_barrier(filled(buffer, part),
+                     (decodes ? 0 : kWarpgroup) + (has_lanes ? Shape::kProducerWarps : 0));
         init_barrier(freed(buffer, part), kWarpgroup / kWarp);
       }
     }
@@ -105,7 +117,7 @@ struct LatentRing {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(filled(buffer, part))
                  : "memory");
   }
-  __device__ void fill_facts(int buffer) const { arrive(filled(buffer, kLeft)); }
+  __device__ void fill(int buffer, LatentPart part) const { arrive(filled(buffer, part)); }
   // By all lanes of a warp of the warpgroup that reads this part last.
   __device__ void free(int buffer, int part) const {
     __syncwarp();
