@@ -39,18 +39,19 @@ std::vector<Question> facts_of(RetrievalTask task, Draws& draws) {
   std::vector<Question> facts;
   switch (task) {
     case RetrievalTask::kPasskey:
-      facts.push_back({" the pass key is", " " + draws.digits(5), 0});
+      facts.push_back({" the pass key is", fmt::format(" {}", draws.digits(5)), 0});
       break;
     case RetrievalTask::kNeedles:
       for (const std::string_view name : kNames) {
-        facts.push_back({fmt::format(" the pass key of {} is", name), " " + draws.digits(5), 0});
+        facts.push_back(
+            {fmt::format(" the pass key of {} is", name), fmt::format(" {}", draws.digits(5)), 0});
       }
       break;
     case RetrievalTask::kEntities:
       for (const std::string_view day : kDays) {
         for (const std::string_view name : std::span(kNames).first(kEntityNames)) {
-          facts.push_back(
-              {fmt::format(" on {} {} sits in room", day, name), " " + draws.digits(4), 0});
+          facts.push_back({fmt::format(" on {} {} sits in room", day, name),
+                           fmt::format(" {}", draws.digits(4)), 0});
         }
       }
       break;

@@ -27,9 +27,12 @@ class LatentScene {
   std::vector<ops::HeadRun> runs_;
 };
 
+// The kernel copies codes 16 bytes at a time, so the scales of packed rows lie apart.
 SceneOptions latent_options(int num_heads, std::vector<int> seq_lens, std::vector<int> q_lens,
                             const char* format = "bf16") {
   SceneOptions options;
+  options.order = RowOrder::kHnd;
+  options.scales_apart = true;
   options.runs = {{1, format, format}};
   options.key_dim = 576;
   options.value_dim = 512;

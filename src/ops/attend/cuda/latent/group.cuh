@@ -1,6 +1,5 @@
 // LatentGroup: a producer warp's 16 tokens of a tile, which lie in one block, and where their rows
-// begin. The buffers leave no room for copies further ahead than the next tile, so the rows behind
-// are asked into the second-level cache: from there they come in half the time.
+// begin.
 #pragma once
 
 #include "ops/attend/cuda/latent/shape.cuh"
@@ -23,7 +22,6 @@ class LatentGroup {
     ids_[0] = ids_[1];
     ids_[1] = ids_[2];
     ids_[2] = block_id(token + 3 * kLatentTileTokens);  // asked for before it is needed
-    prefetch(token + 2 * kLatentTileTokens, ids_[1], lane);
     const bool is_there = id >= 0 && id < params.num_packed_blocks;
     if (has_tokens(token) && !is_there && lane == 0) {
       atomicAdd(&params.counters->out_of_range, 1ull);
@@ -49,19 +47,6 @@ class LatentGroup {
   __device__ const uint8_t* scales() const { return scales_; }
 
  private:
-  // By a lane each row of a group.
-  __device__ void prefetch(int token, int id, int lane) const {
-    const DecodeMmaParams& params = walk_.params;
-    if (id < 0 || id >= params.num_packed_blocks || lane >= kTileTokens) return;
-    if (token + lane < walk_.tokens.begin || token + lane >= walk_.tokens.end) return;
-    const TileRegion& codes = params.tile_k.codes;
-    const int row = token % params.block_size + lane;
-    const uint8_t* from = codes.at(static_cast<uint32_t>(id),
-                                   walk_.head * codes.head_stride + row * codes.token_stride);
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
-                 "r"(params.tile_k.row_bytes)
-                 : "memory");
-  }
   __device__ bool has_tokens(int token) const {
     return token < walk_.tokens.end && token + kTileTokens > walk_.tokens.begin;
   }
