@@ -149,7 +149,7 @@ std::string stress_table(const StressReport& report, bool color) {
       report.caches.front().name, report.num_samples, report.seed, report.products, report.threads,
       report.cpu_level);
   if (!report.drift.empty() && report.caches.size() > 1) {
-    text += "\n" + drift_table(report, color);
+    text += fmt::format("\n{}", drift_table(report, color));
     text += fmt::format("\nKL divergence from {}, nats a token, on a text that it wrote.\n",
                         report.caches.front().name);
   }
