@@ -11,7 +11,6 @@ namespace kvx::api_test {
 namespace {
 
 constexpr auto kInvalid = KVX_STATUS_INVALID_ARGUMENT;
-constexpr auto kUnsupported = KVX_STATUS_UNSUPPORTED;
 constexpr auto kOutOfRange = KVX_STATUS_OUT_OF_RANGE;
 constexpr auto kIncompatible = KVX_STATUS_INCOMPATIBLE;
 

@@ -82,11 +82,11 @@ std::string TuneReport::text(bool color) const {
   std::string text =
       fmt::format("collected from {} tokens in {} prompts\n\n", num_prompt_tokens, num_prompts);
   text += tried_table(tried, color);
-  if (layers) text += "\n" + layer_table(*layers, num_layers, color);
-  text += "\non text that chose nothing:\n" + judged_table(judged, color);
-  text += "\nrecipe: " + recipe + "\n";
-  for (const std::string& one : overrides) text += "layers: " + one + "\n";
-  text += "took " + duration_text(seconds) + "\n";
+  if (layers) text += fmt::format("\n{}", layer_table(*layers, num_layers, color));
+  text += fmt::format("\non text that chose nothing:\n{}", judged_table(judged, color));
+  text += fmt::format("\nrecipe: {}\n", recipe);
+  for (const std::string& one : overrides) text += fmt::format("layers: {}\n", one);
+  text += fmt::format("took {}\n", duration_text(seconds));
   return text;
 }
 
