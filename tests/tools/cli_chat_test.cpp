@@ -74,12 +74,18 @@ TEST_F(CliChat, ControlCEndsTheAnswerAndNotTheChat) {
   write_model(1 << 20);
   PtyRunner chat(work().string(), run({"--ctx", "200000", "-n", "150000", "--temperature", "1"}));
   ASSERT_TRUE(chat.expect("> "));
-  chat.type("hello\r");
-  ASSERT_TRUE(chat.expect("hello"));
-  ASSERT_TRUE(chat.expect("\n"));
-  usleep(300'000);  // into the answer
-  chat.type(kControlC);
-  ASSERT_TRUE(chat.expect("decode ")) << chat.screen();
+  // Into the answer: on a slow machine the prompt is still being read, and the turn is forgotten.
+  int found = 1;
+  for (useconds_t wait = 300'000; found != 0; wait *= 2) {
+    chat.type("hello\r");
+    ASSERT_TRUE(chat.expect("hello"));
+    ASSERT_TRUE(chat.expect("\n"));
+    usleep(wait);
+    chat.type(kControlC);
+    found = chat.expect_one_of({"decode ", "this turn is forgotten"});
+    ASSERT_GE(found, 0) << chat.screen();
+    if (found != 0) ASSERT_TRUE(chat.expect("> "));
+  }
   ASSERT_TRUE(chat.expect("> "));
   chat.type("/cache\r");
   ASSERT_TRUE(chat.expect("in 1 turn")) << chat.screen();

@@ -45,15 +45,19 @@ class PtyRunner {
 
   // Reads until the text appears behind what an earlier call has found; false after a minute, or
   // when the program has ended without it.
-  bool expect(const std::string& text) {
+  bool expect(const std::string& text) { return expect_one_of({text}) == 0; }
+
+  // As expect, of several texts: the index of the first that appears, or -1.
+  int expect_one_of(const std::vector<std::string>& texts) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (true) {
-      const size_t at = screen_.find(text, seen_);
-      if (at != std::string::npos) {
-        seen_ = at + text.size();
-        return true;
+      for (size_t i = 0; i < texts.size(); ++i) {
+        const size_t at = screen_.find(texts[i], seen_);
+        if (at == std::string::npos) continue;
+        seen_ = at + texts[i].size();
+        return static_cast<int>(i);
       }
-      if (std::chrono::steady_clock::now() > deadline || !read_some()) return false;
+      if (std::chrono::steady_clock::now() > deadline || !read_some()) return -1;
     }
   }
 
