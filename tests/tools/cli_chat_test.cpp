@@ -84,7 +84,9 @@ TEST_F(CliChat, ControlCEndsTheAnswerAndNotTheChat) {
     chat.type(kControlC);
     found = chat.expect_one_of({"decode ", "this turn is forgotten"});
     ASSERT_GE(found, 0) << chat.screen();
-    if (found != 0) ASSERT_TRUE(chat.expect("> "));
+    if (found != 0) {
+      ASSERT_TRUE(chat.expect("> "));
+    }
   }
   ASSERT_TRUE(chat.expect("> "));
   chat.type("/cache\r");
