@@ -14,7 +14,7 @@ enum class TensorScaleRule {
   kAmaxBy6By448,  // amax / (6 * 448): Model-Optimizer's for weights
 };
 
-// Which tables a layer gets.
+// FitOptions names the tables that are fitted for a layer.
 struct FitOptions {
   bool k_mean = false;
   bool v_mean = false;

@@ -1,34 +1,17 @@
 // Products by cuBLAS against the CPU's.
 #include "runner/gpu_products.hpp"
 
-#include <random>
-
 #include "tests/gpu/gpu.hpp"
+#include "tests/runner/linear_parts.hpp"
 
 namespace kvx::tests {
 namespace {
 
 using runner::GpuProducts;
-using runner::LinearPart;
+using runner::part_of;
+using runner::random_numbers;
 
 constexpr int kColumns = 576;
-
-std::vector<float> random_numbers(size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> numbers(count);
-  for (float& number : numbers) number = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
-  return numbers;
-}
-
-LinearPart part_of(const std::vector<float>& weights, std::vector<float> bias) {
-  LinearPart part;
-  part.num_rows = static_cast<int>(weights.size()) / kColumns;
-  part.read_rows = [&weights](int first, int rows, float* out) {
-    std::copy_n(weights.begin() + first * kColumns, rows * kColumns, out);
-  };
-  part.bias = std::move(bias);
-  return part;
-}
 
 class GpuProductsTest : public GpuTest {
  protected:
@@ -46,8 +29,8 @@ class GpuProductsTest : public GpuTest {
                second = random_numbers(64 * kColumns, 2);
     const auto bias = random_numbers(1500, 3);
     const auto x = random_numbers(static_cast<size_t>(num_tokens) * kColumns, 4);
-    auto gpu =
-        products_->create_linear(kColumns, {part_of(first, bias), part_of(second, {})}, type);
+    auto gpu = products_->create_linear(
+        kColumns, {part_of(first, kColumns, bias), part_of(second, kColumns)}, type);
     ASSERT_TRUE(gpu.ok()) << gpu.error().message;
     std::vector<float> a(num_tokens * size_t{1500}), b(num_tokens * size_t{64});
     const Status status = gpu.value()->multiply(x.data(), num_tokens,

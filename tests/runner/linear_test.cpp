@@ -4,30 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
 #include "core/float16.hpp"
 #include "runner/model.hpp"
+#include "tests/runner/linear_parts.hpp"
 
 namespace kvx::runner {
 namespace {
-
-std::vector<float> random_numbers(size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> numbers(count);
-  for (float& number : numbers) number = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
-  return numbers;
-}
-
-LinearPart part_of(const std::vector<float>& weights, int columns, bool with_bias) {
-  LinearPart part;
-  part.num_rows = static_cast<int>(weights.size()) / columns;
-  part.read_rows = [&weights, columns](int first, int rows, float* out) {
-    std::copy_n(weights.begin() + first * columns, rows * columns, out);
-  };
-  if (with_bias) part.bias = random_numbers(static_cast<size_t>(part.num_rows), 9);
-  return part;
-}
 
 struct Product {
   std::vector<float> first;   // [num_tokens, 200 rows], with a bias
@@ -41,7 +24,8 @@ Product multiply(const std::vector<float>& x, DType type, int num_threads) {
   const auto second = random_numbers(64 * kColumns, 2);
   WeightMemory memory;
   auto linear = create_cpu_linear(
-      kColumns, {part_of(first, kColumns, true), part_of(second, kColumns, false)}, type, memory);
+      kColumns, {part_of(first, kColumns, random_numbers(200, 9)), part_of(second, kColumns)}, type,
+      memory);
   EXPECT_TRUE(linear.ok());
   const auto executor = make_thread_pool(num_threads);
   const size_t tokens = x.size() / kColumns;

@@ -7,8 +7,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "tests/tools/cli_runner.hpp"
-#include "tests/tools/tiny_model.hpp"
+#include "tests/tools/cli_with_model.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -17,18 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-class CliModel : public Cli {
- protected:
-  void SetUp() override {
-    Cli::SetUp();
-    const std::vector<uint8_t> file = tests::tiny_chat_model().file();
-    write("model.gguf", {reinterpret_cast<const char*>(file.data()), file.size()});
-    write("text.txt", tests::tiny_text(200));
-  }
-  void write(const char* name, std::string_view content) {
-    ASSERT_TRUE(write_file("file", work() / name, content).ok());
-  }
-};
+using CliModel = CliWithModel;
 
 TEST_F(CliModel, ComparesCachesAndWritesItsReports) {
   const Outcome outcome =

@@ -4,8 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "tests/tools/cli_runner.hpp"
-#include "tests/tools/tiny_model.hpp"
+#include "tests/tools/cli_with_model.hpp"
 #include "tune/tune_file.hpp"
 
 namespace kvx::tool {
@@ -18,17 +17,8 @@ using ::testing::IsEmpty;
 constexpr const char* kSmall =
     "tune -m model.gguf -f text.txt --ctx 32 --chunks 1 --num-prompts 3 --block-size 4 ";
 
-class CliTune : public Cli {
+class CliTune : public CliWithModel {
  protected:
-  void SetUp() override {
-    Cli::SetUp();
-    const std::vector<uint8_t> file = tests::tiny_chat_model().file();
-    write("model.gguf", {reinterpret_cast<const char*>(file.data()), file.size()});
-    write("text.txt", tests::tiny_text(200));
-  }
-  void write(const char* name, std::string_view content) {
-    ASSERT_TRUE(write_file("file", work() / name, content).ok());
-  }
   bool exists(const char* name) const { return std::filesystem::exists(work() / name); }
   void expect_refusal(const std::string& options, const char* message) {
     const Outcome outcome = kvx(kSmall + options);

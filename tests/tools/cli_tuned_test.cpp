@@ -3,8 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/tools/cli_runner.hpp"
-#include "tests/tools/tiny_model.hpp"
+#include "tests/tools/cli_with_model.hpp"
 #include "tune/tune_file.hpp"
 
 namespace kvx::tool {
@@ -12,18 +11,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class CliTuned : public Cli {
+class CliTuned : public CliWithModel {
  protected:
-  void SetUp() override {
-    Cli::SetUp();
-    const std::vector<uint8_t> file = tests::tiny_chat_model().file();
-    write("model.gguf", {reinterpret_cast<const char*>(file.data()), file.size()});
-    write("text.txt", tests::tiny_text(200));
-  }
-  void write(const char* name, std::string_view content) {
-    ASSERT_TRUE(write_file("file", work() / name, content).ok());
-  }
-
   // Of the tiny model, with a mean and factors that change from number to number.
   static tune::TuneFile tuned(const char* recipe) {
     tune::TuneFile file;

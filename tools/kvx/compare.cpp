@@ -1,6 +1,7 @@
 // kvx compare: what caches cost and what they lose, on a real model and a real text.
 #include <cstdio>
 
+#include "tools/kvx/cache_options.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/compare/comparison.hpp"
 #include "tools/kvx/compare/window_scores.hpp"
@@ -22,12 +23,7 @@ struct CompareOptions {
   std::string formats = "bf16,fp8_e4m3,int8,int8/int4,nvfp4,nvfp4:auto,int4:auto";
   int context = 2048;
   int num_windows = 4;
-  OverrideTexts overrides;
-  int block_size = 64;
-  bool is_fast = false;
-  std::string products = "f32";
-  std::string device = "cpu";
-  int threads = 0;
+  CacheOptions caches;
   bool attention = false;
   std::string fail_if;
   std::string json;
@@ -58,24 +54,6 @@ Result<std::vector<int>> tokens_of(const std::string& text, const CompareOptions
   return tokens;
 }
 
-Result<ComparisonPlan> plan_of(const CompareOptions& options, const runner::Model& model,
-                               std::span<const tune::CacheRecipe> recipes,
-                               const std::vector<kv::RecipeOverride>& overrides) {
-  ComparisonPlan plan{{}, options.context, options.num_windows, false};
-  for (const tune::CacheRecipe& recipe : recipes) {
-    runner::KvAttentionOptions cache;
-    cache.block_size = options.block_size;
-    const bool is_base = plan.caches.empty();  // it stays as it is
-    KVX_RETURN_IF_ERROR(
-        use_recipe(recipe, is_base ? std::vector<kv::RecipeOverride>() : overrides, model, cache));
-    if (options.is_fast) cache.precision = ops::Precision::kFast;
-    cache.max_tokens = options.context;
-    cache.on_gpu = options.device == "cuda";
-    plan.caches.push_back(std::move(cache));
-  }
-  return plan;
-}
-
 std::string joined(const OverrideTexts& texts) {
   std::string text;
   for (const std::string& one : texts.layers) text += " --layers " + one;
@@ -83,23 +61,18 @@ std::string joined(const OverrideTexts& texts) {
   return text.empty() ? text : text.substr(1);
 }
 
-std::string file_name(const std::string& path) {
-  return path.substr(path.find_last_of('/') + 1);
-}
-
 CompareReport header_of(const CompareOptions& options, const Engine& engine) {
   CompareReport report;
   report.version = kVersion;
   report.model = file_name(options.model);
   report.text = file_name(options.text);
-  report.cpu_level = engine.level_name();
-  if (options.device == "cuda") report.cpu_level += ", caches on the GPU";
-  report.products = options.products;
+  report.cpu_level = level_text(options.caches, engine);
+  report.products = options.caches.products;
   report.threads = engine.executor->num_threads();
   report.context = options.context;
   report.num_windows = options.num_windows;
   report.num_scored_tokens = int64_t{options.num_windows} * num_scored(options.context);
-  report.overrides = joined(options.overrides);
+  report.overrides = joined(options.caches.overrides);
   return report;
 }
 
@@ -107,7 +80,7 @@ Result<std::vector<quality::Gate>> gates_of(const CompareOptions& options) {
   if (options.fail_if.empty()) return std::vector<quality::Gate>();
   KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, quality::parse_gates(options.fail_if));
   for (const quality::Gate& gate : gates) {
-    if (options.device == "cpu" || gate.figure != quality::Figure::kSaturated) continue;
+    if (!options.caches.is_on_gpu() || gate.figure != quality::Figure::kSaturated) continue;
     return unsupported("fail-if has {}; a GPU's caches do not count what saturates", gate.text);
   }
   return gates;
@@ -117,26 +90,25 @@ Result<Verdict> run_compare(const CompareOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
   KVX_ASSIGN_OR_RETURN(std::vector<tune::CacheRecipe> recipes, read_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
-                       parse_overrides(options.overrides));
+                       parse_overrides(options.caches.overrides));
   KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, gates_of(options));
   const bool measures_logits = options.attention || need_logits(gates);
-  if (measures_logits && options.device != "cpu") {
+  if (measures_logits && options.caches.is_on_gpu()) {
     return unsupported("attention's logits are measured on the CPU alone; device is {}",
-                       options.device);
+                       options.caches.device);
   }
   const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
   KVX_RETURN_IF_ERROR(check_outputs(outputs));
   KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
-  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
+  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.caches.threads));
   KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
-                       load_model(options.model, options.products, *engine.executor));
+                       load_model(options.model, options.caches.products, *engine.executor));
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
   KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, tokens_of(text, options, loaded.tokenizer));
 
-  KVX_ASSIGN_OR_RETURN(
-      ComparisonPlan plan,
-      plan_of(options, *loaded.model, with_base_first(std::move(recipes)), overrides));
-  plan.measures_logits = measures_logits;
+  ComparisonPlan plan{{}, options.context, options.num_windows, measures_logits};
+  KVX_ASSIGN_OR_RETURN(plan.caches, caches_of(options.caches, with_base_first(std::move(recipes)),
+                                              overrides, *loaded.model, options.context));
   CompareReport report = header_of(options, engine);
   report.gates = std::move(gates);
   Progress progress;
@@ -173,31 +145,9 @@ void add_compare(Command app, Action& action) {
   command.add_option("--chunks", o->num_windows, "Windows, from the beginning of the text")
       .whole_number(1, 1 << 20)
       .capture_default_str();
-  command
-      .add_option("--layers", o->overrides.layers,
-                  "Other caches for some layers, as 0,1=bf16; may be repeated")
-      .repeatable();
-  command
-      .add_option("--heads", o->overrides.heads,
-                  "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
-      .repeatable();
-  command.add_option("--block-size", o->block_size, "Tokens in a block")
-      .whole_number(1, cache::kMaxBlockSize)
-      .capture_default_str();
-  command
-      .add_option("--products", o->products,
-                  "What matrix products compute in; with f32 the figures depend on the cache alone")
-      .one_of({"f32", "bf16"})
-      .capture_default_str();
-  command.add_flag("--fast", o->is_fast,
-                   "Attention may be off by 8e-3 of its size where that saves time");
-  command
-      .add_option("--device", o->device,
-                  "Where the caches lie and attention runs: cpu, or cuda for the first GPU")
-      .one_of({"cpu", "cuda"})
-      .capture_default_str();
-  command.add_option("--threads", o->threads, "Threads; 0 is one a core")
-      .whole_number(0, kMaxThreads);
+  add_cache_options(
+      command, o->caches,
+      "What matrix products compute in; with f32 the figures depend on the cache alone");
   command.add_flag("--attention", o->attention,
                    "Measure attention's logits too: the worst layer and KV head of each cache");
   command.add_option("--fail-if", o->fail_if,

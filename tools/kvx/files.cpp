@@ -98,6 +98,10 @@ Status write_file(const std::string& field, const std::string& path, std::string
   return cannot_be_written(field, path, reason);
 }
 
+std::string file_name(const std::string& path) {
+  return path.substr(path.find_last_of('/') + 1);
+}
+
 Result<std::string> read_file(const std::string& field, const std::string& path) {
   std::error_code ignored;
   const bool is_folder = fs::is_directory(path, ignored);

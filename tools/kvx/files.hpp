@@ -28,6 +28,9 @@ Status check_outputs(std::span<const OutputFile> outputs);
 // stays a link, and a device or pipe is written as it is.
 Status write_file(const std::string& field, const std::string& path, std::string_view content);
 
+// What stands behind the path's last slash.
+std::string file_name(const std::string& path);
+
 // INVALID_ARGUMENT when the file is missing, is a folder, or cannot be read.
 Result<std::string> read_file(const std::string& field, const std::string& path);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "tools/kvx/cache_options.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/engine.hpp"
 #include "tools/kvx/files.hpp"
@@ -23,12 +24,7 @@ struct StressOptions {
   int samples = 2;
   int drift = 1024;
   uint64_t seed = 1;
-  OverrideTexts overrides;
-  int block_size = 64;
-  bool is_fast = false;
-  std::string products = "f32";
-  std::string device = "cpu";
-  int threads = 0;
+  CacheOptions cache;
   std::string json;
   std::string html;
 };
@@ -86,27 +82,16 @@ Result<StressPlan> plan_of(const StressOptions& options, const runner::Model& mo
   plan.seed = options.seed;
   int64_t longest = options.drift > 0 ? options.drift + kOpeningTokens : 0;
   for (const int64_t length : plan.lengths) longest = std::max(longest, length);
-  for (const tune::CacheRecipe& recipe : recipes) {
-    runner::KvAttentionOptions cache;
-    cache.block_size = options.block_size;
-    const bool is_base = plan.caches.empty();  // it stays as it is
-    KVX_RETURN_IF_ERROR(
-        use_recipe(recipe, is_base ? std::vector<kv::RecipeOverride>() : overrides, model, cache));
-    if (options.is_fast) cache.precision = ops::Precision::kFast;
-    cache.max_tokens = longest;
-    cache.on_gpu = options.device == "cuda";
-    plan.caches.push_back(std::move(cache));
-  }
+  KVX_ASSIGN_OR_RETURN(plan.caches, caches_of(options.cache, recipes, overrides, model, longest));
   return plan;
 }
 
 StressReport header_of(const StressOptions& options, const Engine& engine) {
   StressReport report;
   report.version = kVersion;
-  report.model = options.model.substr(options.model.find_last_of('/') + 1);
-  report.cpu_level = engine.level_name();
-  if (options.device == "cuda") report.cpu_level += ", caches on the GPU";
-  report.products = options.products;
+  report.model = file_name(options.model);
+  report.cpu_level = level_text(options.cache, engine);
+  report.products = options.cache.products;
   report.threads = engine.executor->num_threads();
   report.seed = options.seed;
   report.num_samples = options.samples;
@@ -117,12 +102,12 @@ Status stress(const StressOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
   KVX_ASSIGN_OR_RETURN(const std::vector<tune::CacheRecipe> recipes, recipes_of(options));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
-                       parse_overrides(options.overrides));
+                       parse_overrides(options.cache.overrides));
   const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
   KVX_RETURN_IF_ERROR(check_outputs(outputs));
-  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
+  KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.cache.threads));
   KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
-                       load_model(options.model, options.products, *engine.executor));
+                       load_model(options.model, options.cache.products, *engine.executor));
   KVX_ASSIGN_OR_RETURN(std::vector<int64_t> lengths, lengths_of(options, loaded.model->config()));
   KVX_ASSIGN_OR_RETURN(const StressPlan plan,
                        plan_of(options, *loaded.model, recipes, overrides, std::move(lengths)));
@@ -167,29 +152,7 @@ void add_stress(Command app, Action& action) {
   command.add_option("--seed", o->seed, "Of the texts and of what the model writes")
       .whole_number(0, INT64_MAX)
       .capture_default_str();
-  command
-      .add_option("--layers", o->overrides.layers,
-                  "Other caches for some layers, as 0,1=bf16; may be repeated")
-      .repeatable();
-  command
-      .add_option("--heads", o->overrides.heads,
-                  "Other caches for some heads, layer:head, as 2:0,2:1=int8; may be repeated")
-      .repeatable();
-  command.add_option("--block-size", o->block_size, "Tokens in a block")
-      .whole_number(1, cache::kMaxBlockSize)
-      .capture_default_str();
-  command.add_option("--products", o->products, "What matrix products compute in")
-      .one_of({"f32", "bf16"})
-      .capture_default_str();
-  command.add_flag("--fast", o->is_fast,
-                   "Attention may be off by 8e-3 of its size where that saves time");
-  command
-      .add_option("--device", o->device,
-                  "Where the caches lie and attention runs: cpu, or cuda for the first GPU")
-      .one_of({"cpu", "cuda"})
-      .capture_default_str();
-  command.add_option("--threads", o->threads, "Threads; 0 is one a core")
-      .whole_number(0, kMaxThreads);
+  add_cache_options(command, o->cache, "What matrix products compute in");
   command.add_option("--json", o->json, "Write everything that was measured to this file");
   command.add_option("--html", o->html, "Write a page with charts to this file");
   command.footer(

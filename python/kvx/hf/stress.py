@@ -65,7 +65,7 @@ class StressReport:
 
     def _repr_html_(self):
         rows = [
-            (s.cache, s.task, s.length, s.num_questions, str(s.exact_percent), str(s.nll), str(s.nll_change))
+            (s.cache, s.task, s.length, s.num_questions, *map(str, (s.exact_percent, s.nll, s.nll_change)))
             for s in self.retrieval
         ]
         return table(self._HEADER, rows)

@@ -8,9 +8,7 @@
 namespace kvx::boundary {
 namespace {
 
-int32_t id_of(int64_t entry) {
-  return entry < 0 || entry > INT32_MAX ? -1 : static_cast<int32_t>(entry);
-}
+using ops::copy_rows::block_id_of;
 
 // How many blocks the entries of a sequence name.
 int64_t blocks_held(const TableView& table, int64_t sequence, int64_t block_size) {
@@ -27,8 +25,8 @@ Status read_ragged_sequence(const TableView& table, int64_t s, int64_t block_siz
     const int64_t entry = table.indices.at(first + i);
     int32_t& id = row[i / step];
     if (i % step == 0) {
-      id = id_of(entry);
-    } else if (id != id_of(entry)) {
+      id = block_id_of(entry);
+    } else if (id != block_id_of(entry)) {
       return unsupported(
           "block_table.indices changes from {} to {} inside a block of {} tokens; only "
           "kvx_gather_kv "
@@ -64,7 +62,7 @@ void read_packed(const TableView& table, int64_t row_stride, TableOfCaller& resu
   for (int64_t s = 0; s < table.num_sequences; ++s) {
     int32_t* row = result.ids.data() + s * table.max_blocks;
     for (int64_t i = 0; i < table.max_blocks; ++i)
-      row[i] = id_of(table.indices.at(s * row_stride + i));
+      row[i] = block_id_of(table.indices.at(s * row_stride + i));
   }
   result.table = {result.ids.data(), table.max_blocks};
 }
@@ -90,7 +88,7 @@ Status read_kv_offsets(const TableView& table, TableOfCaller& result) {
             "in the block after K",
             i, row, k, v);
       }
-      result.ids[row * width + i] = id_of(k);
+      result.ids[row * width + i] = block_id_of(k);
     }
   }
   result.max_blocks = width;

@@ -4,6 +4,7 @@
 #include "api/checks/check_index.hpp"
 #include "api/checks/table_view.hpp"
 #include "api/guard.hpp"
+#include "ops/attend/attend_cuda.hpp"
 
 namespace kvx::boundary {
 namespace {
@@ -55,12 +56,11 @@ Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
   if (table->seq_count == 0 && seq_lens->seq_count == 0) return DeviceTable{};
   DeferredErrors deferred_errors;
   KVX_ASSIGN_OR_RETURN(const TableView view, check_table(*table, deferred_errors));
-  constexpr int64_t kMostRows = 65535;  // a GPU's limit for a dimension of a grid
-  if (view.num_rows() > kMostRows) {
+  if (view.num_rows() > ops::kMaxCudaSequences) {
     return unsupported(
         "block_table.seq_count is {} with beam_width {}; a call on a GPU takes at "
         "most {} rows",
-        view.num_sequences, view.num_beams, kMostRows);
+        view.num_sequences, view.num_beams, ops::kMaxCudaSequences);
   }
   KVX_ASSIGN_OR_RETURN(const IndexArray lengths,
                        check_seq_lens(*seq_lens, view.num_sequences, deferred_errors));

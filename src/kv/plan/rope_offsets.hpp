@@ -10,7 +10,7 @@
 
 namespace kvx::kv {
 
-// Which two numbers of a row turn together.
+// RopePairs says which two numbers of a row RoPE rotates as a pair.
 enum class RopePairs : uint8_t {
   kHalves,       // (i, i + n), as in transformers' Llama
   kInterleaved,  // (2i, 2i + 1), as in GGUF files of Llama

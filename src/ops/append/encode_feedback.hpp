@@ -127,7 +127,7 @@ class FeedbackEncoder {
 
   const EncodeParams& params_;
   format::ScaleMaker maker_;
-  // Of the rows at hand.
+  // Up to kFedRows rows are rounded side by side; the arrays below have an entry for each.
   int num_rows_ = 0;
   uint8_t* targets_[kFedRows];
   float numbers_[kFedRows][format::kMaxHeadDim];

@@ -126,6 +126,11 @@ struct IndexArray {
   }
 };
 
+// The block that an entry of a table names; -1 where no cache can have it.
+KVX_INLINE int32_t block_id_of(int64_t entry) {
+  return entry < 0 || entry > INT32_MAX ? -1 : static_cast<int32_t>(entry);
+}
+
 struct SlotView {
   IndexArray slots;
   int64_t num_tokens = 0;

@@ -5,20 +5,17 @@
 namespace kvx::ops {
 namespace {
 
+using copy_rows::block_id_of;
 using copy_rows::TableView;
 
 constexpr int kThreads = 128;
-
-__device__ int32_t id_of(int64_t entry) {
-  return entry < 0 || entry > INT32_MAX ? -1 : static_cast<int32_t>(entry);
-}
 
 __device__ int32_t ragged_id(const PackTable& from, int64_t row, int64_t block) {
   const TableView& table = from.table;
   const int64_t first = table.indptr.at(row), end = table.indptr.at(row + 1);
   if (first < 0 || end > table.num_indices) return -1;
   if (table.kind == TableView::Kind::kRaggedPages) {
-    return first + block < end ? id_of(table.indices.at(first + block)) : -1;
+    return first + block < end ? block_id_of(table.indices.at(first + block)) : -1;
   }
   const int64_t first_token = first + block * from.block_size;
   if (first_token >= end) return -1;
@@ -26,25 +23,25 @@ __device__ int32_t ragged_id(const PackTable& from, int64_t row, int64_t block) 
   for (int64_t t = first_token + 1; t < first_token + from.block_size && t < end; ++t) {
     if (table.indices.at(t) != entry) return -1;
   }
-  return id_of(entry);
+  return block_id_of(entry);
 }
 
 __device__ int32_t kv_offset_id(const TableView& table, int64_t row, int64_t block) {
   const int64_t k = table.indices.at(2 * row * table.max_blocks + block);
   const int64_t v = table.indices.at((2 * row + 1) * table.max_blocks + block);
-  return v == k + 1 ? id_of(k) : -1;
+  return v == k + 1 ? block_id_of(k) : -1;
 }
 
 __global__ void pack(const __grid_constant__ PackTable from, int32_t* ids, int32_t* lengths) {
   const TableView& table = from.table;
   const int64_t row = blockIdx.y;
   const int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (block == 0) lengths[row] = id_of(from.lengths.at(row / table.num_beams));
+  if (block == 0) lengths[row] = block_id_of(from.lengths.at(row / table.num_beams));
   if (block >= table.max_blocks) return;
   int32_t id = -1;
   switch (table.kind) {
     case TableView::Kind::kPacked:
-      id = id_of(table.indices.at(row * from.row_stride + block));
+      id = block_id_of(table.indices.at(row * from.row_stride + block));
       break;
     case TableView::Kind::kRaggedTokens:
     case TableView::Kind::kRaggedPages:

@@ -1,4 +1,5 @@
 // Reports as pages: a template with the style, the library and the data put into its slots.
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,10 @@ std::string safe_in_script(std::string text) {
 }
 
 }  // namespace
+
+std::string json_text(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
 
 std::string page_with_data(std::string_view page, std::string json) {
   std::string filled(page);

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "tools/kvx/bench/timing.hpp"
+#include "tools/kvx/report/page.hpp"
 #include "tools/kvx/table.hpp"
 
 namespace kvx::tool {
@@ -369,8 +370,7 @@ std::string report_json(const CompareReport& report) {
                      {"fail_if", gates},
                      {"failures", failures},
                      {"caches", caches}};
-  // A file name may hold bytes that are no UTF-8: they are replaced, not thrown about.
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 }  // namespace kvx::tool

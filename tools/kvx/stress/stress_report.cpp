@@ -180,8 +180,7 @@ std::string stress_json(const StressReport& report) {
                      {"caches", caches},
                      {"retrieval", retrieval},
                      {"drift", drift}};
-  // A file name may hold bytes that are no UTF-8: they are replaced, not thrown about.
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 std::string stress_html(const StressReport& report) {

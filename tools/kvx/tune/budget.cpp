@@ -8,6 +8,7 @@
 
 #include "format/list.hpp"
 #include "tools/kvx/compare/window_scores.hpp"
+#include "tools/kvx/tune/judge.hpp"
 #include "tools/kvx/tune/proxy_attention.hpp"
 
 namespace kvx::tool {
@@ -188,12 +189,7 @@ Status Budget::measure(const Candidate& cheapest, SideLadder& k, SideLadder& v) 
       measured.push_back(&format);
     }
   }
-  runner::KvAttentionOptions plain;
-  plain.recipe = kv::parse_recipe("bf16").value();
-  plain.block_size = block_size_;
-  plain.max_tokens = context_;
-  KVX_ASSIGN_OR_RETURN(auto base,
-                       runner::KvAttention::create(model_.config(), plain, *engine_.executor));
+  KVX_ASSIGN_OR_RETURN(auto base, make_base_cache(model_, engine_, block_size_, context_));
   std::vector<runner::AttentionBackend*> backends;
   for (const auto& cache : caches) backends.push_back(cache.get());
   ProxyAttention proxy(model_, *base, backends, first_scored(context_));

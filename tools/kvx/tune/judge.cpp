@@ -5,6 +5,16 @@
 
 namespace kvx::tool {
 
+Result<std::unique_ptr<runner::KvAttention>> make_base_cache(const runner::Model& model,
+                                                             const Engine& engine, int block_size,
+                                                             int64_t max_tokens) {
+  runner::KvAttentionOptions base;
+  base.recipe = kv::parse_recipe("bf16").value();
+  base.block_size = block_size;
+  base.max_tokens = max_tokens;
+  return runner::KvAttention::create(model.config(), base, *engine.executor);
+}
+
 int64_t Judge::num_tokens() const {
   return static_cast<int64_t>(windows_.size() * windows_.front().size());
 }
@@ -31,12 +41,9 @@ Result<std::vector<float>> Judge::states_of(const std::vector<int>& window,
 }
 
 Status Judge::run_base(int block_size) {
-  runner::KvAttentionOptions base;
-  base.recipe = kv::parse_recipe("bf16").value();
-  base.block_size = block_size;
-  base.max_tokens = static_cast<int64_t>(windows_.front().size());
-  KVX_ASSIGN_OR_RETURN(auto attention,
-                       runner::KvAttention::create(model_.config(), base, *engine_.executor));
+  KVX_ASSIGN_OR_RETURN(
+      auto attention,
+      make_base_cache(model_, engine_, block_size, static_cast<int64_t>(windows_.front().size())));
   for (const std::vector<int>& window : windows_) {
     KVX_ASSIGN_OR_RETURN(std::vector<float> states, states_of(window, *attention));
     base_.push_back(std::move(states));

@@ -1,6 +1,7 @@
 // Judge: what a cache loses on windows of text, beside a bf16 cache whose states it keeps.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "quality/cache_quality.hpp"
@@ -10,6 +11,11 @@
 #include "tools/kvx/tune/work.hpp"
 
 namespace kvx::tool {
+
+// The bf16 cache of max_tokens that others are measured beside.
+Result<std::unique_ptr<runner::KvAttention>> make_base_cache(const runner::Model& model,
+                                                             const Engine& engine, int block_size,
+                                                             int64_t max_tokens);
 
 class Judge {
  public:

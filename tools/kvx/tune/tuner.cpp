@@ -29,14 +29,6 @@ kv::CacheGeometry Tuner::geometry() const {
   return runner::cache_config_of(model_.config(), {}).geometry;
 }
 
-Result<std::unique_ptr<runner::KvAttention>> Tuner::base_cache() {
-  runner::KvAttentionOptions base;
-  base.recipe = kv::parse_recipe("bf16").value();
-  base.block_size = block_size_;
-  base.max_tokens = context_;
-  return runner::KvAttention::create(model_.config(), base, *engine_.executor);
-}
-
 Status Tuner::run_prompts(runner::AttentionBackend& backend, runner::KvAttention& base,
                           const std::string& doing) {
   for (size_t i = 0; i < corpus_.prompts.size(); ++i) {
@@ -54,7 +46,7 @@ Status Tuner::run_prompts(runner::AttentionBackend& backend, runner::KvAttention
 
 Status Tuner::collect() {
   KVX_ASSIGN_OR_RETURN(tune::Statistics statistics, runner::make_statistics(model_.config()));
-  KVX_ASSIGN_OR_RETURN(const auto base, base_cache());
+  KVX_ASSIGN_OR_RETURN(const auto base, make_base_cache(model_, engine_, block_size_, context_));
   runner::CollectingAttention collecting(*base, statistics, engine_.context);
   KVX_RETURN_IF_ERROR(run_prompts(collecting, *base, "collecting"));
   KVX_RETURN_IF_ERROR(statistics.check_complete());
@@ -67,7 +59,7 @@ Status Tuner::collect_transformed(const Candidate& candidate, std::span<const kv
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerTables> transforms,
                        tune::transforms_of(geometry(), plans, tables, block_size_, context_));
   KVX_ASSIGN_OR_RETURN(tune::Statistics transformed, runner::make_statistics(model_.config()));
-  KVX_ASSIGN_OR_RETURN(const auto base, base_cache());
+  KVX_ASSIGN_OR_RETURN(const auto base, make_base_cache(model_, engine_, block_size_, context_));
   runner::CollectingAttention collecting(*base, transformed, engine_.context, transforms,
                                          block_size_);
   KVX_RETURN_IF_ERROR(run_prompts(collecting, *base, "collecting scales"));

@@ -45,7 +45,6 @@ class Tuner {
  private:
   Status run_prompts(runner::AttentionBackend& backend, runner::KvAttention& base,
                      const std::string& doing);
-  Result<std::unique_ptr<runner::KvAttention>> base_cache();
   // Statistics of what the candidate quantises, for its scales.
   Status collect_transformed(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
                              std::span<const kv::LayerCalibration> tables);

@@ -13,18 +13,6 @@
 
 namespace kvx::ops::cuda {
 
-// How a format is decoded: its codes, and what scales numbers in the tile.
-template <format::FormatId Id>
-struct LatentDecoder {
-  using Element = typename FormatTraits<Id>::Element;
-  using Scales = ChunkScalesOf<Element, tensor_core_format(Id).scale_path>;
-};
-template <format::FormatId Id>
-requires(tensor_core_format(Id).scale_path == ScalePath::kOperand) struct LatentDecoder<Id> {
-  using Element = typename FormatTraits<Id>::Element;
-  using Scales = ScalesOfGroups<typename FormatTraits<Id>::Tile>;
-};
-
 class LatentPackedProducer {
   using Shape = LatentShape;
 
@@ -40,21 +28,21 @@ class LatentPackedProducer {
     using format::FormatId;
     switch (walk_.params.tile_k.id) {
       case FormatId::kFp8E4M3:
-        return fill<LatentDecoder<FormatId::kFp8E4M3>>();
+        return fill<TileDecoder<FormatId::kFp8E4M3>>();
       case FormatId::kFp8E5M2:
-        return fill<LatentDecoder<FormatId::kFp8E5M2>>();
+        return fill<TileDecoder<FormatId::kFp8E5M2>>();
       case FormatId::kInt8:
-        return fill<LatentDecoder<FormatId::kInt8>>();
+        return fill<TileDecoder<FormatId::kInt8>>();
       case FormatId::kInt8Affine:
-        return fill<LatentDecoder<FormatId::kInt8Affine>>();
+        return fill<TileDecoder<FormatId::kInt8Affine>>();
       case FormatId::kInt4:
-        return fill<LatentDecoder<FormatId::kInt4>>();
+        return fill<TileDecoder<FormatId::kInt4>>();
       case FormatId::kInt4Affine:
-        return fill<LatentDecoder<FormatId::kInt4Affine>>();
+        return fill<TileDecoder<FormatId::kInt4Affine>>();
       case FormatId::kNvfp4:
-        return fill<LatentDecoder<FormatId::kNvfp4>>();
+        return fill<TileDecoder<FormatId::kNvfp4>>();
       default:
-        return fill<LatentDecoder<FormatId::kMxfp4>>();
+        return fill<TileDecoder<FormatId::kMxfp4>>();
     }
   }
 

@@ -59,19 +59,6 @@ struct TokenScales {
   float zero;
 };
 
-// How prefill decodes a format whose scales go into the tile.
-template <format::FormatId Id>
-struct TileDecoder {
-  using Element = typename FormatTraits<Id>::Element;
-  using Scales = ChunkScalesOf<Element, tensor_core_format(Id).scale_path>;
-};
-template <format::FormatId Id>
-requires(tensor_core_format(Id).scale_path == ScalePath::kOperand) struct TileDecoder<Id> {
-  using Element = typename FormatTraits<Id>::Element;
-  using Scales = ScalesOfGroups<typename FormatTraits<Id>::Tile>;
-  using InterleavedScales = ScalesOfGroups<typename FormatTraits<Id>::Interleaved::Tile>;
-};
-
 // Calls visit(Element{}, Scales{}) with the decoder of a format's codes and what decodes those of
 // its scales that go into the tile, or NoScale. Formats that share a decoder share a case
 // (prefill_decoder); formats.cuh checks that every format has one. The last case is the default:

@@ -109,4 +109,17 @@ struct ChunkScalesOfPath<Element, ScalePath::kAffine> {
 template <class Element, ScalePath Path>
 using ChunkScalesOf = typename ChunkScalesOfPath<Element, Path>::Type;
 
+// How a format is decoded whose scales go into the tile: its codes, and what scales numbers there.
+template <format::FormatId Id>
+struct TileDecoder {
+  using Element = typename FormatTraits<Id>::Element;
+  using Scales = ChunkScalesOf<Element, tensor_core_format(Id).scale_path>;
+};
+template <format::FormatId Id>
+requires(tensor_core_format(Id).scale_path == ScalePath::kOperand) struct TileDecoder<Id> {
+  using Element = typename FormatTraits<Id>::Element;
+  using Scales = ScalesOfGroups<typename FormatTraits<Id>::Tile>;
+  using InterleavedScales = ScalesOfGroups<typename FormatTraits<Id>::Interleaved::Tile>;
+};
+
 }  // namespace kvx::ops::cuda

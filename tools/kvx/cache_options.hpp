@@ -1,0 +1,40 @@
+// CacheOptions: how the caches are made that a command runs beside each other, and what multiplies.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runner/kv_attention.hpp"
+#include "runner/model.hpp"
+#include "tools/kvx/command_line.hpp"
+#include "tools/kvx/engine.hpp"
+#include "tools/kvx/recipe_list.hpp"
+
+namespace kvx::tool {
+
+struct CacheOptions {
+  OverrideTexts overrides;
+  int block_size = 64;
+  std::string products = "f32";
+  bool is_fast = false;
+  std::string device = "cpu";
+  int threads = 0;
+
+  bool is_on_gpu() const { return device == "cuda"; }
+};
+
+// --layers, --heads, --block-size, --products, --fast, --device and --threads.
+void add_cache_options(Command command, CacheOptions& options, const char* products_help);
+
+// A cache of max_tokens for each recipe. The first is the base, which the overrides leave as it is.
+// INVALID_ARGUMENT as use_recipe().
+Result<std::vector<runner::KvAttentionOptions>> caches_of(
+    const CacheOptions& options, std::span<const tune::CacheRecipe> recipes,
+    const std::vector<kv::RecipeOverride>& overrides, const runner::Model& model,
+    int64_t max_tokens);
+
+// Where a report's figures are from: the CPU's level, and a GPU if the caches lie there.
+std::string level_text(const CacheOptions& options, const Engine& engine);
+
+}  // namespace kvx::tool
