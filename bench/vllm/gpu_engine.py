@@ -137,9 +137,17 @@ def wait_for(file):
 
 
 def device_counters(llm):
-    """What kvx's kernels counted as wrong in slots, lengths and tables, over all layers."""
+    """What kvx's kernels counted as wrong in slots, lengths and tables, over all layers and ranks."""
     counted = {}
-    for layer in llm.llm_engine.vllm_config.compilation_config.static_forward_context.values():
+    for counters in llm.collective_rpc(counters_of_rank):
+        for name, count in counters.items():
+            counted[name] = counted.get(name, 0) + count
+    return counted
+
+
+def counters_of_rank(worker):
+    counted = {}
+    for layer in worker.vllm_config.compilation_config.static_forward_context.values():
         pages = getattr(getattr(layer, "impl", None), "pages", None)
         for name, count in (pages.counters() if pages is not None else {}).items():
             counted[name] = counted.get(name, 0) + int(count)
