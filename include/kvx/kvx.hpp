@@ -972,7 +972,7 @@ struct CacheConfig {
   const kvx_allocator_t* allocator = nullptr;
   std::vector<int32_t> layer_windows;  // [num_layers], or empty
   std::vector<int32_t> layer_sinks;    // [num_layers], or empty
-  uint32_t flags = 0;                  // KVX_CACHE_PREFIXES, KVX_CACHE_ZEROES_ON_FREE
+  uint32_t flags = 0;                  // KVX_CACHE_*
   std::string model;                   // what computes K and V
   kvx_prefix_hash_t prefix_hash = KVX_PREFIX_HASH_DEFAULT;
   kvx_eviction_t eviction = KVX_EVICTION_DEFAULT;

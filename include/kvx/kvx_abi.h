@@ -1001,7 +1001,7 @@ typedef struct kvx_step_layer_args_t {
   uint32_t reserved;     /* 0 */
   const kvx_rows_t* q;   /* [tokens, num_q_heads, k head_dim] */
   const kvx_rows_t* k;   /* [tokens, num_kv_heads, k head_dim] */
-  const kvx_rows_t* v;   /* [tokens, num_kv_heads, v head_dim] */
+  const kvx_rows_t* v;   /* [tokens, num_kv_heads, v head_dim]; null with KVX_CACHE_LATENT */
   const kvx_rows_t* out; /* [tokens, num_q_heads, v head_dim] */
   const float* sinks;    /* [num_q_heads], or null */
   uint32_t precision;    /* kvx_precision_t */
@@ -1026,8 +1026,11 @@ KVX_API kvx_status_t kvx_sequence_gather(kvx_cache_t cache, int32_t sequence, ui
  * kvx_cache_free is INVALID_ARGUMENT in the same way. */
 
 enum {
-  KVX_CACHE_PREFIXES = 1 << 0,      /* full blocks of recorded tokens are kept for reuse */
-  KVX_CACHE_ZEROES_ON_FREE = 1 << 1 /* a freed block's bytes are overwritten with zeros */
+  KVX_CACHE_PREFIXES = 1 << 0,       /* full blocks of recorded tokens are kept for reuse */
+  KVX_CACHE_ZEROES_ON_FREE = 1 << 1, /* a freed block's bytes are overwritten with zeros */
+  /* A latent cache (MLA): V is the first v_head_dim numbers of K's rows, which are stored once.
+   * Steps take no v. The recipe has one format for both; UNSUPPORTED with its option hadamard. */
+  KVX_CACHE_LATENT = 1 << 2
 };
 
 typedef enum kvx_prefix_hash {

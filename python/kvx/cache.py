@@ -93,6 +93,9 @@ class Cache(_core.PagedCache):
     """Paged keys and values of up to ``max_sequences`` sequences, in the formats of a recipe.
 
     num_layers, num_kv_heads, head_dim: the model's; v_head_dim when values differ from keys
+    latent:          a latent cache (MLA): values are the first v_head_dim numbers of the keys' rows,
+                     which are stored once; append_and_attend takes None for v. DeepSeek-V3's has
+                     num_kv_heads=1, head_dim=576, v_head_dim=512
     recipe:          ``"int8"``, ``"int8/int4"``, ``"nvfp4:auto"``; kvx.recipe_options() lists more.
                      ``"tuned:FILE"`` is a tuned recipe of this model, ``"tuned:FILE,recent=128"``
                      the same with another full-precision window
@@ -136,6 +139,7 @@ class Cache(_core.PagedCache):
         max_tokens: int,
         max_sequences: int = 1,
         v_head_dim: int | None = None,
+        latent: bool = False,
         block_size: int = 64,
         layer_windows: Sequence[int] = (),
         layer_overrides: Sequence[str] = (),
@@ -155,6 +159,7 @@ class Cache(_core.PagedCache):
             num_kv_heads,
             head_dim,
             head_dim if v_head_dim is None else v_head_dim,
+            latent,
             list(layer_windows),
             recipe,
             first_layer,
@@ -191,7 +196,8 @@ class Cache(_core.PagedCache):
             )
 
     def __repr__(self) -> str:
-        place = "" if self.device == "cpu" else f", on {self.device}"
+        place = ", latent" if self.is_latent else ""
+        place += "" if self.device == "cpu" else f", on {self.device}"
         return (
             f"kvx.Cache({self.recipe!r}, {self.num_layers} layers, {self.num_kv_heads} KV heads, "
             f"head_dim {self.k_head_dim}/{self.v_head_dim}{place})"
@@ -289,7 +295,7 @@ class Cache(_core.PagedCache):
         layer: int,
         q: ArrayT,
         k: Array,
-        v: Array,
+        v: Array | None,
         out: ArrayT | None = None,
         *,
         softmax_scale: float | None = None,
@@ -305,7 +311,7 @@ class Cache(_core.PagedCache):
 
         q:   [tokens, num_q_heads, head_dim], after RoPE; num_q_heads a multiple of num_kv_heads
         k:   [tokens, num_kv_heads, head_dim], after RoPE
-        v:   [tokens, num_kv_heads, v_head_dim]
+        v:   [tokens, num_kv_heads, v_head_dim]; None in a latent cache
         out: [tokens, num_q_heads, v_head_dim], apart from the inputs; None makes one like q
             (JAX: NumPy's, float32 for bfloat16, since JAX's own cannot be written; on a GPU JAX's
             need an out of torch or CuPy)

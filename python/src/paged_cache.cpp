@@ -237,8 +237,7 @@ class PagedCache {
     const int64_t tokens = queries.num_tokens;
     const InputRows keys =
         input_rows(k, "k", {tokens, geometry_.num_kv_heads, geometry_.k_head_dim}, place);
-    const InputRows values =
-        input_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim}, place);
+    const InputRows values = step_values(v, tokens, place);
     const OutputRows output =
         output_rows(out, "out", {tokens, queries.num_heads, geometry_.v_head_dim}, place);
     check_apart(output.array, queries.array, "q");
@@ -360,6 +359,7 @@ class PagedCache {
   int num_kv_heads() const { return geometry_.num_kv_heads; }
   int k_head_dim() const { return geometry_.k_head_dim; }
   int v_head_dim() const { return geometry_.v_head_dim; }
+  bool is_latent() const { return geometry_.is_latent; }
 
  private:
   enum Closed { kMustBeOpen, kMayBeClosed };
@@ -389,6 +389,16 @@ class PagedCache {
       verb();
       if (lane_) throw_if_error(lane_->end(place, kept));
     });
+  }
+
+  // No rows where V is a part of K's.
+  InputRows step_values(nb::handle v, int64_t tokens, const ArrayPlace& place) const {
+    if (!geometry_.is_latent) {
+      return input_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim}, place);
+    }
+    if (v.is_none()) return {};
+    throw CoreError(
+        invalid_argument("v is given; a latent cache's values are a part of its keys: pass None"));
   }
 
   void check_in_use(int sequence) const {
@@ -430,14 +440,19 @@ void bind_paged_cache(nb::module_& module) {
       .def(
           "__init__",
           [](PagedCache* self, int num_layers, int num_kv_heads, int k_head_dim, int v_head_dim,
-             std::vector<int> layer_windows, std::string recipe, std::optional<int> first_layer,
+             bool is_latent, std::vector<int> layer_windows, std::string recipe, std::optional<int> first_layer,
              std::vector<std::string> layer_overrides, std::vector<std::string> head_overrides,
              int block_size, int max_sequences, int64_t max_tokens, int64_t memory_budget_bytes,
              std::optional<std::string> prefix_model, std::string prefix_hash,
              int64_t host_tier_bytes, const nb::bytes& host_tier_folder, std::string device,
              int max_step_tokens, nb::handle stream) {
             new (self) PagedCache(
-                {{num_layers, num_kv_heads, k_head_dim, v_head_dim, std::move(layer_windows)},
+                {{.num_layers = num_layers,
+                  .num_kv_heads = num_kv_heads,
+                  .k_head_dim = k_head_dim,
+                  .v_head_dim = v_head_dim,
+                  .layer_windows = std::move(layer_windows),
+                  .is_latent = is_latent},
                  std::move(recipe),
                  first_layer,
                  std::move(layer_overrides),
@@ -455,7 +470,7 @@ void bind_paged_cache(nb::module_& module) {
                 stream);
           },
           nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"),
-          nb::arg("v_head_dim"), nb::arg("layer_windows"), nb::arg("recipe"),
+          nb::arg("v_head_dim"), nb::arg("is_latent"), nb::arg("layer_windows"), nb::arg("recipe"),
           nb::arg("first_layer").none(), nb::arg("layer_overrides"), nb::arg("head_overrides"),
           nb::arg("block_size"), nb::arg("max_sequences"), nb::arg("max_tokens"),
           nb::arg("memory_budget_bytes"), nb::arg("prefix_model").none(), nb::arg("prefix_hash"),
@@ -511,7 +526,8 @@ void bind_paged_cache(nb::module_& module) {
       .def_prop_ro("num_layers", &PagedCache::num_layers)
       .def_prop_ro("num_kv_heads", &PagedCache::num_kv_heads)
       .def_prop_ro("k_head_dim", &PagedCache::k_head_dim)
-      .def_prop_ro("v_head_dim", &PagedCache::v_head_dim);
+      .def_prop_ro("v_head_dim", &PagedCache::v_head_dim)
+      .def_prop_ro("is_latent", &PagedCache::is_latent);
 }
 
 }  // namespace kvx::python

@@ -228,7 +228,7 @@ Result<RecipeCost> cost_of(const KvCacheConfig& config, int64_t num_tokens) {
              config.block_size;
   }
   const double values = static_cast<double>(geometry.num_layers) * geometry.num_kv_heads *
-                        (geometry.k_head_dim + geometry.v_head_dim);
+                        (geometry.k_head_dim + geometry.stored_v_head_dim());
   RecipeCost cost;
   cost.bits_per_value = 8 * bytes / values;
   cost.bytes_per_token = static_cast<double>(cache::sequence_bytes(sizes, num_tokens).total()) /

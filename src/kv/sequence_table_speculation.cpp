@@ -18,7 +18,7 @@ Status SequenceTable::create_speculations() {
     KVX_ASSIGN_OR_RETURN(
         Speculation speculation,
         Speculation::create(memory, {geometry.num_layers, geometry.num_kv_heads,
-                                     geometry.k_head_dim, geometry.v_head_dim, most}));
+                                     geometry.k_head_dim, geometry.stored_v_head_dim(), most}));
     speculations.push_back(std::move(speculation));
   }
   return {};

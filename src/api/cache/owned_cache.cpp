@@ -181,7 +181,7 @@ Status read_recipes(const char* recipe, const kvx_cache_options_t& options,
 }
 
 Status read_options(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
-  constexpr uint32_t kFlags = KVX_CACHE_PREFIXES | KVX_CACHE_ZEROES_ON_FREE;
+  constexpr uint32_t kFlags = KVX_CACHE_PREFIXES | KVX_CACHE_ZEROES_ON_FREE | KVX_CACHE_LATENT;
   if ((args.flags & ~kFlags) != 0) {
     return Error{
         ErrorCode::kIncompatible,
@@ -192,6 +192,7 @@ Status read_options(const kvx_cache_options_t& args, kv::KvCacheConfig& config) 
                             static_cast<int>(KVX_PREFIX_HASH_SHA256));
   }
   config.zeroes_on_free = (args.flags & KVX_CACHE_ZEROES_ON_FREE) != 0;
+  config.geometry.is_latent = (args.flags & KVX_CACHE_LATENT) != 0;
   config.prefix.is_on = (args.flags & KVX_CACHE_PREFIXES) != 0;
   config.prefix.hash = args.prefix_hash == KVX_PREFIX_HASH_SHA256 ? cache::HashAlgorithm::kSha256
                                                                   : cache::HashAlgorithm::kXxh3;
@@ -301,6 +302,13 @@ Status check_on_device(const OwnedCache& owned, const VerbAddresses& addresses) 
                      place->context.device.index);
 }
 
+// Null rows where V is a part of K's.
+Result<MutableFloatRows> read_step_v(const kvx_rows_t* v, const kv::CacheGeometry& geometry) {
+  if (!geometry.is_latent) return read_rows(v, geometry.num_kv_heads, geometry.v_head_dim, "v");
+  if (v == nullptr) return MutableFloatRows{};
+  return invalid_argument("args.v is set; a latent cache's V is a part of K's rows: expected null");
+}
+
 Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   KVX_ASSIGN_OR_RETURN(const kvx_step_layer_args_t args, read_struct(caller, "args"));
@@ -323,8 +331,7 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
                        read_rows(args.q, num_q_heads, geometry.k_head_dim, "q"));
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows k,
                        read_rows(args.k, num_kv_heads, geometry.k_head_dim, "k"));
-  KVX_ASSIGN_OR_RETURN(const MutableFloatRows v,
-                       read_rows(args.v, num_kv_heads, geometry.v_head_dim, "v"));
+  KVX_ASSIGN_OR_RETURN(const MutableFloatRows v, read_step_v(args.v, geometry));
   KVX_ASSIGN_OR_RETURN(const MutableFloatRows out,
                        read_rows(args.out, num_q_heads, geometry.v_head_dim, "out"));
   KVX_RETURN_IF_ERROR(check_on_device(*owned, VerbAddresses()

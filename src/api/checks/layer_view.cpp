@@ -11,6 +11,7 @@
 #include "api/checks/format_spec.hpp"
 #include "api/guard.hpp"
 #include "core/checked.hpp"
+#include "ops/side_rows.hpp"
 
 namespace kvx::boundary {
 namespace {
@@ -273,9 +274,7 @@ Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideVi
     return invalid_argument("{}.head_dim is {}; expected 1 to K's {}", name, side.head_dim,
                             k.head_dim);
   }
-  ops::SideView view = k;
-  view.head_dim = static_cast<int>(side.head_dim);
-  view.is_alias = true;
+  const ops::SideView view = ops::prefix_of(k, static_cast<int>(side.head_dim));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
   return view;
 }

@@ -50,6 +50,9 @@ Status check_fields(const ContiguousConfig& config) {
   KVX_RETURN_IF_ERROR(check_count("num_q_heads", config.num_q_heads));
   KVX_RETURN_IF_ERROR(check_count("max_seq_len", config.max_seq_len));
   KVX_RETURN_IF_ERROR(check_count("max_append", config.max_append));
+  if (geometry.is_latent) {
+    return unsupported("geometry is latent; a contiguous cache stores V beside K");
+  }
   if (config.num_q_heads % geometry.num_kv_heads != 0) {
     return invalid_argument("num_q_heads is {}; expected a multiple of num_kv_heads = {}",
                             config.num_q_heads, geometry.num_kv_heads);

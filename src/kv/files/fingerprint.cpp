@@ -112,6 +112,8 @@ std::string fingerprint_of(const FingerprintFacts& facts) {
   add("num_kv_heads", geometry.num_kv_heads);
   add("k_head_dim", geometry.k_head_dim);
   add("v_head_dim", geometry.v_head_dim);
+  // No line where V is stored apart: files of such caches stay as they are.
+  if (geometry.is_latent) add("latent", 1);
   add("head_blocks", facts.full_precision_window.sink_blocks);
   add(kRecentBlocks, facts.full_precision_window.recent_blocks);
   add("wide",

@@ -168,6 +168,11 @@ Result<StoredCache> parse_fingerprint(std::string_view text) {
   KVX_ASSIGN_OR_RETURN(geometry.num_kv_heads, take_number(text, "num_kv_heads"));
   KVX_ASSIGN_OR_RETURN(geometry.k_head_dim, take_number(text, "k_head_dim"));
   KVX_ASSIGN_OR_RETURN(geometry.v_head_dim, take_number(text, "v_head_dim"));
+  if (text.starts_with("latent ")) {
+    KVX_ASSIGN_OR_RETURN(const int latent, take_number(text, "latent"));
+    if (latent != 1) return not_understood("latent", std::to_string(latent), "1");
+    geometry.is_latent = true;
+  }
   KVX_RETURN_IF_ERROR(check_geometry(geometry));
   KVX_ASSIGN_OR_RETURN(stored.full_precision_window.sink_blocks, take_number(text, "head_blocks"));
   KVX_ASSIGN_OR_RETURN(stored.full_precision_window.recent_blocks,

@@ -37,6 +37,7 @@ Status check_convertible(const StoredCache& stored, const KvCacheConfig& config)
   KVX_RETURN_IF_ERROR(check_same("num_kv_heads", have.num_kv_heads, want.num_kv_heads));
   KVX_RETURN_IF_ERROR(check_same("k_head_dim", have.k_head_dim, want.k_head_dim));
   KVX_RETURN_IF_ERROR(check_same("v_head_dim", have.v_head_dim, want.v_head_dim));
+  KVX_RETURN_IF_ERROR(check_same("latent", have.is_latent, want.is_latent));
   for (int layer = 0; layer < want.num_layers; ++layer) {
     KVX_RETURN_IF_ERROR(check_same(fmt::format("the window of layer {}", layer),
                                    have.window_of(layer), want.window_of(layer)));
@@ -128,7 +129,7 @@ struct LayerRows {
 Result<LayerRows> create_rows(const KvCacheConfig& config) {
   const CacheGeometry& geometry = config.geometry;
   const int64_t num_heads = kTokensAtOnce * geometry.num_kv_heads;
-  const int64_t v_floats = num_heads * std::max(geometry.v_head_dim, 1);
+  const int64_t v_floats = num_heads * std::max(geometry.stored_v_head_dim(), 1);
   KVX_ASSIGN_OR_RETURN(StagedRows k,
                        StagedRows::create(config.cuda, num_heads * geometry.k_head_dim));
   KVX_ASSIGN_OR_RETURN(StagedRows v, StagedRows::create(config.cuda, v_floats));
@@ -152,14 +153,14 @@ Status append_rows(KvStep& step, const StoredChain& chain, LayerRows& rows, int6
     // A window has left the first tokens behind: in their places zeros go into blocks that this
     // cache's window leaves behind too.
     std::fill_n(rows.k.host(), num_heads * geometry.k_head_dim, 0.0f);
-    std::fill_n(rows.v.host(), num_heads * geometry.v_head_dim, 0.0f);
+    std::fill_n(rows.v.host(), num_heads * geometry.stored_v_head_dim(), 0.0f);
     KVX_RETURN_IF_ERROR(chain.gather(layer, first, count,
                                      target(rows.k.host(), geometry.k_head_dim),
-                                     target(rows.v.host(), geometry.v_head_dim)));
+                                     target(rows.v.host(), geometry.stored_v_head_dim())));
     KVX_RETURN_IF_ERROR(rows.k.send());
     KVX_RETURN_IF_ERROR(rows.v.send());
     KVX_RETURN_IF_ERROR(step.append(layer, source(rows.k.placed(), geometry.k_head_dim),
-                                    source(rows.v.placed(), geometry.v_head_dim)));
+                                    source(rows.v.placed(), geometry.stored_v_head_dim())));
     KVX_RETURN_IF_ERROR(rows.k.wait());  // their stream is one
   }
   return {};

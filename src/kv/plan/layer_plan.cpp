@@ -16,7 +16,22 @@ Status check_count(std::string_view field, int value, int low, int high) {
   return invalid_argument("{} is {}; expected {} to {}", field, value, low, high);
 }
 
+// A latent cache stores V as a part of K's rows, so both are stored alike.
+Status check_latent(const HeadPlan& head) {
+  if (head.v.spec != head.k.spec) {
+    return invalid_argument(
+        "recipe stores K as {} and V as {} with other options or in another format; a latent cache "
+        "has one row for both: expected one format and no options for one side",
+        head.k.spec.facts->name, head.v.spec.facts->name);
+  }
+  if (!head.k.hadamard && !head.v.hadamard) return {};
+  return unsupported(
+      "recipe has the option hadamard; a latent cache's K and V are one row, which is not rotated "
+      "(leave the option out, also as a part of auto)");
+}
+
 Status check_head_dims(const CacheGeometry& geometry, const HeadPlan& head) {
+  if (geometry.is_latent) KVX_RETURN_IF_ERROR(check_latent(head));
   KVX_RETURN_IF_ERROR(format::check_head_dim(head.k.spec, geometry.k_head_dim));
   if (geometry.v_head_dim == 0) return {};
   return format::check_head_dim(head.v.spec, geometry.v_head_dim);
@@ -79,6 +94,9 @@ Status check_geometry(const CacheGeometry& geometry) {
   KVX_RETURN_IF_ERROR(check_count("num_kv_heads", geometry.num_kv_heads, 1, kMaxHeads));
   KVX_RETURN_IF_ERROR(check_count("k_head_dim", geometry.k_head_dim, 1, format::kMaxHeadDim));
   KVX_RETURN_IF_ERROR(check_count("v_head_dim", geometry.v_head_dim, 0, format::kMaxHeadDim));
+  if (geometry.is_latent) {
+    KVX_RETURN_IF_ERROR(check_count("v_head_dim", geometry.v_head_dim, 1, geometry.k_head_dim));
+  }
   const int num_windows = static_cast<int>(geometry.layer_windows.size());
   if (num_windows != 0 && num_windows != geometry.num_layers) {
     return invalid_argument("layer_windows has {} entries; expected none or num_layers, {}",

@@ -22,12 +22,17 @@ struct CacheGeometry {
   // (attention sinks, as in StreamingLLM); 0 in the others. Empty: none.
   std::vector<int> layer_sinks = {};
 
+  // A latent cache (MLA): V is the first v_head_dim numbers of K's rows, which are stored once.
+  bool is_latent = false;
+
+  // Numbers of a row that V takes beside K's.
+  int stored_v_head_dim() const { return is_latent ? 0 : v_head_dim; }
   int window_of(int layer) const { return layer_windows.empty() ? 0 : layer_windows[layer]; }
   int sinks_of(int layer) const { return layer_sinks.empty() ? 0 : layer_sinks[layer]; }
 };
 
 // INVALID_ARGUMENT: a count outside its range, layer_windows or layer_sinks of another
-// length than num_layers, sinks without a window.
+// length than num_layers, sinks without a window, a latent V that is longer than K.
 Status check_geometry(const CacheGeometry& geometry);
 
 struct HeadRunPlan {
@@ -45,8 +50,9 @@ struct LayerPlan {
   bool v_hadamard = false;
 };
 
-// One plan a layer. INVALID_ARGUMENT: an override of a layer or head that does not exist, or a
-// head_dim that a format can't do.
+// One plan a layer. INVALID_ARGUMENT: an override of a layer or head that does not exist, a head_dim
+// that a format can't do, or two formats for the one row of a latent cache. UNSUPPORTED: a rotation
+// of a latent cache.
 Result<std::vector<LayerPlan>> plan_layers(const CacheGeometry& geometry, const Recipe& recipe,
                                            std::span<const RecipeOverride> overrides);
 

@@ -53,7 +53,7 @@ cache::LayerBytes packed_bytes(const CacheGeometry& geometry, const LayerPlan& p
   cache::LayerBytes layer;
   for (const HeadRunPlan& run : plan.runs) {
     layer.runs.push_back({run.num_heads, side_bytes(run.k.spec, geometry.k_head_dim),
-                          side_bytes(run.v.spec, geometry.v_head_dim)});
+                          side_bytes(run.v.spec, geometry.stored_v_head_dim())});
   }
   return layer;
 }
@@ -61,7 +61,7 @@ cache::LayerBytes packed_bytes(const CacheGeometry& geometry, const LayerPlan& p
 cache::LayerBytes full_precision_bytes(const CacheGeometry& geometry,
                                        const FormatSpec& full_precision) {
   return {{{geometry.num_kv_heads, side_bytes(full_precision, geometry.k_head_dim),
-            side_bytes(full_precision, geometry.v_head_dim)}}};
+            side_bytes(full_precision, geometry.stored_v_head_dim())}}};
 }
 
 Result<std::unique_ptr<LayerStore>> LayerStore::create(
@@ -86,7 +86,7 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
                                    side_view(run.v.spec, geometry.v_head_dim, packed, at, at.v)});
     ops::HeadRun& stored = store->packed_runs_.back();
     const int block_size = static_cast<int>(packed.layout->block_size);
-    if (device != nullptr) {
+    if (device != nullptr && !geometry.is_latent) {
       stored.k.is_interleaved = stored.v.is_interleaved =
           ops::attend_takes_interleaved_order(device->context, stored, block_size);
     }
@@ -95,6 +95,7 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
       stored.k.counts = store->counts_.k.data() + run.first_head;
       stored.v.counts = store->counts_.v.data() + run.first_head;
     }
+    if (geometry.is_latent) stored.v = ops::prefix_of(stored.k, geometry.v_head_dim);
   }
   store->packed_ = layer_view(geometry, packed, store->packed_runs_);
 
@@ -105,9 +106,10 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
         {0, geometry.num_kv_heads,
          side_view(full_precision_spec, geometry.k_head_dim, full_precision, run, run.k),
          side_view(full_precision_spec, geometry.v_head_dim, full_precision, run, run.v)});
+    ops::HeadRun& whole = store->full_precision_runs_.front();
+    if (geometry.is_latent) whole.v = ops::prefix_of(whole.k, geometry.v_head_dim);
     store->full_precision_ = layer_view(geometry, full_precision, store->full_precision_runs_);
     for (const HeadRunPlan& cut : plan.runs) {
-      const ops::HeadRun& whole = store->full_precision_runs_.front();
       store->cut_full_precision_runs_.push_back({cut.first_head, cut.num_heads,
                                                  ops::side_from(whole.k, cut.first_head),
                                                  ops::side_from(whole.v, cut.first_head)});

@@ -139,6 +139,36 @@ Status check_feedback(const CacheGeometry& geometry, int layer, const std::vecto
   return {};
 }
 
+// V's part of a table of K, [num_kv_heads, head_dim]: each head's first v_head_dim numbers.
+std::vector<float> prefix_of_rows(const CacheGeometry& geometry, const std::vector<float>& table) {
+  std::vector<float> prefixes;
+  for (size_t row = 0; row < table.size(); row += static_cast<size_t>(geometry.k_head_dim)) {
+    const auto first = table.begin() + static_cast<std::ptrdiff_t>(row);
+    prefixes.insert(prefixes.end(), first, first + geometry.v_head_dim);
+  }
+  return prefixes;
+}
+
+// What is done to the rows of a latent cache is done to its V too.
+Status share_tables(const CacheGeometry& geometry, int layer, LayerCalibration& tables) {
+  const LayerCalibration& given = tables;
+  for (const auto& [name, table] :
+       {std::pair("mean", &given.v_mean), std::pair("factor", &given.v_factor),
+        std::pair("group_scales", &given.v.group_scales),
+        std::pair("tensor_scales", &given.v.tensor_scales)}) {
+    if (table->empty()) continue;
+    return invalid_argument("{} has {} numbers; expected none: a latent cache's V has K's tables",
+                            table_name(layer, "v", name), table->size());
+  }
+  if (!given.k_block_offset.empty()) {
+    return unsupported("{} is given; a latent cache's V would need it too: expected none",
+                       table_name(layer, "k", "block_offset"));
+  }
+  tables.v_mean = prefix_of_rows(geometry, tables.k_mean);
+  tables.v_factor = prefix_of_rows(geometry, tables.k_factor);
+  return {};
+}
+
 // One table a run of the plan.
 Result<std::vector<std::vector<uint8_t>>> store_given_runs(const SideInput& side,
                                                            const LayerPlan& plan, bool is_k) {
@@ -208,10 +238,15 @@ Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer
   const LayerCalibration& tables = result.calibration_;
   const SideInput k{"k",       layer,          geometry.num_kv_heads, geometry.k_head_dim,
                     &tables.k, &tables.k_mean, &tables.k_factor};
-  const SideInput v{"v",       layer,          geometry.num_kv_heads, geometry.v_head_dim,
-                    &tables.v, &tables.v_mean, &tables.v_factor};
+  const SideInput v{
+      "v",       layer,          geometry.num_kv_heads, geometry.stored_v_head_dim(),
+      &tables.v, &tables.v_mean, &tables.v_factor};
   KVX_RETURN_IF_ERROR(check_side(k, plan, true));
-  KVX_RETURN_IF_ERROR(check_side(v, plan, false));
+  if (geometry.is_latent) {
+    KVX_RETURN_IF_ERROR(share_tables(geometry, layer, result.calibration_));
+  } else {
+    KVX_RETURN_IF_ERROR(check_side(v, plan, false));
+  }
   KVX_RETURN_IF_ERROR(check_offsets(geometry, layer, tables.k_block_offset));
   KVX_RETURN_IF_ERROR(check_feedback(geometry, layer, tables.k_feedback));
 
