@@ -26,16 +26,6 @@ inline SideView side_from(SideView side, int head) {
   return side;
 }
 
-// V that is the first head_dim numbers of K's rows.
-inline SideView prefix_of(const SideView& k, int head_dim) {
-  SideView v = k;
-  v.head_dim = head_dim;
-  v.is_alias = true;
-  v.feedback = nullptr;
-  v.counts = nullptr;
-  return v;
-}
-
 // Numbers of one token in all heads, K and V.
 inline int64_t floats_per_token(const LayerView& layer) {
   int64_t floats = 0;

@@ -12,6 +12,7 @@ from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf import reuse
 from kvx.hf.interface import NAME, check_tuned_model, checked_config, layer_windows
+from kvx.hf.latent import latent_shape
 from kvx.hf.layer import Layer, StoredRows, repeated, untraced
 
 
@@ -82,6 +83,7 @@ class Cache(TransformersCache):
         windows = layer_windows(config)
         self.model_config = config
         self.config = config.get_text_config(decoder=True)
+        self.latent_shape = latent_shape(self.config)
         self.max_tokens = max_tokens or getattr(self.config, "max_position_embeddings", None)
         if not self.max_tokens:
             raise Error(

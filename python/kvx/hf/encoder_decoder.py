@@ -32,6 +32,7 @@ class CrossLayer(CacheLayerMixin):
     is_croppable = False
     is_sliding = False
     is_cross = True
+    is_latent = False
     window = 0
 
     def __init__(self, owner: "CrossCache", index: int):

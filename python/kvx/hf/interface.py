@@ -20,6 +20,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
+from kvx.hf import latent
 
 NAME = "kvx"  # of the attention implementation
 # The offset of the first position in a kvx cache: 0, as a bool. transformers passes it from the
@@ -140,7 +141,8 @@ def attention(
     """transformers' attention function: appends what update() returned, and attends. Keys of no kvx
     cache go to SDPA.
 
-    query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, tokens, head_dim]
+    query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, tokens, head_dim], in a
+    latent layer the latent and the rotary part of rows
     attention_mask: what padding_mask returned
     Returns ([batch, tokens, heads, head_dim], None). Raises kvx.UnsupportedError for what the
     verbs do not compute, kvx.Error for masks and batches of other sizes; nothing is stored then.
@@ -184,8 +186,10 @@ def attention(
             f"{layer.window}"
         )
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    out = layer.attend(query, key, value, attention_mask, scaling, softcap, sinks)
-    return out, None
+    options = (attention_mask, scaling, softcap, sinks)
+    if layer.is_latent:
+        return latent.attend(layer, module, query, key, value, *options), None
+    return layer.attend(query, key, value, *options), None
 
 
 def refuse_gradients(*states):

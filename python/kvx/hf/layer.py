@@ -108,15 +108,30 @@ class Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states):
         refuse_other_devices(key_states, "kvx.hf.Cache", ("cpu", "cuda"))
         batch, heads, _, head_dim = key_states.shape
-        self._initialize(batch, heads, head_dim, value_states.shape[-1], key_states.device)
+        if self.is_latent:
+            self._initialize_latent(batch, key_states.device)
+        else:
+            self._initialize(batch, heads, head_dim, value_states.shape[-1], key_states.device)
 
     def initialize_for(self, batch, device):
         """Makes the cache before keys come, of the config's sizes."""
+        if self.is_latent:
+            self._initialize_latent(batch, device)
+            return
         config = self.owner.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None)
         head_dim = head_dim or config.hidden_size // config.num_attention_heads
         self._initialize(batch, heads, head_dim, head_dim, device)
+
+    @property
+    def is_latent(self):
+        """Whether a token has one row for all heads, of which the values are a part (MLA)."""
+        return self.owner.latent_shape is not None
+
+    def _initialize_latent(self, batch, device):
+        shape = self.owner.latent_shape
+        self._initialize(batch, 1, shape.row_dim, shape.latent_dim, device)
 
     def _initialize(self, batch, heads, head_dim, v_head_dim, device):
         owner = self.owner
@@ -126,6 +141,7 @@ class Layer(CacheLayerMixin):
             num_kv_heads=heads,
             head_dim=head_dim,
             v_head_dim=v_head_dim,
+            latent=self.is_latent,
             recipe=self.recipe,
             first_layer=self.index,
             max_tokens=owner.max_tokens,
@@ -224,7 +240,8 @@ class Layer(CacheLayerMixin):
     @untraced
     def attend(self, query, key, value, mask, scaling, softcap, sinks):
         """query [batch, heads, tokens, dim]; key, value: the new tokens' [batch, kv_heads, tokens,
-        dim]; mask: bool [batch, all positions] or None. Returns [batch, tokens, heads, dim]."""
+        dim], value None in a latent layer; mask: bool [batch, all positions] or None. Returns
+        [batch, tokens, heads, v_dim]."""
         batch, heads, tokens, _ = query.shape
         rows = self.owner.rows_of(mask, self.length, tokens, batch)
         with self.shared.lock:  # a step at a time, also where copies run in other threads
@@ -241,25 +258,28 @@ class Layer(CacheLayerMixin):
     def _append_rows(self, rows, query, key, value, scaling, softcap, sinks):
         batch, heads, tokens, _ = query.shape
         options = {"softmax_scale": scaling, "softcap": softcap or 0.0, "sinks": sinks}
-        shape = (batch, tokens, heads, value.shape[-1])
+        shape = (batch, tokens, heads, self.cache.v_head_dim)
         if rows is None and tokens == 1:
             out = query.new_empty(shape)
             with self.cache.step([(sequence, 1) for sequence in self.sequences]):
+                v = None if value is None else value[:, :, 0]
                 self.cache.append_and_attend(
-                    0, query[:, :, 0], key[:, :, 0], value[:, :, 0], out[:, 0], **options
+                    0, query[:, :, 0], key[:, :, 0], v, out[:, 0], **options
                 )
         else:
             # Nothing reads a hidden token's output, but it must be a number.
             out = query.new_empty(shape) if rows is None else query.new_zeros(shape)
             for b in range(batch):
                 stored = StoredRows() if rows is None else rows[b]
-                self._append_sequence(b, stored, query[b], key[b], value[b], out[b], options)
+                v = None if value is None else value[b]
+                self._append_sequence(b, stored, query[b], key[b], v, out[b], options)
         return out
 
     def _append_sequence(self, b, stored, query, key, value, out, options):
         stored = stored.to(out.device)
         # [heads, tokens, dim] to the verbs' [tokens, heads, dim]: a view.
-        q, k, v = (stored.of(x.transpose(0, 1)) for x in (query, key, value))
+        q, k = (stored.of(x.transpose(0, 1)) for x in (query, key))
+        v = None if value is None else stored.of(value.transpose(0, 1))
         target = stored.of(out)
         sequence = self.sequences[b]
         first = 0
@@ -268,7 +288,8 @@ class Layer(CacheLayerMixin):
             count = min(len(q) - first, self.cache.max_step_tokens(sequence))
             part = slice(first, first + count)
             with self.cache.step([(sequence, count)]):
-                self.cache.append_and_attend(0, q[part], k[part], v[part], target[part], **options)
+                values = None if v is None else v[part]
+                self.cache.append_and_attend(0, q[part], k[part], values, target[part], **options)
             first += count
         if stored.index is not None:
             out[stored.index] = target

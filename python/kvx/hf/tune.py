@@ -19,6 +19,7 @@ from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf.compare import compare
 from kvx.hf.interface import attention, enable, layer_windows, padding_mask, refuse_position_bias
+from kvx.hf.latent import latent_shape
 from kvx.progress import progress
 
 _NAME = "kvx_collect"  # of the attention implementation that shows rows to statistics
@@ -76,8 +77,14 @@ def tune(
 
     Returns a kvx.hf.Tuned. Raises kvx.Error: too few tokens or prompts, a NaN in the model's
     activations (named by its layer), a recipe that does not exist; nothing is written then.
+    kvx.UnsupportedError: a model that caches latent rows (MLA).
     """
     parse_recipe(recipe)
+    if latent_shape(model.config.get_text_config(decoder=True)) is not None:
+        raise UnsupportedError(
+            f"{model.config.model_type} caches latent rows, whose tables tune() cannot fit; give "
+            f"kvx.hf.Cache a recipe without tables"
+        )
     prompts, judged = _corpus(tokens, num_prompts, context, 0 if tables is not None else windows)
     if tables is not None and (unknown := sorted(set(tables) - set(_TABLES))):
         raise Error(f"tables has '{unknown[0]}'; expected {', '.join(_TABLES)}")

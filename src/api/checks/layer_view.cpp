@@ -11,7 +11,7 @@
 #include "api/checks/format_spec.hpp"
 #include "api/guard.hpp"
 #include "core/checked.hpp"
-#include "ops/side_rows.hpp"
+#include "ops/value_prefix.hpp"
 
 namespace kvx::boundary {
 namespace {

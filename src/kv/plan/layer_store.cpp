@@ -3,6 +3,7 @@
 
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/side_rows.hpp"
+#include "ops/value_prefix.hpp"
 
 namespace kvx::kv {
 namespace {
