@@ -4,7 +4,16 @@ import copy
 
 import pytest
 import torch
-from conftest import CONFIGS, kvx_tokens, left_padded, prompt, stock_tokens, tiny_model, tokens_of
+from conftest import (
+    CONFIGS,
+    kvx_tokens,
+    left_padded,
+    passed,
+    prompt,
+    stock_tokens,
+    tiny_model,
+    tokens_of,
+)
 
 import kvx
 import kvx.hf
@@ -86,7 +95,7 @@ def test_packed_rows_stay_near(latent_model):
     for recipe in ("f32", "int8", "nvfp4:search,sink=16,recent=32"):
         cache = kvx.hf.Cache(model.config, recipe)
         with torch.no_grad():
-            logits[recipe] = model(**inputs, use_cache=True, cache=cache).logits.flatten()
+            logits[recipe] = model(**inputs, use_cache=True, **passed(cache)).logits.flatten()
     exact = logits.pop("f32")
     for recipe, near in logits.items():
         assert torch.nn.functional.cosine_similarity(exact, near, dim=0) > 0.9, recipe

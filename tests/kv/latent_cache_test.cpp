@@ -107,9 +107,9 @@ TEST(LatentCache, TakesKsMeanAndFactorForBoth) {
   auto plain = created(latent_config("f32"));
   const int one = calibrated->create_sequence().value();
   const int other = plain->create_sequence().value();
-  EXPECT_LT(relative_rms(feed(*calibrated, one, stream, 0, 70, 9),
-                         feed(*plain, other, stream, 0, 70, 9)),
-            1e-5);
+  EXPECT_LT(
+      relative_rms(feed(*calibrated, one, stream, 0, 70, 9), feed(*plain, other, stream, 0, 70, 9)),
+      1e-5);
 }
 
 TEST(LatentCache, ForksAndTruncates) {

@@ -63,13 +63,14 @@ inline std::vector<float> feed(KvCache& cache, int sequence, const LatentStream&
     }
     const bool is_latent = cache.config().geometry.is_latent;
     const FloatRows v =
-        is_latent ? FloatRows() : dense_rows(values.data(), DType::kF32, 1, kValueDim);
+        is_latent ? FloatRows()
+                  : dense_rows(static_cast<const void*>(values.data()), DType::kF32, 1, kValueDim);
     for (int layer = 0; layer < kNumLayers; ++layer) {
-      const Status done = append_and_attend(
-          cache, entry.num_tokens, layer, {kLatentQHeads, 0.1f, 0.0f, nullptr}, stream.q_rows(at),
-          stream.k_rows(at), v,
-          dense_rows(out.data() + static_cast<size_t>(at - first) * kOutRow, DType::kF32,
-                     kLatentQHeads, kValueDim));
+      const Status done =
+          append_and_attend(cache, entry.num_tokens, layer, {kLatentQHeads, 0.1f, 0.0f, nullptr},
+                            stream.q_rows(at), stream.k_rows(at), v,
+                            dense_rows(out.data() + static_cast<size_t>(at - first) * kOutRow,
+                                       DType::kF32, kLatentQHeads, kValueDim));
       EXPECT_TRUE(done.ok()) << done.error().message;
     }
     EXPECT_TRUE(cache.end_step().ok());

@@ -50,9 +50,9 @@ struct LayerPlan {
   bool v_hadamard = false;
 };
 
-// One plan a layer. INVALID_ARGUMENT: an override of a layer or head that does not exist, a head_dim
-// that a format can't do, or two formats for the one row of a latent cache. UNSUPPORTED: a rotation
-// of a latent cache.
+// One plan a layer. INVALID_ARGUMENT: an override of a layer or head that does not exist, a
+// head_dim that a format can't do, or two formats for the one row of a latent cache. UNSUPPORTED: a
+// rotation of a latent cache.
 Result<std::vector<LayerPlan>> plan_layers(const CacheGeometry& geometry, const Recipe& recipe,
                                            std::span<const RecipeOverride> overrides);
 

@@ -238,9 +238,8 @@ Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer
   const LayerCalibration& tables = result.calibration_;
   const SideInput k{"k",       layer,          geometry.num_kv_heads, geometry.k_head_dim,
                     &tables.k, &tables.k_mean, &tables.k_factor};
-  const SideInput v{
-      "v",       layer,          geometry.num_kv_heads, geometry.stored_v_head_dim(),
-      &tables.v, &tables.v_mean, &tables.v_factor};
+  const SideInput v{"v",       layer,          geometry.num_kv_heads, geometry.stored_v_head_dim(),
+                    &tables.v, &tables.v_mean, &tables.v_factor};
   KVX_RETURN_IF_ERROR(check_side(k, plan, true));
   if (geometry.is_latent) {
     KVX_RETURN_IF_ERROR(share_tables(geometry, layer, result.calibration_));
