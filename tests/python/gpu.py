@@ -30,3 +30,11 @@ def library(name):
     if not sees[name]():
         _missing(f"{name} sees no GPU")
     return found
+
+
+def second():
+    """torch, where it sees two GPUs."""
+    torch = library("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("torch sees one GPU")
+    return torch

@@ -54,8 +54,8 @@ def feed(cache, sequence, q, k, v, step_tokens=48, **options):
     return outputs
 
 
-def to_gpu(torch, arrays, dtype=None):
-    return [torch.from_numpy(x).to("cuda", dtype) for x in arrays]
+def to_gpu(torch, arrays, dtype=None, device="cuda"):
+    return [torch.from_numpy(x).to(device, dtype) for x in arrays]
 
 
 def attended(torch, tensors):
@@ -309,6 +309,43 @@ def test_threads_on_streams_of_their_own(torch):
     assert len(errors) == 4 and max(errors) < 1e-5
 
 
+# ---- a second GPU
+
+
+def test_caches_on_two_gpus_hold_the_same(tmp_path):
+    torch = gpu.second()
+    rows = stream_of_rows(150)
+    for device in ("cuda:0", "cuda:1"):
+        cache = new_cache(device, "nvfp4:auto", prefix_model="test")
+        sequence = cache.create_sequence()
+        tensors = [torch.from_numpy(x).to(device) for x in rows]
+        outputs = feed(cache, sequence, *tensors)
+        assert {str(out.device) for out in outputs} == {device}
+        cache.record_tokens(sequence, range(150))
+        cache.save_sequence(sequence, tmp_path / device)
+        np.save(tmp_path / f"{device}.npy", torch.cat(outputs).cpu().numpy())
+    assert (tmp_path / "cuda:0").read_bytes() == (tmp_path / "cuda:1").read_bytes()
+    first, second = (np.load(tmp_path / f"cuda:{i}.npy") for i in range(2))
+    assert relative_error(first, second) < 1e-5
+
+
+def test_a_layers_pages_on_a_second_gpu(torch):
+    gpu.second()
+    (out, found), (out_there, found_there) = (
+        through_a_layer(torch, "int8", device) for device in ("cuda:0", "cuda:1")
+    )
+    assert relative_error(out_there, out) < 1e-5
+    assert all(np.array_equal(here, there) for here, there in zip(found, found_there))
+
+
+def test_arrays_of_another_gpu_are_named(torch):
+    gpu.second()
+    there = {name: array.to("cuda:1") for name, array in arrays_on(torch, "cuda").items()}
+    with pytest.raises(kvx.Error, match="^q lies on cuda:1; expected cuda:0, the cache's"):
+        one_step(new_cache(), there)
+    one_step(new_cache("cuda:1"), there)
+
+
 # ---- what is refused
 
 
@@ -394,28 +431,31 @@ def test_a_closed_cache_says_so(torch):
         cache.append_and_attend(0, **tensors)
 
 
-@pytest.mark.parametrize("recipe", RECIPES[:-2])
-def test_a_layers_pages_on_a_gpu_hold_what_the_cpus_do(torch, recipe):
+def through_a_layer(torch, recipe, device):
+    """What attention over the pages of a layer gives, and what they hold, as NumPy's arrays."""
     q, k, v = stream_of_rows(70)
     table, lengths, starts = (np.array(x, np.int32) for x in ([[3, 1, 4, 2, 5]], [70], [0, 70]))
     slots = np.array([table[0, t // 16] * 16 + t % 16 for t in range(70)], np.int64)
-    outs, gathered = [], []
-    for device in ("cpu", "cuda"):
-        layer = kvx.PagedLayer(
-            recipe, num_kv_heads=2, head_dim=64, block_size=16, device=device
-        )
-        pages = np.zeros((6, layer.page_bytes), np.uint8)
-        arrays = [pages, k, v, slots, q, table, lengths, starts]
-        if device == "cuda":
-            arrays = to_gpu(torch, arrays)
-        pages, k_there, v_there, slots_there, queries, *batch = arrays
-        layer.append(pages, k_there, v_there, slots_there)
-        out = layer.attend(pages, queries, *batch)
-        outs.append(np.asarray(out.cpu() if device == "cuda" else out))
-        found = layer.gather(pages, batch[0][0], 70, like=queries)
-        gathered.append([np.asarray(x.cpu() if device == "cuda" else x) for x in found])
-    assert relative_error(outs[1], outs[0]) < 4e-3
-    assert all(np.array_equal(here, there) for here, there in zip(*gathered))
+    layer = kvx.PagedLayer(recipe, num_kv_heads=2, head_dim=64, block_size=16, device=device)
+    pages = np.zeros((6, layer.page_bytes), np.uint8)
+    arrays = [pages, k, v, slots, q, table, lengths, starts]
+    if device != "cpu":
+        arrays = to_gpu(torch, arrays, device=device)
+    pages, k, v, slots, q, *batch = arrays
+    layer.append(pages, k, v, slots)
+    out = layer.attend(pages, q, *batch)
+    found = layer.gather(pages, batch[0][0], 70, like=q)
+    out, *found = (np.asarray(x if device == "cpu" else x.cpu()) for x in (out, *found))
+    return out, found
+
+
+@pytest.mark.parametrize("recipe", RECIPES[:-2])
+def test_a_layers_pages_on_a_gpu_hold_what_the_cpus_do(torch, recipe):
+    (out, found), (out_there, found_there) = (
+        through_a_layer(torch, recipe, device) for device in ("cpu", "cuda")
+    )
+    assert relative_error(out_there, out) < 4e-3
+    assert all(np.array_equal(here, there) for here, there in zip(found, found_there))
 
 
 def test_cupys_pages_and_jaxs_rows(torch):

@@ -64,6 +64,19 @@ def test_an_f32_cache_says_the_tokens_of_vllms_own_attention(models, name, graph
         assert len(set(expected[2])) >= 4  # no stutter
 
 
+@pytest.mark.parametrize("recipe", ["f32", "int8"])
+def test_two_ranks_say_what_one_says(models, recipe):
+    gpu.second()
+    inputs = prompts([5, 70, 131, 33])
+    graphs = dict(enforce_eager=False, compilation_config=GRAPHS)
+    with kvx_engine(models["llama"], recipe, **CHUNKS, **graphs) as engine:
+        expected = engine.tokens(inputs)
+    ranks = dict(tensor_parallel_size=2, distributed_executor_backend="mp")
+    with kvx_engine(models["llama"], recipe, **CHUNKS, **graphs, **ranks) as engine:
+        assert engine.tokens(inputs) == expected
+        assert engine.tokens(inputs) == expected  # from cached prefixes
+
+
 def test_torch_compile_and_the_older_model_runner(models, monkeypatch):
     inputs = prompts([5, 70, 131, 33])
     expected = stock_tokens(models["llama"], inputs, **CHUNKS)
