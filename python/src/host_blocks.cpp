@@ -1,6 +1,6 @@
 // HostBlocks: copies of an engine's blocks in host memory, made and read back by the host tier's
 // queue. The engine decides which block lies in which slot. A checksum a page detects a block
-// that comes back changed.
+// that comes back changed. A GPU's pages are copied to and from pinned memory.
 //
 //   slot  [page of the group's first layer][of its second] ...     a checksum a page
 #include <nanobind/stl/vector.h>
@@ -13,6 +13,7 @@
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
+#include "python/src/cuda_stream.hpp"
 #include "python/src/errors.hpp"
 #include "tier/transfer_queue.hpp"
 
@@ -29,14 +30,18 @@ struct Layer {
 
 class HostBlocks {
  public:
-  // groups: for each group of layers, each layer's pages, uint8 [pages, bytes].
-  HostBlocks(const std::vector<std::vector<nb::object>>& groups, int64_t num_slots)
-      : num_slots_(num_slots) {
+  // groups: for each group of layers, each layer's pages, uint8 [pages, bytes], all in one place.
+  // stream: for a GPU's pages, what copies are ordered behind: those that are started see all that
+  // the stream was given before. None is the default stream.
+  HostBlocks(const std::vector<std::vector<nb::object>>& groups, int64_t num_slots,
+             nb::object stream)
+      : stream_(std::move(stream)), num_slots_(num_slots) {
+    const ArrayPlace place = place_of(groups);
     for (const std::vector<nb::object>& layers : groups) {
       int64_t offset = 0;
       std::vector<Layer>& group = groups_.emplace_back();
       for (const nb::object& object : layers) {
-        PageMemory pages = page_memory(object, "pages", 1);
+        PageMemory pages = page_memory(object, "pages", 1, place);
         int64_t bytes = 1;
         for (size_t i = 1; i < pages.array.ndim(); ++i) {
           bytes *= static_cast<int64_t>(pages.array.shape(i));
@@ -55,9 +60,10 @@ class HostBlocks {
     }
     const auto bytes = (CheckedSize(num_slots) * slot_bytes_).get();
     if (!bytes) throw CoreError(out_of_range("num_slots is {}; that is too many", num_slots));
-    memory_ = value_of(cache::host_memory().allocate(*bytes, "blocks in host memory"));
+    tier::TierLink link = link_to(place);
+    memory_ = value_of(link.memory->allocate(*bytes, "blocks in host memory"));
     checksums_.resize(static_cast<size_t>(num_slots) * most_layers_);
-    queue_ = std::make_unique<tier::TransferQueue>(tier::host_link().copier);
+    queue_ = std::make_unique<tier::TransferQueue>(std::move(link.copier));
   }
   ~HostBlocks() {
     if (!home_.is_this()) static_cast<void>(queue_.release());
@@ -111,6 +117,22 @@ class HostBlocks {
     size_t checksum = 0;  // its place in checksums_
     int64_t bytes = 0;
   };
+
+  ArrayPlace place_of(const std::vector<std::vector<nb::object>>& groups) const {
+    ArrayPlace place;
+    place.owner = "first layer";
+    if (!groups.empty() && !groups.front().empty()) {
+      place.cuda_device = cuda_device_of(groups.front().front(), "pages");
+    }
+    if (place.cuda_device >= 0 && !stream_.is_none()) place.stream = stream_of(stream_);
+    return place;
+  }
+
+  tier::TierLink link_to(const ArrayPlace& place) {
+    if (place.cuda_device < 0) return tier::host_link();
+    pinned_ = value_of(cache::pinned_memory(place.cuda_device));
+    return value_of(tier::cuda_link(place.cuda_device, place.stream, *pinned_));
+  }
 
   void push(Direction direction, int64_t job, int group, const std::vector<int64_t>& block_ids,
             const std::vector<int64_t>& slots) {
@@ -176,10 +198,12 @@ class HostBlocks {
     }
   }
 
+  const nb::object stream_;
   const int64_t num_slots_;
   std::vector<std::vector<Layer>> groups_;
   int64_t slot_bytes_ = 0;
   size_t most_layers_ = 0;
+  std::unique_ptr<cache::Memory> pinned_;  // null: the pages are the host's
   cache::Region memory_;
   std::vector<cache::ContentHash> checksums_;  // [slots, most_layers_]
   std::unordered_map<int64_t, Copy> copies_;   // by tag
@@ -194,8 +218,8 @@ class HostBlocks {
 
 void bind_host_blocks(nb::module_& module) {
   nb::class_<HostBlocks>(module, "HostBlocks")
-      .def(nb::init<const std::vector<std::vector<nb::object>>&, int64_t>(), nb::arg("groups"),
-           nb::arg("num_slots"))
+      .def(nb::init<const std::vector<std::vector<nb::object>>&, int64_t, nb::object>(),
+           nb::arg("groups"), nb::arg("num_slots"), nb::arg("stream").none() = nb::none())
       .def_prop_ro("slot_bytes", &HostBlocks::slot_bytes)
       .def("store", &HostBlocks::store, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
            nb::arg("slots"))

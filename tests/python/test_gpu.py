@@ -482,6 +482,37 @@ def test_a_layer_of_the_cpu_refuses_pages_of_a_gpu(torch):
         layer.append(pages, x[:, None], x[:, None], torch.arange(4))
 
 
+def test_host_memory_keeps_a_gpus_blocks_with_checksums(torch):
+    """Copies wait for what the stream was given before, and see changes in host memory."""
+    torch.manual_seed(0)
+    layers = [torch.randint(0, 256, (6, size), dtype=torch.uint8, device="cuda") for size in (64, 40)]
+    expected = [layer.cpu() for layer in layers]
+    stream = torch.cuda.Stream()
+    blocks = kvx._core.HostBlocks([layers], 4, stream)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP)
+        for layer in layers:
+            layer += 1
+    blocks.store(1, 0, [5, 2], [0, 3])
+    blocks.wait_for_all()
+    assert blocks.drain_finished() == [(1, True, 2 * 104)]
+    for layer in layers:
+        layer.zero_()
+    torch.cuda.synchronize()
+    blocks.load(2, 0, [1, 0], [0, 3])
+    blocks.wait_for_all()
+    assert blocks.drain_finished() == [(2, True, 2 * 104)]
+    for layer, before in zip(layers, expected):
+        assert torch.equal(layer[[1, 0]].cpu(), before[[5, 2]] + 1)
+        assert not layer[2:].any()
+    blocks.memory[3, 70] ^= 1
+    blocks.load(3, 0, [1, 0], [0, 3])
+    blocks.wait_for_all()
+    assert blocks.drain_finished() == [(3, False, 2 * 104)]
+    with pytest.raises(kvx.Error, match="pages"):
+        kvx._core.HostBlocks([[layers[0], expected[1]]], 4)
+
+
 NAMES = ["q", "k", "v", "out"]
 SPOILED = ["no", "no", "no", "cpu", "dtype", "shape", "flat", "strides", "list", "none", "empty"]
 

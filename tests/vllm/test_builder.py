@@ -32,7 +32,7 @@ def builder():
     """A builder as it is on a GPU; its constructor would launch kernels."""
     made = object.__new__(KvxMetadataBuilder)
     made.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN))
-    made.batch, made.workspace = RecordingBatch(), None
+    made.batch, made.workspace, made.positions = RecordingBatch(), None, None
     return made
 
 

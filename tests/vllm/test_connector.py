@@ -2,6 +2,7 @@
 
 import pytest
 from engines import BLOCK, Engine, prompts, save_model
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
 import kvx
 
@@ -32,6 +33,9 @@ def counts(engine):
 
 
 def files_of(folder):
+    """Once all of them are written, where an engine is at work."""
+    if has_kv_transfer_group():
+        get_kv_transfer_group().flush()
     return sorted(folder.glob("*/*.kvx"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from engines import Engine, prompts, save_model
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
 
@@ -148,16 +149,34 @@ def test_vllms_own_offloading_carries_kvxs_pages(models):
         assert output.outputs[0].token_ids == expected
 
 
-def test_kvxs_offloading_spec_names_vllms_own(models):
+def test_kvxs_offloading_sees_a_block_that_has_changed(models):
     transfer = {
         "kv_connector": "KvxOffloadingConnector",
         "kv_connector_module_path": "kvx.vllm.offloading",
         "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "spec_name": "KvxOffloadingSpec",
             "spec_module_path": "kvx.vllm.offloading",
             "cpu_bytes_to_use": 1 << 26,
         },
     }
-    with pytest.raises(kvx.UnsupportedError, match="vLLM's own spec carries kvx's pages"):
-        kvx_engine(models["llama"], "int8", kv_transfer_config=transfer)
+    (prompt,) = prompts([150])
+    with kvx_engine(models["llama"], "int8", kv_transfer_config=transfer) as engine:
+
+        def said():
+            engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made
+            assert engine.llm.reset_prefix_cache()
+            (output,) = engine.outputs([prompt])
+            return output.outputs[0].token_ids, output.num_cached_tokens
+
+        (expected,) = engine.tokens([prompt])
+        assert said() == (expected, 128)
+        worker = get_kv_transfer_group().connector_worker.worker
+        assert worker.bad_jobs == 0
+        worker.blocks.memory[:, 7] ^= 1
+        assert said() == (expected, 0)
+        assert worker.bad_jobs == 1
+        assert said()[0] == expected  # forgotten
+        assert said() == (expected, 128)  # stored anew
+        assert worker.bad_jobs == 1

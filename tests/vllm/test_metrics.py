@@ -12,7 +12,7 @@ from kvx.vllm.metrics import OUTCOMES, FileMetrics
 
 def connector(**counts):
     made = object.__new__(KvxFileConnector)
-    made.counts, made._reported = Counter(counts), Counter()
+    made.counts, made._reported, made._writer = Counter(counts), Counter(), None
     return made
 
 

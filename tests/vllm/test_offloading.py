@@ -1,11 +1,13 @@
 """Blocks that wait in host memory: they come back as they went, or are computed anew."""
 
+from collections import Counter
+
 import pytest
 from engines import Engine, prompts, save_model
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
-import kvx.vllm.offloading as offloading_spec
+from kvx.vllm.offloading import METRICS, KvxOffloadingManager, KvxOffloadingSpec
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +87,42 @@ def test_what_host_memory_cannot_serve_is_refused(model):
             offloading(model, "f32", **options)
 
 
-def test_on_a_gpu_vllms_own_spec_is_named(monkeypatch):
-    monkeypatch.setattr(offloading_spec.current_platform, "is_cpu", lambda: False)
-    with pytest.raises(kvx.UnsupportedError, match="set kv_connector to OffloadingConnector"):
-        offloading_spec.KvxOffloadingSpec(None)
+def counts(manager):
+    """What vLLM is told since the last call, by METRICS' last words."""
+    stats = manager.get_stats()
+    found = {} if stats is None else stats.reduce()
+    return {name.removeprefix("vllm:kvx_offload_blocks_"): count for name, count in found.items()}
+
+
+def test_each_block_is_counted_once_and_every_count_has_a_metric():
+    manager = KvxOffloadingManager(2)
+    assert counts(manager) == {}
+    manager.prepare_store([b"a", b"b"], None)
+    assert counts(manager) == {}  # under way
+    manager.complete_store([b"a", b"b"], None)
+    assert counts(manager) == {"stored": 2}
+    manager.prepare_load([b"a"], None)
+    manager.complete_load([b"a"], None)
+    manager.prepare_store([b"c"], None)
+    manager.complete_store([b"c"], None, success=False)
+    assert counts(manager) == {"loaded": 1, "evicted": 1}
+    manager.count("bad", 3)
+    assert counts(manager) == {"bad": 3} and counts(manager) == {}
+    definitions = KvxOffloadingSpec.build_metric_definitions({})
+    assert set(definitions) == set(METRICS)
+
+
+def test_vllm_is_told_what_happened_to_blocks(model):
+    (prompt,) = prompts([120])
+    with offloading(model, "int8") as engine:
+        manager = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler.manager
+        total = Counter()
+        manager.get_stats = lambda: total.update(manager._new_counts) or manager._new_counts.clear()
+        engine.tokens([prompt])
+        said(engine, prompt)
+        assert total["vllm:kvx_offload_blocks_stored"] >= 3
+        assert total["vllm:kvx_offload_blocks_loaded"] == 3
+        assert total["vllm:kvx_offload_blocks_bad"] == 0
+        worker().blocks.memory[:, 7] ^= 1
+        said(engine, prompt)
+        assert total["vllm:kvx_offload_blocks_bad"] == 3

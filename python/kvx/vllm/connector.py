@@ -20,7 +20,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -33,6 +32,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
 from kvx.vllm.backend import KvxImpl
+from kvx.vllm.block_writer import BlockWriter, PinnedPages
 from kvx.vllm.metrics import FileMetrics, FileStats
 from kvx.vllm.recipe import DEFAULT_RECIPE, options_of, recipe_wish
 
@@ -95,69 +95,6 @@ class _WorkersFiles:
         self._files.save(self.path(block), block.name, block.tokens, pages, self._zstd_level)
 
 
-class _HostPages:
-    """A GPU's pages on their way to and from files: pinned memory for the pages of two blocks, and
-    a stream of their own. While one block is copied, the other's file is read or written.
-
-    pages: each layer's, uint8 [blocks, ...], all on one GPU.
-    """
-
-    def __init__(self, pages):
-        self._pages = pages
-        self._stream = torch.cuda.Stream(pages[0].device)
-        self._buffers = [self._new_buffer() for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)]
-        self._next = 0
-
-    def _new_buffer(self):
-        return [
-            torch.empty((1, *page.shape[1:]), dtype=torch.uint8, pin_memory=True)
-            for page in self._pages
-        ]
-
-    def _take(self):
-        """The number of the buffer whose turn it is, once its last copy is over."""
-        taken, self._next = self._next, 1 - self._next
-        self._copied[taken].synchronize()
-        return taken
-
-    def fetch(self, ids):
-        """Starts to copy the pages `ids` [layers] of a block, None for a layer that has none, as
-        they are after all that the current stream has been given. Returns a call that waits and
-        returns the pages in host memory."""
-        taken = self._take()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for page, host, i in zip(self._pages, self._buffers[taken], ids):
-                if i is not None:
-                    host.copy_(page[i : i + 1], non_blocking=True)
-            self._copied[taken].record()
-
-        def pages():
-            self._copied[taken].synchronize()
-            return _present(self._buffers[taken], ids)
-
-        return pages
-
-    def put(self, ids, read):
-        """read(pages) fills the pages in host memory, which then go to the pages `ids`; what the
-        current stream is given from now on finds them there. An error of read passes through, and
-        nothing is copied."""
-        taken = self._take()
-        read(_present(self._buffers[taken], ids))
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for page, host, i in zip(self._pages, self._buffers[taken], ids):
-                if i is not None:
-                    page[i : i + 1].copy_(host, non_blocking=True)
-            self._copied[taken].record()
-        torch.cuda.current_stream().wait_event(self._copied[taken])
-
-
-def _present(pages, ids):
-    return [None if i is None else page for page, i in zip(pages, ids)]
-
-
 class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     """Extra config: path, a folder (created if missing); zstd_level, 0 for none.
 
@@ -208,7 +145,8 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         # worker
         self.files = self.workers[parallel.rank]
         self._layers = []  # (group, pages of all blocks)
-        self._host_pages = None  # where the pages are a GPU's
+        self._writer = None
+        self._pinned = None  # where the pages are a GPU's
         self._bad_pages = set()
 
     @property
@@ -218,6 +156,8 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- vLLM's metrics; the scheduler and each worker report their own counts
 
     def get_kv_connector_stats(self):
+        if self._writer is not None:
+            self.counts.update(self._writer.take_outcomes())
         new = self.counts - self._reported
         self._reported = Counter(self.counts)
         return FileStats(data=dict(new)) if new else None
@@ -350,38 +290,36 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
                     )
                 self._layers.append((group, kv_caches[name]))
         pages = [pages for _, pages in self._layers]
-        self._host_pages = _HostPages(pages) if pages and pages[0].is_cuda else None
+        if not pages:
+            return
+        self._writer = BlockWriter(pages, self.files.save)
+        self._pinned = PinnedPages(pages) if pages[0].is_cuda else None
+
+    def flush(self):
+        """Waits until every block that was to be saved is in its file."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def shutdown(self):
+        """Blocks that wait for their files are written."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _ids(self, block):
         """The block's page in each layer; None where it is vLLM's null block."""
         ids = [block.page_ids[group] for group, _ in self._layers]
         return [None if i == _NULL_BLOCK else i for i in ids]
 
-    def _pages(self, ids):
-        """Those pages where they lie, which is the host's memory."""
-        return [None if i is None else pages[i : i + 1] for (_, pages), i in zip(self._layers, ids)]
-
     def _load(self, block):
         ids = self._ids(block)
-        if self._host_pages is None:
-            self.files.load(block, self._pages(ids))
-        else:
-            self._host_pages.put(ids, lambda pages: self.files.load(block, pages))
-
-    def _fetched(self, blocks):
-        """Each block with its pages in host memory; the next block's are copied meanwhile."""
-        if self._host_pages is None:
-            for block in blocks:
-                yield block, self._pages(self._ids(block))
+        if self._pinned is not None:
+            self._pinned.put(ids, lambda pages: self.files.load(block, pages))
             return
-        before = None
-        for block in blocks:
-            fetched = block, self._host_pages.fetch(self._ids(block))
-            if before is not None:
-                yield before[0], before[1]()
-            before = fetched
-        if before is not None:
-            yield before[0], before[1]()
+        layers = (pages for _, pages in self._layers)
+        self.files.load(
+            block, [None if i is None else pages[i : i + 1] for pages, i in zip(layers, ids)]
+        )
 
     def start_load_kv(self, forward_context, **kwargs):
         for block in self._get_connector_metadata().loads:
@@ -403,18 +341,14 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         """Everything is there once start_load_kv returns."""
 
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        """Blocks are saved whole, after the step."""
+        """Blocks are saved whole, beside the steps after their own."""
 
     def wait_for_save(self):
-        saves = self._get_connector_metadata().saves
-        missing = [block for block in saves if not self.files.has(block)]  # others may lack some
-        for block, pages in self._fetched(missing):
-            try:
-                self.files.save(block, pages)
-                self.counts["saved"] += 1
-            except Error as error:  # a full disk is no reason to stop
-                self.counts["unsaved"] += 1
-                _log.warning("kvx could not save a block: %s", error)
+        """The pages of the step's new blocks are copied; a thread writes them to files."""
+        for block in self._get_connector_metadata().saves:
+            # Other workers may lack what this one has.
+            if not self._writer.is_under_way(block) and not self.files.has(block):
+                self._writer.write(block, self._ids(block))
 
 
 def _window_of(spec):

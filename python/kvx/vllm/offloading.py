@@ -1,4 +1,4 @@
-"""An offloading spec for vLLM's CPU platform: host memory keeps blocks that leave vLLM's pages.
+"""An offloading spec for vLLM: host memory keeps blocks that leave vLLM's pages, with checksums.
 
     --kv-transfer-config '{"kv_connector": "KvxOffloadingConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvx.vllm.offloading",
@@ -6,24 +6,28 @@
         "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592,
             "spec_name": "KvxOffloadingSpec", "spec_module_path": "kvx.vllm.offloading"}}'
 
-On a GPU vLLM's own offloading carries kvx's pages, so this spec is refused there.
-
 The manager, in vLLM's scheduler, decides which block lies in which slot. In the worker
-the queue of kvx's host tier, a thread beside the engine's, makes the copies, with a checksum a page.
-A block that comes back changed is counted, forgotten and computed anew.
+the queue of kvx's host tier, threads beside the engine's, makes the copies, with a checksum a page.
+A block that comes back changed is counted, forgotten and computed anew. A GPU's pages are copied on
+a stream of their own to and from pinned memory.
+
+vLLM logs the manager's counts and exports them to Prometheus (METRICS).
 """
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     LookupResult,
+    OffloadingCounterMetadata,
     OffloadingManager,
     OffloadingSpec,
     OffloadingWorker,
@@ -36,6 +40,16 @@ from kvx import _core
 from kvx.errors import Error, UnsupportedError
 
 _log = init_logger("vllm.kvx")
+
+# What the manager counts, blocks of one group of layers each.
+METRICS = {
+    "vllm:kvx_offload_blocks_stored": "Blocks that were copied to host memory.",
+    "vllm:kvx_offload_blocks_loaded": "Blocks that came back from host memory.",
+    "vllm:kvx_offload_blocks_evicted": "Blocks in host memory that made room for others.",
+    "vllm:kvx_offload_blocks_bad": (
+        "Blocks of loads in which host memory had changed; they are computed anew."
+    ),
+}
 
 
 class Slots(BlockIDsLoadStoreSpec):
@@ -55,7 +69,21 @@ class KvxOffloadingManager(OffloadingManager):
 
     def __init__(self, num_slots):
         self._num_slots = num_slots
+        self._new_counts = Counter()  # since vLLM last asked
         self.reset_cache()
+
+    def count(self, what, blocks):
+        """what: as METRICS has it, without its prefix."""
+        self._new_counts[f"vllm:kvx_offload_blocks_{what}"] += blocks
+
+    def get_stats(self):
+        counts, self._new_counts = +self._new_counts, Counter()
+        if not counts:
+            return None
+        stats = OffloadingConnectorStats()
+        for name, blocks in counts.items():
+            stats.increase_counter(name, blocks)
+        return stats
 
     def reset_cache(self):
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
@@ -82,6 +110,7 @@ class KvxOffloadingManager(OffloadingManager):
         return Slots([entry.slot for entry in entries])
 
     def complete_load(self, keys, req_context):
+        self.count("loaded", len(keys))
         for key in keys:
             entry = self._entries.get(key)
             if entry is None:  # forgotten since
@@ -112,6 +141,7 @@ class KvxOffloadingManager(OffloadingManager):
         evicted = [key for key, _ in zip(idle, range(wanted - len(self._free)))]
         for key in evicted:
             self._forget(key)
+        self.count("evicted", len(evicted))
         return evicted
 
     def complete_store(self, keys, req_context, success=True):
@@ -120,7 +150,9 @@ class KvxOffloadingManager(OffloadingManager):
             if entry is None or entry.is_ready:
                 continue
             entry.is_ready = success
-            if not success:
+            if success:
+                self.count("stored", 1)
+            else:
                 self._forget(key)
 
     def _forget(self, key):
@@ -133,7 +165,9 @@ class KvxOffloadingWorker(OffloadingWorker):
     def __init__(self, kv_caches, num_slots):
         pages = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
         groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
-        self.blocks = _core.HostBlocks(groups, num_slots)
+        # Copies run behind this stream, which is put behind the engine's at each submission.
+        self._stream = torch.cuda.Stream(pages[0].device) if pages[0].is_cuda else None
+        self.blocks = _core.HostBlocks(groups, num_slots, self._stream)
         self.bad_jobs = 0
         self.bad_blocks = set()  # vLLM's numbers, since its last call
         self._loads = {}  # job_id: vLLM's blocks
@@ -151,6 +185,8 @@ class KvxOffloadingWorker(OffloadingWorker):
 
     def _submit(self, verb, job_id, pages, slots):
         """pages: vLLM's blocks, group by group; slots: as many."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._started[job_id] = time.perf_counter()
         block_ids, slot_ids = pages.block_ids.tolist(), slots.block_ids.tolist()
         first = 0
@@ -179,17 +215,15 @@ class KvxOffloadingWorker(OffloadingWorker):
 class KvxOffloadingSpec(OffloadingSpec):
     """Extra config: cpu_bytes_to_use, of all workers of an engine together.
 
-    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: pipeline parallelism,
-    chunks of several blocks, or a GPU.
+    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: pipeline parallelism, or
+    chunks of several blocks.
     """
 
+    @classmethod
+    def build_metric_definitions(cls, extra_config):
+        return {name: OffloadingCounterMetadata(text) for name, text in METRICS.items()}
+
     def __init__(self, config):
-        if not current_platform.is_cpu():
-            raise UnsupportedError(
-                f"KvxOffloadingSpec copies pages of the CPU platform, and this is "
-                f"{current_platform.device_name}; leave spec_name and spec_module_path out and set "
-                f"kv_connector to OffloadingConnector: vLLM's own spec carries kvx's pages there"
-            )
         super().__init__(config)
         if config.parallel.pp_size != 1 or self.blocks_per_chunk != 1:
             raise UnsupportedError(
@@ -224,5 +258,6 @@ class KvxOffloadingConnector(OffloadingConnector):
         """All loads that are under way when one is bad are forgotten: some worker may have ended
         its part of that one steps before the others do."""
         if connector_output.invalid_block_ids:
+            self.scheduler.manager.count("bad", len(connector_output.invalid_block_ids))
             self.scheduler.manager.doubt_loads()
         super().update_connector_output(connector_output)

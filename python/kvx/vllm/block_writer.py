@@ -1,0 +1,156 @@
+"""Pages on their way between vLLM's memory and files: BlockWriter writes blocks beside the engine's
+steps, PinnedPages carries a file's pages to a GPU.
+
+    step ──► copy of the block's pages ──► [waiting] ──► thread: file
+             in a staging buffer                         (checksums, zstd, fsync)
+
+A step waits for the copy alone. Where all staging buffers are taken it waits for the oldest file.
+"""
+
+import queue
+import threading
+from collections import Counter
+
+import torch
+from vllm.logger import init_logger
+
+_log = init_logger("vllm.kvx")
+_STAGED_BYTES = 64 << 20
+_FEWEST_BUFFERS, _MOST_BUFFERS = 2, 256
+
+
+class BlockWriter:
+    """layers: each layer's pages, uint8 [blocks, ...], all in one place.
+
+    save(block, pages) writes a file and raises kvx.Error where it cannot. A failure is counted and
+    logged: a full disk is no reason to stop.
+    """
+
+    def __init__(self, layers, save):
+        self._layers = layers
+        self._save = save
+        device = layers[0].device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        block_bytes = sum(pages[0].numel() for pages in layers)
+        wanted = _STAGED_BYTES // block_bytes
+        self._num_unmade = min(max(wanted, _FEWEST_BUFFERS), _MOST_BUFFERS)  # staging buffers
+        self._free = queue.SimpleQueue()
+        self._waiting = queue.Queue()
+        self._lock = threading.Lock()
+        self._under_way = set()  # names of blocks
+        self._outcomes = Counter()
+        self._thread = threading.Thread(target=self._write_all, name="kvx files", daemon=True)
+        self._thread.start()
+
+    def is_under_way(self, block):
+        with self._lock:
+            return block.name in self._under_way
+
+    def write(self, block, ids):
+        """Copies the pages `ids` [layers] as they are after all that the current stream has been
+        given, and lets the thread write them."""
+        buffer = self._take_buffer()
+        copied = None
+        if self._stream is None:
+            self._copy(buffer, ids)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            with torch.cuda.stream(self._stream):
+                self._copy(buffer, ids)
+            copied = self._stream.record_event()
+            # What the engine does next may overwrite the pages.
+            torch.cuda.current_stream(self._stream.device).wait_event(copied)
+        with self._lock:
+            self._under_way.add(block.name)
+        self._waiting.put((block, buffer, copied))
+
+    def _take_buffer(self):
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            if self._num_unmade == 0:
+                return self._free.get()
+        self._num_unmade -= 1
+        pin = self._stream is not None
+        return [
+            torch.empty((1, *pages.shape[1:]), dtype=torch.uint8, pin_memory=pin)
+            for pages in self._layers
+        ]
+
+    def _copy(self, buffer, ids):
+        for pages, host, i in zip(self._layers, buffer, ids):
+            host.copy_(pages[i : i + 1], non_blocking=True)
+
+    def _write_all(self):
+        while (work := self._waiting.get()) is not None:
+            block, buffer, copied = work
+            outcome = "saved"
+            try:
+                if copied is not None:
+                    copied.synchronize()
+                self._save(block, buffer)
+            except Exception as error:
+                outcome = "unsaved"
+                _log.warning("kvx could not save a block: %s", error)
+            with self._lock:
+                self._under_way.discard(block.name)
+                self._outcomes[outcome] += 1
+            self._free.put(buffer)
+            self._waiting.task_done()
+
+    def take_outcomes(self):
+        """How many blocks were saved and unsaved since the last call."""
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, Counter()
+        return outcomes
+
+    def flush(self):
+        """Waits until every block is in its file."""
+        self._waiting.join()
+
+    def close(self):
+        """Writes what is waiting, and ends the thread."""
+        self.flush()
+        self._waiting.put(None)
+        self._thread.join()
+
+
+class PinnedPages:
+    """Pinned memory for the pages of two blocks on their way to a GPU, and a stream of their own.
+    While one block is copied, the other's file is read.
+
+    layers: each layer's pages, uint8 [blocks, ...], all on one GPU.
+    """
+
+    def __init__(self, layers):
+        self._layers = layers
+        self._stream = torch.cuda.Stream(layers[0].device)
+        self._buffers = [self._new_buffer() for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)]
+        self._next = 0
+
+    def _new_buffer(self):
+        return [
+            torch.empty((1, *pages.shape[1:]), dtype=torch.uint8, pin_memory=True)
+            for pages in self._layers
+        ]
+
+    def put(self, ids, read):
+        """read(pages) fills the pages in host memory, None for a layer that has none; they then go
+        to the pages `ids` [layers]. What the current stream is given from now on finds them there.
+        An error of read passes through, and nothing is copied."""
+        taken, self._next = self._next, 1 - self._next
+        self._copied[taken].synchronize()
+        buffer = self._buffers[taken]
+        read([None if i is None else host for host, i in zip(buffer, ids)])
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for pages, host, i in zip(self._layers, buffer, ids):
+                if i is not None:
+                    pages[i : i + 1].copy_(host, non_blocking=True)
+            self._copied[taken].record()
+        current.wait_event(self._copied[taken])
+
+
+__all__ = ["BlockWriter", "PinnedPages"]

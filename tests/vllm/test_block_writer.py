@@ -1,0 +1,77 @@
+"""Blocks are written beside the steps: from copies, in order, with a bound on what waits."""
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import kvx
+from kvx.vllm import block_writer
+from kvx.vllm.block_writer import BlockWriter
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+
+
+class Files:
+    """Stands for a folder. Each save waits until `may_save` is set."""
+
+    def __init__(self):
+        self.may_save = threading.Event()
+        self.saved = {}  # name: the pages' bytes
+
+    def save(self, block, pages):
+        assert self.may_save.wait(60)
+        if block.name == "refused":
+            raise kvx.Error("the disk is full")
+        self.saved[block.name] = [page[0].tolist() for page in pages]
+
+
+@pytest.fixture
+def layers():
+    return [torch.arange(12, dtype=torch.uint8).reshape(4, 3), torch.full((4, 2), 9).byte()]
+
+
+@pytest.fixture
+def files():
+    return Files()
+
+
+def test_a_step_goes_on_while_files_are_written(layers, files):
+    writer = BlockWriter(layers, files.save)
+    writer.write(Named("a"), [1, 0])
+    assert files.saved == {} and writer.is_under_way(Named("a"))
+    layers[0].zero_()  # the engine gives the page to others
+    files.may_save.set()
+    writer.flush()
+    assert files.saved == {"a": [[3, 4, 5], [9, 9]]}
+    assert not writer.is_under_way(Named("a"))
+    assert writer.take_outcomes() == {"saved": 1} and writer.take_outcomes() == {}
+    writer.close()
+
+
+def test_a_failure_is_counted_and_others_are_written(layers, files):
+    writer = BlockWriter(layers, files.save)
+    files.may_save.set()
+    for name in ("a", "refused", "b"):
+        writer.write(Named(name), [0, 0])
+    writer.close()
+    assert list(files.saved) == ["a", "b"]
+    assert writer.take_outcomes() == {"saved": 2, "unsaved": 1}
+
+
+def test_what_waits_is_bounded(layers, files, monkeypatch):
+    monkeypatch.setattr(block_writer, "_STAGED_BYTES", 1)  # the fewest buffers
+    writer = BlockWriter(layers, files.save)
+    for name in ("a", "b"):
+        writer.write(Named(name), [2, 0])
+    third = threading.Thread(target=writer.write, args=(Named("c"), [3, 0]))
+    third.start()
+    assert not writer.is_under_way(Named("c"))  # it has no buffer before "a" is written
+    files.may_save.set()
+    third.join(60)
+    writer.close()
+    assert [pages[0] for pages in files.saved.values()] == [[6, 7, 8], [6, 7, 8], [9, 10, 11]]
