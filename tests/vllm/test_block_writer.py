@@ -1,5 +1,6 @@
 """Blocks are written beside the steps: from copies, in order, with a bound on what waits."""
 
+import os
 import threading
 from dataclasses import dataclass
 
@@ -75,3 +76,17 @@ def test_what_waits_is_bounded(layers, files, monkeypatch):
     third.join(60)
     writer.close()
     assert [pages[0] for pages in files.saved.values()] == [[6, 7, 8], [6, 7, 8], [9, 10, 11]]
+
+
+def test_the_thread_is_not_bound_to_the_core_of_the_steps(layers):
+    """vLLM binds the thread that makes the writer; a thread inherits that."""
+    before, cores = os.sched_getaffinity(0), []
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        writer = BlockWriter(layers, lambda block, pages: cores.append(os.sched_getaffinity(0)))
+        writer.write(Named("a"), [0, 0])
+        writer.close()
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+    assert cores == [before]

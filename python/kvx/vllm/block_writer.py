@@ -14,6 +14,8 @@ from collections import Counter
 import torch
 from vllm.logger import init_logger
 
+from kvx.vllm.cores import new_threads_on_any_core
+
 _log = init_logger("vllm.kvx")
 _STAGED_BYTES = 64 << 20
 _FEWEST_BUFFERS, _MOST_BUFFERS = 2, 256
@@ -40,7 +42,8 @@ class BlockWriter:
         self._under_way = set()  # names of blocks
         self._outcomes = Counter()
         self._thread = threading.Thread(target=self._write_all, name="kvx files", daemon=True)
-        self._thread.start()
+        with new_threads_on_any_core():
+            self._thread.start()
 
     def is_under_way(self, block):
         with self._lock:

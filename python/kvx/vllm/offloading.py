@@ -38,6 +38,7 @@ from vllm.v1.kv_offload.base import (
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
+from kvx.vllm.cores import new_threads_on_any_core
 
 _log = init_logger("vllm.kvx")
 
@@ -167,7 +168,8 @@ class KvxOffloadingWorker(OffloadingWorker):
         groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
         # Copies run behind this stream, which is put behind the engine's at each submission.
         self._stream = torch.cuda.Stream(pages[0].device) if pages[0].is_cuda else None
-        self.blocks = _core.HostBlocks(groups, num_slots, self._stream)
+        with new_threads_on_any_core():
+            self.blocks = _core.HostBlocks(groups, num_slots, self._stream)
         self.bad_jobs = 0
         self.bad_blocks = set()  # vLLM's numbers, since its last call
         self._loads = {}  # job_id: vLLM's blocks
