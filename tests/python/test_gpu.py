@@ -389,7 +389,7 @@ def test_other_bad_arrays_are_named(torch):
         "q is float64; expected": {"q": good["q"].double()},
         "out has rows that lie over each other": {"out": good["q"][:1].expand(5, 6, 64)},
         "out lies over q": {"out": good["q"]},
-        "sinks has the shape": {"sinks": torch.zeros(5, device="cuda")},
+        r"sinks is float32 \[5\]; expected float32 \[6\]": {"sinks": torch.zeros(5, device="cuda")},
         "sinks lies on the CPU": {"sinks": torch.zeros(6)},
         "q is a .* that cannot be read": {"q": good["q"].to_sparse()},
         "stream is a str; expected a stream of torch or CuPy": {"stream": "fast"},
