@@ -23,7 +23,7 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   config.max_sequences = options.max_sequences;
   config.memory_budget_bytes = options.memory_budget_bytes;
   config.prefix = options.prefix;
-  config.host_tier = options.host_tier;
+  config.tiers = options.tiers;
   return config;
 }
 

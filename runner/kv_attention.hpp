@@ -20,7 +20,7 @@ struct KvAttentionOptions {
   int max_sequences = 1;            // 2 for fork()
   int64_t memory_budget_bytes = 0;  // 0: what max_tokens need
   kv::PrefixCacheConfig prefix;
-  tier::HostTierConfig host_tier;  // needs prefix.is_on
+  std::vector<tier::TierConfig> tiers;  // need prefix.is_on
   ops::Precision precision = ops::Precision::kAccurate;
   bool on_gpu = false;  // the cache lies on the first GPU and attention runs there
 };

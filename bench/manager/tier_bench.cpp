@@ -74,10 +74,10 @@ struct Chain : cache::EvictionListener {
         shape{1, num_blocks, {{0, 0, {}, 0}}},
         pool(make_pool(place.memory(), num_blocks, block_bytes)),
         index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
-        host(HostTier::create(
-                 pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                 {(num_blocks + 1) * block_bytes, cache::EvictionKind::kLru, place.folder},
-                 place.link())
+        host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
+                              {place.folder.empty() ? TierKind::kHost : TierKind::kDisk,
+                               (num_blocks + 1) * block_bytes, place.folder},
+                              place.link())
                  .value()),
         scope(index.pin_scope({}).value()),
         host_scope(host->nodes().pin_scope({}).value()),
@@ -139,9 +139,11 @@ struct Chain : cache::EvictionListener {
     }
   }
   void load_all() {
-    Promotion promotion = host->promote(scope, host_scope, tokens, num_blocks);
+    const TierScope from{host.get(), host_scope};
+    Promotion promotion =
+        promote({&pool, &index, &shape}, scope, std::span(&from, 1), tokens, num_blocks);
     collect_all();
-    host->release(promotion);
+    release_promotion({&pool, &index, &shape}, promotion);
   }
   // The same blocks by the calling thread, or the same bytes by the device in one copy.
   void copy_all(bool to_host) {

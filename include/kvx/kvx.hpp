@@ -979,6 +979,7 @@ struct CacheConfig {
   int64_t host_tier_bytes = 0;
   std::string host_tier_folder;
   kvx_eviction_t host_tier_eviction = KVX_EVICTION_DEFAULT;
+  std::string tiers;  // "host(8GiB), disk(/folder, 200GiB)"
   uint32_t max_speculative_tokens = 0;
   kvx_memory_type_t memory = KVX_MEMORY_HOST;
   uint32_t device = 0;  // these three with KVX_MEMORY_DEVICE
@@ -1030,6 +1031,7 @@ class Cache {
     options.stream = given.stream;
     options.host_tier_folder =
         given.host_tier_folder.empty() ? nullptr : given.host_tier_folder.c_str();
+    options.tiers = given.tiers.empty() ? nullptr : given.tiers.c_str();
     options.tables = given.tables == nullptr ? nullptr : given.tables->handle();
     const std::vector<const char*> layers = c_texts(given.layer_overrides);
     const std::vector<const char*> heads = c_texts(given.head_overrides);
@@ -1204,6 +1206,10 @@ class Cache {
     auto counts = sized<kvx_head_counts_t>();
     return value_or_failure(kvx_cache_head_counts(handle_, layer, kv_head, &counts),
                             [&] { return counts; });
+  }
+  Result<kvx_cache_tier_facts_t> tier_facts(uint32_t index) const {
+    auto facts = sized<kvx_cache_tier_facts_t>();
+    return value_or_failure(kvx_cache_tier_facts(handle_, index, &facts), [&] { return facts; });
   }
   Result<kvx_block_class_t> block_class(uint32_t index) const {
     auto facts = sized<kvx_block_class_t>();

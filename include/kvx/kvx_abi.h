@@ -1086,6 +1086,10 @@ typedef struct kvx_cache_options_t {
   const char* const* head_overrides;  /* [num_head_overrides] */
   uint32_t num_layer_overrides;
   uint32_t num_head_overrides;
+  /* The tiers behind the pool, nearest first: "host(8GiB), disk(/folder, 200GiB, policy=2q)"
+   * (docs/tiers.md). Null or "": none, or the one that host_tier_bytes asks for; others need
+   * KVX_CACHE_PREFIXES and host_tier_bytes 0. */
+  const char* tiers;
 } kvx_cache_options_t;
 
 /* kvx_cache_create with options. Null options: as kvx_cache_create. */
@@ -1221,12 +1225,12 @@ KVX_API kvx_status_t kvx_file_fingerprint(const char* path, char* text, uint64_t
 KVX_API kvx_status_t kvx_cache_fingerprint(kvx_cache_t cache, char* text, uint64_t capacity,
                                            uint64_t* bytes);
 
-/* -- the host tier. A thread of the cache copies reusable blocks there. kvx_sequence_create_from
+/* -- the tiers. A thread of the cache copies reusable blocks there. kvx_sequence_create_from
  * loads the blocks that it needs and waits for them. */
 
-/* A hint that a sequence of these tokens will be created. Starts to load their blocks from the host
- * tier into free blocks of the pool, which keeps them until kvx_prefetch_end, and does not wait.
- * prefetch: a number for the calls below. UNSUPPORTED: there is no host tier, or as
+/* A hint that a sequence of these tokens will be created. Starts to load their blocks from the
+ * tiers into free blocks of the pool, which keeps them until kvx_prefetch_end, and does not wait.
+ * prefetch: a number for the calls below. UNSUPPORTED: there is no tier, or as
  * kvx_sequence_create_from. */
 KVX_API kvx_status_t kvx_cache_prefetch(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
                                         const int32_t* tokens, int64_t num_tokens,
@@ -1255,7 +1259,7 @@ typedef struct kvx_cache_snapshot_t {
   int64_t prefix_removed;
   int64_t prefix_refused;       /* not stored, because there was no room */
   int64_t prefix_nodes;         /* at present */
-  int64_t host_allocated_bytes; /* bytes of all its blocks; host_*: 0 without a host tier */
+  int64_t host_allocated_bytes; /* bytes of all its blocks; host_*: of all tiers together */
   int64_t host_held_bytes;      /* of blocks that are stored there or being stored */
   int64_t host_metadata_bytes;  /* index and checksums */
   int64_t host_stored;          /* blocks stored */
@@ -1265,6 +1269,8 @@ typedef struct kvx_cache_snapshot_t {
   int64_t host_stores_queued;   /* at present */
   int64_t host_loads_queued;    /* at present */
   int64_t saturated_inputs;     /* of all heads, see below; -1 on a GPU, where none are counted */
+  uint32_t num_tiers;           /* behind the pool, for kvx_cache_tier_facts */
+  uint32_t reserved;            /* 0 */
 } kvx_cache_snapshot_t;
 
 /* Fills the counters of a cache at this moment. */
@@ -1286,6 +1292,34 @@ typedef struct kvx_head_counts_t {
  * UNSUPPORTED: the cache lies on a GPU. */
 KVX_API kvx_status_t kvx_cache_head_counts(kvx_cache_t cache, uint32_t layer, uint32_t kv_head,
                                            kvx_head_counts_t* counts);
+
+/* One tier behind the pool. Counters count since the cache's creation; microseconds are upper
+ * bounds within a factor of 2, from the moment that a block was queued. */
+typedef struct kvx_cache_tier_facts_t {
+  uint32_t size;
+  uint32_t tier;           /* kvx_cache_tier_t */
+  int64_t allocated_bytes; /* of all its blocks */
+  int64_t held_bytes;      /* of blocks that are stored there or being stored */
+  int64_t metadata_bytes;  /* index and checksums */
+  int64_t num_stored;      /* blocks that came, from the pool or the tier above */
+  int64_t num_loaded;      /* blocks loaded into the pool */
+  int64_t num_moved_down;  /* blocks that left for the tier below */
+  int64_t num_evicted;     /* blocks that made room without a copy below */
+  int64_t num_dropped;     /* blocks not stored, because there was no room or the disk refused */
+  int64_t num_bad;         /* blocks with a wrong checksum, not loaded */
+  int64_t stores_queued;   /* at present */
+  int64_t loads_queued;    /* at present */
+  int64_t hit_blocks;      /* of prefixes that were looked up: blocks that this tier had */
+  int64_t miss_blocks;
+  int64_t store_median_us;
+  int64_t store_p99_us;
+  int64_t load_median_us;
+  int64_t load_p99_us;
+} kvx_cache_tier_facts_t;
+
+/* Fills the facts of one tier, nearest first. OUT_OF_RANGE: index is not below num_tiers. */
+KVX_API kvx_status_t kvx_cache_tier_facts(kvx_cache_t cache, uint32_t index,
+                                          kvx_cache_tier_facts_t* facts);
 
 /* A class: the blocks of one layer group, either packed or of the full-precision window. */
 typedef struct kvx_block_class_t {
@@ -1315,7 +1349,11 @@ typedef enum kvx_cache_event_kind {
   KVX_CACHE_EVENT_ALL_CLEARED = 3 /* concerns no block: the other fields are zero */
 } kvx_cache_event_kind_t;
 
-typedef enum kvx_cache_tier { KVX_CACHE_TIER_POOL = 0, KVX_CACHE_TIER_HOST = 1 } kvx_cache_tier_t;
+typedef enum kvx_cache_tier {
+  KVX_CACHE_TIER_POOL = 0,
+  KVX_CACHE_TIER_HOST = 1, /* host memory */
+  KVX_CACHE_TIER_DISK = 2  /* files of this process */
+} kvx_cache_tier_t;
 
 typedef struct kvx_cache_event_t {
   uint32_t size;

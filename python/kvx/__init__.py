@@ -8,7 +8,7 @@ what was expected, and changes nothing. No gradient flows through a verb.
 """
 
 from kvx import _core
-from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory, Saturation
+from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory, Saturation, Tier
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
 from kvx.files import BlockCopyKind, CacheFile, inspect, verify
@@ -44,6 +44,7 @@ __all__ = [
     "Rows",
     "Saturation",
     "SideRecipe",
+    "Tier",
     "UnsupportedError",
     "__version__",
     "compare",

@@ -52,6 +52,25 @@ class HostTier:
 
 
 @dataclass(frozen=True)
+class Tier:
+    """A tier behind the cache, ``"host"`` or ``"disk"``: bytes allocated, and bytes of blocks that
+    can be found. Counts of blocks that came, were loaded, moved to the tier below, were damaged,
+    and were dropped for lack of room. An upper bound of what 99 % of the loads took, in
+    microseconds, within a factor of 2."""
+
+    name: str
+    allocated: int
+    held: int
+    stored: int
+    loaded: int
+    moved_down: int
+    bad: int
+    dropped: int
+    load_p99_us: int
+    last_problem: str
+
+
+@dataclass(frozen=True)
 class LoadReport:
     """What load_prefixes did with a file's blocks. ``known`` ones were in the cache already. A bad
     block is a miss, never data."""
@@ -113,6 +132,9 @@ class Cache(_core.PagedCache):
     host_tier_bytes: of host memory for copies of blocks that can be found: what the cache has no
                      room for comes back from there. 0 for none; needs prefix_model
     host_tier_folder: takes them from a disk instead, in files that are gone with the process
+    tiers:           instead of these two, the tiers behind the cache, nearest first:
+                     ``"host(8GiB), disk(/folder, 200GiB)"``; blocks move down when room is needed
+                     and come back when a sequence begins with them. Needs prefix_model
     device:          ``"cpu"``, ``"cuda"`` or ``"cuda:1"``: where blocks lie and verbs run, and
                      where all arrays of this cache must lie
     max_step_tokens: of all entries of a step together, on a GPU; its tables pass through memory of
@@ -150,6 +172,7 @@ class Cache(_core.PagedCache):
         prefix_hash: str = "xxh3",
         host_tier_bytes: int = 0,
         host_tier_folder: Path | None = None,
+        tiers: str = "",
         device: Device = "cpu",
         max_step_tokens: int = 4096,
         stream: Stream = None,
@@ -173,6 +196,7 @@ class Cache(_core.PagedCache):
             prefix_hash,
             host_tier_bytes,
             b"" if host_tier_folder is None else path_bytes(host_tier_folder, "host_tier_folder"),
+            tiers,
             str(device),
             max_step_tokens,
             stream,
@@ -471,9 +495,23 @@ class Cache(_core.PagedCache):
         self._need_prefixes("load_prefixes()")
         return LoadReport(**super().load_prefixes(path_bytes(path)))
 
-    def host_tier(self) -> HostTier:  # type: ignore[override]
-        """What the host tier holds and has done so far; zeros without one."""
-        return HostTier(**super().host_tier())
+    def host_tier(self) -> HostTier:
+        """What the tiers together hold and have done so far; zeros without one."""
+        tiers = self.tiers()
+        problems = [tier.last_problem for tier in tiers if tier.last_problem]
+        return HostTier(
+            allocated=sum(tier.allocated for tier in tiers),
+            held=sum(tier.held for tier in tiers),
+            stored=sum(tier.stored for tier in tiers),
+            loaded=sum(tier.loaded for tier in tiers),
+            bad=sum(tier.bad for tier in tiers),
+            dropped=sum(tier.dropped for tier in tiers),
+            last_problem=problems[-1] if problems else "",
+        )
+
+    def tiers(self) -> list[Tier]:  # type: ignore[override]
+        """What each tier holds and has done so far, nearest first."""
+        return [Tier(**tier) for tier in super().tiers()]
 
     def memory(self) -> Memory:  # type: ignore[override]
         """Bytes allocated and used, of all sequences together."""

@@ -42,6 +42,7 @@ struct Options {
   std::string prefix_hash;
   int64_t host_tier_bytes = 0;
   std::string host_tier_folder;  // empty: in memory
+  std::string tiers;             // instead of these two
   std::string device;
   int max_step_tokens = 0;  // on a GPU
 };
@@ -52,7 +53,7 @@ cache::HashAlgorithm hash_algorithm(const std::string& name) {
   throw CoreError(invalid_argument("prefix_hash is '{}'; expected xxh3 or sha256", name));
 }
 
-tier::HostTierConfig host_tier_of(const Options& options) {
+std::vector<tier::TierConfig> tiers_of(const Options& options) {
   if (options.host_tier_bytes < 0) {
     throw CoreError(
         invalid_argument("host_tier_bytes is {}; expected 0 or more", options.host_tier_bytes));
@@ -65,7 +66,20 @@ tier::HostTierConfig host_tier_of(const Options& options) {
     throw CoreError(invalid_argument("host_tier_folder is '{}'; expected host_tier_bytes with it",
                                      options.host_tier_folder));
   }
-  return {.budget_bytes = options.host_tier_bytes, .folder = options.host_tier_folder};
+  auto tiers = value_of(tier::parse_tiers(options.tiers));
+  if (!tiers.empty() && !options.prefix_model) {
+    throw CoreError(
+        invalid_argument("tiers is '{}'; expected a prefix_model with it", options.tiers));
+  }
+  if (options.host_tier_bytes == 0) return tiers;
+  if (!tiers.empty()) {
+    throw CoreError(invalid_argument("host_tier_bytes is {}; expected 0 with tiers, '{}'",
+                                     options.host_tier_bytes, options.tiers));
+  }
+  const bool is_disk = !options.host_tier_folder.empty();
+  return {{.kind = is_disk ? tier::TierKind::kDisk : tier::TierKind::kHost,
+           .budget_bytes = options.host_tier_bytes,
+           .folder = options.host_tier_folder}};
 }
 
 // None on the CPU.
@@ -100,7 +114,7 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   config.prefix.is_on = options.prefix_model.has_value();
   config.prefix.model = options.prefix_model.value_or("");
   config.prefix.hash = hash_algorithm(options.prefix_hash);
-  config.host_tier = host_tier_of(options);
+  config.tiers = tiers_of(options);
   if (lane != nullptr) config.cuda = lane->placement(options.max_step_tokens);
   return config;
 }
@@ -169,17 +183,23 @@ class PagedCache {
   void wait_for_tier() {
     locked([&] { cache_->wait_for_tiers(); });
   }
-  nb::dict host_tier() {
-    const tier::HostTierSnapshot host = locked([&] { return cache_->snapshot().host; });
-    nb::dict dict;
-    dict["allocated"] = host.allocated_bytes;
-    dict["held"] = host.held_bytes;
-    dict["stored"] = host.num_stored;
-    dict["loaded"] = host.num_loaded;
-    dict["bad"] = host.num_bad;
-    dict["dropped"] = host.num_dropped;
-    dict["last_problem"] = text_of(host.last_problem);
-    return dict;
+  nb::list tiers() {
+    nb::list list;
+    for (const tier::HostTierSnapshot& one : locked([&] { return cache_->snapshot().tiers; })) {
+      nb::dict dict;
+      dict["name"] = text_of(std::string(name_of(one.tier)));
+      dict["allocated"] = one.allocated_bytes;
+      dict["held"] = one.held_bytes;
+      dict["stored"] = one.num_stored;
+      dict["loaded"] = one.num_loaded;
+      dict["moved_down"] = one.num_moved_down;
+      dict["bad"] = one.num_bad;
+      dict["dropped"] = one.num_dropped;
+      dict["load_p99_us"] = one.load_latency.quantile(0.99);
+      dict["last_problem"] = text_of(one.last_problem);
+      list.append(dict);
+    }
+    return list;
   }
 
   void save_sequence(int sequence, const nb::bytes& path_bytes, int zstd_level) {
@@ -445,8 +465,8 @@ void bind_paged_cache(nb::module_& module) {
              std::vector<std::string> head_overrides, int block_size, int max_sequences,
              int64_t max_tokens, int64_t memory_budget_bytes,
              std::optional<std::string> prefix_model, std::string prefix_hash,
-             int64_t host_tier_bytes, const nb::bytes& host_tier_folder, std::string device,
-             int max_step_tokens, nb::handle stream) {
+             int64_t host_tier_bytes, const nb::bytes& host_tier_folder, std::string tiers,
+             std::string device, int max_step_tokens, nb::handle stream) {
             new (self) PagedCache({{.num_layers = num_layers,
                                     .num_kv_heads = num_kv_heads,
                                     .k_head_dim = k_head_dim,
@@ -465,6 +485,7 @@ void bind_paged_cache(nb::module_& module) {
                                    std::move(prefix_hash),
                                    host_tier_bytes,
                                    host_tier_folder.c_str(),
+                                   std::move(tiers),
                                    std::move(device),
                                    max_step_tokens},
                                   stream);
@@ -474,8 +495,8 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("first_layer").none(), nb::arg("layer_overrides"), nb::arg("head_overrides"),
           nb::arg("block_size"), nb::arg("max_sequences"), nb::arg("max_tokens"),
           nb::arg("memory_budget_bytes"), nb::arg("prefix_model").none(), nb::arg("prefix_hash"),
-          nb::arg("host_tier_bytes"), nb::arg("host_tier_folder"), nb::arg("device"),
-          nb::arg("max_step_tokens"), nb::arg("stream").none())
+          nb::arg("host_tier_bytes"), nb::arg("host_tier_folder"), nb::arg("tiers"),
+          nb::arg("device"), nb::arg("max_step_tokens"), nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
       .def("create_sequence", &PagedCache::create_sequence)
@@ -489,8 +510,8 @@ void bind_paged_cache(nb::module_& module) {
       .def("clear_prefixes", &PagedCache::clear_prefixes,
            "Forgets all cached blocks that no sequence uses. Raises kvx.Error: a step is open.")
       .def("wait_for_tier", &PagedCache::wait_for_tier,
-           "Until no block is on its way to or from the host tier.")
-      .def("host_tier", &PagedCache::host_tier)
+           "Until no block is on its way to or from a tier.")
+      .def("tiers", &PagedCache::tiers)
       .def("save_sequence", &PagedCache::save_sequence, nb::arg("sequence"), nb::arg("path"),
            nb::arg("zstd_level"))
       .def("save_prefixes", &PagedCache::save_prefixes, nb::arg("path"), nb::arg("zstd_level"))

@@ -35,7 +35,7 @@ struct KvCacheConfig {
   // attention's sinks are then in memory that it reads, and calls return when their work is on its
   // way in the stream.
   std::optional<CudaPlacement> cuda;
-  tier::HostTierConfig host_tier;  // behind the pool; needs prefixes
+  std::vector<tier::TierConfig> tiers;  // behind the pool, nearest first; need prefixes
 };
 
 }  // namespace kvx::kv

@@ -40,8 +40,8 @@ using LayerCounts = LayerStore::Counts;
 // What a cache holds and what happened since its creation.
 struct KvCacheSnapshot {
   std::vector<cache::BlockClassSnapshot> classes;
-  cache::PrefixCounters prefix;  // zeros while prefixes are off
-  tier::HostTierSnapshot host;   // zeros without a host tier
+  cache::PrefixCounters prefix;               // zeros while prefixes are off
+  std::vector<tier::HostTierSnapshot> tiers;  // nearest first
   int num_sequences = 0;
   int64_t metadata_bytes = 0;  // of the prefix index
 };
@@ -84,7 +84,7 @@ class KvCache {
   // A new sequence that begins with the longest cached prefix of `tokens` under these keys: its
   // num_tokens() says how much. At least the last token is left, so that its logits can be
   // computed. With full-precision window the sequence is as one cut to that length: blocks that are
-  // cached packed stay packed, and the window grows again. Blocks that only the host tier has are
+  // cached packed stay packed, and the window grows again. Blocks that only the tiers have are
   // brought back first; this waits for them. UNSUPPORTED: prefixes are off, or a tenant without
   // sha256; OUT_OF_RANGE: max_sequences are in use.
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
@@ -119,10 +119,10 @@ class KvCache {
   // Called for every cached block that comes or goes; it must not call back.
   void set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener);
 
-  // ---- the host tier (kv_cache_tier.cpp)
+  // ---- the tiers (kv_cache_tier.cpp)
 
-  // A hint that a sequence of these tokens will come: what only the host tier has of them sets out
-  // for the pool, as far as there is room; this does not wait. UNSUPPORTED: no host tier, or as
+  // A hint that a sequence of these tokens will come: what only the tiers have of them sets out
+  // for the pool, as far as there is room; this does not wait. UNSUPPORTED: no tier, or as
   // create_sequence_from.
   Result<Prefetch> prefetch(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
   // Waits until no block is under way between the tiers.
@@ -215,6 +215,7 @@ class KvCache {
   // The lock is held by who calls these.
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                              std::span<const int32_t> tokens, int64_t max_blocks);
+  void finish(std::unique_lock<std::mutex>& lock, const tier::Promotion& promotion);
   int64_t most_cached_blocks(std::span<const int32_t> tokens) const;
 
   std::unique_ptr<SequenceTable> table_;
@@ -222,13 +223,13 @@ class KvCache {
   std::unique_ptr<KvStep> step_;  // the cache's own
 };
 
-// Blocks on their way back from the host tier; they stay in the pool as long as this lives. The
+// Blocks on their way back from the tiers; they stay in the pool as long as this lives. The
 // cache outlives it.
 class Prefetch {
  public:
   // KvCache::prefetch() makes one of what it has pinned and promoted.
-  Prefetch(SequenceTable& table, int32_t scope, int32_t host_scope, tier::Promotion promotion)
-      : table_(&table), scope_(scope), host_scope_(host_scope), promotion_(std::move(promotion)) {}
+  Prefetch(SequenceTable& table, int32_t scope, tier::Way way, tier::Promotion promotion)
+      : table_(&table), scope_(scope), way_(std::move(way)), promotion_(std::move(promotion)) {}
   Prefetch(Prefetch&& other) noexcept;
   Prefetch& operator=(Prefetch&&) = delete;
   // Waits, and lets go of the blocks.
@@ -241,7 +242,7 @@ class Prefetch {
  private:
   SequenceTable* table_;
   int32_t scope_;
-  int32_t host_scope_;
+  tier::Way way_;  // its scopes
   tier::Promotion promotion_;
 };
 

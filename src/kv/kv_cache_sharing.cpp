@@ -16,13 +16,13 @@ Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
   KVX_RETURN_IF_ERROR(table_->prefixes->begin(sequence, keys));
   const int64_t max_blocks = most_cached_blocks(tokens);
   tier::Promotion promotion;
-  if (table_->host) {
+  if (table_->tiers) {
     table_->uses[sequence] = SequenceUse::kInStep;  // nobody else's while the lock is open
     promotion = bring_back(lock, sequence, tokens, max_blocks);
   }
   const auto adopted =
       table_->prefixes->adopt(sequence, table_->sequences[sequence], tokens, max_blocks);
-  if (table_->host) table_->host->release(promotion);
+  if (table_->tiers) table_->tiers->release(promotion);
   table_->uses[sequence] = adopted.ok() ? SequenceUse::kIdle : SequenceUse::kFree;
   if (!adopted.ok()) {
     table_->prefixes->end(sequence);
@@ -41,7 +41,7 @@ Status KvCache::record_tokens(int sequence, std::span<const int32_t> tokens) {
 
 Status KvCache::clear_prefixes() {
   const auto lock = table_->lock_drained();
-  if (table_->host) KVX_RETURN_IF_ERROR(table_->host->clear());
+  if (table_->tiers) KVX_RETURN_IF_ERROR(table_->tiers->clear());
   return table_->prefixes ? table_->prefixes->index().clear() : Status{};
 }
 
@@ -64,7 +64,7 @@ BlockClassFacts KvCache::facts_of_class(int block_class) const {
 
 void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
   const std::lock_guard lock(table_->mutex);
-  if (table_->host) table_->host->set_listener(listener);
+  if (table_->tiers) table_->tiers->set_listener(listener);
   if (table_->prefixes) table_->prefixes->index().set_listener(std::move(listener));
 }
 
@@ -80,7 +80,7 @@ KvCacheSnapshot KvCache::snapshot() const {
   if (!table_->prefixes) return snapshot;
   snapshot.prefix = table_->prefixes->index().counters();
   snapshot.metadata_bytes = table_->prefixes->index().metadata_bytes();
-  if (table_->host) snapshot.host = table_->host->snapshot();
+  if (table_->tiers) snapshot.tiers = table_->tiers->snapshot();
   return snapshot;
 }
 

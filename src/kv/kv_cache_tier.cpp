@@ -1,4 +1,4 @@
-// KvCache: the host tier behind the pool.
+// KvCache: the tiers behind the pool.
 #include <utility>
 
 #include "kv/kv_cache.hpp"
@@ -18,46 +18,53 @@ int64_t KvCache::most_cached_blocks(std::span<const int32_t> tokens) const {
   return std::max<int64_t>(num_most, 0) / storage().config.block_size;
 }
 
-// What the host tier has of the tokens, in the pool; the lock is open while this waits.
+// What the tiers have of the tokens, in the pool; the lock is open while this waits.
 tier::Promotion KvCache::bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                                     std::span<const int32_t> tokens, int64_t max_blocks) {
   tier::Promotion promotion = table_->prefixes->promote(sequence, tokens, max_blocks);
-  if (promotion.ran_short && table_->host->num_stores() > 0) {  // on their way out blocks take room
-    table_->drain(lock);
-    table_->host->release(promotion);
+  if (promotion.ran_short && table_->has_stores()) {  // on their way out blocks take room
+    table_->drain_stores(lock);
+    finish(lock, promotion);
+    table_->tiers->release(promotion);
     promotion = table_->prefixes->promote(sequence, tokens, max_blocks);
   }
-  while (!table_->host->is_done(promotion)) {
+  finish(lock, promotion);
+  return promotion;
+}
+
+// Opens the lock while it waits until the promotion's blocks are in the pool.
+void KvCache::finish(std::unique_lock<std::mutex>& lock, const tier::Promotion& promotion) {
+  while (!tier::is_done(promotion)) {
     lock.unlock();
-    table_->host->wait_for_some();
+    tier::wait_for_some(promotion);
     lock.lock();
     table_->collect();  // while others are on their way
   }
   table_->collect();
-  return promotion;
 }
 
 Result<Prefetch> KvCache::prefetch(const cache::PrefixKeys& keys, std::span<const int32_t> tokens) {
-  if (!table_->host)
+  if (!table_->tiers) {
     return unsupported(
-        "there is no host tier; expected a cache with host_tier.budget_bytes (C: host_tier_bytes)");
+        "there is no tier behind the pool; expected a cache with tiers (C: options.tiers)");
+  }
   const std::lock_guard lock(table_->mutex);
   table_->collect();
   KVX_ASSIGN_OR_RETURN(const int32_t scope, table_->prefixes->index().pin_scope(keys));
-  const Result<int32_t> host_scope = table_->host->nodes().pin_scope(keys);
-  if (!host_scope.ok()) {
+  tier::Way way;
+  const Status begun = table_->tiers->begin(way, keys);
+  if (!begun.ok()) {
     table_->prefixes->index().unpin(scope);
-    return host_scope.error();
+    return begun.error();
   }
-  return Prefetch(
-      *table_, scope, host_scope.value(),
-      table_->host->promote(scope, host_scope.value(), tokens, most_cached_blocks(tokens)));
+  auto promotion = table_->tiers->promote(scope, way, tokens, most_cached_blocks(tokens));
+  return Prefetch(*table_, scope, std::move(way), std::move(promotion));
 }
 
 Prefetch::Prefetch(Prefetch&& other) noexcept
     : table_(std::exchange(other.table_, nullptr)),
       scope_(other.scope_),
-      host_scope_(other.host_scope_),
+      way_(std::move(other.way_)),
       promotion_(std::move(other.promotion_)) {}
 
 Prefetch::~Prefetch() {
@@ -65,17 +72,17 @@ Prefetch::~Prefetch() {
   wait();
   const std::lock_guard lock(table_->mutex);
   table_->collect();
-  table_->host->release(promotion_);
+  table_->tiers->release(promotion_);
   table_->prefixes->index().unpin(scope_);
-  table_->host->nodes().unpin(host_scope_);
+  table_->tiers->end(way_);
 }
 
 bool Prefetch::is_done() const {
-  return table_->host->is_done(promotion_);
+  return tier::is_done(promotion_);
 }
 
 void Prefetch::wait() const {
-  table_->host->wait(promotion_);
+  tier::wait(promotion_);
 }
 
 }  // namespace kvx::kv

@@ -172,8 +172,8 @@ void KvStep::release_pages() {
 // Every block that the step writes to is acquired before anything moves.
 Status KvStep::acquire_blocks(std::unique_lock<std::mutex>& lock) {
   Status status = acquire_growths();
-  if (!status.ok() && !table_.is_drained()) {  // a block on its way out is free when it is there
-    table_.drain(lock);
+  if (!status.ok() && table_.has_stores()) {  // a block on its way out is free when it is there
+    table_.drain_stores(lock);
     status = acquire_growths();
   }
   return status;

@@ -47,13 +47,12 @@ PrefixCache::~PrefixCache() {
 Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys) {
   Log& log = logs_[sequence];
   KVX_ASSIGN_OR_RETURN(log.scope, index_.pin_scope(keys));
-  if (host_) {
-    const Result<int32_t> scope = host_->nodes().pin_scope(keys);
-    if (!scope.ok()) {
+  if (tiers_) {
+    const Status begun = tiers_->begin(log.way, keys);
+    if (!begun.ok()) {
       index_.unpin(log.scope);
-      return scope.error();
+      return begun;
     }
-    log.host_scope = scope.value();
   }
   log.keys = keys;
   log.is_in_use = true;
@@ -63,10 +62,9 @@ Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys) {
 void PrefixCache::end(int sequence) {
   Log& log = logs_[sequence];
   index_.unpin(tip(log));
-  if (host_) host_->nodes().unpin(host_tip(log));
+  if (tiers_) tiers_->end(log.way);
   log.tokens.clear();
   log.nodes.clear();
-  log.host_nodes.clear();
   log.is_in_use = false;
 }
 
@@ -79,10 +77,7 @@ void PrefixCache::fork(int from, int to) {
   log.tokens.assign(source.tokens.begin(), source.tokens.end());
   log.nodes.assign(source.nodes.begin(), source.nodes.end());
   index_.pin(tip(log));
-  if (!host_) return;
-  log.host_scope = source.host_scope;
-  log.host_nodes.assign(source.host_nodes.begin(), source.host_nodes.end());
-  host_->nodes().pin(host_tip(log));
+  if (tiers_) tiers_->fork(source.way, log.way);
 }
 
 void PrefixCache::truncate(int sequence, int64_t num_tokens) {
@@ -94,47 +89,27 @@ void PrefixCache::truncate(int sequence, int64_t num_tokens) {
   if (log.nodes.size() > num_full) log.nodes.resize(num_full);
   index_.pin(tip(log));
   index_.unpin(old_tip);
-  if (!host_) return;
-  const int32_t old_host_tip = host_tip(log);
-  if (log.host_nodes.size() > num_full) log.host_nodes.resize(num_full);
-  host_->nodes().pin(host_tip(log));
-  host_->nodes().unpin(old_host_tip);
+  if (tiers_) tiers_->truncate(log.way, static_cast<int64_t>(num_full));
 }
 
-// ---- the host tier
-
-// The sequence's way there gets as long as here, or as there is room for nodes.
-void PrefixCache::follow_in_host(Log& log) {
-  if (!host_) return;
-  const auto block_size = static_cast<size_t>(shape_.block_size);
-  while (log.host_nodes.size() < log.nodes.size()) {
-    const int32_t parent = host_tip(log);
-    const int32_t node = host_->nodes().insert(
-        parent, std::span(log.tokens).subspan(log.host_nodes.size() * block_size, block_size));
-    if (node == kNoNode) return;
-    host_->nodes().pin(node);
-    log.host_nodes.push_back(node);
-    host_->nodes().unpin(parent);
-  }
-}
+// ---- the tiers
 
 // A full-precision block behind the head is packed sooner or later: only those of a sequence that
 // ends go as they are.
 void PrefixCache::store_block(const Log& log, int64_t block, bool with_tail) {
-  if (block >= static_cast<int64_t>(log.host_nodes.size())) return;
   for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
     const cache::FullPrecisionWindow& in_full = shape_.groups[group].full_precision_window;
     for (const BlockKind kind : {BlockKind::kPacked, BlockKind::kFullPrecision}) {
       if (kind == BlockKind::kFullPrecision && !in_full.is_on()) continue;
       if (kind == BlockKind::kFullPrecision && block >= in_full.sink_blocks && !with_tail) continue;
       const int32_t id = index_.block_of(log.nodes[block], group, kind);
-      if (id != kNoBlock) host_->store(log.host_nodes[block], group, kind, id);
+      if (id != kNoBlock) tiers_->store(log.way, block, group, kind, id);
     }
   }
 }
 
 void PrefixCache::store_tail(int sequence) {
-  if (!host_) return;
+  if (!tiers_) return;
   const Log& log = logs_[sequence];
   int64_t num_recent = 0;
   for (const cache::LayerGroup& group : shape_.groups) {
@@ -187,8 +162,8 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   log.nodes.assign(match.nodes.begin(), match.nodes.end());
   index_.pin(tip(log));
   index_.unpin(old_tip);
-  follow_in_host(log);
-  for (int64_t block = 0; host_ && block < match.num_blocks(); ++block) {
+  if (tiers_) tiers_->follow(log.way, log.tokens, match.num_blocks());
+  for (int64_t block = 0; tiers_ && block < match.num_blocks(); ++block) {
     store_block(log, block, false);
   }
   return num_tokens;
@@ -221,8 +196,9 @@ Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
     const Status attached = attach_block(node, blocks, block);
     index_.unpin(parent);
     KVX_RETURN_IF_ERROR(attached);
-    follow_in_host(log);
-    if (host_) store_block(log, block, false);
+    if (!tiers_) continue;
+    tiers_->follow(log.way, log.tokens, block + 1);
+    store_block(log, block, false);
   }
   return {};
 }
@@ -290,7 +266,7 @@ Status PrefixCache::record_moves(int sequence, std::span<const cache::BlockMove>
     if (move.block >= static_cast<int64_t>(log.nodes.size())) continue;
     KVX_RETURN_IF_ERROR(
         index_.attach(log.nodes[move.block], move.group, BlockKind::kPacked, move.packed_id));
-    if (host_) store_block(log, move.block, false);
+    if (tiers_) store_block(log, move.block, false);
   }
   return {};
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cache/prefix/prefix_index.hpp"
-#include "tier/host_tier.hpp"
+#include "tier/tier_chain.hpp"
 
 namespace kvx::kv {
 
@@ -30,21 +30,21 @@ class PrefixCache final : public cache::EvictionListener {
   ~PrefixCache() override;
 
   // Blocks that can be found are copied there from now on. Requires: no sequence is in use; the
-  // tier outlives the sequences. Null: nowhere.
-  void set_host_tier(tier::HostTier* host) { host_ = host; }
+  // tiers outlive the sequences. Null: nowhere.
+  void set_tiers(tier::TierChain* tiers) { tiers_ = tiers; }
 
   // The sequence is in use from now on, empty, under these keys. PrefixIndex::pin_scope's errors.
   Status begin(int sequence, const cache::PrefixKeys& keys);
   // The sequence is about to give its blocks back: the last ones, full-precision to the end, go to
-  // the host tier too.
+  // the tiers too.
   void store_tail(int sequence);
   void end(int sequence);
   // Requires: `to` is not in use.
   void fork(int from, int to);
-  // Sends what the host tier has of `tokens` on its way to the pool. Requires: a host tier.
+  // Sends what the tiers have of `tokens` on its way to the pool. Requires: set_tiers().
   tier::Promotion promote(int sequence, std::span<const int32_t> tokens, int64_t max_blocks) {
     const Log& log = logs_[sequence];
-    return host_->promote(log.scope, log.host_scope, tokens, max_blocks);
+    return tiers_->promote(log.scope, log.way, tokens, max_blocks);
   }
   // Begins `sequence` with the longest cached prefix of `tokens`, at most max_blocks; returns how
   // many tokens. Requires: begin() was called and nothing recorded.
@@ -63,6 +63,7 @@ class PrefixCache final : public cache::EvictionListener {
   const cache::PrefixKeys& keys(int sequence) const { return logs_[sequence].keys; }
   cache::PrefixIndex& index() { return index_; }
   const cache::PrefixIndex& index() const { return index_; }
+  const cache::SequenceShape& shape() const { return shape_; }
   const std::string& fingerprint() const { return fingerprint_; }
 
   void on_evict(int block_class, int32_t id) override { index_.on_evict(block_class, id); }
@@ -74,18 +75,12 @@ class PrefixCache final : public cache::EvictionListener {
     int32_t scope = cache::kNoNode;
     std::vector<int32_t> tokens;
     std::vector<int32_t> nodes;  // of full blocks; fewer than there are when the index was full
-    // The same in the host tier.
-    int32_t host_scope = cache::kNoNode;
-    std::vector<int32_t> host_nodes;
+    tier::Way way;               // the same in the tiers
   };
 
   PrefixCache(cache::BlockPool& pool, const cache::SequenceShape& shape, cache::PrefixIndex index,
               std::string fingerprint, int max_sequences);
   static int32_t tip(const Log& log) { return log.nodes.empty() ? log.scope : log.nodes.back(); }
-  static int32_t host_tip(const Log& log) {
-    return log.host_nodes.empty() ? log.host_scope : log.host_nodes.back();
-  }
-  void follow_in_host(Log& log);
   void store_block(const Log& log, int64_t block, bool with_tail);
   bool is_full_precision(const cache::Sequence& blocks, int group, int64_t block) const;
   Status check_shared_blocks(const Log& log, const cache::Sequence& blocks) const;
@@ -100,7 +95,7 @@ class PrefixCache final : public cache::EvictionListener {
   std::string fingerprint_;
   std::vector<Log> logs_;
   std::vector<std::vector<int32_t>> ids_;  // [groups], of adopt()
-  tier::HostTier* host_ = nullptr;
+  tier::TierChain* tiers_ = nullptr;
 };
 
 }  // namespace kvx::kv

@@ -2,6 +2,7 @@
 #include "kv/sequence_table.hpp"
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/log.hpp"
 #include "kv/files/fingerprint.hpp"
@@ -15,7 +16,7 @@ Result<std::unique_ptr<SequenceTable>> SequenceTable::create(CacheStorage storag
   KVX_RETURN_IF_ERROR(table->create_sequences());
   KVX_RETURN_IF_ERROR(table->create_speculations());
   KVX_RETURN_IF_ERROR(table->create_prefix_cache());
-  KVX_RETURN_IF_ERROR(table->create_host_tier());
+  KVX_RETURN_IF_ERROR(table->create_tiers());
   return table;
 }
 
@@ -44,28 +45,22 @@ Status SequenceTable::create_prefix_cache() {
   return {};
 }
 
-Status SequenceTable::create_host_tier() {
-  const tier::HostTierConfig& config = storage.config.host_tier;
-  if (config.budget_bytes == 0) {
-    if (config.folder.empty()) return {};
-    return invalid_argument("host_tier.folder is '{}'; expected budget_bytes above 0 with it",
-                            config.folder);
-  }
+Status SequenceTable::create_tiers() {
+  if (storage.config.tiers.empty()) return {};
   if (!prefixes) {
-    return invalid_argument("host_tier.budget_bytes is {}; expected 0 while prefixes are off",
-                            config.budget_bytes);
+    return invalid_argument("tiers has {} tiers; expected none while prefixes are off",
+                            storage.config.tiers.size());
   }
-  tier::TierLink link = tier::host_link();
-  if (storage.place) {
+  const auto make_link = [this]() -> Result<tier::TierLink> {
+    if (!storage.place) return tier::host_link();
     const ops::CudaContext& context = storage.place->context;
-    KVX_ASSIGN_OR_RETURN(
-        link, tier::cuda_link(context.device.index, context.stream, *storage.place->pinned));
-  }
+    return tier::cuda_link(context.device.index, context.stream, *storage.place->pinned);
+  };
+  const tier::FirstTier first{storage.pool.get(), &prefixes->index(), &prefixes->shape()};
   KVX_ASSIGN_OR_RETURN(
-      host, tier::HostTier::create(*storage.pool, prefixes->index(), storage.sequence_shape(),
-                                   prefixes->fingerprint(), storage.config.prefix.hash, config,
-                                   std::move(link)));
-  prefixes->set_host_tier(host.get());
+      tiers, tier::TierChain::create(first, prefixes->fingerprint(), storage.config.prefix.hash,
+                                     storage.config.tiers, make_link));
+  prefixes->set_tiers(tiers.get());
   return {};
 }
 
@@ -120,15 +115,31 @@ void SequenceTable::warn_of_nonfinite_inputs() {
 // ---- blocks between tiers
 
 void SequenceTable::collect() const {
-  if (host) host->collect();
+  if (tiers) tiers->collect();
 }
 
 void SequenceTable::drain(std::unique_lock<std::mutex>& lock) const {
   while (!is_drained()) {
     lock.unlock();
-    host->wait_for_all();
+    tiers->wait_for_all();
     lock.lock();
     collect();
+  }
+}
+
+void SequenceTable::drain_stores(std::unique_lock<std::mutex>& lock) const {
+  if (!tiers) return;
+  constexpr auto kMostWait = std::chrono::milliseconds(100);
+  auto end = std::chrono::steady_clock::now() + kMostWait;
+  tiers->make_room_for_stores();
+  while (tiers->num_stores() > 0) {
+    lock.unlock();
+    const bool are_there = tiers->wait_for_stores_until(end);
+    lock.lock();
+    collect();
+    if (are_there) continue;
+    tiers->cancel_waiting_stores();  // what is under way is one batch
+    end = std::chrono::steady_clock::time_point::max();
   }
 }
 

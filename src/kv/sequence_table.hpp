@@ -40,9 +40,14 @@ struct SequenceTable {
   Status check_sequence(int sequence) const;
   // Commits what has moved between the tiers by now.
   void collect() const;
-  bool is_drained() const { return !host || host->is_idle(); }
+  bool is_drained() const { return !tiers || tiers->is_idle(); }
+  // Whether blocks of the pool are on their way to a tier.
+  bool has_stores() const { return tiers && tiers->num_stores() > 0; }
   // Opens the lock while it waits until no block is under way between tiers.
   void drain(std::unique_lock<std::mutex>& lock) const;
+  // Opens the lock while it waits until no block of the pool is on its way out. After 100 ms
+  // those that have not begun stay in the pool alone: a slow tier holds nobody up for longer.
+  void drain_stores(std::unique_lock<std::mutex>& lock) const;
   void warn_of_nonfinite_inputs();
 
   // ---- cuts (sequence_table_speculation.cpp)
@@ -63,14 +68,14 @@ struct SequenceTable {
   std::unique_ptr<PrefixCache> prefixes;  // null while they are off
   bool has_warned_of_nonfinite = false;
   std::atomic<int64_t> nonfinite_inputs = 0;
-  std::unique_ptr<tier::HostTier> host;  // null without one
+  std::unique_ptr<tier::TierChain> tiers;  // null without any
 
  private:
   explicit SequenceTable(CacheStorage made) : storage(std::move(made)) {}
   Status create_sequences();
   Status create_speculations();
   Status create_prefix_cache();
-  Status create_host_tier();
+  Status create_tiers();
   bool cuts_growing_page(int64_t num_tokens, int64_t num_tokens_before) const {
     return storage.has_growing_pages() && num_tokens % storage.config.block_size != 0 &&
            num_tokens < num_tokens_before;

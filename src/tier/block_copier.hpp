@@ -13,6 +13,8 @@
 
 namespace kvx::tier {
 
+class FileMemory;
+
 enum class Direction : uint8_t { kStore, kLoad };  // away from the first tier, back to it
 
 // Both sides stay where they are until it is done.
@@ -49,6 +51,7 @@ struct TierLink {
   cache::Memory* memory = nullptr;  // of the host tier's blocks; outlives it
   std::unique_ptr<BlockCopier> copier;
   std::unique_ptr<cache::Memory> own_memory = nullptr;  // `memory`, where the link made it
+  FileMemory* files = nullptr;                          // `memory`, where it lies in files
 };
 
 // The first tier lies in host memory.

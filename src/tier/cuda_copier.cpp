@@ -15,6 +15,7 @@
 #include "core/log.hpp"
 #include "device/cuda_async.hpp"
 #include "device/cuda_caller.hpp"
+#include "tier/block_checksum.hpp"
 #include "tier/block_copier.hpp"
 
 namespace kvx::tier {
@@ -23,18 +24,11 @@ namespace {
 constexpr int64_t kBatchBytes = int64_t{16} << 20;  // 0.3 ms of PCIe 5
 constexpr int kMaxStarted = 4;
 constexpr int kMostHashThreads = 12;  // outrun the bus
-// Threads share large blocks: their hash is that of the block copies' hashes.
-constexpr int64_t kHashBlockCopyBytes = 256 << 10;
 
 // Threads that compute leave the device's own caller room.
 int num_hash_threads() {
   const auto num_cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(num_cores - 2, 1, kMostHashThreads);
-}
-
-cache::ContentHash checksum_of(std::span<const cache::ContentHash> block_copies) {
-  static_assert(sizeof(cache::ContentHash) == sizeof(cache::ContentHash::bytes));
-  return cache::checksum({block_copies.front().bytes.data(), block_copies.size_bytes()});
 }
 
 struct Started {
@@ -121,8 +115,8 @@ void CudaCopier::hash(Direction direction, std::span<const BlockTransfer> transf
   block_copies_.clear();
   for (const BlockTransfer& one : transfers) {
     const uint8_t* const on_host = direction == Direction::kLoad ? one.from : one.to;
-    for (int64_t at = 0; at < one.bytes; at += kHashBlockCopyBytes) {
-      const int64_t bytes = std::min(kHashBlockCopyBytes, one.bytes - at);
+    for (int64_t at = 0; at < one.bytes; at += kChecksumPieceBytes) {
+      const int64_t bytes = std::min(kChecksumPieceBytes, one.bytes - at);
       block_copies_.push_back({on_host + at, static_cast<size_t>(bytes)});
     }
   }
@@ -131,10 +125,10 @@ void CudaCopier::hash(Direction direction, std::span<const BlockTransfer> transf
                           [&](int i) { hashes_[i] = cache::checksum(block_copies_[i]); });
   auto next = std::span<const cache::ContentHash>(hashes_);
   for (size_t i = 0; i < transfers.size(); ++i) {
-    const int64_t num_block_copies = ceil_div(transfers[i].bytes, kHashBlockCopyBytes);
+    const int64_t num_block_copies = ceil_div(transfers[i].bytes, kChecksumPieceBytes);
     const auto own = next.first(static_cast<size_t>(num_block_copies));
     next = next.subspan(own.size());
-    results[i] = {true, own.size() == 1 ? own.front() : checksum_of(own)};
+    results[i] = {true, join_checksums(own)};
   }
 }
 

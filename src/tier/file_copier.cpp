@@ -84,7 +84,8 @@ Result<TierLink> file_link(const std::string& folder, TierLink staging, int64_t 
                        staging.memory->allocate(block_copy_bytes * staging.copier->max_started(),
                                                 "blocks on their way to files"));
   auto copier = std::make_unique<FileCopier>(*files, std::move(staging.copier), std::move(region));
-  return TierLink{files.get(), std::move(copier), std::move(files)};
+  FileMemory* const memory = files.get();
+  return TierLink{memory, std::move(copier), std::move(files), memory};
 }
 
 }  // namespace kvx::tier

@@ -1,4 +1,5 @@
 // Blocks from host memory to host memory: copied and hashed in one pass.
+#include "tier/block_checksum.hpp"
 #include "tier/block_copier.hpp"
 
 namespace kvx::tier {
@@ -14,8 +15,8 @@ class HostCopier final : public BlockCopier {
               std::span<CopiedBlock> results) override {
     for (size_t i = 0; i < transfers.size(); ++i) {
       const auto bytes = static_cast<size_t>(transfers[i].bytes);
-      results[i] = {
-          true, cache::copy_with_checksum({transfers[i].to, bytes}, {transfers[i].from, bytes})};
+      results[i] = {true,
+                    copy_with_block_checksum({transfers[i].to, bytes}, {transfers[i].from, bytes})};
     }
   }
 };

@@ -10,36 +10,40 @@ using cache::BlockKind;
 using cache::kNoBlock;
 using cache::kNoNode;
 
+// Of the pool's blocks that may wait for room in a tier.
+constexpr int64_t kMostWaitingBytes = int64_t{256} << 20;
+
 // ---- creation
 
 namespace {
 
 // The budget is shared in the first tier's proportions; every class gets a block at least.
 Result<std::vector<cache::BlockClassSpec>> plan_classes(const cache::BlockPool& first,
-                                                        const HostTierConfig& config) {
+                                                        const TierConfig& config) {
   const int64_t budget_bytes = config.budget_bytes;
   double first_bytes = 0;
   int64_t least_bytes = 0;
   for (int c = 0; c < first.num_classes(); ++c) {
     if (first.num_regions(c) != 1) {
-      return unsupported("class '{}' has {} regions; expected 1: a host tier moves whole records",
+      return unsupported("class '{}' has {} regions; expected 1: a tier moves whole records",
                          first.name(c), first.num_regions(c));
     }
     first_bytes += static_cast<double>(first.block_bytes(c)) * first.num_blocks(c);
     least_bytes += first.block_bytes(c);
   }
   if (budget_bytes < least_bytes) {
-    return out_of_range("budget_bytes of the host tier is {}; one block of each class needs {}",
-                        budget_bytes, least_bytes);
+    return out_of_range("budget_bytes of the {} tier is {}; one block of each class needs {}",
+                        name_of(config.kind), budget_bytes, least_bytes);
   }
   const double scale = static_cast<double>(budget_bytes - least_bytes) / std::max(first_bytes, 1.0);
   std::vector<cache::BlockClassSpec> classes;
   for (int c = 0; c < first.num_classes(); ++c) {
     const auto num_more = static_cast<int64_t>(scale * first.num_blocks(c));
     constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
-    classes.push_back({first.name(c) + (config.folder.empty() ? " in host memory" : " in files"),
-                       std::min(1 + num_more, kMostBlocks),
-                       {first.block_bytes(c)}});
+    classes.push_back(
+        {first.name(c) + (config.kind == TierKind::kHost ? " in host memory" : " in files"),
+         std::min(1 + num_more, kMostBlocks),
+         {first.block_bytes(c)}});
   }
   return classes;
 }
@@ -51,29 +55,33 @@ Result<std::unique_ptr<HostTier>> HostTier::create(cache::BlockPool& pool,
                                                    const cache::SequenceShape& shape,
                                                    std::string fingerprint,
                                                    cache::HashAlgorithm algorithm,
-                                                   const HostTierConfig& config, TierLink link) {
+                                                   const TierConfig& config, TierLink link) {
   KVX_ASSIGN_OR_RETURN(const auto classes, plan_classes(pool, config));
-  if (!config.folder.empty()) {
+  if (config.kind == TierKind::kDisk) {
     KVX_ASSIGN_OR_RETURN(link, file_link(config.folder, std::move(link), pool.max_block_bytes()));
   }
   const cache::BlockPoolOptions options{config.eviction, pool.zeroes_on_free()};
   KVX_ASSIGN_OR_RETURN(cache::BlockPool own,
                        cache::BlockPool::create(*link.memory, classes, options));
-  return std::unique_ptr<HostTier>(new HostTier(
-      pool, index, shape, std::move(own), std::move(fingerprint), algorithm, std::move(link)));
+  return std::unique_ptr<HostTier>(new HostTier(config.kind, pool, index, shape, std::move(own),
+                                                std::move(fingerprint), algorithm,
+                                                std::move(link)));
 }
 
-HostTier::HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
+HostTier::HostTier(TierKind kind, cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
                    const cache::SequenceShape& shape, cache::BlockPool pool,
                    std::string fingerprint, cache::HashAlgorithm algorithm, TierLink link)
-    : first_pool_(&first_pool),
+    : kind_(kind),
+      first_pool_(&first_pool),
       first_index_(&first_index),
       shape_(shape),
       own_memory_(std::move(link.own_memory)),
+      files_(link.files),
       pool_(std::move(pool)),
       index_(cache::PrefixIndex::create(pool_, shape, std::move(fingerprint), algorithm).value()),
       queue_(std::make_unique<TransferQueue>(std::move(link.copier))) {
   pool_.set_eviction_listener(this);
+  num_waiting_.resize(static_cast<size_t>(pool_.num_classes()));
   for (int c = 0; c < pool_.num_classes(); ++c) {
     checksums_.emplace_back(static_cast<size_t>(pool_.num_blocks(c)));
   }
@@ -102,18 +110,42 @@ void HostTier::store(int32_t node, int group, BlockKind kind, int32_t first_id) 
   }
   Job job{group, kind, block_class, node, first_id, kNoBlock};
   if (stores_under_way_.contains(key_of(job))) return;
-  if (!pool_.allocate(block_class, std::span(&job.host_id, 1)).ok()) {
-    ++num_dropped_;
-    return;
-  }
   if (!first_pool_->retain(block_class, first_id).ok()) {
-    (void)pool_.release(block_class, job.host_id);
     ++num_dropped_;
     return;
   }
   index_.pin(node);
   stores_under_way_.insert(key_of(job));
+  const bool waits =
+      moves_down_ && pool_.num_free(block_class) == 0 && waiting_bytes_ < kMostWaitingBytes;
+  if (!waits) return start_store(job);
+  waiting_.push_back(job);
+  ++num_waiting_[block_class];
+  waiting_bytes_ += pool_.block_bytes(block_class);
+}
+
+void HostTier::start_store(Job job) {
+  if (!pool_.allocate(job.block_class, std::span(&job.host_id, 1)).ok()) return drop_store(job);
   push(Direction::kStore, job, nullptr);
+}
+
+void HostTier::start_waiting(bool by_policy) {
+  while (!waiting_.empty()) {
+    const Job job = waiting_.front();
+    if (!by_policy && pool_.num_free(job.block_class) == 0) return;
+    waiting_.pop_front();
+    --num_waiting_[job.block_class];
+    waiting_bytes_ -= pool_.block_bytes(job.block_class);
+    start_store(job);
+  }
+}
+
+// Of a block that has not begun its way.
+void HostTier::drop_store(const Job& job) {
+  ++num_dropped_;
+  stores_under_way_.erase(key_of(job));
+  (void)first_pool_->release(job.block_class, job.first_id);
+  index_.unpin(job.node);
 }
 
 void HostTier::push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group) {
@@ -137,9 +169,7 @@ void HostTier::collect() {
   finished_.clear();
   queue_->drain_finished(finished_);
   for (const FinishedTransfer& done : finished_) {
-    const Job job = jobs_[done.tag];
-    unused_jobs_.push_back(done.tag);
-    --num_jobs_;
+    const Job job = take_job(done.tag);
     if (done.direction == Direction::kStore) {
       finish_store(job, done);
     } else {
@@ -148,11 +178,24 @@ void HostTier::collect() {
   }
 }
 
+HostTier::Job HostTier::take_job(int64_t tag) {
+  unused_jobs_.push_back(tag);
+  --num_jobs_;
+  return jobs_[tag];
+}
+
+void HostTier::cancel_waiting_stores() {
+  std::vector<int64_t> tags;
+  queue_->cancel_waiting(Direction::kStore, tags);
+  for (const int64_t tag : tags) finish_store(take_job(tag), {});
+}
+
 void HostTier::finish_store(const Job& job, const FinishedTransfer& done) {
   stores_under_way_.erase(key_of(job));
   if (done.block.is_copied && index_.attach(job.node, job.group, job.kind, job.host_id).ok()) {
     checksums_[job.block_class][job.host_id] = done.block.checksum;
     ++num_stored_;
+    store_latency_.add(done.microseconds);
   } else {
     ++num_dropped_;
   }
@@ -163,70 +206,18 @@ void HostTier::finish_store(const Job& job, const FinishedTransfer& done) {
 
 // ---- the way back
 
-Promotion HostTier::promote(int32_t first_scope, int32_t scope, std::span<const int32_t> tokens,
-                            int64_t max_blocks) {
-  Promotion promotion;
-  promotion.group = std::make_shared<TransferGroup>();
-  const cache::PrefixMatch match = index_.match(scope, tokens, max_blocks);
-  const auto block_size = static_cast<size_t>(shape_.block_size);
-  std::vector<Job> missing;
-  int32_t node = first_scope;
-  for (int64_t block = 0; block < match.num_blocks(); ++block) {
-    node = first_index_->insert(node, tokens.subspan(block * block_size, block_size));
-    if (node == kNoNode) break;  // no room in the first tier's index, which counts it
-    first_index_->pin(node);
-    promotion.pinned.push_back(node);
-    want_block(promotion, match, block, node, missing);
-  }
-  // What is there is held by now, so that making room does not evict it.
-  for (Job& job : missing) {
-    if (start_load(promotion, job)) continue;
-    promotion.ran_short = true;
-    break;
-  }
-  return promotion;
-}
-
-// False when the first tier has no room.
-bool HostTier::start_load(Promotion& promotion, Job job) {
-  if (!first_pool_->allocate(job.block_class, std::span(&job.first_id, 1)).ok()) return false;
-  promotion.held.emplace_back(job.block_class, job.first_id);
-  (void)pool_.retain(job.block_class, job.host_id);
-  (void)pool_.touch(job.block_class, job.host_id);
-  push(Direction::kLoad, job, promotion.group);
-  ++promotion.num_loads;
-  return true;
-}
-
-// What a match of the first tier will read of this block: held where it is there; else on its way
-// at once while blocks are free, so that copies begin before all is looked up; else missing.
-void HostTier::want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
-                          int32_t first_node, std::vector<Job>& missing) {
-  for (int group = 0; group < static_cast<int>(shape_.groups.size()); ++group) {
-    const cache::FullPrecisionWindow& in_full = shape_.groups[group].full_precision_window;
-    const cache::GroupMatch& found = match.groups[group];
-    const bool is_sink = block < shape_.groups[group].window_sink_blocks;
-    if (block < found.first_block && !is_sink) continue;  // a window has passed it
-    const bool is_full_precision =
-        in_full.is_on() && (block < in_full.sink_blocks || block >= found.first_recent_block);
-    Job job{group, is_full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked,
-            0,     first_node,
-            0,     0};
-    job.block_class = class_of(group, job.kind);
-    job.host_id = index_.block_of(match.nodes[block], group, job.kind);
-    job.first_id = first_index_->block_of(first_node, group, job.kind);
-    if (job.first_id == kNoBlock) {
-      const bool can_start = missing.empty() && first_pool_->num_free(job.block_class) > 0;
-      if (!can_start || !start_load(promotion, job)) missing.push_back(job);
-    } else if (first_pool_->retain(job.block_class, job.first_id).ok()) {
-      promotion.held.emplace_back(job.block_class, job.first_id);
-    }
-  }
+void HostTier::start_load(const TierLoad& load, std::shared_ptr<TransferGroup> group) {
+  (void)pool_.retain(load.block_class, load.from_id);
+  touch(load.block_class, load.from_id);
+  push(Direction::kLoad,
+       {load.group, load.kind, load.block_class, load.node, load.first_id, load.from_id},
+       std::move(group));
 }
 
 void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
   if (done.block.is_copied && done.block.checksum == checksums_[job.block_class][job.host_id]) {
     if (first_index_->attach(job.node, job.group, job.kind, job.first_id).ok()) ++num_loaded_;
+    load_latency_.add(done.microseconds);
   } else {
     ++num_bad_;
     last_problem_ =
@@ -239,19 +230,11 @@ void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
   (void)pool_.release(job.block_class, job.host_id);
 }
 
-void HostTier::release(Promotion& promotion) {
-  // The chain's end first, as sequences do.
-  std::reverse(promotion.held.begin(), promotion.held.end());
-  for (const auto& [block_class, id] : promotion.held) (void)first_pool_->release(block_class, id);
-  std::reverse(promotion.pinned.begin(), promotion.pinned.end());
-  for (int32_t node : promotion.pinned) first_index_->unpin(node);
-  promotion = {};
-}
-
 // ---- what there is
 
 HostTierSnapshot HostTier::snapshot() const {
   HostTierSnapshot snapshot;
+  snapshot.tier = tier();
   for (int c = 0; c < pool_.num_classes(); ++c) {
     const cache::BlockClassSnapshot one = pool_.snapshot(c);
     snapshot.held_bytes += (one.num_active + one.num_cached) * one.block_bytes;
@@ -266,6 +249,9 @@ HostTierSnapshot HostTier::snapshot() const {
   snapshot.num_loaded = num_loaded_;
   snapshot.num_bad = num_bad_;
   snapshot.num_dropped = num_dropped_;
+  snapshot.num_moved_down = num_moved_down_;
+  snapshot.store_latency = store_latency_;
+  snapshot.load_latency = load_latency_;
   snapshot.stores_queued = queue_->depth(Direction::kStore);
   snapshot.loads_queued = queue_->depth(Direction::kLoad);
   snapshot.last_problem = last_problem_;
@@ -274,8 +260,8 @@ HostTierSnapshot HostTier::snapshot() const {
 
 void HostTier::set_listener(const std::function<void(const cache::PrefixEvent&)>& listener) {
   if (!listener) return index_.set_listener({});
-  index_.set_listener([listener](cache::PrefixEvent event) {
-    event.tier = cache::Tier::kHost;
+  index_.set_listener([listener, tier = tier()](cache::PrefixEvent event) {
+    event.tier = tier;
     listener(event);
   });
 }

@@ -14,6 +14,7 @@
 // queue's thread touches bytes alone; collect() commits what has finished.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,17 +22,15 @@
 #include <vector>
 
 #include "cache/prefix/prefix_index.hpp"
+#include "tier/latency.hpp"
+#include "tier/promotion.hpp"
+#include "tier/tier_config.hpp"
 #include "tier/transfer_queue.hpp"
 
 namespace kvx::tier {
 
-struct HostTierConfig {
-  int64_t budget_bytes = 0;  // of blocks; 0: no host tier
-  cache::EvictionKind eviction = cache::EvictionKind::kLru;
-  std::string folder = {};  // blocks lie in unnamed files there; empty: in memory
-};
-
 struct HostTierSnapshot {
+  cache::Tier tier = cache::Tier::kHost;
   std::vector<cache::BlockClassSnapshot> classes;
   cache::PrefixCounters prefix;
   int64_t allocated_bytes = 0;
@@ -41,19 +40,12 @@ struct HostTierSnapshot {
   int64_t num_loaded = 0;      // blocks that went back
   int64_t num_bad = 0;         // blocks whose bytes had changed
   int64_t num_dropped = 0;     // blocks that found no room, or that the disk did not take
+  int64_t num_moved_down = 0;  // blocks that left for the tier below
   int64_t stores_queued = 0;
   int64_t loads_queued = 0;
+  Latency store_latency;     // of blocks that came from the pool
+  Latency load_latency;      // of blocks that went back
   std::string last_problem;  // empty: none
-};
-
-// Blocks on their way back, and those that were there already: none of them is evicted until the
-// promotion is released.
-struct Promotion {
-  std::shared_ptr<TransferGroup> group;
-  int64_t num_loads = 0;
-  bool ran_short = false;                     // the first tier had no room for more
-  std::vector<std::pair<int, int32_t>> held;  // class and id in the first tier
-  std::vector<int32_t> pinned;                // nodes of the first tier's index
 };
 
 class HostTier final : public cache::EvictionListener {
@@ -66,7 +58,7 @@ class HostTier final : public cache::EvictionListener {
                                                   const cache::SequenceShape& shape,
                                                   std::string fingerprint,
                                                   cache::HashAlgorithm algorithm,
-                                                  const HostTierConfig& config,
+                                                  const TierConfig& config,
                                                   TierLink link = host_link());
   ~HostTier() override;
 
@@ -75,26 +67,36 @@ class HostTier final : public cache::EvictionListener {
   const cache::PrefixIndex& nodes() const { return index_; }
 
   // A copy of the first tier's block sets out, unless there is one: then it has been useful. Room
-  // is made by the policy. The first tier's block has one more user until the copy is there.
+  // is made by the policy, or by the tier below when blocks move down. The first tier's block has
+  // one more user until the copy is there.
   // Requires: node is pinned or has a pinned descendant; the block is full and never written again.
   void store(int32_t node, int group, cache::BlockKind kind, int32_t first_id);
 
-  // Blocks that begin the tokens set out for the first tier, as far as it has room. Requires: both
-  // scopes are pinned until release().
-  Promotion promote(int32_t first_scope, int32_t scope, std::span<const int32_t> tokens,
-                    int64_t max_blocks);
-  // Requires: is_done() and then collect().
-  void release(Promotion& promotion);
+  // This tier's block sets out for the node and block of the first tier that the load names.
+  // Requires: the first tier's block has a user until the group is done and collect() was called.
+  void start_load(const TierLoad& load, std::shared_ptr<TransferGroup> group);
+  // Blocks of a match are wanted here.
+  void touch(int block_class, int32_t id) { (void)pool_.touch(block_class, id); }
 
   // Commits what has finished.
   void collect();
-  void wait(const Promotion& promotion) const { queue_->wait(*promotion.group); }
-  bool is_done(const Promotion& promotion) const { return queue_->is_done(*promotion.group); }
+  void wait(const TransferGroup& group) const { queue_->wait(group); }
+  bool is_done(const TransferGroup& group) const { return queue_->is_done(group); }
+  // Blocks that have not begun their way here stay where they are: they are dropped and counted.
+  void cancel_waiting_stores();
+  // From now on a block that finds no free one waits until blocks have moved down.
+  void set_moves_down() { moves_down_ = true; }
+  // Blocks that wait for room set out, as far as blocks are free; `by_policy`: all of them, in the
+  // place of others.
+  void start_waiting(bool by_policy);
   // Until there is something to collect, or nothing under way.
   void wait_for_some() const { queue_->wait_for_some(); }
   // Until nothing is under way.
   void wait_for_all() const { queue_->wait_for_all(); }
-  bool is_idle() const { return num_jobs_ == 0; }
+  bool wait_for_all_until(std::chrono::steady_clock::time_point end) const {
+    return queue_->wait_for_all_until(end);
+  }
+  bool is_idle() const { return num_jobs_ == 0 && waiting_.empty(); }
   // Blocks that are under way to this tier.
   int64_t num_stores() const { return static_cast<int64_t>(stores_under_way_.size()); }
 
@@ -102,6 +104,10 @@ class HostTier final : public cache::EvictionListener {
   Status clear() { return index_.clear(); }
 
   HostTierSnapshot snapshot() const;
+  TierKind kind() const { return kind_; }
+  cache::Tier tier() const {
+    return kind_ == TierKind::kDisk ? cache::Tier::kDisk : cache::Tier::kHost;
+  }
   // Where a block of this tier lies.
   uint8_t* block_bytes(int block_class, int32_t id) const {
     return pool_.region(block_class) + id * pool_.block_bytes(block_class);
@@ -121,34 +127,44 @@ class HostTier final : public cache::EvictionListener {
     int32_t first_id = cache::kNoBlock;
     int32_t host_id = cache::kNoBlock;
   };
-  HostTier(cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
+  friend class Demotion;  // its pool, index and checksums are what it moves
+  HostTier(TierKind kind, cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
            const cache::SequenceShape& shape, cache::BlockPool pool, std::string fingerprint,
            cache::HashAlgorithm algorithm, TierLink link);
   int class_of(int group, cache::BlockKind kind) const;
   int64_t key_of(const Job& job) const;
+  void start_store(Job job);
+  void drop_store(const Job& job);
   void push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group);
   void finish_store(const Job& job, const FinishedTransfer& done);
   void finish_load(const Job& job, const FinishedTransfer& done);
-  void want_block(Promotion& promotion, const cache::PrefixMatch& match, int64_t block,
-                  int32_t first_node, std::vector<Job>& missing);
-  bool start_load(Promotion& promotion, Job job);
+  Job take_job(int64_t tag);
 
+  const TierKind kind_;
   cache::BlockPool* first_pool_;
   cache::PrefixIndex* first_index_;
   cache::SequenceShape shape_;
   std::unique_ptr<cache::Memory> own_memory_;  // the pool's, where the link brought one
+  FileMemory* files_;                          // the same, where it lies in files; else null
   cache::BlockPool pool_;
   cache::PrefixIndex index_;
   std::vector<std::vector<cache::ContentHash>> checksums_;  // [classes][blocks]
   std::vector<Job> jobs_;                                   // a transfer's tag is its place here
   std::vector<int64_t> unused_jobs_;
   int64_t num_jobs_ = 0;
+  bool moves_down_ = false;
+  std::deque<Job> waiting_;           // stores without a block of this tier
+  std::vector<int64_t> num_waiting_;  // [classes]
+  int64_t waiting_bytes_ = 0;
   std::unordered_set<int64_t> stores_under_way_;
   std::vector<FinishedTransfer> finished_;  // scratch of collect()
   int64_t num_stored_ = 0;
   int64_t num_loaded_ = 0;
   int64_t num_bad_ = 0;
   int64_t num_dropped_ = 0;
+  int64_t num_moved_down_ = 0;
+  Latency store_latency_;
+  Latency load_latency_;
   std::string last_problem_;
   std::unique_ptr<TransferQueue> queue_;  // last: its thread reads and writes the pools' bytes
 };

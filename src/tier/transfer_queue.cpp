@@ -29,6 +29,7 @@ void TransferQueue::stop() {
 }
 
 void TransferQueue::push(Transfer transfer) {
+  transfer.pushed = std::chrono::steady_clock::now();
   {
     const std::lock_guard lock(mutex_);
     ++num_open_[static_cast<int>(transfer.direction)];
@@ -87,13 +88,25 @@ void TransferQueue::finish_batch(std::unique_lock<std::mutex>& lock) {
   copied_.resize(batch.blocks.size());
   copier_->finish(batch.transfers.front().direction, batch.blocks, copied_);
   lock.lock();
+  const auto now = std::chrono::steady_clock::now();
   for (size_t i = 0; i < batch.transfers.size(); ++i) {
     const Transfer& transfer = batch.transfers[i];
-    finished_.push_back({transfer.direction, transfer.tag, copied_[i]});
+    const auto taken = now - transfer.pushed;
+    finished_.push_back({transfer.direction, transfer.tag, copied_[i],
+                         std::chrono::duration_cast<std::chrono::microseconds>(taken).count()});
     --num_open_[static_cast<int>(transfer.direction)];
     if (transfer.group) --transfer.group->num_open;
   }
   batches_.pop_front();
+  progress_.notify_all();
+}
+
+void TransferQueue::cancel_waiting(Direction direction, std::vector<int64_t>& tags) {
+  const std::lock_guard lock(mutex_);
+  std::deque<Transfer>& queue = direction == Direction::kLoad ? loads_ : stores_;
+  for (const Transfer& transfer : queue) tags.push_back(transfer.tag);
+  num_open_[static_cast<int>(direction)] -= std::ssize(queue);
+  queue.clear();
   progress_.notify_all();
 }
 
@@ -116,6 +129,11 @@ bool TransferQueue::is_done(const TransferGroup& group) const {
 void TransferQueue::wait_for_all() {
   std::unique_lock lock(mutex_);
   progress_.wait(lock, [this] { return num_open_[0] + num_open_[1] == 0; });
+}
+
+bool TransferQueue::wait_for_all_until(std::chrono::steady_clock::time_point end) {
+  std::unique_lock lock(mutex_);
+  return progress_.wait_until(lock, end, [this] { return num_open_[0] + num_open_[1] == 0; });
 }
 
 void TransferQueue::wait_for_some() {

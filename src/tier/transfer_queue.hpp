@@ -6,6 +6,7 @@
 // Where the copier has one batch under way at a time, one thread does both.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -26,14 +27,16 @@ struct TransferGroup {
 struct Transfer {
   Direction direction = Direction::kStore;
   BlockTransfer block;
-  int64_t tag = 0;                       // the caller's
-  std::shared_ptr<TransferGroup> group;  // null: nobody waits
+  int64_t tag = 0;                                    // the caller's
+  std::shared_ptr<TransferGroup> group;               // null: nobody waits
+  std::chrono::steady_clock::time_point pushed = {};  // the queue's
 };
 
 struct FinishedTransfer {
   Direction direction = Direction::kStore;
   int64_t tag = 0;
   CopiedBlock block;
+  int64_t microseconds = 0;  // since it was pushed
 };
 
 // Every call may come from any thread.
@@ -48,11 +51,16 @@ class TransferQueue {
   // Loads go before stores: somebody waits for them. Bytes of both sides stay where they are until
   // the transfer is finished.
   void push(Transfer transfer);
+  // Those of this direction that no batch has taken yet leave the queue; their tags are added.
+  // Requires: nobody waits for them.
+  void cancel_waiting(Direction direction, std::vector<int64_t>& tags);
   // Adds those that have finished since the last call.
   void drain_finished(std::vector<FinishedTransfer>& finished);
   void wait(const TransferGroup& group);
   bool is_done(const TransferGroup& group) const;
   void wait_for_all();
+  // The same up to a moment; whether nothing is under way.
+  bool wait_for_all_until(std::chrono::steady_clock::time_point end);
   // Until there is something for drain_finished(), or nothing under way.
   void wait_for_some();
   // Waiting and under way.

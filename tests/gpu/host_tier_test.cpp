@@ -29,7 +29,7 @@ struct Tiers : cache::EvictionListener {
         pool(make_pool(memory, bytes)),
         index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
         host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                              {num_host_blocks * bytes, cache::EvictionKind::kLru},
+                              {.budget_bytes = num_host_blocks * bytes},
                               tier::cuda_link(0, stream, *pinned).value())
                  .value()),
         scope(index.pin_scope({}).value()),
@@ -74,8 +74,10 @@ struct Tiers : cache::EvictionListener {
   }
   // How many blocks of the chain the device has then; all of them are right.
   int64_t bring_back() {
-    tier::Promotion promotion = host->promote(scope, host_scope, tokens, kNumBlocks);
-    host->wait(promotion);
+    const tier::TierScope from{host.get(), host_scope};
+    tier::Promotion promotion =
+        tier::promote({&pool, &index, &shape}, scope, std::span(&from, 1), tokens, kNumBlocks);
+    tier::wait(promotion);
     host->collect();
     const cache::PrefixMatch match = index.match(scope, tokens, kNumBlocks);
     std::vector<uint8_t> found(static_cast<size_t>(block_bytes));
@@ -84,7 +86,7 @@ struct Tiers : cache::EvictionListener {
       EXPECT_TRUE(device::cuda_copy(found.data(), on_device(id), block_bytes).ok());
       EXPECT_EQ(found, bytes_of_block(static_cast<int>(b))) << "block " << b;
     }
-    host->release(promotion);
+    tier::release_promotion({&pool, &index, &shape}, promotion);
     return match.num_blocks();
   }
 };
@@ -130,9 +132,9 @@ TEST_F(GpuHostTier, OfOneBlockKeepsOne) {
 
 TEST_F(GpuHostTier, SmallerThanABlockIsRefused) {
   Tiers one{memory(), context().stream, 4096, 1};
-  const auto refused = HostTier::create(
-      one.pool, one.index, one.shape, "", cache::HashAlgorithm::kXxh3,
-      {4095, cache::EvictionKind::kLru}, tier::cuda_link(0, context().stream, *one.pinned).value());
+  const auto refused = HostTier::create(one.pool, one.index, one.shape, "",
+                                        cache::HashAlgorithm::kXxh3, {.budget_bytes = 4095},
+                                        tier::cuda_link(0, context().stream, *one.pinned).value());
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, ErrorCode::kOutOfRange);
   EXPECT_NE(refused.error().message.find("host tier is 4095"), std::string::npos);

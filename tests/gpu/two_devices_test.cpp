@@ -53,7 +53,7 @@ class GpuTwoDevices : public GpuTest {
     config.max_tokens_per_sequence = kTokens;
     config.cuda = kv::CudaPlacement{context};
     config.prefix.is_on = true;
-    config.host_tier.budget_bytes = 1 << 20;
+    config.tiers = {{.budget_bytes = 1 << 20}};
     static const device::CpuLevel level = device::choose_cpu_level().value();
     const ops::CpuContext cpu{&ops::cpu::kernel_table(level), &serial_executor()};
     auto made = kv::KvCache::create(std::move(config), cpu);

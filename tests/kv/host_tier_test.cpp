@@ -22,6 +22,10 @@ std::vector<int32_t> token_ids(int count, int32_t first) {
   return ids;
 }
 
+tier::TierConfig tier_of(int64_t budget_bytes, const std::string& folder = "") {
+  return {folder.empty() ? tier::TierKind::kHost : tier::TierKind::kDisk, budget_bytes, folder};
+}
+
 // Room for num_sequences sequences; a host tier of host_bytes, in files where there is a folder, or
 // none.
 std::unique_ptr<KvCache> tiered_cache(std::string_view recipe, int num_sequences,
@@ -30,8 +34,7 @@ std::unique_ptr<KvCache> tiered_cache(std::string_view recipe, int num_sequences
   config.max_sequences = num_sequences;
   config.max_tokens_per_sequence = kNumTokens;
   config.prefix.is_on = true;
-  config.host_tier.budget_bytes = host_bytes;
-  config.host_tier.folder = folder;
+  if (host_bytes > 0) config.tiers = {tier_of(host_bytes, folder)};
   return created(std::move(config));
 }
 
@@ -68,7 +71,7 @@ void expect_what_the_pool_had_no_room_for(const char* recipe, const std::string&
   EXPECT_EQ(continue_cached(*tiered, 1, num_cached_in_tiers), expected);
   EXPECT_EQ(num_cached, kNumTokens - kBlockSize);
   EXPECT_EQ(num_cached_in_tiers, num_cached);
-  const tier::HostTierSnapshot host = tiered->snapshot().host;
+  const tier::HostTierSnapshot host = tiered->snapshot().tiers[0];
   EXPECT_GT(host.num_loaded, 0);
   EXPECT_EQ(host.num_bad, 0);
   EXPECT_EQ(host.num_dropped, 0);
@@ -86,14 +89,42 @@ TEST(HostTier, GivesBackWhatThePoolHadNoRoomFor) {
   }
 }
 
+// The first tier has room for two sequences, the one below for all.
+TEST(HostTier, WhatItHasNoRoomForMovesToTheTierBelow) {
+  for (const char* recipe : kRecipes) {
+    SCOPED_TRACE(recipe);
+    const auto roomy = tiered_cache(recipe, 8, 0);
+    KvCacheConfig config = config_of(recipe, kBlockSize);
+    config.max_sequences = 1;
+    config.max_tokens_per_sequence = kNumTokens;
+    config.prefix.is_on = true;
+    const int64_t two_sequences = tiered_cache(recipe, 2, 0)->account().allocated.total();
+    config.tiers = {tier_of(two_sequences), tier_of(16 << 20, testing::TempDir())};
+    const auto tiered = created(config);
+    for (int seed = 1; seed <= 6; ++seed) {
+      write_and_leave(*roomy, seed, kNumTokens);
+      write_and_leave(*tiered, seed, kNumTokens);
+      tiered->wait_for_tiers();
+    }
+    for (int seed = 1; seed <= 6; ++seed) {
+      int64_t num_cached = 0, num_cached_in_tiers = 0;
+      const auto expected = continue_cached(*roomy, seed, num_cached);
+      EXPECT_EQ(continue_cached(*tiered, seed, num_cached_in_tiers), expected);
+      EXPECT_EQ(num_cached_in_tiers, num_cached) << "stream " << seed;
+      tiered->wait_for_tiers();
+    }
+    const auto tiers = tiered->snapshot().tiers;
+    EXPECT_GT(tiers[0].num_moved_down, 0);
+    EXPECT_GT(tiers[1].num_loaded, 0);
+    EXPECT_EQ(tiers[0].num_bad + tiers[1].num_bad, 0);
+    EXPECT_GT(tiers[1].load_latency.num_blocks, 0);
+  }
+}
+
 TEST(HostTier, AFolderThatMayNotBeWrittenIsRefused) {
   KvCacheConfig config = config_of("int8", kBlockSize);
   config.prefix.is_on = true;
-  config.host_tier.folder = "/proc/self/none";
-  const auto without_budget = KvCache::create(config, context());
-  ASSERT_FALSE(without_budget.ok());
-  EXPECT_THAT(without_budget.error().message, HasSubstr("expected budget_bytes above 0"));
-  config.host_tier.budget_bytes = 4 << 20;
+  config.tiers = {tier_of(4 << 20, "/proc/self/none")};
   const auto refused = KvCache::create(config, context());
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
@@ -111,11 +142,11 @@ TEST(HostTier, PrefetchBringsBlocksBackBeforeTheyAreWanted) {
     hint.wait();
     EXPECT_TRUE(hint.is_done());
   }
-  EXPECT_EQ(cache->snapshot().host.num_loaded, kNumLost);
+  EXPECT_EQ(cache->snapshot().tiers[0].num_loaded, kNumLost);
   int64_t num_cached = 0;
   continue_cached(*cache, 1, num_cached);
   EXPECT_EQ(num_cached, kNumTokens - kBlockSize);
-  EXPECT_EQ(cache->snapshot().host.num_loaded, kNumLost);
+  EXPECT_EQ(cache->snapshot().tiers[0].num_loaded, kNumLost);
 }
 
 TEST(HostTier, APrefetchThatIsDroppedLeavesNothingInUse) {
@@ -130,7 +161,7 @@ TEST(HostTier, ClearingForgetsItsBlocksToo) {
   const auto cache = tiered_cache("int8", 1, 4 << 20);
   write_and_leave(*cache, 1, kNumTokens);
   ASSERT_TRUE(cache->clear_prefixes().ok());
-  EXPECT_EQ(cache->snapshot().host.held_bytes, 0);
+  EXPECT_EQ(cache->snapshot().tiers[0].held_bytes, 0);
   int64_t num_cached = -1;
   continue_cached(*cache, 1, num_cached);
   EXPECT_EQ(num_cached, 0);
@@ -142,7 +173,7 @@ TEST(HostTier, KeepsToItsBudgetByItsPolicy) {
   const auto tiered = tiered_cache("int8", 1, 2 * sequence_bytes);
   for (int seed : {1, 2, 3, 4}) write_and_leave(*tiered, seed, kNumTokens);
   tiered->wait_for_tiers();
-  const tier::HostTierSnapshot host = tiered->snapshot().host;
+  const tier::HostTierSnapshot host = tiered->snapshot().tiers[0];
   EXPECT_LE(host.allocated_bytes, 2 * sequence_bytes);
   EXPECT_GT(host.classes[0].num_evicted, 0);
   int64_t num_cached = -1;
@@ -155,7 +186,7 @@ TEST(HostTier, KeepsToItsBudgetByItsPolicy) {
 TEST(HostTier, ABudgetSmallerThanABlockIsRefused) {
   KvCacheConfig config = config_of("int8", kBlockSize);
   config.prefix.is_on = true;
-  config.host_tier.budget_bytes = 100;
+  config.tiers = {tier_of(100)};
   const auto refused = KvCache::create(config, context());
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, ErrorCode::kOutOfRange);
@@ -165,7 +196,7 @@ TEST(HostTier, ABudgetSmallerThanABlockIsRefused) {
 
 TEST(HostTier, NeedsPrefixes) {
   KvCacheConfig config = config_of("int8", kBlockSize);
-  config.host_tier.budget_bytes = 1 << 20;
+  config.tiers = {tier_of(1 << 20)};
   EXPECT_FALSE(KvCache::create(config, context()).ok());
   const auto without = tiered_cache("int8", 1, 0);
   EXPECT_EQ(without->prefetch({}, {}).error().code, ErrorCode::kUnsupported);
@@ -189,7 +220,7 @@ TEST(HostTier, ATenantNeverSeesAnothersBlocks) {
   config.max_sequences = 1;
   config.max_tokens_per_sequence = kNumTokens;
   config.prefix = {true, cache::HashAlgorithm::kSha256, ""};
-  config.host_tier.budget_bytes = 4 << 20;
+  config.tiers = {tier_of(4 << 20)};
   const auto cache = created(config);
   const auto ids = token_ids(kNumTokens, 0);
   const Stream stream(kNumTokens);
@@ -204,7 +235,7 @@ TEST(HostTier, ATenantNeverSeesAnothersBlocks) {
   ASSERT_TRUE(cache->free_sequence(two).ok());
   const int again = cache->create_sequence_from({"", "", "one"}, ids).value();
   EXPECT_EQ(cache->num_tokens(again), kNumTokens - kBlockSize);
-  EXPECT_GT(cache->snapshot().host.num_loaded, 0);
+  EXPECT_GT(cache->snapshot().tiers[0].num_loaded, 0);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ std::unique_ptr<KvCache> cache_for_writers(std::string_view recipe, int max_sequ
   config.max_sequences = max_sequences;
   config.max_tokens_per_sequence = kNumTokens;
   config.prefix.is_on = true;
-  config.host_tier.budget_bytes = host_bytes;
+  if (host_bytes > 0) config.tiers = {{.budget_bytes = host_bytes}};
   return created(std::move(config));
 }
 

@@ -72,6 +72,19 @@ def test_the_host_tier_gives_back_what_the_cache_had_no_room_for(tmp_path, in_fi
     assert 0 < cache.host_tier().loaded <= 3  # the pool may have kept one
 
 
+def test_tiers_that_cannot_be_are_refused():
+    for options, message in [
+        (dict(tiers="tape(1GiB)"), "tiers has a tier 'tape'; expected host or disk"),
+        (dict(tiers="host(1MiB)", prefix_model=None), "expected a prefix_model with it"),
+        (dict(tiers="host(1MiB)", host_tier_bytes=1 << 20), "expected 0 with tiers"),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            new_cache(**options)
+    with pytest.raises(TypeError, match="tiers is 3"):
+        new_cache(tiers=3)
+    assert new_cache().tiers() == []
+
+
 def test_a_host_tier_that_cannot_be_is_refused(tmp_path):
     for options, reason in (
         (dict(host_tier_bytes=-1), "host_tier_bytes is -1; expected 0 or more"),

@@ -103,7 +103,7 @@ struct TierInFiles : cache::EvictionListener {
 
   explicit TierInFiles(const std::string& folder)
       : host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                              {4 * kBlockBytes, cache::EvictionKind::kLru, folder})
+                              {TierKind::kDisk, 4 * kBlockBytes, folder})
                  .value()),
         host_scope(host->nodes().pin_scope({}).value()) {
     pool.set_eviction_listener(this);
@@ -127,11 +127,13 @@ struct TierInFiles : cache::EvictionListener {
     ASSERT_TRUE(pool.release(0, id).ok());
   }
   int64_t num_brought_back(int32_t token) {
-    Promotion promotion = host->promote(scope, host_scope, std::span(&token, 1), 1);
-    host->wait(promotion);
+    const FirstTier first{&pool, &index, &shape};
+    const TierScope from{host.get(), host_scope};
+    Promotion promotion = promote(first, scope, std::span(&from, 1), std::span(&token, 1), 1);
+    wait(promotion);
     host->collect();
     const int64_t num_found = index.match(scope, std::span(&token, 1), 1).num_blocks();
-    host->release(promotion);
+    release_promotion(first, promotion);
     return num_found;
   }
 };

@@ -16,6 +16,10 @@ constexpr int64_t kBlockBytes =
     4096 + 64;  // no multiple of the block copies that are copied at once
 constexpr int kBlockSize = 2;
 
+TierConfig config_of(const std::string& folder, int64_t budget_bytes) {
+  return {folder.empty() ? TierKind::kHost : TierKind::kDisk, budget_bytes, folder};
+}
+
 // A first tier of some blocks and a host tier behind it.
 struct Tiers : cache::EvictionListener {
   cache::SequenceShape shape{kBlockSize, 64, {{0, 0, {}, 0}}};
@@ -30,7 +34,7 @@ struct Tiers : cache::EvictionListener {
       : pool(make_pool(num_blocks)),
         index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
         host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                              {num_host_blocks * kBlockBytes, cache::EvictionKind::kLru, folder})
+                              config_of(folder, num_host_blocks * kBlockBytes))
                  .value()),
         scope(index.pin_scope({}).value()),
         host_scope(host->nodes().pin_scope({}).value()) {
@@ -81,8 +85,10 @@ struct Tiers : cache::EvictionListener {
   // Brings a chain back; returns how many of its blocks the first tier has then.
   int64_t bring_back(int chain, int num_blocks) {
     const std::vector<int32_t> all = tokens(chain, num_blocks);
-    Promotion promotion = host->promote(scope, host_scope, all, num_blocks);
-    host->wait(promotion);
+    const TierScope from{host.get(), host_scope};
+    Promotion promotion =
+        promote({&pool, &index, &shape}, scope, std::span(&from, 1), all, num_blocks);
+    wait(promotion);
     host->collect();
     const cache::PrefixMatch match = index.match(scope, all, num_blocks);
     for (int64_t b = 0; b < match.num_blocks(); ++b) {
@@ -93,7 +99,7 @@ struct Tiers : cache::EvictionListener {
       }
     }
     const int64_t num_found = match.num_blocks();
-    host->release(promotion);
+    release_promotion({&pool, &index, &shape}, promotion);
     return num_found;
   }
   // The host's copy of a block of a chain.
@@ -183,7 +189,7 @@ TEST_P(HostTierBlocks, ABudgetSmallerThanABlockIsRefused) {
   Tiers tiers(GetParam(), 2, 1);
   const auto refused =
       HostTier::create(tiers.pool, tiers.index, tiers.shape, "", cache::HashAlgorithm::kXxh3,
-                       {kBlockBytes - 1, cache::EvictionKind::kLru, GetParam()});
+                       config_of(GetParam(), kBlockBytes - 1));
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, ErrorCode::kOutOfRange);
 }

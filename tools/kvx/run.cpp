@@ -19,8 +19,12 @@ struct RunOptions {
   runner::GenerateOptions generate;
 };
 
+bool has_tiers(const RunOptions& options) {
+  return !options.session.host_tier.empty() || !options.session.tiers.empty();
+}
+
 bool shares_prefixes(const RunOptions& options) {
-  return !options.prefix_cache.empty() || !options.session.host_tier.empty();
+  return !options.prefix_cache.empty() || has_tiers(options);
 }
 
 Result<Session> open_run(const RunOptions& options) {
@@ -57,17 +61,19 @@ Result<std::span<const int>> begin_cached(const RunOptions& options, Session& se
   return std::span<const int>(prompt).subspan(static_cast<size_t>(num_cached));
 }
 
-void print_host_tier(const Session& session) {
-  const tier::HostTierSnapshot host = session.attention->cache().snapshot().host;
-  fmt::print(stderr, "host tier: {} blocks came, {} went back, {} bad; {} of {} bytes in use\n",
-             host.num_stored, host.num_loaded, host.num_bad, host.held_bytes, host.allocated_bytes);
+void print_tiers(const Session& session) {
+  for (const tier::HostTierSnapshot& one : session.attention->cache().snapshot().tiers) {
+    fmt::print(stderr, "{} tier: {} blocks came, {} went back, {} bad; {} of {} bytes in use\n",
+               name_of(one.tier), one.num_stored, one.num_loaded, one.num_bad, one.held_bytes,
+               one.allocated_bytes);
+  }
 }
 
 Status finish(const RunOptions& options, Session& session) {
   if (options.shows_stats) KVX_RETURN_IF_ERROR(print_stats(session));
-  if (!options.session.host_tier.empty()) {
+  if (has_tiers(options)) {
     session.attention->cache().wait_for_tiers();
-    print_host_tier(session);
+    print_tiers(session);
   }
   if (options.prefix_cache.empty()) return {};
   return save_prefixes(session, options.prefix_cache);
@@ -136,6 +142,9 @@ void add_run(Command app, Action& action) {
                   "Where --host-tier takes room on a disk instead: in files that are gone with the "
                   "process")
       .needs(host_tier);
+  command.add_option("--tiers", o->session.tiers,
+                     "Tiers behind the cache, nearest first: 'host(8GiB), disk(/folder, 200GiB)'; "
+                     "blocks move down when room is needed and up when a chat begins with them");
   command.footer(
       "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line "
       "/help\n"

@@ -55,14 +55,22 @@ Status set_budgets(const SessionOptions& options, const runner::ModelConfig& mod
     KVX_ASSIGN_OR_RETURN(cache.memory_budget_bytes,
                          kv::cache_budget_bytes(config, options.memory, available));
   }
+  KVX_ASSIGN_OR_RETURN(cache.tiers, tier::parse_tiers(options.tiers));
+  if (!options.host_tier.empty() && !options.tiers.empty()) {
+    return invalid_argument("host-tier is '{}' and tiers is '{}'; expected one of them",
+                            options.host_tier, options.tiers);
+  }
   if (!options.host_tier.empty()) {
     int64_t available = on_host;
-    cache.host_tier.folder = options.host_tier_folder;
-    if (!cache.host_tier.folder.empty()) {
-      KVX_ASSIGN_OR_RETURN(available, free_bytes_of_disk(cache.host_tier.folder));
+    tier::TierConfig tier;
+    tier.folder = options.host_tier_folder;
+    if (!tier.folder.empty()) {
+      tier.kind = tier::TierKind::kDisk;
+      KVX_ASSIGN_OR_RETURN(available, free_bytes_of_disk(tier.folder));
     }
-    KVX_ASSIGN_OR_RETURN(cache.host_tier.budget_bytes,
+    KVX_ASSIGN_OR_RETURN(tier.budget_bytes,
                          kv::cache_budget_bytes(config, options.host_tier, available));
+    cache.tiers = {std::move(tier)};
   }
   return {};
 }

@@ -32,6 +32,7 @@ struct SessionOptions {
   std::string memory;
   std::string host_tier;         // of kvx run alone
   std::string host_tier_folder;  // empty: in memory
+  std::string tiers;             // instead: "host(8GiB), disk(/folder, 200GiB)"
 };
 
 struct Session {

@@ -105,6 +105,18 @@ Result<cache::EvictionKind> read_eviction(uint32_t policy, const char* name) {
   return invalid_argument("{} is {}; expected 0 to {}", name, policy, std::size(kPolicies) - 1);
 }
 
+Status read_tiers(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
+  if (args.tiers != nullptr) {
+    KVX_ASSIGN_OR_RETURN(config.tiers, tier::parse_tiers(args.tiers));
+  }
+  if (!config.tiers.empty() && !config.prefix.is_on) {
+    return invalid_argument("options.tiers is '{}'; expected KVX_CACHE_PREFIXES with it",
+                            args.tiers);
+  }
+  return {};
+}
+
+// What was there before tiers: one tier, by fields of its own.
 Status read_host_tier(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
   if (args.reserved != 0) {
     return invalid_argument("options.reserved is {}; expected 0", args.reserved);
@@ -117,14 +129,22 @@ Status read_host_tier(const kvx_cache_options_t& args, kv::KvCacheConfig& config
     return invalid_argument("options.host_tier_bytes is {}; expected KVX_CACHE_PREFIXES with it",
                             args.host_tier_bytes);
   }
-  if (args.host_tier_folder != nullptr) config.host_tier.folder = args.host_tier_folder;
-  if (args.host_tier_bytes == 0 && !config.host_tier.folder.empty()) {
+  tier::TierConfig tier;
+  if (args.host_tier_folder != nullptr) tier.folder = args.host_tier_folder;
+  if (args.host_tier_bytes == 0 && !tier.folder.empty()) {
     return invalid_argument("options.host_tier_folder is '{}'; expected host_tier_bytes with it",
-                            config.host_tier.folder);
+                            tier.folder);
   }
-  config.host_tier.budget_bytes = args.host_tier_bytes;
-  KVX_ASSIGN_OR_RETURN(config.host_tier.eviction,
+  if (!tier.folder.empty()) tier.kind = tier::TierKind::kDisk;
+  tier.budget_bytes = args.host_tier_bytes;
+  KVX_ASSIGN_OR_RETURN(tier.eviction,
                        read_eviction(args.host_tier_eviction, "options.host_tier_eviction"));
+  if (tier.budget_bytes == 0) return {};
+  if (!config.tiers.empty()) {
+    return invalid_argument("options.host_tier_bytes is {}; expected 0 with options.tiers, '{}'",
+                            args.host_tier_bytes, args.tiers);
+  }
+  config.tiers = {tier};
   return {};
 }
 
@@ -208,6 +228,7 @@ Status read_options(const kvx_cache_options_t& args, kv::KvCacheConfig& config) 
   }
   config.max_speculative_tokens = static_cast<int>(args.max_speculative_tokens);
   KVX_RETURN_IF_ERROR(read_memory(args, config));
+  KVX_RETURN_IF_ERROR(read_tiers(args, config));
   return read_host_tier(args, config);
 }
 

@@ -6,6 +6,13 @@
 namespace kvx::boundary {
 namespace {
 
+uint32_t tier_number(cache::Tier tier) {
+  static_assert(static_cast<int>(cache::Tier::kFirst) == KVX_CACHE_TIER_POOL);
+  static_assert(static_cast<int>(cache::Tier::kHost) == KVX_CACHE_TIER_HOST);
+  static_assert(static_cast<int>(cache::Tier::kDisk) == KVX_CACHE_TIER_DISK);
+  return static_cast<uint32_t>(tier);
+}
+
 Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   const kv::KvCacheSnapshot seen = owned->cache->snapshot();
@@ -24,15 +31,18 @@ Status snapshot(kvx_cache_t handle, kvx_cache_snapshot_t* caller) {
   answer.prefix_removed = seen.prefix.num_removed;
   answer.prefix_refused = seen.prefix.num_refused;
   answer.prefix_nodes = seen.prefix.num_nodes;
-  answer.host_allocated_bytes = seen.host.allocated_bytes;
-  answer.host_held_bytes = seen.host.held_bytes;
-  answer.host_metadata_bytes = seen.host.metadata_bytes;
-  answer.host_stored = seen.host.num_stored;
-  answer.host_loaded = seen.host.num_loaded;
-  answer.host_bad = seen.host.num_bad;
-  answer.host_dropped = seen.host.num_dropped;
-  answer.host_stores_queued = seen.host.stores_queued;
-  answer.host_loads_queued = seen.host.loads_queued;
+  for (const tier::HostTierSnapshot& one : seen.tiers) {
+    answer.host_allocated_bytes += one.allocated_bytes;
+    answer.host_held_bytes += one.held_bytes;
+    answer.host_metadata_bytes += one.metadata_bytes;
+    answer.host_stored += one.num_stored;
+    answer.host_loaded += one.num_loaded;
+    answer.host_bad += one.num_bad;
+    answer.host_dropped += one.num_dropped;
+    answer.host_stores_queued += one.stores_queued;
+    answer.host_loads_queued += one.loads_queued;
+  }
+  answer.num_tiers = static_cast<uint32_t>(seen.tiers.size());
   answer.saturated_inputs = owned->cache->saturated_inputs().value_or(-1);
   return write_struct(answer, caller, "snapshot");
 }
@@ -55,6 +65,38 @@ Status head_counts(kvx_cache_t handle, uint32_t layer, uint32_t kv_head,
   answer.v_saturated = counts.v[kv_head].saturated;
   answer.v_nonfinite = counts.v[kv_head].nonfinite;
   return write_struct(answer, caller, "counts");
+}
+
+Status tier_facts(kvx_cache_t handle, uint32_t index, kvx_cache_tier_facts_t* caller) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  const kv::KvCacheSnapshot seen = owned->cache->snapshot();
+  if (index >= seen.tiers.size()) {
+    return out_of_range("index is {}; the cache has {} tiers behind its pool", index,
+                        seen.tiers.size());
+  }
+  const tier::HostTierSnapshot& one = seen.tiers[index];
+  kvx_cache_tier_facts_t answer{};
+  answer.tier = tier_number(one.tier);
+  answer.allocated_bytes = one.allocated_bytes;
+  answer.held_bytes = one.held_bytes;
+  answer.metadata_bytes = one.metadata_bytes;
+  answer.num_stored = one.num_stored;
+  answer.num_loaded = one.num_loaded;
+  answer.num_moved_down = one.num_moved_down;
+  for (const cache::BlockClassSnapshot& blocks : one.classes) {
+    answer.num_evicted += blocks.num_evicted;
+  }
+  answer.num_dropped = one.num_dropped;
+  answer.num_bad = one.num_bad;
+  answer.stores_queued = one.stores_queued;
+  answer.loads_queued = one.loads_queued;
+  answer.hit_blocks = one.prefix.num_hit_blocks;
+  answer.miss_blocks = one.prefix.num_miss_blocks;
+  answer.store_median_us = one.store_latency.quantile(0.5);
+  answer.store_p99_us = one.store_latency.quantile(0.99);
+  answer.load_median_us = one.load_latency.quantile(0.5);
+  answer.load_p99_us = one.load_latency.quantile(0.99);
+  return write_struct(answer, caller, "facts");
 }
 
 Status block_class(kvx_cache_t handle, uint32_t index, kvx_block_class_t* caller) {
@@ -89,8 +131,7 @@ static_assert(sizeof(cache::ContentHash) == 16);
 void call_listener(const kvx_cache_listener_t& listener, const cache::PrefixEvent& event) {
   kvx_cache_event_t callers_event{};
   callers_event.size = sizeof callers_event;
-  callers_event.tier =
-      event.tier == cache::Tier::kFirst ? KVX_CACHE_TIER_POOL : KVX_CACHE_TIER_HOST;
+  callers_event.tier = tier_number(event.tier);
   if (event.kind == cache::PrefixEvent::Kind::kAllCleared) {
     callers_event.kind = KVX_CACHE_EVENT_ALL_CLEARED;
   } else {
@@ -133,6 +174,11 @@ extern "C" kvx_status_t kvx_cache_head_counts(kvx_cache_t cache, uint32_t layer,
                                               kvx_head_counts_t* counts) {
   return kvx::boundary::run_call(
       [&] { return kvx::boundary::head_counts(cache, layer, kv_head, counts); });
+}
+
+extern "C" kvx_status_t kvx_cache_tier_facts(kvx_cache_t cache, uint32_t index,
+                                             kvx_cache_tier_facts_t* facts) {
+  return kvx::boundary::run_call([&] { return kvx::boundary::tier_facts(cache, index, facts); });
 }
 
 extern "C" kvx_status_t kvx_cache_block_class(kvx_cache_t cache, uint32_t index,

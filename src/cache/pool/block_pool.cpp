@@ -187,6 +187,15 @@ Status BlockPool::touch(int block_class, int32_t id) {
   return {};
 }
 
+int32_t BlockPool::acquire_next_evicted(int block_class) {
+  BlockClass& owner = classes_[block_class];
+  if (owner.num_cached == 0) return kNoBlock;
+  const int32_t id = owner.order->evict();
+  --owner.num_cached;
+  owner.blocks[id].use_count = 1;
+  return id;
+}
+
 int64_t BlockPool::evict(int block_class, int64_t num_blocks) {
   const int64_t num_evicted = std::min<int64_t>(num_blocks, num_cached(block_class));
   for (int64_t i = 0; i < num_evicted; ++i) evict_one(block_class);

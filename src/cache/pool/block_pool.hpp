@@ -132,6 +132,9 @@ class BlockPool {
   // them. Requires: the block is active or cached.
   void hold(int block_class, int32_t id) { classes_[block_class].order->hold(id); }
   void unhold(int block_class, int32_t id) { classes_[block_class].order->unhold(id); }
+  // The cached block that would be evicted next gets a user, its content kept; kNoBlock: none is
+  // cached.
+  int32_t acquire_next_evicted(int block_class);
   // Makes up to num_blocks cached blocks free, in the policy's order; returns how many.
   int64_t evict(int block_class, int64_t num_blocks);
   // Zeros to all of a block's bytes (Memory::clear). Requires: 0 <= id < num_blocks.

@@ -2,9 +2,12 @@
 #include "cache/prefix/prefix_index.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
+
+#include "cache/prefix/longest_match.hpp"
 
 namespace kvx::cache {
 namespace {
@@ -16,7 +19,13 @@ uint32_t key_of(const ContentHash& hash) {
   return key;
 }
 
+constexpr std::array<std::string_view, 3> kTierNames = {"pool", "host", "disk"};
+
 }  // namespace
+
+std::string_view name_of(Tier tier) {
+  return kTierNames[static_cast<size_t>(tier)];
+}
 
 // ---- creation
 
@@ -65,8 +74,8 @@ int64_t PrefixIndex::metadata_bytes() const {
 
 // ---- nodes
 
-int32_t& PrefixIndex::bucket_of(const ContentHash& hash) {
-  return buckets_[key_of(hash) & (buckets_.size() - 1)];
+size_t PrefixIndex::bucket_of(const ContentHash& hash) const {
+  return key_of(hash) & (buckets_.size() - 1);
 }
 
 int32_t PrefixIndex::take_node(const ContentHash& hash, int32_t parent) {
@@ -76,8 +85,8 @@ int32_t PrefixIndex::take_node(const ContentHash& hash, int32_t parent) {
   }
   const int32_t node = first_unused_;
   first_unused_ = nodes_[node].next;
-  int32_t& bucket = bucket_of(hash);
-  nodes_[node] = {hash, parent, 0, bucket};
+  int32_t& bucket = buckets_[bucket_of(hash)];
+  nodes_[node] = {hash, parent, 0, bucket, ++num_births_};
   bucket = node;
   if (parent != kNoNode) add_dependent(parent);
   ++counters_.num_nodes;
@@ -108,14 +117,14 @@ bool PrefixIndex::is_child(int32_t node, int32_t parent, std::span<const int32_t
          std::equal(tokens.begin(), tokens.end(), this->tokens(node).begin());
 }
 
-int32_t PrefixIndex::find_child(int32_t parent, std::span<const int32_t> tokens) {
+int32_t PrefixIndex::find_child(int32_t parent, std::span<const int32_t> tokens) const {
   // Nodes of a chain were mostly taken one after the other: then nothing need be hashed.
   const int32_t neighbour = parent + 1;
   if (neighbour < static_cast<int32_t>(nodes_.size()) && is_child(neighbour, parent, tokens)) {
     return neighbour;
   }
   const ContentHash hash = hash_block(algorithm_, nodes_[parent].hash, tokens);
-  for (int32_t node = bucket_of(hash); node != kNoNode; node = nodes_[node].next) {
+  for (int32_t node = buckets_[bucket_of(hash)]; node != kNoNode; node = nodes_[node].next) {
     if (nodes_[node].hash == hash && is_child(node, parent, tokens)) return node;
   }
   return kNoNode;
@@ -146,7 +155,7 @@ bool PrefixIndex::has_blocks(int32_t node) const {
 void PrefixIndex::remove_unused(int32_t node) {
   while (node != kNoNode && nodes_[node].num_dependents == 0 && !has_blocks(node)) {
     const int32_t parent = nodes_[node].parent;
-    int32_t* link = &bucket_of(nodes_[node].hash);
+    int32_t* link = &buckets_[bucket_of(nodes_[node].hash)];
     while (*link != node) link = &nodes_[*link].next;
     *link = nodes_[node].next;
     if (is_scope(node)) {
@@ -294,69 +303,15 @@ PrefixMatch PrefixIndex::match(int32_t scope, std::span<const int32_t> tokens, i
     if (node == kNoNode) break;
     matched_.push_back(node);
   }
-  fits_.assign(matched_.size() + 1, 1);
-  const int count = static_cast<int>(num_groups());
-  for (int group = 0; group < count; ++group) cross_out(group);
-  while (fits_[matched_.size()] == 0) matched_.pop_back();  // an empty match always fits
-
-  for (int group = 0; group < count; ++group) matched_groups_[group] = group_match(group);
-  ++counters_.num_queries;
-  counters_.num_hit_blocks += static_cast<int64_t>(matched_.size());
-  counters_.num_miss_blocks += static_cast<int64_t>(num_wanted - matched_.size());
-  return {matched_, matched_groups_};
-}
-
-// Crosses out the lengths that a group cannot serve. A match of n blocks needs, of its sinks and of
-// those that its window still sees, the head's full-precision, the others packed; its last ones may
-// be full-precision instead, as many as the recent window holds.
-void PrefixIndex::cross_out(int group) {
-  const LayerGroup& facts = shape_.groups[group];
-  const FullPrecisionWindow& in_full = facts.full_precision_window;
-  const auto has = [&](int64_t block, BlockKind kind) {
+  const auto has = [this](int64_t block, int group, BlockKind kind) {
     return block_of(matched_[block], group, kind) != kNoBlock;
   };
-  int64_t full_precision_run = 0;    // full-precision blocks in a row that end at n
-  int64_t last_sink_missing = -1;    // of the head blocks before n
-  int64_t last_packed_missing = -1;  // of the blocks before `seen`
-  bool is_sink_missing = false;
-  int64_t seen = 0;
-  for (int64_t n = 1; n <= static_cast<int64_t>(matched_.size()); ++n) {
-    const bool is_full_precision = in_full.is_on() && has(n - 1, BlockKind::kFullPrecision);
-    full_precision_run = is_full_precision ? full_precision_run + 1 : 0;
-    if (n <= in_full.sink_blocks && !is_full_precision) last_sink_missing = n - 1;
-    if (n <= facts.window_sink_blocks) {  // then they are among the full-precision sinks
-      const BlockKind kind = in_full.is_on() ? BlockKind::kFullPrecision : BlockKind::kPacked;
-      is_sink_missing = is_sink_missing || !has(n - 1, kind);
-    }
-    const int64_t first = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
-    const int64_t first_packed = std::max(first, in_full.sink_blocks);
-    const int64_t tail =
-        std::max(first_packed, n - std::min(full_precision_run, in_full.recent_blocks));
-    for (; seen < std::min(tail, n); ++seen) {  // the tail never goes back
-      if (!has(seen, BlockKind::kPacked)) last_packed_missing = seen;
-    }
-    if (is_sink_missing || last_sink_missing >= first || last_packed_missing >= first_packed) {
-      fits_[n] = 0;
-    }
-  }
-}
-
-GroupMatch PrefixIndex::group_match(int group) const {
-  const LayerGroup& facts = shape_.groups[group];
-  const FullPrecisionWindow& in_full = facts.full_precision_window;
-  const auto n = static_cast<int64_t>(matched_.size());
-  GroupMatch found;
-  found.first_block = expired_blocks(n * shape_.block_size, facts.window, shape_.block_size);
-  const int64_t first_packed = std::max(found.first_block, in_full.sink_blocks);
-  found.first_recent_block = n;
-  while (found.first_recent_block > first_packed &&
-         n - found.first_recent_block < in_full.recent_blocks &&
-         block_of(matched_[found.first_recent_block - 1], group, BlockKind::kFullPrecision) !=
-             kNoBlock) {
-    --found.first_recent_block;
-  }
-  found.first_recent_block = std::max(found.first_recent_block, first_packed);
-  return found;
+  const auto num_found = static_cast<int64_t>(matched_.size());
+  matched_.resize(
+      static_cast<size_t>(longest_match(shape_, num_found, has, fits_, matched_groups_)));
+  count_match(static_cast<int64_t>(matched_.size()),
+              static_cast<int64_t>(num_wanted - matched_.size()));
+  return {matched_, matched_groups_};
 }
 
 }  // namespace kvx::cache

@@ -23,21 +23,12 @@
 
 #include "cache/pool/block_pool.hpp"
 #include "cache/prefix/content_hash.hpp"
+#include "cache/prefix/match_parts.hpp"
 #include "cache/sequence.hpp"
 
 namespace kvx::cache {
 
 inline constexpr int32_t kNoNode = -1;
-
-enum class BlockKind : uint8_t { kPacked, kFullPrecision };
-
-// What a match found for one layer group: blocks [0, first_block) are not needed any more, but for
-// sinks, as a sliding window has passed them; [first_recent_block, end) are full-precision, and so
-// are the head blocks.
-struct GroupMatch {
-  int64_t first_block = 0;
-  int64_t first_recent_block = 0;
-};
 
 struct PrefixMatch {
   std::span<const int32_t> nodes;  // one a block; valid until the next match
@@ -46,7 +37,10 @@ struct PrefixMatch {
   int64_t num_blocks() const { return static_cast<int64_t>(nodes.size()); }
 };
 
-enum class Tier : uint8_t { kFirst, kHost };
+enum class Tier : uint8_t { kFirst, kHost, kDisk };
+
+// "pool", "host", "disk".
+std::string_view name_of(Tier tier);
 
 struct PrefixEvent {
   enum class Kind : uint8_t { kStored, kRemoved, kAllCleared };
@@ -84,6 +78,16 @@ class PrefixIndex {
   // Requires: scope is pinned.
   PrefixMatch match(int32_t scope, std::span<const int32_t> tokens, int64_t max_blocks);
 
+  // The node of a block of tokens after `parent`, if there is one; else kNoNode. Requires:
+  // tokens.size() == block_size.
+  int32_t find_child(int32_t parent, std::span<const int32_t> tokens) const;
+  // A match that was made elsewhere counts as one of this index.
+  void count_match(int64_t num_hit_blocks, int64_t num_miss_blocks) {
+    ++counters_.num_queries;
+    counters_.num_hit_blocks += num_hit_blocks;
+    counters_.num_miss_blocks += num_miss_blocks;
+  }
+
   // The node of a block of tokens after `parent`, made when it is new; kNoNode when there is no
   // room. It goes when it has no block, no child and no pin. Requires: parent is pinned or has a
   // pinned descendant; tokens.size() == block_size.
@@ -111,6 +115,10 @@ class PrefixIndex {
   int32_t node_of(int group, BlockKind kind, int32_t id) const {
     return node_of_block_[class_of(group, kind)][id];
   }
+  int32_t max_nodes() const { return static_cast<int32_t>(nodes_.size()); }
+  // Another number for every node that was made: who keeps it sees whether the node is still the
+  // same (of the last 2^32).
+  uint32_t birth(int32_t node) const { return nodes_[node].birth; }
   int32_t parent(int32_t node) const { return nodes_[node].parent; }
   const ContentHash& hash(int32_t node) const { return nodes_[node].hash; }
   std::span<const int32_t> tokens(int32_t node) const {
@@ -136,6 +144,7 @@ class PrefixIndex {
     int32_t parent = kNoNode;
     int32_t num_dependents = 0;  // children and pins
     int32_t next = kNoNode;      // in the bucket, or in the list of unused nodes
+    uint32_t birth = 0;
   };
 
   PrefixIndex(BlockPool& pool, const SequenceShape& shape, std::string fingerprint,
@@ -150,9 +159,8 @@ class PrefixIndex {
     const LayerGroup& facts = shape_.groups[group];
     return kind == BlockKind::kFullPrecision ? facts.full_precision_class : facts.packed_class;
   }
-  int32_t& bucket_of(const ContentHash& hash);
+  size_t bucket_of(const ContentHash& hash) const;
   bool is_child(int32_t node, int32_t parent, std::span<const int32_t> tokens) const;
-  int32_t find_child(int32_t parent, std::span<const int32_t> tokens);
   int32_t take_node(const ContentHash& hash, int32_t parent);
   void detach(int32_t node, size_t slot);
   bool has_blocks(int32_t node) const;
@@ -173,8 +181,6 @@ class PrefixIndex {
   void hold_blocks(int32_t node);
   void unhold_blocks(int32_t node);
   void remove_unused(int32_t node);
-  void cross_out(int group);
-  GroupMatch group_match(int group) const;
   void tell(PrefixEvent::Kind kind, int32_t node) const;
 
   BlockPool* pool_;
@@ -188,6 +194,7 @@ class PrefixIndex {
   std::vector<int32_t> buckets_;                     // first node of each
   std::vector<std::vector<int32_t>> node_of_block_;  // [classes][blocks]
   int32_t first_unused_ = kNoNode;
+  uint32_t num_births_ = 0;
   std::unordered_map<std::string, int32_t> scopes_;
   std::unordered_map<int32_t, PrefixKeys> scope_keys_;
   PrefixCounters counters_;

@@ -1,4 +1,5 @@
 // Owned caches through the ABI: a host tier behind the pool.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -119,6 +120,61 @@ TEST(OwnedTier, TellsTheTierOfAnEvent) {
   come_and_go(cache, 0);
   EXPECT_EQ(heard.of_pool, 5);
   EXPECT_EQ(heard.of_host, 5);
+}
+
+// The first tier has room for two sequences of five blocks, the second for all.
+TEST(OwnedTier, MovesBlocksThroughAChainOfTiers) {
+  auto config = owned_config("int8");
+  config.max_sequences = 1;
+  config.max_tokens_per_sequence = kTokens;
+  auto options = sharing_options();
+  options.host_tier_bytes = 0;
+  const std::string tiers =
+      fmt::format("host(64KiB, policy=2q), disk(\"{}\", 1MiB)", testing::TempDir());
+  options.tiers = tiers.c_str();
+  api::Cache cache = std::move(*api::Cache::create(config, &options));
+  const int32_t first = *cache.create_sequence();
+  feed(cache, first, 0, kTokens);
+  const std::vector<float> before = rows_of(cache, first, 32);
+  ASSERT_TRUE(cache.free_sequence(first).ok());
+  ASSERT_EQ(cache.snapshot()->num_tiers, 2u);
+  for (int32_t i = 1; i <= 40; ++i) come_and_go(cache, 1000 * i);
+  const kvx_cache_tier_facts_t host = *cache.tier_facts(0);
+  EXPECT_EQ(host.tier, static_cast<uint32_t>(KVX_CACHE_TIER_HOST));
+  EXPECT_GT(host.num_stored, 0);
+  EXPECT_GT(host.num_moved_down, 0);
+  EXPECT_LE(host.held_bytes, 64 << 10);
+  EXPECT_GT(cache.tier_facts(1)->num_stored, 0);
+  const int32_t again = *cache.create_sequence_from(token_ids(0, kTokens));
+  EXPECT_EQ(*cache.num_tokens(again), 32);
+  EXPECT_EQ(rows_of(cache, again), before);
+  const kvx_cache_tier_facts_t disk = *cache.tier_facts(1);
+  EXPECT_EQ(disk.tier, static_cast<uint32_t>(KVX_CACHE_TIER_DISK));
+  EXPECT_GT(disk.num_loaded, 0);
+  EXPECT_EQ(host.num_bad + disk.num_bad, 0);
+  EXPECT_GT(disk.load_p99_us, 0);
+  const auto beyond = cache.tier_facts(2);
+  ASSERT_FALSE(beyond.ok());
+  EXPECT_EQ(beyond.failure().status, KVX_STATUS_OUT_OF_RANGE);
+  EXPECT_THAT(beyond.failure().text, HasSubstr("index is 2; the cache has 2 tiers"));
+}
+
+TEST(OwnedTier, RefusesTiersThatDoNotFit) {
+  const auto refused_with = [](const char* tiers, int64_t host_tier_bytes, uint32_t flags) {
+    auto options = sharing_options();
+    options.flags = flags;
+    options.host_tier_bytes = host_tier_bytes;
+    options.tiers = tiers;
+    return api::Cache::create(owned_config("int8"), &options).failure().text;
+  };
+  EXPECT_THAT(refused_with("tape(1GiB)", 0, KVX_CACHE_PREFIXES),
+              HasSubstr("tiers has a tier 'tape'; expected host or disk"));
+  EXPECT_THAT(refused_with("host(1MiB)", 0, 0),
+              HasSubstr("options.tiers is 'host(1MiB)'; expected KVX_CACHE_PREFIXES with it"));
+  EXPECT_THAT(refused_with("host(1MiB)", 1 << 20, KVX_CACHE_PREFIXES),
+              HasSubstr("options.host_tier_bytes is 1048576; expected 0 with options.tiers"));
+  EXPECT_THAT(refused_with("host(1KiB)", 0, KVX_CACHE_PREFIXES),
+              HasSubstr("budget_bytes of the host tier is 1024"));
 }
 
 TEST(OwnedTier, SaysWhatIsWrong) {

@@ -1,0 +1,224 @@
+// Demotion: the copies between two tiers of the host, and the bookkeeping on both sides.
+#include "tier/demotion.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "core/log.hpp"
+#include "tier/block_checksum.hpp"
+#include "tier/file_memory.hpp"
+
+namespace kvx::tier {
+namespace {
+
+using cache::BlockKind;
+using cache::kNoBlock;
+using cache::kNoNode;
+
+// Both sides are the host's: memory, or files.
+class DemotionCopier final : public BlockCopier {
+ public:
+  DemotionCopier(FileMemory* from, FileMemory* to) : from_(from), to_(to) {}
+
+  int64_t batch_bytes() const override { return 1 << 20; }
+  int max_started() const override { return 1; }
+  void start(Direction, std::span<const BlockTransfer>) override {}
+  void finish(Direction, std::span<const BlockTransfer> transfers,
+              std::span<CopiedBlock> results) override {
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const Status status = copy(transfers[i], results[i].checksum);
+      results[i].is_copied = status.ok();
+      if (status.ok()) continue;
+      log(LogLevel::kWarning, "a block did not pass between the tiers: {}", status.error().message);
+    }
+  }
+
+ private:
+  Status copy(const BlockTransfer& block, cache::ContentHash& checksum) {
+    const auto bytes = static_cast<size_t>(block.bytes);
+    std::span<const uint8_t> source(block.from, bytes);
+    if (from_ != nullptr) {
+      staged_.resize(bytes);
+      KVX_RETURN_IF_ERROR(from_->read(block.from, staged_));
+      source = staged_;
+    }
+    if (to_ == nullptr) {
+      checksum = copy_with_block_checksum({block.to, bytes}, source);
+      return {};
+    }
+    checksum = block_checksum(source);
+    return to_->write(block.to, source);
+  }
+
+  FileMemory* from_;
+  FileMemory* to_;
+  std::vector<uint8_t> staged_;
+};
+
+// A sixteenth of a class, at most this much, is kept free or is on its way down.
+constexpr int64_t kMostFreeBytes = int64_t{128} << 20;
+
+int64_t least_free_of(const cache::BlockPool& pool, int block_class) {
+  const int64_t most = kMostFreeBytes / pool.block_bytes(block_class);
+  return std::max<int64_t>(std::min<int64_t>(pool.num_blocks(block_class) / 16, most), 1);
+}
+
+}  // namespace
+
+Demotion::Demotion(HostTier& upper, HostTier& lower)
+    : upper_(upper),
+      lower_(lower),
+      twins_(static_cast<size_t>(upper.index_.max_nodes())),
+      queue_(std::make_unique<TransferQueue>(
+          std::make_unique<DemotionCopier>(upper.files_, lower.files_))) {
+  upper.set_moves_down();
+  classes_.resize(static_cast<size_t>(upper.pool_.num_classes()));
+  for (int group = 0; group < static_cast<int>(upper.shape_.groups.size()); ++group) {
+    const cache::LayerGroup& facts = upper.shape_.groups[group];
+    classes_[facts.packed_class] = {group, BlockKind::kPacked, 0, 0};
+    if (!facts.full_precision_window.is_on()) continue;
+    classes_[facts.full_precision_class] = {group, BlockKind::kFullPrecision, 0, 0};
+  }
+  for (int c = 0; c < upper.pool_.num_classes(); ++c) {
+    classes_[c].least_free = least_free_of(upper.pool_, c);
+  }
+}
+
+Demotion::~Demotion() = default;
+
+// ---- the way down
+
+void Demotion::fill() {
+  for (int c = 0; c < static_cast<int>(classes_.size()); ++c) {
+    const ClassFacts& facts = classes_[c];
+    const int64_t num_wanted = facts.least_free + upper_.num_waiting_[c];
+    while (upper_.pool_.num_free(c) + facts.num_under_way < num_wanted) {
+      if (!send_next(c)) break;
+    }
+  }
+}
+
+// False when nothing more can leave.
+bool Demotion::send_next(int block_class) {
+  Job job{classes_[block_class].group,
+          classes_[block_class].kind,
+          block_class,
+          upper_.pool_.acquire_next_evicted(block_class),
+          kNoBlock,
+          kNoNode};
+  if (job.upper_id == kNoBlock) return false;
+  const int32_t upper_node = upper_.index_.node_of(job.group, job.kind, job.upper_id);
+  job.lower_node = pin_twin(upper_node);
+  if (job.lower_node == kNoNode) {  // the lower tier's index, which counts it, has no room
+    leave(job, false);
+    return true;
+  }
+  const int32_t present = lower_.index_.block_of(job.lower_node, job.group, job.kind);
+  if (present != kNoBlock) {
+    lower_.touch(block_class, present);
+    leave(job, true);
+    return true;
+  }
+  if (!lower_.pool_.allocate(block_class, std::span(&job.lower_id, 1)).ok()) {
+    lower_.index_.unpin(job.lower_node);
+    (void)upper_.pool_.release(block_class, job.upper_id);  // it stays, and is asked again later
+    return false;
+  }
+  if (unused_jobs_.empty()) {
+    unused_jobs_.push_back(static_cast<int64_t>(jobs_.size()));
+    jobs_.emplace_back();
+  }
+  const int64_t tag = unused_jobs_.back();
+  unused_jobs_.pop_back();
+  jobs_[tag] = job;
+  ++num_under_way_;
+  ++classes_[block_class].num_under_way;
+  const BlockTransfer block{upper_.block_bytes(block_class, job.upper_id),
+                            lower_.block_bytes(block_class, job.lower_id),
+                            upper_.pool_.block_bytes(block_class)};
+  queue_->push({Direction::kStore, block, tag, nullptr});
+  return true;
+}
+
+// The lower tier's node for the same tokens, made when it is new and pinned for the caller; kNoNode
+// when there is no room.
+int32_t Demotion::pin_twin(int32_t upper_node) {
+  path_.clear();
+  int32_t up = upper_node;
+  while (!upper_.index_.is_scope(up) && known_twin(up) == kNoNode) {
+    path_.push_back(up);
+    up = upper_.index_.parent(up);
+  }
+  int32_t low = known_twin(up);
+  if (low != kNoNode) {
+    lower_.index_.pin(low);
+  } else {
+    const Result<int32_t> scope = lower_.index_.pin_scope(upper_.index_.keys(up));
+    if (!scope.ok()) return kNoNode;
+    low = scope.value();
+  }
+  for (; !path_.empty(); path_.pop_back()) {
+    const int32_t next = lower_.index_.insert(low, upper_.index_.tokens(path_.back()));
+    if (next != kNoNode) lower_.index_.pin(next);
+    lower_.index_.unpin(low);
+    if (next == kNoNode) return kNoNode;
+    low = next;
+    twins_[path_.back()] = {upper_.index_.birth(path_.back()), lower_.index_.birth(low), low};
+  }
+  return low;
+}
+
+int32_t Demotion::known_twin(int32_t upper_node) const {
+  const Twin& twin = twins_[upper_node];
+  const bool is_right = twin.lower != kNoNode &&
+                        twin.upper_birth == upper_.index_.birth(upper_node) &&
+                        twin.lower_birth == lower_.index_.birth(twin.lower);
+  return is_right ? twin.lower : kNoNode;
+}
+
+// The upper tier's block goes; it may still be on its way to the pool, then its last user frees it.
+void Demotion::leave(const Job& job, bool is_below) {
+  upper_.pool_.forget(job.block_class, job.upper_id);
+  (void)upper_.pool_.release(job.block_class, job.upper_id);
+  if (job.lower_node != kNoNode) lower_.index_.unpin(job.lower_node);
+  if (is_below) {
+    ++upper_.num_moved_down_;
+  } else {
+    ++upper_.num_dropped_;
+  }
+}
+
+// ---- what has finished
+
+void Demotion::collect() {
+  finished_.clear();
+  queue_->drain_finished(finished_);
+  for (const FinishedTransfer& done : finished_) {
+    unused_jobs_.push_back(done.tag);
+    finish(jobs_[done.tag], done);
+  }
+}
+
+void Demotion::finish(const Job& job, const FinishedTransfer& done) {
+  --num_under_way_;
+  --classes_[job.block_class].num_under_way;
+  const cache::ContentHash& expected = upper_.checksums_[job.block_class][job.upper_id];
+  const bool is_whole = done.block.is_copied && done.block.checksum == expected;
+  if (done.block.is_copied && !is_whole) {
+    ++upper_.num_bad_;
+    upper_.last_problem_ =
+        fmt::format("block {} of class '{}' has another checksum than when it came", job.upper_id,
+                    upper_.pool_.name(job.block_class));
+  }
+  const bool is_below =
+      is_whole && lower_.index_.attach(job.lower_node, job.group, job.kind, job.lower_id).ok();
+  if (is_below) {
+    lower_.checksums_[job.block_class][job.lower_id] = expected;
+    ++lower_.num_stored_;
+    lower_.store_latency_.add(done.microseconds);
+  }
+  (void)lower_.pool_.release(job.block_class, job.lower_id);
+  leave(job, is_below);
+}
+
+}  // namespace kvx::tier

@@ -1,0 +1,71 @@
+// Demotion: blocks that a tier would evict next move to the tier below, ahead of the need: a tier
+// keeps some blocks free, and a block that must make room at once is lost rather than waited for.
+//
+//   upper tier: its policy's next ── copy, checksum ──▶ lower tier: found there from now on
+//               free when it is there
+//
+// One thread at a time (the cache's lock), but for wait_for_all(). Its own thread touches bytes
+// alone; collect() commits what has finished.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tier/host_tier.hpp"
+
+namespace kvx::tier {
+
+class Demotion {
+ public:
+  // Both outlive it.
+  Demotion(HostTier& upper, HostTier& lower);
+  ~Demotion();
+
+  // Blocks set out for the lower tier until enough of the upper one are free or on their way.
+  void fill();
+  void collect();
+  void wait_for_all() const { queue_->wait_for_all(); }
+  bool is_idle() const { return num_under_way_ == 0; }
+
+ private:
+  struct Job {
+    int group = 0;
+    cache::BlockKind kind = cache::BlockKind::kPacked;
+    int block_class = 0;
+    int32_t upper_id = cache::kNoBlock;
+    int32_t lower_id = cache::kNoBlock;
+    int32_t lower_node = cache::kNoNode;
+  };
+  // The node of the lower tier that stands for the same tokens as a node of the upper one: still
+  // right while both births are the same.
+  struct Twin {
+    uint32_t upper_birth = 0;
+    uint32_t lower_birth = 0;
+    int32_t lower = cache::kNoNode;
+  };
+  struct ClassFacts {
+    int group = 0;
+    cache::BlockKind kind = cache::BlockKind::kPacked;
+    int64_t least_free = 0;
+    int64_t num_under_way = 0;
+  };
+
+  bool send_next(int block_class);
+  int32_t pin_twin(int32_t upper_node);
+  int32_t known_twin(int32_t upper_node) const;
+  void leave(const Job& job, bool is_below);
+  void finish(const Job& job, const FinishedTransfer& done);
+
+  HostTier& upper_;
+  HostTier& lower_;
+  std::vector<ClassFacts> classes_;
+  std::vector<Twin> twins_;  // [the upper tier's nodes]
+  std::vector<Job> jobs_;    // a transfer's tag is its place here
+  std::vector<int64_t> unused_jobs_;
+  std::vector<int32_t> path_;               // scratch of pin_twin()
+  std::vector<FinishedTransfer> finished_;  // scratch of collect()
+  int64_t num_under_way_ = 0;
+  std::unique_ptr<TransferQueue> queue_;  // last: its thread reads and writes the tiers' bytes
+};
+
+}  // namespace kvx::tier

@@ -1,0 +1,157 @@
+// TierChain: what is done for each tier.
+#include "tier/tier_chain.hpp"
+
+#include <algorithm>
+
+namespace kvx::tier {
+
+// ---- creation
+
+Result<std::unique_ptr<TierChain>> TierChain::create(const FirstTier& first,
+                                                     std::string fingerprint,
+                                                     cache::HashAlgorithm algorithm,
+                                                     std::span<const TierConfig> configs,
+                                                     const MakeLink& make_link) {
+  std::unique_ptr<TierChain> chain(new TierChain(first));
+  for (const TierConfig& config : configs) {
+    KVX_ASSIGN_OR_RETURN(TierLink link, make_link());
+    KVX_ASSIGN_OR_RETURN(
+        auto tier, HostTier::create(*first.pool, *first.index, *first.shape, fingerprint, algorithm,
+                                    config, std::move(link)));
+    chain->tiers_.push_back(std::move(tier));
+  }
+  for (size_t i = 0; i + 1 < chain->tiers_.size(); ++i) {
+    chain->demotions_.push_back(
+        std::make_unique<Demotion>(*chain->tiers_[i], *chain->tiers_[i + 1]));
+  }
+  return chain;
+}
+
+// ---- a sequence's way
+
+Status TierChain::begin(Way& way, const cache::PrefixKeys& keys) {
+  way.tiers.resize(tiers_.size());
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    const Result<int32_t> scope = tiers_[i]->nodes().pin_scope(keys);
+    if (!scope.ok()) {
+      for (size_t back = i; back-- > 0;) tiers_[back]->nodes().unpin(way.tiers[back].scope);
+      return scope.error();
+    }
+    way.tiers[i].scope = scope.value();
+  }
+  return {};
+}
+
+void TierChain::end(Way& way) {
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    tiers_[i]->nodes().unpin(way.tiers[i].tip());
+    way.tiers[i].nodes.clear();
+  }
+}
+
+void TierChain::fork(const Way& from, Way& to) {
+  to.tiers = from.tiers;
+  for (size_t i = 0; i < tiers_.size(); ++i) tiers_[i]->nodes().pin(to.tiers[i].tip());
+}
+
+void TierChain::truncate(Way& way, int64_t num_blocks) {
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    Way::InTier& here = way.tiers[i];
+    if (std::ssize(here.nodes) <= num_blocks) continue;
+    const int32_t old_tip = here.tip();
+    here.nodes.resize(static_cast<size_t>(num_blocks));
+    tiers_[i]->nodes().pin(here.tip());
+    tiers_[i]->nodes().unpin(old_tip);
+  }
+}
+
+void TierChain::follow(Way& way, std::span<const int32_t> tokens, int64_t num_blocks) {
+  const auto block_size = static_cast<size_t>(first_.shape->block_size);
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    cache::PrefixIndex& index = tiers_[i]->nodes();
+    Way::InTier& here = way.tiers[i];
+    while (std::ssize(here.nodes) < num_blocks) {
+      const int32_t parent = here.tip();
+      const int32_t node =
+          index.insert(parent, tokens.subspan(here.nodes.size() * block_size, block_size));
+      if (node == cache::kNoNode) break;
+      index.pin(node);
+      here.nodes.push_back(node);
+      index.unpin(parent);
+    }
+  }
+}
+
+void TierChain::store(const Way& way, int64_t block, int group, cache::BlockKind kind,
+                      int32_t first_id) {
+  const Way::InTier& here = way.tiers.front();
+  if (block >= std::ssize(here.nodes)) return;
+  tiers_.front()->store(here.nodes[block], group, kind, first_id);
+  if (!demotions_.empty()) demotions_.front()->fill();
+}
+
+Promotion TierChain::promote(int32_t first_scope, const Way& way, std::span<const int32_t> tokens,
+                             int64_t max_blocks) {
+  std::vector<TierScope> scopes;
+  for (size_t i = 0; i < tiers_.size(); ++i)
+    scopes.push_back({tiers_[i].get(), way.tiers[i].scope});
+  return tier::promote(first_, first_scope, scopes, tokens, max_blocks);
+}
+
+// ---- what is under way
+
+void TierChain::collect() {
+  for (const auto& one : tiers_) one->collect();
+  for (size_t i = 0; i < demotions_.size(); ++i) {
+    demotions_[i]->collect();
+    tiers_[i]->start_waiting(false);
+    demotions_[i]->fill();
+    // Nothing moves, so nobody is waited for.
+    if (demotions_[i]->is_idle()) tiers_[i]->start_waiting(true);
+  }
+}
+
+bool TierChain::is_idle() const {
+  return std::ranges::all_of(tiers_, [](const auto& one) { return one->is_idle(); }) &&
+         std::ranges::all_of(demotions_, [](const auto& one) { return one->is_idle(); });
+}
+
+void TierChain::wait_for_all() const {
+  for (const auto& one : tiers_) one->wait_for_all();
+  for (const auto& one : demotions_) one->wait_for_all();
+}
+
+int64_t TierChain::num_stores() const {
+  return tiers_.front()->num_stores();
+}
+
+void TierChain::cancel_waiting_stores() {
+  tiers_.front()->cancel_waiting_stores();
+}
+
+void TierChain::make_room_for_stores() {
+  tiers_.front()->start_waiting(true);
+}
+
+bool TierChain::wait_for_stores_until(std::chrono::steady_clock::time_point end) const {
+  return tiers_.front()->wait_for_all_until(end);
+}
+
+// ---- all tiers
+
+Status TierChain::clear() {
+  for (const auto& one : tiers_) KVX_RETURN_IF_ERROR(one->clear());
+  return {};
+}
+
+std::vector<HostTierSnapshot> TierChain::snapshot() const {
+  std::vector<HostTierSnapshot> snapshots;
+  for (const auto& one : tiers_) snapshots.push_back(one->snapshot());
+  return snapshots;
+}
+
+void TierChain::set_listener(const std::function<void(const cache::PrefixEvent&)>& listener) {
+  for (const auto& one : tiers_) one->set_listener(listener);
+}
+
+}  // namespace kvx::tier

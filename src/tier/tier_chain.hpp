@@ -1,0 +1,91 @@
+// TierChain: the tiers behind a pool, nearest first.
+//
+//   pool ── every block that can be found ──▶ tier 1 ── what it would evict next ──▶ tier 2 ── ...
+//     ◀──── what a prefix lacks, from the nearest tier that has it ────────────────────┘
+//
+// One thread at a time (the cache's lock), but for the waits.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tier/demotion.hpp"
+#include "tier/host_tier.hpp"
+#include "tier/promotion.hpp"
+
+namespace kvx::tier {
+
+// A sequence's nodes in the index of each tier.
+struct Way {
+  struct InTier {
+    int32_t scope = cache::kNoNode;
+    std::vector<int32_t> nodes;  // of full blocks; fewer than there are when the index was full
+
+    int32_t tip() const { return nodes.empty() ? scope : nodes.back(); }
+  };
+  std::vector<InTier> tiers;
+};
+
+class TierChain {
+ public:
+  // What joins a tier to the pool: one call a tier.
+  using MakeLink = std::function<Result<TierLink>()>;
+
+  // first's parts outlive the chain. Errors as HostTier::create's.
+  static Result<std::unique_ptr<TierChain>> create(const FirstTier& first, std::string fingerprint,
+                                                   cache::HashAlgorithm algorithm,
+                                                   std::span<const TierConfig> configs,
+                                                   const MakeLink& make_link);
+
+  // ---- a sequence's way
+
+  // Errors as PrefixIndex::pin_scope's, nothing changed.
+  Status begin(Way& way, const cache::PrefixKeys& keys);
+  void end(Way& way);
+  // Requires: `to` is empty.
+  void fork(const Way& from, Way& to);
+  void truncate(Way& way, int64_t num_blocks);
+  // The way gets as long as num_blocks, or as there is room for nodes.
+  void follow(Way& way, std::span<const int32_t> tokens, int64_t num_blocks);
+
+  // A block of the pool that can be found sets out for the first tier, unless that has it.
+  void store(const Way& way, int64_t block, int group, cache::BlockKind kind, int32_t first_id);
+  Promotion promote(int32_t first_scope, const Way& way, std::span<const int32_t> tokens,
+                    int64_t max_blocks);
+  // Requires: is_done() and then collect().
+  void release(Promotion& promotion) { release_promotion(first_, promotion); }
+
+  // ---- what is under way
+
+  // Commits what has finished, and sends on what must make room.
+  void collect();
+  bool is_idle() const;
+  // Until nothing is under way.
+  void wait_for_all() const;
+  // Blocks of the pool that are on their way to a tier.
+  int64_t num_stores() const;
+  // Blocks of the pool that have not begun their way to a tier stay in the pool alone.
+  void cancel_waiting_stores();
+  // Blocks of the pool that wait for room in a tier take other blocks' places there.
+  void make_room_for_stores();
+  // Until no block of the pool is on its way to a tier, or up to a moment; whether none is.
+  bool wait_for_stores_until(std::chrono::steady_clock::time_point end) const;
+
+  // Forgets everything. Requires: is_idle().
+  Status clear();
+  std::vector<HostTierSnapshot> snapshot() const;
+  void set_listener(const std::function<void(const cache::PrefixEvent&)>& listener);
+  int num_tiers() const { return static_cast<int>(tiers_.size()); }
+  HostTier& tier(int i) { return *tiers_[i]; }
+
+ private:
+  explicit TierChain(const FirstTier& first) : first_(first) {}
+
+  FirstTier first_;
+  std::vector<std::unique_ptr<HostTier>> tiers_;
+  std::vector<std::unique_ptr<Demotion>> demotions_;  // [i]: from tier i to i + 1; before the tiers
+};
+
+}  // namespace kvx::tier
