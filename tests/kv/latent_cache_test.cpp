@@ -133,7 +133,7 @@ TEST(LatentCache, FindsPrefixesAlsoInTheHostTier) {
     KvCacheConfig config = latent_config(recipe);
     config.max_sequences = 1;
     config.max_tokens_per_sequence = 112;
-    config.host_tier.budget_bytes = 1 << 24;
+    config.tiers = {{.budget_bytes = 1 << 24}};
     auto cache = created(config);
     int sequence = cache->create_sequence().value();
     feed(*cache, sequence, stream, 0, 96, 96);
