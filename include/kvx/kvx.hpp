@@ -410,6 +410,7 @@ struct HeadRun {
   uint32_t num_heads = 0;
   Side k;
   std::optional<Side> v;
+  std::optional<Side> k_rest = {};  // the numbers of K's rows behind k's
 };
 
 struct LayerShape {
@@ -529,8 +530,8 @@ class Layer {
   struct Parts {
     // A run's structs, which point to each other.
     struct Run {
-      kvx_format_spec_t k_spec{}, v_spec{};
-      kvx_side_t k{}, v{};
+      kvx_format_spec_t k_spec{}, v_spec{}, k_rest_spec{};
+      kvx_side_t k{}, v{}, k_rest{};
       kvx_head_run_t run{};
     };
     void keep(const std::vector<HeadRun>& given) {
@@ -540,6 +541,9 @@ class Layer {
         kept->run.num_heads = source.num_heads;
         kept->run.k = keep(source.k, kept->k_spec, kept->k);
         if (source.v) kept->run.v = keep(*source.v, kept->v_spec, kept->v);
+        if (source.k_rest) {
+          kept->run.k_rest = keep(*source.k_rest, kept->k_rest_spec, kept->k_rest);
+        }
         pointers.push_back(&kept->run);
         runs.push_back(std::move(kept));
       }

@@ -316,7 +316,8 @@ enum {
   KVX_TRAIT_REPORTS_OUT_OF_RANGE = 1 << 8, /* host calls return OUT_OF_RANGE and write nothing */
   KVX_TRAIT_LAUNCH_ON_HOST = 1 << 9,       /* kvx_launch_* serve host memory */
   KVX_TRAIT_FRAGMENTED_ROWS = 1 << 10,     /* verbs of 1.2: HND_PACKED and code_fragment_bytes */
-  KVX_TRAIT_V_IN_K = 1 << 11               /* verbs of 1.2: KVX_SIDE_PREFIX_OF_K */
+  KVX_TRAIT_V_IN_K = 1 << 11,              /* verbs of 1.2: KVX_SIDE_PREFIX_OF_K */
+  KVX_TRAIT_ROW_SEGMENTS = 1 << 12         /* verbs of 1.2: kvx_head_run_t.k_rest */
 };
 
 /* Fills at most features->size bytes and sets size to the number of bytes filled. INVALID_ARGUMENT:
@@ -484,6 +485,11 @@ typedef struct kvx_head_run_t {
   uint32_t num_heads;
   const kvx_side_t* k;
   const kvx_side_t* v; /* null: V is not stored */
+  /* Rows of K in two segments: the numbers behind those of k, with a format and addresses of their
+   * own, as the rotary numbers of a latent row. A row has the numbers of both. k_transform is of
+   * k's numbers, and a V with KVX_SIDE_PREFIX_OF_K a prefix of k. All runs of a layer have one, or
+   * none. Null: rows are one segment. */
+  const kvx_side_t* k_rest;
 } kvx_head_run_t;
 
 enum { KVX_TRANSFORM_HADAMARD = 1 << 0 };
@@ -1029,7 +1035,8 @@ enum {
   KVX_CACHE_PREFIXES = 1 << 0,       /* full blocks of recorded tokens are kept for reuse */
   KVX_CACHE_ZEROES_ON_FREE = 1 << 1, /* a freed block's bytes are overwritten with zeros */
   /* A latent cache (MLA): V is the first v_head_dim numbers of K's rows, which are stored once.
-   * Steps take no v. The recipe has one format for both; UNSUPPORTED with its option hadamard. */
+   * Steps take no v. The recipe has one format for both, or "nvfp4+bf16": one for V's numbers and
+   * one for the rotary numbers behind them. A rotation turns V's numbers only. */
   KVX_CACHE_LATENT = 1 << 2
 };
 

@@ -67,11 +67,13 @@ class SideRecipe:
 class Recipe:
     """The meaning of a recipe string. The first ``sink_tokens`` and at least the ``recent_tokens``
     before every query, in whole blocks, stay in ``full_precision_format`` (None: every token is
-    quantised when it is appended)."""
+    quantised when it is appended). ``rotary_format``: of a latent row's rotary numbers (None: as
+    its others)."""
 
     text: str
     k: SideRecipe
     v: SideRecipe
+    rotary_format: str | None
     sink_tokens: int
     recent_tokens: int
     full_precision_format: str | None
@@ -84,7 +86,8 @@ def formats() -> Formats:
 
 @in_words
 def parse_recipe(text: str) -> Recipe:
-    """What ``text`` means: ``"int8"``, ``"int8/int4"`` (keys/values), ``"nvfp4:auto"``.
+    """What ``text`` means: ``"int8"``, ``"int8/int4"`` (keys/values), ``"nvfp4:auto"``, and
+    ``"nvfp4+bf16"`` (of a latent cache's rows).
 
     Raises kvx.Error: names the part of the text that is wrong, and what was expected there.
     """

@@ -63,6 +63,7 @@ nb::dict parse_recipe(std::string_view text) {
   dict["text"] = recipe.text;
   dict["k"] = side_dict(recipe.k);
   dict["v"] = side_dict(recipe.v);
+  dict["rotary_format"] = recipe.rotary ? nb::cast(recipe.rotary->facts->name) : nb::none();
   dict["sink_tokens"] = recipe.has_full_precision_window ? recipe.sink_tokens : 0;
   dict["recent_tokens"] = recipe.has_full_precision_window ? recipe.recent_tokens : 0;
   dict["full_precision_format"] = recipe.has_full_precision_window

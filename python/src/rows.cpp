@@ -61,6 +61,7 @@ std::vector<uint8_t> stored_scales(const FormatSpec& spec, int head_dim,
 RowFormat row_format(std::string_view recipe_text, int head_dim, float tensor_scale,
                      const std::vector<float>& steps) {
   const auto recipe = value_of(kv::parse_recipe(recipe_text));
+  throw_if_error(kv::check_no_rotary(recipe));
   if (recipe.has_full_precision_window) {
     throw CoreError(
         invalid_argument("format is '{}'; rows have no full-precision window (leave "

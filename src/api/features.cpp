@@ -34,7 +34,8 @@ constexpr kvx_features_t kFeatures = {
     .traits = KVX_TRAIT_STRIDED_CACHE | KVX_TRAIT_MIXED_KV_DTYPES | KVX_TRAIT_CONVERTS_DTYPES |
               KVX_TRAIT_SECONDARY_POOL | KVX_TRAIT_BEAMS | KVX_TRAIT_PADDED_WRITE_IO |
               KVX_TRAIT_DENSE_GATHER_IO | KVX_TRAIT_STRIDED_IO | KVX_TRAIT_REPORTS_OUT_OF_RANGE |
-              KVX_TRAIT_LAUNCH_ON_HOST | KVX_TRAIT_FRAGMENTED_ROWS | KVX_TRAIT_V_IN_K,
+              KVX_TRAIT_LAUNCH_ON_HOST | KVX_TRAIT_FRAGMENTED_ROWS | KVX_TRAIT_V_IN_K |
+              KVX_TRAIT_ROW_SEGMENTS,
     // Formats are numbered from 1.
     .formats = ((uint64_t{1} << format::kNumFormats) - 1) << 1,
 };

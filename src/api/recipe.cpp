@@ -32,6 +32,7 @@ Status recipe_info(const char* text, uint32_t k_head_dim, uint32_t v_head_dim,
   }
   KVX_ASSIGN_OR_RETURN(const tune::CacheRecipe read, tune::read_recipe(text));
   const kv::Recipe& recipe = read.recipe;
+  KVX_RETURN_IF_ERROR(kv::check_no_rotary(recipe));
   KVX_ASSIGN_OR_RETURN(const uint64_t k_bytes, row_bytes(recipe.k.spec, k_head_dim));
   KVX_ASSIGN_OR_RETURN(const uint64_t v_bytes, row_bytes(recipe.v.spec, v_head_dim));
   kvx_recipe_info_t answer{};

@@ -47,6 +47,7 @@ Status check_run(const HeadRunBytes& run, size_t layer, size_t index) {
   }
   KVX_RETURN_IF_ERROR(check_side(run.k, {layer, index, "k"}));
   KVX_RETURN_IF_ERROR(check_side(run.v, {layer, index, "v"}));
+  KVX_RETURN_IF_ERROR(check_side(run.k_more, {layer, index, "k_more"}));
   if (run.k.row_code_bytes == 0 && run.v.row_code_bytes == 0) {
     return invalid_argument(
         "row_code_bytes of layer {}, run {} is 0 for both k and v; expected one to be stored",
@@ -131,6 +132,7 @@ RunPlace place_run(const HeadRunBytes& run, int first_head, int64_t block_size, 
   place.first_head = first_head;
   place.num_heads = run.num_heads;
   place.k = place_side(run.k, block_size, cursor);
+  place.k_more = place_side(run.k_more, block_size, cursor);
   place.v = place_side(run.v, block_size, cursor);
   cursor.align(kSectionAlignment);
   place.head_stride = cursor.at() - begin;
@@ -153,7 +155,7 @@ LayerPlace place_layer(const LayerBytes& layer, int64_t block_size, Cursor& curs
 void count_bytes(const GroupBytes& group, BlockLayout& layout) {
   for (const LayerBytes& layer : group.layers) {
     for (const HeadRunBytes& run : layer.runs) {
-      for (const SideBytes* side : {&run.k, &run.v}) {
+      for (const SideBytes* side : {&run.k, &run.k_more, &run.v}) {
         layout.token_code_bytes += run.num_heads * side->row_code_bytes;
         layout.token_scale_bytes += run.num_heads * side->row_scale_bytes;
         layout.page_scale_bytes += run.num_heads * side->page_scale_bytes;

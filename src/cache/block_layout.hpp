@@ -7,6 +7,7 @@
 //   layer   [head 0][head 1] ...                       heads in order, run after run
 //   head    [K codes:  block_size rows of row_code_bytes ]   each section begins on 4 bytes
 //           [K scales: block_size rows of row_scale_bytes]   or page_scale_bytes, once a block
+//           [K's second segment, codes and scales likewise]  where rows are stored in two segments
 //           [V codes:  block_size rows of row_code_bytes ]
 //           [V scales: block_size rows of row_scale_bytes]   or page_scale_bytes, once a block
 //
@@ -38,6 +39,7 @@ struct HeadRunBytes {
   int num_heads = 0;
   SideBytes k;
   SideBytes v;
+  SideBytes k_more = {};  // the second segment of K's rows; all zero: they are one segment
 };
 
 struct LayerBytes {
@@ -66,6 +68,7 @@ struct RunPlace {
   int64_t head_stride = 0;  // of codes and scales, K and V
   SidePlace k;
   SidePlace v;
+  SidePlace k_more;
 };
 
 struct LayerPlace {

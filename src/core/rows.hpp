@@ -21,6 +21,13 @@ struct BasicFloatRows {
   }
 };
 
+// The same rows from number `first` on.
+template <class Byte>
+BasicFloatRows<Byte> numbers_from(BasicFloatRows<Byte> rows, int first) {
+  if (rows.data != nullptr) rows.data += first * bytes_of(rows.dtype);
+  return rows;
+}
+
 using FloatRows = BasicFloatRows<const uint8_t>;
 using MutableFloatRows = BasicFloatRows<uint8_t>;
 

@@ -148,6 +148,7 @@ bool SideDraft::take(std::string_view word, OptionValue value) {
 struct Draft {
   SideDraft k;
   SideDraft v;
+  std::optional<FormatId> rotary;
   std::optional<int> sink;
   std::optional<int> recent;
   FormatId full_precision = FormatId::kBF16;
@@ -240,6 +241,13 @@ Result<Recipe> finish(const Draft& draft, std::string_view text) {
   KVX_ASSIGN_OR_RETURN(recipe.v.spec, format::make_spec(draft.v.id, draft.v.options));
   recipe.k.hadamard = draft.k.hadamard;
   recipe.v.hadamard = draft.v.hadamard;
+  if (draft.rotary) {
+    SpecOptions options;
+    const bool has_scales =
+        format::facts_of(*draft.rotary).scale_types.preferred() != ScaleType::kNone;
+    if (has_scales) options.scale_source = ScaleSource::kComputed;  // tables have none for it
+    KVX_ASSIGN_OR_RETURN(recipe.rotary, format::make_spec(*draft.rotary, options));
+  }
   KVX_RETURN_IF_ERROR(finish_window(draft, recipe));
   return recipe;
 }
@@ -275,11 +283,18 @@ Result<Recipe> parse_recipe(std::string_view text) {
     return unsupported("recipe is '{}'; a tuned recipe cannot be used here", text);
   }
   const size_t colon = text.find(':');
-  const std::vector<std::string_view> sides = split(text.substr(0, colon), '/');
-  if (sides.size() > 2) {
-    return invalid_argument("recipe is '{}'; expected K or K/V before the options", text);
-  }
+  std::string_view formats = text.substr(0, colon);
   Draft draft;
+  if (const size_t plus = formats.find('+'); plus != std::string_view::npos) {
+    KVX_ASSIGN_OR_RETURN(draft.rotary, parse_format(formats.substr(plus + 1)));
+    formats = formats.substr(0, plus);
+  }
+  const std::vector<std::string_view> sides = split(formats, '/');
+  if (sides.size() > (draft.rotary ? 1 : 2)) {
+    return invalid_argument(
+        "recipe is '{}'; expected K, K/V or, of a latent cache, ROW+ROTARY before the options",
+        text);
+  }
   KVX_ASSIGN_OR_RETURN(draft.k.id, parse_format(sides.front()));
   KVX_ASSIGN_OR_RETURN(draft.v.id, parse_format(sides.back()));
   if (colon != std::string_view::npos) {
@@ -288,6 +303,14 @@ Result<Recipe> parse_recipe(std::string_view text) {
     }
   }
   return finish(draft, text);
+}
+
+Status check_no_rotary(const Recipe& recipe) {
+  if (!recipe.rotary) return {};
+  return invalid_argument(
+      "recipe is '{}'; a format behind '+' is of rotary numbers, which only a latent cache's rows "
+      "have (leave it out)",
+      recipe.text);
 }
 
 Result<Recipe> with_window_options(Recipe recipe, std::string_view options) {

@@ -1,12 +1,16 @@
 // Recipe: how a whole cache stores keys and values, named by one string everywhere.
 //
 //   recipe = format ["/" format] [":" option {"," option}]        K and V, or one format for both
+//          | format "+" format [":" option {"," option}]          the two parts of a latent row
 //   int8      int8/int4      nvfp4:k.hadamard,search,sink=16,recent=64      int4:auto
+//   nvfp4+bf16      int8+bf16:auto
 //
+// A latent cache (MLA) has one row for K and V: V, then the rotary numbers, which are K's alone.
 // An option applies to both sides where their formats take it; "k." or "v." in front limits it to
 // one side.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +33,8 @@ struct Recipe {
   std::string text;  // as it was given
   SideRecipe k;
   SideRecipe v;
+  // Of a latent row's rotary numbers; none: as its other numbers, in one segment with them.
+  std::optional<format::FormatSpec> rotary;
   // Full-precision window: the first sink_tokens and at least the recent_tokens before every
   // query's own stay in full_precision_spec, in whole blocks, and so does the open block; a block
   // is quantised when it leaves the window. Without a window every append is immediate.
@@ -40,6 +46,9 @@ struct Recipe {
 
 // INVALID_ARGUMENT names the part of the text that is wrong, and what was expected there.
 Result<Recipe> parse_recipe(std::string_view text);
+
+// INVALID_ARGUMENT: the recipe has a format for rotary numbers, which only latent caches have.
+Status check_no_rotary(const Recipe& recipe);
 
 // The recipe with another full-precision window: options of recipe_options(), separated by commas,
 // of which sink, recent, full_precision and immediate are taken. INVALID_ARGUMENT: any other.

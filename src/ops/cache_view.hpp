@@ -90,6 +90,19 @@ struct LayerView {
   int block_size = 0;
   int num_kv_heads = 0;
   std::span<const HeadRun> runs;
+  // K's rows may be a list of segments, each with formats and addresses of its own: the numbers
+  // behind those of `runs` are this view's, which has the same blocks and heads and no V. A layer's
+  // transforms are of its first segment alone. Null: there are no more.
+  const LayerView* next_segment = nullptr;
+
+  // Numbers of a row of K, all segments together. Requires: a run.
+  int key_dim() const {
+    int dim = 0;
+    for (const LayerView* view = this; view != nullptr; view = view->next_segment) {
+      dim += view->runs.front().k.head_dim;
+    }
+    return dim;
+  }
 };
 
 // Block ids of a batch: block b of sequence s is ids[s * row_stride + b].

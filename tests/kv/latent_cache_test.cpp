@@ -14,13 +14,17 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr const char* kRecipes[] = {"f32",
-                                    "bf16",
-                                    "int8",
-                                    "fp8_e4m3",
-                                    "nvfp4:search,sink=16,recent=40",
-                                    "mxfp4",
-                                    "int4:sink=10,recent=40,full_precision=f16"};
+constexpr const char* kOneSegmentRecipes[] = {"f32",
+                                              "bf16",
+                                              "int8",
+                                              "fp8_e4m3",
+                                              "nvfp4:search,sink=16,recent=40",
+                                              "mxfp4",
+                                              "int4:sink=10,recent=40,full_precision=f16"};
+constexpr const char* kRecipes[] = {"bf16",      "int8",
+                                    "nvfp4",     "int4:sink=10,recent=40,full_precision=f16",
+                                    "int8+bf16", "nvfp4+bf16:auto",
+                                    "int4:auto", "int4+int8:immediate,hadamard"};
 
 std::vector<int32_t> token_ids(int count) {
   std::vector<int32_t> ids;
@@ -45,7 +49,7 @@ void expect_same(const std::vector<float>& measured, const std::vector<float>& e
 
 TEST(LatentCache, GivesWhatACacheWithVApartGives) {
   const LatentStream stream(130);
-  for (const char* recipe : kRecipes) {
+  for (const char* recipe : kOneSegmentRecipes) {
     auto latent = created(latent_config(recipe));
     auto apart = created(latent_config(recipe, ValuePlace::kApart));
     const int one = latent->create_sequence().value();
@@ -60,6 +64,65 @@ TEST(LatentCache, GivesWhatACacheWithVApartGives) {
     ASSERT_TRUE(gather(*apart, other, 1, 0, 130, {}, to(v_apart)).ok());
     EXPECT_EQ(v, v_apart) << recipe;
   }
+}
+
+// K of tokens [0, num_tokens) in layer 1.
+std::vector<float> keys_of(const KvCache& cache, int sequence, int num_tokens) {
+  std::vector<float> k(static_cast<size_t>(num_tokens) * kRowDim);
+  const MutableFloatRows rows = dense_rows(static_cast<void*>(k.data()), DType::kF32, 1, kRowDim);
+  EXPECT_TRUE(gather(cache, sequence, 1, 0, num_tokens, rows, {}).ok());
+  return k;
+}
+
+TEST(LatentCache, StoresRotaryNumbersInTheirOwnFormat) {
+  const LatentStream stream(90);
+  const auto keys = [&](const char* recipe) {
+    auto cache = created(latent_config(recipe));
+    const int sequence = cache->create_sequence().value();
+    feed(*cache, sequence, stream, 0, 90, 90);
+    return keys_of(*cache, sequence, 90);
+  };
+  const std::vector<float> latent = keys("int8");
+  const std::vector<float> rotary = keys("bf16");
+  const std::vector<float> both = keys("int8+bf16");
+  for (size_t i = 0; i < both.size(); ++i) {
+    const bool is_latent = i % kRowDim < kValueDim;
+    ASSERT_EQ(both[i], is_latent ? latent[i] : rotary[i]) << i;
+  }
+  const auto cost = [](const char* recipe) {
+    return cost_of(latent_config(recipe), 1024).value().bits_per_value;
+  };
+  EXPECT_DOUBLE_EQ(cost("int8+bf16"), (8.25 * kValueDim + 16 * (kRowDim - kValueDim)) / kRowDim);
+  EXPECT_DOUBLE_EQ(cost("nvfp4+bf16:immediate"),
+                   (4.5 * kValueDim + 16 * (kRowDim - kValueDim)) / kRowDim);
+}
+
+TEST(LatentCache, AttendsToItsRowsInSegments) {
+  for (const char* recipe : {"int8+bf16", "nvfp4+bf16:auto", "int4:auto", "mxfp4+int8:hadamard",
+                             "fp8_e4m3:hadamard", "int8+fp8_e4m3"}) {
+    LatentStream stream(120);
+    auto cache = created(latent_config(recipe));
+    const int sequence = cache->create_sequence().value();
+    feed(*cache, sequence, stream, 0, 119, 119);
+    const std::vector<float> last = feed(*cache, sequence, stream, 119, 120, 1);
+    stream.k = keys_of(*cache, sequence, 120);
+    auto exact = created(latent_config("f32"));
+    const int expected = exact->create_sequence().value();
+    feed(*exact, expected, stream, 0, 119, 119);
+    EXPECT_LT(relative_rms(last, feed(*exact, expected, stream, 119, 120, 1)), 3.5e-3) << recipe;
+  }
+}
+
+TEST(LatentCache, RotatesTheNumbersOfVAlone) {
+  const LatentStream stream(64);
+  auto rotated = created(latent_config("f32:hadamard"));
+  auto plain = created(latent_config("f32"));
+  const int one = rotated->create_sequence().value();
+  const int other = plain->create_sequence().value();
+  EXPECT_LT(
+      relative_rms(feed(*rotated, one, stream, 0, 64, 20), feed(*plain, other, stream, 0, 64, 20)),
+      1e-5);
+  EXPECT_LT(relative_rms(keys_of(*rotated, one, 64), keys_of(*plain, other, 64)), 1e-6);
 }
 
 TEST(LatentCache, TakesTheBytesOfKAlone) {
@@ -200,6 +263,21 @@ TEST_F(LatentFile, IsTranscodedToAnotherFormat) {
             feed(*expected, fed, stream, 80, 90, 10));
 }
 
+TEST_F(LatentFile, IsNotLoadedWithAnotherRotaryFormat) {
+  const LatentStream stream(60);
+  auto from = created(latent_config("int8+bf16"));
+  const int sequence = from->create_sequence().value();
+  feed(*from, sequence, stream, 0, 40, 40);
+  save(*from, sequence, 40);
+  auto to = created(latent_config("int8+f16"));
+  EXPECT_FALSE(to->load_sequence(path_).ok());
+  const Result<int> transcoded = transcode_sequence(*to, path_);
+  ASSERT_TRUE(transcoded.ok()) << transcoded.error().message;
+  EXPECT_LT(relative_rms(feed(*to, transcoded.value(), stream, 40, 60, 20),
+                         feed(*from, sequence, stream, 40, 60, 20)),
+            3.5e-3);
+}
+
 TEST_F(LatentFile, IsNotLoadedIntoACacheWithVApart) {
   const LatentStream stream(40);
   auto from = created(latent_config("int8"));
@@ -218,7 +296,7 @@ TEST_F(LatentFile, IsNotLoadedIntoACacheWithVApart) {
 TEST(LatentCache, RefusesWhatItsOneRowCannotBe) {
   EXPECT_THAT(creation_error(latent_config("int8/int4")), HasSubstr("one row for both"));
   EXPECT_THAT(creation_error(latent_config("nvfp4:v.search")), HasSubstr("one row for both"));
-  EXPECT_THAT(creation_error(latent_config("int8:auto")), HasSubstr("option hadamard"));
+  EXPECT_THAT(creation_error(latent_config("int8:v.hadamard")), HasSubstr("one row for both"));
   KvCacheConfig config = latent_config("int8");
   config.geometry.v_head_dim = kRowDim + 1;
   EXPECT_THAT(creation_error(config), HasSubstr("v_head_dim is 193; expected 1 to 192"));
@@ -236,6 +314,19 @@ TEST(LatentCache, RefusesWhatItsOneRowCannotBe) {
   tables.k_block_offset.assign(kRowDim, 1.0f);
   config.calibration.assign(kNumLayers, tables);
   EXPECT_THAT(creation_error(config), HasSubstr("layer 0 k_block_offset is given"));
+  EXPECT_THAT(creation_error(latent_config("int8+bf16", ValuePlace::kApart)),
+              HasSubstr("only a latent cache's rows"));
+  config = latent_config("int8+bf16");
+  config.geometry.v_head_dim = kRowDim;
+  EXPECT_THAT(creation_error(config), HasSubstr("v_head_dim is 192, all of K's row"));
+  EXPECT_FALSE(parse_recipe("int8/int4+bf16").ok());
+  EXPECT_FALSE(parse_recipe("int8+").ok());
+  EXPECT_FALSE(parse_recipe("int8+bf16+bf16").ok());
+  config = latent_config("int8+bf16");
+  tables = {};
+  tables.k_mean.assign(kRowDim, 1.0f);
+  config.calibration.assign(kNumLayers, tables);
+  EXPECT_THAT(creation_error(config), HasSubstr("layer 0 k_mean has 192 numbers; expected 128"));
 }
 
 }  // namespace

@@ -29,7 +29,14 @@ def feed(cache, sequence, q, k, step_tokens=17):
 
 @pytest.mark.parametrize(
     "recipe, tolerance",
-    [("f32", 2e-6), ("bf16", 6e-3), ("int8", 2e-2), ("nvfp4:search,sink=16,recent=32", 0.2)],
+    [
+        ("f32", 2e-6),
+        ("bf16", 6e-3),
+        ("int8", 2e-2),
+        ("int8+bf16", 2e-2),
+        ("nvfp4:auto", 0.2),
+        ("nvfp4+bf16:auto", 0.2),
+    ],
 )
 def test_attention_reads_the_rows_first_numbers_as_values(recipe, tolerance):
     cache = new_cache(recipe)
@@ -75,7 +82,7 @@ def test_refusals_say_what_to_pass():
         cache.append_and_attend(0, q, k, None)
     with pytest.raises(kvx.Error, match="one row for both"):
         new_cache("int8/int4")
-    with pytest.raises(kvx.UnsupportedError, match="option hadamard"):
-        new_cache("int4:auto")
+    with pytest.raises(kvx.Error, match="only a latent cache's rows"):
+        new_cache("int4+bf16", latent=False)
     with pytest.raises(kvx.Error, match="v_head_dim is 200; expected 1 to 192"):
         new_cache("int8", v_head_dim=200)

@@ -64,6 +64,7 @@ constexpr FeatureName kNames[] = {
     {kTraits, KVX_TRAIT_LAUNCH_ON_HOST, "trait LAUNCH_ON_HOST"},
     {kTraits, KVX_TRAIT_FRAGMENTED_ROWS, "trait FRAGMENTED_ROWS"},
     {kTraits, KVX_TRAIT_V_IN_K, "trait V_IN_K"},
+    {kTraits, KVX_TRAIT_ROW_SEGMENTS, "trait ROW_SEGMENTS"},
 };
 
 }  // namespace

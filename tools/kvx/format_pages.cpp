@@ -151,7 +151,11 @@ std::string formats_markdown() {
       "`nvfp4:k.hadamard,search,sink=16,recent=64`. An option applies to both sides where their "
       "formats\ntake it; `k.` or `v.` in front of it limits it to one. `tuned:FILE` names a recipe "
       "that "
-      "was tuned\nfor a model, with its tables ([tune-file.md](tune-file.md)).\n\n";
+      "was tuned\nfor a model, with its tables ([tune-file.md](tune-file.md)).\n\n"
+      "A latent cache (MLA) has one row for K and V: V's numbers, then the rotary ones, which are "
+      "K's\nalone. One format is for all of them, and `format+format[:option,...]` for the two "
+      "parts:\n`nvfp4+bf16:auto`. Options are the first part's. A rotation turns V's numbers "
+      "only.\n\n";
   text += options_markdown();
   text +=
       "\n## Rows\n\n"
@@ -166,7 +170,8 @@ std::string formats_markdown() {
 std::string recipe_help() {
   std::string text =
       "A cache is named by one string everywhere:\n"
-      "  format[/format][:option,...]    K and V, or one format for both\n\n"
+      "  format[/format][:option,...]    K and V, or one format for both\n"
+      "  format+format[:option,...]      a latent row (MLA): V's numbers, then the rotary ones\n\n"
       "Options (for both sides where their formats take them; k. or v. in front limits one to a "
       "side):\n";
   for (const kv::OptionHelp& option : kv::recipe_options()) {

@@ -8,7 +8,7 @@ namespace {
 
 bool begins_a_recipe(std::string_view part) {
   return part.starts_with(tune::kTunedWord) ||
-         format::format_named(part.substr(0, part.find_first_of(":/"))).has_value();
+         format::format_named(part.substr(0, part.find_first_of(":/+"))).has_value();
 }
 
 std::string_view without_blanks_around(std::string_view text) {

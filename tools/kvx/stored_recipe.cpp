@@ -36,10 +36,26 @@ std::vector<std::string> options_of(const SideRecipe& side, std::string_view pre
   return options;
 }
 
-// "int4", "nvfp4:hadamard", "int8/int4:v.g32". window: further options, of the whole cache.
-std::string recipe_text(const SideRecipe& k, const SideRecipe& v,
-                        const std::vector<std::string>& window) {
+// What a run of heads is stored as. The rotations are the layer's: a run has them for its text.
+struct RunRecipe {
+  SideRecipe k;
+  SideRecipe v;
+  format::FormatSpec rotary;
+};
+
+RunRecipe recipe_of(const LayerPlan& layer, const HeadRunPlan& run) {
+  RunRecipe recipe{run.k, run.v, run.rotary};
+  recipe.k.hadamard = layer.k_hadamard;
+  recipe.v.hadamard = layer.v_hadamard;
+  return recipe;
+}
+
+// "int4", "nvfp4:hadamard", "int8/int4:v.g32", "int4+bf16". window: further options, of the whole
+// cache.
+std::string recipe_text(const RunRecipe& run, const std::vector<std::string>& window) {
+  const auto& [k, v, rotary] = run;
   std::string text(k.spec.facts->name);
+  if (rotary != k.spec) text.append("+").append(rotary.facts->name);
   std::vector<std::string> options;
   if (k == v) {
     options = options_of(k, "");
@@ -53,21 +69,15 @@ std::string recipe_text(const SideRecipe& k, const SideRecipe& v,
   return text;
 }
 
-// The rotations are the layer's: a run has them for its text alone.
-std::pair<SideRecipe, SideRecipe> sides_of(const LayerPlan& layer, const HeadRunPlan& run) {
-  SideRecipe k = run.k;
-  SideRecipe v = run.v;
-  k.hadamard = layer.k_hadamard;
-  v.hadamard = layer.v_hadamard;
-  return {k, v};
-}
-
 bool is_stored_alike(const LayerPlan& a, const LayerPlan& b) {
-  if (a.k_hadamard != b.k_hadamard || a.v_hadamard != b.v_hadamard) return false;
+  if (a.k_hadamard != b.k_hadamard || a.v_hadamard != b.v_hadamard ||
+      a.has_segments != b.has_segments) {
+    return false;
+  }
   return std::equal(a.runs.begin(), a.runs.end(), b.runs.begin(), b.runs.end(),
                     [](const HeadRunPlan& x, const HeadRunPlan& y) {
                       return x.num_heads == y.num_heads && x.k.spec == y.k.spec &&
-                             x.v.spec == y.v.spec;
+                             x.v.spec == y.v.spec && x.rotary == y.rotary;
                     });
 }
 
@@ -106,18 +116,17 @@ std::vector<std::string> window_options(const kv::StoredCache& stored) {
 // The exceptions of one layer: a recipe for all of it, and others for the heads that differ from
 // its first run.
 void add_exceptions(int index, const LayerPlan& layer, OverrideTexts& overrides, bool is_base) {
-  const auto [k, v] = sides_of(layer, layer.runs.front());
-  if (!is_base) overrides.layers.push_back(fmt::format("{}={}", index, recipe_text(k, v, {})));
+  const std::string whole = recipe_text(recipe_of(layer, layer.runs.front()), {});
+  if (!is_base) overrides.layers.push_back(fmt::format("{}={}", index, whole));
   for (size_t r = 1; r < layer.runs.size(); ++r) {
     const HeadRunPlan& run = layer.runs[r];
     std::string where;
     for (int head = run.first_head; head < run.first_head + run.num_heads; ++head) {
       where += fmt::format("{}{}:{}", where.empty() ? "" : ",", index, head);
     }
-    SideRecipe k_alone = run.k;
-    SideRecipe v_alone = run.v;
-    k_alone.hadamard = v_alone.hadamard = false;  // heads keep their layer's
-    overrides.heads.push_back(where + "=" + recipe_text(k_alone, v_alone, {}));
+    RunRecipe alone{run.k, run.v, run.rotary};
+    alone.k.hadamard = alone.v.hadamard = false;  // heads keep their layer's
+    overrides.heads.push_back(where + "=" + recipe_text(alone, {}));
   }
 }
 
@@ -147,9 +156,8 @@ Result<StoredRecipe> stored_recipe(std::string_view fingerprint) {
     return unsupported("the cache had a tuned recipe's tables, which --cache tuned:FILE names");
   }
   const LayerPlan& base = stored.layers[base_layer(stored.layers)];
-  const auto [k, v] = sides_of(base, base.runs.front());
   StoredRecipe found;
-  found.cache = recipe_text(k, v, window_options(stored));
+  found.cache = recipe_text(recipe_of(base, base.runs.front()), window_options(stored));
   found.block_size = stored.block_size;
   for (size_t i = 0; i < stored.layers.size(); ++i) {
     const LayerPlan& layer = stored.layers[i];

@@ -74,6 +74,7 @@ Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCall
   KVX_ASSIGN_OR_RETURN(run.k, view_of_cache_side(cache.k, head_dim, "cache.k"));
   KVX_ASSIGN_OR_RETURN(run.v, view_of_cache_side(cache.v, head_dim, "cache.v"));
   result.runs.assign(1, run);
+  result.rest_runs.clear();
   result.memory.assign({{cache.k.data, cache.k.total_bytes}, {cache.v.data, cache.v.total_bytes}});
   result.view = {cache.num_blocks, static_cast<int>(cache.block_size), run.num_heads, result.runs};
   return {};
@@ -279,11 +280,30 @@ Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideVi
   return view;
 }
 
-// Adds the ranges of codes and scales to `memory`.
+// The numbers of K's rows behind those of k.
+Result<ops::SideView> read_rest(const kvx_side_t* caller, const ops::SideView& k,
+                                const Counts& counts, const std::string& name,
+                                std::vector<MemoryRange>& memory) {
+  KVX_ASSIGN_OR_RETURN(const kvx_side_t side, read_struct(caller, name));
+  KVX_ASSIGN_OR_RETURN(const ops::SideView rest, read_side(side, counts, name, memory));
+  if (rest.head_dim > format::kMaxHeadDim - k.head_dim) {
+    return invalid_argument("{}.head_dim is {}; expected at most {}, k's row being {}", name,
+                            rest.head_dim, format::kMaxHeadDim - k.head_dim, k.head_dim);
+  }
+  if (k.is_interleaved || rest.is_interleaved) {
+    return unsupported("{} is set with codes in interleaved order; expected one of the two", name);
+  }
+  return rest;
+}
+
+// Adds the ranges of codes and scales to `memory`. rest: of K's second segment; no head_dim: none.
 Status read_run(const kvx_head_run_t& run, const Counts& counts, const std::string& name,
-                std::vector<MemoryRange>& memory, ops::HeadRun& view) {
+                std::vector<MemoryRange>& memory, ops::HeadRun& view, ops::SideView& rest) {
   KVX_ASSIGN_OR_RETURN(const kvx_side_t k, read_struct(run.k, name + ".k"));
   KVX_ASSIGN_OR_RETURN(view.k, read_side(k, counts, name + ".k", memory));
+  if (run.k_rest != nullptr) {
+    KVX_ASSIGN_OR_RETURN(rest, read_rest(run.k_rest, view.k, counts, name + ".k_rest", memory));
+  }
   if (run.v == nullptr) return {};
   KVX_ASSIGN_OR_RETURN(const kvx_side_t v, read_struct(run.v, name + ".v"));
   if ((v.flags & KVX_SIDE_PREFIX_OF_K) != 0) {
@@ -309,6 +329,7 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
                             layer.num_kv_heads);
   }
   result.runs.clear();
+  result.rest_runs.clear();
   result.memory.clear();
   int64_t first_head = 0;
   for (uint32_t r = 0; r < layer.num_runs; ++r) {
@@ -324,9 +345,16 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
                          .num_heads = static_cast<int>(run.num_heads),
                          .k = {},
                          .v = {}};
-    KVX_RETURN_IF_ERROR(read_run(run, counts, run_name, result.memory, view));
+    ops::HeadRun rest = view;
+    KVX_RETURN_IF_ERROR(read_run(run, counts, run_name, result.memory, view, rest.k));
     result.runs.push_back(view);
+    result.rest_runs.push_back(rest);
     const ops::HeadRun& first = result.runs.front();
+    const int first_rest = result.rest_runs.front().k.head_dim;
+    if (rest.k.head_dim != first_rest) {
+      return invalid_argument("{}.k_rest has {} numbers; expected runs[0]'s {}", run_name,
+                              rest.k.head_dim, first_rest);
+    }
     if (view.k.head_dim != first.k.head_dim || view.v.head_dim != first.v.head_dim) {
       return invalid_argument("{} has head_dims {} and {}; expected runs[0]'s {} and {}", run_name,
                               view.k.head_dim, view.v.head_dim, first.k.head_dim, first.v.head_dim);
@@ -343,6 +371,10 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
   }
   result.view = {layer.num_blocks, static_cast<int>(layer.block_size),
                  static_cast<int>(layer.num_kv_heads), result.runs};
+  if (result.rest_runs.front().k.head_dim == 0) result.rest_runs.clear();
+  result.rest = result.view;
+  result.rest.runs = result.rest_runs;
+  if (result.has_segments()) result.view.next_segment = &result.rest;
   return {};
 }
 
@@ -373,9 +405,11 @@ Status check_memory(const kvx_layer_t& layer, const std::string& name, LayerMemo
   if (result.is_on_device() && allowed == LayerMemory::kHost) {
     return unsupported("{} lies in a GPU's memory; this call takes host memory", name);
   }
-  for (const ops::HeadRun& run : result.runs) {
-    if (!result.is_on_device()) break;
-    if (!run.k.codes.is_fragmented() && !run.v.codes.is_fragmented()) continue;
+  const auto has_fragments = [](const ops::HeadRun& run) {
+    return run.k.codes.is_fragmented() || run.v.codes.is_fragmented();
+  };
+  if (result.is_on_device() && (std::ranges::any_of(result.runs, has_fragments) ||
+                                std::ranges::any_of(result.rest_runs, has_fragments))) {
     return unsupported("{} has rows in fragments; a GPU's kernels read contiguous rows", name);
   }
   if (!result.is_on_device() && layer.counters != nullptr) {
@@ -428,8 +462,8 @@ Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOf
                                             : read_runs(args, name, result));
   KVX_ASSIGN_OR_RETURN(
       result.transform.k,
-      read_transform(args.k_transform, result.view.num_kv_heads, result.k_head_dim(), true,
-                     !result.is_on_device(), name + ".k_transform"));
+      read_transform(args.k_transform, result.view.num_kv_heads, result.runs.front().k.head_dim,
+                     true, !result.is_on_device(), name + ".k_transform"));
   KVX_ASSIGN_OR_RETURN(
       result.transform.v,
       read_transform(args.v_transform, result.view.num_kv_heads, result.v_head_dim(), false,

@@ -18,6 +18,8 @@ inline constexpr int kMostHeads = 65535;  // a GPU's limit for a dimension of a 
 // another layer into it reuses the vectors' memory: a warm call allocates nothing.
 struct LayerOfCaller {
   std::vector<ops::HeadRun> runs;
+  std::vector<ops::HeadRun> rest_runs;  // of K's second segment; empty: rows are one
+  ops::LayerView rest;
   ops::LayerView view;
   ops::LayerTransform transform;
   std::vector<MemoryRange> memory;  // where codes and scales lie
@@ -26,7 +28,8 @@ struct LayerOfCaller {
 
   bool is_on_device() const { return kind != MemoryType::kHost; }
 
-  int k_head_dim() const { return runs.front().k.head_dim; }
+  bool has_segments() const { return !rest_runs.empty(); }
+  int k_head_dim() const { return view.key_dim(); }
   int v_head_dim() const { return runs.front().v.head_dim; }
   // Whether V is stored, and not as a part of K's rows.
   bool has_own_v() const { return v_head_dim() != 0 && !runs.front().v.is_alias; }

@@ -343,7 +343,7 @@ Status attend_prefers_interleaved_order(const kvx_layer_t* caller, uint32_t* pre
   // Only the reference kernel handles K's offsets by block, and it decodes interleaved codes
   // slower.
   const bool has_offsets = layer.transform.k.block_offset != nullptr;
-  *prefers = !has_offsets &&
+  *prefers = !has_offsets && !layer.has_segments() &&
              std::all_of(layer.runs.begin(), layer.runs.end(), [&](const ops::HeadRun& run) {
                return !run.v.is_alias &&
                       ops::attend_takes_interleaved_order(verb.context, run, layer.view.block_size);

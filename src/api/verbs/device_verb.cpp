@@ -31,6 +31,9 @@ VerbAddresses& VerbAddresses::add(const LayerOfCaller& layer, std::string_view n
     add("tensor_scales", run.k.tensor_scales).add("tensor_scales", run.v.tensor_scales);
     add("feedback", run.k.feedback).add("feedback", run.v.feedback);
   }
+  for (const ops::HeadRun& run : layer.rest_runs) {
+    add("tensor_scales", run.k.tensor_scales).add("feedback", run.k.feedback);
+  }
   add_transform(*this, layer.transform.k);
   add_transform(*this, layer.transform.v);
   return add("counters", layer.counters);

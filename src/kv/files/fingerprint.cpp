@@ -8,8 +8,7 @@
 namespace kvx::kv {
 namespace {
 
-std::string spec_text(const SideRecipe& side, bool hadamard) {
-  const format::FormatSpec& spec = side.spec;
+std::string spec_text(const format::FormatSpec& spec, bool hadamard) {
   std::string text =
       fmt::format("{}:g{}:{}:{}:{}:{}", spec.facts->name, spec.group_size, name_of(spec.scale_type),
                   name_of(spec.scale_rule), name_of(spec.scale_source), name_of(spec.scale_choice));
@@ -20,7 +19,10 @@ std::string layer_text(const LayerPlan& layer) {
   std::string text;
   for (const HeadRunPlan& run : layer.runs) {
     text += fmt::format("{}{} heads K {} V {}", text.empty() ? "" : ", ", run.num_heads,
-                        spec_text(run.k, layer.k_hadamard), spec_text(run.v, layer.v_hadamard));
+                        spec_text(run.k.spec, layer.k_hadamard),
+                        spec_text(run.v.spec, layer.v_hadamard));
+    // Only where rows are two segments: other files stay as they are.
+    if (layer.has_segments) text += " rotary " + spec_text(run.rotary, false);
   }
   return text;
 }

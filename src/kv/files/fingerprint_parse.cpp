@@ -80,7 +80,23 @@ Result<ParsedSide> parse_side(std::string_view text) {
   return side;
 }
 
-// 2 heads K SIDE V SIDE, ...
+// K's numbers, in one segment or two, and V, which a latent cache has in them.
+Status check_row(const HeadRunPlan& run, const LayerPlan& layer, const CacheGeometry& geometry) {
+  if (geometry.is_latent) {
+    const bool is_one_row = run.k.spec == run.v.spec && layer.k_hadamard == layer.v_hadamard;
+    if (!is_one_row) return not_understood("V", run.v.spec.facts->name, "K's, in a latent cache");
+    const bool needs_segments = layer.k_hadamard && geometry.rotary_dim() > 0;
+    if (needs_segments && !layer.has_segments) return not_understood("rotary", "", "a format");
+  }
+  if (!layer.has_segments) return format::check_head_dim(run.k.spec, geometry.k_head_dim);
+  if (geometry.rotary_dim() == 0) return not_understood("rotary", run.rotary.facts->name, "none");
+  if (run.rotary.has_scale() && run.rotary.scale_source == format::ScaleSource::kGiven) {
+    return not_understood("rotary", "given", "scales that are not given");
+  }
+  return format::check_head_dim(run.rotary, geometry.rotary_dim());
+}
+
+// 2 heads K SIDE V SIDE[ rotary SIDE], ...
 Result<LayerPlan> parse_layer(std::string_view text, const CacheGeometry& geometry) {
   LayerPlan plan;
   int num_heads = 0;
@@ -90,18 +106,28 @@ Result<LayerPlan> parse_layer(std::string_view text, const CacheGeometry& geomet
     run.first_head = num_heads;
     KVX_ASSIGN_OR_RETURN(run.num_heads, number_of("heads", take_until(part, " heads K ")));
     KVX_ASSIGN_OR_RETURN(const ParsedSide k, parse_side(take_until(part, " V ")));
-    KVX_ASSIGN_OR_RETURN(const ParsedSide v, parse_side(part));
+    KVX_ASSIGN_OR_RETURN(const ParsedSide v, parse_side(take_until(part, " rotary ")));
+    const bool has_segments = !part.empty();
+    if (!plan.runs.empty() && has_segments != plan.has_segments) {
+      return not_understood("rotary", part, "the same in all runs of heads");
+    }
+    plan.has_segments = has_segments;
+    run.rotary = k.recipe.spec;
+    if (plan.has_segments) {
+      KVX_ASSIGN_OR_RETURN(const ParsedSide rotary, parse_side(part));
+      run.rotary = rotary.recipe.spec;
+    }
     if (run.num_heads < 1 || run.num_heads > geometry.num_kv_heads - num_heads) {
       return not_understood("heads", std::to_string(run.num_heads), "num_kv_heads in all");
-    }
-    KVX_RETURN_IF_ERROR(format::check_head_dim(k.recipe.spec, geometry.k_head_dim));
-    if (geometry.v_head_dim > 0) {
-      KVX_RETURN_IF_ERROR(format::check_head_dim(v.recipe.spec, geometry.v_head_dim));
     }
     run.k = k.recipe;
     run.v = v.recipe;
     plan.k_hadamard = k.hadamard;  // the layer's, and so every run's
     plan.v_hadamard = v.hadamard;
+    KVX_RETURN_IF_ERROR(check_row(run, plan, geometry));
+    if (geometry.v_head_dim > 0) {
+      KVX_RETURN_IF_ERROR(format::check_head_dim(v.recipe.spec, geometry.v_head_dim));
+    }
     plan.runs.push_back(run);
     num_heads += run.num_heads;
   }

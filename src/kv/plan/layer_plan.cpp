@@ -1,6 +1,8 @@
 // plan_layers gives every head its recipe, then joins equal neighbours into runs.
 #include "kv/plan/layer_plan.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace kvx::kv {
@@ -9,6 +11,17 @@ namespace {
 struct HeadPlan {
   SideRecipe k;
   SideRecipe v;
+  std::optional<format::FormatSpec> rotary;
+
+  // Without a format of their own, rotary numbers are stored as the others; scales that are given
+  // are those of the others alone.
+  format::FormatSpec rotary_spec() const {
+    format::FormatSpec spec = rotary ? *rotary : k.spec;
+    if (spec.scale_source == format::ScaleSource::kGiven) {
+      spec.scale_source = format::ScaleSource::kComputed;
+    }
+    return spec;
+  }
 };
 
 Status check_count(std::string_view field, int value, int low, int high) {
@@ -17,22 +30,36 @@ Status check_count(std::string_view field, int value, int low, int high) {
 }
 
 // A latent cache stores V as a part of K's rows, so both are stored alike.
-Status check_latent(const HeadPlan& head) {
-  if (head.v.spec != head.k.spec) {
+Status check_latent(const CacheGeometry& geometry, const HeadPlan& head) {
+  if (head.v.spec != head.k.spec || (head.v.hadamard && !head.k.hadamard)) {
     return invalid_argument(
         "recipe stores K as {} and V as {} with other options or in another format; a latent cache "
         "has one row for both: expected one format and no options for one side",
         head.k.spec.facts->name, head.v.spec.facts->name);
   }
-  if (!head.k.hadamard && !head.v.hadamard) return {};
-  return unsupported(
-      "recipe has the option hadamard; a latent cache's K and V are one row, which is not rotated "
-      "(leave the option out, also as a part of auto)");
+  if (head.rotary && geometry.rotary_dim() == 0) {
+    return invalid_argument(
+        "recipe has a format for rotary numbers, {}; v_head_dim is {}, all of K's row: expected "
+        "one format",
+        head.rotary->facts->name, geometry.v_head_dim);
+  }
+  return {};
 }
 
-Status check_head_dims(const CacheGeometry& geometry, const HeadPlan& head) {
-  if (geometry.is_latent) KVX_RETURN_IF_ERROR(check_latent(head));
-  KVX_RETURN_IF_ERROR(format::check_head_dim(head.k.spec, geometry.k_head_dim));
+Status check_head_dims(const CacheGeometry& geometry, const HeadPlan& head, bool has_segments) {
+  if (geometry.is_latent) {
+    KVX_RETURN_IF_ERROR(check_latent(geometry, head));
+  } else if (head.rotary) {
+    return invalid_argument(
+        "recipe has a format for rotary numbers, {}, behind '+'; only a latent cache's rows have "
+        "such",
+        head.rotary->facts->name);
+  }
+  if (has_segments) {
+    KVX_RETURN_IF_ERROR(format::check_head_dim(head.rotary_spec(), geometry.rotary_dim()));
+  } else {
+    KVX_RETURN_IF_ERROR(format::check_head_dim(head.k.spec, geometry.k_head_dim));
+  }
   if (geometry.v_head_dim == 0) return {};
   return format::check_head_dim(head.v.spec, geometry.v_head_dim);
 }
@@ -43,12 +70,20 @@ struct LayerDraft {
   bool k_hadamard;
   bool v_hadamard;
 
+  bool has_segments(const CacheGeometry& geometry) const {
+    if (geometry.rotary_dim() == 0) return false;
+    const auto is_mixed = [](const HeadPlan& head) {
+      return head.rotary && *head.rotary != head.k.spec;
+    };
+    return k_hadamard || std::ranges::any_of(heads, is_mixed);
+  }
+
   void take(const Recipe& recipe, int head) {
     if (head >= 0) {
-      heads[head] = {recipe.k, recipe.v};
+      heads[head] = {recipe.k, recipe.v, recipe.rotary};
       return;
     }
-    for (HeadPlan& plan : heads) plan = {recipe.k, recipe.v};
+    for (HeadPlan& plan : heads) plan = {recipe.k, recipe.v, recipe.rotary};
     k_hadamard = recipe.k.hadamard;
     v_hadamard = recipe.v.hadamard;
   }
@@ -70,16 +105,18 @@ Status apply(const RecipeOverride& change, const CacheGeometry& geometry,
   return {};
 }
 
-LayerPlan join_equal_neighbours(const LayerDraft& layer) {
-  LayerPlan plan{{}, layer.k_hadamard, layer.v_hadamard};
+LayerPlan join_equal_neighbours(const LayerDraft& layer, const CacheGeometry& geometry) {
+  LayerPlan plan{{}, layer.k_hadamard, layer.v_hadamard, layer.has_segments(geometry)};
+  if (geometry.is_latent) plan.v_hadamard = plan.k_hadamard;  // V is in K's row
   for (int head = 0; head < static_cast<int>(layer.heads.size()); ++head) {
     const HeadPlan& next = layer.heads[head];
     const bool continues = !plan.runs.empty() && plan.runs.back().k.spec == next.k.spec &&
-                           plan.runs.back().v.spec == next.v.spec;
+                           plan.runs.back().v.spec == next.v.spec &&
+                           plan.runs.back().rotary == next.rotary_spec();
     if (continues) {
       ++plan.runs.back().num_heads;
     } else {
-      plan.runs.push_back({head, 1, next.k, next.v});
+      plan.runs.push_back({head, 1, next.k, next.v, next.rotary_spec()});
     }
   }
   return plan;
@@ -125,18 +162,20 @@ Status check_geometry(const CacheGeometry& geometry) {
 Result<std::vector<LayerPlan>> plan_layers(const CacheGeometry& geometry, const Recipe& recipe,
                                            std::span<const RecipeOverride> overrides) {
   KVX_RETURN_IF_ERROR(check_geometry(geometry));
-  const LayerDraft as_recipe{std::vector<HeadPlan>(geometry.num_kv_heads, {recipe.k, recipe.v}),
-                             recipe.k.hadamard, recipe.v.hadamard};
+  const HeadPlan head{recipe.k, recipe.v, recipe.rotary};
+  const LayerDraft as_recipe{std::vector<HeadPlan>(geometry.num_kv_heads, head), recipe.k.hadamard,
+                             recipe.v.hadamard};
   std::vector<LayerDraft> drafts(geometry.num_layers, as_recipe);
   for (const RecipeOverride& change : overrides) {
     KVX_RETURN_IF_ERROR(apply(change, geometry, drafts));
   }
   std::vector<LayerPlan> plans;
   for (const LayerDraft& draft : drafts) {
-    for (const HeadPlan& head : draft.heads) {
-      KVX_RETURN_IF_ERROR(check_head_dims(geometry, head));
+    const bool has_segments = draft.has_segments(geometry);
+    for (const HeadPlan& of_head : draft.heads) {
+      KVX_RETURN_IF_ERROR(check_head_dims(geometry, of_head, has_segments));
     }
-    plans.push_back(join_equal_neighbours(draft));
+    plans.push_back(join_equal_neighbours(draft, geometry));
   }
   return plans;
 }

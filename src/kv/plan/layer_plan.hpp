@@ -25,6 +25,8 @@ struct CacheGeometry {
   // A latent cache (MLA): V is the first v_head_dim numbers of K's rows, which are stored once.
   bool is_latent = false;
 
+  // Numbers of a latent row that are K's alone.
+  int rotary_dim() const { return is_latent ? k_head_dim - v_head_dim : 0; }
   // Numbers of a row that V takes beside K's.
   int stored_v_head_dim() const { return is_latent ? 0 : v_head_dim; }
   int window_of(int layer) const { return layer_windows.empty() ? 0 : layer_windows[layer]; }
@@ -40,6 +42,7 @@ struct HeadRunPlan {
   int num_heads = 0;
   SideRecipe k;
   SideRecipe v;
+  format::FormatSpec rotary = {};  // of a latent row's numbers behind V
 };
 
 struct LayerPlan {
@@ -48,11 +51,14 @@ struct LayerPlan {
   // layer.
   bool k_hadamard = false;
   bool v_hadamard = false;
+  // Latent rows are two segments, V's numbers and the rotary ones: in two formats, or with a
+  // rotation, which is of V's numbers alone. Transforms and tables are of the first segment.
+  bool has_segments = false;
 };
 
 // One plan a layer. INVALID_ARGUMENT: an override of a layer or head that does not exist, a
-// head_dim that a format can't do, or two formats for the one row of a latent cache. UNSUPPORTED: a
-// rotation of a latent cache.
+// head_dim that a format can't do, K and V in two formats in a latent cache, or rotary numbers in
+// any other.
 Result<std::vector<LayerPlan>> plan_layers(const CacheGeometry& geometry, const Recipe& recipe,
                                            std::span<const RecipeOverride> overrides);
 

@@ -42,10 +42,17 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
   return view;
 }
 
-ops::LayerView layer_view(const CacheGeometry& geometry, const LayerMemory& memory,
-                          std::span<const ops::HeadRun> runs) {
-  return {memory.num_blocks, static_cast<int>(memory.layout->block_size), geometry.num_kv_heads,
-          runs};
+// The numbers of a 16-bit or f32 row behind its first skip.
+ops::SideView behind(const ops::SideView& row, int skip) {
+  ops::SideView rest = row;
+  rest.head_dim = row.head_dim - skip;
+  rest.codes.base = after(row.codes.base, format::code_bytes_per_row(row.spec, skip));
+  return rest;
+}
+
+// Of a latent row the numbers that V shares, where they are a segment.
+int first_segment_dim(const CacheGeometry& geometry, const LayerPlan& plan) {
+  return plan.has_segments ? geometry.v_head_dim : geometry.k_head_dim;
 }
 
 }  // namespace
@@ -53,16 +60,30 @@ ops::LayerView layer_view(const CacheGeometry& geometry, const LayerMemory& memo
 cache::LayerBytes packed_bytes(const CacheGeometry& geometry, const LayerPlan& plan) {
   cache::LayerBytes layer;
   for (const HeadRunPlan& run : plan.runs) {
-    layer.runs.push_back({run.num_heads, side_bytes(run.k.spec, geometry.k_head_dim),
-                          side_bytes(run.v.spec, geometry.stored_v_head_dim())});
+    layer.runs.push_back(
+        {run.num_heads, side_bytes(run.k.spec, first_segment_dim(geometry, plan)),
+         side_bytes(run.v.spec, geometry.stored_v_head_dim()),
+         plan.has_segments ? side_bytes(run.rotary, geometry.rotary_dim()) : cache::SideBytes()});
   }
   return layer;
 }
 
 cache::LayerBytes full_precision_bytes(const CacheGeometry& geometry,
                                        const FormatSpec& full_precision) {
-  return {{{geometry.num_kv_heads, side_bytes(full_precision, geometry.k_head_dim),
-            side_bytes(full_precision, geometry.stored_v_head_dim())}}};
+  return {{{geometry.num_kv_heads,
+            side_bytes(full_precision, geometry.k_head_dim),
+            side_bytes(full_precision, geometry.stored_v_head_dim()),
+            {}}}};
+}
+
+void LayerStore::OwnedView::complete(const CacheGeometry& geometry, const LayerMemory& memory) {
+  view.num_blocks = memory.num_blocks;
+  view.block_size = static_cast<int>(memory.layout->block_size);
+  view.num_kv_heads = geometry.num_kv_heads;
+  more = view;
+  view.runs = runs;
+  more.runs = more_runs;
+  if (!more_runs.empty()) view.next_segment = &more;
 }
 
 Result<std::unique_ptr<LayerStore>> LayerStore::create(
@@ -77,48 +98,69 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
     store->counts_.k.resize(geometry.num_kv_heads);
     store->counts_.v.resize(geometry.num_kv_heads);
   }
+  store->create_packed(geometry, plan, packed, device);
+  if (full_precision.layout != nullptr) {
+    store->create_full_precision(geometry, plan, full_precision_spec, full_precision);
+  }
+  return store;
+}
 
-  const cache::LayerPlace& place = packed.layout->layers[packed.layer_in_group];
+// device: where codes may lie in interleaved order; null: the host.
+void LayerStore::create_packed(const CacheGeometry& geometry, const LayerPlan& plan,
+                               const LayerMemory& memory, const CudaPlace* device) {
+  const cache::LayerPlace& place = memory.layout->layers[memory.layer_in_group];
+  const int k_dim = first_segment_dim(geometry, plan);
   for (size_t r = 0; r < plan.runs.size(); ++r) {
     const HeadRunPlan& run = plan.runs[r];
     const cache::RunPlace& at = place.runs[r];
-    store->packed_runs_.push_back({run.first_head, run.num_heads,
-                                   side_view(run.k.spec, geometry.k_head_dim, packed, at, at.k),
-                                   side_view(run.v.spec, geometry.v_head_dim, packed, at, at.v)});
-    ops::HeadRun& stored = store->packed_runs_.back();
-    const int block_size = static_cast<int>(packed.layout->block_size);
+    ops::HeadRun stored = {run.first_head, run.num_heads,
+                           side_view(run.k.spec, k_dim, memory, at, at.k),
+                           side_view(run.v.spec, geometry.v_head_dim, memory, at, at.v)};
+    const int block_size = static_cast<int>(memory.layout->block_size);
     if (device != nullptr && !geometry.is_latent) {
       stored.k.is_interleaved = stored.v.is_interleaved =
           ops::attend_takes_interleaved_order(device->context, stored, block_size);
     }
-    store->tables_.attach(r, stored);
+    tables_.attach(r, stored);
+    ops::HeadRun more = {run.first_head,
+                         run.num_heads,
+                         side_view(run.rotary, geometry.rotary_dim(), memory, at, at.k_more),
+                         {}};
     if (device == nullptr) {
-      stored.k.counts = store->counts_.k.data() + run.first_head;
-      stored.v.counts = store->counts_.v.data() + run.first_head;
+      stored.k.counts = more.k.counts = counts_.k.data() + run.first_head;
+      stored.v.counts = counts_.v.data() + run.first_head;
     }
     if (geometry.is_latent) stored.v = ops::prefix_of(stored.k, geometry.v_head_dim);
+    packed_.runs.push_back(stored);
+    if (plan.has_segments) packed_.more_runs.push_back(more);
   }
-  store->packed_ = layer_view(geometry, packed, store->packed_runs_);
+  packed_.complete(geometry, memory);
+}
 
-  if (full_precision.layout != nullptr) {
-    const cache::RunPlace& run =
-        full_precision.layout->layers[full_precision.layer_in_group].runs.front();
-    store->full_precision_runs_.push_back(
-        {0, geometry.num_kv_heads,
-         side_view(full_precision_spec, geometry.k_head_dim, full_precision, run, run.k),
-         side_view(full_precision_spec, geometry.v_head_dim, full_precision, run, run.v)});
-    ops::HeadRun& whole = store->full_precision_runs_.front();
-    if (geometry.is_latent) whole.v = ops::prefix_of(whole.k, geometry.v_head_dim);
-    store->full_precision_ = layer_view(geometry, full_precision, store->full_precision_runs_);
-    for (const HeadRunPlan& cut : plan.runs) {
-      store->cut_full_precision_runs_.push_back({cut.first_head, cut.num_heads,
-                                                 ops::side_from(whole.k, cut.first_head),
-                                                 ops::side_from(whole.v, cut.first_head)});
-    }
-    store->full_precision_in_packed_runs_ =
-        layer_view(geometry, full_precision, store->cut_full_precision_runs_);
+void LayerStore::create_full_precision(const CacheGeometry& geometry, const LayerPlan& plan,
+                                       const FormatSpec& spec, const LayerMemory& memory) {
+  const cache::RunPlace& at = memory.layout->layers[memory.layer_in_group].runs.front();
+  ops::HeadRun all = {0, geometry.num_kv_heads,
+                      side_view(spec, geometry.k_head_dim, memory, at, at.k),
+                      side_view(spec, geometry.v_head_dim, memory, at, at.v)};
+  ops::HeadRun more = {0, geometry.num_kv_heads, {}, {}};
+  if (plan.has_segments) {
+    more.k = behind(all.k, geometry.v_head_dim);
+    all.k.head_dim = geometry.v_head_dim;
+    full_precision_.more_runs.push_back(more);
   }
-  return store;
+  if (geometry.is_latent) all.v = ops::prefix_of(all.k, geometry.v_head_dim);
+  full_precision_.runs.push_back(all);
+  for (const HeadRunPlan& cut : plan.runs) {
+    const auto part_of = [&cut](const ops::HeadRun& run) {
+      return ops::HeadRun{cut.first_head, cut.num_heads, ops::side_from(run.k, cut.first_head),
+                          ops::side_from(run.v, cut.first_head)};
+    };
+    full_precision_in_packed_runs_.runs.push_back(part_of(all));
+    if (plan.has_segments) full_precision_in_packed_runs_.more_runs.push_back(part_of(more));
+  }
+  full_precision_.complete(geometry, memory);
+  full_precision_in_packed_runs_.complete(geometry, memory);
 }
 
 LayerStore::Counts LayerStore::counts() const {

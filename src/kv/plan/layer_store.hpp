@@ -38,11 +38,11 @@ class LayerStore {
                                                     const LayerMemory& full_precision,
                                                     const CudaPlace* device = nullptr);
 
-  const ops::LayerView& packed() const { return packed_; }
-  const ops::LayerView& full_precision() const { return full_precision_; }
+  const ops::LayerView& packed() const { return packed_.view; }
+  const ops::LayerView& full_precision() const { return full_precision_.view; }
   // The same, its runs of heads cut as packed()'s are.
   const ops::LayerView& full_precision_in_packed_runs() const {
-    return full_precision_in_packed_runs_;
+    return full_precision_in_packed_runs_.view;
   }
   const ops::LayerTransform& transform() const { return tables_.transform(); }
 
@@ -54,16 +54,28 @@ class LayerStore {
   Counts counts() const;
 
  private:
+  // A view with what it points to.
+  struct OwnedView {
+    std::vector<ops::HeadRun> runs;
+    std::vector<ops::HeadRun> more_runs;  // of the rows' second segment; empty: they have one
+    ops::LayerView more;
+    ops::LayerView view;
+
+    // Requires: the runs are complete, and this stays where it is.
+    void complete(const CacheGeometry& geometry, const LayerMemory& memory);
+  };
+
   LayerStore() = default;
+  void create_packed(const CacheGeometry& geometry, const LayerPlan& plan,
+                     const LayerMemory& memory, const CudaPlace* device);
+  void create_full_precision(const CacheGeometry& geometry, const LayerPlan& plan,
+                             const format::FormatSpec& spec, const LayerMemory& memory);
 
   LayerTables tables_;
   mutable Counts counts_;  // atomic loads want them to be no constants
-  std::vector<ops::HeadRun> packed_runs_;
-  std::vector<ops::HeadRun> full_precision_runs_;
-  std::vector<ops::HeadRun> cut_full_precision_runs_;
-  ops::LayerView packed_;
-  ops::LayerView full_precision_;
-  ops::LayerView full_precision_in_packed_runs_;
+  OwnedView packed_;
+  OwnedView full_precision_;
+  OwnedView full_precision_in_packed_runs_;
 };
 
 }  // namespace kvx::kv

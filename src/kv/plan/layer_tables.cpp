@@ -226,9 +226,11 @@ Result<LayerCalibration> with_block_offsets(const CacheGeometry& geometry, int l
   return calibration;
 }
 
-Result<LayerTables> LayerTables::create(const CacheGeometry& geometry, int layer,
+Result<LayerTables> LayerTables::create(const CacheGeometry& of_rows, int layer,
                                         const LayerPlan& plan,
                                         const LayerCalibration& calibration) {
+  CacheGeometry geometry = of_rows;
+  if (plan.has_segments) geometry.k_head_dim = geometry.v_head_dim;
   if (!calibration.k_rope_mean.empty()) {
     return internal_error("{} has no block size yet; with_block_offsets() comes first",
                           table_name(layer, "k", "rope_mean"));

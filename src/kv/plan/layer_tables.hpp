@@ -47,7 +47,8 @@ class LayerTables {
  public:
   // INVALID_ARGUMENT names the table of the calibration that is missing, has another length than
   // expected or holds a number that is not positive and finite.
-  static Result<LayerTables> create(const CacheGeometry& geometry, int layer, const LayerPlan& plan,
+  // With rows in segments, K's tables are of their first one, [num_kv_heads, v_head_dim].
+  static Result<LayerTables> create(const CacheGeometry& of_rows, int layer, const LayerPlan& plan,
                                     const LayerCalibration& calibration);
 
   // Copies them to a device's memory: transform() and views attached from now on point there.

@@ -7,6 +7,7 @@
 
 #include "core/scratch.hpp"
 #include "format/spec.hpp"
+#include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 #include "ops/task_grid.hpp"
 
@@ -162,6 +163,10 @@ Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
   KVX_RETURN_IF_ERROR(check_slots(args));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.k));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.v));
+  AppendReport rest;
+  if (args.cache.next_segment != nullptr) {
+    KVX_ASSIGN_OR_RETURN(rest, append(context, next_segment_of(args)));
+  }
 
   Scratch<std::vector<AppendRun>> kept_runs;
   std::vector<AppendRun>& runs = *kept_runs;
@@ -170,7 +175,7 @@ Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
   AppendTask task{context, args, runs,
                   cut_into_tasks(args.cache.num_kv_heads, std::ssize(runs), num_floats)};
   run_tasks(*context.executor, task.tasks.count(), num_floats, task);
-  return AppendReport{tokens_written, task.nonfinite};
+  return AppendReport{tokens_written, task.nonfinite + rest.nonfinite_inputs};
 }
 
 }  // namespace kvx::ops

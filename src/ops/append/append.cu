@@ -7,6 +7,7 @@
 #include "ops/append/append_fed.hpp"
 #include "ops/append/append_pages.cuh"
 #include "ops/append/append_rows.cuh"
+#include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops {
@@ -157,7 +158,8 @@ Status append(const CudaContext& context, const AppendArgs& args, DeviceCounters
   for (const HeadRun& run : args.cache.runs) {
     KVX_RETURN_IF_ERROR(cuda::launch(context, args, run, counters));
   }
-  return {};
+  if (args.cache.next_segment == nullptr) return {};
+  return append(context, next_segment_of(args), counters);
 }
 
 }  // namespace kvx::ops

@@ -45,7 +45,8 @@ int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_wor
                    int64_t max_tokens) {
   const HeadRun& run = args.packed.runs.front();
   const int num_heads = args.packed.num_kv_heads;
-  const bool is_alone = args.packed.runs.size() == 1 && args.num_sink_blocks == nullptr;
+  const bool is_alone = args.packed.runs.size() == 1 && args.num_sink_blocks == nullptr &&
+                        args.packed.next_segment == nullptr;
   if (!is_alone || !is_token_major(run.k, num_heads) || !is_token_major(run.v, num_heads)) return 1;
   return choose_heads_together(tiling, run.k.head_dim, run.v.head_dim, num_heads, num_work_tiles,
                                std::max<int64_t>(max_tokens / kFewestPartTokens, 1));
@@ -73,17 +74,18 @@ void run_split(AttendPlan& plan) {
 Status attend(const CpuContext& context, const AttendArgs& args) {
   KVX_RETURN_IF_ERROR(check_attend(args));
   if (args.num_sequences == 0) return {};
-  const HeadRun& run = args.packed.runs.front();
+  const int key_dim = args.packed.key_dim();
+  const int value_dim = args.packed.runs.front().v.head_dim;
   const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
   const LargestWorkTile largest = largest_work_tile(args, q_per_kv);
   AttendPlan plan = {
       .context = context,
       .args = args,
       .math = cpu::tile_kernels(context.kernels->level),
-      .tiling = choose_tiling(run.k.head_dim, run.v.head_dim, largest.rows),
+      .tiling = choose_tiling(key_dim, value_dim, largest.rows),
       .q_per_kv = q_per_kv,
-      .key_dim = run.k.head_dim,
-      .value_dim = run.v.head_dim,
+      .key_dim = key_dim,
+      .value_dim = value_dim,
       .heads_together = 1,
       .num_work_tiles = 0,
       .split = {},

@@ -28,10 +28,10 @@ Status check_shared_memory(const CudaContext& context, const AttendArgs& args) {
   const int most = context.device.shared_bytes_per_cta;
   for (const HeadRun& run : args.packed.runs) {
     const int least =
-        cuda::least_reference_shared_bytes(run.k.head_dim, run.v.head_dim, has_offset);
+        cuda::least_reference_shared_bytes(args.packed.key_dim(), run.v.head_dim, has_offset);
     if (least <= most) continue;
     return unsupported("head_dim {} and {} need {} bytes of shared memory; CUDA device {} has {}",
-                       run.k.head_dim, run.v.head_dim, least, context.device.index, most);
+                       args.packed.key_dim(), run.v.head_dim, least, context.device.index, most);
   }
   return {};
 }

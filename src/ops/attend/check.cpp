@@ -5,12 +5,39 @@
 #include <cmath>
 
 #include "core/checked.hpp"
+#include "ops/segments.hpp"
 
 namespace kvx::ops {
 namespace {
 
 bool has_full_precision_window(const AttendArgs& args) {
   return args.num_sink_blocks != nullptr;
+}
+
+// The segments of K's rows behind the first one.
+Status check_more_segments(const char* name, const LayerView& view) {
+  int dim = view.runs.front().k.head_dim;
+  for (const LayerView* next = view.next_segment; next != nullptr; next = next->next_segment) {
+    if (next->block_size != view.block_size || next->num_kv_heads != view.num_kv_heads ||
+        next->num_blocks != view.num_blocks || next->runs.empty()) {
+      return invalid_argument(
+          "a segment of {}'s rows has {} blocks of {} tokens and {} KV heads in {} runs; expected "
+          "{}, {} and {}",
+          name, next->num_blocks, next->block_size, next->num_kv_heads, next->runs.size(),
+          view.num_blocks, view.block_size, view.num_kv_heads);
+    }
+    for (const HeadRun& run : next->runs) {
+      if (run.k.head_dim <= 0 || run.k.head_dim > format::kMaxHeadDim - dim) {
+        return invalid_argument("a segment of {}'s rows has {} numbers; attention needs 1 to {}",
+                                name, run.k.head_dim, format::kMaxHeadDim - dim);
+      }
+      if (!run.k.codes.base && view.num_blocks > 0) {
+        return invalid_argument("a segment of {}'s rows has null codes", name);
+      }
+    }
+    dim += next->runs.front().k.head_dim;
+  }
+  return {};
 }
 
 Status check_view(const char* name, const LayerView& view) {
@@ -34,7 +61,7 @@ Status check_view(const char* name, const LayerView& view) {
       }
     }
   }
-  return {};
+  return check_more_segments(name, view);
 }
 
 Status check_views(const AttendArgs& args) {
@@ -50,16 +77,16 @@ Status check_views(const AttendArgs& args) {
   const HeadRun& full_precision = args.full_precision.runs.front();
   if (args.full_precision.block_size != args.packed.block_size ||
       args.full_precision.num_kv_heads != args.packed.num_kv_heads ||
-      full_precision.k.head_dim != packed.k.head_dim ||
+      args.full_precision.key_dim() != args.packed.key_dim() ||
       full_precision.v.head_dim != packed.v.head_dim) {
     return invalid_argument(
         "full_precision has block_size {}, {} KV heads, head_dim {}/{}; expected packed's {}, {}, "
         "{}/{}",
-        args.full_precision.block_size, args.full_precision.num_kv_heads, full_precision.k.head_dim,
-        full_precision.v.head_dim, args.packed.block_size, args.packed.num_kv_heads,
-        packed.k.head_dim, packed.v.head_dim);
+        args.full_precision.block_size, args.full_precision.num_kv_heads,
+        args.full_precision.key_dim(), full_precision.v.head_dim, args.packed.block_size,
+        args.packed.num_kv_heads, args.packed.key_dim(), packed.v.head_dim);
   }
-  return {};
+  return check_same_segments("full_precision", args.full_precision, "packed", args.packed);
 }
 
 Status check_numbers(const AttendArgs& args) {

@@ -1,4 +1,5 @@
 // What a call of attend on a GPU is refused for before anything is planned by it.
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/attend/attend_cuda.hpp"
@@ -6,8 +7,30 @@
 
 namespace kvx::ops {
 
+namespace {
+
+// What the reference kernel takes of rows in segments.
+Status check_segments(const AttendArgs& args) {
+  const LayerView* more = args.packed.next_segment;
+  if (more == nullptr) return {};
+  if (more->next_segment != nullptr) {
+    return unsupported("packed has rows of three segments and more; attend on CUDA takes two");
+  }
+  const auto is_cut_alike = [](const HeadRun& a, const HeadRun& b) {
+    return a.first_head == b.first_head && a.num_heads == b.num_heads;
+  };
+  if (std::ranges::equal(args.packed.runs, more->runs, is_cut_alike)) return {};
+  return unsupported(
+      "packed has {} runs of heads in its first segment and {} in the second; attend on CUDA takes "
+      "the same heads in both",
+      args.packed.runs.size(), more->runs.size());
+}
+
+}  // namespace
+
 Status check_attend(const AttendArgs& args, const CudaAttendLimits& limits) {
   KVX_RETURN_IF_ERROR(check_attend_shape(args));
+  KVX_RETURN_IF_ERROR(check_segments(args));
   if (args.num_sink_blocks && args.full_precision.runs.size() != 1) {
     return unsupported("full_precision has {} runs of heads; attend on CUDA takes 1",
                        args.full_precision.runs.size());

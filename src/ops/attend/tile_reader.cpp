@@ -75,15 +75,25 @@ void TileReader::find_side(Side side, const TileRows& tile, cpu::PackedTile& row
 }
 
 void TileReader::decode(Side side, int first, int num_tokens, float* rows) const {
-  const int block_size = plan_.args.packed.block_size;
   const Kind& kind = kinds_[is_full_precision(first) ? 1 : 0];
-  const SideView& view = *kind.sides[static_cast<int>(side)];
+  decode_side(*kind.sides[static_cast<int>(side)], kind.head_in_run, first, num_tokens, rows);
+}
+
+void TileReader::decode_segment(const LayerView& segment, int first, int num_tokens,
+                                float* rows) const {
+  const HeadRun& run = run_of_head(segment, kv_head_);
+  decode_side(run.k, kv_head_ - run.first_head, first, num_tokens, rows);
+}
+
+void TileReader::decode_side(const SideView& side, int head_in_run, int first, int num_tokens,
+                             float* rows) const {
+  const int block_size = plan_.args.packed.block_size;
   for (int token = first; token < first + num_tokens;) {
     const int offset = token % block_size;
     const int count = std::min(block_size - offset, first + num_tokens - token);
     const TokenRun run = {plan_.args.block_table.at(sequence_, token / block_size), offset, count};
-    decode_rows(*plan_.context.kernels, view, kind.head_in_run, run, format::DecodeFor::kAttend,
-                rows + int64_t{token - first} * view.head_dim);
+    decode_rows(*plan_.context.kernels, side, head_in_run, run, format::DecodeFor::kAttend,
+                rows + int64_t{token - first} * side.head_dim);
     token += count;
   }
 }

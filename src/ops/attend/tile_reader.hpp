@@ -27,6 +27,15 @@ class TileReader {
   // rows: [num_tokens, head_dim], from the blocks in which the tokens lie.
   void decode(Side side, int first, int num_tokens, float* rows) const;
 
+  // The segments of the tile's rows of K behind the first one, which decode() takes as keys.
+  const LayerView* more_segments(int token) const {
+    return (is_full_precision(token) ? plan_.args.full_precision : plan_.args.packed).next_segment;
+  }
+  // Numbers of K in the first segment.
+  int first_segment_dim() const { return kinds_[0].sides[0]->head_dim; }
+  // rows: [num_tokens, the segment's head_dim].
+  void decode_segment(const LayerView& segment, int first, int num_tokens, float* rows) const;
+
  private:
   // One KV head in packed or in full-precision blocks.
   struct Kind {
@@ -37,6 +46,8 @@ class TileReader {
 
   Kind make_kind(const LayerView& view) const;
   bool is_full_precision(int token) const { return token < sinks_end_ || token >= recent_begin_; }
+  void decode_side(const SideView& side, int head_in_run, int first, int num_tokens,
+                   float* rows) const;
   void find_side(Side side, const TileRows& tile, cpu::PackedTile& rows) const;
 
   const AttendPlan& plan_;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "format/spec.hpp"
+#include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 #include "ops/task_grid.hpp"
 
@@ -33,7 +34,7 @@ Status check_geometry(const LayerView& from, const LayerView& to) {
     return invalid_argument("{} head_dim is {} in from and {} in to; expected the same",
                             side == &HeadRun::k ? "k" : "v", from_dim, to_dim);
   }
-  return {};
+  return check_same_segments("from", from, "to", to);
 }
 
 Status check_copies(const LayerView& from, const LayerView& to, std::span<const BlockCopy> copies) {
@@ -163,11 +164,16 @@ Result<int64_t> copy_blocks(const CpuContext& context, const LayerView& from, co
                             std::span<const BlockCopy> copies) {
   KVX_RETURN_IF_ERROR(check_geometry(from, to));
   KVX_RETURN_IF_ERROR(check_copies(from, to, copies));
+  int64_t nonfinite = 0;
+  if (to.next_segment != nullptr) {
+    KVX_ASSIGN_OR_RETURN(nonfinite,
+                         copy_blocks(context, *from.next_segment, *to.next_segment, copies));
+  }
   int64_t num_tokens = 0;
   for (const BlockCopy& copy : copies) num_tokens += copy.num_tokens;
   CopyTask task{context, from, to, copies};
   run_tasks(*context.executor, to.num_kv_heads, num_tokens * floats_per_token(to), task);
-  return task.nonfinite.load();
+  return task.nonfinite.load() + nonfinite;
 }
 
 }  // namespace kvx::ops

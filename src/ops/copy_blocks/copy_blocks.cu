@@ -12,6 +12,7 @@
 #include "ops/copy_blocks/pack_chunks.cuh"
 #include "ops/cuda/common_runs.hpp"
 #include "ops/cuda/rows_launch.hpp"
+#include "ops/segments.hpp"
 
 namespace kvx::ops {
 namespace cuda {
@@ -232,7 +233,27 @@ Status check(const LayerView& from, const LayerView& to) {
         from.num_kv_heads, to.block_size, to.num_kv_heads);
   }
   KVX_RETURN_IF_ERROR(check_dims("k", from.runs.front().k, to.runs.front().k));
-  return check_dims("v", from.runs.front().v, to.runs.front().v);
+  KVX_RETURN_IF_ERROR(check_dims("v", from.runs.front().v, to.runs.front().v));
+  return check_same_segments("from", from, "to", to);
+}
+
+// counts_copies: those out of range, which one segment of the rows does.
+Status copy_segment(const CudaContext& context, const LayerView& from, const LayerView& to,
+                    const CudaBlockCopies& copies, bool counts_copies, DeviceCounters* counters) {
+  return for_each_common_run(from, to, [&](const HeadRun& source, const HeadRun& target) {
+    const CopyParams params = {
+        .sides = {copy_side(source.k, target.k), copy_side(source.v, target.v)},
+        .num_heads = source.num_heads,
+        .block_size = from.block_size,
+        .by_block_size = FastDivide(from.block_size),
+        .num_from_blocks = from.num_blocks,
+        .num_to_blocks = to.num_blocks,
+        .copies = copies,
+        .counts_copies = counts_copies && source.first_head == 0,
+        .counters = counters,
+    };
+    return launch(context, params);
+  });
 }
 
 }  // namespace
@@ -242,20 +263,13 @@ Status copy_blocks(const CudaContext& context, const LayerView& from, const Laye
                    const CudaBlockCopies& copies, DeviceCounters* counters) {
   KVX_RETURN_IF_ERROR(cuda::check(from, to));
   if (copies.count == 0) return {};
-  return cuda::for_each_common_run(from, to, [&](const HeadRun& source, const HeadRun& target) {
-    const cuda::CopyParams params = {
-        .sides = {cuda::copy_side(source.k, target.k), cuda::copy_side(source.v, target.v)},
-        .num_heads = source.num_heads,
-        .block_size = from.block_size,
-        .by_block_size = cuda::FastDivide(from.block_size),
-        .num_from_blocks = from.num_blocks,
-        .num_to_blocks = to.num_blocks,
-        .copies = copies,
-        .counts_copies = source.first_head == 0,
-        .counters = counters,
-    };
-    return cuda::launch(context, params);
-  });
+  const LayerView* source = &from;
+  for (const LayerView* target = &to; target != nullptr; target = target->next_segment) {
+    KVX_RETURN_IF_ERROR(
+        cuda::copy_segment(context, *source, *target, copies, target == &to, counters));
+    source = source->next_segment;
+  }
+  return {};
 }
 
 }  // namespace kvx::ops

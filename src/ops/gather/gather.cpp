@@ -7,6 +7,7 @@
 
 #include "core/checked.hpp"
 #include "format/spec.hpp"
+#include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 #include "ops/task_grid.hpp"
 
@@ -127,6 +128,9 @@ Status check_gather(const GatherArgs& args) {
 
 Status gather(const CpuContext& context, const GatherArgs& args) {
   KVX_RETURN_IF_ERROR(check_gather(args));
+  if (args.cache.next_segment != nullptr && args.k.data != nullptr) {
+    KVX_RETURN_IF_ERROR(gather(context, next_segment_of(args)));
+  }
   int64_t num_tokens = 0;
   for (const GatherRange& range : args.ranges) num_tokens += range.num_tokens;
   const int64_t num_floats = num_tokens * floats_per_token(args.cache);

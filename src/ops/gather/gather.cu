@@ -6,6 +6,7 @@
 #include "ops/cuda/rows_launch.hpp"
 #include "ops/gather/gather_chunks.cuh"
 #include "ops/gather/gather_cuda.hpp"
+#include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops {
@@ -137,7 +138,8 @@ Status gather(const CudaContext& context, const GatherArgs& args, const CudaGath
     KVX_RETURN_IF_ERROR(by_chunks ? cuda::launch_chunks(context, params, num_ranges)
                                   : cuda::launch_rows(context, params, num_ranges));
   }
-  return {};
+  if (args.cache.next_segment == nullptr || args.k.data == nullptr) return {};
+  return gather(context, next_segment_of(args), ranges, max_tokens, counters);
 }
 
 }  // namespace kvx::ops

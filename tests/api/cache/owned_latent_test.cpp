@@ -93,7 +93,8 @@ TEST(OwnedLatentCache, RefusesRecipesAndShapesOfTwoRows) {
     return cache.ok() ? KVX_STATUS_OK : cache.failure().status;
   };
   EXPECT_EQ(status_of(latent_config("bf16/f16")), KVX_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(status_of(latent_config("nvfp4:hadamard")), KVX_STATUS_UNSUPPORTED);
+  EXPECT_EQ(status_of(latent_config("nvfp4+bf16:auto")), KVX_STATUS_OK);
+  EXPECT_EQ(status_of(latent_config("nvfp4:hadamard")), KVX_STATUS_OK);
   kvx_cache_config_t config = latent_config("bf16");
   config.v_head_dim = kRowDim + 1;
   EXPECT_EQ(status_of(config), KVX_STATUS_INVALID_ARGUMENT);

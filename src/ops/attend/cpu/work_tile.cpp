@@ -34,6 +34,7 @@ class WorkTileHead {
         kv_head_(place.first_head + head),
         seq_len_(args_.seq_lens[place.sequence]),
         q_len_(args_.q_starts[place.sequence + 1] - args_.q_starts[place.sequence]),
+        key_dim_(reader_.first_segment_dim()),
         first_row_(place.first_row),
         num_rows_(place.num_rows),
         sinks_(args_.window > 0 ? args_.window_sinks : 0),
@@ -130,14 +131,27 @@ class WorkTileHead {
   int64_t q_token(int r) const { return int64_t{args_.q_starts[sequence_]} + new_token(r); }
   int first_new_token() const { return seq_len_ - q_len_; }
 
+  // Query r's numbers of each segment, as they came.
+  void load_query(int r) {
+    const uint8_t* query = args_.q.row(q_token(r), q_head(r));
+    int first = 0;
+    for (const LayerView* view = &args_.packed; view != nullptr; view = view->next_segment) {
+      const int dim = view->runs.front().k.head_dim;
+      kernels_.load_floats(args_.q.dtype, query + first * bytes_of(args_.q.dtype), dim,
+                           segment_queries(first) + r * dim);
+      first += dim;
+    }
+  }
+  // [num_rows, numbers of the segment]; first: its first number in a row.
+  float* segment_queries(int first) const { return queries_ + plan_.tiling.rows * first; }
+
   // q' = H(q / factor), and the bias of K's mean, with the query as it came.
   void load_queries() {
     const SideTransform& k = args_.transform.k;
-    const int dim = plan_.key_dim;
+    const int dim = key_dim_;
     for (int r = 0; r < num_rows_; ++r) {
       float* query = queries_ + r * dim;
-      const int head = q_head(r);
-      kernels_.load_floats(args_.q.dtype, args_.q.row(q_token(r), head), dim, query);
+      load_query(r);
       const int position = first_new_token() + new_token(r);
       rows_[r] = {};
       rows_[r].end_token = args_.tree_mask ? seq_len_ : position + 1;
@@ -181,12 +195,30 @@ class WorkTileHead {
     const int first = tile.first_token;
     const int n = tile.num_tokens;
     if (!score_packed(tile)) score_decoded(first, n);
+    add_segment_scores(first, n);
     if (args_.transform.k.block_offset) add_block_offsets(first, n);
+  }
+
+  void add_segment_scores(int first, int n) {
+    const int stride = plan_.tiling.tokens;
+    int number = key_dim_;
+    for (const LayerView* segment = reader_.more_segments(first); segment != nullptr;
+         segment = segment->next_segment) {
+      const int dim = segment->runs.front().k.head_dim;
+      for (int i = 0; i < n; i += plan_.tiling.key_chunk) {
+        const int count = std::min(plan_.tiling.key_chunk, n - i);
+        reader_.decode_segment(*segment, first + i, count, key_rows_);
+        math_.transpose(key_rows_, count, dim, tile_ + i, stride);
+      }
+      math_.add_product(
+          {segment_queries(number), dim, tile_, stride, scores_, stride, num_rows_, dim, n});
+      number += dim;
+    }
   }
 
   void score_decoded(int first, int n) {
     const int stride = plan_.tiling.tokens;
-    const int dim = plan_.key_dim;
+    const int dim = key_dim_;
     for (int i = 0; i < n; i += plan_.tiling.key_chunk) {
       const int count = std::min(plan_.tiling.key_chunk, n - i);
       reader_.decode(Side::kKey, first + i, count, key_rows_);
@@ -202,7 +234,7 @@ class WorkTileHead {
     const cpu::PackedKernels* packed = reader_.kernels(Side::kKey, tile.first_token);
     if (num_rows_ > packed->most_rows) return false;
     if (prepared_for_ != tile.keys.spec) {
-      packed->prepare_queries(*tile.keys.spec, plan_.key_dim, queries_, num_rows_, prepared_);
+      packed->prepare_queries(*tile.keys.spec, key_dim_, queries_, num_rows_, prepared_);
       prepared_for_ = tile.keys.spec;
     }
     return packed->score({.keys = tile.keys,
@@ -230,7 +262,7 @@ class WorkTileHead {
   // q . offset = q' . H(offset * factor), added to the scores of the block's tokens.
   void add_block_offsets(int first, int n) {
     const SideTransform& k = args_.transform.k;
-    const int dim = plan_.key_dim;
+    const int dim = key_dim_;
     const int block_size = args_.packed.block_size;
     for (int token = first; token < first + n;) {
       const int block = token / block_size;
@@ -324,14 +356,15 @@ class WorkTileHead {
   int kv_head_;
   int seq_len_;
   int q_len_;
+  int key_dim_;  // of the rows' first segment
   int64_t first_row_;
   int num_rows_;
   int sinks_;  // tokens that every query sees, whatever its window
 
   QueryRow* rows_;  // [num_rows]
   cpu::Prefetcher& prefetcher_;
-  float* queries_;   // [tiling.rows, key_dim]
-  float* prepared_;  // [tiling.rows, key_dim], as packed kernels want them
+  float* queries_;   // of each segment of a row in turn [tiling.rows, its numbers]
+  float* prepared_;  // [tiling.rows, key_dim_], as packed kernels want them
   float* sums_;      // [tiling.rows, value_dim]
   float* scores_;    // [tiling.rows, tiling.tokens]
   float* tile_;      // keys [key_dim, tiling.tokens], then values [tiling.tokens, value_dim]

@@ -15,7 +15,7 @@ struct AttendPlan {
   const cpu::TileKernels& math;
   Tiling tiling;
   int q_per_kv;
-  int key_dim;
+  int key_dim;  // of all segments of a row
   int value_dim;
   int heads_together;  // KV heads of a work tile
   // Work tiles are numbered slot * (num_kv_heads / heads_together) + first head / heads_together;

@@ -6,6 +6,7 @@
 #include "device/cuda_error.hpp"
 #include "ops/attend/cuda/common/params.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
+#include "ops/side_rows.hpp"
 
 namespace kvx::ops::cuda {
 namespace {
@@ -38,7 +39,7 @@ void fill(AttendParams& params, const AttendCall& call, const HeadRun& run, cons
   fill(static_cast<BatchParams&>(params), call, run, plan);
   params.block_table = args.block_table;
   params.q = args.q;
-  params.key_dim = run.k.head_dim;
+  params.key_dim = args.packed.key_dim();
   params.block_size = args.packed.block_size;
   params.num_packed_blocks = args.packed.num_blocks;
   params.num_full_precision_blocks = args.num_sink_blocks ? args.full_precision.num_blocks : 0;
@@ -95,12 +96,26 @@ BalanceParams balance_of(const AttendCall& call, const RunPlan& plan) {
               reinterpret_cast<SequenceWorkTiles*>(call.workspace + plan.workspace.work_tiles_at)};
 }
 
+// The second segment of the rows of heads from first_head on; without heads where there is none.
+CudaRun more_of(const LayerView& layer, int first_head) {
+  if (layer.next_segment == nullptr) return {};
+  const HeadRun& run = run_of_head(*layer.next_segment, first_head);
+  CudaRun more;
+  more.first_head = run.first_head;
+  more.num_heads = run.num_heads;
+  more.k = cuda_side(run.k);
+  return more;
+}
+
 cudaError_t launch_reference(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
   ReferenceParams params = {};
   fill(params, call, run, plan);
   params.packed = cuda_run(run);
-  if (call.args.num_sink_blocks)
+  params.packed_more = more_of(call.args.packed, run.first_head);
+  if (call.args.num_sink_blocks) {
     params.full_precision = cuda_run(call.args.full_precision.runs.front());
+    params.full_precision_more = more_of(call.args.full_precision, 0);
+  }
   params.window_sinks = call.args.window_sinks;
   return launch_attend_reference(plan.reference, plan.grid, params,
                                  static_cast<cudaStream_t>(call.context.stream));

@@ -367,6 +367,11 @@ int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits) {
 
 bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t num_rows,
                     CudaAttendPath path, CallPlan& plan) {
+  // Only the reference kernel reads rows in segments.
+  if (args.packed.next_segment != nullptr && path != CudaAttendPath::kReference) {
+    if (path != CudaAttendPath::kChoose) return false;
+    path = CudaAttendPath::kReference;
+  }
   switch (path) {
     case CudaAttendPath::kReference:
       choose_reference(args, plan);
@@ -408,7 +413,7 @@ bool plan_attend(const CudaContext& context, const AttendArgs& args, const CudaA
     RunPlan& of_run = plan.runs[i];
     cut_into_work_tiles(context, args, limits, run, num_rows, of_run);
     if (of_run.kind == KernelKind::kReference) {
-      of_run.reference = plan_reference_launch(run.k.head_dim, run.v.head_dim,
+      of_run.reference = plan_reference_launch(args.packed.key_dim(), run.v.head_dim,
                                                args.transform.k.block_offset != nullptr,
                                                context.device.shared_bytes_per_cta);
     }

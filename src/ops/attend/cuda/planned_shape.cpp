@@ -1,6 +1,8 @@
 // What must be equal in the calls of a plan.
 #include "ops/attend/cuda/planned_shape.hpp"
 
+#include <span>
+
 #include "ops/cuda/fits_chunks.hpp"
 
 namespace kvx::ops::cuda {
@@ -33,20 +35,34 @@ const char* difference(const SideView& a, const SideView& b) {
   return nullptr;
 }
 
-const char* difference(const LayerView& a, const std::vector<HeadRun>& runs_of_a,
-                       const LayerView& b) {
-  if (a.block_size != b.block_size) return "the block_size of a layer";
-  if (a.num_kv_heads != b.num_kv_heads) return "the num_kv_heads of a layer";
-  if (runs_of_a.size() != b.runs.size()) return "the number of a layer's runs of heads";
-  for (size_t i = 0; i < runs_of_a.size(); ++i) {
-    const HeadRun& x = runs_of_a[i];
-    const HeadRun& y = b.runs[i];
+// The runs of the second segment of a layer's rows.
+std::span<const HeadRun> more_runs(const LayerView& layer) {
+  return layer.next_segment == nullptr ? std::span<const HeadRun>() : layer.next_segment->runs;
+}
+
+const char* difference(std::span<const HeadRun> a, std::span<const HeadRun> b) {
+  if (a.size() != b.size()) return "the number of a layer's runs of heads";
+  for (size_t i = 0; i < a.size(); ++i) {
+    const HeadRun& x = a[i];
+    const HeadRun& y = b[i];
     if (x.first_head != y.first_head || x.num_heads != y.num_heads)
       return "the heads of a layer's run";
     if (const char* found = difference(x.k, y.k)) return found;
     if (const char* found = difference(x.v, y.v)) return found;
   }
   return nullptr;
+}
+
+const char* difference(const LayerView& a, std::span<const HeadRun> runs_of_a,
+                       std::span<const HeadRun> more_of_a, const LayerView& b) {
+  if (a.block_size != b.block_size) return "the block_size of a layer";
+  if (a.num_kv_heads != b.num_kv_heads) return "the num_kv_heads of a layer";
+  if (const char* found = difference(runs_of_a, b.runs)) return found;
+  return difference(more_of_a, more_runs(b));
+}
+
+void keep_runs(std::span<const HeadRun> runs, std::vector<HeadRun>& kept) {
+  kept.assign(runs.begin(), runs.end());
 }
 
 }  // namespace
@@ -57,13 +73,15 @@ bool has_rows_on_16(const AttendArgs& args) {
 
 void PlannedShape::keep(const AttendArgs& given) {
   args = given;
-  packed_runs.assign(given.packed.runs.begin(), given.packed.runs.end());
-  full_precision_runs.clear();
-  if (given.num_sink_blocks) {
-    full_precision_runs.assign(given.full_precision.runs.begin(), given.full_precision.runs.end());
+  keep_runs(given.packed.runs, packed_runs);
+  keep_runs(more_runs(given.packed), packed_more);
+  const LayerView full_precision = given.num_sink_blocks ? given.full_precision : LayerView();
+  keep_runs(full_precision.runs, full_precision_runs);
+  keep_runs(more_runs(full_precision), full_precision_more);
+  for (LayerView* view : {&args.packed, &args.full_precision}) {
+    view->runs = {};
+    view->next_segment = nullptr;
   }
-  args.packed.runs = {};
-  args.full_precision.runs = {};
   rows_are_on_16 = has_rows_on_16(given);
 }
 
@@ -80,9 +98,12 @@ const char* PlannedShape::difference_from(const AttendArgs& call) const {
     return "whether there is a full-precision window";
   if (!call.transform.k.block_offset != !args.transform.k.block_offset)
     return "whether K has a block_offset";
-  if (const char* found = difference(args.packed, packed_runs, call.packed)) return found;
+  if (const char* found = difference(args.packed, packed_runs, packed_more, call.packed)) {
+    return found;
+  }
   if (!call.num_sink_blocks) return nullptr;
-  return difference(args.full_precision, full_precision_runs, call.full_precision);
+  return difference(args.full_precision, full_precision_runs, full_precision_more,
+                    call.full_precision);
 }
 
 }  // namespace kvx::ops::cuda

@@ -23,6 +23,9 @@ struct PlannedShape {
   AttendArgs args;  // its pointers, and its views' runs, are not used
   std::vector<HeadRun> packed_runs;
   std::vector<HeadRun> full_precision_runs;
+  // Of the rows' second segment; empty where there is none.
+  std::vector<HeadRun> packed_more;
+  std::vector<HeadRun> full_precision_more;
   bool rows_are_on_16 = false;
 };
 

@@ -71,6 +71,9 @@ struct AttendParams : BatchParams {
 struct ReferenceParams : AttendParams {
   CudaRun packed;
   CudaRun full_precision;  // without a full-precision window: no heads
+  // The second segment of K's rows: key_dim counts its numbers too. One segment: no heads.
+  CudaRun packed_more;
+  CudaRun full_precision_more;
   int window_sinks;
 };
 

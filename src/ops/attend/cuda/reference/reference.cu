@@ -82,12 +82,15 @@ __device__ void load_query(const WorkTile& work_tile, const Tile& tile, int r, R
                           bytes_of(params.q.dtype);
   const TransformRow k =
       transform_row(params.transform_k, work_tile.kv_head, params.num_kv_heads, dim, 0);
-  float* query = tile.queries + r * dim;
+  float* query = tile.queries + r * params.key_dim;
   float bias = 0;
   for (int d = lane; d < dim; d += kWarp) {
     const float x = load_float(params.q.dtype, source, d);
     if (k.mean) bias += x * k.mean[d];
     query[d] = k.factor ? x / k.factor[d] : x;
+  }
+  for (int d = dim + lane; d < params.key_dim; d += kWarp) {
+    query[d] = load_float(params.q.dtype, source, d);
   }
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     bias += __shfl_xor_sync(kWholeWarp, bias, offset);
@@ -140,6 +143,14 @@ __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int toke
       run.k,
       {run.k.codes(id, offset, head), run.k.scales(id, offset, head), run.k.tensor_scale(head)},
       format::DecodeFor::kAttend, key, lane);
+  const CudaRun& more = is_full_precision ? params.full_precision_more : params.packed_more;
+  if (more.num_heads > 0) {
+    const int head_of_more = work_tile.kv_head - more.first_head;
+    decode_row(more.k,
+               {more.k.codes(id, offset, head_of_more), more.k.scales(id, offset, head_of_more),
+                more.k.tensor_scale(head_of_more)},
+               format::DecodeFor::kAttend, key + run.k.view.head_dim, lane);
+  }
   __syncwarp();
   if (has_offset) {
     add_block_offset(work_tile, block, key, tile.offset + warp * run.k.view.head_dim, lane);
@@ -166,7 +177,7 @@ __device__ bool sees(const WorkTile& work_tile, const RowState& state, int r, in
 __device__ float score(const WorkTile& work_tile, const Tile& tile, const RowState& state, int r,
                        int lane, bool is_there, int token) {
   if (!is_there || !sees(work_tile, state, r, token)) return -INFINITY;
-  const int dim = work_tile.params.packed.k.view.head_dim;
+  const int dim = work_tile.params.key_dim;
   const float* query = tile.queries + r * dim;
   const float* key = tile.keys + lane * tile.key_stride;
   float sum = 0;
@@ -250,7 +261,7 @@ __global__ void __launch_bounds__(kThreads)
   const WorkTile work_tile = {params,    shape,   sequence, head, params.packed.first_head + head,
                               first_row, num_rows};
 
-  const int key_dim = params.packed.k.view.head_dim;
+  const int key_dim = params.key_dim;
   const int value_dim = params.packed.v.view.head_dim;
   Tile tile;
   tile.key_stride = key_dim + 1;
