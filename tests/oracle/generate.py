@@ -5,10 +5,19 @@ import argparse
 import pathlib
 import sys
 
-from golden_files import choices, codes, fed, packed, rows, transformed, turbomind_blocks
+from golden_files import (
+    choices,
+    codes,
+    fed,
+    packed,
+    rows,
+    sglang_latent,
+    transformed,
+    turbomind_blocks,
+)
 from golden_files.json_text import dump
 
-MODULES = (codes, rows, choices, fed, transformed, packed, turbomind_blocks)
+MODULES = (codes, rows, choices, fed, transformed, packed, turbomind_blocks, sglang_latent)
 DEFAULT = pathlib.Path(__file__).resolve().parent.parent / "golden"
 
 
