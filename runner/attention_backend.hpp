@@ -22,8 +22,9 @@ class AttentionBackend {
   // What the layer adds its attention to: x [num_tokens, hidden]. Called before append_and_attend;
   // a backend that measures wants to know.
   virtual void see_layer_input(int, int, const float*) {}
-  // k, v: [num_tokens, num_kv_heads, head_dim], q, out: [num_tokens, num_q_heads, head_dim], all
-  // after RoPE. Each token sees itself and every token before it.
+  // k, v: [num_tokens, num_kv_heads, head_dim], q: [num_tokens, num_q_heads, head_dim], out:
+  // [num_tokens, num_q_heads, value_dim], all after RoPE. Each token sees itself and every token
+  // before it. v is null in a latent model, whose values are the first value_dim numbers of k.
   virtual Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                                    const float* v, float* out) = 0;
   virtual Status end_step() = 0;

@@ -8,6 +8,11 @@ kv::Rope rope_of(const ModelConfig& config) {
 }
 
 Result<tune::Statistics> make_statistics(const ModelConfig& config) {
+  if (config.is_latent()) {
+    return unsupported(
+        "the model caches latent rows, whose tables are not collected; expected a llama, or a "
+        "recipe without tables");
+  }
   tune::StatisticsConfig shape;
   shape.num_layers = config.num_layers;
   shape.num_q_heads = config.num_q_heads;

@@ -13,7 +13,9 @@ GpuRows::GpuRows(device::CudaDevice device, device::OwnedCudaStream stream,
     : device_(std::move(device)),
       stream_(std::move(stream)),
       q_bytes_(int64_t{model.num_q_heads} * model.head_dim * 4),
-      kv_bytes_(int64_t{model.num_kv_heads} * model.head_dim * 4) {}
+      k_bytes_(int64_t{model.num_kv_heads} * model.head_dim * 4),
+      v_bytes_(model.is_latent() ? 0 : int64_t{model.num_kv_heads} * model.value_dim * 4),
+      out_bytes_(int64_t{model.attended_size()} * 4) {}
 
 Result<std::unique_ptr<GpuRows>> GpuRows::create(const ModelConfig& model) {
   KVX_ASSIGN_OR_RETURN(device::CudaDevice device, device::open_cuda_device());
@@ -28,8 +30,8 @@ Result<std::unique_ptr<GpuRows>> GpuRows::create(const ModelConfig& model) {
     return {};
   };
   KVX_RETURN_IF_ERROR(
-      allocate(rows->rows_, rows->host_rows_, rows->q_bytes_ + 2 * rows->kv_bytes_));
-  KVX_RETURN_IF_ERROR(allocate(rows->out_, rows->host_out_, rows->q_bytes_));
+      allocate(rows->rows_, rows->host_rows_, rows->q_bytes_ + rows->k_bytes_ + rows->v_bytes_));
+  KVX_RETURN_IF_ERROR(allocate(rows->out_, rows->host_out_, rows->out_bytes_));
   return rows;
 }
 
@@ -41,14 +43,14 @@ Status GpuRows::put(int num_tokens, const float* q, const float* k, const float*
     to += bytes;
   };
   add(q, num_tokens * q_bytes_);
-  add(k, num_tokens * kv_bytes_);
-  add(v, num_tokens * kv_bytes_);
+  add(k, num_tokens * k_bytes_);
+  if (v_bytes_ > 0) add(v, num_tokens * v_bytes_);
   return device::cuda_copy_async(rows_.data(), host_rows_.data(), to - host_rows_.data(),
                                  stream_.get());
 }
 
 Status GpuRows::get(int num_tokens, float* out) const {
-  const int64_t bytes = num_tokens * q_bytes_;
+  const int64_t bytes = num_tokens * out_bytes_;
   KVX_RETURN_IF_ERROR(device::cuda_copy_async(host_out_.data(), out_.data(), bytes, stream_.get()));
   KVX_RETURN_IF_ERROR(device::cuda_synchronize(stream_.get()));
   std::memcpy(out, host_out_.data(), static_cast<size_t>(bytes));

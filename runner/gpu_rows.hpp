@@ -27,7 +27,7 @@ class GpuRows {
   // Of the last put(), on the device.
   const float* q() const { return reinterpret_cast<const float*>(rows_.data()); }
   const float* k() const { return q() + num_tokens_ * q_bytes_ / 4; }
-  const float* v() const { return k() + num_tokens_ * kv_bytes_ / 4; }
+  const float* v() const { return k() + num_tokens_ * k_bytes_ / 4; }
   float* out() const { return reinterpret_cast<float*>(out_.data()); }
 
  private:
@@ -35,8 +35,10 @@ class GpuRows {
 
   device::CudaDevice device_;
   device::OwnedCudaStream stream_;
-  int64_t q_bytes_;   // of a token
-  int64_t kv_bytes_;  // of a token's K or V
+  int64_t q_bytes_;  // of a token
+  int64_t k_bytes_;
+  int64_t v_bytes_;  // 0 in a latent model
+  int64_t out_bytes_;
   int64_t num_tokens_ = 0;
   std::unique_ptr<cache::Memory> memory_;
   std::unique_ptr<cache::Memory> pinned_;

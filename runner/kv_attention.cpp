@@ -1,7 +1,6 @@
 // The model's dense f32 rows as the cache's views.
 #include "runner/kv_attention.hpp"
 
-#include <cmath>
 #include <utility>
 
 #include "device/cpu_level.hpp"
@@ -14,7 +13,8 @@ kv::KvCacheConfig cache_config_of(const ModelConfig& model, const KvAttentionOpt
   config.geometry.num_layers = model.num_layers;
   config.geometry.num_kv_heads = model.num_kv_heads;
   config.geometry.k_head_dim = model.head_dim;
-  config.geometry.v_head_dim = model.head_dim;
+  config.geometry.v_head_dim = model.value_dim;
+  config.geometry.is_latent = model.is_latent();
   config.recipe = options.recipe;
   config.overrides = options.overrides;
   config.calibration = options.calibration;
@@ -35,7 +35,9 @@ KvAttention::KvAttention(std::unique_ptr<GpuRows> rows, std::unique_ptr<kv::KvCa
       num_q_heads_(model.num_q_heads),
       num_kv_heads_(model.num_kv_heads),
       head_dim_(model.head_dim),
-      softmax_scale_(1.0f / std::sqrt(static_cast<float>(model.head_dim))),
+      value_dim_(model.value_dim),
+      is_latent_(model.is_latent()),
+      softmax_scale_(model.softmax_scale),
       precision_(precision) {}
 
 Result<std::unique_ptr<KvAttention>> KvAttention::create(const ModelConfig& model,
@@ -74,11 +76,12 @@ Status KvAttention::append_and_attend(int layer, int num_tokens, const float* q,
   params.num_q_heads = num_q_heads_;
   params.softmax_scale = softmax_scale_;
   params.precision = precision_;
+  const FloatRows values =
+      is_latent_ ? FloatRows() : dense_rows(v, DType::kF32, num_kv_heads_, value_dim_);
   KVX_RETURN_IF_ERROR(
       cache_->append_and_attend(layer, params, dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
-                                dense_rows(k, DType::kF32, num_kv_heads_, head_dim_),
-                                dense_rows(v, DType::kF32, num_kv_heads_, head_dim_),
-                                dense_rows(out, DType::kF32, num_q_heads_, head_dim_)));
+                                dense_rows(k, DType::kF32, num_kv_heads_, head_dim_), values,
+                                dense_rows(out, DType::kF32, num_q_heads_, value_dim_)));
   return gpu_rows_ ? gpu_rows_->get(num_tokens, host_out) : Status();
 }
 

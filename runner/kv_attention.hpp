@@ -76,6 +76,8 @@ class KvAttention final : public AttentionBackend {
   int num_q_heads_;
   int num_kv_heads_;
   int head_dim_;
+  int value_dim_;
+  bool is_latent_;
   float softmax_scale_;
   ops::Precision precision_;
 };

@@ -14,29 +14,6 @@ std::string layer_tensor(int layer, const char* name) {
   return fmt::format("blk.{}.{}", layer, name);
 }
 
-Result<const GgufTensor*> find_matrix(const GgufView& gguf, const std::string& name,
-                                      int num_columns, int num_rows) {
-  const GgufTensor* tensor = gguf.find_tensor(name);
-  if (tensor == nullptr) return invalid_argument("tensor {} is missing", name);
-  if (tensor->dims.size() != 2 || tensor->dims[0] != num_columns || tensor->dims[1] != num_rows) {
-    return invalid_argument("tensor {} is [{}]; [{}, {}] was expected", name,
-                            fmt::join(tensor->dims, ", "), num_columns, num_rows);
-  }
-  return tensor;
-}
-
-Result<std::vector<float>> read_vector(const GgufView& gguf, const std::string& name, int size) {
-  const GgufTensor* tensor = gguf.find_tensor(name);
-  if (tensor == nullptr) return invalid_argument("tensor {} is missing", name);
-  if (tensor->dims.size() != 1 || tensor->dims[0] != size) {
-    return invalid_argument("tensor {} is [{}]; [{}] was expected", name,
-                            fmt::join(tensor->dims, ", "), size);
-  }
-  std::vector<float> values(static_cast<size_t>(size));
-  dequantize(tensor->type, tensor->data.data(), size, values.data());
-  return values;
-}
-
 void reserve(std::vector<float>& buffer, int rows, int columns) {
   const size_t size = static_cast<size_t>(rows) * static_cast<size_t>(columns);
   if (buffer.size() < size) buffer.resize(size);
@@ -69,62 +46,69 @@ Result<std::unique_ptr<Model>> Model::load(const std::string& path, DType weight
 }
 
 Status Model::load_weights() {
+  const WeightLoader weights(gguf_, weights_type_, weight_memory_, gpu_.get());
   const std::string embedding = "token_embd.weight";
-  KVX_ASSIGN_OR_RETURN(embedding_,
-                       find_matrix(gguf_, embedding, config_.hidden, config_.vocab_size));
+  KVX_ASSIGN_OR_RETURN(
+      embedding_,
+      weights.find(embedding, std::array{int64_t{config_.hidden}, int64_t{config_.vocab_size}}));
   for (int i = 0; i < config_.num_layers; ++i) {
     KVX_ASSIGN_OR_RETURN(Layer layer, load_layer(i));
     layers_.push_back(std::move(layer));
     file_.release_pages();  // packed is packed: the file and its copy are never both in memory
   }
-  KVX_ASSIGN_OR_RETURN(final_norm_, read_vector(gguf_, "output_norm.weight", config_.hidden));
+  KVX_ASSIGN_OR_RETURN(final_norm_, weights.load_vector("output_norm.weight", config_.hidden));
   // A model without output.weight multiplies by its embedding.
   const std::string own = "output.weight";
-  const std::string& output = gguf_.find_tensor(own) != nullptr ? own : embedding;
-  KVX_ASSIGN_OR_RETURN(output_, load_linear(config_.hidden, {{{output, config_.vocab_size}}}));
+  const std::string& output = weights.contains(own) ? own : embedding;
+  KVX_ASSIGN_OR_RETURN(output_,
+                       weights.load_linear(config_.hidden, {{{output, config_.vocab_size}}}));
   file_.release_pages();  // all but the embedding's rows have been packed
   return {};
 }
 
 Result<Model::Layer> Model::load_layer(int index) {
-  const auto name = [index](const char* part) { return layer_tensor(index, part); };
-  const int hidden = config_.hidden;
-  KVX_ASSIGN_OR_RETURN(auto attention_norm, read_vector(gguf_, name("attn_norm.weight"), hidden));
-  KVX_ASSIGN_OR_RETURN(auto feed_forward_norm, read_vector(gguf_, name("ffn_norm.weight"), hidden));
-  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> qkv,
-                       load_linear(hidden, {{{name("attn_q.weight"), config_.q_size()},
-                                             {name("attn_k.weight"), config_.kv_size()},
-                                             {name("attn_v.weight"), config_.kv_size()}}}));
-  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> attention_out,
-                       load_linear(config_.q_size(), {{{name("attn_output.weight"), hidden}}}));
-  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> gate_up,
-                       load_linear(hidden, {{{name("ffn_gate.weight"), config_.feed_forward},
-                                             {name("ffn_up.weight"), config_.feed_forward}}}));
-  KVX_ASSIGN_OR_RETURN(std::unique_ptr<Linear> down,
-                       load_linear(config_.feed_forward, {{{name("ffn_down.weight"), hidden}}}));
-  return Layer{std::move(attention_norm),    std::move(qkv),     std::move(attention_out),
-               std::move(feed_forward_norm), std::move(gate_up), std::move(down)};
+  const WeightLoader weights(gguf_, weights_type_, weight_memory_, gpu_.get());
+  Layer layer;
+  KVX_RETURN_IF_ERROR(load_attention(weights, index, layer));
+  KVX_RETURN_IF_ERROR(load_feed_forward(weights, index, layer));
+  return layer;
 }
 
-// A bias is the tensor of the same name that ends in .bias, if there is one.
-Result<std::unique_ptr<Linear>> Model::load_linear(
-    int num_columns, std::span<const std::pair<std::string, int>> matrices) {
-  std::vector<LinearPart> parts;
-  for (const auto& [name, num_rows] : matrices) {
-    KVX_ASSIGN_OR_RETURN(const GgufTensor* tensor, find_matrix(gguf_, name, num_columns, num_rows));
-    LinearPart part;
-    part.num_rows = num_rows;
-    part.read_rows = [tensor](int first_row, int rows, float* out) {
-      dequantize(tensor->type, tensor->row(first_row), rows * tensor->row_elements(), out);
-    };
-    const std::string bias = name.substr(0, name.rfind('.')) + ".bias";
-    if (gguf_.find_tensor(bias) != nullptr) {
-      KVX_ASSIGN_OR_RETURN(part.bias, read_vector(gguf_, bias, num_rows));
-    }
-    parts.push_back(std::move(part));
+Status Model::load_attention(const WeightLoader& weights, int index, Layer& layer) {
+  const auto name = [index](const char* part) { return layer_tensor(index, part); };
+  const int hidden = config_.hidden;
+  KVX_ASSIGN_OR_RETURN(layer.attention_norm, weights.load_vector(name("attn_norm.weight"), hidden));
+  int num_columns = config_.attended_size();
+  if (config_.is_latent()) {
+    num_columns = config_.num_q_heads * config_.latent.value_dim;
+    KVX_ASSIGN_OR_RETURN(layer.latent, LatentProjection::load(weights, config_, name("")));
+  } else {
+    KVX_ASSIGN_OR_RETURN(
+        layer.qkv, weights.load_linear(hidden, {{{name("attn_q.weight"), config_.q_size()},
+                                                 {name("attn_k.weight"), config_.kv_size()},
+                                                 {name("attn_v.weight"), config_.kv_size()}}}));
   }
-  if (gpu_) return gpu_->create_linear(num_columns, std::move(parts), weights_type_);
-  return create_cpu_linear(num_columns, std::move(parts), weights_type_, weight_memory_);
+  KVX_ASSIGN_OR_RETURN(layer.attention_out,
+                       weights.load_linear(num_columns, {{{name("attn_output.weight"), hidden}}}));
+  return {};
+}
+
+Status Model::load_feed_forward(const WeightLoader& weights, int index, Layer& layer) {
+  const auto name = [index](const char* part) { return layer_tensor(index, part); };
+  const int hidden = config_.hidden;
+  const int width = config_.feed_forward;
+  KVX_ASSIGN_OR_RETURN(layer.feed_forward_norm,
+                       weights.load_vector(name("ffn_norm.weight"), hidden));
+  if (config_.has_experts(index)) {
+    KVX_ASSIGN_OR_RETURN(layer.experts, Experts::load(weights, config_, name("")));
+    return {};
+  }
+  KVX_ASSIGN_OR_RETURN(layer.gate_up,
+                       weights.load_linear(hidden, {{{name("ffn_gate.weight"), width},
+                                                     {name("ffn_up.weight"), width}}}));
+  KVX_ASSIGN_OR_RETURN(layer.down,
+                       weights.load_linear(width, {{{name("ffn_down.weight"), hidden}}}));
+  return {};
 }
 
 Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
@@ -170,8 +154,8 @@ Status Model::forward_step(std::span<const int> tokens, AttentionBackend& backen
   reserve(step_.delta, num_tokens, config_.hidden);
   reserve(step_.q, num_tokens, config_.q_size());
   reserve(step_.k, num_tokens, config_.kv_size());
-  reserve(step_.v, num_tokens, config_.kv_size());
-  reserve(step_.attended, num_tokens, config_.q_size());
+  if (!config_.is_latent()) reserve(step_.v, num_tokens, config_.kv_size());
+  reserve(step_.attended, num_tokens, config_.attended_size());
   reserve(step_.gate, num_tokens, config_.feed_forward);
   reserve(step_.up, num_tokens, config_.feed_forward);
 
@@ -192,25 +176,43 @@ Status Model::forward_layer(int index, int num_tokens, AttentionBackend& backend
   Activations& a = step_;
   rms_norm(a.x.data(), num_tokens, layer.attention_norm, config_.norm_epsilon, a.normed.data(),
            executor_);
-  KVX_RETURN_IF_ERROR(layer.qkv->multiply(
-      a.normed.data(), num_tokens, std::array{a.q.data(), a.k.data(), a.v.data()}, executor_));
-  rotate(num_tokens, config_.num_q_heads, a.q.data());
-  rotate(num_tokens, config_.num_kv_heads, a.k.data());
+  KVX_RETURN_IF_ERROR(project_rows(layer, num_tokens));
   backend.see_layer_input(index, num_tokens, a.x.data());
   KVX_RETURN_IF_ERROR(backend.append_and_attend(index, num_tokens, a.q.data(), a.k.data(),
-                                                a.v.data(), a.attended.data()));
+                                                config_.is_latent() ? nullptr : a.v.data(),
+                                                a.attended.data()));
   KVX_RETURN_IF_ERROR(project_attention(index, a.attended.data(), num_tokens, a.delta.data()));
   add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
 
   rms_norm(a.x.data(), num_tokens, layer.feed_forward_norm, config_.norm_epsilon, a.normed.data(),
            executor_);
+  KVX_RETURN_IF_ERROR(feed_forward(layer, num_tokens));
+  add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
+  return {};
+}
+
+Status Model::project_rows(Layer& layer, int num_tokens) {
+  Activations& a = step_;
+  if (layer.latent) {
+    return layer.latent->project(a.normed.data(), num_tokens, {a.cosines.data(), a.sines.data()},
+                                 a.q.data(), a.k.data(), executor_);
+  }
+  KVX_RETURN_IF_ERROR(layer.qkv->multiply(
+      a.normed.data(), num_tokens, std::array{a.q.data(), a.k.data(), a.v.data()}, executor_));
+  rotate(num_tokens, config_.num_q_heads, a.q.data());
+  rotate(num_tokens, config_.num_kv_heads, a.k.data());
+  return {};
+}
+
+Status Model::feed_forward(Layer& layer, int num_tokens) {
+  Activations& a = step_;
+  if (layer.experts) {
+    return layer.experts->feed(a.normed.data(), num_tokens, a.delta.data(), executor_);
+  }
   KVX_RETURN_IF_ERROR(layer.gate_up->multiply(a.normed.data(), num_tokens,
                                               std::array{a.gate.data(), a.up.data()}, executor_));
   silu_multiply(a.gate.data(), a.up.data(), num_tokens, config_.feed_forward, executor_);
-  KVX_RETURN_IF_ERROR(
-      layer.down->multiply(a.gate.data(), num_tokens, std::array{a.delta.data()}, executor_));
-  add(a.x.data(), a.delta.data(), num_tokens, config_.hidden, executor_);
-  return {};
+  return layer.down->multiply(a.gate.data(), num_tokens, std::array{a.delta.data()}, executor_);
 }
 
 void Model::embed(std::span<const int> tokens) {
@@ -228,7 +230,13 @@ void Model::rotate(int num_tokens, int num_heads, float* rows) const {
 }
 
 Status Model::project_attention(int layer, const float* attended, int num_tokens, float* out) {
-  return layers_[layer].attention_out->multiply(attended, num_tokens, std::array{out}, executor_);
+  Layer& of = layers_[layer];
+  if (of.latent) {
+    reserve(step_.expanded, num_tokens, config_.num_q_heads * config_.latent.value_dim);
+    KVX_RETURN_IF_ERROR(of.latent->expand(attended, num_tokens, step_.expanded.data(), executor_));
+    attended = step_.expanded.data();
+  }
+  return of.attention_out->multiply(attended, num_tokens, std::array{out}, executor_);
 }
 
 Status Model::logits(const float* hidden, int num_tokens, float* out) {

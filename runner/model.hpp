@@ -1,4 +1,5 @@
-// Model: a Llama's weights and its forward pass; K and V live in an AttentionBackend.
+// Model: the weights of a Llama or DeepSeek-V2 and its forward pass; K and V live in an
+// AttentionBackend.
 #pragma once
 
 #include <functional>
@@ -11,7 +12,9 @@
 #include "core/dtype.hpp"
 #include "core/executor.hpp"
 #include "runner/attention_backend.hpp"
+#include "runner/experts.hpp"
 #include "runner/gpu_products.hpp"
+#include "runner/latent_projection.hpp"
 #include "runner/linear.hpp"
 #include "runner/mapped_file.hpp"
 #include "runner/model_config.hpp"
@@ -43,8 +46,8 @@ class Model {
   Status forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
                  const OnStep& on_step = {});
 
-  // What a layer adds to its input for attention's output: attended [num_tokens, q_size], out
-  // [num_tokens, hidden].
+  // What a layer adds to its input for attention's output: attended [num_tokens, attended_size],
+  // out [num_tokens, hidden].
   Status project_attention(int layer, const float* attended, int num_tokens, float* out);
 
   // hidden: [num_tokens, hidden]; out: [num_tokens, vocab_size]. Many tokens are best computed in
@@ -54,15 +57,17 @@ class Model {
  private:
   struct Layer {
     std::vector<float> attention_norm;
-    std::unique_ptr<Linear> qkv;
+    std::unique_ptr<Linear> qkv;  // null in a latent model
+    std::unique_ptr<LatentProjection> latent;
     std::unique_ptr<Linear> attention_out;
     std::vector<float> feed_forward_norm;
-    std::unique_ptr<Linear> gate_up;
+    std::unique_ptr<Linear> gate_up;  // null in a layer of experts
     std::unique_ptr<Linear> down;
+    std::unique_ptr<Experts> experts;
   };
   // Buffers of one step, [num_tokens, ...] each.
   struct Activations {
-    std::vector<float> x, normed, q, k, v, attended, gate, up, delta;
+    std::vector<float> x, normed, q, k, v, attended, expanded, gate, up, delta;
     std::vector<float> cosines, sines;  // [num_tokens, rope_dims / 2]
   };
 
@@ -70,11 +75,15 @@ class Model {
         std::unique_ptr<GpuProducts> gpu);
   Status load_weights();
   Result<Layer> load_layer(int index);
-  Result<std::unique_ptr<Linear>> load_linear(int num_columns,
-                                              std::span<const std::pair<std::string, int>> parts);
+  Status load_attention(const WeightLoader& weights, int index, Layer& layer);
+  Status load_feed_forward(const WeightLoader& weights, int index, Layer& layer);
 
   Status forward_step(std::span<const int> tokens, AttentionBackend& backend, float* hidden);
   Status forward_layer(int index, int num_tokens, AttentionBackend& backend);
+  // Queries, keys and values of the step's normed rows.
+  Status project_rows(Layer& layer, int num_tokens);
+  // From the step's normed rows to its delta.
+  Status feed_forward(Layer& layer, int num_tokens);
   void embed(std::span<const int> tokens);
   void rotate(int num_tokens, int num_heads, float* rows) const;
 

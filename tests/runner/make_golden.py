@@ -92,7 +92,7 @@ def dequantized():
 
 
 def weights(name, count):
-    """Multiples of 2^-10 in [-1/4, 1/4), exact in f32; tests/runner/tiny_llama.cpp has the same rule."""
+    """Multiples of 2^-10 in [-1/4, 1/4), exact in f32; tests/runner/tiny_weights.hpp has the same rule."""
     state = 2166136261
     for byte in name.encode():
         state = (state ^ byte) * 16777619 % 2**32

@@ -7,23 +7,13 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "tests/runner/tiny_weights.hpp"
+
 namespace kvx::tests {
 namespace {
 
 constexpr uint64_t kHidden = 16, kFeedForward = 24, kQSize = 32, kKvSize = 16, kVocab = 40;
 constexpr int kLayers = 2;
-
-// Multiples of 2^-10 in [-1/4, 1/4).
-std::vector<float> weights(const std::string& name, uint64_t count, float offset = 0) {
-  uint32_t state = 2166136261u;
-  for (const char c : name) state = (state ^ static_cast<uint8_t>(c)) * 16777619u;
-  std::vector<float> out;
-  for (uint64_t i = 0; i < count; ++i) {
-    state = state * 1664525u + 1013904223u;
-    out.push_back(offset + static_cast<float>(static_cast<int>((state >> 16) % 512) - 256) / 1024);
-  }
-  return out;
-}
 
 void add_matrix(GgufWriter& writer, const std::string& name, uint64_t columns, uint64_t rows) {
   writer.f32_tensor(name, {columns, rows}, weights(name, columns * rows));

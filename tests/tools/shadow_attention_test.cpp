@@ -54,7 +54,7 @@ std::vector<float> step(ShadowAttention& attention, const std::vector<float>& q)
 
 TEST(ShadowAttention, AnswersWithTheBaseAndMeasuresTheOthers) {
   ScaledEcho base(1), same(1), larger(1.5f);
-  ShadowAttention attention(base, {&same, &larger}, kLayers, kRow, 1, 0);
+  ShadowAttention attention(base, {&same, &larger}, kLayers, kRow, kRow, 1, 0);
   EXPECT_EQ(step(attention, {1, 2, 3, 4}), (std::vector<float>{1, 2, 3, 4}));
   EXPECT_EQ(attention.errors(0)[1].relative_error(), 0);
   EXPECT_DOUBLE_EQ(attention.errors(1)[0].relative_error(), 0.5);
@@ -63,7 +63,7 @@ TEST(ShadowAttention, AnswersWithTheBaseAndMeasuresTheOthers) {
 
 TEST(ShadowAttention, KeepsAllBackendsInStep) {
   ScaledEcho base(1, 100), shadow(1, 7);
-  ShadowAttention attention(base, {&shadow}, kLayers, kRow, 1, 0);
+  ShadowAttention attention(base, {&shadow}, kLayers, kRow, kRow, 1, 0);
   EXPECT_EQ(attention.max_step_tokens(), 7);
   step(attention, {1, 2});
   EXPECT_EQ(attention.num_tokens(), 1);
@@ -72,7 +72,7 @@ TEST(ShadowAttention, KeepsAllBackendsInStep) {
 
 TEST(ShadowAttention, LeavesOutTheTokensBeforeTheFirstMeasured) {
   ScaledEcho base(1), shadow(2);
-  ShadowAttention attention(base, {&shadow}, kLayers, kRow, 1, 2);
+  ShadowAttention attention(base, {&shadow}, kLayers, kRow, kRow, 1, 2);
   step(attention, {1, 1});
   EXPECT_TRUE(std::isnan(attention.errors(0)[0].relative_error()));
   step(attention, {0, 0, 5, 5});  // the second token is the first measured one
@@ -81,7 +81,7 @@ TEST(ShadowAttention, LeavesOutTheTokensBeforeTheFirstMeasured) {
 
 TEST(ShadowAttention, MeasuresTheHeadsOfARowApart) {
   ScaledEcho base(1), larger(1.5f);
-  ShadowAttention attention(base, {&larger}, kLayers, kRow, 2, 0);
+  ShadowAttention attention(base, {&larger}, kLayers, kRow, kRow, 2, 0);
   step(attention, {1, 0, 3, 0});  // the second head's rows are zeros
   EXPECT_DOUBLE_EQ(attention.errors(0)[2].relative_error(), 0.5);
   EXPECT_TRUE(std::isnan(attention.errors(0)[3].relative_error()));

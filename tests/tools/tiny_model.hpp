@@ -1,7 +1,8 @@
-// The tests' tiny Llama with a tokenizer, so that the tool's commands run from end to end in a
-// moment. Its words are noise; what is tested is the way that they take.
+// The tests' tiny Llama and DeepSeek with a tokenizer, so that the tool's commands run from end to
+// end in a moment. Its words are noise; what is tested is the way that they take.
 #pragma once
 
+#include "tests/runner/tiny_deepseek.hpp"
 #include "tests/runner/tiny_llama.hpp"
 
 namespace kvx::tests {
@@ -11,8 +12,7 @@ inline constexpr int kTinyHeadDim = 8;
 
 // One token a letter, a digit, a full stop or a blank, and ChatML's two marks: 40 in all, without
 // merges, so that a text has as many tokens as characters.
-inline GgufWriter tiny_chat_model(uint32_t context = kTinyContext) {
-  GgufWriter writer = tiny_llama(false, context);
+inline GgufWriter with_tiny_tokenizer(GgufWriter writer) {
   std::vector<std::string> tokens = {"<|im_start|>", "<|im_end|>", "\u0120", "\u010A"};
   for (char c = 'a'; c <= 'z'; ++c) tokens.emplace_back(1, c);
   for (char c = '0'; c <= '8'; ++c) tokens.emplace_back(1, c);
@@ -26,6 +26,10 @@ inline GgufWriter tiny_chat_model(uint32_t context = kTinyContext) {
   writer.strings("tokenizer.ggml.merges", {});
   writer.u32("tokenizer.ggml.eos_token_id", 1);
   return writer;
+}
+
+inline GgufWriter tiny_chat_model(uint32_t context = kTinyContext) {
+  return with_tiny_tokenizer(tiny_llama(false, context));
 }
 
 // num_characters of letters and blanks, the same every time.

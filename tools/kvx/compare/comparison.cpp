@@ -142,7 +142,7 @@ Status Comparison::measure_attention() {
   for (size_t s = 1; s < subjects_.size(); ++s) shadows.push_back(subjects_[s].attention.get());
   const int first = first_scored(plan_.context);
   ShadowAttention attention(*subjects_.front().attention, shadows, config.num_layers,
-                            config.q_size(), config.num_kv_heads, first);
+                            config.q_size(), config.attended_size(), config.num_kv_heads, first);
   LogitErrors logits({config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim},
                      shadows.size());
   doing_ = "attention of all caches";

@@ -7,11 +7,13 @@ namespace kvx::tool {
 
 ShadowAttention::ShadowAttention(runner::AttentionBackend& base,
                                  std::vector<runner::AttentionBackend*> shadows, int num_layers,
-                                 int row_size, int num_parts, int64_t first_measured)
+                                 int query_size, int row_size, int num_parts,
+                                 int64_t first_measured)
     : base_(base),
       shadows_(std::move(shadows)),
       errors_(shadows_.size(), std::vector<quality::VectorError>(num_layers * num_parts)),
       last_queries_(num_layers),
+      query_size_(query_size),
       row_size_(row_size),
       num_parts_(num_parts),
       first_measured_(first_measured) {}
@@ -37,7 +39,8 @@ Status ShadowAttention::append_and_attend(int layer, int num_tokens, const float
   KVX_RETURN_IF_ERROR(base_.append_and_attend(layer, num_tokens, q, k, v, out));
   const size_t size = static_cast<size_t>(num_tokens) * row_size_;
   shadow_out_.resize(std::max(shadow_out_.size(), size));
-  last_queries_[layer].assign(q + size - row_size_, q + size);
+  const float* last_query = q + int64_t{num_tokens - 1} * query_size_;
+  last_queries_[layer].assign(last_query, last_query + query_size_);
   const auto skipped =
       static_cast<int>(std::clamp<int64_t>(first_measured_ - base_.num_tokens(), 0, num_tokens));
   for (size_t s = 0; s < shadows_.size(); ++s) {

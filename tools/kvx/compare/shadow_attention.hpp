@@ -14,9 +14,11 @@ class ShadowAttention : public runner::AttentionBackend {
  public:
   // Outputs of tokens before first_measured are not compared: a window's first tokens lie wholly in
   // a full-precision cache's 16-bit blocks. All backends are empty and outlive this one.
-  // num_parts: of a row, KV head by KV head, which are measured apart.
+  // query_size, row_size: of a token's queries and outputs. num_parts: of an output, KV head by KV
+  // head, which are measured apart.
   ShadowAttention(runner::AttentionBackend& base, std::vector<runner::AttentionBackend*> shadows,
-                  int num_layers, int row_size, int num_parts, int64_t first_measured);
+                  int num_layers, int query_size, int row_size, int num_parts,
+                  int64_t first_measured);
 
   int64_t num_tokens() const override { return base_.num_tokens(); }
   // The smallest of all backends.
@@ -28,7 +30,7 @@ class ShadowAttention : public runner::AttentionBackend {
 
   // [num_layers, num_parts] of the shadow, against the base.
   std::span<const quality::VectorError> errors(size_t shadow) const { return errors_[shadow]; }
-  // [row_size]: the queries of the last token, of the last step.
+  // [query_size]: the queries of the last token, of the last step.
   std::span<const float> last_query(int layer) const { return last_queries_[layer]; }
 
  private:
@@ -37,8 +39,9 @@ class ShadowAttention : public runner::AttentionBackend {
   runner::AttentionBackend& base_;
   std::vector<runner::AttentionBackend*> shadows_;
   std::vector<std::vector<quality::VectorError>> errors_;  // [shadows][num_layers, num_parts]
-  std::vector<std::vector<float>> last_queries_;           // [num_layers][row_size]
-  int row_size_;                                           // num_q_heads * head_dim
+  std::vector<std::vector<float>> last_queries_;           // [num_layers][query_size]
+  int query_size_;
+  int row_size_;
   int num_parts_;
   int64_t first_measured_;
   std::vector<float> shadow_out_;  // [num_tokens, row_size]

@@ -28,7 +28,7 @@ Status ProxyAttention::begin_step(int num_tokens) {
     KVX_RETURN_IF_ERROR(cache->begin_step(num_tokens));
   }
   const size_t added = static_cast<size_t>(num_tokens) * model_.config().hidden;
-  cache_out_.resize(static_cast<size_t>(num_tokens) * model_.config().q_size());
+  cache_out_.resize(static_cast<size_t>(num_tokens) * model_.config().attended_size());
   base_added_.resize(added);
   cache_added_.resize(added);
   input_squares_.resize(num_tokens);
