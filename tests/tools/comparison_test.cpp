@@ -152,7 +152,8 @@ TEST_F(Comparison, MeasuresLogitsByHeadWhereTheyAreWanted) {
 TEST(LogitErrors, AreThoseOfTheStoredKeys) {
   const Engine engine = make_engine(2).value();
   runner::ModelConfig model;
-  model.num_layers = 1, model.num_q_heads = 4, model.num_kv_heads = 2, model.head_dim = 8;
+  model.num_layers = 1, model.num_q_heads = 4, model.num_kv_heads = 2;
+  model.head_dim = model.value_dim = 8;
   constexpr int kTokens = 5;
   std::vector<float> k(kTokens * 16), q(32);
   for (size_t i = 0; i < k.size(); ++i) k[i] = std::sin(static_cast<float>(i));
