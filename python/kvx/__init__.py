@@ -16,6 +16,7 @@ from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_reci
 from kvx.gates import GateError, GateFailure, HeadErrors
 from kvx.paged_layer import PagedLayer
 from kvx.rows import Rows, dequantize, quantize, transcode
+from kvx.step import Step
 from kvx.threads import num_threads, set_num_threads, use_openmp
 
 __version__: str = getattr(_core, "__version__")
@@ -44,6 +45,7 @@ __all__ = [
     "Rows",
     "Saturation",
     "SideRecipe",
+    "Step",
     "Tier",
     "UnsupportedError",
     "__version__",

@@ -1,6 +1,7 @@
 """compare: what caches cost and what they lose, on a model and a text."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,10 @@ import numpy as np
 from kvx.errors import Error
 from kvx.gates import Gates, HeadErrors
 from kvx.html import table
+from kvx.progress import percent_bar
 from kvx.types import Device
+
+_PROGRESS = re.compile(r"\[[#.]+\] +(\d+) %  (.*)")  # a line of the tool's
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ def compare(
     device: Device = "cpu",
     attention: bool = False,
     fail_if: str | None = None,
+    shows_progress: bool = True,
 ) -> Comparison:
     """Measures caches as ``kvx compare`` does: perplexity and KL divergence against a bf16 cache.
 
@@ -119,6 +124,7 @@ def compare(
              the CPU
     attention: measures attention's logits too, which takes longer
     fail_if: ``"ppl>0.2%,kl>0.01,cosine<0.999"``: what no cache may lose (docs/guard.md)
+    shows_progress: where tqdm is installed
 
     The command line tool measures, in a process of its own.
     Raises kvx.GateError, which carries all figures, where a condition of fail_if is true of a
@@ -142,15 +148,34 @@ def compare(
         words = [str(word) for option in options.items() for word in option]
         if attention or gates.need_logits:
             words.append("--attention")
-        command = [sys.executable, "-m", "kvx", "compare", *words]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            problem = done.stderr.strip().rsplit("\n", 1)[-1].removeprefix("kvx: ")
-            raise Error(problem or f"the tool kvx ended with exit code {done.returncode}")
+        _run_tool([sys.executable, "-m", "kvx", "compare", *words], shows_progress)
         caches = json.loads(report.read_text())["caches"]
         comparison = Comparison(_figures_of(cache) for cache in caches)
     gates.check(comparison)
     return comparison
+
+
+def _run_tool(command: list[str], shows_progress: bool) -> None:
+    """Raises kvx.Error with the last thing that the tool said."""
+    said = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as tool:
+        assert tool.stderr is not None
+        try:
+            with percent_bar("kvx compare", shows_progress) as show:
+                for line in tool.stderr:
+                    progress = _PROGRESS.match(line)
+                    if progress:
+                        show(float(progress[1]), progress[2])
+                    else:
+                        said = line.strip() or said
+        except BaseException:  # Ctrl-C
+            tool.kill()
+            raise
+    if tool.returncode != 0:
+        problem = said.removeprefix("kvx: ")
+        raise Error(problem or f"the tool kvx ended with exit code {tool.returncode}")
 
 
 def _figures_of(cache: dict[str, Any]) -> CacheFigures:

@@ -1,6 +1,7 @@
 """A progress bar where tqdm is installed, and nothing where it is not."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 try:
@@ -17,3 +18,18 @@ def progress(steps: Iterable[_T], description: str, shown: bool = True) -> Itera
         return steps
     bar: Iterable[_T] = tqdm(steps, desc=description, leave=False)
     return bar
+
+
+@contextmanager
+def percent_bar(description: str, shown: bool = True) -> Iterator[Callable[[float, str], None]]:
+    """A call that moves a bar to a percentage and says what comes next."""
+    if tqdm is None or not shown:
+        yield lambda percent, doing: None
+        return
+    with tqdm(total=100, desc=description, leave=False, unit="%") as bar:
+
+        def show(percent: float, doing: str) -> None:
+            bar.set_postfix_str(doing, refresh=False)
+            bar.update(percent - bar.n)
+
+        yield show

@@ -7,6 +7,7 @@ namespace kvx::python {
 
 void bind_formats(nanobind::module_& module);
 void bind_rows(nanobind::module_& module);
+void bind_paged_step(nanobind::module_& module);
 void bind_paged_cache(nanobind::module_& module);
 void bind_paged_layer(nanobind::module_& module);
 void bind_contiguous_cache(nanobind::module_& module);

@@ -71,6 +71,7 @@ NB_MODULE(_core, module) {
   module.def("num_threads", &num_threads);
   bind_formats(module);
   bind_rows(module);
+  bind_paged_step(module);
   bind_paged_cache(module);
   bind_paged_layer(module);
   bind_contiguous_cache(module);

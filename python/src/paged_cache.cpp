@@ -1,12 +1,12 @@
 // PagedCache: kv::KvCache for Python. One lock a cache, taken without the GIL, so that threads wait
-// for each other and never observe half a step.
+// for each other and never observe half a step. Threads with a PagedStep of their own do not wait.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <cmath>
 #include <mutex>
 #include <optional>
 #include <type_traits>
@@ -19,13 +19,13 @@
 #include "python/src/cuda_lane.hpp"
 #include "python/src/errors.hpp"
 #include "python/src/interrupt.hpp"
+#include "python/src/paged_step.hpp"
 #include "python/src/text.hpp"
 #include "tune/tuned_recipe.hpp"
 
 namespace kvx::python {
 namespace {
 
-using Entries = std::vector<std::pair<int, int>>;  // (sequence, num_tokens)
 using Tokens = std::vector<int32_t>;
 
 struct Options {
@@ -83,8 +83,8 @@ std::vector<tier::TierConfig> tiers_of(const Options& options) {
 }
 
 // None on the CPU.
-std::unique_ptr<CudaLane> lane_of(const std::string& device, nb::handle stream) {
-  if (device != "cpu") return std::make_unique<CudaLane>(device, stream);
+std::shared_ptr<CudaLane> lane_of(const std::string& device, nb::handle stream) {
+  if (device != "cpu") return std::make_shared<CudaLane>(device, stream);
   if (stream.is_none()) return nullptr;
   throw CoreError(invalid_argument("stream is given; a cache on the CPU has none"));
 }
@@ -122,14 +122,22 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
 class PagedCache {
  public:
   PagedCache(const Options& options, nb::handle stream)
-      : context_(current_context()),
-        lane_(lane_of(options.device, stream)),
-        cache_(value_of(kv::KvCache::create(config_of(options, lane_.get()), context_->cpu()))),
-        geometry_(cache_->config().geometry),
-        has_appended_(geometry_.num_layers, false) {}
+      : parts_(std::make_shared<CacheParts>()), context_(current_context()) {
+    parts_->context = context_;
+    parts_->lane = lane_of(options.device, stream);
+    lane_ = parts_->lane.get();
+    cache_ = value_of(kv::KvCache::create(config_of(options, lane_), context_->cpu()));
+    geometry_ = cache_->config().geometry;
+    has_appended_.assign(geometry_.num_layers, false);
+  }
   // The destructor of a host tier would wait for its thread.
   ~PagedCache() {
-    if (!context_->home().is_this()) static_cast<void>(cache_.release());
+    if (context_->home().is_this()) return;
+    static_cast<void>(new std::shared_ptr<kv::KvCache>(std::move(cache_)));
+  }
+
+  std::unique_ptr<PagedStep> new_step() {
+    return locked([&] { return std::make_unique<PagedStep>(parts_); });
   }
 
   void close() {
@@ -253,40 +261,13 @@ class PagedCache {
                          std::optional<float> softmax_scale, float softcap, nb::handle sinks,
                          bool is_fast, nb::handle stream) {
     const ArrayPlace place = place_of(stream, {out, q, k, v, sinks});
-    const InputRows queries = input_rows(q, "q", {-1, -1, geometry_.k_head_dim}, place);
-    const int64_t tokens = queries.num_tokens;
-    const InputRows keys =
-        input_rows(k, "k", {tokens, geometry_.num_kv_heads, geometry_.k_head_dim}, place);
-    const InputRows values = step_values(v, tokens, place);
-    const OutputRows output =
-        output_rows(out, "out", {tokens, queries.num_heads, geometry_.v_head_dim}, place);
-    check_apart(output.array, queries.array, "q");
-    check_apart(output.array, keys.array, "k");
-    check_apart(output.array, values.array, "v");
-    nb::ndarray<nb::ro> sink_array;
-    if (!sinks.is_none()) sink_array = input_floats(sinks, "sinks", queries.num_heads, place);
-    check_apart(output.array, sink_array, "sinks");
-    KeptArrays kept;
-    if (lane_) {
-      lane_->keep(kept, place, q, queries.array);
-      lane_->keep(kept, place, k, keys.array);
-      lane_->keep(kept, place, v, values.array);
-      lane_->keep(kept, place, out, nb::ndarray<nb::ro>(output.array));
-      lane_->keep(kept, place, sinks, sink_array);
-    }
-
-    kv::AttentionParams params;
-    params.num_q_heads = queries.num_heads;
-    params.softmax_scale =
-        softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(geometry_.k_head_dim)));
-    params.softcap = softcap;
-    if (is_fast) params.precision = ops::Precision::kFast;
-    if (sink_array.is_valid()) params.sinks = static_cast<const float*>(sink_array.data());
-    ordered(place, kept, [&] {
-      check_layer_is_due(layer, params.num_q_heads, tokens);
+    StepArrays arrays = step_arrays({q, k, v, out, sinks, softmax_scale, softcap, is_fast},
+                                    geometry_, lane_, place);
+    ordered(place, arrays.kept, [&] {
+      check_layer_is_due(layer, arrays.params.num_q_heads, arrays.q.num_tokens);
       interruptibly([&] {
-        throw_if_error(cache_->append_and_attend(layer, params, queries.rows, keys.rows,
-                                                 values.rows, output.rows));
+        throw_if_error(cache_->append_and_attend(layer, arrays.params, arrays.q.rows, arrays.k.rows,
+                                                 arrays.v.rows, arrays.out.rows));
         has_appended_[layer] = true;
       });
     });
@@ -404,21 +385,7 @@ class PagedCache {
   // Runs a verb in the order of the caller's stream.
   template <class F>
   void ordered(const ArrayPlace& place, KeptArrays& kept, F verb) {
-    locked([&] {
-      if (lane_) throw_if_error(lane_->begin(place, kept));
-      verb();
-      if (lane_) throw_if_error(lane_->end(place, kept));
-    });
-  }
-
-  // No rows where V is a part of K's.
-  InputRows step_values(nb::handle v, int64_t tokens, const ArrayPlace& place) const {
-    if (!geometry_.is_latent) {
-      return input_rows(v, "v", {tokens, geometry_.num_kv_heads, geometry_.v_head_dim}, place);
-    }
-    if (v.is_none()) return {};
-    throw CoreError(
-        invalid_argument("v is given; a latent cache's values are a part of its keys: pass None"));
+    locked([&] { in_order(*parts_, place, kept, verb); });
   }
 
   void check_in_use(int sequence) const {
@@ -444,11 +411,12 @@ class PagedCache {
     }
   }
 
+  const std::shared_ptr<CacheParts> parts_;
   std::shared_ptr<const Context> context_;
-  const std::unique_ptr<CudaLane> lane_;  // null on the CPU
+  CudaLane* lane_ = nullptr;  // null on the CPU
   std::mutex mutex_;
-  std::unique_ptr<kv::KvCache> cache_;  // null once closed
-  const kv::CacheGeometry geometry_;
+  std::shared_ptr<kv::KvCache>& cache_ = parts_->cache;  // null once closed
+  kv::CacheGeometry geometry_;
   int64_t step_tokens_ = 0;  // of the open step; 0 without one
   std::vector<bool> has_appended_;
 };
@@ -498,7 +466,9 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("host_tier_bytes"), nb::arg("host_tier_folder"), nb::arg("tiers"),
           nb::arg("device"), nb::arg("max_step_tokens"), nb::arg("stream").none())
       .def("close", &PagedCache::close,
-           "Gives the memory back. Later calls raise kvx.Error; a second close does nothing.")
+           "Gives the memory back, once no kvx.Step of the cache is left. Later calls raise "
+           "kvx.Error; a second close does nothing.")
+      .def("new_step", &PagedCache::new_step)
       .def("create_sequence", &PagedCache::create_sequence)
       .def("free_sequence", &PagedCache::free_sequence, nb::arg("sequence"))
       .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"))

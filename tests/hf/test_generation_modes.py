@@ -93,21 +93,3 @@ def test_a_generation_config_of_ones_own():
     cache = kvx.hf.Cache(model.config, "f32")
     found = model.generate(prompt(), generation_config=config, **passed(cache))
     assert torch.equal(found, stock_tokens("llama", {"input_ids": prompt()}))
-
-
-def test_a_compiled_model_is_traced_in_parts():
-    """The verbs are Python's to torch.compile: it traces what lies between, and fullgraph raises."""
-    model = kvx.hf.enable(tiny_model("llama"))
-    inputs = {"input_ids": prompt()}
-    expected = stock_tokens("llama", inputs)
-    forward = model.forward
-    model.forward = torch.compile(forward, backend="eager")
-    found = tokens_of(model, kvx.hf.Cache(model.config, "f32"), inputs)
-    assert torch.equal(found, expected)
-    torch.compiler.reset()
-    whole = torch.compile(forward, backend="eager", fullgraph=True)
-    cache = kvx.hf.Cache(model.config, "f32")
-    message = "verbs of a kvx cache are no torch operators.*without fullgraph=True"
-    with torch.no_grad(), pytest.raises(torch._dynamo.exc.Unsupported, match=message):
-        whole(**inputs, **passed(cache))
-    assert cache.get_seq_length() == 0

@@ -140,3 +140,16 @@ def test_copies_share_blocks_where_there_is_room():
         found.append(tokens_of(model, fork, longer, max_new_tokens=9))
     assert all(torch.equal(tokens, found[0]) for tokens in found)
     assert cache.get_seq_length() == 70 and cache.memory() <= 4 * used
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_whole_compiled_graph_says_the_same_tokens(backend):
+    inputs = on_gpu(left_padded(2, 40, [0, 9]))
+    stock = tiny_model("llama").cuda()
+    expected = tokens_of(stock, DynamicCache(config=stock.config), inputs)
+    model = kvx.hf.enable(tiny_model("llama").cuda())
+    model.forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+    for _ in range(2):
+        cache = kvx.hf.Cache(model.config, "f32")
+        assert torch.equal(tokens_of(model, cache, inputs), expected)
+    torch.compiler.reset()

@@ -35,9 +35,9 @@ def test_cache_that_fails():
 '''
 
 
-def run(checkout):
+def run(checkout, *options):
     return subprocess.run(
-        [sys.executable, SCRIPT, checkout, "--models", "llama"],
+        [sys.executable, SCRIPT, checkout, "--models", "llama", *options],
         capture_output=True,
         text=True,
         timeout=300,
@@ -58,6 +58,8 @@ def test_passed_refused_and_failed_are_told_apart(tmp_path):
     assert last[-1] == "1 failed, 1 passed, 1 refused", done.stdout + done.stderr
     assert last[-2].endswith("::test_cache_that_fails") and done.returncode == 1
     assert any(line.startswith("refused   1: output_attentions is True;") for line in last)
+    stock = run(tmp_path, "--stock").stdout.splitlines()
+    assert stock[-1] == "2 failed, 1 passed", stock  # its caches are not kvx's
 
 
 def test_another_version_and_what_is_no_checkout_are_refused(tmp_path):

@@ -1,12 +1,14 @@
 """Runs transformers' own cache and generation tests with kvx.hf.Cache in DynamicCache's place.
 
-    python tests/hf/upstream.py CHECKOUT [--models llama,mistral] [-- PYTEST OPTIONS]
+    python tests/hf/upstream.py CHECKOUT [--models llama,mistral] [--stock] [-- PYTEST OPTIONS]
 
 CHECKOUT is a clone of transformers at the tag of the version that is installed; its tests are not
 in the wheel, nor in the sdist. The models compute with the attention implementation "kvx", and
 generate() makes f32 kvx caches where it would make DynamicCaches, so tokens must be equal. What kvx
 refuses by design (kvx.UnsupportedError; docs/transformers.md has the table) counts apart from
 failures. The last line counts all; the exit code is 1 where anything else failed or nothing passed.
+
+--stock runs the same tests without kvx: what fails there as well is no failure of kvx's.
 """
 
 import argparse
@@ -24,10 +26,13 @@ CHOSEN = "generat or cache or Cache or beam or greedy or sample or assisted"
 class Swap:
     """The pytest plugin: swaps the class, and tells refusals from failures."""
 
-    def __init__(self):
+    def __init__(self, is_stock):
+        self.is_stock = is_stock
         self.counts, self.refusals, self.failures = Counter(), Counter(), []
 
     def pytest_configure(self):
+        if self.is_stock:
+            return
         import transformers
         from transformers.generation import utils
 
@@ -84,12 +89,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--models", default="llama,mistral")
+    parser.add_argument("--stock", action="store_true", help="without kvx")
     parser.add_argument("options", nargs="*", help="for pytest")
     options = parser.parse_args()
     checkout = options.checkout.resolve()
     tests = tests_of(parser, checkout, options.models.split(","))
     sys.path.insert(0, str(checkout))
-    swap = Swap()
+    swap = Swap(options.stock)
     pytest.main(
         ["-q", "--rootdir", str(checkout), "-p", "no:cacheprovider", "-k", CHOSEN]
         + [*map(str, tests), *options.options],

@@ -177,7 +177,7 @@ TEST(ContiguousCache, ReadsGivenScalesAndCountsWhatTheyCannotSay) {
   std::vector<float> k(2 * 2 * 32, 3.0f);
   k[5] = std::nanf("");
   ASSERT_TRUE(cache.append(0, 1, input(k, 2, 32), input(k, 2, 32)).ok());
-  EXPECT_EQ(cache.nonfinite_inputs(), 2);  // one in K, one in V
+  EXPECT_EQ(cache.nonfinite_inputs().value(), 2);  // one in K, one in V
   const ops::SideView& side = cache.view(0).runs[0].k;
   EXPECT_EQ(*side.codes.at(0, 0, 0), 6);   // 3 / 0.5
   EXPECT_EQ(*side.codes.at(1, 0, 1), 12);  // 3 / 0.25

@@ -92,8 +92,8 @@ inline Status append_all(ContiguousCache& cache, int first_position, int num_tok
 }
 
 // The last q_len tokens, which end before end_position, ask.
-inline std::vector<float> attend(const ContiguousCache& cache, int layer, int end_position,
-                                 int q_len, const ContiguousAttention& attention = {}) {
+inline std::vector<float> attend(ContiguousCache& cache, int layer, int end_position, int q_len,
+                                 const ContiguousAttention& attention = {}) {
   const ContiguousConfig& config = cache.config();
   const int heads = config.num_q_heads;
   const int k_dim = config.geometry.k_head_dim, v_dim = config.geometry.v_head_dim;
@@ -108,7 +108,7 @@ inline std::vector<float> attend(const ContiguousCache& cache, int layer, int en
 struct Held {
   std::vector<float> k, v;  // [batch, num_held, num_kv_heads, head_dim]
 };
-inline Held gather(const ContiguousCache& cache, int layer) {
+inline Held gather(ContiguousCache& cache, int layer) {
   const CacheGeometry& geometry = cache.config().geometry;
   const size_t rows = static_cast<size_t>(cache.config().batch_size) * cache.num_held(layer) *
                       geometry.num_kv_heads;
@@ -123,9 +123,8 @@ inline Held gather(const ContiguousCache& cache, int layer) {
 
 // Textbook attention in double over what a layer holds: query i of q_len sees the held tokens up to
 // its own position, at most `window` of them (0: all).
-inline std::vector<double> reference_attention(const ContiguousCache& cache, int layer,
-                                               int end_position, int q_len, double scale,
-                                               int window) {
+inline std::vector<double> reference_attention(ContiguousCache& cache, int layer, int end_position,
+                                               int q_len, double scale, int window) {
   const ContiguousConfig& config = cache.config();
   const Held held = gather(cache, layer);
   const int kv_heads = config.geometry.num_kv_heads, q_heads = config.num_q_heads;

@@ -52,6 +52,49 @@ def test_recipes_are_a_list(recipes):
         kvx.compare("model.gguf", "text.txt", recipes)
 
 
+TOOL = """\
+#!/bin/sh
+echo '[..........]   0 %  window 1 of 2, bf16' >&2
+echo 'a warning' >&2
+echo '[#####.....]  50 %  window 2 of 2, int8  3 s left' >&2
+echo 'kvx: the model is not there' >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("shows_progress", [True, False])
+def test_the_tools_progress_moves_a_bar(monkeypatch, tmp_path, shows_progress):
+    seen = []
+
+    class Bar:
+        def __init__(self, total, desc, leave, unit):
+            self.n = 0
+            seen.append((total, desc))
+
+        def set_postfix_str(self, text, refresh):
+            seen.append(text)
+
+        def update(self, percent):
+            self.n += percent
+            seen.append(self.n)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            seen.append("closed")
+
+    tool = tmp_path / "tool"
+    tool.write_text(TOOL)
+    tool.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tool))
+    monkeypatch.setattr("kvx.progress.tqdm", Bar)
+    with pytest.raises(kvx.Error, match="^the model is not there$"):
+        kvx.compare("model.gguf", "text.txt", ["int8"], shows_progress=shows_progress)
+    shown = [(100, "kvx compare"), "window 1 of 2, bf16", 0, "window 2 of 2, int8  3 s left", 50]
+    assert seen == ([*shown, "closed"] if shows_progress else [])
+
+
 def test_a_tool_that_dies_silently_is_reported(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(kvx.Error, match="the tool kvx ended with exit code 1"):

@@ -349,6 +349,38 @@ def test_arrays_of_another_gpu_are_named(torch):
 # ---- what is refused
 
 
+def test_steps_of_several_threads_are_open_at_once(torch):
+    """Each thread on a stream and with a kvx.Step of its own."""
+    rows = [stream_of_rows(60, seed) for seed in range(3)]
+    expected = []
+    for one in rows:
+        cache = new_cache()
+        expected.append(torch.cat(feed(cache, cache.create_sequence(), *to_gpu(torch, one))))
+    cache = new_cache()
+    sequences = [cache.create_sequence() for _ in rows]
+    found, start = {}, threading.Barrier(3)
+
+    def work(i):
+        step = kvx.Step(cache)
+        start.wait(60)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            q, k, v = to_gpu(torch, rows[i])
+            outs = []
+            for first in range(0, 60, 20):
+                part = slice(first, first + 20)
+                with step.begin([(sequences[i], 20)]):
+                    outs.append(step.append_and_attend(0, q[part], k[part], v[part]))
+            found[i] = torch.cat(outs).cpu()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for i, one in enumerate(expected):
+        assert relative_error(found[i].numpy(), one.cpu().numpy()) < 2e-3
+
+
 def one_step(cache, arrays, **options):
     sequence = cache.create_sequence()
     try:
@@ -480,6 +512,52 @@ def test_a_layer_of_the_cpu_refuses_pages_of_a_gpu(torch):
     pages = torch.zeros((4, layer.page_bytes), dtype=torch.uint8, device="cuda")
     with pytest.raises(kvx.Error, match="pages lies on cuda:0; expected the CPU"):
         layer.append(pages, x[:, None], x[:, None], torch.arange(4))
+
+
+@pytest.mark.parametrize("options", [
+    dict(quantize="fp4"), dict(quantize="int4"), dict(quantize="int8"), dict(dtype="float16"),
+    dict(dtype="float32", evict=True), dict(quantize="fp4", evict=True),
+    dict(quantize="int8", window=24, max_append=8),
+], ids=str)  # fmt: skip
+def test_metal_marlins_cache_on_a_gpu_is_the_cpus(torch, options):
+    """Codes and scales to the byte, through a ring, and past max_seq_len with eviction."""
+    from kvx.marlin import CacheConfig, KVCache
+
+    config = CacheConfig(
+        num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, max_seq_len=48, **options
+    )
+    caches = [KVCache(config, batch_size=3, device=device) for device in ("cpu", "cuda")]
+    torch.manual_seed(0)
+    steps = [30, 8, 1, 1, 8]
+    if options.get("evict"):
+        steps += [1, 5]
+    for tokens in steps:
+        for layer in range(2):
+            k, v = torch.randn(2, 3, 2, tokens, 64)
+            q = torch.randn(3, 4, min(tokens, 8), 64)
+            found = []
+            for cache in caches:
+                place = torch.device(cache.device)
+                cache.append(layer, k.to(place), v.to(place))
+                found.append([
+                    cache.attention(layer, q.to(place), causal=causal).cpu() for causal in (True, False)
+                ])  # fmt: skip
+                found[-1] += [x.cpu() for x in cache.get_kv(layer, like=q.to(place))]
+            for expected, got in zip(*found):
+                assert relative_error(got.numpy(), expected.numpy()) < 2e-3
+        for cache in caches:
+            cache.advance(tokens)
+    for name in ("k_packed", "v_packed", "k_scales", "v_scales"):
+        for expected, got in zip(getattr(caches[0], name), getattr(caches[1], name)):
+            if expected is None:
+                assert got is None
+            else:
+                got = torch.from_dlpack(got)
+                assert got.is_cuda and np.array_equal(got.cpu().numpy(), expected)
+    with pytest.raises(kvx.Error, match="k lies on the CPU; expected cuda:0|k lies on"):
+        caches[1].append(0, k, v)
+    with pytest.raises(kvx.Error, match="like is None"):
+        caches[1].get_kv(0)
 
 
 def test_host_memory_keeps_a_gpus_blocks_with_checksums(torch):

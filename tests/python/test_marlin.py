@@ -122,3 +122,121 @@ def test_arrays_of_another_shape_are_refused():
         cache.attention(0, k)
     with pytest.raises(kvx.Error, match="layer"):
         cache.update(2, k, k)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("float16"), "float16"])
+def test_a_dtype_is_numpys_or_its_name(dtype):
+    cache = KVCache(CacheConfig(**CONFIG, dtype=dtype))
+    assert cache.config.recipe == "f16" and cache.k_packed[0].dtype == np.float16
+    with pytest.raises(kvx.Error, match="dtype is .*int8.*; expected one of float16, bfloat16"):
+        CacheConfig(**CONFIG, dtype=np.int8)
+
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+VALUES = {"fp4": np.array([*E2M1, *(-x for x in E2M1)]), "int4": np.arange(16) - 16 * (np.arange(16) > 7)}
+
+
+@pytest.mark.parametrize("quantize", ["fp4", "int4"])
+def test_packed_words_and_scales_are_what_update_decodes(quantize):
+    cache = KVCache(CacheConfig(**CONFIG, quantize=quantize), batch_size=2)
+    k, v = new_tokens(11, 5), new_tokens(12, 5)
+    for layer in range(2):
+        k_full, v_full = cache.update(layer, k, v)
+    for words, scales, full in (
+        (cache.k_packed[1], cache.k_scales[1], k_full),
+        (cache.v_packed[1], cache.v_scales[1], v_full),
+    ):
+        assert words.shape == (2, 2, 48, 8) and words.dtype == np.uint32
+        assert scales.shape == (2, 2, 48, 1) and scales.dtype == np.float16
+        codes = (words[..., :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15
+        numbers = VALUES[quantize][codes.reshape(2, 2, 48, 64)] * scales.astype(np.float32)
+        assert np.array_equal(numbers[:, :, :5].astype(np.float32), full)
+        assert not words[:, :, 5:].any()
+        with pytest.raises(ValueError, match="read-only"):
+            words[0, 0, 0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "numbers", "scale_dtype"),
+    [
+        ({"quantize": "int8"}, np.int8, 64, np.float16),
+        ({"quantize": "fp8"}, np.uint8, 64, np.float32),
+        ({"dtype": "float32"}, np.float32, 64, None),
+        ({"dtype": "bfloat16"}, np.uint16, 64, None),
+    ],
+)
+def test_other_codes_have_their_own_numbers(options, dtype, numbers, scale_dtype):
+    cache = KVCache(CacheConfig(**CONFIG, **options))
+    k = new_tokens(1, 3, batch=1)
+    k_full, _ = cache.update(0, k, k)
+    codes, scales = cache.k_packed[0], cache.k_scales[0]
+    assert codes.dtype == dtype and codes.shape == (1, 2, 48, numbers)
+    if scale_dtype is None:
+        assert scales is None
+    else:
+        assert scales.dtype == scale_dtype and scales.shape[:3] == (1, 2, 48)
+    if dtype == np.float32:
+        assert np.array_equal(codes[:, :, :3], k_full)
+    if dtype == np.int8:
+        steps = np.repeat(scales[:, :, :3].astype(np.float32), 64 // scales.shape[-1], axis=-1)
+        assert np.array_equal(k_full, codes[:, :, :3] * steps)
+
+
+def test_the_words_outlive_the_cache_that_wrote_them():
+    cache = KVCache(CacheConfig(**CONFIG, quantize="fp4"))
+    k = new_tokens(1, 3, batch=1)
+    cache.append(0, k, k)
+    words = cache.k_packed[0]
+    before = words.copy()
+    del cache
+    assert np.array_equal(words, before) and before.any()
+
+
+@pytest.mark.parametrize("window", [0, 9])
+def test_attention_that_is_not_causal_sees_every_token(window):
+    config = {**CONFIG, "num_layers": 1}
+    cache = KVCache(
+        CacheConfig(**config, dtype="float32", window=window, max_append=6), batch_size=2
+    )
+    k, v, q = new_tokens(5, 12), new_tokens(6, 12), new_tokens(7, 6, heads=4)
+    for part in (slice(0, 6), slice(6, 12)):
+        cache.append(0, k[:, :, part], v[:, :, part])
+        if part.stop < 12:
+            cache.advance(6)
+    for _ in range(2):  # the mask is made once
+        found = cache.attention(0, q, causal=False)
+        for b in range(2):
+            for i in range(6):
+                first = max(0, 6 + i - window + 1) if window else 0
+                one = attention(
+                    q[b, :, i : i + 1].swapaxes(0, 1),
+                    k[b, :, first:].swapaxes(0, 1),
+                    v[b, :, first:].swapaxes(0, 1),
+                )
+                assert relative_error(found[b, :, i : i + 1].swapaxes(0, 1), one) < 2e-6
+    assert relative_error(cache.attention(0, q), found) > 1e-3
+    one = cache.attention(0, q[:, :, -1:], causal=False)
+    assert np.array_equal(one, cache.attention(0, q[:, :, -1:]))
+
+
+def test_a_step_has_a_time_and_the_least_it_can_take():
+    cache = KVCache(CacheConfig(**CONFIG), batch_size=2)
+    assert cache.last_step_ms() == 0
+    k = new_tokens(1, 4)
+    for layer in range(2):
+        cache.append(layer, k, k)
+        cache.attention(layer, new_tokens(2, 4, heads=4))
+    assert cache.last_step_ms() == 0  # the step is not over
+    cache.advance(4)
+    assert cache.last_step_ms() > 0
+    assert cache.read_ms_per_step(100) == pytest.approx(cache.read_mb_per_step() * 2**20 / 1e8)
+    with pytest.raises(kvx.Error, match="gb_per_s is 0; expected more than 0"):
+        cache.read_ms_per_step(0)
+    cache.reset()
+    assert cache.last_step_ms() == 0
+
+
+def test_a_device_that_is_not_there_is_named():
+    for device, message in [("gpu", "device is 'gpu'|device is gpu"), ("cuda:99", "cuda|CUDA")]:
+        with pytest.raises(kvx.Error, match=message):
+            KVCache(CacheConfig(**CONFIG), device=device)

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from kvx.cache import Cost
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
-from kvx.hf import reuse
+from kvx.hf import compiled, reuse
 from kvx.hf.interface import NAME, check_tuned_model, checked_config, layer_windows
 from kvx.hf.latent import latent_shape
 from kvx.hf.layer import Layer, StoredRows, repeated, untraced
@@ -108,6 +108,7 @@ class Cache(TransformersCache):
         self._waiting: Layer | None = None  # updated, and not attended yet
         self._columns = None  # bool [batch, positions]: what the sequences store; None for all
         self._rows_key = self._rows = None
+        self.number = compiled.number_of(self)
 
     def __repr__(self) -> str:
         return f"kvx.hf.Cache({self.recipe!r}, {len(self.layers)} layers)"
@@ -116,6 +117,7 @@ class Cache(TransformersCache):
         fork = type(self).__new__(type(self))
         fork.__dict__.update(self.__dict__)
         fork._waiting = None
+        fork.number = compiled.number_of(fork)
         fork.layers = [layer.fork(fork) for layer in self.layers]
         memo[id(self)] = fork
         return fork
@@ -123,24 +125,43 @@ class Cache(TransformersCache):
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
 
-    @untraced
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        layer = self.layers[layer_idx]
+        if torch.compiler.is_compiling() and not layer.is_latent:
+            self._refuse_other_attention()
+            compiled.expect(layer)
+            return key_states, value_states
+        return self._update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @untraced
+    def _update(self, key_states, value_states, layer_idx, *args, **kwargs):
         if self._waiting is not None:
             layer, self._waiting = self._waiting.index, None
             raise UnsupportedError(
                 f"the attention of layer {layer} does not read a kvx cache; call "
                 f"kvx.hf.enable(model), if this model uses transformers' attention interface at all"
             )
-        if self._implementation != NAME:
-            raise UnsupportedError(
-                f"the attention implementation is {self._implementation!r} and does "
-                f"not read a kvx cache; call kvx.hf.enable(model)"
-            )
+        self._refuse_other_attention()
         if layer_idx == 0:
             self._refuse_half_a_pass()
         states = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._waiting = self.layers[layer_idx]
         return states
+
+    def append_and_attend(self, layer_idx, query, key, value, mask, scaling, softcap, sinks):
+        """update() and the attention of a layer in one, as a compiled graph calls it."""
+        layer = self.layers[layer_idx]
+        if layer_idx == 0:
+            self._refuse_half_a_pass()
+        layer.prepare(key, value)
+        return layer.attend(query, key, value, mask, scaling, softcap, sinks)
+
+    def _refuse_other_attention(self):
+        if self._implementation != NAME:
+            raise UnsupportedError(
+                f"the attention implementation is {self._implementation!r} and does "
+                f"not read a kvx cache; call kvx.hf.enable(model)"
+            )
 
     def _refuse_half_a_pass(self):
         """A forward pass that ended in the middle (Ctrl-C, out of memory) leaves positions in the

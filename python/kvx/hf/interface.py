@@ -20,7 +20,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
-from kvx.hf import latent
+from kvx.hf import compiled, latent
 
 NAME = "kvx"  # of the attention implementation
 # The offset of the first position in a kvx cache: 0, as a bool. transformers passes it from the
@@ -148,9 +148,11 @@ def attention(
     verbs do not compute, kvx.Error for masks and batches of other sizes; nothing is stored then.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    layer = getattr(key, "kvx_layer", None)
-    if layer is not None:
-        layer.owner.drain_waiting(key)
+    layer = expected = compiled.take_expected()
+    if expected is None:
+        layer = getattr(key, "kvx_layer", None)
+        if layer is not None:
+            layer.owner.drain_waiting(key)
     if kwargs.get("output_attentions"):
         raise UnsupportedError(
             "output_attentions is True; kvx's attention keeps no attention weights (call "
@@ -186,6 +188,9 @@ def attention(
             f"{layer.window}"
         )
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
+    if expected is not None:
+        options = (scaling, float(softcap or 0.0), sinks)
+        return compiled.attend(layer, query, key, value, attention_mask, *options), None
     options = (attention_mask, scaling, softcap, sinks)
     if layer.is_latent:
         return latent.attend(layer, module, query, key, value, *options), None
@@ -261,9 +266,9 @@ def padding_mask(
         )
     if use_vmap or not (allow_is_causal_skip or is_encoders):
         raise UnsupportedError("a mask that is more than causal, window and padding")
-    if attention_mask is None or bool(attention_mask.all()):
-        return None
-    return attention_mask
+    if attention_mask is None or torch.compiler.is_compiling():
+        return attention_mask  # a graph does not depend on what is hidden
+    return None if bool(attention_mask.all()) else attention_mask
 
 
 AttentionInterface.register(NAME, attention)

@@ -21,10 +21,7 @@ _MAX_STEP_TOKENS = 1024  # tokens of a prompt at once on a GPU: each layer has a
 _DEFAULT_COPIES = 4  # caches, deep copies counted, that there is room for on the CPU
 
 
-untraced = torch.compiler.disable(
-    reason="the verbs of a kvx cache are no torch operators; torch.compile a model that uses one "
-    "without fullgraph=True"
-)
+untraced = torch.compiler.disable(reason="the verbs of a kvx cache run outside of a graph")
 
 
 @dataclass
@@ -218,8 +215,12 @@ class Layer(CacheLayerMixin):
     def batch_size(self):
         return len(self.sequences)
 
-    def update(self, key_states, value_states, *args, **kwargs):
-        """Returns the new keys and values, which carry the layer to the attention function."""
+    @property
+    def number(self):
+        return self.owner.number
+
+    def prepare(self, key_states, value_states):
+        """Makes the cache where there is none. Raises what speaks against storing these."""
         refuse_gradients(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -233,6 +234,10 @@ class Layer(CacheLayerMixin):
                 f"{self.length + key_states.shape[2]} tokens; max_tokens is "
                 f"{self.owner.max_tokens} (kvx.hf.Cache(..., max_tokens=...) makes a larger cache)"
             )
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Returns the new keys and values, which carry the layer to the attention function."""
+        self.prepare(key_states, value_states)
         carrier = key_states.view_as(key_states)
         carrier.kvx_layer = self
         return carrier, value_states

@@ -5,17 +5,26 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 
-#include "ops/append/append.hpp"
-#include "ops/attend/attend.hpp"
-#include "ops/gather/gather.hpp"
+#include "device/cuda_async.hpp"
+#include "device/cuda_caller.hpp"
+#include "kv/verbs/cpu_verbs.hpp"
+#include "kv/verbs/cuda_verbs.hpp"
 
 namespace kvx::kv {
 
 Result<ContiguousCache> ContiguousCache::create(ContiguousConfig config,
                                                 const ops::CpuContext& context) {
   KVX_ASSIGN_OR_RETURN(const std::vector<LayerPlan> plans, plan_contiguous(config));
-  ContiguousCache cache(std::move(config), context);
+  ContiguousCache cache(std::move(config));
+  KVX_RETURN_IF_ERROR(cache.create_verbs(context));
+  std::optional<device::CurrentCudaDevice> current;  // kernels are chosen for this device
+  if (cache.place_) {
+    KVX_ASSIGN_OR_RETURN(auto set,
+                         device::CurrentCudaDevice::set(cache.place_->context.device.index));
+    current.emplace(std::move(set));
+  }
   for (int l = 0; l < cache.config_.geometry.num_layers; ++l) {
     KVX_ASSIGN_OR_RETURN(Layer layer, cache.make_layer(l, plans[l]));
     cache.layers_.push_back(std::move(layer));
@@ -23,12 +32,28 @@ Result<ContiguousCache> ContiguousCache::create(ContiguousConfig config,
   return cache;
 }
 
-ContiguousCache::ContiguousCache(ContiguousConfig config, const ops::CpuContext& context)
+ContiguousCache::ContiguousCache(ContiguousConfig config)
     : config_(std::move(config)),
-      context_(context),
+      nonfinite_inputs_(std::make_unique<std::atomic<int64_t>>(0)),
       seq_lens_(config_.batch_size),
       q_starts_(config_.batch_size + 1) {
   for (int b = 0; b < config_.batch_size; ++b) block_ids_.insert(block_ids_.end(), 2, b);
+}
+
+Status ContiguousCache::create_verbs(const ops::CpuContext& context) {
+  if (!config_.cuda) {
+    verbs_ = std::make_unique<CpuVerbs>(context, *nonfinite_inputs_);
+    return {};
+  }
+  KVX_ASSIGN_OR_RETURN(place_, CudaPlace::create(config_.cuda->context));
+  CudaVerbLimits limits;
+  limits.max_step_tokens = config_.cuda->max_step_tokens;
+  limits.max_entries = config_.batch_size;
+  limits.max_blocks = 2;
+  limits.num_groups = 1;
+  limits.max_block_bytes = 1;  // the host reads no blocks
+  KVX_ASSIGN_OR_RETURN(verbs_, CudaVerbs::create(*place_, limits));
+  return {};
 }
 
 Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const LayerPlan& plan) const {
@@ -41,6 +66,7 @@ Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const Laye
       layer.tables,
       LayerTables::create(geometry, index, plan,
                           config_.calibration.empty() ? none : config_.calibration[index]));
+  if (place_) KVX_RETURN_IF_ERROR(layer.tables.place_in(*place_->memory));
   for (const HeadRunPlan& run : plan.runs) {
     ops::HeadRun view;
     view.first_head = run.first_head;
@@ -61,9 +87,8 @@ Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::For
   ops::SideView view;
   view.spec = spec;
   view.head_dim = head_dim;
-  KVX_ASSIGN_OR_RETURN(
-      cache::Region codes,
-      cache::host_memory().allocate(num_rows * code_bytes, "a contiguous cache's codes"));
+  KVX_ASSIGN_OR_RETURN(cache::Region codes,
+                       memory().allocate(num_rows * code_bytes, "a contiguous cache's codes"));
   view.codes = {.base = codes.data(),
                 .block_stride = num_heads * layer.capacity * code_bytes,
                 .token_stride = code_bytes,
@@ -72,9 +97,8 @@ Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::For
   if (!spec.has_scale() || spec.scale_source != format::ScaleSource::kComputed) return view;
 
   const int64_t scale_bytes = format::scale_bytes_per_row(spec, head_dim);
-  KVX_ASSIGN_OR_RETURN(
-      cache::Region scales,
-      cache::host_memory().allocate(num_rows * scale_bytes, "a contiguous cache's scales"));
+  KVX_ASSIGN_OR_RETURN(cache::Region scales,
+                       memory().allocate(num_rows * scale_bytes, "a contiguous cache's scales"));
   view.scales = {.base = scales.data(),
                  .block_stride = num_heads * layer.capacity * scale_bytes,
                  .token_stride = scale_bytes,
@@ -110,53 +134,102 @@ Status ContiguousCache::append(int layer, int num_tokens, FloatRows k, FloatRows
     return out_of_range("seq_len is {} and {} tokens come; max_seq_len is {}", seq_len_, num_tokens,
                         config_.max_seq_len);
   }
-  const int64_t num_evicted = std::max<int64_t>(num_past_end, 0);
-  if (num_evicted > 0) {
-    evict(target, static_cast<int>(std::min<int64_t>(num_evicted, seq_len_)));
+  if (config_.cuda && num_tokens > config_.cuda->max_step_tokens / config_.batch_size) {
+    return out_of_range(
+        "num_tokens is {} in a batch of {}; a GPU's cache takes at most {} tokens in one append",
+        num_tokens, config_.batch_size, config_.cuda->max_step_tokens);
   }
+  const int num_evicted = static_cast<int>(std::max<int64_t>(num_past_end, 0));
+  if (num_evicted > 0) KVX_RETURN_IF_ERROR(evict(target, std::min(num_evicted, seq_len_)));
 
-  slots_.clear();
-  for (int b = 0; b < config_.batch_size; ++b) {
-    for (int t = 0; t < num_tokens; ++t) {
-      const int64_t position = seq_len_ + t - num_evicted;
-      // Of a write longer than the array only its end stays.
-      const bool is_kept = num_tokens - t <= target.capacity;
-      const int64_t slot = int64_t{b} * target.capacity + position % target.capacity;
-      slots_.push_back(is_kept ? slot : -1);
-    }
-  }
-  KVX_ASSIGN_OR_RETURN(const ops::AppendReport report,
-                       ops::append(context_, {.cache = view(layer),
-                                              .transform = target.tables.transform(),
-                                              .k = k,
-                                              .v = v,
-                                              .slot_mapping = slots_,
-                                              .positions = {}}));
-  nonfinite_inputs_ += report.nonfinite_inputs;
+  target.num_pending = num_tokens;  // of which length_in_blocks() is to know
+  const Status placed = place_tables({.capacity = target.capacity,
+                                      .first_position = seq_len_ - num_evicted,
+                                      .num_tokens = num_tokens,
+                                      .seq_len = length_in_blocks(target),
+                                      .q_len = std::min(num_tokens, length(target))});
+  target.num_pending = 0;
+  KVX_RETURN_IF_ERROR(placed);
+  KVX_RETURN_IF_ERROR(verbs_->append({.cache = view(layer),
+                                      .transform = target.tables.transform(),
+                                      .k = k,
+                                      .v = v,
+                                      .slot_mapping = placed_.groups[0].slots,
+                                      .positions = {}}));
   target.num_pending = num_tokens;
   return {};
 }
 
-// Drops the first num_tokens tokens and moves the others to the front.
-void ContiguousCache::evict(Layer& layer, int num_tokens) {
-  const auto move_rows = [&](uint8_t* first_row, int64_t row_bytes) {
-    std::memmove(first_row, first_row + num_tokens * row_bytes,
-                 (seq_len_ - num_tokens) * row_bytes);
-  };
-  const auto move_side = [&](const ops::SideView& side, int block, int head) {
-    move_rows(side.codes.at(block, 0, head), side.codes.token_stride);
-    if (side.scales.token_stride > 0) {
-      move_rows(side.scales.at(block, 0, head), side.scales.token_stride);
+// Fills the tables of a call and lets the verbs place them, unless those of the last one serve.
+Status ContiguousCache::place_tables(const TableShape& shape) {
+  if (!placed_.groups.empty() && placed_shape_ == shape) return {};
+  placed_.groups.clear();
+  slots_.clear();
+  for (int b = 0; b < config_.batch_size; ++b) {
+    for (int t = 0; t < shape.num_tokens; ++t) {
+      const int64_t position = int64_t{shape.first_position} + t;
+      // Of a write longer than the array only its end stays.
+      const bool is_kept = shape.num_tokens - t <= shape.capacity;
+      const int64_t slot = int64_t{b} * shape.capacity + position % shape.capacity;
+      slots_.push_back(is_kept ? slot : -1);
     }
+    seq_lens_[b] = shape.seq_len;
+    q_starts_[b + 1] = q_starts_[b] + shape.q_len;
+  }
+  positions_.resize(static_cast<size_t>(q_starts_.back()));
+  StepTables tables;
+  tables.positions = positions_;
+  tables.q_starts = q_starts_;
+  tables.seq_lens = seq_lens_;
+  tables.max_q_len = shape.q_len;
+  tables.max_tokens = shape.seq_len;
+  tables.groups.push_back({.slots = slots_,
+                           .block_ids = block_ids_,
+                           .num_sink_blocks = {},
+                           .first_recent_block = {},
+                           .row_stride = 2});
+  KVX_RETURN_IF_ERROR(verbs_->place(tables));
+  placed_ = std::move(tables);
+  placed_shape_ = shape;
+  return {};
+}
+
+// Drops the first num_tokens tokens and moves the others to the front.
+Status ContiguousCache::evict(Layer& layer, int num_tokens) {
+  const auto move_side = [&](const ops::SideView& side, int block, int head) -> Status {
+    KVX_RETURN_IF_ERROR(
+        move_rows(side.codes.at(block, 0, head), side.codes.token_stride, num_tokens));
+    if (side.scales.token_stride == 0) return {};
+    return move_rows(side.scales.at(block, 0, head), side.scales.token_stride, num_tokens);
   };
   for (const ops::HeadRun& run : layer.runs) {
     for (int b = 0; b < config_.batch_size; ++b) {
       for (int head = 0; head < run.num_heads; ++head) {
-        move_side(run.k, b, head);
-        move_side(run.v, b, head);
+        KVX_RETURN_IF_ERROR(move_side(run.k, b, head));
+        KVX_RETURN_IF_ERROR(move_side(run.v, b, head));
       }
     }
   }
+  return {};
+}
+
+// The rows from num_tokens on move to the first one; both places may overlap.
+Status ContiguousCache::move_rows(uint8_t* first_row, int64_t row_bytes, int num_tokens) {
+  const uint8_t* const from = first_row + num_tokens * row_bytes;
+  const int64_t bytes = (seq_len_ - num_tokens) * row_bytes;
+  if (bytes == 0) return {};
+  if (!place_) {
+    std::memmove(first_row, from, static_cast<size_t>(bytes));
+    return {};
+  }
+  if (scratch_.bytes() < bytes) {
+    KVX_RETURN_IF_ERROR(verbs_->synchronize());  // it may be in use
+    scratch_ = {};
+    KVX_ASSIGN_OR_RETURN(scratch_, memory().allocate(config_.max_seq_len * row_bytes,
+                                                     "rows of a contiguous cache that move"));
+  }
+  KVX_RETURN_IF_ERROR(verbs_->copy_bytes(from, scratch_.data(), bytes));
+  return verbs_->copy_bytes(scratch_.data(), first_row, bytes);
 }
 
 Status ContiguousCache::advance(int num_tokens) {
@@ -216,22 +289,27 @@ Status ContiguousCache::check_queries(int layer, int q_len, int window) const {
 }
 
 Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRows out,
-                               const ContiguousAttention& attention) const {
+                               const ContiguousAttention& attention) {
   KVX_RETURN_IF_ERROR(check_layer(layer));
   const int window = attention.window != 0 ? attention.window : config_.geometry.window_of(layer);
   KVX_RETURN_IF_ERROR(check_queries(layer, q_len, window));
-  for (int b = 0; b < config_.batch_size; ++b) {
-    seq_lens_[b] = length_in_blocks(layers_[layer]);
-    q_starts_[b + 1] = q_starts_[b] + q_len;
-  }
+  const Layer& target = layers_[layer];
+  TableShape shape = {
+      .capacity = target.capacity, .seq_len = length_in_blocks(target), .q_len = q_len};
+  const bool has_appended_them = placed_shape_.capacity == shape.capacity &&
+                                 placed_shape_.seq_len == shape.seq_len &&
+                                 placed_shape_.q_len == q_len;
+  if (has_appended_them) shape = placed_shape_;
+  KVX_RETURN_IF_ERROR(place_tables(shape));
+
   ops::AttendArgs args;
   args.packed = view(layer);
-  args.transform = layers_[layer].tables.transform();
+  args.transform = target.tables.transform();
   args.num_sequences = config_.batch_size;
-  args.block_table = {block_ids_.data(), 2};
+  args.block_table = {placed_.groups[0].block_ids.data(), 2};
   args.max_blocks_per_sequence = 2;
-  args.seq_lens = seq_lens_.data();
-  args.q_starts = q_starts_.data();
+  args.seq_lens = placed_.seq_lens.data();
+  args.q_starts = placed_.q_starts.data();
   args.num_q_heads = config_.num_q_heads;
   args.q = q;
   args.out = out;
@@ -241,28 +319,52 @@ Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRo
   args.window = window;
   args.sinks = attention.sinks;
   args.precision = attention.precision;
-  return ops::attend(context_, args);
+  if (!attention.is_causal && q_len > 1) {
+    const int64_t mask_bytes = int64_t{config_.batch_size} * q_len * q_len;
+    KVX_ASSIGN_OR_RETURN(args.tree_mask, mask_of_ones(mask_bytes));
+    args.tree_mask_stride = q_len;
+  }
+  return verbs_->attend(args, placed_);
 }
 
-Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v) const {
+// Every query sees every new token.
+Result<const uint8_t*> ContiguousCache::mask_of_ones(int64_t bytes) {
+  if (num_ones_ >= bytes) return ones_.data();
+  KVX_RETURN_IF_ERROR(verbs_->synchronize());  // the last one may be in use
+  num_ones_ = 0;
+  ones_ = {};
+  KVX_ASSIGN_OR_RETURN(ones_, memory().allocate(bytes, "a mask of attention that is not causal"));
+  if (place_) {
+    KVX_ASSIGN_OR_RETURN(const auto current,
+                         device::CurrentCudaDevice::set(place_->context.device.index));
+    KVX_RETURN_IF_ERROR(device::cuda_fill_async(ones_.data(), 1, bytes, place_->context.stream));
+  } else {
+    std::memset(ones_.data(), 1, static_cast<size_t>(bytes));
+  }
+  num_ones_ = bytes;
+  return ones_.data();
+}
+
+Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v) {
   KVX_RETURN_IF_ERROR(check_layer(layer));
   const int num_tokens = num_held(layer);
-  const int first_token = length_in_blocks(layers_[layer]) - num_tokens;
-  std::vector<ops::GatherRange> ranges;
+  const ops::LayerView cache = view(layer);
+  ops::GatherArgs args;
+  args.transform = layers_[layer].tables.transform();
+  args.max_blocks_per_sequence = 2;
+  args.num_sequences = 1;
+  args.k = k;
+  args.v = v;
   for (int b = 0; b < config_.batch_size; ++b) {
-    ranges.push_back({.sequence = b,
-                      .first_token = first_token,
-                      .num_tokens = num_tokens,
-                      .first_row = int64_t{b} * num_tokens});
+    args.block_table = {block_ids_.data() + 2 * int64_t{b}, 2};
+    const GatherPart part = {.view = &cache,
+                             .range = {.sequence = 0,
+                                       .first_token = length_in_blocks(layers_[layer]) - num_tokens,
+                                       .num_tokens = num_tokens,
+                                       .first_row = int64_t{b} * num_tokens}};
+    KVX_RETURN_IF_ERROR(verbs_->gather(args, {&part, 1}));
   }
-  return ops::gather(context_, {.cache = view(layer),
-                                .transform = layers_[layer].tables.transform(),
-                                .block_table = {block_ids_.data(), 2},
-                                .max_blocks_per_sequence = 2,
-                                .num_sequences = config_.batch_size,
-                                .ranges = ranges,
-                                .k = k,
-                                .v = v});
+  return {};
 }
 
 int64_t ContiguousCache::allocated_bytes() const {

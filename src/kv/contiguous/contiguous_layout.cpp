@@ -60,6 +60,17 @@ Status check_fields(const ContiguousConfig& config) {
   if (std::ranges::any_of(geometry.layer_sinks, [](int sinks) { return sinks > 0; })) {
     return unsupported("layer_sinks are given; a contiguous cache's ring keeps its window alone");
   }
+  if (config.cuda) {
+    constexpr int kMaxSequences = 65535;  // of attend on CUDA
+    if (config.batch_size > kMaxSequences) {
+      return invalid_argument("batch_size is {}; expected 1 to {} on a GPU", config.batch_size,
+                              kMaxSequences);
+    }
+    if (config.cuda->max_step_tokens < config.batch_size) {
+      return invalid_argument("cuda.max_step_tokens is {}; expected at least batch_size, {}",
+                              config.cuda->max_step_tokens, config.batch_size);
+    }
+  }
   const bool has_ring = std::ranges::any_of(geometry.layer_windows, [](int w) { return w > 0; });
   if (has_ring && config.overflow == Overflow::kEvict) {
     return invalid_argument(

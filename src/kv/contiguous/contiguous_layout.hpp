@@ -1,9 +1,11 @@
 // What a contiguous cache is made of, and how many bytes that takes.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kv/plan/layer_tables.hpp"
+#include "kv/verbs/cuda_place.hpp"
 
 namespace kvx::kv {
 
@@ -30,6 +32,10 @@ struct ContiguousConfig {
   // Queries of one attend that a full ring must serve. Together they see window + max_append - 1
   // tokens, so that many are kept; 1 keeps just the window.
   int max_append = 1;
+
+  // The arrays lie in a GPU's memory, and so do the rows of every call. One append takes at most
+  // max_step_tokens tokens, those of all sequences together.
+  std::optional<CudaPlacement> cuda;
 
   // Tokens of a sequence that a layer has memory for. The token at position p has slot p %
   // capacity. Requires: plan_contiguous(*this).ok().

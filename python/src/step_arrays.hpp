@@ -1,0 +1,33 @@
+// StepArrays: what append_and_attend is given in Python, checked and seen as the core's rows.
+#pragma once
+
+#include <optional>
+
+#include "kv/kv_cache.hpp"
+#include "python/src/arrays.hpp"
+#include "python/src/cuda_lane.hpp"
+
+namespace kvx::python {
+
+// As Python's append_and_attend passes them; out is there, sinks may be none.
+struct AttentionArguments {
+  nb::handle q, k, v, out, sinks;
+  std::optional<float> softmax_scale;
+  float softcap = 0.0f;
+  bool is_fast = false;
+};
+
+// The arrays live as long as this does.
+struct StepArrays {
+  InputRows q, k, v;
+  OutputRows out;
+  nb::ndarray<nb::ro> sinks;
+  kv::AttentionParams params;
+  KeptArrays kept;  // on a GPU
+};
+
+// lane: null on the CPU. Throws CoreError naming the array that does not fit.
+StepArrays step_arrays(const AttentionArguments& given, const kv::CacheGeometry& geometry,
+                       const CudaLane* lane, const ArrayPlace& place);
+
+}  // namespace kvx::python
