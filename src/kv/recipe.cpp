@@ -292,7 +292,7 @@ Result<Recipe> parse_recipe(std::string_view text) {
   const std::vector<std::string_view> sides = split(formats, '/');
   if (sides.size() > (draft.rotary ? 1 : 2)) {
     return invalid_argument(
-        "recipe is '{}'; expected K, K/V or, of a latent cache, ROW+ROTARY before the options",
+        "recipe is '{}'; expected K or K/V before the options, or ROW+ROTARY of a latent cache",
         text);
   }
   KVX_ASSIGN_OR_RETURN(draft.k.id, parse_format(sides.front()));
