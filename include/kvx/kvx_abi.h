@@ -364,7 +364,10 @@ typedef enum kvx_format {
   KVX_FORMAT_MXFP4 = 11,
   KVX_FORMAT_NVFP4 = 12,
   KVX_FORMAT_FP4_ROW = 13,
-  KVX_FORMAT_INT4_ROW = 14
+  KVX_FORMAT_INT4_ROW = 14,
+  KVX_FORMAT_INT4_DUAL = 15, /* dual: of caches that kvx owns, quantised by whole blocks */
+  KVX_FORMAT_INT3_DUAL = 16,
+  KVX_FORMAT_INT2_DUAL = 17
 } kvx_format_t;
 
 typedef enum kvx_scale_type {
@@ -381,7 +384,8 @@ typedef enum kvx_scale_rule {
   KVX_SCALE_RULE_AMAX = 1,
   KVX_SCALE_RULE_E8M0_CEIL = 2,
   KVX_SCALE_RULE_E8M0_FLOOR = 3,
-  KVX_SCALE_RULE_AFFINE = 4
+  KVX_SCALE_RULE_AFFINE = 4,
+  KVX_SCALE_RULE_DUAL = 5
 } kvx_scale_rule_t;
 
 typedef enum kvx_scale_source {

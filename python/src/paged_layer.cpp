@@ -60,6 +60,11 @@ PageShape page_shape(const tune::CacheRecipe& tuned, int num_kv_heads, int k_hea
   throw_if_error(kv::check_geometry(shape.geometry));
   throw_if_error(tune::check_geometry(tuned, shape.geometry, block_size));
   shape.plan = value_of(kv::plan_layers(shape.geometry, recipe, tuned.overrides)).front();
+  for (const kv::HeadRunPlan& run : shape.plan.runs) {
+    for (const kv::SideRecipe* side : {&run.k, &run.v}) {
+      throw_if_error(format::check_rows_alone(side->spec));
+    }
+  }
   const cache::GroupBytes bytes{block_size, {kv::packed_bytes(shape.geometry, shape.plan)}};
   shape.layout = value_of(cache::layout_block(bytes));
   return shape;

@@ -77,6 +77,7 @@ RowFormat row_format(std::string_view recipe_text, int head_dim, float tensor_sc
   RowFormat rows{recipe.k, head_dim, tensor_scale, {}};
   const FormatSpec& spec = rows.side.spec;
   throw_if_error(check_head_dim(spec, head_dim));
+  throw_if_error(format::check_rows_alone(spec));
   throw_if_error(format::check_tensor_scale(tensor_scale));
   if (tensor_scale != 1.0f && !spec.facts->has_tensor_scale) {
     throw CoreError(

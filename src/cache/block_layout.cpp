@@ -25,13 +25,15 @@ Status check_side(const SideBytes& side, const Where& where) {
   KVX_RETURN_IF_ERROR(check_not_negative(side.row_code_bytes, "row_code_bytes", where));
   KVX_RETURN_IF_ERROR(check_not_negative(side.row_scale_bytes, "row_scale_bytes", where));
   KVX_RETURN_IF_ERROR(check_not_negative(side.page_scale_bytes, "page_scale_bytes", where));
+  KVX_RETURN_IF_ERROR(check_not_negative(side.channel_bytes, "channel_bytes", where));
   if (side.row_scale_bytes > 0 && side.page_scale_bytes > 0) {
     return invalid_argument(
         "layer {}, run {}, {} has row_scale_bytes {} and page_scale_bytes {}; expected one of them "
         "to be 0",
         where.layer, where.run, where.side, side.row_scale_bytes, side.page_scale_bytes);
   }
-  const bool has_scales = side.row_scale_bytes > 0 || side.page_scale_bytes > 0;
+  const bool has_scales =
+      side.row_scale_bytes > 0 || side.page_scale_bytes > 0 || side.channel_bytes > 0;
   if (side.row_code_bytes == 0 && has_scales) {
     return invalid_argument(
         "row_code_bytes of layer {}, run {}, {} is 0 with scales; expected codes", where.layer,
@@ -117,10 +119,15 @@ SidePlace place_side(const SideBytes& side, int64_t block_size, Cursor& cursor) 
   place.codes_offset =
       cursor.place(CheckedSize(block_size) * side.row_code_bytes, kSectionAlignment);
   place.has_scales = side.row_scale_bytes > 0 || side.page_scale_bytes > 0;
-  if (!place.has_scales) return place;
-  place.scale_token_stride = side.row_scale_bytes;
-  place.scales_offset = cursor.place(
-      CheckedSize(block_size) * side.row_scale_bytes + side.page_scale_bytes, kSectionAlignment);
+  if (place.has_scales) {
+    place.scale_token_stride = side.row_scale_bytes;
+    place.scales_offset =
+        cursor.place(CheckedSize(block_size) * side.row_scale_bytes + side.page_scale_bytes,
+                     kSectionAlignment);
+  }
+  if (side.channel_bytes > 0) {
+    place.channels_offset = cursor.place(side.channel_bytes, kSectionAlignment);
+  }
   return place;
 }
 
@@ -158,7 +165,8 @@ void count_bytes(const GroupBytes& group, BlockLayout& layout) {
       for (const SideBytes* side : {&run.k, &run.k_more, &run.v}) {
         layout.token_code_bytes += run.num_heads * side->row_code_bytes;
         layout.token_scale_bytes += run.num_heads * side->row_scale_bytes;
-        layout.page_scale_bytes += run.num_heads * side->page_scale_bytes;
+        layout.page_scale_bytes +=
+            run.num_heads * (side->page_scale_bytes + side->channel_bytes);
       }
     }
   }

@@ -8,8 +8,10 @@
 //   head    [K codes:  block_size rows of row_code_bytes ]   each section begins on 4 bytes
 //           [K scales: block_size rows of row_scale_bytes]   or page_scale_bytes, once a block
 //           [K's second segment, codes and scales likewise]  where rows are stored in two segments
+//           [K channels: channel_bytes, once a block]        each of these where it is not empty
 //           [V codes:  block_size rows of row_code_bytes ]
 //           [V scales: block_size rows of row_scale_bytes]   or page_scale_bytes, once a block
+//           [V channels: channel_bytes, once a block]
 //
 // A head's K and V are contiguous, and a layer's heads lie together: attention walks
 // addresses that only grow. Data and scales share the record, so a block id cannot name one without
@@ -32,6 +34,7 @@ struct SideBytes {
   int64_t row_code_bytes = 0;    // codes of one token
   int64_t row_scale_bytes = 0;   // scales of one token; 0: given, page-shared or none
   int64_t page_scale_bytes = 0;  // scales shared by the block's tokens; 0: none such
+  int64_t channel_bytes = 0;     // the block's own numbers of each channel; 0: none such
 };
 
 // num_heads neighbouring heads that are stored alike.
@@ -60,6 +63,7 @@ struct SidePlace {
   bool has_scales = false;  // in the record; scales that are given lie elsewhere
   int64_t scales_offset = 0;
   int64_t scale_token_stride = 0;  // 0: shared by the block's tokens
+  int64_t channels_offset = 0;     // of numbers of each channel, where the side has them
 };
 
 struct RunPlace {
@@ -84,7 +88,7 @@ struct BlockLayout {
   // What the record holds, all layers and heads together:
   int64_t token_code_bytes = 0;   // a token
   int64_t token_scale_bytes = 0;  // a token
-  int64_t page_scale_bytes = 0;   // a block
+  int64_t page_scale_bytes = 0;   // a block, numbers of each channel with them
   std::vector<LayerPlace> layers;
 
   int64_t code_bytes() const { return block_size * token_code_bytes; }

@@ -114,7 +114,7 @@ struct SignedCodec {
 using Int8Codec = SignedCodec<8>;
 using Int4Codec = SignedCodec<4>;
 
-// Unsigned codes of the affine formats. A NaN product (0 * infinity, from a scale of zero) is code
+// Unsigned codes of the affine and the dual-scale formats. A NaN product (0 * infinity, from a scale of zero) is code
 // 0.
 template <int Bits>
 struct UnsignedCodec {
@@ -131,6 +131,8 @@ struct UnsignedCodec {
 };
 using UInt8Codec = UnsignedCodec<8>;
 using UInt4Codec = UnsignedCodec<4>;
+using UInt3Codec = UnsignedCodec<3>;
+using UInt2Codec = UnsignedCodec<2>;
 
 static_assert(Int8Codec::encode(0.5f) == 0 && Int8Codec::encode(1.5f) == 2);
 static_assert(Int4Codec::encode(-9.0f) == 9 && Int4Codec::decode(8) == -8.0f);

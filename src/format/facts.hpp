@@ -24,18 +24,22 @@ enum class FormatId : uint8_t {
   kNvfp4,
   kFp4Row,
   kInt4Row,
+  kInt4Dual,
+  kInt3Dual,
+  kInt2Dual,
 };
 
 // How a scale is stored. kNone: the codes are the numbers.
 enum class ScaleType : uint8_t { kNone, kF32, kF16, kBF16, kE8M0, kE4M3 };
 
-// How a scale is made from a group (docs/numbers.md, sections 2 and 4).
+// How a scale is made from a group (docs/numbers.md, sections 2, 4 and 9).
 enum class ScaleRule : uint8_t {
   kNone,
   kAmax,       // amax / qmax, rounded to the stored type
   kE8M0Ceil,   // smallest power of two that clips nothing
   kE8M0Floor,  // OCP MX: floor(log2(amax)) - emax; may clip
   kAffine,     // (max - min) / qmax and min, per row
+  kDual,       // a scale a token, and a step and a zero a channel of the block
 };
 
 // Who writes a scale. Not a fact of the format: the same bytes, another writer or another address.
@@ -50,6 +54,8 @@ enum class Packing : uint8_t {
   kBytes,
   kNibbles,
   kWords,  // nibbles, read four bytes at a time
+  kQuarters,   // four 2-bit codes a byte, the first in the lowest bits
+  kThreeBits,  // of 64 codes: their low bits as kQuarters has them, then their high bits
   kTurboMind,
 };
 
@@ -114,7 +120,7 @@ constexpr std::string_view name_of(ScaleType type) {
   return kNames[static_cast<int>(type)];
 }
 constexpr std::string_view name_of(ScaleRule rule) {
-  constexpr std::string_view kNames[] = {"none", "amax", "ceil", "floor", "affine"};
+  constexpr std::string_view kNames[] = {"none", "amax", "ceil", "floor", "affine", "dual"};
   return kNames[static_cast<int>(rule)];
 }
 constexpr std::string_view name_of(ScaleSource source) {
@@ -129,6 +135,10 @@ constexpr std::string_view name_of(Packing packing) {
       return "nibbles";
     case Packing::kWords:
       return "words of eight";
+    case Packing::kQuarters:
+      return "four a byte";
+    case Packing::kThreeBits:
+      return "two and one bits";
     case Packing::kTurboMind:
       return "TurboMind u4";
   }

@@ -20,6 +20,8 @@ struct FormatSpec {
 
   bool has_scale() const { return scale_type != ScaleType::kNone; }
   bool is_affine() const { return scale_rule == ScaleRule::kAffine; }
+  // Rows are quantised together, a whole block at once (format/dual_scale.hpp).
+  bool is_dual() const { return scale_rule == ScaleRule::kDual; }
 
   friend bool operator==(const FormatSpec&, const FormatSpec&) = default;
 };
@@ -35,9 +37,11 @@ int scale_bytes_per_group(const FormatSpec& spec);
 // elsewhere).
 int code_bytes_per_row(const FormatSpec& spec, int head_dim);
 int scale_bytes_per_row(const FormatSpec& spec, int head_dim);
+// Bytes of one head's steps and zeros in a block of a dual-scale format; 0 for all others.
+int channel_bytes_per_block(const FormatSpec& spec, int head_dim);
 
-// Bits a number takes in the cache, its row's computed scales included; page-shared scales are
-// spread over block_size.
+// Bits a number takes in the cache, its row's computed scales included; page-shared scales, and the
+// steps and zeros of channels, are spread over block_size.
 double bits_per_value(const FormatSpec& spec, int head_dim, int block_size);
 
 }  // namespace kvx::format

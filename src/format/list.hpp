@@ -8,8 +8,11 @@
 #include "format/formats/fp4_row.hpp"
 #include "format/formats/fp8_e4m3.hpp"
 #include "format/formats/fp8_e5m2.hpp"
+#include "format/formats/int2_dual.hpp"
+#include "format/formats/int3_dual.hpp"
 #include "format/formats/int4.hpp"
 #include "format/formats/int4_affine.hpp"
+#include "format/formats/int4_dual.hpp"
 #include "format/formats/int4_row.hpp"
 #include "format/formats/int8.hpp"
 #include "format/formats/int8_affine.hpp"
@@ -34,7 +37,10 @@
   APPLY(WORD, Mxfp4, MXFP4)            \
   APPLY(WORD, Nvfp4, NVFP4)            \
   APPLY(WORD, Fp4Row, FP4_ROW)         \
-  APPLY(WORD, Int4Row, INT4_ROW)
+  APPLY(WORD, Int4Row, INT4_ROW)       \
+  APPLY(WORD, Int4Dual, INT4_DUAL)     \
+  APPLY(WORD, Int3Dual, INT3_DUAL)     \
+  APPLY(WORD, Int2Dual, INT2_DUAL)
 
 // WORD(Format) for every format.
 #define KVX_APPLY_TO_FORMAT(WORD, Format, NAME) WORD(Format)

@@ -21,7 +21,7 @@ Status choose(const Facts& facts, std::string_view field, const Choices<T>& choi
 
 Status check_scale_choice(const Facts& facts, const FormatSpec& spec) {
   if (spec.scale_choice == ScaleChoice::kAmax) return {};
-  const bool makes_symmetric_scales = spec.has_scale() && !spec.is_affine();
+  const bool makes_symmetric_scales = spec.has_scale() && !spec.is_affine() && !spec.is_dual();
   if (!makes_symmetric_scales) {
     return invalid_argument("scale choice is {}; {} has no scale to choose",
                             name_of(spec.scale_choice), facts.name);
@@ -85,6 +85,20 @@ Status check_head_dim(const FormatSpec& spec, int head_dim) {
   return {};
 }
 
+Status check_block_size(const FormatSpec& spec, int block_size) {
+  if (!spec.is_dual() || block_size == 64 || block_size == 128) return {};
+  return invalid_argument("block_size is {}; {} quantises blocks of 64 or 128 tokens", block_size,
+                          spec.facts->name);
+}
+
+Status check_rows_alone(const FormatSpec& spec) {
+  if (!spec.is_dual()) return {};
+  return unsupported(
+      "format is {}, which quantises whole blocks; it is for paged caches that own their memory "
+      "and keep a full-precision window",
+      spec.facts->name);
+}
+
 int group_length(const FormatSpec& spec, int head_dim) {
   return spec.group_size == kWholeRow ? head_dim : spec.group_size;
 }
@@ -105,12 +119,17 @@ int scale_bytes_per_row(const FormatSpec& spec, int head_dim) {
   return groups_per_row(spec, head_dim) * scale_bytes_per_group(spec);
 }
 
+int channel_bytes_per_block(const FormatSpec& spec, int head_dim) {
+  return spec.is_dual() ? 2 * head_dim : 0;
+}
+
 double bits_per_value(const FormatSpec& spec, int head_dim, int block_size) {
   double bytes = code_bytes_per_row(spec, head_dim);
   if (spec.scale_source == ScaleSource::kComputed) bytes += scale_bytes_per_row(spec, head_dim);
   if (spec.scale_source == ScaleSource::kPageShared) {
     bytes += static_cast<double>(scale_bytes_per_row(spec, head_dim)) / block_size;
   }
+  bytes += static_cast<double>(channel_bytes_per_block(spec, head_dim)) / block_size;
   return 8 * bytes / head_dim;
 }
 

@@ -28,6 +28,12 @@ std::optional<FormatId> format_named(std::string_view name);
 // INVALID_ARGUMENT when head_dim is outside 1..kMaxHeadDim or no multiple of what the format needs.
 Status check_head_dim(const FormatSpec& spec, int head_dim);
 
+// INVALID_ARGUMENT when the format quantises whole blocks, of other sizes than this.
+Status check_block_size(const FormatSpec& spec, int block_size);
+
+// UNSUPPORTED when the format quantises whole blocks: for verbs and places that write rows alone.
+Status check_rows_alone(const FormatSpec& spec);
+
 // nvfp4's second-level scale from a calibrated amax. For KV caches vLLM, FlashInfer and
 // TensorRT-LLM use amax / 448; Model-Optimizer's weights use amax / (6 * 448). Both decode alike,
 // and a checkpoint states which of them it holds. INVALID_ARGUMENT when amax is not positive and

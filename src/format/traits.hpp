@@ -22,6 +22,12 @@ KVX_INLINE constexpr bool is_affine() {
   return Format::kFacts.scale_rules.values[0] == ScaleRule::kAffine;
 }
 
+// Whether rows are quantised a whole block at once (format/dual_scale.hpp).
+template <class Format>
+KVX_INLINE constexpr bool is_dual() {
+  return Format::kFacts.scale_rules.values[0] == ScaleRule::kDual;
+}
+
 // Whether kernels beside the reference ones take the format.
 template <class Format>
 KVX_INLINE constexpr bool has_fast_kernels() {

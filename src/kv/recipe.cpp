@@ -91,7 +91,8 @@ struct SideDraft {
   const format::Facts& facts() const { return format::facts_of(id); }
   bool chooses_scales() const {
     return facts().scale_types.preferred() != ScaleType::kNone &&
-           facts().scale_rules.preferred() != ScaleRule::kAffine;
+           facts().scale_rules.preferred() != ScaleRule::kAffine &&
+           facts().scale_rules.preferred() != ScaleRule::kDual;
   }
 
   // Whether the option is one of this format's; remembers it if so.
@@ -388,6 +389,9 @@ std::string_view recommended_options(FormatId id) {
     case FormatId::kInt4:
     case FormatId::kInt8Affine:
     case FormatId::kInt4Affine:
+    case FormatId::kInt4Dual:
+    case FormatId::kInt3Dual:
+    case FormatId::kInt2Dual:
       return "hadamard,sink=16,recent=64";
   }
   return "";

@@ -45,6 +45,17 @@ struct ScaleAddress {
   }
 };
 
+// The steps and zeros of (block, head) of a dual-scale format, likewise. Null for other formats.
+struct ChannelAddress {
+  uint8_t* base = nullptr;
+  int64_t block_stride = 0;
+  int64_t head_stride = 0;
+
+  uint8_t* at(int64_t block, int head) const {
+    return base + block * block_stride + head * head_stride;
+  }
+};
+
 // What one KV head's K or V could not store as it came (ops/append/saturation.hpp). The CPU's verbs
 // add to it, from several threads.
 struct HeadCounts {
@@ -58,6 +69,7 @@ struct SideView {
   int head_dim = 0;  // 0: this side is not stored
   CodeAddress codes;
   ScaleAddress scales;
+  ChannelAddress channels;
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
   // [heads of the run, head_dim, head_dim], weights above the diagonal and 0 elsewhere: rows are
   // rounded with error feedback (docs/numbers.md, section 8). Null: they are not.

@@ -129,7 +129,9 @@ std::optional<DType> stored_dtype(const format::FormatSpec& spec) {
 int tokens_encoded_at_once(const LayerView& layer) {
   for (const HeadRun& run : layer.runs) {
     for (const SideView* side : {&run.k, &run.v}) {
-      if (side->spec.scale_source == format::ScaleSource::kPageShared) return layer.block_size;
+      const bool is_made_at_once =
+          side->spec.scale_source == format::ScaleSource::kPageShared || side->spec.is_dual();
+      if (is_made_at_once) return layer.block_size;
     }
   }
   return std::min(layer.block_size, kTokensAtOnce);

@@ -20,6 +20,7 @@ inline const HeadRun& run_of_head(const LayerView& layer, int head) {
 inline SideView side_from(SideView side, int head) {
   if (side.codes.base != nullptr) side.codes.base += head * side.codes.head_stride;
   if (side.scales.base != nullptr) side.scales.base += head * side.scales.head_stride;
+  if (side.channels.base != nullptr) side.channels.base += head * side.channels.head_stride;
   if (side.tensor_scales != nullptr) side.tensor_scales += head;
   if (side.counts != nullptr) side.counts += head;
   side.feedback = side.feedback_of(head);
@@ -67,6 +68,7 @@ inline cpu::EncodeParams encode_params(const SideView& side, int head, const Tok
       .scale_group_stride = side.scales.group_stride,
       .row_stride = rows.row_stride,
       .feedback = side.feedback_of(head),
+      .channels = side.channels.at(tokens.block, head),
   };
 }
 
@@ -86,6 +88,7 @@ inline cpu::DecodeParams decode_params(const SideView& side, int head, const Tok
       .scales = side.scales.at(tokens.block, 0, head),
       .scale_token_stride = side.scales.token_stride,
       .scale_group_stride = side.scales.group_stride,
+      .channels = side.channels.at(tokens.block, head),
   };
 }
 
@@ -112,7 +115,8 @@ std::optional<DType> stored_dtype(const format::FormatSpec& spec);
 // first cache (16 KiB of f32 at head_dim 128).
 inline constexpr int kTokensAtOnce = 32;
 
-// The same for a verb that encodes into the layer: a page-shared scale is made from its whole run.
+// The same for a verb that encodes into the layer: a page-shared scale, and a dual-scale block, are
+// made from a whole run.
 int tokens_encoded_at_once(const LayerView& layer);
 
 // This thread's scratch, [num_floats] at least; it grows to the largest call's size and stays.

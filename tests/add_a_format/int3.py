@@ -69,7 +69,7 @@ SPEC = "src/format/spec.cpp"
 SCALAR = "src/ops/cpu/isa/scalar/level_scalar.cpp"
 
 PARTS = [
-    Part(FACTS, "  kInt4Row,\n", "  kInt3,\n", SPEC),
+    Part(FACTS, "  kInt2Dual,\n", "  kInt3,\n", SPEC),
     Part(FACTS, "  kTurboMind,\n", "  kTriples,  // three bytes of eight 3-bit codes\n", SPEC),
     Part(FACTS, '      return "TurboMind u4";\n',
          '    case Packing::kTriples:\n      return "triples";\n', SPEC),
@@ -81,8 +81,8 @@ PARTS = [
     Part(PACKING, "codes[e + 2] = in[i / 2 + b] >> 4;\n      }\n    }\n", UNPACK, SCALAR),
     Part("src/format/formats/int3.hpp", None, INT3_HPP, SPEC),
     Part(LIST, '#include "format/formats/int4.hpp"\n', '#include "format/formats/int3.hpp"\n', SPEC),
-    Part(LIST, "  APPLY(WORD, Int4Row, INT4_ROW)", " \\\n  APPLY(WORD, Int3, INT3)", SPEC),
-    Part("include/kvx/kvx_abi.h", "  KVX_FORMAT_INT4_ROW = 14", ",\n  KVX_FORMAT_INT3 = 15",
+    Part(LIST, "  APPLY(WORD, Int2Dual, INT2_DUAL)", " \\\n  APPLY(WORD, Int3, INT3)", SPEC),
+    Part("include/kvx/kvx_abi.h", "  KVX_FORMAT_INT2_DUAL = 17", ",\n  KVX_FORMAT_INT3 = 18",
          "src/api/checks/format_spec.cpp"),
     Part("src/kv/recipe.cpp", "    case FormatId::kInt4Affine:\n", "    case FormatId::kInt3:\n",
          "src/kv/recipe.cpp"),

@@ -8,6 +8,7 @@ import sys
 from golden_files import (
     choices,
     codes,
+    dual,
     fed,
     packed,
     rows,
@@ -17,7 +18,7 @@ from golden_files import (
 )
 from golden_files.json_text import dump
 
-MODULES = (codes, rows, choices, fed, transformed, packed, turbomind_blocks, sglang_latent)
+MODULES = (codes, rows, choices, fed, dual, transformed, packed, turbomind_blocks, sglang_latent)
 DEFAULT = pathlib.Path(__file__).resolve().parent.parent / "golden"
 
 

@@ -48,6 +48,7 @@ static_assert(number(ScaleRule::kAmax) == KVX_SCALE_RULE_AMAX);
 static_assert(number(ScaleRule::kE8M0Ceil) == KVX_SCALE_RULE_E8M0_CEIL);
 static_assert(number(ScaleRule::kE8M0Floor) == KVX_SCALE_RULE_E8M0_FLOOR);
 static_assert(number(ScaleRule::kAffine) == KVX_SCALE_RULE_AFFINE);
+static_assert(number(ScaleRule::kDual) == KVX_SCALE_RULE_DUAL);
 static_assert(number(ScaleSource::kComputed) == KVX_SCALE_SOURCE_COMPUTED);
 static_assert(number(ScaleSource::kGiven) == KVX_SCALE_SOURCE_GIVEN);
 static_assert(number(ScaleSource::kPageShared) == KVX_SCALE_SOURCE_PAGE_SHARED);
@@ -62,7 +63,7 @@ Status check_most(std::string_view name, const char* field, uint32_t value, uint
 
 Result<format::SpecOptions> read_options(const kvx_format_spec_t& spec, std::string_view name) {
   KVX_RETURN_IF_ERROR(check_most(name, "scale_type", spec.scale_type, KVX_SCALE_TYPE_E4M3));
-  KVX_RETURN_IF_ERROR(check_most(name, "scale_rule", spec.scale_rule, KVX_SCALE_RULE_AFFINE));
+  KVX_RETURN_IF_ERROR(check_most(name, "scale_rule", spec.scale_rule, KVX_SCALE_RULE_DUAL));
   KVX_RETURN_IF_ERROR(
       check_most(name, "scale_source", spec.scale_source, KVX_SCALE_SOURCE_PAGE_SHARED));
   KVX_RETURN_IF_ERROR(check_most(name, "scale_choice", spec.scale_choice, KVX_SCALE_CHOICE_SEARCH));

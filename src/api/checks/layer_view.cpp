@@ -220,6 +220,7 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
   view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
+  KVX_RETURN_IF_ERROR(format::check_rows_alone(view.spec));
   const int row_bytes = format::code_bytes_per_row(view.spec, view.head_dim);
   KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name, memory));
   view.codes = {static_cast<uint8_t*>(side.codes),

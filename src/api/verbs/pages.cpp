@@ -38,6 +38,7 @@ Result<PageSide> read_side(const kvx_format_spec_t* spec, uint32_t head_dim,
   KVX_ASSIGN_OR_RETURN(const format::FormatSpec format, read_format(spec, name));
   const int dim = static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(format, dim));
+  KVX_RETURN_IF_ERROR(format::check_rows_alone(format));
   if (format.has_scale() && format.scale_source != format::ScaleSource::kComputed) {
     return unsupported("{}.scale_source is {}; a page holds computed scales", name,
                        format::name_of(format.scale_source));

@@ -21,6 +21,7 @@ Status check_recipe(const Recipe& recipe) {
                             recipe.text);
   }
   for (const SideRecipe* side : {&recipe.k, &recipe.v}) {
+    KVX_RETURN_IF_ERROR(format::check_rows_alone(side->spec));
     if (side->spec.scale_source != format::ScaleSource::kPageShared) continue;
     return invalid_argument("recipe {} shares scales by page; a contiguous cache has no pages",
                             recipe.text);

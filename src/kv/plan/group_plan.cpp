@@ -6,12 +6,32 @@
 #include "kv/plan/layer_store.hpp"
 
 namespace kvx::kv {
+namespace {
+
+// Blocks of a dual-scale format are of some sizes, and come out of a full-precision window.
+Status check_dual(const format::FormatSpec& spec, const Recipe& recipe, int block_size) {
+  if (!spec.is_dual()) return {};
+  KVX_RETURN_IF_ERROR(format::check_block_size(spec, block_size));
+  if (recipe.has_full_precision_window) return {};
+  return invalid_argument(
+      "recipe is '{}'; {} quantises blocks as they leave a full-precision window: add recent=N, or "
+      "auto",
+      recipe.text, spec.facts->name);
+}
+
+}  // namespace
 
 Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
                                            std::span<const LayerPlan> layers, const Recipe& recipe,
                                            int block_size) {
   KVX_ASSIGN_OR_RETURN(const cache::FullPrecisionWindow in_full,
                        full_precision_window_of(recipe, block_size));
+  for (const LayerPlan& layer : layers) {
+    for (const HeadRunPlan& run : layer.runs) {
+      KVX_RETURN_IF_ERROR(check_dual(run.k.spec, recipe, block_size));
+      if (geometry.v_head_dim > 0) KVX_RETURN_IF_ERROR(check_dual(run.v.spec, recipe, block_size));
+    }
+  }
   std::vector<GroupPlan> groups;
   for (int layer = 0; layer < geometry.num_layers; ++layer) {
     const int window = geometry.window_of(layer);

@@ -23,8 +23,9 @@ struct GroupPlan {
   cache::BlockLayout full_precision;  // no layers without full-precision window
 };
 
-// Groups in the order of their first layers. INVALID_ARGUMENT: a block_size outside its range, or
-// sizes that overflow.
+// Groups in the order of their first layers. INVALID_ARGUMENT: a block_size outside its range or
+// one that a format cannot do, a dual-scale format without a full-precision window, or sizes that
+// overflow.
 Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
                                            std::span<const LayerPlan> layers, const Recipe& recipe,
                                            int block_size);

@@ -18,6 +18,7 @@ cache::SideBytes side_bytes(const FormatSpec& spec, int head_dim) {
   bytes.row_code_bytes = format::code_bytes_per_row(spec, head_dim);
   if (spec.scale_source == ScaleSource::kComputed) bytes.row_scale_bytes = scale_bytes;
   if (spec.scale_source == ScaleSource::kPageShared) bytes.page_scale_bytes = scale_bytes;
+  bytes.channel_bytes = format::channel_bytes_per_block(spec, head_dim);
   return bytes;
 }
 
@@ -38,6 +39,9 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
   if (place.has_scales) {
     view.scales = {after(memory.base, place.scales_offset), block_bytes, place.scale_token_stride,
                    run.head_stride, format::scale_bytes_per_group(spec)};
+  }
+  if (spec.is_dual()) {
+    view.channels = {after(memory.base, place.channels_offset), block_bytes, run.head_stride};
   }
   return view;
 }

@@ -49,6 +49,16 @@ Status check_positions(const AppendArgs& args, const SideTransform& transform) {
   return {};
 }
 
+// A dual-scale block is quantised whole, by copy_blocks.
+Status check_formats(const AppendArgs& args) {
+  for (const HeadRun& run : args.cache.runs) {
+    for (const SideView* side : {&run.k, &run.v}) {
+      if (side->is_stored()) KVX_RETURN_IF_ERROR(format::check_rows_alone(side->spec));
+    }
+  }
+  return {};
+}
+
 // Returns how many tokens the runs hold.
 int64_t cut_into_runs(const AppendArgs& args, std::vector<AppendRun>& runs) {
   const std::span<const int64_t> slots = args.slot_mapping;
@@ -160,6 +170,7 @@ struct AppendTask {
 }  // namespace
 
 Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
+  KVX_RETURN_IF_ERROR(check_formats(args));
   KVX_RETURN_IF_ERROR(check_slots(args));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.k));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.v));

@@ -6,6 +6,7 @@
 #include "format/packing.hpp"
 #include "format/spec.hpp"
 #include "format/traits.hpp"
+#include "ops/append/encode_dual.hpp"
 #include "ops/append/encode_feedback.hpp"
 #include "ops/append/encode_row.hpp"
 #include "ops/append/saturation.hpp"
@@ -263,6 +264,8 @@ int64_t encode_rows(const EncodeParams& params) {
     }
     encode_plain<Format>(params);
     return 0;
+  } else if constexpr (format::is_dual<Format>()) {
+    return encode_dual<Format>(params);
   } else {
     int64_t nonfinite = 0;
     if constexpr (format::is_affine<Format>()) {

@@ -100,6 +100,12 @@ bool codes_fit(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& co
 }
 
 void copy_as_stored(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& copy) {
+  const int channel_bytes =
+      format::channel_bytes_per_block(from.side.spec, from.side.head_dim);
+  if (channel_bytes != 0 && copy.num_tokens > 0) {
+    memmove(to.side.channels.at(copy.to_block, to.head),
+            from.side.channels.at(copy.from_block, from.head), channel_bytes);
+  }
   const int row_bytes = format::code_bytes_per_row(from.side.spec, from.side.head_dim);
   uint8_t codes[kMaxRowBytes];  // source and target may be one place
   for (int t = 0; t < copy.num_tokens; ++t) {

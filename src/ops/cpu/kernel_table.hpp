@@ -31,6 +31,7 @@ struct EncodeParams {
   // The count of numbers beyond the largest code is added to it; null: nobody wants it.
   int64_t* saturated = nullptr;
   const float* feedback = nullptr;  // of the head, [head_dim, head_dim]; null: none
+  uint8_t* channels = nullptr;      // of the block and head, where the format is dual-scale
 };
 
 // A run of tokens inside one block, one head: stored rows to f32 rows.
@@ -47,6 +48,7 @@ struct DecodeParams {
   const uint8_t* scales;       // of the block's token 0, group 0
   int64_t scale_token_stride;  // bytes
   int64_t scale_group_stride;  // bytes
+  const uint8_t* channels = nullptr;  // of the block and head, where the format is dual-scale
 };
 
 struct FormatKernels {

@@ -1,5 +1,6 @@
 // visit_format: one branch from a format's number to its type, so that K and V of any two formats
-// share a kernel.
+// share a kernel. Dual-scale formats are not rows that a kernel can take one by one: the host keeps
+// them away.
 #pragma once
 
 #include "format/list.hpp"
@@ -10,9 +11,11 @@ namespace kvx::ops::cuda {
 template <class Visitor>
 __device__ __forceinline__ void visit_format(format::FormatId id, const Visitor& visitor) {
   switch (id) {
-#define KVX_FORMAT_CASE(Format)                    \
-  case format::Format::kFacts.id:                  \
-    visitor.template operator()<format::Format>(); \
+#define KVX_FORMAT_CASE(Format)                         \
+  case format::Format::kFacts.id:                       \
+    if constexpr (!format::is_dual<format::Format>()) { \
+      visitor.template operator()<format::Format>();    \
+    }                                                   \
     break;
     KVX_FOR_EACH_FORMAT(KVX_FORMAT_CASE)
 #undef KVX_FORMAT_CASE

@@ -7,6 +7,7 @@
 #include "format/traits.hpp"
 #include "ops/cpu/kernel_table.hpp"
 #include "ops/cpu/level.hpp"
+#include "ops/gather/decode_dual.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -98,6 +99,8 @@ void decode_rows(const DecodeParams& params) {
     const bool is_f16 = params.spec->scale_type == ScaleType::kF16;
     is_f16 ? decode_affine<Format, ScaleType::kF16>(params)
            : decode_affine<Format, ScaleType::kBF16>(params);
+  } else if constexpr (format::is_dual<Format>()) {
+    decode_dual<Format>(params);
   } else {
     decode_groups<Format>(params);
   }

@@ -57,5 +57,19 @@ def div(a, b):
     return special if _is_special(special) else nearest(Fraction(a) / Fraction(b))
 
 
+def sqrt(x):
+    """Of a number that is not negative."""
+    if _is_special(x):
+        return x
+    exact = Fraction(x)
+    # 2^k times the root with k large: its integer part has more digits than binary32, and what
+    # is cut off counts as a half of the last one, which no tie can have.
+    k = 64 + max(0, -math.frexp(x)[1])
+    squared = exact * 4**k
+    root = math.isqrt(int(squared))
+    is_exact = root * root == squared
+    return nearest(Fraction(2 * root + (0 if is_exact else 1), 2 ** (k + 1)))
+
+
 def _is_special(number):
     return number == 0 or not math.isfinite(number)

@@ -16,6 +16,27 @@ def pack_nibbles(codes):
     return bytes(low | high << 4 for low, high in zip(codes[0::2], codes[1::2], strict=True))
 
 
+def pack_quarters(codes):
+    """byte i: element 4i in bits 0-1, element 4i + 1 in bits 2-3, ..."""
+    assert len(codes) % 4 == 0
+    return bytes(
+        sum((code & 3) << 2 * position for position, code in enumerate(codes[begin : begin + 4]))
+        for begin in range(0, len(codes), 4)
+    )
+
+
+def pack_three_bits(codes):
+    """64 elements: 16 bytes of their low two bits as pack_quarters has them, then 64 bits: bit 2i
+    is the high bit of element i, bit 2i + 1 that of element 32 + i."""
+    assert len(codes) % 64 == 0
+    packed = b""
+    for begin in range(0, len(codes), 64):
+        part = codes[begin : begin + 64]
+        high = sum((part[i] >> 2) << 2 * i | (part[32 + i] >> 2) << 2 * i + 1 for i in range(32))
+        packed += pack_quarters(part) + high.to_bytes(8, "little")
+    return packed
+
+
 def pack_words_of_eight(codes):
     """word i: element 8i in bits 0-3, element 8i + 1 in bits 4-7, ...; little-endian uint32."""
     assert len(codes) % 8 == 0
