@@ -2,6 +2,8 @@
 // new one; what is missing does not compile.
 #pragma once
 
+#include <array>
+
 #include "format/formats/bf16.hpp"
 #include "format/formats/f16.hpp"
 #include "format/formats/f32.hpp"
@@ -55,6 +57,22 @@ inline constexpr int kNumFormats = 0 KVX_FOR_EACH_FORMAT(KVX_COUNT_ONE);
 #define KVX_FACTS_POINTER(Format) &Format::kFacts,
 inline constexpr const Facts* kAllFacts[kNumFormats] = {KVX_FOR_EACH_FORMAT(KVX_FACTS_POINTER)};
 #undef KVX_FACTS_POINTER
+
+// Those of which a row is written and read by itself: all but the dual-scale formats.
+constexpr bool stores_rows(const Facts& facts) {
+  return facts.scale_rules.values[0] != ScaleRule::kDual;
+}
+#define KVX_COUNT_ROW_FORMAT(Format) +(stores_rows(Format::kFacts) ? 1 : 0)
+inline constexpr int kNumRowFormats = 0 KVX_FOR_EACH_FORMAT(KVX_COUNT_ROW_FORMAT);
+#undef KVX_COUNT_ROW_FORMAT
+inline constexpr auto kRowFacts = [] {
+  std::array<const Facts*, kNumRowFormats> rows{};
+  size_t count = 0;
+  for (const Facts* facts : kAllFacts) {
+    if (stores_rows(*facts)) rows[count++] = facts;
+  }
+  return rows;
+}();
 
 constexpr bool list_is_in_id_order() {
   for (int i = 0; i < kNumFormats; ++i) {

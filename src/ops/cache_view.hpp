@@ -71,8 +71,9 @@ struct SideView {
   ScaleAddress scales;
   ChannelAddress channels;
   const float* tensor_scales = nullptr;  // [heads of the run]; null means 1
-  // [heads of the run, head_dim, head_dim], weights above the diagonal and 0 elsewhere: rows are
-  // rounded with error feedback (docs/numbers.md, section 8). Null: they are not.
+  // [heads of the run, head_dim, head_dim], weights above the diagonal, errors' weights or 0 on it
+  // and 0 below: rows are rounded with error feedback (docs/numbers.md, sections 8 and 9). Null:
+  // they are not.
   const float* feedback = nullptr;
   bool is_alias = false;         // V that is a part of K's rows (latent caches): never written
   bool is_interleaved = false;   // E2M1 codes in interleaved order (format/interleaved_order.hpp),

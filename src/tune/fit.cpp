@@ -54,7 +54,8 @@ std::vector<float> smoothing_factors(const Statistics& statistics, int layer) {
 }
 
 Result<std::vector<float>> feedback_of(const Statistics& statistics, int layer,
-                                       const std::vector<float>& factor, bool hadamard) {
+                                       const std::vector<float>& factor,
+                                       const kv::LayerPlan& plan) {
   const StatisticsConfig& config = statistics.config();
   std::vector<double> moments;
   for (int head = 0; head < config.num_kv_heads; ++head) {
@@ -66,7 +67,10 @@ Result<std::vector<float>> feedback_of(const Statistics& statistics, int layer,
   input.head_dim = config.k_head_dim;
   input.moments = moments;
   input.factor = factor;
-  input.hadamard = hadamard;
+  input.hadamard = plan.k_hadamard;
+  input.has_error_weights =
+      std::any_of(plan.runs.begin(), plan.runs.end(),
+                  [](const kv::HeadRunPlan& run) { return run.k.spec.is_dual(); });
   return kv::feedback_table(input);
 }
 
@@ -150,7 +154,7 @@ Result<kv::LayerCalibration> fit_tables(const Statistics& statistics, int layer,
   if (options.k_factor) tables.k_factor = smoothing_factors(statistics, layer);
   if (options.k_feedback && is_quantised(plan)) {
     KVX_ASSIGN_OR_RETURN(tables.k_feedback,
-                         feedback_of(statistics, layer, tables.k_factor, plan.k_hadamard));
+                         feedback_of(statistics, layer, tables.k_factor, plan));
   }
   return tables;
 }

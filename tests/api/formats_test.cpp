@@ -102,8 +102,9 @@ TEST(Pages, HoldJustTheCodesAndScalesOfTheirRows) {
 }
 
 TEST(Pages, OfZerosDecodeToZerosInEveryFormat) {
-  for (uint32_t number = 1; number <= format::kNumFormats; ++number) {
-    SCOPED_TRACE(format::kAllFacts[number - 1]->name);
+  for (const format::Facts* facts : format::kRowFacts) {
+    const auto number = static_cast<uint32_t>(facts->id) + 1;
+    SCOPED_TRACE(facts->name);
     const kvx_format_spec_t spec = in_page(static_cast<kvx_format_t>(number));
     PagedLayer layer({}, spec, spec);
     ASSERT_EQ(layer.status, KVX_STATUS_OK) << kvx_last_error();

@@ -160,7 +160,7 @@ class GpuAppend : public GpuTest {
 
 TEST_F(GpuAppend, WritesTheCpusBytesInEveryFormatAndOption) {
   uint32_t seed = 1;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const FormatSpec& spec : all_specs(*facts)) {
       const LayerShape shape = {.num_blocks = 5, .num_heads = 3, .k_dim = 128, .v_dim = 64};
       compare(spec, spec, shape, DType::kBF16, seed += 10);
@@ -182,7 +182,7 @@ TEST_F(GpuAppend, WritesTheCpusCodesInterleaved) {
 
 TEST_F(GpuAppend, WritesTheCpusBytesFromEveryTypeInEveryShape) {
   uint32_t seed = 1000;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     const FormatSpec spec = all_specs(*facts).front();
     for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const int head_dim : {32, 96, 192, 256, 1024}) {
@@ -299,7 +299,7 @@ TEST(CudaAppend, RefusesMoreTokensThanItCountsRowsOf) {
 // All formats that can, each from several types; half of the slots in order, half shuffled.
 TEST_F(GpuAppend, WritesTheCpusBytesUnderPageSharedScales) {
   uint32_t seed = 5000;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     if (!facts->scale_sources.allows(format::ScaleSource::kPageShared)) continue;
     for (const DType type : {DType::kF32, DType::kBF16}) {
       const FormatSpec spec =

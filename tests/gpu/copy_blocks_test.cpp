@@ -88,8 +88,8 @@ class GpuCopyBlocks : public GpuTest {
 };
 
 TEST_F(GpuCopyBlocks, WritesTheCpusBytesFromEveryFormatToEveryOther) {
-  for (const format::Facts* from : format::kAllFacts) {
-    for (const format::Facts* to : format::kAllFacts) {
+  for (const format::Facts* from : format::kRowFacts) {
+    for (const format::Facts* to : format::kRowFacts) {
       compare(computed_or_only(*from), computed_or_only(*to));
     }
   }
@@ -97,7 +97,7 @@ TEST_F(GpuCopyBlocks, WritesTheCpusBytesFromEveryFormatToEveryOther) {
 
 // Inside one cache nothing has to be looked at: scales are the same table, rows lie alike.
 TEST_F(GpuCopyBlocks, MovesRunsOfRowsInsideACache) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const Order order : {Order::kHnd, Order::kNhd}) {
       for (const int block_size : {16, 48}) {
         copy_inside(computed_or_only(*facts), order, block_size);
@@ -122,7 +122,7 @@ TEST_F(GpuCopyBlocks, ChangesTheOrderOfCodes) {
 
 std::vector<format::FormatSpec> specs_with_pages() {
   std::vector<format::FormatSpec> specs;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     if (!facts->scale_sources.allows(format::ScaleSource::kPageShared)) continue;
     specs.push_back(
         format::make_spec(*facts, {.scale_source = format::ScaleSource::kPageShared}).value());

@@ -154,7 +154,7 @@ LayerShape shape_for(int num_tokens, int k_dim, int v_dim, int num_heads = 3) {
 }
 
 TEST_F(GpuFeedback, WritesTheCpusBytesInEveryFormat) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const FormatSpec& spec : specs_of(*facts)) {
       compare(spec, {.shape = shape_for(75, 128, 64)});
       compare(spec, {.shape = shape_for(75, 64, 64), .is_transformed = true});
@@ -164,7 +164,7 @@ TEST_F(GpuFeedback, WritesTheCpusBytesInEveryFormat) {
 
 // So many rows that each has a lane of its own.
 TEST_F(GpuFeedback, WritesTheCpusBytesOfManyRows) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const FormatSpec& spec : specs_of(*facts)) {
       compare(spec,
               {.shape = shape_for(3300, 64, 64, 4), .num_tokens = 3300, .is_transformed = true});

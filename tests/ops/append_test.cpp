@@ -181,7 +181,7 @@ std::vector<uint8_t> bytes_after_append(const CpuContext& context, const format:
 TEST(Append, TheBytesDoNotDependOnTheNumberOfThreads) {
   const ManyTokens many;
   const auto* kernels = best_context().kernels;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (int s = 0; s < facts->scale_sources.count; ++s) {
       const format::ScaleSource source = facts->scale_sources.values[s];
       if (source == format::ScaleSource::kGiven) continue;

@@ -29,7 +29,7 @@ void fill(TestLayer& layer, uint32_t seed) {
 
 // Rows and scales of the first tokens are the source's; everything else is as before.
 TEST(CopyBlocks, CopiesRowsAndScalesBetweenOrdersAsStored) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (int s = 0; s < facts->scale_sources.count; ++s) {
       const ScaleSource source = facts->scale_sources.values[s];
       if (source == ScaleSource::kGiven) continue;
@@ -54,7 +54,7 @@ TEST(CopyBlocks, CopiesRowsAndScalesBetweenOrdersAsStored) {
 
 // What leaves a 16-bit window: the target's bytes are those of an append of the same numbers.
 TEST(CopyBlocks, ConvertsAsAnAppendWould) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (int s = 0; s < facts->scale_sources.count; ++s) {
       const auto spec =
           format::make_spec(*facts, {.scale_source = facts->scale_sources.values[s]}).value();

@@ -111,7 +111,7 @@ TEST(Defects31, No6EveryPowerOfTwoScaleDecodesExactly) {
 
 // 3.3: the Metal kernels computed head_dim / 32 elements a lane, so dims 64 to 79 of 80 were lost.
 TEST(Defects33, UnevenHeadDim80KeepsDims64To79) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     const auto spec = computed_spec(*facts);
     if (!format::check_head_dim(spec, 80).ok()) continue;
     std::vector<float> x(80, 0.0f);
@@ -123,7 +123,7 @@ TEST(Defects33, UnevenHeadDim80KeepsDims64To79) {
 
 // 3.3: head_dim above 128 was refused or wrong.
 TEST(Defects33, HeadDimsBeyond128AreKept) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const int head_dim : {192, 256, 576}) {
       const std::vector<float> x(head_dim, -4.0f);
       const StoredRow row = store_row(computed_spec(*facts), x);

@@ -112,7 +112,7 @@ TEST(Gather, TheNumbersDoNotDependOnTheNumberOfThreads) {
   const LayerShape shape = {.num_blocks = 40, .block_size = 16, .num_heads = 3};
   const auto pool = make_thread_pool(4);
   const CpuContext threaded = {best_context().kernels, pool.get()};
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     TestLayer layer(computed_spec(*facts), computed_spec(*facts), shape);
     const KvRows rows = normal_rows(shape, 640, 3);
     ASSERT_TRUE(append_rows(best_context(), layer, shape, rows, slots_from(0, 640)).ok());

@@ -170,7 +170,7 @@ std::vector<float> feedback_weights(int head_dim) {
 }
 
 TEST_P(LevelRows, FeedErrorsBackAsTheScalarLevelDoes) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const FormatSpec& spec : all_specs(*facts)) {
       for (const int head_dim : {20, 64, 80, 128}) {
         if (!format::check_head_dim(spec, head_dim).ok()) continue;
@@ -191,7 +191,7 @@ TEST_P(LevelRows, FeedErrorsBackAsTheScalarLevelDoes) {
 }
 
 TEST_P(LevelRows, WriteAndReadTheScalarLevelsBytes) {
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const FormatSpec& spec : all_specs(*facts)) {
       for (const int head_dim : {32, 64, 80, 96, 128, 192, 256, 576}) {
         if (!format::check_head_dim(spec, head_dim).ok()) continue;
@@ -243,7 +243,7 @@ TEST_P(LevelRows, WriteTheScalarLevelsBytesOfRandomGroups) {
   const char* full = std::getenv("KVX_TEST_FULL");
   const bool is_full = full != nullptr && std::string_view(full) == "1";
   std::vector<FormatSpec> specs;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const FormatSpec& spec : all_specs(*facts)) {
       const bool has_groups = spec.has_scale() || spec.is_affine();
       const bool is_computed = spec.scale_source == format::ScaleSource::kComputed;

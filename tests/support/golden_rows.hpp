@@ -16,7 +16,7 @@ namespace kvx::tests {
 template <class Check>
 void for_each_golden_row(Check check) {
   int cases = 0;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     const std::string name(facts->name);
     const Json golden = read_golden("rows_" + name);
     for (const Json& row : golden["cases"]) {

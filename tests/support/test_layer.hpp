@@ -9,7 +9,7 @@ namespace kvx::tests {
 
 enum class Order { kNhd, kHnd };  // [block, token, head, ...] or [block, head, token, ...]
 
-// K or V of one run of heads: codes and scales in two regions.
+// K or V of one run of heads: codes, scales and channels' numbers in regions of their own.
 class TestSide {
  public:
   TestSide(const format::FormatSpec& spec, int head_dim, int num_blocks, int block_size,
@@ -32,6 +32,11 @@ class TestSide {
                    is_nhd ? scale_bytes_ : int64_t{scale_rows} * scale_bytes_,
                    format::scale_bytes_per_group(spec)};
     if (is_shared) view.scales.token_stride = 0;
+    const int channel_bytes = format::channel_bytes_per_block(spec, head_dim);
+    channels.assign(size_t(num_blocks) * num_heads * channel_bytes, 0xCC);
+    if (channel_bytes > 0) {
+      view.channels = {channels.data(), int64_t{num_heads} * channel_bytes, channel_bytes};
+    }
   }
   TestSide(const TestSide&) = delete;
   TestSide& operator=(const TestSide&) = delete;
@@ -55,6 +60,7 @@ class TestSide {
 
   std::vector<uint8_t> codes;
   std::vector<uint8_t> scales;
+  std::vector<uint8_t> channels;
   ops::SideView view;
 
  private:

@@ -19,7 +19,7 @@ using format::FormatSpec;
 using format::list_of;
 using format::text_of;
 
-constexpr int kBlockSize = 64;  // only page-shared scales would depend on it
+constexpr int kBlockSize = 64;  // dual-scale formats and page-shared scales depend on it
 constexpr int kShownHeadDims[] = {64, 128};
 
 // Every format's defaults are a legal spec: make_spec cannot fail here.
@@ -35,6 +35,7 @@ std::string scale_text(const FormatSpec& spec) {
   if (!spec.has_scale()) return "-";
   std::string text = text_of(spec.scale_type);
   if (spec.is_affine()) text += " + zero";
+  if (spec.is_dual()) text += " x step";
   if (spec.facts->has_tensor_scale) text += " x f32";
   return text;
 }
@@ -113,6 +114,10 @@ std::string format_section(const Facts& facts) {
   }
   if (facts.has_tensor_scale) {
     text += " The f32 tensor scale (one a layer and KV head) lies outside the row.";
+  }
+  if (spec.is_dual()) {
+    text += " A head's part of a block, of 64 or 128 tokens:\n\n```\n" +
+            draw_dual_block(spec, kHeadDim, kBlockSize) + "```";
   }
   return text + "\n\n";
 }

@@ -101,7 +101,7 @@ void transform(const FeedbackInput& input, int head, Matrix& moments) {
   for (int i = 0; i < n; ++i) rotate(&moments.at(0, i), n, n);
 }
 
-// U of moments = (I + U) D (I + U)^T, from the last column to the first. Requires: positive
+// U and D of moments = (I + U) D (I + U)^T, from the last column to the first. Requires: positive
 // definite.
 Matrix upper_factor(Matrix moments) {
   const int n = moments.n;
@@ -116,7 +116,7 @@ Matrix upper_factor(Matrix moments) {
     }
     for (int i = 0; i < k; ++i) moments.at(i, k) /= pivot;
   }
-  return moments;  // U above the diagonal
+  return moments;  // U above the diagonal, D on it
 }
 
 // (I + U)^-1 = I - W, row by row from (I - W)(I + U) = I.
@@ -135,6 +135,17 @@ void write_weights(const Matrix& upper, float* weights) {
   }
 }
 
+// D on the diagonal, of mean 1.
+void write_error_weights(const Matrix& upper, float* weights) {
+  const int n = upper.n;
+  double mean = 0;
+  for (int i = 0; i < n; ++i) mean += upper.at(i, i) / n;
+  for (int i = 0; i < n; ++i) {
+    const size_t place = static_cast<size_t>(i) * n + i;
+    weights[place] = static_cast<float>(upper.at(i, i) / mean);
+  }
+}
+
 }  // namespace
 
 Result<std::vector<float>> feedback_table(const FeedbackInput& input) {
@@ -149,7 +160,9 @@ Result<std::vector<float>> feedback_table(const FeedbackInput& input) {
     for (int i = 0; i < n; ++i) mean += moments.at(i, i) / n;
     if (mean == 0) continue;
     for (int i = 0; i < n; ++i) moments.at(i, i) += input.damping * mean;
-    write_weights(upper_factor(std::move(moments)), table.data() + head * per_head);
+    const Matrix upper = upper_factor(std::move(moments));
+    write_weights(upper, table.data() + head * per_head);
+    if (input.has_error_weights) write_error_weights(upper, table.data() + head * per_head);
   }
   return table;
 }

@@ -19,6 +19,7 @@ struct FeedbackInput {
   std::span<const float> factor = {};  // [num_kv_heads, head_dim], as k_factor; empty: none
   bool hadamard = false;               // whether the recipe rotates K
   double damping = 0.01;               // of the moments' mean diagonal, added to the diagonal
+  bool has_error_weights = false;      // whether the diagonal gets D's, of mean 1
 };
 
 // LayerCalibration::k_feedback, [num_kv_heads, head_dim, head_dim]. A head whose moments are all
@@ -30,7 +31,8 @@ struct FeedbackInput {
 // = (I + U) D (I + U)^T with U above the diagonal: if e, the error of each number when it is
 // rounded, is d (I + U), then d^T H d is the sum of D_i e_i^2, the least that rounding in this
 // order can reach. So number j is rounded as k_j + sum over i < j of e_i W_ij, W = I - (I +
-// U)^-1 (Chee et al. 2023, "QuIP", theorem 1; Frantar et al. 2022, "GPTQ").
+// U)^-1 (Chee et al. 2023, "QuIP", theorem 1; Frantar et al. 2022, "GPTQ"). Dual-scale formats
+// read D, too: they refit a row's scale in the same measure.
 Result<std::vector<float>> feedback_table(const FeedbackInput& input);
 
 }  // namespace kvx::kv

@@ -127,7 +127,11 @@ Status check_feedback(const CacheGeometry& geometry, int layer, const std::vecto
   for (size_t i = 0; i < table.size(); ++i) {
     const int64_t from = static_cast<int64_t>(i) / n % n;
     const int64_t to = static_cast<int64_t>(i) % n;
-    if (to <= from && table[i] != 0) {
+    if (to == from && table[i] < 0) {
+      return invalid_argument("{}[{}] is {}; expected 0 or more: an error's weight", name, i,
+                              table[i]);
+    }
+    if (to < from && table[i] != 0) {
       return invalid_argument("{}[{}] is {}; expected 0: number {} is rounded before number {}",
                               name, i, table[i], to, from);
     }

@@ -13,6 +13,7 @@ TileReader::TileReader(const AttendPlan& plan, int sequence, int kv_head)
       recent_begin_(std::numeric_limits<int64_t>::max()) {
   const AttendArgs& args = plan.args;
   kinds_[0] = make_kind(args.packed);
+  for (const SideView* side : kinds_[0].sides) ends_with_block_ |= side->spec.is_dual();
   if (!args.num_sink_blocks) return;
   kinds_[1] = make_kind(args.full_precision);
   sinks_end_ = int64_t{args.num_sink_blocks[sequence]} * args.packed.block_size;
@@ -36,6 +37,10 @@ int TileReader::tile_length(int first, int end) const {
   for (const int64_t border : {sinks_end_, recent_begin_}) {
     if (border > first) last = std::min(last, border);
   }
+  if (ends_with_block_ && !is_full_precision(first)) {
+    const int64_t block_size = plan_.args.packed.block_size;
+    last = std::min(last, (first / block_size + 1) * block_size);
+  }
   return static_cast<int>(last - first);
 }
 
@@ -57,6 +62,10 @@ void TileReader::find_side(Side side, const TileRows& tile, cpu::PackedTile& row
   rows.num_tokens = tile.num_tokens;
   rows.scale_group_stride = view.scales.group_stride;
   const int block_size = plan_.args.packed.block_size;
+  if (view.spec.is_dual()) {
+    const int64_t block = plan_.args.block_table.at(sequence_, tile.first_token / block_size);
+    rows.channels = view.channels.at(block, kind.head_in_run);
+  }
   for (int i = 0; i < tile.num_tokens;) {
     const int token = tile.first_token + i;
     const int offset = token % block_size;

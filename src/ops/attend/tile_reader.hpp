@@ -13,7 +13,7 @@ class TileReader {
   TileReader(const AttendPlan& plan, int sequence, int kv_head);
 
   // How many tokens the tile that begins at `first` takes: at most the tiling's, before `end`, in
-  // blocks of one kind (full-precision or packed).
+  // blocks of one kind (full-precision or packed); in one block where that has its own channels.
   int tile_length(int first, int end) const;
 
   // The tile's rows of the sides that have packed kernels; the other's num_tokens is 0.
@@ -56,6 +56,7 @@ class TileReader {
   int64_t sinks_end_ = 0;  // tokens before it lie in full-precision blocks, and those from
   int64_t recent_begin_;   // this one on
   Kind kinds_[2];          // packed, full-precision
+  bool ends_with_block_ = false;  // tiles of packed blocks
 };
 
 }  // namespace kvx::ops

@@ -8,8 +8,9 @@ namespace kvx::api_test {
 namespace {
 
 TEST(Append, AndGatherGiveBackEveryRowOfEveryFormat) {
-  for (uint32_t number = 1; number <= format::kNumFormats; ++number) {
-    SCOPED_TRACE(format::kAllFacts[number - 1]->name);
+  for (const format::Facts* facts : format::kRowFacts) {
+    const auto number = static_cast<uint32_t>(facts->id) + 1;
+    SCOPED_TRACE(facts->name);
     Filled filled(static_cast<kvx_format_t>(number));
     ASSERT_EQ(filled.status, KVX_STATUS_OK) << kvx_last_error();
     std::vector<float> k(filled.k.size());

@@ -44,7 +44,7 @@ TEST_P(EveryFormat, IsAttendedAsTheReferenceSays) {
 // All head_dims that the format can store.
 std::vector<std::tuple<const format::Facts*, HeadDims>> formats_and_dims() {
   std::vector<std::tuple<const format::Facts*, HeadDims>> cases;
-  for (const format::Facts* facts : format::kAllFacts) {
+  for (const format::Facts* facts : format::kRowFacts) {
     for (const HeadDims dims : {HeadDims{64, 64},
                                 {80, 80},
                                 {96, 96},

@@ -23,6 +23,8 @@ struct PackedTile {
   int64_t scale_group_stride = 0;         // bytes
   const uint8_t* codes[kMaxTileTokens];   // of each token
   const uint8_t* scales[kMaxTileTokens];  // of each token's group 0
+  // Of the one block that the tokens are in, where the format is dual-scale.
+  const uint8_t* channels = nullptr;
 
   int padded_tokens() const { return (num_tokens + kTokenStep - 1) / kTokenStep * kTokenStep; }
 };

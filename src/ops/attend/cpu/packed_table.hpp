@@ -5,6 +5,7 @@
 #include "format/traits.hpp"
 #include "ops/attend/cpu/code_keys.hpp"
 #include "ops/attend/cpu/code_values.hpp"
+#include "ops/attend/cpu/dual_kernels.hpp"
 #include "ops/attend/cpu/packed_floats.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/precision.hpp"
@@ -35,7 +36,11 @@ template <class Format, Precision Wanted>
 constexpr const PackedKernels* packed_kernels_of() {
   using Codec = typename Format::Codec;
   constexpr format::FormatId kId = Format::kFacts.id;
-  if constexpr (!format::has_fast_kernels<Format>()) {
+  if constexpr (format::is_dual<Format>()) {
+    constexpr Fixed kQuery =
+        Wanted == Precision::kFast ? Fixed::kHighDigit : Fixed::kTwoDigits;
+    return &kDualKernels<Codec::kBits, kQuery, Fixed::kTwoDigits>;
+  } else if constexpr (!format::has_fast_kernels<Format>()) {
     return nullptr;
   } else if constexpr (kId == format::FormatId::kF32) {
     return nullptr;  // decoding is a copy
@@ -71,6 +76,7 @@ static const PackedKernels* find_packed(const format::FormatSpec& spec, int head
   // Kernels take numbers in parts of sixteen, each in one group.
   const bool fits = head_dim % 16 == 0 && (group % 16 == 0 || !spec.has_scale());
   if (id >= format::kNumFormats || !fits) return nullptr;
+  if (spec.is_dual() && head_dim > kMostDualHeadDim) return nullptr;
   return precision == Precision::kFast ? kFast[id] : kAccurate[id];
 }
 

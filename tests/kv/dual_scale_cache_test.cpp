@@ -1,0 +1,172 @@
+// Caches of dual-scale formats: blocks are quantised whole as they leave the window, whatever the
+// steps; files, forks and cuts treat them as any other block; what cannot be is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "format/spec.hpp"
+#include "kv/files/transcode.hpp"
+#include "tests/kv/stream.hpp"
+
+namespace kvx::kv {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr int kBlockSize = 64;
+constexpr int kTokens = 330;  // 4 blocks leave a window of one block and the open one
+
+class DualScaleCache : public testing::TestWithParam<const char*> {
+ protected:
+  KvCacheConfig config(std::string_view options = "hadamard,recent=64") const {
+    return config_of(fmt::format("{}:{}", GetParam(), options), kBlockSize);
+  }
+};
+
+std::vector<float> gathered(const KvCache& cache, int sequence, int64_t num_tokens) {
+  std::vector<float> k(static_cast<size_t>(num_tokens) * kNumKvHeads * kHeadDim);
+  const Status done = gather(cache, sequence, 1, 0, num_tokens,
+                             dense_rows(k.data(), DType::kF32, kNumKvHeads, kHeadDim), {});
+  EXPECT_TRUE(done.ok()) << done.error().message;
+  return k;
+}
+
+TEST_P(DualScaleCache, GivesTheSameBitsHoweverTheTokensAreCutIntoSteps) {
+  const Stream stream(kTokens);
+  std::vector<float> outputs[2], keys[2];
+  const int step_tokens[] = {1, 150};
+  for (int i = 0; i < 2; ++i) {
+    auto cache = created(config());
+    ASSERT_NE(cache, nullptr);
+    const int sequence = cache->create_sequence().value();
+    outputs[i] = feed(*cache, sequence, stream, 0, kTokens, step_tokens[i]);
+    keys[i] = gathered(*cache, sequence, kTokens);
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_EQ(keys[0], keys[1]);
+}
+
+// A uniform grid's error for normal numbers, and exact rows within the window.
+TEST_P(DualScaleCache, KeepsOldKeysCloseAndRecentOnesExactly) {
+  const Stream stream(kTokens);
+  auto cache = created(config("recent=64,full_precision=f32"));
+  ASSERT_NE(cache, nullptr);
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, kTokens, 1000);
+  const std::vector<float> keys = gathered(*cache, sequence, kTokens);
+  const auto old_end = static_cast<std::ptrdiff_t>(192) * kNumKvHeads * kHeadDim;
+  const std::vector<float> old_keys(keys.begin(), keys.begin() + old_end);
+  const std::vector<float> old_stream(stream.k.begin(), stream.k.begin() + old_end);
+  const int bits = parse_recipe(GetParam()).value().k.spec.facts->element_bits;
+  const double most = bits == 2 ? 0.45 : bits == 3 ? 0.22 : 0.11;
+  EXPECT_LT(relative_rms(old_keys, old_stream), most);
+  EXPECT_GT(relative_rms(old_keys, old_stream), most / 4);
+  EXPECT_TRUE(std::equal(keys.end() - 64 * kNumKvHeads * kHeadDim, keys.end(),
+                         stream.k.end() - 64 * kNumKvHeads * kHeadDim));
+}
+
+TEST_P(DualScaleCache, TakesTheBytesOfItsBits) {
+  const auto cache = created(config());
+  ASSERT_NE(cache, nullptr);
+  const Recipe recipe = parse_recipe(GetParam()).value();
+  const int bits = recipe.k.spec.facts->element_bits + recipe.v.spec.facts->element_bits;
+  const int head_bytes = kBlockSize * kHeadDim * bits / 8 + 2 * (kBlockSize + 2 * kHeadDim);
+  const KvCacheSnapshot seen = cache->snapshot();
+  EXPECT_EQ(seen.classes.front().block_bytes, kNumLayers * kNumKvHeads * head_bytes);
+}
+
+TEST_P(DualScaleCache, ForksAndCutsWithinTheWindowGoOnBitForBit) {
+  const Stream stream(kTokens);
+  auto cache = created(config());
+  ASSERT_NE(cache, nullptr);
+  const int sequence = cache->create_sequence().value();
+  feed(*cache, sequence, stream, 0, 300, 7);
+  const int fork = cache->fork_sequence(sequence).value();
+  const std::vector<float> expected = feed(*cache, sequence, stream, 300, kTokens, 7);
+  EXPECT_EQ(feed(*cache, fork, stream, 300, kTokens, 30), expected);
+  ASSERT_TRUE(cache->truncate_sequence(fork, 300).ok());
+  EXPECT_EQ(feed(*cache, fork, stream, 300, kTokens, 1), expected);
+  EXPECT_EQ(cache->truncate_sequence(fork, 130).error().code, ErrorCode::kUnsupported);
+}
+
+TEST_P(DualScaleCache, GoesOnFromAFileAndIsTranscodedIntoOthers) {
+  const std::string path =
+      (fs::temp_directory_path() / ("kvx_dual_" + std::to_string(getpid()))).string();
+  const Stream stream(kTokens);
+  KvCacheConfig saved = config();
+  saved.prefix = {true, cache::HashAlgorithm::kXxh3, "a model"};
+  std::vector<int32_t> tokens(300);
+  for (int i = 0; i < 300; ++i) tokens[i] = i;
+  std::vector<float> expected, keys;
+  {
+    auto cache = created(saved);
+    ASSERT_NE(cache, nullptr);
+    const int sequence = cache->create_sequence().value();
+    feed(*cache, sequence, stream, 0, 300, 1000);
+    ASSERT_TRUE(cache->record_tokens(sequence, tokens).ok());
+    const Status done = cache->save_sequence(sequence, path);
+    ASSERT_TRUE(done.ok()) << done.error().message;
+    keys = gathered(*cache, sequence, 300);
+    expected = feed(*cache, sequence, stream, 300, kTokens, 1000);
+  }
+  auto cache = created(saved);
+  const auto loaded = cache->load_sequence(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(feed(*cache, loaded.value(), stream, 300, kTokens, 1000), expected);
+
+  // Into wider rows, and back into blocks of another size.
+  for (const auto& [recipe, block_size] : {std::pair("bf16", 16), {"int2_dual:recent=64", 128}}) {
+    KvCacheConfig other = config_of(recipe, block_size);
+    other.prefix = saved.prefix;
+    auto target = created(other);
+    ASSERT_NE(target, nullptr);
+    const auto transcoded = transcode_sequence(*target, path);
+    ASSERT_TRUE(transcoded.ok()) << transcoded.error().message;
+    const std::vector<float> found = gathered(*target, transcoded.value(), 300);
+    EXPECT_LT(relative_rms(found, keys), block_size == 16 ? 0.01 : 0.45) << recipe;
+  }
+  fs::remove(path);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, DualScaleCache,
+                         testing::Values("int4_dual", "int3_dual", "int2_dual",
+                                         "int3_dual/int2_dual"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '/', '_');
+                           return name;
+                         });
+
+std::string refusal(std::string_view recipe, int block_size, int head_dim = kHeadDim) {
+  KvCacheConfig config = config_of(recipe, block_size);
+  config.geometry.k_head_dim = config.geometry.v_head_dim = head_dim;
+  const auto cache = KvCache::create(std::move(config), context());
+  return cache.ok() ? "" : cache.error().message;
+}
+
+TEST(DualScaleRefusals, NameTheBlockSizeTheWindowOrTheHeadDim) {
+  EXPECT_EQ(refusal("int2_dual:auto", 16),
+            "block_size is 16; int2_dual quantises blocks of 64 or 128 tokens");
+  EXPECT_EQ(refusal("bf16/int3_dual:auto", 256),
+            "block_size is 256; int3_dual quantises blocks of 64 or 128 tokens");
+  EXPECT_EQ(refusal("int2_dual", 64),
+            "recipe is 'int2_dual'; int2_dual quantises blocks as they leave a full-precision "
+            "window: add recent=N, or auto");
+  EXPECT_EQ(refusal("int2_dual:auto,immediate", 64),
+            "recipe is 'int2_dual:auto,immediate'; int2_dual quantises blocks as they leave a "
+            "full-precision window: add recent=N, or auto");
+  EXPECT_EQ(refusal("int2_dual:auto", 64, 80),
+            "head_dim is 80; int2_dual needs a multiple of 64");
+}
+
+TEST(DualScaleRefusals, NameTheSearchThatAFormatHasNot) {
+  const auto recipe = parse_recipe("int2_dual:search,recent=64");
+  ASSERT_FALSE(recipe.ok());
+  EXPECT_THAT(recipe.error().message, HasSubstr("int2_dual/int2_dual takes no such option"));
+}
+
+}  // namespace
+}  // namespace kvx::kv
