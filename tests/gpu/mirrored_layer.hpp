@@ -15,6 +15,8 @@ inline void expect_same_bytes(const TestLayer& host, const TestLayer& device) {
   EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
   EXPECT_TRUE(same_bytes(host.v.codes, device.v.codes));
   EXPECT_TRUE(same_bytes(host.v.scales, device.v.scales));
+  EXPECT_TRUE(same_bytes(host.k.channels, device.k.channels));
+  EXPECT_TRUE(same_bytes(host.v.channels, device.v.channels));
 }
 
 class MirroredLayer {
@@ -29,8 +31,10 @@ class MirroredLayer {
       mirror.add(memory->codes);
       convert(memory->view, *side, format::nibbles_from_interleaved);
       mirror.add(memory->scales);
+      mirror.add(memory->channels);
       side->codes.base = mirror.at(side->codes.base);
       if (!memory->scales.empty()) side->scales.base = mirror.at(side->scales.base);
+      if (!memory->channels.empty()) side->channels.base = mirror.at(side->channels.base);
       if (side->tensor_scales) {
         side->tensor_scales = mirror.add(side->tensor_scales, host.num_kv_heads);
       }
@@ -49,6 +53,7 @@ class MirroredLayer {
     for (auto [side, memory] : {std::pair{&run_.k, &layer_.k}, std::pair{&run_.v, &layer_.v}}) {
       mirror.fetch(memory->codes);
       mirror.fetch(memory->scales);
+      mirror.fetch(memory->channels);
       convert(memory->view, *side, format::nibbles_from_interleaved);
     }
   }

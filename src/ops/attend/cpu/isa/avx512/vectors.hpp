@@ -2,4 +2,5 @@
 #pragma once
 
 #include "ops/attend/cpu/isa/avx512/code_vectors.hpp"
+#include "ops/attend/cpu/isa/avx512/dual_vectors.hpp"
 #include "ops/attend/cpu/isa/avx512/sorted_steps.hpp"

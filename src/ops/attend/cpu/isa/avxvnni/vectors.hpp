@@ -2,5 +2,6 @@
 #pragma once
 
 #include "ops/attend/cpu/isa/avx2/code_vectors.hpp"
+#include "ops/attend/cpu/isa/avx2/dual_vectors.hpp"
 #include "ops/attend/cpu/isa/avx2/steps.hpp"
 #include "ops/attend/cpu/isa/avxvnni/dots.hpp"
