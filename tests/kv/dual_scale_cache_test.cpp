@@ -134,8 +134,8 @@ TEST_P(DualScaleCache, GoesOnFromAFileAndIsTranscodedIntoOthers) {
 INSTANTIATE_TEST_SUITE_P(Formats, DualScaleCache,
                          testing::Values("int4_dual", "int3_dual", "int2_dual",
                                          "int3_dual/int2_dual"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& formats) {
+                           std::string name = formats.param;
                            std::replace(name.begin(), name.end(), '/', '_');
                            return name;
                          });

@@ -19,10 +19,11 @@ struct Verb {
   const char* name;
   bool encodes;
   bool decodes;
+  bool takes_rows_alone = false;
 };
 
 constexpr Verb kVerbs[] = {
-    {"append", true, false},
+    {"append", true, false, true},
     {"gather", false, true},
     {"copy_blocks", true, true},  // the same format: bytes; another: decoded and encoded
     {"attend", false, true},
@@ -61,8 +62,12 @@ Table status_table() {
   Table table(columns);
   for (const format::Facts* facts : format::kAllFacts) {
     std::vector<std::string> row = {std::string(facts->name)};
-    for (const Verb& verb : kVerbs) row.push_back(levels_of(verb, facts->id));
-    row.push_back("sm_80 and later");  // every verb visits the one list of formats
+    const bool has_rows = format::stores_rows(*facts);
+    for (const Verb& verb : kVerbs) {
+      row.push_back(verb.takes_rows_alone && !has_rows ? "-" : levels_of(verb, facts->id));
+    }
+    // Every verb visits the one list of formats, but for those of whole blocks.
+    row.push_back(has_rows ? "sm_80 and later" : "-");
     table.add_row(row);
   }
   return table;
@@ -82,7 +87,8 @@ std::string status_markdown() {
          "The library chooses a CPU level when it starts; `KVX_CPU` forces one. \"all\" stands "
          "for\n" +
          level_names() +
-         ". On CUDA every verb takes every format, where kvx is\nbuilt with it; "
+         ". On CUDA every verb takes every format but the\ndual-scale ones, where kvx is built "
+         "with it.\n"
          "[cuda/overview.md](cuda/overview.md) lists what takes the fast kernels.\n"
          "[status-python.md](status-python.md) has the last results of the Python suites and "
          "wheels.\n\n" +
