@@ -9,9 +9,14 @@ namespace kvx::kv {
 namespace {
 
 // Blocks of a dual-scale format are of some sizes, and come out of a full-precision window.
-Status check_dual(const format::FormatSpec& spec, const Recipe& recipe, int block_size) {
+Status check_dual(const format::FormatSpec& spec, const Recipe& recipe, int block_size,
+                  bool is_latent) {
   if (!spec.is_dual()) return {};
   KVX_RETURN_IF_ERROR(format::check_block_size(spec, block_size));
+  if (is_latent) {
+    return unsupported("recipe is '{}'; a latent cache reads parts of rows, and {} only whole ones",
+                       recipe.text, spec.facts->name);
+  }
   if (recipe.has_full_precision_window) return {};
   return invalid_argument(
       "recipe is '{}'; {} quantises blocks as they leave a full-precision window: add recent=N, or "
@@ -28,8 +33,9 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
                        full_precision_window_of(recipe, block_size));
   for (const LayerPlan& layer : layers) {
     for (const HeadRunPlan& run : layer.runs) {
-      KVX_RETURN_IF_ERROR(check_dual(run.k.spec, recipe, block_size));
-      if (geometry.v_head_dim > 0) KVX_RETURN_IF_ERROR(check_dual(run.v.spec, recipe, block_size));
+      KVX_RETURN_IF_ERROR(check_dual(run.k.spec, recipe, block_size, geometry.is_latent));
+      if (geometry.stored_v_head_dim() == 0) continue;
+      KVX_RETURN_IF_ERROR(check_dual(run.v.spec, recipe, block_size, false));
     }
   }
   std::vector<GroupPlan> groups;
