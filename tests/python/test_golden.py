@@ -85,7 +85,10 @@ def check_case(name, case):
     return True
 
 
-@pytest.mark.parametrize("name", [f.name for f in kvx.formats()])
+ROW_FORMATS = [f.name for f in kvx.formats() if f.scale_rules != ["dual"]]
+
+
+@pytest.mark.parametrize("name", ROW_FORMATS)
 def test_every_formats_rows_are_the_oracles_bytes(name):
     cases = json.loads((GOLDEN / f"rows_{name}.json").read_text())["cases"]
     num_expressed = sum(check_case(name, case) for case in cases)

@@ -111,13 +111,22 @@ def test_what_is_no_array_is_a_type_error():
 
 def test_formats_and_recipes_say_what_they_are():
     names = [f.name for f in kvx.formats()]
-    assert "nvfp4" in names and len(names) == len(set(names)) == 14
+    assert "nvfp4" in names and len(names) == len(set(names)) == 17
     recipe = kvx.parse_recipe("int8/int4:sink=16,recent=64")
     assert (recipe.k.format, recipe.v.format) == ("int8", "int4")
     assert (recipe.sink_tokens, recipe.recent_tokens) == (16, 64)
     assert recipe.full_precision_format == "bf16"
     assert kvx.parse_recipe("int8").full_precision_format is None
     assert any(form.startswith("sink=") for form, _ in kvx.recipe_options())
+
+
+def test_formats_of_whole_blocks_have_no_rows_alone():
+    with pytest.raises(kvx.Error, match="int2_dual, which quantises whole blocks"):
+        kvx.quantize(random_rows(1, 1, 1, 64), "int2_dual")
+    with pytest.raises(kvx.Error, match="int3_dual, which quantises whole blocks"):
+        kvx.PagedLayer("bf16/int3_dual", num_kv_heads=2, head_dim=64, block_size=64)
+    with pytest.raises(kvx.Error, match="no full-precision window"):
+        kvx.PagedLayer("int3_dual:auto", num_kv_heads=2, head_dim=64, block_size=64)
 
 
 @pytest.mark.parametrize("source", COMPUTED)
