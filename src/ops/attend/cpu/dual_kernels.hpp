@@ -12,7 +12,7 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-inline constexpr int kMostDualRows = 8;
+inline constexpr int kMostDualRows = 8;  // at once; more go one after the other
 inline constexpr int kMostDualHeadDim = 256;
 inline constexpr int kUnitNumbers = 64;
 
@@ -92,7 +92,7 @@ KVX_INLINE void spread_dual_keys(const PackedTile& keys, uint8_t* codes, Prefetc
 }
 
 template <int Bits, Fixed F>
-bool score_dual(const ScoreParams& params) {
+KVX_INLINE bool score_dual_rows(const ScoreParams& params) {
   using Code = DualCode<Bits>;
   using Codec = typename Code::Codec;
   const PackedTile& keys = params.keys;
@@ -211,7 +211,7 @@ KVX_INLINE float weight_of_row(const ValueParams& params, int row) {
 }
 
 template <int Bits, Fixed F>
-bool add_dual_values(const ValueParams& params) {
+KVX_INLINE bool add_dual_value_rows(const ValueParams& params) {
   const int head_dim = params.values.head_dim;
   alignas(64) float sums[kMostDualRows * kMostDualHeadDim];
   memset(sums, 0, sizeof(float) * params.num_rows * head_dim);
@@ -240,9 +240,49 @@ bool add_dual_values(const ValueParams& params) {
   return true;
 }
 
+// Calls body(first, count) for kMostDualRows rows at a time, until one returns false.
+template <class Body>
+KVX_INLINE bool for_dual_rows(int num_rows, const Body& body) {
+  for (int first = 0; first < num_rows; first += kMostDualRows) {
+    const int left = num_rows - first;
+    if (!body(first, left < kMostDualRows ? left : kMostDualRows)) return false;
+  }
+  return true;
+}
+
+template <int Bits, Fixed F>
+bool score_dual(const ScoreParams& params) {
+  return for_dual_rows(params.num_rows, [&](int first, int count) {
+    return score_dual_rows<Bits, F>(
+        {.keys = params.keys,
+         .prefetcher = params.prefetcher,
+         .queries = params.queries + int64_t{first} * params.keys.head_dim,
+         .prepared = nullptr,
+         .num_rows = count,
+         .scores = params.scores + int64_t{first} * params.scores_stride,
+         .scores_stride = params.scores_stride,
+         .scratch = params.scratch});
+  });
+}
+
+// Whether it declines depends on the tile alone: no rows have been added to when it does.
+template <int Bits, Fixed F>
+bool add_dual_values(const ValueParams& params) {
+  return for_dual_rows(params.num_rows, [&](int first, int count) {
+    return add_dual_value_rows<Bits, F>(
+        {.values = params.values,
+         .prefetcher = params.prefetcher,
+         .p = params.p + int64_t{first} * params.p_stride,
+         .p_stride = params.p_stride,
+         .num_rows = count,
+         .sums = params.sums + int64_t{first} * params.values.head_dim,
+         .scratch = params.scratch});
+  });
+}
+
 template <int Bits, Fixed OfQuery, Fixed OfWeight>
 inline constexpr PackedKernels kDualKernels = {prepare_no_queries, score_dual<Bits, OfQuery>,
-                                               add_dual_values<Bits, OfWeight>, kMostDualRows};
+                                               add_dual_values<Bits, OfWeight>, kAnyRows};
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu
