@@ -121,9 +121,8 @@ SidePlace place_side(const SideBytes& side, int64_t block_size, Cursor& cursor) 
   place.has_scales = side.row_scale_bytes > 0 || side.page_scale_bytes > 0;
   if (place.has_scales) {
     place.scale_token_stride = side.row_scale_bytes;
-    place.scales_offset =
-        cursor.place(CheckedSize(block_size) * side.row_scale_bytes + side.page_scale_bytes,
-                     kSectionAlignment);
+    place.scales_offset = cursor.place(
+        CheckedSize(block_size) * side.row_scale_bytes + side.page_scale_bytes, kSectionAlignment);
   }
   if (side.channel_bytes > 0) {
     place.channels_offset = cursor.place(side.channel_bytes, kSectionAlignment);
@@ -165,8 +164,7 @@ void count_bytes(const GroupBytes& group, BlockLayout& layout) {
       for (const SideBytes* side : {&run.k, &run.k_more, &run.v}) {
         layout.token_code_bytes += run.num_heads * side->row_code_bytes;
         layout.token_scale_bytes += run.num_heads * side->row_scale_bytes;
-        layout.page_scale_bytes +=
-            run.num_heads * (side->page_scale_bytes + side->channel_bytes);
+        layout.page_scale_bytes += run.num_heads * (side->page_scale_bytes + side->channel_bytes);
       }
     }
   }

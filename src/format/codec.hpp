@@ -114,8 +114,8 @@ struct SignedCodec {
 using Int8Codec = SignedCodec<8>;
 using Int4Codec = SignedCodec<4>;
 
-// Unsigned codes of the affine and the dual-scale formats. A NaN product (0 * infinity, from a scale of zero) is code
-// 0.
+// Unsigned codes of the affine and the dual-scale formats. A NaN product (0 * infinity, from a
+// scale of zero) is code 0.
 template <int Bits>
 struct UnsignedCodec {
   using Code = uint8_t;

@@ -61,8 +61,7 @@ KVX_INLINE float dual_factor(const uint8_t* steps) {
 // step, zero: of one channel, as stored. factor: dual_factor of the head.
 template <int Bits>
 KVX_INLINE DualChannel dual_channel(uint8_t step, uint8_t zero, float factor) {
-  return {E4M3::decode(step & 0x7Fu) * factor,
-          DualGrid<Bits>::offset(static_cast<int8_t>(zero))};
+  return {E4M3::decode(step & 0x7Fu) * factor, DualGrid<Bits>::offset(static_cast<int8_t>(zero))};
 }
 
 KVX_INLINE float dual_number(float scale, const DualChannel& channel, float code) {

@@ -53,7 +53,7 @@ enum class ScaleSource : uint8_t {
 enum class Packing : uint8_t {
   kBytes,
   kNibbles,
-  kWords,  // nibbles, read four bytes at a time
+  kWords,      // nibbles, read four bytes at a time
   kQuarters,   // four 2-bit codes a byte, the first in the lowest bits
   kThreeBits,  // of 64 codes: their low bits as kQuarters has them, then their high bits
   kTurboMind,

@@ -153,8 +153,7 @@ Result<kv::LayerCalibration> fit_tables(const Statistics& statistics, int layer,
   }
   if (options.k_factor) tables.k_factor = smoothing_factors(statistics, layer);
   if (options.k_feedback && is_quantised(plan)) {
-    KVX_ASSIGN_OR_RETURN(tables.k_feedback,
-                         feedback_of(statistics, layer, tables.k_factor, plan));
+    KVX_ASSIGN_OR_RETURN(tables.k_feedback, feedback_of(statistics, layer, tables.k_factor, plan));
   }
   return tables;
 }

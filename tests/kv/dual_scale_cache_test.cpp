@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr int kBlockSize = 64;
 constexpr double kOrderOfSums = 1e-4;  // by which results of other step sizes may differ
-constexpr int kTokens = 330;  // 4 blocks leave a window of one block and the open one
+constexpr int kTokens = 330;           // 4 blocks leave a window of one block and the open one
 
 class DualScaleCache : public testing::TestWithParam<const char*> {
  protected:
@@ -170,8 +170,7 @@ TEST(DualScaleRefusals, NameTheBlockSizeTheWindowOrTheHeadDim) {
   EXPECT_EQ(refusal("int2_dual:auto,immediate", 64),
             "recipe is 'int2_dual:auto,immediate'; int2_dual quantises blocks as they leave a "
             "full-precision window: add recent=N, or auto");
-  EXPECT_EQ(refusal("int2_dual:auto", 64, 80),
-            "head_dim is 80; int2_dual needs a multiple of 64");
+  EXPECT_EQ(refusal("int2_dual:auto", 64, 80), "head_dim is 80; int2_dual needs a multiple of 64");
 }
 
 TEST(DualScaleRefusals, NameTheLatentCache) {
@@ -180,9 +179,10 @@ TEST(DualScaleRefusals, NameTheLatentCache) {
   config.geometry.is_latent = true;
   const auto cache = KvCache::create(std::move(config), context());
   ASSERT_FALSE(cache.ok());
-  EXPECT_EQ(cache.error().message,
-            "recipe is 'int4_dual:recent=64'; a latent cache reads parts of rows, and int4_dual only "
-            "whole ones");
+  EXPECT_EQ(
+      cache.error().message,
+      "recipe is 'int4_dual:recent=64'; a latent cache reads parts of rows, and int4_dual only "
+      "whole ones");
 }
 
 TEST(DualScaleRefusals, NameTheSearchThatAFormatHasNot) {

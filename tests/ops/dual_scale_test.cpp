@@ -1,5 +1,5 @@
-// Dual-scale blocks: the oracle's bytes at every CPU level, what a block's numbers may be off by, and
-// the verbs that take whole blocks.
+// Dual-scale blocks: the oracle's bytes at every CPU level, what a block's numbers may be off by,
+// and the verbs that take whole blocks.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -94,7 +94,8 @@ TEST_P(DualScale, HasTheBytesOfTheOracle) {
     SCOPED_TRACE(one["format"].get<std::string>() + " " + one["block"].get<std::string>());
     const std::vector<float> weights = weights_of(golden, one);
     Block block(dual_spec(one["format"]), one["head_dim"], one["num_tokens"]);
-    block.encode(GetParam(), floats_of_hex(one["input"]), weights.empty() ? nullptr : weights.data());
+    block.encode(GetParam(), floats_of_hex(one["input"]),
+                 weights.empty() ? nullptr : weights.data());
     EXPECT_EQ(block.channels, bytes_of_hex(one["channels"]));
     EXPECT_EQ(block.scales, bytes_of_hex(one["scales"]));
     EXPECT_EQ(block.codes, bytes_of_hex(one["codes"]));

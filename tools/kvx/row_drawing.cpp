@@ -90,11 +90,11 @@ std::string draw_row(const FormatSpec& spec, int head_dim) {
 }
 
 std::string draw_dual_block(const FormatSpec& spec, int head_dim, int block_size) {
-  return draw_boxes({{block_size * code_bytes_per_row(spec, head_dim),
-                      count_of(block_size, "row of codes")},
-                     {block_size, count_of(block_size, "scale e4m3")},
-                     {head_dim, count_of(head_dim, "step e4m3")},
-                     {head_dim, count_of(head_dim, "zero int8")}});
+  return draw_boxes(
+      {{block_size * code_bytes_per_row(spec, head_dim), count_of(block_size, "row of codes")},
+       {block_size, count_of(block_size, "scale e4m3")},
+       {head_dim, count_of(head_dim, "step e4m3")},
+       {head_dim, count_of(head_dim, "zero int8")}});
 }
 
 }  // namespace kvx::tool

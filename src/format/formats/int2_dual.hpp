@@ -1,6 +1,6 @@
-// Int2Dual: 2-bit integers of whole blocks, with a scale per token and a step and a zero per channel.
-// The channels' part of a block lies behind its rows (format/dual_scale.hpp).
-// row: [2-bit codes: head_dim / 4 bytes][scale: e4m3]
+// Int2Dual: 2-bit integers of whole blocks, with a scale per token and a step and a zero per
+// channel. The channels' part of a block lies behind its rows (format/dual_scale.hpp). row: [2-bit
+// codes: head_dim / 4 bytes][scale: e4m3]
 #pragma once
 
 #include "format/codec.hpp"

@@ -1,6 +1,6 @@
-// Int3Dual: 3-bit integers of whole blocks, with a scale per token and a step and a zero per channel.
-// The channels' part of a block lies behind its rows (format/dual_scale.hpp).
-// row: [3-bit codes: 3 * head_dim / 8 bytes][scale: e4m3]
+// Int3Dual: 3-bit integers of whole blocks, with a scale per token and a step and a zero per
+// channel. The channels' part of a block lies behind its rows (format/dual_scale.hpp). row: [3-bit
+// codes: 3 * head_dim / 8 bytes][scale: e4m3]
 #pragma once
 
 #include "format/codec.hpp"

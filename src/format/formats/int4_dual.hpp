@@ -1,6 +1,6 @@
-// Int4Dual: 4-bit integers of whole blocks, with a scale per token and a step and a zero per channel.
-// The channels' part of a block lies behind its rows (format/dual_scale.hpp).
-// row: [nibbles: head_dim / 2 bytes][scale: e4m3]
+// Int4Dual: 4-bit integers of whole blocks, with a scale per token and a step and a zero per
+// channel. The channels' part of a block lies behind its rows (format/dual_scale.hpp). row:
+// [nibbles: head_dim / 2 bytes][scale: e4m3]
 #pragma once
 
 #include "format/codec.hpp"

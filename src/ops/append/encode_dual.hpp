@@ -283,8 +283,8 @@ class DualEncoder {
       const float* errors = errors_ + r * head_dim_;
       const float* diagonal = params_.feedback;
       const int64_t stride = head_dim_ + 1;
-      squares = sum_of_channels(
-          head_dim_, [=](int c) { return diagonal[c * stride] * sums[c] * sums[c]; });
+      squares = sum_of_channels(head_dim_,
+                                [=](int c) { return diagonal[c * stride] * sums[c] * sums[c]; });
       products = squares - sum_of_channels(head_dim_, [=](int c) {
                    return diagonal[c * stride] * sums[c] * errors[c];
                  });
@@ -292,8 +292,7 @@ class DualEncoder {
       const Code* codes = codes_[r];
       squares = sum_of_channels(head_dim_, [=](int c) { return x[c] * x[c]; });
       products = sum_of_channels(head_dim_, [=, this](int c) {
-        return x[c] *
-               format::dual_number(scale, {steps_[c], offsets_[c]}, Codec::decode(codes[c]));
+        return x[c] * format::dual_number(scale, {steps_[c], offsets_[c]}, Codec::decode(codes[c]));
       });
     }
     scale_byte(tokens_[i]) = format::refitted_scale_bits(scale, squares, products);

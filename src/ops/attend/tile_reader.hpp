@@ -53,9 +53,9 @@ class TileReader {
   const AttendPlan& plan_;
   int sequence_;
   int kv_head_;
-  int64_t sinks_end_ = 0;  // tokens before it lie in full-precision blocks, and those from
-  int64_t recent_begin_;   // this one on
-  Kind kinds_[2];          // packed, full-precision
+  int64_t sinks_end_ = 0;         // tokens before it lie in full-precision blocks, and those from
+  int64_t recent_begin_;          // this one on
+  Kind kinds_[2];                 // packed, full-precision
   bool ends_with_block_ = false;  // tiles of packed blocks
 };
 

@@ -100,8 +100,7 @@ bool codes_fit(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& co
 }
 
 void copy_as_stored(const HeadOfSide& from, const HeadOfSide& to, const BlockCopy& copy) {
-  const int channel_bytes =
-      format::channel_bytes_per_block(from.side.spec, from.side.head_dim);
+  const int channel_bytes = format::channel_bytes_per_block(from.side.spec, from.side.head_dim);
   if (channel_bytes != 0 && copy.num_tokens > 0) {
     memmove(to.side.channels.at(copy.to_block, to.head),
             from.side.channels.at(copy.from_block, from.head), channel_bytes);

@@ -17,10 +17,11 @@ struct BlockCopy {
 
 // from and to have the same block_size, heads and head_dims; formats and addresses may differ, and
 // the runs may be cut differently. Rows are copied as stored where both sides' specs are equal
-// (scales too; a page-shared scale, and the channels' steps and zeros, with their block); otherwise decoded and encoded by the target's
-// rule. Transforms are not touched: both sides hold transformed rows. Returns the non-finite inputs
-// that the target's codes could not express (AppendReport). OUT_OF_RANGE or INVALID_ARGUMENT,
-// nothing written: a block id or num_tokens out of range, or geometries that differ.
+// (scales too; a page-shared scale, and the channels' steps and zeros, with their block); otherwise
+// decoded and encoded by the target's rule. Transforms are not touched: both sides hold transformed
+// rows. Returns the non-finite inputs that the target's codes could not express (AppendReport).
+// OUT_OF_RANGE or INVALID_ARGUMENT, nothing written: a block id or num_tokens out of range, or
+// geometries that differ.
 Result<int64_t> copy_blocks(const CpuContext& context, const LayerView& from, const LayerView& to,
                             std::span<const BlockCopy> copies);
 

@@ -43,11 +43,11 @@ struct DecodeParams {
   float* rows;  // [num_tokens, head_dim]
   int first_token;
   int num_tokens;
-  const uint8_t* codes;        // of the block's token 0
-  int64_t token_stride;        // bytes
-  const uint8_t* scales;       // of the block's token 0, group 0
-  int64_t scale_token_stride;  // bytes
-  int64_t scale_group_stride;  // bytes
+  const uint8_t* codes;               // of the block's token 0
+  int64_t token_stride;               // bytes
+  const uint8_t* scales;              // of the block's token 0, group 0
+  int64_t scale_token_stride;         // bytes
+  int64_t scale_group_stride;         // bytes
   const uint8_t* channels = nullptr;  // of the block and head, where the format is dual-scale
 };
 

@@ -15,8 +15,7 @@ KVX_INLINE void load_dual_channels(const uint8_t* channels, int head_dim, float*
                                    float* offsets) {
   const float factor = format::dual_factor(channels);
   for (int c = 0; c < head_dim; ++c) {
-    const auto channel =
-        format::dual_channel<Bits>(channels[c], channels[head_dim + c], factor);
+    const auto channel = format::dual_channel<Bits>(channels[c], channels[head_dim + c], factor);
     steps[c] = channel.step;
     offsets[c] = channel.offset;
   }

@@ -6,8 +6,8 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Bytes that are the codes themselves. Keys count from the codes' middle, so that a query's rounding
-// meets small numbers.
+// Bytes that are the codes themselves. Keys count from the codes' middle, so that a query's
+// rounding meets small numbers.
 template <int Bits>
 struct DualBytes {
   using Code = uint8_t;
@@ -18,8 +18,8 @@ struct DualBytes {
 static_assert(CodeBytes<DualBytes<2>>::kKeyBias == 2 && CodeBytes<DualBytes<3>>::kKeyBias == 4);
 static_assert(CodeBytes<DualBytes<2>>::kValueBias == 0 && CodeBytes<DualBytes<2>>::kUnit == 1.0f);
 
-// A key tile has of each four bytes of a row code 0 of every byte, then code 1, ...: a query's numbers
-// come into that order, sixteen by sixteen.
+// A key tile has of each four bytes of a row code 0 of every byte, then code 1, ...: a query's
+// numbers come into that order, sixteen by sixteen.
 KVX_INLINE void order_dual_query(const float* sixteen, float* target) {
   Lanes16 x;
   memcpy(&x, sixteen, sizeof x);

@@ -1,6 +1,7 @@
 // Scores and weighted sums of a tile of a dual-scale block. Its codes become bytes, and the integer
-// products of code_keys.hpp and code_values.hpp do the rest. The channels' steps go into the queries
-// before and into the sums after; their offsets are one product a query, and one sum of weights.
+// products of code_keys.hpp and code_values.hpp do the rest. The channels' steps go into the
+// queries before and into the sums after; their offsets are one product a query, and one sum of
+// weights.
 #pragma once
 
 #include "format/dual_scale.hpp"
@@ -153,9 +154,9 @@ KVX_INLINE void spread_dual_values(const PackedTile& values, int8_t* codes,
     prefetcher.step();
     const uint8_t* const* rows = values.codes + 4 * four_at(place);
     for (int unit = 0; unit < num_units; ++unit) {
-      spread_values<Bits>(rows, unit * kUnitBytes,
-                          codes + place * kPlaceBytes +
-                              unit * (kUnitNumbers / kIntLanes) * kPartBytes);
+      spread_values<Bits>(
+          rows, unit * kUnitBytes,
+          codes + place * kPlaceBytes + unit * (kUnitNumbers / kIntLanes) * kPartBytes);
     }
   }
 }
@@ -225,14 +226,14 @@ KVX_INLINE bool add_dual_value_rows(const ValueParams& params) {
   if (!add_dual_codes<Bits, F>(of_codes)) return false;
   const DualChannels<Bits> channels(params.values, DualCode<Bits>::kValueMiddle);
   // The largest scale, in the unit of the products.
-  const float largest = params.scratch[params.values.padded_tokens()] /
-                        value_unit<typename DualCode<Bits>::Codec>();
+  const float largest =
+      params.scratch[params.values.padded_tokens()] / value_unit<typename DualCode<Bits>::Codec>();
   for (int r = 0; r < params.num_rows; ++r) {
     const float weight = weight_of_row(of_codes, r) * largest;
     float* target = params.sums + int64_t{r} * head_dim;
     for (int c = 0; c < head_dim; c += kIntLanes) {
-      const Widest numbers = load<Widest>(sums + r * head_dim + c) +
-                             load<Widest>(channels.offsets + c) * weight;
+      const Widest numbers =
+          load<Widest>(sums + r * head_dim + c) + load<Widest>(channels.offsets + c) * weight;
       store<Widest>(load<Widest>(target + c) + numbers * load<Widest>(channels.steps + c),
                     target + c);
     }

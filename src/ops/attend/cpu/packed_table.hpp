@@ -37,8 +37,7 @@ constexpr const PackedKernels* packed_kernels_of() {
   using Codec = typename Format::Codec;
   constexpr format::FormatId kId = Format::kFacts.id;
   if constexpr (format::is_dual<Format>()) {
-    constexpr Fixed kQuery =
-        Wanted == Precision::kFast ? Fixed::kHighDigit : Fixed::kTwoDigits;
+    constexpr Fixed kQuery = Wanted == Precision::kFast ? Fixed::kHighDigit : Fixed::kTwoDigits;
     return &kDualKernels<Codec::kBits, kQuery, Fixed::kTwoDigits>;
   } else if constexpr (!format::has_fast_kernels<Format>()) {
     return nullptr;

@@ -1,5 +1,5 @@
-// What the kernels of dual-scale tiles need of AVX2: codes of 2 and 3 bits as bytes. The AVX-512 level
-// has the same functions.
+// What the kernels of dual-scale tiles need of AVX2: codes of 2 and 3 bits as bytes. The AVX-512
+// level has the same functions.
 #pragma once
 
 #include "ops/attend/cpu/dual_codes.hpp"
@@ -22,8 +22,8 @@ KVX_INLINE __m256i spread_codes(__m256i low, __m256i high) {
   }
 }
 
-// 64 codes of eight tokens as sixteen vectors of a key tile, in the order of order_dual_query. rows:
-// [8], of each token the unit of 64 codes that begins at `offset`.
+// 64 codes of eight tokens as sixteen vectors of a key tile, in the order of order_dual_query.
+// rows: [8], of each token the unit of 64 codes that begins at `offset`.
 template <int Bits>
 KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
   const auto load_pair = [&](int i, int at, int end) {
@@ -76,13 +76,12 @@ KVX_INLINE void spread_values(const uint8_t* const* rows, int offset, int8_t* pl
     high[3] = _mm_srli_epi16(high[1], 1);
   }
   for (int part = 0; part < 8; ++part, place += kPartBytes) {
-    __m256i codes =
-        _mm256_and_si256(_mm256_srlv_epi32(bytes_of_numbers(low[part / 2], part % 2), shifts),
-                         _mm256_set1_epi8(3));
+    __m256i codes = _mm256_and_si256(
+        _mm256_srlv_epi32(bytes_of_numbers(low[part / 2], part % 2), shifts), _mm256_set1_epi8(3));
     if constexpr (Bits == 3) {
       const __m256i bits = _mm256_srlv_epi32(bytes_of_numbers(high[part / 2], part % 2), shifts);
-      codes = _mm256_or_si256(
-          codes, _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi8(1)), 2));
+      codes =
+          _mm256_or_si256(codes, _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi8(1)), 2));
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), codes);
   }

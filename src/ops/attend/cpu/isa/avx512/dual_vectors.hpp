@@ -1,5 +1,5 @@
-// What the kernels of dual-scale tiles need of AVX-512: codes of 2 and 3 bits as bytes. The AVX2 level
-// has the same functions.
+// What the kernels of dual-scale tiles need of AVX-512: codes of 2 and 3 bits as bytes. The AVX2
+// level has the same functions.
 #pragma once
 
 #include "ops/attend/cpu/dual_codes.hpp"
@@ -20,8 +20,7 @@ KVX_INLINE __m512i spread_codes(__m512i low, __m512i high) {
                           : J == 1 ? high
                                    : _mm512_srli_epi16(high, 2 * J - 2);
     constexpr int kSelect = 0xCA;  // a ? b : c
-    const __m512i code =
-        _mm512_ternarylogic_epi32(_mm512_set1_epi8(3), two, above, kSelect);
+    const __m512i code = _mm512_ternarylogic_epi32(_mm512_set1_epi8(3), two, above, kSelect);
     return _mm512_and_si512(code, _mm512_set1_epi8(7));
   }
 }
@@ -33,8 +32,8 @@ KVX_INLINE void spread_four(__m512i low, __m512i high, __m512i* codes) {
   codes[3] = spread_codes<Bits, 3>(low, high);
 }
 
-// 64 codes of sixteen tokens as sixteen vectors of a key tile, in the order of order_dual_query. rows:
-// [16], of each token the unit of 64 codes that begins at `offset`.
+// 64 codes of sixteen tokens as sixteen vectors of a key tile, in the order of order_dual_query.
+// rows: [16], of each token the unit of 64 codes that begins at `offset`.
 template <int Bits>
 KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
   __asm__("" : "+r"(rows));  // as load_keys
@@ -67,8 +66,8 @@ KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* til
   }
 }
 
-// Where the sixteen numbers of part `part` of a unit have their low bits among four tokens' chunks, one
-// a lane: [16 numbers x 4 tokens] bytes, of each the byte.
+// Where the sixteen numbers of part `part` of a unit have their low bits among four tokens' chunks,
+// one a lane: [16 numbers x 4 tokens] bytes, of each the byte.
 constexpr Table<uint8_t, 64> dual_low_index(int part) {
   Table<uint8_t, 64> index = {};
   for (int i = 0; i < 64; ++i) {
@@ -103,20 +102,18 @@ template <int Bits, int Part>
 KVX_INLINE __m512i spread_part(__m512i low, __m512i high) {
   static constexpr Table<uint8_t, 64> kLow = dual_low_index(Part);
   static constexpr Table<int32_t, 16> kShifts = dual_low_shifts();
-  const __m512i two = _mm512_srlv_epi32(
-      _mm512_permutexvar_epi8(_mm512_load_si512(kLow.at), low), _mm512_load_si512(kShifts.at));
+  const __m512i two = _mm512_srlv_epi32(_mm512_permutexvar_epi8(_mm512_load_si512(kLow.at), low),
+                                        _mm512_load_si512(kShifts.at));
   if constexpr (Bits == 2) {
     return _mm512_and_si512(two, _mm512_set1_epi8(3));
   } else {
     static constexpr Table<uint8_t, 64> kHigh = dual_high_index(Part);
     static constexpr Table<int32_t, 16> kTurns = dual_high_turns(Part);
-    const __m512i above =
-        _mm512_rorv_epi32(_mm512_permutexvar_epi8(_mm512_load_si512(kHigh.at), high),
-                          _mm512_load_si512(kTurns.at));
+    const __m512i above = _mm512_rorv_epi32(
+        _mm512_permutexvar_epi8(_mm512_load_si512(kHigh.at), high), _mm512_load_si512(kTurns.at));
     constexpr int kSelect = 0xCA;  // a ? b : c
-    return _mm512_and_si512(
-        _mm512_ternarylogic_epi32(_mm512_set1_epi8(3), two, above, kSelect),
-        _mm512_set1_epi8(7));
+    return _mm512_and_si512(_mm512_ternarylogic_epi32(_mm512_set1_epi8(3), two, above, kSelect),
+                            _mm512_set1_epi8(7));
   }
 }
 
