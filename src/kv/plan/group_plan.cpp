@@ -34,6 +34,9 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
   for (const LayerPlan& layer : layers) {
     for (const HeadRunPlan& run : layer.runs) {
       KVX_RETURN_IF_ERROR(check_dual(run.k.spec, recipe, block_size, geometry.is_latent));
+      if (layer.has_segments) {
+        KVX_RETURN_IF_ERROR(check_dual(run.rotary, recipe, block_size, geometry.is_latent));
+      }
       if (geometry.stored_v_head_dim() == 0) continue;
       KVX_RETURN_IF_ERROR(check_dual(run.v.spec, recipe, block_size, false));
     }
