@@ -1097,7 +1097,7 @@ typedef struct kvx_cache_options_t {
   const char* const* head_overrides;  /* [num_head_overrides] */
   uint32_t num_layer_overrides;
   uint32_t num_head_overrides;
-  /* The tiers behind the pool, nearest first: "host(8GiB), disk(/folder, 200GiB, policy=2q)"
+  /* The tiers behind the pool, nearest first: "host(8GiB), disk(/folder, 200GiB), redis(URL)"
    * (docs/tiers.md). Null or "": none, or the one that host_tier_bytes asks for; others need
    * KVX_CACHE_PREFIXES and host_tier_bytes 0. */
   const char* tiers;
@@ -1326,6 +1326,7 @@ typedef struct kvx_cache_tier_facts_t {
   int64_t store_p99_us;
   int64_t load_median_us;
   int64_t load_p99_us;
+  int64_t num_failed_calls; /* of a store that could not be reached or made no sense */
 } kvx_cache_tier_facts_t;
 
 /* Fills the facts of one tier, nearest first. OUT_OF_RANGE: index is not below num_tiers. */
@@ -1363,7 +1364,8 @@ typedef enum kvx_cache_event_kind {
 typedef enum kvx_cache_tier {
   KVX_CACHE_TIER_POOL = 0,
   KVX_CACHE_TIER_HOST = 1, /* host memory */
-  KVX_CACHE_TIER_DISK = 2  /* files of this process */
+  KVX_CACHE_TIER_DISK = 2, /* files of this process */
+  KVX_CACHE_TIER_STORE = 3 /* what outlives it: a folder, Redis */
 } kvx_cache_tier_t;
 
 typedef struct kvx_cache_event_t {

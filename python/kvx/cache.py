@@ -53,9 +53,9 @@ class HostTier:
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier behind the cache, ``"host"`` or ``"disk"``: bytes allocated, and bytes of blocks that
+    """A tier behind the cache, ``"host"``, ``"disk"`` or ``"store"``: bytes allocated, and bytes of blocks that
     can be found. Counts of blocks that came, were loaded, moved to the tier below, were damaged,
-    and were dropped for lack of room. An upper bound of what 99 % of the loads took, in
+    and were dropped for lack of room. Calls of a store that failed. An upper bound of what 99 % of the loads took, in
     microseconds, within a factor of 2."""
 
     name: str
@@ -66,6 +66,7 @@ class Tier:
     moved_down: int
     bad: int
     dropped: int
+    failed_calls: int
     load_p99_us: int
     last_problem: str
 

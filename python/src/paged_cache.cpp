@@ -203,6 +203,7 @@ class PagedCache {
       dict["moved_down"] = one.num_moved_down;
       dict["bad"] = one.num_bad;
       dict["dropped"] = one.num_dropped;
+      dict["failed_calls"] = one.num_failed_calls;
       dict["load_p99_us"] = one.load_latency.quantile(0.99);
       dict["last_problem"] = text_of(one.last_problem);
       list.append(dict);

@@ -98,6 +98,16 @@ Result<CacheStorage> CacheStorage::create(KvCacheConfig config, const ops::CpuCo
   return storage;
 }
 
+std::string CacheStorage::pool_fingerprint(std::string_view fingerprint) const {
+  bool is_interleaved = false;
+  for (const auto& layer : layers) {
+    for (const ops::HeadRun& run : layer->packed().runs) {
+      is_interleaved = is_interleaved || run.k.is_interleaved || run.v.is_interleaved;
+    }
+  }
+  return fmt::format("{}pool_order {}\n", fingerprint, is_interleaved ? "interleaved" : "plain");
+}
+
 cache::Memory& CacheStorage::device_or_host_memory() const {
   return place ? *place->memory : cache::host_memory();
 }

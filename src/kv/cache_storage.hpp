@@ -40,6 +40,9 @@ struct CacheStorage {
   // A group's layers, for copies of all of them.
   std::vector<LayerCopy> layer_copies(int group, CopyKind kind) const;
   std::span<uint8_t> block_bytes(int block_class, int32_t id) const;
+  // A cache's fingerprint with the order that codes have in this pool: blocks with equal ones are
+  // equal byte for byte.
+  std::string pool_fingerprint(std::string_view fingerprint) const;
   // Memory that the verbs read.
   cache::Memory& device_or_host_memory() const;
 

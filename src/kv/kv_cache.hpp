@@ -125,7 +125,7 @@ class KvCache {
   // for the pool, as far as there is room; this does not wait. UNSUPPORTED: no tier, or as
   // create_sequence_from.
   Result<Prefetch> prefetch(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
-  // Waits until no block is under way between the tiers.
+  // Waits until no block is under way between the tiers, and nothing waits for a store.
   void wait_for_tiers();
 
   // ---- files (kv_cache_file.cpp, docs/cache-file.md)
@@ -215,6 +215,8 @@ class KvCache {
   // The lock is held by who calls these.
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                              std::span<const int32_t> tokens, int64_t max_blocks);
+  std::vector<tier::StoreAnswer> ask_stores(std::unique_lock<std::mutex>& lock, int sequence,
+                                            std::span<const int32_t> tokens, int64_t max_blocks);
   void finish(std::unique_lock<std::mutex>& lock, const tier::Promotion& promotion);
   int64_t most_cached_blocks(std::span<const int32_t> tokens) const;
 
@@ -228,22 +230,30 @@ class KvCache {
 class Prefetch {
  public:
   // KvCache::prefetch() makes one of what it has pinned and promoted.
-  Prefetch(SequenceTable& table, int32_t scope, tier::Way way, tier::Promotion promotion)
-      : table_(&table), scope_(scope), way_(std::move(way)), promotion_(std::move(promotion)) {}
+  Prefetch(SequenceTable& table, int32_t scope, tier::Way way)
+      : table_(&table), scope_(scope), way_(std::move(way)) {}
   Prefetch(Prefetch&& other) noexcept;
   Prefetch& operator=(Prefetch&&) = delete;
   // Waits, and lets go of the blocks.
   ~Prefetch();
 
+  // What stores have sets out when they have answered and this, or wait(), is called.
   bool is_done() const;
   void wait() const;
   int64_t num_blocks() const { return promotion_.num_loads; }  // that set out
 
  private:
+  friend class KvCache;
+  void begin(std::span<const int32_t> tokens, int64_t max_blocks);
+  void go_on() const;
+
   SequenceTable* table_;
   int32_t scope_;
   tier::Way way_;  // its scopes
-  tier::Promotion promotion_;
+  std::vector<int32_t> tokens_;
+  int64_t max_blocks_ = 0;
+  mutable std::vector<tier::StoreAnswer> answers_;  // of stores that have not all answered
+  mutable tier::Promotion promotion_;
 };
 
 // What a recipe costs when every sequence is num_tokens long, full-precision window included;

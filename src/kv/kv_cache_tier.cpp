@@ -1,4 +1,5 @@
 // KvCache: the tiers behind the pool.
+#include <algorithm>
 #include <utility>
 
 #include "kv/kv_cache.hpp"
@@ -7,6 +8,7 @@ namespace kvx::kv {
 
 void KvCache::wait_for_tiers() {
   table_->lock_drained();
+  if (table_->tiers) table_->tiers->wait_for_stores();
 }
 
 // ---- back to the pool
@@ -21,15 +23,29 @@ int64_t KvCache::most_cached_blocks(std::span<const int32_t> tokens) const {
 // What the tiers have of the tokens, in the pool; the lock is open while this waits.
 tier::Promotion KvCache::bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                                     std::span<const int32_t> tokens, int64_t max_blocks) {
-  tier::Promotion promotion = table_->prefixes->promote(sequence, tokens, max_blocks);
+  const auto answers = ask_stores(lock, sequence, tokens, max_blocks);
+  tier::Promotion promotion = table_->prefixes->promote(sequence, tokens, max_blocks, answers);
   if (promotion.ran_short && table_->has_stores()) {  // on their way out blocks take room
     table_->drain_stores(lock);
     finish(lock, promotion);
     table_->tiers->release(promotion);
-    promotion = table_->prefixes->promote(sequence, tokens, max_blocks);
+    promotion = table_->prefixes->promote(sequence, tokens, max_blocks, answers);
   }
   finish(lock, promotion);
   return promotion;
+}
+
+// Opens the lock while it waits for the stores' answers; those that came in time.
+std::vector<tier::StoreAnswer> KvCache::ask_stores(std::unique_lock<std::mutex>& lock, int sequence,
+                                                   std::span<const int32_t> tokens,
+                                                   int64_t max_blocks) {
+  auto answers = table_->prefixes->look_up(sequence, tokens, max_blocks);
+  if (answers.empty()) return answers;
+  lock.unlock();
+  std::erase_if(answers, [](const auto& one) { return !one.tier->wait_for(*one.lookup); });
+  lock.lock();
+  table_->collect();
+  return answers;
 }
 
 // Opens the lock while it waits until the promotion's blocks are in the pool.
@@ -57,15 +73,34 @@ Result<Prefetch> KvCache::prefetch(const cache::PrefixKeys& keys, std::span<cons
     table_->prefixes->index().unpin(scope);
     return begun.error();
   }
-  auto promotion = table_->tiers->promote(scope, way, tokens, most_cached_blocks(tokens));
-  return Prefetch(*table_, scope, std::move(way), std::move(promotion));
+  const int64_t max_blocks = most_cached_blocks(tokens);
+  Prefetch prefetch(*table_, scope, std::move(way));
+  prefetch.begin(tokens, max_blocks);
+  return prefetch;
 }
 
 Prefetch::Prefetch(Prefetch&& other) noexcept
     : table_(std::exchange(other.table_, nullptr)),
       scope_(other.scope_),
       way_(std::move(other.way_)),
+      tokens_(std::move(other.tokens_)),
+      max_blocks_(other.max_blocks_),
+      answers_(std::move(other.answers_)),
       promotion_(std::move(other.promotion_)) {}
+
+// Requires: the cache's lock.
+void Prefetch::begin(std::span<const int32_t> tokens, int64_t max_blocks) {
+  tokens_.assign(tokens.begin(), tokens.end());
+  max_blocks_ = max_blocks;
+  answers_ = table_->tiers->look_up(scope_, way_, tokens_, max_blocks_);
+  if (answers_.empty()) promotion_ = table_->tiers->promote(scope_, way_, tokens_, max_blocks_);
+}
+
+// The stores have answered: what they have sets out. Requires: the cache's lock.
+void Prefetch::go_on() const {
+  promotion_ = table_->tiers->promote(scope_, way_, tokens_, max_blocks_, answers_);
+  answers_.clear();
+}
 
 Prefetch::~Prefetch() {
   if (!table_) return;
@@ -78,10 +113,21 @@ Prefetch::~Prefetch() {
 }
 
 bool Prefetch::is_done() const {
-  return tier::is_done(promotion_);
+  const std::lock_guard lock(table_->mutex);
+  if (answers_.empty()) return tier::is_done(promotion_);
+  const bool are_answered = std::ranges::all_of(
+      answers_, [](const auto& one) { return one.tier->is_answered(*one.lookup); });
+  if (are_answered) go_on();
+  return false;
 }
 
 void Prefetch::wait() const {
+  for (const tier::StoreAnswer& one : answers_) (void)one.tier->wait_for(*one.lookup);
+  {
+    const std::lock_guard lock(table_->mutex);
+    std::erase_if(answers_, [](const auto& one) { return !one.tier->is_answered(*one.lookup); });
+    if (!answers_.empty()) go_on();
+  }
   tier::wait(promotion_);
 }
 

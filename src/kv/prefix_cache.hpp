@@ -42,9 +42,16 @@ class PrefixCache final : public cache::EvictionListener {
   // Requires: `to` is not in use.
   void fork(int from, int to);
   // Sends what the tiers have of `tokens` on its way to the pool. Requires: set_tiers().
-  tier::Promotion promote(int sequence, std::span<const int32_t> tokens, int64_t max_blocks) {
+  tier::Promotion promote(int sequence, std::span<const int32_t> tokens, int64_t max_blocks,
+                          std::span<const tier::StoreAnswer> answers) {
     const Log& log = logs_[sequence];
-    return tiers_->promote(log.scope, log.way, tokens, max_blocks);
+    return tiers_->promote(log.scope, log.way, tokens, max_blocks, answers);
+  }
+  // Asks the stores for what nobody here has of `tokens`. Requires: set_tiers().
+  std::vector<tier::StoreAnswer> look_up(int sequence, std::span<const int32_t> tokens,
+                                         int64_t max_blocks) {
+    const Log& log = logs_[sequence];
+    return tiers_->look_up(log.scope, log.way, tokens, max_blocks);
   }
   // Begins `sequence` with the longest cached prefix of `tokens`, at most max_blocks; returns how
   // many tokens. Requires: begin() was called and nothing recorded.

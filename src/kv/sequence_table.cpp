@@ -58,8 +58,8 @@ Status SequenceTable::create_tiers() {
   };
   const tier::FirstTier first{storage.pool.get(), &prefixes->index(), &prefixes->shape()};
   KVX_ASSIGN_OR_RETURN(
-      tiers, tier::TierChain::create(first, prefixes->fingerprint(), storage.config.prefix.hash,
-                                     storage.config.tiers, make_link));
+      tiers, tier::TierChain::create(first, storage.pool_fingerprint(prefixes->fingerprint()),
+                                     storage.config.prefix.hash, storage.config.tiers, make_link));
   prefixes->set_tiers(tiers.get());
   return {};
 }

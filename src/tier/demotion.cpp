@@ -68,7 +68,7 @@ int64_t least_free_of(const cache::BlockPool& pool, int block_class) {
 Demotion::Demotion(HostTier& upper, HostTier& lower)
     : upper_(upper),
       lower_(lower),
-      twins_(static_cast<size_t>(upper.index_.max_nodes())),
+      counterparts_(static_cast<size_t>(upper.index_.max_nodes())),
       queue_(std::make_unique<TransferQueue>(
           std::make_unique<DemotionCopier>(upper.files_, lower.files_))) {
   upper.set_moves_down();
@@ -108,7 +108,7 @@ bool Demotion::send_next(int block_class) {
           kNoNode};
   if (job.upper_id == kNoBlock) return false;
   const int32_t upper_node = upper_.index_.node_of(job.group, job.kind, job.upper_id);
-  job.lower_node = pin_twin(upper_node);
+  job.lower_node = pin_counterpart(upper_node);
   if (job.lower_node == kNoNode) {  // the lower tier's index, which counts it, has no room
     leave(job, false);
     return true;
@@ -142,14 +142,14 @@ bool Demotion::send_next(int block_class) {
 
 // The lower tier's node for the same tokens, made when it is new and pinned for the caller; kNoNode
 // when there is no room.
-int32_t Demotion::pin_twin(int32_t upper_node) {
+int32_t Demotion::pin_counterpart(int32_t upper_node) {
   path_.clear();
   int32_t up = upper_node;
-  while (!upper_.index_.is_scope(up) && known_twin(up) == kNoNode) {
+  while (!upper_.index_.is_scope(up) && known_counterpart(up) == kNoNode) {
     path_.push_back(up);
     up = upper_.index_.parent(up);
   }
-  int32_t low = known_twin(up);
+  int32_t low = known_counterpart(up);
   if (low != kNoNode) {
     lower_.index_.pin(low);
   } else {
@@ -163,17 +163,18 @@ int32_t Demotion::pin_twin(int32_t upper_node) {
     lower_.index_.unpin(low);
     if (next == kNoNode) return kNoNode;
     low = next;
-    twins_[path_.back()] = {upper_.index_.birth(path_.back()), lower_.index_.birth(low), low};
+    counterparts_[path_.back()] = {upper_.index_.birth(path_.back()), lower_.index_.birth(low),
+                                   low};
   }
   return low;
 }
 
-int32_t Demotion::known_twin(int32_t upper_node) const {
-  const Twin& twin = twins_[upper_node];
-  const bool is_right = twin.lower != kNoNode &&
-                        twin.upper_birth == upper_.index_.birth(upper_node) &&
-                        twin.lower_birth == lower_.index_.birth(twin.lower);
-  return is_right ? twin.lower : kNoNode;
+int32_t Demotion::known_counterpart(int32_t upper_node) const {
+  const Counterpart& known = counterparts_[upper_node];
+  const bool is_right = known.lower != kNoNode &&
+                        known.upper_birth == upper_.index_.birth(upper_node) &&
+                        known.lower_birth == lower_.index_.birth(known.lower);
+  return is_right ? known.lower : kNoNode;
 }
 
 // The upper tier's block goes; it may still be on its way to the pool, then its last user frees it.

@@ -38,7 +38,7 @@ class Demotion {
   };
   // The node of the lower tier that stands for the same tokens as a node of the upper one: still
   // right while both births are the same.
-  struct Twin {
+  struct Counterpart {
     uint32_t upper_birth = 0;
     uint32_t lower_birth = 0;
     int32_t lower = cache::kNoNode;
@@ -51,18 +51,18 @@ class Demotion {
   };
 
   bool send_next(int block_class);
-  int32_t pin_twin(int32_t upper_node);
-  int32_t known_twin(int32_t upper_node) const;
+  int32_t pin_counterpart(int32_t upper_node);
+  int32_t known_counterpart(int32_t upper_node) const;
   void leave(const Job& job, bool is_below);
   void finish(const Job& job, const FinishedTransfer& done);
 
   HostTier& upper_;
   HostTier& lower_;
   std::vector<ClassFacts> classes_;
-  std::vector<Twin> twins_;  // [the upper tier's nodes]
-  std::vector<Job> jobs_;    // a transfer's tag is its place here
+  std::vector<Counterpart> counterparts_;  // [the upper tier's nodes]
+  std::vector<Job> jobs_;                  // a transfer's tag is its place here
   std::vector<int64_t> unused_jobs_;
-  std::vector<int32_t> path_;               // scratch of pin_twin()
+  std::vector<int32_t> path_;               // scratch of pin_counterpart()
   std::vector<FinishedTransfer> finished_;  // scratch of collect()
   int64_t num_under_way_ = 0;
   std::unique_ptr<TransferQueue> queue_;  // last: its thread reads and writes the tiers' bytes

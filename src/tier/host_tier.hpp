@@ -34,13 +34,14 @@ struct HostTierSnapshot {
   std::vector<cache::BlockClassSnapshot> classes;
   cache::PrefixCounters prefix;
   int64_t allocated_bytes = 0;
-  int64_t held_bytes = 0;      // of blocks that can be found or are under way
-  int64_t metadata_bytes = 0;  // index and checksums
-  int64_t num_stored = 0;      // blocks that came
-  int64_t num_loaded = 0;      // blocks that went back
-  int64_t num_bad = 0;         // blocks whose bytes had changed
-  int64_t num_dropped = 0;     // blocks that found no room, or that the disk did not take
-  int64_t num_moved_down = 0;  // blocks that left for the tier below
+  int64_t held_bytes = 0;        // of blocks that can be found or are under way
+  int64_t metadata_bytes = 0;    // index and checksums
+  int64_t num_stored = 0;        // blocks that came
+  int64_t num_loaded = 0;        // blocks that went back
+  int64_t num_bad = 0;           // blocks whose bytes had changed
+  int64_t num_dropped = 0;       // blocks that found no room, or that the disk did not take
+  int64_t num_moved_down = 0;    // blocks that left for the tier below
+  int64_t num_failed_calls = 0;  // of a store
   int64_t stores_queued = 0;
   int64_t loads_queued = 0;
   Latency store_latency;     // of blocks that came from the pool

@@ -6,6 +6,7 @@
 
 #include "cache/prefix/longest_match.hpp"
 #include "tier/host_tier.hpp"
+#include "tier/store/remote_tier.hpp"
 
 namespace kvx::tier {
 namespace {
@@ -28,18 +29,27 @@ struct Walk {
 class Planner {
  public:
   Planner(const FirstTier& first, int32_t first_scope, std::span<const TierScope> tiers,
-          std::span<const int32_t> tokens, int64_t max_blocks)
-      : first_(first), first_scope_(first_scope), tiers_(tiers), tokens_(tokens) {
+          std::span<const int32_t> tokens, int64_t max_blocks, std::span<const StoreAnswer> answers)
+      : first_(first),
+        first_scope_(first_scope),
+        tiers_(tiers),
+        answers_(answers),
+        tokens_(tokens) {
     walks_.push_back({first.index, {}});
     for (const TierScope& one : tiers) {
       walks_.push_back({&one.tier->nodes(), {}});
       promotion_.under_way.push_back({one.tier, std::make_shared<TransferGroup>()});
+    }
+    for (const StoreAnswer& one : answers) {
+      promotion_.from_stores.push_back({one.tier, std::make_shared<TransferGroup>(),
+                                        std::chrono::steady_clock::now() + one.tier->timeout()});
     }
     walk(std::min(static_cast<int64_t>(tokens.size()) / first.shape->block_size, max_blocks));
   }
 
   Promotion promote() {
     match();
+    count_match();
     int32_t node = first_scope_;
     for (int64_t block = 0; block < num_blocks_; ++block) {
       node = first_.index->insert(node, tokens_of(block));
@@ -49,15 +59,48 @@ class Planner {
       want_block(block, node);
     }
     // What is there is held by now, so that making room does not evict it.
-    for (const auto& [tier, load] : missing_) {
-      if (start_load(tier, load)) continue;
+    for (const Missing& one : missing_) {
+      if (start_load(one)) continue;
       promotion_.ran_short = true;
       break;
     }
     return std::move(promotion_);
   }
 
+  // Null: pool and tiers serve all that is wanted.
+  std::shared_ptr<StoreLookup> make_lookup(const StoreScope& scope,
+                                           cache::HashAlgorithm algorithm) {
+    match();
+    if (num_blocks_ == num_wanted_) return nullptr;
+    const auto num_groups = static_cast<int>(groups_.size());
+    auto lookup = std::make_shared<StoreLookup>(num_wanted_, num_groups);
+    cache::ContentHash parent = first_.index->hash(first_scope_);
+    for (int64_t block = 0; block < num_wanted_; ++block) {
+      const std::span<const int32_t> tokens = tokens_of(block);
+      const cache::ContentHash hash = cache::hash_block(algorithm, parent, tokens);
+      for (int group = 0; group < num_groups; ++group) {
+        for (const BlockKind kind : {BlockKind::kPacked, BlockKind::kFullPrecision}) {
+          if (kind == BlockKind::kFullPrecision &&
+              !first_.shape->groups[group].full_precision_window.is_on()) {
+            continue;
+          }
+          if (tiers_have(block, group, kind)) continue;
+          lookup->ask(block, {scope, parent, hash, {tokens.begin(), tokens.end()}, group, kind});
+        }
+      }
+      parent = hash;
+    }
+    return lookup->is_empty() ? nullptr : lookup;
+  }
+
  private:
+  // A load that waits until all blocks that are there are held.
+  struct Missing {
+    size_t source = 0;  // a tier's place, or behind them a store's
+    int64_t block = 0;
+    TierLoad load;
+  };
+
   std::span<const int32_t> tokens_of(int64_t block) const {
     const auto block_size = static_cast<size_t>(first_.shape->block_size);
     return tokens_.subspan(static_cast<size_t>(block) * block_size, block_size);
@@ -75,19 +118,42 @@ class Planner {
         is_found = is_found || ends[i] != kNoNode;
         walks_[i].nodes.push_back(ends[i]);
       }
-      if (!is_found) break;
+      if (!is_found && !stores_have(num_blocks_)) break;
     }
     num_wanted_ = num_wanted;
   }
 
+  bool tiers_have(int64_t block, int group, BlockKind kind) const {
+    return std::ranges::any_of(walks_, [&](const Walk& one) {
+      return block < std::ssize(one.nodes) && one.block_of(block, group, kind) != kNoBlock;
+    });
+  }
+  bool stores_have(int64_t block, int group, BlockKind kind) const {
+    return std::ranges::any_of(answers_, [&](const StoreAnswer& one) {
+      return block < one.lookup->num_blocks() && one.lookup->find(block, group, kind) != nullptr;
+    });
+  }
+  // Anything of the block.
+  bool stores_have(int64_t block) const {
+    for (int group = 0; group < static_cast<int>(first_.shape->groups.size()); ++group) {
+      if (stores_have(block, group, BlockKind::kPacked) ||
+          stores_have(block, group, BlockKind::kFullPrecision)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   void match() {
     const auto has = [this](int64_t block, int group, BlockKind kind) {
-      return std::ranges::any_of(
-          walks_, [&](const Walk& one) { return one.block_of(block, group, kind) != kNoBlock; });
+      return tiers_have(block, group, kind) || stores_have(block, group, kind);
     };
     groups_.resize(first_.shape->groups.size());
     std::vector<uint8_t> fits;
     num_blocks_ = cache::longest_match(*first_.shape, num_blocks_, has, fits, groups_);
+  }
+
+  void count_match() {
     for (size_t i = 0; i < tiers_.size(); ++i) {
       const auto& nodes = walks_[i + 1].nodes;
       const auto num_here = std::count_if(nodes.begin(), nodes.begin() + num_blocks_,
@@ -126,39 +192,63 @@ class Planner {
   void load_from_nearest(int64_t block, TierLoad load) {
     for (size_t i = 0; i < tiers_.size(); ++i) {
       load.from_id = walks_[i + 1].block_of(block, load.group, load.kind);
-      if (load.from_id == kNoBlock) continue;
-      const bool can_start = missing_.empty() && first_.pool->num_free(load.block_class) > 0;
-      if (!can_start || !start_load(i, load)) missing_.emplace_back(i, load);
-      return;
+      if (load.from_id != kNoBlock) return start_or_miss({i, block, load});
+    }
+    for (size_t i = 0; i < answers_.size(); ++i) {
+      if (block >= answers_[i].lookup->num_blocks()) continue;
+      if (answers_[i].lookup->find(block, load.group, load.kind) == nullptr) continue;
+      return start_or_miss({tiers_.size() + i, block, load});
     }
   }
 
+  void start_or_miss(const Missing& one) {
+    const bool can_start = missing_.empty() && first_.pool->num_free(one.load.block_class) > 0;
+    if (!can_start || !start_load(one)) missing_.push_back(one);
+  }
+
   // False when the pool has no room.
-  bool start_load(size_t tier, TierLoad load) {
+  bool start_load(const Missing& one) {
+    TierLoad load = one.load;
     if (!first_.pool->allocate(load.block_class, std::span(&load.first_id, 1)).ok()) return false;
     promotion_.held.emplace_back(load.block_class, load.first_id);
-    tiers_[tier].tier->start_load(load, promotion_.under_way[tier].group);
     ++promotion_.num_loads;
+    if (one.source < tiers_.size()) {
+      tiers_[one.source].tier->start_load(load, promotion_.under_way[one.source].group);
+      return true;
+    }
+    const size_t store = one.source - tiers_.size();
+    answers_[store].tier->start_load(
+        load, *answers_[store].lookup->find(one.block, load.group, load.kind),
+        promotion_.from_stores[store].group);
     return true;
   }
 
   const FirstTier& first_;
   int32_t first_scope_;
   std::span<const TierScope> tiers_;
+  std::span<const StoreAnswer> answers_;
   std::span<const int32_t> tokens_;
   std::vector<Walk> walks_;  // of the pool's index, then of each tier's
   int64_t num_wanted_ = 0;
   int64_t num_blocks_ = 0;
   std::vector<cache::GroupMatch> groups_;
-  std::vector<std::pair<size_t, TierLoad>> missing_;  // with the tier's place
+  std::vector<Missing> missing_;
   Promotion promotion_;
 };
 
 }  // namespace
 
 Promotion promote(const FirstTier& first, int32_t first_scope, std::span<const TierScope> tiers,
-                  std::span<const int32_t> tokens, int64_t max_blocks) {
-  return Planner(first, first_scope, tiers, tokens, max_blocks).promote();
+                  std::span<const int32_t> tokens, int64_t max_blocks,
+                  std::span<const StoreAnswer> answers) {
+  return Planner(first, first_scope, tiers, tokens, max_blocks, answers).promote();
+}
+
+std::shared_ptr<StoreLookup> make_lookup(const FirstTier& first, int32_t first_scope,
+                                         std::span<const TierScope> tiers,
+                                         std::span<const int32_t> tokens, int64_t max_blocks,
+                                         const StoreScope& scope, cache::HashAlgorithm algorithm) {
+  return Planner(first, first_scope, tiers, tokens, max_blocks, {}).make_lookup(scope, algorithm);
 }
 
 void release_promotion(const FirstTier& first, Promotion& promotion) {
@@ -171,19 +261,28 @@ void release_promotion(const FirstTier& first, Promotion& promotion) {
 }
 
 bool is_done(const Promotion& promotion) {
-  return std::ranges::all_of(promotion.under_way, [](const Promotion::UnderWay& one) {
-    return one.tier->is_done(*one.group);
-  });
+  const auto now = std::chrono::steady_clock::now();
+  return std::ranges::all_of(promotion.under_way,
+                             [](const auto& one) { return one.tier->is_done(*one.group); }) &&
+         std::ranges::all_of(promotion.from_stores, [now](const auto& one) {
+           return now >= one.end || one.tier->is_done(*one.group);
+         });
 }
 
 void wait(const Promotion& promotion) {
   for (const Promotion::UnderWay& one : promotion.under_way) one.tier->wait(*one.group);
+  for (const Promotion::FromStore& one : promotion.from_stores) {
+    one.tier->wait_until(*one.group, one.end);
+  }
 }
 
 void wait_for_some(const Promotion& promotion) {
   for (const Promotion::UnderWay& one : promotion.under_way) {
     if (one.tier->is_done(*one.group)) continue;
     return one.tier->wait_for_some();
+  }
+  for (const Promotion::FromStore& one : promotion.from_stores) {
+    one.tier->wait_until(*one.group, one.end);
   }
 }
 

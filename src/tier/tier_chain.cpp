@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tier/store/open_store.hpp"
+
 namespace kvx::tier {
 
 // ---- creation
@@ -12,8 +14,12 @@ Result<std::unique_ptr<TierChain>> TierChain::create(const FirstTier& first,
                                                      cache::HashAlgorithm algorithm,
                                                      std::span<const TierConfig> configs,
                                                      const MakeLink& make_link) {
-  std::unique_ptr<TierChain> chain(new TierChain(first));
+  std::unique_ptr<TierChain> chain(new TierChain(first, fingerprint, algorithm));
   for (const TierConfig& config : configs) {
+    if (is_store(config.kind)) {
+      KVX_RETURN_IF_ERROR(chain->add_store(config, make_link));
+      continue;
+    }
     KVX_ASSIGN_OR_RETURN(TierLink link, make_link());
     KVX_ASSIGN_OR_RETURN(
         auto tier, HostTier::create(*first.pool, *first.index, *first.shape, fingerprint, algorithm,
@@ -25,6 +31,20 @@ Result<std::unique_ptr<TierChain>> TierChain::create(const FirstTier& first,
         std::make_unique<Demotion>(*chain->tiers_[i], *chain->tiers_[i + 1]));
   }
   return chain;
+}
+
+Status TierChain::add_store(const TierConfig& config, const MakeLink& make_link) {
+  const int64_t most_bytes = record_bytes(first_.shape->block_size, first_.pool->max_block_bytes());
+  KVX_ASSIGN_OR_RETURN(std::shared_ptr<RemoteStore> store, open_store(config, most_bytes));
+  RemoteTierOptions options;
+  options.timeout = std::chrono::milliseconds(config.timeout_ms);
+  KVX_ASSIGN_OR_RETURN(options.key, record_key_of(config));
+  KVX_ASSIGN_OR_RETURN(TierLink store_link, make_link());
+  KVX_ASSIGN_OR_RETURN(TierLink load_link, make_link());
+  KVX_ASSIGN_OR_RETURN(auto tier, RemoteTier::create(first_, std::move(store), options,
+                                                     std::move(store_link), std::move(load_link)));
+  stores_.push_back(std::move(tier));
+  return {};
 }
 
 // ---- a sequence's way
@@ -39,6 +59,7 @@ Status TierChain::begin(Way& way, const cache::PrefixKeys& keys) {
     }
     way.tiers[i].scope = scope.value();
   }
+  if (!stores_.empty()) way.store_scope = store_scope_of(algorithm_, fingerprint_, keys);
   return {};
 }
 
@@ -50,7 +71,7 @@ void TierChain::end(Way& way) {
 }
 
 void TierChain::fork(const Way& from, Way& to) {
-  to.tiers = from.tiers;
+  to = from;
   for (size_t i = 0; i < tiers_.size(); ++i) tiers_[i]->nodes().pin(to.tiers[i].tip());
 }
 
@@ -84,6 +105,8 @@ void TierChain::follow(Way& way, std::span<const int32_t> tokens, int64_t num_bl
 
 void TierChain::store(const Way& way, int64_t block, int group, cache::BlockKind kind,
                       int32_t first_id) {
+  for (const auto& one : stores_) one->store(way.store_scope, group, kind, first_id);
+  if (tiers_.empty()) return;
   const Way::InTier& here = way.tiers.front();
   if (block >= std::ssize(here.nodes)) return;
   tiers_.front()->store(here.nodes[block], group, kind, first_id);
@@ -91,11 +114,29 @@ void TierChain::store(const Way& way, int64_t block, int group, cache::BlockKind
 }
 
 Promotion TierChain::promote(int32_t first_scope, const Way& way, std::span<const int32_t> tokens,
-                             int64_t max_blocks) {
+                             int64_t max_blocks, std::span<const StoreAnswer> answers) {
+  return tier::promote(first_, first_scope, scopes_of(way), tokens, max_blocks, answers);
+}
+
+std::vector<TierScope> TierChain::scopes_of(const Way& way) const {
   std::vector<TierScope> scopes;
-  for (size_t i = 0; i < tiers_.size(); ++i)
+  for (size_t i = 0; i < tiers_.size(); ++i) {
     scopes.push_back({tiers_[i].get(), way.tiers[i].scope});
-  return tier::promote(first_, first_scope, scopes, tokens, max_blocks);
+  }
+  return scopes;
+}
+
+std::vector<StoreAnswer> TierChain::look_up(int32_t first_scope, const Way& way,
+                                            std::span<const int32_t> tokens, int64_t max_blocks) {
+  std::vector<StoreAnswer> answers;
+  for (const auto& one : stores_) {
+    std::shared_ptr<StoreLookup> lookup = make_lookup(first_, first_scope, scopes_of(way), tokens,
+                                                      max_blocks, way.store_scope, algorithm_);
+    if (!lookup) break;
+    one->begin_lookup(lookup);
+    answers.push_back({one.get(), std::move(lookup)});
+  }
+  return answers;
 }
 
 // ---- what is under way
@@ -109,35 +150,72 @@ void TierChain::collect() {
     // Nothing moves, so nobody is waited for.
     if (demotions_[i]->is_idle()) tiers_[i]->start_waiting(true);
   }
+  for (const auto& one : stores_) one->collect();
 }
 
 bool TierChain::is_idle() const {
   return std::ranges::all_of(tiers_, [](const auto& one) { return one->is_idle(); }) &&
-         std::ranges::all_of(demotions_, [](const auto& one) { return one->is_idle(); });
+         std::ranges::all_of(demotions_, [](const auto& one) { return one->is_idle(); }) &&
+         std::ranges::all_of(stores_, [](const auto& one) { return one->is_idle(); });
 }
 
 void TierChain::wait_for_all() const {
   for (const auto& one : tiers_) one->wait_for_all();
   for (const auto& one : demotions_) one->wait_for_all();
+  for (const auto& one : stores_) one->wait_until_idle();
+}
+
+void TierChain::wait_for_stores() const {
+  for (const auto& one : stores_) one->wait_for_all();
 }
 
 int64_t TierChain::num_stores() const {
-  return tiers_.front()->num_stores();
+  int64_t num_stores = tiers_.empty() ? 0 : tiers_.front()->num_stores();
+  for (const auto& one : stores_) num_stores += one->num_stores();
+  return num_stores;
 }
 
 void TierChain::cancel_waiting_stores() {
-  tiers_.front()->cancel_waiting_stores();
+  if (!tiers_.empty()) tiers_.front()->cancel_waiting_stores();
+  for (const auto& one : stores_) one->cancel_waiting_stores();
 }
 
 void TierChain::make_room_for_stores() {
-  tiers_.front()->start_waiting(true);
+  if (!tiers_.empty()) tiers_.front()->start_waiting(true);
 }
 
 bool TierChain::wait_for_stores_until(std::chrono::steady_clock::time_point end) const {
-  return tiers_.front()->wait_for_all_until(end);
+  const bool are_there = tiers_.empty() || tiers_.front()->wait_for_all_until(end);
+  return are_there && std::ranges::all_of(stores_, [end](const auto& one) {
+           return one->wait_for_stores_until(end);
+         });
 }
 
 // ---- all tiers
+
+namespace {
+
+HostTierSnapshot snapshot_of(const RemoteTier& store) {
+  const RemoteCounters counters = store.counters();
+  HostTierSnapshot snapshot;
+  snapshot.tier = cache::Tier::kStore;
+  snapshot.allocated_bytes = store.staging_bytes();
+  snapshot.num_stored = counters.num_stored;
+  snapshot.num_loaded = counters.num_loaded;
+  snapshot.num_bad = counters.num_bad;
+  snapshot.num_dropped = counters.num_dropped;
+  snapshot.num_failed_calls = counters.num_failed_calls;
+  snapshot.prefix.num_hit_blocks = counters.num_loaded;
+  snapshot.prefix.num_miss_blocks = counters.num_missed;
+  snapshot.stores_queued = store.num_queued(Direction::kStore);
+  snapshot.loads_queued = store.num_queued(Direction::kLoad);
+  snapshot.store_latency = counters.store_latency;
+  snapshot.load_latency = counters.load_latency;
+  snapshot.last_problem = counters.last_problem;
+  return snapshot;
+}
+
+}  // namespace
 
 Status TierChain::clear() {
   for (const auto& one : tiers_) KVX_RETURN_IF_ERROR(one->clear());
@@ -147,6 +225,7 @@ Status TierChain::clear() {
 std::vector<HostTierSnapshot> TierChain::snapshot() const {
   std::vector<HostTierSnapshot> snapshots;
   for (const auto& one : tiers_) snapshots.push_back(one->snapshot());
+  for (const auto& one : stores_) snapshots.push_back(snapshot_of(*one));
   return snapshots;
 }
 

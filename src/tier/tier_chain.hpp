@@ -14,10 +14,11 @@
 #include "tier/demotion.hpp"
 #include "tier/host_tier.hpp"
 #include "tier/promotion.hpp"
+#include "tier/store/remote_tier.hpp"
 
 namespace kvx::tier {
 
-// A sequence's nodes in the index of each tier.
+// A sequence's nodes in the index of each tier, and what its blocks have in common in stores.
 struct Way {
   struct InTier {
     int32_t scope = cache::kNoNode;
@@ -26,6 +27,7 @@ struct Way {
     int32_t tip() const { return nodes.empty() ? scope : nodes.back(); }
   };
   std::vector<InTier> tiers;
+  StoreScope store_scope;
 };
 
 class TierChain {
@@ -33,7 +35,8 @@ class TierChain {
   // What joins a tier to the pool: one call a tier.
   using MakeLink = std::function<Result<TierLink>()>;
 
-  // first's parts outlive the chain. Errors as HostTier::create's.
+  // first's parts outlive the chain. fingerprint: with all that decides how a block lies in the
+  // pool. Errors as HostTier::create's and open_store's.
   static Result<std::unique_ptr<TierChain>> create(const FirstTier& first, std::string fingerprint,
                                                    cache::HashAlgorithm algorithm,
                                                    std::span<const TierConfig> configs,
@@ -53,7 +56,10 @@ class TierChain {
   // A block of the pool that can be found sets out for the first tier, unless that has it.
   void store(const Way& way, int64_t block, int group, cache::BlockKind kind, int32_t first_id);
   Promotion promote(int32_t first_scope, const Way& way, std::span<const int32_t> tokens,
-                    int64_t max_blocks);
+                    int64_t max_blocks, std::span<const StoreAnswer> answers = {});
+  // Asks the stores for what pool and tiers have not got of the tokens; none: nobody is asked.
+  std::vector<StoreAnswer> look_up(int32_t first_scope, const Way& way,
+                                   std::span<const int32_t> tokens, int64_t max_blocks);
   // Requires: is_done() and then collect().
   void release(Promotion& promotion) { release_promotion(first_, promotion); }
 
@@ -62,8 +68,10 @@ class TierChain {
   // Commits what has finished, and sends on what must make room.
   void collect();
   bool is_idle() const;
-  // Until nothing is under way.
+  // Until nothing is under way. A store's calls count as long as they need a block of the pool.
   void wait_for_all() const;
+  // Until nothing waits for a store any more.
+  void wait_for_stores() const;
   // Blocks of the pool that are on their way to a tier.
   int64_t num_stores() const;
   // Blocks of the pool that have not begun their way to a tier stay in the pool alone.
@@ -81,11 +89,17 @@ class TierChain {
   HostTier& tier(int i) { return *tiers_[i]; }
 
  private:
-  explicit TierChain(const FirstTier& first) : first_(first) {}
+  TierChain(const FirstTier& first, std::string fingerprint, cache::HashAlgorithm algorithm)
+      : first_(first), fingerprint_(std::move(fingerprint)), algorithm_(algorithm) {}
+  Status add_store(const TierConfig& config, const MakeLink& make_link);
+  std::vector<TierScope> scopes_of(const Way& way) const;
 
   FirstTier first_;
+  std::string fingerprint_;
+  cache::HashAlgorithm algorithm_;
   std::vector<std::unique_ptr<HostTier>> tiers_;
-  std::vector<std::unique_ptr<Demotion>> demotions_;  // [i]: from tier i to i + 1; before the tiers
+  std::vector<std::unique_ptr<Demotion>> demotions_;  // [i]: from tier i to i + 1
+  std::vector<std::unique_ptr<RemoteTier>> stores_;
 };
 
 }  // namespace kvx::tier

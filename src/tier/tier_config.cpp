@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <optional>
 
 #include "cache/pool/memory_budget.hpp"
@@ -10,7 +11,7 @@
 namespace kvx::tier {
 namespace {
 
-constexpr std::array<std::string_view, 2> kNames = {"host", "disk"};
+constexpr std::array<std::string_view, 4> kNames = {"host", "disk", "folder", "redis"};
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\n";
@@ -120,6 +121,43 @@ Result<int64_t> parse_bytes(std::string_view text, std::string_view whole) {
                           text, whole);
 }
 
+// "200ms", "30s", "5m", "2h", "1d" in milliseconds.
+Result<int64_t> parse_duration(std::string_view key, std::string_view text) {
+  constexpr std::pair<std::string_view, int64_t> kUnits[] = {
+      {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}, {"d", 86'400'000}};
+  for (const auto& [unit, milliseconds] : kUnits) {
+    if (!text.ends_with(unit)) continue;
+    const std::string_view digits = text.substr(0, text.size() - unit.size());
+    int64_t count = 0;
+    const auto [end, problem] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), count);
+    const bool is_whole = problem == std::errc() && end == digits.data() + digits.size();
+    constexpr int64_t kMostMilliseconds = int64_t{10} * 365 * 86'400'000;
+    if (is_whole && count >= 1 && count <= kMostMilliseconds / milliseconds) {
+      return count * milliseconds;
+    }
+    break;
+  }
+  return invalid_argument("tiers has {}={}; expected a time as 200ms, 30s, 5m, 2h or 1d", key,
+                          text);
+}
+
+Status take_duration(Arguments& arguments, std::string_view key, int64_t& milliseconds) {
+  const std::optional<std::string> text = arguments.take(key);
+  if (!text) return {};
+  KVX_ASSIGN_OR_RETURN(milliseconds, parse_duration(key, *text));
+  return {};
+}
+
+Status take_store_options(Arguments& arguments, TierConfig& config) {
+  config.key_env = arguments.take("key_env").value_or("");
+  KVX_RETURN_IF_ERROR(take_duration(arguments, "timeout", config.timeout_ms));
+  if (config.kind != TierKind::kRedis) return {};
+  config.password_env = arguments.take("password_env").value_or("");
+  config.ca_file = arguments.take("ca").value_or("");
+  return take_duration(arguments, "ttl", config.ttl_ms);
+}
+
 Status take_policy(Arguments& arguments, TierConfig& config) {
   const std::optional<std::string> policy = arguments.take("policy");
   if (!policy) return {};
@@ -143,11 +181,22 @@ Result<TierConfig> read_tier(const TierText& text) {
     KVX_RETURN_IF_ERROR(arguments.expect(2, usage));
     config.folder = arguments[0];
     KVX_ASSIGN_OR_RETURN(config.budget_bytes, parse_bytes(arguments[1], text.whole));
+  } else if (text.name == "folder") {
+    usage = "folder(FOLDER) with timeout= and key_env= if wanted";
+    config.kind = TierKind::kFolder;
+    KVX_RETURN_IF_ERROR(arguments.expect(1, usage));
+    config.folder = arguments[0];
+  } else if (text.name == "redis") {
+    usage = "redis(URL) with ttl=, timeout=, key_env=, password_env= and ca= if wanted";
+    config.kind = TierKind::kRedis;
+    KVX_RETURN_IF_ERROR(arguments.expect(1, usage));
+    config.url = arguments[0];
   } else {
     return invalid_argument("tiers has a tier '{}'; expected {}", text.name,
-                            fmt::join(kNames, " or "));
+                            fmt::join(kNames, ", "));
   }
-  KVX_RETURN_IF_ERROR(take_policy(arguments, config));
+  KVX_RETURN_IF_ERROR(is_store(config.kind) ? take_store_options(arguments, config)
+                                            : take_policy(arguments, config));
   KVX_RETURN_IF_ERROR(arguments.check_all_taken(usage));
   return config;
 }

@@ -20,7 +20,7 @@ def test_every_block_of_the_python_page_runs():
 
 
 def test_every_block_of_the_tiers_page_runs():
-    assert run_blocks("docs/tiers.md") == 1
+    assert run_blocks("docs/tiers.md") == 2
 
 
 def test_every_block_of_the_guard_page_runs():

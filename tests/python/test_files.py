@@ -74,7 +74,7 @@ def test_the_host_tier_gives_back_what_the_cache_had_no_room_for(tmp_path, in_fi
 
 def test_tiers_that_cannot_be_are_refused():
     for options, message in [
-        (dict(tiers="tape(1GiB)"), "tiers has a tier 'tape'; expected host or disk"),
+        (dict(tiers="tape(1GiB)"), "tiers has a tier 'tape'; expected host, disk, folder"),
         (dict(tiers="host(1MiB)", prefix_model=None), "expected a prefix_model with it"),
         (dict(tiers="host(1MiB)", host_tier_bytes=1 << 20), "expected 0 with tiers"),
     ]:

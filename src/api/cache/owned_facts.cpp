@@ -10,6 +10,7 @@ uint32_t tier_number(cache::Tier tier) {
   static_assert(static_cast<int>(cache::Tier::kFirst) == KVX_CACHE_TIER_POOL);
   static_assert(static_cast<int>(cache::Tier::kHost) == KVX_CACHE_TIER_HOST);
   static_assert(static_cast<int>(cache::Tier::kDisk) == KVX_CACHE_TIER_DISK);
+  static_assert(static_cast<int>(cache::Tier::kStore) == KVX_CACHE_TIER_STORE);
   return static_cast<uint32_t>(tier);
 }
 
@@ -96,6 +97,7 @@ Status tier_facts(kvx_cache_t handle, uint32_t index, kvx_cache_tier_facts_t* ca
   answer.store_p99_us = one.store_latency.quantile(0.99);
   answer.load_median_us = one.load_latency.quantile(0.5);
   answer.load_p99_us = one.load_latency.quantile(0.99);
+  answer.num_failed_calls = one.num_failed_calls;
   return write_struct(answer, caller, "facts");
 }
 

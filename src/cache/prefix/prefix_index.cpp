@@ -19,7 +19,7 @@ uint32_t key_of(const ContentHash& hash) {
   return key;
 }
 
-constexpr std::array<std::string_view, 3> kTierNames = {"pool", "host", "disk"};
+constexpr std::array<std::string_view, 4> kTierNames = {"pool", "host", "disk", "store"};
 
 }  // namespace
 

@@ -37,9 +37,9 @@ struct PrefixMatch {
   int64_t num_blocks() const { return static_cast<int64_t>(nodes.size()); }
 };
 
-enum class Tier : uint8_t { kFirst, kHost, kDisk };
+enum class Tier : uint8_t { kFirst, kHost, kDisk, kStore };
 
-// "pool", "host", "disk".
+// "pool", "host", "disk", "store".
 std::string_view name_of(Tier tier);
 
 struct PrefixEvent {

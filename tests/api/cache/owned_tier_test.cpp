@@ -168,7 +168,7 @@ TEST(OwnedTier, RefusesTiersThatDoNotFit) {
     return api::Cache::create(owned_config("int8"), &options).failure().text;
   };
   EXPECT_THAT(refused_with("tape(1GiB)", 0, KVX_CACHE_PREFIXES),
-              HasSubstr("tiers has a tier 'tape'; expected host or disk"));
+              HasSubstr("tiers has a tier 'tape'; expected host, disk, folder, redis"));
   EXPECT_THAT(refused_with("host(1MiB)", 0, 0),
               HasSubstr("options.tiers is 'host(1MiB)'; expected KVX_CACHE_PREFIXES with it"));
   EXPECT_THAT(refused_with("host(1MiB)", 1 << 20, KVX_CACHE_PREFIXES),

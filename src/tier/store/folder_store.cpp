@@ -1,0 +1,183 @@
+// A folder as a store: a value a file, written beside its place and renamed, so that a reader of
+// any machine sees all of it or none.
+//
+//   FOLDER/kvx1/tenant/scope/ab/ab...-0p    key kvx1/tenant/scope/ab...-0p
+//   FOLDER/.incoming/PID-NUMBER             values on their way; what a killed process left of them
+//                                           is removed an hour later by whoever opens the folder
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "core/log.hpp"
+#include "tier/store/remote_store.hpp"
+#include "tier/whole_transfer.hpp"
+
+namespace kvx::tier {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kMostAgeOfIncoming = std::chrono::hours(1);
+
+bool is_no_room(int error) {
+  return error == ENOSPC || error == EDQUOT || error == EFBIG;
+}
+
+// Closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+class FolderStore final : public RemoteStore {
+ public:
+  explicit FolderStore(fs::path folder) : folder_(std::move(folder)) {}
+
+  Status prepare() {
+    std::error_code problem;
+    fs::create_directories(incoming(), problem);
+    const std::string probe = next_incoming();
+    const int number = open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (number < 0) {
+      return invalid_argument("'{}' takes no files ({}); expected a folder that may be written",
+                              folder_.string(), std::strerror(errno));
+    }
+    close(number);
+    unlink(probe.c_str());
+    remove_old_incoming();
+    return {};
+  }
+
+  Status put(std::span<StorePut> items) override {
+    for (StorePut& item : items) {
+      const Result<bool> written = write(path_of(item.key), item.value);
+      if (!written.ok()) return written.error();
+      item.is_stored = written.value();
+    }
+    return {};
+  }
+
+  Status get(std::span<StoreGet> items) override {
+    for (StoreGet& item : items) {
+      KVX_ASSIGN_OR_RETURN(item.num_bytes, read(path_of(item.key), item.buffer));
+    }
+    return {};
+  }
+
+  Status exists(std::span<const std::string> keys, std::span<uint8_t> has) override {
+    for (size_t i = 0; i < keys.size(); ++i) {
+      has[i] = access(path_of(keys[i]).c_str(), F_OK) == 0 ? 1 : 0;
+      if (has[i] == 0 && errno != ENOENT) return failed("looked up");
+    }
+    return {};
+  }
+
+  Status remove(std::span<const std::string> keys) override {
+    for (const std::string& key : keys) {
+      if (unlink(path_of(key).c_str()) != 0 && errno != ENOENT) return failed("removed");
+    }
+    return {};
+  }
+
+  Status remove_all(std::string_view parts) override {
+    std::error_code problem;
+    fs::remove_all(folder_ / parts, problem);
+    if (!problem) return {};
+    return internal_error("'{}' could not be emptied: {}", (folder_ / parts).string(),
+                          problem.message());
+  }
+
+ private:
+  fs::path incoming() const { return folder_ / ".incoming"; }
+  std::string next_incoming() {
+    return incoming() / fmt::format("{}-{}", getpid(), num_incoming_.fetch_add(1));
+  }
+  Error failed(std::string_view what) const {
+    return internal_error("a file in '{}' could not be {}: {}", folder_.string(), what,
+                          std::strerror(errno));
+  }
+  // 256 folders a scope keep each of them short.
+  fs::path path_of(const std::string& key) const {
+    const size_t slash = key.rfind('/');
+    const size_t begin = slash == std::string::npos ? 0 : slash + 1;
+    return folder_ / key.substr(0, begin) / key.substr(begin, 2) / key.substr(begin);
+  }
+
+  // False: there is no room.
+  Result<bool> write(const fs::path& path, std::span<const uint8_t> value) {
+    std::error_code problem;
+    fs::create_directories(path.parent_path(), problem);
+    const std::string temporary = next_incoming();
+    const Status written = write_whole(temporary, value);
+    if (written.ok() && rename(temporary.c_str(), path.c_str()) == 0) return true;
+    const int error = errno;
+    unlink(temporary.c_str());
+    errno = error;
+    if (is_no_room(error)) return false;
+    return failed("written");
+  }
+
+  Status write_whole(const std::string& path, std::span<const uint8_t> value) const {
+    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (file.number() < 0) return failed("made");
+    const bool is_written = transfer_all(value.size(), [&](size_t done) {
+      return ::write(file.number(), value.data() + done, value.size() - done);
+    });
+    return is_written ? Status{} : Status{failed("written")};
+  }
+
+  // -1: there is none that fits.
+  Result<int64_t> read(const fs::path& path, std::span<uint8_t> buffer) const {
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file.number() < 0) {
+      if (errno == ENOENT) return int64_t{-1};
+      return failed("opened");
+    }
+    struct stat facts;
+    if (fstat(file.number(), &facts) != 0) return failed("read");
+    if (!S_ISREG(facts.st_mode) || facts.st_size > std::ssize(buffer)) return int64_t{-1};
+    const auto bytes = static_cast<size_t>(facts.st_size);
+    const bool is_read = transfer_all(bytes, [&](size_t done) {
+      return ::read(file.number(), buffer.data() + done, bytes - done);
+    });
+    if (!is_read) return failed("read");
+    return static_cast<int64_t>(bytes);
+  }
+
+  void remove_old_incoming() const {
+    std::error_code problem;
+    const auto oldest = fs::file_time_type::clock::now() - kMostAgeOfIncoming;
+    for (const fs::directory_entry& one : fs::directory_iterator(incoming(), problem)) {
+      const auto written = one.last_write_time(problem);
+      if (!problem && written < oldest) fs::remove(one.path(), problem);
+    }
+  }
+
+  const fs::path folder_;
+  std::atomic<int64_t> num_incoming_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RemoteStore>> open_folder_store(const std::string& folder) {
+  auto store = std::make_unique<FolderStore>(folder);
+  KVX_RETURN_IF_ERROR(store->prepare());
+  return std::unique_ptr<RemoteStore>(std::move(store));
+}
+
+}  // namespace kvx::tier

@@ -1,0 +1,94 @@
+// A redis-server of Debian's on a free port of this machine, which ends with its object.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace kvx::tier {
+
+// A port that nobody listens on at this moment.
+inline int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  EXPECT_EQ(bind(socket, reinterpret_cast<sockaddr*>(&address), bytes), 0);
+  EXPECT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+  close(socket);
+  return ntohs(address.sin_port);
+}
+
+class RedisServer {
+ public:
+  explicit RedisServer(std::vector<std::string> options = {})
+      : options_(std::move(options)), port_(free_port()) {
+    start();
+  }
+  ~RedisServer() { kill(); }
+  RedisServer(const RedisServer&) = delete;
+  RedisServer& operator=(const RedisServer&) = delete;
+
+  int port() const { return port_; }
+  std::string url() const { return "redis://127.0.0.1:" + std::to_string(port_); }
+
+  void start() {
+    process_ = fork();
+    if (process_ == 0) run();
+    for (int i = 0; i < 500 && !is_listening(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ASSERT_TRUE(is_listening()) << "redis-server does not listen";
+  }
+  // At once, as a crash does it.
+  void kill() { end(SIGKILL); }
+  void stop() const { ::kill(process_, SIGSTOP); }
+  void go_on() const { ::kill(process_, SIGCONT); }
+
+ private:
+  void end(int signal) {
+    if (process_ <= 0) return;
+    ::kill(process_, signal);
+    waitpid(process_, nullptr, 0);
+    process_ = 0;
+  }
+  [[noreturn]] void run() const {
+    std::vector<std::string> words = {
+        "redis-server", "--bind", "127.0.0.1",  "--port", std::to_string(port_), "--save", "",
+        "--appendonly", "no",     "--loglevel", "warning"};
+    words.insert(words.end(), options_.begin(), options_.end());
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    freopen("/dev/null", "w", stdout);
+    execvp("redis-server", arguments.data());
+    _exit(127);
+  }
+  bool is_listening() const {
+    const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool is_there =
+        connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(socket);
+    return is_there;
+  }
+
+  std::vector<std::string> options_;
+  int port_;
+  pid_t process_ = 0;
+};
+
+}  // namespace kvx::tier

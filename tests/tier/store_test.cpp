@@ -1,0 +1,245 @@
+// Stores: a folder, and a real Redis, by the same cases; and what a server may do to its client.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "tests/tier/redis_server.hpp"
+#include "tier/store/redis_replies.hpp"
+#include "tier/store/remote_store.hpp"
+
+namespace kvx::tier {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<uint8_t> noise(size_t bytes, int seed) {
+  std::vector<uint8_t> value(bytes);
+  for (size_t i = 0; i < bytes; ++i) value[i] = static_cast<uint8_t>(i * 31 + i / 253 + seed);
+  return value;
+}
+
+RedisOptions options_with_url(const std::string& url) {
+  RedisOptions options;
+  options.url = url;
+  return options;
+}
+
+std::unique_ptr<RemoteStore> redis(const RedisServer& server, RedisOptions options = {}) {
+  if (options.url.empty()) options.url = server.url();
+  options.max_value_bytes = 4 << 20;
+  return open_redis_store(options).value();
+}
+
+bool put_one(RemoteStore& store, const std::string& key, std::span<const uint8_t> value) {
+  StorePut item{key, value};
+  const Status status = store.put(std::span(&item, 1));
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return item.is_stored;
+}
+
+// -1: there is none.
+int64_t get_one(RemoteStore& store, const std::string& key, std::span<uint8_t> buffer) {
+  StoreGet item{key, buffer};
+  const Status status = store.get(std::span(&item, 1));
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return item.num_bytes;
+}
+
+class Stores : public testing::TestWithParam<bool> {  // Redis?
+ protected:
+  void SetUp() override {
+    if (GetParam()) {
+      server_ = std::make_unique<RedisServer>();
+      store_ = redis(*server_);
+    } else {
+      folder_ = testing::TempDir() + "kvx_store_test";
+      std::filesystem::remove_all(folder_);
+      store_ = open_folder_store(folder_).value();
+    }
+  }
+  void TearDown() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+  std::unique_ptr<RedisServer> server_;
+  std::string folder_;
+  std::unique_ptr<RemoteStore> store_;
+};
+INSTANTIATE_TEST_SUITE_P(FolderAndRedis, Stores, testing::Bool(),
+                         [](const auto& one) { return one.param ? "Redis" : "Folder"; });
+
+TEST_P(Stores, GiveBackWhatTheyWereGiven) {
+  std::vector<std::vector<uint8_t>> values;
+  for (int i = 0; i < 20; ++i) values.push_back(noise(100'000 + i, i));
+  std::vector<StorePut> puts;
+  for (int i = 0; i < 20; ++i) puts.push_back({fmt::format("kvx1/t/s/{:03}-0p", i), values[i]});
+  ASSERT_TRUE(store_->put(puts).ok());
+  std::vector<std::vector<uint8_t>> buffers(21, std::vector<uint8_t>(200'000));
+  std::vector<StoreGet> gets;
+  for (int i = 0; i < 21; ++i) gets.push_back({fmt::format("kvx1/t/s/{:03}-0p", i), buffers[i]});
+  ASSERT_TRUE(store_->get(gets).ok());
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(puts[i].is_stored);
+    ASSERT_EQ(gets[i].num_bytes, 100'000 + i);
+    buffers[i].resize(gets[i].num_bytes);
+    EXPECT_EQ(buffers[i], values[i]);
+  }
+  EXPECT_EQ(gets[20].num_bytes, -1);
+}
+
+TEST_P(Stores, AValueLargerThanItsBufferIsNone) {
+  ASSERT_TRUE(put_one(*store_, "kvx1/t/s/large-0p", noise(1000, 1)));
+  std::vector<uint8_t> buffer(999);
+  EXPECT_EQ(get_one(*store_, "kvx1/t/s/large-0p", buffer), -1);
+  buffer.resize(1000);
+  EXPECT_EQ(get_one(*store_, "kvx1/t/s/large-0p", buffer), 1000);
+}
+
+TEST_P(Stores, SayWhatTheyHaveAndForgetIt) {
+  for (const char* key : {"kvx1/a/s/1-0p", "kvx1/a/s/2-0p", "kvx1/a/t/3-0p", "kvx1/ab/s/4-0p"}) {
+    ASSERT_TRUE(put_one(*store_, key, noise(10, 1)));
+  }
+  const std::vector<std::string> keys = {"kvx1/a/s/1-0p", "kvx1/a/s/2-0p", "kvx1/a/t/3-0p",
+                                         "kvx1/ab/s/4-0p", "kvx1/a/s/5-0p"};
+  const auto held = [&] {
+    std::vector<uint8_t> has(keys.size(), 9);
+    EXPECT_TRUE(store_->exists(keys, has).ok());
+    return has;
+  };
+  EXPECT_EQ(held(), (std::vector<uint8_t>{1, 1, 1, 1, 0}));
+  ASSERT_TRUE(store_->remove(std::span(keys).first(1)).ok());
+  EXPECT_EQ(held(), (std::vector<uint8_t>{0, 1, 1, 1, 0}));
+  ASSERT_TRUE(store_->remove(std::span(keys).first(1)).ok()) << "twice is no error";
+  ASSERT_TRUE(store_->remove_all("kvx1/a").ok());
+  EXPECT_EQ(held(), (std::vector<uint8_t>{0, 0, 0, 1, 0})) << "another tenant's stays";
+  ASSERT_TRUE(store_->remove_all("kvx1/none").ok());
+}
+
+TEST(FolderStore, RefusesAFolderThatMayNotBeWritten) {
+  const auto store = open_folder_store("/proc/self/none");
+  ASSERT_FALSE(store.ok());
+  EXPECT_THAT(store.error().message, HasSubstr("'/proc/self/none' takes no files"));
+}
+
+TEST(RedisStore, RefusesOtherUrlsWithoutRepeatingThem) {
+  for (const char* url : {"", "http://a", "redis://", "redis://secret@host", "redis://host:port",
+                          "redis://host/x", "redis://[::1"}) {
+    const auto store = open_redis_store(options_with_url(url));
+    ASSERT_FALSE(store.ok()) << url;
+    EXPECT_THAT(store.error().message, HasSubstr("expected redis://"));
+    EXPECT_EQ(store.error().message.find("secret"), std::string::npos);
+  }
+}
+
+TEST(RedisStore, GivesItsPasswordAndTakesItsDatabase) {
+  RedisServer server({"--requirepass", "p@ss:word"});
+  const auto without = redis(server);
+  StorePut item{"kvx1/t/s/1-0p", {}};
+  const Status refused = without->put(std::span(&item, 1));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message, HasSubstr("NOAUTH"));
+  const auto with =
+      redis(server,
+            options_with_url(fmt::format("redis://:p%40ss%3Aword@127.0.0.1:{}/3", server.port())));
+  EXPECT_TRUE(put_one(*with, "kvx1/t/s/1-0p", noise(10, 1)));
+  RedisOptions options = options_with_url(server.url());
+  options.password = "p@ss:word";
+  const auto beside = redis(server, options);
+  std::vector<uint8_t> buffer(10);
+  EXPECT_EQ(get_one(*beside, "kvx1/t/s/1-0p", buffer), -1) << "database 0 has not got it";
+}
+
+TEST(RedisStore, ForgetsValuesAfterTheirTime) {
+  RedisServer server;
+  RedisOptions options;
+  options.ttl_seconds = 1;
+  const auto store = redis(server, options);
+  ASSERT_TRUE(put_one(*store, "kvx1/t/s/1-0p", noise(10, 1)));
+  std::vector<uint8_t> buffer(10);
+  EXPECT_EQ(get_one(*store, "kvx1/t/s/1-0p", buffer), 10);
+  for (int i = 0; i < 100 && get_one(*store, "kvx1/t/s/1-0p", buffer) == 10; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(get_one(*store, "kvx1/t/s/1-0p", buffer), -1);
+}
+
+TEST(RedisStore, AFullServerTakesNothingAndIsNoError) {
+  RedisServer server({"--maxmemory", "3mb", "--maxmemory-policy", "noeviction"});
+  const auto store = redis(server);
+  bool is_stored = true;
+  for (int i = 0; i < 40 && is_stored; ++i) {
+    is_stored = put_one(*store, fmt::format("kvx1/t/s/{}-0p", i), noise(1 << 20, i));
+  }
+  EXPECT_FALSE(is_stored);
+}
+
+TEST(RedisStore, ComesBackWithItsServer) {
+  RedisServer server;
+  const auto store = redis(server);
+  ASSERT_TRUE(put_one(*store, "kvx1/t/s/1-0p", noise(10, 1)));
+  server.kill();
+  StorePut item{"kvx1/t/s/2-0p", {}};
+  EXPECT_FALSE(store->put(std::span(&item, 1)).ok());
+  server.start();
+  EXPECT_TRUE(put_one(*store, "kvx1/t/s/3-0p", noise(10, 1)));
+}
+
+TEST(RedisStore, AServerThatHangsIsAnErrorInTime) {
+  RedisServer server;
+  RedisOptions options;
+  options.timeout_ms = 100;
+  const auto store = redis(server, options);
+  ASSERT_TRUE(put_one(*store, "kvx1/t/s/1-0p", noise(10, 1)));
+  server.stop();
+  StorePut item{"kvx1/t/s/2-0p", {}};
+  const Status late = store->put(std::span(&item, 1));
+  server.go_on();
+  ASSERT_FALSE(late.ok());
+  EXPECT_THAT(late.error().message, HasSubstr("not answered in time"));
+}
+
+// ---- what a server may say
+
+std::span<const uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+TEST(RedisReplies, ReadsRepliesHoweverTheirBytesCome) {
+  const std::string stream =
+      "+OK\r\n:7\r\n$5\r\nab\r\nc\r\n$-1\r\n-ERR no\r\n*2\r\n$1\r\nx\r\n:3\r\n";
+  for (size_t piece = 1; piece <= stream.size(); ++piece) {
+    RedisReplies replies(1 << 20);
+    std::vector<std::unique_ptr<RedisReply>> found;
+    for (size_t at = 0; at < stream.size(); at += piece) {
+      ASSERT_TRUE(replies.feed(bytes_of(std::string_view(stream).substr(at, piece))).ok());
+      while (auto reply = replies.next().value()) found.push_back(std::move(reply));
+    }
+    using enum RedisReply::Kind;
+    ASSERT_EQ(found.size(), 6u);
+    EXPECT_EQ(found[0]->kind, kStatus);
+    EXPECT_EQ(found[1]->number, 7);
+    EXPECT_EQ(found[2]->text, "ab\r\nc");
+    EXPECT_EQ(found[3]->kind, kNothing);
+    EXPECT_EQ(found[4]->text, "ERR no");
+    ASSERT_EQ(found[5]->elements.size(), 2u);
+    EXPECT_EQ(found[5]->elements[1]->number, 3);
+  }
+}
+
+TEST(RedisReplies, WhatIsNoReplyIsAnErrorAndAClaimAllocatesNothing) {
+  for (const char* stream : {"hello\r\n", "$x\r\n", ":1x\r\n", "$-7\r\n", "*-7\r\n"}) {
+    RedisReplies replies(1 << 20);
+    ASSERT_TRUE(replies.feed(bytes_of(stream)).ok());
+    EXPECT_FALSE(replies.next().ok()) << stream;
+  }
+  RedisReplies claims(1000);
+  ASSERT_TRUE(claims.feed(bytes_of("*2000000000\r\n")).ok());
+  ASSERT_TRUE(claims.next().ok()) << "nothing has come yet";
+  const std::string rest(2000, 'x');
+  ASSERT_TRUE(claims.feed(bytes_of("$9999999\r\n" + rest)).ok());
+  EXPECT_FALSE(claims.next().ok()) << "larger than was allowed";
+}
+
+}  // namespace
+}  // namespace kvx::tier
