@@ -18,6 +18,16 @@ constexpr uint64_t bits(std::initializer_list<int> numbers) {
 constexpr uint64_t kFloats =
     bits({KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E5M2});
 
+// Formats that a caller's memory can have, which are numbered from 1. Dual-scale blocks are those
+// of caches that own their memory alone.
+constexpr uint64_t formats_of_callers() {
+  uint64_t mask = 0;
+  for (const format::Facts* facts : format::kRowFacts) {
+    mask |= uint64_t{1} << (static_cast<int>(facts->id) + 1);
+  }
+  return mask;
+}
+
 constexpr kvx_features_t kFeatures = {
     .size = sizeof(kvx_features_t),
     .table_flags = KVX_BLOCK_TABLE_FLAG_KVCACHEINDEX | KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES,
@@ -36,8 +46,7 @@ constexpr kvx_features_t kFeatures = {
               KVX_TRAIT_DENSE_GATHER_IO | KVX_TRAIT_STRIDED_IO | KVX_TRAIT_REPORTS_OUT_OF_RANGE |
               KVX_TRAIT_LAUNCH_ON_HOST | KVX_TRAIT_FRAGMENTED_ROWS | KVX_TRAIT_V_IN_K |
               KVX_TRAIT_ROW_SEGMENTS,
-    // Formats are numbered from 1.
-    .formats = ((uint64_t{1} << format::kNumFormats) - 1) << 1,
+    .formats = formats_of_callers(),
 };
 
 Status query_features(kvx_features_t* features) {
