@@ -113,7 +113,8 @@ static void run_pages(const char* name, kvx_format_t format, float most,
   kvx_side_t k_side = {.size = sizeof k_side}, v_side = {.size = sizeof v_side};
   TRY(kvx_describe_pages(&page, pool, KV_HEADS, &k_side, &v_side));
 
-  const kvx_head_run_t run = {sizeof run, KV_HEADS, &k_side, &v_side};
+  const kvx_head_run_t run = {
+      .size = sizeof run, .num_heads = KV_HEADS, .k = &k_side, .v = &v_side};
   const kvx_head_run_t* const runs[] = {&run};
   kvx_layer_t layer = {.size = sizeof layer, .block_size = BLOCK_SIZE, .num_blocks = BLOCKS};
   layer.num_kv_heads = KV_HEADS;
@@ -153,7 +154,8 @@ static void run_q8_0(void) {
                                   .scale_type = KVX_SCALE_TYPE_F16};
   const kvx_side_t k_side = q8_0_side(&spec, k_rows_of_cache[0][0]),
                    v_side = q8_0_side(&spec, v_rows_of_cache[0][0]);
-  const kvx_head_run_t run = {sizeof run, KV_HEADS, &k_side, &v_side};
+  const kvx_head_run_t run = {
+      .size = sizeof run, .num_heads = KV_HEADS, .k = &k_side, .v = &v_side};
   const kvx_head_run_t* const runs[] = {&run};
   kvx_layer_t layer = {.size = sizeof layer, .block_size = BLOCK_SIZE, .num_blocks = BLOCKS};
   layer.num_kv_heads = KV_HEADS;
