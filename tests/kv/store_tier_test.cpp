@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/cache/random_history.hpp"
 #include "tests/kv/stream.hpp"
 #include "tests/tier/redis_server.hpp"
 
@@ -260,13 +261,14 @@ TEST_F(StoreTier, AServerThatIsKilledLosesBlocksAndNothingElse) {
   tier::RedisServer server;
   const std::string tiers = fmt::format("redis({}, timeout=200ms)", server.url());
   const auto roomy = cache_of({""});
-  for (int round = 0; round < 10; ++round) {
+  const int num_kills = static_cast<int>(cache::num_operations(10, 300));
+  for (int round = 0; round < num_kills; ++round) {
     const auto writer = cache_of({tiers});
     const auto reader = cache_of({tiers});
     std::vector<float> expected, loaded;
     int64_t found = 0;
     std::thread killer([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(round));
+      std::this_thread::sleep_for(std::chrono::milliseconds(round % 20));
       server.kill();
       server.start();
     });

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "tests/cache/random_history.hpp"
 #include "tests/tier/redis_server.hpp"
 #include "tier/store/redis_replies.hpp"
 #include "tier/store/remote_store.hpp"
@@ -114,6 +115,42 @@ TEST_P(Stores, SayWhatTheyHaveAndForgetIt) {
   ASSERT_TRUE(store_->remove_all("kvx1/a").ok());
   EXPECT_EQ(held(), (std::vector<uint8_t>{0, 0, 0, 1, 0})) << "another tenant's stays";
   ASSERT_TRUE(store_->remove_all("kvx1/none").ok());
+}
+
+// Puts the same keys again and again, with other values each time, until it is killed.
+[[noreturn]] void put_for_ever(const std::string& folder) {
+  const auto store = open_folder_store(folder).value();
+  for (int seed = 0;; ++seed) {
+    const std::vector<uint8_t> value = noise(200'000, seed % 251);
+    StorePut item{fmt::format("kvx1/t/s/{:02}-0p", seed % 10), value};
+    (void)store->put(std::span(&item, 1));
+  }
+}
+
+TEST(FolderStore, AWriterThatIsKilledLeavesWholeValues) {
+  const std::string folder = testing::TempDir() + "kvx_killed_writer";
+  std::filesystem::remove_all(folder);
+  const auto reader = open_folder_store(folder).value();
+  std::vector<uint8_t> buffer(400'000);
+  const int64_t num_kills = cache::num_operations(30, 1000);
+  int64_t num_values = 0;
+  for (int64_t i = 0; i < num_kills; ++i) {
+    const pid_t writer = fork();
+    if (writer == 0) put_for_ever(folder);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1 + i % 20));
+    kill(writer, SIGKILL);
+    waitpid(writer, nullptr, 0);
+    for (int key = 0; key < 10; ++key) {
+      const int64_t bytes = get_one(*reader, fmt::format("kvx1/t/s/{:02}-0p", key), buffer);
+      if (bytes < 0) continue;
+      ++num_values;
+      ASSERT_EQ(bytes, 200'000);
+      const std::vector<uint8_t> expected = noise(200'000, buffer[0]);
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), buffer.begin())) << "kill " << i;
+    }
+  }
+  EXPECT_GT(num_values, 0);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(FolderStore, RefusesAFolderThatMayNotBeWritten) {
