@@ -32,7 +32,10 @@ inline int free_port() {
 class RedisServer {
  public:
   explicit RedisServer(std::vector<std::string> options = {})
-      : options_(std::move(options)), port_(free_port()) {
+      : RedisServer(free_port(), std::move(options)) {}
+  // With options that name the port.
+  RedisServer(int port, std::vector<std::string> options)
+      : options_(std::move(options)), port_(port) {
     start();
   }
   ~RedisServer() { kill(); }

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
-#include <functional>
 
 #include "tests/cache/random_history.hpp"
 #include "tests/tier/redis_server.hpp"
@@ -185,6 +185,40 @@ TEST(RedisStore, GivesItsPasswordAndTakesItsDatabase) {
   const auto beside = redis(server, options);
   std::vector<uint8_t> buffer(10);
   EXPECT_EQ(get_one(*beside, "kvx1/t/s/1-0p", buffer), -1) << "database 0 has not got it";
+}
+
+// A certificate of 127.0.0.1 that vouches for itself.
+TEST(RedisStore, SpeaksTlsWithAServerWhoseCertificateIsGoodAlone) {
+  const std::string folder = testing::TempDir() + "kvx_tls";
+  std::filesystem::create_directories(folder);
+  const std::string certificate = folder + "/certificate.pem", key = folder + "/key.pem";
+  const std::string command = fmt::format(
+      "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kvx -addext "
+      "subjectAltName=IP:127.0.0.1 -keyout {} -out {} 2>/dev/null",
+      key, certificate);
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  const int port = free_port();
+  RedisServer server(
+      port, {"--port", "0", "--tls-port", std::to_string(port), "--tls-cert-file", certificate,
+             "--tls-key-file", key, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no"});
+  const std::vector<uint8_t> value = noise(3'000'000, 1);
+  const auto problem = [&](const std::string& host, const std::string& ca_file) {
+    RedisOptions options = options_with_url(fmt::format("rediss://{}:{}", host, port));
+    options.ca_file = ca_file;
+    StorePut item{"kvx1/t/s/1-0p", value};
+    const Status status = redis(server, options)->put(std::span(&item, 1));
+    return status.ok() ? std::string() : status.error().message;
+  };
+  EXPECT_EQ(problem("127.0.0.1", certificate), "");
+  EXPECT_THAT(problem("127.0.0.1", ""), HasSubstr("certificate verify failed"))
+      << "nobody knows it";
+  EXPECT_THAT(problem("localhost", certificate), HasSubstr("verify failed")) << "another host's";
+  RedisOptions options = options_with_url(fmt::format("rediss://127.0.0.1:{}", port));
+  options.ca_file = certificate;
+  std::vector<uint8_t> buffer(value.size());
+  EXPECT_EQ(get_one(*redis(server, options), "kvx1/t/s/1-0p", buffer), std::ssize(value));
+  EXPECT_EQ(buffer, value);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(RedisStore, ForgetsValuesAfterTheirTime) {
