@@ -449,7 +449,12 @@ enum {
    * many bytes as without it, with their bits in an order that a Hopper GPU decodes with fewer
    * instructions (docs/cuda/decode.md). For layers on a GPU that only kvx reads and writes, with
    * computed or given scales and contiguous rows. */
-  KVX_SIDE_INTERLEAVED_ORDER = 1 << 1
+  KVX_SIDE_INTERLEAVED_ORDER = 1 << 1,
+  /* Blocks lie anywhere, as an engine's pointers name them: a block id is a distance from `codes`
+   * in units of code_block_stride, and from `scales` in units of scale_block_stride, which may be
+   * shorter than a block (kvx_turbomind_find_pools). The caller guarantees that the blocks which
+   * its slots and tables name are blocks, apart from each other and from all rows. */
+  KVX_SIDE_SCATTERED_BLOCKS = 1 << 2
 };
 
 /* K or V of a run of heads that have one format and one set of strides. Strides are bytes. The
@@ -789,6 +794,129 @@ typedef struct kvx_transcode_args_t {
  * share memory. */
 KVX_API kvx_status_t kvx_transcode(const kvx_transcode_args_t* args, void* stream);
 
+/* ---- TurboMind's and LMDeploy's pools ----
+ *
+ * Blocks of TurboMind's KV cache in memory that the engine owns:
+ *
+ *   data block   layer after layer, and in a layer (L(H2SDQ+H2S2T) in TurboMind's words):
+ *                head 0: [K: block_len rows][V: block_len rows] | head 1: ... | ...
+ *                head 0: [K: block_len x {scale, zero}][V: likewise] | ...      INT4 and INT8
+ *   scale block  [layer][head][token][K: head_dim / 16 bytes][V: likewise]      FP4, another pool
+ *
+ * kvx_turbomind_layer describes a layer of them for kvx_append, kvx_attend, kvx_gather,
+ * kvx_copy_blocks and kvx_transcode, which work in place on the host and on a GPU. A cache that
+ * owns such blocks (with prefixes, forks, eviction, files) has "order=turbomind" in its recipe. */
+
+typedef enum kvx_turbomind_mode {
+  KVX_TURBOMIND_MODE_NONE = 0,   /* the compute type itself */
+  KVX_TURBOMIND_MODE_INT4 = 1,   /* with a scale and a zero for each token, head, K and V */
+  KVX_TURBOMIND_MODE_INT8 = 2,   /* likewise */
+  KVX_TURBOMIND_MODE_FP4_MX = 3, /* E2M1, and a power of two for each 16 values */
+  KVX_TURBOMIND_MODE_FP4_NV = 4  /* E2M1, and an E4M3 scale for each 16 under a float per head */
+} kvx_turbomind_mode_t;
+
+/* Which mode bit 16 of a quant_policy selects. */
+typedef enum kvx_turbomind_fp4 {
+  KVX_TURBOMIND_FP4_AUTO = 0, /* NV from SM100 on, MX on SM89, SM90 and the CPU */
+  KVX_TURBOMIND_FP4_MX = 1,
+  KVX_TURBOMIND_FP4_NV = 2
+} kvx_turbomind_fp4_t;
+
+/* mode: the kvx_turbomind_mode_t that LMDeploy's quant_policy selects, a mask of 4 (int4), 8 (int8)
+ * and 16 (FP4), of which the largest decides. sm_version is major * 10 + minor, 0: the CPU.
+ * INVALID_ARGUMENT: a reserved or unknown bit, or an impossible sm_version. UNSUPPORTED: FP4 where
+ * the architecture has none; with may_fall_back other than 0 the next bit decides instead. */
+KVX_API kvx_status_t kvx_turbomind_mode(int32_t quant_policy, uint32_t sm_version,
+                                        uint32_t fp4_format, uint32_t may_fall_back,
+                                        uint32_t* mode);
+
+/* The pools of one model. Block b begins data_stride * b bytes behind `data`, and its scale block
+ * scale_stride * b bytes behind `scales`. */
+typedef struct kvx_turbomind_pools_t {
+  uint32_t size;
+  uint32_t mode;  /* kvx_turbomind_mode_t */
+  uint32_t dtype; /* the engine's compute type: KVX_DTYPE_F16 or BF16 */
+  uint32_t num_layers;
+  uint32_t num_kv_heads; /* of this rank */
+  uint32_t head_dim;     /* FP4: a multiple of 16 */
+  uint32_t block_len;    /* cache_block_seq_len: tokens in a block */
+  uint32_t scale_choice; /* kvx_scale_choice_t of append in FP4 modes; it changes no layout */
+  int64_t num_blocks;
+  void* data;           /* the rest: not read by kvx_turbomind_block_sizes */
+  int64_t data_stride;  /* bytes; 0: a data block's */
+  void* scales;         /* FP4 modes alone */
+  int64_t scale_stride; /* bytes; 0: a scale block's */
+  /* FP4_NV: [num_layers, num_kv_heads] on the host; null: 1. On a GPU they are null, and the caller
+   * sets tensor_scales of each layer's k and v to its copy there. */
+  const float* global_k_scales;
+  const float* global_v_scales;
+  uint32_t is_scattered; /* 1: as kvx_turbomind_find_pools sets it (KVX_SIDE_SCATTERED_BLOCKS) */
+  uint32_t reserved;     /* 0 */
+} kvx_turbomind_pools_t;
+
+/* A memory budget divides by block_bytes + scale_block_bytes. */
+typedef struct kvx_turbomind_sizes_t {
+  uint32_t size;
+  uint32_t q_bits; /* of a stored number */
+  uint32_t t_bits; /* of each of a row's two parameters, scale and zero; 0: none */
+  uint32_t reserved;
+  uint64_t block_bytes;       /* of the data pool: get_cache_block_size() */
+  uint64_t scale_block_bytes; /* of the scale pool; 0: there is none */
+} kvx_turbomind_sizes_t;
+
+/* Fills sizes, up to its size. INVALID_ARGUMENT names the field: a count below 1, a head_dim that
+ * the mode cannot store, a dtype that TurboMind does not compute in. */
+KVX_API kvx_status_t kvx_turbomind_block_sizes(const kvx_turbomind_pools_t* pools,
+                                               kvx_turbomind_sizes_t* sizes);
+
+/* Fills k and v, up to their sizes, with one layer of the pools: the only run of a kvx_layer_t with
+ * num_blocks blocks of block_len tokens. Their spec lives as long as the library; global scales are
+ * read at each call. INVALID_ARGUMENT: as above, a missing pool, a stride below a block's bytes,
+ * or global scales that are not positive and finite. */
+KVX_API kvx_status_t kvx_turbomind_layer(const kvx_turbomind_pools_t* pools, uint32_t layer,
+                                         kvx_side_t* k, kvx_side_t* v);
+
+/* Pointer tables. TurboMind names blocks by addresses: block i of a sequence is block_ptrs[
+ * cu_block_nums[sequence] + i], and scale_block_ptrs likewise in FP4 modes. Both tables are on the
+ * host and hold addresses of any memory.
+ *
+ * find_pools sets data, data_stride, scales, scale_stride, num_blocks and is_scattered of `pools`
+ * so that every block of the tables has an id, wherever the engine's allocator put it: in one chunk
+ * or in several. UNSUPPORTED: the blocks lie so far apart that ids pass 2^31, or scale blocks lie
+ * in another order than data blocks. INVALID_ARGUMENT: two blocks overlap, or a null entry. */
+KVX_API kvx_status_t kvx_turbomind_find_pools(kvx_turbomind_pools_t* pools,
+                                              const void* const* block_ptrs,
+                                              const void* const* scale_block_ptrs,
+                                              int64_t num_block_ptrs);
+/* ids: [num_block_ptrs], for a block table. OUT_OF_RANGE: an address that begins no block of the
+ * pools, or a scale block of another id than its data block. */
+KVX_API kvx_status_t kvx_turbomind_block_ids(const kvx_turbomind_pools_t* pools,
+                                             const void* const* block_ptrs,
+                                             const void* const* scale_block_ptrs,
+                                             int64_t num_block_ptrs, int32_t* ids);
+
+/* What append has stored of one token: the first scale bytes and the first code byte. */
+typedef struct kvx_turbomind_probe_t {
+  uint32_t size;
+  uint32_t reserved;
+  uint8_t k_scale0; /* of K's values 0 to 15 */
+  uint8_t v_scale0;
+  uint8_t k_scale1; /* of values 16 to 31 */
+  uint8_t v_scale1;
+  uint8_t kv_byte0; /* K's values 0 (low four bits) and 1 */
+  uint8_t reserved_2[3];
+} kvx_turbomind_probe_t;
+
+/* Reads a token of a sequence whose num_blocks blocks the tables name, in FP4 modes. memory: of the
+ * blocks and of the tables, KVX_MEMORY_HOST (or 0) or DEVICE; on a GPU it waits for `stream`.
+ * INVALID_ARGUMENT: another mode, head_dim below 32, a layer, head or token that does not exist. */
+KVX_API kvx_status_t kvx_turbomind_probe(const kvx_turbomind_pools_t* pools,
+                                         const void* const* block_ptrs,
+                                         const void* const* scale_block_ptrs, int64_t num_blocks,
+                                         uint32_t layer, uint32_t head, int64_t token,
+                                         uint32_t memory, void* stream,
+                                         kvx_turbomind_probe_t* probe);
+
 /* ---- recipes: how a whole cache stores K and V, as one string ---- */
 
 /* What a recipe means for rows of one k and one v head_dim. Bytes are those of one token of one KV
@@ -1016,6 +1144,12 @@ typedef struct kvx_step_layer_args_t {
   const float* sinks;    /* [num_q_heads], or null */
   uint32_t precision;    /* kvx_precision_t */
   uint32_t reserved_2;   /* 0 */
+  /* [tokens, tree_mask_stride], where q lies: entry (i, j) is other than 0 where token i of the
+   * step sees the j-th token of its entry; it sees all earlier tokens within the window. Null:
+   * causal. UNSUPPORTED: an entry that goes over a block's end in a cache with a full-precision
+   * window. */
+  const uint8_t* tree_mask;
+  int64_t tree_mask_stride; /* bytes, at least the tokens of an entry */
 } kvx_step_layer_args_t;
 
 /* Appends the step's K and V to a layer and computes attention of q over it. */
@@ -1157,6 +1291,17 @@ KVX_API kvx_status_t kvx_cache_synchronize(kvx_cache_t cache);
 KVX_API kvx_status_t kvx_cache_evict(kvx_cache_t cache, int64_t num_blocks, int64_t* num_evicted);
 /* Evicts all cached blocks. Blocks in use become free when their last sequence ends. */
 KVX_API kvx_status_t kvx_cache_clear_prefixes(kvx_cache_t cache);
+
+/* The blocks of a sequence in a cache whose recipe has order=turbomind, as TurboMind's kernels take
+ * them: addresses in the cache's memory, valid until the sequence's next call that appends,
+ * truncates or frees. At most `capacity` entries are written to each table; scale_block_ptrs may be
+ * null. num_blocks: how many the sequence has. With layer_windows, layer_group says of which
+ * layers. INVALID_ARGUMENT: no such sequence, or another order. UNSUPPORTED: scale_block_ptrs of a
+ * recipe without a scale pool, or a full-precision window. */
+KVX_API kvx_status_t kvx_turbomind_sequence_blocks(kvx_cache_t cache, int32_t sequence,
+                                                   uint32_t layer_group, void** block_ptrs,
+                                                   void** scale_block_ptrs, int64_t capacity,
+                                                   int64_t* num_blocks);
 
 /* -- files (docs/cache-file.md). A path is 0-terminated, in the encoding of the operating system.
  */

@@ -65,7 +65,8 @@ PageShape page_shape(const tune::CacheRecipe& tuned, int num_kv_heads, int k_hea
       throw_if_error(format::check_rows_alone(side->spec));
     }
   }
-  const cache::GroupBytes bytes{block_size, {kv::packed_bytes(shape.geometry, shape.plan)}};
+  const cache::GroupBytes bytes{
+      block_size, {kv::packed_bytes(shape.geometry, shape.plan)}, recipe.order};
   shape.layout = value_of(cache::layout_block(bytes));
   return shape;
 }

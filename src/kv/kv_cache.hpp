@@ -32,6 +32,11 @@ struct AttentionParams {
   float softcap = 0.0f;          // 0: none
   const float* sinks = nullptr;  // [num_q_heads], or null
   ops::Precision precision = ops::Precision::kAccurate;
+  // [the step's tokens, tree_mask_stride], where q lies: whether a token sees the j-th token of its
+  // entry, as in ops::AttendArgs. UNSUPPORTED where an entry fills several blocks of a cache with a
+  // full-precision window. Null: causal.
+  const uint8_t* tree_mask = nullptr;
+  int64_t tree_mask_stride = 0;
 };
 
 // What the KV heads of a layer could not store as it came, [num_kv_heads] each.

@@ -95,6 +95,7 @@ class KvStep {
   Status commit();
   // ... and not by these.
   Status check_layer(int layer) const;
+  Status check_tree_mask(const AttentionParams& params) const;
   Status move_bytes();
   Status copy_open_blocks();
   Status pack_blocks();

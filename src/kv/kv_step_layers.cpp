@@ -125,6 +125,21 @@ Status KvStep::check_layer(int layer) const {
   return {};
 }
 
+// A step of several passes shows each pass the tokens before it, all of them.
+Status KvStep::check_tree_mask(const AttentionParams& params) const {
+  if (params.tree_mask == nullptr) return {};
+  if (passes_.size() > 1) {
+    return unsupported(
+        "tree_mask is given for a step that goes over a block's end in a cache with a "
+        "full-precision "
+        "window; expected at most the {} tokens that a block holds from its open one on",
+        storage_.config.block_size);
+  }
+  if (params.tree_mask_stride >= tables_.max_q_len) return {};
+  return invalid_argument("tree_mask_stride is {}; expected at least {}, the tokens of an entry",
+                          params.tree_mask_stride, tables_.max_q_len);
+}
+
 Status KvStep::append(int layer, FloatRows k, FloatRows v) {
   KVX_RETURN_IF_ERROR(check_layer(layer));
   return run_passes(layer, k, v, nullptr);
@@ -232,6 +247,9 @@ Status KvStep::append_and_attend(int layer, const AttentionParams& params, Float
   attend.window_sinks = group.sinks;
   attend.sinks = params.sinks;
   attend.precision = params.precision;
+  attend.tree_mask = params.tree_mask;
+  attend.tree_mask_stride = params.tree_mask_stride;
+  KVX_RETURN_IF_ERROR(check_tree_mask(params));
   KVX_RETURN_IF_ERROR(ops::check_attend_shape(attend));  // before anything is written
   return run_passes(layer, k, v, &attend);
 }

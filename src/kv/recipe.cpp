@@ -36,6 +36,8 @@ constexpr OptionHelp kOptions[] = {
      "keep at least the N tokens before every query in 16 bits (whole blocks and the open one)"},
     {"full_precision=bf16|f16|f32", "the format of sink and recent tokens (default bf16)"},
     {"immediate", "no full-precision window: every token is quantised when it is appended"},
+    {"order=heads|turbomind",
+     "how a block lies in memory: head by head, or as TurboMind's kernels read it"},
 };
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -155,6 +157,7 @@ struct Draft {
   FormatId full_precision = FormatId::kBF16;
   bool full_precision_is_named = false;
   bool immediate = false;
+  cache::BlockOrder order = cache::BlockOrder::kHeads;
 
   Status apply(std::string_view option);
   Status apply_auto();
@@ -176,6 +179,14 @@ Result<bool> Draft::apply_to_cache(std::string_view word, OptionValue value) {
     full_precision_is_named = true;
   } else if (word == "immediate" && !value) {
     immediate = true;
+  } else if (word == "order") {
+    using cache::BlockOrder;
+    const auto named_order =
+        named(value.value_or(""), {BlockOrder::kHeads, BlockOrder::kTurbomind});
+    if (!named_order) {
+      return invalid_argument("order is '{}'; expected heads or turbomind", value.value_or(""));
+    }
+    order = *named_order;
   } else {
     return false;
   }
@@ -242,6 +253,7 @@ Result<Recipe> finish(const Draft& draft, std::string_view text) {
   KVX_ASSIGN_OR_RETURN(recipe.v.spec, format::make_spec(draft.v.id, draft.v.options));
   recipe.k.hadamard = draft.k.hadamard;
   recipe.v.hadamard = draft.v.hadamard;
+  recipe.order = draft.order;
   if (draft.rotary) {
     SpecOptions options;
     const bool has_scales =
@@ -261,6 +273,9 @@ Result<std::pair<std::string_view, Recipe>> split_override(std::string_view text
   KVX_ASSIGN_OR_RETURN(Recipe recipe, parse_recipe(text.substr(equals + 1)));
   if (recipe.has_full_precision_window) {
     return invalid_argument("override is '{}'; sink and recent belong to the whole cache", text);
+  }
+  if (recipe.order != cache::BlockOrder::kHeads) {
+    return invalid_argument("override is '{}'; order belongs to the whole cache", text);
   }
   return std::pair(text.substr(0, equals), std::move(recipe));
 }
@@ -363,6 +378,10 @@ Result<RecipeOverride> parse_head_override(std::string_view text) {
     result.where.push_back({layer, head});
   }
   return result;
+}
+
+std::string_view name_of(cache::BlockOrder order) {
+  return order == cache::BlockOrder::kTurbomind ? "turbomind" : "heads";
 }
 
 std::span<const OptionHelp> recipe_options() {

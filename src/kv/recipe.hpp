@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cache/block_layout.hpp"
 #include "core/result.hpp"
 #include "format/spec.hpp"
 
@@ -42,7 +43,11 @@ struct Recipe {
   int sink_tokens = 0;
   int recent_tokens = 0;
   format::FormatSpec full_precision_spec;
+  cache::BlockOrder order = cache::BlockOrder::kHeads;  // of packed blocks
 };
+
+// "heads" and "turbomind", as order= takes them.
+std::string_view name_of(cache::BlockOrder order);
 
 // INVALID_ARGUMENT names the part of the text that is wrong, and what was expected there.
 Result<Recipe> parse_recipe(std::string_view text);

@@ -38,7 +38,8 @@ Status SequenceTable::create_prefix_cache() {
                                storage.full_precision_window,
                                &storage.config.recipe.full_precision_spec,
                                storage.config.block_size,
-                               storage.config.prefix.model};
+                               storage.config.prefix.model,
+                               storage.config.recipe.order};
   KVX_ASSIGN_OR_RETURN(
       prefixes, PrefixCache::create(*storage.pool, storage.sequence_shape(), storage.config.prefix,
                                     fingerprint_of(facts), storage.config.max_sequences));

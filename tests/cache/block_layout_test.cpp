@@ -68,6 +68,55 @@ TEST(BlockLayout, LeavesNoRoomForGivenScalesOrForASideThatIsNotStored) {
   EXPECT_EQ(layout.block_bytes, 512);
 }
 
+TEST(BlockLayout, TurbomindsOrderPutsDataBeforeZerosAndOtherScalesBehindTheDataBlock) {
+  // Two layers of two heads, 8 tokens: K of 16 bytes with a scale and zero of 4, V of 8 bytes with
+  // 2 scale bytes in the scale block.
+  SideBytes k{16, 4, 0};
+  k.has_zeros = true;
+  const SideBytes v{8, 2, 0};
+  GroupBytes group{8, {LayerBytes{{{2, k, v}}}, LayerBytes{{{2, k, v}}}}};
+  group.order = BlockOrder::kTurbomind;
+  const BlockLayout layout = laid_out(group);
+  constexpr int64_t kHead = 8 * (16 + 8);
+  constexpr int64_t kLayer = 2 * kHead + 2 * 8 * 4;
+  const RunPlace& run = layout.layers[1].runs[0];
+  EXPECT_EQ(layout.layers[1].offset, kLayer);
+  EXPECT_EQ(run.head_stride, kHead);
+  EXPECT_EQ(run.k.codes_offset, kLayer);
+  EXPECT_EQ(run.v.codes_offset, kLayer + 8 * 16);
+  EXPECT_EQ(run.k.scales_offset, kLayer + 2 * kHead);
+  EXPECT_EQ(run.k.scale_token_stride, 4);
+  EXPECT_EQ(run.k.scale_head_stride, 8 * 4);
+  EXPECT_EQ(layout.scale_block_offset, 896);  // 2 * 448 is a multiple of 64
+  EXPECT_EQ(layout.scale_block_bytes, 2 * 2 * 8 * 2);
+  EXPECT_EQ(run.v.scales_offset, 896 + 2 * 8 * 2);  // the layer before
+  EXPECT_EQ(run.v.scale_token_stride, 2);
+  EXPECT_EQ(run.v.scale_head_stride, 8 * 2);
+  EXPECT_EQ(layout.block_bytes, 960);
+  EXPECT_EQ(layout.code_bytes() + layout.scale_bytes() + layout.padding_bytes(), 960);
+}
+
+TEST(BlockLayout, TurbomindsOrderRefusesWhatItHasNoPlaceFor) {
+  const auto refused = [](HeadRunBytes run) {
+    GroupBytes group = group_of(3, run);
+    group.order = BlockOrder::kTurbomind;
+    return refusal(layout_block(group));
+  };
+  EXPECT_EQ(
+      refused({1, {16, 0, 2}, {16, 0, 0}}),
+      "page_scale_bytes of layer 0, run 0, k is 2; order=turbomind has no place for scales of "
+      "a page");
+  EXPECT_EQ(refused({1, {16, 0, 0}, {5, 0, 0}}),
+            "row_code_bytes of layer 0, run 0, v is 5; order=turbomind needs rows that take a "
+            "multiple of 4 bytes in a block of 3 tokens");
+  EXPECT_EQ(refused({1, {kHuge / 2, 0, 0}, {16, 0, 0}}).substr(0, 14), "block_bytes of");
+  GroupBytes two = group_of(4, {1, {16, 0, 0}, {16, 0, 0}});
+  two.layers[0].runs.push_back({1, {8, 0, 0}, {8, 0, 0}});
+  two.order = BlockOrder::kTurbomind;
+  EXPECT_EQ(refusal(layout_block(two)),
+            "layer 0 has 2 runs of heads; order=turbomind stores all heads of a layer alike");
+}
+
 TEST(BlockLayout, NumbersTheHeadsOfALayerRunAfterRun) {
   const GroupBytes group{8,
                          {LayerBytes{{{3, {64, 4, 0}, {64, 4, 0}}, {1, {256, 0, 0}, {256, 0, 0}}}},

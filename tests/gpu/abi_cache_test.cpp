@@ -76,5 +76,13 @@ TEST_F(GpuAbiCache, TakesPagesThatShareAScale) {
   expect_the_hosts_rows("int8:source=page,immediate");
 }
 
+TEST_F(GpuAbiCache, KeepsTurboMindsBlocks) {
+  for (const char* recipe : {"f16:order=turbomind", "int4_affine:order=turbomind",
+                             "int8_affine:order=turbomind", "mxfp4_g16:order=turbomind"}) {
+    SCOPED_TRACE(recipe);
+    expect_the_hosts_rows(recipe);
+  }
+}
+
 }  // namespace
 }  // namespace kvx::tests

@@ -47,6 +47,18 @@ TEST(Recipe, EveryFormatIsARecipeAndSoIsItsRecommendation) {
   }
 }
 
+TEST(Recipe, AnOrderIsTheWholeCaches) {
+  EXPECT_EQ(parsed("int8").order, cache::BlockOrder::kHeads);
+  EXPECT_EQ(parsed("int8:order=heads").order, cache::BlockOrder::kHeads);
+  EXPECT_EQ(parsed("int8/int4:order=turbomind").order, cache::BlockOrder::kTurbomind);
+  EXPECT_EQ(message_of("int8:order=nhd"), "order is 'nhd'; expected heads or turbomind");
+  EXPECT_EQ(message_of("int8:order"), "order is ''; expected heads or turbomind");
+  const auto override = parse_layer_override("0=int8:order=turbomind");
+  ASSERT_FALSE(override.ok());
+  EXPECT_EQ(override.error().message,
+            "override is '0=int8:order=turbomind'; order belongs to the whole cache");
+}
+
 TEST(Recipe, AnOptionGoesToTheSidesThatTakeIt) {
   const Recipe recipe = parsed("int8/nvfp4:g32,search,hadamard");
   EXPECT_EQ(recipe.k.spec.group_size, 32);

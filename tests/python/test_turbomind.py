@@ -1,6 +1,9 @@
 """TurboMind's words: policies, modes, block sizes, the engine configuration."""
 
 import argparse
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -103,3 +106,26 @@ def test_the_command_line_takes_the_four_policies():
     assert (options.quant_policy, options.kv_cache_format) == (16, "fp4")
     with pytest.raises(argparse.ArgumentError):
         parser.parse_args(["--quant-policy", "5"])
+
+
+def run_tool(*arguments):
+    command = [sys.executable, "-m", "kvx", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_demos_model_runs_on_policy_16_and_the_probe_reads_its_bytes():
+    model = os.environ["KVX_TEST_MODEL"]
+    result = run_tool("run", "-m", model, "-p", "Hi", "-n", "4", "--quant-policy", "16")
+    assert result.returncode == 0, result.stderr
+    assert "cache mxfp4_g16:search,order=turbomind" in result.stderr
+    probe = run_tool(
+        "probe", "--turbomind", "-m", model, "--layer", "2", "--head", "1", "--token", "3"
+    )
+    assert probe.returncode == 0, probe.stderr
+    lines = dict(line.split(None, 1) for line in probe.stdout.splitlines()[1:])
+    assert list(lines) == ["k_scale0", "v_scale0", "k_scale1", "v_scale1", "kv_byte0"]
+    for name in list(lines)[:4]:
+        byte, number = lines[name].split()
+        assert float(number) == 2.0 ** (int(byte, 16) - 127)
+    refused = run_tool("probe", "--turbomind", "-m", model, "--head", "3")
+    assert refused.returncode == 2 and "head is 3; expected 0 to 2" in refused.stderr

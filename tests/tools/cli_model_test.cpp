@@ -122,6 +122,27 @@ TEST_F(CliModel, WritesTextToStdoutAndSpeedToStderr) {
   EXPECT_THAT(outcome.err, HasSubstr("cache int8: "));
 }
 
+TEST_F(CliModel, StoresAQuantPolicyInTurboMindsBlocks) {
+  const Outcome none = kvx("run -m model.gguf -p 'hello' -n 8 --raw --quant-policy 0");
+  ASSERT_EQ(none.exit_code, 0) << none.err;
+  EXPECT_EQ(none.out, kvx("run -m model.gguf -p 'hello' -n 8 --raw --cache f16").out);
+  const Outcome int8 = kvx("run -m model.gguf -p 'hello' -n 8 --raw --quant-policy 8");
+  ASSERT_EQ(int8.exit_code, 0) << int8.err;
+  EXPECT_THAT(int8.err, HasSubstr("cache int8_affine:scale=f16,order=turbomind: "));
+  EXPECT_EQ(int8.out,
+            kvx("run -m model.gguf -p 'hello' -n 8 --raw --cache int8_affine:scale=f16").out);
+}
+
+TEST_F(CliModel, RefusesQuantPoliciesThatDoNotFit) {
+  const std::string run = "run -m model.gguf -p hello -n 1 --raw ";
+  expect_refused(run + "--quant-policy 2", "quant_policy is 2; expected a mask of 4 (int4)");
+  expect_refused(run + "--quant-policy 16", "head_dim is 8");
+  expect_refused(run + "--quant-policy 8 --cache int8",
+                 "cache is 'int8' and quant-policy 8; expected one of the two");
+  expect_refused("probe -m model.gguf", "turbomind is not given");
+  expect_refused("probe --turbomind -m model.gguf --quant-policy 8", "quant-policy is 8");
+}
+
 TEST_F(CliModel, WritesTheSameTextEveryTime) {
   const std::string command = "run -m model.gguf -p 'hello' -n 12 --temperature 1 --seed 3";
   const Outcome first = kvx(command + " --threads 1");

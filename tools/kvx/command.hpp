@@ -51,5 +51,6 @@ void add_info(Command app, Action& action);
 void add_cache(Command app, Action& action);
 void add_replay(Command app, Action& action);
 void add_tune(Command app, Action& action);
+void add_probe(Command app, Action& action);
 
 }  // namespace kvx::tool

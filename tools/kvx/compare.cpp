@@ -1,6 +1,7 @@
 // kvx compare: what caches cost and what they lose, on a real model and a real text.
 #include <cstdio>
 
+#include "engines/turbomind/policy.hpp"
 #include "tools/kvx/cache_options.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/compare/comparison.hpp"
@@ -21,6 +22,7 @@ struct CompareOptions {
   std::string model;
   std::string text;
   std::string formats = "bf16,fp8_e4m3,int8,int8/int4,nvfp4,nvfp4:auto,int4:auto";
+  bool has_quant_policies = false;
   int context = 2048;
   int num_windows = 4;
   CacheOptions caches;
@@ -86,9 +88,29 @@ Result<std::vector<quality::Gate>> gates_of(const CompareOptions& options) {
   return gates;
 }
 
+// TurboMind's caches of LMDeploy's policies 0, 4, 8 and 16, the last in both of its formats and
+// rotated, which TurboMind's own kernels do not read.
+Result<std::string> quant_policy_formats() {
+  using engines::turbomind::KvCacheMode;
+  std::string formats;
+  for (const KvCacheMode mode : {KvCacheMode::kNone, KvCacheMode::kInt4, KvCacheMode::kInt8,
+                                 KvCacheMode::kFp4Mx, KvCacheMode::kFp4Nv}) {
+    KVX_ASSIGN_OR_RETURN(const std::string recipe,
+                         engines::turbomind::recipe_of(mode, DType::kF16));
+    formats += recipe + ",";
+  }
+  return formats +
+         "mxfp4_g16:order=turbomind,mxfp4_g16:hadamard,search,order=turbomind,"
+         "nvfp4:hadamard,search,order=turbomind";
+}
+
 Result<Verdict> run_compare(const CompareOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
-  KVX_ASSIGN_OR_RETURN(std::vector<tune::CacheRecipe> recipes, read_recipe_list(options.formats));
+  std::string formats = options.formats;
+  if (options.has_quant_policies) {
+    KVX_ASSIGN_OR_RETURN(formats, quant_policy_formats());
+  }
+  KVX_ASSIGN_OR_RETURN(std::vector<tune::CacheRecipe> recipes, read_recipe_list(formats));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.caches.overrides));
   KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, gates_of(options));
@@ -139,6 +161,9 @@ void add_compare(Command app, Action& action) {
       .add_option("--formats", o->formats,
                   "Caches, separated by commas; bf16 is always run, as the base")
       .capture_default_str();
+  command.add_flag("--quant-policies", o->has_quant_policies,
+                   "In place of --formats: LMDeploy's policies 0, 4, 8 and 16 in TurboMind's "
+                   "blocks, and what the rotation changes");
   command.add_option("--ctx", o->context, "Tokens in a window; its second half is scored")
       .whole_number(4, 1 << 24)
       .capture_default_str();
@@ -163,6 +188,7 @@ void add_compare(Command app, Action& action) {
       "  kvx compare -m model.gguf -f text.txt --formats int8,nvfp4,nvfp4:auto --html report.html\n"
       "  kvx compare -m model.gguf -f text.txt --formats int4:auto --layers 0,29=bf16 --chunks 8\n"
       "  kvx compare -m model.gguf -f text.txt --formats nvfp4:auto --fail-if 'ppl>1%,kl>0.01'\n"
+      "  kvx compare -m model.gguf -f text.txt --quant-policies\n"
       "\n'kvx formats --help' explains how a cache is named.");
   command.callback([&action, o] { action = [o] { return run_compare(*o); }; });
 }

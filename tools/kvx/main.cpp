@@ -41,6 +41,7 @@ int run_tool(int argc, char** argv) {
   add_cache(app, action);
   add_replay(app, action);
   add_tune(app, action);
+  add_probe(app, action);
   const Result<std::optional<int>> parsed = command_line.parse(argc, argv);
   if (!parsed.ok()) return fail(kBadInput, parsed.error().message);
   if (parsed.value()) return *parsed.value();

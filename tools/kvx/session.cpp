@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "cache/prefix/content_hash.hpp"
+#include "device/cuda_caller.hpp"
 #include "device/memory_size.hpp"
+#include "engines/turbomind/policy.hpp"
 #include "kv/plan/cache_budget.hpp"
 #include "runner/chat_template.hpp"
 #include "runner/mapped_file.hpp"
@@ -97,11 +99,37 @@ std::vector<runner::ChatMessage> first_messages(const Session& session, std::str
   return messages;
 }
 
+// 0: the CPU.
+Result<int> sm_version_of(const SessionOptions& options) {
+  if (options.device == "cpu") return engines::turbomind::kCpu;
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* gpu, device::known_cuda_device(0));
+  return 10 * gpu->compute_major + gpu->compute_minor;
+}
+
+// The recipe of --cache, or what --quant-policy means on this device.
+Result<std::string> recipe_text(const SessionOptions& options) {
+  if (options.quant_policy < 0) return options.cache;
+  if (options.cache != SessionOptions().cache) {
+    return invalid_argument("cache is '{}' and quant-policy {}; expected one of the two",
+                            options.cache, options.quant_policy);
+  }
+  using engines::turbomind::Fp4Format;
+  engines::turbomind::KvCacheModeOptions mode_options;
+  if (options.fp4_format != "auto") {
+    mode_options.fp4_format = options.fp4_format == "mx" ? Fp4Format::kMx : Fp4Format::kNv;
+  }
+  KVX_ASSIGN_OR_RETURN(const int sm_version, sm_version_of(options));
+  KVX_ASSIGN_OR_RETURN(const auto mode, engines::turbomind::get_kv_cache_mode(
+                                            options.quant_policy, sm_version, mode_options));
+  return engines::turbomind::recipe_of(mode, DType::kF16);
+}
+
 }  // namespace
 
 Result<Session> open_session(const SessionOptions& options, bool shares_prefixes) {
   runner::KvAttentionOptions cache;
-  KVX_ASSIGN_OR_RETURN(const tune::CacheRecipe recipe, tune::read_recipe(options.cache));
+  KVX_ASSIGN_OR_RETURN(const std::string text, recipe_text(options));
+  KVX_ASSIGN_OR_RETURN(const tune::CacheRecipe recipe, tune::read_recipe(text));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.overrides));
   cache.block_size = options.block_size;
@@ -236,6 +264,18 @@ void add_session_options(Command command, SessionOptions& options) {
   command.add_option("-m,--model", options.model, "The model, a GGUF file").required();
   command.add_option("--cache", options.cache, "The cache; see kvx formats --help")
       .capture_default_str();
+  const Option policy =
+      command
+          .add_option(
+              "--quant-policy", options.quant_policy,
+              "In place of --cache: LMDeploy's policy, in TurboMind's blocks: 0, 4, 8 or 16 "
+              "(FP4), or a mask of them")
+          .whole_number(0, 1 << 16);
+  command
+      .add_option("--fp4-format", options.fp4_format,
+                  "What bit 16 means: mx, nv, or auto, which goes by the device")
+      .one_of({"auto", "mx", "nv"})
+      .needs(policy);
   command
       .add_option("--layers", options.overrides.layers, "Other caches for some layers, as 0,1=bf16")
       .repeatable();

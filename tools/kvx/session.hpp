@@ -19,6 +19,8 @@ namespace kvx::tool {
 struct SessionOptions {
   std::string model;
   std::string cache = "bf16";
+  int quant_policy = -1;  // LMDeploy's, in place of `cache`; -1: not given
+  std::string fp4_format = "auto";
   OverrideTexts overrides;
   int context = 0;  // 0: the model's, up to a bound
   int block_size = 64;

@@ -97,10 +97,13 @@ int base_layer(const std::vector<LayerPlan>& layers) {
   return base;
 }
 
-std::vector<std::string> window_options(const kv::StoredCache& stored) {
+std::vector<std::string> cache_options(const kv::StoredCache& stored) {
   const cache::FullPrecisionWindow& window = stored.full_precision_window;
-  if (!window.is_on()) return {};
   std::vector<std::string> options;
+  if (stored.order != cache::BlockOrder::kHeads) {
+    options.push_back(fmt::format("order={}", kv::name_of(stored.order)));
+  }
+  if (!window.is_on()) return options;
   if (window.sink_blocks > 0) {
     options.push_back(fmt::format("sink={}", window.sink_blocks * stored.block_size));
   }
@@ -157,7 +160,7 @@ Result<StoredRecipe> stored_recipe(std::string_view fingerprint) {
   }
   const LayerPlan& base = stored.layers[base_layer(stored.layers)];
   StoredRecipe found;
-  found.cache = recipe_text(recipe_of(base, base.runs.front()), window_options(stored));
+  found.cache = recipe_text(recipe_of(base, base.runs.front()), cache_options(stored));
   found.block_size = stored.block_size;
   for (size_t i = 0; i < stored.layers.size(); ++i) {
     const LayerPlan& layer = stored.layers[i];

@@ -360,12 +360,14 @@ Status step_layer(kvx_cache_t handle, const kvx_step_layer_args_t* caller) {
                                                   .add_rows("k.data", k)
                                                   .add_rows("v.data", v)
                                                   .add_rows("out.data", out)
-                                                  .add("args.sinks", args.sinks)));
+                                                  .add("args.sinks", args.sinks)
+                                                  .add("args.tree_mask", args.tree_mask)));
   const float scale = args.softmax_scale != 0
                           ? args.softmax_scale
                           : 1.0f / std::sqrt(static_cast<float>(geometry.k_head_dim));
   return owned->cache->append_and_attend(static_cast<int>(args.layer),
-                                         {num_q_heads, scale, args.softcap, args.sinks, precision},
+                                         {num_q_heads, scale, args.softcap, args.sinks, precision,
+                                          args.tree_mask, args.tree_mask_stride},
                                          as_input(q), as_input(k), as_input(v), out);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api/cache/callers_memory.hpp"
+#include "api/checks/out_structs.hpp"
 #include "api/executor.hpp"
 #include "kv/kv_cache.hpp"
 
@@ -54,24 +55,5 @@ Result<OwnedCache*> find_cache(kvx_cache_t handle);
 // Reads a caller's keys. Null means no keys.
 Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller);
 Result<std::span<const int32_t>> read_tokens(const int32_t* tokens, int64_t num_tokens);
-
-// Checks an out struct. INVALID_ARGUMENT: null, or a size below 8.
-template <class Struct>
-Status check_out_struct(const Struct* caller, std::string_view name) {
-  if (caller == nullptr) return invalid_argument("{} is null", name);
-  constexpr uint32_t kLeast = 8;  // size and the first field
-  if (caller->size >= kLeast) return {};
-  return invalid_argument("{}.size is {}; expected {}", name, caller->size, sizeof(Struct));
-}
-
-// Writes at most the caller's size of bytes to an out struct and sets its size to the bytes
-// written. Errors as check_out_struct().
-template <class Struct>
-Status write_struct(Struct answer, Struct* caller, std::string_view name) {
-  KVX_RETURN_IF_ERROR(check_out_struct(caller, name));
-  answer.size = std::min<uint32_t>(caller->size, sizeof answer);
-  memcpy(caller, &answer, answer.size);
-  return {};
-}
 
 }  // namespace kvx::boundary

@@ -90,6 +90,36 @@ struct Counts {
   bool are_scales_readable;  // by the host; false on a GPU
 };
 
+// Checks that the rows of a block are apart, and adds the memory of all blocks. Scattered blocks
+// may be anywhere between others' memory: only the rows of one block are checked, and no range is
+// known. axes: the blocks' is the first.
+Status check_strides(std::array<Axis, 4> axes, int64_t row_bytes, bool is_scattered,
+                     const void* begin, const std::string& name, std::vector<MemoryRange>& memory) {
+  const Axis blocks = axes.front();
+  if (is_scattered) {
+    if (blocks.stride < 1) {
+      return invalid_argument("{} has a block stride of {}; expected 1 or more", name,
+                              blocks.stride);
+    }
+    axes.front() = {1, 0};
+  }
+  DeferredErrors deferred_errors;
+  KVX_ASSIGN_OR_RETURN(const int64_t bytes, span_of(axes, row_bytes, name, deferred_errors));
+  KVX_RETURN_IF_ERROR(deferred_errors.status());
+  if (!is_scattered) {
+    memory.push_back({static_cast<const uint8_t*>(begin), bytes});
+    return {};
+  }
+  if ((CheckedSize(blocks.extent - 1) * CheckedSize(blocks.stride) + CheckedSize(bytes)).get()) {
+    return {};
+  }
+  return invalid_argument("{} has strides beyond 64-bit addresses", name);
+}
+
+bool is_scattered(const kvx_side_t& side) {
+  return (side.flags & KVX_SIDE_SCATTERED_BLOCKS) != 0;
+}
+
 Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
                    const std::string& name, std::vector<MemoryRange>& memory) {
   if (side.codes == nullptr) return invalid_argument("{}.codes is null", name);
@@ -106,11 +136,8 @@ Status check_codes(const kvx_side_t& side, const Counts& counts, int row_bytes,
                                {counts.block_size, side.code_token_stride},
                                {counts.num_heads, side.code_head_stride},
                                {row_bytes / fragment_bytes, side.code_fragment_stride}}};
-  DeferredErrors deferred_errors;
-  KVX_ASSIGN_OR_RETURN(const int64_t bytes,
-                       span_of(axes, fragment_bytes, name + ".codes", deferred_errors));
-  memory.push_back({static_cast<const uint8_t*>(side.codes), bytes});
-  return deferred_errors.status();
+  return check_strides(axes, fragment_bytes, is_scattered(side), side.codes, name + ".codes",
+                       memory);
 }
 
 // Scales that append writes must not overlap. Given scales may be shared in any way.
@@ -144,11 +171,7 @@ Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spe
     if (last.get()) return {};
     return invalid_argument("{}.scales has strides beyond 64-bit addresses", name);
   }
-  DeferredErrors deferred_errors;
-  KVX_ASSIGN_OR_RETURN(const int64_t bytes,
-                       span_of(axes, group_bytes, name + ".scales", deferred_errors));
-  memory.push_back({begin, bytes});
-  return deferred_errors.status();
+  return check_strides(axes, group_bytes, is_scattered(side), begin, name + ".scales", memory);
 }
 
 // Checks given scales per tensor or per head, which are few enough to be read in every call.
@@ -214,7 +237,8 @@ Status check_interleaved(const ops::SideView& side, const Counts& counts, const 
 
 Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                                 const std::string& name, std::vector<MemoryRange>& memory) {
-  KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_INTERLEAVED_ORDER, name));
+  KVX_RETURN_IF_ERROR(
+      check_flags(side, KVX_SIDE_INTERLEAVED_ORDER | KVX_SIDE_SCATTERED_BLOCKS, name));
   ops::SideView view;
   view.is_interleaved = (side.flags & KVX_SIDE_INTERLEAVED_ORDER) != 0;
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));

@@ -11,6 +11,7 @@
 #include "api/call.hpp"
 #include "api/checks/format_spec.hpp"
 #include "api/checks/layer_view.hpp"
+#include "api/checks/out_structs.hpp"
 #include "api/guard.hpp"
 
 namespace kvx::boundary {
@@ -82,21 +83,6 @@ kvx_side_t describe_side(const Page& page, const PageSide& side, const kvx_forma
   return result;
 }
 
-// The size of kvx_side_t in 1.2's first release: the smallest that a caller may pass.
-constexpr uint32_t kLeastSideBytes = offsetof(kvx_side_t, flags);
-
-Status check_room(const kvx_side_t* side, std::string_view name) {
-  if (side == nullptr) return invalid_argument("{} is null", name);
-  if (side->size >= kLeastSideBytes) return {};
-  return invalid_argument("{}.size is {}; expected at least {}", name, side->size, kLeastSideBytes);
-}
-
-// Writes as many bytes as the caller's struct has.
-void fill_side(kvx_side_t answer, kvx_side_t* side) {
-  answer.size = std::min<uint32_t>(side->size, sizeof answer);
-  memcpy(side, &answer, answer.size);
-}
-
 Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_kv_heads,
                       kvx_side_t* k, kvx_side_t* v) {
   KVX_ASSIGN_OR_RETURN(const Page page, read_page(caller));
@@ -106,8 +92,8 @@ Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_k
   }
   auto* first = static_cast<uint8_t*>(pages);
   const bool has_v = page.v.head_dim != 0;
-  KVX_RETURN_IF_ERROR(check_room(k, "k"));
-  if (has_v) KVX_RETURN_IF_ERROR(check_room(v, "v"));
+  KVX_RETURN_IF_ERROR(check_side_room(k, "k"));
+  if (has_v) KVX_RETURN_IF_ERROR(check_side_room(v, "v"));
   fill_side(describe_side(page, page.k, caller->k_spec, first, num_kv_heads), k);
   if (!has_v) return {};
   uint8_t* first_v = first + page.block_size * (page.k.code_bytes + page.k.scale_bytes);

@@ -37,7 +37,7 @@ int64_t head_side(int head, KvSide side) {
 Status check_pools(const PoolLayout& layout, const Pools& pools) {
   KVX_RETURN_IF_ERROR(check_count("num_blocks", pools.num_blocks));
   if (!pools.data) return invalid_argument("the data pool is null; expected num_blocks blocks");
-  if (pools.data_stride < layout.block_bytes) {
+  if (pools.data_stride < (pools.is_scattered ? 1 : layout.block_bytes)) {
     return invalid_argument("data_stride is {}; a block takes {} bytes", pools.data_stride,
                             layout.block_bytes);
   }
@@ -50,7 +50,7 @@ Status check_pools(const PoolLayout& layout, const Pools& pools) {
     return invalid_argument("the scale pool is null; {} keeps its scales there",
                             name_of(layout.geometry.mode));
   }
-  if (pools.scale_stride < layout.scale_block_bytes) {
+  if (pools.scale_stride < (pools.is_scattered ? 1 : layout.scale_block_bytes)) {
     return invalid_argument("scale_stride is {}; a scale block takes {} bytes", pools.scale_stride,
                             layout.scale_block_bytes);
   }

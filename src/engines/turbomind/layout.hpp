@@ -84,6 +84,8 @@ struct Pools {
   uint8_t* scales = nullptr;
   int64_t scale_stride = 0;  // bytes, at least scale_block_bytes
   int64_t num_blocks = 0;
+  bool is_scattered =
+      false;  // strides are units of ids, perhaps shorter than a block: find_pools()
 };
 
 // Requires: block_id in [0, num_blocks).

@@ -112,4 +112,11 @@ int t_bits(KvCacheMode mode, DType dtype) {
   return has_params ? 8 * bytes_of(dtype) : 0;
 }
 
+Result<std::string> recipe_of(KvCacheMode mode, DType dtype) {
+  KVX_ASSIGN_OR_RETURN(const format::FormatSpec spec, format_of(mode, dtype));
+  std::string options = is_fp4(mode) ? "search," : "";
+  if (spec.is_affine()) options = fmt::format("scale={},", format::name_of(spec.scale_type));
+  return fmt::format("{}:{}order=turbomind", spec.facts->name, options);
+}
+
 }  // namespace kvx::engines::turbomind

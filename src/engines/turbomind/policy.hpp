@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/dtype.hpp"
@@ -73,5 +74,10 @@ int t_bits(KvCacheMode mode, DType dtype);
 // The format that a mode stores. INVALID_ARGUMENT when dtype is f32: TurboMind computes in f16 or
 // bf16.
 Result<format::FormatSpec> format_of(KvCacheMode mode, DType dtype);
+
+// The recipe of a cache that owns TurboMind's blocks of this mode:
+// "mxfp4_g16:search,order=turbomind". fp4 modes search their scales, which changes no layout and no
+// reader. Errors as format_of().
+Result<std::string> recipe_of(KvCacheMode mode, DType dtype);
 
 }  // namespace kvx::engines::turbomind

@@ -20,6 +20,10 @@ Status check_recipe(const Recipe& recipe) {
     return invalid_argument("recipe {} has full-precision window; a contiguous cache has none",
                             recipe.text);
   }
+  if (recipe.order != cache::BlockOrder::kHeads) {
+    return invalid_argument("recipe {} has order={}; a contiguous cache has no blocks", recipe.text,
+                            name_of(recipe.order));
+  }
   for (const SideRecipe* side : {&recipe.k, &recipe.v}) {
     KVX_RETURN_IF_ERROR(format::check_rows_alone(side->spec));
     if (side->spec.scale_source != format::ScaleSource::kPageShared) continue;

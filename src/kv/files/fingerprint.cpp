@@ -108,7 +108,7 @@ std::string fingerprint_of(const FingerprintFacts& facts) {
   const auto add = [&text](std::string_view name, const auto& value) {
     text += fmt::format("{} {}\n", name, value);
   };
-  add("order", kBlockOrder);
+  add("order", block_order_name(facts.order));
   add("block_size", facts.block_size);
   add("num_layers", geometry.num_layers);
   add("num_kv_heads", geometry.num_kv_heads);

@@ -13,7 +13,9 @@
 namespace kvx::kv {
 
 // How a block lies in memory (cache/block_layout.hpp), by name.
-inline constexpr std::string_view kBlockOrder = "layer,head,k,k_scales,v,v_scales";
+constexpr std::string_view block_order_name(cache::BlockOrder order) {
+  return order == cache::BlockOrder::kTurbomind ? "turbomind" : "layer,head,k,k_scales,v,v_scales";
+}
 
 struct FingerprintFacts {
   const CacheGeometry* geometry = nullptr;
@@ -23,6 +25,7 @@ struct FingerprintFacts {
   const format::FormatSpec* full_precision_spec = nullptr;
   int block_size = 0;
   std::string_view model;  // the caller's name or hash of what computes K and V
+  cache::BlockOrder order = cache::BlockOrder::kHeads;
 };
 
 std::string fingerprint_of(const FingerprintFacts& facts);
@@ -38,6 +41,7 @@ struct StoredCache {
   cache::FullPrecisionWindow full_precision_window;
   format::FormatSpec full_precision_spec;  // bf16 where there are no full-precision window
   int block_size = 0;
+  cache::BlockOrder order = cache::BlockOrder::kHeads;
   std::string calibration;  // calibration_name()
   std::string model;
 };

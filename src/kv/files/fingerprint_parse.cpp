@@ -187,7 +187,12 @@ Status take_layers(std::string_view& text, StoredCache& stored) {
 Result<StoredCache> parse_fingerprint(std::string_view text) {
   StoredCache stored;
   KVX_ASSIGN_OR_RETURN(const std::string_view order, take_fact(text, "order"));
-  if (order != kBlockOrder) return not_understood("order", order, kBlockOrder);
+  using cache::BlockOrder;
+  if (order == block_order_name(BlockOrder::kTurbomind)) {
+    stored.order = BlockOrder::kTurbomind;
+  } else if (order != block_order_name(BlockOrder::kHeads)) {
+    return not_understood("order", order, block_order_name(BlockOrder::kHeads));
+  }
   KVX_ASSIGN_OR_RETURN(stored.block_size, take_number(text, "block_size"));
   CacheGeometry& geometry = stored.geometry;
   KVX_ASSIGN_OR_RETURN(geometry.num_layers, take_number(text, "num_layers"));

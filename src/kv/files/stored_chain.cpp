@@ -17,7 +17,8 @@ Result<StoredChain> StoredChain::create(StoredCache stored,
   chain.stored_ = std::move(stored);
   chain.calibration_.assign(calibration.begin(), calibration.end());
   chain.context_ = &context;
-  Recipe window;  // of a recipe plan_groups() reads the full-precision window alone
+  Recipe window;  // of a recipe plan_groups() reads the full-precision window and the order alone
+  window.order = chain.stored_.order;
   window.has_full_precision_window = chain.stored_.full_precision_window.is_on();
   window.full_precision_spec = chain.stored_.full_precision_spec;
   KVX_ASSIGN_OR_RETURN(chain.plans_, plan_groups(chain.stored_.geometry, chain.stored_.layers,

@@ -58,7 +58,7 @@ Result<std::vector<GroupPlan>> plan_groups(const CacheGeometry& geometry,
     group->layers.push_back(layer);
   }
   for (GroupPlan& group : groups) {
-    cache::GroupBytes packed{block_size, {}};
+    cache::GroupBytes packed{block_size, {}, recipe.order};
     cache::GroupBytes full_precision{block_size, {}};
     for (int layer : group.layers) {
       packed.layers.push_back(packed_bytes(geometry, layers[layer]));

@@ -19,6 +19,7 @@ cache::SideBytes side_bytes(const FormatSpec& spec, int head_dim) {
   if (spec.scale_source == ScaleSource::kComputed) bytes.row_scale_bytes = scale_bytes;
   if (spec.scale_source == ScaleSource::kPageShared) bytes.page_scale_bytes = scale_bytes;
   bytes.channel_bytes = format::channel_bytes_per_block(spec, head_dim);
+  bytes.has_zeros = spec.scale_rule == format::ScaleRule::kAffine;
   return bytes;
 }
 
@@ -38,7 +39,7 @@ ops::SideView side_view(const FormatSpec& spec, int head_dim, const LayerMemory&
                 run.head_stride};
   if (place.has_scales) {
     view.scales = {after(memory.base, place.scales_offset), block_bytes, place.scale_token_stride,
-                   run.head_stride, format::scale_bytes_per_group(spec)};
+                   place.scale_head_stride, format::scale_bytes_per_group(spec)};
   }
   if (spec.is_dual()) {
     view.channels = {after(memory.base, place.channels_offset), block_bytes, run.head_stride};
@@ -121,7 +122,9 @@ void LayerStore::create_packed(const CacheGeometry& geometry, const LayerPlan& p
                            side_view(run.k.spec, k_dim, memory, at, at.k),
                            side_view(run.v.spec, geometry.v_head_dim, memory, at, at.v)};
     const int block_size = static_cast<int>(memory.layout->block_size);
-    if (device != nullptr && !geometry.is_latent) {
+    // Another engine's kernels read TurboMind's order: its codes stay nibbles.
+    const bool is_kvx_order = memory.layout->order == cache::BlockOrder::kHeads;
+    if (device != nullptr && !geometry.is_latent && is_kvx_order) {
       stored.k.is_interleaved = stored.v.is_interleaved =
           ops::attend_takes_interleaved_order(device->context, stored, block_size);
     }

@@ -33,7 +33,8 @@ class OwnedFiles : public testing::Test {
 };
 
 TEST_F(OwnedFiles, BringASequenceBack) {
-  for (const char* recipe : {"int8", "nvfp4:auto", "int4:sink=8,recent=16"}) {
+  for (const char* recipe : {"int8", "nvfp4:auto", "int4:sink=8,recent=16",
+                             "mxfp4_g16:order=turbomind", "int8_affine:order=turbomind"}) {
     api::Cache cache = sharing_cache(recipe);
     const int32_t sequence = *cache.create_sequence();
     feed(cache, sequence, 0, 29);
@@ -49,6 +50,22 @@ TEST_F(OwnedFiles, BringASequenceBack) {
     feed(cache, sequence, 29, 40);
     EXPECT_EQ(rows_of(other, *loaded), rows_of(cache, sequence)) << recipe;
   }
+}
+
+TEST_F(OwnedFiles, OfAnotherOrderAreTranscoded) {
+  api::Cache cache = sharing_cache("f32:order=turbomind");
+  const int32_t sequence = *cache.create_sequence();
+  feed(cache, sequence, 0, 29);
+  ASSERT_TRUE(cache.save_sequence(sequence, path_).ok()) << kvx_last_error();
+  api::Cache other = sharing_cache("f32");
+  const auto refused = other.load_sequence(path_);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.failure().text, HasSubstr("order is turbomind; expected layer,head"));
+  auto options = sized<kvx_load_options_t>();
+  options.flags = KVX_LOAD_TRANSCODE;
+  const auto loaded = other.load_sequence(path_, &options);
+  ASSERT_TRUE(loaded.ok()) << loaded.failure().text;
+  EXPECT_EQ(rows_of(other, *loaded), rows_of(cache, sequence));
 }
 
 TEST_F(OwnedFiles, BringPrefixesBack) {

@@ -91,6 +91,74 @@ TEST(OwnedSpeculation, RefusesMarksWithoutRoomForThem) {
   EXPECT_FALSE(cache.begin_step(sequences, sequences, std::vector<uint8_t>{1}).ok());
 }
 
+// Two branches of a tree behind one root: each token sees its ancestors alone.
+TEST(OwnedSpeculation, ATreeMaskShowsEachTokenItsOwnBranch) {
+  for (const char* recipe : {"f32", "int8", "int8:sink=8,recent=8"}) {
+    SCOPED_TRACE(recipe);
+    // The tree: 0 - 1 - 2, and 0 - 3. 17 tokens before it leave room in the open block.
+    const std::vector<uint8_t> mask = {1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1};
+    const std::vector<float> k = test_rows(4, kOwnedHeads, kOwnedDim, 3.0f);
+    const std::vector<float> q = test_rows(4, kQHeads, kOwnedDim, 1.0f);
+    const auto outputs = [&](const std::vector<int>& tokens, const uint8_t* tree_mask) {
+      api::Cache cache = sharing_cache(recipe);
+      const int32_t sequence = *cache.create_sequence();
+      feed(cache, sequence, 0, 17);
+      begin(cache, sequence, static_cast<int32_t>(tokens.size()));
+      std::vector<float> k_rows;
+      std::vector<float> q_rows;
+      for (const int token : tokens) {
+        k_rows.insert(k_rows.end(), k.begin() + token * 64, k.begin() + (token + 1) * 64);
+        q_rows.insert(q_rows.end(), q.begin() + token * 128, q.begin() + (token + 1) * 128);
+      }
+      std::vector<float> out(q_rows.size());
+      const kvx_rows_t q_view = api::rows(q_rows.data(), KVX_DTYPE_F32);
+      const kvx_rows_t k_view = api::rows(k_rows.data(), KVX_DTYPE_F32);
+      const kvx_rows_t out_view = api::rows(out.data(), KVX_DTYPE_F32);
+      auto args = sized<kvx_step_layer_args_t>();
+      args.num_q_heads = kQHeads;
+      args.q = &q_view;
+      args.k = args.v = &k_view;
+      args.out = &out_view;
+      args.tree_mask = tree_mask;
+      args.tree_mask_stride = 4;
+      EXPECT_TRUE(cache.step_layer(args).ok()) << kvx_last_error();
+      return out;
+    };
+    const std::vector<float> tree = outputs({0, 1, 2, 3}, mask.data());
+    const std::vector<float> first = outputs({0, 1, 2}, nullptr);
+    const std::vector<float> second = outputs({0, 3}, nullptr);
+    const auto row = [](const std::vector<float>& out, int i) {
+      return std::vector<float>(out.begin() + i * 128, out.begin() + (i + 1) * 128);
+    };
+    for (int i = 0; i < 3; ++i) EXPECT_LT(largest_difference(row(tree, i), row(first, i)), 1e-5);
+    EXPECT_LT(largest_difference(row(tree, 3), row(second, 1)), 1e-5);
+    EXPECT_GT(largest_difference(row(tree, 3), row(outputs({0, 1, 2, 3}, nullptr), 3)), 1e-3);
+  }
+}
+
+TEST(OwnedSpeculation, RefusesTreesThatDoNotFit) {
+  const std::vector<uint8_t> mask(100, 1);
+  const std::vector<float> rows = test_rows(10, kQHeads, kOwnedDim, 1.0f);
+  std::vector<float> out(rows.size());
+  const kvx_rows_t view = api::rows(rows.data(), KVX_DTYPE_F32);
+  const kvx_rows_t out_view = api::rows(out.data(), KVX_DTYPE_F32);
+  const auto refusal = [&](const char* recipe, int64_t stride) {
+    api::Cache cache = sharing_cache(recipe);
+    const int32_t sequence = *cache.create_sequence();
+    begin(cache, sequence, 10);
+    auto args = sized<kvx_step_layer_args_t>();
+    args.num_q_heads = kQHeads;
+    args.q = args.k = args.v = &view;
+    args.out = &out_view;
+    args.tree_mask = mask.data();
+    args.tree_mask_stride = stride;
+    EXPECT_FALSE(cache.step_layer(args).ok());
+    return std::string(kvx_last_error());
+  };
+  EXPECT_THAT(refusal("int8", 9), HasSubstr("tree_mask_stride is 9; expected at least 10"));
+  EXPECT_THAT(refusal("int8:sink=8,recent=8", 10), HasSubstr("goes over a block's end"));
+}
+
 TEST(OwnedMemory, RefusesPlacesThatAreNotThere) {
   const auto refusal = [](auto change) {
     auto options = sized<kvx_cache_options_t>();

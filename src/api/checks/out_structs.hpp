@@ -1,0 +1,46 @@
+// Structs that a call fills, up to the size that the caller gives them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "core/result.hpp"
+#include "kvx/kvx_abi.h"
+
+namespace kvx::boundary {
+
+// Checks an out struct. INVALID_ARGUMENT: null, or a size below 8.
+template <class Struct>
+Status check_out_struct(const Struct* caller, std::string_view name) {
+  if (caller == nullptr) return invalid_argument("{} is null", name);
+  constexpr uint32_t kLeast = 8;  // size and the first field
+  if (caller->size >= kLeast) return {};
+  return invalid_argument("{}.size is {}; expected {}", name, caller->size, sizeof(Struct));
+}
+
+// Writes at most the caller's size of bytes to an out struct and sets its size to the bytes
+// written. Errors as check_out_struct().
+template <class Struct>
+Status write_struct(Struct answer, Struct* caller, std::string_view name) {
+  KVX_RETURN_IF_ERROR(check_out_struct(caller, name));
+  answer.size = std::min<uint32_t>(caller->size, sizeof answer);
+  memcpy(caller, &answer, answer.size);
+  return {};
+}
+
+// A side that is filled must have the fields of 1.2's first release.
+inline Status check_side_room(const kvx_side_t* side, std::string_view name) {
+  constexpr uint32_t kLeastBytes = offsetof(kvx_side_t, flags);
+  if (side == nullptr) return invalid_argument("{} is null", name);
+  if (side->size >= kLeastBytes) return {};
+  return invalid_argument("{}.size is {}; expected at least {}", name, side->size, kLeastBytes);
+}
+
+// Writes as many bytes as the caller's struct has.
+inline void fill_side(kvx_side_t answer, kvx_side_t* side) {
+  answer.size = std::min<uint32_t>(side->size, sizeof answer);
+  memcpy(side, &answer, answer.size);
+}
+
+}  // namespace kvx::boundary
