@@ -847,6 +847,37 @@ inline Status transcode(const kvx_transcode_args_t& args, void* stream = nullptr
   return to_status(kvx_transcode(&args, stream));
 }
 
+// A full-precision window beside an engine's pages: copies of blocks in 16 bits in a second layer.
+// kvx_window_t and kvx_window_plan_args_t say what the fields mean; this fills in the sizes and
+// keeps the window's own numbers.
+class Window {
+ public:
+  // window.state may be null until plan(): sizes() says how large it is.
+  explicit Window(const kvx_window_t& window) : window_(window) { window_.size = sizeof window_; }
+
+  Result<kvx_window_sizes_t> sizes() const {
+    auto sizes = sized<kvx_window_sizes_t>();
+    return value_or_failure(kvx_window_sizes(&window_, &sizes), [&] { return sizes; });
+  }
+  void set_state(void* state, uint64_t bytes) {
+    window_.state = state;
+    window_.state_bytes = bytes;
+  }
+  // args.window and args.size are set here.
+  Status plan(kvx_window_plan_args_t args, void* stream = nullptr) const {
+    args.size = sizeof args;
+    args.window = &window_;
+    return to_status(kvx_window_plan(&args, stream));
+  }
+  Status forget(Span<const int64_t> blocks, void* stream = nullptr) const {
+    const auto num_blocks = static_cast<int64_t>(blocks.size());
+    return to_status(kvx_window_forget(&window_, blocks.data(), num_blocks, stream));
+  }
+
+ private:
+  kvx_window_t window_;
+};
+
 // ---- cache files ----
 
 inline Result<kvx_file_info_t> inspect_file(const std::string& path) {

@@ -917,6 +917,92 @@ KVX_API kvx_status_t kvx_turbomind_probe(const kvx_turbomind_pools_t* pools,
                                          uint32_t memory, void* stream,
                                          kvx_turbomind_probe_t* probe);
 
+/* ---- a full-precision window beside an engine's pages ---- */
+
+/* When a row is written to its page. */
+typedef enum kvx_window_unit {
+  /* At once, and to the window as well. Every page is complete at any time, so pages may be shared,
+   * saved and sent as without a window. */
+  KVX_WINDOW_ROWS = 0,
+  /* With its block, when its last row is there: the block is quantised whole, once. The open block
+   * of a sequence is in the window only: its page is written later, or never. */
+  KVX_WINDOW_BLOCKS = 1
+} kvx_window_unit_t;
+
+/* A window: copies in 16 bits of the blocks that hold the first sink_tokens of a sequence and at
+ * least the recent_tokens before every query. They are blocks of a second layer (BF16 on a GPU)
+ * with the pages' block_size, heads, head_dim and transforms; all layers of a model share one
+ * window. The state names the copy of each page, so a window follows pages: it needs no name of a
+ * sequence, and sequences that share a page share its copy. */
+typedef struct kvx_window_t {
+  uint32_t size;
+  uint32_t block_size;
+  uint32_t sink_tokens;   /* rounded up to whole blocks */
+  uint32_t recent_tokens; /* rounded up to whole blocks, and the open block is added */
+  uint32_t unit;          /* kvx_window_unit_t */
+  uint32_t memory;        /* kvx_memory_type_t, of state and all arrays */
+  int64_t num_blocks;     /* pages: ids of block_table are below it */
+  /* Blocks of the second layer. window_blocks_per_sequence (kvx_window_sizes) for each sequence of
+   * a step are enough. With fewer, and for sequences that skip steps while others run, windows are
+   * shorter; under KVX_WINDOW_BLOCKS an open block always keeps its copy. */
+  int64_t num_window_blocks;
+  void*
+      state; /* zeros at first, aligned to 4 bytes; the library writes it, in the stream's order */
+  uint64_t state_bytes; /* at least kvx_window_sizes' */
+  uint64_t* counters;   /* as kvx_layer_t's */
+} kvx_window_t;
+
+typedef struct kvx_window_sizes_t {
+  uint32_t size;
+  uint32_t reserved; /* 0 */
+  uint64_t state_bytes;
+  uint64_t window_blocks_per_sequence;
+  uint64_t closing_blocks_per_sequence; /* length of a sequence's row of closing_from */
+} kvx_window_sizes_t;
+
+/* Fills at most sizes->size bytes. Of `window`, state, state_bytes, memory and counters are not
+ * read. */
+KVX_API kvx_status_t kvx_window_sizes(const kvx_window_t* window, kvx_window_sizes_t* sizes);
+
+typedef struct kvx_window_plan_args_t {
+  uint32_t size;
+  uint32_t reserved; /* 0 */
+  const kvx_window_t* window;
+  /* The step, as kvx_attend takes it: lengths include the step's new tokens, whose rows are
+   * [q_starts[s], q_starts[s + 1]). */
+  const kvx_block_table_t* block_table;
+  const kvx_seq_lens_t* seq_lens;
+  const int32_t* q_starts; /* [seq_count + 1] */
+  int64_t block_table_stride;
+  int64_t num_tokens; /* rows of the step, padding included, whose slots are -1 */
+  /* For kvx_attend: a PACKED table of S32 ids, and the window of each sequence. */
+  int32_t* block_ids;           /* [seq_count, max_blocks_per_seq] */
+  int32_t* num_sink_blocks;     /* [seq_count] */
+  int32_t* first_recent_blocks; /* [seq_count] */
+  /* For kvx_append: to the pages and to the second layer. */
+  int64_t* slots;        /* [num_tokens]; may be null under KVX_WINDOW_ROWS */
+  int64_t* window_slots; /* [num_tokens] */
+  /* For kvx_copy_blocks from the second layer to the pages, behind both appends. Null under
+   * KVX_WINDOW_ROWS. Entries without a copy have 0 tokens. */
+  int64_t* closing_from;   /* [seq_count, closing_blocks_per_sequence] */
+  int64_t* closing_to;     /* [seq_count, closing_blocks_per_sequence] */
+  int32_t* closing_tokens; /* [seq_count, closing_blocks_per_sequence] */
+} kvx_window_plan_args_t;
+
+/* Plans a step: moves the window, and says where append, copy_blocks and attend write and read in
+ * every layer. Every append to the pages is planned; kvx_window_forget is for the rest. A sequence
+ * may be cut (the next step's lengths are shorter): as far as its blocks still have copies, the
+ * window is what it was. On a GPU it is two launches, neither waits nor allocates, and sequences
+ * and pages that do not fit are counted and have no window. INVALID_ARGUMENT and OUT_OF_RANGE on
+ * the host: nothing is written. */
+KVX_API kvx_status_t kvx_window_plan(const kvx_window_plan_args_t* args, void* stream);
+
+/* blocks: [num_blocks] ids of pages that were written without a plan (read from a file, received,
+ * copied), or, under KVX_WINDOW_BLOCKS, of sequences that have ended: their copies are no longer
+ * used. OUT_OF_RANGE: an id that no page has; on a GPU it is counted. */
+KVX_API kvx_status_t kvx_window_forget(const kvx_window_t* window, const int64_t* blocks,
+                                       int64_t num_blocks, void* stream);
+
 /* ---- recipes: how a whole cache stores K and V, as one string ---- */
 
 /* What a recipe means for rows of one k and one v head_dim. Bytes are those of one token of one KV
@@ -1065,6 +1151,99 @@ KVX_API kvx_status_t kvx_tables_layer(kvx_tables_t tables, const kvx_tables_laye
 KVX_API kvx_status_t kvx_tables_run(kvx_tables_t tables, const kvx_tables_layer_args_t* args,
                                     uint32_t first_head, uint32_t* num_heads, kvx_side_t* k,
                                     kvx_side_t* v);
+
+/* ---- statistics: what tables are fitted from (docs/tune.md) ---- */
+
+/* What K, V and queries of a model look like where a cache meets them. An engine feeds the rows
+ * that it appends, and fits a tuned recipe's tables from them. Calls for different layers may come
+ * from different threads at once. */
+typedef struct kvx_statistics_s* kvx_statistics_t;
+
+typedef struct kvx_statistics_config_t {
+  uint32_t size;
+  uint32_t num_layers;
+  uint32_t num_q_heads; /* a multiple of num_kv_heads */
+  uint32_t num_kv_heads;
+  uint32_t k_head_dim;
+  uint32_t v_head_dim;
+  /* The model's RoPE, with which K's mean before it is collected too, as in kvx_layer_tables_t. 0:
+   * it is not known, and KVX_FIT_K_BLOCK_OFFSET cannot be fitted. */
+  uint32_t num_inv_freq;
+  uint32_t rope_pairs; /* kvx_rope_pairs_t */
+  const double* inv_freq;
+  double attention_scaling; /* 0: 1 */
+} kvx_statistics_config_t;
+
+KVX_API kvx_status_t kvx_statistics_create(const kvx_statistics_config_t* config,
+                                           kvx_statistics_t* statistics);
+/* Null is allowed. */
+KVX_API void kvx_statistics_free(kvx_statistics_t statistics);
+
+/* Rows of consecutive positions of one sequence in one layer, in host memory, after RoPE. */
+typedef struct kvx_statistics_rows_t {
+  uint32_t size;
+  uint32_t layer;
+  int64_t first_position;
+  int64_t num_rows;               /* 1 to 65536 */
+  const kvx_rows_t* k;            /* [num_rows, num_kv_heads, k_head_dim]; null with v */
+  const kvx_rows_t* v;            /* [num_rows, num_kv_heads, v_head_dim]; null with k */
+  const kvx_rows_t* q;            /* [num_rows, num_q_heads, k_head_dim]; null: no queries come */
+  const kvx_executor_t* executor; /* null: the calling thread */
+} kvx_statistics_rows_t;
+
+/* INVALID_ARGUMENT: a NaN or an infinity, named by layer, position, head and channel; of these rows
+ * nothing is counted then. */
+KVX_API kvx_status_t kvx_statistics_feed(kvx_statistics_t statistics,
+                                         const kvx_statistics_rows_t* rows);
+/* Adds what `from` has collected, in another thread perhaps, to `to`: then `to` is what one
+ * object that was fed all rows would be. INVALID_ARGUMENT: they have other configurations. */
+KVX_API kvx_status_t kvx_statistics_merge(kvx_statistics_t to, kvx_statistics_t from);
+
+/* One layer's statistics: each array that is not null is filled. The first four tokens of a
+ * sequence count in maxima and percentiles, not in means. */
+typedef struct kvx_statistics_layer_t {
+  uint32_t size;
+  uint32_t reserved;    /* 0 */
+  int64_t num_rows;     /* out: that were fed */
+  float* k_mean;        /* [num_kv_heads, k_head_dim] */
+  float* v_mean;        /* [num_kv_heads, v_head_dim] */
+  float* k_largest;     /* [num_kv_heads, k_head_dim], magnitudes */
+  float* v_largest;     /* [num_kv_heads, v_head_dim] */
+  float* k_rope_mean;   /* [num_kv_heads, k_head_dim]: K's mean before RoPE; needs the RoPE */
+  float* query_moments; /* [num_kv_heads, k_head_dim, k_head_dim]: E[q q^T] */
+} kvx_statistics_layer_t;
+
+/* Sets values->num_rows and fills the arrays. OUT_OF_RANGE: no such layer. INVALID_ARGUMENT: a mean
+ * or moments of a layer that was fed too little. */
+KVX_API kvx_status_t kvx_statistics_layer(kvx_statistics_t statistics, uint32_t layer,
+                                          kvx_statistics_layer_t* values);
+/* percentiles: [num_kv_heads, head_dim / group_size], the magnitudes that `percent` of a group's
+ * numbers do not exceed, within 1/64 of them; 100 is exact. is_v: 0 for K, 1 for V. group_size
+ * divides the head_dim. */
+KVX_API kvx_status_t kvx_statistics_percentiles(kvx_statistics_t statistics, uint32_t layer,
+                                                uint32_t is_v, uint32_t group_size, double percent,
+                                                float* percentiles);
+
+/* Tables that kvx_statistics_fit makes; docs/tune.md says what each is worth. */
+typedef enum kvx_fit_tables {
+  KVX_FIT_K_MEAN = 1,
+  KVX_FIT_V_MEAN = 2,
+  KVX_FIT_K_BLOCK_OFFSET = 4,
+  KVX_FIT_K_FACTOR = 8,
+  KVX_FIT_K_FEEDBACK = 16
+} kvx_fit_tables_t;
+
+typedef struct kvx_fit_config_t {
+  uint32_t size;
+  uint32_t tables;    /* kvx_fit_tables_t, at least one */
+  const char* recipe; /* that they are for, "nvfp4:auto,immediate" */
+  const char* model_name;
+} kvx_fit_config_t;
+
+/* Makes a tuned recipe, which kvx_tables_free frees, of every layer's statistics. INVALID_ARGUMENT
+ * names the first layer that was fed too little. */
+KVX_API kvx_status_t kvx_statistics_fit(kvx_statistics_t statistics, const kvx_fit_config_t* config,
+                                        kvx_tables_t* tables);
 
 /* ---- caches that own their memory ---- */
 

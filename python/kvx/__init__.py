@@ -15,6 +15,7 @@ from kvx.files import BlockCopyKind, CacheFile, inspect, verify
 from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.gates import GateError, GateFailure, HeadErrors
 from kvx.paged_layer import PagedLayer
+from kvx.paged_window import PagedWindow, WindowPlan
 from kvx.rows import Rows, dequantize, quantize, transcode
 from kvx.step import Step
 from kvx.threads import num_threads, set_num_threads, use_openmp
@@ -41,6 +42,7 @@ __all__ = [
     "Memory",
     "OutOfRangeError",
     "PagedLayer",
+    "PagedWindow",
     "Recipe",
     "Rows",
     "Saturation",
@@ -48,6 +50,7 @@ __all__ = [
     "Step",
     "Tier",
     "UnsupportedError",
+    "WindowPlan",
     "__version__",
     "compare",
     "dequantize",

@@ -9,14 +9,19 @@ from numpy.typing import NDArray
 from kvx import _core
 from kvx.arrays import as_int64, checked_array, new_full, new_numbers, new_output
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
+from kvx.paged_window import WindowPlan
 from kvx.refusals import in_words
 from kvx.types import Array, ArrayT, Device, Stream
+
+
+_NO_WINDOW = WindowPlan(None, None, None, None, None)
 
 
 class PagedLayer(_core.PagedLayer):
     """The verbs of one layer over an engine's own pages, block tables and slots.
 
-    recipe:           ``"int8"``, ``"nvfp4:auto,immediate"``; pages have no full-precision window.
+    recipe:           ``"int8"``, ``"nvfp4:auto,immediate"``; pages have no full-precision window of
+                      their own, kvx.PagedWindow is one beside them.
                       ``"tuned:FILE"`` is a tuned recipe, which needs layer
     num_kv_heads, head_dim: the layer's; v_head_dim when values differ from keys
     block_size:       tokens a page, 1 to 1024
@@ -97,6 +102,11 @@ class PagedLayer(_core.PagedLayer):
         return super().page_bytes
 
     @property
+    def window_block_bytes(self) -> int:
+        """Bytes of a block of a kvx.PagedWindow: bf16 keys and values of block_size tokens."""
+        return super().window_block_bytes
+
+    @property
     def order(self) -> str:
         """The order of a page's codes: ``"pool"``, or ``"interleaved"`` for 4-bit codes whose signs
         and magnitudes lie apart, which some GPUs decode faster. Pages of one order mean nothing in
@@ -117,6 +127,8 @@ class PagedLayer(_core.PagedLayer):
         slots: Array,
         *,
         positions: Array | None = None,
+        window_pages: Array | None = None,
+        plan: WindowPlan | None = None,
         stream: Stream = None,
     ) -> int | None:
         """Stores new tokens. Returns how many numbers have no code under given scales; None on a
@@ -127,12 +139,28 @@ class PagedLayer(_core.PagedLayer):
         slots: int64 or int32 [tokens]; a negative one skips its token
         positions: int64 or int32 [tokens], of each token in its sequence; where needs_positions
                    says so
+        window_pages, plan: with a kvx.PagedWindow, this layer's blocks of it, uint8 [num_blocks,
+                   window_block_bytes or more], and the step's plan, whose slots are ``slots``
 
         Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages. On a GPU such a slot
         is skipped and counted, and so is a position beyond max_tokens.
         """
         places = None if positions is None else as_int64(positions)
-        nonfinite = _core.PagedLayer.append(self, pages, k, v, as_int64(slots), places, stream)
+        window = plan or _NO_WINDOW
+        nonfinite = _core.PagedLayer.append(
+            self,
+            pages,
+            k,
+            v,
+            as_int64(slots),
+            places,
+            window_pages,
+            window.window_slots,
+            window.closing_from,
+            window.closing_to,
+            window.closing_tokens,
+            stream,
+        )
         return cast(int | None, nonfinite)
 
     @in_words
@@ -155,6 +183,8 @@ class PagedLayer(_core.PagedLayer):
         num_decodes: int = 0,
         num_queries: int | None = None,
         workspace: Array | None = None,
+        window_pages: Array | None = None,
+        plan: WindowPlan | None = None,
         stream: Stream = None,
     ) -> ArrayT:
         """Causal attention of a ragged batch, straight from the packed bytes.
@@ -170,6 +200,7 @@ class PagedLayer(_core.PagedLayer):
                      each softmax's sum goes, sinks included; None: nowhere
         window:      a query sees its own token and the window - 1 before; 0 for all
         softmax_scale, softcap, sinks: as in kvx.Cache.append_and_attend
+        window_pages, plan: as append() took them; block_table is then ``plan.block_table``
 
         What a GPU's launch is shaped by, since the host does not see the lengths there; a captured
         graph serves every batch within these. The CPU reads the lengths:
@@ -185,6 +216,9 @@ class PagedLayer(_core.PagedLayer):
         On a GPU a sequence whose lengths do not fit gets zeros and is counted, and
         kvx.UnsupportedError says that a captured call needs a workspace that no call before it had.
         """
+        if plan is not None and block_table is not plan.block_table:
+            raise Error("block_table is not plan.block_table, whose ids the plan's window goes by")
+        window_plan = plan or _NO_WINDOW
         if out is None:
             shape = (*tuple(checked_array(q, "q").shape[:2]), self.v_head_dim)
             out = cast(ArrayT, new_output(q, shape, self.device, "out is None and q"))
@@ -206,6 +240,9 @@ class PagedLayer(_core.PagedLayer):
             num_queries,
             workspace,
             lse,
+            window_pages,
+            window_plan.num_sink_blocks,
+            window_plan.first_recent_blocks,
             stream,
         )
         return out
@@ -220,15 +257,23 @@ class PagedLayer(_core.PagedLayer):
         max_q_len: int,
         max_seq_len: int,
         window: int = 0,
+        has_window_pages: bool = False,
     ) -> int:
         """Bytes of a workspace that is enough for every attend() within these bounds; 0 where none
         needs one, as on the CPU.
 
         max_queries: rows of q; max_q_len, max_seq_len: of a sequence, as in attend()
+        has_window_pages: whether a kvx.PagedWindow's blocks are attended too
         Raises kvx.Error naming what is out of range.
         """
         return super().workspace_bytes(
-            num_q_heads, max_sequences, max_queries, max_q_len, max_seq_len, window
+            num_q_heads,
+            max_sequences,
+            max_queries,
+            max_q_len,
+            max_seq_len,
+            window,
+            has_window_pages,
         )
 
     @overload  # type: ignore[override]

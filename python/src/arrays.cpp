@@ -382,6 +382,19 @@ template nb::ndarray<nb::ro> input_ints<int32_t>(nb::handle, const char*, size_t
 template nb::ndarray<nb::ro> input_ints<int64_t>(nb::handle, const char*, size_t,
                                                  const ArrayPlace&);
 
+template <class Int>
+nb::ndarray<> output_ints(nb::handle object, const char* name, int64_t n, const ArrayPlace& place) {
+  auto array = array_at<nb::ndarray<>>(object, name, place);
+  if (array.dtype() != nb::dtype<Int>() || static_cast<int64_t>(array.size()) < n) {
+    throw CoreError(invalid_argument("{} is {}; expected {} numbers of int{} or more", name,
+                                     array_text(array), n, 8 * sizeof(Int)));
+  }
+  check_contiguous(array, name);
+  return array;
+}
+template nb::ndarray<> output_ints<int32_t>(nb::handle, const char*, int64_t, const ArrayPlace&);
+template nb::ndarray<> output_ints<int64_t>(nb::handle, const char*, int64_t, const ArrayPlace&);
+
 PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes,
                        const ArrayPlace& place) {
   auto array = array_at<nb::ndarray<>>(object, name, place);

@@ -69,6 +69,11 @@ template <class Int>
 nb::ndarray<nb::ro> input_ints(nb::handle object, const char* name, size_t num_dimensions,
                                const ArrayPlace& place = {});
 
+// A contiguous array of n int32 or int64 numbers or more to write to, of any shape.
+template <class Int>
+nb::ndarray<> output_ints(nb::handle object, const char* name, int64_t n,
+                          const ArrayPlace& place = {});
+
 // An engine's pages, uint8 [pages, ...], writable, each page contiguous and of page_bytes or more.
 struct PageMemory {
   nb::ndarray<> array;

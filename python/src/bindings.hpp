@@ -10,6 +10,7 @@ void bind_rows(nanobind::module_& module);
 void bind_paged_step(nanobind::module_& module);
 void bind_paged_cache(nanobind::module_& module);
 void bind_paged_layer(nanobind::module_& module);
+void bind_paged_window(nanobind::module_& module);
 void bind_contiguous_cache(nanobind::module_& module);
 void bind_cache_files(nanobind::module_& module);
 void bind_block_files(nanobind::module_& module);

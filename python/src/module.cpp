@@ -74,6 +74,7 @@ NB_MODULE(_core, module) {
   bind_paged_step(module);
   bind_paged_cache(module);
   bind_paged_layer(module);
+  bind_paged_window(module);
   bind_contiguous_cache(module);
   bind_cache_files(module);
   bind_block_files(module);

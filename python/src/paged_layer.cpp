@@ -27,6 +27,8 @@ namespace {
 
 // Where the store believes its pages to lie. Never read or written.
 constexpr uintptr_t kStoreAddress = 4096;
+// Of a full-precision window's rows: what a GPU's fast kernels read beside packed ones.
+constexpr format::FormatId kWindowFormat = format::FormatId::kBF16;
 // A GPU's fast kernels copy rows by so many bytes at once.
 constexpr int64_t kCudaPageAlignment = 16;
 
@@ -68,6 +70,9 @@ PageShape page_shape(const tune::CacheRecipe& tuned, int num_kv_heads, int k_hea
   const cache::GroupBytes bytes{
       block_size, {kv::packed_bytes(shape.geometry, shape.plan)}, recipe.order};
   shape.layout = value_of(cache::layout_block(bytes));
+  const auto window_spec = value_of(format::make_spec(kWindowFormat));
+  shape.window_layout = value_of(
+      cache::layout_block({block_size, {kv::full_precision_bytes(shape.geometry, window_spec)}}));
   return shape;
 }
 
@@ -126,7 +131,7 @@ const T* numbers(const nb::ndarray<nb::ro>& array) {
 
 StepBatch::StepBatch(nb::handle table, nb::handle lengths, nb::handle starts,
                      const BatchBounds& given_bounds, nb::handle given_workspace,
-                     const ArrayPlace& place)
+                     const StepWindow& window, const ArrayPlace& place)
     : block_table(input_ints<int32_t>(table, "block_table", 2, place)),
       seq_lens(input_ints<int32_t>(lengths, "seq_lens", 1, place)),
       q_starts(input_ints<int32_t>(starts, "q_starts", 1, place)),
@@ -143,10 +148,16 @@ StepBatch::StepBatch(nb::handle table, nb::handle lengths, nb::handle starts,
   check_range("max_q_len", bounds.max_q_len.value_or(1), 1, std::numeric_limits<int>::max());
   check_range("max_seq_len", bounds.max_seq_len.value_or(1), 1, std::numeric_limits<int>::max());
   check_range("num_decodes", bounds.num_decodes, 0, num_sequences);
+  read_window(window, place);
   const std::pair<nb::handle, const nb::ndarray<nb::ro>*> arrays[] = {
-      {table, &block_table}, {lengths, &seq_lens}, {starts, &q_starts}};
+      {table, &block_table},
+      {lengths, &seq_lens},
+      {starts, &q_starts},
+      {window.num_sink_blocks, &num_sink_blocks},
+      {window.first_recent_blocks, &first_recent_blocks}};
   for (const auto& [object, array] : arrays) {
     if (place.cuda_device < 0 || place.are_all_ready) break;
+    if (!array->is_valid()) continue;
     if (!current_stream(object, place.cuda_device)) kept.push_back(*array);
   }
   if (given_workspace.is_none()) return;
@@ -165,13 +176,15 @@ PagedLayer::PagedLayer(PageShape shape, const kv::LayerCalibration& calibration,
       shape_(std::move(shape)),
       page_bytes_(shape_.layout.block_bytes) {
   const kv::LayerMemory memory{store_address(), 1, &shape_.layout, 0};
+  const kv::LayerMemory window_memory{store_address(), 1, &shape_.window_layout, 0};
   std::optional<device::CurrentCudaDevice> current;
   if (lane_) {
     current.emplace(value_of(device::CurrentCudaDevice::set(lane_->device())));
     cuda_place_ = value_of(kv::CudaPlace::create(lane_->placement(1).context));
   }
-  auto store = kv::LayerStore::create(shape_.geometry, 0, shape_.plan, {}, calibration, memory, {},
-                                      cuda_place_.get());
+  auto store = kv::LayerStore::create(shape_.geometry, 0, shape_.plan,
+                                      value_of(format::make_spec(kWindowFormat)), calibration,
+                                      memory, window_memory, cuda_place_.get());
   if (!store.ok()) throw CoreError(in_pythons_words(store.error()));
   store_ = std::move(store).value();
   // Its tables and counters are there before a stream that waits for no other reads them.
@@ -197,9 +210,9 @@ ArrayPlace PagedLayer::place_of(nb::handle stream, std::initializer_list<nb::han
   return place;
 }
 
-PagedLayer::PageArray PagedLayer::page_array(nb::handle pages, const char* name,
+PagedLayer::PageArray PagedLayer::page_array(nb::handle pages, const char* name, int64_t page_bytes,
                                              const ArrayPlace& place) const {
-  const PageMemory memory = page_memory(pages, name, page_bytes_, place);
+  const PageMemory memory = page_memory(pages, name, page_bytes, place);
   const PageArray array{nb::ndarray<nb::ro>(memory.array),
                         static_cast<uint8_t*>(memory.array.data()),
                         static_cast<int64_t>(memory.array.shape(0)), memory.page_stride};
@@ -214,11 +227,12 @@ PagedLayer::PageArray PagedLayer::page_array(nb::handle pages, const char* name,
   return array;
 }
 
-void PagedLayer::check_slots(std::span<const int64_t> slots, int64_t num_pages) const {
+void PagedLayer::check_slots(const char* name, std::span<const int64_t> slots,
+                             int64_t num_pages) const {
   const int64_t num_slots = num_pages * shape_.layout.block_size;
   for (size_t t = 0; t < slots.size(); ++t) {
     if (slots[t] < num_slots) continue;
-    throw CoreError(out_of_range("slots[{}] is {}; {} pages of {} tokens have {} slots", t,
+    throw CoreError(out_of_range("{}[{}] is {}; {} pages of {} tokens have {} slots", name, t,
                                  slots[t], num_pages, shape_.layout.block_size, num_slots));
   }
 }
@@ -233,30 +247,35 @@ ops::LayerView PagedLayer::view_of(const PageArray& pages) {
   return place_view(pages, view_);
 }
 
-// Scales that are given lie in tables of the store, not in pages.
 ops::LayerView PagedLayer::place_view(const PageArray& pages, PlacedView& view) const {
-  const ops::LayerView& stored = store_->packed();
-  if (view.base != pages.base || view.num_pages != pages.num_pages ||
-      view.page_stride != pages.page_stride) {
-    view.base = pages.base;
-    view.num_pages = pages.num_pages;
-    view.page_stride = pages.page_stride;
-    view.runs.assign(stored.runs.begin(), stored.runs.end());
-    const auto& places = shape_.layout.layers.front().runs;
-    for (size_t r = 0; r < view.runs.size(); ++r) {
-      const auto move = [&pages](ops::SideView& side, const cache::SidePlace& place) {
-        if (!place.is_stored) return;
+  return view.move(pages, store_->packed(), shape_.layout);
+}
+
+// Scales that are given lie in tables of the store, not in pages. A window's runs may be cut: they
+// are parts of the layout's only run.
+ops::LayerView PagedLayer::PlacedView::move(const PageArray& pages, const ops::LayerView& stored,
+                                            const cache::BlockLayout& layout) {
+  if (base != pages.base || num_pages != pages.num_pages || page_stride != pages.page_stride) {
+    base = pages.base;
+    num_pages = pages.num_pages;
+    page_stride = pages.page_stride;
+    runs.assign(stored.runs.begin(), stored.runs.end());
+    const auto& places = layout.layers.front().runs;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      const cache::RunPlace& place = places[std::min(r, places.size() - 1)];
+      const auto move_side = [&pages](ops::SideView& side, const cache::SidePlace& at) {
+        if (!at.is_stored) return;
         side.codes.base = pages.base + (side.codes.base - store_address());
         side.codes.block_stride = pages.page_stride;
-        if (!place.has_scales) return;
+        if (!at.has_scales) return;
         side.scales.base = pages.base + (side.scales.base - store_address());
         side.scales.block_stride = pages.page_stride;
       };
-      move(view.runs[r].k, places[r].k);
-      move(view.runs[r].v, places[r].v);
+      move_side(runs[r].k, place.k);
+      move_side(runs[r].v, place.v);
     }
   }
-  return {pages.num_pages, stored.block_size, stored.num_kv_heads, view.runs};
+  return {pages.num_pages, stored.block_size, stored.num_kv_heads, runs};
 }
 
 // Runs a verb in the order of the caller's stream.
@@ -273,9 +292,10 @@ bool PagedLayer::needs_positions() const {
 }
 
 nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
-                              nb::handle positions, nb::handle stream) {
-  const ArrayPlace place = place_of(stream, {pages, k, v, slots, positions});
-  const PageArray memory = page_array(pages, "pages", place);
+                              nb::handle positions, const WindowAppend& window, nb::handle stream) {
+  const ArrayPlace place =
+      place_of(stream, {pages, k, v, slots, positions, window.pages, window.slots});
+  const PageArray memory = page_array(pages, "pages", page_bytes_, place);
   const auto slot_array = input_ints<int64_t>(slots, "slots", 1, place);
   const InputRows keys = input_rows(k, "k", {-1, heads(), geometry().k_head_dim}, place);
   const InputRows values = input_rows(v, "v", {-1, heads(), geometry().v_head_dim}, place);
@@ -292,11 +312,13 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
     check_rows("positions", static_cast<int64_t>(position_array.shape(0)),
                static_cast<int64_t>(tokens));
   }
+  const WindowArrays arrays = window_arrays(window, tokens, place);
   KeptArrays kept;
   if (lane_) {
     lane_->keep(kept, place, k, keys.array);
     lane_->keep(kept, place, v, values.array);
     lane_->keep(kept, place, slots, slot_array);
+    keep_window(kept, place, window, arrays);
     if (needs_positions()) lane_->keep(kept, place, positions, position_array);
   }
 
@@ -305,7 +327,8 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
     nb::gil_scoped_release no_gil;
     const ops::CpuContext& cpu = context_->cpu();
     const std::span slot_numbers(numbers<int64_t>(slot_array), tokens);
-    if (!lane_) check_slots(slot_numbers, memory.num_pages);
+    if (!lane_) check_slots("slots", slot_numbers, memory.num_pages);
+    if (!lane_) check_window(arrays, memory.num_pages);
     const std::lock_guard lock(mutex_);
     ops::AppendArgs args;
     args.cache = view_of(memory);
@@ -315,12 +338,15 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
     args.slot_mapping = slot_numbers;
     if (needs_positions()) args.positions = {numbers<int64_t>(position_array), tokens};
     if (lane_) {
-      on_device(place, kept, [&](const ops::CudaContext& context) {
-        return tokens == 0 ? Status() : ops::append(context, args, device_counters());
+      on_device(place, kept, [&](const ops::CudaContext& context) -> Status {
+        if (tokens == 0) return {};
+        KVX_RETURN_IF_ERROR(ops::append(context, args, device_counters()));
+        return append_to_window(args, arrays, &context);
       });
     } else {
       nonfinite = value_of(ops::append(cpu, args)).nonfinite_inputs;
       nonfinite_inputs_ += nonfinite;
+      throw_if_error(append_to_window(args, arrays, nullptr));
     }
   }
   return lane_ ? nb::object(nb::none()) : nb::object(nb::int_(nonfinite));
@@ -329,28 +355,40 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
 void PagedLayer::attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
                         nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
                         const BatchBounds& bounds, nb::handle workspace, nb::handle lse,
-                        nb::handle stream) {
-  const ArrayPlace place = place_of(
-      stream, {out, q, pages, block_table, seq_lens, q_starts, workspace, lse, attention.sinks});
-  const StepBatch batch(block_table, seq_lens, q_starts, bounds, workspace, place);
-  attend_at(place, pages, q, out, batch, attention, lse);
+                        nb::handle window_pages, const StepWindow& window, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {out, q, pages, block_table, seq_lens, q_starts,
+                                             workspace, lse, attention.sinks, window_pages});
+  const StepBatch batch(block_table, seq_lens, q_starts, bounds, workspace, window, place);
+  attend_at(place, pages, q, out, batch, attention, lse, window_pages);
 }
 
 void PagedLayer::attend_batch(nb::handle pages, nb::handle q, nb::handle out,
                               const StepBatch& batch, const Attention& attention, nb::handle lse,
-                              nb::handle stream) {
-  const ArrayPlace place = place_of(stream, {out, q, pages, lse, attention.sinks});
-  attend_at(place, pages, q, out, batch, attention, lse);
+                              nb::handle window_pages, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {out, q, pages, lse, attention.sinks, window_pages});
+  attend_at(place, pages, q, out, batch, attention, lse, window_pages);
 }
 
 void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle q, nb::handle out,
-                           const StepBatch& batch, const Attention& attention, nb::handle lse) {
-  const PageArray memory = page_array(pages, "pages", place);
+                           const StepBatch& batch, const Attention& attention, nb::handle lse,
+                           nb::handle window_pages) {
+  const PageArray memory = page_array(pages, "pages", page_bytes_, place);
+  PageArray window;
+  if (batch.has_window() != !window_pages.is_none()) {
+    throw CoreError(invalid_argument(
+        "window_pages is {} and the step is planned {} a window; "
+        "expected both or none",
+        window_pages.is_none() ? "None" : "given", batch.has_window() ? "with" : "without"));
+  }
+  if (batch.has_window()) {
+    window = page_array(window_pages, "window_pages", window_block_bytes(), place);
+  }
   const InputRows queries = input_rows(q, "q", {-1, -1, geometry().k_head_dim}, place);
   const OutputRows output =
       output_rows(out, "out", {-1, queries.num_heads, geometry().v_head_dim}, place);
   check_apart(output.array, queries.array, "q");
   check_apart(output.array, memory.array, "pages");
+  check_apart(output.array, window.array, "window_pages");
   const int64_t num_queries = batch.bounds.num_queries.value_or(queries.num_tokens);
   check_range("num_queries", num_queries, 0, queries.num_tokens);
   // On a GPU the host does not know how many of the rows there are.
@@ -385,6 +423,11 @@ void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle
   const std::lock_guard lock(mutex_);
   ops::AttendArgs args;
   args.packed = view_of(memory);
+  if (batch.has_window()) {
+    args.full_precision = window_view(window, false);
+    args.num_sink_blocks = numbers<int32_t>(batch.num_sink_blocks);
+    args.first_recent_block = numbers<int32_t>(batch.first_recent_blocks);
+  }
   args.transform = store_->transform();
   args.num_sequences = batch.num_sequences;
   args.block_table = {numbers<int32_t>(batch.block_table), batch.block_table.stride(0)};
@@ -422,7 +465,7 @@ void PagedLayer::attend_at(const ArrayPlace& place, nb::handle pages, nb::handle
 void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens, nb::handle k,
                         nb::handle v, nb::handle stream) {
   const ArrayPlace place = place_of(stream, {k, v, pages, block_table, seq_lens});
-  const PageArray memory = page_array(pages, "pages", place);
+  const PageArray memory = page_array(pages, "pages", page_bytes_, place);
   const auto table = input_ints<int32_t>(block_table, "block_table", 2, place);
   const auto lengths = input_ints<int32_t>(seq_lens, "seq_lens", 1, place);
   if (table.shape(0) != lengths.shape(0)) {
@@ -477,8 +520,8 @@ void PagedLayer::gather(nb::handle pages, nb::handle block_table, nb::handle seq
 void PagedLayer::copy_blocks(nb::handle pages, nb::handle to_pages, nb::handle from_blocks,
                              nb::handle to_blocks, nb::handle stream) {
   const ArrayPlace place = place_of(stream, {to_pages, pages, from_blocks, to_blocks});
-  const PageArray from = page_array(pages, "pages", place);
-  const PageArray to = page_array(to_pages, "to_pages", place);
+  const PageArray from = page_array(pages, "pages", page_bytes_, place);
+  const PageArray to = page_array(to_pages, "to_pages", page_bytes_, place);
   const auto from_ids = input_ints<int64_t>(from_blocks, "from_blocks", 1, place);
   const auto to_ids = input_ints<int64_t>(to_blocks, "to_blocks", 1, place);
   const size_t count = from_ids.shape(0);
@@ -516,7 +559,7 @@ void PagedLayer::copy_blocks(nb::handle pages, nb::handle to_pages, nb::handle f
 }
 
 int64_t PagedLayer::workspace_bytes(int num_q_heads, const BatchBounds& bounds, int max_sequences,
-                                    int window) const {
+                                    int window, bool has_window_pages) const {
   check_q_heads(num_q_heads);
   check_range("max_sequences", max_sequences, 0, ops::kMaxCudaSequences);
   check_range("max_queries", *bounds.num_queries, 0, std::numeric_limits<int>::max());
@@ -525,9 +568,15 @@ int64_t PagedLayer::workspace_bytes(int num_q_heads, const BatchBounds& bounds, 
   if (!lane_) return 0;
   const auto current = value_of(device::CurrentCudaDevice::set(lane_->device()));
   const int64_t block_size = shape_.layout.block_size;
-  PlacedView view;
+  PlacedView view, window_view;
   ops::AttendArgs args;
   args.packed = place_view({{}, store_address(), 1, page_bytes_}, view);
+  if (has_window_pages) {
+    static constexpr int32_t kAnyBlock = 0;  // that there is such an array is what matters
+    args.full_precision = window_view.move({{}, store_address(), 1, window_block_bytes()},
+                                           store_->full_precision(), shape_.window_layout);
+    args.num_sink_blocks = args.first_recent_block = &kAnyBlock;
+  }
   args.transform = store_->transform();
   args.max_blocks_per_sequence = (*bounds.max_seq_len + block_size - 1) / block_size;
   args.num_q_heads = num_q_heads;
@@ -582,7 +631,7 @@ namespace {
 class BatchAttention {
  public:
   void plan(nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
-            const BatchBounds& bounds, nb::handle workspace) {
+            const BatchBounds& bounds, nb::handle workspace, const StepWindow& window) {
     ArrayPlace place;
     place.owner = "batch";
     place.cuda_device = cuda_device_of(block_table, "block_table");
@@ -591,13 +640,13 @@ class BatchAttention {
       place.also_behind = place.stream;
     }
     auto batch = std::make_shared<const StepBatch>(block_table, seq_lens, q_starts, bounds,
-                                                   workspace, place);
+                                                   workspace, window, place);
     batch_ = std::move(batch);
     device_ = place.cuda_device;
   }
 
   void run(PagedLayer& layer, nb::handle pages, nb::handle q, nb::handle out,
-           const Attention& attention, nb::handle lse, nb::handle stream) {
+           const Attention& attention, nb::handle lse, nb::handle window_pages, nb::handle stream) {
     if (!batch_) throw CoreError(invalid_argument("nothing is planned; call plan() first"));
     if (layer.cuda_device() != device_) {
       throw CoreError(invalid_argument(
@@ -605,7 +654,7 @@ class BatchAttention {
           layer.device(), device_ < 0 ? "the CPU" : fmt::format("cuda:{}", device_)));
     }
     const std::shared_ptr<const StepBatch> batch = batch_;  // another thread may plan meanwhile
-    layer.attend_batch(pages, q, out, *batch, attention, lse, stream);
+    layer.attend_batch(pages, q, out, *batch, attention, lse, window_pages, stream);
   }
 
  private:
@@ -645,11 +694,23 @@ void bind_paged_layer(nb::module_& module) {
           nb::arg("max_tokens"))
       .def_prop_ro("needs_positions", &PagedLayer::needs_positions)
       .def_prop_ro("page_bytes", &PagedLayer::page_bytes)
+      .def_prop_ro("window_block_bytes", &PagedLayer::window_block_bytes)
       .def_prop_ro("device", &PagedLayer::device, "\"cpu\", or the GPU: \"cuda:0\".")
       .def_prop_ro("order", &PagedLayer::order)
-      .def("append", &PagedLayer::append, nb::arg("pages").none(), nb::arg("k").none(),
-           nb::arg("v").none(), nb::arg("slots").none(), nb::arg("positions").none(),
-           nb::arg("stream").none())
+      .def(
+          "append",
+          [](PagedLayer& self, nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
+             nb::handle positions, nb::handle window_pages, nb::handle window_slots,
+             nb::handle closing_from, nb::handle closing_to, nb::handle closing_tokens,
+             nb::handle stream) {
+            return self.append(
+                pages, k, v, slots, positions,
+                {window_pages, window_slots, closing_from, closing_to, closing_tokens}, stream);
+          },
+          nb::arg("pages").none(), nb::arg("k").none(), nb::arg("v").none(),
+          nb::arg("slots").none(), nb::arg("positions").none(), nb::arg("window_pages").none(),
+          nb::arg("window_slots").none(), nb::arg("closing_from").none(),
+          nb::arg("closing_to").none(), nb::arg("closing_tokens").none(), nb::arg("stream").none())
       .def(
           "attend",
           [](PagedLayer& self, nb::handle pages, nb::handle q, nb::handle out,
@@ -657,17 +718,20 @@ void bind_paged_layer(nb::module_& module) {
              std::optional<float> softmax_scale, float softcap, int window, nb::handle sinks,
              std::optional<int> max_q_len, std::optional<int64_t> max_seq_len, int num_decodes,
              std::optional<int64_t> num_queries, nb::handle workspace, nb::handle lse,
+             nb::handle window_pages, nb::handle num_sink_blocks, nb::handle first_recent_blocks,
              nb::handle stream) {
             self.attend(pages, q, out, block_table, seq_lens, q_starts,
                         {softmax_scale, softcap, window, sinks},
-                        {max_q_len, max_seq_len, num_decodes, num_queries}, workspace, lse, stream);
+                        {max_q_len, max_seq_len, num_decodes, num_queries}, workspace, lse,
+                        window_pages, {num_sink_blocks, first_recent_blocks}, stream);
           },
           nb::arg("pages").none(), nb::arg("q").none(), nb::arg("out").none(),
           nb::arg("block_table").none(), nb::arg("seq_lens").none(), nb::arg("q_starts").none(),
           nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("window"),
           nb::arg("sinks").none(), nb::arg("max_q_len").none(), nb::arg("max_seq_len").none(),
           nb::arg("num_decodes"), nb::arg("num_queries").none(), nb::arg("workspace").none(),
-          nb::arg("lse").none(), nb::arg("stream").none())
+          nb::arg("lse").none(), nb::arg("window_pages").none(), nb::arg("num_sink_blocks").none(),
+          nb::arg("first_recent_blocks").none(), nb::arg("stream").none())
       .def("gather", &PagedLayer::gather, nb::arg("pages").none(), nb::arg("block_table").none(),
            nb::arg("seq_lens").none(), nb::arg("k").none(), nb::arg("v").none(),
            nb::arg("stream").none())
@@ -677,12 +741,13 @@ void bind_paged_layer(nb::module_& module) {
       .def(
           "workspace_bytes",
           [](const PagedLayer& self, int num_q_heads, int max_sequences, int64_t max_queries,
-             int max_q_len, int64_t max_seq_len, int window) {
+             int max_q_len, int64_t max_seq_len, int window, bool has_window_pages) {
             return self.workspace_bytes(num_q_heads, {max_q_len, max_seq_len, 0, max_queries},
-                                        max_sequences, window);
+                                        max_sequences, window, has_window_pages);
           },
           nb::arg("num_q_heads"), nb::arg("max_sequences"), nb::arg("max_queries"),
-          nb::arg("max_q_len"), nb::arg("max_seq_len"), nb::arg("window"))
+          nb::arg("max_q_len"), nb::arg("max_seq_len"), nb::arg("window"),
+          nb::arg("has_window_pages"))
       .def("counters", &PagedLayer::counters)
       .def("reset_counters", &PagedLayer::reset_counters);
 
@@ -692,23 +757,28 @@ void bind_paged_layer(nb::module_& module) {
           "plan",
           [](BatchAttention& self, nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
              std::optional<int> max_q_len, std::optional<int64_t> max_seq_len, int num_decodes,
-             std::optional<int64_t> num_queries, nb::handle workspace) {
+             std::optional<int64_t> num_queries, nb::handle workspace, nb::handle num_sink_blocks,
+             nb::handle first_recent_blocks) {
             self.plan(block_table, seq_lens, q_starts,
-                      {max_q_len, max_seq_len, num_decodes, num_queries}, workspace);
+                      {max_q_len, max_seq_len, num_decodes, num_queries}, workspace,
+                      {num_sink_blocks, first_recent_blocks});
           },
           nb::arg("block_table").none(), nb::arg("seq_lens").none(), nb::arg("q_starts").none(),
           nb::arg("max_q_len").none(), nb::arg("max_seq_len").none(), nb::arg("num_decodes"),
-          nb::arg("num_queries").none(), nb::arg("workspace").none())
+          nb::arg("num_queries").none(), nb::arg("workspace").none(),
+          nb::arg("num_sink_blocks").none(), nb::arg("first_recent_blocks").none())
       .def(
           "run",
           [](BatchAttention& self, PagedLayer& layer, nb::handle pages, nb::handle q,
              nb::handle out, std::optional<float> softmax_scale, float softcap, int window,
-             nb::handle sinks, nb::handle lse, nb::handle stream) {
-            self.run(layer, pages, q, out, {softmax_scale, softcap, window, sinks}, lse, stream);
+             nb::handle sinks, nb::handle lse, nb::handle window_pages, nb::handle stream) {
+            self.run(layer, pages, q, out, {softmax_scale, softcap, window, sinks}, lse,
+                     window_pages, stream);
           },
           nb::arg("layer"), nb::arg("pages").none(), nb::arg("q").none(), nb::arg("out").none(),
           nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("window"),
-          nb::arg("sinks").none(), nb::arg("lse").none(), nb::arg("stream").none());
+          nb::arg("sinks").none(), nb::arg("lse").none(), nb::arg("window_pages").none(),
+          nb::arg("stream").none());
 }
 
 }  // namespace kvx::python

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kv/plan/layer_store.hpp"
+#include "ops/append/append.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
@@ -24,6 +25,21 @@ struct PageShape {
   kv::CacheGeometry geometry;
   kv::LayerPlan plan;
   cache::BlockLayout layout;
+  cache::BlockLayout window_layout;  // of a full-precision window's blocks
+};
+
+// A full-precision window's blocks and what append does there; all None without a window.
+struct WindowAppend {
+  nb::handle pages = nb::none();
+  nb::handle slots = nb::none();
+  nb::handle closing_from = nb::none();  // None: pages are written at once
+  nb::handle closing_to = nb::none();
+  nb::handle closing_tokens = nb::none();
+};
+// Which blocks of a step's sequences are the window's; both None without a window.
+struct StepWindow {
+  nb::handle num_sink_blocks = nb::none();
+  nb::handle first_recent_blocks = nb::none();
 };
 
 // How scores become weights.
@@ -46,16 +62,24 @@ struct BatchBounds {
 struct StepBatch {
   // Throws CoreError naming what does not fit.
   StepBatch(nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
-            const BatchBounds& bounds, nb::handle workspace, const ArrayPlace& place);
+            const BatchBounds& bounds, nb::handle workspace, const StepWindow& window,
+            const ArrayPlace& place);
 
-  nb::ndarray<nb::ro> block_table;  // int32 [sequences, pages], rows may be apart
-  nb::ndarray<nb::ro> seq_lens;     // int32 [sequences]
-  nb::ndarray<nb::ro> q_starts;     // int32 [sequences + 1]
+  bool has_window() const { return num_sink_blocks.is_valid(); }
+
+  nb::ndarray<nb::ro> block_table;          // int32 [sequences, pages], rows may be apart
+  nb::ndarray<nb::ro> seq_lens;             // int32 [sequences]
+  nb::ndarray<nb::ro> q_starts;             // int32 [sequences + 1]
+  nb::ndarray<nb::ro> num_sink_blocks;      // int32 [sequences], or none
+  nb::ndarray<nb::ro> first_recent_blocks;  // int32 [sequences], or none
   nb::ndarray<> workspace_array;
   GivenWorkspace workspace;
   BatchBounds bounds;
   int num_sequences = 0;
-  KeptArrays kept;  // those of the three whose libraries name no stream
+  KeptArrays kept;  // those of them whose libraries name no stream
+
+ private:
+  void read_window(const StepWindow& window, const ArrayPlace& place);
 };
 
 class PagedLayer {
@@ -63,6 +87,7 @@ class PagedLayer {
   PagedLayer(PageShape shape, const kv::LayerCalibration& calibration, const std::string& device);
 
   int64_t page_bytes() const { return page_bytes_; }
+  int64_t window_block_bytes() const { return shape_.window_layout.block_bytes; }
   std::string device() const;
   const char* order() const;
   // -1: the CPU.
@@ -74,14 +99,16 @@ class PagedLayer {
   // Returns the non-finite inputs that given scales could not express; None on a GPU, which counts
   // them itself.
   nb::object append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
-                    nb::handle positions, nb::handle stream);
+                    nb::handle positions, const WindowAppend& window, nb::handle stream);
 
   void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
               nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
-              const BatchBounds& bounds, nb::handle workspace, nb::handle lse, nb::handle stream);
+              const BatchBounds& bounds, nb::handle workspace, nb::handle lse,
+              nb::handle window_pages, const StepWindow& window, nb::handle stream);
   // The same with what was made of the step's arrays.
   void attend_batch(nb::handle pages, nb::handle q, nb::handle out, const StepBatch& batch,
-                    const Attention& attention, nb::handle lse, nb::handle stream);
+                    const Attention& attention, nb::handle lse, nb::handle window_pages,
+                    nb::handle stream);
 
   // All tokens of the sequences, one after the other.
   void gather(nb::handle pages, nb::handle block_table, nb::handle seq_lens, nb::handle k,
@@ -92,8 +119,8 @@ class PagedLayer {
                    nb::handle to_blocks, nb::handle stream);
 
   // Enough for every call within these bounds.
-  int64_t workspace_bytes(int num_q_heads, const BatchBounds& bounds, int max_sequences,
-                          int window) const;
+  int64_t workspace_bytes(int num_q_heads, const BatchBounds& bounds, int max_sequences, int window,
+                          bool has_window_pages) const;
 
   // Waits for the device.
   nb::dict counters();
@@ -106,8 +133,19 @@ class PagedLayer {
     int64_t num_pages = 0;
     int64_t page_stride = 0;
   };
-  // The store's views, at an engine's pages.
+  // What append's arrays of a window are.
+  struct WindowArrays {
+    PageArray pages;
+    nb::ndarray<nb::ro> slots;
+    nb::ndarray<nb::ro> closing_from, closing_to, closing_tokens;  // none: no block closes
+    bool is_given() const { return slots.is_valid(); }
+  };
+  // A view of the store's, at an engine's pages.
   struct PlacedView {
+    // Moves the runs that the store has for `stored`, whose blocks are laid out by `layout`.
+    ops::LayerView move(const PageArray& pages, const ops::LayerView& stored,
+                        const cache::BlockLayout& layout);
+
     const uint8_t* base = nullptr;
     int64_t num_pages = -1;
     int64_t page_stride = 0;
@@ -117,15 +155,29 @@ class PagedLayer {
   const kv::CacheGeometry& geometry() const { return shape_.geometry; }
   int heads() const { return shape_.geometry.num_kv_heads; }
   void attend_at(const ArrayPlace& place, nb::handle pages, nb::handle q, nb::handle out,
-                 const StepBatch& batch, const Attention& attention, nb::handle lse);
+                 const StepBatch& batch, const Attention& attention, nb::handle lse,
+                 nb::handle window_pages);
   ArrayPlace place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const;
-  PageArray page_array(nb::handle pages, const char* name, const ArrayPlace& place) const;
-  void check_slots(std::span<const int64_t> slots, int64_t num_pages) const;
+  PageArray page_array(nb::handle pages, const char* name, int64_t page_bytes,
+                       const ArrayPlace& place) const;
+  void check_slots(const char* name, std::span<const int64_t> slots, int64_t num_pages) const;
   void check_q_heads(int num_q_heads) const;
   // Requires: the lock.
   ops::LayerView view_of(const PageArray& pages);
   ops::LayerView place_view(const PageArray& pages, PlacedView& view) const;
+  // A window's blocks; with their heads as attend takes them, or cut as the pages' runs are.
+  ops::LayerView window_view(const PageArray& pages, bool is_cut);
   ops::DeviceCounters* device_counters() const { return cuda_place_->counters(); }
+
+  // A window's part of append: its arrays, checked before anything is written, and its writes,
+  // behind the pages'. context: null on the CPU. Requires of the last: the lock.
+  WindowArrays window_arrays(const WindowAppend& window, size_t tokens,
+                             const ArrayPlace& place) const;
+  void keep_window(KeptArrays& kept, const ArrayPlace& place, const WindowAppend& window,
+                   const WindowArrays& arrays) const;
+  void check_window(const WindowArrays& arrays, int64_t num_pages) const;
+  Status append_to_window(ops::AppendArgs args, const WindowArrays& arrays,
+                          const ops::CudaContext* context);
 
   template <class F>
   void on_device(const ArrayPlace& place, KeptArrays& kept, F verb);
@@ -139,6 +191,8 @@ class PagedLayer {
   std::mutex mutex_;
   PlacedView view_;
   PlacedView other_view_;         // of pages that are copied to
+  PlacedView window_view_;        // of a window's blocks, for attend
+  PlacedView cut_window_view_;    // the same, in the pages' runs of heads
   int64_t nonfinite_inputs_ = 0;  // on the CPU
 };
 

@@ -183,8 +183,7 @@ Status Statistics::feed(int layer, int64_t first_position, int num_rows, const f
 Status Statistics::feed_queries(int layer, int64_t first_position, int num_rows, const float* q,
                                 Executor& executor) {
   const int head_dim = config_.k_head_dim;
-  KVX_RETURN_IF_ERROR(
-      check_rows("q", layer, first_position, num_rows, config_.num_q_heads, head_dim, q));
+  KVX_RETURN_IF_ERROR(check_queries(layer, first_position, num_rows, q));
   const int q_per_kv = config_.num_q_heads / config_.num_kv_heads;
   executor.parallel_for(config_.num_kv_heads, [&](int head) {
     for (int i = 0; i < q_per_kv; ++i) {
@@ -193,6 +192,12 @@ Status Statistics::feed_queries(int layer, int64_t first_position, int num_rows,
     }
   });
   return {};
+}
+
+Status Statistics::check_queries(int layer, int64_t first_position, int num_rows,
+                                 const float* q) const {
+  return check_rows("q", layer, first_position, num_rows, config_.num_q_heads, config_.k_head_dim,
+                    q);
 }
 
 Status Statistics::merge(const Statistics& other) {
@@ -220,15 +225,21 @@ Status Statistics::merge(const Statistics& other) {
 
 Status Statistics::check_complete() const {
   for (int i = 0; i < config_.num_layers; ++i) {
-    if (layers_[i].k.num_mean_rows == 0) {
-      return invalid_argument("layer {} was fed {} rows; expected more than {}", i,
-                              layers_[i].k.num_rows, kSinkTokens);
-    }
-    if (layers_[i].queries.front().count() == 0) {
-      return invalid_argument("layer {} was fed no queries; expected one a token", i);
-    }
+    KVX_RETURN_IF_ERROR(check_rows_of(i));
+    KVX_RETURN_IF_ERROR(check_queries_of(i));
   }
   return {};
+}
+
+Status Statistics::check_rows_of(int layer) const {
+  if (layers_[layer].k.num_mean_rows > 0) return {};
+  return invalid_argument("layer {} was fed {} rows; expected more than {}", layer,
+                          layers_[layer].k.num_rows, kSinkTokens);
+}
+
+Status Statistics::check_queries_of(int layer) const {
+  if (layers_[layer].queries.front().count() > 0) return {};
+  return invalid_argument("layer {} was fed no queries; expected one a token", layer);
 }
 
 std::vector<float> Statistics::mean(int layer, Side side) const {

@@ -61,11 +61,17 @@ class Statistics {
   Status feed_queries(int layer, int64_t first_position, int num_rows, const float* q,
                       Executor& executor = serial_executor());
 
+  // What feed_queries() refuses, and nothing else.
+  Status check_queries(int layer, int64_t first_position, int num_rows, const float* q) const;
+
   // Adds what another one collected. INVALID_ARGUMENT: it has another shape.
   Status merge(const Statistics& other);
 
   // INVALID_ARGUMENT names the first layer without rows or queries.
   Status check_complete() const;
+  // INVALID_ARGUMENT: the layer has no rows beyond the sink tokens; or no queries.
+  Status check_rows_of(int layer) const;
+  Status check_queries_of(int layer) const;
 
   const ChannelStatistics& of(int layer, Side side) const {
     return side == Side::kK ? layers_[layer].k : layers_[layer].v;

@@ -23,6 +23,10 @@ def test_every_block_of_the_tiers_page_runs():
     assert run_blocks("docs/tiers.md") == 2
 
 
+def test_every_block_of_the_windows_page_runs():
+    assert run_blocks("docs/full-precision-window.md") == 1
+
+
 def test_every_block_of_the_guard_page_runs():
     names = dict(model=os.environ["KVX_TEST_MODEL"], text=os.environ["KVX_TEST_TEXT"])
     assert run_blocks("docs/guard.md", **names) == 2

@@ -6,7 +6,9 @@ import torch
 
 from kvx import _core
 from kvx.arrays import checked_array, new_output
+from kvx.errors import Error
 from kvx.paged_layer import PagedLayer
+from kvx.paged_window import WindowPlan
 from kvx.refusals import in_words
 from kvx.types import Array, ArrayT, Stream
 
@@ -35,12 +37,16 @@ class BatchAttention(_core.BatchAttention):
         num_decodes: int = 0,
         num_queries: int | None = None,
         workspace: Array | None = None,
+        window: WindowPlan | None = None,
     ) -> None:
-        """Takes a step's arrays and bounds, all as in kvx.PagedLayer.attend. The arrays are kept
+        """Takes a step's arrays and bounds, all as in kvx.PagedLayer.attend, and of a
+        kvx.PagedWindow its plan, whose block_table is then ``block_table``. The arrays are kept
         until the next plan() and must stay as they are until the step's work is done.
 
         Raises kvx.Error naming what does not fit; the plan before stays then.
         """
+        if window is not None and block_table is not window.block_table:
+            raise Error("block_table is not window.block_table, whose ids the window goes by")
         super().plan(
             block_table,
             seq_lens,
@@ -50,6 +56,8 @@ class BatchAttention(_core.BatchAttention):
             num_decodes,
             num_queries,
             workspace,
+            None if window is None else window.num_sink_blocks,
+            None if window is None else window.first_recent_blocks,
         )
 
     @in_words
@@ -65,6 +73,7 @@ class BatchAttention(_core.BatchAttention):
         window: int = 0,
         sinks: Array | None = None,
         lse: Array | None = None,
+        window_pages: Array | None = None,
         stream: Stream = None,
     ) -> ArrayT:
         """Attention of one layer, a kvx.PagedLayer. Arguments, result and errors are those of its
@@ -73,7 +82,18 @@ class BatchAttention(_core.BatchAttention):
             shape = (*tuple(checked_array(q, "q").shape[:2]), layer.v_head_dim)
             out = cast(ArrayT, new_output(q, shape, layer.device, "out is None and q"))
         _core.BatchAttention.run(
-            self, layer, pages, q, out, softmax_scale, softcap, window, sinks, lse, stream
+            self,
+            layer,
+            pages,
+            q,
+            out,
+            softmax_scale,
+            softcap,
+            window,
+            sinks,
+            lse,
+            window_pages,
+            stream,
         )
         return out
 

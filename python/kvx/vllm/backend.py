@@ -42,6 +42,7 @@ from kvx.vllm.recipe import (
     sides_with_tensor_scales,
 )
 from kvx.vllm.step import StepLimits, leading_decodes, reserve_workspace
+from kvx.vllm.window import StepWindow, check_window, new_window_pages, split_window
 
 _log = init_logger("vllm.kvx")
 _PAGE_TOKENS = 16  # vLLM's blocks are a multiple of it: head sections then need no padding
@@ -145,6 +146,7 @@ class KvxBackend(AttentionBackend):
         if spec.state_content_bytes is not None:  # vLLM calls this more than once
             return spec
         config, recipe = _remembered.of(spec.kv_quant_mode)
+        recipe, _ = split_window(recipe)
         # A tuned recipe may store layers unlike: vLLM has one size of pages for all of them.
         text_config = config.model_config.hf_text_config if is_tuned(recipe) else None
         num_layers = text_config.num_hidden_layers if text_config else 1
@@ -185,6 +187,7 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
     """Made once the weights are loaded, so it is where missing scales are found."""
 
     _cudagraph_support: ClassVar = AttentionCGSupport.ALWAYS
+    window: StepWindow | None = None
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -202,11 +205,34 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
             self.positions = torch.zeros(most, dtype=torch.int64, device=device)
         for impl in impls:
             impl.positions = self.positions
+        self.window = self._new_window(layers, impls, device)
         self.workspace = None
         if torch.device(device).type == "cuda":
             workspaces = [impl.reserve_workspace(device, vllm_config) for impl in impls]
             self.workspace = max(workspaces, key=torch.Tensor.numel)
             self._warm_up(impls)
+
+    def _new_window(self, layers, impls, device):
+        """The step's window, or None; each layer gets its memory, or that of the layer whose pages
+        it reads."""
+        tokens = impls[0].window_tokens
+        if tokens is None:
+            return None
+        window = StepWindow(
+            tokens,
+            self.vllm_config,
+            layers[self.layer_names[0]],
+            self.kv_cache_spec.block_size,
+            device,
+        )
+        for impl in impls:
+            impl.step_window = window
+            if impl.kv_sharing_target_layer_name is None:
+                impl.reserve_window(device, self.kv_cache_spec.block_size)
+        for impl in impls:
+            if impl.kv_sharing_target_layer_name is not None:
+                impl.window_pages = layers[impl.kv_sharing_target_layer_name].impl.window_pages
+        return window
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
@@ -225,10 +251,16 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
         requests = common.seq_lens.shape[0]
         if self.positions is not None:
             self._set_positions(common, requests)
+        table, starts = common.block_table_tensor[:requests], common.query_start_loc[: requests + 1]
+        plan = None
+        if self.window is not None:
+            plan = self.window.plan_step(table, common.seq_lens, starts)
+            table = plan.block_table
         self.batch.plan(
-            common.block_table_tensor[:requests],
+            table,
             common.seq_lens,
-            common.query_start_loc[: requests + 1],
+            starts,
+            window=plan,
             max_q_len=int(min(common.max_query_len, max_seq_len)),
             max_seq_len=int(max_seq_len),
             num_decodes=num_decodes,
@@ -256,10 +288,18 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
         kv_cache = new(shape, dtype=torch.uint8)
         slots = torch.arange(tokens, device=self.device)
         for q_len in (1, tokens):
-            self.batch.plan(
+            step = (
                 new((1, 1), dtype=torch.int32),
                 torch.tensor([tokens], dtype=torch.int32, device=self.device),
                 torch.tensor([0, q_len], dtype=torch.int32, device=self.device),
+            )
+            plan = None
+            if self.window is not None:
+                plan = self.window.plan_warm_up(len(kv_cache), *step)
+                step = (plan.block_table, *step[1:])
+            self.batch.plan(
+                *step,
+                window=plan,
                 max_q_len=q_len,
                 max_seq_len=tokens,
                 num_queries=q_len,
@@ -310,11 +350,16 @@ class KvxImpl(AttentionImpl):
         self.given = {}  # the checkpoint's scales, as PagedLayer takes them
         self.layer_index = 0  # in the model; known once the layer is loaded
         self.positions = None  # the builder's
+        self.step_window = None  # the builder's
+        self.window_pages = None  # uint8 [blocks, bytes]
         self.device = _device_of_process()
         self.pages: PagedLayer | None = None
         self.config = get_current_vllm_config()
-        self.recipe = recipe_of_layer(kv_cache_dtype, self.config)
-        _remembered.add(get_kv_quant_mode(kv_cache_dtype), self.recipe, self.config)
+        whole_recipe = recipe_of_layer(kv_cache_dtype, self.config)
+        self.recipe, self.window_tokens = split_window(whole_recipe)
+        if self.window_tokens is not None:
+            check_window(self.config)
+        _remembered.add(get_kv_quant_mode(kv_cache_dtype), whole_recipe, self.config)
 
     def take(self, name, layer, options):
         """What only the loaded layer has: its values' size, and k_scale and v_scale for a recipe
@@ -378,14 +423,35 @@ class KvxImpl(AttentionImpl):
         """uint8 on the GPU, enough for every step of this layer; all layers share it."""
         layer = self.pages or self._new_layer(config.cache_config.block_size or _GPU_BLOCK_SIZE)
         window = self.attention["window"]
-        num_bytes = StepLimits.of(config).workspace_bytes(layer, self.num_heads, window)
+        num_bytes = StepLimits.of(config).workspace_bytes(
+            layer, self.num_heads, window, has_window_pages=self.window_tokens is not None
+        )
         return reserve_workspace(torch.device(device), num_bytes)
+
+    def reserve_window(self, device, block_size):
+        """The layer's memory for its full-precision window; while vLLM measures its memory, the
+        block size may not be known yet."""
+        if self.window_pages is not None and self._window_block_size == block_size:
+            return
+        self.window_pages = None  # gives the old one back first
+        layer = self.pages or self._new_layer(block_size)
+        self.window_pages = new_window_pages(
+            layer, self.window_tokens, block_size, self.config, device
+        )
+        self._window_block_size = block_size
+
+    def _window_arguments(self):
+        """What append() and attend() take of the step's window."""
+        if self.step_window is None:
+            return {}
+        return {"window_pages": self.window_pages, "plan": self.step_window.plan}
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
         """key, value: [tokens, num_kv_heads, head_size], padding last; slot_mapping: int64."""
         pages = self._pages_of(kv_cache)
         positions = self.positions[: len(slot_mapping)] if pages.needs_positions else None
-        pages.append(kv_cache, key, value, slot_mapping, positions=positions)
+        window = self._window_arguments()
+        pages.append(kv_cache, key, value, slot_mapping, positions=positions, **window)
 
     def forward(
         self,
@@ -403,9 +469,17 @@ class KvxImpl(AttentionImpl):
         if attn_metadata is None:  # vLLM profiles, and measures what memory is left for pages
             if query.is_cuda:
                 self.reserve_workspace(query.device, self.config)
+                if self.window_tokens is not None and self.kv_sharing_target_layer_name is None:
+                    block_size = self.config.cache_config.block_size or _GPU_BLOCK_SIZE
+                    self.reserve_window(query.device, block_size)
             return output.zero_()
         if output_scale is not None or output_block_scale is not None:
             raise UnsupportedError("an output that attention quantises")
         return attn_metadata.batch.run(
-            self._pages_of(kv_cache), kv_cache, query, output, **self.attention
+            self._pages_of(kv_cache),
+            kv_cache,
+            query,
+            output,
+            window_pages=self.window_pages,
+            **self.attention,
         )

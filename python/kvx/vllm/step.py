@@ -31,7 +31,13 @@ class StepLimits:
             max_seq_len=max_seq_len,
         )
 
-    def workspace_bytes(self, layer: PagedLayer, num_q_heads: int, window: int = 0) -> int:
+    def workspace_bytes(
+        self,
+        layer: PagedLayer,
+        num_q_heads: int,
+        window: int = 0,
+        has_window_pages: bool = False,
+    ) -> int:
         """Enough for every step within the limits; at least one byte, so that a tensor has an
         address."""
         needed = layer.workspace_bytes(
@@ -41,6 +47,7 @@ class StepLimits:
             max_q_len=self.max_q_len,
             max_seq_len=self.max_seq_len,
             window=window,
+            has_window_pages=has_window_pages,
         )
         return max(needed, 1)
 

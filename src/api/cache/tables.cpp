@@ -23,17 +23,7 @@ Handles& handles() {
 
 }  // namespace
 
-Result<OwnedTables*> find_tables(kvx_tables_t handle) {
-  if (handle == nullptr) return invalid_argument("tables is null");
-  OwnedTables* const tables = handles().find(handle);
-  if (tables == nullptr) return invalid_argument("tables is not a handle, or was freed");
-  return tables;
-}
-
-namespace {
-
-// Requires: the file was checked.
-Status own(tune::TuneFile file, kvx_tables_t* result) {
+Status own_tables(tune::TuneFile file, kvx_tables_t* result) {
   auto tables = std::make_unique<OwnedTables>();
   KVX_ASSIGN_OR_RETURN(tune::TunedRecipe tuned, tune::recipe_of(file));
   KVX_ASSIGN_OR_RETURN(tables->plans,
@@ -44,11 +34,20 @@ Status own(tune::TuneFile file, kvx_tables_t* result) {
   return {};
 }
 
+Result<OwnedTables*> find_tables(kvx_tables_t handle) {
+  if (handle == nullptr) return invalid_argument("tables is null");
+  OwnedTables* const tables = handles().find(handle);
+  if (tables == nullptr) return invalid_argument("tables is not a handle, or was freed");
+  return tables;
+}
+
+namespace {
+
 Status load(const char* path, kvx_tables_t* result) {
   if (path == nullptr) return invalid_argument("path is null");
   if (result == nullptr) return invalid_argument("tables is null");
   KVX_ASSIGN_OR_RETURN(tune::TuneFile file, tune::read_tune_file(path));
-  return own(std::move(file), result);
+  return own_tables(std::move(file), result);
 }
 
 Status load_bytes(const void* bytes, uint64_t num_bytes, kvx_tables_t* result) {
@@ -56,7 +55,7 @@ Status load_bytes(const void* bytes, uint64_t num_bytes, kvx_tables_t* result) {
   if (result == nullptr) return invalid_argument("tables is null");
   KVX_ASSIGN_OR_RETURN(tune::TuneFile file,
                        tune::parse_tune_file({static_cast<const uint8_t*>(bytes), num_bytes}));
-  return own(std::move(file), result);
+  return own_tables(std::move(file), result);
 }
 
 // ---- a caller's tables
@@ -177,7 +176,7 @@ Status create(const kvx_tables_config_t* caller, kvx_tables_t* result) {
   file.date = text_of(args.date);
   if (args.measured != nullptr) file.measured = args.measured;
   KVX_RETURN_IF_ERROR(tune::check_tune_file(file));
-  return own(std::move(file), result);
+  return own_tables(std::move(file), result);
 }
 
 Status save(kvx_tables_t handle, const char* path) {

@@ -34,6 +34,9 @@ struct OwnedTables {
   std::map<Key, std::unique_ptr<PlacedLayer>> placed;
 };
 
+// A handle of a tuned recipe that was made here. Requires: check_tune_file().
+Status own_tables(tune::TuneFile file, kvx_tables_t* result);
+
 // INVALID_ARGUMENT: null, or not a handle, or one that was freed.
 Result<OwnedTables*> find_tables(kvx_tables_t handle);
 

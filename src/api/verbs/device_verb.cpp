@@ -39,16 +39,29 @@ VerbAddresses& VerbAddresses::add(const LayerOfCaller& layer, std::string_view n
   return add("counters", layer.counters);
 }
 
-Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddresses& addresses,
-                                   void* stream) {
+namespace {
+
+Result<DeviceVerb> begin_counting(const VerbAddresses& addresses, ops::DeviceCounters* counters,
+                                  void* stream) {
   KVX_RETURN_IF_ERROR(addresses.deferred_errors().status());
   KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses.all()));
   KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(device->index));
-  ops::DeviceCounters* counters = layer.counters;
   if (counters == nullptr) {
     KVX_ASSIGN_OR_RETURN(counters, ops::cuda::ignored_counters());
   }
   return DeviceVerb{{*device, stream}, counters, std::move(current)};
+}
+
+}  // namespace
+
+Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddresses& addresses,
+                                   void* stream) {
+  return begin_counting(addresses, layer.counters, stream);
+}
+
+Result<DeviceVerb> begin_on_device(const VerbAddresses& addresses, uint64_t* counters,
+                                   void* stream) {
+  return begin_counting(addresses, reinterpret_cast<ops::DeviceCounters*>(counters), stream);
 }
 
 Result<DeviceTable> read_device_table(const kvx_block_table_t* table,

@@ -55,6 +55,9 @@ struct DeviceVerb {
 // memory. UNSUPPORTED: an address that is not aligned to its elements.
 Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddresses& addresses,
                                    void* stream);
+// The same without a layer. counters: a caller's, whose address is among the others, or null.
+Result<DeviceVerb> begin_on_device(const VerbAddresses& addresses, uint64_t* counters,
+                                   void* stream);
 
 // A table and lengths on a GPU: the caller's own where kernels can read them, which are PACKED ids
 // and lengths of 32 bits. Others are packed on the device by pack_if_needed().

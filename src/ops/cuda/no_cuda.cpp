@@ -7,6 +7,7 @@
 #include "ops/cuda/pack_table.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
+#include "ops/window/plan_window.hpp"
 
 namespace kvx::ops {
 namespace {
@@ -79,6 +80,13 @@ const CudaAttendLimits& AttendPlan::limits() const {
   return choices_->limits;
 }
 Status attend(const CudaContext&, const AttendArgs&, const AttendPlan&, uint8_t*, DeviceCounters*) {
+  return no_cuda();
+}
+Status plan_window(const CudaContext&, const WindowPlanArgs&, DeviceCounters*) {
+  return no_cuda();
+}
+Status forget_window_blocks(const CudaContext&, const WindowState&, std::span<const int64_t>,
+                            DeviceCounters*) {
   return no_cuda();
 }
 Result<DeviceCounters*> cuda::ignored_counters() {
