@@ -43,8 +43,8 @@ enum class CudaAttendPath : uint8_t {
 
 // Whether the decode_mma kernel takes this call: head_dims of multiples of 16 up to 256, blocks of
 // a multiple of 16 tokens, rows on 16 bytes and scales on 4, full-precision window (if any) in
-// bf16, no offsets by block, and a pair of formats that is compiled. docs/cuda/decode.md names
-// them.
+// bf16, no sinks of a window beside K's block offsets, and a pair of formats that is compiled.
+// docs/cuda/decode.md names them.
 bool attend_has_decode_mma(const CudaContext& context, const AttendArgs& args);
 
 // Whether the latent kernel takes this call: rows of 576 numbers on 16 bytes, whose first 512 are
@@ -125,7 +125,8 @@ class AttendPlan {
 
 // As the attend below, by a plan: nothing is planned, allocated or waited for.
 // Of args, everything may differ from what the plan was made with that is an address, a number of
-// the softmax (scale, softcap) or a transform without block_offset. INVALID_ARGUMENT names what
+// the softmax (scale, softcap) or a transform that has a block_offset where the plan's had one.
+// INVALID_ARGUMENT names what
 // differs and must not: shapes, formats, strides, options, the order of a layer's bytes, addresses
 // of a cache that are aligned otherwise, q and out off 16 bytes where the planned kernel needs
 // them there. Nothing is launched then.

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "core/checked.hpp"
 #include "device/cuda_error.hpp"
 #include "ops/attend/cuda/common/params.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
@@ -54,6 +55,15 @@ void fill(AttendParams& params, const AttendCall& call, const HeadRun& run, cons
   params.counters = call.counters;
 }
 
+KeyOffsetScores key_offsets_of(const AttendCall& call, const RunPlan& plan) {
+  if (call.args.transform.k.block_offset == nullptr || plan.kind == KernelKind::kReference)
+    return {};
+  const int64_t num_blocks =
+      ceil_div<int64_t>(max_tokens_of(call.args, call.limits), call.args.packed.block_size);
+  return {reinterpret_cast<float*>(call.workspace + plan.workspace.key_offsets_at),
+          static_cast<int>(num_blocks)};
+}
+
 // Instances with shares_scales multiply sums by the one binary32 scale of a head.
 void share_scale(const SideView& side, TileSide& tile) {
   if (!has_shared_scale(side) || side.spec.scale_type != format::ScaleType::kF32) return;
@@ -81,6 +91,31 @@ void fill(TensorCoreParams& params, const AttendCall& call, const HeadRun& run, 
   params.tiles_per_block = params.block_size / kTileTokens;
   params.transforms_k = !args.transform.k.is_identity();
   params.transforms_v = !args.transform.v.is_identity();
+  params.key_offsets = key_offsets_of(call, plan);
+}
+
+// The table that the call's kernel reads; launched before it.
+KeyOffsetParams key_offset_params(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
+  const AttendArgs& args = call.args;
+  KeyOffsetParams params = {};
+  params.table = key_offsets_of(call, plan);
+  params.q = args.q;
+  params.q_starts = args.q_starts;
+  params.seq_lens = args.seq_lens;
+  params.num_sequences = args.num_sequences;
+  params.total_q = call.limits.total_q;
+  params.num_q_heads = args.num_q_heads;
+  params.num_kv_heads = args.packed.num_kv_heads;
+  params.first_head = run.first_head;
+  params.num_heads = run.num_heads;
+  params.dim = run.k.head_dim;
+  params.block_size = args.packed.block_size;
+  params.offsets = args.transform.k.block_offset;
+  params.num_offset_blocks = args.transform.k.num_offset_blocks;
+  params.softmax_scale = args.softmax_scale;
+  params.has_cap = args.softcap != 0;
+  params.counters = call.counters;
+  return params;
 }
 
 BalanceParams balance_of(const AttendCall& call, const RunPlan& plan) {
@@ -179,6 +214,12 @@ cudaError_t launch_merge(const AttendCall& call, const HeadRun& run, const RunPl
 }  // namespace
 
 Status launch_run(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
+  const KeyOffsetParams offsets = key_offset_params(call, run, plan);
+  if (offsets.table.scores != nullptr) {
+    KVX_RETURN_IF_ERROR(device::cuda_status(
+        launch_score_offsets(offsets, static_cast<cudaStream_t>(call.context.stream)),
+        "attend (block offsets)"));
+  }
   KVX_RETURN_IF_ERROR(device::cuda_status(launch_kernel(call, run, plan), "attend"));
   if (!plan.needs_merge) return {};
   return device::cuda_status(launch_merge(call, run, plan), "attend (merge)");

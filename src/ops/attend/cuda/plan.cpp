@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/checked.hpp"
+#include "ops/attend/cuda/common/key_offsets.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
 #include "ops/attend/cuda/formats.hpp"
 #include "ops/attend/cuda/latent/plan_latent.hpp"
@@ -36,7 +37,10 @@ bool accepts_full_precision_window(const AttendArgs& args, const HeadRun& run) {
 // Whether a tensor core kernel accepts the run, if an instance for its formats is compiled.
 bool accepts_packed_rows(const AttendArgs& args, const HeadRun& run) {
   const int block_size = args.packed.block_size;
-  if (args.transform.k.block_offset || block_size % kTileTokens != 0) return false;
+  if (block_size % kTileTokens != 0) return false;
+  // The sinks of a window have tiles of their own, whose tokens are not those of blocks.
+  const bool has_offsets = args.transform.k.block_offset != nullptr;
+  if (has_offsets && (args.window_sinks > 0 || run.k.head_dim > kMostOffsetDim)) return false;
   const bool is_padded = !has_exact_tiles(run.k.head_dim, run.v.head_dim);
   for (const SideView* side : {&run.k, &run.v}) {
     const bool fits = can_copy(*side, block_size, run.num_heads, is_padded);
@@ -147,6 +151,17 @@ int splits_of_sinks(const AttendArgs& args, KernelKind kind) {
 int most_splits(const AttendArgs& args, KernelKind kind, int value_dim, int64_t num_rows) {
   const int64_t most = most_parts(value_dim) / std::max<int64_t>(num_rows, 1);
   return static_cast<int>(std::clamp<int64_t>(most - splits_of_sinks(args, kind), 1, kMaxSplits));
+}
+
+// Of the table that a tensor core kernel reads what K's block offsets add from.
+int64_t key_offset_bytes(const AttendArgs& args, int64_t total_q, int64_t max_tokens) {
+  if (args.transform.k.block_offset == nullptr) return 0;
+  const int64_t num_blocks = ceil_div<int64_t>(max_tokens, args.packed.block_size);
+  return round_up<int64_t>(total_q * args.num_q_heads * num_blocks * 4, kCudaWorkspaceAlignment);
+}
+
+bool needs_key_offsets(const AttendArgs& args, KernelKind kind) {
+  return args.transform.k.block_offset != nullptr && kind != KernelKind::kReference;
 }
 
 void begin_plan(const AttendArgs& args, KernelKind kind, CallPlan& plan) {
@@ -322,8 +337,8 @@ LaunchGrid grid_of(const AttendArgs& args, const HeadRun& run, const RunPlan& pl
   return {ctas, splits, sequences};
 }
 
-WorkspaceLayout workspace_of(const AttendArgs& args, const CudaAttendLimits& limits,
-                             const HeadRun& run, const RunPlan& plan) {
+WorkspaceLayout workspace_of_splits(const AttendArgs& args, const CudaAttendLimits& limits,
+                                    const HeadRun& run, const RunPlan& plan) {
   if (!plan.needs_merge) return {};
   const WorkTilePlan& tiles = plan.work_tiles;
   const int64_t parts = tiles.balanced_work_tiles > 0
@@ -333,22 +348,36 @@ WorkspaceLayout workspace_of(const AttendArgs& args, const CudaAttendLimits& lim
   return layout_of(parts, run.v.head_dim, args.num_sequences);
 }
 
+WorkspaceLayout workspace_of(const AttendArgs& args, const CudaAttendLimits& limits,
+                             const HeadRun& run, const RunPlan& plan) {
+  WorkspaceLayout layout = workspace_of_splits(args, limits, run, plan);
+  if (!needs_key_offsets(args, plan.kind)) return layout;
+  layout.key_offsets_at = layout.bytes;
+  layout.bytes += key_offset_bytes(args, limits.total_q, max_tokens_of(args, limits));
+  return layout;
+}
+
+int64_t most_queries(const CudaAttendBounds& bounds) {
+  return std::min(bounds.max_total_q, int64_t{bounds.max_sequences} * bounds.max_q_len);
+}
+int64_t most_tokens(const AttendArgs& args, const CudaAttendBounds& bounds) {
+  return bounds.max_tokens > 0 ? bounds.max_tokens
+                               : args.max_blocks_per_sequence * args.packed.block_size;
+}
+
 // The bound of one run of heads. Either most_splits() and the budget's limit hold a plan below
 // most_parts(), or its rows have as few splits as the kernel can have.
-int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds,
-                          const HeadRun& run, KernelKind kind) {
-  const int64_t total_q =
-      std::min(bounds.max_total_q, int64_t{bounds.max_sequences} * bounds.max_q_len);
+int64_t most_bytes_of_splits(const AttendArgs& args, const CudaAttendBounds& bounds,
+                             const HeadRun& run, KernelKind kind) {
+  const int64_t total_q = most_queries(bounds);
   const int64_t num_rows = total_q * args.num_q_heads;
-  const int64_t most_tokens = bounds.max_tokens > 0
-                                  ? bounds.max_tokens
-                                  : args.max_blocks_per_sequence * args.packed.block_size;
+  const int64_t num_tokens = most_tokens(args, bounds);
   const int64_t splits_of_tokens =
-      std::clamp<int64_t>(ceil_div<int64_t>(most_tokens, kTileTokens), 1, kMaxSplits);
+      std::clamp<int64_t>(ceil_div<int64_t>(num_tokens, kTileTokens), 1, kMaxSplits);
   const int64_t all_splits = splits_of_tokens + splits_of_sinks(args, kind);
   const bool balances = kind == KernelKind::kDecodeMma || kind == KernelKind::kLatent;
   const bool may_be_balanced =
-      balances && args.window == 0 && bounds.max_sequences > 1 && most_tokens >= kLongSequence;
+      balances && args.window == 0 && bounds.max_sequences > 1 && num_tokens >= kLongSequence;
   const int64_t limit = most_parts(run.v.head_dim);
   int64_t parts = may_be_balanced ? limit : std::min(limit, num_rows * all_splits);
   const int64_t least_splits = 1 + splits_of_sinks(args, kind);
@@ -356,6 +385,17 @@ int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds
   if (always_stores) parts = std::max(parts, num_rows * least_splits);
   if (!always_stores && all_splits == 1) parts = 0;
   return parts == 0 ? 0 : layout_of(parts, run.v.head_dim, bounds.max_sequences).bytes;
+}
+
+// With K's block offsets, a call whose table would be too large takes the reference kernel.
+int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds,
+                          const HeadRun& run, KernelKind kind) {
+  const int64_t of_splits = most_bytes_of_splits(args, bounds, run, kind);
+  if (!needs_key_offsets(args, kind)) return of_splits;
+  const int64_t table = key_offset_bytes(args, most_queries(bounds), most_tokens(args, bounds));
+  if (table <= kMostOffsetBytes) return of_splits + table;
+  return std::max(of_splits + kMostOffsetBytes,
+                  most_bytes_of_splits(args, bounds, run, KernelKind::kReference));
 }
 
 }  // namespace
@@ -408,6 +448,11 @@ bool plan_attend(const CudaContext& context, const AttendArgs& args, const CudaA
   const int64_t num_rows =
       int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
   if (!choose_kernels(context, args, num_rows, path, plan)) return false;
+  if (needs_key_offsets(args, plan.kind()) &&
+      key_offset_bytes(args, limits.total_q, max_tokens_of(args, limits)) > kMostOffsetBytes) {
+    if (path != CudaAttendPath::kChoose) return false;
+    choose_reference(args, plan);
+  }
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const HeadRun& run = args.packed.runs[i];
     RunPlan& of_run = plan.runs[i];

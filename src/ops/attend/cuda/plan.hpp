@@ -14,10 +14,12 @@ namespace kvx::ops::cuda {
 enum class KernelKind : uint8_t { kReference, kDecodeMma, kLatent, kPrefill };
 
 // Where the partial results of split rows lie in the workspace:
-//   [partial_out][partial_softmax][work tiles of each sequence], each on 256 bytes
+//   [partial_out][partial_softmax][work tiles of each sequence][scores of K's block offsets],
+//   each on 256 bytes
 struct WorkspaceLayout {
   int64_t softmax_at = 0;
   int64_t work_tiles_at = 0;
+  int64_t key_offsets_at = 0;
   int64_t bytes = 0;  // 0: every row is finished by one CTA or cluster
 };
 

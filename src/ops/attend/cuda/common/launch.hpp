@@ -15,6 +15,7 @@ struct ReferenceParams;
 struct DecodeMmaParams;
 struct PrefillParams;
 struct MergeParams;
+struct KeyOffsetParams;
 
 // Of CTAs, as dim3.
 struct LaunchGrid {
@@ -93,6 +94,8 @@ cudaError_t launch_attend_decode_mma(const CudaContext& context, const DecodeMma
 // How many clusters of so many CTAs the device runs at once; 0 where it has no clusters.
 int clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel, int warps_of_cta,
                      int ctas);
+// Before the kernel that reads its table.
+cudaError_t launch_score_offsets(const KeyOffsetParams& params, cudaStream_t stream);
 // Sets params.warps_of_row.
 cudaError_t launch_merge_splits(const CudaContext& context, MergeParams& params);
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "ops/attend/args.hpp"
+#include "ops/attend/cuda/common/key_offsets.hpp"
 #include "ops/attend/cuda/formats.hpp"
 #include "ops/cuda/device_counters.hpp"
 #include "ops/cuda/fast_divide.hpp"
@@ -126,6 +127,7 @@ struct TensorCoreParams : AttendParams {
   int tiles_per_block;
   bool transforms_k;
   bool transforms_v;
+  KeyOffsetScores key_offsets;
 };
 
 struct PrefillParams : TensorCoreParams {

@@ -1,6 +1,8 @@
 // How the tensor cores' kernels copy K's or V's rows: whether they can, and by which addresses.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "ops/attend/cuda/common/params.hpp"
 
 namespace kvx::ops::cuda {

@@ -213,7 +213,8 @@ class TileWorkTile {
     if (params_.tree_mask) {
       seen_by_all_.end = min(seen_by_all_.end, shape_.first_new_token());
     }
-    plain_ = params_.softcap != 0 ? TokenRange{} : seen_by_all_;
+    const bool is_plain = params_.softcap == 0 && params_.key_offsets.scores == nullptr;
+    plain_ = is_plain ? seen_by_all_ : TokenRange{};
   }
   __device__ TokenRange seen_of(int r) const {
     return seen_by_row(params_, shape_, end_, first_row_, num_rows_, r);
@@ -301,17 +302,18 @@ class TileWorkTile {
   __device__ static bool is_within(int token, TokenRange tokens) {
     return token >= tokens.begin && token + kTilesOfPass * kTileTokens <= tokens.end;
   }
-  // token: of the first score; missing: a bit for each tile. Capped scores are in units of log2.
+  // token: of the first score; missing: a bit for each tile. Scores that are capped, or get what
+  // K's block offsets add, are in units of log2 then.
   __device__ void cap_and_hide(int token, uint32_t missing, Scores& scores,
                                float2 (&by)[NTiles]) const {
     const bool has_cap = params_.softcap != 0;
+    const bool has_offsets = params_.key_offsets.scores != nullptr;
     const bool sees_all = is_within(token, seen_by_all_) && !ring_.may_be_missing();
 #pragma unroll
     for (int c = 0; c < NTiles; ++c) {
-      if (has_cap) {
-        cap(scores, c);
-        by[c] = {1.0f, 1.0f};
-      }
+      if (has_offsets) add_offsets(token, scores, c);
+      if (has_cap) cap(scores, c, has_offsets ? float2{1.0f, 1.0f} : score_scale_[c]);
+      if (has_cap || has_offsets) by[c] = {1.0f, 1.0f};
       if (!sees_all) hide(token, missing, scores, c);
     }
   }
@@ -340,17 +342,42 @@ class TileWorkTile {
     return params_.tile_v.scale_type == format::ScaleType::kBF16;
   }
 
-  // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
-  __device__ void cap(Scores& scores, int c) const {
+  // Scores at their size, with what the block offset of each tile's tokens adds.
+  __device__ void add_offsets(int token, Scores& scores, int c) const {
+    const float* const rows[2] = {offsets_of_row(c, 0), offsets_of_row(c, 1)};
+#pragma unroll
+    for (int u = 0; u < kTilesOfPass; ++u) {
+      float(&d)[4] = scores[u][c].d;
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const float offset =
+            params_.key_offsets.at(rows[column], token + u * kTileTokens, params_.block_size);
+        const float scale = column == 0 ? score_scale_[c].x : score_scale_[c].y;
+        d[column] = d[column] * scale + offset;
+        d[2 + column] = d[2 + column] * scale + offset;
+      }
+    }
+  }
+  // Columns without a row have the last row's.
+  __device__ const float* offsets_of_row(int c, int column) const {
+    const int r = min(c * kNTileRows + lane_ % 4 * 2 + column, num_rows_ - 1);
+    const QueryRowAt at = query_row(params_, kv_head_, first_row_ + r);
+    const int64_t q_row = int64_t{shape_.q_start} + at.new_token;
+    return params_.key_offsets.row(q_row * params_.num_q_heads + at.q_head);
+  }
+
+  // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it. A score of
+  // -infinity stays hidden.
+  __device__ void cap(Scores& scores, int c, float2 scale) const {
     const float most = params_.softcap;
     const float to_exponent = __fdividef(2.0f * kLog2E, most);
 #pragma unroll
     for (int i = 0; i < 4 * kTilesOfPass; ++i) {
       float& x = scores[i / 4][c].d[i % 4];
-      x = x * (i % 2 == 0 ? score_scale_[c].x : score_scale_[c].y) +
-          (i % 2 == 0 ? bias_[c].x : bias_[c].y);
+      x = x * (i % 2 == 0 ? scale.x : scale.y) + (i % 2 == 0 ? bias_[c].x : bias_[c].y);
       x *= to_exponent;
-      x = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
+      const float capped = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
+      x = x == -INFINITY ? x : capped;
     }
   }
 
@@ -441,7 +468,7 @@ class TileWorkTile {
   const int lane_;
   Ring ring_;
   TokenRange seen_by_all_;
-  TokenRange plain_;  // seen by all, and their scores are not capped
+  TokenRange plain_;  // seen by all, and nothing but a factor brings their scores to their size
   AllQueries<Dim, NTiles, Config::kSharesQueries> queries_;
   float2 score_scale_[NTiles];
   float2 bias_[NTiles];  // of scores: before the cap, or in units of log2

@@ -73,11 +73,9 @@ class PrefillSoftmax {
   // be rescaled.
   __device__ void weigh(int tile, uint32_t facts, float (&scores)[kScores]) {
     float by_unit[2] = {score_scale_[0], score_scale_[1]};
-    if (params_.softcap != 0) {
-      cap(scores);
-      by_unit[0] = by_unit[1] = 1.0f;
-    }
     const int token = walk_.first_token + tile * kTokens;
+    if (params_.key_offsets.scores != nullptr) add_offsets(token, by_unit, scores);
+    if (params_.softcap != 0) cap(by_unit, scores);
     const uint32_t missing = Shape::kAcceptsFullPrecision ? facts & kMissingGroups : facts;
     const bool sees_all =
         token >= seen_by_all_.begin && token + kTokens <= seen_by_all_.end && missing == 0;
@@ -203,17 +201,43 @@ class PrefillSoftmax {
     return PrefillQueries<Shape>(rows_, ring_).facts_of(rows_.row(r)).bias;
   }
 
-  // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it.
-  __device__ void cap(float (&scores)[kScores]) const {
+  // Scores at their size, with what the block offsets of their tokens add.
+  __device__ void add_offsets(int first_token, float (&by_unit)[2],
+                              float (&scores)[kScores]) const {
+    const float* const of_rows[2] = {offsets_of_row(0), offsets_of_row(1)};
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float offset =
+            params_.key_offsets.at(of_rows[r], first_token + 2 * i, params_.block_size);
+        scores[i + 2 * r] = fmaf(scores[i + 2 * r], by_unit[r], offset);
+        scores[i + 2 * r + 1] = fmaf(scores[i + 2 * r + 1], by_unit[r], offset);
+      }
+    }
+    by_unit[0] = by_unit[1] = 1.0f;
+  }
+  // Rows that are not there have the last row's.
+  __device__ const float* offsets_of_row(int r) const {
+    const QueryRowAt at = rows_.at(min(rows_.row(r), max(rows_.num_rows - 1, 0)));
+    const int64_t q_row = int64_t{rows_.shape.q_start} + at.new_token;
+    return params_.key_offsets.row(q_row * params_.num_q_heads + at.q_head);
+  }
+
+  // Softcap, to units of log2. tanh(x) = 1 - 2 / (e^2x + 1), within 2^-22 of it. A score of
+  // -infinity stays hidden. by_unit: what brings scores to their size; 1 then.
+  __device__ void cap(float (&by_unit)[2], float (&scores)[kScores]) const {
     const float most = params_.softcap;
     const float to_exponent = 2.0f * kLog2E / most;
     const float bias[2] = {bias_of(0) * to_exponent, bias_of(1) * to_exponent};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const int r = i / 2 % 2;
-      const float x = fmaf(scores[i], score_scale_[r] * to_exponent, bias[r]);
-      scores[i] = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
+      const float x = fmaf(scores[i], by_unit[r] * to_exponent, bias[r]);
+      const float capped = most * kLog2E * (1.0f - __fdividef(2.0f, fast_exp2(x) + 1.0f));
+      scores[i] = x == -INFINITY ? x : capped;
     }
+    by_unit[0] = by_unit[1] = 1.0f;
   }
 
   // What rows see is found here, where few tiles come: it would take four registers of all.
