@@ -110,13 +110,14 @@ LayerPlan join_equal_neighbours(const LayerDraft& layer, const CacheGeometry& ge
   if (geometry.is_latent) plan.v_hadamard = plan.k_hadamard;  // V is in K's row
   for (int head = 0; head < static_cast<int>(layer.heads.size()); ++head) {
     const HeadPlan& next = layer.heads[head];
+    const format::FormatSpec rotary = plan.has_segments ? next.rotary_spec() : next.k.spec;
     const bool continues = !plan.runs.empty() && plan.runs.back().k.spec == next.k.spec &&
                            plan.runs.back().v.spec == next.v.spec &&
-                           plan.runs.back().rotary == next.rotary_spec();
+                           plan.runs.back().rotary == rotary;
     if (continues) {
       ++plan.runs.back().num_heads;
     } else {
-      plan.runs.push_back({head, 1, next.k, next.v, next.rotary_spec()});
+      plan.runs.push_back({head, 1, next.k, next.v, rotary});
     }
   }
   return plan;

@@ -42,7 +42,7 @@ struct HeadRunPlan {
   int num_heads = 0;
   SideRecipe k;
   SideRecipe v;
-  format::FormatSpec rotary = {};  // of a latent row's numbers behind V
+  format::FormatSpec rotary = {};  // of a latent row behind V; K's spec without segments
 };
 
 struct LayerPlan {
