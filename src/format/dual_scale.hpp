@@ -1,6 +1,6 @@
 // Dual-scale blocks: what the bytes of a block of K or V of one head mean, and the pieces of
 // arithmetic that quantise one (docs/numbers.md, section 9). Loops over these pieces are the CPU's
-// (ops/append/encode_dual.hpp) and CUDA's; both add in the order that the section gives.
+// (ops/append/dual_scale/encode_dual.hpp) and CUDA's; both add in the order that the section gives.
 //
 //   number[t][c] = scale[t] * (step[c] * (code[t][c] + offset[c]))
 //

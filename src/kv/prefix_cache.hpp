@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cache/prefix/prefix_index.hpp"
-#include "tier/tier_chain.hpp"
+#include "tier/chain/tier_chain.hpp"
 
 namespace kvx::kv {
 

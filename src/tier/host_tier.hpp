@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "cache/prefix/prefix_index.hpp"
+#include "tier/chain/promotion.hpp"
+#include "tier/chain/tier_config.hpp"
 #include "tier/latency.hpp"
-#include "tier/promotion.hpp"
-#include "tier/tier_config.hpp"
 #include "tier/transfer_queue.hpp"
 
 namespace kvx::tier {

@@ -47,7 +47,7 @@ TEST(FormatInfo, RefusesNumbersThatAreNone) {
     EXPECT_EQ(memcmp(&before, &info, sizeof info), 0);
   };
   refused([](auto& spec) { spec.format = 0; });
-  refused([](auto& spec) { spec.format = 15; });
+  refused([](auto& spec) { spec.format = KVX_FORMAT_INT2_DUAL + 1; });
   refused([](auto& spec) { spec.format = UINT32_MAX; });
   refused([](auto& spec) { spec.group_size = 7; });
   refused([](auto& spec) { spec.group_size = UINT32_MAX - 1; });

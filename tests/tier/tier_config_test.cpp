@@ -1,5 +1,5 @@
 // The text that names tiers.
-#include "tier/tier_config.hpp"
+#include "tier/chain/tier_config.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

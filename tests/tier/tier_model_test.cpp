@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "tests/cache/random_history.hpp"
-#include "tier/tier_chain.hpp"
+#include "tier/chain/tier_chain.hpp"
 
 namespace kvx::tier {
 namespace {

@@ -6,7 +6,7 @@
 #include "format/packing.hpp"
 #include "format/spec.hpp"
 #include "format/traits.hpp"
-#include "ops/append/encode_dual.hpp"
+#include "ops/append/dual_scale/encode_dual.hpp"
 #include "ops/append/encode_feedback.hpp"
 #include "ops/append/encode_row.hpp"
 #include "ops/append/saturation.hpp"

@@ -4,9 +4,9 @@
 #include <memory>
 #include <optional>
 
+#include "tier/chain/tier_config.hpp"
 #include "tier/store/record.hpp"
 #include "tier/store/remote_store.hpp"
-#include "tier/tier_config.hpp"
 
 namespace kvx::tier {
 

@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "tier/block_copier.hpp"
+#include "tier/chain/promotion.hpp"
 #include "tier/latency.hpp"
-#include "tier/promotion.hpp"
 #include "tier/store/block_name.hpp"
 #include "tier/store/record.hpp"
 #include "tier/store/remote_store.hpp"

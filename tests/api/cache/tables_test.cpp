@@ -263,8 +263,10 @@ TEST(Tables, WhatCannotBeIsNamed) {
   EXPECT_THAT(error_of([](auto& e) { e.config.recipe = nullptr; }), HasSubstr("format is ''"));
   EXPECT_THAT(error_of([](auto& e) { e.config.num_layers = 0; }), HasSubstr("num_layers is 0"));
   EXPECT_THAT(error_of([](auto& e) { e.factor[5] = 0; }), HasSubstr("layer 0 k_factor[5] is 0"));
-  EXPECT_THAT(error_of([](auto& e) { e.feedback[0] = 1; }),
-              HasSubstr("layer 0 k_feedback[0] is 1; expected 0"));
+  EXPECT_THAT(error_of([](auto& e) { e.feedback[0] = -1; }),
+              HasSubstr("layer 0 k_feedback[0] is -1; expected 0 or more"));
+  EXPECT_THAT(error_of([](auto& e) { e.feedback[kOwnedDim] = 1; }),
+              HasSubstr("is 1; expected 0: number 0 is rounded before number 1"));
   EXPECT_THAT(
       error_of([](auto& e) { e.layer.num_inv_freq = 17; }),
       HasSubstr("config.layers[0].num_inv_freq is 17; expected at most k_head_dim / 2, 16"));

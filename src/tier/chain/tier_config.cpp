@@ -1,5 +1,5 @@
 // parse_tiers: name(argument, key=value, ...), ... to TierConfigs.
-#include "tier/tier_config.hpp"
+#include "tier/chain/tier_config.hpp"
 
 #include <algorithm>
 #include <array>

@@ -6,7 +6,7 @@
 #include "format/dual_scale.hpp"
 #include "format/feedback.hpp"
 #include "format/packing.hpp"
-#include "ops/append/dual_scratch.hpp"
+#include "ops/append/dual_scale/dual_scratch.hpp"
 #include "ops/append/encode_feedback.hpp"
 #include "ops/cpu/kernel_table.hpp"
 

@@ -1,5 +1,5 @@
 // One vector a thread.
-#include "ops/append/dual_scratch.hpp"
+#include "ops/append/dual_scale/dual_scratch.hpp"
 
 #include <cstddef>
 #include <vector>

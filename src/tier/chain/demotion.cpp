@@ -1,5 +1,5 @@
 // Demotion: the copies between two tiers of the host, and the bookkeeping on both sides.
-#include "tier/demotion.hpp"
+#include "tier/chain/demotion.hpp"
 
 #include <algorithm>
 #include <span>

@@ -1,5 +1,5 @@
 // TierChain: what is done for each tier.
-#include "tier/tier_chain.hpp"
+#include "tier/chain/tier_chain.hpp"
 
 #include <algorithm>
 

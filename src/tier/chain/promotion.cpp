@@ -1,6 +1,6 @@
 // Promotions: one match over the pool and all tiers, then a load for each block that the pool
 // lacks.
-#include "tier/promotion.hpp"
+#include "tier/chain/promotion.hpp"
 
 #include <algorithm>
 

@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "tier/demotion.hpp"
+#include "tier/chain/demotion.hpp"
+#include "tier/chain/promotion.hpp"
 #include "tier/host_tier.hpp"
-#include "tier/promotion.hpp"
 #include "tier/store/remote_tier.hpp"
 
 namespace kvx::tier {
