@@ -22,7 +22,7 @@ std::string layer_text(const LayerPlan& layer) {
                         spec_text(run.k.spec, layer.k_hadamard),
                         spec_text(run.v.spec, layer.v_hadamard));
     // Only where rows are two segments: other files stay as they are.
-    if (layer.has_segments) text += " rotary " + spec_text(run.rotary, false);
+    if (layer.has_segments) text.append(" rotary ").append(spec_text(run.rotary, false));
   }
   return text;
 }

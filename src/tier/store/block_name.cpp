@@ -12,7 +12,7 @@ std::string BlockName::key() const {
 
 std::string tenant_parts(std::string_view tenant) {
   if (tenant.empty()) return "kvx1/shared";
-  return "kvx1/" + hex(cache::hash_scope(cache::HashAlgorithm::kSha256, tenant));
+  return fmt::format("kvx1/{}", hex(cache::hash_scope(cache::HashAlgorithm::kSha256, tenant)));
 }
 
 StoreScope store_scope_of(cache::HashAlgorithm algorithm, std::string_view fingerprint,
