@@ -120,12 +120,13 @@ repair_wheel() {
 
 # The wheel that pip chooses for an interpreter: its tests, and a C program against its library.
 test_wheel() {
-  local python=$1 venv
+  local python=$1 venv requirements=$TEST_REQUIREMENTS
+  (($(minor_version "$python") > 10)) || requirements=tests/python/requirements-3.10.txt
   venv=build/wheel/venv-3.$(minor_version "$python")
   step "Testing on $("$python" -V) in a fresh environment"
   "$python" -m venv "$venv" &&
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps \
-      -r "$TEST_REQUIREMENTS" &&
+      -r "$requirements" &&
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-index \
       --find-links build/wheel kvx ||
     fail "the wheel cannot be installed"
