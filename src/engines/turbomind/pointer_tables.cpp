@@ -54,8 +54,8 @@ Status check_scale_table(const PoolLayout& layout, size_t num_blocks, size_t num
 
 bool are_dense(std::vector<uint64_t> ids, uint64_t num_ids) {
   std::ranges::sort(ids);
-  const auto repeated = std::ranges::unique(ids);
-  return ids.size() - repeated.size() == num_ids;
+  const auto end = std::unique(ids.begin(), ids.end());
+  return static_cast<uint64_t>(end - ids.begin()) == num_ids;
 }
 
 }  // namespace
