@@ -510,7 +510,7 @@ class Cache(_core.PagedCache):
             last_problem=problems[-1] if problems else "",
         )
 
-    def tiers(self) -> list[Tier]:  # type: ignore[override]
+    def tiers(self) -> list[Tier]:
         """What each tier holds and has done so far, nearest first."""
         return [Tier(**tier) for tier in super().tiers()]
 

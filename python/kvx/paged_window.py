@@ -160,9 +160,10 @@ class PagedWindow(_core.PagedWindow):
         pages: page ids; on a GPU an int64 or int32 array there
         Raises kvx.OutOfRangeError: an id beyond the pages; on a GPU it is counted.
         """
+        ids: Any = pages
         if self.device == "cpu" and not hasattr(pages, "shape"):
-            pages = np.asarray(pages, np.int64)
-        super().forget(as_int64(pages), stream)
+            ids = np.asarray(pages, np.int64)
+        super().forget(as_int64(ids), stream)
 
     def num_out_of_range(self) -> int:
         """How many lengths, pages and ids a GPU's plans skipped. Waits for the device."""
