@@ -94,7 +94,7 @@ TEST_F(SglangLatent, RowsAreWrittenAsSglangWritesThem) {
     ASSERT_EQ(kvx_append(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
     const auto codes = tests::bytes_of_hex(row.at("kv_buffer"));
     const auto scales = tests::bytes_of_hex(row.at("kv_scale_buffer"));
-    const auto at = [slot](const std::vector<uint8_t>& buffer, size_t bytes) {
+    const auto at = [&](const std::vector<uint8_t>& buffer, size_t bytes) {
       return std::vector<uint8_t>(buffer.begin() + slot * bytes,
                                   buffer.begin() + (slot + 1) * bytes);
     };
