@@ -140,6 +140,9 @@ class Cache(_core.PagedCache):
                      where all arrays of this cache must lie
     max_step_tokens: of all entries of a step together, on a GPU; its tables pass through memory of
                      that size
+    max_speculative_tokens: of a sequence in steps with a speculative mark, since the last that
+                     stayed: truncate() and end_step() reach back to any of them bit for bit where
+                     pages share scales, too. Costs memory for their rows
     stream:          of the GPU, which the cache's own work goes to: torch's, CuPy's or a
                      cudaStream_t as a number; the device's default stream when None
 
@@ -176,6 +179,7 @@ class Cache(_core.PagedCache):
         tiers: str = "",
         device: Device = "cpu",
         max_step_tokens: int = 4096,
+        max_speculative_tokens: int = 0,
         stream: Stream = None,
     ) -> None:
         super().__init__(
@@ -200,6 +204,7 @@ class Cache(_core.PagedCache):
             tiers,
             str(device),
             max_step_tokens,
+            max_speculative_tokens,
             stream,
         )
         self.recipe = recipe
@@ -288,12 +293,27 @@ class Cache(_core.PagedCache):
         return super().max_step_tokens(sequence)
 
     @in_words
-    def begin_step(self, entries: Iterable[tuple[int, int]]) -> None:
+    def begin_step(  # type: ignore[override]
+        self, entries: Iterable[tuple[int, int]], *, speculative: Sequence[bool] = ()
+    ) -> None:
         """Opens a step: entries are (sequence, num_tokens), each sequence once.
+
+        speculative: of each entry, whether some of its tokens may go again (max_speculative_tokens)
 
         Raises kvx.Error or kvx.OutOfRangeError naming the entry; nothing has changed then.
         """
-        super().begin_step(entries if isinstance(entries, list) else list(entries))
+        entries = entries if isinstance(entries, list) else list(entries)
+        super().begin_step(entries, [bool(mark) for mark in speculative])
+
+    @in_words
+    def end_step(self, kept_tokens: Sequence[int] | None = None) -> None:
+        """Makes the step's tokens part of their sequences: of each entry the first kept_tokens, as
+        a verification accepts them; None: all.
+
+        Raises kvx.Error: a layer has not appended, or a count beyond the entry's tokens. The step
+        stays open then.
+        """
+        super().end_step(None if kept_tokens is None else list(kept_tokens))
 
     @contextmanager
     def step(self, entries: Iterable[tuple[int, int]]) -> Iterator["Cache"]:
@@ -327,6 +347,7 @@ class Cache(_core.PagedCache):
         softcap: float = 0.0,
         sinks: Array | None = None,
         precision: Literal["accurate", "fast"] = "accurate",
+        tree_mask: Array | None = None,
         stream: Stream = None,
     ) -> ArrayT:
         """Appends the step's keys and values to a layer and returns attention over all its tokens.
@@ -345,6 +366,10 @@ class Cache(_core.PagedCache):
         sinks: float32 [num_q_heads], logits that take part in the softmax without a value
         precision: "accurate", or "fast", which may be off by 8e-3 of the output's size (on a GPU
             both are the same)
+        tree_mask: uint8 [tokens, new tokens of an entry or more], contiguous: where row i has other
+            than 0 in column j, token i sees the j-th token of its entry, as in a tree of drafts; it
+            sees all earlier tokens. None is causal. kvx.UnsupportedError: with a full-precision
+            window, an entry that goes over a block's end
         stream: on a GPU, the stream that the verb is in order with: it runs after the earlier
             work of that stream, and later work reads a complete ``out``. None is the current stream
             of out's library (torch, CuPy). The call returns when its work is on its way.
@@ -360,7 +385,17 @@ class Cache(_core.PagedCache):
             shape = (*heads, self.v_head_dim)
             out = cast(ArrayT, new_output(q, shape, self.device, "out is None and q"))
         super().append_and_attend(
-            layer, q, k, v, out, softmax_scale, softcap, sinks, precision == "fast", stream
+            layer,
+            q,
+            k,
+            v,
+            out,
+            softmax_scale,
+            softcap,
+            sinks,
+            precision == "fast",
+            tree_mask,
+            stream,
         )
         return out
 

@@ -69,6 +69,27 @@ def get_cache_block_size(
     )
 
 
+@in_words
+def recipe_of(
+    quant_policy: int,
+    *,
+    dtype: str = "float16",
+    sm_version: int = 0,
+    fp4_format: str = "auto",
+    rotate: bool = False,
+) -> str:
+    """The recipe of a kvx.Cache that stores a policy in TurboMind's blocks.
+
+    FP4's scales are searched, which changes no layout. rotate: K and V are rotated as well, which
+    kvx undoes and TurboMind's own kernels do not.
+    Raises kvx.Error and kvx.UnsupportedError as get_kv_cache_mode does.
+    """
+    mode = get_kv_cache_mode(quant_policy, sm_version, fp4_format=fp4_format)
+    recipe = _core.turbomind_recipe(mode, dtype)
+    format, _, options = recipe.partition(":")
+    return f"{format}:hadamard,{options}" if rotate else recipe
+
+
 @dataclass
 class TurbomindEngineConfig:
     """The fields of LMDeploy's engine configuration that decide about the KV cache, checked.
@@ -201,4 +222,5 @@ __all__ = [
     "check_quant_policy",
     "get_cache_block_size",
     "get_kv_cache_mode",
+    "recipe_of",
 ]

@@ -271,10 +271,10 @@ Array bytes_array(nb::handle object, const char* name, int64_t rows, int64_t byt
   const bool is_uint8 =
       type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt) && type.bits == 8;
   const bool fits = is_uint8 && array.ndim() == 2 && static_cast<int64_t>(array.shape(0)) == rows &&
-                    static_cast<int64_t>(array.shape(1)) == bytes;
+                    (bytes < 0 || static_cast<int64_t>(array.shape(1)) == bytes);
   if (!fits) {
     throw CoreError(invalid_argument("{} is {}; expected uint8 [{}, {}]", name, array_text(array),
-                                     rows, bytes));
+                                     rows, bytes < 0 ? "n" : std::to_string(bytes)));
   }
   check_contiguous(array, name);
   return array;

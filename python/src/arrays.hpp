@@ -56,7 +56,7 @@ nb::ndarray<nb::ro> input_floats(nb::handle object, const char* name, int64_t n,
 // A contiguous float32 array to write to, [rows, heads] or more rows.
 nb::ndarray<> output_floats(nb::handle object, const char* name, int64_t rows, int64_t heads,
                             const ArrayPlace& place = {});
-// Contiguous uint8 [rows, bytes].
+// Contiguous uint8 [rows, bytes]; negative bytes: any number.
 nb::ndarray<nb::ro> input_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes,
                                 const ArrayPlace& place = {});
 nb::ndarray<> output_bytes(nb::handle object, const char* name, int64_t rows, int64_t bytes,

@@ -18,5 +18,6 @@ void bind_host_blocks(nanobind::module_& module);
 void bind_quality(nanobind::module_& module);
 void bind_tune(nanobind::module_& module);
 void bind_turbomind(nanobind::module_& module);
+void bind_engine_layer(nanobind::module_& module);
 
 }  // namespace kvx::python

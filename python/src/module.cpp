@@ -82,6 +82,7 @@ NB_MODULE(_core, module) {
   bind_quality(module);
   bind_tune(module);
   bind_turbomind(module);
+  bind_engine_layer(module);
 }
 
 }  // namespace kvx::python

@@ -45,6 +45,7 @@ struct Options {
   std::string tiers;             // instead of these two
   std::string device;
   int max_step_tokens = 0;  // on a GPU
+  int max_speculative_tokens = 0;
 };
 
 cache::HashAlgorithm hash_algorithm(const std::string& name) {
@@ -111,6 +112,8 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens;
   config.memory_budget_bytes = options.memory_budget_bytes;
+  check_range("max_speculative_tokens", options.max_speculative_tokens, 0, kv::kMaxTokens);
+  config.max_speculative_tokens = options.max_speculative_tokens;
   config.prefix.is_on = options.prefix_model.has_value();
   config.prefix.model = options.prefix_model.value_or("");
   config.prefix.hash = hash_algorithm(options.prefix_hash);
@@ -244,12 +247,18 @@ class PagedCache {
     return locked([&] { return std::string(cache_->fingerprint()); });
   }
 
-  void begin_step(const Entries& entries) {
+  // speculative: of each entry, or empty: none is.
+  void begin_step(const Entries& entries, const std::vector<bool>& speculative) {
+    if (!speculative.empty() && speculative.size() != entries.size()) {
+      throw CoreError(invalid_argument("speculative has {} marks; the step has {} entries",
+                                       speculative.size(), entries.size()));
+    }
     locked([&] {
       std::vector<kv::StepEntry> step;
       int64_t tokens = 0;
       for (const auto& [sequence, num_tokens] : entries) {
-        step.push_back({sequence, num_tokens});
+        const size_t i = step.size();
+        step.push_back({sequence, num_tokens, !speculative.empty() && speculative[i]});
         tokens += num_tokens;
       }
       throw_if_error(cache_->begin_step(step));
@@ -260,10 +269,10 @@ class PagedCache {
 
   void append_and_attend(int layer, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                          std::optional<float> softmax_scale, float softcap, nb::handle sinks,
-                         bool is_fast, nb::handle stream) {
-    const ArrayPlace place = place_of(stream, {out, q, k, v, sinks});
-    StepArrays arrays = step_arrays({q, k, v, out, sinks, softmax_scale, softcap, is_fast},
-                                    geometry_, lane_, place);
+                         bool is_fast, nb::handle tree_mask, nb::handle stream) {
+    const ArrayPlace place = place_of(stream, {out, q, k, v, sinks, tree_mask});
+    StepArrays arrays = step_arrays(
+        {q, k, v, out, sinks, softmax_scale, softcap, is_fast, tree_mask}, geometry_, lane_, place);
     ordered(place, arrays.kept, [&] {
       check_layer_is_due(layer, arrays.params.num_q_heads, arrays.q.num_tokens);
       interruptibly([&] {
@@ -274,7 +283,8 @@ class PagedCache {
     });
   }
 
-  void end_step() {
+  // kept_tokens: of each entry, or none: all.
+  void end_step(const std::optional<std::vector<int>>& kept_tokens) {
     locked([&] {
       for (int layer = 0; step_tokens_ > 0 && layer < geometry_.num_layers; ++layer) {
         if (has_appended_[layer]) continue;
@@ -283,7 +293,7 @@ class PagedCache {
                              "append_and_attend for every layer, or cancel_step",
                              layer));
       }
-      throw_if_error(cache_->end_step());
+      throw_if_error(kept_tokens ? cache_->end_step(*kept_tokens) : cache_->end_step());
       step_tokens_ = 0;
     });
   }
@@ -435,7 +445,8 @@ void bind_paged_cache(nb::module_& module) {
              int64_t max_tokens, int64_t memory_budget_bytes,
              std::optional<std::string> prefix_model, std::string prefix_hash,
              int64_t host_tier_bytes, const nb::bytes& host_tier_folder, std::string tiers,
-             std::string device, int max_step_tokens, nb::handle stream) {
+             std::string device, int max_step_tokens, int max_speculative_tokens,
+             nb::handle stream) {
             new (self) PagedCache({{.num_layers = num_layers,
                                     .num_kv_heads = num_kv_heads,
                                     .k_head_dim = k_head_dim,
@@ -456,7 +467,8 @@ void bind_paged_cache(nb::module_& module) {
                                    host_tier_folder.c_str(),
                                    std::move(tiers),
                                    std::move(device),
-                                   max_step_tokens},
+                                   max_step_tokens,
+                                   max_speculative_tokens},
                                   stream);
           },
           nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"),
@@ -465,7 +477,8 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("block_size"), nb::arg("max_sequences"), nb::arg("max_tokens"),
           nb::arg("memory_budget_bytes"), nb::arg("prefix_model").none(), nb::arg("prefix_hash"),
           nb::arg("host_tier_bytes"), nb::arg("host_tier_folder"), nb::arg("tiers"),
-          nb::arg("device"), nb::arg("max_step_tokens"), nb::arg("stream").none())
+          nb::arg("device"), nb::arg("max_step_tokens"), nb::arg("max_speculative_tokens"),
+          nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back, once no kvx.Step of the cache is left. Later calls raise "
            "kvx.Error; a second close does nothing.")
@@ -492,14 +505,12 @@ void bind_paged_cache(nb::module_& module) {
            "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
       .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"))
       .def("max_step_tokens", &PagedCache::max_step_tokens, nb::arg("sequence"))
-      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"))
+      .def("begin_step", &PagedCache::begin_step, nb::arg("entries"), nb::arg("speculative"))
       .def("append_and_attend", &PagedCache::append_and_attend, nb::arg("layer"),
            nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
            nb::arg("softmax_scale").none(), nb::arg("softcap"), nb::arg("sinks").none(),
-           nb::arg("is_fast"), nb::arg("stream").none())
-      .def("end_step", &PagedCache::end_step,
-           "Makes the step's tokens part of their sequences. Raises kvx.Error: a layer has not "
-           "appended.")
+           nb::arg("is_fast"), nb::arg("tree_mask").none(), nb::arg("stream").none())
+      .def("end_step", &PagedCache::end_step, nb::arg("kept_tokens").none())
       .def("cancel_step", &PagedCache::cancel_step,
            "Leaves the open step without its tokens. Raises kvx.Error: no step is open.")
       .def("gather", &PagedCache::gather, nb::arg("sequence"), nb::arg("layer"),

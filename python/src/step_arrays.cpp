@@ -37,12 +37,17 @@ StepArrays step_arrays(const AttentionArguments& given, const kv::CacheGeometry&
     arrays.sinks = input_floats(given.sinks, "sinks", arrays.q.num_heads, place);
   }
   check_apart(arrays.out.array, arrays.sinks, "sinks");
+  if (!given.tree_mask.is_none()) {
+    arrays.tree_mask = input_bytes(given.tree_mask, "tree_mask", tokens, -1, place);
+  }
+  check_apart(arrays.out.array, arrays.tree_mask, "tree_mask");
   if (lane != nullptr) {
     lane->keep(arrays.kept, place, given.q, arrays.q.array);
     lane->keep(arrays.kept, place, given.k, arrays.k.array);
     lane->keep(arrays.kept, place, given.v, arrays.v.array);
     lane->keep(arrays.kept, place, given.out, nb::ndarray<nb::ro>(arrays.out.array));
     lane->keep(arrays.kept, place, given.sinks, arrays.sinks);
+    lane->keep(arrays.kept, place, given.tree_mask, arrays.tree_mask);
   }
   kv::AttentionParams& params = arrays.params;
   params.num_q_heads = arrays.q.num_heads;
@@ -51,6 +56,10 @@ StepArrays step_arrays(const AttentionArguments& given, const kv::CacheGeometry&
   params.softcap = given.softcap;
   if (given.is_fast) params.precision = ops::Precision::kFast;
   if (arrays.sinks.is_valid()) params.sinks = static_cast<const float*>(arrays.sinks.data());
+  if (arrays.tree_mask.is_valid()) {
+    params.tree_mask = static_cast<const uint8_t*>(arrays.tree_mask.data());
+    params.tree_mask_stride = static_cast<int64_t>(arrays.tree_mask.shape(1));
+  }
   return arrays;
 }
 

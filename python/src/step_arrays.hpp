@@ -15,6 +15,7 @@ struct AttentionArguments {
   std::optional<float> softmax_scale;
   float softcap = 0.0f;
   bool is_fast = false;
+  nb::handle tree_mask = nb::none();  // uint8 [tokens, n], or none
 };
 
 // The arrays live as long as this does.
@@ -22,6 +23,7 @@ struct StepArrays {
   InputRows q, k, v;
   OutputRows out;
   nb::ndarray<nb::ro> sinks;
+  nb::ndarray<nb::ro> tree_mask;
   kv::AttentionParams params;
   KeptArrays kept;  // on a GPU
 };

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string_view.h>
 
 #include "engines/turbomind/layout.hpp"
+#include "python/src/arguments.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/errors.hpp"
 
@@ -46,6 +47,63 @@ nb::dict block_sizes(KvCacheMode mode, std::string_view dtype, int num_layers, i
   return dict;
 }
 
+// Where K's or V's rows of a layer begin, and what is from token to token and head to head.
+nb::dict place_of(const turbomind::PoolLayout& layout, int layer, turbomind::KvSide side) {
+  const turbomind::Geometry& geometry = layout.geometry;
+  const bool has_two_tokens = geometry.block_len > 1;
+  const bool has_two_heads = geometry.num_kv_heads > 1;
+  // Distances of offsets; a stride that nothing uses is 0.
+  const auto strides = [&](auto offset_of) {
+    const int64_t first = offset_of(0, 0);
+    return std::pair(has_two_tokens ? offset_of(0, 1) - first : 0,
+                     has_two_heads ? offset_of(1, 0) - first : 0);
+  };
+  nb::dict place;
+  const auto codes = [&](int head, int token) {
+    return layout.data_offset(layer, head, side, token);
+  };
+  place["codes"] = codes(0, 0);
+  place["code_strides"] = nb::make_tuple(strides(codes).first, strides(codes).second);
+  place["scales"] = 0;
+  place["scale_strides"] = nb::none();
+  if (layout.token_param_bytes > 0) {
+    const auto params = [&](int head, int token) {
+      return layout.param_offset(layer, head, side, token);
+    };
+    place["scales"] = params(0, 0);
+    place["scale_strides"] =
+        nb::make_tuple(strides(params).first, strides(params).second, layout.token_param_bytes);
+  } else if (layout.token_scale_bytes > 0) {
+    const auto scales = [&](int head, int token) {
+      return layout.scale_offset(layer, head, side, token);
+    };
+    place["scales"] = scales(0, 0);
+    place["scale_strides"] = nb::make_tuple(strides(scales).first, strides(scales).second, 1);
+  }
+  return place;
+}
+
+nb::dict layer_places(KvCacheMode mode, std::string_view dtype, int num_layers, int num_kv_heads,
+                      int head_dim, int block_len, int layer) {
+  const auto layout = value_of(turbomind::make_pool_layout(
+      {mode, compute_type(dtype), num_layers, num_kv_heads, head_dim, block_len}));
+  check_range("layer", layer, 0, num_layers - 1);
+  nb::dict dict;
+  const format::FormatSpec& spec = layout.spec;
+  dict["recipe"] = spec.is_affine() ? fmt::format("{}:scale={}", spec.facts->name,
+                                                  format::name_of(spec.scale_type))
+                                    : std::string(spec.facts->name);
+  dict["block_bytes"] = layout.block_bytes;
+  dict["scale_block_bytes"] = layout.scale_block_bytes;
+  dict["k"] = place_of(layout, layer, turbomind::KvSide::kKey);
+  dict["v"] = place_of(layout, layer, turbomind::KvSide::kValue);
+  return dict;
+}
+
+std::string recipe_of(KvCacheMode mode, std::string_view dtype) {
+  return value_of(turbomind::recipe_of(mode, compute_type(dtype)));
+}
+
 }  // namespace
 
 void bind_turbomind(nb::module_& module) {
@@ -60,6 +118,10 @@ void bind_turbomind(nb::module_& module) {
   module.def("turbomind_block_sizes", &block_sizes, nb::arg("mode"), nb::arg("dtype"),
              nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
              nb::arg("block_len"));
+  module.def("turbomind_layer_places", &layer_places, nb::arg("mode"), nb::arg("dtype"),
+             nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+             nb::arg("block_len"), nb::arg("layer"));
+  module.def("turbomind_recipe", &recipe_of, nb::arg("mode"), nb::arg("dtype"));
 }
 
 }  // namespace kvx::python

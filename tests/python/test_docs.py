@@ -7,6 +7,7 @@ import matplotlib
 from pages import run_blocks
 
 import kvx
+import kvx.engines
 import kvx.marlin
 import kvx.plot
 import kvx.turbomind
@@ -27,13 +28,17 @@ def test_every_block_of_the_windows_page_runs():
     assert run_blocks("docs/full-precision-window.md") == 1
 
 
+def test_every_block_of_the_engines_page_runs():
+    assert run_blocks("docs/engines.md") == 2
+
+
 def test_every_block_of_the_guard_page_runs():
     names = dict(model=os.environ["KVX_TEST_MODEL"], text=os.environ["KVX_TEST_TEXT"])
     assert run_blocks("docs/guard.md", **names) == 2
 
 
 def test_everything_public_has_a_docstring():
-    modules = [kvx, kvx.marlin, kvx.plot, kvx.turbomind]
+    modules = [kvx, kvx.engines, kvx.marlin, kvx.plot, kvx.turbomind]
     things = [(name, getattr(module, name)) for module in modules for name in module.__all__]
     for name, thing in list(things):
         if inspect.isclass(thing):

@@ -129,3 +129,12 @@ def test_the_demos_model_runs_on_policy_16_and_the_probe_reads_its_bytes():
         assert float(number) == 2.0 ** (int(byte, 16) - 127)
     refused = run_tool("probe", "--turbomind", "-m", model, "--head", "3")
     assert refused.returncode == 2 and "head is 3; expected 0 to 2" in refused.stderr
+
+
+def test_recipe_of_names_a_cache_in_turbominds_blocks():
+    assert turbomind.recipe_of(0) == "f16:order=turbomind"
+    assert turbomind.recipe_of(8, dtype="bfloat16") == "int8_affine:scale=bf16,order=turbomind"
+    assert turbomind.recipe_of(16, sm_version=100) == "nvfp4:search,order=turbomind"
+    assert turbomind.recipe_of(16, rotate=True) == "mxfp4_g16:hadamard,search,order=turbomind"
+    with pytest.raises(kvx.Error, match="quant_policy is 3"):
+        turbomind.recipe_of(3)

@@ -18,7 +18,7 @@ import pdoc.docstrings
 import pdoc.render
 
 # What needs nothing beside the package; then what its own extras need.
-MODULES = ["kvx", "kvx.marlin", "kvx.turbomind", "kvx.plot", "kvx.types"]
+MODULES = ["kvx", "kvx.marlin", "kvx.turbomind", "kvx.engines", "kvx.plot", "kvx.types"]
 NEED_TORCH = ["kvx.hf", "kvx.torch"]
 
 

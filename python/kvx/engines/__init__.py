@@ -1,0 +1,30 @@
+"""Layers of other engines' caches, in their own tensors, for kvx's verbs.
+
+Each module makes a ``Layer`` from what its engine has: tensors, shapes, dtypes, scales. Tables make
+a ``Table`` from the engine's block table. ``transcode`` copies tokens from one engine's layer to
+another's. docs/engines.md lists layouts, formats and versions.
+"""
+
+from kvx.engines import flashinfer, llamacpp, sglang, tgi, trtllm, turbomind, vllm
+from kvx.engines.layer import Layer, Memory, Rows, Shape, transcode
+from kvx.engines.table import Table, kv_offsets, packed, pages, tokens
+
+__all__ = [
+    "Layer",
+    "Memory",
+    "Rows",
+    "Shape",
+    "Table",
+    "flashinfer",
+    "kv_offsets",
+    "llamacpp",
+    "packed",
+    "pages",
+    "sglang",
+    "tgi",
+    "tokens",
+    "transcode",
+    "trtllm",
+    "turbomind",
+    "vllm",
+]

@@ -1,0 +1,312 @@
+"""Engines' layers against layouts that were filled element by element from public definitions."""
+
+import numpy as np
+import pytest
+
+import kvx
+from kvx import engines
+from kvx.turbomind import get_cache_block_size, get_kv_cache_mode
+import engine_layouts as oracle
+
+BLOCKS, TOKENS, HEADS, DIM = 6, 8, 2, 32
+Q_HEADS = 4
+IDS = [4, 1, 5]
+LENGTH = 21
+
+
+def random_rows(seed, shape=(BLOCKS, TOKENS, HEADS, DIM), dtype=np.float16):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+class Case:
+    """An engine's layer, what its rows are, its table, and its slots."""
+
+    def __init__(self, layer, k, v, table=None, slots=None):
+        self.layer, self.k, self.v = layer, k.astype(np.float32), v.astype(np.float32)
+        ids = np.array([IDS], np.int32)
+        self.table = table or engines.packed(ids, np.array([LENGTH], np.int32))
+        tokens = np.arange(LENGTH)
+        block, offset = np.array(IDS)[tokens // TOKENS], tokens % TOKENS
+        self.blocks, self.offsets = block, offset
+        self.slots = block * TOKENS + offset if slots is None else slots
+
+    def rows(self):
+        """K and V of the sequence, [tokens, heads, dim]."""
+        return (side[self.blocks, self.offsets] for side in (self.k, self.v))
+
+
+def tables_per_token():
+    """For layers whose block is one token: a slot each."""
+    tokens = np.arange(LENGTH)
+    slots = (np.array(IDS)[tokens // TOKENS] * TOKENS + tokens % TOKENS).astype(np.int32)
+    indptr = np.array([0, LENGTH], np.int32)
+    return engines.tokens(indptr, slots, np.array([LENGTH], np.int32))
+
+
+def make(name):
+    k, v = random_rows(1), random_rows(2)
+    flat = (BLOCKS * TOKENS, HEADS, DIM)
+    if name.startswith("vllm BHNC"):
+        cache = oracle.vllm_bhnc(k, v, name.split()[-1])
+        return Case(engines.vllm.layer(cache, "float16", head_dim=DIM), k, v)
+    if name == "vllm 2BNHD":
+        cache = oracle.vllm_2bnhd(k, v)
+        return Case(engines.vllm.layer(cache, "float16", head_dim=DIM, shape="2BNHD"), k, v)
+    if name == "vllm B2NHD":
+        cache = oracle.vllm_b2nhd(k, v)
+        return Case(engines.vllm.layer(cache, "float16", head_dim=DIM, shape="B2NHD"), k, v)
+    if name == "vllm int8_per_token_head":
+        cache, k, v = oracle.vllm_int8_per_token_head(k.astype(np.float32), v.astype(np.float32))
+        return Case(engines.vllm.layer(cache, "int8_per_token_head", head_dim=DIM), k, v)
+    if name == "tgi flashdecoding":
+        return Case(engines.tgi.layer((k.copy(), v.copy()), "flashdecoding", "f16"), k, v)
+    if name == "tgi ipex":
+        hnd = [np.ascontiguousarray(side.transpose(0, 2, 1, 3)) for side in (k, v)]
+        return Case(engines.tgi.layer(tuple(hnd), "ipex", "f16"), k, v)
+    if name == "tgi flashinfer":
+        sides = tuple(side.reshape(BLOCKS * TOKENS, 1, HEADS, DIM).copy() for side in (k, v))
+        return Case(engines.tgi.layer(sides, "flashinfer", "f16"), k, v, tables_per_token())
+    if name == "tgi paged":
+        return Case(engines.tgi.layer(oracle.tgi_paged(k, v, 8), "paged", "f16"), k, v)
+    if name == "trtllm":
+        pool = oracle.trtllm_pool(k, v, num_layers=3, layer=1)
+        layer = engines.trtllm.layer(
+            pool, "f16", layer_idx_in_pool=1, num_kv_heads=HEADS, tokens_per_block=TOKENS,
+            head_dim=DIM,
+        )
+        index = engines.trtllm.block_index(np.array(IDS), num_layers=3)
+        offsets = np.stack([index, index + 1])[None, None].astype(np.int32)
+        case = Case(layer, k, v, engines.trtllm.table(offsets, np.array([LENGTH], np.int32)))
+        case.slots = engines.trtllm.slots(
+            case.blocks, case.offsets, num_layers=3, tokens_per_block=TOKENS
+        )
+        return case
+    if name == "sglang":
+        layer = engines.sglang.layer(k.reshape(flat).copy(), v.reshape(flat).copy(), "f16")
+        return Case(layer, k, v, tables_per_token())
+    if name == "sglang pages":
+        layer = engines.sglang.layer(
+            k.reshape(flat).copy(), v.reshape(flat).copy(), "f16", page_size=TOKENS
+        )
+        return Case(layer, k, v)
+    if name == "sglang fp4":
+        generator = np.random.default_rng(3)
+        sides = [
+            oracle.sglang_fp4(
+                generator.integers(0, 16, flat), generator.integers(120, 130, (*flat[:2], 2))
+            )
+            for _ in range(2)
+        ]
+        layer = engines.sglang.fp4_layer(
+            sides[0][0], sides[1][0], sides[0][1], sides[1][1], head_dim=DIM, page_size=TOKENS
+        )
+        shape = (BLOCKS, TOKENS, HEADS, DIM)
+        return Case(layer, sides[0][2].reshape(shape), sides[1][2].reshape(shape))
+    if name.startswith("flashinfer"):
+        order = name.split()[-1]
+        sides = [side if order == "NHD" else side.transpose(0, 2, 1, 3) for side in (k, v)]
+        cache = np.ascontiguousarray(np.stack(sides, axis=1))
+        table = engines.flashinfer.table(
+            np.array([0, 3], np.int32),
+            np.array(IDS, np.int32),
+            np.array([LENGTH - 16], np.int32),
+            page_size=TOKENS,
+        )
+        return Case(engines.flashinfer.layer(cache, "f16", kv_layout=order), k, v, table)
+    if name.startswith("llama.cpp"):
+        kind = name.split()[-1]
+        kv_size = BLOCKS * TOKENS
+        places = [side.reshape(kv_size, HEADS * DIM) for side in (k, v)]
+        v_trans = kind == "transposed"
+        if kind == "q8_0":
+            memory, values = zip(
+                *(oracle.llamacpp_q8_0(side.astype(np.float32)) for side in (k, v)), strict=True
+            )
+            k, v = values
+        else:
+            memory = [
+                np.ascontiguousarray(one.T if v_trans and i else one).view(np.uint8).reshape(-1)
+                for i, one in enumerate(places)
+            ]
+            kind = "f16"
+        layer = engines.llamacpp.layer(
+            *memory, kind, kind, num_kv_heads=HEADS, kv_size=kv_size, v_trans=v_trans
+        )
+        # The places of one stream in order: the sequence is its first tokens.
+        case = Case(layer, k, v)
+        case.table = engines.packed(np.array([[0]], np.int32), np.array([LENGTH], np.int32))
+        tokens = np.arange(LENGTH)
+        case.blocks, case.offsets, case.slots = tokens // TOKENS, tokens % TOKENS, tokens
+        return case
+    assert name.startswith("turbomind")
+    mode = get_kv_cache_mode(int(name.split()[-1]), 0)
+    geometry = {"num_layers": 2, "num_kv_heads": HEADS, "head_dim": DIM, "block_len": TOKENS}
+    sizes = get_cache_block_size(mode, **geometry)
+    data = np.zeros((BLOCKS, sizes.block_bytes), np.uint8)
+    scales = (
+        np.zeros((BLOCKS, sizes.scale_block_bytes), np.uint8) if sizes.scale_block_bytes else None
+    )
+    layer = engines.turbomind.layer(data, scales, mode=mode, layer=1, **geometry)
+    case = Case(layer, k, v)
+    layer.append(
+        k.reshape(-1, HEADS, DIM), v.reshape(-1, HEADS, DIM), np.arange(BLOCKS * TOKENS)
+    )
+    every = engines.packed(np.arange(BLOCKS, dtype=np.int32)[None],
+                           np.array([BLOCKS * TOKENS], np.int32))
+    stored = layer.flatten(every, [(0, 0, BLOCKS * TOKENS)])
+    case.k, case.v = (
+        side[0].transpose(1, 0, 2).reshape(BLOCKS, TOKENS, HEADS, DIM) for side in stored
+    )
+    if name.endswith(" 0"):
+        np.testing.assert_array_equal(case.k, k)
+    return case
+
+
+NAMES = [
+    "vllm BHNC NHD",
+    "vllm BHNC HND",
+    "vllm 2BNHD",
+    "vllm B2NHD",
+    "vllm int8_per_token_head",
+    "tgi flashdecoding",
+    "tgi ipex",
+    "tgi flashinfer",
+    "tgi paged",
+    "trtllm",
+    "sglang",
+    "sglang pages",
+    "sglang fp4",
+    "flashinfer NHD",
+    "flashinfer HND",
+    "llama.cpp f16",
+    "llama.cpp transposed",
+    "llama.cpp q8_0",
+    "turbomind 0",
+    "turbomind 4",
+    "turbomind 8",
+    "turbomind 16",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flatten_reads_the_engines_rows(name):
+    case = make(name)
+    ranges = [(0, 3, 11), (0, 16, 5), (0, 0, LENGTH)]
+    k, v = case.layer.flatten(case.table, ranges)
+    assert k.shape == (3, HEADS, LENGTH, DIM)
+    for found, expected in zip((k, v), case.rows(), strict=True):
+        for i, (_, first, count) in enumerate(ranges):
+            rows = expected[first : first + count].transpose(1, 0, 2)
+            np.testing.assert_array_equal(found[i, :, :count], rows)
+            assert not found[i, :, count:].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_queries", [1, 5])
+def test_attend_is_attention_over_the_engines_rows(name, num_queries):
+    case = make(name)
+    q = random_rows(7, (num_queries, Q_HEADS, DIM), np.float32)
+    out = case.layer.attend(q, case.table, np.array([0, num_queries], np.int32))
+    k, v = case.rows()
+    expected = oracle.attention(q, k, v, LENGTH)
+    np.testing.assert_allclose(out, expected, atol=2e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_append_writes_where_the_engine_reads(name):
+    case = make(name)
+    before = [side.copy() for side in case.rows()]
+    k, v = (random_rows(seed, (2, HEADS, DIM)) for seed in (11, 12))
+    case.layer.append(k, v, np.array([case.slots[9], -1, case.slots[20]])[[0, 2]])
+    found = case.layer.flatten(case.table, [(0, 0, LENGTH)])
+    for side, new, old in zip(found, (k, v), before, strict=True):
+        rows = side[0].transpose(1, 0, 2)
+        untouched = [t for t in range(LENGTH) if t not in (9, 20)]
+        np.testing.assert_array_equal(rows[untouched], old[untouched])
+        error = np.abs(rows[[9, 20]] - new.astype(np.float32)).max()
+        assert error <= {"4": 0.4, "16": 0.6, "fp4": 0.6}.get(name.split()[-1], 0.03)
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_transcode_reads_one_engine_and_writes_another(source):
+    for target in NAMES:
+        one, other = make(source), make(target)
+        engines.transcode(one.layer, other.layer, np.array(one.slots, np.int64),
+                          np.array(other.slots, np.int64))
+        copied = other.layer.flatten(other.table, [(0, 0, LENGTH)])
+        if target.split()[-1] in ("4", "8", "16", "fp4", "q8_0", "int8_per_token_head"):
+            continue  # its own format rounds the rows again
+        for found, expected in zip(copied, one.rows(), strict=True):
+            rows = found[0].transpose(1, 0, 2)
+            np.testing.assert_allclose(rows, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_append_writes_vllms_bytes():
+    k, v = random_rows(1), random_rows(2)
+    cache = np.zeros((BLOCKS, HEADS, TOKENS, 2 * DIM), np.float16)
+    layer = engines.vllm.layer(cache, "float16", head_dim=DIM)
+    layer.append(k.reshape(-1, HEADS, DIM), v.reshape(-1, HEADS, DIM), np.arange(BLOCKS * TOKENS))
+    np.testing.assert_array_equal(cache, oracle.vllm_bhnc(k, v, "HND"))
+
+
+def test_fp8_scales_multiply_the_codes():
+    cache = np.full((2, HEADS, TOKENS, 2 * DIM), 0x38, np.uint8)  # E4M3's 1
+    layer = engines.vllm.layer(cache, "fp8", head_dim=DIM, k_scale=0.25, v_scale=3.0)
+    table = engines.packed(np.array([[1]], np.int32), np.array([TOKENS], np.int32))
+    k, v = layer.flatten(table, [(0, 0, TOKENS)])
+    assert (k == 0.25).all() and (v == 3.0).all()
+
+
+def test_trtllms_beams_are_rows_of_the_table():
+    case = make("trtllm")
+    offsets = np.repeat(case.table.indices.reshape(1, 1, 2, 3), 2, axis=1)
+    table = engines.trtllm.table(np.ascontiguousarray(offsets), np.array([LENGTH], np.int32))
+    q = np.repeat(random_rows(7, (1, Q_HEADS, DIM), np.float32), 2, axis=0)
+    out = case.layer.attend(q, table, np.array([0, 1, 2], np.int32))
+    np.testing.assert_array_equal(out[0], out[1])
+
+
+def test_turbominds_pointers_name_blocks():
+    data = np.zeros((4, 640), np.uint8)
+    address = data.__array_interface__["data"][0]
+    ids = engines.turbomind.block_ids([address + 640, address + 1920], data)
+    assert ids.tolist() == [1, 3]
+    with pytest.raises(kvx.Error, match=r"block_ptrs\[0\] is .* begins no block"):
+        engines.turbomind.block_ids([address + 1], data)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f16: engines.vllm.layer(f16, "float16", head_dim=9), "expected \\[n, n, n, 18\\]"),
+        (lambda f16: engines.vllm.layer(f16, "nvfp4", head_dim=DIM), "V scales are swizzled"),
+        (lambda f16: engines.vllm.layer(f16, "int3", head_dim=DIM), "kv_cache_dtype is 'int3'"),
+        (lambda f16: engines.vllm.layer(f16, "fp8", head_dim=DIM), "elements of 2 bytes"),
+        (lambda f16: engines.vllm.layer([1], "fp8", head_dim=DIM), "kv_cache is a list"),
+        (lambda f16: engines.tgi.layer((f16, f16), "xla", "f16"), "backend is 'xla'"),
+        (lambda f16: engines.flashinfer.layer((f16, f16), "f16", kv_layout="X"), "order is 'X'"),
+        (lambda f16: engines.sglang.layer(f16[0], f16[0], "f16", page_size=3), "page_size is 3"),
+        (lambda f16: engines.llamacpp.layer(f16.view(np.uint8).reshape(-1),
+                                            f16.view(np.uint8).reshape(-1), "q4_0", "f16",
+                                            num_kv_heads=2, kv_size=16), "type_k is 'q4_0'"),
+    ],
+)
+def test_errors_name_the_engines_field(call, message):
+    with pytest.raises(kvx.Error, match=message):
+        call(np.zeros((2, 4, 8, 2 * DIM), np.float16))
+
+
+def test_a_slot_beyond_the_cache_is_refused_and_nothing_is_written():
+    case = make("vllm BHNC NHD")
+    rows = random_rows(5, (2, HEADS, DIM))
+    with pytest.raises(kvx.OutOfRangeError, match="slot"):
+        case.layer.append(rows, rows, np.array([0, BLOCKS * TOKENS]))
+    found = case.layer.flatten(case.table, [(0, 0, LENGTH)])
+    np.testing.assert_array_equal(found[0][0].transpose(1, 0, 2), next(iter(case.rows())))
+
+
+def test_read_only_arrays_are_refused():
+    cache = np.zeros((2, HEADS, TOKENS, 2 * DIM), np.float16)
+    cache.flags.writeable = False
+    with pytest.raises(kvx.Error, match="read-only"):
+        engines.vllm.layer(cache, "float16", head_dim=DIM)
