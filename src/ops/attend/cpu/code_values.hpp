@@ -68,13 +68,13 @@ KVX_INLINE bool normalize_steps(float* steps, int num_groups, int n, float* larg
                                 uint16_t* words) {
   constexpr uint32_t kSmallest = std::bit_cast<uint32_t>(0x1p-100f);
   constexpr uint32_t kLargest = std::bit_cast<uint32_t>(0x1p100f);
-  for (int g = 0; g < num_groups; ++g, steps += n, words += kMaxTileTokens) {
+  for (int g = 0; g < num_groups; ++g, steps += n) {
     largest[g] = largest_step(steps, n);
     const uint32_t bits = std::bit_cast<uint32_t>(largest[g]);
     if (bits >= kLargest || (bits < kSmallest && bits != 0)) return false;
     const float inverse = bits == 0 ? 0.0f : 1.0f / largest[g];
     if (num_groups > 1) {
-      steps_to_words(steps, n, inverse * kMostStepWord, words);
+      steps_to_words(steps, n, inverse * kMostStepWord, words + g * kMaxTileTokens);
       continue;
     }
     for (int t = 0; t < n; t += kIntLanes) {
