@@ -140,7 +140,7 @@ void HostTier::start_waiting(bool by_policy) {
   }
 }
 
-// Of a block that has not begun its way.
+// Gives up storing a block whose copy has not begun.
 void HostTier::drop_store(const Job& job) {
   ++num_dropped_;
   stores_under_way_.erase(key_of(job));
@@ -149,27 +149,19 @@ void HostTier::drop_store(const Job& job) {
 }
 
 void HostTier::push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group) {
-  if (unused_jobs_.empty()) {
-    unused_jobs_.push_back(static_cast<int64_t>(jobs_.size()));
-    jobs_.emplace_back();
-  }
-  const int64_t tag = unused_jobs_.back();
-  unused_jobs_.pop_back();
-  jobs_[tag] = job;
-  ++num_jobs_;
   const int64_t bytes = pool_.block_bytes(job.block_class);
   uint8_t* const first = first_pool_->region(job.block_class) + job.first_id * bytes;
   uint8_t* const host = block_bytes(job.block_class, job.host_id);
   const bool is_store = direction == Direction::kStore;
   const BlockTransfer block{is_store ? first : host, is_store ? host : first, bytes};
-  queue_->push({direction, block, tag, std::move(group)});
+  queue_->push({direction, block, jobs_.add(job), std::move(group)});
 }
 
 void HostTier::collect() {
   finished_.clear();
   queue_->drain_finished(finished_);
   for (const FinishedTransfer& done : finished_) {
-    const Job job = take_job(done.tag);
+    const Job job = jobs_.take(done.tag);
     if (done.direction == Direction::kStore) {
       finish_store(job, done);
     } else {
@@ -178,16 +170,10 @@ void HostTier::collect() {
   }
 }
 
-HostTier::Job HostTier::take_job(int64_t tag) {
-  unused_jobs_.push_back(tag);
-  --num_jobs_;
-  return jobs_[tag];
-}
-
 void HostTier::cancel_waiting_stores() {
   std::vector<int64_t> tags;
   queue_->cancel_waiting(Direction::kStore, tags);
-  for (const int64_t tag : tags) finish_store(take_job(tag), {});
+  for (const int64_t tag : tags) finish_store(jobs_.take(tag), {});
 }
 
 void HostTier::finish_store(const Job& job, const FinishedTransfer& done) {

@@ -24,6 +24,7 @@
 #include "cache/prefix/prefix_index.hpp"
 #include "tier/chain/promotion.hpp"
 #include "tier/chain/tier_config.hpp"
+#include "tier/job_list.hpp"
 #include "tier/latency.hpp"
 #include "tier/transfer_queue.hpp"
 
@@ -97,7 +98,7 @@ class HostTier final : public cache::EvictionListener {
   bool wait_for_all_until(std::chrono::steady_clock::time_point end) const {
     return queue_->wait_for_all_until(end);
   }
-  bool is_idle() const { return num_jobs_ == 0 && waiting_.empty(); }
+  bool is_idle() const { return jobs_.is_empty() && waiting_.empty(); }
   // Blocks that are under way to this tier.
   int64_t num_stores() const { return static_cast<int64_t>(stores_under_way_.size()); }
 
@@ -139,7 +140,6 @@ class HostTier final : public cache::EvictionListener {
   void push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group);
   void finish_store(const Job& job, const FinishedTransfer& done);
   void finish_load(const Job& job, const FinishedTransfer& done);
-  Job take_job(int64_t tag);
 
   const TierKind kind_;
   cache::BlockPool* first_pool_;
@@ -150,9 +150,7 @@ class HostTier final : public cache::EvictionListener {
   cache::BlockPool pool_;
   cache::PrefixIndex index_;
   std::vector<std::vector<cache::ContentHash>> checksums_;  // [classes][blocks]
-  std::vector<Job> jobs_;                                   // a transfer's tag is its place here
-  std::vector<int64_t> unused_jobs_;
-  int64_t num_jobs_ = 0;
+  JobList<Job> jobs_;
   bool moves_down_ = false;
   std::deque<Job> waiting_;           // stores without a block of this tier
   std::vector<int64_t> num_waiting_;  // [classes]

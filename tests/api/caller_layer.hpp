@@ -111,6 +111,35 @@ inline kvx_status_t append_rows(const kvx_layer_t& layer, const std::vector<floa
   return kvx_append(&args, nullptr);
 }
 
+// A latent cache's layer: one KV head, whose V is the beginning of K's rows. The caller sets k and
+// the number of blocks and their size.
+struct PrefixLayer {
+  explicit PrefixLayer(int value_dim) {
+    v.head_dim = static_cast<uint32_t>(value_dim);
+    v.flags = KVX_SIDE_PREFIX_OF_K;
+    run.num_heads = 1;
+    run.k = &k;
+    run.v = &v;
+    layer.num_kv_heads = 1;
+    layer.num_runs = 1;
+    layer.runs = &runs;
+  }
+  PrefixLayer(const PrefixLayer&) = delete;
+
+  kvx_status_t append(const std::vector<float>& rows, const std::vector<int64_t>& slots) const {
+    const kvx_rows_t k_rows = api::rows(rows.data(), KVX_DTYPE_F32);
+    kvx_append_args_t args = append_args(layer, k_rows, slots);
+    args.v = nullptr;
+    return kvx_append(&args, nullptr);
+  }
+
+  kvx_side_t k = sized<kvx_side_t>();
+  kvx_side_t v = sized<kvx_side_t>();
+  kvx_head_run_t run = sized<kvx_head_run_t>();
+  const kvx_head_run_t* runs = &run;
+  kvx_layer_t layer = sized<kvx_layer_t>();
+};
+
 // One sequence of the blocks in `ids`.
 struct OneSequence {
   OneSequence(std::vector<int32_t> ids, int32_t length) : blocks(std::move(ids)), lengths{length} {

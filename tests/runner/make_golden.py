@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from tiny_weights import weights
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 TEXTS = [
@@ -89,18 +90,6 @@ def dequantized():
         cases.append({"type": int(kind), "name": name, "blocks_hex": blocks.tobytes().hex(),
                       "values_hex": [f"{b:08x}" for b in values.view(np.uint32)]})
     return cases
-
-
-def weights(name, count):
-    """Multiples of 2^-10 in [-1/4, 1/4), exact in f32; tests/runner/tiny_weights.hpp has the same rule."""
-    state = 2166136261
-    for byte in name.encode():
-        state = (state ^ byte) * 16777619 % 2**32
-    out = []
-    for _ in range(count):
-        state = (state * 1664525 + 1013904223) % 2**32
-        out.append(((state >> 16) % 512 - 256) / 1024)
-    return out
 
 
 class TinyLlama:

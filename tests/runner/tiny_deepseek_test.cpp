@@ -9,6 +9,7 @@
 #include "runner/experts.hpp"
 #include "runner/kv_attention.hpp"
 #include "runner/model.hpp"
+#include "tests/runner/forward_pass.hpp"
 #include "tests/runner/golden_file.hpp"
 #include "tests/runner/tiny_llama.hpp"
 
@@ -17,13 +18,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using tests::GgufWriter;
-using tests::TemporaryFile;
-
-Result<std::unique_ptr<Model>> load(const GgufWriter& writer) {
-  const TemporaryFile file(writer.file());
-  return Model::load(file.path(), DType::kF32, serial_executor());
-}
+using tests::all_logits;
+using tests::load;
 
 std::unique_ptr<KvAttention> attention_of(const Model& model, const char* recipe) {
   KvAttentionOptions options;
@@ -33,16 +29,6 @@ std::unique_ptr<KvAttention> attention_of(const Model& model, const char* recipe
   auto attention = KvAttention::create(model.config(), options, serial_executor());
   if (!attention.ok()) throw std::runtime_error(attention.error().message);
   return std::move(attention).value();
-}
-
-std::vector<float> all_logits(Model& model, AttentionBackend& backend,
-                              std::span<const int> tokens) {
-  std::vector<float> hidden(tokens.size() * model.config().hidden);
-  const Status forward = model.forward(tokens, backend, hidden.data());
-  EXPECT_TRUE(forward.ok()) << forward.error().message;
-  std::vector<float> logits(tokens.size() * model.config().vocab_size);
-  EXPECT_TRUE(model.logits(hidden.data(), static_cast<int>(tokens.size()), logits.data()).ok());
-  return logits;
 }
 
 class TinyDeepseek : public testing::TestWithParam<int> {

@@ -6,6 +6,7 @@
 
 #include "runner/kv_attention.hpp"
 #include "runner/model.hpp"
+#include "tests/runner/forward_pass.hpp"
 #include "tests/runner/golden_file.hpp"
 #include "tests/runner/reference_attention.hpp"
 
@@ -13,24 +14,11 @@ namespace kvx::runner {
 namespace {
 
 using testing::HasSubstr;
+using tests::all_logits;
 using tests::GgufWriter;
+using tests::load;
 using tests::ReferenceAttention;
 using tests::TemporaryFile;
-
-Result<std::unique_ptr<Model>> load(const GgufWriter& writer) {
-  const TemporaryFile file(writer.file());
-  return Model::load(file.path(), DType::kF32, serial_executor());
-}
-
-std::vector<float> all_logits(Model& model, AttentionBackend& backend,
-                              const std::vector<int>& tokens) {
-  std::vector<float> hidden(tokens.size() * model.config().hidden);
-  const Status forward = model.forward(tokens, backend, hidden.data());
-  EXPECT_TRUE(forward.ok()) << forward.error().message;
-  std::vector<float> logits(tokens.size() * model.config().vocab_size);
-  EXPECT_TRUE(model.logits(hidden.data(), static_cast<int>(tokens.size()), logits.data()).ok());
-  return logits;
-}
 
 class TinyLlama : public testing::TestWithParam<int> {
  protected:

@@ -33,7 +33,7 @@ class RedisServer {
  public:
   explicit RedisServer(std::vector<std::string> options = {})
       : RedisServer(free_port(), std::move(options)) {}
-  // With options that name the port.
+  // options: redis-server's, with those that name `port`.
   RedisServer(int port, std::vector<std::string> options)
       : options_(std::move(options)), port_(port) {
     start();

@@ -124,19 +124,11 @@ bool Demotion::send_next(int block_class) {
     (void)upper_.pool_.release(block_class, job.upper_id);  // it stays, and is asked again later
     return false;
   }
-  if (unused_jobs_.empty()) {
-    unused_jobs_.push_back(static_cast<int64_t>(jobs_.size()));
-    jobs_.emplace_back();
-  }
-  const int64_t tag = unused_jobs_.back();
-  unused_jobs_.pop_back();
-  jobs_[tag] = job;
-  ++num_under_way_;
   ++classes_[block_class].num_under_way;
   const BlockTransfer block{upper_.block_bytes(block_class, job.upper_id),
                             lower_.block_bytes(block_class, job.lower_id),
                             upper_.pool_.block_bytes(block_class)};
-  queue_->push({Direction::kStore, block, tag, nullptr});
+  queue_->push({Direction::kStore, block, jobs_.add(job), nullptr});
   return true;
 }
 
@@ -195,13 +187,11 @@ void Demotion::collect() {
   finished_.clear();
   queue_->drain_finished(finished_);
   for (const FinishedTransfer& done : finished_) {
-    unused_jobs_.push_back(done.tag);
-    finish(jobs_[done.tag], done);
+    finish(jobs_.take(done.tag), done);
   }
 }
 
 void Demotion::finish(const Job& job, const FinishedTransfer& done) {
-  --num_under_way_;
   --classes_[job.block_class].num_under_way;
   const cache::ContentHash& expected = upper_.checksums_[job.block_class][job.upper_id];
   const bool is_whole = done.block.is_copied && done.block.checksum == expected;

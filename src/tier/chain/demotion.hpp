@@ -25,7 +25,7 @@ class Demotion {
   void fill();
   void collect();
   void wait_for_all() const { queue_->wait_for_all(); }
-  bool is_idle() const { return num_under_way_ == 0; }
+  bool is_idle() const { return jobs_.is_empty(); }
 
  private:
   struct Job {
@@ -60,12 +60,10 @@ class Demotion {
   HostTier& lower_;
   std::vector<ClassFacts> classes_;
   std::vector<Counterpart> counterparts_;  // [the upper tier's nodes]
-  std::vector<Job> jobs_;                  // a transfer's tag is its place here
-  std::vector<int64_t> unused_jobs_;
+  JobList<Job> jobs_;
   std::vector<int32_t> path_;               // scratch of pin_counterpart()
   std::vector<FinishedTransfer> finished_;  // scratch of collect()
-  int64_t num_under_way_ = 0;
-  std::unique_ptr<TransferQueue> queue_;  // last: its thread reads and writes the tiers' bytes
+  std::unique_ptr<TransferQueue> queue_;    // last: its thread reads and writes the tiers' bytes
 };
 
 }  // namespace kvx::tier

@@ -60,7 +60,7 @@ struct RecordKey {
 // INVALID_ARGUMENT: not 64 hexadecimal digits. The text is not repeated in the message.
 Result<RecordKey> parse_record_key(std::string_view digits);
 
-// Of a record with this many tokens.
+// Where the payload of a record with this many tokens begins, and how long the record is; bytes.
 int64_t record_payload_offset(int64_t num_tokens);
 int64_t record_bytes(int64_t num_tokens, int64_t payload_bytes);
 

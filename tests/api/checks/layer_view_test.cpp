@@ -151,8 +151,8 @@ TEST(PackedRows, AreThereForQuantisedCodesToo) {
 // ---- V as the beginning of K's rows ----
 
 // A latent cache: one KV head, K of 96 numbers whose first 64 are V.
-struct LatentLayer {
-  explicit LatentLayer(kvx_format_t format) : spec(in_page(format)) {
+struct LatentLayer : PrefixLayer {
+  explicit LatentLayer(kvx_format_t format) : PrefixLayer(64), spec(in_page(format)) {
     page.block_size = 8;
     page.k_head_dim = 96;
     page.k_spec = &spec;
@@ -160,38 +160,13 @@ struct LatentLayer {
     EXPECT_EQ(kvx_page_bytes_per_token(&page, &bytes), KVX_STATUS_OK) << kvx_last_error();
     memory.resize(6 * 8 * bytes);
     EXPECT_EQ(kvx_describe_pages(&page, memory.data(), 1, &k, nullptr), KVX_STATUS_OK);
-    v.head_dim = 64;
-    v.flags = KVX_SIDE_PREFIX_OF_K;
-    run.num_heads = 1;
-    run.k = &k;
-    run.v = &v;
     layer.block_size = 8;
     layer.num_blocks = 6;
-    layer.num_kv_heads = 1;
-    layer.num_runs = 1;
-    layer.runs = &runs;
-  }
-  LatentLayer(const LatentLayer&) = delete;
-
-  kvx_status_t append(const std::vector<float>& rows, const std::vector<int64_t>& slots) const {
-    const kvx_rows_t k_rows = api::rows(rows.data(), KVX_DTYPE_F32);
-    auto args = sized<kvx_append_args_t>();
-    args.layer = &layer;
-    args.k = &k_rows;
-    args.slot_dtype = KVX_DTYPE_S64;
-    args.slots = slots.data();
-    args.num_tokens = static_cast<int64_t>(slots.size());
-    return kvx_append(&args, nullptr);
   }
 
   kvx_format_spec_t spec;
   kvx_page_desc_t page = sized<kvx_page_desc_t>();
   std::vector<uint8_t> memory;
-  kvx_side_t k = sized<kvx_side_t>();
-  kvx_side_t v = sized<kvx_side_t>();
-  kvx_head_run_t run = sized<kvx_head_run_t>();
-  const kvx_head_run_t* runs = &run;
-  kvx_layer_t layer = sized<kvx_layer_t>();
 };
 
 constexpr kvx_format_t kLatentFormats[] = {KVX_FORMAT_BF16, KVX_FORMAT_FP8_E4M3,

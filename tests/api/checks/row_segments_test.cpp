@@ -19,9 +19,11 @@ constexpr int64_t kScalesAt = 32;
 constexpr int64_t kRotaryAt = 40;
 constexpr int64_t kRecord = 104;
 
-struct RecordLayer {
+struct RecordLayer : PrefixLayer {
   RecordLayer()
-      : latent_spec(format_spec(KVX_FORMAT_NVFP4)), rotary_spec(format_spec(KVX_FORMAT_BF16)) {
+      : PrefixLayer(kLatent),
+        latent_spec(format_spec(KVX_FORMAT_NVFP4)),
+        rotary_spec(format_spec(KVX_FORMAT_BF16)) {
     k.head_dim = kLatent;
     k.spec = &latent_spec;
     k.codes = memory.data();
@@ -35,39 +37,14 @@ struct RecordLayer {
     rest.codes = memory.data() + kRotaryAt;
     rest.code_token_stride = rest.code_head_stride = kRecord;
     rest.code_block_stride = kRecord * 8;
-    v.head_dim = kLatent;
-    v.flags = KVX_SIDE_PREFIX_OF_K;
-    run.num_heads = 1;
-    run.k = &k;
-    run.v = &v;
     run.k_rest = &rest;
     layer.block_size = 8;
     layer.num_blocks = 6;
-    layer.num_kv_heads = 1;
-    layer.num_runs = 1;
-    layer.runs = &runs;
-  }
-  RecordLayer(const RecordLayer&) = delete;
-
-  kvx_status_t append(const std::vector<float>& rows, const std::vector<int64_t>& slots) const {
-    const kvx_rows_t k_rows = api::rows(rows.data(), KVX_DTYPE_F32);
-    auto args = sized<kvx_append_args_t>();
-    args.layer = &layer;
-    args.k = &k_rows;
-    args.slot_dtype = KVX_DTYPE_S64;
-    args.slots = slots.data();
-    args.num_tokens = static_cast<int64_t>(slots.size());
-    return kvx_append(&args, nullptr);
   }
 
   std::vector<uint8_t> memory = std::vector<uint8_t>(6 * 8 * kRecord, 0xAB);
   kvx_format_spec_t latent_spec, rotary_spec;
-  kvx_side_t k = sized<kvx_side_t>();
   kvx_side_t rest = sized<kvx_side_t>();
-  kvx_side_t v = sized<kvx_side_t>();
-  kvx_head_run_t run = sized<kvx_head_run_t>();
-  const kvx_head_run_t* runs = &run;
-  kvx_layer_t layer = sized<kvx_layer_t>();
 };
 
 struct Stored {

@@ -11,8 +11,9 @@ namespace {
 constexpr int kPageSize = 16;
 
 // kv_buffer uint8 [slots, 1, row / 2], kv_scale_buffer uint8 [slots, row / 16].
-struct SglangLayer {
-  SglangLayer(int latent_dim, int row_dim) : row_bytes(row_dim / 2), scale_bytes(row_dim / 16) {
+struct SglangLayer : PrefixLayer {
+  SglangLayer(int latent_dim, int row_dim)
+      : PrefixLayer(latent_dim), row_bytes(row_dim / 2), scale_bytes(row_dim / 16) {
     kv_buffer.resize(kPageSize * row_bytes);
     kv_scale_buffer.resize(kPageSize * scale_bytes);
     k.head_dim = static_cast<uint32_t>(row_dim);
@@ -24,27 +25,13 @@ struct SglangLayer {
     k.scale_group_stride = 1;
     k.scale_token_stride = k.scale_head_stride = static_cast<int64_t>(scale_bytes);
     k.scale_block_stride = static_cast<int64_t>(kPageSize * scale_bytes);
-    v.head_dim = static_cast<uint32_t>(latent_dim);
-    v.flags = KVX_SIDE_PREFIX_OF_K;
-    run.num_heads = 1;
-    run.k = &k;
-    run.v = &v;
     layer.block_size = kPageSize;
     layer.num_blocks = 1;
-    layer.num_kv_heads = 1;
-    layer.num_runs = 1;
-    layer.runs = &runs;
   }
-  SglangLayer(const SglangLayer&) = delete;
 
   size_t row_bytes, scale_bytes;
   std::vector<uint8_t> kv_buffer, kv_scale_buffer;
   kvx_format_spec_t spec = format_spec(KVX_FORMAT_MXFP4_G16);
-  kvx_side_t k = sized<kvx_side_t>();
-  kvx_side_t v = sized<kvx_side_t>();
-  kvx_head_run_t run = sized<kvx_head_run_t>();
-  const kvx_head_run_t* runs = &run;
-  kvx_layer_t layer = sized<kvx_layer_t>();
 };
 
 class SglangLatent : public testing::Test {
@@ -83,15 +70,8 @@ TEST_F(SglangLatent, RowsAreWrittenAsSglangWritesThem) {
     if (row.at("has_ties").get<bool>()) continue;  // of which the two rules take another neighbour
     SglangLayer layer(latent_, row_);
     const auto numbers = tests::floats_of_hex(row.at("row"));
-    const kvx_rows_t rows = api::rows(numbers.data(), KVX_DTYPE_F32);
     const int64_t slot = 3;
-    auto args = sized<kvx_append_args_t>();
-    args.layer = &layer.layer;
-    args.k = &rows;
-    args.slot_dtype = KVX_DTYPE_S64;
-    args.slots = &slot;
-    args.num_tokens = 1;
-    ASSERT_EQ(kvx_append(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    ASSERT_EQ(layer.append(numbers, {slot}), KVX_STATUS_OK) << kvx_last_error();
     const auto codes = tests::bytes_of_hex(row.at("kv_buffer"));
     const auto scales = tests::bytes_of_hex(row.at("kv_scale_buffer"));
     const auto at = [&](const std::vector<uint8_t>& buffer, size_t bytes) {
