@@ -52,10 +52,13 @@ Status check_scale_table(const PoolLayout& layout, size_t num_blocks, size_t num
                           num_scale_blocks, name_of(layout.geometry.mode), num_blocks, expected);
 }
 
-bool are_dense(std::vector<uint64_t> ids, uint64_t num_ids) {
-  std::ranges::sort(ids);
-  const auto end = std::unique(ids.begin(), ids.end());
-  return static_cast<uint64_t>(end - ids.begin()) == num_ids;
+// Whether the pool's blocks follow each other without gaps, so that all memory between the first
+// and the last is its own.
+bool is_dense(Numbering numbering, int64_t block_bytes) {
+  if (numbering.stride != static_cast<uint64_t>(block_bytes)) return false;
+  std::ranges::sort(numbering.ids);
+  const auto end = std::unique(numbering.ids.begin(), numbering.ids.end());
+  return static_cast<uint64_t>(end - numbering.ids.begin()) == *(end - 1) + 1;
 }
 
 }  // namespace
@@ -78,7 +81,7 @@ Result<Pools> find_pools(const PoolLayout& layout, std::span<const uint8_t* cons
   pools.data = reinterpret_cast<uint8_t*>(data.base);
   pools.data_stride = static_cast<int64_t>(data.stride);
   pools.num_blocks = static_cast<int64_t>(num_ids);
-  pools.is_scattered = !are_dense(data.ids, num_ids) || pools.data_stride < layout.block_bytes;
+  pools.is_scattered = !is_dense(data, layout.block_bytes);
   if (scale_block_ptrs.empty()) return pools;
   KVX_ASSIGN_OR_RETURN(
       const Numbering scales,
@@ -92,6 +95,7 @@ Result<Pools> find_pools(const PoolLayout& layout, std::span<const uint8_t* cons
   }
   pools.scales = reinterpret_cast<uint8_t*>(scales.base);
   pools.scale_stride = static_cast<int64_t>(scales.stride);
+  pools.is_scattered = pools.is_scattered || !is_dense(scales, layout.scale_block_bytes);
   return pools;
 }
 

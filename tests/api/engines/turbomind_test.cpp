@@ -134,6 +134,39 @@ struct ScatteredBlocks {
   std::vector<const void*> scale_ptrs;
 };
 
+// Two blocks of an allocator are always at one distance, and what lies between them is another's:
+// here the caller's own rows.
+TEST(TurboMind, MemoryBetweenTheBlocksOfPointersIsNotThePools) {
+  for (const uint32_t mode : kAllModes) {
+    SCOPED_TRACE(mode);
+    kvx_turbomind_pools_t pools = pools_of({.mode = mode});
+    auto sizes = sized<kvx_turbomind_sizes_t>();
+    ASSERT_EQ(kvx_turbomind_block_sizes(&pools, &sizes), KVX_STATUS_OK) << kvx_last_error();
+    const std::vector<float> rows = test_rows(11, 2, 32, 0.3f);
+    const size_t distance = sizes.block_bytes + rows.size() * sizeof(float);
+    std::vector<float> memory((distance + sizes.block_bytes) / sizeof(float));
+    auto* const bytes = reinterpret_cast<uint8_t*>(memory.data());
+    float* const between = memory.data() + sizes.block_bytes / sizeof(float);
+    std::ranges::copy(rows, between);
+    std::vector<uint8_t> scale_blocks(2 * sizes.scale_block_bytes);
+    const void* const block_ptrs[] = {bytes, bytes + distance};
+    const void* const scale_ptrs[] = {scale_blocks.data(),
+                                      scale_blocks.data() + sizes.scale_block_bytes};
+    ASSERT_EQ(kvx_turbomind_find_pools(&pools, block_ptrs,
+                                       scale_blocks.empty() ? nullptr : scale_ptrs, 2),
+              KVX_STATUS_OK)
+        << kvx_last_error();
+    EXPECT_EQ(pools.is_scattered, 1u);
+    const TurbomindLayer layer(pools, 1);
+    const OneSequence sequence({0, 1}, 11);
+    const std::vector<int64_t> slots = slots_of(sequence, 8);
+    const kvx_rows_t k_rows = api::rows(between, KVX_DTYPE_F32);
+    const kvx_append_args_t args = append_args(layer.layer, k_rows, slots);
+    EXPECT_EQ(kvx_append(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+    EXPECT_TRUE(std::equal(rows.begin(), rows.end(), between));
+  }
+}
+
 TEST(TurboMind, VerbsReadAndWriteBlocksThatPointersName) {
   const std::vector<float> k = test_rows(kTokens, 2, 32, 0.3f);
   const std::vector<float> v = test_rows(kTokens, 2, 32, 1.9f);
