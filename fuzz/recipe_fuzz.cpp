@@ -17,7 +17,7 @@ void check_side(const kvx::kv::SideRecipe& side) {
   for (int head_dim : {64, 80, 128, 576}) {
     if (!kvx::format::check_head_dim(side.spec, head_dim).ok()) continue;
     require(kvx::format::code_bytes_per_row(side.spec, head_dim) > 0);
-    require(kvx::format::bits_per_value(side.spec, head_dim, 64) >= 4);
+    require(kvx::format::bits_per_value(side.spec, head_dim, 64) >= 2);
   }
 }
 

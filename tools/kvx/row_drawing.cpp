@@ -75,7 +75,7 @@ std::string draw_boxes(const std::vector<Box>& boxes) {
   int offset = 0;
   for (const Box& box : boxes) {
     const size_t width = std::max(kMinWidth, box.label.size() + 2);
-    edge += std::string(width, '-') + "+";
+    edge.append(width, '-').push_back('+');
     labels += fmt::format(" {:<{}}|", box.label, width - 1);
     offsets += fmt::format("{:<{}}", offset, width + 1);
     offset += box.num_bytes;
