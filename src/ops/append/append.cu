@@ -135,6 +135,9 @@ Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun&
 
 Status check(const AppendArgs& args) {
   for (const HeadRun& run : args.cache.runs) {
+    for (const SideView* side : {&run.k, &run.v}) {
+      if (side->is_stored()) KVX_RETURN_IF_ERROR(format::check_rows_alone(side->spec));
+    }
     const int most = INT32_MAX / run.num_heads;  // rows are counted in 32 bits
     if (std::ssize(args.slot_mapping) > most) {
       return invalid_argument("slot_mapping has {} tokens; a call takes at most {} of {} heads",

@@ -7,6 +7,7 @@
 #include "device/cuda_error.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/copy_blocks/copy_chunks.cuh"
+#include "ops/copy_blocks/copy_dual.cuh"
 #include "ops/copy_blocks/copy_pages.cuh"
 #include "ops/copy_blocks/copy_runs.cuh"
 #include "ops/copy_blocks/pack_chunks.cuh"
@@ -38,7 +39,8 @@ __device__ void copy_row(const CopyParams& params, const CopySide& side, const C
     return copy_as_stored(side, row, lane);
   }
   __syncwarp();
-  decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale},
+  decode_row(side.from,
+             {row.from_codes, row.from_scales, row.from_tensor_scale, row.from_channels},
              format::DecodeFor::kGather, x, lane);
   const RowTarget to = {row.to_codes, row.to_scales, row.to_tensor_scale, row.to_feedback};
   count_nonfinite(params, encode_row(side.to, to, x, lane));
@@ -205,19 +207,28 @@ bool needs_pages(const CopySide& side) {
   return !side.is_skipped && to.spec.scale_source == format::ScaleSource::kPageShared && !copies;
 }
 
-// One launch, or two where one side alone makes page-shared scales.
+// How a side's rows are copied: one by one, or by whole blocks.
+enum class CopyUnit { kRows, kPages, kDualBlocks };
+
+CopyUnit unit_of(const CopySide& side) {
+  if (side.to.view.spec.is_dual()) return CopyUnit::kDualBlocks;
+  return needs_pages(side) ? CopyUnit::kPages : CopyUnit::kRows;
+}
+
+// A launch for each unit that a side needs.
 Status launch(const CudaContext& context, const CopyParams& params) {
-  CopyParams rows = params;
-  CopyParams pages = params;
-  for (int i = 0; i < 2; ++i)
-    (needs_pages(params.sides[i]) ? rows : pages).sides[i].is_skipped = true;
-  const auto is_empty = [](const CopyParams& part) {
-    return part.sides[0].is_skipped && part.sides[1].is_skipped;
-  };
-  if (!is_empty(pages)) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
-  if (is_empty(rows)) return {};
-  rows.counts_copies = params.counts_copies && is_empty(pages);
-  return launch_by_rows(context, rows);
+  bool counts_copies = params.counts_copies;
+  for (const CopyUnit unit : {CopyUnit::kDualBlocks, CopyUnit::kPages, CopyUnit::kRows}) {
+    CopyParams part = params;
+    part.counts_copies = counts_copies;
+    for (CopySide& side : part.sides) side.is_skipped = side.is_skipped || unit_of(side) != unit;
+    if (part.sides[0].is_skipped && part.sides[1].is_skipped) continue;
+    KVX_RETURN_IF_ERROR(unit == CopyUnit::kRows    ? launch_by_rows(context, part)
+                        : unit == CopyUnit::kPages ? launch_pages(context, part)
+                                                   : launch_dual(context, part));
+    counts_copies = false;
+  }
+  return {};
 }
 
 Status check_dims(const char* name, const SideView& from, const SideView& to) {

@@ -67,6 +67,7 @@ struct CopyRow {
   uint8_t* to_scales;
   float to_tensor_scale;
   const float* to_feedback;  // of the head, or null
+  const uint8_t* from_channels;  // of the block and head, where that side is dual-scale
 };
 
 __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& copy, int token,
@@ -77,7 +78,8 @@ __device__ inline CopyRow copy_row_at(const CopySide& side, const BlockCopy& cop
           side.to.codes(copy.to_block, token, head),
           side.to.scales(copy.to_block, token, head),
           side.to.tensor_scale(head),
-          side.to.view.feedback_of(head)};
+          side.to.view.feedback_of(head),
+          side.from.channels(copy.from_block, head)};
 }
 
 // A word of E2M1 codes on its way between two sides, one of which has the interleaved order.

@@ -38,6 +38,11 @@ struct CudaSide {
     const ScaleAddress& a = view.scales;
     return a.base + block * a.block_stride + token * a.token_stride + head * a.head_stride;
   }
+  // Null + 0 where the format has none.
+  __device__ uint8_t* channels(int64_t block, int head) const {
+    const ChannelAddress& a = view.channels;
+    return a.base + block * a.block_stride + head * a.head_stride;
+  }
   __device__ float tensor_scale(int head) const {
     return view.tensor_scales ? view.tensor_scales[head] : 1.0f;
   }

@@ -7,6 +7,7 @@
 #include "format/traits.hpp"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
+#include "ops/gather/decode_dual.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -15,6 +16,7 @@ struct RowSource {
   const uint8_t* codes;
   const uint8_t* scales;  // of its group 0
   float tensor_scale;
+  const uint8_t* channels = nullptr;  // of its block, where the format is dual-scale
 };
 
 // What turns codes into numbers, group by group or once a row.
@@ -105,6 +107,10 @@ __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from
 // x: [head_dim] in shared memory. The warp's other lanes see it after a __syncwarp.
 __device__ inline void decode_row(const CudaSide& side, const RowSource& from,
                                   format::DecodeFor purpose, float* x, int lane) {
+  const bool is_dual = visit_dual_format(side.id, [&]<class Format>() {
+    decode_dual_row<Format>(side.view.head_dim, from.codes, *from.scales, from.channels, x, lane);
+  });
+  if (is_dual) return;
   visit_format(side.id,
                [&]<class Format>() { decode_row_of<Format>(side, from, purpose, x, lane); });
 }

@@ -78,7 +78,7 @@ struct GatherSource {
 
   __device__ RowSource row(const CudaSide& side, int head) const {
     return {side.codes(block, offset, head), side.scales(block, offset, head),
-            side.tensor_scale(head)};
+            side.tensor_scale(head), side.channels(block, head)};
   }
 };
 
