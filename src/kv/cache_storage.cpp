@@ -57,20 +57,6 @@ Status check_cuda_config(const KvCacheConfig& config) {
   return {};
 }
 
-// The GPU's verbs do not take dual-scale blocks yet.
-Status check_cuda_formats(const std::vector<LayerPlan>& plans) {
-  for (const LayerPlan& plan : plans) {
-    for (const HeadRunPlan& run : plan.runs) {
-      for (const SideRecipe* side : {&run.k, &run.v}) {
-        if (!side->spec.is_dual()) continue;
-        return unsupported("format is {}; a cache on a GPU has no such blocks yet",
-                           side->spec.facts->name);
-      }
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<CacheStorage> CacheStorage::create(KvCacheConfig config, const ops::CpuContext& context) {
@@ -85,7 +71,6 @@ Result<CacheStorage> CacheStorage::create(KvCacheConfig config, const ops::CpuCo
                        full_precision_window_of(kept.recipe, kept.block_size));
   KVX_ASSIGN_OR_RETURN(storage.groups,
                        plan_groups(kept.geometry, plans, kept.recipe, kept.block_size));
-  if (kept.cuda) KVX_RETURN_IF_ERROR(check_cuda_formats(plans));
   KVX_RETURN_IF_ERROR(storage.create_place());
   std::optional<device::CurrentCudaDevice> current;  // kernels are chosen for this device
   if (kept.cuda) {

@@ -1,5 +1,5 @@
-// Dual-scale blocks on the device: the CPU's bytes, with and without error feedback, and what gather
-// reads of them.
+// Dual-scale blocks on the device: the CPU's bytes, with and without error feedback, and what
+// gather reads of them.
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
@@ -42,8 +42,7 @@ class GpuDualScale : public GpuTest {
     KvRows numbers = normal_rows(shape, 3 * block_size, 3);
     for (int d = 0; d < head_dim; ++d) numbers.k[d] = 0;  // a token of zeros
     numbers.v[head_dim * 7 + 3] = std::numeric_limits<float>::quiet_NaN();
-    ASSERT_TRUE(
-        append_rows(cpu(), from, shape, numbers, slots_from(0, 3 * block_size)).ok());
+    ASSERT_TRUE(append_rows(cpu(), from, shape, numbers, slots_from(0, 3 * block_size)).ok());
     const std::vector<float> feedback = feedback_of(shape);
     if (has_feedback) host.k.view.feedback = device.k.view.feedback = feedback.data();
     std::vector<ops::BlockCopy> copies = {

@@ -22,14 +22,6 @@ constexpr int kTokens = 330;           // 4 blocks leave a window of one block a
 
 class DualScaleCache : public testing::TestWithParam<const char*> {
  protected:
-  // Blocks of a GPU are not of these formats yet, which a cache says when it is created.
-  void SetUp() override {
-    if (!is_on_gpu()) return;
-    const auto cache = KvCache::create(config(), context());
-    ASSERT_FALSE(cache.ok());
-    EXPECT_EQ(cache.error().code, ErrorCode::kUnsupported);
-    GTEST_SKIP() << cache.error().message;
-  }
   KvCacheConfig config(std::string_view options = "hadamard,recent=64") const {
     return config_of(fmt::format("{}:{}", GetParam(), options), kBlockSize);
   }

@@ -66,8 +66,7 @@ Table status_table() {
     for (const Verb& verb : kVerbs) {
       row.push_back(verb.takes_rows_alone && !has_rows ? "-" : levels_of(verb, facts->id));
     }
-    // Every verb visits the one list of formats, but for those of whole blocks.
-    row.push_back(has_rows ? "sm_80 and later" : "-");
+    row.push_back("sm_80 and later");  // every verb visits the one list of formats
     table.add_row(row);
   }
   return table;
@@ -87,8 +86,7 @@ std::string status_markdown() {
          "The library chooses a CPU level when it starts; `KVX_CPU` forces one. \"all\" stands "
          "for\n" +
          level_names() +
-         ". On CUDA every verb takes every format but the\ndual-scale ones, where kvx is built "
-         "with it.\n"
+         ". On CUDA every verb takes every format, where kvx is\nbuilt with it; "
          "[cuda/overview.md](cuda/overview.md) lists what takes the fast kernels.\n"
          "[status-python.md](status-python.md) has the last results of the Python suites and "
          "wheels.\n\n" +

@@ -1,6 +1,7 @@
 // DualBlock: a CTA quantises one head's K or V of a dual-scale block, whose rows lie in shared
-// memory. The arithmetic is format/dual_scale.hpp's; sums are added in the order of docs/numbers.md,
-// section 9: along tokens by a thread a channel, along channels by sixteen lanes a token.
+// memory. The arithmetic is format/dual_scale.hpp's; sums are added in the order of
+// docs/numbers.md, section 9: along tokens by a thread a channel, along channels by sixteen lanes a
+// token.
 #pragma once
 
 #include "format/dual_scale.hpp"
@@ -34,7 +35,7 @@ struct DualShared {
   float* spreads;  // [kDualTokens] each
   float* inverses;
   float* scales;
-  int* tokens;       // [kDualTokens], those with numbers
+  int* tokens;        // [kDualTokens], those with numbers
   uint32_t* largest;  // bits of a number that is not negative
   int* num_rows;
   uint8_t* codes;  // [kDualWarps, head_dim]
@@ -195,8 +196,7 @@ class DualBlock {
     for (int i = warp_; i < num_rows_; i += kDualWarps) {
       const float* x = row(i);
       const auto number = [=](int c) { return x[c] * inverses[c]; };
-      const float mean =
-          sum_of_channels(head_dim_, lane_, number) / static_cast<float>(head_dim_);
+      const float mean = sum_of_channels(head_dim_, lane_, number) / static_cast<float>(head_dim_);
       const float squares =
           sum_of_channels(head_dim_, lane_, [=](int c) { return number(c) * number(c); });
       const float about_mean = sum_of_channels(head_dim_, lane_, [=](int c) {
@@ -306,8 +306,7 @@ class DualBlock {
       const float number = x[c];
       const auto how = rounding(c);
       const uint8_t code = format::dual_code<kBits>(how, shared_.inverses[i], number);
-      const float value =
-          format::dual_number(shared_.scales[i], how.channel, Codec::decode(code));
+      const float value = format::dual_number(shared_.scales[i], how.channel, Codec::decode(code));
       const float error = format::fed_code<Codec>(code, number, value).error;
       if (lane_ == 0) {
         codes[c] = code;
@@ -333,9 +332,8 @@ class DualBlock {
       const float* errors = shared_.errors + warp_ * head_dim_;
       const float* diagonal = to_.feedback;
       const int64_t stride = head_dim_ + 1;
-      squares = sum_of_channels(head_dim_, lane_, [=](int c) {
-        return diagonal[c * stride] * sums[c] * sums[c];
-      });
+      squares = sum_of_channels(head_dim_, lane_,
+                                [=](int c) { return diagonal[c * stride] * sums[c] * sums[c]; });
       products = squares - sum_of_channels(head_dim_, lane_, [=](int c) {
                    return diagonal[c * stride] * sums[c] * errors[c];
                  });
@@ -355,8 +353,7 @@ class DualBlock {
     const float* weights = to_.feedback;
     for (int c = 0; c < head_dim_; ++c, weights += head_dim_) {
       __syncwarp();
-      const float sum =
-          format::clamp(folded[c], -format::kFeedbackLimit, format::kFeedbackLimit);
+      const float sum = format::clamp(folded[c], -format::kFeedbackLimit, format::kFeedbackLimit);
       add_error(sum, weights, c, folded);
       __syncwarp();
       if (lane_ == 0) folded[c] = sum;

@@ -39,8 +39,7 @@ __device__ void copy_row(const CopyParams& params, const CopySide& side, const C
     return copy_as_stored(side, row, lane);
   }
   __syncwarp();
-  decode_row(side.from,
-             {row.from_codes, row.from_scales, row.from_tensor_scale, row.from_channels},
+  decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale, row.from_channels},
              format::DecodeFor::kGather, x, lane);
   const RowTarget to = {row.to_codes, row.to_scales, row.to_tensor_scale, row.to_feedback};
   count_nonfinite(params, encode_row(side.to, to, x, lane));

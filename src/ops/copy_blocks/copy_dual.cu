@@ -46,17 +46,13 @@ __global__ void __launch_bounds__(kDualThreads)
        token += kDualWarps) {
     const RowSource row = {side.from.codes(copy.from_block, token, head),
                            side.from.scales(copy.from_block, token, head),
-                           side.from.tensor_scale(head),
-                           side.from.channels(copy.from_block, head)};
+                           side.from.tensor_scale(head), side.from.channels(copy.from_block, head)};
     decode_row_apart(side.from, row, shared.rows + token * head_dim, lane);
   }
   __syncthreads();
-  const DualTarget to = {side.to.codes(copy.to_block, 0, head),
-                         side.to.view.codes.token_stride,
-                         side.to.scales(copy.to_block, 0, head),
-                         side.to.view.scales.token_stride,
-                         side.to.channels(copy.to_block, head),
-                         side.to.view.feedback_of(head)};
+  const DualTarget to = {side.to.codes(copy.to_block, 0, head),  side.to.view.codes.token_stride,
+                         side.to.scales(copy.to_block, 0, head), side.to.view.scales.token_stride,
+                         side.to.channels(copy.to_block, head),  side.to.view.feedback_of(head)};
   visit_dual_format(side.to.id, [&]<class Format>() {
     DualBlock<Format>(to, shared, copy.num_tokens, head_dim).encode();
   });

@@ -66,7 +66,7 @@ struct CopyRow {
   uint8_t* to_codes;
   uint8_t* to_scales;
   float to_tensor_scale;
-  const float* to_feedback;  // of the head, or null
+  const float* to_feedback;      // of the head, or null
   const uint8_t* from_channels;  // of the block and head, where that side is dual-scale
 };
 

@@ -139,11 +139,10 @@ __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int toke
     return false;
   }
   float* key = tile.keys + i * tile.key_stride;
-  decode_row(
-      run.k,
-      {run.k.codes(id, offset, head), run.k.scales(id, offset, head), run.k.tensor_scale(head),
-       run.k.channels(id, head)},
-      format::DecodeFor::kAttend, key, lane);
+  decode_row(run.k,
+             {run.k.codes(id, offset, head), run.k.scales(id, offset, head),
+              run.k.tensor_scale(head), run.k.channels(id, head)},
+             format::DecodeFor::kAttend, key, lane);
   const CudaRun& more = is_full_precision ? params.full_precision_more : params.packed_more;
   if (more.num_heads > 0) {
     const int head_of_more = work_tile.kv_head - more.first_head;
@@ -156,11 +155,10 @@ __device__ bool load_token(const WorkTile& work_tile, const Tile& tile, int toke
   if (has_offset) {
     add_block_offset(work_tile, block, key, tile.offset + warp * run.k.view.head_dim, lane);
   }
-  decode_row(
-      run.v,
-      {run.v.codes(id, offset, head), run.v.scales(id, offset, head), run.v.tensor_scale(head),
-       run.v.channels(id, head)},
-      format::DecodeFor::kAttend, tile.values + i * run.v.view.head_dim, lane);
+  decode_row(run.v,
+             {run.v.codes(id, offset, head), run.v.scales(id, offset, head),
+              run.v.tensor_scale(head), run.v.channels(id, head)},
+             format::DecodeFor::kAttend, tile.values + i * run.v.view.head_dim, lane);
   return true;
 }
 
