@@ -10,6 +10,7 @@ from golden_files import (
     codes,
     dual,
     fed,
+    latent_fp8,
     packed,
     rows,
     sglang_latent,
@@ -18,7 +19,7 @@ from golden_files import (
 )
 from golden_files.json_text import dump
 
-MODULES = (codes, rows, choices, fed, dual, transformed, packed, turbomind_blocks, sglang_latent)
+MODULES = (codes, rows, choices, fed, dual, transformed, packed, turbomind_blocks, sglang_latent, latent_fp8)
 DEFAULT = pathlib.Path(__file__).resolve().parent.parent / "golden"
 
 

@@ -1,5 +1,5 @@
-// Fp8E4M3: OCP E4M3FN bytes under one f32 scale.
-// row: [code: 1 byte x head_dim]; computed scales add [scale: f32]
+// Fp8E4M3: OCP E4M3FN bytes under one f32 scale, or one for each 128 of them.
+// row: [code: 1 byte x head_dim]; computed scales add [scale: f32 x groups]
 #pragma once
 
 #include "format/codec.hpp"
@@ -14,14 +14,14 @@ struct Fp8E4M3 {
       .name = "fp8_e4m3",
       .element = "E4M3",
       .element_bits = Codec::kBits,
-      .group_sizes = {{kWholeRow}, 1},
+      .group_sizes = {{kWholeRow, 128}, 2},
       .scale_types = {{ScaleType::kF32}, 1},
       .scale_rules = {{ScaleRule::kAmax}, 1},
       .scale_sources = {{ScaleSource::kGiven, ScaleSource::kComputed, ScaleSource::kPageShared}, 3},
       .has_tensor_scale = false,
       .packing = Packing::kBytes,
       .head_dim_multiple = 1,
-      .summary = "OCP E4M3FN; one f32 scale, given per tensor or head, or computed per row",
+      .summary = "OCP E4M3FN; one f32 scale, given per tensor or head, or computed per row or group",
   };
 };
 

@@ -107,9 +107,16 @@ def option_makers(name):
     if name in AFFINE:
         return [lambda d, t=t: Options(param_type=t) for t in (F16, BF16)]
     if name in ("fp8_e4m3", "fp8_e5m2"):
-        return [lambda d: Options()] + [
+        whole_rows = [lambda d: Options()] + [
             lambda d, text=text: fixed_scale(name, d, f32_code(text))
             for text in ("1", "0.0371", "1e-41", "3e38")
+        ]
+        if name == "fp8_e5m2":
+            return whole_rows
+        return [
+            *whole_rows,
+            lambda d: Options(group_size=128),
+            lambda d: given_scales(name, d, "0.0371", "given", group_size=128),
         ]
     given = lambda d: given_scales(name, d, "0.4", "given")
     if name in ("int8", "int4"):

@@ -14,10 +14,17 @@
 namespace kvx::ops::cuda {
 namespace {
 
-// Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4.
+// Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4, and
+// for one scale a row in fp8.
 bool has_instance_scales(const format::FormatSpec& spec) {
-  if (tensor_core_format(spec.facts->id).scale_path != ScalePath::kGroups64) return true;
-  return spec.scale_type == format::ScaleType::kF16 && spec.group_size == 64;
+  switch (tensor_core_format(spec.facts->id).scale_path) {
+    case ScalePath::kGroups64:
+      return spec.scale_type == format::ScaleType::kF16 && spec.group_size == 64;
+    case ScalePath::kRow:
+      return spec.group_size == format::kWholeRow;
+    default:
+      return true;
+  }
 }
 
 // Whether the full-precision window is in bf16 and lies where the tensor core kernels can copy it.

@@ -27,7 +27,7 @@ bool fits_operands(const SideView& rows) {
     case ScalePath::kOperand:
       return !rows.is_interleaved;
     case ScalePath::kRow:
-      return has_shared_scale(rows);
+      return has_shared_scale(rows) && rows.spec.group_size == format::kWholeRow;
     case ScalePath::kGroups64:
       return rows.spec.scale_type == format::ScaleType::kF16 && rows.spec.group_size == 64;
   }
