@@ -69,6 +69,24 @@ TEST(TuningOptions, ApplyWhereTheyChangeSomething) {
   EXPECT_TRUE(applies("int8:source=given", "given scales at 99.9 %"));
 }
 
+std::vector<std::string> ladder_names(const char* recipe, int block_size, bool is_k = true) {
+  const kv::Recipe cheapest = kv::parse_recipe(recipe).value();
+  std::vector<std::string> names;
+  for (const FormatError& step : ladder_of(cheapest, 64, block_size, is_k).value().formats) {
+    names.push_back(step.format);
+  }
+  return names;
+}
+
+TEST(SideLadder, HasDualScaleFormatsWhereTheCacheHoldsTheirBlocks) {
+  EXPECT_THAT(ladder_names("int3_dual/int2_dual:auto", 64, false),
+              ElementsAre("int2_dual", "int3_dual", "int4", "int4_dual", "nvfp4", "int8", "bf16"));
+  EXPECT_THAT(ladder_names("int4:auto", 64),
+              ElementsAre("int4", "int4_dual", "nvfp4", "int8", "bf16"));
+  EXPECT_THAT(ladder_names("int4:auto", 32), ElementsAre("int4", "nvfp4", "int8", "bf16"));
+  EXPECT_THAT(ladder_names("int4:immediate", 64), ElementsAre("int4", "nvfp4", "int8", "bf16"));
+}
+
 // Two layers; the second is ten times as fragile, and K more than V.
 Assignment small_assignment() {
   const SideLadder k{{{"int4", 4, {1, 10}}, {"int8", 8, {0.1, 1}}, {"bf16", 16, {0, 0}}}};

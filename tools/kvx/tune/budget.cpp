@@ -20,7 +20,15 @@ constexpr double kMargin = 0.9;   // of the limit that a prediction may use
 
 // What a layer may be widened to, where its recipe has fewer bits. 8-bit floats lose more than int8
 // in as many bits.
-constexpr const char* kWider[] = {"int4", "nvfp4", "int8", "bf16"};
+constexpr const char* kWider[] = {"int3_dual", "int4", "int4_dual", "nvfp4", "int8", "bf16"};
+
+// Whether blocks of this format fit a cache of the recipe.
+bool can_hold(const kv::Recipe& recipe, const format::FormatSpec& spec, int head_dim,
+              int block_size) {
+  if (!format::check_head_dim(spec, head_dim).ok()) return false;
+  if (!spec.is_dual()) return true;
+  return recipe.has_full_precision_window && format::check_block_size(spec, block_size).ok();
+}
 
 Result<format::FormatSpec> spec_named(const std::string& name) {
   KVX_ASSIGN_OR_RETURN(const kv::Recipe recipe, kv::parse_recipe(name));
@@ -83,6 +91,22 @@ Result<Goal> parse_goal(const std::string& budget, double bits) {
   }
   goal.limit = *limit;
   return goal;
+}
+
+Result<SideLadder> ladder_of(const kv::Recipe& recipe, int head_dim, int block_size, bool is_k) {
+  const kv::SideRecipe& side = is_k ? recipe.k : recipe.v;
+  SideLadder ladder;
+  ladder.formats.push_back({std::string(side.spec.facts->name),
+                            format::bits_per_value(side.spec, head_dim, block_size),
+                            {}});
+  for (const char* name : kWider) {
+    KVX_ASSIGN_OR_RETURN(const format::FormatSpec spec, spec_named(name));
+    const double bits = format::bits_per_value(spec, head_dim, block_size);
+    if (can_hold(recipe, spec, head_dim, block_size) && bits > ladder.formats.back().bits) {
+      ladder.formats.push_back({name, bits, {}});
+    }
+  }
+  return ladder;
 }
 
 struct Assignment::Step {
@@ -151,23 +175,6 @@ bool Assignment::widen(double most_bits) {
   return true;
 }
 
-Result<SideLadder> Budget::ladder(const Candidate& cheapest, bool is_k) const {
-  KVX_ASSIGN_OR_RETURN(const kv::Recipe recipe, kv::parse_recipe(cheapest.recipe));
-  const int head_dim = model_.config().head_dim;
-  const kv::SideRecipe& side = is_k ? recipe.k : recipe.v;
-  SideLadder ladder;
-  ladder.formats.push_back({std::string(side.spec.facts->name),
-                            format::bits_per_value(side.spec, head_dim, block_size_),
-                            {}});
-  for (const char* name : kWider) {
-    KVX_ASSIGN_OR_RETURN(const format::FormatSpec spec, spec_named(name));
-    const double bits = format::bits_per_value(spec, head_dim, block_size_);
-    const bool fits = format::check_head_dim(spec, head_dim).ok();
-    if (fits && bits > ladder.formats.back().bits) ladder.formats.push_back({name, bits, {}});
-  }
-  return ladder;
-}
-
 // One pass with a cache for each format and side; the other side is in 16 bits.
 Status Budget::measure(const Candidate& cheapest, SideLadder& k, SideLadder& v) {
   const int num_layers = model_.config().num_layers;
@@ -213,8 +220,10 @@ Candidate Budget::planned(const Candidate& cheapest) const {
 }
 
 Result<Candidate> Budget::plan(const Candidate& cheapest, const Goal& goal) {
-  KVX_ASSIGN_OR_RETURN(SideLadder k, ladder(cheapest, true));
-  KVX_ASSIGN_OR_RETURN(SideLadder v, ladder(cheapest, false));
+  KVX_ASSIGN_OR_RETURN(const kv::Recipe recipe, kv::parse_recipe(cheapest.recipe));
+  const int head_dim = model_.config().head_dim;
+  KVX_ASSIGN_OR_RETURN(SideLadder k, ladder_of(recipe, head_dim, block_size_, true));
+  KVX_ASSIGN_OR_RETURN(SideLadder v, ladder_of(recipe, head_dim, block_size_, false));
   KVX_RETURN_IF_ERROR(measure(cheapest, k, v));
   assignment_.emplace(std::move(k), std::move(v), model_.config().num_layers);
   if (goal.kind == Goal::Kind::kBits) {

@@ -36,6 +36,9 @@ struct FormatError {
 struct SideLadder {
   std::vector<FormatError> formats;
 };
+// What K or V of a recipe may be widened to, without errors yet. Dual-scale formats are among them
+// where the cache can hold their blocks.
+Result<SideLadder> ladder_of(const kv::Recipe& recipe, int head_dim, int block_size, bool is_k);
 
 // Which format of its ladder every layer's K and V have.
 class Assignment {
@@ -81,7 +84,6 @@ class Budget {
   const Assignment& assignment() const { return *assignment_; }
 
  private:
-  Result<SideLadder> ladder(const Candidate& cheapest, bool is_k) const;
   Status measure(const Candidate& cheapest, SideLadder& k, SideLadder& v);
   Candidate planned(const Candidate& cheapest) const;
   Result<Candidate> widen_until_kept(const Candidate& cheapest, const Goal& goal);
