@@ -71,10 +71,9 @@ TEST(TuningOptions, ApplyWhereTheyChangeSomething) {
 
 std::vector<std::string> ladder_names(const char* recipe, int block_size, bool is_k = true) {
   const kv::Recipe cheapest = kv::parse_recipe(recipe).value();
+  const SideLadder ladder = ladder_of(cheapest, 64, block_size, is_k).value();
   std::vector<std::string> names;
-  for (const FormatError& step : ladder_of(cheapest, 64, block_size, is_k).value().formats) {
-    names.push_back(step.format);
-  }
+  for (const FormatError& step : ladder.formats) names.push_back(step.format);
   return names;
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#define KVX_NO_SHORT_NAMESPACE  // the core's own kvx::Result is seen here
 #include "kvx/engines/vllm.hpp"
 #include "tests/api/caller_layer.hpp"
 #include "tests/support/golden.hpp"
