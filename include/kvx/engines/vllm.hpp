@@ -35,8 +35,9 @@ inline Result<Layer> layer(const Cache& cache) {
                *v);
 }
 
-// kv_cache: U8 [blocks, tokens, 656], the rows of `fp8_ds_mla` and of FlashMLA's fp8 cache: 512 E4M3
-// codes, an f32 scale for each 128 of them, 64 rotary numbers in BF16. The latent numbers are V.
+// kv_cache: U8 [blocks, tokens, 656], the rows of `fp8_ds_mla` and of FlashMLA's fp8 cache: 512
+// E4M3 codes, an f32 scale for each 128 of them, 64 rotary numbers in BF16. The latent numbers are
+// V.
 inline Result<Layer> fp8_ds_mla_layer(const engines::Tensor& kv_cache) {
   constexpr int kLatent = 512, kRotary = 64, kScaleBytes = 16;
   constexpr int kRowBytes = kLatent + kScaleBytes + 2 * kRotary;

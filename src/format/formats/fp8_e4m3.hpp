@@ -21,7 +21,8 @@ struct Fp8E4M3 {
       .has_tensor_scale = false,
       .packing = Packing::kBytes,
       .head_dim_multiple = 1,
-      .summary = "OCP E4M3FN; one f32 scale, given per tensor or head, or computed per row or group",
+      .summary =
+          "OCP E4M3FN; one f32 scale, given per tensor or head, or computed per row or group",
   };
 };
 

@@ -1,5 +1,5 @@
-// vLLM's and FlashMLA's latent rows of 656 bytes, read and written where they lie, against bytes made
-// by vLLM's own rule.
+// vLLM's and FlashMLA's latent rows of 656 bytes, read and written where they lie, against bytes
+// made by vLLM's own rule.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,9 +20,7 @@ constexpr int64_t kRecord = 656;
 
 class Fp8DsMla : public testing::Test {
  protected:
-  Tensor kv_cache() {
-    return {memory_.data(), KVX_DTYPE_U8, {kBlocks, kBlockTokens, kRecord}};
-  }
+  Tensor kv_cache() { return {memory_.data(), KVX_DTYPE_U8, {kBlocks, kBlockTokens, kRecord}}; }
   // The golden records as tokens 0, 1, ... of block 1.
   void fill() {
     auto to = memory_.begin() + kBlockTokens * kRecord;
