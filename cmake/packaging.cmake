@@ -25,10 +25,21 @@ else()
   install(TARGETS kvx EXPORT kvx-targets COMPONENT kvx
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT kvx)
 endif()
+# Components lie beside the library, which opens them by name (components/).
+set_target_properties(kvx PROPERTIES INSTALL_RPATH "$ORIGIN")
+foreach(component kvx_observe kvx_transfer)
+  if(TARGET ${component})
+    install(TARGETS ${component} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP
+            COMPONENT kvx)
+  endif()
+endforeach()
 install(DIRECTORY include/kvx DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT kvx)
 
 foreach(tool kvx_tool kvx_conformance)
   if(TARGET ${tool})
+    if(NOT DEFINED SKBUILD)
+      set_target_properties(${tool} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+    endif()
     install(TARGETS ${tool} COMPONENT tools)
   endif()
 endforeach()

@@ -1182,6 +1182,22 @@ class Cache {
     return value_or_failure(kvx_cache_evict(handle_, num_blocks, &num_evicted),
                             [&] { return num_evicted; });
   }
+  // How long the sequence's blocks stay after it.
+  Status retain(int32_t sequence, Span<const kvx_retention_range_t> ranges) {
+    return to_status(kvx_sequence_retain(handle_, sequence, ranges.data(),
+                                         static_cast<uint32_t>(ranges.size())));
+  }
+  // How many blocks of tokens.
+  Result<int64_t> end_session(const std::string& session) {
+    int64_t num_blocks = 0;
+    return value_or_failure(kvx_session_end(handle_, session.c_str(), &num_blocks),
+                            [&] { return num_blocks; });
+  }
+  Result<int64_t> delete_session(const std::string& session) {
+    int64_t num_blocks = 0;
+    return value_or_failure(kvx_session_delete(handle_, session.c_str(), &num_blocks),
+                            [&] { return num_blocks; });
+  }
   Status clear_prefixes() { return to_status(kvx_cache_clear_prefixes(handle_)); }
   Status save_sequence(int32_t sequence, const std::string& path,
                        const kvx_save_options_t* options = nullptr) {
@@ -1231,6 +1247,18 @@ class Cache {
   // Null: nobody listens any more.
   Status set_listener(const kvx_cache_listener_t* listener) {
     return to_status(kvx_cache_set_listener(handle_, listener));
+  }
+  // Null: no events are sent any more.
+  Status publish_events(const kvx_event_publisher_t* publisher) {
+    return to_status(kvx_cache_publish_events(handle_, publisher));
+  }
+  // The label of its metrics (kvx_metrics_serve).
+  Status set_name(const std::string& name) {
+    return to_status(kvx_cache_set_name(handle_, name.c_str()));
+  }
+  Result<kvx_event_publisher_info_t> event_publisher() const {
+    auto info = sized<kvx_event_publisher_info_t>();
+    return value_or_failure(kvx_cache_event_publisher(handle_, &info), [&] { return info; });
   }
   Result<kvx_cache_snapshot_t> snapshot() const {
     auto seen = sized<kvx_cache_snapshot_t>();

@@ -1369,7 +1369,9 @@ typedef enum kvx_eviction {
   KVX_EVICTION_DEFAULT = 0, /* LRU */
   KVX_EVICTION_LRU = 1,
   KVX_EVICTION_LFU = 2,
-  KVX_EVICTION_2Q = 3
+  KVX_EVICTION_2Q = 3,
+  KVX_EVICTION_AGENTS = 4 /* LRU, but shared blocks stay longer and those of ended sessions go
+                           * first: kvx_prefix_keys_t.session */
 } kvx_eviction_t;
 
 typedef struct kvx_cache_options_t {
@@ -1428,6 +1430,9 @@ typedef struct kvx_prefix_keys_t {
   const char* adapter; /* for example the name of a LoRA */
   const char* image;   /* hashes of the images behind placeholder tokens */
   const char* tenant;  /* a salt: blocks are never shared across tenants */
+  /* The conversation that the sequence belongs to, for kvx_session_end and kvx_session_delete. It
+   * is no key: blocks of equal tokens are shared between sessions. */
+  const char* session;
 } kvx_prefix_keys_t;
 
 /* Creates a sequence that begins with the longest cached prefix of `tokens`, num_found of them (may
@@ -1482,6 +1487,40 @@ KVX_API kvx_status_t kvx_turbomind_sequence_blocks(kvx_cache_t cache, int32_t se
                                                    uint32_t layer_group, void** block_ptrs,
                                                    void** scale_block_ptrs, int64_t capacity,
                                                    int64_t* num_blocks);
+
+/* -- retention: how long blocks stay that no sequence uses. A block of which nothing was said has
+ * the priority 35; those of a lower one are evicted before it, those of a higher one after it. */
+
+enum {
+  KVX_RETENTION_PIN = 1 << 0 /* never evicted, like all tokens before the range */
+};
+
+/* Blocks of the tokens [first_token, first_token + num_tokens) of a sequence. */
+typedef struct kvx_retention_range_t {
+  uint32_t size;
+  uint32_t flags; /* KVX_RETENTION_* */
+  int64_t first_token;
+  int64_t num_tokens;  /* 0: to the sequence's end, tokens that are still to come included */
+  uint32_t priority;   /* 0 to 100; ignored with KVX_RETENTION_PIN */
+  uint32_t reserved;   /* 0 */
+  int64_t duration_ms; /* nothing is said of the blocks any more after this time; 0: never */
+} kvx_retention_range_t;
+
+/* Sets the retention of a sequence's reusable blocks, in the pool. Of two ranges, and of two calls,
+ * the later one counts. A range of priority 35 without a pin takes back what was said.
+ * OUT_OF_RANGE: half of a class's blocks are pinned already; all else of the ranges holds.
+ * UNSUPPORTED: no KVX_CACHE_PREFIXES. */
+KVX_API kvx_status_t kvx_sequence_retain(kvx_cache_t cache, int32_t sequence,
+                                         const kvx_retention_range_t* ranges, uint32_t num_ranges);
+/* The session is over: blocks that it alone used are evicted before all others. num_blocks (may be
+ * null): how many blocks of tokens. INVALID_ARGUMENT: a sequence of the session exists. A session
+ * that nobody named has no blocks. */
+KVX_API kvx_status_t kvx_session_end(kvx_cache_t cache, const char* session, int64_t* num_blocks);
+/* The same, and the blocks are deleted at once from every tier, and their bytes
+ * overwritten with zeros. Blocks that others used as well stay, and so does what
+ * stores that engines share hold. */
+KVX_API kvx_status_t kvx_session_delete(kvx_cache_t cache, const char* session,
+                                        int64_t* num_blocks);
 
 /* -- files (docs/cache-file.md). A path is 0-terminated, in the encoding of the operating system.
  */
@@ -1577,6 +1616,51 @@ KVX_API kvx_status_t kvx_prefetch_is_done(kvx_cache_t cache, uint64_t prefetch, 
 KVX_API kvx_status_t kvx_prefetch_end(kvx_cache_t cache, uint64_t prefetch);
 /* Waits until no block is being copied between the tiers. */
 KVX_API kvx_status_t kvx_cache_wait_for_tiers(kvx_cache_t cache);
+
+/* -- sequences of another process (docs/transfer.md). Needs libkvx_transfer.so beside this library;
+ * without it a call is UNSUPPORTED, and its message says where the file was looked for. */
+
+/* A sequence on offer. It does not need the cache that it came from. */
+typedef struct kvx_export_s* kvx_export_t;
+
+/* Offers a sequence, all of whose tokens were recorded, to other processes. Its bytes are copied to
+ * shared memory; the sequence may end from then on. endpoint: bound, tcp://ADDRESS:PORT (port *:
+ * any) or ipc://PATH; null is "tcp://127.0.0.1:*". Errors as kvx_sequence_save. */
+KVX_API kvx_status_t kvx_sequence_export(kvx_cache_t cache, int32_t sequence, const char* endpoint,
+                                         kvx_export_t* offer);
+typedef struct kvx_export_info_t {
+  uint32_t size;
+  uint32_t reserved;
+  const char* endpoint; /* where it is bound; lives as long as the offer */
+  int64_t bytes;        /* of the offer */
+  int64_t bytes_sent;   /* to all importers */
+  int64_t num_taken;    /* importers that have a sequence of it */
+  int64_t num_refused;  /* importers whose cache cannot have it */
+} kvx_export_info_t;
+/* Fills info, up to its size. */
+KVX_API kvx_status_t kvx_export_info(kvx_export_t offer, kvx_export_info_t* info);
+/* Waits until an importer has taken it, at most so long. is_taken: 1 when one has. */
+KVX_API kvx_status_t kvx_export_wait(kvx_export_t offer, int64_t timeout_ms, uint32_t* is_taken);
+/* Ends the offer. Importers that are not done find nobody any more. Null is allowed. */
+KVX_API void kvx_export_free(kvx_export_t offer);
+
+typedef struct kvx_import_options_t {
+  uint32_t size;
+  uint32_t flags;       /* KVX_LOAD_* */
+  const char* endpoint; /* the exporter's */
+  int64_t timeout_ms;   /* without any progress; 0: 30,000 */
+} kvx_import_options_t;
+typedef struct kvx_import_report_t {
+  uint32_t size;
+  uint32_t is_shared;      /* 1: read from the exporter's shared memory */
+  int64_t bytes;           /* that came over the endpoint */
+  int64_t num_asked_again; /* requests without an answer in time */
+} kvx_import_report_t;
+/* Creates a sequence as another process exported it, all or nothing. report may be null.
+ * INVALID_ARGUMENT: caches that differ (the message names both sides, and the exporter is told), or
+ * damaged bytes; UNSUPPORTED: nobody answers; INCOMPATIBLE: an exporter of another version. */
+KVX_API kvx_status_t kvx_sequence_import(kvx_cache_t cache, const kvx_import_options_t* options,
+                                         int32_t* sequence, kvx_import_report_t* report);
 
 /* -- facts and events. An out struct is filled up to its caller's size, and its size is set to the
  * bytes filled. */
@@ -1717,6 +1801,65 @@ typedef struct kvx_cache_listener_t {
 /* Sets the cache's only listener; the struct is copied. Null removes it. */
 KVX_API kvx_status_t kvx_cache_set_listener(kvx_cache_t cache,
                                             const kvx_cache_listener_t* listener);
+
+/* -- seen from outside (docs/kv-events.md). Needs libkvx_observe.so beside this library; without it
+ * a call is UNSUPPORTED, and its message says where the file was looked for. */
+
+enum {
+  KVX_EVENTS_INTEGER_HASHES = 1 << 0 /* hashes are their low 64 bits, not 16 bytes */
+};
+
+/* How a cache's events are sent to other processes: over ZeroMQ, in the schema of vLLM. A field
+ * that is 0 or null has its default. */
+typedef struct kvx_event_publisher_t {
+  uint32_t size;
+  uint32_t flags;              /* KVX_EVENTS_* */
+  const char* endpoint;        /* bound, with a PUB socket; null: "tcp://127.0.0.1:5557" */
+  const char* replay_endpoint; /* bound, with a ROUTER socket; null: batches are not sent again */
+  const char* topic;           /* null: "" */
+  uint32_t buffer_batches;     /* batches that are kept for replay; 0: 10,000 */
+  uint32_t high_water_mark;    /* batches that wait for a slow listener; 0: 100,000 */
+  uint32_t queue_events;       /* events that wait for the sending thread; 0: 16,384 */
+  uint32_t data_parallel_rank;
+} kvx_event_publisher_t;
+
+/* Sends an event for every reusable block that the cache has now, and from then on for every one
+ * that is stored or removed, from a thread of its own: no listener, however slow, delays a call. An
+ * event that finds no room in the queue is dropped and counted, and a sequence number is left out
+ * for it. The struct is copied. Null: no more events are sent. UNSUPPORTED: no KVX_CACHE_PREFIXES,
+ * or no libkvx_observe.so; INVALID_ARGUMENT: an endpoint that cannot be bound. */
+KVX_API kvx_status_t kvx_cache_publish_events(kvx_cache_t cache,
+                                              const kvx_event_publisher_t* publisher);
+
+typedef struct kvx_event_publisher_info_t {
+  uint32_t size;
+  uint32_t reserved;
+  const char* endpoint;        /* where it is bound, with the port that "tcp://127.0.0.1:*" got */
+  const char* replay_endpoint; /* ""; both live until the publisher ends */
+  int64_t num_events;          /* sent, since the publisher began, like those that follow */
+  int64_t num_batches;
+  int64_t num_dropped; /* events that found the queue full */
+  int64_t num_replays; /* requests that were answered */
+} kvx_event_publisher_info_t;
+
+/* Fills info, up to its size. INVALID_ARGUMENT: no events are published. */
+KVX_API kvx_status_t kvx_cache_event_publisher(kvx_cache_t cache, kvx_event_publisher_info_t* info);
+
+/* Metrics of all caches of this process, in Prometheus' text format (docs/metrics.md), from threads
+ * of the library's own. A cache is shown as long as it lives, with its name as the label `cache`.
+ *
+ * Serves them at http://address:port/metrics until kvx_metrics_stop, instead of where they were
+ * served before. address: null is "127.0.0.1". port: 0 is any free one. bound_port (may be null):
+ * the port. INVALID_ARGUMENT: it cannot be bound; UNSUPPORTED: no libkvx_observe.so. */
+KVX_API kvx_status_t kvx_metrics_serve(const char* address, uint32_t port, uint32_t* bound_port);
+/* Serves them no more; allowed where nothing is served. */
+KVX_API kvx_status_t kvx_metrics_stop(void);
+/* Writes the same text. At most capacity bytes are written, the last of them 0. bytes: the size of
+ * the whole text with its 0. Two calls give two texts, which may differ in size. */
+KVX_API kvx_status_t kvx_metrics_text(char* text, uint64_t capacity, uint64_t* bytes);
+/* Names a cache in its metrics. Null or "": a number of its own, which it has from the beginning. A
+ * name that another cache has gets a number behind it. */
+KVX_API kvx_status_t kvx_cache_set_name(kvx_cache_t cache, const char* name);
 
 #ifdef __cplusplus
 }

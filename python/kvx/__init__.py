@@ -8,12 +8,25 @@ what was expected, and changes nothing. No gradient flows through a verb.
 """
 
 from kvx import _core
-from kvx.cache import Cache, Cost, HostTier, LoadReport, Memory, Saturation, Tier
+from kvx.cache import (
+    Cache,
+    Cost,
+    EventPublisher,
+    Export,
+    ExportState,
+    HostTier,
+    Import,
+    LoadReport,
+    Memory,
+    Saturation,
+    Tier,
+)
 from kvx.compare import CacheFigures, Comparison, Estimate, compare
 from kvx.errors import Error, InternalError, OutOfRangeError, UnsupportedError
 from kvx.files import BlockCopyKind, CacheFile, inspect, verify
 from kvx.formats import Format, Formats, Recipe, SideRecipe, formats, parse_recipe, recipe_options
 from kvx.gates import GateError, GateFailure, HeadErrors
+from kvx.observe import metrics, serve_metrics, stop_metrics
 from kvx.paged_layer import PagedLayer
 from kvx.paged_window import PagedWindow, WindowPlan
 from kvx.rows import Rows, dequantize, quantize, transcode
@@ -31,12 +44,16 @@ __all__ = [
     "Cost",
     "Error",
     "Estimate",
+    "EventPublisher",
+    "Export",
+    "ExportState",
     "Format",
     "Formats",
     "GateError",
     "GateFailure",
     "HeadErrors",
     "HostTier",
+    "Import",
     "InternalError",
     "LoadReport",
     "Memory",
@@ -56,11 +73,14 @@ __all__ = [
     "dequantize",
     "formats",
     "inspect",
+    "metrics",
     "num_threads",
     "parse_recipe",
     "quantize",
     "recipe_options",
+    "serve_metrics",
     "set_num_threads",
+    "stop_metrics",
     "transcode",
     "use_openmp",
     "verify",

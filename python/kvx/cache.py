@@ -85,6 +85,71 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
+class EventPublisher:
+    """Where a cache's events are sent from, and counts since it began. A dropped event found the
+    queue full."""
+
+    endpoint: str
+    replay_endpoint: str
+    events: int
+    batches: int
+    dropped: int
+    replays: int
+
+
+@dataclass(frozen=True)
+class ExportState:
+    """Bytes of an offer, bytes sent to all importers, importers that took it and that were refused,
+    and why the last one was."""
+
+    bytes: int
+    bytes_sent: int
+    taken: int
+    refused: int
+    last_refusal: str
+
+
+class Export:
+    """A sequence on offer to other processes, by Cache.export_sequence. It needs neither the sequence
+    nor the cache any more; ``with`` ends it, and so does close()."""
+
+    def __init__(self, offer: _core.Export) -> None:
+        self._offer = offer
+        self.endpoint: str = offer.endpoint
+
+    def __enter__(self) -> "Export":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def state(self) -> ExportState:
+        """What became of it so far. Raises kvx.Error: it is closed."""
+        return ExportState(*self._offer.state())
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until an importer has taken it, at most so long: whether one has."""
+        if not 0 <= seconds <= 86400:
+            raise Error(f"seconds is {seconds}; expected 0 to 86400")
+        return self._offer.wait(round(seconds * 1000))
+
+    def close(self) -> None:
+        """Ends the offer: importers that are not done find nobody any more."""
+        self._offer.close()
+
+
+@dataclass(frozen=True)
+class Import:
+    """A sequence that came from another process, bytes that came over the endpoint, requests that had
+    no answer in time, and whether it was read from the exporter's shared memory instead."""
+
+    sequence: int
+    bytes: int
+    asked_again: int
+    shared: bool
+
+
+@dataclass(frozen=True)
 class Saturation:
     """Numbers that packed blocks could not store as they came, int64 [num_layers, num_kv_heads].
 
@@ -467,17 +532,67 @@ class Cache(_core.PagedCache):
 
     @in_words
     def create_sequence_from(  # type: ignore[override]
-        self, tokens: Tokens, *, adapter: str = "", image: str = "", tenant: str = ""
+        self,
+        tokens: Tokens,
+        *,
+        adapter: str = "",
+        image: str = "",
+        tenant: str = "",
+        session: str = "",
     ) -> int:
         """A new sequence that begins with the longest cached prefix of ``tokens``: its number.
 
         num_tokens(sequence) is how many it has; the last of ``tokens`` is never among them, so that
-        its logits can be computed. adapter, image and tenant set blocks of equal tokens apart.
+        its logits can be computed. adapter, image and tenant set blocks of equal tokens apart;
+        session names the conversation, for end_session and delete_session, and sets nothing apart.
         Raises kvx.UnsupportedError: no prefix_model was given, or a tenant without sha256;
         kvx.OutOfRangeError: max_sequences are in use.
         """
         self._need_prefixes("create_sequence_from()")
-        return super().create_sequence_from(token_list(tokens), adapter, image, tenant)
+        return super().create_sequence_from(token_list(tokens), adapter, image, tenant, session)
+
+    @in_words
+    def retain(  # type: ignore[override]
+        self,
+        sequence: int,
+        first_token: int = 0,
+        num_tokens: int | None = None,
+        *,
+        priority: int = 35,
+        pin: bool = False,
+        seconds: float | None = None,
+    ) -> None:
+        """How long blocks of these tokens stay in the pool when no sequence uses them.
+
+        num_tokens: to the sequence's end when None, tokens that are still to come included
+        priority:   0 (goes first) to 100; blocks of which nothing was said have 35
+        pin:        never evicted, like all tokens before the range; half of the pool at most
+        seconds:    nothing is said of the blocks any more after this time; None: never
+        Of two calls the later one counts. Raises kvx.Error: no such sequence, a range or a number
+        that cannot be; kvx.OutOfRangeError: too much is pinned; kvx.UnsupportedError: no
+        prefix_model.
+        """
+        self._need_prefixes("retain()")
+        if num_tokens is not None and num_tokens < 1:
+            raise Error(f"num_tokens is {num_tokens}; expected None or 1 or more")
+        if seconds is not None and not 0.001 <= seconds <= 3e8:
+            raise Error(f"seconds is {seconds}; expected None or 0.001 to 3e8")
+        milliseconds = 0 if seconds is None else round(seconds * 1000)
+        super().retain(sequence, first_token, num_tokens or 0, priority, pin, milliseconds)
+
+    @in_words
+    def end_session(self, session: str) -> int:
+        """The session is over: blocks that it alone used go first when room is wanted. Returns how
+        many blocks of tokens. Raises kvx.Error: a sequence of it is in use."""
+        self._need_prefixes("end_session()")
+        return super().end_session(session)
+
+    @in_words
+    def delete_session(self, session: str) -> int:
+        """Deletes the blocks that the session alone used, from every tier, and overwrites their
+        bytes. Returns how many blocks of tokens. Raises as end_session."""
+        self._need_prefixes("delete_session()")
+        return super().delete_session(session)
 
     @in_words
     def record_tokens(self, sequence: int, tokens: Tokens) -> None:
@@ -517,6 +632,37 @@ class Cache(_core.PagedCache):
         return super().load_sequence(path_bytes(path))
 
     @in_words
+    def export_sequence(  # type: ignore[override]
+        self, sequence: int, endpoint: str = "tcp://127.0.0.1:*"
+    ) -> Export:
+        """Offers a sequence, all of whose tokens were recorded, to other processes (docs/transfer.md).
+
+        Its bytes are copied to shared memory; it may be freed afterwards.
+        endpoint: bound there, ``"tcp://ADDRESS:PORT"`` (port ``*``: any) or ``"ipc://PATH"``
+        Raises kvx.Error as save_sequence, or an endpoint that cannot be bound;
+        kvx.UnsupportedError: no prefix_model, or no libkvx_transfer.so.
+        """
+        self._need_prefixes("export_sequence()")
+        return Export(super().export_sequence(sequence, endpoint))
+
+    @in_words
+    def import_sequence(  # type: ignore[override]
+        self, endpoint: str, *, transcode: bool = False, seconds: float = 30.0
+    ) -> Import:
+        """A new sequence as another process exported it. All or nothing.
+
+        transcode: another format, block size or order is converted here
+        seconds:   to wait without any progress
+        Raises kvx.Error: caches that differ (the message names both sides), or damaged bytes;
+        kvx.OutOfRangeError: no room; kvx.UnsupportedError: nobody answers, no prefix_model, or no
+        libkvx_transfer.so.
+        """
+        self._need_prefixes("import_sequence()")
+        if not 0.001 <= seconds <= 86400:
+            raise Error(f"seconds is {seconds}; expected 0.001 to 86400")
+        return Import(*super().import_sequence(endpoint, transcode, round(seconds * 1000)))
+
+    @in_words
     def save_prefixes(self, path: Path, *, zstd_level: int = 0) -> None:  # type: ignore[override]
         """Writes all blocks that a new sequence could find. Errors as save_sequence."""
         self._need_prefixes("save_prefixes()")
@@ -530,6 +676,48 @@ class Cache(_core.PagedCache):
         """
         self._need_prefixes("load_prefixes()")
         return LoadReport(**super().load_prefixes(path_bytes(path)))
+
+    @in_words
+    def publish_events(  # type: ignore[override]
+        self,
+        endpoint: str = "tcp://127.0.0.1:5557",
+        *,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        buffer_batches: int = 10_000,
+        high_water_mark: int = 100_000,
+        queue_events: int = 16_384,
+        data_parallel_rank: int = 0,
+        integer_hashes: bool = False,
+    ) -> EventPublisher:
+        """Tells other processes which blocks the cache has, in vLLM's schema (docs/kv-events.md).
+
+        Every block that can be found now is told at once, later ones as they come and go, from a
+        thread of the library's own: no listener delays a step.
+        endpoint:        a PUB socket is bound there; ``"tcp://127.0.0.1:*"`` takes a free port
+        replay_endpoint: a ROUTER socket is bound there, which sends batches again
+        buffer_batches:  kept for replay; high_water_mark: kept for a slow listener
+        queue_events:    that may wait for the thread; more are dropped and counted
+        integer_hashes:  the low 64 bits of a hash, not its 16 bytes
+        Raises kvx.Error: an endpoint that cannot be bound; kvx.UnsupportedError: no prefix_model,
+        or no libkvx_observe.so.
+        """
+        self._need_prefixes("publish_events()")
+        super().publish_events(
+            endpoint=endpoint,
+            replay_endpoint=replay_endpoint or "",
+            topic=topic,
+            buffer_batches=buffer_batches,
+            high_water_mark=high_water_mark,
+            queue_events=queue_events,
+            data_parallel_rank=data_parallel_rank,
+            integer_hashes=integer_hashes,
+        )
+        return self.event_publisher()
+
+    def event_publisher(self) -> EventPublisher:  # type: ignore[override]
+        """Where events are sent from, and how many were. Raises kvx.Error: none are."""
+        return EventPublisher(*super().event_publisher())
 
     def host_tier(self) -> HostTier:
         """What the tiers together hold and have done so far; zeros without one."""

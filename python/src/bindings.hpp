@@ -19,5 +19,6 @@ void bind_quality(nanobind::module_& module);
 void bind_tune(nanobind::module_& module);
 void bind_turbomind(nanobind::module_& module);
 void bind_engine_layer(nanobind::module_& module);
+void bind_metrics(nanobind::module_& module);
 
 }  // namespace kvx::python

@@ -83,6 +83,7 @@ NB_MODULE(_core, module) {
   bind_tune(module);
   bind_turbomind(module);
   bind_engine_layer(module);
+  bind_metrics(module);
 }
 
 }  // namespace kvx::python

@@ -12,6 +12,8 @@
 #include <type_traits>
 
 #include "kv/kv_cache.hpp"
+#include "observe/event_publisher.hpp"
+#include "observe/metrics_server.hpp"
 #include "python/src/arguments.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
@@ -21,6 +23,8 @@
 #include "python/src/interrupt.hpp"
 #include "python/src/paged_step.hpp"
 #include "python/src/text.hpp"
+#include "transfer/sequence_export.hpp"
+#include "transfer/sequence_import.hpp"
 #include "tune/tuned_recipe.hpp"
 
 namespace kvx::python {
@@ -122,6 +126,43 @@ kv::KvCacheConfig config_of(const Options& options, const CudaLane* lane) {
   return config;
 }
 
+// A sequence on offer to other processes.
+class Export {
+ public:
+  Export(std::shared_ptr<const Context> context, std::unique_ptr<transfer::SequenceExport> offer)
+      : context_(std::move(context)), offer_(std::move(offer)) {}
+  Export(Export&&) = default;
+  // The destructor of an offer would wait for its thread.
+  ~Export() {
+    if (offer_ && !context_->home().is_this()) static_cast<void>(offer_.release());
+  }
+
+  std::string endpoint() const { return offer_ ? offer_->endpoint() : ""; }
+  // (bytes, bytes_sent, taken, refused, last_refusal)
+  nb::tuple state() const {
+    const transfer::ExportState state = open().state();
+    return nb::make_tuple(state.bytes, state.bytes_sent, state.num_taken, state.num_refused,
+                          text_of(state.last_refusal));
+  }
+  bool wait(int64_t timeout_ms) const {
+    const nb::gil_scoped_release no_gil;
+    return open().wait(timeout_ms);
+  }
+  void close() {
+    const nb::gil_scoped_release no_gil;
+    offer_.reset();
+  }
+
+ private:
+  const transfer::SequenceExport& open() const {
+    if (!offer_) throw CoreError(invalid_argument("the offer is closed; make another one"));
+    return *offer_;
+  }
+
+  std::shared_ptr<const Context> context_;
+  std::unique_ptr<transfer::SequenceExport> offer_;
+};
+
 class PagedCache {
  public:
   PagedCache(const Options& options, nb::handle stream)
@@ -130,12 +171,15 @@ class PagedCache {
     parts_->lane = lane_of(options.device, stream);
     lane_ = parts_->lane.get();
     cache_ = value_of(kv::KvCache::create(config_of(options, lane_), context_->cpu()));
+    shown_ = std::make_unique<observe::ShownCache>(*cache_, "");
     geometry_ = cache_->config().geometry;
     has_appended_.assign(geometry_.num_layers, false);
   }
   // The destructor of a host tier would wait for its thread.
   ~PagedCache() {
     if (context_->home().is_this()) return;
+    static_cast<void>(publisher_.release());
+    static_cast<void>(shown_.release());
     static_cast<void>(new std::shared_ptr<kv::KvCache>(std::move(cache_)));
   }
 
@@ -144,7 +188,13 @@ class PagedCache {
   }
 
   void close() {
-    locked([&] { cache_.reset(); }, kMayBeClosed);
+    locked(
+        [&] {
+          publisher_.reset();
+          shown_.reset();
+          cache_.reset();
+        },
+        kMayBeClosed);
   }
 
   int create_sequence() {
@@ -173,9 +223,20 @@ class PagedCache {
   }
 
   int create_sequence_from(const Tokens& tokens, std::string adapter, std::string image,
-                           std::string tenant) {
+                           std::string tenant, const std::string& session) {
     const cache::PrefixKeys keys{std::move(adapter), std::move(image), std::move(tenant)};
-    return locked([&] { return value_of(cache_->create_sequence_from(keys, tokens)); });
+    return locked([&] { return value_of(cache_->create_sequence_from(keys, tokens, session)); });
+  }
+  void retain(int sequence, int64_t first_token, int64_t num_tokens, int priority, bool pin,
+              int64_t duration_ms) {
+    const kv::RetentionRange range{first_token, num_tokens, priority, pin, duration_ms};
+    locked([&] { throw_if_error(cache_->retain(sequence, {&range, 1})); });
+  }
+  int64_t end_session(const std::string& session) {
+    return locked([&] { return value_of(cache_->end_session(session)); });
+  }
+  int64_t delete_session(const std::string& session) {
+    return locked([&] { return value_of(cache_->delete_session(session)); });
   }
   void record_tokens(int sequence, const Tokens& tokens) {
     locked([&] { throw_if_error(cache_->record_tokens(sequence, tokens)); });
@@ -189,6 +250,46 @@ class PagedCache {
   }
   void clear_prefixes() {
     locked([&] { throw_if_error(cache_->clear_prefixes()); });
+  }
+
+  void publish_events(const nb::kwargs& given) {
+    observe::EventPublisherOptions options;
+    options.endpoint = nb::cast<std::string>(given["endpoint"]);
+    options.replay_endpoint = nb::cast<std::string>(given["replay_endpoint"]);
+    options.topic = nb::cast<std::string>(given["topic"]);
+    options.buffer_batches = nb::cast<int64_t>(given["buffer_batches"]);
+    options.high_water_mark = nb::cast<int64_t>(given["high_water_mark"]);
+    options.queue_events = nb::cast<int64_t>(given["queue_events"]);
+    options.data_parallel_rank = nb::cast<int>(given["data_parallel_rank"]);
+    options.hashes_are_integers = nb::cast<bool>(given["integer_hashes"]);
+    locked([&] {
+      publisher_.reset();  // it may have bound the same endpoint
+      publisher_ = value_of(observe::EventPublisher::create(*cache_, options));
+    });
+  }
+  void set_name(std::string name) {
+    locked([&] {
+      shown_.reset();
+      shown_ = std::make_unique<observe::ShownCache>(*cache_, std::move(name));
+    });
+  }
+  void stop_events() {
+    locked([&] { publisher_.reset(); });
+  }
+  // (endpoint, replay_endpoint, events, batches, dropped, replays)
+  nb::tuple event_publisher() {
+    std::string endpoint;
+    std::string replay_endpoint;
+    const kvx_observe_publisher_counts counts = locked([&] {
+      if (!publisher_) {
+        throw CoreError(invalid_argument("no events are published; call publish_events() first"));
+      }
+      endpoint = publisher_->endpoint();
+      replay_endpoint = publisher_->replay_endpoint();
+      return publisher_->counts();
+    });
+    return nb::make_tuple(endpoint, replay_endpoint, counts.num_events, counts.num_batches,
+                          counts.num_dropped, counts.num_replays);
   }
 
   void wait_for_tier() {
@@ -242,6 +343,20 @@ class PagedCache {
     dict["no_room"] = report.num_no_room;
     dict["first_problem"] = text_of(report.first_problem);
     return dict;
+  }
+  Export export_sequence(int sequence, const std::string& endpoint) {
+    return {context_, locked([&] {
+              return value_of(transfer::SequenceExport::create(*cache_, sequence, {endpoint}));
+            })};
+  }
+  // (sequence, bytes, asked_again, shared)
+  nb::tuple import_sequence(const std::string& endpoint, bool transcode, int64_t timeout_ms) {
+    transfer::ImportReport report;
+    const int sequence = locked([&] {
+      return value_of(
+          transfer::import_sequence(*cache_, {endpoint, timeout_ms, transcode}, &report));
+    });
+    return nb::make_tuple(sequence, report.bytes, report.num_asked_again, report.was_shared);
   }
   std::string fingerprint() {
     return locked([&] { return std::string(cache_->fingerprint()); });
@@ -427,6 +542,8 @@ class PagedCache {
   CudaLane* lane_ = nullptr;  // null on the CPU
   std::mutex mutex_;
   std::shared_ptr<kv::KvCache>& cache_ = parts_->cache;  // null once closed
+  std::unique_ptr<observe::ShownCache> shown_;
+  std::unique_ptr<observe::EventPublisher> publisher_;  // null: nobody is told
   kv::CacheGeometry geometry_;
   int64_t step_tokens_ = 0;  // of the open step; 0 without one
   std::vector<bool> has_appended_;
@@ -435,6 +552,11 @@ class PagedCache {
 }  // namespace
 
 void bind_paged_cache(nb::module_& module) {
+  nb::class_<Export>(module, "Export")
+      .def_prop_ro("endpoint", &Export::endpoint)
+      .def("state", &Export::state)
+      .def("wait", &Export::wait, nb::arg("timeout_ms"))
+      .def("close", &Export::close);
   nb::class_<PagedCache>(module, "PagedCache")
       .def(
           "__init__",
@@ -488,11 +610,21 @@ void bind_paged_cache(nb::module_& module) {
       .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"))
       .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"))
       .def("create_sequence_from", &PagedCache::create_sequence_from, nb::arg("tokens"),
-           nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"))
+           nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"), nb::arg("session"))
+      .def("retain", &PagedCache::retain, nb::arg("sequence"), nb::arg("first_token"),
+           nb::arg("num_tokens"), nb::arg("priority"), nb::arg("pin"), nb::arg("duration_ms"))
+      .def("end_session", &PagedCache::end_session, nb::arg("session"))
+      .def("delete_session", &PagedCache::delete_session, nb::arg("session"))
       .def("record_tokens", &PagedCache::record_tokens, nb::arg("sequence"), nb::arg("tokens"))
       .def("recorded_tokens", &PagedCache::recorded_tokens, nb::arg("sequence"))
       .def("clear_prefixes", &PagedCache::clear_prefixes,
            "Forgets all cached blocks that no sequence uses. Raises kvx.Error: a step is open.")
+      .def("publish_events", &PagedCache::publish_events)
+      .def("set_name", &PagedCache::set_name, nb::arg("name"),
+           "Names the cache in kvx.metrics(); it has a number before.")
+      .def("stop_events", &PagedCache::stop_events,
+           "Sends no more events; nothing where none are sent.")
+      .def("event_publisher", &PagedCache::event_publisher)
       .def("wait_for_tier", &PagedCache::wait_for_tier,
            "Until no block is on its way to or from a tier.")
       .def("tiers", &PagedCache::tiers)
@@ -501,6 +633,10 @@ void bind_paged_cache(nb::module_& module) {
       .def("save_prefixes", &PagedCache::save_prefixes, nb::arg("path"), nb::arg("zstd_level"))
       .def("load_sequence", &PagedCache::load_sequence, nb::arg("path"))
       .def("load_prefixes", &PagedCache::load_prefixes, nb::arg("path"))
+      .def("export_sequence", &PagedCache::export_sequence, nb::arg("sequence"),
+           nb::arg("endpoint"))
+      .def("import_sequence", &PagedCache::import_sequence, nb::arg("endpoint"),
+           nb::arg("transcode"), nb::arg("timeout_ms"))
       .def("fingerprint", &PagedCache::fingerprint,
            "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
       .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"))

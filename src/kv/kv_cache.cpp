@@ -192,21 +192,25 @@ std::string_view KvCache::fingerprint() const {
 
 Status KvCache::save_sequence(int sequence, const std::string& path, const SaveOptions& options) {
   if (!table_->prefixes) return prefixes_are_off();
+  const LatencyTimer timer(table_->latencies.save);
   return kv::save_sequence(*table_, *verbs_, sequence, path, options);
 }
 
 Status KvCache::save_prefixes(const std::string& path, const SaveOptions& options) const {
   if (!table_->prefixes) return prefixes_are_off();
+  const LatencyTimer timer(table_->latencies.save);
   return kv::save_prefixes(*table_, *verbs_, path, options);
 }
 
 Result<int> KvCache::load_sequence(const std::string& path) {
   if (!table_->prefixes) return prefixes_are_off();
+  const LatencyTimer timer(table_->latencies.load);
   return kv::load_sequence(*table_, *verbs_, path);
 }
 
 Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
   if (!table_->prefixes) return prefixes_are_off();
+  const LatencyTimer timer(table_->latencies.load);
   return kv::load_prefixes(*table_, *verbs_, path);
 }
 

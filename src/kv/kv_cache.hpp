@@ -92,7 +92,10 @@ class KvCache {
   // cached packed stay packed, and the window grows again. Blocks that only the tiers have are
   // brought back first; this waits for them. UNSUPPORTED: prefixes are off, or a tenant without
   // sha256; OUT_OF_RANGE: max_sequences are in use.
-  Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens);
+  // session: the conversation that it belongs to, for end_session() and delete_session(); "": none.
+  // Blocks of equal tokens are shared between sessions.
+  Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens,
+                                   std::string_view session = {});
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.
   // INVALID_ARGUMENT or OUT_OF_RANGE, nothing changed: no such sequence, it is in an open step,
@@ -118,11 +121,27 @@ class KvCache {
   // Forgets up to num_blocks cached blocks of every class, in the policy's order; how many in all.
   // INVALID_ARGUMENT: a negative number.
   Result<int64_t> evict_blocks(int64_t num_blocks);
+  // How long the sequence's blocks stay in the pool after it, those to come included; of two ranges
+  // that overlap the later one counts. INVALID_ARGUMENT: no such sequence, a range or a priority
+  // that cannot be; OUT_OF_RANGE: half of a class's blocks are pinned, and the rest of the ranges
+  // holds; UNSUPPORTED: prefixes are off.
+  Status retain(int sequence, std::span<const RetentionRange> ranges);
+  // The conversation is over: blocks that it alone used go first, in the pool and the host tier.
+  // How many blocks of tokens. INVALID_ARGUMENT: a sequence of it is in use, or the name is empty;
+  // UNSUPPORTED: prefixes are off.
+  Result<int64_t> end_session(std::string_view session);
+  // The same, and they are forgotten at once, and their bytes overwritten, in every tier.
+  Result<int64_t> delete_session(std::string_view session);
   KvCacheSnapshot snapshot() const;
+  // Any thread reads them, at any time.
+  const Latencies& latencies() const { return table_->latencies; }
   // Requires: 0 <= block_class < snapshot().classes.size().
   BlockClassFacts facts_of_class(int block_class) const;
   // Called for every cached block that comes or goes; it must not call back.
-  void set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener);
+  void set_prefix_listener(PrefixListener listener);
+  // A second one, for what publishes events (src/observe). tell_stored hears at once of every block
+  // that can be found already, as if it were stored now. UNSUPPORTED: prefixes are off.
+  Status set_event_publisher(PrefixListener publisher, const PrefixListener& tell_stored);
 
   // ---- the tiers (kv_cache_tier.cpp)
 

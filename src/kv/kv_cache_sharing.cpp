@@ -8,12 +8,14 @@ namespace kvx::kv {
 // ---- prefixes
 
 Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
-                                          std::span<const int32_t> tokens) {
+                                          std::span<const int32_t> tokens,
+                                          std::string_view session) {
   if (!table_->prefixes) return prefixes_are_off();
+  const LatencyTimer timer(table_->latencies.lookup);
   std::unique_lock lock(table_->mutex);
   table_->collect();
   KVX_ASSIGN_OR_RETURN(const int sequence, table_->acquire_sequence());
-  KVX_RETURN_IF_ERROR(table_->prefixes->begin(sequence, keys));
+  KVX_RETURN_IF_ERROR(table_->prefixes->begin(sequence, keys, session));
   const int64_t max_blocks = most_cached_blocks(tokens);
   tier::Promotion promotion;
   if (table_->tiers) {
@@ -62,10 +64,27 @@ BlockClassFacts KvCache::facts_of_class(int block_class) const {
           storage().groups[group].window, storage().groups[group].sinks};
 }
 
-void KvCache::set_prefix_listener(std::function<void(const cache::PrefixEvent&)> listener) {
+void KvCache::set_prefix_listener(PrefixListener listener) {
   const std::lock_guard lock(table_->mutex);
-  if (table_->tiers) table_->tiers->set_listener(listener);
-  if (table_->prefixes) table_->prefixes->index().set_listener(std::move(listener));
+  table_->listener = std::move(listener);
+  table_->connect_listeners();
+}
+
+Status KvCache::set_event_publisher(PrefixListener publisher, const PrefixListener& tell_stored) {
+  if (!table_->prefixes) return prefixes_are_off();
+  const std::lock_guard lock(table_->mutex);
+  table_->publisher = std::move(publisher);
+  table_->connect_listeners();
+  if (!tell_stored) return {};
+  table_->prefixes->index().for_each_stored(tell_stored);
+  for (int i = 0; table_->tiers && i < table_->tiers->num_tiers(); ++i) {
+    const tier::HostTier& one = table_->tiers->tier(i);
+    one.nodes().for_each_stored([&](cache::PrefixEvent event) {
+      event.tier = one.tier();
+      tell_stored(event);
+    });
+  }
+  return {};
 }
 
 KvCacheSnapshot KvCache::snapshot() const {

@@ -27,6 +27,7 @@ Status KvStep::prepare() {
 Status KvStep::begin(std::span<const StepEntry> entries) {
   if (is_open_) return invalid_argument("a step is open; end or cancel it first");
   KVX_RETURN_IF_ERROR(prepare());
+  began_ = std::chrono::steady_clock::now();
   std::unique_lock lock(table_.mutex);
   KVX_RETURN_IF_ERROR(acquire_sequences(entries));
   table_.collect();
@@ -46,6 +47,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   }
   begin_pages();
   lock.unlock();
+  table_.latencies.step_begin.add(std::chrono::steady_clock::now() - began_);
   is_open_ = true;
   layer_states_.assign(storage_.layers.size(), LayerState::kUntouched);
   status = caught([this] {
@@ -348,6 +350,7 @@ Status KvStep::commit() {
   }
   release_sequences();
   is_open_ = false;
+  table_.latencies.step.add(std::chrono::steady_clock::now() - began_);
   table_.warn_of_nonfinite_inputs();
   return first_failure;
 }

@@ -14,6 +14,7 @@
 // bookkeeping alone; bytes move and attention runs without it.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -115,7 +116,8 @@ class KvStep {
   SequenceTable& table_;
   CacheStorage& storage_;
   bool is_open_ = false;
-  std::vector<LayerState> layer_states_;  // [layers]
+  std::chrono::steady_clock::time_point began_;  // begin() of the open step
+  std::vector<LayerState> layer_states_;         // [layers]
   std::vector<StepEntry> entries_;
   std::vector<cache::SequenceGrowth> growths_;  // [entries], or more from earlier steps
   std::vector<Pass> passes_;

@@ -44,17 +44,18 @@ PrefixCache::~PrefixCache() {
 
 // ---- a sequence's life
 
-Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys) {
+Status PrefixCache::begin(int sequence, const cache::PrefixKeys& keys, std::string_view session) {
   Log& log = logs_[sequence];
   KVX_ASSIGN_OR_RETURN(log.scope, index_.pin_scope(keys));
   if (tiers_) {
-    const Status begun = tiers_->begin(log.way, keys);
+    const Status begun = tiers_->begin(log.way, keys, session);
     if (!begun.ok()) {
       index_.unpin(log.scope);
       return begun;
     }
   }
   log.keys = keys;
+  log.session = index_.sessions().join(session);
   log.is_in_use = true;
   return {};
 }
@@ -63,6 +64,9 @@ void PrefixCache::end(int sequence) {
   Log& log = logs_[sequence];
   index_.unpin(tip(log));
   if (tiers_) tiers_->end(log.way);
+  index_.sessions().leave(log.session);
+  log.session = cache::kNoSession;
+  log.ranges.clear();
   log.tokens.clear();
   log.nodes.clear();
   log.is_in_use = false;
@@ -76,6 +80,9 @@ void PrefixCache::fork(int from, int to) {
   log.scope = source.scope;
   log.tokens.assign(source.tokens.begin(), source.tokens.end());
   log.nodes.assign(source.nodes.begin(), source.nodes.end());
+  log.session = source.session;
+  log.ranges = source.ranges;
+  index_.sessions().join(log.session);
   index_.pin(tip(log));
   if (tiers_) tiers_->fork(source.way, log.way);
 }
@@ -160,6 +167,7 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   log.tokens.assign(tokens.begin(), tokens.begin() + num_tokens);
   const int32_t old_tip = tip(log);
   log.nodes.assign(match.nodes.begin(), match.nodes.end());
+  index_.share(match.nodes, log.session);
   index_.pin(tip(log));
   index_.unpin(old_tip);
   if (tiers_) tiers_->follow(log.way, log.tokens, match.num_blocks());
@@ -189,13 +197,14 @@ Status PrefixCache::record(int sequence, const cache::Sequence& blocks,
     const int32_t parent = tip(log);
     const std::span<const int32_t> all(log.tokens);
     const int32_t node =
-        index_.insert(parent, all.subspan(log.nodes.size() * block_size, block_size));
+        index_.insert(parent, all.subspan(log.nodes.size() * block_size, block_size), log.session);
     if (node == kNoNode) return {};  // no room in the index: not an error, and counted there
     index_.pin(node);
     log.nodes.push_back(node);
     const Status attached = attach_block(node, blocks, block);
     index_.unpin(parent);
     KVX_RETURN_IF_ERROR(attached);
+    retain_block(log, block);
     if (!tiers_) continue;
     tiers_->follow(log.way, log.tokens, block + 1);
     store_block(log, block, false);
@@ -266,9 +275,75 @@ Status PrefixCache::record_moves(int sequence, std::span<const cache::BlockMove>
     if (move.block >= static_cast<int64_t>(log.nodes.size())) continue;
     KVX_RETURN_IF_ERROR(
         index_.attach(log.nodes[move.block], move.group, BlockKind::kPacked, move.packed_id));
+    retain_block(log, move.block);
     if (tiers_) store_block(log, move.block, false);
   }
   return {};
+}
+
+// ---- how long blocks stay
+
+Status PrefixCache::retain(int sequence, std::span<const RetentionRange> ranges) {
+  Log& log = logs_[sequence];
+  const int64_t block_size = shape_.block_size;
+  for (const RetentionRange& range : ranges) {
+    Range& added = log.ranges.emplace_back();
+    added.first_block = range.is_pinned ? 0 : range.first_token / block_size;
+    added.end_block = range.num_tokens == 0
+                          ? cache::blocks_for(shape_.max_tokens, block_size)
+                          : cache::blocks_for(range.first_token + range.num_tokens, block_size);
+    added.retention = {range.priority, range.is_pinned, cache::kForever};
+    if (range.duration_ms > 0) added.retention.until_ms = pool_->now_ms() + range.duration_ms;
+  }
+  Status first_failure;
+  for (size_t block = 0; block < log.nodes.size(); ++block) {
+    for (const Range& range : log.ranges) {
+      const auto number = static_cast<int64_t>(block);
+      if (number < range.first_block || number >= range.end_block) continue;
+      const Status set = index_.set_retention(log.nodes[block], range.retention);
+      if (!set.ok() && first_failure.ok()) first_failure = set;
+    }
+  }
+  return first_failure;
+}
+
+// A block that has come. A pin for which there is no room any more is the highest priority instead.
+void PrefixCache::retain_block(const Log& log, int64_t block) {
+  for (auto range = log.ranges.rbegin(); range != log.ranges.rend(); ++range) {
+    if (block < range->first_block || block >= range->end_block) continue;
+    if (!index_.set_retention(log.nodes[block], range->retention).ok()) {
+      (void)index_.set_retention(log.nodes[block],
+                                 {cache::kMostPriority, false, range->retention.until_ms});
+    }
+    return;
+  }
+}
+
+Status PrefixCache::check_session_is_idle(std::string_view session) const {
+  const cache::SessionNodes& sessions = index_.sessions();
+  const int32_t number = sessions.find(session);
+  if (number == cache::kNoSession || sessions.num_sequences(number) == 0) return {};
+  return invalid_argument("session '{}' has {} sequences in use; free them first", session,
+                          sessions.num_sequences(number));
+}
+
+Result<int64_t> PrefixCache::end_session(std::string_view session) {
+  KVX_RETURN_IF_ERROR(check_session_is_idle(session));
+  for (int i = 0; tiers_ && i < tiers_->num_tiers(); ++i) {
+    tiers_->tier(i).nodes().end_session(session);
+  }
+  return index_.end_session(session);
+}
+
+Result<int64_t> PrefixCache::delete_session(std::string_view session) {
+  KVX_RETURN_IF_ERROR(check_session_is_idle(session));
+  int64_t most = 0;  // a tier behind the pool may have blocks that the pool has not
+  for (int i = 0; tiers_ && i < tiers_->num_tiers(); ++i) {
+    KVX_ASSIGN_OR_RETURN(const int64_t count, tiers_->tier(i).nodes().delete_session(session));
+    most = std::max(most, count);
+  }
+  KVX_ASSIGN_OR_RETURN(const int64_t count, index_.delete_session(session));
+  return std::max(most, count);
 }
 
 }  // namespace kvx::kv

@@ -19,6 +19,15 @@ struct PrefixCacheConfig {
   std::string model;
 };
 
+// How long blocks of these tokens stay when no sequence uses them.
+struct RetentionRange {
+  int64_t first_token = 0;
+  int64_t num_tokens = 0;  // 0: to the sequence's end, tokens that are still to come included
+  int priority = cache::kDefaultPriority;
+  bool is_pinned = false;   // with all tokens before them, without which nobody finds them
+  int64_t duration_ms = 0;  // 0: for good
+};
+
 // One thread at a time. Logs are allocated once: recording allocates nothing.
 class PrefixCache final : public cache::EvictionListener {
  public:
@@ -33,8 +42,9 @@ class PrefixCache final : public cache::EvictionListener {
   // tiers outlive the sequences. Null: nowhere.
   void set_tiers(tier::TierChain* tiers) { tiers_ = tiers; }
 
-  // The sequence is in use from now on, empty, under these keys. PrefixIndex::pin_scope's errors.
-  Status begin(int sequence, const cache::PrefixKeys& keys);
+  // The sequence is in use from now on, empty, under these keys and in this session ("": none).
+  // PrefixIndex::pin_scope's errors.
+  Status begin(int sequence, const cache::PrefixKeys& keys, std::string_view session = {});
   // The sequence is about to give its blocks back: the last ones, full-precision to the end, go to
   // the tiers too.
   void store_tail(int sequence);
@@ -66,6 +76,15 @@ class PrefixCache final : public cache::EvictionListener {
   // The recorded tokens from num_tokens on are no longer the sequence's.
   void truncate(int sequence, int64_t num_tokens);
 
+  // Holds for blocks that the sequence has in the index and for those to come; of two ranges the
+  // later one counts. OUT_OF_RANGE: too many blocks are pinned; the others are retained all the
+  // same.
+  Status retain(int sequence, std::span<const RetentionRange> ranges);
+  // Of the pool and the host tier; how many blocks of tokens. INVALID_ARGUMENT: a sequence of the
+  // session is in use.
+  Result<int64_t> end_session(std::string_view session);
+  Result<int64_t> delete_session(std::string_view session);
+
   std::span<const int32_t> tokens(int sequence) const { return logs_[sequence].tokens; }
   const cache::PrefixKeys& keys(int sequence) const { return logs_[sequence].keys; }
   cache::PrefixIndex& index() { return index_; }
@@ -76,6 +95,11 @@ class PrefixCache final : public cache::EvictionListener {
   void on_evict(int block_class, int32_t id) override { index_.on_evict(block_class, id); }
 
  private:
+  struct Range {
+    int64_t first_block = 0;
+    int64_t end_block = 0;
+    cache::Retention retention;
+  };
   struct Log {
     bool is_in_use = false;
     cache::PrefixKeys keys;
@@ -83,6 +107,8 @@ class PrefixCache final : public cache::EvictionListener {
     std::vector<int32_t> tokens;
     std::vector<int32_t> nodes;  // of full blocks; fewer than there are when the index was full
     tier::Way way;               // the same in the tiers
+    int32_t session = cache::kNoSession;
+    std::vector<Range> ranges;
   };
 
   PrefixCache(cache::BlockPool& pool, const cache::SequenceShape& shape, cache::PrefixIndex index,
@@ -90,6 +116,8 @@ class PrefixCache final : public cache::EvictionListener {
   static int32_t tip(const Log& log) { return log.nodes.empty() ? log.scope : log.nodes.back(); }
   void store_block(const Log& log, int64_t block, bool with_tail);
   bool is_full_precision(const cache::Sequence& blocks, int group, int64_t block) const;
+  void retain_block(const Log& log, int64_t block);
+  Status check_session_is_idle(std::string_view session) const;
   Status check_shared_blocks(const Log& log, const cache::Sequence& blocks) const;
   int32_t node_of_block(const cache::Sequence& blocks, int64_t block) const;
   int32_t node_before(int32_t node, int64_t first, int64_t end,

@@ -107,6 +107,18 @@ Status SequenceTable::check_sequence(int sequence) const {
 }
 
 // Once a cache: a model that makes one NaN makes many. A GPU's are counted when they are read.
+void SequenceTable::connect_listeners() {
+  PrefixListener both = listener ? listener : publisher;
+  if (listener && publisher) {
+    both = [this](const cache::PrefixEvent& event) {
+      publisher(event);
+      listener(event);
+    };
+  }
+  if (tiers) tiers->set_listener(both);
+  if (prefixes) prefixes->index().set_listener(std::move(both));
+}
+
 void SequenceTable::warn_of_nonfinite_inputs() {
   if (nonfinite_inputs == 0 || has_warned_of_nonfinite) return;
   has_warned_of_nonfinite = true;
@@ -116,6 +128,7 @@ void SequenceTable::warn_of_nonfinite_inputs() {
 // ---- blocks between tiers
 
 void SequenceTable::collect() const {
+  storage.pool->expire();
   if (tiers) tiers->collect();
 }
 

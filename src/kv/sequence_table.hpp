@@ -3,14 +3,27 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "core/latency_histogram.hpp"
 #include "kv/cache_storage.hpp"
 #include "kv/speculation.hpp"
 
 namespace kvx::kv {
+
+// How long calls took, since creation.
+struct Latencies {
+  LatencyHistogram step;        // from begin to end; steps that were cancelled do not count
+  LatencyHistogram step_begin;  // of it, until the step has its blocks
+  LatencyHistogram lookup;      // KvCache::create_sequence_from
+  LatencyHistogram save;        // to a file
+  LatencyHistogram load;        // from one
+};
+
+using PrefixListener = std::function<void(const cache::PrefixEvent&)>;
 
 enum class SequenceUse : uint8_t { kFree, kIdle, kInStep };
 
@@ -49,6 +62,8 @@ struct SequenceTable {
   // those that have not begun stay in the pool alone: a slow tier holds nobody up for longer.
   void drain_stores(std::unique_lock<std::mutex>& lock) const;
   void warn_of_nonfinite_inputs();
+  // The indexes of all tiers tell those of the listeners that are set.
+  void connect_listeners();
 
   // ---- cuts (sequence_table_speculation.cpp)
 
@@ -69,6 +84,9 @@ struct SequenceTable {
   bool has_warned_of_nonfinite = false;
   std::atomic<int64_t> nonfinite_inputs = 0;
   std::unique_ptr<tier::TierChain> tiers;  // null without any
+  PrefixListener listener;                 // the caller's
+  PrefixListener publisher;
+  mutable Latencies latencies;  // needs no lock
 
  private:
   explicit SequenceTable(CacheStorage made) : storage(std::move(made)) {}

@@ -49,3 +49,15 @@ def test_everything_public_has_a_docstring():
         if callable(thing) and not (inspect.getdoc(thing) or "").strip()
     ]
     assert not missing
+
+
+def test_the_page_on_kv_events():
+    assert run_blocks("docs/kv-events.md") == 1
+
+
+def test_the_page_on_metrics():
+    assert run_blocks("docs/metrics.md") == 1
+
+
+def test_every_block_of_the_page_on_transfers_runs():
+    assert run_blocks("docs/transfer.md") == 2

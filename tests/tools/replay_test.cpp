@@ -84,6 +84,31 @@ TEST(Replay, ComputesWithoutTheCacheWhatDoesNotFitIt) {
   EXPECT_EQ(counters.hit_tokens, 0);
 }
 
+TEST(Replay, SessionsAndTheirEndsDecideWhatAgentsEvict) {
+  const auto request = [](std::vector<int64_t> ids, const char* session, bool ends) {
+    const auto tokens = static_cast<int64_t>(ids.size()) * kTraceBlockTokens;
+    return TraceRequest{0, tokens, 1, std::move(ids), session, ends};
+  };
+  // 1 is shared, 2 and 3 are private; 4 asks for room.
+  const std::vector<TraceRequest> trace = {request({1, 2}, "a", false), request({1, 3}, "b", true),
+                                           request({4}, "c", false), request({1, 2}, "a", false)};
+  EXPECT_EQ(counted(trace, {3, 0, EvictionKind::kAgents}).hit_tokens, 3 * kTraceBlockTokens);
+  EXPECT_EQ(counted(trace, {3, 0, EvictionKind::kLru}).hit_tokens, 2 * kTraceBlockTokens);
+}
+
+TEST(Trace, OfAgentsIsMostlySharedAndNamesItsSessions) {
+  const std::vector<TraceRequest> trace = generate_agents_trace(5000, 1);
+  EXPECT_EQ(parse_trace(trace_text(trace)).value(), trace);
+  int num_ends = 0;
+  for (const TraceRequest& request : trace) num_ends += request.session_ends;
+  EXPECT_NEAR(num_ends, 5000 / 40, 30);
+  const ReplayCounters most = counted(trace, {1'000'000, 0, EvictionKind::kLru});
+  EXPECT_NEAR(most.hit_rate(), 0.96, 0.015);
+  EXPECT_FALSE(parse_trace("{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1, "
+                           "\"hash_ids\": [], \"session\": 3}")
+                   .ok());
+}
+
 TEST(Replay, AnUnboundedCacheHitsWhateverCameBefore) {
   const std::vector<TraceRequest> trace = generate_trace(2000, 1);
   int64_t expected = 0;

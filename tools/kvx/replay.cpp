@@ -14,11 +14,13 @@ namespace kvx::tool {
 namespace {
 
 constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLfu,
-                                             cache::EvictionKind::k2Q};
+                                             cache::EvictionKind::k2Q,
+                                             cache::EvictionKind::kAgents};
 
 struct ReplayCommand {
   std::string trace;          // a file
   int64_t num_generated = 0;  // requests; 0: none
+  bool is_of_agents = false;
   uint64_t seed = 1;
   std::string save_trace;
   std::vector<int64_t> num_blocks = {1000, 2000, 5000, 10000, 20000, 50000};
@@ -34,6 +36,9 @@ struct Run {
 };
 
 Result<std::vector<TraceRequest>> trace_of(const ReplayCommand& command) {
+  if (command.num_generated > 0 && command.is_of_agents) {
+    return generate_agents_trace(command.num_generated, command.seed);
+  }
   if (command.num_generated > 0) return generate_trace(command.num_generated, command.seed);
   KVX_ASSIGN_OR_RETURN(const std::string text, read_file("trace", command.trace));
   return parse_trace(text);
@@ -108,8 +113,10 @@ std::string json_of(const ReplayCommand& command, const std::vector<Run>& runs) 
                     {"most_blocks", counted.most_blocks},
                     {"most_host_blocks", counted.most_host_blocks}});
   }
-  const std::string name =
-      command.num_generated > 0 ? fmt::format("generated, seed {}", command.seed) : command.trace;
+  const std::string name = command.num_generated > 0
+                               ? fmt::format("generated{}, seed {}",
+                                             command.is_of_agents ? " of agents" : "", command.seed)
+                               : command.trace;
   return Json{{"trace", name},
               {"num_requests", runs.front().counters.num_requests},
               {"input_tokens", runs.front().counters.input_tokens},
@@ -145,9 +152,14 @@ void add_replay(Command app, Action& action) {
   auto o = std::make_shared<ReplayCommand>();
   Command input = command.add_option_group("input");
   input.add_option("trace", o->trace, "A trace in Mooncake's format, JSON lines");
-  input.add_option("--generate", o->num_generated, "Make up a trace of so many requests")
-      .whole_number(1, 10'000'000);
+  const Option generate =
+      input.add_option("--generate", o->num_generated, "Make up a trace of so many requests")
+          .whole_number(1, 10'000'000);
   input.require_one_option();
+  command
+      .add_flag("--agents", o->is_of_agents,
+                "Make it up of agents: sessions of 40 turns that share their tools' prompts")
+      .needs(generate);
   command.add_option("--seed", o->seed, "Of the made-up trace")
       .whole_number(0, INT64_MAX)
       .capture_default_str();
@@ -171,6 +183,7 @@ void add_replay(Command app, Action& action) {
   command.footer(
       "Examples:\n"
       "  kvx replay --generate 20000 --html replay.html\n"
+      "  kvx replay --generate 20000 --agents --blocks 500,1000\n"
       "  kvx replay mooncake_trace.jsonl --blocks 10000,50000 --host-blocks 200000\n");
   command.callback([&action, o] { action = [o] { return run_replay(*o); }; });
 }

@@ -24,7 +24,7 @@ bool has_tiers(const RunOptions& options) {
 }
 
 bool shares_prefixes(const RunOptions& options) {
-  return !options.prefix_cache.empty() || has_tiers(options);
+  return !options.prefix_cache.empty() || has_tiers(options) || !options.session.kv_events.empty();
 }
 
 Result<Session> open_run(const RunOptions& options) {
@@ -145,6 +145,19 @@ void add_run(Command app, Action& action) {
   command.add_option("--tiers", o->session.tiers,
                      "Tiers behind the cache, nearest first: 'host(8GiB), disk(/folder, 200GiB)'; "
                      "blocks move down when room is needed and up when a chat begins with them");
+  const Option kv_events = command.add_option(
+      "--kv-events", o->session.kv_events,
+      "Tell other processes which blocks the cache has: vLLM's KV events over ZeroMQ, from this "
+      "endpoint, as tcp://127.0.0.1:5557");
+  command
+      .add_option("--kv-events-replay", o->session.kv_events_replay,
+                  "The endpoint that sends them again, as tcp://127.0.0.1:5558")
+      .needs(kv_events);
+  command
+      .add_option("--metrics-port", o->session.metrics_port,
+                  "Serve the cache's metrics for Prometheus at http://127.0.0.1:PORT/metrics; 0 "
+                  "takes any free port")
+      .whole_number(0, 65535);
   command.footer(
       "The text goes to stdout; speed and the cache's bytes go to stderr. In a chat the line "
       "/help\n"

@@ -89,6 +89,28 @@ Result<std::unique_ptr<runner::GpuProducts>> open_products(const SessionOptions&
   return std::unique_ptr<runner::GpuProducts>();
 }
 
+Status publish_events(const SessionOptions& options, Session& session) {
+  if (options.kv_events.empty()) return {};
+  observe::EventPublisherOptions events;
+  events.endpoint = options.kv_events;
+  events.replay_endpoint = options.kv_events_replay;
+  KVX_ASSIGN_OR_RETURN(session.publisher,
+                       observe::EventPublisher::create(session.attention->cache(), events));
+  fmt::print(stderr, "KV events are sent from {}{}{}\n", session.publisher->endpoint(),
+             options.kv_events_replay.empty() ? "" : ", and again from ",
+             session.publisher->replay_endpoint());
+  return {};
+}
+
+Status serve_metrics(const SessionOptions& options, Session& session) {
+  if (options.metrics_port < 0) return {};
+  session.shown = std::make_unique<observe::ShownCache>(session.attention->cache(), "kvx run");
+  KVX_ASSIGN_OR_RETURN(session.metrics,
+                       observe::MetricsServer::create("127.0.0.1", options.metrics_port));
+  fmt::print(stderr, "metrics are at http://127.0.0.1:{}/metrics\n", session.metrics->port());
+  return {};
+}
+
 // The first messages of a chat: the model's own system message, if it has one, and the user's
 // words.
 std::vector<runner::ChatMessage> first_messages(const Session& session, std::string words) {
@@ -152,7 +174,10 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   }
   KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::KvAttention> attention,
                        runner::KvAttention::create(model, cache, *engine.executor));
-  return Session{std::move(engine), std::move(loaded), std::move(attention)};
+  Session session{std::move(engine), std::move(loaded), std::move(attention)};
+  KVX_RETURN_IF_ERROR(publish_events(options, session));
+  KVX_RETURN_IF_ERROR(serve_metrics(options, session));
+  return session;
 }
 
 int64_t context_of(const Session& session) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "observe/event_publisher.hpp"
+#include "observe/metrics_server.hpp"
 #include "runner/chat_template.hpp"
 #include "runner/generate.hpp"
 #include "runner/kv_attention.hpp"
@@ -35,12 +37,18 @@ struct SessionOptions {
   std::string host_tier;         // of kvx run alone
   std::string host_tier_folder;  // empty: in memory
   std::string tiers;             // instead: "host(8GiB), disk(/folder, 200GiB)"
+  std::string kv_events;         // of kvx run alone: an endpoint; empty: no events are sent
+  std::string kv_events_replay;  // likewise
+  int metrics_port = -1;         // likewise, on this machine alone; 0: any; -1: none are served
 };
 
 struct Session {
   Engine engine;
   LoadedModel loaded;
   std::unique_ptr<runner::KvAttention> attention;
+  std::unique_ptr<observe::EventPublisher> publisher = {};  // null: no events are sent
+  std::unique_ptr<observe::ShownCache> shown = {};
+  std::unique_ptr<observe::MetricsServer> metrics = {};  // null: none are served
 };
 
 // --model, --cache and so on.

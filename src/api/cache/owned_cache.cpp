@@ -100,7 +100,8 @@ Result<kv::KvCacheConfig> read_config(const kvx_cache_config_t& args) {
 
 Result<cache::EvictionKind> read_eviction(uint32_t policy, const char* name) {
   constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLru,
-                                               cache::EvictionKind::kLfu, cache::EvictionKind::k2Q};
+                                               cache::EvictionKind::kLfu, cache::EvictionKind::k2Q,
+                                               cache::EvictionKind::kAgents};
   if (policy < std::size(kPolicies)) return kPolicies[policy];
   return invalid_argument("{} is {}; expected 0 to {}", name, policy, std::size(kPolicies) - 1);
 }
@@ -254,6 +255,7 @@ Status create(const kvx_cache_config_t* caller, const kvx_cache_options_t* optio
       handle->own_threads ? *handle->own_threads : chosen_executor(handle->callers_threads);
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
   KVX_ASSIGN_OR_RETURN(handle->cache, kv::KvCache::create(std::move(config), {kernels, &executor}));
+  handle->shown.emplace(*handle->cache, "");
   handle->numbers = SequenceNumbers(handle->cache->config().max_sequences);
   *result = handles().add(std::move(handle));
   return {};

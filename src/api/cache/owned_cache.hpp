@@ -11,6 +11,8 @@
 #include "api/checks/out_structs.hpp"
 #include "api/executor.hpp"
 #include "kv/kv_cache.hpp"
+#include "observe/event_publisher.hpp"
+#include "observe/metrics_server.hpp"
 
 namespace kvx::boundary {
 
@@ -39,6 +41,8 @@ struct OwnedCache {
   std::optional<CallersExecutor> callers_threads;
   std::unique_ptr<Executor> own_threads;
   std::unique_ptr<kv::KvCache> cache;
+  std::optional<observe::ShownCache> shown;
+  std::unique_ptr<observe::EventPublisher> publisher;  // null: nobody is told
   SequenceNumbers numbers{1};
   std::unordered_map<uint64_t, kv::Prefetch> prefetches;  // by handle; destroyed before the cache
   uint64_t last_prefetch = 0;
@@ -55,5 +59,9 @@ Result<OwnedCache*> find_cache(kvx_cache_t handle);
 // Reads a caller's keys. Null means no keys.
 Result<cache::PrefixKeys> read_keys(const kvx_prefix_keys_t* caller);
 Result<std::span<const int32_t>> read_tokens(const int32_t* tokens, int64_t num_tokens);
+
+// Copies at most `capacity` bytes of a text to the caller, the last of them 0. bytes: the size of
+// the whole with its 0. INVALID_ARGUMENT: bytes is null, or text is and capacity is not 0.
+Status copy_text(std::string_view whole, char* text, uint64_t capacity, uint64_t* bytes);
 
 }  // namespace kvx::boundary

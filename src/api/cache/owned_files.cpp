@@ -5,6 +5,18 @@
 #include "tier/file_summary.hpp"
 
 namespace kvx::boundary {
+
+Status copy_text(std::string_view whole, char* text, uint64_t capacity, uint64_t* bytes) {
+  if (bytes == nullptr) return invalid_argument("bytes is null");
+  if (capacity > 0 && text == nullptr) return invalid_argument("text is null");
+  *bytes = whole.size() + 1;
+  if (capacity == 0) return {};
+  const size_t length = std::min<uint64_t>(whole.size(), capacity - 1);
+  whole.copy(text, length);
+  text[length] = '\0';
+  return {};
+}
+
 namespace {
 
 Result<std::string> read_path(const char* path) {
@@ -111,17 +123,6 @@ Status verify(const char* caller_path) {
   KVX_ASSIGN_OR_RETURN(const std::string path, read_path(caller_path));
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   return tier::check_block_copies(file, path);
-}
-
-Status copy_text(std::string_view whole, char* text, uint64_t capacity, uint64_t* bytes) {
-  if (bytes == nullptr) return invalid_argument("bytes is null");
-  if (capacity > 0 && text == nullptr) return invalid_argument("text is null");
-  *bytes = whole.size() + 1;
-  if (capacity == 0) return {};
-  const size_t length = std::min<uint64_t>(whole.size(), capacity - 1);
-  whole.copy(text, length);
-  text[length] = '\0';
-  return {};
 }
 
 Status file_fingerprint(const char* caller_path, char* text, uint64_t capacity, uint64_t* bytes) {

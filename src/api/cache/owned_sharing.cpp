@@ -20,13 +20,20 @@ Result<std::span<const int32_t>> read_tokens(const int32_t* tokens, int64_t num_
 
 namespace {
 
+Result<std::string> read_session(const kvx_prefix_keys_t* caller) {
+  if (caller == nullptr) return std::string();
+  KVX_ASSIGN_OR_RETURN(const kvx_prefix_keys_t args, read_struct(caller, "keys"));
+  return std::string(args.session == nullptr ? "" : args.session);
+}
+
 Status create_from(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, const int32_t* tokens,
                    int64_t num_tokens, int32_t* sequence, int64_t* num_found) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (sequence == nullptr) return invalid_argument("sequence is null");
   KVX_ASSIGN_OR_RETURN(const cache::PrefixKeys keys, read_keys(caller_keys));
   KVX_ASSIGN_OR_RETURN(const std::span<const int32_t> wanted, read_tokens(tokens, num_tokens));
-  KVX_ASSIGN_OR_RETURN(const int index, owned->cache->create_sequence_from(keys, wanted));
+  KVX_ASSIGN_OR_RETURN(const std::string session, read_session(caller_keys));
+  KVX_ASSIGN_OR_RETURN(const int index, owned->cache->create_sequence_from(keys, wanted, session));
   *sequence = owned->numbers.number_of(index);
   if (num_found != nullptr) *num_found = owned->cache->num_tokens(index);
   return {};

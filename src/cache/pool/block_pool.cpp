@@ -61,7 +61,8 @@ Result<BlockPool> BlockPool::create(Memory& memory, std::span<const BlockClassSp
     added.num_free = added.num_blocks;
     added.first_free = added.num_blocks > 0 ? 0 : kNoBlock;
     for (int32_t id = 0; id + 1 < added.num_blocks; ++id) added.blocks[id].next_free = id + 1;
-    added.order = std::make_unique<EvictionOrder>(options.eviction, added.num_blocks);
+    added.order =
+        std::make_unique<EvictionOrder>(options.eviction, added.num_blocks, options.now_ms);
   }
   return pool;
 }
@@ -85,6 +86,7 @@ int64_t BlockPool::allocated_bytes() const {
 Status BlockPool::allocate(int block_class, std::span<int32_t> ids) {
   BlockClass& from = classes_[block_class];
   const auto wanted = static_cast<int64_t>(ids.size());
+  if (wanted > from.num_free) from.order->expire();
   if (wanted > num_available(block_class)) {
     return out_of_range("class '{}' has {} free blocks of {}; {} are wanted", from.name,
                         num_available(block_class), from.num_blocks, wanted);
@@ -189,15 +191,31 @@ Status BlockPool::touch(int block_class, int32_t id) {
 
 int32_t BlockPool::acquire_next_evicted(int block_class) {
   BlockClass& owner = classes_[block_class];
-  if (owner.num_cached == 0) return kNoBlock;
+  owner.order->expire();
+  if (num_available(block_class) == owner.num_free) return kNoBlock;
   const int32_t id = owner.order->evict();
   --owner.num_cached;
   owner.blocks[id].use_count = 1;
   return id;
 }
 
+Status BlockPool::set_retention(int block_class, int32_t id, const Retention& retention) {
+  KVX_RETURN_IF_ERROR(check_content(block_class, id));
+  BlockClass& owner = classes_[block_class];
+  const int32_t most = owner.num_blocks / 2;
+  const bool is_new_pin = retention.is_pinned && !owner.order->retention(id).is_pinned;
+  if (is_new_pin && owner.order->num_pinned() >= most) {
+    return out_of_range("class '{}' has {} pinned blocks of {}; at most half may be pinned",
+                        owner.name, owner.order->num_pinned(), owner.num_blocks);
+  }
+  owner.order->set_retention(id, owner.blocks[id].key, retention);
+  return {};
+}
+
 int64_t BlockPool::evict(int block_class, int64_t num_blocks) {
-  const int64_t num_evicted = std::min<int64_t>(num_blocks, num_cached(block_class));
+  classes_[block_class].order->expire();
+  const int64_t num_cached_there = num_available(block_class) - num_free(block_class);
+  const int64_t num_evicted = std::min(num_blocks, num_cached_there);
   for (int64_t i = 0; i < num_evicted; ++i) evict_one(block_class);
   return num_evicted;
 }
@@ -248,6 +266,7 @@ BlockClassSnapshot BlockPool::snapshot(int block_class) const {
   snapshot.num_free = seen.num_free;
   snapshot.num_evicted = seen.num_evicted;
   snapshot.num_revived = seen.num_revived;
+  snapshot.num_pinned = seen.order->num_pinned();
   return snapshot;
 }
 

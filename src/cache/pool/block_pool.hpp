@@ -45,6 +45,7 @@ struct BlockClassSpec {
 struct BlockPoolOptions {
   EvictionKind eviction = EvictionKind::kLru;
   bool zeroes_on_free = false;  // a block's bytes in all regions, when it becomes free
+  int64_t (*now_ms)() = EvictionOrder::steady_ms;  // of deadlines
 };
 
 // Called for a cached block before its content goes to make room; its bytes are still there. It may
@@ -64,6 +65,7 @@ struct BlockClassSnapshot {
   int64_t num_free = 0;
   int64_t num_evicted = 0;
   int64_t num_revived = 0;  // cached blocks that were wanted again
+  int64_t num_pinned = 0;   // active or cached
 };
 
 class BlockPool {
@@ -81,9 +83,10 @@ class BlockPool {
   int32_t num_blocks(int block_class) const { return of(block_class).num_blocks; }
   int32_t num_free(int block_class) const { return of(block_class).num_free; }
   int32_t num_cached(int block_class) const { return of(block_class).num_cached; }
-  // What allocate() can allocate: free and cached blocks.
+  // What allocate() can allocate: free and cached blocks, less pinned ones.
   int32_t num_available(int block_class) const {
-    return num_free(block_class) + num_cached(block_class);
+    return num_free(block_class) + num_cached(block_class) -
+           of(block_class).order->num_pinned_inserted();
   }
   // Active blocks.
   int32_t num_used(int block_class) const {
@@ -99,6 +102,12 @@ class BlockPool {
   int64_t max_block_bytes() const;  // of any region
   MemoryKind memory_kind() const { return memory_->kind(); }
   bool zeroes_on_free() const { return options_.zeroes_on_free; }
+  // Do blocks that several sessions use stay longer than others?
+  bool keeps_shared_longer() const { return options_.eviction == EvictionKind::kAgents; }
+  // Deadlines of retentions that have come are over.
+  void expire() {
+    for (BlockClass& one : classes_) one.order->expire();
+  }
   // The address of block 0; null in a class without blocks.
   uint8_t* region(int block_class, int region = 0) const {
     return of(block_class).regions[region].memory.data();
@@ -133,8 +142,15 @@ class BlockPool {
   void hold(int block_class, int32_t id) { classes_[block_class].order->hold(id); }
   void unhold(int block_class, int32_t id) { classes_[block_class].order->unhold(id); }
   // The cached block that would be evicted next gets a user, its content kept; kNoBlock: none is
-  // cached.
+  // cached, or all of them are pinned.
   int32_t acquire_next_evicted(int block_class);
+  // How long the block stays when nobody uses it (retained_blocks.hpp); it is forgotten with the
+  // block's content. Errors as retain's; OUT_OF_RANGE: half of the class's blocks are pinned.
+  Status set_retention(int block_class, int32_t id, const Retention& retention);
+  Retention retention(int block_class, int32_t id) const {
+    return of(block_class).order->retention(id);
+  }
+  int64_t now_ms() const { return options_.now_ms(); }
   // Makes up to num_blocks cached blocks free, in the policy's order; returns how many.
   int64_t evict(int block_class, int64_t num_blocks);
   // Zeros to all of a block's bytes (Memory::clear). Requires: 0 <= id < num_blocks.

@@ -149,7 +149,7 @@ class TwoQueues final : public EvictionPolicy {
   KeyHistory evicted_;
 };
 
-constexpr std::array<std::string_view, 3> kNames = {"lru", "lfu", "2q"};
+constexpr std::array<std::string_view, 4> kNames = {"lru", "lfu", "2q", "agents"};
 
 }  // namespace
 
@@ -172,6 +172,7 @@ std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionKind kind, IdLists&
     case EvictionKind::k2Q:
       return std::make_unique<TwoQueues>(lists, num_blocks);
     case EvictionKind::kLru:
+    case EvictionKind::kAgents:
       break;
   }
   return std::make_unique<Lru>(lists);

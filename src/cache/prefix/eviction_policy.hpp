@@ -15,6 +15,9 @@ enum class EvictionKind : uint8_t {
   kLru,  // the block that was released first
   kLfu,  // the block used least often, the oldest of these first; old uses lose their weight
   k2Q,   // blocks used once wait in a queue of their own, so that one long scan evicts no others
+  // LRU, but blocks of ended sessions go first, and those that several sessions use last
+  // (PrefixIndex::share, end_session)
+  kAgents,
 };
 
 std::string_view name_of(EvictionKind kind);

@@ -41,6 +41,7 @@ PrefixIndex::PrefixIndex(BlockPool& pool, const SequenceShape& shape, std::strin
       shape_(shape),
       fingerprint_(std::move(fingerprint)),
       algorithm_(algorithm),
+      sessions_(0),
       matched_groups_(shape.groups.size()) {
   // Scopes have no block, and nodes without one stay while they have children: some room for both.
   int64_t num_nodes = 64;
@@ -54,6 +55,7 @@ PrefixIndex::PrefixIndex(BlockPool& pool, const SequenceShape& shape, std::strin
                   [](const LayerGroup& g) { return g.full_precision_window.is_on(); });
   slots_per_node_ = shape.groups.size() * (has_full_precision ? 2 : 1);
   nodes_.resize(static_cast<size_t>(num_nodes));
+  sessions_ = SessionNodes(static_cast<int32_t>(num_nodes));
   tokens_.resize(nodes_.size() * static_cast<size_t>(shape.block_size));
   blocks_.assign(nodes_.size() * slots_per_node_, kNoBlock);
   buckets_.assign(std::bit_floor(nodes_.size()), kNoNode);
@@ -69,7 +71,7 @@ int64_t PrefixIndex::metadata_bytes() const {
       nodes_.size() * sizeof(Node) + (blocks_.size() + buckets_.size()) * sizeof(int32_t);
   for (const std::vector<int32_t>& blocks : node_of_block_)
     bytes += blocks.size() * sizeof(int32_t);
-  return static_cast<int64_t>(bytes);
+  return static_cast<int64_t>(bytes) + sessions_.metadata_bytes();
 }
 
 // ---- nodes
@@ -86,7 +88,8 @@ int32_t PrefixIndex::take_node(const ContentHash& hash, int32_t parent) {
   const int32_t node = first_unused_;
   first_unused_ = nodes_[node].next;
   int32_t& bucket = buckets_[bucket_of(hash)];
-  nodes_[node] = {hash, parent, 0, bucket, ++num_births_};
+  const int32_t scope = parent == kNoNode ? node : nodes_[parent].scope;
+  nodes_[node] = {hash, parent, scope, 0, bucket, ++num_births_};
   bucket = node;
   if (parent != kNoNode) add_dependent(parent);
   ++counters_.num_nodes;
@@ -130,9 +133,35 @@ int32_t PrefixIndex::find_child(int32_t parent, std::span<const int32_t> tokens)
   return kNoNode;
 }
 
+int32_t PrefixIndex::insert(int32_t parent, std::span<const int32_t> tokens, int32_t session) {
+  const int32_t found = find_child(parent, tokens);
+  if (found != kNoNode) {
+    share({&found, 1}, session);
+    return found;
+  }
+  const int32_t node = make_node(parent, tokens);
+  if (node != kNoNode) sessions_.add(node, session);
+  return node;
+}
+
+int32_t PrefixIndex::insert_copy(int32_t parent, const PrefixIndex& other, int32_t node) {
+  const int32_t found = find_child(parent, other.tokens(node));
+  if (found != kNoNode) return found;
+  const int32_t made = make_node(parent, other.tokens(node));
+  const std::string_view owner = other.sessions_.owner(node);
+  if (made == kNoNode || owner.empty()) return made;
+  const int32_t session = sessions_.join(owner);
+  sessions_.add(made, session);
+  sessions_.leave(session);
+  return made;
+}
+
 int32_t PrefixIndex::insert(int32_t parent, std::span<const int32_t> tokens) {
   const int32_t found = find_child(parent, tokens);
-  if (found != kNoNode) return found;
+  return found != kNoNode ? found : make_node(parent, tokens);
+}
+
+int32_t PrefixIndex::make_node(int32_t parent, std::span<const int32_t> tokens) {
   const int32_t node = take_node(hash_block(algorithm_, nodes_[parent].hash, tokens), parent);
   if (node != kNoNode) {
     std::copy(tokens.begin(), tokens.end(), tokens_.begin() + node * shape_.block_size);
@@ -165,6 +194,7 @@ void PrefixIndex::remove_unused(int32_t node) {
     } else {
       drop_dependent(parent);
     }
+    sessions_.drop(node);
     nodes_[node] = {};
     nodes_[node].next = first_unused_;
     first_unused_ = node;
@@ -272,22 +302,80 @@ void PrefixIndex::on_evict(int block_class, int32_t id) {
   remove_unused(node);
 }
 
+Status PrefixIndex::forget_block(int block_class, int32_t id) {
+  on_evict(block_class, id);
+  return pool_->discard(block_class, id);
+}
+
 Status PrefixIndex::clear() {
   for (int block_class = 0; block_class < pool_->num_classes(); ++block_class) {
     std::vector<int32_t>& nodes = node_of_block_[block_class];
     for (int32_t id = 0; id < static_cast<int32_t>(nodes.size()); ++id) {
-      if (nodes[id] == kNoNode) continue;
-      on_evict(block_class, id);
-      KVX_RETURN_IF_ERROR(pool_->discard(block_class, id));
+      if (nodes[id] != kNoNode) KVX_RETURN_IF_ERROR(forget_block(block_class, id));
     }
   }
-  if (listener_) listener_({PrefixEvent::Kind::kAllCleared, {}, {}, {}, Tier::kFirst});
+  if (listener_) listener_({PrefixEvent::Kind::kAllCleared, {}, {}, {}});
   return {};
 }
 
+PrefixEvent PrefixIndex::event_of(PrefixEvent::Kind kind, int32_t node) const {
+  return {kind,
+          hash(node),
+          hash(parent(node)),
+          tokens(node),
+          Tier::kFirst,
+          is_scope(parent(node)),
+          &scope_keys_.at(scope(node))};
+}
+
 void PrefixIndex::tell(PrefixEvent::Kind kind, int32_t node) const {
-  if (!listener_) return;
-  listener_({kind, hash(node), hash(parent(node)), tokens(node), Tier::kFirst});
+  if (listener_) listener_(event_of(kind, node));
+}
+
+void PrefixIndex::for_each_stored(const std::function<void(const PrefixEvent&)>& visit) const {
+  for_each_node([&](int32_t node) {
+    if (has_blocks(node)) visit(event_of(PrefixEvent::Kind::kStored, node));
+  });
+}
+
+// ---- who uses nodes, and how long they stay
+
+void PrefixIndex::share(std::span<const int32_t> nodes, int32_t session) {
+  for (const int32_t node : nodes) {
+    if (!sessions_.share(node, session) || !pool_->keeps_shared_longer()) continue;
+    (void)set_retention(node, {kSharedPriority});  // refuses pins alone
+  }
+}
+
+Status PrefixIndex::set_retention(int32_t node, const Retention& retention) {
+  Status first_failure;
+  for_each_block(node, [&](int group, BlockKind kind, int32_t id) {
+    const Status set = pool_->set_retention(class_of(group, kind), id, retention);
+    if (!set.ok() && first_failure.ok()) first_failure = set;
+  });
+  return first_failure;
+}
+
+int64_t PrefixIndex::end_session(std::string_view session) {
+  const std::vector<int32_t> nodes = sessions_.nodes_of(sessions_.find(session));
+  for (const int32_t node : nodes) (void)set_retention(node, {0});  // refuses pins alone
+  return static_cast<int64_t>(nodes.size());
+}
+
+Result<int64_t> PrefixIndex::delete_session(std::string_view session) {
+  const std::vector<int32_t> nodes = sessions_.nodes_of(sessions_.find(session));
+  for (const int32_t node : nodes) {  // the last made first: children before their parents
+    std::vector<std::pair<int, int32_t>> blocks;  // class and id
+    for_each_block(node, [&](int group, BlockKind kind, int32_t id) {
+      blocks.emplace_back(class_of(group, kind), id);
+    });
+    if (blocks.empty()) sessions_.drop(node);
+    for (const auto& [block_class, id] : blocks) {
+      pool_->clear(block_class, id);
+      KVX_RETURN_IF_ERROR(forget_block(block_class, id));
+    }
+  }
+  return static_cast<int64_t>(nodes.size());
 }
 
 // ---- matching

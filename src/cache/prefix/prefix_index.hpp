@@ -24,6 +24,7 @@
 #include "cache/pool/block_pool.hpp"
 #include "cache/prefix/content_hash.hpp"
 #include "cache/prefix/match_parts.hpp"
+#include "cache/prefix/session_nodes.hpp"
 #include "cache/sequence.hpp"
 
 namespace kvx::cache {
@@ -48,7 +49,9 @@ struct PrefixEvent {
   ContentHash hash;
   ContentHash parent;  // of a block without a parent: its scope's hash
   std::span<const int32_t> tokens;
-  Tier tier = Tier::kFirst;  // where it came or went
+  Tier tier = Tier::kFirst;          // where it came or went
+  bool is_first = false;             // it has no parent but its scope
+  const PrefixKeys* keys = nullptr;  // its scope's; null when all is cleared
 };
 
 struct PrefixCounters {
@@ -92,6 +95,11 @@ class PrefixIndex {
   // room. It goes when it has no block, no child and no pin. Requires: parent is pinned or has a
   // pinned descendant; tokens.size() == block_size.
   int32_t insert(int32_t parent, std::span<const int32_t> tokens);
+  // The same for a sequence of this session, sessions()' number: a new node is the session's, one
+  // that is there is shared with it.
+  int32_t insert(int32_t parent, std::span<const int32_t> tokens, int32_t session);
+  // The same for another index's node of these tokens: a new node is of the same session.
+  int32_t insert_copy(int32_t parent, const PrefixIndex& other, int32_t node);
 
   // The node's block of this group and kind is `id`, from now on kept by the pool; nothing when it
   // already has one. Requires: id is active, full, no other node's, and never written again.
@@ -100,6 +108,21 @@ class PrefixIndex {
   // A pinned node, and so all its ancestors, stay.
   void pin(int32_t node) { add_dependent(node); }
   void unpin(int32_t node);
+
+  // ---- who uses nodes, and how long they stay
+
+  SessionNodes& sessions() { return sessions_; }
+  const SessionNodes& sessions() const { return sessions_; }
+  // A sequence of this session begins with these nodes.
+  void share(std::span<const int32_t> nodes, int32_t session);
+  // Of all blocks that the node has now. OUT_OF_RANGE: too many are pinned (BlockPool); the others
+  // of the node have it all the same.
+  Status set_retention(int32_t node, const Retention& retention);
+  // The session's own blocks go before all others when room is wanted; how many nodes.
+  int64_t end_session(std::string_view session);
+  // They are forgotten at once and their bytes overwritten with zeros; how many nodes. Requires: no
+  // sequence of the session is in use, and none of its blocks is on its way between tiers.
+  Result<int64_t> delete_session(std::string_view session);
 
   // The block's content is going. Nothing when it is no block of a node.
   void on_evict(int block_class, int32_t id);
@@ -125,6 +148,10 @@ class PrefixIndex {
     return {tokens_.data() + node * shape_.block_size, static_cast<size_t>(shape_.block_size)};
   }
   bool is_scope(int32_t node) const { return nodes_[node].parent == kNoNode; }
+  // The scope that the node's chain begins at.
+  int32_t scope(int32_t node) const { return nodes_[node].scope; }
+  // Calls visit(event) for every node that has a block as if it were stored now, parents first.
+  void for_each_stored(const std::function<void(const PrefixEvent&)>& visit) const;
   // Calls visit(node) for every node that is no scope, parents before children.
   void for_each_node(const std::function<void(int32_t)>& visit) const;
   // The keys of a scope. Requires: is_scope(node).
@@ -142,6 +169,7 @@ class PrefixIndex {
   struct Node {
     ContentHash hash;
     int32_t parent = kNoNode;
+    int32_t scope = kNoNode;
     int32_t num_dependents = 0;  // children and pins
     int32_t next = kNoNode;      // in the bucket, or in the list of unused nodes
     uint32_t birth = 0;
@@ -161,6 +189,7 @@ class PrefixIndex {
   }
   size_t bucket_of(const ContentHash& hash) const;
   bool is_child(int32_t node, int32_t parent, std::span<const int32_t> tokens) const;
+  int32_t make_node(int32_t parent, std::span<const int32_t> tokens);
   int32_t take_node(const ContentHash& hash, int32_t parent);
   void detach(int32_t node, size_t slot);
   bool has_blocks(int32_t node) const;
@@ -181,6 +210,8 @@ class PrefixIndex {
   void hold_blocks(int32_t node);
   void unhold_blocks(int32_t node);
   void remove_unused(int32_t node);
+  Status forget_block(int block_class, int32_t id);
+  PrefixEvent event_of(PrefixEvent::Kind kind, int32_t node) const;
   void tell(PrefixEvent::Kind kind, int32_t node) const;
 
   BlockPool* pool_;
@@ -199,6 +230,7 @@ class PrefixIndex {
   std::unordered_map<int32_t, PrefixKeys> scope_keys_;
   PrefixCounters counters_;
   std::function<void(const PrefixEvent&)> listener_;
+  SessionNodes sessions_;
   // Of the last match.
   std::vector<int32_t> matched_;
   std::vector<GroupMatch> matched_groups_;

@@ -311,6 +311,11 @@ Error with_path(const std::string& path, const Error& error) {
 
 }  // namespace
 
+Status check_transcodable(std::string_view fingerprint, const KvCacheConfig& config) {
+  KVX_ASSIGN_OR_RETURN(const StoredCache stored, parse_fingerprint(fingerprint));
+  return check_convertible(stored, config);
+}
+
 Result<int> transcode_sequence(KvCache& cache, const std::string& path) {
   KVX_ASSIGN_OR_RETURN(auto file, tier::CacheFileReader::open(path));
   if (loads_as_it_lies(file, cache) || !cache.config().prefix.is_on) {

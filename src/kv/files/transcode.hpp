@@ -9,6 +9,10 @@
 
 namespace kvx::kv {
 
+// Can blocks with this fingerprint become this cache's by transcoding? The errors of
+// transcode_sequence that do not depend on a file's blocks, and parse_fingerprint's.
+Status check_transcodable(std::string_view fingerprint, const KvCacheConfig& config);
+
 // As KvCache::load_sequence where the file is of a cache like this one; otherwise its tokens are
 // appended one after the other, those that this cache already has apart. INVALID_ARGUMENT: what
 // no transcoding bridges (another geometry, another model, calibrated tables that this cache has

@@ -150,7 +150,7 @@ int32_t Demotion::pin_counterpart(int32_t upper_node) {
     low = scope.value();
   }
   for (; !path_.empty(); path_.pop_back()) {
-    const int32_t next = lower_.index_.insert(low, upper_.index_.tokens(path_.back()));
+    const int32_t next = lower_.index_.insert_copy(low, upper_.index_, path_.back());
     if (next != kNoNode) lower_.index_.pin(next);
     lower_.index_.unpin(low);
     if (next == kNoNode) return kNoNode;

@@ -52,7 +52,7 @@ class Planner {
     count_match();
     int32_t node = first_scope_;
     for (int64_t block = 0; block < num_blocks_; ++block) {
-      node = first_.index->insert(node, tokens_of(block));
+      node = insert(node, block);
       if (node == kNoNode) break;  // no room in the first tier's index, which counts it
       first_.index->pin(node);
       promotion_.pinned.push_back(node);
@@ -101,6 +101,14 @@ class Planner {
     TierLoad load;
   };
 
+  // The pool's node of a block: whose it is where the nearest tier has it, if it is new here.
+  int32_t insert(int32_t parent, int64_t block) {
+    for (const Walk& one : walks_) {
+      if (one.nodes[block] == kNoNode) continue;
+      return first_.index->insert_copy(parent, *one.index, one.nodes[block]);
+    }
+    return first_.index->insert(parent, tokens_of(block));
+  }
   std::span<const int32_t> tokens_of(int64_t block) const {
     const auto block_size = static_cast<size_t>(first_.shape->block_size);
     return tokens_.subspan(static_cast<size_t>(block) * block_size, block_size);

@@ -49,7 +49,7 @@ Status TierChain::add_store(const TierConfig& config, const MakeLink& make_link)
 
 // ---- a sequence's way
 
-Status TierChain::begin(Way& way, const cache::PrefixKeys& keys) {
+Status TierChain::begin(Way& way, const cache::PrefixKeys& keys, std::string_view session) {
   way.tiers.resize(tiers_.size());
   for (size_t i = 0; i < tiers_.size(); ++i) {
     const Result<int32_t> scope = tiers_[i]->nodes().pin_scope(keys);
@@ -59,6 +59,9 @@ Status TierChain::begin(Way& way, const cache::PrefixKeys& keys) {
     }
     way.tiers[i].scope = scope.value();
   }
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    way.tiers[i].session = tiers_[i]->nodes().sessions().join(session);
+  }
   if (!stores_.empty()) way.store_scope = store_scope_of(algorithm_, fingerprint_, keys);
   return {};
 }
@@ -67,12 +70,17 @@ void TierChain::end(Way& way) {
   for (size_t i = 0; i < tiers_.size(); ++i) {
     tiers_[i]->nodes().unpin(way.tiers[i].tip());
     way.tiers[i].nodes.clear();
+    tiers_[i]->nodes().sessions().leave(way.tiers[i].session);
+    way.tiers[i].session = cache::kNoSession;
   }
 }
 
 void TierChain::fork(const Way& from, Way& to) {
   to = from;
-  for (size_t i = 0; i < tiers_.size(); ++i) tiers_[i]->nodes().pin(to.tiers[i].tip());
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    tiers_[i]->nodes().pin(to.tiers[i].tip());
+    tiers_[i]->nodes().sessions().join(to.tiers[i].session);
+  }
 }
 
 void TierChain::truncate(Way& way, int64_t num_blocks) {
@@ -93,8 +101,8 @@ void TierChain::follow(Way& way, std::span<const int32_t> tokens, int64_t num_bl
     Way::InTier& here = way.tiers[i];
     while (std::ssize(here.nodes) < num_blocks) {
       const int32_t parent = here.tip();
-      const int32_t node =
-          index.insert(parent, tokens.subspan(here.nodes.size() * block_size, block_size));
+      const int32_t node = index.insert(
+          parent, tokens.subspan(here.nodes.size() * block_size, block_size), here.session);
       if (node == cache::kNoNode) break;
       index.pin(node);
       here.nodes.push_back(node);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "tier/chain/demotion.hpp"
@@ -22,6 +23,7 @@ namespace kvx::tier {
 struct Way {
   struct InTier {
     int32_t scope = cache::kNoNode;
+    int32_t session = cache::kNoSession;
     std::vector<int32_t> nodes;  // of full blocks; fewer than there are when the index was full
 
     int32_t tip() const { return nodes.empty() ? scope : nodes.back(); }
@@ -44,8 +46,8 @@ class TierChain {
 
   // ---- a sequence's way
 
-  // Errors as PrefixIndex::pin_scope's, nothing changed.
-  Status begin(Way& way, const cache::PrefixKeys& keys);
+  // session: of the sequence, "" for none. Errors as PrefixIndex::pin_scope's, nothing changed.
+  Status begin(Way& way, const cache::PrefixKeys& keys, std::string_view session = {});
   void end(Way& way);
   // Requires: `to` is empty.
   void fork(const Way& from, Way& to);

@@ -225,7 +225,7 @@ TEST(OwnedSharing, RefusesOptionsThatCannotBe) {
   };
   refused([](auto& o) { o.flags = 1u << 31; }, KVX_STATUS_INCOMPATIBLE);
   refused([](auto& o) { o.prefix_hash = 3; }, KVX_STATUS_INVALID_ARGUMENT);
-  refused([](auto& o) { o.eviction = 4; }, KVX_STATUS_INVALID_ARGUMENT);
+  refused([](auto& o) { o.eviction = 5; }, KVX_STATUS_INVALID_ARGUMENT);
   refused([](auto& o) { o.size = 4; }, KVX_STATUS_INVALID_ARGUMENT);
 }
 
@@ -331,6 +331,39 @@ TEST(OwnedSharing, RefusesNullPointers) {
   for (size_t i = 0; i < std::size(statuses); ++i) {
     EXPECT_EQ(statuses[i], KVX_STATUS_INVALID_ARGUMENT) << i;
   }
+}
+
+TEST(OwnedSharing, RetainsAndDeletesWhatItIsTold) {
+  api::Cache cache = sharing_cache("int8");
+  auto keys = sized<kvx_prefix_keys_t>();
+  keys.session = "a session";
+  const int32_t sequence = *cache.create_sequence_from(token_ids(0, 1), &keys);
+  feed(cache, sequence, 0, 20);
+  auto range = sized<kvx_retention_range_t>();
+  range.flags = KVX_RETENTION_PIN;
+  range.num_tokens = 8;
+  EXPECT_TRUE(cache.retain(sequence, {&range, 1}).ok()) << kvx_last_error();
+  EXPECT_FALSE(cache.delete_session("a session").ok()) << "a sequence of it is in use";
+  ASSERT_TRUE(cache.free_sequence(sequence).ok());
+  EXPECT_EQ(*cache.evict(10), 1) << "the other one is pinned";
+  EXPECT_EQ(*cache.end_session("a session"), 1);
+  EXPECT_EQ(*cache.evict(10), 1) << "the end took the pin back";
+  EXPECT_EQ(*cache.delete_session("a session"), 0);
+
+  const kvx_cache_t h = cache.handle();
+  const int32_t other = *cache.create_sequence();
+  range.flags = 2;
+  EXPECT_EQ(kvx_sequence_retain(h, other, &range, 1), KVX_STATUS_INVALID_ARGUMENT);
+  range.flags = 0;
+  range.priority = 101;
+  EXPECT_EQ(kvx_sequence_retain(h, other, &range, 1), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("ranges[0].priority is 101"));
+  EXPECT_EQ(kvx_sequence_retain(h, other, nullptr, 1), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_retain(h, other, &range, UINT32_MAX), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_retain(h, sequence, nullptr, 0), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_retain(nullptr, other, nullptr, 0), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_session_end(h, nullptr, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_session_delete(nullptr, "a", nullptr), KVX_STATUS_INVALID_ARGUMENT);
 }
 
 TEST(OwnedSharing, WorksWithoutPrefixesButForFindingThem) {

@@ -185,9 +185,9 @@ TEST(OwnedTier, SaysWhatIsWrong) {
   EXPECT_EQ(tiny.failure().status, KVX_STATUS_OUT_OF_RANGE);
 
   auto options = sharing_options();
-  options.host_tier_eviction = 4;
+  options.host_tier_eviction = 5;
   const auto config = owned_config("int8");
-  EXPECT_THAT(text_of(api::Cache::create(config, &options)), HasSubstr("host_tier_eviction is 4"));
+  EXPECT_THAT(text_of(api::Cache::create(config, &options)), HasSubstr("host_tier_eviction is 5"));
 
   api::Cache plain = sharing_cache("int8");
   const auto refused = plain.prefetch(token_ids(0, 8));

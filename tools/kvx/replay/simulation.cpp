@@ -33,27 +33,11 @@ class SimulatedTier final : public cache::EvictionListener {
   void on_evict(int block_class, int32_t id) override { index_->on_evict(block_class, id); }
 
   // Runs a request and returns how many of its blocks were there.
-  Result<int64_t> run(std::span<const int32_t> ids) {
-    KVX_ASSIGN_OR_RETURN(cache::Sequence sequence, cache::Sequence::create(shape_));
-    const cache::PrefixMatch match = index_->match(scope_, ids, static_cast<int64_t>(ids.size()));
-    std::vector<int32_t> blocks;
-    for (int32_t node : match.nodes) {
-      blocks.push_back(index_->block_of(node, 0, cache::BlockKind::kPacked));
-      KVX_RETURN_IF_ERROR(pool_.touch(0, blocks.back()));
-    }
-    const int64_t num_hits = match.num_blocks();
-    int32_t node = match.nodes.empty() ? scope_ : match.nodes.back();
-    const cache::GroupPrefix prefix{blocks, 0, num_hits};
-    KVX_RETURN_IF_ERROR(sequence.adopt(pool_, num_hits, std::span(&prefix, 1)));
-    const auto num_new = static_cast<int64_t>(ids.size()) - num_hits;
-    if (num_new > 0) KVX_RETURN_IF_ERROR(sequence.append(pool_, num_new));
-    for (size_t i = num_hits; i < ids.size(); ++i) {
-      node = index_->insert(node, ids.subspan(i, 1));
-      if (node == cache::kNoNode) break;
-      KVX_RETURN_IF_ERROR(index_->attach(node, 0, cache::BlockKind::kPacked, sequence.table(0)[i]));
-    }
-    most_blocks_ = std::max(most_blocks_, pool_.num_blocks(0) - pool_.num_free(0));
-    KVX_RETURN_IF_ERROR(sequence.clear(pool_));
+  Result<int64_t> run(std::span<const int32_t> ids, const TraceRequest& request) {
+    const int32_t session = index_->sessions().join(request.session);
+    KVX_ASSIGN_OR_RETURN(const int64_t num_hits, run_in(ids, session));
+    index_->sessions().leave(session);
+    if (request.session_ends && pool_.keeps_shared_longer()) index_->end_session(request.session);
     return num_hits;
   }
 
@@ -63,6 +47,31 @@ class SimulatedTier final : public cache::EvictionListener {
 
  private:
   explicit SimulatedTier(cache::BlockPool pool) : pool_(std::move(pool)) {}
+
+  Result<int64_t> run_in(std::span<const int32_t> ids, int32_t session) {
+    KVX_ASSIGN_OR_RETURN(cache::Sequence sequence, cache::Sequence::create(shape_));
+    const cache::PrefixMatch match = index_->match(scope_, ids, static_cast<int64_t>(ids.size()));
+    std::vector<int32_t> blocks;
+    for (int32_t node : match.nodes) {
+      blocks.push_back(index_->block_of(node, 0, cache::BlockKind::kPacked));
+      KVX_RETURN_IF_ERROR(pool_.touch(0, blocks.back()));
+    }
+    index_->share(match.nodes, session);
+    const int64_t num_hits = match.num_blocks();
+    int32_t node = match.nodes.empty() ? scope_ : match.nodes.back();
+    const cache::GroupPrefix prefix{blocks, 0, num_hits};
+    KVX_RETURN_IF_ERROR(sequence.adopt(pool_, num_hits, std::span(&prefix, 1)));
+    const auto num_new = static_cast<int64_t>(ids.size()) - num_hits;
+    if (num_new > 0) KVX_RETURN_IF_ERROR(sequence.append(pool_, num_new));
+    for (size_t i = num_hits; i < ids.size(); ++i) {
+      node = index_->insert(node, ids.subspan(i, 1), session);
+      if (node == cache::kNoNode) break;
+      KVX_RETURN_IF_ERROR(index_->attach(node, 0, cache::BlockKind::kPacked, sequence.table(0)[i]));
+    }
+    most_blocks_ = std::max(most_blocks_, pool_.num_blocks(0) - pool_.num_free(0));
+    KVX_RETURN_IF_ERROR(sequence.clear(pool_));
+    return num_hits;
+  }
 
   cache::BlockPool pool_;
   cache::SequenceShape shape_;
@@ -117,10 +126,10 @@ Result<ReplayCounters> replay(const std::vector<TraceRequest>& trace, const Repl
       ++counters.num_too_long;
       continue;
     }
-    KVX_ASSIGN_OR_RETURN(const int64_t first_hits, first->run(ids));
+    KVX_ASSIGN_OR_RETURN(const int64_t first_hits, first->run(ids, trace[i]));
     int64_t host_hits = 0;
     if (host && num_ids <= host->num_blocks()) {
-      KVX_ASSIGN_OR_RETURN(host_hits, host->run(ids));
+      KVX_ASSIGN_OR_RETURN(host_hits, host->run(ids, trace[i]));
     }
     const int64_t hits = std::max(first_hits, host_hits);
     counters.hit_tokens += tokens(hits);

@@ -41,6 +41,20 @@ Result<TraceRequest> parse_request(std::string_view text, size_t line) {
     return invalid_argument("line {} of the trace: hash_ids is no list of whole numbers", line);
   }
   request.hash_ids = ids->get<std::vector<int64_t>>();
+  if (const auto session = object.find("session"); session != object.end()) {
+    if (!session->is_string()) {
+      return invalid_argument("line {} of the trace: session is {}; expected a text", line,
+                              session->dump());
+    }
+    request.session = session->get<std::string>();
+  }
+  if (const auto ends = object.find("session_ends"); ends != object.end()) {
+    if (!ends->is_boolean()) {
+      return invalid_argument("line {} of the trace: session_ends is {}; expected true or false",
+                              line, ends->dump());
+    }
+    request.session_ends = ends->get<bool>();
+  }
   return request;
 }
 
@@ -75,12 +89,13 @@ Result<std::vector<TraceRequest>> parse_trace(std::string_view text) {
 std::string trace_text(const std::vector<TraceRequest>& trace) {
   std::string text;
   for (const TraceRequest& request : trace) {
-    text += Json{{"timestamp", request.timestamp},
-                 {"input_length", request.input_length},
-                 {"output_length", request.output_length},
-                 {"hash_ids", request.hash_ids}}
-                .dump() +
-            "\n";
+    Json object{{"timestamp", request.timestamp},
+                {"input_length", request.input_length},
+                {"output_length", request.output_length},
+                {"hash_ids", request.hash_ids}};
+    if (!request.session.empty()) object["session"] = request.session;
+    if (request.session_ends) object["session_ends"] = true;
+    text += object.dump() + "\n";
   }
   return text;
 }
@@ -116,6 +131,58 @@ std::vector<TraceRequest> generate_trace(int64_t num_requests, uint64_t seed) {
       request.hash_ids = chat;
     }
     // The last block is open.
+    request.input_length = static_cast<int64_t>(request.hash_ids.size()) * kTraceBlockTokens -
+                           dice.between(0, kTraceBlockTokens - 1);
+    trace.push_back(std::move(request));
+  }
+  return trace;
+}
+
+std::vector<TraceRequest> generate_agents_trace(int64_t num_requests, uint64_t seed) {
+  constexpr int kNumAgents = 6;     // each with tools of its own
+  constexpr int kNumSessions = 24;  // at a time
+  constexpr int kNumTurns = 40;
+  struct Session {
+    std::string name;
+    std::vector<int64_t> ids;
+    size_t num_tools = 0;  // of ids
+    int num_turns = 0;
+  };
+  Dice dice(seed);
+  int64_t next_id = 0;
+  const auto new_ids = [&next_id](int64_t count, std::vector<int64_t>& ids) {
+    while (count-- > 0) ids.push_back(next_id++);
+  };
+  std::vector<std::vector<int64_t>> tools(kNumAgents);
+  for (std::vector<int64_t>& one : tools) new_ids(dice.between(12, 30), one);
+  std::vector<Session> sessions(kNumSessions);
+  for (Session& one : sessions) one.num_turns = static_cast<int>(dice.between(0, kNumTurns - 1));
+
+  std::vector<TraceRequest> trace;
+  int64_t now = 0;
+  int64_t num_sessions = 0;
+  while (static_cast<int64_t>(trace.size()) < num_requests) {
+    now += dice.between(0, 200);
+    Session& session = sessions[dice.between(0, kNumSessions - 1)];
+    if (session.name.empty() || session.num_turns == kNumTurns) {
+      const int num_turns = session.name.empty() ? session.num_turns : 0;
+      const std::vector<int64_t>& own =
+          tools[std::min(dice.between(0, kNumAgents - 1), dice.between(0, kNumAgents - 1))];
+      session = {"agent " + std::to_string(num_sessions++), own, own.size(), num_turns};
+    }
+    // A history that is compacted keeps the tools, and begins anew behind them.
+    if (session.num_turns > 0 && dice.between(0, 49) == 0) {
+      session.ids.resize(session.num_tools);
+      new_ids(3, session.ids);
+    }
+    new_ids(dice.between(1, 2), session.ids);
+    ++session.num_turns;
+    TraceRequest request;
+    request.timestamp = now;
+    request.output_length = dice.between(20, 500);
+    request.hash_ids = session.ids;
+    request.session = session.name;
+    request.session_ends = session.num_turns == kNumTurns;
     request.input_length = static_cast<int64_t>(request.hash_ids.size()) * kTraceBlockTokens -
                            dice.between(0, kTraceBlockTokens - 1);
     trace.push_back(std::move(request));

@@ -1,0 +1,244 @@
+// import_sequence: asks for parts, several at a time, and asks again for what does not come.
+#include "transfer/sequence_import.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <optional>
+
+#include "kv/files/fingerprint.hpp"
+#include "kv/files/transcode.hpp"
+#include "transfer/messages.hpp"
+#include "transfer/open_component.hpp"
+#include "transfer/shared_file.hpp"
+
+namespace kvx::transfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kPartBytes = 4 << 20;
+constexpr size_t kMostPartsAtOnce = 4;
+constexpr auto kAskAgainAfter = std::chrono::milliseconds(1000);
+
+// The peer, and how long it has not answered.
+class Peer {
+ public:
+  static Result<std::unique_ptr<Peer>> create(const ImportOptions& options) {
+    KVX_ASSIGN_OR_RETURN(const kvx_transfer_functions_t* functions, open_component());
+    kvx_transfer_error error{};
+    kvx_transfer_client* const client = functions->client_create(options.endpoint.c_str(), &error);
+    if (client == nullptr) return invalid_argument("{}", error.text);
+    return std::unique_ptr<Peer>(new Peer(functions, client, options));
+  }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+  ~Peer() { functions_->client_free(client_); }
+
+  Status send(const Request& request) {
+    const std::vector<uint8_t> bytes = encode(request);
+    kvx_transfer_error error{};
+    if (functions_->client_send(client_, bytes.data(), bytes.size(), &error) == 0) return {};
+    return internal_error("a request cannot be sent: {}", error.text);
+  }
+
+  // An answer; none: it is time to ask again. UNSUPPORTED: nobody has answered for too long.
+  Result<std::optional<Answer>> receive() {
+    bytes_.clear();
+    const auto take = [](void* to, const void* bytes, uint64_t count) {
+      const auto* const first = static_cast<const uint8_t*>(bytes);
+      static_cast<std::vector<uint8_t>*>(to)->assign(first, first + count);
+    };
+    kvx_transfer_error error{};
+    const auto wait_ms = static_cast<int32_t>(
+        std::min<int64_t>(std::chrono::milliseconds(kAskAgainAfter).count(), options_.timeout_ms));
+    const int32_t got = functions_->client_receive(client_, wait_ms, take, &bytes_, &error);
+    if (got < 0) return internal_error("no answer can be received: {}", error.text);
+    if (got == 0) {
+      const auto waited =
+          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - last_answer_);
+      if (waited.count() < options_.timeout_ms) return std::optional<Answer>();
+      return unsupported("nobody at {} has answered for {} ms; expected an exporter there",
+                         options_.endpoint, waited.count());
+    }
+    last_answer_ = Clock::now();
+    KVX_ASSIGN_OR_RETURN(Answer answer, parse_answer(bytes_));
+    if (answer.kind == Kind::kRefused) {
+      return invalid_argument("the exporter at {} refuses: {}", options_.endpoint, answer.text);
+    }
+    return std::optional<Answer>(std::move(answer));
+  }
+
+ private:
+  Peer(const kvx_transfer_functions_t* functions, kvx_transfer_client* client,
+       const ImportOptions& options)
+      : functions_(functions), client_(client), options_(options), last_answer_(Clock::now()) {}
+
+  const kvx_transfer_functions_t* functions_;
+  kvx_transfer_client* client_;
+  const ImportOptions& options_;
+  Clock::time_point last_answer_;
+  std::vector<uint8_t> bytes_;  // of the last answer, whose data lies here
+};
+
+class Import {
+ public:
+  Import(kv::KvCache& cache, const ImportOptions& options, ImportReport& report, Peer& peer)
+      : cache_(cache), options_(options), report_(report), peer_(peer) {}
+
+  Result<int> run() {
+    KVX_RETURN_IF_ERROR(greet());
+    const Status fits = check_offer();
+    if (!fits.ok()) {
+      finish(false, fits.error().message);
+      return fits.error();
+    }
+    const Result<int> sequence = take();
+    finish(sequence.ok(), sequence.ok() ? "" : sequence.error().message);
+    return sequence;
+  }
+
+ private:
+  Status greet() {
+    Request hello;
+    hello.text = cache_.fingerprint();
+    KVX_RETURN_IF_ERROR(peer_.send(hello));
+    while (true) {
+      KVX_ASSIGN_OR_RETURN(std::optional<Answer> answer, peer_.receive());
+      if (answer && answer->kind == Kind::kHello) {
+        offer_ = std::move(*answer);
+        return {};
+      }
+      if (answer) continue;  // of an earlier request
+      ++report_.num_asked_again;
+      KVX_RETURN_IF_ERROR(peer_.send(hello));
+    }
+  }
+
+  Status check_offer() const {
+    // A claim of any size is no reason to fill the memory: f32 beside a packed cache, and its
+    // index.
+    const cache::ByteCount most = cache_.sequence_bytes(cache_.config().max_tokens_per_sequence);
+    const auto limit = static_cast<uint64_t>(most.total()) * 32 + (64 << 20);
+    if (offer_.bytes > limit) {
+      return invalid_argument(
+          "the exporter offers {} bytes; expected at most {} for a sequence of "
+          "this cache",
+          offer_.bytes, limit);
+    }
+    const std::string reason = kv::reason_not_to_load(offer_.text, cache_.fingerprint());
+    if (reason.empty()) return {};
+    if (!options_.may_transcode) {
+      return invalid_argument(
+          "the exporter's cache is not this one's: {} (exporter's, and this "
+          "cache's); allow transcoding where formats or block sizes differ",
+          reason);
+    }
+    const Status convertible = kv::check_transcodable(offer_.text, cache_.config());
+    if (convertible.ok()) return {};
+    return Error{convertible.error().code,
+                 fmt::format("the exporter's cache cannot become this one's: {} (exporter's, and "
+                             "this cache's)",
+                             convertible.error().message)};
+  }
+
+  Result<int> take() {
+    if (!offer_.path.empty() && access(offer_.path.c_str(), R_OK) == 0) {
+      report_.was_shared = true;
+      return load(offer_.path);
+    }
+    KVX_ASSIGN_OR_RETURN(SharedFile file, SharedFile::create());
+    KVX_RETURN_IF_ERROR(file.open_empty());
+    KVX_RETURN_IF_ERROR(receive_all(file));
+    return load(file.path());
+  }
+
+  Result<int> load(const std::string& path) {
+    return options_.may_transcode ? kv::transcode_sequence(cache_, path)
+                                  : cache_.load_sequence(path);
+  }
+
+  Status ask(uint64_t offset) {
+    Request read;
+    read.kind = Kind::kRead;
+    read.export_id = offer_.export_id;
+    read.offset = offset;
+    read.bytes = std::min(kPartBytes, offer_.bytes - offset);
+    asked_[offset] = read.bytes;
+    return peer_.send(read);
+  }
+
+  Status receive_all(const SharedFile& file) {
+    uint64_t next = 0;
+    while (next < offer_.bytes || !asked_.empty()) {
+      while (next < offer_.bytes && asked_.size() < kMostPartsAtOnce) {
+        KVX_RETURN_IF_ERROR(ask(next));
+        next += asked_[next];
+      }
+      KVX_ASSIGN_OR_RETURN(const std::optional<Answer> answer, peer_.receive());
+      if (!answer) {
+        report_.num_asked_again += std::ssize(asked_);
+        for (const auto& [offset, bytes] : std::map(asked_)) KVX_RETURN_IF_ERROR(ask(offset));
+        continue;
+      }
+      // A part that was asked for twice comes twice.
+      const auto found = asked_.find(answer->offset);
+      if (answer->kind != Kind::kRead || answer->export_id != offer_.export_id ||
+          found == asked_.end()) {
+        continue;
+      }
+      if (answer->data.size() != found->second) {
+        return invalid_argument("the exporter sends {} bytes from {}; {} were asked for",
+                                answer->data.size(), answer->offset, found->second);
+      }
+      KVX_RETURN_IF_ERROR(file.write_at(static_cast<int64_t>(answer->offset), answer->data));
+      report_.bytes += std::ssize(answer->data);
+      asked_.erase(found);
+    }
+    return {};
+  }
+
+  // The exporter hears what became of it; whether it does changes nothing here.
+  void finish(bool is_taken, const std::string& why) {
+    Request done;
+    done.kind = Kind::kDone;
+    done.export_id = offer_.export_id;
+    done.is_taken = is_taken;
+    done.text = why;
+    if (!peer_.send(done).ok()) return;
+    while (true) {
+      const Result<std::optional<Answer>> answer = peer_.receive();
+      if (!answer.ok() || !answer.value() || answer.value()->kind == Kind::kDone) return;
+    }
+  }
+
+  kv::KvCache& cache_;
+  const ImportOptions& options_;
+  ImportReport& report_;
+  Peer& peer_;
+  Answer offer_;
+  std::map<uint64_t, uint64_t> asked_;  // offset and bytes of parts under way
+};
+
+}  // namespace
+
+Result<int> import_sequence(kv::KvCache& cache, const ImportOptions& options,
+                            ImportReport* report) {
+  constexpr int64_t kDay = int64_t{1000} * 3600 * 24;
+  if (options.timeout_ms < 1 || options.timeout_ms > kDay) {
+    return invalid_argument("timeout_ms is {}; expected 1 to {}", options.timeout_ms, kDay);
+  }
+  if (options.endpoint.empty()) {
+    return invalid_argument("endpoint is ''; expected the exporter's, as tcp://ADDRESS:PORT");
+  }
+  if (cache.fingerprint().empty()) {
+    return unsupported(
+        "prefix caching is off; expected a cache with prefix.is_on (C: KVX_CACHE_PREFIXES)");
+  }
+  ImportReport ignored;
+  KVX_ASSIGN_OR_RETURN(const std::unique_ptr<Peer> peer, Peer::create(options));
+  return Import(cache, options, report == nullptr ? ignored : *report, *peer).run();
+}
+
+}  // namespace kvx::transfer

@@ -1,0 +1,83 @@
+// Messages: what is written is read back, and nothing else is read.
+#include "transfer/messages.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+namespace kvx::transfer {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Messages, RequestsAreReadBack) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone}) {
+    Request request;
+    request.kind = kind;
+    if (kind != Kind::kHello) request.export_id = 0x123456789abcdef0;
+    if (kind == Kind::kRead) request.offset = uint64_t{1} << 40;
+    if (kind == Kind::kRead) request.bytes = 4096;
+    if (kind != Kind::kRead) request.text = "facts";
+    if (kind == Kind::kDone) request.is_taken = true;
+    const Result<Request> read = parse_request(encode(request));
+    ASSERT_TRUE(read.ok()) << read.error().message;
+    EXPECT_EQ(read.value().kind, kind);
+    EXPECT_EQ(read.value().export_id, request.export_id);
+    EXPECT_EQ(read.value().offset, request.offset);
+    EXPECT_EQ(read.value().bytes, request.bytes);
+    EXPECT_EQ(read.value().is_taken, request.is_taken);
+    EXPECT_EQ(read.value().text, request.text);
+  }
+}
+
+TEST(Messages, AnswersAreReadBack) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused}) {
+    Answer answer;
+    answer.kind = kind;
+    if (kind != Kind::kRefused) answer.export_id = 7;
+    if (kind == Kind::kHello) answer.bytes = 99;
+    if (kind == Kind::kHello) answer.path = "/dev/shm/x";
+    if (kind == Kind::kRead) answer.offset = 5;
+    if (kind == Kind::kHello || kind == Kind::kRefused) answer.text = "words";
+    std::vector<uint8_t> bytes = encode(answer);
+    if (kind == Kind::kRead) bytes.insert(bytes.end(), {1, 2, 3});
+    const Result<Answer> read = parse_answer(bytes);
+    ASSERT_TRUE(read.ok()) << read.error().message;
+    EXPECT_EQ(read.value().kind, kind);
+    EXPECT_EQ(read.value().export_id, answer.export_id);
+    EXPECT_EQ(read.value().bytes, answer.bytes);
+    EXPECT_EQ(read.value().path, answer.path);
+    EXPECT_EQ(read.value().text, answer.text);
+    EXPECT_EQ(read.value().data.size(), kind == Kind::kRead ? 3u : 0u);
+  }
+}
+
+TEST(Messages, OfAnotherVersionSaySo) {
+  std::vector<uint8_t> bytes = encode(Request{});
+  bytes[4] = 2;
+  const Result<Request> read = parse_request(bytes);
+  ASSERT_FALSE(read.ok());
+  EXPECT_EQ(read.error().code, ErrorCode::kIncompatible);
+  EXPECT_THAT(read.error().message, HasSubstr("version 2; expected 1"));
+}
+
+TEST(Messages, CutShortAreRefused) {
+  Answer hello;
+  hello.path = "/dev/shm/x";
+  const std::vector<uint8_t> bytes = encode(hello);
+  for (size_t length = 0; length + 1 < bytes.size(); ++length) {
+    EXPECT_FALSE(parse_answer({bytes.data(), length}).ok()) << length;
+  }
+}
+
+RC_GTEST_PROP(Messages, AnyBytesAreReadOrRefused, (std::vector<uint8_t> tail)) {
+  std::vector<uint8_t> bytes = encode(Request{});
+  bytes[8] = static_cast<uint8_t>(*rc::gen::inRange(0, 6));
+  bytes.insert(bytes.end(), tail.begin(), tail.end());
+  (void)parse_request(bytes);
+  (void)parse_answer(bytes);
+  (void)parse_answer(tail);
+}
+
+}  // namespace
+}  // namespace kvx::transfer
