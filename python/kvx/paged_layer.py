@@ -24,6 +24,8 @@ class PagedLayer(_core.PagedLayer):
                       their own, kvx.PagedWindow is one beside them.
                       ``"tuned:FILE"`` is a tuned recipe, which needs layer
     num_kv_heads, head_dim: the layer's; v_head_dim when values differ from keys
+    latent:           a layer of a latent cache (MLA): values are the first v_head_dim numbers of the
+                      keys' rows, which are stored once
     block_size:       tokens a page, 1 to 1024
     k_steps, v_steps: for a static format (source=given): a positive step for each group of each
                       head, value = code * step; fp8 has one group a head, and 1.0 without
@@ -62,6 +64,7 @@ class PagedLayer(_core.PagedLayer):
         device: Device = "cpu",
         layer: int | None = None,
         max_tokens: int = 0,
+        latent: bool = False,
     ) -> None:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -81,6 +84,7 @@ class PagedLayer(_core.PagedLayer):
             str(device),
             layer,
             max_tokens,
+            latent,
         )
 
     def __reduce__(self) -> NoReturn:
@@ -91,10 +95,16 @@ class PagedLayer(_core.PagedLayer):
         )
 
     def __repr__(self) -> str:
+        rows = "latent rows" if self.is_latent else "heads"
         return (
-            f"kvx.PagedLayer({self.recipe!r}, {self.num_kv_heads} heads of {self.head_dim}, "
+            f"kvx.PagedLayer({self.recipe!r}, {self.num_kv_heads} {rows} of {self.head_dim}, "
             f"pages of {self.block_size} tokens and {self.page_bytes} bytes on {self.device})"
         )
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are a part of the keys' rows."""
+        return super().is_latent
 
     @property
     def page_bytes(self) -> int:
@@ -123,7 +133,7 @@ class PagedLayer(_core.PagedLayer):
         self,
         pages: Array,
         k: Array,
-        v: Array,
+        v: Array | None,
         slots: Array,
         *,
         positions: Array | None = None,
@@ -135,7 +145,7 @@ class PagedLayer(_core.PagedLayer):
         GPU, where ``counters()`` has that number.
 
         k:     [tokens or more, num_kv_heads, head_dim], after RoPE; any strides of tokens and heads
-        v:     [tokens or more, num_kv_heads, v_head_dim]
+        v:     [tokens or more, num_kv_heads, v_head_dim]; None in a latent layer
         slots: int64 or int32 [tokens]; a negative one skips its token
         positions: int64 or int32 [tokens], of each token in its sequence; where needs_positions
                    says so

@@ -21,6 +21,7 @@
 #include "python/src/errors.hpp"
 #include "python/src/exchange.hpp"
 #include "python/src/interrupt.hpp"
+#include "python/src/step_arrays.hpp"
 
 namespace kvx::python {
 namespace {
@@ -47,8 +48,8 @@ tune::CacheRecipe layer_recipe(const std::string& text, std::optional<int> layer
   return value_of(tune::layers_of(std::move(recipe), *layer, 1));
 }
 
-PageShape page_shape(const tune::CacheRecipe& tuned, int num_kv_heads, int k_head_dim,
-                     int v_head_dim, int block_size) {
+PageShape page_shape(const tune::CacheRecipe& tuned, const kv::CacheGeometry& geometry,
+                     int block_size) {
   const kv::Recipe& recipe = tuned.recipe;
   if (recipe.has_full_precision_window) {
     throw CoreError(
@@ -56,15 +57,15 @@ PageShape page_shape(const tune::CacheRecipe& tuned, int num_kv_heads, int k_hea
                          "immediate, or leave auto, sink and recent out)",
                          recipe.text));
   }
-  check_range("head_dim", k_head_dim, 1, format::kMaxHeadDim);
+  check_range("head_dim", geometry.k_head_dim, 1, format::kMaxHeadDim);
   PageShape shape;
-  shape.geometry = {1, num_kv_heads, k_head_dim, v_head_dim};
+  shape.geometry = geometry;
   throw_if_error(kv::check_geometry(shape.geometry));
   throw_if_error(tune::check_geometry(tuned, shape.geometry, block_size));
   shape.plan = value_of(kv::plan_layers(shape.geometry, recipe, tuned.overrides)).front();
   for (const kv::HeadRunPlan& run : shape.plan.runs) {
-    for (const kv::SideRecipe* side : {&run.k, &run.v}) {
-      throw_if_error(format::check_rows_alone(side->spec));
+    for (const format::FormatSpec& spec : {run.k.spec, run.v.spec, run.rotary}) {
+      throw_if_error(format::check_rows_alone(spec));
     }
   }
   const cache::GroupBytes bytes{
@@ -252,30 +253,49 @@ ops::LayerView PagedLayer::place_view(const PageArray& pages, PlacedView& view) 
 }
 
 // Scales that are given lie in tables of the store, not in pages. A window's runs may be cut: they
-// are parts of the layout's only run.
+// are parts of the layout's only run. A window's rows lie in one piece, also where they are read as
+// two segments.
 ops::LayerView PagedLayer::PlacedView::move(const PageArray& pages, const ops::LayerView& stored,
                                             const cache::BlockLayout& layout) {
   if (base != pages.base || num_pages != pages.num_pages || page_stride != pages.page_stride) {
     base = pages.base;
     num_pages = pages.num_pages;
     page_stride = pages.page_stride;
-    runs.assign(stored.runs.begin(), stored.runs.end());
+    const auto move_side = [&pages](ops::SideView& side, const cache::SidePlace& at) {
+      if (!at.is_stored) return;
+      side.codes.base = pages.base + (side.codes.base - store_address());
+      side.codes.block_stride = pages.page_stride;
+      if (!at.has_scales) return;
+      side.scales.base = pages.base + (side.scales.base - store_address());
+      side.scales.block_stride = pages.page_stride;
+    };
     const auto& places = layout.layers.front().runs;
+    const auto place_of_run = [&places](size_t r) -> const cache::RunPlace& {
+      return places[std::min(r, places.size() - 1)];
+    };
+    runs.assign(stored.runs.begin(), stored.runs.end());
     for (size_t r = 0; r < runs.size(); ++r) {
-      const cache::RunPlace& place = places[std::min(r, places.size() - 1)];
-      const auto move_side = [&pages](ops::SideView& side, const cache::SidePlace& at) {
-        if (!at.is_stored) return;
-        side.codes.base = pages.base + (side.codes.base - store_address());
-        side.codes.block_stride = pages.page_stride;
-        if (!at.has_scales) return;
-        side.scales.base = pages.base + (side.scales.base - store_address());
-        side.scales.block_stride = pages.page_stride;
-      };
-      move_side(runs[r].k, place.k);
-      move_side(runs[r].v, place.v);
+      const cache::RunPlace& place = place_of_run(r);
+      ops::HeadRun& run = runs[r];
+      move_side(run.k, place.k);
+      move_side(run.v, run.v.is_alias ? place.k : place.v);
+    }
+    more_runs.clear();
+    if (stored.next_segment != nullptr) {
+      more_runs.assign(stored.next_segment->runs.begin(), stored.next_segment->runs.end());
+    }
+    for (size_t r = 0; r < more_runs.size(); ++r) {
+      const cache::RunPlace& place = place_of_run(r);
+      move_side(more_runs[r].k, place.k_more.is_stored ? place.k_more : place.k);
     }
   }
-  return {pages.num_pages, stored.block_size, stored.num_kv_heads, runs};
+  ops::LayerView view = {pages.num_pages, stored.block_size, stored.num_kv_heads, runs};
+  if (stored.next_segment != nullptr) {
+    more = view;
+    more.runs = more_runs;
+    view.next_segment = &more;
+  }
+  return view;
 }
 
 // Runs a verb in the order of the caller's stream.
@@ -298,10 +318,10 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
   const PageArray memory = page_array(pages, "pages", page_bytes_, place);
   const auto slot_array = input_ints<int64_t>(slots, "slots", 1, place);
   const InputRows keys = input_rows(k, "k", {-1, heads(), geometry().k_head_dim}, place);
-  const InputRows values = input_rows(v, "v", {-1, heads(), geometry().v_head_dim}, place);
+  const InputRows values = value_rows(v, -1, geometry(), place);
   const size_t tokens = slot_array.shape(0);
   check_rows("k", keys.num_tokens, static_cast<int64_t>(tokens));
-  check_rows("v", values.num_tokens, static_cast<int64_t>(tokens));
+  if (!geometry().is_latent) check_rows("v", values.num_tokens, static_cast<int64_t>(tokens));
   nb::ndarray<nb::ro> position_array;
   if (needs_positions()) {
     if (positions.is_none()) {
@@ -671,14 +691,20 @@ void bind_paged_layer(nb::module_& module) {
           [](PagedLayer* self, const std::string& recipe_text, int num_kv_heads, int k_head_dim,
              int v_head_dim, int block_size, std::vector<float> k_steps, std::vector<float> v_steps,
              std::vector<float> k_tensor_scales, std::vector<float> v_tensor_scales,
-             const std::string& device, std::optional<int> layer, int64_t max_tokens) {
+             const std::string& device, std::optional<int> layer, int64_t max_tokens,
+             bool is_latent) {
             kv::LayerCalibration calibration;
             calibration.k.group_scales = std::move(k_steps);
             calibration.v.group_scales = std::move(v_steps);
             calibration.k.tensor_scales = std::move(k_tensor_scales);
             calibration.v.tensor_scales = std::move(v_tensor_scales);
             const tune::CacheRecipe recipe = layer_recipe(recipe_text, layer);
-            PageShape shape = page_shape(recipe, num_kv_heads, k_head_dim, v_head_dim, block_size);
+            const kv::CacheGeometry geometry{.num_layers = 1,
+                                             .num_kv_heads = num_kv_heads,
+                                             .k_head_dim = k_head_dim,
+                                             .v_head_dim = v_head_dim,
+                                             .is_latent = is_latent};
+            PageShape shape = page_shape(recipe, geometry, block_size);
             if (recipe.file) {
               calibration = tuned_tables(recipe, shape, max_tokens, calibration);
             } else {
@@ -691,7 +717,8 @@ void bind_paged_layer(nb::module_& module) {
           nb::arg("recipe"), nb::arg("num_kv_heads"), nb::arg("k_head_dim"), nb::arg("v_head_dim"),
           nb::arg("block_size"), nb::arg("k_steps"), nb::arg("v_steps"), nb::arg("k_tensor_scales"),
           nb::arg("v_tensor_scales"), nb::arg("device"), nb::arg("layer").none(),
-          nb::arg("max_tokens"))
+          nb::arg("max_tokens"), nb::arg("is_latent"))
+      .def_prop_ro("is_latent", &PagedLayer::is_latent)
       .def_prop_ro("needs_positions", &PagedLayer::needs_positions)
       .def_prop_ro("page_bytes", &PagedLayer::page_bytes)
       .def_prop_ro("window_block_bytes", &PagedLayer::window_block_bytes)

@@ -90,6 +90,7 @@ class PagedLayer {
   int64_t window_block_bytes() const { return shape_.window_layout.block_bytes; }
   std::string device() const;
   const char* order() const;
+  bool is_latent() const { return geometry().is_latent; }
   // -1: the CPU.
   int cuda_device() const { return lane_ ? lane_->device() : -1; }
 
@@ -150,6 +151,8 @@ class PagedLayer {
     int64_t num_pages = -1;
     int64_t page_stride = 0;
     std::vector<ops::HeadRun> runs;
+    std::vector<ops::HeadRun> more_runs;  // of the rows' second segment
+    ops::LayerView more;
   };
 
   const kv::CacheGeometry& geometry() const { return shape_.geometry; }

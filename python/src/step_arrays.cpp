@@ -6,11 +6,9 @@
 #include "python/src/errors.hpp"
 
 namespace kvx::python {
-namespace {
 
-// No rows where V is a part of K's.
-InputRows values_of(nb::handle v, int64_t tokens, const kv::CacheGeometry& geometry,
-                    const ArrayPlace& place) {
+InputRows value_rows(nb::handle v, int64_t tokens, const kv::CacheGeometry& geometry,
+                     const ArrayPlace& place) {
   if (!geometry.is_latent) {
     return input_rows(v, "v", {tokens, geometry.num_kv_heads, geometry.v_head_dim}, place);
   }
@@ -19,15 +17,13 @@ InputRows values_of(nb::handle v, int64_t tokens, const kv::CacheGeometry& geome
       invalid_argument("v is given; a latent cache's values are a part of its keys: pass None"));
 }
 
-}  // namespace
-
 StepArrays step_arrays(const AttentionArguments& given, const kv::CacheGeometry& geometry,
                        const CudaLane* lane, const ArrayPlace& place) {
   StepArrays arrays;
   arrays.q = input_rows(given.q, "q", {-1, -1, geometry.k_head_dim}, place);
   const int64_t tokens = arrays.q.num_tokens;
   arrays.k = input_rows(given.k, "k", {tokens, geometry.num_kv_heads, geometry.k_head_dim}, place);
-  arrays.v = values_of(given.v, tokens, geometry, place);
+  arrays.v = value_rows(given.v, tokens, geometry, place);
   arrays.out =
       output_rows(given.out, "out", {tokens, arrays.q.num_heads, geometry.v_head_dim}, place);
   check_apart(arrays.out.array, arrays.q.array, "q");

@@ -28,6 +28,11 @@ struct StepArrays {
   KeptArrays kept;  // on a GPU
 };
 
+// An argument `v`; no rows in a latent geometry, whose V is a part of K's rows. tokens: -1 for any.
+// Throws CoreError.
+InputRows value_rows(nb::handle v, int64_t tokens, const kv::CacheGeometry& geometry,
+                     const ArrayPlace& place);
+
 // lane: null on the CPU. Throws CoreError naming the array that does not fit.
 StepArrays step_arrays(const AttentionArguments& given, const kv::CacheGeometry& geometry,
                        const CudaLane* lane, const ArrayPlace& place);

@@ -142,7 +142,9 @@ RunPlace place_run(const HeadRunBytes& run, int first_head, int64_t block_size, 
   place.v = place_side(run.v, block_size, cursor);
   cursor.align(kSectionAlignment);
   place.head_stride = cursor.at() - begin;
-  place.k.scale_head_stride = place.v.scale_head_stride = place.head_stride;
+  for (SidePlace* side : {&place.k, &place.v, &place.k_more}) {
+    side->scale_head_stride = place.head_stride;
+  }
   cursor.place(CheckedSize(place.head_stride) * (run.num_heads - 1), kSectionAlignment);
   return place;
 }
