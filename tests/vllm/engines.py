@@ -8,6 +8,8 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
+import kvx.hf
+
 SIZES = dict(
     vocab_size=97,
     hidden_size=128,
@@ -29,12 +31,45 @@ CONFIGS = {
     "gemma2": ("Gemma2Config", GEMMA),
     "gemma3": ("Gemma3TextConfig", GEMMA),
 }
+# Rows of latent attention (MLA) as in DeepSeek's models, a quarter of their latent numbers, and their
+# YaRN: plain RoPE would turn keys that are a view wrongly in vLLM 0.32's own operator for CPUs.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+LATENT = {
+    "rope_parameters": YARN,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "head_dim": 64,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 3,
+}
+LATENT_CONFIGS = {
+    "deepseek_v2": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3Config", {**LATENT, "q_lora_rank": 48}),
+}
 BLOCK = 32
 
 
 def save_model(name, folder):
     """A random model in `folder`, large weights behind small embeddings: else it repeats itself."""
-    config_class, options = CONFIGS[name]
+    config_class, options = {**CONFIGS, **LATENT_CONFIGS}[name]
     torch.manual_seed(7)
     config = getattr(transformers, config_class)(**{**SIZES, **options})
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -49,6 +84,22 @@ def save_model(name, folder):
 def prompts(lengths, seed=3):
     torch.manual_seed(seed)
     return [{"prompt_token_ids": torch.randint(3, 97, (n,)).tolist()} for n in lengths]
+
+
+def transformers_tokens(folder, inputs, recipe=None, count=20):
+    """Greedy tokens of transformers' own model, with its cache or with kvx's."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if recipe is not None:
+        kvx.hf.enable(model)
+    found = []
+    for prompt in inputs:
+        ids = torch.tensor([prompt["prompt_token_ids"]])
+        options = dict(max_new_tokens=count, do_sample=False, eos_token_id=None)
+        if recipe is not None:
+            options["past_key_values"] = kvx.hf.Cache(model.config, recipe)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        found.append(out[0, ids.shape[1] :].tolist())
+    return found
 
 
 class Engine:

@@ -153,7 +153,8 @@ def test_a_layer_asks_for_the_workspace_of_the_largest_step(monkeypatch):
     impl, _ = new_impl(monkeypatch, "int8", sliding_window=100)
     made = config()
     made.cache_config = SimpleNamespace(block_size=None)  # none is named yet
-    workspace = impl.reserve_workspace("cpu", made)
+    impl.config = made
+    workspace = impl.reserve_workspace("cpu")
     assert workspace.dtype == torch.uint8 and workspace.numel() >= 1
     assert impl.pages is None  # its scales may not be there yet
 
@@ -187,6 +188,7 @@ def test_the_largest_step_is_what_the_scheduler_may_make():
             max_q_len=MAX_MODEL_LEN,
             max_seq_len=MAX_MODEL_LEN,
             window=0,
+            has_window_pages=False,
         )
     ]
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import Engine, prompts, save_model
+from engines import Engine, prompts, save_model, transformers_tokens
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
@@ -180,3 +180,25 @@ def test_kvxs_offloading_sees_a_block_that_has_changed(models):
         assert said()[0] == expected  # forgotten
         assert said() == (expected, 128)  # stored anew
         assert worker.bad_jobs == 1
+
+
+@pytest.mark.parametrize(
+    "graphs", [None, GRAPHS, ALL_STEPS_IN_GRAPHS], ids=["eager", "decodes", "all"]
+)
+def test_latent_rows(tmp_path, graphs):
+    """MLA: an f32 cache gives the tokens of transformers' own model."""
+    model = save_model("deepseek_v3", tmp_path)
+    inputs = prompts([5, 70, 131, 33])
+    expected = transformers_tokens(model, inputs)
+    options = {} if graphs is None else dict(enforce_eager=False, compilation_config=graphs)
+    with kvx_engine(model, **CHUNKS, **options) as engine:
+        assert engine.tokens(inputs) == expected
+        assert engine.tokens(inputs) == expected  # from cached prefixes
+        assert counters(engine) == 0
+
+
+@pytest.mark.parametrize("recipe", ["int8+bf16", "nvfp4+bf16", "int4+bf16:sink=16,recent=32"])
+def test_quantised_latent_rows_count_nothing_out_of_range(tmp_path, recipe):
+    with kvx_engine(save_model("deepseek_v3", tmp_path), recipe, **CHUNKS) as engine:
+        assert all(len(tokens) == 20 for tokens in engine.tokens(prompts([5, 70, 131, 33])))
+        assert counters(engine) == 0

@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 import kvx
 from kvx.torch import BatchAttention
 from kvx.vllm import backend as kvx_backend
+from kvx.vllm import layer_pages
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 64, 16
 
@@ -24,7 +25,7 @@ def new_layer(monkeypatch, recipe, kv_cache_dtype="auto", **options):
 def new_impl(monkeypatch, recipe, kv_cache_dtype="auto", **options):
     """(impl, the layer's spec)."""
     vllm_config = config(recipe)
-    monkeypatch.setattr(kvx_backend, "get_current_vllm_config", lambda: vllm_config)
+    monkeypatch.setattr(layer_pages, "get_current_vllm_config", lambda: vllm_config)
     impl = kvx_backend.KvxImpl(
         HEADS, DIM, DIM**-0.5, KV_HEADS, kv_cache_dtype=kv_cache_dtype, **options
     )

@@ -40,6 +40,8 @@ def test_the_cpu_platform_honours_custom_and_leaves_the_rest_alone():
     kvx.vllm.register()  # once a process, whatever vLLM does
     choose = CpuPlatform.get_attn_backend_cls
     assert choose(AttentionBackendEnum.CUSTOM, selector()) == "kvx.vllm.backend.KvxBackend"
+    of_latent_rows = choose(AttentionBackendEnum.CUSTOM, selector(use_mla=True))
+    assert of_latent_rows == "kvx.vllm.latent.KvxLatentBackend"
     stock = AttentionBackendEnum.CPU_ATTN.get_path()
     assert choose(None, selector()) == stock
     assert choose(AttentionBackendEnum.CPU_ATTN, selector()) == stock
@@ -49,9 +51,9 @@ def test_what_kvx_cannot_compute_is_refused_at_selection():
     kvx.vllm.register()
     for changes, message in [
         (dict(attn_type="encoder"), "attention type encoder not supported"),
-        (dict(use_mla=True), "MLA not supported"),
+        (dict(use_mla=True, use_sparse=True), "sparse not supported"),
         (dict(block_size=24), "block_size not supported"),
-        (dict(kv_cache_dtype="fp8_ds_mla"), "kv_cache_dtype not supported"),
+        (dict(kv_cache_dtype="fp8_ds_mla", use_mla=True), "fp8_ds_mla; name a recipe instead"),
     ]:
         with pytest.raises(kvx.UnsupportedError, match=message):
             CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, selector(**changes))

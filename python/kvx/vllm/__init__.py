@@ -44,7 +44,7 @@ def register() -> None:
 
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from kvx.vllm.cpu_platform import honour_custom_backend
+    from kvx.vllm.platforms import honour_custom_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
     honour_custom_backend()
@@ -62,9 +62,15 @@ def interface_problem() -> str | None:
             AttentionCGSupport,
             AttentionMetadataBuilder,
             CommonAttentionMetadata,
+            MLAAttentionImpl,
         )
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
-        from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout, get_kv_quant_mode  # noqa: F401
+        from vllm.v1.kv_cache_interface import (  # noqa: F401
+            AttentionSpec,
+            KVCacheLayout,
+            MLAAttentionSpec,
+            get_kv_quant_mode,
+        )
     except ImportError as error:
         return str(error)
     hook = inspect.signature(CpuPlatform.get_attn_backend_cls).parameters
@@ -101,6 +107,11 @@ def interface_problem() -> str | None:
             "CommonAttentionMetadata",
             ["query_start_loc", "query_start_loc_cpu", "seq_lens", "max_query_len", "max_seq_len"]
             + ["num_actual_tokens", "block_table_tensor", "slot_mapping", "causal"],
+        ),
+        (
+            dir(MLAAttentionImpl),
+            "MLAAttentionImpl",
+            ["do_kv_cache_update", "forward_mqa", "process_weights_after_loading"],
         ),
         (hook, "CpuPlatform.get_attn_backend_cls", ["selected_backend", "attn_selector_config"]),
     ]

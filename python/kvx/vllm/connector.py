@@ -27,12 +27,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
-from kvx.vllm.backend import KvxImpl
 from kvx.vllm.block_writer import BlockWriter, PinnedPages
+from kvx.vllm.layer_pages import LayerPages
 from kvx.vllm.metrics import FileMetrics, FileStats
 from kvx.vllm.recipe import DEFAULT_RECIPE, options_of, recipe_wish
 
@@ -283,7 +284,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         self._layers = []
         for group, members in enumerate(self.groups):
             for name in members.layer_names:
-                if not isinstance(getattr(self._context.get(name), "impl", None), KvxImpl):
+                if not isinstance(getattr(self._context.get(name), "impl", None), LayerPages):
                     raise UnsupportedError(
                         f"{name} does not keep its pages in kvx's order; KvxFileConnector needs "
                         f"--attention-backend CUSTOM"
@@ -362,8 +363,9 @@ def _window_of(spec):
 def fingerprint_of(vllm_config, groups, worker=0) -> str:
     """All that decides the bytes of a worker's page beside its tokens, a fact a line."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
+    is_latent = isinstance(groups[0].kv_cache_spec, MLAAttentionSpec)
     facts = {
-        "order": "vllm,head,k,k_scales,v,v_scales",
+        "order": "vllm,latent row" if is_latent else "vllm,head,k,k_scales,v,v_scales",
         "model": model.model,
         "weights": _weights_of(model),
         "dtype": str(model.dtype).removeprefix("torch."),
