@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/kvx/bench/bench_report.hpp"
+#include "tools/kvx/bench/cuda_bench.hpp"
+#include "tools/kvx/bench/latent_shape.hpp"
 #include "tools/kvx/engine.hpp"
 
 namespace kvx::tool {
@@ -73,6 +75,73 @@ TEST(BenchCache, ReadsTheFullPrecisionWindowOfARecipe) {
 
 TEST(BenchCache, TakesARecommendedRecipe) {
   EXPECT_EQ(creation_error(small_shape(), "int4:auto"), "accepted");
+}
+
+TEST(BenchCache, KeepsALatentRowOnce) {
+  const Engine engine = std::move(make_engine(1)).value();
+  BenchShape shape = parse_latent_batch("mla2x40h4")->shape;
+  shape.block_size = 16;
+  shape.prefill_tokens = 8;
+  for (const auto& [recipe, row_bytes] : {std::pair("bf16", 1152), std::pair("int8+bf16", 656),
+                                          std::pair("nvfp4+bf16", 416), std::pair("int4", 306)}) {
+    const auto cache = BenchCache::create(shape, kv::parse_recipe(recipe).value(), engine.context);
+    ASSERT_TRUE(cache.ok()) << recipe << ": " << cache.error().message;
+    EXPECT_EQ(cache.value()->packed_bytes(80), 80 * row_bytes) << recipe;
+    EXPECT_TRUE(cache.value()->append_all().ok());
+    EXPECT_TRUE(cache.value()->gather(1).ok());
+    EXPECT_TRUE(cache.value()->read_blocks().ok());
+    EXPECT_TRUE(cache.value()->attend_decode().ok());
+    EXPECT_TRUE(cache.value()->attend_prefill(1).ok());
+  }
+}
+
+TEST(BenchCache, ReadsAWindowOfLatentRows) {
+  const Engine engine = std::move(make_engine(1)).value();
+  BenchShape shape = parse_latent_batch("mla2x100h4")->shape;
+  shape.block_size = 16;
+  shape.prefill_tokens = 8;
+  const auto cache = BenchCache::create(
+      shape, kv::parse_recipe("nvfp4+bf16:sink=16,recent=32").value(), engine.context);
+  ASSERT_TRUE(cache.ok()) << cache.error().message;
+  ASSERT_TRUE(cache.value()->append_all().ok());
+  EXPECT_TRUE(cache.value()->attend_decode().ok());
+  EXPECT_EQ(cache.value()->packed_bytes(200), 2 * (4 * 16 * 1152 + 36 * 416));
+}
+
+TEST(LatentBatch, IsReadFromAName) {
+  const LatentBatch batch = parse_latent_batch("mla64x8192h16").value();
+  EXPECT_EQ(latent_batch_name(batch.shape), "mla64x8192h16");
+  EXPECT_EQ(parse_latent_batch("mla1x32")->shape.num_q_heads, 128);
+  EXPECT_TRUE(parse_latent_batch("mlamixed")->is_mixed);
+  for (const char* name : {"mla", "mla1", "mla1x", "mla0x8", "mla1x8h", "mla1x8h0", "mla1x8h129",
+                           "mla1x8h16x", "mla5000x1", "mla1x1048577", "a"}) {
+    EXPECT_FALSE(parse_latent_batch(name).has_value()) << name;
+  }
+}
+
+TEST(CudaShapes, HaveLatentRows) {
+  const auto shapes = parse_cuda_shapes("mla64x8192h16,a,mlamixedh8,pc192/128", 16);
+  ASSERT_TRUE(shapes.ok()) << shapes.error().message;
+  const CudaBenchShape& latent = shapes.value()[0];
+  EXPECT_TRUE(latent.shape.is_latent());
+  EXPECT_EQ(latent.shape.block_size, 16);
+  EXPECT_EQ(latent.value_dim, 512);
+  EXPECT_FALSE(shapes.value()[1].shape.is_latent());
+  EXPECT_TRUE(shapes.value()[2].is_mixed);
+  EXPECT_EQ(shapes.value()[3].value_dim, 128);
+}
+
+TEST(BenchReport, ComparesBatchesOfOneLengthApart) {
+  BenchReport report;
+  report.read_gigabytes_per_second = 10;
+  for (const auto& [name, format, seconds] :
+       {std::tuple("mla1x64h1", "bf16", 1.0), std::tuple("mla1x64h2", "bf16", 4.0),
+        std::tuple("mla1x64h2", "int8", 2.0)}) {
+    report.measurements.push_back(
+        {format, kAttendDecode, parse_latent_batch(name)->shape, seconds, 1, 1});
+  }
+  EXPECT_DOUBLE_EQ(report.time_over_bf16(report.measurements[2]).value(), 0.5);
+  EXPECT_THAT(bench_table(report, false), HasSubstr("mla1x64h2"));
 }
 
 TEST(BenchCache, NamesWhatDoesNotFit) {

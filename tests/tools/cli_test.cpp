@@ -71,6 +71,18 @@ TEST_F(Cli, BenchMeasuresTheAttentionOfARecommendedRecipe) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("append")));
 }
 
+TEST_F(Cli, BenchMeasuresLatentRows) {
+  const Outcome outcome =
+      kvx("bench --shapes mla2x48h3,mla1x48h1 --formats bf16,nvfp4+bf16 --block-size 16 "
+          "--prefill 2 --min-seconds 0 --threads 1 --csv b.csv");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("mla2x48h3"));
+  const std::string csv = read_file("csv", work() / "b.csv").value();
+  // Codes and scales of 512 numbers, 64 in bf16; K and V are one row.
+  EXPECT_THAT(csv, HasSubstr("\"nvfp4+bf16\",\"attend decode\",2,48,1,3,576,512,true,16,"));
+  EXPECT_THAT(csv, HasSubstr(fmt::format(",2,{},", 96 * (256 + 32 + 128))));
+}
+
 TEST_F(Cli, WritesWhatBenchMeasuredOfTheAbiInTheColumnsOfItsOwnBenchmark) {
   const Outcome outcome =
       kvx("bench abi --sequences 1,2 --lengths 32 --heads 1 --head-dim 16 --tokens-per-seq 4 "
@@ -174,7 +186,13 @@ TEST_F(Cli, RefusesTwoReportsInOneFile) {
 }
 
 TEST_F(Cli, RefusesOptionsOfTheOtherDevice) {
-  expect_refused("bench --shapes a", "shapes is given; it needs --device cuda");
+  expect_refused("bench --shapes a", "shapes has 'a'; on a CPU expected mlaSEQUENCESxTOKENS");
+  expect_refused("bench --shapes mlamixed", "shapes has 'mlamixed'; on a CPU");
+  expect_refused("bench --shapes mla1x8h129", "shapes has 'mla1x8h129'; on a CPU");
+  expect_refused("bench --shapes ''", "--shapes: is ''");
+  expect_refused("bench --shapes mla1x8 --heads 2", "heads and shapes are given");
+  expect_refused("bench --formats int8+bf16", "only a latent cache's rows have such");
+  expect_refused("bench --shapes mla1x8 --formats int8/int4", "one row for both");
   expect_refused("bench --queries bf16", "queries is given; it needs --device cuda");
   expect_refused("bench --only-attend", "only-attend is given; it needs --device cuda");
   expect_refused("bench --device cuda --lengths 64", "lengths is given; it needs --device cpu");

@@ -4,6 +4,7 @@
 #include "tools/kvx/bench/bench_cache.hpp"
 #include "tools/kvx/bench/bench_report.hpp"
 #include "tools/kvx/bench/cuda_bench.hpp"
+#include "tools/kvx/bench/latent_shape.hpp"
 #include "tools/kvx/bench/read_bandwidth.hpp"
 #include "tools/kvx/bench/timing.hpp"
 #include "tools/kvx/command.hpp"
@@ -25,7 +26,7 @@ struct BenchOptions {
   std::string json;
   std::string csv;
   std::string device = "cpu";
-  std::string shapes = "a,b,c,d";  // of the GPU's measurements
+  std::string shapes;  // empty: kCudaShapes on a GPU, the lengths on a CPU
   std::string queries = "f16";
   bool only_attend = false;
 };
@@ -74,16 +75,25 @@ Status measure(const BenchShape& shape, const kv::Recipe& recipe, const Engine& 
              [&] { return cache->attend_prefill(next()); });
 }
 
-BenchShape shape_of(const BenchOptions& options, int length) {
-  BenchShape shape = options.shape;
-  shape.length = length;
-  shape.prefill_tokens = std::min(shape.prefill_tokens, length);
-  return shape;
+constexpr const char* kCudaShapes = "a,b,c,d";
+
+// Those of --shapes, or one a length.
+Result<std::vector<BenchShape>> shapes_of(const BenchOptions& options) {
+  if (!options.shapes.empty()) return parse_latent_shapes(options.shapes, options.shape);
+  std::vector<BenchShape> shapes;
+  for (const int length : options.lengths) {
+    BenchShape shape = options.shape;
+    shape.length = length;
+    shape.prefill_tokens = std::min(shape.prefill_tokens, length);
+    shapes.push_back(shape);
+  }
+  return shapes;
 }
 
 constexpr const char* kCpuOptions[] = {"lengths", "sequences", "heads",   "q-heads",     "head-dim",
                                        "prefill", "fast",      "threads", "min-seconds", "csv"};
-constexpr const char* kCudaOptions[] = {"shapes", "queries", "only-attend"};
+constexpr const char* kCudaOptions[] = {"queries", "only-attend"};
+constexpr const char* kOfShapes[] = {"lengths", "sequences", "heads", "q-heads", "head-dim"};
 
 // An option of the other device would be ignored: it is refused.
 Status check_device_options(const Command& command, const std::string& device) {
@@ -92,6 +102,12 @@ Status check_device_options(const Command& command, const std::string& device) {
     if (!command.is_given(fmt::format("--{}", name))) continue;
     return invalid_argument("{} is given; it needs --device {}", name, is_cuda ? "cpu" : "cuda");
   }
+  if (!command.is_given("--shapes")) return {};
+  for (const char* name : kOfShapes) {
+    if (!command.is_given(fmt::format("--{}", name))) continue;
+    return invalid_argument("{} and shapes are given; the names of shapes say it: expected one",
+                            name);
+  }
   return {};
 }
 
@@ -99,10 +115,9 @@ Status run_bench(const BenchOptions& options) {
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   const OutputFile outputs[] = {{"json", options.json}, {"csv", options.csv}};
   KVX_RETURN_IF_ERROR(check_outputs(outputs));
-  for (const int length : options.lengths) {
-    for (const kv::Recipe& recipe : recipes) {
-      KVX_RETURN_IF_ERROR(BenchCache::check(shape_of(options, length), recipe));
-    }
+  KVX_ASSIGN_OR_RETURN(const std::vector<BenchShape> shapes, shapes_of(options));
+  for (const BenchShape& shape : shapes) {
+    for (const kv::Recipe& recipe : recipes) KVX_RETURN_IF_ERROR(BenchCache::check(shape, recipe));
   }
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
 
@@ -111,13 +126,13 @@ Status run_bench(const BenchOptions& options) {
   report.cpu_level = engine.level_name();
   report.threads = engine.executor->num_threads();
   Progress progress;
-  const double num_caches = static_cast<double>(recipes.size() * options.lengths.size());
+  const double num_caches = static_cast<double>(recipes.size() * shapes.size());
   int num_done = 0;
-  for (const int length : options.lengths) {
+  for (const BenchShape& shape : shapes) {
     for (const kv::Recipe& recipe : recipes) {
-      progress.show(num_done++ / num_caches, fmt::format("{}, length {}", recipe.text, length));
-      KVX_RETURN_IF_ERROR(
-          measure(shape_of(options, length), recipe, engine, options.min_seconds, report));
+      progress.show(num_done++ / num_caches,
+                    fmt::format("{}, length {}", recipe.text, shape.length));
+      KVX_RETURN_IF_ERROR(measure(shape, recipe, engine, options.min_seconds, report));
     }
   }
   progress.show(1, "reading memory");
@@ -135,7 +150,8 @@ Status run_cuda_bench(const BenchOptions& options) {
   if (!kCudaIsOptimized) return unsupported("CUDA: {}; nothing to measure", kCuda);
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::Recipe> recipes, parse_recipe_list(options.formats));
   KVX_ASSIGN_OR_RETURN(std::vector<CudaBenchShape> shapes,
-                       parse_cuda_shapes(options.shapes, options.shape.block_size));
+                       parse_cuda_shapes(options.shapes.empty() ? kCudaShapes : options.shapes,
+                                         options.shape.block_size));
   if (!options.json.empty()) KVX_RETURN_IF_ERROR(check_can_write("json", options.json));
   CudaBenchReport report;
   report.version = kVersion;
@@ -196,19 +212,19 @@ void add_bench(Command app, Action& action) {
   command.add_option("--device", o->device, "cpu, or cuda for the first GPU")
       .one_of({"cpu", "cuda"})
       .capture_default_str();
-  command
-      .add_option(
-          "--shapes", o->shapes,
-          "With --device cuda: batches to measure (sequences x tokens, 8 KV heads): a is "
-          "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64, a80 and a96 are a with that "
-          "head_dim, a192 and a256 too, at 4096 tokens, mixed 64 sequences of 128 to 32768 "
-          "tokens, oss and ossw GPT-OSS's layers without and with their window, aw a with a window "
-          "of 4096 tokens, aws with the first four beside it, or SEQUENCESxTOKENS; aq4 is a with 4 "
-          "queries a sequence; a:nhd16 is a on a caller's pages, NHD or HND, in blocks of 16 "
-          "tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
-          "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma; p256 and "
-          "pc192/128 have those head_dims, of K and V")
-      .capture_default_str();
+  command.add_option(
+      "--shapes", o->shapes,
+      "Batches by name. mla64x8192 is latent rows (MLA) of 64 sequences of 8192 tokens and 128 "
+      "query heads, mla64x8192h16 the same with 16; a CPU has these names alone. With --device "
+      "cuda, where a,b,c,d is the default (sequences x tokens, 8 KV heads): a is "
+      "64 x 8192, b 1 x 131072, c 256 x 1024, d 16 x 32768; a64, a80 and a96 are a with that "
+      "head_dim, a192 and a256 too, at 4096 tokens, mixed 64 sequences of 128 to 32768 "
+      "tokens, oss and ossw GPT-OSS's layers without and with their window, aw a with a window "
+      "of 4096 tokens, aws with the first four beside it, or SEQUENCESxTOKENS; aq4 is a with 4 "
+      "queries a sequence; a:nhd16 is a on a caller's pages, NHD or HND, in blocks of 16 "
+      "tokens, scales in regions of their own; prefill: p is a prompt of 8192, "
+      "pc 1024 queries at the end of 32768 tokens, pm and pcm the same without wgmma; p256 and "
+      "pc192/128 have those head_dims, of K and V");
   command
       .add_option(
           "--queries", o->queries,
@@ -233,6 +249,7 @@ void add_bench(Command app, Action& action) {
       "  kvx bench --formats bf16,int8:auto,nvfp4:auto\n"
       "  kvx bench --device cuda --formats bf16,int8,nvfp4 --shapes a,b\n"
       "  kvx bench --heads 3 --q-heads 9 --head-dim 64 --threads 1\n"
+      "  kvx bench --shapes mla1x8192h16 --formats bf16,int8+bf16,nvfp4+bf16 --prefill 16\n"
       "  kvx bench abi --csv abi.csv\n");
   Command abi = add_bench_abi(command, action);
   command.callback([&action, o, abi, command] {

@@ -44,7 +44,11 @@ struct BenchPlan {
 
 Result<BenchPlan> plan_cache(const BenchShape& shape, const kv::Recipe& recipe) {
   BenchPlan plan;
-  plan.geometry = {1, shape.num_kv_heads, shape.head_dim, shape.head_dim, {}};
+  plan.geometry = {.num_layers = 1,
+                   .num_kv_heads = shape.num_kv_heads,
+                   .k_head_dim = shape.head_dim,
+                   .v_head_dim = shape.value_dim(),
+                   .is_latent = shape.is_latent()};
   KVX_ASSIGN_OR_RETURN(std::vector<kv::LayerPlan> layers,
                        kv::plan_layers(plan.geometry, recipe, {}));
   KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
@@ -146,11 +150,11 @@ void BenchCache::fill_inputs() {
   const int64_t num_queries = std::max(shape_.num_sequences, shape_.prefill_tokens);
   fill(rows_, int64_t{kStepTokens} * shape_.num_kv_heads);
   fill(queries_, num_queries * shape_.num_q_heads);
-  out_.resize(queries_.size());
+  out_.resize(num_queries * shape_.num_q_heads * shape_.value_dim());
   slots_.resize(kStepTokens);
   positions_.resize(kStepTokens);
   gathered_k_.resize(int64_t{shape_.length} * shape_.num_kv_heads * shape_.head_dim);
-  gathered_v_.resize(gathered_k_.size());
+  gathered_v_.resize(int64_t{shape_.length} * shape_.num_kv_heads * shape_.value_dim());
 }
 
 // Neighbouring blocks of a sequence lie num_sequences blocks apart, as when sequences grow
@@ -173,7 +177,7 @@ Status BenchCache::append_rows(const ops::LayerView& view, int64_t num_tokens,
   args.transform = store_->transform();
   args.k = dense_rows(static_cast<const float*>(rows_.data()), DType::kF32, shape_.num_kv_heads,
                       shape_.head_dim);
-  args.v = args.k;
+  if (!shape_.is_latent()) args.v = args.k;
   for (int64_t first = 0; first < num_tokens; first += kStepTokens) {
     const int64_t count = std::min<int64_t>(kStepTokens, num_tokens - first);
     for (int64_t t = 0; t < count; ++t) {
@@ -209,7 +213,7 @@ Status BenchCache::gather(int sequence) {
   args.num_sequences = shape_.num_sequences;
   args.ranges = {&range, 1};
   args.k = dense_rows(gathered_k_.data(), DType::kF32, shape_.num_kv_heads, shape_.head_dim);
-  args.v = dense_rows(gathered_v_.data(), DType::kF32, shape_.num_kv_heads, shape_.head_dim);
+  args.v = dense_rows(gathered_v_.data(), DType::kF32, shape_.num_kv_heads, shape_.value_dim());
   return ops::gather(context_, args);
 }
 
@@ -235,7 +239,7 @@ Status BenchCache::attend(int first_sequence, int num_sequences, int queries_per
   args.num_q_heads = shape_.num_q_heads;
   args.q = dense_rows(static_cast<const float*>(queries_.data()), DType::kF32, shape_.num_q_heads,
                       shape_.head_dim);
-  args.out = dense_rows(out_.data(), DType::kF32, shape_.num_q_heads, shape_.head_dim);
+  args.out = dense_rows(out_.data(), DType::kF32, shape_.num_q_heads, shape_.value_dim());
   args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   if (shape_.is_fast) args.precision = ops::Precision::kFast;
   return ops::attend(context_, args);

@@ -18,9 +18,14 @@ struct BenchShape {
   int num_kv_heads = 8;
   int num_q_heads = 32;
   int head_dim = 128;
+  int latent_dim = 0;  // of latent rows (MLA), the first so many numbers are V; 0: V has its own
   int block_size = 64;
   int prefill_tokens = 512;  // of a sequence's end, when prefill attention is measured
   bool is_fast = false;      // attention's precision
+
+  bool operator==(const BenchShape&) const = default;
+  bool is_latent() const { return latent_dim > 0; }
+  int value_dim() const { return is_latent() ? latent_dim : head_dim; }
 };
 
 class BenchCache {
@@ -82,9 +87,9 @@ class BenchCache {
   std::vector<int64_t> slots_;       // [kStepTokens]
   std::vector<int64_t> positions_;   // [kStepTokens]
   std::vector<float> queries_;       // [max(num_sequences, prefill), num_q_heads, head_dim]
-  std::vector<float> out_;           // the same shape
+  std::vector<float> out_;           // [the same, value_dim]
   std::vector<float> gathered_k_;    // [length, num_kv_heads, head_dim]
-  std::vector<float> gathered_v_;    // the same shape
+  std::vector<float> gathered_v_;    // [length, num_kv_heads, value_dim]
   std::vector<uint64_t> read_sums_;  // [num_sequences, num_kv_heads]
 };
 

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tools/kvx/bench/latent_shape.hpp"
 #include "tools/kvx/table.hpp"
 
 namespace kvx::tool {
@@ -24,6 +26,8 @@ Json json_of(const BenchReport& report, const Measurement& m) {
           {"kv_heads", m.shape.num_kv_heads},
           {"q_heads", m.shape.num_q_heads},
           {"head_dim", m.shape.head_dim},
+          {"value_dim", m.shape.value_dim()},
+          {"is_latent", m.shape.is_latent()},
           {"block_size", m.shape.block_size},
           {"precision", m.shape.is_fast ? "fast" : "accurate"},
           {"tokens", m.num_tokens},
@@ -49,27 +53,29 @@ std::string cell(const char* pattern, std::optional<double> number) {
 }  // namespace
 
 std::optional<double> BenchReport::seconds_of(const char* format, const char* verb,
-                                              int length) const {
+                                              const BenchShape& shape) const {
   for (const Measurement& m : measurements) {
-    if (m.format == format && m.verb == verb && m.shape.length == length) return m.seconds;
+    if (m.format == format && m.verb == verb && m.shape == shape) return m.seconds;
   }
   return std::nullopt;
 }
 
 std::optional<double> BenchReport::percent_of_block_read(const Measurement& m) const {
   if (m.verb != kAttendDecode) return std::nullopt;
-  const std::optional<double> read = seconds_of(m.format.c_str(), kReadBlocks, m.shape.length);
+  const std::optional<double> read = seconds_of(m.format.c_str(), kReadBlocks, m.shape);
   return read ? std::optional(100 * *read / m.seconds) : std::nullopt;
 }
 
 std::optional<double> BenchReport::time_over_bf16(const Measurement& m) const {
-  const std::optional<double> bf16 = seconds_of("bf16", m.verb.c_str(), m.shape.length);
+  const std::optional<double> bf16 = seconds_of("bf16", m.verb.c_str(), m.shape);
   return bf16 ? std::optional(m.seconds / *bf16) : std::nullopt;
 }
 
 std::string bench_table(const BenchReport& report, bool color) {
+  const auto is_latent = [](const Measurement& m) { return m.shape.is_latent(); };
+  const bool has_names = std::ranges::any_of(report.measurements, is_latent);
   Table table({{"format"},
-               {"length", Align::kRight},
+               {has_names ? "shape" : "length", Align::kRight},
                {"verb"},
                {"packed MB", Align::kRight},
                {"ms", Align::kRight},
@@ -80,8 +86,8 @@ std::string bench_table(const BenchReport& report, bool color) {
                {"tokens/s", Align::kRight}});
   for (const Measurement& m : report.measurements) {
     table.add_row(
-        {m.format, fmt::format("{}", m.shape.length), m.verb,
-         fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
+        {m.format, has_names ? latent_batch_name(m.shape) : fmt::format("{}", m.shape.length),
+         m.verb, fmt::format("{:.1f}", static_cast<double>(m.packed_bytes) / 1e6),
          fmt::format("{:.2f}", 1e3 * m.seconds), fmt::format("{:.2f}", m.gigabytes_per_second()),
          fmt::format("{:.1f}", report.percent_of_read(m)),
          cell("{:.1f}", report.percent_of_block_read(m)), cell("{:.2f}", report.time_over_bf16(m)),

@@ -42,7 +42,8 @@ struct BenchReport {
   std::optional<double> time_over_bf16(const Measurement& measurement) const;
 
  private:
-  std::optional<double> seconds_of(const char* format, const char* verb, int length) const;
+  std::optional<double> seconds_of(const char* format, const char* verb,
+                                   const BenchShape& shape) const;
 };
 
 std::string bench_table(const BenchReport& report, bool color);

@@ -38,7 +38,7 @@ Status CudaBench::measure_attend(CudaMeasurement m) {
   m.packed_bytes = sets_.attend_bytes();
   m.yardstick_seconds = static_cast<double>(m.packed_bytes) / report_.bandwidth.read / 1e9;
   const CudaBenchShape& named = sets_.named();
-  if (named.is_latent) {
+  if (named.shape.is_latent()) {
     m.flops = 2.0 * (named.shape.head_dim + named.value_dim) * named.shape.num_q_heads *
               named.q_len * static_cast<double>(sets_.tokens_seen());
   }
@@ -127,7 +127,7 @@ Status CudaBench::measure(const std::string& format, bool only_attend) {
     KVX_RETURN_IF_ERROR(measure_prefill(m));
   } else {
     KVX_RETURN_IF_ERROR(measure_attend(m));
-    if (named.pages == PageOrder::kPool && !named.is_latent && !only_attend &&
+    if (named.pages == PageOrder::kPool && !named.shape.is_latent() && !only_attend &&
         !sets_.has_full_precision_window()) {
       KVX_RETURN_IF_ERROR(measure_step(m));
       KVX_RETURN_IF_ERROR(measure_moves(m));

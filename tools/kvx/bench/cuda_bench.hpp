@@ -18,13 +18,12 @@ namespace kvx::tool {
 struct CudaBenchShape {
   std::string name;
   BenchShape shape;
-  int value_dim = 128;  // K's is the shape's head_dim
+  int value_dim = 128;  // K's is the shape's head_dim; of latent rows the shape's own value_dim()
   int q_len = 1;
   int window = 0;
   int window_sinks = 0;
   PageOrder pages = PageOrder::kPool;
   bool has_sinks = false;
-  bool is_latent = false;          // one head's rows of 576 numbers, the first 512 of which are V
   bool without_wgmma = false;      // a prompt in the kernel that older and newer devices have
   DType query_type = DType::kF16;  // of 16 bits; outputs' too
   bool is_mixed = false;           // lengths from 128 to the shape's, evenly on a logarithmic scale

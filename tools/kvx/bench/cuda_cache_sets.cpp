@@ -11,6 +11,7 @@
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
+#include "ops/value_prefix.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -25,7 +26,11 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
   KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
   stream_.emplace(std::move(stream));
   context_.stream = stream_->get();
-  const kv::CacheGeometry geometry = {1, shape_.num_kv_heads, dim_of(0), dim_of(1), {}};
+  const kv::CacheGeometry geometry = {.num_layers = 1,
+                                      .num_kv_heads = shape_.num_kv_heads,
+                                      .k_head_dim = dim_of(0),
+                                      .v_head_dim = dim_of(1),
+                                      .is_latent = shape_.is_latent()};
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerPlan> layers,
                        kv::plan_layers(geometry, recipe, {}));
   KVX_ASSIGN_OR_RETURN(std::vector<kv::GroupPlan> groups,
@@ -52,10 +57,10 @@ Status CudaCacheSets::prepare(const kv::Recipe& recipe) {
       store_, kv::LayerStore::create(geometry, 0, layers.front(), recipe.full_precision_spec, {},
                                      packed, full_precision));
   KVX_RETURN_IF_ERROR(move_tables_to_device());
-  if (named_.is_latent) {
+  if (shape_.is_latent() && more_runs_.empty()) {  // rows in segments lie as a cache of kvx's own
     KVX_ASSIGN_OR_RETURN(
         blocks_, lay_out_latent_pages(*memory_, num_blocks, shape_.block_size, runs_.front()));
-  } else if (named_.pages != PageOrder::kPool) {
+  } else if (!shape_.is_latent() && named_.pages != PageOrder::kPool) {
     KVX_ASSIGN_OR_RETURN(blocks_, lay_out_pages(*memory_, named_.pages, num_blocks,
                                                 shape_.block_size, runs_.front()));
   }
@@ -83,28 +88,44 @@ Status CudaCacheSets::make_feedback() {
 // The store's calibration lies in host memory: one number a head.
 Status CudaCacheSets::move_tables_to_device() {
   runs_.assign(store_->packed().runs.begin(), store_->packed().runs.end());
-  if (named_.pages == PageOrder::kPool && !named_.is_latent) {
+  if (const ops::LayerView* more = store_->packed().next_segment) {
+    more_runs_.assign(more->runs.begin(), more->runs.end());
+    more_ = *more;
+    more_.runs = more_runs_;
+  }
+  if (named_.pages == PageOrder::kPool && !shape_.is_latent()) {
     for (ops::HeadRun& run : runs_) {
       run.k.is_interleaved = run.v.is_interleaved =
           ops::attend_takes_interleaved_order(context_, run, shape_.block_size);
     }
   }
   for (ops::HeadRun& run : runs_) {
-    for (ops::SideView* side : {&run.k, &run.v}) {
-      if (side->tensor_scales != nullptr) {
-        const std::vector<float> host(side->tensor_scales, side->tensor_scales + run.num_heads);
-        KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
-        side->tensor_scales = array.as<float>();
-        tables_.push_back(std::move(array));
-      }
-      if (side->spec.scale_source != format::ScaleSource::kGiven) continue;
-      const int64_t bytes = run.num_heads * std::max<int64_t>(side->scales.head_stride, 4);
-      const std::vector<uint8_t> host(side->scales.base, side->scales.base + bytes);
-      KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
-      side->scales.base = array.as<uint8_t>();
-      tables_.push_back(std::move(array));
+    KVX_RETURN_IF_ERROR(move_tables_to_device(run.k, run.num_heads));
+    if (run.v.is_alias) {
+      run.v = ops::prefix_of(run.k, run.v.head_dim);
+    } else {
+      KVX_RETURN_IF_ERROR(move_tables_to_device(run.v, run.num_heads));
     }
   }
+  for (ops::HeadRun& run : more_runs_) {
+    KVX_RETURN_IF_ERROR(move_tables_to_device(run.k, run.num_heads));
+  }
+  return {};
+}
+
+Status CudaCacheSets::move_tables_to_device(ops::SideView& side, int num_heads) {
+  if (side.tensor_scales != nullptr) {
+    const std::vector<float> host(side.tensor_scales, side.tensor_scales + num_heads);
+    KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
+    side.tensor_scales = array.as<float>();
+    tables_.push_back(std::move(array));
+  }
+  if (side.spec.scale_source != format::ScaleSource::kGiven) return {};
+  const int64_t bytes = num_heads * std::max<int64_t>(side.scales.head_stride, 4);
+  const std::vector<uint8_t> host(side.scales.base, side.scales.base + bytes);
+  KVX_ASSIGN_OR_RETURN(DeviceArray array, DeviceArray::of(*memory_, host));
+  side.scales.base = array.as<uint8_t>();
+  tables_.push_back(std::move(array));
   return {};
 }
 
@@ -148,10 +169,8 @@ int64_t CudaCacheSets::attend_bytes() const {
   const auto bytes_of_block = [](const cache::BlockLayout& layout) {
     return layout.code_bytes() + layout.scale_bytes();
   };
-  if (named_.is_latent) {
-    const ops::SideView& rows = runs_.front().k;
-    return tokens_seen() * (format::code_bytes_per_row(rows.spec, rows.head_dim) +
-                            format::scale_bytes_per_row(rows.spec, rows.head_dim));
+  if (shape_.is_latent() && !has_full_precision_window()) {
+    return tokens_seen() * (group_.packed.token_code_bytes + group_.packed.token_scale_bytes);
   }
   int64_t packed = 0, full_precision = 0;
   for (const int32_t len : lens_) {

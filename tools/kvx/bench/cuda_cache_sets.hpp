@@ -81,10 +81,12 @@ class CudaCacheSets {
   ops::LayerView packed() const {
     ops::LayerView view = store_->packed();
     view.runs = runs_;
+    if (!more_runs_.empty()) view.next_segment = &more_;
     return view;
   }
 
   Status move_tables_to_device();
+  Status move_tables_to_device(ops::SideView& side, int num_heads);
   Status make_tokens();
   void make_lens();
   Status make_full_precision_window();
@@ -105,7 +107,9 @@ class CudaCacheSets {
   cache::Region blocks_;
   std::unique_ptr<kv::LayerStore> store_;
   std::vector<ops::HeadRun> runs_;
-  std::vector<DeviceArray> tables_;  // given scales and tensor scales
+  std::vector<ops::HeadRun> more_runs_;  // of the second segment, where rows have one
+  ops::LayerView more_;                  // those runs, as packed() refers to them
+  std::vector<DeviceArray> tables_;      // given scales and tensor scales
   int num_sets_ = 1;
   cache::Region full_precision_blocks_;
   DeviceArray block_ids_;  // [num_sets, num_sequences, blocks_per_sequence]

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "tools/kvx/bench/cuda_bench.hpp"
+#include "tools/kvx/bench/latent_shape.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -31,33 +32,14 @@ bool set_prefill(const std::string& name, CudaBenchShape& named) {
   return true;
 }
 
-// mla64x8192, mla64x8192h16: latent rows of as many sequences and tokens, and 128 query heads or so
-// many, 1 to 128; mlamixed: lengths up to 32768.
 bool set_latent(const std::string& name, CudaBenchShape& named) {
-  int sequences = 64, tokens = 32768, heads = 128, length = 0;
-  named.is_mixed = name.starts_with("mlamixed");
-  if (named.is_mixed) {
-    length = 8;
-  } else if (std::sscanf(name.c_str(), "mla%dx%d%n", &sequences, &tokens, &length) < 2) {
-    return false;
-  }
-  const int end_of_tokens = length;
-  if (length < std::ssize(name) &&
-      (std::sscanf(name.c_str() + length, "h%d%n", &heads, &length) < 1 ||
-       end_of_tokens + length != std::ssize(name))) {
-    return false;
-  }
-  if (sequences < 1 || sequences > 4096 || tokens < 1 || tokens > 1 << 20 || heads < 1 ||
-      heads > 128) {
-    return false;
-  }
-  named.is_latent = true;
-  named.shape.num_sequences = sequences;
-  named.shape.length = tokens;
-  named.shape.num_kv_heads = 1;
-  named.shape.num_q_heads = heads;
-  named.shape.head_dim = 576;
-  named.value_dim = 512;
+  const std::optional<LatentBatch> batch = parse_latent_batch(name);
+  if (!batch) return false;
+  const int block_size = named.shape.block_size;
+  named.shape = batch->shape;
+  named.shape.block_size = block_size;
+  named.value_dim = named.shape.value_dim();
+  named.is_mixed = batch->is_mixed;
   return true;
 }
 
@@ -137,7 +119,7 @@ Result<std::vector<CudaBenchShape>> parse_cuda_shapes(const std::string& names, 
           "h16: 16 query heads, 1 to 128)",
           named.name);
     }
-    if (!named.is_prefill() && !named.is_latent) named.value_dim = s.head_dim;
+    if (!named.is_prefill() && !s.is_latent()) named.value_dim = s.head_dim;
     s.prefill_tokens = std::min(s.prefill_tokens, s.length);
     shapes.push_back(named);
   }
