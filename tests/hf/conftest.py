@@ -114,6 +114,11 @@ def left_padded(rows, tokens, hidden):
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def right_padded(rows, tokens, hidden):
+    """Input ids and mask; row b ends with hidden[b] pads."""
+    return {name: states.flip(1) for name, states in left_padded(rows, tokens, hidden).items()}
+
+
 def tokens_of(model, cache, inputs, **options):
     options = {"max_new_tokens": 20, "do_sample": False, **options}
     torch.manual_seed(11)

@@ -8,6 +8,7 @@ from conftest import (
     left_padded,
     passed,
     prompt,
+    right_padded,
     stock_tokens,
     tiny_model,
     tokens_of,
@@ -179,6 +180,28 @@ def test_hidden_tokens_take_no_memory():
     with torch.no_grad():
         model(**left_padded(2, 130, [0, 129]), **passed(cache))
     assert [layer.cache.num_tokens(1) for layer in cache.layers] == [1] * SIZES["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_right_padded_batches(name, recipe):
+    """generate() goes on from a hidden token here: its query sees the stored tokens before it."""
+    inputs = right_padded(3, 150, [0, 11, 149])
+    assert torch.equal(kvx_tokens(name, inputs, recipe), stock_tokens(name, inputs))
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8:source=page,immediate"])
+def test_hidden_tokens_leave_stored_bytes_alone(recipe):
+    model = kvx.hf.enable(tiny_model("llama"))
+    inputs = right_padded(1, 30, [8])
+    padded, alone = kvx.hf.Cache(model.config, recipe), kvx.hf.Cache(model.config, recipe)
+    with torch.no_grad():
+        model(**inputs, **passed(padded))
+        model(inputs["input_ids"][:, :22], **passed(alone))
+    for one, two in zip(padded.layers, alone.layers, strict=True):
+        stored = [layer.cache.gather(0, 0) for layer in (one, two)]
+        assert one.cache.num_tokens(0) == 22
+        assert all((a == b).all() for a, b in zip(*stored, strict=True))
 
 
 def test_a_layer_may_have_a_recipe_of_its_own():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import left_padded, passed, prompt, tiny_model, tokens_of
+from conftest import left_padded, passed, prompt, right_padded, tiny_model, tokens_of
 from transformers import DynamicCache
 
 import kvx
@@ -45,6 +45,11 @@ def test_greedy(model_name, recipe):
 
 def test_left_padded_batches(model_name):
     found, expected, _ = both(model_name, left_padded(3, 30, [0, 11, 29]))
+    assert torch.equal(found, expected)
+
+
+def test_right_padded_batches():
+    found, expected, _ = both("llama", right_padded(3, 150, [0, 11, 149]))
     assert torch.equal(found, expected)
 
 

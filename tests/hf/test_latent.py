@@ -10,6 +10,7 @@ from conftest import (
     left_padded,
     passed,
     prompt,
+    right_padded,
     stock_tokens,
     tiny_model,
     tokens_of,
@@ -63,8 +64,9 @@ def test_greedy(latent_model, recipe):
     assert torch.equal(kvx_tokens(latent_model, inputs, recipe), expected)
 
 
-def test_left_padded_batches(latent_model):
-    inputs = left_padded(3, 30, [0, 11, 29])
+@pytest.mark.parametrize("padded", [left_padded, right_padded])
+def test_padded_batches(latent_model, padded):
+    inputs = padded(3, 30, [0, 11, 29])
     assert torch.equal(kvx_tokens(latent_model, inputs), stock_tokens(latent_model, inputs))
 
 
@@ -111,6 +113,21 @@ def test_saved_rows_are_loaded(latent_model, tmp_path):
     other.load(tmp_path / "chat")
     expected = tokens_of(model, cache, {"input_ids": tokens}, max_new_tokens=8)
     assert torch.equal(tokens_of(model, other, {"input_ids": tokens}, max_new_tokens=8), expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_whole_graph_says_the_same_tokens(latent_model, backend):
+    """Compiled with fullgraph=True, rows padded on the left, and another cache in the same graph."""
+    inputs = left_padded(2, 30, [0, 11])
+    model = kvx.hf.enable(tiny_model(latent_model))
+    model.forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+    caches = [kvx.hf.Cache(model.config, recipe) for recipe in ("f32", "f32", "int8")]
+    found = [tokens_of(model, cache, inputs) for cache in caches]
+    torch.compiler.reset()
+    expected = stock_tokens(latent_model, inputs)
+    assert torch.equal(found[0], expected) and torch.equal(found[1], expected)
+    assert torch.equal(found[2], kvx_tokens(latent_model, inputs, "int8"))
+    assert caches[2].cost(64).bytes_per_token < caches[0].cost(64).bytes_per_token / 3
 
 
 def test_without_a_kvx_cache_the_model_is_itself(latent_model):

@@ -85,20 +85,26 @@ def tests_of(parser, checkout, models):
     return tests
 
 
+def _split(arguments):
+    """The arguments before "--", and those behind it, which are pytest's."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--models", default="llama,mistral")
     parser.add_argument("--stock", action="store_true", help="without kvx")
-    parser.add_argument("options", nargs="*", help="for pytest")
-    options = parser.parse_args()
+    arguments, pytest_options = _split(sys.argv[1:])
+    options = parser.parse_args(arguments)
     checkout = options.checkout.resolve()
     tests = tests_of(parser, checkout, options.models.split(","))
     sys.path.insert(0, str(checkout))
     swap = Swap(options.stock)
     pytest.main(
         ["-q", "--rootdir", str(checkout), "-p", "no:cacheprovider", "-k", CHOSEN]
-        + [*map(str, tests), *options.options],
+        + [*map(str, tests), *pytest_options],
         plugins=[swap],
     )
     for reason, count in swap.refusals.most_common():

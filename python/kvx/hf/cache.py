@@ -13,7 +13,7 @@ from kvx.formats import parse_recipe
 from kvx.hf import compiled, reuse
 from kvx.hf.interface import NAME, check_tuned_model, checked_config, layer_windows
 from kvx.hf.latent import latent_shape
-from kvx.hf.layer import Layer, StoredRows, repeated, untraced
+from kvx.hf.layer import Layer, Run, repeated, untraced
 
 
 class Cache(TransformersCache):
@@ -127,7 +127,7 @@ class Cache(TransformersCache):
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         layer = self.layers[layer_idx]
-        if torch.compiler.is_compiling() and not layer.is_latent:
+        if torch.compiler.is_compiling():
             self._refuse_other_attention()
             compiled.expect(layer)
             return key_states, value_states
@@ -154,6 +154,7 @@ class Cache(TransformersCache):
         if layer_idx == 0:
             self._refuse_half_a_pass()
         layer.prepare(key, value)
+        value = None if layer.is_latent else value  # a latent row's value is a part of it
         return layer.attend(query, key, value, mask, scaling, softcap, sinks)
 
     def _refuse_other_attention(self):
@@ -190,7 +191,7 @@ class Cache(TransformersCache):
         return layer
 
     def rows_of(self, mask, past, tokens, batch):
-        """Which new tokens each sequence stores: a StoredRows each, or None when all store all.
+        """Which new tokens each sequence stores: its Runs, or None when all store all.
 
         The same for every layer of a forward pass, so it is computed once.
         """
@@ -224,7 +225,7 @@ class Cache(TransformersCache):
                 "them; kvx.hf does not store hidden tokens"
             )
         self._columns = None if bool(mask.all()) else mask
-        self._rows = None if bool(mask[:, past:].all()) else [_rows_of(row[past:]) for row in mask]
+        self._rows = None if bool(mask[:, past:].all()) else [_runs_of(row[past:]) for row in mask]
         self._rows_key = (given, past, tokens)
         return self._rows
 
@@ -368,8 +369,11 @@ def _has_holes(mask):
     return bool((runs > 1).any())
 
 
-def _rows_of(shown):
+def _runs_of(shown):
     """shown: bool [tokens]."""
-    index = shown.nonzero().squeeze(1)
-    is_left_padded = len(index) == 0 or len(shown) - int(index[0]) == len(index)
-    return StoredRows(first=len(shown) - len(index)) if is_left_padded else StoredRows(index=index)
+    values, lengths = shown.unique_consecutive(return_counts=True)
+    ends = lengths.cumsum(0).tolist()
+    return [
+        Run(end - length, end, is_stored)
+        for end, length, is_stored in zip(ends, lengths.tolist(), values.tolist())
+    ]

@@ -43,6 +43,11 @@ def expect(layer: Any) -> None:
     _expected.append(layer)
 
 
+def expects_latent() -> bool:
+    """Whether a traced update() of a latent layer came last."""
+    return bool(_expected) and _expected[-1].is_latent
+
+
 def take_expected() -> Any:
     """The layer that is expected, None where none is."""
     return _expected.pop() if _expected else None
@@ -76,7 +81,8 @@ torch.library.register_fake("kvx::attend_cached", _fake, lib=_library)
 def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> Tensor:
     """What the layer's append_and_attend returns; options: softmax_scale, softcap, sinks.
 
-    q [batch, heads, tokens, dim]; k, v: the new tokens' [batch, kv_heads, tokens, dim]; mask: bool
-    [batch, all positions] or None. Returns [batch, tokens, heads, dim].
+    q [batch, heads, tokens, dim]; k, v: the new tokens' [batch, kv_heads, tokens, dim], in a latent
+    layer the rows and the part of them that is the value; mask: bool [batch, all positions] or None.
+    Returns [batch, tokens, heads, dim of v].
     """
     return torch.ops.kvx.attend_cached(layer.number, layer.index, q, k, v, mask, *options)

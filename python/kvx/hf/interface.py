@@ -188,12 +188,12 @@ def attention(
             f"{layer.window}"
         )
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    if expected is not None:
-        options = (scaling, float(softcap or 0.0), sinks)
-        return compiled.attend(layer, query, key, value, attention_mask, *options), None
-    options = (attention_mask, scaling, softcap, sinks)
+    is_traced = expected is not None
+    options = (attention_mask, scaling, float(softcap or 0.0), sinks)
     if layer.is_latent:
-        return latent.attend(layer, module, query, key, value, *options), None
+        return latent.attend(layer, module, query, key, value, *options, is_traced), None
+    if is_traced:
+        return compiled.attend(layer, query, key, value, *options), None
     return layer.attend(query, key, value, *options), None
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kvx.errors import UnsupportedError
+from kvx.hf import compiled
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _pass_kvx_rows(attention_class):
 
     @functools.wraps(expand)
     def expand_kv(self, kv_nope, k_rot):
-        if getattr(kv_nope, "kvx_layer", None) is not None:
+        if compiled.expects_latent() or getattr(kv_nope, "kvx_layer", None) is not None:
             return kv_nope, k_rot
         return expand(self, kv_nope, k_rot)
 
@@ -66,12 +67,13 @@ def _pass_kvx_rows(attention_class):
     attention_class.expand_kv = expand_kv
 
 
-def attend(layer, module, query, latent, rotary, mask, scaling, softcap, sinks):
+def attend(layer, module, query, latent, rotary, mask, scaling, softcap, sinks, is_traced):
     """Appends the new tokens' rows and attends, the expansion absorbed in query and output.
 
     module: the model's attention, whose ``kv_b_proj`` makes keys and values of a latent row
     query:  [batch, heads, tokens, key_dim + rotary_dim]
     latent, rotary: [batch, 1, tokens, latent_dim and rotary_dim]
+    is_traced: whether torch.compile traces this call
     Returns [batch, tokens, heads, value_dim]. Raises kvx.UnsupportedError: a projection that is no
     plain linear one.
     """
@@ -80,7 +82,10 @@ def attend(layer, module, query, latent, rotary, mask, scaling, softcap, sinks):
     absorbed = torch.einsum("bhtk,hkl->bhtl", query[..., :key_dim], to_keys)
     query = torch.cat((absorbed, query[..., key_dim:]), dim=-1)
     rows = torch.cat((latent, rotary), dim=-1)
-    out = layer.attend(query, rows, None, mask, scaling, softcap, sinks)
+    if is_traced:
+        out = compiled.attend(layer, query, rows, latent, mask, scaling, softcap, sinks)
+    else:
+        out = layer.attend(query, rows, None, mask, scaling, softcap, sinks)
     return torch.einsum("bthl,hvl->bthv", out, to_values)
 
 

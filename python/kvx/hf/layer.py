@@ -58,18 +58,17 @@ class _Shared:
 
 
 @dataclass(frozen=True)
-class StoredRows:
-    """Which of a sequence's new tokens are stored: all from ``first`` on, or those of ``index``."""
+class Run:
+    """New tokens of a sequence, one after the other, that are all stored or all hidden."""
 
-    first: int = 0
-    index: "torch.Tensor | None" = None
+    first: int
+    end: int
+    is_stored: bool
 
     def of(self, tokens):
-        """tokens: [tokens, heads, head_dim]."""
-        return tokens[self.first :] if self.index is None else tokens[self.index]
-
-    def to(self, device):
-        return self if self.index is None else StoredRows(index=self.index.to(device))
+        """tokens: [heads, tokens, dim]; the run's, as the verbs have them: [tokens, heads, dim], a
+        view."""
+        return tokens.transpose(0, 1)[self.first : self.end]
 
 
 class Layer(CacheLayerMixin):
@@ -272,32 +271,46 @@ class Layer(CacheLayerMixin):
                     0, query[:, :, 0], key[:, :, 0], v, out[:, 0], **options
                 )
         else:
-            # Nothing reads a hidden token's output, but it must be a number.
+            # Hidden tokens that have none before them get zeros: nothing reads these.
             out = query.new_empty(shape) if rows is None else query.new_zeros(shape)
             for b in range(batch):
-                stored = StoredRows() if rows is None else rows[b]
-                v = None if value is None else value[b]
-                self._append_sequence(b, stored, query[b], key[b], v, out[b], options)
+                for run in [Run(0, tokens, True)] if rows is None else rows[b]:
+                    v = None if value is None else run.of(value[b])
+                    states = (run.of(query[b]), run.of(key[b]), v, out[b, run.first : run.end])
+                    if run.is_stored:
+                        self._append(self.sequences[b], *states, options)
+                    elif self.cache.num_tokens(self.sequences[b]):
+                        self._attend_hidden(self.sequences[b], *states, options)
         return out
 
-    def _append_sequence(self, b, stored, query, key, value, out, options):
-        stored = stored.to(out.device)
-        # [heads, tokens, dim] to the verbs' [tokens, heads, dim]: a view.
-        q, k = (stored.of(x.transpose(0, 1)) for x in (query, key))
-        v = None if value is None else stored.of(value.transpose(0, 1))
-        target = stored.of(out)
-        sequence = self.sequences[b]
+    def _append(self, sequence, query, key, value, out, options):
         first = 0
-        while first < len(q):
+        while first < len(query):
             # On a GPU a step takes a limited number of tokens (kvx.Cache.max_step_tokens).
-            count = min(len(q) - first, self.cache.max_step_tokens(sequence))
+            part = slice(first, first + self.cache.max_step_tokens(sequence))
+            with self.cache.step([(sequence, len(query[part]))]):
+                v = None if value is None else value[part]
+                self.cache.append_and_attend(0, query[part], key[part], v, out[part], **options)
+            first = part.stop
+
+    def _attend_hidden(self, sequence, query, key, value, out, options):
+        """The queries of hidden tokens see the stored ones before them. The verbs append as they
+        attend, so rows of zeros are appended, seen by none, and dropped; a page's scale does not
+        grow by them."""
+        room = self.owner.block_size - self.cache.num_tokens(sequence) % self.owner.block_size
+        count = min(room, self.cache.max_step_tokens(sequence))  # within a block, as trees need it
+        for first in range(0, len(query), count):
             part = slice(first, first + count)
-            with self.cache.step([(sequence, count)]):
-                values = None if v is None else v[part]
-                self.cache.append_and_attend(0, q[part], k[part], values, target[part], **options)
-            first += count
-        if stored.index is not None:
-            out[stored.index] = target
+            tokens = len(query[part])
+            unseen = torch.zeros((tokens, tokens), dtype=torch.uint8, device=query.device)
+            k, v = (None if x is None else torch.zeros_like(x[part]) for x in (key, value))
+            self.cache.begin_step([(sequence, tokens)])
+            try:
+                self.cache.append_and_attend(
+                    0, query[part], k, v, out[part], tree_mask=unseen, **options
+                )
+            finally:
+                self.cache.cancel_step()
 
     def get_seq_length(self):
         return self.length
