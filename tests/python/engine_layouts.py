@@ -110,6 +110,75 @@ def sglang_fp4(codes, exponents):
     return data, exponents.reshape(slots, -1).astype(np.uint8), values.astype(np.float32)
 
 
+def fp8_e4m3(codes):
+    """The numbers of positive E4M3 codes below 0x7f."""
+    exponent, mantissa = codes >> 3, codes & 7
+    return np.where(
+        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * np.exp2(exponent - 7.0)
+    ).astype(np.float32)
+
+
+def nvfp4_values(codes, scales, tensor_scale):
+    """The numbers of E2M1 codes [..., dim] and E4M3 scales [..., dim / 16]."""
+    step = fp8_e4m3(scales) * np.float32(tensor_scale)
+    return fp4_e2m1(codes) * np.repeat(step, 16, axis=-1)
+
+
+def vllm_nvfp4(sides, order, is_swizzled):
+    """Logical [blocks, 2 * heads, tokens, dim / 2 + dim / 16]; a page is [K codes][K scales]
+    [V codes][V scales], each by tokens (NHD) or heads (HND). sides: (codes [blocks, tokens, heads,
+    dim], scales [blocks, tokens, heads, dim / 16]) of K and V. Swizzled: of V, the scale of (t, s)
+    lies where (t / 4 * 4 + s / (S / 4), s % (S / 4) * 4 + t % 4) would."""
+    blocks, tokens, heads, dim = sides[0][0].shape
+    groups, row = dim // 16, dim // 2
+    page = heads * tokens * (row + groups)
+    memory = np.zeros((blocks, 2 * page), np.uint8)
+
+    def place(t, h, size):
+        return (t * heads + h if order == "NHD" else h * tokens + t) * size
+
+    for side, (codes, scales) in enumerate(sides):
+        for b in range(blocks):
+            for t in range(tokens):
+                for h in range(heads):
+                    for d in range(dim):
+                        at = side * page + place(t, h, row) + d // 2
+                        memory[b, at] |= codes[b, t, h, d] << (4 * (d % 2))
+                    for s in range(groups):
+                        t_at, s_at = t, s
+                        if side == 1 and is_swizzled:
+                            t_at = t // 4 * 4 + s // (groups // 4)
+                            s_at = s % (groups // 4) * 4 + t % 4
+                        at = side * page + heads * tokens * row + place(t_at, h, groups) + s_at
+                        memory[b, at] = scales[b, t, h, s]
+    if order == "NHD":
+        return memory.reshape(blocks, tokens, 2 * heads, -1).swapaxes(1, 2)
+    return memory.reshape(blocks, 2 * heads, tokens, -1)
+
+
+def trtllm_nvfp4(sides, num_layers, layer, is_swizzled):
+    """A pool [blocks, layers, 2, heads * tokens * dim / 2] and its block-scale pool. Swizzled: of
+    V, the scale s of row r (head * tokens + token) is number r / 4 * 4S + 4s + r % 4."""
+    blocks, tokens, heads, dim = sides[0][0].shape
+    groups, row = dim // 16, dim // 2
+    pool = np.zeros((blocks, num_layers, 2, heads * tokens * row), np.uint8)
+    scale_pool = np.zeros((blocks, num_layers, 2, heads * tokens * groups), np.uint8)
+    for side, (codes, scales) in enumerate(sides):
+        for b in range(blocks):
+            for t in range(tokens):
+                for h in range(heads):
+                    r = h * tokens + t
+                    for d in range(dim):
+                        nibble = codes[b, t, h, d] << (4 * (d % 2))
+                        pool[b, layer, side, r * row + d // 2] |= nibble
+                    for s in range(groups):
+                        at = r * groups + s
+                        if side == 1 and is_swizzled:
+                            at = r // 4 * 4 * groups + 4 * s + r % 4
+                        scale_pool[b, layer, side, at] = scales[b, t, h, s]
+    return pool, scale_pool
+
+
 def attention(q, k, v, num_tokens):
     """Causal attention by its definition: q [queries, q_heads, dim] are the last tokens."""
     queries, q_heads, dim = q.shape

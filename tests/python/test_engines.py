@@ -43,6 +43,36 @@ def tables_per_token():
     return engines.tokens(indptr, slots, np.array([LENGTH], np.int32))
 
 
+SIDE_SCALES = {"k_scale": 0.5, "v_scale": 2.0}
+TRTLLM = {
+    "layer_idx_in_pool": 1, "num_kv_heads": HEADS, "tokens_per_block": TOKENS, "head_dim": DIM,
+}
+
+
+def nvfp4_sides(dim):
+    """(codes, scales) of K and V, scales of about 1."""
+    generator = np.random.default_rng(3)
+    shape = (BLOCKS, TOKENS, HEADS)
+    return [
+        (
+            generator.integers(0, 16, (*shape, dim), np.uint8),
+            generator.integers(0x34, 0x40, (*shape, dim // 16), np.uint8),
+        )
+        for _ in range(2)
+    ]
+
+
+def trtllm_case(layer, k, v):
+    """A layer of three in a pool."""
+    index = engines.trtllm.block_index(np.array(IDS), num_layers=3)
+    offsets = np.stack([index, index + 1])[None, None].astype(np.int32)
+    case = Case(layer, k, v, engines.trtllm.table(offsets, np.array([LENGTH], np.int32)))
+    case.slots = engines.trtllm.slots(
+        case.blocks, case.offsets, num_layers=3, tokens_per_block=TOKENS
+    )
+    return case
+
+
 def make(name):
     k, v = random_rows(1), random_rows(2)
     flat = (BLOCKS * TOKENS, HEADS, DIM)
@@ -58,6 +88,17 @@ def make(name):
     if name == "vllm int8_per_token_head":
         cache, k, v = oracle.vllm_int8_per_token_head(k.astype(np.float32), v.astype(np.float32))
         return Case(engines.vllm.layer(cache, "int8_per_token_head", head_dim=DIM), k, v)
+    if name.endswith("nvfp4"):
+        sides = nvfp4_sides(DIM)
+        k, v = (
+            oracle.nvfp4_values(*side, scale)
+            for side, scale in zip(sides, SIDE_SCALES.values(), strict=True)
+        )
+        if name.startswith("vllm"):
+            cache = oracle.vllm_nvfp4(sides, name.split()[1], is_swizzled=False)
+            return Case(engines.vllm.layer(cache, "nvfp4", head_dim=DIM, **SIDE_SCALES), k, v)
+        pools = oracle.trtllm_nvfp4(sides, num_layers=3, layer=1, is_swizzled=False)
+        return trtllm_case(engines.trtllm.nvfp4_layer(*pools, **TRTLLM, **SIDE_SCALES), k, v)
     if name == "tgi flashdecoding":
         return Case(engines.tgi.layer((k.copy(), v.copy()), "flashdecoding", "f16"), k, v)
     if name == "tgi ipex":
@@ -70,17 +111,7 @@ def make(name):
         return Case(engines.tgi.layer(oracle.tgi_paged(k, v, 8), "paged", "f16"), k, v)
     if name == "trtllm":
         pool = oracle.trtllm_pool(k, v, num_layers=3, layer=1)
-        layer = engines.trtllm.layer(
-            pool, "f16", layer_idx_in_pool=1, num_kv_heads=HEADS, tokens_per_block=TOKENS,
-            head_dim=DIM,
-        )
-        index = engines.trtllm.block_index(np.array(IDS), num_layers=3)
-        offsets = np.stack([index, index + 1])[None, None].astype(np.int32)
-        case = Case(layer, k, v, engines.trtllm.table(offsets, np.array([LENGTH], np.int32)))
-        case.slots = engines.trtllm.slots(
-            case.blocks, case.offsets, num_layers=3, tokens_per_block=TOKENS
-        )
-        return case
+        return trtllm_case(engines.trtllm.layer(pool, "f16", **TRTLLM), k, v)
     if name == "sglang":
         layer = engines.sglang.layer(k.reshape(flat).copy(), v.reshape(flat).copy(), "f16")
         return Case(layer, k, v, tables_per_token())
@@ -168,11 +199,14 @@ NAMES = [
     "vllm 2BNHD",
     "vllm B2NHD",
     "vllm int8_per_token_head",
+    "vllm NHD nvfp4",
+    "vllm HND nvfp4",
     "tgi flashdecoding",
     "tgi ipex",
     "tgi flashinfer",
     "tgi paged",
     "trtllm",
+    "trtllm nvfp4",
     "sglang",
     "sglang pages",
     "sglang fp4",
@@ -224,7 +258,7 @@ def test_append_writes_where_the_engine_reads(name):
         untouched = [t for t in range(LENGTH) if t not in (9, 20)]
         np.testing.assert_array_equal(rows[untouched], old[untouched])
         error = np.abs(rows[[9, 20]] - new.astype(np.float32)).max()
-        assert error <= {"4": 0.4, "16": 0.6, "fp4": 0.6}.get(name.split()[-1], 0.03)
+        assert error <= {"4": 0.4, "16": 0.6, "fp4": 0.6, "nvfp4": 0.4}.get(name.split()[-1], 0.03)
 
 
 @pytest.mark.parametrize("source", NAMES)
@@ -234,7 +268,7 @@ def test_transcode_reads_one_engine_and_writes_another(source):
         engines.transcode(one.layer, other.layer, np.array(one.slots, np.int64),
                           np.array(other.slots, np.int64))
         copied = other.layer.flatten(other.table, [(0, 0, LENGTH)])
-        if target.split()[-1] in ("4", "8", "16", "fp4", "q8_0", "int8_per_token_head"):
+        if target.split()[-1] in ("4", "8", "16", "fp4", "nvfp4", "q8_0", "int8_per_token_head"):
             continue  # its own format rounds the rows again
         for found, expected in zip(copied, one.rows(), strict=True):
             rows = found[0].transpose(1, 0, 2)
@@ -247,6 +281,38 @@ def test_append_writes_vllms_bytes():
     layer = engines.vllm.layer(cache, "float16", head_dim=DIM)
     layer.append(k.reshape(-1, HEADS, DIM), v.reshape(-1, HEADS, DIM), np.arange(BLOCKS * TOKENS))
     np.testing.assert_array_equal(cache, oracle.vllm_bhnc(k, v, "HND"))
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_vllms_swizzled_scales_are_turned_and_turned_back(order):
+    sides = nvfp4_sides(128)
+    cache = oracle.vllm_nvfp4(sides, order, is_swizzled=True)
+    linear = oracle.vllm_nvfp4(sides, order, is_swizzled=False)
+    engines_own = cache.copy()
+    scales = engines.vllm.v_scales(cache, head_dim=128)
+    assert scales.shape == (BLOCKS, HEADS, TOKENS, 8)
+    engines.linear_scales(scales)
+    np.testing.assert_array_equal(cache, linear)
+    engines.swizzled_scales(scales)
+    np.testing.assert_array_equal(cache, engines_own)
+    some = engines.vllm.v_scales(cache[2:4], head_dim=128)
+    engines.linear_scales(some)
+    np.testing.assert_array_equal(cache[2:4], linear[2:4])
+    np.testing.assert_array_equal(cache[:2], engines_own[:2])
+
+
+def test_trtllms_swizzled_scales_are_turned_and_turned_back():
+    sides = nvfp4_sides(64)
+    _, scale_pool = oracle.trtllm_nvfp4(sides, num_layers=3, layer=1, is_swizzled=True)
+    _, linear = oracle.trtllm_nvfp4(sides, num_layers=3, layer=1, is_swizzled=False)
+    engines_own = scale_pool.copy()
+    scales = engines.trtllm.v_scales(
+        scale_pool, layer_idx_in_pool=1, num_kv_heads=HEADS, tokens_per_block=TOKENS
+    )
+    engines.linear_scales(scales)
+    np.testing.assert_array_equal(scale_pool, linear)
+    engines.swizzled_scales(scales)
+    np.testing.assert_array_equal(scale_pool, engines_own)
 
 
 def test_fp8_scales_multiply_the_codes():
@@ -279,7 +345,20 @@ def test_turbominds_pointers_name_blocks():
     ("call", "message"),
     [
         (lambda f16: engines.vllm.layer(f16, "float16", head_dim=9), "expected \\[n, n, n, 18\\]"),
-        (lambda f16: engines.vllm.layer(f16, "nvfp4", head_dim=DIM), "V scales are swizzled"),
+        (lambda f16: engines.vllm.layer(f16, "nvfp4", head_dim=DIM), "elements of 2 bytes"),
+        (lambda f16: engines.vllm.layer(f16.view(np.uint8), "nvfp4", head_dim=DIM),
+         "expected \\[n, n, n, 18\\]"),
+        (lambda f16: engines.vllm.layer(f16.view(np.uint8), "nvfp4", head_dim=24), "multiple of 16"),
+        (lambda f16: engines.vllm.layer(np.zeros((2, 3, 8, 18), np.uint8), "nvfp4", head_dim=DIM),
+         "3 heads; expected those of K, then as many"),
+        (lambda f16: engines.vllm.layer(np.zeros((2, 4, 8, 18), np.uint8), "nvfp4", head_dim=DIM,
+                                        k_scale=0.0), "k has a scale of 0.0"),
+        (lambda f16: engines.linear_scales(np.zeros((6, 4), np.uint8)), "a multiple of 4"),
+        (lambda f16: engines.trtllm.v_scales(np.zeros((2, 3, 2, 33), np.uint8), layer_idx_in_pool=0,
+                                             num_kv_heads=2, tokens_per_block=8), "33 bytes a block"),
+        (lambda f16: engines.trtllm.nvfp4_layer(
+            np.zeros((2, 3, 2, 256), np.uint8), np.zeros((2, 2, 2, 32), np.uint8), **TRTLLM),
+         "scale_pool has"),
         (lambda f16: engines.vllm.layer(f16, "int3", head_dim=DIM), "kv_cache_dtype is 'int3'"),
         (lambda f16: engines.vllm.layer(f16, "fp8", head_dim=DIM), "elements of 2 bytes"),
         (lambda f16: engines.vllm.layer([1], "fp8", head_dim=DIM), "kv_cache is a list"),

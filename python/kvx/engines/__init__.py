@@ -7,6 +7,7 @@ another's. docs/engines.md lists layouts, formats and versions.
 
 from kvx.engines import flashinfer, llamacpp, sglang, tgi, trtllm, turbomind, vllm
 from kvx.engines.layer import Layer, Memory, Rows, Shape, transcode
+from kvx.engines.nvfp4 import linear_scales, swizzled_scales
 from kvx.engines.table import Table, kv_offsets, packed, pages, tokens
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "Table",
     "flashinfer",
     "kv_offsets",
+    "linear_scales",
     "llamacpp",
     "packed",
     "pages",
     "sglang",
+    "swizzled_scales",
     "tgi",
     "tokens",
     "transcode",

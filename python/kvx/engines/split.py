@@ -57,18 +57,30 @@ def float_rows(
 
 def one_scale(memory: Memory, scale: float) -> Memory:
     """One float32 where the array lies, which all tokens and heads share."""
+    return memory_of(_filled(memory, scale, 1), "scale")
+
+
+def scale_of_heads(memory: Memory, name: str, scale: float, num_kv_heads: int) -> Any:
+    """float32 [num_kv_heads] where the array lies, each the same tensor scale.
+
+    Raises kvx.Error: a scale that is not positive.
+    """
+    if not 0 < scale < float("inf"):
+        raise Error(f"{name} has a scale of {scale}; expected a positive finite number")
+    return _filled(memory, scale, num_kv_heads)
+
+
+def _filled(memory: Memory, scale: float, count: int) -> Any:
     if hasattr(memory.array, "new_full"):  # PyTorch
         import torch
 
-        array = torch.full((1,), scale, dtype=torch.float32, device=memory.array.device)
-    elif memory.device == "cpu":
-        array = np.full((1,), scale, np.float32)
-    else:
-        import cupy
+        return torch.full((count,), scale, dtype=torch.float32, device=memory.array.device)
+    if memory.device == "cpu":
+        return np.full((count,), scale, np.float32)
+    import cupy
 
-        with memory.array.device:
-            array = cupy.full((1,), scale, "float32")
-    return memory_of(array, "scale")
+    with memory.array.device:
+        return cupy.full((count,), scale, "float32")
 
 
 def nhd(

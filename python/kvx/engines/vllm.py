@@ -6,6 +6,7 @@ Written against vLLM 0.32 (docs/engines.md). Block tables and slots are vLLM's o
 
 from typing import Any
 
+from kvx.engines import nvfp4
 from kvx.engines.layer import (
     Layer,
     Memory,
@@ -16,7 +17,7 @@ from kvx.engines.layer import (
     check_itemsize,
     memory_of,
 )
-from kvx.engines.split import FLOATS, FP8, float_rows, one_scale
+from kvx.engines.split import float_rows
 from kvx.errors import Error, UnsupportedError
 
 _FORMATS = {
@@ -28,10 +29,8 @@ _FORMATS = {
     "fp8_e5m2": "fp8_e5m2",
 }
 _PER_TOKEN_HEAD = {"int8_per_token_head": "int8", "fp8_per_token_head": "fp8_e4m3"}
-_NO_STRIDES = {
-    "nvfp4": "its V scales are swizzled",
-    "int4_per_token_head": "its zero points lie in the low bits of its scales",
-}
+_NVFP4 = ("nvfp4", "nvfp4_4over6")
+_NO_STRIDES = {"int4_per_token_head": "its zero points lie in the low bits of its scales"}
 
 
 def layer(
@@ -44,14 +43,18 @@ def layer(
     v_scale: float = 1.0,
 ) -> Layer:
     """A layer of ``kv_cache_dtype``: float32, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2,
-    int8_per_token_head or fp8_per_token_head.
+    int8_per_token_head, fp8_per_token_head, nvfp4 or nvfp4_4over6.
 
     shape: "BHNC" is [blocks, heads, tokens, content], the logical shape of vLLM 0.32, whatever its
            strides (NHD, HND, or a view of a buffer of all layers); "2BNHD" is [2, blocks, tokens,
-           heads, head_dim] and "B2NHD" [blocks, 2, tokens, heads, head_dim], of older releases
-    k_scale, v_scale: of fp8 caches, as the attention layer's _k_scale and _v_scale
+           heads, head_dim] and "B2NHD" [blocks, 2, tokens, heads, head_dim], of older releases.
+           nvfp4 has twice the heads in BHNC, and a page of [K codes][K scales][V codes][V scales]
+    k_scale, v_scale: of fp8 and nvfp4 caches, as the attention layer's _k_scale and _v_scale
 
-    Raises kvx.UnsupportedError: "nvfp4" and "int4_per_token_head", whose scales no stride reaches.
+    An nvfp4 layer reads and writes linear scales of V, as vLLM's FA2 kernels do. On SM100 and SM103
+    they are swizzled: see ``v_scales``. kvx chooses a group's scale as "nvfp4" does.
+
+    Raises kvx.UnsupportedError: "int4_per_token_head", whose zero points no stride reaches.
     """
     if kv_cache_dtype in _NO_STRIDES:
         raise UnsupportedError(
@@ -59,12 +62,14 @@ def layer(
             f"kvx.vllm, which stores such formats in pages of kvx"
         )
     memory = memory_of(kv_cache, "kv_cache")
+    if kv_cache_dtype in _NVFP4:
+        return _nvfp4(memory, kv_cache_dtype, shape, head_dim, (k_scale, v_scale))
     if kv_cache_dtype in _PER_TOKEN_HEAD:
         if shape != "BHNC":
             raise Error(f"shape is {shape!r}; {kv_cache_dtype} caches are BHNC")
         return _per_token_head(memory, kv_cache_dtype, head_dim)
     if kv_cache_dtype not in _FORMATS:
-        known = ", ".join((*_FORMATS, *_PER_TOKEN_HEAD))
+        known = ", ".join((*_FORMATS, *_PER_TOKEN_HEAD, *_NVFP4))
         raise Error(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {known}")
     format = _FORMATS[kv_cache_dtype]
     halves = _halves(memory, shape, head_dim)
@@ -75,6 +80,76 @@ def layer(
         for offset, scale in ((0, k_scale), (halves.v_offset, v_scale))
     )
     return Layer(Shape(*(memory.shape[axis] for axis in halves.axes)), k, v)
+
+
+def v_scales(kv_cache: Any, *, head_dim: int) -> Any:
+    """V's scales of an nvfp4 cache: uint8 [blocks, heads, tokens, head_dim / 16], a view.
+
+    Where vLLM stores them for trtllm-gen (SM100, SM103) a layer reads them between two calls:
+
+        scales = kvx.engines.vllm.v_scales(kv_cache, head_dim=128)
+        kvx.engines.linear_scales(scales)    # reads and writes of the layer come after this
+        kvx.engines.swizzled_scales(scales)  # vLLM's steps after this
+    """
+    page = _Nvfp4Page(memory_of(kv_cache, "kv_cache"), head_dim)
+    first = page.side_bytes + page.scales_at
+    blocks, heads, tokens, groups = page.blocks, page.heads, page.tokens, page.groups
+    rows = kv_cache if page.is_hnd else kv_cache.swapaxes(1, 2)
+    scales = rows.reshape(blocks, -1)[:, first : first + heads * tokens * groups]
+    if page.is_hnd:
+        return scales.reshape(blocks, heads, tokens, groups)
+    return scales.reshape(blocks, tokens, heads, groups).swapaxes(1, 2)
+
+
+class _Nvfp4Page:
+    """Where a page [K codes][K scales][V codes][V scales] has its parts, each by heads (HND) or by
+    tokens (NHD)."""
+
+    def __init__(self, memory: Memory, head_dim: int) -> None:
+        nvfp4.check(memory, "kv_cache", head_dim)
+        self.row_bytes, self.groups = head_dim // 2, head_dim // nvfp4.GROUP
+        whole = self.row_bytes + self.groups
+        strides = byte_strides(memory, "kv_cache", None, None, None, whole)
+        self.blocks, sides, self.tokens, _ = memory.shape
+        if sides % 2:
+            raise Error(f"kv_cache has {sides} heads; expected those of K, then as many of V")
+        self.heads = sides // 2
+        self.is_hnd = strides[1:] == (self.tokens * whole, whole, 1)
+        if not self.is_hnd and strides[1:] != (whole, sides * whole, 1):
+            raise Error(f"kv_cache has strides of {strides} bytes; expected dense pages")
+        self.block_stride = strides[0]
+        self.side_bytes = self.heads * self.tokens * whole
+        self.scales_at = self.heads * self.tokens * self.row_bytes
+
+    def strides(self, row_bytes: int) -> tuple[int, int, int]:
+        """Of block, token and head, where a row has so many bytes."""
+        if self.is_hnd:
+            return (self.block_stride, row_bytes, self.tokens * row_bytes)
+        return (self.block_stride, self.heads * row_bytes, row_bytes)
+
+
+def _nvfp4(
+    memory: Memory, kv_cache_dtype: str, shape: str, head_dim: int, scales: tuple[float, float]
+) -> Layer:
+    if shape != "BHNC":
+        raise Error(f"shape is {shape!r}; {kv_cache_dtype} caches are BHNC")
+    page = _Nvfp4Page(memory, head_dim)
+    k, v = (
+        nvfp4.rows(
+            name,
+            memory,
+            offset,
+            page.strides(page.row_bytes),
+            memory,
+            offset + page.scales_at,
+            page.strides(page.groups),
+            head_dim=head_dim,
+            num_kv_heads=page.heads,
+            scale=scale,
+        )
+        for name, offset, scale in zip(("k", "v"), (0, page.side_bytes), scales, strict=True)
+    )
+    return Layer(Shape(page.blocks, page.tokens, page.heads), k, v)
 
 
 class _Halves:
@@ -129,4 +204,4 @@ def _per_token_head(memory: Memory, kv_cache_dtype: str, head_dim: int) -> Layer
     return Layer(Shape(memory.shape[0], memory.shape[2], memory.shape[1]), k, v)
 
 
-__all__ = ["FLOATS", "FP8", "layer", "one_scale"]
+__all__ = ["layer", "v_scales"]
