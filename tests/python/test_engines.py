@@ -112,6 +112,14 @@ def make(name):
     if name == "trtllm":
         pool = oracle.trtllm_pool(k, v, num_layers=3, layer=1)
         return trtllm_case(engines.trtllm.layer(pool, "f16", **TRTLLM), k, v)
+    if name.startswith("lmdeploy"):
+        policy = int(name.split()[-1])
+        if policy == 0:  # rows of one tensor of all layers, as its cache engine makes them
+            k_caches, v_caches = (np.stack([np.zeros_like(x), x]) for x in (k, v))
+            return Case(engines.lmdeploy.layer(k_caches[1], v_caches[1]), k, v)
+        codes = np.random.default_rng(5).integers(0x30, 0x40, (2, *k.shape), np.uint8)
+        layer = engines.lmdeploy.layer(codes[0], codes[1], policy, v_scale=0.5)
+        return Case(layer, oracle.fp8_e4m3(codes[0]), oracle.fp8_e4m3(codes[1]) / 2)
     if name == "sglang":
         layer = engines.sglang.layer(k.reshape(flat).copy(), v.reshape(flat).copy(), "f16")
         return Case(layer, k, v, tables_per_token())
@@ -207,6 +215,8 @@ NAMES = [
     "tgi paged",
     "trtllm",
     "trtllm nvfp4",
+    "lmdeploy pytorch 0",
+    "lmdeploy fp8 16",
     "sglang",
     "sglang pages",
     "sglang fp4",
@@ -362,6 +372,10 @@ def test_turbominds_pointers_name_blocks():
         (lambda f16: engines.vllm.layer(f16, "int3", head_dim=DIM), "kv_cache_dtype is 'int3'"),
         (lambda f16: engines.vllm.layer(f16, "fp8", head_dim=DIM), "elements of 2 bytes"),
         (lambda f16: engines.vllm.layer([1], "fp8", head_dim=DIM), "kv_cache is a list"),
+        (lambda f16: engines.lmdeploy.layer(f16, f16, 4), "quant_policy is 4: a token has a scale"),
+        (lambda f16: engines.lmdeploy.layer(f16, f16, 42), "TurboQuant"),
+        (lambda f16: engines.lmdeploy.layer(f16, f16, 5), "quant_policy is 5; expected 0, 16 or"),
+        (lambda f16: engines.lmdeploy.layer(f16, f16.view(np.uint8)), "v_cache uint8"),
         (lambda f16: engines.tgi.layer((f16, f16), "xla", "f16"), "backend is 'xla'"),
         (lambda f16: engines.flashinfer.layer((f16, f16), "f16", kv_layout="X"), "order is 'X'"),
         (lambda f16: engines.sglang.layer(f16[0], f16[0], "f16", page_size=3), "page_size is 3"),

@@ -5,7 +5,7 @@ a ``Table`` from the engine's block table. ``transcode`` copies tokens from one 
 another's. docs/engines.md lists layouts, formats and versions.
 """
 
-from kvx.engines import flashinfer, llamacpp, sglang, tgi, trtllm, turbomind, vllm
+from kvx.engines import flashinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, turbomind, vllm
 from kvx.engines.layer import Layer, Memory, Rows, Shape, transcode
 from kvx.engines.nvfp4 import linear_scales, swizzled_scales
 from kvx.engines.table import Table, kv_offsets, packed, pages, tokens
@@ -20,6 +20,7 @@ __all__ = [
     "kv_offsets",
     "linear_scales",
     "llamacpp",
+    "lmdeploy",
     "packed",
     "pages",
     "sglang",
