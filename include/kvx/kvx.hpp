@@ -8,6 +8,7 @@
 //   A cache of kvx     Recipe, CacheConfig, Cache, Sequence, Step
 //   A tuned recipe     Tables: of a file, of bytes, or of an engine's own tables
 //   Threads, words     Executor, Log, features(), version(), format_info()
+//   A store of your own is in kvx/store.hpp.
 //
 // Everything is declared in kvx::api, and kvx::Cache names it too. Programs that see another
 // namespace kvx define KVX_NO_SHORT_NAMESPACE and write kvx::api::Cache.
@@ -1014,7 +1015,7 @@ struct CacheConfig {
   int64_t host_tier_bytes = 0;
   std::string host_tier_folder;
   kvx_eviction_t host_tier_eviction = KVX_EVICTION_DEFAULT;
-  std::string tiers;  // "host(8GiB), disk(/folder, 200GiB)"
+  std::string tiers;  // "host(8GiB), disk(/folder, 200GiB), store(NAME)"
   uint32_t max_speculative_tokens = 0;
   kvx_memory_type_t memory = KVX_MEMORY_HOST;
   uint32_t device = 0;  // these three with KVX_MEMORY_DEVICE
@@ -1235,6 +1236,21 @@ class Cache {
   }
   Status end_prefetch(uint64_t prefetch) { return to_status(kvx_prefetch_end(handle_, prefetch)); }
   Status wait_for_tiers() { return to_status(kvx_cache_wait_for_tiers(handle_)); }
+  // How many blocks of the pool and the tiers were erased; of a session those from the block with
+  // first_token on.
+  Result<int64_t> erase_tenant(const std::string& tenant) {
+    int64_t num_erased = 0;
+    return value_or_failure(kvx_cache_erase_tenant(handle_, tenant.c_str(), &num_erased),
+                            [&] { return num_erased; });
+  }
+  Result<int64_t> erase_session(Span<const int32_t> tokens, int64_t first_token,
+                                const kvx_prefix_keys_t* keys = nullptr) {
+    int64_t num_erased = 0;
+    return value_or_failure(
+        kvx_cache_erase_session(handle_, keys, tokens.data(), static_cast<int64_t>(tokens.size()),
+                                first_token, &num_erased),
+        [&] { return num_erased; });
+  }
 
   // ---- facts and events
 

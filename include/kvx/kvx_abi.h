@@ -1413,9 +1413,9 @@ typedef struct kvx_cache_options_t {
   const char* const* head_overrides;  /* [num_head_overrides] */
   uint32_t num_layer_overrides;
   uint32_t num_head_overrides;
-  /* The tiers behind the pool, nearest first: "host(8GiB), disk(/folder, 200GiB), redis(URL)"
-   * (docs/tiers.md). Null or "": none, or the one that host_tier_bytes asks for; others need
-   * KVX_CACHE_PREFIXES and host_tier_bytes 0. */
+  /* The tiers behind the pool, nearest first: "host(8GiB), disk(/folder, 200GiB), redis(URL)",
+   * "store(NAME)" of kvx_store_register (docs/tiers.md). Null or "": none, or the one that
+   * host_tier_bytes asks for; others need KVX_CACHE_PREFIXES and host_tier_bytes 0. */
   const char* tiers;
 } kvx_cache_options_t;
 
@@ -1617,6 +1617,60 @@ KVX_API kvx_status_t kvx_prefetch_end(kvx_cache_t cache, uint64_t prefetch);
 /* Waits until no block is being copied between the tiers. */
 KVX_API kvx_status_t kvx_cache_wait_for_tiers(kvx_cache_t cache);
 
+/* Erases every cached block of a tenant (kvx_prefix_keys_t) from the pool, the tiers and their
+ * stores, in the stores those of other caches and models too. What blocks leave behind is
+ * overwritten with zeros: their own bytes, and all free blocks that were used before. num_erased:
+ * blocks of the pool and of this process's tiers; may be null. Waits for what is under way.
+ * INVALID_ARGUMENT: an empty tenant, or one of whom a sequence is in use; nothing is erased.
+ * INTERNAL_ERROR: a store did not remove its records: all else is erased; call again. UNSUPPORTED:
+ * without KVX_CACHE_PREFIXES. */
+KVX_API kvx_status_t kvx_cache_erase_tenant(kvx_cache_t cache, const char* tenant,
+                                            int64_t* num_erased);
+/* The same for a session, a conversation of these tokens under these keys: every block from the one
+ * with first_token on, and all that was computed after it. Blocks before it, which other sessions
+ * may share, stay. INVALID_ARGUMENT: a sequence in use has one of the blocks, or OUT_OF_RANGE:
+ * first_token is not in [0, num_tokens]; nothing is erased. */
+KVX_API kvx_status_t kvx_cache_erase_session(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
+                                             const int32_t* tokens, int64_t num_tokens,
+                                             int64_t first_token, int64_t* num_erased);
+
+/* A store of the caller's own, as a tier of any cache: "store(NAME)" in kvx_cache_options_t.tiers.
+ * It keeps values under keys, which are texts of letters, digits and "/-._:", at most 255 bytes.
+ *
+ * Each call is made by a thread of its own, several at once, on arrays of num_items. Whoever waits
+ * for one waits for the tier's timeout at most: a call that returns later, that returns anything
+ * but KVX_STATUS_OK, or that throws, has failed; the store is then left alone for a while. Its
+ * answers are not trusted: a value is a record with a checksum, and anything else is a miss. */
+typedef struct kvx_store_t {
+  uint32_t size;
+  uint32_t reserved; /* 0 */
+  void* user;
+  /* Keeps the values [num_items][value_bytes]. is_stored: 1 where it was kept, 0 (as it comes)
+   * where there was no room. A value under a key that has one replaces it, or is left out. */
+  kvx_status_t (*put)(void* user, uint64_t num_items, const char* const* keys,
+                      const uint8_t* const* values, const uint64_t* value_bytes,
+                      uint8_t* is_stored);
+  /* Fills the buffers [num_items][buffer_bytes]. value_bytes: the value's, -1 (as it comes) where
+   * there is none, or none that fits. */
+  kvx_status_t (*get)(void* user, uint64_t num_items, const char* const* keys,
+                      uint8_t* const* buffers, const uint64_t* buffer_bytes, int64_t* value_bytes);
+  /* has: 1 where there is a value, 0 (as it comes) where there is none. */
+  kvx_status_t (*exists)(void* user, uint64_t num_items, const char* const* keys, uint8_t* has);
+  /* Forgets the values, also where there are none. */
+  kvx_status_t (*remove)(void* user, uint64_t num_items, const char* const* keys);
+  /* Forgets all keys that begin with these whole parts: "a/b" removes "a/b/c", not "a/bc". */
+  kvx_status_t (*remove_all)(void* user, const char* parts);
+  /* Called once, by any thread, when nobody calls the store any more: its name is unregistered, its
+   * caches are freed, its last call has returned. Null: nothing is called. */
+  void (*release)(void* user);
+} kvx_store_t;
+
+/* Gives the store a name, of 1 to 64 letters, digits, '-' and '_'. INVALID_ARGUMENT: another name,
+ * one that is registered, or a null call. */
+KVX_API kvx_status_t kvx_store_register(const char* name, const kvx_store_t* store);
+/* Takes the name back. Caches that have the store keep it. INVALID_ARGUMENT: no such name. */
+KVX_API kvx_status_t kvx_store_unregister(const char* name);
+
 /* -- sequences of another process (docs/transfer.md). Needs libkvx_transfer.so beside this library;
  * without it a call is UNSUPPORTED, and its message says where the file was looked for. */
 
@@ -1774,7 +1828,7 @@ typedef enum kvx_cache_tier {
   KVX_CACHE_TIER_POOL = 0,
   KVX_CACHE_TIER_HOST = 1, /* host memory */
   KVX_CACHE_TIER_DISK = 2, /* files of this process */
-  KVX_CACHE_TIER_STORE = 3 /* what outlives it: a folder, Redis */
+  KVX_CACHE_TIER_STORE = 3 /* what outlives it: a folder, Redis, a caller's store */
 } kvx_cache_tier_t;
 
 typedef struct kvx_cache_event_t {

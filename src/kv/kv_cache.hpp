@@ -118,6 +118,15 @@ class KvCache {
   Status truncate_sequence(int sequence, int64_t num_tokens);
   // Forgets all cached blocks that no sequence uses.
   Status clear_prefixes();
+  // Erases all blocks of a tenant from the pool, all tiers and their stores, and leaves no bytes of
+  // them there; how many of the pool and the tiers. INVALID_ARGUMENT, nothing changed: an empty
+  // tenant, or one who has a sequence or a prefetch; INTERNAL_ERROR: a store did not remove its
+  // records, and the rest is done (kv_cache_erase.cpp).
+  Result<int64_t> erase_tenant(const std::string& tenant);
+  // The same of a session, from the block with first_token on, with all that came after it.
+  // OUT_OF_RANGE, nothing changed: first_token is not in [0, tokens.size()].
+  Result<int64_t> erase_session(const cache::PrefixKeys& keys, std::span<const int32_t> tokens,
+                                int64_t first_token);
   // Forgets up to num_blocks cached blocks of every class, in the policy's order; how many in all.
   // INVALID_ARGUMENT: a negative number.
   Result<int64_t> evict_blocks(int64_t num_blocks);
@@ -236,6 +245,7 @@ class KvCache {
   }
   const CacheStorage& storage() const { return table_->storage; }
   Status check_gather(int sequence, int layer, int64_t first_token, int64_t num_tokens) const;
+  Result<int64_t> erase(const cache::Erasure& erasure);
   // The lock is held by who calls these.
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
                              std::span<const int32_t> tokens, int64_t max_blocks);

@@ -145,6 +145,7 @@ void SequenceTable::drain_stores(std::unique_lock<std::mutex>& lock) const {
   if (!tiers) return;
   constexpr auto kMostWait = std::chrono::milliseconds(100);
   auto end = std::chrono::steady_clock::now() + kMostWait;
+  tiers->cancel_late_loads();
   tiers->make_room_for_stores();
   while (tiers->num_stores() > 0) {
     lock.unlock();
@@ -160,6 +161,16 @@ void SequenceTable::drain_stores(std::unique_lock<std::mutex>& lock) const {
 std::unique_lock<std::mutex> SequenceTable::lock_drained() const {
   std::unique_lock lock(mutex);
   drain(lock);
+  return lock;
+}
+
+std::unique_lock<std::mutex> SequenceTable::lock_at_rest() const {
+  std::unique_lock lock = lock_drained();
+  while (tiers && !tiers->is_at_rest()) {
+    lock.unlock();
+    tiers->wait_for_stores();
+    lock = lock_drained();
+  }
   return lock;
 }
 

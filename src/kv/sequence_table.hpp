@@ -39,6 +39,8 @@ struct SequenceTable {
 
   // The lock, when no block is under way between tiers.
   std::unique_lock<std::mutex> lock_drained() const;
+  // The lock, when nothing waits for a store either.
+  std::unique_lock<std::mutex> lock_at_rest() const;
 
   // The lock is held by who calls these.
 
@@ -54,12 +56,13 @@ struct SequenceTable {
   // Commits what has moved between the tiers by now.
   void collect() const;
   bool is_drained() const { return !tiers || tiers->is_idle(); }
-  // Whether blocks of the pool are on their way to a tier.
-  bool has_stores() const { return tiers && tiers->num_stores() > 0; }
+  // Whether blocks of the pool are on their way to a tier, or wait for loads that are late.
+  bool has_stores() const { return tiers && (tiers->num_stores() > 0 || tiers->has_late_loads()); }
   // Opens the lock while it waits until no block is under way between tiers.
   void drain(std::unique_lock<std::mutex>& lock) const;
   // Opens the lock while it waits until no block of the pool is on its way out. After 100 ms
   // those that have not begun stay in the pool alone: a slow tier holds nobody up for longer.
+  // Loads that are late give their blocks back.
   void drain_stores(std::unique_lock<std::mutex>& lock) const;
   void warn_of_nonfinite_inputs();
   // The indexes of all tiers tell those of the listeners that are set.

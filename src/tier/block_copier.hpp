@@ -44,6 +44,8 @@ class BlockCopier {
   // results.
   virtual void finish(Direction direction, std::span<const BlockTransfer> transfers,
                       std::span<CopiedBlock> results) = 0;
+  // Zeros to memory of its own that blocks have passed through. Requires: nothing is under way.
+  virtual void scrub() {}
 };
 
 // How a host tier is joined to its first tier.

@@ -3,6 +3,7 @@
 //
 //   first tier ── another copier ──▶ staging ── write ──▶ files
 //              ◀─ another copier ──          ◀─ read ───
+#include <algorithm>
 #include <vector>
 
 #include "core/log.hpp"
@@ -61,6 +62,12 @@ class FileCopier final : public BlockCopier {
       log(LogLevel::kWarning, "a block did not pass between the tiers: {}", status.error().message);
       results[i].is_copied = false;
     }
+  }
+
+  void scrub() override {
+    std::ranges::fill(std::span(staging_.data(), static_cast<size_t>(staging_.bytes())),
+                      uint8_t{0});
+    inner_->scrub();
   }
 
  private:

@@ -218,6 +218,14 @@ void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
 
 // ---- what there is
 
+int64_t HostTier::erase(const cache::Erasure& erasure) {
+  const int64_t num_erased =
+      cache::forget_blocks(pool_, index_, shape_, cache::nodes_of(index_, erasure));
+  cache::clear_free_blocks(pool_);
+  queue_->scrub();
+  return num_erased;
+}
+
 HostTierSnapshot HostTier::snapshot() const {
   HostTierSnapshot snapshot;
   snapshot.tier = tier();

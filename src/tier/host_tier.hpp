@@ -21,6 +21,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "cache/prefix/erasure.hpp"
 #include "cache/prefix/prefix_index.hpp"
 #include "tier/chain/promotion.hpp"
 #include "tier/chain/tier_config.hpp"
@@ -104,6 +105,8 @@ class HostTier final : public cache::EvictionListener {
 
   // Forgets everything. Requires: is_idle().
   Status clear() { return index_.clear(); }
+  // Forgets what is meant, and leaves no bytes of it; how many blocks. Requires: is_idle().
+  int64_t erase(const cache::Erasure& erasure);
 
   HostTierSnapshot snapshot() const;
   TierKind kind() const { return kind_; }

@@ -65,6 +65,8 @@ class TransferQueue {
   void wait_for_some();
   // Waiting and under way.
   int64_t depth(Direction direction) const;
+  // BlockCopier::scrub(). Requires: nothing is waiting or under way.
+  void scrub() { copier_->scrub(); }
 
  private:
   // Transfers of one direction.

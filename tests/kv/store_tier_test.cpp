@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "tests/cache/random_history.hpp"
-#include "tests/kv/stream.hpp"
+#include "tests/kv/stored_caches.hpp"
 #include "tests/tier/redis_server.hpp"
 
 namespace kvx::kv {
@@ -17,63 +17,8 @@ namespace {
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-constexpr int kBlockSize = 16;
-constexpr int kNumTokens = 112;
-constexpr int64_t kNumFound = kNumTokens - kBlockSize;
 constexpr const char* kRecipes[] = {"bf16", "int8/int4", "nvfp4:auto",
                                     "int4:sink=10,recent=40,full_precision=f16"};
-
-std::vector<int32_t> token_ids(int first) {
-  std::vector<int32_t> ids(kNumTokens);
-  for (int i = 0; i < kNumTokens; ++i) ids[i] = first + i;
-  return ids;
-}
-
-struct CacheFacts {
-  std::string tiers;
-  std::string recipe = "int8";
-  std::string model = "a model";
-};
-
-Result<std::unique_ptr<KvCache>> try_cache(const CacheFacts& facts) {
-  KvCacheConfig config = config_of(facts.recipe, kBlockSize);
-  config.max_sequences = 1;
-  config.max_tokens_per_sequence = kNumTokens;
-  config.prefix = {true, cache::HashAlgorithm::kSha256, facts.model};
-  config.tiers = tier::parse_tiers(facts.tiers).value();
-  return KvCache::create(std::move(config), context());
-}
-
-std::unique_ptr<KvCache> cache_of(const CacheFacts& facts) {
-  auto cache = try_cache(facts);
-  EXPECT_TRUE(cache.ok()) << cache.error().message;
-  return std::move(cache).value();
-}
-
-// A sequence of stream `seed` comes, computes what is not found, and goes; what its last block
-// gave.
-std::vector<float> come_and_go(KvCache& cache, int seed, int64_t& num_found,
-                               const cache::PrefixKeys& keys = {}) {
-  const std::vector<int32_t> ids = token_ids(1000 * seed);
-  const Result<int> sequence = cache.create_sequence_from(keys, ids);
-  EXPECT_TRUE(sequence.ok()) << sequence.error().message;
-  num_found = cache.num_tokens(sequence.value());
-  const Stream stream(kNumTokens, seed);
-  const int first = static_cast<int>(num_found);
-  if (first < kNumFound) feed(cache, sequence.value(), stream, first, kNumFound, 1000);
-  const auto out = feed(cache, sequence.value(), stream, kNumFound, kNumTokens, 1000);
-  EXPECT_TRUE(
-      cache.record_tokens(sequence.value(), std::span(ids).subspan(static_cast<size_t>(first)))
-          .ok());
-  EXPECT_TRUE(cache.free_sequence(sequence.value()).ok());
-  return out;
-}
-
-int64_t num_found(KvCache& cache, int seed, const cache::PrefixKeys& keys = {}) {
-  int64_t found = 0;
-  come_and_go(cache, seed, found, keys);
-  return found;
-}
 
 class StoreTier : public testing::Test {
  protected:

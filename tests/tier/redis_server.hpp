@@ -58,7 +58,32 @@ class RedisServer {
   void stop() const { ::kill(process_, SIGSTOP); }
   void go_on() const { ::kill(process_, SIGCONT); }
 
+  // All keys that begin with `begin`, and a value as redis-cli prints it: with a newline behind.
+  std::vector<std::string> keys_under(const std::string& begin) const {
+    std::vector<std::string> keys;
+    std::string lines = output_of(client() + " --scan --pattern '" + begin + "*'");
+    while (!lines.empty()) {
+      const size_t end = lines.find('\n');
+      keys.push_back(lines.substr(0, end));
+      lines.erase(0, end == std::string::npos ? end : end + 1);
+    }
+    return keys;
+  }
+  std::string value_of(const std::string& key) const {
+    return output_of(client() + " get '" + key + "'");
+  }
+
  private:
+  std::string client() const { return "redis-cli -p " + std::to_string(port_); }
+  static std::string output_of(const std::string& command) {
+    FILE* const pipe = popen(command.c_str(), "r");
+    EXPECT_NE(pipe, nullptr);
+    std::string all;
+    char some[4096];
+    for (size_t count; (count = fread(some, 1, sizeof some, pipe)) > 0;) all.append(some, count);
+    EXPECT_EQ(pclose(pipe), 0) << command;
+    return all;
+  }
   void end(int signal) {
     if (process_ <= 0) return;
     ::kill(process_, signal);

@@ -33,6 +33,8 @@ class DemotionCopier final : public BlockCopier {
     }
   }
 
+  void scrub() override { std::ranges::fill(staged_, uint8_t{0}); }
+
  private:
   Status copy(const BlockTransfer& block, cache::ContentHash& checksum) {
     const auto bytes = static_cast<size_t>(block.bytes);

@@ -26,6 +26,8 @@ class Demotion {
   void collect();
   void wait_for_all() const { queue_->wait_for_all(); }
   bool is_idle() const { return jobs_.is_empty(); }
+  // Zeros to memory that blocks have passed through. Requires: is_idle().
+  void scrub() { queue_->scrub(); }
 
  private:
   struct Job {

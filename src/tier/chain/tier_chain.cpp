@@ -177,10 +177,23 @@ void TierChain::wait_for_stores() const {
   for (const auto& one : stores_) one->wait_for_all();
 }
 
+bool TierChain::is_at_rest() const {
+  return is_idle() &&
+         std::ranges::all_of(stores_, [](const auto& one) { return one->is_at_rest(); });
+}
+
 int64_t TierChain::num_stores() const {
   int64_t num_stores = tiers_.empty() ? 0 : tiers_.front()->num_stores();
   for (const auto& one : stores_) num_stores += one->num_stores();
   return num_stores;
+}
+
+bool TierChain::has_late_loads() const {
+  return std::ranges::any_of(stores_, [](const auto& one) { return one->has_late_loads(); });
+}
+
+void TierChain::cancel_late_loads() {
+  for (const auto& one : stores_) one->cancel_late_loads();
 }
 
 void TierChain::cancel_waiting_stores() {

@@ -32,6 +32,12 @@ struct Way {
   StoreScope store_scope;
 };
 
+// Keys of stores: all under `parts`, or these.
+struct StoreErasure {
+  std::string parts;
+  std::vector<std::string> keys;
+};
+
 class TierChain {
  public:
   // What joins a tier to the pool: one call a tier.
@@ -76,6 +82,9 @@ class TierChain {
   void wait_for_stores() const;
   // Blocks of the pool that are on their way to a tier.
   int64_t num_stores() const;
+  // Loads from stores that come too late for whoever wanted them give their blocks back.
+  bool has_late_loads() const;
+  void cancel_late_loads();
   // Blocks of the pool that have not begun their way to a tier stay in the pool alone.
   void cancel_waiting_stores();
   // Blocks of the pool that wait for room in a tier take other blocks' places there.
@@ -83,8 +92,26 @@ class TierChain {
   // Until no block of the pool is on its way to a tier, or up to a moment; whether none is.
   bool wait_for_stores_until(std::chrono::steady_clock::time_point end) const;
 
+  // Whether nothing waits for a store either. Requires: the cache's lock.
+  bool is_at_rest() const;
+
   // Forgets everything. Requires: is_idle().
   Status clear();
+
+  // ---- erasure (erasure.cpp)
+
+  // Forgets what is meant in the tiers of this process, and leaves no bytes of it; how many blocks.
+  // Requires: is_at_rest().
+  int64_t erase(const cache::Erasure& erasure);
+  // What is to be removed from the stores: first_nodes are the pool's that are meant. Before
+  // erase(), which forgets nodes that the answer needs. Errors as PrefixIndex::pin_scope's.
+  Result<StoreErasure> store_erasure(const cache::Erasure& erasure,
+                                     std::span<const int32_t> first_nodes) const;
+  // From any thread, without the cache's lock. All stores are asked; the first error.
+  Status erase_from_stores(const StoreErasure& erasure) const;
+
+  // ---- what there is
+
   std::vector<HostTierSnapshot> snapshot() const;
   void set_listener(const std::function<void(const cache::PrefixEvent&)>& listener);
   int num_tiers() const { return static_cast<int>(tiers_.size()); }

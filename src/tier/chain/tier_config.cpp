@@ -11,7 +11,7 @@
 namespace kvx::tier {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames = {"host", "disk", "folder", "redis"};
+constexpr std::array<std::string_view, 5> kNames = {"host", "disk", "folder", "redis", "store"};
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\n";
@@ -191,6 +191,11 @@ Result<TierConfig> read_tier(const TierText& text) {
     config.kind = TierKind::kRedis;
     KVX_RETURN_IF_ERROR(arguments.expect(1, usage));
     config.url = arguments[0];
+  } else if (text.name == "store") {
+    usage = "store(NAME) with timeout= and key_env= if wanted";
+    config.kind = TierKind::kCaller;
+    KVX_RETURN_IF_ERROR(arguments.expect(1, usage));
+    config.store = arguments[0];
   } else {
     return invalid_argument("tiers has a tier '{}'; expected {}", text.name,
                             fmt::join(kNames, ", "));

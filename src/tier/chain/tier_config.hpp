@@ -20,11 +20,12 @@ enum class TierKind : uint8_t {
   kDisk,    // unnamed files of a folder: gone with the process
   kFolder,  // a store: named files of a folder, for every process and machine that has it
   kRedis,   // a store: Redis, Valkey
+  kCaller,  // a store: the caller's own code, by the name that it is registered under
 };
 
 // Stores outlive the process and have no budget of ours.
 inline bool is_store(TierKind kind) {
-  return kind == TierKind::kFolder || kind == TierKind::kRedis;
+  return kind == TierKind::kFolder || kind == TierKind::kRedis || kind == TierKind::kCaller;
 }
 
 std::string_view name_of(TierKind kind);
@@ -35,6 +36,7 @@ struct TierConfig {
   std::string folder = {};   // of kDisk and kFolder
   cache::EvictionKind eviction = cache::EvictionKind::kLru;
   // Of stores:
+  std::string store = {};         // of kCaller: its name
   std::string url = {};           // of kRedis
   std::string password_env = {};  // of kRedis: the variable of the environment with its password
   std::string ca_file = {};       // of kRedis with TLS; empty: the system's certificates

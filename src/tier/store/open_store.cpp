@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "tier/store/bounded_store.hpp"
+#include "tier/store/store_registry.hpp"
+
 namespace kvx::tier {
 namespace {
 
@@ -20,6 +23,11 @@ Result<std::shared_ptr<RemoteStore>> open_store(const TierConfig& config, int64_
   if (config.kind == TierKind::kFolder) {
     KVX_ASSIGN_OR_RETURN(auto store, open_folder_store(config.folder));
     return std::shared_ptr<RemoteStore>(std::move(store));
+  }
+  if (config.kind == TierKind::kCaller) {
+    KVX_ASSIGN_OR_RETURN(auto store, find_registered_store(config.store));
+    return std::shared_ptr<RemoteStore>(std::make_shared<BoundedStore>(
+        std::move(store), std::chrono::milliseconds(config.timeout_ms)));
   }
   RedisOptions options;
   options.url = config.url;

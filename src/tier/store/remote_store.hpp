@@ -42,6 +42,8 @@ class RemoteStore {
   virtual Status remove(std::span<const std::string> keys) = 0;
   // All keys that begin with these whole parts: "a/b" removes "a/b/c", not "a/bc".
   virtual Status remove_all(std::string_view parts) = 0;
+  // Zeros to memory of its own that values have passed through.
+  virtual void scrub() {}
 };
 
 // Values are files of a folder, which several machines may mount (NFS). INVALID_ARGUMENT: a folder

@@ -45,17 +45,26 @@ RemoteTier::RemoteTier(const FirstTier& first, std::shared_ptr<RemoteStore> stor
       load_side_(std::move(load_side)),
       known_(static_cast<size_t>(first.index->max_nodes()) * first.shape->groups.size() * 2),
       storer_([this] { run_stores(); }) {
-  loader_ = std::thread([this] { run_loads(); });
+  try {
+    loader_ = std::thread([this] { run_loads(); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 RemoteTier::~RemoteTier() {
+  stop();
+}
+
+void RemoteTier::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
   }
   wake_.notify_all();
   storer_.join();
-  loader_.join();
+  if (loader_.joinable()) loader_.join();
 }
 
 // ---- what a job is
@@ -77,10 +86,10 @@ RecordFacts RemoteTier::facts_of(const Job& job) const {
           job.name.kind,       job.name.tokens, block_bytes(job)};
 }
 
-uint32_t& RemoteTier::known_birth(const Job& job) {
+uint32_t& RemoteTier::known_birth(const TierLoad& load) {
   const size_t num_groups = first_.shape->groups.size();
-  return known_[(static_cast<size_t>(job.load.node) * num_groups + job.load.group) * 2 +
-                static_cast<size_t>(job.load.kind)];
+  return known_[(static_cast<size_t>(load.node) * num_groups + load.group) * 2 +
+                static_cast<size_t>(load.kind)];
 }
 
 // ---- the cache's calls
@@ -91,10 +100,12 @@ void RemoteTier::store(const StoreScope& scope, int group, BlockKind kind, int32
   const cache::LayerGroup& facts = first_.shape->groups[group];
   const int block_class =
       kind == BlockKind::kFullPrecision ? facts.full_precision_class : facts.packed_class;
-  Job job;
-  job.load = {group, kind, block_class, node, first_id, cache::kNoBlock};
+  const TierLoad block{group, kind, block_class, node, first_id, cache::kNoBlock};
+  if (known_birth(block) == first_.index->birth(node)) return;
+  Jobs one(1);  // all memory is taken before there is anything to give back
+  Job& job = one.front();
+  job.load = block;
   job.birth = first_.index->birth(node);
-  if (known_birth(job) == job.birth) return;
   const std::span<const int32_t> tokens = first_.index->tokens(node);
   job.name = {scope,
               first_.index->hash(first_.index->parent(node)),
@@ -102,6 +113,7 @@ void RemoteTier::store(const StoreScope& scope, int group, BlockKind kind, int32
               {tokens.begin(), tokens.end()},
               group,
               kind};
+  job.held.push_back({block_class, first_id});
   job.pushed = Clock::now();
   {
     const std::lock_guard lock(mutex_);
@@ -110,11 +122,11 @@ void RemoteTier::store(const StoreScope& scope, int group, BlockKind kind, int32
       ++counters_.num_dropped;
       return;
     }
-    known_birth(job) = job.birth;
+    known_birth(job.load) = job.birth;
     ++num_holding_;
     ++num_open_[static_cast<int>(Direction::kStore)];
     queued_bytes_ += block_bytes(job);
-    stores_.push_back(std::move(job));
+    stores_.splice(stores_.end(), one);
   }
   wake_.notify_all();
 }
@@ -141,64 +153,95 @@ bool RemoteTier::wait_for(const StoreLookup& lookup) const {
 // released before it has finished.
 void RemoteTier::start_load(const TierLoad& load, BlockName name,
                             std::shared_ptr<TransferGroup> group) {
+  Jobs one(1);
+  Job& job = one.front();
+  job.name = std::move(name);
+  job.load = load;
+  job.birth = first_.index->birth(load.node);
+  job.group = std::move(group);
+  job.held.push_back({load.block_class, load.first_id, load.node});
+  job.pushed = Clock::now();
   if (!first_.pool->retain(load.block_class, load.first_id).ok()) return;
   first_.index->pin(load.node);
   ++num_holding_;
   {
     const std::lock_guard lock(mutex_);
-    ++group->num_open;
+    ++job.group->num_open;
     ++num_open_[static_cast<int>(Direction::kLoad)];
-    Job job;
-    job.name = std::move(name);
-    job.load = load;
-    job.birth = first_.index->birth(load.node);
-    job.group = std::move(group);
-    job.pushed = Clock::now();
-    loads_.push_back(std::move(job));
+    loads_.splice(loads_.end(), one);
   }
   wake_.notify_all();
 }
 
 void RemoteTier::collect() {
-  std::vector<Job> copied, failed, loaded;
+  std::list<Held> returned;
+  Jobs failed, loaded;
   {
     const std::lock_guard lock(mutex_);
-    copied.swap(copied_);
+    returned.swap(returned_);
     failed.swap(failed_);
     loaded.swap(loaded_);
   }
-  for (const Job& job : copied) {
-    (void)first_.pool->release(job.load.block_class, job.load.first_id);
-    --num_holding_;
-  }
+  for (const Held& held : returned) give_back(held);
   for (const Job& job : failed) {
-    if (known_birth(job) == job.birth) known_birth(job) = 0;
+    if (known_birth(job.load) == job.birth) known_birth(job.load) = 0;
   }
   for (const Job& job : loaded) {
     if (job.is_done) {
       (void)first_.index->attach(job.load.node, job.load.group, job.load.kind, job.load.first_id);
-      known_birth(job) = job.birth;
+      known_birth(job.load) = job.birth;
     }
-    (void)first_.pool->release(job.load.block_class, job.load.first_id);
-    first_.index->unpin(job.load.node);
-    --num_holding_;
+    for (const Held& held : job.held) give_back(held);
   }
+}
+
+void RemoteTier::give_back(const Held& held) {
+  (void)first_.pool->release(held.block_class, held.id);
+  if (held.node != cache::kNoNode) first_.index->unpin(held.node);
+  --num_holding_;
+}
+
+bool RemoteTier::has_late_loads() const {
+  const std::lock_guard lock(mutex_);
+  const auto holds_late = [this](const Job& job) { return !job.held.empty() && is_late(job); };
+  return std::ranges::any_of(loads_, holds_late) || std::ranges::any_of(loading_, holds_late);
+}
+
+void RemoteTier::cancel_late_loads() {
+  {
+    std::unique_lock lock(mutex_);
+    progress_.wait(lock, [this] { return !is_copying_back_; });  // as long as memory takes
+    for (Jobs* jobs : {&loads_, &loading_}) {
+      for (Job& job : *jobs) {
+        if (is_late(job)) returned_.splice(returned_.end(), job.held);
+      }
+    }
+  }
+  collect();
 }
 
 void RemoteTier::cancel_waiting_stores() {
   {
     const std::lock_guard lock(mutex_);
     for (Job& job : stores_) {
-      copied_.push_back(job);
-      failed_.push_back(std::move(job));
+      returned_.splice(returned_.end(), job.held);
       ++counters_.num_dropped;
       --num_open_[static_cast<int>(Direction::kStore)];
     }
-    stores_.clear();
+    failed_.splice(failed_.end(), stores_);
     queued_bytes_ = 0;
   }
   progress_.notify_all();
   collect();
+}
+
+void RemoteTier::scrub() {
+  for (const Side* side : {&store_side_, &load_side_}) {
+    const std::span bytes(side->staging.data(), static_cast<size_t>(side->staging.bytes()));
+    std::ranges::fill(bytes, uint8_t{0});
+    side->copier->scrub();
+  }
+  store_->scrub();
 }
 
 // ---- waiting
@@ -228,7 +271,7 @@ void RemoteTier::wait_for_all() const {
 
 int64_t RemoteTier::num_stores() const {
   const std::lock_guard lock(mutex_);
-  return std::ssize(stores_) + num_copying_ + std::ssize(copied_);
+  return std::ssize(stores_) + num_copying_ + std::ssize(returned_);
 }
 
 bool RemoteTier::wait_for_stores_until(Clock::time_point end) const {

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -122,8 +123,18 @@ class RemoteTier {
   // Blocks whose copy has not begun stay in the pool alone: dropped and counted.
   void cancel_waiting_stores();
   bool wait_for_stores_until(std::chrono::steady_clock::time_point end) const;
+  // Loads that nobody waits for any more give their blocks back to the pool.
+  bool has_late_loads() const;
+  void cancel_late_loads();
 
-  Status remove_all(std::string_view parts) { return store_->remove_all(parts); }
+  // Whether nothing waits for the store. Requires: the cache's lock, so that it stays so.
+  bool is_at_rest() const {
+    return num_queued(Direction::kStore) + num_queued(Direction::kLoad) == 0;
+  }
+  // Zeros to memory that blocks have passed through. Requires: is_at_rest().
+  void scrub();
+  // From any thread, without the cache's lock: the store may take its time.
+  RemoteStore& its_store() const { return *store_; }
 
   RemoteCounters counters() const;
   int64_t num_queued(Direction direction) const;
@@ -132,14 +143,24 @@ class RemoteTier {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // A user of a pool's block, and of a load the pin of its node.
+  struct Held {
+    int block_class = 0;
+    int32_t id = cache::kNoBlock;
+    int32_t node = cache::kNoNode;
+  };
+  // Jobs and users go from list to list by splicing, which no lack of memory can stop: nothing is
+  // lost on the way.
   struct Job {
     BlockName name;
     TierLoad load;  // its node and block; from_id is not used
     uint32_t birth = 0;
     std::shared_ptr<TransferGroup> group;  // of a load
+    std::list<Held> held;                  // of a store until its copy is taken; or none any more
     Clock::time_point pushed;
     bool is_done = false;  // stored, or loaded
   };
+  using Jobs = std::list<Job>;
   // What a thread of its own copies by.
   struct Side {
     std::unique_ptr<BlockCopier> copier;
@@ -153,17 +174,22 @@ class RemoteTier {
   int64_t record_bytes_of(const Job& job) const;
   RecordFacts facts_of(const Job& job) const;
   const RecordKey* key() const { return options_.key ? &*options_.key : nullptr; }
-  uint32_t& known_birth(const Job& job);
-  std::vector<Job> take_batch(std::deque<Job>& queue, const Side& side) const;
+  void stop();
+  void give_back(const Held& held);
+  bool is_late(const Job& job) const { return Clock::now() >= job.pushed + options_.timeout; }
+  uint32_t& known_birth(const TierLoad& load);
+  Jobs take_batch(Jobs& queue, const Side& side) const;
   void run_stores();
-  void store_batch(std::vector<Job>& jobs);
-  Status put_batch(std::vector<Job>& jobs, std::span<const std::span<uint8_t>> records);
+  void store_batch(Jobs& jobs);
+  Status copy_out(const Jobs& jobs);
+  Status put_batch(Jobs& jobs);
   void run_loads();
   void answer(StoreLookup& lookup);
-  void load_batch(std::vector<Job>& jobs);
-  std::vector<std::span<uint8_t>> records_of(std::span<const Job> jobs, const Side& side) const;
+  Status load_batch();
+  Status copy_back(std::vector<BlockTransfer>& transfers, std::vector<Job*>& jobs);
+  std::vector<std::span<uint8_t>> records_of(const Jobs& jobs, const Side& side) const;
   bool is_reachable() const;
-  void note_call(const Status& status);
+  void note_call(const Status& status) noexcept;
   void note_problem(const std::string& problem);
 
   const FirstTier first_;
@@ -179,15 +205,17 @@ class RemoteTier {
   mutable std::condition_variable progress_;
   std::condition_variable wake_;
   bool is_stopping_ = false;
-  std::deque<Job> stores_;
-  std::deque<Job> loads_;
+  Jobs stores_;
+  Jobs loads_;
+  Jobs loading_;                  // the batch that the store was asked for
+  bool is_copying_back_ = false;  // it writes to the pool's blocks
   std::deque<std::shared_ptr<StoreLookup>> lookups_;
   int64_t queued_bytes_ = 0;
   int64_t num_copying_ = 0;   // stores whose copy is being taken
   int64_t num_open_[2] = {};  // by direction, until the store has answered
-  std::vector<Job> copied_;   // stores that need their pool's block no more
-  std::vector<Job> failed_;   // stores that the store has not got
-  std::vector<Job> loaded_;
+  std::list<Held> returned_;  // by jobs that need their pool's block no more
+  Jobs failed_;               // stores that the store has not got
+  Jobs loaded_;
   Clock::time_point retry_at_ = {};
   std::chrono::milliseconds backoff_{0};
   RemoteCounters counters_;

@@ -1,6 +1,7 @@
 // RemoteTier: the two threads that copy blocks, make and open records, and call the store.
 #include <algorithm>
 
+#include "core/caught.hpp"
 #include "core/log.hpp"
 #include "tier/store/remote_tier.hpp"
 
@@ -20,21 +21,19 @@ int64_t aligned(int64_t bytes) {
 // ---- both
 
 // As many jobs as the staging memory holds records. Requires: the lock.
-std::vector<RemoteTier::Job> RemoteTier::take_batch(std::deque<Job>& queue,
-                                                    const Side& side) const {
-  std::vector<Job> jobs;
+RemoteTier::Jobs RemoteTier::take_batch(Jobs& queue, const Side& side) const {
   int64_t bytes = 0;
-  while (!queue.empty()) {
-    bytes += aligned(record_bytes_of(queue.front()));
-    if (!jobs.empty() && bytes > side.staging.bytes()) break;
-    jobs.push_back(std::move(queue.front()));
-    queue.pop_front();
+  auto end = queue.begin();
+  for (; end != queue.end(); ++end) {
+    bytes += aligned(record_bytes_of(*end));
+    if (end != queue.begin() && bytes > side.staging.bytes()) break;
   }
+  Jobs jobs;
+  jobs.splice(jobs.end(), queue, queue.begin(), end);
   return jobs;
 }
 
-std::vector<std::span<uint8_t>> RemoteTier::records_of(std::span<const Job> jobs,
-                                                       const Side& side) const {
+std::vector<std::span<uint8_t>> RemoteTier::records_of(const Jobs& jobs, const Side& side) const {
   std::vector<std::span<uint8_t>> records;
   uint8_t* at = side.staging.data();
   for (const Job& job : jobs) {
@@ -50,18 +49,21 @@ bool RemoteTier::is_reachable() const {
   return Clock::now() >= retry_at_;
 }
 
-void RemoteTier::note_call(const Status& status) {
+void RemoteTier::note_call(const Status& status) noexcept {
   const std::lock_guard lock(mutex_);
   if (status.ok()) {
     backoff_ = std::chrono::milliseconds(0);
     return;
   }
   ++counters_.num_failed_calls;
-  counters_.last_problem = status.error().message;
   backoff_ = std::clamp(2 * backoff_, kFirstBackoff, kMostBackoff);
   retry_at_ = Clock::now() + backoff_;
-  log(LogLevel::kWarning, "a store is left alone for {} ms: {}", backoff_.count(),
-      status.error().message);
+  (void)caught([&]() -> Status {  // where memory is short, the counter alone says it
+    counters_.last_problem = status.error().message;
+    log(LogLevel::kWarning, "a store is left alone for {} ms: {}", backoff_.count(),
+        status.error().message);
+    return {};
+  });
 }
 
 void RemoteTier::note_problem(const std::string& problem) {
@@ -78,65 +80,77 @@ void RemoteTier::run_stores() {
   while (true) {
     wake_.wait(lock, [this] { return is_stopping_ || !stores_.empty(); });
     if (is_stopping_) return;
-    std::vector<Job> jobs = take_batch(stores_, store_side_);
+    Jobs jobs = take_batch(stores_, store_side_);
     for (const Job& job : jobs) queued_bytes_ -= block_bytes(job);
     num_copying_ += std::ssize(jobs);
     lock.unlock();
     store_batch(jobs);
     lock.lock();
     num_open_[static_cast<int>(Direction::kStore)] -= std::ssize(jobs);
-    for (Job& job : jobs) {
-      if (!job.is_done) failed_.push_back(std::move(job));
+    for (auto job = jobs.begin(); job != jobs.end();) {
+      const auto one = job++;
+      if (one->is_done) continue;
+      ++counters_.num_dropped;
+      failed_.splice(failed_.end(), jobs, one);
     }
     progress_.notify_all();
   }
 }
 
-void RemoteTier::store_batch(std::vector<Job>& jobs) {
-  const std::vector<std::span<uint8_t>> records = records_of(jobs, store_side_);
-  std::vector<BlockTransfer> transfers;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    const int64_t at = record_payload_offset(std::ssize(jobs[i].name.tokens));
-    transfers.push_back({block_of(jobs[i]), records[i].data() + at, block_bytes(jobs[i])});
-  }
-  std::vector<CopiedBlock> copies(jobs.size());
-  store_side_.copier->start(Direction::kStore, transfers);
-  store_side_.copier->finish(Direction::kStore, transfers, copies);
+void RemoteTier::store_batch(Jobs& jobs) {
+  Status status = caught([&] { return copy_out(jobs); });
   bool is_reached = false;
   {
     const std::lock_guard lock(mutex_);
     num_copying_ -= std::ssize(jobs);
-    copied_.insert(copied_.end(), jobs.begin(), jobs.end());
+    for (Job& job : jobs) returned_.splice(returned_.end(), job.held);
     is_reached = is_reachable();
   }
   progress_.notify_all();
-  const bool are_copied = std::ranges::all_of(copies, &CopiedBlock::is_copied);
-  if (is_reached && are_copied) note_call(put_batch(jobs, records));
-  const std::lock_guard lock(mutex_);
-  for (const Job& job : jobs) counters_.num_dropped += job.is_done ? 0 : 1;
+  if (!is_reached) return;
+  if (status.ok()) status = caught([&] { return put_batch(jobs); });
+  note_call(status);
+}
+
+// The pool's blocks to the places of their records.
+Status RemoteTier::copy_out(const Jobs& jobs) {
+  const std::vector<std::span<uint8_t>> records = records_of(jobs, store_side_);
+  std::vector<BlockTransfer> transfers;
+  for (const Job& job : jobs) {
+    const int64_t at = record_payload_offset(std::ssize(job.name.tokens));
+    transfers.push_back({block_of(job), records[transfers.size()].data() + at, block_bytes(job)});
+  }
+  std::vector<CopiedBlock> copies(jobs.size());
+  store_side_.copier->start(Direction::kStore, transfers);
+  store_side_.copier->finish(Direction::kStore, transfers, copies);
+  if (std::ranges::all_of(copies, &CopiedBlock::is_copied)) return {};
+  return internal_error("blocks could not be copied on their way to a store");
 }
 
 // Puts what the store has not got.
-Status RemoteTier::put_batch(std::vector<Job>& jobs, std::span<const std::span<uint8_t>> records) {
+Status RemoteTier::put_batch(Jobs& jobs) {
+  const std::vector<std::span<uint8_t>> records = records_of(jobs, store_side_);
   std::vector<std::string> keys;
   for (const Job& job : jobs) keys.push_back(job.name.key());
   std::vector<uint8_t> has(jobs.size());
   KVX_RETURN_IF_ERROR(store_->exists(keys, has));
   std::vector<StorePut> puts;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    jobs[i].is_done = has[i] != 0;
-    if (has[i] != 0) continue;
-    KVX_RETURN_IF_ERROR(seal_record(facts_of(jobs[i]), key(), records[i]));
-    puts.push_back({keys[i], records[i]});
-    places.push_back(i);
+  std::vector<Job*> put_jobs;
+  size_t i = 0;
+  for (Job& job : jobs) {
+    const size_t place = i++;
+    job.is_done = has[place] != 0;
+    if (job.is_done) continue;
+    KVX_RETURN_IF_ERROR(seal_record(facts_of(job), key(), records[place]));
+    puts.push_back({keys[place], records[place]});
+    put_jobs.push_back(&job);
   }
   const Status status = puts.empty() ? Status{} : store_->put(puts);
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   counters_.num_present += std::ssize(jobs) - std::ssize(puts);
-  for (size_t i = 0; status.ok() && i < puts.size(); ++i) {
-    Job& job = jobs[places[i]];
+  for (i = 0; status.ok() && i < puts.size(); ++i) {
+    Job& job = *put_jobs[i];
     job.is_done = puts[i].is_stored;
     if (!job.is_done) continue;
     ++counters_.num_stored;
@@ -162,15 +176,15 @@ void RemoteTier::run_loads() {
       lock.lock();
       lookup->is_answered_ = true;
     } else {
-      std::vector<Job> jobs = take_batch(loads_, load_side_);
+      loading_ = take_batch(loads_, load_side_);
+      const bool is_reached = is_reachable();
       lock.unlock();
-      load_batch(jobs);
+      if (is_reached) note_call(caught([this] { return load_batch(); }));
       lock.lock();
-      num_open_[static_cast<int>(Direction::kLoad)] -= std::ssize(jobs);
-      for (Job& job : jobs) {
-        --job.group->num_open;
-        loaded_.push_back(std::move(job));
-      }
+      is_copying_back_ = false;
+      num_open_[static_cast<int>(Direction::kLoad)] -= std::ssize(loading_);
+      for (const Job& job : loading_) --job.group->num_open;
+      loaded_.splice(loaded_.end(), loading_);
     }
     progress_.notify_all();
   }
@@ -182,47 +196,64 @@ void RemoteTier::answer(StoreLookup& lookup) {
     const std::lock_guard lock(mutex_);
     if (!is_reachable()) return;
   }
-  std::vector<std::string> keys;
-  for (const BlockName& name : lookup.names_) keys.push_back(name.key());
-  const Status status = store_->exists(keys, lookup.has_);
+  const Status status = caught([&] {
+    std::vector<std::string> keys;
+    for (const BlockName& name : lookup.names_) keys.push_back(name.key());
+    return store_->exists(keys, lookup.has_);
+  });
   if (!status.ok()) std::ranges::fill(lookup.has_, uint8_t{0});
   note_call(status);
   const std::lock_guard lock(mutex_);
   counters_.num_missed += std::ranges::count(lookup.has_, uint8_t{0});
 }
 
-void RemoteTier::load_batch(std::vector<Job>& jobs) {
-  const std::vector<std::span<uint8_t>> records = records_of(jobs, load_side_);
+// Its thread alone changes the batch; only what its jobs hold may be taken by others meanwhile.
+Status RemoteTier::load_batch() {
+  const std::vector<std::span<uint8_t>> records = records_of(loading_, load_side_);
   std::vector<StoreGet> gets;
-  for (size_t i = 0; i < jobs.size(); ++i) gets.push_back({jobs[i].name.key(), records[i]});
-  {
-    const std::lock_guard lock(mutex_);
-    if (!is_reachable()) return;
-  }
-  const Status status = store_->get(gets);
-  note_call(status);
-  if (!status.ok()) return;
+  for (const Job& job : loading_) gets.push_back({job.name.key(), records[gets.size()]});
+  KVX_RETURN_IF_ERROR(store_->get(gets));
   std::vector<BlockTransfer> transfers;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    if (gets[i].num_bytes < 0) continue;  // gone since it was looked up
-    const auto bytes = std::min(static_cast<size_t>(gets[i].num_bytes), records[i].size());
-    const auto payload = open_record(facts_of(jobs[i]), key(), records[i].first(bytes));
+  std::vector<Job*> opened;
+  size_t i = 0;
+  for (Job& job : loading_) {
+    const StoreGet& got = gets[i++];
+    if (got.num_bytes < 0) continue;  // gone since it was looked up
+    const auto bytes = std::min(static_cast<size_t>(got.num_bytes), got.buffer.size());
+    const auto payload = open_record(facts_of(job), key(), got.buffer.first(bytes));
     if (!payload.ok()) {
       note_problem(payload.error().message);
       continue;
     }
-    transfers.push_back({payload.value().data(), block_of(jobs[i]), block_bytes(jobs[i])});
-    places.push_back(i);
+    transfers.push_back({payload.value().data(), block_of(job), block_bytes(job)});
+    opened.push_back(&job);
   }
-  if (transfers.empty()) return;
-  std::vector<CopiedBlock> copies(transfers.size());
+  return copy_back(transfers, opened);
+}
+
+// Blocks that were given back meanwhile are another's.
+Status RemoteTier::copy_back(std::vector<BlockTransfer>& transfers, std::vector<Job*>& jobs) {
+  std::vector<CopiedBlock> copies(jobs.size());
+  {
+    const std::lock_guard lock(mutex_);
+    size_t count = 0;
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (jobs[i]->held.empty()) continue;
+      transfers[count] = transfers[i];
+      jobs[count++] = jobs[i];
+    }
+    transfers.resize(count);
+    jobs.resize(count);
+    is_copying_back_ = count > 0;
+  }
+  if (jobs.empty()) return {};
+  copies.resize(jobs.size());
   load_side_.copier->start(Direction::kLoad, transfers);
   load_side_.copier->finish(Direction::kLoad, transfers, copies);
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < places.size(); ++i) {
-    Job& job = jobs[places[i]];
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Job& job = *jobs[i];
     job.is_done = copies[i].is_copied;
     if (!job.is_done) continue;
     ++counters_.num_loaded;
@@ -230,6 +261,7 @@ void RemoteTier::load_batch(std::vector<Job>& jobs) {
     counters_.load_latency.add(
         std::chrono::duration_cast<std::chrono::microseconds>(now - job.pushed).count());
   }
+  return {};
 }
 
 }  // namespace kvx::tier
