@@ -13,6 +13,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(KVX_CPU_FLAGS_avxvnni -mavx2 -mfma -mf16c -mavxvnni)  # of attend alone
   set(KVX_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
                            -mfma -mf16c -mprefer-vector-width=512)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|ARM64|arm64)$")
+  list(APPEND KVX_CPU_LEVELS neon dotprod)
+  set(KVX_CPU_FLAGS_neon "")
+  set(KVX_CPU_FLAGS_dotprod -march=armv8.2-a+dotprod)  # of attend alone
 endif()
 
 # Gives each level's source in `sources_var` its flags, and drops the files of levels that this

@@ -41,6 +41,8 @@ bool watch_for(const Condition& condition) {
     if (std::chrono::steady_clock::now() > end) return false;
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
   }
   return true;

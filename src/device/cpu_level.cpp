@@ -1,4 +1,5 @@
-// Asks CPUID what the processor has and XGETBV what the operating system saves.
+// Asks the machine which levels it runs: on x86 CPUID what the processor has and XGETBV what the
+// operating system saves, on Arm the operating system.
 #include "device/cpu_level.hpp"
 
 #include <cstdint>
@@ -6,6 +7,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace kvx::device {
@@ -51,19 +56,46 @@ Features ask_machine() {
   return features;
 }
 
+bool has_level(CpuLevel level) {
+  static const Features features = ask_machine();
+  if (level == CpuLevel::kAvx2) return features.avx2;
+  if (level == CpuLevel::kAvxVnni) return features.avxvnni;
+  return level == CpuLevel::kAvx512 && features.avx512;
+}
+
+#elif defined(__aarch64__)
+
+bool has_dot_products() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProductBit = 1 << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProductBit) != 0;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has == 1;
+#else
+  return false;  // An operating system that is not asked yet.
+#endif
+}
+
+// Every 64-bit Arm processor has Advanced SIMD.
+bool has_level(CpuLevel level) {
+  static const bool has_dots = has_dot_products();
+  return level == CpuLevel::kNeon || (level == CpuLevel::kDotProd && has_dots);
+}
+
+#else
+
+bool has_level(CpuLevel) {
+  return false;
+}
+
 #endif
 
 }  // namespace
 
 bool supports(CpuLevel level) {
-  if (level == CpuLevel::kScalar) return true;
-#if defined(__x86_64__)
-  static const Features features = ask_machine();
-  if (level == CpuLevel::kAvx2) return features.avx2;
-  return level == CpuLevel::kAvxVnni ? features.avxvnni : features.avx512;
-#else
-  return false;
-#endif
+  return level == CpuLevel::kScalar || has_level(level);
 }
 
 Result<CpuLevel> choose_cpu_level() {
@@ -80,7 +112,8 @@ Result<CpuLevel> choose_cpu_level() {
     if (supports(level)) return level;
     return unsupported("KVX_CPU is {}; this machine does not run it", forced);
   }
-  return invalid_argument("KVX_CPU is {}; expected scalar, avx2, avxvnni or avx512", forced);
+  return invalid_argument("KVX_CPU is {}; expected scalar, avx2, avxvnni, avx512, neon or dotprod",
+                          forced);
 }
 
 }  // namespace kvx::device

@@ -7,23 +7,25 @@
 
 namespace kvx::device {
 
-// Each level has a kernel table of its own (ops/cpu/). NEON and AMX levels take their place here.
-enum class CpuLevel { kScalar, kAvx2, kAvxVnni, kAvx512 };
+// Each level has a kernel table of its own (ops/cpu/). kNeon and kDotProd are Arm's.
+enum class CpuLevel { kScalar, kAvx2, kAvxVnni, kAvx512, kNeon, kDotProd };
 
-// From the plainest to the best.
-inline constexpr CpuLevel kAllCpuLevels[] = {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvxVnni,
-                                             CpuLevel::kAvx512};
+// From the plainest to the best of each processor family.
+inline constexpr CpuLevel kAllCpuLevels[] = {CpuLevel::kScalar,  CpuLevel::kAvx2,
+                                             CpuLevel::kAvxVnni, CpuLevel::kAvx512,
+                                             CpuLevel::kNeon,    CpuLevel::kDotProd};
 
 constexpr std::string_view name_of(CpuLevel level) {
-  constexpr std::string_view kNames[] = {"scalar", "avx2", "avxvnni", "avx512"};
+  constexpr std::string_view kNames[] = {"scalar", "avx2", "avxvnni", "avx512", "neon", "dotprod"};
   return kNames[static_cast<int>(level)];
 }
 
-// Whether this machine and its operating system run the level's instructions (CPUID and XGETBV).
+// Whether this machine and its operating system run the level's instructions. On x86 CPUID and
+// XGETBV answer, on Arm the operating system.
 bool supports(CpuLevel level);
 
-// The best supported level, or the one that KVX_CPU=scalar|avx2|avxvnni|avx512 forces. An unknown
-// or unsupported value of KVX_CPU is an error: INVALID_ARGUMENT or UNSUPPORTED.
+// The best supported level, or the one that KVX_CPU=scalar|avx2|avxvnni|avx512|neon|dotprod
+// forces. An unknown or unsupported value of KVX_CPU is an error: INVALID_ARGUMENT or UNSUPPORTED.
 Result<CpuLevel> choose_cpu_level();
 
 }  // namespace kvx::device

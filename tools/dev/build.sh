@@ -6,7 +6,7 @@ Builds the library, the tools and the tests into build/<preset>.
 
 usage: ./dev build [PRESET | --release] [-- NINJA OPTIONS]
 
-  PRESET     dev (default), release, release-all, cuda, asan or tsan,
+  PRESET     dev (default), release, release-all, cuda, asan, tsan or arm,
              as in CMakePresets.json
   --release  release-all: what is given away, with kernels for every supported GPU
 
@@ -27,8 +27,10 @@ cmd_build() {
     [[ $1 == -- ]] || bad_usage build "unknown option '$1'"
     shift
   fi
-  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan)$ ]] || bad_usage build "unknown preset '$preset'"
+  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan|arm)$ ]] ||
+    bad_usage build "unknown preset '$preset'"
   ensure_packages
+  [[ $preset != arm ]] || ensure_arm_packages
   build_preset "$preset" "$@"
   summary
 }

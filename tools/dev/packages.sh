@@ -1,8 +1,9 @@
-# Debian packages: installs what tools/packages.debian asks for and the machine lacks.
+# Debian packages: installs what a list (tools/packages.debian) asks for and the machine lacks.
 
 PACKAGE_LIST=$ROOT/tools/packages.debian
 
-# Installs missing packages, as root directly, else through sudo; fast when all are there.
+# ensure_packages [LIST]: installs missing packages, as root directly, else through sudo; fast when
+# all are there. Lines name:arm64 are another architecture's (arm.sh) and are passed over.
 ensure_packages() {
   command -v dpkg-query >/dev/null ||
     fail "this is no Debian system: install what tools/packages.debian lists, use cmake --preset dev"
@@ -10,9 +11,9 @@ ensure_packages() {
   local -A wanted=() found=()
   local name version line
   while IFS= read -r line; do
-    [[ -z $line || $line == \#* ]] && continue
+    [[ -z $line || $line == \#* || $line == *:arm64=* ]] && continue
     wanted[${line%%=*}]=${line#*=}
-  done <"$PACKAGE_LIST"
+  done <"${1:-$PACKAGE_LIST}"
   while read -r name version line; do
     [[ $line == installed ]] && found[$name]=$version
   done < <(dpkg-query -W -f='${Package} ${Version} ${db:Status-Status}\n' \

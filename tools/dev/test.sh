@@ -5,12 +5,16 @@ help_test() {
 Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
+       ./dev test --arm [REGEX]
        ./dev test --hf | --vllm | --torch | --oldest | --python-asan
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
   -R REGEX    only test binaries whose name matches
   -L LABEL    only test binaries with this label (threaded, gpu)
+  --arm       only the unit tests, or those whose binary's name matches, built for 64-bit Arm and
+              run under qemu-user on the processor that KVX_ARM_CPU names (default max): the cross
+              compiler, the emulator and Arm's libraries are fetched first, 250 MB
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
@@ -33,6 +37,11 @@ cmd_test() {
         (($# == 1)) || bad_usage test "$1 stands alone"
         local suite=${1#--}
         "test_${suite//-/_}"
+        return
+        ;;
+      --arm)
+        (($# <= 2)) || bad_usage test "--arm takes at most one name"
+        test_arm "${2:-}"
         return
         ;;
       --preset | -R | -L)

@@ -52,7 +52,10 @@ KVX_INLINE void errors_of_span(const PartSpan& span, const float* steps, const f
     }
   }
   for (int c = 0; c < Count; ++c) {
-    errors[c] = kPartVectors == 2 ? sums[c][0] + sums[c][kPartVectors - 1] : sums[c][0];
+    for (int half = kPartVectors / 2; half > 0; half /= 2) {
+      for (int v = 0; v < half; ++v) sums[c][v] += sums[c][v + half];
+    }
+    errors[c] = sums[c][0];
   }
 }
 

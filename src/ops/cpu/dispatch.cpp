@@ -16,17 +16,20 @@ const KernelTable& table();
 }
 #endif
 
-#if defined(__x86_64__)
-// Rows are encoded and decoded without dot products, which are all that AVX-VNNI adds to AVX2.
-static const KernelTable& avxvnni_table() {
-  static const KernelTable kTable = [] {
-    KernelTable table = level_avx2::table();
-    table.level = device::CpuLevel::kAvxVnni;
-    return table;
-  }();
-  return kTable;
+#if defined(__aarch64__)
+namespace level_neon {
+const KernelTable& table();
 }
 #endif
+
+// Rows are encoded and decoded without dot products, which are all that AVX-VNNI adds to AVX2 and
+// FEAT_DotProd to NEON.
+[[maybe_unused]] static KernelTable with_dot_products(const KernelTable& plain,
+                                                      device::CpuLevel level) {
+  KernelTable table = plain;
+  table.level = level;
+  return table;
+}
 
 const KernelTable& kernel_table(device::CpuLevel level) {
   using device::CpuLevel;
@@ -36,14 +39,28 @@ const KernelTable& kernel_table(device::CpuLevel level) {
 #if defined(__x86_64__)
     case CpuLevel::kAvx2:
       return level_avx2::table();
-    case CpuLevel::kAvxVnni:
-      return avxvnni_table();
+    case CpuLevel::kAvxVnni: {
+      static const KernelTable kTable = with_dot_products(level_avx2::table(), level);
+      return kTable;
+    }
     case CpuLevel::kAvx512:
       return level_avx512::table();
 #else  // No machine of this family supports them.
     case CpuLevel::kAvx2:
     case CpuLevel::kAvxVnni:
     case CpuLevel::kAvx512:
+      break;
+#endif
+#if defined(__aarch64__)
+    case CpuLevel::kNeon:
+      return level_neon::table();
+    case CpuLevel::kDotProd: {
+      static const KernelTable kTable = with_dot_products(level_neon::table(), level);
+      return kTable;
+    }
+#else
+    case CpuLevel::kNeon:
+    case CpuLevel::kDotProd:
       break;
 #endif
   }

@@ -51,7 +51,8 @@ INSTANTIATE_TEST_SUITE_P(Attend, EveryFormatFast, testing::ValuesIn(format::kRow
                          format_name);
 
 TEST(AttendFast, TakesQueriesOfEightBitsWhereCodesAreMultipliedAsIntegers) {
-  for (CpuLevel level : {CpuLevel::kAvxVnni, CpuLevel::kAvx512}) {
+  for (CpuLevel level :
+       {CpuLevel::kAvxVnni, CpuLevel::kAvx512, CpuLevel::kNeon, CpuLevel::kDotProd}) {
     if (!device::supports(level)) continue;  // no other level has such kernels
     for (const char* format : {"int8", "int4", "int4_affine", "nvfp4"}) {
       AttendScene scene(decode_scene(format, 128));

@@ -14,7 +14,12 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// A key byte is unsigned, a value byte signed: vpdpbusd multiplies one of each.
+// Whose bytes are multiplied.
+enum class Operands { kKeysAndQueries, kWeightsAndValues };
+
+// A key byte is unsigned, a value byte signed: vpdpbusd multiplies one of each. Where products do
+// not mix signs (Arm's sdot and udot) a key byte is signed, as a query's digit is, and a value byte
+// unsigned, as a weight's digit is: it is larger by kValueShift, for which sums are corrected.
 // number = (byte - bias) * kUnit * step (+ zero). Unsigned codes count from their middle, so that a
 // query's rounding meets small numbers; their zero moves with it.
 template <class Codec>
@@ -27,15 +32,18 @@ struct CodeBytes {
                                    : Codec::decode(1 << (Codec::kBits - 1)) < 0.0f
                                        ? Codec::decode(1 << (Codec::kBits - 1))
                                        : -Codec::kQmax;
-  static constexpr int kKeyBias = static_cast<int>(-kLowest / kUnit);
+  static constexpr int kMiddle = static_cast<int>(-kLowest / kUnit);
+  static constexpr int kKeyShift = !kProductsMixSigns && kMiddle == 128 ? 128 : 0;
+  static constexpr int kKeyBias = kMiddle - kKeyShift;
   static constexpr int kValueBias = kIsUnsigned ? static_cast<int>(kLowest / kUnit) : 0;
+  static constexpr int kValueShift = kProductsMixSigns ? 0 : kMiddle;
 
   // What to exclusive-or a stored byte with.
-  static constexpr int kKeyFlip = kIsUnsigned ? 0 : 0x80;
-  static constexpr int kValueFlip = kIsUnsigned ? 0x80 : 0;
+  static constexpr int kKeyFlip = (kIsUnsigned ? 0 : 0x80) ^ kKeyShift;
+  static constexpr int kValueFlip = (kIsUnsigned ? 0x80 : 0) ^ (kProductsMixSigns ? 0 : 0x80);
 
   // The bytes of the sixteen nibbles plus an offset, in each lane of 16 bytes.
-  static constexpr int kKeyOffset = kIsUnsigned ? 0 : kKeyBias;
+  static constexpr int kKeyOffset = kIsUnsigned ? 0 : kMiddle;
   static constexpr Table<int8_t, 16> nibble_bytes(int offset) {
     Table<int8_t, 16> bytes = {};
     for (int code = 0; code < 16; ++code) {

@@ -39,6 +39,7 @@ template <int Rows, int Vectors, Fixed F>
 KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* digits,
                             Ints (*high)[Vectors], Ints (*low)[Vectors]) {
   constexpr int kDigits = bytes_of(F);
+  constexpr Operands kOf = Operands::kKeysAndQueries;
   const auto query = [&](int r, int digit, int i) {
     return splat_word(digits + (r * kDigits + digit) * 16 + i * 4);
   };
@@ -48,10 +49,8 @@ KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* di
       for (int i = 0; i < 4; ++i) keys[i] = load_bytes(codes + v * distance + i * 4 * kIntLanes);
       for (int r = 0; r < Rows; ++r) {
         for (int digit = 0; digit < kDigits; ++digit) {
-          Ints queries[4];
-          for (int i = 0; i < 4; ++i) queries[i] = query(r, digit, i);
           Ints& sum = digit == 0 ? high[r][v] : low[r][v];
-          sum = add_four_dots(sum, keys, queries);
+          sum = add_four_dots<kOf>(sum, keys, digits + (r * kDigits + digit) * 16);
         }
       }
     }
@@ -65,10 +64,10 @@ KVX_INLINE void add_sixteen(const uint8_t* codes, int distance, const int8_t* di
     }
     for (int r = 0; r < Rows; ++r) {
       const Ints q_high = query(r, 0, i);
-      for (int v = 0; v < Vectors; ++v) high[r][v] = add_dots(high[r][v], keys[v], q_high);
+      for (int v = 0; v < Vectors; ++v) high[r][v] = add_dots<kOf>(high[r][v], keys[v], q_high);
       if constexpr (F == Fixed::kHighDigit) continue;
       const Ints q_low = query(r, 1, i);
-      for (int v = 0; v < Vectors; ++v) low[r][v] = add_dots(low[r][v], keys[v], q_low);
+      for (int v = 0; v < Vectors; ++v) low[r][v] = add_dots<kOf>(low[r][v], keys[v], q_low);
     }
   }
 }
@@ -172,7 +171,7 @@ bool score_codes(const ScoreParams& params) {
                        params.prefetcher);
   }
   if (keys.spec->is_affine()) {
-    constexpr float kMiddle = CodeBytes<Codec>::kKeyBias;
+    constexpr float kMiddle = CodeBytes<Codec>::kMiddle;
     for (int t = 0; t < n; ++t) steps[n + t] += kMiddle * steps[t];
   }
   const KeyTile tile = {codes, steps, keys.spec->is_affine() ? steps + n : nullptr};

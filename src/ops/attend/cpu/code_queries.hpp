@@ -85,14 +85,13 @@ KVX_INLINE void prepare_span(const QueryLayout& layout, int row, int s, float la
     const Ints fixed = to_nearest(load<Widest>(query + d) * inverse);
     sum += fixed;
     int8_t* chunk = digits + d / 16 * layout.digits_stride();
-    int8_t* at = chunk + d % 16;
     if constexpr (F == Fixed::kHighDigit) {
-      store_in_places<Codec, P>(fixed, at);
+      store_in_places<Codec, P>(fixed, chunk, d % 16);
     } else if constexpr (F == Fixed::kWord) {
       store_pairs(fixed, chunk + d % 16 * 2);
     } else {
-      store_in_places<Codec, P>((fixed + 128) >> 8, at);
-      store_in_places<Codec, P>(fixed, at + 16);  // the lowest byte is the rest
+      store_in_places<Codec, P>((fixed + 128) >> 8, chunk, d % 16);
+      store_in_places<Codec, P>(fixed, chunk + 16, d % 16);  // the lowest byte is the rest
     }
   }
   const int correction = -CodeBytes<Codec>::kKeyBias * sum_of_ints(sum);

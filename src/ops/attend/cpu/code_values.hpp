@@ -20,10 +20,27 @@ struct ValueTile {
   // [groups][kRowChunk rows][high and low][64 tokens in order of places], or words: [groups]
   // [kRowChunk rows][kPlaces][the pairs of four tokens].
   uint8_t* digits;
+  int32_t* corrections;  // [groups][kRowChunk rows]; null where products mix signs
   int num_groups;
   int group_parts;  // parts of kIntLanes numbers in a group
   int value_bias;
+  int value_shift;  // CodeBytes::kValueShift
 };
+
+// Of one row and group: what a sum of products has too much because values' bytes are shifted.
+// Called where products do not mix signs.
+KVX_INLINE int32_t correction_of(const uint8_t* digits, int value_shift) {
+  int32_t high = 0;
+  int32_t low = 0;
+  for (int t = 0; t < kMaxTileTokens; ++t) {
+    high += digits[t];
+    low += digits[kMaxTileTokens + t];
+  }
+  return value_shift * (256 * high + low);
+}
+
+// Of as many groups of sixteen numbers as a row can have.
+inline constexpr int kMostCorrections = kRowChunk * format::kMaxHeadDim / 16;
 
 // ---- Weights: a row's probabilities times the tokens' steps
 
@@ -194,11 +211,8 @@ KVX_INLINE void add_places(const int8_t* codes, const uint8_t* const* digits, in
     for (int j = 0; j < 4; ++j) values[j] = load_bytes(codes + i * kPartBytes + j * kPlaceBytes);
     for (int r = 0; r < Rows; ++r) {
       const uint8_t* of_row = digits[i] + r * 128 + 4 * first;
-      Ints weights[4];
-      for (int j = 0; j < 4; ++j) weights[j] = splat_word(of_row + 4 * j);
-      high[r][i] = add_four_dots(high[r][i], weights, values);
-      for (int j = 0; j < 4; ++j) weights[j] = splat_word(of_row + 64 + 4 * j);
-      low[r][i] = add_four_dots(low[r][i], weights, values);
+      high[r][i] = add_four_dots<Operands::kWeightsAndValues>(high[r][i], values, of_row);
+      low[r][i] = add_four_dots<Operands::kWeightsAndValues>(low[r][i], values, of_row + 64);
     }
   }
 }
@@ -228,6 +242,7 @@ KVX_INLINE void add_word_places(const int8_t* codes, const uint8_t* const* words
 template <int Rows, int Parts, bool OneGroup, Fixed F>
 KVX_INLINE void add_parts(const ValueParams& params, const ValueTile& tile, int row, int part,
                           const float* weights) {
+  constexpr Operands kOf = Operands::kWeightsAndValues;
   Ints high[Rows][Parts] = {};
   Ints low[Rows][Parts] = {};
   Ints totals[Parts] = {};  // of words
@@ -262,12 +277,12 @@ KVX_INLINE void add_parts(const ValueParams& params, const ValueTile& tile, int 
         Ints weight = splat_word(digits[0] + r * 128 + 4 * place);
         for (int i = 0; i < Parts; ++i) {
           if (!OneGroup && i > 0) weight = splat_word(digits[i] + r * 128 + 4 * place);
-          high[r][i] = add_dots(high[r][i], weight, values[i]);
+          high[r][i] = add_dots<kOf>(high[r][i], weight, values[i]);
         }
         weight = splat_word(digits[0] + r * 128 + 64 + 4 * place);
         for (int i = 0; i < Parts; ++i) {
           if (!OneGroup && i > 0) weight = splat_word(digits[i] + r * 128 + 64 + 4 * place);
-          low[r][i] = add_dots(low[r][i], weight, values[i]);
+          low[r][i] = add_dots<kOf>(low[r][i], weight, values[i]);
         }
       }
     }
@@ -275,7 +290,9 @@ KVX_INLINE void add_parts(const ValueParams& params, const ValueTile& tile, int 
   for (int r = 0; r < Rows; ++r, sums += head_dim) {
     for (int i = 0; i < Parts; ++i) {
       if constexpr (F == Fixed::kWord) low[r][i] = add_word_middles(low[r][i], totals[i]);
-      const Widest sum = to_floats(join_digits(high[r][i], low[r][i]));
+      Ints fixed = join_digits(high[r][i], low[r][i]);
+      if constexpr (!kProductsMixSigns) fixed -= tile.corrections[group[i] * kRowChunk + r];
+      const Widest sum = to_floats(fixed);
       float* at = sums + i * kIntLanes;
       store<Widest>(load<Widest>(at) + sum * (weights[r] * largest[i]), at);
     }
@@ -288,6 +305,10 @@ static void add_chunk(const ValueParams& params, const ValueTile& tile, int row)
   for (int r = 0; r < Rows; ++r) {
     if (tile.zeros) add_value_zeros(params, tile, row + r);
     weights[r] = weigh_row<F>(params, tile, row + r, tile.digits + r * 128);
+    for (int g = 0; !kProductsMixSigns && g < tile.num_groups; ++g) {
+      const int at = g * kRowChunk + r;
+      tile.corrections[at] = correction_of(tile.digits + at * 128, tile.value_shift);
+    }
   }
   const int num_parts = params.values.head_dim / kIntLanes;
   const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
@@ -318,6 +339,7 @@ bool add_code_values(const ValueParams& params) {
   auto* digits = reinterpret_cast<uint8_t*>(words + num_groups * kMaxTileTokens);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * num_groups * 128);
   unpack_values<Codec, P>(values, codes, params.prefetcher);
+  int32_t corrections[kMostCorrections];
   const int group =
       values.spec->group_size == format::kWholeRow ? values.head_dim : values.spec->group_size;
   const ValueTile tile = {.codes = codes,
@@ -326,9 +348,11 @@ bool add_code_values(const ValueParams& params) {
                           .zeros = is_affine ? steps + n : nullptr,
                           .largest = largest,
                           .digits = digits,
+                          .corrections = kProductsMixSigns ? nullptr : corrections,
                           .num_groups = num_groups,
                           .group_parts = group / kIntLanes,
-                          .value_bias = value_bias<Codec>()};
+                          .value_bias = value_bias<Codec>(),
+                          .value_shift = CodeBytes<Codec>::kValueShift};
   const int steps_a_chunk =
       (values.head_dim / kIntLanes + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
   params.prefetcher.pace(PhaseShares::kAddValues, steps_a_chunk * num_row_chunks(params.num_rows));

@@ -17,6 +17,13 @@ const TileKernels& tile_table();
 namespace level_avx512 {
 const TileKernels& tile_table();
 }
+#elif defined(__aarch64__)
+namespace level_neon {
+const TileKernels& tile_table();
+}
+namespace level_dotprod {
+const TileKernels& tile_table();
+}
 #endif
 
 const TileKernels& tile_kernels(device::CpuLevel level) {
@@ -35,6 +42,16 @@ const TileKernels& tile_kernels(device::CpuLevel level) {
     case CpuLevel::kAvx2:
     case CpuLevel::kAvxVnni:
     case CpuLevel::kAvx512:
+      break;
+#endif
+#if defined(__aarch64__)
+    case CpuLevel::kNeon:
+      return level_neon::tile_table();
+    case CpuLevel::kDotProd:
+      return level_dotprod::tile_table();
+#else
+    case CpuLevel::kNeon:
+    case CpuLevel::kDotProd:
       break;
 #endif
   }

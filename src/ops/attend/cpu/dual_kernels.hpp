@@ -178,15 +178,18 @@ KVX_INLINE bool add_dual_codes(const ValueParams& params) {
     if (!normalize_steps(steps, 1, n, largest, nullptr)) return false;
     auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * 128);
     spread_dual_values<Bits>(values, codes, params.prefetcher);
+    int32_t corrections[kRowChunk];
     const ValueTile tile = {.codes = codes,
                             .steps = steps,
                             .words = nullptr,
                             .zeros = nullptr,
                             .largest = largest,
                             .digits = digits,
+                            .corrections = kProductsMixSigns ? nullptr : corrections,
                             .num_groups = 1,
                             .group_parts = values.head_dim / kIntLanes,
-                            .value_bias = 0};
+                            .value_bias = 0,
+                            .value_shift = 0};
     const int steps_a_chunk =
         (values.head_dim / kIntLanes + kPartsTogether - 1) / kPartsTogether * (kPlaces / 4);
     params.prefetcher.pace(PhaseShares::kAddValues,

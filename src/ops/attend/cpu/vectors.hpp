@@ -2,7 +2,11 @@
 // being compiled for: one line for each level that has packed kernels.
 #pragma once
 
-#if defined(__AVX512VNNI__)
+#if defined(KVX_LEVEL_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include "ops/attend/cpu/isa/dotprod/vectors.hpp"
+#elif defined(KVX_LEVEL_NEON)
+#include "ops/attend/cpu/isa/neon/vectors.hpp"
+#elif defined(__AVX512VNNI__)
 #include "ops/attend/cpu/isa/avx512/vectors.hpp"
 #elif defined(__AVXVNNI__)
 #include "ops/attend/cpu/isa/avxvnni/vectors.hpp"

@@ -10,6 +10,9 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
+// Whether a product of bytes takes an unsigned one and a signed one.
+inline constexpr bool kProductsMixSigns = true;
+
 using PartBytes = __m128i;
 
 KVX_INLINE PartBytes zero_codes() {

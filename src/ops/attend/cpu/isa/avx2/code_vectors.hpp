@@ -7,13 +7,19 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// sum += the products of four vectors' bytes.
-KVX_INLINE Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes) {
-  __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes[0], (__m256i)signed_bytes[0]);
-  for (int i = 1; i < 4; ++i) {
-    const __m256i more = _mm256_maddubs_epi16((__m256i)unsigned_bytes[i], (__m256i)signed_bytes[i]);
-    pairs = _mm256_add_epi16(pairs, more);
-  }
+// sum += the products of four vectors' bytes, of keys or values, with four times four bytes, of
+// queries or weights, which every lane takes. vectors: [4]. fours: [16] bytes.
+template <Operands O>
+KVX_INLINE Ints add_four_dots(Ints sum, const Ints* vectors, const void* fours) {
+  const auto products = [&](int i) {
+    int32_t four;
+    memcpy(&four, static_cast<const uint8_t*>(fours) + 4 * i, sizeof four);
+    const __m256i word = _mm256_set1_epi32(four);
+    return O == Operands::kKeysAndQueries ? _mm256_maddubs_epi16((__m256i)vectors[i], word)
+                                          : _mm256_maddubs_epi16(word, (__m256i)vectors[i]);
+  };
+  __m256i pairs = products(0);
+  for (int i = 1; i < 4; ++i) pairs = _mm256_add_epi16(pairs, products(i));
   return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
@@ -71,14 +77,14 @@ KVX_INLINE __m256i nibble_table() {
 
 // The lowest bytes of eight numbers of a row, in the order of places.
 template <class Codec, format::Packing P>
-KVX_INLINE void store_in_places(Ints numbers, int8_t* digits) {
+KVX_INLINE void store_in_places(Ints numbers, int8_t* chunk, int number) {
   static constexpr Table<int8_t, 16> kOrder = order_of_places<Codec, P>();
   const __m256i bytes = _mm256_and_si256((__m256i)numbers, _mm256_set1_epi32(255));
   const __m128i words =
       _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
   const __m128i packed = _mm_shuffle_epi8(
       _mm_packus_epi16(words, words), _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(digits), packed);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(chunk + number), packed);
 }
 
 // Of four words each the pairs that meet the even and the odd bytes of a lane.

@@ -16,6 +16,7 @@ constexpr bool takes_words() {
 }
 
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
+template <Operands>
 KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
   const __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
   return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

@@ -13,12 +13,14 @@ constexpr bool takes_words() {
 }
 
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
+template <Operands>
 KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
 }
 
 inline constexpr bool kAddsFours = false;
-Ints add_four_dots(Ints sum, const Ints* unsigned_bytes, const Ints* signed_bytes);
+template <Operands>
+Ints add_four_dots(Ints sum, const Ints* vectors, const void* fours);
 
 // Products of words, which the AVX2 level defines for takes_words.
 struct Pairs {
@@ -61,12 +63,12 @@ KVX_INLINE __m512i nibble_table() {
 
 // The lowest bytes of sixteen numbers of a row, in the order of places.
 template <class Codec, format::Packing P>
-KVX_INLINE void store_in_places(Ints numbers, int8_t* digits) {
+KVX_INLINE void store_in_places(Ints numbers, int8_t* chunk, int number) {
   static constexpr Table<int8_t, 16> kOrder = order_of_places<Codec, P>();
   const __m128i bytes =
       _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)numbers),
                        _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder.at)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(digits), bytes);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(chunk + number), bytes);
 }
 
 // A key's byte of each low nibble, of bytes that may have anything in the high one.

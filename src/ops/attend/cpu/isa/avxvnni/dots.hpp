@@ -15,6 +15,7 @@ constexpr bool takes_words() {
 }
 
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
+template <Operands>
 KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)unsigned_bytes,
                                        (__m256i)signed_bytes);

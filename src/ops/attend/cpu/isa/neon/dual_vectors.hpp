@@ -1,0 +1,77 @@
+// What the kernels of dual-scale tiles need of Advanced SIMD: codes of 2 and 3 bits as bytes. The
+// x86 levels have the same functions.
+#pragma once
+
+#include "ops/attend/cpu/dual_codes.hpp"
+#include "ops/attend/cpu/isa/neon/code_vectors.hpp"
+
+namespace kvx::ops::cpu {
+inline namespace KVX_CPU_LEVEL {
+
+// Bytes of four codes each, one of them: code j of every byte. high: of 3 bits, with code j's high
+// bit at bit 2 j.
+template <int Bits>
+KVX_INLINE uint8x16_t spread_codes(uint8x16_t low, uint8x16_t high, int j) {
+  const int8x16_t down = vdupq_n_s8(static_cast<int8_t>(-2 * j));
+  const uint8x16_t two = vandq_u8(vshlq_u8(low, down), vdupq_n_u8(3));
+  if constexpr (Bits == 2) {
+    return two;
+  } else {
+    const uint8x16_t above = vandq_u8(vshlq_u8(high, down), vdupq_n_u8(1));
+    return vsliq_n_u8(two, above, 2);
+  }
+}
+
+// 64 codes of four tokens as sixteen vectors of a key tile, in the order of order_dual_query.
+// rows: [4], of each token the unit of 64 codes that begins at `offset`.
+template <int Bits>
+KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
+  uint8x16_t chunks[4];
+  uint8x16_t words[4];
+  uint8x16_t high[4] = {};
+  for (int t = 0; t < 4; ++t) chunks[t] = vld1q_u8(rows[t] + offset);
+  transpose_words(chunks, words);
+  if constexpr (Bits == 3) {
+    for (int t = 0; t < 4; ++t) chunks[t] = load_chunk(rows[t], offset + 24, offset + 16);
+    transpose_words(chunks, high);
+    high[2] = vshrq_n_u8(high[0], 1);
+    high[3] = vshrq_n_u8(high[1], 1);
+  }
+  for (int w = 0; w < 4; ++w) {
+    for (int j = 0; j < 4; ++j, tile += 16) {
+      vst1q_u8(tile, spread_codes<Bits>(words[w], high[w], j));
+    }
+  }
+}
+
+// 64 codes of four tokens as a place of sixteen parts of a value tile: byte j of the tokens holds
+// the numbers 4 j to 4 j + 3.
+template <int Bits>
+KVX_INLINE void spread_values(const uint8_t* const* rows, int offset, int8_t* place) {
+  uint8x16_t low[4];
+  uint8x16_t high[4] = {};
+  interleave_chunks(rows, offset + 16, offset, low);
+  if constexpr (Bits == 3) {
+    interleave_chunks(rows, offset + 24, offset + 16, high);
+    high[2] = vshrq_n_u8(high[0], 1);
+    high[3] = vshrq_n_u8(high[1], 1);
+  }
+  alignas(16) static constexpr int8_t kShifts[16] = {0,  0,  0,  0,  -2, -2, -2, -2,
+                                                     -4, -4, -4, -4, -6, -6, -6, -6};
+  const int8x16_t shifts = vld1q_s8(kShifts);
+  for (int byte = 0; byte < 16; ++byte, place += kPartBytes) {
+    const auto four = [byte](const uint8x16_t* fours) {  // the tokens' bytes, four times
+      uint32_t tokens;
+      memcpy(&tokens, reinterpret_cast<const uint8_t*>(fours) + 4 * byte, sizeof tokens);
+      return vreinterpretq_u8_u32(vdupq_n_u32(tokens));
+    };
+    uint8x16_t codes = vandq_u8(vshlq_u8(four(low), shifts), vdupq_n_u8(3));
+    if constexpr (Bits == 3) {
+      codes = vsliq_n_u8(codes, vandq_u8(vshlq_u8(four(high), shifts), vdupq_n_u8(1)), 2);
+    }
+    store_four(codes, place);
+  }
+}
+
+}  // namespace KVX_CPU_LEVEL
+}  // namespace kvx::ops::cpu

@@ -1,0 +1,8 @@
+// The tile kernels for Armv8.0's Advanced SIMD.
+#define KVX_CPU_LEVEL level_neon
+#define KVX_LEVEL_NEON
+#define KVX_LEVEL_ROW_BLOCK 8
+#define KVX_LEVEL_FIND_PACKED find_packed<NoBlockKernels>
+#include "ops/attend/cpu/packed_table.hpp"
+
+#include "ops/attend/cpu/level.inc"

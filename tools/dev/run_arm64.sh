@@ -1,0 +1,6 @@
+#!/bin/sh
+# Runs a 64-bit Arm program under qemu-user, on the processor that KVX_ARM_CPU names (qemu's names;
+# `max` has everything that qemu emulates).
+#
+#   KVX_ARM_CPU=neoverse-n1 tools/dev/run_arm64.sh PROGRAM [ARGUMENT...]
+exec qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "${KVX_ARM_CPU:-max}" "$@"
