@@ -31,6 +31,7 @@ from kvx.paged_layer import PagedLayer
 from kvx.paged_window import PagedWindow, WindowPlan
 from kvx.rows import Rows, dequantize, quantize, transcode
 from kvx.step import Step
+from kvx.stores import Store, register_store, unregister_store
 from kvx.threads import num_threads, set_num_threads, use_openmp
 
 __version__: str = getattr(_core, "__version__")
@@ -65,6 +66,7 @@ __all__ = [
     "Saturation",
     "SideRecipe",
     "Step",
+    "Store",
     "Tier",
     "UnsupportedError",
     "WindowPlan",
@@ -78,10 +80,12 @@ __all__ = [
     "parse_recipe",
     "quantize",
     "recipe_options",
+    "register_store",
     "serve_metrics",
     "set_num_threads",
     "stop_metrics",
     "transcode",
+    "unregister_store",
     "use_openmp",
     "verify",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, cast, overload
 
 import numpy as np
@@ -69,6 +69,17 @@ class Tier:
     failed_calls: int
     load_p99_us: int
     last_problem: str
+
+    @classmethod
+    def of_parts(cls, parts: "Sequence[Tier]") -> "Tier":
+        """The tiers of several caches as one: sums, the slowest's latency, one of the problems."""
+        values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
+        return cls(
+            name=parts[0].name,
+            load_p99_us=max(values.pop("load_p99_us")),
+            last_problem=next(filter(None, values.pop("last_problem")), ""),
+            **{name: sum(counts) for name, counts in values.items() if name != "name"},
+        )
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,9 @@ class Cache(_core.PagedCache):
     host_tier_folder: takes them from a disk instead, in files that are gone with the process
     tiers:           instead of these two, the tiers behind the cache, nearest first:
                      ``"host(8GiB), disk(/folder, 200GiB)"``; blocks move down when room is needed
-                     and come back when a sequence begins with them. Needs prefix_model
+                     and come back when a sequence begins with them. ``store(NAME)`` is one of
+                     kvx.register_store. Needs prefix_model
+    tier_shares:     how many caches share the budgets of these tiers: each takes its part
     device:          ``"cpu"``, ``"cuda"`` or ``"cuda:1"``: where blocks lie and verbs run, and
                      where all arrays of this cache must lie
     max_step_tokens: of all entries of a step together, on a GPU; its tables pass through memory of
@@ -242,6 +255,7 @@ class Cache(_core.PagedCache):
         host_tier_bytes: int = 0,
         host_tier_folder: Path | None = None,
         tiers: str = "",
+        tier_shares: int = 1,
         device: Device = "cpu",
         max_step_tokens: int = 4096,
         max_speculative_tokens: int = 0,
@@ -267,6 +281,7 @@ class Cache(_core.PagedCache):
             host_tier_bytes,
             b"" if host_tier_folder is None else path_bytes(host_tier_folder, "host_tier_folder"),
             tiers,
+            tier_shares,
             str(device),
             max_step_tokens,
             max_speculative_tokens,
@@ -593,6 +608,38 @@ class Cache(_core.PagedCache):
         bytes. Returns how many blocks of tokens. Raises as end_session."""
         self._need_prefixes("delete_session()")
         return super().delete_session(session)
+
+    @in_words
+    def erase_tenant(self, tenant: str) -> int:
+        """Erases every cached block of a tenant from the cache, its tiers and their stores; how
+        many of the cache and the tiers.
+
+        What the blocks leave behind is overwritten with zeros, in all free blocks too, and a
+        store's records of other caches and models go as well. Raises kvx.Error: an empty tenant, or
+        one of whom a sequence or a prefetch is in use (nothing is erased); kvx.InternalError: a
+        store kept its records (all else is erased; call again).
+        """
+        self._need_prefixes("erase_tenant()")
+        return super().erase_tenant(tenant)
+
+    @in_words
+    def erase_session(  # type: ignore[override]
+        self,
+        tokens: Tokens,
+        first_token: int = 0,
+        *,
+        adapter: str = "",
+        image: str = "",
+        tenant: str = "",
+    ) -> int:
+        """The same of a conversation: of the block with ``first_token`` and all that came after it.
+
+        Blocks before it, which other conversations may share, stay. Raises kvx.OutOfRangeError:
+        first_token is not in [0, len(tokens)]; kvx.Error: a sequence or a prefetch has such a
+        block.
+        """
+        self._need_prefixes("erase_session()")
+        return super().erase_session(token_list(tokens), first_token, adapter, image, tenant)
 
     @in_words
     def record_tokens(self, sequence: int, tokens: Tokens) -> None:

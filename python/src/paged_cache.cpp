@@ -47,6 +47,7 @@ struct Options {
   int64_t host_tier_bytes = 0;
   std::string host_tier_folder;  // empty: in memory
   std::string tiers;             // instead of these two
+  int64_t tier_shares = 1;       // caches among which their budgets are divided
   std::string device;
   int max_step_tokens = 0;  // on a GPU
   int max_speculative_tokens = 0;
@@ -72,6 +73,8 @@ std::vector<tier::TierConfig> tiers_of(const Options& options) {
                                      options.host_tier_folder));
   }
   auto tiers = value_of(tier::parse_tiers(options.tiers));
+  check_range("tier_shares", options.tier_shares, 1, 1 << 20);
+  for (tier::TierConfig& one : tiers) one.budget_bytes /= options.tier_shares;
   if (!tiers.empty() && !options.prefix_model) {
     throw CoreError(
         invalid_argument("tiers is '{}'; expected a prefix_model with it", options.tiers));
@@ -175,9 +178,15 @@ class PagedCache {
     geometry_ = cache_->config().geometry;
     has_appended_.assign(geometry_.num_layers, false);
   }
-  // The destructor of a host tier would wait for its thread.
+  // The destructor of a tier waits for its threads, and one of them may be a Python store's.
   ~PagedCache() {
-    if (context_->home().is_this()) return;
+    if (context_->home().is_this()) {
+      const nb::gil_scoped_release no_gil;
+      publisher_.reset();
+      shown_.reset();
+      if (parts_.use_count() == 1) cache_.reset();  // else a step has it
+      return;
+    }
     static_cast<void>(publisher_.release());
     static_cast<void>(shown_.release());
     static_cast<void>(new std::shared_ptr<kv::KvCache>(std::move(cache_)));
@@ -290,6 +299,15 @@ class PagedCache {
     });
     return nb::make_tuple(endpoint, replay_endpoint, counts.num_events, counts.num_batches,
                           counts.num_dropped, counts.num_replays);
+  }
+
+  int64_t erase_tenant(const std::string& tenant) {
+    return locked([&] { return value_of(cache_->erase_tenant(tenant)); });
+  }
+  int64_t erase_session(const Tokens& tokens, int64_t first_token, std::string adapter,
+                        std::string image, std::string tenant) {
+    const cache::PrefixKeys keys{std::move(adapter), std::move(image), std::move(tenant)};
+    return locked([&] { return value_of(cache_->erase_session(keys, tokens, first_token)); });
   }
 
   void wait_for_tier() {
@@ -557,6 +575,17 @@ void bind_paged_cache(nb::module_& module) {
       .def("state", &Export::state)
       .def("wait", &Export::wait, nb::arg("timeout_ms"))
       .def("close", &Export::close);
+  module.def(
+      "parse_tiers",
+      [](const std::string& text) {
+        nb::list tiers;
+        for (const tier::TierConfig& one : value_of(tier::parse_tiers(text))) {
+          tiers.append(nb::make_tuple(std::string(name_of(one.kind)), one.budget_bytes,
+                                      text_of(one.folder)));
+        }
+        return tiers;
+      },
+      nb::arg("text"), "Name, budget in bytes and folder of each tier that the text names.");
   nb::class_<PagedCache>(module, "PagedCache")
       .def(
           "__init__",
@@ -567,8 +596,8 @@ void bind_paged_cache(nb::module_& module) {
              int64_t max_tokens, int64_t memory_budget_bytes,
              std::optional<std::string> prefix_model, std::string prefix_hash,
              int64_t host_tier_bytes, const nb::bytes& host_tier_folder, std::string tiers,
-             std::string device, int max_step_tokens, int max_speculative_tokens,
-             nb::handle stream) {
+             int64_t tier_shares, std::string device, int max_step_tokens,
+             int max_speculative_tokens, nb::handle stream) {
             new (self) PagedCache({{.num_layers = num_layers,
                                     .num_kv_heads = num_kv_heads,
                                     .k_head_dim = k_head_dim,
@@ -588,6 +617,7 @@ void bind_paged_cache(nb::module_& module) {
                                    host_tier_bytes,
                                    host_tier_folder.c_str(),
                                    std::move(tiers),
+                                   tier_shares,
                                    std::move(device),
                                    max_step_tokens,
                                    max_speculative_tokens},
@@ -599,8 +629,8 @@ void bind_paged_cache(nb::module_& module) {
           nb::arg("block_size"), nb::arg("max_sequences"), nb::arg("max_tokens"),
           nb::arg("memory_budget_bytes"), nb::arg("prefix_model").none(), nb::arg("prefix_hash"),
           nb::arg("host_tier_bytes"), nb::arg("host_tier_folder"), nb::arg("tiers"),
-          nb::arg("device"), nb::arg("max_step_tokens"), nb::arg("max_speculative_tokens"),
-          nb::arg("stream").none())
+          nb::arg("tier_shares"), nb::arg("device"), nb::arg("max_step_tokens"),
+          nb::arg("max_speculative_tokens"), nb::arg("stream").none())
       .def("close", &PagedCache::close,
            "Gives the memory back, once no kvx.Step of the cache is left. Later calls raise "
            "kvx.Error; a second close does nothing.")
@@ -625,6 +655,9 @@ void bind_paged_cache(nb::module_& module) {
       .def("stop_events", &PagedCache::stop_events,
            "Sends no more events; nothing where none are sent.")
       .def("event_publisher", &PagedCache::event_publisher)
+      .def("erase_tenant", &PagedCache::erase_tenant, nb::arg("tenant"))
+      .def("erase_session", &PagedCache::erase_session, nb::arg("tokens"), nb::arg("first_token"),
+           nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"))
       .def("wait_for_tier", &PagedCache::wait_for_tier,
            "Until no block is on its way to or from a tier.")
       .def("tiers", &PagedCache::tiers)

@@ -165,3 +165,38 @@ def test_files_that_do_not_fit_change_nothing(tmp_path):
     assert cache.get_seq_length() == 89
     first.write_bytes(bytes_of_first)
     assert torch.equal(cache.load(tmp_path / "chat"), said[:, :89])
+
+
+def test_tiers_are_named_as_everywhere_and_counted_together(tmp_path):
+    model = kvx.hf.enable(tiny_model("llama"))
+    tiers = f"host(64KiB), disk({tmp_path}, 16MiB), folder({tmp_path}/shared)"
+    cache = new_cache(model, max_tokens=128, max_batch=1, tiers=tiers)
+    assert cache.tiers() == []
+    said = spoken(model, cache)
+    cache.record(said)
+    for seed in range(3):  # of other texts, which take the blocks
+        cache.reset()
+        other = tokens_of(model, cache, unmasked(prompt(1, 70, seed=20 + seed)))
+        cache.record(other)
+    cache.wait_for_tiers()
+    expected = tokens_of(model, new_cache(model), next_turn(said))
+    assert cache.begin(next_turn(said)["input_ids"]) >= 64
+    assert torch.equal(tokens_of(model, cache, next_turn(said)), expected)
+    host, disk, folder = cache.tiers()
+    assert [host.name, disk.name, folder.name] == ["host", "disk", "store"]
+    assert host.moved_down > 0 and disk.loaded > 0 and folder.stored > 0
+    assert host.allocated <= 64 * 2**10 and disk.allocated <= 16 * 2**20, "of all layers together"
+    assert host.bad + disk.bad + folder.bad == 0
+
+    another = new_cache(model, max_tokens=128, max_batch=1, tiers=f"folder({tmp_path}/shared)")
+    assert another.begin(next_turn(said)["input_ids"]) >= 64, "what the first one computed"
+    assert torch.equal(tokens_of(model, another, next_turn(said)), expected)
+    assert another.tiers()[0].loaded > 0
+
+
+def test_tiers_that_are_none_are_refused():
+    model = kvx.hf.enable(tiny_model("llama"))
+    with pytest.raises(kvx.Error, match="tiers has a tier 'tape'"):
+        new_cache(model, tiers="tape(1GiB)")
+    with pytest.raises(kvx.Error, match="expected a prefix_model with it, and no host_tier_bytes"):
+        kvx.hf.Cache(model.config, "f32", tiers="host(1MiB)")

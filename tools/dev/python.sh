@@ -3,6 +3,7 @@
 TEST_REQUIREMENTS=tests/python/requirements.txt
 HF_REQUIREMENTS=tests/hf/requirements.txt
 VLLM_REQUIREMENTS=tests/vllm/requirements.txt
+MOONCAKE_REQUIREMENTS=tests/mooncake/requirements.txt
 
 DEBIANS_PYTHON=/usr/bin/python3  # whatever else is on the PATH
 
@@ -64,6 +65,7 @@ test_oldest() {
 # environment has a PyTorch.
 test_hf() { run_python_suite "$HF_REQUIREMENTS" tests/hf; }
 test_vllm() { run_python_suite "$VLLM_REQUIREMENTS" tests/vllm; }
+test_mooncake() { run_python_suite "$MOONCAKE_REQUIREMENTS" tests/mooncake; }
 test_torch() { run_python_suite "$VLLM_REQUIREMENTS" tests/torch; }
 
 run_python_suite() {

@@ -6,7 +6,7 @@ Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
        ./dev test --arm [REGEX]
-       ./dev test --hf | --vllm | --torch | --oldest | --python-asan
+       ./dev test --hf | --vllm | --torch | --mooncake | --oldest | --python-asan
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
@@ -19,6 +19,7 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
   --torch     only PyTorch's operators (tests/torch), in the environment of --vllm
+  --mooncake  only the tests of Mooncake's store (tests/mooncake), likewise: 45 MB and 160 MB
   --oldest    the Python package's suite and transformers' on the oldest versions that are
               supported (docs/python-support.md), in environments of their own: 6 GB
   --python-asan  only the Python package's suite (tests/python), on a module with
@@ -33,7 +34,7 @@ cmd_test() {
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
-      --hf | --vllm | --torch | --oldest | --python-asan)
+      --hf | --vllm | --torch | --mooncake | --oldest | --python-asan)
         (($# == 1)) || bad_usage test "$1 stands alone"
         local suite=${1#--}
         "test_${suite//-/_}"

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 
-from kvx.cache import Cost
+from kvx import _core
+from kvx.cache import Cost, Tier
 from kvx.errors import Error, OutOfRangeError, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.hf import compiled, reuse
@@ -37,6 +38,9 @@ class Cache(TransformersCache):
     host_tier_bytes: of host memory, all layers together, for blocks that the cache has no room for;
                 needs prefix_model
     host_tier_folder: takes them from a disk instead
+    tiers:      instead of these two, the tiers behind the cache, nearest first, as kvx.Cache has
+                them (docs/tiers.md): ``"host(8GiB), disk(/folder, 200GiB), redis(URL)"``. Budgets
+                are those of all layers together
 
     ``copy.deepcopy(cache)`` makes a cache that goes on from the same tokens. The two share their
     blocks until one of them writes, so a copy costs next to nothing.
@@ -60,6 +64,7 @@ class Cache(TransformersCache):
         prefix_model: str | None = None,
         host_tier_bytes: int = 0,
         host_tier_folder: str | PathLike[str] | None = None,
+        tiers: str = "",
     ) -> None:
         if getattr(checked_config(config), "is_encoder_decoder", False):
             raise UnsupportedError(
@@ -67,8 +72,14 @@ class Cache(TransformersCache):
             )
         if host_tier_bytes and prefix_model is None:
             raise Error(f"host_tier_bytes is {host_tier_bytes}; expected a prefix_model with it")
+        _core.parse_tiers(tiers)  # what is wrong with it is said here
+        if tiers and (prefix_model is None or host_tier_bytes):
+            raise Error(
+                f"tiers is {tiers!r}; expected a prefix_model with it, and no host_tier_bytes"
+            )
         self.prefix_model = prefix_model
         self.host_tier_bytes, self.host_tier_folder = host_tier_bytes, host_tier_folder
+        self.tiers_text = tiers
         self._create(config, recipe, max_tokens, layer_recipes, max_batch, block_size)
 
     @classmethod
@@ -274,7 +285,21 @@ class Cache(TransformersCache):
             prefix_model=f"{self.prefix_model}, layer {index}",
             host_tier_bytes=self.host_tier_bytes // len(self.layers),
             host_tier_folder=self.host_tier_folder if self.host_tier_bytes else None,
+            tiers=self.tiers_text,
+            tier_shares=len(self.layers),
         )
+
+    def tiers(self) -> list[Tier]:
+        """What the tiers hold and have done so far, of all layers together, nearest first: none
+        before the first tokens. load_p99_us is the slowest layer's."""
+        layers = [layer.cache.tiers() for layer in self.layers if layer.is_initialized]
+        return [Tier.of_parts(parts) for parts in zip(*layers)]
+
+    def wait_for_tiers(self) -> None:
+        """Until no block is on its way to or from a tier."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.cache.wait_for_tier()
 
     def record(self, ids: torch.Tensor) -> None:
         """Records which tokens the cache holds, so that begin() finds them after a reset().
