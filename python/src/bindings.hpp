@@ -21,5 +21,6 @@ void bind_tune(nanobind::module_& module);
 void bind_turbomind(nanobind::module_& module);
 void bind_engine_layer(nanobind::module_& module);
 void bind_metrics(nanobind::module_& module);
+void bind_folder_server(nanobind::module_& module);
 
 }  // namespace kvx::python

@@ -85,6 +85,7 @@ NB_MODULE(_core, module) {
   bind_turbomind(module);
   bind_engine_layer(module);
   bind_metrics(module);
+  bind_folder_server(module);
 }
 
 }  // namespace kvx::python

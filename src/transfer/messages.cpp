@@ -79,11 +79,16 @@ Result<Kind> read_head(Reader& reader) {
     return Error{ErrorCode::kIncompatible,
                  fmt::format("the peer's transfer has version {}; expected {}", version, kVersion)};
   }
-  if (kind < 1 || kind > 4 || reserved != 0) {
-    return invalid_argument("a transfer's message has the kind {} and {}; expected 1 to 4 and 0",
+  if (kind < 1 || kind > 5 || reserved != 0) {
+    return invalid_argument("a transfer's message has the kind {} and {}; expected 1 to 5 and 0",
                             kind, reserved);
   }
   return static_cast<Kind>(kind);
+}
+
+// Of an answer.
+bool has_export(Kind kind) {
+  return kind != Kind::kRefused && kind != Kind::kFile;
 }
 
 Status check_end(const Reader& reader) {
@@ -96,11 +101,9 @@ Status check_end(const Reader& reader) {
 std::vector<uint8_t> encode(const Request& request) {
   Writer writer;
   writer.head(request.kind);
-  if (request.kind != Kind::kHello) writer.u64(request.export_id);
-  if (request.kind == Kind::kRead) {
-    writer.u64(request.offset);
-    writer.u64(request.bytes);
-  }
+  if (request.kind == Kind::kRead || request.kind == Kind::kDone) writer.u64(request.export_id);
+  if (request.kind == Kind::kRead || request.kind == Kind::kFile) writer.u64(request.offset);
+  if (request.kind == Kind::kRead) writer.u64(request.bytes);
   if (request.kind == Kind::kDone) {
     writer.u32(request.is_taken ? 1 : 0);
     writer.u32(0);
@@ -128,8 +131,12 @@ Result<Request> parse_request(std::span<const uint8_t> bytes) {
       reader.u32();
       request.text = reader.rest();
       break;
+    case Kind::kFile:
+      request.offset = reader.u64();
+      request.text = reader.rest();
+      break;
     case Kind::kRefused:
-      return invalid_argument("a request has the kind {}; expected 1 to 3", 4);
+      return invalid_argument("a request has the kind of a refusal; expected one that asks");
   }
   KVX_RETURN_IF_ERROR(check_end(reader));
   return request;
@@ -138,8 +145,9 @@ Result<Request> parse_request(std::span<const uint8_t> bytes) {
 std::vector<uint8_t> encode(const Answer& answer) {
   Writer writer;
   writer.head(answer.kind);
-  if (answer.kind != Kind::kRefused) writer.u64(answer.export_id);
-  if (answer.kind == Kind::kHello) {
+  if (has_export(answer.kind)) writer.u64(answer.export_id);
+  if (answer.kind == Kind::kFile) writer.u64(answer.offset);
+  if (answer.kind == Kind::kHello || answer.kind == Kind::kFile) {
     writer.u64(answer.bytes);
     writer.u32(static_cast<uint32_t>(answer.path.size()));
     writer.text(answer.path);
@@ -153,7 +161,7 @@ Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
   Reader reader(bytes);
   Answer answer;
   KVX_ASSIGN_OR_RETURN(answer.kind, read_head(reader));
-  if (answer.kind != Kind::kRefused) answer.export_id = reader.u64();
+  if (has_export(answer.kind)) answer.export_id = reader.u64();
   switch (answer.kind) {
     case Kind::kHello:
       answer.bytes = reader.u64();
@@ -165,6 +173,12 @@ Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
       answer.data = reader.data();
       break;
     case Kind::kDone:
+      break;
+    case Kind::kFile:
+      answer.offset = reader.u64();
+      answer.bytes = reader.u64();
+      answer.path = reader.text(reader.u32());
+      answer.data = reader.data();
       break;
     case Kind::kRefused:
       answer.text = reader.rest();

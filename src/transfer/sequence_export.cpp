@@ -5,11 +5,12 @@
 #include <random>
 
 #include "transfer/open_component.hpp"
+#include "transfer/peer.hpp"
 
 namespace kvx::transfer {
 namespace {
 
-constexpr uint64_t kMostBytesAtOnce = 16 << 20;
+constexpr uint64_t kMostBytesAtOnce = 4 * kPartBytes;
 
 }  // namespace
 
@@ -70,6 +71,7 @@ Answer SequenceExport::refused(std::string text) const {
 }
 
 Answer SequenceExport::answer_to(const Request& request) {
+  if (request.kind == Kind::kFile) return refused("a sequence is on offer here, and no files");
   if (request.kind == Kind::kHello) {
     Answer answer;
     answer.export_id = id_;

@@ -3,84 +3,18 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <map>
 #include <optional>
 
 #include "kv/files/fingerprint.hpp"
 #include "kv/files/transcode.hpp"
-#include "transfer/messages.hpp"
-#include "transfer/open_component.hpp"
+#include "transfer/peer.hpp"
 #include "transfer/shared_file.hpp"
 
 namespace kvx::transfer {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr uint64_t kPartBytes = 4 << 20;
 constexpr size_t kMostPartsAtOnce = 4;
-constexpr auto kAskAgainAfter = std::chrono::milliseconds(1000);
-
-// The peer, and how long it has not answered.
-class Peer {
- public:
-  static Result<std::unique_ptr<Peer>> create(const ImportOptions& options) {
-    KVX_ASSIGN_OR_RETURN(const kvx_transfer_functions_t* functions, open_component());
-    kvx_transfer_error error{};
-    kvx_transfer_client* const client = functions->client_create(options.endpoint.c_str(), &error);
-    if (client == nullptr) return invalid_argument("{}", error.text);
-    return std::unique_ptr<Peer>(new Peer(functions, client, options));
-  }
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
-  ~Peer() { functions_->client_free(client_); }
-
-  Status send(const Request& request) {
-    const std::vector<uint8_t> bytes = encode(request);
-    kvx_transfer_error error{};
-    if (functions_->client_send(client_, bytes.data(), bytes.size(), &error) == 0) return {};
-    return internal_error("a request cannot be sent: {}", error.text);
-  }
-
-  // An answer; none: it is time to ask again. UNSUPPORTED: nobody has answered for too long.
-  Result<std::optional<Answer>> receive() {
-    bytes_.clear();
-    const auto take = [](void* to, const void* bytes, uint64_t count) {
-      const auto* const first = static_cast<const uint8_t*>(bytes);
-      static_cast<std::vector<uint8_t>*>(to)->assign(first, first + count);
-    };
-    kvx_transfer_error error{};
-    const auto wait_ms = static_cast<int32_t>(
-        std::min<int64_t>(std::chrono::milliseconds(kAskAgainAfter).count(), options_.timeout_ms));
-    const int32_t got = functions_->client_receive(client_, wait_ms, take, &bytes_, &error);
-    if (got < 0) return internal_error("no answer can be received: {}", error.text);
-    if (got == 0) {
-      const auto waited =
-          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - last_answer_);
-      if (waited.count() < options_.timeout_ms) return std::optional<Answer>();
-      return unsupported("nobody at {} has answered for {} ms; expected an exporter there",
-                         options_.endpoint, waited.count());
-    }
-    last_answer_ = Clock::now();
-    KVX_ASSIGN_OR_RETURN(Answer answer, parse_answer(bytes_));
-    if (answer.kind == Kind::kRefused) {
-      return invalid_argument("the exporter at {} refuses: {}", options_.endpoint, answer.text);
-    }
-    return std::optional<Answer>(std::move(answer));
-  }
-
- private:
-  Peer(const kvx_transfer_functions_t* functions, kvx_transfer_client* client,
-       const ImportOptions& options)
-      : functions_(functions), client_(client), options_(options), last_answer_(Clock::now()) {}
-
-  const kvx_transfer_functions_t* functions_;
-  kvx_transfer_client* client_;
-  const ImportOptions& options_;
-  Clock::time_point last_answer_;
-  std::vector<uint8_t> bytes_;  // of the last answer, whose data lies here
-};
 
 class Import {
  public:
@@ -225,19 +159,13 @@ class Import {
 
 Result<int> import_sequence(kv::KvCache& cache, const ImportOptions& options,
                             ImportReport* report) {
-  constexpr int64_t kDay = int64_t{1000} * 3600 * 24;
-  if (options.timeout_ms < 1 || options.timeout_ms > kDay) {
-    return invalid_argument("timeout_ms is {}; expected 1 to {}", options.timeout_ms, kDay);
-  }
-  if (options.endpoint.empty()) {
-    return invalid_argument("endpoint is ''; expected the exporter's, as tcp://ADDRESS:PORT");
-  }
   if (cache.fingerprint().empty()) {
     return unsupported(
         "prefix caching is off; expected a cache with prefix.is_on (C: KVX_CACHE_PREFIXES)");
   }
   ImportReport ignored;
-  KVX_ASSIGN_OR_RETURN(const std::unique_ptr<Peer> peer, Peer::create(options));
+  KVX_ASSIGN_OR_RETURN(const std::unique_ptr<Peer> peer,
+                       Peer::create(options.endpoint, options.timeout_ms));
   return Import(cache, options, report == nullptr ? ignored : *report, *peer).run();
 }
 

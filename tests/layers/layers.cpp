@@ -66,7 +66,7 @@ const AllowedEdges& allowed_edges() {
       {"tier", {"core", "cache", "device"}},
       {"kv", {"core", "format", "cache", "ops", "device", "tier"}},
       {"observe", {"core", "format", "cache", "tier", "kv", "ops"}},
-      {"transfer", {"core", "cache", "kv"}},
+      {"transfer", {"core", "cache", "kv", "tier"}},
       {"engines", {"core", "format", "cache", "device", "ops"}},
       {"quality", {"core", "format", "ops", "kv"}},
       {"tune", {"core", "format", "cache", "ops", "kv", "quality", "tier"}},

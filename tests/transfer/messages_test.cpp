@@ -11,11 +11,12 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Messages, RequestsAreReadBack) {
-  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone}) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kFile}) {
     Request request;
     request.kind = kind;
-    if (kind != Kind::kHello) request.export_id = 0x123456789abcdef0;
-    if (kind == Kind::kRead) request.offset = uint64_t{1} << 40;
+    const bool is_of_export = kind == Kind::kRead || kind == Kind::kDone;
+    if (is_of_export) request.export_id = 0x123456789abcdef0;
+    if (kind == Kind::kRead || kind == Kind::kFile) request.offset = uint64_t{1} << 40;
     if (kind == Kind::kRead) request.bytes = 4096;
     if (kind != Kind::kRead) request.text = "facts";
     if (kind == Kind::kDone) request.is_taken = true;
@@ -31,16 +32,18 @@ TEST(Messages, RequestsAreReadBack) {
 }
 
 TEST(Messages, AnswersAreReadBack) {
-  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused}) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused, Kind::kFile}) {
     Answer answer;
     answer.kind = kind;
-    if (kind != Kind::kRefused) answer.export_id = 7;
-    if (kind == Kind::kHello) answer.bytes = 99;
-    if (kind == Kind::kHello) answer.path = "/dev/shm/x";
-    if (kind == Kind::kRead) answer.offset = 5;
+    const bool has_data = kind == Kind::kRead || kind == Kind::kFile;
+    const bool has_path = kind == Kind::kHello || kind == Kind::kFile;
+    if (kind != Kind::kRefused && kind != Kind::kFile) answer.export_id = 7;
+    if (has_path) answer.bytes = 99;
+    if (has_path) answer.path = "/dev/shm/x";
+    if (has_data) answer.offset = 5;
     if (kind == Kind::kHello || kind == Kind::kRefused) answer.text = "words";
     std::vector<uint8_t> bytes = encode(answer);
-    if (kind == Kind::kRead) bytes.insert(bytes.end(), {1, 2, 3});
+    if (has_data) bytes.insert(bytes.end(), {1, 2, 3});
     const Result<Answer> read = parse_answer(bytes);
     ASSERT_TRUE(read.ok()) << read.error().message;
     EXPECT_EQ(read.value().kind, kind);
@@ -48,7 +51,7 @@ TEST(Messages, AnswersAreReadBack) {
     EXPECT_EQ(read.value().bytes, answer.bytes);
     EXPECT_EQ(read.value().path, answer.path);
     EXPECT_EQ(read.value().text, answer.text);
-    EXPECT_EQ(read.value().data.size(), kind == Kind::kRead ? 3u : 0u);
+    EXPECT_EQ(read.value().data.size(), has_data ? 3u : 0u);
   }
 }
 
@@ -72,7 +75,7 @@ TEST(Messages, CutShortAreRefused) {
 
 RC_GTEST_PROP(Messages, AnyBytesAreReadOrRefused, (std::vector<uint8_t> tail)) {
   std::vector<uint8_t> bytes = encode(Request{});
-  bytes[8] = static_cast<uint8_t>(*rc::gen::inRange(0, 6));
+  bytes[8] = static_cast<uint8_t>(*rc::gen::inRange(0, 7));
   bytes.insert(bytes.end(), tail.begin(), tail.end());
   (void)parse_request(bytes);
   (void)parse_answer(bytes);

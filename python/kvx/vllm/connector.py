@@ -112,8 +112,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
-        if not options.get("path"):
-            raise Error("kv_connector_extra_config has no path; expected a folder for the files")
+        self.root = Path(self._path(vllm_config.kv_transfer_config))
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size != 1:
             raise UnsupportedError(
@@ -129,7 +128,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         zstd_level = int(options.get("zstd_level", 0))
         self.workers = [
             _WorkersFiles(
-                options["path"],
+                self.root,
                 fingerprint_of(vllm_config, self.groups, worker),
                 self.block_size,
                 zstd_level,
@@ -149,6 +148,13 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         self._writer = None
         self._pinned = None  # where the pages are a GPU's
         self._bad_pages = set()
+
+    def _path(self, transfer_config):
+        """The folder of all workers' files."""
+        path = transfer_config.kv_connector_extra_config.get("path")
+        if not path:
+            raise Error("kv_connector_extra_config has no path; expected a folder for the files")
+        return path
 
     @property
     def requires_kv_delivery(self):

@@ -1,4 +1,4 @@
-"""What happened to KvxFileConnector's blocks, as vLLM logs it and exports it to Prometheus."""
+"""What happened to the blocks of kvx's connectors, as vLLM logs it and exports it to Prometheus."""
 
 from collections import Counter
 
@@ -16,6 +16,7 @@ OUTCOMES = {
     "loaded": "Blocks that a worker read from its files.",
     "saved": "Blocks that a worker wrote to its files.",
     "unsaved": "Blocks that a worker could not write.",
+    "fetched": "Blocks that came from another engine (KvxTransferConnector).",
 }
 
 

@@ -1,0 +1,155 @@
+"""From prefill to decode: an engine in another process computes the prompt, this one goes on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from engines import BLOCK, Engine, prompts, save_model
+from vllm import SamplingParams
+
+import kvx
+
+HERE = Path(__file__).parent
+CACHED = 96  # of 120 tokens: whole blocks, less the last token
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Producer:
+    """An engine in a process of its own."""
+
+    def __init__(self, process):
+        self._process = process
+        while (line := process.stdout.readline()).strip() != "ready":
+            assert line, "the producer did not start"
+
+    def prefill(self, prompt):
+        """The parameters for the consumer."""
+        self._process.stdin.write(json.dumps(prompt["prompt_token_ids"]) + "\n")
+        self._process.stdin.flush()
+        while not (line := self._process.stdout.readline()).startswith("{"):
+            assert line, "the producer ended"
+        return json.loads(line)
+
+
+@contextmanager
+def producer(model, recipe, **options):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, str(HERE / "producer.py"), model, recipe, endpoint]
+    with subprocess.Popen(
+        [*command, json.dumps(options)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    ) as process:
+        yield Producer(process)
+        process.stdin.close()
+        assert process.wait(120) == 0
+
+
+def consumer(model, recipe, **options):
+    transfer = {
+        "kv_connector": "KvxTransferConnector",
+        "kv_connector_module_path": "kvx.vllm.transfer",
+        "kv_role": "kv_consumer",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": options.pop("extra", {}),
+    }
+    return Engine(model, recipe, kv_transfer_config=transfer, **options)
+
+
+def connector(engine):
+    """The scheduler's."""
+    return engine.llm.llm_engine.engine_core.engine_core.scheduler.connector
+
+
+def decode(engine, prompt, params, count=20):
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=count,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args={"kv_transfer_params": params},
+    )
+    (output,) = engine.llm.generate([prompt], sampling, use_tqdm=False)
+    return output.outputs[0].token_ids
+
+
+def files_of(engine):
+    return list(connector(engine).root.glob("*/*.kvx"))
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "int8"])
+def test_the_consumer_goes_on_as_if_it_had_computed_the_prompt(model, recipe):
+    first, second, third = prompts([120, 70, 40])
+    with Engine(model, recipe) as alone:
+        expected = alone.tokens([first, second, third])
+    soon = {"wait_seconds": 3}
+    with producer(model, recipe) as prefill, consumer(model, recipe, extra=soon) as engine:
+        params = prefill.prefill(first)
+        assert decode(engine, first, params) == expected[0]
+        counts = connector(engine).counts
+        assert counts["fetched"] == counts["found"] == CACHED // BLOCK
+        assert decode(engine, second, prefill.prefill(second)) == expected[1]
+        assert counts["fetched"] == counts["found"] == CACHED // BLOCK + 2
+        # what the producer has not computed is computed here
+        assert decode(engine, third, params) == expected[2]
+        assert counts["fetched"] == CACHED // BLOCK + 2 and counts["missed"] == 1
+        assert len(files_of(engine)) == 0, "what was loaded is not kept"
+
+
+def test_a_producer_that_is_gone_or_lies_costs_a_computation(model, tmp_path):
+    (prompt,) = prompts([120])
+    with Engine(model, "int8") as alone:
+        (expected,) = alone.tokens([prompt])
+    with producer(model, "int4") as prefill:
+        of_another_recipe = prefill.prefill(prompt)
+        with consumer(model, "int8", extra={"wait_seconds": 3}) as engine:
+            for params in (
+                of_another_recipe,
+                {"do_remote_prefill": True},
+                {"do_remote_prefill": True, "kvx_endpoints": "tcp://127.0.0.1:1"},
+                {"do_remote_prefill": True, "kvx_endpoints": ["here"]},
+                {"do_remote_prefill": True, "kvx_endpoints": [1, 2]},
+            ):
+                engine.llm.reset_prefix_cache()
+                assert decode(engine, prompt, params) == expected, params
+            assert connector(engine).counts["bad"] == 1
+            assert connector(engine).counts["found"] == 0
+
+
+def test_refuses_options_that_cannot_be(model):
+    def message(role, extra):
+        transfer = {
+            "kv_connector": "KvxTransferConnector",
+            "kv_connector_module_path": "kvx.vllm.transfer",
+            "kv_role": role,
+            "kv_connector_extra_config": extra,
+        }
+        with pytest.raises(kvx.Error) as error:
+            Engine(model, "int8", kv_transfer_config=transfer)
+        return str(error.value)
+
+    assert "endpoint is ''" in message("kv_producer", {})
+    assert "endpoint is 'tcp://here'" in message("kv_producer", {"endpoint": "tcp://here"})
+    assert "wait_seconds is -1" in message("kv_consumer", {"wait_seconds": -1})
