@@ -12,6 +12,10 @@
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace kvx::device {
 namespace {
@@ -56,10 +60,36 @@ Features ask_machine() {
   return features;
 }
 
+// Linux saves AMX's tiles for processes that have asked. It refuses one whose signal stacks are too
+// small for them.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;               // the state's number in XCR0
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx() {
+  constexpr uint64_t kSavesTiles = 0x60000;             // their configuration and their data
+  constexpr uint64_t kAmxBits = (1 << 22) | (1 << 24);  // AMX-BF16 and AMX-TILE
+  constexpr uint64_t kAvx512Bf16Bit = 1 << 5;
+  uint32_t a, b, c, d;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || !has_all(d, kAmxBits)) return false;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || !has_all(a, kAvx512Bf16Bit)) return false;
+  return has_all(saved_states(), kSavesTiles) && may_use_tiles();
+}
+
 bool has_level(CpuLevel level) {
   static const Features features = ask_machine();
   if (level == CpuLevel::kAvx2) return features.avx2;
   if (level == CpuLevel::kAvxVnni) return features.avxvnni;
+  if (level == CpuLevel::kAvx512Amx) {
+    static const bool amx = features.avx512 && has_amx();
+    return amx;
+  }
   return level == CpuLevel::kAvx512 && features.avx512;
 }
 
@@ -112,8 +142,8 @@ Result<CpuLevel> choose_cpu_level() {
     if (supports(level)) return level;
     return unsupported("KVX_CPU is {}; this machine does not run it", forced);
   }
-  return invalid_argument("KVX_CPU is {}; expected scalar, avx2, avxvnni, avx512, neon or dotprod",
-                          forced);
+  return invalid_argument(
+      "KVX_CPU is {}; expected scalar, avx2, avxvnni, avx512, avx512:amx, neon or dotprod", forced);
 }
 
 }  // namespace kvx::device

@@ -50,13 +50,13 @@ TEST_F(KvxCpu, ChoosesTheBestLevelWhenItIsUnsetOrEmpty) {
 }
 
 TEST_F(KvxCpu, NamesAValueThatIsNoLevel) {
-  for (const char* wrong : {"AVX2", "avx", "avx5122", " scalar", "0"}) {
+  for (const char* wrong : {"AVX2", "avx", "avx5122", "avx512:", "amx", " scalar", "0"}) {
     set(wrong);
     const Result<CpuLevel> chosen = choose_cpu_level();
     ASSERT_FALSE(chosen.ok()) << wrong;
     EXPECT_EQ(chosen.error().code, ErrorCode::kInvalidArgument);
     EXPECT_THAT(chosen.error().message, HasSubstr(std::string("KVX_CPU is ") + wrong));
-    EXPECT_THAT(chosen.error().message, HasSubstr("avxvnni, avx512, neon or dotprod"));
+    EXPECT_THAT(chosen.error().message, HasSubstr("avx512, avx512:amx, neon or dotprod"));
   }
 }
 
@@ -64,6 +64,7 @@ TEST(CpuLevels, EveryMachineRunsTheScalarLevelAndNoneSkipsOne) {
   EXPECT_TRUE(supports(CpuLevel::kScalar));
   EXPECT_TRUE(!supports(CpuLevel::kAvxVnni) || supports(CpuLevel::kAvx2));
   EXPECT_TRUE(!supports(CpuLevel::kAvx512) || supports(CpuLevel::kAvx2));
+  EXPECT_TRUE(!supports(CpuLevel::kAvx512Amx) || supports(CpuLevel::kAvx512));
 }
 
 }  // namespace

@@ -170,7 +170,7 @@ TEST_P(DualScale, OfHalvedNumbersIsTheHalf) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryLevel, DualScale, testing::ValuesIn(cpu_levels_here()),
-                         [](const auto& level) { return std::string(name_of(level.param)); });
+                         level_test_name);
 
 // ---- verbs
 

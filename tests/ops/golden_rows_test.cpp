@@ -170,7 +170,7 @@ TEST_P(GoldenRows, TransformsAreTheOracles) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryLevel, GoldenRows, testing::ValuesIn(cpu_levels_here()),
-                         [](const auto& level) { return std::string(name_of(level.param)); });
+                         level_test_name);
 
 }  // namespace
 }  // namespace kvx::tests

@@ -294,7 +294,7 @@ TEST_P(LevelRows, RotateAsTheScalarLevelDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryLevel, LevelRows, testing::ValuesIn(cpu_levels_here()),
-                         [](const auto& level) { return std::string(name_of(level.param)); });
+                         level_test_name);
 
 }  // namespace
 }  // namespace kvx::ops

@@ -105,7 +105,7 @@ TEST_P(Saturation, OfNvfp4IsWhatItsLargestScaleCannotReach) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, Saturation, testing::ValuesIn(tests::cpu_levels_here()),
-                         [](const auto& level) { return std::string(name_of(level.param)); });
+                         tests::level_test_name);
 
 }  // namespace
 }  // namespace kvx::ops

@@ -52,6 +52,34 @@ int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_wor
                                std::max<int64_t>(max_tokens / kFewestPartTokens, 1));
 }
 
+// Whether a matrix unit is the fastest way to products with the side's rows: where they would be
+// decoded anyway, and for codes in the fast precision. Three products of BF16 take as long as
+// kernels over packed codes, and decoding affine nibbles takes what one product saves.
+bool suits_matrix_unit(const cpu::TileKernels& math, const SideView& side, Precision precision) {
+  const int bits = side.spec.facts->element_bits;
+  if (bits > 16 || side.spec.is_dual()) return false;  // two parts have 16 bits
+  const auto* accurate = math.find_packed(side.spec, side.head_dim, Precision::kAccurate);
+  if (accurate == nullptr || accurate->most_rows < kMaxTileRows) return true;
+  const bool is_slow_to_decode = side.spec.is_affine() && bits < 8;
+  return precision == Precision::kFast && !is_slow_to_decode &&
+         math.find_packed(side.spec, side.head_dim, precision) != accurate;
+}
+
+bool suits_matrix_unit(const cpu::TileKernels& math, const AttendArgs& args) {
+  if (math.matrix == nullptr) return false;
+  for (const LayerView* view : {&args.packed, &args.full_precision}) {
+    if (view == &args.full_precision && args.num_sink_blocks == nullptr) continue;
+    for (const HeadRun& run : view->runs) {
+      if (!fits_matrix_unit(run.k.head_dim, run.v.head_dim) ||
+          !suits_matrix_unit(math, run.k, args.precision) ||
+          !suits_matrix_unit(math, run.v, args.precision)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 void run_split(AttendPlan& plan) {
   const int num_parts = plan.split.num_parts;
   const int num_work_tiles = static_cast<int>(plan.num_work_tiles);
@@ -78,11 +106,17 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
   const int value_dim = args.packed.runs.front().v.head_dim;
   const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
   const LargestWorkTile largest = largest_work_tile(args, q_per_kv);
+  const cpu::TileKernels& math = cpu::tile_kernels(context.kernels->level);
+  const Tiling matrix_tiling = suits_matrix_unit(math, args)
+                                   ? choose_matrix_tiling(key_dim, value_dim, largest.rows)
+                                   : Tiling{};
+  const bool on_matrix_unit = matrix_tiling.rows > 0;
   AttendPlan plan = {
       .context = context,
       .args = args,
-      .math = cpu::tile_kernels(context.kernels->level),
-      .tiling = choose_tiling(key_dim, value_dim, largest.rows),
+      .math = math,
+      .tiling = on_matrix_unit ? matrix_tiling : choose_tiling(key_dim, value_dim, largest.rows),
+      .on_matrix_unit = on_matrix_unit,
       .q_per_kv = q_per_kv,
       .key_dim = key_dim,
       .value_dim = value_dim,

@@ -25,9 +25,14 @@ TileReader::Kind TileReader::make_kind(const LayerView& view) const {
   Kind kind = {.sides = {&run.k, &run.v}, .head_in_run = kv_head_ - run.first_head};
   if (!fits_packed_kernels(plan_.tiling, plan_.key_dim, plan_.value_dim)) return kind;
   for (int i = 0; i < 2; ++i) {
-    if (kind.sides[i]->codes.is_fragmented()) continue;
-    kind.kernels[i] =
-        plan_.math.find_packed(kind.sides[i]->spec, kind.sides[i]->head_dim, plan_.args.precision);
+    const SideView& side = *kind.sides[i];
+    const cpu::PackedKernels* accurate =
+        plan_.math.find_packed(side.spec, side.head_dim, Precision::kAccurate);
+    const cpu::PackedKernels* wanted =
+        plan_.math.find_packed(side.spec, side.head_dim, plan_.args.precision);
+    if (side.spec.facts->element_bits < 16) kind.parts[i] = cpu::MatrixParts::kNotBothLow;
+    if (wanted != accurate) kind.parts[i] = cpu::MatrixParts::kHigh;
+    if (!side.codes.is_fragmented()) kind.kernels[i] = wanted;
   }
   return kind;
 }

@@ -24,6 +24,18 @@ class TileReader {
     return kinds_[is_full_precision(token) ? 1 : 0].kernels[static_cast<int>(side)];
   }
 
+  // Whether tiles of packed blocks are decoded for so many rows, K's or V's.
+  bool decodes(int num_rows) const {
+    for (const cpu::PackedKernels* kernels : kinds_[0].kernels) {
+      if (kernels == nullptr || num_rows > kernels->most_rows) return true;
+    }
+    return false;
+  }
+  // What the caller's precision asks of a matrix unit for the side's rows.
+  cpu::MatrixParts matrix_parts(Side side, int token) const {
+    return kinds_[is_full_precision(token) ? 1 : 0].parts[static_cast<int>(side)];
+  }
+
   // rows: [num_tokens, head_dim], from the blocks in which the tokens lie.
   void decode(Side side, int first, int num_tokens, float* rows) const;
 
@@ -41,6 +53,7 @@ class TileReader {
   struct Kind {
     const SideView* sides[2] = {};
     const cpu::PackedKernels* kernels[2] = {};
+    cpu::MatrixParts parts[2] = {cpu::MatrixParts::kAll, cpu::MatrixParts::kAll};
     int head_in_run = 0;
   };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "format/spec.hpp"
+#include "ops/attend/cpu/matrix_kernels.hpp"
 #include "ops/attend/cpu/prefetcher.hpp"
 #include "ops/attend/query_row.hpp"
 
@@ -18,12 +19,15 @@ struct Tiling {
   int key_chunk;  // tokens whose keys are decoded at once, to be transposed into the tile
 };
 
-inline constexpr int kMaxTileRows = 64;
+inline constexpr int kMaxUsualRows = 64;
 inline constexpr int kScratchFloats = 40960;
+// Of a matrix unit's work tiles, which share what a tile's decoding costs among more rows.
+inline constexpr int kMaxTileRows = 128;
+inline constexpr int kMatrixScratchFloats = 67584;
 
 // What a tile is decoded to; packed kernels use the same memory.
 constexpr int tile_floats(const Tiling& t, int key_dim, int value_dim) {
-  return t.tokens * std::max(key_dim, value_dim) + t.key_chunk * key_dim;
+  return (t.tokens + t.key_chunk) * std::max(key_dim, value_dim);
 }
 // The queries, as they are and prepared, and the weighted sums of a KV head's rows.
 constexpr int head_floats(const Tiling& t, int key_dim, int value_dim) {
@@ -54,6 +58,23 @@ constexpr Tiling choose_tiling(int key_dim, int value_dim, int64_t max_rows) {
   return kTilings[kNumTilings - 1];
 }
 
+constexpr bool fits_matrix_unit(int key_dim, int value_dim) {
+  return key_dim % cpu::kMatrixInner == 0 && value_dim % cpu::kMatrixInner == 0;
+}
+
+// As many rows as the work has and the memory holds. No rows: use choose_tiling. Requires: the
+// level has a matrix unit, and the dimensions of the first segment fit it.
+constexpr Tiling choose_matrix_tiling(int key_dim, int value_dim, int64_t max_rows) {
+  constexpr int kStep = cpu::kMatrixRows;
+  const int64_t wanted = (max_rows + kStep - 1) / kStep * kStep;
+  Tiling t = {static_cast<int>(std::min<int64_t>(wanted, kMaxTileRows)), cpu::kMaxTileTokens,
+              cpu::kTokenStep};
+  while (t.rows > 0 && scratch_floats(t, key_dim, value_dim) > kMatrixScratchFloats) {
+    t.rows -= kStep;
+  }
+  return max_rows <= kFewRows ? Tiling{} : t;
+}
+
 // Whether tiles have the shape, and a work tile the memory, that packed kernels need.
 constexpr bool fits_packed_kernels(const Tiling& t, int key_dim, int value_dim) {
   return t.tokens % cpu::kTokenStep == 0 && t.tokens <= cpu::kMaxTileTokens &&
@@ -63,7 +84,7 @@ constexpr bool fits_packed_kernels(const Tiling& t, int key_dim, int value_dim) 
 
 // KV heads that a work tile with few rows may take together, where their rows lie side by side.
 inline constexpr int kMaxHeadsTogether = 8;
-static_assert(kMaxHeadsTogether * kFewRows <= kMaxTileRows);
+static_assert(kMaxHeadsTogether * kFewRows <= kMaxUsualRows);
 
 // Heads that are read tile by tile use all of what memory brings with a line of one of them; but
 // they are one work tile's work, and a few threads should have some each. num_work_tiles,
@@ -110,11 +131,21 @@ struct TileRows {
 // The memory of a work tile, on its thread's stack. Decoding adds one row of codes, and one more
 // where rows lie in work_tiles.
 struct AttendScratch {
-  alignas(64) float floats[kScratchFloats];
-  QueryRow rows[kMaxTileRows];
+  float* floats;
+  QueryRow* rows;
   TileRows tiles[3];
   cpu::Prefetcher prefetcher;
 };
-static_assert(sizeof(AttendScratch) + 2 * format::kMaxHeadDim * sizeof(float) <= 176 * 1024);
+template <int NumFloats, int NumRows>
+struct AttendMemory {
+  alignas(64) float floats[NumFloats];
+  QueryRow rows[NumRows];
+  AttendScratch scratch;
+};
+using UsualMemory = AttendMemory<kScratchFloats, kMaxUsualRows>;
+using MatrixMemory = AttendMemory<kMatrixScratchFloats, kMaxTileRows>;
+inline constexpr int kDecodeBytes = 2 * format::kMaxHeadDim * sizeof(float);
+static_assert(sizeof(UsualMemory) + kDecodeBytes <= 176 * 1024);
+static_assert(sizeof(MatrixMemory) + kDecodeBytes <= 284 * 1024);
 
 }  // namespace kvx::ops

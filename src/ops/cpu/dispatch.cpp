@@ -22,10 +22,10 @@ const KernelTable& table();
 }
 #endif
 
-// Rows are encoded and decoded without dot products, which are all that AVX-VNNI adds to AVX2 and
-// FEAT_DotProd to NEON.
-[[maybe_unused]] static KernelTable with_dot_products(const KernelTable& plain,
-                                                      device::CpuLevel level) {
+// Rows are encoded and decoded without products, which are all that AVX-VNNI adds to AVX2, AMX to
+// AVX-512 and FEAT_DotProd to NEON.
+[[maybe_unused]] static KernelTable with_products(const KernelTable& plain,
+                                                  device::CpuLevel level) {
   KernelTable table = plain;
   table.level = level;
   return table;
@@ -40,22 +40,27 @@ const KernelTable& kernel_table(device::CpuLevel level) {
     case CpuLevel::kAvx2:
       return level_avx2::table();
     case CpuLevel::kAvxVnni: {
-      static const KernelTable kTable = with_dot_products(level_avx2::table(), level);
+      static const KernelTable kTable = with_products(level_avx2::table(), level);
       return kTable;
     }
     case CpuLevel::kAvx512:
       return level_avx512::table();
+    case CpuLevel::kAvx512Amx: {
+      static const KernelTable kTable = with_products(level_avx512::table(), level);
+      return kTable;
+    }
 #else  // No machine of this family supports them.
     case CpuLevel::kAvx2:
     case CpuLevel::kAvxVnni:
     case CpuLevel::kAvx512:
+    case CpuLevel::kAvx512Amx:
       break;
 #endif
 #if defined(__aarch64__)
     case CpuLevel::kNeon:
       return level_neon::table();
     case CpuLevel::kDotProd: {
-      static const KernelTable kTable = with_dot_products(level_neon::table(), level);
+      static const KernelTable kTable = with_products(level_neon::table(), level);
       return kTable;
     }
 #else

@@ -192,9 +192,7 @@ TEST_P(Int3, AttendComputesWithTheReferencesNumbers) {
   for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-5) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, Int3, testing::ValuesIn(cpu_levels_here()), [](const auto& level) {
-  return std::string(device::name_of(level.param));
-});
+INSTANTIATE_TEST_SUITE_P(Levels, Int3, testing::ValuesIn(cpu_levels_here()), level_test_name);
 
 }  // namespace
 }  // namespace kvx::ops

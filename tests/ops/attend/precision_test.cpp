@@ -28,6 +28,35 @@ SceneOptions decode_scene(const std::string& format, int dim) {
   return options;
 }
 
+// 46 new tokens of a head with three query heads: 138 rows, which fill no tile.
+SceneOptions prompt_scene(const std::string& format, int dim) {
+  SceneOptions options = decode_scene(format, dim);
+  options.q_per_kv = 3;
+  options.seq_lens = {300};
+  options.q_lens = {46};
+  return options;
+}
+
+class EveryFormatPrompt : public testing::TestWithParam<const format::Facts*> {};
+
+TEST_P(EveryFormatPrompt, StaysWithinBothPromises) {
+  for (int dim : {32, 64, 128, 256}) {
+    AttendScene scene(prompt_scene(std::string(GetParam()->name), dim));
+    const AttendOutput expected = scene.reference();
+    for (CpuLevel level : cpu_levels_here()) {
+      scene.args().precision = ops::Precision::kAccurate;
+      const double accurate = relative_rms(scene.run(level).out, expected.out);
+      scene.args().precision = ops::Precision::kFast;
+      const double fast = relative_rms(scene.run(level).out, expected.out);
+      EXPECT_LE(accurate, tolerance_of(std::string(GetParam()->name)))
+          << device::name_of(level) << ", " << dim;
+      EXPECT_LE(fast, fast_tolerance_of(*GetParam())) << device::name_of(level) << ", " << dim;
+      RecordProperty(fmt::format("{}_{}", device::name_of(level), dim),
+                     fmt::format("{:.1e} {:.1e}", accurate, fast));
+    }
+  }
+}
+
 class EveryFormatFast : public testing::TestWithParam<const format::Facts*> {};
 
 TEST_P(EveryFormatFast, StaysWithinItsPromise) {
@@ -48,6 +77,8 @@ std::string format_name(const testing::TestParamInfo<const format::Facts*>& test
   return std::string(test.param->name);
 }
 INSTANTIATE_TEST_SUITE_P(Attend, EveryFormatFast, testing::ValuesIn(format::kRowFacts),
+                         format_name);
+INSTANTIATE_TEST_SUITE_P(Attend, EveryFormatPrompt, testing::ValuesIn(format::kRowFacts),
                          format_name);
 
 TEST(AttendFast, TakesQueriesOfEightBitsWhereCodesAreMultipliedAsIntegers) {

@@ -22,10 +22,8 @@ class Levels : public testing::TestWithParam<CpuLevel> {
   const TileKernels& kernels() const { return ops::cpu::tile_kernels(GetParam()); }
 };
 
-std::string level_name(const testing::TestParamInfo<CpuLevel>& test) {
-  return std::string(device::name_of(test.param));
-}
-INSTANTIATE_TEST_SUITE_P(TileKernels, Levels, testing::ValuesIn(cpu_levels_here()), level_name);
+INSTANTIATE_TEST_SUITE_P(TileKernels, Levels, testing::ValuesIn(cpu_levels_here()),
+                         level_test_name);
 
 std::vector<float> random_floats(int n) {
   static std::mt19937 rng(3);

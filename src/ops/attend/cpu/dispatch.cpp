@@ -17,6 +17,19 @@ const TileKernels& tile_table();
 namespace level_avx512 {
 const TileKernels& tile_table();
 }
+namespace level_avx512amx {
+const MatrixKernels& matrix_table();
+}
+
+// AMX takes prompts; all else is AVX-512's.
+static const TileKernels& avx512amx_tile_table() {
+  static const TileKernels kTable = [] {
+    TileKernels table = level_avx512::tile_table();
+    table.matrix = &level_avx512amx::matrix_table();
+    return table;
+  }();
+  return kTable;
+}
 #elif defined(__aarch64__)
 namespace level_neon {
 const TileKernels& tile_table();
@@ -38,10 +51,13 @@ const TileKernels& tile_kernels(device::CpuLevel level) {
       return level_avxvnni::tile_table();
     case CpuLevel::kAvx512:
       return level_avx512::tile_table();
+    case CpuLevel::kAvx512Amx:
+      return avx512amx_tile_table();
 #else  // No machine of this family supports them.
     case CpuLevel::kAvx2:
     case CpuLevel::kAvxVnni:
     case CpuLevel::kAvx512:
+    case CpuLevel::kAvx512Amx:
       break;
 #endif
 #if defined(__aarch64__)

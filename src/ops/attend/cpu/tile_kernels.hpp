@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/cpu_level.hpp"
+#include "ops/attend/cpu/matrix_kernels.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/precision.hpp"
 #include "ops/attend/query_row.hpp"
@@ -61,6 +62,9 @@ struct TileKernels {
   // Null: rows of this format and head_dim are decoded first.
   const PackedKernels* (*find_packed)(const format::FormatSpec& spec, int head_dim,
                                       Precision precision);
+
+  // Null: the level has no matrix unit.
+  const MatrixKernels* matrix;
 };
 
 // Requires: device::supports(level).

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 
+#include "ops/attend/cpu/matrix_tile.hpp"
 #include "ops/attend/tile_reader.hpp"
 
 namespace kvx::ops {
@@ -48,10 +49,13 @@ class WorkTileHead {
     scores_ = scratch.floats + plan.heads_together * floats_a_head;
     tile_ = scores_ + t.rows * t.tokens;
     key_rows_ = tile_ + t.tokens * std::max(plan.key_dim, plan.value_dim);
+    matrix_.emplace(plan, reader_, num_rows_, MatrixTiles::Memory{prepared_, tile_, key_rows_},
+                    prefetcher_);
   }
 
   void begin() {
     load_queries();
+    matrix_->begin(queries_);
     std::fill_n(sums_, num_rows_ * plan_.value_dim, 0.0f);
   }
 
@@ -74,6 +78,7 @@ class WorkTileHead {
     const bool has_hidden = hides_some(first, n);
     score_tile(tile);
     absorb_scores(first, n, has_hidden);
+    if (matrix_->is_used() && matrix_->add_values(first, n, scores_, sums_)) return;
     if (!has_hidden && add_packed_values(tile)) return;
     reader_.decode(Side::kValue, first, n, tile_);
     if (has_hidden && !math_.all_finite(tile_, n * plan_.value_dim)) {
@@ -194,7 +199,9 @@ class WorkTileHead {
   void score_tile(const TileRows& tile) {
     const int first = tile.first_token;
     const int n = tile.num_tokens;
-    if (!score_packed(tile)) score_decoded(first, n);
+    const bool is_scored =
+        matrix_->is_used() ? matrix_->score(first, n, scores_) : score_packed(tile);
+    if (!is_scored) score_decoded(first, n);
     add_segment_scores(first, n);
     if (args_.transform.k.block_offset) add_block_offsets(first, n);
   }
@@ -364,12 +371,13 @@ class WorkTileHead {
   QueryRow* rows_;  // [num_rows]
   cpu::Prefetcher& prefetcher_;
   float* queries_;   // of each segment of a row in turn [tiling.rows, its numbers]
-  float* prepared_;  // [tiling.rows, key_dim_], as packed kernels want them
+  float* prepared_;  // [tiling.rows, key_dim_], as packed kernels or the matrix unit want them
   float* sums_;      // [tiling.rows, value_dim]
   float* scores_;    // [tiling.rows, tiling.tokens]
   float* tile_;      // keys [key_dim, tiling.tokens], then values [tiling.tokens, value_dim]
-  float* key_rows_;  // [tiling.key_chunk, key_dim]
+  float* key_rows_;  // [tiling.key_chunk, the larger head_dim]
   const format::FormatSpec* prepared_for_ = nullptr;
+  std::optional<MatrixTiles> matrix_;
 };
 
 // The heads of a work tile, tile by tile: all heads read a tile before any reads the next, so that
@@ -479,28 +487,42 @@ float* results_of(const AttendPlan& plan, int64_t work_tile) {
   return plan.partial_results + work_tile * plan.split.num_parts * plan.floats_per_part();
 }
 
+// Never inlined: a work tile that needs little memory must not take the other's from its stack.
+template <class Memory, class Body>
+[[gnu::noinline]] void run_in(const AttendPlan& plan, const WorkTileRows& place, const Body& body) {
+  Memory memory;
+  memory.scratch.floats = memory.floats;
+  memory.scratch.rows = memory.rows;
+  WorkTile tile(plan, place, memory.scratch);
+  body(tile);
+}
+
+template <class Body>
+void run_work_tile(const AttendPlan& plan, int64_t work_tile, const Body& body) {
+  const WorkTileRows place = place_of(plan, work_tile);
+  if (place.num_rows == 0) return;
+  const int needed = scratch_floats(plan.tiling, plan.key_dim, plan.value_dim, plan.heads_together);
+  const int num_rows = plan.tiling.rows * plan.heads_together;
+  if (needed <= kScratchFloats && num_rows <= kMaxUsualRows) {
+    return run_in<UsualMemory>(plan, place, body);
+  }
+  run_in<MatrixMemory>(plan, place, body);
+}
+
 }  // namespace
 
 void attend_work_tile(const AttendPlan& plan, int64_t work_tile) {
-  const WorkTileRows place = place_of(plan, work_tile);
-  if (place.num_rows == 0) return;
-  AttendScratch scratch;
-  WorkTile(plan, place, scratch).attend_all();
+  run_work_tile(plan, work_tile, [](WorkTile& tile) { tile.attend_all(); });
 }
 
 void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
-  const WorkTileRows place = place_of(plan, work_tile);
-  if (place.num_rows == 0) return;
-  AttendScratch scratch;
-  WorkTile(plan, place, scratch)
-      .attend_part(part, results_of(plan, work_tile) + part * plan.floats_per_part());
+  float* result = results_of(plan, work_tile) + part * plan.floats_per_part();
+  run_work_tile(plan, work_tile, [=](WorkTile& tile) { tile.attend_part(part, result); });
 }
 
 void merge_parts(const AttendPlan& plan, int64_t work_tile) {
-  const WorkTileRows place = place_of(plan, work_tile);
-  if (place.num_rows == 0) return;
-  AttendScratch scratch;
-  WorkTile(plan, place, scratch).merge_results(results_of(plan, work_tile));
+  const float* results = results_of(plan, work_tile);
+  run_work_tile(plan, work_tile, [=](WorkTile& tile) { tile.merge_results(results); });
 }
 
 }  // namespace kvx::ops

@@ -14,6 +14,7 @@ struct AttendPlan {
   const AttendArgs& args;
   const cpu::TileKernels& math;
   Tiling tiling;
+  bool on_matrix_unit;  // work tiles with enough rows
   int q_per_kv;
   int key_dim;  // of all segments of a row
   int value_dim;
