@@ -86,7 +86,7 @@ std::string status_markdown() {
          "The library chooses a CPU level when it starts; `KVX_CPU` forces one. \"all\" stands "
          "for\n" +
          level_names() +
-         ". On CUDA every verb takes every format, where kvx is\nbuilt with it; "
+         ".\nOn CUDA every verb takes every format, where kvx is built with it;\n"
          "[cuda/overview.md](cuda/overview.md) lists what takes the fast kernels.\n"
          "[status-python.md](status-python.md) has the last results of the Python suites and "
          "wheels.\n\n" +
