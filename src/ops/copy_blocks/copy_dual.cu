@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "device/cuda_error.hpp"
-#include "ops/append/encode_dual.cuh"
+#include "ops/append/dual_scale/encode_dual.cuh"
 #include "ops/copy_blocks/copy_dual.cuh"
 #include "ops/gather/decode_row_apart.cuh"
 
