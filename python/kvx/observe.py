@@ -8,7 +8,7 @@ from kvx.refusals import in_words
 def metrics() -> str:
     """The figures of all caches of this process, in Prometheus' text format.
 
-    Each has the label ``cache``: a number, or the name that Cache.set_name gave it.
+    Each has the label ``cache``: a number, or the name that the cache was given.
     Raises kvx.UnsupportedError: no libkvx_observe.so.
     """
     return _core.metrics()

@@ -30,7 +30,7 @@ def input_of(case):
 def recipe_of(name, case):
     options = []
     fmt = {f.name: f for f in kvx.formats()}[name]
-    if len(fmt.group_sizes) > 1:
+    if len(fmt.group_sizes) > 1 and str(case["group_size"]) in fmt.group_sizes:  # else the row
         options.append(f"g{case['group_size']}")
     if len(fmt.scale_types) > 1:
         options.append(f"scale={case.get('scale_type') or case['param_type']}")

@@ -383,7 +383,7 @@ TEST_F(CliModel, ReplaysATraceAndWritesItsChart) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("prefill saved %"));
   const auto json = nlohmann::json::parse(read_file("json", work() / "r.json").value());
-  EXPECT_EQ(json["runs"].size(), 6u);  // three policies, two sizes
+  EXPECT_EQ(json["runs"].size(), 8u);  // four policies, two sizes
   EXPECT_THAT(read_file("html", work() / "r.html").value(), HasSubstr("generated, seed 1"));
   // The same trace from a file gives the same table.
   EXPECT_EQ(kvx("replay t.jsonl --blocks 100,1000 --host-blocks 500 --bytes-per-token 23040").out,

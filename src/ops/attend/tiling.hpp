@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "format/spec.hpp"
-#include "ops/attend/cpu/matrix_kernels.hpp"
+#include "ops/attend/cpu/matrix/kernels.hpp"
 #include "ops/attend/cpu/prefetcher.hpp"
 #include "ops/attend/query_row.hpp"
 

@@ -175,7 +175,7 @@ std::vector<TraceRequest> generate_agents_trace(int64_t num_requests, uint64_t s
       session.ids.resize(session.num_tools);
       new_ids(3, session.ids);
     }
-    new_ids(dice.between(1, 2), session.ids);
+    new_ids(dice.between(1, 4), session.ids);
     ++session.num_turns;
     TraceRequest request;
     request.timestamp = now;

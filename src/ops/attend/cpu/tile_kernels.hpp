@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/cpu_level.hpp"
-#include "ops/attend/cpu/matrix_kernels.hpp"
+#include "ops/attend/cpu/matrix/kernels.hpp"
 #include "ops/attend/cpu/packed_kernels.hpp"
 #include "ops/attend/precision.hpp"
 #include "ops/attend/query_row.hpp"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <optional>
 
-#include "ops/attend/cpu/matrix_tile.hpp"
+#include "ops/attend/cpu/matrix/tile.hpp"
 #include "ops/attend/tile_reader.hpp"
 
 namespace kvx::ops {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/attend/cpu/isa/avx512amx/parts.hpp"
-#include "ops/attend/cpu/matrix_kernels.hpp"
+#include "ops/attend/cpu/matrix/kernels.hpp"
 #include "ops/cpu/lanes.hpp"
 
 namespace kvx::ops::cpu {

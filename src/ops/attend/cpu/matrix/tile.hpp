@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "ops/attend/cpu/matrix_kernels.hpp"
+#include "ops/attend/cpu/matrix/kernels.hpp"
 #include "ops/attend/cpu/prefetcher.hpp"
 #include "ops/attend/tile_reader.hpp"
 
