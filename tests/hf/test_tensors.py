@@ -27,11 +27,13 @@ def test_bfloat16_rows_are_the_oracles_bytes():
             if case["input_type"] != "bf16" or not defaults:
                 continue
             fmt = {f.name: f for f in kvx.formats()}[golden["format"]]
-            choices = [(fmt.group_sizes, "group_size"), (fmt.scale_types, "scale_type")]
-            choices += [(fmt.scale_types, "param_type"), (fmt.scale_rules, "scale_rule")]
-            options = [w for words, key in choices if len(words) > 1 and key in case for w in [
-                {"group_size": "g{}", "scale_rule": "rule={}"}.get(key, "scale={}").format(
-                    str(case[key]).removeprefix("e8m0_"))]]  # fmt: skip
+            facts = [("g{}", fmt.group_sizes, "group_size"), ("rule={}", fmt.scale_rules, "scale_rule")]
+            facts += [("scale={}", fmt.scale_types, key) for key in ("scale_type", "param_type")]
+            options = []
+            for text, words, key in facts:
+                word = str(case.get(key)).removeprefix("e8m0_")
+                if len(words) > 1 and word in words:  # no word: the group is the row
+                    options.append(text.format(word))
             if len(fmt.scale_sources) > 1:
                 options.append("source=computed")
             recipe = ":".join(filter(None, [golden["format"], ",".join(options)]))
