@@ -91,7 +91,7 @@ constexpr kvx_observe_functions_t kFunctions = {
 }  // namespace
 }  // namespace kvx::observe
 
-extern "C" __attribute__((visibility("default"))) const kvx_observe_functions_t*
-kvx_observe_functions(void) {
+// Of the type that core/component_library.cpp calls.
+extern "C" __attribute__((visibility("default"))) const void* kvx_observe_functions() {
   return &kvx::observe::kFunctions;
 }

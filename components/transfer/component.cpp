@@ -98,7 +98,7 @@ constexpr kvx_transfer_functions_t kFunctions = {KVX_TRANSFER_VERSION, server_cr
 }  // namespace
 }  // namespace kvx::transfer
 
-extern "C" __attribute__((visibility("default"))) const kvx_transfer_functions_t*
-kvx_transfer_functions(void) {
+// Of the type that core/component_library.cpp calls.
+extern "C" __attribute__((visibility("default"))) const void* kvx_transfer_functions() {
   return &kvx::transfer::kFunctions;
 }
