@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -99,6 +100,8 @@ class RedisServer {
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     freopen("/dev/null", "w", stdout);
+    freopen("/dev/null", "w", stderr);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // of a test that dies
     execvp("redis-server", arguments.data());
     _exit(127);
   }
