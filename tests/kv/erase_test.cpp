@@ -122,6 +122,10 @@ class Erase : public testing::Test {
   }
   ~Erase() override { fs::remove_all(folder_); }
 
+  static void expect_in_memory(const Traces& traces, const testing::Matcher<int64_t>& count) {
+    if (kHasShadowMemory) return;
+    EXPECT_THAT(traces.count_in_memory(), count);
+  }
   static std::unique_ptr<KvCache> cache_with(const std::string& tiers) {
     return cache_of({tiers, "nvfp4"});
   }
@@ -146,14 +150,13 @@ TEST_F(Erase, ATenantsBlocksLeaveMemoryDiskFolderAndRedis) {
   compute(*cache, 2, kYours);  // mine go down, and are evicted from the pool
   compute(*cache, 1, kMine);   // and come back, as yours go
 
-  if (!kHasShadowMemory)
-    EXPECT_GT(traces.count_in_memory(), 7 * kInABlock) << "pool, host tier and disk have them";
+  expect_in_memory(traces, testing::Gt(7 * kInABlock));  // pool, host tier and disk have them
   EXPECT_EQ(traces.count_in_folder(folder_ + "/f"), 7 * kInABlock);
   EXPECT_EQ(server.keys_under("kvx1").size(), 14u);
 
   EXPECT_GT(cache->erase_tenant(kMine.tenant).value(), 7);
 
-  if (!kHasShadowMemory) EXPECT_EQ(traces.count_in_memory(), 0);
+  expect_in_memory(traces, 0);
   EXPECT_EQ(traces.count_in_folder(folder_), 0);
   const std::vector<std::string> left = server.keys_under("kvx1");
   EXPECT_EQ(left.size(), 7u) << "yours";
@@ -172,10 +175,10 @@ TEST_F(Erase, ASessionsBlocksGoFromAToken) {
   const Traces gone(*cache, {kMine, false, ids, 2});
   ASSERT_EQ(gone.size(), 5u);
   EXPECT_EQ(gone.count_in_folder(folder_), 5 * kInABlock);
-  if (!kHasShadowMemory) EXPECT_GE(gone.count_in_memory(), 2 * 5 * kInABlock);
+  expect_in_memory(gone, testing::Ge(2 * 5 * kInABlock));
   // From inside the third block on, by a text that ends there.
   EXPECT_EQ(cache->erase_session(kMine, std::span(ids).first(40), 40).value(), 2 * 5);
-  if (!kHasShadowMemory) EXPECT_EQ(gone.count_in_memory(), 0);
+  expect_in_memory(gone, 0);
   EXPECT_EQ(gone.count_in_folder(folder_), 0) << "also blocks that the text does not reach";
   EXPECT_EQ(num_found(*cache, 1, kMine), 32);
   EXPECT_EQ(num_found(*cache, 1, kYours), 0);
@@ -228,7 +231,7 @@ TEST_F(Erase, AStoreThatCannotBeReachedIsAnErrorAfterTheRest) {
   server.kill();
   EXPECT_THAT(cache->erase_tenant(kMine.tenant).error().message,
               HasSubstr("blocks are erased here, and a store has kept its records"));
-  if (!kHasShadowMemory) EXPECT_EQ(traces.count_in_memory(), 0);
+  expect_in_memory(traces, 0);
   server.start();
   EXPECT_TRUE(cache->erase_tenant(kMine.tenant).ok());
 }
