@@ -75,6 +75,7 @@ run_tests() {
   KVX_TEST_TEXT=$(text_path)
   export KVX_TEST_MODEL KVX_TEST_TEXT
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+  export TSAN_OPTIONS=${TSAN_OPTIONS:-suppressions=$ROOT/tests/tsan.supp}
 
   local build=build/$preset status=0
   rm -rf "$build/test-reports"
