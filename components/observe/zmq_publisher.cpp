@@ -2,13 +2,15 @@
 #include "components/observe/zmq_publisher.hpp"
 
 #include <chrono>
-#include <stdexcept>
 
 #include <zmq_addon.hpp>
+
+#include "components/bound_socket.hpp"
 
 namespace kvx::observe {
 namespace {
 
+constexpr auto kExample = "tcp://127.0.0.1:5557";  // an endpoint
 constexpr auto kPause = std::chrono::milliseconds(2);
 constexpr int64_t kMostEventsOfBatch = 1024;
 constexpr int kSequenceBytes = 8;
@@ -36,25 +38,14 @@ ZmqPublisher::ZmqPublisher(const kvx_observe_publisher_options& options)
       context_(1) {
   pub_ = zmq::socket_t(context_, zmq::socket_type::pub);
   pub_.set(zmq::sockopt::sndhwm, options.high_water_mark);
-  bind(pub_, options.endpoint, endpoint_);
+  endpoint_ = bind_socket(pub_, options.endpoint, kExample);
   if (options.replay_endpoint[0] != '\0') {
     router_ = zmq::socket_t(context_, zmq::socket_type::router);
     // Room for all that an answer may have: what does not fit would be lost without a word.
     router_.set(zmq::sockopt::sndhwm, options.buffer_batches + 1);
-    bind(router_, options.replay_endpoint, replay_endpoint_);
+    replay_endpoint_ = bind_socket(router_, options.replay_endpoint, kExample);
   }
   thread_ = std::thread([this] { run(); });
-}
-
-void ZmqPublisher::bind(zmq::socket_t& socket, const std::string& endpoint, std::string& bound) {
-  socket.set(zmq::sockopt::linger, 0);
-  try {
-    socket.bind(endpoint);
-  } catch (const zmq::error_t& error) {
-    throw std::runtime_error("the endpoint '" + endpoint + "' cannot be bound (" + error.what() +
-                             "); expected one that is free, as tcp://127.0.0.1:5557");
-  }
-  bound = socket.get(zmq::sockopt::last_endpoint);
 }
 
 ZmqPublisher::~ZmqPublisher() {

@@ -37,7 +37,6 @@ class ZmqPublisher {
     int64_t sequence;
     std::string payload;
   };
-  void bind(zmq::socket_t& socket, const std::string& endpoint, std::string& bound);
   void run();
   bool send_some();
   void answer_replays();

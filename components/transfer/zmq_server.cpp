@@ -3,10 +3,11 @@
 
 #include <array>
 #include <chrono>
-#include <stdexcept>
 #include <vector>
 
 #include <zmq_addon.hpp>
+
+#include "components/bound_socket.hpp"
 
 namespace kvx::transfer {
 namespace {
@@ -37,15 +38,8 @@ void reply(void* to, const void* head, uint64_t head_bytes, const void* body, ui
 ZmqServer::ZmqServer(const std::string& endpoint, kvx_transfer_answer answer, void* user)
     : answer_(answer), user_(user), context_(1) {
   router_ = zmq::socket_t(context_, zmq::socket_type::router);
-  router_.set(zmq::sockopt::linger, 0);
   router_.set(zmq::sockopt::maxmsgsize, kMostRequestBytes);
-  try {
-    router_.bind(endpoint);
-  } catch (const zmq::error_t& error) {
-    throw std::runtime_error("the endpoint '" + endpoint + "' cannot be bound (" + error.what() +
-                             "); expected one that is free, as tcp://127.0.0.1:5560");
-  }
-  endpoint_ = router_.get(zmq::sockopt::last_endpoint);
+  endpoint_ = bind_socket(router_, endpoint, "tcp://127.0.0.1:5560");
   thread_ = std::thread([this] { run(); });
 }
 

@@ -86,7 +86,7 @@ Result<Kind> read_head(Reader& reader) {
   return static_cast<Kind>(kind);
 }
 
-// Of an answer.
+// Whether an answer of this kind names an export.
 bool has_export(Kind kind) {
   return kind != Kind::kRefused && kind != Kind::kFile;
 }

@@ -1,4 +1,5 @@
-"""Makes vLLM find kvx's entry point: the package is not installed here but built."""
+"""Makes vLLM find kvx's entry point: the package is not installed here but built. What several files'
+tests begin with is here, too."""
 
 import os
 import sys
@@ -25,3 +26,17 @@ def installed(tmp_path_factory):
     sys.path.append(str(site))
     os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(site)])
     return site
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """vLLM's engine core beside the test, which may look into it."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a tiny random Llama."""
+    from engines import save_model  # imports vLLM, which wants `installed` first
+
+    return save_model("llama", tmp_path_factory.mktemp("llama"))

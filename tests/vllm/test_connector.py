@@ -6,15 +6,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 
 import kvx
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def connected(model, folder, recipe="int8", **options):

@@ -5,15 +5,12 @@ from engines import CONFIGS, Engine, prompts, save_model
 
 import kvx
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return {name: save_model(name, tmp_path_factory.mktemp(name)) for name in CONFIGS}
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

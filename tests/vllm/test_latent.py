@@ -12,17 +12,14 @@ import kvx
 from kvx.torch import BatchAttention
 from kvx.vllm import latent, layer_pages
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
 CHUNKS = dict(max_num_batched_tokens=48, enable_chunked_prefill=True, max_num_seqs=4)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return {name: save_model(name, tmp_path_factory.mktemp(name)) for name in LATENT_CONFIGS}
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @pytest.mark.parametrize("name", LATENT_CONFIGS)

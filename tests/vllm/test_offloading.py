@@ -9,15 +9,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 import kvx
 from kvx.vllm.offloading import METRICS, KvxOffloadingManager, KvxOffloadingSpec
 
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model("llama", tmp_path_factory.mktemp("llama"))
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def offloading(model, recipe, megabytes=16, **extra):

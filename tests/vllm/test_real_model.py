@@ -9,6 +9,8 @@ import vllm
 from engines import Engine
 from real_model import save_real_model
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
 ROOT = Path(__file__).parents[2]
 PROMPT = {"prompt": "The capital of France is"}
 
@@ -16,11 +18,6 @@ PROMPT = {"prompt": "The capital of France is"}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_real_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def engine(model, recipe=None):

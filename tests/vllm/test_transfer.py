@@ -9,23 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engines import BLOCK, Engine, prompts, save_model
+from engines import BLOCK, Engine, prompts
 from vllm import SamplingParams
 
 import kvx
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
 HERE = Path(__file__).parent
 CACHED = 96  # of 120 tokens: whole blocks, less the last token
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def free_port():

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engines import Engine, prompts, save_model
+from engines import Engine, prompts
 
 import kvx
 from kvx.vllm.window import StepWindow, WindowTokens, check_window, split_window
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def test_a_recipes_window_is_split_from_the_recipe_of_the_pages():
@@ -53,16 +55,6 @@ def test_plans_of_a_shape_are_written_to_the_same_memory(monkeypatch):
     one = plan([22], [1])
     assert one.block_table.data_ptr() == addresses[0]
     assert one.block_table is not second.block_table
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def test_requests_inside_their_windows_say_the_tokens_of_a_16_bit_cache(model):

@@ -1,7 +1,7 @@
 """Two tensor-parallel workers: each has heads of its own, so files and host memory of its own."""
 
 import pytest
-from engines import BLOCK, Engine, prompts, save_model
+from engines import BLOCK, Engine, prompts
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
@@ -9,11 +9,6 @@ from kvx.vllm.offloading import KvxOffloadingManager
 
 WORKERS = 2
 CACHED = 96  # of 120 tokens: whole blocks, less the last token
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model("llama", tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(autouse=True)

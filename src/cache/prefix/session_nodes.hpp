@@ -43,7 +43,7 @@ class SessionNodes {
   // The session's own, the last made first; none of kNoSession.
   std::vector<int32_t> nodes_of(int32_t session) const;
 
-  // Of what there is now.
+  // The bytes that the sessions and their nodes take now.
   int64_t metadata_bytes() const;
 
  private:

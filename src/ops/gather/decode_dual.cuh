@@ -3,7 +3,6 @@
 #pragma once
 
 #include "format/dual_scale.hpp"
-#include "format/list.hpp"
 #include "format/packing.hpp"
 #include "ops/cuda/side.cuh"
 
@@ -38,24 +37,6 @@ __device__ inline void decode_dual_row(int head_dim, const uint8_t* codes, uint8
         format::dual_channel<Codec::kBits>(channels[c], channels[head_dim + c], factor);
     const auto code = static_cast<typename Codec::Code>(dual_code_at<Format>(codes, c));
     x[c] = format::dual_number(of_token, channel, Codec::decode(code));
-  }
-}
-
-// Calls visitor.operator()<Format>() for a dual-scale format's id; false: it is none.
-template <class Visitor>
-__device__ __forceinline__ bool visit_dual_format(format::FormatId id, const Visitor& visitor) {
-  switch (id) {
-    case format::FormatId::kInt4Dual:
-      visitor.template operator()<format::Int4Dual>();
-      return true;
-    case format::FormatId::kInt3Dual:
-      visitor.template operator()<format::Int3Dual>();
-      return true;
-    case format::FormatId::kInt2Dual:
-      visitor.template operator()<format::Int2Dual>();
-      return true;
-    default:
-      return false;
   }
 }
 

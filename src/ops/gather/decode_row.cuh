@@ -107,12 +107,13 @@ __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from
 // x: [head_dim] in shared memory. The warp's other lanes see it after a __syncwarp.
 __device__ inline void decode_row(const CudaSide& side, const RowSource& from,
                                   format::DecodeFor purpose, float* x, int lane) {
-  const bool is_dual = visit_dual_format(side.id, [&]<class Format>() {
-    decode_dual_row<Format>(side.view.head_dim, from.codes, *from.scales, from.channels, x, lane);
+  visit_any_format(side.id, [&]<class Format>() {
+    if constexpr (format::is_dual<Format>()) {
+      decode_dual_row<Format>(side.view.head_dim, from.codes, *from.scales, from.channels, x, lane);
+    } else {
+      decode_row_of<Format>(side, from, purpose, x, lane);
+    }
   });
-  if (is_dual) return;
-  visit_format(side.id,
-               [&]<class Format>() { decode_row_of<Format>(side, from, purpose, x, lane); });
 }
 
 }  // namespace kvx::ops::cuda

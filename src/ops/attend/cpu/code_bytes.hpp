@@ -14,7 +14,7 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Whose bytes are multiplied.
+// The two sides of a product of bytes: scores have keys and queries, outputs weights and values.
 enum class Operands { kKeysAndQueries, kWeightsAndValues };
 
 // A key byte is unsigned, a value byte signed: vpdpbusd multiplies one of each. Where products do

@@ -39,7 +39,7 @@ KVX_INLINE int32_t correction_of(const uint8_t* digits, int value_shift) {
   return value_shift * (256 * high + low);
 }
 
-// Of as many groups of sixteen numbers as a row can have.
+// The most corrections that a chunk of rows can need: one for each sixteen numbers of each row.
 inline constexpr int kMostCorrections = kRowChunk * format::kMaxHeadDim / 16;
 
 // ---- Weights: a row's probabilities times the tokens' steps

@@ -27,7 +27,7 @@ struct MatrixTile {
   bool is_exact;
 };
 
-// Which parts are multiplied.
+// The products of two operands' high and low parts that a kernel adds up.
 enum class MatrixParts {
   kHigh,  // high * high: an error of 2^-9 of a term for each operand
   kNotBothLow,

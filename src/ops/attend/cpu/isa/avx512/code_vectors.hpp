@@ -3,14 +3,10 @@
 #pragma once
 
 #include "ops/attend/cpu/isa/avx2/chunks.hpp"
+#include "ops/attend/cpu/no_words.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
-
-template <class Codec>
-constexpr bool takes_words() {
-  return false;
-}
 
 // sum += the products of four bytes a lane, the first operand's unsigned, the second's signed.
 template <Operands>
@@ -21,17 +17,6 @@ KVX_INLINE Ints add_dots(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
 inline constexpr bool kAddsFours = false;
 template <Operands>
 Ints add_four_dots(Ints sum, const Ints* vectors, const void* fours);
-
-// Products of words, which the AVX2 level defines for takes_words.
-struct Pairs {
-  Ints even, odd;
-};
-Pairs widen_unsigned(Ints bytes);
-Pairs widen_signed(Ints bytes);
-Ints add_pairs(Ints sum, Ints a, Ints b);
-Ints add_words(Ints a, Ints b);
-Ints add_word_middles(Ints sum, Ints totals);
-void store_pairs(Ints numbers, int8_t* words);
 
 KVX_INLINE Ints to_nearest(Widest x) {
   return (Ints)_mm512_cvtps_epi32((__m512)x);

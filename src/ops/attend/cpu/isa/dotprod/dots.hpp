@@ -8,12 +8,6 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Whether a codec's fixed-point numbers are words.
-template <class Codec>
-constexpr bool takes_words() {
-  return false;
-}
-
 // sum += the products of four vectors' bytes, of keys or values, with four times four bytes, of
 // queries or weights, which every lane takes. vectors: [4]. fours: [16] bytes.
 template <Operands O>
@@ -38,14 +32,6 @@ KVX_INLINE Ints add_four_dots(Ints sum, const Ints* vectors, const void* fours) 
     return __builtin_bit_cast(Ints, result);
   }
 }
-
-// Never called: see kAddsFours.
-template <Operands O>
-Ints add_dots(Ints sum, Ints a, Ints b);
-
-// Whether add_four_dots is faster than four times add_dots: here it spares the copies of a word to
-// every lane.
-inline constexpr bool kAddsFours = true;
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

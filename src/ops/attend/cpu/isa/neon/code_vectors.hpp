@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #include "ops/attend/cpu/code_chunks.hpp"
+#include "ops/attend/cpu/no_words.hpp"
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
@@ -22,17 +23,11 @@ KVX_INLINE uint8x16_t load_chunk(const uint8_t* row, int row_bytes, int offset) 
                                   : vcombine_u8(vld1_u8(row + offset), vdup_n_u8(0));
 }
 
-// ---- Words, which only levels with takes_words use as pairs.
-
-struct Pairs {
-  Ints even, odd;
-};
-Pairs widen_unsigned(Ints bytes);
-Pairs widen_signed(Ints bytes);
-Ints add_pairs(Ints sum, Ints a, Ints b);
-Ints add_words(Ints a, Ints b);
-Ints add_word_middles(Ints sum, Ints totals);
-void store_pairs(Ints numbers, int8_t* words);
+// Whether add_four_dots is faster than four times add_dots: with FEAT_DotProd it spares the copies
+// of a word to every lane, without it takes eighteen instructions.
+inline constexpr bool kAddsFours = true;
+template <Operands O>
+Ints add_dots(Ints sum, Ints a, Ints b);  // never called
 
 KVX_INLINE Ints to_nearest(Widest x) {
   return __builtin_bit_cast(Ints, vcvtnq_s32_f32(__builtin_bit_cast(float32x4_t, x)));

@@ -8,12 +8,6 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Whether a codec's fixed-point numbers are words.
-template <class Codec>
-constexpr bool takes_words() {
-  return false;
-}
-
 // sum += the products of four vectors' bytes, of keys or values, with four times four bytes, of
 // queries or weights, which every lane takes. vectors: [4]. fours: [16] bytes. Pairs' sums gather
 // in the low and the high half's lanes, and are added to their neighbours at the end.
@@ -46,14 +40,6 @@ KVX_INLINE Ints add_four_dots(Ints sum, const Ints* vectors, const void* fours) 
     return sum + __builtin_bit_cast(Ints, vpaddq_u32(low, high));
   }
 }
-
-// Never called: see kAddsFours.
-template <Operands O>
-Ints add_dots(Ints sum, Ints a, Ints b);
-
-// Whether add_four_dots is faster than four times add_dots: here add_four_dots takes eighteen
-// instructions.
-inline constexpr bool kAddsFours = true;
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu
