@@ -20,9 +20,11 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # No contraction anywhere a byte is decided (docs/numbers.md); attention kernels opt back in where
 # they are written.
-# CUDA sources have options of their own (cmake/cuda.cmake).
+# CUDA sources have options of their own (cmake/cuda.cmake). A warning is an error in our own builds,
+# not in a release: whoever installs kvx may have a compiler that warns of more.
+set(kvx_werror $<$<NOT:$<CONFIG:Release>>:-Werror>)
 add_compile_options(
-  "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Werror;-Wshadow;-Wconversion>"
+  "$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;${kvx_werror};-Wshadow;-Wconversion>"
   "$<$<COMPILE_LANGUAGE:C,CXX>:-Wno-sign-conversion;-ffp-contract=off>")
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
@@ -71,7 +73,7 @@ function(kvx_compile_quickly target)
     ${target} PRIVATE "$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:${options}>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # More false alarms on std::string at -O3 (as GCC bug 105651), which dev, at -Og, does not see.
-    set(options -Wno-maybe-uninitialized -Wno-stringop-overflow)
+    set(options -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds)
     target_compile_options(
       ${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:${options}>")
   endif()

@@ -168,7 +168,7 @@ def check_workspace():
         (workspace[:256], "workspace has 256 bytes; this call needs"),
         (workspace[1:], "workspace begins on 1 bytes; expected a multiple of 256"),
         (workspace.cpu(), "workspace lies on the CPU; expected cuda:0, the layer's device"),
-        (workspace.int(), "workspace has the shape"),
+        (workspace.int(), "workspace is int32"),
     ]:
         refused(message, step.layer.attend, step.pages, step.q, *step.batch, workspace=bad, **bounds)
 

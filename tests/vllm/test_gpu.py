@@ -1,8 +1,9 @@
 """vLLM on a GPU with kvx's pages. Skips by name where there is no GPU (tests/python/gpu.py).
 
-An f32 cache in an f32 model gives the tokens of vLLM's own Triton attention: steps of prompts and
-decodes, CUDA graphs, cached prefixes, sliding windows and softcaps. Quantised caches are judged by
-bench/vllm/gpu.py.
+An f32 cache in an f32 model gives the tokens of transformers' own model: steps of prompts and
+decodes, CUDA graphs, cached prefixes, sliding windows and softcaps. (vLLM's Triton attention is not
+as exact: on an H100 it missed two of eight prompts' tokens by a logit's gap of 0.002 and 0.005.)
+Quantised caches are judged by bench/vllm/gpu.py.
 """
 
 import sys
@@ -38,12 +39,6 @@ def kvx_engine(model, recipe="f32", **options):
     return Engine(model, recipe, gpu_memory_utilization=0.05, **options)
 
 
-def stock_tokens(model, inputs, **options):
-    options = {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.05, **options}
-    with Engine(model, **options) as engine:
-        return engine.tokens(inputs)
-
-
 def counters(engine):
     """All layers' device counters, summed."""
     layers = engine.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
@@ -54,9 +49,9 @@ def counters(engine):
 @pytest.mark.parametrize(
     "graphs", [None, GRAPHS, ALL_STEPS_IN_GRAPHS], ids=["eager", "decodes", "all"]
 )
-def test_an_f32_cache_says_the_tokens_of_vllms_own_attention(models, name, graphs):
+def test_an_f32_cache_says_the_tokens_of_transformers(models, name, graphs):
     inputs = prompts([5, 70, 131, 33])
-    expected = stock_tokens(models[name], inputs, **CHUNKS)
+    expected = transformers_tokens(models[name], inputs)
     options = {} if graphs is None else dict(enforce_eager=False, compilation_config=graphs)
     with kvx_engine(models[name], **CHUNKS, **options) as engine:
         assert engine.tokens(inputs) == expected
@@ -80,7 +75,7 @@ def test_two_ranks_say_what_one_says(models, recipe):
 
 def test_torch_compile_and_the_older_model_runner(models, monkeypatch):
     inputs = prompts([5, 70, 131, 33])
-    expected = stock_tokens(models["llama"], inputs, **CHUNKS)
+    expected = transformers_tokens(models["llama"], inputs)
     with kvx_engine(models["llama"], enforce_eager=False, **CHUNKS) as engine:
         assert engine.tokens(inputs) == expected
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -93,7 +88,7 @@ def test_drafts_by_prompt_lookup_leave_the_tokens_as_they_are(models):
     inputs = prompts([40, 64])
     for prompt in inputs:
         prompt["prompt_token_ids"] *= 2
-    expected = stock_tokens(models["llama"], inputs)
+    expected = transformers_tokens(models["llama"], inputs)
     drafts = {
         "method": "ngram",
         "num_speculative_tokens": 3,

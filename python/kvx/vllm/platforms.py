@@ -6,6 +6,7 @@ one for latent rows (MLA). The CPU's platform would ignore the name altogether.
 
 import functools
 
+from vllm.config import get_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -22,7 +23,9 @@ def honour_custom_backend() -> None:
     _wrap(CpuPlatform, "get_attn_backend_cls", _choose_kvx)
     _wrap(CpuPlatform, "check_and_update_config", _keep_what_was_wished)
     if current_platform.is_cuda():
-        _wrap(type(current_platform), "get_attn_backend_cls", _choose_kvx_for_latent_rows)
+        platform = type(current_platform)
+        _wrap(platform, "get_attn_backend_cls", _choose_kvx_for_latent_rows)
+        _wrap(platform, "get_mla_prefill_backend_cls", _need_no_prefill_backend)
 
 
 def _wrap(platform, name, instead):
@@ -63,6 +66,27 @@ def _choose_kvx_for_latent_rows(stock, selected_backend, attn_selector_config, *
     if not attn_selector_config.use_mla:
         return stock(selected_backend, attn_selector_config, *args, **kwargs)
     return _choose_kvx(stock, selected_backend, attn_selector_config, *args, **kwargs)
+
+
+class NoPrefillBackend:
+    """Where vLLM has no kernel for a latent model's prompts. kvx computes prompts like decodes, so
+    it never asks for one."""
+
+    @classmethod
+    def get_name(cls):
+        return "NONE"
+
+    def __init__(self, *_, **__):
+        pass
+
+
+def _need_no_prefill_backend(stock, selector_config):
+    try:
+        return stock(selector_config)
+    except ValueError:
+        if get_current_vllm_config().attention_config.backend != AttentionBackendEnum.CUSTOM:
+            raise
+        return NoPrefillBackend
 
 
 def _keep_what_was_wished(stock, vllm_config):
