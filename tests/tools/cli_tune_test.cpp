@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Windows of 32 tokens in blocks of 4; 3 prompts, 1 window of either kind.
 constexpr const char* kSmall =
@@ -43,11 +44,41 @@ TEST_F(CliTune, WritesAFileThatTheLibraryReads) {
   EXPECT_EQ(measured["judged"].size(), 2u);
 }
 
-TEST_F(CliTune, KeepsABudgetThatCanBeKept) {
+TEST_F(CliTune, KeepsABudgetHeadByHead) {
   const Outcome outcome = kvx(kSmall + std::string("--cache int4:immediate --budget kl=0.001"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("K error x1000"));
-  EXPECT_TRUE(exists("model.kvxtune"));
+  EXPECT_THAT(outcome.out, HasSubstr("head by head"));
+  const auto file = tune::read_tune_file((work() / "model.kvxtune").string());
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  const auto measured = nlohmann::json::parse(file.value().measured);
+  EXPECT_EQ(measured["layers"][1]["heads"].size(), 2u);
+}
+
+// In rows of 8 numbers int4 has 6 bits and int8 10: there is room for one head of one side.
+TEST_F(CliTune, SpendsBitsOnSingleHeadsWhichTheFileKeeps) {
+  const Outcome outcome = kvx(kSmall + std::string("--cache int4:immediate --bits 6.6"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("heads: "));
+  const auto file = tune::read_tune_file((work() / "model.kvxtune").string());
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_FALSE(file.value().head_overrides.empty());
+  const Outcome compared =
+      kvx("compare -m model.gguf -f text.txt --formats tuned:model.kvxtune --ctx 32 --chunks 1 "
+          "--block-size 4");
+  EXPECT_EQ(compared.exit_code, 0) << compared.err;
+}
+
+TEST_F(CliTune, WidensWholeLayersWhereAsked) {
+  const Outcome outcome =
+      kvx(kSmall + std::string("--cache int4:immediate --budget kl=0.001 --widen layers"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, Not(HasSubstr("head by head")));
+  const auto file = tune::read_tune_file((work() / "model.kvxtune").string());
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_THAT(file.value().head_overrides, IsEmpty());
+  const auto measured = nlohmann::json::parse(file.value().measured);
+  EXPECT_TRUE(measured["layers"][1]["k_error"].is_number());
 }
 
 TEST_F(CliTune, EndsWithThreeWhereNothingKeepsTheBudget) {
@@ -61,6 +92,7 @@ TEST_F(CliTune, EndsWithThreeWhereNothingKeepsTheBudget) {
 TEST_F(CliTune, RefusesBadInputAndWritesNothing) {
   expect_refusal("--budget kl=much", "budget is 'kl=much'");
   expect_refusal("--budget kl=0.1 --bits 5", "expected one of the two");
+  expect_refusal("--widen tokens", "--widen: tokens not in {heads,layers}");
   expect_refusal("--percentile 101", "percentile is 101");
   expect_refusal("--cache int9", "format is 'int9'");
   write("few.jsonl", "\"one\"\n");

@@ -2,16 +2,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kv/plan/layer_plan.hpp"
 #include "tests/tools/tiny_model.hpp"
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/tune/budget.hpp"
 #include "tools/kvx/tune/options.hpp"
+#include "tools/kvx/tune/plan_text.hpp"
 
 namespace kvx::tool {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 TEST(Goal, ReadsABudgetOrBits) {
   EXPECT_EQ(parse_goal("", 0).value().kind, Goal::Kind::kNone);
@@ -37,11 +41,47 @@ TEST(Goal, RefusesWhatIsNoBudget) {
 TEST(Candidate, WritesLayersOfOneFormatAsOneOverride) {
   Candidate candidate;
   candidate.recipe = "nvfp4:k.hadamard,search,sink=16,recent=64";
-  for (const int layer : {0, 1, 2, 7}) candidate.layers[layer] = {"int8", "nvfp4"};
-  candidate.layers[4] = {"bf16", "bf16"};
-  EXPECT_THAT(candidate.override_texts().value(),
+  for (const int layer : {0, 1, 2}) candidate.layers[layer] = {{"int8", "nvfp4"}};
+  candidate.layers[7] = {{"int8", "nvfp4"}, {"int8", "nvfp4"}, {"int8", "nvfp4"}};
+  candidate.layers[4] = {{"bf16", "bf16"}};
+  const OverrideTexts texts = candidate.override_texts().value();
+  EXPECT_THAT(texts.layers,
               ElementsAre("4=bf16:k.hadamard", "0-2,7=int8/nvfp4:k.hadamard,v.search"));
+  EXPECT_THAT(texts.heads, IsEmpty());
   EXPECT_EQ(read_candidate(candidate).value().overrides.size(), 2u);
+}
+
+// Heads keep their layer's rotation; those of the recipe's formats are not named.
+TEST(Candidate, WritesHeadsThatDifferInALayer) {
+  Candidate candidate;
+  candidate.recipe = "nvfp4:k.hadamard,search,sink=16,recent=64";
+  candidate.layers[0] = {{"int8", "nvfp4"}, {"nvfp4", "nvfp4"}, {"bf16", "bf16"}};
+  candidate.layers[5] = {{"nvfp4", "nvfp4"}, {"nvfp4", "nvfp4"}, {"int8", "nvfp4"}};
+  const OverrideTexts texts = candidate.override_texts().value();
+  EXPECT_THAT(texts.layers, IsEmpty());
+  EXPECT_THAT(texts.heads, ElementsAre("0:2=bf16", "0:0,5:2=int8/nvfp4:v.search"));
+
+  const kv::CacheGeometry geometry{6, 3, 64, 64};
+  const ReadCandidate read = read_candidate(candidate).value();
+  const auto plans = kv::plan_layers(geometry, read.recipe, read.overrides).value();
+  ASSERT_EQ(plans[0].runs.size(), 3u);
+  EXPECT_TRUE(plans[0].k_hadamard);
+  EXPECT_EQ(plans[0].runs[2].k.spec.facts->name, "bf16");
+  EXPECT_EQ(plans[5].runs.size(), 2u);
+  EXPECT_EQ(plans[1].runs.size(), 1u);
+}
+
+TEST(Candidate, CutsLongListsOfHeads) {
+  Candidate candidate;
+  candidate.recipe = "int4";
+  for (int layer = 0; layer < 100; ++layer) {
+    candidate.layers[layer] = {{"int8", "int4"}, {"int8", "int4"}, {"int4", "int4"}};
+  }
+  const OverrideTexts texts = candidate.override_texts().value();
+  ASSERT_EQ(texts.heads.size(), 2u);
+  for (const std::string& text : texts.heads) EXPECT_LT(text.size(), 2048u);
+  const std::vector<kv::RecipeOverride> overrides = read_candidate(candidate).value().overrides;
+  EXPECT_EQ(overrides[0].where.size() + overrides[1].where.size(), 200u);
 }
 
 TEST(TuningOptions, ApplyWhereTheyChangeSomething) {
@@ -90,7 +130,7 @@ TEST(SideLadder, HasDualScaleFormatsWhereTheCacheHoldsTheirBlocks) {
 Assignment small_assignment() {
   const SideLadder k{{{"int4", 4, {1, 10}}, {"int8", 8, {0.1, 1}}, {"bf16", 16, {0, 0}}}};
   const SideLadder v{{{"int4", 4, {0.5, 5}}, {"int8", 8, {0.05, 0.5}}, {"bf16", 16, {0, 0}}}};
-  return Assignment(k, v, 2);
+  return Assignment(k, v, 2, 1);
 }
 
 TEST(Assignment, WidensWhatLosesMostABit) {
@@ -98,11 +138,40 @@ TEST(Assignment, WidensWhatLosesMostABit) {
   EXPECT_EQ(assignment.bits(), 4);
   EXPECT_EQ(assignment.error(), 16.5);
   ASSERT_TRUE(assignment.widen(1e9));
-  EXPECT_EQ(assignment.formats(1), (LayerFormats{"int8", "int4"}));
+  EXPECT_THAT(assignment.formats(1), ElementsAre(KvFormats{"int8", "int4"}));
   EXPECT_EQ(assignment.bits(), 5);
   ASSERT_TRUE(assignment.widen(1e9));
-  EXPECT_EQ(assignment.formats(1), (LayerFormats{"int8", "int8"}));
-  EXPECT_EQ(assignment.formats(0), (LayerFormats{"int4", "int4"}));
+  EXPECT_THAT(assignment.formats(1), ElementsAre(KvFormats{"int8", "int8"}));
+  EXPECT_THAT(assignment.formats(0), ElementsAre(KvFormats{"int4", "int4"}));
+}
+
+// One layer of two heads: head 1's K loses most.
+TEST(Assignment, WidensSingleHeads) {
+  const SideLadder k{{{"int4", 4, {1, 10}}, {"bf16", 16, {0, 0}}}};
+  const SideLadder v{{{"int4", 4, {2, 3}}, {"bf16", 16, {0, 0}}}};
+  Assignment assignment(k, v, 1, 2);
+  EXPECT_EQ(assignment.error(CacheSide::kK, 0), 11);
+  ASSERT_TRUE(assignment.widen(1e9));
+  EXPECT_THAT(assignment.formats(0),
+              ElementsAre(KvFormats{"int4", "int4"}, KvFormats{"bf16", "int4"}));
+  EXPECT_EQ(assignment.bits(0), (4 + 16 + 4 + 4) / 4.0);
+  EXPECT_EQ(assignment.error(), 6);
+}
+
+TEST(PlanText, ShowsHeadsThatDiffer) {
+  const SideLadder k{{{"int4", 4.25, {1, 10}}, {"bf16", 16, {0, 0}}}};
+  const SideLadder v{{{"int4", 4.25, {5, 0.5}}, {"bf16", 16, {0, 0}}}};
+  Assignment assignment(k, v, 1, 2);
+  ASSERT_TRUE(assignment.widen(1e9));
+  const std::string text = plan_text(assignment, false);
+  EXPECT_THAT(text, HasSubstr("int4; bf16 in head 1"));
+  EXPECT_THAT(text, HasSubstr("  4.2 16.0 "));
+  EXPECT_THAT(text, HasSubstr("|% |"));
+  EXPECT_THAT(text, HasSubstr("|@#|"));
+}
+
+TEST(PlanText, LeavesThePictureOutWhereLayersAreWidenedWhole) {
+  EXPECT_THAT(plan_text(small_assignment(), false), Not(HasSubstr("head by head")));
 }
 
 TEST(Assignment, StopsAtItsBits) {

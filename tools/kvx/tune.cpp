@@ -26,6 +26,7 @@ struct TuneOptions {
   std::string cache = "nvfp4:auto";
   std::string budget;
   double bits = 0;
+  std::string widen = "heads";
   double percentile = 99.9;
   int block_size = 64;
   std::string products = "f32";
@@ -58,7 +59,9 @@ Result<tune::TuneFile> file_of(const TuneOptions& options, const runner::Model& 
                                runner::KvAttentionOptions cache, std::string measured) {
   tune::TuneFile file;
   file.recipe = candidate.recipe;
-  KVX_ASSIGN_OR_RETURN(file.layer_overrides, candidate.override_texts());
+  KVX_ASSIGN_OR_RETURN(OverrideTexts overrides, candidate.override_texts());
+  file.layer_overrides = std::move(overrides.layers);
+  file.head_overrides = std::move(overrides.heads);
   file.geometry = runner::cache_config_of(model.config(), cache).geometry;
   file.layers = std::move(cache.calibration);
   KVX_ASSIGN_OR_RETURN(file.model, identity_of(options.model, model));
@@ -114,16 +117,17 @@ Result<Verdict> run_tune(TuneOptions options) {
   KVX_ASSIGN_OR_RETURN(Candidate best,
                        tuner.choose_options(options.cache, options.percentile, report.tried));
   if (goal.kind != Goal::Kind::kNone) {
-    Budget budget(model, corpus, options.corpus.context, options.block_size, engine, work, tuner);
+    const Budget::Unit unit = options.widen == "heads" ? Budget::Unit::kHead : Budget::Unit::kLayer;
+    Budget budget(model, corpus, options.corpus.context, options.block_size, unit, engine, work,
+                  tuner);
     KVX_ASSIGN_OR_RETURN(best, budget.plan(best, goal));
-    report.layers = budget.assignment();
+    report.plan = budget.assignment();
   }
   work.begin("judging the result");
   KVX_ASSIGN_OR_RETURN(const Candidate plain, untuned(options.cache));
   KVX_RETURN_IF_ERROR(judge(options.cache, plain, model, tuner, report));
   KVX_RETURN_IF_ERROR(judge("tuned", best, model, tuner, report));
   KVX_ASSIGN_OR_RETURN(runner::KvAttentionOptions cache, tuner.fit(best));
-  report.num_layers = model.config().num_layers;
   report.recipe = best.recipe;
   KVX_ASSIGN_OR_RETURN(report.overrides, best.override_texts());
   progress.finish();
@@ -164,9 +168,16 @@ void add_tune(Command app, Action& action) {
   command.add_option("--cache", o->cache, "The cache to tune; see kvx formats --help")
       .capture_default_str();
   command.add_option("--budget", o->budget,
-                     "Widen layers until it is kept: kl=0.01, or ppl=0.5% of perplexity");
-  command.add_option("--bits", o->bits, "Widen layers as far as these bits a number go, as 4.75")
+                     "Widen layers and heads until it is kept: kl=0.01, or ppl=0.5% of perplexity");
+  command
+      .add_option("--bits", o->bits,
+                  "Widen layers and heads as far as these bits a number go, as 4.75")
       .number(1, 32);
+  command
+      .add_option("--widen", o->widen,
+                  "What a budget widens at a time: single KV heads, or all of a layer")
+      .one_of({"heads", "layers"})
+      .capture_default_str();
   command
       .add_option("--percentile", o->percentile,
                   "Where given scales may clip; the maximum is tried too")

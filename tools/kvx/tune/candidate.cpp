@@ -1,7 +1,10 @@
 // Candidates as texts, which kv::parse_recipe and its overrides read.
 #include "tools/kvx/tune/candidate.hpp"
 
-#include <utility>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
 
 namespace kvx::tool {
 namespace {
@@ -20,13 +23,19 @@ std::string ranges_text(const std::vector<int>& layers) {
   return text;
 }
 
-// A layer's recipe: its formats with what the cache's recipe does to each side. A searched scale
-// belongs to few bits: with eight nothing is left to gain, and it takes time.
-Result<std::string> layer_recipe(const LayerFormats& formats, const kv::Recipe& recipe) {
+// A file limits the length of a text; these places stay far below it.
+constexpr size_t kMostHeadsInAText = 128;
+
+// The formats with what the cache's recipe does to each side; a rotation belongs to a whole layer.
+// A searched scale belongs to few bits: with eight nothing is left to gain, and it takes time.
+Result<std::string> override_recipe(const KvFormats& formats, const kv::Recipe& recipe,
+                                    bool is_whole_layer) {
   std::string options;
   const auto add = [&](const kv::SideRecipe& side, const std::string& format,
                        const char* name) -> Status {
-    if (side.hadamard) options += fmt::format("{}{}.hadamard", options.empty() ? ":" : ",", name);
+    if (side.hadamard && is_whole_layer) {
+      options += fmt::format("{}{}.hadamard", options.empty() ? ":" : ",", name);
+    }
     const std::string choice(name_of(side.spec.scale_choice));
     KVX_ASSIGN_OR_RETURN(const kv::Recipe plain, kv::parse_recipe(format));
     const bool has_few_bits = plain.k.spec.facts->element_bits <= 4;
@@ -40,9 +49,21 @@ Result<std::string> layer_recipe(const LayerFormats& formats, const kv::Recipe& 
   return formats.text() + options;
 }
 
+// "2:0,2:1=int8", in texts of kMostHeadsInAText at most.
+void add_head_texts(const std::vector<std::string>& places, const std::string& recipe,
+                    std::vector<std::string>& texts) {
+  for (size_t first = 0; first < places.size(); first += kMostHeadsInAText) {
+    const size_t end = std::min(places.size(), first + kMostHeadsInAText);
+    texts.push_back(fmt::format("{}={}",
+                                fmt::join(places.begin() + static_cast<std::ptrdiff_t>(first),
+                                          places.begin() + static_cast<std::ptrdiff_t>(end), ","),
+                                recipe));
+  }
+}
+
 }  // namespace
 
-LayerFormats formats_of(const kv::Recipe& recipe) {
+KvFormats formats_of(const kv::Recipe& recipe) {
   return {std::string(recipe.k.spec.facts->name), std::string(recipe.v.spec.facts->name)};
 }
 
@@ -50,26 +71,37 @@ std::string Candidate::recipe_with(const std::string& option) const {
   return recipe + (recipe.find(':') == std::string::npos ? ":" : ",") + option;
 }
 
-Result<std::vector<std::string>> Candidate::override_texts() const {
+Result<OverrideTexts> Candidate::override_texts() const {
   KVX_ASSIGN_OR_RETURN(const kv::Recipe whole, kv::parse_recipe(recipe));
-  std::map<std::string, std::vector<int>> layers_of;
-  for (const auto& [layer, formats] : layers) {
-    KVX_ASSIGN_OR_RETURN(const std::string text, layer_recipe(formats, whole));
-    layers_of[text].push_back(layer);
+  std::map<KvFormats, std::vector<int>> layers_of;
+  std::map<KvFormats, std::vector<std::string>> heads_of;
+  for (const auto& [layer, heads] : layers) {
+    if (std::ranges::adjacent_find(heads, std::not_equal_to()) == heads.end()) {
+      layers_of[heads.front()].push_back(layer);
+      continue;
+    }
+    for (size_t head = 0; head < heads.size(); ++head) {
+      if (heads[head] == formats_of(whole)) continue;
+      heads_of[heads[head]].push_back(fmt::format("{}:{}", layer, head));
+    }
   }
-  std::vector<std::string> texts;
-  for (const auto& [text, of_text] : layers_of) texts.push_back(ranges_text(of_text) + "=" + text);
+  OverrideTexts texts;
+  for (const auto& [formats, of_formats] : layers_of) {
+    KVX_ASSIGN_OR_RETURN(const std::string text, override_recipe(formats, whole, true));
+    texts.layers.push_back(fmt::format("{}={}", ranges_text(of_formats), text));
+  }
+  for (const auto& [formats, places] : heads_of) {
+    KVX_ASSIGN_OR_RETURN(const std::string text, override_recipe(formats, whole, false));
+    add_head_texts(places, text, texts.heads);
+  }
   return texts;
 }
 
 Result<ReadCandidate> read_candidate(const Candidate& candidate) {
   ReadCandidate read;
   KVX_ASSIGN_OR_RETURN(read.recipe, kv::parse_recipe(candidate.recipe));
-  KVX_ASSIGN_OR_RETURN(const std::vector<std::string> texts, candidate.override_texts());
-  for (const std::string& text : texts) {
-    KVX_ASSIGN_OR_RETURN(kv::RecipeOverride one, kv::parse_layer_override(text));
-    read.overrides.push_back(std::move(one));
-  }
+  KVX_ASSIGN_OR_RETURN(const OverrideTexts texts, candidate.override_texts());
+  KVX_ASSIGN_OR_RETURN(read.overrides, parse_overrides(texts));
   return read;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/kvx/table.hpp"
+#include "tools/kvx/tune/plan_text.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -20,6 +21,21 @@ std::string change_text(const Estimate& change) {
 
 Json json_of(const Estimate& estimate) {
   return {{"value", estimate.value}, {"standard_error", estimate.standard_error}};
+}
+
+// Of a layer whose heads were widened one by one, "heads" has each one's.
+Json json_of(const Assignment& plan, int layer) {
+  const std::vector<KvFormats> formats = plan.formats(layer);
+  Json parts = Json::array();
+  for (int part = 0; part < plan.num_parts(); ++part) {
+    parts.push_back({{"k", formats[part].k},
+                     {"v", formats[part].v},
+                     {"k_error", plan.error(CacheSide::kK, layer, part)},
+                     {"v_error", plan.error(CacheSide::kV, layer, part)}});
+  }
+  Json json = plan.num_parts() == 1 ? parts.front() : Json({{"heads", parts}});
+  json["bits"] = plan.bits(layer);
+  return json;
 }
 
 std::string tried_table(const std::vector<TriedOption>& tried, bool color) {
@@ -53,39 +69,17 @@ std::string judged_table(const std::vector<TunedQuality>& judged, bool color) {
   return table.text(color);
 }
 
-// A bar as long as the bits: what a layer was given is seen at a glance.
-std::string bar(double bits) {
-  return std::string(static_cast<size_t>(std::lround(bits)), '#');
-}
-
-std::string layer_table(const Assignment& layers, int num_layers, bool color) {
-  Table table({{"layer", Align::kRight},
-               {"K"},
-               {"V"},
-               {"bits", Align::kRight},
-               {"K error x1000", Align::kRight},
-               {"V error x1000", Align::kRight},
-               {""}});
-  for (int i = 0; i < num_layers; ++i) {
-    const LayerFormats formats = layers.formats(i);
-    table.add_row({fmt::format("{}", i), formats.k, formats.v,
-                   fmt::format("{:.2f}", layers.bits(i)),
-                   fmt::format("{:.3f}", 1000 * layers.error(i, true)),
-                   fmt::format("{:.3f}", 1000 * layers.error(i, false)), bar(layers.bits(i))});
-  }
-  return table.text(color);
-}
-
 }  // namespace
 
 std::string TuneReport::text(bool color) const {
   std::string text =
       fmt::format("collected from {} tokens in {} prompts\n\n", num_prompt_tokens, num_prompts);
   text += tried_table(tried, color);
-  if (layers) text += fmt::format("\n{}", layer_table(*layers, num_layers, color));
+  if (plan) text += fmt::format("\n{}", plan_text(*plan, color));
   text += fmt::format("\non text that chose nothing:\n{}", judged_table(judged, color));
   text += fmt::format("\nrecipe: {}\n", recipe);
-  for (const std::string& one : overrides) text += fmt::format("layers: {}\n", one);
+  for (const std::string& one : overrides.layers) text += fmt::format("layers: {}\n", one);
+  for (const std::string& one : overrides.heads) text += fmt::format("heads: {}\n", one);
   text += fmt::format("took {}\n", duration_text(seconds));
   return text;
 }
@@ -107,19 +101,12 @@ std::string TuneReport::json() const {
                       {"change_percent", json_of(cache.quality.change_percent())},
                       {"same_top_percent", json_of(cache.quality.same_top_percent())}});
   }
-  Json plan = Json::array();
-  for (int i = 0; layers && i < num_layers; ++i) {
-    const LayerFormats formats = layers->formats(i);
-    plan.push_back({{"k", formats.k},
-                    {"v", formats.v},
-                    {"bits", layers->bits(i)},
-                    {"k_error", layers->error(i, true)},
-                    {"v_error", layers->error(i, false)}});
-  }
+  Json layers = Json::array();
+  for (int i = 0; plan && i < plan->num_layers(); ++i) layers.push_back(json_of(*plan, i));
   return Json({{"prompts", num_prompts},
                {"prompt_tokens", num_prompt_tokens},
                {"options", options},
-               {"layers", plan},
+               {"layers", layers},
                {"judged", caches}})
       .dump();
 }

@@ -22,10 +22,9 @@ struct TuneReport {
   int64_t num_prompt_tokens = 0;
   std::vector<TriedOption> tried;    // on the selection windows
   std::vector<TunedQuality> judged;  // on the verification windows: the recipe as given, the result
-  std::optional<Assignment> layers;  // of a plan
-  int num_layers = 0;
-  std::string recipe;  // the result's
-  std::vector<std::string> overrides;
+  std::optional<Assignment> plan;    // of a budget
+  std::string recipe;                // the result's
+  OverrideTexts overrides;
   double seconds = 0;
 
   std::string text(bool color) const;
