@@ -131,12 +131,13 @@ function(kvx_set_cuda_options target)
   # fmt 9 takes nvcc for a compiler without constexpr.
   target_compile_definitions(${target} PRIVATE FMT_USE_CONSTEXPR=1)
   set(unless_release $<NOT:$<CONFIG:Release>>)
+  set(warnings -Wall,-Wextra,$<${unless_release}:-Werror$<COMMA>>-Wno-unused-parameter)
   target_compile_options(
     ${target}
     PRIVATE ${kvx_gencode} --expt-relaxed-constexpr ${kvx_compression}
             $<${unless_release}:-Werror=all-warnings> $<${unless_release}:-lineinfo>
-            -Xcompiler=-Wall,-Wextra,$<${unless_release}:-Werror$<COMMA>>-Wno-unused-parameter
-            -Xcompiler=-fvisibility=${kvx_visibility} -Xcudafe=--display_error_number)
+            -Xcompiler=${warnings},-fvisibility=${kvx_visibility}
+            -Xcudafe=--display_error_number)
 endfunction()
 
 # kvx_add_cuda_targets(89|family <file>...): sources of kernels that have code of their own for 8.9, or

@@ -1,6 +1,6 @@
-// HostBlocks: copies of an engine's blocks in host memory, made and read back by the host tier's
-// queue. The engine decides which block lies in which slot. A checksum a page detects a block
-// that comes back changed. A GPU's pages are copied to and from pinned memory.
+// HostBlocks: copies of an engine's blocks in host memory, or in files of a folder, made and read
+// back by the host tier's queue. The engine decides which block lies in which slot. A checksum a
+// page detects a block that comes back changed. A GPU's pages are copied to and from pinned memory.
 //
 //   slot  [page of the group's first layer][of its second] ...     a checksum a page
 #include <nanobind/stl/vector.h>
@@ -32,9 +32,10 @@ class HostBlocks {
  public:
   // groups: for each group of layers, each layer's pages, uint8 [pages, bytes], all in one place.
   // stream: for a GPU's pages, what copies are ordered behind: those that are started see all that
-  // the stream was given before. None is the default stream.
+  // the stream was given before. None is the default stream. folder: slots lie in its files; empty:
+  // in memory.
   HostBlocks(const std::vector<std::vector<nb::object>>& groups, int64_t num_slots,
-             nb::object stream)
+             nb::object stream, const nb::bytes& folder)
       : stream_(std::move(stream)), num_slots_(num_slots) {
     const ArrayPlace place = place_of(groups);
     for (const std::vector<nb::object>& layers : groups) {
@@ -48,6 +49,7 @@ class HostBlocks {
         }
         group.push_back({std::move(pages), bytes, offset});
         offset += bytes;
+        largest_page_ = std::max(largest_page_, bytes);
       }
       slot_bytes_ = std::max(slot_bytes_, offset);
       most_layers_ = std::max(most_layers_, group.size());
@@ -61,6 +63,10 @@ class HostBlocks {
     const auto bytes = (CheckedSize(num_slots) * slot_bytes_).get();
     if (!bytes) throw CoreError(out_of_range("num_slots is {}; that is too many", num_slots));
     tier::TierLink link = link_to(place);
+    if (folder.size() > 0) {
+      link = value_of(tier::file_link(folder.c_str(), std::move(link), largest_page_));
+      files_ = std::move(link.own_memory);
+    }
     memory_ = value_of(link.memory->allocate(*bytes, "blocks in host memory"));
     checksums_.resize(static_cast<size_t>(num_slots) * most_layers_);
     queue_ = std::make_unique<tier::TransferQueue>(std::move(link.copier));
@@ -203,7 +209,9 @@ class HostBlocks {
   std::vector<std::vector<Layer>> groups_;
   int64_t slot_bytes_ = 0;
   size_t most_layers_ = 0;
+  int64_t largest_page_ = 0;
   std::unique_ptr<cache::Memory> pinned_;  // null: the pages are the host's
+  std::unique_ptr<cache::Memory> files_;   // null: slots lie in memory
   cache::Region memory_;
   std::vector<cache::ContentHash> checksums_;  // [slots, most_layers_]
   std::unordered_map<int64_t, Copy> copies_;   // by tag
@@ -218,8 +226,10 @@ class HostBlocks {
 
 void bind_host_blocks(nb::module_& module) {
   nb::class_<HostBlocks>(module, "HostBlocks")
-      .def(nb::init<const std::vector<std::vector<nb::object>>&, int64_t, nb::object>(),
-           nb::arg("groups"), nb::arg("num_slots"), nb::arg("stream").none() = nb::none())
+      .def(nb::init<const std::vector<std::vector<nb::object>>&, int64_t, nb::object,
+                    const nb::bytes&>(),
+           nb::arg("groups"), nb::arg("num_slots"), nb::arg("stream").none() = nb::none(),
+           nb::arg("folder") = nb::bytes(""))
       .def_prop_ro("slot_bytes", &HostBlocks::slot_bytes)
       .def("store", &HostBlocks::store, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
            nb::arg("slots"))

@@ -12,7 +12,8 @@ from kvx.vllm.offloading import METRICS, KvxOffloadingManager, KvxOffloadingSpec
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
-def offloading(model, recipe, megabytes=16, **extra):
+def offloading(model, recipe, megabytes=16.0, **extra):
+    budget = {} if "tiers" in extra else {"cpu_bytes_to_use": int(megabytes * 2**20)}
     transfer = {
         "kv_connector": "KvxOffloadingConnector",
         "kv_connector_module_path": "kvx.vllm.offloading",
@@ -21,7 +22,7 @@ def offloading(model, recipe, megabytes=16, **extra):
         "kv_connector_extra_config": {
             "spec_name": "KvxOffloadingSpec",
             "spec_module_path": "kvx.vllm.offloading",
-            "cpu_bytes_to_use": int(megabytes * 2**20),
+            **budget,
             **extra,
         },
     }
@@ -54,6 +55,18 @@ def test_blocks_come_back_from_host_memory_or_are_computed_anew(model):
         assert worker().bad_jobs == 1
 
 
+@pytest.mark.parametrize("tier", ["host(16MiB)", "disk({folder}, 16MiB)"])
+def test_a_tier_is_named_as_everywhere(model, tmp_path, tier):
+    (prompt,) = prompts([120])
+    with offloading(model, "int8", tiers=tier.format(folder=tmp_path)) as engine:
+        (expected,) = engine.tokens([prompt])
+        assert said(engine, prompt) == (expected, 96)
+        assert worker().bad_jobs == 0
+        worker().blocks.memory[:, 7] ^= 1
+        assert said(engine, prompt) == (expected, 0), "computed anew"
+        assert worker().bad_jobs == 1
+
+
 def test_sliding_windows_and_two_groups_of_layers(tmp_path_factory):
     model = save_model("gemma2", tmp_path_factory.mktemp("gemma2"))
     (prompt,) = prompts([150])
@@ -74,6 +87,11 @@ def test_what_host_memory_cannot_serve_is_refused(model):
     for options, message in [
         (dict(megabytes=0), "cpu_bytes_to_use is 0; expected at least a block's 131072"),
         (dict(blocks_per_chunk=2), "chunks of 2 blocks"),
+        (dict(tiers="host(1KiB)"), r"the budget of host\(...\) is 1024; expected at least a"),
+        (dict(tiers="host(1MiB), disk(/tmp, 1MiB)"), "vLLM's offloading takes one tier"),
+        (dict(tiers="folder(/tmp)"), "vLLM's offloading takes one tier"),
+        (dict(tiers="tape(1MiB)"), "tiers has a tier 'tape'"),
+        (dict(tiers="disk(/dev/null, 1MiB)"), "'/dev/null' takes no files"),
     ]:
         with pytest.raises(kvx.Error, match=message):
             offloading(model, "f32", **options)

@@ -1,9 +1,10 @@
-"""An offloading spec for vLLM: host memory keeps blocks that leave vLLM's pages, with checksums.
+"""An offloading spec for vLLM: host memory, or a disk, keeps blocks that leave vLLM's pages, with
+checksums.
 
     --kv-transfer-config '{"kv_connector": "KvxOffloadingConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvx.vllm.offloading",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592,
+        "kv_connector_extra_config": {"tiers": "host(8GiB)",
             "spec_name": "KvxOffloadingSpec", "spec_module_path": "kvx.vllm.offloading"}}'
 
 The manager, in vLLM's scheduler, decides which block lies in which slot. In the worker
@@ -11,9 +12,13 @@ the queue of kvx's host tier, threads beside the engine's, makes the copies, wit
 A block that comes back changed is counted, forgotten and computed anew. A GPU's pages are copied on
 a stream of their own to and from pinned memory.
 
+``tiers`` names one tier, as everywhere in kvx: ``host(8GiB)`` or ``disk(/nvme, 200GiB)``, of all
+workers of an engine together. vLLM's own ``cpu_bytes_to_use`` is the same as ``host``.
+
 vLLM logs the manager's counts and exports them to Prometheus (METRICS).
 """
 
+import os
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -163,13 +168,13 @@ class KvxOffloadingManager(OffloadingManager):
 class KvxOffloadingWorker(OffloadingWorker):
     """Copies blocks between vLLM's pages and slots in host memory. bad_jobs: loads that failed."""
 
-    def __init__(self, kv_caches, num_slots):
+    def __init__(self, kv_caches, num_slots, folder=""):
         pages = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
         groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
         # Copies run behind this stream, which is put behind the engine's at each submission.
         self._stream = torch.cuda.Stream(pages[0].device) if pages[0].is_cuda else None
         with new_threads_on_any_core():
-            self.blocks = _core.HostBlocks(groups, num_slots, self._stream)
+            self.blocks = _core.HostBlocks(groups, num_slots, self._stream, os.fsencode(folder))
         self.bad_jobs = 0
         self.bad_blocks = set()  # vLLM's numbers, since its last call
         self._loads = {}  # job_id: vLLM's blocks
@@ -215,10 +220,10 @@ class KvxOffloadingWorker(OffloadingWorker):
 
 
 class KvxOffloadingSpec(OffloadingSpec):
-    """Extra config: cpu_bytes_to_use, of all workers of an engine together.
+    """Extra config: tiers, or cpu_bytes_to_use, of all workers of an engine together.
 
-    Raises kvx.Error: fewer bytes than a block has; kvx.UnsupportedError: pipeline parallelism, or
-    chunks of several blocks.
+    Raises kvx.Error: fewer bytes than a block has, or both; kvx.UnsupportedError: pipeline
+    parallelism, chunks of several blocks, several tiers, or a store among them.
     """
 
     @classmethod
@@ -232,17 +237,35 @@ class KvxOffloadingSpec(OffloadingSpec):
                 f"pipeline_parallel_size is {config.parallel.pp_size}, in chunks of "
                 f"{self.blocks_per_chunk} blocks; kvx's host memory takes all layers, block by block"
             )
-        wanted = int(self.extra_config.get("cpu_bytes_to_use") or 0)
+        name, wanted, self.folder = _tier_of(self.extra_config)
         block = config.worker_kv_bytes_per_block * config.parallel.world_size
         if wanted < block:
-            raise Error(f"cpu_bytes_to_use is {wanted}; expected at least a block's {block}")
+            raise Error(f"{name} is {wanted}; expected at least a block's {block}")
         self.num_slots = wanted // block
 
     def get_manager(self):
         return KvxOffloadingManager(self.num_slots)
 
     def get_worker(self, kv_caches):
-        return KvxOffloadingWorker(kv_caches, self.num_slots)
+        return KvxOffloadingWorker(kv_caches, self.num_slots, self.folder)
+
+
+def _tier_of(extra_config):
+    """What says how many bytes, how many, and the folder that they lie in ("": memory)."""
+    in_memory = int(extra_config.get("cpu_bytes_to_use") or 0)
+    text = extra_config.get("tiers") or ""
+    if not text:
+        return "cpu_bytes_to_use", in_memory, ""
+    if in_memory:
+        raise Error(f"cpu_bytes_to_use is {in_memory} and tiers {text!r}; expected one of them")
+    tiers = _core.parse_tiers(text)
+    if len(tiers) != 1 or tiers[0][0] not in ("host", "disk"):
+        raise UnsupportedError(
+            f"tiers is {text!r}; vLLM's offloading takes one tier, as host(8GiB) or "
+            f"disk(/folder, 200GiB)"
+        )
+    name, num_bytes, folder = tiers[0]
+    return f"the budget of {name}(...)", num_bytes, folder
 
 
 class KvxOffloadingConnector(OffloadingConnector):
