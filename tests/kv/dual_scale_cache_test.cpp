@@ -134,6 +134,33 @@ TEST_P(DualScaleCache, GoesOnFromAFileAndIsTranscodedIntoOthers) {
   fs::remove(path);
 }
 
+// Heads of a layer are stored apart: each reads as it would in a cache of its own format.
+TEST_P(DualScaleCache, LiesBesideHeadsOfOtherFormats) {
+  const Stream stream(kTokens);
+  const auto keys_of = [&](KvCacheConfig of_cache) {
+    auto cache = created(std::move(of_cache));
+    if (cache == nullptr) return std::vector<float>();
+    const int sequence = cache->create_sequence().value();
+    feed(*cache, sequence, stream, 0, kTokens, 100);
+    return gathered(*cache, sequence, kTokens);  // of layer 1
+  };
+  KvCacheConfig mixed = config();
+  mixed.overrides = {parse_head_override("1:1=int4").value()};
+  const std::vector<float> found = keys_of(mixed);
+  const std::vector<float> of_dual = keys_of(config());
+  const std::vector<float> of_int4 = keys_of(config_of("int4:hadamard,recent=64", kBlockSize));
+  ASSERT_EQ(found.size(), of_dual.size());
+  ASSERT_EQ(found.size(), of_int4.size());
+  EXPECT_NE(of_dual, of_int4);
+  for (size_t row = 0; row < found.size() / kHeadDim; ++row) {
+    const std::vector<float>& expected = row % kNumKvHeads == 1 ? of_int4 : of_dual;
+    const auto first = static_cast<std::ptrdiff_t>(row * kHeadDim);
+    ASSERT_TRUE(std::equal(found.begin() + first, found.begin() + first + kHeadDim,
+                           expected.begin() + first))
+        << "token " << row / kNumKvHeads << ", head " << row % kNumKvHeads;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, DualScaleCache,
                          testing::Values("int4_dual", "int3_dual", "int2_dual",
                                          "int3_dual/int2_dual"),
