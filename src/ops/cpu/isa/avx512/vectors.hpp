@@ -10,8 +10,6 @@ inline namespace KVX_CPU_LEVEL {
 using Widest = Lanes16;
 using LaneBits = LanesOf<Widest>::Bits;
 using LaneInts = decltype(Widest{} < Widest{});
-typedef uint16_t ShortLanes __attribute__((vector_size(32)));
-typedef uint8_t ByteLanes __attribute__((vector_size(16)));
 
 // x * y + z. The product is exact, so fusing it changes nothing.
 KVX_INLINE Widest add_exact_product(const Widest& x, const Widest& y, const Widest& z) {
@@ -40,10 +38,6 @@ KVX_INLINE LaneBits integers_of(const Widest& x) {
 }
 
 // ---- F16
-
-KVX_INLINE Widest widen_f16(ShortLanes halves) {
-  return static_cast<Widest>(_mm512_cvtph_ps(__builtin_bit_cast(__m256i, halves)));
-}
 
 KVX_INLINE Widest round_to_f16(const Widest& x) {
   const __m256i halves = _mm512_cvtps_ph(static_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT);

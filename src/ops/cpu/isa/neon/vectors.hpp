@@ -10,8 +10,6 @@ inline namespace KVX_CPU_LEVEL {
 using Widest = Lanes4;
 using LaneBits = LanesOf<Widest>::Bits;
 using LaneInts = decltype(Widest{} < Widest{});
-typedef uint16_t ShortLanes __attribute__((vector_size(8)));
-typedef uint8_t ByteLanes __attribute__((vector_size(4)));
 
 KVX_INLINE float32x4_t to_neon(const Widest& x) {
   return __builtin_bit_cast(float32x4_t, x);
@@ -45,10 +43,6 @@ KVX_INLINE LaneBits integers_of(const Widest& x) {
 }
 
 // ---- F16
-
-KVX_INLINE Widest widen_f16(ShortLanes halves) {
-  return __builtin_bit_cast(Widest, vcvt_f32_f16(__builtin_bit_cast(float16x4_t, halves)));
-}
 
 KVX_INLINE float16x4_t narrow_to_f16(const Widest& x) {
   return vcvt_f16_f32(to_neon(x));
