@@ -112,21 +112,12 @@ class TurbomindEngineConfig:
     def __post_init__(self) -> None:
         check_quant_policy(self.quant_policy)
         _check_choice("dtype", self.dtype, ("auto", "float16", "bfloat16"))
-        _check_choice("kv_cache_format", self.kv_cache_format, KV_CACHE_FORMATS)
+        check_kv_cache_format(self.kv_cache_format, self.quant_policy)
         _check_choice("device_type", self.device_type, ("cuda",))
         if self.cache_block_seq_len < 1:
             raise Error(f"cache_block_seq_len is {self.cache_block_seq_len}; expected 1 or more")
-        is_fp4 = self.quant_policy == FP4_BIT
-        if self.kv_cache_format == "fp4" and not is_fp4:
-            raise Error(
-                f"kv_cache_format is 'fp4' but quant_policy is {self.quant_policy}; expected 16"
-            )
-        if self.kv_cache_format == "int" and self.quant_policy not in (4, 8):
-            raise Error(
-                f"kv_cache_format is 'int' but quant_policy is {self.quant_policy}; expected 4 or 8"
-            )
         if self.capability is None:
-            if is_fp4:
+            if self.quant_policy == FP4_BIT:
                 warnings.warn("quant_policy 16 is not checked: capability is unknown", stacklevel=3)
         else:
             self.mode(self.sm_version)  # raises where the GPU has no such mode
@@ -189,6 +180,17 @@ def check_quant_policy(quant_policy: int) -> int:
     return quant_policy
 
 
+def check_kv_cache_format(kv_cache_format: str, quant_policy: int) -> None:
+    """Raises kvx.Error: no such format, or one that quant_policy does not agree with."""
+    _check_choice("kv_cache_format", kv_cache_format, KV_CACHE_FORMATS)
+    expected = {"fp4": (FP4_BIT,), "int": (4, 8)}.get(kv_cache_format)
+    if expected and quant_policy not in expected:
+        raise Error(
+            f"kv_cache_format is '{kv_cache_format}' but quant_policy is {quant_policy}; expected "
+            f"{' or '.join(map(str, expected))}"
+        )
+
+
 def add_cli_arguments(parser: argparse.ArgumentParser) -> None:
     """``--quant-policy`` and ``--kv-cache-format``, as LMDeploy's tools spell them."""
     parser.add_argument(
@@ -219,6 +221,7 @@ __all__ = [
     "TurbomindEngineConfig",
     "UnsupportedError",
     "add_cli_arguments",
+    "check_kv_cache_format",
     "check_quant_policy",
     "get_cache_block_size",
     "get_kv_cache_mode",

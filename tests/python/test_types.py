@@ -10,7 +10,7 @@ import kvx
 
 HERE = Path(__file__).parent
 PACKAGE = Path(kvx.__file__).parent
-# kvx.hf, kvx.torch and kvx.vllm extend libraries that this environment does not have.
+# kvx.hf, kvx.lmdeploy, kvx.torch and kvx.vllm extend libraries that this environment does not have.
 MODULES = sorted(p.stem for p in PACKAGE.glob("*.py"))
 
 

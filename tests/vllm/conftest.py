@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests/python"))  # real_model.py
 
 
 @pytest.fixture(scope="session", autouse=True)

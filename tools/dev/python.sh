@@ -3,6 +3,7 @@
 TEST_REQUIREMENTS=tests/python/requirements.txt
 HF_REQUIREMENTS=tests/hf/requirements.txt
 VLLM_REQUIREMENTS=tests/vllm/requirements.txt
+LMDEPLOY_REQUIREMENTS=tests/lmdeploy/requirements.txt
 MOONCAKE_REQUIREMENTS=tests/mooncake/requirements.txt
 
 DEBIANS_PYTHON=/usr/bin/python3  # whatever else is on the PATH
@@ -61,10 +62,11 @@ test_oldest() {
   run_python_suite tests/hf/requirements-oldest.txt tests/hf
 }
 
-# The suites of transformers, vLLM and PyTorch's operators, on the module that build/dev has. vLLM's
+# The suites of transformers, vLLM, LMDeploy and PyTorch's operators, on the module that build/dev has. vLLM's
 # environment has a PyTorch.
 test_hf() { run_python_suite "$HF_REQUIREMENTS" tests/hf; }
 test_vllm() { run_python_suite "$VLLM_REQUIREMENTS" tests/vllm; }
+test_lmdeploy() { run_python_suite "$LMDEPLOY_REQUIREMENTS" tests/lmdeploy; }
 test_mooncake() { run_python_suite "$MOONCAKE_REQUIREMENTS" tests/mooncake; }
 test_torch() { run_python_suite "$VLLM_REQUIREMENTS" tests/torch; }
 

@@ -6,7 +6,8 @@ Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
        ./dev test --arm [REGEX]
-       ./dev test --hf | --vllm | --torch | --mooncake | --oldest | --python-asan
+       ./dev test --hf | --vllm | --lmdeploy | --torch | --mooncake | --oldest |
+                  --python-asan
 
   --preset P  dev (default), asan or tsan
   --full      also the exhaustive sweeps, which take minutes (KVX_TEST_FULL=1)
@@ -18,6 +19,8 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
+  --lmdeploy  only the suite of LMDeploy's PyTorch engine (tests/lmdeploy), likewise: 3.4 GB
+              and 5.4 GB
   --torch     only PyTorch's operators (tests/torch), in the environment of --vllm
   --mooncake  only the tests of Mooncake's store (tests/mooncake), likewise: 45 MB and 160 MB
   --oldest    the Python package's suite and transformers' on the oldest versions that are
@@ -34,7 +37,7 @@ cmd_test() {
   while (($# > 0)); do
     case $1 in
       --full) export KVX_TEST_FULL=1 ;;
-      --hf | --vllm | --torch | --mooncake | --oldest | --python-asan)
+      --hf | --vllm | --lmdeploy | --torch | --mooncake | --oldest | --python-asan)
         (($# == 1)) || bad_usage test "$1 stands alone"
         local suite=${1#--}
         "test_${suite//-/_}"

@@ -1,4 +1,4 @@
-"""The demo's model as a folder that vLLM loads: the GGUF's numbers in bfloat16."""
+"""The demo's model as a folder that vLLM and LMDeploy load: the GGUF's numbers in bfloat16."""
 
 import os
 from pathlib import Path
