@@ -146,7 +146,7 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
         self.window = self._new_window(layers, impls, device)
         self.workspace = None
         if torch.device(device).type == "cuda":
-            workspaces = [impl.reserve_workspace(device) for impl in impls]
+            workspaces = [impl.workspace_on(device) for impl in impls]
             self.workspace = max(workspaces, key=torch.Tensor.numel)
             self._warm_up(impls)
 

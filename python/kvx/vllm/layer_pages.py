@@ -185,11 +185,11 @@ class LayerPages:
 
     def reserve_memory(self, device):
         """What a step on a GPU needs beside pages, while vLLM measures its memory."""
-        self.reserve_workspace(device)
+        self.workspace_on(device)
         if self.window_tokens is not None and self.kv_sharing_target_layer_name is None:
             self.reserve_window(device, self._block_size())
 
-    def reserve_workspace(self, device):
+    def workspace_on(self, device):
         """uint8 on the GPU, enough for every step of this layer; all layers share it."""
         layer = self.pages or self.new_layer(self._block_size())
         window = self.attention["window"]
