@@ -9,7 +9,8 @@
 
 namespace kvx::quality {
 
-// What a gate looks at. Attention's figures are those of the worst layer and KV head.
+// What a gate looks at. Attention's figures are those of the worst layer and KV head, those of long
+// texts of the worst length or part.
 enum class Figure {
   kPerplexityChange,  // ppl: percent
   kKl,                // kl: nats a token
@@ -20,7 +21,15 @@ enum class Figure {
   kLogitError,        // logit_error: their relative error
   kSaturated,         // saturated: inputs that a static scale clipped
   kNonfinite,         // nonfinite: inputs that no code can express
+  kPasskey,           // passkey: percent of questions with the whole right answer
+  kNeedles,           // needles: likewise
+  kEntities,          // entities: likewise
+  kAnswerNll,         // nll: change of the answers' negative log-likelihood, nats a token
+  kDrift,             // drift: KL divergence in a part of a text that the model writes
 };
+
+// Who measures: each has figures of its own, and both count inputs.
+enum class GateUse { kCompare, kStress };
 
 std::string_view name_of(Figure figure);
 
@@ -35,9 +44,9 @@ struct Gate {
 };
 
 // One condition or more, separated by commas; a cache fails when one of them is true. A condition
-// is a name, the one sign that makes sense for it, and a number; ppl and top1 want a percent sign.
-// INVALID_ARGUMENT names the condition and what was expected.
-Result<std::vector<Gate>> parse_gates(std::string_view text);
+// is a name, the one sign that makes sense for it, and a number; percentages want a percent sign.
+// INVALID_ARGUMENT names the condition and what was expected, another use's figures included.
+Result<std::vector<Gate>> parse_gates(std::string_view text, GateUse use = GateUse::kCompare);
 
 // Whether one of them looks at attention's logits, which are measured only when wanted.
 bool need_logits(const std::vector<Gate>& gates);

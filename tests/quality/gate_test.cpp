@@ -42,6 +42,23 @@ TEST(Gates, FailWhereTheFigureIsNoNumber) {
   }
 }
 
+TEST(Gates, OfLongTextsAreThoseOfStress) {
+  const auto gates =
+      parse_gates("passkey<90%,needles<50%,entities<50%,nll>0.1,drift>0.01,saturated>0,nonfinite>0",
+                  GateUse::kStress);
+  ASSERT_TRUE(gates.ok()) << gates.error().message;
+  EXPECT_EQ(gates.value()[0].figure, Figure::kPasskey);
+  EXPECT_EQ(gates.value()[4].figure, Figure::kDrift);
+  EXPECT_TRUE(gates.value()[1].is_percent());
+  EXPECT_TRUE(gates.value()[0].fails(89.9));
+  EXPECT_FALSE(gates.value()[0].fails(90));
+  const auto of_compare = parse_gates("kl>0.01", GateUse::kStress);
+  ASSERT_FALSE(of_compare.ok());
+  EXPECT_EQ(of_compare.error().message,
+            "fail_if has 'kl>0.01'; expected a condition on one of saturated, nonfinite, passkey, "
+            "needles, entities, nll, drift, such as drift>0.01");
+}
+
 TEST(Gates, WantLogitsOnlyWhereOneLooksAtThem) {
   EXPECT_FALSE(need_logits(parse_gates("cosine<0.9,error>1").value()));
   EXPECT_TRUE(need_logits(parse_gates("kl>1,logit_error>0.1").value()));

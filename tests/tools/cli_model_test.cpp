@@ -93,6 +93,13 @@ TEST_F(CliModel, StressesCachesAndWritesItsReports) {
   auto again = nlohmann::json::parse(read_file("json", work() / "t.json").value());
   EXPECT_EQ(again["retrieval"], json["retrieval"]) << "the same for a seed";
   EXPECT_EQ(again["drift"], json["drift"]);
+
+  const Outcome gated = kvx(command + " --fail-if 'drift>0,nonfinite>0'");
+  EXPECT_EQ(gated.exit_code, 3) << gated.err;
+  EXPECT_THAT(gated.err, HasSubstr("kvx: int4:sink=4,recent=8: drift is "));
+  EXPECT_THAT(gated.err, HasSubstr(", which --fail-if drift>0 does not allow"));
+  EXPECT_THAT(gated.err, Not(HasSubstr("bf16: ")));
+  EXPECT_EQ(kvx(command + " --fail-if 'drift>100,nonfinite>0'").exit_code, 0);
 }
 
 TEST_F(CliModel, RefusesAStressThatTheContextCannotHold) {
@@ -103,6 +110,9 @@ TEST_F(CliModel, RefusesAStressThatTheContextCannotHold) {
   expect_refused("stress -m model.gguf --cache int8 --lengths 20 --drift 0",
                  "20 tokens are too few for the fact of the task passkey");
   expect_refused("stress -m model.gguf --cache int5", "int5");
+  expect_refused("stress -m model.gguf --fail-if 'kl>0.01'", "fail_if has 'kl>0.01'");
+  expect_refused("stress -m model.gguf --drift 0 --fail-if 'drift>0.01'",
+                 "fail-if has drift>0.01 and drift is 0");
 }
 
 TEST_F(CliModel, TakesExceptionsMoreThanOnce) {

@@ -9,6 +9,7 @@
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/model_files.hpp"
 #include "tools/kvx/recipe_list.hpp"
+#include "tools/kvx/stress/stress_gates.hpp"
 #include "tools/kvx/stress/stress_report.hpp"
 #include "tools/kvx/stress/stress_run.hpp"
 #include "tools/kvx/version.hpp"
@@ -25,6 +26,7 @@ struct StressOptions {
   int drift = 1024;
   uint64_t seed = 1;
   CacheOptions cache;
+  std::string fail_if;
   std::string json;
   std::string html;
 };
@@ -98,11 +100,28 @@ StressReport header_of(const StressOptions& options, const Engine& engine) {
   return report;
 }
 
-Status stress(const StressOptions& options) {
+Result<std::vector<quality::Gate>> gates_of(const StressOptions& options) {
+  if (options.fail_if.empty()) return std::vector<quality::Gate>();
+  KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates,
+                       quality::parse_gates(options.fail_if, quality::GateUse::kStress));
+  for (const quality::Gate& gate : gates) {
+    if (gate.figure == quality::Figure::kDrift && options.drift == 0) {
+      return invalid_argument("fail-if has {} and drift is 0; expected tokens to measure it on",
+                              gate.text);
+    }
+    if (gate.figure == quality::Figure::kSaturated && options.cache.is_on_gpu()) {
+      return unsupported("fail-if has {}; a GPU's caches do not count what saturates", gate.text);
+    }
+  }
+  return gates;
+}
+
+Result<Verdict> stress(const StressOptions& options) {
   // Checks without the model come first: a mistyped format should not wait for the weights.
   KVX_ASSIGN_OR_RETURN(const std::vector<tune::CacheRecipe> recipes, recipes_of(options));
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::RecipeOverride> overrides,
                        parse_overrides(options.cache.overrides));
+  KVX_ASSIGN_OR_RETURN(const std::vector<quality::Gate> gates, gates_of(options));
   const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
   KVX_RETURN_IF_ERROR(check_outputs(outputs));
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.cache.threads));
@@ -122,7 +141,7 @@ Status stress(const StressOptions& options) {
   if (!options.html.empty()) {
     KVX_RETURN_IF_ERROR(write_file("html", options.html, stress_html(report)));
   }
-  return {};
+  return Verdict{failures_of(report, gates)};
 }
 
 }  // namespace
@@ -153,12 +172,17 @@ void add_stress(Command app, Action& action) {
       .whole_number(0, INT64_MAX)
       .capture_default_str();
   add_cache_options(command, o->cache, "What matrix products compute in");
+  command.add_option("--fail-if", o->fail_if,
+                     "End with exit code 3 where one of these is true of a cache: passkey<90%, "
+                     "needles<90%, entities<90%, nll>0.05 (change of the answers'), drift>0.01, "
+                     "saturated>0, nonfinite>0; separated by commas");
   command.add_option("--json", o->json, "Write everything that was measured to this file");
   command.add_option("--html", o->html, "Write a page with charts to this file");
   command.footer(
       "Examples:\n"
       "  kvx stress -m model.gguf\n"
       "  kvx stress -m model.gguf --cache nvfp4:auto --cache int4:auto --html stress.html\n"
+      "  kvx stress -m model.gguf --cache nvfp4:auto --fail-if 'passkey<90%,drift>0.01'\n"
       "  kvx stress -m model.gguf --cache int4 --lengths 512 --samples 1 --drift 128  # short\n");
   command.callback([&action, o] { action = [o] { return stress(*o); }; });
 }

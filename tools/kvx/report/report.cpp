@@ -194,6 +194,12 @@ Worst figure_of(const CacheReport& cache, quality::Figure figure) {
       return cache.saturation ? most_saturated(cache) : Worst{kUnknown};
     case Figure::kNonfinite:
       return {static_cast<double>(cache.nonfinite_inputs)};
+    case Figure::kPasskey:
+    case Figure::kNeedles:
+    case Figure::kEntities:
+    case Figure::kAnswerNll:
+    case Figure::kDrift:
+      break;  // of kvx stress
   }
   return {kUnknown};
 }
