@@ -4,6 +4,7 @@ For LMDeploy users: the same names and numbers, checked by kvx before an engine 
 """
 
 import argparse
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,16 @@ from kvx.refusals import in_words
 QUANT_POLICIES = (0, 4, 8, 16)  # bits of a mask, never bit widths
 KV_CACHE_FORMATS = ("auto", "int", "fp4")
 FP4_BIT = 16
+# Fields of LMDeploy 0.18's TurbomindEngineConfig that decide nothing about a block of its cache.
+_OTHER_FIELDS = frozenset(
+    "gemm_input_dtype model_format tp dp cp ep device_num attn_tp_size attn_cp_size attn_dp_size "
+    "mlp_tp_size mlp_dp_size outer_dp_size nnodes node_rank dist_init_addr devices session_len "
+    "max_batch_size cache_max_entry_count cache_chunk_size enable_prefix_caching "
+    "cache_checkpoint_interval cache_prompt cache_prompt_boundary_skip cache_generation "
+    "rope_scaling_factor use_logn_attn download_dir revision max_prefill_token_num "
+    "num_tokens_per_iter max_prefill_iters async_ empty_init language_model_only communicator "
+    "hf_overrides enable_metrics moe_a2a_backend".split()
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,8 @@ class TurbomindEngineConfig:
     quant_policy:    0 none, 4 int4, 8 int8, 16 the FP4 family
     kv_cache_format: "auto" follows quant_policy; "int" and "fp4" must agree with it
     device_type:     "cuda" (TurboMind has no other)
-    capability:      (major, minor) of the GPU, if given, FP4 is checked against it
+    capability:      (major, minor) of the GPU, against which FP4 is checked; None: that of the GPU
+                     which torch sees, where a program has imported it
 
     Raises kvx.Error naming the field.
     """
@@ -116,6 +128,8 @@ class TurbomindEngineConfig:
         _check_choice("device_type", self.device_type, ("cuda",))
         if self.cache_block_seq_len < 1:
             raise Error(f"cache_block_seq_len is {self.cache_block_seq_len}; expected 1 or more")
+        if self.capability is None:
+            self.capability = _capability_of_device()
         if self.capability is None:
             if self.quant_policy == FP4_BIT:
                 warnings.warn("quant_policy 16 is not checked: capability is unknown", stacklevel=3)
@@ -138,11 +152,14 @@ class TurbomindEngineConfig:
         """Takes a model's own settings (a YAML engine_config, Hugging Face overrides) for fields
         that it names, but never quant_policy and kv_cache_format: those are the user's.
 
+        LMDeploy's other fields are accepted and decide nothing here.
         Raises kvx.Error: a field that does not exist, or a value that does not fit; nothing has
         changed then.
         """
         fields = dict(self.__dict__)
         for name, value in overrides.items():
+            if name in _OTHER_FIELDS:
+                continue
             if name not in fields:
                 raise Error(f"{name} is no field; expected one of {', '.join(fields)}")
             if name not in ("quant_policy", "kv_cache_format"):
@@ -172,6 +189,15 @@ class TurbomindEngineConfig:
             "tokens": blocks * self.cache_block_seq_len,
             "bytes_per_block": sizes.bytes_per_block,
         }
+
+
+def _capability_of_device() -> tuple[int, int] | None:
+    """(major, minor) of the current GPU of a torch that the program has imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return major, minor
 
 
 def check_quant_policy(quant_policy: int) -> int:

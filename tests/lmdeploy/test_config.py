@@ -13,6 +13,7 @@ from steps import use_cpu
 
 import kvx
 import kvx.lmdeploy
+import kvx.turbomind
 from kvx.lmdeploy import RECIPE_VARIABLE, configure, disable, enable, recipe_of_policy
 
 sys.path.append(str(Path(__file__).parents[1] / "python"))
@@ -107,6 +108,12 @@ def test_a_process_without_the_recipe_says_so():
     del os.environ[RECIPE_VARIABLE]
     with pytest.raises(kvx.Error, match=f"{RECIPE_VARIABLE} is not set"):
         update_custom_module_map(config.custom_module_map)
+
+
+def test_kvx_knows_every_field_of_turbominds_configuration():
+    config = kvx.turbomind.TurbomindEngineConfig()
+    own = TurbomindEngineConfig.__dataclass_fields__
+    config.update_from({name: own[name].default for name in own if name != "cache_block_seq_len"})
 
 
 def test_the_pages_code_runs():

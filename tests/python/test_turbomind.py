@@ -4,6 +4,7 @@ import argparse
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +91,20 @@ def test_a_models_own_settings_never_change_the_users_policy():
     assert config.dtype == "bfloat16"
     with pytest.raises(kvx.Error, match="speed is no field"):
         config.update_from({"speed": 3})
+
+
+def test_lmdeploys_other_fields_decide_nothing():
+    config = TurbomindEngineConfig(quant_policy=8, capability=(9, 0))
+    before = dict(vars(config))
+    config.update_from({"tp": 2, "session_len": 4096, "async_": 0})
+    assert vars(config) == before
+
+
+def test_the_gpu_is_asked_for_its_capability(monkeypatch):
+    cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda: (10, 0))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert TurbomindEngineConfig(quant_policy=16).mode(100) == KvCacheMode.kFp4Nv
+    assert TurbomindEngineConfig().capability == (10, 0)
 
 
 def test_estimates_count_the_scale_pool():

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvx import _core
 from kvx.engines.layer import Layer, Memory, Rows, Shape, memory_of
+from kvx.engines.process_kv import process_kv
 from kvx.errors import Error
 from kvx.refusals import in_words
 from kvx.turbomind import KvCacheMode
@@ -104,3 +105,6 @@ def block_ids(block_ptrs: Sequence[int], data: Any) -> Any:
             f"{memory.address:#x} with {memory.shape[0]} blocks of {memory.strides[0]} bytes"
         )
     return ids.astype(np.int32)
+
+
+__all__ = ["block_ids", "layer", "process_kv"]
