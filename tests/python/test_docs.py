@@ -32,6 +32,10 @@ def test_every_block_of_the_engines_page_runs():
     assert run_blocks("docs/engines.md") == 2
 
 
+def test_each_engine_is_shown_in_a_few_lines():
+    assert run_blocks("docs/engines-by-example.md") == 10
+
+
 def test_every_block_of_the_guard_page_runs():
     names = dict(model=os.environ["KVX_TEST_MODEL"], text=os.environ["KVX_TEST_TEXT"])
     assert run_blocks("docs/guard.md", **names) == 2
