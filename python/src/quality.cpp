@@ -77,9 +77,10 @@ nb::dict figures(const CacheQuality& quality) {
 }
 
 // (name, text, limit, whether it is a percentage, fails(value)) of each gate.
-nb::list parse_gates(std::string_view text) {
+nb::list parse_gates(std::string_view text, bool of_stress) {
   nb::list list;
-  for (const quality::Gate& gate : value_of(quality::parse_gates(text))) {
+  const auto use = of_stress ? quality::GateUse::kStress : quality::GateUse::kCompare;
+  for (const quality::Gate& gate : value_of(quality::parse_gates(text, use))) {
     list.append(
         nb::make_tuple(name_of(gate.figure), gate.text, gate.limit, gate.is_percent(),
                        nb::cpp_function([gate](double value) { return gate.fails(value); })));
@@ -116,7 +117,7 @@ nb::tuple retrieval_text(int task, uint64_t seed, int64_t max_tokens,
 }  // namespace
 
 void bind_quality(nb::module_& module) {
-  module.def("parse_gates", &parse_gates, nb::arg("text"));
+  module.def("parse_gates", &parse_gates, nb::arg("text"), nb::arg("of_stress"));
   module.def("clustered_mean", &clustered_mean, nb::arg("clusters"));
   module.def("retrieval_tasks", &retrieval_tasks);
   module.def("retrieval_text", &retrieval_text, nb::arg("task"), nb::arg("seed"),

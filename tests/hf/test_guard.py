@@ -108,7 +108,7 @@ def test_stress_scores_answers_as_one_pass_does(bytes_model):
         log = logits.double().log_softmax(-1)
         nll = -log[range(count), ids[0, -count:]].mean().item()
         assert score.nll.value == pytest.approx(nll, rel=1e-4)
-    assert report.drift == [] and report.clipped == {"f32": 0, "int4": 0}
+    assert report.drift == [] and report.clipped == report.nonfinite == {"f32": 0, "int4": 0}
 
 
 def test_drift_grows_with_the_error_and_is_none_for_the_base(bytes_model):
@@ -122,12 +122,37 @@ def test_drift_grows_with_the_error_and_is_none_for_the_base(bytes_model):
     assert kvx.hf.stress(model, tokenizer, recipes, **options).drift == report.drift
 
 
+def test_stress_gates_raise_the_report(bytes_model):
+    model, tokenizer = bytes_model
+    recipes = ["f32:immediate", "int4"]
+    options = dict(lengths=[400, 500], samples=1, drift_tokens=80, base="f32", shows_progress=False)
+    kept = "nll>1000,drift>100,passkey<0%,saturated>0,nonfinite>0"
+    report = kvx.hf.stress(model, tokenizer, recipes, fail_if=kept, **options)
+    parts = {p.kl.value: p for p in report.drift if p.cache == "int4"}
+    worst = parts[max(parts)]
+    with pytest.raises(kvx.GateError, match="^int4: drift is ") as caught:
+        kvx.hf.stress(model, tokenizer, recipes, fail_if="drift>0", **options)
+    (failure,) = caught.value.failures  # f32:immediate drifts by nothing
+    assert failure.value == worst.kl.value
+    end = worst.first_token + worst.num_tokens - 1
+    assert failure.where == f"from token {worst.first_token} to {end}"
+    assert caught.value.comparison.drift == report.drift
+    with pytest.raises(kvx.GateError, match="passkey is .* at [45]00 tokens, not allowed by"):
+        kvx.hf.stress(model, tokenizer, recipes, fail_if="passkey<101%", **options)
+    with pytest.raises(kvx.GateError, match="nll is .* in .* at [45]00 tokens") as caught:
+        kvx.hf.stress(model, tokenizer, recipes, fail_if="nll>-1000", **options)
+    assert [failure.cache for failure in caught.value.failures] == recipes
+
+
 def test_stress_refuses_what_cannot_be(bytes_model):
     for options, message in [
         (dict(lengths=[5000]), "lengths has 5000; expected 16 to 4096"),
         (dict(lengths=[], drift_tokens=5000), "drift_tokens is 5000; expected 0 to 4032"),
         (dict(samples=0), "samples is 0"),
         (dict(lengths=[20]), "20 tokens are too few for the fact"),
+        (dict(fail_if="kl>1"), "fail_if has 'kl>1'; expected a condition on one of saturated"),
+        (dict(fail_if="drift>1", drift_tokens=0), "fail_if has drift and drift_tokens is 0"),
+        (dict(fail_if="nll>1", lengths=[]), "fail_if has nll and lengths is empty"),
     ]:
         with pytest.raises(kvx.Error, match=message):
             kvx.hf.stress(*bytes_model, ["int8"], **{"lengths": [100], **options})

@@ -3,12 +3,14 @@
 import copy
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kvx import _core
 from kvx.compare import Estimate
 from kvx.errors import Error
+from kvx.gates import Gates
 from kvx.hf.cache import Cache
 from kvx.hf.interface import enable, passed
 from kvx.html import table
@@ -16,6 +18,7 @@ from kvx.progress import progress
 
 _DRIFT_PARTS = 8
 _FED_TOKENS = 64  # whose logits are held at once
+_OF_ANSWERS = {"passkey", "needles", "entities", "nll"}  # gates that want texts with questions
 _OPENING = "once upon a time there was"
 
 
@@ -50,16 +53,22 @@ class DriftPart:
     kl: Estimate
     same_top_percent: Estimate
 
+    @property
+    def _where(self):
+        return f"from token {self.first_token} to {self.first_token + self.num_tokens - 1}"
+
 
 @dataclass(frozen=True)
 class StressReport:
     """retrieval: a RetrievalScore for each task, length and cache, the base cache first;
     drift: a DriftPart for each part of the text and each cache but the base;
-    clipped: inputs that a static scale clipped, a cache; None on a GPU"""
+    clipped: inputs that a static scale clipped, a cache; None on a GPU;
+    nonfinite: inputs that are no finite number and have no code, likewise"""
 
     retrieval: list[RetrievalScore]
     drift: list[DriftPart]
     clipped: dict[str, int | None]
+    nonfinite: dict[str, int | None]
 
     _HEADER = ("cache", "task", "tokens", "questions", "exact %", "nll", "nll change")
 
@@ -81,6 +90,7 @@ def stress(
     drift_tokens=1024,
     seed=1,
     base="bf16",
+    fail_if=None,
     shows_progress=True,
 ) -> StressReport:
     """Retrieval, repeated entities and drift of caches beside the base cache, as ``kvx stress``.
@@ -91,9 +101,16 @@ def stress(
     lengths:      tokens of the retrieval texts
     samples:      texts for each task and length
     drift_tokens: of the text that the model writes; 0 for none
+    fail_if:      ``"passkey<90%,drift>0.01"``: what no cache may lose (docs/guard.md)
 
-    Raises kvx.Error: a length or drift_tokens that are out of range, a recipe that does not exist.
+    Raises kvx.Error: a length or drift_tokens that are out of range, a recipe that does not exist,
+    a condition that is none; kvx.GateError, which carries the report: a condition that is true.
     """
+    gates = Gates(fail_if, of_stress=True)
+    if "drift" in gates.names and not drift_tokens:
+        raise Error("fail_if has drift and drift_tokens is 0; expected tokens to measure it on")
+    if not lengths and (named := sorted(_OF_ANSWERS.intersection(gates.names))):
+        raise Error(f"fail_if has {named[0]} and lengths is empty; expected a length to ask at")
     context = getattr(model.config, "max_position_embeddings", None) or 1 << 20
     for length in lengths:
         if not 16 <= length <= context:
@@ -110,7 +127,26 @@ def stress(
     for task, length in progress(steps, "texts", shows_progress):
         retrieval += run.retrieve(task, length)
     drift = run.drift(drift_tokens) if drift_tokens else []
-    return StressReport(retrieval, drift, run.clipped)
+    report = StressReport(retrieval, drift, run.clipped, run.nonfinite)
+    gates.check_figures({name: partial(_figure, report, name) for name in recipes[1:]}, report)
+    return report
+
+
+def _figure(report, cache, name):
+    """A gate's figure of a cache, (value, place), where it is worst; NaN where none is known."""
+    if name in ("saturated", "nonfinite"):
+        count = (report.clipped if name == "saturated" else report.nonfinite)[cache]
+        return (math.nan if count is None else float(count)), {}
+    scores = [score for score in report.retrieval if score.cache == cache]
+    if name == "drift":
+        found = [(part.kl.value, part._where) for part in report.drift if part.cache == cache]
+    elif name == "nll":
+        found = [(s.nll_change.value, f"in {s.task} at {s.length} tokens") for s in scores]
+    else:
+        found = [(s.exact_percent.value, f"at {s.length} tokens") for s in scores if s.task == name]
+    sign = 1 if name in ("drift", "nll") else -1  # of answers the fewest are the worst
+    value, where = max(found, key=lambda one: math.inf if math.isnan(one[0]) else sign * one[0])
+    return value, {"where": where}
 
 
 class _Stress:
@@ -122,6 +158,7 @@ class _Stress:
         self.seed = seed
         self.tasks = _core.retrieval_tasks()
         self.clipped = dict.fromkeys(recipes, 0)
+        self.nonfinite = dict.fromkeys(recipes, 0)
         bos = getattr(tokenizer, "bos_token_id", None)
         with_bos = getattr(tokenizer, "add_bos_token", False) and bos is not None
         self.prefix = [bos] if with_bos else []
@@ -136,12 +173,14 @@ class _Stress:
             options = passed(self.model, cache)
             return self.model(input_ids=ids, logits_to_keep=count, **options).logits[0].float()
 
-    def add_clipped(self, recipe, cache):
+    def add_counts(self, recipe, cache):
         layers = [layer.cache for layer in cache.layers]
         if any(layer.device != "cpu" for layer in layers):
-            self.clipped[recipe] = None
-        else:
-            self.clipped[recipe] += sum(layer.saturation().clipped for layer in layers)
+            self.clipped[recipe] = self.nonfinite[recipe] = None
+            return
+        for counts in (layer.saturation() for layer in layers):
+            self.clipped[recipe] += counts.clipped
+            self.nonfinite[recipe] += int(counts.k_nonfinite.sum() + counts.v_nonfinite.sum())
 
     # ---- retrieval
 
@@ -183,7 +222,7 @@ class _Stress:
             log = logits.double().log_softmax(-1)
             nlls.append((-log[range(len(answer)), targets]).tolist())
             exact.append(bool((logits.argmax(-1) == targets).all()))
-        self.add_clipped(recipe, cache)
+        self.add_counts(recipe, cache)
         return nlls, exact
 
     # ---- drift
@@ -232,7 +271,7 @@ class _Stress:
                 kl, same_top = (Estimate._of(*found[name]) for name in ("kl", "same_top_percent"))
                 parts.append(DriftPart(recipe, begin, end - begin, kl, same_top))
         for recipe, cache in zip(self.recipes, caches):
-            self.add_clipped(recipe, cache)
+            self.add_counts(recipe, cache)
         return parts
 
 
