@@ -11,6 +11,7 @@
 #include "core/checked.hpp"
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
+#include "ops/copy_blocks/copy_blocks.hpp"
 #include "tests/support/attend_reference.hpp"
 #include "tests/support/cpu_levels.hpp"
 #include "tests/support/scene_cache.hpp"
@@ -219,6 +220,7 @@ class AttendScene {
 
   // The tokens whose blocks are of this kind; others are skipped by a negative slot.
   void append_to(const ops::LayerView& view, bool full_precision) {
+    if (view.runs.front().k.spec.is_dual()) return quantise_blocks(view);
     std::vector<int64_t> slots, positions;
     for (size_t s = 0; s < seq_lens_.size(); ++s) {
       for (int t = 0; t < seq_lens_[s]; ++t) {
@@ -241,6 +243,27 @@ class AttendScene {
     append.positions = positions;
     const auto report = ops::append(serial_context(CpuLevel::kScalar), append);
     ASSERT_TRUE(report.ok()) << report.error().message;
+  }
+
+  // Dual-scale formats: blocks are quantised whole, from rows of 32 bits.
+  void quantise_blocks(const ops::LayerView& packed) {
+    SceneOptions options = options_;
+    options.order = RowOrder::kNhd;
+    const std::vector<RunOptions> runs = {{num_kv_heads_, "f32", "f32"}};
+    SceneCache rows(options, runs, static_cast<int>(packed.num_blocks));
+    append_to(rows.view(), false);
+    std::vector<ops::BlockCopy> copies;
+    for (size_t s = 0; s < seq_lens_.size(); ++s) {
+      for (int first = 0; first < seq_lens_[s]; first += options_.block_size) {
+        const int block = first / options_.block_size;
+        if (is_full_precision(static_cast<int>(s), block)) continue;
+        const int64_t id = table_[s * max_blocks_ + block];
+        copies.push_back({id, id, std::min(options_.block_size, seq_lens_[s] - first)});
+      }
+    }
+    const auto done =
+        ops::copy_blocks(serial_context(CpuLevel::kScalar), rows.view(), packed, copies);
+    ASSERT_TRUE(done.ok()) << done.error().message;
   }
 
   SceneOptions options_;

@@ -28,7 +28,8 @@ struct RunOptions {
 };
 
 // Where rows of a block lie: [token][head], [head][token], [token][head] with a row's K, V and
-// scales side by side, or as a pool's records: [head][K codes, K scales, V codes, V scales].
+// scales side by side, or as a pool's records: [head][K codes, K scales, V codes, V scales], each
+// with its channels behind it, where the format has them.
 enum class RowOrder { kNhd, kHnd, kFused, kRecord };
 
 struct SceneOptions {
@@ -90,7 +91,7 @@ class SceneCache {
     view.first_head = first_head;
     view.num_heads = run.num_heads;
     ops::SideView* sides[] = {&view.k, &view.v};
-    int64_t codes_bytes[2], row_bytes[2], total = 0;
+    int64_t codes_bytes[2], row_bytes[2], total = 0, channels_total = 0;
     for (int i = 0; i < 2; ++i) {
       sides[i]->spec = spec_named(i == 0 ? run.k_format : run.v_format);
       sides[i]->head_dim = i == 0 ? options_.key_dim : options_.value_dim;
@@ -98,9 +99,12 @@ class SceneCache {
       row_bytes[i] =
           codes_bytes[i] + format::scale_bytes_per_row(sides[i]->spec, sides[i]->head_dim);
       total += row_bytes[i];
+      channels_total += format::channel_bytes_per_block(sides[i]->spec, sides[i]->head_dim);
     }
     const int64_t rows = int64_t{num_blocks} * options_.block_size * run.num_heads;
-    std::vector<uint8_t>& bytes = memory_.emplace_back(rows * total, uint8_t{0xFF});
+    std::vector<uint8_t>& bytes = memory_.emplace_back(
+        rows * total + int64_t{num_blocks} * run.num_heads * channels_total, uint8_t{0xFF});
+    const int64_t bytes_of_head = options_.block_size * total + channels_total;
     int64_t offset = 0;
     for (int i = 0; i < 2; ++i) {
       const int64_t stride = options_.order == RowOrder::kFused ? total
@@ -122,7 +126,8 @@ class SceneCache {
         share_scales(side, num_blocks, run.num_heads, row_bytes[i] - codes_bytes[i]);
       }
       if (options_.order == RowOrder::kRecord) {
-        place_in_record(side, bytes.data(), run.num_heads, codes_bytes[i], row_bytes[i], total);
+        place_in_record(side, bytes.data(), run.num_heads, codes_bytes[i], row_bytes[i],
+                        bytes_of_head);
       }
       offset += options_.order == RowOrder::kFused ? row_bytes[i] : rows * row_bytes[i];
     }
@@ -141,11 +146,14 @@ class SceneCache {
 
   // V's part of a head begins where K's ends.
   void place_in_record(ops::SideView& side, uint8_t* base, int num_heads, int64_t code_bytes,
-                       int64_t row_bytes, int64_t bytes_of_both) const {
+                       int64_t row_bytes, int64_t head_stride) const {
     const int64_t tokens = options_.block_size;
+    const int64_t channel_bytes = format::channel_bytes_per_block(side.spec, side.head_dim);
     const bool is_key = side.codes.base == base;
-    uint8_t* codes = is_key ? base : base + tokens * (bytes_of_both - row_bytes);
-    const int64_t head_stride = tokens * bytes_of_both;
+    uint8_t* codes = is_key ? base : base + head_stride - tokens * row_bytes - channel_bytes;
+    if (channel_bytes > 0) {
+      side.channels = {codes + tokens * row_bytes, num_heads * head_stride, head_stride};
+    }
     side.codes = {codes, num_heads * head_stride, code_bytes, head_stride};
     if (!side.spec.has_scale() || side.spec.scale_source != format::ScaleSource::kComputed) return;
     side.scales = {codes + tokens * code_bytes, num_heads * head_stride, row_bytes - code_bytes,

@@ -293,10 +293,28 @@ Status CudaCacheSets::append_fed(int set, int64_t first_token, int64_t num_token
 }
 
 Status CudaCacheSets::fill() {
+  if (runs_.front().k.spec.is_dual()) return fill_whole_blocks();
   const int64_t all = num_sets_ * tokens_of_set();
   for (int64_t t = 0; t < all; t += kTokens) {
     KVX_RETURN_IF_ERROR(append(0, t, std::min<int64_t>(kTokens, all - t)));
   }
+  return device::cuda_synchronize(context_.stream);
+}
+
+// Dual-scale formats are quantised by whole blocks: the rows of set 0 again and again, as blocks.
+Status CudaCacheSets::fill_whole_blocks() {
+  const int64_t blocks_of_rows = kTokens / shape_.block_size;
+  std::vector<int32_t> ids(num_sets_ * blocks_per_set());
+  KVX_RETURN_IF_ERROR(device::cuda_copy(ids.data(), block_ids_.as<int32_t>(), std::ssize(ids) * 4));
+  std::vector<ops::BlockCopy> copies;
+  for (int64_t i = 0; i < std::ssize(ids); ++i) {
+    copies.push_back({i % blocks_of_rows, ids[i], shape_.block_size});
+  }
+  KVX_ASSIGN_OR_RETURN(const DeviceArray on_device, DeviceArray::of(*memory_, copies));
+  const ops::HeadRun run = rows_as_run(0);
+  const ops::LayerView rows = {blocks_of_rows, shape_.block_size, shape_.num_kv_heads, {&run, 1}};
+  KVX_RETURN_IF_ERROR(ops::copy_blocks(context_, rows, packed(), on_device.as<ops::BlockCopy>(),
+                                       std::ssize(copies), counters()));
   return device::cuda_synchronize(context_.stream);
 }
 

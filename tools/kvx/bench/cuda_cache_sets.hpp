@@ -94,6 +94,7 @@ class CudaCacheSets {
   Status make_copies();
   Status make_feedback();
   Status fill();
+  Status fill_whole_blocks();
   ops::AttendArgs attend_args(int set) const;
   Status append(const ops::LayerView& cache, const int64_t* slots, int set, int64_t num_tokens);
   ops::HeadRun rows_as_run(int set) const;

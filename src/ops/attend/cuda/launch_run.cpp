@@ -7,6 +7,7 @@
 #include "device/cuda_error.hpp"
 #include "ops/attend/cuda/common/params.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
+#include "ops/attend/cuda/prefill/expand/expand.hpp"
 #include "ops/side_rows.hpp"
 
 namespace kvx::ops::cuda {
@@ -190,7 +191,21 @@ cudaError_t launch_prefill(const AttendCall& call, const HeadRun& run, const Run
                                static_cast<cudaStream_t>(call.context.stream));
 }
 
+// Prefill over the rows that dual-scale blocks become.
+cudaError_t launch_expanded_prefill(const AttendCall& call, const HeadRun& run,
+                                    const RunPlan& plan) {
+  HeadRun rows;
+  const AttendArgs expanded = expanded_args(call.args, run, max_tokens_of(call.args, call.limits),
+                                            call.workspace + plan.workspace.expanded_at, rows);
+  const cudaError_t launched =
+      launch_expand_rows(call.args, run, expanded, static_cast<cudaStream_t>(call.context.stream));
+  if (launched != cudaSuccess) return launched;
+  return launch_prefill({call.context, expanded, call.limits, call.workspace, call.counters}, rows,
+                        plan);
+}
+
 cudaError_t launch_kernel(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
+  if (plan.expands) return launch_expanded_prefill(call, run, plan);
   switch (plan.kind) {
     case KernelKind::kReference:
       return launch_reference(call, run, plan);

@@ -9,6 +9,7 @@
 #include "ops/attend/cuda/common/tile_side.hpp"
 #include "ops/attend/cuda/formats.hpp"
 #include "ops/attend/cuda/latent/plan_latent.hpp"
+#include "ops/attend/cuda/prefill/expand/expand.hpp"
 #include "ops/cuda/fits_chunks.hpp"
 
 namespace kvx::ops::cuda {
@@ -41,13 +42,16 @@ bool accepts_full_precision_window(const AttendArgs& args, const HeadRun& run) {
   return true;
 }
 
+// The sinks of a window have tiles of their own, whose tokens are not those of blocks.
+bool accepts_block_offsets(const AttendArgs& args, const HeadRun& run) {
+  if (args.transform.k.block_offset == nullptr) return true;
+  return args.window_sinks == 0 && run.k.head_dim <= kMostOffsetDim;
+}
+
 // Whether a tensor core kernel accepts the run, if an instance for its formats is compiled.
 bool accepts_packed_rows(const AttendArgs& args, const HeadRun& run) {
   const int block_size = args.packed.block_size;
-  if (block_size % kTileTokens != 0) return false;
-  // The sinks of a window have tiles of their own, whose tokens are not those of blocks.
-  const bool has_offsets = args.transform.k.block_offset != nullptr;
-  if (has_offsets && (args.window_sinks > 0 || run.k.head_dim > kMostOffsetDim)) return false;
+  if (block_size % kTileTokens != 0 || !accepts_block_offsets(args, run)) return false;
   const bool is_padded = !has_exact_tiles(run.k.head_dim, run.v.head_dim);
   for (const SideView* side : {&run.k, &run.v}) {
     const bool fits = can_copy(*side, block_size, run.num_heads, is_padded);
@@ -68,6 +72,15 @@ bool has_bulk_copies(const CudaContext& context) {
   return device::cuda_code_version(context.device) >= 90;
 }
 
+// Whether decode_mma accepts the blocks of a dual-scale format, if an instance is compiled.
+bool accepts_dual_blocks(const CudaContext& context, const AttendArgs& args, const HeadRun& run) {
+  constexpr int kStageTokens = kSideStageTiles * kTileTokens;
+  const int block_size = args.packed.block_size;
+  return has_bulk_copies(context) && block_size % kStageTokens == 0 &&
+         accepts_block_offsets(args, run) && can_copy_blocks(run.k, block_size, run.num_heads) &&
+         can_copy_blocks(run.v, block_size, run.num_heads);
+}
+
 // wgmma, and the instances for interleaved order, exist only in code made for 9.0.
 bool has_hopper_code(const CudaContext& context) {
   return device::cuda_code_version(context.device) == 90;
@@ -79,9 +92,25 @@ PrefillEngine engine_of(const CudaContext& context, CudaAttendPath path) {
                                                                       : PrefillEngine::kMmaSync;
 }
 
+PrefillKernel prefill_instance(const CudaContext& context, const AttendArgs& args,
+                               const HeadRun& run, PrefillEngine engine);
+
+// The same for dual-scale blocks, which become rows of bf16 on 16 bytes.
+PrefillKernel expanded_instance(const CudaContext& context, const AttendArgs& args,
+                                const HeadRun& run, PrefillEngine engine) {
+  if (run.k.is_interleaved || run.v.is_interleaved) return {};
+  if (args.num_sink_blocks != nullptr && !accepts_full_precision_window(args, run)) return {};
+  // No workspace yet: any address that is aligned alike.
+  auto* workspace = reinterpret_cast<uint8_t*>(kCudaWorkspaceAlignment);
+  HeadRun expanded;
+  const AttendArgs of_rows = expanded_args(args, run, args.packed.block_size, workspace, expanded);
+  return prefill_instance(context, of_rows, expanded, engine);
+}
+
 // The instance of a prefill kernel that accepts a run; without a function where there is none.
 PrefillKernel prefill_instance(const CudaContext& context, const AttendArgs& args,
                                const HeadRun& run, PrefillEngine engine) {
+  if (expands_for_prefill(run)) return expanded_instance(context, args, run, engine);
   if (args.tree_mask || args.window_sinks > 0) return {};
   if (!accepts_packed_rows(args, run)) return {};
   if (!fits_chunks(args.q) || !fits_chunks(args.out)) return {};
@@ -111,7 +140,9 @@ DecodeMmaKernel decode_mma_instance(const CudaContext& context, const AttendArgs
   const bool is_interleaved = run.k.is_interleaved;
   if (run.v.is_interleaved != is_interleaved || (is_interleaved && !has_hopper_code(context)))
     return {};
-  if (!accepts_packed_rows(args, run)) return {};
+  const bool is_dual = run.k.spec.is_dual() || run.v.spec.is_dual();
+  if (!(is_dual ? accepts_dual_blocks(context, args, run) : accepts_packed_rows(args, run)))
+    return {};
   const DecodeMmaKernel kernel = find_decode_mma_kernel(
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.key_dim = run.k.head_dim,
@@ -171,6 +202,18 @@ bool needs_key_offsets(const AttendArgs& args, KernelKind kind) {
   return args.transform.k.block_offset != nullptr && kind != KernelKind::kReference;
 }
 
+// Of the largest run whose blocks a plan expands.
+int64_t expanded_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
+                       const CallPlan& plan) {
+  int64_t most = 0;
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    if (!plan.runs[i].expands) continue;
+    const HeadRun& run = args.packed.runs[i];
+    most = std::max(most, expanded_layout(args, run, max_tokens_of(args, limits)).bytes);
+  }
+  return most;
+}
+
 void begin_plan(const AttendArgs& args, KernelKind kind, CallPlan& plan) {
   plan.runs.assign(args.packed.runs.size(), {});
   for (RunPlan& run : plan.runs) run.kind = kind;
@@ -208,6 +251,7 @@ bool choose_prefill(const CudaContext& context, const AttendArgs& args, PrefillE
     PrefillKernel& kernel = plan.runs[i].work_tiles.prefill;
     kernel = prefill_instance(context, args, args.packed.runs[i], engine);
     if (!kernel.function) return false;
+    plan.runs[i].expands = expands_for_prefill(args.packed.runs[i]);
   }
   return true;
 }
@@ -216,10 +260,16 @@ bool has_bits(const HeadRun& run, int bits) {
   return run.k.spec.facts->element_bits == bits && run.v.spec.facts->element_bits == bits;
 }
 
+// Rows of bf16 that are written and read again are as many bytes as so many passes over blocks of
+// 3 bits.
+constexpr int kPassesOfExpanding = 12;
+constexpr int64_t kRowsOfPass = 2 * kNTileRows;
+
 // Passes of decode_mma over the cache, of up to 16 query rows each, that cost as much as one
 // prefill tile of 128 rows (measured on an H200).
 int passes_of_prefill_tile(const CudaContext& context, const HeadRun& run,
                            const PrefillKernel& kernel) {
+  if (expands_for_prefill(run)) return kPassesOfExpanding;
   if (!has_hopper_code(context)) return 2;
   if (has_bits(run, 16)) return 1;
   // The scales of 4-bit integers multiply every score.
@@ -231,7 +281,6 @@ int passes_of_prefill_tile(const CudaContext& context, const HeadRun& run,
 // Whether prefill accepts the call and costs less than decode_mma.
 bool prefers_prefill(const CudaContext& context, const AttendArgs& args, int64_t num_rows,
                      CallPlan& plan) {
-  constexpr int64_t kRowsOfPass = 2 * kNTileRows;
   if (num_rows <= kRowsOfPass) return false;
   if (!choose_prefill(context, args, engine_of(context, CudaAttendPath::kPrefill), plan))
     return false;
@@ -358,6 +407,10 @@ WorkspaceLayout workspace_of_splits(const AttendArgs& args, const CudaAttendLimi
 WorkspaceLayout workspace_of(const AttendArgs& args, const CudaAttendLimits& limits,
                              const HeadRun& run, const RunPlan& plan) {
   WorkspaceLayout layout = workspace_of_splits(args, limits, run, plan);
+  if (plan.expands) {
+    layout.expanded_at = layout.bytes;
+    layout.bytes += expanded_layout(args, run, max_tokens_of(args, limits)).bytes;
+  }
   if (!needs_key_offsets(args, plan.kind)) return layout;
   layout.key_offsets_at = layout.bytes;
   layout.bytes += key_offset_bytes(args, limits.total_q, max_tokens_of(args, limits));
@@ -394,10 +447,22 @@ int64_t most_bytes_of_splits(const AttendArgs& args, const CudaAttendBounds& bou
   return parts == 0 ? 0 : layout_of(parts, run.v.head_dim, bounds.max_sequences).bytes;
 }
 
+// Of rows that prefill reads in the place of blocks, in a plan that another kernel was chosen for.
+int64_t most_expanded_bytes(const AttendArgs& args, const CudaAttendBounds& bounds,
+                            const HeadRun& run) {
+  const int64_t num_rows =
+      int64_t{bounds.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
+  if (!expands_for_prefill(run) || num_rows <= kRowsOfPass * kPassesOfExpanding) return 0;
+  AttendArgs most = args;
+  most.num_sequences = bounds.max_sequences;
+  return std::min(expanded_layout(most, run, most_tokens(args, bounds)).bytes, kMostExpandedBytes);
+}
+
 // With K's block offsets, a call whose table would be too large takes the reference kernel.
 int64_t most_bytes_of_run(const AttendArgs& args, const CudaAttendBounds& bounds,
                           const HeadRun& run, KernelKind kind) {
-  const int64_t of_splits = most_bytes_of_splits(args, bounds, run, kind);
+  const int64_t of_splits =
+      most_bytes_of_splits(args, bounds, run, kind) + most_expanded_bytes(args, bounds, run);
   if (!needs_key_offsets(args, kind)) return of_splits;
   const int64_t table = key_offset_bytes(args, most_queries(bounds), most_tokens(args, bounds));
   if (table <= kMostOffsetBytes) return of_splits + table;
@@ -455,6 +520,10 @@ bool plan_attend(const CudaContext& context, const AttendArgs& args, const CudaA
   const int64_t num_rows =
       int64_t{limits.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
   if (!choose_kernels(context, args, num_rows, path, plan)) return false;
+  if (expanded_bytes(args, limits, plan) > kMostExpandedBytes) {
+    if (path != CudaAttendPath::kChoose) return false;
+    if (!choose_decode_mma(context, args, num_rows, plan)) choose_reference(args, plan);
+  }
   if (needs_key_offsets(args, plan.kind()) &&
       key_offset_bytes(args, limits.total_q, max_tokens_of(args, limits)) > kMostOffsetBytes) {
     if (path != CudaAttendPath::kChoose) return false;

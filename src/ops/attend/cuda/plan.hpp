@@ -14,12 +14,13 @@ namespace kvx::ops::cuda {
 enum class KernelKind : uint8_t { kReference, kDecodeMma, kLatent, kPrefill };
 
 // Where the partial results of split rows lie in the workspace:
-//   [partial_out][partial_softmax][work tiles of each sequence][scores of K's block offsets],
-//   each on 256 bytes
+//   [partial_out][partial_softmax][work tiles of each sequence][scores of K's block offsets]
+//   [rows of bf16 that prefill reads in the place of dual-scale blocks], each on 256 bytes
 struct WorkspaceLayout {
   int64_t softmax_at = 0;
   int64_t work_tiles_at = 0;
   int64_t key_offsets_at = 0;
+  int64_t expanded_at = 0;
   int64_t bytes = 0;  // 0: every row is finished by one CTA or cluster
 };
 
@@ -31,6 +32,7 @@ struct RunPlan {
   LaunchGrid grid;
   WorkspaceLayout workspace;
   bool needs_merge = false;  // a second launch merges the splits of each row
+  bool expands = false;      // a launch before it makes the rows (prefill/expand/expand.hpp)
 };
 
 // All runs of a call take kernels of one kind.

@@ -20,7 +20,9 @@ bool have_equal_strides(const SideView& a, const SideView& b) {
          a.scales.block_stride == b.scales.block_stride &&
          a.scales.token_stride == b.scales.token_stride &&
          a.scales.head_stride == b.scales.head_stride &&
-         a.scales.group_stride == b.scales.group_stride;
+         a.scales.group_stride == b.scales.group_stride &&
+         a.channels.block_stride == b.channels.block_stride &&
+         a.channels.head_stride == b.channels.head_stride;
 }
 
 const char* difference(const SideView& a, const SideView& b) {
@@ -30,8 +32,9 @@ const char* difference(const SideView& a, const SideView& b) {
     return "the order of a layer's bytes";
   if (!have_equal_strides(a, b)) return "the strides of a layer";
   if (!are_aligned_alike(a.codes.base, b.codes.base) ||
-      !are_aligned_alike(a.scales.base, b.scales.base))
-    return "the alignment of a layer's codes or scales on 16 bytes";
+      !are_aligned_alike(a.scales.base, b.scales.base) ||
+      !are_aligned_alike(a.channels.base, b.channels.base))
+    return "the alignment of a layer's codes, scales or channels on 16 bytes";
   return nullptr;
 }
 

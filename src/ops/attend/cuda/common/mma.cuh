@@ -26,6 +26,17 @@ struct MmaF16 {
         : "+f"(f.d[0]), "+f"(f.d[1]), "+f"(f.d[2]), "+f"(f.d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
+  // D of sums that begin with another fragment, or with zeros: no register is copied.
+  __device__ static Fragment begin(const Fragment& first, uint32_t a0, uint32_t a1, uint32_t a2,
+                                   uint32_t a3, uint32_t b0, uint32_t b1) {
+    Fragment f;
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%10,%11,%12,%13};"
+        : "=f"(f.d[0]), "=f"(f.d[1]), "=f"(f.d[2]), "=f"(f.d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(first.d[0]), "f"(first.d[1]),
+          "f"(first.d[2]), "f"(first.d[3]));
+    return f;
+  }
   // Two numbers of 16 bits, low first.
   __device__ static uint32_t pack(float low, float high) {
     uint32_t bits;

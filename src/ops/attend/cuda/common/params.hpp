@@ -96,7 +96,9 @@ struct TileRegion {
 struct TileSide {
   TileRegion codes;
   TileRegion scales;
-  bool is_stage;         // a head's part of a block is a stage of bulk copies: codes, then scales
+  TileRegion channels;   // of dual-scale formats: a block's steps and zeros
+  bool is_stage;         // a head's part of a block is a stage of bulk copies: codes, then scales,
+                         // then channels
   bool has_scales_on_8;  // rows of 8 bytes of scales
   int row_bytes;         // of codes
   int scale_row_bytes;

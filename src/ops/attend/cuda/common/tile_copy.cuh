@@ -131,6 +131,7 @@ struct TileCopy {
   static constexpr int kCodeBytes = kTileTokens * RowBytes;
   static constexpr int kScaleBytes = kTileTokens * ScaleRowBytes;
   static constexpr int kBytes = kCodeBytes + kScaleBytes;
+  static constexpr int kChannelBytes = 0;  // beside a step's tiles
   static constexpr int kChunks = RowBytes / 16;
   static constexpr int kRowsAtOnce = kWarp / kChunks;
   // Rows of two bytes follow each other (checked on the host) and go in pairs.

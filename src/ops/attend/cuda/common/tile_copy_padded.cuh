@@ -24,6 +24,7 @@ struct PaddedTileCopy {
   static constexpr int kCodeBytes = kTileTokens * RowBytes;
   static constexpr int kScaleBytes = kTileTokens * ScaleRowBytes;
   static constexpr int kBytes = kCodeBytes + kScaleBytes;
+  static constexpr int kChannelBytes = 0;
   static constexpr int kScaleCopies = (kScaleBytes + 4 * kWarp - 1) / (4 * kWarp);  // a lane
 
   // This lane's part of addresses inside a block, for one head.

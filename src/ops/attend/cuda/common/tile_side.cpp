@@ -69,6 +69,19 @@ bool is_dense(const SideView& side) {
          divides(s.head_stride, 16);
 }
 
+bool can_copy_blocks(const SideView& side, int block_size, int num_heads) {
+  const CodeAddress& c = side.codes;
+  const ChannelAddress& n = side.channels;
+  const auto on_16 = [](int64_t bytes) { return divides(bytes, 16); };
+  return side.spec.is_dual() && is_dense(side) && on_16(reinterpret_cast<intptr_t>(c.base)) &&
+         on_16(c.block_stride) && on_16(c.head_stride) &&
+         on_16(reinterpret_cast<intptr_t>(n.base)) && on_16(n.block_stride) &&
+         on_16(n.head_stride) && n.block_stride >= 0 && n.block_stride <= UINT32_MAX &&
+         std::abs(n.head_stride) * num_heads < INT32_MAX / 2 &&
+         fits_in_32_bits(c, block_size, num_heads) &&
+         fits_in_32_bits(side.scales, block_size, num_heads);
+}
+
 bool is_nhd(const SideView& side) {
   return std::abs(side.codes.head_stride) < std::abs(side.codes.token_stride);
 }
@@ -86,9 +99,16 @@ TileSide tile_side(const SideView& side, int block_size, int tiles_at_once) {
       side.spec.has_scale() ? format::scale_bytes_per_row(side.spec, side.head_dim) : 0;
   const bool has_scales_behind = s.base == c.base + code_bytes &&
                                  s.block_stride == c.block_stride && s.head_stride == c.head_stride;
+  const ChannelAddress& n = side.channels;
+  const bool has_channels_behind =
+      !side.spec.is_dual() || (n.base == s.base + int64_t{block_size} * s.token_stride &&
+                               n.block_stride == c.block_stride && n.head_stride == c.head_stride);
   return {.codes = tile_region(c),
           .scales = tile_region(s),
-          .is_stage = block_size == tiles_at_once * kTileTokens && has_scales_behind,
+          .channels = {n.base, static_cast<uint32_t>(n.block_stride), 0,
+                       static_cast<int>(n.head_stride)},
+          .is_stage =
+              block_size == tiles_at_once * kTileTokens && has_scales_behind && has_channels_behind,
           .has_scales_on_8 = lies_on(s, 8),
           .row_bytes = format::code_bytes_per_row(side.spec, side.head_dim),
           .scale_row_bytes = scale_row_bytes,

@@ -14,6 +14,10 @@ bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padde
 // Rows of a head follow each other inside a block, and so do their scales, all on 16 bytes.
 bool is_dense(const SideView& side);
 
+// Whether bulk copies can take a dual-scale format's rows, scales and channels as they lie: without
+// gaps, all on 16 bytes.
+bool can_copy_blocks(const SideView& side, int block_size, int num_heads);
+
 // Rows of a token's heads are nearer to each other than those of a head's tokens.
 bool is_nhd(const SideView& side);
 

@@ -32,6 +32,17 @@ DecodeMmaKernel find_interleaved_instance(FormatId k, FormatId v, const TileTrai
   return {};
 }
 
+DecodeMmaKernel find_dual_instance(FormatId k, FormatId v, const TileTraits& traits) {
+  if (!has_exact_tiles(traits.key_dim, traits.value_dim)) return {};
+#define KVX_FIND_DUAL_PAIR(K, V)                            \
+  if (k == FormatId::K && v == FormatId::V) {               \
+    return dual_instance<FormatId::K, FormatId::V>(traits); \
+  }
+  KVX_FOR_EACH_DUAL_PAIR(KVX_FIND_DUAL_PAIR)
+#undef KVX_FIND_DUAL_PAIR
+  return {};
+}
+
 // All that a CTA may have.
 cudaError_t allow_shared_bytes(const CudaContext& context, const DecodeMmaKernel& kernel) {
   return device::allow_shared_bytes(context.device.index, kernel.function,
@@ -73,7 +84,7 @@ DecodeMmaKernel find_decode_mma_kernel(FormatId k, FormatId v, const TileTraits&
   }
   KVX_FOR_EACH_TILE_PAIR(KVX_FIND_TILE_PAIR)
 #undef KVX_FIND_TILE_PAIR
-  return {};
+  return find_dual_instance(k, v, traits);
 }
 
 int clusters_at_once(const CudaContext& context, const DecodeMmaKernel& kernel, int warps_of_cta,

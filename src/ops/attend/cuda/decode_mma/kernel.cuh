@@ -174,7 +174,8 @@ struct WarpMemory {
   static_assert(kFullPrecisionAt % 16 == 0 && kBytes % 16 == 0);
   // In CTAs of 1, 2, 4 or 8 warps: as many as shared memory and registers are for.
   static constexpr int kInMemory = kMultiprocessorBytes / (kBytes + kReservedBytes / 4);
-  static constexpr int kInRegisters = Dim > 128 ? 8 : NTiles == 1 ? 16 : 12;
+  static constexpr bool kHasManySums = Packed::kHasChannels && NTiles > 1 && Dim > 64;
+  static constexpr int kInRegisters = Dim > 128 || kHasManySums ? 8 : NTiles == 1 ? 16 : 12;
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
 };
 

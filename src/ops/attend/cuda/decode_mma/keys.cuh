@@ -95,6 +95,24 @@ struct AllQueries {
   }
 };
 
+// The same, all n-tiles in shared memory.
+template <int Dim, int NTiles>
+struct AllSharedQueries {
+  Queries<Dim> columns[NTiles];  // until share()
+  SharedQueries<Dim> shared;
+
+  __device__ void share() const {
+#pragma unroll
+    for (int c = 0; c < NTiles; ++c) shared.store(c + 1, columns[c], 1.0f);
+  }
+  __device__ uint2 operand(int c, int step) const {
+    return shared.operand(c + 1, step);
+  }
+  __device__ float scale(int c) const {
+    return shared.scale(c + 1);
+  }
+};
+
 // Scores of tokens g, g + 8 against queries 2t, 2t + 1, as Fragment lays them out. NTiles: of 8
 // queries each; a decoded key meets all of them. Bulk: tiles come in bulk copies, unswizzled.
 // Padded: rows may be shorter than Dim (tile_copy_padded.cuh).
@@ -112,7 +130,9 @@ struct TileKeys {
   using Copy = TileCopyOf<kRowBytes, Scale::kRowBytes, Padded>;
   using Scales = ScalesAt<Padded>;
   using Mma = typename Element::Mma;
-  static constexpr int kParts = Dim / 64;  // of a row, each with accumulators of its own
+  static constexpr int kParts = Dim / 64;           // of a row, each with accumulators of its own
+  static constexpr bool kScalesAllQueries = false;  // into f16's range, those of f16 too
+  static constexpr int kStepsOfNeighbours = 2;      // k-iterations that have neighbours in eights
   // bf16 has too few digits for a query of f16 or f32: it comes in two parts, where there are
   // registers for the second.
   template <int NTiles>

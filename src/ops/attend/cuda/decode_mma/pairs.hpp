@@ -27,6 +27,14 @@
   WORD(kMxfp4)                                \
   WORD(kNvfp4)
 
+// Dual-scale formats, blocks of 64 or 128 tokens in bulk copies. WORD(K, V)
+#define KVX_FOR_EACH_DUAL_PAIR(WORD) \
+  WORD(kInt2Dual, kInt2Dual)         \
+  WORD(kInt3Dual, kInt2Dual)         \
+  WORD(kInt3Dual, kInt3Dual)         \
+  WORD(kInt4Dual, kInt3Dual)         \
+  WORD(kInt4Dual, kInt4Dual)
+
 namespace kvx::ops::cuda {
 
 // Requires: has_exact_tiles.
@@ -40,6 +48,10 @@ DecodeMmaKernel padded_tile_instance(const TileTraits& traits);
 template <format::FormatId Id>
 DecodeMmaKernel interleaved_tile_instance(const TileTraits& traits);
 
+// Requires: has_exact_tiles.
+template <format::FormatId K, format::FormatId V>
+DecodeMmaKernel dual_instance(const TileTraits& traits);
+
 #define KVX_DECLARE_TILE_PAIR(K, V)                                               \
   template <>                                                                     \
   DecodeMmaKernel tile_instance<format::FormatId::K, format::FormatId::V>(        \
@@ -49,6 +61,12 @@ DecodeMmaKernel interleaved_tile_instance(const TileTraits& traits);
       const TileTraits& traits);
 KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
 #undef KVX_DECLARE_TILE_PAIR
+#define KVX_DECLARE_DUAL_PAIR(K, V)                                        \
+  template <>                                                              \
+  DecodeMmaKernel dual_instance<format::FormatId::K, format::FormatId::V>( \
+      const TileTraits& traits);
+KVX_FOR_EACH_DUAL_PAIR(KVX_DECLARE_DUAL_PAIR)
+#undef KVX_DECLARE_DUAL_PAIR
 #define KVX_DECLARE_INTERLEAVED_FORMAT(Id) \
   template <>                              \
   DecodeMmaKernel interleaved_tile_instance<format::FormatId::Id>(const TileTraits& traits);

@@ -71,27 +71,31 @@ struct FullPrecisionQueries {
   static constexpr int bytes(int columns) { return columns * kNTileRows * kRowBytes; }
 
   // to: of the column's row 0. sign: what rows are multiplied by.
-  template <class Keys, int NTiles, bool IsShared>
-  __device__ static void store(const AllQueries<Dim, NTiles, IsShared>& queries, int column,
-                               float sign, uint32_t to, int lane) {
+  template <class Keys, class TheQueries>
+  __device__ static void store(const TheQueries& queries, int column, float sign, uint32_t to,
+                               int lane) {
     const float by = __fdividef(sign, queries.scale(column));
     const uint32_t row = to + lane / 4 * kRowBytes;
-    // Two steps have eight neighbours.
+    constexpr int kSteps = Keys::kStepsOfNeighbours, kNumbers = 4 * kSteps;
 #pragma unroll
-    for (int i = 0; i < Dim / 32; ++i) {
-      float x[8];
+    for (int i = 0; i < Dim / 16 / kSteps; ++i) {
+      float x[kNumbers];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int s = 2 * i + j / 2, r = j % 2;
+      for (int j = 0; j < 2 * kSteps; ++j) {
+        const int s = kSteps * i + j / 2, r = j % 2;
         const uint2 both = queries.operand(column, s);
         const int2 c = Keys::channels(s, r);
         const float2 two = Keys::Mma::unpack(r == 0 ? both.x : both.y);
-        x[c.x % 8] = two.x * (by / Keys::factor(s, r));
-        x[c.y % 8] = two.y * (by / Keys::factor(s, r));
+        x[c.x % kNumbers] = two.x * (by / Keys::factor(s, r));
+        x[c.y % kNumbers] = two.y * (by / Keys::factor(s, r));
       }
-      const int channel = Keys::owned_channel(8 * i, lane % 4);
-      store_shared_16(row + channel * 2, {MmaBf16::pack(x[0], x[1]), MmaBf16::pack(x[2], x[3]),
-                                          MmaBf16::pack(x[4], x[5]), MmaBf16::pack(x[6], x[7])});
+#pragma unroll
+      for (int n = 0; n < kNumbers; n += 8) {
+        const int channel = Keys::owned_channel(kNumbers * i + n, lane % 4);
+        store_shared_16(row + channel * 2,
+                        {MmaBf16::pack(x[n], x[n + 1]), MmaBf16::pack(x[n + 2], x[n + 3]),
+                         MmaBf16::pack(x[n + 4], x[n + 5]), MmaBf16::pack(x[n + 6], x[n + 7])});
+      }
     }
   }
 
@@ -155,8 +159,8 @@ class QueryNTile {
     const float sign = factor < 0 ? -1.0f : 1.0f;
     constexpr bool kHasFactors = Keys::kHasOffset && Keys::kRowBytes < Dim;  // sixteenths
     float scale = 1.0f;
-    if (Keys::Mma::kScalesQueries &&
-        (kHasFactors || is_transformed || params.q.dtype != DType::kF16)) {
+    if (Keys::Mma::kScalesQueries && (Keys::kScalesAllQueries || kHasFactors || is_transformed ||
+                                      params.q.dtype != DType::kF16)) {
       scale = range_scale(numbers);
     }
     queries.scale = scale * sign;

@@ -161,7 +161,11 @@ class TileWorkTile {
   __device__ void start_with(const Rows& rows, const LaneSoftmax<NTiles>& softmax);
   __device__ void run() {
     for (int i = 0; i < ring_.num_steps(); ++i) {
-      attend_step(i);
+      if constexpr (Config::kHasChannels) {
+        attend_block_step(i);
+      } else {
+        attend_step(i);
+      }
     }
     ring_.end();
     __syncwarp();
@@ -222,6 +226,18 @@ class TileWorkTile {
 
   static constexpr int kTilesOfPass = Config::kTilesAtOnce / Config::kPasses;
   using Scores = Fragment[kTilesOfPass][NTiles];
+
+  // Of a dual-scale block.
+  __device__ void attend_block_step(int i) {
+    Scores scores;
+    ring_.wait_for_keys(i);
+    Keys::score(ring_.keys(0), ring_.scale_table(), queries_, lane_, scores);
+    ring_.release_keys(i);
+    weigh(i, 0, scores);
+    ring_.wait_for_values(i);
+    Values::add(ring_.values(0), ring_.scale_table(), scores, lane_, sums_);
+    ring_.release_values(i);
+  }
 
   __device__ void attend_step(int i) {
     ring_.wait_for_keys(i);
@@ -469,7 +485,9 @@ class TileWorkTile {
   Ring ring_;
   TokenRange seen_by_all_;
   TokenRange plain_;  // seen by all, and nothing but a factor brings their scores to their size
-  AllQueries<Dim, NTiles, Config::kSharesQueries> queries_;
+  std::conditional_t<Config::kHasChannels, AllSharedQueries<Dim, NTiles>,
+                     AllQueries<Dim, NTiles, Config::kSharesQueries>>
+      queries_;
   float2 score_scale_[NTiles];
   float2 bias_[NTiles];  // of scores: before the cap, or in units of log2
   ValueSums<Dim> sums_[NTiles] = {};

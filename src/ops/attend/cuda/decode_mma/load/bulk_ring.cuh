@@ -74,25 +74,38 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
   }
 
   template <class Copy>
+  static constexpr int kSideBytes = kDecodeMma* Copy::kBytes + Copy::kChannelBytes;
+
+  template <class Copy>
   __device__ void start_side(const TileSide& side, uint32_t to, uint32_t barrier) {
     if (side.is_stage) {
       if (!is_elected()) return;
       const bool is_there = next_missing_ == 0;
-      expect_bytes(barrier, is_there ? kDecodeMma * Copy::kBytes : 0);
+      expect_bytes(barrier, is_there ? kSideBytes<Copy> : 0);
       if (is_there) {
         const int within = walk_.head * side.codes.head_stride;
-        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_.id), within),
-                  kDecodeMma * Copy::kBytes, barrier);
+        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_.id), within), kSideBytes<Copy>,
+                  barrier);
       }
       return;
     }
-    if (lane_ == 0) expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes);
+    if (lane_ == 0) {
+      const int channel_bytes = next_missing_ == 0 ? Copy::kChannelBytes : 0;
+      expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes + channel_bytes);
+    }
     __syncwarp();
     const int per_copy = walk_.params.tiles_per_copy;
     if (lane_ >= kDecodeMma || !is_first_of_copy() || (next_missing_ >> lane_ & 1u) != 0) return;
     copy_rows<Copy::kCodeBytes>(side.codes, to, per_copy, barrier);
     copy_rows<Copy::kScaleBytes>(side.scales, to + kDecodeMma * Copy::kCodeBytes, per_copy,
                                  barrier);
+    if constexpr (Copy::kChannelBytes > 0) {
+      // All the step's tiles lie in one block: this lane is the only one.
+      const int within = walk_.head * side.channels.head_stride;
+      copy_bulk(to + kDecodeMma * Copy::kBytes,
+                side.channels.at(static_cast<uint32_t>(next_.id), within), Copy::kChannelBytes,
+                barrier);
+    }
   }
   // This lane's tile and what follows it in its block.
   template <int TileBytes>
@@ -114,15 +127,31 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
       clear_rows(this->values(u), first, Values::Copy::kCodeBytes / kTileTokens);
       clear_rows(this->value_scales(u), first, Values::Copy::kScaleBytes / kTileTokens);
     }
+    if constexpr (Config::kHasChannels) {
+      if (this->missing(i) != 0) {
+        const uint32_t channels = this->values(0) + kDecodeMma * Values::Copy::kBytes;
+        clear(channels, 0, Values::Copy::kChannelBytes);
+      }
+    }
     fence_bulk_copies();
     __syncwarp();
   }
   __device__ void clear_rows(uint32_t rows, int first, int row_bytes) const {
+    clear(rows, first * row_bytes, kTileTokens * row_bytes);
+  }
+  __device__ void clear(uint32_t at, int first, int end) const {
 #pragma unroll 1
-    for (int b = first * row_bytes + lane_ * 2; b < kTileTokens * row_bytes; b += kWarp * 2) {
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(rows + b), "h"(uint16_t{0}) : "memory");
+    for (int b = first + lane_ * kClearedBytes; b < end; b += kWarp * kClearedBytes) {
+      if constexpr (kClearedBytes == 1) {
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + b), "r"(0) : "memory");
+      } else {
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(at + b), "h"(uint16_t{0}) : "memory");
+      }
     }
   }
+
+  // Rows begin on so many bytes.
+  static constexpr int kClearedBytes = Config::kHasChannels ? 1 : 2;
 
   const uint32_t barriers_;  // shared memory: the keys', the values'
   uint32_t phase_ = 0;       // of both in the current step

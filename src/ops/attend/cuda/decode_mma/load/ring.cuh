@@ -18,7 +18,8 @@ namespace kvx::ops::cuda {
 // share their memory with nothing that comes later: PTX allows no other access there, and under
 // racecheck it shows.
 //
-// of a side's stage:       [codes][scales], each of all the step's tiles
+// of a side's stage:       [codes][scales], each of all the step's tiles; of dual-scale formats
+//                          [steps][zeros] of the block behind them
 // of a step's stage:       [keys' side][values' side]
 //
 // Two stages, one read and one on its way, hide memory's latency. A third does harm: what waits for
@@ -48,15 +49,21 @@ struct TileConfig {
   static constexpr int kTilesAtOnce = kHasStagesOfSides ? kSideStageTiles
                                       : !kIsFullPrecision && kTileBytes < kSmallTile ? 2
                                                                                      : 1;
+  // Dual-scale formats: a step's tokens are of one block, whose channels are the stage's end.
+  static constexpr bool kHasChannels = Keys::Copy::kChannelBytes > 0;
+  static_assert(kHasChannels == (Values::Copy::kChannelBytes > 0));
   // Of a step, each over as many tiles. In a loop that is not unrolled, so that its instructions
   // stay in their cache and its scores in registers.
-  static constexpr int kPasses = kTilesAtOnce > 2 && (NTiles > 1 || !Keys::kHasRoomForSteps) ? 2
-                                                                                             : 1;
+  static constexpr int kPasses = !kHasChannels && kTilesAtOnce > 2 &&
+                                         (NTiles > 1 || !Keys::kHasRoomForSteps)
+                                     ? 2
+                                     : 1;
   static constexpr int kStages = kIsFullPrecision ? 1 : 2;
   static constexpr int kStepTokens = kTilesAtOnce * kTileTokens;
 
-  static constexpr int kKeyBytes = kTilesAtOnce * Keys::Copy::kBytes;
-  static constexpr int kValueBytes = kTilesAtOnce * Values::Copy::kBytes;
+  static constexpr int kKeyBytes = kTilesAtOnce * Keys::Copy::kBytes + Keys::Copy::kChannelBytes;
+  static constexpr int kValueBytes =
+      kTilesAtOnce * Values::Copy::kBytes + Values::Copy::kChannelBytes;
   static constexpr int kSideBytes = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
   static constexpr int kStageBytes = kHasStagesOfSides ? kSideBytes : kKeyBytes + kValueBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
@@ -66,14 +73,16 @@ struct TileConfig {
   static constexpr bool kIsPacked = kTileBytes < 64 * Keys::kDim;
   // Shorter rows have fewer sums; of longer ones fewer warps fit, which have more registers.
   static constexpr bool kSharesQueries =
-      NTiles > 1 && !kIsFullPrecision && kIsPacked && Keys::kDim == 128;
+      NTiles > 1 && !kIsFullPrecision && !kHasChannels && kIsPacked && Keys::kDim == 128;
   static constexpr int kQueriesAt = kBarrierBytes;
-  static constexpr int kQueryBytes =
-      kSharesQueries ? (NTiles - 1) * SharedQueries<Keys::kDim>::kBytes : 0;
+  // Those of dual-scale formats, which every stage multiplies by its block's steps, all do.
+  static constexpr int kSharedColumns = kHasChannels ? NTiles : kSharesQueries ? NTiles - 1 : 0;
+  static constexpr int kQueryBytes = kSharedColumns * SharedQueries<Keys::kDim>::kBytes;
   static constexpr int kRingAt = kQueriesAt + kQueryBytes;
   // Where a step has many tokens, its values' scales go through a table.
   static constexpr bool kHasScaleTable = kHasStagesOfSides && Values::kHasScales;
   static constexpr int kTableBytes = [] {
+    if constexpr (kHasChannels) return std::max(Keys::kTableBytes, Values::kTableBytes);
     if constexpr (kHasScaleTable) return Values::template Table<kTilesAtOnce>::kBytes;
     return 0;
   }();

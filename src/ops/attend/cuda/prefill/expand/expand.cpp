@@ -1,0 +1,54 @@
+// Where expanded rows lie in the workspace.
+#include "ops/attend/cuda/prefill/expand/expand.hpp"
+
+#include "core/checked.hpp"
+#include "ops/attend/attend_cuda.hpp"
+
+namespace kvx::ops::cuda {
+namespace {
+
+int64_t block_bytes(const AttendArgs& args, const HeadRun& run, int head_dim) {
+  return int64_t{run.num_heads} * args.packed.block_size * head_dim * 2;
+}
+
+SideView expanded_side(const AttendArgs& args, const HeadRun& run, int head_dim, uint8_t* base) {
+  SideView side;
+  side.spec = format::make_spec(format::FormatId::kBF16).value();
+  side.head_dim = head_dim;
+  const int64_t row_bytes = int64_t{head_dim} * 2;
+  side.codes = {base, block_bytes(args, run, head_dim), row_bytes,
+                args.packed.block_size * row_bytes};
+  return side;
+}
+
+}  // namespace
+
+ExpandedLayout expanded_layout(const AttendArgs& args, const HeadRun& run, int64_t max_tokens) {
+  ExpandedLayout layout;
+  layout.blocks_of_sequence = ceil_div<int64_t>(max_tokens, args.packed.block_size);
+  layout.num_blocks = layout.blocks_of_sequence * args.num_sequences;
+  layout.values_at = layout.num_blocks * block_bytes(args, run, run.k.head_dim);
+  layout.ids_at = layout.values_at + layout.num_blocks * block_bytes(args, run, run.v.head_dim);
+  layout.bytes = round_up<int64_t>(layout.ids_at + layout.num_blocks * 4, kCudaWorkspaceAlignment);
+  return layout;
+}
+
+AttendArgs expanded_args(const AttendArgs& args, const HeadRun& of_call, int64_t max_tokens,
+                         uint8_t* workspace, HeadRun& run) {
+  const ExpandedLayout layout = expanded_layout(args, of_call, max_tokens);
+  run = {of_call.first_head, of_call.num_heads,
+         expanded_side(args, of_call, of_call.k.head_dim, workspace),
+         expanded_side(args, of_call, of_call.v.head_dim, workspace + layout.values_at)};
+  AttendArgs expanded = args;
+  expanded.packed.num_blocks = layout.num_blocks;
+  expanded.packed.runs = {&run, 1};
+  expanded.full_precision = {};
+  expanded.num_sink_blocks = nullptr;
+  expanded.first_recent_block = nullptr;
+  expanded.block_table = {reinterpret_cast<int32_t*>(workspace + layout.ids_at),
+                          layout.blocks_of_sequence};
+  expanded.max_blocks_per_sequence = layout.blocks_of_sequence;
+  return expanded;
+}
+
+}  // namespace kvx::ops::cuda
