@@ -419,7 +419,11 @@ std::vector<Check> append_checks() {
                                     {Order::kRecord, "records"},
                                     {Order::kGaps, "with gaps"},
                                     {Order::kFragments, "in fragments"},
-                                    {Order::kPages, "to pages"}};
+                                    {Order::kPages, "to pages"},
+                                    {Order::kVllmNhd, "as vLLM, NHD"},
+                                    {Order::kVllmHnd, "as vLLM, HND"},
+                                    {Order::kFlashInfer, "as FlashInfer, HND"},
+                                    {Order::kTurboMind, "as TurboMind"}};
   for (const FormatFacts& facts : all_formats()) {
     const kvx_format_t format = facts.format;
     for (const NamedOrder& order : kOrders) {

@@ -19,7 +19,9 @@ void attends(const Provider& provider, const AttendCase& attend_case) {
 }
 
 void attends_in_every_order(const Provider& provider, kvx_format_t format) {
-  for (const Order order : {Order::kNhd, Order::kHnd, Order::kRecord, Order::kPages}) {
+  for (const Order order :
+       {Order::kNhd, Order::kHnd, Order::kRecord, Order::kPages, Order::kVllmNhd, Order::kVllmHnd,
+        Order::kFlashInfer, Order::kTurboMind}) {
     AttendCase attend_case;
     attend_case.layer.set_formats(format, format).order = order;
     attends(provider, attend_case);

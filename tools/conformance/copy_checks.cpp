@@ -80,7 +80,8 @@ LayerCase layer_of(kvx_format_t k, kvx_format_t v, Order order = Order::kNhd) {
 }
 
 void copies_as_stored(const Provider& provider, kvx_format_t format) {
-  for (const Order to : {Order::kHnd, Order::kRecord, Order::kGaps, Order::kPages}) {
+  for (const Order to : {Order::kHnd, Order::kRecord, Order::kGaps, Order::kPages, Order::kVllmNhd,
+                         Order::kVllmHnd, Order::kFlashInfer, Order::kTurboMind}) {
     CopyCall(provider, layer_of(format, format), layer_of(format, format, to)).must_copy(provider);
   }
   CopyCall whole(provider, layer_of(format, format), layer_of(format, format));
@@ -175,7 +176,11 @@ void transcodes(const Provider& provider, kvx_format_t from, kvx_format_t to) {
   for (const kvx_dtype_t slot_dtype : kIndexTypes) {
     TranscodeCall(provider, layer_of(from, from), target, slot_dtype).must_transcode(provider);
   }
-  TranscodeCall(provider, layer_of(from, from), layer_of(to, to, Order::kPages))
+  for (const Order order : {Order::kPages, Order::kVllmNhd, Order::kTurboMind}) {
+    TranscodeCall(provider, layer_of(from, from), layer_of(to, to, order)).must_transcode(provider);
+  }
+  TranscodeCall(provider, layer_of(from, from, Order::kVllmHnd),
+                layer_of(to, to, Order::kFlashInfer))
       .must_transcode(provider);
 }
 

@@ -111,7 +111,8 @@ struct RowGatherCall {
 
 void gathers_in_every_order(const Provider& provider, kvx_format_t format) {
   for (const Order order :
-       {Order::kNhd, Order::kHnd, Order::kRecord, Order::kGaps, Order::kPages}) {
+       {Order::kNhd, Order::kHnd, Order::kRecord, Order::kGaps, Order::kPages, Order::kVllmNhd,
+        Order::kVllmHnd, Order::kFlashInfer, Order::kTurboMind}) {
     RowGatherCase gather_case;
     gather_case.layer.set_formats(format, format).order = order;
     gather_case.layer.v_dim = 96;

@@ -86,6 +86,8 @@ void VerbLayer::describe_run(const Provider& provider, Run& run, const std::stri
     require_status(provider.describe_pages(&page, pages.data(), run.run.num_heads, &run.sides[0],
                                            &run.sides[1]),
                    KVX_STATUS_OK, "kvx_describe_pages");
+  } else if (is_engines(given.order)) {
+    describe_engines_block(run, name);
   } else {
     describe_side(run, 0, name + "K");
     if (given.v_dim != 0 && !given.v_is_prefix) describe_side(run, 1, name + "V");
@@ -106,8 +108,7 @@ void VerbLayer::describe_side(Run& run, int index, const std::string& name) {
   const int64_t tokens = given.block_size;
   const int64_t code_bytes = format.code_bytes(dim);
   const int64_t scale_bytes = int64_t{format.groups_per_row(dim)} * format.scale_bytes();
-  side.head_dim = static_cast<uint32_t>(dim);
-  side.spec = &run.specs[index];
+  begin_side(run, index, name);
   // Bytes from row to row, and whether the rows of a head are adjacent.
   const bool is_record = given.order == Order::kRecord && given.scales == ScaleFrom::kRow;
   const int64_t row = code_bytes + (is_record ? (scale_bytes + 3) / 4 * 4 : 0) +
@@ -124,44 +125,11 @@ void VerbLayer::describe_side(Run& run, int index, const std::string& name) {
   Buffer& codes = memory_.add(name + " codes", side.code_block_stride * given.num_blocks);
   side.codes = codes.data();
   if (!format.has_scale()) return;
-  if (format.has_tensor_scale) {
-    side.tensor_scales =
-        memory_.add_list(name + " tensor scales",
-                         std::vector<float>(static_cast<size_t>(heads), given.tensor_scale));
-  }
-  side.scale_group_stride = format.scale_bytes();
-  if (is_record) {
-    side.scales = codes.data() + code_bytes;
-    side.scale_block_stride = side.code_block_stride;
-    side.scale_token_stride = side.code_token_stride;
-    side.scale_head_stride = side.code_head_stride;
-    return;
-  }
-  if (!writes_scales()) return give_scales(run, index, name);
-  const int64_t rows = given.scales == ScaleFrom::kPage ? 1 : tokens;
-  side.scale_token_stride = given.scales == ScaleFrom::kPage ? 0 : scale_bytes * heads;
-  side.scale_head_stride = scale_bytes;
-  side.scale_block_stride = scale_bytes * heads * rows;
-  side.scales = memory_.add(name + " scales", side.scale_block_stride * given.num_blocks).data();
-}
-
-// Scales from 1/32 to 1/4, different for every head and group.
-void VerbLayer::give_scales(Run& run, int index, const std::string& name) {
-  kvx_side_t& side = run.sides[index];
-  const FormatFacts& format = facts_of(static_cast<kvx_format_t>(run.specs[index].format));
-  const bool is_one = given.scales == ScaleFrom::kTensor;
-  const int groups = is_one ? 1 : format.groups_per_row(static_cast<int>(side.head_dim));
-  std::vector<uint8_t> scales;
-  const auto count = is_one ? 1 : static_cast<int>(run.run.num_heads) * groups;
-  for (int i = 0; i < count; ++i) {
-    const float amax =
-        static_cast<float>(1 + (i * 5 + index) % 7) * (format.element == &kE5M2 ? 1024.0f : 1.0f);
-    const std::vector<uint8_t> scale = encode_scale(format, amax, given.tensor_scale);
-    scales.insert(scales.end(), scale.begin(), scale.end());
-  }
-  side.scales = memory_.add_list(name + " given scales", scales);
-  side.scale_group_stride = is_one ? 0 : format.scale_bytes();
-  side.scale_head_stride = is_one ? 0 : int64_t{groups} * format.scale_bytes();
+  if (!is_record) return add_scales(run, index, name);
+  side.scales = codes.data() + code_bytes;
+  side.scale_block_stride = side.code_block_stride;
+  side.scale_token_stride = side.code_token_stride;
+  side.scale_head_stride = side.code_head_stride;
 }
 
 const VerbLayer::Run& VerbLayer::run_of(int64_t head) const {

@@ -18,7 +18,13 @@ enum class Order {
   kGaps,       // HND; 16 bytes between rows, 48 between blocks
   kFragments,  // [block, head, fragment, token, 4 bytes]
   kPages,      // the order of kvx_describe_pages
+  // Engines' orders, in which K and V share a buffer of blocks; verb_layer_engines.cpp draws them.
+  kVllmNhd,
+  kVllmHnd,
+  kFlashInfer,
+  kTurboMind,
 };
+bool is_engines(Order order);
 
 enum class ScaleFrom {
   kRow,     // computed by append, one a group of a row
@@ -94,6 +100,11 @@ class VerbLayer {
 
   void describe_run(const Provider& provider, Run& run, const std::string& name);
   void describe_side(Run& run, int side, const std::string& name);
+  void describe_engines_block(Run& run, const std::string& name);
+  // Numbers of a side that all orders have: its head_dim, spec and tensor scales.
+  void begin_side(Run& run, int side, const std::string& name);
+  // Scales in a buffer of their own.
+  void add_scales(Run& run, int side, const std::string& name);
   void give_scales(Run& run, int side, const std::string& name);
   const Run& run_of(int64_t head) const;
   const kvx_side_t& side_of(const Run& run, Side side) const;
