@@ -91,7 +91,8 @@ int main(int argc, char** argv) {
   app.add_option("formats", options.formats, "formats; default: ten of them");
   app.add_option("--levels", options.levels,
                  "CPU levels, which take turns; default: this machine's")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   app.add_option("--head-dim", options.shape.head_dim, "numbers of a row")
       ->check(CLI::Range(16, 256));
   app.add_option("--rows", options.shape.rows, "query rows")->check(CLI::Range(1, 8));

@@ -37,6 +37,11 @@ inline void prepare_nothing(const format::FormatSpec&, int, const float*, int, f
 // As many tokens at once as there are registers for their sums.
 inline constexpr int kTokensTogether = kLanes<Widest> == 16 ? 4 : 2;
 
+// The tokens for which a query's numbers are loaded once: all of them where the registers hold
+// their numbers beside the sums.
+template <class Loader>
+inline constexpr int kKeysTogether = Loader::kNumbers <= 2 * kLanes<Widest> ? kTokensTogether : 1;
+
 // sums[i][r] = tokens i's key times row r's query, lane by lane. IsGrouped: a key has several
 // steps, which are multiplied in here.
 template <class Loader, bool IsGrouped, int Rows>
@@ -45,19 +50,23 @@ KVX_INLINE void multiply_keys(const ScoreParams& params, const FloatSteps& steps
   const int head_dim = params.keys.head_dim;
   const uint8_t* const* codes = params.keys.codes + token;
   constexpr int kVectors = Loader::kNumbers / kLanes<Widest>;
+  constexpr int kKeys = kKeysTogether<Loader>;
   const int group = IsGrouped ? steps.group : head_dim;
   const float* of_group = IsGrouped ? steps.steps + token : nullptr;
   for (int first = 0; first < head_dim; first += group) {
     const int end = first + group < head_dim ? first + group : head_dim;
     for (int d = first; d < end; d += Loader::kNumbers) {
-      for (int i = 0; i < kTokensTogether; ++i) {
-        Widest key[kVectors];
-        Loader::load_part(codes[i], d, key);
+      for (int t = 0; t < kTokensTogether; t += kKeys) {
+        Widest keys[kKeys][kVectors];
+        for (int i = 0; i < kKeys; ++i) {
+          Loader::load_part(codes[t + i], d, keys[i]);
+          for (int v = 0; IsGrouped && v < kVectors; ++v) keys[i][v] *= of_group[t + i];
+        }
         for (int v = 0; v < kVectors; ++v) {
-          if (IsGrouped) key[v] *= of_group[i];
           const float* queries = params.queries + int64_t{row} * head_dim + d + v * kLanes<Widest>;
           for (int r = 0; r < Rows; ++r) {
-            sums[i][r] += key[v] * load<Widest>(queries + int64_t{r} * head_dim);
+            const Widest query = load<Widest>(queries + int64_t{r} * head_dim);
+            for (int i = 0; i < kKeys; ++i) sums[t + i][r] += keys[i][v] * query;
           }
         }
       }
@@ -110,6 +119,13 @@ bool score_floats(const ScoreParams& params) {
 
 // ---- Values
 
+// Tokens between two steps of the prefetcher, which has as many instructions as a token's products.
+inline constexpr int kTokensAStep = 4;
+
+constexpr int value_steps(int num_tokens) {
+  return (num_tokens + kTokensAStep - 1) / kTokensAStep;
+}
+
 // Parts of the loader's numbers from `number` on. weights: [Rows, kMaxTileTokens].
 template <class Loader, int Rows, int Parts>
 KVX_INLINE void add_float_parts(const ValueParams& params, const float* weights, int row,
@@ -124,14 +140,19 @@ KVX_INLINE void add_float_parts(const ValueParams& params, const float* weights,
       sums[r][v] = load<Widest>(target + int64_t{r} * head_dim + v * kLanes<Widest>);
     }
   }
-  for (int t = 0; t < params.values.num_tokens; ++t) {
-    Widest value[kVectors];
-    for (int p = 0; p < Parts; ++p) {
-      Loader::load_part(params.values.codes[t], number + p * Loader::kNumbers, value + p * kLoaded);
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const float weight = weights[r * kMaxTileTokens + t];
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += value[v] * weight;
+  const int num_tokens = params.values.num_tokens;
+  const uint8_t* const* codes = params.values.codes;
+  for (int first = 0; first < num_tokens; first += kTokensAStep) {
+    const int end = first + kTokensAStep < num_tokens ? first + kTokensAStep : num_tokens;
+    for (int t = first; t < end; ++t) {
+      Widest value[kVectors];
+      for (int p = 0; p < Parts; ++p) {
+        Loader::load_part(codes[t], number + p * Loader::kNumbers, value + p * kLoaded);
+      }
+      for (int r = 0; r < Rows; ++r) {
+        const float weight = weights[r * kMaxTileTokens + t];
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += value[v] * weight;
+      }
     }
     params.prefetcher.step();
   }
@@ -189,8 +210,9 @@ bool add_float_values(const ValueParams& params) {
   const int parts_together = steps.num_groups == 1 ? kFloatPartsTogether<Loader> : 1;
   const int passes =
       (params.values.head_dim / Loader::kNumbers + parts_together - 1) / parts_together;
-  params.prefetcher.pace(PhaseShares::kUnpackValues + PhaseShares::kAddValues,
-                         passes * params.values.num_tokens * num_row_chunks(params.num_rows));
+  params.prefetcher.pace(
+      PhaseShares::kUnpackValues + PhaseShares::kAddValues,
+      passes * value_steps(params.values.num_tokens) * num_row_chunks(params.num_rows));
   for_row_chunks(params.num_rows, [&]<int Rows>(int row) {
     add_float_chunk<Loader, Rows>(params, steps, row, weights);
   });

@@ -1,5 +1,5 @@
 // The steps of a tile with AVX-512: a vector of tokens at a time, where rows have four or eight
-// bytes of scales side by side, which most rows of 128 and 64 numbers have.
+// bytes of scales side by side, which most rows of 128 and 64 numbers have, or one F32 scale.
 #pragma once
 
 #include <immintrin.h>
@@ -121,10 +121,23 @@ KVX_INLINE bool load_sorted_steps(const PackedTile& tile, int row_bytes, float f
   return row_bytes == 4 && load_sorted_steps<T, 4>(tile, factor, steps);
 }
 
+// Rows of one F32 scale each.
+KVX_INLINE void load_single_steps(const PackedTile& tile, float factor, float* steps) {
+  alignas(64) uint8_t copy[kTokenStep * sizeof(float)];
+  for (int t = 0; t < tile.padded_tokens(); t += kTokenStep) {
+    const __m512 scales = _mm512_loadu_ps(sixteen_rows<sizeof(float)>(tile.scales + t, copy));
+    _mm512_storeu_ps(steps + t, _mm512_mul_ps(scales, _mm512_set1_ps(factor)));
+  }
+}
+
 // load_steps for such rows. False: the tile has other rows, or an uncommon scale.
 KVX_INLINE bool load_sorted_steps(const PackedTile& tile, format::ScaleType type, int count,
                                   float factor, float* steps) {
   using format::ScaleType;
+  if (type == ScaleType::kF32 && count == 1) {
+    load_single_steps(tile, factor, steps);
+    return true;
+  }
   const int bytes = format::bytes_of(type);
   if (tile.scale_group_stride != bytes && !tile.spec->is_affine()) return false;
   switch (type) {
