@@ -11,7 +11,10 @@ import pytest
 
 # What each program does until it is interrupted; ready() says that the long verb comes now.
 BEFORE = """
-import os, sys, time, numpy as np, kvx
+import os, signal, sys, time, numpy as np, kvx
+
+# A shell's background job is born with SIGINT ignored, and Python then leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def is_interrupted(verb):
     started = time.monotonic()
