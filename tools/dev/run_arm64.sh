@@ -3,4 +3,6 @@
 # `max` has everything that qemu emulates).
 #
 #   KVX_ARM_CPU=neoverse-n1 tools/dev/run_arm64.sh PROGRAM [ARGUMENT...]
+# A program cannot start itself again (the system has no emulator for its kind): death tests fork.
+export GTEST_DEATH_TEST_STYLE=fast
 exec qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "${KVX_ARM_CPU:-max}" "$@"
