@@ -159,6 +159,17 @@ std::vector<Check> attend_checks() {
     pages.table.pages = true;
     add_case("by a RAGGED table of pages of " + name_of(dtype), pages);
   }
+  add_case("by a KV_OFFSETS table",
+           with([](AttendCase& c) { c.table.format = KVX_BLOCK_TABLE_KV_OFFSETS; }));
+  const AttendCase beams = with([](AttendCase& c) {
+    c.table = {.format = KVX_BLOCK_TABLE_KV_OFFSETS,
+               .beams = 2,
+               .blocks = {{3, 0, 1}, {3, 2, 4}, {4, 2}, {1, 0}},
+               .lengths = {10, 10, 7, 7}};
+    c.q_lens = {2, 1, 1, 3};
+  });
+  add("by a KV_OFFSETS table of 2 beams", beams,
+      [beams](const Provider& p) { AttendCall(p, beams).must_attend(p); });
   add("in the caller's threads", long_case(KVX_FORMAT_INT8), attends_in_the_callers_threads);
   add("reads no block before the window", case_of(KVX_FORMAT_BF16, KVX_FORMAT_BF16),
       reads_no_block_before_the_window);

@@ -39,7 +39,7 @@ struct RowGatherCall {
     args.seq_lens = &table.seq_lens;
     args.k = &k.rows;
     args.v = &v.rows;
-    args.num_ranges = table.table.seq_count;
+    args.num_ranges = table.table.seq_count * table.table.beam_width;
     Ranges& ranges = given.ranges;
     if (ranges.sequences.empty()) {
       int64_t row = 0;
@@ -343,6 +343,16 @@ std::vector<Check> row_gather_checks() {
           Features(halves.needs()).add(table.needs()),
           [table = table](const Provider& p) { gathers_by_table(p, table); });
     }
+  }
+  TableCase offsets = {.format = KVX_BLOCK_TABLE_KV_OFFSETS,
+                       .blocks = {{3, 0, 1}, {2, 4}, {1}, {3}},
+                       .lengths = {9, 7, 4, 4}};
+  for (const uint32_t beams : {1u, 2u}) {
+    if (beams > 1) offsets.lengths[0] = 7;
+    offsets.beams = beams;
+    add(fmt::format("by a KV_OFFSETS table of {} beams", beams),
+        Features(halves.needs()).add(offsets.needs()),
+        [offsets](const Provider& p) { gathers_by_table(p, offsets); });
   }
   for (const Arrangement& arrangement : arrangements()) {
     Features needs = arrangement.needs();

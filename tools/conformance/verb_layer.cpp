@@ -317,51 +317,6 @@ void FloatTensor::expect_row(Memory& memory, int64_t token, int64_t head,
 
 // ---- tables
 
-Features TableCase::needs() const {
-  Features needs;
-  needs.add(kTableFormats, format).add(kIndexDtypes, dtype);
-  if (pages) needs.add_flags(kTableFlags, KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES);
-  return needs;
-}
-
-VerbTable::VerbTable(Memory& memory, const TableCase& given, int64_t block_size) {
-  const bool is_ragged = given.format == KVX_BLOCK_TABLE_RAGGED;
-  size_t width = 1;
-  for (const std::vector<int64_t>& row : given.blocks) width = std::max(width, row.size());
-  std::vector<int64_t> indices;
-  std::vector<int64_t> sums = {0};
-  for (size_t s = 0; s < given.blocks.size(); ++s) {
-    const std::vector<int64_t>& row = given.blocks[s];
-    if (is_ragged && !given.pages) {
-      for (int64_t t = 0; t < given.lengths[s]; ++t) {
-        indices.push_back(row[static_cast<size_t>(t / block_size)]);
-      }
-    } else {
-      indices.insert(indices.end(), row.begin(), row.end());
-      if (!is_ragged) indices.resize(indices.size() + width - row.size(), -1);
-    }
-    sums.push_back(static_cast<int64_t>(indices.size()));
-  }
-  table.size = sizeof table;
-  table.format = given.format;
-  table.index_dtype = given.dtype;
-  table.seq_count = static_cast<uint32_t>(given.blocks.size());
-  table.beam_width = 1;
-  table.indices = add_indices(memory, "table", indices, given.dtype);
-  table.indices_count = static_cast<uint32_t>(indices.size());
-  if (is_ragged) {
-    table.indptr_dtype = given.dtype;
-    table.indptr = add_indices(memory, "prefix sums", sums, given.dtype);
-    table.indptr_count = static_cast<uint32_t>(sums.size());
-    table.flags = given.pages ? KVX_BLOCK_TABLE_FLAG_RAGGED_PAGES : 0;
-  }
-  table.max_blocks_per_seq = static_cast<uint32_t>(width);
-  seq_lens.size = sizeof seq_lens;
-  seq_lens.dtype = given.dtype;
-  seq_lens.seq_count = table.seq_count;
-  seq_lens.lengths = add_indices(memory, "lengths", given.lengths, given.dtype);
-}
-
 void require_unchanged_but_expected(const Memory& memory, const std::string& call) {
   const std::optional<Difference> difference = memory.first_difference();
   if (!difference) return;

@@ -150,6 +150,7 @@ kvx_rows_t rows_of_v1(const kvx_tensor_desc_t& tensor);
 struct TableCase {
   kvx_block_table_format_t format = KVX_BLOCK_TABLE_PACKED;
   bool pages = false;  // RAGGED
+  uint32_t beams = 1;  // KV_OFFSETS: so many rows after each other have one length
   kvx_dtype_t dtype = KVX_DTYPE_S32;
   std::vector<std::vector<int64_t>> blocks;
   std::vector<int64_t> lengths;
