@@ -1,3 +1,4 @@
+// trace_call by ptrace: the call runs in a child, which its parent steps from one stop to the next.
 #include "bench/cpu/single_step.hpp"
 
 #if defined(__linux__) && defined(__x86_64__)

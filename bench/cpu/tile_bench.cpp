@@ -96,10 +96,11 @@ int main(int argc, char** argv) {
   app.add_option("--head-dim", options.shape.head_dim, "numbers of a row")
       ->check(CLI::Range(16, 256));
   app.add_option("--rows", options.shape.rows, "query rows")->check(CLI::Range(1, 8));
-  app.add_option("--rounds", options.rounds, "rounds of ten calls")->check(CLI::PositiveNumber);
+  app.add_option("--rounds", options.rounds, "rounds of ten calls")->check(CLI::Range(1, 1000000));
   app.add_flag("--fast", fast, "queries of 8 bits");
   app.add_flag("--count", options.counts, "instructions instead of times");
-  app.add_option("--calls", options.calls, "make so many calls and print nothing");
+  app.add_option("--calls", options.calls, "make so many calls and print nothing")
+      ->check(CLI::Range(1, 1000000));
   app.add_option("--trace", options.trace, "file for the addresses of a call's instructions");
   CLI11_PARSE(app, argc, argv);
   if (options.levels.empty()) {

@@ -20,9 +20,10 @@ namespace kvx::bench {
 using ops::Precision;
 using ops::cpu::kMaxTileTokens;
 
+// What all cases of a run have in common.
 struct Shape {
   int head_dim = 128;
-  int rows = 4;  // queries
+  int rows = 4;  // of queries, at most 8
   Precision precision = Precision::kAccurate;
 };
 
@@ -82,6 +83,9 @@ class Case {
     const auto id = format::format_named(format);
     if (!id) fail(fmt::format("{} is no format", format));
     spec_ = must(format::make_spec(*id));
+    if (spec_.is_dual()) fail(fmt::format("{} quantises whole blocks; a tile has rows", format));
+    const Status fits = format::check_head_dim(spec_, shape.head_dim);
+    if (!fits.ok()) fail(fits.error().message);
     const device::CpuLevel cpu = level_named(level);
     kernels_ = ops::cpu::tile_kernels(cpu).find_packed(spec_, shape.head_dim, shape.precision);
     if (!kernels_) fail(fmt::format("{} has no packed kernels at {}", format, level));
