@@ -1,8 +1,9 @@
 """Published rules of quantised KV caches, as functions from rows to the rows that are read back.
 
-Each rule is written from its paper or from llama.cpp's format, for rows of one block: a tensor
-[heads, blocks, tokens, head_dim] of K (after RoPE) or V. It returns what attention would read, in
-float32, and nothing is packed. `bits` counts every scale and zero that the rule stores.
+Each rule is written from its published description or from llama.cpp's format, for rows of one
+block: a tensor [heads, blocks, tokens, head_dim] of K (after RoPE) or V. It returns what attention
+would read, in float32, and nothing is packed. `bits` counts every scale and zero that the rule
+stores.
 """
 
 import math
@@ -97,7 +98,7 @@ def kivi(bits, group):
     return Rule(name, lambda head_dim, block: bits + 32 / group, keys, values)
 
 
-# --- KVarN (2026): rotation, variance normalisation along both axes, min/max rounding ---------
+# --- KVarN: rotation, variance normalisation along both axes, min/max rounding ----------------
 
 _LOG_SCALES = (-0.3, 10.0)
 _DEVIATIONS = (1e-3, 1e3)
