@@ -227,7 +227,7 @@ class Planner {
     const size_t store = one.source - tiers_.size();
     answers_[store].tier->start_load(
         load, *answers_[store].lookup->find(one.block, load.group, load.kind),
-        promotion_.from_stores[store].group);
+        promotion_.from_stores[store].group, promotion_.from_stores[store].end);
     return true;
   }
 

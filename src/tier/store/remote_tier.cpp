@@ -152,7 +152,7 @@ bool RemoteTier::wait_for(const StoreLookup& lookup) const {
 // The job has a user of the pool's block and a pin of the node of its own: the promotion may be
 // released before it has finished.
 void RemoteTier::start_load(const TierLoad& load, BlockName name,
-                            std::shared_ptr<TransferGroup> group) {
+                            std::shared_ptr<TransferGroup> group, Clock::time_point end) {
   Jobs one(1);
   Job& job = one.front();
   job.name = std::move(name);
@@ -161,6 +161,7 @@ void RemoteTier::start_load(const TierLoad& load, BlockName name,
   job.group = std::move(group);
   job.held.push_back({load.block_class, load.first_id, load.node});
   job.pushed = Clock::now();
+  job.end = end;
   if (!first_.pool->retain(load.block_class, load.first_id).ok()) return;
   first_.index->pin(load.node);
   ++num_holding_;
@@ -203,8 +204,9 @@ void RemoteTier::give_back(const Held& held) {
 
 bool RemoteTier::has_late_loads() const {
   const std::lock_guard lock(mutex_);
-  const auto holds_late = [this](const Job& job) { return !job.held.empty() && is_late(job); };
-  return std::ranges::any_of(loads_, holds_late) || std::ranges::any_of(loading_, holds_late);
+  const auto holds_late = [](const Job& job) { return !job.held.empty() && is_late(job); };
+  return std::ranges::any_of(loads_, holds_late) || std::ranges::any_of(loading_, holds_late) ||
+         !loaded_.empty();  // ended since the last collect()
 }
 
 void RemoteTier::cancel_late_loads() {

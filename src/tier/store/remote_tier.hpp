@@ -105,8 +105,10 @@ class RemoteTier {
   // Up to the timeout; whether it has answered.
   bool wait_for(const StoreLookup& lookup) const;
 
-  // The store's block sets out for the pool's that the load names.
-  void start_load(const TierLoad& load, BlockName name, std::shared_ptr<TransferGroup> group);
+  // The store's block sets out for the pool's that the load names. From `end` on, when nobody waits
+  // for its group any more, cancel_late_loads() takes that block from it.
+  void start_load(const TierLoad& load, BlockName name, std::shared_ptr<TransferGroup> group,
+                  std::chrono::steady_clock::time_point end);
   bool is_done(const TransferGroup& group) const;
   // Up to the moment.
   void wait_until(const TransferGroup& group, std::chrono::steady_clock::time_point end) const;
@@ -158,7 +160,8 @@ class RemoteTier {
     std::shared_ptr<TransferGroup> group;  // of a load
     std::list<Held> held;                  // of a store until its copy is taken; or none any more
     Clock::time_point pushed;
-    bool is_done = false;  // stored, or loaded
+    Clock::time_point end;  // of a load: it is late from here on
+    bool is_done = false;   // stored, or loaded
   };
   using Jobs = std::list<Job>;
   // What a thread of its own copies by.
@@ -176,7 +179,7 @@ class RemoteTier {
   const RecordKey* key() const { return options_.key ? &*options_.key : nullptr; }
   void stop();
   void give_back(const Held& held);
-  bool is_late(const Job& job) const { return Clock::now() >= job.pushed + options_.timeout; }
+  static bool is_late(const Job& job) { return Clock::now() >= job.end; }
   uint32_t& known_birth(const TierLoad& load);
   Jobs take_batch(Jobs& queue, const Side& side) const;
   void run_stores();
