@@ -17,8 +17,7 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 constexpr int kBlockSize = 64;
-constexpr double kOrderOfSums = 1e-4;  // by which results of other step sizes may differ
-constexpr int kTokens = 330;           // 4 blocks leave a window of one block and the open one
+constexpr int kTokens = 330;  // 4 blocks leave a window of one block and the open one
 
 class DualScaleCache : public testing::TestWithParam<const char*> {
  protected:
@@ -26,6 +25,12 @@ class DualScaleCache : public testing::TestWithParam<const char*> {
     return config_of(fmt::format("{}:{}", GetParam(), options), kBlockSize);
   }
 };
+
+// By which results of other step sizes may differ: sums have another order, and on a GPU queries
+// and weights are rounded to 16 bits, by another kernel for prompts.
+double order_of_sums() {
+  return is_on_gpu() ? 5e-3 : 1e-4;
+}
 
 std::vector<float> gathered(const KvCache& cache, int sequence, int64_t num_tokens) {
   std::vector<float> k(static_cast<size_t>(num_tokens) * kNumKvHeads * kHeadDim);
@@ -47,7 +52,7 @@ TEST_P(DualScaleCache, StoresTheSameBitsHoweverTheTokensAreCutIntoSteps) {
     outputs[i] = feed(*cache, sequence, stream, 0, kTokens, step_tokens[i]);
     keys[i] = gathered(*cache, sequence, kTokens);
   }
-  EXPECT_LT(relative_rms(outputs[0], outputs[1]), kOrderOfSums);
+  EXPECT_LT(relative_rms(outputs[0], outputs[1]), order_of_sums());
   EXPECT_EQ(keys[0], keys[1]);
 }
 
@@ -91,7 +96,7 @@ TEST_P(DualScaleCache, ForksAndCutsWithinTheWindowGoOn) {
   const std::vector<float> expected = feed(*cache, sequence, stream, 300, kEnd, 7);
   EXPECT_EQ(feed(*cache, fork, stream, 300, kEnd, 7), expected);
   ASSERT_TRUE(cache->truncate_sequence(fork, 300).ok());
-  EXPECT_LT(relative_rms(feed(*cache, fork, stream, 300, kEnd, 1), expected), kOrderOfSums);
+  EXPECT_LT(relative_rms(feed(*cache, fork, stream, 300, kEnd, 1), expected), order_of_sums());
   EXPECT_EQ(cache->truncate_sequence(fork, 130).error().code, ErrorCode::kUnsupported);
 }
 
