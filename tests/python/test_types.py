@@ -45,7 +45,7 @@ def check_script(script, tmp_path):
         for i, line in enumerate(script.read_text().splitlines(), 1)
         if "  # error: " in line
     }
-    assert expected and found.keys() == expected.keys()
+    assert expected and found.keys() == expected.keys(), found
     for number, words in expected.items():
         assert any(words in message for message in found[number]), (number, words, found[number])
 

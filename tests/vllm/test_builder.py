@@ -154,7 +154,7 @@ def test_a_layer_asks_for_the_workspace_of_the_largest_step(monkeypatch):
     made = config()
     made.cache_config = SimpleNamespace(block_size=None)  # none is named yet
     impl.config = made
-    workspace = impl.reserve_workspace("cpu")
+    workspace = impl.workspace_on("cpu")
     assert workspace.dtype == torch.uint8 and workspace.numel() >= 1
     assert impl.pages is None  # its scales may not be there yet
 
