@@ -174,7 +174,9 @@ void KvStep::release_pages() {
 // Every block that the step writes to is acquired before anything moves.
 Status KvStep::acquire_blocks(std::unique_lock<std::mutex>& lock) {
   Status status = acquire_growths();
-  if (!status.ok() && table_.has_stores()) {  // a block on its way out is free when it is there
+  if (!status.ok() && table_.tiers) {
+    // A block on its way out is free when it is there, one of a load that is late or has just ended
+    // at once.
     table_.drain_stores(lock);
     status = acquire_growths();
   }

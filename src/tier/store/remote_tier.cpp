@@ -205,8 +205,7 @@ void RemoteTier::give_back(const Held& held) {
 bool RemoteTier::has_late_loads() const {
   const std::lock_guard lock(mutex_);
   const auto holds_late = [](const Job& job) { return !job.held.empty() && is_late(job); };
-  return std::ranges::any_of(loads_, holds_late) || std::ranges::any_of(loading_, holds_late) ||
-         !loaded_.empty();  // ended since the last collect()
+  return std::ranges::any_of(loads_, holds_late) || std::ranges::any_of(loading_, holds_late);
 }
 
 void RemoteTier::cancel_late_loads() {
