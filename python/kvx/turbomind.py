@@ -129,7 +129,7 @@ class TurbomindEngineConfig:
         if self.cache_block_seq_len < 1:
             raise Error(f"cache_block_seq_len is {self.cache_block_seq_len}; expected 1 or more")
         if self.capability is None:
-            self.capability = _capability_of_device()
+            self.capability = capability_of_device()
         if self.capability is None:
             if self.quant_policy == FP4_BIT:
                 warnings.warn("quant_policy 16 is not checked: capability is unknown", stacklevel=3)
@@ -191,7 +191,7 @@ class TurbomindEngineConfig:
         }
 
 
-def _capability_of_device() -> tuple[int, int] | None:
+def capability_of_device() -> tuple[int, int] | None:
     """(major, minor) of the current GPU of a torch that the program has imported."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():

@@ -38,6 +38,7 @@ class HostBlocks {
              nb::object stream, const nb::bytes& folder)
       : stream_(std::move(stream)), num_slots_(num_slots) {
     const ArrayPlace place = place_of(groups);
+    int64_t largest_page = 0;
     for (const std::vector<nb::object>& layers : groups) {
       int64_t offset = 0;
       std::vector<Layer>& group = groups_.emplace_back();
@@ -49,7 +50,7 @@ class HostBlocks {
         }
         group.push_back({std::move(pages), bytes, offset});
         offset += bytes;
-        largest_page_ = std::max(largest_page_, bytes);
+        largest_page = std::max(largest_page, bytes);
       }
       slot_bytes_ = std::max(slot_bytes_, offset);
       most_layers_ = std::max(most_layers_, group.size());
@@ -64,7 +65,7 @@ class HostBlocks {
     if (!bytes) throw CoreError(out_of_range("num_slots is {}; that is too many", num_slots));
     tier::TierLink link = link_to(place);
     if (folder.size() > 0) {
-      link = value_of(tier::file_link(folder.c_str(), std::move(link), largest_page_));
+      link = value_of(tier::file_link(folder.c_str(), std::move(link), largest_page));
       files_ = std::move(link.own_memory);
     }
     memory_ = value_of(link.memory->allocate(*bytes, "blocks in host memory"));
@@ -209,7 +210,6 @@ class HostBlocks {
   std::vector<std::vector<Layer>> groups_;
   int64_t slot_bytes_ = 0;
   size_t most_layers_ = 0;
-  int64_t largest_page_ = 0;
   std::unique_ptr<cache::Memory> pinned_;  // null: the pages are the host's
   std::unique_ptr<cache::Memory> files_;   // null: slots lie in memory
   cache::Region memory_;

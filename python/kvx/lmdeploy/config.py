@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.messages import QuantPolicy
 
@@ -21,6 +20,7 @@ from kvx.refusals import in_words
 from kvx.turbomind import (
     FP4_BIT,
     KvCacheMode,
+    capability_of_device,
     check_kv_cache_format,
     check_quant_policy,
     get_kv_cache_mode,
@@ -107,14 +107,8 @@ def recipe_of_policy(quant_policy: int, kv_cache_format: str = "auto") -> str:
         raise Error("quant_policy is 0, which is not quantised; expected 4, 8 or 16, or a recipe")
     if quant_policy != FP4_BIT:
         return _OF_POLICY[quant_policy]
-    return _OF_FP4_MODE[get_kv_cache_mode(quant_policy, _sm_version())]
-
-
-def _sm_version() -> int:
-    if not torch.cuda.is_available():
-        return 0
-    major, minor = torch.cuda.get_device_capability()
-    return major * 10 + minor
+    major, minor = capability_of_device() or (0, 0)
+    return _OF_FP4_MODE[get_kv_cache_mode(quant_policy, major * 10 + minor)]
 
 
 def _check_recipe(recipe: str) -> None:

@@ -202,7 +202,7 @@ bool needs_key_offsets(const AttendArgs& args, KernelKind kind) {
   return args.transform.k.block_offset != nullptr && kind != KernelKind::kReference;
 }
 
-// Of the largest run whose blocks a plan expands.
+// The bytes of bf16 rows that the largest run takes whose blocks a plan expands.
 int64_t expanded_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
                        const CallPlan& plan) {
   int64_t most = 0;
@@ -447,7 +447,8 @@ int64_t most_bytes_of_splits(const AttendArgs& args, const CudaAttendBounds& bou
   return parts == 0 ? 0 : layout_of(parts, run.v.head_dim, bounds.max_sequences).bytes;
 }
 
-// Of rows that prefill reads in the place of blocks, in a plan that another kernel was chosen for.
+// The most bytes that a call within the bounds takes for rows that prefill reads in the place of
+// blocks, for a run whose plan chose another kernel.
 int64_t most_expanded_bytes(const AttendArgs& args, const CudaAttendBounds& bounds,
                             const HeadRun& run) {
   const int64_t num_rows =
