@@ -146,13 +146,15 @@ void SequenceTable::drain_stores(std::unique_lock<std::mutex>& lock) const {
   constexpr auto kMostWait = std::chrono::milliseconds(100);
   auto end = std::chrono::steady_clock::now() + kMostWait;
   tiers->cancel_late_loads();
-  tiers->make_room_for_stores();
   while (tiers->num_stores() > 0) {
+    const bool wait_for_room = tiers->has_stores_without_room();
     lock.unlock();
-    const bool are_there = tiers->wait_for_stores_until(end);
+    const bool are_there =
+        wait_for_room ? tiers->wait_for_room_until(end) : tiers->wait_for_stores_until(end);
     lock.lock();
     collect();
     if (are_there) continue;
+    tiers->make_room_for_stores();
     tiers->cancel_waiting_stores();  // what is under way is one batch
     end = std::chrono::steady_clock::time_point::max();
   }

@@ -60,8 +60,9 @@ struct SequenceTable {
   bool has_stores() const { return tiers && (tiers->num_stores() > 0 || tiers->has_late_loads()); }
   // Opens the lock while it waits until no block is under way between tiers.
   void drain(std::unique_lock<std::mutex>& lock) const;
-  // Opens the lock while it waits until no block of the pool is on its way out. After 100 ms
-  // those that have not begun stay in the pool alone: a slow tier holds nobody up for longer.
+  // Opens the lock while it waits until no block of the pool is on its way out. A slow tier holds
+  // nobody up for more than 100 ms: after that, those that have not begun their way to a disk or a
+  // store stay in the pool alone, and those that wait for room in memory take others' places.
   // Loads that are late give their blocks back.
   void drain_stores(std::unique_lock<std::mutex>& lock) const;
   void warn_of_nonfinite_inputs();

@@ -100,6 +100,8 @@ class HostTier final : public cache::EvictionListener {
     return queue_->wait_for_all_until(end);
   }
   bool is_idle() const { return jobs_.is_empty() && waiting_.empty(); }
+  // Whether blocks wait until others have moved down.
+  bool has_waiting_stores() const { return !waiting_.empty(); }
   // Blocks that are under way to this tier.
   int64_t num_stores() const { return static_cast<int64_t>(stores_under_way_.size()); }
 

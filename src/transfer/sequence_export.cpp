@@ -2,8 +2,8 @@
 #include "transfer/sequence_export.hpp"
 
 #include <chrono>
-#include <random>
 
+#include "core/random_id.hpp"
 #include "transfer/open_component.hpp"
 #include "transfer/peer.hpp"
 
@@ -24,8 +24,7 @@ Result<std::unique_ptr<SequenceExport>> SequenceExport::create(kv::KvCache& cach
   KVX_RETURN_IF_ERROR(cache.save_sequence(sequence, file.path()));
   KVX_RETURN_IF_ERROR(file.open_written());
   std::unique_ptr<SequenceExport> made(new SequenceExport(functions, std::move(file)));
-  std::random_device random;
-  made->id_ = uint64_t{random()} << 32 | random();
+  made->id_ = random_id();
   made->shares_memory_ = options.endpoint.starts_with("ipc://");
   made->fingerprint_ = cache.fingerprint();
   made->state_.bytes = made->file_.bytes();

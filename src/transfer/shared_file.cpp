@@ -7,14 +7,13 @@
 
 #include <cerrno>
 #include <cstring>
-#include <random>
+
+#include "core/random_id.hpp"
 
 namespace kvx::transfer {
 
 Result<SharedFile> SharedFile::create() {
-  std::random_device random;
-  const uint64_t number = uint64_t{random()} << 32 | random();
-  return SharedFile(fmt::format("/dev/shm/kvx-{}-{:016x}", getpid(), number));
+  return SharedFile(fmt::format("/dev/shm/kvx-{}-{:016x}", getpid(), random_id()));
 }
 
 SharedFile::SharedFile(SharedFile&& other) noexcept

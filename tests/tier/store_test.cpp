@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "tests/cache/random_history.hpp"
 #include "tests/tier/redis_server.hpp"
@@ -154,6 +155,35 @@ TEST(FolderStore, AWriterThatIsKilledLeavesWholeValues) {
     }
   }
   EXPECT_GT(num_values, 0);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(FolderStore, StoresOfOneProcessShareAFolder) {
+  const std::string folder = testing::TempDir() + "kvx_shared_folder";
+  std::filesystem::remove_all(folder);
+  constexpr int kNumStores = 4, kNumValues = 50;
+  const auto key = [](int store, int value) {
+    return fmt::format("kvx1/t/{}/{:02}-0p", store, value);
+  };
+  std::vector<std::thread> writers;
+  for (int store = 0; store < kNumStores; ++store) {
+    writers.emplace_back([&, store] {
+      const auto opened = open_folder_store(folder).value();
+      for (int value = 0; value < kNumValues; ++value) {
+        EXPECT_TRUE(put_one(*opened, key(store, value), noise(20'000 + value, store)));
+      }
+    });
+  }
+  for (std::thread& one : writers) one.join();
+  const auto reader = open_folder_store(folder).value();
+  std::vector<uint8_t> buffer(30'000);
+  for (int store = 0; store < kNumStores; ++store) {
+    for (int value = 0; value < kNumValues; ++value) {
+      const std::vector<uint8_t> expected = noise(20'000 + value, store);
+      ASSERT_EQ(get_one(*reader, key(store, value), buffer), std::ssize(expected));
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), buffer.begin()));
+    }
+  }
   std::filesystem::remove_all(folder);
 }
 

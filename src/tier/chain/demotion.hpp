@@ -25,6 +25,9 @@ class Demotion {
   void fill();
   void collect();
   void wait_for_all() const { queue_->wait_for_all(); }
+  bool wait_for_all_until(std::chrono::steady_clock::time_point end) const {
+    return queue_->wait_for_all_until(end);
+  }
   bool is_idle() const { return jobs_.is_empty(); }
   // Zeros to memory that blocks have passed through. Requires: is_idle().
   void scrub() { queue_->scrub(); }

@@ -197,8 +197,18 @@ void TierChain::cancel_late_loads() {
 }
 
 void TierChain::cancel_waiting_stores() {
-  if (!tiers_.empty()) tiers_.front()->cancel_waiting_stores();
+  const bool is_slow = !tiers_.empty() && tiers_.front()->kind() == TierKind::kDisk;
+  if (is_slow) tiers_.front()->cancel_waiting_stores();
   for (const auto& one : stores_) one->cancel_waiting_stores();
+}
+
+bool TierChain::has_stores_without_room() const {
+  return !tiers_.empty() && tiers_.front()->has_waiting_stores();
+}
+
+bool TierChain::wait_for_room_until(std::chrono::steady_clock::time_point end) const {
+  return std::ranges::all_of(demotions_,
+                             [end](const auto& one) { return one->wait_for_all_until(end); });
 }
 
 void TierChain::make_room_for_stores() {

@@ -85,9 +85,14 @@ class TierChain {
   // Loads from stores that come too late for whoever wanted them give their blocks back.
   bool has_late_loads() const;
   void cancel_late_loads();
-  // Blocks of the pool that have not begun their way to a tier stay in the pool alone.
+  // Blocks of the pool that have not begun their way to a disk or a store stay in the pool alone;
+  // copies in memory are soon done.
   void cancel_waiting_stores();
-  // Blocks of the pool that wait for room in a tier take other blocks' places there.
+  // Whether blocks of the pool wait until blocks of the first tier have moved down.
+  bool has_stores_without_room() const;
+  // Until nothing moves down, or up to a moment; whether nothing does.
+  bool wait_for_room_until(std::chrono::steady_clock::time_point end) const;
+  // Those that wait take other blocks' places, which are lost.
   void make_room_for_stores();
   // Until no block of the pool is on its way to a tier, or up to a moment; whether none is.
   bool wait_for_stores_until(std::chrono::steady_clock::time_point end) const;

@@ -2,7 +2,7 @@
 // any machine sees all of it or none.
 //
 //   FOLDER/kvx1/tenant/scope/ab/ab...-0p    key kvx1/tenant/scope/ab...-0p
-//   FOLDER/.incoming/PID-NUMBER             values on their way; what a killed process left of them
+//   FOLDER/.incoming/WRITER-NUMBER          values on their way; what a killed process left of them
 //                                           is removed an hour later by whoever opens the folder
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,6 +15,7 @@
 #include <filesystem>
 
 #include "core/log.hpp"
+#include "core/random_id.hpp"
 #include "tier/store/remote_store.hpp"
 #include "tier/whole_transfer.hpp"
 
@@ -105,7 +106,7 @@ class FolderStore final : public RemoteStore {
  private:
   fs::path incoming() const { return folder_ / ".incoming"; }
   std::string next_incoming() {
-    return incoming() / fmt::format("{}-{}", getpid(), num_incoming_.fetch_add(1));
+    return incoming() / fmt::format("{:016x}-{}", writer_, num_incoming_.fetch_add(1));
   }
   Error failed(std::string_view what) const {
     return internal_error("a file in '{}' could not be {}: {}", folder_.string(), what,
@@ -133,7 +134,7 @@ class FolderStore final : public RemoteStore {
   }
 
   Status write_whole(const std::string& path, std::span<const uint8_t> value) const {
-    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (file.number() < 0) return failed("made");
     const bool is_written = transfer_all(value.size(), [&](size_t done) {
       return ::write(file.number(), value.data() + done, value.size() - done);
@@ -169,6 +170,8 @@ class FolderStore final : public RemoteStore {
   }
 
   const fs::path folder_;
+  // Other stores of the process and of other machines write to the folder at the same time.
+  const uint64_t writer_ = random_id();
   std::atomic<int64_t> num_incoming_ = 0;
 };
 
