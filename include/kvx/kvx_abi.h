@@ -302,6 +302,7 @@ typedef struct kvx_features_t {
   uint64_t scale_granularities; /* kvx_scale_granularity_t */
   uint64_t traits;              /* KVX_TRAIT_* */
   uint64_t formats;             /* KVX_FORMAT_*, of quantised caches */
+  uint64_t block_formats;       /* KVX_FORMAT_*, of those whose blocks are quantised whole */
 } kvx_features_t;
 
 enum {
@@ -365,7 +366,7 @@ typedef enum kvx_format {
   KVX_FORMAT_NVFP4 = 12,
   KVX_FORMAT_FP4_ROW = 13,
   KVX_FORMAT_INT4_ROW = 14,
-  KVX_FORMAT_INT4_DUAL = 15, /* dual: of caches that kvx owns, quantised by whole blocks */
+  KVX_FORMAT_INT4_DUAL = 15, /* dual: quantised by whole blocks, of 64 or 128 tokens */
   KVX_FORMAT_INT3_DUAL = 16,
   KVX_FORMAT_INT2_DUAL = 17
 } kvx_format_t;
@@ -486,6 +487,12 @@ typedef struct kvx_side_t {
    * each at most 2^20 and 0 on and below the diagonal (docs/numbers.md, section 8). For K of
    * formats with scales; null: it does not. */
   const float* feedback;
+  /* The steps and zeros of a dual-scale format's channels (docs/numbers.md, section 9): 2 *
+   * head_dim bytes of (block, head) begin at channels + block * channel_block_stride + head *
+   * channel_head_stride. Null: the format has none. */
+  void* channels;
+  int64_t channel_block_stride;
+  int64_t channel_head_stride;
 } kvx_side_t;
 
 /* num_heads adjacent heads of a layer. */
@@ -542,7 +549,8 @@ typedef struct kvx_layer_t {
 
 /* Pages of an engine that allocates bytes and does not depend on formats: a uint8 array
  * [num_blocks, num_kv_heads, block_size * bytes_per_token]. The library chooses the order inside a
- * page. A page of zeros is legal and decodes to zeros. */
+ * page. A page of zeros is legal and decodes to zeros. bytes_per_token counts the channels of a
+ * dual-scale format, a block's share of them. */
 typedef struct kvx_page_desc_t {
   uint32_t size;
   uint32_t block_size; /* a multiple of 4 */
@@ -603,11 +611,20 @@ typedef struct kvx_append_args_t {
   uint64_t* out_of_range_slots;
   uint64_t* nonfinite_inputs;     /* may be null, and is on a GPU; see kvx_append */
   const kvx_executor_t* executor; /* null: the calling thread */
+  /* For dual-scale formats: the dtype of the full-precision window beside the layer, KVX_DTYPE_F16,
+   * BF16 or F32. Rows are rounded to it before they are quantised, so that a block has the same
+   * bytes by way of the window. 0: they are not rounded. */
+  uint32_t window_dtype;
+  uint32_t reserved; /* 0 */
 } kvx_append_args_t;
 
 /* Transforms and quantises rows of K and V and stores them in their slots. Of several tokens with
  * the same slot the last one is stored (on a GPU: any of them). The number of NaN and infinities
- * that the format cannot represent is added to nonfinite_inputs. */
+ * that the format cannot represent is added to nonfinite_inputs.
+ *
+ * A dual-scale format quantises whole blocks: all tokens of a block come in one call, in order.
+ * INVALID_ARGUMENT: a part of a block, which a window takes (kvx_window_plan); on a GPU its tokens
+ * are skipped and counted. */
 KVX_API kvx_status_t kvx_append(const kvx_append_args_t* args, void* stream);
 
 /* Range i is the tokens [first_tokens[i], first_tokens[i] + num_tokens[i]) of sequence
@@ -988,14 +1005,26 @@ typedef struct kvx_window_plan_args_t {
   int64_t* closing_from;   /* [seq_count, closing_blocks_per_sequence] */
   int64_t* closing_to;     /* [seq_count, closing_blocks_per_sequence] */
   int32_t* closing_tokens; /* [seq_count, closing_blocks_per_sequence] */
+  /* Under KVX_WINDOW_BLOCKS, for layers of dual-scale formats, which store no part of a block row
+   * by row; all null otherwise. For kvx_copy_blocks in front of both appends: first the evicted
+   * ones from the second layer to the pages (unfinished blocks whose copy another page gets), then
+   * the reopened ones from the pages to the second layer (blocks that the step continues and that
+   * had no copy). The window then has closing_blocks_per_sequence blocks for each sequence of a
+   * step. */
+  int64_t* evicted_from;    /* [seq_count, closing_blocks_per_sequence] */
+  int64_t* evicted_to;      /* [seq_count, closing_blocks_per_sequence] */
+  int32_t* evicted_tokens;  /* [seq_count, closing_blocks_per_sequence] */
+  int64_t* reopened_from;   /* [seq_count] */
+  int64_t* reopened_to;     /* [seq_count] */
+  int32_t* reopened_tokens; /* [seq_count] */
 } kvx_window_plan_args_t;
 
 /* Plans a step: moves the window, and says where append, copy_blocks and attend write and read in
  * every layer. Every append to the pages is planned; kvx_window_forget is for the rest. A sequence
  * may be cut (the next step's lengths are shorter): as far as its blocks still have copies, the
  * window is what it was. On a GPU it is two launches, neither waits nor allocates, and sequences
- * and pages that do not fit are counted and have no window. INVALID_ARGUMENT and OUT_OF_RANGE on
- * the host: nothing is written. */
+ * and pages that do not fit are counted and have no window, and so are window blocks that are
+ * missing. INVALID_ARGUMENT and OUT_OF_RANGE on the host: nothing is written. */
 KVX_API kvx_status_t kvx_window_plan(const kvx_window_plan_args_t* args, void* stream);
 
 /* blocks: [num_blocks] ids of pages that were written without a plan (read from a file, received,

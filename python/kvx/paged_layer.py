@@ -166,9 +166,9 @@ class PagedLayer(_core.PagedLayer):
             places,
             window_pages,
             window.window_slots,
-            window.closing_from,
-            window.closing_to,
-            window.closing_tokens,
+            window.closing,
+            window.evicted,
+            window.reopened,
             stream,
         )
         return cast(int | None, nonfinite)

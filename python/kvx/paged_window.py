@@ -26,6 +26,10 @@ class WindowPlan:
     slots, window_slots: int64 [tokens]: where rows go in the pages and in the window; -1: nowhere
     closing_from, closing_to, closing_tokens: int64, int64, int32 [sequences, blocks]: what append()
                  quantises whole from the window to the pages; None where rows are written at once
+    evicted_from, evicted_to, evicted_tokens: the same of unfinished blocks that give up their place
+                 in the window, which append() copies before the step's rows
+    reopened_from, reopened_to, reopened_tokens: int64, int64, int32 [sequences]: pages whose rows
+                 append() then brings back to the window, because the step continues them
     """
 
     block_table: Any
@@ -36,6 +40,31 @@ class WindowPlan:
     closing_from: Any = None
     closing_to: Any = None
     closing_tokens: Any = None
+    evicted_from: Any = None
+    evicted_to: Any = None
+    evicted_tokens: Any = None
+    reopened_from: Any = None
+    reopened_to: Any = None
+    reopened_tokens: Any = None
+
+    @property
+    def closing(self) -> tuple[Any, Any, Any] | None:
+        """The three arrays of the blocks that close, or None."""
+        return _copies(self.closing_from, self.closing_to, self.closing_tokens)
+
+    @property
+    def evicted(self) -> tuple[Any, Any, Any] | None:
+        """The three arrays of the unfinished blocks that leave the window, or None."""
+        return _copies(self.evicted_from, self.evicted_to, self.evicted_tokens)
+
+    @property
+    def reopened(self) -> tuple[Any, Any, Any] | None:
+        """The three arrays of the blocks that come back to the window, or None."""
+        return _copies(self.reopened_from, self.reopened_to, self.reopened_tokens)
+
+
+def _copies(sources: Any, targets: Any, tokens: Any) -> tuple[Any, Any, Any] | None:
+    return None if sources is None else (sources, targets, tokens)
 
 
 class PagedWindow(_core.PagedWindow):
@@ -49,7 +78,7 @@ class PagedWindow(_core.PagedWindow):
                    sequences skip steps while others run, windows are shorter
     unit:          ``"row"``: a row is written to its page at once, and to the window beside it, so
                    that every page is complete. ``"block"``: a block is quantised whole when it is
-                   full; until then it is in the window alone
+                   full; until then it is in the window alone. Dual-scale formats need it
     device:        ``"cpu"``, ``"cuda"`` or ``"cuda:N"``, as the layers'
 
     The window follows pages, not sequences: sequences that share a page share its 16-bit copy. The
@@ -143,9 +172,9 @@ class PagedWindow(_core.PagedWindow):
             out.first_recent_blocks,
             out.slots,
             out.window_slots,
-            out.closing_from,
-            out.closing_to,
-            out.closing_tokens,
+            out.closing,
+            out.evicted,
+            out.reopened,
             stream,
         )
         return out
@@ -188,6 +217,12 @@ class PagedWindow(_core.PagedWindow):
         )
         if self.unit == "block":
             closing = (sequences * self.closing_blocks_per_sequence,)
-            plan.closing_from, plan.closing_to = new(closing, "int64"), new(closing, "int64")
-            plan.closing_tokens = new(closing, "int32")
+            for name, shape in (
+                ("closing", closing),
+                ("evicted", closing),
+                ("reopened", (sequences,)),
+            ):
+                setattr(plan, f"{name}_from", new(shape, "int64"))
+                setattr(plan, f"{name}_to", new(shape, "int64"))
+                setattr(plan, f"{name}_tokens", new(shape, "int32"))
         return plan

@@ -30,6 +30,7 @@ namespace {
 constexpr uintptr_t kStoreAddress = 4096;
 // Of a full-precision window's rows: what a GPU's fast kernels read beside packed ones.
 constexpr format::FormatId kWindowFormat = format::FormatId::kBF16;
+constexpr DType kWindowDtype = DType::kBF16;
 // A GPU's fast kernels copy rows by so many bytes at once.
 constexpr int64_t kCudaPageAlignment = 16;
 
@@ -65,7 +66,8 @@ PageShape page_shape(const tune::CacheRecipe& tuned, const kv::CacheGeometry& ge
   shape.plan = value_of(kv::plan_layers(shape.geometry, recipe, tuned.overrides)).front();
   for (const kv::HeadRunPlan& run : shape.plan.runs) {
     for (const format::FormatSpec& spec : {run.k.spec, run.v.spec, run.rotary}) {
-      throw_if_error(format::check_rows_alone(spec));
+      if (geometry.is_latent) throw_if_error(format::check_rows_alone(spec));
+      throw_if_error(format::check_block_size(spec, block_size));
     }
   }
   const cache::GroupBytes bytes{
@@ -265,6 +267,10 @@ ops::LayerView PagedLayer::PlacedView::move(const PageArray& pages, const ops::L
       if (!at.is_stored) return;
       side.codes.base = pages.base + (side.codes.base - store_address());
       side.codes.block_stride = pages.page_stride;
+      if (side.spec.is_dual()) {
+        side.channels.base = pages.base + (side.channels.base - store_address());
+        side.channels.block_stride = pages.page_stride;
+      }
       if (!at.has_scales) return;
       side.scales.base = pages.base + (side.scales.base - store_address());
       side.scales.block_stride = pages.page_stride;
@@ -357,13 +363,16 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
     args.v = values.rows;
     args.slot_mapping = slot_numbers;
     if (needs_positions()) args.positions = {numbers<int64_t>(position_array), tokens};
+    args.window_dtype = kWindowDtype;
     if (lane_) {
       on_device(place, kept, [&](const ops::CudaContext& context) -> Status {
         if (tokens == 0) return {};
+        KVX_RETURN_IF_ERROR(reopen_blocks(args, arrays, &context));
         KVX_RETURN_IF_ERROR(ops::append(context, args, device_counters()));
         return append_to_window(args, arrays, &context);
       });
     } else {
+      throw_if_error(reopen_blocks(args, arrays, nullptr));
       nonfinite = value_of(ops::append(cpu, args)).nonfinite_inputs;
       nonfinite_inputs_ += nonfinite;
       throw_if_error(append_to_window(args, arrays, nullptr));
@@ -728,16 +737,16 @@ void bind_paged_layer(nb::module_& module) {
           "append",
           [](PagedLayer& self, nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
              nb::handle positions, nb::handle window_pages, nb::handle window_slots,
-             nb::handle closing_from, nb::handle closing_to, nb::handle closing_tokens,
-             nb::handle stream) {
-            return self.append(
-                pages, k, v, slots, positions,
-                {window_pages, window_slots, closing_from, closing_to, closing_tokens}, stream);
+             nb::handle closing, nb::handle evicted, nb::handle reopened, nb::handle stream) {
+            const WindowAppend window = {window_pages, window_slots, BlockCopyArrays::of(closing),
+                                         BlockCopyArrays::of(evicted),
+                                         BlockCopyArrays::of(reopened)};
+            return self.append(pages, k, v, slots, positions, window, stream);
           },
           nb::arg("pages").none(), nb::arg("k").none(), nb::arg("v").none(),
           nb::arg("slots").none(), nb::arg("positions").none(), nb::arg("window_pages").none(),
-          nb::arg("window_slots").none(), nb::arg("closing_from").none(),
-          nb::arg("closing_to").none(), nb::arg("closing_tokens").none(), nb::arg("stream").none())
+          nb::arg("window_slots").none(), nb::arg("closing").none(), nb::arg("evicted").none(),
+          nb::arg("reopened").none(), nb::arg("stream").none())
       .def(
           "attend",
           [](PagedLayer& self, nb::handle pages, nb::handle q, nb::handle out,

@@ -14,6 +14,7 @@
 #include "kv/plan/layer_store.hpp"
 #include "ops/append/append.hpp"
 #include "python/src/arrays.hpp"
+#include "python/src/block_copy_arrays.hpp"
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
 #include "python/src/workspaces.hpp"
@@ -32,9 +33,9 @@ struct PageShape {
 struct WindowAppend {
   nb::handle pages = nb::none();
   nb::handle slots = nb::none();
-  nb::handle closing_from = nb::none();  // None: pages are written at once
-  nb::handle closing_to = nb::none();
-  nb::handle closing_tokens = nb::none();
+  BlockCopyArrays closing;  // none: pages are written at once
+  BlockCopyArrays evicted;
+  BlockCopyArrays reopened;
 };
 // Which blocks of a step's sequences are the window's; both None without a window.
 struct StepWindow {
@@ -134,11 +135,16 @@ class PagedLayer {
     int64_t num_pages = 0;
     int64_t page_stride = 0;
   };
+  // A list of block copies, between a window's blocks and pages.
+  struct CopyArrays {
+    nb::ndarray<nb::ro> from, to, tokens;
+    bool is_given() const { return from.is_valid(); }
+  };
   // What append's arrays of a window are.
   struct WindowArrays {
     PageArray pages;
     nb::ndarray<nb::ro> slots;
-    nb::ndarray<nb::ro> closing_from, closing_to, closing_tokens;  // none: no block closes
+    CopyArrays closing, evicted, reopened;
     bool is_given() const { return slots.is_valid(); }
   };
   // A view of the store's, at an engine's pages.
@@ -173,14 +179,20 @@ class PagedLayer {
   ops::DeviceCounters* device_counters() const { return cuda_place_->counters(); }
 
   // A window's part of append: its arrays, checked before anything is written, and its writes,
-  // behind the pages'. context: null on the CPU. Requires of the last: the lock.
+  // before and behind the pages'. context: null on the CPU. Requires of the last three: the lock.
   WindowArrays window_arrays(const WindowAppend& window, size_t tokens,
                              const ArrayPlace& place) const;
   void keep_window(KeptArrays& kept, const ArrayPlace& place, const WindowAppend& window,
                    const WindowArrays& arrays) const;
+  static CopyArrays copy_arrays(const BlockCopyArrays& arrays, const char* name,
+                                const ArrayPlace& place);
   void check_window(const WindowArrays& arrays, int64_t num_pages) const;
+  Status reopen_blocks(const ops::AppendArgs& args, const WindowArrays& arrays,
+                       const ops::CudaContext* context);
   Status append_to_window(ops::AppendArgs args, const WindowArrays& arrays,
                           const ops::CudaContext* context);
+  Status copy_listed(const ops::LayerView& from, const ops::LayerView& to, const CopyArrays& list,
+                     const ops::CudaContext* context);
 
   template <class F>
   void on_device(const ArrayPlace& place, KeptArrays& kept, F verb);

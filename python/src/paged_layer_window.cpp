@@ -43,50 +43,82 @@ PagedLayer::WindowArrays PagedLayer::window_arrays(const WindowAppend& window, s
     throw CoreError(invalid_argument("plan.window_slots has {} tokens; the step has {}",
                                      arrays.slots.shape(0), tokens));
   }
-  if (window.closing_from.is_none()) return arrays;
-  arrays.closing_from = input_ints<int64_t>(window.closing_from, "plan.closing_from", 1, place);
-  arrays.closing_to = input_ints<int64_t>(window.closing_to, "plan.closing_to", 1, place);
-  arrays.closing_tokens =
-      input_ints<int32_t>(window.closing_tokens, "plan.closing_tokens", 1, place);
-  const size_t count = arrays.closing_from.size();
-  if (arrays.closing_to.size() != count || arrays.closing_tokens.size() != count) {
-    throw CoreError(invalid_argument("plan.closing has {}, {} and {} numbers; expected as many",
-                                     count, arrays.closing_to.size(),
-                                     arrays.closing_tokens.size()));
-  }
+  arrays.closing = copy_arrays(window.closing, "closing", place);
+  arrays.evicted = copy_arrays(window.evicted, "evicted", place);
+  arrays.reopened = copy_arrays(window.reopened, "reopened", place);
   return arrays;
+}
+
+PagedLayer::CopyArrays PagedLayer::copy_arrays(const BlockCopyArrays& arrays, const char* name,
+                                               const ArrayPlace& place) {
+  if (!arrays.is_given()) return {};
+  const std::string plan = fmt::format("plan.{}", name);
+  CopyArrays list = {input_ints<int64_t>(arrays.from, (plan + "_from").c_str(), 1, place),
+                     input_ints<int64_t>(arrays.to, (plan + "_to").c_str(), 1, place),
+                     input_ints<int32_t>(arrays.tokens, (plan + "_tokens").c_str(), 1, place)};
+  const size_t count = list.from.size();
+  if (list.to.size() != count || list.tokens.size() != count) {
+    throw CoreError(invalid_argument("{} has {}, {} and {} numbers; expected as many", plan, count,
+                                     list.to.size(), list.tokens.size()));
+  }
+  return list;
 }
 
 void PagedLayer::keep_window(KeptArrays& kept, const ArrayPlace& place, const WindowAppend& window,
                              const WindowArrays& arrays) const {
   if (!arrays.is_given()) return;
   lane_->keep(kept, place, window.slots, arrays.slots);
-  if (!arrays.closing_from.is_valid()) return;
-  lane_->keep(kept, place, window.closing_from, arrays.closing_from);
-  lane_->keep(kept, place, window.closing_to, arrays.closing_to);
-  lane_->keep(kept, place, window.closing_tokens, arrays.closing_tokens);
+  const auto keep_list = [&](const BlockCopyArrays& objects, const CopyArrays& list) {
+    if (!list.is_given()) return;
+    lane_->keep(kept, place, objects.from, list.from);
+    lane_->keep(kept, place, objects.to, list.to);
+    lane_->keep(kept, place, objects.tokens, list.tokens);
+  };
+  keep_list(window.closing, arrays.closing);
+  keep_list(window.evicted, arrays.evicted);
+  keep_list(window.reopened, arrays.reopened);
 }
 
 void PagedLayer::check_window(const WindowArrays& arrays, int64_t num_pages) const {
   if (!arrays.is_given()) return;
-  check_slots("plan.window_slots", numbers<int64_t>(arrays.slots), arrays.pages.num_pages);
-  if (!arrays.closing_from.is_valid()) return;
-  const auto from = numbers<int64_t>(arrays.closing_from);
-  const auto to = numbers<int64_t>(arrays.closing_to);
-  for (size_t i = 0; i < from.size(); ++i) {
-    const bool fits =
-        from[i] >= 0 && from[i] < arrays.pages.num_pages && to[i] >= 0 && to[i] < num_pages;
-    if (fits) continue;
-    throw CoreError(
-        out_of_range("plan.closing copies block {} of window_pages, which has {}, to page {} of {}",
-                     from[i], arrays.pages.num_pages, to[i], num_pages));
-  }
+  const int64_t num_window_blocks = arrays.pages.num_pages;
+  check_slots("plan.window_slots", numbers<int64_t>(arrays.slots), num_window_blocks);
+  const auto check_ids = [](const char* name, const nb::ndarray<nb::ro>& array, int64_t num) {
+    for (const int64_t id : numbers<int64_t>(array)) {
+      if (id >= 0 && id < num) continue;
+      throw CoreError(out_of_range("plan.{} has block {}; expected 0 to {}", name, id, num - 1));
+    }
+  };
+  const auto check_list = [&](const char* name, const CopyArrays& list, int64_t num_from,
+                              int64_t num_to) {
+    if (!list.is_given()) return;
+    check_ids(fmt::format("{}_from", name).c_str(), list.from, num_from);
+    check_ids(fmt::format("{}_to", name).c_str(), list.to, num_to);
+    for (const int32_t tokens : numbers<int32_t>(list.tokens)) {
+      if (tokens >= 0 && tokens <= shape_.layout.block_size) continue;
+      throw CoreError(out_of_range("plan.{}_tokens has {}; expected 0 to {}", name, tokens,
+                                   shape_.layout.block_size));
+    }
+  };
+  check_list("closing", arrays.closing, num_window_blocks, num_pages);
+  check_list("evicted", arrays.evicted, num_window_blocks, num_pages);
+  check_list("reopened", arrays.reopened, num_pages, num_window_blocks);
 }
 
 ops::LayerView PagedLayer::window_view(const PageArray& pages, bool is_cut) {
   return is_cut ? cut_window_view_.move(pages, store_->full_precision_in_packed_runs(),
                                         shape_.window_layout)
                 : window_view_.move(pages, store_->full_precision(), shape_.window_layout);
+}
+
+// Every block that the step continues has its copy then.
+Status PagedLayer::reopen_blocks(const ops::AppendArgs& args, const WindowArrays& arrays,
+                                 const ops::CudaContext* context) {
+  if (!arrays.is_given() || !arrays.evicted.is_given()) return {};
+  if (context == nullptr) KVX_RETURN_IF_ERROR(ops::check_append(args));
+  const ops::LayerView window = window_view(arrays.pages, true);
+  KVX_RETURN_IF_ERROR(copy_listed(window, args.cache, arrays.evicted, context));
+  return copy_listed(args.cache, window, arrays.reopened, context);
 }
 
 Status PagedLayer::append_to_window(ops::AppendArgs args, const WindowArrays& arrays,
@@ -100,23 +132,28 @@ Status PagedLayer::append_to_window(ops::AppendArgs args, const WindowArrays& ar
   } else {
     KVX_RETURN_IF_ERROR(ops::append(context_->cpu(), args));
   }
-  if (!arrays.closing_from.is_valid()) return {};
-  const ops::LayerView window = window_view(arrays.pages, true);
-  const auto from = numbers<int64_t>(arrays.closing_from);
-  const auto to = numbers<int64_t>(arrays.closing_to);
-  const auto tokens = numbers<int32_t>(arrays.closing_tokens);
+  return copy_listed(window_view(arrays.pages, true), pages, arrays.closing, context);
+}
+
+Status PagedLayer::copy_listed(const ops::LayerView& from, const ops::LayerView& to,
+                               const CopyArrays& list, const ops::CudaContext* context) {
+  if (!list.is_given()) return {};
+  const auto from_blocks = numbers<int64_t>(list.from);
+  const auto to_blocks = numbers<int64_t>(list.to);
+  const auto tokens = numbers<int32_t>(list.tokens);
   if (context != nullptr) {
-    const ops::CudaBlockCopies copies{.count = static_cast<int64_t>(from.size()),
-                                      .from_blocks = from.data(),
-                                      .to_blocks = to.data(),
+    const ops::CudaBlockCopies copies{.count = std::ssize(from_blocks),
+                                      .from_blocks = from_blocks.data(),
+                                      .to_blocks = to_blocks.data(),
                                       .num_tokens = tokens.data()};
-    return ops::copy_blocks(*context, window, pages, copies, device_counters());
+    return ops::copy_blocks(*context, from, to, copies, device_counters());
   }
   std::vector<ops::BlockCopy> copies;
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (tokens[i] > 0) copies.push_back({from[i], to[i], tokens[i]});
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] > 0) copies.push_back({from_blocks[i], to_blocks[i], tokens[i]});
   }
-  KVX_RETURN_IF_ERROR(ops::copy_blocks(context_->cpu(), window, pages, copies));
+  if (copies.empty()) return {};
+  KVX_RETURN_IF_ERROR(ops::copy_blocks(context_->cpu(), from, to, copies));
   return {};
 }
 

@@ -23,6 +23,19 @@ const T* numbers(const nb::ndarray<nb::ro>& array) {
   return static_cast<const T*>(array.data());
 }
 
+// The arrays of a list of block copies, to write to.
+struct OutputCopies {
+  nb::ndarray<> from, to, tokens;
+};
+
+OutputCopies output_copies(const BlockCopyArrays& arrays, const std::string& name, int64_t count,
+                           const ArrayPlace& place) {
+  const std::string plan = "plan." + name;
+  return {output_ints<int64_t>(arrays.from, (plan + "_from").c_str(), count, place),
+          output_ints<int64_t>(arrays.to, (plan + "_to").c_str(), count, place),
+          output_ints<int32_t>(arrays.tokens, (plan + "_tokens").c_str(), count, place)};
+}
+
 }  // namespace
 
 PagedWindow::PagedWindow(const WindowSizes& sizes, const std::string& device)
@@ -95,15 +108,20 @@ void PagedWindow::plan(nb::handle block_table, nb::handle seq_lens, nb::handle q
   const auto window_slots = output_ints<int64_t>(lists.window_slots, "plan.window_slots", 0, place);
   args.num_tokens = static_cast<int64_t>(window_slots.size());
   const auto slots = output_ints<int64_t>(lists.slots, "plan.slots", args.num_tokens, place);
-  nb::ndarray<> from, to, tokens;
+  OutputCopies closing, evicted, reopened;
   if (args.unit == ops::WindowUnit::kBlocks) {
-    const int64_t closing = sequences * args.closing_blocks_per_sequence();
-    from = output_ints<int64_t>(lists.closing_from, "plan.closing_from", closing, place);
-    to = output_ints<int64_t>(lists.closing_to, "plan.closing_to", closing, place);
-    tokens = output_ints<int32_t>(lists.closing_tokens, "plan.closing_tokens", closing, place);
-    args.closing_from = numbers<int64_t>(from);
-    args.closing_to = numbers<int64_t>(to);
-    args.closing_tokens = numbers<int32_t>(tokens);
+    closing = output_copies(lists.closing, "closing", args.num_evicted(), place);
+    evicted = output_copies(lists.evicted, "evicted", args.num_evicted(), place);
+    reopened = output_copies(lists.reopened, "reopened", sequences, place);
+    args.closing_from = numbers<int64_t>(closing.from);
+    args.closing_to = numbers<int64_t>(closing.to);
+    args.closing_tokens = numbers<int32_t>(closing.tokens);
+    args.evicted_from = numbers<int64_t>(evicted.from);
+    args.evicted_to = numbers<int64_t>(evicted.to);
+    args.evicted_tokens = numbers<int32_t>(evicted.tokens);
+    args.reopened_from = numbers<int64_t>(reopened.from);
+    args.reopened_to = numbers<int64_t>(reopened.to);
+    args.reopened_tokens = numbers<int32_t>(reopened.tokens);
   }
   args.ids = numbers<int32_t>(ids);
   args.num_sink_blocks = numbers<int32_t>(sinks);
@@ -177,18 +195,19 @@ void bind_paged_window(nb::module_& module) {
           "plan",
           [](PagedWindow& self, nb::handle block_table, nb::handle seq_lens, nb::handle q_starts,
              nb::handle ids, nb::handle num_sink_blocks, nb::handle first_recent_blocks,
-             nb::handle slots, nb::handle window_slots, nb::handle closing_from,
-             nb::handle closing_to, nb::handle closing_tokens, nb::handle stream) {
+             nb::handle slots, nb::handle window_slots, nb::handle closing, nb::handle evicted,
+             nb::handle reopened, nb::handle stream) {
             self.plan(block_table, seq_lens, q_starts,
-                      {ids, num_sink_blocks, first_recent_blocks, slots, window_slots, closing_from,
-                       closing_to, closing_tokens},
+                      {ids, num_sink_blocks, first_recent_blocks, slots, window_slots,
+                       BlockCopyArrays::of(closing), BlockCopyArrays::of(evicted),
+                       BlockCopyArrays::of(reopened)},
                       stream);
           },
           nb::arg("block_table").none(), nb::arg("seq_lens").none(), nb::arg("q_starts").none(),
           nb::arg("ids").none(), nb::arg("num_sink_blocks").none(),
           nb::arg("first_recent_blocks").none(), nb::arg("slots").none(),
-          nb::arg("window_slots").none(), nb::arg("closing_from").none(),
-          nb::arg("closing_to").none(), nb::arg("closing_tokens").none(), nb::arg("stream").none())
+          nb::arg("window_slots").none(), nb::arg("closing").none(), nb::arg("evicted").none(),
+          nb::arg("reopened").none(), nb::arg("stream").none())
       .def("forget", &PagedWindow::forget, nb::arg("pages").none(), nb::arg("stream").none())
       .def("num_out_of_range", &PagedWindow::num_out_of_range);
 }

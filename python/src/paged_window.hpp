@@ -12,20 +12,21 @@
 #include "kv/verbs/cuda_place.hpp"
 #include "ops/window/plan_window.hpp"
 #include "python/src/arrays.hpp"
+#include "python/src/block_copy_arrays.hpp"
 #include "python/src/cuda_lane.hpp"
 
 namespace kvx::python {
 
-// The arrays that a plan writes; the last three are None for a window of rows.
+// The arrays that a plan writes; those of block copies are None for a window of rows.
 struct WindowLists {
   nb::handle block_table;
   nb::handle num_sink_blocks;
   nb::handle first_recent_blocks;
   nb::handle slots;
   nb::handle window_slots;
-  nb::handle closing_from;
-  nb::handle closing_to;
-  nb::handle closing_tokens;
+  BlockCopyArrays closing;
+  BlockCopyArrays evicted;
+  BlockCopyArrays reopened;
 };
 
 struct WindowSizes {

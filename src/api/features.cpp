@@ -18,15 +18,16 @@ constexpr uint64_t bits(std::initializer_list<int> numbers) {
 constexpr uint64_t kFloats =
     bits({KVX_DTYPE_F16, KVX_DTYPE_BF16, KVX_DTYPE_F32, KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E5M2});
 
-// Formats that a caller's memory can have, which are numbered from 1. Dual-scale blocks are those
-// of caches that own their memory alone.
-constexpr uint64_t formats_of_callers() {
+// Formats are numbered from 1.
+constexpr uint64_t row_formats() {
   uint64_t mask = 0;
   for (const format::Facts* facts : format::kRowFacts) {
     mask |= uint64_t{1} << (static_cast<int>(facts->id) + 1);
   }
   return mask;
 }
+
+constexpr uint64_t kAllFormats = ((uint64_t{1} << format::kNumFormats) - 1) << 1;
 
 constexpr kvx_features_t kFeatures = {
     .size = sizeof(kvx_features_t),
@@ -46,7 +47,8 @@ constexpr kvx_features_t kFeatures = {
               KVX_TRAIT_DENSE_GATHER_IO | KVX_TRAIT_STRIDED_IO | KVX_TRAIT_REPORTS_OUT_OF_RANGE |
               KVX_TRAIT_LAUNCH_ON_HOST | KVX_TRAIT_FRAGMENTED_ROWS | KVX_TRAIT_V_IN_K |
               KVX_TRAIT_ROW_SEGMENTS,
-    .formats = formats_of_callers(),
+    .formats = row_formats(),
+    .block_formats = kAllFormats & ~row_formats(),
 };
 
 Status query_features(kvx_features_t* features) {

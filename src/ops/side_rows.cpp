@@ -137,6 +137,15 @@ int tokens_encoded_at_once(const LayerView& layer) {
   return std::min(layer.block_size, kTokensAtOnce);
 }
 
+const format::FormatSpec* dual_format_of(const LayerView& layer) {
+  for (const HeadRun& run : layer.runs) {
+    for (const SideView* side : {&run.k, &run.v}) {
+      if (side->is_stored() && side->spec.is_dual()) return &side->spec;
+    }
+  }
+  return nullptr;
+}
+
 float* scratch_floats(int64_t num_floats) {
   thread_local std::vector<float> scratch;
   if (scratch.size() < static_cast<size_t>(num_floats)) scratch.resize(num_floats);

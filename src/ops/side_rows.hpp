@@ -36,6 +36,9 @@ inline int64_t floats_per_token(const LayerView& layer) {
   return floats;
 }
 
+// The dual-scale format of rows that the layer stores, or null: such blocks are quantised whole.
+const format::FormatSpec* dual_format_of(const LayerView& layer);
+
 // Tokens [first_token, first_token + num_tokens) of a block.
 struct TokenRun {
   int64_t block = 0;

@@ -1,5 +1,6 @@
 // Dual-scale blocks on the device: the CPU's bytes, with and without error feedback, and what
 // gather reads of them.
+#include "ops/append/append_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
@@ -92,6 +93,54 @@ TEST_F(GpuDualScale, WritesAndReadsTheCpusBytes) {
     }
     compare(name, "f32", 64, 256, false);
     compare(name, "nvfp4", 64, 64, true);
+  }
+}
+
+// Whole blocks anywhere in a call, beside tokens that are skipped.
+TEST_F(GpuDualScale, AppendWritesTheCpusBytesAndCountsPartsOfBlocks) {
+  for (const char* name : {"int4_dual", "int3_dual", "int2_dual"}) {
+    for (const int block_size : {64, 128}) {
+      SCOPED_TRACE(fmt::format("{}, blocks of {}", name, block_size));
+      const LayerShape shape = {
+          .num_blocks = 5, .block_size = block_size, .num_heads = 2, .k_dim = 128, .v_dim = 64};
+      TestLayer host(spec_named(name), spec_named("int8"), shape);
+      TestLayer device(spec_named(name), spec_named("int8"), shape);
+      const std::vector<float> feedback = feedback_of(shape);
+      host.k.view.feedback = device.k.view.feedback = feedback.data();
+      std::vector<int64_t> slots(17, -1);
+      for (const int64_t block : {3, 0, 4}) {
+        for (int64_t t = 0; t < block_size; ++t) slots.push_back(block * block_size + t);
+        slots.push_back(-1);
+      }
+      KvRows rows = normal_rows(shape, static_cast<int>(slots.size()) + 9, 3);
+      ops::AppendArgs args;
+      args.cache = host.view();
+      args.transform.k.hadamard = true;
+      args.k = dense_rows(rows.k.data(), DType::kF32, shape.num_heads, shape.k_dim);
+      args.v = dense_rows(rows.v.data(), DType::kF32, shape.num_heads, shape.v_dim);
+      args.window_dtype = DType::kBF16;
+      args.slot_mapping = slots;
+      ASSERT_TRUE(ops::append(cpu(), args).ok());
+
+      // Nine tokens of block 1, which the rows of V are stored of and those of K are not.
+      std::vector<int64_t> more = slots;
+      for (int64_t t = 0; t < 9; ++t) more.push_back(block_size + t);
+      Mirror mirror(memory());
+      MirroredLayer layer(mirror, device);
+      const DeferredErrors counters(memory());
+      args.cache = layer.view();
+      args.k.data = reinterpret_cast<const uint8_t*>(mirror.add(rows.k));
+      args.v.data = reinterpret_cast<const uint8_t*>(mirror.add(rows.v));
+      args.slot_mapping = {mirror.add(more), more.size()};
+      const Status status = ops::append(context(), args, counters.get());
+      ASSERT_TRUE(status.ok()) << status.error().message;
+      synchronize();
+      layer.fetch(mirror);
+      EXPECT_TRUE(same_bytes(host.k.codes, device.k.codes));
+      EXPECT_TRUE(same_bytes(host.k.scales, device.k.scales));
+      EXPECT_TRUE(same_bytes(host.k.channels, device.k.channels));
+      EXPECT_EQ(counters.read().out_of_range, 9u);
+    }
   }
 }
 

@@ -19,12 +19,14 @@ class GpuWindow : public GpuTest {
     mirror.add(forgotten);
     ops::WindowPlanArgs args = history.args();
     args.state.words = mirror.at(args.state.words);
-    for (auto** list : {&args.slots, &args.window_slots, &args.closing_from, &args.closing_to}) {
-      *list = mirror.at(*list);
-    }
     for (auto** list :
-         {&args.ids, &args.num_sink_blocks, &args.first_recent_block, &args.closing_tokens}) {
-      *list = mirror.at(*list);
+         {&args.slots, &args.window_slots, &args.closing_from, &args.closing_to, &args.evicted_from,
+          &args.evicted_to, &args.reopened_from, &args.reopened_to}) {
+      if (*list != nullptr) *list = mirror.at(*list);
+    }
+    for (auto** list : {&args.ids, &args.num_sink_blocks, &args.first_recent_block,
+                        &args.closing_tokens, &args.evicted_tokens, &args.reopened_tokens}) {
+      if (*list != nullptr) *list = mirror.at(*list);
     }
     args.block_table.ids = mirror.at(args.block_table.ids);
     args.seq_lens = mirror.at(args.seq_lens);
@@ -40,10 +42,15 @@ class GpuWindow : public GpuTest {
 };
 
 TEST_F(GpuWindow, PlansWhatTheHostPlansAfterAnyHistory) {
-  for (const WindowUnit unit : {WindowUnit::kRows, WindowUnit::kBlocks}) {
-    for (const int64_t num_window_blocks : {3, 64}) {
+  for (const bool reopens : {false, true}) {
+    for (const auto& [unit, num_window_blocks] : {std::pair{WindowUnit::kRows, 3},
+                                                  {WindowUnit::kRows, 64},
+                                                  {WindowUnit::kBlocks, 3},
+                                                  {WindowUnit::kBlocks, 25},
+                                                  {WindowUnit::kBlocks, 64}}) {
+      if (reopens && (unit == WindowUnit::kRows || num_window_blocks < 25)) continue;
       const WindowHistoryOptions options{
-          .unit = unit, .num_window_blocks = num_window_blocks, .seed = 4};
+          .unit = unit, .num_window_blocks = num_window_blocks, .seed = 4, .reopens = reopens};
       WindowHistory on_host(options), on_device(options);
       for (int step = 0; step < 60; ++step) {
         SCOPED_TRACE(step);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "format/dual_scale.hpp"
 #include "ops/append/append.hpp"
@@ -224,22 +225,67 @@ TEST(DualScaleVerbs, CopyBlocksQuantisesWholeBlocksAndCopiesThemAsTheyAre) {
   }
 }
 
-TEST(DualScaleVerbs, AppendRefusesThem) {
+// Rows that append rounds to 16 bits, beside those that pass through a window of 16 bits.
+TEST(DualScaleVerbs, AppendWritesTheBytesThatAWindowsBlockIsQuantisedTo) {
+  for (const char* name : kNames) {
+    const FormatSpec spec = dual_spec(name);
+    for (const auto& [window, window_name] :
+         {std::pair{DType::kBF16, "bf16"}, {DType::kF16, "f16"}, {DType::kF32, "f32"}}) {
+      SCOPED_TRACE(fmt::format("{} behind {}", name, window_name));
+      const KvRows rows = normal_rows(kShape, 3 * kShape.block_size, 3);
+      TestLayer at_once(spec, spec, kShape), copied(spec, spec, kShape);
+      const FormatSpec of_window =
+          format::make_spec(format::format_named(window_name).value()).value();
+      TestLayer window_layer(of_window, of_window, kShape);
+      AppendArgs args;
+      args.transform.k.hadamard = true;
+      args.k = dense_rows(rows.k.data(), DType::kF32, 2, 64);
+      args.v = dense_rows(rows.v.data(), DType::kF32, 2, 64);
+      std::vector<int64_t> slots;  // blocks 2, 0 and 1, with tokens between them that are skipped
+      for (const int64_t block : {2, 0, 1}) {
+        for (int64_t t = 0; t < kShape.block_size; ++t) {
+          slots.push_back(block * kShape.block_size + t);
+        }
+      }
+      args.slot_mapping = slots;
+      args.window_dtype = window;
+      args.cache = at_once.view();
+      ASSERT_TRUE(append(context(), args).ok());
+      args.cache = window_layer.view();
+      ASSERT_TRUE(append(context(), args).ok());
+      std::vector<BlockCopy> copies;
+      for (const int64_t block : {0, 1, 2}) copies.push_back({block, block, kShape.block_size});
+      ASSERT_TRUE(copy_blocks(context(), window_layer.view(), copied.view(), copies).ok());
+      EXPECT_EQ(at_once.k.codes, copied.k.codes);
+      EXPECT_EQ(at_once.k.scales, copied.k.scales);
+      EXPECT_EQ(at_once.k.channels, copied.k.channels);
+      EXPECT_EQ(at_once.v.codes, copied.v.codes);
+      EXPECT_EQ(at_once.v.channels, copied.v.channels);
+    }
+  }
+}
+
+TEST(DualScaleVerbs, AppendRefusesAPartOfABlock) {
   const FormatSpec spec = dual_spec("int2_dual");
   TestLayer packed(spec, spec, kShape);
-  const std::vector<float> rows(2 * 64, 1.0f);
+  const std::vector<float> rows(size_t{2} * kShape.block_size * 2 * 64, 1.0f);
   AppendArgs args;
   args.cache = packed.view();
   args.k = args.v = dense_rows(rows.data(), DType::kF32, 2, 64);
-  const int64_t slot = 0;
-  args.slot_mapping = {&slot, 1};
+  std::vector<int64_t> slots(kShape.block_size);
+  std::iota(slots.begin(), slots.end(), kShape.block_size);
+  slots.push_back(0);
+  args.slot_mapping = slots;
   const auto report = append(context(), args);
   ASSERT_FALSE(report.ok());
-  EXPECT_EQ(report.error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(report.error().code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(report.error().message,
-            "format is int2_dual, which quantises whole blocks; it is for paged caches that own "
-            "their memory and keep a full-precision window");
+            fmt::format("slot_mapping[{0}] begins 1 tokens of block 0; int2_dual quantises whole "
+                        "blocks: pass the {0} tokens of a block in one call, or append them to a "
+                        "window and copy the block when it is full",
+                        kShape.block_size));
   EXPECT_EQ(packed.k.codes[0], 0xCC);
+  EXPECT_EQ(packed.k.codes[packed.k.codes.size() / 2], 0xCC);
 }
 
 }  // namespace

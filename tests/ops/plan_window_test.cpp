@@ -10,17 +10,18 @@ namespace {
 using ops::WindowState;
 using ops::WindowUnit;
 
-void run(const WindowHistoryOptions& options, int num_steps) {
+// Returns how many blocks came back to the window.
+int64_t run(const WindowHistoryOptions& options, int num_steps) {
   WindowHistory history(options);
-  for (int step = 0; step < num_steps; ++step) {
+  for (int step = 0; step < num_steps && !testing::Test::HasFailure(); ++step) {
     SCOPED_TRACE(step);
     history.begin_step();
-    ASSERT_TRUE(ops::forget_window_blocks(history.args().state, history.forgotten()).ok());
+    EXPECT_TRUE(ops::forget_window_blocks(history.args().state, history.forgotten()).ok());
     const Status status = ops::plan_window(history.args());
-    ASSERT_TRUE(status.ok()) << status.error().message;
-    ASSERT_NO_FATAL_FAILURE(history.end_step());
-    if (testing::Test::HasFailure()) return;
+    EXPECT_TRUE(status.ok()) << status.error().message;
+    history.end_step();
   }
+  return history.num_reopened();
 }
 
 TEST(PlanWindow, WhatAttendReadsIsWhatWasAppendedAfterAnyHistory) {
@@ -44,6 +45,24 @@ TEST(PlanWindow, TooFewWindowBlocksMakeWindowsShorterAndNothingWrong) {
       if (HasFailure()) return;
     }
   }
+}
+
+// Pages that store whole blocks alone, and window blocks for no more than the sequences of a step.
+TEST(PlanWindow, ReopensBlocksThatHaveLostTheirCopyAndWritesPagesByWholeBlocks) {
+  int64_t num_reopened = 0;
+  for (unsigned seed = 1; seed <= 12; ++seed) {
+    SCOPED_TRACE(seed);
+    WindowHistoryOptions options{
+        .unit = WindowUnit::kBlocks, .max_sequences = 7, .seed = seed, .reopens = true};
+    options.sink_tokens = seed % 3 == 0 ? 0 : 4 * (seed % 3);
+    options.recent_tokens = seed % 4 * 5;
+    const auto window =
+        cache::make_full_precision_window(options.sink_tokens, options.recent_tokens, 4).value();
+    options.num_window_blocks = 7 * (window.sink_blocks + window.recent_blocks + 1);
+    num_reopened += run(options, 250);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(num_reopened, 0);
 }
 
 // One sequence of blocks of 4: two sink tokens, 4 recent tokens, 8 window blocks.
@@ -144,6 +163,23 @@ TEST(PlanWindow, RefusesWhatDoesNotFitAndWritesNothing) {
       ops::forget_window_blocks(plan.args.state, std::vector<int64_t>{9, 16}).error().message,
       testing::HasSubstr("blocks[1] is 16"));
   EXPECT_EQ(plan.words, words);
+}
+
+TEST(PlanWindow, NamesWindowBlocksThatAreMissingWhereBlocksAreReopened) {
+  OnePlan plan;
+  std::vector<int64_t> ids(8);
+  std::vector<int32_t> tokens(8);
+  plan.args.unit = WindowUnit::kBlocks;
+  plan.args.closing_from = plan.args.closing_to = plan.args.evicted_from = plan.args.evicted_to =
+      plan.args.reopened_from = plan.args.reopened_to = ids.data();
+  plan.args.closing_tokens = plan.args.evicted_tokens = plan.args.reopened_tokens = tokens.data();
+  plan.args.state.num_window_blocks = 3;
+  plan.length = plan.starts[1] = 9;
+  EXPECT_THAT(ops::plan_window(plan.args).error().message,
+              testing::HasSubstr("num_window_blocks is 3; 1 sequences whose blocks are reopened "
+                                 "need 4"));
+  plan.length = plan.starts[1] = 0;
+  EXPECT_TRUE(ops::plan_window(plan.args).ok());  // of padding
 }
 
 TEST(PlanWindow, AnyStateIsHarmless) {

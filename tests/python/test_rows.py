@@ -123,8 +123,6 @@ def test_formats_and_recipes_say_what_they_are():
 def test_formats_of_whole_blocks_have_no_rows_alone():
     with pytest.raises(kvx.Error, match="int2_dual, which quantises whole blocks"):
         kvx.quantize(random_rows(1, 1, 1, 64), "int2_dual")
-    with pytest.raises(kvx.Error, match="int3_dual, which quantises whole blocks"):
-        kvx.PagedLayer("bf16/int3_dual", num_kv_heads=2, head_dim=64, block_size=64)
     with pytest.raises(kvx.Error, match="no full-precision window"):
         kvx.PagedLayer("int3_dual:auto", num_kv_heads=2, head_dim=64, block_size=64)
 

@@ -23,6 +23,8 @@ struct WindowHistoryOptions {
   int max_sequences = 5;
   int max_new_tokens = 23;
   unsigned seed = 1;
+  // Pages store whole blocks alone, and nobody says that a sequence has ended.
+  bool reopens = false;
 };
 
 class WindowHistory {
@@ -59,6 +61,8 @@ class WindowHistory {
     const auto add = [&all](const auto& list) { all.insert(all.end(), list.begin(), list.end()); };
     add(ids_), add(sinks_), add(recent_), add(slots_), add(window_slots_);
     add(closing_from_), add(closing_to_), add(closing_tokens_), add(state_);
+    add(evicted_from_), add(evicted_to_), add(evicted_tokens_);
+    add(reopened_from_), add(reopened_to_), add(reopened_tokens_);
     return all;
   }
   // Every array of the step, for a copy of it elsewhere.
@@ -67,20 +71,22 @@ class WindowHistory {
     visit(state_), visit(table_), visit(lengths_), visit(starts_), visit(ids_), visit(sinks_);
     visit(recent_), visit(slots_), visit(window_slots_), visit(closing_from_);
     visit(closing_to_), visit(closing_tokens_);
+    visit(evicted_from_), visit(evicted_to_), visit(evicted_tokens_);
+    visit(reopened_from_), visit(reopened_to_), visit(reopened_tokens_);
   }
+  int64_t num_reopened() const { return num_reopened_; }
 
   // Does what append and copy_blocks would, and checks what attend would read.
   void end_step() {
+    copy_blocks(copies_, pages_, evicted_from_, evicted_to_, evicted_tokens_);
+    copy_blocks(pages_, copies_, reopened_from_, reopened_to_, reopened_tokens_);
+    for (const int32_t tokens : reopened_tokens_) num_reopened_ += tokens > 0 ? 1 : 0;
+    if (options_.reopens) check_whole_blocks();
     for (size_t row = 0; row < rows_.size(); ++row) {
       if (slots_[row] >= 0) pages_[slots_[row]] = rows_[row];
       if (window_slots_[row] >= 0) copies_[window_slots_[row]] = rows_[row];
     }
-    for (size_t i = 0; i < closing_tokens_.size(); ++i) {
-      for (int32_t t = 0; t < closing_tokens_[i]; ++t) {
-        pages_[closing_to_[i] * options_.block_size + t] =
-            copies_[closing_from_[i] * options_.block_size + t];
-      }
-    }
+    copy_blocks(copies_, pages_, closing_from_, closing_to_, closing_tokens_);
     for (size_t s = 0; s < batch_.size(); ++s) check(s);
   }
 
@@ -90,6 +96,26 @@ class WindowHistory {
     std::vector<int64_t> tokens;  // their numbers
     bool is_whole = true;         // each token was planned by this sequence, in every step
   };
+
+  void copy_blocks(const std::vector<int64_t>& source, std::vector<int64_t>& target,
+                   const std::vector<int64_t>& from, const std::vector<int64_t>& to,
+                   const std::vector<int32_t>& tokens) const {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      std::copy_n(source.begin() + from[i] * options_.block_size, tokens[i],
+                  target.begin() + to[i] * options_.block_size);
+    }
+  }
+
+  // A row goes to its page with all others of its block.
+  void check_whole_blocks() const {
+    for (size_t row = 0; row < slots_.size(); ++row) {
+      if (slots_[row] < 0) continue;
+      const int64_t offset = slots_[row] % options_.block_size;
+      for (int64_t i = 0; i < options_.block_size; ++i) {
+        ASSERT_EQ(slots_.at(row - offset + i), slots_[row] - offset + i);
+      }
+    }
+  }
 
   int below(int64_t n) { return static_cast<int>(rng_() % static_cast<uint64_t>(n)); }
   bool chance(int one_in) { return below(one_in) == 0; }
@@ -101,7 +127,8 @@ class WindowHistory {
     return page;
   }
   void release(int32_t page) {
-    if (--users_[page] == 0 && options_.unit == ops::WindowUnit::kBlocks) {
+    const bool is_told = options_.unit == ops::WindowUnit::kBlocks && !options_.reopens;
+    if (--users_[page] == 0 && is_told) {
       forgotten_.push_back(page);
     }
   }
@@ -215,6 +242,22 @@ class WindowHistory {
     args_.closing_from = closing_from_.data();
     args_.closing_to = closing_to_.data();
     args_.closing_tokens = closing_tokens_.data();
+    if (options_.reopens) add_reopening();
+  }
+
+  void add_reopening() {
+    evicted_from_.assign(closing_from_.size(), -9);
+    evicted_to_ = evicted_from_;
+    evicted_tokens_.assign(closing_from_.size(), -9);
+    reopened_from_.assign(batch_.size(), -9);
+    reopened_to_ = reopened_from_;
+    reopened_tokens_.assign(batch_.size(), -9);
+    args_.evicted_from = evicted_from_.data();
+    args_.evicted_to = evicted_to_.data();
+    args_.evicted_tokens = evicted_tokens_.data();
+    args_.reopened_from = reopened_from_.data();
+    args_.reopened_to = reopened_to_.data();
+    args_.reopened_tokens = reopened_tokens_.data();
   }
 
   void check(size_t s) const {
@@ -255,12 +298,15 @@ class WindowHistory {
   std::vector<int32_t> state_;
   std::vector<std::unique_ptr<Sequence>> sequences_;
   int64_t next_token_ = 0;
+  int64_t num_reopened_ = 0;
   std::vector<int64_t> forgotten_;
 
   std::vector<Sequence*> batch_;
   std::vector<int64_t> rows_;
   std::vector<int32_t> table_, lengths_, starts_, ids_, sinks_, recent_, closing_tokens_;
   std::vector<int64_t> slots_, window_slots_, closing_from_, closing_to_;
+  std::vector<int64_t> evicted_from_, evicted_to_, reopened_from_, reopened_to_;
+  std::vector<int32_t> evicted_tokens_, reopened_tokens_;
   ops::WindowPlanArgs args_;
 };
 

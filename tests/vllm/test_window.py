@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engines import Engine, prompts
+from engines import Engine, prompts, transformers_tokens
 
 import kvx
+from kvx.vllm.layer_pages import RowShape
 from kvx.vllm.window import StepWindow, WindowTokens, check_window, split_window
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -29,6 +30,15 @@ def test_what_writes_pages_beside_steps_is_refused():
     parallel.use_ubatching = True
     with pytest.raises(kvx.UnsupportedError, match="two batches"):
         check_window(SimpleNamespace(kv_transfer_config=None, parallel_config=parallel))
+
+
+def test_dual_scale_recipes_have_a_window_of_blocks():
+    tokens = WindowTokens(16, 64, "block")
+    assert split_window("int3_dual:auto") == ("int3_dual:auto,immediate", tokens)
+    recipe = "int8/int2_dual:sink=16,recent=64"
+    assert split_window(recipe) == (f"{recipe},immediate", tokens)
+    with pytest.raises(kvx.Error, match="'int3_dual:auto,immediate'; dual-scale .* add recent=N"):
+        split_window("int3_dual:auto,immediate")
 
 
 def limits_of(vllm_config):
@@ -82,3 +92,65 @@ def test_cached_prefixes_keep_their_window(model):
         (output,) = engine.outputs([second])
         assert output.num_cached_tokens == 64  # whole blocks
         assert [output.outputs[0].token_ids] == expected
+
+
+# vLLM's blocks, in which these formats quantise.
+DUAL = dict(block_size=64, max_num_batched_tokens=96, enable_chunked_prefill=True, max_num_seqs=3)
+
+
+@pytest.mark.parametrize("recipe", ["int3_dual", "int4_dual/int2_dual"])
+def test_dual_scale_pages_beside_a_window_say_the_tokens_of_a_16_bit_cache(model, recipe):
+    """All tokens are in the window: requests end and begin, and their open blocks make room."""
+    inputs = prompts([5, 40, 133, 21, 160, 17, 90, 64, 63])
+    with Engine(model, "bf16", **DUAL) as engine:
+        expected = engine.tokens(inputs)
+    with Engine(model, f"{recipe}:sink=64,recent=192", **DUAL) as engine:
+        assert engine.tokens(inputs) == expected
+        assert engine.tokens(inputs) == expected  # from cached prefixes
+
+
+def test_dual_scale_pages_are_as_close_as_a_cache_of_kvx(model):
+    """Logits of a model that transformers runs with kvx.hf.Cache, whose window is the same."""
+    inputs = prompts([200, 130, 171])
+    recipe = "int4_dual:hadamard,sink=64,recent=64"
+    expected = transformers_tokens(model, inputs, recipe)
+    with Engine(model, recipe, **DUAL) as engine:
+        assert engine.tokens(inputs) == expected
+
+
+def test_requests_that_are_preempted_begin_again(model):
+    """Memory for about two of four requests, which grow together."""
+    inputs = prompts([100, 110, 120, 90])
+    options = {**DUAL, "max_num_seqs": 4, "enable_prefix_caching": True}
+    with Engine(model, "int4_dual:sink=64,recent=192", **options) as engine:
+        expected = engine.tokens(inputs, count=100)
+    with Engine(
+        model, "int4_dual:sink=64,recent=192", num_gpu_blocks_override=9, **options
+    ) as engine:
+        assert engine.tokens(inputs, count=100) == expected
+
+
+def test_rejected_drafts_do_not_change_the_tokens(model):
+    inputs = prompts([40, 64])
+    for prompt in inputs:
+        prompt["prompt_token_ids"] *= 2
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    recipe = "int3_dual:sink=64,recent=192"
+    with Engine(model, "bf16", **DUAL) as engine:
+        expected = engine.tokens(inputs, count=60)
+    with Engine(model, recipe, speculative_config=drafts, **DUAL) as engine:
+        assert engine.tokens(inputs, count=60) == expected
+
+
+def test_dual_scale_blocks_of_another_size_are_refused_by_name():
+    shape = RowShape(num_kv_heads=2, head_dim=64, v_head_dim=64)
+    with pytest.raises(kvx.Error, match="block_size is 32; int3_dual quantises blocks of 64 or 128"):
+        shape.new_layer("int3_dual:auto,immediate", 32)
+    shape = RowShape(num_kv_heads=1, head_dim=128, v_head_dim=64, is_latent=True)
+    with pytest.raises(kvx.UnsupportedError, match="int3_dual"):
+        shape.new_layer("int3_dual:auto,immediate", 64)

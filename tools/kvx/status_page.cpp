@@ -19,11 +19,10 @@ struct Verb {
   const char* name;
   bool encodes;
   bool decodes;
-  bool takes_rows_alone = false;
 };
 
 constexpr Verb kVerbs[] = {
-    {"append", true, false, true},
+    {"append", true, false},  // dual-scale formats: whole blocks
     {"gather", false, true},
     {"copy_blocks", true, true},  // the same format: bytes; another: decoded and encoded
     {"attend", false, true},
@@ -62,10 +61,7 @@ Table status_table() {
   Table table(columns);
   for (const format::Facts* facts : format::kAllFacts) {
     std::vector<std::string> row = {std::string(facts->name)};
-    const bool has_rows = format::stores_rows(*facts);
-    for (const Verb& verb : kVerbs) {
-      row.push_back(verb.takes_rows_alone && !has_rows ? "-" : levels_of(verb, facts->id));
-    }
+    for (const Verb& verb : kVerbs) row.push_back(levels_of(verb, facts->id));
     row.push_back("sm_80 and later");  // every verb visits the one list of formats
     table.add_row(row);
   }

@@ -218,7 +218,9 @@ class LayerPages:
         positions = self.positions[: len(slot_mapping)] if pages.needs_positions else None
         window = {}
         if self.step_window is not None:
-            window = {"window_pages": self.window_pages, "plan": self.step_window.plan}
+            plan = self.step_window.plan
+            window = {"window_pages": self.window_pages, "plan": plan}
+            slot_mapping = plan.slots[: len(slot_mapping)]  # those that are written at once
         pages.append(kv_cache, key, value, slot_mapping, positions=positions, **window)
 
     def attend(self, batch, pages, kv_cache, query, output):

@@ -3,9 +3,13 @@
 vLLM's backends do not learn whose requests a step's rows are, and kvx.PagedWindow needs no names:
 it follows pages. What it cannot see is a page that something else than a step writes, so connectors
 and two batches at once are refused.
+
+Dual-scale formats quantise whole blocks: the open block of a request is in the window alone, until
+its last row is there or another request needs its place. Blocks that vLLM shares by their hash are
+full, so their pages are complete.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +26,7 @@ class WindowTokens:
 
     sink: int
     recent: int
+    unit: str = "row"  # kvx.PagedWindow's
 
     def num_blocks(self, block_size: int, max_sequences: int) -> int:
         """Blocks of a layer's window."""
@@ -33,11 +38,16 @@ class WindowTokens:
 def split_window(recipe: str) -> tuple[str, WindowTokens | None]:
     """The recipe of the pages, and the window that the recipe names beside it.
 
-    Raises kvx.Error: a window in another format than bf16.
+    Raises kvx.Error: a window in another format than bf16, or none beside a dual-scale format.
     """
     if recipe.startswith("tuned:"):
         return recipe, None
     parsed = parse_recipe(recipe)
+    if parsed.full_precision_format is None and is_dual_scale(parsed):
+        raise Error(
+            f"recipe is '{recipe}'; dual-scale formats quantise blocks that leave a full-precision "
+            f"window: add recent=N, or auto"
+        )
     if parsed.full_precision_format is None:
         return recipe, None
     if parsed.full_precision_format != "bf16":
@@ -45,7 +55,13 @@ def split_window(recipe: str) -> tuple[str, WindowTokens | None]:
             f"recipe is '{recipe}'; the window beside vLLM's pages is bf16 (leave "
             f"full_precision={parsed.full_precision_format} out)"
         )
-    return f"{recipe},immediate", WindowTokens(parsed.sink_tokens, parsed.recent_tokens)
+    unit = "block" if is_dual_scale(parsed) else "row"
+    return f"{recipe},immediate", WindowTokens(parsed.sink_tokens, parsed.recent_tokens, unit)
+
+
+def is_dual_scale(parsed) -> bool:
+    """parsed: of parse_recipe. Whether keys or values are quantised by whole blocks."""
+    return any(side.scale_rule == "dual" for side in (parsed.k, parsed.v))
 
 
 def check_window(vllm_config) -> None:
@@ -97,6 +113,7 @@ class StepWindow:
             sink=self._tokens.sink,
             recent=self._tokens.recent,
             max_sequences=self._limits.max_sequences,
+            unit=self._tokens.unit,
             device=_name_of(self._device),
         )
 
@@ -112,16 +129,33 @@ class StepWindow:
                 self._zeros((most,), torch.int32),
                 self._zeros((most,), torch.int64),
                 self._zeros((most,), torch.int64),
+                *self._block_copies(most),
             )
         whole = self._numbers[width]
-        self._plans[requests, width] = WindowPlan(
-            whole.block_table[:requests],
-            whole.num_sink_blocks[:requests],
-            whole.first_recent_blocks[:requests],
-            whole.slots,
-            whole.window_slots,
+        plan = replace(
+            whole,
+            block_table=whole.block_table[:requests],
+            num_sink_blocks=whole.num_sink_blocks[:requests],
+            first_recent_blocks=whole.first_recent_blocks[:requests],
         )
-        return self._plans[requests, width]
+        for name, length in self._copy_lists(requests):
+            for part in ("from", "to", "tokens"):
+                numbers = getattr(whole, f"{name}_{part}")
+                setattr(plan, f"{name}_{part}", numbers[:length])
+        self._plans[requests, width] = plan
+        return plan
+
+    def _copy_lists(self, requests):
+        """(name, length) of the plan's lists of block copies, in its order."""
+        if self._tokens.unit == "row":
+            return []
+        of_window = requests * self._window.closing_blocks_per_sequence
+        return [("closing", of_window), ("evicted", of_window), ("reopened", requests)]
+
+    def _block_copies(self, requests):
+        dtypes = (torch.int64, torch.int64, torch.int32)
+        lengths = [length for _, length in self._copy_lists(requests)]
+        return [self._zeros((length,), dtype) for length in lengths for dtype in dtypes]
 
     def _zeros(self, shape, dtype):
         return torch.zeros(shape, dtype=dtype, device=self._device)

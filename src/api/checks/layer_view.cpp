@@ -235,6 +235,34 @@ Status check_interleaved(const ops::SideView& side, const Counts& counts, const 
   return {};
 }
 
+// The channels' steps and zeros, which a dual-scale format has and no other.
+Status read_channels(const kvx_side_t& side, const Counts& counts, const std::string& name,
+                     std::vector<MemoryRange>& memory, ops::SideView& view) {
+  if (!view.spec.is_dual()) {
+    if (side.channels == nullptr) return {};
+    return invalid_argument("{}.channels is set; {} has none", name, view.spec.facts->name);
+  }
+  KVX_RETURN_IF_ERROR(format::check_block_size(view.spec, static_cast<int>(counts.block_size)));
+  if (view.codes.is_fragmented()) {
+    return unsupported("{} has {} and rows in fragments; expected contiguous rows", name,
+                       view.spec.facts->name);
+  }
+  if (side.channels == nullptr) {
+    return invalid_argument("{}.channels is null; {} has steps and zeros of its channels", name,
+                            view.spec.facts->name);
+  }
+  const std::array<Axis, 4> axes = {{{counts.num_blocks, side.channel_block_stride},
+                                     {1, 0},
+                                     {counts.num_heads, side.channel_head_stride},
+                                     {1, 0}}};
+  const int bytes = format::channel_bytes_per_block(view.spec, view.head_dim);
+  KVX_RETURN_IF_ERROR(
+      check_strides(axes, bytes, is_scattered(side), side.channels, name + ".channels", memory));
+  view.channels = {static_cast<uint8_t*>(side.channels), side.channel_block_stride,
+                   side.channel_head_stride};
+  return {};
+}
+
 Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                                 const std::string& name, std::vector<MemoryRange>& memory) {
   KVX_RETURN_IF_ERROR(
@@ -244,7 +272,6 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
   view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
-  KVX_RETURN_IF_ERROR(format::check_rows_alone(view.spec));
   const int row_bytes = format::code_bytes_per_row(view.spec, view.head_dim);
   KVX_RETURN_IF_ERROR(check_codes(side, counts, row_bytes, name, memory));
   view.codes = {static_cast<uint8_t*>(side.codes),
@@ -261,6 +288,7 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
         name);
   }
   KVX_RETURN_IF_ERROR(check_interleaved(view, counts, name));
+  KVX_RETURN_IF_ERROR(read_channels(side, counts, name, memory, view));
   view.tensor_scales = side.tensor_scales;
   view.feedback = side.feedback;
   if (view.feedback != nullptr && !view.spec.has_scale()) {
@@ -278,6 +306,13 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                  side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
   if (counts.are_scales_readable) KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
   return view;
+}
+
+// Latent layers read parts of rows, which a dual-scale block does not have.
+Status check_is_of_rows(const ops::SideView& side, const std::string& name) {
+  if (!side.spec.is_dual()) return {};
+  return unsupported("{} makes parts of K's rows, which {} does not have; expected another format",
+                     name, side.spec.facts->name);
 }
 
 // Reads a V that is the first numbers of K's rows.
@@ -300,6 +335,7 @@ Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideVi
     return invalid_argument("{}.head_dim is {}; expected 1 to K's {}", name, side.head_dim,
                             k.head_dim);
   }
+  KVX_RETURN_IF_ERROR(check_is_of_rows(k, name));
   const ops::SideView view = ops::prefix_of(k, static_cast<int>(side.head_dim));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
   return view;
@@ -311,6 +347,8 @@ Result<ops::SideView> read_rest(const kvx_side_t* caller, const ops::SideView& k
                                 std::vector<MemoryRange>& memory) {
   KVX_ASSIGN_OR_RETURN(const kvx_side_t side, read_struct(caller, name));
   KVX_ASSIGN_OR_RETURN(const ops::SideView rest, read_side(side, counts, name, memory));
+  KVX_RETURN_IF_ERROR(check_is_of_rows(k, name));
+  KVX_RETURN_IF_ERROR(check_is_of_rows(rest, name));
   if (rest.head_dim > format::kMaxHeadDim - k.head_dim) {
     return invalid_argument("{}.head_dim is {}; expected at most {}, k's row being {}", name,
                             rest.head_dim, format::kMaxHeadDim - k.head_dim, k.head_dim);

@@ -29,12 +29,14 @@ Status write_struct(Struct answer, Struct* caller, std::string_view name) {
   return {};
 }
 
-// A side that is filled must have the fields of 1.2's first release.
-inline Status check_side_room(const kvx_side_t* side, std::string_view name) {
-  constexpr uint32_t kLeastBytes = offsetof(kvx_side_t, flags);
+// A side that is filled must have the fields of 1.2's first release, and those of channels where it
+// gets some.
+inline Status check_side_room(const kvx_side_t* side, std::string_view name,
+                              bool has_channels = false) {
+  const uint32_t least = has_channels ? sizeof(kvx_side_t) : offsetof(kvx_side_t, flags);
   if (side == nullptr) return invalid_argument("{} is null", name);
-  if (side->size >= kLeastBytes) return {};
-  return invalid_argument("{}.size is {}; expected at least {}", name, side->size, kLeastBytes);
+  if (side->size >= least) return {};
+  return invalid_argument("{}.size is {}; expected at least {}", name, side->size, least);
 }
 
 // Writes as many bytes as the caller's struct has.

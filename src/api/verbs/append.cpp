@@ -24,6 +24,23 @@ int64_t skip_beyond(int64_t num_slots, std::vector<int64_t>& slots) {
   return skipped;
 }
 
+Result<std::optional<DType>> read_window_dtype(uint32_t dtype) {
+  switch (dtype) {
+    case 0:
+      return std::optional<DType>();
+    case KVX_DTYPE_F16:
+      return std::optional(DType::kF16);
+    case KVX_DTYPE_BF16:
+      return std::optional(DType::kBF16);
+    case KVX_DTYPE_F32:
+      return std::optional(DType::kF32);
+    default:
+      return invalid_argument("args.window_dtype is {}; expected F16 {}, BF16 {}, F32 {} or 0",
+                              dtype, static_cast<int>(KVX_DTYPE_F16),
+                              static_cast<int>(KVX_DTYPE_BF16), static_cast<int>(KVX_DTYPE_F32));
+  }
+}
+
 // Reads everything but the slots.
 Result<ops::AppendArgs> read_args(const kvx_append_args_t& args, const LayerOfCaller& layer) {
   ops::AppendArgs checked;
@@ -44,6 +61,8 @@ Result<ops::AppendArgs> read_args(const kvx_append_args_t& args, const LayerOfCa
   if (!layer.has_own_v() && args.v != nullptr) {
     return invalid_argument("args.v is set; the layer stores no V beside K");
   }
+  if (args.reserved != 0) return invalid_argument("args.reserved is {}; expected 0", args.reserved);
+  KVX_ASSIGN_OR_RETURN(checked.window_dtype, read_window_dtype(args.window_dtype));
   if (args.positions != nullptr) {
     checked.positions = {args.positions, static_cast<size_t>(args.num_tokens)};
   }

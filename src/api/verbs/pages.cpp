@@ -1,10 +1,11 @@
 // Opaque pages: where a row's codes and scales lie inside a page of an engine's own pool.
 //
 //   page of one block and KV head, block_size * bytes_per_token bytes:
-//     [K codes: block_size rows][K scales: block_size rows][V codes][V scales]
+//     [K codes: block_size rows][K scales: block_size rows][K channels][V codes][V scales][V
+//     channels]
 //
 // block_size is a multiple of four tokens, so every section begins on four bytes, the size of the
-// largest scale.
+// largest scale. Only dual-scale formats have channels: their steps and zeros, of the block.
 #include <algorithm>
 #include <cstring>
 
@@ -22,6 +23,9 @@ struct PageSide {
   int64_t code_bytes = 0;
   int64_t scale_bytes = 0;
   int64_t group_bytes = 0;
+  int64_t channel_bytes = 0;  // a token's share of those of a block
+
+  int64_t bytes_per_token() const { return code_bytes + scale_bytes + channel_bytes; }
 };
 
 struct Page {
@@ -29,23 +33,22 @@ struct Page {
   PageSide k;
   PageSide v;
 
-  int64_t bytes_per_token() const {
-    return k.code_bytes + k.scale_bytes + v.code_bytes + v.scale_bytes;
-  }
+  int64_t bytes_per_token() const { return k.bytes_per_token() + v.bytes_per_token(); }
 };
 
-Result<PageSide> read_side(const kvx_format_spec_t* spec, uint32_t head_dim,
+Result<PageSide> read_side(const kvx_format_spec_t* spec, uint32_t head_dim, int64_t block_size,
                            std::string_view name) {
   KVX_ASSIGN_OR_RETURN(const format::FormatSpec format, read_format(spec, name));
   const int dim = static_cast<int>(std::min<uint32_t>(head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(format, dim));
-  KVX_RETURN_IF_ERROR(format::check_rows_alone(format));
+  KVX_RETURN_IF_ERROR(format::check_block_size(format, static_cast<int>(block_size)));
   if (format.has_scale() && format.scale_source != format::ScaleSource::kComputed) {
     return unsupported("{}.scale_source is {}; a page holds computed scales", name,
                        format::name_of(format.scale_source));
   }
   return PageSide{dim, format::code_bytes_per_row(format, dim),
-                  format::scale_bytes_per_row(format, dim), format::scale_bytes_per_group(format)};
+                  format::scale_bytes_per_row(format, dim), format::scale_bytes_per_group(format),
+                  format::channel_bytes_per_block(format, dim) / block_size};
 }
 
 Result<Page> read_page(const kvx_page_desc_t* caller) {
@@ -56,9 +59,11 @@ Result<Page> read_page(const kvx_page_desc_t* caller) {
   }
   Page page;
   page.block_size = args.block_size;
-  KVX_ASSIGN_OR_RETURN(page.k, read_side(args.k_spec, args.k_head_dim, "page.k_spec"));
+  KVX_ASSIGN_OR_RETURN(page.k,
+                       read_side(args.k_spec, args.k_head_dim, args.block_size, "page.k_spec"));
   if (args.v_head_dim != 0) {
-    KVX_ASSIGN_OR_RETURN(page.v, read_side(args.v_spec, args.v_head_dim, "page.v_spec"));
+    KVX_ASSIGN_OR_RETURN(page.v,
+                         read_side(args.v_spec, args.v_head_dim, args.block_size, "page.v_spec"));
   }
   return page;
 }
@@ -74,6 +79,11 @@ kvx_side_t describe_side(const Page& page, const PageSide& side, const kvx_forma
   result.code_block_stride = head_bytes * num_kv_heads;
   result.code_token_stride = side.code_bytes;
   result.code_head_stride = head_bytes;
+  if (side.channel_bytes != 0) {
+    result.channels = first + page.block_size * (side.code_bytes + side.scale_bytes);
+    result.channel_block_stride = result.code_block_stride;
+    result.channel_head_stride = head_bytes;
+  }
   if (side.scale_bytes == 0) return result;
   result.scales = first + page.block_size * side.code_bytes;
   result.scale_block_stride = result.code_block_stride;
@@ -92,11 +102,11 @@ Status describe_pages(const kvx_page_desc_t* caller, void* pages, uint32_t num_k
   }
   auto* first = static_cast<uint8_t*>(pages);
   const bool has_v = page.v.head_dim != 0;
-  KVX_RETURN_IF_ERROR(check_side_room(k, "k"));
-  if (has_v) KVX_RETURN_IF_ERROR(check_side_room(v, "v"));
+  KVX_RETURN_IF_ERROR(check_side_room(k, "k", page.k.channel_bytes != 0));
+  if (has_v) KVX_RETURN_IF_ERROR(check_side_room(v, "v", page.v.channel_bytes != 0));
   fill_side(describe_side(page, page.k, caller->k_spec, first, num_kv_heads), k);
   if (!has_v) return {};
-  uint8_t* first_v = first + page.block_size * (page.k.code_bytes + page.k.scale_bytes);
+  uint8_t* first_v = first + page.block_size * page.k.bytes_per_token();
   fill_side(describe_side(page, page.v, caller->v_spec, first_v, num_kv_heads), v);
   return {};
 }

@@ -10,6 +10,7 @@
 #include "core/scratch.hpp"
 #include "ops/append/append.hpp"
 #include "ops/gather/gather.hpp"
+#include "ops/side_rows.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
 
 namespace kvx::boundary {
@@ -36,6 +37,12 @@ Status check_layers(const Transcode& work) {
         "same",
         from.num_kv_heads, work.from.k_head_dim(), work.from.v_head_dim(), to.num_kv_heads,
         work.to.k_head_dim(), work.to.v_head_dim());
+  }
+  if (const format::FormatSpec* dual = ops::dual_format_of(to)) {
+    return unsupported(
+        "to is stored in {}, which quantises whole blocks; expected kvx_copy_blocks, or a format "
+        "of rows",
+        dual->facts->name);
   }
   if (work.from.transform.k.block_offset || work.to.transform.k.block_offset) {
     return unsupported("a layer has a block_offset; transcode has no positions of the tokens");

@@ -103,6 +103,27 @@ Status sizes(const kvx_window_t* caller, kvx_window_sizes_t* sizes) {
   return {};
 }
 
+// The lists of evicted and reopened blocks come together, and under KVX_WINDOW_BLOCKS.
+Status check_reopening(const kvx_window_plan_args_t& args, WindowUnit unit) {
+  const std::pair<const char*, bool> lists[] = {
+      {"evicted_from", args.evicted_from != nullptr},
+      {"evicted_to", args.evicted_to != nullptr},
+      {"evicted_tokens", args.evicted_tokens != nullptr},
+      {"reopened_from", args.reopened_from != nullptr},
+      {"reopened_to", args.reopened_to != nullptr},
+      {"reopened_tokens", args.reopened_tokens != nullptr}};
+  const bool has_first = lists[0].second;
+  for (const auto& [name, is_set] : lists) {
+    if (is_set == has_first) continue;
+    return invalid_argument(
+        "args.{} is {}null and evicted_from is {}null; expected all six lists "
+        "of evicted and reopened blocks, or none",
+        name, is_set ? "not " : "", has_first ? "not " : "");
+  }
+  if (!has_first || unit == WindowUnit::kBlocks) return {};
+  return invalid_argument("args.evicted_from is set; only KVX_WINDOW_BLOCKS evicts blocks");
+}
+
 Status check_lists(const kvx_window_plan_args_t& args, WindowUnit unit) {
   if (args.reserved != 0) return invalid_argument("args.reserved is {}; expected 0", args.reserved);
   if (args.num_tokens < 0) {
@@ -123,7 +144,7 @@ Status check_lists(const kvx_window_plan_args_t& args, WindowUnit unit) {
   for (const auto& [name, is_missing] : missing) {
     if (is_missing) return invalid_argument("args.{} is null; the plan needs it", name);
   }
-  return {};
+  return check_reopening(args, unit);
 }
 
 ops::WindowPlanArgs plan_args(const kvx_window_plan_args_t& args, const WindowOfCaller& window) {
@@ -143,6 +164,12 @@ ops::WindowPlanArgs plan_args(const kvx_window_plan_args_t& args, const WindowOf
     plan.closing_from = args.closing_from;
     plan.closing_to = args.closing_to;
     plan.closing_tokens = args.closing_tokens;
+    plan.evicted_from = args.evicted_from;
+    plan.evicted_to = args.evicted_to;
+    plan.evicted_tokens = args.evicted_tokens;
+    plan.reopened_from = args.reopened_from;
+    plan.reopened_to = args.reopened_to;
+    plan.reopened_tokens = args.reopened_tokens;
   }
   return plan;
 }
@@ -169,6 +196,12 @@ Status plan_on_device(const kvx_window_plan_args_t& args, const WindowOfCaller& 
       .add("args.closing_from", plan.closing_from)
       .add("args.closing_to", plan.closing_to)
       .add("args.closing_tokens", plan.closing_tokens)
+      .add("args.evicted_from", plan.evicted_from)
+      .add("args.evicted_to", plan.evicted_to)
+      .add("args.evicted_tokens", plan.evicted_tokens)
+      .add("args.reopened_from", plan.reopened_from)
+      .add("args.reopened_to", plan.reopened_to)
+      .add("args.reopened_tokens", plan.reopened_tokens)
       .add("window.counters", window.args.counters);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb,
                        begin_on_device(addresses, window.args.counters, stream));

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/scratch.hpp"
-#include "format/spec.hpp"
+#include "ops/append/dual_scale/window_rounding.hpp"
 #include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 #include "ops/task_grid.hpp"
@@ -49,16 +49,6 @@ Status check_positions(const AppendArgs& args, const SideTransform& transform) {
   return {};
 }
 
-// A dual-scale block is quantised whole, by copy_blocks.
-Status check_formats(const AppendArgs& args) {
-  for (const HeadRun& run : args.cache.runs) {
-    for (const SideView* side : {&run.k, &run.v}) {
-      if (side->is_stored()) KVX_RETURN_IF_ERROR(format::check_rows_alone(side->spec));
-    }
-  }
-  return {};
-}
-
 // Returns how many tokens the runs hold.
 int64_t cut_into_runs(const AppendArgs& args, std::vector<AppendRun>& runs) {
   const std::span<const int64_t> slots = args.slot_mapping;
@@ -84,6 +74,21 @@ int64_t cut_into_runs(const AppendArgs& args, std::vector<AppendRun>& runs) {
     t += n;
   }
   return written;
+}
+
+// A dual-scale block is quantised whole: its tokens come together. Requires: the layer has some.
+Status check_whole_blocks(const AppendArgs& args, std::span<const AppendRun> runs) {
+  const format::FormatSpec* spec = dual_format_of(args.cache);
+  for (const AppendRun& run : runs) {
+    if (run.tokens.num_tokens == args.cache.block_size) continue;
+    return invalid_argument(
+        "slot_mapping[{}] begins {} tokens of block {}; {} quantises whole blocks: pass the {} "
+        "tokens of a block in one call, or append them to a window and copy the block when it is "
+        "full",
+        run.first_row, run.tokens.num_tokens, run.tokens.block, spec->facts->name,
+        args.cache.block_size);
+  }
+  return {};
 }
 
 // One call's work, shared by its tasks.
@@ -117,7 +122,9 @@ struct AppendTask {
       copy_rows(side, head_in_run, head, run, input);
       return 0;
     }
-    if (transform.is_identity() && can_read_in_place(input)) {
+    const bool is_rounded =
+        side.spec.is_dual() && args.window_dtype.value_or(input.dtype) != input.dtype;
+    if (transform.is_identity() && !is_rounded && can_read_in_place(input)) {
       const auto* rows = reinterpret_cast<const float*>(input.row(run.first_row, head));
       return encode_rows(*context.kernels, side, head_in_run, run.tokens,
                          {rows, input.token_stride});
@@ -133,7 +140,13 @@ struct AppendTask {
         .block_size = args.cache.block_size};
     apply_transform(*context.kernels, transform, {head, args.cache.num_kv_heads, side.head_dim},
                     positions, rows, num_tokens);
+    if (side.spec.is_dual()) round_to_window(rows, int64_t{num_tokens} * side.head_dim);
     return encode_rows(*context.kernels, side, head_in_run, run.tokens, {rows, side.head_dim});
+  }
+
+  void round_to_window(float* numbers, int64_t count) const {
+    if (!args.window_dtype) return;
+    for (int64_t i = 0; i < count; ++i) numbers[i] = rounded_to(*args.window_dtype, numbers[i]);
   }
 
   // Whether the kernels can read the rows where they lie: aligned floats. Kernels do not support a
@@ -169,19 +182,26 @@ struct AppendTask {
 
 }  // namespace
 
-Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
-  KVX_RETURN_IF_ERROR(check_formats(args));
+Status check_append(const AppendArgs& args) {
   KVX_RETURN_IF_ERROR(check_slots(args));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.k));
   KVX_RETURN_IF_ERROR(check_positions(args, args.transform.v));
+  if (dual_format_of(args.cache) == nullptr) return {};
+  Scratch<std::vector<AppendRun>> runs;
+  cut_into_runs(args, *runs);
+  return check_whole_blocks(args, *runs);
+}
+
+Result<AppendReport> append(const CpuContext& context, const AppendArgs& args) {
+  KVX_RETURN_IF_ERROR(check_append(args));
+  Scratch<std::vector<AppendRun>> kept_runs;
+  std::vector<AppendRun>& runs = *kept_runs;
+  const int64_t tokens_written = cut_into_runs(args, runs);
   AppendReport rest;
   if (args.cache.next_segment != nullptr) {
     KVX_ASSIGN_OR_RETURN(rest, append(context, next_segment_of(args)));
   }
 
-  Scratch<std::vector<AppendRun>> kept_runs;
-  std::vector<AppendRun>& runs = *kept_runs;
-  const int64_t tokens_written = cut_into_runs(args, runs);
   const int64_t num_floats = tokens_written * floats_per_token(args.cache);
   AppendTask task{context, args, runs,
                   cut_into_tasks(args.cache.num_kv_heads, std::ssize(runs), num_floats)};

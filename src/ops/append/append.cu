@@ -7,6 +7,7 @@
 #include "ops/append/append_fed.hpp"
 #include "ops/append/append_pages.cuh"
 #include "ops/append/append_rows.cuh"
+#include "ops/append/dual_scale/append_dual.hpp"
 #include "ops/segments.hpp"
 #include "ops/side_rows.hpp"
 
@@ -111,20 +112,33 @@ Status launch_pages(const CudaContext& context, const AppendParams& params) {
   return device::cuda_launch_status("append_pages");
 }
 
-// One launch, or two where one side alone has page-shared scales.
+// The sides that a predicate holds for; the others are not stored. Returns whether there are any.
+template <class Predicate>
+bool select_sides(AppendParams& params, Predicate is_selected) {
+  bool has_any = false;
+  for (AppendSide& part : params.sides) {
+    if (part.side.view.head_dim > 0 && is_selected(part)) {
+      has_any = true;
+    } else {
+      part = {};
+    }
+  }
+  return has_any;
+}
+
+// One launch, or two where one side alone has page-shared scales or dual-scale blocks.
 Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun& run,
               DeviceCounters* counters) {
   AppendParams rows = append_params(args, run, counters);
   AppendParams pages = rows;
-  bool has_rows = false;
-  bool has_pages = false;
-  for (int i = 0; i < 2; ++i) {
-    const bool is_shared = is_page_shared(rows.sides[i]);
-    has_pages = has_pages || is_shared;
-    has_rows = has_rows || (!is_shared && rows.sides[i].side.view.head_dim > 0);
-    (is_shared ? rows : pages).sides[i] = {};
+  AppendParams blocks = rows;
+  if (select_sides(pages, is_page_shared)) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
+  if (select_sides(blocks, is_dual)) {
+    const DType window = args.window_dtype.value_or(DType::kF32);
+    KVX_RETURN_IF_ERROR(launch_append_dual(context, blocks, window));
   }
-  if (has_pages) KVX_RETURN_IF_ERROR(launch_pages(context, pages));
+  bool has_rows = select_sides(
+      rows, [](const AppendSide& part) { return !is_page_shared(part) && !is_dual(part); });
   if (fits_fed(rows.sides[0])) {
     KVX_RETURN_IF_ERROR(launch_fed(context, rows));
     has_rows = rows.sides[1].is_stored();
@@ -135,9 +149,6 @@ Status launch(const CudaContext& context, const AppendArgs& args, const HeadRun&
 
 Status check(const AppendArgs& args) {
   for (const HeadRun& run : args.cache.runs) {
-    for (const SideView* side : {&run.k, &run.v}) {
-      if (side->is_stored()) KVX_RETURN_IF_ERROR(format::check_rows_alone(side->spec));
-    }
     const int most = INT32_MAX / run.num_heads;  // rows are counted in 32 bits
     if (std::ssize(args.slot_mapping) > most) {
       return invalid_argument("slot_mapping has {} tokens; a call takes at most {} of {} heads",

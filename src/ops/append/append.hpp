@@ -2,8 +2,10 @@
 // on the way.
 #pragma once
 
+#include <optional>
 #include <span>
 
+#include "core/dtype.hpp"
 #include "ops/cache_view.hpp"
 #include "ops/cpu/kernel_table.hpp"
 #include "ops/transform.hpp"
@@ -19,6 +21,10 @@ struct AppendArgs {
   std::span<const int64_t> slot_mapping;
   // [num_tokens], absolute positions; needed only with a block_offset transform.
   std::span<const int64_t> positions;
+  // The type of the full-precision window beside dual-scale blocks: rows of such a block are
+  // rounded to it before they are quantised, so that a block has the same bytes by way of the
+  // window.
+  std::optional<DType> window_dtype = std::nullopt;
 };
 
 struct AppendReport {
@@ -29,10 +35,12 @@ struct AppendReport {
 };
 
 // OUT_OF_RANGE, nothing written: a slot >= num_blocks * block_size. INVALID_ARGUMENT, nothing
-// written: positions missing or outside the block_offset table. Consecutive tokens in consecutive
-// slots of one block are handled as one run; a page-shared scale takes a block's tokens [0, first
-// slot of the run) as live and requantises them when it grows. Duplicate slots: the later
-// token wins. Same bytes for any number of threads.
+// written: positions missing or outside the block_offset table, or a part of a dual-scale block,
+// whose tokens all come in one call, in order. Consecutive tokens in consecutive slots of one block
+// are handled as one run; a page-shared scale takes a block's tokens [0, first slot of the run) as
+// live and requantises them when it grows. Duplicate slots: the later token wins. Same bytes for
+// any number of threads.
+Status check_append(const AppendArgs& args);  // the same errors, nothing written
 Result<AppendReport> append(const CpuContext& context, const AppendArgs& args);
 
 }  // namespace kvx::ops

@@ -1,4 +1,6 @@
 // plan_window on the CPU: the four phases, one sequence after the other.
+#include <algorithm>
+
 #include "core/checked.hpp"
 #include "ops/window/window_rules.hpp"
 
@@ -32,11 +34,23 @@ Status check_sequence(const WindowPlanArgs& args, int s) {
   return {};
 }
 
+// Every block that a step leaves open has a window block then.
+Status check_window_blocks(const WindowPlanArgs& args) {
+  if (!args.reopens()) return {};
+  int64_t num_sequences = 0;
+  for (int s = 0; s < args.num_sequences; ++s) num_sequences += args.seq_lens[s] > 0 ? 1 : 0;
+  const int64_t needed = num_sequences * args.closing_blocks_per_sequence();
+  if (needed <= args.state.num_window_blocks) return {};
+  return invalid_argument(
+      "num_window_blocks is {}; {} sequences whose blocks are reopened need {} ({} each)",
+      args.state.num_window_blocks, num_sequences, needed, args.closing_blocks_per_sequence());
+}
+
 void touch(const WindowPlanArgs& args, const Parts& parts) {
   int64_t num_wanted = 0;
   for (int s = 0; s < args.num_sequences; ++s) {
     const SequencePlan plan(args, s);
-    for (int64_t i = 0; i < SequencePlan::num_items(args); ++i) {
+    for (int64_t i = 0; i < SequencePlan::num_touched(args); ++i) {
       const int32_t page = touch_item(plan, parts, i);
       if (page >= 0 && num_wanted < args.state.num_window_blocks) parts.wanted[num_wanted++] = page;
     }
@@ -49,11 +63,13 @@ void choose(const WindowPlanArgs& args, const Parts& parts) {
   const int64_t num = args.state.num_window_blocks;
   const int32_t first = parts.header[kNext];
   int32_t num_given = 0;
-  for (int64_t i = 0; i < num && num_given < parts.header[kWanted]; ++i) {
-    const int64_t copy = (first + i) % num;
-    if (!may_take(parts, copy)) continue;
-    parts.chosen[num_given++] = static_cast<int32_t>(copy);
-    parts.header[kNext] = static_cast<int32_t>((copy + 1) % num);
+  for (int round = 0; round < num_rounds(args); ++round) {
+    for (int64_t i = 0; i < num && num_given < parts.header[kWanted]; ++i) {
+      const int64_t copy = (first + i) % num;
+      if (!may_take(args, parts, copy, round)) continue;
+      parts.chosen[num_given++] = static_cast<int32_t>(copy);
+      parts.header[kNext] = static_cast<int32_t>((copy + 1) % num);
+    }
   }
   parts.header[kGiven] = num_given;
 }
@@ -68,6 +84,7 @@ void place(const WindowPlanArgs& args, const Parts& parts, int s) {
   }
   for (int64_t row = 0; row < plan.num_rows; ++row) place_row(plan, parts, row);
   if (args.unit != WindowUnit::kBlocks) return;
+  if (args.reopens()) place_reopened(plan, parts);
   for (int64_t i = 0; i < args.closing_blocks_per_sequence(); ++i) place_closing(plan, parts, i);
 }
 
@@ -75,17 +92,21 @@ void place(const WindowPlanArgs& args, const Parts& parts, int s) {
 
 Status plan_window(const WindowPlanArgs& args) {
   for (int s = 0; s < args.num_sequences; ++s) KVX_RETURN_IF_ERROR(check_sequence(args, s));
+  KVX_RETURN_IF_ERROR(check_window_blocks(args));
   const Parts parts(args.state);
   begin_step(parts);
   for (int64_t i = 0; i < args.num_tokens; ++i) {
     args.window_slots[i] = -1;
     if (args.slots != nullptr) args.slots[i] = -1;
   }
+  if (args.reopens()) {
+    std::fill_n(args.evicted_from, args.num_evicted(), 0);
+    std::fill_n(args.evicted_to, args.num_evicted(), 0);
+    std::fill_n(args.evicted_tokens, args.num_evicted(), 0);
+  }
   touch(args, parts);
   choose(args, parts);
-  for (int32_t i = 0; i < parts.header[kGiven]; ++i) {
-    assign(parts, parts.wanted[i], parts.chosen[i]);
-  }
+  for (int32_t i = 0; i < parts.header[kGiven]; ++i) assign(args, parts, i);
   for (int s = 0; s < args.num_sequences; ++s) place(args, parts, s);
   return {};
 }

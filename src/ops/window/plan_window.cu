@@ -31,7 +31,7 @@ struct Ranks {
 };
 
 __device__ int touch(const WindowPlanArgs& args, const Parts& parts, Ranks ranks) {
-  const int64_t num_items = SequencePlan::num_items(args);
+  const int64_t num_items = SequencePlan::num_touched(args);
   const int64_t num_all = num_items * args.num_sequences;
   int64_t num_wanted = 0;
   for (int64_t first = 0; first < num_all; first += kThreads) {
@@ -60,10 +60,13 @@ __device__ int choose(const WindowPlanArgs& args, const Parts& parts, int num_wa
   const int64_t begin = parts.header[kNext];
   __syncthreads();  // all have read where to begin
   int num_given = 0;
-  for (int64_t first = 0; first < num && num_given < num_wanted; first += kThreads) {
-    const int64_t i = first + threadIdx.x;
+  const int64_t num_chunks = (num + kThreads - 1) / kThreads;
+  for (int64_t chunk = 0; chunk < num_chunks * num_rounds(args) && num_given < num_wanted;
+       ++chunk) {
+    const int64_t i = chunk % num_chunks * kThreads + threadIdx.x;
     const int64_t copy = (begin + i) % num;
-    const bool is_free = i < num && may_take(parts, copy);
+    const bool is_free =
+        i < num && may_take(args, parts, copy, static_cast<int>(chunk / num_chunks));
     int total;
     const int place = num_given + ranks.rank(is_free, total);
     if (is_free && place < num_wanted) {
@@ -78,10 +81,19 @@ __device__ int choose(const WindowPlanArgs& args, const Parts& parts, int num_wa
   return num_given;
 }
 
-__global__ void __launch_bounds__(kThreads) share_out(const __grid_constant__ WindowPlanArgs args) {
+__device__ void clear_evicted(const WindowPlanArgs& args) {
+  for (int64_t i = threadIdx.x; i < args.num_evicted(); i += kThreads) {
+    args.evicted_from[i] = args.evicted_to[i] = 0;
+    args.evicted_tokens[i] = 0;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    share_out(const __grid_constant__ WindowPlanArgs args, DeviceCounters* counters) {
   __shared__ int sums[kThreads / kWarp];
   const Parts parts(args.state);
   if (threadIdx.x == 0) begin_step(parts);
+  if (args.reopens()) clear_evicted(args);
   __syncthreads();
   const int num_wanted = touch(args, parts, {sums});
   __syncthreads();
@@ -92,7 +104,11 @@ __global__ void __launch_bounds__(kThreads) share_out(const __grid_constant__ Wi
   if (threadIdx.x != 0) return;
   parts.header[kWanted] = num_wanted;
   parts.header[kGiven] = num_given;
-  for (int i = 0; i < num_given; ++i) assign(parts, parts.wanted[i], parts.chosen[i]);
+  for (int i = 0; i < num_given; ++i) assign(args, parts, i);
+  const int num_missing = args.reopens() ? num_wanted - num_given : 0;
+  if (num_missing > 0) {
+    atomicAdd(&counters->out_of_range, static_cast<unsigned long long>(num_missing));
+  }
 }
 
 __device__ void count_out_of_range(const SequencePlan& plan, DeviceCounters* counters) {
@@ -129,6 +145,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
     edges = find_edges(plan, parts);
     args.num_sink_blocks[s] = static_cast<int32_t>(edges.num_sinks);
     args.first_recent_block[s] = static_cast<int32_t>(edges.first_recent);
+    if (args.reopens()) place_reopened(plan, parts);
   }
   __syncthreads();
   for (int64_t b = threadIdx.x; b < args.max_blocks_per_sequence; b += kPlaceThreads) {
@@ -165,7 +182,7 @@ __global__ void forget(const __grid_constant__ WindowState state, const int64_t*
 Status plan_window(const CudaContext& context, const WindowPlanArgs& args,
                    DeviceCounters* counters) {
   auto* const stream = static_cast<cudaStream_t>(context.stream);
-  share_out<<<1, kThreads, 0, stream>>>(args);
+  share_out<<<1, kThreads, 0, stream>>>(args, counters);
   place<<<static_cast<unsigned>(args.num_sequences) + 1, kPlaceThreads, 0, stream>>>(args,
                                                                                      counters);
   return device::cuda_launch_status("plan_window");

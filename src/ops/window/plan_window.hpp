@@ -62,18 +62,35 @@ struct WindowPlanArgs {
   int64_t* closing_from = nullptr;
   int64_t* closing_to = nullptr;
   int32_t* closing_tokens = nullptr;
+  // For formats that cannot store a part of a block row by row (kBlocks alone; null otherwise),
+  // what copy_blocks copies before append, so that every block which a step continues has its copy:
+  // first, from the window to the pages, the rows of open blocks that give up their window block,
+  // [num_sequences, closing_blocks_per_sequence()]; then, from the pages to the window, those of
+  // blocks that are continued without a copy, [num_sequences].
+  int64_t* evicted_from = nullptr;
+  int64_t* evicted_to = nullptr;
+  int32_t* evicted_tokens = nullptr;
+  int64_t* reopened_from = nullptr;
+  int64_t* reopened_to = nullptr;
+  int32_t* reopened_tokens = nullptr;
 
+  KVX_HOST_DEVICE bool reopens() const { return evicted_from != nullptr; }
   // Window blocks that a sequence may fill in one step: sinks, recent blocks and the one that was
   // open before.
   KVX_HOST_DEVICE int64_t closing_blocks_per_sequence() const {
     return window.sink_blocks + window.recent_blocks + 1;
   }
+  KVX_HOST_DEVICE int64_t num_evicted() const {
+    return num_sequences * closing_blocks_per_sequence();
+  }
 };
 
-// INVALID_ARGUMENT or OUT_OF_RANGE, nothing written: lengths, starts or pages that do not fit.
+// INVALID_ARGUMENT or OUT_OF_RANGE, nothing written: lengths, starts or pages that do not fit;
+// where blocks are reopened, fewer window blocks than closing_blocks_per_sequence() of each
+// sequence.
 Status plan_window(const WindowPlanArgs& args);
 // The same state and lists. A sequence whose lengths do not fit has no window and no slots, and a
-// page beyond the state has no copy; both are counted.
+// page beyond the state has no copy; both are counted, and so are window blocks that are missing.
 Status plan_window(const CudaContext& context, const WindowPlanArgs& args,
                    DeviceCounters* counters);
 

@@ -2,10 +2,10 @@
 //
 // A step is planned in four phases, each of which reads what the one before has written:
 //   touch    copies in the step's windows are marked with the step; pages that are written without
-//   a
-//            copy lose the one that they had
-//   choose   window blocks without that mark are listed, one for each new block of a window
-//   assign   new blocks get them
+//            a copy lose the one that they had
+//   choose   window blocks without that mark are listed, one for each new block of a window and,
+//            where blocks are reopened, for each block that is continued without a copy
+//   assign   these blocks get them
 //   place    tables and lists of slots are written
 #pragma once
 
@@ -15,6 +15,8 @@
 namespace kvx::ops::window {
 
 enum Header { kStep, kNext, kWanted, kGiven };
+// is_open of a window block that the step has assigned and not placed yet.
+inline constexpr int32_t kJustAssigned = -1;
 
 // The parts of a state. A number is stored plus one, so that zero is none.
 struct Parts {
@@ -46,7 +48,7 @@ struct Parts {
   int32_t* copy_of;    // [num_blocks] window block + 1
   int32_t* page_of;    // [num_window_blocks] page + 1
   int32_t* last_step;  // [num_window_blocks] in whose windows it was
-  int32_t* is_open;    // [num_window_blocks] holds rows that its page has not, under kBlocks
+  int32_t* is_open;    // [num_window_blocks] rows that its page has not, under kBlocks; 0: none
   int32_t* chosen;     // [num_window_blocks] those that this step may take
   int32_t* wanted;     // [num_window_blocks] pages that want one
   int64_t num_pages;
@@ -80,6 +82,18 @@ struct SequencePlan {
   KVX_INLINE bool is_in_window(int64_t block) const {
     return block < args.window.sink_blocks || block >= tail;
   }
+  // Blocks that may want a copy: item i of num_touched(), which may lie behind the end; -1: none.
+  KVX_INLINE static int64_t num_touched(const WindowPlanArgs& args) {
+    return num_items(args) + (args.reopens() ? 1 : 0);
+  }
+  KVX_INLINE int64_t block_of_touched(int64_t i) const {
+    if (i < num_items(args)) return block_of_item(i);
+    return is_in_window(first_written()) ? -1 : first_written();
+  }
+  // Whether the block has rows from before the step, and from the step.
+  KVX_INLINE bool continues(int64_t block) const {
+    return num_rows > 0 && block == first_written() && !is_new(block);
+  }
   // Whether all rows of the block are this step's.
   KVX_INLINE bool is_new(int64_t block) const { return block * args.block_size >= begin; }
   // The first block that the step writes.
@@ -110,15 +124,19 @@ KVX_INLINE void mark(const Parts& parts, int32_t copy) {
   parts.last_step[copy] = parts.header[kStep];
 }
 
-// Returns the page if the item is a new block that wants a window block, else -1.
+// Returns the page if the item is a block that wants a window block, else -1: a new one, or where
+// blocks are reopened one that is continued.
 KVX_INLINE int32_t touch_item(const SequencePlan& plan, const Parts& parts, int64_t item) {
-  const int64_t block = plan.block_of_item(item);
-  if (!plan.is_valid || block >= plan.end_block) return -1;
+  if (!plan.is_valid) return -1;
+  const int64_t block = plan.block_of_touched(item);
+  if (block < 0 || block >= plan.end_block) return -1;
   const int32_t page = plan.page(block);
   if (page < 0) return -1;
   const int32_t copy = parts.find(page);
   if (copy >= 0) mark(parts, copy);  // a new block of a page that has one keeps it
-  return copy < 0 && plan.is_new(block) ? page : -1;
+  const bool is_wanted =
+      plan.is_new(block) ? plan.is_in_window(block) : plan.args.reopens() && plan.continues(block);
+  return copy < 0 && is_wanted ? page : -1;
 }
 
 // A block that the step writes and that is not in the window: the block that was open before keeps
@@ -146,19 +164,50 @@ KVX_INLINE void begin_step(const Parts& parts) {
   parts.header[kNext] = next < 0 || next >= parts.num_copies ? 0 : next;
 }
 
-KVX_INLINE bool may_take(const Parts& parts, int64_t copy) {
-  return parts.last_step[copy] != parts.header[kStep] && parts.is_open[copy] == 0;
+// Where blocks are reopened, window blocks are taken in rounds: by how many steps ago they were in
+// a window (128 and more, 64 and more, ..., 1), and of one age those whose pages are complete
+// before open ones. Copies of sequences that have ended, of which nobody tells, are mostly the
+// oldest.
+inline constexpr int kAges = 8;
+KVX_INLINE int num_rounds(const WindowPlanArgs& args) {
+  return args.reopens() ? 2 * kAges : 1;
+}
+KVX_INLINE bool may_take(const WindowPlanArgs& args, const Parts& parts, int64_t copy, int round) {
+  const int32_t step = parts.header[kStep];
+  if (parts.last_step[copy] == step) return false;
+  const bool is_open = parts.is_open[copy] > 0;
+  if (!args.reopens()) return !is_open;
+  int round_of_age = kAges - 1;
+  auto age = static_cast<uint32_t>(step) - static_cast<uint32_t>(parts.last_step[copy]);
+  for (; age > 1 && round_of_age > 0; age /= 2) --round_of_age;
+  return round == 2 * round_of_age + (is_open ? 1 : 0);
 }
 
 // ---- assign
 
-KVX_INLINE void assign(const Parts& parts, int32_t page, int32_t copy) {
+// Entry i of what leaves the window unfinished.
+KVX_INLINE void place_evicted(const WindowPlanArgs& args, int64_t i, int32_t copy, int32_t page,
+                              int32_t num_tokens) {
+  args.evicted_from[i] = copy;
+  args.evicted_to[i] = page;
+  args.evicted_tokens[i] = num_tokens < args.block_size ? num_tokens : args.block_size;
+}
+
+// Wanted page i gets chosen window block i.
+KVX_INLINE void assign(const WindowPlanArgs& args, const Parts& parts, int64_t i) {
+  const int32_t page = parts.wanted[i];
+  const int32_t copy = parts.chosen[i];
   const int32_t before = parts.page_of[copy] - 1;
   const bool is_page = before >= 0 && before < parts.num_pages;
-  if (is_page && parts.copy_of[before] == copy + 1) parts.copy_of[before] = 0;
+  if (is_page && parts.copy_of[before] == copy + 1) {
+    parts.copy_of[before] = 0;
+    if (args.reopens() && parts.is_open[copy] > 0) {
+      place_evicted(args, i, copy, before, parts.is_open[copy]);
+    }
+  }
   parts.page_of[copy] = page + 1;
   parts.copy_of[page] = copy + 1;
-  parts.is_open[copy] = 0;
+  parts.is_open[copy] = args.reopens() ? kJustAssigned : 0;
   mark(parts, copy);
 }
 
@@ -214,6 +263,21 @@ KVX_INLINE void place_row(const SequencePlan& plan, const Parts& parts, int64_t 
       page < 0 || waits ? -1 : int64_t{page} * args.block_size + offset;
 }
 
+// The block that the sequence continues, if its rows must come back from its page. Requires: the
+// sequence's closing blocks are not placed yet.
+KVX_INLINE void place_reopened(const SequencePlan& plan, const Parts& parts) {
+  const WindowPlanArgs& args = plan.args;
+  args.reopened_from[plan.s] = args.reopened_to[plan.s] = 0;
+  args.reopened_tokens[plan.s] = 0;
+  const int64_t block = plan.first_written();
+  if (!plan.is_valid || !plan.continues(block)) return;
+  const int32_t copy = copy_of_block(plan, parts, block);
+  if (copy < 0 || parts.is_open[copy] != kJustAssigned) return;
+  args.reopened_from[plan.s] = plan.page(block);
+  args.reopened_to[plan.s] = copy;
+  args.reopened_tokens[plan.s] = static_cast<int32_t>(plan.begin - block * args.block_size);
+}
+
 // Entry i of the sequence's closing blocks: item i of the window, or behind the items the block
 // that was open before the step, where that has left the window. Marks blocks that stay open.
 KVX_INLINE void place_closing(const SequencePlan& plan, const Parts& parts, int64_t i) {
@@ -229,7 +293,7 @@ KVX_INLINE void place_closing(const SequencePlan& plan, const Parts& parts, int6
   const int32_t copy = copy_of_block(plan, parts, block);
   if (copy < 0) return;
   const bool is_closed = (block + 1) * args.block_size <= plan.length;
-  parts.is_open[copy] = is_closed ? 0 : 1;
+  parts.is_open[copy] = is_closed ? 0 : static_cast<int32_t>(plan.length - block * args.block_size);
   if (!is_closed) return;
   args.closing_from[entry] = copy;
   args.closing_to[entry] = plan.page(block);
