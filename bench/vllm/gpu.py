@@ -79,7 +79,8 @@ class Engine:
         if kind == "decode":
             batch, new_tokens, cache_bytes = shape_of(name, options)
             cache_bytes //= options.gpus  # of one GPU
-            self.memory = WEIGHTS_8B / options.gpus + cache_bytes + SPARE
+            window_bytes = window_bytes_of(name, batch) / options.gpus
+            self.memory = WEIGHTS_8B / options.gpus + cache_bytes + window_bytes + SPARE
             command += ["--batch", str(batch), "--context", str(options.context)]
             command += ["--new-tokens", str(new_tokens), "--cache-bytes", str(cache_bytes)]
         self.process = start(command, self.log)
@@ -135,12 +136,33 @@ def shape_of(name, options):
 
 def bytes_of_block(name):
     """Of one layer."""
-    recipe = name.partition(":")[0]
-    if recipe.partition("/")[0].isupper():  # vLLM's own: 16 bits, or less
+    if is_vllms_own(name):  # 16 bits, or less
         return 2 * KV_HEADS * BLOCK * HEAD_DIM * 2
-    return kvx.PagedLayer(
-        recipe, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=BLOCK
-    ).page_bytes
+    return layer_of(name).page_bytes
+
+
+def window_bytes_of(name, requests):
+    """Of all layers: the full-precision window that the recipe names beside the pages."""
+    if is_vllms_own(name):
+        return 0
+    recipe = kvx.parse_recipe(name.removesuffix(":eager"))
+    if recipe.full_precision_format is None:
+        return 0
+    blocks = kvx.PagedWindow.blocks_for(
+        BLOCK, sink=recipe.sink_tokens, recent=recipe.recent_tokens, max_sequences=requests
+    )
+    return LAYERS * blocks * layer_of(name).window_block_bytes
+
+
+def is_vllms_own(name):
+    return name.partition("/")[0].isupper()
+
+
+def layer_of(name):
+    recipe = name.removesuffix(":eager")
+    if kvx.parse_recipe(recipe).full_precision_format is not None:
+        recipe += ",immediate"
+    return kvx.PagedLayer(recipe, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=BLOCK)
 
 
 def gpu_memory():

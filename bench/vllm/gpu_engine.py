@@ -94,7 +94,7 @@ def new_engine(options, model, **more):
     import vllm.v1.worker.gpu_worker  # noqa: F401  # the slow imports, before the wait
     from vllm import LLM
 
-    name, _, mode = options.name.partition(":")
+    name = options.name.removesuffix(":eager")
     backend, _, cache_dtype = name.partition("/")
     if not name.split("/")[0].isupper():  # a recipe
         import kvx.vllm
@@ -102,7 +102,7 @@ def new_engine(options, model, **more):
         kvx.vllm.register()  # vLLM finds an installed kvx by itself
         backend, cache_dtype = "CUSTOM", ""
         more["additional_config"] = {"kvx": {"recipe": name}}
-    if mode == "eager":
+    if name != options.name:
         more["enforce_eager"] = True
     elif not options.compiled:
         more["compilation_config"] = GRAPHS
