@@ -116,8 +116,8 @@ TEST_F(GpuDualScale, AppendWritesTheCpusBytesAndCountsPartsOfBlocks) {
       ops::AppendArgs args;
       args.cache = host.view();
       args.transform.k.hadamard = true;
-      args.k = dense_rows(rows.k.data(), DType::kF32, shape.num_heads, shape.k_dim);
-      args.v = dense_rows(rows.v.data(), DType::kF32, shape.num_heads, shape.v_dim);
+      args.k = dense_rows(std::as_const(rows.k).data(), DType::kF32, shape.num_heads, shape.k_dim);
+      args.v = dense_rows(std::as_const(rows.v).data(), DType::kF32, shape.num_heads, shape.v_dim);
       args.window_dtype = DType::kBF16;
       args.slot_mapping = slots;
       ASSERT_TRUE(ops::append(cpu(), args).ok());
