@@ -133,6 +133,48 @@ def test_a_layer_in_pages_holds_what_a_cache_holds(tmp_path):
         assert relative_error(out, attention(*rows)) < 0.2
 
 
+def test_dual_scale_pages_beside_a_window_hold_what_a_cache_holds(tmp_path):
+    """Means, factors, block offsets and error feedback with weights of its errors."""
+    tables, ropes = all_tables()
+    for name, table in tables.items():
+        if name.endswith("feedback"):
+            table += 0.7 * np.eye(64)
+    recipe = "int3_dual/int2_dual:k.hadamard,sink=16,recent=64"
+    tuned = write_tuned(tmp_path / "m.kvxtune", recipe, tables, ropes=ropes)
+    tokens = 350
+    rows = stream(tokens)
+    cache = new_cache(tuned, block_size=64)
+    sequence, _ = feed(cache, rows)
+    table = np.array([[3, 1, 4, 2, 9, 6]], np.int32)
+    for layer in range(2):
+        pages_of = kvx.PagedLayer(
+            f"{tuned},immediate",
+            num_kv_heads=2,
+            head_dim=64,
+            block_size=64,
+            layer=layer,
+            max_tokens=512,
+        )
+        window = kvx.PagedWindow(10, 64, max_sequences=1, unit="block")
+        pages = np.zeros((10, pages_of.page_bytes), np.uint8)
+        copies = np.zeros((window.num_blocks, pages_of.window_block_bytes), np.uint8)
+        done = 0
+        for count in (130, 150, *[1] * 70):
+            q, k, v = (x[done : done + count] for x in rows)
+            positions = np.arange(done, done + count)
+            done += count
+            lengths, starts = np.array([done], np.int32), np.array([0, count], np.int32)
+            plan = window.plan(table, lengths, starts, count)
+            beside = {"window_pages": copies, "plan": plan}
+            pages_of.append(pages, k, v, plan.slots, positions=positions, **beside)
+            out = pages_of.attend(pages, q, plan.block_table, lengths, starts, **beside)
+        assert relative_error(out, attention(*rows)[-1:]) < 0.4
+        quantised = slice(64, int(plan.first_recent_blocks[0]) * 64)
+        assert quantised.stop == 256
+        for a, b in zip(pages_of.gather(pages, table[0], 256), cache.gather(sequence, layer)):
+            np.testing.assert_array_equal(a[quantised], b[quantised])
+
+
 def test_a_layer_in_pages_must_say_which_it_is(tmp_path):
     tables, ropes = all_tables()
     tuned = write_tuned(tmp_path / "m.kvxtune", "int8", tables, ropes=ropes)

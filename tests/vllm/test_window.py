@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engines import Engine, prompts, transformers_tokens
+from tuned_file import all_tables, write_tuned
 
 import kvx
 from kvx.vllm.layer_pages import RowShape
@@ -115,6 +116,25 @@ def test_dual_scale_pages_are_as_close_as_a_cache_of_kvx(model):
     recipe = "int4_dual:hadamard,sink=64,recent=64"
     expected = transformers_tokens(model, inputs, recipe)
     with Engine(model, recipe, **DUAL) as engine:
+        assert engine.tokens(inputs) == expected
+
+
+def test_tuned_recipes_with_a_window_are_those_of_a_cache_of_kvx(model, tmp_path):
+    """Calibrated tables and error feedback, and a layer of rows among those of blocks."""
+    shape = dict(layers=4, heads=2, head_dim=64)
+    tables, ropes = all_tables(**shape)
+    tuned = write_tuned(
+        tmp_path / "m.kvxtune",
+        "int4_dual:k.hadamard,sink=64,recent=64",
+        tables,
+        ropes=ropes,
+        layer_overrides=["2=int8"],
+        **shape,
+    )
+    assert split_window(tuned) == (f"{tuned},immediate", WindowTokens(64, 64, "block"))
+    inputs = prompts([200, 130])
+    expected = transformers_tokens(model, inputs, tuned)
+    with Engine(model, tuned, **DUAL) as engine:
         assert engine.tokens(inputs) == expected
 
 

@@ -91,11 +91,6 @@ def sides_with_tensor_scales(recipe: str) -> list[str]:
 
 def _check(recipe):
     parsed = parse_recipe(recipe)
-    if parsed.full_precision_format is not None and is_tuned(recipe):
-        raise Error(
-            f"recipe is '{recipe}', which has a full-precision window; vLLM's pages take a tuned "
-            f"recipe without one (kvx tune --cache FORMAT:immediate)"
-        )
     for side in () if is_tuned(recipe) else (parsed.k, parsed.v):
         if side.scale_source == "given" and not side.format.startswith(("fp8", "f", "bf")):
             raise UnsupportedError(

@@ -17,6 +17,7 @@ from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.paged_layer import PagedLayer
 from kvx.paged_window import PagedWindow, WindowPlan
+from kvx.vllm.recipe import is_tuned
 from kvx.vllm.step import StepLimits
 
 
@@ -40,8 +41,6 @@ def split_window(recipe: str) -> tuple[str, WindowTokens | None]:
 
     Raises kvx.Error: a window in another format than bf16, or none beside a dual-scale format.
     """
-    if recipe.startswith("tuned:"):
-        return recipe, None
     parsed = parse_recipe(recipe)
     if parsed.full_precision_format is None and is_dual_scale(parsed):
         raise Error(
@@ -55,7 +54,8 @@ def split_window(recipe: str) -> tuple[str, WindowTokens | None]:
             f"recipe is '{recipe}'; the window beside vLLM's pages is bf16 (leave "
             f"full_precision={parsed.full_precision_format} out)"
         )
-    unit = "block" if is_dual_scale(parsed) else "row"
+    # A tuned recipe may store layers unlike, and a window of blocks takes any format.
+    unit = "block" if is_dual_scale(parsed) or is_tuned(recipe) else "row"
     return f"{recipe},immediate", WindowTokens(parsed.sink_tokens, parsed.recent_tokens, unit)
 
 
