@@ -74,10 +74,11 @@ void require_status(kvx_status_t status, kvx_status_t expected, const std::strin
 std::vector<Check> all_checks() {
   std::vector<Check> all;
   for (const auto& part :
-       {version_checks(), descriptor_checks(), write_checks(), gather_checks(), table_checks(),
-        slot_checks(), size_checks(), scale_checks(), bad_write_checks(), bad_gather_checks(),
-        thread_checks(), device_checks(), format_checks(), append_checks(), row_gather_checks(),
-        attend_checks(), bad_attend_checks(), copy_checks(), segment_checks()}) {
+       {version_checks(),    descriptor_checks(), write_checks(),      gather_checks(),
+        table_checks(),      slot_checks(),       size_checks(),       scale_checks(),
+        bad_write_checks(),  bad_gather_checks(), thread_checks(),     device_checks(),
+        format_checks(),     append_checks(),     row_gather_checks(), attend_checks(),
+        bad_attend_checks(), copy_checks(),       segment_checks(),    block_format_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   std::stable_sort(all.begin(), all.end(),

@@ -84,6 +84,7 @@ std::vector<Check> row_gather_checks();
 std::vector<Check> attend_checks();
 std::vector<Check> bad_attend_checks();
 std::vector<Check> copy_checks();
+std::vector<Check> block_format_checks();
 std::vector<Check> segment_checks();
 
 // All checks, in the order of the specification's sections.

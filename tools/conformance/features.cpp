@@ -65,6 +65,9 @@ constexpr FeatureName kNames[] = {
     {kTraits, KVX_TRAIT_FRAGMENTED_ROWS, "trait FRAGMENTED_ROWS"},
     {kTraits, KVX_TRAIT_V_IN_K, "trait V_IN_K"},
     {kTraits, KVX_TRAIT_ROW_SEGMENTS, "trait ROW_SEGMENTS"},
+    {kBlockFormats, bit(KVX_FORMAT_INT4_DUAL), "block format int4_dual"},
+    {kBlockFormats, bit(KVX_FORMAT_INT3_DUAL), "block format int3_dual"},
+    {kBlockFormats, bit(KVX_FORMAT_INT2_DUAL), "block format int2_dual"},
 };
 
 }  // namespace
@@ -121,6 +124,8 @@ Features claims_of_v1_1() {
       case kMemoryTypes:
         if (feature.flag == bit(KVX_MEMORY_HOST)) break;
         continue;
+      case kBlockFormats:
+        continue;  // came with 1.2
       case kTraits:
         if (feature.flag == KVX_TRAIT_DENSE_GATHER_IO) break;  // 6.8: dense IO must be accepted
         continue;
@@ -145,8 +150,9 @@ Features claims_queried(const Provider& provider) {
   }
   Features claims;
   const uint64_t masks[kNumMasks] = {
-      f.table_flags,   f.layouts,      f.cache_dtypes,        f.io_dtypes, f.index_dtypes,
-      f.table_formats, f.memory_types, f.scale_granularities, f.traits,    f.formats};
+      f.table_flags,  f.layouts,       f.cache_dtypes, f.io_dtypes,
+      f.index_dtypes, f.table_formats, f.memory_types, f.scale_granularities,
+      f.traits,       f.formats,       f.block_formats};
   for (int mask = 0; mask < kNumMasks; ++mask) {
     claims.add_flags(static_cast<Mask>(mask), masks[mask]);
   }

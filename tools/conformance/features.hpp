@@ -23,6 +23,7 @@ enum Mask {
   kScaleGranularities,
   kTraits,
   kFormats,
+  kBlockFormats,
   kNumMasks
 };
 
