@@ -521,9 +521,9 @@ typedef struct kvx_transform_t {
   int64_t num_offset_blocks; /* a token has the offset of its position / block_size */
 } kvx_transform_t;
 
-/* One layer of a cache in the caller's memory. It is described either by `cache`, a v1 descriptor
- * of F16, BF16 or F32, with the counts and runs left zero, or by the runs of heads, in head order,
- * with block_size, num_blocks, num_kv_heads and num_runs. Both may have transforms. */
+/* One layer of a cache in the caller's memory. It is described either by `cache`, a v1 descriptor,
+ * with the counts and runs left zero, or by the runs of heads, in head order, with block_size,
+ * num_blocks, num_kv_heads and num_runs. Both may have transforms. */
 typedef struct kvx_layer_t {
   uint32_t size;
   uint32_t block_size; /* tokens */
@@ -545,6 +545,11 @@ typedef struct kvx_layer_t {
    * out of range, and of non-finite inputs as in kvx_append. Every call adds to them. Null: nothing
    * is counted. */
   uint64_t* counters;
+  /* The scales of a `cache` whose K or V is F8, as in kvx_write_desc_t: F32, in the cache's memory.
+   * append reads them, as kvx_write_kv does, and writes the same bytes. Null: that side is no F8.
+   * UNSUPPORTED: F16 and BF16 scales. */
+  const kvx_scale_desc_t* k_scale;
+  const kvx_scale_desc_t* v_scale;
 } kvx_layer_t;
 
 /* Pages of an engine that allocates bytes and does not depend on formats: a uint8 array
@@ -912,6 +917,79 @@ KVX_API kvx_status_t kvx_turbomind_block_ids(const kvx_turbomind_pools_t* pools,
                                              const void* const* block_ptrs,
                                              const void* const* scale_block_ptrs,
                                              int64_t num_block_ptrs, int32_t* ids);
+
+/* What TurboMind's ProcessKV does to a step's rows: biases, RoPE, the write. */
+typedef struct kvx_turbomind_process_args_t {
+  uint32_t size;
+  uint32_t rope_pairs; /* KVX_ROPE_PAIRS_INTERLEAVED 1, as TurboMind's weights are, or HALVES 0 */
+  /* The write. Its rows k and v are changed in place, for prefill attention to read; rows
+   * with a negative slot stay as they are. RoPE needs its positions. */
+  const kvx_append_args_t* append;
+  const void* k_bias;    /* [num_kv_heads, k head_dim] of k's dtype; null: none */
+  const void* v_bias;    /* [num_kv_heads, v head_dim] of v's dtype; null: none */
+  const float* cos_sin;  /* [num_positions, 2, num_pairs]: cosines, then sines; null: K is turned */
+  int64_t num_positions; /* 0 without cos_sin */
+  uint32_t num_pairs;    /* at most k head_dim / 2; numbers behind the pairs do not turn */
+  uint32_t reserved;     /* 0 */
+} kvx_turbomind_process_args_t;
+
+/* Adds the biases, turns K and appends, for any layer. A sum is rounded to the rows' dtype; a turn
+ * is computed in binary32 and rounded once. A GPU computes the same bytes: one kernel for both, and
+ * append's. Errors: as kvx_append, and INVALID_ARGUMENT for a position that cos_sin does not have.
+ * On the host no row has changed then; on a GPU such a row stays as it is and is counted. */
+KVX_API kvx_status_t kvx_turbomind_process_kv(const kvx_turbomind_process_args_t* args,
+                                              void* stream);
+
+/* Both pools in memory of the library's own. A block and its scale block have one id, are allocated
+ * and released together, and count together against a budget. A pool belongs to one thread at a
+ * time. */
+typedef struct kvx_turbomind_pool_s* kvx_turbomind_pool_t;
+
+typedef struct kvx_turbomind_pool_config_t {
+  uint32_t size;
+  uint32_t memory; /* KVX_MEMORY_HOST (or 0) or DEVICE */
+  uint32_t device; /* a GPU's index; 0 on the host */
+  uint32_t reserved;
+  /* Mode and geometry. num_blocks: how many blocks; 0: as many as budget_bytes holds. The rest is
+   * zero but for global scales, which outlive the pool. */
+  const kvx_turbomind_pools_t* pools;
+  uint64_t budget_bytes; /* of both pools together; 0 with num_blocks */
+} kvx_turbomind_pool_config_t;
+
+/* INVALID_ARGUMENT names the field. OUT_OF_RANGE: a budget below one block, or no memory. */
+KVX_API kvx_status_t kvx_turbomind_pool_create(const kvx_turbomind_pool_config_t* config,
+                                               kvx_turbomind_pool_t* pool);
+/* Null is allowed. Layers that describe its memory end with it. */
+KVX_API void kvx_turbomind_pool_free(kvx_turbomind_pool_t pool);
+
+typedef struct kvx_turbomind_pool_facts_t {
+  uint32_t size;
+  uint32_t reserved;
+  int64_t num_blocks;
+  int64_t num_free;
+  uint64_t data_bytes;  /* of the data pool */
+  uint64_t scale_bytes; /* of the scale pool; 0: there is none */
+} kvx_turbomind_pool_facts_t;
+
+/* Fills facts, up to its size. */
+KVX_API kvx_status_t kvx_turbomind_pool_facts(kvx_turbomind_pool_t pool,
+                                              kvx_turbomind_pool_facts_t* facts);
+/* Fills pools, which must have its whole size, for kvx_turbomind_layer: write, attend and flatten
+ * are kvx_turbomind_process_kv or kvx_append, kvx_attend and kvx_gather on such a layer. */
+KVX_API kvx_status_t kvx_turbomind_pool_describe(kvx_turbomind_pool_t pool,
+                                                 kvx_turbomind_pools_t* pools);
+/* ids: [num_blocks], which is filled with free blocks. OUT_OF_RANGE, and none taken: too few. */
+KVX_API kvx_status_t kvx_turbomind_pool_allocate(kvx_turbomind_pool_t pool, int64_t num_blocks,
+                                                 int32_t* ids);
+/* Gives all of them back, or none. INVALID_ARGUMENT: one is free already, or is named twice.
+ * OUT_OF_RANGE: an id that the pool does not have. */
+KVX_API kvx_status_t kvx_turbomind_pool_release(kvx_turbomind_pool_t pool, int64_t num_blocks,
+                                                const int32_t* ids);
+/* The pointer tables of these blocks, [num_blocks] on the host. scale_block_ptrs is null without a
+ * scale pool. OUT_OF_RANGE: an id that the pool does not have. */
+KVX_API kvx_status_t kvx_turbomind_pool_pointers(kvx_turbomind_pool_t pool, int64_t num_blocks,
+                                                 const int32_t* ids, const void** block_ptrs,
+                                                 const void** scale_block_ptrs);
 
 /* What append has stored of one token: the first scale bytes and the first code byte. */
 typedef struct kvx_turbomind_probe_t {

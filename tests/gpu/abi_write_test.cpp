@@ -1,4 +1,5 @@
 // kvx_write_kv with device memory: the host's bytes, whatever the layout, the types and the scales.
+#include "tests/api/caller_layer.hpp"
 #include "tests/gpu/device_v1.hpp"
 
 namespace kvx::tests {
@@ -124,6 +125,47 @@ TEST_F(GpuAbiWrite, EncodesWithScalesOfEveryGranularity) {
       compare(
           {.io = io, .k = KVX_DTYPE_F8_E4M3, .v = KVX_DTYPE_F8_E5M2, .granularity = granularity});
     }
+  }
+}
+
+// kvx_layer_t.k_scale and v_scale.
+TEST_F(GpuAbiWrite, AppendToAnF8CacheWritesTheBytesOfTheHostsV1Call) {
+  for (const kvx_scale_granularity_t granularity :
+       {KVX_SCALE_PER_TENSOR, KVX_SCALE_PER_BLOCK, KVX_SCALE_PER_HEAD, KVX_SCALE_PER_BLOCK_HEAD}) {
+    SCOPED_TRACE(granularity);
+    const Case given = {.k = KVX_DTYPE_F8_E4M3, .v = KVX_DTYPE_F8_E5M2, .granularity = granularity};
+    Cache host(given.shape, given.layout, given.k, given.v);
+    Cache device(given.shape, given.layout, given.k, given.v);
+    Io io(given.shape, std::ssize(given.slots), KVX_DTYPE_F32, KVX_DTYPE_F32);
+    std::vector<float> scales = some_scales(given.shape);
+    kvx_write_desc_t write = api_test::write_desc(io, given.slots);
+    write.k_scale_desc = write.v_scale_desc = scale_desc(given, scales.data());
+    ASSERT_EQ(kvx_write_kv(&host.desc, &write, nullptr), KVX_STATUS_OK) << kvx_last_error();
+
+    DeviceV1 there(memory());
+    there.add(device);
+    there.add(io);
+    std::vector<int64_t> slots = given.slots;
+    const kvx_cache_desc_t cache = there.carried(device.desc);
+    const kvx_scale_desc_t scale = scale_desc(given, there.add(scales));
+    auto layer = api::sized<kvx_layer_t>();
+    layer.cache = &cache;
+    layer.k_scale = layer.v_scale = &scale;
+    const kvx_kv_io_desc_t rows = there.carried(io.desc);
+    const kvx_rows_t k = api::rows(static_cast<float*>(rows.key.data), KVX_DTYPE_F32);
+    const kvx_rows_t v = api::rows(static_cast<float*>(rows.value.data), KVX_DTYPE_F32);
+    auto args = api::sized<kvx_append_args_t>();
+    args.layer = &layer;
+    args.k = &k;
+    args.v = &v;
+    args.slot_dtype = KVX_DTYPE_S64;
+    args.slots = there.add(slots);
+    args.num_tokens = std::ssize(slots);
+    ASSERT_EQ(kvx_append(&args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    there.fetch();
+    EXPECT_TRUE(host.k_memory == device.k_memory) << "K differs";
+    EXPECT_TRUE(host.v_memory == device.v_memory) << "V differs";
   }
 }
 

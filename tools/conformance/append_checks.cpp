@@ -183,6 +183,10 @@ kvx_status_t write_by_append(const kvx_cache_desc_t* cache, const kvx_write_desc
   kvx_layer_t layer{};
   layer.size = sizeof layer;
   layer.cache = cache;
+  if (write->k_scale_desc.data != nullptr) {
+    layer.k_scale = &write->k_scale_desc;
+    layer.v_scale = &write->v_scale_desc;
+  }
   const kvx_rows_t k = rows_of_v1(write->io.key);
   const kvx_rows_t v = rows_of_v1(write->io.value);
   kvx_append_args_t args{};
@@ -203,6 +207,20 @@ void appends_to_a_v1_cache(const Provider& provider, const Arrangement& arrangem
       WriteCase write_case = {.arrangement = arrangement};
       write_case.set_types(dtype, KVX_DTYPE_F32);
       write_case.gap = gap;
+      WriteCall(write_case).must_move(write_by_append);
+    }
+  }
+}
+
+// The scales are powers of two and the numbers codes' own: there is one right code.
+void appends_to_a_v1_fp8_cache(const Provider& provider, kvx_dtype_t cache,
+                               kvx_scale_granularity_t granularity) {
+  provider_of_write = &provider;
+  for (const kvx_dtype_t io : {KVX_DTYPE_F32, KVX_DTYPE_F16}) {
+    for (const int gap : {0, 3}) {
+      WriteCase write_case = {.geometry = {5, 4, 3, 16}};
+      write_case.set_types(cache, io);
+      write_case.scale = {.granularity = granularity, .gap = gap};
       WriteCall(write_case).must_move(write_by_append);
     }
   }
@@ -464,6 +482,22 @@ std::vector<Check> append_checks() {
     }
     add("to a v1 cache, " + arrangement.name, needs,
         [arrangement](const Provider& p) { appends_to_a_v1_cache(p, arrangement); });
+  }
+  for (const auto& [dtype, format] : {std::pair(KVX_DTYPE_F8_E4M3, KVX_FORMAT_FP8_E4M3),
+                                      std::pair(KVX_DTYPE_F8_E5M2, KVX_FORMAT_FP8_E5M2)}) {
+    constexpr std::pair<kvx_scale_granularity_t, const char*> kScales[] = {
+        {KVX_SCALE_PER_TENSOR, "tensor"},
+        {KVX_SCALE_PER_BLOCK, "block"},
+        {KVX_SCALE_PER_HEAD, "head"},
+        {KVX_SCALE_PER_BLOCK_HEAD, "block and head"}};
+    for (const auto& [granularity, name] : kScales) {
+      Features needs = needs_of_formats({format});
+      needs.add(kCacheDtypes, dtype).add(kScaleGranularities, granularity);
+      add(fmt::format("to a v1 cache of {}, a scale a {}", facts_of(format).name, name), needs,
+          [dtype = dtype, granularity = granularity](const Provider& p) {
+            appends_to_a_v1_fp8_cache(p, dtype, granularity);
+          });
+    }
   }
   const Features f32 = needs_of_formats({KVX_FORMAT_F32});
   const Features int8 = needs_of_formats({KVX_FORMAT_INT8});

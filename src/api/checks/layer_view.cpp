@@ -1,4 +1,5 @@
-// Reads a caller's layer: a v1 cache descriptor, or runs of heads with their formats.
+// Reads a caller's layer: by runs of heads with their formats, or by a v1 cache descriptor
+// (cache_layer.cpp).
 #include "api/checks/layer_view.hpp"
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "api/checks/check_cache.hpp"
+#include "api/checks/cache_layer.hpp"
 #include "api/checks/format_spec.hpp"
 #include "api/guard.hpp"
 #include "core/checked.hpp"
@@ -15,70 +16,6 @@
 
 namespace kvx::boundary {
 namespace {
-
-// --- a v1 descriptor ---
-
-Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, const char* name) {
-  const auto dtype = float_type(side.element);
-  if (!dtype) {
-    return unsupported("{}.dtype is F8; describe it by runs, with its scales", name);
-  }
-  const RowShape& row = side.row;
-  const bool has_gaps = row.element_stride != bytes_of(side.element);
-  if (row.num_runs != 1 && has_gaps) {
-    return unsupported(
-        "{} has rows in fragments with gaps between their elements; expected fragments without "
-        "gaps",
-        name);
-  }
-  using format::FormatId;
-  const FormatId id = *dtype == DType::kF32   ? FormatId::kF32
-                      : *dtype == DType::kF16 ? FormatId::kF16
-                                              : FormatId::kBF16;
-  ops::SideView view;
-  KVX_ASSIGN_OR_RETURN(view.spec, format::make_spec(id));
-  KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, head_dim));
-  view.head_dim = head_dim;
-  view.codes = {side.data, side.block_stride, side.token_stride, side.head_stride};
-  if (row.num_runs != 1 || has_gaps) {
-    const int64_t elements = has_gaps ? 1 : row.run_length;
-    view.codes.fragment_bytes = static_cast<int>(elements * bytes_of(side.element));
-    view.codes.fragment_stride = has_gaps ? row.element_stride : row.run_stride;
-  }
-  return view;
-}
-
-Status read_cache(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
-  if (layer.num_runs != 0 || layer.num_blocks != 0 || layer.block_size != 0 ||
-      layer.num_kv_heads != 0) {
-    return invalid_argument("{} has a cache and runs or counts; expected one of the two", name);
-  }
-  DeferredErrors deferred_errors;
-  KVX_ASSIGN_OR_RETURN(const CacheView cache, check_cache(layer.cache, deferred_errors));
-  KVX_RETURN_IF_ERROR(deferred_errors.status());
-  if (cache.k.memory != cache.v.memory) {
-    return unsupported("{}.cache has K and V in memory of different kinds; expected one", name);
-  }
-  result.kind = cache.k.memory;
-  if (cache.num_heads > kMostHeads || cache.head_dim > format::kMaxHeadDim ||
-      cache.block_size > INT32_MAX / 2 || cache.num_blocks > INT32_MAX) {
-    return unsupported(
-        "{}.cache has {} heads of {}, {} blocks of {}; expected at most {} heads of "
-        "{} and 31-bit blocks",
-        name, cache.num_heads, cache.head_dim, cache.num_blocks, cache.block_size, kMostHeads,
-        format::kMaxHeadDim);
-  }
-  ops::HeadRun run = {
-      .first_head = 0, .num_heads = static_cast<int>(cache.num_heads), .k = {}, .v = {}};
-  const int head_dim = static_cast<int>(cache.head_dim);
-  KVX_ASSIGN_OR_RETURN(run.k, view_of_cache_side(cache.k, head_dim, "cache.k"));
-  KVX_ASSIGN_OR_RETURN(run.v, view_of_cache_side(cache.v, head_dim, "cache.v"));
-  result.runs.assign(1, run);
-  result.rest_runs.clear();
-  result.memory.assign({{cache.k.data, cache.k.total_bytes}, {cache.v.data, cache.v.total_bytes}});
-  result.view = {cache.num_blocks, static_cast<int>(cache.block_size), run.num_heads, result.runs};
-  return {};
-}
 
 // --- runs ---
 
@@ -172,25 +109,6 @@ Status check_scale_strides(const kvx_side_t& side, const format::FormatSpec& spe
     return invalid_argument("{}.scales has strides beyond 64-bit addresses", name);
   }
   return check_strides(axes, group_bytes, is_scattered(side), begin, name + ".scales", memory);
-}
-
-// Checks given scales per tensor or per head, which are few enough to be read in every call.
-Status check_given_scales(const ops::SideView& side, int num_heads, const std::string& name) {
-  if (side.spec.scale_source != format::ScaleSource::kGiven || side.spec.is_affine()) return {};
-  if (side.scales.block_stride != 0 || side.scales.token_stride != 0) return {};
-  const int groups = format::groups_per_row(side.spec, side.head_dim);
-  for (int head = 0; head < num_heads; ++head) {
-    for (int group = 0; group < groups; ++group) {
-      const uint8_t* source = side.scales.at(0, 0, head) + group * side.scales.group_stride;
-      const float step = format::decode_scale(side.spec.scale_type,
-                                              format::load_scale(side.spec.scale_type, source));
-      if (step > 0 && std::isfinite(step)) continue;
-      return invalid_argument(
-          "{}.scales of head {}, group {} is {}; expected a positive finite number", name, head,
-          group, step);
-    }
-  }
-  return {};
 }
 
 Status check_has_tensor_scales(const ops::SideView& side, const std::string& name) {
@@ -304,7 +222,8 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   KVX_RETURN_IF_ERROR(check_scale_strides(side, view.spec, counts, name, memory));
   view.scales = {static_cast<uint8_t*>(side.scales), side.scale_block_stride,
                  side.scale_token_stride, side.scale_head_stride, side.scale_group_stride};
-  if (counts.are_scales_readable) KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name));
+  if (counts.are_scales_readable)
+    KVX_RETURN_IF_ERROR(check_given_scales(view, num_heads, name + ".scales"));
   return view;
 }
 
@@ -386,6 +305,10 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
         "each and at most {} heads",
         name, layer.num_blocks, layer.block_size, layer.num_kv_heads, kMostHeads);
   }
+  if (layer.k_scale != nullptr || layer.v_scale != nullptr) {
+    return invalid_argument("{}.{} is set; only a layer of a v1 cache has it, runs have scales",
+                            name, layer.k_scale != nullptr ? "k_scale" : "v_scale");
+  }
   if (layer.runs == nullptr || layer.num_runs < 1 || layer.num_runs > layer.num_kv_heads) {
     return invalid_argument("{} has {} runs at {}; expected 1 to num_kv_heads {}", name,
                             layer.num_runs, static_cast<const void*>(layer.runs),
@@ -443,7 +366,8 @@ Status read_runs(const kvx_layer_t& layer, const std::string& name, LayerOfCalle
 
 // --- memory ---
 
-// Reads the kind of memory and the counters. With a v1 descriptor, read_cache() reads its kind.
+// Reads the kind of memory and the counters. With a v1 descriptor, read_cache_layer() reads its
+// kind.
 Status read_memory(const kvx_layer_t& layer, const std::string& name, LayerOfCaller& result) {
   if (layer.reserved != 0) {
     return invalid_argument("{}.reserved is {}; expected 0", name, layer.reserved);
@@ -521,7 +445,7 @@ Status read_layer(const kvx_layer_t* layer, std::string_view given_name, LayerOf
   const std::string name(given_name);
   KVX_ASSIGN_OR_RETURN(const kvx_layer_t args, read_struct(layer, name));
   KVX_RETURN_IF_ERROR(read_memory(args, name, result));
-  KVX_RETURN_IF_ERROR(args.cache != nullptr ? read_cache(args, name, result)
+  KVX_RETURN_IF_ERROR(args.cache != nullptr ? read_cache_layer(args, name, result)
                                             : read_runs(args, name, result));
   KVX_ASSIGN_OR_RETURN(
       result.transform.k,

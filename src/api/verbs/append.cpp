@@ -1,5 +1,5 @@
 // kvx_append: stores rows of floats in the slots of a layer in the caller's memory.
-#include "ops/append/append_cuda.hpp"
+#include "api/verbs/append.hpp"
 
 #include "api/call.hpp"
 #include "api/checks/layer_view.hpp"
@@ -9,6 +9,7 @@
 #include "api/kernels.hpp"
 #include "api/verbs/prepared_layer.hpp"
 #include "core/scratch.hpp"
+#include "ops/append/append_cuda.hpp"
 
 namespace kvx::boundary {
 namespace {
@@ -97,12 +98,18 @@ void add_arrays(VerbAddresses& addresses, const kvx_append_args_t& args,
       .add("args.positions", args.positions);
 }
 
-Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer, void* stream) {
+Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer, void* stream,
+                        RowProcessing* processing) {
   KVX_ASSIGN_OR_RETURN(const ops::AppendArgs checked, read_on_device(args, layer));
   if (args.num_tokens == 0) return {};
   VerbAddresses addresses(layer);
   add_arrays(addresses, args, checked);
+  if (processing != nullptr) {
+    KVX_RETURN_IF_ERROR(processing->read(checked, layer));
+    processing->add_arrays(addresses);
+  }
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
+  if (processing != nullptr) KVX_RETURN_IF_ERROR(processing->launch(verb));
   return ops::append(verb.context, checked, verb.counters);
 }
 
@@ -123,13 +130,15 @@ Status append_prepared(kvx_prepared_layer_t handle, const kvx_append_args_t* cal
   return ops::append(verb.context, checked, verb.counters);
 }
 
-Status append(const kvx_append_args_t* caller, void* stream) {
+}  // namespace
+
+Status append(const kvx_append_args_t* caller, void* stream, RowProcessing* processing) {
   KVX_ASSIGN_OR_RETURN(const kvx_append_args_t args, read_struct(caller, "args"));
   Scratch<LayerOfCaller> kept_layer;
   LayerOfCaller& layer = *kept_layer;
   KVX_RETURN_IF_ERROR(read_layer(args.layer, "layer", layer, LayerMemory::kHostOrDevice));
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(args.executor));
-  if (layer.is_on_device()) return append_on_device(args, layer, stream);
+  if (layer.is_on_device()) return append_on_device(args, layer, stream, processing);
   Scratch<std::vector<int64_t>> kept_slots;
   std::vector<int64_t>& slots = *kept_slots;
   KVX_RETURN_IF_ERROR(read_slots(args.slot_dtype, args.slots, args.num_tokens, "slots", slots));
@@ -140,6 +149,11 @@ Status append(const kvx_append_args_t* caller, void* stream) {
                               : skip_beyond(layer.view.num_blocks * layer.view.block_size, slots);
   checked.slot_mapping = slots;
   KVX_ASSIGN_OR_RETURN(const ops::cpu::KernelTable* kernels, chosen_kernels());
+  if (processing != nullptr) {
+    KVX_RETURN_IF_ERROR(processing->read(checked, layer));
+    KVX_RETURN_IF_ERROR(ops::check_append(checked));
+    KVX_RETURN_IF_ERROR(processing->run());
+  }
   KVX_ASSIGN_OR_RETURN(const ops::AppendReport report,
                        ops::append({kernels, &chosen_executor(threads)}, checked));
   if (args.out_of_range_slots) *args.out_of_range_slots += static_cast<uint64_t>(skipped);
@@ -149,7 +163,6 @@ Status append(const kvx_append_args_t* caller, void* stream) {
   return {};
 }
 
-}  // namespace
 }  // namespace kvx::boundary
 
 extern "C" kvx_status_t kvx_append(const kvx_append_args_t* args, void* stream) {

@@ -6,6 +6,7 @@
 #include "ops/cuda/ignored_counters.hpp"
 #include "ops/cuda/pack_table.hpp"
 #include "ops/gather/gather_cuda.hpp"
+#include "ops/process_rows/process_rows.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
 #include "ops/window/plan_window.hpp"
 
@@ -22,6 +23,9 @@ Status pack_table(const CudaContext&, const PackTable&, int32_t*, int32_t*) {
   return no_cuda();
 }
 Status append(const CudaContext&, const AppendArgs&, DeviceCounters*) {
+  return no_cuda();
+}
+Status process_rows(const CudaContext&, const ProcessRows&, DeviceCounters*) {
   return no_cuda();
 }
 Status gather(const CudaContext&, const GatherArgs&, const CudaGatherRanges&, int64_t,
