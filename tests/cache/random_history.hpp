@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <random>
 
+#include "tests/support/sanitized.hpp"
+
 namespace kvx::cache {
 
 // KVX_TEST_FULL=1 asks for the long run, 0.1 for a tenth of it.
 inline int64_t num_operations(int64_t usual, int64_t full) {
+  if (tests::kIsSanitized) usual = (usual + 3) / 4;
   const char* wanted = std::getenv("KVX_TEST_FULL");
   const double share = wanted ? std::atof(wanted) : 0;
   return std::max(usual, static_cast<int64_t>(share * static_cast<double>(full)));

@@ -10,6 +10,7 @@
 
 #include "cache/prefix/erasure.hpp"
 #include "tests/kv/stored_caches.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/tier/redis_server.hpp"
 
 namespace kvx::kv {
@@ -105,14 +106,6 @@ class Traces {
   std::vector<Trace> traces_;
 };
 
-// The memory of a sanitizer's build is not searched: its shadow alone is terabytes.
-#if defined(__has_feature)
-constexpr bool kHasShadowMemory =
-    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-constexpr bool kHasShadowMemory = false;
-#endif
-
 class Erase : public testing::Test {
  protected:
   Erase() : folder_(testing::TempDir() + "kvx_erase") { fs::remove_all(folder_); }
@@ -123,7 +116,7 @@ class Erase : public testing::Test {
   ~Erase() override { fs::remove_all(folder_); }
 
   static void expect_in_memory(const Traces& traces, const testing::Matcher<int64_t>& count) {
-    if (kHasShadowMemory) return;
+    if (tests::kIsSanitized) return;  // its shadow memory alone is terabytes
     EXPECT_THAT(traces.count_in_memory(), count);
   }
   static std::unique_ptr<KvCache> cache_with(const std::string& tiers) {

@@ -14,6 +14,7 @@
 #include "runner/kv_attention.hpp"
 #include "tests/runner/golden_file.hpp"
 #include "tests/runner/reference_attention.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace kvx::runner {
 namespace {
@@ -90,10 +91,10 @@ TEST_F(RealModel, TokenisesAsTheIndependentImplementationDoes) {
 }
 
 TEST_F(RealModel, PredictsTextThroughTheCacheAsThroughPlainAttention) {
-  constexpr size_t kTokens = 256;
+  constexpr size_t kTokens = tests::kIsSanitized ? 64 : 256;
   tests::ReferenceAttention reference(model->config());
   const double expected = perplexity(reference, kTokens);
-  EXPECT_NEAR(expected, 4.21268, 1e-3 * expected);
+  if (!tests::kIsSanitized) EXPECT_NEAR(expected, 4.21268, 1e-3 * expected);
   EXPECT_NEAR(perplexity(*cache("f32", kTokens), kTokens), expected, 1e-4 * expected);
   EXPECT_NEAR(perplexity(*cache("bf16", kTokens), kTokens), expected, 1e-2 * expected);
 }
@@ -102,6 +103,7 @@ TEST_F(RealModel, PredictsTextThroughTheCacheAsThroughPlainAttention) {
 // last bit, which tips some codes over: the fewer bits, the more of the figure is such chance
 // (nvfp4: 1.7 % between g++ and clang).
 TEST_F(RealModel, KeepsTheRecordedPerplexities) {
+  if (tests::kIsSanitized) GTEST_SKIP() << "figures are the plain build's to keep";
   constexpr size_t kTokens = 512;
   const double f32 = perplexity(*cache("f32", kTokens), kTokens);
   EXPECT_NEAR(f32, 4.40262, 1e-3 * f32);
