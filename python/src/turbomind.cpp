@@ -1,7 +1,9 @@
 // TurboMind's policy and block sizes for Python; kvx.turbomind is built on it.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
+#include "engines/turbomind/block_pool.hpp"
 #include "engines/turbomind/layout.hpp"
 #include "python/src/arguments.hpp"
 #include "python/src/bindings.hpp"
@@ -104,6 +106,59 @@ std::string recipe_of(KvCacheMode mode, std::string_view dtype) {
   return value_of(turbomind::recipe_of(mode, compute_type(dtype)));
 }
 
+// Both pools in memory of the library's own, on the host or on a GPU.
+class TurbomindPool {
+ public:
+  // device: a GPU's index; -1: the host
+  TurbomindPool(KvCacheMode mode, std::string_view dtype, int num_layers, int num_kv_heads,
+                int head_dim, int block_len, int64_t num_blocks, int64_t budget_bytes, int device)
+      : layout_(value_of(turbomind::make_pool_layout(
+            {mode, compute_type(dtype), num_layers, num_kv_heads, head_dim, block_len}))),
+        device_memory_(device < 0 ? nullptr : value_of(cache::cuda_memory(device))),
+        pool_(value_of(
+            turbomind::DataAndScalePool::create(device < 0 ? cache::host_memory() : *device_memory_,
+                                                layout_, blocks_of(num_blocks, budget_bytes)))) {}
+
+  std::vector<int32_t> allocate(int count) {
+    if (count < 0) throw CoreError(invalid_argument("count is {}; expected 0 or more", count));
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    throw_if_error(pool_.blocks().allocate(0, ids));
+    return ids;
+  }
+  void release(const std::vector<int32_t>& ids) {
+    throw_if_error(pool_.free_data_and_scale_blocks(ids, ids));
+  }
+  nb::dict facts() const {
+    const turbomind::Pools pools = pool_.pools();
+    nb::dict dict;
+    dict["num_blocks"] = pools.num_blocks;
+    dict["num_free"] = pool_.blocks().num_free(0);
+    dict["data"] = reinterpret_cast<uintptr_t>(pools.data);
+    dict["scales"] = reinterpret_cast<uintptr_t>(pools.scales);
+    dict["block_bytes"] = layout_.block_bytes;
+    dict["scale_block_bytes"] = layout_.scale_block_bytes;
+    return dict;
+  }
+
+ private:
+  int64_t blocks_of(int64_t num_blocks, int64_t budget_bytes) const {
+    if ((num_blocks != 0) == (budget_bytes != 0) || num_blocks < 0 || budget_bytes < 0) {
+      throw CoreError(
+          invalid_argument("num_blocks is {} and budget_bytes {}; expected one of the two",
+                           num_blocks, budget_bytes));
+    }
+    if (num_blocks != 0) return num_blocks;
+    const int64_t count = turbomind::blocks_within_budget(layout_, budget_bytes);
+    if (count >= 1) return count;
+    throw CoreError(out_of_range("budget_bytes is {}; a block takes {} with its scales",
+                                 budget_bytes, layout_.bytes_per_block()));
+  }
+
+  turbomind::PoolLayout layout_;
+  std::unique_ptr<cache::Memory> device_memory_;  // outlives the pool
+  turbomind::DataAndScalePool pool_;
+};
+
 }  // namespace
 
 void bind_turbomind(nb::module_& module) {
@@ -121,6 +176,14 @@ void bind_turbomind(nb::module_& module) {
   module.def("turbomind_layer_places", &layer_places, nb::arg("mode"), nb::arg("dtype"),
              nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
              nb::arg("block_len"), nb::arg("layer"));
+  nb::class_<TurbomindPool>(module, "TurbomindPool", "Both pools; kvx.engines.turbomind.Pool.")
+      .def(nb::init<KvCacheMode, std::string_view, int, int, int, int, int64_t, int64_t, int>(),
+           nb::arg("mode"), nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_kv_heads"),
+           nb::arg("head_dim"), nb::arg("block_len"), nb::arg("num_blocks"),
+           nb::arg("budget_bytes"), nb::arg("device"))
+      .def("allocate", &TurbomindPool::allocate, nb::arg("count"))
+      .def("release", &TurbomindPool::release, nb::arg("ids"))
+      .def("facts", &TurbomindPool::facts);
   module.def("turbomind_recipe", &recipe_of, nb::arg("mode"), nb::arg("dtype"));
 }
 

@@ -59,6 +59,21 @@ TEST(Tables, ChangeNothingWhereNothingIsQuantised) {
   }
 }
 
+// Tables change what is stored, never where: policy 16 of TurboMind may be tuned.
+TEST(Tables, GiveTheSameNumbersInTurboMindsBlocks) {
+  const Stream stream(150);
+  for (const char* recipe : {"mxfp4_g16:k.hadamard,search", "nvfp4:hadamard,search"}) {
+    KvCacheConfig config = config_of(recipe);
+    config.calibration = all_tables();
+    const std::vector<float> expected = outputs(config, stream, 150);
+    config = config_of(std::string(recipe) + ",order=turbomind");
+    config.calibration = all_tables();
+    EXPECT_EQ(outputs(config, stream, 150), expected) << recipe;
+    config.calibration.clear();
+    EXPECT_NE(outputs(config, stream, 150), expected) << recipe;
+  }
+}
+
 TEST(Tables, BlockOffsetsOfARopeMeanAreThoseOfTheCachesBlocks) {
   const Stream stream(100);
   KvCacheConfig config = config_of("nvfp4:k.hadamard");

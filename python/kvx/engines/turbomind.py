@@ -16,6 +16,98 @@ from kvx.refusals import in_words
 from kvx.turbomind import KvCacheMode
 
 
+class Pool:
+    """Both pools in memory of kvx's own: a data block and its scale block have one id.
+
+    num_blocks, or budget_bytes of which a block takes block_bytes + scale_block_bytes
+    device: "cpu" or "cuda:0"; the arrays of all calls lie there, too
+    Raises kvx.Error naming the argument; kvx.OutOfRangeError: a budget below one block, no memory.
+    """
+
+    @in_words
+    def __init__(
+        self,
+        *,
+        mode: KvCacheMode,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_len: int = 64,
+        dtype: str = "float16",
+        num_blocks: int = 0,
+        budget_bytes: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self._geometry = (mode, dtype, num_layers, num_kv_heads, head_dim, block_len)
+        self._core = _core.TurbomindPool(
+            *self._geometry, num_blocks, budget_bytes, _index_of(device)
+        )
+        self.device = device
+        facts = self._core.facts()
+        self.num_blocks: int = facts["num_blocks"]
+        self.block_bytes: int = facts["block_bytes"]
+        self.scale_block_bytes: int = facts["scale_block_bytes"]
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that allocate() has not given, or that release() took back."""
+        return int(self._core.facts()["num_free"])
+
+    @in_words
+    def allocate(self, count: int) -> Any:
+        """int32 ids of free blocks. Raises kvx.OutOfRangeError, and takes none: too few."""
+        return np.array(self._core.allocate(count), np.int32)
+
+    @in_words
+    def release(self, ids: Sequence[int]) -> None:
+        """Takes all of the blocks back, or none. Raises kvx.Error: one that is free, or unknown."""
+        self._core.release([int(one) for one in ids])
+
+    @in_words
+    def pointers(self, ids: Sequence[int]) -> tuple[Any, Any]:
+        """uint64 addresses of the data blocks, and of the scale blocks (None without FP4).
+
+        Raises kvx.Error: an id that the pool does not have.
+        """
+        numbers = np.asarray(ids, np.int64)
+        bad = (numbers < 0) | (numbers >= self.num_blocks)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise Error(f"ids[{at}] is {numbers[at]}; the pool has {self.num_blocks} blocks")
+        facts = self._core.facts()
+
+        def at_of(first: int, stride: int) -> Any:
+            return (numbers * stride).astype(np.uint64) + np.uint64(first)
+
+        scales = at_of(facts["scales"], self.scale_block_bytes) if self.scale_block_bytes else None
+        return at_of(facts["data"], self.block_bytes), scales
+
+    @in_words
+    def layer(self, layer: int, *, search: bool = True) -> Layer:
+        """A layer of the pools, which keeps them alive: write, attend and flatten are its verbs.
+
+        Raises kvx.Error: a layer that does not exist.
+        """
+        facts = self._core.facts()
+        pools = {"data": self._memory(facts["data"], self.block_bytes)}
+        if self.scale_block_bytes:
+            pools["scales"] = self._memory(facts["scales"], self.scale_block_bytes)
+        return _layer_of(pools, self._geometry, layer, search)
+
+    def _memory(self, address: int, block_bytes: int) -> Memory:
+        shape = (self.num_blocks, block_bytes)
+        return Memory(self._core, address, shape, (block_bytes, 1), 1, self.device)
+
+
+def _index_of(device: str) -> int:
+    if device == "cpu":
+        return -1
+    name, _, index = device.partition(":")
+    if name != "cuda" or not (index or "0").isdigit():
+        raise Error(f"device is {device!r}; expected 'cpu' or 'cuda:0'")
+    return int(index or 0)
+
+
 @in_words
 def layer(
     data: Any,
@@ -42,10 +134,19 @@ def layer(
     for name, memory in pools.items():
         if len(memory.shape) != 2 or memory.itemsize != 1 or memory.strides[1] != 1:
             raise Error(f"{name} has shape {list(memory.shape)}; expected uint8 [blocks, bytes]")
-    places = _core.turbomind_layer_places(
-        mode, dtype, num_layers, num_kv_heads, head_dim, block_len, layer
-    )
+    geometry = (mode, dtype, num_layers, num_kv_heads, head_dim, block_len)
+    return _layer_of(pools, geometry, layer, search)
+
+
+def _layer_of(
+    pools: dict[str, Memory],
+    geometry: tuple[KvCacheMode, str, int, int, int, int],
+    layer: int,
+    search: bool,
+) -> Layer:
+    places = _core.turbomind_layer_places(*geometry, layer)
     _check_pools(places, pools)
+    mode, _, _, num_kv_heads, head_dim, block_len = geometry
     num_blocks = pools["data"].shape[0]
     is_fp4 = mode in (KvCacheMode.kFp4Mx, KvCacheMode.kFp4Nv)
     recipe = places["recipe"] + (":search" if is_fp4 and search else "")
@@ -107,4 +208,4 @@ def block_ids(block_ptrs: Sequence[int], data: Any) -> Any:
     return ids.astype(np.int32)
 
 
-__all__ = ["block_ids", "layer", "process_kv"]
+__all__ = ["Pool", "block_ids", "layer", "process_kv"]
