@@ -740,10 +740,10 @@ typedef struct kvx_attend_bounds_t {
 /* bytes: a workspace that is large enough for every call of kvx_attend and kvx_prepared_attend with
  * these layers and options within the bounds; 0 for a layer on the host. An engine asks once, when
  * it starts. It is at most 64 MiB, except where only the kernel for all formats accepts the layer,
- * which needs num_q_heads * (4 * v head_dim + 8) bytes a query, and with a block_offset of K, for
- * which up to 256 MiB are added. args: of its fields, layer,
- * num_q_heads, window and full_precision are read. INVALID_ARGUMENT: a bound below 1, or above what
- * a call may have. */
+ * which needs num_q_heads * (4 * v head_dim + 8) bytes a query, with a block_offset of K, for which
+ * up to 256 MiB are added, and with dual-scale formats, for whose prompts up to 1 GiB is. args: of
+ * its fields, layer, num_q_heads, window and full_precision are read. INVALID_ARGUMENT: a bound
+ * below 1, or above what a call may have. */
 KVX_API kvx_status_t kvx_attend_workspace_up_to(const kvx_attend_args_t* args,
                                                 const kvx_attend_bounds_t* bounds, uint64_t* bytes);
 /* prefers: 1 where kvx_attend is faster if K and V of every run have KVX_SIDE_INTERLEAVED_ORDER, 0

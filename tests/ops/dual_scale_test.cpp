@@ -7,6 +7,7 @@
 
 #include "format/dual_scale.hpp"
 #include "ops/append/append.hpp"
+#include "ops/append/dual_scale/packed_byte.hpp"
 #include "ops/copy_blocks/copy_blocks.hpp"
 #include "tests/support/cpu_levels.hpp"
 #include "tests/support/golden.hpp"
@@ -223,6 +224,24 @@ TEST(DualScaleVerbs, CopyBlocksQuantisesWholeBlocksAndCopiesThemAsTheyAre) {
       EXPECT_EQ(packed.v.scales_at(0, 63, head), packed.v.scales_at(1, 63, head));
     }
   }
+}
+
+template <format::Packing P>
+void expect_same_packing(int bits) {
+  std::vector<uint8_t> codes(192), packed(192 * size_t(bits) / 8);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<uint8_t>((i * 7 + i / 5) % (size_t{1} << bits));
+  }
+  format::pack<P>(codes.data(), 0, 192, packed.data());
+  for (size_t i = 0; i < packed.size(); ++i) {
+    EXPECT_EQ(packed_byte<P>(codes.data(), static_cast<int>(i)), packed[i]) << bits << ", " << i;
+  }
+}
+
+TEST(PackedByte, IsOneOfThoseThatPackWrites) {
+  expect_same_packing<format::Packing::kNibbles>(4);
+  expect_same_packing<format::Packing::kQuarters>(2);
+  expect_same_packing<format::Packing::kThreeBits>(3);
 }
 
 // Rows that append rounds to 16 bits, beside those that pass through a window of 16 bits.

@@ -71,18 +71,19 @@ def steps(block, random, count):
     """Random steps of sequences that begin, skip steps and end; a page has one sequence at once."""
     free, live, seed = list(range(PAGES)), [], 0
     for _ in range(count):
-        while len(live) < 6 and len(free) >= WIDTH:
+        while len(live) < 8 and len(free) >= WIDTH:
             seed += 10
             tokens = int(random.integers(1, WIDTH * block))
             table = [free.pop(0) for _ in range(-(-tokens // block))]
             live.append([table, text(tokens, seed), 0, tokens])
-        picked = [live[i] for i in random.permutation(len(live))[:SEQUENCES]]
+        most = int(random.integers(2, SEQUENCES + 1))
+        picked = [live[i] for i in random.permutation(len(live))[:most]]
         table = np.zeros((SEQUENCES, WIDTH), np.int32)
         lengths, counts, rows = np.zeros(SEQUENCES, np.int32), np.zeros(SEQUENCES, np.int32), []
         for s, request in enumerate(picked):
             pages, numbers, done, tokens = request
             table[s, : len(pages)] = pages
-            n = min(tokens - done, int(random.choice([1, 1, 5, 64, 75])))
+            n = min(tokens - done, int(random.choice([1, 1, 5, 40, 75])))
             lengths[s], counts[s] = done + n, n
             rows.append(cut(numbers, done, n))
             request[2] += n

@@ -6,7 +6,7 @@
 
 #include "format/dual_scale.hpp"
 #include "format/feedback.hpp"
-#include "format/packing.hpp"
+#include "ops/append/dual_scale/packed_byte.hpp"
 #include "ops/cuda/side.cuh"
 
 namespace kvx::ops::cuda {
@@ -285,10 +285,9 @@ class DualBlock {
     }
     __syncwarp();
     const int token = shared_.tokens[i];
-    constexpr int kTogether = 64;
-    for (int first = lane_ * kTogether; first < head_dim_; first += kWarp * kTogether) {
-      format::pack<Format::kFacts.packing>(codes + first, first, kTogether,
-                                           to_.codes + token * to_.token_stride);
+    uint8_t* packed = to_.codes + token * to_.token_stride;
+    for (int b = lane_; b < head_dim_ * kBits / 8; b += kWarp) {
+      packed[b] = packed_byte<Format::kFacts.packing>(codes, b);
     }
     if (!has_scale) return;
     const uint8_t bits = refitted(i, codes);
