@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process has kvx's backend
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 LIKELY = 20  # vLLM's own limit
 
