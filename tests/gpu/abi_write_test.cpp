@@ -169,6 +169,60 @@ TEST_F(GpuAbiWrite, AppendToAnF8CacheWritesTheBytesOfTheHostsV1Call) {
   }
 }
 
+// Attention reads such a cache under its scales: near the host's, which reads the same bytes.
+TEST_F(GpuAbiWrite, AttendReadsAnF8CacheUnderScalesOfEveryGranularity) {
+  constexpr uint32_t kDim = 128;
+  constexpr int kLength = 60;
+  for (const kvx_scale_granularity_t granularity :
+       {KVX_SCALE_PER_TENSOR, KVX_SCALE_PER_BLOCK, KVX_SCALE_PER_HEAD, KVX_SCALE_PER_BLOCK_HEAD}) {
+    SCOPED_TRACE(granularity);
+    const Case given = {.shape = {.block_size = 16, .head_dim = kDim},
+                        .k = KVX_DTYPE_F8_E4M3,
+                        .v = KVX_DTYPE_F8_E4M3,
+                        .granularity = granularity};
+    Cache cache(given.shape, given.layout, given.k, given.v);
+    std::vector<float> scales = some_scales(given.shape);
+    kvx_scale_desc_t scale = scale_desc(given, scales.data());
+    auto layer = api::sized<kvx_layer_t>();
+    layer.cache = &cache.desc;
+    layer.k_scale = layer.v_scale = &scale;
+    const api_test::OneSequence sequence({4, 1, 0, 3}, kLength);
+    const std::vector<float> k = api_test::test_rows(kLength, 2, kDim, 0.3f);
+    const std::vector<float> v = api_test::test_rows(kLength, 2, kDim, 1.9f);
+    ASSERT_EQ(api_test::append_rows(layer, k, v, api_test::slots_of(sequence, 16)), KVX_STATUS_OK)
+        << kvx_last_error();
+    api_test::Attention host(layer, sequence, 1, kDim);
+    ASSERT_EQ(kvx_attend(&host.args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+
+    DeviceV1 there(memory());
+    there.add(cache);
+    const kvx_cache_desc_t on_device = there.carried(cache.desc);
+    scale.data = there.add(scales);
+    layer.cache = &on_device;
+    api_test::OneSequence table({4, 1, 0, 3}, kLength);
+    table.table.indices = there.add(table.blocks);
+    table.seq_lens.lengths = there.add(table.lengths);
+    api_test::Attention found(layer, table, 1, kDim);
+    found.args.q_starts = there.add(found.starts);
+    found.q_rows.data = there.add(found.q);
+    Mirror outputs(memory());
+    found.out_rows.data = outputs.add(found.out);
+    found.args.num_queries = 1;
+    found.args.max_tokens = kLength;
+    found.args.max_q_len = 1;
+    uint64_t bytes = 0;
+    ASSERT_EQ(kvx_attend_workspace(&found.args, &bytes), KVX_STATUS_OK) << kvx_last_error();
+    const auto workspace = memory().allocate(static_cast<int64_t>(bytes) + 1, "workspace");
+    ASSERT_TRUE(workspace.ok());
+    found.args.workspace = workspace.value().data();
+    found.args.workspace_bytes = bytes;
+    ASSERT_EQ(kvx_attend(&found.args, context().stream), KVX_STATUS_OK) << kvx_last_error();
+    synchronize();
+    outputs.fetch(found.out);
+    EXPECT_LT(api_test::largest_difference(found.out, host.out), 2e-3);
+  }
+}
+
 TEST_F(GpuAbiWrite, SkipsSlotsBeyondTheCache) {
   compare({.slots = {20, INT64_MAX, 5, -3, INT64_MIN, 19}});
 }

@@ -3,7 +3,13 @@
 //   auto pools = kvx::api::turbomind::Pools::of_pointers(geometry, block_ptrs, scale_block_ptrs);
 //   auto ids = pools->block_ids(block_ptrs, scale_block_ptrs);     // for a block table
 //   auto layer = pools->layer(3);                                  // for append, attend, gather
+//
+//   auto owned = kvx::api::turbomind::OwnedPools::create(geometry, {.budget_bytes = 1 << 30});
+//   auto taken = owned->allocate(4);                               // in memory of kvx's own
 #pragma once
+
+#include <memory>
+#include <type_traits>
 
 #include "kvx/kvx.hpp"
 
@@ -106,6 +112,76 @@ class Pools {
   }
 
   kvx_turbomind_pools_t pools_;
+};
+
+// How many blocks there are: num_blocks, or as many as a budget of both pools holds.
+struct PoolSize {
+  int64_t num_blocks = 0;
+  uint64_t budget_bytes = 0;
+  uint32_t memory = KVX_MEMORY_HOST;  // or KVX_MEMORY_DEVICE
+  uint32_t device = 0;                // a GPU's index
+};
+
+// As the engine's kernels take them; scale_block_ptrs is empty without FP4.
+struct PointerTable {
+  std::vector<const void*> block_ptrs;
+  std::vector<const void*> scale_block_ptrs;
+};
+
+// Both pools in memory of kvx's own, which ends with this object. It belongs to one thread at a
+// time.
+class OwnedPools {
+ public:
+  static Result<OwnedPools> create(const Geometry& geometry, const PoolSize& size) {
+    Pools pools(geometry);
+    pools.get().num_blocks = size.num_blocks;
+    auto config = sized<kvx_turbomind_pool_config_t>();
+    config.memory = size.memory;
+    config.device = size.device;
+    config.pools = &pools.get();
+    config.budget_bytes = size.budget_bytes;
+    kvx_turbomind_pool_t pool = nullptr;
+    kvx_status_t status = kvx_turbomind_pool_create(&config, &pool);
+    OwnedPools owned(pool, std::move(pools));
+    if (status == KVX_STATUS_OK) status = kvx_turbomind_pool_describe(pool, &owned.pools_.get());
+    return value_or_failure(status, [&] { return std::move(owned); });
+  }
+
+  // The memory of both, whose layers the verbs take while this object lives.
+  const Pools& pools() const { return pools_; }
+  Result<kvx_turbomind_pool_facts_t> facts() const {
+    auto facts = sized<kvx_turbomind_pool_facts_t>();
+    return value_or_failure(kvx_turbomind_pool_facts(pool_.get(), &facts), [&] { return facts; });
+  }
+  // Ids of so many free blocks, or OUT_OF_RANGE.
+  Result<std::vector<int32_t>> allocate(int64_t num_blocks) {
+    std::vector<int32_t> ids(num_blocks > 0 ? static_cast<size_t>(num_blocks) : 0);
+    const kvx_status_t status = kvx_turbomind_pool_allocate(pool_.get(), num_blocks, ids.data());
+    return value_or_failure(status, [&] { return ids; });
+  }
+  // Takes all of them back, or none.
+  Status release(const std::vector<int32_t>& ids) {
+    return to_status(
+        kvx_turbomind_pool_release(pool_.get(), static_cast<int64_t>(ids.size()), ids.data()));
+  }
+  Result<PointerTable> pointers(const std::vector<int32_t>& ids) const {
+    PointerTable table{std::vector<const void*>(ids.size()), {}};
+    const bool has_scales = pools_.get().scales != nullptr;
+    if (has_scales) table.scale_block_ptrs.resize(ids.size());
+    const kvx_status_t status = kvx_turbomind_pool_pointers(
+        pool_.get(), static_cast<int64_t>(ids.size()), ids.data(), table.block_ptrs.data(),
+        has_scales ? table.scale_block_ptrs.data() : nullptr);
+    return value_or_failure(status, [&] { return table; });
+  }
+
+ private:
+  struct Free {
+    void operator()(kvx_turbomind_pool_t pool) const { kvx_turbomind_pool_free(pool); }
+  };
+  OwnedPools(kvx_turbomind_pool_t pool, Pools pools) : pool_(pool), pools_(std::move(pools)) {}
+
+  std::unique_ptr<std::remove_pointer_t<kvx_turbomind_pool_t>, Free> pool_;
+  Pools pools_;
 };
 
 }  // namespace kvx::api::turbomind

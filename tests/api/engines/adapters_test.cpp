@@ -199,6 +199,35 @@ TEST(EngineAdapters, ReadTurboMindsBlocksByPointers) {
   EXPECT_LT(largest_difference(k, rows), 0.02);
 }
 
+TEST(EngineAdapters, OwnTurboMindsPools) {
+  const api::turbomind::Geometry geometry{
+      KVX_TURBOMIND_MODE_FP4_MX, KVX_DTYPE_F16, 2, kHeads, 32, kBlockTokens};
+  auto owned = api::turbomind::OwnedPools::create(geometry, {6, 0});
+  ASSERT_TRUE(owned.ok()) << owned.failure().text;
+  const auto ids = owned->allocate(3);
+  ASSERT_TRUE(ids.ok()) << ids.failure().text;
+  EXPECT_EQ(owned->facts()->num_free, 3);
+  const auto layer = owned->pools().layer(1);
+  ASSERT_TRUE(layer.ok()) << layer.failure().text;
+  const OneSequence sequence(*ids, 11);
+  const std::vector<float> rows = test_rows(11, kHeads, 32, 0.3f);
+  ASSERT_EQ(append_rows(*layer->get(), rows, rows, slots_of(sequence, kBlockTokens)), KVX_STATUS_OK)
+      << kvx_last_error();
+  const auto table = owned->pointers(*ids);
+  ASSERT_TRUE(table.ok()) << table.failure().text;
+  auto probe = sized<kvx_turbomind_probe_t>();
+  ASSERT_EQ(kvx_turbomind_probe(&owned->pools().get(), table->block_ptrs.data(),
+                                table->scale_block_ptrs.data(), 3, 1, 1, 9, 0, nullptr, &probe),
+            KVX_STATUS_OK)
+      << kvx_last_error();
+  EXPECT_NE(probe.k_scale0, 0);
+  EXPECT_TRUE(owned->release(*ids).ok());
+  EXPECT_EQ(owned->facts()->num_free, 6);
+  EXPECT_THAT(api::turbomind::OwnedPools::create(geometry, {}).failure().text,
+              HasSubstr("expected one of the two"));
+  EXPECT_EQ(owned->allocate(-1).failure().status, KVX_STATUS_INVALID_ARGUMENT);
+}
+
 TEST(EngineAdapters, NameTheEnginesFieldInErrors) {
   std::vector<float> memory(64);
   const Tensor flat{memory.data(), KVX_DTYPE_F32, {64}};
