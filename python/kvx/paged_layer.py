@@ -152,8 +152,12 @@ class PagedLayer(_core.PagedLayer):
         window_pages, plan: with a kvx.PagedWindow, this layer's blocks of it, uint8 [num_blocks,
                    window_block_bytes or more], and the step's plan, whose slots are ``slots``
 
-        Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages. On a GPU such a slot
-        is skipped and counted, and so is a position beyond max_tokens.
+        A dual-scale format takes whole blocks, all tokens of one in order; with a window the plan's
+        slots are such.
+
+        Raises kvx.OutOfRangeError, nothing written: a slot beyond the pages; kvx.Error: a part of a
+        dual-scale block. On a GPU such a slot is skipped and counted, and so is a position beyond
+        max_tokens.
         """
         places = None if positions is None else as_int64(positions)
         window = plan or _NO_WINDOW

@@ -75,7 +75,9 @@ class PagedWindow(_core.PagedWindow):
     sink, recent:  at least the first ``sink`` tokens of a sequence and the ``recent`` ones before
                    each query are in 16 bits, in whole blocks
     max_sequences: of a step. The window has room for so many, and when a step has more, or
-                   sequences skip steps while others run, windows are shorter
+                   sequences skip steps while others run, windows are shorter. With
+                   ``unit="block"`` a step of more sequences is refused, or counted on a GPU, and
+                   the unfinished block of one that skips steps may come back quantised
     unit:          ``"row"``: a row is written to its page at once, and to the window beside it, so
                    that every page is complete. ``"block"``: a block is quantised whole when it is
                    full; until then it is in the window alone. Dual-scale formats need it
@@ -159,7 +161,8 @@ class PagedWindow(_core.PagedWindow):
 
         On a GPU it is two launches that wait for nothing; sequences that do not fit are counted by
         num_out_of_range() and have no window. Returns the plan, ``out`` if it was given.
-        Raises kvx.Error or kvx.OutOfRangeError, nothing written: lengths or pages that do not fit.
+        Raises kvx.Error or kvx.OutOfRangeError, nothing written: lengths or pages that do not fit,
+        or, with unit="block", more sequences than the window was made for.
         """
         if out is None:
             out = self._new_plan(checked_array(block_table, "block_table"), num_tokens)

@@ -94,8 +94,8 @@ Status check_block_size(const FormatSpec& spec, int block_size) {
 Status check_rows_alone(const FormatSpec& spec) {
   if (!spec.is_dual()) return {};
   return unsupported(
-      "format is {}, which quantises whole blocks; it is for paged caches that own their memory "
-      "and keep a full-precision window",
+      "format is {}, which quantises whole blocks; it is for paged caches with a full-precision "
+      "window, and for pages beside one",
       spec.facts->name);
 }
 
