@@ -184,17 +184,35 @@ TEST(PlanWindow, NamesWindowBlocksThatAreMissingWhereBlocksAreReopened) {
 
 TEST(PlanWindow, AnyStateIsHarmless) {
   std::mt19937 rng(3);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 400; ++round) {
     OnePlan plan;
     plan.args.unit = WindowUnit::kBlocks;
-    std::vector<int64_t> from(8), to(8);
-    std::vector<int32_t> tokens(8);
+    std::vector<int64_t> from(8), to(8), evicted_from(8), evicted_to(8);
+    std::vector<int32_t> tokens(8), evicted_tokens(8);
+    int64_t reopened_from = 0, reopened_to = 0;
+    int32_t reopened_tokens = 0;
     plan.args.closing_from = from.data();
     plan.args.closing_to = to.data();
     plan.args.closing_tokens = tokens.data();
+    if (round % 2 == 1) {
+      plan.args.evicted_from = evicted_from.data();
+      plan.args.evicted_to = evicted_to.data();
+      plan.args.evicted_tokens = evicted_tokens.data();
+      plan.args.reopened_from = &reopened_from;
+      plan.args.reopened_to = &reopened_to;
+      plan.args.reopened_tokens = &reopened_tokens;
+    }
     for (int32_t& word : plan.words) word = static_cast<int32_t>(rng() >> (rng() % 32));
     plan.step(18, 7);
     for (const int64_t slot : plan.window_slots) EXPECT_LT(slot, 8 * 4);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      EXPECT_TRUE(from[i] >= 0 && from[i] < 8 && to[i] >= 0 && to[i] < 16);
+      EXPECT_TRUE(evicted_from[i] >= 0 && evicted_from[i] < 8);
+      EXPECT_TRUE(evicted_to[i] >= 0 && evicted_to[i] < 16);
+      EXPECT_TRUE(evicted_tokens[i] >= 0 && evicted_tokens[i] <= 4);
+    }
+    EXPECT_TRUE(reopened_from >= 0 && reopened_from < 16 && reopened_to >= 0 && reopened_to < 8);
+    EXPECT_TRUE(reopened_tokens >= 0 && reopened_tokens < 4);
   }
 }
 
