@@ -62,8 +62,14 @@ def main():
 
 
 def save_model(folder):
-    from transformers import LlamaConfig
+    """A configuration without weights, and a tokenizer of two words, which LMDeploy asks for."""
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+    words = models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2}, unk_token="<unk>")
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
     config = LlamaConfig(**LLAMA_8B)
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = "bfloat16"

@@ -56,21 +56,23 @@ class Arrays:
 
 
 def filled_layer(arrays, recipe, num_blocks, block_size):
-    """Blocks [num_blocks, K and V, heads, tokens, row]; a block of the layer is one half, so that
-    block 2 i is K's and V's begins a half behind it. Filled with random rows."""
+    """Blocks [num_blocks, K and V], and in each half codes [heads, tokens, row] and behind them
+    scales [heads, tokens, groups]. A block of the layer is one half, so that block 2 i is K's and
+    V's begins a half behind it. Filled with random rows."""
     facts = _core.format_bytes(recipe, DIM)
+    code_bytes = facts["code_bytes"]
     scale_bytes = facts["num_groups"] * facts["group_bytes"]
-    row = facts["code_bytes"] + scale_bytes
-    half = KV_HEADS * block_size * row
+    num_rows = KV_HEADS * block_size
+    half = -(-num_rows * (code_bytes + scale_bytes) // 16) * 16  # fast kernels read 16 bytes
     memory = memory_of(arrays.make(np.zeros(2 * num_blocks * half, np.uint8)), "blocks")
-    strides = (half, row, block_size * row)
 
     def side(offset):
+        codes = (half, code_bytes, block_size * code_bytes)
         if not scale_bytes:
-            return Rows(recipe, DIM, memory, offset, strides)
-        return Rows(recipe, DIM, memory, offset, strides, scales=memory,
-                    scale_offset=offset + facts["code_bytes"],
-                    scale_strides=(*strides, facts["group_bytes"]))  # fmt: skip
+            return Rows(recipe, DIM, memory, offset, codes)
+        scales = (half, scale_bytes, block_size * scale_bytes, facts["group_bytes"])
+        return Rows(recipe, DIM, memory, offset, codes, scales=memory,
+                    scale_offset=offset + num_rows * code_bytes, scale_strides=scales)  # fmt: skip
 
     layer = Layer(Shape(2 * num_blocks - 1, block_size, KV_HEADS), side(0), side(half))
     random = np.random.default_rng(3)
