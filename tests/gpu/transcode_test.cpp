@@ -93,7 +93,6 @@ class GpuTranscode : public GpuTest {
     EXPECT_EQ(counters.read().out_of_range, 4u);  // two tokens, K and V
   }
 
- private:
   static bool append_to(const ops::CpuContext& cpu, TestLayer& layer, const LayerShape& shape,
                         const ops::LayerTransform& transform, const KvRows& rows,
                         const std::vector<int64_t>& slots) {
@@ -105,6 +104,8 @@ class GpuTranscode : public GpuTest {
     args.slot_mapping = slots;
     return ops::append(cpu, args).ok();
   }
+
+ private:
   static void gather_from(const ops::CpuContext& cpu, TestLayer& layer, const Batch& batch,
                           const ops::LayerTransform& transform, KvRows& rows) {
     std::vector<int32_t> ids(batch.from.num_blocks);
@@ -160,6 +161,62 @@ TEST_F(GpuTranscode, TakesManyTokens) {
   compare(bf16, spec_named("int8"), {}, tables.transform(), many_tokens());
   compare(nvfp4, spec_named("int4_affine"), {}, {}, many_tokens());
   compare(spec_named("int8"), nvfp4, tables.transform(), others.transform(), many_tokens());
+}
+
+// K's second segment alone, whose heads have no V, behind another layer's rows.
+struct DeviceSegment {
+  explicit DeviceSegment(const ops::LayerView& layer)
+      : runs(layer.runs.begin(), layer.runs.end()), view(layer) {
+    for (ops::HeadRun& run : runs) run.v = {};
+    view.runs = runs;
+  }
+  std::vector<ops::HeadRun> runs;
+  ops::LayerView view;
+};
+
+// What one call makes of rows in two segments is what a call for each makes.
+TEST_F(GpuTranscode, TakesRowsInTwoSegments) {
+  const format::FormatSpec int8 = spec_named("int8"), nvfp4 = spec_named("nvfp4"),
+                           bf16 = spec_named("bf16"), f16 = spec_named("f16");
+  constexpr int kTokens = 38;
+  TestLayer from(int8, int8, kFromShape), from_rest(bf16, bf16, kFromShape);
+  const KvRows rows = normal_rows(kFromShape, kTokens, 3);
+  const auto cpu = serial_context(device::CpuLevel::kScalar);
+  for (TestLayer* layer : {&from, &from_rest}) {
+    ASSERT_TRUE(append_to(cpu, *layer, kFromShape, {}, rows, slots_from(0, kTokens)));
+  }
+  TestLayer one(nvfp4, nvfp4, kToShape), one_rest(f16, f16, kToShape);
+  TestLayer each(nvfp4, nvfp4, kToShape), each_rest(f16, f16, kToShape);
+  Mirror mirror(memory());
+  MirroredLayer source(mirror, from), source_rest(mirror, from_rest);
+  MirroredLayer together(mirror, one), together_rest(mirror, one_rest);
+  MirroredLayer apart(mirror, each), apart_rest(mirror, each_rest);
+  const DeviceSegment of_source(source_rest.view()), of_together(together_rest.view()),
+      of_apart(apart_rest.view());
+  const DeferredErrors counters(memory());
+  std::vector<int64_t> from_slots = slots_from(0, kTokens), to_slots = slots_from(5, kTokens);
+  ops::TranscodeArgs args;
+  args.from_slots = mirror.add(from_slots);
+  args.to_slots = mirror.add(to_slots);
+  args.num_tokens = kTokens;
+  const auto run = [&](const ops::LayerView& a, const ops::LayerView& b) {
+    args.from = a;
+    args.to = b;
+    return ops::transcode(context(), args, counters.get());
+  };
+  ops::LayerView whole = source.view(), target = together.view();
+  whole.next_segment = &of_source.view;
+  EXPECT_FALSE(run(whole, target).ok()) << "to has one segment";
+  target.next_segment = &of_together.view;
+  ASSERT_TRUE(run(whole, target).ok());
+  ASSERT_TRUE(run(source.view(), apart.view()).ok());
+  ASSERT_TRUE(run(of_source.view, of_apart.view).ok());
+  synchronize();
+  for (MirroredLayer* layer : {&together, &together_rest, &apart, &apart_rest})
+    layer->fetch(mirror);
+  expect_same_bytes(each, one);
+  expect_same_bytes(each_rest, one_rest);
+  EXPECT_EQ(counters.read().out_of_range, 0u);
 }
 
 TEST_F(GpuTranscode, MakesPageSharedScalesAsTheCpu) {

@@ -126,9 +126,6 @@ Result<int64_t> transcode_tokens(const ops::CpuContext& context, Transcode& work
 
 // Slots stay where they are and as full-precision as the kernels read them.
 Status transcode_on_device(const kvx_transcode_args_t& args, const Transcode& work, void* stream) {
-  if (work.from.has_segments() || work.to.has_segments()) {
-    return unsupported("from or to has rows in segments (k_rest); a GPU's transcode takes one");
-  }
   if (work.from.is_on_device() != work.to.is_on_device()) {
     return unsupported("from and to lie one on the host and one on a GPU; expected both in one");
   }

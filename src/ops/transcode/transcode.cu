@@ -8,6 +8,7 @@
 #include "ops/append/page_runs.cuh"
 #include "ops/cuda/common_runs.hpp"
 #include "ops/cuda/rows_launch.hpp"
+#include "ops/segments.hpp"
 #include "ops/transcode/transcode_chunks.cuh"
 #include "ops/transcode/transcode_cuda.hpp"
 
@@ -200,6 +201,20 @@ Status launch(const CudaContext& context, const TranscodeParams& params) {
   return run_fits_chunks(rows) ? launch_chunks(context, rows) : launch_rows(context, rows);
 }
 
+// As check_same_segments: the CPU takes rows that are cut into other segments, through binary32.
+Status check_cut_alike(const TranscodeArgs& args) {
+  const Status same = check_same_segments("from", args.from, "to", args.to);
+  if (same.ok()) return {};
+  return unsupported("{}, as a GPU's transcode takes each segment by itself", same.error().message);
+}
+
+Status transcode_segment(const CudaContext& context, const TranscodeArgs& args,
+                         DeviceCounters* counters) {
+  return for_each_common_run(args.from, args.to, [&](const HeadRun& source, const HeadRun& target) {
+    return launch(context, transcode_params(args, source, target, counters));
+  });
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -208,11 +223,17 @@ Status transcode(const CudaContext& context, const TranscodeArgs& args, DeviceCo
     return invalid_argument("{} tokens of {} heads are more rows than one call can take",
                             args.num_tokens, args.to.num_kv_heads);
   }
+  KVX_RETURN_IF_ERROR(cuda::check_cut_alike(args));
   if (args.num_tokens == 0) return {};
-  return cuda::for_each_common_run(
-      args.from, args.to, [&](const HeadRun& source, const HeadRun& target) {
-        return cuda::launch(context, cuda::transcode_params(args, source, target, counters));
-      });
+  KVX_RETURN_IF_ERROR(cuda::transcode_segment(context, args, counters));
+  TranscodeArgs segment = args;
+  segment.from_transform = segment.to_transform = {};  // those of the first segment alone
+  while (segment.to.next_segment != nullptr) {
+    segment.from = *segment.from.next_segment;
+    segment.to = *segment.to.next_segment;
+    KVX_RETURN_IF_ERROR(cuda::transcode_segment(context, segment, counters));
+  }
+  return {};
 }
 
 }  // namespace kvx::ops

@@ -9,7 +9,7 @@
 namespace kvx::ops {
 
 // The layers have the same heads and head_dims and lie in different memory; all else may differ.
-// Neither transform has a block_offset.
+// Neither transform has a block_offset. Transforms are of the first segment of K's rows and of V.
 struct TranscodeArgs {
   LayerView from;
   LayerView to;
@@ -21,9 +21,10 @@ struct TranscodeArgs {
 };
 
 // As gather to f32 and append of what it found, byte for byte, on the context's stream and without
-// the memory between. A token with a slot out of range is skipped and counted, once for K and once
-// for V. Under page-shared scales a run of consecutive slots is taken whole. INVALID_ARGUMENT: more
-// rows than one call can take.
+// the memory between. A token with a slot out of range is skipped and counted, once for each
+// segment of K's rows and once for V. Under page-shared scales a run of consecutive slots is taken
+// whole. INVALID_ARGUMENT: more rows than one call can take. UNSUPPORTED: K's rows are cut into
+// other segments in the two layers.
 Status transcode(const CudaContext& context, const TranscodeArgs& args, DeviceCounters* counters);
 
 }  // namespace kvx::ops
