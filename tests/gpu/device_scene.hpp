@@ -165,7 +165,17 @@ class DeviceScene {
     }
     ops::LayerView view = host;
     view.runs = runs;
+    if (host.next_segment != nullptr) view.next_segment = mirrored_segment(*host.next_segment);
     return view;
+  }
+
+  // The packed rows' second one, whose bytes are mirrored already.
+  const ops::LayerView* mirrored_segment(const ops::LayerView& host) {
+    segment_runs_.assign(host.runs.begin(), host.runs.end());
+    for (ops::HeadRun& run : segment_runs_) run.k.codes.base = mirror_.at(run.k.codes.base);
+    segment_ = host;
+    segment_.runs = segment_runs_;
+    return &segment_;
   }
 
   void mirror_args(const SceneOptions& options) {
@@ -213,7 +223,8 @@ class DeviceScene {
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
   int64_t workspace_bytes_ = 0;
-  std::vector<ops::HeadRun> packed_runs_, full_precision_runs_;
+  std::vector<ops::HeadRun> packed_runs_, full_precision_runs_, segment_runs_;
+  ops::LayerView segment_;
   std::vector<uint8_t> out_;
   std::vector<float> lse_;
   uint8_t* out_on_device_ = nullptr;

@@ -104,8 +104,16 @@ class AttendScene {
     const ops::HeadRun& run = ops::run_of_head(view, kv_head);
     const Row row = decoded_row(is_key ? run.k : run.v, kv_head - run.first_head,
                                 args_.block_table.at(sequence, block), token % options_.block_size);
-    return untransformed(row, is_key ? args_.transform.k : args_.transform.v, kv_head,
-                         num_kv_heads_, block);
+    Row whole = untransformed(row, is_key ? args_.transform.k : args_.transform.v, kv_head,
+                              num_kv_heads_, block);
+    if (is_key && view.next_segment != nullptr) {
+      const ops::HeadRun& segment = ops::run_of_head(*view.next_segment, kv_head);
+      const Row rest =
+          decoded_row(segment.k, kv_head - segment.first_head,
+                      args_.block_table.at(sequence, block), token % options_.block_size);
+      whole.insert(whole.end(), rest.begin(), rest.end());
+    }
+    return whole;
   }
 
  private:

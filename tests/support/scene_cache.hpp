@@ -36,6 +36,8 @@ struct SceneOptions {
   std::vector<RunOptions> runs = {RunOptions{}};
   int key_dim = 64;
   int value_dim = 64;
+  std::string rest_format;  // of K's last rest_dim numbers, a second segment; empty: there is one
+  int rest_dim = 0;
   int q_per_kv = 2;
   int block_size = 16;
   std::vector<int> seq_lens = {37};
@@ -57,12 +59,16 @@ struct SceneOptions {
   int first_recent_block = 2;         // blocks
 };
 
-// "fp8_e4m3@row" is the format with scales computed for each row, "fp8_e4m3@page" with scales that
-// a block's tokens share.
+// "fp8_e4m3@row" is the format with scales computed for each row, "fp8_e4m3@g128" for each 128
+// numbers, "fp8_e4m3@page" with scales that a block's tokens share.
 inline format::FormatSpec spec_named(const std::string& name) {
   const size_t at = name.find('@');
   format::SpecOptions options;
   if (name.ends_with("@row")) options.scale_source = format::ScaleSource::kComputed;
+  if (name.ends_with("@g128")) {
+    options.scale_source = format::ScaleSource::kComputed;
+    options.group_size = 128;
+  }
   if (name.ends_with("@page")) options.scale_source = format::ScaleSource::kPageShared;
   return format::make_spec(format::format_named(name.substr(0, at)).value(), options).value();
 }
@@ -75,13 +81,19 @@ class SceneCache {
     int first_head = 0;
     for (const RunOptions& run : formats) {
       add_run(first_head, run, num_blocks);
+      if (!options.rest_format.empty()) add_segment(first_head, run.num_heads, num_blocks);
       first_head += run.num_heads;
     }
     view_ = {num_blocks, options.block_size, first_head, runs_};
+    if (segments_.empty()) return;
+    next_segment_ = {num_blocks, options.block_size, first_head, segments_};
+    view_.next_segment = &next_segment_;
   }
+  SceneCache(const SceneCache&) = delete;
 
   const ops::LayerView& view() const { return view_; }
   ops::HeadRun& run(int i) { return runs_[i]; }
+  ops::HeadRun& segment(int i) { return segments_[i]; }  // the second one of the run's K
   // All that the view points to.
   std::deque<std::vector<uint8_t>>& memory() { return memory_; }
 
@@ -94,7 +106,7 @@ class SceneCache {
     int64_t codes_bytes[2], row_bytes[2], total = 0, channels_total = 0;
     for (int i = 0; i < 2; ++i) {
       sides[i]->spec = spec_named(i == 0 ? run.k_format : run.v_format);
-      sides[i]->head_dim = i == 0 ? options_.key_dim : options_.value_dim;
+      sides[i]->head_dim = i == 0 ? options_.key_dim - options_.rest_dim : options_.value_dim;
       codes_bytes[i] = format::code_bytes_per_row(sides[i]->spec, sides[i]->head_dim);
       row_bytes[i] =
           codes_bytes[i] + format::scale_bytes_per_row(sides[i]->spec, sides[i]->head_dim);
@@ -132,6 +144,20 @@ class SceneCache {
       offset += options_.order == RowOrder::kFused ? row_bytes[i] : rows * row_bytes[i];
     }
     runs_.push_back(view);
+  }
+
+  // Of a format without scales, in a region of its own.
+  void add_segment(int first_head, int num_heads, int num_blocks) {
+    ops::HeadRun segment;
+    segment.first_head = first_head;
+    segment.num_heads = num_heads;
+    segment.k.spec = spec_named(options_.rest_format);
+    segment.k.head_dim = options_.rest_dim;
+    const int64_t row_bytes = format::code_bytes_per_row(segment.k.spec, options_.rest_dim);
+    const int64_t rows = int64_t{num_blocks} * options_.block_size * num_heads;
+    std::vector<uint8_t>& bytes = memory_.emplace_back(rows * row_bytes, uint8_t{0xFF});
+    place_rows(segment.k.codes, bytes.data(), num_heads, row_bytes);
+    segments_.push_back(segment);
   }
 
   // Codes or scales whose rows of all tokens and heads follow each other.
@@ -180,8 +206,8 @@ class SceneCache {
 
   SceneOptions options_;
   std::deque<std::vector<uint8_t>> memory_;
-  std::vector<ops::HeadRun> runs_;
-  ops::LayerView view_;
+  std::vector<ops::HeadRun> runs_, segments_;
+  ops::LayerView view_, next_segment_;
 };
 
 // An affine row exactly as code * scale + zero; any other as the scalar level decodes it (which

@@ -7,6 +7,8 @@
 #include "device/cuda_error.hpp"
 #include "ops/attend/cuda/common/params.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
+#include "ops/attend/cuda/latent/params.hpp"
+#include "ops/attend/cuda/latent/plan_latent.hpp"
 #include "ops/attend/cuda/prefill/expand/expand.hpp"
 #include "ops/side_rows.hpp"
 
@@ -176,9 +178,17 @@ cudaError_t launch_decode_mma(const AttendCall& call, const HeadRun& run, const 
 }
 
 cudaError_t launch_latent(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
-  DecodeMmaParams params = {};
+  LatentParams params = {};
   fill(params, call, run, plan, 0, true);
   params.balance = balance_of(call, plan);
+  const LayerView& packed = call.args.packed;
+  if (const HeadRun* segment = second_segment(packed, run)) {
+    params.rest = tile_side(segment->k, packed.block_size, 0).codes;
+  } else {
+    params.rest = params.tile_k.codes;
+    params.rest.base += kLatentValueDim * run.k.spec.facts->element_bits / 8;
+  }
+  params.scale_shift = latent_scale_shift(run.k.spec);
   return launch_attend_latent(call.context, plan.work_tiles.latent, plan.grid, params);
 }
 

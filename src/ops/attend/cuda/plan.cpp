@@ -480,9 +480,11 @@ int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits) {
 
 bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t num_rows,
                     CudaAttendPath path, CallPlan& plan) {
-  // Only the reference kernel reads rows in segments.
+  // Of the fast kernels, only the latent one reads rows in segments.
   if (args.packed.next_segment != nullptr && path != CudaAttendPath::kReference) {
-    if (path != CudaAttendPath::kChoose) return false;
+    if (path != CudaAttendPath::kChoose && path != CudaAttendPath::kLatent) return false;
+    if (choose_latent(context, args, plan)) return true;
+    if (path == CudaAttendPath::kLatent) return false;
     path = CudaAttendPath::kReference;
   }
   switch (path) {

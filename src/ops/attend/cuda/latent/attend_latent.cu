@@ -14,7 +14,7 @@ namespace {
 #ifdef KVX_HAS_WGMMA
 
 // What this CTA's index says; num_splits is 0 where there is no such work tile.
-__device__ LatentWorkTile find_latent_work_tile(const DecodeMmaParams& params) {
+__device__ LatentWorkTile find_latent_work_tile(const LatentParams& params) {
   LatentWorkTile found = {.partial = -1};
   int head_and_tile = static_cast<int>(blockIdx.x);
   if (params.balance.most_work_tiles > 0) {
@@ -43,7 +43,7 @@ __device__ LatentWorkTile find_latent_work_tile(const DecodeMmaParams& params) {
   return found;
 }
 
-__device__ LatentWalk walk_of(const DecodeMmaParams& params, const LatentWorkTile& work_tile) {
+__device__ LatentWalk walk_of(const LatentParams& params, const LatentWorkTile& work_tile) {
   const TokenRange seen =
       seen_by_rows(params, work_tile.shape, work_tile.first_row, work_tile.num_rows);
   const TokenRange tokens =
@@ -60,17 +60,17 @@ __device__ LatentWalk walk_of(const DecodeMmaParams& params, const LatentWorkTil
       .num_steps = num_steps};
 }
 
-template <class Mma, int Consumer>
+template <class Mma, LatentRows Rows, int Consumer>
 __device__ __forceinline__ void consume(const LatentWalk& walk, const LatentRing& ring,
                                         const LatentWorkTile& work_tile, int warp) {
-  LatentConsumer<Mma, Consumer> consumer(walk, ring, work_tile, warp);
+  LatentConsumer<Mma, Rows, Consumer> consumer(walk, ring, work_tile, warp);
   consumer.run();
   let_later_launches_begin();
   consumer.store();
 }
 
-template <class Mma, bool Decodes>
-__device__ __forceinline__ void attend_latent_of(const DecodeMmaParams& params) {
+template <class Mma, LatentRows Rows>
+__device__ __forceinline__ void attend_latent_of(const LatentParams& params) {
   using Shape = LatentShape;
   extern __shared__ __align__(1024) uint8_t shared[];
   const LatentWorkTile work_tile = find_latent_work_tile(params);
@@ -83,64 +83,73 @@ __device__ __forceinline__ void attend_latent_of(const DecodeMmaParams& params) 
   if (work_tile.num_rows <= 0) return;
   const LatentWalk walk = walk_of(params, work_tile);
   const LatentRing ring(shared);
-  if (threadIdx.x == 0) ring.begin(Decodes);
+  if (threadIdx.x == 0) ring.begin(Rows);
   __syncthreads();
 
   // The same in all lanes, and the compiler sees that it is.
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp < Shape::kProducerWarps) {
-    give_registers<Shape::producer_registers(Decodes)>();
-    if constexpr (Decodes) {
-      LatentPackedProducer(walk, ring, warp).run();
+    give_registers<Shape::producer_registers(decodes(Rows))>();
+    if constexpr (decodes(Rows)) {
+      LatentPackedProducer<Rows>(walk, ring, warp).run();
     } else {
       LatentProducer(walk, ring, warp).run();
     }
   } else {
-    take_registers<Shape::consumer_registers(Decodes)>();
+    take_registers<Shape::consumer_registers(decodes(Rows))>();
     const int of_consumers = warp - Shape::kProducerWarps;
-    LatentQueries<Mma>(params, work_tile.shape, work_tile.kv_head, work_tile.first_row,
-                       work_tile.num_rows)
+    LatentQueries<Mma, Rows>(params, work_tile.shape, work_tile.kv_head, work_tile.first_row,
+                             work_tile.num_rows)
         .load(ring, of_consumers);
     wait_at(3, Shape::kConsumers * kWarpgroup);
     if (of_consumers < 4) {
-      consume<Mma, 0>(walk, ring, work_tile, of_consumers);
+      consume<Mma, Rows, 0>(walk, ring, work_tile, of_consumers);
     } else {
-      consume<Mma, 1>(walk, ring, work_tile, of_consumers - 4);
+      consume<Mma, Rows, 1>(walk, ring, work_tile, of_consumers - 4);
     }
   }
 }
 
 #endif
 
-template <class Mma, bool Decodes>
+template <class Mma, LatentRows Rows>
 __global__ void __launch_bounds__(LatentShape::kThreads, 1)
-    attend_latent(const __grid_constant__ DecodeMmaParams params) {
+    attend_latent(const __grid_constant__ LatentParams params) {
   const bool is_merged = params.num_splits > 1 || params.balance.most_work_tiles > 0;
   if (!is_merged) let_later_launches_begin();
   wait_for_earlier_work();
 #ifdef KVX_HAS_WGMMA
-  attend_latent_of<Mma, Decodes>(params);
+  attend_latent_of<Mma, Rows>(params);
 #endif
 }
 
-template <class Mma, bool Decodes>
+template <class Mma, LatentRows Rows>
 LatentKernel latent_kernel() {
-  return {.function = reinterpret_cast<const void*>(&attend_latent<Mma, Decodes>),
+  return {.function = reinterpret_cast<const void*>(&attend_latent<Mma, Rows>),
           .threads = LatentShape::kThreads,
-          .shared_bytes = LatentShape::kBytes + LatentShape::kAlignment};
+          .shared_bytes = LatentShape::bytes(Rows) + LatentShape::kAlignment};
 }
 
 }  // namespace
 
-LatentKernel find_latent_kernel(format::FormatId id, int key_dim, int value_dim) {
-  if (key_dim != kLatentKeyDim || value_dim != kLatentValueDim) return {};
-  if (id == format::FormatId::kBF16) return latent_kernel<MmaBf16, false>();
-  if (id == format::FormatId::kF16) return latent_kernel<MmaF16, false>();
-  return tensor_core_format(id).is_supported() ? latent_kernel<MmaF16, true>() : LatentKernel{};
+LatentKernel find_latent_kernel(const LatentFormats& formats) {
+  using enum LatentRows;
+  using format::FormatId;
+  const TensorCoreFormat of_values = tensor_core_format(formats.id);
+  if (!of_values.is_supported()) return {};
+  if (of_values.bits < 16) {
+    if (!formats.has_segments) return latent_kernel<MmaF16, kPacked>();
+    if (formats.rest == FormatId::kBF16) return latent_kernel<MmaF16, kPackedBesideBf16>();
+    if (formats.rest == FormatId::kF16) return latent_kernel<MmaF16, kPackedBesideF16>();
+    return {};
+  }
+  if (formats.rest != formats.id) return {};
+  return formats.id == FormatId::kBF16 ? latent_kernel<MmaBf16, kBits16>()
+                                       : latent_kernel<MmaF16, kBits16>();
 }
 
 cudaError_t launch_attend_latent(const CudaContext& context, const LatentKernel& kernel,
-                                 const LaunchGrid& grid, const DecodeMmaParams& params) {
+                                 const LaunchGrid& grid, const LatentParams& params) {
   const cudaError_t set = cudaFuncSetAttribute(
       kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
   if (set != cudaSuccess) return set;

@@ -1,5 +1,5 @@
 // LatentGroup: a producer warp's 16 tokens of a tile, which lie in one block, and where their rows
-// begin.
+// begin; and copies of their numbers of 16 bits.
 #pragma once
 
 #include "ops/attend/cuda/latent/shape.cuh"
@@ -16,7 +16,7 @@ class LatentGroup {
 
   // Goes on to this tile, the one behind the last. A block that is not there is counted.
   __device__ void next(int tile, int lane) {
-    const DecodeMmaParams& params = walk_.params;
+    const LatentParams& params = walk_.params;
     const int token = first_ + tile * kLatentTileTokens;
     const int id = ids_[0];
     ids_[0] = ids_[1];
@@ -32,19 +32,25 @@ class LatentGroup {
     if (!is_there) return;
     const int offset = token % params.block_size;
     const TileRegion &codes = params.tile_k.codes, &scales = params.tile_k.scales;
+    const TileRegion& rest = params.rest;
     codes_ = codes.at(static_cast<uint32_t>(id),
                       walk_.head * codes.head_stride + offset * codes.token_stride);
     scales_ = scales.at(static_cast<uint32_t>(id),
                         walk_.head * scales.head_stride + offset * scales.token_stride);
+    rest_ = rest.at(static_cast<uint32_t>(id),
+                    walk_.head * rest.head_stride + offset * rest.token_stride);
   }
 
   __device__ bool is_missing() const { return is_missing_; }
   // Whether row 0 to 15 is one of the walk's tokens. Others become zeros: what lies there may be
   // no numbers.
   __device__ bool has_row(int row) const { return row >= begin_ && row < end_; }
+  // Bytes that may be read: what a copy of nothing names.
+  __device__ const uint8_t* somewhere() const { return walk_.params.tile_k.codes.base; }
   // Of row 0, where the group has rows.
   __device__ const uint8_t* codes() const { return codes_; }
   __device__ const uint8_t* scales() const { return scales_; }
+  __device__ const uint8_t* rest() const { return rest_; }
 
  private:
   __device__ bool has_tokens(int token) const {
@@ -63,6 +69,29 @@ class LatentGroup {
   bool is_missing_ = false;
   const uint8_t* codes_ = nullptr;
   const uint8_t* scales_ = nullptr;
+  const uint8_t* rest_ = nullptr;  // of the last 64 numbers, where they are copied
 };
+
+// Copies the group's rows into slabs [begin, end) of a buffer: by each lane, chunk lane % 8 of four
+// rows. base: of row 0's numbers that the first of these slabs takes, in a region of that stride.
+__device__ __forceinline__ void copy_slabs(const LatentRing& ring, const LatentGroup& group,
+                                           const uint8_t* base, int token_stride, int warp,
+                                           int lane, int buffer, int begin, int end) {
+  constexpr int kRounds = 4;
+  const int chunk = lane % 8;
+#pragma unroll
+  for (int k = 0; k < kRounds; ++k) {
+    const int row = 4 * k + lane / 8;
+    const bool is_there = group.has_row(row);
+    const uint8_t* from = group.somewhere();
+    if (is_there) from = base + row * token_stride + chunk * 16;
+    const uint32_t to = ring.slab(buffer, begin) + wgmma_chunk(16 * warp + row, chunk);
+#pragma unroll 4
+    for (int slab = 0; slab < end - begin; ++slab) {
+      copy_async_16(to + slab * LatentShape::kSlabBytes, is_there ? from + slab * 128 : from,
+                    is_there ? 16 : 0);
+    }
+  }
+}
 
 }  // namespace kvx::ops::cuda

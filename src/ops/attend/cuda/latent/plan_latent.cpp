@@ -1,11 +1,14 @@
-// The latent kernel's calls: rows of 576 numbers, the first 512 of which are the value.
+// The latent kernel's calls: rows of 576 numbers, the first 512 of which are the value, in one
+// segment or in two.
 #include "ops/attend/cuda/latent/plan_latent.hpp"
 
+#include <bit>
 #include <cstdlib>
 
 #include "device/cuda.hpp"
 #include "ops/attend/cuda/common/tile_side.hpp"
 #include "ops/attend/cuda/formats.hpp"
+#include "ops/side_rows.hpp"
 
 namespace kvx::ops::cuda {
 namespace {
@@ -18,6 +21,12 @@ bool is_prefix_of_k(const HeadRun& run) {
           v.token_stride == k.token_stride && v.head_stride == k.head_stride);
 }
 
+// Whether 16 codes beside each other have one scale, which a shift finds.
+bool has_groups_of_chunks(const format::FormatSpec& spec) {
+  return spec.group_size == format::kWholeRow ||
+         (spec.group_size >= 16 && std::has_single_bit(static_cast<unsigned>(spec.group_size)));
+}
+
 // Whether the kernel's operands can hold the numbers, as f16 where they are packed. One scale of a
 // head multiplies sums; scales of groups and rows, numbers on their way.
 bool fits_operands(const SideView& rows) {
@@ -27,7 +36,7 @@ bool fits_operands(const SideView& rows) {
     case ScalePath::kOperand:
       return !rows.is_interleaved;
     case ScalePath::kRow:
-      return has_shared_scale(rows) && rows.spec.group_size == format::kWholeRow;
+      return rows.spec.scale_type == format::ScaleType::kF32 && has_groups_of_chunks(rows.spec);
     case ScalePath::kGroups64:
       return rows.spec.scale_type == format::ScaleType::kF16 && rows.spec.group_size == 64;
   }
@@ -41,14 +50,16 @@ bool can_copy_codes(SideView rows, int block_size, int num_heads) {
 }
 
 // Scales are read where they lie: those of a row beside each other, two bytes at a time, or four of
-// an affine row. A block's stride is computed with in 32 bits, the rest of a block in 31.
+// an affine row or of binary32. A block's stride is computed with in 32 bits, the rest of a block
+// in 31.
 bool can_read_scales(const SideView& rows, int block_size, int num_heads) {
   if (!rows.spec.has_scale() || has_shared_scale(rows)) return true;
   const ScaleAddress& s = rows.scales;
   const int group_bytes = format::scale_bytes_per_group(rows.spec);
   const int row_bytes = format::scale_bytes_per_row(rows.spec, rows.head_dim);
   if (row_bytes != group_bytes && s.group_stride != group_bytes) return false;
-  const int bytes = rows.spec.is_affine() ? 4 : 2;
+  const bool is_word = rows.spec.is_affine() || rows.spec.scale_type == format::ScaleType::kF32;
+  const int bytes = is_word ? 4 : 2;
   for (const int64_t x :
        {reinterpret_cast<int64_t>(s.base), s.block_stride, s.token_stride, s.head_stride}) {
     if (x % bytes != 0) return false;
@@ -58,7 +69,23 @@ bool can_read_scales(const SideView& rows, int block_size, int num_heads) {
   return s.block_stride >= 0 && s.block_stride <= UINT32_MAX && inside < INT32_MAX / 2;
 }
 
+// Whether the numbers behind the value are a segment of 16 bits, copied as they are.
+bool can_copy_segment(const LayerView& layer, const HeadRun& run) {
+  const HeadRun* segment = second_segment(layer, run);
+  if (segment == nullptr || layer.next_segment->next_segment != nullptr) return false;
+  const SideView& rest = segment->k;
+  return segment->first_head == run.first_head && segment->num_heads == run.num_heads &&
+         run.k.head_dim == kLatentValueDim && rest.head_dim == kLatentRestDim &&
+         rest.spec.facts->element_bits == 16 &&
+         can_copy(rest, layer.block_size, run.num_heads, false);
+}
+
 }  // namespace
+
+const HeadRun* second_segment(const LayerView& layer, const HeadRun& run) {
+  const LayerView* next = layer.next_segment;
+  return next == nullptr ? nullptr : &run_of_head(*next, run.first_head);
+}
 
 LatentKernel latent_instance(const CudaContext& context, const AttendArgs& args,
                              const HeadRun& run) {
@@ -70,9 +97,20 @@ LatentKernel latent_instance(const CudaContext& context, const AttendArgs& args,
       !can_copy_codes(run.k, args.packed.block_size, run.num_heads) ||
       !can_read_scales(run.k, args.packed.block_size, run.num_heads))
     return {};
-  const LatentKernel kernel =
-      find_latent_kernel(run.k.spec.facts->id, run.k.head_dim, run.v.head_dim);
+  if (args.packed.key_dim() != kLatentKeyDim || run.v.head_dim != kLatentValueDim) return {};
+  const HeadRun* segment = second_segment(args.packed, run);
+  if (segment != nullptr && !can_copy_segment(args.packed, run)) return {};
+  const SideView& rest = segment == nullptr ? run.k : segment->k;
+  const LatentKernel kernel = find_latent_kernel({.id = run.k.spec.facts->id,
+                                                  .rest = rest.spec.facts->id,
+                                                  .has_segments = segment != nullptr});
   return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : LatentKernel{};
+}
+
+int latent_scale_shift(const format::FormatSpec& spec) {
+  constexpr int kPastAllNumbers = 16;
+  if (!spec.has_scale() || spec.group_size == format::kWholeRow) return kPastAllNumbers;
+  return std::bit_width(static_cast<unsigned>(spec.group_size)) - 1;
 }
 
 void plan_latent(const CudaContext& context, const AttendArgs& args, SplitShape shape,

@@ -8,7 +8,6 @@ namespace kvx::ops::cuda {
 
 class LatentProducer {
   using Shape = LatentShape;
-  static constexpr int kRounds = 4;  // a lane copies 16 bytes of four of its warp's rows
 
  public:
   __device__ LatentProducer(const LatentWalk& walk, const LatentRing& ring, int warp)
@@ -33,28 +32,16 @@ class LatentProducer {
       ring_.wait_free(buffer, kRight, step);
       copy(buffer, kRight, Shape::kPartSlabs, 2 * Shape::kPartSlabs);
       ring_.wait_free(buffer, kRest, step);
-      copy(buffer, kRest, Shape::kRestSlab, Shape::kKeySlabs);
+      copy_slabs(ring_, group_, group_.rest(), walk_.params.rest.token_stride, warp_, lane_, buffer,
+                 Shape::kRestSlab, Shape::kKeySlabs);
+      ring_.fill_by_copies(buffer, kRest);
     }
   }
 
  private:
-  // Slabs [begin, end) of the lane's rows: chunk lane % 8 of each.
   __device__ void copy(int buffer, LatentPart part, int begin, int end) const {
-    const int chunk = lane_ % 8;
-    const TileRegion& codes = walk_.params.tile_k.codes;
-#pragma unroll
-    for (int k = 0; k < kRounds; ++k) {
-      const int row = 4 * k + lane_ / 8;
-      const bool is_there = group_.has_row(row);
-      const uint8_t* from = codes.base;
-      if (is_there) from = group_.codes() + row * codes.token_stride + chunk * 16;
-      const uint32_t to = ring_.slab(buffer, 0) + wgmma_chunk(16 * warp_ + row, chunk);
-#pragma unroll 4
-      for (int slab = begin; slab < end; ++slab) {
-        copy_async_16(to + slab * Shape::kSlabBytes, is_there ? from + slab * 128 : from,
-                      is_there ? 16 : 0);
-      }
-    }
+    copy_slabs(ring_, group_, group_.codes() + begin * 128, walk_.params.tile_k.codes.token_stride,
+               warp_, lane_, buffer, begin, end);
     ring_.fill_by_copies(buffer, part);
   }
 

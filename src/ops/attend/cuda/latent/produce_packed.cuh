@@ -6,13 +6,16 @@
 // can be stored from the first on:
 //   8 bits   codes of numbers 0 to 127 in the third slab, of 128 to 255 in the fourth
 //   4 bits   all codes in the fourth
+//
+// Where the last 64 numbers are a segment of 16 bits, they are copied beside it.
 #pragma once
 
+#include "ops/attend/cuda/latent/fp8_scales.cuh"
 #include "ops/attend/cuda/latent/group.cuh"
-#include "ops/attend/cuda/prefill/scales.cuh"
 
 namespace kvx::ops::cuda {
 
+template <LatentRows Rows>
 class LatentPackedProducer {
   using Shape = LatentShape;
 
@@ -28,9 +31,9 @@ class LatentPackedProducer {
     using format::FormatId;
     switch (walk_.params.tile_k.id) {
       case FormatId::kFp8E4M3:
-        return fill<TileDecoder<FormatId::kFp8E4M3>>();
+        return fill_fp8<FormatId::kFp8E4M3>();
       case FormatId::kFp8E5M2:
-        return fill<TileDecoder<FormatId::kFp8E5M2>>();
+        return fill_fp8<FormatId::kFp8E5M2>();
       case FormatId::kInt8:
         return fill<TileDecoder<FormatId::kInt8>>();
       case FormatId::kInt8Affine:
@@ -79,8 +82,55 @@ class LatentPackedProducer {
     uint32_t of[Part::kUnits * Part::kChunks];
   };
 
+  template <format::FormatId Id>
+  __device__ void fill_fp8() {
+    if (has_scales_in_tile(walk_.params.tile_k)) {
+      fill<LatentFp8Decoder<Id>>();
+    } else {
+      fill<TileDecoder<Id>>();
+    }
+  }
+
   template <class Decoder>
   __device__ void fill() {
+    if constexpr (is_beside(Rows)) {
+      fill_beside<Decoder>();
+    } else {
+      fill_rows<Decoder>();
+    }
+  }
+
+  // As fill_rows, but for the last 64 numbers. They are asked for when their place is free, before
+  // codes are decoded, and come with the codes that are asked for next.
+  template <class Decoder>
+  __device__ void fill_beside() {
+    using Wide = PartOf<Decoder, false>;
+    const int num_tiles = 2 * walk_.num_steps;
+    ScaleWords<Wide> left, right;
+    bool is_missing = false;
+#pragma unroll 1
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const int buffer = tile & 1, step = tile >> 1;
+      group_.next(tile, lane_);
+      ring_.wait_free(buffer, kLeft, step);
+      start<Decoder, Wide>(buffer, 0, left);
+      if (tile > 0) decode<Decoder, Wide>(buffer ^ 1, kRight, Shape::kPartSlabs, right, is_missing);
+      is_missing = group_.is_missing();
+      ring_.wait_free(buffer, kRight, step);
+      start<Decoder, Wide>(buffer, Shape::kPartSlabs, right);
+      ring_.wait_free(buffer, kRest, step);
+      copy_slabs(ring_, group_, group_.rest(), walk_.params.rest.token_stride, warp_, lane_, buffer,
+                 Shape::kRestSlab, Shape::kKeySlabs);
+      ring_.fill_by_copies(buffer, kRest);
+      decode<Decoder, Wide>(buffer, kLeft, 0, left, is_missing);
+    }
+    if (num_tiles == 0) return;
+    commit_copies();
+    decode<Decoder, Wide>(1, kRight, Shape::kPartSlabs, right, is_missing);
+  }
+
+  template <class Decoder>
+  __device__ void fill_rows() {
     using Wide = PartOf<Decoder, false>;
     using Rest = PartOf<Decoder, true>;
     const int num_tiles = 2 * walk_.num_steps;
@@ -137,12 +187,20 @@ class LatentPackedProducer {
           scales.of[unit * Part::kChunks + i] =
               is_there
                   ? load_scales<Scales>(side, group_.scales() + row * side.scales.token_stride +
-                                                  Scales::first_byte(side, column))
+                                                  first_byte<Scales>(column))
                   : 0;
         }
       }
     }
     commit_copies();
+  }
+  template <class Scales>
+  __device__ int first_byte(int column) const {
+    if constexpr (std::is_same_v<Scales, LatentFp8Scales>) {
+      return Scales::first_byte(walk_.params, column);
+    } else {
+      return Scales::first_byte(walk_.params.tile_k, column);
+    }
   }
   template <class Scales>
   __device__ static uint32_t load_scales(const TileSide& side, const uint8_t* from) {

@@ -1,23 +1,35 @@
 // The latent kernel's queries on their way into shared memory, as 16-bit numbers: a row a warp.
 #pragma once
 
+#include "ops/attend/cuda/latent/fp8_scales.cuh"
 #include "ops/attend/cuda/latent/shape.cuh"
 #include "ops/attend/cuda/prefill/shape.cuh"
 
 namespace kvx::ops::cuda {
 
 // A number is what lies in the tile times this: the head's scale, of keys and values alike.
-__device__ inline float latent_unit(const DecodeMmaParams& params, int kv_head) {
+__device__ inline float latent_unit(const LatentParams& params, int kv_head) {
   const TileSide& side = params.tile_k;
   const int head = kv_head - params.first_head;
   const float shared =
       side.shared_scale ? side.shared_scale[head * side.shared_scale_stride] : 1.0f;
-  return shared * side.tensor_scale(head) * unit_of(side);
+  const float raised = has_scales_in_tile(side) ? LatentFp8Scales::kRaise : 1.0f;
+  return shared * side.tensor_scale(head) * unit_of(side) / raised;
 }
 
-template <class Mma>
+// How the last 64 numbers of a row are multiplied. Beside packed rows, queries take what the rows'
+// unit is into account: in bf16, which has binary32's range, a query is the sum of two numbers.
+template <class Mma, LatentRows Rows>
+struct LatentRest {
+  static constexpr bool kIsBf16 = Rows == LatentRows::kPackedBesideBf16;
+  using Type = std::conditional_t<kIsBf16, MmaBf16, Mma>;
+  static constexpr int kPasses = kIsBf16 ? 2 : 1;
+};
+
+template <class Mma, LatentRows Rows>
 class LatentQueries {
   using Shape = LatentShape;
+  using Rest = LatentRest<Mma, Rows>;
   static constexpr int kChunks = kLatentKeyDim / 8;                    // of a row
   static constexpr int kChunksOfLane = (kChunks + kWarp - 1) / kWarp;  // 32 apart
   static constexpr int kWarps = Shape::kConsumers * kWarpgroup / kWarp;
@@ -25,7 +37,7 @@ class LatentQueries {
   static constexpr DType kType = Mma::kScalesQueries ? DType::kF16 : DType::kBF16;
 
  public:
-  __device__ LatentQueries(const DecodeMmaParams& params, const SequenceShape& shape, int kv_head,
+  __device__ LatentQueries(const LatentParams& params, const SequenceShape& shape, int kv_head,
                            int first_row, int num_rows)
       : params_(params),
         shape_(shape),
@@ -46,7 +58,7 @@ class LatentQueries {
         0;
     const bool is_alike = params_.tile_k.format.pair_order == PairOrder::kNeighbours &&
                           q.dtype == kType && params_.softmax_scale > 0;
-    if (is_alike && is_on_16) {
+    if (!is_beside(Rows) && is_alike && is_on_16) {
       copy_rows(ring, warp);
     } else {
 #pragma unroll 1
@@ -104,7 +116,16 @@ class LatentQueries {
     if (lane_ == 0) store_shared_float(ring.score_scale(row), by);
   }
   __device__ float factor() const {
-    return params_.softmax_scale * latent_unit(params_, kv_head_);
+    return params_.softmax_scale * key_unit();
+  }
+  // Beside a segment, rows of a unit so small that their scores are nothing: queries cannot be
+  // divided by it, and the segment's scores are all there is.
+  __device__ bool has_empty_rows() const {
+    constexpr float kLeastUnit = 1e-20f;
+    return is_beside(Rows) && fabsf(latent_unit(params_, kv_head_)) < kLeastUnit;
+  }
+  __device__ float key_unit() const {
+    return has_empty_rows() ? 1.0f : latent_unit(params_, kv_head_);
   }
 
   __device__ void ask(int row, bool is_on_16, Eight (&eights)[kChunksOfLane]) const {
@@ -152,38 +173,74 @@ class LatentQueries {
     const float sign = factor() < 0 ? -1.0f : factor() == 0 ? 0.0f : 1.0f;
     float scale = 1;
     if constexpr (Mma::kScalesQueries) {
-      if (params_.q.dtype != DType::kF16) scale = scale_of(eights);
+      const bool may_be_out_of_range = Rows == LatentRows::kPackedBesideF16;
+      if (may_be_out_of_range || params_.q.dtype != DType::kF16) scale = scale_of(eights);
     }
+    const float of_values = has_empty_rows() ? 0.0f : scale;
 #pragma unroll
     for (int c = 0; c < kChunksOfLane; ++c) {
       const int chunk = lane_ + c * kWarp;
       if (chunk >= kChunks) continue;
       float x[8];
       widen(eights[c], x);
+      if (is_beside(Rows) && is_rest(c)) {
+        store_rest(ring, row, chunk, x, scale * sign / key_unit());
+        continue;
+      }
       const Four pairs =
-          chunk_of<Mma>(params_.tile_k.format.pair_order, x, scale * sign);  // as keys decode
+          chunk_of<Mma>(params_.tile_k.format.pair_order, x, of_values * sign);  // as keys decode
       store_chunk(place(ring, row, chunk), pairs);
     }
     store_score_scale(ring, row, scale);
   }
 
-  // Into f16's range, by a power of two.
+  // Whether the lanes' chunks c are of the last 64 numbers.
+  __device__ static constexpr bool is_rest(int c) {
+    return c * kWarp >= kLatentValueDim / 8;
+  }
+  static_assert(kLatentValueDim / 8 % kWarp == 0);
+
+  __device__ void store_rest(const LatentRing& ring, int row, int chunk, const float (&x)[8],
+                             float scale) const {
+    using Type = typename Rest::Type;
+    const Four pairs = chunk_of<Type>(PairOrder::kNeighbours, x, scale);
+    store_chunk(place(ring, row, chunk), pairs);
+    if constexpr (Rest::kPasses == 2) {
+      float low[8];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 high = Type::unpack(pairs.r[i]);
+        low[2 * i] = x[2 * i] * scale - high.x;
+        low[2 * i + 1] = x[2 * i + 1] * scale - high.y;
+      }
+      store_chunk(ring.low_queries() + wgmma_chunk(row, chunk % 8),
+                  chunk_of<Type>(PairOrder::kNeighbours, low, 1.0f));
+    }
+  }
+
+  // Into f16's range, by a power of two. Where a segment's numbers may be far larger than the
+  // others, the largest comes to its end.
   __device__ float scale_of(const Eight (&eights)[kChunksOfLane]) const {
     float largest = 0;
 #pragma unroll
     for (int c = 0; c < kChunksOfLane; ++c) {
+      if (Rows == LatentRows::kPackedBesideBf16 && is_rest(c)) continue;
+      const bool is_in_units = Rows == LatentRows::kPackedBesideF16 && is_rest(c);
+      const float by = is_in_units ? 1.0f / key_unit() : 1.0f;
       float x[8];
       widen(eights[c], x);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+      for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i] * by));
     }
     for (int other = 1; other < kWarp; other *= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, other));
     }
-    return largest > 0 && largest < INFINITY ? exp2f(-static_cast<float>(ilogbf(largest))) : 1.0f;
+    const int top = Rows == LatentRows::kPackedBesideF16 ? 14 : 0;
+    return largest > 0 && largest < INFINITY ? exp2f(static_cast<float>(top - ilogbf(largest)))
+                                             : 1.0f;
   }
 
-  const DecodeMmaParams& params_;
+  const LatentParams& params_;
   const SequenceShape& shape_;
   const int kv_head_;
   const int first_row_;

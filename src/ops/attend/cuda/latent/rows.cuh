@@ -29,9 +29,10 @@ struct LatentWorkTile {
   int64_t partial;  // of row 0, where work tiles are balanced; otherwise -1
 };
 
-template <class Mma, int Consumer>
+template <class Mma, LatentRows Rows, int Consumer>
 class LatentConsumer {
   using Shape = LatentShape;
+  using Rest = LatentRest<Mma, Rows>;
   static constexpr int kScores = 32;      // of a thread: two rows of a tile
   static constexpr int kSumsAtOnce = 64;  // of an instruction, 128 columns
   static constexpr int kHalves = 2;       // of the warpgroup's 256 columns
@@ -103,7 +104,7 @@ class LatentConsumer {
   }
 
   __device__ __forceinline__ void begin() {
-    const DecodeMmaParams& params = walk_.params;
+    const LatentParams& params = walk_.params;
     plain_ = {walk_.tokens.begin, walk_.tokens.end};
     // The first row sees the fewest tokens at the end, the last the fewest at the beginning.
     const int last_row = work_tile_.first_row + work_tile_.num_rows - 1;
@@ -190,7 +191,7 @@ class LatentConsumer {
     multiply_key_slabs(buffer, Shape::kPartSlabs, 2 * Shape::kPartSlabs);
     ring_.wait_filled(buffer, kRest, step);
     wgmma_fence();
-    multiply_key_slabs(buffer, Shape::kRestSlab, Shape::kKeySlabs);
+    multiply_rest(buffer);
     wgmma_commit();
     wgmma_wait<0>();
     hold(scores_);
@@ -204,6 +205,22 @@ class LatentConsumer {
       for (int i = 0; i < 4; ++i) {
         const int at = slab * Shape::kSlabBytes + i * 32;
         wgmma_shared(Mma{}, scores_, wgmma_advance(q, at), wgmma_advance(k, at), slab > 0 || i > 0);
+      }
+    }
+  }
+
+  // The last slab's keys, against what the queries have for them.
+  __device__ __forceinline__ void multiply_rest(int buffer) {
+    const uint64_t k = wgmma_tile(ring_.slab(buffer, Shape::kRestSlab), 16);
+#pragma unroll
+    for (int pass = 0; pass < Rest::kPasses; ++pass) {
+      const uint64_t q = wgmma_tile(
+          pass == 0 ? ring_.queries() + Shape::kRestSlab * Shape::kSlabBytes : ring_.low_queries(),
+          16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_shared(typename Rest::Type{}, scores_, wgmma_advance(q, i * 32),
+                     wgmma_advance(k, i * 32), true);
       }
     }
   }
@@ -326,7 +343,7 @@ class LatentConsumer {
 
   // Softcap, to units of log2; then what a row does not see. tanh(x) = 1 - 2 / (e^2x + 1).
   __device__ __forceinline__ void cap_and_hide(int token, uint32_t missing, float (&by)[2]) {
-    const DecodeMmaParams& params = walk_.params;
+    const LatentParams& params = walk_.params;
     // Computed here: in front of the loop over steps, the compiler would keep what it is for every
     // column, and spill it.
     int t = t_;
@@ -366,7 +383,7 @@ class LatentConsumer {
   // --- the end ---
 
   __device__ __forceinline__ void store_row(int row) const {
-    const DecodeMmaParams& params = walk_.params;
+    const LatentParams& params = walk_.params;
     const QueryRowAt at = query_row(params, work_tile_.kv_head, work_tile_.first_row + row);
     const int64_t token = work_tile_.shape.q_start + at.new_token;
     const Softmax2 tokens = {

@@ -7,6 +7,7 @@
 //   [queries: 9 slabs][buffer 0: 9 slabs][buffer 1: 9 slabs]
 //   [score scales: 64][maxima after buffer 0's tile: 64][after buffer 1's: 64][sums: 2 x 64]
 //   [missing groups: 2][barriers: filled 2 x 3, free 2 x 3]
+//   [queries' last 64 numbers, what bf16 left of them: 1 slab]  of packed rows beside bf16
 // A buffer's last slab has no values. Once its scores are there, it holds their weights.
 #pragma once
 
@@ -14,6 +15,7 @@
 #include "ops/attend/cuda/common/params.cuh"
 #include "ops/attend/cuda/common/wgmma.cuh"
 #include "ops/attend/cuda/latent/launch.hpp"
+#include "ops/attend/cuda/latent/params.hpp"
 
 namespace kvx::ops::cuda {
 
@@ -41,15 +43,20 @@ struct LatentShape {
   static constexpr int kSums = kMaxima + 2 * kLatentRows * 4;
   static constexpr int kMissing = kSums + 2 * kLatentRows * 4;
   static constexpr int kBarriers = kMissing + 8;
-  static constexpr int kBytes = kBarriers + 2 * 2 * kLatentParts * 8;
   static constexpr int kAlignment = 1024;
+  static constexpr int kBytes = kBarriers + 2 * 2 * kLatentParts * 8;
+  static constexpr int kLowQueries = (kBytes + kAlignment - 1) / kAlignment * kAlignment;
+  static constexpr int bytes(LatentRows rows) {
+    return rows == LatentRows::kPackedBesideBf16 ? kLowQueries + kSlabBytes : kBytes;
+  }
   static_assert(kLatentRows * (kLatentValueDim + 8) * 4 <= 2 * kBufferBytes, "the output's place");
-  static_assert(kBarriers % 8 == 0 && kBytes + kAlignment <= kMultiprocessorBytes);
+  static_assert(kBarriers % 8 == 0 &&
+                kLowQueries + kSlabBytes + kAlignment <= kMultiprocessorBytes);
 };
 
 // What the producer's warps and the consumers see of a CTA's work tile.
 struct LatentWalk {
-  const DecodeMmaParams& params;
+  const LatentParams& params;
   const int32_t* table;  // of the sequence
   int head;              // KV head, of the run
   TokenRange tokens;
@@ -66,6 +73,7 @@ struct LatentRing {
                ~static_cast<uint32_t>(Shape::kAlignment - 1)) {}
 
   __device__ uint32_t queries() const { return shared; }
+  __device__ uint32_t low_queries() const { return shared + Shape::kLowQueries; }
   __device__ uint32_t slab(int buffer, int slab) const {
     return shared + Shape::kBuffers + buffer * Shape::kBufferBytes + slab * Shape::kSlabBytes;
   }
@@ -92,14 +100,15 @@ struct LatentRing {
   }
 
   // By one thread.
-  __device__ void begin(bool decodes) const {
+  __device__ void begin(LatentRows rows) const {
     for (int buffer = 0; buffer < 2; ++buffer) {
       for (int part = 0; part < kLatentParts; ++part) {
         // A lane of each warp arrives. Copies arrive for each thread, and with the first of a
         // buffer a lane of each warp, which has stored what is missing.
-        const bool has_lanes = decodes || part == kLeft;
+        const bool is_copied = !decodes(rows) || (is_beside(rows) && part == kRest);
+        const bool has_lanes = !is_copied || part == kLeft;
         init_barrier(filled(buffer, part),
-                     (decodes ? 0 : kWarpgroup) + (has_lanes ? Shape::kProducerWarps : 0));
+                     (is_copied ? kWarpgroup : 0) + (has_lanes ? Shape::kProducerWarps : 0));
         init_barrier(freed(buffer, part), kWarpgroup / kWarp);
       }
     }
