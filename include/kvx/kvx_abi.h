@@ -1013,6 +1013,104 @@ KVX_API kvx_status_t kvx_turbomind_probe(const kvx_turbomind_pools_t* pools,
                                          uint32_t memory, void* stream,
                                          kvx_turbomind_probe_t* probe);
 
+/* ---- contiguous caches ----
+ *
+ * K and V of a batch of equally long sequences, in arrays that are allocated at once and zeroed:
+ *
+ *   per layer and run of heads, for K and for V:
+ *     codes   [batch_size, heads, capacity, row]     fp4_row, int4_row: uint32 words of eight codes
+ *     scales  [batch_size, heads, capacity, groups]
+ *
+ * capacity is max_seq_len, or that of a ring where the layer has a window. metal-marlin's cache is
+ * one of these. Rows of a call are the sequences' tokens, one sequence after the other. */
+
+typedef struct kvx_contiguous_s* kvx_contiguous_t;
+
+enum {
+  /* At max_seq_len the oldest tokens leave and the others move to the front. Otherwise OUT_OF_RANGE
+   * and nothing is written. */
+  KVX_CONTIGUOUS_EVICTS = 1 << 0
+};
+
+typedef struct kvx_contiguous_config_t {
+  uint32_t size;
+  uint32_t num_layers;
+  uint32_t num_q_heads; /* a multiple of num_kv_heads */
+  uint32_t num_kv_heads;
+  uint32_t k_head_dim;
+  uint32_t v_head_dim; /* 0: k_head_dim */
+  uint32_t batch_size;
+  uint32_t max_seq_len;
+  uint32_t max_append; /* queries of one attend that a full ring must serve; 0: 1 */
+  uint32_t flags;      /* KVX_CONTIGUOUS_EVICTS */
+  /* "fp4_row", "int4_row", "int8/int4"; without a full-precision window and page-shared scales. */
+  const char* recipe;
+  const int32_t* layer_windows;   /* [num_layers], tokens; 0: no window. Null: no layer has one */
+  const kvx_executor_t* executor; /* kept until kvx_contiguous_free; null: the calling thread */
+  uint32_t memory;                /* KVX_MEMORY_HOST (or 0) or DEVICE */
+  uint32_t device;                /* a GPU's index; 0 on the host */
+  uint32_t max_step_tokens;       /* on a GPU: of one append, all sequences together; 0: 4096 */
+  uint32_t reserved;              /* 0 */
+  void* stream;                   /* on a GPU: all work goes there; null on the host */
+} kvx_contiguous_config_t;
+
+/* INVALID_ARGUMENT names the field. OUT_OF_RANGE: no memory. A cache belongs to one thread at a
+ * time. On a GPU rows and outputs lie in memory that it reads, and calls return when the work is on
+ * its way. */
+KVX_API kvx_status_t kvx_contiguous_create(const kvx_contiguous_config_t* config,
+                                           kvx_contiguous_t* cache);
+KVX_API void kvx_contiguous_free(kvx_contiguous_t cache); /* null is allowed */
+
+/* Writes num_tokens tokens of every sequence behind those that advance has counted. k, v:
+ * [batch_size * num_tokens, num_kv_heads, head_dim]. */
+KVX_API kvx_status_t kvx_contiguous_append(kvx_contiguous_t cache, uint32_t layer,
+                                           uint32_t num_tokens, const kvx_rows_t* k,
+                                           const kvx_rows_t* v);
+/* Once a step, after all layers have appended just num_tokens; INVALID_ARGUMENT otherwise. */
+KVX_API kvx_status_t kvx_contiguous_advance(kvx_contiguous_t cache, uint32_t num_tokens);
+/* Forgets all tokens; the memory stays. */
+KVX_API kvx_status_t kvx_contiguous_reset(kvx_contiguous_t cache);
+
+typedef struct kvx_contiguous_attend_args_t {
+  uint32_t size;
+  uint32_t layer;
+  uint32_t num_queries;  /* of each sequence: its last tokens */
+  uint32_t sees_all;     /* 0: causal; 1: each query sees all tokens, less what a window hides */
+  const kvx_rows_t* q;   /* [batch_size * num_queries, num_q_heads, k_head_dim] */
+  const kvx_rows_t* out; /* [batch_size * num_queries, num_q_heads, v_head_dim] */
+  float softmax_scale;   /* 0: 1 / sqrt(k_head_dim) */
+  float softcap;         /* 0: none */
+  uint32_t window;       /* 0: the layer's own; on a ring at most that */
+  uint32_t precision;    /* kvx_precision_t */
+  const float* sinks;    /* [num_q_heads], or null */
+  float* lse;            /* [batch_size * num_queries, num_q_heads], or null */
+} kvx_contiguous_attend_args_t;
+
+KVX_API kvx_status_t kvx_contiguous_attend(kvx_contiguous_t cache,
+                                           const kvx_contiguous_attend_args_t* args);
+/* The stored tokens of a layer, oldest first: [batch_size * num_held, num_kv_heads, head_dim].
+ * Null: not wanted. */
+KVX_API kvx_status_t kvx_contiguous_gather(kvx_contiguous_t cache, uint32_t layer,
+                                           const kvx_rows_t* k, const kvx_rows_t* v);
+
+typedef struct kvx_contiguous_facts_t {
+  uint32_t size;
+  uint32_t seq_len;         /* tokens that advance has counted */
+  uint32_t num_held;        /* tokens of a sequence in this layer, uncounted ones too */
+  uint32_t capacity;        /* tokens that it has memory for; position p has slot p % capacity */
+  uint64_t allocated_bytes; /* of all layers, as the two below */
+  uint64_t used_bytes;      /* of the tokens that are held */
+  uint64_t read_bytes_per_step; /* what the attention of one new token reads */
+} kvx_contiguous_facts_t;
+
+KVX_API kvx_status_t kvx_contiguous_facts(kvx_contiguous_t cache, uint32_t layer,
+                                          kvx_contiguous_facts_t* facts);
+/* Fills k and v, up to their sizes, with where the rows of a layer lie: the only run of a
+ * kvx_layer_t with batch_size blocks of `capacity` tokens. They live as long as the cache.
+ * UNSUPPORTED: its heads differ in their formats. */
+KVX_API kvx_status_t kvx_contiguous_layer(kvx_contiguous_t cache, uint32_t layer, kvx_side_t* k,
+                                          kvx_side_t* v);
+
 /* ---- a full-precision window beside an engine's pages ---- */
 
 /* When a row is written to its page. */

@@ -7,6 +7,7 @@
 
 #include "core/result.hpp"
 #include "kvx/kvx_abi.h"
+#include "ops/cache_view.hpp"
 
 namespace kvx::boundary {
 
@@ -37,6 +38,27 @@ inline Status check_side_room(const kvx_side_t* side, std::string_view name,
   if (side == nullptr) return invalid_argument("{} is null", name);
   if (side->size >= least) return {};
   return invalid_argument("{}.size is {}; expected at least {}", name, side->size, least);
+}
+
+// A side of the library's as its caller describes one. spec: view's format, which the caller keeps.
+inline kvx_side_t side_of(const ops::SideView& view, const kvx_format_spec_t* spec,
+                          uint32_t flags = 0) {
+  kvx_side_t side{};
+  side.size = sizeof side;
+  side.head_dim = static_cast<uint32_t>(view.head_dim);
+  side.spec = spec;
+  side.codes = view.codes.base;
+  side.code_block_stride = view.codes.block_stride;
+  side.code_token_stride = view.codes.token_stride;
+  side.code_head_stride = view.codes.head_stride;
+  side.scales = view.scales.base;
+  side.scale_block_stride = view.scales.block_stride;
+  side.scale_token_stride = view.scales.token_stride;
+  side.scale_head_stride = view.scales.head_stride;
+  side.scale_group_stride = view.scales.group_stride;
+  side.tensor_scales = view.tensor_scales;
+  side.flags = flags;
+  return side;
 }
 
 // Writes as many bytes as the caller's struct has.

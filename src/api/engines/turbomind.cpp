@@ -67,25 +67,6 @@ const kvx_format_spec_t* spec_of_mode(KvCacheMode mode, DType dtype, uint32_t sc
   return &kSpecs[index(mode, dtype == DType::kBF16, scale_choice)];
 }
 
-kvx_side_t side_of(const ops::SideView& view, const kvx_format_spec_t* spec, bool is_scattered) {
-  kvx_side_t side{};
-  side.size = sizeof side;
-  side.head_dim = static_cast<uint32_t>(view.head_dim);
-  side.spec = spec;
-  side.codes = view.codes.base;
-  side.code_block_stride = view.codes.block_stride;
-  side.code_token_stride = view.codes.token_stride;
-  side.code_head_stride = view.codes.head_stride;
-  side.scales = view.scales.base;
-  side.scale_block_stride = view.scales.block_stride;
-  side.scale_token_stride = view.scales.token_stride;
-  side.scale_head_stride = view.scales.head_stride;
-  side.scale_group_stride = view.scales.group_stride;
-  side.tensor_scales = view.tensor_scales;
-  if (is_scattered) side.flags |= KVX_SIDE_SCATTERED_BLOCKS;
-  return side;
-}
-
 Status mode(int32_t quant_policy, uint32_t sm_version, uint32_t fp4_format, uint32_t may_fall_back,
             uint32_t* result) {
   using engines::turbomind::Fp4Format;
@@ -130,8 +111,9 @@ Status layer(const kvx_turbomind_pools_t* caller, uint32_t index, kvx_side_t* k,
   const kvx_format_spec_t* spec =
       spec_of_mode(layout.geometry.mode, layout.geometry.dtype, args.scale_choice);
   const ops::LayerView view = blocks.view();
-  fill_side(side_of(view.runs.front().k, spec, args.is_scattered != 0), k);
-  fill_side(side_of(view.runs.front().v, spec, args.is_scattered != 0), v);
+  const uint32_t flags = args.is_scattered != 0 ? uint32_t{KVX_SIDE_SCATTERED_BLOCKS} : 0u;
+  fill_side(side_of(view.runs.front().k, spec, flags), k);
+  fill_side(side_of(view.runs.front().v, spec, flags), v);
   return {};
 }
 
