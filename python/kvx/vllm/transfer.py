@@ -18,7 +18,6 @@ Blocks are files as KvxFileConnector's, so whatever came is checked before a tok
 A block that does not come is computed.
 """
 
-import shutil
 import threading
 import time
 from collections import Counter, deque
@@ -34,6 +33,7 @@ from kvx import _core
 from kvx.errors import Error
 from kvx.vllm.connector import KvxFileConnector
 from kvx.vllm.cores import new_threads_on_any_core
+from kvx.vllm.shared_folder import SharedFolder
 
 _log = init_logger("vllm.kvx")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -72,15 +72,18 @@ class KvxTransferConnector(KvxFileConnector):
     _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(self, vllm_config, role, kv_cache_config):
-        super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         options = transfer.kv_connector_extra_config
         self._is_producer, self._is_consumer = transfer.is_kv_producer, transfer.is_kv_consumer
         self._endpoints = []
         if self._is_producer:
-            self._endpoints = endpoints_of(options.get("endpoint", ""), len(self.workers))
+            num_workers = vllm_config.parallel_config.world_size
+            self._endpoints = endpoints_of(options.get("endpoint", ""), num_workers)
         self._keep_seconds = _seconds(options, "keep_seconds", 300)
         self._wait_seconds = _seconds(options, "wait_seconds", 5)
+        # of this engine alone; its processes share it
+        self._shared = SharedFolder(_SHARED_MEMORY / f"kvx-{transfer.engine_id}")
+        super().__init__(vllm_config, role, kv_cache_config)
         self.fetched_bytes = 0
         # consumer's scheduler
         self._fetches: dict[str, _Fetch] = {}  # by request
@@ -95,8 +98,7 @@ class KvxTransferConnector(KvxFileConnector):
         self._is_over = threading.Event()
 
     def _path(self, transfer_config):
-        """Of this engine alone; its processes share it."""
-        return _SHARED_MEMORY / f"kvx-{transfer_config.engine_id}"
+        return self._shared.path
 
     # ---- the producer
 
@@ -245,7 +247,7 @@ class KvxTransferConnector(KvxFileConnector):
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None
-        shutil.rmtree(self.root, ignore_errors=True)
+        self._shared.delete()
 
 
 def _seconds(options, name, default):
