@@ -1,5 +1,5 @@
-// Whether this build has a sanitizer. Its tests are ten to twenty times slower: those that take long
-// look at a part of what the plain build looks at, for faults of memory and threads alone.
+// Whether this build has a sanitizer. Its tests are ten to twenty times slower: those that take
+// long look at a part of what the plain build looks at, for faults of memory and threads alone.
 #pragma once
 
 namespace kvx::tests {
