@@ -15,6 +15,7 @@
 #include "python/src/context.hpp"
 #include "python/src/cuda_stream.hpp"
 #include "python/src/errors.hpp"
+#include "tier/file_memory.hpp"
 #include "tier/transfer_queue.hpp"
 
 namespace kvx::python {
@@ -66,7 +67,8 @@ class HostBlocks {
     tier::TierLink link = link_to(place);
     if (folder.size() > 0) {
       link = value_of(tier::file_link(folder.c_str(), std::move(link), largest_page));
-      files_ = std::move(link.own_memory);
+      own_memory_ = std::move(link.own_memory);
+      files_ = link.files;
     }
     memory_ = value_of(link.memory->allocate(*bytes, "blocks in host memory"));
     checksums_.resize(static_cast<size_t>(num_slots) * most_layers_);
@@ -105,6 +107,32 @@ class HostBlocks {
     home_.check();
     nb::gil_scoped_release no_gil;
     queue_->wait_for_all();
+  }
+
+  // Whole slots of another tier into this one's, with the checksums that their pages had when they
+  // were stored there: what has changed since is detected when it is loaded, and so is a slot that
+  // a disk refused. How many were moved. From any thread; the caller sees to it that nothing else
+  // uses these slots.
+  int64_t take(const HostBlocks& from, const std::vector<int64_t>& from_slots,
+               const std::vector<int64_t>& slots) {
+    home_.check();
+    if (slot_bytes_ != from.slot_bytes_ || most_layers_ != from.most_layers_) {
+      throw CoreError(
+          invalid_argument("source has slots of {} bytes; expected {}, of the same pages",
+                           from.slot_bytes_, slot_bytes_));
+    }
+    check_slots(slots, from_slots, "from_slots");
+    from.check_slots(from_slots, slots, "slots of the target");
+    nb::gil_scoped_release no_gil;
+    const auto layers = static_cast<int64_t>(most_layers_);
+    std::vector<uint8_t> bytes(static_cast<size_t>(slot_bytes_));
+    int64_t num_moved = 0;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      std::copy_n(from.checksums_.begin() + from_slots[i] * layers, layers,
+                  checksums_.begin() + slots[i] * layers);
+      if (from.read(from_slots[i], bytes).ok() && write(slots[i], bytes).ok()) ++num_moved;
+    }
+    return num_moved;
   }
 
   // All slots as they lie, uint8 [slots, bytes].
@@ -170,14 +198,7 @@ class HostBlocks {
     if (group < 0 || group >= static_cast<int>(groups_.size())) {
       throw CoreError(invalid_argument("group is {}; expected 0 to {}", group, groups_.size() - 1));
     }
-    if (block_ids.size() != slots.size()) {
-      throw CoreError(invalid_argument("block_ids has {} numbers and slots {}; expected as many",
-                                       block_ids.size(), slots.size()));
-    }
-    for (const int64_t slot : slots) {
-      if (slot >= 0 && slot < num_slots_) continue;
-      throw CoreError(out_of_range("a slot is {}; expected 0 to {}", slot, num_slots_ - 1));
-    }
+    check_slots(slots, block_ids, "block_ids");
     for (const Layer& layer : groups_[group]) {
       const auto num_pages = static_cast<int64_t>(layer.pages.array.shape(0));
       for (const int64_t id : block_ids) {
@@ -185,6 +206,33 @@ class HostBlocks {
         throw CoreError(out_of_range("a block is {}; the engine has {}", id, num_pages));
       }
     }
+  }
+
+  // others: what goes with each slot.
+  void check_slots(const std::vector<int64_t>& slots, const std::vector<int64_t>& others,
+                   const char* name_of_others) const {
+    if (others.size() != slots.size()) {
+      throw CoreError(invalid_argument("{} has {} numbers and slots {}; expected as many",
+                                       name_of_others, others.size(), slots.size()));
+    }
+    for (const int64_t slot : slots) {
+      if (slot >= 0 && slot < num_slots_) continue;
+      throw CoreError(out_of_range("a slot is {}; expected 0 to {}", slot, num_slots_ - 1));
+    }
+  }
+
+  Status read(int64_t slot, std::span<uint8_t> bytes) const {
+    const uint8_t* from = memory_.data() + slot * slot_bytes_;
+    if (files_ != nullptr) return files_->read(from, bytes);
+    std::copy_n(from, slot_bytes_, bytes.begin());
+    return {};
+  }
+
+  Status write(int64_t slot, std::span<const uint8_t> bytes) {
+    uint8_t* to = memory_.data() + slot * slot_bytes_;
+    if (files_ != nullptr) return files_->write(to, bytes);
+    std::ranges::copy(bytes, to);
+    return {};
   }
 
   // Counts the copies that have finished in their jobs.
@@ -211,7 +259,8 @@ class HostBlocks {
   int64_t slot_bytes_ = 0;
   size_t most_layers_ = 0;
   std::unique_ptr<cache::Memory> pinned_;  // null: the pages are the host's
-  std::unique_ptr<cache::Memory> files_;   // null: slots lie in memory
+  std::unique_ptr<cache::Memory> own_memory_;
+  tier::FileMemory* files_ = nullptr;  // null: slots lie in memory
   cache::Region memory_;
   std::vector<cache::ContentHash> checksums_;  // [slots, most_layers_]
   std::unordered_map<int64_t, Copy> copies_;   // by tag
@@ -235,6 +284,7 @@ void bind_host_blocks(nb::module_& module) {
            nb::arg("slots"))
       .def("load", &HostBlocks::load, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
            nb::arg("slots"))
+      .def("take", &HostBlocks::take, nb::arg("source"), nb::arg("from_slots"), nb::arg("slots"))
       .def("drain_finished", &HostBlocks::drain_finished)
       .def("wait_for_all", &HostBlocks::wait_for_all)
       .def_prop_ro("memory", &HostBlocks::memory);

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvx
@@ -113,6 +113,33 @@ def test_memory_that_changes_is_noticed(place, bit):
     assert sorted(blocks.drain_finished()) == [(2, True, 24), (3, False, 48)]
 
 
+@pytest.mark.parametrize("lower", ["", "folder"])
+@given(st.one_of(st.none(), st.tuples(st.integers(0, 23), st.integers(0, 7))))
+@settings(max_examples=20)
+def test_slots_go_down_and_up_with_their_checksums(tmp_path_factory, lower, change):
+    layers, above = new_host_blocks()
+    folder = str(tmp_path_factory.mktemp("slots")).encode() if lower else b""
+    below = _core.HostBlocks([layers[:2], layers[2:]], 2, None, folder)
+    again = _core.HostBlocks([layers[:2], layers[2:]], 1)
+    expected = [layer[[5, 2]].copy() for layer in layers[:2]]
+    above.store(1, 0, [5, 2], [0, 3])
+    above.wait_for_all()
+    assert above.drain_finished() == [(1, True, 48)]
+    if change:
+        above.memory[3, change[0]] ^= 1 << change[1]
+    assert below.take(above, [0, 3], [1, 0]) == 2
+    assert again.take(below, [1], [0]) == 1
+    below.load(2, 0, [1, 0], [1, 0])
+    below.wait_for_all()
+    assert below.drain_finished() == [(2, not change, 48)], "whether it is what was stored"
+    again.load(3, 0, [3], [0])
+    again.wait_for_all()
+    assert again.drain_finished() == [(3, True, 24)]
+    for layer, before in zip(layers[:2], expected):
+        assert np.array_equal(layer[3], before[0])
+        assert change or np.array_equal(layer[[1, 0]], before)
+
+
 def test_what_does_not_fit_host_memory_is_refused():
     layers, blocks = new_host_blocks()
     for call, message in [
@@ -124,6 +151,10 @@ def test_what_does_not_fit_host_memory_is_refused():
             lambda: _core.HostBlocks([[layers[0][:0]]], 1).store(1, 0, [0], [0]),
             "a block is 0; the engine has 0",
         ),
+        (lambda: blocks.take(blocks, [0, 1], [2]), "from_slots has 2 numbers and slots 1"),
+        (lambda: blocks.take(blocks, [4], [2]), "a slot is 4; expected 0 to 3"),
+        (lambda: blocks.take(blocks, [0], [-1]), "a slot is -1; expected 0 to 3"),
+        (lambda: blocks.take(_core.HostBlocks([layers[:1]], 1), [0], [0]), "source has slots of"),
         (lambda: _core.HostBlocks([layers], 0), "num_slots is 0"),
         (lambda: _core.HostBlocks([], 3), "a slot has 0 bytes"),
         (lambda: _core.HostBlocks([layers], 2**62), "that is too many"),

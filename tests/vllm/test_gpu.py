@@ -204,7 +204,7 @@ def test_kvxs_offloading_sees_a_block_that_has_changed(models):
         assert said() == (expected, 128)
         worker = get_kv_transfer_group().connector_worker.worker
         assert worker.bad_jobs == 0
-        worker.blocks.memory[:, 7] ^= 1
+        worker.tiers[0].memory[:, 7] ^= 1
         assert said() == (expected, 0)
         assert worker.bad_jobs == 1
         assert said()[0] == expected  # forgotten

@@ -4,15 +4,19 @@ from collections import Counter
 
 import pytest
 from engines import Engine, prompts, save_model
+from vllm.config import KVEventsConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.v1.kv_offload.base import LookupResult
 
 import kvx
-from kvx.vllm.offloading import METRICS, KvxOffloadingManager, KvxOffloadingSpec
+from kvx.vllm.offloading import KvxOffloadingSpec
+from kvx.vllm.offloading_manager import METRICS, TIER_METRICS, KvxOffloadingManager, Tier
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
-def offloading(model, recipe, megabytes=16.0, **extra):
+def offloading(model, recipe, megabytes=16.0, engine=None, **extra):
     budget = {} if "tiers" in extra else {"cpu_bytes_to_use": int(megabytes * 2**20)}
     transfer = {
         "kv_connector": "KvxOffloadingConnector",
@@ -26,7 +30,7 @@ def offloading(model, recipe, megabytes=16.0, **extra):
             **extra,
         },
     }
-    return Engine(model, recipe, kv_transfer_config=transfer)
+    return Engine(model, recipe, kv_transfer_config=transfer, **(engine or {}))
 
 
 def said(engine, prompt):
@@ -47,7 +51,7 @@ def test_blocks_come_back_from_host_memory_or_are_computed_anew(model):
         (expected,) = engine.tokens([prompt])
         assert said(engine, prompt) == (expected, 96)
         assert worker().bad_jobs == 0
-        worker().blocks.memory[:, 7] ^= 1
+        worker().tiers[0].memory[:, 7] ^= 1
         assert said(engine, prompt) == (expected, 0)
         assert worker().bad_jobs == 1
         assert said(engine, prompt) == (expected, 0)  # forgotten
@@ -62,7 +66,7 @@ def test_a_tier_is_named_as_everywhere(model, tmp_path, tier):
         (expected,) = engine.tokens([prompt])
         assert said(engine, prompt) == (expected, 96)
         assert worker().bad_jobs == 0
-        worker().blocks.memory[:, 7] ^= 1
+        worker().tiers[0].memory[:, 7] ^= 1
         assert said(engine, prompt) == (expected, 0), "computed anew"
         assert worker().bad_jobs == 1
 
@@ -88,8 +92,8 @@ def test_what_host_memory_cannot_serve_is_refused(model):
         (dict(megabytes=0), "cpu_bytes_to_use is 0; expected at least a block's 131072"),
         (dict(blocks_per_chunk=2), "chunks of 2 blocks"),
         (dict(tiers="host(1KiB)"), r"the budget of host\(...\) is 1024; expected at least a"),
-        (dict(tiers="host(1MiB), disk(/tmp, 1MiB)"), "vLLM's offloading takes one tier"),
-        (dict(tiers="folder(/tmp)"), "vLLM's offloading takes one tier"),
+        (dict(tiers="host(1MiB), disk(/tmp, 1KiB)"), r"the budget of disk\(...\) is 1024"),
+        (dict(tiers="host(1MiB), folder(/tmp)"), "vLLM's offloading takes tiers of one engine"),
         (dict(tiers="tape(1MiB)"), "tiers has a tier 'tape'"),
         (dict(tiers="disk(/dev/null, 1MiB)"), "'/dev/null' takes no files"),
     ]:
@@ -98,28 +102,120 @@ def test_what_host_memory_cannot_serve_is_refused(model):
 
 
 def counts(manager):
-    """What vLLM is told since the last call, by METRICS' last words."""
+    """What vLLM is told since the last call, by METRICS' last words (and the tier)."""
     stats = manager.get_stats()
-    found = {} if stats is None else stats.reduce()
-    return {name.removeprefix("vllm:kvx_offload_blocks_"): count for name, count in found.items()}
+    found = {}
+    for name, values in stats._values.items() if stats is not None else ():
+        for labels, count in values.items():
+            found[" ".join([name.removeprefix("vllm:kvx_offload_"), *labels])] = count
+    return found
+
+
+def store(manager, *keys):
+    """The moves that make room for these blocks, once they are stored."""
+    output = manager.prepare_store(keys, None)
+    assert output.keys_to_store == list(keys)
+    manager.complete_store(keys, None)
+    return output.store_spec.moves
 
 
 def test_each_block_is_counted_once_and_every_count_has_a_metric():
-    manager = KvxOffloadingManager(2)
+    manager = KvxOffloadingManager([Tier(2)])
     assert counts(manager) == {}
     manager.prepare_store([b"a", b"b"], None)
     assert counts(manager) == {}  # under way
     manager.complete_store([b"a", b"b"], None)
-    assert counts(manager) == {"stored": 2}
+    assert counts(manager) == {"blocks_stored": 2, "tier_blocks_stored 0:host": 2}
     manager.prepare_load([b"a"], None)
     manager.complete_load([b"a"], None)
     manager.prepare_store([b"c"], None)
     manager.complete_store([b"c"], None, success=False)
-    assert counts(manager) == {"loaded": 1, "evicted": 1}
-    manager.count("bad", 3)
-    assert counts(manager) == {"bad": 3} and counts(manager) == {}
+    assert counts(manager) == {
+        "blocks_loaded": 1,
+        "tier_blocks_loaded 0:host": 1,
+        "blocks_evicted": 1,
+    }
+    manager.count("blocks_bad", 3)
+    assert counts(manager) == {"blocks_bad": 3} and counts(manager) == {}
     definitions = KvxOffloadingSpec.build_metric_definitions({})
-    assert set(definitions) == set(METRICS)
+    assert set(definitions) == set(METRICS) | set(TIER_METRICS)
+
+
+def test_blocks_go_down_the_tiers_and_come_back_from_where_they_lie():
+    manager = KvxOffloadingManager([Tier(2), Tier(2, "/folder"), Tier(1, "/folder")])
+    assert store(manager, b"a", b"b") == []
+    ((a_slot, to_slot),) = store(manager, b"c")
+    assert to_slot in (2, 3) and manager.prepare_load([b"a"], None).block_ids.tolist() == [to_slot]
+    manager.complete_load([b"a"], None)
+    store(manager, b"d")
+    output = manager.prepare_store([b"e"], None)
+    assert [target for _, target in output.store_spec.moves] == [4, to_slot], "the lowest goes first"
+    assert manager.lookup(b"a", None) == LookupResult.HIT_PENDING, "until it has moved"
+    manager.complete_store([b"e"], None)
+    assert manager.lookup(b"a", None) == LookupResult.HIT
+    assert manager.prepare_store([b"f"], None).evicted_keys == [b"a"]
+    assert manager.lookup(b"a", None) == LookupResult.MISS
+    found = counts(manager)
+    assert found["tier_blocks_moved_down 0:host"] == 4
+    assert found["tier_blocks_moved_down 1:disk"] == 2
+    assert found["tier_blocks_loaded 1:disk"] == found["blocks_evicted"] == 1
+
+
+def test_a_block_that_is_read_stays_where_it_is():
+    manager = KvxOffloadingManager([Tier(1), Tier(1, "/folder")])
+    store(manager, b"a")
+    manager.prepare_load([b"a"], None)
+    assert manager.prepare_store([b"b"], None).keys_to_store == []
+    manager.complete_load([b"a"], None)
+    assert store(manager, b"b") == [(0, 1)]
+
+
+def test_events_name_the_medium():
+    manager = KvxOffloadingManager([Tier(1), Tier(1, "/folder")], sends_events=True)
+    for key in (b"a", b"b", b"c"):
+        store(manager, key)
+    told = [(event.keys, event.medium.value, event.removed) for event in manager.take_events()]
+    assert told == [
+        ([b"a"], "CPU", False),
+        ([b"a"], "CPU", True),
+        ([b"a"], "STORAGE", False),
+        ([b"b"], "CPU", False),
+        ([b"a"], "STORAGE", True),
+        ([b"b"], "CPU", True),
+        ([b"b"], "STORAGE", False),
+        ([b"c"], "CPU", False),
+    ]
+    assert list(manager.take_events()) == []
+    manager.reset_cache()
+    told = {(event.keys[0], event.medium.value, event.removed) for event in manager.take_events()}
+    assert told == {(b"c", "CPU", True), (b"b", "STORAGE", True)}
+
+
+def test_an_engines_blocks_go_to_a_disk_and_come_back(model, tmp_path):
+    """A block has 128 KiB: three in memory, the others on the disk."""
+    (prompt,) = prompts([120])
+    tiers = f"host(384KiB), disk({tmp_path}, 16MiB)"
+    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    with offloading(model, "f32", tiers=tiers, engine=dict(kv_events_config=events)) as engine:
+        scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+        told = Counter()
+
+        def publish(batch):
+            for event in batch.events:
+                if isinstance(event, (BlockStored, BlockRemoved)):
+                    told[type(event).__name__, event.medium] += len(event.block_hashes)
+
+        scheduler.kv_event_publisher.publish = publish
+        (expected,) = engine.tokens([prompt])
+        engine.tokens(prompts([70], seed=4))
+        assert said(engine, prompt) == (expected, 96)
+        assert worker().bad_jobs == 0
+        assert told["BlockStored", "CPU"] >= 4 and told["BlockStored", "STORAGE"] >= 2
+        assert told["BlockRemoved", "CPU"] == told["BlockStored", "STORAGE"]
+        for tier in worker().tiers:
+            tier.memory[:, 7] ^= 1
+        assert said(engine, prompt)[0] == expected, "computed anew"
+        assert worker().bad_jobs == 1
 
 
 def test_vllm_is_told_what_happened_to_blocks(model):
@@ -127,12 +223,19 @@ def test_vllm_is_told_what_happened_to_blocks(model):
     with offloading(model, "int8") as engine:
         manager = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler.manager
         total = Counter()
-        manager.get_stats = lambda: total.update(manager._new_counts) or manager._new_counts.clear()
+        get_stats = manager.get_stats
+
+        def count():
+            manager.get_stats = get_stats
+            total.update(counts(manager))
+            manager.get_stats = count
+
+        manager.get_stats = count
         engine.tokens([prompt])
         said(engine, prompt)
-        assert total["vllm:kvx_offload_blocks_stored"] >= 3
-        assert total["vllm:kvx_offload_blocks_loaded"] == 3
-        assert total["vllm:kvx_offload_blocks_bad"] == 0
-        worker().blocks.memory[:, 7] ^= 1
+        assert total["blocks_stored"] >= 3
+        assert total["blocks_loaded"] == 3
+        assert total["blocks_bad"] == 0
+        worker().tiers[0].memory[:, 7] ^= 1
         said(engine, prompt)
-        assert total["vllm:kvx_offload_blocks_bad"] == 3
+        assert total["blocks_bad"] == 3

@@ -5,7 +5,7 @@ from engines import BLOCK, Engine, prompts
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
-from kvx.vllm.offloading import KvxOffloadingManager
+from kvx.vllm.offloading_manager import KvxOffloadingManager, Tier
 
 WORKERS = 2
 CACHED = 96  # of 120 tokens: whole blocks, less the last token
@@ -70,7 +70,7 @@ def test_each_worker_has_files_of_its_own(model, tmp_path):
 
 def _damage_workers_memory(worker, rank):
     if worker.rank == rank:
-        get_kv_transfer_group().connector_worker.worker.blocks.memory[:, 7] ^= 1
+        get_kv_transfer_group().connector_worker.worker.tiers[0].memory[:, 7] ^= 1
 
 
 def _bad_jobs(worker):
@@ -100,7 +100,7 @@ def test_each_worker_has_host_memory_of_its_own(model):
 
 
 def test_a_bad_block_is_forgotten_though_another_worker_ends_later():
-    manager = KvxOffloadingManager(4)
+    manager = KvxOffloadingManager([Tier(4)])
     stored = manager.prepare_store([b"a", b"b"], None)
     manager.complete_store(stored.keys_to_store, None)
     manager.prepare_load([b"a"], None)
