@@ -4,12 +4,14 @@ from collections import Counter
 
 import pytest
 from engines import Engine, prompts, save_model
+from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.v1.kv_offload.base import LookupResult
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 import kvx
+from kvx.vllm import offloading_manager
 from kvx.vllm.offloading import KvxOffloadingSpec
 from kvx.vllm.offloading_manager import METRICS, TIER_METRICS, KvxOffloadingManager, Tier
 
@@ -149,7 +151,8 @@ def test_blocks_go_down_the_tiers_and_come_back_from_where_they_lie():
     manager.complete_load([b"a"], None)
     store(manager, b"d")
     output = manager.prepare_store([b"e"], None)
-    assert [target for _, target in output.store_spec.moves] == [4, to_slot], "the lowest goes first"
+    targets = [target for _, target in output.store_spec.moves]
+    assert targets == [4, to_slot], "the lowest goes first"
     assert manager.lookup(b"a", None) == LookupResult.HIT_PENDING, "until it has moved"
     manager.complete_store([b"e"], None)
     assert manager.lookup(b"a", None) == LookupResult.HIT
@@ -168,6 +171,50 @@ def test_a_block_that_is_read_stays_where_it_is():
     assert manager.prepare_store([b"b"], None).keys_to_store == []
     manager.complete_load([b"a"], None)
     assert store(manager, b"b") == [(0, 1)]
+
+
+def request(manager, params):
+    context = ReqContext("a request", params)
+    manager.on_new_request(context)
+    return context
+
+
+def test_blocks_of_a_low_priority_go_first():
+    manager = KvxOffloadingManager([Tier(3)])
+    for key, priority in ((b"a", 80), (b"b", 10)):
+        context = request(manager, {"kvx": {"priority": priority}})
+        manager.complete_store(manager.prepare_store([key], context).keys_to_store, context)
+    store(manager, b"c")
+    assert manager.prepare_store([b"d", b"e"], None).evicted_keys == [b"b", b"c"]
+    manager.complete_store([b"d", b"e"], None)
+    manager.touch([b"d"], request(manager, {"kvx": {"priority": 90}}))
+    manager.touch([b"a"], request(manager, {"kvx": {"priority": 0}}))
+    manager.touch([b"a"], request(manager, None))
+    assert manager.prepare_store([b"f", b"g"], None).evicted_keys == [b"a", b"e"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"pin": True},
+        {"priority": 80, "seconds": 10},
+        {"priority": 101},
+        {"priority": -1},
+        {"priority": True},
+        {"priority": "high"},
+        {},
+        [80],
+        "kvx",
+    ],
+)
+def test_a_request_that_asks_for_what_tiers_lack_is_told_and_served(said, monkeypatch):
+    told = []
+    monkeypatch.setattr(offloading_manager._log, "warning", lambda text, *_: told.append(text))
+    manager = KvxOffloadingManager([Tier(1)])
+    context = request(manager, {"kvx": said})
+    assert len(told) == 1 and "expected" in told[0]
+    manager.complete_store(manager.prepare_store([b"a"], context).keys_to_store, context)
+    assert manager.prepare_store([b"b"], None).evicted_keys == [b"a"]
 
 
 def test_events_name_the_medium():
@@ -212,6 +259,14 @@ def test_an_engines_blocks_go_to_a_disk_and_come_back(model, tmp_path):
         assert worker().bad_jobs == 0
         assert told["BlockStored", "CPU"] >= 4 and told["BlockStored", "STORAGE"] >= 2
         assert told["BlockRemoved", "CPU"] == told["BlockStored", "STORAGE"]
+        params = {"kv_transfer_params": {"kvx": {"priority": 80}}}
+        engine.llm.generate(
+            prompts([70], seed=5),
+            SamplingParams(max_tokens=3, detokenize=False, extra_args=params),
+            use_tqdm=False,
+        )
+        first = scheduler.connector.scheduler.manager._tiers[0]
+        assert [entry.priority for entry in first.entries.values()].count(80) == 2
         for tier in worker().tiers:
             tier.memory[:, 7] ^= 1
         assert said(engine, prompt)[0] == expected, "computed anew"

@@ -12,6 +12,7 @@ from itertools import accumulate
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     LookupResult,
@@ -21,6 +22,9 @@ from vllm.v1.kv_offload.base import (
     PrepareStoreOutput,
     RequestOffloadingContext,
 )
+
+_log = init_logger("vllm.kvx")
+_DEFAULT_PRIORITY = 35  # as kvx.Cache.retain has it
 
 # What the manager counts, blocks of one group of layers each.
 METRICS = {
@@ -71,22 +75,87 @@ class _Entry:
     is_ready: bool = False
     is_doubtful: bool = False  # forgotten once it has no readers
     readers: int = 0
+    priority: int = _DEFAULT_PRIORITY
+
+
+@dataclass(frozen=True)
+class _Retention:
+    """What a request says of its blocks."""
+
+    priority: int | None = None
+
+
+def _retention_of(params):
+    """What a request says under "kvx". Nobody has checked it, and a request that errs is served
+    like one that says nothing, with a warning."""
+    said = (params or {}).get("kvx")
+    if said is None:
+        return _Retention()
+    if not isinstance(said, dict) or set(said) - {"priority"}:
+        _log.warning(
+            "kvx retains a request's blocks like others: kv_transfer_params.kvx is %r; expected "
+            'nothing but {"priority": 0 to 100}, the tiers behind vLLM have no times, pins or '
+            "sessions",
+            said,
+        )
+        return _Retention()
+    priority = said.get("priority")
+    if type(priority) is int and 0 <= priority <= 100:
+        return _Retention(priority)
+    _log.warning(
+        "kvx retains a request's blocks like others: kv_transfer_params.kvx.priority is %r; "
+        "expected 0 to 100",
+        priority,
+    )
+    return _Retention()
 
 
 class _TierState:
-    """The blocks of one tier."""
+    """The blocks of one tier, in the order in which they leave it: by priority, and among equals
+    the least recently used one first."""
 
     def __init__(self, level, tier, first_slot):
         self.level = level
         self.label = f"{level}:{tier.name}"
         self.medium = tier.medium
-        self.entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
+        self.entries: dict[bytes, _Entry] = {}
+        self._order: dict[int, OrderedDict[bytes, None]] = {}  # by priority
         self.free = list(range(first_slot, first_slot + tier.num_slots))
+
+    def add(self, key, entry):
+        self.entries[key] = entry
+        self._order.setdefault(entry.priority, OrderedDict())[key] = None
+
+    def pop(self, key):
+        entry = self.entries.pop(key)
+        keys = self._order[entry.priority]
+        del keys[key]
+        if not keys:
+            del self._order[entry.priority]
+        return entry
+
+    def use(self, key, priority):
+        """priority: None leaves it as it is."""
+        entry = self.pop(key)
+        if priority is not None:
+            entry.priority = priority
+        self.add(key, entry)
+
+    def in_order(self):
+        for priority in sorted(self._order):
+            yield from self._order[priority]
+
+
+def _priority_of(req_context):
+    """None: the request says nothing of it."""
+    retention = req_context and req_context.get_state(_Retention)
+    return retention.priority if retention else None
 
 
 class KvxOffloadingManager(OffloadingManager):
-    """Decides which block lies in which slot. The least recently used block of a tier makes room:
-    it goes to the tier below, and from the last one it is gone.
+    """Decides which block lies in which slot. The block of a tier's lowest priority makes room,
+    among equals the least recently used one: it goes to the tier below, and from the last one it is
+    gone. A request's ``kv_transfer_params`` may say ``{"kvx": {"priority": 80}}``; others have 35.
 
     tiers: list of Tier, the nearest first. sends_events: keeps events for take_events.
     """
@@ -126,6 +195,7 @@ class KvxOffloadingManager(OffloadingManager):
         self._moving: dict[bytes, list[_Entry]] = {}
 
     def on_new_request(self, req_context):
+        req_context.set_state(_retention_of(req_context.kv_transfer_params))
         return RequestOffloadingContext()
 
     def _find(self, key):
@@ -145,7 +215,7 @@ class KvxOffloadingManager(OffloadingManager):
         for key in reversed(list(keys)):  # a prefix's beginning goes last
             tier, _ = self._find(key)
             if tier is not None:
-                tier.entries.move_to_end(key)
+                tier.use(key, _priority_of(req_context))
 
     def prepare_load(self, keys, req_context):
         slots = []
@@ -180,7 +250,11 @@ class KvxOffloadingManager(OffloadingManager):
         self.count("blocks_evicted", len(evicted))
         new = new[: len(first.free)]
         slots = [first.free.pop() for _ in new]
-        first.entries.update((key, _Entry(slot)) for key, slot in zip(new, slots))
+        priority = _priority_of(req_context)
+        if priority is None:
+            priority = _DEFAULT_PRIORITY
+        for key, slot in zip(new, slots):
+            first.add(key, _Entry(slot, priority=priority))
         if moved:  # so there is room for a new one
             self._moving[new[0]] = moved
         return PrepareStoreOutput(new, Slots(slots, moves), evicted)
@@ -189,8 +263,8 @@ class KvxOffloadingManager(OffloadingManager):
         """Frees slots of a tier, as many as it can. The keys that no tier has any more."""
         idle = (
             key
-            for key, entry in tier.entries.items()
-            if entry.is_ready and entry.readers == 0 and key not in kept
+            for key in tier.in_order()
+            if tier.entries[key].is_ready and tier.entries[key].readers == 0 and key not in kept
         )
         leaving = [key for key, _ in zip(idle, range(wanted - len(tier.free)))]
         if not leaving:
@@ -204,12 +278,12 @@ class KvxOffloadingManager(OffloadingManager):
         for key in leaving[:num_evicted]:
             self._forget(key)
         for key in leaving[num_evicted:]:
-            entry = tier.entries.pop(key)
+            entry = tier.pop(key)
             slot = below.free.pop()
             moves.append((entry.slot, slot))
             tier.free.append(entry.slot)
             entry.slot, entry.is_ready = slot, False
-            below.entries[key] = entry
+            below.add(key, entry)
             moved.append(entry)
         self.count("tier_blocks_moved_down", len(leaving) - num_evicted, tier.label)
         self._tell(tier, leaving[num_evicted:], removed=True)
@@ -233,7 +307,7 @@ class KvxOffloadingManager(OffloadingManager):
 
     def _forget(self, key):
         tier, entry = self._find(key)
-        del tier.entries[key]
+        tier.pop(key)
         tier.free.append(entry.slot)
         if entry.is_ready:
             self._tell(tier, [key], removed=True)
