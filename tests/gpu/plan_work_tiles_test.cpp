@@ -111,6 +111,19 @@ TEST(PlanWorkTiles, OfOneLongSequenceAreMergedByALaunch) {
   EXPECT_GE(plan.num_splits * 8 * plan.warps_of_cta, 132 * 15) << "the device is full";
 }
 
+// As of dual-scale blocks, whose stages are few bytes.
+TEST(PlanWorkTiles, WithLongBeginningsAndEndsAreOneWave) {
+  WorkTilePlan plan = plan_of_four_bits();
+  plan.decode_mma.overhead_tokens = 256;
+  SplitShape shape;
+  shape.num_work_tiles = 64 * 8;
+  shape.max_tokens = 8192;
+  const CtaOrder order = preferred_ctas(plan.decode_mma, 128, 64, shape.max_tokens, 1, 0);
+  plan_decode_mma(h200(), shape, 1, order, h200_clusters, plan);
+  EXPECT_EQ(plan.num_splits, 1);
+  EXPECT_EQ(plan.warps_of_cta, 4) << "512 of 528 CTAs";
+}
+
 TEST(PlanWorkTiles, OfFourBitsAreInCtasOfTwoWarps) {
   const WorkTilePlan plan = plan_for(64, 8192, h200_clusters);
   EXPECT_EQ(plan.warps_of_cta, 2);

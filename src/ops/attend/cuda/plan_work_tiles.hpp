@@ -60,8 +60,9 @@ inline CtaOrder preferred_ctas(const DecodeMmaKernel& kernel, int head_dim, int 
   // Steps of a tile, in as many places of the memory as there are warps in a CTA.
   if (!has_four_bits) return block_size <= kTileTokens ? kFourFirst : kTwoFirst;
   // Bulk copies take small CTAs. But a window's sinks are a step more for a warp of the first
-  // split, of which few warps feel more.
-  if (kernel.accepts_heads || window_sinks > 0) return kTwoFirst;
+  // split, of which few warps feel more; and each split more is a beginning and an end.
+  const bool has_long_ends = kernel.overhead_tokens > kernel.step_tokens;
+  if (kernel.accepts_heads || window_sinks > 0 || has_long_ends) return kTwoFirst;
   return head_dim < 128 ? kFourFirst : kEightFirst;
 }
 
@@ -91,11 +92,8 @@ void plan_decode_mma(const CudaContext& context, SplitShape shape, int most_head
   const DecodeMmaKernel& kernel = plan.decode_mma;
   const device::CudaDevice& device = context.device;
   constexpr int kMostOfCluster = 16;
-  // As measured: what a work tile's beginning and end cost, in tokens of a warp, and how much
-  // longer steps take where a multiprocessor is full.
-  constexpr double kOverheadTokens = 40;
-  shape.crowding = 0.18;
-  shape.overhead = kOverheadTokens / kernel.step_tokens;
+  shape.crowding = 0.18;  // as measured: how much longer steps take on a full multiprocessor
+  shape.overhead = static_cast<double>(kernel.overhead_tokens) / kernel.step_tokens;
   const int64_t work_tiles_of_heads = shape.num_work_tiles;
   const int most_launched_splits = shape.most_splits;
   double best_cost = 0;

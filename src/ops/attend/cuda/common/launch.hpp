@@ -47,6 +47,7 @@ struct DecodeMmaKernel {
   bool accepts_full_precision = false;  // ends in bf16
   bool accepts_heads = false;           // several KV heads in a CTA
   bool shares_scales = false;           // fp8 under one scale a head, which the params holds
+  int overhead_tokens = 40;             // of a warp: what its beginning and end cost, as measured
 };
 
 // What an instance is made for, beside the pair of formats (groups of 64 for int8 and int4).

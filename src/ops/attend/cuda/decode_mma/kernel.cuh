@@ -177,6 +177,8 @@ struct WarpMemory {
   static constexpr bool kHasManySums = Packed::kHasChannels && NTiles > 1 && Dim > 64;
   static constexpr int kInRegisters = Dim > 128 || kHasManySums ? 8 : NTiles == 1 ? 16 : 12;
   static constexpr int kWarpsAtOnce = (kInMemory < kInRegisters ? kInMemory : kInRegisters) / 4 * 4;
+  // Beside stages of so few bytes, a beginning and an end are long.
+  static constexpr int kOverheadTokens = Packed::kHasChannels ? 256 : 40;
 };
 
 // Of lanes 0 to num - 1, in every lane; the others give what changes nothing.
@@ -427,6 +429,7 @@ DecodeMmaKernel decode_mma_kernel() {
       .tiles_at_once = Memory::Packed::kTilesAtOnce,
       .accepts_full_precision = Memory::kAcceptsFullPrecision,
       .accepts_heads = Memory::Packed::kAcceptsHeads,
+      .overhead_tokens = Memory::kOverheadTokens,
   };
 }
 

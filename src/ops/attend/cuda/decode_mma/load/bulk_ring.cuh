@@ -47,21 +47,30 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
   __device__ uint32_t key_barrier() const { return barriers_; }
   __device__ uint32_t value_barrier() const { return barriers_ + 8; }
 
+  // A step over a dual-scale block is one copy, of which every lane knows the block.
+  static constexpr bool kHasOneCopy = Config::kHasChannels;
+
   __device__ int first_token(int i) const {
+    if constexpr (kHasOneCopy) return this->token(i);
     return this->token(i) + (lane_ % kDecodeMma & -walk_.params.tiles_per_copy) * kTileTokens;
   }
   __device__ int copy_tokens() const { return walk_.params.tiles_per_copy * kTileTokens; }
 
   // tiles_per_copy is 1, 2 or 4.
   __device__ bool is_first_of_copy() const {
-    return (lane_ & (walk_.params.tiles_per_copy - 1)) == 0;
+    if constexpr (kHasOneCopy) return lane_ == 0;
+    return lane_ < kDecodeMma && (lane_ & (walk_.params.tiles_per_copy - 1)) == 0;
   }
 
   __device__ void start_keys(int i) {
     if (i >= num_steps_) return;
     const bool is_there = this->is_block(next_.id);
-    next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
-    if (!is_there && next_.id != kNoTile && lane_ < kDecodeMma && is_first_of_copy()) [[unlikely]] {
+    if constexpr (kHasOneCopy) {
+      next_missing_ = is_there ? 0 : kStepBits;
+    } else {
+      next_missing_ = ~__ballot_sync(kWholeWarp, is_there) & kStepBits;
+    }
+    if (!is_there && next_.id != kNoTile && is_first_of_copy()) [[unlikely]] {
       atomicAdd(&walk_.params.counters->out_of_range, 1ull);
     }
     this->note_missing(i, next_missing_);
@@ -78,41 +87,47 @@ class BulkRing : public SidesRing<Config, BulkRing<Config>> {
 
   template <class Copy>
   __device__ void start_side(const TileSide& side, uint32_t to, uint32_t barrier) {
-    if (side.is_stage) {
-      if (!is_elected()) return;
-      const bool is_there = next_missing_ == 0;
-      expect_bytes(barrier, is_there ? kSideBytes<Copy> : 0);
-      if (is_there) {
-        const int within = walk_.head * side.codes.head_stride;
-        copy_bulk(to, side.codes.at(static_cast<uint32_t>(next_.id), within), kSideBytes<Copy>,
-                  barrier);
-      }
+    if (kHasOneCopy || side.is_stage) {
+      if (is_elected()) start_block<Copy>(side, to, barrier);
       return;
     }
     if (lane_ == 0) {
-      const int channel_bytes = next_missing_ == 0 ? Copy::kChannelBytes : 0;
-      expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes + channel_bytes);
+      expect_bytes(barrier, __popc(~next_missing_ & kStepBits) * Copy::kBytes);
     }
     __syncwarp();
     const int per_copy = walk_.params.tiles_per_copy;
-    if (lane_ >= kDecodeMma || !is_first_of_copy() || (next_missing_ >> lane_ & 1u) != 0) return;
-    copy_rows<Copy::kCodeBytes>(side.codes, to, per_copy, barrier);
-    copy_rows<Copy::kScaleBytes>(side.scales, to + kDecodeMma * Copy::kCodeBytes, per_copy,
+    if (!is_first_of_copy() || (next_missing_ >> lane_ & 1u) != 0) return;
+    copy_rows<Copy::kCodeBytes>(side.codes, to, lane_, per_copy, barrier);
+    copy_rows<Copy::kScaleBytes>(side.scales, to + kDecodeMma * Copy::kCodeBytes, lane_, per_copy,
                                  barrier);
-    if constexpr (Copy::kChannelBytes > 0) {
-      // All the step's tiles lie in one block: this lane is the only one.
-      const int within = walk_.head * side.channels.head_stride;
-      copy_bulk(to + kDecodeMma * Copy::kBytes,
-                side.channels.at(static_cast<uint32_t>(next_.id), within), Copy::kChannelBytes,
-                barrier);
-    }
   }
-  // This lane's tile and what follows it in its block.
+  // By one lane: a step's side, all of which is in one block.
+  template <class Copy>
+  __device__ void start_block(const TileSide& side, uint32_t to, uint32_t barrier) const {
+    if (next_missing_ != 0) [[unlikely]] {
+      expect_bytes(barrier, 0);
+      return;
+    }
+    expect_bytes(barrier, kSideBytes<Copy>);
+    const auto block = static_cast<uint32_t>(next_.id);
+    if (!kHasOneCopy || side.is_stage) [[likely]] {
+      const int within = walk_.head * side.codes.head_stride;
+      copy_bulk(to, side.codes.at(block, within), kSideBytes<Copy>, barrier);
+      return;
+    }
+    copy_rows<Copy::kCodeBytes>(side.codes, to, 0, kDecodeMma, barrier);
+    copy_rows<Copy::kScaleBytes>(side.scales, to + kDecodeMma * Copy::kCodeBytes, 0, kDecodeMma,
+                                 barrier);
+    copy_bulk(to + kDecodeMma * Copy::kBytes,
+              side.channels.at(block, walk_.head * side.channels.head_stride), Copy::kChannelBytes,
+              barrier);
+  }
+  // Tile `first` of the step, which next_ is the place of, and what follows it in its block.
   template <int TileBytes>
-  __device__ void copy_rows(const TileRegion& region, uint32_t to, int num_tiles,
+  __device__ void copy_rows(const TileRegion& region, uint32_t to, int first, int num_tiles,
                             uint32_t barrier) const {
     const int within = walk_.head * region.head_stride + next_.offset * (TileBytes / kTileTokens);
-    copy_bulk(to + lane_ * TileBytes, region.at(static_cast<uint32_t>(next_.id), within),
+    copy_bulk(to + first * TileBytes, region.at(static_cast<uint32_t>(next_.id), within),
               num_tiles * TileBytes, barrier);
   }
 

@@ -125,9 +125,11 @@ struct TilePlace {
   int offset;  // tokens
 };
 
-__device__ inline TilePlace tile_place(const DecodeMmaParams& params, int tile) {
+// IsPower: tiles_per_block is a power of two, as it is of dual-scale formats.
+template <bool IsPower = false>
+__device__ TilePlace tile_place(const DecodeMmaParams& params, int tile) {
   const int per_block = params.tiles_per_block;
-  if ((per_block & (per_block - 1)) == 0) [[likely]] {
+  if (IsPower || (per_block & (per_block - 1)) == 0) [[likely]] {
     return {tile >> (31 - __clz(per_block)), (tile & (per_block - 1)) * kTileTokens};
   }
   return {tile / per_block, tile % per_block * kTileTokens};

@@ -54,7 +54,8 @@ class SidesRing : public TileRing<Config> {
     return block_at(first, i < this->num_steps_ && is_requested);
   }
   __device__ Block block_at(int token, bool is_requested) const {
-    const TilePlace place = tile_place(this->walk_.params, token / kTileTokens);
+    const TilePlace place =
+        tile_place<Config::kHasChannels>(this->walk_.params, token / kTileTokens);
     return {is_requested ? this->walk_.table[place.block] : kNoTile, place.offset};
   }
 };
