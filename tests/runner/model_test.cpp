@@ -94,7 +94,9 @@ TEST_F(RealModel, PredictsTextThroughTheCacheAsThroughPlainAttention) {
   constexpr size_t kTokens = tests::kIsSanitized ? 64 : 256;
   tests::ReferenceAttention reference(model->config());
   const double expected = perplexity(reference, kTokens);
-  if (!tests::kIsSanitized) EXPECT_NEAR(expected, 4.21268, 1e-3 * expected);
+  if (!tests::kIsSanitized) {
+    EXPECT_NEAR(expected, 4.21268, 1e-3 * expected);
+  }
   EXPECT_NEAR(perplexity(*cache("f32", kTokens), kTokens), expected, 1e-4 * expected);
   EXPECT_NEAR(perplexity(*cache("bf16", kTokens), kTokens), expected, 1e-2 * expected);
 }
