@@ -26,6 +26,13 @@ struct MmaF16 {
         : "+f"(f.d[0]), "+f"(f.d[1]), "+f"(f.d[2]), "+f"(f.d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
+  // Half as many columns of A: m16n8k8.
+  __device__ static void add_half(Fragment& f, uint32_t a0, uint32_t a1, uint32_t b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},"
+        "{%0,%1,%2,%3};"
+        : "+f"(f.d[0]), "+f"(f.d[1]), "+f"(f.d[2]), "+f"(f.d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+  }
   // D of sums that begin with another fragment, or with zeros: no register is copied.
   __device__ static Fragment begin(const Fragment& first, uint32_t a0, uint32_t a1, uint32_t a2,
                                    uint32_t a3, uint32_t b0, uint32_t b1) {

@@ -65,6 +65,9 @@ struct TileValues {
     return Element::kUnit;
   }
 
+  // The same of a fragment's channels, beside unit().
+  __device__ static constexpr float factor(int, int) { return 1.0f; }
+
   // The channel of row g (or, high, g + 8) of fragment i.
   __device__ static int channel(int i, int g, int high) {
     if constexpr (Element::kBits == 16) return 16 * i + 8 * high + g;

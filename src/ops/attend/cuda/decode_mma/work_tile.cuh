@@ -532,7 +532,8 @@ __device__ void TileWorkTile<Keys, Values, Dim, NTiles, IsFullPrecision>::store_
         float x[2 * kFragments];
 #pragma unroll
         for (int n = 0; n < 2 * kFragments; ++n) {
-          x[n] = (sums_[c].f[i + n / 2].d[column + 2 * (n % 2)] + zero) * unit;
+          const float by = unit * Values::factor(i + n / 2, n % 2);
+          x[n] = (sums_[c].f[i + n / 2].d[column + 2 * (n % 2)] + zero) * by;
         }
         float* row = rows.sums[c * kNTileRows + 2 * t + column];
         float* to = row + Values::channel(i, g, 0);

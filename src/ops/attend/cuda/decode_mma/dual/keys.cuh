@@ -1,12 +1,12 @@
 // DualKeys: keys of a dual-scale block against queries, a stage of 64 tokens at a time.
 //
 //   score = scale[t] * sum(q * step[c] * (code + offset[c])),   q' = q * step
-//         = scale[t] * (sum(q' * (base + code)) + sum(q' * offset) - sum(q' * base))
+//         = scale[t] * (sum(q' * code) + sum(q' * offset))
 //
 // The steps go into the queries, which are then 16 bits again, as every query of this path is. The
-// two sums beside the codes are the same for all tokens: one more tile's product gives them, whose
-// upper rows are the offsets and whose lower rows are the bases, and all scores begin with their
-// difference. The base that codes bring along (codes.cuh) meets the very queries that take it away.
+// sum beside the codes is the same for all tokens: one more tile's product gives it, whose rows are
+// the offsets, and all scores begin with it. Queries have lost the power of two that a channel's
+// codes have from their place (codes.cuh), and offsets have it too.
 #pragma once
 
 #include "ops/attend/cuda/decode_mma/dual/codes.cuh"
@@ -33,7 +33,7 @@ struct DualKeys {
   static constexpr int kStepsOfNeighbours = 4;
   template <int NTiles>
   static constexpr bool kHasLowQueries = false;
-  static constexpr float unit() { return 1.0f; }
+  static constexpr float unit() { return 1.0f / (kDualCodeUnit * kLargestFactor); }
 
   // As TileKeys has it. Rows of 3 bits have their high bits behind every 64 channels.
   static constexpr int kRun = Bits != 3 && Dim % 128 == 0 ? 32 : 16;
@@ -47,14 +47,17 @@ struct DualKeys {
     const int first = pair / kHalf * (2 * kHalf) + pair % kHalf;
     return {first, first + kHalf};
   }
-  __device__ static float factor(int, int) { return 1.0f; }
-  // Of lane t, k-iteration after k-iteration: pairs of steps; offsets and bases as a row of the A
-  // operand and the row eight below it take them; scales.
-  // Lanes' parts lie 16 bytes apart from each other's banks.
-  static constexpr int kLaneStepBytes = kSteps * 8 + 16;
-  static constexpr int kLaneOffsetBytes = kSteps * 16 + 16;
-  static constexpr int kOffsetsAt = 4 * kLaneStepBytes;
-  static constexpr int kScalesAt = kOffsetsAt + 4 * kLaneOffsetBytes;
+  // What a query's number is multiplied by, so that codes have their size: times a step of up to
+  // 448, a number below 2 stays in f16's range.
+  static constexpr float kLargestFactor = 64.0f;
+  __device__ static constexpr float factor(int s, int r) {
+    return kLargestFactor / (1 << Codes::bit((2 * (s % 4) + r) % Codes::kHalfCodes));
+  }
+  // Of lane t, k-iteration after k-iteration, as the A operand takes them: offsets in the upper
+  // rows, which are all the same, and steps in the lower ones, whose sums nobody reads. Behind the
+  // lanes' parts, which lie 16 bytes apart from each other's banks, scales.
+  static constexpr int kLaneBytes = kSteps * 16 + 16;
+  static constexpr int kScalesAt = 4 * kLaneBytes;
   static constexpr int kTableBytes = kScalesAt + DualScaleTable::kBytes;
 
   // side: of the stage's keys; table: kTableBytes. scores: of its tiles.
@@ -84,7 +87,11 @@ struct DualKeys {
   }
 
  private:
+  // Offsets lie in the table so many times larger than beside codes, where f16 has all their bits.
+  static constexpr int kOffsetExponent = 14;
+
   __device__ static void fill_table(uint32_t side, uint32_t table, int lane) {
+    __builtin_assume(static_cast<uint32_t>(lane) < kWarp);
     const uint32_t steps = side + kSideStageTiles * Copy::kBytes, zeros = steps + Dim;
     const float factor = dual_factor_of_warp(steps, lane);
     DualScaleTable::fill(side + kSideStageTiles * Copy::kCodeBytes, factor, table + kScalesAt,
@@ -99,10 +106,8 @@ struct DualKeys {
       const int low = owned_channel(16 * (s / 4) + pair.x, t), high = low + Codes::kHalfCodes;
       const Two of_steps = e4m3x4_to_f16x2(two_pairs(steps + low, steps + high) & 0x7F7F7F7Fu);
       const Two raised = raised_zeros(two_pairs(zeros + low, zeros + high));
-      store_shared_8(table + t * kLaneStepBytes + s * 8, {of_steps.a, of_steps.b});
-      store_shared_16(table + kOffsetsAt + t * kLaneOffsetBytes + s * 16,
-                      {offset_of(raised.a), bases_of<Codes>(s % 4, 0), offset_of(raised.b),
-                       bases_of<Codes>(s % 4, 1)});
+      store_shared_16(table + t * kLaneBytes + s * 16, {offset_of(raised.a, s % 4, 0), of_steps.a,
+                                                        offset_of(raised.b, s % 4, 1), of_steps.b});
     }
   }
   // Bytes (a, b) and (a + 1, b + 1) of two addresses.
@@ -110,11 +115,12 @@ struct DualKeys {
     return __byte_perm(load_shared_2(a), load_shared_2(b), 0x5140);
   }
   // Exact: multiples of the zeros' unit below 2^8 of them.
-  __device__ static uint32_t offset_of(uint32_t raised) {
+  __device__ static uint32_t offset_of(uint32_t raised, int pair, int which) {
     constexpr float kUnit = format::DualGrid<Bits>::kZeroUnit;
     constexpr float kMinus = -(1024.0f + 128.0f) * kUnit - format::DualGrid<Bits>::kTopCode * 0.5f;
     constexpr uint32_t kUnits = f16_twice(kUnit), kMinuses = f16_twice(kMinus);
-    return fma_f16x2(raised, kUnits, kMinuses);
+    const uint32_t offset = fma_f16x2(raised, kUnits, kMinuses);
+    return multiply_f16x2(offset, powers_of<Codes, kOffsetExponent - 24>(pair, which));
   }
 
   template <int NTiles>
@@ -122,32 +128,27 @@ struct DualKeys {
                               int lane, uint32_t (&folded)[NTiles][kSteps][2],
                               Fragment (&start)[NTiles]) {
     Fragment sums[NTiles][2] = {};  // two, since a sum waits for itself
-    const uint32_t own = table + lane % 4 * kLaneStepBytes;
-    const uint32_t own_offsets = table + kOffsetsAt + lane % 4 * kLaneOffsetBytes;
+    const uint32_t own = table + lane % 4 * kLaneBytes;
 #pragma unroll
-    for (int s = 0; s < kSteps; s += 2) {
-      const uint4 x = load_shared_16(own + s * 8);
-      const uint32_t steps[2][2] = {{x.x, x.y}, {x.z, x.w}};
+    for (int s = 0; s < kSteps; ++s) {
+      const uint4 a = load_shared_16(own + s * 16);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 a = load_shared_16(own_offsets + (s + i) * 16);
-#pragma unroll
-        for (int c = 0; c < NTiles; ++c) {
-          const uint2 q = queries.operand(c, s + i);
-          uint32_t(&to)[2] = folded[c][s + i];
-          to[0] = multiply_f16x2(q.x, steps[i][0]);
-          to[1] = multiply_f16x2(q.y, steps[i][1]);
-          Mma::add(sums[c][i], a.x, a.y, a.z, a.w, to[0], to[1]);
-        }
+      for (int c = 0; c < NTiles; ++c) {
+        const uint2 q = queries.operand(c, s);
+        uint32_t(&to)[2] = folded[c][s];
+        to[0] = multiply_f16x2(q.x, a.y);
+        to[1] = multiply_f16x2(q.y, a.w);
+        Mma::add(sums[c][s % 2], a.x, a.y, a.z, a.w, to[0], to[1]);
       }
     }
+    constexpr float kUnit = 1.0f / (1 << kOffsetExponent);
 #pragma unroll
     for (int c = 0; c < NTiles; ++c) {
       const float(&x)[4] = sums[c][0].d;
       const float(&y)[4] = sums[c][1].d;
       float(&d)[4] = start[c].d;
-      d[0] = d[2] = (x[0] + y[0]) - (x[2] + y[2]);
-      d[1] = d[3] = (x[1] + y[1]) - (x[3] + y[3]);
+      d[0] = d[2] = (x[0] + y[0]) * kUnit;
+      d[1] = d[3] = (x[1] + y[1]) * kUnit;
     }
   }
 

@@ -31,7 +31,7 @@ struct DualSide {
 __device__ inline float dual_factor_of_warp(uint32_t steps, int lane) {
   uint32_t byte;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(steps + lane % 8) : "memory");
-  const uint32_t bits = __ballot_sync(0xFFFFFFFFu, (byte & 0x80u) != 0) & 0xFFu;
+  const uint32_t bits = __ballot_sync(0xFFFFFFFFu, byte >= 0x80u) & 0xFFu;
   return format::E8M0::decode(bits);
 }
 
