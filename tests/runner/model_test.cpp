@@ -105,7 +105,12 @@ TEST_F(RealModel, PredictsTextThroughTheCacheAsThroughPlainAttention) {
 // last bit, which tips some codes over: the fewer bits, the more of the figure is such chance
 // (nvfp4: 1.7 % between g++ and clang).
 TEST_F(RealModel, KeepsTheRecordedPerplexities) {
-  if (tests::kIsSanitized) GTEST_SKIP() << "figures are the plain build's to keep";
+  if (tests::kIsSanitized) {  // faults alone: so few tokens have no figure worth keeping
+    for (const char* recipe : {"int8", "nvfp4", "nvfp4:auto"}) {
+      EXPECT_LT(perplexity(*cache(recipe, 48), 48), 50) << recipe;
+    }
+    return;
+  }
   constexpr size_t kTokens = 512;
   const double f32 = perplexity(*cache("f32", kTokens), kTokens);
   EXPECT_NEAR(f32, 4.40262, 1e-3 * f32);
