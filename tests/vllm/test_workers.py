@@ -1,5 +1,7 @@
 """Two tensor-parallel workers: each has heads of its own, so files and host memory of its own."""
 
+import time
+
 import pytest
 from engines import BLOCK, Engine, prompts
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -39,14 +41,24 @@ def said(engine, prompt):
     return output.outputs[0].token_ids, output.num_cached_tokens
 
 
+def written(folder, count):
+    """The files of a folder, once there are as many: a worker writes beside the engine's steps."""
+    for _ in range(100):
+        files = sorted(folder.glob("*.kvx"))
+        if len(files) == count:
+            break
+        time.sleep(0.1)
+    assert len(files) == count
+    return files
+
+
 def test_each_worker_has_files_of_its_own(model, tmp_path):
     (prompt,) = prompts([120])
     with two_workers(model, "KvxFileConnector", path=str(tmp_path)) as engine:
         (expected,) = engine.tokens([prompt])
         folders = sorted(tmp_path.iterdir())
-        files = [sorted(folder.iterdir()) for folder in folders]
         assert len(folders) == WORKERS
-        assert all(len(of_worker) == 139 // BLOCK for of_worker in files)
+        files = [written(folder, 139 // BLOCK) for folder in folders]
         facts = [kvx.inspect(of_worker[0]).fingerprint.splitlines() for of_worker in files]
         assert {*facts[0]} ^ {*facts[1]} == {"worker 0 of 2", "worker 1 of 2"}
         for one, other in zip(*files):
