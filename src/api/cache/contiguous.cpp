@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "api/cache/placement.hpp"
 #include "api/call.hpp"
 #include "api/checks/format_spec.hpp"
 #include "api/checks/out_structs.hpp"
@@ -14,7 +15,6 @@
 #include "api/guard.hpp"
 #include "api/handle_map.hpp"
 #include "api/kernels.hpp"
-#include "api/verbs/device_verb.hpp"
 #include "kv/contiguous/contiguous_cache.hpp"
 
 namespace kvx::boundary {
@@ -51,27 +51,6 @@ Result<int> count_of(const char* name, uint32_t value, uint32_t least = 1,
   return invalid_argument("{} is {}; expected {} to {}", name, value, least, most);
 }
 
-Status read_memory(const kvx_contiguous_config_t& args, kv::ContiguousConfig& config) {
-  if (args.memory == KVX_MEMORY_UNKNOWN || args.memory == KVX_MEMORY_HOST) {
-    if (args.device == 0 && args.max_step_tokens == 0 && args.stream == nullptr) return {};
-    return invalid_argument(
-        "config.memory is {}; expected KVX_MEMORY_DEVICE with a device, max_step_tokens or stream",
-        args.memory);
-  }
-  if (args.memory != KVX_MEMORY_DEVICE) {
-    return invalid_argument("config.memory is {}; expected 0, KVX_MEMORY_HOST or DEVICE",
-                            args.memory);
-  }
-  KVX_ASSIGN_OR_RETURN(const int index, count_of("config.device", args.device, 0));
-  KVX_ASSIGN_OR_RETURN(const int max_step_tokens,
-                       count_of("config.max_step_tokens", args.max_step_tokens, 0));
-  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, device::known_cuda_device(index));
-  kv::CudaPlacement& place = config.cuda.emplace();
-  place.context = {*device, args.stream};
-  if (max_step_tokens != 0) place.max_step_tokens = max_step_tokens;
-  return {};
-}
-
 Result<kv::ContiguousConfig> read_config(const kvx_contiguous_config_t& args) {
   constexpr uint32_t kMostDim = format::kMaxHeadDim;
   kv::ContiguousConfig config;
@@ -101,7 +80,7 @@ Result<kv::ContiguousConfig> read_config(const kvx_contiguous_config_t& args) {
   if (args.layer_windows != nullptr) {
     geometry.layer_windows.assign(args.layer_windows, args.layer_windows + args.num_layers);
   }
-  KVX_RETURN_IF_ERROR(read_memory(args, config));
+  KVX_ASSIGN_OR_RETURN(config.cuda, read_placement(args, "config", kMostNumber));
   return config;
 }
 
@@ -129,16 +108,8 @@ Result<int> layer_of(const OwnedContiguous& owned, uint32_t layer) {
   return invalid_argument("layer is {}; the cache has {}", layer, num_layers);
 }
 
-// On a GPU the caller's arrays must lie where the cache does.
 Status check_on_device(const OwnedContiguous& owned, const VerbAddresses& addresses) {
-  const auto& place = owned.cache->config().cuda;
-  if (!place) return {};
-  KVX_RETURN_IF_ERROR(addresses.deferred_errors().status());
-  KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(place->context.device.index));
-  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses.all()));
-  if (device->index == place->context.device.index) return {};
-  return unsupported("rows lie on CUDA device {}; the cache lies on {}", device->index,
-                     place->context.device.index);
+  return check_on_device(owned.cache->config().cuda, addresses, "rows");
 }
 
 Status append(kvx_contiguous_t handle, uint32_t layer, uint32_t num_tokens, const kvx_rows_t* k,

@@ -6,14 +6,13 @@
 #include <cmath>
 #include <mutex>
 
+#include "api/cache/placement.hpp"
 #include "api/cache/tables.hpp"
 #include "api/call.hpp"
 #include "api/checks/precision.hpp"
 #include "api/checks/rows_view.hpp"
 #include "api/handle_map.hpp"
 #include "api/kernels.hpp"
-#include "api/verbs/device_verb.hpp"
-#include "device/cuda_caller.hpp"
 
 namespace kvx::boundary {
 
@@ -149,34 +148,6 @@ Status read_host_tier(const kvx_cache_options_t& args, kv::KvCacheConfig& config
   return {};
 }
 
-// Reads which memory the pools are in.
-Status read_memory(const kvx_cache_options_t& args, kv::KvCacheConfig& config) {
-  constexpr uint32_t kMostStepTokens = 1 << 24;
-  if (args.memory == KVX_MEMORY_UNKNOWN || args.memory == KVX_MEMORY_HOST) {
-    if (args.device == 0 && args.max_step_tokens == 0 && args.stream == nullptr) return {};
-    return invalid_argument(
-        "options.memory is {}; expected KVX_MEMORY_DEVICE with a device, max_step_tokens or stream",
-        args.memory);
-  }
-  if (args.memory != KVX_MEMORY_DEVICE) {
-    return invalid_argument("options.memory is {}; expected 0, KVX_MEMORY_HOST or _DEVICE",
-                            args.memory);
-  }
-  if (args.max_step_tokens > kMostStepTokens) {
-    return invalid_argument("options.max_step_tokens is {}; expected 0 to {}", args.max_step_tokens,
-                            kMostStepTokens);
-  }
-  if (args.device > INT_MAX) {
-    return invalid_argument("options.device is {}; expected the index of a GPU", args.device);
-  }
-  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device,
-                       device::known_cuda_device(static_cast<int>(args.device)));
-  kv::CudaPlacement& place = config.cuda.emplace();
-  place.context = {*device, args.stream};
-  if (args.max_step_tokens != 0) place.max_step_tokens = static_cast<int>(args.max_step_tokens);
-  return {};
-}
-
 // The recipe with its tables, and the overrides behind its own.
 Status read_recipes(const char* recipe, const kvx_cache_options_t& options,
                     kv::KvCacheConfig& config) {
@@ -228,7 +199,7 @@ Status read_options(const kvx_cache_options_t& args, kv::KvCacheConfig& config) 
                             args.max_speculative_tokens, INT_MAX);
   }
   config.max_speculative_tokens = static_cast<int>(args.max_speculative_tokens);
-  KVX_RETURN_IF_ERROR(read_memory(args, config));
+  KVX_ASSIGN_OR_RETURN(config.cuda, read_placement(args, "options", 1 << 24));
   KVX_RETURN_IF_ERROR(read_tiers(args, config));
   return read_host_tier(args, config);
 }
@@ -313,16 +284,8 @@ Status step_begin(kvx_cache_t handle, uint32_t num_entries, const int32_t* seque
   return owned->cache->begin_step(entries);
 }
 
-// The rows of a cache on a GPU must be aligned and in memory that this GPU reads.
 Status check_on_device(const OwnedCache& owned, const VerbAddresses& addresses) {
-  const auto& place = owned.cache->config().cuda;
-  if (!place) return {};
-  KVX_RETURN_IF_ERROR(addresses.deferred_errors().status());
-  KVX_ASSIGN_OR_RETURN(auto current, device::CurrentCudaDevice::set(place->context.device.index));
-  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* device, find_device(addresses.all()));
-  if (device->index == place->context.device.index) return {};
-  return unsupported("args' rows lie on CUDA device {}; the cache lies on {}", device->index,
-                     place->context.device.index);
+  return check_on_device(owned.cache->config().cuda, addresses, "args' rows");
 }
 
 // Null rows where V is a part of K's.
