@@ -6,10 +6,26 @@ namespace {
 
 using ops::CudaAttendPath;
 
-const std::pair<const char*, const char*> kDualPairs[] = {
+using FormatPair = std::pair<const char*, const char*>;
+
+// Each width of K and of V.
+const FormatPair kDualPairs[] = {
     {"int2_dual", "int2_dual"}, {"int3_dual", "int2_dual"}, {"int3_dual", "int3_dual"},
     {"int4_dual", "int3_dual"}, {"int4_dual", "int4_dual"},
 };
+// The others, whose kernels are made of the same parts.
+const FormatPair kOtherDualPairs[] = {
+    {"int2_dual", "int3_dual"},
+    {"int2_dual", "int4_dual"},
+    {"int3_dual", "int4_dual"},
+    {"int4_dual", "int2_dual"},
+};
+
+std::vector<FormatPair> all_dual_pairs() {
+  std::vector<FormatPair> pairs(std::begin(kDualPairs), std::end(kDualPairs));
+  pairs.insert(pairs.end(), std::begin(kOtherDualPairs), std::end(kOtherDualPairs));
+  return pairs;
+}
 
 // Queries meet a block's steps in 16 bits before they meet its codes: a rounding more than other
 // formats' queries have.
@@ -44,7 +60,7 @@ class GpuAttendDual : public GpuAttend {
 };
 
 TEST_F(GpuAttendDual, TilesTakeEveryPairBlockSizeAndHeadDim) {
-  for (const auto& [k, v] : kDualPairs) {
+  for (const auto& [k, v] : all_dual_pairs()) {
     for (const int block_size : {64, 128}) {
       for (const int head_dim : {64, 128}) {
         for (const int q_per_kv : {1, 4, 12}) {
@@ -234,7 +250,6 @@ TEST_F(GpuAttendDual, PromptsTakePrefill) {
   }
 }
 
-// Rows for which decode_mma has no instance.
 TEST_F(GpuAttendDual, PromptsOfLongRowsTakePrefill) {
   for (const int head_dim : {192, 256}) {
     SceneOptions options = options_of("int3_dual", "int2_dual", 64, head_dim);
@@ -243,8 +258,46 @@ TEST_F(GpuAttendDual, PromptsOfLongRowsTakePrefill) {
     options.full_precision_format = "bf16";
     SCOPED_TRACE(head_dim);
     AttendScene scene(options);
-    EXPECT_FALSE(has_decode_mma(scene));
     expect_near(scene, CudaAttendPath::kPrefill, kExpandedTolerance);
+  }
+}
+
+TEST_F(GpuAttendDual, TilesTakeLongRows) {
+  for (const auto& [k, v] : all_dual_pairs()) {
+    for (const int head_dim : {192, 256}) {
+      for (const int q_per_kv : {4, 12}) {
+        SceneOptions options = options_of(k, v, q_per_kv == 4 ? 64 : 128, head_dim);
+        options.q_per_kv = q_per_kv;
+        options.seq_lens = {0, 1, 37, 700, 130, 128};
+        options.q_lens = {0, 1, 1, 1, 2, 1};
+        SCOPED_TRACE(fmt::format("{}/{}, head_dim {}, {} rows", k, v, head_dim, q_per_kv));
+        AttendScene scene(options);
+        expect_both_near(scene, kDualTolerance);
+      }
+    }
+  }
+}
+
+// Their full-precision windows, and transforms, which are undone in a CTA, in a cluster and in the
+// merge of splits.
+TEST_F(GpuAttendDual, LongRowsTakeWindowsAndTransforms) {
+  const std::vector<int> all_lens[] = {{257, 16, 300, 900}, {1000, 1, 1024, 0, 130}, {20000}};
+  for (const auto& [k, v] : kDualPairs) {
+    for (const int head_dim : {192, 256}) {
+      for (const std::vector<int>& lens : all_lens) {
+        SceneOptions options = options_of(k, v, 64, head_dim);
+        options.runs.front().num_heads = lens.size() == 1 ? 1 : 2;
+        options.seq_lens = lens;
+        options.q_lens.clear();
+        for (const int len : lens) options.q_lens.push_back(len > 0 ? 1 : 0);
+        set_full_precision_window(options, 0);
+        options.k_hadamard = options.v_hadamard = true;
+        SCOPED_TRACE(fmt::format("{}/{}, head_dim {}, {} sequences", k, v, head_dim, lens.size()));
+        AttendScene scene(options);
+        ASSERT_TRUE(has_decode_mma(scene));
+        expect_near(scene, CudaAttendPath::kDecodeMma, 5e-3);
+      }
+    }
   }
 }
 
@@ -261,9 +314,9 @@ TEST_F(GpuAttendDual, PromptsCountMissingBlocksAndDoNotReadThem) {
   EXPECT_GT(on_device.counters().read().out_of_range, 0u);
 }
 
-// Rows in other orders than a pool's blocks have none but the reference kernel.
+// One side of another kind, as a budget of bits may choose.
 TEST_F(GpuAttendDual, PairsWithoutAnInstanceTakeTheReferenceKernel) {
-  for (const auto& [k, v] : {std::pair{"int2_dual", "int3_dual"}, {"int2_dual", "int4_dual"}}) {
+  for (const auto& [k, v] : {FormatPair{"int2_dual", "int4"}, {"int8", "int2_dual"}}) {
     SceneOptions options = options_of(k, v, 64, 64);
     options.seq_lens = {200};
     SCOPED_TRACE(fmt::format("{}/{}", k, v));

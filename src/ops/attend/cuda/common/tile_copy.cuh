@@ -134,6 +134,8 @@ struct TileCopy {
   static constexpr int kChannelBytes = 0;  // beside a step's tiles
   static constexpr int kChunks = RowBytes / 16;
   static constexpr int kRowsAtOnce = kWarp / kChunks;
+  static constexpr int kLanes = kRowsAtOnce * kChunks;  // that copy codes
+  static_assert(kLanes == kWarp || ScaleRowBytes == 0);
   // Rows of two bytes follow each other (checked on the host) and go in pairs.
   static constexpr int kTokensAWord = ScaleRowBytes < 4 ? 2 : 1;
   static constexpr int kWords = ScaleRowBytes < 4 ? 1 : ScaleRowBytes / 4;
@@ -154,6 +156,7 @@ struct TileCopy {
   // become zeros.
   __device__ static void start(const TileSide& side, const Lane& part, uint32_t block, int offset,
                                int num_tokens, uint32_t to, uint32_t scales_to, int lane) {
+    if (kLanes < kWarp && lane >= kLanes) return;
     const int stride = side.codes.token_stride;
     const uint8_t* from = side.codes.at(block, offset * stride + part.codes);
     if (num_tokens < kTileTokens) {

@@ -32,11 +32,19 @@ DecodeMmaKernel find_interleaved_instance(FormatId k, FormatId v, const TileTrai
   return {};
 }
 
+template <FormatId K, FormatId V>
+DecodeMmaKernel find_dual_instance_of(const TileTraits& traits) {
+  if (has_exact_tiles(traits.key_dim, traits.value_dim)) return dual_instance<K, V>(traits);
+  if (has_long_dual_tiles(traits.key_dim, traits.value_dim)) {
+    return long_dual_instance<K, V>(traits);
+  }
+  return {};
+}
+
 DecodeMmaKernel find_dual_instance(FormatId k, FormatId v, const TileTraits& traits) {
-  if (!has_exact_tiles(traits.key_dim, traits.value_dim)) return {};
-#define KVX_FIND_DUAL_PAIR(K, V)                            \
-  if (k == FormatId::K && v == FormatId::V) {               \
-    return dual_instance<FormatId::K, FormatId::V>(traits); \
+#define KVX_FIND_DUAL_PAIR(K, V)                                    \
+  if (k == FormatId::K && v == FormatId::V) {                       \
+    return find_dual_instance_of<FormatId::K, FormatId::V>(traits); \
   }
   KVX_FOR_EACH_DUAL_PAIR(KVX_FIND_DUAL_PAIR)
 #undef KVX_FIND_DUAL_PAIR

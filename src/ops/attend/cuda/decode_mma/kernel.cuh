@@ -161,6 +161,9 @@ struct WarpMemory {
   using Rows = WarpRows<Dim, NTiles>;
   static constexpr bool kAcceptsFullPrecision = AcceptsFullPrecision;
   static constexpr bool kIsPadded = Packed::kIsPadded;
+  // V's transform of a row is undone where it lies, as a quad a lane holds no more than 128
+  // numbers.
+  static constexpr bool kFinishesInPlace = kIsPadded || Dim > 128;
   static constexpr int kRowsAt = Packed::kBarrierBytes;
   static constexpr int kFullPrecisionAt = kRowsAt + static_cast<int>(sizeof(Rows));
   static constexpr int kFullPrecisionWindow =
@@ -255,12 +258,12 @@ __device__ void merge_warps(const DecodeMmaParams& params, const WorkTilePlace& 
       const int d = first + lane * 4;
       float4 quad = merged_quad(merged.weight, num_parts, d, d < dim,
                                 [&](int w) { return rows_of(head, w).sums[r]; });
-      if constexpr (!Memory::kIsPadded) {
+      if constexpr (!Memory::kFinishesInPlace) {
         if (is_undone)
           quad = undo_transform<Rows::kDim>(params, at.q_head, d, merged.whole.sum, quad);
       }
       if (d >= dim) continue;
-      if (is_whole && !(Memory::kIsPadded && is_undone)) {
+      if (is_whole && !(Memory::kFinishesInPlace && is_undone)) {
         store_output_quad(params, token, at.q_head, d, merged.whole, quad);
       } else {
         const bool stays = is_whole || params.merges_in_cluster;
@@ -273,7 +276,7 @@ __device__ void merge_warps(const DecodeMmaParams& params, const WorkTilePlace& 
           params.merges_in_cluster ? &rows_of(head, 0).softmax[r] : params.partial_softmax + index;
       *to = merged.whole;
     }
-    if (!Memory::kIsPadded || !is_undone) continue;
+    if (!Memory::kFinishesInPlace || !is_undone) continue;
     __syncwarp();
     finish_row(params, token, at.q_head, merged.whole, own, lane);
   }
@@ -306,19 +309,19 @@ __device__ void merge_cluster(const DecodeMmaParams& params, const WorkTilePlace
       const int d = first + lane * 4;
       float4 quad = merged_quad(merged.weight, num_splits, d, d < dim,
                                 [&](int cta) { return in_cta(own, cta); });
-      if constexpr (!Memory::kIsPadded) {
+      if constexpr (!Memory::kFinishesInPlace) {
         if (params.transforms_v) {
           quad = undo_transform<Rows::kDim>(params, at.q_head, d, merged.whole.sum, quad);
         }
       }
       if (d >= dim) continue;
-      if (Memory::kIsPadded && params.transforms_v) {
+      if (Memory::kFinishesInPlace && params.transforms_v) {
         *reinterpret_cast<float4*>(own + d) = quad;
       } else {
         store_output_quad(params, token, at.q_head, d, merged.whole, quad);
       }
     }
-    if (!Memory::kIsPadded || !params.transforms_v) continue;
+    if (!Memory::kFinishesInPlace || !params.transforms_v) continue;
     __syncwarp();
     finish_row(params, token, at.q_head, merged.whole, own, lane);
   }

@@ -27,15 +27,25 @@
   WORD(kMxfp4)                                \
   WORD(kNvfp4)
 
-// Dual-scale formats, blocks of 64 or 128 tokens in bulk copies. WORD(K, V)
+// Dual-scale formats, blocks of 64 or 128 tokens in bulk copies: all pairs, since a budget of bits
+// chooses K's and V's width by layer and head. WORD(K, V)
 #define KVX_FOR_EACH_DUAL_PAIR(WORD) \
   WORD(kInt2Dual, kInt2Dual)         \
+  WORD(kInt2Dual, kInt3Dual)         \
+  WORD(kInt2Dual, kInt4Dual)         \
   WORD(kInt3Dual, kInt2Dual)         \
   WORD(kInt3Dual, kInt3Dual)         \
+  WORD(kInt3Dual, kInt4Dual)         \
+  WORD(kInt4Dual, kInt2Dual)         \
   WORD(kInt4Dual, kInt3Dual)         \
   WORD(kInt4Dual, kInt4Dual)
 
 namespace kvx::ops::cuda {
+
+// Whether instances of dual-scale formats are made for these head_dims, beside has_exact_tiles.
+constexpr bool has_long_dual_tiles(int key_dim, int value_dim) {
+  return key_dim == value_dim && (key_dim == 192 || key_dim == 256);
+}
 
 // Requires: has_exact_tiles.
 template <format::FormatId K, format::FormatId V>
@@ -51,6 +61,9 @@ DecodeMmaKernel interleaved_tile_instance(const TileTraits& traits);
 // Requires: has_exact_tiles.
 template <format::FormatId K, format::FormatId V>
 DecodeMmaKernel dual_instance(const TileTraits& traits);
+// The same for rows of 192 and 256 numbers. Requires: has_long_dual_tiles.
+template <format::FormatId K, format::FormatId V>
+DecodeMmaKernel long_dual_instance(const TileTraits& traits);
 
 #define KVX_DECLARE_TILE_PAIR(K, V)                                               \
   template <>                                                                     \
@@ -61,9 +74,12 @@ DecodeMmaKernel dual_instance(const TileTraits& traits);
       const TileTraits& traits);
 KVX_FOR_EACH_TILE_PAIR(KVX_DECLARE_TILE_PAIR)
 #undef KVX_DECLARE_TILE_PAIR
-#define KVX_DECLARE_DUAL_PAIR(K, V)                                        \
-  template <>                                                              \
-  DecodeMmaKernel dual_instance<format::FormatId::K, format::FormatId::V>( \
+#define KVX_DECLARE_DUAL_PAIR(K, V)                                             \
+  template <>                                                                   \
+  DecodeMmaKernel dual_instance<format::FormatId::K, format::FormatId::V>(      \
+      const TileTraits& traits);                                                \
+  template <>                                                                   \
+  DecodeMmaKernel long_dual_instance<format::FormatId::K, format::FormatId::V>( \
       const TileTraits& traits);
 KVX_FOR_EACH_DUAL_PAIR(KVX_DECLARE_DUAL_PAIR)
 #undef KVX_DECLARE_DUAL_PAIR
