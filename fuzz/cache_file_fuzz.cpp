@@ -1,11 +1,12 @@
-// Any bytes as a cache file are refused or read, never out of bounds. The checksums are corrected
-// first, so that mutations reach the code behind them.
+// Any bytes as a cache file, or as the head of a layer file, are refused or read, never out of
+// bounds. The checksums are corrected first, so that mutations reach the code behind them.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "kv/files/fingerprint.hpp"
 #include "tier/cache_file.hpp"
+#include "tier/layer_file.hpp"
 
 namespace {
 
@@ -42,10 +43,27 @@ void read_file(std::span<const uint8_t> bytes, bool repairs_checksums) {
   (void)kvx::kv::parse_fingerprint(index.value().fingerprint);
 }
 
+// The index of a layer file follows its header.
+void read_layers(std::vector<uint8_t> bytes) {
+  using kvx::tier::kLayerFileMagic;
+  if (bytes.size() < kHeaderBytes) return;
+  std::copy(kLayerFileMagic.begin(), kLayerFileMagic.end(), bytes.begin());
+  const uint64_t index_bytes = bytes.size() - kHeaderBytes;
+  std::memcpy(bytes.data() + 16, &index_bytes, sizeof index_bytes);
+  const auto put_checksum = [&](std::span<const uint8_t> of, size_t at) {
+    const auto sum = kvx::cache::checksum(of);
+    std::copy(sum.bytes.begin(), sum.bytes.end(), bytes.begin() + static_cast<ptrdiff_t>(at));
+  };
+  put_checksum(std::span(bytes).subspan(kHeaderBytes), 32);
+  put_checksum(std::span(bytes).first(48), 48);
+  (void)kvx::tier::parse_layer_head(bytes);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<uint8_t> bytes(data, data + size);
+  read_layers(bytes);
   read_file(bytes, false);
   constexpr size_t kChecked = 48;
   if (size >= kHeaderBytes) {

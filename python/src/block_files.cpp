@@ -13,11 +13,64 @@
 #include "python/src/errors.hpp"
 #include "tier/cache_file.hpp"
 #include "tier/file_summary.hpp"
+#include "tier/layer_file.hpp"
 
 namespace kvx::python {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+
+std::span<uint8_t> bytes_of(const nb::ndarray<>& page) {
+  return {static_cast<uint8_t*>(page.data()), page.size()};
+}
+
+// A file that is there, and where its pages lie.
+class LayerFile {
+ public:
+  LayerFile(std::string path, const tier::LayerHead& head)
+      : path_(std::move(path)), places_(head.index.blocks[0].block_copies) {}
+  const std::string& path() const { return path_; }
+  const tier::StoredBlockCopy* place(int layer, int64_t bytes) const {
+    const bool is_page =
+        layer >= 0 && layer < std::ssize(places_) && places_[layer].stored_bytes == bytes;
+    return is_page ? &places_[layer] : nullptr;
+  }
+
+ private:
+  std::string path_;
+  std::vector<tier::StoredBlockCopy> places_;  // by layer
+};
+
+// A layer's pages of several files, uint8 [files, ...]. Returns what went wrong, file by file; ""
+// for those that were written.
+std::vector<std::string> write_layer(const std::vector<const LayerFile*>& files, int layer,
+                                     nb::object pages) {
+  const PageMemory memory = page_memory(pages, "pages", 1);
+  const auto num_pages = static_cast<int64_t>(memory.array.shape(0));
+  if (num_pages != std::ssize(files)) {
+    throw CoreError(invalid_argument("pages has {} pages and files {}; expected as many", num_pages,
+                                     files.size()));
+  }
+  int64_t page_bytes = 1;
+  for (size_t i = 1; i < memory.array.ndim(); ++i) {
+    page_bytes *= static_cast<int64_t>(memory.array.shape(i));
+  }
+  for (const LayerFile* file : files) {
+    if (file->place(layer, page_bytes) != nullptr) continue;
+    throw CoreError(invalid_argument("'{}' has no page of {} bytes of layer {}", file->path(),
+                                     page_bytes, layer));
+  }
+  const nb::gil_scoped_release no_gil;
+  std::vector<std::string> problems;
+  const auto* page = static_cast<const uint8_t*>(memory.array.data());
+  for (const LayerFile* file : files) {
+    const Status written = tier::write_record(file->path(), *file->place(layer, page_bytes),
+                                              {page, static_cast<size_t>(page_bytes)});
+    problems.push_back(written.ok() ? "" : written.error().message);
+    page += memory.page_stride;
+  }
+  return problems;
+}
 
 class BlockFiles {
  public:
@@ -41,6 +94,25 @@ class BlockFiles {
     }
     throw_if_error(file.finish(index));
     return file.bytes_written();
+  }
+
+  // Makes the file without its pages, of which each layer's has so many bytes.
+  LayerFile begin(const std::string& path, const std::string& name, const Tokens& tokens,
+                  const std::vector<int64_t>& page_bytes) const {
+    const nb::gil_scoped_release no_gil;
+    tier::FileIndex index = index_of(name, tokens);
+    for (const int64_t bytes : page_bytes) {
+      const auto layer = static_cast<int32_t>(index.kinds.size());
+      if (bytes < 1) {
+        throw CoreError(
+            invalid_argument("page_bytes[{}] is {}; expected at least 1", layer, bytes));
+      }
+      index.kinds.push_back({layer, false, bytes});
+      index.blocks[0].block_copies.push_back({layer, tier::Codec::kRaw, 0, 0, {}});
+    }
+    const tier::LayerHead head = tier::lay_out_layers(std::move(index));
+    throw_if_error(tier::create_layer_file(path, head));
+    return {path, head};
   }
 
   // Throws what is wrong with the file, or how it is another block; all of it is read.
@@ -81,10 +153,6 @@ class BlockFiles {
     }
     return arrays;
   }
-  static std::span<uint8_t> bytes_of(const nb::ndarray<>& page) {
-    return {static_cast<uint8_t*>(page.data()), page.size()};
-  }
-
   tier::FileIndex index_of(const std::string& name, const Tokens& tokens) const {
     if (static_cast<int64_t>(tokens.size()) != block_size_) {
       throw CoreError(
@@ -123,10 +191,14 @@ class BlockFiles {
 }  // namespace
 
 void bind_block_files(nb::module_& module) {
+  nb::class_<LayerFile>(module, "LayerFile").def_prop_ro("path", &LayerFile::path);
+  module.def("write_layer", &write_layer, nb::arg("files"), nb::arg("layer"), nb::arg("pages"));
   nb::class_<BlockFiles>(module, "BlockFiles")
       .def(nb::init<std::string, int>(), nb::arg("fingerprint"), nb::arg("block_size"))
       .def("save", &BlockFiles::save, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
            nb::arg("pages"), nb::arg("zstd_level"))
+      .def("begin", &BlockFiles::begin, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
+           nb::arg("page_bytes"))
       .def("check", &BlockFiles::check, nb::arg("path"), nb::arg("name"), nb::arg("tokens"))
       .def("load", &BlockFiles::load, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
            nb::arg("pages"));

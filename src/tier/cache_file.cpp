@@ -13,6 +13,7 @@
 #include "core/checked.hpp"
 #include "core/stop.hpp"
 #include "tier/behind_links.hpp"
+#include "tier/layer_file.hpp"
 #include "tier/temporary_file.hpp"
 #include "tier/whole_file.hpp"
 #include "tier/whole_transfer.hpp"
@@ -145,6 +146,7 @@ Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
     std::vector<uint8_t> bytes(
         static_cast<size_t>(std::min<int64_t>(reader.file_bytes_, kHeaderBytes)));
     KVX_RETURN_IF_ERROR(reader.read_at(0, bytes));
+    if (is_layer_file(bytes)) return reader.load_layers(bytes);
     KVX_ASSIGN_OR_RETURN(const FileHeader header, parse_header(bytes, reader.file_bytes_));
     reader.end_ = header.index_offset + header.index_bytes;
     bytes.resize(static_cast<size_t>(header.index_bytes));
@@ -155,6 +157,31 @@ Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
   const Status loaded = load();
   if (loaded.ok()) return reader;
   return Error{loaded.error().code, fmt::format("'{}': {}", path, loaded.error().message)};
+}
+
+Status CacheFileReader::load_layers(std::span<const uint8_t> header) {
+  KVX_ASSIGN_OR_RETURN(const int64_t head_bytes, parse_layer_head_bytes(header));
+  std::vector<uint8_t> bytes(static_cast<size_t>(head_bytes));
+  KVX_RETURN_IF_ERROR(read_at(0, bytes));
+  KVX_ASSIGN_OR_RETURN(LayerHead head, parse_layer_head(bytes));
+  end_ = head.file_bytes;
+  if (file_bytes_ < end_) {
+    return invalid_argument("it is cut short: {} of {} bytes", file_bytes_, end_);
+  }
+  RecordHeader record;
+  for (FileBlock& block : head.index.blocks) {
+    for (StoredBlockCopy& copy : block.block_copies) {
+      KVX_RETURN_IF_ERROR(read_at(copy.offset - kRecordHeaderBytes, record));
+      KVX_ASSIGN_OR_RETURN(const auto checksum, parse_record_header(record, copy));
+      if (!checksum) {
+        return invalid_argument("its layer {} has not come; expected a file whose writer is done",
+                                copy.kind);
+      }
+      copy.checksum = *checksum;
+    }
+  }
+  index_ = std::move(head.index);
+  return {};
 }
 
 CacheFileReader::CacheFileReader(CacheFileReader&& other) noexcept

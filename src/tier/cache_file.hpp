@@ -118,7 +118,8 @@ class CacheFileWriter {
 
 class CacheFileReader {
  public:
-  // Reads header and index. INVALID_ARGUMENT or INCOMPATIBLE, with the file's name.
+  // Reads header and index, of a layer file (tier/layer_file.hpp) as well, once its records are all
+  // there. INVALID_ARGUMENT or INCOMPATIBLE, with the file's name.
   static Result<CacheFileReader> open(const std::string& path);
   CacheFileReader(CacheFileReader&& other) noexcept;
   CacheFileReader& operator=(CacheFileReader&&) = delete;
@@ -135,6 +136,7 @@ class CacheFileReader {
   CacheFileReader(int descriptor, int64_t file_bytes)
       : descriptor_(descriptor), file_bytes_(file_bytes) {}
   Status read_at(int64_t offset, std::span<uint8_t> bytes) const;
+  Status load_layers(std::span<const uint8_t> header);
 
   int descriptor_;
   int64_t file_bytes_;

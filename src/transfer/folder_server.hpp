@@ -1,20 +1,23 @@
-// FolderServer: the cache files of a folder, for other processes that know their names
-// (file_fetch.hpp). A thread of libkvx_transfer.so answers who asks for them.
+// FolderServer: the layer files of a folder (docs/layer-file.md), for other processes that know
+// their names (layer_fetch.hpp): a layer can be had while the next one is still computed. A thread
+// of libkvx_transfer.so answers who asks for them.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "tier/layer_file.hpp"
 #include "transfer/component.h"
 #include "transfer/messages.hpp"
 
 namespace kvx::transfer {
 
 struct ServedCounts {
-  int64_t num_files = 0;
-  int64_t bytes = 0;  // of files; messages add about 100 a file
+  int64_t num_files = 0;  // whose last layer was sent
+  int64_t bytes = 0;      // of records and heads; messages add about 50 a dozen files
 };
 
 class FolderServer {
@@ -36,11 +39,18 @@ class FolderServer {
   static void answer(void* user, const void* request, uint64_t bytes, kvx_transfer_reply reply,
                      void* to);
   Answer answer_to(const Request& request);
+  // Adds a file's record to parts_; false: it is not there (yet).
+  Result<bool> add_part(const std::string& name, const Request& request);
+  Result<bool> add_record(const std::string& path, const tier::StoredBlockCopy& place,
+                          const HeadRange& heads);
+  std::string path_of(const std::string& name) const { return folder_ + "/" + name + ".kvx"; }
 
   const kvx_transfer_functions_t* functions_;
   const std::string folder_;
-  std::string name_;            // of the file that was read last
-  std::vector<uint8_t> whole_;  // its bytes
+  // Where a file's pages lie, by its name; of files that were asked for lately.
+  std::unordered_map<std::string, std::vector<tier::StoredBlockCopy>> places_;
+  std::vector<uint8_t> parts_;  // of the answer that is being made
+  std::vector<uint8_t> record_;
   std::atomic<int64_t> num_files_ = 0;
   std::atomic<int64_t> bytes_ = 0;
   kvx_transfer_server* server_ = nullptr;  // last: its thread uses all of the above

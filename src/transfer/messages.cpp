@@ -7,7 +7,7 @@ namespace kvx::transfer {
 namespace {
 
 constexpr uint32_t kMagic = 0x5458564b;  // "KVXT"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kMostText = 1 << 20;
 
 class Writer {
@@ -86,9 +86,9 @@ Result<Kind> read_head(Reader& reader) {
   return static_cast<Kind>(kind);
 }
 
-// Whether an answer of this kind names an export.
+// Whether an answer of this kind names an export, or repeats a tag.
 bool has_export(Kind kind) {
-  return kind != Kind::kRefused && kind != Kind::kFile;
+  return kind != Kind::kRefused;
 }
 
 Status check_end(const Reader& reader) {
@@ -101,9 +101,17 @@ Status check_end(const Reader& reader) {
 std::vector<uint8_t> encode(const Request& request) {
   Writer writer;
   writer.head(request.kind);
-  if (request.kind == Kind::kRead || request.kind == Kind::kDone) writer.u64(request.export_id);
-  if (request.kind == Kind::kRead || request.kind == Kind::kFile) writer.u64(request.offset);
-  if (request.kind == Kind::kRead) writer.u64(request.bytes);
+  if (request.kind != Kind::kHello) writer.u64(request.export_id);
+  if (request.kind == Kind::kRead) {
+    writer.u64(request.offset);
+    writer.u64(request.bytes);
+  }
+  if (request.kind == Kind::kLayers) {
+    writer.u32(request.record);
+    writer.u32(request.heads.first);
+    writer.u32(request.heads.end);
+    writer.u32(request.heads.num_heads);
+  }
   if (request.kind == Kind::kDone) {
     writer.u32(request.is_taken ? 1 : 0);
     writer.u32(0);
@@ -131,8 +139,12 @@ Result<Request> parse_request(std::span<const uint8_t> bytes) {
       reader.u32();
       request.text = reader.rest();
       break;
-    case Kind::kFile:
-      request.offset = reader.u64();
+    case Kind::kLayers:
+      request.export_id = reader.u64();
+      request.record = reader.u32();
+      request.heads.first = reader.u32();
+      request.heads.end = reader.u32();
+      request.heads.num_heads = reader.u32();
       request.text = reader.rest();
       break;
     case Kind::kRefused:
@@ -146,8 +158,11 @@ std::vector<uint8_t> encode(const Answer& answer) {
   Writer writer;
   writer.head(answer.kind);
   if (has_export(answer.kind)) writer.u64(answer.export_id);
-  if (answer.kind == Kind::kFile) writer.u64(answer.offset);
-  if (answer.kind == Kind::kHello || answer.kind == Kind::kFile) {
+  if (answer.kind == Kind::kLayers) {
+    writer.u32(answer.record);
+    writer.u32(answer.num_parts);
+  }
+  if (answer.kind == Kind::kHello) {
     writer.u64(answer.bytes);
     writer.u32(static_cast<uint32_t>(answer.path.size()));
     writer.text(answer.path);
@@ -174,10 +189,9 @@ Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
       break;
     case Kind::kDone:
       break;
-    case Kind::kFile:
-      answer.offset = reader.u64();
-      answer.bytes = reader.u64();
-      answer.path = reader.text(reader.u32());
+    case Kind::kLayers:
+      answer.record = reader.u32();
+      answer.num_parts = reader.u32();
       answer.data = reader.data();
       break;
     case Kind::kRefused:

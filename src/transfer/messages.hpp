@@ -5,19 +5,23 @@
 //     hello   [text: the importer's fingerprint]
 //     read    [u64 export][u64 offset][u64 bytes]
 //     done    [u64 export][u32 is_taken][u32 0][text: why not]
-//     file    [u64 offset][text: the file's name]
+//     layers  [u64 tag][u32 record][u32 first head][u32 end head][u32 num_heads]
+//             [text: files' names, a space between]
 //   answer    [u32 "KVXT"][u32 version][u32 kind][u32 0] and
 //     hello   [u64 export][u64 bytes][u32 length][path, of the same bytes in shared memory, or ""]
 //             [text: the exporter's fingerprint]
 //     read    [u64 export][u64 offset][bytes]
 //     done    [u64 export]
-//     file    [u64 offset][u64 bytes of the whole file, 0: it is not there][u32 length][name]
-//             [bytes from the offset on]
+//     layers  [u64 tag][u32 record][u32 number of parts] each: [u64 bytes][bytes]
 //     refused [text]
 //
 // Numbers are little-endian. The bytes are a cache file (docs/cache-file.md), whose header, index
-// and every block have checksums of their own. An exporter answers all kinds but `file`, a folder's
-// server answers `file` alone.
+// and every block have checksums of their own. An exporter answers all kinds but `layers`.
+//
+// A folder's server answers `layers` alone, of layer files (docs/layer-file.md): record 0 is a
+// file's head, record 1 + l the record of layer l with its header, of heads [first, end) alone
+// where num_heads is not 0. The parts are those of the first names, up to one that is not there
+// (yet), and no more than fit into an answer.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +33,35 @@
 
 namespace kvx::transfer {
 
-enum class Kind : uint32_t { kHello = 1, kRead = 2, kDone = 3, kRefused = 4, kFile = 5 };
+enum class Kind : uint32_t { kHello = 1, kRead = 2, kDone = 3, kRefused = 4, kLayers = 5 };
+
+// KV heads [first, end) of a page that has num_heads; num_heads 0: the whole page.
+struct HeadRange {
+  uint32_t first = 0;
+  uint32_t end = 0;
+  uint32_t num_heads = 0;
+  friend bool operator==(const HeadRange&, const HeadRange&) = default;
+};
 
 struct Request {
   Kind kind = Kind::kHello;
-  uint64_t export_id = 0;
+  uint64_t export_id = 0;  // kLayers: a tag that the answer repeats
   uint64_t offset = 0;
   uint64_t bytes = 0;
+  uint32_t record = 0;
+  HeadRange heads;
   bool is_taken = false;
-  std::string text;  // the fingerprint, why it was not taken, or a file's name
+  std::string text;  // the fingerprint, why it was not taken, or files' names
 };
 
 struct Answer {
   Kind kind = Kind::kHello;
   uint64_t export_id = 0;
-  uint64_t bytes = 0;             // of all
-  uint64_t offset = 0;            // of data
-  std::string path;               // in shared memory, or a file's name
+  uint64_t bytes = 0;   // of all
+  uint64_t offset = 0;  // of data
+  uint32_t record = 0;
+  uint32_t num_parts = 0;
+  std::string path;               // in shared memory
   std::string text;               // the fingerprint, or why it is refused
   std::span<const uint8_t> data;  // of the message that was parsed
 };

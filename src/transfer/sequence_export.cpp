@@ -70,7 +70,7 @@ Answer SequenceExport::refused(std::string text) const {
 }
 
 Answer SequenceExport::answer_to(const Request& request) {
-  if (request.kind == Kind::kFile) return refused("a sequence is on offer here, and no files");
+  if (request.kind == Kind::kLayers) return refused("a sequence is on offer here, and no files");
   if (request.kind == Kind::kHello) {
     Answer answer;
     answer.export_id = id_;

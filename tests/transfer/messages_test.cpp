@@ -11,13 +11,14 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Messages, RequestsAreReadBack) {
-  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kFile}) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kLayers}) {
     Request request;
     request.kind = kind;
-    const bool is_of_export = kind == Kind::kRead || kind == Kind::kDone;
-    if (is_of_export) request.export_id = 0x123456789abcdef0;
-    if (kind == Kind::kRead || kind == Kind::kFile) request.offset = uint64_t{1} << 40;
+    if (kind != Kind::kHello) request.export_id = 0x123456789abcdef0;
+    if (kind == Kind::kRead) request.offset = uint64_t{1} << 40;
     if (kind == Kind::kRead) request.bytes = 4096;
+    if (kind == Kind::kLayers) request.record = 31;
+    if (kind == Kind::kLayers) request.heads = {2, 4, 8};
     if (kind != Kind::kRead) request.text = "facts";
     if (kind == Kind::kDone) request.is_taken = true;
     const Result<Request> read = parse_request(encode(request));
@@ -26,21 +27,24 @@ TEST(Messages, RequestsAreReadBack) {
     EXPECT_EQ(read.value().export_id, request.export_id);
     EXPECT_EQ(read.value().offset, request.offset);
     EXPECT_EQ(read.value().bytes, request.bytes);
+    EXPECT_EQ(read.value().record, request.record);
+    EXPECT_EQ(read.value().heads, request.heads);
     EXPECT_EQ(read.value().is_taken, request.is_taken);
     EXPECT_EQ(read.value().text, request.text);
   }
 }
 
 TEST(Messages, AnswersAreReadBack) {
-  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused, Kind::kFile}) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused, Kind::kLayers}) {
     Answer answer;
     answer.kind = kind;
-    const bool has_data = kind == Kind::kRead || kind == Kind::kFile;
-    const bool has_path = kind == Kind::kHello || kind == Kind::kFile;
-    if (kind != Kind::kRefused && kind != Kind::kFile) answer.export_id = 7;
-    if (has_path) answer.bytes = 99;
-    if (has_path) answer.path = "/dev/shm/x";
-    if (has_data) answer.offset = 5;
+    const bool has_data = kind == Kind::kRead || kind == Kind::kLayers;
+    if (kind != Kind::kRefused) answer.export_id = 7;
+    if (kind == Kind::kHello) answer.bytes = 99;
+    if (kind == Kind::kHello) answer.path = "/dev/shm/x";
+    if (kind == Kind::kRead) answer.offset = 5;
+    if (kind == Kind::kLayers) answer.record = 3;
+    if (kind == Kind::kLayers) answer.num_parts = 2;
     if (kind == Kind::kHello || kind == Kind::kRefused) answer.text = "words";
     std::vector<uint8_t> bytes = encode(answer);
     if (has_data) bytes.insert(bytes.end(), {1, 2, 3});
@@ -49,6 +53,8 @@ TEST(Messages, AnswersAreReadBack) {
     EXPECT_EQ(read.value().kind, kind);
     EXPECT_EQ(read.value().export_id, answer.export_id);
     EXPECT_EQ(read.value().bytes, answer.bytes);
+    EXPECT_EQ(read.value().record, answer.record);
+    EXPECT_EQ(read.value().num_parts, answer.num_parts);
     EXPECT_EQ(read.value().path, answer.path);
     EXPECT_EQ(read.value().text, answer.text);
     EXPECT_EQ(read.value().data.size(), has_data ? 3u : 0u);
@@ -57,11 +63,11 @@ TEST(Messages, AnswersAreReadBack) {
 
 TEST(Messages, OfAnotherVersionSaySo) {
   std::vector<uint8_t> bytes = encode(Request{});
-  bytes[4] = 2;
+  bytes[4] = 3;
   const Result<Request> read = parse_request(bytes);
   ASSERT_FALSE(read.ok());
   EXPECT_EQ(read.error().code, ErrorCode::kIncompatible);
-  EXPECT_THAT(read.error().message, HasSubstr("version 2; expected 1"));
+  EXPECT_THAT(read.error().message, HasSubstr("version 3; expected 2"));
 }
 
 TEST(Messages, CutShortAreRefused) {

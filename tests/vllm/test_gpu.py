@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import Engine, prompts, save_model, transformers_tokens
+from engines import BLOCK, Engine, prompts, save_model, transformers_tokens
+from test_transfer import connector, consumer, decode, producer
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
+from kvx import _core
+from kvx.vllm.connector import Block
+from kvx.vllm.layer_writer import LayerWriter
 
 sys.path.append(str(Path(__file__).parents[1] / "python"))
 import gpu  # noqa: E402
@@ -161,6 +165,54 @@ def test_files_hold_a_gpus_blocks(models, tmp_path):
         (output,) = engine.outputs([prompt])
         assert output.num_cached_tokens == 128  # whole blocks, less the last token
         assert [output.outputs[0].token_ids] == expected
+
+
+@pytest.mark.parametrize("graphs", [None, GRAPHS], ids=["eager", "decodes"])
+def test_a_prompt_goes_layer_by_layer_to_another_engine(models, graphs):
+    (prompt,) = prompts([150])
+    options = {} if graphs is None else dict(enforce_eager=False, compilation_config=graphs)
+    options["gpu_memory_utilization"] = 0.05
+    with Engine(models["llama"], "int8", **options) as engine:
+        (expected,) = engine.tokens([prompt])
+    with producer(models["llama"], "int8", **options) as prefill:
+        params = prefill.prefill(prompt)
+        extra = {"wait_seconds": 30}
+        with consumer(models["llama"], "int8", extra=extra, **options) as engine:
+            assert decode(engine, prompt, params) == expected
+            counts = connector(engine).counts
+            assert counts["fetched"] == counts["found"] == 128 // BLOCK and not counts["bad"]
+
+
+def test_layers_are_copied_beside_what_computes_the_next(tmp_path):
+    torch = gpu.library("torch")
+    layers = [torch.zeros((64, 2, 4096), dtype=torch.uint8, device="cuda") for _ in range(8)]
+    files = _core.BlockFiles("order x\n", 4)
+    names = [f"{i:03}" for i in range(40)]
+    blocks = [Block(name, [1, 2, 3, i], []) for i, name in enumerate(names)]
+    page_bytes = [8192] * 8
+
+    def begin(block):
+        return files.begin(str(tmp_path / block.name), block.name, block.tokens, page_bytes)
+
+    writer = LayerWriter(layers, page_bytes, begin, lambda block: None)
+    for step in range(3):
+        writer.begin_step(blocks, [[(i + 7 * step) % 64] * 8 for i in range(40)])
+        for layer, pages in enumerate(layers):
+            torch.cuda._sleep(200_000)  # the layer's kernels
+            pages.copy_(torch.arange(64, device="cuda")[:, None, None] + layer + step)
+            writer.hand_on(layer)
+        writer.end_step()
+        for pages in layers:
+            pages.zero_()  # the engine gives the pages to others
+        writer.flush()
+        for i, block in enumerate(blocks):
+            pages = [torch.zeros((1, 8192), dtype=torch.uint8) for _ in layers]
+            files.load(str(tmp_path / block.name), block.name, block.tokens, pages)
+            expected = [(i + 7 * step) % 64 + layer + step for layer in range(8)]
+            assert [int(page.min()) for page in pages] == expected
+            assert [int(page.max()) for page in pages] == expected
+    assert writer.take_outcomes() == {"saved": 120}
+    writer.close()
 
 
 def test_vllms_own_offloading_carries_kvxs_pages(models):

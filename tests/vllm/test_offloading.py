@@ -1,18 +1,21 @@
 """Blocks that wait in host memory: they come back as they went, or are computed anew."""
 
+import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engines import Engine, prompts, save_model
 from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.v1.kv_offload.base import LookupResult, ReqContext
+from vllm.v1.kv_offload.base import GPULoadStoreSpec, LookupResult, ReqContext
 
 import kvx
 from kvx.vllm import offloading_manager
-from kvx.vllm.offloading import KvxOffloadingSpec
+from kvx.vllm.offloading import KvxOffloadingSpec, KvxOffloadingWorker
 from kvx.vllm.offloading_manager import METRICS, TIER_METRICS, KvxOffloadingManager, Tier
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -143,34 +146,197 @@ def test_each_block_is_counted_once_and_every_count_has_a_metric():
     assert set(definitions) == set(METRICS) | set(TIER_METRICS)
 
 
-def test_blocks_go_down_the_tiers_and_come_back_from_where_they_lie():
+def test_blocks_go_down_the_tiers_and_up_when_they_are_loaded():
     manager = KvxOffloadingManager([Tier(2), Tier(2, "/folder"), Tier(1, "/folder")])
     assert store(manager, b"a", b"b") == []
-    ((a_slot, to_slot),) = store(manager, b"c")
-    assert to_slot in (2, 3) and manager.prepare_load([b"a"], None).block_ids.tolist() == [to_slot]
+    assert store(manager, b"c") == [(1, 3)], "a goes down"
+    loads = manager.prepare_load([b"a"], None)
+    assert loads.block_ids.tolist() == [3], "it is read where it lies"
+    assert loads.moves == [(0, 2), (3, 0)], "and goes up to where b was"
+    assert manager.lookup(b"b", None) == LookupResult.HIT_PENDING, "until it has moved"
+    assert manager.prepare_load([b"a"], None).moves == [], "it is there"
     manager.complete_load([b"a"], None)
-    store(manager, b"d")
-    output = manager.prepare_store([b"e"], None)
-    targets = [target for _, target in output.store_spec.moves]
-    assert targets == [4, to_slot], "the lowest goes first"
-    assert manager.lookup(b"a", None) == LookupResult.HIT_PENDING, "until it has moved"
-    manager.complete_store([b"e"], None)
-    assert manager.lookup(b"a", None) == LookupResult.HIT
-    assert manager.prepare_store([b"f"], None).evicted_keys == [b"a"]
-    assert manager.lookup(b"a", None) == LookupResult.MISS
+    assert 3 not in manager._tiers[1].free, "somebody still reads it there"
+    manager.complete_load([b"a"], None)
+    assert 3 in manager._tiers[1].free
+    assert manager.lookup(b"b", None) == LookupResult.HIT
+    assert store(manager, b"d") == [(1, 3)]
+    assert store(manager, b"e") == [(2, 4), (0, 2)], "the lowest goes first"
+    assert manager.prepare_store([b"f"], None).evicted_keys == [b"b"]
+    assert manager.lookup(b"b", None) == LookupResult.MISS
     found = counts(manager)
-    assert found["tier_blocks_moved_down 0:host"] == 4
+    assert found["tier_blocks_moved_down 0:host"] == 5
     assert found["tier_blocks_moved_down 1:disk"] == 2
-    assert found["tier_blocks_loaded 1:disk"] == found["blocks_evicted"] == 1
+    assert found["tier_blocks_moved_up 1:disk"] == found["blocks_evicted"] == 1
+    assert found["tier_blocks_loaded 1:disk"] == 2
+
+
+def test_what_the_first_tier_cannot_take_goes_to_the_next():
+    manager = KvxOffloadingManager([Tier(2), Tier(3, "/folder")])
+    store(manager, b"x")
+    output = manager.prepare_store([b"a", b"b", b"c", b"d", b"e"], None)
+    assert output.keys_to_store == [b"a", b"b", b"c", b"d"], "x has gone down"
+    assert output.store_spec.block_ids.tolist() == [1, 0, 3, 2]
+    assert output.store_spec.moves == [(1, 4)] and output.evicted_keys == []
+    manager.complete_store(output.keys_to_store, None)
+    found = counts(manager)
+    assert found["tier_blocks_stored 0:host"] == 3 and found["tier_blocks_stored 1:disk"] == 2
 
 
 def test_a_block_that_is_read_stays_where_it_is():
     manager = KvxOffloadingManager([Tier(1), Tier(1, "/folder")])
     store(manager, b"a")
     manager.prepare_load([b"a"], None)
-    assert manager.prepare_store([b"b"], None).keys_to_store == []
+    assert store(manager, b"b") == []  # in the second tier
+    loads = manager.prepare_load([b"b"], None)
+    assert loads.block_ids.tolist() == [1] and loads.moves == [], "nobody makes room for it"
     manager.complete_load([b"a"], None)
-    assert store(manager, b"b") == [(0, 1)]
+    manager.complete_load([b"b"], None)
+    manager.prepare_load([b"b"], None)
+    assert b"b" in manager._tiers[0].entries
+    assert manager.lookup(b"a", None) == LookupResult.MISS, "it made room, and there was none below"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def store_for(manager, params, *keys):
+    context = request(manager, {"kvx": params})
+    manager.complete_store(manager.prepare_store(keys, context).keys_to_store, context)
+    return context
+
+
+def evicted(manager, *keys):
+    output = manager.prepare_store(keys, None)
+    manager.complete_store(output.keys_to_store, None)
+    return output.evicted_keys
+
+
+def test_a_priority_ends_with_its_time():
+    clock = Clock()
+    manager = KvxOffloadingManager([Tier(3)], clock=clock)
+    store_for(manager, {"priority": 80, "seconds": 10}, b"a")
+    store_for(manager, {"priority": 10, "seconds": 10}, b"b")
+    store(manager, b"c")
+    clock.now = 9
+    assert evicted(manager, b"d") == [b"b"]
+    clock.now = 10
+    assert evicted(manager, b"e") == [b"a"], "of its time it was the last, now it is the first"
+    store_for(manager, {"seconds": 5}, b"f")
+    manager.touch([b"f"], request(manager, {"kvx": {"priority": 90}}))  # for good
+    clock.now = 1000
+    assert evicted(manager, b"g", b"h") == [b"d", b"e"]
+
+
+def test_a_pinned_block_leaves_no_tier():
+    clock = Clock()
+    manager = KvxOffloadingManager([Tier(4), Tier(2, "/folder")], clock=clock)
+    store_for(manager, {"pin": True, "seconds": 10}, b"a", b"b", b"c")  # two are half of the tier
+    for key in (b"1", b"2", b"3", b"4", b"5", b"6"):
+        store(manager, key)
+    assert {b"a", b"b"} <= manager._tiers[0].entries.keys()
+    assert b"c" in manager._tiers[1].entries, "half of that tier, too"
+    clock.now = 10
+    for key in (b"7", b"8", b"9"):
+        store(manager, key)
+    assert all(manager.lookup(key, None) == LookupResult.MISS for key in (b"b", b"c"))
+
+
+def test_what_a_session_alone_used_goes_first_once_it_is_over():
+    manager = KvxOffloadingManager([Tier(4)])
+    store_for(manager, {"session": "one"}, b"a", b"b", b"c")
+    store(manager, b"d")
+    manager.touch([b"b"], request(manager, {"kvx": {"session": "two"}}))
+    last = request(manager, {"kvx": {"session": "one", "ends_session": True}})
+    manager.touch([b"a"], last)
+    manager.on_request_finished(last)
+    assert evicted(manager, b"e", b"f") == [b"c", b"a"]
+    assert evicted(manager, b"g") == [b"d"], "session two goes on"
+    manager.on_request_finished(request(manager, {"kvx": {"session": "two", "ends_session": True}}))
+    assert manager.lookup(b"b", None) == LookupResult.HIT
+    manager.touch([b"b"], None)  # it is of use again
+    assert evicted(manager, b"h") == [b"e"]
+    assert manager._sessions == {}
+
+
+def test_a_session_that_ends_with_nothing_stored_is_no_error():
+    manager = KvxOffloadingManager([Tier(1)])
+    manager.on_request_finished(request(manager, {"kvx": {"session": "x", "ends_session": True}}))
+    manager.on_request_finished(request(manager, None))
+    store_for(manager, {"session": "y"}, b"a")
+    evicted(manager, b"b")
+    assert manager._sessions == {}
+
+
+def fill(page, key):
+    page.copy_(torch.arange(page.numel()).reshape(page.shape) * 3 + key)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_brings_back_what_was_stored(seed, tmp_path):
+    """Random stores and loads through three tiers, some under way at once: what vLLM may load is
+    what it stored, whatever moved meanwhile."""
+    rng = random.Random(seed)
+    tiers = [Tier(4), Tier(3, str(tmp_path)), Tier(5, str(tmp_path))]
+    pages = [torch.zeros((64, 96), dtype=torch.uint8), torch.zeros((64, 32), dtype=torch.uint8)]
+    refs = [SimpleNamespace(tensor_idx=i) for i in range(2)]
+    tensors = [SimpleNamespace(tensor=page) for page in pages]
+    manager = KvxOffloadingManager(tiers)
+    mover = KvxOffloadingWorker(SimpleNamespace(tensors=tensors, group_data_refs=[refs]), tiers)
+    jobs, free, num_loaded = {}, list(range(64)), 0
+
+    def poll(wait_for=None):
+        nonlocal num_loaded
+        if wait_for is not None:
+            mover.wait(wait_for)
+        for result in mover.get_finished():
+            verb, keys, blocks = jobs.pop(result.job_id)
+            if verb == "load":
+                manager.complete_load(keys, None)
+                num_loaded += len(keys)
+                for key, block in zip(keys, blocks):
+                    expected = [page[:1].clone() for page in pages]
+                    for page, right in zip(pages, expected):
+                        fill(right, key)
+                        assert torch.equal(page[block : block + 1], right), (key, block)
+            else:
+                manager.complete_store(keys, None)
+            free.extend(blocks)
+            assert mover.bad_jobs == 0
+
+    for job in range(300):
+        busy = {key for _, keys, _ in jobs.values() for key in keys}
+        keys = rng.sample([key for key in range(20) if key not in busy], rng.randint(1, 6))
+        found = [key for key in keys if manager.lookup(key, None) == LookupResult.HIT]
+        manager.touch(found, None)
+        if found and rng.random() < 0.6:
+            verb, keys = "load", found
+            slots = manager.prepare_load(keys, None)
+        else:
+            verb = "store"
+            output = manager.prepare_store(keys, None)
+            keys, slots = output.keys_to_store, output.store_spec
+        if keys and len(free) >= len(keys):
+            blocks = [free.pop(0) for _ in keys]
+            for key, block in zip(keys, blocks):
+                for page in pages:
+                    fill(page[block : block + 1], key if verb == "store" else 255)
+            spec = GPULoadStoreSpec(blocks, group_sizes=[len(blocks)], block_indices=[0])
+            jobs[job] = (verb, keys, blocks)
+            if verb == "store":
+                mover.submit_store(job, spec, slots)
+            else:
+                mover.submit_load(job, slots, spec)
+        if rng.random() < 0.5 or len(free) < 12:
+            poll(wait_for=set(jobs) if len(free) < 12 or rng.random() < 0.3 else None)
+    poll(wait_for=set(jobs))
+    assert not jobs and num_loaded > 50
+    assert all(len(tier.free) + len(tier.entries) == t.num_slots for tier, t in zip(manager._tiers, tiers))
+    mover.shutdown()
 
 
 def request(manager, params):
@@ -196,8 +362,14 @@ def test_blocks_of_a_low_priority_go_first():
 @pytest.mark.parametrize(
     "said",
     [
-        {"pin": True},
-        {"priority": 80, "seconds": 10},
+        {"pin": 1},
+        {"priority": 80, "seconds": 0},
+        {"seconds": True},
+        {"session": ""},
+        {"session": "x" * 257},
+        {"session": 7},
+        {"ends_session": True},
+        {"tokens": 80},
         {"priority": 101},
         {"priority": -1},
         {"priority": True},
@@ -207,12 +379,12 @@ def test_blocks_of_a_low_priority_go_first():
         "kvx",
     ],
 )
-def test_a_request_that_asks_for_what_tiers_lack_is_told_and_served(said, monkeypatch):
+def test_a_request_that_asks_for_what_cannot_be_is_told_and_served(said, monkeypatch):
     told = []
     monkeypatch.setattr(offloading_manager._log, "warning", lambda text, *_: told.append(text))
     manager = KvxOffloadingManager([Tier(1)])
     context = request(manager, {"kvx": said})
-    assert len(told) == 1 and "expected" in told[0]
+    assert len(told) == 1 and "retains a request's blocks like others" in told[0]
     manager.complete_store(manager.prepare_store([b"a"], context).keys_to_store, context)
     assert manager.prepare_store([b"b"], None).evicted_keys == [b"a"]
 

@@ -13,6 +13,8 @@ from engines import BLOCK, Engine, prompts
 from vllm import SamplingParams
 
 import kvx
+from kvx.vllm.layer_writer import LayerWriter
+from kvx.vllm.transfer import Slice, heads_of_worker, slices_of
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -21,9 +23,16 @@ CACHED = 96  # of 120 tokens: whole blocks, less the last token
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Two ports in a row, for two workers."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            try:
+                other.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 class Producer:
@@ -56,7 +65,7 @@ def producer(model, recipe, **options):
     ) as process:
         yield Producer(process)
         process.stdin.close()
-        assert process.wait(120) == 0
+        assert process.wait(240) == 0
 
 
 def consumer(model, recipe, **options):
@@ -110,6 +119,64 @@ def test_the_consumer_goes_on_as_if_it_had_computed_the_prompt(model, recipe):
         assert len(files_of(engine)) == 0, "what was loaded is not kept"
 
 
+def test_each_layer_leaves_when_its_attention_is_done(model, monkeypatch):
+    handed_on = []
+
+    def end_step(writer, end=LayerWriter.end_step):
+        if writer._step is not None:
+            handed_on.append(set(writer._step.handed_on))
+        end(writer)
+
+    monkeypatch.setattr(LayerWriter, "end_step", end_step)
+    transfer = {
+        "kv_connector": "KvxTransferConnector",
+        "kv_connector_module_path": "kvx.vllm.transfer",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"endpoint": f"tcp://127.0.0.1:{free_port()}"},
+    }
+    with Engine(model, "int8", kv_transfer_config=transfer) as engine:
+        engine.tokens(prompts([120]), count=20)
+    # the prompt's three blocks, and the one that the eighth token of the answer fills
+    assert handed_on == [{0, 1, 2, 3}] * 2
+
+
+@pytest.mark.parametrize("producers, consumers", [(1, 2), (2, 1)])
+def test_workers_take_the_heads_that_they_have(model, producers, consumers, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    (prompt,) = prompts([120])
+    with Engine(model, "int8") as alone:
+        (expected,) = alone.tokens([prompt])
+    options = {"extra": {"wait_seconds": 30}, "tensor_parallel_size": consumers}
+    with producer(model, "int8", tensor_parallel_size=producers) as prefill:
+        with consumer(model, "int8", **options) as engine:
+            assert decode(engine, prompt, prefill.prefill(prompt)) == expected
+            counts = connector(engine).counts
+            assert counts["found"] == CACHED // BLOCK and counts["missed"] == 0
+            assert counts["fetched"] == 2 * CACHED // BLOCK  # two slices of each
+
+
+def test_slices_cover_each_workers_heads():
+    assert slices_of(1, 2, 2, 8) == [Slice(1, 4, 8, range(4, 8))]
+    assert slices_of(1, 2, 2, 8)[0].heads == []
+    assert slices_of(1, 2, 1, 8)[0].heads == [4, 8, 8]
+    assert slices_of(0, 1, 2, 8) == [Slice(0, 0, 4, range(4)), Slice(1, 4, 8, range(4, 8))]
+    assert [one.heads for one in slices_of(0, 1, 2, 8)] == [[], []]
+    assert slices_of(3, 4, 16, 8)[0] == Slice(12, 6, 7, range(6, 7))  # two workers have head 6
+    for num_heads in (1, 2, 3, 6, 8):
+        for num_workers in (1, 2, 3, 4, 8, 16):
+            for num_producers in (1, 2, 3, 4, 8, 16):
+                if any(
+                    num_heads % n and n % num_heads for n in (num_workers, num_producers)
+                ):
+                    continue
+                for worker in range(num_workers):
+                    slices = slices_of(worker, num_workers, num_producers, num_heads)
+                    heads = [head for one in slices for head in range(one.first, one.end)]
+                    assert heads == list(heads_of_worker(worker, num_workers, num_heads))
+    with pytest.raises(kvx.UnsupportedError, match="8 KV heads cannot lie on 3 workers"):
+        slices_of(0, 1, 3, 8)
+
+
 def test_a_producer_that_is_gone_or_lies_costs_a_computation(model, tmp_path):
     (prompt,) = prompts([120])
     with Engine(model, "int8") as alone:
@@ -126,8 +193,8 @@ def test_a_producer_that_is_gone_or_lies_costs_a_computation(model, tmp_path):
             ):
                 engine.llm.reset_prefix_cache()
                 assert decode(engine, prompt, params) == expected, params
-            assert connector(engine).counts["bad"] == 1
-            assert connector(engine).counts["found"] == 0
+            # the producer's files name another recipe, so none was fetched
+            assert connector(engine).counts["fetched"] == connector(engine).counts["found"] == 0
 
 
 def test_refuses_options_that_cannot_be(model):

@@ -43,11 +43,13 @@ _NULL_BLOCK = 0  # stands for a block that left its layer's sliding window
 
 @dataclass(frozen=True)
 class Block:
-    """A block to load or save. page_ids: its page in each group of layers."""
+    """A block to load or save. page_ids: its page in each group of layers. num_producers: the
+    workers of the engine that it came from, 0 for files of this one's own."""
 
     name: str
     tokens: list[int]
     page_ids: list[int]
+    num_producers: int = 0
 
 
 @dataclass
@@ -67,8 +69,8 @@ class _Running:
     looked_at: int = 0  # blocks that are saved, or need not be
 
 
-class _WorkersFiles:
-    """The files of one worker's pages."""
+class WorkersFiles:
+    """Files of a worker's pages, in a folder that their fingerprint names."""
 
     def __init__(self, root, fingerprint, block_size, zstd_level):
         self.folder = Path(root) / hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
@@ -91,6 +93,10 @@ class _WorkersFiles:
 
     def load(self, block, pages):
         self._files.load(self.path(block), block.name, block.tokens, pages)
+
+    def begin(self, block, page_bytes):
+        """A file whose layers come one after the other (_core.LayerFile)."""
+        return self._files.begin(self.path(block), block.name, block.tokens, page_bytes)
 
     def save(self, block, pages):
         self._files.save(self.path(block), block.name, block.tokens, pages, self._zstd_level)
@@ -126,14 +132,9 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         (self.block_size,) = sizes
         self.windows = [_window_of(group.kv_cache_spec) for group in self.groups]
         zstd_level = int(options.get("zstd_level", 0))
+        self._config = vllm_config
         self.workers = [
-            _WorkersFiles(
-                self.root,
-                fingerprint_of(vllm_config, self.groups, worker),
-                self.block_size,
-                zstd_level,
-            )
-            for worker in range(parallel.world_size)
+            self._new_files(worker, zstd_level) for worker in range(parallel.world_size)
         ]
         self.counts = Counter()
         self._reported = Counter()  # of these, what vLLM's metrics have
@@ -155,6 +156,10 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         if not path:
             raise Error("kv_connector_extra_config has no path; expected a folder for the files")
         return path
+
+    def _new_files(self, worker, zstd_level):
+        fingerprint = fingerprint_of(self._config, self.groups, worker)
+        return WorkersFiles(self.root, fingerprint, self.block_size, zstd_level)
 
     @property
     def requires_kv_delivery(self):
@@ -299,8 +304,11 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         pages = [pages for _, pages in self._layers]
         if not pages:
             return
-        self._writer = BlockWriter(pages, self.files.save)
+        self._writer = self._new_writer(pages)
         self._pinned = PinnedPages(pages) if pages[0].is_cuda else None
+
+    def _new_writer(self, pages):
+        return BlockWriter(pages, self.files.save)
 
     def flush(self):
         """Waits until every block that was to be saved is in its file."""
@@ -321,12 +329,16 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     def _load(self, block):
         ids = self._ids(block)
         if self._pinned is not None:
-            self._pinned.put(ids, lambda pages: self.files.load(block, pages))
+            self._pinned.put(ids, lambda pages: self._load_pages(block, pages))
             return
         layers = (pages for _, pages in self._layers)
-        self.files.load(
+        self._load_pages(
             block, [None if i is None else pages[i : i + 1] for pages, i in zip(layers, ids)]
         )
+
+    def _load_pages(self, block, pages):
+        """pages: each layer's page, None for a layer that needs none."""
+        self.files.load(block, pages)
 
     def start_load_kv(self, forward_context, **kwargs):
         for block in self._get_connector_metadata().loads:
@@ -366,8 +378,9 @@ def _window_of(spec):
     return min(windows, default=None)
 
 
-def fingerprint_of(vllm_config, groups, worker=0) -> str:
-    """All that decides the bytes of a worker's page beside its tokens, a fact a line."""
+def fingerprint_of(vllm_config, groups, worker=0, heads="") -> str:
+    """All that decides the bytes of a worker's page beside its tokens, a fact a line. heads: which
+    KV heads it has, instead of a worker."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     is_latent = isinstance(groups[0].kv_cache_spec, MLAAttentionSpec)
     facts = {
@@ -381,8 +394,11 @@ def fingerprint_of(vllm_config, groups, worker=0) -> str:
         "cache_dtype": cache.cache_dtype,
         "skipped_layers": ",".join(cache.kv_cache_dtype_skip_layers or []),
         "block_size": groups[0].kv_cache_spec.block_size,
-        "worker": f"{worker} of {vllm_config.parallel_config.world_size}",
     }
+    if heads:
+        facts["kv_heads"] = heads
+    else:
+        facts["worker"] = f"{worker} of {vllm_config.parallel_config.world_size}"
     if not current_platform.is_cpu():  # a GPU may order codes as its kernels decode them fastest
         capability = current_platform.get_device_capability()
         facts["device"] = f"{current_platform.device_type} {capability.as_version_str()}"

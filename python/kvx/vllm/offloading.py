@@ -13,8 +13,9 @@ A block that comes back changed is counted, forgotten and computed anew. A GPU's
 a stream of their own to and from pinned memory.
 
 ``tiers`` names the tiers as everywhere in kvx, budgets of all workers of an engine together. vLLM's
-own ``cpu_bytes_to_use`` is the same as one ``host``. Blocks are stored in the first tier, go down
-for room, and come back from where they lie.
+own ``cpu_bytes_to_use`` is the same as one ``host``. Blocks are stored in the first tier, and what
+it cannot take in the next one; they go down for room, come back from where they lie, and go up to
+the first tier then.
 
 vLLM logs the manager's counts, exports them to Prometheus (METRICS, TIER_METRICS) and publishes its
 events.
@@ -24,7 +25,7 @@ import os
 import time
 from bisect import bisect_right
 from collections import defaultdict, deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import accumulate
 
@@ -45,11 +46,12 @@ from kvx.vllm.offloading_manager import METRICS, TIER_METRICS, KvxOffloadingMana
 
 _log = init_logger("vllm.kvx")
 
+
 class KvxOffloadingWorker(OffloadingWorker):
     """Copies blocks between vLLM's pages and the tiers' slots. bad_jobs: loads that failed.
 
-    A tier's blocks go down in a thread; a store that needs their slots waits for it, a step and a
-    load do not.
+    Blocks go down and up in a thread, in the order of the manager's decisions. A store or a load
+    whose slots a block still leaves or enters waits for it; a step does not.
     """
 
     def __init__(self, kv_caches, tiers):
@@ -65,7 +67,8 @@ class KvxOffloadingWorker(OffloadingWorker):
             self._mover = ThreadPoolExecutor(1, "kvx tiers")
             self._mover.submit(int).result()  # starts the thread
         self._first_slots = list(accumulate((tier.num_slots for tier in tiers), initial=0))
-        self._waiting = deque()  # (moves under way, a store that follows them)
+        self._busy = {}  # slot: the moves that read or write it, a Future
+        self._waiting = deque()  # (job_id, Futures of moves, what starts the job after them)
         self.bad_jobs = 0
         self.bad_blocks = set()  # vLLM's numbers, since its last call
         self._loads = {}  # job_id: vLLM's blocks
@@ -73,22 +76,38 @@ class KvxOffloadingWorker(OffloadingWorker):
         self._open = {}  # job_id: [tiers that still work on it, all was whole, bytes]
 
     def submit_store(self, job_id, src_spec, dst_spec):
-        self._started[job_id] = time.perf_counter()
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        moves = self._mover.submit(self._move, dst_spec.moves) if dst_spec.moves else None
-        self._waiting.append((moves, partial(self._submit, "store", job_id, src_spec, dst_spec)))
-        self._start_stores()
+        self._begin("store", job_id, src_spec, dst_spec)
         return True
 
     def submit_load(self, job_id, src_spec, dst_spec, expedited=False):
         """expedited: the step waits for the load. The queue has one order, so nothing changes."""
-        self._started[job_id] = time.perf_counter()
         self._loads[job_id] = dst_spec.block_ids.tolist()
+        self._begin("load", job_id, dst_spec, src_spec)
+        return True
+
+    def _begin(self, verb, job_id, pages, slots):
+        self._started[job_id] = time.perf_counter()
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self._submit("load", job_id, dst_spec, src_spec)
-        return True
+        # A load reads where its blocks lie, beside the moves that take them up.
+        if verb == "load":
+            waits_for = self._moves_at(slots.block_ids.tolist())
+            self._start_moves(slots.moves)
+        else:
+            self._start_moves(slots.moves)
+            waits_for = self._moves_at(slots.block_ids.tolist())
+        self._waiting.append((job_id, waits_for, partial(self._submit, verb, job_id, pages, slots)))
+        self._start_waiting()
+
+    def _start_moves(self, moves):
+        if moves:
+            under_way = self._mover.submit(self._move, moves)
+            self._busy.update((slot, under_way) for move in moves for slot in move)
+
+    def _moves_at(self, slots):
+        """Moves under way that slots have to wait for."""
+        self._busy = {slot: moves for slot, moves in self._busy.items() if not moves.done()}
+        return {self._busy[slot] for slot in slots if slot in self._busy}
 
     def _place_of(self, slot):
         """(number of its tier, slot there)."""
@@ -101,12 +120,16 @@ class KvxOffloadingWorker(OffloadingWorker):
             if self.tiers[below].take(self.tiers[above], [from_slot], [to_slot]) == 0:
                 _log.warning("kvx lost a block on its way down: the disk refused it")
 
-    def _start_stores(self):
-        while self._waiting and (self._waiting[0][0] is None or self._waiting[0][0].done()):
-            moves, start = self._waiting.popleft()
-            if moves is not None:
-                moves.result()
-            start()
+    def _start_waiting(self):
+        """Starts what need not wait for moves any more."""
+        waiting, self._waiting = self._waiting, deque()
+        for job_id, moves, start in waiting:
+            if all(move.done() for move in moves):
+                for move in moves:
+                    move.result()
+                start()
+            else:
+                self._waiting.append((job_id, moves, start))
 
     def _submit(self, verb, job_id, pages, slots):
         """pages: vLLM's blocks, group by group; slots: as many."""
@@ -125,7 +148,7 @@ class KvxOffloadingWorker(OffloadingWorker):
         self._open[job_id] = [len({tier for tier, _ in parts}), True, 0]
 
     def get_finished(self):
-        self._start_stores()
+        self._start_waiting()
         for tier in self.tiers:
             for job_id, is_whole, num_bytes in tier.drain_finished():
                 job = self._open[job_id]
@@ -146,11 +169,10 @@ class KvxOffloadingWorker(OffloadingWorker):
         return TransferResult(job_id, True, num_bytes, seconds)
 
     def wait(self, job_ids):
-        while self._waiting:
-            moves, start = self._waiting.popleft()
-            if moves is not None:
-                moves.result()
+        for _, moves, start in self._waiting:
+            wait(moves)
             start()
+        self._waiting.clear()
         for tier in self.tiers:
             tier.wait_for_all()
 

@@ -2,12 +2,15 @@
 vLLM's scheduler.
 
     prepare_store ──► first tier ──► tier below ──► ... ──► evicted
-    prepare_load  ◄── the tier that has the block
+                 └──────────────────────┘  what the first one has no room for
+    prepare_load  ◄── the tier that has the block; the block goes up to the first tier
 """
 
+import heapq
+import time
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, count
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
@@ -40,12 +43,13 @@ TIER_METRICS = {
     "vllm:kvx_offload_tier_blocks_stored": "Blocks that came from vLLM's pages.",
     "vllm:kvx_offload_tier_blocks_loaded": "Blocks that went back to vLLM's pages.",
     "vllm:kvx_offload_tier_blocks_moved_down": "Blocks that left for the tier below.",
+    "vllm:kvx_offload_tier_blocks_moved_up": "Blocks that left for the first tier, being loaded.",
 }
 
 
 class Slots(BlockIDsLoadStoreSpec):
     """Slots of the tiers, one for each block, in the order of the blocks; they are numbered through
-    from the first tier on. moves: (from slot, to slot) of blocks that make room before, in order.
+    from the first tier on. moves: (from slot, to slot) of blocks that make room or go up, in order.
     """
 
     def __init__(self, block_ids, moves=()):
@@ -76,6 +80,11 @@ class _Entry:
     is_doubtful: bool = False  # forgotten once it has no readers
     readers: int = 0
     priority: int = _DEFAULT_PRIORITY
+    is_pinned: bool = False
+    expires: float | None = None  # when priority and pin end
+    sessions: set = field(default_factory=set)  # that used it; None: a request without one
+    # (tier, slot) that it has left for the first tier; a load still reads it there
+    below: tuple | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,41 @@ class _Retention:
     """What a request says of its blocks."""
 
     priority: int | None = None
+    pin: bool = False
+    seconds: float | None = None
+    session: str | None = None
+    ends_session: bool = False
+
+    @property
+    def says_how_long(self):
+        return self.priority is not None or self.pin or self.seconds is not None
+
+
+_SAYS_NOTHING = _Retention()
+_LEAVES_FIRST = _Retention(priority=-1)
+_MOST_SESSION_LETTERS = 256
+
+
+def _problem_of(said):
+    """What is wrong with a request's words; "" for nothing."""
+    names = {"priority", "pin", "seconds", "session", "ends_session"}
+    if not isinstance(said, dict) or not said or set(said) - names:
+        return f"is {said!r}; expected some of {sorted(names)}"
+    priority, seconds = said.get("priority", 0), said.get("seconds", 1)
+    if type(priority) is not int or not 0 <= priority <= 100:
+        return f"priority is {priority!r}; expected 0 to 100"
+    if type(seconds) not in (int, float) or not 0.001 <= seconds <= 3e8:
+        return f"seconds is {seconds!r}; expected 0.001 to 3e8"
+    for name in ("pin", "ends_session"):
+        if type(said.get(name, False)) is not bool:
+            return f"{name} is {said[name]!r}; expected true or false"
+    session = said.get("session")
+    is_name = isinstance(session, str) and 1 <= len(session) <= _MOST_SESSION_LETTERS
+    if "session" in said and not is_name:
+        return f"session is {session!r}; expected 1 to {_MOST_SESSION_LETTERS} letters"
+    if said.get("ends_session") and session is None:
+        return "ends_session is true without a session"
+    return ""
 
 
 def _retention_of(params):
@@ -90,78 +134,77 @@ def _retention_of(params):
     like one that says nothing, with a warning."""
     said = (params or {}).get("kvx")
     if said is None:
-        return _Retention()
-    if not isinstance(said, dict) or set(said) - {"priority"}:
+        return _SAYS_NOTHING
+    if problem := _problem_of(said):
         _log.warning(
-            "kvx retains a request's blocks like others: kv_transfer_params.kvx is %r; expected "
-            'nothing but {"priority": 0 to 100}, the tiers behind vLLM have no times, pins or '
-            "sessions",
-            said,
+            "kvx retains a request's blocks like others: kv_transfer_params.kvx %s", problem
         )
-        return _Retention()
-    priority = said.get("priority")
-    if type(priority) is int and 0 <= priority <= 100:
-        return _Retention(priority)
-    _log.warning(
-        "kvx retains a request's blocks like others: kv_transfer_params.kvx.priority is %r; "
-        "expected 0 to 100",
-        priority,
-    )
-    return _Retention()
+        return _SAYS_NOTHING
+    return _Retention(**said)
 
 
 class _TierState:
     """The blocks of one tier, in the order in which they leave it: by priority, and among equals
-    the least recently used one first."""
+    the least recently used one first. Pinned ones stay, half of the slots at most."""
 
     def __init__(self, level, tier, first_slot):
         self.level = level
         self.label = f"{level}:{tier.name}"
         self.medium = tier.medium
         self.entries: dict[bytes, _Entry] = {}
-        self._order: dict[int, OrderedDict[bytes, None]] = {}  # by priority
+        self._order: dict[int, OrderedDict[bytes, None]] = {}  # by priority; no pinned ones
+        self._pinned: set[bytes] = set()
+        self._most_pinned = tier.num_slots // 2
         self.free = list(range(first_slot, first_slot + tier.num_slots))
 
-    def add(self, key, entry):
+    def add(self, key, entry, is_next=False):
+        """is_next: it leaves before all others of its priority."""
         self.entries[key] = entry
-        self._order.setdefault(entry.priority, OrderedDict())[key] = None
+        if entry.is_pinned and len(self._pinned) < self._most_pinned:
+            self._pinned.add(key)
+            return
+        keys = self._order.setdefault(entry.priority, OrderedDict())
+        keys[key] = None
+        keys.move_to_end(key, last=not is_next)
 
     def pop(self, key):
         entry = self.entries.pop(key)
+        if key in self._pinned:
+            self._pinned.remove(key)
+            return entry
         keys = self._order[entry.priority]
         del keys[key]
         if not keys:
             del self._order[entry.priority]
         return entry
 
-    def use(self, key, priority):
-        """priority: None leaves it as it is."""
-        entry = self.pop(key)
-        if priority is not None:
-            entry.priority = priority
-        self.add(key, entry)
-
     def in_order(self):
         for priority in sorted(self._order):
             yield from self._order[priority]
 
 
-def _priority_of(req_context):
-    """None: the request says nothing of it."""
+def _retention(req_context):
     retention = req_context and req_context.get_state(_Retention)
-    return retention.priority if retention else None
+    return retention or _SAYS_NOTHING
 
 
 class KvxOffloadingManager(OffloadingManager):
     """Decides which block lies in which slot. The block of a tier's lowest priority makes room,
     among equals the least recently used one: it goes to the tier below, and from the last one it is
-    gone. A request's ``kv_transfer_params`` may say ``{"kvx": {"priority": 80}}``; others have 35.
+    gone.
 
-    tiers: list of Tier, the nearest first. sends_events: keeps events for take_events.
+    A request's ``kv_transfer_params`` may say of its blocks, under ``"kvx"``: ``priority`` (0 to
+    100, others have 35), ``pin`` (they leave no tier), ``seconds`` (for how long both hold; for
+    good without), ``session`` (the conversation that it belongs to) and ``ends_session`` (blocks
+    that the session alone used go first). What a later request says of the same blocks counts.
+
+    tiers: list of Tier, the nearest first. sends_events: keeps events for take_events. clock:
+    seconds.
     """
 
-    def __init__(self, tiers, sends_events=False):
+    def __init__(self, tiers, sends_events=False, clock=time.monotonic):
         self._config = tiers
+        self._clock = clock
         self._sends_events = sends_events
         self._events = []
         self._new_counts = Counter()  # since vLLM last asked
@@ -191,12 +234,56 @@ class KvxOffloadingManager(OffloadingManager):
             _TierState(level, tier, first)
             for level, (tier, first) in enumerate(zip(self._config, first_slots))
         ]
-        # Entries on their way down, by a key of the store that waits for them.
+        # Entries on their way down, by a key of the store or load that makes them move.
         self._moving: dict[bytes, list[_Entry]] = {}
+        self._expiring = []  # heap of (when, number, key); what an entry says itself counts
+        self._numbers = count()
+        self._sessions: dict[str, dict[bytes, None]] = {}  # the one used last is last
 
     def on_new_request(self, req_context):
         req_context.set_state(_retention_of(req_context.kv_transfer_params))
         return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context):
+        retention = _retention(req_context)
+        if not retention.ends_session:
+            return
+        for key in self._sessions.pop(retention.session, ()):
+            tier, entry = self._find(key)
+            entry.sessions.discard(retention.session)
+            if not entry.sessions:  # nobody else used it
+                self._retain(tier, key, _LEAVES_FIRST)
+
+    def _retain(self, tier, key, retention, is_next=False):
+        """Makes a block its tier's most recently used one, and notes what a request says of it."""
+        entry = tier.pop(key)
+        if retention.says_how_long:
+            priority = retention.priority
+            entry.priority = _DEFAULT_PRIORITY if priority is None else priority
+            entry.is_pinned, entry.expires = retention.pin, None
+            if retention.seconds is not None:
+                entry.expires = self._clock() + retention.seconds
+                heapq.heappush(self._expiring, (entry.expires, next(self._numbers), key))
+        elif entry.priority < 0:  # of a session that is over, and used again
+            entry.priority = _DEFAULT_PRIORITY
+        tier.add(key, entry, is_next)
+
+    def _join(self, key, entry, retention):
+        entry.sessions.add(retention.session)
+        if retention.session is not None:
+            keys = self._sessions.setdefault(retention.session, {})
+            keys.pop(key, None)
+            keys[key] = None
+
+    def _expire(self):
+        """Of blocks whose time is over nothing is said any more; they go before their equals."""
+        now = self._clock()
+        while self._expiring and self._expiring[0][0] <= now:
+            when, _, key = heapq.heappop(self._expiring)
+            tier, entry = self._find(key)
+            if entry is not None and entry.expires == when:
+                nothing = _Retention(priority=_DEFAULT_PRIORITY)
+                self._retain(tier, key, nothing, is_next=True)
 
     def _find(self, key):
         """(tier, entry), or (None, None)."""
@@ -212,29 +299,73 @@ class KvxOffloadingManager(OffloadingManager):
         return LookupResult.HIT if entry.is_ready else LookupResult.HIT_PENDING
 
     def touch(self, keys, req_context):
+        retention = _retention(req_context)
         for key in reversed(list(keys)):  # a prefix's beginning goes last
-            tier, _ = self._find(key)
+            tier, entry = self._find(key)
             if tier is not None:
-                tier.use(key, _priority_of(req_context))
+                self._join(key, entry, retention)
+                self._retain(tier, key, retention)
 
     def prepare_load(self, keys, req_context):
-        slots = []
+        """Blocks of lower tiers are read where they lie and go up to the first tier, as far as it
+        has room for them."""
+        self._expire()
+        keys = list(keys)
+        slots = [self._find(key)[1].slot for key in keys]
+        moves, moved = [], []
+        first = self._tiers[0]
+        below = [key for key in keys if key not in first.entries and self._can_move(key)]
+        if below:
+            evicted = self._make_room(first, len(below), set(keys), moves, moved)
+            self.count("blocks_evicted", len(evicted))
+            for key in below[: len(first.free)]:
+                self._move_up(key, moves)
+        if moved:
+            self._moving.setdefault(keys[0], []).extend(moved)
         for key in keys:
-            _, entry = self._find(key)
-            entry.readers += 1
-            slots.append(entry.slot)
-        return Slots(slots)
+            self._find(key)[1].readers += 1
+        return Slots(slots, moves)
+
+    def _can_move(self, key):
+        _, entry = self._find(key)
+        return entry.is_ready and not entry.is_doubtful and entry.readers == 0
+
+    def _move_up(self, key, moves):
+        first = self._tiers[0]
+        tier, _ = self._find(key)
+        entry = tier.pop(key)
+        slot = first.free.pop()
+        moves.append((entry.slot, slot))
+        entry.below, entry.slot = (tier, entry.slot), slot
+        first.add(key, entry)
+        self.count("tier_blocks_moved_up", 1, tier.label)
+        self._tell(tier, [key], removed=True)
+        self._tell(first, [key], removed=False)
 
     def complete_load(self, keys, req_context):
         self.count("blocks_loaded", len(keys))
         for key in keys:
+            self._end_moves(key)
             tier, entry = self._find(key)
             if entry is None:  # forgotten since
                 continue
-            self.count("tier_blocks_loaded", 1, tier.label)
+            was_in = entry.below[0] if entry.below else tier
+            self.count("tier_blocks_loaded", 1, was_in.label)
             entry.readers -= 1
-            if entry.is_doubtful and entry.readers == 0:
-                self._forget(key)
+            if entry.readers == 0:
+                self._leave_below(entry)
+                if entry.is_doubtful:
+                    self._forget(key)
+
+    def _leave_below(self, entry):
+        if entry.below:
+            tier, slot = entry.below
+            tier.free.append(slot)
+            entry.below = None
+
+    def _end_moves(self, key):
+        for entry in self._moving.pop(key, ()):
+            entry.is_ready = True  # one that was not moved whole fails its checks
 
     def doubt_loads(self):
         """A load that is under way has brought back a bad block: vLLM does not pass here which."""
@@ -243,18 +374,22 @@ class KvxOffloadingManager(OffloadingManager):
                 entry.is_doubtful = entry.is_doubtful or entry.readers > 0
 
     def prepare_store(self, keys, req_context):
-        first = self._tiers[0]
+        """What the first tier cannot take goes to the next ones."""
+        self._expire()
+        retention = _retention(req_context)
         new = [key for key in keys if self._find(key)[1] is None]
-        moves, moved = [], []
-        evicted = self._make_room(first, len(new), set(keys), moves, moved)
+        moves, moved, evicted, slots = [], [], [], []
+        for tier in self._tiers:
+            left = new[len(slots) :]
+            evicted += self._make_room(tier, len(left), set(keys), moves, moved)
+            for key in left[: len(tier.free)]:
+                entry = _Entry(tier.free.pop())
+                tier.add(key, entry)
+                self._join(key, entry, retention)
+                self._retain(tier, key, retention)
+                slots.append(entry.slot)
         self.count("blocks_evicted", len(evicted))
-        new = new[: len(first.free)]
-        slots = [first.free.pop() for _ in new]
-        priority = _priority_of(req_context)
-        if priority is None:
-            priority = _DEFAULT_PRIORITY
-        for key, slot in zip(new, slots):
-            first.add(key, _Entry(slot, priority=priority))
+        new = new[: len(slots)]
         if moved:  # so there is room for a new one
             self._moving[new[0]] = moved
         return PrepareStoreOutput(new, Slots(slots, moves), evicted)
@@ -292,8 +427,7 @@ class KvxOffloadingManager(OffloadingManager):
 
     def complete_store(self, keys, req_context, success=True):
         for key in keys:
-            for entry in self._moving.pop(key, ()):
-                entry.is_ready = True  # one that was not moved whole fails its checks
+            self._end_moves(key)
             tier, entry = self._find(key)
             if entry is None or entry.is_ready:
                 continue
@@ -309,6 +443,11 @@ class KvxOffloadingManager(OffloadingManager):
         tier, entry = self._find(key)
         tier.pop(key)
         tier.free.append(entry.slot)
+        self._leave_below(entry)
+        for session in entry.sessions & self._sessions.keys():
+            del self._sessions[session][key]
+            if not self._sessions[session]:
+                del self._sessions[session]
         if entry.is_ready:
             self._tell(tier, [key], removed=True)
 
