@@ -139,6 +139,7 @@ class PagedLayer(_core.PagedLayer):
         positions: Array | None = None,
         window_pages: Array | None = None,
         plan: WindowPlan | None = None,
+        closes: bool = True,
         stream: Stream = None,
     ) -> int | None:
         """Stores new tokens. Returns how many numbers have no code under given scales; None on a
@@ -151,6 +152,7 @@ class PagedLayer(_core.PagedLayer):
                    says so
         window_pages, plan: with a kvx.PagedWindow, this layer's blocks of it, uint8 [num_blocks,
                    window_block_bytes or more], and the step's plan, whose slots are ``slots``
+        closes:    False: blocks that the step fills are left to close_blocks()
 
         A dual-scale format takes whole blocks, all tokens of one in order; with a window the plan's
         slots are such.
@@ -170,12 +172,25 @@ class PagedLayer(_core.PagedLayer):
             places,
             window_pages,
             window.window_slots,
-            window.closing,
+            window.closing if closes else None,
             window.evicted,
             window.reopened,
             stream,
         )
         return cast(int | None, nonfinite)
+
+    @in_words
+    def close_blocks(  # type: ignore[override]
+        self, pages: Array, window_pages: Array, plan: WindowPlan, *, stream: Stream = None
+    ) -> None:
+        """Quantises the blocks that a step filled, which ``append(closes=False)`` left: on a GPU
+        beside the attention of that step where each sequence has one query. Its window has these
+        blocks' rows, so attention does not read what is written here. The next step of the layer
+        must come after it.
+
+        pages, window_pages, plan: as append() took them; a plan of a window with unit "block"
+        """
+        _core.PagedLayer.close_blocks(self, pages, window_pages, plan.closing, stream)
 
     @in_words
     def attend(  # type: ignore[override]

@@ -381,6 +381,27 @@ nb::object PagedLayer::append(nb::handle pages, nb::handle k, nb::handle v, nb::
   return lane_ ? nb::object(nb::none()) : nb::object(nb::int_(nonfinite));
 }
 
+void PagedLayer::close_blocks(nb::handle pages, nb::handle window_pages,
+                              const BlockCopyArrays& closing, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {pages, window_pages, closing.from});
+  const PageArray memory = page_array(pages, "pages", page_bytes_, place);
+  const PageArray window = page_array(window_pages, "window_pages", window_block_bytes(), place);
+  if (!closing.is_given()) {
+    throw CoreError(
+        invalid_argument("the plan closes no blocks; expected one of a window with unit 'block'"));
+  }
+  const CopyArrays list = copy_arrays(closing, "closing", place);
+  KeptArrays kept;
+  if (lane_) keep_list(*lane_, kept, place, closing, list);
+  if (!lane_) check_list("closing", list, window.num_pages, memory.num_pages);
+  nb::gil_scoped_release no_gil;
+  const std::lock_guard lock(mutex_);
+  const ops::LayerView from = window_view(window, true), to = view_of(memory);
+  if (!lane_) return throw_if_error(copy_listed(from, to, list, nullptr));
+  on_device(place, kept,
+            [&](const ops::CudaContext& context) { return copy_listed(from, to, list, &context); });
+}
+
 void PagedLayer::attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
                         nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
                         const BatchBounds& bounds, nb::handle workspace, nb::handle lse,
@@ -747,6 +768,14 @@ void bind_paged_layer(nb::module_& module) {
           nb::arg("slots").none(), nb::arg("positions").none(), nb::arg("window_pages").none(),
           nb::arg("window_slots").none(), nb::arg("closing").none(), nb::arg("evicted").none(),
           nb::arg("reopened").none(), nb::arg("stream").none())
+      .def(
+          "close_blocks",
+          [](PagedLayer& self, nb::handle pages, nb::handle window_pages, nb::handle closing,
+             nb::handle stream) {
+            self.close_blocks(pages, window_pages, BlockCopyArrays::of(closing), stream);
+          },
+          nb::arg("pages").none(), nb::arg("window_pages").none(), nb::arg("closing").none(),
+          nb::arg("stream").none())
       .def(
           "attend",
           [](PagedLayer& self, nb::handle pages, nb::handle q, nb::handle out,

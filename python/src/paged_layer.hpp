@@ -103,6 +103,10 @@ class PagedLayer {
   nb::object append(nb::handle pages, nb::handle k, nb::handle v, nb::handle slots,
                     nb::handle positions, const WindowAppend& window, nb::handle stream);
 
+  // What append() leaves to it where its window has no closing blocks: those, quantised.
+  void close_blocks(nb::handle pages, nb::handle window_pages, const BlockCopyArrays& closing,
+                    nb::handle stream);
+
   void attend(nb::handle pages, nb::handle q, nb::handle out, nb::handle block_table,
               nb::handle seq_lens, nb::handle q_starts, const Attention& attention,
               const BatchBounds& bounds, nb::handle workspace, nb::handle lse,
@@ -186,7 +190,10 @@ class PagedLayer {
                    const WindowArrays& arrays) const;
   static CopyArrays copy_arrays(const BlockCopyArrays& arrays, const char* name,
                                 const ArrayPlace& place);
+  static void keep_list(const CudaLane& lane, KeptArrays& kept, const ArrayPlace& place,
+                        const BlockCopyArrays& objects, const CopyArrays& list);
   void check_window(const WindowArrays& arrays, int64_t num_pages) const;
+  void check_list(const char* name, const CopyArrays& list, int64_t num_from, int64_t num_to) const;
   Status reopen_blocks(const ops::AppendArgs& args, const WindowArrays& arrays,
                        const ops::CudaContext* context);
   Status append_to_window(ops::AppendArgs args, const WindowArrays& arrays,

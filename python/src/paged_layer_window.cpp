@@ -68,41 +68,45 @@ void PagedLayer::keep_window(KeptArrays& kept, const ArrayPlace& place, const Wi
                              const WindowArrays& arrays) const {
   if (!arrays.is_given()) return;
   lane_->keep(kept, place, window.slots, arrays.slots);
-  const auto keep_list = [&](const BlockCopyArrays& objects, const CopyArrays& list) {
-    if (!list.is_given()) return;
-    lane_->keep(kept, place, objects.from, list.from);
-    lane_->keep(kept, place, objects.to, list.to);
-    lane_->keep(kept, place, objects.tokens, list.tokens);
-  };
-  keep_list(window.closing, arrays.closing);
-  keep_list(window.evicted, arrays.evicted);
-  keep_list(window.reopened, arrays.reopened);
+  keep_list(*lane_, kept, place, window.closing, arrays.closing);
+  keep_list(*lane_, kept, place, window.evicted, arrays.evicted);
+  keep_list(*lane_, kept, place, window.reopened, arrays.reopened);
+}
+
+void PagedLayer::keep_list(const CudaLane& lane, KeptArrays& kept, const ArrayPlace& place,
+                           const BlockCopyArrays& objects, const CopyArrays& list) {
+  if (!list.is_given()) return;
+  lane.keep(kept, place, objects.from, list.from);
+  lane.keep(kept, place, objects.to, list.to);
+  lane.keep(kept, place, objects.tokens, list.tokens);
 }
 
 void PagedLayer::check_window(const WindowArrays& arrays, int64_t num_pages) const {
   if (!arrays.is_given()) return;
   const int64_t num_window_blocks = arrays.pages.num_pages;
   check_slots("plan.window_slots", numbers<int64_t>(arrays.slots), num_window_blocks);
-  const auto check_ids = [](const char* name, const nb::ndarray<nb::ro>& array, int64_t num) {
-    for (const int64_t id : numbers<int64_t>(array)) {
-      if (id >= 0 && id < num) continue;
-      throw CoreError(out_of_range("plan.{} has block {}; expected 0 to {}", name, id, num - 1));
-    }
-  };
-  const auto check_list = [&](const char* name, const CopyArrays& list, int64_t num_from,
-                              int64_t num_to) {
-    if (!list.is_given()) return;
-    check_ids(fmt::format("{}_from", name).c_str(), list.from, num_from);
-    check_ids(fmt::format("{}_to", name).c_str(), list.to, num_to);
-    for (const int32_t tokens : numbers<int32_t>(list.tokens)) {
-      if (tokens >= 0 && tokens <= shape_.layout.block_size) continue;
-      throw CoreError(out_of_range("plan.{}_tokens has {}; expected 0 to {}", name, tokens,
-                                   shape_.layout.block_size));
-    }
-  };
   check_list("closing", arrays.closing, num_window_blocks, num_pages);
   check_list("evicted", arrays.evicted, num_window_blocks, num_pages);
   check_list("reopened", arrays.reopened, num_pages, num_window_blocks);
+}
+
+void PagedLayer::check_list(const char* name, const CopyArrays& list, int64_t num_from,
+                            int64_t num_to) const {
+  if (!list.is_given()) return;
+  const auto check_ids = [name](const char* part, const nb::ndarray<nb::ro>& array, int64_t num) {
+    for (const int64_t id : numbers<int64_t>(array)) {
+      if (id >= 0 && id < num) continue;
+      throw CoreError(
+          out_of_range("plan.{}_{} has block {}; expected 0 to {}", name, part, id, num - 1));
+    }
+  };
+  check_ids("from", list.from, num_from);
+  check_ids("to", list.to, num_to);
+  for (const int32_t tokens : numbers<int32_t>(list.tokens)) {
+    if (tokens >= 0 && tokens <= shape_.layout.block_size) continue;
+    throw CoreError(out_of_range("plan.{}_tokens has {}; expected 0 to {}", name, tokens,
+                                 shape_.layout.block_size));
+  }
 }
 
 ops::LayerView PagedLayer::window_view(const PageArray& pages, bool is_cut) {

@@ -124,3 +124,43 @@ def test_plans_and_pages_are_the_cpus(torch, recipe, block, in_graph):
     assert torch.equal(there.window_pages.cpu(), here.window_pages)
     assert there.layer.counters()["out_of_range"] == there.window.num_out_of_range() == 0
     assert num_reopened > 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_blocks_are_quantised_beside_the_attention_of_decodes_in_a_graph(torch, recipe):
+    sides = [Side(torch, recipe, 64, "cuda") for _ in range(2)]
+    beside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    rows = text(SEQUENCES * 250)
+
+    def run_beside(side):
+        q, k, v = side.rows
+        window = {"window_pages": side.window_pages, "plan": side.plan}
+        side.layer.append(side.pages, k, v, side.plan.slots, closes=False, **window)
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            side.layer.close_blocks(side.pages, **window)
+        step = (side.plan.block_table, side.lengths, side.starts)
+        side.layer.attend(side.pages, q, *step, side.out, max_q_len=MAX_TOKENS, **window)
+        torch.cuda.current_stream().wait_stream(beside)
+
+    table = np.arange(SEQUENCES * WIDTH, dtype=np.int32).reshape(SEQUENCES, WIDTH)
+    starts = np.arange(SEQUENCES + 1, dtype=np.int32)
+    for length in range(1, 251):
+        lengths = np.full(SEQUENCES, length, np.int32) - 7 * np.arange(SEQUENCES, dtype=np.int32)
+        counts = (lengths > 0).astype(np.int32)
+        starts[1:] = counts.cumsum()
+        step = cut(rows, (length - 1) * SEQUENCES, int(starts[-1]))
+        for side in sides:
+            side.set_step(table, lengths.clip(0), starts, step)
+        sides[0].run()
+        if length == 1:  # kernels are loaded, and the workspace is there
+            run_beside(sides[1])
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                run_beside(sides[1])
+        else:
+            graph.replay()
+        found, expected = (side.out[: int(starts[-1])] for side in sides)
+        assert torch.equal(found, expected)
+    assert torch.equal(sides[0].pages, sides[1].pages)
+    assert bool(sides[0].pages.any())

@@ -14,6 +14,8 @@ RECIPES = ["int4_dual/int3_dual:hadamard", "int3_dual:hadamard", "int2_dual:hada
 class Engine:
     """One layer, its pages and its window. A sequence is its table, rows and number of tokens."""
 
+    closes_after_attention = False
+
     def __init__(self, recipe="int3_dual", block=BLOCK, recent=64, max_sequences=3, sink=16):
         shape = {"num_kv_heads": 2, "head_dim": 64, "block_size": block}
         self.layer = kvx.PagedLayer(recipe, **shape)
@@ -38,8 +40,11 @@ class Engine:
         q, k, v = (np.concatenate([part[2][i] for part in parts]) for i in range(3))
         self.plan = plan = self.window.plan(table, lengths, starts, len(q))
         window = {"window_pages": self.window_pages, "plan": plan}
-        self.layer.append(self.pages, k, v, plan.slots, **window)
+        is_left = self.closes_after_attention and max(counts) == 1
+        self.layer.append(self.pages, k, v, plan.slots, closes=not is_left, **window)
         out = self.layer.attend(self.pages, q, plan.block_table, lengths, starts, **window)
+        if is_left:
+            self.layer.close_blocks(self.pages, **window)
         return np.split(out, starts[1:-1])
 
     def stored_keys(self, sequence, num_tokens):
@@ -122,6 +127,33 @@ def test_attention_is_that_of_the_rows_that_are_stored(recipe):
         stored, _ = engine.stored_keys(s, n)
         expected = attention(x[0][-1:], stored, stored)
         assert relative_error(found[s], expected) < 2e-3
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_decodes_do_not_read_the_pages_of_blocks_that_they_fill(recipe):
+    """So these may be quantised behind attention, or beside it."""
+    rows, tables = [text(270), text(300, 10)], [[9, 3, 7, 1, 30], [2, 8, 11, 4, 5]]
+    engines = [Engine(recipe), Engine(recipe)]
+    engines[1].closes_after_attention = True
+    done = 0
+    for count in [100, *[1] * 160]:
+        parts = [(t, done, cut(x, done, count)) for t, x in zip(tables, rows)]
+        found, other = (engine.step(parts) for engine in engines)
+        np.testing.assert_array_equal(found, other)
+        np.testing.assert_array_equal(engines[0].pages, engines[1].pages)
+        done += count
+
+
+def test_only_a_window_of_blocks_closes_blocks():
+    engine = Engine("int8")
+    table, one, starts = (np.array(x, np.int32) for x in ([[0]], [1], [0, 1]))
+    plan = kvx.PagedWindow(PAGES, BLOCK, max_sequences=1).plan(table, one, starts, 1)
+    with pytest.raises(kvx.Error, match="the plan closes no blocks; expected one of a window"):
+        engine.layer.close_blocks(engine.pages, engine.window_pages, plan)
+    full = engine.window.plan(table, 64 * one, 64 * starts, 64)
+    full.closing_to[:] = PAGES
+    with pytest.raises(kvx.OutOfRangeError, match=f"plan.closing_to has block {PAGES}"):
+        engine.layer.close_blocks(engine.pages, engine.window_pages, full)
 
 
 def test_rows_in_the_window_are_exact_and_older_ones_close():

@@ -55,7 +55,7 @@ def test_plans_of_a_shape_are_written_to_the_same_memory(monkeypatch):
     def plan(lengths, q_lens):
         table = torch.arange(1, 13, dtype=torch.int32).view(2, 6)[: len(lengths)]
         starts = torch.tensor([0, *q_lens]).cumsum(0).int()
-        return window.plan_step(table, torch.tensor(lengths).int(), starts)
+        return window.plan_step(table, torch.tensor(lengths).int(), starts, max(q_lens))
 
     first = plan([20, 30], [20, 12])
     addresses = [first.block_table.data_ptr(), first.window_slots.data_ptr()]

@@ -192,7 +192,7 @@ class KvxMetadataBuilder(AttentionMetadataBuilder[KvxMetadata]):
         table, starts = common.block_table_tensor[:requests], common.query_start_loc[: requests + 1]
         plan = None
         if self.window is not None:
-            plan = self.window.plan_step(table, common.seq_lens, starts)
+            plan = self.window.plan_step(table, common.seq_lens, starts, common.max_query_len)
             table = plan.block_table
         self.batch.plan(
             table,

@@ -219,15 +219,27 @@ class LayerPages:
         window = {}
         if self.step_window is not None:
             plan = self.step_window.plan
-            window = {"window_pages": self.window_pages, "plan": plan}
+            closes = not self.step_window.closes_beside_attention
+            window = {"window_pages": self.window_pages, "plan": plan, "closes": closes}
             slot_mapping = plan.slots[: len(slot_mapping)]  # those that are written at once
         pages.append(kv_cache, key, value, slot_mapping, positions=positions, **window)
 
     def attend(self, batch, pages, kv_cache, query, output):
         """Attention of the step that batch has planned, into output."""
-        return batch.run(
-            pages, kv_cache, query, output, window_pages=self.window_pages, **self.attention
-        )
+
+        def run():
+            return batch.run(
+                pages, kv_cache, query, output, window_pages=self.window_pages, **self.attention
+            )
+
+        owns_pages = self.kv_sharing_target_layer_name is None
+        if not (self.step_window and owns_pages and self.step_window.closes_beside_attention):
+            return run()
+        plan = self.step_window.plan
+        with self.step_window.beside(
+            lambda: pages.close_blocks(kv_cache, self.window_pages, plan)
+        ):
+            return run()
 
 
 def device_of_process():

@@ -9,9 +9,12 @@ its last row is there or another request needs its place. Blocks that vLLM share
 full, so their pages are complete.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import get_forward_context
 
 from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
@@ -89,9 +92,13 @@ class StepWindow:
         self._numbers: dict[int, WindowPlan] = {}  # by the width of a table: for the most requests
         self._plans: dict[tuple[int, int], WindowPlan] = {}
         self.plan: WindowPlan | None = None  # of the step
+        self._has_decodes_alone = False  # each request of the step has at most one query
+        is_cuda = self._device.type == "cuda"
+        self._side_stream = torch.cuda.Stream(self._device) if is_cuda else None
 
-    def plan_step(self, block_table, seq_lens, q_starts) -> WindowPlan:
+    def plan_step(self, block_table, seq_lens, q_starts, max_q_len) -> WindowPlan:
         """Plans a step into arrays that a CUDA graph finds again."""
+        self._has_decodes_alone = max_q_len <= 1
         if self._window is None:
             self._window = self._new_window(self._layer.kv_cache.shape[0])
         plan = self._arrays(*block_table.shape)
@@ -102,9 +109,33 @@ class StepWindow:
 
     def plan_warm_up(self, num_pages, block_table, seq_lens, q_starts) -> WindowPlan:
         """Plans a step of pages that are no request's."""
+        self._has_decodes_alone = False
         window = self._new_window(num_pages)
         self.plan = window.plan(block_table, seq_lens, q_starts, self._limits.max_queries)
         return self.plan
+
+    @property
+    def closes_beside_attention(self) -> bool:
+        """Whether a layer's full blocks are quantised beside its attention, which does not read
+        them, instead of before it. In a graph of whole steps that costs nothing; in others append
+        may be captured apart from attention, and without one it would cost the host more than it
+        saves."""
+        return (
+            self._tokens.unit == "block"
+            and self._has_decodes_alone
+            and self._device.type == "cuda"
+            and torch.cuda.is_current_stream_capturing()
+            and get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.FULL
+        )
+
+    @contextmanager
+    def beside(self, work):
+        """Runs work() on a stream of its own, beside what the block launches."""
+        self._side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side_stream):
+            work()
+        yield
+        torch.cuda.current_stream().wait_stream(self._side_stream)
 
     def _new_window(self, num_pages):
         return PagedWindow(

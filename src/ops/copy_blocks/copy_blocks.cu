@@ -45,8 +45,20 @@ __device__ void copy_row(const CopyParams& params, const CopySide& side, const C
   count_nonfinite(params, encode_row(side.to, to, x, lane));
 }
 
+// Whether there is something to do for any copy of a list that may be empty. By a whole CTA.
+__device__ bool has_listed_copies(const CopyParams& params) {
+  if (params.copies.num_tokens == nullptr) return true;
+  bool is_listed = false;
+  for (int64_t i = threadIdx.x; i < params.copies.count; i += blockDim.x) {
+    const BlockCopy copy = copy_at(params, i);
+    is_listed |= copy.num_tokens != 0 || !is_inside(params, copy);
+  }
+  return __syncthreads_or(is_listed) != 0;
+}
+
 // The reference kernel, a warp a row: every head_dim, address and encoder option. blockIdx: rows,
-// which are (copy, token of the block, head); K or V.
+// which are (copy, token of the block, head); K or V. A window's plan mostly lists nothing, which
+// is found faster than each row's copy.
 __global__ void __launch_bounds__(RowsLaunch::kThreads)
     copy_rows(const __grid_constant__ CopyParams params) {
   extern __shared__ float shared[];
@@ -56,6 +68,7 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
   const int warps_per_cta = RowsLaunch::kThreads / kWarp;
   float* x = shared + warp * side.from.view.head_dim;
   const int64_t num_rows = params.copies.count * params.block_size * params.num_heads;
+  if (!has_listed_copies(params)) return;
   for (int64_t row = int64_t{blockIdx.x} * warps_per_cta + warp; row < num_rows;
        row += int64_t{gridDim.x} * warps_per_cta) {
     const int64_t unit = row / params.num_heads;
