@@ -147,7 +147,7 @@ EngineTable::EngineTable(uint32_t format, nb::handle indices, nb::handle indptr,
 }
 
 EngineLayer::EngineLayer(const EngineShape& shape, const EngineSide& k, const EngineSide& v,
-                         const std::string& device)
+                         const EngineSide* k_rest, const std::string& device)
     : context_(current_context()),
       lane_(device == "cpu" ? nullptr : CudaLane::of_callers(device, "layer")),
       owners_(shape.owners) {
@@ -157,6 +157,10 @@ EngineLayer::EngineLayer(const EngineShape& shape, const EngineSide& k, const En
   run_.num_heads = shape.num_kv_heads;
   run_.k = &k_.side;
   run_.v = &v_.side;
+  if (k_rest != nullptr) {
+    describe(*k_rest, k_rest_.spec, k_rest_.side);
+    run_.k_rest = &k_rest_.side;
+  }
   layer_ = sized<kvx_layer_t>();
   layer_.block_size = shape.block_size;
   layer_.num_blocks = shape.num_blocks;
@@ -215,7 +219,7 @@ void EngineLayer::append(nb::handle k, nb::handle v, nb::handle slots, nb::handl
   const auto slot_array = indices_of(slots, "slots", place, slot_dtype);
   const auto tokens = static_cast<int64_t>(slot_array.size());
   const bool has_v = (v_.side.flags & KVX_SIDE_PREFIX_OF_K) == 0;
-  const InputRows keys = input_rows(k, "k", {tokens, heads, k_.side.head_dim}, place);
+  const InputRows keys = input_rows(k, "k", {tokens, heads, key_dim()}, place);
   InputRows values;
   if (has_v) values = input_rows(v, "v", {tokens, heads, v_.side.head_dim}, place);
   KeptArrays kept;
@@ -242,7 +246,7 @@ void EngineLayer::attend(nb::handle q, nb::handle out, const EngineTable& table,
                          nb::handle q_starts, const EngineAttention& attention, nb::handle stream) {
   check_table(table);
   const ArrayPlace place = place_of(stream, {out, q, q_starts});
-  const InputRows queries = input_rows(q, "q", {-1, -1, k_.side.head_dim}, place);
+  const InputRows queries = input_rows(q, "q", {-1, -1, key_dim()}, place);
   const OutputRows output =
       output_rows(out, "out", {queries.num_tokens, queries.num_heads, v_.side.head_dim}, place);
   check_apart(output.array, queries.array, "q");
@@ -302,7 +306,7 @@ void EngineLayer::gather(const EngineTable& table, nb::handle sequences, nb::han
                 static_cast<int64_t>(array->size()), num_ranges, num_ranges);
   }
   // Rows of all heads in one dimension: the strides say where a token's heads are.
-  const OutputRows keys = output_rows(k, "k", {-1, 1, k_.side.head_dim}, place);
+  const OutputRows keys = output_rows(k, "k", {-1, 1, key_dim()}, place);
   const OutputRows values = output_rows(v, "v", {-1, 1, v_.side.head_dim}, place);
   check_apart(keys.array, nb::ndarray<nb::ro>(values.array), "v");
   const auto strided = [&](const OutputRows& rows, uint32_t head_dim) {
@@ -311,7 +315,7 @@ void EngineLayer::gather(const EngineTable& table, nb::handle sequences, nb::han
     result.head_stride = head_stride * head_dim;
     return result;
   };
-  const kvx_rows_t k_rows = strided(keys, k_.side.head_dim);
+  const kvx_rows_t k_rows = strided(keys, key_dim());
   const kvx_rows_t v_rows = strided(values, v_.side.head_dim);
   KeptArrays kept;
   auto args = sized<kvx_gather_args_t>();
@@ -408,13 +412,13 @@ void bind_engine_layer(nb::module_& module) {
       .def(
           "__init__",
           [](EngineLayer* self, int64_t num_blocks, uint32_t block_size, uint32_t num_kv_heads,
-             const EngineSide& k, const EngineSide& v, const std::string& device,
-             nb::object owners) {
+             const EngineSide& k, const EngineSide& v, const EngineSide* k_rest,
+             const std::string& device, nb::object owners) {
             new (self) EngineLayer({num_blocks, block_size, num_kv_heads, std::move(owners)}, k, v,
-                                   device);
+                                   k_rest, device);
           },
           nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("num_kv_heads"), nb::arg("k"),
-          nb::arg("v"), nb::arg("device"), nb::arg("owners"))
+          nb::arg("v"), nb::arg("k_rest").none(), nb::arg("device"), nb::arg("owners"))
       .def_prop_ro("device", &EngineLayer::device)
       .def("append", &EngineLayer::append, nb::arg("k").none(), nb::arg("v").none(),
            nb::arg("slots").none(), nb::arg("stream").none())

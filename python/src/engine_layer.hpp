@@ -65,8 +65,9 @@ struct EngineAttention {
 
 class EngineLayer {
  public:
+  // k_rest: rows' numbers behind k's, in a segment of their own; null: k has them all.
   EngineLayer(const EngineShape& shape, const EngineSide& k, const EngineSide& v,
-              const std::string& device);
+              const EngineSide* k_rest, const std::string& device);
 
   std::string device() const;
   void append(nb::handle k, nb::handle v, nb::handle slots, nb::handle stream);
@@ -88,6 +89,8 @@ class EngineLayer {
     kvx_side_t side{};
   };
 
+  // Numbers of a row of K, in all its segments.
+  uint32_t key_dim() const { return k_.side.head_dim + k_rest_.side.head_dim; }
   ArrayPlace place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const;
   void check_table(const EngineTable& table) const;
   // Calls verb(stream) without the GIL, in the order of the caller's stream.
@@ -99,6 +102,7 @@ class EngineLayer {
   nb::object owners_;
   Side k_;
   Side v_;
+  Side k_rest_;  // 0 numbers: rows are one segment
   kvx_head_run_t run_{};
   const kvx_head_run_t* runs_ = &run_;
   kvx_layer_t layer_{};

@@ -14,6 +14,7 @@ from pages import run_blocks
 from reference import attention, random_rows, relative_error
 
 import kvx
+from kvx import engines
 
 RECIPES = ["f32", "bf16", "fp8_e4m3", "int8", "int4", "int4_affine", "nvfp4", "mxfp4", "int8/int4",
            "nvfp4:auto", "int4:auto"]  # fmt: skip
@@ -488,6 +489,33 @@ def test_a_layers_pages_on_a_gpu_hold_what_the_cpus_do(torch, recipe):
     )
     assert relative_error(out_there, out) < 4e-3
     assert all(np.array_equal(here, there) for here, there in zip(found, found_there))
+
+
+def test_latent_records_on_a_gpu_are_the_cpus(torch):
+    """vLLM's rows of 656 bytes: append, attend, transcode to bf16 rows and back."""
+    q, rows = random_rows(3, 1, 16, 576), random_rows(4, 70, 1, 576)
+    table, lengths, starts = (np.array(x, np.int32) for x in ([[3, 1, 4, 2, 0]], [70], [0, 1]))
+    slots = np.array([table[0, t // 16] * 16 + t % 16 for t in range(70)], np.int64)
+
+    def results(device):
+        records = torch.zeros((5, 16, 656), dtype=torch.uint8, device=device)
+        back = torch.zeros_like(records)
+        wide = torch.zeros((5, 16, 576), dtype=torch.bfloat16, device=device)
+        layer = engines.vllm.latent_layer(records, "fp8_ds_mla")
+        others = [engines.vllm.latent_layer(wide, "bfloat16"),
+                  engines.vllm.latent_layer(back, "fp8_ds_mla")]
+        given = [torch.from_numpy(x).to(device) for x in (q, rows, slots, table, lengths, starts)]
+        there = given[2]
+        layer.append(given[1], None, there)
+        out = layer.attend(given[0], engines.packed(*given[3:5]), given[5])
+        for source, target in ((layer, others[0]), (others[0], others[1])):
+            engines.transcode(source, target, there, there)
+        arrays = (records, wide.view(torch.int16), back)
+        return out.cpu().numpy(), [x.cpu().numpy() for x in arrays]
+
+    (out, bytes_here), (out_there, bytes_there) = results("cpu"), results("cuda")
+    assert relative_error(out_there, out) < 4e-3
+    assert all(np.array_equal(here, there) for here, there in zip(bytes_here, bytes_there))
 
 
 def test_cupys_pages_and_jaxs_rows(torch):

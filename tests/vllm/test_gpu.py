@@ -284,3 +284,13 @@ def test_quantised_latent_rows_count_nothing_out_of_range(tmp_path, recipe):
     with kvx_engine(save_model("deepseek_v3", tmp_path), recipe, **CHUNKS) as engine:
         assert all(len(tokens) == 20 for tokens in engine.tokens(prompts([5, 70, 131, 33])))
         assert counters(engine) == 0
+
+
+def test_fp8_ds_mla_says_what_its_recipe_says(tmp_path):
+    model, inputs = save_model("deepseek_v3", tmp_path), prompts([5, 70, 131, 33])
+    with kvx_engine(model, "fp8_e4m3+bf16:source=computed,g128", **CHUNKS) as engine:
+        expected = engine.tokens(inputs)
+    options = dict(attention_backend="CUSTOM", kv_cache_dtype="fp8_ds_mla", **CHUNKS)
+    with kvx_engine(model, None, **options) as engine:
+        assert engine.tokens(inputs) == expected
+        assert counters(engine) == 0

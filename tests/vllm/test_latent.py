@@ -43,6 +43,16 @@ def test_quantised_rows_say_what_they_say_in_transformers(models, recipe):
         assert engine.tokens(inputs, count=8) == expected
 
 
+def test_fp8_ds_mla_is_a_recipe_of_latent_rows(models):
+    inputs = prompts([5, 70, 131])
+    recipe = "fp8_e4m3+bf16:source=computed,g128"
+    expected = transformers_tokens(models["deepseek_v3"], inputs, recipe, count=8)
+    options = dict(kv_cache_dtype="fp8_ds_mla", attention_backend="CUSTOM", **CHUNKS)
+    with Engine(models["deepseek_v3"], **options) as engine:
+        assert engine.tokens(inputs, count=8) == expected
+        assert engine.cached_tokens == (1 << 24) // (3 * BLOCK * (128 + 4 + 128)) * BLOCK
+
+
 @pytest.mark.parametrize(
     "recipe, row_bytes", [("f32", 768), ("int8+bf16", 260), ("nvfp4+bf16", 200), ("int4", 102)]
 )
@@ -124,7 +134,10 @@ def new_impl(monkeypatch, recipe, kv_cache_dtype="auto", **options):
     )
     mode = layer_pages.get_kv_quant_mode(kv_cache_dtype)
     sizes = dict(block_size=16, num_kv_heads=1, head_size=LATENT + ROTARY, dtype=torch.bfloat16)
-    spec = latent.KvxLatentBackend.customize_spec(MLAAttentionSpec(**sizes, kv_quant_mode=mode))
+    if kv_cache_dtype == "fp8_ds_mla":  # as vLLM makes it for any model
+        sizes |= dict(dtype=torch.uint8, state_content_bytes=656)
+    sizes |= dict(cache_dtype_str=kv_cache_dtype, kv_quant_mode=mode)
+    spec = latent.KvxLatentBackend.customize_spec(MLAAttentionSpec(**sizes))
     assert latent.KvxLatentBackend.customize_spec(spec) is spec
     return impl, torch.zeros((8, 16, spec.state_content_bytes), dtype=torch.uint8)
 
@@ -174,6 +187,26 @@ def test_a_checkpoints_scale_is_that_of_the_row(monkeypatch):
     Layer._k_scale = torch.tensor(1.0)
     with pytest.raises(kvx.Error, match="layer 0 has no k_scale and is stored as fp8_e4m3"):
         new_impl(monkeypatch, None, "fp8")[0].take("layer 0", Layer, {})
+
+
+def test_rows_of_fp8_ds_mla_need_no_scale_and_as_many_bytes_as_vllms(monkeypatch):
+    """A scale for 128 latent numbers, rotary ones in bf16: DeepSeek's rows take vLLM's 656 bytes."""
+    impl, kv_cache = new_impl(monkeypatch, None, "fp8_ds_mla")
+    assert kv_cache.shape[-1] == LATENT + LATENT // 128 * 4 + ROTARY * 2
+
+    class Layer:
+        _k_scale = torch.tensor(1.0)
+
+    impl.take("layer 0", Layer, {})
+    _, rows, _ = run(impl, kv_cache)
+    found, _ = impl.pages.gather(kv_cache, [5, 2, 7], TOKENS, like=rows)
+    groups = rows[:, :LATENT].unflatten(1, (-1, 128))
+    scale = groups.abs().amax(-1, keepdim=True) / 448
+    codes = (groups / scale).to(torch.float8_e4m3fn)
+    assert torch.allclose(found[:, 0, :LATENT], (codes.float() * scale).flatten(1), rtol=1e-6)
+    assert torch.equal(found[:, 0, LATENT:], rows[:, LATENT:].bfloat16().float())
+    shape = layer_pages.RowShape(1, 512 + 64, 512, is_latent=True)
+    assert shape.new_layer(impl.recipe, 64).page_bytes == 64 * 656
 
 
 def test_what_kvx_does_not_compute_is_refused(monkeypatch):

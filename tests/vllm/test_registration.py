@@ -53,7 +53,8 @@ def test_what_kvx_cannot_compute_is_refused_at_selection():
         (dict(attn_type="encoder"), "attention type encoder not supported"),
         (dict(use_mla=True, use_sparse=True), "sparse not supported"),
         (dict(block_size=24), "block_size not supported"),
-        (dict(kv_cache_dtype="fp8_ds_mla", use_mla=True), "fp8_ds_mla; name a recipe instead"),
+        (dict(kv_cache_dtype="nvfp4_ds_mla", use_mla=True), "nvfp4_ds_mla; name a recipe instead"),
+        (dict(kv_cache_dtype="fp8_ds_mla"), "fp8_ds_mla; name a recipe instead"),
     ]:
         with pytest.raises(kvx.UnsupportedError, match=message):
             CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, selector(**changes))

@@ -156,31 +156,41 @@ class Layer(_core.EngineLayer):
     CPU that raises kvx.OutOfRangeError and nothing is written.
     """
 
-    def __init__(self, shape: Shape, k: Rows, v: Rows) -> None:
+    def __init__(self, shape: Shape, k: Rows, v: Rows, k_rest: Rows | None = None) -> None:
+        """k_rest: the numbers of K's rows behind k's, as the rotary ones of a latent row."""
         self.shape = shape
         self.k = k
         self.v = v
-        devices = {side.memory.device for side in (k, v)}
-        devices |= {side.scales.device for side in (k, v) if side.scales is not None}
+        self.k_rest = k_rest
+        sides = [k, v] if k_rest is None else [k, v, k_rest]
+        devices = {side.memory.device for side in sides}
+        devices |= {side.scales.device for side in sides if side.scales is not None}
         if len(devices) > 1:
             raise Error(f"the layer's arrays lie on {sorted(devices)}; expected one device")
-        owners = [(s.memory.array, s.scales and s.scales.array, s.tensor_scales) for s in (k, v)]
+        owners = [(s.memory.array, s.scales and s.scales.array, s.tensor_scales) for s in sides]
         super().__init__(
             shape.num_blocks,
             shape.block_size,
             shape.num_kv_heads,
             _side("k", k, shape),
             _side("v", v, shape),
+            None if k_rest is None else _side("k_rest", k_rest, shape),
             devices.pop(),
             owners,
         )
 
+    @property
+    def key_dim(self) -> int:
+        """Numbers of a row of K, in both segments of a row that has two."""
+        return self.k.head_dim + (0 if self.k_rest is None else self.k_rest.head_dim)
+
     @in_words
     def append(  # type: ignore[override]
-        self, k: Array, v: Array, slots: Array, *, stream: Stream = None
+        self, k: Array, v: Array | None, slots: Array, *, stream: Stream = None
     ) -> None:
-        """Stores tokens: k [tokens, num_kv_heads, head_dim] and v after RoPE.
+        """Stores tokens: k [tokens, num_kv_heads, key_dim] and v after RoPE.
 
+        v:     None where it is the beginning of k's rows, as in a latent layer
         slots: int64 or int32 [tokens], block * block_size + offset; a negative one skips its token
         """
         super().append(k, v, slots, stream)
@@ -202,9 +212,9 @@ class Layer(_core.EngineLayer):
     ) -> ArrayT:
         """Causal attention of a ragged batch, straight from the engine's bytes.
 
-        q:        [tokens, num_q_heads, head_dim]; q_starts: int32 [sequences + 1], as in
+        q:        [tokens, num_q_heads, key_dim]; q_starts: int32 [sequences + 1], as in
                   kvx.PagedLayer.attend
-        softmax_scale: 0: 1 / sqrt(head_dim)
+        softmax_scale: 0: 1 / sqrt(key_dim)
         max_tokens, max_q_len: on a GPU the most tokens and queries of a sequence; 0: what the table
                   and q hold
         """
@@ -233,7 +243,8 @@ class Layer(_core.EngineLayer):
         like: Any = None,
         stream: Stream = None,
     ) -> tuple[Any, Any]:
-        """Decodes token ranges to [ranges, num_kv_heads, longest range, head_dim]: (k, v).
+        """Decodes token ranges to (k, v), each [ranges, num_kv_heads, longest range, numbers of a
+        row].
 
         ranges: (sequence, first token, number of tokens); what a shorter range leaves is 0
         like:   an array whose library and dtype the result has; needed on a GPU
@@ -243,7 +254,7 @@ class Layer(_core.EngineLayer):
         length = max(1, *(num_tokens for _, _, num_tokens in ranges))
         heads = self.shape.num_kv_heads
         outputs = []
-        for dim in (self.k.head_dim, self.v.head_dim):
+        for dim in (self.key_dim, self.v.head_dim):
             out = new_output(
                 like, (len(ranges) * heads * length, 1, dim), self.device, "like"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvx.engines import nvfp4
 from kvx.engines.layer import (
+    PREFIX_OF_K,
     Layer,
     Memory,
     Rows,
@@ -30,6 +31,8 @@ _FORMATS = {
 }
 _PER_TOKEN_HEAD = {"int8_per_token_head": "int8", "fp8_per_token_head": "fp8_e4m3"}
 _NVFP4 = ("nvfp4", "nvfp4_4over6")
+_LATENT_DIM, _ROTARY_DIM = 512, 64  # of rows of fp8_ds_mla, whose size vLLM has fixed
+_DS_MLA_GROUP = 128  # latent numbers that share a scale
 _NO_STRIDES = {"int4_per_token_head": "its zero points lie in the low bits of its scales"}
 
 
@@ -55,6 +58,7 @@ def layer(
     they are swizzled: see ``v_scales``. kvx chooses a group's scale as "nvfp4" does.
 
     Raises kvx.UnsupportedError: "int4_per_token_head", whose zero points no stride reaches.
+    Layers of latent attention (MLA) are those of ``latent_layer``.
     """
     if kv_cache_dtype in _NO_STRIDES:
         raise UnsupportedError(
@@ -80,6 +84,79 @@ def layer(
         for offset, scale in ((0, k_scale), (halves.v_offset, v_scale))
     )
     return Layer(Shape(*(memory.shape[axis] for axis in halves.axes)), k, v)
+
+
+def latent_layer(
+    kv_cache: Any,
+    kv_cache_dtype: str,
+    *,
+    kv_lora_rank: int = _LATENT_DIM,
+    k_scale: float = 1.0,
+) -> Layer:
+    """A layer of latent attention (MLA): kv_cache [blocks, tokens, row], one row a token for all
+    heads, whose first kv_lora_rank numbers are its value too.
+
+        layer = kvx.engines.vllm.latent_layer(kv_cache, "fp8_ds_mla")
+        layer.append(rows, None, slots)  # rows [tokens, 1, 576]
+
+    kv_cache_dtype: fp8_ds_mla, float32, float16, bfloat16, fp8, fp8_e4m3 or fp8_e5m2
+    k_scale:        of fp8 caches, as the attention layer's _k_scale
+
+    fp8_ds_mla, FlashMLA's fp8 cache too, is uint8 [blocks, tokens, 656]: 512 E4M3 codes, a float32
+    scale for each 128 of them, 64 rotary numbers in bfloat16. Rows of it and of floats are in two
+    segments, latent and rotary, so that ``transcode`` on a GPU takes one to the other.
+    """
+    memory = memory_of(kv_cache, "kv_cache")
+    if kv_cache_dtype == "fp8_ds_mla":
+        if kv_lora_rank != _LATENT_DIM:
+            raise Error(f"kv_lora_rank is {kv_lora_rank}; rows of fp8_ds_mla have {_LATENT_DIM}")
+        return _fp8_ds_mla(memory)
+    if kv_cache_dtype not in _FORMATS:
+        known = ", ".join(("fp8_ds_mla", *_FORMATS))
+        raise Error(f"kv_cache_dtype is {kv_cache_dtype!r}; latent layers have one of {known}")
+    format = _FORMATS[kv_cache_dtype]
+    byte_strides(memory, "kv_cache", None, None, None)
+    row_dim = memory.shape[2]
+    if not 0 < kv_lora_rank < row_dim:
+        raise Error(f"kv_lora_rank is {kv_lora_rank}; expected 1 to {row_dim - 1}, fewer than a "
+                    f"row of kv_cache has")
+    # Scaled rows stay whole: there kvx's kernels want the rotary segment in 16 bits.
+    first_dim = row_dim if format.startswith("fp8") else kv_lora_rank
+    axes = (0, 1, 1)  # there is one head
+    k = float_rows("kv_cache", memory, axes, format, head_dim=first_dim, scale=k_scale)
+    rest = None
+    if first_dim < row_dim:
+        rotary_dim, offset = row_dim - first_dim, first_dim * memory.itemsize
+        rest = float_rows("kv_cache", memory, axes, format, head_dim=rotary_dim, offset=offset)
+    return Layer(Shape(*memory.shape[:2], 1), k, _prefix(k, kv_lora_rank), rest)
+
+
+def _prefix(k: Rows, dim: int) -> Rows:
+    """V as the first numbers of K's rows."""
+    return Rows(k.format, dim, k.memory, k.offset, k.code_strides, flags=PREFIX_OF_K)
+
+
+def _fp8_ds_mla(memory: Memory) -> Layer:
+    """A row is [512 E4M3 codes][4 float32 scales][64 bfloat16]."""
+    scales_at = _LATENT_DIM
+    rotary_at = scales_at + 4 * (_LATENT_DIM // _DS_MLA_GROUP)
+    byte_strides(memory, "kv_cache", None, None, rotary_at + 2 * _ROTARY_DIM)
+    if memory.itemsize != 1:
+        raise Error(f"kv_cache has elements of {memory.itemsize} bytes; fp8_ds_mla has 1")
+    check_innermost(memory, "kv_cache")
+    strides = (memory.strides[0], memory.strides[1], memory.strides[1])
+    latent = Rows(
+        f"fp8_e4m3:source=computed,g{_DS_MLA_GROUP}",
+        _LATENT_DIM,
+        memory,
+        0,
+        strides,
+        scales=memory,
+        scale_offset=scales_at,
+        scale_strides=(*strides, 4),
+    )
+    rotary = Rows("bf16", _ROTARY_DIM, memory, rotary_at, strides)
+    return Layer(Shape(*memory.shape[:2], 1), latent, _prefix(latent, _LATENT_DIM), rotary)
 
 
 def v_scales(kv_cache: Any, *, head_dim: int) -> Any:
@@ -204,4 +281,4 @@ def _per_token_head(memory: Memory, kv_cache_dtype: str, head_dim: int) -> Layer
     return Layer(Shape(memory.shape[0], memory.shape[2], memory.shape[1]), k, v)
 
 
-__all__ = ["layer", "v_scales"]
+__all__ = ["latent_layer", "layer", "v_scales"]

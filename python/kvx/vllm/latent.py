@@ -7,17 +7,21 @@ output by what makes values afterwards. Prompts are computed like decodes, so ch
 cached prefixes are read from the pages where they lie.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 
 from kvx.vllm.backend import KvxBackend, KvxMetadata, KvxMetadataBuilder
-from kvx.vllm.layer_pages import LayerPages, RowShape, check_options, latent_shape
+from kvx.vllm.layer_pages import LayerPages, RowShape, check_options, latent_shape, row_bytes
+from kvx.vllm.recipe import LATENT_CACHE_DTYPES
 
 
 class KvxLatentBackend(KvxBackend):
     """What ``--attention-backend CUSTOM`` means to layers of latent attention."""
+
+    supported_kv_cache_dtypes: ClassVar = LATENT_CACHE_DTYPES
 
     @classmethod
     def is_mla(cls):
@@ -34,6 +38,16 @@ class KvxLatentBackend(KvxBackend):
     @classmethod
     def row_shape(cls, spec):
         return latent_shape(spec.head_size)
+
+    @classmethod
+    def customize_spec(cls, spec):
+        """vLLM gives rows of fp8_ds_mla a size itself, DeepSeek's 656 bytes whatever the model."""
+        if spec.cache_dtype_str != "fp8_ds_mla":
+            return super().customize_spec(spec)
+        content = row_bytes(spec, cls.row_shape(spec))
+        if spec.state_content_bytes == content:
+            return spec
+        return replace(spec, dtype=torch.uint8, state_content_bytes=content)
 
 
 @dataclass

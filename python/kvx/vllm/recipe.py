@@ -22,8 +22,11 @@ _OF_CACHE_DTYPE = {
     "nvfp4": "nvfp4",
     "nvfp4_4over6": "nvfp4:4over6",
 }
+# Of latent rows alone: what vLLM's and FlashMLA's records of 656 bytes hold, in kvx's pages.
+_OF_LATENT_CACHE_DTYPE = {"fp8_ds_mla": "fp8_e4m3+bf16:source=computed,g128"}
 _OF_MODEL_DTYPE = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 CACHE_DTYPES = ["auto", *_OF_CACHE_DTYPE]
+LATENT_CACHE_DTYPES = [*CACHE_DTYPES, *_OF_LATENT_CACHE_DTYPE]
 
 
 def options_of(vllm_config) -> dict:
@@ -55,7 +58,7 @@ def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
             f"checkpoint); expected one of the two"
         )
     if kv_cache_dtype != "auto":
-        recipe = _OF_CACHE_DTYPE[kv_cache_dtype]
+        recipe = (_OF_CACHE_DTYPE | _OF_LATENT_CACHE_DTYPE)[kv_cache_dtype]
     elif of_all_layers != "auto":  # a skipped layer
         recipe = _OF_MODEL_DTYPE[str(vllm_config.model_config.dtype).removeprefix("torch.")]
     else:
