@@ -15,6 +15,7 @@ void bind_contiguous_cache(nanobind::module_& module);
 void bind_cache_files(nanobind::module_& module);
 void bind_block_files(nanobind::module_& module);
 void bind_host_blocks(nanobind::module_& module);
+void bind_block_store(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
 void bind_quality(nanobind::module_& module);
 void bind_tune(nanobind::module_& module);

@@ -79,6 +79,10 @@ class HostBlocks {
   }
 
   int64_t slot_bytes() const { return slot_bytes_; }
+  int64_t group_bytes(int group) const {
+    check_slot(group, 0);
+    return bytes_of_group(groups_[group]);
+  }
 
   // One job's copies, page to slot; block_ids and slots have as many numbers.
   void store(int64_t job, int group, const std::vector<int64_t>& block_ids,
@@ -133,6 +137,42 @@ class HostBlocks {
       if (from.read(from_slots[i], bytes).ok() && write(slots[i], bytes).ok()) ++num_moved;
     }
     return num_moved;
+  }
+
+  // A slot's bytes, of a group's pages, for a store; None: they have changed since they came, or
+  // a disk refuses them. From any thread, as take().
+  nb::object read_slot(int group, int64_t slot) const {
+    check_slot(group, slot);
+    nb::object bytes = nb::steal(PyBytes_FromStringAndSize(
+        nullptr, static_cast<Py_ssize_t>(bytes_of_group(groups_[group]))));
+    const std::span<uint8_t> to(reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(bytes.ptr())),
+                                static_cast<size_t>(bytes_of_group(groups_[group])));
+    bool is_whole = false;
+    {
+      const nb::gil_scoped_release no_gil;
+      is_whole = read(slot, to).ok();
+      for (size_t l = 0; l < groups_[group].size() && is_whole; ++l) {
+        const Layer& layer = groups_[group][l];
+        is_whole = cache::checksum(page_of(to, layer)) == checksums_[checksum_at(slot, l)];
+      }
+    }
+    return is_whole ? bytes : nb::none();
+  }
+
+  // Bytes of a store into a slot, which are what is loaded from it; false: a disk refuses them.
+  bool write_slot(int group, int64_t slot, const nb::bytes& bytes) {
+    check_slot(group, slot);
+    const std::span<const uint8_t> from(static_cast<const uint8_t*>(bytes.data()), bytes.size());
+    const std::vector<Layer>& layers = groups_[group];
+    if (std::ssize(from) != bytes_of_group(layers)) {
+      throw CoreError(invalid_argument("bytes has {} bytes; a block of group {} has {}",
+                                       from.size(), group, bytes_of_group(layers)));
+    }
+    const nb::gil_scoped_release no_gil;
+    for (size_t l = 0; l < layers.size(); ++l) {
+      checksums_[checksum_at(slot, l)] = cache::checksum(page_of(from, layers[l]));
+    }
+    return write(slot, from).ok();
   }
 
   // All slots as they lie, uint8 [slots, bytes].
@@ -208,6 +248,25 @@ class HostBlocks {
     }
   }
 
+  void check_slot(int group, int64_t slot) const {
+    home_.check();
+    if (group < 0 || group >= static_cast<int>(groups_.size())) {
+      throw CoreError(invalid_argument("group is {}; expected 0 to {}", group, groups_.size() - 1));
+    }
+    check_slots({slot}, {slot}, "slots");
+  }
+
+  static int64_t bytes_of_group(const std::vector<Layer>& layers) {
+    return layers.empty() ? 0 : layers.back().offset + layers.back().page_bytes;
+  }
+  template <class Byte>
+  static std::span<Byte> page_of(std::span<Byte> slot, const Layer& layer) {
+    return slot.subspan(static_cast<size_t>(layer.offset), static_cast<size_t>(layer.page_bytes));
+  }
+  size_t checksum_at(int64_t slot, size_t layer) const {
+    return static_cast<size_t>(slot) * most_layers_ + layer;
+  }
+
   // others: what goes with each slot.
   void check_slots(const std::vector<int64_t>& slots, const std::vector<int64_t>& others,
                    const char* name_of_others) const {
@@ -224,7 +283,7 @@ class HostBlocks {
   Status read(int64_t slot, std::span<uint8_t> bytes) const {
     const uint8_t* from = memory_.data() + slot * slot_bytes_;
     if (files_ != nullptr) return files_->read(from, bytes);
-    std::copy_n(from, slot_bytes_, bytes.begin());
+    std::copy_n(from, bytes.size(), bytes.begin());
     return {};
   }
 
@@ -284,6 +343,10 @@ void bind_host_blocks(nb::module_& module) {
            nb::arg("slots"))
       .def("load", &HostBlocks::load, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
            nb::arg("slots"))
+      .def("read_slot", &HostBlocks::read_slot, nb::arg("group"), nb::arg("slot"))
+      .def("write_slot", &HostBlocks::write_slot, nb::arg("group"), nb::arg("slot"),
+           nb::arg("bytes"))
+      .def("group_bytes", &HostBlocks::group_bytes, nb::arg("group"))
       .def("take", &HostBlocks::take, nb::arg("source"), nb::arg("from_slots"), nb::arg("slots"))
       .def("drain_finished", &HostBlocks::drain_finished)
       .def("wait_for_all", &HostBlocks::wait_for_all)

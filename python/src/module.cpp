@@ -79,6 +79,7 @@ NB_MODULE(_core, module) {
   bind_cache_files(module);
   bind_block_files(module);
   bind_host_blocks(module);
+  bind_block_store(module);
   bind_stores(module);
   bind_quality(module);
   bind_tune(module);

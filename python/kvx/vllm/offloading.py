@@ -37,12 +37,21 @@ from vllm.v1.kv_offload.base import (
     OffloadingSpec,
     OffloadingWorker,
     TransferResult,
+    get_offload_group_idx,
 )
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
+from kvx.vllm.connector import fingerprint_of
 from kvx.vllm.cores import new_threads_on_any_core
-from kvx.vllm.offloading_manager import METRICS, TIER_METRICS, KvxOffloadingManager, Tier
+from kvx.vllm.offloading_manager import (
+    METRICS,
+    NO_SLOT,
+    TIER_METRICS,
+    KvxOffloadingManager,
+    Tier,
+)
+from kvx.vllm.shared_stores import StoreLink, StoreTiers
 
 _log = init_logger("vllm.kvx")
 
@@ -52,9 +61,13 @@ class KvxOffloadingWorker(OffloadingWorker):
 
     Blocks go down and up in a thread, in the order of the manager's decisions. A store or a load
     whose slots a block still leaves or enters waits for it; a step does not.
+
+    link: StoreLink of the stores behind the tiers, or None. Blocks that are stored in a tier are
+    copied for them in the same thread.
     """
 
-    def __init__(self, kv_caches, tiers):
+    def __init__(self, kv_caches, tiers, link=None):
+        self.link = link
         pages = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
         groups = [[pages[ref.tensor_idx] for ref in refs] for refs in kv_caches.group_data_refs]
         # Copies run behind this stream, which is put behind the engine's at each submission.
@@ -67,7 +80,10 @@ class KvxOffloadingWorker(OffloadingWorker):
             self._mover = ThreadPoolExecutor(1, "kvx tiers")
             self._mover.submit(int).result()  # starts the thread
         self._first_slots = list(accumulate((tier.num_slots for tier in tiers), initial=0))
-        self._busy = {}  # slot: the moves that read or write it, a Future
+        self._busy = {}  # slot: what reads or writes it beside the queues, a Future
+        self._new = {}  # job_id: (key, slot) of blocks that go to the stores once they are stored
+        self._fetches = {}  # job_id: the Future of blocks that come from stores
+        self._without_slot = set()  # job_ids of loads of which some blocks found no room
         self._waiting = deque()  # (job_id, Futures of moves, what starts the job after them)
         self.bad_jobs = 0
         self.bad_blocks = set()  # vLLM's numbers, since its last call
@@ -90,12 +106,18 @@ class KvxOffloadingWorker(OffloadingWorker):
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         # A load reads where its blocks lie, beside the moves that take them up.
+        places = slots.block_ids.tolist()
         if verb == "load":
-            waits_for = self._moves_at(slots.block_ids.tolist())
+            waits_for = self._moves_at(places)
             self._start_moves(slots.moves)
+            waits_for |= self._start_fetches(job_id, slots.fetches)
+            if NO_SLOT in places:
+                self._without_slot.add(job_id)
         else:
             self._start_moves(slots.moves)
-            waits_for = self._moves_at(slots.block_ids.tolist())
+            waits_for = self._moves_at(places)
+            if slots.keys:
+                self._new[job_id] = list(zip(slots.keys, places))
         self._waiting.append((job_id, waits_for, partial(self._submit, verb, job_id, pages, slots)))
         self._start_waiting()
 
@@ -103,6 +125,35 @@ class KvxOffloadingWorker(OffloadingWorker):
         if moves:
             under_way = self._mover.submit(self._move, moves)
             self._busy.update((slot, under_way) for move in moves for slot in move)
+
+    def _start_fetches(self, job_id, fetches):
+        if not fetches:
+            return set()
+        slots = [slot for slot, _, _ in fetches]
+
+        def write(i, content):
+            tier, place = self._place_of(slots[i])
+            return self.tiers[tier].write_slot(get_offload_group_idx(fetches[i][1]), place, content)
+
+        blocks = [
+            (key, place, self.tiers[0].group_bytes(get_offload_group_idx(key)))
+            for _, key, place in fetches
+        ]
+        fetched = self.link.fetch(blocks, self._moves_at(slots), write)
+        self._fetches[job_id] = fetched
+        self._busy.update((slot, fetched) for slot in slots)
+        return {fetched}
+
+    def _read_for_stores(self, blocks):
+        """blocks: (key, slot). In the thread of the moves, so the slots are what they were."""
+        read = []
+        for key, slot in blocks:
+            tier, place = self._place_of(slot)
+            content = self.tiers[tier].read_slot(get_offload_group_idx(key), place)
+            if content is not None:
+                read.append((key, content))
+        if read:
+            self.link.put(read)
 
     def _moves_at(self, slots):
         """Moves under way that slots have to wait for."""
@@ -138,6 +189,8 @@ class KvxOffloadingWorker(OffloadingWorker):
         first = 0
         for group, size in enumerate(pages.group_sizes):
             for block, slot in zip(block_ids[first : first + size], slot_ids[first : first + size]):
+                if slot == NO_SLOT:
+                    continue
                 tier, place = self._place_of(slot)
                 blocks, places = parts[tier, group]
                 blocks.append(block)
@@ -159,8 +212,20 @@ class KvxOffloadingWorker(OffloadingWorker):
         return [self._result(job_id, *self._open.pop(job_id)[1:]) for job_id in ended]
 
     def _result(self, job_id, is_whole, num_bytes):
+        if new := self._new.pop(job_id, None):
+            reads = self._mover.submit(self._read_for_stores, new)
+            self._busy.update((slot, reads) for _, slot in new)
         loaded = self._loads.pop(job_id, [])
-        if not is_whole:
+        fetched = self._fetches.pop(job_id, None)
+        has_all = fetched is None or fetched.result()
+        if job_id in self._without_slot:
+            self._without_slot.remove(job_id)
+            has_all = False
+        if not has_all:
+            self.bad_jobs += 1
+            self.bad_blocks.update(loaded)
+            _log.warning("kvx computes %d blocks anew: a store did not give them", len(loaded))
+        elif not is_whole:
             self.bad_jobs += 1
             self.bad_blocks.update(loaded)
             _log.warning("kvx computes %d blocks anew: a tier's memory has changed", len(loaded))
@@ -178,14 +243,19 @@ class KvxOffloadingWorker(OffloadingWorker):
 
     def shutdown(self):
         self._mover.shutdown()
+        if self.link is not None:
+            self.link.close()
 
 
 class KvxOffloadingSpec(OffloadingSpec):
     """Extra config: tiers, or cpu_bytes_to_use, of all workers of an engine together.
 
     Raises kvx.Error: fewer bytes than a block has, or both; kvx.UnsupportedError: pipeline
-    parallelism, chunks of several blocks, or a store among the tiers.
+    parallelism, chunks of several blocks, a store in front of other tiers or one that is
+    registered.
     """
+
+    fingerprints = ()  # of each worker's pages; KvxOffloadingConnector knows them
 
     @classmethod
     def build_metric_definitions(cls, extra_config):
@@ -202,42 +272,78 @@ class KvxOffloadingSpec(OffloadingSpec):
                 f"{self.blocks_per_chunk} blocks; kvx's host memory takes all layers, block by block"
             )
         block = config.worker_kv_bytes_per_block * config.parallel.world_size
+        text, tiers, stores = _tiers_of(self.extra_config)
         self.tiers = []
-        for name, num_bytes, folder in _tiers_of(self.extra_config):
+        for name, num_bytes, folder in tiers:
             if num_bytes < block:
                 raise Error(f"{name} is {num_bytes}; expected at least a block's {block}")
             self.tiers.append(Tier(num_bytes // block, folder))
+        self.stores = StoreTiers(
+            text,
+            tuple(place for place, _ in stores),
+            tuple(f"{place}:{name}" for place, name in stores),
+            config.worker_kv_bytes_per_block,
+        )
 
     def get_manager(self):
-        return KvxOffloadingManager(self.tiers, self.kv_events_config.enable_kv_cache_events)
+        events = self.kv_events_config.enable_kv_cache_events
+        return KvxOffloadingManager(self.tiers, events, self.stores)
 
     def get_worker(self, kv_caches):
-        return KvxOffloadingWorker(kv_caches, self.tiers)
+        link = None
+        if self.stores.indexes:
+            if not self.fingerprints:
+                raise UnsupportedError(
+                    f"tiers is {self.stores.text!r} with vLLM's OffloadingConnector; stores need "
+                    f"kvx.vllm.offloading's KvxOffloadingConnector"
+                )
+            link = StoreLink(self.stores, self.fingerprints[self.config.parallel.rank])
+        return KvxOffloadingWorker(kv_caches, self.tiers, link)
 
 
 def _tiers_of(extra_config):
-    """For each tier what says how many bytes, how many, and the folder that they lie in ("":
-    memory)."""
+    """(the text, tiers of this engine, stores). For each tier what says how many bytes, how many,
+    and the folder that they lie in ("": memory); for each store its place in the text and its
+    name."""
     in_memory = int(extra_config.get("cpu_bytes_to_use") or 0)
     text = extra_config.get("tiers") or ""
     if not text:
-        return [("cpu_bytes_to_use", in_memory, "")]
+        return "", [("cpu_bytes_to_use", in_memory, "")], []
     if in_memory:
         raise Error(f"cpu_bytes_to_use is {in_memory} and tiers {text!r}; expected one of them")
     tiers = _core.parse_tiers(text)
-    if not all(name in ("host", "disk") for name, *_ in tiers):
+    names = [name for name, *_ in tiers]
+    own = [name for name in names if name in ("host", "disk")]
+    if not own or names[: len(own)] != own or "store" in names:
         raise UnsupportedError(
-            f"tiers is {text!r}; vLLM's offloading takes tiers of one engine, as host(8GiB), "
-            f"disk(/folder, 200GiB); KvxFileConnector keeps blocks in a folder that engines share"
+            f"tiers is {text!r}; vLLM's offloading takes host(8GiB) and disk(/folder, 200GiB), one "
+            f"of them at least, and folder(...) and redis(...) behind them"
         )
-    return [(f"the budget of {name}(...)", size, folder) for name, size, folder in tiers]
+    return (
+        text,
+        [(f"the budget of {name}(...)", size, folder) for name, size, folder in tiers[: len(own)]],
+        list(enumerate(names))[len(own) :],
+    )
 
 
 class KvxOffloadingConnector(OffloadingConnector):
-    """vLLM's own, which with this also reports blocks that came back changed.
+    """vLLM's own, which with this also reports blocks that came back changed, and finds blocks in
+    stores that engines share.
 
-    Without ``"kv_load_failure_policy": "recompute"`` their requests fail.
+    Without ``"kv_load_failure_policy": "recompute"`` requests of changed blocks fail.
     """
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        groups = kv_cache_config.kv_cache_groups
+        fingerprints = [
+            fingerprint_of(vllm_config, groups, worker)
+            for worker in range(vllm_config.parallel_config.world_size)
+        ]
+        if self.connector_scheduler is not None:
+            self.scheduler.manager.use_stores(fingerprints)
+        if self.connector_worker is not None:
+            self.connector_worker.spec.fingerprints = fingerprints
 
     def get_block_ids_with_load_errors(self):
         worker = self.connector_worker.worker

@@ -4,6 +4,7 @@ vLLM's scheduler.
     prepare_store ──► first tier ──► tier below ──► ... ──► evicted
                  └──────────────────────┘  what the first one has no room for
     prepare_load  ◄── the tier that has the block; the block goes up to the first tier
+                  ◄── first tier ◄── a store that engines share (shared_stores.py)
 """
 
 import heapq
@@ -26,6 +27,8 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 
+from kvx.vllm.shared_stores import StoreLookups
+
 _log = init_logger("vllm.kvx")
 _DEFAULT_PRIORITY = 35  # as kvx.Cache.retain has it
 
@@ -47,14 +50,21 @@ TIER_METRICS = {
 }
 
 
+NO_SLOT = -1
+
+
 class Slots(BlockIDsLoadStoreSpec):
     """Slots of the tiers, one for each block, in the order of the blocks; they are numbered through
     from the first tier on. moves: (from slot, to slot) of blocks that make room or go up, in order.
+    fetches: (slot, key, store's place) of blocks that come from a store; NO_SLOT for those that
+    find no room. keys: of blocks that go to the stores, too, as many as slots.
     """
 
-    def __init__(self, block_ids, moves=()):
+    def __init__(self, block_ids, moves=(), fetches=(), keys=()):
         super().__init__(block_ids)
         self.moves = list(moves)
+        self.fetches = list(fetches)
+        self.keys = list(keys)
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class _Entry:
     sessions: set = field(default_factory=set)  # that used it; None: a request without one
     # (tier, slot) that it has left for the first tier; a load still reads it there
     below: tuple | None = None
+    fetched_from: str | None = None  # the label of the store that it comes from; not ready
 
 
 @dataclass(frozen=True)
@@ -198,18 +209,30 @@ class KvxOffloadingManager(OffloadingManager):
     good without), ``session`` (the conversation that it belongs to) and ``ends_session`` (blocks
     that the session alone used go first). What a later request says of the same blocks counts.
 
-    tiers: list of Tier, the nearest first. sends_events: keeps events for take_events. clock:
-    seconds.
+    tiers: list of Tier, the nearest first. sends_events: keeps events for take_events. stores:
+    StoreTiers behind them. clock: seconds.
     """
 
-    def __init__(self, tiers, sends_events=False, clock=time.monotonic):
+    def __init__(self, tiers, sends_events=False, stores=None, clock=time.monotonic):
         self._config = tiers
         self._clock = clock
+        self.stores = stores
+        self._lookups = None
         self._sends_events = sends_events
         self._events = []
         self._new_counts = Counter()  # since vLLM last asked
         self._tiers = []
         self.reset_cache()
+
+    def use_stores(self, fingerprints):
+        """fingerprints: of each worker's pages. Raises kvx.Error: stores that cannot be opened."""
+        if self.stores is not None and self.stores.indexes:
+            self._lookups = StoreLookups(self.stores, fingerprints)
+
+    def shutdown(self):
+        if self._lookups is not None:
+            self._lookups.close()
+            self._lookups = None
 
     def count(self, what, blocks, *labels):
         """what: as METRICS has it, without its prefix."""
@@ -294,6 +317,11 @@ class KvxOffloadingManager(OffloadingManager):
 
     def lookup(self, key, req_context):
         _, entry = self._find(key)
+        if entry is None and self._lookups is not None:
+            is_known, place = self._lookups.find(key)
+            if not is_known:
+                return LookupResult.RETRY
+            return LookupResult.MISS if place is None else LookupResult.HIT
         if entry is None or entry.is_doubtful:
             return LookupResult.MISS
         return LookupResult.HIT if entry.is_ready else LookupResult.HIT_PENDING
@@ -308,23 +336,47 @@ class KvxOffloadingManager(OffloadingManager):
 
     def prepare_load(self, keys, req_context):
         """Blocks of lower tiers are read where they lie and go up to the first tier, as far as it
-        has room for them."""
+        has room for them. Blocks of stores come by way of the first tier."""
         self._expire()
         keys = list(keys)
-        slots = [self._find(key)[1].slot for key in keys]
-        moves, moved = [], []
+        moves, moved, fetches = [], [], []
         first = self._tiers[0]
-        below = [key for key in keys if key not in first.entries and self._can_move(key)]
-        if below:
-            evicted = self._make_room(first, len(below), set(keys), moves, moved)
+        below, in_store, slots = [], [], {}
+        for key in keys:
+            tier, entry = self._find(key)
+            if entry is None:
+                in_store.append(key)
+                continue
+            slots[key] = entry.slot
+            if tier is not first and self._can_move(key):
+                below.append(key)
+        if below or in_store:
+            wanted = len(below) + len(in_store)
+            evicted = self._make_room(first, wanted, set(keys), moves, moved)
             self.count("blocks_evicted", len(evicted))
+            for key in in_store:
+                slots[key] = self._fetch(key, _retention(req_context), fetches)
             for key in below[: len(first.free)]:
                 self._move_up(key, moves)
         if moved:
             self._moving.setdefault(keys[0], []).extend(moved)
         for key in keys:
-            self._find(key)[1].readers += 1
-        return Slots(slots, moves)
+            if slots[key] != NO_SLOT:
+                self._find(key)[1].readers += 1
+        return Slots([slots[key] for key in keys], moves, fetches)
+
+    def _fetch(self, key, retention, fetches):
+        """The slot into which a store's block goes."""
+        place, first = self._lookups.place_of(key), self._tiers[0]
+        if not first.free:
+            self._lookups.distrust(key)
+            return NO_SLOT
+        entry = _Entry(first.free.pop(), fetched_from=self._lookups.labels[place])
+        first.add(key, entry)
+        self._join(key, entry, retention)
+        self._retain(first, key, retention)
+        fetches.append((entry.slot, key, place))
+        return entry.slot
 
     def _can_move(self, key):
         _, entry = self._find(key)
@@ -350,7 +402,10 @@ class KvxOffloadingManager(OffloadingManager):
             if entry is None:  # forgotten since
                 continue
             was_in = entry.below[0] if entry.below else tier
-            self.count("tier_blocks_loaded", 1, was_in.label)
+            self.count("tier_blocks_loaded", 1, entry.fetched_from or was_in.label)
+            if entry.fetched_from and not entry.is_doubtful:
+                entry.fetched_from, entry.is_ready = None, True
+                self._tell(tier, [key], removed=False)
             entry.readers -= 1
             if entry.readers == 0:
                 self._leave_below(entry)
@@ -370,8 +425,10 @@ class KvxOffloadingManager(OffloadingManager):
     def doubt_loads(self):
         """A load that is under way has brought back a bad block: vLLM does not pass here which."""
         for tier in self._tiers:
-            for entry in tier.entries.values():
+            for key, entry in tier.entries.items():
                 entry.is_doubtful = entry.is_doubtful or entry.readers > 0
+                if entry.is_doubtful and entry.fetched_from:
+                    self._lookups.distrust(key)
 
     def prepare_store(self, keys, req_context):
         """What the first tier cannot take goes to the next ones."""
@@ -392,7 +449,8 @@ class KvxOffloadingManager(OffloadingManager):
         new = new[: len(slots)]
         if moved:  # so there is room for a new one
             self._moving[new[0]] = moved
-        return PrepareStoreOutput(new, Slots(slots, moves), evicted)
+        in_stores = new if self._lookups is not None else []
+        return PrepareStoreOutput(new, Slots(slots, moves, keys=in_stores), evicted)
 
     def _make_room(self, tier, wanted, kept, moves, moved):
         """Frees slots of a tier, as many as it can. The keys that no tier has any more."""
@@ -433,6 +491,8 @@ class KvxOffloadingManager(OffloadingManager):
                 continue
             entry.is_ready = success
             if success:
+                if self._lookups is not None:
+                    self._lookups.is_stored(key)
                 self.count("blocks_stored", 1)
                 self.count("tier_blocks_stored", 1, tier.label)
                 self._tell(tier, [key], removed=False)

@@ -1,0 +1,182 @@
+"""Stores that engines share, behind the tiers of vLLM's offloading."""
+
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+from engines import prompts
+from test_offloading import key_of, offloading, said, worker
+
+from kvx import _core
+from kvx.vllm import shared_stores
+from kvx.vllm.shared_stores import StoreLink, StoreLookups, StoreTiers
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextmanager
+def redis(port):
+    assert shutil.which("redis-server"), "expected Debian's redis-server"
+    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port), 0.1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield server
+        server.kill()
+
+
+@contextmanager
+def store(kind, folder):
+    """A store's text."""
+    if kind == "folder":
+        yield f"folder({folder})"
+        return
+    port = free_port()
+    with redis(port):
+        yield f"redis(redis://127.0.0.1:{port}/0)"
+
+
+def put_all(engine):
+    """Once all that was stored is in the stores, too."""
+    engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made
+    engine.outputs(prompts([5], seed=9), count=3)  # ... and end
+    worker()._mover.submit(int).result()
+    worker().link.flush()
+    return worker().link.counts
+
+
+@pytest.mark.parametrize("kind", ["folder", "redis"])
+def test_another_engine_begins_with_what_one_has_stored(model, tmp_path, kind):
+    (prompt,) = prompts([120])
+    with store(kind, tmp_path) as text:
+        tiers = f"host(1MiB), disk({tmp_path}, 1MiB), {text}"
+        with offloading(model, "int8", tiers=tiers) as engine:
+            (expected,) = engine.tokens([prompt])
+            counts = put_all(engine)
+            assert counts["put"] >= 3 and counts["unsent"] == 0
+        with offloading(model, "int8", tiers=tiers) as engine:
+            (output,) = engine.outputs([prompt])
+            assert (output.outputs[0].token_ids, output.num_cached_tokens) == (expected, 96)
+            assert worker().link.counts["fetched"] == 3 and worker().bad_jobs == 0
+            assert said(engine, prompt) == (expected, 96)  # by now from host memory
+            assert worker().link.counts["fetched"] == 3
+        with offloading(model, "int4", tiers=tiers) as engine:  # has records of its own
+            (output,) = engine.outputs([prompt])
+            assert output.num_cached_tokens == 0
+
+
+def test_a_damaged_record_is_computed_anew_and_replaced(model, tmp_path):
+    (prompt,) = prompts([120])
+    tiers = f"host(1MiB), folder({tmp_path})"
+    with offloading(model, "int8", tiers=tiers) as engine:
+        (expected,) = engine.tokens([prompt])
+        put_all(engine)
+    records = sorted(tmp_path.rglob("*-0p"))
+    sound = [record.read_bytes() for record in records]
+    for record, content in zip(records, sound):
+        record.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+    with offloading(model, "int8", tiers=tiers) as engine:
+        (output,) = engine.outputs([prompt])
+        assert (output.outputs[0].token_ids, output.num_cached_tokens) == (expected, 0)
+        assert worker().link.counts["bad"] == 3
+        assert said(engine, prompt) == (expected, 0), "nobody asks for it again"
+        put_all(engine)
+        found = sorted(tmp_path.rglob("*-0p"))
+        assert [record.read_bytes() for record in found if record in records] == sound
+    with offloading(model, "int8", tiers=tiers) as engine:
+        (output,) = engine.outputs([prompt])
+        assert (output.outputs[0].token_ids, output.num_cached_tokens) == (expected, 96)
+
+
+def test_a_store_that_fails_costs_a_computation(model):
+    first, second = prompts([120, 70])
+    port = free_port()
+    tiers = f"host(1MiB), redis(redis://127.0.0.1:{port}/0, timeout=200ms)"
+    with redis(port) as server, offloading(model, "int8", tiers=tiers) as engine:
+        (expected,) = engine.tokens([first])
+        assert put_all(engine)["put"] >= 3
+        server.kill()
+        server.wait()
+        engine.tokens([second])
+        assert put_all(engine)["unsent"] >= 2
+        assert said(engine, first) == (expected, 96), "host memory has it"
+        worker().tiers[0].memory[:, 7] ^= 1
+        assert said(engine, first) == (expected, 0)
+
+
+def test_lookups_ask_once_and_wait_no_longer_than_the_timeout(tmp_path, monkeypatch):
+    tiers = StoreTiers(f"host(1MiB), folder({tmp_path}, timeout=300ms)", (1,), ("1:folder",), 64)
+    link = StoreLink(tiers, "worker 0 of 2\n")
+    lookups = StoreLookups(tiers, ["worker 0 of 2\n", "worker 1 of 2\n"])
+
+    def answer(key):
+        for _ in range(200):
+            is_known, place = lookups.find(key)
+            if is_known:
+                return place
+            time.sleep(0.01)
+        raise AssertionError("no answer")
+
+    assert answer(key_of(1)) is None
+    link.put([(key_of(1), b"x" * 64)])
+    link.flush()
+    assert answer(key_of(1)) is None, "for a while nobody asks again"
+    lookups.is_stored(key_of(1))
+    assert answer(key_of(1)) is None, "one worker of two has it"
+    StoreLink(tiers, "worker 1 of 2\n").put([(key_of(1), b"y" * 64)])
+    time.sleep(0.2)
+    lookups.is_stored(key_of(1))
+    assert answer(key_of(1)) == 0
+    lookups.distrust(key_of(1))
+    assert answer(key_of(1)) is None
+    monkeypatch.setattr(lookups, "_ask", lambda keys: time.sleep(1) or {})
+    started = time.monotonic()
+    assert lookups.find(key_of(2)) == (False, None)
+    assert answer(key_of(2)) is None
+    assert 0.3 <= time.monotonic() - started < 0.95
+    lookups.close()
+    link.close()
+
+
+def test_a_slow_store_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_stores, "_MOST_WAITING_BYTES", 100)
+    tiers = StoreTiers(f"host(1MiB), folder({tmp_path})", (1,), ("1:folder",), 64)
+    link = StoreLink(tiers, "order x\n")
+    link._putters[0].submit(time.sleep, 0.3)
+    link.put([(key_of(1), b"x" * 64)])
+    link.put([(key_of(2), b"x" * 64)])
+    link.flush()
+    assert link.counts["put"] == 1 and link.counts["unsent"] == 1
+    found = {}
+    blocks = [(key_of(1), 0, 64), (key_of(2), 0, 64)]
+    fetched = link.fetch(blocks, [], lambda i, content: found.update({i: content}) or True)
+    assert fetched.result() is False and found == {0: b"x" * 64}
+    assert link.counts["missing"] == link.counts["fetched"] == 1
+    link.close()
+
+
+def test_names_that_cannot_be_are_refused(tmp_path):
+    store = _core.BlockStore(f"host(1MiB), folder({tmp_path})", 1, "order x\n", 64)
+    for call, message in [
+        (lambda: store.exists([b""], [0]), "name has 0 bytes"),
+        (lambda: store.exists([b"x" * 33], [0]), "name has 33 bytes"),
+        (lambda: store.exists([b"x"], [0, 1]), "groups has 2 entries; expected 1"),
+        (lambda: store.put([b"x"], [0], []), "payloads has 0 entries"),
+        (lambda: store.get([b"x"], [0], []), "num_bytes has 0 entries"),
+        (lambda: _core.BlockStore("host(1MiB)", 0, "", 64), "tier 0 of .* is no store"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            call()
