@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/result.hpp"
+#include "core/rows.hpp"
+#include "device/cuda.hpp"
 
 namespace kvx::runner {
 
@@ -27,6 +30,13 @@ class AttentionBackend {
   // before it. v is null in a latent model, whose values are the first value_dim numbers of k.
   virtual Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                                    const float* v, float* out) = 0;
+  // The stream of a backend that also takes rows on the first GPU, in that stream's order.
+  virtual std::optional<device::CudaStream> gpu_stream() const { return std::nullopt; }
+  // The same of such rows, of any strides. On its way when it returns. Not for latent models.
+  virtual Status append_and_attend_on_gpu(int, int, FloatRows, FloatRows, FloatRows,
+                                          MutableFloatRows) {
+    return unsupported("the backend takes no rows on a GPU; gpu_stream() says which does");
+  }
   virtual Status end_step() = 0;
   // The tokens of the step that was just closed. A backend that shares prefixes wants to know.
   virtual Status record_tokens(std::span<const int>) { return {}; }

@@ -38,12 +38,8 @@ class Utf8Stream {
 // Feeds tokens and computes the logits after the last one.
 Status logits_after(Model& model, AttentionBackend& backend, std::span<const int> tokens,
                     std::vector<float>& logits, const Model::OnStep& on_step = {}) {
-  const size_t hidden_size = static_cast<size_t>(model.config().hidden);
-  std::vector<float> hidden(tokens.size() * hidden_size);
-  KVX_RETURN_IF_ERROR(model.forward(tokens, backend, hidden.data(), on_step));
   logits.resize(static_cast<size_t>(model.config().vocab_size));
-  KVX_RETURN_IF_ERROR(
-      model.logits(hidden.data() + (tokens.size() - 1) * hidden_size, 1, logits.data()));
+  KVX_RETURN_IF_ERROR(model.forward_to_logits(tokens, backend, logits.data(), on_step));
   // A number lost in the weights or the cache must not end as a plausible token.
   for (const float logit : logits) {
     if (!std::isnan(logit)) continue;

@@ -62,6 +62,14 @@ Status KvAttention::begin_step(int num_tokens) {
   return cache_->begin_step({&entry, 1});
 }
 
+kv::AttentionParams KvAttention::params() const {
+  kv::AttentionParams params;
+  params.num_q_heads = num_q_heads_;
+  params.softmax_scale = softmax_scale_;
+  params.precision = precision_;
+  return params;
+}
+
 Status KvAttention::append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                                       const float* v, float* out) {
   float* const host_out = out;
@@ -72,17 +80,23 @@ Status KvAttention::append_and_attend(int layer, int num_tokens, const float* q,
     v = gpu_rows_->v();
     out = gpu_rows_->out();
   }
-  kv::AttentionParams params;
-  params.num_q_heads = num_q_heads_;
-  params.softmax_scale = softmax_scale_;
-  params.precision = precision_;
   const FloatRows values =
       is_latent_ ? FloatRows() : dense_rows(v, DType::kF32, num_kv_heads_, value_dim_);
-  KVX_RETURN_IF_ERROR(
-      cache_->append_and_attend(layer, params, dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
-                                dense_rows(k, DType::kF32, num_kv_heads_, head_dim_), values,
-                                dense_rows(out, DType::kF32, num_q_heads_, value_dim_)));
+  KVX_RETURN_IF_ERROR(cache_->append_and_attend(
+      layer, params(), dense_rows(q, DType::kF32, num_q_heads_, head_dim_),
+      dense_rows(k, DType::kF32, num_kv_heads_, head_dim_), values,
+      dense_rows(out, DType::kF32, num_q_heads_, value_dim_)));
   return gpu_rows_ ? gpu_rows_->get(num_tokens, host_out) : Status();
+}
+
+std::optional<device::CudaStream> KvAttention::gpu_stream() const {
+  if (!gpu_rows_) return std::nullopt;
+  return gpu_rows_->placement().context.stream;
+}
+
+Status KvAttention::append_and_attend_on_gpu(int layer, int, FloatRows q, FloatRows k, FloatRows v,
+                                             MutableFloatRows out) {
+  return cache_->append_and_attend(layer, params(), q, k, v, out);
 }
 
 Status KvAttention::reset() {

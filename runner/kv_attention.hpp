@@ -42,6 +42,9 @@ class KvAttention final : public AttentionBackend {
   Status begin_step(int num_tokens) override;
   Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                            const float* v, float* out) override;
+  std::optional<device::CudaStream> gpu_stream() const override;
+  Status append_and_attend_on_gpu(int layer, int num_tokens, FloatRows q, FloatRows k, FloatRows v,
+                                  MutableFloatRows out) override;
   Status end_step() override { return cache_->end_step(); }
 
   Status record_tokens(std::span<const int> tokens) override {
@@ -68,6 +71,7 @@ class KvAttention final : public AttentionBackend {
  private:
   KvAttention(std::unique_ptr<GpuRows> rows, std::unique_ptr<kv::KvCache> cache, int sequence,
               const ModelConfig& model, ops::Precision precision);
+  kv::AttentionParams params() const;
 
   std::unique_ptr<GpuRows> gpu_rows_;  // null on the host; its stream is the cache's
   std::unique_ptr<kv::KvCache> cache_;

@@ -26,10 +26,14 @@ struct LinearPart {
   std::vector<float> bias;
 };
 
+class GpuLinear;
+
 // Several matrices that multiply the same input (q, k and v; gate and up).
 class Linear {
  public:
   virtual ~Linear() = default;
+  // This one if its weights lie on a GPU, otherwise null.
+  virtual GpuLinear* on_gpu() { return nullptr; }
 
   // out[p] = x * parts[p]^T + bias. x: [num_tokens, num_columns]; outs[p]: [num_tokens, num_rows of
   // part p]. Not to be called from several threads at once.

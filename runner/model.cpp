@@ -63,6 +63,17 @@ Status Model::load_weights() {
   KVX_ASSIGN_OR_RETURN(output_,
                        weights.load_linear(config_.hidden, {{{output, config_.vocab_size}}}));
   file_.release_pages();  // all but the embedding's rows have been packed
+  return gpu_ && GpuForward::takes(config_) ? load_gpu_forward() : Status();
+}
+
+Status Model::load_gpu_forward() {
+  std::vector<GpuLayerWeights> layers;
+  for (const Layer& layer : layers_) {
+    layers.push_back({layer.attention_norm, layer.qkv->on_gpu(), layer.attention_out->on_gpu(),
+                      layer.feed_forward_norm, layer.gate_up->on_gpu(), layer.down->on_gpu()});
+  }
+  KVX_ASSIGN_OR_RETURN(gpu_forward_, GpuForward::create(*gpu_, config_, std::move(layers),
+                                                        final_norm_, *output_->on_gpu()));
   return {};
 }
 
@@ -142,6 +153,18 @@ Status Model::forward(std::span<const int> tokens, AttentionBackend& backend, fl
   return {};
 }
 
+Status Model::forward_to_logits(std::span<const int> tokens, AttentionBackend& backend,
+                                float* logits, const OnStep& on_step) {
+  if (runs_on_gpu(backend)) {
+    KVX_RETURN_IF_ERROR(forward(tokens, backend, nullptr, on_step));
+    return gpu_forward_->read_logits(logits);
+  }
+  const auto hidden_size = static_cast<size_t>(config_.hidden);
+  std::vector<float> hidden(tokens.size() * hidden_size);
+  KVX_RETURN_IF_ERROR(forward(tokens, backend, hidden.data(), on_step));
+  return this->logits(hidden.data() + (tokens.size() - 1) * hidden_size, 1, logits);
+}
+
 Status Model::forward_step(std::span<const int> tokens, AttentionBackend& backend, float* hidden) {
   const int num_tokens = static_cast<int>(tokens.size());
   embed(tokens);
@@ -150,6 +173,21 @@ Status Model::forward_step(std::span<const int> tokens, AttentionBackend& backen
   reserve(step_.sines, num_tokens, num_pairs);
   rope_angles(backend.num_tokens(), num_tokens, config_.rope_frequencies, step_.cosines.data(),
               step_.sines.data());
+  KVX_RETURN_IF_ERROR(backend.begin_step(num_tokens));
+  const bool on_gpu = runs_on_gpu(backend);
+  KVX_RETURN_IF_ERROR(
+      on_gpu ? gpu_forward_->run(
+                   {num_tokens, step_.x.data(), step_.cosines.data(), step_.sines.data()}, backend)
+             : run_layers(num_tokens, backend));
+  KVX_RETURN_IF_ERROR(backend.end_step());
+  KVX_RETURN_IF_ERROR(backend.record_tokens(tokens));
+  if (hidden == nullptr) return {};
+  if (on_gpu) return gpu_forward_->read_hidden(hidden);
+  rms_norm(step_.x.data(), num_tokens, final_norm_, config_.norm_epsilon, hidden, executor_);
+  return {};
+}
+
+Status Model::run_layers(int num_tokens, AttentionBackend& backend) {
   reserve(step_.normed, num_tokens, config_.hidden);
   reserve(step_.delta, num_tokens, config_.hidden);
   reserve(step_.q, num_tokens, config_.q_size());
@@ -158,15 +196,8 @@ Status Model::forward_step(std::span<const int> tokens, AttentionBackend& backen
   reserve(step_.attended, num_tokens, config_.attended_size());
   reserve(step_.gate, num_tokens, config_.feed_forward);
   reserve(step_.up, num_tokens, config_.feed_forward);
-
-  KVX_RETURN_IF_ERROR(backend.begin_step(num_tokens));
   for (int i = 0; i < config_.num_layers; ++i) {
     KVX_RETURN_IF_ERROR(forward_layer(i, num_tokens, backend));
-  }
-  KVX_RETURN_IF_ERROR(backend.end_step());
-  KVX_RETURN_IF_ERROR(backend.record_tokens(tokens));
-  if (hidden != nullptr) {
-    rms_norm(step_.x.data(), num_tokens, final_norm_, config_.norm_epsilon, hidden, executor_);
   }
   return {};
 }

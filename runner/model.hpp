@@ -13,6 +13,7 @@
 #include "core/executor.hpp"
 #include "runner/attention_backend.hpp"
 #include "runner/experts.hpp"
+#include "runner/gpu_forward.hpp"
 #include "runner/gpu_products.hpp"
 #include "runner/latent_projection.hpp"
 #include "runner/linear.hpp"
@@ -46,6 +47,11 @@ class Model {
   Status forward(std::span<const int> tokens, AttentionBackend& backend, float* hidden,
                  const OnStep& on_step = {});
 
+  // The same, and the logits after the last token: [vocab_size]. With a GPU's products and a
+  // backend that takes rows on it, nothing else comes back from there.
+  Status forward_to_logits(std::span<const int> tokens, AttentionBackend& backend, float* logits,
+                           const OnStep& on_step = {});
+
   // What a layer adds to its input for attention's output: attended [num_tokens, attended_size],
   // out [num_tokens, hidden].
   Status project_attention(int layer, const float* attended, int num_tokens, float* out);
@@ -78,7 +84,14 @@ class Model {
   Status load_attention(const WeightLoader& weights, int index, Layer& layer);
   Status load_feed_forward(const WeightLoader& weights, int index, Layer& layer);
 
+  Status load_gpu_forward();
+
+  // Whether steps with this backend run on the GPU as a whole.
+  bool runs_on_gpu(const AttentionBackend& backend) const {
+    return gpu_forward_ != nullptr && backend.gpu_stream().has_value();
+  }
   Status forward_step(std::span<const int> tokens, AttentionBackend& backend, float* hidden);
+  Status run_layers(int num_tokens, AttentionBackend& backend);
   Status forward_layer(int index, int num_tokens, AttentionBackend& backend);
   // Queries, keys and values of the step's normed rows.
   Status project_rows(Layer& layer, int num_tokens);
@@ -98,6 +111,7 @@ class Model {
   std::vector<Layer> layers_;
   std::vector<float> final_norm_;
   std::unique_ptr<Linear> output_;
+  std::unique_ptr<GpuForward> gpu_forward_;  // null: without gpu_, or for another kind of model
   Activations step_;
 };
 

@@ -1,0 +1,144 @@
+// A model whose steps run on the GPU as a whole against the same model on the CPU.
+#include "runner/gpu_forward.hpp"
+
+#include "runner/kv_attention.hpp"
+#include "tests/gpu/gpu.hpp"
+#include "tests/runner/forward_pass.hpp"
+
+namespace kvx::tests {
+namespace {
+
+using runner::GpuProducts;
+using runner::KvAttention;
+using runner::KvAttentionOptions;
+using runner::Model;
+
+const std::vector<int> kTokens = {1, 7, 30, 2, 2, 19, 38, 11, 5, 0, 23, 16};
+
+// The backend takes one step at a time of so many tokens, and may hide that it takes rows on a GPU.
+class CutSteps final : public runner::AttentionBackend {
+ public:
+  CutSteps(KvAttention& attention, int64_t most, bool hides_gpu)
+      : attention_(attention), most_(most), hides_gpu_(hides_gpu) {}
+  int64_t num_tokens() const override { return attention_.num_tokens(); }
+  int64_t max_step_tokens() const override { return std::min(most_, attention_.max_step_tokens()); }
+  Status begin_step(int num_tokens) override { return attention_.begin_step(num_tokens); }
+  Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
+                           const float* v, float* out) override {
+    ++host_calls;
+    return attention_.append_and_attend(layer, num_tokens, q, k, v, out);
+  }
+  std::optional<device::CudaStream> gpu_stream() const override {
+    return hides_gpu_ ? std::nullopt : attention_.gpu_stream();
+  }
+  Status append_and_attend_on_gpu(int layer, int num_tokens, FloatRows q, FloatRows k, FloatRows v,
+                                  MutableFloatRows out) override {
+    ++gpu_calls;
+    return attention_.append_and_attend_on_gpu(layer, num_tokens, q, k, v, out);
+  }
+  Status end_step() override { return attention_.end_step(); }
+
+  int host_calls = 0;
+  int gpu_calls = 0;
+
+ private:
+  KvAttention& attention_;
+  int64_t most_;
+  bool hides_gpu_;
+};
+
+// extras: biases, an output of its own, half a head that rotates.
+class GpuForwardTest : public GpuTest, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    auto products = GpuProducts::create();
+    if (!products.ok()) GTEST_SKIP() << products.error().message;  // a machine without cuBLAS
+  }
+
+  static std::unique_ptr<Model> load_model(DType weights, bool on_gpu) {
+    const TemporaryFile file(tiny_llama(GetParam()).file());
+    std::unique_ptr<GpuProducts> products;
+    if (on_gpu) products = GpuProducts::create().value();
+    auto model = Model::load(file.path(), weights, serial_executor(), std::move(products));
+    EXPECT_TRUE(model.ok()) << model.error().message;
+    return std::move(model).value();
+  }
+
+  static std::unique_ptr<KvAttention> make_attention(const Model& model, bool on_gpu) {
+    KvAttentionOptions options;
+    options.recipe = kv::parse_recipe("f32").value();
+    options.block_size = 4;
+    options.max_tokens = 64;
+    options.on_gpu = on_gpu;
+    auto attention = KvAttention::create(model.config(), options, serial_executor());
+    EXPECT_TRUE(attention.ok()) << attention.error().message;
+    return std::move(attention).value();
+  }
+
+  static void expect_near(const std::vector<float>& found, const std::vector<float>& expected,
+                          float tolerance) {
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_NEAR(found[i], expected[i], tolerance) << "logit " << i;
+    }
+  }
+};
+
+TEST_P(GpuForwardTest, HasTheCpusLogits) {
+  const auto on_cpu = load_model(DType::kF32, false);
+  const auto cpu_attention = make_attention(*on_cpu, false);
+  const std::vector<float> expected = all_logits(*on_cpu, *cpu_attention, kTokens);
+  const auto model = load_model(DType::kF32, true);
+  for (const int64_t step : {12, 5, 1}) {
+    SCOPED_TRACE(step);
+    const auto attention = make_attention(*model, true);
+    CutSteps backend(*attention, step, false);
+    expect_near(all_logits(*model, backend, kTokens), expected, 2e-5f);
+    EXPECT_GT(backend.gpu_calls, 0);
+    EXPECT_EQ(backend.host_calls, 0);
+  }
+}
+
+// Rounded in the same places: near the logits of steps whose rows pass the host between products.
+TEST_P(GpuForwardTest, RoundsInBf16WhereTheHostDoes) {
+  const auto model = load_model(DType::kBF16, true);
+  const auto stepped_attention = make_attention(*model, true);
+  CutSteps stepped(*stepped_attention, 1, true);
+  const std::vector<float> expected = all_logits(*model, stepped, kTokens);
+  EXPECT_EQ(stepped.gpu_calls, 0);
+  const auto attention = make_attention(*model, true);
+  CutSteps backend(*attention, 1, false);
+  expect_near(all_logits(*model, backend, kTokens), expected, 2e-4f);
+  EXPECT_EQ(backend.host_calls, 0);
+}
+
+TEST_P(GpuForwardTest, HasTheLastTokensLogitsWithoutItsHiddenRow) {
+  const auto model = load_model(DType::kF32, true);
+  const auto attention = make_attention(*model, true);
+  const std::vector<float> all = all_logits(*model, *attention, kTokens);
+  const size_t vocab = model->config().vocab_size;
+  const std::vector<float> expected(all.end() - vocab, all.end());
+  ASSERT_TRUE(attention->reset().ok());
+  std::vector<float> logits(vocab);
+  const Status status = model->forward_to_logits(kTokens, *attention, logits.data());
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  expect_near(logits, expected, 2e-5f);
+}
+
+INSTANTIATE_TEST_SUITE_P(PlainAndWithExtras, GpuForwardTest, testing::Bool());
+
+TEST(GpuForward, LeavesLatentModelsAndExpertsToTheHost) {
+  runner::ModelConfig config;
+  config.head_dim = 64;
+  EXPECT_TRUE(runner::GpuForward::takes(config));
+  config.latent.latent_dim = 512;
+  EXPECT_FALSE(runner::GpuForward::takes(config));
+  config.latent.latent_dim = 0;
+  config.experts.num_experts = 8;
+  EXPECT_FALSE(runner::GpuForward::takes(config));
+}
+
+}  // namespace
+}  // namespace kvx::tests
