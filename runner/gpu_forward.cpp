@@ -66,6 +66,8 @@ Status GpuForward::reserve(int num_tokens) {
   KVX_RETURN_IF_ERROR(device::cuda_synchronize(stream_));  // the buffers are in use
   reserved_tokens_ = 0;
   buffers_ = {};
+  graphs_.clear();
+  has_run_one_token_ = false;
   const auto allocate = [&](cache::Region& region, int64_t size_of_token) -> Status {
     KVX_ASSIGN_OR_RETURN(
         region, products_.memory().allocate(num_tokens * size_of_token * 4, "rows of a step"));
@@ -111,14 +113,36 @@ Status GpuForward::run(const Step& step, AttentionBackend& backend) {
   KVX_RETURN_IF_ERROR(reserve(step.num_tokens));
   num_tokens_ = step.num_tokens;
   KVX_RETURN_IF_ERROR(send(step));
-  const GpuLinear* sum_of = nullptr;
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    KVX_RETURN_IF_ERROR(before_attention(layer, sum_of));
+    KVX_RETURN_IF_ERROR(run_segment(layer));
     KVX_RETURN_IF_ERROR(attend(layer, backend));
-    KVX_RETURN_IF_ERROR(after_attention(layer));
-    sum_of = layers_[layer].down;
   }
+  KVX_RETURN_IF_ERROR(run_segment(config_.num_layers));
+  has_run_one_token_ = has_run_one_token_ || num_tokens_ == 1;
+  return {};
+}
+
+Status GpuForward::launch_segment(int segment) {
+  const GpuLinear* sum_of = nullptr;
+  if (segment > 0) {
+    KVX_RETURN_IF_ERROR(after_attention(segment - 1));
+    sum_of = layers_[segment - 1].down;
+  }
+  if (segment < config_.num_layers) return before_attention(segment, sum_of);
   return add_norm(sum_of, final_norm_, floats(buffers_.hidden));
+}
+
+// The first step of one token is launched piece by piece: what CUDA and cuBLAS load then could not
+// be captured.
+Status GpuForward::run_segment(int segment) {
+  if (num_tokens_ != 1 || !has_run_one_token_) return launch_segment(segment);
+  if (segment >= std::ssize(graphs_)) {
+    KVX_ASSIGN_OR_RETURN(device::CudaGraph graph, device::CudaGraph::capture(stream_, [&] {
+                           return launch_segment(segment);
+                         }));
+    graphs_.push_back(std::move(graph));
+  }
+  return graphs_[static_cast<size_t>(segment)].launch(stream_);
 }
 
 // sum_of: whose product is added to x first, without its bias yet; null: nothing is.

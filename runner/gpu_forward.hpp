@@ -77,6 +77,10 @@ class GpuForward {
   Status reserve(int num_tokens);
   Status send(const Step& step);
   Status attend(int layer, AttentionBackend& backend);
+  // What lies between the attention of one layer and the next: segment i ends before layer i's.
+  Status launch_segment(int segment);
+  // The same, of one token by a graph that is captured once.
+  Status run_segment(int segment);
   // Up to a layer's attention, from the sum that the layer before it left; and behind it.
   Status before_attention(int layer, const GpuLinear* sum_of);
   Status after_attention(int layer);
@@ -93,6 +97,9 @@ class GpuForward {
   const float* final_norm_ = nullptr;
   Buffers buffers_;
   int reserved_tokens_ = 0;
+  // Of steps of one token, [num_layers + 1]; empty before the second of them with these buffers.
+  std::vector<device::CudaGraph> graphs_;
+  bool has_run_one_token_ = false;
   cache::Region logits_;          // [vocab_size]
   cache::Region pinned_results_;  // on the host: logits, or hidden rows
 
