@@ -12,6 +12,7 @@
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/copy_blocks/copy_blocks.hpp"
+#include "ops/side_rows.hpp"
 #include "tests/support/attend_reference.hpp"
 #include "tests/support/cpu_levels.hpp"
 #include "tests/support/scene_cache.hpp"
@@ -228,7 +229,7 @@ class AttendScene {
 
   // The tokens whose blocks are of this kind; others are skipped by a negative slot.
   void append_to(const ops::LayerView& view, bool full_precision) {
-    if (view.runs.front().k.spec.is_dual()) return quantise_blocks(view);
+    if (ops::dual_format_of(view) != nullptr) return quantise_blocks(view);
     std::vector<int64_t> slots, positions;
     for (size_t s = 0; s < seq_lens_.size(); ++s) {
       for (int t = 0; t < seq_lens_[s]; ++t) {
