@@ -22,7 +22,7 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --lmdeploy  only the suite of LMDeploy's PyTorch engine (tests/lmdeploy), likewise: 3.4 GB
               and 5.4 GB
   --torch     only PyTorch's operators (tests/torch), in the environment of --vllm
-  --mooncake  only the tests of Mooncake's store (tests/mooncake), likewise: 45 MB and 160 MB
+  --mooncake  only the tests of Mooncake and NIXL (tests/mooncake), likewise: 115 and 390 MB
   --oldest    the Python package's suite and transformers' on the oldest versions that are
               supported (docs/python-support.md), in environments of their own: 6 GB
   --python-asan  only the Python package's suite (tests/python), on a module with
