@@ -38,6 +38,8 @@ const std::pair<const char*, const char*> kTilePairs[] = {
     {"mxfp4_g16", "mxfp4_g16"},
     {"mxfp4", "mxfp4"},
     {"nvfp4", "nvfp4"},
+    {"fp4_row", "fp4_row"},
+    {"int4_row", "int4_row"},
     {"int8", "int4"},
     {"fp8_e4m3", "nvfp4"},
     {"bf16", "int4"},
@@ -75,7 +77,7 @@ TEST_F(GpuAttend, TilesTakeEveryPairOfFormats) {
 }
 
 TEST_F(GpuAttend, TilesTakeEveryFeature) {
-  for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4"}) {
+  for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4", "fp4_row", "int4_row"}) {
     for (int feature = 0; feature < 6; ++feature) {
       SceneOptions options;
       options.runs = {{2, name, name}};
@@ -104,7 +106,7 @@ constexpr double kRotatedTolerance = 4e-4;
 constexpr double kShiftedTolerance = 1.2e-3;
 
 TEST_F(GpuAttend, TilesFoldTransforms) {
-  for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4_affine", "nvfp4"}) {
+  for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4_affine", "nvfp4", "int4_row"}) {
     for (const int head_dim : {64, 128}) {
       for (int which = 0; which < 4; ++which) {
         SceneOptions options;

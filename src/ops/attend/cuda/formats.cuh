@@ -46,6 +46,16 @@ struct FormatTraits<format::FormatId::kInt4Affine> {
   using Element = TileUInt4;
 };
 
+// E2M1 and integers under one scale a row: eight codes of a word lie as nibbles do.
+template <>
+struct FormatTraits<format::FormatId::kFp4Row> {
+  using Element = TileE2M1;
+};
+template <>
+struct FormatTraits<format::FormatId::kInt4Row> {
+  using Element = TileInt4;
+};
+
 // E2M1. Keys, Values and Tile make f16 numbers of scales: for decode_mma's keys and values, and for
 // prefill's tiles; Interleaved: of codes in interleaved order, which decode to smaller numbers.
 template <>
@@ -98,7 +108,8 @@ constexpr bool agrees_with_table() {
                   "the tensor core kernels have no decoder for this width");
     static_assert(kFormat.bits == Format::kFacts.element_bits);
     static_assert(kFormat.bits == FormatTraits<kId>::Element::kBits);
-    static_assert(kFormat.bits == 16 || has_prefill_decoder(kId));
+    static_assert(kFormat.bits == 16 || kFormat.scale_path == ScalePath::kRowF16 ||
+                  has_prefill_decoder(kId));
     static_assert((kFormat.bits == 16) == (kFormat.scale_path == ScalePath::kNone));
   }
   return true;

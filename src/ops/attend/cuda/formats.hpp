@@ -20,6 +20,7 @@ enum class PairOrder : uint8_t {
 enum class ScalePath : uint8_t {
   kNone,      // the codes are the numbers
   kRow,       // one binary32 scale a row multiplies scores and weights; one a head, their sums
+  kRowF16,    // one f16 scale a row, likewise, in decode_mma alone
   kGroups64,  // f16 scales of groups of 64 multiply scores and weights, or f16 operands
   kAffine,    // a scale and a zero of the row, likewise
   kOperand,   // scales of groups of 16 or 32 multiply f16 operands, exactly
@@ -57,9 +58,10 @@ constexpr TensorCoreFormat tensor_core_format(format::FormatId id) {
     case FormatId::kMxfp4G16:
     case FormatId::kNvfp4:
       return {4, kNibbles, ScalePath::kOperand, 16};
-    case FormatId::kF32:
     case FormatId::kFp4Row:
     case FormatId::kInt4Row:
+      return {4, kNibbles, ScalePath::kRowF16};
+    case FormatId::kF32:
       return {0, kNeighbours, ScalePath::kNone};
     default:  // a format of the reference kernels: the assertion below admits no other
       return {-1, kNeighbours, ScalePath::kNone};

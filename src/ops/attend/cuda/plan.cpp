@@ -15,14 +15,16 @@
 namespace kvx::ops::cuda {
 namespace {
 
-// Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4, and
-// for one scale a row in fp8.
+// Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4, for
+// one scale a row in fp8, and for one in f16 in fp4_row and int4_row.
 bool has_instance_scales(const format::FormatSpec& spec) {
   switch (tensor_core_format(spec.facts->id).scale_path) {
     case ScalePath::kGroups64:
       return spec.scale_type == format::ScaleType::kF16 && spec.group_size == 64;
     case ScalePath::kRow:
       return spec.group_size == format::kWholeRow;
+    case ScalePath::kRowF16:
+      return spec.scale_type == format::ScaleType::kF16;
     default:
       return true;
   }

@@ -45,6 +45,23 @@ struct RowF32 {
   }
 };
 
+// One f16 scale a row.
+struct RowF16 {
+  static constexpr int kRowBytes = 2;
+  static constexpr bool kOnOperand = false;
+  static constexpr bool kIsNone = false;
+  static constexpr bool kHasZero = false;
+  static constexpr int kGroups = 1;
+  static constexpr int kGroup = 0;
+  __device__ static RowScale<1> load(uint32_t scales, int token, bool) {
+    const auto bits = static_cast<uint16_t>(load_shared_2(scales + token * 2));
+    return {{__half2float(__ushort_as_half(bits))}, 0.0f};
+  }
+  __device__ static RowScale<1> load(PaddedScales scales, int token, bool is_bf16) {
+    return load(scales.at, token, is_bf16);
+  }
+};
+
 // f16 scales of groups of 64.
 template <int Dim>
 struct GroupF16 {

@@ -22,6 +22,10 @@ struct RowScalesOfPath<ScalePath::kRow, Dim, Group, From> {
   using Type = RowF32;
 };
 template <int Dim, int Group, class From>
+struct RowScalesOfPath<ScalePath::kRowF16, Dim, Group, From> {
+  using Type = RowF16;
+};
+template <int Dim, int Group, class From>
 struct RowScalesOfPath<ScalePath::kGroups64, Dim, Group, From> {
   using Type = GroupF16<Dim>;
 };

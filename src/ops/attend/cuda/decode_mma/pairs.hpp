@@ -17,6 +17,8 @@
   WORD(kMxfp4G16, kMxfp4G16)         \
   WORD(kMxfp4, kMxfp4)               \
   WORD(kNvfp4, kNvfp4)               \
+  WORD(kFp4Row, kFp4Row)             \
+  WORD(kInt4Row, kInt4Row)           \
   WORD(kInt8, kInt4)                 \
   WORD(kFp8E4M3, kNvfp4)             \
   WORD(kBF16, kInt4)

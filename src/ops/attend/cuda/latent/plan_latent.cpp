@@ -39,6 +39,8 @@ bool fits_operands(const SideView& rows) {
       return rows.spec.scale_type == format::ScaleType::kF32 && has_groups_of_chunks(rows.spec);
     case ScalePath::kGroups64:
       return rows.spec.scale_type == format::ScaleType::kF16 && rows.spec.group_size == 64;
+    case ScalePath::kRowF16:
+      return false;
   }
   return false;
 }

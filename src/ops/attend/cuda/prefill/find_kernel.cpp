@@ -20,6 +20,7 @@ bool has_groups(const PrefillSide& side) {
 bool goes_into_operand(const PrefillSide& side, bool may_round) {
   switch (scale_path_of(side)) {
     case ScalePath::kNone:
+    case ScalePath::kRowF16:
       return false;
     case ScalePath::kRow:
       return side.has_shared_scale;
@@ -36,6 +37,7 @@ bool goes_onto_scores(const PrefillSide& side) {
   switch (scale_path_of(side)) {
     case ScalePath::kNone:
     case ScalePath::kOperand:
+    case ScalePath::kRowF16:
       return false;
     case ScalePath::kRow:
     case ScalePath::kGroups64:
