@@ -148,6 +148,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=2048, help="of each sequence")
     parser.add_argument("--recipes", default="f16,int8,nvfp4:source=computed")
+    parser.add_argument("--blocks", default="64,16,1", help="tokens of a block")
     parser.add_argument("--runs", type=int, default=41)
     parser.add_argument("--calls", type=int, default=20, help="in a run on a GPU")
     options = parser.parse_args()
@@ -155,7 +156,7 @@ def main():
     print(f"| recipe | tokens of a block | table | ms | beside PACKED |\n|{'---|' * 5}")
     worst = 0.0
     for recipe in options.recipes.split(","):
-        for block_size in (64, 16, 1):
+        for block_size in map(int, options.blocks.split(",")):
             blocks = options.tokens // block_size
             layer = filled_layer(arrays, recipe, options.sequences * blocks, block_size)
             tables = tables_of_blocks(arrays, options.sequences, blocks)(block_size)

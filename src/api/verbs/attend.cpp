@@ -187,9 +187,14 @@ Status launch(const kvx_attend_args_t& args, DeviceAttend& call, const DeviceVer
         "on a multiple of {}",
         args.workspace_bytes, args.workspace, needed, ops::kCudaWorkspaceAlignment);
   }
-  KVX_RETURN_IF_ERROR(pack_if_needed(verb.context, call.table));
-  call.checked.block_table = call.table.table;
-  call.checked.seq_lens = call.table.seq_lens;
+  if (call.table.has_in_place && plan->reads_in_place()) {
+    call.checked.in_place = call.table.in_place;
+    call.checked.block_table.row_stride = call.table.row_stride_in_place;
+  } else {
+    KVX_RETURN_IF_ERROR(pack_if_needed(verb.context, call.table));
+    call.checked.block_table = call.table.table;
+    call.checked.seq_lens = call.table.seq_lens;
+  }
   return ops::attend(verb.context, call.checked, *plan, static_cast<uint8_t*>(args.workspace),
                      verb.counters);
 }

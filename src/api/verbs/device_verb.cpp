@@ -52,6 +52,25 @@ Result<DeviceVerb> begin_counting(const VerbAddresses& addresses, ops::DeviceCou
   return DeviceVerb{{*device, stream}, counters, std::move(current)};
 }
 
+// What decode_mma needs to read the table as it is.
+void read_in_place(DeviceTable& table) {
+  const TableView& view = table.source.table;
+  const auto words = [](const IndexArray& array) { return array.is_64_bit ? 2 : 1; };
+  table.has_in_place = view.kind != TableView::Kind::kRaggedTokens && view.num_beams == 1;
+  table.row_stride_in_place = table.source.row_stride;
+  table.in_place.entry_words = words(view.indices);
+  table.in_place.length_words = words(table.source.lengths);
+  if (view.kind == TableView::Kind::kRaggedPages) {
+    table.in_place.indptr = static_cast<const int32_t*>(view.indptr.data);
+    table.in_place.indptr_words = words(view.indptr);
+    table.in_place.num_entries = view.num_indices;
+  }
+  if (view.kind == TableView::Kind::kKvOffsets) {
+    table.row_stride_in_place = 2 * view.max_blocks;
+    table.in_place.v_entries_at = view.max_blocks;
+  }
+}
+
 }  // namespace
 
 Result<DeviceVerb> begin_on_device(const LayerOfCaller& layer, const VerbAddresses& addresses,
@@ -89,6 +108,7 @@ Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
   result.needs_packing =
       view.kind != TableView::Kind::kPacked || view.indices.is_64_bit || lengths.is_64_bit;
   result.table.row_stride = result.needs_packing ? view.max_blocks : stride;
+  read_in_place(result);
   // Until they are packed, others only say that they are there.
   result.table.ids = static_cast<const int32_t*>(view.indices.data);
   result.seq_lens = static_cast<const int32_t*>(lengths.data);

@@ -6,6 +6,7 @@
 #include "api/checks/device_memory.hpp"
 #include "api/checks/layer_view.hpp"
 #include "device/cuda_async.hpp"
+#include "ops/attend/args.hpp"
 #include "ops/cuda/context.hpp"
 #include "ops/cuda/ignored_counters.hpp"
 #include "ops/cuda/pack_table.hpp"
@@ -68,6 +69,10 @@ struct DeviceTable {
   const int32_t* seq_lens = nullptr;
   bool needs_packing = false;
   ops::PackTable source;
+  // Attention by decode_mma reads table and seq_lens of other kinds, too, where they lie.
+  bool has_in_place = false;
+  ops::TableInPlace in_place;
+  int64_t row_stride_in_place = 0;
   device::StreamMemory packed;  // what table and seq_lens point to once they are packed
 };
 // row_stride: entries from a row of a PACKED table to the next; 0: max_blocks_per_seq. A RAGGED

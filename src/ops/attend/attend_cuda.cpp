@@ -140,6 +140,12 @@ struct AttendPlan::Choices {
     shape.keep(args);
     return {};
   }
+  bool reads_in_place() const {
+    const AttendArgs& args = shape.args;
+    if (args.window_sinks > 0 || args.num_sink_blocks || args.transform.k.block_offset)
+      return false;
+    return parts.has_only_decode_mma();
+  }
   // Whether it is what fill() would choose for this call.
   bool serves(const CudaContext& context, const AttendArgs& args,
               const CudaAttendLimits& of_call) const {
@@ -160,6 +166,10 @@ int64_t AttendPlan::workspace_bytes() const {
 
 const CudaAttendLimits& AttendPlan::limits() const {
   return choices_->limits;
+}
+
+bool AttendPlan::reads_in_place() const {
+  return choices_->reads_in_place();
 }
 
 Result<AttendPlan> AttendPlan::make(const CudaContext& context, const AttendArgs& args,
@@ -205,6 +215,10 @@ Status attend(const CudaContext& context, const AttendArgs& args, const AttendPl
         "its own",
         name);
   }
+  if (!args.in_place.is_plain() && !choices.reads_in_place()) {
+    return invalid_argument(
+        "in_place is not plain; expected packed entries for the plan's kernels");
+  }
   if (choices.parts.has_prefill() && !cuda::has_rows_on_16(args)) {
     return invalid_argument(
         "q or out has rows off 16 bytes, where the plan's prefill kernel does not accept them; "
@@ -215,6 +229,9 @@ Status attend(const CudaContext& context, const AttendArgs& args, const AttendPl
 
 Status attend(const CudaContext& context, const AttendArgs& args, const CudaAttendLimits& limits,
               uint8_t* workspace, DeviceCounters* counters, CudaAttendPath path) {
+  if (!args.in_place.is_plain()) {
+    return invalid_argument("in_place is not plain; expected a plan, which says what it takes");
+  }
   Scratch<PartsPlan> plan;
   KVX_RETURN_IF_ERROR(plan_call(context, args, limits, path, *plan));
   return launch_parts(context, args, *plan, workspace, counters);

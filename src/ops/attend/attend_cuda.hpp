@@ -114,6 +114,11 @@ class AttendPlan {
   // Device memory that a launch of this plan needs, on 256 bytes; 0 where no row is split.
   int64_t workspace_bytes() const;
   const CudaAttendLimits& limits() const;
+  // Whether the planned kernels take a table that is not plain (AttendArgs::in_place): decode_mma
+  // alone, without a window's sinks, a full-precision window or K's block offsets. A work tile that
+  // meets an entry that names no block of 31 bits, or a V's that is not the block after its K, sees
+  // none of its tokens, and is counted.
+  bool reads_in_place() const;
 
   struct Choices;
   const Choices& choices() const { return *choices_; }

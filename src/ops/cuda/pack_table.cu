@@ -1,5 +1,5 @@
 // A thread for each entry of the packed table.
-#include "device/cuda_error.hpp"
+#include "ops/cuda/overlapping_launch.cuh"
 #include "ops/cuda/pack_table.hpp"
 
 namespace kvx::ops {
@@ -32,11 +32,19 @@ __device__ int32_t kv_offset_id(const TableView& table, int64_t row, int64_t blo
   return v == k + 1 ? block_id_of(k) : -1;
 }
 
-__global__ void pack(const __grid_constant__ PackTable from, int32_t* ids, int32_t* lengths) {
+struct PackParams {
+  PackTable from;
+  int32_t* ids;
+  int32_t* lengths;
+};
+
+__global__ void pack(const __grid_constant__ PackParams params) {
+  cuda::wait_for_earlier_launches();
+  const PackTable& from = params.from;
   const TableView& table = from.table;
   const int64_t row = blockIdx.y;
   const int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (block == 0) lengths[row] = block_id_of(from.lengths.at(row / table.num_beams));
+  if (block == 0) params.lengths[row] = block_id_of(from.lengths.at(row / table.num_beams));
   if (block >= table.max_blocks) return;
   int32_t id = -1;
   switch (table.kind) {
@@ -51,7 +59,7 @@ __global__ void pack(const __grid_constant__ PackTable from, int32_t* ids, int32
       id = kv_offset_id(table, row, block);
       break;
   }
-  ids[row * table.max_blocks + block] = id;
+  params.ids[row * table.max_blocks + block] = id;
 }
 
 }  // namespace
@@ -60,8 +68,8 @@ Status pack_table(const CudaContext& context, const PackTable& from, int32_t* id
                   int32_t* lengths) {
   const auto across = static_cast<unsigned>((from.table.max_blocks + kThreads - 1) / kThreads);
   const dim3 grid(across, static_cast<unsigned>(from.table.num_rows()));
-  pack<<<grid, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(from, ids, lengths);
-  return device::cuda_launch_status("pack_table");
+  return cuda::launch_overlapping(context, "pack_table", pack, {.grid = grid, .threads = kThreads},
+                                  {from, ids, lengths});
 }
 
 }  // namespace kvx::ops

@@ -159,7 +159,7 @@ class WorkTileHead {
       load_query(r);
       const int position = first_new_token() + new_token(r);
       rows_[r] = {};
-      rows_[r].end_token = args_.tree_mask ? seq_len_ : position + 1;
+      rows_[r].end_token = args_.tree_mask || !args_.is_causal ? seq_len_ : position + 1;
       rows_[r].first_token = args_.window > 0 ? std::max(0, position - args_.window + 1) : 0;
       if (k.mean) rows_[r].bias = math_.dot(query, k.mean + kv_head_ * dim, dim);
       if (k.factor) {

@@ -18,6 +18,7 @@ namespace {
 void fill(BatchParams& params, const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
   const AttendArgs& args = call.args;
   params.seq_lens = args.seq_lens;
+  params.length_words = args.in_place.length_words;
   params.q_starts = args.q_starts;
   params.num_sequences = args.num_sequences;
   params.total_q = call.limits.total_q;
@@ -52,6 +53,7 @@ void fill(AttendParams& params, const AttendCall& call, const HeadRun& run, cons
   params.transform_k = args.transform.k;
   params.softmax_scale = args.softmax_scale;
   params.softcap = args.softcap;
+  params.sees_later_tokens = args.tree_mask != nullptr || !args.is_causal;
   params.window = args.window;
   params.tree_mask = args.tree_mask;
   params.tree_mask_stride = args.tree_mask_stride;
@@ -165,6 +167,8 @@ cudaError_t launch_decode_mma(const AttendCall& call, const HeadRun& run, const 
   DecodeMmaParams params = {};
   fill(params, call, run, plan, kernel.tiles_at_once, kernel.shares_scales);
   params.balance = balance_of(call, plan);
+  params.in_place = call.args.in_place;
+  params.has_plain_entries = call.args.in_place.has_plain_entries();
   params.window_sinks = call.args.window_sinks;
   params.heads_of_cta = tiles.heads_of_cta;
   params.ctas_of_heads = FastDivide(run.num_heads / tiles.heads_of_cta);

@@ -27,8 +27,11 @@ SequencePart part_of(const CudaAttendLimits& limits, int first_sequence, int num
 AttendArgs args_of_sequences(const AttendArgs& args, int first, int num) {
   AttendArgs part = args;
   part.num_sequences = num;
-  if (args.block_table.ids) part.block_table.ids += first * args.block_table.row_stride;
-  part.seq_lens = behind(args.seq_lens, first);
+  const TableInPlace& table = args.in_place;
+  if (args.block_table.ids && table.indptr == nullptr)
+    part.block_table.ids += first * args.block_table.row_stride * table.entry_words;
+  part.in_place.indptr = behind(table.indptr, first * table.indptr_words);
+  part.seq_lens = behind(args.seq_lens, first * table.length_words);
   part.q_starts = behind(args.q_starts, first);
   part.num_sink_blocks = behind(args.num_sink_blocks, first);
   part.first_recent_block = behind(args.first_recent_block, first);

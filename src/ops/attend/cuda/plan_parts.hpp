@@ -32,6 +32,15 @@ struct PartsPlan {
     for (int i = 0; i < num_parts; ++i) has = has || parts[i].plan.kind() == KernelKind::kPrefill;
     return has;
   }
+  bool has_only_decode_mma() const {
+    bool has_only = true;
+    for (int i = 0; i < num_parts; ++i) {
+      for (const RunPlan& run : parts[i].plan.runs) {
+        has_only = has_only && run.kind == KernelKind::kDecodeMma;
+      }
+    }
+    return has_only;
+  }
 };
 
 // Sequences [first, first + num) of a call. Rows of q, out, lse and tree_mask keep their numbers,

@@ -22,9 +22,15 @@ struct SequenceShape {
   __device__ int first_new_token() const { return seq_len - q_len; }
 };
 
+// A length of 64 bits that 32 do not hold is -1.
+__device__ inline int length_of(const BatchParams& params, int sequence) {
+  const int32_t* at = params.seq_lens + int64_t{sequence} * params.length_words;
+  return params.length_words == 2 && at[1] != 0 ? -1 : at[0];
+}
+
 __device__ inline SequenceShape sequence_shape(const BatchParams& params, int sequence) {
   SequenceShape shape;
-  shape.seq_len = params.seq_lens[sequence];
+  shape.seq_len = length_of(params, sequence);
   shape.q_start = params.q_starts[sequence];
   const int64_t q_end = params.q_starts[sequence + 1];
   shape.q_len = static_cast<int>(q_end - shape.q_start);  // without rows: anything
@@ -50,7 +56,7 @@ __device__ inline TokenRange seen_by(const AttendParams& params, const SequenceS
   const int position = shape.first_new_token() + new_token;
   const int window = params.window;
   return {window > 0 ? max(0, position - window + 1) : 0,
-          params.tree_mask ? shape.seq_len : position + 1};
+          params.sees_later_tokens ? shape.seq_len : position + 1};
 }
 
 // The tokens that any of rows [first_row, first_row + num_rows) sees.

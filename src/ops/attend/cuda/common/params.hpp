@@ -27,7 +27,8 @@ struct Softmax2 {
 };
 
 struct BatchParams {
-  const int32_t* seq_lens;  // [num_sequences]
+  const int32_t* seq_lens;  // [num_sequences], each length_words long
+  int length_words;
   const int32_t* q_starts;  // [num_sequences + 1]
   int num_sequences;
   int64_t total_q;     // rows of q and out
@@ -63,6 +64,7 @@ struct AttendParams : BatchParams {
   SideTransform transform_k;
   float softmax_scale;
   float softcap;
+  bool sees_later_tokens;  // rows see tokens behind their own, less what a tree mask hides
   int window;
   const uint8_t* tree_mask;
   int64_t tree_mask_stride;
@@ -158,6 +160,8 @@ inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr uint64_t kEvictNormally = 0x1000000000000000ull;
 
 struct DecodeMmaParams : TensorCoreParams {
+  TableInPlace in_place;
+  bool has_plain_entries;  // in_place's
   BalanceParams balance;
   int window_sinks;
   int heads_of_cta;          // KV heads: instances with kAcceptsHeads

@@ -15,6 +15,44 @@
 
 namespace kvx::ops::cuda {
 
+__device__ inline int64_t indptr_at(const TableInPlace& table, int sequence) {
+  return table.indptr_words == 2 ? reinterpret_cast<const int64_t*>(table.indptr)[sequence]
+                                 : table.indptr[sequence];
+}
+
+// The first entry of the sequence, which may lie anywhere where indptr is wrong.
+__device__ inline const int32_t* table_of(const DecodeMmaParams& params, int sequence) {
+  const int64_t first = int64_t{sequence} * params.block_table.row_stride;
+  if (params.has_plain_entries) [[likely]]
+    return params.block_table.ids + first;
+  const TableInPlace& table = params.in_place;
+  return params.block_table.ids +
+         (table.indptr ? indptr_at(table, sequence) : first) * table.entry_words;
+}
+
+// By a CTA: whether the walk cannot read an entry of these tokens as what it is. It reads the lower
+// 32 bits, and for V no entry of its own. A function of its own, so that the walk has all
+// registers.
+static __device__ __noinline__ bool has_unusable_entry(const DecodeMmaParams& params, int sequence,
+                                                       const int32_t* row, TokenRange tokens) {
+  const TableInPlace& table = params.in_place;
+  const int words = table.entry_words;
+  const int end = (tokens.end + params.block_size - 1) / params.block_size;
+  bool is_unusable = false;
+  if (table.indptr != nullptr) {
+    const int64_t first = indptr_at(table, sequence), last = indptr_at(table, sequence + 1);
+    is_unusable = first < 0 || last > table.num_entries || end > last - first;
+  }
+  int block = tokens.begin / params.block_size + static_cast<int>(threadIdx.x);
+  for (; block < end && !is_unusable; block += static_cast<int>(blockDim.x)) {
+    const int32_t* entry = row + int64_t{block} * words;
+    const int32_t* of_v = entry + table.v_entries_at * words;
+    is_unusable = words == 2 && (entry[1] != 0 || of_v[1] != 0);
+    is_unusable = is_unusable || (table.v_entries_at != 0 && of_v[0] != entry[0] + 1);
+  }
+  return __syncthreads_or(is_unusable) != 0;
+}
+
 // A CTA's work tile of the call.
 struct WorkTilePlace {
   int sequence;
@@ -74,7 +112,7 @@ __device__ inline WorkTilePlace find_work_tile(const DecodeMmaParams& params, in
   }
   if (place.num_splits == 0) return place;
   place.shape = sequence_shape(params, place.sequence);
-  place.table = params.block_table.ids + int64_t{place.sequence} * params.block_table.row_stride;
+  place.table = table_of(params, place.sequence);
   place.head = place.first_head + head;
   place.kv_head = params.first_head + place.head;
   place.first_row = row_tile * rows_of_work_tile;
@@ -355,6 +393,12 @@ __device__ __forceinline__ void attend_decode_mma_of(const DecodeMmaParams& para
   constexpr int kStepTokens = Memory::Packed::kStepTokens;
   bool is_apart = false;
   place.tokens = tokens_of_work_tile(params, place, kStepTokens, is_apart);
+  if (!params.has_plain_entries &&
+      has_unusable_entry(params, place.sequence, place.table, place.tokens)) [[unlikely]] {
+    const bool counts = place.first_head == 0 && place.first_row == 0 && threadIdx.x == 0;
+    if (counts) atomicAdd(&params.counters->out_of_range, 1ull);
+    place.tokens = {};  // none is seen
+  }
   place.packed = packed_tokens(params, place.sequence, place.shape.seq_len);
   TokenRange tokens = common_tokens(place.tokens, place.packed);
   int sink_steps = 0;

@@ -72,7 +72,7 @@ class CopyRing : public TileRing<Config> {
   __device__ void set_block(Blocks& blocks, int u, int token, bool is_requested) const {
     const TilePlace place = tile_place(walk_.params, token / kTileTokens);
     blocks.offset[u] = place.offset;
-    blocks.id[u] = is_requested ? walk_.table[place.block] : kNoTile;
+    blocks.id[u] = is_requested ? walk_.id_of(place.block) : kNoTile;
   }
 
   __device__ void start(int i, int stage, const Blocks& blocks) {

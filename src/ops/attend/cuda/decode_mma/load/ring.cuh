@@ -105,6 +105,8 @@ struct TileWalk {
   int sink_steps;
   int sinks_end;      // as the walk counts: before it lie sinks, and tokens that are missing
   TokenRange packed;  // of the sequence: the others are full-precision
+
+  __device__ int id_of(int block) const { return table[block * params.in_place.entry_words]; }
 };
 
 // Over all of a window's sinks.

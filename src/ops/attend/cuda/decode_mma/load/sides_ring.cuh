@@ -56,7 +56,7 @@ class SidesRing : public TileRing<Config> {
   __device__ Block block_at(int token, bool is_requested) const {
     const TilePlace place =
         tile_place<Config::kHasChannels>(this->walk_.params, token / kTileTokens);
-    return {is_requested ? this->walk_.table[place.block] : kNoTile, place.offset};
+    return {is_requested ? this->walk_.id_of(place.block) : kNoTile, place.offset};
   }
 };
 
