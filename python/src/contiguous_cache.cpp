@@ -164,15 +164,13 @@ class Contiguous {
   // A layer's codes of K or V as they lie, [batch, heads, capacity, numbers]; read only on the CPU.
   nb::object codes(int layer, bool is_value) {
     const ops::SideView side = side_of(layer, is_value);
-    return array_of(layer, side.codes.base, side.codes.token_stride,
-                    numbers_of_codes(side.spec.facts->id, lane_ != nullptr));
+    return array_of(layer, side.codes, numbers_of_codes(side.spec.facts->id, lane_ != nullptr));
   }
   // Its scales, [batch, heads, capacity, groups], or None.
   nb::object scales(int layer, bool is_value) {
     const ops::SideView side = side_of(layer, is_value);
     if (side.scales.token_stride == 0) return nb::none();
-    return array_of(layer, side.scales.base, side.scales.token_stride,
-                    numbers_of_scales(side.scales.group_stride));
+    return array_of(layer, side.scales, numbers_of_scales(side.scales.group_stride));
   }
 
   int num_held(int layer) {
@@ -211,18 +209,23 @@ class Contiguous {
     });
   }
 
-  nb::object array_of(int layer, const uint8_t* base, int64_t row_bytes, const Numbers& numbers) {
+  // Of codes or scales, whose rows follow each other.
+  template <class Address>
+  nb::object array_of(int layer, const Address& rows, const Numbers& numbers) {
+    const int64_t row_numbers = rows.token_stride / numbers.bytes;
     const size_t shape[] = {static_cast<size_t>(config().batch_size),
                             static_cast<size_t>(config().geometry.num_kv_heads),
                             static_cast<size_t>(config().capacity(layer)),
-                            static_cast<size_t>(row_bytes / numbers.bytes)};
+                            static_cast<size_t>(row_numbers)};
+    const int64_t strides[] = {rows.block_stride / numbers.bytes, rows.head_stride / numbers.bytes,
+                               row_numbers, 1};
     const nb::object owner = nb::find(this);
-    auto* data = const_cast<uint8_t*>(base);
     if (lane_) {
-      return nb::cast(nb::ndarray<>(data, 4, shape, owner, nullptr, numbers.dtype,
+      return nb::cast(nb::ndarray<>(rows.base, 4, shape, owner, strides, numbers.dtype,
                                     nb::device::cuda::value, lane_->device()));
     }
-    return nb::cast(nb::ndarray<nb::numpy, nb::ro>(data, 4, shape, owner, nullptr, numbers.dtype));
+    return nb::cast(
+        nb::ndarray<nb::numpy, nb::ro>(rows.base, 4, shape, owner, strides, numbers.dtype));
   }
 
   ArrayPlace place_of(std::initializer_list<nb::handle> arrays) const {

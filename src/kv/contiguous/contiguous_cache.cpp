@@ -7,7 +7,6 @@
 #include <limits>
 #include <optional>
 
-#include "device/cuda_async.hpp"
 #include "device/cuda_caller.hpp"
 #include "kv/verbs/cpu_verbs.hpp"
 #include "kv/verbs/cuda_verbs.hpp"
@@ -61,6 +60,7 @@ Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const Laye
   const LayerCalibration none;
   Layer layer;
   layer.capacity = config_.capacity(index);
+  layer.block_tokens = config_.block_tokens(index);
   layer.position_bytes = bytes_per_position(config_, plan);
   KVX_ASSIGN_OR_RETURN(
       layer.tables,
@@ -82,7 +82,7 @@ Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const Laye
 // Allocates the arrays of K or V of a run of heads.
 Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::FormatSpec& spec,
                                                  int head_dim, int num_heads) const {
-  const int64_t num_rows = int64_t{config_.batch_size} * num_heads * layer.capacity;
+  const int64_t num_rows = int64_t{config_.batch_size} * num_heads * layer.block_tokens;
   const int64_t code_bytes = format::code_bytes_per_row(spec, head_dim);
   ops::SideView view;
   view.spec = spec;
@@ -90,9 +90,9 @@ Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::For
   KVX_ASSIGN_OR_RETURN(cache::Region codes,
                        memory().allocate(num_rows * code_bytes, "a contiguous cache's codes"));
   view.codes = {.base = codes.data(),
-                .block_stride = num_heads * layer.capacity * code_bytes,
+                .block_stride = num_heads * layer.block_tokens * code_bytes,
                 .token_stride = code_bytes,
-                .head_stride = layer.capacity * code_bytes};
+                .head_stride = layer.block_tokens * code_bytes};
   layer.regions.push_back(std::move(codes));
   if (!spec.has_scale() || spec.scale_source != format::ScaleSource::kComputed) return view;
 
@@ -100,9 +100,9 @@ Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::For
   KVX_ASSIGN_OR_RETURN(cache::Region scales,
                        memory().allocate(num_rows * scale_bytes, "a contiguous cache's scales"));
   view.scales = {.base = scales.data(),
-                 .block_stride = num_heads * layer.capacity * scale_bytes,
+                 .block_stride = num_heads * layer.block_tokens * scale_bytes,
                  .token_stride = scale_bytes,
-                 .head_stride = layer.capacity * scale_bytes,
+                 .head_stride = layer.block_tokens * scale_bytes,
                  .group_stride = format::scale_bytes_per_group(spec)};
   layer.regions.push_back(std::move(scales));
   return view;
@@ -110,7 +110,7 @@ Result<ops::SideView> ContiguousCache::make_side(Layer& layer, const format::For
 
 ops::LayerView ContiguousCache::view(int layer) const {
   return {.num_blocks = config_.batch_size,
-          .block_size = layers_[layer].capacity,
+          .block_size = layers_[layer].block_tokens,
           .num_kv_heads = config_.geometry.num_kv_heads,
           .runs = layers_[layer].runs};
 }
@@ -144,6 +144,7 @@ Status ContiguousCache::append(int layer, int num_tokens, FloatRows k, FloatRows
 
   target.num_pending = num_tokens;  // of which length_in_blocks() is to know
   const Status placed = place_tables({.capacity = target.capacity,
+                                      .block_tokens = target.block_tokens,
                                       .first_position = seq_len_ - num_evicted,
                                       .num_tokens = num_tokens,
                                       .seq_len = length_in_blocks(target),
@@ -170,7 +171,7 @@ Status ContiguousCache::place_tables(const TableShape& shape) {
       const int64_t position = int64_t{shape.first_position} + t;
       // Of a write longer than the array only its end stays.
       const bool is_kept = shape.num_tokens - t <= shape.capacity;
-      const int64_t slot = int64_t{b} * shape.capacity + position % shape.capacity;
+      const int64_t slot = int64_t{b} * shape.block_tokens + position % shape.capacity;
       slots_.push_back(is_kept ? slot : -1);
     }
     seq_lens_[b] = shape.seq_len;
@@ -294,9 +295,12 @@ Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRo
   const int window = attention.window != 0 ? attention.window : config_.geometry.window_of(layer);
   KVX_RETURN_IF_ERROR(check_queries(layer, q_len, window));
   const Layer& target = layers_[layer];
-  TableShape shape = {
-      .capacity = target.capacity, .seq_len = length_in_blocks(target), .q_len = q_len};
+  TableShape shape = {.capacity = target.capacity,
+                      .block_tokens = target.block_tokens,
+                      .seq_len = length_in_blocks(target),
+                      .q_len = q_len};
   const bool has_appended_them = placed_shape_.capacity == shape.capacity &&
+                                 placed_shape_.block_tokens == shape.block_tokens &&
                                  placed_shape_.seq_len == shape.seq_len &&
                                  placed_shape_.q_len == q_len;
   if (has_appended_them) shape = placed_shape_;
@@ -319,30 +323,8 @@ Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRo
   args.window = window;
   args.sinks = attention.sinks;
   args.precision = attention.precision;
-  if (!attention.is_causal && q_len > 1) {
-    const int64_t mask_bytes = int64_t{config_.batch_size} * q_len * q_len;
-    KVX_ASSIGN_OR_RETURN(args.tree_mask, mask_of_ones(mask_bytes));
-    args.tree_mask_stride = q_len;
-  }
+  args.is_causal = attention.is_causal;
   return verbs_->attend(args, placed_);
-}
-
-// Every query sees every new token.
-Result<const uint8_t*> ContiguousCache::mask_of_ones(int64_t bytes) {
-  if (num_ones_ >= bytes) return ones_.data();
-  KVX_RETURN_IF_ERROR(verbs_->synchronize());  // the last one may be in use
-  num_ones_ = 0;
-  ones_ = {};
-  KVX_ASSIGN_OR_RETURN(ones_, memory().allocate(bytes, "a mask of attention that is not causal"));
-  if (place_) {
-    KVX_ASSIGN_OR_RETURN(const auto current,
-                         device::CurrentCudaDevice::set(place_->context.device.index));
-    KVX_RETURN_IF_ERROR(device::cuda_fill_async(ones_.data(), 1, bytes, place_->context.stream));
-  } else {
-    std::memset(ones_.data(), 1, static_cast<size_t>(bytes));
-  }
-  num_ones_ = bytes;
-  return ones_.data();
 }
 
 Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v) {
@@ -369,7 +351,7 @@ Status ContiguousCache::gather(int layer, MutableFloatRows k, MutableFloatRows v
 
 int64_t ContiguousCache::allocated_bytes() const {
   int64_t bytes = 0;
-  for (const Layer& layer : layers_) bytes += layer.position_bytes * layer.capacity;
+  for (const Layer& layer : layers_) bytes += layer.position_bytes * layer.block_tokens;
   return bytes;
 }
 

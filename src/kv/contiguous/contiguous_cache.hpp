@@ -1,12 +1,13 @@
 // ContiguousCache: K and V of a batch in preallocated, zeroed arrays, read and written by the same
-// verbs as paged blocks. A sequence is one block of `capacity` tokens.
+// verbs as paged blocks. A sequence is one block.
 //
 //   per layer and run of heads, for K and for V:
-//     codes   [batch, heads, capacity, row]     fp4_row, int4_row: a row is head_dim / 8 uint32
-//     scales  [batch, heads, capacity, groups]  computed ones; given ones are [heads, groups]
+//     codes   [batch, heads, block_tokens, row]     fp4_row, int4_row: head_dim / 8 uint32
+//     scales  [batch, heads, block_tokens, groups]  computed ones; given ones are [heads, groups]
 //
-// capacity is max_seq_len, or the ring's size where the layer has a window. All of it lies in host
-// memory or in a GPU's (ContiguousConfig::cuda).
+// Of block_tokens (ContiguousConfig) the first `capacity` are used: max_seq_len, or the ring's size
+// where the layer has a window. All of it lies in host memory or in a GPU's
+// (ContiguousConfig::cuda).
 #pragma once
 
 #include <atomic>
@@ -89,6 +90,7 @@ class ContiguousCache {
     std::vector<ops::HeadRun> runs;
     std::vector<cache::Region> regions;  // what the runs point to
     int capacity = 0;
+    int block_tokens = 0;
     int64_t position_bytes = 0;  // of one token of every sequence
     int num_pending = 0;         // appended, not yet counted
   };
@@ -96,6 +98,7 @@ class ContiguousCache {
   // What the tables of a call depend on. A step's calls of one shape share them.
   struct TableShape {
     int capacity = 0;
+    int block_tokens = 0;
     int first_position = 0;  // of the appended tokens
     int num_tokens = 0;      // appended; 0: there are no slots
     int seq_len = 0;         // in block_ids_
@@ -112,7 +115,6 @@ class ContiguousCache {
   Status evict(Layer& layer, int num_tokens);
   Status move_rows(uint8_t* first_row, int64_t row_bytes, int num_tokens);
   Status place_tables(const TableShape& shape);
-  Result<const uint8_t*> mask_of_ones(int64_t bytes);
   int length(const Layer& layer) const;
   int length_in_blocks(const Layer& layer) const;
   Status check_layer(int layer) const;
@@ -125,8 +127,6 @@ class ContiguousCache {
   int seq_len_ = 0;
   std::vector<Layer> layers_;
   cache::Region scratch_;  // evict's, on a GPU: one head's rows of a layer
-  cache::Region ones_;     // the mask of attention that is not causal
-  int64_t num_ones_ = 0;
   // The sequences' blocks as the verbs number them, [batch, 2]: a sequence's one block twice, so
   // that positions run on where a ring begins anew. What the first pass has lost to the second is
   // older than the window.

@@ -90,6 +90,13 @@ int64_t held_tokens(const ContiguousConfig& config, int layer) {
   return window == 0 ? config.max_seq_len : std::min<int64_t>(ring, config.max_seq_len);
 }
 
+int64_t block_tokens(const ContiguousConfig& config, int layer) {
+  constexpr int64_t kTiles = 64;  // of 4-bit rows, in bulk copies
+  const int64_t tokens = held_tokens(config, layer);
+  const bool is_ring = config.geometry.window_of(layer) > 0;
+  return config.cuda && !is_ring ? round_up(tokens, kTiles) : tokens;
+}
+
 CheckedSize position_bytes(const ContiguousConfig& config, const LayerPlan& plan) {
   CheckedSize bytes = 0;
   for (const cache::HeadRunBytes& run : packed_bytes(config.geometry, plan).runs) {
@@ -108,7 +115,7 @@ Result<int64_t> total_bytes(const ContiguousConfig& config, const std::vector<La
       return out_of_range("layer {} is to hold {} tokens a sequence; at most {} can be", layer,
                           tokens, kMaxContiguousTokens);
     }
-    total = total + position_bytes(config, plans[layer]) * tokens;
+    total = total + position_bytes(config, plans[layer]) * block_tokens(config, layer);
   }
   if (const auto bytes = total.get()) return *bytes;
   return out_of_range(
@@ -122,6 +129,10 @@ Result<int64_t> total_bytes(const ContiguousConfig& config, const std::vector<La
 
 int ContiguousConfig::capacity(int layer) const {
   return static_cast<int>(held_tokens(*this, layer));
+}
+
+int ContiguousConfig::block_tokens(int layer) const {
+  return static_cast<int>(kv::block_tokens(*this, layer));
 }
 
 Result<std::vector<LayerPlan>> plan_contiguous(const ContiguousConfig& config) {

@@ -40,6 +40,10 @@ struct ContiguousConfig {
   // Tokens of a sequence that a layer has memory for. The token at position p has slot p %
   // capacity. Requires: plan_contiguous(*this).ok().
   int capacity(int layer) const;
+  // Tokens of a sequence's arrays in a layer: capacity, or more on a GPU, whose fast kernels read
+  // blocks of whole tiles. A ring has no more, since its passes follow each other: there the window
+  // and max_append decide.
+  int block_tokens(int layer) const;
 };
 
 // One plan a layer. INVALID_ARGUMENT names the field that does not fit; OUT_OF_RANGE: more than
