@@ -78,7 +78,8 @@ std::vector<Check> all_checks() {
         table_checks(),      slot_checks(),       size_checks(),       scale_checks(),
         bad_write_checks(),  bad_gather_checks(), thread_checks(),     device_checks(),
         format_checks(),     append_checks(),     row_gather_checks(), attend_checks(),
-        bad_attend_checks(), copy_checks(),       segment_checks(),    block_format_checks()}) {
+        bad_attend_checks(), copy_checks(),       segment_checks(),    block_format_checks(),
+        contiguous_checks(), turbomind_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   std::stable_sort(all.begin(), all.end(),

@@ -86,6 +86,8 @@ std::vector<Check> bad_attend_checks();
 std::vector<Check> copy_checks();
 std::vector<Check> block_format_checks();
 std::vector<Check> segment_checks();
+std::vector<Check> contiguous_checks();
+std::vector<Check> turbomind_checks();
 
 // All checks, in the order of the specification's sections.
 std::vector<Check> all_checks();

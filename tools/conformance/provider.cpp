@@ -21,6 +21,26 @@ void find_required(void* library, const char* name, Function& function) {
   if (function == nullptr) throw std::runtime_error(fmt::format("it does not export {}", name));
 }
 
+void find_contiguous(void* library, Provider& provider) {
+  find(library, "kvx_contiguous_create", provider.contiguous_create);
+  if (provider.contiguous_create == nullptr) return;
+  find_required(library, "kvx_contiguous_free", provider.contiguous_free);
+  find_required(library, "kvx_contiguous_append", provider.contiguous_append);
+  find_required(library, "kvx_contiguous_advance", provider.contiguous_advance);
+  find_required(library, "kvx_contiguous_attend", provider.contiguous_attend);
+  find_required(library, "kvx_contiguous_gather", provider.contiguous_gather);
+  find_required(library, "kvx_contiguous_facts", provider.contiguous_facts);
+  find_required(library, "kvx_contiguous_layer", provider.contiguous_layer);
+}
+
+void find_turbomind(void* library, Provider& provider) {
+  find(library, "kvx_turbomind_layer", provider.turbomind_layer);
+  if (provider.turbomind_layer == nullptr) return;
+  find_required(library, "kvx_turbomind_block_sizes", provider.turbomind_block_sizes);
+  find_required(library, "kvx_turbomind_find_pools", provider.turbomind_find_pools);
+  find_required(library, "kvx_turbomind_block_ids", provider.turbomind_block_ids);
+}
+
 }  // namespace
 
 Provider load_provider(const std::string& path) {
@@ -50,6 +70,8 @@ Provider load_provider(const std::string& path) {
   find(library, "kvx_attend", provider.attend);
   find(library, "kvx_copy_blocks", provider.copy_blocks);
   find(library, "kvx_transcode", provider.transcode);
+  find_contiguous(library, provider);
+  find_turbomind(library, provider);
   return provider;
 }
 

@@ -36,6 +36,22 @@ struct Provider {
   decltype(&kvx_attend) attend = nullptr;
   decltype(&kvx_copy_blocks) copy_blocks = nullptr;
   decltype(&kvx_transcode) transcode = nullptr;
+
+  // Contiguous caches, all or none.
+  decltype(&kvx_contiguous_create) contiguous_create = nullptr;
+  decltype(&kvx_contiguous_free) contiguous_free = nullptr;
+  decltype(&kvx_contiguous_append) contiguous_append = nullptr;
+  decltype(&kvx_contiguous_advance) contiguous_advance = nullptr;
+  decltype(&kvx_contiguous_attend) contiguous_attend = nullptr;
+  decltype(&kvx_contiguous_gather) contiguous_gather = nullptr;
+  decltype(&kvx_contiguous_facts) contiguous_facts = nullptr;
+  decltype(&kvx_contiguous_layer) contiguous_layer = nullptr;
+
+  // TurboMind's pools, all or none.
+  decltype(&kvx_turbomind_block_sizes) turbomind_block_sizes = nullptr;
+  decltype(&kvx_turbomind_layer) turbomind_layer = nullptr;
+  decltype(&kvx_turbomind_find_pools) turbomind_find_pools = nullptr;
+  decltype(&kvx_turbomind_block_ids) turbomind_block_ids = nullptr;
 };
 
 // Loads a provider. Throws std::runtime_error with the reason when that fails. The library stays
