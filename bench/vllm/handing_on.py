@@ -1,8 +1,9 @@
 """What handing a prompt on costs its prefill, and how soon another process has it.
 
     python bench/vllm/handing_on.py MODEL [--tokens 1024] [--rounds 7] [--recipes nvfp4,int8]
+        [--load-format auto]
 
-MODEL is a folder that vLLM loads. One engine with KvxTransferConnector computes the same prompt
+MODEL is a folder that vLLM loads; with `--load-format dummy` its config.json is enough. One engine with KvxTransferConnector computes the same prompt
 again and again, in turns: without handing anything on; handing on, with nobody who asks; and with
 another process that asks for the blocks from the prefill's beginning. Medians of wall times; CPU
 time is that of the engine's process, all threads.
@@ -30,7 +31,7 @@ def fetch():
         print(json.dumps([time.monotonic(), *report]), flush=True)
 
 
-def measure(model, recipe, num_tokens, rounds):
+def measure(model, recipe, num_tokens, rounds, load_format):
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm import LLM, SamplingParams
@@ -44,6 +45,7 @@ def measure(model, recipe, num_tokens, rounds):
         attention_backend="CUSTOM",
         additional_config={"kvx": {"recipe": recipe}},
         dtype="bfloat16",
+        load_format=load_format,
         enforce_eager=True,
         block_size=64,
         max_model_len=num_tokens + 64,
@@ -133,14 +135,17 @@ def main():
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--recipes", default="nvfp4,int8")
+    parser.add_argument("--load-format", default="auto")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # one recipe, in a process of its own
     options = parser.parse_args()
     if options.measure:
-        measure(options.model, options.measure, options.tokens, options.rounds)
+        measure(
+            options.model, options.measure, options.tokens, options.rounds, options.load_format
+        )
         return
     for recipe in options.recipes.split(","):
         again = ["--measure", recipe, "--tokens", str(options.tokens)]
-        again += ["--rounds", str(options.rounds)]
+        again += ["--rounds", str(options.rounds), "--load-format", options.load_format]
         subprocess.run([sys.executable, __file__, options.model, *again], check=True)
 
 
