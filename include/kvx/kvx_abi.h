@@ -1385,7 +1385,7 @@ KVX_API kvx_status_t kvx_statistics_create(const kvx_statistics_config_t* config
 /* Null is allowed. */
 KVX_API void kvx_statistics_free(kvx_statistics_t statistics);
 
-/* Rows of consecutive positions of one sequence in one layer, in host memory, after RoPE. */
+/* Rows of consecutive positions of one sequence in one layer, after RoPE. */
 typedef struct kvx_statistics_rows_t {
   uint32_t size;
   uint32_t layer;
@@ -1395,10 +1395,17 @@ typedef struct kvx_statistics_rows_t {
   const kvx_rows_t* v;            /* [num_rows, num_kv_heads, v_head_dim]; null with k */
   const kvx_rows_t* q;            /* [num_rows, num_q_heads, k_head_dim]; null: no queries come */
   const kvx_executor_t* executor; /* null: the calling thread */
+  /* Where k, v and q lie: KVX_MEMORY_HOST (or 0), or KVX_MEMORY_DEVICE, all on one GPU. They are
+   * counted there then, behind what `stream` (a cudaStream_t) was given before; the call waits for
+   * nothing, and the rows must stay until the stream has passed. */
+  uint32_t memory;
+  uint32_t reserved; /* 0 */
+  void* stream;
 } kvx_statistics_rows_t;
 
 /* INVALID_ARGUMENT: a NaN or an infinity, named by layer, position, head and channel; of these rows
- * nothing is counted then. */
+ * nothing is counted then. On a GPU every later call that reads, merges or fits these statistics
+ * returns that error; such a call waits for the rows that were fed. */
 KVX_API kvx_status_t kvx_statistics_feed(kvx_statistics_t statistics,
                                          const kvx_statistics_rows_t* rows);
 /* Adds what `from` has collected, in another thread perhaps, to `to`: then `to` is what one

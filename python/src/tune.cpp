@@ -1,12 +1,20 @@
 // Statistics, tables that are fitted from them, and their file, for kvx.hf.tune.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "device/cuda_caller.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
 #include "python/src/context.hpp"
+#include "python/src/cuda_lane.hpp"
 #include "python/src/errors.hpp"
+#include "tune/cuda/device_statistics.hpp"
 #include "tune/fit.hpp"
 #include "tune/transformed.hpp"
 #include "tune/tune_file.hpp"
@@ -16,22 +24,6 @@ namespace {
 
 using tune::Side;
 using tune::Statistics;
-
-Statistics make_statistics(int num_layers, int num_q_heads, int num_kv_heads, int k_head_dim,
-                           int v_head_dim, const std::vector<double>& inv_freq, bool interleaved,
-                           double attention_scaling) {
-  tune::StatisticsConfig config;
-  config.num_layers = num_layers;
-  config.num_q_heads = num_q_heads;
-  config.num_kv_heads = num_kv_heads;
-  config.k_head_dim = k_head_dim;
-  config.v_head_dim = v_head_dim;
-  if (!inv_freq.empty()) {
-    config.rope = kv::Rope{interleaved ? kv::RopePairs::kInterleaved : kv::RopePairs::kHalves,
-                           inv_freq, attention_scaling};
-  }
-  return value_of(Statistics::create(std::move(config)));
-}
 
 // Rows of any strides and float type as dense f32 [num_tokens, num_heads, head_dim].
 std::vector<float> dense_floats(const InputRows& rows, int head_dim,
@@ -64,24 +56,111 @@ KvRows kv_rows(const tune::StatisticsConfig& shape, nb::handle k, nb::handle v,
           static_cast<int>(k_rows.num_tokens)};
 }
 
-void feed(Statistics& statistics, int layer, int64_t first_position, nb::handle k, nb::handle v) {
-  const auto context = current_context();
-  const ops::CpuContext& cpu = context->cpu();
-  const KvRows rows = kv_rows(statistics.config(), k, v, cpu);
-  nb::gil_scoped_release no_gil;
-  throw_if_error(statistics.feed(layer, first_position, rows.num_tokens, rows.k.data(),
-                                 rows.v.data(), *cpu.executor));
-}
+// Statistics of rows on the host or on GPUs, where they are counted.
+class FedStatistics {
+ public:
+  explicit FedStatistics(Statistics statistics) : collector_(std::move(statistics)) {}
 
-void feed_queries(Statistics& statistics, int layer, int64_t first_position, nb::handle q) {
-  const auto context = current_context();
-  const ops::CpuContext& cpu = context->cpu();
-  const tune::StatisticsConfig& shape = statistics.config();
-  const InputRows rows = input_rows(q, "q", {-1, shape.num_q_heads, shape.k_head_dim});
-  nb::gil_scoped_release no_gil;
-  const std::vector<float> floats = dense_floats(rows, shape.k_head_dim, *cpu.kernels);
-  throw_if_error(statistics.feed_queries(layer, first_position, static_cast<int>(rows.num_tokens),
-                                         floats.data(), *cpu.executor));
+  const tune::StatisticsConfig& config() const { return collector_.config(); }
+  Statistics& on_host() { return collector_.on_host(); }
+  // Waits for the GPUs whose rows were fed.
+  Statistics& collected() { return *value_of(collector_.collected()); }
+
+  void feed(int layer, int64_t first_position, nb::handle k, nb::handle v) {
+    if (cuda_device_of(k, "k") >= 0) return feed_on_cuda(layer, first_position, k, v);
+    const auto context = current_context();
+    const ops::CpuContext& cpu = context->cpu();
+    const KvRows rows = kv_rows(config(), k, v, cpu);
+    nb::gil_scoped_release no_gil;
+    throw_if_error(on_host().feed(layer, first_position, rows.num_tokens, rows.k.data(),
+                                  rows.v.data(), *cpu.executor));
+  }
+
+  void feed_queries(int layer, int64_t first_position, nb::handle q) {
+    if (cuda_device_of(q, "q") >= 0) return feed_queries_on_cuda(layer, first_position, q);
+    const auto context = current_context();
+    const ops::CpuContext& cpu = context->cpu();
+    const InputRows rows = query_rows(q, {});
+    nb::gil_scoped_release no_gil;
+    const std::vector<float> floats = dense_floats(rows, config().k_head_dim, *cpu.kernels);
+    throw_if_error(on_host().feed_queries(layer, first_position, static_cast<int>(rows.num_tokens),
+                                          floats.data(), *cpu.executor));
+  }
+
+ private:
+  InputRows query_rows(nb::handle q, const ArrayPlace& place) const {
+    return input_rows(q, "q", {-1, config().num_q_heads, config().k_head_dim}, place);
+  }
+
+  void feed_on_cuda(int layer, int64_t first_position, nb::handle k, nb::handle v) {
+    CudaLane& lane = lane_of(cuda_device_of(k, "k"));
+    const ArrayPlace place = lane.place_of(nb::none(), {k, v});
+    const InputRows k_rows =
+        input_rows(k, "k", {-1, config().num_kv_heads, config().k_head_dim}, place);
+    const InputRows v_rows =
+        input_rows(v, "v", {k_rows.num_tokens, config().num_kv_heads, config().v_head_dim}, place);
+    KeptArrays kept;
+    lane.keep(kept, place, k, k_rows.array);
+    lane.keep(kept, place, v, v_rows.array);
+    launch(lane, place, kept, k_rows.num_tokens,
+           [&](tune::DeviceStatistics& to, device::CudaStream stream, int num_rows) {
+             return to.feed(stream, layer, first_position, num_rows, k_rows.rows, v_rows.rows);
+           });
+  }
+
+  void feed_queries_on_cuda(int layer, int64_t first_position, nb::handle q) {
+    CudaLane& lane = lane_of(cuda_device_of(q, "q"));
+    const ArrayPlace place = lane.place_of(nb::none(), {q});
+    const InputRows rows = query_rows(q, place);
+    KeptArrays kept;
+    lane.keep(kept, place, q, rows.array);
+    launch(lane, place, kept, rows.num_tokens,
+           [&](tune::DeviceStatistics& to, device::CudaStream stream, int num_rows) {
+             return to.feed_queries(stream, layer, first_position, num_rows, rows.rows);
+           });
+  }
+
+  // feed(statistics of the device, stream, number of rows) launches; it waits for nothing.
+  template <class Feed>
+  void launch(CudaLane& lane, const ArrayPlace& place, KeptArrays& kept, int64_t num_rows,
+              const Feed& feed) {
+    if (num_rows == 0) return;
+    nb::gil_scoped_release no_gil;
+    const std::lock_guard lock(launches_);
+    const auto current = value_of(device::CurrentCudaDevice::set(lane.device()));
+    tune::DeviceStatistics& to = *value_of(collector_.on_device(lane.device()));
+    throw_if_error(lane.begin(place, kept));
+    throw_if_error(feed(to, lane.context(place).stream, static_cast<int>(num_rows)));
+    throw_if_error(lane.end(place, kept));
+  }
+
+  // Called with the GIL held.
+  CudaLane& lane_of(int device) {
+    std::unique_ptr<CudaLane>& lane = lanes_[device];
+    if (!lane) lane = CudaLane::of_callers(fmt::format("cuda:{}", device), "first array");
+    return *lane;
+  }
+
+  tune::StatisticsCollector collector_;
+  std::map<int, std::unique_ptr<CudaLane>> lanes_;
+  std::mutex launches_;
+};
+
+std::unique_ptr<FedStatistics> make_statistics(int num_layers, int num_q_heads, int num_kv_heads,
+                                               int k_head_dim, int v_head_dim,
+                                               const std::vector<double>& inv_freq,
+                                               bool interleaved, double attention_scaling) {
+  tune::StatisticsConfig config;
+  config.num_layers = num_layers;
+  config.num_q_heads = num_q_heads;
+  config.num_kv_heads = num_kv_heads;
+  config.k_head_dim = k_head_dim;
+  config.v_head_dim = v_head_dim;
+  if (!inv_freq.empty()) {
+    config.rope = kv::Rope{interleaved ? kv::RopePairs::kInterleaved : kv::RopePairs::kHalves,
+                           inv_freq, attention_scaling};
+  }
+  return std::make_unique<FedStatistics>(value_of(Statistics::create(std::move(config))));
 }
 
 Side side_named(const std::string& name) {
@@ -91,9 +170,10 @@ Side side_named(const std::string& name) {
 }
 
 // The head's whole row where count is 0.
-double percentile(const Statistics& statistics, int layer, const std::string& side_name, int head,
+double percentile(FedStatistics& fed, int layer, const std::string& side_name, int head,
                   double percent, int first, int count) {
   throw_if_error(tune::check_percentile(percent));
+  const Statistics& statistics = fed.collected();
   const Side side = side_named(side_name);
   const int head_dim = statistics.head_dim(side);
   const int last = count == 0 ? head_dim : first + count;
@@ -110,9 +190,10 @@ double percentile(const Statistics& statistics, int layer, const std::string& si
 // A recipe with the tables that were fitted for it.
 class FittedCache {
  public:
-  FittedCache(const Statistics& statistics, const std::string& recipe,
+  FittedCache(FedStatistics& fed, const std::string& recipe,
               std::vector<std::string> layer_overrides, const tune::FitOptions& options)
-      : shape_(statistics.config()), options_(options) {
+      : shape_(fed.config()), options_(options) {
+    const Statistics& statistics = fed.collected();
     throw_if_error(statistics.check_complete());
     throw_if_error(tune::check_percentile(options.percentile));
     if (options.k_block_offset && !shape_.rope) {
@@ -136,8 +217,8 @@ class FittedCache {
 
   bool wants_scales() const { return options_.has_scales(); }
 
-  // Rows as this cache quantises them, for fit_scales().
-  void feed_transformed(Statistics& transformed, int layer, int64_t first_position, nb::handle k,
+  // Rows on the host as this cache quantises them, for fit_scales().
+  void feed_transformed(FedStatistics& transformed, int layer, int64_t first_position, nb::handle k,
                         nb::handle v, int block_size) {
     const auto context = current_context();
     const ops::CpuContext& cpu = context->cpu();
@@ -150,12 +231,13 @@ class FittedCache {
       transform_block_size_ = block_size;
       transform_tokens_ = 2 * end;
     }
-    throw_if_error(tune::feed_transformed(transformed, cpu, transforms_[layer].transform(),
-                                          block_size, layer, first_position, rows.num_tokens,
-                                          rows.k.data(), rows.v.data()));
+    throw_if_error(tune::feed_transformed(
+        transformed.on_host(), cpu, transforms_[layer].transform(), block_size, layer,
+        first_position, rows.num_tokens, rows.k.data(), rows.v.data()));
   }
 
-  void fit_scales(const Statistics& transformed) {
+  void fit_scales(FedStatistics& fed) {
+    const Statistics& transformed = fed.collected();
     for (int i = 0; i < shape_.num_layers; ++i) {
       throw_if_error(tune::fit_scales(transformed, i, options_, plans_[i], file_.layers[i]));
     }
@@ -240,20 +322,28 @@ void write_scales(const std::string& path, const std::string& recipe, int head_d
 }  // namespace
 
 void bind_tune(nb::module_& module) {
-  nb::class_<Statistics>(module, "Statistics")
+  nb::class_<FedStatistics>(module, "Statistics")
       .def(nb::new_(&make_statistics), nb::kw_only(), nb::arg("num_layers"), nb::arg("num_q_heads"),
            nb::arg("num_kv_heads"), nb::arg("k_head_dim"), nb::arg("v_head_dim"),
            nb::arg("inv_freq") = std::vector<double>{}, nb::arg("interleaved") = false,
            nb::arg("attention_scaling") = 1.0)
-      .def("feed", &feed, nb::arg("layer"), nb::arg("first_position"), nb::arg("k").none(),
-           nb::arg("v").none())
-      .def("feed_queries", &feed_queries, nb::arg("layer"), nb::arg("first_position"),
-           nb::arg("q").none())
-      .def("merge", [](Statistics& to, const Statistics& from) { throw_if_error(to.merge(from)); })
+      .def("feed", &FedStatistics::feed, nb::arg("layer"), nb::arg("first_position"),
+           nb::arg("k").none(), nb::arg("v").none())
+      .def("feed_queries", &FedStatistics::feed_queries, nb::arg("layer"),
+           nb::arg("first_position"), nb::arg("q").none())
+      .def("merge",
+           [](FedStatistics& to, FedStatistics& from) {
+             throw_if_error(to.on_host().merge(from.collected()));
+           })
+      .def("wait",
+           [](FedStatistics& self) {
+             nb::gil_scoped_release no_gil;
+             self.collected();
+           })
       .def("percentile", &percentile, nb::arg("layer"), nb::arg("side"), nb::arg("head"),
            nb::arg("percent"), nb::arg("first") = 0, nb::arg("count") = 0)
       .def_prop_ro("has_rope",
-                   [](const Statistics& self) { return self.config().rope.has_value(); });
+                   [](const FedStatistics& self) { return self.config().rope.has_value(); });
 
   nb::class_<tune::FitOptions>(module, "FitOptions")
       .def(nb::init<>())
@@ -279,7 +369,7 @@ void bind_tune(nb::module_& module) {
              nb::arg("architecture"));
 
   nb::class_<FittedCache>(module, "FittedCache")
-      .def(nb::init<const Statistics&, const std::string&, std::vector<std::string>,
+      .def(nb::init<FedStatistics&, const std::string&, std::vector<std::string>,
                     const tune::FitOptions&>(),
            nb::arg("statistics"), nb::arg("recipe"), nb::arg("layer_overrides"), nb::arg("options"))
       .def_prop_ro("wants_scales", &FittedCache::wants_scales)

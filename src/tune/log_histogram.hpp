@@ -23,7 +23,7 @@ class LogHistogram {
   static constexpr double kRelativeError = 1.0 / (2 * kStepsPerOctave);
 
   // Requires: magnitude >= 0 and finite.
-  static int bucket_of(float magnitude) {
+  static constexpr int bucket_of(float magnitude) {
     constexpr int kMantissaBits = 5;
     constexpr int32_t kFirst = (127 + kLowestExponent) << kMantissaBits;
     const int32_t step =

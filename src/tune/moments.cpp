@@ -53,6 +53,16 @@ void Moments::merge(const Moments& other) {
   count_ += other.count_;
 }
 
+void Moments::add_sums(int64_t count, const double* sums) {
+  for (int i = 0; i < head_dim_; ++i) {
+    for (int j = 0; j <= i; ++j) {
+      const int64_t at = static_cast<int64_t>(i) * head_dim_ + j;
+      sums_[at] += sums[at];
+    }
+  }
+  count_ += count;
+}
+
 std::vector<double> Moments::mean() const {
   std::vector<double> mean(sums_.size());
   if (count_ == 0) return mean;

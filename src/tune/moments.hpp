@@ -15,6 +15,9 @@ class Moments {
   // first.
   void add(const float* rows, int64_t num_rows, int64_t row_stride);
   void merge(const Moments& other);
+  // What was summed up elsewhere over `count` rows: [head_dim, head_dim], of which the lower
+  // triangle counts.
+  void add_sums(int64_t count, const double* sums);
 
   int64_t count() const { return count_; }
   int head_dim() const { return head_dim_; }

@@ -35,10 +35,6 @@ void merge_channels(const ChannelStatistics& from, ChannelStatistics& to) {
   }
 }
 
-int mean_rows_from(int64_t first_position, int num_rows) {
-  return static_cast<int>(std::clamp<int64_t>(kSinkTokens - first_position, 0, num_rows));
-}
-
 std::vector<float> means_of(const std::vector<double>& sums, int64_t count) {
   std::vector<float> means(sums.size());
   for (size_t i = 0; i < sums.size() && count > 0; ++i) {
@@ -100,7 +96,7 @@ Status Statistics::check_rows(const char* name, int layer, int64_t first_positio
 void Statistics::feed_head(ChannelStatistics& side, int head, int head_dim, int64_t first_position,
                            int num_rows, const float* rows) const {
   const int64_t row_stride = int64_t{config_.num_kv_heads} * head_dim;
-  const int first_mean_row = mean_rows_from(first_position, num_rows);
+  const int first_mean_row = num_sink_rows(first_position, num_rows);
   for (int r = 0; r < num_rows; ++r) {
     const float* row = rows + r * row_stride + int64_t{head} * head_dim;
     for (int d = 0; d < head_dim; ++d) {
@@ -136,7 +132,7 @@ void Statistics::feed_unturned(ChannelStatistics& side, int head, int64_t first_
   const int num_pairs = static_cast<int>(rope.inv_freq.size());
   const bool is_interleaved = rope.pairs == kv::RopePairs::kInterleaved;
   double* sums = side.unturned_sums.data() + int64_t{head} * config_.k_head_dim;
-  for (int r = mean_rows_from(first_position, num_rows); r < num_rows; ++r) {
+  for (int r = num_sink_rows(first_position, num_rows); r < num_rows; ++r) {
     const float* row = rows + (int64_t{r} * config_.num_kv_heads + head) * config_.k_head_dim;
     const float* turn = turns.data() + int64_t{r} * num_pairs * 2;
     for (int i = 0; i < num_pairs; ++i) {
@@ -172,7 +168,7 @@ Status Statistics::feed(int layer, int64_t first_position, int num_rows, const f
                         int64_t{num_heads} * config_.k_head_dim);
     }
   });
-  const int num_mean_rows = num_rows - mean_rows_from(first_position, num_rows);
+  const int num_mean_rows = num_rows - num_sink_rows(first_position, num_rows);
   for (ChannelStatistics* side : {&to.k, &to.v}) {
     side->num_rows += num_rows;
     side->num_mean_rows += num_mean_rows;
@@ -198,6 +194,14 @@ Status Statistics::check_queries(int layer, int64_t first_position, int num_rows
                                  const float* q) const {
   return check_rows("q", layer, first_position, num_rows, config_.num_q_heads, config_.k_head_dim,
                     q);
+}
+
+void Statistics::add(int layer, Side side, const ChannelStatistics& counted) {
+  merge_channels(counted, side == Side::kK ? layers_[layer].k : layers_[layer].v);
+}
+
+void Statistics::add_query_sums(int layer, int head, int64_t count, const double* sums) {
+  layers_[layer].queries[head].add_sums(count, sums);
 }
 
 Status Statistics::merge(const Statistics& other) {

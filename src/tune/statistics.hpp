@@ -2,6 +2,7 @@
 // head and channel. Tables are fitted from them (fit.hpp).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -31,6 +32,10 @@ struct StatisticsConfig {
 // The first tokens of a sequence attract attention and lie far from all others. They count in
 // maxima and percentiles, but not in means.
 inline constexpr int kSinkTokens = 4;
+// How many of num_rows rows are such tokens'.
+constexpr int num_sink_rows(int64_t first_position, int num_rows) {
+  return static_cast<int>(std::clamp<int64_t>(kSinkTokens - first_position, 0, num_rows));
+}
 
 // Of one side of one layer; [num_kv_heads, head_dim] each.
 struct ChannelStatistics {
@@ -60,6 +65,12 @@ class Statistics {
   // q: [num_rows, num_q_heads, k_head_dim]; otherwise as feed().
   Status feed_queries(int layer, int64_t first_position, int num_rows, const float* q,
                       Executor& executor = serial_executor());
+
+  // What was counted elsewhere, on a GPU (device_statistics.hpp): of one side of a layer, in the
+  // shape of of(layer, side); and the sums of `count` queries of a KV head, as Moments::add_sums
+  // takes them. Requires: a layer and a head of these statistics.
+  void add(int layer, Side side, const ChannelStatistics& counted);
+  void add_query_sums(int layer, int head, int64_t count, const double* sums);
 
   // What feed_queries() refuses, and nothing else.
   Status check_queries(int layer, int64_t first_position, int num_rows, const float* q) const;

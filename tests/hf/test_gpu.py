@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 import kvx
 import kvx.hf
+from kvx.hf.tune import collect
 
 sys.path.append(str(Path(__file__).parents[1] / "python"))
 import gpu  # noqa: E402
@@ -158,3 +159,55 @@ def test_a_whole_compiled_graph_says_the_same_tokens(backend):
         cache = kvx.hf.Cache(model.config, "f32")
         assert torch.equal(tokens_of(model, cache, inputs), expected)
     torch.compiler.reset()
+
+
+def rows_of_a_layer(dtype):
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(heads, 70, 64).transpose(0, 1) for heads in (4, 2, 2))
+    return [rows.to(dtype) for rows in (q, 3 * k, v)]  # strided, as attention gets them
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_counted_where_they_lie(dtype):
+    def counted(rows):
+        statistics = kvx._core.Statistics(
+            num_layers=1, num_q_heads=4, num_kv_heads=2, k_head_dim=64, v_head_dim=64
+        )
+        for first, last in ((0, 3), (3, 70)):
+            q, k, v = (part[first:last] for part in rows)
+            statistics.feed(0, first, k, v)
+            statistics.feed_queries(0, first, q)
+        return [
+            statistics.percentile(0, side, head, percent, 16, 8)
+            for side in "kv" for head in range(2) for percent in (50, 99.9, 100)
+        ]  # fmt: skip
+
+    rows = rows_of_a_layer(dtype)
+    assert counted([part.cuda() for part in rows]) == counted(rows)
+
+
+def test_tuning_on_a_gpu(tmp_path):
+    torch.manual_seed(5)
+    text = torch.randint(3, 97, (40 * 4,)).tolist()
+    model = kvx.hf.enable(tiny_model("llama"))
+    on_cpu = collect(model, [text], shows_progress=False)
+    model = model.cuda()
+    on_cuda = collect(model, [text], shows_progress=False)
+    for layer in range(model.config.num_hidden_layers):
+        for side in "kv":
+            found, expected = (x.percentile(layer, side, 0, 100) for x in (on_cuda, on_cpu))
+            assert found == pytest.approx(expected, rel=1e-3)
+    tuned = kvx.hf.tune(
+        model, text, tmp_path / "m.kvxtune", recipe="int4:immediate", context=40,
+        num_prompts=4, tables=("k_mean", "v_mean", "k_feedback"), shows_progress=False,
+    )  # fmt: skip
+    cache = kvx.hf.Cache(model.config, f"tuned:{tuned.path}")
+    assert len(tokens_of(model, cache, on_gpu({"input_ids": prompt(tokens=20)}))) == 1
+
+
+def test_a_nan_on_a_gpu_is_named_by_its_layer():
+    model = kvx.hf.enable(tiny_model("llama")).cuda()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[3, 3] = float("nan")
+    with pytest.raises(kvx.Error, match="v of layer 1 is -?nan at position"):
+        collect(model, [[5, 6, 7, 8, 9, 10]], shows_progress=False)

@@ -69,7 +69,7 @@ const AllowedEdges& allowed_edges() {
       {"transfer", {"core", "cache", "kv", "tier"}},
       {"engines", {"core", "format", "cache", "device", "ops"}},
       {"quality", {"core", "format", "ops", "kv"}},
-      {"tune", {"core", "format", "cache", "ops", "kv", "quality", "tier"}},
+      {"tune", {"core", "format", "cache", "device", "ops", "kv", "quality", "tier"}},
       {"api",
        {"core", "format", "cache", "device", "ops", "kv", "engines", "quality", "tier", "tune",
         "observe", "transfer", "kvx"}},

@@ -103,6 +103,7 @@ def tune(
 
 def collect(model, prompts, *, shows_progress=True):
     """The statistics of a model's keys, values and queries over prompts, lists of token numbers.
+    What lies on a GPU is counted there.
 
     Returns a kvx._core.Statistics. Raises kvx.Error: no prompt, or a NaN, named by its layer.
     """
@@ -117,6 +118,7 @@ def collect(model, prompts, *, shows_progress=True):
         statistics[0].feed(layer, position, k, v)
 
     _run(model, prompts, feed, "collecting", shows_progress)
+    statistics[0].wait()
     return statistics[0]
 
 
@@ -165,9 +167,17 @@ def _collecting_attention(module, query, key, value, attention_mask, **kwargs):
     if _sinks:
         if query.shape[0] != 1:
             raise Error(f"the batch has {query.shape[0]} rows; prompts are collected one by one")
-        rows = [x[0].transpose(0, 1).float().cpu() for x in (query, key, value)]
-        _sinks[-1](module.layer_idx, 0, *rows)
+        _sinks[-1](module.layer_idx, 0, *(_rows_of(x) for x in (query, key, value)))
     return attention(module, query, key, value, attention_mask, **kwargs)
+
+
+def _rows_of(states):
+    """[1, heads, tokens, head_dim] as [tokens, heads, head_dim], where they lie, in a type that
+    statistics take."""
+    rows = states[0].transpose(0, 1)
+    if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        rows = rows.float()
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 AttentionInterface.register(_NAME, _collecting_attention)
@@ -253,6 +263,7 @@ class _Tuner:
         def feed(layer, position, q, k, v):
             if not transformed:
                 transformed.append(_statistics_of(self.model, q, k, v))
+            k, v = k.float().cpu(), v.float().cpu()
             fitted.feed_transformed(transformed[0], layer, position, k, v, self.block_size)
 
         _run(self.model, self.prompts, feed, "collecting scales", self.shows_progress)

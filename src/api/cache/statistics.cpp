@@ -14,6 +14,8 @@
 #include "api/guard.hpp"
 #include "api/handle_map.hpp"
 #include "api/kernels.hpp"
+#include "api/verbs/device_verb.hpp"
+#include "tune/cuda/device_statistics.hpp"
 #include "tune/fit.hpp"
 
 namespace kvx::boundary {
@@ -21,7 +23,8 @@ namespace {
 
 using tune::Side;
 using tune::Statistics;
-using Handles = HandleMap<kvx_statistics_t, Statistics>;
+using tune::StatisticsCollector;
+using Handles = HandleMap<kvx_statistics_t, StatisticsCollector>;
 
 // Never destroyed: threads may still call when static objects are.
 Handles& handles() {
@@ -29,11 +32,17 @@ Handles& handles() {
   return *all;
 }
 
-Result<Statistics*> find(kvx_statistics_t handle, const char* name = "statistics") {
+Result<StatisticsCollector*> find(kvx_statistics_t handle, const char* name = "statistics") {
   if (handle == nullptr) return invalid_argument("{} is null", name);
-  Statistics* const found = handles().find(handle);
+  StatisticsCollector* const found = handles().find(handle);
   if (found == nullptr) return invalid_argument("{} is not a handle, or was freed", name);
   return found;
+}
+
+// With what GPUs have counted, for which this waits.
+Result<Statistics*> find_collected(kvx_statistics_t handle, const char* name = "statistics") {
+  KVX_ASSIGN_OR_RETURN(StatisticsCollector* const found, find(handle, name));
+  return found->collected();
 }
 
 Status read_counts(const kvx_statistics_config_t& args, tune::StatisticsConfig& config) {
@@ -72,7 +81,7 @@ Status create(const kvx_statistics_config_t* caller, kvx_statistics_t* result) {
                            args.attention_scaling == 0 ? 1.0 : args.attention_scaling};
   }
   KVX_ASSIGN_OR_RETURN(Statistics made, Statistics::create(std::move(config)));
-  *result = handles().add(std::make_unique<Statistics>(std::move(made)));
+  *result = handles().add(std::make_unique<StatisticsCollector>(std::move(made)));
   return {};
 }
 
@@ -92,9 +101,7 @@ Result<std::vector<float>> read_floats(const kvx_rows_t* caller, int num_rows, i
   return floats;
 }
 
-Status feed(kvx_statistics_t handle, const kvx_statistics_rows_t* caller) {
-  KVX_ASSIGN_OR_RETURN(Statistics* const statistics, find(handle));
-  KVX_ASSIGN_OR_RETURN(const kvx_statistics_rows_t args, read_struct(caller, "rows"));
+Status check_feed(const kvx_statistics_rows_t& args, const tune::StatisticsConfig& shape) {
   constexpr int64_t kMostRows = 65536;
   if (args.num_rows < 1 || args.num_rows > kMostRows) {
     return invalid_argument("rows.num_rows is {}; expected 1 to {}", args.num_rows, kMostRows);
@@ -106,10 +113,26 @@ Status feed(kvx_statistics_t handle, const kvx_statistics_rows_t* caller) {
     return invalid_argument("rows has {} of k, v and q; expected k and v, q, or all three",
                             (args.k != nullptr) + (args.v != nullptr) + (args.q != nullptr));
   }
-  const tune::StatisticsConfig& shape = statistics->config();
   if (args.layer >= static_cast<uint32_t>(shape.num_layers)) {
     return out_of_range("rows.layer is {}; expected 0 to {}", args.layer, shape.num_layers - 1);
   }
+  if (args.reserved != 0) {
+    return invalid_argument("rows.reserved is {}; expected 0", args.reserved);
+  }
+  const bool is_host = args.memory == KVX_MEMORY_UNKNOWN || args.memory == KVX_MEMORY_HOST;
+  if (!is_host && args.memory != KVX_MEMORY_DEVICE) {
+    return invalid_argument("rows.memory is {}; expected 0, KVX_MEMORY_HOST or _DEVICE",
+                            args.memory);
+  }
+  if (is_host && args.stream != nullptr) {
+    return invalid_argument("rows.memory is {}; expected KVX_MEMORY_DEVICE with a stream",
+                            args.memory);
+  }
+  return {};
+}
+
+Status feed_on_host(Statistics& statistics, const kvx_statistics_rows_t& args) {
+  const tune::StatisticsConfig& shape = statistics.config();
   KVX_ASSIGN_OR_RETURN(auto threads, read_executor(args.executor));
   Executor& executor = chosen_executor(threads);
   const int layer = static_cast<int>(args.layer), num_rows = static_cast<int>(args.num_rows);
@@ -117,7 +140,7 @@ Status feed(kvx_statistics_t handle, const kvx_statistics_rows_t* caller) {
   if (args.q != nullptr) {
     KVX_ASSIGN_OR_RETURN(
         q, read_floats(args.q, num_rows, shape.num_q_heads, shape.k_head_dim, "rows.q"));
-    KVX_RETURN_IF_ERROR(statistics->check_queries(layer, args.first_position, num_rows, q.data()));
+    KVX_RETURN_IF_ERROR(statistics.check_queries(layer, args.first_position, num_rows, q.data()));
   }
   if (args.k != nullptr) {
     KVX_ASSIGN_OR_RETURN(
@@ -127,17 +150,56 @@ Status feed(kvx_statistics_t handle, const kvx_statistics_rows_t* caller) {
         const std::vector<float> v,
         read_floats(args.v, num_rows, shape.num_kv_heads, shape.v_head_dim, "rows.v"));
     KVX_RETURN_IF_ERROR(
-        statistics->feed(layer, args.first_position, num_rows, k.data(), v.data(), executor));
+        statistics.feed(layer, args.first_position, num_rows, k.data(), v.data(), executor));
   }
   if (args.q == nullptr) return {};
-  return statistics->feed_queries(layer, args.first_position, num_rows, q.data(), executor);
+  return statistics.feed_queries(layer, args.first_position, num_rows, q.data(), executor);
+}
+
+FloatRows readable_rows(const MutableFloatRows& rows) {
+  return {rows.data, rows.dtype, rows.token_stride, rows.head_stride};
+}
+
+Status feed_on_device(StatisticsCollector& collector, const kvx_statistics_rows_t& args) {
+  const tune::StatisticsConfig& shape = collector.config();
+  const int layer = static_cast<int>(args.layer), num_rows = static_cast<int>(args.num_rows);
+  MutableFloatRows k, v, q;
+  VerbAddresses addresses;
+  if (args.k != nullptr) {
+    KVX_ASSIGN_OR_RETURN(k, read_rows(args.k, shape.num_kv_heads, shape.k_head_dim, "rows.k"));
+    KVX_ASSIGN_OR_RETURN(v, read_rows(args.v, shape.num_kv_heads, shape.v_head_dim, "rows.v"));
+    addresses.add_rows("rows.k", k).add_rows("rows.v", v);
+  }
+  if (args.q != nullptr) {
+    KVX_ASSIGN_OR_RETURN(q, read_rows(args.q, shape.num_q_heads, shape.k_head_dim, "rows.q"));
+    addresses.add_rows("rows.q", q);
+  }
+  KVX_RETURN_IF_ERROR(addresses.deferred_errors().status());
+  KVX_ASSIGN_OR_RETURN(const device::CudaDevice* const device, find_device(addresses.all()));
+  KVX_ASSIGN_OR_RETURN(tune::DeviceStatistics* const to, collector.on_device(device->index));
+  if (args.k != nullptr) {
+    KVX_RETURN_IF_ERROR(to->feed(args.stream, layer, args.first_position, num_rows,
+                                 readable_rows(k), readable_rows(v)));
+  }
+  if (args.q == nullptr) return {};
+  return to->feed_queries(args.stream, layer, args.first_position, num_rows, readable_rows(q));
+}
+
+Status feed(kvx_statistics_t handle, const kvx_statistics_rows_t* caller) {
+  KVX_ASSIGN_OR_RETURN(StatisticsCollector* const collector, find(handle));
+  KVX_ASSIGN_OR_RETURN(const kvx_statistics_rows_t args, read_struct(caller, "rows"));
+  KVX_RETURN_IF_ERROR(check_feed(args, collector->config()));
+  return args.memory == KVX_MEMORY_DEVICE ? feed_on_device(*collector, args)
+                                          : feed_on_host(collector->on_host(), args);
 }
 
 Status merge(kvx_statistics_t to, kvx_statistics_t from) {
-  KVX_ASSIGN_OR_RETURN(Statistics* const target, find(to, "to"));
-  KVX_ASSIGN_OR_RETURN(const Statistics* const source, find(from, "from"));
-  if (target == source) return invalid_argument("to and from are the same statistics");
-  return target->merge(*source);
+  KVX_ASSIGN_OR_RETURN(StatisticsCollector* const target, find(to, "to"));
+  KVX_ASSIGN_OR_RETURN(const Statistics* const source, find_collected(from, "from"));
+  if (&target->on_host() == source) {
+    return invalid_argument("to and from are the same statistics");
+  }
+  return target->on_host().merge(*source);
 }
 
 // ---- what was collected
@@ -153,7 +215,7 @@ void fill(const std::vector<float>& numbers, float* to) {
 }
 
 Status layer(kvx_statistics_t handle, uint32_t number, kvx_statistics_layer_t* caller) {
-  KVX_ASSIGN_OR_RETURN(const Statistics* const statistics, find(handle));
+  KVX_ASSIGN_OR_RETURN(const Statistics* const statistics, find_collected(handle));
   KVX_ASSIGN_OR_RETURN(const int layer, read_layer_number(*statistics, number));
   KVX_ASSIGN_OR_RETURN(const kvx_statistics_layer_t args, read_struct(caller, "values"));
   constexpr uint32_t kLeast = offsetof(kvx_statistics_layer_t, k_mean);
@@ -189,7 +251,7 @@ Status layer(kvx_statistics_t handle, uint32_t number, kvx_statistics_layer_t* c
 
 Status percentiles(kvx_statistics_t handle, uint32_t number, uint32_t is_v, uint32_t group_size,
                    double percent, float* result) {
-  KVX_ASSIGN_OR_RETURN(const Statistics* const statistics, find(handle));
+  KVX_ASSIGN_OR_RETURN(const Statistics* const statistics, find_collected(handle));
   KVX_ASSIGN_OR_RETURN(const int layer, read_layer_number(*statistics, number));
   if (is_v > 1) return invalid_argument("is_v is {}; expected 0 for K or 1 for V", is_v);
   const Side side = is_v == 1 ? Side::kV : Side::kK;
@@ -234,7 +296,7 @@ Result<tune::FitOptions> read_fit_options(const kvx_fit_config_t& args, bool has
 }
 
 Status fit(kvx_statistics_t handle, const kvx_fit_config_t* caller, kvx_tables_t* result) {
-  KVX_ASSIGN_OR_RETURN(const Statistics* const statistics, find(handle));
+  KVX_ASSIGN_OR_RETURN(const Statistics* const statistics, find_collected(handle));
   if (result == nullptr) return invalid_argument("tables is null");
   KVX_ASSIGN_OR_RETURN(const kvx_fit_config_t args, read_struct(caller, "config"));
   const tune::StatisticsConfig& shape = statistics->config();
@@ -273,7 +335,7 @@ extern "C" kvx_status_t kvx_statistics_create(const kvx_statistics_config_t* con
 
 extern "C" void kvx_statistics_free(kvx_statistics_t statistics) {
   (void)kvx::boundary::handles().remove(statistics,
-                                        [](const kvx::tune::Statistics&) { return true; });
+                                        [](const kvx::tune::StatisticsCollector&) { return true; });
 }
 
 extern "C" kvx_status_t kvx_statistics_feed(kvx_statistics_t statistics,

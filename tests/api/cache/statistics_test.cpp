@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <cstddef>
 
 #include "tests/api/owned_cache.hpp"
 
@@ -169,6 +170,34 @@ TEST(Statistics, AreFittedToATunedRecipe) {
   ASSERT_EQ(kvx_tables_info(tables, &info), KVX_STATUS_OK);
   EXPECT_EQ(info.needs_positions, 1u);
   kvx_tables_free(tables);
+}
+
+TEST(Statistics, RefuseAPlaceOfRowsThatCannotBe) {
+  const Collected collected;
+  const std::vector<float> q(kQueryHeads * kDim);
+  const kvx_rows_t q_rows = api::rows(q.data(), KVX_DTYPE_F32);
+  auto args = sized<kvx_statistics_rows_t>();
+  args.num_rows = 1;
+  args.q = &q_rows;
+  args.memory = KVX_MEMORY_UNIFIED;
+  EXPECT_EQ(kvx_statistics_feed(collected, &args), kInvalid);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("rows.memory is 3"));
+  args.memory = KVX_MEMORY_HOST;
+  int stream = 0;
+  args.stream = &stream;
+  EXPECT_EQ(kvx_statistics_feed(collected, &args), kInvalid);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("expected KVX_MEMORY_DEVICE with a stream"));
+  args.stream = nullptr;
+  args.reserved = 1;
+  EXPECT_EQ(kvx_statistics_feed(collected, &args), kInvalid);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("rows.reserved is 1"));
+  args.reserved = 0;
+  args.memory = KVX_MEMORY_DEVICE;  // the rows are the host's
+  EXPECT_NE(kvx_statistics_feed(collected, &args), KVX_STATUS_OK);
+  // A caller of before these fields.
+  args.memory = 77;
+  args.size = offsetof(kvx_statistics_rows_t, memory);
+  EXPECT_EQ(kvx_statistics_feed(collected, &args), KVX_STATUS_OK) << kvx_last_error();
 }
 
 TEST(Statistics, RefuseWhatDoesNotFitAndNameIt) {
