@@ -212,34 +212,70 @@ void EngineLayer::run(const ArrayPlace& place, KeptArrays& kept, F verb) {
   throw_if_error(lane_->end(place, kept));
 }
 
-void EngineLayer::append(nb::handle k, nb::handle v, nb::handle slots, nb::handle stream) {
-  const ArrayPlace place = place_of(stream, {k, v, slots});
-  const auto heads = static_cast<int64_t>(layer_.num_kv_heads);
+EngineLayer::AppendCall::AppendCall(EngineLayer& layer, nb::handle k, nb::handle v,
+                                    nb::handle of_slots, const ArrayPlace& place) {
+  const auto heads = static_cast<int64_t>(layer.layer_.num_kv_heads);
+  args = sized<kvx_append_args_t>();
   kvx_dtype_t slot_dtype = KVX_DTYPE_S64;
-  const auto slot_array = indices_of(slots, "slots", place, slot_dtype);
-  const auto tokens = static_cast<int64_t>(slot_array.size());
-  const bool has_v = (v_.side.flags & KVX_SIDE_PREFIX_OF_K) == 0;
-  const InputRows keys = input_rows(k, "k", {tokens, heads, key_dim()}, place);
-  InputRows values;
-  if (has_v) values = input_rows(v, "v", {tokens, heads, v_.side.head_dim}, place);
-  KeptArrays kept;
-  if (lane_) {
-    lane_->keep(kept, place, k, keys.array);
-    if (has_v) lane_->keep(kept, place, v, values.array);
-    lane_->keep(kept, place, slots, slot_array);
+  slots = indices_of(of_slots, "slots", place, slot_dtype);
+  const auto tokens = static_cast<int64_t>(slots.size());
+  const bool has_v = (layer.v_.side.flags & KVX_SIDE_PREFIX_OF_K) == 0;
+  keys = input_rows(k, "k", {tokens, heads, layer.key_dim()}, place);
+  if (has_v) values = input_rows(v, "v", {tokens, heads, layer.v_.side.head_dim}, place);
+  if (layer.lane_) {
+    layer.lane_->keep(kept, place, k, keys.array);
+    if (has_v) layer.lane_->keep(kept, place, v, values.array);
+    layer.lane_->keep(kept, place, of_slots, slots);
   }
-  const kvx_rows_t k_rows = rows_of(keys.rows);
-  const kvx_rows_t v_rows = rows_of(values.rows);
-  auto args = sized<kvx_append_args_t>();
-  args.layer = &layer_;
+  k_rows = rows_of(keys.rows);
+  v_rows = rows_of(values.rows);
+  args.layer = &layer.layer_;
   args.k = &k_rows;
   args.v = has_v ? &v_rows : nullptr;
   args.num_tokens = tokens;
   args.slot_dtype = slot_dtype;
-  args.slots = slot_array.data();
-  args.executor = lane_ ? nullptr : &executor_;
-  run(place, kept,
-      [&](const ops::CudaContext& context) { return kvx_append(&args, context.stream); });
+  args.slots = slots.data();
+  args.executor = layer.lane_ ? nullptr : &layer.executor_;
+}
+
+void EngineLayer::append(nb::handle k, nb::handle v, nb::handle slots, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {k, v, slots});
+  AppendCall call(*this, k, v, slots, place);
+  run(place, call.kept,
+      [&](const ops::CudaContext& context) { return kvx_append(&call.args, context.stream); });
+}
+
+void EngineLayer::process_kv(nb::handle k, nb::handle v, nb::handle slots,
+                             const EngineProcessing& processing, nb::handle stream) {
+  const ArrayPlace place = place_of(stream, {k, v, slots});
+  AppendCall call(*this, k, v, slots, place);
+  std::vector<nb::ndarray<nb::ro>> arrays;  // until the call has returned
+  const auto kept = [&](nb::handle object, nb::ndarray<nb::ro> array) {
+    if (lane_) lane_->keep(call.kept, place, object, array);
+    arrays.push_back(std::move(array));
+    return arrays.back().data();
+  };
+  const auto bias_of = [&](nb::handle bias, const char* name, int64_t dim) -> const void* {
+    if (bias.is_none()) return nullptr;
+    return kept(bias, input_rows(bias, name, {1, int64_t{layer_.num_kv_heads}, dim}, place).array);
+  };
+  auto args = sized<kvx_turbomind_process_args_t>();
+  args.append = &call.args;
+  args.rope_pairs = processing.is_interleaved ? KVX_ROPE_PAIRS_INTERLEAVED : KVX_ROPE_PAIRS_HALVES;
+  args.k_bias = bias_of(processing.k_bias, "k_bias", key_dim());
+  args.v_bias = bias_of(processing.v_bias, "v_bias", v_.side.head_dim);
+  if (!processing.cos_sin.is_none()) {
+    const int64_t numbers = processing.num_positions * 2 * processing.num_pairs;
+    args.cos_sin = static_cast<const float*>(
+        kept(processing.cos_sin, input_floats(processing.cos_sin, "cos_sin", numbers, place)));
+    args.num_positions = processing.num_positions;
+    args.num_pairs = processing.num_pairs;
+    call.args.positions = static_cast<const int64_t*>(kept(
+        processing.positions, input_ints<int64_t>(processing.positions, "positions", 1, place)));
+  }
+  run(place, call.kept, [&](const ops::CudaContext& context) {
+    return kvx_turbomind_process_kv(&args, context.stream);
+  });
 }
 
 void EngineLayer::attend(nb::handle q, nb::handle out, const EngineTable& table,
@@ -422,6 +458,20 @@ void bind_engine_layer(nb::module_& module) {
       .def_prop_ro("device", &EngineLayer::device)
       .def("append", &EngineLayer::append, nb::arg("k").none(), nb::arg("v").none(),
            nb::arg("slots").none(), nb::arg("stream").none())
+      .def(
+          "process_kv",
+          [](EngineLayer& self, nb::handle k, nb::handle v, nb::handle slots, nb::handle k_bias,
+             nb::handle v_bias, nb::handle cos_sin, nb::handle positions, int64_t num_positions,
+             uint32_t num_pairs, bool is_interleaved, nb::handle stream) {
+            self.process_kv(
+                k, v, slots,
+                {k_bias, v_bias, cos_sin, positions, num_positions, num_pairs, is_interleaved},
+                stream);
+          },
+          nb::arg("k").none(), nb::arg("v").none(), nb::arg("slots").none(),
+          nb::arg("k_bias").none(), nb::arg("v_bias").none(), nb::arg("cos_sin").none(),
+          nb::arg("positions").none(), nb::arg("num_positions"), nb::arg("num_pairs"),
+          nb::arg("is_interleaved"), nb::arg("stream").none())
       .def(
           "attend",
           [](EngineLayer& self, nb::handle q, nb::handle out, const EngineTable& table,

@@ -63,6 +63,17 @@ struct EngineAttention {
   uint32_t max_q_len = 0;  // on a GPU; 0: all queries
 };
 
+// Of process_kv; none: no bias, nothing turns.
+struct EngineProcessing {
+  nb::handle k_bias;  // [num_kv_heads, key_dim] of k's dtype
+  nb::handle v_bias;
+  nb::handle cos_sin;    // float32 [num_positions, 2, num_pairs]
+  nb::handle positions;  // int64 [tokens]
+  int64_t num_positions = 0;
+  uint32_t num_pairs = 0;
+  bool is_interleaved = false;
+};
+
 class EngineLayer {
  public:
   // k_rest: rows' numbers behind k's, in a segment of their own; null: k has them all.
@@ -71,6 +82,10 @@ class EngineLayer {
 
   std::string device() const;
   void append(nb::handle k, nb::handle v, nb::handle slots, nb::handle stream);
+  // kvx_turbomind_process_kv: k and v change in place. What is none is left out; with cos_sin,
+  // [tokens, 2, num_pairs], positions are [tokens].
+  void process_kv(nb::handle k, nb::handle v, nb::handle slots, const EngineProcessing& processing,
+                  nb::handle stream);
   void attend(nb::handle q, nb::handle out, const EngineTable& table, nb::handle q_starts,
               const EngineAttention& attention, nb::handle stream);
   // Token ranges to rows: all arrays are [ranges], int64 but for int32 sequences. head_stride and
@@ -93,6 +108,19 @@ class EngineLayer {
   uint32_t key_dim() const { return k_.side.head_dim + k_rest_.side.head_dim; }
   ArrayPlace place_of(nb::handle stream, std::initializer_list<nb::handle> arrays) const;
   void check_table(const EngineTable& table) const;
+  // The arguments of kvx_append, and what they point to.
+  struct AppendCall {
+    AppendCall(EngineLayer& layer, nb::handle k, nb::handle v, nb::handle slots,
+               const ArrayPlace& place);
+    AppendCall(const AppendCall&) = delete;
+    InputRows keys;
+    InputRows values;
+    nb::ndarray<nb::ro> slots;
+    kvx_rows_t k_rows{};
+    kvx_rows_t v_rows{};
+    kvx_append_args_t args{};
+    KeptArrays kept;
+  };
   // Calls verb(stream) without the GIL, in the order of the caller's stream.
   template <class F>
   void run(const ArrayPlace& place, KeptArrays& kept, F verb);

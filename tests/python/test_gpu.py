@@ -588,6 +588,34 @@ def test_metal_marlins_cache_on_a_gpu_is_the_cpus(torch, options):
         caches[1].get_kv(0)
 
 
+@pytest.mark.parametrize("pairs", ["interleaved", "halves"])
+def test_turbominds_process_kv_on_a_gpu_writes_the_cpus_bytes(torch, pairs):
+    from kvx import engines
+    from kvx.turbomind import KvCacheMode, get_cache_block_size
+
+    shape = dict(num_layers=1, num_kv_heads=2, head_dim=64, block_len=8)
+    size = get_cache_block_size(KvCacheMode.kInt8, **shape).block_bytes
+    torch.manual_seed(0)
+    k, v = torch.randn(2, 12, 2, 64)
+    k_bias, v_bias = torch.randn(2, 2, 64)
+    positions = torch.arange(12) + 5
+    # Turns whose cosines and sines are exact on every device.
+    inv_freq = torch.zeros(16)
+    found = []
+    for device in ("cpu", "cuda"):
+        data = torch.zeros(3, size, dtype=torch.uint8, device=device)
+        layer = engines.turbomind.layer(data, None, mode=KvCacheMode.kInt8, layer=0, **shape)
+        rows = k.to(device)
+        engines.turbomind.process_kv(
+            layer, rows, v.to(device), torch.arange(4, 16).to(device),
+            k_bias=k_bias.to(device), v_bias=v_bias.to(device), positions=positions.to(device),
+            inv_freq=inv_freq.to(device), pairs=pairs,
+        )  # fmt: skip
+        assert torch.equal(rows.cpu(), k)
+        found.append(data.cpu())
+    assert torch.equal(found[0], found[1]) and found[0].any()
+
+
 def test_host_memory_keeps_a_gpus_blocks_with_checksums(torch):
     """Copies wait for what the stream was given before, and see changes in host memory."""
     torch.manual_seed(0)

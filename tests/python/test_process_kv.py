@@ -90,3 +90,12 @@ def test_what_does_not_fit_is_refused_and_nothing_written(options, message):
     assert not data.any()
     with pytest.raises(TypeError, match="k is a list"):
         engines.turbomind.process_kv(layer, [1.0], V, SLOTS)
+
+
+def test_biases_that_are_views_are_read_as_they_are():
+    layer, data = new_layer()
+    other, expected = new_layer()
+    view = np.asfortranarray(K_BIAS)
+    engines.turbomind.process_kv(layer, K, V, SLOTS, k_bias=view)
+    engines.turbomind.process_kv(other, K, V, SLOTS, k_bias=K_BIAS)
+    assert np.array_equal(data, expected) and data.any()

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from kvx import _core
 from kvx.arrays import checked_array
 from kvx.engines.layer import Layer
 from kvx.errors import Error
@@ -38,7 +39,8 @@ def process_kv(
                (i, i + len(inv_freq)), as transformers'
 
     A sum is rounded to the rows' dtype, as in the engine; a turn is computed in float32 and rounded
-    once. On a GPU the library's own kernels compute both, and one of kvx's stores.
+    once, by kvx on the CPU and on a GPU. The library's own are copies of k and v, and the cosines
+    and sines of each token.
     Raises kvx.Error naming what does not fit, TypeError: no array; nothing is written then.
     """
     if pairs not in _PAIRS:
@@ -53,44 +55,51 @@ def process_kv(
     for name, array in {"v": v, **{n: a for n, a in named.items() if a is not None}}.items():
         if _library_of(checked_array(array, name)) != library:
             raise Error(f"{name} is an array of {_library_of(array)}; expected {library}, k's own")
-    k = _with_bias(k, k_bias, "k_bias")
-    v = _with_bias(v, v_bias, "v_bias")
+    _check_bias(k, k_bias, "k_bias")
+    _check_bias(v, v_bias, "v_bias")
+    if k_bias is None and v_bias is None and inv_freq is None:
+        layer.append(k, v, slots, stream=stream)
+        return
+    table = order = None
+    count = 0
     if inv_freq is not None:
-        k = _turned(k, positions, inv_freq, pairs)
-    layer.append(k, v, slots, stream=stream)
+        table, order = _turns(k, positions, inv_freq)
+        count = inv_freq.shape[0]
+    biases = [None if bias is None else _copy(bias)[None] for bias in (k_bias, v_bias)]
+    _core.EngineLayer.process_kv(
+        layer, _copy(k), _copy(v), slots, *biases, table, order, k.shape[0] if count else 0, count,
+        pairs == "interleaved", stream,
+    )  # fmt: skip
 
 
-def _with_bias(rows: Any, bias: Any, name: str) -> Any:
+def _check_bias(rows: Any, bias: Any, name: str) -> None:
     if bias is None:
-        return rows
+        return
     if tuple(bias.shape) != tuple(rows.shape[1:]) or bias.dtype != rows.dtype:
         raise Error(
             f"{name} is {bias.dtype} {list(bias.shape)}; expected {rows.dtype} "
             f"{list(rows.shape[1:])}, a row for each head"
         )
-    return rows + bias
 
 
-def _turned(k: Any, positions: Any, inv_freq: Any, pairs: str) -> Any:
-    """K's rows after RoPE, in their own dtype."""
+def _turns(k: Any, positions: Any, inv_freq: Any) -> tuple[Any, Any]:
+    """Cosines and sines of each token's turns, float32 [tokens, 2, pairs], and which row of them is
+    which token's."""
     tokens, _, head_dim = k.shape
     if len(inv_freq.shape) != 1 or not 1 <= inv_freq.shape[0] <= head_dim // 2:
         raise Error(f"inv_freq has shape {list(inv_freq.shape)}; expected [1 to {head_dim // 2}]")
     if tuple(positions.shape) != (tokens,):
         raise Error(f"positions has shape {list(positions.shape)}; expected [{tokens}]")
-    count = inv_freq.shape[0]
-    if pairs == "interleaved":
-        first, second = slice(0, 2 * count, 2), slice(1, 2 * count, 2)
-    else:
-        first, second = slice(0, count), slice(count, 2 * count)
     library = import_module(_library_of(k))
-    angles = (_float32(positions)[:, None] * _float32(inv_freq)[None, :])[:, None, :]
-    cos, sin = library.cos(angles), library.sin(angles)
-    out = _float32(k)
-    a, b = out[..., first], out[..., second]
-    turned = a * cos - b * sin, b * cos + a * sin
-    out[..., first], out[..., second] = turned
-    return out.to(k.dtype) if hasattr(out, "to") else out.astype(k.dtype)
+    angles = _float32(positions)[:, None] * _float32(inv_freq)[None, :]
+    table = library.stack((library.cos(angles), library.sin(angles)), 1)
+    place = {"device": k.device} if _library_of(k) == "torch" else {}
+    return table, library.arange(tokens, dtype=library.int64, **place)
+
+
+def _copy(array: Any) -> Any:
+    """Contiguous: the call changes it in place."""
+    return array.clone().contiguous() if hasattr(array, "clone") else array.copy()
 
 
 def _library_of(array: Any) -> str:
