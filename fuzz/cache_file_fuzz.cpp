@@ -6,7 +6,7 @@
 
 #include "kv/files/fingerprint.hpp"
 #include "tier/cache_file.hpp"
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "python/src/errors.hpp"
 #include "tier/cache_file.hpp"
 #include "tier/file_summary.hpp"
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 
 namespace kvx::python {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/checked.hpp"
 #include "core/stop.hpp"
 #include "tier/behind_links.hpp"
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 #include "tier/temporary_file.hpp"
 #include "tier/whole_file.hpp"
 #include "tier/whole_transfer.hpp"

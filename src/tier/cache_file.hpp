@@ -118,8 +118,8 @@ class CacheFileWriter {
 
 class CacheFileReader {
  public:
-  // Reads header and index, of a layer file (tier/layer_file.hpp) as well, once its records are all
-  // there. INVALID_ARGUMENT or INCOMPATIBLE, with the file's name.
+  // Reads header and index, of a layer file (tier/layers/layer_file.hpp) as well, once its records
+  // are all there. INVALID_ARGUMENT or INCOMPATIBLE, with the file's name.
   static Result<CacheFileReader> open(const std::string& path);
   CacheFileReader(CacheFileReader&& other) noexcept;
   CacheFileReader& operator=(CacheFileReader&&) = delete;

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 #include "transfer/component.h"
 #include "transfer/messages.hpp"
 

@@ -13,7 +13,7 @@
 
 #include "core/random_id.hpp"
 #include "kv/files/fingerprint.hpp"
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 #include "tier/whole_file.hpp"
 #include "transfer/peer.hpp"
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tier/file_summary.hpp"
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 #include "tier/whole_file.hpp"
 #include "transfer/folder_server.hpp"
 #include "transfer/layer_fetch.hpp"

@@ -1,5 +1,5 @@
 // Layer files: heads, records, and how they come into a file.
-#include "tier/layer_file.hpp"
+#include "tier/layers/layer_file.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
